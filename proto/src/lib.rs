@@ -1,1 +1,28 @@
-//! skeleton
+//! The contract of Forebay: what server and client must agree on, and nothing that does I/O.
+//!
+//! * [`v1`]: the gRPC messages and services.
+//! * [`manifest`]: a dataset frozen, its digest, the ids of its segments.
+//! * [`plan`]: the global order of samples, steps and ranks: a pure function.
+//! * [`digest`]: the mergeable order digest.
+//! * [`state`]: the loader state, under 100 bytes.
+//! * [`ring`]: which nodes own a segment.
+//! * [`error`]: the few kinds of error and their gRPC status.
+
+pub mod digest;
+pub mod error;
+pub mod manifest;
+pub mod plan;
+pub mod ring;
+pub mod state;
+
+pub use error::{Error, Kind, Result};
+pub use manifest::Manifest;
+
+/// Generated messages and services.
+#[expect(missing_docs, reason = "documented in cache.proto")]
+pub mod v1 {
+    tonic::include_proto!("forebay.v1");
+
+    /// The file descriptor set, for gRPC reflection.
+    pub const DESCRIPTORS: &[u8] = tonic::include_file_descriptor_set!("forebay");
+}

@@ -1,0 +1,242 @@
+//! Steps, ranks and layout: which rows of the order a rank's batch holds, and where each lies in it.
+//!
+//! Step i of a run that starts at `first` with global batch G covers positions `[first + iG, first + (i+1)G)`; rank r
+//! of w takes the r-th G/w of them. So global batches do not depend on the number of ranks. All ranks take the same
+//! number of steps, each with the same number of slots:
+//!
+//! | ending | the last, incomplete step |
+//! |---|---|
+//! | `drop` | is left out |
+//! | `pad` | is filled up with padding to G slots |
+//! | `exact` | is filled up with padding to the next multiple of w |
+//!
+//! Padding repeats samples from the epoch's first position on; its mask is 0 and it counts in no digest.
+
+use super::{Order, Sample};
+use crate::digest::OrderDigest;
+use crate::error::{Error, Result};
+use crate::v1;
+
+/// What becomes of the last, incomplete step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum Ending {
+    /// Left out.
+    Drop,
+    /// Filled up to the global batch.
+    #[default]
+    Pad,
+    /// Filled up to the next multiple of the number of ranks.
+    Exact,
+}
+
+/// Where the rows of a batch lie. A batch is a set: the plan fixes which rows it holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum Layout {
+    /// By segment number, then position; padding last in each segment. An answer from a segment is one run.
+    #[default]
+    Segment,
+    /// By position.
+    Position,
+}
+
+/// One slot of a batch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Slot {
+    /// The sample in it.
+    pub sample: Sample,
+    /// Its position in the epoch; `len` of the order or more for padding.
+    pub position: u64,
+}
+
+/// A run: consecutive slots of a batch filled from one segment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Run {
+    /// The segment.
+    pub segment: u32,
+    /// Number of slots.
+    pub rows: u32,
+}
+
+/// How the order is cut.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Cut {
+    /// The epoch's position at which step 0 begins.
+    pub first_position: u64,
+    /// Slots of one step over all ranks.
+    pub global_batch: u64,
+    /// Number of ranks.
+    pub world: u32,
+    /// The last step.
+    pub ending: Ending,
+    /// Where rows lie.
+    pub layout: Layout,
+}
+
+/// The steps of one epoch.
+#[derive(Debug, Clone, Copy)]
+pub struct Steps<'a> {
+    order: &'a Order,
+    cut: Cut,
+}
+
+impl Cut {
+    /// Checks that the numbers fit each other; `Invalid` with what would fit.
+    pub fn check(&self) -> Result<()> {
+        let (g, w) = (self.global_batch, u64::from(self.world));
+        if w == 0 {
+            return Err(Error::invalid("world size 0: there must be at least one rank"));
+        }
+        if g == 0 {
+            return Err(Error::invalid("global batch 0: a step must hold at least one sample"));
+        }
+        if g > 1 << 31 {
+            return Err(Error::invalid(format!("global batch {g} is more than 2^31 samples")));
+        }
+        if !g.is_multiple_of(w) {
+            let (below, above) = (g / w * w, g.div_ceil(w) * w);
+            let near = if below == 0 { format!("{above}") } else { format!("{below} or {above}") };
+            return Err(Error::invalid(format!(
+                "global batch {g} cannot be shared equally by {w} ranks: use {near}"
+            )));
+        }
+        Ok(())
+    }
+}
+
+impl<'a> Steps<'a> {
+    /// Cuts an order; `Invalid` if the numbers do not fit or the start lies past the epoch's end.
+    pub fn new(order: &'a Order, cut: Cut) -> Result<Self> {
+        cut.check()?;
+        if cut.first_position > order.len() {
+            return Err(Error::invalid(format!(
+                "cannot start at sample {}: the epoch has {}",
+                cut.first_position,
+                order.len()
+            )));
+        }
+        Ok(Self { order, cut })
+    }
+
+    /// Number of steps, the same for every rank.
+    pub fn count(&self) -> u64 {
+        let left = self.order.len() - self.cut.first_position;
+        match self.cut.ending {
+            Ending::Drop => left / self.cut.global_batch,
+            Ending::Pad | Ending::Exact => left.div_ceil(self.cut.global_batch),
+        }
+    }
+
+    /// Position at which a step begins.
+    pub fn position(&self, step: u64) -> u64 {
+        self.cut.first_position + step * self.cut.global_batch
+    }
+
+    /// Slots of each rank in a step.
+    pub fn slots(&self, step: u64) -> u64 {
+        let (g, w) = (self.cut.global_batch, u64::from(self.cut.world));
+        let left = self.order.len() - self.position(step);
+        match self.cut.ending {
+            Ending::Exact => left.min(g).div_ceil(w),
+            Ending::Drop | Ending::Pad => g / w,
+        }
+    }
+
+    /// Writes the slots of a rank's batch, laid out, to `out` (cleared first).
+    ///
+    /// # Panics
+    /// If there is no such step or rank.
+    pub fn batch(&self, step: u64, rank: u32, out: &mut Vec<Slot>) {
+        assert!(step < self.count() && rank < self.cut.world, "no such step or rank");
+        let (len, slots) = (self.order.len(), self.slots(step));
+        let first = self.position(step) + u64::from(rank) * slots;
+        let real = len.saturating_sub(first).min(slots);
+        let mut samples = vec![Sample { segment: 0, row: 0 }; slots as usize];
+        self.order.fill(first.min(len), &mut samples[..real as usize]);
+        let mut padded = real;
+        while padded < slots {
+            let place = (first + padded - len) % len;
+            let n = (slots - padded).min(len - place);
+            self.order.fill(place, &mut samples[padded as usize..(padded + n) as usize]);
+            padded += n;
+        }
+        out.clear();
+        out.extend(
+            samples.into_iter().enumerate().map(|(i, sample)| Slot { sample, position: first + i as u64 }),
+        );
+        if self.cut.layout == Layout::Segment {
+            out.sort_by_key(|s| s.sample.segment);
+        }
+    }
+
+    /// Whether a slot holds a sample of the epoch rather than padding.
+    pub fn is_real(&self, slot: &Slot) -> bool {
+        slot.position < self.order.len()
+    }
+
+    /// The digest of some slots, padding left out. `first_row[segment]` is the dataset's row at which it begins.
+    pub fn digest(&self, slots: &[Slot], first_row: impl Fn(u32) -> u64) -> OrderDigest {
+        let mut digest = OrderDigest::default();
+        for s in slots.iter().filter(|s| self.is_real(s)) {
+            digest.add(s.position, first_row(s.sample.segment) + u64::from(s.sample.row));
+        }
+        digest
+    }
+}
+
+/// The runs of a batch: maximal stretches of slots from one segment.
+pub fn runs(slots: &[Slot]) -> impl Iterator<Item = Run> + '_ {
+    slots
+        .chunk_by(|a, b| a.sample.segment == b.sample.segment)
+        .map(|c| Run { segment: c[0].sample.segment, rows: c.len() as u32 })
+}
+
+impl std::str::FromStr for Ending {
+    type Err = Error;
+
+    fn from_str(s: &str) -> Result<Self> {
+        match s {
+            "drop" => Ok(Ending::Drop),
+            "pad" => Ok(Ending::Pad),
+            "exact" => Ok(Ending::Exact),
+            _ => Err(Error::invalid(format!("ending `{s}` is unknown: use drop, pad or exact"))),
+        }
+    }
+}
+
+impl From<Ending> for v1::plan_ticket::Ending {
+    fn from(e: Ending) -> Self {
+        match e {
+            Ending::Drop => Self::Drop,
+            Ending::Pad => Self::Pad,
+            Ending::Exact => Self::Exact,
+        }
+    }
+}
+
+impl From<v1::plan_ticket::Ending> for Ending {
+    fn from(e: v1::plan_ticket::Ending) -> Self {
+        match e {
+            v1::plan_ticket::Ending::Drop => Self::Drop,
+            v1::plan_ticket::Ending::Pad => Self::Pad,
+            v1::plan_ticket::Ending::Exact => Self::Exact,
+        }
+    }
+}
+
+impl From<Layout> for v1::plan_ticket::Layout {
+    fn from(l: Layout) -> Self {
+        match l {
+            Layout::Segment => Self::Segment,
+            Layout::Position => Self::Position,
+        }
+    }
+}
+
+impl From<v1::plan_ticket::Layout> for Layout {
+    fn from(l: v1::plan_ticket::Layout) -> Self {
+        match l {
+            v1::plan_ticket::Layout::Segment => Self::Segment,
+            v1::plan_ticket::Layout::Position => Self::Position,
+        }
+    }
+}

@@ -1,0 +1,240 @@
+//! The order against a brute-force reference, golden values, and its statistics.
+
+use super::steps::{Cut, Ending, Layout, Slot, Steps, runs};
+use super::*;
+use crate::digest::OrderDigest;
+use proptest::prelude::*;
+use std::collections::BTreeSet;
+
+fn order(rows: &[u64], seed: u64, epoch: u64, shuffle: Shuffle) -> Order {
+    Order::of_segments(rows, PlanKey { manifest: Digest(1), seed, epoch, shuffle })
+}
+
+fn all(order: &Order) -> Vec<Sample> {
+    let mut out = vec![Sample { segment: 0, row: 0 }; order.len() as usize];
+    order.fill(0, &mut out);
+    out
+}
+
+/// The text of the module, followed literally: permute segments, cut windows, list rows, permute them, concatenate.
+fn reference(rows: &[u64], key: &PlanKey) -> Vec<Sample> {
+    let mut seq: Vec<u32> = (0..rows.len() as u32).collect();
+    let mut random = SplitMix64(derive(key, 0, 0));
+    if key.shuffle != Shuffle::None {
+        for i in (1..seq.len()).rev() {
+            let j = ((u128::from(random.next()) * (i as u128 + 1)) >> 64) as usize;
+            seq.swap(i, j);
+        }
+    }
+    let window = match key.shuffle {
+        Shuffle::Window(w) => w as usize,
+        _ => seq.len().max(1),
+    };
+    let mut out = vec![];
+    for (k, segments) in seq.chunks(window).enumerate() {
+        let listed: Vec<Sample> = segments
+            .iter()
+            .flat_map(|&segment| (0..rows[segment as usize] as u32).map(move |row| Sample { segment, row }))
+            .collect();
+        match key.shuffle {
+            Shuffle::None => out.extend(listed),
+            _ => {
+                let p = Permutation::new(listed.len() as u64, derive(key, 1, k as u64));
+                out.extend((0..listed.len() as u64).map(|x| listed[p.apply(x) as usize]));
+            }
+        }
+    }
+    out
+}
+
+fn shuffles() -> impl Strategy<Value = Shuffle> {
+    prop_oneof![Just(Shuffle::None), (1u32..12).prop_map(Shuffle::Window), Just(Shuffle::Full)]
+}
+
+proptest! {
+    #[test]
+    fn follows_the_reference(
+        rows in prop::collection::vec(1u64..60, 1..25), seed: u64, epoch in 0u64..5, shuffle in shuffles(),
+    ) {
+        let o = order(&rows, seed, epoch, shuffle);
+        let want = reference(&rows, o.key());
+        prop_assert_eq!(&all(&o), &want);
+        let set: BTreeSet<_> = want.iter().collect();
+        prop_assert_eq!(set.len() as u64, rows.iter().sum::<u64>(), "each epoch is a permutation");
+        for p in [0, o.len() / 2, o.len() - 1] {
+            prop_assert_eq!(o.at(p), Some(want[p as usize]));
+            let touched: BTreeSet<u32> = o.segments_from(p).collect();
+            prop_assert!(want[p as usize..].iter().all(|s| touched.contains(&s.segment)));
+        }
+        prop_assert_eq!(o.at(o.len()), None);
+    }
+
+    #[test]
+    fn permutations_are_bijections(n in 1u64..3000, key: u64) {
+        let p = Permutation::new(n, key);
+        let image: BTreeSet<u64> = (0..n).map(|x| p.apply(x)).collect();
+        prop_assert_eq!(image.len() as u64, n);
+        prop_assert!(image.iter().all(|&y| y < n));
+    }
+
+    #[test]
+    fn digests_do_not_depend_on_ranks(
+        rows in prop::collection::vec(1u64..60, 1..12), seed: u64, shuffle in shuffles(), first in 0u64..100,
+        ending in prop_oneof![Just(Ending::Pad), Just(Ending::Exact), Just(Ending::Drop)],
+        layout in prop_oneof![Just(Layout::Segment), Just(Layout::Position)],
+    ) {
+        let o = order(&rows, seed, 0, shuffle);
+        let first_position = first.min(o.len());
+        let starts: Vec<u64> = rows.iter().scan(0, |t, r| { *t += r; Some(*t - r) }).collect();
+        let digest = |world: u32| {
+            let cut = Cut { first_position, global_batch: 48, world, ending, layout };
+            let steps = Steps::new(&o, cut).unwrap();
+            let (mut digest, mut real, mut slots) = (OrderDigest::default(), 0, Vec::new());
+            for step in 0..steps.count() {
+                let counts: BTreeSet<usize> = (0..world).map(|rank| {
+                    steps.batch(step, rank, &mut slots);
+                    digest.merge(steps.digest(&slots, |s| starts[s as usize]));
+                    real += slots.iter().filter(|s| steps.is_real(s)).count() as u64;
+                    assert_eq!(runs(&slots).map(|r| r.rows as usize).sum::<usize>(), slots.len());
+                    slots.len()
+                }).collect();
+                assert_eq!(counts.len(), 1, "all ranks have equally many slots");
+            }
+            (digest, real)
+        };
+        let one = digest(1);
+        let left = o.len() - first_position;
+        prop_assert_eq!(one.1, if ending == Ending::Drop { left / 48 * 48 } else { left });
+        for world in [2, 3, 4, 6, 8, 16] {
+            prop_assert_eq!(digest(world), one, "world {}", world);
+        }
+    }
+}
+
+#[test]
+fn golden_order() {
+    // What version 1 yields, pinned: a change here breaks every run's resume and needs a new plan version.
+    let o = order(&[5, 3, 4, 6], 7, 2, Shuffle::Window(2));
+    let got: Vec<_> = all(&o).iter().map(|s| (s.segment, s.row)).collect();
+    assert_eq!(got, GOLDEN_WINDOW);
+    let p = Permutation::new(1_000_003, 12345);
+    assert_eq!([0, 1, 2, 999_999].map(|x| p.apply(x)), GOLDEN_PERMUTATION);
+}
+
+const GOLDEN_WINDOW: [(u32, u32); 18] = [
+    (0, 3),
+    (1, 1),
+    (0, 2),
+    (0, 1),
+    (1, 2),
+    (0, 0),
+    (1, 0),
+    (0, 4),
+    (3, 0),
+    (3, 2),
+    (2, 3),
+    (3, 3),
+    (2, 2),
+    (3, 1),
+    (3, 5),
+    (3, 4),
+    (2, 1),
+    (2, 0),
+];
+const GOLDEN_PERMUTATION: [u64; 4] = [268746, 304989, 437837, 956122];
+
+#[test]
+fn seeds_and_epochs_differ() {
+    let rows = [100u64; 20];
+    let base = all(&order(&rows, 1, 0, Shuffle::Window(4)));
+    for (seed, epoch, shuffle) in [
+        (2, 0, Shuffle::Window(4)),
+        (1, 1, Shuffle::Window(4)),
+        (1, 0, Shuffle::Window(5)),
+        (1, 0, Shuffle::Full),
+    ] {
+        let other = all(&order(&rows, seed, epoch, shuffle));
+        let same = base.iter().zip(&other).filter(|(a, b)| a == b).count();
+        assert!(same < 40, "{same} of 2000 places agree for {seed} {epoch} {shuffle}");
+    }
+}
+
+#[test]
+fn permutations_look_uniform() {
+    // Each (x, P(x)) pair of a small domain over many keys: chi-square within 5 sigma of its expectation.
+    for n in [7u64, 16, 30] {
+        let keys = 20_000u64;
+        let mut count = vec![0f64; (n * n) as usize];
+        let mut random = SplitMix64(n);
+        for _ in 0..keys {
+            let p = Permutation::new(n, random.next());
+            (0..n).for_each(|x| count[(x * n + p.apply(x)) as usize] += 1.0);
+        }
+        let expected = keys as f64 / n as f64;
+        let chi: f64 = count.iter().map(|c| (c - expected) * (c - expected) / expected).sum();
+        let freedom = ((n - 1) * (n - 1)) as f64;
+        assert!(
+            (chi - freedom).abs() < 5.0 * (2.0 * freedom).sqrt(),
+            "n {n}: chi-square {chi}, expected {freedom}"
+        );
+    }
+}
+
+#[test]
+fn mean_displacement_is_uniform() {
+    // |x - P(x)| of a uniform permutation is n/3 on average.
+    let n = 200_000u64;
+    let p = Permutation::new(n, 99);
+    let mean = (0..n).map(|x| x.abs_diff(p.apply(x)) as f64).sum::<f64>() / n as f64;
+    assert!((mean / (n as f64 / 3.0) - 1.0).abs() < 0.01, "{mean}");
+}
+
+#[test]
+fn layout_groups_by_segment_and_keeps_positions() {
+    let o = order(&[50, 50, 50], 3, 0, Shuffle::Full);
+    let cut =
+        Cut { first_position: 10, global_batch: 20, world: 2, ending: Ending::Pad, layout: Layout::Segment };
+    let mut slots = vec![];
+    Steps::new(&o, cut).unwrap().batch(2, 1, &mut slots);
+    let key = |s: &Slot| (s.sample.segment, s.position);
+    assert!(slots.is_sorted_by_key(key));
+    assert!(slots.iter().all(|s| (60..70).contains(&s.position) && o.at(s.position) == Some(s.sample)));
+}
+
+#[test]
+fn padding_wraps_and_is_not_counted() {
+    let o = order(&[3], 0, 0, Shuffle::None);
+    let cut =
+        Cut { first_position: 0, global_batch: 8, world: 2, ending: Ending::Pad, layout: Layout::Position };
+    let steps = Steps::new(&o, cut).unwrap();
+    let mut slots = vec![];
+    steps.batch(0, 1, &mut slots);
+    assert_eq!(slots.iter().map(|s| s.sample.row).collect::<Vec<_>>(), [1, 2, 0, 1]);
+    assert!(slots.iter().all(|s| !steps.is_real(s)));
+    assert_eq!(steps.digest(&slots, |_| 0), OrderDigest::default());
+}
+
+#[test]
+fn bad_cuts_say_what_fits() {
+    let cut =
+        Cut { first_position: 0, global_batch: 50, world: 4, ending: Ending::Pad, layout: Layout::Segment };
+    assert_eq!(
+        cut.check().unwrap_err().message,
+        "global batch 50 cannot be shared equally by 4 ranks: use 48 or 52"
+    );
+    assert!(Cut { world: 0, ..cut }.check().is_err());
+    assert!(Cut { global_batch: 0, ..cut }.check().is_err());
+    let o = order(&[5], 0, 0, Shuffle::None);
+    assert!(Steps::new(&o, Cut { first_position: 6, world: 1, ..cut }).is_err());
+    assert_eq!(Steps::new(&o, Cut { first_position: 5, world: 1, ..cut }).unwrap().count(), 0);
+}
+
+#[test]
+fn empty_datasets_have_no_steps() {
+    let o = order(&[], 0, 0, Shuffle::Full);
+    assert!(o.is_empty());
+    let cut =
+        Cut { first_position: 0, global_batch: 4, world: 1, ending: Ending::Pad, layout: Layout::Segment };
+    assert_eq!(Steps::new(&o, cut).unwrap().count(), 0);
+    assert_eq!(o.segments_from(0).count(), 0);
+}
