@@ -1,1 +1,12 @@
-//! skeleton
+//! The test harness: what every test that runs across crates stands on.
+//!
+//! [`s3`] is an S3 server in this process (real HTTP, SigV4 and XML) that keeps a log of requests and breaks on demand;
+//! [`slow`] is a proxy that makes it behave like remote S3; [`process`] starts the real binaries and watches their
+//! logs; [`mnist`] is the data. Nothing here is used by the product itself.
+
+pub mod fault;
+pub mod mnist;
+pub mod process;
+pub mod s3;
+mod serve;
+pub mod slow;

@@ -1,0 +1,283 @@
+//! The real binaries as child processes: found, started, watched, killed.
+//!
+//! [`Server`] is one `forebay-server` on free ports; its log goes to a file, and a WARN or ERROR line that the test did
+//! not allow fails the test when the server is stopped or dropped. [`Run`] is any other binary, run to its end.
+
+mod log;
+mod run;
+#[cfg(test)]
+mod tests;
+
+use std::fs::File;
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::time::{Duration, Instant};
+
+pub use run::{Ended, Run};
+
+use crate::s3::{REGION, S3Server};
+
+/// How long a server may take until it listens, and until it has ended after SIGTERM.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// The path of a binary of this workspace: beside the running executable, or one folder up for test binaries.
+///
+/// # Panics
+/// If it has not been built.
+pub fn binary(name: &str) -> PathBuf {
+    let own = std::env::current_exe().expect("the path of this executable");
+    let mut folder = own.parent().expect("executables lie in a folder");
+    if folder.ends_with("deps") {
+        folder = folder.parent().unwrap_or(folder);
+    }
+    let path = folder.join(name);
+    assert!(
+        path.is_file(),
+        "{} does not exist: run `make test`, which builds the binaries first, or `cargo build --workspace --bins`",
+        path.display()
+    );
+    path
+}
+
+/// A server about to be started.
+pub struct ServerOptions {
+    arguments: Vec<String>,
+    environment: Vec<(String, String)>,
+    folder: Option<PathBuf>,
+    allowed: Vec<String>,
+}
+
+impl ServerOptions {
+    /// A server that reads from anywhere in the bucket of `s3`.
+    pub fn for_s3(s3: &S3Server) -> Self {
+        Self::for_endpoint(s3, &s3.endpoint)
+    }
+
+    /// The same, through `endpoint` (a proxy before `s3`).
+    pub fn for_endpoint(s3: &S3Server, endpoint: &str) -> Self {
+        let mut options = Self::bare().args(["--allow", &format!("s3://{}/", s3.bucket)]);
+        options = options.args(["--s3-endpoint", endpoint, "--s3-region", REGION]);
+        options.environment = s3.credentials();
+        options
+    }
+
+    /// A server with no settings but its ports and its cache directory.
+    pub fn bare() -> Self {
+        Self { arguments: Vec::new(), environment: Vec::new(), folder: None, allowed: Vec::new() }
+    }
+
+    /// Adds one argument.
+    pub fn arg(self, argument: impl Into<String>) -> Self {
+        self.args([argument.into()])
+    }
+
+    /// Adds arguments.
+    pub fn args<S: AsRef<str>>(mut self, arguments: impl IntoIterator<Item = S>) -> Self {
+        self.arguments.extend(arguments.into_iter().map(|argument| argument.as_ref().to_owned()));
+        self
+    }
+
+    /// Sets an environment variable.
+    pub fn env(mut self, name: &str, value: &str) -> Self {
+        self.environment.push((name.to_owned(), value.to_owned()));
+        self
+    }
+
+    /// Keeps cache and log in this folder, which outlives the server (default: a temporary one).
+    pub fn folder(mut self, folder: impl Into<PathBuf>) -> Self {
+        self.folder = Some(folder.into());
+        self
+    }
+
+    /// WARN and ERROR lines that contain `text` are expected.
+    pub fn allow_log(mut self, text: &str) -> Self {
+        self.allowed.push(text.to_owned());
+        self
+    }
+
+    /// Starts the server and waits until it listens.
+    ///
+    /// # Panics
+    /// If it ends or does not listen in time; the message holds its log.
+    pub fn start(self) -> Server {
+        match self.try_start() {
+            Ok(server) => server,
+            Err(message) => panic!("{message}"),
+        }
+    }
+
+    /// Like [`start`](Self::start), for servers that are expected to refuse: the error holds status and log.
+    pub fn try_start(self) -> Result<Server, String> {
+        let temporary = tempfile::tempdir().map_err(|error| format!("make a temporary folder: {error}"))?;
+        let folder = self.folder.clone().unwrap_or_else(|| temporary.path().to_owned());
+        let log = folder.join("server.log");
+        let mut child =
+            self.spawn(&folder, &log).map_err(|error| format!("start forebay-server: {error}"))?;
+        let lines = child.stdout.take().map(|stdout| follow(stdout, &log));
+        let mut server = Server {
+            endpoint: String::new(),
+            metrics: None,
+            folder,
+            log,
+            allowed: self.allowed,
+            child,
+            ended: false,
+            _temporary: temporary,
+        };
+        match lines {
+            Some(lines) => server.wait_until_ready(&lines).map(|()| server),
+            None => Err("forebay-server has no stdout".to_owned()),
+        }
+    }
+
+    fn spawn(&self, folder: &Path, log: &Path) -> std::io::Result<Child> {
+        std::fs::create_dir_all(folder)?;
+        let errors = File::options().create(true).append(true).open(log)?;
+        let mut command = Command::new(binary("forebay-server"));
+        let ports = ["--listen", "--metrics-listen"];
+        for flag in ports.into_iter().filter(|flag| !self.arguments.iter().any(|argument| argument == flag)) {
+            command.args([flag, "127.0.0.1:0"]);
+        }
+        if !self.arguments.iter().any(|argument| argument == "--cache-dir") {
+            command.arg("--cache-dir").arg(folder.join("cache"));
+        }
+        run::scrub(&mut command);
+        command.args(&self.arguments).envs(self.environment.iter().cloned());
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(errors).spawn()
+    }
+}
+
+/// A running `forebay-server`; killed when dropped.
+pub struct Server {
+    /// `http://127.0.0.1:PORT`, where it listens.
+    pub endpoint: String,
+    /// `http://127.0.0.1:PORT`, where its metrics are, if it said so.
+    pub metrics: Option<String>,
+    /// Where its cache and log are.
+    pub folder: PathBuf,
+    log: PathBuf,
+    allowed: Vec<String>,
+    child: Child,
+    ended: bool,
+    _temporary: tempfile::TempDir,
+}
+
+impl Server {
+    /// The process id.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// What it has logged so far.
+    pub fn log(&self) -> String {
+        std::fs::read_to_string(&self.log).unwrap_or_default()
+    }
+
+    /// kill -9, and gone.
+    pub fn kill(&mut self) {
+        // Fails only if it has ended already, which is what is wanted.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        self.ended = true;
+    }
+
+    /// SIGTERM; waits for the end and checks status and log.
+    ///
+    /// # Panics
+    /// If it does not end in time, ends with an error, or has logged something unexpected.
+    pub fn stop(mut self) {
+        let status = self.terminate();
+        let log = self.log();
+        assert!(
+            status.is_some_and(|status| status.success()),
+            "forebay-server ended with {status:?}; its log:\n{log}"
+        );
+        self.check_log();
+    }
+
+    fn terminate(&mut self) -> Option<ExitStatus> {
+        run::send_signal(self.child.id(), "TERM");
+        let status = run::wait(&mut self.child, PATIENCE);
+        if status.is_none() {
+            self.kill();
+        }
+        self.ended = true;
+        status
+    }
+
+    fn check_log(&mut self) {
+        let unexpected = log::unexpected(&self.log(), &self.allowed);
+        // Said once: a second panic while the first one drops this value would abort.
+        self.allowed.push(String::new());
+        assert!(
+            unexpected.is_empty(),
+            "unexpected lines in the log of forebay-server:\n{}",
+            unexpected.join("\n")
+        );
+    }
+
+    fn wait_until_ready(&mut self, lines: &Receiver<String>) -> Result<(), String> {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            // Where metrics are is said before or right after where it listens.
+            let patience = if self.endpoint.is_empty() { left } else { left.min(Duration::from_millis(200)) };
+            match lines.recv_timeout(patience) {
+                Ok(line) => {
+                    if let Some(address) = line.strip_prefix("listening ") {
+                        self.endpoint = format!("http://{}", address.trim());
+                    } else if let Some(address) = line.strip_prefix("metrics ") {
+                        self.metrics = Some(format!("http://{}", address.trim()));
+                    }
+                    if !self.endpoint.is_empty() && self.metrics.is_some() {
+                        return Ok(());
+                    }
+                }
+                Err(_) if !self.endpoint.is_empty() => return Ok(()),
+                Err(RecvTimeoutError::Timeout) => {
+                    self.kill();
+                    return Err(format!(
+                        "forebay-server does not listen after {PATIENCE:?}; its log:\n{}",
+                        self.log()
+                    ));
+                }
+                Err(RecvTimeoutError::Disconnected) => {
+                    let status = run::wait(&mut self.child, PATIENCE);
+                    self.kill();
+                    return Err(format!("forebay-server ended with {status:?}; its log:\n{}", self.log()));
+                }
+            }
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        if !self.ended {
+            self.kill();
+        }
+        if std::thread::panicking() {
+            eprintln!("--- log of forebay-server {}\n{}", self.endpoint, self.log());
+        } else {
+            self.check_log();
+        }
+    }
+}
+
+/// Copies what the server prints on stdout to its log, and hands the lines on for as long as anyone wants them.
+fn follow(stdout: ChildStdout, log: &Path) -> Receiver<String> {
+    let (sender, receiver) = channel();
+    let log = File::options().append(true).open(log);
+    std::thread::spawn(move || {
+        let mut log = log.ok();
+        for line in BufReader::new(stdout).lines().map_while(Result::ok) {
+            if let Some(log) = &mut log {
+                let _ = writeln!(log, "{line}");
+            }
+            let _ = sender.send(line);
+        }
+    });
+    receiver
+}

@@ -1,0 +1,164 @@
+//! Any binary, run to its end under a time limit.
+
+use std::ffi::OsStr;
+use std::io::Read;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+/// A command about to be run.
+pub struct Run {
+    command: Command,
+    name: String,
+    limit: Duration,
+    show: bool,
+}
+
+/// How a command ended.
+#[derive(Debug)]
+pub struct Ended {
+    /// The exit code; none if a signal ended it.
+    pub code: Option<i32>,
+    /// Everything it wrote to stdout.
+    pub stdout: Vec<u8>,
+    /// Everything it wrote to stderr (empty if it was shown instead).
+    pub stderr: String,
+}
+
+impl Run {
+    /// A binary of this workspace.
+    pub fn new(binary: &str) -> Self {
+        Self::program(super::binary(binary), binary)
+    }
+
+    /// Any program, called `name` in messages.
+    pub fn program(program: impl AsRef<OsStr>, name: &str) -> Self {
+        let mut command = Command::new(program);
+        scrub(&mut command);
+        Self { command, name: name.to_owned(), limit: Duration::from_secs(120), show: false }
+    }
+
+    /// Adds one argument.
+    pub fn arg(mut self, argument: impl AsRef<OsStr>) -> Self {
+        self.command.arg(argument);
+        self
+    }
+
+    /// Adds arguments.
+    pub fn args<S: AsRef<OsStr>>(mut self, arguments: impl IntoIterator<Item = S>) -> Self {
+        self.command.args(arguments);
+        self
+    }
+
+    /// Sets environment variables.
+    pub fn envs<N: AsRef<OsStr>, V: AsRef<OsStr>>(
+        mut self,
+        variables: impl IntoIterator<Item = (N, V)>,
+    ) -> Self {
+        self.command.envs(variables);
+        self
+    }
+
+    /// Kills it after `limit` (default: two minutes).
+    pub fn limit(mut self, limit: Duration) -> Self {
+        self.limit = limit;
+        self
+    }
+
+    /// Lets people see its stderr as it runs.
+    pub fn show_progress(mut self) -> Self {
+        self.show = true;
+        self
+    }
+
+    /// Runs it to its end.
+    ///
+    /// # Panics
+    /// If it cannot be started, or is not done in time.
+    pub fn end(mut self) -> Ended {
+        let stderr = if self.show { Stdio::inherit() } else { Stdio::piped() };
+        self.command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(stderr);
+        let mut child = match self.command.spawn() {
+            Ok(child) => child,
+            Err(error) => panic!("start {}: {error}", self.name),
+        };
+        let stdout = child.stdout.take().map(drain);
+        let stderr = child.stderr.take().map(drain);
+        let status = wait(&mut child, self.limit);
+        if status.is_none() {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+        let collect = |pipe: Option<std::thread::JoinHandle<Vec<u8>>>| {
+            pipe.and_then(|pipe| pipe.join().ok()).unwrap_or_default()
+        };
+        let (stdout, stderr) = (collect(stdout), String::from_utf8_lossy(&collect(stderr)).into_owned());
+        match status {
+            Some(status) => Ended { code: status.code(), stdout, stderr },
+            None => panic!("{} is not done after {:?}; its stderr:\n{stderr}", self.name, self.limit),
+        }
+    }
+}
+
+impl Ended {
+    /// The stdout of a command that succeeded.
+    ///
+    /// # Panics
+    /// If it did not succeed; the message holds its stderr.
+    pub fn expect_success(self) -> Vec<u8> {
+        assert_eq!(self.code, Some(0), "stderr:\n{}", self.stderr);
+        self.stdout
+    }
+
+    /// The last line on stderr of a command that was to fail.
+    ///
+    /// # Panics
+    /// If it succeeded, was ended by a signal, panicked or said nothing.
+    pub fn expect_failure(self) -> String {
+        assert!(
+            self.code.is_some_and(|code| code != 0),
+            "a clean failure, not {:?}: {}",
+            self.code,
+            self.stderr
+        );
+        assert!(!self.stderr.contains("panicked at"), "a message, not a panic:\n{}", self.stderr);
+        let last = self.stderr.lines().rfind(|line| !line.trim().is_empty());
+        last.expect("a message on stderr").to_owned()
+    }
+}
+
+/// Waits for the end, at most `limit`.
+pub(super) fn wait(child: &mut Child, limit: Duration) -> Option<ExitStatus> {
+    let deadline = Instant::now() + limit;
+    loop {
+        match child.try_wait() {
+            Ok(Some(status)) => return Some(status),
+            Ok(None) if Instant::now() < deadline => std::thread::sleep(Duration::from_millis(10)),
+            _ => return None,
+        }
+    }
+}
+
+/// Sends a signal by the shell's own `kill`, which needs no unsafe code and no package.
+pub(super) fn send_signal(pid: u32, signal: &str) {
+    let _ = Command::new("sh").args(["-c", &format!("kill -{signal} {pid}")]).status();
+}
+
+/// Hides the settings of whoever runs the tests: credentials, endpoints, proxies, colours.
+pub(super) fn scrub(command: &mut Command) {
+    let ours = |name: &str| {
+        ["FOREBAY_", "AWS_"].iter().any(|prefix| name.starts_with(prefix))
+            || ["HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"].iter().any(|proxy| name.eq_ignore_ascii_case(proxy))
+    };
+    for (name, _) in std::env::vars_os().filter(|(name, _)| ours(&name.to_string_lossy())) {
+        command.env_remove(name);
+    }
+    command.env("NO_COLOR", "1").env("AWS_EC2_METADATA_DISABLED", "true");
+}
+
+fn drain(mut pipe: impl Read + Send + 'static) -> std::thread::JoinHandle<Vec<u8>> {
+    std::thread::spawn(move || {
+        let mut bytes = Vec::new();
+        let _ = pipe.read_to_end(&mut bytes);
+        bytes
+    })
+}

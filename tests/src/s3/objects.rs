@@ -1,0 +1,111 @@
+//! The buckets and objects of the S3 server, in memory. No HTTP, no S3 types: just what is stored and how it is listed.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+use std::time::SystemTime;
+
+use bytes::Bytes;
+use md5::{Digest, Md5};
+
+use super::locked;
+
+/// A handle on all buckets; clones share them.
+#[derive(Clone, Default)]
+pub struct Objects(Arc<Mutex<BTreeMap<String, Bucket>>>);
+
+type Bucket = BTreeMap<String, Object>;
+
+/// One stored object. Cloning shares the bytes.
+#[derive(Clone)]
+pub(super) struct Object {
+    pub(super) data: Bytes,
+    pub(super) etag: String,
+    pub(super) modified: SystemTime,
+}
+
+/// One page of a listing.
+#[derive(Default)]
+pub(super) struct Page {
+    pub(super) objects: Vec<(String, Object)>,
+    pub(super) prefixes: Vec<String>,
+    /// Where the next page starts after; none on the last page.
+    pub(super) next: Option<String>,
+}
+
+impl Objects {
+    /// Puts an object, replacing what was there; the bucket is made if there is none.
+    pub fn put(&self, bucket: &str, key: &str, data: impl Into<Bytes>) {
+        let data = data.into();
+        let etag = hex(&Md5::digest(&data));
+        self.insert(bucket, key, data, etag);
+    }
+
+    /// The bytes of an object.
+    pub fn get(&self, bucket: &str, key: &str) -> Option<Bytes> {
+        Some(locked(&self.0).get(bucket)?.get(key)?.data.clone())
+    }
+
+    /// Removes an object; no matter if there is none.
+    pub fn delete(&self, bucket: &str, key: &str) {
+        if let Some(bucket) = locked(&self.0).get_mut(bucket) {
+            bucket.remove(key);
+        }
+    }
+
+    pub(super) fn create_bucket(&self, bucket: &str) {
+        locked(&self.0).entry(bucket.to_owned()).or_default();
+    }
+
+    /// None if there is no such bucket.
+    pub(super) fn with_bucket<T>(&self, bucket: &str, f: impl FnOnce(&mut Bucket) -> T) -> Option<T> {
+        locked(&self.0).get_mut(bucket).map(f)
+    }
+
+    fn insert(&self, bucket: &str, key: &str, data: Bytes, etag: String) {
+        let object = Object { data, etag, modified: SystemTime::now() };
+        locked(&self.0).entry(bucket.to_owned()).or_default().insert(key.to_owned(), object);
+    }
+}
+
+impl Object {
+    pub(super) fn new(data: Bytes) -> Self {
+        let etag = hex(&Md5::digest(&data));
+        Self { data, etag, modified: SystemTime::now() }
+    }
+}
+
+/// At most `max` entries of `bucket` under `prefix` after key or prefix `after`, folded at `delimiter`.
+pub(super) fn list(
+    bucket: &Bucket,
+    prefix: &str,
+    delimiter: Option<&str>,
+    after: Option<&str>,
+    max: usize,
+) -> Page {
+    let mut page = Page::default();
+    let mut last = String::new();
+    for (key, object) in bucket.range(prefix.to_owned()..).take_while(|(key, _)| key.starts_with(prefix)) {
+        let folded = delimiter.filter(|d| !d.is_empty()).and_then(|delimiter| {
+            let end = key[prefix.len()..].find(delimiter)? + prefix.len() + delimiter.len();
+            Some(key[..end].to_owned())
+        });
+        let entry = folded.as_deref().unwrap_or(key);
+        if after.is_some_and(|after| entry <= after) || (folded.is_some() && entry == last) {
+            continue;
+        }
+        if page.objects.len() + page.prefixes.len() == max {
+            page.next = Some(last);
+            break;
+        }
+        entry.clone_into(&mut last);
+        match folded {
+            Some(prefix) => page.prefixes.push(prefix),
+            None => page.objects.push((key.clone(), object.clone())),
+        }
+    }
+    page
+}
+
+pub(super) fn hex(digest: &[u8]) -> String {
+    digest.iter().map(|byte| format!("{byte:02x}")).collect()
+}
