@@ -1,1 +1,27 @@
-//! skeleton
+//! PyTorch's own distributed training, from Rust: c10d's stores, process groups and DDP reducer over `tch` tensors.
+//!
+//! Nothing is reimplemented: [`Store`] is `c10d::TCPStore`, [`ProcessGroup`] is `c10d::ProcessGroup` on Gloo, and
+//! [`Ddp`] drives the `c10d::Reducer` that `torch.nn.parallel.DistributedDataParallel` drives, through a small C++
+//! shim that is compiled against libtorch's headers. A run therefore gives the parameters that Python gives, bit for
+//! bit, and can share a group with Python ranks.
+//!
+//! The crate promises that every C++ exception becomes an [`Error`] of one line that names the operation and the rank
+//! that saw it, and that nothing unwinds across the boundary. `unsafe` is confined to `ffi.rs`.
+//!
+//! It does not do launching, checkpoints or models, and it wraps blocking collectives only: overlap of communication
+//! with the backward pass is the reducer's work. Calls block the thread; keep them off async executors.
+//!
+//! Each process should run its torch kernels on its share of the cores (`tch::set_num_threads`, `OMP_NUM_THREADS`).
+
+mod ddp;
+mod error;
+mod ffi;
+mod group;
+mod store;
+mod tensor;
+
+pub use ddp::{Ddp, DdpSettings, DdpStats, zero_grads};
+pub use error::{Error, Result};
+pub use group::{Op, ProcessGroup};
+pub use store::Store;
+pub use tensor::tensor_from_owner;

@@ -1,0 +1,108 @@
+//! Rendezvous: `c10d::TCPStore`, the small key-value service through which ranks find each other.
+
+use std::net::{Ipv4Addr, TcpListener};
+use std::time::Duration;
+
+use crate::error::{Error, Result};
+use crate::ffi::{StoreHandle, TcpStore};
+
+/// A connection to a TCP store, and the store itself on the master. Values are small byte strings.
+#[derive(Debug)]
+pub struct Store {
+    pub(crate) handle: StoreHandle,
+}
+
+impl Store {
+    /// Connects to the store at `host:port`, or serves it there when `is_master`. The master waits until `world`
+    /// processes, itself among them, have connected. `timeout` bounds connecting, waiting and each later call.
+    ///
+    /// The master is rank 0, unless the launcher serves the store (torchrun says so by
+    /// `TORCHELASTIC_USE_AGENT_STORE=True`).
+    pub fn tcp(host: &str, port: u16, world: usize, is_master: bool, timeout: Duration) -> Result<Self> {
+        let world = count("world", world)?;
+        let settings = TcpStore { host, port, world, is_master, wait_workers: true, listener: None, timeout };
+        Self::open(settings)
+    }
+
+    /// Serves a store on a free loopback port for `world` clients, without waiting for them: the launcher's side.
+    /// The socket is bound before the port is known to anyone, so two launchers cannot take the same one.
+    pub fn serve(world: usize, timeout: Duration) -> Result<Self> {
+        let failed = |error: std::io::Error| Error::new("serve a store", None, &error.to_string());
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(failed)?;
+        let port = listener.local_addr().map_err(failed)?.port();
+        Self::open(TcpStore {
+            host: "127.0.0.1",
+            port,
+            world: count("world", world)?,
+            is_master: true,
+            wait_workers: false,
+            listener: Some(listener),
+            timeout,
+        })
+    }
+
+    fn open(settings: TcpStore<'_>) -> Result<Self> {
+        let handle = StoreHandle::tcp(settings).map_err(|text| Error::new("open the store", None, &text))?;
+        Ok(Self { handle })
+    }
+
+    /// The port of the server.
+    pub fn port(&self) -> Result<u16> {
+        self.handle.port().map_err(|text| Error::new("store port", None, &text))
+    }
+
+    /// Sets `key`, for every process to see.
+    pub fn set(&self, key: &str, value: &[u8]) -> Result<()> {
+        self.handle.set(key, value).map_err(|text| Error::new("store set", None, &text))
+    }
+
+    /// The value of `key`; waits for it to be set, up to the store's timeout.
+    pub fn get(&self, key: &str) -> Result<Vec<u8>> {
+        self.handle.get(key).map_err(|text| Error::new("store get", None, &text))
+    }
+
+    /// Waits until all of `keys` are set.
+    pub fn wait(&self, keys: &[&str], timeout: Duration) -> Result<()> {
+        self.handle.wait(keys, timeout).map_err(|text| Error::new("store wait", None, &text))
+    }
+}
+
+/// A rank or world as C++'s `int`; a world of 0 is refused here, for C++ would wait for ever.
+pub(crate) fn count(what: &'static str, value: usize) -> Result<i32> {
+    match i32::try_from(value) {
+        Ok(0) => Err(Error::new(what, None, "must be at least 1")),
+        Ok(value) => Ok(value),
+        Err(_) => Err(Error::new(what, None, &format!("{value} is too large"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TIMEOUT: Duration = Duration::from_secs(5);
+
+    #[test]
+    fn values_pass_between_clients() {
+        let server = Store::serve(1, TIMEOUT).unwrap();
+        let client = Store::tcp("127.0.0.1", server.port().unwrap(), 1, false, TIMEOUT).unwrap();
+        client.set("bytes", &[0, 1, 0xff]).unwrap();
+        client.set("nothing", &[]).unwrap();
+        server.wait(&["bytes", "nothing"], TIMEOUT).unwrap();
+        assert_eq!(server.get("bytes").unwrap(), [0, 1, 0xff]);
+        assert!(server.get("nothing").unwrap().is_empty());
+    }
+
+    #[test]
+    fn bad_arguments_are_errors() {
+        assert_eq!(Store::serve(0, TIMEOUT).unwrap_err().to_string(), "world: must be at least 1");
+        let error = Store::tcp("127.0.0.1", 1, 1, false, Duration::from_millis(300)).unwrap_err();
+        assert!(error.to_string().starts_with("open the store: "), "{error}");
+        assert_eq!(error.to_string().lines().count(), 1);
+        assert!(Store::tcp("a\0b", 1, 1, false, TIMEOUT).is_err());
+
+        let server = Store::serve(1, TIMEOUT).unwrap();
+        let error = server.wait(&["never"], Duration::from_millis(100)).unwrap_err();
+        assert!(error.peer_lost(), "{error}");
+    }
+}
