@@ -1,0 +1,34 @@
+# The only commands; CI calls the same ones. Each sets up what it needs by itself.
+.DEFAULT_GOAL := help
+.PHONY: help setup build demo test check bench-epoch clean
+
+DEMO_ARGS ?=
+BENCH_ARGS ?=
+
+help: ## Say what there is
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 22
+
+setup: ## Install what building needs: system packages, libtorch in .torch/
+	@scripts/setup.sh
+
+build: setup ## Build everything, optimised, into target/release
+	cargo build --release --workspace --bins
+
+demo: build ## MNIST from S3 through the cache into a training run of two ranks (DEMO_ARGS=--short for CI)
+	target/release/forebay-demo $(DEMO_ARGS)
+
+test: ## Build and run all tests
+	@scripts/setup.sh tests
+	cargo build --workspace --bins
+	cargo test --workspace
+
+check: ## Formatting and lints
+	@scripts/setup.sh check
+	cargo fmt --all --check
+	cargo clippy --workspace --all-targets -- -D warnings
+
+bench-epoch: build ## Time epochs through the cache, cold and warm, beside reading S3 directly
+	target/release/forebay-demo --bench-epoch $(BENCH_ARGS)
+
+clean: ## Remove what was built (not .torch and .venv)
+	cargo clean

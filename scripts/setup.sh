@@ -1,0 +1,118 @@
+#!/usr/bin/env bash
+# Installs what building Forebay needs and is not there yet; says what it installs; does nothing when all is there.
+# Every make target runs it by itself.
+#
+#   scripts/setup.sh          system packages, and libtorch in .torch/
+#   scripts/setup.sh tests    also .venv/ with pyarrow, the reference that tests compare with
+#   scripts/setup.sh check    also the rustup components clippy and rustfmt
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+rust_minimum=1.95
+torch=2.11.0 # What tch =0.24.0 is made for. Other versions do not compile, or die when loaded.
+torch_wheels=("torch==$torch" nvidia-cuda-runtime==13.0.96 nvidia-cuda-cupti==13.0.85)
+test_wheels=(pyarrow==26.0.1)
+
+say() { echo "setup: $*" >&2; }
+die() { say "$*"; exit 1; }
+
+# --- Rust -----------------------------------------------------------------------------------------------------------
+need_rust() {
+    local version
+    version=$(cargo --version 2>/dev/null | cut -d' ' -f2) ||
+        die "cargo is missing: install Rust $rust_minimum or newer, by rustup or your system's packages"
+    printf '%s\n%s\n' "$rust_minimum" "$version" | sort -CV ||
+        die "Rust $version is too old, $rust_minimum or newer is needed: run 'rustup update stable'"
+}
+
+need_components() {
+    local missing=()
+    cargo clippy --version >/dev/null 2>&1 || missing+=(clippy)
+    cargo fmt --version >/dev/null 2>&1 || missing+=(rustfmt)
+    [ ${#missing[@]} -eq 0 ] && return
+    command -v rustup >/dev/null ||
+        die "cargo lacks ${missing[*]}, and there is no rustup: install them with your system's packages"
+    say "rustup component add ${missing[*]}"
+    rustup component add "${missing[@]}" || die "cannot install ${missing[*]}: run 'rustup component add ${missing[*]}'"
+}
+
+# --- system packages ------------------------------------------------------------------------------------------------
+need_packages() {
+    local missing=()
+    command -v g++ >/dev/null || missing+=(g++)
+    command -v make >/dev/null || missing+=(make)
+    command -v cmake >/dev/null || missing+=(cmake)
+    command -v pkg-config >/dev/null || missing+=(pkg-config)
+    command -v protoc >/dev/null || missing+=(protobuf-compiler)
+    [ -e /usr/include/google/protobuf/descriptor.proto ] || missing+=(libprotobuf-dev)
+    # The S3 client does not start without a CA bundle, not even for http.
+    [ -e /etc/ssl/certs/ca-certificates.crt ] || missing+=(ca-certificates)
+    if ! command -v python3 >/dev/null; then
+        missing+=(python3 python3-venv)
+    elif ! python3 -c 'import ensurepip, venv' 2>/dev/null; then
+        missing+=(python3-venv)
+    fi
+    [ ${#missing[@]} -eq 0 ] && return
+    command -v apt-get >/dev/null || die "please install what these Debian packages hold: ${missing[*]}"
+    local root=()
+    if [ "$(id -u)" -ne 0 ]; then
+        command -v sudo >/dev/null || die "please run as root: apt-get install ${missing[*]}"
+        root=(sudo)
+    fi
+    say "apt-get install ${missing[*]}"
+    "${root[@]}" apt-get -qq update </dev/null
+    "${root[@]}" env DEBIAN_FRONTEND=noninteractive \
+        apt-get -qq install -y --no-install-recommends "${missing[@]}" </dev/null >/dev/null
+}
+
+# --- Python ---------------------------------------------------------------------------------------------------------
+venv() {
+    if ! [ -x .venv/bin/pip ] || ! .venv/bin/python -c '' 2>/dev/null; then
+        say "making .venv"
+        rm -rf .venv
+        python3 -m venv .venv
+    fi
+}
+
+pip_install() { .venv/bin/pip install --quiet --disable-pip-version-check --no-input "$@" </dev/null; }
+
+need_torch() {
+    local found=none
+    [ -f .torch/torch/version.py ] && found=$(sed -n "s/^__version__ = '\(.*\)'/\1/p" .torch/torch/version.py)
+    case $found in
+    "$torch" | "$torch"+*)
+        [ -e .torch/torch/lib/libtorch_cpu.so ] && [ -e .torch/nvidia/cu13/lib/libcudart.so.13 ] && return
+        ;;
+    esac
+    [ "$(uname -sm)" = "Linux x86_64" ] || die "libtorch is installed for Linux x86_64 only, this is $(uname -sm)"
+    say "installing libtorch $torch into .torch (found: $found): three wheels, 0.5 GB to download, 1.2 GB on disk"
+    venv
+    rm -rf .torch.partial
+    # Only the libraries and headers are used, so the wheels for any Python do; --no-deps leaves 3 GB of CUDA out.
+    local glibc platforms=(--platform manylinux2014_x86_64)
+    for glibc in {17..34}; do platforms+=(--platform "manylinux_2_${glibc}_x86_64"); done
+    pip_install --no-deps --no-compile --only-binary=:all: --target .torch.partial \
+        --python-version 3.11 --implementation cp --abi cp311 --abi none "${platforms[@]}" "${torch_wheels[@]}"
+    rm -rf .torch
+    mv .torch.partial .torch
+}
+
+need_test_wheels() {
+    local stamp=.venv/forebay-tests
+    if [ -x .venv/bin/python ] && [ "$(cat "$stamp" 2>/dev/null)" = "${test_wheels[*]}" ]; then return; fi
+    venv
+    say "installing ${test_wheels[*]} into .venv"
+    pip_install --only-binary=:all: "${test_wheels[@]}"
+    echo "${test_wheels[*]}" >"$stamp"
+}
+
+need_packages
+need_rust
+need_torch
+for extra in "$@"; do
+    case $extra in
+    tests) need_test_wheels ;;
+    check) need_components ;;
+    *) die "unknown argument '$extra': tests, check or nothing" ;;
+    esac
+done
