@@ -1,0 +1,177 @@
+//! Fetching: the bytes of a segment's projected column chunks, in few ranged reads, and from there the segment.
+//!
+//! Chunks that lie close together are read in one request, long runs in several at once. Every request names the
+//! object's version.
+
+use crate::decode::{Task, decode};
+use crate::footer::Footer;
+use crate::schema::from_ipc;
+use crate::source::{Place, Purpose, Source, Version};
+use arrow::array::RecordBatch;
+use bytes::{Bytes, BytesMut};
+use forebay_proto::{Error, Manifest, Result};
+use futures::{StreamExt, TryStreamExt, stream};
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+/// A gap up to this is read along: cheaper than one more request.
+const GAP_BYTES: u64 = 4 << 10;
+
+/// A run longer than this is read in pieces at once: a store's streams are slow one by one.
+const PIECE_BYTES: u64 = 8 << 20;
+
+/// Consecutive bytes of an object.
+pub(crate) struct Run {
+    pub start: u64,
+    pub bytes: Bytes,
+}
+
+impl Source {
+    /// Reads one segment: all its rows in file order, the columns of `projection` (indices into the manifest's
+    /// schema) in ascending order of index.
+    ///
+    /// The footer is read again if it is no longer held, so a manifest is all that is needed. `Changed` if the object
+    /// was overwritten, `Corrupt` if it does not decode.
+    pub async fn read_segment(
+        &self,
+        manifest: &Manifest,
+        segment: u32,
+        projection: &[usize],
+    ) -> Result<RecordBatch> {
+        let part = manifest.segment(segment)?;
+        let object = manifest
+            .objects()
+            .get(part.object as usize)
+            .ok_or_else(|| Error::invalid(format!("{}: malformed manifest", manifest.uri())))?;
+        let place = self.place(&manifest.object_uri(object))?;
+        place.stays_under(manifest.uri())?;
+        let version = Version { etag: object.etag.clone(), size: object.size };
+        let footer = self.footer(&place, &version).await?;
+        let schema = from_ipc(manifest.schema())?;
+        let mut columns = projection.to_vec();
+        columns.sort_unstable();
+        columns.dedup();
+        let schema =
+            Arc::new(schema.project(&columns).map_err(|_| {
+                Error::invalid(format!("{}: no column {:?}", manifest.uri(), columns.last()))
+            })?);
+        let groups = part.first_row_group as usize..part.first_row_group as usize + part.row_groups as usize;
+        let found =
+            footer.row_groups().get(groups.clone()).map(|g| g.iter().map(|g| g.num_rows() as u64).sum());
+        if found != Some(part.rows) || footer.schema.fields().len() <= columns.last().copied().unwrap_or(0) {
+            return Err(Error::changed(format!(
+                "{}: its footer does not fit the manifest: open the dataset anew",
+                place.uri()
+            )));
+        }
+        let ranges = chunk_ranges(&footer, groups.clone(), &columns);
+        let compressed: u64 = ranges.iter().map(|r| r.end - r.start).sum();
+        let runs = self.fetch(&place, &version, ranges).await?;
+        let task = Task {
+            uri: place.uri().to_owned(),
+            size: version.size,
+            footer,
+            groups,
+            columns,
+            rows: part.rows,
+            schema,
+        };
+        let batch = self.decode(task, runs).await?;
+        let c = self.counters();
+        c.parquet_bytes_decoded.fetch_add(compressed, Relaxed);
+        c.arrow_bytes_decoded.fetch_add(batch.get_array_memory_size() as u64, Relaxed);
+        Ok(batch)
+    }
+
+    /// The bytes of `ranges`, as few runs in ascending order.
+    async fn fetch(&self, place: &Place, version: &Version, ranges: Vec<Range<u64>>) -> Result<Vec<Run>> {
+        let runs = coalesce(ranges);
+        let pieces: Vec<_> = runs.iter().flat_map(split).collect();
+        let mut pieces = stream::iter(pieces)
+            .map(|range| self.get(place, version, range, Purpose::Data))
+            .buffered(self.settings().max_requests);
+        let mut fetched = Vec::with_capacity(runs.len());
+        for run in &runs {
+            let count = split(run).count();
+            let first = pieces.try_next().await?.unwrap_or_default();
+            let bytes = if count == 1 {
+                first
+            } else {
+                let mut whole = BytesMut::with_capacity((run.end - run.start) as usize);
+                whole.extend_from_slice(&first);
+                for _ in 1..count {
+                    whole.extend_from_slice(&pieces.try_next().await?.unwrap_or_default());
+                }
+                whole.freeze()
+            };
+            fetched.push(Run { start: run.start, bytes });
+        }
+        Ok(fetched)
+    }
+
+    /// Decodes on the blocking pool, one decoder per core at most. The permit goes with the work, which goes on to
+    /// its end even if the caller has gone.
+    async fn decode(&self, task: Task, runs: Vec<Run>) -> Result<RecordBatch> {
+        let uri = task.uri.clone();
+        let permit =
+            self.decoders().acquire_owned().await.map_err(|_| Error::closed("the source is closed"))?;
+        let work = move || {
+            let _permit = permit;
+            decode(&task, runs)
+        };
+        tokio::task::spawn_blocking(work).await.map_err(|e| Error::closed(format!("{uri}: decoding: {e}")))?
+    }
+}
+
+/// The chunks of `columns` in `groups`.
+fn chunk_ranges(footer: &Footer, groups: Range<usize>, columns: &[usize]) -> Vec<Range<u64>> {
+    let groups = footer.row_groups().get(groups).unwrap_or_default();
+    let chunks = groups.iter().flat_map(|g| columns.iter().flat_map(|c| footer.chunks(g, *c)));
+    chunks.filter(|r| !r.is_empty()).collect()
+}
+
+/// Sorted, and joined where they touch or nearly do.
+fn coalesce(mut ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
+    ranges.sort_unstable_by_key(|r| (r.start, r.end));
+    let mut runs: Vec<Range<u64>> = Vec::new();
+    for r in ranges {
+        match runs.last_mut() {
+            Some(last) if r.start <= last.end.saturating_add(GAP_BYTES) => last.end = last.end.max(r.end),
+            _ => runs.push(r),
+        }
+    }
+    runs
+}
+
+/// Equal pieces of at most [`PIECE_BYTES`].
+fn split(run: &Range<u64>) -> impl Iterator<Item = Range<u64>> + use<> {
+    let (start, len) = (run.start, run.end - run.start);
+    let count = len.div_ceil(PIECE_BYTES).max(1);
+    (0..count).map(move |i| start + len * i / count..start + len * (i + 1) / count)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    #[expect(clippy::single_range_in_vec_init, reason = "lists of ranges are what is tested")]
+    fn near_ranges_join() {
+        assert_eq!(coalesce(vec![10..20, 0..10, 20..30]), [0..30]);
+        assert_eq!(coalesce(vec![0..10, 4106..4110, 9000..9001]), [0..4110, 9000..9001]);
+        assert!(coalesce(vec![]).is_empty());
+    }
+
+    #[test]
+    fn pieces_cover_a_run() {
+        for len in [1, PIECE_BYTES - 1, PIECE_BYTES, PIECE_BYTES + 1, 5 * PIECE_BYTES + 7] {
+            let run = 13..13 + len;
+            let pieces: Vec<_> = split(&run).collect();
+            assert_eq!((pieces[0].start, pieces[pieces.len() - 1].end), (run.start, run.end));
+            assert!(pieces.windows(2).all(|w| w[0].end == w[1].start));
+            assert!(pieces.iter().all(|p| p.end - p.start <= PIECE_BYTES && !p.is_empty()));
+            assert_eq!(pieces.len() as u64, len.div_ceil(PIECE_BYTES));
+        }
+    }
+}

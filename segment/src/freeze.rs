@@ -1,0 +1,226 @@
+//! Freezing: a URI becomes a manifest, from a listing and the objects' footers.
+//!
+//! The same objects always give the same manifest, wherever it is made. Column data is not read.
+
+use crate::footer::Footer;
+use crate::schema::{projection, to_ipc, unify};
+use crate::source::{Place, Source, Version, normalise};
+use arrow::datatypes::{DataType, Schema, SchemaRef};
+use forebay_proto::manifest::{Object, SEGMENT_BYTES, SegmentSize};
+use forebay_proto::{Error, Manifest, Result};
+use futures::{StreamExt, TryStreamExt, stream};
+use std::sync::Arc;
+
+/// A dataset frozen, with what its footers tell beyond the manifest.
+#[derive(Debug, Clone)]
+pub struct Frozen {
+    /// The manifest.
+    pub manifest: Manifest,
+    /// Its schema, decoded.
+    pub schema: SchemaRef,
+    /// Compressed bytes of each column in all objects.
+    pub column_bytes: Vec<u64>,
+    /// Row groups of all objects.
+    pub row_groups: u64,
+}
+
+impl Frozen {
+    /// Indices of `columns`, ascending; no columns = all. `Invalid` for an unknown or repeated one.
+    pub fn projection(&self, columns: &[String]) -> Result<Vec<usize>> {
+        projection(&self.schema, columns).map_err(|e| e.context(self.manifest.uri()))
+    }
+
+    /// Compressed bytes of the projected column chunks: what a cold epoch must read.
+    pub fn projected_bytes(&self, projection: &[usize]) -> u64 {
+        projection.iter().filter_map(|i| self.column_bytes.get(*i)).sum()
+    }
+}
+
+impl Source {
+    /// Freezes the dataset under `uri` into segments of about `segment_bytes` decoded bytes (0 = the default).
+    ///
+    /// Its objects are the `.parquet` ones under the prefix, or the one object that `uri` names; names that start
+    /// with `_` or `.` are left out. `NotFound` if there are none, `Corrupt` if one is not Parquet, `Invalid` if
+    /// schemas differ.
+    pub async fn freeze(&self, uri: &str, segment_bytes: u64) -> Result<Arc<Frozen>> {
+        let uri = normalise(uri)?;
+        let segment_bytes = if segment_bytes == 0 { SEGMENT_BYTES } else { segment_bytes };
+        let objects = self.objects(&uri).await?;
+        let footers: Vec<Arc<Footer>> = stream::iter(&objects)
+            .map(|(_, place, version)| self.footer(place, version))
+            .buffered(self.settings().max_requests)
+            .try_collect()
+            .await?;
+        let mut schema = Schema::empty();
+        let mut column_bytes = Vec::new();
+        let mut sizes = Vec::new();
+        for (i, ((_, place, _), footer)) in objects.iter().zip(&footers).enumerate() {
+            if i == 0 {
+                schema = footer.schema.as_ref().clone();
+                column_bytes = vec![0u64; schema.fields().len()];
+            } else if footer.schema.as_ref() != &schema {
+                schema = unify(&schema, &footer.schema).map_err(|why| {
+                    Error::invalid(format!(
+                        "{}: schema differs from that of the objects before it: {why}",
+                        place.uri()
+                    ))
+                })?;
+            }
+            let mut groups = Vec::with_capacity(footer.row_groups().len());
+            for group in footer.row_groups() {
+                for (column, bytes) in column_bytes.iter_mut().enumerate() {
+                    *bytes += footer.chunks(group, column).map(|r| r.end - r.start).sum::<u64>();
+                }
+                groups.push((group.num_rows() as u64, decoded_bytes(footer, group)));
+            }
+            let object = u32::try_from(i).map_err(|_| Error::invalid(format!("{uri}: too many objects")))?;
+            sizes.extend(cut(&groups, segment_bytes).map(|(row_groups, rows, decoded_bytes)| SegmentSize {
+                object,
+                row_groups,
+                rows,
+                decoded_bytes,
+            }));
+        }
+        let named =
+            objects.into_iter().map(|(key, _, v)| Object { key, etag: v.etag, size: v.size }).collect();
+        let manifest = Manifest::new(uri, segment_bytes, to_ipc(&schema)?, named, &sizes)?;
+        let row_groups = footers.iter().map(|f| f.row_groups().len() as u64).sum();
+        Ok(Arc::new(Frozen { manifest, schema: Arc::new(schema), column_bytes, row_groups }))
+    }
+
+    /// The dataset's objects in byte order of their keys.
+    async fn objects(&self, uri: &str) -> Result<Vec<(String, Place, Version)>> {
+        let root = self.place(uri)?;
+        let none = || Error::not_found(format!("{uri}: no Parquet objects under it"));
+        let single = |version| vec![(String::new(), root.clone(), version)];
+        if root.is_file() {
+            let path = format!("/{}", root.path());
+            let meta = tokio::fs::metadata(&path).await;
+            match meta {
+                Ok(m) if m.is_file() => return Ok(single(self.head(&root).await?)),
+                Ok(_) => {}
+                // The store's own answer says best what is wrong.
+                Err(_) => return self.head(&root).await.map(single),
+            }
+        } else if root.path().ends_with(".parquet") {
+            match self.head(&root).await {
+                Ok(version) => return Ok(single(version)),
+                Err(e) if e.kind != forebay_proto::Kind::NotFound => return Err(e),
+                Err(_) => {}
+            }
+        }
+        let mut objects = Vec::new();
+        for meta in self.list(&root).await? {
+            let full: &str = meta.location.as_ref();
+            let Some(key) = full.strip_prefix(root.path()).map(|k| k.trim_start_matches('/')) else {
+                continue;
+            };
+            if !wanted(key) || meta.size == 0 && key.ends_with('/') {
+                continue;
+            }
+            let place = self.place(&object_uri(uri, key))?;
+            place.stays_under(uri)?;
+            let version = place.version(&meta)?;
+            objects.push((key.to_owned(), place, version));
+        }
+        objects.sort_unstable_by(|a, b| a.0.cmp(&b.0));
+        match objects.is_empty() {
+            false => Ok(objects),
+            // It may name an object with another ending.
+            true if !root.is_file() && !root.path().is_empty() => match self.head(&root).await {
+                Ok(version) => Ok(single(version)),
+                Err(e) if e.kind == forebay_proto::Kind::NotFound => Err(none()),
+                Err(e) => Err(e),
+            },
+            true => Err(none()),
+        }
+    }
+}
+
+fn object_uri(uri: &str, key: &str) -> String {
+    format!("{}/{key}", uri.trim_end_matches('/'))
+}
+
+/// Whether a key under the prefix belongs to the dataset: `.parquet`, and no part of it hidden (`_delta_log/...`).
+fn wanted(key: &str) -> bool {
+    key.ends_with(".parquet") && !key.split('/').any(|part| part.starts_with(['_', '.']))
+}
+
+/// Row groups joined into segments: (row groups, rows, decoded bytes). A row group without rows joins a neighbour.
+fn cut(groups: &[(u64, u64)], aim: u64) -> impl Iterator<Item = (u32, u64, u64)> {
+    let mut segments: Vec<(u32, u64, u64)> = Vec::new();
+    let mut open = (0u32, 0u64, 0u64);
+    for &(rows, bytes) in groups {
+        let full = open.2.saturating_add(bytes) > aim || open.1.saturating_add(rows) > u64::from(u32::MAX);
+        if open.1 > 0 && rows > 0 && full {
+            segments.push(std::mem::take(&mut open));
+        }
+        open = (open.0 + 1, open.1.saturating_add(rows), open.2.saturating_add(bytes));
+    }
+    if open.1 > 0 {
+        segments.push(open);
+    }
+    segments.into_iter()
+}
+
+/// Estimated decoded bytes of a row group: exact for fixed-width columns, else what the footer says of the values'
+/// bytes and 8 bytes a row.
+fn decoded_bytes(footer: &Footer, group: &parquet::file::metadata::RowGroupMetaData) -> u64 {
+    let rows = group.num_rows() as u64;
+    let columns = footer.schema.fields().iter().zip(&footer.leaves);
+    let bytes = columns.map(|(field, leaves)| match fixed_bits(field.data_type()) {
+        Some(bits) => rows.saturating_mul(bits).div_ceil(8),
+        None => {
+            let chunks = group.columns().get(leaves.clone()).unwrap_or_default();
+            let stored = chunks.iter().map(|c| {
+                let plain = c.unencoded_byte_array_data_bytes().unwrap_or(0);
+                plain.max(c.uncompressed_size()).max(0) as u64
+            });
+            stored.sum::<u64>().saturating_add(rows.saturating_mul(8))
+        }
+    });
+    bytes.fold(0, u64::saturating_add)
+}
+
+/// Bits of a value, if all have the same.
+fn fixed_bits(data_type: &DataType) -> Option<u64> {
+    match data_type {
+        DataType::Null => Some(0),
+        DataType::Boolean => Some(1),
+        DataType::FixedSizeBinary(n) => Some(8 * u64::try_from(*n).ok()?),
+        DataType::FixedSizeList(f, n) => fixed_bits(f.data_type())?.checked_mul(u64::try_from(*n).ok()?),
+        DataType::Struct(fields) => fields.iter().map(|f| fixed_bits(f.data_type())).sum(),
+        other => other.primitive_width().map(|w| 8 * w as u64),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn row_groups_join_up_to_the_aim() {
+        let run = |groups: &[(u64, u64)]| cut(groups, 100).collect::<Vec<_>>();
+        assert_eq!(run(&[(1, 50), (1, 50), (1, 1)]), [(2, 2, 100), (1, 1, 1)]);
+        assert_eq!(run(&[(1, 500), (1, 500)]), [(1, 1, 500), (1, 1, 500)]);
+        assert_eq!(run(&[(0, 0), (1, 100), (0, 0), (1, 100), (0, 0)]), [(3, 1, 100), (2, 1, 100)]);
+        assert_eq!(run(&[(0, 0), (0, 0)]), []);
+        assert_eq!(run(&[]), []);
+    }
+
+    #[test]
+    fn hidden_names_are_left_out() {
+        assert!(wanted("a.parquet") && wanted("x=1/a.parquet"));
+        for key in ["_a.parquet", ".a.parquet", "_log/a.parquet", "a.csv", "", "a.parquet/"] {
+            assert!(!wanted(key), "{key}");
+        }
+    }
+
+    #[test]
+    fn widths() {
+        let list = DataType::new_fixed_size_list(DataType::UInt8, 784, false);
+        assert_eq!(fixed_bits(&list), Some(784 * 8));
+        assert_eq!(fixed_bits(&DataType::Utf8), None);
+        assert_eq!(fixed_bits(&DataType::Decimal128(10, 2)), Some(128));
+    }
+}

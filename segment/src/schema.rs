@@ -1,0 +1,261 @@
+//! The Arrow schema of a dataset: the same for all its objects and segments, whatever encodings they use.
+//!
+//! Dictionaries, run-end encodings and views become the plain types of their values, as they are choices of how to
+//! store an object. Metadata is dropped, except the names and parameters of extension types.
+
+use arrow::array::{
+    Array, ArrayRef, AsArray, FixedSizeListArray, GenericListArray, MapArray, OffsetSizeTrait, StructArray,
+};
+use arrow::datatypes::{DataType, Field, FieldRef, Fields, Schema, SchemaRef};
+use arrow::error::ArrowError;
+use arrow_ipc::convert::try_schema_from_ipc_buffer;
+use arrow_ipc::writer::{DictionaryTracker, IpcDataGenerator, IpcWriteOptions, write_message};
+use forebay_proto::{Error, Result};
+use std::sync::Arc;
+
+/// The encapsulated IPC Schema message of `schema`; equal schemas give equal bytes.
+pub fn to_ipc(schema: &Schema) -> Result<Vec<u8>> {
+    let options = IpcWriteOptions::default();
+    let mut tracker = DictionaryTracker::new(false);
+    let data =
+        IpcDataGenerator::default().schema_to_bytes_with_dictionary_tracker(schema, &mut tracker, &options);
+    let mut bytes = Vec::new();
+    write_message(&mut bytes, data, &options).map_err(|e| Error::invalid(format!("schema: {e}")))?;
+    Ok(bytes)
+}
+
+/// The schema in the bytes of [`to_ipc`], e.g. of `Manifest::schema`.
+pub fn from_ipc(bytes: &[u8]) -> Result<SchemaRef> {
+    let schema = try_schema_from_ipc_buffer(bytes);
+    schema.map(Arc::new).map_err(|e| Error::corrupt(format!("malformed schema in the manifest: {e}")))
+}
+
+/// Indices of `columns` in `schema`, ascending; no columns = all. `Invalid` for an unknown or repeated one.
+pub fn projection(schema: &Schema, columns: &[String]) -> Result<Vec<usize>> {
+    if columns.is_empty() {
+        return Ok((0..schema.fields().len()).collect());
+    }
+    let mut indices = Vec::with_capacity(columns.len());
+    for column in columns {
+        let index = schema.index_of(column).map_err(|_| {
+            let names: Vec<_> = schema.fields().iter().map(|f| f.name().as_str()).collect();
+            Error::invalid(format!("no column '{column}': there are {}", names.join(", ")))
+        })?;
+        if indices.contains(&index) {
+            return Err(Error::invalid(format!("column '{column}' is asked for twice")));
+        }
+        indices.push(index);
+    }
+    indices.sort_unstable();
+    Ok(indices)
+}
+
+/// The plain form of an object's schema.
+pub(crate) fn plain(schema: &Schema) -> Schema {
+    Schema::new(schema.fields().iter().map(plain_field).collect::<Fields>())
+}
+
+fn plain_field(field: &FieldRef) -> FieldRef {
+    let mut plain = Field::new(field.name(), plain_type(field.data_type()), field.is_nullable());
+    for (key, value) in field.metadata() {
+        if key.starts_with("ARROW:extension:") {
+            plain.metadata_mut().insert(key.clone(), value.clone());
+        }
+    }
+    Arc::new(plain)
+}
+
+fn plain_type(data_type: &DataType) -> DataType {
+    match data_type {
+        DataType::Dictionary(_, value) => plain_type(value),
+        DataType::RunEndEncoded(_, values) => plain_type(values.data_type()),
+        DataType::Utf8View => DataType::Utf8,
+        DataType::BinaryView => DataType::Binary,
+        DataType::List(f) | DataType::ListView(f) => DataType::List(plain_field(f)),
+        DataType::LargeList(f) | DataType::LargeListView(f) => DataType::LargeList(plain_field(f)),
+        DataType::FixedSizeList(f, n) => DataType::FixedSizeList(plain_field(f), *n),
+        DataType::Struct(fields) => DataType::Struct(fields.iter().map(plain_field).collect()),
+        DataType::Map(f, sorted) => DataType::Map(plain_field(f), *sorted),
+        other => other.clone(),
+    }
+}
+
+/// Widens `schema` so that it holds `other` too: nullable where either is. Extension types are `schema`'s. The error
+/// says which column differs and how.
+pub(crate) fn unify(schema: &Schema, other: &Schema) -> Result<Schema, String> {
+    let names =
+        |s: &Schema| s.fields().iter().map(|f| format!("'{}'", f.name())).collect::<Vec<_>>().join(", ");
+    for f in other.fields() {
+        if schema.index_of(f.name()).is_err() {
+            return Err(format!(
+                "it has a column '{}' that the others lack (they have {})",
+                f.name(),
+                names(schema)
+            ));
+        }
+    }
+    for f in schema.fields() {
+        if other.index_of(f.name()).is_err() {
+            return Err(format!("it lacks column '{}' (it has {})", f.name(), names(other)));
+        }
+    }
+    let pairs = schema.fields().iter().zip(other.fields());
+    let fields = pairs.map(|(a, b)| {
+        if a.name() != b.name() {
+            return Err(format!("column '{}' stands where the others have '{}'", b.name(), a.name()));
+        }
+        unify_field(a, b).ok_or_else(|| {
+            format!("column '{}' is {}, not {} as before", a.name(), b.data_type(), a.data_type())
+        })
+    });
+    Ok(Schema::new(fields.collect::<Result<Fields, _>>()?))
+}
+
+fn unify_field(a: &FieldRef, b: &FieldRef) -> Option<FieldRef> {
+    let data_type = unify_type(a.data_type(), b.data_type())?;
+    let nullable = a.is_nullable() || b.is_nullable();
+    Some(Arc::new(a.as_ref().clone().with_data_type(data_type).with_nullable(nullable)))
+}
+
+fn unify_type(a: &DataType, b: &DataType) -> Option<DataType> {
+    use DataType::*;
+    // The name of a list's element is the writer's whim ("item", "element", "array").
+    Some(match (a, b) {
+        (List(a), List(b)) => List(unify_field(a, b)?),
+        (LargeList(a), LargeList(b)) => LargeList(unify_field(a, b)?),
+        (FixedSizeList(a, n), FixedSizeList(b, m)) if n == m => FixedSizeList(unify_field(a, b)?, *n),
+        (Map(a, sorted), Map(b, _)) => Map(unify_entries(a, b)?, *sorted),
+        (Struct(a), Struct(b)) if a.len() == b.len() => {
+            let same = a.iter().zip(b).all(|(a, b)| a.name() == b.name());
+            let fields = a.iter().zip(b).map(|(a, b)| unify_field(a, b)).collect::<Option<Fields>>()?;
+            same.then_some(Struct(fields))?
+        }
+        (a, b) if a == b => a.clone(),
+        _ => return None,
+    })
+}
+
+/// A map's entries: names ("entries", "key_value") are ignored too.
+fn unify_entries(a: &FieldRef, b: &FieldRef) -> Option<FieldRef> {
+    let ((ka, va), (kb, vb)) = (key_value(a)?, key_value(b)?);
+    let fields = Fields::from(vec![unify_field(ka, kb)?, unify_field(va, vb)?]);
+    Some(Arc::new(a.as_ref().clone().with_data_type(DataType::Struct(fields))))
+}
+
+fn key_value(entries: &Field) -> Option<(&FieldRef, &FieldRef)> {
+    match entries.data_type() {
+        DataType::Struct(fields) if fields.len() == 2 => Some((&fields[0], &fields[1])),
+        _ => None,
+    }
+}
+
+/// `array` as `wanted`, which may differ from its type in names and nullability of nested fields only.
+pub(crate) fn retype(array: ArrayRef, wanted: &DataType) -> Result<ArrayRef, ArrowError> {
+    if array.data_type() == wanted {
+        return Ok(array);
+    }
+    Ok(match wanted {
+        DataType::List(f) => retype_list::<i32>(&array, f)?,
+        DataType::LargeList(f) => retype_list::<i64>(&array, f)?,
+        DataType::FixedSizeList(f, n) => {
+            let list = array.as_fixed_size_list_opt().ok_or_else(|| mismatch(&array, wanted))?;
+            let values = retype(list.values().clone(), f.data_type())?;
+            Arc::new(FixedSizeListArray::try_new_with_length(
+                f.clone(),
+                *n,
+                values,
+                list.nulls().cloned(),
+                list.len(),
+            )?)
+        }
+        DataType::Struct(fields) => Arc::new(retype_struct(&array, fields)?),
+        DataType::Map(entries, sorted) => {
+            let map = array.as_map_opt().ok_or_else(|| mismatch(&array, wanted))?;
+            let DataType::Struct(fields) = entries.data_type() else { return Err(mismatch(&array, wanted)) };
+            let inner: ArrayRef = Arc::new(map.entries().clone());
+            let inner = retype_struct(&inner, fields)?;
+            let nulls = map.nulls().cloned();
+            Arc::new(MapArray::try_new(entries.clone(), map.offsets().clone(), inner, nulls, *sorted)?)
+        }
+        _ => return Err(mismatch(&array, wanted)),
+    })
+}
+
+fn retype_list<O: OffsetSizeTrait>(array: &ArrayRef, field: &FieldRef) -> Result<ArrayRef, ArrowError> {
+    let list = array.as_list_opt::<O>().ok_or_else(|| mismatch(array, field.data_type()))?;
+    let values = retype(list.values().clone(), field.data_type())?;
+    let nulls = list.nulls().cloned();
+    Ok(Arc::new(GenericListArray::<O>::try_new(field.clone(), list.offsets().clone(), values, nulls)?))
+}
+
+fn retype_struct(array: &ArrayRef, fields: &Fields) -> Result<StructArray, ArrowError> {
+    let s = array.as_struct_opt().filter(|s| s.num_columns() == fields.len());
+    let s = s.ok_or_else(|| mismatch(array, &DataType::Struct(fields.clone())))?;
+    let columns = s.columns().iter().zip(fields).map(|(c, f)| retype(c.clone(), f.data_type()));
+    StructArray::try_new_with_length(
+        fields.clone(),
+        columns.collect::<Result<_, _>>()?,
+        s.nulls().cloned(),
+        s.len(),
+    )
+}
+
+fn mismatch(array: &ArrayRef, wanted: &DataType) -> ArrowError {
+    ArrowError::SchemaError(format!("decoded {} where the manifest has {wanted}", array.data_type()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn schema(fields: Vec<Field>) -> Schema {
+        Schema::new(fields)
+    }
+
+    #[test]
+    fn encodings_become_plain() {
+        let dict = DataType::Dictionary(Box::new(DataType::Int32), Box::new(DataType::Utf8View));
+        let item = Field::new_list_field(dict.clone(), true).with_metadata([("PARQUET:field_id", "7")]);
+        let extension = Field::new("u", DataType::FixedSizeBinary(16), false)
+            .with_metadata([("ARROW:extension:name", "arrow.uuid"), ("x", "y")]);
+        let s = schema(vec![
+            Field::new("d", dict, true),
+            Field::new("l", DataType::List(item.into()), true),
+            extension,
+        ]);
+        let p = plain(&s);
+        assert_eq!(p.field(0).data_type(), &DataType::Utf8);
+        assert_eq!(p.field(1).data_type(), &DataType::new_list(DataType::Utf8, true));
+        assert_eq!(p.field(2).metadata().iter().count(), 1);
+        assert_eq!(plain(&p), p);
+        let bytes = to_ipc(&p).unwrap();
+        assert_eq!(bytes, to_ipc(&p).unwrap());
+        assert_eq!(from_ipc(&bytes).unwrap().as_ref(), &p);
+        assert!(from_ipc(&bytes[..bytes.len() / 2]).is_err());
+    }
+
+    #[test]
+    fn nullability_widens_and_types_do_not() {
+        let a = schema(vec![Field::new("x", DataType::new_list(DataType::Int32, false), false)]);
+        let element = Arc::new(Field::new("element", DataType::Int32, true));
+        let b = schema(vec![Field::new("x", DataType::List(element), true)]);
+        let u = unify(&a, &b).unwrap();
+        assert_eq!(u.field(0), &Field::new("x", DataType::new_list(DataType::Int32, true), true));
+        let c = schema(vec![Field::new("x", DataType::Int64, false)]);
+        let e = unify(&a, &c).unwrap_err();
+        assert!(e.contains("'x'") && e.contains("Int64") && e.contains("List"), "{e}");
+        let d = schema(vec![Field::new("y", DataType::Int64, false)]);
+        assert!(unify(&a, &d).unwrap_err().contains("'y'"));
+        assert!(unify(&a, &schema(vec![])).unwrap_err().contains("lacks column 'x'"));
+    }
+
+    #[test]
+    fn projections() {
+        let s = schema(["a", "b", "c"].map(|n| Field::new(n, DataType::Int8, true)).to_vec());
+        let p = |c: &[&str]| projection(&s, &c.iter().map(|c| c.to_string()).collect::<Vec<_>>());
+        assert_eq!(p(&[]).unwrap(), [0, 1, 2]);
+        assert_eq!(p(&["c", "a"]).unwrap(), [0, 2]);
+        assert!(p(&["d"]).unwrap_err().message.contains("a, b, c"));
+        assert!(p(&["a", "a"]).is_err());
+    }
+}

@@ -1,0 +1,403 @@
+//! Object stores, opened by URI: `s3://` at any endpoint and `file://`.
+//!
+//! Promises: concurrent requests are bounded; transient failures are retried for a bounded time; every read of a
+//! frozen object names its version, so bytes of two versions never mix; errors say which object and what to do, and
+//! never show a secret. Does not write, and knows nothing of caches.
+
+mod credentials;
+mod faults;
+mod uri;
+mod watch;
+
+pub use uri::{is_under, normalise};
+
+use crate::footer::FooterCache;
+use bytes::Bytes;
+use faults::About;
+use forebay_proto::{Error, Result};
+use futures::TryStreamExt;
+use object_store::aws::AmazonS3Builder;
+use object_store::local::LocalFileSystem;
+use object_store::path::Path;
+use object_store::{
+    BackoffConfig, ClientOptions, GetOptions, GetRange, ObjectMeta, ObjectStore, RetryConfig,
+};
+use std::collections::HashMap;
+use std::fmt;
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+use tokio::sync::Semaphore;
+use uri::{Location, locate};
+
+/// How to reach object stores. What is unset comes from the environment (`AWS_*`), then from the AWS files.
+#[derive(Clone, serde::Deserialize, serde::Serialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct SourceSettings {
+    /// URL of the S3 service; unset: AWS.
+    pub s3_endpoint: Option<String>,
+    /// Region; `us-east-1` if nothing names one.
+    pub s3_region: Option<String>,
+    /// Access key id; goes with the secret.
+    pub s3_access_key_id: Option<String>,
+    /// Secret access key.
+    #[serde(skip_serializing)]
+    pub s3_secret_access_key: Option<String>,
+    /// Session token of temporary credentials.
+    #[serde(skip_serializing)]
+    pub s3_session_token: Option<String>,
+    /// Profile of the AWS files; named here, it comes before the environment's keys.
+    pub s3_profile: Option<String>,
+    /// Bucket in the path instead of the host name; unset: yes exactly if there is an endpoint.
+    pub s3_path_style: Option<bool>,
+    /// Send no credentials: public buckets.
+    pub s3_anonymous: bool,
+    /// Requests under way at once: enough to fill a fast link with streams of 90 MB/s, few enough not to be throttled.
+    pub max_requests: usize,
+    /// A connection that delivers nothing for so long is dropped and its request retried, in seconds.
+    pub request_timeout_s: f64,
+    /// How long one request is retried before it fails with `Retry`, in seconds.
+    pub patience_s: f64,
+    /// Bytes of Parquet footers kept in memory.
+    pub footer_cache_bytes: usize,
+}
+
+impl Default for SourceSettings {
+    fn default() -> Self {
+        Self {
+            s3_endpoint: None,
+            s3_region: None,
+            s3_access_key_id: None,
+            s3_secret_access_key: None,
+            s3_session_token: None,
+            s3_profile: None,
+            s3_path_style: None,
+            s3_anonymous: false,
+            max_requests: 32,
+            request_timeout_s: 30.0,
+            patience_s: 60.0,
+            footer_cache_bytes: 256 << 20,
+        }
+    }
+}
+
+impl fmt::Debug for SourceSettings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let hidden = |v: &Option<String>| v.as_ref().map(|_| "(hidden)");
+        f.debug_struct("SourceSettings")
+            .field("s3_endpoint", &self.s3_endpoint)
+            .field("s3_region", &self.s3_region)
+            .field("s3_access_key_id", &self.s3_access_key_id)
+            .field("s3_secret_access_key", &hidden(&self.s3_secret_access_key))
+            .field("s3_session_token", &hidden(&self.s3_session_token))
+            .field("s3_profile", &self.s3_profile)
+            .field("s3_path_style", &self.s3_path_style)
+            .field("s3_anonymous", &self.s3_anonymous)
+            .field("max_requests", &self.max_requests)
+            .field("request_timeout_s", &self.request_timeout_s)
+            .field("patience_s", &self.patience_s)
+            .field("footer_cache_bytes", &self.footer_cache_bytes)
+            .finish()
+    }
+}
+
+/// Sums since the source was made. `file://` counts like S3.
+#[derive(Debug, Default)]
+pub struct SourceCounters {
+    /// Requests that carried column data.
+    pub s3_requests: AtomicU64,
+    /// Bytes of column data.
+    pub s3_bytes: AtomicU64,
+    /// Listings, heads and footers.
+    pub footer_requests: AtomicU64,
+    /// Bytes of footers.
+    pub footer_bytes: AtomicU64,
+    /// Attempts that failed and could be tried again.
+    pub retries: AtomicU64,
+    /// Compressed bytes of the column chunks that were decoded.
+    pub parquet_bytes_decoded: AtomicU64,
+    /// Bytes of Arrow buffers that they became.
+    pub arrow_bytes_decoded: AtomicU64,
+}
+
+/// Object stores behind one set of settings. Cheap to clone; all clones share limits, caches and counters.
+#[derive(Clone)]
+pub struct Source {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    settings: SourceSettings,
+    s3: credentials::Resolved,
+    stores: Mutex<HashMap<String, Arc<Store>>>,
+    requests: Semaphore,
+    decoders: Arc<Semaphore>,
+    footers: FooterCache,
+    counters: Arc<SourceCounters>,
+}
+
+struct Store {
+    objects: Box<dyn ObjectStore>,
+    about: About,
+}
+
+/// An object or a prefix in its store.
+#[derive(Clone)]
+pub(crate) struct Place {
+    store: Arc<Store>,
+    path: Path,
+    uri: String,
+}
+
+/// Which counters a request belongs to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Purpose {
+    /// Footers.
+    Footer,
+    /// Column chunks.
+    Data,
+}
+
+/// The version of an object: its tag without quotes, and its size.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Version {
+    pub etag: String,
+    pub size: u64,
+}
+
+impl Source {
+    /// `Invalid` if settings, environment and AWS files contradict each other. Connects to nothing yet.
+    pub fn new(settings: SourceSettings) -> Result<Self> {
+        for (name, value) in
+            [("request_timeout_s", settings.request_timeout_s), ("patience_s", settings.patience_s)]
+        {
+            if !(value > 0.0 && value <= 86_400.0) {
+                return Err(Error::invalid(format!(
+                    "{name} = {value}: must be more than 0 and at most 86400"
+                )));
+            }
+        }
+        if settings.max_requests == 0 || settings.max_requests > 4096 {
+            return Err(Error::invalid(format!(
+                "max_requests = {}: must be 1 to 4096",
+                settings.max_requests
+            )));
+        }
+        let env = |name: &str| std::env::var(name).ok().filter(|v| !v.is_empty());
+        let s3 = credentials::resolve(&settings, &env)?;
+        let cores = std::thread::available_parallelism().map_or(2, usize::from);
+        let inner = Inner {
+            s3,
+            stores: Mutex::default(),
+            requests: Semaphore::new(settings.max_requests),
+            decoders: Arc::new(Semaphore::new(cores)),
+            footers: FooterCache::new(settings.footer_cache_bytes),
+            counters: Arc::default(),
+            settings,
+        };
+        Ok(Self { inner: Arc::new(inner) })
+    }
+
+    /// What the source has done so far.
+    pub fn counters(&self) -> &SourceCounters {
+        &self.inner.counters
+    }
+
+    pub(crate) fn settings(&self) -> &SourceSettings {
+        &self.inner.settings
+    }
+
+    pub(crate) fn footers(&self) -> &FooterCache {
+        &self.inner.footers
+    }
+
+    /// One permit per core: decoding holds one.
+    pub(crate) fn decoders(&self) -> Arc<Semaphore> {
+        self.inner.decoders.clone()
+    }
+
+    /// The place of a normalised URI.
+    pub(crate) fn place(&self, uri: &str) -> Result<Place> {
+        let (name, path) = match locate(uri)? {
+            Location::S3 { bucket, key } => (bucket, key),
+            Location::File { path } => {
+                let text = path.to_str().ok_or_else(|| Error::invalid(format!("{uri}: not UTF-8")))?;
+                (String::new(), text.trim_start_matches('/').to_owned())
+            }
+        };
+        let path = Path::parse(&path).map_err(|e| Error::invalid(format!("{uri}: {e}")))?;
+        let mut stores = self.inner.stores.lock().unwrap_or_else(PoisonError::into_inner);
+        let store = match stores.get(&name) {
+            Some(store) => store.clone(),
+            None => {
+                let store = Arc::new(self.open(&name)?);
+                stores.insert(name, store.clone());
+                store
+            }
+        };
+        Ok(Place { store, path, uri: uri.to_owned() })
+    }
+
+    /// Opens a bucket, or with no name the file system.
+    fn open(&self, bucket: &str) -> Result<Store> {
+        if bucket.is_empty() {
+            return Ok(Store { objects: Box::new(LocalFileSystem::new()), about: About::default() });
+        }
+        let (s3, settings) = (&self.inner.s3, &self.inner.settings);
+        let watch = watch::Watch::new(self.inner.counters.clone());
+        let plain = s3.endpoint.as_ref().is_some_and(|e| e.starts_with("http://"));
+        // A whole-request timeout would cut off large bodies on slow links: an idle timeout does not.
+        let client = ClientOptions::new()
+            .with_allow_http(plain)
+            .with_no_system_certificates(plain)
+            .with_timeout_disabled()
+            .with_connect_timeout(Duration::from_secs(5))
+            .with_read_timeout(Duration::from_secs_f64(settings.request_timeout_s))
+            .with_pool_max_idle_per_host(settings.max_requests);
+        let retry = RetryConfig {
+            max_retries: 30,
+            retry_timeout: Duration::from_secs_f64(settings.patience_s),
+            backoff: BackoffConfig {
+                init_backoff: Duration::from_millis(200),
+                max_backoff: Duration::from_secs(5),
+                base: 2.0,
+            },
+        };
+        let mut builder = match &s3.keys {
+            // Only without keys may the environment name further sources of them (roles of pods and instances).
+            Some(_) => AmazonS3Builder::new(),
+            None => AmazonS3Builder::from_env(),
+        };
+        builder = builder
+            .with_bucket_name(bucket)
+            .with_region(&s3.region)
+            .with_virtual_hosted_style_request(!s3.path_style)
+            .with_client_options(client)
+            .with_retry(retry)
+            .with_http_connector(watch.clone())
+            .with_skip_signature(settings.s3_anonymous);
+        if let Some(endpoint) = &s3.endpoint {
+            // With the bucket in the host name, object_store wants it in the endpoint too.
+            builder = builder.with_endpoint(match (s3.path_style, endpoint.split_once("://")) {
+                (false, Some((scheme, host))) => format!("{scheme}://{bucket}.{host}"),
+                _ => endpoint.clone(),
+            });
+        }
+        if let Some(keys) = &s3.keys {
+            builder = builder.with_access_key_id(&keys.id).with_secret_access_key(&keys.secret);
+            if let Some(token) = &keys.token {
+                builder = builder.with_token(token);
+            }
+        }
+        let objects =
+            builder.build().map_err(|e| Error::invalid(format!("s3://{bucket}: cannot be opened: {e}")))?;
+        let about = About {
+            bucket: Some(bucket.to_owned()),
+            endpoint: s3.endpoint.clone().unwrap_or_else(|| format!("AWS S3 ({})", s3.region)),
+            region: s3.region.clone(),
+            key_id: s3.keys.as_ref().map(|k| k.id.clone()),
+            watch,
+        };
+        Ok(Store { objects: Box::new(objects), about })
+    }
+
+    /// All objects under a prefix (on a `/` boundary), in no order.
+    pub(crate) async fn list(&self, place: &Place) -> Result<Vec<ObjectMeta>> {
+        let _permit = self.permit().await?;
+        let start = Instant::now();
+        self.inner.counters.footer_requests.fetch_add(1, Relaxed);
+        let prefix = (!place.path.as_ref().is_empty()).then_some(&place.path);
+        let listed = place.store.objects.list(prefix).try_collect().await;
+        listed.map_err(|e| place.store.about.fault(&place.uri, None, start, e))
+    }
+
+    /// Size and version of one object.
+    pub(crate) async fn head(&self, place: &Place) -> Result<Version> {
+        let _permit = self.permit().await?;
+        let start = Instant::now();
+        self.inner.counters.footer_requests.fetch_add(1, Relaxed);
+        // A GET of one byte, as the answer to a HEAD cannot say what is wrong.
+        let range = place.store.about.bucket.is_some().then_some(GetRange::Bounded(0..1));
+        let options = GetOptions { head: range.is_none(), range, ..Default::default() };
+        let answer = place.store.objects.get_opts(&place.path, options).await;
+        let meta = answer.map_err(|e| place.store.about.fault(&place.uri, None, start, e))?.meta;
+        place.version(&meta)
+    }
+
+    /// Bytes of an object of the given version: `Changed` if it has another one.
+    pub(crate) async fn get(
+        &self,
+        place: &Place,
+        version: &Version,
+        range: Range<u64>,
+        purpose: Purpose,
+    ) -> Result<Bytes> {
+        let _permit = self.permit().await?;
+        let start = Instant::now();
+        let c = &self.inner.counters;
+        let (requests, bytes) = match purpose {
+            Purpose::Footer => (&c.footer_requests, &c.footer_bytes),
+            Purpose::Data => (&c.s3_requests, &c.s3_bytes),
+        };
+        requests.fetch_add(1, Relaxed);
+        let options = GetOptions {
+            range: Some(GetRange::Bounded(range.clone())),
+            if_match: Some(format!("\"{}\"", version.etag)),
+            ..Default::default()
+        };
+        let fault = |e| place.store.about.fault(&place.uri, Some(version), start, e);
+        let answer = place.store.objects.get_opts(&place.path, options).await.map_err(fault)?;
+        let size = answer.meta.size;
+        let data = answer.bytes().await.map_err(fault)?;
+        bytes.fetch_add(data.len() as u64, Relaxed);
+        if size != version.size || data.len() as u64 != range.end - range.start {
+            return Err(Error::changed(format!(
+                "{}: has {size} bytes, not the {} it was frozen with: open the dataset anew",
+                place.uri, version.size
+            )));
+        }
+        Ok(data)
+    }
+
+    async fn permit(&self) -> Result<tokio::sync::SemaphorePermit<'_>> {
+        self.inner.requests.acquire().await.map_err(|_| Error::closed("the source is closed"))
+    }
+}
+
+impl Place {
+    /// The URI that the place was opened by.
+    pub(crate) fn uri(&self) -> &str {
+        &self.uri
+    }
+
+    /// The path in the store: a listed object's key starts with it.
+    pub(crate) fn path(&self) -> &str {
+        self.path.as_ref()
+    }
+
+    /// Whether the place is in the file system.
+    pub(crate) fn is_file(&self) -> bool {
+        self.store.about.bucket.is_none()
+    }
+
+    /// `Denied` if the object, symbolic links resolved, lies outside of its dataset's normalised URI.
+    pub(crate) fn stays_under(&self, dataset: &str) -> Result<()> {
+        if !self.is_file() || is_under(&normalise(&self.uri)?, dataset) {
+            return Ok(());
+        }
+        Err(Error::denied(format!(
+            "{}: is a link that leads out of {dataset}: name the target itself",
+            self.uri
+        )))
+    }
+
+    /// The version in a store's answer.
+    pub(crate) fn version(&self, meta: &ObjectMeta) -> Result<Version> {
+        let etag = meta.e_tag.as_deref().map(|e| e.trim_matches('"')).filter(|e| !e.is_empty());
+        let etag = etag.ok_or_else(|| {
+            Error::invalid(format!("{}: the store gives no ETag, so versions cannot be told apart", self.uri))
+        })?;
+        Ok(Version { etag: etag.to_owned(), size: meta.size })
+    }
+}

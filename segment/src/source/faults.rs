@@ -1,0 +1,253 @@
+//! What a store's error means for the caller, in one line.
+//!
+//! `object_store` keeps the status and the body of an answer in the text of its errors only, so that is what is
+//! read here.
+
+use super::Version;
+use super::watch::Watch;
+use forebay_proto::{Error, Kind};
+use object_store::client::{HttpError, HttpErrorKind};
+use std::io;
+use std::time::Instant;
+
+/// What errors should say of a store; without a bucket it is the file system.
+#[derive(Debug, Default)]
+pub(super) struct About {
+    pub bucket: Option<String>,
+    pub endpoint: String,
+    pub region: String,
+    pub key_id: Option<String>,
+    pub watch: Watch,
+}
+
+impl About {
+    /// The error for the caller of a request for `uri`, of `frozen` version if there is one, begun at `start`.
+    pub(super) fn fault(
+        &self,
+        uri: &str,
+        frozen: Option<&Version>,
+        start: Instant,
+        e: object_store::Error,
+    ) -> Error {
+        let fault = Fault::new(&e);
+        if matches!(e, object_store::Error::Precondition { .. }) || fault.status == Some(412) {
+            let etag = frozen.map_or("unknown", |v| v.etag.as_str());
+            return Error::changed(format!(
+                "{uri}: was overwritten since the dataset was frozen (etag {etag}): open the dataset anew"
+            ));
+        }
+        match self.bucket {
+            Some(_) => self.s3(uri, frozen, start, &e, &fault),
+            None => file(uri, frozen, &e, &fault),
+        }
+    }
+
+    fn s3(
+        &self,
+        uri: &str,
+        frozen: Option<&Version>,
+        start: Instant,
+        e: &object_store::Error,
+        f: &Fault,
+    ) -> Error {
+        let (bucket, endpoint) = (self.bucket.as_deref().unwrap_or_default(), &self.endpoint);
+        let code = f.code.as_deref().unwrap_or_default();
+        let said = f.said();
+        if code == "NoSuchBucket" {
+            return Error::not_found(format!("{uri}: no such bucket '{bucket}' at {endpoint}"));
+        }
+        let credentials = matches!(
+            code,
+            "InvalidAccessKeyId" | "SignatureDoesNotMatch" | "ExpiredToken" | "InvalidToken" | "AccessDenied"
+        );
+        let redirected =
+            matches!(code, "AuthorizationHeaderMalformed" | "PermanentRedirect" | "TemporaryRedirect");
+        if redirected || f.bare_redirect || matches!(f.status, Some(301 | 307)) {
+            let wanted = f.region.clone().or_else(|| self.watch.region());
+            let hint = wanted.map_or_else(
+                || format!("the bucket is not in it{said}: set s3_region"),
+                |r| format!("the bucket is in '{r}': set s3_region to that"),
+            );
+            return Error::invalid(format!("{uri}: {endpoint} refuses region '{}': {hint}", self.region));
+        }
+        if credentials || matches!(f.status, Some(401 | 403)) {
+            let who = match &self.key_id {
+                Some(id) => format!("access key {id}"),
+                None => "the request without keys".into(),
+            };
+            return Error::denied(format!(
+                "{uri}: {endpoint} refuses {who}{said}: check credentials and policy"
+            ));
+        }
+        if self.key_id.is_none() && f.instance {
+            return Error::denied(format!(
+                "{uri}: no credentials: none in settings, environment or ~/.aws, and no instance role answers; \
+                 set s3_anonymous for a public bucket"
+            ));
+        }
+        let tried = format!("tried for {:.1} s", start.elapsed().as_secs_f64());
+        match (f.status, f.http) {
+            (Some(404), _) if frozen.is_some() => Error::not_found(format!(
+                "{uri}: was deleted since the dataset was frozen: open the dataset anew"
+            )),
+            (Some(404), _) => Error::not_found(format!("{uri}: no such object")),
+            (Some(416), _) => Error::changed(format!("{uri}: is shorter than listed: open the dataset anew")),
+            (Some(s @ (408 | 429 | 500..)), _) => Error::retry(format!(
+                "{uri}: {endpoint} keeps answering {s}{said} ({tried}): try again later"
+            )),
+            (Some(s), _) => Error::invalid(format!("{uri}: {endpoint} answered {s}{said}")),
+            (None, Some(HttpErrorKind::Connect)) => Error::retry(format!(
+                "{uri}: cannot connect to {endpoint} ({tried}): {}: is the endpoint right, and up?",
+                f.root
+            )),
+            (None, Some(_)) => {
+                Error::retry(format!("{uri}: no complete answer from {endpoint} ({tried}): {}", f.root))
+            }
+            (None, None) => match e {
+                object_store::Error::NotFound { .. } => Error::not_found(format!("{uri}: no such object")),
+                _ => Error::invalid(format!(
+                    "{uri}: {endpoint} does not answer like S3 ({}): is the endpoint an S3 service?",
+                    f.root
+                )),
+            },
+        }
+    }
+}
+
+fn file(uri: &str, frozen: Option<&Version>, e: &object_store::Error, f: &Fault) -> Error {
+    use object_store::Error as E;
+    match (e, f.io) {
+        (E::NotFound { .. }, _) | (_, Some(io::ErrorKind::NotFound)) => match frozen {
+            Some(_) => Error::not_found(format!(
+                "{uri}: was deleted since the dataset was frozen: open the dataset anew"
+            )),
+            None => Error::not_found(format!("{uri}: no such file or directory")),
+        },
+        (_, Some(io::ErrorKind::PermissionDenied)) => {
+            Error::denied(format!("{uri}: permission denied: let this user read it"))
+        }
+        _ if f.text.contains("Out of range") || f.text.contains("range was invalid") => {
+            Error::changed(format!("{uri}: is shorter than it was: open the dataset anew"))
+        }
+        (E::InvalidPath { .. }, _) => Error::invalid(format!("{uri}: {}", f.root)),
+        (_, io) => {
+            let kind = if io.is_some() { Kind::Retry } else { Kind::Invalid };
+            Error::new(kind, format!("{uri}: cannot be read: {}", f.root))
+        }
+    }
+}
+
+/// What can be told from an error and its sources.
+#[derive(Debug, Default)]
+struct Fault {
+    status: Option<u16>,
+    /// `<Code>`, `<Message>` and `<Region>` of S3's error document.
+    code: Option<String>,
+    message: Option<String>,
+    region: Option<String>,
+    http: Option<HttpErrorKind>,
+    io: Option<io::ErrorKind>,
+    bare_redirect: bool,
+    /// It was the request for an instance's credentials that failed.
+    instance: bool,
+    /// The whole text, and that of the innermost error.
+    text: String,
+    root: String,
+}
+
+impl Fault {
+    fn new(e: &(dyn std::error::Error + 'static)) -> Self {
+        let text = e.to_string();
+        let mut fault = Self {
+            status: text.split_once("status code: ").and_then(|(_, rest)| rest.get(..3)?.parse().ok()),
+            code: element(&text, "Code"),
+            message: element(&text, "Message"),
+            region: element(&text, "Region"),
+            bare_redirect: text.contains("redirect without LOCATION"),
+            instance: ["169.254.169.254", "metadata/", "InstanceCredential", "instance metadata"]
+                .iter()
+                .any(|t| text.contains(t)),
+            ..Default::default()
+        };
+        let mut next = Some(e);
+        while let Some(e) = next {
+            if let Some(h) = e.downcast_ref::<HttpError>() {
+                fault.http.get_or_insert(h.kind());
+            }
+            if let Some(e) = e.downcast_ref::<io::Error>() {
+                fault.io.get_or_insert(e.kind());
+            }
+            fault.root = e.to_string();
+            next = e.source();
+        }
+        if fault.region.is_none()
+            && let Some(m) = &fault.message
+            && let Some((_, rest)) = m.split_once("expecting '")
+        {
+            fault.region = rest.split('\'').next().map(str::to_owned);
+        }
+        fault.root = fault.root.chars().take(300).collect();
+        fault.text = text;
+        fault
+    }
+
+    /// `" (Code: message)"` as far as known.
+    fn said(&self) -> String {
+        match (&self.code, &self.message) {
+            (Some(c), Some(m)) => format!(" ({c}: {})", m.chars().take(200).collect::<String>()),
+            (Some(c), None) => format!(" ({c})"),
+            _ => String::new(),
+        }
+    }
+}
+
+fn element(text: &str, name: &str) -> Option<String> {
+    let (_, rest) = text.split_once(&format!("<{name}>"))?;
+    let (value, _) = rest.split_once(&format!("</{name}>"))?;
+    Some(value.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn about() -> About {
+        About {
+            bucket: Some("b".into()),
+            endpoint: "http://h:1".into(),
+            region: "us-east-1".into(),
+            key_id: Some("AKID".into()),
+            watch: Watch::default(),
+        }
+    }
+
+    fn generic(text: &str) -> object_store::Error {
+        object_store::Error::Generic { store: "S3", source: text.to_owned().into() }
+    }
+
+    #[test]
+    fn answers_are_classed() {
+        let status = "Server returned non-2xx status code: ";
+        let doc = |c: &str, m: &str| format!("<Error><Code>{c}</Code><Message>{m}</Message></Error>");
+        let region = doc("AuthorizationHeaderMalformed", "the region 'a' is wrong; expecting 'eu-west-1'");
+        for (text, kind, says) in [
+            (
+                format!("{status}404 Not Found: {}", doc("NoSuchBucket", "x")),
+                Kind::NotFound,
+                "no such bucket 'b'",
+            ),
+            (format!("{status}404 Not Found: {}", doc("NoSuchKey", "x")), Kind::NotFound, "no such object"),
+            (format!("{status}403 Forbidden: {}", doc("InvalidAccessKeyId", "x")), Kind::Denied, "AKID"),
+            (format!("{status}400 Bad Request: {region}"), Kind::Invalid, "'eu-west-1'"),
+            ("Received redirect without LOCATION, this".into(), Kind::Invalid, "us-east-1"),
+            (format!("{status}503 Slow: {}", doc("SlowDown", "x")), Kind::Retry, "503"),
+            (format!("{status}416 Range: "), Kind::Changed, "shorter"),
+            (format!("{status}412 Failed: "), Kind::Changed, "overwritten"),
+            ("expected <html>".into(), Kind::Invalid, "not answer like S3"),
+        ] {
+            let e = about().fault("s3://b/k", None, Instant::now(), generic(&text));
+            assert_eq!(e.kind, kind, "{text} -> {e}");
+            assert!(e.message.contains(says) && e.message.starts_with("s3://b/k: "), "{text} -> {e}");
+        }
+    }
+}

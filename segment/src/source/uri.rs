@@ -1,0 +1,182 @@
+//! Dataset and object URIs: one spelling each, and nothing that could lead out of what a prefix allows.
+
+use forebay_proto::{Error, Result};
+use std::path::{Component, Path as FsPath, PathBuf};
+
+/// Where a URI points: which store, and the path in it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Location {
+    /// A bucket and a key or prefix (no slash at either end, maybe empty).
+    S3 { bucket: String, key: String },
+    /// An absolute path.
+    File { path: PathBuf },
+}
+
+/// The one spelling of a dataset's URI: no slash at the end, and for `file://` symbolic links resolved as far as the
+/// path exists. `Invalid` for an unknown scheme, `..`, an empty bucket, a query or credentials in the URI.
+///
+/// Two URIs name the same place if and only if their normal forms are equal, and one lies under the other if and
+/// only if [`is_under`] says so of the normal forms: what an allow list compares.
+pub fn normalise(uri: &str) -> Result<String> {
+    match locate(uri)? {
+        Location::S3 { bucket, key } if key.is_empty() => Ok(format!("s3://{bucket}")),
+        Location::S3 { bucket, key } => Ok(format!("s3://{bucket}/{key}")),
+        Location::File { path } => {
+            let path = resolve(&path);
+            match path.to_str() {
+                Some("/") => Ok("file:///".into()),
+                Some(text) => Ok(format!("file://{text}")),
+                None => Err(Error::invalid(format!("{uri}: resolves to a path that is not UTF-8"))),
+            }
+        }
+    }
+}
+
+/// Whether the normalised `uri` is `root` or lies under it, on a `/` boundary.
+pub fn is_under(uri: &str, root: &str) -> bool {
+    let root = root.trim_end_matches('/');
+    uri.strip_prefix(root).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+}
+
+/// Takes a URI apart, checking it; reads no file system.
+pub(crate) fn locate(uri: &str) -> Result<Location> {
+    if uri.is_empty() {
+        return Err(Error::invalid("the URI is empty: give s3://BUCKET/PREFIX or file:///PATH"));
+    }
+    let Some((scheme, rest)) = uri.split_once("://") else {
+        let uri = shown(uri);
+        return Err(Error::invalid(format!("{uri}: not a URI: give s3://BUCKET/PREFIX or file:///PATH")));
+    };
+    let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
+    if authority.contains('@') {
+        // The URI itself is not repeated: it holds a secret.
+        return Err(Error::invalid(format!(
+            "the {}:// URI holds credentials: give them as settings or in the environment",
+            shown(scheme)
+        )));
+    }
+    if uri.chars().any(char::is_control) {
+        return Err(Error::invalid(format!("{}: holds control characters", uri.escape_debug())));
+    }
+    if uri.contains('?') {
+        return Err(Error::invalid(format!("{uri}: a query (?) has no meaning here: remove it")));
+    }
+    let path = path.trim_end_matches('/');
+    let dots = |p: &str| p.split('/').any(|part| part == ".." || part == ".");
+    if dots(path) {
+        return Err(Error::invalid(format!("{uri}: '.' and '..' are not allowed in a URI")));
+    }
+    match scheme {
+        "s3" => {
+            let fits = |c: char| c.is_ascii_alphanumeric() || "-._".contains(c);
+            if authority.is_empty()
+                || authority.len() > 255
+                || !authority.chars().all(fits)
+                || dots(authority)
+            {
+                return Err(Error::invalid(format!("{uri}: '{authority}' is no bucket name")));
+            }
+            if path.starts_with('/') || path.contains("//") {
+                return Err(Error::invalid(format!("{uri}: keys with empty parts (//) cannot be read")));
+            }
+            Ok(Location::S3 { bucket: authority.into(), key: path.into() })
+        }
+        "file" => match authority {
+            "" if rest.starts_with('/') => {
+                let parts = path.split('/').filter(|part| !part.is_empty());
+                Ok(Location::File { path: FsPath::new("/").join(parts.collect::<PathBuf>()) })
+            }
+            _ => {
+                Err(Error::invalid(format!("{uri}: give an absolute path with three slashes: file:///PATH")))
+            }
+        },
+        _ => Err(Error::invalid(format!("{uri}: unknown scheme '{scheme}': use s3:// or file://"))),
+    }
+}
+
+/// `path` with symbolic links resolved in the longest part of it that exists.
+fn resolve(path: &FsPath) -> PathBuf {
+    let mut rest = Vec::new();
+    let mut head = path;
+    loop {
+        if let Ok(real) = head.canonicalize() {
+            return rest.iter().rev().fold(real, |p, part| p.join(part));
+        }
+        match (head.components().next_back(), head.parent()) {
+            (Some(Component::Normal(part)), Some(parent)) => {
+                rest.push(part);
+                head = parent;
+            }
+            _ => return path.to_owned(),
+        }
+    }
+}
+
+/// A piece of input fit for one line of an error message.
+fn shown(text: &str) -> String {
+    text.chars().take(80).flat_map(char::escape_debug).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use forebay_proto::Kind;
+
+    #[test]
+    fn one_spelling() {
+        for (given, want) in [
+            ("s3://b", "s3://b"),
+            ("s3://b/", "s3://b"),
+            ("s3://b/train//", "s3://b/train"),
+            ("s3://my.bucket-1/a b/x.parquet", "s3://my.bucket-1/a b/x.parquet"),
+            ("file:///no/such//dir/", "file:///no/such/dir"),
+            ("file:///", "file:///"),
+        ] {
+            assert_eq!(normalise(given).unwrap(), want, "{given}");
+        }
+    }
+
+    #[test]
+    fn refused() {
+        for uri in [
+            "",
+            "train",
+            "/etc/passwd",
+            "s3://",
+            "s3:///x",
+            "s3://b/../c",
+            "s3://b/a//c",
+            "s3://b//c",
+            "s3://../c",
+            "s3://b/x?versionId=1",
+            "s3://b c/x",
+            "s3a://b/x",
+            "http://b/x",
+            "file://etc/passwd",
+            "file:///a/../etc",
+            "file:///a/./b",
+            "s3://b/\n",
+        ] {
+            assert_eq!(normalise(uri).unwrap_err().kind, Kind::Invalid, "{uri}");
+        }
+        let e = normalise("s3://AKIA:hunter2@b/x").unwrap_err();
+        assert!(!e.message.contains("hunter2"), "{e}");
+    }
+
+    #[test]
+    fn links_are_resolved_and_prefixes_end_at_slashes() {
+        let dir = tempfile::tempdir().unwrap();
+        let real = dir.path().canonicalize().unwrap();
+        std::fs::create_dir(real.join("in")).unwrap();
+        std::os::unix::fs::symlink("/etc", real.join("in/out")).unwrap();
+        let uri = normalise(&format!("file://{}/in/out/passwd", real.display())).unwrap();
+        assert_eq!(uri, "file:///etc/passwd");
+
+        assert!(is_under("s3://b/train", "s3://b/train"));
+        assert!(is_under("s3://b/train/x", "s3://b/train"));
+        assert!(is_under("s3://b/train/x", "s3://b"));
+        assert!(is_under("file:///etc", "file:///"));
+        assert!(!is_under("s3://b/training/x", "s3://b/train"));
+        assert!(!is_under("s3://bb/x", "s3://b"));
+    }
+}
