@@ -1,0 +1,197 @@
+//! Command-line arguments that `forebay` and `forebay-train` share: which cache, or which store directly.
+//!
+//! Turns flags and environment into an [`Access`]. Secrets come from the environment or the usual AWS files only:
+//! there is no flag for them, so they never show in a process list or a help text.
+
+use crate::access::{Access, Node};
+use crate::direct::{self, Direct};
+use clap::Args;
+use forebay_proto::{Error, Result};
+use forebay_segment::SourceSettings;
+
+/// The variable that names the cache when `--endpoint` does not.
+pub const ENDPOINT_VARIABLE: &str = "FOREBAY_ENDPOINT";
+
+/// How to reach the object store when reading it directly.
+#[derive(Debug, Clone, Default, Args)]
+#[command(next_help_heading = "Reading the store directly")]
+pub struct SourceArgs {
+    /// URL of an S3-compatible store, such as http://127.0.0.1:9000 [default: AWS]
+    #[arg(long, value_name = "URL")]
+    pub s3_endpoint: Option<String>,
+    /// Region to sign for [default: AWS_REGION, the profile's region, or us-east-1]
+    #[arg(long, value_name = "REGION")]
+    pub s3_region: Option<String>,
+    /// Profile of ~/.aws/credentials and ~/.aws/config [default: AWS_PROFILE, or `default`]
+    #[arg(long, value_name = "NAME")]
+    pub s3_profile: Option<String>,
+    /// Put the bucket into the path rather than into the host name [default: yes exactly with --s3-endpoint]
+    #[arg(long)]
+    pub s3_path_style: bool,
+    /// Send no credentials: for public buckets
+    #[arg(long)]
+    pub s3_anonymous: bool,
+    /// Decoded bytes to keep in memory when reading directly [default: 1 GiB]
+    #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u64).range(1..))]
+    pub direct_memory_bytes: Option<u64>,
+}
+
+/// Which cache node to ask.
+#[derive(Debug, Clone, Default, Args)]
+pub struct EndpointArgs {
+    /// Cache node, such as http://127.0.0.1:7070 [env: FOREBAY_ENDPOINT]
+    #[arg(long, value_name = "URL")]
+    pub endpoint: Option<String>,
+}
+
+/// Where data comes from: a cache node, or the store itself.
+#[derive(Debug, Clone, Default, Args)]
+pub struct AccessArgs {
+    #[command(flatten)]
+    #[expect(missing_docs, reason = "documented at its type")]
+    pub endpoint: EndpointArgs,
+    /// Read the store directly, without a cache
+    #[arg(long)]
+    pub direct: bool,
+    #[command(flatten)]
+    #[expect(missing_docs, reason = "documented at its type")]
+    pub source: SourceArgs,
+}
+
+impl SourceArgs {
+    /// The settings of a source; what no flag says is left to the environment and the AWS files.
+    pub fn settings(&self) -> SourceSettings {
+        SourceSettings {
+            s3_endpoint: self.s3_endpoint.clone(),
+            s3_region: self.s3_region.clone(),
+            s3_profile: self.s3_profile.clone(),
+            s3_path_style: self.s3_path_style.then_some(true),
+            s3_anonymous: self.s3_anonymous,
+            ..Default::default()
+        }
+    }
+
+    /// The store itself, by these flags.
+    pub fn access(&self) -> Result<Access> {
+        let memory_bytes = self.direct_memory_bytes.unwrap_or(direct::MEMORY_BYTES);
+        Direct::new(self.settings(), memory_bytes).map(Access::Direct)
+    }
+
+    /// The first of these flags that was given.
+    fn given(&self) -> Option<&'static str> {
+        [
+            (self.s3_endpoint.is_some(), "--s3-endpoint"),
+            (self.s3_region.is_some(), "--s3-region"),
+            (self.s3_profile.is_some(), "--s3-profile"),
+            (self.s3_path_style, "--s3-path-style"),
+            (self.s3_anonymous, "--s3-anonymous"),
+            (self.direct_memory_bytes.is_some(), "--direct-memory-bytes"),
+        ]
+        .into_iter()
+        .find_map(|(given, flag)| given.then_some(flag))
+    }
+}
+
+impl EndpointArgs {
+    /// The cache node that flag or environment names; `Invalid` if neither does.
+    pub fn node(&self) -> Result<Node> {
+        match self.resolve(variable()) {
+            Some(url) => Node::new(&url),
+            None => Err(Error::invalid(format!(
+                "no cache endpoint: pass --endpoint URL or set {ENDPOINT_VARIABLE}"
+            ))),
+        }
+    }
+
+    /// The flag wins over the environment; empty counts as absent.
+    fn resolve(&self, variable: Option<String>) -> Option<String> {
+        self.endpoint.clone().or(variable).filter(|url| !url.trim().is_empty())
+    }
+}
+
+impl AccessArgs {
+    /// What flags and environment say; `Invalid` if they contradict each other or say nothing. `--direct` wins over
+    /// the environment's endpoint, as any flag does over a variable.
+    pub fn access(&self) -> Result<Access> {
+        match self.choose(variable())? {
+            Some(url) => Access::endpoint(&url),
+            None => self.source.access(),
+        }
+    }
+
+    /// The endpoint's URL, or `None` for the store itself.
+    fn choose(&self, variable: Option<String>) -> Result<Option<String>> {
+        if self.direct && self.endpoint.endpoint.is_some() {
+            return Err(Error::invalid(
+                "--endpoint and --direct contradict each other: read through the cache or read the store directly",
+            ));
+        }
+        if self.direct {
+            return Ok(None);
+        }
+        if let Some(flag) = self.source.given() {
+            return Err(Error::invalid(format!(
+                "{flag} is for reading the store directly: add --direct, or leave it out and set it at the cache"
+            )));
+        }
+        match self.endpoint.resolve(variable) {
+            Some(url) => Ok(Some(url)),
+            None => Err(Error::invalid(format!(
+                "no cache endpoint: pass --endpoint URL or set {ENDPOINT_VARIABLE}, or read the store directly with \
+                 --direct"
+            ))),
+        }
+    }
+}
+
+fn variable() -> Option<String> {
+    std::env::var(ENDPOINT_VARIABLE).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        access: AccessArgs,
+    }
+
+    fn choose(line: &[&str], variable: Option<&str>) -> Result<Option<String>, String> {
+        let line = Line::try_parse_from(["x"].iter().chain(line)).map_err(|e| e.to_string())?;
+        line.access.choose(variable.map(str::to_owned)).map_err(|e| e.message)
+    }
+
+    #[test]
+    fn flag_over_variable_and_direct_over_both() {
+        assert_eq!(choose(&["--endpoint", "a:1"], Some("b:1")), Ok(Some("a:1".into())));
+        assert_eq!(choose(&[], Some("b:1")), Ok(Some("b:1".into())));
+        assert_eq!(choose(&["--direct"], Some("b:1")), Ok(None));
+        assert_eq!(choose(&["--direct", "--s3-endpoint", "http://s:1", "--s3-path-style"], None), Ok(None));
+    }
+
+    #[test]
+    fn silence_and_contradiction_are_errors_of_one_line() {
+        let silent = choose(&[], None).unwrap_err();
+        assert_eq!(
+            silent,
+            "no cache endpoint: pass --endpoint URL or set FOREBAY_ENDPOINT, or read the store directly with --direct"
+        );
+        assert_eq!(choose(&[], Some(" ")).unwrap_err(), silent, "an empty variable counts as absent");
+        assert!(choose(&["--direct", "--endpoint", "a:1"], None).unwrap_err().contains("contradict"));
+        let flag = choose(&["--endpoint", "a:1", "--s3-region", "x"], None).unwrap_err();
+        assert!(flag.starts_with("--s3-region is for reading the store directly"), "{flag}");
+    }
+
+    #[test]
+    fn source_flags_become_settings() {
+        let line =
+            Line::try_parse_from(["x", "--s3-endpoint", "http://s:1", "--s3-region", "r", "--s3-path-style"]);
+        let settings = line.unwrap_or_else(|e| panic!("{e}")).access.source.settings();
+        assert_eq!(settings.s3_endpoint.as_deref(), Some("http://s:1"));
+        assert_eq!((settings.s3_region.as_deref(), settings.s3_path_style), (Some("r"), Some(true)));
+        assert_eq!(SourceArgs::default().settings().s3_path_style, None);
+    }
+}

@@ -1,0 +1,126 @@
+//! The command `forebay`: look into datasets and caches, warm them, and read epochs without a trainer.
+//!
+//! Answers go to standard output, everything else to standard error. Errors are one line, `forebay: error: ...`, with
+//! exit status 1 (2 for a wrong command line, 130 after Ctrl-C); a reader that stops reading ends a command quietly.
+
+mod cat;
+mod epoch;
+mod failure;
+mod figures;
+mod free;
+mod inspect;
+mod load;
+mod status;
+
+use crate::args::{AccessArgs, EndpointArgs};
+use crate::dataset::DatasetSpec;
+use clap::{Args, Parser, Subcommand};
+use failure::Failure;
+use std::io::{BufWriter, Write};
+use std::process::ExitCode;
+
+/// The exit status after Ctrl-C, as shells expect it.
+const INTERRUPTED: u8 = 130;
+
+/// Forebay: training data from object storage through a cache of decoded Arrow.
+#[derive(Debug, Parser)]
+#[command(name = "forebay", version, arg_required_else_help = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// What a cache node holds and has done
+    Status(status::Status),
+    /// A dataset's schema, objects, row groups and segments
+    Inspect(inspect::Inspect),
+    /// Fill the cache with a dataset
+    Load(load::Load),
+    /// Drop a dataset from the cache
+    Free(free::Free),
+    /// Read epochs without a trainer, and report where the bytes came from and how fast
+    Epoch(epoch::Epoch),
+    /// Print rows in file order
+    Cat(cat::Cat),
+}
+
+/// Which dataset, and which columns of it.
+#[derive(Debug, Clone, Args)]
+struct DatasetArgs {
+    /// Dataset: s3://BUCKET/PREFIX or file:///PATH, a folder of Parquet objects or one of them
+    uri: String,
+    /// Columns to read, separated by commas [default: all]
+    #[arg(long, value_name = "NAMES", value_delimiter = ',')]
+    columns: Option<Vec<String>>,
+    /// Decoded bytes that a segment aims at [default: 32 MiB]
+    #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u64).range(1..))]
+    segment_bytes: Option<u64>,
+}
+
+impl DatasetArgs {
+    fn spec(&self) -> DatasetSpec {
+        DatasetSpec {
+            uri: self.uri.clone(),
+            columns: self.columns.clone(),
+            segment_bytes: self.segment_bytes,
+        }
+    }
+}
+
+/// Where answers go.
+type Out<'a> = &'a mut (dyn Write + Send);
+
+/// Runs the command line of this process and says with which status to exit.
+pub fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let filter = tracing_subscriber::EnvFilter::try_from_default_env();
+    let filter = filter.unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("off"));
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(e) => return report(format_args!("cannot start threads: {e}")),
+    };
+    let status = runtime.block_on(async {
+        // A task of its own: writing to a slow pipe must not keep Ctrl-C from being heard.
+        let command = tokio::spawn(async move {
+            let mut out = BufWriter::with_capacity(1 << 16, std::io::stdout());
+            let done = run(cli.command, &mut out).await;
+            done.and_then(|()| Ok(out.flush()?))
+        });
+        tokio::select! {
+            done = command => match done {
+                Ok(Ok(())) | Ok(Err(Failure::ReaderGone)) => ExitCode::SUCCESS,
+                Ok(Err(Failure::Error(e))) => report(e),
+                Err(e) => report(format_args!("the command broke off: {e}")),
+            },
+            _ = tokio::signal::ctrl_c() => ExitCode::from(INTERRUPTED),
+        }
+    });
+    runtime.shutdown_background();
+    status
+}
+
+async fn run(command: Command, out: Out<'_>) -> Result<(), Failure> {
+    match command {
+        Command::Status(c) => c.run(out).await,
+        Command::Inspect(c) => c.run(out).await,
+        Command::Load(c) => c.run(out).await,
+        Command::Free(c) => c.run(out).await,
+        Command::Epoch(c) => c.run(out).await,
+        Command::Cat(c) => c.run(out).await,
+    }
+}
+
+fn report(message: impl std::fmt::Display) -> ExitCode {
+    // Standard error may be closed: then there is nobody to tell.
+    writeln!(std::io::stderr(), "forebay: error: {message}").ok();
+    ExitCode::FAILURE
+}
+
+/// Writes a value as JSON, for programs.
+fn write_json(out: Out<'_>, value: &impl serde::Serialize) -> Result<(), Failure> {
+    serde_json::to_writer_pretty(&mut *out, value).map_err(std::io::Error::from)?;
+    Ok(writeln!(out)?)
+}

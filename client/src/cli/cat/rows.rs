@@ -1,0 +1,79 @@
+//! The rows of a dataset in file order, from a cache node or directly.
+
+use crate::access::{Access, Node};
+use crate::dataset::Dataset;
+use arrow::array::RecordBatch;
+use arrow_flight::FlightData;
+use arrow_flight::decode::FlightRecordBatchStream;
+use arrow_flight::error::FlightError;
+use arrow_flight::flight_service_client::FlightServiceClient;
+use forebay_proto::{Error, Result, v1};
+use forebay_segment::answer::{self, Answer, Budget};
+use futures::StreamExt;
+use prost::Message;
+use tonic::Status;
+use xxhash_rust::xxh3::xxh3_64;
+
+/// Batches in file order.
+pub(super) enum Rows {
+    Endpoint(Node, Box<FlightRecordBatchStream>),
+    Direct(Answer),
+}
+
+impl Rows {
+    /// Asks for the first `limit` rows; 0 = all.
+    pub(super) async fn start(dataset: &Dataset, limit: u64) -> Result<Self> {
+        let ticket = v1::ScanTicket {
+            manifest: dataset.manifest().digest().to_bytes().to_vec().into(),
+            columns: dataset.ticket_columns(),
+            limit,
+        };
+        match dataset.access() {
+            Access::Endpoint(node) => Self::ask(node, ticket).await,
+            Access::Direct(_) => {
+                let segments = dataset.segments()?;
+                let manifest = dataset.manifest().clone();
+                answer::scan(segments, manifest, dataset.schema(), &ticket, Budget::default())
+                    .map(Rows::Direct)
+            }
+        }
+    }
+
+    async fn ask(node: &Node, ticket: v1::ScanTicket) -> Result<Self> {
+        let ticket = v1::Ticket { kind: Some(v1::ticket::Kind::Scan(ticket)) };
+        let mut client = FlightServiceClient::new(node.channel()).max_decoding_message_size(usize::MAX);
+        let stream = client.do_get(arrow_flight::Ticket { ticket: ticket.encode_to_vec().into() }).await;
+        let stream = stream.map_err(|s| node.error(s))?.into_inner();
+        let checked =
+            stream.map(|message| message.and_then(check).map_err(|s| FlightError::Tonic(Box::new(s))));
+        let batches = FlightRecordBatchStream::new_from_flight_data(checked);
+        Ok(Rows::Endpoint(node.clone(), Box::new(batches)))
+    }
+
+    /// The next batch; `None` after the last.
+    pub(super) async fn next(&mut self) -> Result<Option<RecordBatch>> {
+        match self {
+            Rows::Endpoint(node, stream) => match stream.next().await.transpose() {
+                Ok(batch) => Ok(batch),
+                Err(FlightError::Tonic(status)) => Err(node.error(*status)),
+                Err(e) => Err(Error::corrupt(format!("{} sent what is no batch stream: {e}", node.url()))),
+            },
+            Rows::Direct(answer) => match answer.messages.recv().await {
+                Some(message) => message?.to_record_batch(&answer.schema).map(Some),
+                None => Ok(None),
+            },
+        }
+    }
+}
+
+/// Lets a message pass whose body is what its sender hashed.
+fn check(message: FlightData) -> Result<FlightData, Status> {
+    if message.app_metadata.is_empty() {
+        return Ok(message);
+    }
+    let meta = v1::MessageMeta::decode(message.app_metadata.as_ref());
+    match meta {
+        Ok(meta) if meta.body_hash == xxh3_64(&message.data_body) => Ok(message),
+        _ => Err(Status::data_loss("a message was damaged on its way: its checksum does not match")),
+    }
+}

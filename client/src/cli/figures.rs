@@ -1,0 +1,109 @@
+//! Numbers for people: decimal units, thousands apart. Programs get exact ones, by `--json`.
+
+use comfy_table::{CellAlignment, Table, presets};
+
+/// `12.3 MB`, decimal.
+pub(super) fn bytes(n: u64) -> String {
+    const UNITS: [&str; 6] = ["kB", "MB", "GB", "TB", "PB", "EB"];
+    if n < 1000 {
+        return format!("{n} B");
+    }
+    let mut value = n as f64 / 1e3;
+    let mut unit = 0;
+    // 999.95 and more would round up to four digits.
+    while value >= 999.95 && unit + 1 < UNITS.len() {
+        value /= 1e3;
+        unit += 1;
+    }
+    let digits = if value < 9.995 { 2 } else { 1 };
+    format!("{value:.digits$} {}", UNITS[unit])
+}
+
+/// `60,000`.
+pub(super) fn count(n: u64) -> String {
+    let digits = n.to_string();
+    let mut out = String::with_capacity(digits.len() * 4 / 3 + 1);
+    for (i, c) in digits.chars().enumerate() {
+        if i > 0 && (digits.len() - i).is_multiple_of(3) {
+            out.push(',');
+        }
+        out.push(c);
+    }
+    out
+}
+
+/// `1 segment`, `3 segments`.
+pub(super) fn of(n: u64, thing: &str) -> String {
+    format!("{} {thing}{}", count(n), if n == 1 { "" } else { "s" })
+}
+
+/// `42 s`, `3 min 5 s`, `2 h 10 min`, `3 d 4 h`.
+pub(super) fn duration(seconds: u64) -> String {
+    let (s, min, h, d) = (seconds % 60, seconds / 60 % 60, seconds / 3600 % 24, seconds / 86400);
+    match (d, h, min) {
+        (0, 0, 0) => format!("{s} s"),
+        (0, 0, _) => format!("{min} min {s} s"),
+        (0, _, _) => format!("{h} h {min} min"),
+        _ => format!("{d} d {h} h"),
+    }
+}
+
+/// An amount per second; 0 when no time passed.
+pub(super) fn rate(amount: f64, seconds: f64) -> f64 {
+    if seconds > 0.0 { amount / seconds } else { 0.0 }
+}
+
+/// A table without lines; the columns named in `right` are flush right.
+pub(super) fn table(header: &[&str], right: &[usize]) -> Table {
+    let mut table = Table::new();
+    table.load_preset(presets::NOTHING).set_header(header.to_vec());
+    for (i, column) in table.column_iter_mut().enumerate() {
+        column.set_padding((0, 2));
+        if right.contains(&i) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+    }
+    table
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_for_people() {
+        let cases = [
+            (0, "0 B"),
+            (999, "999 B"),
+            (1000, "1.00 kB"),
+            (9_994, "9.99 kB"),
+            (9_996, "10.0 kB"),
+            (123_456, "123.5 kB"),
+            (999_949, "999.9 kB"),
+            (999_950, "1.00 MB"),
+            (45_600_000, "45.6 MB"),
+            (u64::MAX, "18.4 EB"),
+        ];
+        for (n, want) in cases {
+            assert_eq!(bytes(n), want);
+        }
+        let cases = [(0, "0"), (999, "999"), (1000, "1,000"), (60_000, "60,000"), (1_234_567, "1,234,567")];
+        for (n, want) in cases {
+            assert_eq!(count(n), want);
+        }
+        assert_eq!((of(1, "row"), of(2000, "row")), ("1 row".into(), "2,000 rows".into()));
+        assert_eq!(duration(59), "59 s");
+        assert_eq!(duration(185), "3 min 5 s");
+        assert_eq!(duration(7800), "2 h 10 min");
+        assert_eq!(duration(273_600), "3 d 4 h");
+        assert_eq!((rate(10.0, 0.0), rate(10.0, 4.0)), (0.0, 2.5));
+    }
+
+    #[test]
+    fn tables_are_plain() {
+        let mut t = table(&["name", "n"], &[1]);
+        t.add_row(["a", "1"]).add_row(["bcd", "1,000"]);
+        let lines: Vec<String> = t.to_string().lines().map(|l| l.trim_end().to_owned()).collect();
+        assert_eq!(lines, ["name      n", "a         1", "bcd   1,000"]);
+    }
+}

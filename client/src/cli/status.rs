@@ -1,0 +1,173 @@
+//! `forebay status`: what a cache node holds and has done.
+
+use super::failure::Failure;
+use super::{EndpointArgs, Out, figures, write_json};
+use crate::counters;
+use clap::Args;
+use forebay_proto::manifest::Digest;
+use forebay_proto::v1::StatusReply;
+use serde::Serialize;
+
+#[derive(Debug, Args)]
+pub(super) struct Status {
+    #[command(flatten)]
+    endpoint: EndpointArgs,
+    /// Answer in JSON
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Serialize)]
+struct Answer<'a> {
+    endpoint: &'a str,
+    node: &'a str,
+    version: &'a str,
+    uptime_s: u64,
+    cache_bytes_used: u64,
+    cache_bytes_limit: u64,
+    segments_held: u64,
+    counters: serde_json::Map<String, serde_json::Value>,
+    datasets: Vec<Held<'a>>,
+}
+
+#[derive(Serialize)]
+struct Held<'a> {
+    uri: &'a str,
+    digest: String,
+    rows: u64,
+    segments: u64,
+    segments_held: u64,
+}
+
+impl Status {
+    pub(super) async fn run(self, out: Out<'_>) -> Result<(), Failure> {
+        let node = self.endpoint.node()?;
+        let reply = node.status().await?;
+        match self.json {
+            true => write_json(out, &answer(node.url(), &reply)),
+            false => Ok(out.write_all(text(node.url(), &reply).as_bytes())?),
+        }
+    }
+}
+
+fn answer<'a>(endpoint: &'a str, s: &'a StatusReply) -> Answer<'a> {
+    Answer {
+        endpoint,
+        node: &s.node,
+        version: &s.version,
+        uptime_s: s.uptime_s,
+        cache_bytes_used: s.cache_bytes_used,
+        cache_bytes_limit: s.cache_bytes_limit,
+        segments_held: s.segments_held,
+        counters: counters::named(&s.counters.unwrap_or_default())
+            .into_iter()
+            .map(|(name, n)| (name.to_owned(), n.into()))
+            .collect(),
+        datasets: s
+            .datasets
+            .iter()
+            .map(|d| Held {
+                uri: &d.uri,
+                digest: Digest::from_bytes(&d.digest).map(|d| d.to_string()).unwrap_or_default(),
+                rows: d.rows,
+                segments: d.segments,
+                segments_held: d.segments_held,
+            })
+            .collect(),
+    }
+}
+
+fn text(endpoint: &str, s: &StatusReply) -> String {
+    let c = s.counters.unwrap_or_default();
+    let bytes = figures::bytes;
+    let count = figures::count;
+    let mut lines = vec![
+        format!("{endpoint}: node {}, version {}, up {}", s.node, s.version, figures::duration(s.uptime_s)),
+        format!(
+            "holds     {} of {} in {}",
+            bytes(s.cache_bytes_used),
+            bytes(s.cache_bytes_limit),
+            figures::of(s.segments_held, "segment")
+        ),
+        format!(
+            "from S3   {} in {}, footers and listings {} in {}, {}",
+            bytes(c.s3_bytes),
+            figures::of(c.s3_requests, "request"),
+            bytes(c.s3_footer_bytes),
+            figures::of(c.s3_footer_requests, "request"),
+            if c.s3_retries == 1 { "1 retry".into() } else { format!("{} retries", count(c.s3_retries)) },
+        ),
+        format!(
+            "decoded   {} of Parquet into {} of Arrow",
+            bytes(c.parquet_bytes_decoded),
+            bytes(c.arrow_bytes_decoded)
+        ),
+        format!(
+            "segments  {}, {} waited for a fill, {}, {}, {} corrupt, {} written",
+            figures::of(c.hits, "hit"),
+            count(c.joins),
+            match c.misses {
+                1 => "1 miss".into(),
+                n => format!("{} misses", count(n)),
+            },
+            figures::of(c.evictions, "eviction"),
+            count(c.corrupt_segments),
+            bytes(c.store_bytes_written)
+        ),
+        format!(
+            "served    {}, {}, {}",
+            figures::of(c.rows_served, "row"),
+            bytes(c.bytes_served),
+            figures::of(c.streams, "stream")
+        ),
+    ];
+    if !s.datasets.is_empty() {
+        let mut table = figures::table(&["dataset", "rows", "segments", "held", "digest"], &[1, 2, 3]);
+        for d in &s.datasets {
+            table.add_row([
+                d.uri.clone(),
+                count(d.rows),
+                count(d.segments),
+                count(d.segments_held),
+                Digest::from_bytes(&d.digest).map(|d| d.to_string()).unwrap_or_default(),
+            ]);
+        }
+        lines.push(String::new());
+        lines.extend(table.to_string().lines().map(|l| l.trim_end().to_owned()));
+    }
+    lines.join("\n") + "\n"
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use forebay_proto::v1::{Counters, DatasetStatus};
+
+    #[test]
+    fn for_people_and_for_programs() {
+        let reply = StatusReply {
+            node: "a".into(),
+            version: "0.1.0".into(),
+            uptime_s: 61,
+            cache_bytes_used: 1_500_000,
+            cache_bytes_limit: 10_000_000_000,
+            segments_held: 1,
+            counters: Some(Counters { s3_requests: 12, s3_bytes: 3_000, hits: 7, ..Default::default() }),
+            datasets: vec![DatasetStatus {
+                uri: "s3://b/d".into(),
+                digest: vec![0xab; 16].into(),
+                rows: 60_000,
+                segments: 2,
+                segments_held: 1,
+            }],
+        };
+        let text = text("http://h:1", &reply);
+        assert!(text.starts_with("http://h:1: node a, version 0.1.0, up 1 min 1 s\n"), "{text}");
+        assert!(text.contains("holds     1.50 MB of 10.0 GB in 1 segment\n"), "{text}");
+        assert!(text.contains("s3://b/d  60,000"), "{text}");
+        let json = serde_json::to_value(answer("http://h:1", &reply)).unwrap();
+        assert_eq!(json["counters"]["s3_bytes"], 3_000);
+        assert_eq!(json["counters"].as_object().unwrap().len(), 16);
+        assert_eq!(json["datasets"][0]["digest"], "ab".repeat(16));
+    }
+}
