@@ -27,18 +27,26 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// # Panics
 /// If it has not been built.
 pub fn binary(name: &str) -> PathBuf {
-    let own = std::env::current_exe().expect("the path of this executable");
-    let mut folder = own.parent().expect("executables lie in a folder");
+    match find(name) {
+        Ok(path) => path,
+        Err(message) => panic!("{message}"),
+    }
+}
+
+fn find(name: &str) -> Result<PathBuf, String> {
+    let own = std::env::current_exe().map_err(|error| format!("find this executable: {error}"))?;
+    let mut folder = own.parent().unwrap_or(&own);
     if folder.ends_with("deps") {
         folder = folder.parent().unwrap_or(folder);
     }
     let path = folder.join(name);
-    assert!(
-        path.is_file(),
-        "{} does not exist: run `make test`, which builds the binaries first, or `cargo build --workspace --bins`",
+    if path.is_file() {
+        return Ok(path);
+    }
+    Err(format!(
+        "{} does not exist: use `make`, which builds all binaries, or `cargo build --workspace --bins`",
         path.display()
-    );
-    path
+    ))
 }
 
 /// A server about to be started.
@@ -135,7 +143,7 @@ impl ServerOptions {
     fn spawn(&self, folder: &Path, log: &Path) -> std::io::Result<Child> {
         std::fs::create_dir_all(folder)?;
         let errors = File::options().create(true).append(true).open(log)?;
-        let mut command = Command::new(binary("forebay-server"));
+        let mut command = Command::new(find("forebay-server").map_err(std::io::Error::other)?);
         let ports = ["--listen", "--metrics-listen"];
         for flag in ports.into_iter().filter(|flag| !self.arguments.iter().any(|argument| argument == flag)) {
             command.args([flag, "127.0.0.1:0"]);
@@ -187,14 +195,22 @@ impl Server {
     ///
     /// # Panics
     /// If it does not end in time, ends with an error, or has logged something unexpected.
-    pub fn stop(mut self) {
+    pub fn stop(self) {
+        if let Err(message) = self.try_stop() {
+            panic!("{message}");
+        }
+    }
+
+    /// Like [`stop`](Self::stop), for callers that are not tests.
+    pub fn try_stop(mut self) -> Result<(), String> {
         let status = self.terminate();
-        let log = self.log();
-        assert!(
-            status.is_some_and(|status| status.success()),
-            "forebay-server ended with {status:?}; its log:\n{log}"
-        );
-        self.check_log();
+        if !status.is_some_and(|status| status.success()) {
+            return Err(format!("forebay-server ended with {status:?}; its log:\n{}", self.log()));
+        }
+        match self.unexpected_log() {
+            Some(message) => Err(message),
+            None => Ok(()),
+        }
     }
 
     fn terminate(&mut self) -> Option<ExitStatus> {
@@ -207,15 +223,13 @@ impl Server {
         status
     }
 
-    fn check_log(&mut self) {
+    /// The complaint about its log, the first time it is asked for.
+    fn unexpected_log(&mut self) -> Option<String> {
         let unexpected = log::unexpected(&self.log(), &self.allowed);
-        // Said once: a second panic while the first one drops this value would abort.
+        // The empty text is in every line: from now on all are allowed.
         self.allowed.push(String::new());
-        assert!(
-            unexpected.is_empty(),
-            "unexpected lines in the log of forebay-server:\n{}",
-            unexpected.join("\n")
-        );
+        let message = format!("unexpected lines in the log of forebay-server:\n{}", unexpected.join("\n"));
+        (!unexpected.is_empty()).then_some(message)
     }
 
     fn wait_until_ready(&mut self, lines: &Receiver<String>) -> Result<(), String> {
@@ -260,8 +274,8 @@ impl Drop for Server {
         }
         if std::thread::panicking() {
             eprintln!("--- log of forebay-server {}\n{}", self.endpoint, self.log());
-        } else {
-            self.check_log();
+        } else if let Some(message) = self.unexpected_log() {
+            panic!("{message}");
         }
     }
 }

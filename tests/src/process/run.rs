@@ -30,6 +30,11 @@ impl Run {
         Self::program(super::binary(binary), binary)
     }
 
+    /// Like [`new`](Self::new); the error says that it has not been built.
+    pub fn find(binary: &str) -> Result<Self, String> {
+        Ok(Self::program(super::find(binary)?, binary))
+    }
+
     /// Any program, called `name` in messages.
     pub fn program(program: impl AsRef<OsStr>, name: &str) -> Self {
         let mut command = Command::new(program);
@@ -74,13 +79,19 @@ impl Run {
     ///
     /// # Panics
     /// If it cannot be started, or is not done in time.
-    pub fn end(mut self) -> Ended {
+    pub fn end(self) -> Ended {
+        match self.try_end() {
+            Ok(ended) => ended,
+            Err(message) => panic!("{message}"),
+        }
+    }
+
+    /// Like [`end`](Self::end), for callers that are not tests.
+    pub fn try_end(mut self) -> Result<Ended, String> {
         let stderr = if self.show { Stdio::inherit() } else { Stdio::piped() };
         self.command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(stderr);
-        let mut child = match self.command.spawn() {
-            Ok(child) => child,
-            Err(error) => panic!("start {}: {error}", self.name),
-        };
+        let mut child =
+            self.command.spawn().map_err(|error| format!("cannot start {}: {error}", self.name))?;
         let stdout = child.stdout.take().map(drain);
         let stderr = child.stderr.take().map(drain);
         let status = wait(&mut child, self.limit);
@@ -93,13 +104,21 @@ impl Run {
         };
         let (stdout, stderr) = (collect(stdout), String::from_utf8_lossy(&collect(stderr)).into_owned());
         match status {
-            Some(status) => Ended { code: status.code(), stdout, stderr },
-            None => panic!("{} is not done after {:?}; its stderr:\n{stderr}", self.name, self.limit),
+            Some(status) => Ok(Ended { code: status.code(), stdout, stderr }),
+            None => Err(format!("{} is not done after {:?}; its stderr:\n{stderr}", self.name, self.limit)),
         }
     }
 }
 
 impl Ended {
+    /// The stdout of a command that succeeded, or its status and stderr.
+    pub fn success(self, name: &str) -> Result<Vec<u8>, String> {
+        match self.code {
+            Some(0) => Ok(self.stdout),
+            code => Err(format!("{name} ended with {code:?}; its stderr:\n{}", self.stderr)),
+        }
+    }
+
     /// The stdout of a command that succeeded.
     ///
     /// # Panics

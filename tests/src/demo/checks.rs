@@ -1,0 +1,188 @@
+//! What the demo claims, each claim as a check of measured figures.
+
+use serde::Serialize;
+
+use super::Options;
+use super::figures::{Epoch, Training};
+use super::job::Outcome;
+
+/// At most this many bytes may leave S3 per byte of the columns read; footers are counted apart.
+const COLD_RATIO_BAR: f64 = 1.02;
+
+/// One claim, and whether it held.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct Check {
+    pub(super) claim: String,
+    pub(super) measured: String,
+    pub(super) passed: bool,
+}
+
+/// All checks, in the order in which they are shown.
+pub(super) fn all(options: &Options, outcome: &Outcome) -> Vec<Check> {
+    let training = &outcome.training;
+    vec![
+        accuracy(options, training),
+        cold_once(training),
+        warm_without_s3(training),
+        warm_without_decoding(training),
+        same_parameters(options, training),
+        same_order(options, outcome),
+        reread_without_s3(outcome),
+        counted_alike(outcome),
+    ]
+}
+
+/// Bytes that left S3 in the first epoch per byte of the columns read.
+pub(super) fn cold_ratio(training: &Training) -> f64 {
+    let ratio = |epoch: &Epoch| epoch.s3_bytes as f64 / epoch.projected_bytes as f64;
+    training.epochs.first().map_or(f64::NAN, ratio)
+}
+
+fn check(claim: impl Into<String>, measured: impl Into<String>, passed: bool) -> Check {
+    Check { claim: claim.into(), measured: measured.into(), passed }
+}
+
+fn accuracy(options: &Options, training: &Training) -> Check {
+    let bar = options.accuracy_bar();
+    let short = if options.short { " (short form: the bar is lower)" } else { "" };
+    let claim = format!("test accuracy is at least {bar}{short}");
+    check(claim, format!("{:.4}", training.test_accuracy), training.test_accuracy >= bar)
+}
+
+fn cold_once(training: &Training) -> Check {
+    let ratio = cold_ratio(training);
+    check(
+        format!("the cold epoch takes each byte from S3 once (at most {COLD_RATIO_BAR}, footers apart)"),
+        format!("{ratio:.4}"),
+        (1.0..=COLD_RATIO_BAR).contains(&ratio),
+    )
+}
+
+fn warm_without_s3(training: &Training) -> Check {
+    let requests: u64 =
+        training.warm().iter().map(|epoch| epoch.s3_requests + epoch.s3_footer_requests).sum();
+    let passed = requests == 0 && !training.warm().is_empty();
+    check("warm epochs send no request to S3", format!("{requests} requests"), passed)
+}
+
+fn warm_without_decoding(training: &Training) -> Check {
+    let bytes: u64 = training.warm().iter().map(|epoch| epoch.parquet_bytes_decoded).sum();
+    let passed = bytes == 0 && !training.warm().is_empty();
+    check("warm epochs decode no Parquet", format!("{bytes} bytes"), passed)
+}
+
+fn same_parameters(options: &Options, training: &Training) -> Check {
+    let hashes = &training.parameter_hashes;
+    let passed = hashes.len() == options.nproc as usize && hashes.windows(2).all(|pair| pair[0] == pair[1]);
+    check("all ranks end with the same parameters", hashes.join(" "), passed)
+}
+
+fn same_order(options: &Options, outcome: &Outcome) -> Check {
+    let (trained, alone) = (&outcome.training.epochs, &outcome.reread.epochs);
+    let equal = trained.len() == alone.len()
+        && trained
+            .iter()
+            .zip(alone)
+            .all(|(a, b)| a.epoch == b.epoch && a.samples == b.samples && a.order_digest == b.order_digest);
+    let passed = equal && outcome.training.global_batch == options.global_batch() && !trained.is_empty();
+    let measured = if equal {
+        format!("{} epochs alike", trained.len())
+    } else {
+        let digests = |list: Vec<&str>| list.join(" ");
+        let trained = digests(trained.iter().map(|epoch| epoch.order_digest.as_str()).collect());
+        let alone = digests(alone.iter().map(|epoch| epoch.order_digest.as_str()).collect());
+        format!("{trained} against {alone}")
+    };
+    check(format!("{} ranks and 1 rank see the same order (digests)", options.nproc), measured, passed)
+}
+
+fn reread_without_s3(outcome: &Outcome) -> Check {
+    let bytes = outcome.passed_reread.object_bytes;
+    let measured = format!("{bytes} bytes of objects passed the proxy");
+    check("reading the epochs once more takes nothing from S3", measured, bytes == 0)
+}
+
+/// The proxy counts by itself; what the cache says of itself must agree.
+fn counted_alike(outcome: &Outcome) -> Check {
+    let (served, passed) = (&outcome.served, &outcome.passed);
+    let requests = served.s3_requests + served.s3_footer_requests + served.s3_retries;
+    let bytes = served.s3_bytes + served.s3_footer_bytes;
+    check(
+        "the cache's count of S3 requests and bytes is the proxy's",
+        format!("{requests} and {bytes}, {} and {}", passed.requests, passed.object_bytes),
+        requests == passed.requests && bytes == passed.object_bytes,
+    )
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use clap::Parser;
+
+    use super::super::figures::{Counters, Reread, RereadEpoch, tests::training};
+    use super::*;
+    use crate::slow::Passed;
+
+    pub(crate) fn options() -> Options {
+        Options::parse_from(["forebay-demo", "--epochs", "2"])
+    }
+
+    pub(crate) fn outcome() -> Outcome {
+        let training = training();
+        let alone = |epoch: &Epoch| RereadEpoch {
+            epoch: epoch.epoch,
+            samples: epoch.samples,
+            order_digest: epoch.order_digest.clone(),
+        };
+        let reread = Reread { epochs: training.epochs.iter().map(alone).collect() };
+        let served = Counters {
+            s3_requests: 28,
+            s3_bytes: 12_000_000,
+            s3_footer_requests: 12,
+            s3_footer_bytes: 600_000,
+            s3_retries: 0,
+        };
+        let passed = Passed { requests: 40, object_bytes: 12_600_000, ..Default::default() };
+        Outcome {
+            training,
+            reread,
+            served,
+            passed,
+            passed_reread: Passed::default(),
+            dataset_bytes: 12_300_000,
+            seconds: 61.5,
+        }
+    }
+
+    fn failed(change: impl FnOnce(&mut Outcome)) -> Vec<String> {
+        let mut outcome = outcome();
+        change(&mut outcome);
+        all(&options(), &outcome).into_iter().filter(|check| !check.passed).map(|check| check.claim).collect()
+    }
+
+    #[test]
+    fn a_good_run_passes_and_each_fault_is_seen() {
+        assert_eq!(failed(|_| ()), [""; 0]);
+        let faults: [(fn(&mut Outcome), &str); 9] = [
+            (|o| o.training.test_accuracy = 0.97, "test accuracy is at least 0.98"),
+            (|o| o.training.test_accuracy = f64::NAN, "test accuracy"),
+            (|o| o.training.epochs[0].s3_bytes *= 2, "the cold epoch"),
+            (|o| o.training.epochs[0].s3_bytes = 0, "the cold epoch"),
+            (|o| o.training.epochs[1].s3_requests = 1, "warm epochs send no request"),
+            (|o| o.training.epochs[1].parquet_bytes_decoded = 1, "warm epochs decode"),
+            (|o| o.training.parameter_hashes[1] = "1".into(), "all ranks end"),
+            (|o| o.reread.epochs[1].order_digest = "1".into(), "2 ranks and 1 rank"),
+            (|o| o.passed.requests += 1, "the cache's count"),
+        ];
+        for (fault, claim) in faults {
+            let failed = failed(fault);
+            assert!(failed.len() == 1 && failed[0].starts_with(claim), "{claim}: {failed:?}");
+        }
+        assert_eq!(failed(|o| o.passed_reread.object_bytes = 5).len(), 1);
+        assert_eq!(failed(|o| o.training.parameter_hashes.truncate(1)).len(), 1);
+        assert_eq!(
+            failed(|o| o.training.epochs.truncate(1)).len(),
+            3,
+            "a run without warm epochs proves nothing"
+        );
+    }
+}

@@ -1,0 +1,147 @@
+//! The charts of the page, as inline SVG: what each epoch's time went into, and what it took from S3.
+
+use super::super::figures::Epoch;
+use super::super::table::megabytes;
+use super::escaped;
+
+const WIDTH: f64 = 440.0;
+const HEIGHT: f64 = 260.0;
+const TOP: f64 = 34.0;
+const BOTTOM: f64 = 40.0;
+const LEFT: f64 = 44.0;
+/// Bars are no wider than this, however few there are.
+const BAR: f64 = 56.0;
+
+/// One bar: its parts from the bottom up (class, value, what it says when pointed at), the text above it.
+struct Bar {
+    parts: Vec<(&'static str, f64, String)>,
+    above: String,
+    below: String,
+}
+
+/// Both charts, each with its title and legend.
+pub(super) fn all(epochs: &[Epoch]) -> String {
+    let time = epochs.iter().map(|epoch| {
+        let wait = epoch.seconds * epoch.data_wait_share;
+        Bar {
+            parts: vec![
+                ("compute", epoch.seconds - wait, format!("{:.1} s computing", epoch.seconds - wait)),
+                ("wait", wait, format!("{wait:.1} s waiting for data")),
+            ],
+            above: format!("{:.0} samples/s", epoch.samples_per_s),
+            below: label(epoch),
+        }
+    });
+    let bytes = epochs.iter().map(|epoch| Bar {
+        parts: vec![(
+            "s3",
+            epoch.s3_bytes as f64 / 1e6,
+            format!("{} requests, {} MB", epoch.s3_requests, megabytes(epoch.s3_bytes)),
+        )],
+        above: format!("{} MB", megabytes(epoch.s3_bytes)),
+        below: label(epoch),
+    });
+    let legend = "<span class=\"key\"><i class=\"compute\"></i>computing</span>\
+                  <span class=\"key\"><i class=\"wait\"></i>waiting for data</span>";
+    figure("Seconds per epoch", legend, &time.collect::<Vec<_>>())
+        + &figure(
+            "Megabytes from S3 per epoch",
+            "<span class=\"key\">column data, footers apart</span>",
+            &bytes.collect::<Vec<_>>(),
+        )
+}
+
+fn label(epoch: &Epoch) -> String {
+    format!("{} · {}", epoch.epoch, epoch.source)
+}
+
+fn figure(title: &str, legend: &str, bars: &[Bar]) -> String {
+    format!(
+        "<figure>\n<figcaption><b>{title}</b><span>{legend}</span></figcaption>\n{}</figure>\n",
+        svg(title, bars)
+    )
+}
+
+fn svg(title: &str, bars: &[Bar]) -> String {
+    let total = |bar: &Bar| bar.parts.iter().map(|part| part.1).sum::<f64>();
+    let step = tick_step(bars.iter().map(total).fold(0.0, f64::max));
+    let ticks = (bars.iter().map(total).fold(0.0, f64::max) / step).ceil().max(1.0);
+    let y = |value: f64| HEIGHT - BOTTOM - value / (ticks * step) * (HEIGHT - TOP - BOTTOM);
+    let mut text =
+        format!("<svg viewBox=\"0 0 {WIDTH} {HEIGHT}\" role=\"img\" aria-label=\"{}\">\n", escaped(title));
+    for tick in 0..=ticks as u32 {
+        let value = f64::from(tick) * step;
+        let line = y(value);
+        text += &format!(
+            "<line class=\"grid\" x1=\"{LEFT}\" x2=\"{WIDTH}\" y1=\"{line:.1}\" y2=\"{line:.1}\"/>\
+             <text class=\"tick\" x=\"{:.1}\" y=\"{:.1}\">{}</text>\n",
+            LEFT - 8.0,
+            line + 4.0,
+            number(value),
+        );
+    }
+    let slot = (WIDTH - LEFT) / bars.len().max(1) as f64;
+    for (index, bar) in bars.iter().enumerate() {
+        text += &column(bar, LEFT + slot * (index as f64 + 0.5), slot, y);
+    }
+    text + "</svg>\n"
+}
+
+fn column(bar: &Bar, middle: f64, slot: f64, y: impl Fn(f64) -> f64) -> String {
+    let width = (slot * 0.6).min(BAR);
+    let mut text = String::new();
+    let mut base = 0.0;
+    for (class, value, hint) in &bar.parts {
+        // Two units of air between the parts of a bar, where there is room.
+        let gap = if base > 0.0 { 2.0 } else { 0.0 };
+        let height = y(base) - y(base + value) - gap;
+        if height > 0.5 {
+            text += &format!(
+                "<rect class=\"{class}\" x=\"{:.1}\" y=\"{:.1}\" width=\"{width:.1}\" height=\"{height:.1}\" rx=\"3\">\
+                 <title>{}</title></rect>\n",
+                middle - width / 2.0,
+                y(base + value),
+                escaped(hint),
+            );
+        }
+        base += value;
+    }
+    // With many bars only every other slot or so has room for words.
+    if slot >= 60.0 {
+        text += &format!(
+            "<text class=\"above\" x=\"{middle:.1}\" y=\"{:.1}\">{}</text>\n\
+             <text class=\"below\" x=\"{middle:.1}\" y=\"{:.1}\">{}</text>\n",
+            y(base) - 8.0,
+            escaped(&bar.above),
+            HEIGHT - BOTTOM + 20.0,
+            escaped(&bar.below),
+        );
+    }
+    text
+}
+
+/// A round step that cuts `0..max` into at most five.
+fn tick_step(max: f64) -> f64 {
+    let rough = if max > 0.0 { max / 5.0 } else { 0.2 };
+    let power = 10f64.powf(rough.log10().floor());
+    let round = [1.0, 2.0, 5.0, 10.0].into_iter().find(|factor| factor * power >= rough * 0.999);
+    round.unwrap_or(10.0) * power
+}
+
+fn number(value: f64) -> String {
+    if value == 0.0 || value >= 1.0 { format!("{value:.0}") } else { format!("{value:.2}") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn steps_are_round_and_few() {
+        for (max, step) in
+            [(0.0, 0.2), (1.0, 0.2), (4.9, 1.0), (10.6, 5.0), (47.0, 10.0), (100.0, 20.0), (0.03, 0.01)]
+        {
+            assert!((tick_step(max) / step - 1.0).abs() < 1e-9, "{max}: {}", tick_step(max));
+        }
+    }
+}
