@@ -3,10 +3,13 @@
 //! Runs on a blocking thread. Whatever the bytes are, the answer is a batch of the expected type and row count or an
 //! error: panics of the decoders are caught.
 
+mod levels;
+mod lists;
+
 use crate::fetch::Run;
 use crate::footer::Footer;
 use crate::schema::retype;
-use arrow::array::{Array, ArrayRef, RecordBatch, RecordBatchOptions};
+use arrow::array::{ArrayRef, RecordBatch, RecordBatchOptions};
 use arrow::compute::concat;
 use arrow::datatypes::SchemaRef;
 use arrow::error::ArrowError;
@@ -31,6 +34,8 @@ pub(crate) struct Task {
     pub rows: u64,
     /// Of the projected columns.
     pub schema: SchemaRef,
+    /// Read full lists the fast way.
+    pub lists: bool,
 }
 
 /// Decodes `task` from `runs`, which hold all its chunks.
@@ -51,8 +56,14 @@ pub(crate) fn decode(task: &Task, runs: Vec<Run>) -> Result<RecordBatch> {
 
 impl Task {
     fn run(&self, chunks: &Arc<Chunks>) -> Result<RecordBatch, ParquetError> {
-        let columns = self.general(chunks, &self.columns)?;
-        let columns = columns.into_iter().zip(self.schema.fields());
+        let mut columns = Vec::with_capacity(self.columns.len());
+        for i in 0..self.columns.len() {
+            columns.push(if self.lists { lists::read(self, chunks, i)? } else { None });
+        }
+        let rest: Vec<_> =
+            columns.iter().zip(&self.columns).filter(|(c, _)| c.is_none()).map(|(_, i)| *i).collect();
+        let mut rest = if rest.is_empty() { Vec::new() } else { self.general(chunks, &rest)? }.into_iter();
+        let columns = columns.into_iter().filter_map(|c| c.or_else(|| rest.next())).zip(self.schema.fields());
         let columns = columns.map(|(c, f)| Ok(exact(retype(c, f.data_type())?)));
         let columns = columns.collect::<Result<Vec<_>, ArrowError>>()?;
         let options = RecordBatchOptions::new().with_row_count(Some(self.rows as usize));
@@ -107,9 +118,8 @@ impl Task {
 
 /// The array with buffers of its own size.
 fn exact(mut array: ArrayRef) -> ArrayRef {
-    match Arc::get_mut(&mut array) {
-        Some(a) => a.shrink_to_fit(),
-        None => return array.slice(0, array.len()),
+    if let Some(a) = Arc::get_mut(&mut array) {
+        a.shrink_to_fit();
     }
     array
 }
@@ -160,3 +170,6 @@ impl Chunks {
 fn outside(start: u64, length: usize) -> ParquetError {
     ParquetError::EOF(format!("a page at {start} (+ {length}) lies outside its column chunk"))
 }
+
+#[cfg(test)]
+mod tests;

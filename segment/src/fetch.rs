@@ -76,6 +76,7 @@ impl Source {
             columns,
             rows: part.rows,
             schema,
+            lists: true,
         };
         let batch = self.decode(task, runs).await?;
         let c = self.counters();

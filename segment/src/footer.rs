@@ -46,7 +46,7 @@ impl Footer {
     }
 
     /// Parses and checks `metadata`, the Thrift bytes before the last 8 of an object of `size` bytes.
-    fn parse(metadata: &[u8], size: u64) -> Result<Self, String> {
+    pub(crate) fn parse(metadata: &[u8], size: u64) -> Result<Self, String> {
         let bad = |e: ParquetError| e.to_string();
         let meta = Arc::new(ParquetMetaDataReader::decode_metadata(metadata).map_err(bad)?);
         let end = size - metadata.len() as u64 - FOOTER_SIZE as u64;

@@ -8,7 +8,8 @@ use crate::source::{Place, Source, Version, normalise};
 use arrow::datatypes::{DataType, Schema, SchemaRef};
 use forebay_proto::manifest::{Object, SEGMENT_BYTES, SegmentSize};
 use forebay_proto::{Error, Manifest, Result};
-use futures::{StreamExt, TryStreamExt, stream};
+use futures::future::BoxFuture;
+use futures::{FutureExt, StreamExt, TryStreamExt, stream};
 use std::sync::Arc;
 
 /// A dataset frozen, with what its footers tell beyond the manifest.
@@ -46,8 +47,10 @@ impl Source {
         let uri = normalise(uri)?;
         let segment_bytes = if segment_bytes == 0 { SEGMENT_BYTES } else { segment_bytes };
         let objects = self.objects(&uri).await?;
-        let footers: Vec<Arc<Footer>> = stream::iter(&objects)
-            .map(|(_, place, version)| self.footer(place, version))
+        // Boxed one by one: the compiler cannot see through the closure's lifetimes that the whole future is Send.
+        let reads: Vec<BoxFuture<'_, Result<Arc<Footer>>>> =
+            objects.iter().map(|(_, place, version)| self.footer(place, version).boxed()).collect();
+        let footers: Vec<Arc<Footer>> = stream::iter(reads)
             .buffered(self.settings().max_requests)
             .try_collect()
             .await?;
@@ -115,7 +118,7 @@ impl Source {
             let Some(key) = full.strip_prefix(root.path()).map(|k| k.trim_start_matches('/')) else {
                 continue;
             };
-            if !wanted(key) || meta.size == 0 && key.ends_with('/') {
+            if !wanted(key) {
                 continue;
             }
             let place = self.place(&object_uri(uri, key))?;
@@ -124,6 +127,7 @@ impl Source {
             objects.push((key.to_owned(), place, version));
         }
         objects.sort_unstable_by(|a, b| a.0.cmp(&b.0));
+        drop_markers(&mut objects);
         match objects.is_empty() {
             false => Ok(objects),
             // It may name an object with another ending.
@@ -144,6 +148,20 @@ fn object_uri(uri: &str, key: &str) -> String {
 /// Whether a key under the prefix belongs to the dataset: `.parquet`, and no part of it hidden (`_delta_log/...`).
 fn wanted(key: &str) -> bool {
     key.ends_with(".parquet") && !key.split('/').any(|part| part.starts_with(['_', '.']))
+}
+
+/// Drops what some tools leave to mark a directory `x.parquet/`: an object without bytes, whose key others go on from.
+fn drop_markers(objects: &mut Vec<(String, Place, Version)>) {
+    let markers: Vec<bool> = objects
+        .iter()
+        .map(|(key, _, version)| {
+            let inside = format!("{key}/");
+            let next = objects.partition_point(|(other, ..)| *other < inside);
+            version.size == 0 && objects.get(next).is_some_and(|(other, ..)| other.starts_with(&inside))
+        })
+        .collect();
+    let mut markers = markers.into_iter();
+    objects.retain(|_| !markers.next().unwrap_or(false));
 }
 
 /// Row groups joined into segments: (row groups, rows, decoded bytes). A row group without rows joins a neighbour.

@@ -245,6 +245,19 @@ impl Source {
             return Ok(Store { objects: Box::new(LocalFileSystem::new()), about: About::default() });
         }
         let (s3, settings) = (&self.inner.s3, &self.inner.settings);
+        // A custom endpoint is hardly ever reached by an instance's role, whose absence takes a minute to notice.
+        let roles = [
+            "AWS_WEB_IDENTITY_TOKEN_FILE",
+            "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
+            "AWS_CONTAINER_CREDENTIALS_FULL_URI",
+        ];
+        let role = s3.endpoint.is_none() || roles.iter().any(|name| std::env::var_os(name).is_some());
+        if s3.keys.is_none() && !settings.s3_anonymous && !role {
+            return Err(Error::denied(format!(
+                "s3://{bucket}: no credentials in settings, environment or ~/.aws: set an access key, or s3_anonymous \
+                 for a public bucket"
+            )));
+        }
         let watch = watch::Watch::new(self.inner.counters.clone());
         let plain = s3.endpoint.as_ref().is_some_and(|e| e.starts_with("http://"));
         // A whole-request timeout would cut off large bodies on slow links: an idle timeout does not.

@@ -1,0 +1,131 @@
+//! Parquet levels looked at without expanding them: do they say that every list is present, full and without nulls?
+//!
+//! The encoding is the RLE and bit-packing hybrid of the Parquet format (Encodings.md, "RLE = 3").
+
+/// A run of levels: `count` times `value`, or as many bit-packed ones.
+enum Run<'a> {
+    Same { value: u32, count: u64 },
+    Packed { bytes: &'a [u8], count: u64 },
+}
+
+/// Whether the first `count` levels, `bits` wide each, satisfy `fits(index, value, times)` run by run; false too if
+/// there are fewer.
+fn all(mut data: &[u8], bits: u32, count: u64, mut fits: impl FnMut(u64, u32, u64) -> bool) -> bool {
+    let mut index = 0;
+    while index < count {
+        let Some(run) = next(&mut data, bits) else { return false };
+        match run {
+            Run::Same { value, count: times } => {
+                let times = times.min(count - index);
+                if times == 0 || !fits(index, value, times) {
+                    return false;
+                }
+                index += times;
+            }
+            Run::Packed { bytes, count: values } => {
+                let values = values.min(count - index);
+                if values == 0 || !(0..values).all(|i| fits(index + i, packed(bytes, bits, i), 1)) {
+                    return false;
+                }
+                index += values;
+            }
+        }
+    }
+    true
+}
+
+fn next<'a>(data: &mut &'a [u8], bits: u32) -> Option<Run<'a>> {
+    let (mut header, mut shift) = (0u64, 0);
+    loop {
+        let (byte, rest) = data.split_first()?;
+        *data = rest;
+        header |= u64::from(byte & 0x7f) << shift;
+        shift += 7;
+        match byte & 0x80 {
+            0 => break,
+            _ if shift > 35 => return None,
+            _ => {}
+        }
+    }
+    if header & 1 == 0 {
+        let (value, rest) = data.split_at_checked(bits.div_ceil(8) as usize)?;
+        *data = rest;
+        let value = value.iter().rev().fold(0, |v, b| v << 8 | u32::from(*b));
+        return Some(Run::Same { value, count: header >> 1 });
+    }
+    // Writers may leave out the padding of the last group.
+    let length = ((header >> 1) * u64::from(bits)).min(data.len() as u64) as usize;
+    let (bytes, rest) = data.split_at_checked(length)?;
+    *data = rest;
+    Some(Run::Packed { bytes, count: length as u64 * 8 / u64::from(bits) })
+}
+
+fn packed(bytes: &[u8], bits: u32, index: u64) -> u32 {
+    let mut value = 0;
+    for k in 0..u64::from(bits) {
+        let bit = index * u64::from(bits) + k;
+        let byte = bytes.get((bit / 8) as usize).copied().unwrap_or(0);
+        value |= u32::from(byte >> (bit % 8) & 1) << k;
+    }
+    value
+}
+
+/// Bits of a level of at most `max`.
+fn width(max: i16) -> u32 {
+    u16::BITS - (max.max(0) as u16).leading_zeros()
+}
+
+/// Whether all `count` definition levels are `max`: nothing is null or empty.
+pub(super) fn all_defined(data: &[u8], max: i16, count: u64) -> bool {
+    max == 0 || all(data, width(max), count, |_, value, _| value == max as u32)
+}
+
+/// Whether `count` repetition levels (0 or 1) cut their values into lists of `length`, where `before` values of the
+/// same column chunk came before them.
+pub(super) fn all_of_length(data: &[u8], length: u64, before: u64, count: u64) -> bool {
+    all(data, 1, count, |index, value, times| {
+        let place = (before + index) % length;
+        match value {
+            0 => place == 0 && (times == 1 || length == 1),
+            1 => place != 0 && place + times <= length,
+            _ => false,
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn runs() {
+        // 5 x 3 as a run, 2 bits wide.
+        assert!(all_defined(&[10, 3], 3, 5));
+        assert!(!all_defined(&[10, 2], 3, 5));
+        assert!(!all_defined(&[8, 3], 3, 5));
+        assert!(!all_defined(&[], 3, 1));
+        // One group of 8 packed values.
+        assert!(all_defined(&[3, 0xff, 0xff], 3, 8));
+        assert!(all_defined(&[3, 0xaa, 0xaa], 2, 8));
+        assert!(!all_defined(&[3, 0xaa, 0xab], 2, 8));
+        // What follows the last value does not count.
+        assert!(all_defined(&[3, 0xaa, 0x2a], 2, 7));
+        assert!(all_defined(&[], 0, 100));
+    }
+
+    #[test]
+    fn lists() {
+        // 0 1 1 | 0 1 1 | 0 1, then 1 | 0 1 1 ...
+        let bytes = [3, 0b1011_0110];
+        assert!(all_of_length(&bytes, 3, 0, 8));
+        assert!(!all_of_length(&bytes, 3, 1, 8));
+        assert!(!all_of_length(&bytes, 4, 0, 8));
+        assert!(all_of_length(&[3, 0b1101_1011], 3, 2, 8) == all_of_length(&[3, 0b1101_1011], 3, 5, 8));
+        // 0, then a run of 783 ones.
+        let bytes = [2, 0, 0x9e, 0x0c, 1];
+        assert!(all_of_length(&bytes, 784, 0, 784));
+        assert!(!all_of_length(&bytes, 783, 0, 784));
+        // Lists of one value are all zeros.
+        assert!(all_of_length(&[200, 1, 0], 1, 0, 100));
+    }
+}

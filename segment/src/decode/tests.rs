@@ -1,0 +1,115 @@
+//! The fast route for lists against the general one.
+
+use super::*;
+use arrow::array::{
+    Array, FixedSizeListArray, Float32Array, Int16Array, Int64Array, PrimitiveArray, UInt8Array, UInt32Array,
+};
+use arrow::buffer::NullBuffer;
+use arrow::datatypes::{ArrowPrimitiveType, Field, Schema};
+use parquet::arrow::ArrowWriter;
+use parquet::basic::{Compression, Encoding};
+use parquet::file::FOOTER_SIZE;
+use parquet::file::properties::{WriterProperties, WriterPropertiesBuilder, WriterVersion};
+
+fn list<T: ArrowPrimitiveType>(values: PrimitiveArray<T>, length: i32, nullable: bool) -> ArrayRef {
+    let field = Arc::new(Field::new("item", T::DATA_TYPE, nullable));
+    Arc::new(FixedSizeListArray::new(field, length, Arc::new(values), None))
+}
+
+fn task(columns: &[ArrayRef], group_rows: usize, properties: WriterPropertiesBuilder) -> (Task, Bytes) {
+    let fields =
+        columns.iter().enumerate().map(|(i, c)| Field::new(format!("c{i}"), c.data_type().clone(), true));
+    let schema = Arc::new(Schema::new(fields.collect::<Vec<_>>()));
+    let batch = RecordBatch::try_new(schema.clone(), columns.to_vec()).unwrap();
+    let properties = properties.set_max_row_group_row_count(Some(group_rows)).build();
+    let mut bytes = Vec::new();
+    let mut writer = ArrowWriter::try_new(&mut bytes, schema.clone(), Some(properties)).unwrap();
+    writer.write(&batch).unwrap();
+    writer.close().unwrap();
+    let bytes = Bytes::from(bytes);
+    let n = bytes.len();
+    let length = u32::from_le_bytes(bytes[n - 8..n - 4].try_into().unwrap()) as usize;
+    let footer = Footer::parse(&bytes[n - FOOTER_SIZE - length..n - FOOTER_SIZE], n as u64).unwrap();
+    let task = Task {
+        uri: "file:///x".into(),
+        size: n as u64,
+        groups: 0..footer.row_groups().len(),
+        columns: (0..columns.len()).collect(),
+        rows: batch.num_rows() as u64,
+        schema: footer.schema.clone(),
+        footer: Arc::new(footer),
+        lists: true,
+    };
+    (task, bytes)
+}
+
+fn variants() -> Vec<WriterPropertiesBuilder> {
+    let b = WriterProperties::builder;
+    vec![
+        b(),
+        b().set_dictionary_enabled(false).set_compression(Compression::ZSTD(Default::default())),
+        b().set_writer_version(WriterVersion::PARQUET_2_0).set_compression(Compression::SNAPPY),
+        b().set_writer_version(WriterVersion::PARQUET_2_0)
+            .set_dictionary_enabled(false)
+            .set_encoding(Encoding::PLAIN),
+        b().set_data_page_row_count_limit(3).set_write_batch_size(2),
+        b().set_data_page_size_limit(100).set_write_batch_size(5).set_dictionary_enabled(false),
+    ]
+}
+
+fn both(columns: &[ArrayRef], fast: bool) {
+    for (i, properties) in variants().into_iter().enumerate() {
+        for group_rows in [1000, 7] {
+            let (mut t, bytes) = task(columns, group_rows, properties.clone());
+            let runs = || vec![Run { start: 0, bytes: bytes.clone() }];
+            let chunks = Arc::new(Chunks { size: t.size, runs: runs() });
+            for c in 0..columns.len() {
+                let read = lists::read(&t, &chunks, c).unwrap();
+                assert_eq!(read.is_some(), fast, "column {c}, variant {i}");
+            }
+            let a = decode(&t, runs()).unwrap();
+            t.lists = false;
+            let b = decode(&t, runs()).unwrap();
+            assert_eq!(a, b, "variant {i}");
+            for (c, want) in columns.iter().enumerate() {
+                assert_eq!(a.column(c).as_ref(), want.as_ref(), "column {c}, variant {i}");
+            }
+        }
+    }
+}
+
+#[test]
+fn full_lists_are_read_the_fast_way() {
+    let n = 50;
+    let columns = [
+        list(UInt8Array::from_iter_values((0..n * 31).map(|i| (i * 7 % 256) as u8)), 31, true),
+        list(Float32Array::from_iter_values((0..n * 3).map(|i| i as f32 / 3.0)), 3, false),
+        list(Int64Array::from_iter_values((0..n).map(|i| i * -77777777777)), 1, true),
+        list(Int16Array::from_iter_values((0..n * 8).map(|i| i as i16 - 300)), 8, false),
+        list(UInt32Array::from_iter_values((0..n * 2).map(|i| u32::MAX - i as u32)), 2, true),
+    ];
+    both(&columns, true);
+}
+
+#[test]
+fn lists_with_nulls_are_left_to_the_general_reader() {
+    let element = UInt8Array::from_iter((0..400).map(|i| (i != 17).then_some(i as u8)));
+    both(&[list(element, 8, true)], false);
+
+    let field = Arc::new(Field::new("item", arrow::datatypes::DataType::UInt8, false));
+    let values = Arc::new(UInt8Array::from_iter_values((0..400).map(|i| i as u8)));
+    let nulls = NullBuffer::from((0..50).map(|i| i != 33).collect::<Vec<_>>());
+    let lists: ArrayRef = Arc::new(FixedSizeListArray::new(field, 8, values, Some(nulls)));
+    both(&[lists], false);
+}
+
+#[test]
+fn buffers_are_no_larger_than_their_values() {
+    let (t, bytes) = task(
+        &[list(UInt8Array::from_iter_values((0..31 * 50).map(|i| i as u8)), 31, false)],
+        7,
+        WriterProperties::builder(),
+    );
+    let batch = decode(&t, vec![Run { start: 0, bytes }]).unwrap();
+    assert!(batch.column(0).get_buffer_memory_size() <= 31 * 50 + 64);
+}
