@@ -50,10 +50,8 @@ impl Source {
         // Boxed one by one: the compiler cannot see through the closure's lifetimes that the whole future is Send.
         let reads: Vec<BoxFuture<'_, Result<Arc<Footer>>>> =
             objects.iter().map(|(_, place, version)| self.footer(place, version).boxed()).collect();
-        let footers: Vec<Arc<Footer>> = stream::iter(reads)
-            .buffered(self.settings().max_requests)
-            .try_collect()
-            .await?;
+        let footers: Vec<Arc<Footer>> =
+            stream::iter(reads).buffered(self.settings().max_requests).try_collect().await?;
         let mut schema = Schema::empty();
         let mut column_bytes = Vec::new();
         let mut sizes = Vec::new();

@@ -123,7 +123,8 @@ pub fn all_types(rows: usize) -> RecordBatch {
         ("u64", Arc::new(UInt64Array::from_iter((0..n).map(|i| opt(i).map(|i| u64::MAX - i as u64))))),
         (
             "f16",
-            cast(&Float32Array::from_iter_values((0..n).map(|i| i as f32 / 3.0)), &DataType::Float16).unwrap(),
+            cast(&Float32Array::from_iter_values((0..n).map(|i| i as f32 / 3.0)), &DataType::Float16)
+                .unwrap(),
         ),
         ("f32", Arc::new(Float32Array::from_iter((0..n).map(|i| opt(i).map(|i| i as f32 / 3.0))))),
         ("f64", Arc::new(Float64Array::from_iter((0..n).map(|i| opt(i).map(|i| i as f64 / 3.0))))),

@@ -1,0 +1,150 @@
+//! **The** read path: a segment from the store, or filled from its object, once.
+//!
+//! `get`: store -> single flight -> source (fetch and decode) -> store. What the store has no room for is served
+//! without storing. Of a segment whose columns are partly held, only the missing ones are fetched. The bytes being
+//! filled at once are bounded: a fill waits for room before it fetches anything.
+
+use crate::events::{Event, Events};
+use crate::flight::{Flights, Seat};
+use crate::store::Store;
+use crate::store::file::Origin;
+use arrow::array::{RecordBatch, RecordBatchOptions};
+use arrow::datatypes::{Schema, SchemaRef};
+use forebay_proto::manifest::{Manifest, SegmentId};
+use forebay_proto::{Error, Result};
+use forebay_segment::answer::Segments;
+use forebay_segment::{Source, schema};
+use futures::future::BoxFuture;
+use std::sync::Arc;
+use tokio::sync::Semaphore;
+
+/// Decoding holds the fetched bytes, the decoded pieces and their concatenation for a moment.
+const FILL_FACTOR: u64 = 2;
+
+/// The cache of one node.
+pub struct Cache {
+    source: Source,
+    store: Arc<Store>,
+    events: Arc<Events>,
+    flights: Flights<SegmentId, Arc<RecordBatch>>,
+    /// One permit per KiB of memory that fills may use.
+    fill_room: Arc<Semaphore>,
+    fill_kib: u32,
+}
+
+impl Cache {
+    /// A cache that fills `store` from `source`, with at most about `fill_bytes` of memory in fills.
+    pub fn new(source: Source, store: Arc<Store>, events: Arc<Events>, fill_bytes: u64) -> Self {
+        let fill_kib = (fill_bytes / 1024).clamp(1, u64::from(u32::MAX >> 3)) as u32;
+        let fill_room = Arc::new(Semaphore::new(fill_kib as usize));
+        Self { source, store, events, flights: Flights::default(), fill_room, fill_kib }
+    }
+
+    /// The store behind it.
+    pub fn store(&self) -> &Arc<Store> {
+        &self.store
+    }
+
+    /// The source behind it.
+    pub fn source(&self) -> &Source {
+        &self.source
+    }
+
+    async fn read(
+        &self,
+        manifest: &Arc<Manifest>,
+        segment: u32,
+        projection: &[usize],
+    ) -> Result<Arc<RecordBatch>> {
+        let id = manifest.segment_id(segment)?;
+        let whole = schema::from_ipc(manifest.schema())?;
+        let wanted =
+            Arc::new(whole.project(projection).map_err(|e| Error::invalid(format!("project: {e}")))?);
+        let columns: Vec<String> = wanted.fields().iter().map(|f| f.name().clone()).collect();
+        let mut seat = None;
+        loop {
+            let (store, names) = (self.store.clone(), columns.clone());
+            let found = blocking(move || store.find(id, &names)).await?;
+            if found.missing.is_empty() {
+                self.events.record(seat.map_or(Event::Hit, Event::Miss));
+                return compose(&wanted, &found.parts, manifest.segment(segment)?.rows);
+            }
+            let missing: Vec<usize> = found.missing.iter().filter_map(|c| whole.index_of(c).ok()).collect();
+            let fill = || self.fill(manifest.clone(), segment, missing);
+            let (now, filled) = self.flights.fly(id, fill).await;
+            let filled = filled?;
+            // Led once is led; a join of another's columns may be followed by a lead for the rest.
+            seat = Some(if seat == Some(Seat::Led) { Seat::Led } else { now });
+            let mut parts = found.parts;
+            parts.push(filled);
+            if columns.iter().all(|c| parts.iter().any(|p| p.column_by_name(c).is_some())) {
+                self.events.record(Event::Miss(seat.unwrap_or(now)));
+                return compose(&wanted, &parts, manifest.segment(segment)?.rows);
+            }
+        }
+    }
+
+    /// Fetches, decodes and stores columns of a segment.
+    fn fill(
+        &self,
+        manifest: Arc<Manifest>,
+        segment: u32,
+        projection: Vec<usize>,
+    ) -> impl Future<Output = Result<Arc<RecordBatch>>> + Send + 'static {
+        let (source, store, room, fill_kib) =
+            (self.source.clone(), self.store.clone(), self.fill_room.clone(), self.fill_kib);
+        async move {
+            let s = manifest.segment(segment)?;
+            let kib = (s.decoded_bytes * FILL_FACTOR / 1024).clamp(1, u64::from(fill_kib)) as u32;
+            let _room = room.acquire_many(kib).await.map_err(|_| Error::closed("the server is stopping"))?;
+            let batch = source.read_segment(&manifest, segment, &projection).await?;
+            let object = &manifest.objects()[s.object as usize];
+            let origin = Origin {
+                id: manifest.segment_id(segment)?,
+                object: manifest.object_uri(object),
+                etag: object.etag.clone(),
+            };
+            blocking(move || match store.write(&origin, &batch)? {
+                // Decoded bytes live on in the page cache alone.
+                Some(mapped) => Ok(mapped),
+                None => Ok(Arc::new(batch)),
+            })
+            .await?
+        }
+    }
+}
+
+impl Segments for Cache {
+    fn get<'a>(
+        &'a self,
+        manifest: &'a Arc<Manifest>,
+        segment: u32,
+        projection: &'a [usize],
+    ) -> BoxFuture<'a, Result<Arc<RecordBatch>>> {
+        Box::pin(self.read(manifest, segment, projection))
+    }
+}
+
+/// The wanted columns out of parts that hold them all.
+fn compose(wanted: &SchemaRef, parts: &[Arc<RecordBatch>], rows: u64) -> Result<Arc<RecordBatch>> {
+    if let [only] = parts
+        && only.schema().fields() == wanted.fields()
+    {
+        return Ok(only.clone());
+    }
+    let column = |name: &str| {
+        let found = parts.iter().find_map(|p| p.column_by_name(name).cloned());
+        found.ok_or_else(|| Error::corrupt(format!("column `{name}` vanished while it was read")))
+    };
+    let columns = wanted.fields().iter().map(|f| column(f.name())).collect::<Result<Vec<_>>>()?;
+    let options = RecordBatchOptions::new().with_row_count(Some(rows as usize));
+    let plain: SchemaRef = Arc::new(Schema::new(wanted.fields().clone()));
+    RecordBatch::try_new_with_options(plain, columns, &options)
+        .map(Arc::new)
+        .map_err(|e| Error::corrupt(format!("the stored columns do not fit the dataset's schema: {e}")))
+}
+
+/// Runs work that touches the disk off the async threads.
+pub async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T> {
+    tokio::task::spawn_blocking(work).await.map_err(|e| Error::corrupt(format!("a disk task failed: {e}")))
+}

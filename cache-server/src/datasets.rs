@@ -1,0 +1,169 @@
+//! The datasets a node knows: manifests by digest, and which URIs it may read at all.
+//!
+//! A manifest is kept on disk too, so that a node that was restarted serves what it holds without asking the store.
+
+use crate::cache::blocking;
+use arrow::datatypes::SchemaRef;
+use forebay_proto::manifest::{Digest, Manifest, SEGMENT_BYTES};
+use forebay_proto::{Error, Result, v1};
+use forebay_segment::{Source, schema, source};
+use prost::Message as _;
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// A frozen dataset with its decoded schema.
+#[derive(Debug, Clone)]
+pub struct Dataset {
+    /// The manifest.
+    pub manifest: Arc<Manifest>,
+    /// All columns.
+    pub schema: SchemaRef,
+}
+
+/// The datasets of a node.
+pub struct Datasets {
+    source: Source,
+    allow: Vec<String>,
+    dir: PathBuf,
+    known: Mutex<HashMap<Digest, Dataset>>,
+}
+
+impl Datasets {
+    /// Datasets under the `allow` roots, with manifests kept in `dir`. `Invalid` when a root cannot be one.
+    pub fn open(source: Source, allow: &[String], dir: &Path) -> Result<Self> {
+        let allow = allow
+            .iter()
+            .map(|root| source::normalise(root).map_err(|e| e.context(format!("--allow {root}"))))
+            .collect::<Result<Vec<_>>>()?;
+        let dir = dir.join("v1/manifests");
+        std::fs::create_dir_all(&dir)
+            .map_err(|e| Error::denied(format!("cache directory {}: cannot be made: {e}", dir.display())))?;
+        let datasets = Self { source, allow, dir, known: Mutex::default() };
+        datasets.recover();
+        Ok(datasets)
+    }
+
+    /// Freezes a dataset anew. Answers with it and the compressed bytes of `columns` (none = all).
+    pub async fn freeze(&self, spec: v1::DatasetSpec, columns: &[String]) -> Result<(Dataset, u64)> {
+        let uri = self.allowed(&spec.uri)?;
+        let segment_bytes = if spec.segment_bytes == 0 { SEGMENT_BYTES } else { spec.segment_bytes };
+        let frozen = self.source.freeze(&uri, segment_bytes).await?;
+        let manifest = Arc::new(frozen.manifest.clone());
+        let schema = frozen.schema.clone();
+        let projection = schema::projection(&schema, columns).map_err(|e| e.context(manifest.uri()))?;
+        let dataset = Dataset { manifest: manifest.clone(), schema };
+        let new = self.known().insert(manifest.digest(), dataset.clone()).is_none();
+        if new {
+            let (path, wire) = (self.path(manifest.digest()), v1::Manifest::from(&*manifest));
+            let kept = blocking(move || keep(&path, &wire.encode_to_vec())).await?;
+            if let Err(e) = kept {
+                tracing::warn!(error = %e, "a manifest could not be kept: after a restart its dataset is opened anew");
+            }
+        }
+        Ok((dataset, frozen.projected_bytes(&projection)))
+    }
+
+    /// The dataset of a digest, from a ticket; `NotFound` if this node does not know it.
+    pub fn get(&self, digest: &[u8]) -> Result<Dataset> {
+        let digest = Digest::from_bytes(digest)?;
+        self.known().get(&digest).cloned().ok_or_else(|| {
+            Error::not_found(format!(
+                "dataset version {digest} is not known to this node: open the dataset on it first"
+            ))
+        })
+    }
+
+    /// All known datasets.
+    pub fn list(&self) -> Vec<Dataset> {
+        let mut all: Vec<_> = self.known().values().cloned().collect();
+        all.sort_by(|a, b| a.manifest.uri().cmp(b.manifest.uri()));
+        all
+    }
+
+    /// Forgets the datasets under a URI.
+    pub fn forget(&self, uri: &str) -> Result<String> {
+        let uri = self.allowed(uri)?;
+        let mut gone = Vec::new();
+        self.known().retain(|digest, d| {
+            let keep = !under(d.manifest.uri(), &uri);
+            if !keep {
+                gone.push(*digest);
+            }
+            keep
+        });
+        for digest in gone {
+            std::fs::remove_file(self.path(digest)).ok();
+        }
+        Ok(uri)
+    }
+
+    /// The normal form of a URI that the settings allow; `Denied` for any other.
+    fn allowed(&self, uri: &str) -> Result<String> {
+        let uri = source::normalise(uri)?;
+        match self.allow.iter().any(|root| under(&uri, root)) {
+            true => Ok(uri),
+            false => Err(Error::denied(format!(
+                "{uri}: this server may not read it; it reads under {} (see --allow)",
+                self.allow.join(", ")
+            ))),
+        }
+    }
+
+    fn recover(&self) {
+        let Ok(entries) = std::fs::read_dir(&self.dir) else { return };
+        for path in entries.flatten().map(|e| e.path()) {
+            let read = || -> Result<Dataset> {
+                let bytes = std::fs::read(&path).map_err(|e| Error::corrupt(e.to_string()))?;
+                let wire = v1::Manifest::decode(&bytes[..]).map_err(|e| Error::corrupt(e.to_string()))?;
+                let manifest = Arc::new(Manifest::try_from(wire)?);
+                self.allowed(manifest.uri())?;
+                let schema = schema::from_ipc(manifest.schema())?;
+                Ok(Dataset { manifest, schema })
+            };
+            match read() {
+                Ok(d) => {
+                    self.known().insert(d.manifest.digest(), d);
+                }
+                Err(e) => {
+                    tracing::info!(path = %path.display(), reason = %e, "a kept manifest is of no use: removed");
+                    std::fs::remove_file(&path).ok();
+                }
+            }
+        }
+    }
+
+    fn known(&self) -> MutexGuard<'_, HashMap<Digest, Dataset>> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn path(&self, digest: Digest) -> PathBuf {
+        self.dir.join(format!("{digest}.manifest"))
+    }
+}
+
+fn keep(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
+    let tmp = path.with_extension("tmp");
+    std::fs::write(&tmp, bytes)?;
+    std::fs::rename(&tmp, path)
+}
+
+/// Whether `uri` is `root` or lies below it, on a `/` boundary.
+fn under(uri: &str, root: &str) -> bool {
+    uri.strip_prefix(root.trim_end_matches('/')).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::under;
+
+    #[test]
+    fn roots_end_at_slashes() {
+        assert!(under("s3://b/train/x", "s3://b/train"));
+        assert!(under("s3://b/train/x", "s3://b/train/"));
+        assert!(under("s3://b/train", "s3://b/train"));
+        assert!(!under("s3://b/training", "s3://b/train"));
+        assert!(!under("s3://bucket", "s3://b"));
+        assert!(under("file:///data/x", "file:///"));
+    }
+}

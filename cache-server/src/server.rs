@@ -1,0 +1,151 @@
+//! Builds the parts of a node and owns their lifetimes.
+
+use crate::cache::Cache;
+use crate::datasets::Datasets;
+use crate::events::Events;
+use crate::service::control::Control;
+use crate::service::flight::Flight;
+use crate::service::{Node, scrape};
+use crate::settings::Settings;
+use crate::store::Store;
+use forebay_proto::v1::cache_server::CacheServer;
+use forebay_proto::{Error, Result, v1};
+use forebay_segment::Source;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::net::TcpListener;
+use tokio_stream::wrappers::TcpListenerStream;
+use tokio_util::sync::CancellationToken;
+
+/// Bytes of a request that is not a ticket.
+const REQUEST_BYTES_MAX: usize = 4 << 20;
+
+/// A node whose sockets are bound and whose store is open.
+pub struct Server {
+    node: Arc<Node>,
+    listener: TcpListener,
+    metrics: Option<TcpListener>,
+    drain: Duration,
+}
+
+impl Server {
+    /// Binds, opens the store, rebuilds its index. Errors name the setting to change.
+    pub async fn bind(settings: Settings) -> Result<Self> {
+        let listener = bind(settings.listen, "--listen").await?;
+        let metrics = match settings.metrics_listen {
+            Some(at) => Some(bind(at, "--metrics-listen").await?),
+            None => None,
+        };
+        let source = Source::new(settings.source.clone())?;
+        let (dir, limit) = (settings.cache_dir.clone(), settings.cache_bytes);
+        let started = Instant::now();
+        let store = crate::cache::blocking(move || Store::open(&dir, limit)).await??;
+        tracing::info!(
+            segments = store.files(),
+            bytes = store.used_bytes(),
+            ms = started.elapsed().as_millis() as u64,
+            "the index is rebuilt"
+        );
+        let events = Arc::new(Events::default());
+        let cache =
+            Arc::new(Cache::new(source.clone(), Arc::new(store), events.clone(), settings.fill_bytes));
+        let datasets = Datasets::open(source, &settings.allow, &settings.cache_dir)?;
+        let address = local(&listener)?;
+        let node = Node {
+            name: settings.node.unwrap_or_else(|| address.to_string()),
+            address: format!("http://{address}"),
+            started: Instant::now(),
+            cache,
+            datasets,
+            events,
+        };
+        let drain = Duration::from_secs_f64(settings.drain_s);
+        Ok(Self { node: Arc::new(node), listener, metrics, drain })
+    }
+
+    /// Where gRPC is served.
+    pub fn address(&self) -> Result<SocketAddr> {
+        local(&self.listener)
+    }
+
+    /// Where metrics are served.
+    pub fn metrics_address(&self) -> Result<Option<SocketAddr>> {
+        self.metrics.as_ref().map(local).transpose()
+    }
+
+    /// Serves until `stop` is called, then gives streams the drain time and ends them.
+    pub async fn run(self, stop: CancellationToken) -> Result<()> {
+        let streams = CancellationToken::new();
+        let health = tonic_health::server::health_reporter();
+        health.0.set_serving::<CacheServer<Control>>().await;
+        health.0.set_service_status("", tonic_health::ServingStatus::Serving).await;
+        let reflection = tonic_reflection::server::Builder::configure()
+            .register_encoded_file_descriptor_set(v1::DESCRIPTORS)
+            .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
+            .build_v1()
+            .map_err(|e| Error::invalid(format!("gRPC reflection: {e}")))?;
+        if let Some(listener) = self.metrics {
+            let (node, stop) = (self.node.clone(), streams.clone());
+            tokio::spawn(async move {
+                if let Err(e) = scrape::run(listener, node, stop).await {
+                    tracing::error!(error = %e, "metrics are no longer served");
+                }
+            });
+        }
+        let control = Control::new(self.node.clone(), streams.clone());
+        let drain = self.drain;
+        let ending = {
+            let streams = streams.clone();
+            async move {
+                stop.cancelled().await;
+                health.0.set_service_status("", tonic_health::ServingStatus::NotServing).await;
+                tracing::info!(
+                    drain_s = drain.as_secs_f64(),
+                    "stopping: no new connections, streams may finish"
+                );
+                tokio::spawn(async move {
+                    tokio::time::sleep(drain).await;
+                    streams.cancel();
+                });
+            }
+        };
+        let served = tonic::transport::Server::builder()
+            .tcp_nodelay(true)
+            .http2_keepalive_interval(Some(Duration::from_secs(10)))
+            .http2_keepalive_timeout(Some(Duration::from_secs(10)))
+            .add_service(health.1)
+            .add_service(reflection)
+            .add_service(CacheServer::new(control).max_decoding_message_size(REQUEST_BYTES_MAX))
+            .add_service(Flight::new(self.node.clone(), streams.clone()))
+            .serve_with_incoming_shutdown(nodelay(self.listener), ending)
+            .await;
+        streams.cancel();
+        served.map_err(|e| Error::closed(format!("gRPC is no longer served: {e}")))
+    }
+}
+
+async fn bind(at: SocketAddr, flag: &str) -> Result<TcpListener> {
+    TcpListener::bind(at).await.map_err(|e| match e.kind() {
+        std::io::ErrorKind::AddrInUse => {
+            Error::invalid(format!("{at} is in use by another program: choose another port with {flag}"))
+        }
+        _ => Error::denied(format!("cannot listen on {at}: {e}; choose another address with {flag}")),
+    })
+}
+
+fn local(listener: &TcpListener) -> Result<SocketAddr> {
+    listener.local_addr().map_err(|e| Error::closed(format!("the listening socket has gone: {e}")))
+}
+
+/// Connections with Nagle's delay off: heads and small messages must not wait.
+fn nodelay(
+    listener: TcpListener,
+) -> impl futures::Stream<Item = std::io::Result<tokio::net::TcpStream>> + Send + 'static {
+    use futures::StreamExt;
+    TcpListenerStream::new(listener).map(|accepted| {
+        accepted.inspect(|stream| {
+            stream.set_nodelay(true).ok();
+        })
+    })
+}

@@ -1,0 +1,71 @@
+//! The edge: everything that knows gRPC or HTTP. Behind it there are only answers, datasets and the cache.
+//!
+//! * [`flight`]: Arrow Flight, whose `DoGet` is the batch stream.
+//! * [`control`]: `forebay.v1.Cache`.
+//! * [`scrape`]: `/metrics` and `/health` over HTTP.
+
+pub mod control;
+pub mod flight;
+pub mod frames;
+pub mod scrape;
+
+use crate::cache::Cache;
+use crate::datasets::Datasets;
+use crate::events::Events;
+use forebay_proto::v1;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Instant;
+
+/// What the services share.
+pub struct Node {
+    /// The node's name.
+    pub name: String,
+    /// URL of its gRPC endpoint.
+    pub address: String,
+    /// When it started.
+    pub started: Instant,
+    /// The read path.
+    pub cache: Arc<Cache>,
+    /// The datasets it knows.
+    pub datasets: Datasets,
+    /// What reads reported.
+    pub events: Arc<Events>,
+}
+
+impl Node {
+    /// All counters of the node.
+    pub fn counters(&self) -> v1::Counters {
+        let (source, store, events) =
+            (self.cache.source().counters(), self.cache.store().counters(), &self.events);
+        v1::Counters {
+            s3_requests: source.s3_requests.load(Relaxed),
+            s3_bytes: source.s3_bytes.load(Relaxed),
+            s3_footer_requests: source.footer_requests.load(Relaxed),
+            s3_footer_bytes: source.footer_bytes.load(Relaxed),
+            s3_retries: source.retries.load(Relaxed),
+            parquet_bytes_decoded: source.parquet_bytes_decoded.load(Relaxed),
+            arrow_bytes_decoded: source.arrow_bytes_decoded.load(Relaxed),
+            hits: events.hits.load(Relaxed),
+            joins: events.joins.load(Relaxed),
+            misses: events.misses.load(Relaxed),
+            evictions: store.evictions.load(Relaxed),
+            corrupt_segments: store.corrupt.load(Relaxed),
+            store_bytes_written: store.bytes_written.load(Relaxed),
+            rows_served: events.rows_served.load(Relaxed),
+            bytes_served: events.bytes_served.load(Relaxed),
+            streams: events.streams.load(Relaxed),
+        }
+    }
+
+    /// The topology that this node sees: itself.
+    pub fn topology(&self) -> v1::Topology {
+        let node = v1::Node {
+            name: self.name.clone(),
+            address: self.address.clone(),
+            weight: 1.0,
+            zone: String::new(),
+        };
+        v1::Topology { revision: 1, nodes: vec![node] }
+    }
+}

@@ -1,0 +1,147 @@
+//! `forebay.v1.Cache`: open, load, free, status, topology.
+
+use super::Node;
+use crate::cache::blocking;
+use crate::datasets::Dataset;
+use forebay_proto::v1::cache_server::Cache as Service;
+use forebay_proto::{Error, v1};
+use forebay_segment::answer::Segments;
+use forebay_segment::schema;
+use futures::StreamExt;
+use futures::stream::BoxStream;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use tokio_util::sync::CancellationToken;
+use tonic::{Request, Response, Status};
+
+/// Segments that `Load` fills at once; the source has limits of its own.
+const LOAD_CONCURRENCY: usize = 8;
+
+/// The service.
+pub struct Control {
+    node: Arc<Node>,
+    stop: CancellationToken,
+}
+
+impl Control {
+    /// Serves `node`; open streams end when `stop` is called.
+    pub fn new(node: Arc<Node>, stop: CancellationToken) -> Self {
+        Self { node, stop }
+    }
+}
+
+type Answer<T> = Result<Response<T>, Status>;
+
+#[tonic::async_trait]
+impl Service for Control {
+    type LoadStream = BoxStream<'static, Result<v1::LoadProgress, Status>>;
+    type WatchTopologyStream = BoxStream<'static, Result<v1::Topology, Status>>;
+
+    async fn open(&self, request: Request<v1::OpenRequest>) -> Answer<v1::OpenReply> {
+        let r = request.into_inner();
+        let spec = r.dataset.ok_or_else(|| Error::invalid("open: no dataset given"))?;
+        let (dataset, projected_bytes) = self.node.datasets.freeze(spec, &r.columns).await?;
+        Ok(Response::new(v1::OpenReply { manifest: Some((&*dataset.manifest).into()), projected_bytes }))
+    }
+
+    async fn load(&self, request: Request<v1::LoadRequest>) -> Answer<Self::LoadStream> {
+        let r = request.into_inner();
+        let spec = r.dataset.ok_or_else(|| Error::invalid("load: no dataset given"))?;
+        let (dataset, _) = self.node.datasets.freeze(spec, &r.columns).await?;
+        let projection = schema::projection(&dataset.schema, &r.columns)?;
+        let (sender, progress) = mpsc::channel(4);
+        let (node, stop) = (self.node.clone(), self.stop.clone());
+        tokio::spawn(async move {
+            tokio::select! {
+                done = load(&node, &dataset, &projection, &sender) => if let Err(e) = done {
+                    sender.send(Err(e.into())).await.ok();
+                },
+                () = stop.cancelled() => {
+                    sender.send(Err(Error::retry("this node is shutting down").into())).await.ok();
+                }
+                () = sender.closed() => {}
+            }
+        });
+        Ok(Response::new(ReceiverStream::new(progress).boxed()))
+    }
+
+    async fn free(&self, request: Request<v1::FreeRequest>) -> Answer<v1::FreeReply> {
+        let uri = self.node.datasets.forget(&request.into_inner().uri)?;
+        let store = self.node.cache.store().clone();
+        let (segments, bytes) = blocking(move || store.free(&uri)).await?;
+        Ok(Response::new(v1::FreeReply { segments, bytes }))
+    }
+
+    async fn status(&self, _: Request<v1::StatusRequest>) -> Answer<v1::StatusReply> {
+        let node = self.node.clone();
+        // A look at every segment of every dataset: milliseconds, but not for an async thread.
+        let datasets =
+            blocking(move || node.datasets.list().iter().map(|d| held(&node, d)).collect()).await?;
+        let store = self.node.cache.store();
+        Ok(Response::new(v1::StatusReply {
+            node: self.node.name.clone(),
+            version: env!("CARGO_PKG_VERSION").into(),
+            uptime_s: self.node.started.elapsed().as_secs(),
+            cache_bytes_used: store.used_bytes(),
+            cache_bytes_limit: store.limit_bytes(),
+            segments_held: store.files(),
+            counters: Some(self.node.counters()),
+            datasets,
+        }))
+    }
+
+    async fn watch_topology(
+        &self,
+        _: Request<v1::WatchTopologyRequest>,
+    ) -> Answer<Self::WatchTopologyStream> {
+        // A cluster of one never changes: one answer, then the stream stays open until the node stops.
+        let topology = futures::stream::iter([Ok(self.node.topology())]);
+        let stopped = self.stop.clone().cancelled_owned();
+        let open = futures::stream::once(stopped).filter_map(|()| async { None });
+        Ok(Response::new(topology.chain(open).boxed()))
+    }
+}
+
+fn held(node: &Node, dataset: &Dataset) -> v1::DatasetStatus {
+    let m = &dataset.manifest;
+    let held = (0..m.segments().len() as u32)
+        .filter(|&s| m.segment_id(s).is_ok_and(|id| node.cache.store().holds_any(id)))
+        .count();
+    v1::DatasetStatus {
+        uri: m.uri().into(),
+        digest: m.digest().to_bytes().to_vec().into(),
+        rows: m.rows(),
+        segments: m.segments().len() as u64,
+        segments_held: held as u64,
+    }
+}
+
+/// Fills what is missing and reports after each segment.
+async fn load(
+    node: &Node,
+    dataset: &Dataset,
+    projection: &[usize],
+    sender: &mpsc::Sender<Result<v1::LoadProgress, Status>>,
+) -> forebay_proto::Result<()> {
+    let segments = dataset.manifest.segments();
+    let before = node.cache.source().counters().s3_bytes.load(Relaxed);
+    let mut progress = v1::LoadProgress {
+        segments_total: segments.len() as u64,
+        decoded_bytes_total: segments.iter().map(|s| s.decoded_bytes).sum(),
+        ..Default::default()
+    };
+    let gone = |_| Error::closed("the caller has gone");
+    sender.send(Ok(progress)).await.map_err(gone)?;
+    let mut filled = futures::stream::iter(0..segments.len() as u32)
+        .map(|s| async move { node.cache.get(&dataset.manifest, s, projection).await.map(|_| s) })
+        .buffer_unordered(LOAD_CONCURRENCY);
+    while let Some(segment) = filled.next().await {
+        progress.segments_held += 1;
+        progress.decoded_bytes_held += segments[segment? as usize].decoded_bytes;
+        progress.s3_bytes = node.cache.source().counters().s3_bytes.load(Relaxed) - before;
+        sender.send(Ok(progress)).await.map_err(gone)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,229 @@
+//! Arrow Flight: `DoGet` is the batch stream; `GetFlightInfo` and `GetSchema` let any Flight client read a dataset.
+//!
+//! `DoGet` goes around tonic's encoder (see [`super::frames`]); all other methods are tonic's.
+
+use super::Node;
+use super::frames::AnswerBody;
+use arrow_flight::flight_descriptor::DescriptorType;
+use arrow_flight::flight_service_server::{FlightService, FlightServiceServer};
+use arrow_flight::{
+    Action, ActionType, Criteria, Empty, FlightData, FlightDescriptor, FlightEndpoint, FlightInfo,
+    HandshakeRequest, HandshakeResponse, IpcMessage, PollInfo, PutResult, SchemaAsIpc, SchemaResult, Ticket,
+};
+use arrow_ipc::writer::IpcWriteOptions;
+use forebay_proto::{Error, Result, v1};
+use forebay_segment::answer::{self, Answer, Budget};
+use futures::future::BoxFuture;
+use futures::stream::BoxStream;
+use http_body_util::{BodyExt, Limited};
+use prost::Message as _;
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use tokio_util::sync::CancellationToken;
+use tonic::body::Body;
+use tonic::{Request, Response, Status, Streaming};
+
+/// Bytes that a ticket may have: a bit per segment of 100 million, or a few million explicit rows.
+const TICKET_BYTES_MAX: usize = 32 << 20;
+
+/// The Flight service.
+#[derive(Clone)]
+pub struct Flight {
+    node: Arc<Node>,
+    stop: CancellationToken,
+    rest: FlightServiceServer<Descriptions>,
+}
+
+impl Flight {
+    /// Serves `node`; open streams end when `stop` is called.
+    pub fn new(node: Arc<Node>, stop: CancellationToken) -> Self {
+        let rest = FlightServiceServer::new(Descriptions { node: node.clone() });
+        Self { node, stop, rest }
+    }
+}
+
+impl tonic::server::NamedService for Flight {
+    const NAME: &'static str = <FlightServiceServer<Descriptions> as tonic::server::NamedService>::NAME;
+}
+
+impl tower::Service<http::Request<Body>> for Flight {
+    type Response = http::Response<Body>;
+    type Error = Infallible;
+    type Future = BoxFuture<'static, std::result::Result<Self::Response, Infallible>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<std::result::Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: http::Request<Body>) -> Self::Future {
+        if !request.uri().path().ends_with("/DoGet") {
+            let mut rest = self.rest.clone();
+            return Box::pin(async move { tower::Service::call(&mut rest, request).await });
+        }
+        let (node, stop) = (self.node.clone(), self.stop.clone());
+        Box::pin(async move {
+            let body = match open(&node, request).await {
+                Ok(answer) => Body::new(AnswerBody::new(answer, node.events.clone(), stop)),
+                Err(e) => return Ok(Status::from(e).into_http()),
+            };
+            let mut response = http::Response::new(body);
+            let grpc = http::HeaderValue::from_static("application/grpc");
+            response.headers_mut().insert(http::header::CONTENT_TYPE, grpc);
+            Ok(response)
+        })
+    }
+}
+
+/// Reads the ticket of a `DoGet` request and opens its answer.
+async fn open(node: &Node, request: http::Request<Body>) -> Result<Answer> {
+    let body = Limited::new(request.into_body(), TICKET_BYTES_MAX)
+        .collect()
+        .await
+        .map_err(|e| Error::invalid(format!("the ticket cannot be read: {e}")))?
+        .to_bytes();
+    let message = match body.first_chunk::<5>() {
+        Some([0, length @ ..]) if u32::from_be_bytes(*length) as usize == body.len() - 5 => body.slice(5..),
+        _ => return Err(Error::invalid("DoGet wants one uncompressed gRPC message with a ticket")),
+    };
+    let bad = |e: prost::DecodeError| Error::invalid(format!("the ticket cannot be read: {e}"));
+    let flight = Ticket::decode(message).map_err(bad)?;
+    let ticket = v1::Ticket::decode(flight.ticket).map_err(bad)?;
+    let segments = node.cache.clone();
+    let budget = Budget::default();
+    match ticket.kind.ok_or_else(|| Error::invalid("the ticket is empty"))? {
+        v1::ticket::Kind::Plan(t) => {
+            let manifest = t.plan.as_ref().map(|p| p.manifest.clone()).unwrap_or_default();
+            let d = node.datasets.get(&manifest)?;
+            answer::plan(segments, d.manifest, &d.schema, &t, budget)
+        }
+        v1::ticket::Kind::Scan(t) => {
+            let d = node.datasets.get(&t.manifest)?;
+            answer::scan(segments, d.manifest, &d.schema, &t, budget)
+        }
+        v1::ticket::Kind::Rows(t) => {
+            let d = node.datasets.get(&t.manifest)?;
+            answer::rows(segments, d.manifest, &d.schema, &t, budget)
+        }
+    }
+}
+
+/// The methods that describe: tonic's own.
+struct Descriptions {
+    node: Arc<Node>,
+}
+
+impl Descriptions {
+    /// The dataset of a descriptor: its path is the URI, whole or in parts.
+    async fn open(&self, descriptor: &FlightDescriptor) -> Result<(crate::datasets::Dataset, u64)> {
+        if descriptor.r#type != DescriptorType::Path as i32 || descriptor.path.is_empty() {
+            return Err(Error::invalid("describe a dataset by path: its URI, as in s3://bucket/prefix"));
+        }
+        let spec = v1::DatasetSpec { uri: descriptor.path.join("/"), segment_bytes: 0 };
+        self.node.datasets.freeze(spec, &[]).await
+    }
+}
+
+fn unimplemented<T>(method: &str) -> std::result::Result<Response<T>, Status> {
+    Err(Status::unimplemented(format!("{method}: this cache is read with GetFlightInfo and DoGet")))
+}
+
+#[tonic::async_trait]
+impl FlightService for Descriptions {
+    type HandshakeStream = BoxStream<'static, std::result::Result<HandshakeResponse, Status>>;
+    type ListFlightsStream = BoxStream<'static, std::result::Result<FlightInfo, Status>>;
+    type DoGetStream = BoxStream<'static, std::result::Result<FlightData, Status>>;
+    type DoPutStream = BoxStream<'static, std::result::Result<PutResult, Status>>;
+    type DoExchangeStream = BoxStream<'static, std::result::Result<FlightData, Status>>;
+    type DoActionStream = BoxStream<'static, std::result::Result<arrow_flight::Result, Status>>;
+    type ListActionsStream = BoxStream<'static, std::result::Result<ActionType, Status>>;
+
+    async fn get_flight_info(
+        &self,
+        request: Request<FlightDescriptor>,
+    ) -> std::result::Result<Response<FlightInfo>, Status> {
+        let descriptor = request.into_inner();
+        let (dataset, bytes) = self.open(&descriptor).await?;
+        let scan = v1::ScanTicket {
+            manifest: dataset.manifest.digest().to_bytes().to_vec().into(),
+            ..Default::default()
+        };
+        let ticket = v1::Ticket { kind: Some(v1::ticket::Kind::Scan(scan)) };
+        let endpoint = FlightEndpoint::new().with_ticket(Ticket::new(ticket.encode_to_vec()));
+        let info = FlightInfo::new()
+            .try_with_schema(&dataset.schema)
+            .map_err(|e| Status::internal(e.to_string()))?
+            .with_descriptor(descriptor)
+            .with_endpoint(endpoint)
+            .with_total_records(dataset.manifest.rows() as i64)
+            .with_total_bytes(bytes as i64)
+            .with_ordered(true);
+        Ok(Response::new(info))
+    }
+
+    async fn get_schema(
+        &self,
+        request: Request<FlightDescriptor>,
+    ) -> std::result::Result<Response<SchemaResult>, Status> {
+        let (dataset, _) = self.open(&request.into_inner()).await?;
+        let options = IpcWriteOptions::default();
+        let IpcMessage(schema) = SchemaAsIpc::new(&dataset.schema, &options)
+            .try_into()
+            .map_err(|e: arrow::error::ArrowError| Status::internal(e.to_string()))?;
+        Ok(Response::new(SchemaResult { schema }))
+    }
+
+    async fn do_get(&self, _: Request<Ticket>) -> std::result::Result<Response<Self::DoGetStream>, Status> {
+        // Answered by `Flight::call` before it comes here.
+        unimplemented("DoGet")
+    }
+
+    async fn handshake(
+        &self,
+        _: Request<Streaming<HandshakeRequest>>,
+    ) -> std::result::Result<Response<Self::HandshakeStream>, Status> {
+        unimplemented("Handshake")
+    }
+
+    async fn list_flights(
+        &self,
+        _: Request<Criteria>,
+    ) -> std::result::Result<Response<Self::ListFlightsStream>, Status> {
+        unimplemented("ListFlights")
+    }
+
+    async fn poll_flight_info(
+        &self,
+        _: Request<FlightDescriptor>,
+    ) -> std::result::Result<Response<PollInfo>, Status> {
+        unimplemented("PollFlightInfo")
+    }
+
+    async fn do_put(
+        &self,
+        _: Request<Streaming<FlightData>>,
+    ) -> std::result::Result<Response<Self::DoPutStream>, Status> {
+        unimplemented("DoPut")
+    }
+
+    async fn do_exchange(
+        &self,
+        _: Request<Streaming<FlightData>>,
+    ) -> std::result::Result<Response<Self::DoExchangeStream>, Status> {
+        unimplemented("DoExchange")
+    }
+
+    async fn do_action(
+        &self,
+        _: Request<Action>,
+    ) -> std::result::Result<Response<Self::DoActionStream>, Status> {
+        unimplemented("DoAction")
+    }
+
+    async fn list_actions(
+        &self,
+        _: Request<Empty>,
+    ) -> std::result::Result<Response<Self::ListActionsStream>, Status> {
+        unimplemented("ListActions")
+    }
+}

@@ -1,0 +1,84 @@
+//! `/metrics` (Prometheus text) and `/health` over HTTP. docs/metrics.md lists the names.
+
+use super::Node;
+use axum::Router;
+use axum::extract::State;
+use axum::http::header::CONTENT_TYPE;
+use axum::response::IntoResponse;
+use axum::routing::get;
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
+use prometheus_client::metrics::counter::ConstCounter;
+use prometheus_client::metrics::gauge::ConstGauge;
+use prometheus_client::registry::Registry;
+use std::sync::Arc;
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+
+/// Serves until `stop` is called.
+pub async fn run(listener: TcpListener, node: Arc<Node>, stop: CancellationToken) -> std::io::Result<()> {
+    let mut registry = Registry::with_prefix("forebay");
+    registry.register_collector(Box::new(NodeMetrics(node)));
+    let router = Router::new()
+        .route("/metrics", get(metrics))
+        .route("/health", get(|| async { "ok\n" }))
+        .with_state(Arc::new(registry));
+    axum::serve(listener, router).with_graceful_shutdown(stop.cancelled_owned()).await
+}
+
+async fn metrics(State(registry): State<Arc<Registry>>) -> impl IntoResponse {
+    let mut text = String::new();
+    // Writing to a string does not fail; if it did, a scrape would show nothing rather than half.
+    if prometheus_client::encoding::text::encode(&mut text, &registry).is_err() {
+        text.clear();
+    }
+    ([(CONTENT_TYPE, "application/openmetrics-text; version=1.0.0; charset=utf-8")], text)
+}
+
+/// Reads the node's counters at each scrape.
+struct NodeMetrics(Arc<Node>);
+
+impl std::fmt::Debug for NodeMetrics {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("NodeMetrics")
+    }
+}
+
+impl Collector for NodeMetrics {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
+        let c = self.0.counters();
+        let counters = [
+            ("s3_requests", "Requests to the object store that carried column data", c.s3_requests),
+            ("s3_bytes", "Bytes of column data read from the object store", c.s3_bytes),
+            ("s3_footer_requests", "Listings, heads and footer reads", c.s3_footer_requests),
+            ("s3_footer_bytes", "Bytes of Parquet footers read", c.s3_footer_bytes),
+            ("s3_retries", "Requests to the object store that failed and were tried again", c.s3_retries),
+            ("parquet_decoded_bytes", "Compressed Parquet bytes decoded", c.parquet_bytes_decoded),
+            ("arrow_decoded_bytes", "Arrow bytes that decoding yielded", c.arrow_bytes_decoded),
+            ("segment_hits", "Segment reads answered from the store", c.hits),
+            ("segment_joins", "Segment reads that waited for a fill under way", c.joins),
+            ("segment_misses", "Segment reads that filled", c.misses),
+            ("evictions", "Segment files evicted", c.evictions),
+            ("corrupt_segments", "Segment files that failed their checks", c.corrupt_segments),
+            ("store_written_bytes", "Bytes written to segment files", c.store_bytes_written),
+            ("rows_served", "Rows sent on batch streams", c.rows_served),
+            ("served_bytes", "Bytes sent on batch streams", c.bytes_served),
+            ("streams", "Batch streams opened", c.streams),
+        ];
+        for (name, help, value) in counters {
+            let metric = ConstCounter::new(value);
+            metric.encode(encoder.encode_descriptor(name, help, None, metric.metric_type())?)?;
+        }
+        let store = self.0.cache.store();
+        let gauges = [
+            ("cache_used_bytes", "Bytes of segment files", store.used_bytes()),
+            ("cache_limit_bytes", "Bytes that segment files may use", store.limit_bytes()),
+            ("segment_files", "Segment files held", store.files()),
+        ];
+        for (name, help, value) in gauges {
+            let metric = ConstGauge::new(value as i64);
+            metric.encode(encoder.encode_descriptor(name, help, None, metric.metric_type())?)?;
+        }
+        Ok(())
+    }
+}

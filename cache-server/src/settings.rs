@@ -1,0 +1,240 @@
+//! Settings: flags over environment (`FOREBAY_*`) over a TOML file over defaults.
+
+use clap::Parser;
+use figment::Figment;
+use figment::providers::{Env, Format, Serialized, Toml};
+use forebay_proto::{Error, Result};
+use forebay_segment::SourceSettings;
+use serde::{Deserialize, Serialize};
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+/// All settings of a node. In the file and the environment they have these names; nested ones are
+/// `[source] s3_endpoint` in the file and `FOREBAY_SOURCE__S3_ENDPOINT` in the environment.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Settings {
+    /// Where gRPC listens. Loopback unless told otherwise: the service has no authentication of its own.
+    pub listen: SocketAddr,
+    /// Where `/metrics` and `/health` are served over HTTP; unset: nowhere.
+    pub metrics_listen: Option<SocketAddr>,
+    /// The node's name; unset: its address.
+    pub node: Option<String>,
+    /// Directory of segment files, this server's alone.
+    pub cache_dir: PathBuf,
+    /// Bytes that segment files may use, temporary ones included.
+    pub cache_bytes: u64,
+    /// Memory for segments being fetched and decoded at once.
+    pub fill_bytes: u64,
+    /// URIs under which data may be read. There is no default: nothing can be read unless somebody allowed it.
+    pub allow: Vec<String>,
+    /// Seconds that open streams get to finish at shutdown.
+    pub drain_s: f64,
+    /// Logs as JSON lines rather than text.
+    pub log_json: bool,
+    /// How to reach object stores.
+    pub source: SourceSettings,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            listen: SocketAddr::from(([127, 0, 0, 1], 7070)),
+            metrics_listen: None,
+            node: None,
+            cache_dir: PathBuf::from("/var/cache/forebay"),
+            cache_bytes: 10_000_000_000,
+            fill_bytes: 1 << 30,
+            allow: Vec::new(),
+            drain_s: 5.0,
+            log_json: false,
+            source: SourceSettings::default(),
+        }
+    }
+}
+
+/// forebay-server: a node of the Forebay data cache.
+#[derive(Debug, Parser, Serialize)]
+#[command(version, about, long_about = None)]
+pub struct Flags {
+    /// TOML file with settings (the names are those of the long flags, `_` for `-`).
+    #[arg(long, env = "FOREBAY_CONFIG")]
+    #[serde(skip)]
+    config: Option<PathBuf>,
+    /// Address of the gRPC service [default: 127.0.0.1:7070]; port 0 picks a free one.
+    #[arg(long)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    listen: Option<SocketAddr>,
+    /// Address of /metrics and /health over HTTP [default: off].
+    #[arg(long)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    metrics_listen: Option<SocketAddr>,
+    /// The node's name [default: its address].
+    #[arg(long)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    node: Option<String>,
+    /// Directory of segment files [default: /var/cache/forebay].
+    #[arg(long)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cache_dir: Option<PathBuf>,
+    /// Bytes that segment files may use, e.g. 500GB or 64GiB [default: 10GB].
+    #[arg(long, value_parser = bytes)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cache_bytes: Option<u64>,
+    /// Memory for segments being fetched and decoded [default: 1GiB].
+    #[arg(long, value_parser = bytes)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    fill_bytes: Option<u64>,
+    /// URI under which data may be read, e.g. s3://bucket/prefix; may be repeated.
+    #[arg(long)]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    allow: Vec<String>,
+    /// Logs as JSON lines.
+    #[arg(long)]
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    log_json: bool,
+    #[command(flatten)]
+    source: SourceFlags,
+}
+
+#[derive(Debug, clap::Args, Serialize)]
+struct SourceFlags {
+    /// URL of the S3 service [default: AWS].
+    #[arg(long)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    s3_endpoint: Option<String>,
+    /// Region.
+    #[arg(long)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    s3_region: Option<String>,
+    /// Access key id [default: AWS_ACCESS_KEY_ID, then the AWS files]; the secret only comes from the environment,
+    /// the settings file or the AWS files.
+    #[arg(long)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    s3_access_key_id: Option<String>,
+    /// Profile of the AWS files.
+    #[arg(long)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    s3_profile: Option<String>,
+    /// Bucket in the path rather than the host name [default: with an endpoint].
+    #[arg(long)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    s3_path_style: Option<bool>,
+    /// Send no credentials: public buckets.
+    #[arg(long)]
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    s3_anonymous: bool,
+    /// Seconds that a failing request is retried [default: 60].
+    #[arg(long)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    patience_s: Option<f64>,
+}
+
+impl Settings {
+    /// Merges flags, environment and file, and checks the whole. `Invalid` names the setting.
+    pub fn load(flags: &Flags) -> Result<Self> {
+        let mut figment = Figment::from(Serialized::defaults(Settings::default()));
+        if let Some(path) = &flags.config {
+            if !path.is_file() {
+                return Err(Error::not_found(format!("settings file {} does not exist", path.display())));
+            }
+            figment = figment.merge(Toml::file_exact(path));
+        }
+        let settings: Settings = figment
+            .merge(Env::prefixed("FOREBAY_").ignore(&["config", "endpoint", "log"]).split("__"))
+            .merge(Serialized::defaults(flags))
+            .extract()
+            .map_err(|e| Error::invalid(format!("settings: {e}")))?;
+        settings.check()?;
+        Ok(settings)
+    }
+
+    fn check(&self) -> Result<()> {
+        let bad = |why: String| Err(Error::invalid(why));
+        if self.allow.is_empty() {
+            return bad(
+                "no data may be read: allow at least one root, e.g. --allow s3://bucket/prefix".into()
+            );
+        }
+        if self.cache_bytes < 1 << 20 {
+            return bad(format!("cache_bytes = {}: less than 1 MiB cannot hold a segment", self.cache_bytes));
+        }
+        if self.fill_bytes < 1 << 20 {
+            return bad(format!("fill_bytes = {}: less than 1 MiB cannot fill a segment", self.fill_bytes));
+        }
+        if !(self.drain_s >= 0.0 && self.drain_s <= 3600.0) {
+            return bad(format!("drain_s = {}: must be 0 to 3600 seconds", self.drain_s));
+        }
+        if self.metrics_listen == Some(self.listen) && self.listen.port() != 0 {
+            return bad(format!(
+                "listen and metrics_listen are both {}: give each its own port",
+                self.listen
+            ));
+        }
+        Ok(())
+    }
+}
+
+/// Parses bytes: a number with an optional unit, decimal (kB, MB, GB, TB) or binary (KiB, MiB, GiB, TiB).
+fn bytes(text: &str) -> std::result::Result<u64, String> {
+    let split = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let (number, unit) = text.split_at(split);
+    let factor: u64 = match unit.trim() {
+        "" | "B" => 1,
+        "kB" | "KB" => 1_000,
+        "MB" => 1_000_000,
+        "GB" => 1_000_000_000,
+        "TB" => 1_000_000_000_000,
+        "KiB" => 1 << 10,
+        "MiB" => 1 << 20,
+        "GiB" => 1 << 30,
+        "TiB" => 1 << 40,
+        other => return Err(format!("unknown unit `{other}`: use B, kB, MB, GB, TB, KiB, MiB, GiB or TiB")),
+    };
+    let number: f64 = number.parse().map_err(|_| format!("`{text}` is not a number of bytes"))?;
+    Ok((number * factor as f64) as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn load(args: &[&str]) -> Result<Settings> {
+        Settings::load(&Flags::parse_from([&["forebay-server"], args].concat()))
+    }
+
+    #[test]
+    fn flags_win_over_the_file() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(
+            file.path(),
+            "cache_bytes = 5000000\nallow = ['s3://a/b']\n[source]\ns3_region = 'eu'\n",
+        )
+        .unwrap();
+        let path = file.path().to_str().unwrap();
+        let s = load(&["--config", path, "--cache-bytes", "2MiB"]).unwrap();
+        assert_eq!((s.cache_bytes, s.allow.len(), s.source.s3_region.as_deref()), (2 << 20, 1, Some("eu")));
+    }
+
+    #[test]
+    fn mistakes_are_named() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let path = file.path().to_str().unwrap();
+        std::fs::write(file.path(), "allow = ['s3://a/b']\ncache_bites = 1\n").unwrap();
+        assert!(load(&["--config", path]).unwrap_err().message.contains("cache_bites"));
+        assert!(load(&[]).unwrap_err().message.contains("--allow"));
+        assert!(load(&["--config", "/nonexistent"]).unwrap_err().message.contains("/nonexistent"));
+        let e = load(&["--allow", "s3://a", "--listen", "127.0.0.1:7", "--metrics-listen", "127.0.0.1:7"]);
+        assert!(e.unwrap_err().message.contains("own port"));
+        assert!(
+            load(&["--allow", "s3://a", "--cache-bytes", "10"]).unwrap_err().message.contains("cache_bytes")
+        );
+    }
+
+    #[test]
+    fn units() {
+        assert_eq!(bytes("1.5GB"), Ok(1_500_000_000));
+        assert_eq!(bytes("64 MiB"), Ok(64 << 20));
+        assert!(bytes("3 parsecs").is_err() && bytes("GB").is_err());
+    }
+}

@@ -1,0 +1,180 @@
+//! The store: against a model, against damage, against its limit.
+
+use super::*;
+use arrow::array::{ArrayRef, Int64Array, StringArray};
+use forebay_proto::manifest::Digest;
+use proptest::prelude::*;
+
+fn origin(n: u128) -> Origin {
+    Origin { id: SegmentId(Digest(n << 64 | n)), object: format!("s3://b/d{}/o{n}", n % 2), etag: "e".into() }
+}
+
+fn batch(n: u128, rows: i64, columns: &[&str]) -> RecordBatch {
+    RecordBatch::try_from_iter(columns.iter().map(|c| {
+        let ints = (0..rows).map(|i| i * 7 + n as i64 + c.len() as i64);
+        let array: ArrayRef = match c.starts_with('s') {
+            true => Arc::new(StringArray::from_iter_values(ints.map(|i| i.to_string()))),
+            false => Arc::new(Int64Array::from_iter_values(ints)),
+        };
+        (*c, array)
+    }))
+    .unwrap()
+}
+
+fn names(columns: &[&str]) -> Vec<String> {
+    columns.iter().map(|c| c.to_string()).collect()
+}
+
+fn file_bytes(rows: i64, columns: &[&str]) -> u64 {
+    Encoded::new(&origin(1), &batch(1, rows, columns)).unwrap().bytes()
+}
+
+fn disk_bytes(dir: &Path) -> u64 {
+    let mut total = 0;
+    for e in fs::read_dir(dir).unwrap().flatten() {
+        let m = e.metadata().unwrap();
+        total += if m.is_dir() { disk_bytes(&e.path()) } else { m.len() };
+    }
+    total
+}
+
+#[test]
+fn written_columns_are_found_also_after_a_restart() {
+    let dir = tempfile::tempdir().unwrap();
+    let both = batch(5, 100, &["a", "s"]);
+    let store = Store::open(dir.path(), 1 << 20).unwrap();
+    let mapped = store.write(&origin(5), &both).unwrap().unwrap();
+    assert_eq!(*mapped, both);
+    // A further column becomes a second file of the same segment.
+    store.write(&origin(5), &batch(5, 100, &["more"])).unwrap().unwrap();
+    drop(mapped);
+    drop(store);
+    let store = Store::open(dir.path(), 1 << 20).unwrap();
+    assert_eq!(store.files(), 2);
+    let found = store.find(origin(5).id, &names(&["s", "more", "none"]));
+    assert_eq!(found.missing, ["none"]);
+    assert!(found.parts.iter().any(|p| **p == both));
+    assert_eq!(store.find(origin(6).id, &names(&["a"])).missing, ["a"]);
+}
+
+#[test]
+fn every_damaged_byte_is_a_miss() {
+    let dir = tempfile::tempdir().unwrap();
+    let one = batch(3, 40, &["a", "s"]);
+    let path = {
+        let store = Store::open(dir.path(), 1 << 20).unwrap();
+        store.write(&origin(3), &one).unwrap();
+        store.path(&FileKey::new(origin(3).id, &names(&["a", "s"])))
+    };
+    let good = fs::read(&path).unwrap();
+    let header_end = 24 + u32::from_le_bytes(good[8..12].try_into().unwrap()) as usize;
+    let body = u32::from_le_bytes(good[12..16].try_into().unwrap()) as usize;
+    // The zeros between header and body carry nothing.
+    let places = (0..header_end).chain(body..good.len());
+    let check = |bytes: &[u8], what: &str| {
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(&path, bytes).unwrap();
+        let store = Store::open(dir.path(), 1 << 20).unwrap();
+        let found = store.find(origin(3).id, &names(&["a", "s"]));
+        assert_eq!(found.missing.len(), 2, "{what} was not noticed");
+        assert_eq!((store.used_bytes(), store.counters().corrupt.load(Ordering::Relaxed)), (0, 1), "{what}");
+        assert!(!path.exists(), "{what}: the file is gone");
+    };
+    for at in places {
+        let mut bad = good.clone();
+        bad[at] ^= 1 << (at % 8);
+        check(&bad, &format!("a flipped bit in byte {at}"));
+    }
+    for length in [0, 7, 23, 24, header_end, body, good.len() - 1] {
+        check(&good[..length], &format!("a cut after {length} bytes"));
+    }
+    check(&[&good[..], &[0]].concat(), "a byte too many");
+}
+
+#[test]
+fn one_server_per_directory() {
+    let dir = tempfile::tempdir().unwrap();
+    let _first = Store::open(dir.path(), 1 << 20).unwrap();
+    let second = Store::open(dir.path(), 1 << 20).unwrap_err();
+    assert!(second.message.contains("used by another server"), "{second}");
+}
+
+#[test]
+fn a_lowered_limit_evicts_at_start() {
+    let dir = tempfile::tempdir().unwrap();
+    let each = file_bytes(50, &["a"]);
+    let store = Store::open(dir.path(), 10 * each).unwrap();
+    (1..=8).for_each(|n| drop(store.write(&origin(n), &batch(n, 50, &["a"])).unwrap().unwrap()));
+    drop(store);
+    let store = Store::open(dir.path(), 3 * each).unwrap();
+    assert!(store.used_bytes() <= 3 * each && store.files() == 3);
+}
+
+#[test]
+fn what_is_being_read_stays_and_what_has_no_room_is_not_stored() {
+    let dir = tempfile::tempdir().unwrap();
+    let each = file_bytes(50, &["a"]);
+    let store = Store::open(dir.path(), 2 * each).unwrap();
+    let first = store.write(&origin(1), &batch(1, 50, &["a"])).unwrap().unwrap();
+    let second = store.write(&origin(2), &batch(2, 50, &["a"])).unwrap().unwrap();
+    assert!(store.write(&origin(3), &batch(3, 50, &["a"])).unwrap().is_none(), "both are being read");
+    drop(first);
+    assert!(store.write(&origin(3), &batch(3, 50, &["a"])).unwrap().is_some());
+    assert!(store.holds_any(origin(2).id) && !store.holds_any(origin(1).id));
+    assert!(store.write(&origin(4), &batch(4, 500, &["a"])).unwrap().is_none(), "larger than the cache");
+    assert_eq!(*second, batch(2, 50, &["a"]));
+}
+
+#[test]
+fn an_unwritable_disk_costs_only_the_caching() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::open(dir.path(), 1 << 20).unwrap();
+    fs::remove_dir_all(dir.path().join("v1/tmp")).unwrap();
+    assert!(store.write(&origin(1), &batch(1, 50, &["a"])).unwrap().is_none());
+    assert_eq!(store.used_bytes(), 0);
+    fs::create_dir_all(dir.path().join("v1/tmp")).unwrap();
+    assert!(store.write(&origin(1), &batch(1, 50, &["a"])).unwrap().is_some(), "it heals");
+}
+
+#[test]
+fn free_takes_a_uri_and_no_more() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::open(dir.path(), 1 << 20).unwrap();
+    (1..=6).for_each(|n| drop(store.write(&origin(n), &batch(n, 5, &["a"])).unwrap()));
+    assert_eq!(store.free("s3://b/d"), (0, 0));
+    let (files, bytes) = store.free("s3://b/d1/");
+    assert_eq!((files, store.files()), (3, 3));
+    assert_eq!(store.used_bytes() * 2, store.used_bytes() + bytes);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
+    /// Random writes, reads, frees and restarts: the limit holds on disk after each, and what is found is right.
+    #[test]
+    fn holds_its_limit_and_never_lies(ops in prop::collection::vec((0u8..10, 1u128..9, 1i64..200), 1..40)) {
+        let dir = tempfile::tempdir().unwrap();
+        let limit = 6_000;
+        let mut store = Store::open(dir.path(), limit).unwrap();
+        let rows = |n: u128| n as i64 * 20;
+        for (op, n, _) in ops {
+            match op {
+                0..=4 => { store.write(&origin(n), &batch(n, rows(n), &["a", "s"])).unwrap(); }
+                5..=7 => {
+                    let found = store.find(origin(n).id, &names(&["a", "s"]));
+                    prop_assert!(found.parts.is_empty() != found.missing.is_empty());
+                    for part in &found.parts {
+                        prop_assert_eq!(&**part, &batch(n, rows(n), &["a", "s"]));
+                    }
+                }
+                8 => { store.free("s3://b/d0"); }
+                _ => {
+                    drop(store);
+                    store = Store::open(dir.path(), limit).unwrap();
+                }
+            }
+            let on_disk = disk_bytes(&dir.path().join("v1"));
+            prop_assert!(on_disk <= limit, "{} bytes on disk", on_disk);
+            prop_assert_eq!(on_disk, store.used_bytes());
+        }
+    }
+}

@@ -1,0 +1,210 @@
+//! Answers against the plan's own words: every slot of every step, in order, with the right values.
+
+use super::*;
+use arrow::array::{ArrayRef, Int64Array, RecordBatch, StringArray};
+use forebay_proto::digest::OrderDigest;
+use forebay_proto::manifest::{Object, SegmentSize};
+use forebay_proto::plan::steps::{Cut, Ending, Layout, Steps};
+use forebay_proto::plan::{Order, PlanKey, Shuffle};
+use futures::FutureExt;
+use prost::Message as _;
+use std::sync::Mutex;
+
+/// Segments made on the spot: row r of segment s holds its row number in the dataset, as a number and as text.
+struct Made {
+    rows: Vec<u64>,
+    asked: Mutex<Vec<u32>>,
+}
+
+fn batch(first: u64, rows: u64) -> RecordBatch {
+    let ids = first as i64..(first + rows) as i64;
+    RecordBatch::try_from_iter([
+        ("id", Arc::new(Int64Array::from_iter_values(ids.clone())) as ArrayRef),
+        ("name", Arc::new(StringArray::from_iter_values(ids.map(|i| format!("row {i}"))))),
+    ])
+    .unwrap()
+}
+
+impl Segments for Made {
+    fn get<'a>(
+        &'a self,
+        manifest: &'a Arc<Manifest>,
+        segment: u32,
+        projection: &'a [usize],
+    ) -> BoxFuture<'a, Result<Arc<RecordBatch>>> {
+        async move {
+            self.asked.lock().unwrap().push(segment);
+            let s = manifest.segment(segment)?;
+            assert_eq!(s.rows, self.rows[segment as usize]);
+            Ok(Arc::new(batch(s.first_row, s.rows).project(projection).unwrap()))
+        }
+        .boxed()
+    }
+}
+
+fn dataset(rows: &[u64]) -> (Arc<Made>, Arc<Manifest>, SchemaRef) {
+    let schema = batch(0, 1).schema();
+    let object = |i: usize| Object { key: format!("o{i}"), etag: "e".into(), size: 1 };
+    let size = |(i, &rows): (usize, &u64)| SegmentSize {
+        object: i as u32,
+        row_groups: 1,
+        rows,
+        decoded_bytes: rows * 20,
+    };
+    let manifest = Manifest::new(
+        "s3://b/p",
+        1,
+        crate::schema::to_ipc(&schema).unwrap(),
+        (0..rows.len()).map(object).collect(),
+        &rows.iter().enumerate().map(size).collect::<Vec<_>>(),
+    )
+    .unwrap();
+    (Arc::new(Made { rows: rows.to_vec(), asked: Mutex::default() }), Arc::new(manifest), schema)
+}
+
+/// (step, segment, id) of every row of an answer, and its merged digest.
+async fn read(mut answer: Answer) -> Result<(Vec<(u64, u32, i64)>, OrderDigest)> {
+    let (mut rows, mut digest) = (Vec::new(), OrderDigest::default());
+    while let Some(message) = answer.messages.recv().await {
+        let message = message?;
+        let meta = v1::MessageMeta::decode(message.meta.clone()).unwrap();
+        let batch = message.to_record_batch(&answer.schema)?;
+        let column = batch.column_by_name("id").unwrap().clone();
+        let ids = arrow::array::AsArray::as_primitive::<arrow::datatypes::Int64Type>(&column).clone();
+        let mut at = 0;
+        for run in meta.runs.chunks_exact(3) {
+            for _ in 0..run[2] {
+                rows.push((meta.first_step + u64::from(run[0]), run[1], ids.value(at)));
+                at += 1;
+            }
+        }
+        assert_eq!(at, batch.num_rows());
+        if !meta.digest.is_empty() {
+            digest.merge(OrderDigest::from_bytes(&meta.digest)?);
+        }
+    }
+    Ok((rows, digest))
+}
+
+fn ticket(manifest: &Manifest, shuffle: Shuffle, cut: Cut, rank: u32) -> v1::PlanTicket {
+    let key = PlanKey { manifest: manifest.digest(), seed: 9, epoch: 1, shuffle };
+    v1::PlanTicket {
+        plan: Some(key.into()),
+        columns: vec![],
+        first_position: cut.first_position,
+        global_batch: cut.global_batch,
+        rank,
+        world: cut.world,
+        ending: v1::plan_ticket::Ending::from(cut.ending).into(),
+        layout: v1::plan_ticket::Layout::from(cut.layout).into(),
+        segments: Default::default(),
+    }
+}
+
+#[tokio::test]
+async fn plans_are_followed_slot_by_slot() {
+    let sizes = [50u64, 7, 120, 33, 64, 1, 90];
+    let (made, manifest, schema) = dataset(&sizes);
+    let small = Budget { message_bytes: 300, messages: 1, segments_ahead: 1 };
+    for (shuffle, layout, ending) in [
+        (Shuffle::Window(3), Layout::Segment, Ending::Pad),
+        (Shuffle::Full, Layout::Position, Ending::Exact),
+        (Shuffle::None, Layout::Segment, Ending::Drop),
+    ] {
+        let cut = Cut { first_position: 13, global_batch: 48, world: 2, ending, layout };
+        let order = Order::new(&manifest, 9, 1, shuffle);
+        let steps = Steps::new(&order, cut).unwrap();
+        for rank in 0..2 {
+            let (mut want, mut digest, mut slots) = (Vec::new(), OrderDigest::default(), Vec::new());
+            for step in 0..steps.count() {
+                steps.batch(step, rank, &mut slots);
+                let first = |s: u32| manifest.segments()[s as usize].first_row;
+                digest.merge(steps.digest(&slots, first));
+                want.extend(slots.iter().map(|s| {
+                    (step, s.sample.segment, (first(s.sample.segment) + u64::from(s.sample.row)) as i64)
+                }));
+            }
+            let ask = ticket(&manifest, shuffle, cut, rank);
+            let whole = plan(made.clone(), manifest.clone(), &schema, &ask, small).unwrap();
+            assert_eq!(read(whole).await.unwrap(), (want.clone(), digest), "{shuffle} rank {rank}");
+            // Split between two owners: even and odd segments. Together they are the whole.
+            let mut both = Vec::new();
+            for bits in [0b01010101u8, 0b10101010] {
+                let part = v1::PlanTicket { segments: vec![bits].into(), ..ask.clone() };
+                both.extend(
+                    read(plan(made.clone(), manifest.clone(), &schema, &part, small).unwrap())
+                        .await
+                        .unwrap()
+                        .0,
+                );
+            }
+            both.sort_unstable();
+            want.sort_unstable();
+            assert_eq!(both, want);
+        }
+    }
+}
+
+#[tokio::test]
+async fn scans_and_rows_keep_their_order() {
+    let (made, manifest, schema) = dataset(&[5, 6, 7]);
+    let tiny = Budget { message_bytes: 30, messages: 1, segments_ahead: 1 };
+    let digest = manifest.digest().to_bytes().to_vec();
+    for limit in [0, 8, 18, 100] {
+        let t = v1::ScanTicket { manifest: digest.clone().into(), columns: vec!["id".into()], limit };
+        let (rows, _) = read(scan(made.clone(), manifest.clone(), &schema, &t, tiny).unwrap()).await.unwrap();
+        let n = if limit == 0 { 18 } else { limit.min(18) };
+        assert_eq!(rows.iter().map(|r| r.2).collect::<Vec<_>>(), (0..n as i64).collect::<Vec<_>>());
+    }
+    let asked = v1::RowsTicket {
+        manifest: digest.into(),
+        columns: vec![],
+        segment: vec![2, 0, 2, 1],
+        row: vec![6, 4, 0, 0],
+    };
+    let (rows_read, _) =
+        read(rows(made.clone(), manifest.clone(), &schema, &asked, tiny).unwrap()).await.unwrap();
+    assert_eq!(rows_read.iter().map(|r| r.2).collect::<Vec<_>>(), [17, 4, 11, 5]);
+    let outside = v1::RowsTicket { segment: vec![1], row: vec![6], ..asked };
+    assert!(rows(made, manifest, &schema, &outside, tiny).unwrap_err().message.contains("no row 6"));
+}
+
+#[tokio::test]
+async fn mistakes_are_named() {
+    let (made, manifest, schema) = dataset(&[5]);
+    let cut =
+        Cut { first_position: 0, global_batch: 4, world: 2, ending: Ending::Pad, layout: Layout::Segment };
+    let good = ticket(&manifest, Shuffle::Full, cut, 0);
+    let ask = |t: &v1::PlanTicket| plan(made.clone(), manifest.clone(), &schema, t, Budget::default());
+    assert!(ask(&good).is_ok());
+    for (bad, word) in [
+        (v1::PlanTicket { rank: 2, ..good.clone() }, "rank 2 of 2"),
+        (v1::PlanTicket { world: 0, ..good.clone() }, "world size 0"),
+        (v1::PlanTicket { global_batch: 0, ..good.clone() }, "global batch 0"),
+        (v1::PlanTicket { first_position: 6, ..good.clone() }, "sample 6"),
+        (v1::PlanTicket { columns: vec!["nope".into()], ..good.clone() }, "nope"),
+        (v1::PlanTicket { ending: 9, ..good.clone() }, "ending"),
+        (v1::PlanTicket { plan: None, ..good.clone() }, "no plan"),
+    ] {
+        let e = ask(&bad).unwrap_err();
+        assert!(e.message.contains(word), "{e}");
+    }
+    let mut other = good;
+    other.plan.as_mut().unwrap().version = 99;
+    assert!(ask(&other).unwrap_err().message.contains("plan version 99"));
+}
+
+#[tokio::test]
+async fn a_reader_that_leaves_ends_the_work() {
+    let (made, manifest, schema) = dataset(&[1000; 50]);
+    let cut =
+        Cut { first_position: 0, global_batch: 10, world: 1, ending: Ending::Pad, layout: Layout::Segment };
+    let small = Budget { message_bytes: 100, messages: 1, segments_ahead: 1 };
+    let t = ticket(&manifest, Shuffle::Window(1), cut, 0);
+    let mut answer = plan(made.clone(), manifest, &schema, &t, small).unwrap();
+    answer.messages.recv().await.unwrap().unwrap();
+    drop(answer);
+    tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+    assert!(made.asked.lock().unwrap().len() < 10, "it read ahead without bound");
+    assert_eq!(Arc::strong_count(&made), 1, "the work goes on");
+}

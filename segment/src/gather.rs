@@ -1,0 +1,120 @@
+//! Gather: chosen rows of segments, in the chosen order, as one batch.
+//!
+//! Columns of fixed width without nulls are copied row by row into one buffer; every other column goes through Arrow's
+//! `interleave`.
+
+use arrow::array::{Array, ArrayData, ArrayRef, AsArray, RecordBatch, RecordBatchOptions, make_array};
+use arrow::buffer::{Buffer, MutableBuffer};
+use arrow::compute::interleave;
+use arrow::datatypes::{DataType, SchemaRef};
+use forebay_proto::{Error, Result};
+
+/// A chosen row: index into the sources, row in that source.
+pub type Pick = (usize, usize);
+
+/// The picked rows of `sources`, which all have `schema`. `Invalid` if a pick lies outside.
+pub fn gather(schema: &SchemaRef, sources: &[&RecordBatch], picks: &[Pick]) -> Result<RecordBatch> {
+    if let Some(bad) = picks.iter().find(|p| sources.get(p.0).is_none_or(|s| p.1 >= s.num_rows())) {
+        return Err(Error::invalid(format!("gather: there is no row {} in source {}", bad.1, bad.0)));
+    }
+    let columns = (0..schema.fields().len())
+        .map(|c| {
+            let arrays: Vec<&dyn Array> = sources.iter().map(|s| s.column(c).as_ref()).collect();
+            column(schema.field(c).data_type(), &arrays, picks)
+        })
+        .collect::<Result<Vec<_>>>()?;
+    let options = RecordBatchOptions::new().with_row_count(Some(picks.len()));
+    RecordBatch::try_new_with_options(schema.clone(), columns, &options)
+        .map_err(|e| Error::invalid(format!("gather: {e}")))
+}
+
+fn column(data_type: &DataType, arrays: &[&dyn Array], picks: &[Pick]) -> Result<ArrayRef> {
+    let plain: Option<Vec<&[u8]>> = arrays.iter().map(|a| plain_bytes(*a)).collect();
+    let bad = |e| Error::invalid(format!("gather a column of {data_type}: {e}"));
+    match (plain, plain_width(data_type)) {
+        (Some(sources), Some(width)) => {
+            from_plain_bytes(data_type, picks.len(), rows(&sources, width, picks)).map_err(bad)
+        }
+        _ => interleave(arrays, picks).map_err(bad),
+    }
+}
+
+/// Bytes of one value of a type whose values lie side by side; `None` for every other type.
+pub fn plain_width(data_type: &DataType) -> Option<usize> {
+    match data_type {
+        DataType::FixedSizeBinary(n) => usize::try_from(*n).ok(),
+        DataType::FixedSizeList(item, n) => {
+            plain_width(item.data_type())?.checked_mul(usize::try_from(*n).ok()?)
+        }
+        other => other.primitive_width(),
+    }
+}
+
+/// The values of a plain column without nulls at any level, one after the other.
+fn plain_bytes(array: &dyn Array) -> Option<&[u8]> {
+    if array.null_count() > 0 {
+        return None;
+    }
+    match array.data_type() {
+        DataType::FixedSizeList(item, n) => {
+            let bytes = plain_width(item.data_type())? * usize::try_from(*n).ok()? * array.len();
+            plain_bytes(array.as_fixed_size_list().values().as_ref())?.get(..bytes)
+        }
+        DataType::FixedSizeBinary(n) => {
+            array.as_fixed_size_binary().value_data().get(..array.len() * usize::try_from(*n).ok()?)
+        }
+        t if t.is_primitive() => {
+            let width = t.primitive_width()?;
+            arrow::downcast_primitive_array!(
+                array => {
+                    let bytes = array.values().inner().as_slice();
+                    bytes.get(..array.len() * width)
+                }
+                _ => None
+            )
+        }
+        _ => None,
+    }
+}
+
+/// A plain column of `rows` values from its bytes.
+pub fn from_plain_bytes(
+    data_type: &DataType,
+    rows: usize,
+    values: Buffer,
+) -> Result<ArrayRef, arrow::error::ArrowError> {
+    fn data(t: &DataType, rows: usize, values: Buffer) -> Result<ArrayData, arrow::error::ArrowError> {
+        let builder = ArrayData::builder(t.clone()).len(rows);
+        match t {
+            DataType::FixedSizeList(item, n) => {
+                builder.add_child_data(data(item.data_type(), rows * *n as usize, values)?).build()
+            }
+            _ => builder.add_buffer(values).build(),
+        }
+    }
+    Ok(make_array(data(data_type, rows, values)?))
+}
+
+fn rows(sources: &[&[u8]], width: usize, picks: &[Pick]) -> Buffer {
+    let mut out = MutableBuffer::with_capacity(picks.len() * width);
+    match width {
+        1 => narrow::<1>(sources, picks, &mut out),
+        2 => narrow::<2>(sources, picks, &mut out),
+        4 => narrow::<4>(sources, picks, &mut out),
+        8 => narrow::<8>(sources, picks, &mut out),
+        16 => narrow::<16>(sources, picks, &mut out),
+        _ => picks.iter().for_each(|&(s, r)| out.extend_from_slice(&sources[s][r * width..][..width])),
+    }
+    out.into()
+}
+
+fn narrow<const W: usize>(sources: &[&[u8]], picks: &[Pick], out: &mut MutableBuffer) {
+    out.resize(picks.len() * W, 0);
+    let (slots, _) = out.as_slice_mut().as_chunks_mut::<W>();
+    for (slot, &(s, r)) in slots.iter_mut().zip(picks) {
+        slot.copy_from_slice(&sources[s][r * W..][..W]);
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,85 @@
+//! Gather against `take` of the concatenated sources.
+
+use super::*;
+use arrow::array::*;
+use arrow::compute::{concat_batches, take_record_batch};
+use arrow::datatypes::{Field, Schema};
+use proptest::prelude::*;
+use std::sync::Arc;
+
+fn source(rows: usize, salt: usize, nulls: bool) -> RecordBatch {
+    let null = |i: usize| nulls && (i * 7 + salt).is_multiple_of(5);
+    let ints = (0..rows).map(|i| (i * 31 + salt) as i64);
+    let bytes = UInt8Array::from_iter_values((0..rows * 6).map(|i| (i * 13 + salt) as u8));
+    let list = FixedSizeListArray::new(
+        Arc::new(Field::new("item", DataType::UInt8, true)),
+        6,
+        Arc::new(bytes.clone()),
+        nulls.then(|| (0..rows).map(|i| !null(i)).collect()),
+    );
+    let nested = FixedSizeListArray::new(
+        Arc::new(Field::new("item", list.data_type().clone(), true)),
+        1,
+        Arc::new(list.clone()),
+        None,
+    );
+    let schema = Schema::new(vec![
+        Field::new("i", DataType::Int64, true),
+        Field::new("b", DataType::Boolean, true),
+        Field::new("s", DataType::Utf8, true),
+        Field::new("l", list.data_type().clone(), true),
+        Field::new("n", nested.data_type().clone(), true),
+        Field::new("f", DataType::FixedSizeBinary(3), true),
+        Field::new("d", DataType::Decimal128(20, 3), true),
+        Field::new("z", DataType::Null, true),
+    ]);
+    let fixed = FixedSizeBinaryArray::new(
+        3,
+        Buffer::from_vec((0..rows * 3).map(|i| (i + salt) as u8).collect::<Vec<u8>>()),
+        None,
+    );
+    let columns: Vec<ArrayRef> = vec![
+        Arc::new(ints.clone().enumerate().map(|(i, v)| (!null(i)).then_some(v)).collect::<Int64Array>()),
+        Arc::new((0..rows).map(|i| (!null(i)).then_some(i % 3 == 0)).collect::<BooleanArray>()),
+        Arc::new((0..rows).map(|i| (!null(i)).then(|| format!("{i}-{salt}"))).collect::<StringArray>()),
+        Arc::new(list),
+        Arc::new(nested),
+        Arc::new(fixed),
+        Arc::new(ints.map(i128::from).collect::<Decimal128Array>().with_precision_and_scale(20, 3).unwrap()),
+        Arc::new(NullArray::new(rows)),
+    ];
+    RecordBatch::try_new(Arc::new(schema), columns).unwrap()
+}
+
+proptest! {
+    #[test]
+    fn equals_take(
+        sizes in prop::collection::vec((1usize..40, any::<bool>(), 0usize..4), 1..5),
+        raw in prop::collection::vec((any::<prop::sample::Index>(), any::<prop::sample::Index>()), 0..80),
+    ) {
+        let sources: Vec<RecordBatch> = sizes
+            .iter()
+            .enumerate()
+            .map(|(salt, &(n, nulls, skip))| source(n + skip, salt, nulls).slice(skip, n))
+            .collect();
+        let picks: Vec<Pick> = raw.iter().map(|(s, r)| {
+            let s = s.index(sources.len());
+            (s, r.index(sources[s].num_rows()))
+        }).collect();
+        let schema = sources[0].schema();
+        let got = gather(&schema, &sources.iter().collect::<Vec<_>>(), &picks).unwrap();
+        let starts: Vec<usize> =
+            sources.iter().scan(0, |t, b| { *t += b.num_rows(); Some(*t - b.num_rows()) }).collect();
+        let whole = concat_batches(&schema, &sources).unwrap();
+        let places = UInt64Array::from_iter_values(picks.iter().map(|&(s, r)| (starts[s] + r) as u64));
+        prop_assert_eq!(got, take_record_batch(&whole, &places).unwrap());
+    }
+}
+
+#[test]
+fn picks_outside_are_refused() {
+    let s = source(3, 0, false);
+    for pick in [(0, 3), (1, 0)] {
+        assert!(gather(&s.schema(), &[&s], &[pick]).is_err());
+    }
+}
