@@ -29,12 +29,15 @@ pub struct Options {
     /// Ranks on this machine.
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=64))]
     nproc: u32,
-    /// Samples per rank and step.
-    #[arg(long, default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..=10_000))]
-    batch: u32,
+    /// Samples per step, over all ranks together.
+    #[arg(long, default_value_t = 128, value_parser = clap::value_parser!(u64).range(1..=60_000))]
+    batch: u64,
     /// What the order of samples and the first parameters depend on.
-    #[arg(long, default_value_t = 0)]
+    #[arg(long, default_value_t = 1)]
     seed: u64,
+    /// Segments that are shuffled together.
+    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..))]
+    window: u32,
     /// Where cache, logs and reports go; the cache in it is emptied first.
     #[arg(long, default_value = "target/demo")]
     folder: PathBuf,
@@ -48,10 +51,6 @@ impl Options {
     /// What share of the test split must be recognised. Two epochs reach about 98.5 %, but not at every seed.
     fn accuracy_bar(&self) -> f64 {
         if self.short { 0.96 } else { 0.98 }
-    }
-
-    fn global_batch(&self) -> u64 {
-        u64::from(self.nproc) * u64::from(self.batch)
     }
 
     /// How long training may take before it counts as hung.

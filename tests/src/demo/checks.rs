@@ -84,7 +84,7 @@ fn same_order(options: &Options, outcome: &Outcome) -> Check {
             .iter()
             .zip(alone)
             .all(|(a, b)| a.epoch == b.epoch && a.samples == b.samples && a.order_digest == b.order_digest);
-    let passed = equal && outcome.training.global_batch == options.global_batch() && !trained.is_empty();
+    let passed = equal && outcome.training.global_batch == options.batch && !trained.is_empty();
     let measured = if equal {
         format!("{} epochs alike", trained.len())
     } else {
@@ -153,6 +153,8 @@ pub(super) mod tests {
         }
     }
 
+    type Fault = fn(&mut Outcome);
+
     fn failed(change: impl FnOnce(&mut Outcome)) -> Vec<String> {
         let mut outcome = outcome();
         change(&mut outcome);
@@ -162,7 +164,7 @@ pub(super) mod tests {
     #[test]
     fn a_good_run_passes_and_each_fault_is_seen() {
         assert_eq!(failed(|_| ()), [""; 0]);
-        let faults: [(fn(&mut Outcome), &str); 9] = [
+        let faults: [(Fault, &str); 9] = [
             (|o| o.training.test_accuracy = 0.97, "test accuracy is at least 0.98"),
             (|o| o.training.test_accuracy = f64::NAN, "test accuracy"),
             (|o| o.training.epochs[0].s3_bytes *= 2, "the cold epoch"),

@@ -121,8 +121,8 @@ pub(super) mod tests {
             test_accuracy: 0.985,
             parameter_hashes: vec!["00ff".into(), "00ff".into()],
             world_size: 2,
-            global_batch: 256,
-            steps_per_epoch: 234,
+            global_batch: 128,
+            steps_per_epoch: 468,
         }
     }
 }

@@ -62,7 +62,7 @@ fn measure(
     server: &Server,
     folder: &Path,
 ) -> Result<(Training, Reread, Counters, Passed, Passed), String> {
-    println!("train   {} ranks, {} epochs, batches of {}", options.nproc, options.epochs(), options.batch);
+    println!("train   {} ranks, {} epochs, global batch {}", options.nproc, options.epochs(), options.batch);
     let training = train(options, s3, server, folder)?;
     let passed = proxy.passed();
     let served = status(server)?.counters;
@@ -78,6 +78,7 @@ fn train(options: &Options, s3: &S3Server, server: &Server, folder: &Path) -> Re
         .args(["--train", &s3.uri("mnist/train/"), "--test", &s3.uri("mnist/test/")])
         .args(["--nproc", &options.nproc.to_string(), "--epochs", &options.epochs().to_string()])
         .args(["--batch", &options.batch.to_string(), "--seed", &options.seed.to_string()])
+        .args(["--window", &options.window.to_string()])
         .arg("--report")
         .arg(&report)
         .limit(options.patience())
@@ -93,8 +94,8 @@ fn train(options: &Options, s3: &S3Server, server: &Server, folder: &Path) -> Re
 fn reread(options: &Options, s3: &S3Server, server: &Server) -> Result<Reread, String> {
     let ended = Run::find("forebay")?
         .args(["epoch", &s3.uri("mnist/train/"), "--endpoint", &server.endpoint, "--json", "--world", "1"])
-        .args(["--batch", &options.global_batch().to_string(), "--epochs", &options.epochs().to_string()])
-        .args(["--seed", &options.seed.to_string()])
+        .args(["--batch", &options.batch.to_string(), "--epochs", &options.epochs().to_string()])
+        .args(["--seed", &options.seed.to_string(), "--window", &options.window.to_string()])
         .limit(Duration::from_secs(300))
         .try_end()?;
     parse("forebay epoch", &ended.success("forebay epoch")?)

@@ -100,13 +100,13 @@ fn check_list(checks: &[Check]) -> String {
 
 fn footer(options: &Options, outcome: &Outcome) -> String {
     format!(
-        "<p>{} epochs, global batch {} ({} ranks of {}), {} steps per epoch, seed {}; {:.0} s in all. Commit {}. {}.</p>\n",
+        "<p>{} epochs, {} ranks, global batch {}, {} steps per epoch, seed {}, windows of {} segments; {:.0} s in all. Commit {}. {}.</p>\n",
         options.epochs(),
-        options.global_batch(),
         options.nproc,
         options.batch,
         outcome.training.steps_per_epoch,
         options.seed,
+        options.window,
         outcome.seconds,
         escaped(&report::commit()),
         escaped(&report::machine()),

@@ -21,6 +21,7 @@ pub(super) fn json(options: &Options, outcome: &Outcome, checks: &[Check]) -> Va
             "nproc": options.nproc,
             "batch": options.batch,
             "seed": options.seed,
+            "window": options.window,
             "s3_first_byte_ms": 30,
             "s3_connection_mb_s": 90,
             "test_accuracy_bar": options.accuracy_bar(),

@@ -18,10 +18,10 @@ pub(super) const HEADER: [&str; 10] = [
     "order digest",
 ];
 
-/// One row of the table of epochs.
+/// One row of the table of epochs; people count epochs from 1.
 pub(super) fn cells(epoch: &Epoch) -> [String; 10] {
     [
-        epoch.epoch.to_string(),
+        (epoch.epoch + 1).to_string(),
         epoch.source.clone(),
         format!("{:.1}", epoch.seconds),
         format!("{:.0}", epoch.samples_per_s),
@@ -102,11 +102,11 @@ mod tests {
         assert_eq!(lines.len(), 5);
         assert_eq!(
             lines[1],
-            "0      S3             20.0       2995     12.0 %           24  10.61         10.61 MB  0.2500  aa00"
+            "1      S3             20.0       2995     12.0 %           24  10.61         10.61 MB  0.2500  aa00"
         );
         assert_eq!(
             lines[2],
-            "1      cache          16.0       3744      1.0 %            0      0             0 MB  0.0700  bb11"
+            "2      cache          16.0       3744      1.0 %            0      0             0 MB  0.0700  bb11"
         );
         let lines = checks(&super::super::checks::all(&options(), &outcome()));
         assert!(lines.lines().all(|line| line.starts_with("PASS  ")), "{lines}");

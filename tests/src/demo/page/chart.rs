@@ -52,7 +52,7 @@ pub(super) fn all(epochs: &[Epoch]) -> String {
 }
 
 fn label(epoch: &Epoch) -> String {
-    format!("{} · {}", epoch.epoch, epoch.source)
+    format!("{} · {}", epoch.epoch + 1, epoch.source)
 }
 
 fn figure(title: &str, legend: &str, bars: &[Bar]) -> String {
