@@ -4,15 +4,22 @@
 //! * [`args`]: that choice as command-line arguments.
 //! * [`dataset`]: a dataset opened.
 //! * [`direct`]: the store without a cache.
+//! * [`loader`]: one rank's batches, epoch after epoch.
+//! * [`cluster`], [`stream`], [`pool`]: the nodes, one batch stream, the buffers.
 //! * [`counters`]: what a stretch of reading cost.
 //! * [`cli`]: the command.
 
 pub mod access;
 pub mod args;
 pub mod cli;
+pub mod cluster;
 pub mod counters;
 pub mod dataset;
 pub mod direct;
+pub mod loader;
+pub mod pool;
+pub mod stream;
 
 pub use access::Access;
 pub use dataset::{Dataset, DatasetSpec};
+pub use loader::{Batch, EpochSummary, Event, Loader, LoaderSettings};

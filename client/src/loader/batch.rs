@@ -1,0 +1,133 @@
+//! A finished batch: one contiguous array per column.
+
+use arrow::array::{Array, ArrayData, ArrayRef, RecordBatch, make_array};
+use arrow::buffer::{BooleanBuffer, Buffer};
+use arrow::datatypes::{DataType, SchemaRef};
+use forebay_proto::digest::OrderDigest;
+use forebay_proto::{Error, Result};
+
+/// One rank's rows of a step. Cheap to clone; its memory goes back to the loader's pool when the last clone is gone.
+#[derive(Debug, Clone)]
+pub struct Batch {
+    pub(crate) epoch: u64,
+    pub(crate) step: u64,
+    pub(crate) samples_done: u64,
+    pub(crate) mask: Option<BooleanBuffer>,
+    pub(crate) real_rows: usize,
+    pub(crate) digest: OrderDigest,
+    pub(crate) columns: RecordBatch,
+}
+
+impl Batch {
+    /// The epoch.
+    pub fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
+    /// The step, counted from the epoch's beginning.
+    pub fn step(&self) -> u64 {
+        self.step
+    }
+
+    /// Samples of the epoch that all ranks together have taken once this batch is done.
+    pub fn samples_done(&self) -> u64 {
+        self.samples_done
+    }
+
+    /// Rows, padding included.
+    pub fn rows(&self) -> usize {
+        self.columns.num_rows()
+    }
+
+    /// Rows that are samples of the epoch, not padding.
+    pub fn real_rows(&self) -> usize {
+        self.real_rows
+    }
+
+    /// Set for rows that are samples, unset for padding; `None` when no row is padding.
+    pub fn mask(&self) -> Option<&BooleanBuffer> {
+        self.mask.as_ref()
+    }
+
+    /// The order digest of its samples, as delivered.
+    pub fn digest(&self) -> OrderDigest {
+        self.digest
+    }
+
+    /// The columns' names and types.
+    pub fn schema(&self) -> SchemaRef {
+        self.columns.schema()
+    }
+
+    /// A column by name; `NotFound` names those that there are.
+    pub fn column(&self, name: &str) -> Result<ArrayRef> {
+        self.columns.column_by_name(name).cloned().ok_or_else(|| {
+            let schema = self.columns.schema();
+            let names: Vec<_> = schema.fields().iter().map(|f| f.name().as_str()).collect();
+            Error::not_found(format!("the batch has no column `{name}`: there are {}", names.join(", ")))
+        })
+    }
+
+    /// All columns.
+    pub fn to_record_batch(&self) -> RecordBatch {
+        self.columns.clone()
+    }
+
+    /// Bytes of its columns.
+    pub fn bytes(&self) -> usize {
+        self.columns.columns().iter().map(|c| c.get_buffer_memory_size()).sum()
+    }
+}
+
+/// An array of a fixed-width type over its bytes, without nulls.
+pub(crate) fn plain_array(data_type: &DataType, rows: usize, values: Buffer) -> Result<ArrayRef> {
+    Ok(make_array(plain_data(data_type, rows, values)?))
+}
+
+fn plain_data(data_type: &DataType, rows: usize, values: Buffer) -> Result<ArrayData> {
+    let builder = ArrayData::builder(data_type.clone()).len(rows);
+    let builder = match data_type {
+        DataType::FixedSizeList(item, n) => {
+            builder.add_child_data(plain_data(item.data_type(), rows * *n as usize, values)?)
+        }
+        _ => builder.add_buffer(values),
+    };
+    builder
+        .build()
+        .map_err(|e| Error::corrupt(format!("a column of {data_type} cannot be put together: {e}")))
+}
+
+/// One column of `rows` rows from its plain part, if any, and its odd stretches (first row, rows), which win.
+pub(crate) fn collate(
+    plain: Option<ArrayRef>,
+    mut odd: Vec<(u32, ArrayRef)>,
+    rows: usize,
+) -> Result<ArrayRef> {
+    if odd.is_empty() {
+        return plain.ok_or_else(|| Error::corrupt("a column of a batch has no data"));
+    }
+    odd.sort_by_key(|(first, _)| *first);
+    let mut pieces: Vec<ArrayRef> = Vec::with_capacity(odd.len());
+    let mut at = 0;
+    let gap = |from: usize, to: usize| match &plain {
+        Some(plain) => Ok(plain.slice(from, to - from)),
+        None => Err(Error::corrupt(format!("rows {from} to {to} of a batch have no data"))),
+    };
+    for (first, array) in odd {
+        let first = first as usize;
+        if first > at {
+            pieces.push(gap(at, first)?);
+        }
+        at = first + array.len();
+        pieces.push(array);
+    }
+    if at < rows {
+        pieces.push(gap(at, rows)?);
+    }
+    if let [only] = &pieces[..] {
+        return Ok(only.clone());
+    }
+    let pieces: Vec<&dyn Array> = pieces.iter().map(AsRef::as_ref).collect();
+    arrow::compute::concat(&pieces)
+        .map_err(|e| Error::corrupt(format!("a batch cannot be put together: {e}")))
+}

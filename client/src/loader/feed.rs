@@ -1,0 +1,54 @@
+//! Where a lane's messages come from: a node's stream, or segments read in this process. The events are the same.
+
+use crate::dataset::Dataset;
+use crate::direct::Direct;
+use crate::stream::{Event, Head, Stream, StreamSettings};
+use forebay_proto::{Result, v1};
+use forebay_segment::answer::{self, Answer, Budget};
+use prost::Message as _;
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+/// A source of messages.
+#[derive(Debug)]
+pub(crate) enum Feed {
+    Stream(Box<Stream>),
+    Direct { answer: Answer, events: VecDeque<Event> },
+}
+
+impl Feed {
+    /// Asks the node at `address`.
+    pub async fn stream(address: &str, ticket: v1::PlanTicket, settings: &StreamSettings) -> Result<Self> {
+        let ticket = v1::Ticket { kind: Some(v1::ticket::Kind::Plan(ticket)) };
+        Ok(Self::Stream(Box::new(Stream::open(address, &ticket.encode_to_vec(), settings).await?)))
+    }
+
+    /// Answers the ticket in this process.
+    pub fn direct(direct: &Direct, dataset: &Dataset, ticket: &v1::PlanTicket) -> Result<Self> {
+        let segments = Arc::new(direct.clone());
+        let manifest = dataset.manifest().clone();
+        let answer = answer::plan(segments, manifest, dataset.schema(), ticket, Budget::default())?;
+        Ok(Self::Direct { answer, events: VecDeque::new() })
+    }
+
+    /// The next event; `None` after a whole and successful answer.
+    pub async fn next(&mut self) -> Result<Option<Event>> {
+        match self {
+            Self::Stream(stream) => stream.next().await,
+            Self::Direct { answer, events } => {
+                if events.is_empty() {
+                    let Some(message) = answer.messages.recv().await.transpose()? else { return Ok(None) };
+                    let body_bytes = message.body_bytes();
+                    events.push_back(Event::Head(Head {
+                        header: message.header,
+                        meta: message.meta,
+                        body_bytes,
+                    }));
+                    events.extend(message.body.into_iter().map(Event::Body));
+                    events.push_back(Event::End);
+                }
+                Ok(events.pop_front())
+            }
+        }
+    }
+}

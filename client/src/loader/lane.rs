@@ -1,0 +1,349 @@
+//! A lane: one stream's work within an epoch, from the segments it covers to the batches, through any failure.
+//!
+//! A lane asks its node for the rows of its segments from its [`Mark`] on, and moves the mark as rows are committed.
+//! A stream that breaks, falls silent or brings damaged bytes is opened again from the mark's step, skipping what
+//! was committed of it: nothing is lost or taken twice. Other lanes go on meanwhile. When the node stays away, its
+//! segments are divided anew among the nodes that answer, and the lane ends in favour of [`Lane`]s for those.
+
+use super::cursor::{Cursor, Mark, Passed, Place, Room, Run, Segments};
+use super::feed::Feed;
+use super::landing::Landing;
+use super::merge::Window;
+use super::sampler::Epoch;
+use super::shape;
+use crate::access::{Access, Node};
+use crate::cluster::{Cluster, Group};
+use crate::dataset::{Dataset, DatasetSpec};
+use crate::direct::Direct;
+use crate::stream::{Event, Head, StreamSettings};
+use forebay_proto::digest::OrderDigest;
+use forebay_proto::{Error, Kind, Result, v1};
+use prost::Message as _;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::time::{Instant, sleep, timeout};
+
+/// The first pause before a stream is opened again, and the longest.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(2));
+
+/// What all lanes of a loader share.
+#[derive(Debug)]
+pub(crate) struct Work {
+    pub dataset: Dataset,
+    pub window: Window,
+    pub supply: Supply,
+    pub patience: Duration,
+    pub stream: StreamSettings,
+}
+
+/// Where rows come from.
+#[derive(Debug)]
+pub(crate) enum Supply {
+    Cluster(Cluster),
+    Direct(Direct),
+}
+
+/// One stream's work within an epoch.
+#[derive(Debug)]
+pub(crate) struct Lane {
+    work: Arc<Work>,
+    epoch: Arc<Epoch>,
+    /// The node to ask; `None` reads the store.
+    node: Option<Node>,
+    list: Arc<[u32]>,
+    segments: Segments,
+    done: Mark,
+    /// Rows were committed since the last failure.
+    moved: bool,
+    trouble: Trouble,
+}
+
+/// What a lane remembers of the failures since rows last moved.
+#[derive(Debug, Clone, Copy)]
+struct Trouble {
+    since: Option<Instant>,
+    /// Before the next attempt.
+    pause: Duration,
+    /// The dataset was opened anew at the node.
+    reopened: bool,
+}
+
+impl Default for Trouble {
+    fn default() -> Self {
+        Self { since: None, pause: PAUSES.0, reopened: false }
+    }
+}
+
+/// Why an attempt ended.
+#[derive(Debug)]
+struct Failure {
+    error: Error,
+    /// Another attempt may succeed.
+    again: bool,
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        let again = matches!(error.kind, Kind::Retry | Kind::Closed | Kind::Full);
+        Self { error, again }
+    }
+}
+
+/// A message being received.
+struct Receiving {
+    landing: Landing,
+    runs: Vec<Run>,
+    meta: v1::MessageMeta,
+    /// Where its rows go and the place after it; `None` if it is held until there is room.
+    ready: Option<(Passed, Cursor)>,
+}
+
+impl Lane {
+    /// The lanes of an epoch.
+    pub fn all(work: &Arc<Work>, epoch: &Arc<Epoch>) -> Result<Vec<Lane>> {
+        let list: Vec<u32> = (0..work.dataset.manifest().segments().len() as u32).collect();
+        Self::divide(work, epoch, &list, Mark::default(), Trouble::default())
+    }
+
+    /// The lanes for some segments from a mark on.
+    fn divide(
+        work: &Arc<Work>,
+        epoch: &Arc<Epoch>,
+        list: &[u32],
+        done: Mark,
+        trouble: Trouble,
+    ) -> Result<Vec<Lane>> {
+        let manifest = work.dataset.manifest();
+        let lane = |node: Option<Node>, list: &[u32]| Lane {
+            work: work.clone(),
+            epoch: epoch.clone(),
+            node,
+            list: list.into(),
+            segments: Segments::of(list, manifest.segments().len()),
+            done,
+            moved: false,
+            trouble,
+        };
+        match &work.supply {
+            Supply::Direct(_) => Ok(vec![lane(None, list)]),
+            Supply::Cluster(cluster) => {
+                let groups = cluster.groups(manifest, list)?;
+                Ok(groups.into_iter().map(|Group { node, segments }| lane(Some(node), &segments)).collect())
+            }
+        }
+    }
+
+    /// Brings all rows. Ends early with the lanes that take over when the segments were divided anew.
+    pub async fn run(mut self) -> Result<Vec<Lane>> {
+        loop {
+            let Err(failure) = self.attempt().await else { return Ok(Vec::new()) };
+            if std::mem::take(&mut self.moved) {
+                self.trouble = Trouble::default();
+            }
+            let since = *self.trouble.since.get_or_insert_with(Instant::now);
+            if failure.error.kind == Kind::NotFound && !self.trouble.reopened {
+                // The node may have started anew since the dataset was opened there.
+                match self.reopen(&failure.error).await {
+                    Ok(()) => {
+                        self.trouble.reopened = true;
+                        continue;
+                    }
+                    Err(e) if e.kind != Kind::Retry => return Err(self.explain(e)),
+                    Err(_) => {}
+                }
+            } else if !failure.again {
+                return Err(self.explain(failure.error));
+            }
+            if since.elapsed() >= self.work.patience {
+                let patience = self.work.patience.as_secs_f32();
+                return Err(self.explain(failure.error.context(format!("gave up after {patience} s"))));
+            }
+            tracing::debug!(error = %failure.error, step = self.done.step, "a batch stream failed, trying again");
+            if let Some(lanes) = self.divide_anew()? {
+                return Ok(lanes);
+            }
+            sleep(self.trouble.pause).await;
+            self.trouble.pause = (self.trouble.pause * 2).min(PAUSES.1);
+        }
+    }
+
+    /// After a failure: lanes at other nodes, if there are any that can take over.
+    fn divide_anew(&mut self) -> Result<Option<Vec<Lane>>> {
+        let (Supply::Cluster(cluster), Some(node)) = (&self.work.supply, &self.node) else { return Ok(None) };
+        cluster.failed(node);
+        // Without any node that takes segments, the old one is as good as any.
+        let Ok(lanes) = Self::divide(&self.work, &self.epoch, &self.list, self.done, self.trouble) else {
+            return Ok(None);
+        };
+        let same = matches!(&lanes[..], [only] if only.node.as_ref().map(Node::url) == Some(node.url()));
+        Ok((!same).then_some(lanes))
+    }
+
+    /// Opens the dataset on the lane's node again; `Changed` if it is another version by now.
+    async fn reopen(&self, why: &Error) -> Result<()> {
+        let Some(node) = &self.node else { return Err(why.clone()) };
+        let manifest = self.work.dataset.manifest();
+        let names = self.work.dataset.projected_schema().fields().iter().map(|f| f.name().clone());
+        let spec = DatasetSpec {
+            uri: manifest.uri().to_owned(),
+            columns: Some(names.collect()),
+            segment_bytes: Some(manifest.segment_bytes()),
+        };
+        let now = Dataset::open(&Access::Endpoint(node.clone()), &spec).await?;
+        let (old, new) = (manifest.digest(), now.manifest().digest());
+        match old == new {
+            true => Ok(()),
+            false => Err(Error::changed(format!(
+                "{} was overwritten during the run: its version was {old}, now it is {new}: start anew from it",
+                manifest.uri()
+            ))),
+        }
+    }
+
+    fn explain(&self, e: Error) -> Error {
+        e.context(format!("{}: epoch {}", self.work.dataset.manifest().uri(), self.epoch.number()))
+    }
+
+    /// One stream, from the mark to the epoch's end.
+    async fn attempt(&mut self) -> Result<(), Failure> {
+        let start = self.done.step;
+        if start >= self.epoch.count {
+            return Ok(());
+        }
+        let mut cursor = Cursor::at(start);
+        let mut feed = self.open(start).await?;
+        let mut receiving: Option<Receiving> = None;
+        loop {
+            let silent = || Error::retry(format!("no data for {} s", self.work.patience.as_secs_f32()));
+            let event = timeout(self.work.patience, feed.next()).await.map_err(|_| silent())??;
+            match event {
+                Some(Event::Head(head)) => receiving = self.begin(&head, start, &cursor).await?,
+                Some(Event::Body(bytes)) => {
+                    if let Some(r) = &mut receiving {
+                        r.landing.put(&bytes);
+                    }
+                }
+                Some(Event::End) => {
+                    if let Some(r) = receiving.take() {
+                        self.end(r, &mut cursor).await?;
+                    }
+                }
+                None => break,
+            }
+        }
+        Ok(cursor.finish(&self.place()).await?)
+    }
+
+    async fn open(&self, step: u64) -> Result<Feed> {
+        let dataset = &self.work.dataset;
+        let ticket = self.epoch.ticket(step, dataset.ticket_columns(), &self.segments.0);
+        match (&self.work.supply, &self.node) {
+            (Supply::Direct(direct), _) => Feed::direct(direct, dataset, &ticket),
+            (Supply::Cluster(_), Some(node)) => Feed::stream(node.url(), ticket, &self.work.stream).await,
+            (Supply::Cluster(_), None) => Err(Error::invalid("a lane of a cluster has no node")),
+        }
+    }
+
+    fn place(&self) -> Place<'_> {
+        Place { epoch: &self.epoch, window: &self.work.window, segments: &self.segments, done: self.done }
+    }
+
+    /// A message begins: finds out where its rows go. `None` for the stream's schema.
+    async fn begin(&self, head: &Head, start: u64, cursor: &Cursor) -> Result<Option<Receiving>> {
+        let schema = self.work.window.schema();
+        if shape::is_schema(&head.header, schema)? {
+            return Ok(None);
+        }
+        let meta = v1::MessageMeta::decode(head.meta.clone())
+            .map_err(|e| Error::corrupt(format!("a message's metadata cannot be read: {e}")))?;
+        let mut landing = Landing::new(head, schema)?;
+        let runs = runs(&meta, start, landing.rows())?;
+        let (mut passed, mut after, mut row) = (Passed::default(), cursor.clone(), 0);
+        let mut room = Room::Wait;
+        for run in &runs {
+            match after.pass(*run, row, &self.place(), room).await? {
+                Some(next) => passed.append(next),
+                None => {
+                    landing.hold(self.work.window.pool());
+                    return Ok(Some(Receiving { landing, runs, meta, ready: None }));
+                }
+            }
+            row += run.rows;
+            room = Room::Now;
+        }
+        landing.scatter(&passed.parts, self.work.window.pool());
+        Ok(Some(Receiving { landing, runs, meta, ready: Some((passed, after)) }))
+    }
+
+    /// A message is complete: commits its rows.
+    async fn end(&mut self, message: Receiving, cursor: &mut Cursor) -> Result<(), Failure> {
+        let Receiving { landing, runs, meta, ready } = message;
+        let work = self.work.clone();
+        let landed = landing
+            .complete(meta.body_hash, work.window.schema(), work.window.pool())
+            .map_err(|error| Failure { error, again: true })?;
+        let digest = OrderDigest::from_bytes(&meta.digest)?;
+        if let Some((passed, after)) = ready {
+            same_digest(passed.digest, digest)?;
+            for part in &passed.parts {
+                landed.commit(part, &work.window)?;
+            }
+            *cursor = after;
+            self.advance(cursor);
+            return Ok(());
+        }
+        let (mut planned, mut row) = (OrderDigest::default(), 0);
+        for run in runs {
+            let passed = cursor.pass(run, row, &self.place(), Room::Wait).await?;
+            let passed = passed.ok_or_else(|| Error::corrupt("waiting for room ended without any"))?;
+            for part in &passed.parts {
+                landed.commit(part, &work.window)?;
+            }
+            self.advance(cursor);
+            planned.merge(passed.digest);
+            row += run.rows;
+        }
+        Ok(same_digest(planned, digest)?)
+    }
+
+    fn advance(&mut self, cursor: &mut Cursor) {
+        let mark = cursor.mark(&self.segments);
+        if (mark.step, mark.rows) > (self.done.step, self.done.rows) {
+            self.done = mark;
+            self.moved = true;
+        }
+    }
+}
+
+/// The runs of a message, with steps counted in the epoch; `Corrupt` if they do not make up its rows.
+fn runs(meta: &v1::MessageMeta, start: u64, rows: u32) -> Result<Vec<Run>> {
+    let bad = |why: &str| Error::corrupt(format!("a message's runs make no sense: {why}"));
+    let (triples, rest) = meta.runs.as_chunks::<3>();
+    if !rest.is_empty() {
+        return Err(bad("they are not triples"));
+    }
+    let mut runs = Vec::with_capacity(triples.len());
+    let mut total = 0u64;
+    for &[step, segment, n] in triples {
+        let step = start.checked_add(meta.first_step).and_then(|s| s.checked_add(u64::from(step)));
+        let step = step.ok_or_else(|| bad("a step is out of range"))?;
+        if n == 0 {
+            return Err(bad("one is empty"));
+        }
+        total += u64::from(n);
+        runs.push(Run { step, segment, rows: n });
+    }
+    match total == u64::from(rows) {
+        true => Ok(runs),
+        false => Err(bad(&format!("they have {total} rows, the message {rows}"))),
+    }
+}
+
+fn same_digest(planned: OrderDigest, sent: OrderDigest) -> Result<()> {
+    match planned == sent {
+        true => Ok(()),
+        false => Err(Error::corrupt(format!(
+            "a message holds other samples than planned: its digest is {sent}, the plan's {planned}"
+        ))),
+    }
+}

@@ -1,0 +1,279 @@
+//! The merge: batches being filled by several streams at once, and the byte budget over them.
+//!
+//! The [`Window`] holds the steps that are open, in order: from the first that was not handed out yet to the last for
+//! which there was room. Streams open steps as they reach them and wait when the budget is used, which holds the
+//! server back through flow control. The first step is always open, whatever its size, so nothing can lock up.
+//! Streams copy into an [`Assembly`] under its lock; a step is ready when every row was committed exactly once.
+
+use super::batch::{Batch, collate, plain_array};
+use super::sampler::{Epoch, StepPlan};
+use super::shape::width;
+use crate::pool::Pool;
+use arrow::array::{Array, ArrayRef, RecordBatch};
+use arrow::buffer::MutableBuffer;
+use arrow::datatypes::SchemaRef;
+use forebay_proto::digest::OrderDigest;
+use forebay_proto::{Error, Result};
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use tokio::sync::Notify;
+
+/// The open steps.
+#[derive(Debug)]
+pub(crate) struct Window {
+    schema: SchemaRef,
+    pool: Pool,
+    budget: u64,
+    inner: Mutex<Inner>,
+    /// Something was handed out: there may be room.
+    room: Notify,
+    /// A step became ready, or the work failed.
+    ready: Notify,
+}
+
+#[derive(Debug)]
+struct Inner {
+    /// Number of the first open step.
+    base: u64,
+    open: VecDeque<Arc<Assembly>>,
+    /// What the open steps are counted with.
+    bytes: u64,
+    /// Bytes of a row: estimated at first, then as last seen.
+    row_bytes: f64,
+    failed: Option<Error>,
+}
+
+/// A step's place in the window.
+#[derive(Debug)]
+pub(crate) enum Opened {
+    /// It is open.
+    Open(Arc<Assembly>),
+    /// It was handed out already: nothing of it is missing.
+    Past,
+    /// There is no room for it yet.
+    Full,
+}
+
+/// One batch being filled.
+#[derive(Debug)]
+pub(crate) struct Assembly {
+    pub plan: StepPlan,
+    fill: Mutex<Fill>,
+}
+
+#[derive(Debug)]
+struct Fill {
+    columns: Vec<Column>,
+    missing: u32,
+    digest: OrderDigest,
+    /// What this step is counted with in the budget.
+    bytes: u64,
+    done: Option<Batch>,
+}
+
+#[derive(Debug, Default)]
+struct Column {
+    plain: Option<MutableBuffer>,
+    odd: Vec<(u32, ArrayRef)>,
+}
+
+/// Rows of a batch that have arrived whole.
+#[derive(Debug)]
+pub(crate) struct Commit {
+    pub rows: u32,
+    pub digest: OrderDigest,
+    /// Column, the batch's row, and the rows.
+    pub odd: Vec<(usize, u32, ArrayRef)>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Window {
+    /// An empty window. `row_bytes` is the size of a row as far as one can tell.
+    pub fn new(schema: SchemaRef, pool: Pool, budget: u64, row_bytes: f64) -> Self {
+        let inner = Inner { base: 0, open: VecDeque::new(), bytes: 0, row_bytes, failed: None };
+        Self { schema, pool, budget, inner: Mutex::new(inner), room: Notify::new(), ready: Notify::new() }
+    }
+
+    /// The columns of the batches.
+    pub fn schema(&self) -> &SchemaRef {
+        &self.schema
+    }
+
+    /// Where large buffers come from.
+    pub fn pool(&self) -> &Pool {
+        &self.pool
+    }
+
+    /// Opens a step of an epoch, and those before it, if there is room.
+    pub fn try_open(&self, epoch: &Epoch, step: u64) -> Result<Opened> {
+        let seq = epoch.first_seq + step;
+        let mut inner = lock(&self.inner);
+        if seq < inner.base {
+            return Ok(Opened::Past);
+        }
+        while inner.base + inner.open.len() as u64 <= seq {
+            let step = inner.base + inner.open.len() as u64 - epoch.first_seq;
+            if !inner.open.is_empty() && inner.bytes >= self.budget {
+                return Ok(Opened::Full);
+            }
+            let plan = epoch.plan(step)?;
+            let bytes = (f64::from(plan.rows) * inner.row_bytes) as u64;
+            if !inner.open.is_empty() && inner.bytes + bytes > self.budget {
+                return Ok(Opened::Full);
+            }
+            inner.bytes += bytes;
+            inner.open.push_back(Arc::new(Assembly::new(plan, self.schema.fields().len(), bytes)));
+        }
+        Ok(Opened::Open(inner.open[(seq - inner.base) as usize].clone()))
+    }
+
+    /// Opens a step when there is room; `None` if it was handed out already.
+    pub async fn open(&self, epoch: &Epoch, step: u64) -> Result<Option<Arc<Assembly>>> {
+        loop {
+            let room = self.room.notified();
+            tokio::pin!(room);
+            room.as_mut().enable();
+            match self.try_open(epoch, step)? {
+                Opened::Open(assembly) => return Ok(Some(assembly)),
+                Opened::Past => return Ok(None),
+                Opened::Full => room.await,
+            }
+        }
+    }
+
+    /// Adds rows that have arrived whole; puts the batch together if they were the last.
+    pub fn commit(&self, assembly: &Assembly, commit: Commit) -> Result<()> {
+        let bytes = {
+            let mut fill = lock(&assembly.fill);
+            fill.missing = fill.missing.checked_sub(commit.rows).ok_or_else(|| {
+                let (epoch, step) = (assembly.plan.epoch, assembly.plan.step);
+                Error::corrupt(format!("epoch {epoch} step {step}: more rows arrived than the batch has"))
+            })?;
+            fill.digest.merge(commit.digest);
+            for (column, row, array) in commit.odd {
+                fill.columns[column].odd.push((row, array));
+            }
+            if fill.missing > 0 {
+                return Ok(());
+            }
+            let columns = std::mem::take(&mut fill.columns);
+            let batch = assembly.finish(columns, fill.digest, &self.schema, &self.pool)?;
+            let was = fill.bytes;
+            fill.bytes = payload_bytes(&batch);
+            fill.done = Some(batch);
+            (was, fill.bytes)
+        };
+        let mut inner = lock(&self.inner);
+        inner.bytes = inner.bytes - bytes.0.min(inner.bytes) + bytes.1;
+        inner.row_bytes = bytes.1 as f64 / f64::from(assembly.plan.rows.max(1));
+        drop(inner);
+        self.ready.notify_one();
+        Ok(())
+    }
+
+    /// Ends the work with an error; steps that are ready are handed out before it shows.
+    pub fn fail(&self, error: Error) {
+        lock(&self.inner).failed.get_or_insert(error);
+        self.ready.notify_one();
+    }
+
+    /// Step number `seq`, when it is ready. Steps must be taken in order.
+    pub async fn take(&self, seq: u64) -> Result<Batch> {
+        loop {
+            if let Some(batch) = self.try_take(seq)? {
+                return Ok(batch);
+            }
+            self.ready.notified().await;
+        }
+    }
+
+    fn try_take(&self, seq: u64) -> Result<Option<Batch>> {
+        let mut inner = lock(&self.inner);
+        if let Some(first) = inner.open.front().filter(|_| inner.base == seq) {
+            let mut fill = lock(&first.fill);
+            if let Some(batch) = fill.done.take() {
+                let bytes = fill.bytes;
+                drop(fill);
+                inner.open.pop_front();
+                inner.base += 1;
+                inner.bytes -= bytes.min(inner.bytes);
+                self.room.notify_waiters();
+                return Ok(Some(batch));
+            }
+        }
+        inner.failed.clone().map_or(Ok(None), Err)
+    }
+
+    /// Bytes that the open steps are counted with.
+    #[cfg(test)]
+    pub fn bytes(&self) -> u64 {
+        lock(&self.inner).bytes
+    }
+}
+
+impl Assembly {
+    fn new(plan: StepPlan, columns: usize, bytes: u64) -> Self {
+        let missing = plan.rows;
+        let columns = (0..columns).map(|_| Column::default()).collect();
+        let fill = Fill { columns, missing, digest: OrderDigest::default(), bytes, done: None };
+        Self { plan, fill: Mutex::new(fill) }
+    }
+
+    /// Makes room for a column's plain rows.
+    pub fn prepare(&self, column: usize, width: usize, pool: &Pool) {
+        let mut fill = lock(&self.fill);
+        // A batch that is done takes nothing more; `write` ignores what comes.
+        if let Some(column) = fill.columns.get_mut(column) {
+            column.plain.get_or_insert_with(|| pool.take(width * self.plan.rows as usize));
+        }
+    }
+
+    /// Copies bytes of a column's plain rows to their place.
+    pub fn write(&self, column: usize, at: usize, bytes: &[u8]) {
+        let mut fill = lock(&self.fill);
+        let plain = fill.columns.get_mut(column).and_then(|c| c.plain.as_mut());
+        if let Some(place) = plain.and_then(|p| p.as_slice_mut().get_mut(at..at + bytes.len())) {
+            place.copy_from_slice(bytes);
+        }
+    }
+
+    fn finish(
+        &self,
+        columns: Vec<Column>,
+        digest: OrderDigest,
+        schema: &SchemaRef,
+        pool: &Pool,
+    ) -> Result<Batch> {
+        let rows = self.plan.rows as usize;
+        let planned = self.plan.digest(0..self.plan.rows);
+        if digest != planned {
+            return Err(Error::corrupt(format!(
+                "epoch {} step {}: the rows that arrived have digest {digest}, the plan {planned}",
+                self.plan.epoch, self.plan.step
+            )));
+        }
+        let mut arrays = Vec::with_capacity(columns.len());
+        for (column, field) in columns.into_iter().zip(schema.fields()) {
+            let width = width(field.data_type()).unwrap_or(0);
+            let plain = match column.plain {
+                Some(plain) => Some(plain_array(field.data_type(), rows, pool.share(plain, rows * width))?),
+                None => None,
+            };
+            arrays.push(collate(plain, column.odd, rows).map_err(|e| e.context(field.name()))?);
+        }
+        let columns = RecordBatch::try_new(schema.clone(), arrays)
+            .map_err(|e| Error::corrupt(format!("epoch {} step {}: {e}", self.plan.epoch, self.plan.step)))?;
+        let StepPlan { epoch, step, samples_done, real, ref mask, .. } = self.plan;
+        Ok(Batch { epoch, step, samples_done, mask: mask.clone(), real_rows: real as usize, digest, columns })
+    }
+}
+
+/// Bytes of a batch's data: what its buffers hold, not what they could hold.
+fn payload_bytes(batch: &Batch) -> u64 {
+    let size =
+        |c: &ArrayRef| c.to_data().get_slice_memory_size().unwrap_or_else(|_| c.get_array_memory_size());
+    batch.columns.columns().iter().map(size).sum::<usize>() as u64
+}

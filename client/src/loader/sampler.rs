@@ -1,0 +1,179 @@
+//! What is expected: for each step, which rows of which segments the batch holds, where they lie, and their digest.
+//!
+//! Planning is pure; a step's plan costs 16 bytes for each row (running digests), so that the digest of any stretch
+//! of rows is a subtraction and each row is hashed once.
+
+use arrow::buffer::BooleanBuffer;
+use forebay_proto::Result;
+use forebay_proto::digest::OrderDigest;
+use forebay_proto::manifest::Manifest;
+use forebay_proto::plan::Order;
+use forebay_proto::plan::steps::{Cut, Steps, runs};
+use forebay_proto::{Error, v1};
+use std::ops::Range;
+use std::sync::Arc;
+
+/// One epoch, or what is left of it, as one rank reads it.
+#[derive(Debug)]
+pub(crate) struct Epoch {
+    pub manifest: Arc<Manifest>,
+    pub order: Order,
+    pub cut: Cut,
+    pub rank: u32,
+    /// The number that step 0 has among all steps of the loader.
+    pub first_seq: u64,
+    /// Steps, the same on every rank.
+    pub count: u64,
+}
+
+/// A stretch of a batch's rows from one segment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Piece {
+    pub segment: u32,
+    /// The first row within the batch.
+    pub first: u32,
+    pub rows: u32,
+}
+
+/// One rank's batch of one step, before its data.
+#[derive(Debug)]
+pub(crate) struct StepPlan {
+    pub epoch: u64,
+    /// Counted from the epoch's beginning.
+    pub step: u64,
+    /// Samples of the epoch that all ranks have taken once this step is done.
+    pub samples_done: u64,
+    pub rows: u32,
+    /// Rows that are not padding.
+    pub real: u32,
+    /// Set for rows that are not padding; `None` when all are.
+    pub mask: Option<BooleanBuffer>,
+    /// In the order of the batch's rows.
+    pub pieces: Vec<Piece>,
+    /// Entry i is the digest of rows `0 .. i`.
+    running: Vec<OrderDigest>,
+}
+
+impl Epoch {
+    /// Cuts an order; `Invalid` if the numbers do not fit.
+    pub fn new(manifest: Arc<Manifest>, order: Order, cut: Cut, rank: u32, first_seq: u64) -> Result<Self> {
+        let count = Steps::new(&order, cut)?.count();
+        if rank >= cut.world {
+            return Err(Error::invalid(format!("rank {rank} of {}: ranks count from 0", cut.world)));
+        }
+        Ok(Self { manifest, order, cut, rank, first_seq, count })
+    }
+
+    /// The epoch's number.
+    pub fn number(&self) -> u64 {
+        self.order.key().epoch
+    }
+
+    /// Position at which a step begins.
+    pub fn position(&self, step: u64) -> u64 {
+        self.cut.first_position + step * self.cut.global_batch
+    }
+
+    /// Plans a step, counted from `cut.first_position`.
+    pub fn plan(&self, step: u64) -> Result<StepPlan> {
+        let steps = Steps::new(&self.order, self.cut)?;
+        let mut slots = Vec::new();
+        steps.batch(step, self.rank, &mut slots);
+        let segments = self.manifest.segments();
+        let mut running = Vec::with_capacity(slots.len() + 1);
+        let mut digest = OrderDigest::default();
+        running.push(digest);
+        for s in &slots {
+            if steps.is_real(s) {
+                let first_row = segments[s.sample.segment as usize].first_row;
+                digest.add(s.position, first_row + u64::from(s.sample.row));
+            }
+            running.push(digest);
+        }
+        let real = slots.iter().filter(|s| steps.is_real(s)).count() as u32;
+        let rows = slots.len() as u32;
+        let mut first = 0;
+        let pieces = runs(&slots).map(|r| {
+            first += r.rows;
+            Piece { segment: r.segment, first: first - r.rows, rows: r.rows }
+        });
+        Ok(StepPlan {
+            epoch: self.number(),
+            step: self.cut.first_position / self.cut.global_batch + step,
+            samples_done: self.position(step + 1).min(self.order.len()),
+            rows,
+            real,
+            pieces: pieces.collect(),
+            mask: (real < rows).then(|| slots.iter().map(|s| steps.is_real(s)).collect()),
+            running,
+        })
+    }
+
+    /// The ticket for the rows of `segments` (empty = all) from a step on.
+    pub fn ticket(&self, step: u64, columns: Vec<String>, segments: &[u8]) -> v1::PlanTicket {
+        v1::PlanTicket {
+            plan: Some((*self.order.key()).into()),
+            columns,
+            first_position: self.position(step),
+            global_batch: self.cut.global_batch,
+            rank: self.rank,
+            world: self.cut.world,
+            ending: v1::plan_ticket::Ending::from(self.cut.ending).into(),
+            layout: v1::plan_ticket::Layout::from(self.cut.layout).into(),
+            segments: segments.to_vec().into(),
+        }
+    }
+}
+
+impl StepPlan {
+    /// The digest of a stretch of rows.
+    pub fn digest(&self, rows: Range<u32>) -> OrderDigest {
+        let at = |i: u32| u128::from_be_bytes(self.running[i as usize].to_bytes());
+        let difference = at(rows.end).wrapping_sub(at(rows.start));
+        OrderDigest::from_bytes(&difference.to_be_bytes()).unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use forebay_proto::manifest::Digest;
+    use forebay_proto::plan::steps::{Ending, Layout};
+    use forebay_proto::plan::{PlanKey, Shuffle};
+
+    #[test]
+    fn pieces_and_digests_cover_the_batch() {
+        let object = forebay_proto::manifest::Object { key: "a".into(), etag: "e".into(), size: 1 };
+        let sizes = [7u64, 5, 9].map(|rows| forebay_proto::manifest::SegmentSize {
+            object: 0,
+            row_groups: 1,
+            rows,
+            decoded_bytes: 1,
+        });
+        let manifest = Arc::new(Manifest::new("file:///d", 1, vec![], vec![object], &sizes).unwrap());
+        let key = PlanKey { manifest: Digest(1), seed: 2, epoch: 3, shuffle: Shuffle::Full };
+        let order = Order::of_segments(&[7, 5, 9], key);
+        let cut = Cut {
+            first_position: 4,
+            global_batch: 10,
+            world: 2,
+            ending: Ending::Pad,
+            layout: Layout::Segment,
+        };
+        let epoch = Epoch::new(manifest, order, cut, 1, 0).unwrap();
+        assert_eq!(epoch.count, 2);
+        let last = epoch.plan(1).unwrap();
+        assert_eq!((last.rows, last.real, last.samples_done), (5, 2, 21));
+        assert_eq!(last.mask.as_ref().unwrap().count_set_bits(), 2);
+        assert_eq!(last.pieces.iter().map(|p| p.rows).sum::<u32>(), 5);
+        let mut parts = last.digest(0..2);
+        parts.merge(last.digest(2..5));
+        assert_eq!(parts, last.digest(0..5));
+        let mut slots = vec![];
+        let steps = Steps::new(&epoch.order, cut).unwrap();
+        steps.batch(1, 1, &mut slots);
+        let first_row = |s: u32| [0, 7, 12][s as usize];
+        assert_eq!(steps.digest(&slots, first_row), last.digest(0..5));
+        assert!(epoch.plan(0).unwrap().mask.is_none());
+    }
+}

@@ -1,0 +1,237 @@
+//! The parser of a batch stream's bytes: gRPC length prefixes around protobuf `FlightData`, taken apart as they come.
+//!
+//! It never waits for a whole message: header and metadata are collected (they are small), the body is handed on in
+//! whatever pieces the network delivers, uncopied. It relies on `data_body` being a message's last field, which its
+//! number guarantees for every encoder that writes fields in order. Lengths are checked before anything is kept;
+//! malformed input is an error, never a panic.
+
+use bytes::{Buf, Bytes};
+use forebay_proto::{Error, Result};
+
+/// Bytes of header or metadata that a message may have.
+const HEAD_BYTES_MAX: u64 = 64 << 20;
+
+/// Bytes of body that a message may have.
+pub const BODY_BYTES_MAX: u64 = 2 << 30;
+
+/// What the bytes mean, in order: one `Head`, any number of `Body`, one `End` for each message.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Event {
+    /// A message begins.
+    Head(Head),
+    /// The next bytes of its body; never empty.
+    Body(Bytes),
+    /// Its body is complete.
+    End,
+}
+
+/// What precedes a message's body.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Head {
+    /// The IPC message (a flatbuffer): `data_header`.
+    pub header: Bytes,
+    /// `app_metadata`.
+    pub meta: Bytes,
+    /// Length of the body.
+    pub body_bytes: usize,
+}
+
+#[derive(Debug)]
+enum State {
+    /// Between messages, or within the 5 bytes before one.
+    Prefix,
+    /// At a field's tag, or within it.
+    Tag,
+    /// Within the value of a varint field that is skipped.
+    Varint,
+    /// Within the length of a field.
+    Length { field: u64 },
+    /// Within a header or metadata.
+    Keep { field: u64, bytes: usize },
+    /// Within something that is skipped.
+    Skip { bytes: usize },
+    /// Within the body.
+    Body { bytes: usize },
+    /// The message is over and its `End` is due.
+    Ended,
+}
+
+/// The parser.
+#[derive(Debug)]
+pub struct Parser {
+    state: State,
+    /// Bytes left of the message.
+    left: usize,
+    /// Bytes of what is being collected.
+    kept: Vec<u8>,
+    head: Head,
+}
+
+impl Default for Parser {
+    fn default() -> Self {
+        Self { state: State::Prefix, left: 0, kept: Vec::new(), head: Head::default() }
+    }
+}
+
+impl Parser {
+    /// Takes bytes off `input` up to the next event; `None` when all are taken and more are needed.
+    pub fn next(&mut self, input: &mut Bytes) -> Result<Option<Event>> {
+        loop {
+            match self.state {
+                State::Ended => {
+                    self.state = State::Prefix;
+                    return Ok(Some(Event::End));
+                }
+                State::Tag if self.left == 0 && self.kept.is_empty() => {
+                    // No body at all.
+                    self.state = State::Ended;
+                    return Ok(Some(Event::Head(std::mem::take(&mut self.head))));
+                }
+                State::Skip { bytes: 0 } => self.state = State::Tag,
+                State::Keep { field, bytes } if bytes == self.kept.len() => {
+                    let kept = Bytes::from(std::mem::take(&mut self.kept));
+                    match field {
+                        2 => self.head.header = kept,
+                        _ => self.head.meta = kept,
+                    }
+                    self.state = State::Tag;
+                }
+                State::Body { bytes: 0 } => {
+                    if self.left > 0 {
+                        return Err(malformed("a field follows data_body"));
+                    }
+                    self.state = State::Ended;
+                }
+                _ if input.is_empty() => return Ok(None),
+                State::Body { bytes } => {
+                    let piece = input.split_to(bytes.min(input.len()));
+                    self.left -= piece.len();
+                    self.state = State::Body { bytes: bytes - piece.len() };
+                    return Ok(Some(Event::Body(piece)));
+                }
+                State::Keep { bytes, .. } => {
+                    let piece = input.split_to((bytes - self.kept.len()).min(input.len()));
+                    self.left -= piece.len();
+                    self.kept.extend_from_slice(&piece);
+                }
+                State::Skip { bytes } => {
+                    let n = bytes.min(input.len());
+                    input.advance(n);
+                    self.left -= n;
+                    self.state = State::Skip { bytes: bytes - n };
+                }
+                State::Prefix => self.prefix(input)?,
+                State::Tag => {
+                    if let Some(tag) = self.varint(input)? {
+                        self.state = after_tag(tag)?;
+                    }
+                    if let State::Skip { bytes } = self.state
+                        && bytes > self.left
+                    {
+                        return Err(malformed("it ends within a field"));
+                    }
+                }
+                State::Varint => {
+                    if self.varint(input)?.is_some() {
+                        self.state = State::Tag;
+                    }
+                }
+                State::Length { field } => {
+                    if let Some(bytes) = self.varint(input)? {
+                        if let Some(event) = self.field(field, bytes)? {
+                            return Ok(Some(event));
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// Whether the stream may end here.
+    pub fn between_messages(&self) -> bool {
+        matches!(self.state, State::Prefix) && self.kept.is_empty()
+    }
+
+    fn prefix(&mut self, input: &mut Bytes) -> Result<()> {
+        let piece = input.split_to((5 - self.kept.len()).min(input.len()));
+        self.kept.extend_from_slice(&piece);
+        if let [compressed, a, b, c, d] = self.kept[..] {
+            if compressed != 0 {
+                return Err(malformed("it is compressed, which was not asked for"));
+            }
+            self.left = u32::from_be_bytes([a, b, c, d]) as usize;
+            self.kept.clear();
+            self.head = Head::default();
+            self.state = State::Tag;
+        }
+        Ok(())
+    }
+
+    /// A varint, once all its bytes have come.
+    fn varint(&mut self, input: &mut Bytes) -> Result<Option<u64>> {
+        while input.has_remaining() {
+            if self.left == 0 {
+                return Err(malformed("it ends within a field"));
+            }
+            let byte = input.get_u8();
+            self.left -= 1;
+            self.kept.push(byte);
+            if self.kept.len() > 10 {
+                return Err(malformed("a varint has more than 10 bytes"));
+            }
+            if byte < 0x80 {
+                let low = |(i, b): (usize, &u8)| u64::from(b & 0x7f).wrapping_shl(7 * i as u32);
+                let value = self.kept.iter().enumerate().map(low).fold(0, |a, b| a | b);
+                self.kept.clear();
+                return Ok(Some(value));
+            }
+        }
+        match self.left {
+            0 => Err(malformed("it ends within a field")),
+            _ => Ok(None),
+        }
+    }
+
+    /// The length of a field has come.
+    fn field(&mut self, field: u64, bytes: u64) -> Result<Option<Event>> {
+        let limit = if field == BODY { BODY_BYTES_MAX } else { HEAD_BYTES_MAX };
+        if bytes > self.left as u64 || bytes > limit {
+            return Err(malformed(&format!(
+                "field {field} claims {bytes} bytes, {} are left of the message",
+                self.left
+            )));
+        }
+        let bytes = bytes as usize;
+        match field {
+            BODY => {
+                self.state = State::Body { bytes };
+                self.head.body_bytes = bytes;
+                return Ok(Some(Event::Head(std::mem::take(&mut self.head))));
+            }
+            2 | 3 => self.state = State::Keep { field, bytes },
+            _ => self.state = State::Skip { bytes },
+        }
+        Ok(None)
+    }
+}
+
+/// Field number of `data_body`.
+const BODY: u64 = 1000;
+
+fn after_tag(tag: u64) -> Result<State> {
+    let field = tag >> 3;
+    match tag & 7 {
+        0 => Ok(State::Varint),
+        1 => Ok(State::Skip { bytes: 8 }),
+        2 => Ok(State::Length { field }),
+        5 => Ok(State::Skip { bytes: 4 }),
+        other => Err(malformed(&format!("field {field} has wire type {other}"))),
+    }
+}
+
+fn malformed(why: &str) -> Error {
+    Error::corrupt(format!("a message of the batch stream is malformed: {why}"))
+}
+
+#[cfg(test)]
+mod tests;
