@@ -91,6 +91,7 @@ impl About {
                 "{uri}: was deleted since the dataset was frozen: open the dataset anew"
             )),
             (Some(404), _) => Error::not_found(format!("{uri}: no such object")),
+            (Some(416), _) if frozen.is_none() => Error::corrupt(format!("{uri}: has 0 bytes: not Parquet")),
             (Some(416), _) => Error::changed(format!("{uri}: is shorter than listed: open the dataset anew")),
             (Some(s @ (408 | 429 | 500..)), _) => Error::retry(format!(
                 "{uri}: {endpoint} keeps answering {s}{said} ({tried}): try again later"
@@ -241,7 +242,7 @@ mod tests {
             (format!("{status}400 Bad Request: {region}"), Kind::Invalid, "'eu-west-1'"),
             ("Received redirect without LOCATION, this".into(), Kind::Invalid, "us-east-1"),
             (format!("{status}503 Slow: {}", doc("SlowDown", "x")), Kind::Retry, "503"),
-            (format!("{status}416 Range: "), Kind::Changed, "shorter"),
+            (format!("{status}416 Range: "), Kind::Corrupt, "0 bytes"),
             (format!("{status}412 Failed: "), Kind::Changed, "overwritten"),
             ("expected <html>".into(), Kind::Invalid, "not answer like S3"),
         ] {

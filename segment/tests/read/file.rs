@@ -1,13 +1,11 @@
 //! Datasets of every shape, frozen and read from `file://`.
 
-mod given;
-
+use crate::given::{self, Dir, all_types, ints, write, write_empty_groups};
 use arrow::array::{Array, AsArray, RecordBatch};
 use arrow::compute::{cast, concat_batches};
 use arrow::datatypes::{DataType, Int64Type, Schema};
 use forebay_proto::{Kind, Manifest, v1};
 use forebay_segment::{Source, SourceSettings};
-use given::{Dir, all_types, ints, write, write_empty_groups};
 use parquet::basic::Compression;
 use parquet::file::properties::{EnabledStatistics, WriterProperties, WriterVersion};
 use proptest::prelude::*;

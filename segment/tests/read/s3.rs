@@ -1,0 +1,199 @@
+//! Datasets on S3: requests, versions, retries, and what is said when something is wrong.
+
+use crate::given::{Dir, ints, write};
+use arrow::array::AsArray;
+use arrow::datatypes::Int64Type;
+use forebay_proto::{Kind, Manifest};
+use forebay_segment::{Source, SourceSettings};
+use forebay_tests::fault::{self, Fault};
+use forebay_tests::s3::S3Server;
+use parquet::file::properties::WriterProperties;
+use std::ops::Range;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+
+fn parquet(range: Range<i64>, group_rows: usize) -> Vec<u8> {
+    let dir = Dir::new();
+    let plain = WriterProperties::builder().set_dictionary_enabled(false);
+    write(&dir.path("x"), &ints(range), group_rows, plain);
+    std::fs::read(dir.path("x")).unwrap()
+}
+
+fn settings(s3: &S3Server) -> SourceSettings {
+    SourceSettings {
+        s3_endpoint: Some(s3.endpoint.clone()),
+        s3_region: Some("us-east-1".into()),
+        s3_access_key_id: Some(s3.access_key.clone()),
+        s3_secret_access_key: Some(s3.secret_key.clone()),
+        patience_s: 2.0,
+        ..Default::default()
+    }
+}
+
+fn source(s3: &S3Server) -> Source {
+    Source::new(settings(s3)).unwrap()
+}
+
+async fn values(source: &Source, manifest: &Manifest) -> Vec<i64> {
+    let mut values = Vec::new();
+    for i in 0..manifest.segments().len() as u32 {
+        let batch = source.read_segment(manifest, i, &[0]).await.unwrap();
+        values.extend_from_slice(batch.column(0).as_primitive::<Int64Type>().values());
+    }
+    values
+}
+
+#[tokio::test]
+async fn each_byte_is_read_once_and_by_version() {
+    let s3 = S3Server::start();
+    s3.put("train/a.parquet", parquet(0..1000, 100));
+    s3.put("train/b.parquet", parquet(1000..1500, 100));
+    s3.put("train/dir.parquet/part.parquet", parquet(1500..1600, 100));
+    s3.put("train/dir.parquet/", Vec::new());
+    s3.put("train/", Vec::new());
+    s3.put("training/c.parquet", parquet(0..10, 100));
+    let source = source(&s3);
+    let frozen = source.freeze(&s3.uri("train"), 1600).await.unwrap();
+    let keys: Vec<_> = frozen.manifest.objects().iter().map(|o| o.key.as_str()).collect();
+    assert_eq!(keys, ["a.parquet", "b.parquet", "dir.parquet/part.parquet"]);
+    assert_eq!((frozen.manifest.rows(), frozen.manifest.segments().len()), (1600, 9));
+    s3.take_log();
+
+    assert_eq!(values(&source, &frozen.manifest).await, (0..1600).collect::<Vec<_>>());
+    let log = s3.take_log();
+    assert_eq!(log.len(), 9, "one request a segment: {log:?}");
+    assert!(log.iter().all(|seen| seen.if_match.is_some() && seen.range.is_some() && seen.status == 206));
+    assert_eq!(source.counters().s3_bytes.load(Relaxed), frozen.projected_bytes(&[0]));
+    assert_eq!(log.iter().map(|seen| seen.bytes).sum::<u64>(), frozen.projected_bytes(&[0]));
+
+    let one = source.freeze(&s3.uri("train/b.parquet"), 0).await.unwrap();
+    assert_eq!(values(&source, &one.manifest).await, (1000..1500).collect::<Vec<_>>());
+    let all = source.freeze("s3://forebay", 0).await.unwrap();
+    assert_eq!(all.manifest.objects().len(), 4);
+    s3.put("data/plain", parquet(0..10, 100));
+    let other = source.freeze(&s3.uri("data/plain"), 0).await.unwrap();
+    assert_eq!(values(&source, &other.manifest).await, (0..10).collect::<Vec<_>>());
+}
+
+#[tokio::test]
+async fn an_object_overwritten_in_mid_read_is_changed() {
+    let s3 = S3Server::start();
+    s3.put("a.parquet", parquet(0..1000, 100));
+    let source = source(&s3);
+    let frozen = source.freeze("s3://forebay/", 1).await.unwrap();
+    s3.overwrite_before_get(2, "a.parquet", parquet(1000..2000, 100));
+    source.read_segment(&frozen.manifest, 0, &[0]).await.unwrap();
+    let e = source.read_segment(&frozen.manifest, 1, &[0]).await.unwrap_err();
+    assert!(e.kind == Kind::Changed && e.message.contains("s3://forebay/a.parquet: was overwritten"), "{e}");
+    let e = Source::new(settings(&s3)).unwrap().read_segment(&frozen.manifest, 0, &[0]).await.unwrap_err();
+    assert_eq!(e.kind, Kind::Changed, "{e}");
+}
+
+#[tokio::test]
+async fn passing_faults_are_not_noticed() {
+    let s3 = S3Server::start();
+    s3.put("a.parquet", parquet(0..200_000, 50_000));
+    let source = source(&s3);
+    let frozen = source.freeze("s3://forebay", 1).await.unwrap();
+    s3.inject(fault::first(3, Fault::SlowDown));
+    assert_eq!(values(&source, &frozen.manifest).await.len(), 200_000);
+    assert_eq!(source.counters().retries.load(Relaxed), 3);
+    s3.inject(fault::first(2, Fault::Cut));
+    assert_eq!(values(&source, &frozen.manifest).await, (0..200_000).collect::<Vec<_>>());
+}
+
+#[tokio::test]
+async fn lasting_faults_end_in_retry_after_bounded_patience() {
+    let s3 = S3Server::start();
+    s3.put("a.parquet", parquet(0..10, 10));
+    s3.inject(fault::lasting(Duration::from_secs(600), Fault::SlowDown));
+    let start = Instant::now();
+    let e = source(&s3).freeze("s3://forebay", 0).await.unwrap_err();
+    assert!(e.kind == Kind::Retry && e.message.contains("503") && e.message.contains("SlowDown"), "{e}");
+    assert!(start.elapsed() < Duration::from_secs(20));
+
+    let gone = SourceSettings { s3_endpoint: Some("http://127.0.0.1:1".into()), ..settings(&s3) };
+    let start = Instant::now();
+    let e = Source::new(gone).unwrap().freeze("s3://forebay/x", 0).await.unwrap_err();
+    assert!(e.kind == Kind::Retry && e.message.contains("cannot connect to http://127.0.0.1:1"), "{e}");
+    assert!(e.message.contains("tried for"), "{e}");
+    assert!(start.elapsed() < Duration::from_secs(20));
+}
+
+#[tokio::test]
+async fn mistakes_are_named() {
+    let s3 = S3Server::start();
+    s3.put("a.parquet", parquet(0..10, 10));
+    let good = settings(&s3);
+    let cases = [
+        (SourceSettings { ..good.clone() }, "s3://nowhere/x", Kind::NotFound, "no such bucket 'nowhere'"),
+        (
+            SourceSettings { ..good.clone() },
+            "s3://nowhere/x.parquet",
+            Kind::NotFound,
+            "no such bucket 'nowhere'",
+        ),
+        (SourceSettings { ..good.clone() }, "s3://forebay/none", Kind::NotFound, "no Parquet objects under"),
+        (
+            SourceSettings { ..good.clone() },
+            "s3://forebay/none.parquet",
+            Kind::NotFound,
+            "no Parquet objects under",
+        ),
+        (
+            SourceSettings { s3_access_key_id: Some("WRONGID".into()), ..good.clone() },
+            "s3://forebay",
+            Kind::Denied,
+            "access key WRONGID",
+        ),
+        (
+            SourceSettings { s3_secret_access_key: Some("hunter2".into()), ..good.clone() },
+            "s3://forebay/a.parquet",
+            Kind::Denied,
+            "access key test-access",
+        ),
+        (
+            SourceSettings { s3_region: Some("eu-west-1".into()), ..good.clone() },
+            "s3://forebay/a.parquet",
+            Kind::Invalid,
+            "region 'eu-west-1'",
+        ),
+        (
+            SourceSettings {
+                s3_anonymous: true,
+                s3_access_key_id: None,
+                s3_secret_access_key: None,
+                ..good.clone()
+            },
+            "s3://forebay",
+            Kind::Denied,
+            "the request without keys",
+        ),
+    ];
+    for (settings, uri, kind, says) in cases {
+        let start = Instant::now();
+        let e = Source::new(settings).unwrap().freeze(uri, 0).await.unwrap_err();
+        assert!(e.kind == kind && e.message.contains(says), "{uri}: {:?} {e}", e.kind);
+        assert!(!e.message.contains("hunter2") && !e.message.contains('\n'));
+        assert!(start.elapsed() < Duration::from_secs(2), "{uri}: not to be retried");
+    }
+    s3.put("bad/a.parquet", "<html>not Parquet, but long enough</html>");
+    s3.put("bad/empty.parquet", "");
+    for (uri, says) in
+        [("s3://forebay/bad/a.parquet", "bad/a.parquet"), ("s3://forebay/bad/empty.parquet", "0 bytes")]
+    {
+        let e = source(&s3).freeze(uri, 0).await.unwrap_err();
+        assert!(e.kind == Kind::Corrupt && e.message.contains(says), "{e}");
+    }
+}
+
+#[test]
+fn secrets_are_not_shown() {
+    let s3 = S3Server::start();
+    let settings = SourceSettings { s3_session_token: Some("t0ken".into()), ..settings(&s3) };
+    let shown = format!("{settings:?} {}", serde_json::to_string(&settings).unwrap());
+    assert!(!shown.contains(&s3.secret_key) && !shown.contains("t0ken"), "{shown}");
+    assert!(serde_json::from_str::<SourceSettings>(r#"{"s3_endpoit": "x"}"#).is_err());
+    let parsed: SourceSettings = serde_json::from_str(r#"{"s3_region": "x", "max_requests": 3}"#).unwrap();
+    assert_eq!((parsed.max_requests, parsed.patience_s), (3, 60.0));
+}
