@@ -124,3 +124,6 @@ fn write_json(out: Out<'_>, value: &impl serde::Serialize) -> Result<(), Failure
     serde_json::to_writer_pretty(&mut *out, value).map_err(std::io::Error::from)?;
     Ok(writeln!(out)?)
 }
+
+#[cfg(test)]
+mod tests;

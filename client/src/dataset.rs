@@ -126,12 +126,7 @@ async fn ask(node: &Node, spec: &DatasetSpec) -> Result<(Arc<Manifest>, u64)> {
 
 /// The manifest from the store itself.
 async fn read(direct: &Direct, spec: &DatasetSpec) -> Result<(Arc<Manifest>, u64)> {
-    let (source, uri) = (direct.source().clone(), spec.uri.clone());
-    let segment_bytes = spec.segment_bytes.unwrap_or(0);
-    let runtime = tokio::runtime::Handle::current();
-    let freezing = tokio::task::spawn_blocking(move || runtime.block_on(source.freeze(&uri, segment_bytes)));
-    let frozen =
-        freezing.await.map_err(|e| Error::closed(format!("{}: freezing broke off: {e}", spec.uri)))??;
+    let frozen = direct.source().freeze(&spec.uri, spec.segment_bytes.unwrap_or(0)).await?;
     let projection = frozen.projection(spec.columns.as_deref().unwrap_or_default())?;
     Ok((Arc::new(frozen.manifest.clone()), frozen.projected_bytes(&projection)))
 }

@@ -1,16 +1,163 @@
 //! `forebay epoch`: read epochs without a trainer, and report where the bytes came from and how fast.
+//!
+//! Each epoch has loaders of its own, one for each rank, so that nothing of the next epoch is read ahead and the
+//! counters' differences belong to the epoch alone (on a cache that nobody else uses meanwhile). What opening the
+//! dataset cost is in the first epoch's figures, under footers.
+
+mod ranks;
 mod report;
+
 use super::failure::Failure;
-use super::{AccessArgs, DatasetArgs, Out};
-#[derive(Debug, clap::Args)]
+use super::{AccessArgs, DatasetArgs, Out, write_json};
+use crate::counters;
+use crate::dataset::Dataset;
+use crate::loader::{Ending, Layout, LoaderSettings, Shuffle};
+use clap::Args;
+use forebay_proto::plan::steps::Cut;
+use forebay_proto::{Error, Result as Outcome};
+use report::{Place, Row};
+use serde::Serialize;
+
+#[derive(Debug, Args)]
 pub(super) struct Epoch {
     #[command(flatten)]
     dataset: DatasetArgs,
     #[command(flatten)]
     access: AccessArgs,
+    /// Epochs to read, one after the other
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
+    epochs: u64,
+    /// Samples of one step over all ranks
+    #[arg(long, value_name = "SAMPLES", default_value_t = 256)]
+    batch: u64,
+    /// The run's seed
+    #[arg(long, value_name = "SEED", default_value_t = 0)]
+    seed: u64,
+    /// How rows are shuffled: none, full, or a window of segments as in window(4)
+    #[arg(long, value_name = "HOW", default_value = "window(4)")]
+    shuffle: Shuffle,
+    /// Segments mixed together: the same as --shuffle window(N)
+    #[arg(long, value_name = "N", conflicts_with = "shuffle", value_parser = clap::value_parser!(u32).range(1..))]
+    window: Option<u32>,
+    /// What becomes of the last, incomplete step: drop, pad or exact
+    #[arg(long, value_name = "HOW", default_value = "pad")]
+    ending: Ending,
+    /// Ranks that share each step
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    world: u32,
+    /// Read as this rank alone [default: as all ranks at the same time]
+    #[arg(long, value_name = "RANK")]
+    rank: Option<u32>,
+    /// Answer in JSON, when done
+    #[arg(long)]
+    json: bool,
 }
+
+#[derive(Serialize)]
+struct Answer<'a> {
+    uri: &'a str,
+    digest: String,
+    rows: u64,
+    segments: u64,
+    projected_bytes: u64,
+    settings: Settings,
+    epochs: Vec<Row>,
+}
+
+#[derive(Serialize)]
+struct Settings {
+    batch: u64,
+    seed: u64,
+    shuffle: String,
+    ending: String,
+    world: u32,
+    rank: Option<u32>,
+    columns: Vec<String>,
+}
+
 impl Epoch {
-    pub(super) async fn run(self, _out: Out<'_>) -> Result<(), Failure> {
-        Ok(())
+    pub(super) async fn run(self, out: Out<'_>) -> Result<(), Failure> {
+        let ranks = self.ranks()?;
+        let access = self.access.access()?;
+        let mut before = access.status().await?;
+        let dataset = Dataset::open(&access, &self.dataset.spec()).await?;
+        let manifest = dataset.manifest();
+        let place = Place {
+            segments: manifest.segments().len() as u64,
+            files: manifest.uri().starts_with("file:"),
+            direct: matches!(access, crate::Access::Direct(_)),
+        };
+        let mut rows = Vec::new();
+        if !self.json {
+            writeln!(out, "{}", report::head())?;
+            out.flush()?;
+        }
+        for epoch in 0..self.epochs {
+            let read = ranks::read(&dataset, &self.settings(epoch), ranks.clone()).await?;
+            let after = access.status().await?;
+            let row = Row::new(epoch, &read, &counters::since(&before, &after), place);
+            before = after;
+            if !self.json {
+                writeln!(out, "{}", row.line())?;
+                out.flush()?;
+            }
+            rows.push(row);
+        }
+        match self.json {
+            true => write_json(out, &self.answer(&dataset, rows)),
+            false => Ok(()),
+        }
+    }
+
+    /// The ranks to read as, once all numbers are known to fit each other.
+    fn ranks(&self) -> Outcome<std::ops::Range<u32>> {
+        let (global_batch, world, ending) = (self.batch, self.world, self.ending);
+        Cut { first_position: 0, global_batch, world, ending, layout: Layout::default() }.check()?;
+        match self.rank {
+            None => Ok(0..world),
+            Some(rank) if rank < world => Ok(rank..rank + 1),
+            Some(rank) => {
+                Err(Error::invalid(format!("rank {rank} of {world}: ranks count from 0, pass --world too")))
+            }
+        }
+    }
+
+    fn shuffle(&self) -> Shuffle {
+        self.window.map_or(self.shuffle, Shuffle::Window)
+    }
+
+    fn settings(&self, epoch: u64) -> LoaderSettings {
+        LoaderSettings {
+            seed: self.seed,
+            shuffle: self.shuffle(),
+            ending: self.ending,
+            global_batch: self.batch,
+            world: self.world,
+            first_epoch: epoch,
+            epochs: Some(1),
+            ..Default::default()
+        }
+    }
+
+    fn answer<'a>(&self, dataset: &'a Dataset, epochs: Vec<Row>) -> Answer<'a> {
+        let manifest = dataset.manifest();
+        let columns = dataset.projected_schema().fields().iter().map(|f| f.name().clone());
+        Answer {
+            uri: manifest.uri(),
+            digest: manifest.digest().to_string(),
+            rows: manifest.rows(),
+            segments: manifest.segments().len() as u64,
+            projected_bytes: dataset.projected_bytes(),
+            settings: Settings {
+                batch: self.batch,
+                seed: self.seed,
+                shuffle: self.shuffle().to_string(),
+                ending: format!("{:?}", self.ending).to_ascii_lowercase(),
+                world: self.world,
+                rank: self.rank,
+                columns: columns.collect(),
+            },
+            epochs,
+        }
     }
 }
