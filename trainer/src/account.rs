@@ -1,0 +1,115 @@
+//! What an epoch was: counted on each rank, merged over all.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+use forebay_c10d::ProcessGroup;
+use forebay_proto::digest::OrderDigest;
+use forebay_proto::v1::Counters;
+
+/// One rank's count of the epoch under way.
+#[derive(Debug)]
+pub struct Tally {
+    pub(crate) began: Instant,
+    /// Samples taken, padding apart.
+    pub samples: u64,
+    /// Steps taken.
+    pub steps: u64,
+    /// Time spent waiting for the loader.
+    pub waited: Duration,
+    /// Sum of the samples' losses.
+    pub loss_sum: f64,
+    /// Of the samples taken.
+    pub digest: OrderDigest,
+}
+
+/// The epoch over all ranks; the same on each of them.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Total {
+    /// Samples taken, padding apart.
+    pub samples: u64,
+    /// From the first rank's beginning to the last rank's end, nearly: the longest of the ranks' times.
+    pub seconds: f64,
+    /// The part of the ranks' time that went into waiting for data, 0 to 1.
+    pub wait_share: f64,
+    /// Sum of the samples' losses.
+    pub loss_sum: f64,
+    /// Of all samples.
+    pub digest: OrderDigest,
+    /// What this stretch of reading cost, as far as this process's own counters (or the cache's, on rank 0) say.
+    pub counters: Counters,
+}
+
+impl Default for Tally {
+    fn default() -> Self {
+        Self {
+            began: Instant::now(),
+            samples: 0,
+            steps: 0,
+            waited: Duration::ZERO,
+            loss_sum: 0.0,
+            digest: OrderDigest::default(),
+        }
+    }
+}
+
+impl Tally {
+    /// Time since the epoch began.
+    pub fn elapsed(&self) -> Duration {
+        self.began.elapsed()
+    }
+
+    /// Merges all ranks' counts. `seconds` is how long this rank's epoch took, `counters` what it has to add to the
+    /// cost: ranks that share one counter leave it to the first.
+    pub fn merge(&self, group: &ProcessGroup, took: Duration, counters: &Counters) -> Result<Total> {
+        let numbers = [
+            self.samples as i64,
+            self.steps as i64,
+            nanoseconds(self.waited),
+            nanoseconds(took),
+            // Bits, not a value: i64 is what travels, and the sum below is in the order of ranks on every rank.
+            self.loss_sum.to_bits() as i64,
+            counters.s3_requests as i64,
+            counters.s3_bytes as i64,
+            counters.s3_footer_requests as i64,
+            counters.s3_footer_bytes as i64,
+            counters.parquet_bytes_decoded as i64,
+            counters.hits as i64,
+            counters.joins as i64,
+            counters.misses as i64,
+        ];
+        let ranks = group.all_gather_i64(&numbers)?;
+        let sum = |index: usize| ranks.iter().map(|numbers| numbers[index] as u64).sum::<u64>();
+        ensure!(
+            ranks.iter().all(|numbers| numbers[1] == ranks[0][1]),
+            "the ranks took different numbers of steps: {:?}",
+            ranks.iter().map(|numbers| numbers[1]).collect::<Vec<_>>()
+        );
+        let mut digest = OrderDigest::default();
+        for bytes in group.all_gather_bytes(&self.digest.to_bytes())? {
+            digest.merge(OrderDigest::from_bytes(&bytes)?);
+        }
+        Ok(Total {
+            samples: sum(0),
+            seconds: ranks.iter().map(|numbers| numbers[3]).max().unwrap_or_default() as f64 / 1e9,
+            wait_share: (sum(2) as f64 / sum(3).max(1) as f64).min(1.0),
+            loss_sum: ranks.iter().map(|numbers| f64::from_bits(numbers[4] as u64)).sum(),
+            digest,
+            counters: Counters {
+                s3_requests: sum(5),
+                s3_bytes: sum(6),
+                s3_footer_requests: sum(7),
+                s3_footer_bytes: sum(8),
+                parquet_bytes_decoded: sum(9),
+                hits: sum(10),
+                joins: sum(11),
+                misses: sum(12),
+                ..Default::default()
+            },
+        })
+    }
+}
+
+fn nanoseconds(duration: Duration) -> i64 {
+    i64::try_from(duration.as_nanos()).unwrap_or(i64::MAX)
+}

@@ -1,0 +1,127 @@
+//! Which rank this process is: torchrun's contract of environment variables.
+//!
+//! `RANK`, `WORLD_SIZE`, `LOCAL_RANK`, `MASTER_ADDR` and `MASTER_PORT`; `LOCAL_WORLD_SIZE` and
+//! `TORCHELASTIC_USE_AGENT_STORE` where they are set. Our own launcher speaks the same language.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use forebay_c10d::{ProcessGroup, Store};
+
+/// Set by our own launcher: it reads the error file and speaks for its ranks.
+pub const LAUNCHED: &str = "FOREBAY_LAUNCHED";
+
+/// One rank's place among all.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Place {
+    /// 0 to `world - 1`.
+    pub rank: usize,
+    /// The number of ranks.
+    pub world: usize,
+    /// The number of ranks on this machine.
+    pub local_world: usize,
+    /// Host of the store.
+    pub master_addr: String,
+    /// Port of the store.
+    pub master_port: u16,
+    /// Whether this rank serves the store, rather than the launcher or another rank.
+    pub serves_store: bool,
+    /// Whether our own launcher started it.
+    pub launched: bool,
+}
+
+impl Place {
+    /// The place that the environment names; `None` when it names none.
+    pub fn from_env() -> Result<Option<Self>> {
+        Self::from_variables(|key| std::env::var(key).ok())
+    }
+
+    fn from_variables(get: impl Fn(&str) -> Option<String>) -> Result<Option<Self>> {
+        if get("RANK").is_none() && get("WORLD_SIZE").is_none() {
+            return Ok(None);
+        }
+        let text = |key: &str| {
+            get(key).with_context(|| {
+                format!(
+                    "{key} is not set, though RANK or WORLD_SIZE is: start ranks by --nproc or by torchrun"
+                )
+            })
+        };
+        let number = |key: &str| -> Result<usize> {
+            let text = text(key)?;
+            text.parse().with_context(|| format!("{key}=`{text}` is not a number"))
+        };
+        let (rank, world) = (number("RANK")?, number("WORLD_SIZE")?);
+        ensure!(world > 0, "WORLD_SIZE is 0: the world size must be at least 1");
+        ensure!(rank < world, "RANK={rank} is not below WORLD_SIZE={world}");
+        let port = number("MASTER_PORT")?;
+        let agent_store = get("TORCHELASTIC_USE_AGENT_STORE").as_deref() == Some("True");
+        Ok(Some(Self {
+            rank,
+            world,
+            local_world: if get("LOCAL_WORLD_SIZE").is_some() { number("LOCAL_WORLD_SIZE")? } else { 1 },
+            master_addr: text("MASTER_ADDR")?,
+            master_port: u16::try_from(port).with_context(|| format!("MASTER_PORT={port} is not a port"))?,
+            serves_store: rank == 0 && !agent_store,
+            launched: get(LAUNCHED).is_some(),
+        }))
+    }
+
+    /// Joins the other ranks; returns when all have come. `timeout` also bounds each collective later.
+    pub fn join(&self, timeout: Duration) -> Result<ProcessGroup> {
+        let store = Store::tcp(&self.master_addr, self.master_port, self.world, self.serves_store, timeout)?;
+        Ok(ProcessGroup::gloo(store, self.rank, self.world, timeout)?)
+    }
+
+    /// Whether this rank speaks for all.
+    pub fn is_first(&self) -> bool {
+        self.rank == 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn place(variables: &[(&str, &str)]) -> Result<Option<Place>> {
+        let find =
+            |key: &str| variables.iter().find(|(name, _)| *name == key).map(|(_, value)| value.to_string());
+        Place::from_variables(find)
+    }
+
+    const FULL: [(&str, &str); 4] =
+        [("RANK", "1"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "localhost"), ("MASTER_PORT", "29500")];
+
+    fn with(key: &'static str, value: &'static str) -> Vec<(&'static str, &'static str)> {
+        FULL.iter().copied().filter(|(name, _)| *name != key).chain([(key, value)]).collect()
+    }
+
+    #[test]
+    fn without_variables_there_is_no_place() {
+        assert_eq!(place(&[]).unwrap(), None);
+        assert_eq!(place(&[("MASTER_PORT", "1")]).unwrap(), None);
+    }
+
+    #[test]
+    fn rank_0_serves_the_store_unless_the_launcher_does() {
+        assert!(!place(&FULL).unwrap().unwrap().serves_store);
+        let mut first = with("RANK", "0");
+        assert!(place(&first).unwrap().unwrap().serves_store);
+        first.push(("TORCHELASTIC_USE_AGENT_STORE", "True"));
+        assert!(!place(&first).unwrap().unwrap().serves_store);
+    }
+
+    #[test]
+    fn a_broken_contract_is_an_error_that_names_the_variable() {
+        for (key, value, expected) in [
+            ("WORLD_SIZE", "0", "WORLD_SIZE is 0: the world size must be at least 1"),
+            ("RANK", "2", "RANK=2 is not below WORLD_SIZE=2"),
+            ("RANK", "first", "RANK=`first` is not a number"),
+            ("MASTER_PORT", "70000", "MASTER_PORT=70000 is not a port"),
+        ] {
+            assert_eq!(place(&with(key, value)).unwrap_err().to_string(), expected);
+        }
+        let error = place(&FULL[..2]).unwrap_err().to_string();
+        assert!(error.starts_with("MASTER_PORT is not set"), "{error}");
+    }
+}

@@ -1,0 +1,288 @@
+//! One rank's run, from opening the datasets to the report.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use forebay_c10d::ProcessGroup;
+use forebay_client::counters::since;
+use forebay_client::loader::{Ending, Shuffle};
+use forebay_client::{Access, Batch, Dataset, DatasetSpec, Event, LoaderSettings};
+use forebay_proto::v1::Counters;
+use tokio::runtime::{Handle, Runtime};
+
+use crate::account::Tally;
+use crate::evaluate::Score;
+use crate::feed::Feed;
+use crate::input::{Columns, Input};
+use crate::model::ConvNet;
+use crate::place::Place;
+use crate::progress::Progress;
+use crate::report::{EpochReport, Report, SettingsReport};
+use crate::settings::{Model, Settings};
+use crate::train::{At, Trainer};
+
+/// Rows that each rank labels at a time: without gradients there is room for more than in training.
+const TEST_ROWS: u64 = 250;
+
+/// Runs this rank to its end.
+pub fn run(settings: &Settings, place: &Place) -> Result<()> {
+    end_with_the_launcher(place)?;
+    keep_to_own_cores(place);
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    let result = Rank::join(settings, place, &runtime).and_then(|rank| rank.run());
+    // What still prefetches has no reader any more.
+    runtime.shutdown_background();
+    result
+}
+
+/// A rank among its peers.
+struct Rank<'a> {
+    settings: &'a Settings,
+    place: &'a Place,
+    group: ProcessGroup,
+    runtime: Handle,
+    access: Access,
+    columns: Columns,
+}
+
+impl<'a> Rank<'a> {
+    fn join(settings: &'a Settings, place: &'a Place, runtime: &Runtime) -> Result<Self> {
+        let runtime = runtime.handle().clone();
+        let access = {
+            let _inside = runtime.enter();
+            settings.access.access()?
+        };
+        let group =
+            place.join(Duration::from_secs(settings.peer_timeout_s)).context("join the other ranks")?;
+        Ok(Self { settings, place, group, runtime, access, columns: Columns::new(settings) })
+    }
+
+    fn run(&self) -> Result<()> {
+        // The test dataset first: what is wrong with it should show before the training, not after.
+        let test = self.settings.test.as_ref().map(|uri| self.open(uri)).transpose()?;
+        self.group.barrier()?;
+        let mut cost = self.counters()?;
+        self.group.barrier()?;
+        let train = self.open(&self.settings.train)?;
+        let steps = train.manifest().rows().div_ceil(self.settings.batch);
+        let mut feed =
+            self.feed(&train, self.settings.shuffle(), self.settings.batch, self.settings.epochs)?;
+        let mut trainer = self.trainer(steps)?;
+
+        let mut report = self.report(&train, test.as_ref(), steps);
+        let mut progress =
+            self.place.is_first().then(|| Progress::new(self.settings.epochs, steps, self.settings.batch));
+        for epoch in 0..self.settings.epochs {
+            let tally =
+                self.epoch(epoch, train.manifest().rows(), &mut feed, trainer.as_mut(), progress.as_mut())?;
+            let took = tally.elapsed();
+            // The cost is read when every rank has its last batch, and before any of them goes on.
+            self.group.barrier()?;
+            let now = self.counters()?;
+            let total = tally.merge(&self.group, took, &since(&cost, &now))?;
+            cost = now;
+            ensure!(
+                total.samples == train.manifest().rows(),
+                "epoch {epoch} gave {} samples, but the dataset has {}",
+                total.samples,
+                train.manifest().rows()
+            );
+            let epoch = EpochReport::new(
+                epoch,
+                &total,
+                train.projected_bytes(),
+                self.reads_itself(),
+                trainer.is_some(),
+            );
+            if let Some(progress) = &mut progress {
+                progress.clear();
+                println!("{}", epoch.line(self.settings.epochs));
+            }
+            report.epochs.push(epoch);
+        }
+        drop(feed);
+        if let Some(trainer) = &trainer {
+            if let Some(test) = &test {
+                report.test_accuracy = Some(self.evaluate(trainer.model(), test)?);
+            }
+            report.parameter_hashes = self.parameter_hashes(trainer.model())?;
+        }
+        self.finish(&report)
+    }
+
+    /// Opens a dataset and checks that it can be trained on.
+    fn open(&self, uri: &str) -> Result<Dataset> {
+        let spec =
+            DatasetSpec { uri: uri.to_owned(), columns: Some(self.columns.names()), ..Default::default() };
+        let dataset = self.runtime.block_on(Dataset::open(&self.access, &spec))?;
+        self.columns.check(dataset.schema(), uri)?;
+        ensure!(dataset.manifest().rows() > 0, "{uri} has no rows");
+        Ok(dataset)
+    }
+
+    fn feed(&self, dataset: &Dataset, shuffle: Shuffle, global_batch: u64, epochs: u64) -> Result<Feed> {
+        let settings = LoaderSettings {
+            seed: self.settings.seed,
+            shuffle,
+            ending: Ending::Pad,
+            global_batch,
+            rank: self.place.rank as u32,
+            world: self.place.world as u32,
+            first_epoch: 0,
+            epochs: Some(epochs),
+            ..Default::default()
+        };
+        Feed::start(&self.runtime, dataset, settings)
+    }
+
+    fn trainer(&self, steps_per_epoch: u64) -> Result<Option<Trainer>> {
+        if self.settings.data_only {
+            return Ok(None);
+        }
+        let model = match self.settings.model {
+            Model::Convnet => ConvNet::new(self.settings.seed),
+        };
+        let steps = steps_per_epoch * self.settings.epochs;
+        Trainer::new(&self.group, model, self.settings.lr, steps).map(Some)
+    }
+
+    /// One pass over the training dataset.
+    fn epoch(
+        &self,
+        epoch: u64,
+        samples: u64,
+        feed: &mut Feed,
+        mut trainer: Option<&mut Trainer>,
+        mut progress: Option<&mut Progress>,
+    ) -> Result<Tally> {
+        let mut tally = Tally::default();
+        loop {
+            let event = feed.next_event().with_context(|| format!("epoch {epoch} step {}", tally.steps))?;
+            tally.waited += feed.take_waited();
+            let batch = match event {
+                Event::Batch(batch) => batch,
+                Event::EpochEnd(_) => return Ok(tally),
+            };
+            tally.samples += batch.real_rows() as u64;
+            tally.digest.merge(batch.digest());
+            let mut loss = None;
+            if let Some(trainer) = trainer.as_deref_mut() {
+                let before = batch.step() * self.settings.batch;
+                let at =
+                    At { epoch, step: batch.step(), samples: (samples - before).min(self.settings.batch) };
+                let sum = trainer.step(&self.input(&batch)?, at)?;
+                tally.loss_sum += sum;
+                loss = Some(sum / batch.real_rows().max(1) as f64);
+            }
+            tally.steps += 1;
+            if let Some(progress) = progress.as_deref_mut() {
+                progress.step(epoch, &tally, loss);
+            }
+        }
+    }
+
+    fn input(&self, batch: &Batch) -> Result<Input> {
+        let (image, label) = (batch.column(&self.columns.image)?, batch.column(&self.columns.label)?);
+        self.columns.tensors(&image, &label, batch.mask())
+    }
+
+    fn evaluate(&self, model: &ConvNet, test: &Dataset) -> Result<f64> {
+        let mut feed = self.feed(test, Shuffle::None, TEST_ROWS * self.place.world as u64, 1)?;
+        let mut score = Score::default();
+        while let Event::Batch(batch) = feed.next_event().context("evaluation")? {
+            score.add(model, &self.input(&batch)?);
+        }
+        score.accuracy(&self.group, test.manifest().rows())
+    }
+
+    fn parameter_hashes(&self, model: &ConvNet) -> Result<Vec<String>> {
+        let hashes = self.group.all_gather_i64(&[model.parameter_hash() as i64])?;
+        Ok(hashes.iter().map(|hash| format!("{:016x}", hash[0])).collect())
+    }
+
+    /// What this rank has to add to the cost of an epoch: its own counters when it reads the store itself; the
+    /// cache's on the first rank alone, as all ranks share them.
+    fn counters(&self) -> Result<Counters> {
+        if !self.place.is_first() && !self.reads_itself() {
+            return Ok(Counters::default());
+        }
+        Ok(self.runtime.block_on(self.access.status())?)
+    }
+
+    /// Whether each rank reads the store itself, without a cache.
+    fn reads_itself(&self) -> bool {
+        matches!(self.access, Access::Direct(_))
+    }
+
+    fn report(&self, train: &Dataset, test: Option<&Dataset>, steps_per_epoch: u64) -> Report {
+        let settings = self.settings;
+        let model = match settings.model {
+            Model::Convnet => "convnet",
+        };
+        Report {
+            version: env!("CARGO_PKG_VERSION"),
+            settings: SettingsReport {
+                access: match &self.access {
+                    Access::Endpoint(node) => node.url().to_owned(),
+                    Access::Direct(_) => "direct".to_owned(),
+                },
+                train: settings.train.clone(),
+                test: settings.test.clone(),
+                model: (!settings.data_only).then(|| model.to_owned()),
+                image_column: settings.image_column.clone(),
+                label_column: settings.label_column.clone(),
+                epochs: settings.epochs,
+                lr: settings.lr,
+                seed: settings.seed,
+                shuffle: settings.shuffle().to_string(),
+            },
+            world_size: self.place.world,
+            global_batch: settings.batch,
+            steps_per_epoch,
+            train_samples: train.manifest().rows(),
+            manifest_digest: train.manifest().digest().to_string(),
+            epochs: Vec::new(),
+            test_samples: test.map(|test| test.manifest().rows()),
+            test_accuracy: None,
+            parameter_hashes: Vec::new(),
+        }
+    }
+
+    fn finish(&self, report: &Report) -> Result<()> {
+        if self.place.is_first() {
+            println!("\n{}", report.table());
+            if let (Some(accuracy), Some(samples)) = (report.test_accuracy, report.test_samples) {
+                println!("test accuracy: {:.2} % of {samples} samples", 100.0 * accuracy);
+            }
+            if let Some(file) = &self.settings.report {
+                report.write(file)?;
+            }
+        }
+        let hashes = &report.parameter_hashes;
+        ensure!(
+            hashes.windows(2).all(|pair| pair[0] == pair[1]),
+            "the ranks' parameters differ after the training, which DDP should make impossible: {}",
+            hashes.join(", ")
+        );
+        // Nobody leaves while a peer still needs the connection.
+        self.group.barrier()?;
+        Ok(())
+    }
+}
+
+/// A rank must not outlive the launcher that would have stopped it.
+fn end_with_the_launcher(place: &Place) -> Result<()> {
+    if place.launched {
+        use rustix::process::{Signal, set_parent_process_death_signal};
+        set_parent_process_death_signal(Some(Signal::KILL)).context("tie this rank to its launcher")?;
+    }
+    Ok(())
+}
+
+/// Ranks of one machine share its cores; more threads than cores only fight. OMP_NUM_THREADS has the last word.
+fn keep_to_own_cores(place: &Place) {
+    if std::env::var_os("OMP_NUM_THREADS").is_none() {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        tch::set_num_threads((cores / place.local_world).max(1) as i32);
+    }
+}

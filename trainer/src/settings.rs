@@ -1,0 +1,179 @@
+//! The flags of `forebay-train`, and what about them can be checked before anything starts.
+
+use std::path::PathBuf;
+
+use anyhow::{Result, bail, ensure};
+use clap::{Parser, ValueEnum};
+use forebay_client::args::AccessArgs;
+use forebay_proto::plan::Shuffle;
+
+/// Train a model on a Parquet dataset that the cache streams, on one or several ranks.
+#[derive(Debug, Clone, Parser)]
+#[command(name = "forebay-train", version)]
+pub struct Settings {
+    #[command(flatten)]
+    #[expect(missing_docs, reason = "documented at its type")]
+    pub access: AccessArgs,
+
+    /// Dataset to train on: s3://bucket/prefix or file:///folder
+    #[arg(long, value_name = "URI")]
+    pub train: String,
+    /// Dataset to evaluate on after the last epoch
+    #[arg(long, value_name = "URI")]
+    pub test: Option<String>,
+    /// Column of images: 784 unsigned bytes each, 28 x 28, row by row
+    #[arg(long, value_name = "NAME", default_value = "image")]
+    pub image_column: String,
+    /// Column of labels: 64-bit integers from 0 to 9
+    #[arg(long, value_name = "NAME", default_value = "label")]
+    pub label_column: String,
+
+    /// What to train
+    #[arg(long, value_enum, default_value_t)]
+    pub model: Model,
+    /// Passes over the training dataset
+    #[arg(long, value_name = "N", default_value_t = 3)]
+    pub epochs: u64,
+    /// Samples per step over all ranks together; a multiple of the number of ranks
+    #[arg(long, value_name = "G", default_value_t = 128)]
+    pub batch: u64,
+    /// Highest learning rate: it rises over the first steps and then falls to 0
+    #[arg(long, default_value_t = 0.1)]
+    pub lr: f64,
+    /// Seed of the order of samples and of the parameters
+    #[arg(long, default_value_t = 1)]
+    pub seed: u64,
+    /// Shuffle rows among so many segments at a time [default: 4]
+    #[arg(long, value_name = "W", conflicts_with = "shuffle")]
+    pub window: Option<u32>,
+    /// Keep file order, or shuffle all rows uniformly
+    #[arg(long, value_name = "HOW")]
+    pub shuffle: Option<ShuffleAll>,
+
+    /// Ranks to start on this machine [default: 1]; not with torchrun, which starts them itself
+    #[arg(long, value_name = "N")]
+    pub nproc: Option<usize>,
+    /// Give up on a peer that stays silent for so long, in seconds
+    #[arg(long, value_name = "S", default_value_t = 300)]
+    pub peer_timeout_s: u64,
+    /// Read all batches, but train nothing: the loader alone
+    #[arg(long)]
+    pub data_only: bool,
+    /// Write what happened to this file, as JSON
+    #[arg(long, value_name = "FILE")]
+    pub report: Option<PathBuf>,
+}
+
+/// The models there are.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+pub enum Model {
+    /// A small convolutional network for 28 x 28 greyscale digits
+    #[default]
+    Convnet,
+}
+
+/// The shuffles that are no window.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum ShuffleAll {
+    /// File order
+    None,
+    /// A uniform shuffle of the whole dataset
+    Full,
+}
+
+/// Segments mixed unless told otherwise: enough for training, while a rank holds four segments' rows at most.
+const WINDOW: u32 = 4;
+
+impl Settings {
+    /// Refuses what cannot work on `world` ranks, in one line.
+    pub fn check(&self, world: usize) -> Result<()> {
+        ensure!(world > 0, "the world size is 0: --nproc must be at least 1");
+        ensure!(self.batch > 0, "the global batch is 0: --batch must be at least 1");
+        let remainder = self.batch % world as u64;
+        ensure!(
+            remainder == 0,
+            "--batch {} cannot be shared evenly by {world} ranks: it leaves {remainder} over",
+            self.batch
+        );
+        ensure!(self.epochs > 0, "--epochs must be at least 1");
+        ensure!(self.lr.is_finite() && self.lr > 0.0, "--lr must be a number above 0, not {}", self.lr);
+        ensure!(
+            self.window != Some(0),
+            "--window must be at least 1 segment; for file order use --shuffle none"
+        );
+        ensure!(self.peer_timeout_s > 0, "--peer-timeout-s must be at least 1");
+        ensure!(
+            self.image_column != self.label_column,
+            "--image-column and --label-column name the same column"
+        );
+        if self.data_only && self.test.is_some() {
+            bail!(
+                "--test and --data-only contradict each other: without a model there is nothing to evaluate"
+            );
+        }
+        // Better now than after the last epoch.
+        if let Some(file) = &self.report {
+            let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty());
+            if let Some(folder) = folder.filter(|folder| !folder.is_dir()) {
+                bail!("--report {}: there is no folder {}", file.display(), folder.display());
+            }
+            ensure!(!file.is_dir(), "--report {} is a folder", file.display());
+        }
+        self.access.access().map(drop)?;
+        Ok(())
+    }
+
+    /// How rows are shuffled.
+    pub fn shuffle(&self) -> Shuffle {
+        match self.shuffle {
+            Some(ShuffleAll::None) => Shuffle::None,
+            Some(ShuffleAll::Full) => Shuffle::Full,
+            None => Shuffle::Window(self.window.unwrap_or(WINDOW)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn settings(line: &str) -> Result<Settings> {
+        let all = format!("forebay-train --direct --train file:///data {line}");
+        Ok(Settings::try_parse_from(all.split_whitespace())?)
+    }
+
+    fn refused(line: &str, world: usize) -> String {
+        settings(line).and_then(|settings| settings.check(world)).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn what_cannot_work_is_refused_in_one_line() {
+        for (line, world, expected) in [
+            ("", 0, "the world size is 0: --nproc must be at least 1"),
+            ("--batch 0", 1, "the global batch is 0: --batch must be at least 1"),
+            ("--batch 128", 3, "--batch 128 cannot be shared evenly by 3 ranks: it leaves 2 over"),
+            ("--epochs 0", 1, "--epochs must be at least 1"),
+            ("--lr nan", 1, "--lr must be a number above 0, not NaN"),
+            ("--lr 0", 1, "--lr must be a number above 0, not 0"),
+            ("--window 0", 1, "--window must be at least 1 segment; for file order use --shuffle none"),
+            ("--label-column image", 1, "--image-column and --label-column name the same column"),
+            ("--report /nowhere/r.json", 1, "--report /nowhere/r.json: there is no folder /nowhere"),
+            ("--report /tmp", 1, "--report /tmp is a folder"),
+        ] {
+            assert_eq!(refused(line, world), expected);
+        }
+        assert!(refused("--data-only --test file:///t", 1).contains("contradict each other"));
+        assert!(refused("--endpoint http://127.0.0.1:1", 1).contains("contradict each other"));
+        assert!(settings("--window 2 --shuffle full").is_err());
+        assert!(settings("--nproc x").is_err());
+    }
+
+    #[test]
+    fn the_default_shuffle_is_a_window() {
+        assert_eq!(settings("").unwrap().shuffle(), Shuffle::Window(4));
+        assert_eq!(settings("--window 9").unwrap().shuffle(), Shuffle::Window(9));
+        assert_eq!(settings("--shuffle none").unwrap().shuffle(), Shuffle::None);
+        assert_eq!(settings("--shuffle full").unwrap().shuffle(), Shuffle::Full);
+        settings("--batch 128").unwrap().check(4).unwrap();
+    }
+}
