@@ -5,8 +5,8 @@ mod chart;
 use super::Options;
 use super::checks::{self, Check};
 use super::job::Outcome;
-use super::report;
 use super::table::{self, megabytes};
+use crate::report;
 
 const STYLE: &str = include_str!("page/style.css");
 

@@ -1,12 +1,11 @@
 //! `report.json`: the form of all benchmark reports, and beside it the trainer's own figures and the checks.
 
-use std::process::Command;
-
 use serde_json::{Value, json};
 
 use super::Options;
 use super::checks::{self, Check};
 use super::job::Outcome;
+use crate::report::{commit, machine};
 
 /// The whole report.
 pub(super) fn json(options: &Options, outcome: &Outcome, checks: &[Check]) -> Value {
@@ -67,31 +66,6 @@ fn rows(outcome: &Outcome) -> Vec<Value> {
         rows.push(row(&format!("epoch_{}_data_wait_share", epoch.epoch), epoch.data_wait_share, "share"));
     }
     rows
-}
-
-/// The commit that was built, as far as git can tell.
-pub(super) fn commit() -> String {
-    let output = Command::new("git").args(["rev-parse", "--short=12", "HEAD"]).output();
-    let hash = output.ok().filter(|output| output.status.success());
-    hash.map_or_else(
-        || "unknown".to_owned(),
-        |output| String::from_utf8_lossy(&output.stdout).trim().to_owned(),
-    )
-}
-
-/// Processor, number of cores and memory.
-pub(super) fn machine() -> String {
-    let field = |path: &str, name: &str| {
-        let text = std::fs::read_to_string(path).ok()?;
-        let line = text.lines().find(|line| line.starts_with(name))?;
-        Some(line.split_once(':')?.1.trim().to_owned())
-    };
-    let model = field("/proc/cpuinfo", "model name").unwrap_or_else(|| std::env::consts::ARCH.to_owned());
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let memory =
-        field("/proc/meminfo", "MemTotal").and_then(|text| text.split(' ').next()?.parse::<u64>().ok());
-    let memory = memory.map_or_else(String::new, |kib| format!(", {:.0} GB", kib as f64 * 1024.0 / 1e9));
-    format!("{model}, {cores} cores{memory}")
 }
 
 #[cfg(test)]

@@ -1,0 +1,15 @@
+//! `make bench-order`: the order measured.
+
+use clap::Parser;
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    match forebay_tests::order::run(&forebay_tests::order::Options::parse()) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(e) => {
+            eprintln!("forebay-bench-order: error: {e:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,119 @@
+//! The process that gets killed: it reads all ranks of a world in lockstep and checkpoints after every step.
+//!
+//! A checkpoint holds the loader state together with what was seen so far, and is replaced atomically, as a trainer's
+//! is: whatever a killed process had read beyond it counts as not read.
+
+use super::open;
+use anyhow::Context;
+use clap::Args;
+use forebay_client::loader::{LoaderState, Shuffle};
+use forebay_client::{Event, Loader, LoaderSettings};
+use forebay_proto::digest::OrderDigest;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+/// Divisible by every world size that is tried.
+pub const GLOBAL_BATCH: u64 = 48;
+
+/// World sizes that are tried.
+pub const WORLDS: [u32; 7] = [1, 2, 3, 4, 6, 8, 16];
+
+#[derive(Debug, Clone, Args)]
+pub struct Options {
+    #[arg(long)]
+    endpoint: String,
+    #[arg(long)]
+    uri: String,
+    #[arg(long)]
+    world: u32,
+    #[arg(long)]
+    epochs: u64,
+    #[arg(long)]
+    checkpoint: PathBuf,
+}
+
+/// What was read of an epoch: its digest and number of samples.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Seen {
+    /// The merged digest, in hex.
+    pub digest: String,
+    /// Samples, padding left out.
+    pub samples: u64,
+}
+
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub struct Checkpoint {
+    /// The loader state's bytes.
+    state: Option<Vec<u8>>,
+    /// By epoch.
+    pub seen: BTreeMap<u64, Seen>,
+}
+
+impl Checkpoint {
+    pub fn load(path: &Path) -> anyhow::Result<Self> {
+        match std::fs::read(path) {
+            Ok(bytes) => Ok(serde_json::from_slice(&bytes)?),
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(Self::default()),
+            Err(e) => Err(e.into()),
+        }
+    }
+
+    fn save(&self, path: &Path) -> anyhow::Result<()> {
+        let tmp = path.with_extension("tmp");
+        std::fs::write(&tmp, serde_json::to_vec(self)?)?;
+        Ok(std::fs::rename(tmp, path)?)
+    }
+}
+
+/// Reads on from the checkpoint to the end of the last epoch; writes one byte to stdout per step.
+pub async fn run(options: &Options) -> anyhow::Result<()> {
+    let dataset = open(&options.endpoint, &options.uri).await?;
+    let mut checkpoint = Checkpoint::load(&options.checkpoint)?;
+    let resume = checkpoint.state.as_deref().map(LoaderState::from_bytes).transpose()?;
+    let start = |rank| {
+        let settings = LoaderSettings {
+            seed: 11,
+            shuffle: Shuffle::Window(8),
+            global_batch: GLOBAL_BATCH,
+            rank,
+            world: options.world,
+            epochs: Some(options.epochs),
+            resume,
+            prefetch_bytes: 8 << 20,
+            ..Default::default()
+        };
+        Loader::start(&dataset, settings)
+    };
+    let mut ranks = (0..options.world).map(start).collect::<Result<Vec<_>, _>>()?;
+    let mut stdout = std::io::stdout();
+    loop {
+        let mut going = false;
+        for rank in &mut ranks {
+            match rank.next().await? {
+                Some(Event::Batch(batch)) => {
+                    going = true;
+                    let seen = checkpoint
+                        .seen
+                        .entry(batch.epoch())
+                        .or_insert_with(|| Seen { digest: OrderDigest::default().to_string(), samples: 0 });
+                    let mut digest: OrderDigest = seen.digest.parse()?;
+                    digest.merge(batch.digest());
+                    *seen =
+                        Seen { digest: digest.to_string(), samples: seen.samples + batch.real_rows() as u64 };
+                }
+                Some(Event::EpochEnd(_)) => going = true,
+                None => {}
+            }
+        }
+        let first = ranks.first().context("a world has ranks")?;
+        checkpoint.state = Some(first.state().to_bytes().to_vec());
+        checkpoint.save(&options.checkpoint)?;
+        if !going {
+            return Ok(());
+        }
+        stdout.write_all(b".")?;
+        stdout.flush()?;
+    }
+}

@@ -1,0 +1,108 @@
+//! The one form of all benchmark reports: rows with a value and, where there is one, the floor taken in the same run.
+
+use serde::Serialize;
+use serde_json::{Value, json};
+use std::path::Path;
+use std::process::Command;
+
+/// One figure: the median of `n` runs.
+#[derive(Debug, Clone, Serialize)]
+pub struct Row {
+    /// Its name; names are literal, programs look for them.
+    pub name: String,
+    /// The median.
+    pub value: f64,
+    /// Its unit.
+    pub unit: &'static str,
+    /// How many runs.
+    pub n: usize,
+    /// The least and the greatest.
+    pub min: f64,
+    /// See `min`.
+    pub max: f64,
+}
+
+impl Row {
+    /// The median of some runs. No run at all yields NaN, which JSON shows as null.
+    pub fn of(name: impl Into<String>, unit: &'static str, runs: &[f64]) -> Self {
+        let mut sorted = runs.to_vec();
+        sorted.sort_by(f64::total_cmp);
+        let at = |i: usize| sorted.get(i).copied().unwrap_or(f64::NAN);
+        let last = sorted.len().saturating_sub(1);
+        Self {
+            name: name.into(),
+            value: at(last.div_ceil(2)),
+            unit,
+            n: runs.len(),
+            min: at(0),
+            max: at(last),
+        }
+    }
+}
+
+/// Writes `target/bench/NAME.json`, prints the rows.
+pub fn write(folder: &Path, name: &str, settings: Value, rows: &[Row]) -> std::io::Result<()> {
+    std::fs::create_dir_all(folder)?;
+    let report =
+        json!({"name": name, "commit": commit(), "machine": machine(), "settings": settings, "rows": rows});
+    let path = folder.join(format!("{name}.json"));
+    std::fs::write(&path, format!("{report:#}\n"))?;
+    let width = rows.iter().map(|r| r.name.len()).max().unwrap_or(0);
+    for r in rows {
+        let spread = if r.n > 1 {
+            format!("   n {}, {} to {}", r.n, short(r.min), short(r.max))
+        } else {
+            String::new()
+        };
+        println!("{:width$}  {:>10} {}{spread}", r.name, short(r.value), r.unit);
+    }
+    println!("report: {}", path.display());
+    Ok(())
+}
+
+/// A figure with as many digits as a person reads.
+fn short(value: f64) -> String {
+    match value.abs() {
+        x if x >= 1e6 => format!("{:.1} M", value / 1e6),
+        x if x >= 100.0 => format!("{value:.0}"),
+        x if x >= 1.0 || x == 0.0 => format!("{value:.2}"),
+        _ => format!("{value:.4}"),
+    }
+}
+
+/// The commit that was built, as far as git can tell.
+pub fn commit() -> String {
+    let output = Command::new("git").args(["rev-parse", "--short=12", "HEAD"]).output();
+    let hash = output.ok().filter(|output| output.status.success());
+    hash.map_or_else(
+        || "unknown".to_owned(),
+        |output| String::from_utf8_lossy(&output.stdout).trim().to_owned(),
+    )
+}
+
+/// Processor, number of cores and memory.
+pub fn machine() -> String {
+    let field = |path: &str, name: &str| {
+        let text = std::fs::read_to_string(path).ok()?;
+        let line = text.lines().find(|line| line.starts_with(name))?;
+        Some(line.split_once(':')?.1.trim().to_owned())
+    };
+    let model = field("/proc/cpuinfo", "model name").unwrap_or_else(|| std::env::consts::ARCH.to_owned());
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let memory =
+        field("/proc/meminfo", "MemTotal").and_then(|text| text.split(' ').next()?.parse::<u64>().ok());
+    let memory = memory.map_or_else(String::new, |kib| format!(", {:.0} GB", kib as f64 * 1024.0 / 1e9));
+    format!("{model}, {cores} cores{memory}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn medians() {
+        let r = Row::of("x", "s", &[3.0, 1.0, 2.0]);
+        assert_eq!((r.value, r.min, r.max, r.n), (2.0, 1.0, 3.0, 3));
+        assert!(Row::of("x", "s", &[]).value.is_nan());
+    }
+}
