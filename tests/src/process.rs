@@ -15,7 +15,7 @@ use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
-pub use run::{Ended, Run};
+pub use run::{Ended, Run, Running};
 
 use crate::s3::{REGION, S3Server};
 

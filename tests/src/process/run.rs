@@ -13,6 +13,18 @@ pub struct Run {
     show: bool,
 }
 
+/// A command that runs; killed when dropped.
+pub struct Running {
+    child: Child,
+    stdout: Option<Pipe>,
+    stderr: Option<Pipe>,
+    name: String,
+    limit: Duration,
+}
+
+/// Collects what a pipe brings.
+type Pipe = std::thread::JoinHandle<Vec<u8>>;
+
 /// How a command ended.
 #[derive(Debug)]
 pub struct Ended {
@@ -87,26 +99,74 @@ impl Run {
     }
 
     /// Like [`end`](Self::end), for callers that are not tests.
-    pub fn try_end(mut self) -> Result<Ended, String> {
+    pub fn try_end(self) -> Result<Ended, String> {
+        self.try_start()?.try_end()
+    }
+
+    /// Starts it, for tests that do something to it while it runs.
+    ///
+    /// # Panics
+    /// If it cannot be started.
+    pub fn start(self) -> Running {
+        match self.try_start() {
+            Ok(running) => running,
+            Err(message) => panic!("{message}"),
+        }
+    }
+
+    fn try_start(mut self) -> Result<Running, String> {
         let stderr = if self.show { Stdio::inherit() } else { Stdio::piped() };
         self.command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(stderr);
         let mut child =
             self.command.spawn().map_err(|error| format!("cannot start {}: {error}", self.name))?;
-        let stdout = child.stdout.take().map(drain);
-        let stderr = child.stderr.take().map(drain);
-        let status = wait(&mut child, self.limit);
-        if status.is_none() {
-            let _ = child.kill();
-            let _ = child.wait();
+        let (stdout, stderr) = (child.stdout.take().map(drain), child.stderr.take().map(drain));
+        Ok(Running { child, stdout, stderr, name: self.name, limit: self.limit })
+    }
+}
+
+impl Running {
+    /// The process id.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Whether it still runs.
+    pub fn is_running(&mut self) -> bool {
+        matches!(self.child.try_wait(), Ok(None))
+    }
+
+    /// Waits for its end, for as long as the time limit says from now on.
+    ///
+    /// # Panics
+    /// If it is not done in time.
+    pub fn end(self) -> Ended {
+        match self.try_end() {
+            Ok(ended) => ended,
+            Err(message) => panic!("{message}"),
         }
-        let collect = |pipe: Option<std::thread::JoinHandle<Vec<u8>>>| {
-            pipe.and_then(|pipe| pipe.join().ok()).unwrap_or_default()
-        };
-        let (stdout, stderr) = (collect(stdout), String::from_utf8_lossy(&collect(stderr)).into_owned());
+    }
+
+    fn try_end(mut self) -> Result<Ended, String> {
+        let status = wait(&mut self.child, self.limit);
+        if status.is_none() {
+            let _ = self.child.kill();
+            let _ = self.child.wait();
+        }
+        let collect = |pipe: Option<Pipe>| pipe.and_then(|pipe| pipe.join().ok()).unwrap_or_default();
+        let stderr = String::from_utf8_lossy(&collect(self.stderr.take())).into_owned();
+        let stdout = collect(self.stdout.take());
         match status {
             Some(status) => Ok(Ended { code: status.code(), stdout, stderr }),
             None => Err(format!("{} is not done after {:?}; its stderr:\n{stderr}", self.name, self.limit)),
         }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // Fails only if it has ended.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
     }
 }
 
@@ -174,7 +234,7 @@ pub(super) fn scrub(command: &mut Command) {
     command.env("NO_COLOR", "1").env("AWS_EC2_METADATA_DISABLED", "true");
 }
 
-fn drain(mut pipe: impl Read + Send + 'static) -> std::thread::JoinHandle<Vec<u8>> {
+fn drain(mut pipe: impl Read + Send + 'static) -> Pipe {
     std::thread::spawn(move || {
         let mut bytes = Vec::new();
         let _ = pipe.read_to_end(&mut bytes);
