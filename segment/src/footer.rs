@@ -100,6 +100,13 @@ fn check(meta: &ParquetMetaData, end: u64) -> Result<(), String> {
                     chunk.column_path()
                 ));
             }
+            // A flat column has a value or a null for every row, a repeated one at least a level.
+            let flat = chunk.column_descr().max_rep_level() == 0;
+            let values = chunk.num_values();
+            if values < group.num_rows() || flat && values != group.num_rows() {
+                let (path, rows) = (chunk.column_path(), group.num_rows());
+                return Err(format!("column '{path}' of row group {i} has {values} values for {rows} rows"));
+            }
             if chunk.file_path().is_some() {
                 return Err(format!("column '{}' lies in another file", chunk.column_path()));
             }

@@ -127,6 +127,12 @@ pub struct Source {
     inner: Arc<Inner>,
 }
 
+impl fmt::Debug for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Source").field(&self.inner.settings).finish()
+    }
+}
+
 struct Inner {
     settings: SourceSettings,
     s3: credentials::Resolved,

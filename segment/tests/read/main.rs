@@ -1,5 +1,4 @@
-//! Datasets, frozen and read from files and from S3.
+//! Datasets, frozen and read.
 
 mod file;
 mod given;
-mod s3;

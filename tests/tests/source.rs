@@ -1,22 +1,31 @@
 //! Datasets on S3: requests, versions, retries, and what is said when something is wrong.
 
 use crate::given::{Dir, ints, write};
-use arrow::array::AsArray;
-use arrow::datatypes::Int64Type;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+
+use arrow::array::{AsArray, Int64Array, RecordBatch};
+use arrow::datatypes::{DataType, Field, Int64Type, Schema};
 use forebay_proto::{Kind, Manifest};
 use forebay_segment::{Source, SourceSettings};
 use forebay_tests::fault::{self, Fault};
 use forebay_tests::s3::S3Server;
+use parquet::arrow::ArrowWriter;
 use parquet::file::properties::WriterProperties;
-use std::ops::Range;
-use std::sync::atomic::Ordering::Relaxed;
-use std::time::{Duration, Instant};
 
 fn parquet(range: Range<i64>, group_rows: usize) -> Vec<u8> {
-    let dir = Dir::new();
+    let schema = Arc::new(Schema::new(vec![Field::new("i", DataType::Int64, false)]));
+    let batch =
+        RecordBatch::try_new(schema.clone(), vec![Arc::new(Int64Array::from_iter_values(range))]).unwrap();
     let plain = WriterProperties::builder().set_dictionary_enabled(false);
-    write(&dir.path("x"), &ints(range), group_rows, plain);
-    std::fs::read(dir.path("x")).unwrap()
+    let properties = plain.set_max_row_group_row_count(Some(group_rows)).build();
+    let mut bytes = Vec::new();
+    let mut writer = ArrowWriter::try_new(&mut bytes, schema, Some(properties)).unwrap();
+    writer.write(&batch).unwrap();
+    writer.close().unwrap();
+    bytes
 }
 
 fn settings(s3: &S3Server) -> SourceSettings {
