@@ -1,46 +1,49 @@
 #!/usr/bin/env python3
-"""Reads a whole dataset by a stock Arrow Flight client and writes it to stdout as one Arrow IPC stream.
+"""Reads whole datasets by a stock Arrow Flight client and writes each as an Arrow IPC stream.
 
-    flight_read.py grpc://127.0.0.1:PORT s3://bucket/prefix [--columns a,b] | compare.py FOLDER -
+    flight_read.py grpc://127.0.0.1:PORT s3://bucket/prefix > STREAM
+    flight_read.py grpc://127.0.0.1:PORT URI STREAM [URI STREAM]...
 """
 
-import argparse
-import json
 import sys
 
 import pyarrow as pa
 import pyarrow.flight as flight
 
 
-def read(location, uri, columns=None):
+def read(client, uri):
     """The schema and the record batches of all endpoints, in their order."""
-    descriptor = flight.FlightDescriptor.for_path(uri)
-    if columns:
-        descriptor = flight.FlightDescriptor.for_command(json.dumps({"uri": uri, "columns": columns}))
-    with flight.connect(location) as client:
-        info = client.get_flight_info(descriptor)
-        batches = []
-        for endpoint in info.endpoints:
-            reader = client.do_get(endpoint.ticket)
-            if not reader.schema.equals(info.schema):
-                sys.exit(f"the stream's schema is not the one announced:\n{reader.schema}\nannounced:\n{info.schema}")
-            batches += [chunk.data for chunk in reader]
-        rows = sum(batch.num_rows for batch in batches)
-        if info.total_records not in (-1, rows):
-            sys.exit(f"{rows} rows came, {info.total_records} were announced")
-        return info.schema, batches
+    info = client.get_flight_info(flight.FlightDescriptor.for_path(uri))
+    batches = []
+    for endpoint in info.endpoints:
+        reader = client.do_get(endpoint.ticket)
+        if not reader.schema.equals(info.schema):
+            sys.exit(f"{uri}: the stream's schema is not the one announced:\n{reader.schema}\nannounced:\n{info.schema}")
+        batches += [chunk.data for chunk in reader]
+    rows = sum(batch.num_rows for batch in batches)
+    if info.total_records not in (-1, rows):
+        sys.exit(f"{uri}: {rows} rows came, {info.total_records} were announced")
+    return info.schema, batches
+
+
+def write(sink, schema, batches):
+    with pa.ipc.new_stream(sink, schema) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("location")
-    parser.add_argument("uri")
-    parser.add_argument("--columns", type=lambda names: names.split(","))
-    arguments = parser.parse_args()
-    schema, batches = read(arguments.location, arguments.uri, arguments.columns)
-    with pa.ipc.new_stream(sys.stdout.buffer, schema) as writer:
-        for batch in batches:
-            writer.write_batch(batch)
+    match sys.argv[1:]:
+        case [location, uri]:
+            with flight.connect(location) as client:
+                write(sys.stdout.buffer, *read(client, uri))
+        case [location, *pairs] if pairs and len(pairs) % 2 == 0:
+            with flight.connect(location) as client:
+                for uri, stream in zip(pairs[::2], pairs[1::2]):
+                    with open(stream, "wb") as sink:
+                        write(sink, *read(client, uri))
+        case _:
+            sys.exit(__doc__)
 
 
 if __name__ == "__main__":

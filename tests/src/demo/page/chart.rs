@@ -46,7 +46,7 @@ pub(super) fn all(epochs: &[Epoch]) -> String {
     figure("Seconds per epoch", legend, &time.collect::<Vec<_>>())
         + &figure(
             "Megabytes from S3 per epoch",
-            "<span class=\"key\">column data, footers apart</span>",
+            "<span class=\"key\">footers apart</span>",
             &bytes.collect::<Vec<_>>(),
         )
 }
