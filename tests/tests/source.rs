@@ -1,6 +1,5 @@
 //! Datasets on S3: requests, versions, retries, and what is said when something is wrong.
 
-use crate::given::{Dir, ints, write};
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;

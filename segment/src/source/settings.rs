@@ -1,0 +1,93 @@
+//! The settings of a source: plain data, with a reason for each default.
+
+use forebay_proto::{Error, Result};
+use std::fmt;
+
+/// How to reach object stores. What is unset comes from the environment (`AWS_*`), then from the AWS files.
+#[derive(Clone, serde::Deserialize, serde::Serialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct SourceSettings {
+    /// URL of the S3 service; unset: AWS.
+    pub s3_endpoint: Option<String>,
+    /// Region; `us-east-1` if nothing names one.
+    pub s3_region: Option<String>,
+    /// Access key id; goes with the secret.
+    pub s3_access_key_id: Option<String>,
+    /// Secret access key.
+    #[serde(skip_serializing)]
+    pub s3_secret_access_key: Option<String>,
+    /// Session token of temporary credentials.
+    #[serde(skip_serializing)]
+    pub s3_session_token: Option<String>,
+    /// Profile of the AWS files; named here, it comes before the environment's keys.
+    pub s3_profile: Option<String>,
+    /// Bucket in the path instead of the host name; unset: yes exactly if there is an endpoint.
+    pub s3_path_style: Option<bool>,
+    /// Send no credentials: public buckets.
+    pub s3_anonymous: bool,
+    /// Requests under way at once: enough to fill a fast link with streams of 90 MB/s, few enough not to be throttled.
+    pub max_requests: usize,
+    /// A connection that delivers nothing for so long is dropped and its request retried, in seconds.
+    pub request_timeout_s: f64,
+    /// How long one request is retried before it fails with `Retry`, in seconds.
+    pub patience_s: f64,
+    /// Bytes of Parquet footers kept in memory.
+    pub footer_cache_bytes: usize,
+}
+
+impl Default for SourceSettings {
+    fn default() -> Self {
+        Self {
+            s3_endpoint: None,
+            s3_region: None,
+            s3_access_key_id: None,
+            s3_secret_access_key: None,
+            s3_session_token: None,
+            s3_profile: None,
+            s3_path_style: None,
+            s3_anonymous: false,
+            max_requests: 32,
+            request_timeout_s: 30.0,
+            patience_s: 60.0,
+            footer_cache_bytes: 256 << 20,
+        }
+    }
+}
+
+impl fmt::Debug for SourceSettings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let hidden = |v: &Option<String>| v.as_ref().map(|_| "(hidden)");
+        f.debug_struct("SourceSettings")
+            .field("s3_endpoint", &self.s3_endpoint)
+            .field("s3_region", &self.s3_region)
+            .field("s3_access_key_id", &self.s3_access_key_id)
+            .field("s3_secret_access_key", &hidden(&self.s3_secret_access_key))
+            .field("s3_session_token", &hidden(&self.s3_session_token))
+            .field("s3_profile", &self.s3_profile)
+            .field("s3_path_style", &self.s3_path_style)
+            .field("s3_anonymous", &self.s3_anonymous)
+            .field("max_requests", &self.max_requests)
+            .field("request_timeout_s", &self.request_timeout_s)
+            .field("patience_s", &self.patience_s)
+            .field("footer_cache_bytes", &self.footer_cache_bytes)
+            .finish()
+    }
+}
+
+impl SourceSettings {
+    /// `Invalid` if a value makes no sense.
+    pub(super) fn check(&self) -> Result<()> {
+        for (name, value) in [("request_timeout_s", self.request_timeout_s), ("patience_s", self.patience_s)]
+        {
+            if !(value > 0.0 && value <= 86_400.0) {
+                return Err(Error::invalid(format!(
+                    "{name} = {value}: must be more than 0 and at most 86400"
+                )));
+            }
+        }
+        if self.max_requests == 0 || self.max_requests > 4096 {
+            return Err(Error::invalid(format!("max_requests = {}: must be 1 to 4096", self.max_requests)));
+        }
+        Ok(())
+    }
+}
