@@ -45,9 +45,7 @@ pub fn main() -> ExitCode {
         .with_writer(std::io::stderr)
         .init();
     match Place::from_env() {
-        Ok(Some(place)) => {
-            failure::end_rank(&place, settings.check(place.world).and_then(|()| rank::run(&settings, &place)))
-        }
+        Ok(Some(place)) => failure::end_rank(&place, one_rank(&settings, &place)),
         Ok(None) => failure::end_launcher(launcher(&settings)),
         Err(error) => failure::end_launcher(Err(error)),
     }
@@ -57,4 +55,14 @@ fn launcher(settings: &Settings) -> anyhow::Result<()> {
     let world = settings.nproc.unwrap_or(1);
     settings.check(world)?;
     launch::run(world)
+}
+
+fn one_rank(settings: &Settings, place: &Place) -> anyhow::Result<()> {
+    if settings.nproc.is_some() && !place.launched {
+        anyhow::bail!(
+            "--nproc starts ranks, but RANK says that this is one already: leave --nproc to torchrun"
+        );
+    }
+    settings.check(place.world)?;
+    rank::run(settings, place)
 }

@@ -83,7 +83,8 @@ impl<'a> Rank<'a> {
             cost = now;
             ensure!(
                 total.samples == train.manifest().rows(),
-                "epoch {epoch} gave {} samples, but the dataset has {}",
+                "epoch {} gave {} samples, but the dataset has {}",
+                epoch + 1,
                 total.samples,
                 train.manifest().rows()
             );
@@ -157,7 +158,8 @@ impl<'a> Rank<'a> {
     ) -> Result<Tally> {
         let mut tally = Tally::default();
         loop {
-            let event = feed.next_event().with_context(|| format!("epoch {epoch} step {}", tally.steps))?;
+            let event =
+                feed.next_event().with_context(|| format!("epoch {} step {}", epoch + 1, tally.steps + 1))?;
             tally.waited += feed.take_waited();
             let batch = match event {
                 Event::Batch(batch) => batch,
@@ -279,10 +281,11 @@ fn end_with_the_launcher(place: &Place) -> Result<()> {
     Ok(())
 }
 
-/// Ranks of one machine share its cores; more threads than cores only fight. OMP_NUM_THREADS has the last word.
+/// Ranks of one machine share its cores but one, which is left to the loaders: OpenMP's threads wait for each other by
+/// spinning, so that one thread too many costs ten times what it brings. OMP_NUM_THREADS has the last word.
 fn keep_to_own_cores(place: &Place) {
     if std::env::var_os("OMP_NUM_THREADS").is_none() {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        tch::set_num_threads((cores / place.local_world).max(1) as i32);
+        tch::set_num_threads(((cores - 1) / place.local_world).max(1) as i32);
     }
 }

@@ -29,9 +29,9 @@ pub struct Trainer {
 /// Where a step stands.
 #[derive(Debug, Clone, Copy)]
 pub struct At {
-    /// The epoch, counted from 0.
+    /// The epoch, counted from 0; people read it counted from 1.
     pub epoch: u64,
-    /// The step within it, counted from 0.
+    /// The step within it, counted likewise.
     pub step: u64,
     /// Samples that all ranks together take in this step, padding apart.
     pub samples: u64,
@@ -69,8 +69,8 @@ impl Trainer {
         if !sum.is_finite() {
             bail!(
                 "epoch {} step {}: the loss is {}: the training diverged, try a lower --lr (now {:?})",
-                at.epoch,
-                at.step,
+                at.epoch + 1,
+                at.step + 1,
                 if sum.is_nan() { "NaN" } else { "infinite" },
                 self.schedule.lr
             );
@@ -178,7 +178,7 @@ mod tests {
         let input = input(8);
         let step = |step| trainer.step(&input, At { epoch: 2, step, samples: 8 });
         let error = (0..10).map(step).find_map(Result::err).unwrap().to_string();
-        assert!(error.starts_with("epoch 2 step ") && error.contains("--lr (now 1e30)"), "{error}");
+        assert!(error.starts_with("epoch 3 step ") && error.contains("--lr (now 1e30)"), "{error}");
         assert!(error.contains("NaN") || error.contains("infinite"), "{error}");
     }
 
