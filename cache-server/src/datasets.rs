@@ -86,7 +86,7 @@ impl Datasets {
         let uri = self.allowed(uri)?;
         let mut gone = Vec::new();
         self.known().retain(|digest, d| {
-            let keep = !under(d.manifest.uri(), &uri);
+            let keep = !source::is_under(d.manifest.uri(), &uri);
             if !keep {
                 gone.push(*digest);
             }
@@ -101,7 +101,7 @@ impl Datasets {
     /// The normal form of a URI that the settings allow; `Denied` for any other.
     fn allowed(&self, uri: &str) -> Result<String> {
         let uri = source::normalise(uri)?;
-        match self.allow.iter().any(|root| under(&uri, root)) {
+        match self.allow.iter().any(|root| source::is_under(&uri, root)) {
             true => Ok(uri),
             false => Err(Error::denied(format!(
                 "{uri}: this server may not read it; it reads under {} (see --allow)",
@@ -146,24 +146,4 @@ fn keep(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
     let tmp = path.with_extension("tmp");
     std::fs::write(&tmp, bytes)?;
     std::fs::rename(&tmp, path)
-}
-
-/// Whether `uri` is `root` or lies below it, on a `/` boundary.
-fn under(uri: &str, root: &str) -> bool {
-    uri.strip_prefix(root.trim_end_matches('/')).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::under;
-
-    #[test]
-    fn roots_end_at_slashes() {
-        assert!(under("s3://b/train/x", "s3://b/train"));
-        assert!(under("s3://b/train/x", "s3://b/train/"));
-        assert!(under("s3://b/train", "s3://b/train"));
-        assert!(!under("s3://b/training", "s3://b/train"));
-        assert!(!under("s3://bucket", "s3://b"));
-        assert!(under("file:///data/x", "file:///"));
-    }
 }

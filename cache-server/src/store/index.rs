@@ -2,6 +2,7 @@
 
 use arrow::array::RecordBatch;
 use forebay_proto::manifest::SegmentId;
+use forebay_segment::source::is_under;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use xxhash_rust::xxh3::Xxh3;
@@ -166,10 +167,8 @@ impl Index {
 
     /// Forgets every file of objects under a URI; answers with them and their bytes.
     pub fn remove_under(&mut self, uri: &str) -> Vec<(FileKey, u64)> {
-        let root = uri.trim_end_matches('/');
-        let under =
-            |o: &str| o.strip_prefix(root).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
-        let keys: Vec<_> = self.entries.iter().filter(|(_, e)| under(&e.object)).map(|(k, _)| *k).collect();
+        let keys: Vec<_> =
+            self.entries.iter().filter(|(_, e)| is_under(&e.object, uri)).map(|(k, _)| *k).collect();
         keys.into_iter().filter_map(|k| self.remove(&k).map(|bytes| (k, bytes))).collect()
     }
 }
