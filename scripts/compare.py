@@ -111,8 +111,12 @@ def difference(name, got, want):
 
 def sort_rows(table):
     """Rows in an order that depends on their values only."""
-    keys = sorted(range(table.num_rows), key=lambda row, rows=table.to_pylist(): repr(rows[row]))
-    return table.take(pa.array(keys, pa.int64()))
+    columns = []
+    for column in table.columns:
+        kind = same_kind(column.type)
+        columns.append(plain(column if column.type == kind else column.cast(kind)).to_pylist())
+    keys = [repr(row) for row in zip(*columns)]
+    return table.take(pa.array(sorted(range(table.num_rows), key=keys.__getitem__), pa.int64()))
 
 
 def compare(got, want):
