@@ -1,6 +1,6 @@
 # The only commands; CI calls the same ones. Each sets up what it needs by itself.
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo test check bench-epoch clean
+.PHONY: help setup build demo test check bench-epoch bench-order clean
 
 DEMO_ARGS ?=
 BENCH_ARGS ?=
@@ -28,7 +28,10 @@ check: ## Formatting and lints
 	cargo clippy --workspace --all-targets -- -D warnings
 
 bench-epoch: build ## Time epochs through the cache, cold and warm, beside reading S3 directly
-	target/release/forebay-demo --bench-epoch $(BENCH_ARGS)
+	target/release/forebay-bench-epoch $(BENCH_ARGS)
+
+bench-order: build ## Measure the order: speed, quality of the shuffle, resuming, 200 kills
+	target/release/forebay-bench-order $(BENCH_ARGS)
 
 clean: ## Remove what was built (not .torch and .venv)
 	cargo clean

@@ -20,6 +20,20 @@ pub struct Row {
     pub min: f64,
     /// See `min`.
     pub max: f64,
+    /// What it is measured against, if there is something.
+    #[serde(flatten, skip_serializing_if = "Option::is_none")]
+    pub floor: Option<Floor>,
+}
+
+/// What a figure would be if nothing were in the way, taken in the same run.
+#[derive(Debug, Clone, Serialize)]
+pub struct Floor {
+    /// In words.
+    pub floor: &'static str,
+    /// In the figure's unit.
+    pub floor_value: f64,
+    /// The figure over the floor.
+    pub ratio: f64,
 }
 
 impl Row {
@@ -36,7 +50,14 @@ impl Row {
             n: runs.len(),
             min: at(0),
             max: at(last),
+            floor: None,
         }
+    }
+
+    /// The same figure with the floor under it.
+    pub fn against(self, floor: &'static str, floor_value: f64) -> Self {
+        let ratio = self.value / floor_value;
+        Self { floor: Some(Floor { floor, floor_value, ratio }), ..self }
     }
 }
 
@@ -54,7 +75,11 @@ pub fn write(folder: &Path, name: &str, settings: Value, rows: &[Row]) -> std::i
         } else {
             String::new()
         };
-        println!("{:width$}  {:>10} {}{spread}", r.name, short(r.value), r.unit);
+        let floor = match &r.floor {
+            Some(f) => format!("   {:.0} % of {} ({})", 100.0 * f.ratio, short(f.floor_value), f.floor),
+            None => String::new(),
+        };
+        println!("{:width$}  {:>10} {}{spread}{floor}", r.name, short(r.value), r.unit);
     }
     println!("report: {}", path.display());
     Ok(())
@@ -104,5 +129,9 @@ mod tests {
         let r = Row::of("x", "s", &[3.0, 1.0, 2.0]);
         assert_eq!((r.value, r.min, r.max, r.n), (2.0, 1.0, 3.0, 3));
         assert!(Row::of("x", "s", &[]).value.is_nan());
+        let bare = serde_json::to_value(&r).expect("JSON");
+        assert!(bare.get("floor").is_none() && bare["max"] == 3.0);
+        let floored = serde_json::to_value(r.against("memcpy", 4.0)).expect("JSON");
+        assert_eq!((&floored["floor"], &floored["ratio"]), (&json!("memcpy"), &json!(0.5)));
     }
 }

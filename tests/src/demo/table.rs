@@ -41,8 +41,8 @@ pub(super) fn epochs(outcome: &Outcome) -> String {
     let footers: u64 = outcome.training.epochs.iter().map(|epoch| epoch.s3_footer_requests).sum();
     let footer_bytes: u64 = outcome.training.epochs.iter().map(|epoch| epoch.s3_footer_bytes).sum();
     text += &format!(
-        "apart: {footers} requests and {} MB for listings and footers; the test split; in all {} requests and {} MB \
-         passed the proxy before S3\n",
+        "apart: {footers} requests and {} MB for listings and footers, and the test split; in all {} requests and {} \
+         MB passed the proxy before S3\n",
         megabytes(footer_bytes),
         outcome.passed.requests,
         megabytes(outcome.passed.object_bytes),
