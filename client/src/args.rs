@@ -25,14 +25,14 @@ pub struct SourceArgs {
     /// Profile of ~/.aws/credentials and ~/.aws/config [default: AWS_PROFILE, or `default`]
     #[arg(long, value_name = "NAME")]
     pub s3_profile: Option<String>,
-    /// Put the bucket into the path rather than into the host name [default: yes exactly with --s3-endpoint]
-    #[arg(long)]
-    pub s3_path_style: bool,
+    /// Bucket in the path rather than in the host name [default: true exactly with an endpoint]
+    #[arg(long, value_name = "BOOL")]
+    pub s3_path_style: Option<bool>,
     /// Send no credentials: for public buckets
     #[arg(long)]
     pub s3_anonymous: bool,
-    /// Decoded bytes to keep in memory when reading directly [default: 1 GiB]
-    #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u64).range(1..))]
+    /// Decoded bytes to keep in memory when reading directly, e.g. 4GB [default: 1GiB]
+    #[arg(long, value_name = "BYTES", value_parser = bytes)]
     pub direct_memory_bytes: Option<u64>,
 }
 
@@ -65,7 +65,7 @@ impl SourceArgs {
             s3_endpoint: self.s3_endpoint.clone(),
             s3_region: self.s3_region.clone(),
             s3_profile: self.s3_profile.clone(),
-            s3_path_style: self.s3_path_style.then_some(true),
+            s3_path_style: self.s3_path_style,
             s3_anonymous: self.s3_anonymous,
             ..Default::default()
         }
@@ -83,7 +83,7 @@ impl SourceArgs {
             (self.s3_endpoint.is_some(), "--s3-endpoint"),
             (self.s3_region.is_some(), "--s3-region"),
             (self.s3_profile.is_some(), "--s3-profile"),
-            (self.s3_path_style, "--s3-path-style"),
+            (self.s3_path_style.is_some(), "--s3-path-style"),
             (self.s3_anonymous, "--s3-anonymous"),
             (self.direct_memory_bytes.is_some(), "--direct-memory-bytes"),
         ]
@@ -144,6 +144,31 @@ impl AccessArgs {
     }
 }
 
+/// A number of bytes, with a decimal or binary unit or without: `4GB`, `32MiB`, `1000`. For clap.
+pub fn bytes(text: &str) -> std::result::Result<u64, String> {
+    const UNITS: [(&str, u64); 11] = [
+        ("", 1),
+        ("B", 1),
+        ("kB", 1000),
+        ("KB", 1000),
+        ("MB", 1000 * 1000),
+        ("GB", 1000 * 1000 * 1000),
+        ("TB", 1000 * 1000 * 1000 * 1000),
+        ("KiB", 1 << 10),
+        ("MiB", 1 << 20),
+        ("GiB", 1 << 30),
+        ("TiB", 1 << 40),
+    ];
+    let split = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let (number, unit) = text.split_at(split);
+    let factor = UNITS.iter().find(|(name, _)| *name == unit.trim()).map(|(_, factor)| *factor);
+    match (number.parse::<f64>(), factor) {
+        (Ok(n), Some(factor)) if n * factor as f64 >= 1.0 => Ok((n * factor as f64) as u64),
+        (Ok(_), Some(_)) => Err("it must be at least 1 byte".into()),
+        _ => Err("use a number of bytes, with a unit or without: 32MiB, 4GB, 1000".into()),
+    }
+}
+
 fn variable() -> Option<String> {
     std::env::var(ENDPOINT_VARIABLE).ok()
 }
@@ -169,7 +194,10 @@ mod tests {
         assert_eq!(choose(&["--endpoint", "a:1"], Some("b:1")), Ok(Some("a:1".into())));
         assert_eq!(choose(&[], Some("b:1")), Ok(Some("b:1".into())));
         assert_eq!(choose(&["--direct"], Some("b:1")), Ok(None));
-        assert_eq!(choose(&["--direct", "--s3-endpoint", "http://s:1", "--s3-path-style"], None), Ok(None));
+        assert_eq!(
+            choose(&["--direct", "--s3-endpoint", "http://s:1", "--s3-path-style", "true"], None),
+            Ok(None)
+        );
     }
 
     #[test]
@@ -186,9 +214,19 @@ mod tests {
     }
 
     #[test]
+    fn bytes_with_units() {
+        for (text, want) in [("1000", 1000), ("32MiB", 32 << 20), ("1.5GB", 1_500_000_000), ("2 kB", 2000)] {
+            assert_eq!(bytes(text), Ok(want), "{text}");
+        }
+        for text in ["", "0", "-1", "MB", "1XB", "1.2.3", "0.1", "\u{661}"] {
+            assert!(bytes(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
     fn source_flags_become_settings() {
         let line =
-            Line::try_parse_from(["x", "--s3-endpoint", "http://s:1", "--s3-region", "r", "--s3-path-style"]);
+            Line::try_parse_from(["x", "--s3-endpoint", "http://s:1", "--s3-region", "r", "--s3-path-style", "true"]);
         let settings = line.unwrap_or_else(|e| panic!("{e}")).access.source.settings();
         assert_eq!(settings.s3_endpoint.as_deref(), Some("http://s:1"));
         assert_eq!((settings.s3_region.as_deref(), settings.s3_path_style), (Some("r"), Some(true)));

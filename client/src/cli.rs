@@ -54,8 +54,8 @@ struct DatasetArgs {
     /// Columns to read, separated by commas [default: all]
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     columns: Option<Vec<String>>,
-    /// Decoded bytes that a segment aims at [default: 32 MiB]
-    #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u64).range(1..))]
+    /// Decoded bytes that a segment aims at, e.g. 8MiB; part of the dataset's version [default: 32MiB]
+    #[arg(long, value_name = "BYTES", value_parser = crate::args::bytes)]
     segment_bytes: Option<u64>,
 }
 

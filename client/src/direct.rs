@@ -189,3 +189,6 @@ impl fmt::Debug for Direct {
         f.debug_struct("Direct").field("memory_bytes", &self.0.memory_bytes).finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+mod tests;
