@@ -12,27 +12,29 @@ use forebay_segment::SourceSettings;
 /// The variable that names the cache when `--endpoint` does not.
 pub const ENDPOINT_VARIABLE: &str = "FOREBAY_ENDPOINT";
 
+/// Where help lists what is for direct reading. Set flag by flag, lest it swallow the flags that follow these.
+const DIRECT: &str = "Reading the store directly";
+
 /// How to reach the object store when reading it directly.
 #[derive(Debug, Clone, Default, Args)]
-#[command(next_help_heading = "Reading the store directly")]
 pub struct SourceArgs {
     /// URL of an S3-compatible store, such as http://127.0.0.1:9000 [default: AWS]
-    #[arg(long, value_name = "URL")]
+    #[arg(help_heading = DIRECT, long, value_name = "URL")]
     pub s3_endpoint: Option<String>,
     /// Region to sign for [default: AWS_REGION, the profile's region, or us-east-1]
-    #[arg(long, value_name = "REGION")]
+    #[arg(help_heading = DIRECT, long, value_name = "REGION")]
     pub s3_region: Option<String>,
     /// Profile of ~/.aws/credentials and ~/.aws/config [default: AWS_PROFILE, or `default`]
-    #[arg(long, value_name = "NAME")]
+    #[arg(help_heading = DIRECT, long, value_name = "NAME")]
     pub s3_profile: Option<String>,
     /// Bucket in the path rather than in the host name [default: true exactly with an endpoint]
-    #[arg(long, value_name = "BOOL")]
+    #[arg(help_heading = DIRECT, long, value_name = "BOOL")]
     pub s3_path_style: Option<bool>,
     /// Send no credentials: for public buckets
-    #[arg(long)]
+    #[arg(help_heading = DIRECT, long)]
     pub s3_anonymous: bool,
     /// Decoded bytes to keep in memory when reading directly, e.g. 4GB [default: 1GiB]
-    #[arg(long, value_name = "BYTES", value_parser = bytes)]
+    #[arg(help_heading = DIRECT, long, value_name = "BYTES", value_parser = bytes)]
     pub direct_memory_bytes: Option<u64>,
 }
 
@@ -225,8 +227,15 @@ mod tests {
 
     #[test]
     fn source_flags_become_settings() {
-        let line =
-            Line::try_parse_from(["x", "--s3-endpoint", "http://s:1", "--s3-region", "r", "--s3-path-style", "true"]);
+        let line = Line::try_parse_from([
+            "x",
+            "--s3-endpoint",
+            "http://s:1",
+            "--s3-region",
+            "r",
+            "--s3-path-style",
+            "true",
+        ]);
         let settings = line.unwrap_or_else(|e| panic!("{e}")).access.source.settings();
         assert_eq!(settings.s3_endpoint.as_deref(), Some("http://s:1"));
         assert_eq!((settings.s3_region.as_deref(), settings.s3_path_style), (Some("r"), Some(true)));
