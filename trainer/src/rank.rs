@@ -1,5 +1,6 @@
 //! One rank's run, from opening the datasets to the report.
 
+use std::io::Write;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -97,7 +98,7 @@ impl<'a> Rank<'a> {
             );
             if let Some(progress) = &mut progress {
                 progress.clear();
-                println!("{}", epoch.line(self.settings.epochs));
+                say(&epoch.line(self.settings.epochs));
             }
             report.epochs.push(epoch);
         }
@@ -252,9 +253,9 @@ impl<'a> Rank<'a> {
 
     fn finish(&self, report: &Report) -> Result<()> {
         if self.place.is_first() {
-            println!("\n{}", report.table());
+            say(&format!("\n{}", report.table()));
             if let (Some(accuracy), Some(samples)) = (report.test_accuracy, report.test_samples) {
-                println!("test accuracy: {:.2} % of {samples} samples", 100.0 * accuracy);
+                say(&format!("test accuracy: {:.2} % of {samples} samples", 100.0 * accuracy));
             }
             if let Some(file) = &self.settings.report {
                 report.write(file)?;
@@ -270,6 +271,11 @@ impl<'a> Rank<'a> {
         self.group.barrier()?;
         Ok(())
     }
+}
+
+/// Prints a line; a reader who has seen enough and closed the pipe is no reason to stop training.
+fn say(line: &str) {
+    let _ = writeln!(std::io::stdout(), "{line}");
 }
 
 /// A rank must not outlive the launcher that would have stopped it.

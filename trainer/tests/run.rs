@@ -122,22 +122,20 @@ struct Running {
 }
 
 fn start(flags: &[&str], world: usize) -> Running {
-    let launcher = command(flags).spawn().unwrap();
-    let pid = launcher.id();
+    let mut running = Running { launcher: command(flags).spawn().unwrap(), ranks: Vec::new() };
+    let pid = running.launcher.id();
     let deadline = Instant::now() + SOON;
-    loop {
-        let children =
-            std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
-        let mut ranks: Vec<u32> = children.split_whitespace().map(|pid| pid.parse().unwrap()).collect();
-        // Let them come as far as training.
-        if ranks.len() == world {
-            sleep(Duration::from_secs(2));
-            ranks.sort_by_key(|pid| rank_of(*pid));
-            return Running { launcher, ranks };
-        }
+    while running.ranks.len() < world {
         assert!(Instant::now() < deadline, "the ranks did not start");
         sleep(Duration::from_millis(20));
+        let children =
+            std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
+        running.ranks = children.split_whitespace().map(|pid| pid.parse().unwrap()).collect();
     }
+    // Let them come as far as training.
+    sleep(Duration::from_secs(2));
+    running.ranks.sort_by_key(|pid| rank_of(*pid));
+    running
 }
 
 fn rank_of(pid: u32) -> u32 {

@@ -24,7 +24,9 @@ impl Error {
     /// the message tells: the report worth reading is then the other's.
     pub fn peer_lost(&self) -> bool {
         let text = self.message.to_lowercase();
-        ["connection", "timed out", "timeout", "broken pipe", "socket"].iter().any(|sign| text.contains(sign))
+        ["connection", "timed out", "timeout", "broken pipe", "socket", "recv"]
+            .iter()
+            .any(|sign| text.contains(sign))
     }
 
     fn side(&self) -> String {
