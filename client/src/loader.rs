@@ -320,7 +320,13 @@ async fn one_epoch(work: &Arc<Work>, course: &Course, epoch: u64, seq: u64) -> R
             lanes.spawn(lane.run());
         }
     }
-    Ok(())
+    // Each lane checks that it brought all it owed; if together they did not, waiting would be without end.
+    match work.window.is_complete() {
+        true => Ok(()),
+        false => {
+            Err(Error::corrupt(format!("epoch {}: all streams ended but a batch lacks rows", epoch.number())))
+        }
+    }
 }
 
 #[cfg(test)]

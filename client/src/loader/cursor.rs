@@ -6,11 +6,12 @@ use super::sampler::{Epoch, Piece};
 use forebay_proto::{Error, Result};
 use std::sync::Arc;
 
-/// How far a stream's rows have been committed: all before this step, and so many of the stream's rows in it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+/// How far a stream's rows have been committed: all before this step, and those that lie before this row of its batch.
+/// So it holds for any part of the stream's segments too.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub(crate) struct Mark {
     pub step: u64,
-    pub rows: u64,
+    pub row: u32,
 }
 
 /// A set of segments, as a ticket's bits; empty = all.
@@ -29,8 +30,8 @@ pub(crate) struct Run {
 #[derive(Debug, Clone)]
 pub(crate) struct Cursor {
     step: u64,
-    /// Rows of the stream passed in this step.
-    rows: u64,
+    /// One past the last row of the batch that was passed.
+    row: u32,
     piece: usize,
     /// Rows passed of that piece.
     taken: u32,
@@ -67,7 +68,7 @@ impl Segments {
 impl Cursor {
     /// At the beginning of a step.
     pub fn at(step: u64) -> Self {
-        Self { step, rows: 0, piece: 0, taken: 0, assembly: None }
+        Self { step, row: 0, piece: 0, taken: 0, assembly: None }
     }
 
     /// Passes a run that begins at `message_row` and adds its rows' places to `parts`, in the message's order,
@@ -119,9 +120,11 @@ impl Cursor {
                 batch_row: piece.first + self.taken,
                 rows,
             };
-            passed.push(part, self.known(at.done));
+            let known =
+                if self.step == at.done.step { at.done.row.saturating_sub(part.batch_row) } else { 0 };
+            self.row = part.batch_row + rows;
             self.taken += rows;
-            self.rows += u64::from(rows);
+            passed.push(part, known);
             left -= rows;
         }
         Ok(Some(passed))
@@ -148,16 +151,8 @@ impl Cursor {
     pub fn mark(&mut self, segments: &Segments) -> Mark {
         let over = self.assembly.is_some() && self.next_piece(segments).is_none();
         match over {
-            true => Mark { step: self.step + 1, rows: 0 },
-            false => Mark { step: self.step, rows: self.rows },
-        }
-    }
-
-    /// Rows from the cursor on that were committed before.
-    fn known(&self, done: Mark) -> u32 {
-        match self.step == done.step {
-            true => u32::try_from(done.rows.saturating_sub(self.rows)).unwrap_or(u32::MAX),
-            false => 0,
+            true => Mark { step: self.step + 1, row: 0 },
+            false => Mark { step: self.step, row: self.row },
         }
     }
 
@@ -220,6 +215,7 @@ pub(crate) struct Passed {
 }
 
 impl Passed {
+    /// Adds a part, the first `known` rows of which were committed before.
     fn push(&mut self, part: Part, known: u32) {
         self.digest.merge(part.digest());
         let known = known.min(part.rows);

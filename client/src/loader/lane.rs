@@ -206,6 +206,7 @@ impl Lane {
 
     /// One stream, from the mark to the epoch's end.
     async fn attempt(&mut self) -> Result<(), Failure> {
+        self.settle()?;
         let start = self.done.step;
         if start >= self.epoch.count {
             return Ok(());
@@ -232,6 +233,19 @@ impl Lane {
             }
         }
         Ok(cursor.finish(&self.place()).await?)
+    }
+
+    /// Moves the mark past its step if the lane owes nothing more of it: a step that lacks nothing may be gone.
+    fn settle(&mut self) -> Result<()> {
+        let Mark { step, row } = self.done;
+        if row == 0 || step >= self.epoch.count {
+            return Ok(());
+        }
+        let pieces = self.epoch.plan(step)?.pieces;
+        if !pieces.iter().any(|p| self.segments.has(p.segment) && p.first + p.rows > row) {
+            self.done = Mark { step: step + 1, row: 0 };
+        }
+        Ok(())
     }
 
     async fn open(&self, step: u64) -> Result<Feed> {
@@ -308,7 +322,7 @@ impl Lane {
 
     fn advance(&mut self, cursor: &mut Cursor) {
         let mark = cursor.mark(&self.segments);
-        if (mark.step, mark.rows) > (self.done.step, self.done.rows) {
+        if mark > self.done {
             self.done = mark;
             self.moved = true;
         }

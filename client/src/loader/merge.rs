@@ -174,6 +174,12 @@ impl Window {
         Ok(())
     }
 
+    /// Whether every step that is open is ready.
+    pub fn is_complete(&self) -> bool {
+        let open = lock(&self.inner).open.clone();
+        open.iter().all(|a| lock(&a.fill).missing == 0)
+    }
+
     /// Ends the work with an error; steps that are ready are handed out before it shows.
     pub fn fail(&self, error: Error) {
         lock(&self.inner).failed.get_or_insert(error);

@@ -1,0 +1,278 @@
+//! Cache nodes in this process: the real answers behind a stock gRPC server, and a network in front that fails.
+
+use super::world::{Random, World};
+use crate::access::Access;
+use crate::dataset::Dataset;
+use arrow_flight::flight_service_server::{FlightService, FlightServiceServer};
+use arrow_flight::{
+    Action, ActionType, Criteria, Empty, FlightData, FlightDescriptor, FlightInfo, HandshakeRequest,
+    HandshakeResponse, PollInfo, PutResult, SchemaResult, Ticket,
+};
+use forebay_proto::v1::cache_server::{Cache, CacheServer};
+use forebay_proto::{Error, v1};
+use forebay_segment::answer::{self, Budget};
+use forebay_segment::wire;
+use futures::StreamExt;
+use futures::stream::BoxStream;
+use prost::Message;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+use std::sync::{Arc, Mutex};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio_stream::wrappers::{ReceiverStream, TcpListenerStream};
+use tonic::{Request, Response, Status, Streaming};
+
+type Reply<T> = Result<Response<T>, Status>;
+type Many<T> = BoxStream<'static, Result<T, Status>>;
+
+/// What a node does wrong, and what it has seen.
+#[derive(Default)]
+pub struct Conduct {
+    /// It has forgotten the dataset, as after a start.
+    pub forgot: AtomicBool,
+    /// It flips a bit in the body of a message, once.
+    pub flips: AtomicBool,
+    /// It leaves out the first message with rows.
+    pub skips: AtomicBool,
+    /// It fails with this.
+    pub fails: Mutex<Option<Error>>,
+    /// Rows sent per message, about.
+    pub message_bytes: AtomicU64,
+    pub opens: AtomicU64,
+    pub streams: AtomicU64,
+}
+
+#[derive(Clone)]
+pub struct Node {
+    dataset: Dataset,
+    nodes: Arc<Mutex<Vec<v1::Node>>>,
+    pub conduct: Arc<Conduct>,
+}
+
+/// Nodes that all serve one dataset.
+pub struct Fleet {
+    pub nodes: Vec<Node>,
+    pub addresses: Vec<String>,
+    tasks: Vec<tokio::task::JoinHandle<()>>,
+}
+
+impl Drop for Fleet {
+    fn drop(&mut self) {
+        self.tasks.iter().for_each(tokio::task::JoinHandle::abort);
+    }
+}
+
+impl Fleet {
+    /// `cut_bytes`: the network cuts connections after random numbers of bytes below this.
+    pub async fn start(world: &World, count: usize, cuts: Option<(u64, u64)>) -> Self {
+        let dataset = world.open().await;
+        let topology = Arc::new(Mutex::new(Vec::new()));
+        let (mut nodes, mut addresses, mut tasks) = (Vec::new(), Vec::new(), Vec::new());
+        for i in 0..count {
+            let conduct = Arc::new(Conduct { message_bytes: AtomicU64::new(900), ..Default::default() });
+            let node = Node { dataset: dataset.clone(), nodes: topology.clone(), conduct };
+            let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+            let server = listener.local_addr().unwrap();
+            let service = tonic::transport::Server::builder()
+                .add_service(CacheServer::new(node.clone()))
+                .add_service(FlightServiceServer::new(node.clone()))
+                .serve_with_incoming(TcpListenerStream::new(listener));
+            tasks.push(tokio::spawn(async move { service.await.unwrap() }));
+            let mut front = server;
+            if let Some((seed, bytes)) = cuts {
+                let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+                front = listener.local_addr().unwrap();
+                tasks.push(tokio::spawn(network(listener, server, seed.wrapping_add(i as u64), bytes)));
+            }
+            let address = format!("http://{front}");
+            let name = format!("node-{i}");
+            topology.lock().unwrap().push(v1::Node {
+                name,
+                address: address.clone(),
+                weight: 1.0,
+                zone: "z".into(),
+            });
+            nodes.push(node);
+            addresses.push(address);
+        }
+        Self { nodes, addresses, tasks }
+    }
+
+    pub async fn open(&self, world: &World) -> Dataset {
+        let access = Access::endpoint(&self.addresses[0]).unwrap();
+        for _ in 0..1000 {
+            match Dataset::open(&access, &world.spec()).await {
+                Ok(dataset) => return dataset,
+                Err(e) => assert_eq!(e.kind, forebay_proto::Kind::Retry, "{e}"),
+            }
+        }
+        panic!("cannot open the dataset through the failing network");
+    }
+
+    /// Stops a node for good.
+    pub fn kill(&mut self, node: usize) {
+        self.tasks[node].abort();
+    }
+}
+
+/// Forwards connections and cuts each after a random number of bytes from the server.
+async fn network(listener: TcpListener, server: SocketAddr, seed: u64, bytes: u64) {
+    let mut random = Random(seed);
+    while let Ok((client, _)) = listener.accept().await {
+        let mut left = random.next() % bytes;
+        tokio::spawn(async move {
+            let Ok(server) = TcpStream::connect(server).await else { return };
+            let (mut from, mut to) = server.into_split();
+            let (mut asks, mut gets) = client.into_split();
+            let up = tokio::spawn(async move { tokio::io::copy(&mut asks, &mut to).await });
+            let mut buffer = vec![0; 4096];
+            while left > 0 {
+                match from.read(&mut buffer).await {
+                    Ok(n) if n > 0 => {
+                        let n = n.min(left as usize);
+                        left -= n as u64;
+                        if gets.write_all(&buffer[..n]).await.is_err() {
+                            break;
+                        }
+                    }
+                    _ => break,
+                }
+            }
+            up.abort();
+        });
+    }
+}
+
+#[tonic::async_trait]
+impl Cache for Node {
+    type LoadStream = Many<v1::LoadProgress>;
+    type WatchTopologyStream = Many<v1::Topology>;
+
+    async fn open(&self, request: Request<v1::OpenRequest>) -> Reply<v1::OpenReply> {
+        self.conduct.opens.fetch_add(1, SeqCst);
+        self.conduct.forgot.store(false, SeqCst);
+        let spec = request.into_inner().dataset.unwrap();
+        let spec =
+            crate::DatasetSpec { uri: spec.uri, columns: None, segment_bytes: Some(spec.segment_bytes) };
+        let now = Dataset::open(&Access::direct(Default::default())?, &spec).await?;
+        let manifest = Some(v1::Manifest::from(now.manifest().as_ref()));
+        Ok(Response::new(v1::OpenReply { manifest, projected_bytes: 1 }))
+    }
+
+    async fn load(&self, _: Request<v1::LoadRequest>) -> Reply<Self::LoadStream> {
+        Err(Status::unimplemented(""))
+    }
+
+    async fn free(&self, _: Request<v1::FreeRequest>) -> Reply<v1::FreeReply> {
+        Err(Status::unimplemented(""))
+    }
+
+    async fn status(&self, _: Request<v1::StatusRequest>) -> Reply<v1::StatusReply> {
+        Err(Status::unimplemented(""))
+    }
+
+    async fn watch_topology(&self, _: Request<v1::WatchTopologyRequest>) -> Reply<Self::WatchTopologyStream> {
+        let nodes = self.nodes.lock().unwrap().clone();
+        let now = futures::stream::iter([Ok(v1::Topology { revision: 1, nodes })]);
+        Ok(Response::new(now.chain(futures::stream::pending()).boxed()))
+    }
+}
+
+impl Node {
+    fn answer(&self, ticket: &[u8]) -> forebay_proto::Result<answer::Answer> {
+        if let Some(e) = self.conduct.fails.lock().unwrap().clone() {
+            return Err(e);
+        }
+        let ticket = v1::Ticket::decode(ticket).map_err(|e| Error::invalid(e.to_string()))?;
+        let Some(v1::ticket::Kind::Plan(ticket)) = ticket.kind else {
+            return Err(Error::invalid("no plan ticket"));
+        };
+        if self.conduct.forgot.load(SeqCst) {
+            return Err(Error::not_found("manifest unknown: open the dataset"));
+        }
+        let Access::Direct(direct) = self.dataset.access() else { unreachable!() };
+        let message_bytes = self.conduct.message_bytes.load(SeqCst) as usize;
+        let budget = Budget { message_bytes, ..Default::default() };
+        let manifest = self.dataset.manifest().clone();
+        answer::plan(Arc::new(direct.clone()), manifest, self.dataset.schema(), &ticket, budget)
+    }
+}
+
+#[tonic::async_trait]
+impl FlightService for Node {
+    type HandshakeStream = Many<HandshakeResponse>;
+    type ListFlightsStream = Many<FlightInfo>;
+    type DoGetStream = Many<FlightData>;
+    type DoPutStream = Many<PutResult>;
+    type DoActionStream = Many<arrow_flight::Result>;
+    type ListActionsStream = Many<ActionType>;
+    type DoExchangeStream = Many<FlightData>;
+
+    async fn do_get(&self, request: Request<Ticket>) -> Reply<Self::DoGetStream> {
+        self.conduct.streams.fetch_add(1, SeqCst);
+        let answer = self.answer(&request.into_inner().ticket)?;
+        let schema = FlightData { data_header: wire::schema_header(&answer.schema), ..Default::default() };
+        let conduct = self.conduct.clone();
+        let messages = ReceiverStream::new(answer.messages).filter_map(move |message| {
+            let conduct = conduct.clone();
+            async move {
+                let message = match message {
+                    Ok(m) => m,
+                    Err(e) => return Some(Err(Status::from(e))),
+                };
+                if conduct.skips.load(SeqCst) && conduct.skips.swap(false, SeqCst) {
+                    return None;
+                }
+                let mut body = message.body.concat();
+                if !body.is_empty() && conduct.flips.swap(false, SeqCst) {
+                    let middle = body.len() / 2;
+                    body[middle] ^= 4;
+                }
+                Some(Ok(FlightData {
+                    data_header: message.header,
+                    app_metadata: message.meta,
+                    data_body: body.into(),
+                    flight_descriptor: None,
+                }))
+            }
+        });
+        Ok(Response::new(futures::stream::iter([Ok(schema)]).chain(messages).boxed()))
+    }
+
+    async fn handshake(&self, _: Request<Streaming<HandshakeRequest>>) -> Reply<Self::HandshakeStream> {
+        Err(Status::unimplemented(""))
+    }
+
+    async fn list_flights(&self, _: Request<Criteria>) -> Reply<Self::ListFlightsStream> {
+        Err(Status::unimplemented(""))
+    }
+
+    async fn get_flight_info(&self, _: Request<FlightDescriptor>) -> Reply<FlightInfo> {
+        Err(Status::unimplemented(""))
+    }
+
+    async fn poll_flight_info(&self, _: Request<FlightDescriptor>) -> Reply<PollInfo> {
+        Err(Status::unimplemented(""))
+    }
+
+    async fn get_schema(&self, _: Request<FlightDescriptor>) -> Reply<SchemaResult> {
+        Err(Status::unimplemented(""))
+    }
+
+    async fn do_put(&self, _: Request<Streaming<FlightData>>) -> Reply<Self::DoPutStream> {
+        Err(Status::unimplemented(""))
+    }
+
+    async fn do_exchange(&self, _: Request<Streaming<FlightData>>) -> Reply<Self::DoExchangeStream> {
+        Err(Status::unimplemented(""))
+    }
+
+    async fn do_action(&self, _: Request<Action>) -> Reply<Self::DoActionStream> {
+        Err(Status::unimplemented(""))
+    }
+
+    async fn list_actions(&self, _: Request<Empty>) -> Reply<Self::ListActionsStream> {
+        Err(Status::unimplemented(""))
+    }
+}
