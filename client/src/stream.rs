@@ -191,3 +191,61 @@ fn broken(address: &str, e: &(dyn std::error::Error + 'static)) -> Error {
     }
     Error::retry(format!("the stream from {address} broke: {cause}"))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use forebay_proto::Kind;
+    use std::time::Instant;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::TcpListener;
+
+    /// A server that says `greeting` to each connection and then nothing, but reads on.
+    async fn server(greeting: &'static [u8]) -> String {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = format!("http://{}", listener.local_addr().unwrap());
+        tokio::spawn(async move {
+            while let Ok((mut tcp, _)) = listener.accept().await {
+                tokio::spawn(async move {
+                    tcp.write_all(greeting).await.ok();
+                    while matches!(tcp.read(&mut [0; 1024]).await, Ok(1..)) {}
+                });
+            }
+        });
+        address
+    }
+
+    #[tokio::test]
+    async fn a_silent_server_is_noticed() {
+        let settings = StreamSettings {
+            ping_interval: Duration::from_millis(200),
+            ping_timeout: Duration::from_millis(300),
+            ..Default::default()
+        };
+        // Once silent from the start, once after its (empty) HTTP/2 settings.
+        for greeting in [&b""[..], b"\0\0\0\x04\0\0\0\0\0"] {
+            let address = server(greeting).await;
+            let started = Instant::now();
+            let e = Stream::open(&address, b"t", &settings).await.unwrap_err();
+            assert!(started.elapsed() < Duration::from_secs(3));
+            assert_eq!(e.kind, Kind::Retry);
+            assert!(e.message.contains(&address), "{e}");
+        }
+    }
+
+    #[tokio::test]
+    async fn other_servers_and_none_are_clear_errors() {
+        let settings = StreamSettings::default();
+        let address = server(b"HTTP/1.1 400 Bad Request\r\n\r\n").await;
+        let e = Stream::open(&address, b"t", &settings).await.unwrap_err();
+        assert!(e.kind == Kind::Retry && e.message.contains(&address), "{e}");
+        let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let address = format!("http://127.0.0.1:{port}");
+        let e = Stream::open(&address, b"t", &settings).await.unwrap_err();
+        assert!(
+            e.message.starts_with(&format!("cannot reach the cache at {address}: Connection refused")),
+            "{e}"
+        );
+        assert_eq!(Stream::open("nonsense", b"t", &settings).await.unwrap_err().kind, Kind::Invalid);
+    }
+}

@@ -211,3 +211,91 @@ impl Walk {
 fn corrupt(why: &str) -> Error {
     Error::corrupt(format!("a record batch message cannot be read: {why}"))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use arrow::array::{
+        Array, FixedSizeListArray, Int64Array, RecordBatch, StringArray, StringViewArray, UInt8Array,
+    };
+    use forebay_segment::wire;
+    use proptest::prelude::*;
+    use std::sync::Arc;
+
+    fn batch(nulls: bool) -> RecordBatch {
+        let item = Arc::new(Field::new("item", DataType::UInt8, true));
+        let values = UInt8Array::from_iter((0..30u8).map(|i| (!nulls || i != 7).then_some(i)));
+        let long = "a string that is too long for a view to hold";
+        let columns: [(&str, ArrayRef); 4] = [
+            ("image", Arc::new(FixedSizeListArray::new(item, 3, Arc::new(values), None))),
+            ("view", Arc::new(StringViewArray::from_iter_values((0..10).map(|i| format!("{long} {i}"))))),
+            ("id", Arc::new(Int64Array::from_iter((0..10).map(|i| (!nulls || i != 3).then_some(i))))),
+            ("name", Arc::new(StringArray::from_iter((0..10).map(|i| (i > 4).then(|| i.to_string()))))),
+        ];
+        RecordBatch::try_from_iter_with_nullable(columns.into_iter().map(|(n, c)| (n, c, true))).unwrap()
+    }
+
+    #[test]
+    fn plain_exactly_without_nulls() {
+        for (nulls, plain) in [(false, [true, false, true, false]), (true, [false; 4])] {
+            let batch = batch(nulls);
+            let (header, body) = wire::encode(&batch).unwrap();
+            let body = body.concat();
+            let shape = read(&header, body.len(), &batch.schema()).unwrap();
+            assert_eq!(shape.rows, 10);
+            let found: Vec<bool> = shape.columns.iter().map(|c| matches!(c, Layout::Plain { .. })).collect();
+            assert_eq!(found, plain);
+            if let Layout::Plain { start, width } = shape.columns[0] {
+                assert_eq!((&body[start..start + 30], width), (&(0..30).collect::<Vec<u8>>()[..], 3));
+            }
+            let odd: Vec<usize> = (0..4).filter(|i| !plain[*i]).collect();
+            let arrays = odd_arrays(&header, &Buffer::from(&body[..]), &batch.schema(), &odd).unwrap();
+            for (array, column) in arrays.iter().zip(&odd) {
+                assert_eq!(array.as_ref(), batch.column(*column).as_ref());
+            }
+        }
+    }
+
+    #[test]
+    fn schemas_are_told_apart() {
+        let schema = batch(false).schema();
+        assert!(is_schema(&wire::schema_header(&schema), &schema).unwrap());
+        let (header, _) = wire::encode(&batch(false)).unwrap();
+        assert!(!is_schema(&header, &schema).unwrap());
+        let fewer = Arc::new(schema.project(&[0, 1]).unwrap());
+        let e = is_schema(&wire::schema_header(&fewer), &schema).unwrap_err();
+        assert!(e.message.contains("id: Int64"), "{e}");
+    }
+
+    proptest! {
+        #[test]
+        fn damaged_headers_never_panic(
+            changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..6),
+            body_bytes in 0usize..2000,
+            nulls in any::<bool>(),
+        ) {
+            let batch = batch(nulls);
+            let (header, body) = wire::encode(&batch).unwrap();
+            let (mut header, mut body) = (header.to_vec(), body.concat());
+            for (at, byte) in changes {
+                let at = at.index(header.len());
+                header[at] = byte;
+            }
+            body.resize(body_bytes, 0);
+            if let Ok(shape) = read(&header, body.len(), &batch.schema()) {
+                for column in &shape.columns {
+                    match column {
+                        Layout::Plain { start, width } => {
+                            prop_assert!(start + width * shape.rows as usize <= body.len());
+                        }
+                        Layout::Odd(range) => prop_assert!(range.end <= body.len()),
+                    }
+                }
+                let arrays = odd_arrays(&header.into(), &Buffer::from(&body[..]), &batch.schema(), &[0, 1, 2, 3]);
+                for array in arrays.unwrap_or_default() {
+                    prop_assert_eq!(array.len(), shape.rows as usize);
+                }
+            }
+        }
+    }
+}

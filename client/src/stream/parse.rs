@@ -137,10 +137,10 @@ impl Parser {
                     }
                 }
                 State::Length { field } => {
-                    if let Some(bytes) = self.varint(input)? {
-                        if let Some(event) = self.field(field, bytes)? {
-                            return Ok(Some(event));
-                        }
+                    if let Some(bytes) = self.varint(input)?
+                        && let Some(event) = self.field(field, bytes)?
+                    {
+                        return Ok(Some(event));
                     }
                 }
             }

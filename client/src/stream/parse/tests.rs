@@ -22,10 +22,12 @@ fn data(header: &[u8], meta: &[u8], body: &[u8]) -> FlightData {
     }
 }
 
+type Parts = (Bytes, Bytes, Vec<u8>);
+
 /// Feeds pieces and puts the messages together again.
-fn parse<'a>(pieces: impl Iterator<Item = &'a [u8]>) -> Result<(Vec<(Bytes, Bytes, Vec<u8>)>, bool)> {
+fn parse<'a>(pieces: impl Iterator<Item = &'a [u8]>) -> Result<(Vec<Parts>, bool)> {
     let mut parser = Parser::default();
-    let mut messages: Vec<(Bytes, Bytes, Vec<u8>)> = Vec::new();
+    let mut messages: Vec<Parts> = Vec::new();
     let mut open: Option<(Head, Vec<u8>)> = None;
     for piece in pieces {
         let mut input = Bytes::copy_from_slice(piece);
@@ -60,7 +62,7 @@ fn three() -> (Vec<u8>, Vec<FlightData>) {
     (all.iter().flat_map(framed).collect(), all)
 }
 
-fn same(messages: &[(Bytes, Bytes, Vec<u8>)], want: &[FlightData]) {
+fn same(messages: &[Parts], want: &[FlightData]) {
     let want: Vec<_> =
         want.iter().map(|d| (d.data_header.clone(), d.app_metadata.clone(), d.data_body.to_vec())).collect();
     assert_eq!(messages, &want[..]);
