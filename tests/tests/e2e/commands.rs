@@ -1,0 +1,47 @@
+//! The command `forebay`, as tests call it: through a cache node, or at the store itself.
+
+use forebay_tests::process::{Run, Server};
+use forebay_tests::s3::{REGION, S3Server};
+use serde_json::Value;
+
+/// `forebay ARGUMENTS` through a cache node, without any credentials.
+pub fn cached(server: &Server, arguments: &[&str]) -> Run {
+    Run::new("forebay").args(arguments).args(["--endpoint", &server.endpoint])
+}
+
+/// `forebay ARGUMENTS --direct`, with the store's credentials.
+pub fn direct(s3: &S3Server, arguments: &[&str]) -> Run {
+    Run::new("forebay")
+        .args(arguments)
+        .args(["--direct", "--s3-endpoint", &s3.endpoint, "--s3-region", REGION])
+        .envs(s3.credentials())
+}
+
+/// The rows of a dataset as an Arrow IPC stream.
+pub fn rows(server: &Server, uri: &str) -> Vec<u8> {
+    cached(server, &["cat", uri, "--format", "arrow"]).end().expect_success()
+}
+
+/// What a command answers in JSON.
+pub fn json(run: Run) -> Value {
+    let text = run.arg("--json").end().expect_success();
+    serde_json::from_slice(&text).unwrap_or_else(|e| panic!("{e}: {}", String::from_utf8_lossy(&text)))
+}
+
+/// A counter of the node, by its name in `forebay status --json`.
+pub fn counter(server: &Server, name: &str) -> u64 {
+    let status = json(cached(server, &["status"]));
+    status["counters"][name].as_u64().unwrap_or_else(|| panic!("no counter `{name}` in {status}"))
+}
+
+/// A field of epoch `number` in what `forebay epoch --json` answered.
+pub fn epoch<'a>(answer: &'a Value, number: usize, field: &str) -> &'a Value {
+    let value = &answer["epochs"][number][field];
+    assert!(!value.is_null(), "no `{field}` of epoch {number} in {answer}");
+    value
+}
+
+/// The order digest of epoch `number`.
+pub fn digest(answer: &Value, number: usize) -> String {
+    epoch(answer, number, "order_digest").as_str().expect("a digest is text").to_owned()
+}

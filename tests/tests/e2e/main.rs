@@ -1,0 +1,19 @@
+//! End to end: the real binaries against an S3 server in this process.
+//!
+//! * [`data`]: what is delivered equals what pyarrow reads, value by value.
+//! * [`order`]: the order of samples, and what an epoch costs at the store.
+//! * [`bad_input`]: whatever is wrong is told in one line, soon, and without a secret.
+//! * [`trainer`]: the same of training runs, and what becomes of one when a rank dies.
+//! * [`refused`]: how a command must end that cannot succeed.
+//! * [`restart`]: what a run survives without an error.
+//!
+//! One executable, so that the fixtures are written once. `make test` builds the binaries before.
+
+mod bad_input;
+mod commands;
+mod data;
+mod fixtures;
+mod order;
+mod refused;
+mod restart;
+mod trainer;

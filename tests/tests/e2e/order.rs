@@ -1,0 +1,166 @@
+//! The order of samples depends on the plan alone; an epoch costs the store its bytes once, and then nothing.
+
+use std::collections::HashMap;
+use std::ops::Range;
+
+use forebay_client::loader::{Event, Loader, LoaderSettings};
+use forebay_client::{Access, Dataset, DatasetSpec};
+use forebay_proto::digest::OrderDigest;
+use forebay_tests::mnist;
+use forebay_tests::process::ServerOptions;
+use forebay_tests::s3::{S3Server, Seen};
+use serde_json::Value;
+
+use crate::commands::{cached, counter, digest, direct, epoch, json};
+
+/// Divisible by every number of ranks below.
+const BATCH: &str = "48";
+
+/// Segments of two row groups of MNIST: five in the test split, so that windows matter.
+const SEGMENT_BYTES: &str = "2500000";
+
+fn upload(split: &str) -> (S3Server, String) {
+    let s3 = S3Server::start();
+    let prefix = format!("mnist/{split}");
+    mnist::upload_folder(&s3, &mnist::folder().join(split), &prefix).expect("read MNIST");
+    let uri = s3.uri(&prefix);
+    (s3, uri)
+}
+
+#[test]
+fn the_order_depends_on_neither_the_ranks_nor_the_cache() {
+    let (s3, uri) = upload("test");
+    let server = ServerOptions::for_s3(&s3).start();
+    let line = |more: &[&str]| {
+        let line = ["epoch", &uri, "--batch", BATCH, "--segment-bytes", SEGMENT_BYTES, "--window", "2"];
+        [&line, more].concat().into_iter().map(str::to_owned).collect::<Vec<_>>()
+    };
+    let through = |more: &[&str]| -> Value {
+        json(cached(&server, &line(more).iter().map(String::as_str).collect::<Vec<_>>()))
+    };
+    let directly = |more: &[&str]| -> Value {
+        json(direct(&s3, &line(more).iter().map(String::as_str).collect::<Vec<_>>()))
+    };
+
+    let cold = through(&["--epochs", "2", "--seed", "3"]);
+    assert_eq!(epoch(&cold, 0, "source"), "s3");
+    assert_eq!(epoch(&cold, 0, "samples"), mnist::TEST_SAMPLES);
+    let wanted = [digest(&cold, 0), digest(&cold, 1)];
+    assert_ne!(wanted[0], wanted[1], "epochs differ");
+    for world in ["1", "2", "3", "4", "6", "8", "16"] {
+        let warm = through(&["--epochs", "2", "--seed", "3", "--world", world]);
+        assert_eq!(epoch(&warm, 0, "source"), "cache");
+        assert_eq!([digest(&warm, 0), digest(&warm, 1)], wanted, "{world} ranks");
+    }
+    for world in ["1", "4"] {
+        let answer = directly(&["--seed", "3", "--world", world]);
+        assert_eq!(digest(&answer, 0), wanted[0], "{world} ranks without a cache");
+    }
+    // The digest covers samples and positions: neither other batches nor another ending of whole batches change it.
+    assert_eq!(digest(&through(&["--seed", "3", "--ending", "exact"]), 0), wanted[0]);
+    assert_ne!(digest(&through(&["--seed", "4"]), 0), wanted[0], "seeds differ");
+    let file_order = json(cached(&server, &["epoch", &uri, "--shuffle", "none", "--batch", BATCH]));
+    let other_cut = json(cached(&server, &["epoch", &uri, "--shuffle", "none", "--batch", "250"]));
+    assert_eq!(digest(&file_order, 0), digest(&other_cut, 0), "file order knows no batches");
+    server.stop();
+}
+
+#[test]
+fn four_ranks_at_once_cost_the_store_each_byte_once() {
+    let (s3, uri) = upload("train");
+    let server = ServerOptions::for_s3(&s3).start();
+    let ranks: Vec<_> = (0..4)
+        .map(|rank| {
+            let line = ["epoch", &uri, "--json", "--batch", BATCH, "--world", "4"];
+            cached(&server, &line).args(["--rank", &rank.to_string()]).start()
+        })
+        .collect();
+    let answers: Vec<Value> = ranks
+        .into_iter()
+        .map(|rank| serde_json::from_slice(&rank.end().expect_success()).expect("JSON"))
+        .collect();
+    let cold = s3.take_log();
+    let projected = answers[0]["projected_bytes"].as_u64().expect("a number");
+    fetched_once(&s3, &cold, projected);
+
+    let samples: u64 = answers.iter().filter_map(|a| epoch(a, 0, "samples").as_u64()).sum();
+    assert_eq!(samples, mnist::TRAIN_SAMPLES);
+    let mut merged = OrderDigest::default();
+    answers.iter().for_each(|answer| merged.merge(digest(answer, 0).parse().expect("hex")));
+    let one = json(cached(&server, &["epoch", &uri, "--batch", BATCH]));
+    assert_eq!(merged.to_string(), digest(&one, 0), "four processes see what one sees");
+    assert_eq!(epoch(&one, 0, "s3_requests"), 0);
+    assert_eq!(counter(&server, "s3_bytes"), projected, "the node counts the same");
+    assert!(data_requests(&s3, &s3.take_log()).is_empty(), "a second run reads no column data");
+    server.stop();
+}
+
+#[test]
+fn fewer_columns_cost_fewer_bytes() {
+    let (s3, uri) = upload("test");
+    let server = ServerOptions::for_s3(&s3).start();
+    let labels = json(cached(&server, &["epoch", &uri, "--columns", "label"]));
+    let few = labels["projected_bytes"].as_u64().expect("a number");
+    fetched_once(&s3, &s3.take_log(), few);
+    let all = json(cached(&server, &["epoch", &uri]));
+    let many = all["projected_bytes"].as_u64().expect("a number");
+    assert!(few * 10 < many, "{few} of {many} bytes");
+    // The labels are there already: only the images are fetched, in ranges that span the few bytes of labels between.
+    fetched_once(&s3, &s3.take_log(), many - few);
+    server.stop();
+}
+
+#[test]
+fn a_warm_epoch_asks_the_store_for_nothing_at_all() {
+    let (s3, uri) = upload("test");
+    let server = ServerOptions::for_s3(&s3).start();
+    let access = Access::endpoint(&server.endpoint).expect("an endpoint");
+    let runtime = tokio::runtime::Runtime::new().expect("start a runtime");
+    runtime.block_on(async {
+        let spec = DatasetSpec { uri: uri.clone(), ..Default::default() };
+        let dataset = Dataset::open(&access, &spec).await.expect("open");
+        let settings = LoaderSettings { epochs: Some(3), global_batch: 500, ..Default::default() };
+        let mut loader = Loader::start(&dataset, settings).expect("start");
+        let mut ends = 0;
+        while let Some(event) = loader.next().await.expect("next") {
+            if let Event::EpochEnd(summary) = event {
+                assert_eq!(summary.samples, mnist::TEST_SAMPLES);
+                let log = s3.take_log();
+                assert_eq!(log.is_empty(), ends > 0, "epoch {ends}: {log:?}");
+                ends += 1;
+            }
+        }
+        assert_eq!(ends, 3);
+    });
+    server.stop();
+}
+
+/// Column data was fetched in ranges that do not overlap and come to `projected` bytes, within 2 %.
+fn fetched_once(s3: &S3Server, log: &[Seen], projected: u64) {
+    let requests = data_requests(s3, log);
+    let mut fetched = 0;
+    for (key, mut ranges) in requests {
+        ranges.sort_by_key(|range| range.start);
+        for pair in ranges.windows(2) {
+            assert!(pair[0].end <= pair[1].start, "{key}: {:?} and {:?} overlap", pair[0], pair[1]);
+        }
+        fetched += ranges.iter().map(|range| range.end - range.start).sum::<u64>();
+    }
+    let share = fetched as f64 / projected as f64;
+    assert!((0.98..=1.02).contains(&share), "{fetched} bytes for {projected} projected ones: {share}");
+}
+
+/// The ranges of column data in a log, by key. Footers are at the end of an object, where no column data is.
+fn data_requests(s3: &S3Server, log: &[Seen]) -> HashMap<String, Vec<Range<u64>>> {
+    let mut ranges: HashMap<String, Vec<Range<u64>>> = HashMap::new();
+    for seen in log.iter().filter(|seen| seen.is_object_get()) {
+        let size = s3.objects().get(&s3.bucket, &seen.key).expect("the object").len() as u64;
+        let Some(range) = seen.range_bytes() else { continue };
+        assert_eq!(seen.status, 206, "{seen:?}");
+        assert!(seen.if_match.is_some(), "a version is named: {seen:?}");
+        if range.end < size {
+            ranges.entry(seen.key.clone()).or_default().push(range);
+        }
+    }
+    ranges
+}

@@ -1,0 +1,232 @@
+//! What a run survives without an error: a cache node that dies and comes back, a disk that is full or damaged, a cache
+//! too small for the data, a store that throttles and breaks off.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use forebay_tests::fault::{self, Fault};
+use forebay_tests::mnist;
+use forebay_tests::process::ServerOptions;
+use forebay_tests::s3::S3Server;
+use forebay_tests::slow::{SlowProxy, Slowness};
+use serde_json::Value;
+
+use crate::commands::{cached, counter, digest, direct, epoch, json, rows};
+use crate::fixtures::{self, Comparison};
+
+fn store() -> (S3Server, String) {
+    let s3 = S3Server::start();
+    mnist::upload(&s3).expect("read MNIST");
+    let uri = s3.uri("mnist/train/");
+    (s3, uri)
+}
+
+fn parse(json: &[u8]) -> Value {
+    serde_json::from_slice(json).expect("JSON")
+}
+
+/// Waits until `happened`, at most half a minute.
+fn until(what: &str, mut happened: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !happened() {
+        assert!(start.elapsed() < Duration::from_secs(30), "{what} does not happen");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn a_node_killed_in_mid_epoch_and_restarted_costs_nothing_but_time() {
+    let (s3, uri) = store();
+    let line = ["epoch", &uri, "--world", "4", "--segment-bytes", "2000000"];
+    let wanted = json(direct(&s3, &line));
+    // 10.6 MB take four seconds.
+    let slow = SlowProxy::start(&s3.endpoint, Slowness { total_mb_s: 2.6, ..Slowness::none() });
+    let folder = tempfile::tempdir().expect("make a folder");
+    let options = || {
+        let options = ServerOptions::for_endpoint(&s3, &slow.endpoint).folder(folder.path());
+        options.env("FOREBAY_SOURCE__MAX_REQUESTS", "4")
+    };
+    let mut server = options().start();
+    let address = server.endpoint.replace("http://", "");
+    let mut run = cached(&server, &line).arg("--json").start();
+    until("half of the data", || slow.passed().object_bytes > 5_000_000);
+    assert!(run.is_running());
+    server.kill();
+    std::thread::sleep(Duration::from_millis(700));
+    assert!(run.is_running(), "it waits for the node");
+    // What was written when it died is complete or not there at all: nothing of it is damaged.
+    let server = options().args(["--listen", &address]).start();
+    let ended = run.end();
+    assert_eq!(ended.stderr, "");
+    let answer = parse(&ended.expect_success());
+    assert_eq!(digest(&answer, 0), digest(&wanted, 0), "the same samples in the same places");
+    assert_eq!(epoch(&answer, 0, "samples"), mnist::TRAIN_SAMPLES);
+    // Segments that were on disk were not fetched again.
+    let again = counter(&server, "s3_bytes");
+    let projected = answer["projected_bytes"].as_u64().expect("a number");
+    assert!(again < projected * 3 / 4, "{again} of {projected} bytes were fetched after the restart");
+    assert_eq!(counter(&server, "corrupt_segments"), 0);
+
+    // And once more, warm, where it is the stream that breaks.
+    let mut server = server;
+    let served = counter(&server, "rows_served");
+    let mut run = cached(&server, &["epoch", &uri, "--world", "4", "--json", "--batch", "8"]).start();
+    until("the next rows", || counter(&server, "rows_served") > served);
+    assert!(run.is_running());
+    server.kill();
+    let server = options().args(["--listen", &address]).start();
+    let answer = parse(&run.end().expect_success());
+    assert_eq!(epoch(&answer, 0, "samples"), mnist::TRAIN_SAMPLES);
+    let wanted = json(cached(&server, &["epoch", &uri, "--batch", "8"]));
+    assert_eq!(digest(&answer, 0), digest(&wanted, 0));
+    server.stop();
+}
+
+#[test]
+fn throttling_and_broken_answers_are_ridden_out() {
+    let (s3, uri) = store();
+    let wanted = json(direct(&s3, &["epoch", &uri]));
+    let server = ServerOptions::for_s3(&s3).start();
+    s3.inject(fault::lasting(Duration::from_millis(1500), Fault::SlowDown));
+    let answer = json(cached(&server, &["epoch", &uri]));
+    assert_eq!(digest(&answer, 0), digest(&wanted, 0));
+    assert!(epoch(&answer, 0, "s3_retries").as_u64() > Some(0), "{answer}");
+    cached(&server, &["free", &uri]).end().expect_success();
+    s3.inject(fault::share(0.3, 5, Fault::Cut));
+    let answer = json(cached(&server, &["epoch", &uri]));
+    assert_eq!((digest(&answer, 0), epoch(&answer, 0, "source")), (digest(&wanted, 0), &"s3".into()));
+    server.stop();
+}
+
+#[test]
+fn a_cache_too_small_for_the_data_stays_within_its_limit() {
+    let (s3, uri) = store();
+    let wanted = json(direct(&s3, &["epoch", &uri, "--epochs", "2", "--segment-bytes", "2000000"]));
+    let limit = 12_000_000;
+    let server = ServerOptions::for_s3(&s3).args(["--cache-bytes", &limit.to_string()]).start();
+    let mut run =
+        cached(&server, &["epoch", &uri, "--epochs", "2", "--segment-bytes", "2000000", "--json"]).start();
+    let mut most = 0;
+    while run.is_running() {
+        most = most.max(bytes_under(&server.folder.join("cache")));
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let answer = parse(&run.end().expect_success());
+    for number in [0, 1] {
+        assert_eq!(digest(&answer, number), digest(&wanted, number));
+    }
+    assert!(most <= limit + 64_000, "{most} bytes of {limit}, manifests apart");
+    assert!(most > limit / 2, "it is used: {most}");
+    assert!(counter(&server, "evictions") > 0);
+    server.stop();
+
+    // No segment fits: everything is served without storing it.
+    let server = ServerOptions::for_s3(&s3).args(["--cache-bytes", "1MiB"]).start();
+    let answer = json(cached(&server, &["epoch", &uri, "--segment-bytes", "2000000"]));
+    assert_eq!(digest(&answer, 0), digest(&wanted, 0));
+    assert_eq!(counter(&server, "store_bytes_written"), 0);
+    server.stop();
+}
+
+#[test]
+fn a_full_disk_means_reading_through() {
+    let (s3, uri) = store();
+    let Some(disk) = SmallDisk::mount(9 << 20) else {
+        // Containers without privileges cannot mount; the limit of the test above is all that is left then.
+        eprintln!("no tmpfs can be mounted here: the full disk is not tested");
+        return;
+    };
+    let wanted = json(direct(&s3, &["epoch", &uri, "--epochs", "2"]));
+    let server = ServerOptions::for_s3(&s3)
+        .args(["--cache-dir", &disk.folder().to_string_lossy()])
+        .allow_log("could not be stored")
+        .start();
+    let answer = json(cached(&server, &["epoch", &uri, "--epochs", "2"]));
+    for number in [0, 1] {
+        assert_eq!(digest(&answer, number), digest(&wanted, number));
+        assert_eq!(epoch(&answer, number, "samples"), mnist::TRAIN_SAMPLES);
+    }
+    assert!(server.log().contains("No space left"), "it says so: {}", server.log());
+    let leftovers = std::fs::read_dir(disk.folder().join("v1/tmp")).expect("list").count();
+    assert_eq!(leftovers, 0, "nothing half-written is left");
+    server.stop();
+}
+
+#[test]
+fn a_damaged_segment_file_is_a_miss_and_never_wrong_data() {
+    let s3 = S3Server::start();
+    let name = "good/row-group-huge";
+    let uri = fixtures::upload(&s3, name);
+    let folder = tempfile::tempdir().expect("make a folder");
+    let options = || ServerOptions::for_s3(&s3).folder(folder.path());
+    let server = options().start();
+    rows(&server, &uri);
+    server.stop();
+    let files = files_under(&folder.path().join("cache/v1/segments"));
+    assert_eq!(files.len(), 1, "{files:?}");
+    let whole = std::fs::read(&files[0]).expect("read");
+    let flip = |at: usize| {
+        let mut damaged = whole.clone();
+        damaged[at] ^= 1;
+        damaged
+    };
+    for (what, bytes) in [
+        ("a flipped bit in its header", flip(40)),
+        ("a flipped bit in its data", flip(whole.len() / 2)),
+        ("half of it", whole[..whole.len() / 2].to_vec()),
+        ("nothing of it", Vec::new()),
+    ] {
+        std::fs::write(&files[0], bytes).expect("damage the file");
+        let server = options().allow_log("a segment file is damaged: removed").start();
+        let mut comparison = Comparison::new();
+        comparison.add(fixtures::folder(name), &rows(&server, &uri));
+        comparison.check(&[]);
+        assert_eq!(counter(&server, "corrupt_segments"), 1, "{what}");
+        assert!(counter(&server, "s3_requests") > 0, "{what}");
+        server.stop();
+    }
+}
+
+/// A file system of its own, of a few MB.
+struct SmallDisk(tempfile::TempDir);
+
+impl SmallDisk {
+    /// None where that is not allowed.
+    fn mount(bytes: u64) -> Option<Self> {
+        let folder = tempfile::tempdir().expect("make a folder");
+        let options = format!("size={bytes},mode=700");
+        let mut mount = Command::new("mount");
+        mount.args(["-t", "tmpfs", "-o", &options, "tmpfs"]).arg(folder.path());
+        let mounted = mount.output().is_ok_and(|output| output.status.success());
+        mounted.then_some(Self(folder))
+    }
+
+    fn folder(&self) -> PathBuf {
+        self.0.path().to_owned()
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        // Lazily: the server may not have gone yet when a test fails.
+        let _ = Command::new("umount").arg("-l").arg(self.0.path()).status();
+    }
+}
+
+fn files_under(folder: &Path) -> Vec<PathBuf> {
+    let Ok(entries) = std::fs::read_dir(folder) else { return Vec::new() };
+    let mut files = Vec::new();
+    for path in entries.flatten().map(|entry| entry.path()) {
+        match path.is_dir() {
+            true => files.extend(files_under(&path)),
+            false => files.push(path),
+        }
+    }
+    files
+}
+
+fn bytes_under(folder: &Path) -> u64 {
+    // Files may go between being listed and being asked.
+    files_under(folder).iter().filter_map(|file| std::fs::metadata(file).ok()).map(|m| m.len()).sum()
+}
