@@ -3,7 +3,8 @@
 //! * [`data`]: what is delivered equals what pyarrow reads, value by value.
 //! * [`order`]: the order of samples, and what an epoch costs at the store.
 //! * [`bad_input`]: whatever is wrong is told in one line, soon, and without a secret.
-//! * [`trainer`]: the same of training runs, and what becomes of one when a rank dies.
+//! * [`node`]: what a cache node tells of itself, and does when told.
+//! * [`trainer`]: training runs on a cache.
 //! * [`refused`]: how a command must end that cannot succeed.
 //! * [`restart`]: what a run survives without an error.
 //!
@@ -13,6 +14,7 @@ mod bad_input;
 mod commands;
 mod data;
 mod fixtures;
+mod node;
 mod order;
 mod refused;
 mod restart;

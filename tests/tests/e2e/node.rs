@@ -1,0 +1,96 @@
+//! What a cache node tells of itself, and what it does when told: metrics, health, status, load, free.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+
+use forebay_tests::mnist;
+use forebay_tests::process::{Run, ServerOptions};
+use forebay_tests::s3::S3Server;
+
+use crate::commands::{cached, counter, epoch, json};
+use crate::fixtures;
+
+/// The body of what an HTTP server answers; panics unless the status is 200.
+fn get(base: &str, path: &str) -> String {
+    let address = base.trim_start_matches("http://");
+    let mut stream = TcpStream::connect(address).expect("connect");
+    write!(stream, "GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n").expect("ask");
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).expect("read the answer");
+    let (head, body) = answer.split_once("\r\n\r\n").expect("a head and a body");
+    assert!(head.starts_with("HTTP/1.1 200 "), "{head}");
+    body.to_owned()
+}
+
+#[test]
+fn metrics_are_those_that_are_documented() {
+    let s3 = S3Server::start();
+    let uri = fixtures::upload(&s3, "good/many-files");
+    let server = ServerOptions::for_s3(&s3).start();
+    let metrics = server.metrics.clone().expect("an address of metrics");
+    assert_eq!(get(&metrics, "/health"), "ok\n");
+    json(cached(&server, &["epoch", &uri, "--batch", "100"]));
+    let text = get(&metrics, "/metrics");
+    let mut served: Vec<&str> =
+        text.lines().filter(|line| !line.starts_with('#')).filter_map(|l| l.split(' ').next()).collect();
+    let page = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/metrics.md");
+    let page = std::fs::read_to_string(page).expect("read docs/metrics.md");
+    let named = |line: &'_ str| Some(line.strip_prefix("| `")?.split_once('`')?.0.to_owned());
+    let mut documented: Vec<String> = page.lines().filter_map(named).collect();
+    served.sort_unstable();
+    documented.sort_unstable();
+    assert_eq!(served, documented);
+    for (metric, name) in [
+        ("forebay_s3_bytes_total", "s3_bytes"),
+        ("forebay_rows_served_total", "rows_served"),
+        ("forebay_segment_misses_total", "misses"),
+    ] {
+        let value = text.lines().find_map(|line| line.strip_prefix(metric)?.trim().parse::<u64>().ok());
+        assert_eq!(value, Some(counter(&server, name)), "{metric}");
+        assert!(value > Some(0), "{metric}");
+    }
+    server.stop();
+}
+
+#[test]
+fn what_was_loaded_is_warm_and_what_was_freed_is_gone() {
+    let s3 = S3Server::start();
+    mnist::upload(&s3).expect("read MNIST");
+    let server = ServerOptions::for_s3(&s3).start();
+    let uri = s3.uri("mnist/test");
+    let held = || {
+        let status = json(cached(&server, &["status"]));
+        let field = |name: &str| status[name].as_u64().unwrap_or_else(|| panic!("no {name} in {status}"));
+        (field("segments_held"), field("cache_bytes_used"))
+    };
+    assert_eq!(held(), (0, 0));
+    cached(&server, &["load", &uri]).end().expect_success();
+    let (segments, bytes) = held();
+    assert!(segments > 0 && bytes > 7_840_000, "{segments} segments, {bytes} bytes");
+    let warm = json(cached(&server, &["epoch", &uri]));
+    assert_eq!((epoch(&warm, 0, "source"), epoch(&warm, 0, "s3_requests")), (&"cache".into(), &0.into()));
+
+    let other = s3.uri("mnist/train");
+    cached(&server, &["load", &other, "--columns", "label"]).end().expect_success();
+    cached(&server, &["free", &uri]).end().expect_success();
+    let (left, _) = held();
+    assert!(left > 0, "the other dataset stays");
+    cached(&server, &["free", &s3.uri("mnist")]).end().expect_success();
+    assert_eq!(held(), (0, 0));
+    let cold = json(cached(&server, &["epoch", &uri]));
+    assert_eq!(epoch(&cold, 0, "source"), "s3");
+    server.stop();
+}
+
+#[test]
+fn the_endpoint_may_come_from_the_environment() {
+    let s3 = S3Server::start();
+    let uri = fixtures::upload(&s3, "good/one-row");
+    let server = ServerOptions::for_s3(&s3).start();
+    for endpoint in [server.endpoint.as_str(), server.endpoint.trim_start_matches("http://")] {
+        let run = Run::new("forebay").args(["cat", &uri, "--columns", "id"]);
+        let rows = run.envs([("FOREBAY_ENDPOINT", endpoint)]).end().expect_success();
+        assert_eq!(rows, b"{\"id\":0}\n");
+    }
+    server.stop();
+}
