@@ -1,8 +1,8 @@
 //! The edge: everything that knows gRPC or HTTP. Behind it there are only answers, datasets and the cache.
 //!
-//! * [`flight`]: Arrow Flight, whose `DoGet` is the batch stream.
-//! * [`control`]: `forebay.v1.Cache`.
-//! * [`scrape`]: `/metrics` and `/health` over HTTP.
+//! * [`flight`]: Arrow Flight, whose `DoGet` is the batch stream; [`frames`]: that stream's body.
+//! * [`control`] answers `forebay.v1.Cache`.
+//! * [`scrape`] serves `/metrics` and `/health` over HTTP.
 
 pub mod control;
 pub mod flight;

@@ -33,6 +33,7 @@ pub use forebay_proto::plan::steps::{Ending, Layout};
 use forebay_proto::plan::{Order, PlanKey};
 pub use forebay_proto::state::LoaderState;
 use forebay_proto::{Error, Result};
+use forebay_segment::gather::plain_width;
 use lane::{Lane, Supply, Work};
 use merge::Window;
 use sampler::Epoch;
@@ -283,7 +284,7 @@ fn resume(state: &LoaderState, settings: &LoaderSettings, dataset: &Dataset) -> 
 
 /// Bytes of a row of a batch: exact for fixed-width columns, else the manifest's estimate for all columns.
 fn row_bytes(dataset: &Dataset) -> f64 {
-    let widths = dataset.projected_schema().fields().iter().map(|f| shape::width(f.data_type()));
+    let widths = dataset.projected_schema().fields().iter().map(|f| plain_width(f.data_type()));
     if let Some(widths) = widths.collect::<Option<Vec<_>>>() {
         return widths.iter().sum::<usize>() as f64;
     }

@@ -19,7 +19,11 @@ pub use error::{Error, Kind, Result};
 pub use manifest::Manifest;
 
 /// Generated messages and services.
-#[expect(missing_docs, reason = "documented in cache.proto")]
+#[expect(
+    missing_docs,
+    clippy::allow_attributes_without_reason,
+    reason = "generated; documented in cache.proto"
+)]
 pub mod v1 {
     tonic::include_proto!("forebay.v1");
 

@@ -7,6 +7,7 @@ use arrow::array::{Array, ArrayData, ArrayRef, AsArray, RecordBatch, RecordBatch
 use arrow::buffer::{Buffer, MutableBuffer};
 use arrow::compute::interleave;
 use arrow::datatypes::{DataType, SchemaRef};
+use arrow::error::ArrowError;
 use forebay_proto::{Error, Result};
 
 /// A chosen row: index into the sources, row in that source.
@@ -30,24 +31,23 @@ pub fn gather(schema: &SchemaRef, sources: &[&RecordBatch], picks: &[Pick]) -> R
 
 fn column(data_type: &DataType, arrays: &[&dyn Array], picks: &[Pick]) -> Result<ArrayRef> {
     let plain: Option<Vec<&[u8]>> = arrays.iter().map(|a| plain_bytes(*a)).collect();
-    let bad = |e| Error::invalid(format!("gather a column of {data_type}: {e}"));
+    let bad = |e: ArrowError| Error::invalid(format!("gather a column of {data_type}: {e}"));
     match (plain, plain_width(data_type)) {
-        (Some(sources), Some(width)) => {
-            from_plain_bytes(data_type, picks.len(), rows(&sources, width, picks)).map_err(bad)
-        }
+        (Some(sources), Some(width)) => plain_array(data_type, picks.len(), rows(&sources, width, picks)),
         _ => interleave(arrays, picks).map_err(bad),
     }
 }
 
-/// Bytes of one value of a type whose values lie side by side; `None` for every other type.
+/// Bytes of one value of a type whose values lie side by side in whole bytes; `None` for every other type.
 pub fn plain_width(data_type: &DataType) -> Option<usize> {
-    match data_type {
-        DataType::FixedSizeBinary(n) => usize::try_from(*n).ok(),
+    let width = match data_type {
+        DataType::FixedSizeBinary(n) => usize::try_from(*n).ok()?,
         DataType::FixedSizeList(item, n) => {
-            plain_width(item.data_type())?.checked_mul(usize::try_from(*n).ok()?)
+            plain_width(item.data_type())?.checked_mul(usize::try_from(*n).ok()?)?
         }
-        other => other.primitive_width(),
-    }
+        other => other.primitive_width()?,
+    };
+    (width > 0).then_some(width)
 }
 
 /// The values of a plain column without nulls at any level, one after the other.
@@ -77,13 +77,9 @@ fn plain_bytes(array: &dyn Array) -> Option<&[u8]> {
     }
 }
 
-/// A plain column of `rows` values from its bytes.
-pub fn from_plain_bytes(
-    data_type: &DataType,
-    rows: usize,
-    values: Buffer,
-) -> Result<ArrayRef, arrow::error::ArrowError> {
-    fn data(t: &DataType, rows: usize, values: Buffer) -> Result<ArrayData, arrow::error::ArrowError> {
+/// A plain column of `rows` values over their bytes, without nulls.
+pub fn plain_array(data_type: &DataType, rows: usize, values: Buffer) -> Result<ArrayRef> {
+    fn data(t: &DataType, rows: usize, values: Buffer) -> Result<ArrayData, ArrowError> {
         let builder = ArrayData::builder(t.clone()).len(rows);
         match t {
             DataType::FixedSizeList(item, n) => {
@@ -92,7 +88,9 @@ pub fn from_plain_bytes(
             _ => builder.add_buffer(values).build(),
         }
     }
-    Ok(make_array(data(data_type, rows, values)?))
+    data(data_type, rows, values)
+        .map(make_array)
+        .map_err(|e| Error::corrupt(format!("a column of {data_type} cannot be put together: {e}")))
 }
 
 fn rows(sources: &[&[u8]], width: usize, picks: &[Pick]) -> Buffer {

@@ -1,8 +1,8 @@
 //! A finished batch: one contiguous array per column.
 
-use arrow::array::{Array, ArrayData, ArrayRef, RecordBatch, make_array};
-use arrow::buffer::{BooleanBuffer, Buffer};
-use arrow::datatypes::{DataType, SchemaRef};
+use arrow::array::{Array, ArrayRef, RecordBatch};
+use arrow::buffer::BooleanBuffer;
+use arrow::datatypes::SchemaRef;
 use forebay_proto::digest::OrderDigest;
 use forebay_proto::{Error, Result};
 
@@ -77,24 +77,6 @@ impl Batch {
     pub fn bytes(&self) -> usize {
         self.columns.columns().iter().map(|c| c.get_buffer_memory_size()).sum()
     }
-}
-
-/// An array of a fixed-width type over its bytes, without nulls.
-pub(crate) fn plain_array(data_type: &DataType, rows: usize, values: Buffer) -> Result<ArrayRef> {
-    Ok(make_array(plain_data(data_type, rows, values)?))
-}
-
-fn plain_data(data_type: &DataType, rows: usize, values: Buffer) -> Result<ArrayData> {
-    let builder = ArrayData::builder(data_type.clone()).len(rows);
-    let builder = match data_type {
-        DataType::FixedSizeList(item, n) => {
-            builder.add_child_data(plain_data(item.data_type(), rows * *n as usize, values)?)
-        }
-        _ => builder.add_buffer(values),
-    };
-    builder
-        .build()
-        .map_err(|e| Error::corrupt(format!("a column of {data_type} cannot be put together: {e}")))
 }
 
 /// One column of `rows` rows from its plain part, if any, and its odd stretches (first row, rows), which win.

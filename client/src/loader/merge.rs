@@ -5,15 +5,15 @@
 //! server back through flow control. The first step is always open, whatever its size, so nothing can lock up.
 //! Streams copy into an [`Assembly`] under its lock; a step is ready when every row was committed exactly once.
 
-use super::batch::{Batch, collate, plain_array};
+use super::batch::{Batch, collate};
 use super::sampler::{Epoch, StepPlan};
-use super::shape::width;
 use crate::pool::Pool;
 use arrow::array::{Array, ArrayRef, RecordBatch};
 use arrow::buffer::MutableBuffer;
 use arrow::datatypes::SchemaRef;
 use forebay_proto::digest::OrderDigest;
 use forebay_proto::{Error, Result};
+use forebay_segment::gather::{plain_array, plain_width};
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::Notify;
@@ -263,7 +263,7 @@ impl Assembly {
         }
         let mut arrays = Vec::with_capacity(columns.len());
         for (column, field) in columns.into_iter().zip(schema.fields()) {
-            let width = width(field.data_type()).unwrap_or(0);
+            let width = plain_width(field.data_type()).unwrap_or(0);
             let plain = match column.plain {
                 Some(plain) => Some(plain_array(field.data_type(), rows, pool.share(plain, rows * width))?),
                 None => None,

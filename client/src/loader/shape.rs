@@ -10,6 +10,7 @@ use arrow::datatypes::{DataType, Field, SchemaRef, UnionMode};
 use arrow_ipc::{MessageHeader, MetadataVersion};
 use bytes::Bytes;
 use forebay_proto::{Error, Result};
+use forebay_segment::gather::plain_width;
 use std::ops::Range;
 
 /// One column of a message.
@@ -26,18 +27,6 @@ pub(crate) enum Layout {
 pub(crate) struct Shape {
     pub rows: u32,
     pub columns: Vec<Layout>,
-}
-
-/// Bytes of a row of a fixed-width type; `None` if rows have no fixed number of whole bytes.
-pub(crate) fn width(data_type: &DataType) -> Option<usize> {
-    let width = match data_type {
-        DataType::FixedSizeBinary(n) => usize::try_from(*n).ok()?,
-        DataType::FixedSizeList(item, n) => {
-            usize::try_from(*n).ok()?.checked_mul(width(item.data_type())?)?
-        }
-        other => other.primitive_width()?,
-    };
-    (width > 0).then_some(width)
 }
 
 /// Whether a header is a Schema message; if so, whether it names the columns of `schema`.
@@ -143,7 +132,7 @@ impl Walk {
             return Err(corrupt(&format!("column {} has {length:?} rows of {rows}", field.name())));
         }
         self.pass(field.data_type())?;
-        if let Some(width) = width(field.data_type()) {
+        if let Some(width) = plain_width(field.data_type()) {
             let values = self.buffers[self.buffer - 1].clone();
             let no_nulls = self.nodes[first_node..self.node].iter().all(|n| n.1 == 0);
             let lengths_fit = self.lengths_fit(first_node, field.data_type(), i64::from(rows));
