@@ -27,7 +27,7 @@ pub fn end_rank(place: &Place, result: Result<()>) -> ExitCode {
         // Nobody is left to be told if this fails; the exit code still says that the rank failed.
         let _ = write(Path::new(&file), &message);
     }
-    if !place.launched {
+    if place.launcher.is_none() {
         eprintln!("forebay-train: {}: {message}", rank_name(place.rank, place.world));
     }
     ExitCode::from(if peer_lost(&error) { PEER_LOST } else { 1 })

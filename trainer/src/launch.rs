@@ -13,7 +13,7 @@ use anyhow::{Context, Result, bail};
 use forebay_c10d::Store;
 
 use crate::failure::{self, ERROR_FILE, PEER_LOST, rank_name};
-use crate::place::LAUNCHED;
+use crate::place::LAUNCHER;
 
 /// How long the other ranks have, after the first failure, to end by themselves and to say why.
 const GRACE: Duration = Duration::from_secs(2);
@@ -35,7 +35,8 @@ fn run_command(mut command: Command, world: usize) -> Result<()> {
     let store = Store::serve(world, STORE_TIMEOUT)?;
     let folder = tempfile::tempdir().context("make a folder for the ranks' error files")?;
     command
-        .envs([("MASTER_ADDR", "127.0.0.1"), ("TORCHELASTIC_USE_AGENT_STORE", "True"), (LAUNCHED, "1")])
+        .envs([("MASTER_ADDR", "127.0.0.1"), ("TORCHELASTIC_USE_AGENT_STORE", "True")])
+        .env(LAUNCHER, std::process::id().to_string())
         .env("MASTER_PORT", store.port()?.to_string())
         .envs([("WORLD_SIZE", world.to_string()), ("LOCAL_WORLD_SIZE", world.to_string())])
         .stdin(Stdio::null());

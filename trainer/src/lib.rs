@@ -58,7 +58,7 @@ fn launcher(settings: &Settings) -> anyhow::Result<()> {
 }
 
 fn one_rank(settings: &Settings, place: &Place) -> anyhow::Result<()> {
-    if settings.nproc.is_some() && !place.launched {
+    if settings.nproc.is_some() && place.launcher.is_none() {
         anyhow::bail!(
             "--nproc starts ranks, but RANK says that this is one already: leave --nproc to torchrun"
         );

@@ -8,8 +8,8 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use forebay_c10d::{ProcessGroup, Store};
 
-/// Set by our own launcher: it reads the error file and speaks for its ranks.
-pub const LAUNCHED: &str = "FOREBAY_LAUNCHED";
+/// Set by our own launcher to its process id: it reads the error files and speaks for its ranks.
+pub const LAUNCHER: &str = "FOREBAY_LAUNCHER";
 
 /// One rank's place among all.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -26,8 +26,8 @@ pub struct Place {
     pub master_port: u16,
     /// Whether this rank serves the store, rather than the launcher or another rank.
     pub serves_store: bool,
-    /// Whether our own launcher started it.
-    pub launched: bool,
+    /// The process id of our own launcher, if that started it.
+    pub launcher: Option<u32>,
 }
 
 impl Place {
@@ -63,7 +63,7 @@ impl Place {
             master_addr: text("MASTER_ADDR")?,
             master_port: u16::try_from(port).with_context(|| format!("MASTER_PORT={port} is not a port"))?,
             serves_store: rank == 0 && !agent_store,
-            launched: get(LAUNCHED).is_some(),
+            launcher: get(LAUNCHER).is_some().then(|| number(LAUNCHER)).transpose()?.map(|pid| pid as u32),
         }))
     }
 

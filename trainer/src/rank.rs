@@ -28,6 +28,7 @@ const TEST_ROWS: u64 = 250;
 /// Runs this rank to its end.
 pub fn run(settings: &Settings, place: &Place) -> Result<()> {
     end_with_the_launcher(place)?;
+    forebay_c10d::init_logging()?;
     keep_to_own_cores(place);
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     let result = Rank::join(settings, place, &runtime).and_then(|rank| rank.run());
@@ -278,11 +279,13 @@ fn say(line: &str) {
     let _ = writeln!(std::io::stdout(), "{line}");
 }
 
-/// A rank must not outlive the launcher that would have stopped it.
+/// A rank must not outlive the launcher that would have stopped it, not even if that ended before it got here.
 fn end_with_the_launcher(place: &Place) -> Result<()> {
-    if place.launched {
-        use rustix::process::{Signal, set_parent_process_death_signal};
+    use rustix::process::{Signal, getppid, set_parent_process_death_signal};
+    if let Some(launcher) = place.launcher {
         set_parent_process_death_signal(Some(Signal::KILL)).context("tie this rank to its launcher")?;
+        let parent = getppid().map_or(0, |pid| pid.as_raw_nonzero().get());
+        ensure!(i64::from(parent) == i64::from(launcher), "the launcher (process {launcher}) has ended");
     }
     Ok(())
 }

@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <c10/util/Logging.h>
 #include <cstdlib>
 #include <cstring>
 #include <limits>
@@ -84,6 +85,10 @@ c10d::ReduceOp::RedOpType wire_op(int op) {
 extern "C" {
 
 void fb_free(void* memory) { free(memory); }
+
+char* fb_init_logging() {
+  return guard([] { c10::initLogging(); });
+}
 
 char* fb_store_tcp(const char* host, uint16_t port, int world, int is_master, int wait_workers, int listen_fd,
                    int64_t timeout_ms, void** out) {

@@ -6,6 +6,7 @@
 
 extern "C" {
 void fb_free(void* memory);
+char* fb_init_logging();
 
 char* fb_store_tcp(const char* host, uint16_t port, int world, int is_master, int wait_workers, int listen_fd,
                    int64_t timeout_ms, void** out);

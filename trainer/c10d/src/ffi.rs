@@ -17,6 +17,7 @@ pub(crate) type FfiResult<T> = Result<T, String>;
 
 unsafe extern "C" {
     fn fb_free(memory: *mut c_void);
+    fn fb_init_logging() -> *mut c_char;
     fn fb_store_tcp(
         host: *const c_char,
         port: u16,
@@ -124,6 +125,12 @@ fn handles(tensors: &[Tensor]) -> Vec<*mut c_void> {
 
 fn made(pointer: *mut c_void) -> FfiResult<NonNull<c_void>> {
     NonNull::new(pointer).ok_or_else(|| "the shim made nothing".to_owned())
+}
+
+/// Applies the environment's log level.
+pub(crate) fn init_logging() -> FfiResult<()> {
+    // SAFETY: takes nothing; libtorch guards its own state.
+    check(unsafe { fb_init_logging() })
 }
 
 /// Where a TCP store listens or connects to.

@@ -25,3 +25,11 @@ pub use error::{Error, Result};
 pub use group::{Op, ProcessGroup};
 pub use store::Store;
 pub use tensor::tensor_from_owner;
+
+/// Applies `TORCH_CPP_LOG_LEVEL` (`INFO`, `WARNING`, `ERROR` or `FATAL`), as Python does when it imports torch.
+///
+/// libtorch logs most of the errors that it raises, with their stacks; here they come back as [`Error`]s anyway, so
+/// `FATAL` keeps stderr readable.
+pub fn init_logging() -> Result<()> {
+    ffi::init_logging().map_err(|text| Error::new("init_logging", None, &text))
+}
