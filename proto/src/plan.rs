@@ -30,6 +30,9 @@ use xxhash_rust::xxh3::xxh3_64;
 /// The order's version. Changing what any plan yields means changing this.
 pub const VERSION: u32 = 1;
 
+/// Positions that are permuted at a time.
+const BLOCK: usize = 256;
+
 /// How rows are shuffled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Shuffle {
@@ -223,14 +226,18 @@ impl Order {
         // Segments of a window are mostly of one size: guess the entry by proportion, then correct.
         let (count, n) = ((window.last - window.first) as u64, window.range.end - start);
         let scale = ((u128::from(count) << 64) / u128::from(n)).min(u128::from(u64::MAX)) as u64;
-        for (i, s) in out.iter_mut().enumerate() {
-            let x = rows.apply(position - start + i as u64);
-            let place = start + x;
-            let mut entry = (high(x, scale).min(count - 1)) as usize;
-            if place < starts[entry] || place >= starts[entry + 1] {
-                entry = starts.partition_point(|&b| b <= place) - 1;
+        let mut places = [0; BLOCK];
+        for (block, out) in out.chunks_mut(places.len()).enumerate() {
+            let places = &mut places[..out.len()];
+            rows.apply_all(position - start + (block * BLOCK) as u64, places);
+            for (s, &x) in out.iter_mut().zip(&*places) {
+                let place = start + x;
+                let mut entry = (high(x, scale).min(count - 1)) as usize;
+                if place < starts[entry] || place >= starts[entry + 1] {
+                    entry = starts.partition_point(|&b| b <= place) - 1;
+                }
+                *s = self.sample(window.first + entry, place);
             }
-            *s = self.sample(window.first + entry, place);
         }
     }
 

@@ -7,6 +7,9 @@
 /// uniform shuffle's, and two more.
 const ROUNDS: usize = 8;
 
+/// Positions that [`Permutation::apply_all`] takes at a time.
+const LANES: usize = 8;
+
 /// The upper half of a product: for uniform `r`, a number in `0 .. n`.
 #[inline(always)]
 pub(super) fn high(r: u64, n: u64) -> u64 {
@@ -71,6 +74,39 @@ impl Permutation {
             y = self.rounds(y);
         }
         y
+    }
+
+    /// Writes where `first`, `first + 1`, ... go. All of them must be less than n. Several at a time, so that the
+    /// processor overlaps their chains of multiplications.
+    pub fn apply_all(&self, first: u64, out: &mut [u64]) {
+        let (mut l, mut r) = (first % self.a, first / self.a);
+        let (lanes, rest) = out.as_chunks_mut::<LANES>();
+        let done = (lanes.len() * LANES) as u64;
+        for out in lanes {
+            let (mut ls, mut rs) = ([0; LANES], [0; LANES]);
+            for (lane_l, lane_r) in ls.iter_mut().zip(&mut rs) {
+                (*lane_l, *lane_r) = (l, r);
+                l += 1;
+                (l, r) = if l == self.a { (0, r + 1) } else { (l, r) };
+            }
+            for pair in self.keys.chunks_exact(2) {
+                for (l, r) in ls.iter_mut().zip(&rs) {
+                    *l = add(*l, step(pair[0], *r, self.a), self.a);
+                }
+                for (r, l) in rs.iter_mut().zip(&ls) {
+                    *r = add(*r, step(pair[1], *l, self.b), self.b);
+                }
+            }
+            for (y, (l, r)) in out.iter_mut().zip(ls.iter().zip(&rs)) {
+                *y = l + self.a * r;
+                while *y >= self.n {
+                    *y = self.rounds(*y);
+                }
+            }
+        }
+        for (i, y) in rest.iter_mut().enumerate() {
+            *y = self.apply(first + done + i as u64);
+        }
     }
 
     #[inline(always)]

@@ -57,6 +57,10 @@ pub struct Run {
     pub rows: u32,
 }
 
+/// Samples of one rank's step at most. Their places are held in memory, padding included, by whoever walks the plan:
+/// a slip in a batch size must not cost a cache node gigabytes.
+pub const RANK_BATCH_MAX: u64 = 1 << 22;
+
 /// How the order is cut.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Cut {
@@ -91,6 +95,11 @@ impl Cut {
         }
         if g > 1 << 31 {
             return Err(Error::invalid(format!("global batch {g} is more than 2^31 samples")));
+        }
+        if g.div_ceil(w) > RANK_BATCH_MAX {
+            return Err(Error::invalid(format!(
+                "global batch {g} gives each of {w} ranks more than {RANK_BATCH_MAX} samples a step: use a smaller one"
+            )));
         }
         if !g.is_multiple_of(w) {
             let (below, above) = (g / w * w, g.div_ceil(w) * w);

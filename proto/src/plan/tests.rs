@@ -75,6 +75,10 @@ proptest! {
         let image: BTreeSet<u64> = (0..n).map(|x| p.apply(x)).collect();
         prop_assert_eq!(image.len() as u64, n);
         prop_assert!(image.iter().all(|&y| y < n));
+        let first = key % n;
+        let mut run = vec![0; (n - first) as usize];
+        p.apply_all(first, &mut run);
+        prop_assert!(run.iter().enumerate().all(|(i, &y)| y == p.apply(first + i as u64)));
     }
 
     #[test]
