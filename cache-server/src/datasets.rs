@@ -3,10 +3,11 @@
 //! A manifest is kept on disk too, so that a node that was restarted serves what it holds without asking the store.
 
 use crate::cache::blocking;
+use crate::flight::Flights;
 use arrow::datatypes::SchemaRef;
 use forebay_proto::manifest::{Digest, Manifest, SEGMENT_BYTES};
 use forebay_proto::{Error, Result, v1};
-use forebay_segment::{Source, schema, source};
+use forebay_segment::{Frozen, Source, schema, source};
 use prost::Message as _;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -27,6 +28,8 @@ pub struct Datasets {
     allow: Vec<String>,
     dir: PathBuf,
     known: Mutex<HashMap<Digest, Dataset>>,
+    /// Datasets being frozen, by URI and segment size: the ranks of a job all open theirs at once.
+    freezing: Flights<(String, u64), Arc<Frozen>>,
 }
 
 impl Datasets {
@@ -39,7 +42,7 @@ impl Datasets {
         let dir = dir.join("v1/manifests");
         std::fs::create_dir_all(&dir)
             .map_err(|e| Error::denied(format!("cache directory {}: cannot be made: {e}", dir.display())))?;
-        let datasets = Self { source, allow, dir, known: Mutex::default() };
+        let datasets = Self { source, allow, dir, known: Mutex::default(), freezing: Flights::default() };
         datasets.recover();
         Ok(datasets)
     }
@@ -48,7 +51,9 @@ impl Datasets {
     pub async fn freeze(&self, spec: v1::DatasetSpec, columns: &[String]) -> Result<(Dataset, u64)> {
         let uri = self.allowed(&spec.uri)?;
         let segment_bytes = if spec.segment_bytes == 0 { SEGMENT_BYTES } else { spec.segment_bytes };
-        let frozen = self.source.freeze(&uri, segment_bytes).await?;
+        let (source, place) = (self.source.clone(), uri.clone());
+        let freeze = || async move { source.freeze(&place, segment_bytes).await };
+        let frozen = self.freezing.fly((uri, segment_bytes), freeze).await.1?;
         let manifest = Arc::new(frozen.manifest.clone());
         let schema = frozen.schema.clone();
         let projection = schema::projection(&schema, columns).map_err(|e| e.context(manifest.uri()))?;

@@ -1,4 +1,4 @@
-//! Single flight: one fill per segment, however many wait for it.
+//! Single flight: one fill per segment (and one freezing per dataset), however many wait for it.
 //!
 //! The first caller starts the work as a task of its own, so that a caller who gives up cancels nothing for the others;
 //! the flight leaves the table when its task ends, however it ends.
@@ -35,7 +35,7 @@ impl<K, V: Clone> Default for Flights<K, V> {
 
 impl<K, V> Flights<K, V>
 where
-    K: Hash + Eq + Copy + Send + 'static,
+    K: Hash + Eq + Clone + Send + 'static,
     V: Clone + Send + Sync + 'static,
 {
     /// The value of the work under way for `key`, or of `work`, which is then started.
@@ -48,7 +48,7 @@ where
             match table.get(&key) {
                 Some(landing) => (Seat::Joined, landing.clone()),
                 None => {
-                    let departure = Departure { table: self.table.clone(), key };
+                    let departure = Departure { table: self.table.clone(), key: key.clone() };
                     let work = work();
                     let task = tokio::spawn(async move {
                         let _departure = departure;
@@ -69,12 +69,12 @@ where
 }
 
 /// Takes the flight off the table when its task ends.
-struct Departure<K: Hash + Eq + Copy, V: Clone> {
+struct Departure<K: Hash + Eq, V: Clone> {
     table: Arc<Mutex<HashMap<K, Landing<V>>>>,
     key: K,
 }
 
-impl<K: Hash + Eq + Copy, V: Clone> Drop for Departure<K, V> {
+impl<K: Hash + Eq, V: Clone> Drop for Departure<K, V> {
     fn drop(&mut self) {
         self.table.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.key);
     }

@@ -4,6 +4,7 @@
 //! * [`order`]: the order of samples, and what an epoch costs at the store.
 //! * [`bad_input`]: whatever is wrong is told in one line, soon, and without a secret.
 //! * [`node`]: what a cache node tells of itself, and does when told.
+//! * [`tickets`]: what a node makes of requests that are wrong.
 //! * [`trainer`]: training runs on a cache.
 //! * [`refused`]: how a command must end that cannot succeed.
 //! * [`restart`]: what a run survives without an error.
@@ -18,4 +19,5 @@ mod node;
 mod order;
 mod refused;
 mod restart;
+mod tickets;
 mod trainer;
