@@ -262,6 +262,7 @@ fn settings_that_make_no_sense_are_named() {
     for (line, says) in [
         (&["--world", "0"][..], "world size 0"),
         (&["--batch", "0"], "global batch 0"),
+        (&["--batch", "2000000000"], "use a smaller one"),
         (&["--batch", "7", "--world", "2"], "6 or 8"),
         (&["--rank", "2", "--world", "2"], "rank 2 of 2"),
     ] {
