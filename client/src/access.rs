@@ -10,6 +10,7 @@ use forebay_proto::{Error, Kind, Result};
 use forebay_segment::SourceSettings;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
+use tokio::time::{Instant, sleep};
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Status};
 
@@ -56,6 +57,18 @@ impl Access {
         match self {
             Access::Endpoint(node) => Ok(node.status().await?.counters.unwrap_or_default()),
             Access::Direct(direct) => Ok(direct.counters()),
+        }
+    }
+
+    /// The same in the middle of a run, which must not end because the node is away for less than `patience`.
+    pub async fn status_within(&self, patience: Duration) -> Result<Counters> {
+        let (since, mut pause) = (Instant::now(), Duration::from_millis(50));
+        loop {
+            match self.status().await {
+                Err(e) if e.kind == Kind::Retry && since.elapsed() < patience => sleep(pause).await,
+                answer => return answer,
+            }
+            pause = (pause * 2).min(Duration::from_secs(2));
         }
     }
 }
@@ -153,7 +166,6 @@ fn not_an_address(url: &str) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::time::Instant;
 
     #[test]
     fn addresses_with_and_without_a_scheme() {

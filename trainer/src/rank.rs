@@ -63,7 +63,7 @@ impl<'a> Rank<'a> {
         // The test dataset first: what is wrong with it should show before the training, not after.
         let test = self.settings.test.as_ref().map(|uri| self.open(uri)).transpose()?;
         self.group.barrier()?;
-        let mut cost = self.counters()?;
+        let mut cost = self.counters(Duration::ZERO)?;
         self.group.barrier()?;
         let train = self.open(&self.settings.train)?;
         let steps = train.manifest().rows().div_ceil(self.settings.batch);
@@ -80,7 +80,7 @@ impl<'a> Rank<'a> {
             let took = tally.elapsed();
             // The cost is read when every rank has its last batch, and before any of them goes on.
             self.group.barrier()?;
-            let now = self.counters()?;
+            let now = self.counters(LoaderSettings::default().patience)?;
             let total = tally.merge(&self.group, took, &since(&cost, &now))?;
             cost = now;
             ensure!(
@@ -205,12 +205,12 @@ impl<'a> Rank<'a> {
     }
 
     /// What this rank has to add to the cost of an epoch: its own counters when it reads the store itself; the
-    /// cache's on the first rank alone, as all ranks share them.
-    fn counters(&self) -> Result<Counters> {
+    /// cache's on the first rank alone, as all ranks share them. A node may be away for as long as `patience`.
+    fn counters(&self, patience: Duration) -> Result<Counters> {
         if !self.place.is_first() && !self.reads_itself() {
             return Ok(Counters::default());
         }
-        Ok(self.runtime.block_on(self.access.status())?)
+        Ok(self.runtime.block_on(self.access.status_within(patience))?)
     }
 
     /// Whether each rank reads the store itself, without a cache.

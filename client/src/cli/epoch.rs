@@ -93,8 +93,9 @@ impl Epoch {
             out.flush()?;
         }
         for epoch in 0..self.epochs {
-            let read = ranks::read(&dataset, &self.settings(epoch), ranks.clone()).await?;
-            let after = access.status().await?;
+            let settings = self.settings(epoch);
+            let read = ranks::read(&dataset, &settings, ranks.clone()).await?;
+            let after = access.status_within(settings.patience).await?;
             let row = Row::new(epoch, &read, &counters::since(&before, &after), place);
             before = after;
             if !self.json {

@@ -7,13 +7,14 @@ use std::time::{Duration, Instant};
 
 use forebay_tests::fault::{self, Fault};
 use forebay_tests::mnist;
-use forebay_tests::process::ServerOptions;
+use forebay_tests::process::{Running, Server, ServerOptions};
 use forebay_tests::s3::S3Server;
 use forebay_tests::slow::{SlowProxy, Slowness};
 use serde_json::Value;
 
 use crate::commands::{cached, counter, digest, direct, epoch, json, rows};
 use crate::fixtures::{self, Comparison};
+use crate::refused::check;
 
 fn store() -> (S3Server, String) {
     let s3 = S3Server::start();
@@ -35,51 +36,125 @@ fn until(what: &str, mut happened: impl FnMut() -> bool) {
     }
 }
 
+/// One epoch by four ranks, in the middle of which the node is ended.
+struct Interrupted {
+    s3: S3Server,
+    uri: String,
+    slow: SlowProxy,
+    folder: tempfile::TempDir,
+    address: String,
+}
+
+impl Interrupted {
+    /// Starts the epoch, and ends the node by `end` when half of the data has come.
+    fn by(end: impl FnOnce(Server)) -> (Self, Running) {
+        let (s3, uri) = store();
+        // 10.6 MB take four seconds.
+        let slow = SlowProxy::start(&s3.endpoint, Slowness { total_mb_s: 2.6, ..Slowness::none() });
+        let folder = tempfile::tempdir().expect("make a folder");
+        let server = node(&s3, &slow, folder.path()).start();
+        let address = server.endpoint.replace("http://", "");
+        let mut run = cached(&server, &Self::line(&uri)).arg("--json").start();
+        until("half of the data", || slow.passed().object_bytes > 5_000_000);
+        assert!(run.is_running());
+        end(server);
+        std::thread::sleep(Duration::from_millis(700));
+        assert!(run.is_running(), "it waits for the node");
+        (Self { s3, uri, slow, folder, address }, run)
+    }
+
+    fn line(uri: &str) -> [&str; 6] {
+        ["epoch", uri, "--world", "4", "--segment-bytes", "2000000"]
+    }
+
+    /// Starts the node again, at the same address and with the same folder.
+    fn restart(&self) -> Server {
+        node(&self.s3, &self.slow, self.folder.path()).args(["--listen", &self.address]).start()
+    }
+
+    /// Waits for the epoch's end, which must be as if nothing had happened.
+    fn ends_well(&self, run: Running) -> Value {
+        let wanted = json(direct(&self.s3, &Self::line(&self.uri)));
+        let ended = run.end();
+        assert_eq!(ended.stderr, "");
+        let answer = parse(&ended.expect_success());
+        assert_eq!(digest(&answer, 0), digest(&wanted, 0), "the same samples in the same places");
+        assert_eq!(epoch(&answer, 0, "samples"), mnist::TRAIN_SAMPLES);
+        answer
+    }
+}
+
+fn node(s3: &S3Server, slow: &SlowProxy, folder: &Path) -> ServerOptions {
+    // Few requests at once: some segments are complete while others are not begun.
+    ServerOptions::for_endpoint(s3, &slow.endpoint).folder(folder).env("FOREBAY_SOURCE__MAX_REQUESTS", "4")
+}
+
 #[test]
 fn a_node_killed_in_mid_epoch_and_restarted_costs_nothing_but_time() {
+    let (interrupted, run) = Interrupted::by(|mut server| server.kill());
+    let server = interrupted.restart();
+    let answer = interrupted.ends_well(run);
+    // What was on disk when it died is complete or not there at all, and what is there was not fetched again.
+    let (again, projected) = (counter(&server, "s3_bytes"), answer["projected_bytes"].as_u64());
+    assert!(projected.is_some_and(|all| again < all * 3 / 4), "{again} of {projected:?} bytes came again");
+    assert_eq!(counter(&server, "corrupt_segments"), 0);
+    server.stop();
+}
+
+#[test]
+fn a_node_told_to_stop_in_mid_epoch_ends_soon_and_may_come_back() {
+    let (interrupted, run) = Interrupted::by(|server| {
+        let start = Instant::now();
+        server.stop();
+        assert!(start.elapsed() < Duration::from_secs(10), "streams get five seconds, then they are ended");
+    });
+    let server = interrupted.restart();
+    interrupted.ends_well(run);
+    server.stop();
+}
+
+#[test]
+fn a_node_that_lost_its_disk_fills_it_again() {
+    let (interrupted, run) = Interrupted::by(|mut server| server.kill());
+    std::fs::remove_dir_all(interrupted.folder.path().join("cache")).expect("lose the disk");
+    let server = interrupted.restart();
+    interrupted.ends_well(run);
+    server.stop();
+}
+
+#[test]
+fn an_object_overwritten_while_the_node_was_away_is_changed() {
+    let (interrupted, run) = Interrupted::by(|mut server| server.kill());
+    std::fs::remove_dir_all(interrupted.folder.path().join("cache")).expect("lose the disk");
+    let other = std::fs::read(mnist::folder().join("test/part-00000.parquet")).expect("read");
+    interrupted.s3.put("mnist/train/part-00003.parquet", other);
+    let server = interrupted.restart();
+    check(run.end(), &["s3://forebay/mnist/train", "overwritten", "start anew"]);
+    server.stop();
+}
+
+#[test]
+fn a_node_that_comes_and_goes_between_and_within_warm_epochs_is_waited_for() {
     let (s3, uri) = store();
-    let line = ["epoch", &uri, "--world", "4", "--segment-bytes", "2000000"];
-    let wanted = json(direct(&s3, &line));
-    // 10.6 MB take four seconds.
-    let slow = SlowProxy::start(&s3.endpoint, Slowness { total_mb_s: 2.6, ..Slowness::none() });
     let folder = tempfile::tempdir().expect("make a folder");
-    let options = || {
-        let options = ServerOptions::for_endpoint(&s3, &slow.endpoint).folder(folder.path());
-        options.env("FOREBAY_SOURCE__MAX_REQUESTS", "4")
-    };
+    let options = || ServerOptions::for_s3(&s3).folder(folder.path());
     let mut server = options().start();
     let address = server.endpoint.replace("http://", "");
+    let line = ["epoch", &uri, "--world", "2", "--batch", "48", "--epochs", "40"];
     let mut run = cached(&server, &line).arg("--json").start();
-    until("half of the data", || slow.passed().object_bytes > 5_000_000);
-    assert!(run.is_running());
-    server.kill();
-    std::thread::sleep(Duration::from_millis(700));
-    assert!(run.is_running(), "it waits for the node");
-    // What was written when it died is complete or not there at all: nothing of it is damaged.
-    let server = options().args(["--listen", &address]).start();
-    let ended = run.end();
-    assert_eq!(ended.stderr, "");
-    let answer = parse(&ended.expect_success());
-    assert_eq!(digest(&answer, 0), digest(&wanted, 0), "the same samples in the same places");
-    assert_eq!(epoch(&answer, 0, "samples"), mnist::TRAIN_SAMPLES);
-    // Segments that were on disk were not fetched again.
-    let again = counter(&server, "s3_bytes");
-    let projected = answer["projected_bytes"].as_u64().expect("a number");
-    assert!(again < projected * 3 / 4, "{again} of {projected} bytes were fetched after the restart");
-    assert_eq!(counter(&server, "corrupt_segments"), 0);
-
-    // And once more, warm, where it is the stream that breaks.
-    let mut server = server;
-    let served = counter(&server, "rows_served");
-    let mut run = cached(&server, &["epoch", &uri, "--world", "4", "--json", "--batch", "8"]).start();
-    until("the next rows", || counter(&server, "rows_served") > served);
-    assert!(run.is_running());
-    server.kill();
-    let server = options().args(["--listen", &address]).start();
+    for _ in 0..3 {
+        let served = counter(&server, "rows_served");
+        until("rows", || counter(&server, "rows_served") > served);
+        assert!(run.is_running());
+        server.kill();
+        std::thread::sleep(Duration::from_millis(300));
+        server = options().args(["--listen", &address]).start();
+    }
     let answer = parse(&run.end().expect_success());
-    assert_eq!(epoch(&answer, 0, "samples"), mnist::TRAIN_SAMPLES);
-    let wanted = json(cached(&server, &["epoch", &uri, "--batch", "8"]));
-    assert_eq!(digest(&answer, 0), digest(&wanted, 0));
+    let wanted = json(cached(&server, &["epoch", &uri, "--batch", "48", "--epochs", "40"]));
+    for number in 0..40 {
+        assert_eq!(digest(&answer, number), digest(&wanted, number), "epoch {number}");
+    }
     server.stop();
 }
 
