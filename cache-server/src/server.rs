@@ -21,6 +21,9 @@ use tokio_util::sync::CancellationToken;
 /// Bytes of a request that is not a ticket.
 const REQUEST_BYTES_MAX: usize = 4 << 20;
 
+/// How long streams that were told to end may take to say so: a reader that stands still never lets them.
+const LAST_WORDS: Duration = Duration::from_secs(1);
+
 /// A node whose sockets are bound and whose store is open.
 pub struct Server {
     node: Arc<Node>,
@@ -74,7 +77,8 @@ impl Server {
         self.metrics.as_ref().map(local).transpose()
     }
 
-    /// Serves until `stop` is called, then gives streams the drain time and ends them.
+    /// Serves until `stop` is called, then gives streams the drain time and ends them. Connections that are left after
+    /// that end with the runtime.
     pub async fn run(self, stop: CancellationToken) -> Result<()> {
         let streams = CancellationToken::new();
         let health = tonic_health::server::health_reporter();
@@ -110,7 +114,7 @@ impl Server {
                 });
             }
         };
-        let served = tonic::transport::Server::builder()
+        let serving = tonic::transport::Server::builder()
             .tcp_nodelay(true)
             .http2_keepalive_interval(Some(Duration::from_secs(10)))
             .http2_keepalive_timeout(Some(Duration::from_secs(10)))
@@ -118,8 +122,19 @@ impl Server {
             .add_service(reflection)
             .add_service(CacheServer::new(control).max_decoding_message_size(REQUEST_BYTES_MAX))
             .add_service(Flight::new(self.node.clone(), streams.clone()))
-            .serve_with_incoming_shutdown(nodelay(self.listener), ending)
-            .await;
+            .serve_with_incoming_shutdown(nodelay(self.listener), ending);
+        // A body is asked for its next frame only when there is room on the wire, so it cannot end by itself then.
+        let overdue = async {
+            streams.cancelled().await;
+            tokio::time::sleep(LAST_WORDS).await;
+        };
+        let served = tokio::select! {
+            served = serving => served,
+            () = overdue => {
+                tracing::info!("connections that did not end in time are cut");
+                Ok(())
+            }
+        };
         streams.cancel();
         served.map_err(|e| Error::closed(format!("gRPC is no longer served: {e}")))
     }

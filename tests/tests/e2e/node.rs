@@ -2,10 +2,15 @@
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
+use std::time::Duration;
 
+use forebay_client::stream::{Stream, StreamSettings};
+use forebay_client::{Access, Dataset, DatasetSpec};
+use forebay_proto::v1;
 use forebay_tests::mnist;
 use forebay_tests::process::{Run, ServerOptions};
 use forebay_tests::s3::S3Server;
+use prost::Message;
 
 use crate::commands::{cached, counter, epoch, json};
 use crate::fixtures;
@@ -93,4 +98,28 @@ fn the_endpoint_may_come_from_the_environment() {
         assert_eq!(rows, b"{\"id\":0}\n");
     }
     server.stop();
+}
+
+#[test]
+fn a_reader_that_stands_still_does_not_keep_the_node_from_stopping() {
+    let s3 = S3Server::start();
+    mnist::upload(&s3).expect("read MNIST");
+    let server = ServerOptions::for_s3(&s3).env("FOREBAY_DRAIN_S", "0.2").start();
+    let runtime = tokio::runtime::Runtime::new().expect("start a runtime");
+    let stream = runtime.block_on(async {
+        let access = Access::endpoint(&server.endpoint).expect("an endpoint");
+        let spec = DatasetSpec { uri: s3.uri("mnist/test"), ..Default::default() };
+        let dataset = Dataset::open(&access, &spec).await.expect("open");
+        let manifest = dataset.manifest().digest().to_bytes().to_vec().into();
+        let scan = v1::ScanTicket { manifest, ..Default::default() };
+        let ticket = v1::Ticket { kind: Some(v1::ticket::Kind::Scan(scan)) }.encode_to_vec();
+        let settings = StreamSettings { window_bytes: 64 << 10, ..Default::default() };
+        let mut stream = Stream::open(&server.endpoint, &ticket, &settings).await.expect("a stream");
+        stream.next().await.expect("the schema");
+        // Its window fills up while pings are still answered.
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        stream
+    });
+    server.stop();
+    drop(stream);
 }
