@@ -9,7 +9,7 @@ use crate::flight::{Flights, Seat};
 use crate::store::Store;
 use crate::store::file::Origin;
 use arrow::array::{RecordBatch, RecordBatchOptions};
-use arrow::datatypes::{Schema, SchemaRef};
+use arrow::datatypes::{Field, Schema, SchemaRef};
 use forebay_proto::manifest::{Manifest, SegmentId};
 use forebay_proto::{Error, Result};
 use forebay_segment::answer::Segments;
@@ -95,7 +95,8 @@ impl Cache {
             (self.source.clone(), self.store.clone(), self.fill_room.clone(), self.fill_kib);
         async move {
             let s = manifest.segment(segment)?;
-            let kib = (s.decoded_bytes * FILL_FACTOR / 1024).clamp(1, u64::from(fill_kib)) as u32;
+            let kib =
+                (s.decoded_bytes.saturating_mul(FILL_FACTOR) / 1024).clamp(1, u64::from(fill_kib)) as u32;
             let _room = room.acquire_many(kib).await.map_err(|_| Error::closed("the server is stopping"))?;
             let batch = source.read_segment(&manifest, segment, &projection).await?;
             let object = &manifest.objects()[s.object as usize];
@@ -132,19 +133,45 @@ fn compose(wanted: &SchemaRef, parts: &[Arc<RecordBatch>], rows: u64) -> Result<
     {
         return Ok(only.clone());
     }
-    let column = |name: &str| {
-        let found = parts.iter().find_map(|p| p.column_by_name(name).cloned());
-        found.ok_or_else(|| Error::corrupt(format!("column `{name}` vanished while it was read")))
+    let unfit = |e| Error::corrupt(format!("the stored columns do not fit the dataset's schema: {e}"));
+    let column = |wanted: &Field| {
+        let found = parts.iter().find_map(|p| p.column_by_name(wanted.name()).cloned());
+        let found = found.ok_or_else(|| {
+            Error::corrupt(format!("column `{}` vanished while it was read", wanted.name()))
+        })?;
+        // A segment may have been filled for another dataset that holds its object, whose first object named the
+        // parts of lists and maps differently.
+        schema::retype(found, wanted.data_type()).map_err(unfit)
     };
-    let columns = wanted.fields().iter().map(|f| column(f.name())).collect::<Result<Vec<_>>>()?;
+    let columns = wanted.fields().iter().map(|f| column(f)).collect::<Result<Vec<_>>>()?;
     let options = RecordBatchOptions::new().with_row_count(Some(rows as usize));
     let plain: SchemaRef = Arc::new(Schema::new(wanted.fields().clone()));
-    RecordBatch::try_new_with_options(plain, columns, &options)
-        .map(Arc::new)
-        .map_err(|e| Error::corrupt(format!("the stored columns do not fit the dataset's schema: {e}")))
+    RecordBatch::try_new_with_options(plain, columns, &options).map(Arc::new).map_err(unfit)
 }
 
 /// Runs work that touches the disk off the async threads.
 pub async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T> {
     tokio::task::spawn_blocking(work).await.map_err(|e| Error::corrupt(format!("a disk task failed: {e}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use arrow::array::{ArrayRef, ListArray};
+    use arrow::datatypes::{DataType, Int64Type};
+
+    #[test]
+    fn columns_stored_for_another_dataset_fit_whatever_it_called_their_parts() {
+        let rows = [Some(vec![Some(1), Some(2)]), None, Some(vec![])];
+        let list = |name: &str| -> ArrayRef {
+            let lists = ListArray::from_iter_primitive::<Int64Type, _, _>(rows.clone());
+            let (_, offsets, values, nulls) = lists.into_parts();
+            let item = Arc::new(Field::new(name, DataType::Int64, true));
+            Arc::new(ListArray::new(item, offsets, values, nulls))
+        };
+        let batch = |name| Arc::new(RecordBatch::try_from_iter([("ids", list(name))]).unwrap());
+        let (stored, wanted) = (batch("element"), batch("item"));
+        let composed = compose(&wanted.schema(), &[stored], 3).unwrap();
+        assert_eq!(composed, wanted);
+    }
 }

@@ -150,7 +150,7 @@ fn key_value(entries: &Field) -> Option<(&FieldRef, &FieldRef)> {
 }
 
 /// `array` as `wanted`, which may differ from its type in names and nullability of nested fields only.
-pub(crate) fn retype(array: ArrayRef, wanted: &DataType) -> Result<ArrayRef, ArrowError> {
+pub fn retype(array: ArrayRef, wanted: &DataType) -> Result<ArrayRef, ArrowError> {
     if array.data_type() == wanted {
         return Ok(array);
     }
