@@ -136,9 +136,17 @@ impl Store {
 
     /// Removes every segment of objects under a URI; answers with how many files and bytes went.
     pub fn free(&self, uri: &str) -> (u64, u64) {
-        let gone = self.index().remove_under(uri);
-        gone.iter().for_each(|(key, _)| self.unlink(key));
-        (gone.len() as u64, gone.iter().map(|(_, bytes)| bytes).sum())
+        let keys = self.index().files_under(uri);
+        let mut gone = (0, 0);
+        for key in keys {
+            // One by one under the lock: a fill that brings the file back meanwhile must not lose it again.
+            let mut index = self.index();
+            if let Some(bytes) = index.remove(&key) {
+                self.unlink(&key);
+                gone = (gone.0 + 1, gone.1 + bytes);
+            }
+        }
+        gone
     }
 
     /// Bytes in use, those being written included.
@@ -176,10 +184,13 @@ impl Store {
                 Some(batch)
             }
             Err(e) => {
-                self.counters.corrupt.fetch_add(1, Ordering::Relaxed);
-                tracing::warn!(error = %e, "a segment file is damaged: removed, it will be filled again");
-                self.index().remove(key);
-                self.unlink(key);
+                let mut index = self.index();
+                // If it is not known any more, it was evicted a moment ago: nothing is wrong with it.
+                if index.remove(key).is_some() {
+                    self.unlink(key);
+                    self.counters.corrupt.fetch_add(1, Ordering::Relaxed);
+                    tracing::warn!(error = %e, "a segment file is damaged: removed, it will be filled again");
+                }
                 None
             }
         }

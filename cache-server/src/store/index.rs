@@ -165,10 +165,8 @@ impl Index {
         Some(entry.bytes)
     }
 
-    /// Forgets every file of objects under a URI; answers with them and their bytes.
-    pub fn remove_under(&mut self, uri: &str) -> Vec<(FileKey, u64)> {
-        let keys: Vec<_> =
-            self.entries.iter().filter(|(_, e)| is_under(&e.object, uri)).map(|(k, _)| *k).collect();
-        keys.into_iter().filter_map(|k| self.remove(&k).map(|bytes| (k, bytes))).collect()
+    /// The files of objects under a URI.
+    pub fn files_under(&self, uri: &str) -> Vec<FileKey> {
+        self.entries.iter().filter(|(_, e)| is_under(&e.object, uri)).map(|(k, _)| *k).collect()
     }
 }
