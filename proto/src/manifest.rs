@@ -15,6 +15,9 @@ pub const FORMAT: u32 = 1;
 /// ranged reads, small enough that eviction and replication stay fine-grained.
 pub const SEGMENT_BYTES: u64 = 32 << 20;
 
+/// Decoded bytes that a segment may aim at: whoever opens a dataset chooses, and a node decodes a segment at once.
+pub const SEGMENT_BYTES_MAX: u64 = 1 << 30;
+
 /// A 128-bit digest, printed as 32 hex digits.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub struct Digest(pub u128);
@@ -110,7 +113,7 @@ impl Manifest {
         let uri = uri.into();
         let bad = |why: String| Err(Error::invalid(format!("{uri}: malformed manifest: {why}")));
         let mut segments = Vec::with_capacity(sizes.len());
-        let (mut rows, mut row_group, mut object) = (0u64, 0u32, 0u32);
+        let (mut rows, mut bytes, mut row_group, mut object) = (0u64, 0u64, 0u32, 0u32);
         for (i, s) in sizes.iter().enumerate() {
             if s.object < object || s.object as usize >= objects.len() {
                 return bad(format!("segment {i} names object {} of {}", s.object, objects.len()));
@@ -129,12 +132,15 @@ impl Manifest {
                 first_row: rows,
                 decoded_bytes: s.decoded_bytes,
             });
-            let (Some(next_group), Some(next_rows)) =
-                (row_group.checked_add(s.row_groups), rows.checked_add(s.rows))
-            else {
+            // Sums over segments, here and elsewhere, need not be checked after this.
+            let (Some(next_group), Some(next_rows), Some(next_bytes)) = (
+                row_group.checked_add(s.row_groups),
+                rows.checked_add(s.rows),
+                bytes.checked_add(s.decoded_bytes),
+            ) else {
                 return bad(format!("segment {i} overflows"));
             };
-            (row_group, rows) = (next_group, next_rows);
+            (row_group, rows, bytes) = (next_group, next_rows, next_bytes);
         }
         if segments.len() > u32::MAX as usize {
             return bad("more than 2^32 segments".into());
@@ -333,6 +339,15 @@ mod tests {
         let mut bad = w;
         bad.segments.as_mut().unwrap().rows[0] += 1;
         assert_eq!(Manifest::try_from(bad).unwrap_err().kind, crate::Kind::Corrupt);
+    }
+
+    #[test]
+    fn sums_over_segments_fit() {
+        let size = SegmentSize { object: 0, row_groups: 1, rows: 1, decoded_bytes: u64::MAX };
+        let object = Object { key: "a".into(), etag: "e".into(), size: 1 };
+        let manifest = |sizes: &[_]| Manifest::new("s3://b/p", 1, vec![], vec![object.clone()], sizes);
+        assert!(manifest(&[size]).is_ok());
+        assert!(manifest(&[size, size]).unwrap_err().message.contains("segment 1 overflows"));
     }
 
     #[test]

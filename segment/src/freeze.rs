@@ -6,7 +6,7 @@ use crate::footer::Footer;
 use crate::schema::{projection, to_ipc, unify};
 use crate::source::{Place, Source, Version, normalise};
 use arrow::datatypes::{DataType, Schema, SchemaRef};
-use forebay_proto::manifest::{Object, SEGMENT_BYTES, SegmentSize};
+use forebay_proto::manifest::{Object, SEGMENT_BYTES, SEGMENT_BYTES_MAX, SegmentSize};
 use forebay_proto::{Error, Manifest, Result};
 use futures::future::BoxFuture;
 use futures::{FutureExt, StreamExt, TryStreamExt, stream};
@@ -46,16 +46,22 @@ impl Source {
     pub async fn freeze(&self, uri: &str, segment_bytes: u64) -> Result<Arc<Frozen>> {
         let uri = normalise(uri)?;
         let segment_bytes = if segment_bytes == 0 { SEGMENT_BYTES } else { segment_bytes };
+        if segment_bytes > SEGMENT_BYTES_MAX {
+            return Err(Error::invalid(format!(
+                "{uri}: segments of {segment_bytes} bytes are too large: use {SEGMENT_BYTES_MAX} at most"
+            )));
+        }
         let objects = self.objects(&uri).await?;
         // Boxed one by one: the compiler cannot see through the closure's lifetimes that the whole future is Send.
         let reads: Vec<BoxFuture<'_, Result<Arc<Footer>>>> =
             objects.iter().map(|(_, place, version)| self.footer(place, version).boxed()).collect();
-        let footers: Vec<Arc<Footer>> =
-            stream::iter(reads).buffered(self.settings().max_requests).try_collect().await?;
-        let mut schema = Schema::empty();
-        let mut column_bytes = Vec::new();
-        let mut sizes = Vec::new();
-        for (i, ((_, place, _), footer)) in objects.iter().zip(&footers).enumerate() {
+        // One after the other: the footers of a large dataset together are larger than memory.
+        let mut footers = stream::iter(reads).buffered(self.settings().max_requests);
+        let (mut schema, mut column_bytes) = (Schema::empty(), Vec::new());
+        let (mut sizes, mut row_groups) = (Vec::new(), 0);
+        for (i, (_, place, _)) in objects.iter().enumerate() {
+            let Some(footer) = footers.try_next().await? else { break };
+            row_groups += footer.row_groups().len() as u64;
             if i == 0 {
                 schema = footer.schema.as_ref().clone();
                 column_bytes = vec![0u64; schema.fields().len()];
@@ -72,7 +78,7 @@ impl Source {
                 for (column, bytes) in column_bytes.iter_mut().enumerate() {
                     *bytes += footer.chunks(group, column).map(|r| r.end - r.start).sum::<u64>();
                 }
-                groups.push((group.num_rows() as u64, decoded_bytes(footer, group)));
+                groups.push((group.num_rows() as u64, decoded_bytes(&footer, group)));
             }
             let object = u32::try_from(i).map_err(|_| Error::invalid(format!("{uri}: too many objects")))?;
             sizes.extend(cut(&groups, segment_bytes).map(|(row_groups, rows, decoded_bytes)| SegmentSize {
@@ -82,10 +88,10 @@ impl Source {
                 decoded_bytes,
             }));
         }
+        drop(footers);
         let named =
             objects.into_iter().map(|(key, _, v)| Object { key, etag: v.etag, size: v.size }).collect();
         let manifest = Manifest::new(uri, segment_bytes, to_ipc(&schema)?, named, &sizes)?;
-        let row_groups = footers.iter().map(|f| f.row_groups().len() as u64).sum();
         Ok(Arc::new(Frozen { manifest, schema: Arc::new(schema), column_bytes, row_groups }))
     }
 
