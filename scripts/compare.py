@@ -39,12 +39,6 @@ def same_kind(kind):
     return kind
 
 
-def forgot_zone(got, want):
-    """Parquet has no timestamps in seconds: files that had them hold milliseconds, and readers other than pyarrow do not apply
-    the zone of the Arrow schema beside them. The instants are the same, and are compared."""
-    return pa.types.is_timestamp(want) and want.unit == "ms" and got == pa.timestamp("ms", tz="UTC") and bool(want.tz)
-
-
 def expected_table(folder, columns):
     paths = sorted(pathlib.Path(folder).glob("**/*.parquet"))
     if not paths:
@@ -92,8 +86,6 @@ def plain(column):
 def difference(name, got, want):
     """None, or a line that says where the two columns differ."""
     kind = same_kind(want.type)
-    if forgot_zone(same_kind(got.type), kind):
-        got = got.cast(kind)
     if same_kind(got.type) != kind:
         return f"column {name!r} is of type {got.type}, not {want.type}"
     got, want = (column if column.type == kind else column.cast(kind) for column in (got, want))

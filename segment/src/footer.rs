@@ -3,11 +3,15 @@
 //! A footer that is here is sound: its column chunks lie inside the object and its row counts add up, so what builds
 //! on it need not check again.
 
-use crate::schema::plain;
+use crate::schema::{plain, with_zones};
 use crate::source::{Place, Purpose, Source, Version};
 use arrow::datatypes::{Schema, SchemaRef};
+use arrow_ipc::convert::try_schema_from_ipc_buffer;
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD;
 use bytes::Bytes;
 use forebay_proto::{Error, Result};
+use parquet::arrow::ARROW_SCHEMA_META_KEY;
 use parquet::arrow::arrow_reader::{ArrowReaderMetadata, ArrowReaderOptions};
 use parquet::errors::ParquetError;
 use parquet::file::FOOTER_SIZE;
@@ -56,7 +60,11 @@ impl Footer {
             let options = ArrowReaderOptions::new().with_skip_arrow_metadata(true);
             ArrowReaderMetadata::try_new(meta.clone(), options)
         });
-        let schema: SchemaRef = Arc::new(plain(derived.map_err(bad)?.schema()));
+        let mut schema = plain(derived.map_err(bad)?.schema());
+        if let Some(written) = written_schema(&meta) {
+            schema = with_zones(schema, &plain(&written));
+        }
+        let schema: SchemaRef = Arc::new(schema);
         let options = ArrowReaderOptions::new().with_schema(schema.clone());
         let arrow = ArrowReaderMetadata::try_new(meta, options).map_err(bad)?;
         let mut leaves: Vec<Range<usize>> = Vec::new();
@@ -116,6 +124,14 @@ fn check(meta: &ParquetMetaData, end: u64) -> Result<(), String> {
         n if n == rows => Ok(()),
         n => Err(format!("its footer claims {n} rows but its row groups have {rows}")),
     }
+}
+
+/// The Arrow schema that an Arrow writer left beside Parquet's own, if there is one that can be read.
+fn written_schema(meta: &ParquetMetaData) -> Option<Schema> {
+    let pairs = meta.file_metadata().key_value_metadata()?;
+    let text = pairs.iter().find(|pair| pair.key == ARROW_SCHEMA_META_KEY)?.value.as_deref()?;
+    let bytes = BASE64_STANDARD.decode(text).ok()?;
+    try_schema_from_ipc_buffer(&bytes).ok()
 }
 
 fn repeated(schema: &Schema) -> Result<(), String> {

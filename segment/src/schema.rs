@@ -80,6 +80,37 @@ fn plain_type(data_type: &DataType) -> DataType {
     }
 }
 
+/// `read` with the time zones that `written` names for the same columns. Parquet only knows that a timestamp is in UTC; the
+/// parquet crate takes the zone from the writer's schema, but not where that has another unit (seconds, which Parquet
+/// lacks). Both must be plain; where they do not fit each other, `read` stands.
+pub(crate) fn with_zones(read: Schema, written: &Schema) -> Schema {
+    let field = |f: &FieldRef| match written.column_with_name(f.name()) {
+        Some((_, w)) => zoned_field(f, w),
+        None => f.clone(),
+    };
+    Schema::new(read.fields().iter().map(field).collect::<Fields>())
+}
+
+fn zoned_field(read: &FieldRef, written: &Field) -> FieldRef {
+    let data_type = zoned_type(read.data_type(), written.data_type());
+    Arc::new(read.as_ref().clone().with_data_type(data_type))
+}
+
+fn zoned_type(read: &DataType, written: &DataType) -> DataType {
+    use DataType::*;
+    match (read, written) {
+        (Timestamp(unit, Some(_)), Timestamp(_, Some(zone))) => Timestamp(*unit, Some(zone.clone())),
+        (List(r), List(w)) => List(zoned_field(r, w)),
+        (LargeList(r), LargeList(w)) => LargeList(zoned_field(r, w)),
+        (FixedSizeList(r, n), FixedSizeList(w, m)) if n == m => FixedSizeList(zoned_field(r, w), *n),
+        (Map(r, sorted), Map(w, _)) => Map(zoned_field(r, w), *sorted),
+        (Struct(r), Struct(w)) if r.len() == w.len() => {
+            Struct(r.iter().zip(w).map(|(r, w)| zoned_field(r, w)).collect())
+        }
+        _ => read.clone(),
+    }
+}
+
 /// Widens `schema` so that it holds `other` too: nullable where either is. Extension types are `schema`'s. The error
 /// says which column differs and how.
 pub(crate) fn unify(schema: &Schema, other: &Schema) -> Result<Schema, String> {

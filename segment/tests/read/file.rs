@@ -1,12 +1,15 @@
 //! Datasets of every shape, frozen and read from `file://`.
 
 use crate::given::{self, Dir, all_types, ints, write, write_empty_groups};
-use arrow::array::{Array, AsArray, RecordBatch};
+use arrow::array::{Array, ArrayRef, AsArray, RecordBatch, StructArray, TimestampMillisecondArray};
 use arrow::compute::{cast, concat_batches};
-use arrow::datatypes::{DataType, Int64Type, Schema};
+use arrow::datatypes::{DataType, Field, Fields, Int64Type, Schema, TimeUnit};
 use forebay_proto::{Kind, Manifest, v1};
 use forebay_segment::{Source, SourceSettings};
+use parquet::arrow::arrow_writer::ArrowWriterOptions;
+use parquet::arrow::{ARROW_SCHEMA_META_KEY, ArrowWriter, encode_arrow_schema};
 use parquet::basic::Compression;
+use parquet::file::metadata::KeyValue;
 use parquet::file::properties::{EnabledStatistics, WriterProperties, WriterVersion};
 use proptest::prelude::*;
 use std::sync::Arc;
@@ -206,6 +209,46 @@ async fn schemas_must_agree_but_for_nullability() {
         kind == Kind::Invalid && message.contains("c.parquet") && message.contains("schema differs"),
         "{message}"
     );
+}
+
+/// Parquet has no timestamps in seconds: writers store milliseconds and note in the Arrow schema what they were.
+#[tokio::test]
+async fn zones_survive_a_change_of_unit() {
+    let milliseconds = |zone: &str| TimestampMillisecondArray::from(vec![1000, 2000]).with_timezone(zone);
+    let stored: ArrayRef = Arc::new(milliseconds("UTC"));
+    let noted = DataType::Timestamp(TimeUnit::Second, Some("Europe/Berlin".into()));
+    let inner = Fields::from(vec![Field::new("in", stored.data_type().clone(), true)]);
+    let nested: ArrayRef = Arc::new(StructArray::new(inner, vec![stored.clone()], None));
+    let noted_inner = DataType::Struct(vec![Field::new("in", noted.clone(), true)].into());
+    let written = Schema::new(vec![Field::new("at", noted, true), Field::new("nested", noted_inner, true)]);
+    let pair = KeyValue::new(ARROW_SCHEMA_META_KEY.to_owned(), encode_arrow_schema(&written));
+    let batch =
+        RecordBatch::try_from_iter_with_nullable([("at", stored, true), ("nested", nested, true)]).unwrap();
+    let dir = Dir::new();
+    let properties = WriterProperties::builder().set_key_value_metadata(Some(vec![pair])).build();
+    let options = ArrowWriterOptions::new().with_properties(properties).with_skip_arrow_metadata(true);
+    let file = std::fs::File::create(dir.path("a.parquet")).unwrap();
+    let mut writer = ArrowWriter::try_new_with_options(file, batch.schema(), options).unwrap();
+    writer.write(&batch).unwrap();
+    writer.close().unwrap();
+
+    let source = source();
+    let frozen = source.freeze(&dir.uri(), 0).await.unwrap();
+    let read = read_all(&source, &frozen.manifest, &[0, 1]).await;
+    let want: ArrayRef = Arc::new(milliseconds("Europe/Berlin"));
+    assert_eq!(read[0].column(0), &want);
+    assert_eq!(read[0].column(1).as_struct().column(0), &want);
+}
+
+#[tokio::test]
+async fn segments_of_any_size_but_not_of_every_size() {
+    let dir = Dir::new();
+    write(&dir.path("a.parquet"), &ints(0..5), 5, WriterProperties::builder());
+    let source = source();
+    let most = forebay_proto::manifest::SEGMENT_BYTES_MAX;
+    assert!(source.freeze(&dir.uri(), most).await.is_ok());
+    let e = source.freeze(&dir.uri(), most + 1).await.unwrap_err();
+    assert!(e.kind == Kind::Invalid && e.message.contains("too large"), "{e}");
 }
 
 #[tokio::test]
