@@ -115,6 +115,7 @@ where
         budget,
         sender: sender.clone(),
         held: Default::default(),
+        share: 1.0,
     };
     let work = work(maker);
     tokio::spawn(async move {

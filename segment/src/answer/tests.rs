@@ -208,3 +208,69 @@ async fn a_reader_that_leaves_ends_the_work() {
     assert!(made.asked.lock().unwrap().len() < 10, "it read ahead without bound");
     assert_eq!(Arc::strong_count(&made), 1, "the work goes on");
 }
+
+#[tokio::test]
+async fn messages_keep_their_size_when_rows_grow() {
+    struct Growing;
+    impl Segments for Growing {
+        fn get<'a>(
+            &'a self,
+            manifest: &'a Arc<Manifest>,
+            segment: u32,
+            _: &'a [usize],
+        ) -> BoxFuture<'a, Result<Arc<RecordBatch>>> {
+            async move {
+                let s = manifest.segment(segment)?;
+                let ids = s.first_row as i64..(s.first_row + s.rows) as i64;
+                let text = "x".repeat(if segment == 0 { 1 } else { 10_000 });
+                let texts = (0..s.rows).map(|_| text.as_str());
+                let columns = [
+                    ("id", Arc::new(Int64Array::from_iter_values(ids)) as ArrayRef),
+                    ("name", Arc::new(StringArray::from_iter_values(texts))),
+                ];
+                Ok(Arc::new(RecordBatch::try_from_iter(columns).unwrap()))
+            }
+            .boxed()
+        }
+    }
+    let schema = batch(0, 1).schema();
+    let object = Object { key: "o".into(), etag: "e".into(), size: 1 };
+    let sizes = [(2000, 13), (200, 10_012)].map(|(rows, row_bytes)| SegmentSize {
+        object: 0,
+        row_groups: 1,
+        rows,
+        decoded_bytes: rows * row_bytes,
+    });
+    let ipc = crate::schema::to_ipc(&schema).unwrap();
+    let manifest = Arc::new(Manifest::new("s3://b/p", 1, ipc, vec![object], &sizes).unwrap());
+    let cut =
+        Cut { first_position: 0, global_batch: 100, world: 1, ending: Ending::Pad, layout: Layout::Segment };
+    let t = ticket(&manifest, Shuffle::None, cut, 0);
+    let budget = Budget { message_bytes: 30_000, messages: 1, segments_ahead: 1 };
+    let mut answer = plan(Arc::new(Growing), manifest, &schema, &t, budget).unwrap();
+    let mut messages = 0;
+    while let Some(message) = answer.messages.recv().await {
+        let bytes = message.unwrap().body_bytes();
+        assert!(bytes < 60_000, "message {messages} has {bytes} bytes");
+        messages += 1;
+    }
+    assert!(messages < 120, "{messages} messages for 2 MB");
+}
+
+#[tokio::test]
+async fn a_rank_without_rows_in_most_segments_still_reads_ahead() {
+    let (made, manifest, schema) = dataset(&[1; 200]);
+    let cut =
+        Cut { first_position: 0, global_batch: 16, world: 8, ending: Ending::Pad, layout: Layout::Segment };
+    let t = ticket(&manifest, Shuffle::None, cut, 3);
+    let budget = Budget { message_bytes: 1, messages: 1, segments_ahead: 4 };
+    let mut answer = plan(made.clone(), manifest, &schema, &t, budget).unwrap();
+    // Its rows are 6, 7, 22, 23, 38, 39, ...
+    for _ in 0..4 {
+        answer.messages.recv().await.unwrap().unwrap();
+    }
+    tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+    let asked = made.asked.lock().unwrap().clone();
+    assert!(asked.contains(&41), "only {asked:?} were made ready");
+    assert!(!asked.contains(&60), "{asked:?}");
+}

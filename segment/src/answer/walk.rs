@@ -6,19 +6,21 @@ use crate::wire::Message;
 use arrow::array::RecordBatch;
 use arrow::datatypes::SchemaRef;
 use forebay_proto::digest::OrderDigest;
-use forebay_proto::manifest::Manifest;
+use forebay_proto::manifest::{Manifest, Segment};
 use forebay_proto::plan::steps::{Cut, Slot, Steps};
 use forebay_proto::plan::{Order, PlanKey, Sample, Shuffle};
 use forebay_proto::{Error, Kind, Result, v1};
+use futures::{StreamExt, TryStreamExt, stream};
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use tokio::sync::{Semaphore, mpsc};
 
 /// Rows that no message exceeds, so that narrow rows do not make huge indices.
 const MESSAGE_ROWS: usize = 64 << 10;
 
-/// Fills under way at once for one answer's prefetch.
-const PREFETCH_CONCURRENCY: usize = 8;
+/// Segments that one answer gets at once, for a message and for its prefetch each.
+const CONCURRENCY: usize = 8;
 
 /// Segments that a prefetch keeps ready at most, however wide the window: beyond that the store decides.
 const PREFETCH_SEGMENTS: usize = 64;
@@ -33,6 +35,8 @@ pub(super) struct Maker {
     pub sender: mpsc::Sender<Result<Message>>,
     /// Segments that the last message used.
     pub held: HashMap<u32, Arc<RecordBatch>>,
+    /// Body bytes for each byte that the manifest estimates, as in the last message; 1 before it.
+    pub share: f64,
 }
 
 /// The rows of the message being collected.
@@ -41,10 +45,13 @@ struct Collected {
     meta: v1::MessageMeta,
     samples: Vec<Sample>,
     digest: OrderDigest,
+    /// What the manifest estimates the rows at, all columns.
+    bytes: f64,
 }
 
 impl Collected {
-    fn push(&mut self, step: u64, sample: Sample) {
+    fn push(&mut self, step: u64, sample: Sample, of: &Segment) {
+        self.bytes += of.decoded_bytes as f64 / of.rows as f64;
         if self.samples.is_empty() {
             self.meta.first_step = step;
         }
@@ -58,46 +65,42 @@ impl Collected {
 }
 
 impl Maker {
-    /// Rows that a message should hold, from the size of what the last one held.
-    fn rows_per_message(&self, row_bytes: f64) -> usize {
-        ((self.budget.message_bytes as f64 / row_bytes.max(1.0)) as usize).clamp(1, MESSAGE_ROWS)
+    /// Whether the collected rows are a message's worth. Each row counts as its own segment's rows do, so that small rows
+    /// before large ones do not make a message of gigabytes.
+    fn is_full(&self, collected: &Collected) -> bool {
+        collected.samples.len() >= MESSAGE_ROWS
+            || collected.bytes * self.share >= self.budget.message_bytes as f64
     }
 
-    /// Decoded bytes of a row, estimated from the manifest for all columns and scaled to the projected share.
-    fn row_bytes(&self) -> f64 {
-        let (bytes, rows) = (self.manifest.segments().iter().take(16))
-            .fold((0u64, 0u64), |(b, r), s| (b + s.decoded_bytes, r + s.rows));
-        bytes as f64 / rows.max(1) as f64
-    }
-
-    async fn hold(&mut self, wanted: impl Iterator<Item = u32>) -> Result<()> {
-        let mut held = HashMap::new();
-        for segment in wanted {
-            if held.contains_key(&segment) {
-                continue;
+    /// Holds the wanted segments and no others; those that are not held yet are got several at once.
+    async fn hold(&mut self, wanted: HashSet<u32>) -> Result<()> {
+        self.held.retain(|segment, _| wanted.contains(segment));
+        let missing: Vec<u32> = wanted.into_iter().filter(|s| !self.held.contains_key(s)).collect();
+        let gets = missing.into_iter().map(|segment| {
+            let (segments, manifest, projection) =
+                (self.segments.clone(), self.manifest.clone(), self.projection.clone());
+            async move {
+                let batch = segments.get(&manifest, segment, &projection).await?;
+                let rows = manifest.segment(segment)?.rows;
+                if batch.num_rows() as u64 != rows {
+                    return Err(Error::corrupt(format!(
+                        "{}: segment {segment} has {} rows, the manifest says {rows}",
+                        manifest.uri(),
+                        batch.num_rows()
+                    )));
+                }
+                Ok((segment, batch))
             }
-            let batch = match self.held.remove(&segment) {
-                Some(batch) => batch,
-                None => self.segments.get(&self.manifest, segment, &self.projection).await?,
-            };
-            let rows = self.manifest.segment(segment)?.rows;
-            if batch.num_rows() as u64 != rows {
-                return Err(Error::corrupt(format!(
-                    "{}: segment {segment} has {} rows, the manifest says {rows}",
-                    self.manifest.uri(),
-                    batch.num_rows()
-                )));
-            }
-            held.insert(segment, batch);
-        }
-        self.held = held;
+        });
+        let got: Vec<_> = stream::iter(gets).buffer_unordered(CONCURRENCY).try_collect().await?;
+        self.held.extend(got);
         Ok(())
     }
 
-    /// Gathers and sends the collected rows; answers with the message's body bytes.
-    async fn send(&mut self, collected: Collected) -> Result<usize> {
-        let segments: HashSet<u32> = collected.samples.iter().map(|s| s.segment).collect();
-        self.hold(segments.into_iter()).await?;
+    /// Gathers and sends the collected rows.
+    async fn send(&mut self, collected: Collected) -> Result<()> {
+        self.hold(collected.samples.iter().map(|s| s.segment).collect()).await?;
+        let estimated = collected.bytes;
         let (numbers, sources): (Vec<u32>, Vec<Arc<RecordBatch>>) =
             self.held.iter().map(|(n, b)| (*n, b.clone())).unzip();
         let schema = self.schema.clone();
@@ -111,13 +114,15 @@ impl Maker {
             Message::new(&batch, v1::MessageMeta { digest, ..collected.meta })
         })
         .await?;
+        if estimated > 0.0 {
+            self.share = message.body_bytes() as f64 / estimated;
+        }
         self.deliver(message).await
     }
 
-    async fn deliver(&self, message: Message) -> Result<usize> {
-        let bytes = message.body_bytes();
+    async fn deliver(&self, message: Message) -> Result<()> {
         let sent = self.sender.send(Ok(message)).await;
-        sent.map(|()| bytes).map_err(|_| Error::closed("the reader of the stream has gone"))
+        sent.map_err(|_| Error::closed("the reader of the stream has gone"))
     }
 }
 
@@ -180,22 +185,20 @@ impl PlanWalk {
         let steps = Steps::new(&order, cut)?;
         let manifest = maker.manifest.clone();
         let mut ahead = Ahead::start(&maker, &order, cut.first_position, &segments);
-        let mut rows = maker.rows_per_message(maker.row_bytes());
         let mut slots: Vec<Slot> = Vec::new();
         let mut collected = Collected::default();
         for step in 0..steps.count() {
             steps.batch(step, rank, &mut slots);
             for slot in slots.iter().filter(|s| Self::wants(&segments, s.sample.segment)) {
                 ahead.reached(slot.sample.segment);
+                let segment = manifest.segment(slot.sample.segment)?;
                 if steps.is_real(slot) {
-                    let id = manifest.segment(slot.sample.segment)?.first_row + u64::from(slot.sample.row);
+                    let id = segment.first_row + u64::from(slot.sample.row);
                     collected.digest.add(slot.position, id);
                 }
-                collected.push(step, slot.sample);
-                if collected.samples.len() >= rows {
-                    let n = collected.samples.len();
-                    let bytes = maker.send(std::mem::take(&mut collected)).await?;
-                    rows = maker.rows_per_message(bytes as f64 / n as f64);
+                collected.push(step, slot.sample, &segment);
+                if maker.is_full(&collected) {
+                    maker.send(std::mem::take(&mut collected)).await?;
                 }
             }
         }
@@ -209,8 +212,15 @@ impl PlanWalk {
 /// Makes the plan's next segments ready ahead of the walk.
 struct Ahead {
     room: Arc<Semaphore>,
+    /// Where each wanted segment stands in the order of need.
+    places: HashMap<u32, usize>,
+    /// Segments before this place are past.
+    past: Arc<AtomicUsize>,
+    window: usize,
     reached: HashSet<u32>,
     last: Option<u32>,
+    /// Segments that room was made for.
+    made: usize,
     task: tokio::task::JoinHandle<()>,
 }
 
@@ -222,20 +232,24 @@ impl Ahead {
             Shuffle::Full => maker.manifest.segments().len(),
         };
         let ready = window.saturating_add(maker.budget.segments_ahead).min(PREFETCH_SEGMENTS);
-        let room = Arc::new(Semaphore::new(ready));
+        let (room, past) = (Arc::new(Semaphore::new(ready)), Arc::new(AtomicUsize::new(0)));
         let (segments, manifest, projection) =
             (maker.segments.clone(), maker.manifest.clone(), maker.projection.clone());
         let next: Vec<u32> = order.segments_from(position).filter(|&s| PlanWalk::wants(wanted, s)).collect();
-        let permits = room.clone();
+        let places = next.iter().enumerate().map(|(place, segment)| (*segment, place)).collect();
+        let (permits, floor) = (room.clone(), past.clone());
         let task = tokio::spawn(async move {
             let mut under_way = tokio::task::JoinSet::new();
-            for segment in next {
+            for (place, segment) in next.into_iter().enumerate() {
                 match permits.acquire().await {
                     Ok(permit) => permit.forget(),
                     Err(_) => return,
                 }
-                while under_way.len() >= PREFETCH_CONCURRENCY {
+                while under_way.len() >= CONCURRENCY {
                     under_way.join_next().await;
+                }
+                if place < floor.load(Relaxed) {
+                    continue;
                 }
                 let (segments, manifest, projection) =
                     (segments.clone(), manifest.clone(), projection.clone());
@@ -244,14 +258,22 @@ impl Ahead {
             }
             while under_way.join_next().await.is_some() {}
         });
-        Self { room, reached: HashSet::new(), last: None, task }
+        let (reached, last, made) = (HashSet::new(), None, 0);
+        Self { room, places, past, window, reached, last, made, task }
     }
 
     fn reached(&mut self, segment: u32) {
         // Rows come in runs of one segment: most calls end here.
-        if self.last.replace(segment) != Some(segment) && self.reached.insert(segment) {
-            self.room.add_permits(1);
+        if self.last.replace(segment) == Some(segment) || !self.reached.insert(segment) {
+            return;
         }
+        // A rank may have no row in many small segments: what lies a window back is past, reached or not.
+        let place = self.places.get(&segment).copied().unwrap_or(0);
+        let past = (place + 1).saturating_sub(self.window);
+        self.past.fetch_max(past, Relaxed);
+        let due = self.reached.len().max(past);
+        self.room.add_permits(due.saturating_sub(self.made));
+        self.made = self.made.max(due);
     }
 }
 
@@ -269,11 +291,11 @@ pub(super) async fn scan(mut maker: Maker, limit: u64) -> Result<()> {
         if left == 0 {
             break;
         }
-        maker.hold(std::iter::once(segment)).await?;
+        maker.hold(HashSet::from([segment])).await?;
         let Some(batch) = maker.held.get(&segment).cloned() else { continue };
         let rows = (batch.num_rows() as u64).min(left) as usize;
-        let bytes = batch.get_array_memory_size() as f64 / batch.num_rows().max(1) as f64;
-        let per_message = maker.rows_per_message(bytes);
+        let bytes = used_bytes(&batch) / batch.num_rows().max(1);
+        let per_message = (maker.budget.message_bytes / bytes.max(1)).clamp(1, MESSAGE_ROWS);
         for first in (0..rows).step_by(per_message) {
             let n = per_message.min(rows - first);
             let stretch = batch.slice(first, n);
@@ -284,6 +306,11 @@ pub(super) async fn scan(mut maker: Maker, limit: u64) -> Result<()> {
         left -= rows as u64;
     }
     Ok(())
+}
+
+/// Bytes of the batch's own values. What its buffers keep alive would be the whole mapping, once for each of them.
+fn used_bytes(batch: &RecordBatch) -> usize {
+    batch.columns().iter().map(|c| c.to_data().get_slice_memory_size().unwrap_or(0)).sum()
 }
 
 /// The rows of a rows ticket; `Invalid` names the first that does not exist.
@@ -310,15 +337,16 @@ pub(super) fn explicit_rows(manifest: &Manifest, ticket: &v1::RowsTicket) -> Res
 
 /// Explicit rows in the order asked for.
 pub(super) async fn rows(mut maker: Maker, samples: Vec<Sample>) -> Result<()> {
-    let mut per_message = maker.rows_per_message(maker.row_bytes());
-    let mut rest = samples.as_slice();
-    while !rest.is_empty() {
-        let (now, after) = rest.split_at(per_message.min(rest.len()));
-        let mut collected = Collected::default();
-        now.iter().for_each(|s| collected.push(0, *s));
-        let bytes = maker.send(collected).await?;
-        per_message = maker.rows_per_message(bytes as f64 / now.len() as f64);
-        rest = after;
+    let manifest = maker.manifest.clone();
+    let mut collected = Collected::default();
+    for sample in samples {
+        collected.push(0, sample, &manifest.segment(sample.segment)?);
+        if maker.is_full(&collected) {
+            maker.send(std::mem::take(&mut collected)).await?;
+        }
+    }
+    if !collected.samples.is_empty() {
+        maker.send(collected).await?;
     }
     Ok(())
 }
