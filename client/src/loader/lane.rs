@@ -212,11 +212,12 @@ impl Lane {
             return Ok(());
         }
         let mut cursor = Cursor::at(start);
-        let mut feed = self.open(start).await?;
+        let patience = self.work.patience;
+        let silent = |_| Error::retry(format!("no data for {} s", patience.as_secs_f32()));
+        let mut feed = timeout(patience, self.open(start)).await.map_err(silent)??;
         let mut receiving: Option<Receiving> = None;
         loop {
-            let silent = || Error::retry(format!("no data for {} s", self.work.patience.as_secs_f32()));
-            let event = timeout(self.work.patience, feed.next()).await.map_err(|_| silent())??;
+            let event = timeout(patience, feed.next()).await.map_err(silent)??;
             match event {
                 Some(Event::Head(head)) => receiving = self.begin(&head, start, &cursor).await?,
                 Some(Event::Body(bytes)) => {

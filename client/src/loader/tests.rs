@@ -234,6 +234,20 @@ async fn damage_on_the_way_is_repaired_and_wrong_rows_are_an_error() {
     assert!(loader.next().await.is_err(), "an error is final");
 }
 
+/// A node that lives, as its pings say, but does not answer.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_that_does_not_answer_tries_patience_and_no_more() {
+    let world = World::new(&[60]);
+    let fleet = Fleet::start(&world, 1, None).await;
+    let dataset = fleet.open(&world).await;
+    fleet.nodes[0].conduct.stalls.store(true, SeqCst);
+    let settings = LoaderSettings { patience: Duration::from_millis(300), ..settings(10) };
+    let mut loader = Loader::start(&dataset, settings).unwrap();
+    let next = tokio::time::timeout(Duration::from_secs(10), loader.next());
+    let e = next.await.expect("no hang").unwrap_err();
+    assert_eq!((e.kind, e.message.contains("no data for 0.3 s")), (Kind::Retry, true), "{e}");
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_reader_that_waits_holds_everything_back() {
     let world = World::new(&[400]);

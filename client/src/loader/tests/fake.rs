@@ -35,6 +35,8 @@ pub struct Conduct {
     pub flips: AtomicBool,
     /// It leaves out the first message with rows.
     pub skips: AtomicBool,
+    /// It takes the question and never answers.
+    pub stalls: AtomicBool,
     /// It fails with this.
     pub fails: Mutex<Option<Error>>,
     /// Rows sent per message, about.
@@ -211,6 +213,9 @@ impl FlightService for Node {
 
     async fn do_get(&self, request: Request<Ticket>) -> Reply<Self::DoGetStream> {
         self.conduct.streams.fetch_add(1, SeqCst);
+        if self.conduct.stalls.load(SeqCst) {
+            std::future::pending::<()>().await;
+        }
         let answer = self.answer(&request.into_inner().ticket)?;
         let schema = FlightData { data_header: wire::schema_header(&answer.schema), ..Default::default() };
         let conduct = self.conduct.clone();
