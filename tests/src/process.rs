@@ -1,12 +1,14 @@
 //! The real binaries as child processes: found, started, watched, killed.
 //!
 //! [`Server`] is one `forebay-server` on free ports; its log goes to a file, and a WARN or ERROR line that the test did
-//! not allow fails the test when the server is stopped or dropped. [`Run`] is any other binary, run to its end.
+//! not allow fails the test when the server is stopped or dropped. [`Run`] is any other binary, run to its end. No child
+//! outlives the thread that started it.
 
 mod log;
 mod run;
 #[cfg(test)]
 mod tests;
+mod tie;
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
@@ -152,6 +154,7 @@ impl ServerOptions {
             command.arg("--cache-dir").arg(folder.join("cache"));
         }
         run::scrub(&mut command);
+        tie::tie(&mut command);
         command.args(&self.arguments).envs(self.environment.iter().cloned());
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(errors).spawn()
     }

@@ -51,6 +51,7 @@ impl Run {
     pub fn program(program: impl AsRef<OsStr>, name: &str) -> Self {
         let mut command = Command::new(program);
         scrub(&mut command);
+        super::tie::tie(&mut command);
         Self { command, name: name.to_owned(), limit: Duration::from_secs(120), show: false }
     }
 

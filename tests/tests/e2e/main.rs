@@ -8,12 +8,14 @@
 //! * [`trainer`]: training runs on a cache.
 //! * [`refused`]: how a command must end that cannot succeed.
 //! * [`restart`]: what a run survives without an error.
+//! * [`demo`]: that it leaves nothing behind.
 //!
 //! One executable, so that the fixtures are written once. `make test` builds the binaries before.
 
 mod bad_input;
 mod commands;
 mod data;
+mod demo;
 mod fixtures;
 mod node;
 mod order;
