@@ -130,6 +130,26 @@ struct SourceFlags {
     patience_s: Option<f64>,
 }
 
+/// Settings that are text whatever they look like: in a variable, `0123` would else become a number.
+const TEXTS: [&str; 7] = [
+    "node",
+    "source__s3_endpoint",
+    "source__s3_region",
+    "source__s3_access_key_id",
+    "source__s3_secret_access_key",
+    "source__s3_session_token",
+    "source__s3_profile",
+];
+
+/// What is wrong with the settings; of a secret only that it is.
+fn wrong(e: figment::Error) -> Error {
+    let key = e.path.join(".").to_ascii_lowercase();
+    match ["secret", "token"].iter().any(|word| key.contains(word)) {
+        true => Error::invalid(format!("settings: {key} must be text, in quotes")),
+        false => Error::invalid(format!("settings: {e}")),
+    }
+}
+
 impl Settings {
     /// Merges flags, environment and file, and checks the whole. `Invalid` names the setting.
     pub fn load(flags: &Flags) -> Result<Self> {
@@ -140,11 +160,14 @@ impl Settings {
             }
             figment = figment.merge(Toml::file_exact(path));
         }
-        let settings: Settings = figment
-            .merge(Env::prefixed("FOREBAY_").ignore(&["config", "endpoint", "log"]).split("__"))
-            .merge(Serialized::defaults(flags))
-            .extract()
-            .map_err(|e| Error::invalid(format!("settings: {e}")))?;
+        let others = ["config", "endpoint", "log"];
+        figment = figment.merge(Env::prefixed("FOREBAY_").ignore(&others).ignore(&TEXTS).split("__"));
+        for key in TEXTS {
+            if let Ok(text) = std::env::var(format!("FOREBAY_{}", key.to_ascii_uppercase())) {
+                figment = figment.merge((key.replace("__", "."), text));
+            }
+        }
+        let settings: Settings = figment.merge(Serialized::defaults(flags)).extract().map_err(wrong)?;
         settings.check()?;
         Ok(settings)
     }
@@ -223,6 +246,10 @@ mod tests {
         std::fs::write(file.path(), "allow = ['s3://a/b']\ncache_bites = 1\n").unwrap();
         assert!(load(&["--config", path]).unwrap_err().message.contains("cache_bites"));
         assert!(load(&[]).unwrap_err().message.contains("--allow"));
+        std::fs::write(file.path(), "allow = ['s3://a/b']\n[source]\ns3_secret_access_key = 8675309\n")
+            .unwrap();
+        let e = load(&["--config", path]).unwrap_err();
+        assert!(e.message.contains("s3_secret_access_key") && !e.message.contains("8675309"), "{e}");
         assert!(load(&["--config", "/nonexistent"]).unwrap_err().message.contains("/nonexistent"));
         let e = load(&["--allow", "s3://a", "--listen", "127.0.0.1:7", "--metrics-listen", "127.0.0.1:7"]);
         assert!(e.unwrap_err().message.contains("own port"));

@@ -45,6 +45,12 @@ pub(super) fn resolve(settings: &SourceSettings, env: Env<'_>) -> Result<Resolve
         .or_else(|| env("AWS_ENDPOINT_URL"))
         .or_else(|| profile.get("endpoint_url"))
         .map(|e| e.trim_end_matches('/').to_owned());
+    if endpoint.as_ref().is_some_and(|e| e.contains('@')) {
+        // Not repeated: it is in every message and log that names the endpoint otherwise.
+        return Err(Error::invalid(
+            "s3_endpoint: holds credentials: give them as settings or in the environment",
+        ));
+    }
     if let Some(e) = &endpoint
         && !e.starts_with("http://")
         && !e.starts_with("https://")
@@ -239,5 +245,8 @@ mod tests {
         }
         let s = SourceSettings { s3_endpoint: Some("localhost:9000".into()), ..Default::default() };
         assert!(run(&s, &[]).is_err());
+        let s = SourceSettings { s3_endpoint: Some("http://me:hunter2@h:1".into()), ..Default::default() };
+        let e = run(&s, &[]).unwrap_err();
+        assert!(e.message.contains("holds credentials") && !e.message.contains("hunter2"), "{e}");
     }
 }

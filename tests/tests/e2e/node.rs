@@ -123,3 +123,15 @@ fn a_reader_that_stands_still_does_not_keep_the_node_from_stopping() {
     server.stop();
     drop(stream);
 }
+
+#[test]
+fn a_variable_that_looks_like_a_number_is_text_where_text_is_wanted() {
+    let server = ServerOptions::bare()
+        .args(["--allow", "s3://bucket"])
+        .env("FOREBAY_NODE", "007")
+        .env("FOREBAY_SOURCE__S3_ACCESS_KEY_ID", "12")
+        .env("FOREBAY_SOURCE__S3_SECRET_ACCESS_KEY", "0123456789")
+        .start();
+    assert_eq!(json(cached(&server, &["status"]))["node"], "007");
+    server.stop();
+}
