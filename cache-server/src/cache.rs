@@ -67,7 +67,7 @@ impl Cache {
             let found = blocking(move || store.find(id, &names)).await?;
             if found.missing.is_empty() {
                 self.events.record(seat.map_or(Event::Hit, Event::Miss));
-                return compose(&wanted, &found.parts, manifest.segment(segment)?.rows);
+                return compose(&wanted, &found.parts, manifest.segment(segment)?.total_rows);
             }
             let missing: Vec<usize> = found.missing.iter().filter_map(|c| whole.index_of(c).ok()).collect();
             let fill = || self.fill(manifest.clone(), segment, missing);
@@ -79,7 +79,7 @@ impl Cache {
             parts.push(filled);
             if columns.iter().all(|c| parts.iter().any(|p| p.column_by_name(c).is_some())) {
                 self.events.record(Event::Miss(seat.unwrap_or(now)));
-                return compose(&wanted, &parts, manifest.segment(segment)?.rows);
+                return compose(&wanted, &parts, manifest.segment(segment)?.total_rows);
             }
         }
     }

@@ -7,7 +7,7 @@ use crate::flight::Flights;
 use arrow::datatypes::SchemaRef;
 use forebay_proto::manifest::{Digest, Manifest, SEGMENT_BYTES};
 use forebay_proto::{Error, Result, v1};
-use forebay_segment::{Frozen, Source, schema, source};
+use forebay_segment::{Frozen, Source, View, schema, source, view};
 use prost::Message as _;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -20,6 +20,13 @@ pub struct Dataset {
     pub manifest: Arc<Manifest>,
     /// All columns.
     pub schema: SchemaRef,
+}
+
+impl Dataset {
+    /// Whether it reads anything under a URI.
+    fn is_of(&self, uri: &str) -> bool {
+        self.manifest.parts().iter().any(|p| source::is_under(&p.uri, uri))
+    }
 }
 
 /// The datasets of a node.
@@ -49,13 +56,16 @@ impl Datasets {
 
     /// Freezes a dataset anew. Answers with it and the compressed bytes of `columns` (none = all).
     pub async fn freeze(&self, spec: v1::DatasetSpec, columns: &[String]) -> Result<(Dataset, u64)> {
-        let uri = self.allowed(&spec.uri)?;
         let segment_bytes = if spec.segment_bytes == 0 { SEGMENT_BYTES } else { spec.segment_bytes };
-        let (source, place) = (self.source.clone(), uri.clone());
-        let freeze = || async move { source.freeze(&place, segment_bytes).await };
-        let frozen = self.freezing.fly((uri, segment_bytes), freeze).await.1?;
-        let manifest = Arc::new(frozen.manifest.clone());
-        let schema = frozen.schema.clone();
+        let uris = view::uris(&spec)?.into_iter().map(|u| self.allowed(u)).collect::<Result<Vec<_>>>()?;
+        let mut frozen = Vec::with_capacity(uris.len());
+        for uri in uris {
+            let (source, place) = (self.source.clone(), uri.clone());
+            let freeze = || async move { source.freeze(&place, segment_bytes).await };
+            frozen.push(self.freezing.fly((uri, segment_bytes), freeze).await.1?);
+        }
+        let view = View::of(&spec, frozen)?;
+        let (manifest, schema) = (view.manifest.clone(), view.schema.clone());
         let projection = schema::projection(&schema, columns).map_err(|e| e.context(manifest.uri()))?;
         let dataset = Dataset { manifest: manifest.clone(), schema };
         let new = self.known().insert(manifest.digest(), dataset.clone()).is_none();
@@ -66,7 +76,7 @@ impl Datasets {
                 tracing::warn!(error = %e, "a manifest could not be kept: after a restart its dataset is opened anew");
             }
         }
-        Ok((dataset, frozen.projected_bytes(&projection)))
+        Ok((dataset, view.projected_bytes(&projection)))
     }
 
     /// The dataset of a digest, from a ticket; `NotFound` if this node does not know it.
@@ -91,7 +101,7 @@ impl Datasets {
         let uri = self.allowed(uri)?;
         let mut gone = Vec::new();
         self.known().retain(|digest, d| {
-            let keep = !source::is_under(d.manifest.uri(), &uri);
+            let keep = !d.is_of(&uri);
             if !keep {
                 gone.push(*digest);
             }
@@ -122,7 +132,7 @@ impl Datasets {
                 let bytes = std::fs::read(&path).map_err(|e| Error::corrupt(e.to_string()))?;
                 let wire = v1::Manifest::decode(&bytes[..]).map_err(|e| Error::corrupt(e.to_string()))?;
                 let manifest = Arc::new(Manifest::try_from(wire)?);
-                self.allowed(manifest.uri())?;
+                manifest.parts().iter().try_for_each(|p| self.allowed(&p.uri).map(drop))?;
                 let schema = schema::from_ipc(manifest.schema())?;
                 Ok(Dataset { manifest, schema })
             };

@@ -16,6 +16,7 @@ use crate::args::{AccessArgs, EndpointArgs};
 use crate::dataset::DatasetSpec;
 use clap::{Args, Parser, Subcommand};
 use failure::Failure;
+use forebay_proto::view::{MixPart, Split};
 use std::io::{BufWriter, Write};
 use std::process::ExitCode;
 
@@ -50,7 +51,19 @@ enum Command {
 #[derive(Debug, Clone, Args)]
 struct DatasetArgs {
     /// Dataset: s3://BUCKET/PREFIX or file:///PATH, a folder of Parquet objects or one of them
+    #[arg(
+        required_unless_present = "mix",
+        conflicts_with = "mix",
+        default_value = "",
+        hide_default_value = true
+    )]
     uri: String,
+    /// Only a stretch of its rows in file order: shares as in 0:0.9, or rows as in 1000:5000
+    #[arg(long, value_name = "FROM:TO", conflicts_with = "mix")]
+    split: Option<Split>,
+    /// Several datasets in proportion instead of one, separated by commas, as in s3://b/x=0.7,s3://b/y=0.3
+    #[arg(long, value_name = "URI=SHARE", value_delimiter = ',')]
+    mix: Vec<MixPart>,
     /// Columns to read, separated by commas [default: all]
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     columns: Option<Vec<String>>,
@@ -63,6 +76,8 @@ impl DatasetArgs {
     fn spec(&self) -> DatasetSpec {
         DatasetSpec {
             uri: self.uri.clone(),
+            split: self.split,
+            mix: self.mix.clone(),
             columns: self.columns.clone(),
             segment_bytes: self.segment_bytes,
         }

@@ -4,26 +4,58 @@ use crate::access::{Access, Node};
 use crate::direct::Direct;
 use arrow::datatypes::SchemaRef;
 use forebay_proto::manifest::Manifest;
+use forebay_proto::plan::Order;
+use forebay_proto::view::{MixPart, Split};
 use forebay_proto::{Error, Result, v1};
 use forebay_segment::answer::Segments;
-use forebay_segment::schema;
+use forebay_segment::{View, schema, view};
 use std::sync::Arc;
 
 /// Which dataset, and which of its columns.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct DatasetSpec {
-    /// All Parquet objects under this URI, or the one object that it names.
+    /// All Parquet objects under this URI, or the one object that it names; empty for a mix.
     pub uri: String,
+    /// Only these rows of it; `None` = all. Part of the dataset's version.
+    pub split: Option<Split>,
+    /// Several datasets in proportion, instead of one. Part of the dataset's version.
+    pub mix: Vec<MixPart>,
     /// Columns to read; `None` = all. They are read in the schema's order, whatever the order here.
     pub columns: Option<Vec<String>>,
     /// Decoded bytes that a segment aims at; `None` = the default, 32 MiB. Part of the dataset's version.
     pub segment_bytes: Option<u64>,
 }
 
+impl DatasetSpec {
+    /// All rows and columns of one dataset.
+    pub fn new(uri: impl Into<String>) -> Self {
+        Self { uri: uri.into(), ..Self::default() }
+    }
+
+    /// What a node is asked for.
+    pub fn to_wire(&self) -> v1::DatasetSpec {
+        v1::DatasetSpec {
+            uri: self.uri.clone(),
+            segment_bytes: self.segment_bytes.unwrap_or(0),
+            split: self.split.map(Into::into),
+            mix: self.mix.iter().cloned().map(Into::into).collect(),
+        }
+    }
+
+    /// For messages: the URI, or those of the mix.
+    fn name(&self) -> String {
+        match self.mix.as_slice() {
+            [] => self.uri.clone(),
+            mix => mix.iter().map(|p| p.uri.as_str()).collect::<Vec<_>>().join(", "),
+        }
+    }
+}
+
 /// A dataset, open for reading. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct Dataset {
     access: Access,
+    spec: DatasetSpec,
     manifest: Arc<Manifest>,
     schema: SchemaRef,
     projection: Arc<[usize]>,
@@ -38,13 +70,15 @@ impl Dataset {
             Access::Endpoint(node) => ask(node, spec).await?,
             Access::Direct(direct) => read(direct, spec).await?,
         };
-        let schema = schema::from_ipc(manifest.schema()).map_err(|e| e.context(&spec.uri))?;
+        let schema = schema::from_ipc(manifest.schema()).map_err(|e| e.context(spec.name()))?;
         let columns = spec.columns.as_deref().unwrap_or_default();
-        let projection = schema::projection(&schema, columns).map_err(|e| e.context(&spec.uri))?;
-        let projected_schema =
-            Arc::new(schema.project(&projection).map_err(|e| Error::invalid(format!("{}: {e}", spec.uri)))?);
+        let projection = schema::projection(&schema, columns).map_err(|e| e.context(spec.name()))?;
+        let projected_schema = Arc::new(
+            schema.project(&projection).map_err(|e| Error::invalid(format!("{}: {e}", spec.name())))?,
+        );
         Ok(Self {
             access: access.clone(),
+            spec: spec.clone(),
             manifest,
             schema,
             projection: projection.into(),
@@ -56,6 +90,16 @@ impl Dataset {
     /// The frozen dataset.
     pub fn manifest(&self) -> &Arc<Manifest> {
         &self.manifest
+    }
+
+    /// What was asked for.
+    pub fn spec(&self) -> &DatasetSpec {
+        &self.spec
+    }
+
+    /// Samples of an epoch: the dataset's rows, or what a mix of them gives.
+    pub fn epoch_samples(&self) -> u64 {
+        Order::samples(&self.manifest)
     }
 
     /// All columns.
@@ -106,18 +150,13 @@ impl Dataset {
 
 /// The manifest from a cache node.
 async fn ask(node: &Node, spec: &DatasetSpec) -> Result<(Arc<Manifest>, u64)> {
-    let request = v1::OpenRequest {
-        dataset: Some(v1::DatasetSpec {
-            uri: spec.uri.clone(),
-            segment_bytes: spec.segment_bytes.unwrap_or(0),
-        }),
-        columns: spec.columns.clone().unwrap_or_default(),
-    };
+    let request =
+        v1::OpenRequest { dataset: Some(spec.to_wire()), columns: spec.columns.clone().unwrap_or_default() };
     let reply = node.client().open(request).await.map_err(|s| node.error(s))?.into_inner();
     let manifest = reply.manifest.ok_or_else(|| {
         Error::invalid(format!(
             "{}: {} sent no manifest: use equal versions of Forebay",
-            spec.uri,
+            spec.name(),
             node.url()
         ))
     })?;
@@ -126,7 +165,13 @@ async fn ask(node: &Node, spec: &DatasetSpec) -> Result<(Arc<Manifest>, u64)> {
 
 /// The manifest from the store itself.
 async fn read(direct: &Direct, spec: &DatasetSpec) -> Result<(Arc<Manifest>, u64)> {
-    let frozen = direct.source().freeze(&spec.uri, spec.segment_bytes.unwrap_or(0)).await?;
-    let projection = frozen.projection(spec.columns.as_deref().unwrap_or_default())?;
-    Ok((Arc::new(frozen.manifest.clone()), frozen.projected_bytes(&projection)))
+    let wire = spec.to_wire();
+    let mut frozen = Vec::new();
+    for uri in view::uris(&wire)? {
+        frozen.push(direct.source().freeze(uri, wire.segment_bytes).await?);
+    }
+    let view = View::of(&wire, frozen)?;
+    let projection = schema::projection(&view.schema, spec.columns.as_deref().unwrap_or_default())
+        .map_err(|e| e.context(spec.name()))?;
+    Ok((view.manifest.clone(), view.projected_bytes(&projection)))
 }

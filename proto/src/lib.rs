@@ -5,6 +5,7 @@
 //! * [`plan`]: the global order of samples, steps and ranks: a pure function.
 //! * [`digest`]: the mergeable order digest.
 //! * [`state`]: the loader state, under 100 bytes.
+//! * [`view`]: splits and mixes of datasets.
 //! * [`ring`]: which nodes own a segment.
 //! * [`error`]: the few kinds of error and their gRPC status.
 
@@ -14,6 +15,7 @@ pub mod manifest;
 pub mod plan;
 pub mod ring;
 pub mod state;
+pub mod view;
 
 pub use error::{Error, Kind, Result};
 pub use manifest::Manifest;

@@ -6,6 +6,7 @@
 use crate::error::{Error, Result};
 use crate::v1;
 use std::fmt;
+use std::ops::Range;
 use xxhash_rust::xxh3::Xxh3;
 
 /// The manifest format that this build writes and understands.
@@ -17,6 +18,12 @@ pub const SEGMENT_BYTES: u64 = 32 << 20;
 
 /// Decoded bytes that a segment may aim at: whoever opens a dataset chooses, and a node decodes a segment at once.
 pub const SEGMENT_BYTES_MAX: u64 = 1 << 30;
+
+/// Rows that a dataset may have: enough for anything, and far from overflow.
+pub const MAX_ROWS: u64 = 1 << 60;
+
+/// Slots that a part of a mix may have.
+pub const BLOCK_MAX: u32 = 1000;
 
 /// A 128-bit digest, printed as 32 hex digits.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
@@ -67,12 +74,29 @@ pub struct Segment {
     pub first_row_group: u32,
     /// How many row groups.
     pub row_groups: u32,
-    /// Rows, fewer than 2^32.
+    /// Rows that belong to the dataset: consecutive ones of the segment's.
     pub rows: u64,
-    /// The dataset's rows before this segment, in file order.
+    /// Rows of the segment before them: more than 0 only where a split begins.
+    pub skip: u64,
+    /// Rows of the whole segment, fewer than 2^32.
+    pub total_rows: u64,
+    /// The dataset's rows before this segment's, in file order.
     pub first_row: u64,
     /// Estimated decoded bytes of all columns.
     pub decoded_bytes: u64,
+}
+
+/// One dataset of a mix, or the only one: consecutive segments of a manifest.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Part {
+    /// The dataset's URI.
+    pub uri: String,
+    /// Its segments.
+    pub segments: Range<u32>,
+    /// Its rows.
+    pub rows: u64,
+    /// Of each block of samples (the sum of all parts' slots), so many are of this part.
+    pub slots: u32,
 }
 
 /// A dataset frozen: schema, objects with versions, segments with row counts.
@@ -83,6 +107,7 @@ pub struct Manifest {
     schema: Vec<u8>,
     objects: Vec<Object>,
     segments: Vec<Segment>,
+    parts: Vec<Part>,
     rows: u64,
     digest: Digest,
 }
@@ -110,43 +135,88 @@ impl Manifest {
         objects: Vec<Object>,
         sizes: &[SegmentSize],
     ) -> Result<Self> {
-        let uri = uri.into();
-        let bad = |why: String| Err(Error::invalid(format!("{uri}: malformed manifest: {why}")));
+        let mut next = (0, 0u32);
         let mut segments = Vec::with_capacity(sizes.len());
-        let (mut rows, mut bytes, mut row_group, mut object) = (0u64, 0u64, 0u32, 0u32);
-        for (i, s) in sizes.iter().enumerate() {
-            if s.object < object || s.object as usize >= objects.len() {
-                return bad(format!("segment {i} names object {} of {}", s.object, objects.len()));
-            }
-            if s.object > object {
-                (object, row_group) = (s.object, 0);
-            }
-            if s.rows == 0 || s.rows > u32::MAX as u64 || s.row_groups == 0 {
-                return bad(format!("segment {i} has {} rows in {} row groups", s.rows, s.row_groups));
+        for s in sizes {
+            if s.object != next.0 {
+                next = (s.object, 0);
             }
             segments.push(Segment {
-                object,
-                first_row_group: row_group,
+                object: s.object,
+                first_row_group: next.1,
                 row_groups: s.row_groups,
                 rows: s.rows,
-                first_row: rows,
+                skip: 0,
+                total_rows: s.rows,
+                first_row: 0,
                 decoded_bytes: s.decoded_bytes,
             });
-            // Sums over segments, here and elsewhere, need not be checked after this.
-            let (Some(next_group), Some(next_rows), Some(next_bytes)) = (
-                row_group.checked_add(s.row_groups),
-                rows.checked_add(s.rows),
-                bytes.checked_add(s.decoded_bytes),
-            ) else {
-                return bad(format!("segment {i} overflows"));
-            };
-            (row_group, rows, bytes) = (next_group, next_rows, next_bytes);
+            next.1 = next.1.saturating_add(s.row_groups);
         }
+        Self::build(uri.into(), segment_bytes, schema, objects, segments, Vec::new())
+    }
+
+    /// Numbers the rows, checks everything, computes the digest. No parts: all segments are one.
+    pub(crate) fn build(
+        uri: String,
+        segment_bytes: u64,
+        schema: Vec<u8>,
+        objects: Vec<Object>,
+        mut segments: Vec<Segment>,
+        mut parts: Vec<Part>,
+    ) -> Result<Self> {
+        let bad = |why: String| Err(Error::invalid(format!("{uri}: malformed manifest: {why}")));
         if segments.len() > u32::MAX as usize {
             return bad("more than 2^32 segments".into());
         }
-        let digest = digest(&schema, &objects, sizes);
-        Ok(Self { uri, segment_bytes, schema, objects, segments, rows, digest })
+        // Sums over segments, here and elsewhere, need not be checked after this.
+        let (mut rows, mut bytes, mut before) = (0u64, 0u64, (0u32, 0u32));
+        for (i, s) in segments.iter_mut().enumerate() {
+            if s.object < before.0 || s.object as usize >= objects.len() {
+                return bad(format!("segment {i} names object {} of {}", s.object, objects.len()));
+            }
+            let end = s.first_row_group.checked_add(s.row_groups);
+            if s.row_groups == 0 || end.is_none() || (s.object == before.0 && s.first_row_group < before.1) {
+                return bad(format!("segment {i} has row groups {} + {}", s.first_row_group, s.row_groups));
+            }
+            let fits = s.skip.checked_add(s.rows).is_some_and(|end| end <= s.total_rows);
+            if s.rows == 0 || s.total_rows > u64::from(u32::MAX) || !fits {
+                return bad(format!("segment {i} has rows {} + {} of {}", s.skip, s.rows, s.total_rows));
+            }
+            s.first_row = rows;
+            bytes = match bytes.checked_add(s.decoded_bytes) {
+                Some(bytes) => bytes,
+                None => return bad(format!("segment {i} overflows")),
+            };
+            before = (s.object, end.unwrap_or(u32::MAX));
+            rows = match rows.checked_add(s.rows) {
+                Some(rows) if rows <= MAX_ROWS => rows,
+                _ => return bad(format!("more than {MAX_ROWS} rows")),
+            };
+        }
+        if parts.is_empty() {
+            parts.push(Part { uri: uri.clone(), segments: 0..segments.len() as u32, rows, slots: 1 });
+        }
+        let mut at = 0;
+        for p in &mut parts {
+            if p.segments.start != at || p.segments.end < at || p.segments.end as usize > segments.len() {
+                return bad(format!("part {} has segments {:?}", p.uri, p.segments));
+            }
+            if p.slots == 0 || p.slots > BLOCK_MAX {
+                return bad(format!("part {} has {} slots", p.uri, p.slots));
+            }
+            at = p.segments.end;
+            let own = &segments[p.segments.start as usize..p.segments.end as usize];
+            p.rows = own.iter().map(|s| s.rows).sum();
+        }
+        if at as usize != segments.len() {
+            return bad("some segments belong to no part".into());
+        }
+        if let Some(empty) = parts.iter().find(|p| p.rows == 0).filter(|_| parts.len() > 1) {
+            return Err(Error::invalid(format!("{} has no rows to mix", empty.uri)));
+        }
+        let digest = digest(&schema, &objects, &segments, &parts);
+        Ok(Self { uri, segment_bytes, schema, objects, segments, parts, rows, digest })
     }
 
     /// The dataset's URI.
@@ -174,7 +244,12 @@ impl Manifest {
         &self.segments
     }
 
-    /// Rows of the whole dataset.
+    /// The datasets of a mix, in order; one for a dataset that is not mixed.
+    pub fn parts(&self) -> &[Part] {
+        &self.parts
+    }
+
+    /// Rows of the whole dataset; of a mix, of all its parts together.
     pub fn rows(&self) -> u64 {
         self.rows
     }
@@ -188,6 +263,7 @@ impl Manifest {
     pub fn object_uri(&self, object: &Object) -> String {
         match object.key.as_str() {
             "" => self.uri.clone(),
+            key if key.contains("://") => key.to_owned(),
             key => format!("{}/{key}", self.uri.trim_end_matches('/')),
         }
     }
@@ -229,9 +305,11 @@ fn put(h: &mut Xxh3, bytes: &[u8]) {
 }
 
 /// xxh3-128 over, in this order: the format (u32), the schema, the number of objects and each one's key, etag and
-/// size, the number of segments and each one's object (u32), row groups (u32) and rows (u64). Integers are little
-/// endian, u64 unless said; texts and bytes are preceded by their length. Sizes that are estimates stay out.
-fn digest(schema: &[u8], objects: &[Object], sizes: &[SegmentSize]) -> Digest {
+/// size, the number of segments and each one's object (u32), row groups (u32) and rows (u64); then, only if a split or
+/// mix made it something else than whole objects, each segment's first row group (u32), skip and total rows, the
+/// number of parts and each one's number of segments (u32) and slots (u32). Integers are little endian, u64 unless
+/// said; texts and bytes are preceded by their length. Sizes that are estimates stay out.
+fn digest(schema: &[u8], objects: &[Object], segments: &[Segment], parts: &[Part]) -> Digest {
     let mut h = Xxh3::new();
     h.update(&FORMAT.to_le_bytes());
     put(&mut h, schema);
@@ -241,17 +319,42 @@ fn digest(schema: &[u8], objects: &[Object], sizes: &[SegmentSize]) -> Digest {
         put(&mut h, o.etag.as_bytes());
         h.update(&o.size.to_le_bytes());
     }
-    h.update(&(sizes.len() as u64).to_le_bytes());
-    for s in sizes {
+    h.update(&(segments.len() as u64).to_le_bytes());
+    for s in segments {
         h.update(&s.object.to_le_bytes());
         h.update(&s.row_groups.to_le_bytes());
         h.update(&s.rows.to_le_bytes());
     }
+    if !is_whole(segments) || parts.len() > 1 {
+        for s in segments {
+            h.update(&s.first_row_group.to_le_bytes());
+            h.update(&s.skip.to_le_bytes());
+            h.update(&s.total_rows.to_le_bytes());
+        }
+        h.update(&(parts.len() as u64).to_le_bytes());
+        for p in parts {
+            h.update(&(p.segments.end - p.segments.start).to_le_bytes());
+            h.update(&p.slots.to_le_bytes());
+        }
+    }
     Digest(h.digest128())
+}
+
+/// Whether segments are whole and follow each other from each object's start.
+fn is_whole(segments: &[Segment]) -> bool {
+    let mut next = (0, 0);
+    segments.iter().all(|s| {
+        let first = if s.object == next.0 { next.1 } else { 0 };
+        next = (s.object, s.first_row_group + s.row_groups);
+        s.first_row_group == first && s.skip == 0 && s.rows == s.total_rows
+    })
 }
 
 impl From<&Manifest> for v1::Manifest {
     fn from(m: &Manifest) -> Self {
+        let s = &m.segments;
+        let whole = is_whole(s);
+        let mixed = m.parts.len() > 1;
         v1::Manifest {
             format: FORMAT,
             uri: m.uri.clone(),
@@ -263,12 +366,25 @@ impl From<&Manifest> for v1::Manifest {
                 .map(|o| v1::Object { key: o.key.clone(), etag: o.etag.clone(), size: o.size })
                 .collect(),
             segments: Some(v1::Segments {
-                object: m.segments.iter().map(|s| s.object).collect(),
-                row_groups: m.segments.iter().map(|s| s.row_groups).collect(),
-                rows: m.segments.iter().map(|s| s.rows).collect(),
-                decoded_bytes: m.segments.iter().map(|s| s.decoded_bytes).collect(),
+                object: s.iter().map(|s| s.object).collect(),
+                row_groups: s.iter().map(|s| s.row_groups).collect(),
+                rows: s.iter().map(|s| s.rows).collect(),
+                decoded_bytes: s.iter().map(|s| s.decoded_bytes).collect(),
+                first_row_group: s.iter().filter(|_| !whole).map(|s| s.first_row_group).collect(),
+                skip: s.iter().filter(|_| !whole).map(|s| s.skip).collect(),
+                total_rows: s.iter().filter(|_| !whole).map(|s| s.total_rows).collect(),
             }),
             digest: m.digest.to_bytes().to_vec().into(),
+            parts: m
+                .parts
+                .iter()
+                .filter(|_| mixed)
+                .map(|p| v1::Part {
+                    uri: p.uri.clone(),
+                    segments: p.segments.end - p.segments.start,
+                    slots: p.slots,
+                })
+                .collect(),
         }
     }
 }
@@ -285,22 +401,17 @@ impl TryFrom<v1::Manifest> for Manifest {
             )));
         }
         let claimed = Digest::from_bytes(&w.digest)?;
-        let s = w.segments.unwrap_or_default();
-        let n = s.object.len();
-        if [s.row_groups.len(), s.rows.len(), s.decoded_bytes.len()] != [n; 3] {
-            return Err(Error::corrupt(format!("{}: malformed manifest: ragged segments", w.uri)));
-        }
-        let sizes: Vec<_> = (0..n)
-            .map(|i| SegmentSize {
-                object: s.object[i],
-                row_groups: s.row_groups[i],
-                rows: s.rows[i],
-                decoded_bytes: s.decoded_bytes[i],
-            })
-            .collect();
+        let segments = segments(&w.uri, w.segments.unwrap_or_default())?;
         let objects =
             w.objects.into_iter().map(|o| Object { key: o.key, etag: o.etag, size: o.size }).collect();
-        let m = Manifest::new(w.uri, w.segment_bytes, w.schema.to_vec(), objects, &sizes)?;
+        let mut at = 0u32;
+        let mut parts = Vec::with_capacity(w.parts.len());
+        for p in w.parts {
+            let start = at;
+            at = at.saturating_add(p.segments);
+            parts.push(Part { uri: p.uri, segments: start..at, rows: 0, slots: p.slots });
+        }
+        let m = Manifest::build(w.uri, w.segment_bytes, w.schema.to_vec(), objects, segments, parts)?;
         match m.digest == claimed {
             true => Ok(m),
             false => Err(Error::corrupt(format!(
@@ -309,6 +420,35 @@ impl TryFrom<v1::Manifest> for Manifest {
             ))),
         }
     }
+}
+
+/// Segments from their columns; `Corrupt` if those are of different lengths.
+fn segments(uri: &str, w: v1::Segments) -> Result<Vec<Segment>> {
+    let n = w.object.len();
+    let optional = [w.first_row_group.len(), w.skip.len(), w.total_rows.len()];
+    if [w.row_groups.len(), w.rows.len(), w.decoded_bytes.len()] != [n; 3]
+        || (optional != [0; 3] && optional != [n; 3])
+    {
+        return Err(Error::corrupt(format!("{uri}: malformed manifest: ragged segments")));
+    }
+    let mut next = (0, 0u32);
+    let segment = |i: usize| {
+        let (object, row_groups) = (w.object[i], w.row_groups[i]);
+        let follows = if object == next.0 { next.1 } else { 0 };
+        let first_row_group = w.first_row_group.get(i).copied().unwrap_or(follows);
+        next = (object, first_row_group.saturating_add(row_groups));
+        Segment {
+            object,
+            first_row_group,
+            row_groups,
+            rows: w.rows[i],
+            skip: w.skip.get(i).copied().unwrap_or(0),
+            total_rows: w.total_rows.get(i).copied().unwrap_or(w.rows[i]),
+            first_row: 0,
+            decoded_bytes: w.decoded_bytes[i],
+        }
+    };
+    Ok((0..n).map(segment).collect())
 }
 
 #[cfg(test)]

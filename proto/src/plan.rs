@@ -13,25 +13,32 @@
 //!    the window's position x holds its row `P(x)`, where P is the keyed bijection of [`permute`] under `key(1, k)`.
 //! 5. The windows follow each other.
 //!
+//! A **mix** of parts, part d having n(d) slots of a block of B = sum of n(d) positions and N(d) rows, has K blocks in an
+//! epoch, K = max(1, min over d of floor(N(d) / n(d))), so that no part is read more than once in an epoch if that can
+//! be. Slot x of block k is y = `P(x)` under `key(2, k)` for n = B; the parts' slots lie one after the other in 0 .. B,
+//! and if y is slot j of part d, then the position holds sample number m = (epoch K + k) n(d) + j of that part: position
+//! m mod N(d) of the part's own order of epoch floor(m / N(d)), whose seed is xxh3-64 of the 40 bytes of `key` with the
+//! mix's seed, epoch 0, domain 3, index d. So parts roll over by themselves, each in its own time.
+//!
 //! `full` is one window of all segments; `none` is file order. Any position is found in O(log S) without state, so a
 //! resume costs what a start costs, and nothing but the segments' sizes is kept in memory.
 //!
 //! [`steps`] cuts the order into steps and ranks, and lays the rows of a batch out.
 
+mod mix;
 pub mod permute;
+mod sequence;
 pub mod steps;
 
 use crate::error::{Error, Result};
 use crate::manifest::{Digest, Manifest};
 use crate::v1;
-use permute::{Permutation, SplitMix64, high};
+use mix::Mix;
+use sequence::Sequence;
 use xxhash_rust::xxh3::xxh3_64;
 
 /// The order's version. Changing what any plan yields means changing this.
 pub const VERSION: u32 = 1;
-
-/// Positions that are permuted at a time.
-const BLOCK: usize = 256;
 
 /// How rows are shuffled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -85,11 +92,11 @@ pub struct PlanKey {
 }
 
 /// Where a sample lies.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub struct Sample {
     /// Segment number in the manifest.
     pub segment: u32,
-    /// Row within the segment.
+    /// Row among those of the segment that belong to the dataset (a split may begin within a segment).
     pub row: u32,
 }
 
@@ -97,52 +104,29 @@ pub struct Sample {
 #[derive(Debug, Clone)]
 pub struct Order {
     key: PlanKey,
-    /// Segment numbers in the order they are visited.
-    sequence: Vec<u32>,
-    /// Rows before entry i of `sequence`; one more entry than `sequence`, the last is the number of rows.
-    starts: Vec<u64>,
-    /// Segments in a window.
-    window: usize,
+    course: Course,
 }
 
-/// One window of an order.
-struct Window {
-    /// First position, and one past the last.
-    range: std::ops::Range<u64>,
-    /// Its entries of `sequence`.
-    first: usize,
-    last: usize,
-    rows: Option<Permutation>,
+#[derive(Debug, Clone)]
+enum Course {
+    One(Sequence),
+    Mix(Mix),
 }
 
 impl Order {
     /// The order of `manifest`'s samples in one epoch.
     pub fn new(manifest: &Manifest, seed: u64, epoch: u64, shuffle: Shuffle) -> Self {
         let rows: Vec<u64> = manifest.segments().iter().map(|s| s.rows).collect();
-        Self::of_segments(&rows, PlanKey { manifest: manifest.digest(), seed, epoch, shuffle })
+        let key = PlanKey { manifest: manifest.digest(), seed, epoch, shuffle };
+        match manifest.parts() {
+            [_] | [] => Self::of_segments(&rows, key),
+            parts => Self { key, course: Course::Mix(Mix::new(&rows, parts, key)) },
+        }
     }
 
     /// The order over segments of the given row counts.
     pub fn of_segments(rows: &[u64], key: PlanKey) -> Self {
-        let mut sequence: Vec<u32> = (0..rows.len() as u32).collect();
-        if key.shuffle != Shuffle::None {
-            let mut random = SplitMix64(derive(&key, 0, 0));
-            for i in (1..sequence.len()).rev() {
-                sequence.swap(i, high(random.next(), i as u64 + 1) as usize);
-            }
-        }
-        let mut starts = Vec::with_capacity(rows.len() + 1);
-        let mut total = 0;
-        starts.push(0);
-        for &s in &sequence {
-            total += rows[s as usize];
-            starts.push(total);
-        }
-        let window = match key.shuffle {
-            Shuffle::Window(w) => (w as usize).clamp(1, rows.len().max(1)),
-            _ => rows.len().max(1),
-        };
-        Self { key, sequence, starts, window }
+        Self { key, course: Course::One(Sequence::new(rows, 0, key)) }
     }
 
     /// What made this order.
@@ -150,9 +134,20 @@ impl Order {
         &self.key
     }
 
+    /// How many samples an epoch of `manifest` has: its rows, or what a mix of them gives.
+    pub fn samples(manifest: &Manifest) -> u64 {
+        match manifest.parts() {
+            [_] | [] => manifest.rows(),
+            parts => mix::blocks(parts) * mix::block(parts),
+        }
+    }
+
     /// How many samples the epoch has.
     pub fn len(&self) -> u64 {
-        self.starts.last().copied().unwrap_or(0)
+        match &self.course {
+            Course::One(sequence) => sequence.len(),
+            Course::Mix(mix) => mix.len(),
+        }
     }
 
     /// Whether the epoch has no sample.
@@ -162,7 +157,7 @@ impl Order {
 
     /// The sample at a position; `None` past the end.
     pub fn at(&self, position: u64) -> Option<Sample> {
-        let mut one = [Sample { segment: 0, row: 0 }];
+        let mut one = [Sample::default()];
         (position < self.len()).then(|| {
             self.fill(position, &mut one);
             one[0]
@@ -173,81 +168,31 @@ impl Order {
     ///
     /// # Panics
     /// If `position + out.len()` exceeds [`Order::len`].
-    pub fn fill(&self, mut position: u64, mut out: &mut [Sample]) {
+    pub fn fill(&self, position: u64, out: &mut [Sample]) {
         assert!(position + out.len() as u64 <= self.len(), "positions past the end of the epoch");
-        while !out.is_empty() {
-            let window = self.window_of(position);
-            let n = out.len().min((window.range.end - position) as usize);
-            let (now, rest) = out.split_at_mut(n);
-            self.fill_window(&window, position, now);
-            position += n as u64;
-            out = rest;
+        match &self.course {
+            Course::One(sequence) => sequence.fill(position, out),
+            Course::Mix(mix) => mix.fill(position, out),
         }
     }
 
     /// The segments that positions `from ..` touch, in the order in which windows need them: all that a prefetch must
-    /// know. Ends with the epoch.
-    pub fn segments_from(&self, from: u64) -> impl Iterator<Item = u32> + '_ {
-        let first = match from < self.len() {
-            true => match self.key.shuffle {
-                Shuffle::None => self.entry_of(from, 0, self.sequence.len()),
-                _ => self.window_of(from).first,
-            },
-            false => self.sequence.len(),
-        };
-        self.sequence[first..].iter().copied()
-    }
-
-    fn window_of(&self, position: u64) -> Window {
-        let entry = self.entry_of(position, 0, self.sequence.len());
-        let index = entry / self.window;
-        let first = index * self.window;
-        let last = (first + self.window).min(self.sequence.len());
-        let range = self.starts[first]..self.starts[last];
-        let rows = (self.key.shuffle != Shuffle::None)
-            .then(|| Permutation::new(range.end - range.start, derive(&self.key, 1, index as u64)));
-        Window { range, first, last, rows }
-    }
-
-    fn fill_window(&self, window: &Window, position: u64, out: &mut [Sample]) {
-        let start = window.range.start;
-        let starts = &self.starts[window.first..=window.last];
-        let Some(rows) = &window.rows else {
-            let mut entry = self.entry_of(position, window.first, window.last) - window.first;
-            for (i, s) in out.iter_mut().enumerate() {
-                let place = position + i as u64;
-                while place >= starts[entry + 1] {
-                    entry += 1;
-                }
-                *s = self.sample(window.first + entry, place);
-            }
-            return;
-        };
-        // Segments of a window are mostly of one size: guess the entry by proportion, then correct.
-        let (count, n) = ((window.last - window.first) as u64, window.range.end - start);
-        let scale = ((u128::from(count) << 64) / u128::from(n)).min(u128::from(u64::MAX)) as u64;
-        let mut places = [0; BLOCK];
-        for (block, out) in out.chunks_mut(places.len()).enumerate() {
-            let places = &mut places[..out.len()];
-            rows.apply_all(position - start + (block * BLOCK) as u64, places);
-            for (s, &x) in out.iter_mut().zip(&*places) {
-                let place = start + x;
-                let mut entry = (high(x, scale).min(count - 1)) as usize;
-                if place < starts[entry] || place >= starts[entry + 1] {
-                    entry = starts.partition_point(|&b| b <= place) - 1;
-                }
-                *s = self.sample(window.first + entry, place);
-            }
+    /// know. Ends with the epoch. A mix that reads a part more than once names its segments as often.
+    pub fn segments_from(&self, from: u64) -> Vec<u32> {
+        match &self.course {
+            Course::One(sequence) => sequence.segments_from(from).map(|(_, s)| s).collect(),
+            Course::Mix(mix) => mix.segments_from(from),
         }
     }
 
-    fn sample(&self, entry: usize, place: u64) -> Sample {
-        Sample { segment: self.sequence[entry], row: (place - self.starts[entry]) as u32 }
-    }
-
-    /// The entry of `sequence` in `first .. last` that holds row `place` of the unshuffled windows.
-    fn entry_of(&self, place: u64, first: usize, last: usize) -> usize {
-        first + self.starts[first..=last].partition_point(|&b| b <= place) - 1
+    /// How many segments a position may be read from: those of a window, over all parts.
+    pub fn window_segments(&self) -> usize {
+        match (&self.course, self.key.shuffle) {
+            (_, Shuffle::None) => 1,
+            (Course::One(_), Shuffle::Window(w)) => w as usize,
+            (Course::Mix(mix), Shuffle::Window(w)) => mix.parts().saturating_mul(w as usize),
+            (_, Shuffle::Full) => usize::MAX,
+        }
     }
 }
 

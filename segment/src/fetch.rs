@@ -59,7 +59,9 @@ impl Source {
         let groups = part.first_row_group as usize..part.first_row_group as usize + part.row_groups as usize;
         let found =
             footer.row_groups().get(groups.clone()).map(|g| g.iter().map(|g| g.num_rows() as u64).sum());
-        if found != Some(part.rows) || footer.schema.fields().len() <= columns.last().copied().unwrap_or(0) {
+        if found != Some(part.total_rows)
+            || footer.schema.fields().len() <= columns.last().copied().unwrap_or(0)
+        {
             return Err(Error::changed(format!(
                 "{}: its footer does not fit the manifest: open the dataset anew",
                 place.uri()
@@ -74,7 +76,7 @@ impl Source {
             footer,
             groups,
             columns,
-            rows: part.rows,
+            rows: part.total_rows,
             schema,
             lists: true,
         };

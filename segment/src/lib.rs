@@ -6,6 +6,7 @@
 //! * [`fetch`]: the bytes of a segment's projected column chunks, in few ranged reads.
 //! * [`decode`]: those bytes become one record batch.
 //! * [`schema`]: the Arrow schema that a dataset's segments have.
+//! * [`view`]: a split of a dataset, or a mix of several.
 //! * [`gather`]: chosen rows of segments as one batch.
 //! * [`wire`]: batches as messages, and back.
 //! * [`answer`]: the messages that a ticket asks for.
@@ -18,7 +19,9 @@ pub mod freeze;
 pub mod gather;
 pub mod schema;
 pub mod source;
+pub mod view;
 pub mod wire;
 
 pub use freeze::Frozen;
 pub use source::{Source, SourceCounters, SourceSettings};
+pub use view::View;

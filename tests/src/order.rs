@@ -75,6 +75,6 @@ fn warm_server(runtime: &tokio::runtime::Runtime) -> anyhow::Result<(S3Server, S
 
 /// Opens MNIST in small segments.
 async fn open(endpoint: &str, uri: &str) -> anyhow::Result<Dataset> {
-    let spec = DatasetSpec { uri: uri.to_owned(), columns: None, segment_bytes: Some(SEGMENT_BYTES) };
+    let spec = DatasetSpec { segment_bytes: Some(SEGMENT_BYTES), ..DatasetSpec::new(uri) };
     Ok(Dataset::open(&Access::endpoint(endpoint)?, &spec).await?)
 }

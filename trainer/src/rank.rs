@@ -61,12 +61,12 @@ impl<'a> Rank<'a> {
 
     fn run(&self) -> Result<()> {
         // The test dataset first: what is wrong with it should show before the training, not after.
-        let test = self.settings.test.as_ref().map(|uri| self.open(uri)).transpose()?;
+        let test = self.settings.test_spec().map(|spec| self.open(spec)).transpose()?;
         self.group.barrier()?;
         let mut cost = self.counters(Duration::ZERO)?;
         self.group.barrier()?;
-        let train = self.open(&self.settings.train)?;
-        let steps = train.manifest().rows().div_ceil(self.settings.batch);
+        let train = self.open(self.settings.train_spec())?;
+        let steps = train.epoch_samples().div_ceil(self.settings.batch);
         let mut feed =
             self.feed(&train, self.settings.shuffle(), self.settings.batch, self.settings.epochs)?;
         let mut trainer = self.trainer(steps)?;
@@ -76,7 +76,7 @@ impl<'a> Rank<'a> {
             self.place.is_first().then(|| Progress::new(self.settings.epochs, steps, self.settings.batch));
         for epoch in 0..self.settings.epochs {
             let tally =
-                self.epoch(epoch, train.manifest().rows(), &mut feed, trainer.as_mut(), progress.as_mut())?;
+                self.epoch(epoch, train.epoch_samples(), &mut feed, trainer.as_mut(), progress.as_mut())?;
             let took = tally.elapsed();
             // The cost is read when every rank has its last batch, and before any of them goes on.
             self.group.barrier()?;
@@ -84,11 +84,11 @@ impl<'a> Rank<'a> {
             let total = tally.merge(&self.group, took, &since(&cost, &now))?;
             cost = now;
             ensure!(
-                total.samples == train.manifest().rows(),
+                total.samples == train.epoch_samples(),
                 "epoch {} gave {} samples, but the dataset has {}",
                 epoch + 1,
                 total.samples,
-                train.manifest().rows()
+                train.epoch_samples()
             );
             let epoch = EpochReport::new(
                 epoch,
@@ -114,12 +114,12 @@ impl<'a> Rank<'a> {
     }
 
     /// Opens a dataset and checks that it can be trained on.
-    fn open(&self, uri: &str) -> Result<Dataset> {
-        let spec =
-            DatasetSpec { uri: uri.to_owned(), columns: Some(self.columns.names()), ..Default::default() };
+    fn open(&self, spec: DatasetSpec) -> Result<Dataset> {
+        let spec = DatasetSpec { columns: Some(self.columns.names()), ..spec };
         let dataset = self.runtime.block_on(Dataset::open(&self.access, &spec))?;
+        let uri = dataset.manifest().uri();
         self.columns.check(dataset.schema(), uri)?;
-        ensure!(dataset.manifest().rows() > 0, "{uri} has no rows");
+        ensure!(dataset.epoch_samples() > 0, "{uri} has no rows");
         Ok(dataset)
     }
 
@@ -196,7 +196,7 @@ impl<'a> Rank<'a> {
         while let Event::Batch(batch) = feed.next_event().context("evaluation")? {
             score.add(model, &self.input(&batch)?);
         }
-        score.accuracy(&self.group, test.manifest().rows())
+        score.accuracy(&self.group, test.epoch_samples())
     }
 
     fn parameter_hashes(&self, model: &ConvNet) -> Result<Vec<String>> {
@@ -230,7 +230,7 @@ impl<'a> Rank<'a> {
                     Access::Endpoint(node) => node.url().to_owned(),
                     Access::Direct(_) => "direct".to_owned(),
                 },
-                train: settings.train.clone(),
+                train: train.manifest().uri().to_owned(),
                 test: settings.test.clone(),
                 model: (!settings.data_only).then(|| model.to_owned()),
                 image_column: settings.image_column.clone(),
@@ -243,10 +243,10 @@ impl<'a> Rank<'a> {
             world_size: self.place.world,
             global_batch: settings.batch,
             steps_per_epoch,
-            train_samples: train.manifest().rows(),
+            train_samples: train.epoch_samples(),
             manifest_digest: train.manifest().digest().to_string(),
             epochs: Vec::new(),
-            test_samples: test.map(|test| test.manifest().rows()),
+            test_samples: test.map(|test| test.epoch_samples()),
             test_accuracy: None,
             parameter_hashes: Vec::new(),
         }

@@ -4,8 +4,10 @@ use std::path::PathBuf;
 
 use anyhow::{Result, bail, ensure};
 use clap::{Parser, ValueEnum};
+use forebay_client::DatasetSpec;
 use forebay_client::args::AccessArgs;
 use forebay_proto::plan::Shuffle;
+use forebay_proto::view::{MixPart, Split};
 
 /// Train a model on a Parquet dataset that the cache streams, on one or several ranks.
 #[derive(Debug, Clone, Parser)]
@@ -16,11 +18,27 @@ pub struct Settings {
     pub access: AccessArgs,
 
     /// Dataset to train on: s3://bucket/prefix or file:///folder
-    #[arg(long, value_name = "URI")]
+    #[arg(
+        long,
+        value_name = "URI",
+        required_unless_present = "mix",
+        conflicts_with = "mix",
+        default_value = "",
+        hide_default_value = true
+    )]
     pub train: String,
+    /// Train only on a stretch of its rows in file order: shares as in 0:0.9, or rows as in 1000:5000
+    #[arg(long, value_name = "FROM:TO", conflicts_with = "mix")]
+    pub split: Option<Split>,
+    /// Train on several datasets in proportion, separated by commas, as in s3://b/x=0.7,s3://b/y=0.3
+    #[arg(long, value_name = "URI=SHARE", value_delimiter = ',')]
+    pub mix: Vec<MixPart>,
     /// Dataset to evaluate on after the last epoch
     #[arg(long, value_name = "URI")]
     pub test: Option<String>,
+    /// Evaluate only on a stretch of its rows
+    #[arg(long, value_name = "FROM:TO", requires = "test")]
+    pub test_split: Option<Split>,
     /// Column of images: 784 unsigned bytes each, 28 x 28, row by row
     #[arg(long, value_name = "NAME", default_value = "image")]
     pub image_column: String,
@@ -121,6 +139,17 @@ impl Settings {
         }
         self.access.access().map(drop)?;
         Ok(())
+    }
+
+    /// The dataset to train on.
+    pub fn train_spec(&self) -> DatasetSpec {
+        DatasetSpec { split: self.split, mix: self.mix.clone(), ..DatasetSpec::new(&self.train) }
+    }
+
+    /// The dataset to evaluate on.
+    pub fn test_spec(&self) -> Option<DatasetSpec> {
+        let uri = self.test.as_ref()?;
+        Some(DatasetSpec { split: self.test_split, ..DatasetSpec::new(uri) })
     }
 
     /// How rows are shuffled.

@@ -138,10 +138,16 @@ async fn load(
         .map(|s| async move { node.cache.get(&dataset.manifest, s, projection).await.map(|_| s) })
         .buffer_unordered(LOAD_CONCURRENCY);
     while let Some(segment) = filled.next().await {
-        progress.segments_held += 1;
-        progress.decoded_bytes_held += segments[segment? as usize].decoded_bytes;
+        let segment = segment?;
+        // What the store had no room for was read for nothing: it does not count.
+        if node.cache.store().holds_any(dataset.manifest.segment_id(segment)?) {
+            progress.segments_held += 1;
+            progress.decoded_bytes_held += segments[segment as usize].decoded_bytes;
+        }
         progress.s3_bytes = node.cache.source().counters().s3_bytes.load(Relaxed) - before;
         sender.send(Ok(progress)).await.map_err(gone)?;
     }
-    Ok(())
+    // Later segments may have pushed earlier ones out.
+    progress.segments_held = held(node, dataset).segments_held;
+    sender.send(Ok(progress)).await.map_err(gone)
 }

@@ -119,7 +119,7 @@ impl Descriptions {
         if descriptor.r#type != DescriptorType::Path as i32 || descriptor.path.is_empty() {
             return Err(Error::invalid("describe a dataset by path: its URI, as in s3://bucket/prefix"));
         }
-        let spec = v1::DatasetSpec { uri: descriptor.path.join("/"), segment_bytes: 0 };
+        let spec = v1::DatasetSpec { uri: descriptor.path.join("/"), ..Default::default() };
         self.node.datasets.freeze(spec, &[]).await
     }
 }

@@ -39,10 +39,7 @@ impl Load {
         let node = self.endpoint.node()?;
         let started = Instant::now();
         let request = v1::LoadRequest {
-            dataset: Some(v1::DatasetSpec {
-                uri: self.dataset.uri.clone(),
-                segment_bytes: self.dataset.segment_bytes.unwrap_or(0),
-            }),
+            dataset: Some(self.dataset.spec().to_wire()),
             columns: self.dataset.columns.clone().unwrap_or_default(),
         };
         let mut stream = node.client().load(request).await.map_err(|s| node.error(s))?.into_inner();

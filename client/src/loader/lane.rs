@@ -13,7 +13,7 @@ use super::sampler::Epoch;
 use super::shape;
 use crate::access::{Access, Node};
 use crate::cluster::{Cluster, Group};
-use crate::dataset::{Dataset, DatasetSpec};
+use crate::dataset::Dataset;
 use crate::direct::Direct;
 use crate::stream::{Event, Head, StreamSettings};
 use forebay_proto::digest::OrderDigest;
@@ -183,13 +183,7 @@ impl Lane {
     async fn reopen(&self, why: &Error) -> Result<()> {
         let Some(node) = &self.node else { return Err(why.clone()) };
         let manifest = self.work.dataset.manifest();
-        let names = self.work.dataset.projected_schema().fields().iter().map(|f| f.name().clone());
-        let spec = DatasetSpec {
-            uri: manifest.uri().to_owned(),
-            columns: Some(names.collect()),
-            segment_bytes: Some(manifest.segment_bytes()),
-        };
-        let now = Dataset::open(&Access::Endpoint(node.clone()), &spec).await?;
+        let now = Dataset::open(&Access::Endpoint(node.clone()), self.work.dataset.spec()).await?;
         let (old, new) = (manifest.digest(), now.manifest().digest());
         match old == new {
             true => Ok(()),

@@ -1,5 +1,6 @@
 //! The order against a brute-force reference, golden values, and its statistics.
 
+use super::permute::{Permutation, SplitMix64};
 use super::steps::{Cut, Ending, Layout, Slot, Steps, runs};
 use super::*;
 use crate::digest::OrderDigest;
@@ -63,7 +64,7 @@ proptest! {
         prop_assert_eq!(set.len() as u64, rows.iter().sum::<u64>(), "each epoch is a permutation");
         for p in [0, o.len() / 2, o.len() - 1] {
             prop_assert_eq!(o.at(p), Some(want[p as usize]));
-            let touched: BTreeSet<u32> = o.segments_from(p).collect();
+            let touched: BTreeSet<u32> = o.segments_from(p).into_iter().collect();
             prop_assert!(want[p as usize..].iter().all(|s| touched.contains(&s.segment)));
         }
         prop_assert_eq!(o.at(o.len()), None);
@@ -240,5 +241,84 @@ fn empty_datasets_have_no_steps() {
     let cut =
         Cut { first_position: 0, global_batch: 4, world: 1, ending: Ending::Pad, layout: Layout::Segment };
     assert_eq!(Steps::new(&o, cut).unwrap().count(), 0);
-    assert_eq!(o.segments_from(0).count(), 0);
+    assert!(o.segments_from(0).is_empty());
+}
+
+/// The module's text on mixes, followed position by position.
+fn mixed_reference(rows: &[Vec<u64>], slots: &[u32], key: &PlanKey) -> Vec<Sample> {
+    let block: u64 = slots.iter().map(|&s| u64::from(s)).sum();
+    let totals: Vec<u64> = rows.iter().map(|r| r.iter().sum()).collect();
+    let blocks = totals.iter().zip(slots).map(|(n, &s)| n / u64::from(s)).min().unwrap().max(1);
+    let mut out = vec![];
+    for k in 0..blocks {
+        let p = Permutation::new(block, derive(key, 2, k));
+        for x in 0..block {
+            let (mut y, mut d) = (p.apply(x), 0);
+            while y >= u64::from(slots[d]) {
+                y -= u64::from(slots[d]);
+                d += 1;
+            }
+            let m = (key.epoch * blocks + k) * u64::from(slots[d]) + y;
+            let seed = derive(&PlanKey { epoch: 0, ..*key }, 3, d as u64);
+            let own = PlanKey { seed, epoch: m / totals[d], ..*key };
+            let sample = reference(&rows[d], &own)[(m % totals[d]) as usize];
+            let before: usize = rows[..d].iter().map(Vec::len).sum();
+            out.push(Sample { segment: sample.segment + before as u32, ..sample });
+        }
+    }
+    out
+}
+
+fn mixed(rows: &[Vec<u64>], slots: &[u32], key: PlanKey) -> Order {
+    let mut at = 0;
+    let parts: Vec<crate::manifest::Part> = rows
+        .iter()
+        .zip(slots)
+        .map(|(r, &slots)| {
+            let start = at;
+            at += r.len() as u32;
+            crate::manifest::Part { uri: String::new(), segments: start..at, rows: r.iter().sum(), slots }
+        })
+        .collect();
+    Order { key, course: Course::Mix(Mix::new(&rows.concat(), &parts, key)) }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 40, ..ProptestConfig::default() })]
+    #[test]
+    fn mixes_follow_the_reference(
+        rows in prop::collection::vec(prop::collection::vec(1u64..30, 1..6), 2..4),
+        slots in prop::collection::vec(1u32..9, 3), seed: u64, epoch in 0u64..4, shuffle in shuffles(),
+    ) {
+        let slots = &slots[..rows.len()];
+        let key = PlanKey { manifest: Digest(1), seed, epoch, shuffle };
+        let (o, want) = (mixed(&rows, slots, key), mixed_reference(&rows, slots, &key));
+        prop_assert_eq!(o.len(), want.len() as u64);
+        prop_assert_eq!(&all(&o), &want);
+        for p in [0, o.len() / 3, o.len() - 1] {
+            prop_assert_eq!(o.at(p), Some(want[p as usize]));
+            let touched: BTreeSet<u32> = o.segments_from(p).into_iter().collect();
+            prop_assert!(want[p as usize..].iter().all(|s| touched.contains(&s.segment)));
+        }
+    }
+}
+
+#[test]
+fn mixes_keep_their_proportions_and_read_every_sample_before_any_again() {
+    let rows = vec![vec![40u64, 30], vec![50, 25, 60]];
+    let key = |epoch| PlanKey { manifest: Digest(1), seed: 5, epoch, shuffle: Shuffle::Window(2) };
+    let mut seen: Vec<Sample> = Vec::new();
+    for epoch in 0..4 {
+        let o = mixed(&rows, &[7, 3], key(epoch));
+        assert_eq!(o.len(), 100, "the first part is read once");
+        let samples = all(&o);
+        for block in samples.chunks(10) {
+            assert_eq!(block.iter().filter(|s| s.segment < 2).count(), 7);
+        }
+        seen.extend(samples);
+    }
+    // 4 epochs read 280 of 70 samples of the first part (4 times each), 120 of 135 of the second (once at most).
+    let times = |s: &Sample| seen.iter().filter(|t| *t == s).count();
+    assert!(seen.iter().filter(|s| s.segment < 2).all(|s| times(s) == 4));
+    assert!(seen.iter().filter(|s| s.segment >= 2).all(|s| times(s) == 1));
 }

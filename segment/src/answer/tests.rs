@@ -6,6 +6,7 @@ use forebay_proto::digest::OrderDigest;
 use forebay_proto::manifest::{Object, SegmentSize};
 use forebay_proto::plan::steps::{Cut, Ending, Layout, Steps};
 use forebay_proto::plan::{Order, PlanKey, Shuffle};
+use forebay_proto::view::Split;
 use futures::FutureExt;
 use prost::Message as _;
 use std::sync::Mutex;
@@ -16,8 +17,8 @@ struct Made {
     asked: Mutex<Vec<u32>>,
 }
 
-fn batch(first: u64, rows: u64) -> RecordBatch {
-    let ids = first as i64..(first + rows) as i64;
+fn batch(first: i64, rows: u64) -> RecordBatch {
+    let ids = first..first + rows as i64;
     RecordBatch::try_from_iter([
         ("id", Arc::new(Int64Array::from_iter_values(ids.clone())) as ArrayRef),
         ("name", Arc::new(StringArray::from_iter_values(ids.map(|i| format!("row {i}"))))),
@@ -35,8 +36,10 @@ impl Segments for Made {
         async move {
             self.asked.lock().unwrap().push(segment);
             let s = manifest.segment(segment)?;
-            assert_eq!(s.rows, self.rows[segment as usize]);
-            Ok(Arc::new(batch(s.first_row, s.rows).project(projection).unwrap()))
+            assert_eq!(s.total_rows, self.rows[segment as usize]);
+            // Whole segments are read; the rows that belong to a split hold their number in it.
+            let first = s.first_row as i64 - s.skip as i64;
+            Ok(Arc::new(batch(first, s.total_rows).project(projection).unwrap()))
         }
         .boxed()
     }
@@ -142,6 +145,43 @@ async fn plans_are_followed_slot_by_slot() {
             want.sort_unstable();
             assert_eq!(both, want);
         }
+    }
+}
+
+#[tokio::test]
+async fn splits_and_mixes_are_read_like_datasets() {
+    let (_, whole, schema) = dataset(&[50, 7, 120, 33]);
+    let split = whole.split(&Split::Rows(30, 150)).unwrap();
+    let other = dataset(&[20, 40]).1;
+    let mix = Manifest::mix(&[(split.clone(), 0.75), ((*other).clone(), 0.25)]).unwrap();
+    let small = Budget { message_bytes: 300, messages: 1, segments_ahead: 1 };
+    for (manifest, rows, samples) in [(split, vec![50, 7, 120], 120), (mix, vec![50, 7, 120, 20, 40], 160)] {
+        let manifest = Arc::new(manifest);
+        let made = Arc::new(Made { rows, asked: Mutex::default() });
+        let cut = Cut {
+            first_position: 0,
+            global_batch: 16,
+            world: 1,
+            ending: Ending::Exact,
+            layout: Layout::Position,
+        };
+        let order = Order::new(&manifest, 9, 1, Shuffle::Window(2));
+        assert_eq!((order.len(), Order::samples(&manifest)), (samples, samples));
+        let want: Vec<i64> = (0..samples)
+            .map(|p| order.at(p).unwrap())
+            .map(|s| (manifest.segments()[s.segment as usize].first_row + u64::from(s.row)) as i64)
+            .collect();
+        let ask = ticket(&manifest, Shuffle::Window(2), cut, 0);
+        let (got, _) =
+            read(plan(made.clone(), manifest.clone(), &schema, &ask, small).unwrap()).await.unwrap();
+        assert_eq!(got.iter().map(|r| r.2).collect::<Vec<_>>(), want);
+        let t =
+            v1::ScanTicket { manifest: manifest.digest().to_bytes().to_vec().into(), ..Default::default() };
+        let (scanned, _) = read(scan(made, manifest.clone(), &schema, &t, small).unwrap()).await.unwrap();
+        assert_eq!(
+            scanned.iter().map(|r| r.2).collect::<Vec<_>>(),
+            (0..manifest.rows() as i64).collect::<Vec<_>>()
+        );
     }
 }
 

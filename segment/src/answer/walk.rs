@@ -8,7 +8,7 @@ use arrow::datatypes::SchemaRef;
 use forebay_proto::digest::OrderDigest;
 use forebay_proto::manifest::{Manifest, Segment};
 use forebay_proto::plan::steps::{Cut, Slot, Steps};
-use forebay_proto::plan::{Order, PlanKey, Sample, Shuffle};
+use forebay_proto::plan::{Order, PlanKey, Sample};
 use forebay_proto::{Error, Kind, Result, v1};
 use futures::{StreamExt, TryStreamExt, stream};
 use std::collections::{HashMap, HashSet};
@@ -51,7 +51,7 @@ struct Collected {
 
 impl Collected {
     fn push(&mut self, step: u64, sample: Sample, of: &Segment) {
-        self.bytes += of.decoded_bytes as f64 / of.rows as f64;
+        self.bytes += of.decoded_bytes as f64 / of.total_rows as f64;
         if self.samples.is_empty() {
             self.meta.first_step = step;
         }
@@ -81,7 +81,7 @@ impl Maker {
                 (self.segments.clone(), self.manifest.clone(), self.projection.clone());
             async move {
                 let batch = segments.get(&manifest, segment, &projection).await?;
-                let rows = manifest.segment(segment)?.rows;
+                let rows = manifest.segment(segment)?.total_rows;
                 if batch.num_rows() as u64 != rows {
                     return Err(Error::corrupt(format!(
                         "{}: segment {segment} has {} rows, the manifest says {rows}",
@@ -101,13 +101,19 @@ impl Maker {
     async fn send(&mut self, collected: Collected) -> Result<()> {
         self.hold(collected.samples.iter().map(|s| s.segment).collect()).await?;
         let estimated = collected.bytes;
-        let (numbers, sources): (Vec<u32>, Vec<Arc<RecordBatch>>) =
-            self.held.iter().map(|(n, b)| (*n, b.clone())).unzip();
+        let mut places = HashMap::with_capacity(self.held.len());
+        let mut sources: Vec<Arc<RecordBatch>> = Vec::with_capacity(self.held.len());
+        for (segment, batch) in &self.held {
+            places.insert(*segment, (sources.len(), self.manifest.segment(*segment)?.skip as usize));
+            sources.push(batch.clone());
+        }
         let schema = self.schema.clone();
         let message = blocking(move || {
-            let place: HashMap<u32, usize> = numbers.into_iter().zip(0..).collect();
-            let picks: Vec<Pick> =
-                collected.samples.iter().map(|s| (place[&s.segment], s.row as usize)).collect();
+            let pick = |s: &Sample| {
+                let (source, skip) = places[&s.segment];
+                (source, skip + s.row as usize)
+            };
+            let picks: Vec<Pick> = collected.samples.iter().map(pick).collect();
             let sources: Vec<&RecordBatch> = sources.iter().map(Arc::as_ref).collect();
             let batch = gather(&schema, &sources, &picks)?;
             let digest = collected.digest.to_bytes().to_vec().into();
@@ -226,16 +232,14 @@ struct Ahead {
 
 impl Ahead {
     fn start(maker: &Maker, order: &Arc<Order>, position: u64, wanted: &[u8]) -> Self {
-        let window = match order.key().shuffle {
-            Shuffle::None => 1,
-            Shuffle::Window(w) => w as usize,
-            Shuffle::Full => maker.manifest.segments().len(),
-        };
+        let window = order.window_segments();
         let ready = window.saturating_add(maker.budget.segments_ahead).min(PREFETCH_SEGMENTS);
         let (room, past) = (Arc::new(Semaphore::new(ready)), Arc::new(AtomicUsize::new(0)));
         let (segments, manifest, projection) =
             (maker.segments.clone(), maker.manifest.clone(), maker.projection.clone());
-        let next: Vec<u32> = order.segments_from(position).filter(|&s| PlanWalk::wants(wanted, s)).collect();
+        let mut seen = HashSet::new();
+        let mut next = order.segments_from(position);
+        next.retain(|&s| PlanWalk::wants(wanted, s) && seen.insert(s));
         let places = next.iter().enumerate().map(|(place, segment)| (*segment, place)).collect();
         let (permits, floor) = (room.clone(), past.clone());
         let task = tokio::spawn(async move {
@@ -293,12 +297,13 @@ pub(super) async fn scan(mut maker: Maker, limit: u64) -> Result<()> {
         }
         maker.hold(HashSet::from([segment])).await?;
         let Some(batch) = maker.held.get(&segment).cloned() else { continue };
-        let rows = (batch.num_rows() as u64).min(left) as usize;
+        let part = maker.manifest.segment(segment)?;
+        let rows = part.rows.min(left) as usize;
         let bytes = used_bytes(&batch) / batch.num_rows().max(1);
         let per_message = (maker.budget.message_bytes / bytes.max(1)).clamp(1, MESSAGE_ROWS);
         for first in (0..rows).step_by(per_message) {
             let n = per_message.min(rows - first);
-            let stretch = batch.slice(first, n);
+            let stretch = batch.slice(part.skip as usize + first, n);
             let meta = v1::MessageMeta { runs: vec![0, segment, n as u32], ..Default::default() };
             let message = blocking(move || Message::new(&stretch, meta)).await?;
             maker.deliver(message).await?;

@@ -73,7 +73,7 @@ fn progress(dataset: &Dataset, epoch: u64) -> ProgressBar {
     }
     let style = "epoch {msg} {bar:30} {human_pos} of {human_len} samples, {per_sec}";
     let style = ProgressStyle::with_template(style).unwrap_or_else(|_| ProgressStyle::default_bar());
-    let bar = ProgressBar::new(dataset.manifest().rows()).with_style(style).with_message(epoch.to_string());
+    let bar = ProgressBar::new(dataset.epoch_samples()).with_style(style).with_message(epoch.to_string());
     bar.enable_steady_tick(Duration::from_millis(200));
     bar
 }

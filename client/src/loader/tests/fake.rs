@@ -155,8 +155,11 @@ impl Cache for Node {
         self.conduct.opens.fetch_add(1, SeqCst);
         self.conduct.forgot.store(false, SeqCst);
         let spec = request.into_inner().dataset.unwrap();
-        let spec =
-            crate::DatasetSpec { uri: spec.uri, columns: None, segment_bytes: Some(spec.segment_bytes) };
+        let spec = crate::DatasetSpec {
+            uri: spec.uri,
+            segment_bytes: Some(spec.segment_bytes),
+            ..Default::default()
+        };
         let now = Dataset::open(&Access::direct(Default::default())?, &spec).await?;
         let manifest = Some(v1::Manifest::from(now.manifest().as_ref()));
         Ok(Response::new(v1::OpenReply { manifest, projected_bytes: 1 }))

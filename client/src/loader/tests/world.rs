@@ -88,7 +88,7 @@ impl World {
     }
 
     pub fn spec(&self) -> DatasetSpec {
-        DatasetSpec { uri: self.uri(), columns: None, segment_bytes: Some(4 << 10) }
+        DatasetSpec { uri: self.uri(), segment_bytes: Some(4 << 10), ..Default::default() }
     }
 
     /// Writes other rows over the first object.

@@ -1,0 +1,264 @@
+//! Views: a split of a dataset, a mix of several. Both are manifests, so everything that reads a dataset reads them, and
+//! their segments are those of the datasets behind them: nothing is cached twice.
+
+use crate::error::{Error, Result};
+use crate::manifest::{BLOCK_MAX, Manifest, Object, Part, Segment};
+use crate::v1;
+use std::fmt;
+
+/// A stretch of a dataset's rows in file order, from included, to excluded.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Split {
+    /// By row numbers.
+    Rows(u64, u64),
+    /// By shares of the rows, 0 to 1. The row at which a share begins is its product with the rows, rounded down, so
+    /// that `0:0.9` and `0.9:1` are disjoint and complete.
+    Shares(f64, f64),
+}
+
+/// One dataset of a mix.
+#[derive(Debug, Clone, PartialEq)]
+pub struct MixPart {
+    /// All Parquet objects under this URI, or the one object that it names.
+    pub uri: String,
+    /// Its share of the samples, relative to the other parts'.
+    pub share: f64,
+    /// Only these rows of it.
+    pub split: Option<Split>,
+}
+
+impl Split {
+    /// The rows of a dataset of `rows` rows; `Invalid` if the split does not fit it.
+    pub fn of(&self, rows: u64) -> Result<std::ops::Range<u64>> {
+        let (from, to) = match *self {
+            Split::Rows(from, to) => (from, to),
+            Split::Shares(from, to) => {
+                if !(0.0..=1.0).contains(&from) || !(0.0..=1.0).contains(&to) {
+                    return Err(Error::invalid(format!("split {self}: shares are 0 to 1")));
+                }
+                let row = |share: f64| if share == 1.0 { rows } else { (share * rows as f64).floor() as u64 };
+                (row(from), row(to))
+            }
+        };
+        if from > to || to > rows {
+            return Err(Error::invalid(format!("split {self} does not fit {rows} rows")));
+        }
+        Ok(from..to)
+    }
+}
+
+impl fmt::Display for Split {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Split::Rows(from, to) => write!(f, "{from}:{to}"),
+            Split::Shares(from, to) => write!(f, "{from:?}:{to:?}"),
+        }
+    }
+}
+
+impl std::str::FromStr for Split {
+    type Err = Error;
+
+    /// `0:0.9` by shares, `1000:5000` by rows: numbers up to 1 are shares unless one of the two is above 1.
+    fn from_str(s: &str) -> Result<Self> {
+        let bad = || {
+            Error::invalid(format!("split `{s}` is none: use shares as in 0:0.9, or rows as in 1000:5000"))
+        };
+        let (from, to) = s.split_once(':').ok_or_else(bad)?;
+        if let (Ok(from), Ok(to)) = (from.parse::<u64>(), to.parse::<u64>())
+            && to > 1
+        {
+            return Ok(Split::Rows(from, to));
+        }
+        match (from.parse::<f64>(), to.parse::<f64>()) {
+            (Ok(from), Ok(to)) if from <= to && (0.0..=1.0).contains(&from) && to <= 1.0 => {
+                Ok(Split::Shares(from, to))
+            }
+            _ => Err(bad()),
+        }
+    }
+}
+
+impl std::str::FromStr for MixPart {
+    type Err = Error;
+
+    /// `URI=SHARE`, as in `s3://bucket/a=0.7`.
+    fn from_str(s: &str) -> Result<Self> {
+        let parsed = s.rsplit_once('=').and_then(|(uri, share)| Some((uri, share.parse::<f64>().ok()?)));
+        match parsed {
+            Some((uri, share)) if !uri.is_empty() && share > 0.0 && share.is_finite() => {
+                Ok(Self { uri: uri.to_owned(), share, split: None })
+            }
+            _ => Err(Error::invalid(format!(
+                "`{s}` is no part of a mix: use URI=SHARE, as in s3://bucket/a=0.7"
+            ))),
+        }
+    }
+}
+
+impl Manifest {
+    /// Only the rows of a split.
+    pub fn split(&self, split: &Split) -> Result<Manifest> {
+        let rows = split.of(self.rows()).map_err(|e| e.context(self.uri()))?;
+        if self.parts().len() > 1 {
+            return Err(Error::invalid(format!("{}: split the datasets of a mix, not the mix", self.uri())));
+        }
+        let cut = |s: &Segment| {
+            let (from, to) = (s.first_row.max(rows.start), (s.first_row + s.rows).min(rows.end));
+            (from < to).then(|| Segment { skip: s.skip + from - s.first_row, rows: to - from, ..*s })
+        };
+        let segments = self.segments().iter().filter_map(cut).collect();
+        let (schema, objects) = (self.schema().to_vec(), self.objects().to_vec());
+        Manifest::build(self.uri().to_owned(), self.segment_bytes(), schema, objects, segments, Vec::new())
+    }
+
+    /// Several datasets in proportion to their shares. They must have one schema: `Invalid` names the one that differs.
+    pub fn mix(parts: &[(Manifest, f64)]) -> Result<Manifest> {
+        let Some((first, _)) = parts.first() else {
+            return Err(Error::invalid("a mix needs at least one dataset"));
+        };
+        let slots = slots(&parts.iter().map(|(_, share)| *share).collect::<Vec<_>>())?;
+        let (mut objects, mut segments, mut own) = (Vec::new(), Vec::new(), Vec::new());
+        for ((m, _), slots) in parts.iter().zip(slots) {
+            if m.schema() != first.schema() {
+                return Err(Error::invalid(format!(
+                    "{} and {} cannot be mixed: their schemas differ",
+                    first.uri(),
+                    m.uri()
+                )));
+            }
+            let (object, segment) = (objects.len() as u32, segments.len() as u32);
+            objects.extend(m.objects().iter().map(|o| Object { key: m.object_uri(o), ..o.clone() }));
+            segments.extend(m.segments().iter().map(|s| Segment { object: s.object + object, ..*s }));
+            let range = segment..segments.len() as u32;
+            own.push(Part { uri: m.uri().to_owned(), segments: range, rows: 0, slots });
+        }
+        let named: Vec<String> = own.iter().map(|p| format!("{}={}", p.uri, p.slots)).collect();
+        let uri = format!("mix({})", named.join(","));
+        Manifest::build(uri, first.segment_bytes(), first.schema().to_vec(), objects, segments, own)
+    }
+}
+
+/// Shares as whole slots of the smallest block that fits them: 0.7 and 0.3 are 7 and 3. If none up to [`BLOCK_MAX`] does
+/// (to a millionth), of a block of that size, rounded to the largest remainders; every part gets at least one.
+fn slots(shares: &[f64]) -> Result<Vec<u32>> {
+    let total: f64 = shares.iter().sum();
+    if shares.len() > 100 || shares.iter().any(|s| !(*s > 0.0 && s.is_finite())) || !total.is_finite() {
+        return Err(Error::invalid("the shares of a mix are numbers above 0, of at most 100 datasets"));
+    }
+    let at = |block: u32| shares.iter().map(move |s| s / total * f64::from(block));
+    let even = |block: &u32| at(*block).all(|e| e > 0.5 && (e - e.round()).abs() < 1e-6);
+    if let Some(block) = (1..=BLOCK_MAX).find(even) {
+        return Ok(at(block).map(|e| e.round() as u32).collect());
+    }
+    let exact: Vec<f64> = shares.iter().map(|s| s / total * f64::from(BLOCK_MAX)).collect();
+    let mut slots: Vec<u32> = exact.iter().map(|e| (e.floor() as u32).max(1)).collect();
+    let mut by_rest: Vec<usize> = (0..shares.len()).collect();
+    by_rest.sort_by(|&a, &b| exact[b].fract().total_cmp(&exact[a].fract()).then(a.cmp(&b)));
+    let missing = BLOCK_MAX.saturating_sub(slots.iter().sum());
+    by_rest.iter().cycle().take(missing as usize).for_each(|&i| slots[i] += 1);
+    Ok(slots)
+}
+
+impl From<Split> for v1::Split {
+    fn from(s: Split) -> Self {
+        use v1::split::{By, Rows, Shares};
+        let by = match s {
+            Split::Rows(from, to) => By::Rows(Rows { from, to }),
+            Split::Shares(from, to) => By::Shares(Shares { from, to }),
+        };
+        v1::Split { by: Some(by) }
+    }
+}
+
+impl From<MixPart> for v1::MixPart {
+    fn from(p: MixPart) -> Self {
+        Self { uri: p.uri, share: p.share, split: p.split.map(Into::into) }
+    }
+}
+
+impl TryFrom<v1::Split> for Split {
+    type Error = Error;
+
+    fn try_from(s: v1::Split) -> Result<Self> {
+        use v1::split::By;
+        match s.by {
+            Some(By::Rows(r)) => Ok(Split::Rows(r.from, r.to)),
+            Some(By::Shares(r)) => Ok(Split::Shares(r.from, r.to)),
+            None => Err(Error::invalid("a split says neither rows nor shares")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::manifest::SegmentSize;
+
+    fn dataset(uri: &str, rows: &[u64]) -> Manifest {
+        let size = |&rows| SegmentSize { object: 0, row_groups: 2, rows, decoded_bytes: rows * 8 };
+        let object = Object { key: "o".into(), etag: uri.into(), size: 9 };
+        Manifest::new(uri, 1, vec![1], vec![object], &rows.iter().map(size).collect::<Vec<_>>()).unwrap()
+    }
+
+    #[test]
+    fn splits_are_disjoint_and_complete() {
+        let whole = dataset("s3://b/a", &[10, 7, 20]);
+        let (train, test) = (Split::Shares(0.0, 0.4), Split::Shares(0.4, 1.0));
+        let (a, b) = (whole.split(&train).unwrap(), whole.split(&test).unwrap());
+        assert_eq!((a.rows(), b.rows()), (14, 23));
+        let places = |m: &Manifest| {
+            m.segments().iter().map(|s| (s.first_row_group, s.skip, s.rows)).collect::<Vec<_>>()
+        };
+        assert_eq!(places(&a), [(0, 0, 10), (2, 0, 4)]);
+        assert_eq!(places(&b), [(2, 4, 3), (4, 0, 20)]);
+        assert_ne!(a.digest(), b.digest());
+        // The cached segments are the dataset's own.
+        assert_eq!(b.segment_id(0).unwrap(), whole.segment_id(1).unwrap());
+        for m in [&a, &b] {
+            assert_eq!(&Manifest::try_from(v1::Manifest::from(m)).unwrap(), m);
+        }
+        assert_eq!(whole.split(&Split::Rows(0, 37)).unwrap().digest(), whole.digest());
+        assert!(whole.split(&Split::Rows(5, 38)).is_err());
+        assert_eq!(whole.split(&Split::Rows(5, 5)).unwrap().rows(), 0);
+    }
+
+    #[test]
+    fn mixes_keep_their_parts_apart() {
+        let (a, b) = (dataset("s3://b/a", &[10, 7]), dataset("s3://b/c", &[20]));
+        let m = Manifest::mix(&[(a.clone(), 0.7), (b.clone(), 0.3)]).unwrap();
+        assert_eq!(m.uri(), "mix(s3://b/a=7,s3://b/c=3)");
+        assert_eq!(
+            m.parts().iter().map(|p| (p.segments.clone(), p.rows)).collect::<Vec<_>>(),
+            [(0..2, 17), (2..3, 20)]
+        );
+        assert_eq!(m.segment_id(2).unwrap(), b.segment_id(0).unwrap());
+        assert_eq!(Manifest::try_from(v1::Manifest::from(&m)).unwrap(), m);
+        let other = Manifest::mix(&[(a.clone(), 0.6), (b, 0.4)]).unwrap();
+        assert_ne!(m.digest(), other.digest());
+        assert!(Manifest::mix(&[]).is_err());
+        assert!(Manifest::mix(&[(a.clone(), 0.0)]).is_err());
+        let nothing = a.split(&Split::Rows(3, 3)).unwrap();
+        assert!(Manifest::mix(&[(a, 1.0), (nothing, 1.0)]).unwrap_err().message.contains("no rows"));
+    }
+
+    #[test]
+    fn shares_become_slots() {
+        assert_eq!(slots(&[0.7, 0.3]).unwrap(), [7, 3]);
+        assert_eq!(slots(&[1.0, 1.0, 1.0]).unwrap(), [1, 1, 1]);
+        assert_eq!(slots(&[std::f64::consts::PI, 1.0, 1.0]).unwrap(), [611, 195, 194]);
+        assert_eq!(slots(&[1e-9, 1.0]).unwrap().iter().min(), Some(&1));
+        assert_eq!(slots(&[5.0]).unwrap(), [1]);
+        assert!(slots(&[f64::NAN, 1.0]).is_err() && slots(&[-1.0]).is_err());
+    }
+
+    #[test]
+    fn splits_are_read() {
+        assert_eq!("0:0.9".parse::<Split>().unwrap(), Split::Shares(0.0, 0.9));
+        assert_eq!("0:1".parse::<Split>().unwrap(), Split::Shares(0.0, 1.0));
+        assert_eq!("10:500".parse::<Split>().unwrap(), Split::Rows(10, 500));
+        for bad in ["", "5", "0.5:0.1", "a:b", "0:1.5", "-1:1"] {
+            assert!(bad.parse::<Split>().is_err(), "{bad}");
+        }
+    }
+}

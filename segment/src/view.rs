@@ -1,0 +1,74 @@
+//! From frozen datasets to the one that is read: a single one, a split of it, or a mix of several.
+
+use crate::freeze::Frozen;
+use crate::schema;
+use arrow::datatypes::SchemaRef;
+use forebay_proto::manifest::Manifest;
+use forebay_proto::view::Split;
+use forebay_proto::{Error, Result, v1};
+use std::sync::Arc;
+
+/// A dataset as it is read.
+#[derive(Debug, Clone)]
+pub struct View {
+    /// Its manifest.
+    pub manifest: Arc<Manifest>,
+    /// All its columns.
+    pub schema: SchemaRef,
+    /// The datasets behind it, each with the share of its rows that lie in segments which are read.
+    behind: Vec<(Arc<Frozen>, f64)>,
+}
+
+/// The URIs of the datasets that must be frozen for `spec`. `Invalid` if it names none, or both one and a mix.
+pub fn uris(spec: &v1::DatasetSpec) -> Result<Vec<&str>> {
+    match (spec.uri.as_str(), spec.mix.as_slice()) {
+        ("", []) => Err(Error::invalid("no dataset given: name a URI, or the datasets of a mix")),
+        (uri, []) => Ok(vec![uri]),
+        ("", mix) if spec.split.is_none() => Ok(mix.iter().map(|p| p.uri.as_str()).collect()),
+        _ => Err(Error::invalid(
+            "a dataset and a mix contradict each other: give one, and splits with the mix's parts",
+        )),
+    }
+}
+
+impl View {
+    /// Puts the view together from the datasets of [`uris`], in that order.
+    pub fn of(spec: &v1::DatasetSpec, frozen: Vec<Arc<Frozen>>) -> Result<Self> {
+        let splits: Vec<_> = match spec.mix.as_slice() {
+            [] => vec![spec.split],
+            mix => mix.iter().map(|p| p.split).collect(),
+        };
+        if splits.len() != frozen.len() {
+            return Err(Error::invalid("a view needs each of its datasets once"));
+        }
+        let mut manifests = Vec::with_capacity(frozen.len());
+        let mut behind = Vec::with_capacity(frozen.len());
+        for (frozen, split) in frozen.into_iter().zip(splits) {
+            let manifest = match split {
+                Some(split) => frozen.manifest.split(&Split::try_from(split)?)?,
+                None => frozen.manifest.clone(),
+            };
+            let touched: u64 = manifest.segments().iter().map(|s| s.total_rows).sum();
+            behind.push((frozen.clone(), touched as f64 / frozen.manifest.rows().max(1) as f64));
+            manifests.push(manifest);
+        }
+        let manifest = match (spec.mix.as_slice(), manifests.pop()) {
+            ([], Some(only)) => only,
+            (mix, last) => {
+                manifests.extend(last);
+                let shares = mix.iter().map(|p| p.share);
+                Manifest::mix(&manifests.into_iter().zip(shares).collect::<Vec<_>>())?
+            }
+        };
+        let schema = schema::from_ipc(manifest.schema())?;
+        Ok(Self { manifest: Arc::new(manifest), schema, behind })
+    }
+
+    /// Compressed bytes of the projected column chunks. Of a split: the dataset's, in proportion to the rows of the
+    /// segments that it touches.
+    pub fn projected_bytes(&self, projection: &[usize]) -> u64 {
+        let bytes =
+            |(f, share): &(Arc<Frozen>, f64)| (f.projected_bytes(projection) as f64 * share).round() as u64;
+        self.behind.iter().map(bytes).sum()
+    }
+}
