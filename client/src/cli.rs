@@ -10,6 +10,7 @@ mod figures;
 mod free;
 mod inspect;
 mod load;
+mod plan;
 mod status;
 
 use crate::args::{AccessArgs, EndpointArgs};
@@ -45,6 +46,8 @@ enum Command {
     Epoch(epoch::Epoch),
     /// Print rows in file order
     Cat(cat::Cat),
+    /// Which rows a step holds
+    Plan(plan::Plan),
 }
 
 /// Which dataset, and which columns of it.
@@ -125,6 +128,7 @@ async fn run(command: Command, out: Out<'_>) -> Result<(), Failure> {
         Command::Free(c) => c.run(out).await,
         Command::Epoch(c) => c.run(out).await,
         Command::Cat(c) => c.run(out).await,
+        Command::Plan(c) => c.run(out).await,
     }
 }
 

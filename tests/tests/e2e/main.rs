@@ -23,3 +23,4 @@ mod refused;
 mod restart;
 mod tickets;
 mod trainer;
+mod views;

@@ -1,0 +1,103 @@
+//! Splits, mixes and `forebay plan`: what the plan names is what is read, and views cost the store nothing new.
+
+use forebay_tests::mnist;
+use forebay_tests::process::ServerOptions;
+use forebay_tests::s3::S3Server;
+use serde_json::Value;
+
+use crate::commands::{cached, digest, direct, epoch, json};
+
+fn store() -> (S3Server, String, String) {
+    let s3 = S3Server::start();
+    mnist::upload(&s3).expect("read MNIST");
+    let (train, test) = (s3.uri("mnist/train"), s3.uri("mnist/test"));
+    (s3, train, test)
+}
+
+/// The labels of a view in file order, as `cat` prints them.
+fn labels(run: forebay_tests::process::Run) -> Vec<i64> {
+    let text = String::from_utf8(run.end().expect_success()).expect("UTF-8");
+    let label =
+        |line: &str| serde_json::from_str::<Value>(line).expect("JSON")["label"].as_i64().expect("a label");
+    text.lines().map(label).collect()
+}
+
+#[test]
+fn a_split_is_the_datasets_own_rows_and_its_own_segments() {
+    let (s3, _, test) = store();
+    let server = ServerOptions::for_s3(&s3).start();
+    let cat = |more: &[&str]| {
+        let line = ["cat", &test, "--format", "jsonl", "--columns", "label", "--segment-bytes", "2500000"];
+        labels(cached(&server, &[&line, more].concat()))
+    };
+    let whole = cat(&[]);
+    assert_eq!(whole.len() as u64, mnist::TEST_SAMPLES);
+    s3.take_log();
+    assert_eq!(cat(&["--split", "0:0.9"]), whole[..9000]);
+    assert_eq!(cat(&["--split", "0.9:1"]), whole[9000..]);
+    assert_eq!(cat(&["--split", "1234:5678"]), whole[1234..5678]);
+    let data = s3.take_log().into_iter().filter(|seen| seen.range.is_some()).count();
+    assert_eq!(data, 0, "the segments of the whole dataset serve its splits");
+
+    let read = |more: &[&str]| -> Value {
+        let line = ["epoch", &test, "--split", "0:0.9", "--batch", "48", "--seed", "5"];
+        json(cached(&server, &[&line, more].concat()))
+    };
+    let one = read(&[]);
+    assert_eq!(epoch(&one, 0, "samples"), 9000);
+    assert_eq!(digest(&read(&["--world", "3"]), 0), digest(&one, 0));
+    server.stop();
+}
+
+#[test]
+fn a_mix_keeps_its_order_for_any_ranks_with_and_without_a_cache() {
+    let (s3, train, test) = store();
+    let server = ServerOptions::for_s3(&s3).start();
+    let mix = format!("{train}=0.7,{test}=0.3");
+    let line = ["epoch", "--mix", &mix, "--batch", "48", "--epochs", "2", "--segment-bytes", "2500000"];
+    let cold = json(cached(&server, &line));
+    // The test split runs out first: 10,000 of 3 in 10 samples.
+    assert_eq!(epoch(&cold, 0, "samples"), 33_330);
+    let warm = json(cached(&server, &[&line[..], &["--world", "4"]].concat()));
+    assert_eq!(epoch(&warm, 0, "source"), "cache");
+    let alone = json(direct(&s3, &[&line[..], &["--world", "2"]].concat()));
+    for e in 0..2 {
+        assert_eq!(digest(&warm, e), digest(&cold, e), "4 ranks, epoch {e}");
+        assert_eq!(digest(&alone, e), digest(&cold, e), "directly, epoch {e}");
+    }
+    assert_ne!(digest(&cold, 0), digest(&cold, 1));
+    let refused =
+        cached(&server, &["epoch", "--mix", "s3://elsewhere/x=1", "--batch", "48"]).end().expect_failure();
+    assert!(refused.contains("--allow"), "{refused}");
+    server.stop();
+}
+
+#[test]
+fn the_plan_names_the_rows_that_a_step_holds() {
+    let (s3, _, test) = store();
+    let server = ServerOptions::for_s3(&s3).start();
+    let plan = |more: &[&str]| -> Value {
+        let line =
+            ["plan", &test, "--seed", "3", "--window", "2", "--batch", "48", "--segment-bytes", "2500000"];
+        json(cached(&server, &[&line, more].concat()))
+    };
+    let whole = plan(&["--step", "7", "--world", "4"]);
+    let slots = whole["slots"].as_array().expect("slots");
+    assert_eq!((slots.len(), whole["steps"].as_u64()), (48, Some(209)));
+    let mut positions: Vec<u64> = slots.iter().map(|s| s["position"].as_u64().expect("a position")).collect();
+    positions.sort_unstable();
+    assert_eq!(positions, (336..384).collect::<Vec<_>>());
+    // The row in the object is the row in the dataset less the rows of the objects before it.
+    for s in slots {
+        let second = s["object"].as_str().expect("an object").ends_with("part-00001.parquet");
+        let row = s["object_row"].as_u64().expect("a row") + if second { 5000 } else { 0 };
+        assert_eq!(s["row"].as_u64(), Some(row), "{s}");
+    }
+    let last = plan(&["--step", "208", "--world", "4", "--rank", "3"]);
+    let padding = last["slots"].as_array().expect("slots").iter().filter(|s| s["position"].is_null()).count();
+    assert_eq!(padding, 12, "10,000 samples leave 16 for the last step: rank 3 has none");
+    let line = ["plan", &test, "--step", "40", "--batch", "256"];
+    let refused = cached(&server, &line).end().expect_failure();
+    assert!(refused.contains("no step 40") && refused.contains("40 steps"), "{refused}");
+    server.stop();
+}
