@@ -95,6 +95,11 @@ impl Store {
         found
     }
 
+    /// Whether all these columns of a segment are held; touches neither disk nor recency.
+    pub fn holds(&self, id: SegmentId, columns: &[String]) -> bool {
+        self.index().holds(id, columns)
+    }
+
     /// Whether any column of a segment is held; touches neither disk nor recency.
     pub fn holds_any(&self, id: SegmentId) -> bool {
         self.index().holds_any(id)
@@ -157,6 +162,11 @@ impl Store {
     /// The byte limit.
     pub fn limit_bytes(&self) -> u64 {
         self.limit_bytes
+    }
+
+    /// Number of segments of which something is held.
+    pub fn segments(&self) -> u64 {
+        self.index().segments() as u64
     }
 
     /// Number of files held.

@@ -86,7 +86,7 @@ impl Service for Control {
             uptime_s: self.node.started.elapsed().as_secs(),
             cache_bytes_used: store.used_bytes(),
             cache_bytes_limit: store.limit_bytes(),
-            segments_held: store.files(),
+            segments_held: store.segments(),
             counters: Some(self.node.counters()),
             datasets,
         }))
@@ -96,7 +96,7 @@ impl Service for Control {
         &self,
         _: Request<v1::WatchTopologyRequest>,
     ) -> Answer<Self::WatchTopologyStream> {
-        // A cluster of one never changes: one answer, then the stream stays open until the node stops.
+        // A fixed cluster never changes: one answer, then the stream stays open until the node stops.
         let topology = futures::stream::iter([Ok(self.node.topology())]);
         let stopped = self.stop.clone().cancelled_owned();
         let open = futures::stream::once(stopped).filter_map(|()| async { None });
@@ -118,14 +118,16 @@ fn held(node: &Node, dataset: &Dataset) -> v1::DatasetStatus {
     }
 }
 
-/// Fills what is missing and reports after each segment.
+/// Fills what is missing and reports after each segment; at last, how much of the dataset is held now: of one that is
+/// larger than the cache, not all.
 async fn load(
     node: &Node,
     dataset: &Dataset,
     projection: &[usize],
     sender: &mpsc::Sender<Result<v1::LoadProgress, Status>>,
 ) -> forebay_proto::Result<()> {
-    let segments = dataset.manifest.segments();
+    let manifest = &dataset.manifest;
+    let segments = manifest.segments();
     let before = node.cache.source().counters().s3_bytes.load(Relaxed);
     let mut progress = v1::LoadProgress {
         segments_total: segments.len() as u64,
@@ -135,19 +137,21 @@ async fn load(
     let gone = |_| Error::closed("the caller has gone");
     sender.send(Ok(progress)).await.map_err(gone)?;
     let mut filled = futures::stream::iter(0..segments.len() as u32)
-        .map(|s| async move { node.cache.get(&dataset.manifest, s, projection).await.map(|_| s) })
+        .map(|s| async move { node.cache.get(manifest, s, projection).await.map(|_| s) })
         .buffer_unordered(LOAD_CONCURRENCY);
     while let Some(segment) = filled.next().await {
-        let segment = segment?;
-        // What the store had no room for was read for nothing: it does not count.
-        if node.cache.store().holds_any(dataset.manifest.segment_id(segment)?) {
-            progress.segments_held += 1;
-            progress.decoded_bytes_held += segments[segment as usize].decoded_bytes;
-        }
+        progress.segments_held += 1;
+        progress.decoded_bytes_held += segments[segment? as usize].decoded_bytes;
         progress.s3_bytes = node.cache.source().counters().s3_bytes.load(Relaxed) - before;
         sender.send(Ok(progress)).await.map_err(gone)?;
     }
-    // Later segments may have pushed earlier ones out.
-    progress.segments_held = held(node, dataset).segments_held;
+    let columns: Vec<String> = projection.iter().map(|&c| dataset.schema.field(c).name().clone()).collect();
+    let (store, manifest) = (node.cache.store().clone(), manifest.clone());
+    let held = blocking(move || {
+        let held = |s: &u32| manifest.segment_id(*s).is_ok_and(|id| store.holds(id, &columns));
+        let held = (0..manifest.segments().len() as u32).filter(held);
+        held.fold((0, 0), |(n, bytes), s| (n + 1, bytes + manifest.segments()[s as usize].decoded_bytes))
+    });
+    (progress.segments_held, progress.decoded_bytes_held) = held.await?;
     sender.send(Ok(progress)).await.map_err(gone)
 }

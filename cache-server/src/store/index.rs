@@ -67,6 +67,17 @@ impl Index {
         self.by_segment.get(&id).cloned().unwrap_or_default()
     }
 
+    /// Number of segments of which a file is held.
+    pub fn segments(&self) -> usize {
+        self.by_segment.len()
+    }
+
+    /// Whether the segment's files together hold all these columns.
+    pub fn holds(&self, id: SegmentId, columns: &[String]) -> bool {
+        let Some(files) = self.by_segment.get(&id) else { return false };
+        columns.iter().all(|c| files.iter().any(|key| self.columns(key).is_some_and(|have| have.contains(c))))
+    }
+
     pub fn holds_any(&self, id: SegmentId) -> bool {
         self.by_segment.contains_key(&id)
     }

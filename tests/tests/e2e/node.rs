@@ -88,6 +88,18 @@ fn what_was_loaded_is_warm_and_what_was_freed_is_gone() {
 }
 
 #[test]
+fn what_does_not_fit_is_not_said_to_be_held() {
+    let s3 = S3Server::start();
+    mnist::upload(&s3).expect("read MNIST");
+    let server = ServerOptions::for_s3(&s3).args(["--cache-bytes", "20MB"]).start();
+    let uri = s3.uri("mnist/train");
+    let why = cached(&server, &["load", &uri, "--segment-bytes", "8MiB"]).end().expect_failure();
+    assert!(why.contains("the cache holds") && why.contains("give it more room"), "{why}");
+    cached(&server, &["load", &uri, "--segment-bytes", "8MiB", "--columns", "label"]).end().expect_success();
+    server.stop();
+}
+
+#[test]
 fn the_endpoint_may_come_from_the_environment() {
     let s3 = S3Server::start();
     let uri = fixtures::upload(&s3, "good/one-row");
