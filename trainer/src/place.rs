@@ -54,12 +54,14 @@ impl Place {
         let (rank, world) = (number("RANK")?, number("WORLD_SIZE")?);
         ensure!(world > 0, "WORLD_SIZE is 0: the world size must be at least 1");
         ensure!(rank < world, "RANK={rank} is not below WORLD_SIZE={world}");
+        let local_world = if get("LOCAL_WORLD_SIZE").is_some() { number("LOCAL_WORLD_SIZE")? } else { 1 };
+        ensure!(local_world > 0, "LOCAL_WORLD_SIZE is 0: this rank is one itself");
         let port = number("MASTER_PORT")?;
         let agent_store = get("TORCHELASTIC_USE_AGENT_STORE").as_deref() == Some("True");
         Ok(Some(Self {
             rank,
             world,
-            local_world: if get("LOCAL_WORLD_SIZE").is_some() { number("LOCAL_WORLD_SIZE")? } else { 1 },
+            local_world,
             master_addr: text("MASTER_ADDR")?,
             master_port: u16::try_from(port).with_context(|| format!("MASTER_PORT={port} is not a port"))?,
             serves_store: rank == 0 && !agent_store,
@@ -118,6 +120,7 @@ mod tests {
             ("RANK", "2", "RANK=2 is not below WORLD_SIZE=2"),
             ("RANK", "first", "RANK=`first` is not a number"),
             ("MASTER_PORT", "70000", "MASTER_PORT=70000 is not a port"),
+            ("LOCAL_WORLD_SIZE", "0", "LOCAL_WORLD_SIZE is 0: this rank is one itself"),
         ] {
             assert_eq!(place(&with(key, value)).unwrap_err().to_string(), expected);
         }

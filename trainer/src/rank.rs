@@ -3,7 +3,7 @@
 use std::io::Write;
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use forebay_c10d::ProcessGroup;
 use forebay_client::counters::since;
 use forebay_client::loader::{Ending, Shuffle};
@@ -120,6 +120,10 @@ impl<'a> Rank<'a> {
         let uri = dataset.manifest().uri();
         self.columns.check(dataset.schema(), uri)?;
         ensure!(dataset.epoch_samples() > 0, "{uri} has no rows");
+        // Each rank opens it by itself: it may have been overwritten in between.
+        let digest = dataset.manifest().digest().0;
+        let versions = self.group.all_gather_i64(&[(digest >> 64) as i64, digest as i64])?;
+        same_version(&versions).with_context(|| uri.to_owned())?;
         Ok(dataset)
     }
 
@@ -274,6 +278,17 @@ impl<'a> Rank<'a> {
     }
 }
 
+/// Refuses ranks that opened different versions of a dataset: they would follow different orders.
+fn same_version(versions: &[Vec<i64>]) -> Result<()> {
+    let other = versions.iter().position(|version| *version != versions[0]);
+    match other {
+        None => Ok(()),
+        Some(rank) => {
+            bail!("rank {rank} opened another version than rank 0: it was overwritten just now, start again")
+        }
+    }
+}
+
 /// Prints a line; a reader who has seen enough and closed the pipe is no reason to stop training.
 fn say(line: &str) {
     let _ = writeln!(std::io::stdout(), "{line}");
@@ -296,5 +311,17 @@ fn keep_to_own_cores(place: &Place) {
     if std::env::var_os("OMP_NUM_THREADS").is_none() {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         tch::set_num_threads(((cores - 1) / place.local_world).max(1) as i32);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_must_have_opened_the_same_version() {
+        assert!(same_version(&[vec![1, 2], vec![1, 2]]).is_ok());
+        let error = same_version(&[vec![1, 2], vec![1, 2], vec![1, 3]]).unwrap_err().to_string();
+        assert!(error.starts_with("rank 2 opened another version"), "{error}");
     }
 }
