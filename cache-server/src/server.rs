@@ -58,6 +58,7 @@ impl Server {
         let node = Node {
             name: settings.node.unwrap_or_else(|| address.to_string()),
             address: format!("http://{address}"),
+            cluster: settings.nodes,
             started: Instant::now(),
             cache,
             datasets,

@@ -23,6 +23,8 @@ pub struct Node {
     pub name: String,
     /// URL of its gRPC endpoint.
     pub address: String,
+    /// URLs of all nodes of a fixed cluster; empty: this one alone.
+    pub cluster: Vec<String>,
     /// When it started.
     pub started: Instant,
     /// The read path.
@@ -58,14 +60,18 @@ impl Node {
         }
     }
 
-    /// The topology that this node sees: itself.
+    /// The topology: the fixed cluster, or this node alone.
     pub fn topology(&self) -> v1::Topology {
-        let node = v1::Node {
-            name: self.name.clone(),
-            address: self.address.clone(),
+        let node = |name: &str, address: &str| v1::Node {
+            name: name.to_owned(),
+            address: address.to_owned(),
             weight: 1.0,
             zone: String::new(),
         };
-        v1::Topology { revision: 1, nodes: vec![node] }
+        let nodes = match self.cluster.as_slice() {
+            [] => vec![node(&self.name, &self.address)],
+            urls => urls.iter().map(|url| node(url, url)).collect(),
+        };
+        v1::Topology { revision: 1, nodes }
     }
 }

@@ -28,6 +28,9 @@ pub struct Settings {
     pub fill_bytes: u64,
     /// URIs under which data may be read. There is no default: nothing can be read unless somebody allowed it.
     pub allow: Vec<String>,
+    /// URLs of all nodes of a fixed cluster, this one included; empty: a cluster of one. Every node must be given the
+    /// same list: clients place segments by it.
+    pub nodes: Vec<String>,
     /// Seconds that open streams get to finish at shutdown.
     pub drain_s: f64,
     /// Logs as JSON lines rather than text.
@@ -46,6 +49,7 @@ impl Default for Settings {
             cache_bytes: 10_000_000_000,
             fill_bytes: 1 << 30,
             allow: Vec::new(),
+            nodes: Vec::new(),
             drain_s: 5.0,
             log_json: false,
             source: SourceSettings::default(),
@@ -89,6 +93,10 @@ pub struct Flags {
     #[arg(long)]
     #[serde(skip_serializing_if = "Vec::is_empty")]
     allow: Vec<String>,
+    /// URL of a node of a fixed cluster, e.g. http://cache-1:7070; repeat it for all nodes, this one included.
+    #[arg(long = "cluster-node", value_name = "URL")]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    nodes: Vec<String>,
     /// Logs as JSON lines.
     #[arg(long)]
     #[serde(skip_serializing_if = "std::ops::Not::not")]
@@ -187,6 +195,15 @@ impl Settings {
         }
         if !(self.drain_s >= 0.0 && self.drain_s <= 3600.0) {
             return bad(format!("drain_s = {}: must be 0 to 3600 seconds", self.drain_s));
+        }
+        for (i, url) in self.nodes.iter().enumerate() {
+            let parsed = url.strip_prefix("http://").and_then(|at| at.rsplit_once(':'));
+            if !parsed.is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok()) {
+                return bad(format!("cluster node `{url}`: use its URL, as in http://cache-1:7070"));
+            }
+            if self.nodes[..i].contains(url) {
+                return bad(format!("cluster node {url} is named twice"));
+            }
         }
         if self.metrics_listen == Some(self.listen) && self.listen.port() != 0 {
             return bad(format!(

@@ -92,6 +92,16 @@ impl Default for LoaderSettings {
     }
 }
 
+impl LoaderSettings {
+    /// Goes on where [`Loader::state_dict`] was taken, on any number of ranks. `Corrupt` if the bytes are damaged; that
+    /// they belong to the dataset is checked by [`Loader::start`].
+    pub fn load_state_dict(&mut self, bytes: &[u8]) -> Result<()> {
+        let state = LoaderState::from_bytes(bytes)?;
+        (self.seed, self.shuffle, self.resume) = (state.key.seed, state.key.shuffle, Some(state));
+        Ok(())
+    }
+}
+
 /// What comes next.
 #[derive(Debug, Clone)]
 pub enum Event {
@@ -185,6 +195,11 @@ impl Loader {
     pub fn state(&self) -> LoaderState {
         let key = self.course.key(&self.work.dataset, self.so_far.epoch);
         LoaderState { key, samples_done: self.samples_done }
+    }
+
+    /// The same as bytes to keep in a checkpoint: fewer than 100. [`LoaderSettings::load_state_dict`] reads them.
+    pub fn state_dict(&self) -> Vec<u8> {
+        self.state().to_bytes().to_vec()
     }
 
     /// The dataset.

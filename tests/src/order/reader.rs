@@ -6,7 +6,7 @@
 use super::open;
 use anyhow::Context;
 use clap::Args;
-use forebay_client::loader::{LoaderState, Shuffle};
+use forebay_client::loader::Shuffle;
 use forebay_client::{Event, Loader, LoaderSettings};
 use forebay_proto::digest::OrderDigest;
 use serde::{Deserialize, Serialize};
@@ -71,19 +71,20 @@ impl Checkpoint {
 pub async fn run(options: &Options) -> anyhow::Result<()> {
     let dataset = open(&options.endpoint, &options.uri).await?;
     let mut checkpoint = Checkpoint::load(&options.checkpoint)?;
-    let resume = checkpoint.state.as_deref().map(LoaderState::from_bytes).transpose()?;
     let start = |rank| {
-        let settings = LoaderSettings {
+        let mut settings = LoaderSettings {
             seed: 11,
             shuffle: Shuffle::Window(8),
             global_batch: GLOBAL_BATCH,
             rank,
             world: options.world,
             epochs: Some(options.epochs),
-            resume,
             prefetch_bytes: 8 << 20,
             ..Default::default()
         };
+        if let Some(state) = &checkpoint.state {
+            settings.load_state_dict(state)?;
+        }
         Loader::start(&dataset, settings)
     };
     let mut ranks = (0..options.world).map(start).collect::<Result<Vec<_>, _>>()?;
@@ -108,7 +109,7 @@ pub async fn run(options: &Options) -> anyhow::Result<()> {
             }
         }
         let first = ranks.first().context("a world has ranks")?;
-        checkpoint.state = Some(first.state().to_bytes().to_vec());
+        checkpoint.state = Some(first.state_dict());
         checkpoint.save(&options.checkpoint)?;
         if !going {
             return Ok(());

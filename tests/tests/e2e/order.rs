@@ -66,6 +66,44 @@ fn the_order_depends_on_neither_the_ranks_nor_the_cache() {
 }
 
 #[test]
+fn three_nodes_share_a_dataset_and_keep_its_order() {
+    let (s3, uri) = upload("train");
+    // Ports are needed before the nodes start: each is told all of them.
+    let ports: Vec<u16> = (0..3)
+        .map(|_| {
+            std::net::TcpListener::bind("127.0.0.1:0").and_then(|l| l.local_addr()).expect("a port").port()
+        })
+        .collect();
+    let urls: Vec<String> = ports.iter().map(|port| format!("http://127.0.0.1:{port}")).collect();
+    let nodes: Vec<_> = ports
+        .iter()
+        .map(|port| {
+            let options = ServerOptions::for_s3(&s3).args(["--listen", &format!("127.0.0.1:{port}")]);
+            options.args(urls.iter().flat_map(|url| ["--cluster-node", url.as_str()])).start()
+        })
+        .collect();
+    let alone = ServerOptions::for_s3(&s3).start();
+    let line =
+        ["epoch", &uri, "--batch", BATCH, "--segment-bytes", SEGMENT_BYTES, "--world", "2", "--epochs", "2"];
+    let one = json(cached(&alone, &line));
+    s3.take_log();
+    let three = json(cached(&nodes[0], &line));
+    for e in 0..2 {
+        assert_eq!(digest(&three, e), digest(&one, e), "epoch {e}");
+    }
+    let projected = three["projected_bytes"].as_u64().expect("a number");
+    fetched_once(&s3, &s3.take_log(), projected);
+    let shares: Vec<u64> = nodes.iter().map(|n| counter(n, "s3_bytes")).collect();
+    assert_eq!(shares.iter().sum::<u64>(), projected);
+    assert!(shares.iter().all(|&s| s > 0), "each node has its share: {shares:?}");
+    // From another node's point of view, by other ranks: the same.
+    let again = json(cached(&nodes[2], &[&line[..6], &["--world", "3"]].concat()));
+    assert_eq!(digest(&again, 0), digest(&one, 0));
+    assert!(data_requests(&s3, &s3.take_log()).is_empty());
+    nodes.into_iter().chain([alone]).for_each(forebay_tests::process::Server::stop);
+}
+
+#[test]
 fn four_ranks_at_once_cost_the_store_each_byte_once() {
     let (s3, uri) = upload("train");
     let server = ServerOptions::for_s3(&s3).start();
