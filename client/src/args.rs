@@ -33,6 +33,9 @@ pub struct SourceArgs {
     /// Send no credentials: for public buckets
     #[arg(help_heading = DIRECT, long)]
     pub s3_anonymous: bool,
+    /// How long a request that fails is tried again, in seconds [default: 60]
+    #[arg(help_heading = DIRECT, long, value_name = "S")]
+    pub patience_s: Option<f64>,
     /// Decoded bytes to keep in memory when reading directly, e.g. 4GB [default: 1GiB]
     #[arg(help_heading = DIRECT, long, value_name = "BYTES", value_parser = bytes)]
     pub direct_memory_bytes: Option<u64>,
@@ -69,6 +72,7 @@ impl SourceArgs {
             s3_profile: self.s3_profile.clone(),
             s3_path_style: self.s3_path_style,
             s3_anonymous: self.s3_anonymous,
+            patience_s: self.patience_s.unwrap_or(SourceSettings::default().patience_s),
             ..Default::default()
         }
     }
@@ -87,6 +91,7 @@ impl SourceArgs {
             (self.s3_profile.is_some(), "--s3-profile"),
             (self.s3_path_style.is_some(), "--s3-path-style"),
             (self.s3_anonymous, "--s3-anonymous"),
+            (self.patience_s.is_some(), "--patience-s"),
             (self.direct_memory_bytes.is_some(), "--direct-memory-bytes"),
         ]
         .into_iter()

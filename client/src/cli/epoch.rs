@@ -18,6 +18,9 @@ use forebay_proto::{Error, Result as Outcome};
 use report::{Place, Row};
 use serde::Serialize;
 
+/// Ranks that one process reads as: each has loaders, streams and buffers of its own.
+const RANKS_MAX: u32 = 256;
+
 #[derive(Debug, Args)]
 pub(super) struct Epoch {
     #[command(flatten)]
@@ -42,7 +45,7 @@ pub(super) struct Epoch {
     /// What becomes of the last, incomplete step: drop, pad or exact
     #[arg(long, value_name = "HOW", default_value = "pad")]
     ending: Ending,
-    /// Ranks that share each step
+    /// Ranks that share each step; all of them are read in this process unless --rank says which
     #[arg(long, value_name = "N", default_value_t = 1)]
     world: u32,
     /// Read as this rank alone [default: as all ranks at the same time]
@@ -115,6 +118,9 @@ impl Epoch {
         let (global_batch, world, ending) = (self.batch, self.world, self.ending);
         Cut { first_position: 0, global_batch, world, ending, layout: Layout::default() }.check()?;
         match self.rank {
+            None if world > RANKS_MAX => Err(Error::invalid(format!(
+                "--world {world} would read as {world} ranks in one process, {RANKS_MAX} at most: pass --rank"
+            ))),
             None => Ok(0..world),
             Some(rank) if rank < world => Ok(rank..rank + 1),
             Some(rank) => {
