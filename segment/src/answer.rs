@@ -11,7 +11,9 @@ use arrow::array::RecordBatch;
 use arrow::datatypes::SchemaRef;
 use forebay_proto::manifest::Manifest;
 use forebay_proto::{Error, Result, v1};
+use futures::FutureExt;
 use futures::future::BoxFuture;
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use tokio::sync::mpsc;
 
@@ -117,7 +119,12 @@ where
         held: Default::default(),
         share: 1.0,
     };
-    let work = work(maker);
+    // An answer that broke off must not look like one that is over.
+    let work = AssertUnwindSafe(work(maker)).catch_unwind().map(|done| {
+        done.unwrap_or_else(|_| {
+            Err(Error::corrupt("making the answer failed: the log of the process says why"))
+        })
+    });
     tokio::spawn(async move {
         tokio::select! {
             done = work => if let Err(e) = done {

@@ -235,6 +235,28 @@ async fn mistakes_are_named() {
 }
 
 #[tokio::test]
+async fn an_answer_that_breaks_off_is_an_error() {
+    struct Broken;
+    impl Segments for Broken {
+        fn get<'a>(
+            &'a self,
+            _: &'a Arc<Manifest>,
+            segment: u32,
+            _: &'a [usize],
+        ) -> BoxFuture<'a, Result<Arc<RecordBatch>>> {
+            match segment {
+                0 => async { Ok(Arc::new(batch(0, 5))) }.boxed(),
+                _ => panic!("for the test"),
+            }
+        }
+    }
+    let (_, manifest, schema) = dataset(&[5, 5]);
+    let t = v1::ScanTicket::default();
+    let answer = scan(Arc::new(Broken), manifest, &schema, &t, Budget::default()).unwrap();
+    assert!(read(answer).await.unwrap_err().message.contains("failed"));
+}
+
+#[tokio::test]
 async fn a_reader_that_leaves_ends_the_work() {
     let (made, manifest, schema) = dataset(&[1000; 50]);
     let cut =
