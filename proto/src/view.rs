@@ -6,6 +6,9 @@ use crate::manifest::{BLOCK_MAX, Manifest, Object, Part, Segment};
 use crate::v1;
 use std::fmt;
 
+/// Datasets that a mix may have.
+pub const PARTS_MAX: usize = 100;
+
 /// A stretch of a dataset's rows in file order, from included, to excluded.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Split {
@@ -143,7 +146,7 @@ impl Manifest {
 /// (to a millionth), of a block of that size, rounded to the largest remainders; every part gets at least one.
 fn slots(shares: &[f64]) -> Result<Vec<u32>> {
     let total: f64 = shares.iter().sum();
-    if shares.len() > 100 || shares.iter().any(|s| !(*s > 0.0 && s.is_finite())) || !total.is_finite() {
+    if shares.len() > PARTS_MAX || shares.iter().any(|s| !(*s > 0.0 && s.is_finite())) || !total.is_finite() {
         return Err(Error::invalid("the shares of a mix are numbers above 0, of at most 100 datasets"));
     }
     let at = |block: u32| shares.iter().map(move |s| s / total * f64::from(block));
@@ -194,6 +197,7 @@ impl TryFrom<v1::Split> for Split {
 mod tests {
     use super::*;
     use crate::manifest::SegmentSize;
+    use crate::plan::{Order, Shuffle};
 
     fn dataset(uri: &str, rows: &[u64]) -> Manifest {
         let size = |&rows| SegmentSize { object: 0, row_groups: 2, rows, decoded_bytes: rows * 8 };
@@ -237,6 +241,10 @@ mod tests {
         let other = Manifest::mix(&[(a.clone(), 0.6), (b, 0.4)]).unwrap();
         assert_ne!(m.digest(), other.digest());
         assert!(Manifest::mix(&[]).is_err());
+        for epoch in [u64::MAX, u64::MAX / 7] {
+            let order = Order::new(&m, 1, epoch, Shuffle::Full);
+            assert!((0..order.len()).all(|position| order.at(position).is_some()));
+        }
         assert!(Manifest::mix(&[(a.clone(), 0.0)]).is_err());
         let nothing = a.split(&Split::Rows(3, 3)).unwrap();
         assert!(Manifest::mix(&[(a, 1.0), (nothing, 1.0)]).unwrap_err().message.contains("no rows"));

@@ -45,7 +45,8 @@ impl Source {
             .get(part.object as usize)
             .ok_or_else(|| Error::invalid(format!("{}: malformed manifest", manifest.uri())))?;
         let place = self.place(&manifest.object_uri(object))?;
-        place.stays_under(manifest.uri())?;
+        let dataset = manifest.parts().iter().find(|p| p.segments.contains(&segment));
+        place.stays_under(dataset.map_or(manifest.uri(), |p| &p.uri))?;
         let version = Version { etag: object.etag.clone(), size: object.size };
         let footer = self.footer(&place, &version).await?;
         let schema = from_ipc(manifest.schema())?;

@@ -4,7 +4,7 @@ use crate::freeze::Frozen;
 use crate::schema;
 use arrow::datatypes::SchemaRef;
 use forebay_proto::manifest::Manifest;
-use forebay_proto::view::Split;
+use forebay_proto::view::{PARTS_MAX, Split};
 use forebay_proto::{Error, Result, v1};
 use std::sync::Arc;
 
@@ -24,6 +24,10 @@ pub fn uris(spec: &v1::DatasetSpec) -> Result<Vec<&str>> {
     match (spec.uri.as_str(), spec.mix.as_slice()) {
         ("", []) => Err(Error::invalid("no dataset given: name a URI, or the datasets of a mix")),
         (uri, []) => Ok(vec![uri]),
+        (_, mix) if mix.len() > PARTS_MAX => Err(Error::invalid(format!(
+            "a mix of {} datasets is too large: use {PARTS_MAX} at most",
+            mix.len()
+        ))),
         ("", mix) if spec.split.is_none() => Ok(mix.iter().map(|p| p.uri.as_str()).collect()),
         _ => Err(Error::invalid(
             "a dataset and a mix contradict each other: give one, and splits with the mix's parts",
@@ -70,5 +74,23 @@ impl View {
         let bytes =
             |(f, share): &(Arc<Frozen>, f64)| (f.projected_bytes(projection) as f64 * share).round() as u64;
         self.behind.iter().map(bytes).sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_named_is_one_dataset_or_a_mix_of_some() {
+        let part = |uri: &str| v1::MixPart { uri: uri.into(), share: 1.0, split: None };
+        let spec = |uri: &str, mix| v1::DatasetSpec { uri: uri.into(), mix, ..Default::default() };
+        assert_eq!(uris(&spec("s3://b", vec![])).unwrap(), ["s3://b"]);
+        assert_eq!(uris(&spec("", vec![part("s3://b"), part("s3://c")])).unwrap(), ["s3://b", "s3://c"]);
+        for bad in
+            [spec("", vec![]), spec("s3://b", vec![part("s3://c")]), spec("", vec![part("s3://b"); 101])]
+        {
+            assert!(uris(&bad).is_err());
+        }
     }
 }

@@ -41,8 +41,10 @@ impl Mix {
         let (block, blocks) = (block(parts), blocks(parts));
         let turn = |(index, p): (usize, &Part)| {
             let slots = u64::from(p.slots);
-            let first = key.epoch.wrapping_mul(blocks).wrapping_mul(slots);
-            let (first_epoch, last_epoch) = (first / p.rows, (first + blocks * slots - 1) / p.rows);
+            // Whoever asks for an epoch past the last number of a sample gets some epoch, as for a single dataset.
+            let samples = blocks * slots;
+            let first = key.epoch.saturating_mul(samples).min(u64::MAX - samples);
+            let (first_epoch, last_epoch) = (first / p.rows, (first + samples - 1) / p.rows);
             let seed = derive(&PlanKey { epoch: 0, ..key }, 3, index as u64);
             let own = &rows[p.segments.start as usize..p.segments.end as usize];
             let order = |epoch| Sequence::new(own, p.segments.start, PlanKey { seed, epoch, ..key });

@@ -241,6 +241,20 @@ async fn zones_survive_a_change_of_unit() {
 }
 
 #[tokio::test]
+async fn datasets_of_files_can_be_mixed() {
+    let dirs = [Dir::new(), Dir::new()];
+    let source = source();
+    let mut parts = Vec::new();
+    for (dir, rows) in dirs.iter().zip([0..5, 5..9]) {
+        write(&dir.path("a.parquet"), &ints(rows), 5, WriterProperties::builder());
+        parts.push((source.freeze(&dir.uri(), 0).await.unwrap().manifest.clone(), 1.0));
+    }
+    let mix = Manifest::mix(&parts).unwrap();
+    let read = read_all(&source, &mix, &[0]).await;
+    assert_eq!(read.iter().map(RecordBatch::num_rows).sum::<usize>(), 9);
+}
+
+#[tokio::test]
 async fn segments_of_any_size_but_not_of_every_size() {
     let dir = Dir::new();
     write(&dir.path("a.parquet"), &ints(0..5), 5, WriterProperties::builder());
