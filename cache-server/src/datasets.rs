@@ -2,14 +2,16 @@
 //!
 //! A manifest is kept on disk too, so that a node that was restarted serves what it holds without asking the store.
 
+mod known;
+
 use crate::cache::blocking;
 use crate::flight::Flights;
 use arrow::datatypes::SchemaRef;
 use forebay_proto::manifest::{Digest, Manifest, SEGMENT_BYTES};
 use forebay_proto::{Error, Result, v1};
 use forebay_segment::{Frozen, Source, View, schema, source, view};
+use known::Known;
 use prost::Message as _;
-use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -34,7 +36,7 @@ pub struct Datasets {
     source: Source,
     allow: Vec<String>,
     dir: PathBuf,
-    known: Mutex<HashMap<Digest, Dataset>>,
+    known: Mutex<Known>,
     /// Datasets being frozen, by URI and segment size: the ranks of a job all open theirs at once.
     freezing: Flights<(String, u64), Arc<Frozen>>,
 }
@@ -68,7 +70,8 @@ impl Datasets {
         let (manifest, schema) = (view.manifest.clone(), view.schema.clone());
         let projection = schema::projection(&schema, columns).map_err(|e| e.context(manifest.uri()))?;
         let dataset = Dataset { manifest: manifest.clone(), schema };
-        let new = self.known().insert(manifest.digest(), dataset.clone()).is_none();
+        let (new, gone) = self.known().insert(dataset.clone(), known::LIMIT);
+        self.drop_files(gone);
         if new {
             let (path, wire) = (self.path(manifest.digest()), v1::Manifest::from(&*manifest));
             let kept = blocking(move || keep(&path, &wire.encode_to_vec())).await?;
@@ -82,7 +85,7 @@ impl Datasets {
     /// The dataset of a digest, from a ticket; `NotFound` if this node does not know it.
     pub fn get(&self, digest: &[u8]) -> Result<Dataset> {
         let digest = Digest::from_bytes(digest)?;
-        self.known().get(&digest).cloned().ok_or_else(|| {
+        self.known().get(&digest).ok_or_else(|| {
             Error::not_found(format!(
                 "dataset version {digest} is not known to this node: open the dataset on it first"
             ))
@@ -91,7 +94,7 @@ impl Datasets {
 
     /// All known datasets.
     pub fn list(&self) -> Vec<Dataset> {
-        let mut all: Vec<_> = self.known().values().cloned().collect();
+        let mut all = self.known().list();
         all.sort_by(|a, b| a.manifest.uri().cmp(b.manifest.uri()));
         all
     }
@@ -99,17 +102,10 @@ impl Datasets {
     /// Forgets the datasets under a URI.
     pub fn forget(&self, uri: &str) -> Result<String> {
         let uri = self.allowed(uri)?;
-        let mut gone = Vec::new();
-        self.known().retain(|digest, d| {
-            let keep = !d.is_of(&uri);
-            if !keep {
-                gone.push(*digest);
-            }
-            keep
-        });
-        for digest in gone {
-            std::fs::remove_file(self.path(digest)).ok();
-        }
+        let mut gone: Vec<_> =
+            self.list().into_iter().filter(|d| d.is_of(&uri)).map(|d| d.manifest.digest()).collect();
+        gone.retain(|digest| self.known().remove(digest));
+        self.drop_files(gone);
         Ok(uri)
     }
 
@@ -138,7 +134,8 @@ impl Datasets {
             };
             match read() {
                 Ok(d) => {
-                    self.known().insert(d.manifest.digest(), d);
+                    let gone = self.known().insert(d, known::LIMIT).1;
+                    self.drop_files(gone);
                 }
                 Err(e) => {
                     tracing::info!(path = %path.display(), reason = %e, "a kept manifest is of no use: removed");
@@ -148,7 +145,13 @@ impl Datasets {
         }
     }
 
-    fn known(&self) -> MutexGuard<'_, HashMap<Digest, Dataset>> {
+    fn drop_files(&self, gone: Vec<Digest>) {
+        for digest in gone {
+            std::fs::remove_file(self.path(digest)).ok();
+        }
+    }
+
+    fn known(&self) -> MutexGuard<'_, Known> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
