@@ -3,6 +3,7 @@
 use clap::Parser;
 use figment::Figment;
 use figment::providers::{Env, Format, Serialized, Toml};
+use forebay_proto::units::bytes;
 use forebay_proto::{Error, Result};
 use forebay_segment::SourceSettings;
 use serde::{Deserialize, Serialize};
@@ -215,26 +216,6 @@ impl Settings {
     }
 }
 
-/// Parses bytes: a number with an optional unit, decimal (kB, MB, GB, TB) or binary (KiB, MiB, GiB, TiB).
-fn bytes(text: &str) -> std::result::Result<u64, String> {
-    let split = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
-    let (number, unit) = text.split_at(split);
-    let factor: u64 = match unit.trim() {
-        "" | "B" => 1,
-        "kB" | "KB" => 1_000,
-        "MB" => 1_000_000,
-        "GB" => 1_000_000_000,
-        "TB" => 1_000_000_000_000,
-        "KiB" => 1 << 10,
-        "MiB" => 1 << 20,
-        "GiB" => 1 << 30,
-        "TiB" => 1 << 40,
-        other => return Err(format!("unknown unit `{other}`: use B, kB, MB, GB, TB, KiB, MiB, GiB or TiB")),
-    };
-    let number: f64 = number.parse().map_err(|_| format!("`{text}` is not a number of bytes"))?;
-    Ok((number * factor as f64) as u64)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -273,12 +254,5 @@ mod tests {
         assert!(
             load(&["--allow", "s3://a", "--cache-bytes", "10"]).unwrap_err().message.contains("cache_bytes")
         );
-    }
-
-    #[test]
-    fn units() {
-        assert_eq!(bytes("1.5GB"), Ok(1_500_000_000));
-        assert_eq!(bytes("64 MiB"), Ok(64 << 20));
-        assert!(bytes("3 parsecs").is_err() && bytes("GB").is_err());
     }
 }

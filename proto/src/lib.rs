@@ -7,6 +7,7 @@
 //! * [`state`]: the loader state, under 100 bytes.
 //! * [`view`]: splits and mixes of datasets.
 //! * [`ring`]: which nodes own a segment.
+//! * [`units`]: sizes as people write them.
 //! * [`error`]: the few kinds of error and their gRPC status.
 
 pub mod digest;
@@ -15,6 +16,7 @@ pub mod manifest;
 pub mod plan;
 pub mod ring;
 pub mod state;
+pub mod units;
 pub mod view;
 
 pub use error::{Error, Kind, Result};
