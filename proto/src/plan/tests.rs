@@ -304,6 +304,17 @@ proptest! {
 }
 
 #[test]
+fn golden_mix() {
+    let key = PlanKey { manifest: Digest(1), seed: 7, epoch: 1, shuffle: Shuffle::Window(2) };
+    let got: Vec<_> =
+        all(&mixed(&[vec![5, 3], vec![6, 4]], &[2, 1], key)).iter().map(|s| (s.segment, s.row)).collect();
+    assert_eq!(got, GOLDEN_MIX);
+}
+
+const GOLDEN_MIX: [(u32, u32); 12] =
+    [(0, 2), (3, 3), (1, 2), (1, 0), (0, 3), (2, 5), (1, 1), (2, 1), (0, 1), (2, 3), (0, 0), (0, 4)];
+
+#[test]
 fn mixes_keep_their_proportions_and_read_every_sample_before_any_again() {
     let rows = vec![vec![40u64, 30], vec![50, 25, 60]];
     let key = |epoch| PlanKey { manifest: Digest(1), seed: 5, epoch, shuffle: Shuffle::Window(2) };
