@@ -7,7 +7,7 @@ mod reader;
 mod resume;
 
 use crate::mnist;
-use crate::process::{Server, ServerOptions};
+use crate::process::{Server, ServerOptions, free_addresses};
 use crate::report;
 use crate::s3::S3Server;
 use clap::{Parser, Subcommand};
@@ -51,26 +51,39 @@ pub fn run(options: &Options) -> anyhow::Result<bool> {
     }
     let mut rows = plan::speed();
     rows.extend(plan::quality());
-    let (_s3, server, uri) = warm_server(&runtime)?;
-    rows.extend(runtime.block_on(resume::ttfb(&server.endpoint, &uri))?);
-    rows.extend(runtime.block_on(resume::throughput(&server.endpoint, &uri))?);
-    let kills = kills::run(&runtime, &server.endpoint, &uri, options.kills, options.seed)?;
+    let s3 = S3Server::start();
+    mnist::upload(&s3)?;
+    let uri = s3.uri("mnist/train");
+    let nodes = [1, 3].map(|count| cluster(&s3, count));
+    let [one, three] = nodes;
+    let (one, three) = (one?, three?);
+    let endpoints = [one[0].endpoint.clone(), three[0].endpoint.clone()];
+    for endpoint in &endpoints {
+        runtime.block_on(resume::read_once(endpoint, &uri))?;
+    }
+    rows.extend(runtime.block_on(resume::ttfb(&endpoints[0], &uri))?);
+    rows.extend(runtime.block_on(resume::rollover(&endpoints[0], &uri))?);
+    rows.extend(runtime.block_on(resume::throughput(&endpoints[0], &uri))?);
+    let kills = kills::run(&runtime, &endpoints, &uri, options.kills, options.seed)?;
     rows.extend(kills.rows);
-    server.try_stop().map_err(anyhow::Error::msg)?;
+    for server in one.into_iter().chain(three) {
+        server.try_stop().map_err(anyhow::Error::msg)?;
+    }
     let settings = json!({"kills": options.kills, "seed": options.seed, "segment_bytes": SEGMENT_BYTES});
     report::write(&options.folder, "order", settings, &rows)?;
     println!("{} {}", if kills.exact { "PASS" } else { "FAIL" }, kills.verdict);
     Ok(kills.exact)
 }
 
-/// A node that holds all of MNIST's training split.
-fn warm_server(runtime: &tokio::runtime::Runtime) -> anyhow::Result<(S3Server, Server, String)> {
-    let s3 = S3Server::start();
-    mnist::upload(&s3)?;
-    let server = ServerOptions::for_s3(&s3).try_start().map_err(anyhow::Error::msg)?;
-    let uri = s3.uri("mnist/train");
-    runtime.block_on(resume::read_once(&server.endpoint, &uri))?;
-    Ok((s3, server, uri))
+/// So many nodes that share what they hold.
+fn cluster(s3: &S3Server, count: usize) -> anyhow::Result<Vec<Server>> {
+    let addresses = free_addresses(count)?;
+    let start = |address: &String| {
+        let options = ServerOptions::for_s3(s3).args(["--listen", address]);
+        let all = addresses.iter().flat_map(|a| ["--cluster-node".to_owned(), format!("http://{a}")]);
+        options.args(all).try_start().map_err(anyhow::Error::msg)
+    };
+    addresses.iter().map(start).collect()
 }
 
 /// Opens MNIST in small segments.

@@ -51,6 +51,13 @@ fn find(name: &str) -> Result<PathBuf, String> {
     ))
 }
 
+/// Addresses on the loopback that were free a moment ago: for nodes that must know each other before they start.
+pub fn free_addresses(count: usize) -> std::io::Result<Vec<String>> {
+    let bound: Vec<_> =
+        (0..count).map(|_| std::net::TcpListener::bind("127.0.0.1:0")).collect::<Result<_, _>>()?;
+    bound.iter().map(|listener| Ok(listener.local_addr()?.to_string())).collect()
+}
+
 /// A server about to be started.
 pub struct ServerOptions {
     arguments: Vec<String>,

@@ -1,4 +1,5 @@
-//! 200 SIGKILLs: a reading process is killed at random steps and resumed, each time with another world size.
+//! 200 SIGKILLs: a reading process is killed at random steps and resumed, each time with another world size, from one
+//! cache node or from three.
 
 use super::open;
 use super::reader::{Checkpoint, GLOBAL_BATCH, Seen, WORLDS};
@@ -24,8 +25,16 @@ pub struct Outcome {
     pub rows: Vec<Row>,
 }
 
-/// Kills `kills` times, then reads to the end, and compares with the plan and with a run that was not disturbed.
-pub fn run(runtime: &Runtime, endpoint: &str, uri: &str, kills: u32, seed: u64) -> anyhow::Result<Outcome> {
+/// Kills `kills` times, then reads to the end, and compares with the plan and with a run that was not disturbed. Each
+/// process reads from one of `endpoints`, which belong to clusters of different size.
+pub fn run(
+    runtime: &Runtime,
+    endpoints: &[String],
+    uri: &str,
+    kills: u32,
+    seed: u64,
+) -> anyhow::Result<Outcome> {
+    let endpoint = endpoints.first().context("there is a cluster")?.as_str();
     let folder = tempfile::tempdir()?;
     let (steps_per_epoch, dataset_rows) = {
         let rows = runtime.block_on(open(endpoint, uri))?.manifest().rows();
@@ -42,7 +51,8 @@ pub fn run(runtime: &Runtime, endpoint: &str, uri: &str, kills: u32, seed: u64) 
         let others: Vec<u32> = WORLDS.iter().copied().filter(|w| *w != world).collect();
         world = others[random.below(others.len() as u64) as usize];
         let after = 1 + random.below(most);
-        match kill_after(endpoint, uri, world, epochs, &path, after)? {
+        let cluster = &endpoints[random.below(endpoints.len() as u64) as usize];
+        match kill_after(cluster, uri, world, epochs, &path, after)? {
             true => killed += 1,
             false => break,
         }

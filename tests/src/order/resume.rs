@@ -5,7 +5,7 @@ use crate::report::Row;
 use forebay_client::loader::{LoaderState, Shuffle};
 use forebay_client::{Event, Loader, LoaderSettings};
 use forebay_proto::plan::PlanKey;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 fn settings() -> LoaderSettings {
     LoaderSettings {
@@ -55,6 +55,31 @@ pub async fn ttfb(endpoint: &str, uri: &str) -> anyhow::Result<Vec<Row>> {
     let (start, late) = (Row::of("ttfb_ms_at_0", "ms", &start), Row::of("ttfb_ms_at_90", "ms", &late));
     let ratio = Row { n: late.n, ..Row::of("resume_ttfb_ratio", "ratio", &[late.value / start.value]) };
     Ok(vec![start, late, ratio])
+}
+
+/// The wait for the first batch of an epoch after the last of the one before, with a consumer that takes 1 ms for a
+/// step; and the same for all other batches.
+pub async fn rollover(endpoint: &str, uri: &str) -> anyhow::Result<Vec<Row>> {
+    let dataset = open(endpoint, uri).await?;
+    let mut loader = Loader::start(&dataset, LoaderSettings { epochs: Some(8), ..settings() })?;
+    let (mut first, mut other, mut fresh) = (Vec::new(), Vec::new(), false);
+    loop {
+        let begin = Instant::now();
+        match loader.next().await? {
+            Some(Event::Batch(batch)) => {
+                let waited = begin.elapsed().as_secs_f64() * 1e3;
+                match (batch.epoch(), std::mem::take(&mut fresh)) {
+                    (0, _) => {}
+                    (_, true) => first.push(waited),
+                    (_, false) => other.push(waited),
+                }
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+            Some(Event::EpochEnd(_)) => fresh = true,
+            None => break,
+        }
+    }
+    Ok(vec![Row::of("rollover_wait_ms", "ms", &first), Row::of("step_wait_ms", "ms", &other)])
 }
 
 /// Warm rows per second by window, interleaved.

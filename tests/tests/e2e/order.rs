@@ -7,7 +7,7 @@ use forebay_client::loader::{Event, Loader, LoaderSettings};
 use forebay_client::{Access, Dataset, DatasetSpec};
 use forebay_proto::digest::OrderDigest;
 use forebay_tests::mnist;
-use forebay_tests::process::ServerOptions;
+use forebay_tests::process::{ServerOptions, free_addresses};
 use forebay_tests::s3::{S3Server, Seen};
 use serde_json::Value;
 
@@ -68,17 +68,12 @@ fn the_order_depends_on_neither_the_ranks_nor_the_cache() {
 #[test]
 fn three_nodes_share_a_dataset_and_keep_its_order() {
     let (s3, uri) = upload("train");
-    // Ports are needed before the nodes start: each is told all of them.
-    let ports: Vec<u16> = (0..3)
-        .map(|_| {
-            std::net::TcpListener::bind("127.0.0.1:0").and_then(|l| l.local_addr()).expect("a port").port()
-        })
-        .collect();
-    let urls: Vec<String> = ports.iter().map(|port| format!("http://127.0.0.1:{port}")).collect();
-    let nodes: Vec<_> = ports
+    let addresses = free_addresses(3).expect("free ports");
+    let urls: Vec<String> = addresses.iter().map(|address| format!("http://{address}")).collect();
+    let nodes: Vec<_> = addresses
         .iter()
-        .map(|port| {
-            let options = ServerOptions::for_s3(&s3).args(["--listen", &format!("127.0.0.1:{port}")]);
+        .map(|address| {
+            let options = ServerOptions::for_s3(&s3).args(["--listen", address]);
             options.args(urls.iter().flat_map(|url| ["--cluster-node", url.as_str()])).start()
         })
         .collect();
