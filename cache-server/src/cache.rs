@@ -26,7 +26,8 @@ pub struct Cache {
     source: Source,
     store: Arc<Store>,
     events: Arc<Events>,
-    flights: Flights<SegmentId, Arc<RecordBatch>>,
+    /// A fill's outcome: the columns, or none if the store got some of them just before it began.
+    flights: Flights<SegmentId, Option<Arc<RecordBatch>>>,
     /// One permit per KiB of memory that fills may use.
     fill_room: Arc<Semaphore>,
     fill_kib: u32,
@@ -70,9 +71,10 @@ impl Cache {
                 return compose(&wanted, &found.parts, manifest.segment(segment)?.total_rows);
             }
             let missing: Vec<usize> = found.missing.iter().filter_map(|c| whole.index_of(c).ok()).collect();
-            let fill = || self.fill(manifest.clone(), segment, missing);
+            let fill = || self.fill(manifest.clone(), segment, found.missing.clone(), missing);
             let (now, filled) = self.flights.fly(id, fill).await;
-            let filled = filled?;
+            // None: another flight landed between the look into the store and the take-off. Look again.
+            let Some(filled) = filled? else { continue };
             // Led once is led; a join of another's columns may be followed by a lead for the rest.
             seat = Some(if seat == Some(Seat::Led) { Seat::Led } else { now });
             let mut parts = found.parts;
@@ -84,31 +86,33 @@ impl Cache {
         }
     }
 
-    /// Fetches, decodes and stores columns of a segment.
+    /// Fetches, decodes and stores columns of a segment, named and by index; `None` if the store has any of them by now.
     fn fill(
         &self,
         manifest: Arc<Manifest>,
         segment: u32,
+        names: Vec<String>,
         projection: Vec<usize>,
-    ) -> impl Future<Output = Result<Arc<RecordBatch>>> + Send + 'static {
+    ) -> impl Future<Output = Result<Option<Arc<RecordBatch>>>> + Send + 'static {
         let (source, store, room, fill_kib) =
             (self.source.clone(), self.store.clone(), self.fill_room.clone(), self.fill_kib);
         async move {
             let s = manifest.segment(segment)?;
+            let (id, again) = (manifest.segment_id(segment)?, store.clone());
+            // Only now is this the one flight for the segment: whoever looked before may have looked too early.
+            if !blocking(move || again.find(id, &names)).await?.parts.is_empty() {
+                return Ok(None);
+            }
             let kib =
                 (s.decoded_bytes.saturating_mul(FILL_FACTOR) / 1024).clamp(1, u64::from(fill_kib)) as u32;
             let _room = room.acquire_many(kib).await.map_err(|_| Error::closed("the server is stopping"))?;
             let batch = source.read_segment(&manifest, segment, &projection).await?;
             let object = &manifest.objects()[s.object as usize];
-            let origin = Origin {
-                id: manifest.segment_id(segment)?,
-                object: manifest.object_uri(object),
-                etag: object.etag.clone(),
-            };
+            let origin = Origin { id, object: manifest.object_uri(object), etag: object.etag.clone() };
             blocking(move || match store.write(&origin, &batch)? {
                 // Decoded bytes live on in the page cache alone.
-                Some(mapped) => Ok(mapped),
-                None => Ok(Arc::new(batch)),
+                Some(mapped) => Ok(Some(mapped)),
+                None => Ok(Some(Arc::new(batch))),
             })
             .await?
         }
@@ -173,5 +177,32 @@ mod tests {
         let (stored, wanted) = (batch("element"), batch("item"));
         let composed = compose(&wanted.schema(), &[stored], 3).unwrap();
         assert_eq!(composed, wanted);
+    }
+
+    /// What happens when a flight lands between a reader's look into the store and its own take-off.
+    #[tokio::test]
+    async fn a_fill_that_comes_too_late_fetches_nothing() {
+        use forebay_proto::manifest::{Object, SegmentSize};
+        let dir = tempfile::tempdir().unwrap();
+        let batch = RecordBatch::try_from_iter([(
+            "id",
+            Arc::new(arrow::array::Int64Array::from_iter_values(0..5)) as ArrayRef,
+        )])
+        .unwrap();
+        // The object does not exist: whoever tries to fetch it fails.
+        let object = Object { key: "gone.parquet".into(), etag: "e".into(), size: 9 };
+        let size = SegmentSize { object: 0, row_groups: 1, rows: 5, decoded_bytes: 40 };
+        let ipc = schema::to_ipc(&batch.schema()).unwrap();
+        let manifest = Arc::new(Manifest::new("file:///none", 1, ipc, vec![object], &[size]).unwrap());
+        let store = Arc::new(Store::open(dir.path(), 1 << 20).unwrap());
+        let source = Source::new(Default::default()).unwrap();
+        let cache = Cache::new(source, store.clone(), Arc::default(), 1 << 20);
+        let fill = || cache.fill(manifest.clone(), 0, vec!["id".into()], vec![0]);
+        assert!(fill().await.is_err(), "nothing is stored yet");
+        let id = manifest.segment_id(0).unwrap();
+        let origin = Origin { id, object: "file:///none/gone.parquet".into(), etag: "e".into() };
+        store.write(&origin, &batch).unwrap().unwrap();
+        assert!(fill().await.unwrap().is_none(), "look again");
+        assert_eq!(*cache.read(&manifest, 0, &[0]).await.unwrap(), batch);
     }
 }
