@@ -6,8 +6,9 @@
 
 use crate::events::{Event, Events};
 use crate::flight::{Flights, Seat};
-use crate::store::Store;
 use crate::store::file::Origin;
+use crate::store::policy::Admit;
+use crate::store::{Store, Written};
 use arrow::array::{RecordBatch, RecordBatchOptions};
 use arrow::datatypes::{Field, Schema, SchemaRef};
 use forebay_proto::manifest::{Manifest, SegmentId};
@@ -109,10 +110,10 @@ impl Cache {
             let batch = source.read_segment(&manifest, segment, &projection).await?;
             let object = &manifest.objects()[s.object as usize];
             let origin = Origin { id, object: manifest.object_uri(object), etag: object.etag.clone() };
-            blocking(move || match store.write(&origin, &batch)? {
+            blocking(move || match store.write(&origin, &batch, Admit::IfWorthIt)? {
                 // Decoded bytes live on in the page cache alone.
-                Some(mapped) => Ok(Some(mapped)),
-                None => Ok(Some(Arc::new(batch))),
+                Written::Mapped(mapped) => Ok(Some(mapped)),
+                Written::NotWorthIt | Written::NoRoom => Ok(Some(Arc::new(batch))),
             })
             .await?
         }
@@ -161,6 +162,8 @@ pub async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'stat
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::store::StoreSettings;
+    use crate::store::policy::NoForecast;
     use arrow::array::{ArrayRef, ListArray};
     use arrow::datatypes::{DataType, Int64Type};
 
@@ -194,14 +197,15 @@ mod tests {
         let size = SegmentSize { object: 0, row_groups: 1, rows: 5, decoded_bytes: 40 };
         let ipc = schema::to_ipc(&batch.schema()).unwrap();
         let manifest = Arc::new(Manifest::new("file:///none", 1, ipc, vec![object], &[size]).unwrap());
-        let store = Arc::new(Store::open(dir.path(), 1 << 20).unwrap());
+        let store =
+            Arc::new(Store::open(&StoreSettings::new(dir.path(), 1 << 20), Arc::new(NoForecast)).unwrap());
         let source = Source::new(Default::default()).unwrap();
         let cache = Cache::new(source, store.clone(), Arc::default(), 1 << 20);
         let fill = || cache.fill(manifest.clone(), 0, vec!["id".into()], vec![0]);
         assert!(fill().await.is_err(), "nothing is stored yet");
         let id = manifest.segment_id(0).unwrap();
         let origin = Origin { id, object: "file:///none/gone.parquet".into(), etag: "e".into() };
-        store.write(&origin, &batch).unwrap().unwrap();
+        store.write(&origin, &batch, Admit::Always).unwrap();
         assert!(fill().await.unwrap().is_none(), "look again");
         assert_eq!(*cache.read(&manifest, 0, &[0]).await.unwrap(), batch);
     }

@@ -7,7 +7,8 @@ use crate::service::control::Control;
 use crate::service::flight::Flight;
 use crate::service::{Node, scrape};
 use crate::settings::Settings;
-use crate::store::Store;
+use crate::store::policy::NoForecast;
+use crate::store::{Store, StoreSettings};
 use forebay_proto::v1::cache_server::CacheServer;
 use forebay_proto::{Error, Result, v1};
 use forebay_segment::Source;
@@ -41,9 +42,9 @@ impl Server {
             None => None,
         };
         let source = Source::new(settings.source.clone())?;
-        let (dir, limit) = (settings.cache_dir.clone(), settings.cache_bytes);
+        let stored = StoreSettings::new(settings.cache_dir.clone(), settings.cache_bytes);
         let started = Instant::now();
-        let store = crate::cache::blocking(move || Store::open(&dir, limit)).await??;
+        let store = crate::cache::blocking(move || Store::open(&stored, Arc::new(NoForecast))).await??;
         tracing::info!(
             segments = store.files(),
             bytes = store.used_bytes(),

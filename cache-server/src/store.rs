@@ -13,6 +13,7 @@
 pub mod file;
 mod index;
 mod map;
+pub mod policy;
 mod recover;
 
 use arrow::array::RecordBatch;
@@ -20,8 +21,9 @@ use file::{Encoded, Origin};
 use forebay_proto::manifest::SegmentId;
 use forebay_proto::{Error, Kind, Result};
 use index::{FileKey, Index};
+use policy::{Admit, Forecast};
 use std::fs::{self, File};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -32,6 +34,33 @@ pub struct Found {
     pub parts: Vec<Arc<RecordBatch>>,
     /// Wanted columns that no file holds.
     pub missing: Vec<String>,
+}
+
+/// How a write ended.
+#[derive(Debug, Clone)]
+pub enum Written {
+    /// Stored; here mapped.
+    Mapped(Arc<RecordBatch>),
+    /// Everything that would have to go will be read sooner: not stored, and nothing was evicted.
+    NotWorthIt,
+    /// No room (all is being read or pinned), or no directory works: not stored.
+    NoRoom,
+}
+
+/// Where segment files go, and how many.
+#[derive(Debug, Clone)]
+pub struct StoreSettings {
+    /// Directories, this store's alone.
+    pub dirs: Vec<PathBuf>,
+    /// Bytes that they may use together.
+    pub limit_bytes: u64,
+}
+
+impl StoreSettings {
+    /// One directory.
+    pub fn new(dir: impl Into<PathBuf>, limit_bytes: u64) -> Self {
+        Self { dirs: vec![dir.into()], limit_bytes }
+    }
 }
 
 /// Sums since start.
@@ -54,6 +83,7 @@ pub struct Store {
     dir: PathBuf,
     limit_bytes: u64,
     index: Mutex<Index>,
+    _forecast: Arc<dyn Forecast>,
     counters: StoreCounters,
     names: AtomicU64,
     _lock: File,
@@ -62,12 +92,17 @@ pub struct Store {
 impl Store {
     /// Opens a directory, making it where needed, and rebuilds the index. `Denied` when it cannot be written, `Invalid`
     /// when another server uses it.
-    pub fn open(dir: &Path, limit_bytes: u64) -> Result<Self> {
+    pub fn open(settings: &StoreSettings, forecast: Arc<dyn Forecast>) -> Result<Self> {
+        let dir = settings
+            .dirs
+            .first()
+            .ok_or_else(|| Error::invalid("no cache directory: give one with --cache-dir"))?;
         let lock = recover::prepare(dir)?;
         let store = Self {
             dir: dir.to_owned(),
-            limit_bytes,
+            limit_bytes: settings.limit_bytes,
             index: Mutex::default(),
+            _forecast: forecast,
             counters: StoreCounters::default(),
             names: AtomicU64::new(0),
             _lock: lock,
@@ -105,15 +140,14 @@ impl Store {
         self.index().holds_any(id)
     }
 
-    /// Writes columns of a segment and answers with them mapped; `None` when there is no room for them or the disk
-    /// failed, in which case the store is as before.
-    pub fn write(&self, origin: &Origin, batch: &RecordBatch) -> Result<Option<Arc<RecordBatch>>> {
+    /// Writes columns of a segment and answers with them mapped. When it does not store them, the store is as before.
+    pub fn write(&self, origin: &Origin, batch: &RecordBatch, _admit: Admit) -> Result<Written> {
         let encoded = Encoded::new(origin, batch)?;
         let bytes = encoded.bytes();
         if !self.reserve(bytes) {
             self.counters.not_stored.fetch_add(1, Ordering::Relaxed);
             tracing::debug!(segment = %origin.id, bytes, "no room in the cache: served without storing");
-            return Ok(None);
+            return Ok(Written::NoRoom);
         }
         let columns: Vec<String> = batch.schema().fields().iter().map(|f| f.name().clone()).collect();
         let key = FileKey::new(origin.id, &columns);
@@ -128,13 +162,13 @@ impl Store {
                     bytes,
                     Some(mapped.clone()),
                 );
-                Ok(Some(mapped))
+                Ok(Written::Mapped(mapped))
             }
             Err(e) => {
                 self.index().release(bytes);
                 self.counters.not_stored.fetch_add(1, Ordering::Relaxed);
                 tracing::warn!(object = origin.object, error = %e, "a segment could not be stored; it is served without");
-                Ok(None)
+                Ok(Written::NoRoom)
             }
         }
     }

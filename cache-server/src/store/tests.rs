@@ -4,6 +4,18 @@ use super::*;
 use arrow::array::{ArrayRef, Int64Array, StringArray};
 use forebay_proto::manifest::Digest;
 use proptest::prelude::*;
+use std::path::Path;
+
+fn open(dir: &Path, limit_bytes: u64) -> Result<Store> {
+    Store::open(&StoreSettings::new(dir, limit_bytes), Arc::new(policy::NoForecast))
+}
+
+fn put(store: &Store, n: u128, rows: i64, columns: &[&str]) -> Option<Arc<RecordBatch>> {
+    match store.write(&origin(n), &batch(n, rows, columns), Admit::IfWorthIt).unwrap() {
+        Written::Mapped(batch) => Some(batch),
+        Written::NotWorthIt | Written::NoRoom => None,
+    }
+}
 
 fn origin(n: u128) -> Origin {
     Origin { id: SegmentId(Digest(n << 64 | n)), object: format!("s3://b/d{}/o{n}", n % 2), etag: "e".into() }
@@ -42,14 +54,14 @@ fn disk_bytes(dir: &Path) -> u64 {
 fn written_columns_are_found_also_after_a_restart() {
     let dir = tempfile::tempdir().unwrap();
     let both = batch(5, 100, &["a", "s"]);
-    let store = Store::open(dir.path(), 1 << 20).unwrap();
-    let mapped = store.write(&origin(5), &both).unwrap().unwrap();
+    let store = open(dir.path(), 1 << 20).unwrap();
+    let mapped = put(&store, 5, 100, &["a", "s"]).unwrap();
     assert_eq!(*mapped, both);
     // A further column becomes a second file of the same segment.
-    store.write(&origin(5), &batch(5, 100, &["more"])).unwrap().unwrap();
+    put(&store, 5, 100, &["more"]).unwrap();
     drop(mapped);
     drop(store);
-    let store = Store::open(dir.path(), 1 << 20).unwrap();
+    let store = open(dir.path(), 1 << 20).unwrap();
     assert_eq!(store.files(), 2);
     let found = store.find(origin(5).id, &names(&["s", "more", "none"]));
     assert_eq!(found.missing, ["none"]);
@@ -60,10 +72,9 @@ fn written_columns_are_found_also_after_a_restart() {
 #[test]
 fn every_damaged_byte_is_a_miss() {
     let dir = tempfile::tempdir().unwrap();
-    let one = batch(3, 40, &["a", "s"]);
     let path = {
-        let store = Store::open(dir.path(), 1 << 20).unwrap();
-        store.write(&origin(3), &one).unwrap();
+        let store = open(dir.path(), 1 << 20).unwrap();
+        put(&store, 3, 40, &["a", "s"]);
         store.path(&FileKey::new(origin(3).id, &names(&["a", "s"])))
     };
     let good = fs::read(&path).unwrap();
@@ -74,7 +85,7 @@ fn every_damaged_byte_is_a_miss() {
     let check = |bytes: &[u8], what: &str| {
         fs::create_dir_all(path.parent().unwrap()).unwrap();
         fs::write(&path, bytes).unwrap();
-        let store = Store::open(dir.path(), 1 << 20).unwrap();
+        let store = open(dir.path(), 1 << 20).unwrap();
         let found = store.find(origin(3).id, &names(&["a", "s"]));
         assert_eq!(found.missing.len(), 2, "{what} was not noticed");
         assert_eq!((store.used_bytes(), store.counters().corrupt.load(Ordering::Relaxed)), (0, 1), "{what}");
@@ -94,8 +105,8 @@ fn every_damaged_byte_is_a_miss() {
 #[test]
 fn one_server_per_directory() {
     let dir = tempfile::tempdir().unwrap();
-    let _first = Store::open(dir.path(), 1 << 20).unwrap();
-    let second = Store::open(dir.path(), 1 << 20).unwrap_err();
+    let _first = open(dir.path(), 1 << 20).unwrap();
+    let second = open(dir.path(), 1 << 20).unwrap_err();
     assert!(second.message.contains("used by another server"), "{second}");
 }
 
@@ -103,10 +114,10 @@ fn one_server_per_directory() {
 fn a_lowered_limit_evicts_at_start() {
     let dir = tempfile::tempdir().unwrap();
     let each = file_bytes(50, &["a"]);
-    let store = Store::open(dir.path(), 10 * each).unwrap();
-    (1..=8).for_each(|n| drop(store.write(&origin(n), &batch(n, 50, &["a"])).unwrap().unwrap()));
+    let store = open(dir.path(), 10 * each).unwrap();
+    (1..=8).for_each(|n| drop(put(&store, n, 50, &["a"]).unwrap()));
     drop(store);
-    let store = Store::open(dir.path(), 3 * each).unwrap();
+    let store = open(dir.path(), 3 * each).unwrap();
     assert!(store.used_bytes() <= 3 * each && store.files() == 3);
 }
 
@@ -114,33 +125,33 @@ fn a_lowered_limit_evicts_at_start() {
 fn what_is_being_read_stays_and_what_has_no_room_is_not_stored() {
     let dir = tempfile::tempdir().unwrap();
     let each = file_bytes(50, &["a"]);
-    let store = Store::open(dir.path(), 2 * each).unwrap();
-    let first = store.write(&origin(1), &batch(1, 50, &["a"])).unwrap().unwrap();
-    let second = store.write(&origin(2), &batch(2, 50, &["a"])).unwrap().unwrap();
-    assert!(store.write(&origin(3), &batch(3, 50, &["a"])).unwrap().is_none(), "both are being read");
+    let store = open(dir.path(), 2 * each).unwrap();
+    let first = put(&store, 1, 50, &["a"]).unwrap();
+    let second = put(&store, 2, 50, &["a"]).unwrap();
+    assert!(put(&store, 3, 50, &["a"]).is_none(), "both are being read");
     drop(first);
-    assert!(store.write(&origin(3), &batch(3, 50, &["a"])).unwrap().is_some());
+    assert!(put(&store, 3, 50, &["a"]).is_some());
     assert!(store.holds_any(origin(2).id) && !store.holds_any(origin(1).id));
-    assert!(store.write(&origin(4), &batch(4, 500, &["a"])).unwrap().is_none(), "larger than the cache");
+    assert!(put(&store, 4, 500, &["a"]).is_none(), "larger than the cache");
     assert_eq!(*second, batch(2, 50, &["a"]));
 }
 
 #[test]
 fn an_unwritable_disk_costs_only_the_caching() {
     let dir = tempfile::tempdir().unwrap();
-    let store = Store::open(dir.path(), 1 << 20).unwrap();
+    let store = open(dir.path(), 1 << 20).unwrap();
     fs::remove_dir_all(dir.path().join("v1/tmp")).unwrap();
-    assert!(store.write(&origin(1), &batch(1, 50, &["a"])).unwrap().is_none());
+    assert!(put(&store, 1, 50, &["a"]).is_none());
     assert_eq!(store.used_bytes(), 0);
     fs::create_dir_all(dir.path().join("v1/tmp")).unwrap();
-    assert!(store.write(&origin(1), &batch(1, 50, &["a"])).unwrap().is_some(), "it heals");
+    assert!(put(&store, 1, 50, &["a"]).is_some(), "it heals");
 }
 
 #[test]
 fn free_takes_a_uri_and_no_more() {
     let dir = tempfile::tempdir().unwrap();
-    let store = Store::open(dir.path(), 1 << 20).unwrap();
-    (1..=6).for_each(|n| drop(store.write(&origin(n), &batch(n, 5, &["a"])).unwrap()));
+    let store = open(dir.path(), 1 << 20).unwrap();
+    (1..=6).for_each(|n| drop(put(&store, n, 5, &["a"])));
     assert_eq!(store.free("s3://b/d"), (0, 0));
     let (files, bytes) = store.free("s3://b/d1/");
     assert_eq!((files, store.files()), (3, 3));
@@ -154,11 +165,11 @@ proptest! {
     fn holds_its_limit_and_never_lies(ops in prop::collection::vec((0u8..10, 1u128..9, 1i64..200), 1..40)) {
         let dir = tempfile::tempdir().unwrap();
         let limit = 6_000;
-        let mut store = Store::open(dir.path(), limit).unwrap();
+        let mut store = open(dir.path(), limit).unwrap();
         let rows = |n: u128| n as i64 * 20;
         for (op, n, _) in ops {
             match op {
-                0..=4 => { store.write(&origin(n), &batch(n, rows(n), &["a", "s"])).unwrap(); }
+                0..=4 => { put(&store, n, rows(n), &["a", "s"]); }
                 5..=7 => {
                     let found = store.find(origin(n).id, &names(&["a", "s"]));
                     prop_assert!(found.parts.is_empty() != found.missing.is_empty());
@@ -169,7 +180,7 @@ proptest! {
                 8 => { store.free("s3://b/d0"); }
                 _ => {
                     drop(store);
-                    store = Store::open(dir.path(), limit).unwrap();
+                    store = open(dir.path(), limit).unwrap();
                 }
             }
             let on_disk = disk_bytes(&dir.path().join("v1"));
