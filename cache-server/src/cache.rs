@@ -14,7 +14,7 @@ use arrow::datatypes::{Field, Schema, SchemaRef};
 use forebay_proto::manifest::{Manifest, SegmentId};
 use forebay_proto::{Error, Result};
 use forebay_segment::answer::Segments;
-use forebay_segment::{Source, schema};
+use forebay_segment::{Source, Urgency, schema};
 use futures::future::BoxFuture;
 use std::sync::Arc;
 use tokio::sync::Semaphore;
@@ -107,7 +107,7 @@ impl Cache {
             let kib =
                 (s.decoded_bytes.saturating_mul(FILL_FACTOR) / 1024).clamp(1, u64::from(fill_kib)) as u32;
             let _room = room.acquire_many(kib).await.map_err(|_| Error::closed("the server is stopping"))?;
-            let batch = source.read_segment(&manifest, segment, &projection).await?;
+            let batch = source.read_segment(&manifest, segment, &projection, &Urgency::demand()).await?;
             let object = &manifest.objects()[s.object as usize];
             let origin = Origin { id, object: manifest.object_uri(object), etag: object.etag.clone() };
             blocking(move || match store.write(&origin, &batch, Admit::IfWorthIt)? {

@@ -10,7 +10,7 @@ use forebay_proto::manifest::{Digest, Manifest};
 use forebay_proto::v1::Counters;
 use forebay_proto::{Error, Result};
 use forebay_segment::answer::Segments;
-use forebay_segment::{Source, SourceSettings};
+use forebay_segment::{Source, SourceSettings, Urgency};
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use std::collections::HashMap;
@@ -107,7 +107,8 @@ impl Direct {
         // If this reader goes away in mid-read, the next one in line reads.
         let filled = cell
             .get_or_try_init(|| async {
-                let batch = self.0.source.read_segment(manifest, segment, projection).await?;
+                let batch =
+                    self.0.source.read_segment(manifest, segment, projection, &Urgency::demand()).await?;
                 self.memory().misses += 1;
                 Ok::<_, Error>(Arc::new(batch))
             })

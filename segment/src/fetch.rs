@@ -6,7 +6,7 @@
 use crate::decode::{Task, decode};
 use crate::footer::Footer;
 use crate::schema::from_ipc;
-use crate::source::{Place, Purpose, Source, Version};
+use crate::source::{Place, Purpose, Source, Urgency, Version};
 use arrow::array::RecordBatch;
 use bytes::{Bytes, BytesMut};
 use forebay_proto::{Error, Manifest, Result};
@@ -32,12 +32,14 @@ impl Source {
     /// schema) in ascending order of index.
     ///
     /// The footer is read again if it is no longer held, so a manifest is all that is needed. `Changed` if the object
-    /// was overwritten, `Corrupt` if it does not decode.
+    /// was overwritten, `Corrupt` if it does not decode. What `urgency` says decides who goes first when the store's
+    /// limits are reached.
     pub async fn read_segment(
         &self,
         manifest: &Manifest,
         segment: u32,
         projection: &[usize],
+        urgency: &Urgency,
     ) -> Result<RecordBatch> {
         let part = manifest.segment(segment)?;
         let object = manifest
@@ -48,7 +50,7 @@ impl Source {
         let dataset = manifest.parts().iter().find(|p| p.segments.contains(&segment));
         place.stays_under(dataset.map_or(manifest.uri(), |p| &p.uri))?;
         let version = Version { etag: object.etag.clone(), size: object.size };
-        let footer = self.footer(&place, &version).await?;
+        let footer = self.footer(&place, &version, urgency).await?;
         let schema = from_ipc(manifest.schema())?;
         let mut columns = projection.to_vec();
         columns.sort_unstable();
@@ -70,7 +72,7 @@ impl Source {
         }
         let ranges = chunk_ranges(&footer, groups.clone(), &columns);
         let compressed: u64 = ranges.iter().map(|r| r.end - r.start).sum();
-        let runs = self.fetch(&place, &version, ranges).await?;
+        let runs = self.fetch(&place, &version, ranges, urgency).await?;
         let task = Task {
             uri: place.uri().to_owned(),
             size: version.size,
@@ -81,7 +83,7 @@ impl Source {
             schema,
             lists: true,
         };
-        let batch = self.decode(task, runs).await?;
+        let batch = self.decode(task, runs, urgency).await?;
         let c = self.counters();
         c.parquet_bytes_decoded.fetch_add(compressed, Relaxed);
         c.arrow_bytes_decoded.fetch_add(batch.get_array_memory_size() as u64, Relaxed);
@@ -89,11 +91,17 @@ impl Source {
     }
 
     /// The bytes of `ranges`, as few runs in ascending order.
-    async fn fetch(&self, place: &Place, version: &Version, ranges: Vec<Range<u64>>) -> Result<Vec<Run>> {
+    async fn fetch(
+        &self,
+        place: &Place,
+        version: &Version,
+        ranges: Vec<Range<u64>>,
+        urgency: &Urgency,
+    ) -> Result<Vec<Run>> {
         let runs = coalesce(ranges);
         let pieces: Vec<_> = runs.iter().flat_map(split).collect();
         let mut pieces = stream::iter(pieces)
-            .map(|range| self.get(place, version, range, Purpose::Data))
+            .map(|range| self.get(place, version, range, Purpose::Data, urgency))
             .buffered(self.settings().max_requests);
         let mut fetched = Vec::with_capacity(runs.len());
         for run in &runs {
@@ -114,14 +122,13 @@ impl Source {
         Ok(fetched)
     }
 
-    /// Decodes on the blocking pool, one decoder per core at most. The permit goes with the work, which goes on to
+    /// Decodes on the blocking pool, one decoder per core at most. The turn goes with the work, which goes on to
     /// its end even if the caller has gone.
-    async fn decode(&self, task: Task, runs: Vec<Run>) -> Result<RecordBatch> {
+    async fn decode(&self, task: Task, runs: Vec<Run>, urgency: &Urgency) -> Result<RecordBatch> {
         let uri = task.uri.clone();
-        let permit =
-            self.decoders().acquire_owned().await.map_err(|_| Error::closed("the source is closed"))?;
+        let turn = self.decoder(urgency).await;
         let work = move || {
-            let _permit = permit;
+            let _turn = turn;
             decode(&task, runs)
         };
         tokio::task::spawn_blocking(work).await.map_err(|e| Error::closed(format!("{uri}: decoding: {e}")))?

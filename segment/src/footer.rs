@@ -4,7 +4,7 @@
 //! on it need not check again.
 
 use crate::schema::{plain, with_zones};
-use crate::source::{Place, Purpose, Source, Version};
+use crate::source::{Place, Purpose, Source, Urgency, Version};
 use arrow::datatypes::{Schema, SchemaRef};
 use arrow_ipc::convert::try_schema_from_ipc_buffer;
 use base64::Engine as _;
@@ -145,7 +145,12 @@ fn repeated(schema: &Schema) -> Result<(), String> {
 
 impl Source {
     /// The footer of an object, from the cache or read: the last 64 KiB, then exactly what is missing.
-    pub(crate) async fn footer(&self, place: &Place, version: &Version) -> Result<Arc<Footer>> {
+    pub(crate) async fn footer(
+        &self,
+        place: &Place,
+        version: &Version,
+        urgency: &Urgency,
+    ) -> Result<Arc<Footer>> {
         let key = (place.uri().to_owned(), version.etag.clone());
         if let Some(footer) = self.footers().get(&key) {
             return Ok(footer);
@@ -156,7 +161,7 @@ impl Source {
             return Err(corrupt(&format!("it has only {size} bytes")));
         }
         let from = size.saturating_sub(TAIL_BYTES);
-        let mut tail = self.get(place, version, from..size, Purpose::Footer).await?;
+        let mut tail = self.get(place, version, from..size, Purpose::Footer, urgency).await?;
         let last: &[u8; FOOTER_SIZE] = tail.last_chunk().ok_or_else(|| corrupt("it is too short"))?;
         let end = FooterTail::try_new(last).map_err(|_| corrupt("it does not end like a Parquet file"))?;
         if end.is_encrypted_footer() {
@@ -167,7 +172,7 @@ impl Source {
             return Err(corrupt("its footer claims to be longer than the object: truncated?"));
         }
         if needed > tail.len() as u64 {
-            let head = self.get(place, version, size - needed..from, Purpose::Footer).await?;
+            let head = self.get(place, version, size - needed..from, Purpose::Footer, urgency).await?;
             tail = [head, tail].concat().into();
         }
         let tail: Bytes = tail.slice(tail.len() - needed as usize..tail.len() - FOOTER_SIZE);

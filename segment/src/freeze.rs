@@ -4,7 +4,7 @@
 
 use crate::footer::Footer;
 use crate::schema::{projection, to_ipc, unify};
-use crate::source::{Place, Source, Version, normalise};
+use crate::source::{Place, Source, Urgency, Version, normalise};
 use arrow::datatypes::{DataType, Schema, SchemaRef};
 use forebay_proto::manifest::{Object, SEGMENT_BYTES, SEGMENT_BYTES_MAX, SegmentSize};
 use forebay_proto::{Error, Manifest, Result};
@@ -52,9 +52,10 @@ impl Source {
             )));
         }
         let objects = self.objects(&uri).await?;
+        let demand = Urgency::demand();
         // Boxed one by one: the compiler cannot see through the closure's lifetimes that the whole future is Send.
         let reads: Vec<BoxFuture<'_, Result<Arc<Footer>>>> =
-            objects.iter().map(|(_, place, version)| self.footer(place, version).boxed()).collect();
+            objects.iter().map(|(_, place, version)| self.footer(place, version, &demand).boxed()).collect();
         // One after the other: the footers of a large dataset together are larger than memory.
         let mut footers = stream::iter(reads).buffered(self.settings().max_requests);
         let (mut schema, mut column_bytes) = (Schema::empty(), Vec::new());

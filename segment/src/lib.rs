@@ -23,5 +23,5 @@ pub mod view;
 pub mod wire;
 
 pub use freeze::Frozen;
-pub use source::{Source, SourceCounters, SourceSettings};
+pub use source::{Source, SourceCounters, SourceSettings, Urgency};
 pub use view::View;

@@ -7,10 +7,13 @@
 mod credentials;
 mod faults;
 mod settings;
+mod turns;
+mod urgency;
 mod uri;
 mod watch;
 
 pub use settings::SourceSettings;
+pub use urgency::Urgency;
 pub use uri::{is_under, normalise};
 
 use crate::footer::FooterCache;
@@ -30,7 +33,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
-use tokio::sync::Semaphore;
+use turns::{Turn, Turns};
 use uri::{Location, locate};
 
 /// Sums since the source was made. `file://` counts like S3.
@@ -68,8 +71,8 @@ struct Inner {
     settings: SourceSettings,
     s3: credentials::Resolved,
     stores: Mutex<HashMap<String, Arc<Store>>>,
-    requests: Semaphore,
-    decoders: Arc<Semaphore>,
+    requests: Arc<Turns>,
+    decoders: Arc<Turns>,
     footers: FooterCache,
     counters: Arc<SourceCounters>,
 }
@@ -113,8 +116,8 @@ impl Source {
         let inner = Inner {
             s3,
             stores: Mutex::default(),
-            requests: Semaphore::new(settings.max_requests),
-            decoders: Arc::new(Semaphore::new(cores)),
+            requests: Turns::new(settings.max_requests),
+            decoders: Turns::new(cores),
             footers: FooterCache::new(settings.footer_cache_bytes),
             counters: Arc::default(),
             settings,
@@ -135,9 +138,9 @@ impl Source {
         &self.inner.footers
     }
 
-    /// One permit per core: decoding holds one.
-    pub(crate) fn decoders(&self) -> Arc<Semaphore> {
-        self.inner.decoders.clone()
+    /// A turn at decoding: there is one per core.
+    pub(crate) async fn decoder(&self, urgency: &Urgency) -> Turn {
+        self.inner.decoders.take(urgency, Duration::ZERO).await
     }
 
     /// The place of a normalised URI.
@@ -240,7 +243,7 @@ impl Source {
 
     /// All objects under a prefix (on a `/` boundary), in no order.
     pub(crate) async fn list(&self, place: &Place) -> Result<Vec<ObjectMeta>> {
-        let _permit = self.permit().await?;
+        let _turn = self.turn(&Urgency::demand()).await;
         let start = Instant::now();
         self.inner.counters.footer_requests.fetch_add(1, Relaxed);
         let prefix = (!place.path.as_ref().is_empty()).then_some(&place.path);
@@ -250,7 +253,7 @@ impl Source {
 
     /// Size and version of one object.
     pub(crate) async fn head(&self, place: &Place) -> Result<Version> {
-        let _permit = self.permit().await?;
+        let _turn = self.turn(&Urgency::demand()).await;
         let start = Instant::now();
         self.inner.counters.footer_requests.fetch_add(1, Relaxed);
         // A GET of one byte, as the answer to a HEAD cannot say what is wrong.
@@ -268,8 +271,9 @@ impl Source {
         version: &Version,
         range: Range<u64>,
         purpose: Purpose,
+        urgency: &Urgency,
     ) -> Result<Bytes> {
-        let _permit = self.permit().await?;
+        let _turn = self.turn(urgency).await;
         let start = Instant::now();
         let c = &self.inner.counters;
         let (requests, bytes) = match purpose {
@@ -296,8 +300,8 @@ impl Source {
         Ok(data)
     }
 
-    async fn permit(&self) -> Result<tokio::sync::SemaphorePermit<'_>> {
-        self.inner.requests.acquire().await.map_err(|_| Error::closed("the source is closed"))
+    async fn turn(&self, urgency: &Urgency) -> Turn {
+        self.inner.requests.take(urgency, Duration::ZERO).await
     }
 }
 

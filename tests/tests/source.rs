@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use arrow::array::{AsArray, Int64Array, RecordBatch};
 use arrow::datatypes::{DataType, Field, Int64Type, Schema};
 use forebay_proto::{Kind, Manifest};
-use forebay_segment::{Source, SourceSettings};
+use forebay_segment::{Source, SourceSettings, Urgency};
 use forebay_tests::fault::{self, Fault};
 use forebay_tests::s3::S3Server;
 use parquet::arrow::ArrowWriter;
@@ -45,7 +45,7 @@ fn source(s3: &S3Server) -> Source {
 async fn values(source: &Source, manifest: &Manifest) -> Vec<i64> {
     let mut values = Vec::new();
     for i in 0..manifest.segments().len() as u32 {
-        let batch = source.read_segment(manifest, i, &[0]).await.unwrap();
+        let batch = source.read_segment(manifest, i, &[0], &Urgency::demand()).await.unwrap();
         values.extend_from_slice(batch.column(0).as_primitive::<Int64Type>().values());
     }
     values
@@ -90,10 +90,14 @@ async fn an_object_overwritten_in_mid_read_is_changed() {
     let source = source(&s3);
     let frozen = source.freeze("s3://forebay/", 1).await.unwrap();
     s3.overwrite_before_get(2, "a.parquet", parquet(1000..2000, 100));
-    source.read_segment(&frozen.manifest, 0, &[0]).await.unwrap();
-    let e = source.read_segment(&frozen.manifest, 1, &[0]).await.unwrap_err();
+    source.read_segment(&frozen.manifest, 0, &[0], &Urgency::demand()).await.unwrap();
+    let e = source.read_segment(&frozen.manifest, 1, &[0], &Urgency::demand()).await.unwrap_err();
     assert!(e.kind == Kind::Changed && e.message.contains("s3://forebay/a.parquet: was overwritten"), "{e}");
-    let e = Source::new(settings(&s3)).unwrap().read_segment(&frozen.manifest, 0, &[0]).await.unwrap_err();
+    let e = Source::new(settings(&s3))
+        .unwrap()
+        .read_segment(&frozen.manifest, 0, &[0], &Urgency::demand())
+        .await
+        .unwrap_err();
     assert_eq!(e.kind, Kind::Changed, "{e}");
 }
 

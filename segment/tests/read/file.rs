@@ -5,7 +5,7 @@ use arrow::array::{Array, ArrayRef, AsArray, RecordBatch, StructArray, Timestamp
 use arrow::compute::{cast, concat_batches};
 use arrow::datatypes::{DataType, Field, Fields, Int64Type, Schema, TimeUnit};
 use forebay_proto::{Kind, Manifest, v1};
-use forebay_segment::{Source, SourceSettings};
+use forebay_segment::{Source, SourceSettings, Urgency};
 use parquet::arrow::arrow_writer::ArrowWriterOptions;
 use parquet::arrow::{ARROW_SCHEMA_META_KEY, ArrowWriter, encode_arrow_schema};
 use parquet::basic::Compression;
@@ -22,7 +22,7 @@ fn source() -> Source {
 async fn read_all(source: &Source, manifest: &Manifest, projection: &[usize]) -> Vec<RecordBatch> {
     let mut batches = Vec::new();
     for i in 0..manifest.segments().len() as u32 {
-        let batch = source.read_segment(manifest, i, projection).await.unwrap();
+        let batch = source.read_segment(manifest, i, projection, &Urgency::demand()).await.unwrap();
         assert_eq!(batch.num_rows() as u64, manifest.segment(i).unwrap().rows);
         batches.push(batch);
     }
@@ -133,7 +133,7 @@ async fn only_projected_columns_are_read() {
     let frozen = source.freeze(&dir.uri(), 0).await.unwrap();
     let names = |n: &[&str]| n.iter().map(|n| n.to_string()).collect::<Vec<_>>();
     let projection = frozen.projection(&names(&["utf8", "bool"])).unwrap();
-    let batch = source.read_segment(&frozen.manifest, 0, &projection).await.unwrap();
+    let batch = source.read_segment(&frozen.manifest, 0, &projection, &Urgency::demand()).await.unwrap();
     let schema = batch.schema();
     assert_eq!(schema.fields().iter().map(|f| f.name().as_str()).collect::<Vec<_>>(), ["bool", "utf8"]);
     let read = source.counters().s3_bytes.load(Relaxed);
@@ -144,8 +144,14 @@ async fn only_projected_columns_are_read() {
     let e = frozen.projection(&names(&["nope"])).unwrap_err();
     assert!(e.kind == Kind::Invalid && e.message.contains("nope") && e.message.contains("utf8"), "{e}");
     assert_eq!(frozen.projection(&names(&["bool", "bool"])).unwrap_err().kind, Kind::Invalid);
-    assert_eq!(source.read_segment(&frozen.manifest, 0, &[999]).await.unwrap_err().kind, Kind::Invalid);
-    assert_eq!(source.read_segment(&frozen.manifest, 1, &[0]).await.unwrap_err().kind, Kind::Invalid);
+    assert_eq!(
+        source.read_segment(&frozen.manifest, 0, &[999], &Urgency::demand()).await.unwrap_err().kind,
+        Kind::Invalid
+    );
+    assert_eq!(
+        source.read_segment(&frozen.manifest, 1, &[0], &Urgency::demand()).await.unwrap_err().kind,
+        Kind::Invalid
+    );
 }
 
 #[tokio::test]
@@ -176,12 +182,12 @@ async fn an_overwritten_object_is_changed() {
     write(&dir.path("a.parquet"), &ints(0..100), 10, WriterProperties::builder());
     let source = source();
     let frozen = source.freeze(&dir.uri(), 1).await.unwrap();
-    source.read_segment(&frozen.manifest, 0, &[0]).await.unwrap();
+    source.read_segment(&frozen.manifest, 0, &[0], &Urgency::demand()).await.unwrap();
     write(&dir.path("a.parquet"), &ints(100..200), 10, WriterProperties::builder());
-    let e = source.read_segment(&frozen.manifest, 1, &[0]).await.unwrap_err();
+    let e = source.read_segment(&frozen.manifest, 1, &[0], &Urgency::demand()).await.unwrap_err();
     assert!(e.kind == Kind::Changed && e.message.contains("a.parquet: was overwritten"), "{e}");
     std::fs::remove_file(dir.path("a.parquet")).unwrap();
-    let e = source.read_segment(&frozen.manifest, 1, &[0]).await.unwrap_err();
+    let e = source.read_segment(&frozen.manifest, 1, &[0], &Urgency::demand()).await.unwrap_err();
     assert!(e.kind == Kind::NotFound && e.message.contains("deleted"), "{e}");
     // Opened anew, it is another version.
     write(&dir.path("a.parquet"), &ints(100..200), 10, WriterProperties::builder());
@@ -369,7 +375,7 @@ proptest! {
                 Ok(frozen) => {
                     let all = frozen.projection(&[]).unwrap();
                     for i in 0..frozen.manifest.segments().len() as u32 {
-                        if let Err(e) = source.read_segment(&frozen.manifest, i, &all).await {
+                        if let Err(e) = source.read_segment(&frozen.manifest, i, &all, &Urgency::demand()).await {
                             prop_assert!(fits(e.kind) && e.message.contains("a.parquet"), "{}", e);
                         }
                     }
