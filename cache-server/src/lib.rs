@@ -11,6 +11,7 @@ pub mod server;
 pub mod service;
 pub mod settings;
 pub mod store;
+pub mod upkeep;
 
 pub use server::Server;
 pub use settings::{Flags, Settings};

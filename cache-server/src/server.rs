@@ -9,6 +9,7 @@ use crate::service::{Node, scrape};
 use crate::settings::Settings;
 use crate::store::policy::NoForecast;
 use crate::store::{Store, StoreSettings};
+use crate::upkeep;
 use forebay_proto::v1::cache_server::CacheServer;
 use forebay_proto::{Error, Result, v1};
 use forebay_segment::Source;
@@ -42,7 +43,10 @@ impl Server {
             None => None,
         };
         let source = Source::new(settings.source.clone())?;
-        let stored = StoreSettings::new(settings.cache_dir.clone(), settings.cache_bytes);
+        let stored = StoreSettings {
+            dirs: settings.cache_dir.clone(),
+            ..StoreSettings::new("", settings.cache_bytes)
+        };
         let started = Instant::now();
         let store = crate::cache::blocking(move || Store::open(&stored, Arc::new(NoForecast))).await??;
         tracing::info!(
@@ -51,10 +55,11 @@ impl Server {
             ms = started.elapsed().as_millis() as u64,
             "the index is rebuilt"
         );
+        let home = store.home()?;
         let events = Arc::new(Events::default());
         let cache =
             Arc::new(Cache::new(source.clone(), Arc::new(store), events.clone(), settings.fill_bytes));
-        let datasets = Datasets::open(source, &settings.allow, &settings.cache_dir)?;
+        let datasets = Datasets::open(source, &settings.allow, &home)?;
         let address = local(&listener)?;
         let node = Node {
             name: settings.node.unwrap_or_else(|| address.to_string()),
@@ -99,6 +104,7 @@ impl Server {
                 }
             });
         }
+        tokio::spawn(upkeep::run(self.node.cache.store().clone(), streams.clone()));
         let control = Control::new(self.node.clone(), streams.clone());
         let drain = self.drain;
         let ending = {

@@ -21,9 +21,10 @@ pub struct Settings {
     pub metrics_listen: Option<SocketAddr>,
     /// The node's name; unset: its address.
     pub node: Option<String>,
-    /// Directory of segment files, this server's alone.
-    pub cache_dir: PathBuf,
-    /// Bytes that segment files may use, temporary ones included.
+    /// Directories of segment files, this server's alone: one, or one for each disk.
+    #[serde(deserialize_with = "one_or_many")]
+    pub cache_dir: Vec<PathBuf>,
+    /// Bytes that the directories may use on their disks, all together and all included; each gets an equal share.
     pub cache_bytes: u64,
     /// Memory for segments being fetched and decoded at once.
     pub fill_bytes: u64,
@@ -46,7 +47,7 @@ impl Default for Settings {
             listen: SocketAddr::from(([127, 0, 0, 1], 7070)),
             metrics_listen: None,
             node: None,
-            cache_dir: PathBuf::from("/var/cache/forebay"),
+            cache_dir: vec![PathBuf::from("/var/cache/forebay")],
             cache_bytes: 10_000_000_000,
             fill_bytes: 1 << 30,
             allow: Vec::new(),
@@ -78,11 +79,11 @@ pub struct Flags {
     #[arg(long)]
     #[serde(skip_serializing_if = "Option::is_none")]
     node: Option<String>,
-    /// Directory of segment files [default: /var/cache/forebay].
+    /// Directory of segment files [default: /var/cache/forebay]; repeat it for several disks.
     #[arg(long)]
-    #[serde(skip_serializing_if = "Option::is_none")]
-    cache_dir: Option<PathBuf>,
-    /// Bytes that segment files may use, e.g. 500GB or 64GiB [default: 10GB].
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    cache_dir: Vec<PathBuf>,
+    /// Bytes that the cache directories may use together, each an equal share, e.g. 500GB or 64GiB [default: 10GB].
     #[arg(long, value_parser = bytes)]
     #[serde(skip_serializing_if = "Option::is_none")]
     cache_bytes: Option<u64>,
@@ -139,6 +140,20 @@ struct SourceFlags {
     patience_s: Option<f64>,
 }
 
+/// A path, or a list of them.
+fn one_or_many<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Vec<PathBuf>, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged, expecting = "a path or a list of paths")]
+    enum Paths {
+        One(PathBuf),
+        Many(Vec<PathBuf>),
+    }
+    Ok(match Paths::deserialize(deserializer)? {
+        Paths::One(path) => vec![path],
+        Paths::Many(paths) => paths,
+    })
+}
+
 /// Settings that are text whatever they look like: in a variable, `0123` would else become a number.
 const TEXTS: [&str; 7] = [
     "node",
@@ -188,8 +203,19 @@ impl Settings {
                 "no data may be read: allow at least one root, e.g. --allow s3://bucket/prefix".into()
             );
         }
-        if self.cache_bytes < 1 << 20 {
-            return bad(format!("cache_bytes = {}: less than 1 MiB cannot hold a segment", self.cache_bytes));
+        if self.cache_dir.is_empty() {
+            return bad("no cache directory: give one with --cache-dir".into());
+        }
+        for (i, dir) in self.cache_dir.iter().enumerate() {
+            if self.cache_dir[..i].contains(dir) {
+                return bad(format!("cache directory {} is named twice", dir.display()));
+            }
+        }
+        if self.cache_bytes / (self.cache_dir.len() as u64) < 1 << 20 {
+            return bad(format!(
+                "cache_bytes = {}: less than 1 MiB for each cache directory cannot hold a segment",
+                self.cache_bytes
+            ));
         }
         if self.fill_bytes < 1 << 20 {
             return bad(format!("fill_bytes = {}: less than 1 MiB cannot fill a segment", self.fill_bytes));
@@ -235,6 +261,21 @@ mod tests {
         let path = file.path().to_str().unwrap();
         let s = load(&["--config", path, "--cache-bytes", "2MiB"]).unwrap();
         assert_eq!((s.cache_bytes, s.allow.len(), s.source.s3_region.as_deref()), (2 << 20, 1, Some("eu")));
+    }
+
+    #[test]
+    fn one_cache_directory_or_several() {
+        let dirs = |args: &[&str]| load(&[&["--allow", "s3://a"], args].concat()).map(|s| s.cache_dir);
+        assert_eq!(dirs(&[]).unwrap(), [PathBuf::from("/var/cache/forebay")]);
+        let two = ["--cache-dir", "/a", "--cache-dir", "/b"];
+        assert_eq!(dirs(&two).unwrap(), [PathBuf::from("/a"), PathBuf::from("/b")]);
+        assert!(dirs(&["--cache-dir", "/a", "--cache-dir", "/a"]).unwrap_err().message.contains("twice"));
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let path = file.path().to_str().unwrap();
+        for (text, wanted) in [("'/a'", 1), ("['/a', '/b']", 2)] {
+            std::fs::write(file.path(), format!("cache_dir = {text}")).unwrap();
+            assert_eq!(dirs(&["--config", path]).unwrap().len(), wanted);
+        }
     }
 
     #[test]

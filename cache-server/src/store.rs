@@ -1,31 +1,49 @@
 //! The store: segment files under a byte limit, with an index rebuilt from their headers at start.
 //!
-//! Promises: the limit holds at every instant, temporary files included; what does not verify is a miss, never data; a
-//! full or failing disk costs only the caching of what could not be written. The kernel's page cache is the RAM tier.
-//! Unplanned data leaves by recency of use; a file whose mapping is being read is not evicted.
+//! Promises: the limit holds at every instant, as `du` sees it, temporary files and folders included; what does not
+//! verify is a miss, never data; a full or failing disk costs only what it holds, and heals. What will be read last
+//! leaves first; what is pinned or being read stays. The kernel's page cache is the RAM tier.
 //!
 //! ```text
 //! DIR/lock                    held while a server uses the directory
-//! DIR/v1/segments/ab/ID.COLUMNS   segment files: id and a hash of the column names
+//! DIR/v1/segments/a/ID.COLUMNS    segment files: id and a hash of the column names
 //! DIR/v1/tmp/                 files being written; emptied at start
+//! DIR/v1/pins                 pinned URIs
 //! ```
 
+pub mod dirs;
+pub mod disk;
+mod evict;
 pub mod file;
 mod index;
 mod map;
+pub mod pins;
 pub mod policy;
 mod recover;
 
 use arrow::array::RecordBatch;
-use file::{Encoded, Origin};
+use dirs::{Dir, DirStatus, Health};
+use disk::{Disk, RealDisk};
+use evict::{Room, Victims};
+use file::{Encoded, Origin, Unreadable};
 use forebay_proto::manifest::SegmentId;
-use forebay_proto::{Error, Kind, Result};
-use index::{FileKey, Index};
+use forebay_proto::{Error, Result};
+use index::{Booking, Entry, FileKey, Index};
+use map::Mapped;
+use pins::Pins;
 use policy::{Admit, Forecast};
-use std::fs::{self, File};
-use std::path::PathBuf;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+/// What file systems hand out disk in.
+const BLOCK_BYTES: u64 = 4096;
+
+/// What folders may grow by when a file is added: a block each for `tmp` and the file's folder, and one more where that
+/// splits.
+const FOLDER_GROWTH_BYTES: u64 = 3 * BLOCK_BYTES;
 
 /// What a look-up found.
 #[derive(Debug, Default)]
@@ -52,14 +70,16 @@ pub enum Written {
 pub struct StoreSettings {
     /// Directories, this store's alone.
     pub dirs: Vec<PathBuf>,
-    /// Bytes that they may use together.
+    /// Bytes that they may use together; each gets an equal share.
     pub limit_bytes: u64,
+    /// How files are reached.
+    pub disk: Arc<dyn Disk>,
 }
 
 impl StoreSettings {
-    /// One directory.
+    /// One directory on the real disk.
     pub fn new(dir: impl Into<PathBuf>, limit_bytes: u64) -> Self {
-        Self { dirs: vec![dir.into()], limit_bytes }
+        Self { dirs: vec![dir.into()], limit_bytes, disk: Arc::new(RealDisk) }
     }
 }
 
@@ -74,45 +94,96 @@ pub struct StoreCounters {
     pub bytes_written: AtomicU64,
     /// Segments not stored: no room, or the disk failed.
     pub not_stored: AtomicU64,
+    /// Scans for victims.
+    pub scans: AtomicU64,
+    /// Times that a directory was set aside.
+    pub dir_faults: AtomicU64,
 }
 
-/// Segment files under one directory. All methods but the plain readings touch the disk: call them off the async
+/// Segment files under some directories. All methods but the plain readings touch the disk: call them off the async
 /// threads.
 #[derive(Debug)]
 pub struct Store {
-    dir: PathBuf,
+    dirs: Vec<Dir>,
     limit_bytes: u64,
     index: Mutex<Index>,
-    _forecast: Arc<dyn Forecast>,
+    victims: Mutex<Victims>,
+    forecast: Arc<dyn Forecast>,
     counters: StoreCounters,
-    names: AtomicU64,
-    _lock: File,
+    /// Whether it was said that pins do not fit, since they changed last.
+    said_full_of_pins: AtomicBool,
+}
+
+/// Bytes that a file of this length takes on the disk at most: whole blocks, and one for the list of its extents.
+fn charge(bytes: u64) -> u64 {
+    let blocks = bytes.div_ceil(BLOCK_BYTES);
+    BLOCK_BYTES * (blocks + u64::from(blocks > 4))
 }
 
 impl Store {
-    /// Opens a directory, making it where needed, and rebuilds the index. `Denied` when it cannot be written, `Invalid`
-    /// when another server uses it.
+    /// Opens the directories, making them where needed, and rebuilds the index. Those that fail are set aside; only when
+    /// all do it is an error: `Denied` when they cannot be written, `Invalid` when another server uses them.
     pub fn open(settings: &StoreSettings, forecast: Arc<dyn Forecast>) -> Result<Self> {
-        let dir = settings
-            .dirs
-            .first()
-            .ok_or_else(|| Error::invalid("no cache directory: give one with --cache-dir"))?;
-        let lock = recover::prepare(dir)?;
+        let count = settings.dirs.len() as u64;
+        if count == 0 {
+            return Err(Error::invalid("no cache directory: give one with --cache-dir"));
+        }
         let store = Self {
-            dir: dir.to_owned(),
+            dirs: settings.dirs.iter().map(|path| Dir::new(path.clone(), settings.disk.clone())).collect(),
             limit_bytes: settings.limit_bytes,
-            index: Mutex::default(),
-            _forecast: forecast,
+            index: Mutex::new(Index::new(settings.dirs.iter().map(|_| settings.limit_bytes / count))),
+            victims: Mutex::default(),
+            forecast,
             counters: StoreCounters::default(),
-            names: AtomicU64::new(0),
-            _lock: lock,
+            said_full_of_pins: AtomicBool::new(false),
         };
-        recover::rebuild(&store)?;
+        store.start()?;
         Ok(store)
     }
 
+    fn start(&self) -> Result<()> {
+        let mut pins = Pins::default();
+        let mut locked = Vec::new();
+        for dir in &self.dirs {
+            locked.push(recover::prepare(dir));
+            // The pins must be known before anything is evicted.
+            pins = Pins::load(dir.disk(), &dir.pins()).unwrap_or_default().later(pins);
+        }
+        self.index().pins = pins;
+        let begin = |(dir, lock)| -> Result<()> {
+            let place: &Dir = &self.dirs[dir];
+            let mut state = place.state();
+            let lock: Result<std::fs::File> = lock;
+            let begun = lock.and_then(|lock| {
+                state.lock = Some(lock);
+                recover::rebuild(self, dir)
+            });
+            match &begun {
+                Ok(()) => place.set_up(&mut state),
+                Err(_) => place.set_aside(&mut state, Health::Away, 0),
+            }
+            begun
+        };
+        let begun: Vec<Result<()>> = std::thread::scope(|scope| {
+            let threads: Vec<_> =
+                locked.into_iter().enumerate().map(|work| scope.spawn(move || begin(work))).collect();
+            let failed = |_| Err(Error::corrupt("a thread that opened a cache directory panicked"));
+            threads.into_iter().map(|t| t.join().unwrap_or_else(failed)).collect()
+        });
+        match begun.iter().all(Result::is_err) {
+            true => begun.into_iter().collect(),
+            false => {
+                for e in begun.into_iter().filter_map(Result::err) {
+                    self.counters.dir_faults.fetch_add(1, Ordering::Relaxed);
+                    tracing::warn!(error = %e, "a cache directory is set aside: the others take its place until it works");
+                }
+                Ok(())
+            }
+        }
+    }
+
     /// Finds the wanted columns of a segment, mapping files that are not mapped yet (and checking every byte of those
-    /// this process did not write). A file that does not verify is removed and counts as absent.
+    /// this process did not write, or that changed since). A file that does not verify is removed and counts as absent.
     pub fn find(&self, id: SegmentId, columns: &[String]) -> Found {
         let mut found = Found { missing: columns.to_vec(), ..Found::default() };
         let keys = self.index().files_of(id);
@@ -121,7 +192,7 @@ impl Store {
                 break;
             }
             let covers =
-                self.index().columns(&key).is_some_and(|have| found.missing.iter().any(|c| have.contains(c)));
+                self.index().get(&key).is_some_and(|e| found.missing.iter().any(|c| e.columns.contains(c)));
             if covers && let Some(batch) = self.map(&key) {
                 found.missing.retain(|c| batch.column_by_name(c).is_none());
                 found.parts.push(batch);
@@ -141,36 +212,49 @@ impl Store {
     }
 
     /// Writes columns of a segment and answers with them mapped. When it does not store them, the store is as before.
-    pub fn write(&self, origin: &Origin, batch: &RecordBatch, _admit: Admit) -> Result<Written> {
+    pub fn write(&self, origin: &Origin, batch: &RecordBatch, admit: Admit) -> Result<Written> {
         let encoded = Encoded::new(origin, batch)?;
-        let bytes = encoded.bytes();
-        if !self.reserve(bytes) {
-            self.counters.not_stored.fetch_add(1, Ordering::Relaxed);
-            tracing::debug!(segment = %origin.id, bytes, "no room in the cache: served without storing");
-            return Ok(Written::NoRoom);
-        }
-        let columns: Vec<String> = batch.schema().fields().iter().map(|f| f.name().clone()).collect();
+        let columns: Arc<[String]> = batch.schema().fields().iter().map(|f| f.name().clone()).collect();
         let key = FileKey::new(origin.id, &columns);
-        match self.place(&key, &encoded) {
-            Ok(mapped) => {
-                let mapped = Arc::new(mapped);
-                self.counters.bytes_written.fetch_add(bytes, Ordering::Relaxed);
-                self.index().insert_reserved(
-                    key,
-                    origin.object.clone(),
-                    columns,
-                    bytes,
-                    Some(mapped.clone()),
-                );
-                Ok(Written::Mapped(mapped))
+        let (pinned, going) = {
+            let index = self.index();
+            (index.pins.cover(&origin.object), index.is_going(&key))
+        };
+        let admit = if pinned { Admit::Always } else { admit };
+        // A directory that fails is set aside, so each is tried once.
+        for _ in 0..self.dirs.len() {
+            if going {
+                break;
             }
-            Err(e) => {
-                self.index().release(bytes);
-                self.counters.not_stored.fetch_add(1, Ordering::Relaxed);
-                tracing::warn!(object = origin.object, error = %e, "a segment could not be stored; it is served without");
-                Ok(Written::NoRoom)
+            let booking =
+                match self.make_room(origin.id, charge(encoded.bytes()) + FOLDER_GROWTH_BYTES, admit) {
+                    Room::Booked(booking) => booking,
+                    Room::NotWorthIt => return Ok(Written::NotWorthIt),
+                    Room::None => break,
+                };
+            match self.place(&key, &encoded, booking) {
+                Ok((mapped, booking)) => {
+                    let batch = mapped.batch.clone();
+                    self.keep(key, origin, columns, mapped, booking);
+                    self.counters.bytes_written.fetch_add(encoded.bytes(), Ordering::Relaxed);
+                    return Ok(Written::Mapped(batch));
+                }
+                Err(e) => {
+                    self.index().release(booking);
+                    self.fault(booking.dir, &e, charge(encoded.bytes()));
+                    tracing::debug!(object = origin.object, error = %e, "a segment could not be written");
+                }
             }
         }
+        self.counters.not_stored.fetch_add(1, Ordering::Relaxed);
+        if pinned && !self.said_full_of_pins.swap(true, Ordering::Relaxed) {
+            tracing::warn!(
+                object = origin.object,
+                "pinned segments do not fit any more and are served without being stored: raise --cache-bytes or unpin some"
+            );
+        }
+        tracing::debug!(segment = %origin.id, "no room in the cache: served without storing");
+        Ok(Written::NoRoom)
     }
 
     /// Removes every segment of objects under a URI; answers with how many files and bytes went.
@@ -178,17 +262,102 @@ impl Store {
         let keys = self.index().files_under(uri);
         let mut gone = (0, 0);
         for key in keys {
-            // One by one under the lock: a fill that brings the file back meanwhile must not lose it again.
-            let mut index = self.index();
-            if let Some(bytes) = index.remove(&key) {
-                self.unlink(&key);
+            if let Some(bytes) = self.remove(&key) {
                 gone = (gone.0 + 1, gone.1 + bytes);
             }
         }
         gone
     }
 
-    /// Bytes in use, those being written included.
+    /// Pins what lies under a URI, now and in future; answers with the files and bytes of it that are held.
+    pub fn pin(&self, uri: &str) -> Result<(u64, u64)> {
+        let new = self.index().pins.add(uri)?;
+        Ok(self.pins_changed(uri, new))
+    }
+
+    /// Unpins a URI; `NotFound` unless it was pinned. Answers with the files and bytes of it that are held.
+    pub fn unpin(&self, uri: &str) -> Result<(u64, u64)> {
+        if !self.index().pins.remove(uri) {
+            return Err(Error::not_found(format!("{uri} is not pinned: forebay status lists what is")));
+        }
+        Ok(self.pins_changed(uri, true))
+    }
+
+    fn pins_changed(&self, uri: &str, changed: bool) -> (u64, u64) {
+        let (pins, held) = {
+            let mut index = self.index();
+            index.pins_changed();
+            let held = index.files_under(uri);
+            let bytes = held.iter().filter_map(|key| index.get(key)).map(|e| e.bytes).sum();
+            (index.pins.clone(), (held.len() as u64, bytes))
+        };
+        if changed {
+            self.said_full_of_pins.store(false, Ordering::Relaxed);
+            (0..self.dirs.len()).for_each(|dir| self.save_pins(dir, &pins));
+        }
+        held
+    }
+
+    fn save_pins(&self, dir: usize, pins: &Pins) {
+        let place = &self.dirs[dir];
+        if place.health() == Health::Away {
+            return;
+        }
+        let saved = pins.save(place.disk(), &place.tmp(), &place.pins()).and_then(|()| self.measure(dir));
+        if let Err(e) = saved {
+            tracing::warn!(dir = %place.path().display(), error = %e, "the pins could not be kept in this directory");
+            self.fault(dir, &e, BLOCK_BYTES);
+        }
+    }
+
+    /// Pinned URIs, and the bytes of files under them.
+    pub fn pinned(&self) -> (Vec<String>, u64) {
+        let index = self.index();
+        (index.pins.list(), index.pinned_bytes())
+    }
+
+    /// Tries directories that were set aside, where their next attempt is due. To be called every second or so.
+    pub fn heal(&self, now: Instant) {
+        for (dir, place) in self.dirs.iter().enumerate().filter(|(_, place)| place.is_due(now)) {
+            let mut state = place.state();
+            let was = place.health();
+            let back = place.retry(&mut state, now).and_then(|()| match was {
+                Health::Away => recover::rebuild(self, dir),
+                _ => Ok(()),
+            });
+            match back {
+                Ok(()) => {
+                    place.set_up(&mut state);
+                    drop(state);
+                    let pins = self.index().pins.clone();
+                    self.save_pins(dir, &pins);
+                    tracing::info!(dir = %place.path().display(), "a cache directory works again");
+                }
+                Err(e) => tracing::debug!(error = %e, "a cache directory is still set aside"),
+            }
+        }
+    }
+
+    /// The directories.
+    pub fn dirs(&self) -> Vec<DirStatus> {
+        let index = self.index();
+        let status = |(i, dir): (usize, &Dir)| DirStatus {
+            path: dir.path().to_owned(),
+            health: dir.health(),
+            used_bytes: index.account(i).used_bytes,
+            limit_bytes: index.account(i).limit_bytes,
+        };
+        self.dirs.iter().enumerate().map(status).collect()
+    }
+
+    /// A directory that works, for what others keep beside the segments.
+    pub fn home(&self) -> Result<PathBuf> {
+        let up = self.dirs.iter().find(|dir| dir.health() != Health::Away);
+        let none = || Error::retry("no cache directory works now");
+        up.map(|dir| dir.path().to_owned()).ok_or_else(none)
+    }
+
+    /// Bytes in use on the disk: files, those being written and removed, folders.
     pub fn used_bytes(&self) -> u64 {
         self.index().used_bytes()
     }
@@ -218,67 +387,159 @@ impl Store {
     }
 
     fn map(&self, key: &FileKey) -> Option<Arc<RecordBatch>> {
-        if let Some(batch) = self.index().touch(key)? {
-            return Some(batch);
+        let (dir, kept) = self.index().touch(key)?;
+        let (place, path) = (&self.dirs[dir], self.dirs[dir].segment(key));
+        if let Some(kept) = kept {
+            if place.disk().stat_path(&path).is_ok_and(|now| kept.is_of(&now.stamp)) {
+                return Some(kept.batch.clone());
+            }
+            // Somebody changed it behind our back: only what is on the disk counts.
+            self.index().drop_map(key, &kept);
         }
-        match map::open(&self.path(key), true) {
-            Ok(batch) => {
-                let batch = Arc::new(batch);
-                self.index().keep_map(key, batch.clone());
+        match map::open(place.disk(), &path, true) {
+            Ok(mapped) => {
+                let batch = mapped.batch.clone();
+                self.index().keep_map(key, Arc::new(mapped));
                 Some(batch)
             }
             Err(e) => {
-                let mut index = self.index();
-                // If it is not known any more, it was evicted a moment ago: nothing is wrong with it.
-                if index.remove(key).is_some() {
-                    self.unlink(key);
-                    self.counters.corrupt.fetch_add(1, Ordering::Relaxed);
-                    tracing::warn!(error = %e, "a segment file is damaged: removed, it will be filled again");
-                }
+                self.discard(key, dir, &path, e);
                 None
             }
         }
     }
 
-    /// Makes room for `bytes` and books them; false when that cannot be.
-    fn reserve(&self, bytes: u64) -> bool {
-        let (room, evicted) = self.index().reserve(bytes, self.limit_bytes, |gone| self.unlink(gone));
-        self.counters.evictions.fetch_add(evicted, Ordering::Relaxed);
-        room
-    }
-
-    fn place(&self, key: &FileKey, encoded: &Encoded) -> Result<RecordBatch> {
-        let name = format!("{}.{}", std::process::id(), self.names.fetch_add(1, Ordering::Relaxed));
-        let tmp = self.dir.join("v1/tmp").join(name);
-        let path = self.path(key);
-        let written = (|| {
-            let mut file = File::create(&tmp)?;
-            encoded.write_to(&mut file)?;
-            drop(file);
-            if let Some(parent) = path.parent() {
-                fs::create_dir_all(parent)?;
+    /// What to do about a file that gives no segment.
+    fn discard(&self, key: &FileKey, dir: usize, path: &Path, why: Unreadable) {
+        if let Unreadable::Disk(e) = &why {
+            if dirs::is_of_process(e) {
+                tracing::warn!(error = %e, path = %path.display(), "a segment file could not be opened now");
+                return;
             }
-            fs::rename(&tmp, &path)
-        })();
-        if let Err(e) = written {
-            fs::remove_file(&tmp).ok();
-            let kind = if e.kind() == std::io::ErrorKind::StorageFull { Kind::Full } else { Kind::Retry };
-            return Err(Error::new(kind, format!("{}: write segment: {e}", path.display())));
+            self.fault(dir, e, 0);
         }
-        map::open(&path, false)
+        // If it is not known any more, it was evicted a moment ago, or its directory was set aside: nothing is wrong with it.
+        if self.remove(key).is_some() {
+            self.counters.corrupt.fetch_add(1, Ordering::Relaxed);
+            let error = format!("{}: {why}", path.display());
+            tracing::warn!(error, "a segment file is damaged: removed, it will be filled again");
+        }
     }
 
-    fn unlink(&self, key: &FileKey) {
-        if let Err(e) = fs::remove_file(self.path(key))
-            && e.kind() != std::io::ErrorKind::NotFound
+    /// Removes a file; answers with its bytes.
+    fn remove(&self, key: &FileKey) -> Option<u64> {
+        let (booking, entry) = self.index().take_one(key)?;
+        drop(entry);
+        self.unlink(booking.dir, key);
+        let mut index = self.index();
+        index.gone(&[*key]);
+        index.release(booking);
+        Some(booking.bytes)
+    }
+
+    fn unlink(&self, dir: usize, key: &FileKey) {
+        let path = self.dirs[dir].segment(key);
+        if let Err(e) = self.dirs[dir].disk().remove(&path)
+            && e.kind() != io::ErrorKind::NotFound
         {
-            tracing::warn!(error = %e, path = %self.path(key).display(), "a segment file could not be removed");
+            tracing::warn!(error = %e, path = %path.display(), "a segment file could not be removed");
+            self.fault(dir, &e, 0);
         }
     }
 
-    fn path(&self, key: &FileKey) -> PathBuf {
+    /// Writes a file where room is booked, and books what its folders grew by.
+    fn place(&self, key: &FileKey, encoded: &Encoded, mut booking: Booking) -> io::Result<(Mapped, Booking)> {
+        let dir = &self.dirs[booking.dir];
+        let path = dir.segment(key);
+        let stat = dir.place(&path, encoded.bytes(), &mut encoded.parts())?;
         let name = key.file_name();
-        self.dir.join("v1/segments").join(&name[..2]).join(name)
+        let placed = (|| -> io::Result<_> {
+            let shard = dir.disk().stat_path(&dir.shard(&name))?.allocated_bytes;
+            let tmp = dir.disk().stat_path(&dir.path().join("v1/tmp"))?.allocated_bytes;
+            let mapped = map::open(dir.disk(), &path, false).map_err(|e| match e {
+                Unreadable::Disk(e) => e,
+                other => io::Error::other(other.to_string()),
+            })?;
+            Ok((shard, tmp, mapped))
+        })();
+        if placed.is_err() {
+            dir.disk().remove(&path).ok();
+        }
+        let (shard, tmp, mapped) = placed?;
+        let mut index = self.index();
+        if index.is_valid(&booking) {
+            index.shrink(&mut booking, charge(encoded.bytes()).max(stat.allocated_bytes));
+            index.folder_is(booking.dir, &name[..1], shard);
+            index.folder_is(booking.dir, "tmp", tmp);
+        }
+        Ok((mapped, booking))
+    }
+
+    /// Adds a file to the index.
+    fn keep(&self, key: FileKey, origin: &Origin, columns: Arc<[String]>, mapped: Mapped, booking: Booking) {
+        let (object, map) = (origin.object.clone(), Some(Arc::new(mapped)));
+        let entry =
+            Entry { object, columns, bytes: booking.bytes, dir: booking.dir, used: 0, pinned: false, map };
+        let (old, valid) = {
+            let mut index = self.index();
+            (index.insert(key, entry, booking), index.is_valid(&booking))
+        };
+        if let Some(old) = old.filter(|old| old.dir != booking.dir) {
+            self.unlink(old.dir, &key);
+        }
+        if !valid {
+            // Its directory was set aside meanwhile, and may be back without knowing of this file.
+            self.dirs[booking.dir].disk().remove(&self.dirs[booking.dir].segment(&key)).ok();
+        }
+    }
+
+    /// Books what a directory takes besides segment files.
+    fn measure(&self, dir: usize) -> io::Result<()> {
+        let place = &self.dirs[dir];
+        let disk = place.disk();
+        let mut folders = Vec::new();
+        for shard in dirs::SHARDS {
+            folders.push((shard, disk.stat_path(&place.shard(shard))?.allocated_bytes));
+        }
+        folders.push(("tmp", disk.stat_path(&place.path().join("v1/tmp"))?.allocated_bytes));
+        let mut rest = disk.stat_path(place.path())?.allocated_bytes;
+        for name in ["lock", "v1", "v1/segments", "v1/pins"] {
+            rest += disk.stat_path(&place.path().join(name)).map_or(0, |s| s.allocated_bytes);
+        }
+        folders.push(("rest", rest));
+        let mut index = self.index();
+        folders.into_iter().for_each(|(name, bytes)| index.folder_is(dir, name, bytes));
+        Ok(())
+    }
+
+    /// What to do about a directory one of whose operations failed: nothing if it works all the same, else it is set
+    /// aside.
+    fn fault(&self, dir: usize, e: &io::Error, wanted_bytes: u64) {
+        let place = &self.dirs[dir];
+        let mut state = place.state();
+        if dirs::is_of_process(e) || place.health() == Health::Away {
+            return;
+        }
+        let health = match dirs::is_full(e) {
+            true => Health::Full,
+            false => match place.probe() {
+                Ok(()) => return,
+                Err(e) if dirs::is_full(&e) => Health::Full,
+                Err(_) => Health::Away,
+            },
+        };
+        if place.health() == health {
+            return;
+        }
+        place.set_aside(&mut state, health, wanted_bytes);
+        self.counters.dir_faults.fetch_add(1, Ordering::Relaxed);
+        let dir_path = place.path().display();
+        if health == Health::Away {
+            self.index().clear(dir);
+            tracing::warn!(dir = %dir_path, error = %e, "a cache directory fails and is set aside: it is tried again until it works");
+        } else {
+            tracing::warn!(dir = %dir_path, error = %e, "the disk of a cache directory is full: it is read, but segments could not be stored in it until it has room");
+        }
     }
 }
 

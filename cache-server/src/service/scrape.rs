@@ -1,6 +1,7 @@
 //! `/metrics` (Prometheus text) and `/health` over HTTP. docs/metrics.md lists the names.
 
 use super::Node;
+use crate::store::dirs::Health;
 use axum::Router;
 use axum::extract::State;
 use axum::http::header::CONTENT_TYPE;
@@ -8,6 +9,7 @@ use axum::response::IntoResponse;
 use axum::routing::get;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
+use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
@@ -71,13 +73,20 @@ impl Collector for NodeMetrics {
         }
         let store = self.0.cache.store();
         let gauges = [
-            ("cache_used_bytes", "Bytes of segment files", store.used_bytes()),
-            ("cache_limit_bytes", "Bytes that segment files may use", store.limit_bytes()),
+            ("cache_used_bytes", "Bytes that the cache directories use", store.used_bytes()),
+            ("cache_limit_bytes", "Bytes that the cache directories may use", store.limit_bytes()),
             ("segment_files", "Segment files held", store.files()),
         ];
         for (name, help, value) in gauges {
             let metric = ConstGauge::new(value as i64);
             metric.encode(encoder.encode_descriptor(name, help, None, metric.metric_type())?)?;
+        }
+        let help = "Whether a cache directory works: 1; 0 when it failed or its disk is full";
+        let mut dirs = encoder.encode_descriptor("cache_dir_up", help, None, MetricType::Gauge)?;
+        for dir in store.dirs() {
+            let labels = [("dir", dir.path.display().to_string())];
+            let up = ConstGauge::new(i64::from(dir.health == Health::Up));
+            up.encode(dirs.encode_family(&labels)?)?;
         }
         Ok(())
     }

@@ -7,23 +7,26 @@
 //! body: the IPC record batch body, in parts; each part's length and xxh3-64 stand in the header
 //! ```
 //!
-//! A file is written once, under a temporary name, and renamed; it is never changed. Whatever does not verify is
-//! treated as absent.
+//! A file is written once, under a temporary name, and renamed; it is never changed. Nothing is flushed to the medium:
+//! after a power loss a file verifies, or it counts as absent, like all that does not.
 
+use super::disk::Disk;
 use arrow::array::RecordBatch;
 use bytes::Bytes;
+use forebay_proto::Result;
 use forebay_proto::manifest::{Digest, SegmentId};
-use forebay_proto::{Error, Result};
 use forebay_segment::wire;
 use prost::Message as _;
 use std::fs::File;
-use std::io::{IoSlice, Read, Write};
-use std::path::Path;
-use xxhash_rust::xxh3::xxh3_64;
+use std::io::{self, IoSlice};
+use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
 const MAGIC: &[u8; 8] = b"FBSEG\0\0\x01";
 const PREFIX_BYTES: usize = 24;
 const ALIGNMENT: usize = 64;
+
+/// Bytes read at once when a body is checked: they stay in the processor's cache.
+const VERIFY_BYTES: usize = 256 << 10;
 
 /// Headers larger than this are damage, not headers: 100,000 columns fit.
 const HEADER_BYTES_MAX: usize = 64 << 20;
@@ -122,48 +125,82 @@ impl Encoded {
         (self.prefix.len() + self.body.iter().map(Bytes::len).sum::<usize>()) as u64
     }
 
-    /// Writes all of it.
-    pub fn write_to(&self, file: &mut File) -> std::io::Result<()> {
-        let mut slices: Vec<IoSlice<'_>> = vec![IoSlice::new(&self.prefix)];
-        slices.extend(self.body.iter().map(|p| IoSlice::new(p)));
-        let mut rest = slices.as_mut_slice();
-        while !rest.is_empty() {
-            match file.write_vectored(rest) {
-                Ok(0) => return Err(std::io::ErrorKind::WriteZero.into()),
-                Ok(n) => IoSlice::advance_slices(&mut rest, n),
-                Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}
-                Err(e) => return Err(e),
-            }
-        }
-        Ok(())
+    /// Its parts, to be written one after the other.
+    pub fn parts(&self) -> Vec<IoSlice<'_>> {
+        let mut parts = vec![IoSlice::new(&self.prefix)];
+        parts.extend(self.body.iter().map(|p| IoSlice::new(p)));
+        parts
     }
 }
 
+/// Why a file gives no segment.
+#[derive(Debug)]
+pub enum Unreadable {
+    /// It is not there.
+    Gone,
+    /// Its content does not match its checksums, or is none of ours.
+    Damaged(String),
+    /// The disk failed to read it.
+    Disk(io::Error),
+}
+
+impl From<io::Error> for Unreadable {
+    fn from(e: io::Error) -> Self {
+        match e.kind() {
+            io::ErrorKind::NotFound => Self::Gone,
+            _ => Self::Disk(e),
+        }
+    }
+}
+
+impl std::fmt::Display for Unreadable {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Gone => f.write_str("the file is gone"),
+            Self::Damaged(why) => f.write_str(why),
+            Self::Disk(e) => write!(f, "read: {e}"),
+        }
+    }
+}
+
+fn damaged(why: impl Into<String>) -> Unreadable {
+    Unreadable::Damaged(why.into())
+}
+
 /// Reads and checks a file's header, and that the file is as long as it says. Answers with the body's offset too.
-pub fn read_header(path: &Path) -> Result<(Header, u64)> {
-    let damaged = |why: &str| Error::corrupt(format!("{}: {why}", path.display()));
-    let io = |e: std::io::Error| Error::corrupt(format!("{}: read segment header: {e}", path.display()));
-    let mut file = File::open(path).map_err(io)?;
-    let file_bytes = file.metadata().map_err(io)?.len();
-    let mut prefix = [0; PREFIX_BYTES];
-    file.read_exact(&mut prefix).map_err(io)?;
+pub fn read_header(disk: &dyn Disk, file: &File, file_bytes: u64) -> Result<(Header, u64), Unreadable> {
+    // Nearly every header is shorter than this: one read is enough for it.
+    let mut start = vec![0; 4096.min(file_bytes as usize)];
+    let got = disk.read(file, &mut start, 0)?;
+    start.truncate(got);
+    let Some(prefix) = start.get(..PREFIX_BYTES) else { return Err(damaged("too short for a segment file")) };
     let u32_at =
         |i: usize| u32::from_le_bytes([prefix[i], prefix[i + 1], prefix[i + 2], prefix[i + 3]]) as usize;
     let (header_bytes, body_offset) = (u32_at(8), u32_at(12));
+    let hash = prefix[16..24].to_vec();
     if &prefix[..8] != MAGIC {
         return Err(damaged("not a segment file of this format"));
     }
     if header_bytes > HEADER_BYTES_MAX
         || body_offset != (PREFIX_BYTES + header_bytes).next_multiple_of(ALIGNMENT)
+        || body_offset as u64 > file_bytes
     {
         return Err(damaged("the header's length is damaged"));
     }
-    let mut header = vec![0; header_bytes];
-    file.read_exact(&mut header).map_err(io)?;
-    if prefix[16..24] != xxh3_64(&header).to_le_bytes() {
+    let end = PREFIX_BYTES + header_bytes;
+    if start.len() < end {
+        let had = start.len();
+        start.resize(end, 0);
+        if disk.read(file, &mut start[had..], had as u64)? < end - had {
+            return Err(damaged("the file ends within its header"));
+        }
+    }
+    start.truncate(end);
+    let header = Bytes::from(start).slice(PREFIX_BYTES..);
+    if hash != xxh3_64(&header).to_le_bytes() {
         return Err(damaged("the header does not match its checksum"));
     }
-    let header = Header::decode(Bytes::from(header)).map_err(|e| damaged(&format!("the header: {e}")))?;
+    let header = Header::decode(header).map_err(|e| damaged(format!("the header: {e}")))?;
     if header.part_bytes.len() != header.part_hashes.len()
         || (body_offset as u64).checked_add(header.body_bytes()) != Some(file_bytes)
     {
@@ -172,15 +209,58 @@ pub fn read_header(path: &Path) -> Result<(Header, u64)> {
     Ok((header, body_offset as u64))
 }
 
-/// Checks every part of a body against the header's checksums.
-pub fn verify_body(header: &Header, body: &[u8]) -> bool {
-    let mut rest = body;
-    for (&bytes, &hash) in header.part_bytes.iter().zip(&header.part_hashes) {
-        let Some((part, after)) = rest.split_at_checked(bytes as usize) else { return false };
-        if xxh3_64(part) != hash {
-            return false;
-        }
-        rest = after;
+/// Checks a body piece by piece, as it is read, against the checksums of its parts.
+pub struct BodyCheck {
+    parts: std::vec::IntoIter<(u64, u64)>,
+    /// Bytes of the current part still to come, and its checksum.
+    current: (u64, u64),
+    hash: Box<Xxh3>,
+}
+
+impl BodyCheck {
+    /// For the body of this header.
+    pub fn new(header: &Header) -> Self {
+        let parts: Vec<_> =
+            header.part_bytes.iter().copied().zip(header.part_hashes.iter().copied()).collect();
+        let mut parts = parts.into_iter();
+        let current = parts.next().unwrap_or((0, Xxh3::new().digest()));
+        Self { parts, current, hash: Box::new(Xxh3::new()) }
     }
-    rest.is_empty()
+
+    /// Takes the next bytes of the body; false when a part does not match.
+    pub fn take(&mut self, mut bytes: &[u8]) -> bool {
+        loop {
+            let n = bytes.len().min(usize::try_from(self.current.0).unwrap_or(usize::MAX));
+            self.hash.update(&bytes[..n]);
+            self.current.0 -= n as u64;
+            bytes = &bytes[n..];
+            if self.current.0 > 0 {
+                return true;
+            }
+            if self.hash.digest() != self.current.1 {
+                return false;
+            }
+            match self.parts.next() {
+                Some(next) => (self.current, *self.hash) = (next, Xxh3::new()),
+                // Matched again and again, it stays matched.
+                None => return bytes.is_empty(),
+            }
+        }
+    }
+}
+
+/// Reads and checks a whole body. It is read rather than mapped: a disk that fails, or a file cut meanwhile, is an error
+/// here, where touching a map would be a signal.
+pub fn verify_body(disk: &dyn Disk, file: &File, header: &Header, offset: u64) -> Result<(), Unreadable> {
+    let mut check = BodyCheck::new(header);
+    let (mut at, end) = (offset, offset + header.body_bytes());
+    let mut piece = vec![0; VERIFY_BYTES.min(header.body_bytes() as usize)];
+    while at < end {
+        let n = (end - at).min(piece.len() as u64) as usize;
+        if disk.read(file, &mut piece[..n], at)? < n || !check.take(&piece[..n]) {
+            return Err(damaged("a buffer does not match its checksum"));
+        }
+        at += n as u64;
+    }
+    Ok(())
 }

@@ -1,9 +1,10 @@
-//! What the store holds, in memory: files by segment, bytes in use, order of use, kept maps.
+//! What the store holds, in memory: files by segment, bytes in use by directory, recency, kept maps.
 
-use arrow::array::RecordBatch;
+use super::map::Mapped;
+use super::pins;
 use forebay_proto::manifest::SegmentId;
 use forebay_segment::source::is_under;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use xxhash_rust::xxh3::Xxh3;
 
@@ -13,7 +14,8 @@ const MAPS_MAX: usize = 16 << 10;
 /// A file: some columns of a segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct FileKey {
-    id: SegmentId,
+    /// The segment.
+    pub id: SegmentId,
     columns: u64,
 }
 
@@ -34,33 +36,100 @@ impl FileKey {
     }
 }
 
+/// A file that the index knows.
 #[derive(Debug)]
-struct Entry {
-    object: String,
-    columns: Vec<String>,
-    bytes: u64,
-    used: u64,
-    map: Option<Arc<RecordBatch>>,
+pub struct Entry {
+    /// URI of the object it was made from.
+    pub object: String,
+    /// Names of its columns.
+    pub columns: Arc<[String]>,
+    /// Bytes that it takes on the disk.
+    pub bytes: u64,
+    /// Its directory.
+    pub dir: usize,
+    /// When it was used last, by the index's clock.
+    pub used: u64,
+    /// Whether it may not be evicted.
+    pub pinned: bool,
+    /// Its map, kept for the next reader.
+    pub map: Option<Arc<Mapped>>,
 }
 
-/// The index. Every change of `used_bytes` happens here.
+impl Entry {
+    /// Whether anybody reads it.
+    pub fn is_in_use(&self) -> bool {
+        self.map.as_ref().is_some_and(|m| Arc::strong_count(m) > 1 || m.is_in_use())
+    }
+}
+
+/// The books of a directory.
+#[derive(Debug, Default)]
+pub struct Account {
+    /// Bytes that it may use.
+    pub limit_bytes: u64,
+    /// Bytes in use: files, those being written and those being removed, folders.
+    pub used_bytes: u64,
+    /// Bytes of the folders that files go to, as last seen.
+    folders: HashMap<String, u64>,
+    /// Counts how often it was set aside: what was booked before is void.
+    era: u64,
+}
+
+/// Bytes booked in a directory for a file to come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Booking {
+    /// The directory.
+    pub dir: usize,
+    /// How many.
+    pub bytes: u64,
+    era: u64,
+}
+
+/// The index. Every change of bytes in use happens here.
 #[derive(Debug, Default)]
 pub struct Index {
     entries: HashMap<FileKey, Entry>,
     by_segment: HashMap<SegmentId, Vec<FileKey>>,
-    by_use: BTreeMap<u64, FileKey>,
+    /// Files being unlinked: nothing may take their names yet.
+    going: HashSet<FileKey>,
+    accounts: Vec<Account>,
+    /// URIs whose objects' files stay.
+    pub pins: pins::Pins,
     clock: u64,
     maps: usize,
-    used_bytes: u64,
 }
 
 impl Index {
+    /// An empty index of directories with these limits.
+    pub fn new(limits: impl IntoIterator<Item = u64>) -> Self {
+        let accounts =
+            limits.into_iter().map(|limit_bytes| Account { limit_bytes, ..Account::default() }).collect();
+        Self { accounts, ..Self::default() }
+    }
+
     pub fn len(&self) -> usize {
         self.entries.len()
     }
 
+    /// Counts uses and insertions.
+    pub fn clock(&self) -> u64 {
+        self.clock
+    }
+
+    pub fn account(&self, dir: usize) -> &Account {
+        &self.accounts[dir]
+    }
+
     pub fn used_bytes(&self) -> u64 {
-        self.used_bytes
+        self.accounts.iter().map(|a| a.used_bytes).sum()
+    }
+
+    pub fn entries(&self) -> impl Iterator<Item = (&FileKey, &Entry)> {
+        self.entries.iter()
+    }
+
+    pub fn get(&self, key: &FileKey) -> Option<&Entry> {
+        self.entries.get(key)
     }
 
     pub fn files_of(&self, id: SegmentId) -> Vec<FileKey> {
@@ -75,35 +144,26 @@ impl Index {
     /// Whether the segment's files together hold all these columns.
     pub fn holds(&self, id: SegmentId, columns: &[String]) -> bool {
         let Some(files) = self.by_segment.get(&id) else { return false };
-        columns.iter().all(|c| files.iter().any(|key| self.columns(key).is_some_and(|have| have.contains(c))))
+        let has = |key, column| self.entries.get(key).is_some_and(|e: &Entry| e.columns.contains(column));
+        columns.iter().all(|column| files.iter().any(|key| has(key, column)))
     }
 
     pub fn holds_any(&self, id: SegmentId) -> bool {
         self.by_segment.contains_key(&id)
     }
 
-    pub fn columns(&self, key: &FileKey) -> Option<&[String]> {
-        self.entries.get(key).map(|e| e.columns.as_slice())
-    }
-
-    /// Marks a file as used now. `None`: no such file; `Some(None)`: there is, but not mapped.
-    pub fn touch(&mut self, key: &FileKey) -> Option<Option<Arc<RecordBatch>>> {
+    /// Marks a file as used now; answers with its directory and its map, where one is kept.
+    pub fn touch(&mut self, key: &FileKey) -> Option<(usize, Option<Arc<Mapped>>)> {
         let entry = self.entries.get_mut(key)?;
-        self.by_use.remove(&entry.used);
         self.clock += 1;
         entry.used = self.clock;
-        self.by_use.insert(self.clock, *key);
-        Some(entry.map.clone())
+        Some((entry.dir, entry.map.clone()))
     }
 
     /// Keeps a file's map for the next reader.
-    pub fn keep_map(&mut self, key: &FileKey, map: Arc<RecordBatch>) {
+    pub fn keep_map(&mut self, key: &FileKey, map: Arc<Mapped>) {
         if self.maps >= MAPS_MAX {
-            let oldest = self.by_use.values().find(|k| self.entries.get(k).is_some_and(|e| e.map.is_some()));
-            if let Some(e) = oldest.copied().and_then(|k| self.entries.get_mut(&k)) {
-                e.map = None;
-                self.maps -= 1;
-            }
+            self.drop_old_maps();
         }
         if let Some(e) = self.entries.get_mut(key)
             && e.map.replace(map).is_none()
@@ -112,59 +172,129 @@ impl Index {
         }
     }
 
-    /// Books `bytes`, evicting files by recency until they fit under `limit`; files being read stay. Answers whether
-    /// they fit and how many files went. Nothing goes when it would not be enough.
-    pub fn reserve(&mut self, bytes: u64, limit: u64, unlink: impl Fn(&FileKey)) -> (bool, u64) {
-        let mut short = (self.used_bytes.saturating_add(bytes)).saturating_sub(limit);
-        let mut going = Vec::new();
-        for key in self.by_use.values() {
-            if short == 0 {
-                break;
-            }
-            if let Some(e) = self.entries.get(key)
-                && e.map.as_ref().is_none_or(|m| Arc::strong_count(m) == 1)
-            {
-                short = short.saturating_sub(e.bytes);
-                going.push(*key);
-            }
+    /// Forgets a file's map, if it is still this one: the next reader opens the file anew.
+    pub fn drop_map(&mut self, key: &FileKey, map: &Arc<Mapped>) {
+        if let Some(e) = self.entries.get_mut(key)
+            && e.map.as_ref().is_some_and(|m| Arc::ptr_eq(m, map))
+        {
+            e.map = None;
+            self.maps -= 1;
         }
-        if short > 0 {
-            return (false, 0);
+    }
+
+    /// Drops the sixteenth of the maps that was used longest ago.
+    fn drop_old_maps(&mut self) {
+        let mut used: Vec<u64> = self.entries.values().filter(|e| e.map.is_some()).map(|e| e.used).collect();
+        let count = used.len() / 16;
+        let (_, &mut newest, _) = used.select_nth_unstable(count);
+        for e in self.entries.values_mut().filter(|e| e.used < newest) {
+            self.maps -= usize::from(e.map.take().is_some());
         }
-        for key in &going {
-            self.remove(key);
-            unlink(key);
-        }
-        self.used_bytes += bytes;
-        (true, going.len() as u64)
+    }
+
+    /// Books bytes whether they fit or not.
+    pub fn book(&mut self, dir: usize, bytes: u64) -> Booking {
+        let a = &mut self.accounts[dir];
+        a.used_bytes += bytes;
+        Booking { dir, bytes, era: a.era }
     }
 
     /// Gives booked bytes back.
-    pub fn release(&mut self, bytes: u64) {
-        self.used_bytes = self.used_bytes.saturating_sub(bytes);
+    pub fn release(&mut self, booking: Booking) {
+        let a = &mut self.accounts[booking.dir];
+        if a.era == booking.era {
+            a.used_bytes = a.used_bytes.saturating_sub(booking.bytes);
+        }
     }
 
-    /// Adds a file whose bytes are booked. A file of the same name is replaced: its bytes are given back.
-    pub fn insert_reserved(
-        &mut self,
-        key: FileKey,
-        object: String,
-        columns: Vec<String>,
-        bytes: u64,
-        map: Option<Arc<RecordBatch>>,
-    ) {
-        self.remove(&key);
+    /// Keeps only so many of booked bytes.
+    pub fn shrink(&mut self, booking: &mut Booking, bytes: u64) {
+        self.release(Booking { bytes: booking.bytes.saturating_sub(bytes), ..*booking });
+        booking.bytes = booking.bytes.min(bytes);
+    }
+
+    /// Whether a booking still counts: its directory was not set aside since.
+    pub fn is_valid(&self, booking: &Booking) -> bool {
+        self.accounts[booking.dir].era == booking.era
+    }
+
+    /// Whether a file of this name is being removed.
+    pub fn is_going(&self, key: &FileKey) -> bool {
+        self.going.contains(key)
+    }
+
+    /// Takes files of one directory out so that `bytes` can be written where they were. Their bytes stay booked until
+    /// [`Index::gone`]. `None`, and nothing has happened, if one of them is not there, pinned or in use by now, or they
+    /// are not enough any more. The entries are answered so that their maps end without the index's lock held.
+    pub fn take(&mut self, dir: usize, keys: &[FileKey], bytes: u64) -> Option<(Booking, Vec<Entry>)> {
+        let mut theirs = 0;
+        for key in keys {
+            let e = self.entries.get(key).filter(|e| e.dir == dir && !e.pinned && !e.is_in_use())?;
+            theirs += e.bytes;
+        }
+        let a = &self.accounts[dir];
+        if a.used_bytes + bytes > a.limit_bytes + theirs {
+            return None;
+        }
+        let era = a.era;
+        let entries = keys.iter().filter_map(|key| self.forget(key)).collect();
+        self.going.extend(keys);
+        self.book(dir, bytes.saturating_sub(theirs));
+        Some((Booking { dir, bytes: theirs.max(bytes), era }, entries))
+    }
+
+    /// Takes a file out, whatever it is; its bytes stay booked until [`Index::gone`].
+    pub fn take_one(&mut self, key: &FileKey) -> Option<(Booking, Entry)> {
+        let e = self.forget(key)?;
+        self.going.insert(*key);
+        Some((Booking { dir: e.dir, bytes: e.bytes, era: self.accounts[e.dir].era }, e))
+    }
+
+    /// The files that were taken out are unlinked.
+    pub fn gone(&mut self, keys: &[FileKey]) {
+        self.going.retain(|key| !keys.contains(key));
+    }
+
+    /// Adds a file; its bytes are those of the booking. One of the same name is replaced and answered.
+    pub fn insert(&mut self, key: FileKey, mut entry: Entry, booking: Booking) -> Option<Entry> {
+        if !self.is_valid(&booking) {
+            return None;
+        }
+        let old = self.forget(&key);
+        if let Some(old) = &old {
+            let era = self.accounts[old.dir].era;
+            self.release(Booking { dir: old.dir, bytes: old.bytes, era });
+        }
         self.clock += 1;
-        self.maps += usize::from(map.is_some());
-        self.by_use.insert(self.clock, key);
+        self.maps += usize::from(entry.map.is_some());
+        entry.used = self.clock;
+        entry.bytes = booking.bytes;
+        entry.pinned = self.pins.cover(&entry.object);
         self.by_segment.entry(key.id).or_default().push(key);
-        self.entries.insert(key, Entry { object, columns, bytes, used: self.clock, map });
+        self.entries.insert(key, entry);
+        old
     }
 
-    /// Forgets a file; answers with its bytes, which are given back.
-    pub fn remove(&mut self, key: &FileKey) -> Option<u64> {
+    /// Books what a folder takes by now. Folders do not shrink.
+    pub fn folder_is(&mut self, dir: usize, name: &str, bytes: u64) {
+        let a = &mut self.accounts[dir];
+        let seen = a.folders.entry(name.to_owned()).or_default();
+        a.used_bytes += bytes.saturating_sub(*seen);
+        *seen = bytes.max(*seen);
+    }
+
+    /// Forgets everything in a directory, bookings included.
+    pub fn clear(&mut self, dir: usize) {
+        let keys: Vec<_> = self.entries.iter().filter(|(_, e)| e.dir == dir).map(|(k, _)| *k).collect();
+        keys.iter().for_each(|key| drop(self.forget(key)));
+        let a = &mut self.accounts[dir];
+        a.era += 1;
+        a.used_bytes = 0;
+        a.folders.clear();
+    }
+
+    fn forget(&mut self, key: &FileKey) -> Option<Entry> {
         let entry = self.entries.remove(key)?;
-        self.by_use.remove(&entry.used);
         self.maps -= usize::from(entry.map.is_some());
         if let Some(files) = self.by_segment.get_mut(&key.id) {
             files.retain(|k| k != key);
@@ -172,12 +302,22 @@ impl Index {
                 self.by_segment.remove(&key.id);
             }
         }
-        self.release(entry.bytes);
-        Some(entry.bytes)
+        Some(entry)
     }
 
     /// The files of objects under a URI.
     pub fn files_under(&self, uri: &str) -> Vec<FileKey> {
         self.entries.iter().filter(|(_, e)| is_under(&e.object, uri)).map(|(k, _)| *k).collect()
+    }
+
+    /// Marks files anew after the pins changed.
+    pub fn pins_changed(&mut self) {
+        let pins = &self.pins;
+        self.entries.values_mut().for_each(|e| e.pinned = pins.cover(&e.object));
+    }
+
+    /// Bytes of files that may not be evicted.
+    pub fn pinned_bytes(&self) -> u64 {
+        self.entries.values().filter(|e| e.pinned).map(|e| e.bytes).sum()
     }
 }

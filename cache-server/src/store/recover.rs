@@ -1,83 +1,179 @@
-//! The store's start: make and lock the directory, throw away what is unfinished or damaged, rebuild the index.
+//! A directory's start, or its return: make and lock it, throw away what is unfinished or damaged, rebuild the index.
+//!
+//! Only headers are read, each in one read, by several threads; bodies are checked when they are opened.
 
-use super::Store;
-use super::file::read_header;
-use super::index::FileKey;
+use super::dirs::{Dir, SHARDS};
+use super::disk::Stat;
+use super::file::{Unreadable, read_header};
+use super::index::{Entry, FileKey};
+use super::{Store, charge};
 use forebay_proto::{Error, Kind, Result};
-use std::fs::{self, File, TryLockError};
+use std::collections::HashSet;
+use std::fs::{File, TryLockError};
+use std::io;
 use std::path::{Path, PathBuf};
-use std::time::SystemTime;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Threads that read the headers of one directory: enough to keep a disk busy whose every read takes a while.
+const THREADS: usize = 4;
+
+/// Why a directory cannot be used.
+pub fn refusal(dir: &Path, what: &str, e: io::Error) -> Error {
+    let kind = match e.kind() {
+        io::ErrorKind::StorageFull => Kind::Full,
+        _ => Kind::Denied,
+    };
+    Error::new(
+        kind,
+        format!("cache directory {}: {what}: {e}; choose another with --cache-dir", dir.display()),
+    )
+}
 
 /// Makes the directory's folders, takes its lock, checks that it can be written, empties `tmp`.
-pub fn prepare(dir: &Path) -> Result<File> {
-    let fail = |what: &str, e: std::io::Error| {
-        let kind = match e.kind() {
-            std::io::ErrorKind::StorageFull => Kind::Full,
-            _ => Kind::Denied,
-        };
-        Error::new(
-            kind,
-            format!("cache directory {}: {what}: {e}; choose another with --cache-dir", dir.display()),
-        )
-    };
-    fs::create_dir_all(dir.join("v1/segments")).map_err(|e| fail("cannot be made", e))?;
-    let lock = File::create(dir.join("lock")).map_err(|e| fail("cannot be written", e))?;
+pub fn prepare(dir: &Dir) -> Result<File> {
+    let fail = |what: &str, e: io::Error| refusal(dir.path(), what, e);
+    let disk = dir.disk();
+    for shard in SHARDS {
+        disk.make_dir(&dir.shard(shard)).map_err(|e| fail("cannot be made", e))?;
+    }
+    let lock = disk.create(&dir.path().join("lock"), 0).map_err(|e| fail("cannot be written", e))?;
     match lock.try_lock() {
         Ok(()) => {}
         Err(TryLockError::WouldBlock) => {
             return Err(Error::invalid(format!(
                 "cache directory {} is used by another server: give each its own --cache-dir",
-                dir.display()
+                dir.path().display()
             )));
         }
         Err(TryLockError::Error(e)) => return Err(fail("cannot be locked", e)),
     }
-    let tmp = dir.join("v1/tmp");
-    match fs::remove_dir_all(&tmp) {
-        Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(fail("cannot be cleaned", e)),
-        _ => fs::create_dir_all(&tmp).map_err(|e| fail("cannot be written", e))?,
+    let tmp = dir.path().join("v1/tmp");
+    disk.make_dir(&tmp).map_err(|e| fail("cannot be written", e))?;
+    for name in disk.list(&tmp).map_err(|e| fail("cannot be listed", e))? {
+        disk.remove(&tmp.join(name)).map_err(|e| fail("cannot be cleaned", e))?;
     }
     Ok(lock)
 }
 
+/// A file whose header verifies.
+struct Seen {
+    key: FileKey,
+    object: String,
+    columns: Vec<String>,
+    stat: Stat,
+}
+
 /// Indexes every file whose header verifies, least recently written first, and removes the rest; then evicts down to
 /// the limit.
-pub fn rebuild(store: &Store) -> Result<()> {
-    let root = store.dir.join("v1/segments");
-    let mut files: Vec<(SystemTime, PathBuf)> = Vec::new();
-    let list = |dir: &Path| -> Result<Vec<fs::DirEntry>> {
-        fs::read_dir(dir)
-            .and_then(Iterator::collect)
-            .map_err(|e| Error::denied(format!("cache directory {}: cannot be listed: {e}", dir.display())))
-    };
-    for shard in list(&root)? {
-        for entry in list(&shard.path())? {
-            let written = entry.metadata().and_then(|m| m.modified()).unwrap_or(SystemTime::UNIX_EPOCH);
-            files.push((written, entry.path()));
-        }
+pub fn rebuild(store: &Store, dir: usize) -> Result<()> {
+    let place = &store.dirs[dir];
+    let fail = |e: io::Error| refusal(place.path(), "cannot be read", e);
+    let (seen, damaged) = read_all(place).map_err(fail)?;
+    for (path, why) in damaged {
+        store.counters.corrupt.fetch_add(1, Ordering::Relaxed);
+        tracing::warn!(error = %format!("{}: {why}", path.display()), "a segment file is damaged: removed, it will be filled again");
+        place.disk().remove(&path).ok();
     }
-    files.sort();
-    for (_, path) in files {
-        if let Err(e) = index(store, &path) {
-            store.counters.corrupt.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-            tracing::warn!(error = %e, "a segment file is damaged: removed, it will be filled again");
-            fs::remove_file(&path).ok();
+    let mut names: HashSet<Arc<[String]>> = HashSet::new();
+    let mut index = store.index();
+    index.clear(dir);
+    for seen in seen {
+        let columns = match names.get(seen.columns.as_slice()) {
+            Some(known) => known.clone(),
+            None => {
+                let new: Arc<[String]> = seen.columns.into();
+                names.insert(new.clone());
+                new
+            }
+        };
+        // Another directory holds the same since this one was set aside: one is enough.
+        if index.get(&seen.key).is_some() {
+            place.disk().remove(&place.segment(&seen.key)).ok();
+            continue;
         }
+        let bytes = charge(seen.stat.stamp.bytes).max(seen.stat.allocated_bytes);
+        let booking = index.book(dir, bytes);
+        let entry = Entry { object: seen.object, columns, bytes, dir, used: 0, pinned: false, map: None };
+        index.insert(seen.key, entry, booking);
     }
-    // Booking nothing evicts what is above the limit: it may have been lowered since.
-    store.reserve(0);
+    drop(index);
+    store.measure(dir).map_err(fail)?;
+    trim(store, dir);
     Ok(())
 }
 
-fn index(store: &Store, path: &Path) -> Result<()> {
-    let (header, body_offset) = read_header(path)?;
-    let key = FileKey::new(header.segment_id()?, &header.columns);
-    if path.file_name().is_none_or(|n| n != key.file_name().as_str()) {
-        return Err(Error::corrupt(format!("{}: its name is not that of its content", path.display())));
+/// What a directory holds: files by the time they were written, and those that do not verify.
+#[expect(clippy::type_complexity, reason = "two lists, taken apart where they are made")]
+fn read_all(dir: &Dir) -> io::Result<(Vec<Seen>, Vec<(PathBuf, Unreadable)>)> {
+    let (next, found) = (AtomicUsize::new(0), Mutex::new((Vec::new(), Vec::new())));
+    let work = || -> io::Result<()> {
+        while let Some(shard) = SHARDS.get(next.fetch_add(1, Ordering::Relaxed)) {
+            let folder = dir.shard(shard);
+            let (mut good, mut bad) = (Vec::new(), Vec::new());
+            for name in dir.disk().list(&folder)? {
+                let path = folder.join(&name);
+                match read_one(dir, &path, &name) {
+                    Ok(seen) => good.push(seen),
+                    Err(Unreadable::Gone) => {}
+                    Err(why) => {
+                        if matches!(why, Unreadable::Disk(_)) {
+                            dir.probe()?;
+                        }
+                        bad.push((path, why));
+                    }
+                }
+            }
+            let mut found = found.lock().unwrap_or_else(PoisonError::into_inner);
+            found.0.append(&mut good);
+            found.1.append(&mut bad);
+        }
+        Ok(())
+    };
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..THREADS).map(|_| scope.spawn(work)).collect();
+        let failed = |_| Err(io::Error::other("a thread that read it panicked"));
+        threads.into_iter().try_for_each(|t| t.join().unwrap_or_else(failed))
+    })?;
+    let (mut seen, damaged) = found.into_inner().unwrap_or_else(PoisonError::into_inner);
+    seen.sort_by_key(|s: &Seen| (s.stat.stamp.modified, s.key));
+    Ok((seen, damaged))
+}
+
+fn read_one(dir: &Dir, path: &Path, name: &str) -> Result<Seen, Unreadable> {
+    let file = dir.disk().open(path)?;
+    let stat = dir.disk().stat(&file)?;
+    let (header, _) = read_header(dir.disk(), &file, stat.stamp.bytes)?;
+    let id = header.segment_id().map_err(|e| Unreadable::Damaged(e.message))?;
+    let key = FileKey::new(id, &header.columns);
+    match name == key.file_name() {
+        true => Ok(Seen { key, object: header.object, columns: header.columns, stat }),
+        false => Err(Unreadable::Damaged("its name is not that of its content".into())),
     }
-    let bytes = body_offset + header.body_bytes();
+}
+
+/// Evicts what is above the limit, which may have been lowered since: by recency, what is pinned last.
+fn trim(store: &Store, dir: usize) {
     let mut index = store.index();
-    index.reserve(bytes, u64::MAX, |_| ());
-    index.insert_reserved(key, header.object, header.columns, bytes, None);
-    Ok(())
+    let mut held: Vec<_> =
+        index.entries().filter(|(_, e)| e.dir == dir).map(|(key, e)| (e.pinned, e.used, *key)).collect();
+    held.sort_unstable();
+    let mut pinned_gone = 0;
+    for (pinned, _, key) in held {
+        if index.account(dir).used_bytes <= index.account(dir).limit_bytes {
+            break;
+        }
+        let Some((booking, _)) = index.take_one(&key) else { continue };
+        store.dirs[dir].disk().remove(&store.dirs[dir].segment(&key)).ok();
+        index.release(booking);
+        index.gone(&[key]);
+        store.counters.evictions.fetch_add(1, Ordering::Relaxed);
+        pinned_gone += u64::from(pinned);
+    }
+    if pinned_gone > 0 {
+        tracing::warn!(
+            segments = pinned_gone,
+            "pinned segments were evicted: they are more than the limit; raise --cache-bytes or unpin some"
+        );
+    }
 }

@@ -1,0 +1,170 @@
+//! Every file operation of the store, behind one trait: the real disk, and in tests one that fails on purpose.
+
+use std::fs::{self, File};
+use std::io::{self, IoSlice, Write};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::path::Path;
+
+/// What a file is, as far as the file system tells without reading it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Stat {
+    /// Which content: changes whenever the file is written, cut or replaced.
+    pub stamp: Stamp,
+    /// Bytes that it takes on the disk, as `du` counts them.
+    pub allocated_bytes: u64,
+    /// Whether it is a directory.
+    pub is_dir: bool,
+}
+
+/// Equal stamps: the same file, not written to since. A writer cannot keep it as it was: the time of change is the
+/// kernel's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Stamp {
+    /// Length.
+    pub bytes: u64,
+    /// Time of the last write, in nanoseconds.
+    pub modified: i128,
+    changed: i128,
+    inode: u64,
+    device: u64,
+}
+
+impl From<&fs::Metadata> for Stat {
+    fn from(m: &fs::Metadata) -> Self {
+        let ns = |seconds: i64, ns: i64| i128::from(seconds) * 1_000_000_000 + i128::from(ns);
+        let stamp = Stamp {
+            bytes: m.len(),
+            modified: ns(m.mtime(), m.mtime_nsec()),
+            changed: ns(m.ctime(), m.ctime_nsec()),
+            inode: m.ino(),
+            device: m.dev(),
+        };
+        Self { stamp, allocated_bytes: m.blocks() * 512, is_dir: m.is_dir() }
+    }
+}
+
+/// File operations, each as the system call of its name.
+pub trait Disk: std::fmt::Debug + Send + Sync {
+    /// Makes a directory and those above it; it may be there already.
+    fn make_dir(&self, path: &Path) -> io::Result<()>;
+    /// Makes a file of so many bytes, with room for all of them on the disk.
+    fn create(&self, path: &Path, bytes: u64) -> io::Result<File>;
+    /// Writes all parts, one after the other.
+    fn write(&self, file: &mut File, parts: &mut [IoSlice<'_>]) -> io::Result<()>;
+    /// Waits until the file is on the medium.
+    fn sync(&self, file: &File) -> io::Result<()>;
+    /// Renames, replacing what is there.
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
+    /// Removes a file.
+    fn remove(&self, path: &Path) -> io::Result<()>;
+    /// Opens for reading.
+    fn open(&self, path: &Path) -> io::Result<File>;
+    /// Opens for reading from the medium rather than from the page cache, where the file system can.
+    fn open_direct(&self, path: &Path) -> io::Result<File>;
+    /// Reads up to `into.len()` bytes at an offset; fewer only at the end.
+    fn read(&self, file: &File, into: &mut [u8], at: u64) -> io::Result<usize>;
+    /// What an open file is.
+    fn stat(&self, file: &File) -> io::Result<Stat>;
+    /// What a path is.
+    fn stat_path(&self, path: &Path) -> io::Result<Stat>;
+    /// Names in a directory.
+    fn list(&self, path: &Path) -> io::Result<Vec<String>>;
+    /// Bytes that the file system has left for us.
+    fn free_bytes(&self, path: &Path) -> io::Result<u64>;
+}
+
+/// The disk that is there.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct RealDisk;
+
+impl Disk for RealDisk {
+    fn make_dir(&self, path: &Path) -> io::Result<()> {
+        fs::create_dir_all(path)
+    }
+
+    fn create(&self, path: &Path, bytes: u64) -> io::Result<File> {
+        let file = File::create(path)?;
+        if bytes == 0 {
+            return Ok(file);
+        }
+        // A full disk says so before anything is written, and the file gets neither more nor later blocks than its size.
+        match rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, bytes) {
+            Err(e) if !matches!(e, rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::NOSYS) => Err(e.into()),
+            _ => Ok(file),
+        }
+    }
+
+    fn write(&self, file: &mut File, parts: &mut [IoSlice<'_>]) -> io::Result<()> {
+        let mut rest = parts;
+        while !rest.is_empty() {
+            match file.write_vectored(rest) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(n) => IoSlice::advance_slices(&mut rest, n),
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(e) => return Err(e),
+            }
+        }
+        Ok(())
+    }
+
+    fn sync(&self, file: &File) -> io::Result<()> {
+        file.sync_all()
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        fs::rename(from, to)
+    }
+
+    fn remove(&self, path: &Path) -> io::Result<()> {
+        fs::remove_file(path)
+    }
+
+    fn open(&self, path: &Path) -> io::Result<File> {
+        File::open(path)
+    }
+
+    fn open_direct(&self, path: &Path) -> io::Result<File> {
+        let flags = rustix::fs::OFlags::DIRECT.bits() as i32;
+        match fs::OpenOptions::new().read(true).custom_flags(flags).open(path) {
+            // Not every file system has it. Then the pages that nobody maps are dropped, and read anew.
+            Err(e) if e.kind() == io::ErrorKind::InvalidInput => {
+                let file = File::open(path)?;
+                rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed)?;
+                Ok(file)
+            }
+            opened => opened,
+        }
+    }
+
+    fn read(&self, file: &File, into: &mut [u8], at: u64) -> io::Result<usize> {
+        let mut done = 0;
+        while done < into.len() {
+            match file.read_at(&mut into[done..], at + done as u64) {
+                Ok(0) => break,
+                Ok(n) => done += n,
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                // A direct read goes by blocks: after the file's last, odd one there is nothing.
+                Err(e) if e.kind() == io::ErrorKind::InvalidInput && done > 0 => break,
+                Err(e) => return Err(e),
+            }
+        }
+        Ok(done)
+    }
+
+    fn stat(&self, file: &File) -> io::Result<Stat> {
+        file.metadata().map(|m| Stat::from(&m))
+    }
+
+    fn stat_path(&self, path: &Path) -> io::Result<Stat> {
+        fs::symlink_metadata(path).map(|m| Stat::from(&m))
+    }
+
+    fn list(&self, path: &Path) -> io::Result<Vec<String>> {
+        fs::read_dir(path)?.map(|e| e.map(|e| e.file_name().to_string_lossy().into_owned())).collect()
+    }
+
+    fn free_bytes(&self, path: &Path) -> io::Result<u64> {
+        let s = rustix::fs::statvfs(path)?;
+        Ok(s.f_bavail.saturating_mul(s.f_frsize))
+    }
+}

@@ -1,0 +1,244 @@
+//! Eviction: room for a new file, made by removing what will be read last.
+//!
+//! First goes what is in no plan, by recency, then what is read farthest from now; never what is pinned or being read.
+//! Victims are found by a scan over all entries, which is paid once for many: the best 3 per cent or so are queued, and
+//! each is looked at again, and asked about again, when its turn comes. The scan is made anew when the queue is used up,
+//! or when so much was read or written that others may have become better victims.
+
+use super::index::{Booking, FileKey, Index};
+use super::policy::{Admit, NextUse};
+use super::{Store, dirs::Health};
+use forebay_proto::manifest::SegmentId;
+use std::sync::PoisonError;
+use std::sync::atomic::Ordering;
+
+/// A scan is out of date after this share of the entries was used or written since.
+const STALE_SHARE: u64 = 64;
+
+/// Victims queued besides their share of the entries.
+const QUEUE_MIN: usize = 16;
+
+/// Attempts to find victims: others may take them, or they may be read, in between.
+const ATTEMPTS: usize = 8;
+
+/// Candidates for eviction, the best first.
+#[derive(Debug, Default)]
+pub struct Victims {
+    queue: Vec<Victim>,
+    scanned_at: Option<u64>,
+    /// Whether the queue holds everything that could go.
+    whole: bool,
+    /// The soonest next use in the queue when it was made.
+    soonest: Option<NextUse>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Victim {
+    key: FileKey,
+    dir: usize,
+    bytes: u64,
+    used: u64,
+    next: NextUse,
+}
+
+/// Room for a file, or why there is none.
+#[derive(Debug)]
+pub enum Room {
+    /// Here.
+    Booked(Booking),
+    /// Only at the price of what will be read sooner.
+    NotWorthIt,
+    /// Not at all.
+    None,
+}
+
+impl Store {
+    /// Books `bytes` in a directory that works, evicting as far as `admit` lets it.
+    pub(super) fn make_room(&self, id: SegmentId, bytes: u64, admit: Admit) -> Room {
+        let mut victims = self.victims.lock().unwrap_or_else(PoisonError::into_inner);
+        // A queue of before may lack what was being read then.
+        let mut whole_now = false;
+        for _ in 0..ATTEMPTS {
+            let short = {
+                let mut index = self.index();
+                let short = self.short(&index, bytes);
+                match short.iter().find(|(_, short)| *short == 0) {
+                    Some((dir, _)) => return Room::Booked(index.book(*dir, bytes)),
+                    None => short,
+                }
+            };
+            if short.is_empty() {
+                return Room::None;
+            }
+            if victims.is_stale(&self.index()) {
+                self.scan(&mut victims, false);
+            }
+            let groups = victims.groups(&self.index(), &short);
+            if groups.is_empty() {
+                if whole_now {
+                    return Room::None;
+                }
+                self.scan(&mut victims, true);
+                whole_now = true;
+                continue;
+            }
+            let Some((dir, group)) = self.choose(&mut victims, id, groups, admit) else { continue };
+            let Some(group) = group else { return Room::NotWorthIt };
+            let taken = self.index().take(dir, &group, bytes);
+            if let Some((booking, entries)) = taken {
+                drop(victims);
+                drop(entries);
+                return Room::Booked(self.remove_taken(dir, &group, booking, bytes));
+            }
+        }
+        Room::None
+    }
+
+    /// Directories that can be written and could hold `bytes`, and how many each is short of; the roomiest first.
+    fn short(&self, index: &Index, bytes: u64) -> Vec<(usize, u64)> {
+        let mut short: Vec<_> = (0..self.dirs.len())
+            .filter(|&dir| self.dirs[dir].health() == Health::Up && bytes <= index.account(dir).limit_bytes)
+            .map(|dir| {
+                let a = index.account(dir);
+                (
+                    dir,
+                    (a.used_bytes + bytes).saturating_sub(a.limit_bytes),
+                    a.limit_bytes.saturating_sub(a.used_bytes),
+                )
+            })
+            .collect();
+        short.sort_by_key(|&(dir, _, free)| (std::cmp::Reverse(free), dir));
+        short.into_iter().map(|(dir, short, _)| (dir, short)).collect()
+    }
+
+    /// Of each directory's group of victims, the group whose soonest is read last; `Some(None)` when even that is read
+    /// sooner than the new segment. `None` when some of the victims are none any more: look again.
+    fn choose(
+        &self,
+        victims: &mut Victims,
+        id: SegmentId,
+        groups: Vec<(usize, Vec<Victim>)>,
+        admit: Admit,
+    ) -> Option<(usize, Option<Vec<FileKey>>)> {
+        let ids: Vec<SegmentId> =
+            std::iter::once(id).chain(groups.iter().flat_map(|(_, g)| g.iter().map(|v| v.key.id))).collect();
+        let mut uses = self.forecast.next_uses(&ids).into_iter();
+        let own = uses.next().unwrap_or(NextUse::Unplanned);
+        let (mut best, mut nearer) = (None, Vec::new());
+        for (dir, group) in groups {
+            let mut soonest = NextUse::Unplanned;
+            for victim in &group {
+                let next = uses.next().unwrap_or(NextUse::Unplanned);
+                soonest = soonest.min(next);
+                if victims.is_much_sooner(next) {
+                    nearer.push(victim.key);
+                }
+            }
+            let oldest = group.iter().map(|v| v.used).max();
+            if best.as_ref().is_none_or(|(s, used, _, _)| {
+                (soonest, std::cmp::Reverse(oldest)) > (*s, std::cmp::Reverse(*used))
+            }) {
+                best = Some((soonest, oldest, dir, group));
+            }
+        }
+        if !nearer.is_empty() {
+            victims.queue.retain(|v| !nearer.contains(&v.key));
+            return None;
+        }
+        let (soonest, _, dir, group) = best?;
+        let worth = match own {
+            NextUse::Planned(_) => soonest > own,
+            NextUse::Unplanned => soonest == NextUse::Unplanned,
+        };
+        let keys = || group.iter().map(|v| v.key).collect();
+        Some((dir, (worth || admit == Admit::Always).then(keys)))
+    }
+
+    /// Looks at every entry and queues the best victims, or all.
+    fn scan(&self, victims: &mut Victims, whole: bool) {
+        let (mut all, clock) = {
+            let index = self.index();
+            let free = |e: &super::index::Entry| !e.pinned && !e.is_in_use();
+            let victim = |(key, e): (&FileKey, &super::index::Entry)| Victim {
+                key: *key,
+                dir: e.dir,
+                bytes: e.bytes,
+                used: e.used,
+                next: NextUse::Unplanned,
+            };
+            let all: Vec<Victim> = index.entries().filter(|(_, e)| free(e)).map(victim).collect();
+            (all, index.clock())
+        };
+        let ids: Vec<SegmentId> = all.iter().map(|v| v.key.id).collect();
+        for (victim, next) in all.iter_mut().zip(self.forecast.next_uses(&ids)) {
+            victim.next = next;
+        }
+        let order = |v: &Victim| (std::cmp::Reverse(v.next), v.used, v.key);
+        let keep = QUEUE_MIN + 2 * all.len() / STALE_SHARE as usize;
+        victims.whole = whole || keep >= all.len();
+        if !victims.whole {
+            all.select_nth_unstable_by_key(keep, order);
+            all.truncate(keep);
+        }
+        all.sort_unstable_by_key(order);
+        victims.soonest = all.iter().map(|v| v.next).min();
+        victims.scanned_at = Some(clock);
+        victims.queue = all;
+        self.counters.scans.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Unlinks files that were taken out of the index, and answers with what is booked in their place.
+    fn remove_taken(&self, dir: usize, keys: &[FileKey], mut booking: Booking, bytes: u64) -> Booking {
+        for key in keys {
+            self.unlink(dir, key);
+        }
+        self.counters.evictions.fetch_add(keys.len() as u64, Ordering::Relaxed);
+        let mut index = self.index();
+        index.gone(keys);
+        index.shrink(&mut booking, bytes);
+        booking
+    }
+}
+
+impl Victims {
+    fn is_stale(&self, index: &Index) -> bool {
+        let age = |at| index.clock().saturating_sub(at);
+        self.scanned_at.is_none_or(|at| age(at) > index.len() as u64 / STALE_SHARE)
+    }
+
+    /// Whether a victim will be read much sooner than any was to be when the queue was made: it is none any more. All
+    /// draw nearer as time goes on, but not by half within the life of a queue.
+    fn is_much_sooner(&self, next: NextUse) -> bool {
+        match (next, self.soonest) {
+            (NextUse::Planned(next), Some(NextUse::Planned(soonest))) => next < soonest / 2,
+            (NextUse::Planned(_), Some(NextUse::Unplanned)) => true,
+            _ => false,
+        }
+    }
+
+    /// For each directory that is short of bytes, the first victims that give them; directories without enough are left
+    /// out. What was used, read, pinned or removed since the scan is dropped.
+    fn groups(&mut self, index: &Index, short: &[(usize, u64)]) -> Vec<(usize, Vec<Victim>)> {
+        let good = |v: &Victim| {
+            index
+                .get(&v.key)
+                .is_some_and(|e| e.used == v.used && e.dir == v.dir && !e.pinned && !e.is_in_use())
+        };
+        self.queue.retain(good);
+        let mut groups = Vec::new();
+        for &(dir, short) in short {
+            let (mut group, mut got) = (Vec::new(), 0);
+            for victim in self.queue.iter().filter(|v| v.dir == dir) {
+                if got >= short {
+                    break;
+                }
+                got += victim.bytes;
+                group.push(*victim);
+            }
+            if got >= short {
+                groups.push((dir, group));
+            }
+        }
+        groups
+    }
+}

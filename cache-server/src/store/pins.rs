@@ -1,0 +1,102 @@
+//! Pins: URIs whose objects' segments stay. Kept in a small file in every directory, so that they survive a restart and
+//! the loss of a disk.
+
+use super::disk::Disk;
+use forebay_proto::{Error, Result};
+use forebay_segment::source::is_under;
+use std::collections::BTreeSet;
+use std::io::{self, IoSlice};
+use std::path::Path;
+use xxhash_rust::xxh3::xxh3_64;
+
+/// Pins at most, and bytes of a pinned URI: the file that holds them stays small.
+const PINS_MAX: usize = 1000;
+const URI_BYTES_MAX: usize = 2048;
+
+/// A set of URIs.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Pins {
+    uris: BTreeSet<String>,
+    /// Counts changes: of two directories' lists the later one is right.
+    version: u64,
+}
+
+impl Pins {
+    /// Whether an object lies under a pinned URI.
+    pub fn cover(&self, object: &str) -> bool {
+        self.uris.iter().any(|uri| is_under(object, uri))
+    }
+
+    /// Adds a URI; false if it was there.
+    pub fn add(&mut self, uri: &str) -> Result<bool> {
+        if uri.len() > URI_BYTES_MAX || uri.contains('\n') {
+            return Err(Error::invalid(format!(
+                "a pinned URI has at most {URI_BYTES_MAX} bytes, in one line"
+            )));
+        }
+        if self.uris.len() >= PINS_MAX && !self.uris.contains(uri) {
+            return Err(Error::full(format!(
+                "{uri}: there are {PINS_MAX} pins already: unpin some, or pin what lies above them"
+            )));
+        }
+        let new = self.uris.insert(uri.to_owned());
+        self.version += u64::from(new);
+        Ok(new)
+    }
+
+    /// Removes a URI; false if it was not there.
+    pub fn remove(&mut self, uri: &str) -> bool {
+        let was = self.uris.remove(uri);
+        self.version += u64::from(was);
+        was
+    }
+
+    /// The later of two lists.
+    pub fn later(self, other: Pins) -> Pins {
+        if other.version > self.version { other } else { self }
+    }
+
+    /// All of them, in order.
+    pub fn list(&self) -> Vec<String> {
+        self.uris.iter().cloned().collect()
+    }
+
+    fn to_text(&self) -> String {
+        let lines: String = self.uris.iter().map(|uri| format!("{uri}\n")).collect();
+        let text = format!("{}\n{lines}", self.version);
+        format!("{:016x}\n{text}", xxh3_64(text.as_bytes()))
+    }
+
+    fn from_text(text: &str) -> Option<Self> {
+        let (hash, text) = text.split_once('\n')?;
+        let (version, lines) = text.split_once('\n')?;
+        let right = hash == format!("{:016x}", xxh3_64(text.as_bytes()));
+        let uris = lines.lines().map(str::to_owned).collect();
+        Some(Self { uris, version: version.parse().ok()? }).filter(|_| right)
+    }
+
+    /// Writes them to a directory, and waits until they are on the medium.
+    pub fn save(&self, disk: &dyn Disk, tmp: &Path, path: &Path) -> io::Result<()> {
+        let text = self.to_text();
+        let mut file = disk.create(tmp, text.len() as u64)?;
+        disk.write(&mut file, &mut [IoSlice::new(text.as_bytes())])?;
+        disk.sync(&file)?;
+        disk.rename(tmp, path)
+    }
+
+    /// Reads them from a directory that has them; damaged ones are said, and are none.
+    pub fn load(disk: &dyn Disk, path: &Path) -> io::Result<Self> {
+        let file = match disk.open(path) {
+            Ok(file) => file,
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Self::default()),
+            Err(e) => return Err(e),
+        };
+        let mut text = vec![0; PINS_MAX * (URI_BYTES_MAX + 1) + 64];
+        let got = disk.read(&file, &mut text, 0)?;
+        let pins = std::str::from_utf8(&text[..got]).ok().and_then(Self::from_text);
+        Ok(pins.unwrap_or_else(|| {
+            tracing::warn!(path = %path.display(), "the list of pins is damaged: what only it named is no longer pinned");
+            Self::default()
+        }))
+    }
+}

@@ -1,0 +1,51 @@
+//! The limit, as `du` sees it while files come and go.
+
+use super::*;
+use std::sync::atomic::AtomicBool;
+
+#[test]
+fn du_never_shows_more_than_the_limit() {
+    let (one, two) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let limit = 2 * limit_for(5, 400 << 10);
+    let settings = StoreSettings {
+        dirs: vec![one.path().to_owned(), two.path().to_owned()],
+        ..StoreSettings::new("", limit)
+    };
+    let store = Store::open(&settings, Arc::new(policy::NoForecast)).unwrap();
+    let done = AtomicBool::new(false);
+    let (mut most, mut looks) = (0, 0u64);
+    std::thread::scope(|scope| {
+        let writers: Vec<_> = (0..4)
+            .map(|t| {
+                let store = &store;
+                scope.spawn(move || {
+                    for i in 0..60u128 {
+                        // From a page to a third of a megabyte, columns of the same segment among them.
+                        let n = t * 1000 + i / 2;
+                        let column = if i % 2 == 0 { "a" } else { "b" };
+                        drop(put(store, n, 10 + (i as i64 * 997) % 40_000, &[column]));
+                    }
+                })
+            })
+            .collect();
+        let watch = scope.spawn(|| {
+            let (mut most, mut looks) = (0, 0);
+            while !done.load(Ordering::Relaxed) {
+                most = (disk_bytes(one.path()) + disk_bytes(two.path())).max(most);
+                looks += 1;
+            }
+            (most, looks)
+        });
+        writers.into_iter().for_each(|w| w.join().unwrap());
+        done.store(true, Ordering::Relaxed);
+        (most, looks) = watch.join().unwrap();
+    });
+    assert!(most <= limit, "{most} of {limit} bytes, {looks} looks");
+    assert!(most > limit / 2 && looks > 10, "it is used: {most} of {limit} bytes, {looks} looks");
+    assert!(store.counters().evictions.load(Ordering::Relaxed) > 20);
+    assert!(
+        store.dirs().iter().all(|d| d.used_bytes <= limit / 2 && d.used_bytes > limit / 8),
+        "both are used"
+    );
+    assert!(disk_bytes(one.path()) + disk_bytes(two.path()) <= store.used_bytes());
+}
