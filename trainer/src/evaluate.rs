@@ -1,60 +1,98 @@
-//! Accuracy on the test split: every rank labels its share, and the counts are summed.
+//! A model's quality on a dataset: every rank scores its share, and the sums are merged.
 
 use anyhow::{Result, ensure};
-use forebay_c10d::{Op, ProcessGroup};
+use forebay_c10d::ProcessGroup;
+use serde::Serialize;
 use tch::{Kind, Tensor};
 
 use crate::input::Input;
-use crate::model::ConvNet;
+use crate::model::{Metric, Model};
 
-/// Counts of one rank.
-#[derive(Debug, Default, PartialEq, Eq)]
+/// Sums of one rank.
+#[derive(Debug, Default, PartialEq)]
 pub struct Score {
-    right: i64,
+    loss: f64,
+    score: f64,
     samples: i64,
+}
+
+/// What came out, over all ranks.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Evaluation {
+    /// What is measured.
+    pub metric: Metric,
+    /// The measure.
+    pub value: f64,
+    /// Mean loss of the samples.
+    pub loss: f64,
+    /// Samples of the dataset.
+    pub samples: u64,
 }
 
 impl Score {
     /// Adds a batch; padding does not count.
-    pub fn add(&mut self, model: &ConvNet, input: &Input) {
-        let right = tch::no_grad(|| model.logits(&input.images).argmax(-1, false).eq_tensor(&input.labels));
-        let (right, samples) = match &input.mask {
-            Some(mask) => {
-                let real = mask.ne(0);
-                (right.logical_and(&real), real.sum(Kind::Int64).int64_value(&[]))
-            }
-            None => (right, input.labels.numel() as i64),
+    pub fn add(&mut self, model: &dyn Model, input: &Input) -> Result<()> {
+        let (losses, scores) = tch::no_grad(|| -> Result<_> {
+            let output = model.forward(input, false)?;
+            Ok((model.row_losses(&output, input)?, model.row_scores(&output, input)?))
+        })?;
+        self.loss += masked_sum(&losses, input.mask());
+        self.score += masked_sum(&scores, input.mask());
+        self.samples += match input.mask() {
+            Some(mask) => mask.ne(0).sum(Kind::Int64).int64_value(&[]),
+            None => input.rows(),
         };
-        self.right += right.sum(Kind::Int64).int64_value(&[]);
-        self.samples += samples;
+        Ok(())
     }
 
-    /// The accuracy over all ranks, whose samples must be those of the whole dataset.
-    pub fn accuracy(&self, group: &ProcessGroup, samples: u64) -> Result<f64> {
-        let mut counts = Tensor::from_slice(&[self.right, self.samples]);
-        group.all_reduce(&mut counts, Op::Sum)?;
-        let (right, seen) = (counts.int64_value(&[0]), counts.int64_value(&[1]));
+    /// The measure over all ranks, whose samples must be those of the whole dataset.
+    pub fn merge(&self, group: &ProcessGroup, metric: Metric, samples: u64) -> Result<Evaluation> {
+        // Bits, not values: the sums below are in the order of ranks on every rank.
+        let mine = [self.samples, self.score.to_bits() as i64, self.loss.to_bits() as i64];
+        let ranks = group.all_gather_i64(&mine)?;
+        let seen: i64 = ranks.iter().map(|rank| rank[0]).sum();
         ensure!(seen as u64 == samples, "evaluated {seen} samples, but the test dataset has {samples}");
-        Ok(right as f64 / seen.max(1) as f64)
+        let mean = |index: usize| {
+            ranks.iter().map(|rank| f64::from_bits(rank[index] as u64)).sum::<f64>() / seen.max(1) as f64
+        };
+        Ok(Evaluation { metric, value: metric.of_mean(mean(1)), loss: mean(2), samples })
     }
+}
+
+/// The sum of `values`, those under a mask of 0 left out even if they are not finite.
+fn masked_sum(values: &Tensor, mask: Option<&Tensor>) -> f64 {
+    let values = match mask {
+        Some(mask) => values.masked_fill(&mask.eq(0), 0),
+        None => values.shallow_clone(),
+    };
+    values.sum(Kind::Double).double_value(&[])
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::input::Role;
+    use crate::model::convnet::ConvNet;
     use tch::Device;
 
     #[test]
     fn padding_is_not_counted() {
-        let model = ConvNet::new(1);
+        let model = ConvNet::new(1, Device::Cpu);
         let images = Tensor::randint(256, [4, 784], (Kind::Uint8, Device::Cpu));
-        let labels = tch::no_grad(|| model.logits(&images).argmax(-1, false));
+        let input = |labels: Tensor, mask| {
+            Input::new(4, vec![(Role::Image, images.shallow_clone()), (Role::Label, labels)], mask)
+        };
+        let none = input(Tensor::zeros([4], (Kind::Int64, Device::Cpu)), None);
+        let labels = tch::no_grad(|| model.forward(&none, false).unwrap().argmax(-1, false));
         let mut score = Score::default();
         let mask = Some(Tensor::from_slice(&[1f32, 0., 1., 0.]));
-        score.add(&model, &Input { images: images.shallow_clone(), labels: labels.shallow_clone(), mask });
-        assert_eq!(score, Score { right: 2, samples: 2 });
+        score.add(&model, &input(labels.shallow_clone(), mask)).unwrap();
+        assert_eq!((score.score, score.samples), (2.0, 2));
+        let loss = score.loss;
+        assert!(loss > 0.0 && loss < 2.0 * 10f64.ln());
         let wrong = (labels + 1).remainder(10);
-        score.add(&model, &Input { images, labels: wrong, mask: None });
-        assert_eq!(score, Score { right: 2, samples: 6 });
+        score.add(&model, &input(wrong, None)).unwrap();
+        assert_eq!((score.score, score.samples), (2.0, 6));
+        assert!(score.loss > loss);
     }
 }

@@ -9,7 +9,7 @@
 //!   rank tells why it ended.
 //! * [`rank`]: one rank's run, from opening the datasets to the report.
 //! * [`feed`]: batches from the loader and the time spent waiting for them. [`input`]: a batch as tensors, uncopied.
-//! * [`model`], [`train`], [`evaluate`]: what is computed.
+//! * [`model`], [`optim`], [`train`], [`evaluate`]: what is computed.
 //! * [`account`]: what an epoch cost, merged over the ranks. [`progress`], [`report`]: what people and programs see.
 //!
 //! The trainer writes nothing but the report: no checkpoints yet.
@@ -21,6 +21,7 @@ pub mod feed;
 pub mod input;
 pub mod launch;
 pub mod model;
+pub mod optim;
 pub mod place;
 pub mod progress;
 pub mod rank;

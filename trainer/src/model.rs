@@ -1,83 +1,161 @@
-//! The models: so far a small convolutional network for 28 x 28 greyscale digits.
+//! The models, behind one trait: what a step, an evaluation and a checkpoint need to know of any of them.
 //!
-//! A model takes the loader's bytes as they are (`[rows, 784]`, unsigned) and normalises them itself, so that an
-//! epoch moves one byte per pixel. Parameters start from the seed, alike on every rank.
+//! A model is made from [`ModelSettings`], which are plain data: they are kept in checkpoints, and equal settings mean
+//! the same tensors. [`resolve`] makes them from the flags and a dataset's schema, together with the columns that the
+//! model takes; it is where a model and a dataset that do not fit are refused.
+//!
+//! Parameters start from the seed, alike on every rank and on every device: they are drawn on the CPU.
+//!
+//! * [`convnet`]: 28 x 28 digits.
+//! * [`args`]: the flags.
 
-use tch::nn::{self, Module};
+pub mod args;
+pub mod convnet;
+
+use std::collections::HashMap;
+use std::fmt::Debug;
+
+use anyhow::Result;
+use arrow::datatypes::Schema;
+use serde::{Deserialize, Serialize};
+use tch::nn::VarStore;
 use tch::{Device, Kind, Tensor};
 
-/// Pixels of one image: 28 rows of 28.
-pub const PIXELS: i64 = SIDE * SIDE;
-/// Classes of the label: the digits.
-pub const CLASSES: i64 = 10;
+use crate::input::{Columns, Input};
+use crate::optim::Named;
+use args::{ModelArgs, ModelName};
 
-const SIDE: i64 = 28;
-/// Mean and standard deviation of MNIST's training pixels, divided by 255.
-const MEAN: f64 = 0.1307;
-const STD: f64 = 0.3081;
+/// A network with its loss and its measure of quality.
+pub trait Model: Debug {
+    /// What it was made from.
+    fn settings(&self) -> ModelSettings;
 
-/// Two convolutions and two linear layers: 52,138 parameters, 98.9 % of MNIST after three epochs.
-#[derive(Debug)]
-pub struct ConvNet {
-    vs: nn::VarStore,
-    conv1: nn::Conv2D,
-    conv2: nn::Conv2D,
-    hidden: nn::Linear,
-    out: nn::Linear,
+    /// Where its parameters and buffers live.
+    fn vars(&self) -> &VarStore;
+
+    /// The network's output for a batch. `training` turns on what differs then: batch statistics, dropout.
+    fn forward(&self, input: &Input, training: bool) -> Result<Tensor>;
+
+    /// The loss of each row, `[rows]`, from the output of [`Model::forward`].
+    fn row_losses(&self, output: &Tensor, input: &Input) -> Result<Tensor>;
+
+    /// What the evaluation averages, `[rows]`, from the output of [`Model::forward`].
+    fn row_scores(&self, output: &Tensor, input: &Input) -> Result<Tensor>;
+
+    /// What that average means.
+    fn metric(&self) -> Metric;
 }
 
-impl ConvNet {
-    /// A fresh network, its parameters drawn from `seed`.
-    pub fn new(seed: u64) -> Self {
-        tch::manual_seed(seed as i64);
-        let vs = nn::VarStore::new(Device::Cpu);
-        let root = vs.root();
-        let conv = |stride| nn::ConvConfig { stride, padding: 1, ..Default::default() };
-        let conv1 = nn::conv2d(&root / "conv1", 1, 8, 3, conv(1));
-        let conv2 = nn::conv2d(&root / "conv2", 8, 16, 3, conv(1));
-        let hidden = nn::linear(&root / "hidden", 16 * 7 * 7, 64, Default::default());
-        let out = nn::linear(&root / "out", 64, CLASSES, Default::default());
-        Self { vs, conv1, conv2, hidden, out }
-    }
+/// The settings of a model: which one, and of which size.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "model", rename_all = "kebab-case", deny_unknown_fields)]
+pub enum ModelSettings {
+    /// [`convnet::ConvNet`].
+    Convnet,
+}
 
-    /// Where the parameters live; an optimizer is built over it.
-    pub fn vars(&self) -> &nn::VarStore {
-        &self.vs
-    }
+/// How a model's quality is measured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Metric {
+    /// The share of rows whose class is found.
+    Accuracy,
+}
 
-    /// The parameters, in the order of their creation, which is the same on every rank.
-    pub fn parameters(&self) -> Vec<Tensor> {
-        self.vs.trainable_variables()
-    }
-
-    /// Logits `[rows, 10]` of images `[rows, 784]` of bytes.
-    pub fn logits(&self, images: &Tensor) -> Tensor {
-        // (x / 255 - mean) / std in one multiplication and one addition; the bytes themselves are shared memory and
-        // stay as they are.
-        let x = images.to_kind(Kind::Float).view([-1, 1, SIDE, SIDE]);
-        let x = x * (1.0 / (255.0 * STD)) - MEAN / STD;
-        let x = self.conv1.forward(&x).relu().max_pool2d_default(2);
-        let x = self.conv2.forward(&x).relu().max_pool2d_default(2);
-        let x = x.flatten(1, -1);
-        self.out.forward(&self.hidden.forward(&x).relu())
-    }
-
-    /// FNV-1a over the bits of all parameters: equal on two ranks exactly when their parameters are (up to chance).
-    pub fn parameter_hash(&self) -> u64 {
-        let mut hash = 0xcbf2_9ce4_8422_2325;
-        for parameter in self.parameters() {
-            let flat = parameter.detach().flatten(0, -1);
-            let mut values = vec![0f32; flat.numel()];
-            flat.copy_data(&mut values, flat.numel());
-            for byte in values.iter().flat_map(|value| value.to_le_bytes()) {
-                hash = (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
-            }
+impl Metric {
+    /// Its name in reports.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Accuracy => "accuracy",
         }
-        hash
+    }
+
+    /// The measure from the mean of all rows' scores.
+    pub fn of_mean(self, mean: f64) -> f64 {
+        match self {
+            Self::Accuracy => mean,
+        }
+    }
+
+    /// For people: `98.88 %`.
+    pub fn say(self, value: f64) -> String {
+        match self {
+            Self::Accuracy => format!("{:.2} %", 100.0 * value),
+        }
     }
 }
 
-/// The cross entropy of each row, `[rows]`, for logits `[rows, 10]` and labels `[rows]`.
-pub fn row_losses(logits: &Tensor, labels: &Tensor) -> Tensor {
-    logits.cross_entropy_loss::<Tensor>(labels, None, tch::Reduction::None, -100, 0.0)
+impl ModelSettings {
+    /// The model's name, as `--model` takes it.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Convnet => "convnet",
+        }
+    }
+
+    /// A fresh model on `device`, its parameters drawn from `seed`.
+    pub fn build(&self, seed: u64, device: Device) -> Result<Box<dyn Model>> {
+        Ok(match self {
+            Self::Convnet => Box::new(convnet::ConvNet::new(seed, device)),
+        })
+    }
+}
+
+/// The model that the flags ask for on a dataset of this schema, and what it takes of it. The error names the shape
+/// that the dataset has and the one that the model takes.
+pub fn resolve(args: &ModelArgs, schema: &Schema, uri: &str) -> Result<(ModelSettings, Columns)> {
+    let columns = match args.model {
+        ModelName::Convnet => convnet::columns(args),
+    };
+    columns.check(schema, uri)?;
+    let settings = match args.model {
+        ModelName::Convnet => ModelSettings::Convnet,
+    };
+    Ok((settings, columns))
+}
+
+/// The parameters with their names, in the order of their creation, which is the same on every rank.
+pub fn parameters(vars: &VarStore) -> Vec<Named> {
+    let names: HashMap<_, _> =
+        vars.variables().into_iter().map(|(name, tensor)| (tensor.data_ptr() as usize, name)).collect();
+    let named = |parameter: Tensor| {
+        // Every trainable variable of a store has its name there.
+        let name = names.get(&(parameter.data_ptr() as usize)).cloned().unwrap_or_default();
+        (name, parameter)
+    };
+    vars.trainable_variables().into_iter().map(named).collect()
+}
+
+/// What a model keeps besides its parameters (running means and the like), sorted by name.
+pub fn buffers(vars: &VarStore) -> Vec<Named> {
+    let trained: Vec<_> =
+        vars.trainable_variables().iter().map(|tensor| tensor.data_ptr() as usize).collect();
+    let is_buffer = |(_, tensor): &Named| !trained.contains(&(tensor.data_ptr() as usize));
+    let mut buffers: Vec<_> = vars.variables().into_iter().filter(is_buffer).collect();
+    buffers.sort_by(|a, b| a.0.cmp(&b.0));
+    buffers
+}
+
+/// FNV-1a over the bits of all parameters: equal on two ranks exactly when their parameters are (up to chance).
+pub fn parameter_hash(vars: &VarStore) -> u64 {
+    let mut hash = 0xcbf2_9ce4_8422_2325;
+    for parameter in vars.trainable_variables() {
+        let flat = parameter.detach().to_device(Device::Cpu).to_kind(Kind::Float).flatten(0, -1);
+        let mut values = vec![0f32; flat.numel()];
+        flat.copy_data(&mut values, flat.numel());
+        for byte in values.iter().flat_map(|value| value.to_le_bytes()) {
+            hash = (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+        }
+    }
+    hash
+}
+
+/// The cross entropy of each row, `[rows]`, for logits `[rows, classes]` and labels `[rows]`.
+fn cross_entropies(logits: &Tensor, labels: &Tensor) -> Result<Tensor> {
+    Ok(logits.f_cross_entropy_loss::<Tensor>(labels, None, tch::Reduction::None, -100, 0.0)?)
+}
+
+/// 1 for each row whose largest logit is its label's, else 0.
+fn hits(logits: &Tensor, labels: &Tensor) -> Result<Tensor> {
+    Ok(logits.f_argmax(-1, false)?.f_eq_tensor(labels)?.to_kind(Kind::Float))
 }

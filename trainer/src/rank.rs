@@ -9,18 +9,19 @@ use forebay_client::counters::since;
 use forebay_client::loader::{Ending, Shuffle};
 use forebay_client::{Access, Batch, Dataset, DatasetSpec, Event, LoaderSettings};
 use forebay_proto::v1::Counters;
+use tch::Device;
 use tokio::runtime::{Handle, Runtime};
 
 use crate::account::Tally;
-use crate::evaluate::Score;
+use crate::evaluate::{Evaluation, Score};
 use crate::feed::Feed;
 use crate::input::{Columns, Input};
-use crate::model::ConvNet;
+use crate::model::{self, Model, ModelSettings};
 use crate::place::Place;
 use crate::progress::Progress;
 use crate::report::{EpochReport, Report, SettingsReport};
-use crate::settings::{Model, Settings};
-use crate::train::{At, Trainer};
+use crate::settings::Settings;
+use crate::train::{At, Trainer, TrainerSettings};
 
 /// Rows that each rank labels at a time: without gradients there is room for more than in training.
 const TEST_ROWS: u64 = 250;
@@ -44,6 +45,12 @@ struct Rank<'a> {
     group: ProcessGroup,
     runtime: Handle,
     access: Access,
+}
+
+/// A dataset and what a model takes of it.
+struct Fitted {
+    dataset: Dataset,
+    model: ModelSettings,
     columns: Columns,
 }
 
@@ -56,7 +63,7 @@ impl<'a> Rank<'a> {
         };
         let group =
             place.join(Duration::from_secs(settings.peer_timeout_s)).context("join the other ranks")?;
-        Ok(Self { settings, place, group, runtime, access, columns: Columns::new(settings) })
+        Ok(Self { settings, place, group, runtime, access })
     }
 
     fn run(&self) -> Result<()> {
@@ -65,18 +72,21 @@ impl<'a> Rank<'a> {
         self.group.barrier()?;
         let mut cost = self.counters(Duration::ZERO)?;
         self.group.barrier()?;
-        let train = self.open(self.settings.train_spec())?;
+        let fitted = self.open(self.settings.train_spec())?;
+        if let Some(test) = &test {
+            same_model(&fitted, test)?;
+        }
+        let train = &fitted.dataset;
         let steps = train.epoch_samples().div_ceil(self.settings.batch);
         let mut feed =
-            self.feed(&train, self.settings.shuffle(), self.settings.batch, self.settings.epochs)?;
-        let mut trainer = self.trainer(steps)?;
+            self.feed(train, self.settings.shuffle(), self.settings.batch, self.settings.epochs)?;
+        let mut trainer = self.trainer(&fitted.model, steps)?;
 
-        let mut report = self.report(&train, test.as_ref(), steps);
+        let mut report = self.report(&fitted, test.as_ref(), steps);
         let mut progress =
             self.place.is_first().then(|| Progress::new(self.settings.epochs, steps, self.settings.batch));
         for epoch in 0..self.settings.epochs {
-            let tally =
-                self.epoch(epoch, train.epoch_samples(), &mut feed, trainer.as_mut(), progress.as_mut())?;
+            let tally = self.epoch(epoch, &fitted, &mut feed, trainer.as_mut(), progress.as_mut())?;
             let took = tally.elapsed();
             // The cost is read when every rank has its last batch, and before any of them goes on.
             self.group.barrier()?;
@@ -106,7 +116,7 @@ impl<'a> Rank<'a> {
         drop(feed);
         if let Some(trainer) = &trainer {
             if let Some(test) = &test {
-                report.test_accuracy = Some(self.evaluate(trainer.model(), test)?);
+                report.set_test(self.evaluate(trainer.model(), test)?);
             }
             report.parameter_hashes = self.parameter_hashes(trainer.model())?;
         }
@@ -114,17 +124,17 @@ impl<'a> Rank<'a> {
     }
 
     /// Opens a dataset and checks that it can be trained on.
-    fn open(&self, spec: DatasetSpec) -> Result<Dataset> {
-        let spec = DatasetSpec { columns: Some(self.columns.names()), ..spec };
+    fn open(&self, spec: DatasetSpec) -> Result<Fitted> {
+        let spec = DatasetSpec { columns: Some(self.settings.model.column_names()), ..spec };
         let dataset = self.runtime.block_on(Dataset::open(&self.access, &spec))?;
         let uri = dataset.manifest().uri();
-        self.columns.check(dataset.schema(), uri)?;
+        let (model, columns) = model::resolve(&self.settings.model, dataset.schema(), uri)?;
         ensure!(dataset.epoch_samples() > 0, "{uri} has no rows");
         // Each rank opens it by itself: it may have been overwritten in between.
         let digest = dataset.manifest().digest().0;
         let versions = self.group.all_gather_i64(&[(digest >> 64) as i64, digest as i64])?;
         same_version(&versions).with_context(|| uri.to_owned())?;
-        Ok(dataset)
+        Ok(Fitted { dataset, model, columns })
     }
 
     fn feed(&self, dataset: &Dataset, shuffle: Shuffle, global_batch: u64, epochs: u64) -> Result<Feed> {
@@ -142,26 +152,31 @@ impl<'a> Rank<'a> {
         Feed::start(&self.runtime, dataset, settings)
     }
 
-    fn trainer(&self, steps_per_epoch: u64) -> Result<Option<Trainer>> {
+    fn trainer(&self, model: &ModelSettings, steps_per_epoch: u64) -> Result<Option<Trainer>> {
         if self.settings.data_only {
             return Ok(None);
         }
-        let model = match self.settings.model {
-            Model::Convnet => ConvNet::new(self.settings.seed),
+        let optim = &self.settings.optim;
+        let settings = TrainerSettings {
+            optimizer: optim.settings(),
+            schedule: optim.schedule(steps_per_epoch * self.settings.epochs),
+            clip_norm: optim.clip_norm,
+            accumulate: optim.accumulate,
         };
-        let steps = steps_per_epoch * self.settings.epochs;
-        Trainer::new(&self.group, model, self.settings.lr, steps).map(Some)
+        let model = model.build(self.settings.seed, Device::Cpu)?;
+        Trainer::new(&self.group, model, settings).map(Some)
     }
 
     /// One pass over the training dataset.
     fn epoch(
         &self,
         epoch: u64,
-        samples: u64,
+        train: &Fitted,
         feed: &mut Feed,
         mut trainer: Option<&mut Trainer>,
         mut progress: Option<&mut Progress>,
     ) -> Result<Tally> {
+        let samples = train.dataset.epoch_samples();
         let mut tally = Tally::default();
         loop {
             let event =
@@ -178,7 +193,7 @@ impl<'a> Rank<'a> {
                 let before = batch.step() * self.settings.batch;
                 let at =
                     At { epoch, step: batch.step(), samples: (samples - before).min(self.settings.batch) };
-                let sum = trainer.step(&self.input(&batch)?, at)?;
+                let sum = trainer.step(&train.input(&batch)?, at)?;
                 tally.loss_sum += sum;
                 loss = Some(sum / batch.real_rows().max(1) as f64);
             }
@@ -189,22 +204,17 @@ impl<'a> Rank<'a> {
         }
     }
 
-    fn input(&self, batch: &Batch) -> Result<Input> {
-        let (image, label) = (batch.column(&self.columns.image)?, batch.column(&self.columns.label)?);
-        self.columns.tensors(&image, &label, batch.mask())
-    }
-
-    fn evaluate(&self, model: &ConvNet, test: &Dataset) -> Result<f64> {
-        let mut feed = self.feed(test, Shuffle::None, TEST_ROWS * self.place.world as u64, 1)?;
+    fn evaluate(&self, model: &dyn Model, test: &Fitted) -> Result<Evaluation> {
+        let mut feed = self.feed(&test.dataset, Shuffle::None, TEST_ROWS * self.place.world as u64, 1)?;
         let mut score = Score::default();
         while let Event::Batch(batch) = feed.next_event().context("evaluation")? {
-            score.add(model, &self.input(&batch)?);
+            score.add(model, &test.input(&batch)?)?;
         }
-        score.accuracy(&self.group, test.epoch_samples())
+        score.merge(&self.group, model.metric(), test.dataset.epoch_samples())
     }
 
-    fn parameter_hashes(&self, model: &ConvNet) -> Result<Vec<String>> {
-        let hashes = self.group.all_gather_i64(&[model.parameter_hash() as i64])?;
+    fn parameter_hashes(&self, model: &dyn Model) -> Result<Vec<String>> {
+        let hashes = self.group.all_gather_i64(&[model::parameter_hash(model.vars()) as i64])?;
         Ok(hashes.iter().map(|hash| format!("{:016x}", hash[0])).collect())
     }
 
@@ -222,11 +232,9 @@ impl<'a> Rank<'a> {
         matches!(self.access, Access::Direct(_))
     }
 
-    fn report(&self, train: &Dataset, test: Option<&Dataset>, steps_per_epoch: u64) -> Report {
+    fn report(&self, train: &Fitted, test: Option<&Fitted>, steps_per_epoch: u64) -> Report {
         let settings = self.settings;
-        let model = match settings.model {
-            Model::Convnet => "convnet",
-        };
+        let Fitted { dataset: train, model, columns } = train;
         Report {
             version: env!("CARGO_PKG_VERSION"),
             settings: SettingsReport {
@@ -236,11 +244,11 @@ impl<'a> Rank<'a> {
                 },
                 train: train.manifest().uri().to_owned(),
                 test: settings.test.clone(),
-                model: (!settings.data_only).then(|| model.to_owned()),
-                image_column: settings.image_column.clone(),
-                label_column: settings.label_column.clone(),
+                model: (!settings.data_only).then(|| model.clone()),
+                columns: columns.names(),
+                optimizer: (!settings.data_only).then(|| settings.optim.settings()),
                 epochs: settings.epochs,
-                lr: settings.lr,
+                lr: settings.optim.lr(),
                 seed: settings.seed,
                 shuffle: settings.shuffle().to_string(),
             },
@@ -250,8 +258,9 @@ impl<'a> Rank<'a> {
             train_samples: train.epoch_samples(),
             manifest_digest: train.manifest().digest().to_string(),
             epochs: Vec::new(),
-            test_samples: test.map(|test| test.epoch_samples()),
+            test_samples: test.map(|test| test.dataset.epoch_samples()),
             test_accuracy: None,
+            test: None,
             parameter_hashes: Vec::new(),
         }
     }
@@ -259,8 +268,9 @@ impl<'a> Rank<'a> {
     fn finish(&self, report: &Report) -> Result<()> {
         if self.place.is_first() {
             say(&format!("\n{}", report.table()));
-            if let (Some(accuracy), Some(samples)) = (report.test_accuracy, report.test_samples) {
-                say(&format!("test accuracy: {:.2} % of {samples} samples", 100.0 * accuracy));
+            if let Some(Evaluation { metric, value, loss, samples }) = &report.test {
+                let (name, value) = (metric.name(), metric.say(*value));
+                say(&format!("test {name}: {value} of {samples} samples, loss {loss:.4}"));
             }
             if let Some(file) = &self.settings.report {
                 report.write(file)?;
@@ -276,6 +286,27 @@ impl<'a> Rank<'a> {
         self.group.barrier()?;
         Ok(())
     }
+}
+
+impl Fitted {
+    fn input(&self, batch: &Batch) -> Result<Input> {
+        self.columns.tensors(&batch.to_record_batch(), batch.mask())
+    }
+}
+
+/// Refuses to evaluate on what the model was not trained on.
+fn same_model(train: &Fitted, test: &Fitted) -> Result<()> {
+    ensure!(
+        train.model == test.model && train.columns == test.columns,
+        "{} and {} do not fit the same model: one makes it {:?} on {:?}, the other {:?} on {:?}",
+        train.dataset.manifest().uri(),
+        test.dataset.manifest().uri(),
+        train.model,
+        train.columns,
+        test.model,
+        test.columns
+    );
+    Ok(())
 }
 
 /// Refuses ranks that opened different versions of a dataset: they would follow different orders.

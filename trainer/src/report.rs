@@ -7,6 +7,9 @@ use comfy_table::{CellAlignment, Table, presets};
 use serde::Serialize;
 
 use crate::account::Total;
+use crate::evaluate::Evaluation;
+use crate::model::{Metric, ModelSettings};
+use crate::optim::OptimizerSettings;
 
 /// Everything worth keeping of a run.
 #[derive(Debug, Clone, Serialize)]
@@ -29,8 +32,10 @@ pub struct Report {
     pub epochs: Vec<EpochReport>,
     /// Samples of the test dataset.
     pub test_samples: Option<u64>,
-    /// The share of them that the model labels rightly.
+    /// The share of them that the model labels rightly, if that is its measure.
     pub test_accuracy: Option<f64>,
+    /// The model's quality on them.
+    pub test: Option<Evaluation>,
     /// A hash of each rank's parameters, in hex; all are equal.
     pub parameter_hashes: Vec<String>,
 }
@@ -44,12 +49,12 @@ pub struct SettingsReport {
     pub train: String,
     /// URI of the test dataset.
     pub test: Option<String>,
-    /// Name of the model; none with the loader alone.
-    pub model: Option<String>,
-    /// Name of the column of images.
-    pub image_column: String,
-    /// Name of the column of labels.
-    pub label_column: String,
+    /// The model; none with the loader alone.
+    pub model: Option<ModelSettings>,
+    /// The columns read.
+    pub columns: Vec<String>,
+    /// The optimizer; none with the loader alone.
+    pub optimizer: Option<OptimizerSettings>,
     /// Passes over the training dataset.
     pub epochs: u64,
     /// Highest learning rate.
@@ -138,6 +143,12 @@ impl EpochReport {
 }
 
 impl Report {
+    /// Puts the evaluation in.
+    pub fn set_test(&mut self, test: Evaluation) {
+        self.test_accuracy = (test.metric == Metric::Accuracy).then_some(test.value);
+        self.test = Some(test);
+    }
+
     /// The table that ends a run.
     pub fn table(&self) -> String {
         let mut table = Table::new();

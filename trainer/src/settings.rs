@@ -9,6 +9,9 @@ use forebay_client::args::AccessArgs;
 use forebay_proto::plan::Shuffle;
 use forebay_proto::view::{MixPart, Split};
 
+use crate::model::args::ModelArgs;
+use crate::optim::args::OptimArgs;
+
 /// Train a model on a Parquet dataset that the cache streams, on one or several ranks.
 #[derive(Debug, Clone, Parser)]
 #[command(name = "forebay-train", version)]
@@ -39,25 +42,19 @@ pub struct Settings {
     /// Evaluate only on a stretch of its rows
     #[arg(long, value_name = "FROM:TO", requires = "test")]
     pub test_split: Option<Split>,
-    /// Column of images: 784 unsigned bytes each, 28 x 28, row by row
-    #[arg(long, value_name = "NAME", default_value = "image")]
-    pub image_column: String,
-    /// Column of labels: 64-bit integers from 0 to 9
-    #[arg(long, value_name = "NAME", default_value = "label")]
-    pub label_column: String,
+    #[command(flatten)]
+    #[expect(missing_docs, reason = "documented at its type")]
+    pub model: ModelArgs,
+    #[command(flatten)]
+    #[expect(missing_docs, reason = "documented at its type")]
+    pub optim: OptimArgs,
 
-    /// What to train
-    #[arg(long, value_enum, default_value_t)]
-    pub model: Model,
     /// Passes over the training dataset
     #[arg(long, value_name = "N", default_value_t = 3)]
     pub epochs: u64,
     /// Samples per step over all ranks together; a multiple of the number of ranks
     #[arg(long, value_name = "G", default_value_t = 128)]
     pub batch: u64,
-    /// Highest learning rate: it rises over the first steps and then falls to 0
-    #[arg(long, default_value_t = 0.1)]
-    pub lr: f64,
     /// Seed of the order of samples and of the parameters
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
@@ -80,14 +77,6 @@ pub struct Settings {
     /// Write what happened to this file, as JSON
     #[arg(long, value_name = "FILE")]
     pub report: Option<PathBuf>,
-}
-
-/// The models there are.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
-pub enum Model {
-    /// A small convolutional network for 28 x 28 greyscale digits
-    #[default]
-    Convnet,
 }
 
 /// The shuffles that are no window.
@@ -114,16 +103,13 @@ impl Settings {
             self.batch
         );
         ensure!(self.epochs > 0, "--epochs must be at least 1");
-        ensure!(self.lr.is_finite() && self.lr > 0.0, "--lr must be a number above 0, not {}", self.lr);
+        self.optim.check(self.batch / world as u64)?;
         ensure!(
             self.window != Some(0),
             "--window must be at least 1 segment; for file order use --shuffle none"
         );
         ensure!(self.peer_timeout_s > 0, "--peer-timeout-s must be at least 1");
-        ensure!(
-            self.image_column != self.label_column,
-            "--image-column and --label-column name the same column"
-        );
+        self.model.check()?;
         if self.data_only && self.test.is_some() {
             bail!(
                 "--test and --data-only contradict each other: without a model there is nothing to evaluate"
@@ -182,7 +168,11 @@ mod tests {
             ("--batch 0", 1, "the global batch is 0: --batch must be at least 1"),
             ("--batch 128", 3, "--batch 128 cannot be shared evenly by 3 ranks: it leaves 2 over"),
             ("--epochs 0", 1, "--epochs must be at least 1"),
-            ("--lr nan", 1, "--lr must be a number above 0, not NaN"),
+            (
+                "--accumulate 65",
+                2,
+                "--accumulate 65 passes cannot share the 64 rows that a rank has of a step",
+            ),
             ("--lr 0", 1, "--lr must be a number above 0, not 0"),
             ("--window 0", 1, "--window must be at least 1 segment; for file order use --shuffle none"),
             ("--label-column image", 1, "--image-column and --label-column name the same column"),

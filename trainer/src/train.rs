@@ -2,17 +2,12 @@
 
 use anyhow::{Result, bail};
 use forebay_c10d::{Ddp, DdpSettings, ProcessGroup, zero_grads};
-use tch::nn::{Optimizer, OptimizerConfig, Sgd};
 use tch::{Kind, Tensor};
 
 use crate::input::Input;
-use crate::model::{ConvNet, row_losses};
-
-/// SGD's momentum and weight decay: the usual values for networks of this kind.
-const MOMENTUM: f64 = 0.9;
-const WEIGHT_DECAY: f64 = 1e-4;
-/// The share of all steps in which the learning rate rises.
-const WARM_UP: f64 = 0.15;
+use crate::model::{self, Model};
+use crate::optim::schedule::Schedule;
+use crate::optim::{Optimizer, OptimizerSettings, clip_by_norm};
 
 /// A model in training on one rank.
 #[derive(Debug)]
@@ -21,9 +16,24 @@ pub struct Trainer {
     ddp: Ddp,
     parameters: Vec<Tensor>,
     optimizer: Optimizer,
-    model: ConvNet,
-    schedule: Schedule,
+    model: Box<dyn Model>,
+    settings: TrainerSettings,
+    /// Steps taken, over the whole run.
+    done: u64,
     world: u64,
+}
+
+/// How a model is trained.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct TrainerSettings {
+    /// What moves the parameters.
+    pub optimizer: OptimizerSettings,
+    /// How fast.
+    pub schedule: Schedule,
+    /// Gradients are shrunk to this norm if they are above it.
+    pub clip_norm: Option<f64>,
+    /// Each step's rows take so many passes.
+    pub accumulate: u64,
 }
 
 /// Where a step stands.
@@ -38,51 +48,71 @@ pub struct At {
 }
 
 impl Trainer {
-    /// Takes the model into training for `steps` steps; every rank starts from rank 0's parameters.
-    pub fn new(group: &ProcessGroup, model: ConvNet, lr: f64, steps: u64) -> Result<Self> {
-        let parameters = model.parameters();
-        let ddp = Ddp::new(group, &parameters, &[], &DdpSettings::default())?;
-        let sgd = Sgd { momentum: MOMENTUM, wd: WEIGHT_DECAY, nesterov: true, ..Default::default() };
-        let optimizer = sgd.build(model.vars(), lr)?;
-        let schedule = Schedule { lr, steps, done: 0 };
-        Ok(Self { ddp, parameters, optimizer, model, schedule, world: group.world() as u64 })
+    /// Takes the model into training; every rank starts from rank 0's parameters and buffers.
+    pub fn new(group: &ProcessGroup, model: Box<dyn Model>, settings: TrainerSettings) -> Result<Self> {
+        let parameters = model.vars().trainable_variables();
+        let buffers: Vec<_> = model::buffers(model.vars()).into_iter().map(|(_, tensor)| tensor).collect();
+        let ddp = Ddp::new(group, &parameters, &buffers, &DdpSettings::default())?;
+        let optimizer = Optimizer::new(settings.optimizer, model::parameters(model.vars()))?;
+        Ok(Self { ddp, parameters, optimizer, model, settings, done: 0, world: group.world() as u64 })
     }
 
     /// One step on this rank's rows; gives the sum of its samples' losses.
     ///
     /// The loss is the sum over this rank's samples, divided by the samples of all ranks and multiplied by their
     /// number: averaged over the ranks, as DDP does with the gradients, it is the mean over the samples of the step,
-    /// however they and the padding are spread.
+    /// however they and the padding are spread, and however many passes share the rows.
     pub fn step(&mut self, input: &Input, at: At) -> Result<f64> {
-        self.optimizer.set_lr(self.schedule.next_lr());
         zero_grads(&self.parameters, true)?;
         let weight = self.world as f64 / at.samples.max(1) as f64;
-        let mut sum = Tensor::new();
-        let loss = self.ddp.forward(|| {
-            sum = masked_sum(
-                &row_losses(&self.model.logits(&input.images), &input.labels),
-                input.mask.as_ref(),
-            );
-            &sum * weight
-        })?;
-        let sum = sum.double_value(&[]);
+        let parts = input.split(self.settings.accumulate);
+        let mut sums = Vec::with_capacity(parts.len());
+        for (index, part) in parts.iter().enumerate() {
+            // The gradients travel once, with the last pass.
+            sums.push(match index + 1 == parts.len() {
+                true => self.pass(part, weight)?,
+                false => self.ddp.no_sync(|| self.pass(part, weight))?,
+            });
+        }
+        let sum: f64 = sums.iter().map(|sum| sum.double_value(&[])).sum();
         if !sum.is_finite() {
             bail!(
                 "epoch {} step {}: the loss is {}: the training diverged, try a lower --lr (now {:?})",
                 at.epoch + 1,
                 at.step + 1,
                 if sum.is_nan() { "NaN" } else { "infinite" },
-                self.schedule.lr
+                self.settings.schedule.lr
             );
         }
-        self.ddp.backward(&loss)?;
-        self.optimizer.step();
+        if let Some(max) = self.settings.clip_norm {
+            clip_by_norm(&self.parameters, max)?;
+        }
+        self.optimizer.step(self.settings.schedule.rate(self.done))?;
+        self.done += 1;
         Ok(sum)
     }
 
+    /// Forward and backward of some rows; gives the sum of their samples' losses.
+    fn pass(&self, input: &Input, weight: f64) -> Result<Tensor> {
+        let mut sum = Ok(Tensor::new());
+        let loss = self.ddp.forward(|| {
+            sum = self.loss_sum(input);
+            sum.as_ref().map_or_else(|_| Tensor::new(), |sum| sum * weight)
+        });
+        // What went wrong in the model says more than what the reducer makes of it.
+        let sum = sum?;
+        self.ddp.backward(&loss?)?;
+        Ok(sum.detach())
+    }
+
+    fn loss_sum(&self, input: &Input) -> Result<Tensor> {
+        let output = self.model.forward(input, true)?;
+        Ok(masked_sum(&self.model.row_losses(&output, input)?, input.mask()))
+    }
+
     /// The model.
-    pub fn model(&self) -> &ConvNet {
-        &self.model
+    pub fn model(&self) -> &dyn Model {
+        &*self.model
     }
 }
 
@@ -94,24 +124,6 @@ fn masked_sum(values: &Tensor, mask: Option<&Tensor>) -> Tensor {
     }
 }
 
-/// The learning rate: a straight rise from near 0, then a straight fall to 0 (Smith 2018, "super-convergence").
-#[derive(Debug)]
-struct Schedule {
-    lr: f64,
-    steps: u64,
-    done: u64,
-}
-
-impl Schedule {
-    fn next_lr(&mut self) -> f64 {
-        // From the middle of the step: neither the first nor the last is wasted on a rate of 0.
-        let progress = ((self.done as f64 + 0.5) / self.steps.max(1) as f64).min(1.0);
-        self.done += 1;
-        let share = if progress < WARM_UP { progress / WARM_UP } else { (1.0 - progress) / (1.0 - WARM_UP) };
-        self.lr * share
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -120,6 +132,10 @@ mod tests {
     use forebay_c10d::Store;
     use tch::Device;
 
+    use crate::input::Role;
+    use crate::model::convnet::ConvNet;
+    use crate::optim::schedule::Shape;
+
     fn group() -> ProcessGroup {
         let timeout = Duration::from_secs(10);
         ProcessGroup::gloo(Store::serve(1, timeout).unwrap(), 0, 1, timeout).unwrap()
@@ -127,27 +143,32 @@ mod tests {
 
     fn input(rows: i64) -> Input {
         tch::manual_seed(5);
-        Input {
-            images: Tensor::randint(256, [rows, 784], (Kind::Uint8, Device::Cpu)),
-            labels: Tensor::randint(10, [rows], (Kind::Int64, Device::Cpu)),
-            mask: None,
-        }
+        let images = Tensor::randint(256, [rows, 784], (Kind::Uint8, Device::Cpu));
+        let labels = Tensor::randint(10, [rows], (Kind::Int64, Device::Cpu));
+        Input::new(rows, vec![(Role::Image, images), (Role::Label, labels)], None)
     }
 
-    fn narrow(input: &Input, rows: i64) -> Input {
-        Input { images: input.images.narrow(0, 0, rows), labels: input.labels.narrow(0, 0, rows), mask: None }
+    fn settings(lr: f64, steps: u64) -> TrainerSettings {
+        let optimizer = OptimizerSettings::Sgd { momentum: 0.9, nesterov: true, weight_decay: 1e-4 };
+        let schedule = Schedule { lr, shape: Shape::OneCycle, warmup_steps: None, steps };
+        TrainerSettings { optimizer, schedule, clip_norm: None, accumulate: 1 }
+    }
+
+    fn trainer(group: &ProcessGroup, settings: TrainerSettings) -> Trainer {
+        Trainer::new(group, Box::new(ConvNet::new(3, Device::Cpu)), settings).unwrap()
     }
 
     #[test]
     fn padding_changes_neither_loss_nor_parameters() {
         let group = group();
         let whole = input(8);
-        let mut masked = narrow(&whole, 8);
-        masked.mask = Some(Tensor::from_slice(&[1f32, 1., 1., 1., 1., 0., 0., 0.]));
+        let tensors = [Role::Image, Role::Label].map(|role| (role, whole.get(role).unwrap().shallow_clone()));
+        let mask = Tensor::from_slice(&[1f32, 1., 1., 1., 1., 0., 0., 0.]);
+        let masked = Input::new(8, tensors.into(), Some(mask));
         let at = At { epoch: 0, step: 0, samples: 5 };
-        let mut results = [(masked, 0.0, Tensor::new()), (narrow(&whole, 5), 0.0, Tensor::new())];
+        let mut results = [(masked, 0.0, Tensor::new()), (whole.narrow(0, 5), 0.0, Tensor::new())];
         for (input, loss, parameter) in &mut results {
-            let mut trainer = Trainer::new(&group, ConvNet::new(3), 0.1, 10).unwrap();
+            let mut trainer = trainer(&group, settings(0.1, 10));
             *loss = trainer.step(input, at).unwrap();
             *parameter = trainer.parameters[0].detach().copy();
         }
@@ -162,19 +183,19 @@ mod tests {
         let input = input(16);
         let mut hashes = Vec::new();
         for _ in 0..2 {
-            let mut trainer = Trainer::new(&group, ConvNet::new(3), 0.05, 20).unwrap();
+            let mut trainer = trainer(&group, settings(0.05, 20));
             let at = |step| At { epoch: 0, step, samples: 16 };
             let losses: Vec<_> = (0..20).map(|step| trainer.step(&input, at(step)).unwrap()).collect();
             assert!(losses[19] < losses[0] * 0.8, "{losses:?}");
-            hashes.push(trainer.model().parameter_hash());
+            hashes.push(model::parameter_hash(trainer.model().vars()));
         }
         assert_eq!(hashes[0], hashes[1]);
-        assert_ne!(hashes[0], ConvNet::new(3).parameter_hash());
+        assert_ne!(hashes[0], model::parameter_hash(ConvNet::new(3, Device::Cpu).vars()));
     }
 
     #[test]
     fn a_loss_that_is_not_finite_names_epoch_and_step() {
-        let mut trainer = Trainer::new(&group(), ConvNet::new(3), 1e30, 10).unwrap();
+        let mut trainer = trainer(&group(), settings(1e30, 10));
         let input = input(8);
         let step = |step| trainer.step(&input, At { epoch: 2, step, samples: 8 });
         let error = (0..10).map(step).find_map(Result::err).unwrap().to_string();
@@ -183,11 +204,24 @@ mod tests {
     }
 
     #[test]
-    fn the_learning_rate_rises_and_falls() {
-        let mut schedule = Schedule { lr: 1.0, steps: 100, done: 0 };
-        let rates: Vec<_> = (0..101).map(|_| schedule.next_lr()).collect();
-        assert!(rates[..15].is_sorted() && rates[15..].is_sorted_by(|a, b| a >= b));
-        assert!(rates[0] > 0.0 && rates[99] > 0.0 && rates[14] > 0.9);
-        assert_eq!(rates[100], 0.0);
+    fn passes_of_any_number_give_the_step_of_all_rows() {
+        let group = group();
+        let whole = input(13);
+        let mask = Tensor::from_slice(&[1f32, 1., 0., 1., 1., 1., 1., 1., 1., 1., 1., 0., 0.]);
+        let tensors = [Role::Image, Role::Label].map(|role| (role, whole.get(role).unwrap().shallow_clone()));
+        let input = Input::new(13, tensors.into(), Some(mask));
+        let run = |accumulate| {
+            let mut trainer = trainer(&group, TrainerSettings { accumulate, ..settings(0.05, 4) });
+            let losses = trainer.step(&input, At { epoch: 0, step: 0, samples: 10 }).unwrap();
+            (losses, trainer.parameters.iter().map(|p| p.detach().copy()).collect::<Vec<_>>())
+        };
+        let (losses, parameters) = run(1);
+        for accumulate in [2, 5, 13, 40] {
+            let (others, accumulated) = run(accumulate);
+            assert!((losses - others).abs() < 1e-4, "{losses} {others}");
+            for (a, b) in parameters.iter().zip(&accumulated) {
+                assert!((a - b).abs().max().double_value(&[]) < 1e-6, "{accumulate} passes");
+            }
+        }
     }
 }

@@ -1,4 +1,4 @@
-//! The boundary to `shim/shim.cpp`: the only file of this crate with `unsafe` code.
+//! The boundary to `shim/`: the only place of this crate with `unsafe` code.
 //!
 //! Each C++ object is held by one handle that frees it once; each call turns the shim's message into a `String`.
 //! The rest of the crate sees safe functions only. The handles hold bare pointers and so are neither `Send` nor
@@ -11,6 +11,8 @@ use std::ptr::{NonNull, null_mut};
 use std::time::Duration;
 
 use tch::{Kind, Tensor};
+
+pub(crate) mod foreach;
 
 /// The first failure's text, as C++ gave it.
 pub(crate) type FfiResult<T> = Result<T, String>;

@@ -6,7 +6,7 @@
 //! bit, and can share a group with Python ranks.
 //!
 //! The crate promises that every C++ exception becomes an [`Error`] of one line that names the operation and the rank
-//! that saw it, and that nothing unwinds across the boundary. `unsafe` is confined to `ffi.rs`.
+//! that saw it, and that nothing unwinds across the boundary. `unsafe` is confined to `ffi.rs` and `ffi/`.
 //!
 //! It does not do launching, checkpoints or models, and it wraps blocking collectives only: overlap of communication
 //! with the backward pass is the reducer's work. Calls block the thread; keep them off async executors.
@@ -16,6 +16,7 @@
 mod ddp;
 mod error;
 mod ffi;
+pub mod foreach;
 mod group;
 mod store;
 mod tensor;

@@ -1,0 +1,165 @@
+//! Which columns a model takes, and whether a dataset has them in the right shape.
+
+use anyhow::{Result, bail, ensure};
+use arrow::datatypes::{DataType, Schema};
+
+use super::Role;
+
+/// The columns that a model takes, in a fixed order.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Columns {
+    pub(super) wanted: Vec<Wanted>,
+}
+
+/// One column.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Wanted {
+    pub role: Role,
+    pub name: String,
+    /// The flag that chooses another.
+    pub flag: &'static str,
+    pub takes: Takes,
+}
+
+/// What a column must hold.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Takes {
+    /// `FixedSizeList<UInt8>[length]`: the tensor `[rows, length]` is the loader's own memory.
+    Bytes {
+        /// Bytes of a row.
+        length: i64,
+        /// Who takes it as what, for the error.
+        what: &'static str,
+        /// The same shape in other words.
+        also: &'static str,
+    },
+    /// An integer from 0 to below `classes`: the tensor is `[rows]` of 64-bit integers.
+    Class {
+        /// The number of classes.
+        classes: i64,
+    },
+}
+
+impl Columns {
+    /// With one more. `flag` chooses the column.
+    pub fn with(mut self, role: Role, name: &str, flag: &'static str, takes: Takes) -> Self {
+        self.wanted.push(Wanted { role, name: name.to_owned(), flag, takes });
+        self
+    }
+
+    /// Their names.
+    pub fn names(&self) -> Vec<String> {
+        self.wanted.iter().map(|wanted| wanted.name.clone()).collect()
+    }
+
+    /// Refuses a dataset whose columns are missing or are not what the model takes.
+    pub fn check(&self, schema: &Schema, uri: &str) -> Result<()> {
+        for wanted in &self.wanted {
+            let kind = kind_of(schema, &wanted.name, uri)?;
+            let Some(expected) = wanted.takes.mismatch(kind) else { continue };
+            let Wanted { name, flag, .. } = wanted;
+            bail!("column `{name}` of {uri} is {}, but {expected}: choose another {flag}", shape(kind));
+        }
+        for (index, wanted) in self.wanted.iter().enumerate() {
+            let again = self.wanted[..index].iter().find(|other| other.name == wanted.name);
+            if let Some(other) = again {
+                bail!("{} and {} name the same column", other.flag, wanted.flag);
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Takes {
+    /// What was expected, if `kind` is something else.
+    fn mismatch(&self, kind: &DataType) -> Option<String> {
+        match self {
+            Self::Bytes { length, what, also } => {
+                let fits = matches!(kind, DataType::FixedSizeList(item, size)
+                    if *item.data_type() == DataType::UInt8 && i64::from(*size) == *length);
+                (!fits).then(|| format!("{what} UInt8[{length}] ({also})"))
+            }
+            Self::Class { .. } => {
+                (!kind.is_integer()).then(|| "labels are one integer each, such as Int64".to_owned())
+            }
+        }
+    }
+}
+
+/// The type of a column; the error names the columns that there are.
+pub fn kind_of<'a>(schema: &'a Schema, name: &str, uri: &str) -> Result<&'a DataType> {
+    let found = schema.field_with_name(name).ok().map(|field| field.data_type());
+    ensure!(found.is_some(), "{uri} has no column `{name}`: there are {}", names(schema));
+    Ok(found.unwrap_or(&DataType::Null))
+}
+
+fn names(schema: &Schema) -> String {
+    schema.fields().iter().map(|field| field.name().as_str()).collect::<Vec<_>>().join(", ")
+}
+
+/// A column's type as a reader of shapes says it: `UInt8[784]`.
+pub fn shape(kind: &DataType) -> String {
+    match kind {
+        DataType::FixedSizeList(item, size) => format!("{}[{size}]", shape(item.data_type())),
+        DataType::List(item) | DataType::LargeList(item) => {
+            format!("{}[of varying length]", shape(item.data_type()))
+        }
+        other => other.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use arrow::datatypes::Field;
+
+    fn check(image: DataType, label: DataType) -> String {
+        let pixels = Takes::Bytes { length: 784, what: "the convnet takes images as", also: "28 x 28" };
+        let columns = Columns::default().with(Role::Image, "image", "--image-column", pixels).with(
+            Role::Label,
+            "label",
+            "--label-column",
+            Takes::Class { classes: 10 },
+        );
+        let schema = Schema::new(vec![Field::new("image", image, true), Field::new("label", label, true)]);
+        columns.check(&schema, "s3://b/d").err().map(|error| error.to_string()).unwrap_or_default()
+    }
+
+    fn bytes(size: i32) -> DataType {
+        DataType::new_fixed_size_list(DataType::UInt8, size, true)
+    }
+
+    #[test]
+    fn types_are_checked_and_both_shapes_are_named() {
+        for label in [DataType::Int64, DataType::UInt8, DataType::Int32] {
+            assert_eq!(check(bytes(784), label), "");
+        }
+        let error = check(bytes(100), DataType::Int64);
+        assert!(
+            error.starts_with("column `image` of s3://b/d is UInt8[100], but the convnet takes"),
+            "{error}"
+        );
+        assert!(error.contains("UInt8[784] (28 x 28): choose another --image-column"), "{error}");
+        assert!(check(DataType::Utf8, DataType::Int64).contains("is Utf8, but"));
+        let floats = DataType::new_fixed_size_list(DataType::Float32, 784, true);
+        assert!(check(floats, DataType::Int64).contains("is Float32[784], but"));
+        let error = check(bytes(784), bytes(2));
+        assert!(
+            error.contains("`label` of s3://b/d is UInt8[2], but labels are one integer each"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn a_column_that_is_missing_or_named_twice_is_refused() {
+        let schema =
+            Schema::new(vec![Field::new("a", DataType::Int64, true), Field::new("b", bytes(784), true)]);
+        let class = Takes::Class { classes: 2 };
+        let columns = |name| Columns::default().with(Role::Label, name, "--label-column", class.clone());
+        let missing = columns("image").check(&schema, "s3://b/d").unwrap_err().to_string();
+        assert_eq!(missing, "s3://b/d has no column `image`: there are a, b");
+        let twice = columns("a").with(Role::Label, "a", "--token-column", class.clone());
+        let twice = twice.check(&schema, "s3://b/d").unwrap_err().to_string();
+        assert_eq!(twice, "--label-column and --token-column name the same column");
+    }
+}
