@@ -1,6 +1,6 @@
 # The only commands; CI calls the same ones. Each sets up what it needs by itself.
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo test check bench-epoch bench-order clean
+.PHONY: help setup build demo test check bench-epoch bench-order bench-store clean
 
 DEMO_ARGS ?=
 BENCH_ARGS ?=
@@ -32,6 +32,9 @@ bench-epoch: build ## Time epochs through the cache, cold and warm, beside readi
 
 bench-order: build ## Measure the order: speed, quality of the shuffle, resuming, 200 kills
 	target/release/forebay-bench-order $(BENCH_ARGS)
+
+bench-store: build ## Measure the store: hits, amplification, restarts; 200 kills, 1,000 damaged files, failing disks and S3
+	target/release/forebay-bench-store $(BENCH_ARGS)
 
 clean: ## Remove what was built (not .torch and .venv)
 	cargo clean

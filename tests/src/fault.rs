@@ -54,20 +54,32 @@ pub fn lasting(duration: Duration, fault: Fault) -> Plan {
     Box::new(move |_| (Instant::now() < end).then_some(fault))
 }
 
-/// SplitMix64 (Steele, Lea, Flood 2014) as a stream of numbers in `0.0..1.0`.
-pub(crate) struct Dice(u64);
+/// SplitMix64 (Steele, Lea, Flood 2014): the seed says which numbers come.
+pub struct Dice(u64);
 
 impl Dice {
-    pub(crate) fn new(seed: u64) -> Self {
+    /// Dice that throw the same numbers for the same seed.
+    pub fn new(seed: u64) -> Self {
         Self(seed)
     }
 
-    pub(crate) fn roll(&mut self) -> f64 {
+    /// Any number.
+    pub fn word(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
         z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        ((z ^ (z >> 31)) >> 11) as f64 / (1u64 << 53) as f64
+        z ^ (z >> 31)
+    }
+
+    /// A number below `n`, which is not 0.
+    pub fn below(&mut self, n: u64) -> u64 {
+        self.word() % n
+    }
+
+    /// A number in `0.0..1.0`.
+    pub fn roll(&mut self) -> f64 {
+        (self.word() >> 11) as f64 / (1u64 << 53) as f64
     }
 }
 

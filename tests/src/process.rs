@@ -193,6 +193,11 @@ impl Server {
         std::fs::read_to_string(&self.log).unwrap_or_default()
     }
 
+    /// How it ended, if it has.
+    pub fn ended(&mut self) -> Option<ExitStatus> {
+        self.child.try_wait().ok().flatten()
+    }
+
     /// kill -9, and gone.
     pub fn kill(&mut self) {
         // Fails only if it has ended already, which is what is wanted.

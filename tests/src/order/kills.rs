@@ -3,6 +3,7 @@
 
 use super::open;
 use super::reader::{Checkpoint, GLOBAL_BATCH, Seen, WORLDS};
+use crate::fault::Dice;
 use crate::report::Row;
 use anyhow::Context;
 use forebay_client::loader::Shuffle;
@@ -44,7 +45,7 @@ pub fn run(
     // Kills come after 20 steps on average; a third more leaves steps for the last process.
     let epochs = (u64::from(kills) * most * 2 / 3).div_ceil(steps_per_epoch).max(2);
     let path = folder.path().join("killed.json");
-    let mut random = Random(seed);
+    let mut random = Dice::new(seed);
     let mut killed = 0;
     let mut world = 0;
     while killed < kills {
@@ -136,17 +137,4 @@ async fn planned(endpoint: &str, uri: &str, epochs: u64) -> anyhow::Result<BTree
         all.insert(epoch, Seen { digest: digest.to_string(), samples: manifest.rows() });
     }
     Ok(all)
-}
-
-/// SplitMix64, so that a seed says which kills there were.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, n: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (z ^ (z >> 31)) % n
-    }
 }

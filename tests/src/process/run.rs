@@ -115,7 +115,8 @@ impl Run {
         }
     }
 
-    fn try_start(mut self) -> Result<Running, String> {
+    /// Like [`start`](Self::start), for callers that are not tests.
+    pub fn try_start(mut self) -> Result<Running, String> {
         let stderr = if self.show { Stdio::inherit() } else { Stdio::piped() };
         self.command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(stderr);
         let mut child =
@@ -147,7 +148,8 @@ impl Running {
         }
     }
 
-    fn try_end(mut self) -> Result<Ended, String> {
+    /// Like [`end`](Self::end), for callers that are not tests.
+    pub fn try_end(mut self) -> Result<Ended, String> {
         let status = wait(&mut self.child, self.limit);
         if status.is_none() {
             let _ = self.child.kill();

@@ -8,6 +8,7 @@
 //! * [`trainer`]: training runs on a cache.
 //! * [`refused`]: how a command must end that cannot succeed.
 //! * [`restart`]: what a run survives without an error.
+//! * [`store`]: the faster checks of `make bench-store`.
 //! * [`demo`]: that it leaves nothing behind.
 //!
 //! One executable, so that the fixtures are written once. `make test` builds the binaries before.
@@ -21,6 +22,7 @@ mod node;
 mod order;
 mod refused;
 mod restart;
+mod store;
 mod tickets;
 mod trainer;
 mod views;

@@ -1,0 +1,201 @@
+//! `make bench-store`: the store and the plan measured. How many reads are hits when the cache is smaller than the data,
+//! how often a byte leaves S3 and is written, what a restart costs; and whether kills, damaged files, full disks and a
+//! failing S3 ever lead to a wrong value.
+//!
+//! Each part can be run by itself (`--only`), and the tests run the faster ones at a smaller size.
+
+pub mod amplification;
+pub mod data;
+pub mod disk;
+pub mod faults;
+pub mod flips;
+pub mod hits;
+pub mod kills;
+pub mod memory;
+pub mod reader;
+mod replay;
+pub mod restart;
+
+use crate::process::Server;
+use crate::report::{self, Row};
+use crate::s3::S3Server;
+use clap::{Parser, ValueEnum};
+use forebay_client::Access;
+use forebay_proto::v1::StatusReply;
+use serde_json::json;
+use std::path::PathBuf;
+use std::time::Instant;
+use tokio::runtime::Runtime;
+
+/// Measures the store.
+#[derive(Debug, Clone, Parser)]
+#[command(name = "forebay-bench-store", version)]
+pub struct Options {
+    /// Only these parts, separated by commas.
+    #[arg(long, value_enum, value_delimiter = ',')]
+    only: Vec<Part>,
+    /// A tenth of everything: a look at whether it works.
+    #[arg(long)]
+    short: bool,
+    /// What the moments of kills and the places of flips depend on.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Where the report goes.
+    #[arg(long, default_value = "target/bench")]
+    folder: PathBuf,
+}
+
+/// The parts of the benchmark.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Part {
+    Hits,
+    Amplification,
+    Restart,
+    Kills,
+    Flips,
+    Faults,
+    Memory,
+}
+
+/// What a part has found.
+#[derive(Debug, Default)]
+pub struct Findings {
+    /// The figures.
+    pub rows: Vec<Row>,
+    /// The promises.
+    pub checks: Vec<Check>,
+}
+
+/// A promise and whether it was kept.
+#[derive(Debug)]
+pub struct Check {
+    /// Whether it was kept; `None`: it cannot be tried here.
+    pub passed: Option<bool>,
+    /// What was promised and what came of it.
+    pub text: String,
+}
+
+impl Findings {
+    /// Adds one figure.
+    pub fn value(&mut self, name: impl Into<String>, unit: &'static str, value: f64) {
+        self.rows.push(Row::of(name, unit, &[value]));
+    }
+
+    /// Adds a promise.
+    pub fn check(&mut self, passed: bool, text: impl Into<String>) {
+        self.checks.push(Check { passed: Some(passed), text: text.into() });
+    }
+
+    /// Adds a promise that cannot be tried here.
+    pub fn skip(&mut self, text: impl Into<String>) {
+        self.checks.push(Check { passed: None, text: text.into() });
+    }
+
+    /// The promises that were broken, a line each.
+    pub fn broken(&self) -> String {
+        let broken = self.checks.iter().filter(|check| check.passed == Some(false));
+        broken.map(|check| format!("{}\n", check.text)).collect()
+    }
+
+    /// Adds what another part has found.
+    pub fn add(&mut self, other: Self) {
+        self.rows.extend(other.rows);
+        self.checks.extend(other.checks);
+    }
+}
+
+/// Runs it; false if a promise was broken.
+pub fn run(options: &Options) -> anyhow::Result<bool> {
+    let runtime = runtime()?;
+    let mut all = Findings::default();
+    for part in Part::value_variants() {
+        if !options.only.is_empty() && !options.only.contains(part) {
+            continue;
+        }
+        println!("{part:?} ...");
+        let started = Instant::now();
+        let found = one(*part, &runtime, options).unwrap_or_else(|error| {
+            let mut found = Findings::default();
+            found.check(false, format!("{part:?} did not come to its end: {error:#}"));
+            found
+        });
+        for check in &found.checks {
+            println!("  {}", line(check));
+        }
+        println!("  {:.0} s", started.elapsed().as_secs_f64());
+        all.add(found);
+    }
+    let settings = json!({"seed": options.seed, "short": options.short});
+    report::write(&options.folder, "store", settings, &all.rows)?;
+    all.checks.iter().for_each(|check| println!("{}", line(check)));
+    Ok(all.checks.iter().all(|check| check.passed != Some(false)))
+}
+
+fn one(part: Part, runtime: &Runtime, options: &Options) -> anyhow::Result<Findings> {
+    let share = |full: u64, short: u64| if options.short { short } else { full };
+    match part {
+        Part::Hits => hits::run(runtime, &hits::Settings { segments: share(500, 200), epochs: share(7, 4) }),
+        Part::Amplification => amplification::run(
+            runtime,
+            &amplification::Settings { segments: share(128, 32), runs: share(5, 1) },
+        ),
+        Part::Restart => restart::run(
+            runtime,
+            &restart::Settings { segments: share(64, 16), tiny_segments: share(50_000, 2_000) },
+        ),
+        Part::Kills => {
+            let (kills, segments) = (share(200, 10), share(64, 32));
+            kills::run(runtime, &kills::Settings { kills, segments, seed: options.seed })
+        }
+        Part::Flips => {
+            let (flips, segments) = (share(1000, 60), share(64, 32));
+            flips::run(runtime, &flips::Settings { flips, segments, seed: options.seed })
+        }
+        Part::Faults => faults::run(
+            runtime,
+            &faults::Settings {
+                segments: share(64, 32),
+                outage_s: share(30, 3),
+                trainer: true,
+                seed: options.seed,
+            },
+        ),
+        Part::Memory => {
+            memory::run(runtime, &memory::Settings { budget_mib: share(64, 16), runs: share(5, 1) })
+        }
+    }
+}
+
+/// The runtime that readers live on.
+pub fn runtime() -> std::io::Result<Runtime> {
+    tokio::runtime::Builder::new_multi_thread().enable_all().build()
+}
+
+fn line(check: &Check) -> String {
+    let verdict = match check.passed {
+        Some(true) => "PASS",
+        Some(false) => "FAIL",
+        None => "SKIPPED",
+    };
+    format!("{verdict} {}", check.text)
+}
+
+/// What a node holds and has done.
+async fn status(endpoint: &str) -> anyhow::Result<StatusReply> {
+    match Access::endpoint(endpoint)? {
+        Access::Endpoint(node) => Ok(node.status().await?),
+        Access::Direct(_) => anyhow::bail!("{endpoint} is no node"),
+    }
+}
+
+/// Ends a server; an error holds what it should not have logged.
+fn stop(server: Server) -> anyhow::Result<()> {
+    server.try_stop().map_err(anyhow::Error::msg)
+}
+
+/// Starts a server that holds so many bytes.
+fn start(s3: &S3Server, cache_bytes: u64) -> anyhow::Result<Server> {
+    use crate::process::ServerOptions;
+    let options = ServerOptions::for_s3(s3).args(["--cache-bytes", &cache_bytes.to_string()]);
+    options.try_start().map_err(anyhow::Error::msg)
+}

@@ -1,0 +1,107 @@
+//! Folders as the disk sees them: what they take up, who watches that, and small file systems of their own.
+
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+/// All files below a folder; those that go while it is walked are left out.
+pub fn files_under(folder: &Path) -> Vec<PathBuf> {
+    let Ok(entries) = std::fs::read_dir(folder) else { return Vec::new() };
+    let mut files = Vec::new();
+    for entry in entries.flatten() {
+        match entry.file_type() {
+            Ok(kind) if kind.is_dir() => files.extend(files_under(&entry.path())),
+            Ok(_) => files.push(entry.path()),
+            Err(_) => {}
+        }
+    }
+    files
+}
+
+/// The segment files of a cache directory.
+pub fn segment_files(cache: &Path) -> Vec<PathBuf> {
+    files_under(&cache.join("v1/segments"))
+}
+
+/// Bytes that files and folders take up, in blocks, as `du` counts them.
+pub fn du(folder: &Path) -> u64 {
+    let own = std::fs::symlink_metadata(folder).map_or(0, |of| 512 * of.blocks());
+    let Ok(entries) = std::fs::read_dir(folder) else { return own };
+    let below = entries.flatten().map(|entry| match entry.file_type() {
+        Ok(kind) if kind.is_dir() => du(&entry.path()),
+        _ => entry.metadata().map_or(0, |of| 512 * of.blocks()),
+    });
+    own + below.sum::<u64>()
+}
+
+/// Looks every 10 ms at what some folders take up together, and remembers the most.
+pub struct Watch {
+    most: Arc<AtomicU64>,
+    looks: Arc<AtomicU64>,
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Watch {
+    /// Starts looking.
+    pub fn start(folders: Vec<PathBuf>) -> Self {
+        let watch = Self { most: Arc::default(), looks: Arc::default(), stop: Arc::default(), thread: None };
+        let (most, looks, stop) = (watch.most.clone(), watch.looks.clone(), watch.stop.clone());
+        let thread = std::thread::spawn(move || {
+            while !stop.load(Ordering::Relaxed) {
+                most.fetch_max(folders.iter().map(|folder| du(folder)).sum(), Ordering::Relaxed);
+                looks.fetch_add(1, Ordering::Relaxed);
+                std::thread::sleep(Duration::from_millis(10));
+            }
+        });
+        Self { thread: Some(thread), ..watch }
+    }
+
+    /// The most that was seen, and how often it was looked.
+    pub fn end(mut self) -> (u64, u64) {
+        self.stop.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            // A panic in it has been printed; then the figures are those up to it.
+            let _ = thread.join();
+        }
+        (self.most.load(Ordering::Relaxed), self.looks.load(Ordering::Relaxed))
+    }
+}
+
+/// A file system of its own, in memory, of a few MB.
+pub struct SmallDisk(tempfile::TempDir);
+
+impl SmallDisk {
+    /// None where that is not allowed: containers without privileges cannot mount.
+    pub fn mount(bytes: u64) -> Option<Self> {
+        let folder = tempfile::tempdir().ok()?;
+        let options = format!("size={bytes},mode=700");
+        let mounted = mount(&["-t", "tmpfs", "-o", &options, "tmpfs"], folder.path());
+        mounted.then_some(Self(folder))
+    }
+
+    /// Where it is.
+    pub fn folder(&self) -> PathBuf {
+        self.0.path().to_owned()
+    }
+
+    /// From now on nothing can be written, or it can again; false where that is not allowed.
+    pub fn set_read_only(&self, read_only: bool) -> bool {
+        mount(&["-o", if read_only { "remount,ro" } else { "remount,rw" }], self.0.path())
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        // Lazily: a server may not have gone yet when a test fails.
+        let _ = Command::new("umount").arg("-l").arg(self.0.path()).status();
+    }
+}
+
+fn mount(arguments: &[&str], at: &Path) -> bool {
+    Command::new("mount").args(arguments).arg(at).output().is_ok_and(|ended| ended.status.success())
+}

@@ -1,0 +1,67 @@
+//! The faster checks of `make bench-store`, at a smaller size: hits, restarts, kills, damaged files, a disk and a store
+//! that fail.
+
+use forebay_tests::store::{Findings, amplification, faults, flips, hits, kills, restart, runtime};
+
+/// Nothing that was promised was broken.
+fn kept(found: anyhow::Result<Findings>) {
+    let broken = found.unwrap_or_else(|error| panic!("{error:#}")).broken();
+    assert!(broken.is_empty(), "{broken}");
+}
+
+fn faulty() -> faults::Settings {
+    faults::Settings { segments: 8, outage_s: 2, trainer: false, seed: 3 }
+}
+
+#[test]
+fn every_byte_leaves_the_store_once_and_is_written_once() {
+    let settings = amplification::Settings { segments: 8, runs: 1 };
+    kept(amplification::run(&runtime().expect("a runtime"), &settings));
+}
+
+#[test]
+fn a_restarted_node_is_warm() {
+    kept(runtime().expect("a runtime").block_on(restart::warm(8)));
+}
+
+#[test]
+fn half_the_data_gives_half_the_hits() {
+    kept(runtime().expect("a runtime").block_on(async {
+        let stage = hits::Stage::new(&hits::Settings { segments: 60, epochs: 3 }).await?;
+        stage.one_job(50).await
+    }));
+}
+
+#[test]
+fn kills_while_filling_and_evicting_leave_nothing_wrong() {
+    let settings = kills::Settings { kills: 5, segments: 16, seed: 7 };
+    kept(kills::run(&runtime().expect("a runtime"), &settings));
+}
+
+#[test]
+fn damaged_files_are_noticed_while_the_node_runs() {
+    let settings = flips::Settings { flips: 24, segments: 12, seed: 7 };
+    kept(flips::run(&runtime().expect("a runtime"), &settings));
+}
+
+#[test]
+fn a_store_that_throttles_or_breaks_off_is_ridden_out() {
+    kept(runtime().expect("a runtime").block_on(async {
+        let stage = faults::Stage::new(&faulty()).await?;
+        let mut found = stage.throttled().await?;
+        found.add(stage.cut().await?);
+        found.add(stage.outage().await?);
+        Ok(found)
+    }));
+}
+
+#[test]
+fn a_disk_that_refuses_or_loses_files_comes_back() {
+    kept(runtime().expect("a runtime").block_on(async {
+        let stage = faults::Stage::new(&faulty()).await?;
+        let mut found = stage.refusing_disk().await?;
+        found.add(stage.lost_disk().await?);
+        found.add(stage.full_disk().await?);
+        Ok(found)
+    }));
+}
