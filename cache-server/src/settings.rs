@@ -134,6 +134,14 @@ struct SourceFlags {
     #[arg(long)]
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     s3_anonymous: bool,
+    /// Requests to the store under way at once [default: 32].
+    #[arg(long, value_name = "N")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    s3_max_requests: Option<usize>,
+    /// Bytes a second read from the store by all requests together, e.g. 500MB [default: no limit].
+    #[arg(long, value_name = "BYTES", value_parser = bytes)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    s3_max_bytes_per_s: Option<u64>,
     /// Seconds that a failing request is retried [default: 60].
     #[arg(long)]
     #[serde(skip_serializing_if = "Option::is_none")]

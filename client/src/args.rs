@@ -34,6 +34,12 @@ pub struct SourceArgs {
     /// Send no credentials: for public buckets
     #[arg(help_heading = DIRECT, long)]
     pub s3_anonymous: bool,
+    /// Requests to the store under way at once [default: 32]
+    #[arg(help_heading = DIRECT, long, value_name = "N")]
+    pub s3_max_requests: Option<usize>,
+    /// Bytes a second read from the store by all requests of this process, e.g. 500MB [default: no limit]
+    #[arg(help_heading = DIRECT, long, value_name = "BYTES", value_parser = bytes)]
+    pub s3_max_bytes_per_s: Option<u64>,
     /// How long a request that fails is tried again, in seconds [default: 60]
     #[arg(help_heading = DIRECT, long, value_name = "S")]
     pub patience_s: Option<f64>,
@@ -67,14 +73,17 @@ pub struct AccessArgs {
 impl SourceArgs {
     /// The settings of a source; what no flag says is left to the environment and the AWS files.
     pub fn settings(&self) -> SourceSettings {
+        let default = SourceSettings::default();
         SourceSettings {
             s3_endpoint: self.s3_endpoint.clone(),
             s3_region: self.s3_region.clone(),
             s3_profile: self.s3_profile.clone(),
             s3_path_style: self.s3_path_style,
             s3_anonymous: self.s3_anonymous,
-            patience_s: self.patience_s.unwrap_or(SourceSettings::default().patience_s),
-            ..Default::default()
+            s3_max_requests: self.s3_max_requests.unwrap_or(default.s3_max_requests),
+            s3_max_bytes_per_s: self.s3_max_bytes_per_s,
+            patience_s: self.patience_s.unwrap_or(default.patience_s),
+            ..default
         }
     }
 
@@ -92,6 +101,8 @@ impl SourceArgs {
             (self.s3_profile.is_some(), "--s3-profile"),
             (self.s3_path_style.is_some(), "--s3-path-style"),
             (self.s3_anonymous, "--s3-anonymous"),
+            (self.s3_max_requests.is_some(), "--s3-max-requests"),
+            (self.s3_max_bytes_per_s.is_some(), "--s3-max-bytes-per-s"),
             (self.patience_s.is_some(), "--patience-s"),
             (self.direct_memory_bytes.is_some(), "--direct-memory-bytes"),
         ]

@@ -8,7 +8,7 @@ use crate::footer::Footer;
 use crate::schema::from_ipc;
 use crate::source::{Place, Purpose, Source, Urgency, Version};
 use arrow::array::RecordBatch;
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use forebay_proto::{Error, Manifest, Result};
 use futures::{StreamExt, TryStreamExt, stream};
 use std::ops::Range;
@@ -99,27 +99,19 @@ impl Source {
         urgency: &Urgency,
     ) -> Result<Vec<Run>> {
         let runs = coalesce(ranges);
-        let pieces: Vec<_> = runs.iter().flat_map(split).collect();
-        let mut pieces = stream::iter(pieces)
-            .map(|range| self.get(place, version, range, Purpose::Data, urgency))
-            .buffered(self.settings().max_requests);
-        let mut fetched = Vec::with_capacity(runs.len());
-        for run in &runs {
-            let count = split(run).count();
-            let first = pieces.try_next().await?.unwrap_or_default();
-            let bytes = if count == 1 {
-                first
-            } else {
-                let mut whole = BytesMut::with_capacity((run.end - run.start) as usize);
-                whole.extend_from_slice(&first);
-                for _ in 1..count {
-                    whole.extend_from_slice(&pieces.try_next().await?.unwrap_or_default());
-                }
-                whole.freeze()
-            };
-            fetched.push(Run { start: run.start, bytes });
+        let mut fetched: Vec<Vec<u8>> = runs.iter().map(|r| vec![0; (r.end - r.start) as usize]).collect();
+        let mut pieces = Vec::new();
+        for (run, mut rest) in runs.iter().zip(fetched.iter_mut().map(Vec::as_mut_slice)) {
+            for piece in split(run) {
+                let (part, after) = rest.split_at_mut((piece.end - piece.start) as usize);
+                pieces.push(self.get_into(place, version, piece.start, part, Purpose::Data, urgency));
+                rest = after;
+            }
         }
-        Ok(fetched)
+        // Their number is the gate's business.
+        stream::iter(pieces).buffer_unordered(self.settings().s3_max_requests).try_collect::<()>().await?;
+        let runs = runs.iter().zip(fetched);
+        Ok(runs.map(|(run, bytes)| Run { start: run.start, bytes: bytes.into() }).collect())
     }
 
     /// Decodes on the blocking pool, one decoder per core at most. The turn goes with the work, which goes on to

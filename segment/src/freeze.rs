@@ -57,7 +57,7 @@ impl Source {
         let reads: Vec<BoxFuture<'_, Result<Arc<Footer>>>> =
             objects.iter().map(|(_, place, version)| self.footer(place, version, &demand).boxed()).collect();
         // One after the other: the footers of a large dataset together are larger than memory.
-        let mut footers = stream::iter(reads).buffered(self.settings().max_requests);
+        let mut footers = stream::iter(reads).buffered(self.settings().s3_max_requests);
         let (mut schema, mut column_bytes) = (Schema::empty(), Vec::new());
         let (mut sizes, mut row_groups) = (Vec::new(), 0);
         for (i, (_, place, _)) in objects.iter().enumerate() {

@@ -1,40 +1,44 @@
 //! Object stores, opened by URI: `s3://` at any endpoint and `file://`.
 //!
-//! Promises: concurrent requests are bounded; transient failures are retried for a bounded time; every read of a
-//! frozen object names its version, so bytes of two versions never mix; errors say which object and what to do, and
-//! never show a secret. Does not write, and knows nothing of caches.
+//! Promises: requests at once and bytes a second are bounded, demand goes before prefetch; transient failures are retried
+//! for a bounded time and never in a storm; every read of a frozen object names its version, so bytes of two versions
+//! never mix; errors say which object and what to do, and never show a secret. Does not write, and knows nothing of
+//! caches.
 
+mod checksum;
 mod credentials;
 mod faults;
+mod gate;
+mod read;
+mod retry;
 mod settings;
 mod turns;
 mod urgency;
 mod uri;
 mod watch;
+mod window;
 
 pub use settings::SourceSettings;
 pub use urgency::Urgency;
 pub use uri::{is_under, normalise};
 
 use crate::footer::FooterCache;
-use bytes::Bytes;
 use faults::About;
 use forebay_proto::{Error, Result};
-use futures::TryStreamExt;
+use gate::Gate;
+use http::HeaderMap;
+use http::header::{HeaderName, HeaderValue};
 use object_store::aws::AmazonS3Builder;
 use object_store::local::LocalFileSystem;
 use object_store::path::Path;
-use object_store::{
-    BackoffConfig, ClientOptions, GetOptions, GetRange, ObjectMeta, ObjectStore, RetryConfig,
-};
+use object_store::{ClientOptions, ObjectMeta, ObjectStore, RetryConfig};
 use std::collections::HashMap;
 use std::fmt;
-use std::ops::Range;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use turns::{Turn, Turns};
-use uri::{Location, locate};
+use uri::{Location, locate, spell};
 
 /// Sums since the source was made. `file://` counts like S3.
 #[derive(Debug, Default)]
@@ -71,7 +75,7 @@ struct Inner {
     settings: SourceSettings,
     s3: credentials::Resolved,
     stores: Mutex<HashMap<String, Arc<Store>>>,
-    requests: Arc<Turns>,
+    gate: Gate,
     decoders: Arc<Turns>,
     footers: FooterCache,
     counters: Arc<SourceCounters>,
@@ -116,7 +120,7 @@ impl Source {
         let inner = Inner {
             s3,
             stores: Mutex::default(),
-            requests: Turns::new(settings.max_requests),
+            gate: Gate::new(&settings),
             decoders: Turns::new(cores),
             footers: FooterCache::new(settings.footer_cache_bytes),
             counters: Arc::default(),
@@ -184,7 +188,7 @@ impl Source {
                  for a public bucket"
             )));
         }
-        let watch = watch::Watch::new(self.inner.counters.clone());
+        let watch = watch::Watch::default();
         let plain = s3.endpoint.as_ref().is_some_and(|e| e.starts_with("http://"));
         // A whole-request timeout would cut off large bodies on slow links: an idle timeout does not.
         let client = ClientOptions::new()
@@ -193,16 +197,13 @@ impl Source {
             .with_timeout_disabled()
             .with_connect_timeout(Duration::from_secs(5))
             .with_read_timeout(Duration::from_secs_f64(settings.request_timeout_s))
-            .with_pool_max_idle_per_host(settings.max_requests);
-        let retry = RetryConfig {
-            max_retries: 30,
-            retry_timeout: Duration::from_secs_f64(settings.patience_s),
-            backoff: BackoffConfig {
-                init_backoff: Duration::from_millis(200),
-                max_backoff: Duration::from_secs(5),
-                base: 2.0,
-            },
-        };
+            .with_default_headers(HeaderMap::from_iter([(
+                HeaderName::from_static("x-amz-checksum-mode"),
+                HeaderValue::from_static("ENABLED"),
+            )]))
+            .with_pool_max_idle_per_host(settings.s3_max_requests);
+        // Retries are the gate's: `object_store`'s own know nothing of each other.
+        let retry = RetryConfig { max_retries: 0, ..Default::default() };
         let mut builder = match &s3.keys {
             // Only without keys may the environment name further sources of them (roles of pods and instances).
             Some(_) => AmazonS3Builder::new(),
@@ -240,69 +241,6 @@ impl Source {
         };
         Ok(Store { objects: Box::new(objects), about })
     }
-
-    /// All objects under a prefix (on a `/` boundary), in no order.
-    pub(crate) async fn list(&self, place: &Place) -> Result<Vec<ObjectMeta>> {
-        let _turn = self.turn(&Urgency::demand()).await;
-        let start = Instant::now();
-        self.inner.counters.footer_requests.fetch_add(1, Relaxed);
-        let prefix = (!place.path.as_ref().is_empty()).then_some(&place.path);
-        let listed = place.store.objects.list(prefix).try_collect().await;
-        listed.map_err(|e| place.store.about.fault(&place.uri, None, start, e))
-    }
-
-    /// Size and version of one object.
-    pub(crate) async fn head(&self, place: &Place) -> Result<Version> {
-        let _turn = self.turn(&Urgency::demand()).await;
-        let start = Instant::now();
-        self.inner.counters.footer_requests.fetch_add(1, Relaxed);
-        // A GET of one byte, as the answer to a HEAD cannot say what is wrong.
-        let range = place.store.about.bucket.is_some().then_some(GetRange::Bounded(0..1));
-        let options = GetOptions { head: range.is_none(), range, ..Default::default() };
-        let answer = place.store.objects.get_opts(&place.path, options).await;
-        let meta = answer.map_err(|e| place.store.about.fault(&place.uri, None, start, e))?.meta;
-        place.version(&meta)
-    }
-
-    /// Bytes of an object of the given version: `Changed` if it has another one.
-    pub(crate) async fn get(
-        &self,
-        place: &Place,
-        version: &Version,
-        range: Range<u64>,
-        purpose: Purpose,
-        urgency: &Urgency,
-    ) -> Result<Bytes> {
-        let _turn = self.turn(urgency).await;
-        let start = Instant::now();
-        let c = &self.inner.counters;
-        let (requests, bytes) = match purpose {
-            Purpose::Footer => (&c.footer_requests, &c.footer_bytes),
-            Purpose::Data => (&c.s3_requests, &c.s3_bytes),
-        };
-        requests.fetch_add(1, Relaxed);
-        let options = GetOptions {
-            range: Some(GetRange::Bounded(range.clone())),
-            if_match: Some(format!("\"{}\"", version.etag)),
-            ..Default::default()
-        };
-        let fault = |e| place.store.about.fault(&place.uri, Some(version), start, e);
-        let answer = place.store.objects.get_opts(&place.path, options).await.map_err(fault)?;
-        let size = answer.meta.size;
-        let data = answer.bytes().await.map_err(fault)?;
-        bytes.fetch_add(data.len() as u64, Relaxed);
-        if size != version.size || data.len() as u64 != range.end - range.start {
-            return Err(Error::changed(format!(
-                "{}: has {size} bytes, not the {} it was frozen with: open the dataset anew",
-                place.uri, version.size
-            )));
-        }
-        Ok(data)
-    }
-
-    async fn turn(&self, urgency: &Urgency) -> Turn {
-        self.inner.requests.take(urgency, Duration::ZERO).await
-    }
 }
 
 impl Place {
@@ -323,7 +261,7 @@ impl Place {
 
     /// `Denied` if the object, symbolic links resolved, lies outside of its dataset's normalised URI.
     pub(crate) fn stays_under(&self, dataset: &str) -> Result<()> {
-        if !self.is_file() || is_under(&normalise(&self.uri)?, dataset) {
+        if !self.is_file() || is_under(&spell(&self.uri, locate(&self.uri)?)?, dataset) {
             return Ok(());
         }
         Err(Error::denied(format!(

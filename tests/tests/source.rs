@@ -1,5 +1,6 @@
 //! Datasets on S3: requests, versions, retries, and what is said when something is wrong.
 
+use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -78,6 +79,11 @@ async fn each_byte_is_read_once_and_by_version() {
     assert_eq!(values(&source, &one.manifest).await, (1000..1500).collect::<Vec<_>>());
     let all = source.freeze("s3://forebay", 0).await.unwrap();
     assert_eq!(all.manifest.objects().len(), 4);
+    s3.put("odd/what?%41 #.parquet", parquet(0..10, 100));
+    let odd = source.freeze(&s3.uri("odd"), 0).await.unwrap();
+    assert_eq!(values(&source, &odd.manifest).await, (0..10).collect::<Vec<_>>());
+    let e = source.freeze(&s3.uri("odd/what?%41 #.parquet"), 0).await.unwrap_err();
+    assert!(e.kind == Kind::Invalid && e.message.contains("a query (?) has no meaning here"), "{e}");
     s3.put("data/plain", parquet(0..10, 100));
     let other = source.freeze(&s3.uri("data/plain"), 0).await.unwrap();
     assert_eq!(values(&source, &other.manifest).await, (0..10).collect::<Vec<_>>());
@@ -130,6 +136,95 @@ async fn lasting_faults_end_in_retry_after_bounded_patience() {
     assert!(e.kind == Kind::Retry && e.message.contains("cannot connect to http://127.0.0.1:1"), "{e}");
     assert!(e.message.contains("tried for"), "{e}");
     assert!(start.elapsed() < Duration::from_secs(20));
+}
+
+/// Every request of a 30 s outage is refused: nothing fails, and the store sees few requests.
+#[tokio::test]
+async fn an_outage_is_survived_without_a_storm() {
+    let s3 = S3Server::start();
+    s3.put("a.parquet", parquet(0..64_000, 1000));
+    let source = Source::new(SourceSettings { patience_s: 60.0, ..settings(&s3) }).unwrap();
+    let frozen = source.freeze("s3://forebay", 1).await.unwrap();
+    // A first read opens the window.
+    assert_eq!(values(&source, &frozen.manifest).await.len(), 64_000);
+    s3.take_log();
+    let outage = Duration::from_secs(30);
+    let start = Instant::now();
+    s3.inject(fault::lasting(outage, Fault::SlowDown));
+    let demand = Urgency::demand();
+    let reads = (0..64).map(|i| source.read_segment(&frozen.manifest, i, &[0], &demand));
+    for read in futures::future::join_all(reads).await {
+        assert_eq!(read.unwrap().num_rows(), 1000);
+    }
+    assert!(start.elapsed() >= outage);
+    let refused = s3.take_log().iter().filter(|seen| seen.status == 503).count();
+    assert!((10..250).contains(&refused), "{refused} requests were sent into the outage");
+}
+
+/// One in ten requests is refused, connections break, answers come late: nothing fails, and little is read twice.
+#[tokio::test]
+async fn scattered_faults_cost_little() {
+    let s3 = S3Server::start();
+    s3.put("a.parquet", parquet(0..2_000_000, 10_000));
+    let source = Source::new(SourceSettings { request_timeout_s: 1.5, ..settings(&s3) }).unwrap();
+    let frozen = source.freeze("s3://forebay", 1).await.unwrap();
+    let demand = Urgency::demand();
+    for (fault, share) in
+        [(Fault::SlowDown, 0.1), (Fault::Cut, 0.1), (Fault::Delay(Duration::from_secs(3)), 0.02)]
+    {
+        let counters = || (source.counters().s3_bytes.load(Relaxed), source.counters().retries.load(Relaxed));
+        let before = counters();
+        s3.inject(fault::share(share, 7, fault));
+        let reads = (0..200).map(|i| source.read_segment(&frozen.manifest, i, &[0], &demand));
+        let read = futures::future::join_all(reads).await;
+        assert!(read.iter().all(|batch| batch.as_ref().is_ok_and(|b| b.num_rows() == 10_000)), "{fault:?}");
+        let (bytes, retries) = (counters().0 - before.0, counters().1 - before.1);
+        assert!((1..100).contains(&retries), "{fault:?}: {retries} retries for 200 reads");
+        assert_eq!(bytes, frozen.projected_bytes(&[0]), "{fault:?}: what came before a break is kept");
+    }
+}
+
+/// A store that bears only so many requests at once: the source finds out how many.
+#[tokio::test]
+async fn a_store_that_throttles_is_asked_less() {
+    let s3 = S3Server::start();
+    s3.put("a.parquet", parquet(0..60_000, 100));
+    let source = Source::new(SourceSettings { patience_s: 60.0, ..settings(&s3) }).unwrap();
+    let frozen = source.freeze("s3://forebay", 1).await.unwrap();
+    let (takes, mut under_way) = (Duration::from_millis(25), VecDeque::<Instant>::new());
+    s3.inject(Box::new(move |_| {
+        let now = Instant::now();
+        under_way.retain(|began| *began + takes > now);
+        if under_way.len() >= 6 {
+            return Some(Fault::SlowDown);
+        }
+        under_way.push_back(now);
+        Some(Fault::Delay(takes))
+    }));
+    let demand = Urgency::demand();
+    let reads = (0..600).map(|i| source.read_segment(&frozen.manifest, i, &[0], &demand));
+    for read in futures::future::join_all(reads).await {
+        assert_eq!(read.unwrap().num_rows(), 100);
+    }
+    let log = s3.take_log();
+    let refused = log.iter().filter(|seen| seen.status == 503).count();
+    assert!(refused > 0, "the limit was found");
+    assert!(refused < log.len() / 3, "{refused} of {} were refused", log.len());
+}
+
+#[tokio::test]
+async fn a_limit_on_bytes_holds_over_all_requests() {
+    let s3 = S3Server::start();
+    s3.put("a.parquet", parquet(0..500_000, 50_000));
+    let limited = SourceSettings { s3_max_bytes_per_s: Some(2_000_000), ..settings(&s3) };
+    let source = Source::new(limited).unwrap();
+    let frozen = source.freeze("s3://forebay", 1).await.unwrap();
+    let start = Instant::now();
+    let demand = Urgency::demand();
+    let reads = (0..10).map(|i| source.read_segment(&frozen.manifest, i, &[0], &demand));
+    futures::future::try_join_all(reads).await.unwrap();
+    // 4 MB at 2 MB/s; the last request's time begins when it is sent.
+    assert!(start.elapsed() >= Duration::from_millis(1600), "{:?}", start.elapsed());
 }
 
 #[tokio::test]
@@ -206,6 +301,6 @@ fn secrets_are_not_shown() {
     let shown = format!("{settings:?} {}", serde_json::to_string(&settings).unwrap());
     assert!(!shown.contains(&s3.secret_key) && !shown.contains("t0ken"), "{shown}");
     assert!(serde_json::from_str::<SourceSettings>(r#"{"s3_endpoit": "x"}"#).is_err());
-    let parsed: SourceSettings = serde_json::from_str(r#"{"s3_region": "x", "max_requests": 3}"#).unwrap();
-    assert_eq!((parsed.max_requests, parsed.patience_s), (3, 60.0));
+    let parsed: SourceSettings = serde_json::from_str(r#"{"s3_region": "x", "s3_max_requests": 3}"#).unwrap();
+    assert_eq!((parsed.s3_max_requests, parsed.patience_s), (3, 60.0));
 }

@@ -25,11 +25,14 @@ pub struct SourceSettings {
     pub s3_path_style: Option<bool>,
     /// Send no credentials: public buckets.
     pub s3_anonymous: bool,
-    /// Requests under way at once: enough to fill a fast link with streams of 90 MB/s, few enough not to be throttled.
-    pub max_requests: usize,
+    /// Requests under way at once, at most: enough to fill a fast link with streams of 90 MB/s, few enough not to be throttled.
+    pub s3_max_requests: usize,
+    /// Bytes a second that all requests of this process read together, at most; unset: no limit of ours.
+    pub s3_max_bytes_per_s: Option<u64>,
     /// A connection that delivers nothing for so long is dropped and its request retried, in seconds.
     pub request_timeout_s: f64,
-    /// How long one request is retried before it fails with `Retry`, in seconds.
+    /// How long one request is retried, or waits while the store answers nothing well, before it fails with `Retry`; in
+    /// seconds.
     pub patience_s: f64,
     /// Bytes of Parquet footers kept in memory.
     pub footer_cache_bytes: usize,
@@ -46,7 +49,8 @@ impl Default for SourceSettings {
             s3_profile: None,
             s3_path_style: None,
             s3_anonymous: false,
-            max_requests: 32,
+            s3_max_requests: 32,
+            s3_max_bytes_per_s: None,
             request_timeout_s: 30.0,
             patience_s: 60.0,
             footer_cache_bytes: 256 << 20,
@@ -66,7 +70,8 @@ impl fmt::Debug for SourceSettings {
             .field("s3_profile", &self.s3_profile)
             .field("s3_path_style", &self.s3_path_style)
             .field("s3_anonymous", &self.s3_anonymous)
-            .field("max_requests", &self.max_requests)
+            .field("s3_max_requests", &self.s3_max_requests)
+            .field("s3_max_bytes_per_s", &self.s3_max_bytes_per_s)
             .field("request_timeout_s", &self.request_timeout_s)
             .field("patience_s", &self.patience_s)
             .field("footer_cache_bytes", &self.footer_cache_bytes)
@@ -85,8 +90,16 @@ impl SourceSettings {
                 )));
             }
         }
-        if self.max_requests == 0 || self.max_requests > 4096 {
-            return Err(Error::invalid(format!("max_requests = {}: must be 1 to 4096", self.max_requests)));
+        if self.s3_max_requests == 0 || self.s3_max_requests > 4096 {
+            return Err(Error::invalid(format!(
+                "s3_max_requests = {}: must be 1 to 4096",
+                self.s3_max_requests
+            )));
+        }
+        if self.s3_max_bytes_per_s == Some(0) {
+            return Err(Error::invalid(
+                "s3_max_bytes_per_s = 0: nothing could be read: leave it out for no limit".to_owned(),
+            ));
         }
         Ok(())
     }

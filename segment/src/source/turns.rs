@@ -61,21 +61,18 @@ impl Turns {
         granted.await.unwrap_or(Turn(None))
     }
 
-    #[cfg(test)]
     /// From now on so many at once; turns that have begun go on.
     pub(crate) fn set_limit(self: &Arc<Self>, limit: usize) {
         self.lock().limit = limit.max(1);
         self.serve();
     }
 
-    #[cfg(test)]
     /// No turn begins before `until`; none: at once.
     pub(crate) fn pause(self: &Arc<Self>, until: Option<Instant>) {
         self.lock().paused_until = until;
         self.serve();
     }
 
-    #[cfg(test)]
     /// Whether somebody waits, or all turns are taken.
     pub(crate) fn is_full(&self) -> bool {
         let state = self.lock();
@@ -209,8 +206,9 @@ mod tests {
     async fn whoever_gives_up_holds_up_nobody() {
         let turns = Turns::new(1);
         let held = turns.take(&Urgency::demand(), FREE).await;
+        let demand = Urgency::demand();
         for _ in 0..100 {
-            let wait = turns.take(&Urgency::demand(), FREE);
+            let wait = turns.take(&demand, FREE);
             assert!(tokio::time::timeout(Duration::from_micros(10), wait).await.is_err());
         }
         drop(held);

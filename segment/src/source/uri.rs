@@ -18,7 +18,19 @@ pub(crate) enum Location {
 /// Two URIs name the same place if and only if their normal forms are equal, and one lies under the other if and
 /// only if [`is_under`] says so of the normal forms: what an allow list compares.
 pub fn normalise(uri: &str) -> Result<String> {
-    match locate(uri)? {
+    let location = locate(uri)?;
+    // An object below may well have one in its key.
+    if uri.contains('?') {
+        return Err(Error::invalid(format!(
+            "{uri}: a query (?) has no meaning here: remove it, or name the prefix above what has it in its key"
+        )));
+    }
+    spell(uri, location)
+}
+
+/// The normal form of a place.
+pub(crate) fn spell(uri: &str, location: Location) -> Result<String> {
+    match location {
         Location::S3 { bucket, key } if key.is_empty() => Ok(format!("s3://{bucket}")),
         Location::S3 { bucket, key } => Ok(format!("s3://{bucket}/{key}")),
         Location::File { path } => {
@@ -57,9 +69,6 @@ pub(crate) fn locate(uri: &str) -> Result<Location> {
     }
     if uri.chars().any(char::is_control) {
         return Err(Error::invalid(format!("{}: holds control characters", uri.escape_debug())));
-    }
-    if uri.contains('?') {
-        return Err(Error::invalid(format!("{uri}: a query (?) has no meaning here: remove it")));
     }
     let path = path.trim_end_matches('/');
     let dots = |p: &str| p.split('/').any(|part| part == ".." || part == ".");

@@ -1,27 +1,21 @@
-//! The HTTP client under an S3 store, watched: counts failed attempts and remembers the region that a server says a
-//! bucket is in, which `object_store` drops.
+//! The HTTP client under an S3 store, watched for what `object_store` drops: the region that a server says a bucket is
+//! in, and the checksums that it keeps of objects.
 
-use super::SourceCounters;
+use super::checksum::Offered;
 use async_trait::async_trait;
 use object_store::client::{
     ClientOptions, HttpClient, HttpConnector, HttpError, HttpRequest, HttpResponse, HttpService,
     ReqwestConnector,
 };
-use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Makes watched clients.
 #[derive(Debug, Default, Clone)]
 pub(super) struct Watch {
-    counters: Arc<SourceCounters>,
     region: Arc<Mutex<Option<String>>>,
 }
 
 impl Watch {
-    pub(super) fn new(counters: Arc<SourceCounters>) -> Self {
-        Self { counters, region: Arc::default() }
-    }
-
     /// The region that the server named last, if any.
     pub(super) fn region(&self) -> Option<String> {
         self.region.lock().unwrap_or_else(PoisonError::into_inner).clone()
@@ -44,13 +38,11 @@ struct Watched {
 #[async_trait]
 impl HttpService for Watched {
     async fn call(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
-        let answer = self.inner.execute(request).await;
-        let transient = match &answer {
-            Err(_) => true,
-            Ok(r) => r.status().is_server_error() || matches!(r.status().as_u16(), 408 | 429),
-        };
-        if transient {
-            self.watch.counters.retries.fetch_add(1, Relaxed);
+        let mut answer = self.inner.execute(request).await;
+        if let Ok(r) = &mut answer
+            && let Some(offered) = Offered::new(r.headers())
+        {
+            r.extensions_mut().insert(offered);
         }
         if let Ok(r) = &answer
             && !r.status().is_success()
