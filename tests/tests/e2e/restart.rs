@@ -1,8 +1,7 @@
 //! What a run survives without an error: a cache node that dies and comes back, a disk that is full or damaged, a cache
 //! too small for the data, a store that throttles and breaks off.
 
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use forebay_tests::fault::{self, Fault};
@@ -10,6 +9,7 @@ use forebay_tests::mnist;
 use forebay_tests::process::{Running, Server, ServerOptions};
 use forebay_tests::s3::S3Server;
 use forebay_tests::slow::{SlowProxy, Slowness};
+use forebay_tests::store::disk::{SmallDisk, files_under};
 use serde_json::Value;
 
 use crate::commands::{cached, counter, digest, direct, epoch, json, rows};
@@ -261,44 +261,6 @@ fn a_damaged_segment_file_is_a_miss_and_never_wrong_data() {
         assert!(counter(&server, "s3_requests") > 0, "{what}");
         server.stop();
     }
-}
-
-/// A file system of its own, of a few MB.
-struct SmallDisk(tempfile::TempDir);
-
-impl SmallDisk {
-    /// None where that is not allowed.
-    fn mount(bytes: u64) -> Option<Self> {
-        let folder = tempfile::tempdir().expect("make a folder");
-        let options = format!("size={bytes},mode=700");
-        let mut mount = Command::new("mount");
-        mount.args(["-t", "tmpfs", "-o", &options, "tmpfs"]).arg(folder.path());
-        let mounted = mount.output().is_ok_and(|output| output.status.success());
-        mounted.then_some(Self(folder))
-    }
-
-    fn folder(&self) -> PathBuf {
-        self.0.path().to_owned()
-    }
-}
-
-impl Drop for SmallDisk {
-    fn drop(&mut self) {
-        // Lazily: the server may not have gone yet when a test fails.
-        let _ = Command::new("umount").arg("-l").arg(self.0.path()).status();
-    }
-}
-
-fn files_under(folder: &Path) -> Vec<PathBuf> {
-    let Ok(entries) = std::fs::read_dir(folder) else { return Vec::new() };
-    let mut files = Vec::new();
-    for path in entries.flatten().map(|entry| entry.path()) {
-        match path.is_dir() {
-            true => files.extend(files_under(&path)),
-            false => files.push(path),
-        }
-    }
-    files
 }
 
 fn bytes_under(folder: &Path) -> u64 {

@@ -1,7 +1,7 @@
-//! The faster checks of `make bench-store`, at a smaller size: hits, restarts, kills, damaged files, a disk and a store
+//! The faster checks of `make bench-store`, at a smaller size: restarts, kills, damaged files, a disk and a store
 //! that fail.
 
-use forebay_tests::store::{Findings, amplification, faults, flips, hits, kills, restart, runtime};
+use forebay_tests::store::{Findings, amplification, faults, flips, kills, restart, runtime};
 
 /// Nothing that was promised was broken.
 fn kept(found: anyhow::Result<Findings>) {
@@ -22,14 +22,6 @@ fn every_byte_leaves_the_store_once_and_is_written_once() {
 #[test]
 fn a_restarted_node_is_warm() {
     kept(runtime().expect("a runtime").block_on(restart::warm(8)));
-}
-
-#[test]
-fn half_the_data_gives_half_the_hits() {
-    kept(runtime().expect("a runtime").block_on(async {
-        let stage = hits::Stage::new(&hits::Settings { segments: 60, epochs: 3 }).await?;
-        stage.one_job(50).await
-    }));
 }
 
 #[test]
