@@ -5,6 +5,7 @@
 #   scripts/setup.sh          system packages, and libtorch in .torch/
 #   scripts/setup.sh tests    also .venv/ with pyarrow, the reference that tests compare with
 #   scripts/setup.sh check    also the rustup components clippy and rustfmt
+#   scripts/setup.sh nccl     also .nccl/ with the CUDA headers that the NCCL plugin is compiled with
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -12,6 +13,7 @@ rust_minimum=1.95
 torch=2.11.0 # What tch =0.24.0 is made for. Other versions do not compile, or die when loaded.
 torch_wheels=("torch==$torch" nvidia-cuda-runtime==13.0.96 nvidia-cuda-cupti==13.0.85)
 test_wheels=(pyarrow==26.0.1)
+nccl_wheels=(nvidia-cuda-crt==13.0.88 nvidia-cuda-cccl==13.0.85) # Headers alone; the rest came with libtorch's.
 
 say() { echo "setup: $*" >&2; }
 die() { say "$*"; exit 1; }
@@ -106,6 +108,17 @@ need_test_wheels() {
     echo "${test_wheels[*]}" >"$stamp"
 }
 
+need_cuda_headers() {
+    local stamp=.nccl/forebay-nccl
+    [ "$(cat "$stamp" 2>/dev/null)" = "${nccl_wheels[*]}" ] && return
+    venv
+    say "installing ${nccl_wheels[*]} into .nccl: 3 MB to download, 15 MB on disk"
+    rm -rf .nccl.partial .nccl
+    pip_install --no-deps --no-compile --only-binary=:all: --target .nccl.partial "${nccl_wheels[@]}"
+    echo "${nccl_wheels[*]}" >.nccl.partial/forebay-nccl
+    mv .nccl.partial .nccl
+}
+
 need_packages
 need_rust
 need_torch
@@ -113,6 +126,7 @@ for extra in "$@"; do
     case $extra in
     tests) need_test_wheels ;;
     check) need_components ;;
-    *) die "unknown argument '$extra': tests, check or nothing" ;;
+    nccl) need_cuda_headers ;;
+    *) die "unknown argument '$extra': tests, check, nccl or nothing" ;;
     esac
 done

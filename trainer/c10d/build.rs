@@ -45,6 +45,6 @@ fn compile(include: &Path) {
         .define("USE_C10D_GLOO", None)
         .define("_GLIBCXX_USE_CXX11_ABI", "1")
         .define("GLOG_USE_GLOG_EXPORT", None)
-        .files(["shim/shim.cpp", "shim/foreach.cpp"])
+        .file("shim/shim.cpp")
         .compile("forebay_c10d_shim");
 }

@@ -2,8 +2,10 @@
 // as the tensor method of the same name does, so optimizers built of them give PyTorch's values bit for bit.
 #include <ATen/ops/_amp_foreach_non_finite_check_and_unscale.h>
 
+#include "common.h"
 #include "foreach.h"
-#include "guard.h"
+
+using namespace forebay;
 
 namespace {
 
@@ -16,11 +18,11 @@ extern "C" {
 
 char* fb_foreach(int operation, void* const* into, void* const* first, void* const* second, size_t count,
                  double number) {
-  return shim::guard([&] {
+  return guard([&] {
     if (count == 0) return;
     at::NoGradGuard no_grad;
-    auto x = shim::tensors(into, count);
-    auto list = [&](void* const* pointers) { return shim::tensors(pointers, count); };
+    auto x = tensors(into, count);
+    auto list = [&](void* const* pointers) { return tensors(pointers, count); };
     switch (operation) {
       case kScale:
         return at::_foreach_mul_(x, number);
@@ -38,10 +40,10 @@ char* fb_foreach(int operation, void* const* into, void* const* first, void* con
 }
 
 char* fb_foreach_adam_denominators(void* const* squares, size_t count, double correction, double eps, void** out) {
-  return shim::guard([&] {
+  return guard([&] {
     if (count == 0) return;
     at::NoGradGuard no_grad;
-    auto roots = at::_foreach_sqrt(shim::tensors(squares, count));
+    auto roots = at::_foreach_sqrt(tensors(squares, count));
     at::_foreach_div_(roots, correction);
     at::_foreach_add_(roots, eps);
     for (size_t i = 0; i < count; i++) out[i] = new at::Tensor(std::move(roots[i]));
@@ -49,21 +51,21 @@ char* fb_foreach_adam_denominators(void* const* squares, size_t count, double co
 }
 
 char* fb_global_norm(void* const* values, size_t count, double* out) {
-  return shim::guard([&] {
+  return guard([&] {
     *out = 0;
     if (count == 0) return;
     at::NoGradGuard no_grad;
-    auto norms = at::_foreach_norm(shim::tensors(values, count));
+    auto norms = at::_foreach_norm(tensors(values, count));
     *out = at::stack(norms).norm().item<double>();
   });
 }
 
 char* fb_unscale(void* const* values, size_t count, double factor, int* finite) {
-  return shim::guard([&] {
+  return guard([&] {
     *finite = 1;
     if (count == 0) return;
     at::NoGradGuard no_grad;
-    auto list = shim::tensors(values, count);
+    auto list = tensors(values, count);
     auto options = list[0].options().dtype(at::kFloat);
     auto bad = at::zeros({1}, options);
     at::_amp_foreach_non_finite_check_and_unscale_(list, bad, at::full({1}, factor, options));

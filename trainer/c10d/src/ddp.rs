@@ -9,21 +9,45 @@ use std::cell::Cell;
 use tch::Tensor;
 
 use crate::error::{Error, Result};
-use crate::ffi::{self, DdpHandle, DdpOptions};
-use crate::group::ProcessGroup;
+use crate::ffi::{self, DdpHandle, DdpOptions, Hook};
+use crate::group::{ProcessGroup, tch_message};
 
-/// How gradients are bucketed; the defaults are PyTorch's, except for the views.
+/// How gradients travel between the ranks.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Compression {
+    /// As they are.
+    #[default]
+    None,
+    /// Rounded to fp16, half the bytes: c10d's built-in hook (`BuiltinCommHookType::FP16_COMPRESS`). Large gradients
+    /// overflow; scale the loss or take [`Compression::Bf16`].
+    Fp16,
+    /// Rounded to bf16, half the bytes: what Python's `bf16_compress_hook` does.
+    Bf16,
+}
+
+/// How gradients are bucketed and reduced; the defaults are PyTorch's, except for the views.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DdpSettings {
-    /// Gradients are reduced in buckets of about this many bytes.
+    /// Gradients are reduced in buckets of about this many bytes (`bucket_cap_mb`).
     pub bucket_bytes: u64,
     /// The first bucket is smaller, so that communication starts early.
     pub first_bucket_bytes: u64,
-    /// Walk the graph for parameters that a forward pass did not use. Costs time; needed only if there are any.
+    /// Walk the graph for parameters that a forward pass did not use (`find_unused_parameters`). Costs time; needed
+    /// only if there are any, and not with a static graph.
     pub find_unused: bool,
+    /// The same parameters are used in every pass, the same number of times (`static_graph`): unused and reused ones
+    /// are found in the first pass and cost nothing later. [`Ddp::backward`] must run that pass.
+    pub static_graph: bool,
     /// Gradients are views into the buckets, which saves a copy of the model. `Tensor::zero_grad` and
     /// `Optimizer::zero_grad` panic on such views: use [`zero_grads`], and not `Optimizer::backward_step`.
     pub gradient_as_bucket_view: bool,
+    /// Before each forward pass that follows a synchronised one, every rank takes rank 0's buffers (BatchNorm's
+    /// running statistics), as in Python (`broadcast_buffers`).
+    pub broadcast_buffers: bool,
+    /// Rounding of what is sent.
+    pub compression: Compression,
+    /// After the first ten, one pass in so many is timed for [`Ddp::stats`].
+    pub sample_every: u32,
 }
 
 impl Default for DdpSettings {
@@ -32,45 +56,62 @@ impl Default for DdpSettings {
             bucket_bytes: 25 << 20,
             first_bucket_bytes: 1 << 20,
             find_unused: false,
+            static_graph: false,
             gradient_as_bucket_view: true,
+            broadcast_buffers: true,
+            compression: Compression::None,
+            sample_every: 100,
         }
     }
 }
 
-/// What the reducer measured, averaged over the iterations that it sampled. Times are in nanoseconds.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct DdpStats {
-    /// Iterations seen.
-    pub iterations: i64,
-    /// Buckets reduced in the last iteration.
-    pub buckets_reduced: i64,
+/// One pass's times in nanoseconds.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct PassTimes {
     /// Forward pass.
     pub forward_compute_ns: i64,
-    /// Backward pass.
+    /// Backward pass, until the last gradient was there.
     pub backward_compute_ns: i64,
-    /// Communication during the backward pass.
+    /// From the first bucket's departure to the last one's arrival.
     pub backward_comm_ns: i64,
     /// How much of both happened at the same time.
     pub backward_overlap_ns: i64,
+}
+
+/// What the reducer measured (`torch::DDPLoggingData`).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct DdpStats {
+    /// The pass that was timed last, counted from 1; 0 before the first.
+    pub iteration: i64,
+    /// Its times.
+    pub last: PassTimes,
+    /// The mean over the timed passes.
+    pub mean: PassTimes,
 }
 
 /// Keeps the gradients of one model equal on all ranks.
 ///
 /// Make the model, move and convert it, load its checkpoint and freeze what is to be frozen *first*: the constructor
 /// takes the parameters as they are then.
+///
+/// Every rank must run the same number of passes. Python's `Join` is for ranks whose data end at different times;
+/// Forebay's loader gives all ranks the same number of steps, so it is not wrapped.
 #[derive(Debug)]
 pub struct Ddp {
     // Before `group`: the reducer goes first.
     handle: DdpHandle,
     group: ProcessGroup,
     sync: Cell<bool>,
+    /// Whether the buffers may differ between the ranks: after each synchronised pass (`require_forward_param_sync`).
+    buffers_due: Cell<bool>,
+    broadcasts_buffers: bool,
 }
 
 impl Ddp {
     /// Checks that all ranks hold parameters of the same shapes, and gives them rank 0's values (and buffers').
     ///
     /// `parameters` must come in the same order on all ranks: `VarStore::trainable_variables()`, never `variables()`,
-    /// whose order is random.
+    /// whose order is random. So must `buffers`: sort them by name.
     pub fn new(
         group: &ProcessGroup,
         parameters: &[Tensor],
@@ -78,32 +119,54 @@ impl Ddp {
         settings: &DdpSettings,
     ) -> Result<Self> {
         let bytes = |value: u64| i64::try_from(value).unwrap_or(i64::MAX);
+        let broadcasts_buffers = settings.broadcast_buffers && !buffers.is_empty();
         let options = DdpOptions {
             bucket_bytes: bytes(settings.bucket_bytes),
             first_bucket_bytes: bytes(settings.first_bucket_bytes),
-            find_unused: settings.find_unused,
-            gradient_as_bucket_view: settings.gradient_as_bucket_view,
+            find_unused: settings.find_unused.into(),
+            static_graph: settings.static_graph.into(),
+            gradient_as_bucket_view: settings.gradient_as_bucket_view.into(),
+            broadcast_buffers: broadcasts_buffers.into(),
+            hook: match settings.compression {
+                Compression::None => Hook::None,
+                Compression::Fp16 => Hook::Fp16,
+                Compression::Bf16 => Hook::Bf16,
+            },
+            sample_every: i32::try_from(settings.sample_every.max(1)).unwrap_or(i32::MAX),
         };
+        group.count();
         let made = DdpHandle::new(group.handle(), parameters, buffers, &options);
         let handle = group.named("make the reducer", made)?;
-        Ok(Self { handle, group: group.clone(), sync: Cell::new(true) })
+        let (sync, buffers_due) = (Cell::new(true), Cell::new(true));
+        Ok(Self { handle, group: group.clone(), sync, buffers_due, broadcasts_buffers })
     }
 
     /// Runs the forward pass `f` and prepares the reducer for the backward pass of its result (the loss, or outputs
     /// from which it is computed).
     pub fn forward(&self, f: impl FnOnce() -> Tensor) -> Result<Tensor> {
-        if !self.sync.get() {
-            return Ok(f());
+        let sync = self.sync.get();
+        self.group.count();
+        if sync {
+            self.group.named("forward", self.handle.before_forward())?;
         }
-        self.group.named("forward", self.handle.before_forward())?;
+        if self.buffers_due.replace(sync) && self.broadcasts_buffers {
+            self.group.named("broadcast the buffers", self.handle.broadcast_buffers())?;
+        }
         let output = f();
-        self.group.named("forward", self.handle.before_backward(&output))?;
+        if sync {
+            self.group.named("forward", self.handle.before_backward(&output))?;
+        }
         Ok(output)
     }
 
     /// The backward pass of `loss`, gradients reduced over the ranks on return. A peer that died is an error here.
     pub fn backward(&self, loss: &Tensor) -> Result<()> {
-        loss.f_backward().map_err(|error| self.group.error("backward", &tch_message(&error)))
+        self.group.count();
+        loss.f_backward().map_err(|error| self.group.failed("backward", &tch_message(&error)))?;
+        if self.sync.get() {
+            self.group.named("backward", self.handle.after_backward())?;
+        }
+        Ok(())
     }
 
     /// Runs `f`, in which forward and backward passes only accumulate gradients locally; the first pass after it
@@ -124,19 +187,22 @@ impl Ddp {
         self.group.named("bucket sizes", self.handle.bucket_sizes())
     }
 
-    /// The reducer's own measurements. c10d samples the first iterations and then every hundredth.
+    /// The reducer's own measurements, the last synchronised pass among them if it was one of those timed. On a GPU
+    /// this waits until that pass is through.
     pub fn stats(&self) -> Result<DdpStats> {
-        let stat = |key| -> Result<i64> {
-            Ok(self.group.named("reducer stats", self.handle.stat(key))?.unwrap_or_default())
+        let named = |result| self.group.named("reducer stats", result);
+        self.group.named("reducer stats", self.handle.record())?;
+        let stat =
+            |key: &str| -> Result<i64> { Ok(named(self.handle.stat(key))?.unwrap_or_default().max(0)) };
+        let times = |prefix: &str| -> Result<PassTimes> {
+            Ok(PassTimes {
+                forward_compute_ns: stat(&format!("{prefix}forward_compute_time"))?,
+                backward_compute_ns: stat(&format!("{prefix}backward_compute_time"))?,
+                backward_comm_ns: stat(&format!("{prefix}backward_comm_time"))?,
+                backward_overlap_ns: stat(&format!("{prefix}backward_compute_comm_overlap_time"))?,
+            })
         };
-        Ok(DdpStats {
-            iterations: stat("iteration")?,
-            buckets_reduced: stat("num_buckets_reduced")?,
-            forward_compute_ns: stat("avg_forward_compute_time")?,
-            backward_compute_ns: stat("avg_backward_compute_time")?,
-            backward_comm_ns: stat("avg_backward_comm_time")?,
-            backward_overlap_ns: stat("avg_backward_compute_comm_overlap_time")?,
-        })
+        Ok(DdpStats { iteration: stat("iteration")?, last: times("")?, mean: times("avg_")? })
     }
 }
 
@@ -144,12 +210,4 @@ impl Ddp {
 /// `zero_grad` does not. `set_to_none` drops them; otherwise they are filled with 0.
 pub fn zero_grads(parameters: &[Tensor], set_to_none: bool) -> Result<()> {
     ffi::zero_grads(parameters, set_to_none).map_err(|text| Error::new("zero_grads", None, &text))
-}
-
-/// tch's text is `Internal torch error: ...`; its own first words say nothing.
-fn tch_message(error: &tch::TchError) -> String {
-    match error {
-        tch::TchError::Torch(text) => text.clone(),
-        other => other.to_string(),
-    }
 }

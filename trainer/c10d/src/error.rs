@@ -13,16 +13,21 @@ pub struct Error {
     pub rank: Option<(usize, usize)>,
     /// One line: C++'s message without its source position and its stack.
     pub message: String,
+    /// The ranks whose fault it is, as far as their heartbeats tell: dead, or not come to the operation.
+    pub missing: Vec<usize>,
 }
 
 impl Error {
     pub(crate) fn new(operation: &'static str, rank: Option<(usize, usize)>, text: &str) -> Self {
-        Self { operation, rank, message: first_line(text) }
+        Self { operation, rank, message: first_line(text), missing: Vec::new() }
     }
 
     /// True when the cause lies with another process (it died, closed its connection or stayed silent), as far as
     /// the message tells: the report worth reading is then the other's.
     pub fn peer_lost(&self) -> bool {
+        if !self.missing.is_empty() {
+            return true;
+        }
         let text = self.message.to_lowercase();
         ["connection", "timed out", "timeout", "broken pipe", "socket", "recv"]
             .iter()

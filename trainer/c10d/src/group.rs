@@ -1,15 +1,21 @@
-//! Collectives over `c10d::ProcessGroup` with the Gloo backend (CPU tensors).
+//! A group of ranks and its collectives: `c10d::ProcessGroup`, with Gloo for tensors in main memory and, from the
+//! plugin, NCCL for those on a GPU.
 
+use std::marker::PhantomData;
 use std::rc::Rc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use tch::{Device, Kind, Tensor};
+use tch::Tensor;
 
 use crate::error::{Error, Result};
-use crate::ffi::{FfiResult, GroupHandle};
+use crate::ffi::{FfiResult, GroupHandle, WorkHandle};
+use crate::heartbeat::{Absent, Heartbeat};
 use crate::store::{Store, count};
 
-/// How `all_reduce` combines the ranks' values, element by element.
+/// How long a failed operation looks for the rank that is to blame.
+const BLAME: Duration = Duration::from_secs(2);
+
+/// How values of the ranks are combined, element by element.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Op {
     /// Their sum.
@@ -20,12 +26,28 @@ pub enum Op {
     Min,
     /// The largest.
     Max,
+    /// Their product.
+    Product,
+}
+
+impl Op {
+    fn code(self) -> i32 {
+        match self {
+            Op::Sum => 0,
+            Op::Avg => 1,
+            Op::Min => 2,
+            Op::Max => 3,
+            Op::Product => 4,
+        }
+    }
 }
 
 /// This process's membership in a group of ranks. A clone is the same membership.
 ///
 /// Collectives block until every rank has made the same call, and return an error when a peer's connection breaks or
-/// the group's timeout passes. After an error the group is of no more use.
+/// the group's timeout passes; the error names the ranks to blame, as far as their heartbeats tell. After an error
+/// the group is of no more use. All ranks make the same calls in the same order, with tensors of the same shape and
+/// kind unless a method says otherwise.
 #[derive(Debug, Clone)]
 pub struct ProcessGroup {
     inner: Rc<Inner>,
@@ -33,9 +55,12 @@ pub struct ProcessGroup {
 
 #[derive(Debug)]
 struct Inner {
-    // Before `_store`: the group goes first.
+    // Before `store`: the group goes first.
     handle: GroupHandle,
-    _store: Store,
+    /// None in a group of one.
+    heartbeat: Option<Heartbeat>,
+    store: Store,
+    barriers: std::cell::Cell<u64>,
     rank: usize,
     world: usize,
 }
@@ -48,9 +73,15 @@ impl ProcessGroup {
         if rank >= world {
             return Err(Error::new("rank", None, &format!("{rank} is not below the world size {world}")));
         }
-        let handle = GroupHandle::gloo(&store.handle, rank as i32, world_count, timeout)
-            .map_err(|text| Error::new("join the group", Some((rank, world)), &text))?;
-        Ok(Self { inner: Rc::new(Inner { handle, _store: store, rank, world }) })
+        let failed = |text: String| Error::new("join the group", Some((rank, world)), &text);
+        let beats = || {
+            let connection = store.handle.connect_again()?;
+            Heartbeat::start(Store { handle: connection, served_by: store.served_by }, rank, world)
+        };
+        let heartbeat = if world > 1 { Some(beats().map_err(failed)?) } else { None };
+        let handle = GroupHandle::gloo(&store.handle, rank as i32, world_count, timeout).map_err(failed)?;
+        let barriers = std::cell::Cell::new(0);
+        Ok(Self { inner: Rc::new(Inner { handle, heartbeat, store, barriers, rank, world }) })
     }
 
     /// This process's rank.
@@ -63,36 +94,129 @@ impl ProcessGroup {
         self.inner.world
     }
 
+    /// The store that the ranks met at; keys that begin with `forebay/` are this crate's.
+    pub fn store(&self) -> &Store {
+        &self.inner.store
+    }
+
     /// Replaces `tensor`, on every rank, by the combination of all ranks' values.
     pub fn all_reduce(&self, tensor: &mut Tensor, op: Op) -> Result<()> {
-        let code = match op {
-            Op::Sum => 0,
-            Op::Avg => 1,
-            Op::Min => 2,
-            Op::Max => 3,
-        };
-        self.named("all_reduce", self.inner.handle.all_reduce(tensor, code))
+        self.all_reduce_async(tensor, op)?.wait()
+    }
+
+    /// Begins an [`ProcessGroup::all_reduce`], which runs beside what the caller does until [`Work::wait`].
+    pub fn all_reduce_async<'t>(&self, tensor: &'t mut Tensor, op: Op) -> Result<Work<'t>> {
+        self.begin("all_reduce", |handle| handle.all_reduce(tensor, op.code()))
+    }
+
+    /// Combines all ranks' `input` of shape `[world * n, ..]` and gives each its part: rows `rank * n` and the
+    /// `n - 1` after it, as `[n, ..]`.
+    pub fn reduce_scatter(&self, input: &Tensor, op: Op) -> Result<Tensor> {
+        let operation = "reduce_scatter";
+        let (rows, world) = (input.size().first().copied().unwrap_or(0), self.world() as i64);
+        if rows == 0 || rows % world != 0 {
+            let text = format!("{:?} has no rows that {world} ranks could share evenly", input.size());
+            return Err(self.error(operation, &text));
+        }
+        let output = input.detach().f_narrow(0, 0, rows / world).and_then(|part| part.f_zeros_like());
+        let output = output.map_err(|error| self.error(operation, &tch_message(&error)))?;
+        let input = input.detach().contiguous();
+        self.begin(operation, |handle| handle.reduce_scatter(&input, &output, op.code()))?.wait()?;
+        Ok(output)
     }
 
     /// Replaces `tensor`, on every rank, by that of `root`.
     pub fn broadcast(&self, tensor: &mut Tensor, root: usize) -> Result<()> {
-        if root >= self.world() {
-            let text = format!("root {root} is not below the world size {}", self.world());
-            return Err(self.error("broadcast", &text));
-        }
-        self.named("broadcast", self.inner.handle.broadcast(tensor, root as i32))
+        self.broadcast_async(tensor, root)?.wait()
+    }
+
+    /// Begins a [`ProcessGroup::broadcast`].
+    pub fn broadcast_async<'t>(&self, tensor: &'t mut Tensor, root: usize) -> Result<Work<'t>> {
+        let root = self.peer("broadcast", "root", root)?;
+        self.begin("broadcast", |handle| handle.broadcast(tensor, root))
+    }
+
+    /// Every rank's `tensor`, in the order of ranks.
+    pub fn all_gather(&self, tensor: &Tensor) -> Result<Vec<Tensor>> {
+        let outputs = self.places("all_gather", tensor)?;
+        self.begin("all_gather", |handle| handle.all_gather(tensor, &outputs))?.wait()?;
+        Ok(outputs)
+    }
+
+    /// Every rank's `tensor`, in the order of ranks, on `root`; `None` on the others.
+    pub fn gather(&self, tensor: &Tensor, root: usize) -> Result<Option<Vec<Tensor>>> {
+        let code = self.peer("gather", "root", root)?;
+        let here = root == self.rank();
+        let outputs = if here { self.places("gather", tensor)? } else { Vec::new() };
+        self.begin("gather", |handle| handle.gather(tensor, &outputs, code))?.wait()?;
+        Ok(here.then_some(outputs))
+    }
+
+    /// Sends `tensor` to the rank `to`, which calls [`ProcessGroup::recv`] with the same `tag`. Only the two take part.
+    pub fn send(&self, tensor: &Tensor, to: usize, tag: i32) -> Result<()> {
+        let to = self.peer("send", "receiver", to)?;
+        self.start("send", |handle| handle.send(tensor, to, tag))?.wait()
+    }
+
+    /// Replaces `tensor` by what the rank `from` sends.
+    pub fn recv(&self, tensor: &mut Tensor, from: usize, tag: i32) -> Result<()> {
+        let from = self.peer("recv", "sender", from)?;
+        self.start("recv", |handle| handle.recv(tensor, from, tag))?.wait()
     }
 
     /// Returns when every rank has called it.
     pub fn barrier(&self) -> Result<()> {
-        self.named("barrier", self.inner.handle.barrier())
+        self.begin("barrier", GroupHandle::barrier)?.wait()
+    }
+
+    /// A barrier over the store, which knows who has come: after `timeout` the error lists the ranks that have not.
+    /// For the long waits (a checkpoint, a start-up), not for every step. `torch.distributed.monitored_barrier`
+    /// tells rank 0 alone.
+    pub fn barrier_within(&self, timeout: Duration) -> Result<()> {
+        let operation = "barrier";
+        let number = self.inner.barriers.replace(self.inner.barriers.get() + 1);
+        let key = |rank: usize| format!("forebay/barrier/{number}/{rank}");
+        let store = &self.inner.store.handle;
+        self.named(operation, store.set(&key(self.rank()), b""))?;
+        let deadline = Instant::now() + timeout;
+        let mut awaited: Vec<usize> = (0..self.world()).collect();
+        loop {
+            let mut still = Vec::new();
+            for rank in awaited {
+                if !self.named(operation, store.contains(&key(rank)))? {
+                    still.push(rank);
+                }
+            }
+            awaited = still;
+            let left = deadline.saturating_duration_since(Instant::now());
+            let Some(first) = awaited.first() else { return Ok(()) };
+            if left.is_zero() {
+                let text = format!("{} did not come within {timeout:?}", names(&awaited));
+                return Err(Error { missing: awaited, ..self.error(operation, &text) });
+            }
+            // Until the next one comes; in turns, so that a request never holds the store for long.
+            let turn = left.min(Duration::from_secs(1));
+            let _ = store.wait(&[&key(*first)], turn);
+        }
+    }
+
+    /// The ranks that give no sign of life, after watching them for at most `timeout`; at once if all do. A rank
+    /// counts as alive while its process runs, whatever it is doing.
+    ///
+    /// Fails when the store does not answer, unless a rank serves it: then that rank is the missing one.
+    pub fn missing(&self, timeout: Duration) -> Result<Vec<usize>> {
+        match self.absent(timeout) {
+            Ok(absent) => Ok(absent.dead),
+            Err(text) => match self.store_rank() {
+                Some(rank) => Ok(vec![rank]),
+                None => Err(self.error("look for missing ranks", &text)),
+            },
+        }
     }
 
     /// Every rank's `values`, in the order of ranks. All ranks must pass the same number of values.
     pub fn all_gather_i64(&self, values: &[i64]) -> Result<Vec<Vec<i64>>> {
-        let mine = Tensor::from_slice(values);
-        let mut all: Vec<_> = (0..self.world()).map(|_| mine.zeros_like()).collect();
-        self.named("all_gather", self.inner.handle.all_gather(&mine, &mut all))?;
+        let all = self.all_gather(&Tensor::from_slice(values))?;
         all.iter().map(|tensor| self.values("all_gather", tensor)).collect()
     }
 
@@ -104,10 +228,7 @@ impl ProcessGroup {
         let longest = lengths.iter().copied().max().unwrap_or(0).max(1);
         let mut padded = bytes.to_vec();
         padded.resize(longest, 0);
-        let mine = Tensor::from_slice(&padded);
-        let mut all: Vec<_> =
-            (0..self.world()).map(|_| Tensor::zeros([longest as i64], (Kind::Uint8, Device::Cpu))).collect();
-        self.named("all_gather", self.inner.handle.all_gather(&mine, &mut all))?;
+        let all = self.all_gather(&Tensor::from_slice(&padded))?;
         let cut = |(tensor, length): (&Tensor, &usize)| -> Result<Vec<u8>> {
             let mut value: Vec<u8> = self.values("all_gather", tensor)?;
             value.truncate(*length);
@@ -120,12 +241,88 @@ impl ProcessGroup {
         &self.inner.handle
     }
 
+    /// Counts a collective, so that a rank that has not come to it can be told.
+    pub(crate) fn count(&self) {
+        if let Some(heartbeat) = &self.inner.heartbeat {
+            heartbeat.begin();
+        }
+    }
+
+    /// A failure that is the caller's own.
     pub(crate) fn error(&self, operation: &'static str, text: &str) -> Error {
         Error::new(operation, Some((self.rank(), self.world())), text)
     }
 
+    /// A failure of c10d: when it speaks of a lost peer, those to blame are looked for and named.
+    pub(crate) fn failed(&self, operation: &'static str, text: &str) -> Error {
+        let mut error = self.error(operation, text);
+        self.inner.handle.failed.set(true);
+        if self.inner.heartbeat.is_none() || !error.peer_lost() {
+            return error;
+        }
+        match self.absent(BLAME) {
+            Ok(absent) => {
+                if let Some(verdict) = verdict(&absent) {
+                    error.message = format!("{}; {verdict}", error.message);
+                }
+                error.missing = absent.ranks().to_vec();
+            }
+            Err(_) => match self.store_rank() {
+                Some(rank) => {
+                    error.message =
+                        format!("{}; rank {rank}, which serves the store, is gone", error.message);
+                    error.missing = vec![rank];
+                }
+                None => error.message = format!("{}; the store is gone as well", error.message),
+            },
+        }
+        error
+    }
+
     pub(crate) fn named<T>(&self, operation: &'static str, result: FfiResult<T>) -> Result<T> {
-        result.map_err(|text| self.error(operation, &text))
+        result.map_err(|text| self.failed(operation, &text))
+    }
+
+    fn absent(&self, timeout: Duration) -> FfiResult<Absent> {
+        self.inner.heartbeat.as_ref().map_or(Ok(Absent::default()), |heartbeat| heartbeat.absent(timeout))
+    }
+
+    fn store_rank(&self) -> Option<usize> {
+        self.inner.store.served_by.filter(|rank| *rank != self.rank())
+    }
+
+    /// Begins what all ranks take part in.
+    fn begin<'t>(
+        &self,
+        operation: &'static str,
+        start: impl FnOnce(&GroupHandle) -> FfiResult<WorkHandle>,
+    ) -> Result<Work<'t>> {
+        self.count();
+        self.start(operation, start)
+    }
+
+    fn start<'t>(
+        &self,
+        operation: &'static str,
+        start: impl FnOnce(&GroupHandle) -> FfiResult<WorkHandle>,
+    ) -> Result<Work<'t>> {
+        let handle = self.named(operation, start(&self.inner.handle))?;
+        Ok(Work { handle, group: self.clone(), operation, tensor: PhantomData })
+    }
+
+    fn peer(&self, operation: &'static str, what: &str, rank: usize) -> Result<i32> {
+        if rank >= self.world() {
+            let text = format!("{what} {rank} is not below the world size {}", self.world());
+            return Err(self.error(operation, &text));
+        }
+        Ok(rank as i32)
+    }
+
+    /// A tensor like `tensor` for each rank.
+    fn places(&self, operation: &'static str, tensor: &Tensor) -> Result<Vec<Tensor>> {
+        let place = |_| tensor.detach().f_zeros_like();
+        let places = (0..self.world()).map(place).collect::<std::result::Result<_, _>>();
+        places.map_err(|error| self.error(operation, &tch_message(&error)))
     }
 
     fn values<'a, T: TryFrom<&'a Tensor, Error = tch::TchError>>(
@@ -134,5 +331,60 @@ impl ProcessGroup {
         tensor: &'a Tensor,
     ) -> Result<T> {
         T::try_from(tensor).map_err(|error| self.error(operation, &error.to_string()))
+    }
+}
+
+/// A collective under way; its tensor belongs to it until it is through. Dropped, it goes on, but nobody learns how it
+/// ended.
+#[must_use = "nobody waits for it"]
+#[derive(Debug)]
+pub struct Work<'t> {
+    handle: WorkHandle,
+    group: ProcessGroup,
+    operation: &'static str,
+    tensor: PhantomData<&'t mut Tensor>,
+}
+
+impl Work<'_> {
+    /// Waits until the result is there; on a GPU, until the current stream will find it there.
+    pub fn wait(self) -> Result<()> {
+        self.group.named(self.operation, self.handle.wait(None))
+    }
+
+    /// Waits for at most `timeout`, less than the group's. An error leaves the group unusable, as any other does.
+    pub fn wait_for(self, timeout: Duration) -> Result<()> {
+        self.group.named(self.operation, self.handle.wait(Some(timeout)))
+    }
+
+    /// Whether it is through, well or not.
+    pub fn is_completed(&self) -> Result<bool> {
+        self.group.named(self.operation, self.handle.completed())
+    }
+}
+
+/// What is known of the missing, in words.
+fn verdict(absent: &Absent) -> Option<String> {
+    if absent.given_up {
+        Some("the other ranks had given this one up".to_owned())
+    } else if !absent.dead.is_empty() {
+        Some(format!("{} gave no sign of life", names(&absent.dead)))
+    } else if !absent.behind.is_empty() {
+        Some(format!("{} had not come to it", names(&absent.behind)))
+    } else {
+        None
+    }
+}
+
+/// `rank 1`, `ranks 1, 2`.
+fn names(ranks: &[usize]) -> String {
+    let list = ranks.iter().map(usize::to_string).collect::<Vec<_>>().join(", ");
+    format!("{} {list}", if ranks.len() == 1 { "rank" } else { "ranks" })
+}
+
+/// tch's text is `Internal torch error: ...`; its own first words say nothing.
+pub(crate) fn tch_message(error: &tch::TchError) -> String {
+    match error {
+        tch::TchError::Torch(text) => text.clone(),
+        other => other.to_string(),
     }
 }

@@ -5,27 +5,40 @@
 //! shim that is compiled against libtorch's headers. A run therefore gives the parameters that Python gives, bit for
 //! bit, and can share a group with Python ranks.
 //!
-//! The crate promises that every C++ exception becomes an [`Error`] of one line that names the operation and the rank
-//! that saw it, and that nothing unwinds across the boundary. `unsafe` is confined to `ffi.rs` and `ffi/`.
+//! Beside it stands what tch leaves out of libtorch and training needs: [`autocast`], a [`Profiler`], [`Stream`]s,
+//! [`pinned`] memory, and arithmetic over many tensors at once ([`foreach`]).
 //!
-//! It does not do launching, checkpoints or models, and it wraps blocking collectives only: overlap of communication
-//! with the backward pass is the reducer's work. Calls block the thread; keep them off async executors.
+//! The crate promises that every C++ exception becomes an [`Error`] of one line that names the operation, the rank
+//! that saw it and, where a peer is to blame, that peer; and that nothing unwinds across the boundary. `unsafe` is
+//! confined to `ffi.rs` and the files below it.
+//!
+//! It does not do launching, checkpoints or models. Calls block the thread unless they say otherwise; keep them off
+//! async executors.
 //!
 //! Each process should run its torch kernels on its share of the cores (`tch::set_num_threads`, `OMP_NUM_THREADS`).
 
+mod autocast;
+mod cuda;
 mod ddp;
 mod error;
 mod ffi;
 pub mod foreach;
 mod group;
+mod heartbeat;
+mod profiler;
 mod store;
+mod stream;
 mod tensor;
 
-pub use ddp::{Ddp, DdpSettings, DdpStats, zero_grads};
+pub use autocast::autocast;
+pub use cuda::{Cuda, NcclSettings, PLUGIN_FILE, PLUGIN_VARIABLE};
+pub use ddp::{Compression, Ddp, DdpSettings, DdpStats, PassTimes, zero_grads};
 pub use error::{Error, Result};
-pub use group::{Op, ProcessGroup};
+pub use group::{Op, ProcessGroup, Work};
+pub use profiler::{Profiler, ProfilerSettings, Span};
 pub use store::Store;
-pub use tensor::tensor_from_owner;
+pub use stream::{Event, Stream};
+pub use tensor::{copy_into, pinned, tensor_from_owner, to_device};
 
 /// Applies `TORCH_CPP_LOG_LEVEL` (`INFO`, `WARNING`, `ERROR` or `FATAL`), as Python does when it imports torch.
 ///

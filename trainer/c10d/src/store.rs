@@ -7,9 +7,14 @@ use crate::error::{Error, Result};
 use crate::ffi::{StoreHandle, TcpStore};
 
 /// A connection to a TCP store, and the store itself on the master. Values are small byte strings.
+///
+/// It may be used by several threads; a request that waits holds up the others, so a thread that must not wait wants
+/// a connection of its own ([`Store::connect_again`]).
 #[derive(Debug)]
 pub struct Store {
     pub(crate) handle: StoreHandle,
+    /// The rank that serves it, if a rank does.
+    pub(crate) served_by: Option<usize>,
 }
 
 impl Store {
@@ -43,7 +48,28 @@ impl Store {
 
     fn open(settings: TcpStore<'_>) -> Result<Self> {
         let handle = StoreHandle::tcp(settings).map_err(|text| Error::new("open the store", None, &text))?;
-        Ok(Self { handle })
+        Ok(Self { handle, served_by: None })
+    }
+
+    /// Says that `rank` serves the store, not a launcher: when the store goes, that rank has gone.
+    #[must_use]
+    pub fn served_by(self, rank: usize) -> Self {
+        Self { served_by: Some(rank), ..self }
+    }
+
+    /// The same store with `prefix` put before every key: what was left there by others is not seen. After a restart
+    /// by torchrun, whose store lives on, `/worker/attempt_N` keeps the attempts apart, as in Python.
+    pub fn prefixed(&self, prefix: &str) -> Result<Self> {
+        let made = self.handle.prefixed(prefix);
+        let handle = made.map_err(|text| Error::new("prefix the store", None, &text))?;
+        Ok(Self { handle, served_by: self.served_by })
+    }
+
+    /// The same store over a connection of its own.
+    pub fn connect_again(&self) -> Result<Self> {
+        let made = self.handle.connect_again();
+        let handle = made.map_err(|text| Error::new("open the store", None, &text))?;
+        Ok(Self { handle, served_by: self.served_by })
     }
 
     /// The port of the server.
@@ -59,6 +85,21 @@ impl Store {
     /// The value of `key`; waits for it to be set, up to the store's timeout.
     pub fn get(&self, key: &str) -> Result<Vec<u8>> {
         self.handle.get(key).map_err(|text| Error::new("store get", None, &text))
+    }
+
+    /// Adds `amount` to the number at `key`, which starts at 0, and gives the sum. Such a key is read by adding 0.
+    pub fn add(&self, key: &str, amount: i64) -> Result<i64> {
+        self.handle.add(key, amount).map_err(|text| Error::new("store add", None, &text))
+    }
+
+    /// Whether `key` is set; does not wait.
+    pub fn contains(&self, key: &str) -> Result<bool> {
+        self.handle.contains(key).map_err(|text| Error::new("store check", None, &text))
+    }
+
+    /// Removes `key`; gives whether it was there.
+    pub fn delete(&self, key: &str) -> Result<bool> {
+        self.handle.delete(key).map_err(|text| Error::new("store delete", None, &text))
     }
 
     /// Waits until all of `keys` are set.
@@ -91,6 +132,23 @@ mod tests {
         server.wait(&["bytes", "nothing"], TIMEOUT).unwrap();
         assert_eq!(server.get("bytes").unwrap(), [0, 1, 0xff]);
         assert!(server.get("nothing").unwrap().is_empty());
+    }
+
+    #[test]
+    fn numbers_prefixes_and_further_connections() {
+        let server = Store::serve(1, TIMEOUT).unwrap();
+        let client = Store::tcp("127.0.0.1", server.port().unwrap(), 1, false, TIMEOUT).unwrap();
+        let (first, second) = (client.prefixed("attempt_0").unwrap(), client.prefixed("attempt_1").unwrap());
+        assert_eq!(first.port().unwrap(), server.port().unwrap());
+        assert_eq!((first.add("n", 2).unwrap(), first.add("n", 3).unwrap()), (2, 5));
+        assert_eq!(second.add("n", 0).unwrap(), 0);
+        let again = first.connect_again().unwrap();
+        let waits = std::thread::spawn(move || again.get("late").unwrap());
+        assert!(!first.contains("late").unwrap());
+        first.set("late", b"x").unwrap();
+        assert_eq!(waits.join().unwrap(), b"x");
+        assert!(first.contains("late").unwrap() && !second.contains("late").unwrap());
+        assert!(first.delete("late").unwrap() && !first.delete("late").unwrap());
     }
 
     #[test]

@@ -1,12 +1,16 @@
 #pragma once
-// What every file of the shim needs: exceptions become messages, pointers become tensors.
+// What the files of the shim share: errors as messages, and handles as the objects behind them.
 #include <ATen/ATen.h>
-#include <ATen/core/grad_mode.h>
 
 #include <cstring>
-#include <vector>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <torch/csrc/distributed/c10d/Store.hpp>
 
-namespace shim {
+namespace forebay {
+
+using StorePtr = c10::intrusive_ptr<c10d::Store>;
+using GroupPtr = c10::intrusive_ptr<c10d::ProcessGroup>;
+using std::chrono::milliseconds;
 
 // Runs `body`; whatever it throws becomes a message that Rust owns.
 template <class Body>
@@ -24,6 +28,15 @@ char* guard(Body&& body) {
 }
 
 inline at::Tensor& tensor(void* pointer) { return *static_cast<at::Tensor*>(pointer); }
+inline StorePtr& store(void* pointer) { return *static_cast<StorePtr*>(pointer); }
+inline GroupPtr& group(void* pointer) { return *static_cast<GroupPtr*>(pointer); }
+
+// Collectives work on storage, not on the autograd graph: detach() shares the storage.
+inline at::Tensor storage_of(void* pointer) {
+  auto& value = tensor(pointer);
+  TORCH_CHECK(value.defined(), "the tensor is undefined");
+  return value.detach();
+}
 
 inline std::vector<at::Tensor> tensors(void* const* pointers, size_t count) {
   std::vector<at::Tensor> values;
@@ -35,4 +48,4 @@ inline std::vector<at::Tensor> tensors(void* const* pointers, size_t count) {
   return values;
 }
 
-}  // namespace shim
+}  // namespace forebay

@@ -1,0 +1,3 @@
+#pragma once
+// Names of types that ATen/cuda/CUDAContext.h wants; nothing here is called.
+typedef struct cublasLtContext* cublasLtHandle_t;
