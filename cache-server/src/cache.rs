@@ -129,6 +129,10 @@ impl Segments for Cache {
     ) -> BoxFuture<'a, Result<Arc<RecordBatch>>> {
         Box::pin(self.read(manifest, segment, projection))
     }
+
+    fn is_sound(&self, segment: &RecordBatch) -> bool {
+        self.store.is_sound(segment)
+    }
 }
 
 /// The wanted columns out of parts that hold them all.

@@ -32,6 +32,7 @@ pub struct Server {
     listener: TcpListener,
     metrics: Option<TcpListener>,
     drain: Duration,
+    scrub_mb_per_s: f64,
 }
 
 impl Server {
@@ -70,8 +71,8 @@ impl Server {
             datasets,
             events,
         };
-        let drain = Duration::from_secs_f64(settings.drain_s);
-        Ok(Self { node: Arc::new(node), listener, metrics, drain })
+        let (drain, scrub_mb_per_s) = (Duration::from_secs_f64(settings.drain_s), settings.scrub_mb_per_s);
+        Ok(Self { node: Arc::new(node), listener, metrics, drain, scrub_mb_per_s })
     }
 
     /// Where gRPC is served.
@@ -104,7 +105,8 @@ impl Server {
                 }
             });
         }
-        tokio::spawn(upkeep::run(self.node.cache.store().clone(), streams.clone()));
+        let store = self.node.cache.store().clone();
+        tokio::spawn(upkeep::run(store, self.scrub_mb_per_s, streams.clone()));
         let control = Control::new(self.node.clone(), streams.clone());
         let drain = self.drain;
         let ending = {

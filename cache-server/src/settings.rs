@@ -26,6 +26,8 @@ pub struct Settings {
     pub cache_dir: Vec<PathBuf>,
     /// Bytes that the directories may use on their disks, all together and all included; each gets an equal share.
     pub cache_bytes: u64,
+    /// Megabytes a second at which segment files are read through in the background, to find damage early; 0: not at all.
+    pub scrub_mb_per_s: f64,
     /// Memory for segments being fetched and decoded at once.
     pub fill_bytes: u64,
     /// URIs under which data may be read. There is no default: nothing can be read unless somebody allowed it.
@@ -49,6 +51,8 @@ impl Default for Settings {
             node: None,
             cache_dir: vec![PathBuf::from("/var/cache/forebay")],
             cache_bytes: 10_000_000_000,
+            // A day for 1.7 TB, and a disk does not notice.
+            scrub_mb_per_s: 20.0,
             fill_bytes: 1 << 30,
             allow: Vec::new(),
             nodes: Vec::new(),
@@ -87,6 +91,10 @@ pub struct Flags {
     #[arg(long, value_parser = bytes)]
     #[serde(skip_serializing_if = "Option::is_none")]
     cache_bytes: Option<u64>,
+    /// MB/s at which segment files are read through in the background, to find damage early [default: 20]; 0: off.
+    #[arg(long)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    scrub_mb_per_s: Option<f64>,
     /// Memory for segments being fetched and decoded [default: 1GiB].
     #[arg(long, value_parser = bytes)]
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -227,6 +235,9 @@ impl Settings {
         }
         if self.fill_bytes < 1 << 20 {
             return bad(format!("fill_bytes = {}: less than 1 MiB cannot fill a segment", self.fill_bytes));
+        }
+        if !(self.scrub_mb_per_s >= 0.0 && self.scrub_mb_per_s <= 1e6) {
+            return bad(format!("scrub_mb_per_s = {}: must be 0 (off) to 1000000", self.scrub_mb_per_s));
         }
         if !(self.drain_s >= 0.0 && self.drain_s <= 3600.0) {
             return bad(format!("drain_s = {}: must be 0 to 3600 seconds", self.drain_s));

@@ -20,6 +20,7 @@ mod map;
 pub mod pins;
 pub mod policy;
 mod recover;
+pub mod scrub;
 
 use arrow::array::RecordBatch;
 use dirs::{Dir, DirStatus, Health};
@@ -96,6 +97,8 @@ pub struct StoreCounters {
     pub not_stored: AtomicU64,
     /// Scans for victims.
     pub scans: AtomicU64,
+    /// Bytes that the scrub has read.
+    pub scrubbed_bytes: AtomicU64,
     /// Times that a directory was set aside.
     pub dir_faults: AtomicU64,
 }
@@ -199,6 +202,12 @@ impl Store {
             }
         }
         found
+    }
+
+    /// Whether what was found is still what was checked: to be asked after each use, before anything is made of it. A file
+    /// that was changed, cut or removed since is not.
+    pub fn is_sound(&self, batch: &RecordBatch) -> bool {
+        map::is_sound(self.dirs[0].disk(), batch)
     }
 
     /// Whether all these columns of a segment are held; touches neither disk nor recency.

@@ -29,6 +29,12 @@ pub trait Segments: Send + Sync + 'static {
         segment: u32,
         projection: &'a [usize],
     ) -> BoxFuture<'a, Result<Arc<RecordBatch>>>;
+
+    /// Whether what was got is still what was checked: segments may lie in files, which others can damage while they are
+    /// read. Asked after each use, off the async threads; what is not sound any more is got anew.
+    fn is_sound(&self, _segment: &RecordBatch) -> bool {
+        true
+    }
 }
 
 /// Bounds on what one answer holds.

@@ -29,6 +29,13 @@ pub struct Stamp {
     device: u64,
 }
 
+impl Stamp {
+    /// Whether both are of one file, changed in between or not.
+    pub fn is_same_file(&self, other: &Self) -> bool {
+        (self.inode, self.device) == (other.inode, other.device)
+    }
+}
+
 impl From<&fs::Metadata> for Stat {
     fn from(m: &fs::Metadata) -> Self {
         let ns = |seconds: i64, ns: i64| i128::from(seconds) * 1_000_000_000 + i128::from(ns);

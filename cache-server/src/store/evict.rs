@@ -155,7 +155,7 @@ impl Store {
     }
 
     /// Looks at every entry and queues the best victims, or all.
-    fn scan(&self, victims: &mut Victims, whole: bool) {
+    pub(super) fn scan(&self, victims: &mut Victims, whole: bool) {
         let (mut all, clock) = {
             let index = self.index();
             let free = |e: &super::index::Entry| !e.pinned && !e.is_in_use();

@@ -220,8 +220,16 @@ pub struct BodyCheck {
 impl BodyCheck {
     /// For the body of this header.
     pub fn new(header: &Header) -> Self {
-        let parts: Vec<_> =
-            header.part_bytes.iter().copied().zip(header.part_hashes.iter().copied()).collect();
+        Self::of(Vec::new(), header)
+    }
+
+    /// For the whole file: what comes before the body, which was checked, and the body.
+    pub fn of_file(header: &Header, start: &[u8]) -> Self {
+        Self::of(vec![(start.len() as u64, xxh3_64(start))], header)
+    }
+
+    fn of(mut parts: Vec<(u64, u64)>, header: &Header) -> Self {
+        parts.extend(header.part_bytes.iter().copied().zip(header.part_hashes.iter().copied()));
         let mut parts = parts.into_iter();
         let current = parts.next().unwrap_or((0, Xxh3::new().digest()));
         Self { parts, current, hash: Box::new(Xxh3::new()) }

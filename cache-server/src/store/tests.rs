@@ -197,6 +197,7 @@ proptest! {
     }
 }
 
+mod damage;
 mod faults;
 mod limit;
 mod plan;

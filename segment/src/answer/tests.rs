@@ -336,3 +336,45 @@ async fn a_rank_without_rows_in_most_segments_still_reads_ahead() {
     assert!(asked.contains(&41), "only {asked:?} were made ready");
     assert!(!asked.contains(&60), "{asked:?}");
 }
+
+/// Segments of which every other one got is damaged: its rows are wrong, and it says so when it is asked.
+struct Rotting(Arc<Made>);
+
+impl Segments for Rotting {
+    fn get<'a>(
+        &'a self,
+        manifest: &'a Arc<Manifest>,
+        segment: u32,
+        projection: &'a [usize],
+    ) -> BoxFuture<'a, Result<Arc<RecordBatch>>> {
+        async move {
+            let good = self.0.get(manifest, segment, projection).await?;
+            let asked = self.0.asked.lock().unwrap().iter().filter(|s| **s == segment).count();
+            match asked % 2 {
+                1 => Ok(Arc::new(batch(-1_000_000, good.num_rows() as u64).project(projection).unwrap())),
+                _ => Ok(good),
+            }
+        }
+        .boxed()
+    }
+
+    fn is_sound(&self, segment: &RecordBatch) -> bool {
+        let ids = segment.column_by_name("id").unwrap();
+        arrow::array::AsArray::as_primitive::<arrow::datatypes::Int64Type>(ids).value(0) >= 0
+    }
+}
+
+#[tokio::test]
+async fn what_was_made_of_damaged_segments_is_made_anew() {
+    let (made, manifest, schema) = dataset(&[500]);
+    let rotting: Arc<dyn Segments> = Arc::new(Rotting(made));
+    let ticket = v1::ScanTicket::default();
+    let answer = scan(rotting.clone(), manifest.clone(), &schema, &ticket, Budget::default()).unwrap();
+    let (rows, _) = read(answer).await.unwrap();
+    assert_eq!(rows.iter().map(|r| r.2).collect::<Vec<_>>(), (0..500).collect::<Vec<_>>());
+    let ticket = v1::RowsTicket { segment: vec![0, 0], row: vec![7, 3], ..Default::default() };
+    // That was an even number of gets: the next one is damaged again.
+    let answer = super::rows(rotting, manifest, &schema, &ticket, Budget::default()).unwrap();
+    let (rows, _) = read(answer).await.unwrap();
+    assert_eq!(rows.iter().map(|r| r.2).collect::<Vec<_>>(), [7, 3]);
+}

@@ -12,6 +12,7 @@ use forebay_proto::plan::{Order, PlanKey, Sample};
 use forebay_proto::{Error, Kind, Result, v1};
 use futures::{StreamExt, TryStreamExt, stream};
 use std::collections::{HashMap, HashSet};
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use tokio::sync::{Semaphore, mpsc};
@@ -21,6 +22,9 @@ const MESSAGE_ROWS: usize = 64 << 10;
 
 /// Segments that one answer gets at once, for a message and for its prefetch each.
 const CONCURRENCY: usize = 8;
+
+/// Times that a message is made at most, where segments are damaged in between.
+const ATTEMPTS: usize = 5;
 
 /// Segments that a prefetch keeps ready at most, however wide the window: beyond that the store decides.
 const PREFETCH_SEGMENTS: usize = 64;
@@ -99,37 +103,84 @@ impl Maker {
 
     /// Gathers and sends the collected rows.
     async fn send(&mut self, collected: Collected) -> Result<()> {
-        self.hold(collected.samples.iter().map(|s| s.segment).collect()).await?;
-        let estimated = collected.bytes;
-        let mut places = HashMap::with_capacity(self.held.len());
-        let mut sources: Vec<Arc<RecordBatch>> = Vec::with_capacity(self.held.len());
-        for (segment, batch) in &self.held {
-            places.insert(*segment, (sources.len(), self.manifest.segment(*segment)?.skip as usize));
-            sources.push(batch.clone());
-        }
-        let schema = self.schema.clone();
-        let message = blocking(move || {
-            let pick = |s: &Sample| {
-                let (source, skip) = places[&s.segment];
-                (source, skip + s.row as usize)
+        let collected = Arc::new(collected);
+        for _ in 0..ATTEMPTS {
+            self.hold(collected.samples.iter().map(|s| s.segment).collect()).await?;
+            let mut places = HashMap::with_capacity(self.held.len());
+            let mut sources: Vec<Arc<RecordBatch>> = Vec::with_capacity(self.held.len());
+            for (segment, batch) in &self.held {
+                places.insert(*segment, (sources.len(), self.manifest.segment(*segment)?.skip as usize));
+                sources.push(batch.clone());
+            }
+            let (schema, rows) = (self.schema.clone(), collected.clone());
+            let made = self.made_of(sources, move |sources| {
+                let pick = |s: &Sample| {
+                    let (source, skip) = places[&s.segment];
+                    (source, skip + s.row as usize)
+                };
+                let picks: Vec<Pick> = rows.samples.iter().map(pick).collect();
+                let sources: Vec<&RecordBatch> = sources.iter().map(Arc::as_ref).collect();
+                let batch = gather(&schema, &sources, &picks)?;
+                let digest = rows.digest.to_bytes().to_vec().into();
+                Message::new(&batch, v1::MessageMeta { digest, ..rows.meta.clone() })
+            });
+            let Some(message) = made.await? else {
+                self.held.clear();
+                continue;
             };
-            let picks: Vec<Pick> = collected.samples.iter().map(pick).collect();
-            let sources: Vec<&RecordBatch> = sources.iter().map(Arc::as_ref).collect();
-            let batch = gather(&schema, &sources, &picks)?;
-            let digest = collected.digest.to_bytes().to_vec().into();
-            Message::new(&batch, v1::MessageMeta { digest, ..collected.meta })
-        })
-        .await?;
-        if estimated > 0.0 {
-            self.share = message.body_bytes() as f64 / estimated;
+            if collected.bytes > 0.0 {
+                self.share = message.body_bytes() as f64 / collected.bytes;
+            }
+            return self.deliver(message).await;
         }
-        self.deliver(message).await
+        Err(unsound(&self.manifest))
+    }
+
+    /// A message made of segments; `None` if one of them was damaged meanwhile, whatever came of it.
+    async fn made_of(
+        &self,
+        sources: Vec<Arc<RecordBatch>>,
+        make: impl FnOnce(&[Arc<RecordBatch>]) -> Result<Message> + Send + 'static,
+    ) -> Result<Option<Message>> {
+        let segments = self.segments.clone();
+        blocking(move || {
+            // Damaged offsets may make it panic.
+            let made = std::panic::catch_unwind(AssertUnwindSafe(|| make(&sources)));
+            if !sources.iter().all(|source| segments.is_sound(source)) {
+                return Ok(None);
+            }
+            made.unwrap_or_else(|_| Err(Error::corrupt("gathering rows failed: the log says why"))).map(Some)
+        })
+        .await
+    }
+
+    /// A message of consecutive rows of a segment.
+    async fn stretch(&mut self, segment: u32, first: usize, rows: usize) -> Result<Message> {
+        for _ in 0..ATTEMPTS {
+            self.hold(HashSet::from([segment])).await?;
+            let sources: Vec<_> = self.held.values().cloned().collect();
+            let meta = v1::MessageMeta { runs: vec![0, segment, rows as u32], ..Default::default() };
+            let made =
+                self.made_of(sources, move |sources| Message::new(&sources[0].slice(first, rows), meta));
+            match made.await? {
+                Some(message) => return Ok(message),
+                None => self.held.clear(),
+            }
+        }
+        Err(unsound(&self.manifest))
     }
 
     async fn deliver(&self, message: Message) -> Result<()> {
         let sent = self.sender.send(Ok(message)).await;
         sent.map_err(|_| Error::closed("the reader of the stream has gone"))
     }
+}
+
+fn unsound(manifest: &Manifest) -> Error {
+    let uri = manifest.uri();
+    Error::retry(format!(
+        "{uri}: its segments are damaged again and again while they are read: the cache's log says more"
+    ))
 }
 
 /// Runs `work` off the async threads: it touches mapped pages and copies megabytes.
@@ -301,11 +352,10 @@ pub(super) async fn scan(mut maker: Maker, limit: u64) -> Result<()> {
         let rows = part.rows.min(left) as usize;
         let bytes = used_bytes(&batch) / batch.num_rows().max(1);
         let per_message = (maker.budget.message_bytes / bytes.max(1)).clamp(1, MESSAGE_ROWS);
+        drop(batch);
         for first in (0..rows).step_by(per_message) {
             let n = per_message.min(rows - first);
-            let stretch = batch.slice(part.skip as usize + first, n);
-            let meta = v1::MessageMeta { runs: vec![0, segment, n as u32], ..Default::default() };
-            let message = blocking(move || Message::new(&stretch, meta)).await?;
+            let message = maker.stretch(segment, part.skip as usize + first, n).await?;
             maker.deliver(message).await?;
         }
         left -= rows as u64;
