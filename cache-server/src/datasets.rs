@@ -6,6 +6,7 @@ mod known;
 
 use crate::cache::blocking;
 use crate::flight::Flights;
+use crate::store::Store;
 use arrow::datatypes::SchemaRef;
 use forebay_proto::manifest::{Digest, Manifest, SEGMENT_BYTES};
 use forebay_proto::{Error, Result, v1};
@@ -35,6 +36,8 @@ impl Dataset {
 pub struct Datasets {
     source: Source,
     allow: Vec<String>,
+    store: Arc<Store>,
+    home: PathBuf,
     dir: PathBuf,
     known: Mutex<Known>,
     /// Datasets being frozen, by URI and segment size: the ranks of a job all open theirs at once.
@@ -42,16 +45,19 @@ pub struct Datasets {
 }
 
 impl Datasets {
-    /// Datasets under the `allow` roots, with manifests kept in `dir`. `Invalid` when a root cannot be one.
-    pub fn open(source: Source, allow: &[String], dir: &Path) -> Result<Self> {
+    /// Datasets under the `allow` roots, with manifests kept in a directory of the store. `Invalid` when a root cannot be
+    /// one.
+    pub fn open(source: Source, allow: &[String], store: Arc<Store>) -> Result<Self> {
         let allow = allow
             .iter()
             .map(|root| source::normalise(root).map_err(|e| e.context(format!("--allow {root}"))))
             .collect::<Result<Vec<_>>>()?;
-        let dir = dir.join("v1/manifests");
+        let home = store.home()?;
+        let dir = home.join("v1/manifests");
         std::fs::create_dir_all(&dir)
             .map_err(|e| Error::denied(format!("cache directory {}: cannot be made: {e}", dir.display())))?;
-        let datasets = Self { source, allow, dir, known: Mutex::default(), freezing: Flights::default() };
+        let datasets =
+            Self { source, allow, store, home, dir, known: Mutex::default(), freezing: Flights::default() };
         datasets.recover();
         Ok(datasets)
     }
@@ -74,7 +80,8 @@ impl Datasets {
         self.drop_files(gone);
         if new {
             let (path, wire) = (self.path(manifest.digest()), v1::Manifest::from(&*manifest));
-            let kept = blocking(move || keep(&path, &wire.encode_to_vec())).await?;
+            let (store, home) = (self.store.clone(), self.home.clone());
+            let kept = blocking(move || keep(&store, &home, &path, &wire.encode_to_vec())).await?;
             if let Err(e) = kept {
                 tracing::warn!(error = %e, "a manifest could not be kept: after a restart its dataset is opened anew");
             }
@@ -110,7 +117,7 @@ impl Datasets {
     }
 
     /// The normal form of a URI that the settings allow; `Denied` for any other.
-    fn allowed(&self, uri: &str) -> Result<String> {
+    pub fn allowed(&self, uri: &str) -> Result<String> {
         let uri = source::normalise(uri)?;
         match self.allow.iter().any(|root| source::is_under(&uri, root)) {
             true => Ok(uri),
@@ -147,7 +154,11 @@ impl Datasets {
 
     fn drop_files(&self, gone: Vec<Digest>) {
         for digest in gone {
-            std::fs::remove_file(self.path(digest)).ok();
+            let path = self.path(digest);
+            let bytes = std::fs::metadata(&path).map_or(0, |m| m.len());
+            if std::fs::remove_file(&path).is_ok() {
+                self.store.release_beside(&self.home, bytes);
+            }
         }
     }
 
@@ -160,8 +171,17 @@ impl Datasets {
     }
 }
 
-fn keep(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
+/// Writes a manifest where the store's limit has room for it.
+fn keep(store: &Store, home: &Path, path: &Path, bytes: &[u8]) -> Result<()> {
+    let failed = |e: std::io::Error| Error::retry(format!("{}: write: {e}", path.display()));
+    if !store.book_beside(home, bytes.len() as u64) {
+        return Err(Error::full(format!("{}: the cache has no room for it", path.display())));
+    }
     let tmp = path.with_extension("tmp");
-    std::fs::write(&tmp, bytes)?;
-    std::fs::rename(&tmp, path)
+    let written = std::fs::write(&tmp, bytes).and_then(|()| std::fs::rename(&tmp, path));
+    if written.is_err() {
+        std::fs::remove_file(&tmp).ok();
+        store.release_beside(home, bytes.len() as u64);
+    }
+    written.map_err(failed)
 }

@@ -56,11 +56,10 @@ impl Server {
             ms = started.elapsed().as_millis() as u64,
             "the index is rebuilt"
         );
-        let home = store.home()?;
+        let store = Arc::new(store);
         let events = Arc::new(Events::default());
-        let cache =
-            Arc::new(Cache::new(source.clone(), Arc::new(store), events.clone(), settings.fill_bytes));
-        let datasets = Datasets::open(source, &settings.allow, &home)?;
+        let cache = Arc::new(Cache::new(source.clone(), store.clone(), events.clone(), settings.fill_bytes));
+        let datasets = Datasets::open(source, &settings.allow, store)?;
         let address = local(&listener)?;
         let node = Node {
             name: settings.node.unwrap_or_else(|| address.to_string()),

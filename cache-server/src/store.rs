@@ -27,7 +27,7 @@ use dirs::{Dir, DirStatus, Health};
 use disk::{Disk, RealDisk};
 use evict::{Room, Victims};
 use file::{Encoded, Origin, Unreadable};
-use forebay_proto::manifest::SegmentId;
+use forebay_proto::manifest::{Digest, SegmentId};
 use forebay_proto::{Error, Result};
 use index::{Booking, Entry, FileKey, Index};
 use map::Mapped;
@@ -121,6 +121,11 @@ pub struct Store {
 fn charge(bytes: u64) -> u64 {
     let blocks = bytes.div_ceil(BLOCK_BYTES);
     BLOCK_BYTES * (blocks + u64::from(blocks > 4))
+}
+
+/// The same for a file beside the segments: a block of it is its share of the folder that it is in.
+fn beside(bytes: u64) -> u64 {
+    charge(bytes) + BLOCK_BYTES
 }
 
 impl Store {
@@ -236,7 +241,7 @@ impl Store {
                 break;
             }
             let booking =
-                match self.make_room(origin.id, charge(encoded.bytes()) + FOLDER_GROWTH_BYTES, admit) {
+                match self.make_room(origin.id, charge(encoded.bytes()) + FOLDER_GROWTH_BYTES, admit, None) {
                     Room::Booked(booking) => booking,
                     Room::NotWorthIt => return Ok(Written::NotWorthIt),
                     Room::None => break,
@@ -364,6 +369,22 @@ impl Store {
         let up = self.dirs.iter().find(|dir| dir.health() != Health::Away);
         let none = || Error::retry("no cache directory works now");
         up.map(|dir| dir.path().to_owned()).ok_or_else(none)
+    }
+
+    /// Books room for a file that others keep in a directory beside the segments; false when there is none.
+    pub fn book_beside(&self, dir: &Path, bytes: u64) -> bool {
+        let nobody = SegmentId(Digest(0));
+        let only = self.dirs.iter().position(|d| d.path() == dir);
+        only.is_some_and(|_| {
+            matches!(self.make_room(nobody, beside(bytes), Admit::Always, only), Room::Booked(_))
+        })
+    }
+
+    /// Such a file is gone.
+    pub fn release_beside(&self, dir: &Path, bytes: u64) {
+        if let Some(dir) = self.dirs.iter().position(|d| d.path() == dir) {
+            self.index().give_back(dir, beside(bytes));
+        }
     }
 
     /// Bytes in use on the disk: files, those being written and removed, folders.

@@ -10,6 +10,7 @@ mod figures;
 mod free;
 mod inspect;
 mod load;
+mod pin;
 mod plan;
 mod status;
 
@@ -42,6 +43,10 @@ enum Command {
     Load(load::Load),
     /// Drop a dataset from the cache
     Free(free::Free),
+    /// Keep what lies under a URI in the cache, now and in future
+    Pin(pin::Pin),
+    /// Let what was pinned be evicted again
+    Unpin(pin::Pin),
     /// Read epochs without a trainer, and report where the bytes came from and how fast
     Epoch(epoch::Epoch),
     /// Print rows in file order
@@ -126,6 +131,8 @@ async fn run(command: Command, out: Out<'_>) -> Result<(), Failure> {
         Command::Inspect(c) => c.run(out).await,
         Command::Load(c) => c.run(out).await,
         Command::Free(c) => c.run(out).await,
+        Command::Pin(c) => c.run(true, out).await,
+        Command::Unpin(c) => c.run(false, out).await,
         Command::Epoch(c) => c.run(out).await,
         Command::Cat(c) => c.run(out).await,
         Command::Plan(c) => c.run(out).await,

@@ -3,10 +3,11 @@
 use super::Node;
 use crate::cache::blocking;
 use crate::datasets::Dataset;
+use crate::store::dirs::{DirStatus, Health};
 use forebay_proto::v1::cache_server::Cache as Service;
 use forebay_proto::{Error, v1};
 use forebay_segment::answer::Segments;
-use forebay_segment::schema;
+use forebay_segment::{schema, source};
 use futures::StreamExt;
 use futures::stream::BoxStream;
 use std::sync::Arc;
@@ -74,12 +75,28 @@ impl Service for Control {
         Ok(Response::new(v1::FreeReply { segments, bytes }))
     }
 
+    async fn pin(&self, request: Request<v1::PinRequest>) -> Answer<v1::PinReply> {
+        let uri = self.node.datasets.allowed(&request.into_inner().uri)?;
+        let store = self.node.cache.store().clone();
+        let (files, bytes) = blocking(move || store.pin(&uri)).await??;
+        Ok(Response::new(v1::PinReply { files, bytes }))
+    }
+
+    async fn unpin(&self, request: Request<v1::PinRequest>) -> Answer<v1::PinReply> {
+        // What is no longer allowed may still be pinned.
+        let uri = source::normalise(&request.into_inner().uri)?;
+        let store = self.node.cache.store().clone();
+        let (files, bytes) = blocking(move || store.unpin(&uri)).await??;
+        Ok(Response::new(v1::PinReply { files, bytes }))
+    }
+
     async fn status(&self, _: Request<v1::StatusRequest>) -> Answer<v1::StatusReply> {
         let node = self.node.clone();
         // A look at every segment of every dataset: milliseconds, but not for an async thread.
         let datasets =
             blocking(move || node.datasets.list().iter().map(|d| held(&node, d)).collect()).await?;
         let store = self.node.cache.store();
+        let (pins, pinned_bytes) = store.pinned();
         Ok(Response::new(v1::StatusReply {
             node: self.node.name.clone(),
             version: env!("CARGO_PKG_VERSION").into(),
@@ -89,6 +106,9 @@ impl Service for Control {
             segments_held: store.segments(),
             counters: Some(self.node.counters()),
             datasets,
+            pins,
+            pinned_bytes,
+            dirs: store.dirs().into_iter().map(dir).collect(),
         }))
     }
 
@@ -101,6 +121,20 @@ impl Service for Control {
         let stopped = self.stop.clone().cancelled_owned();
         let open = futures::stream::once(stopped).filter_map(|()| async { None });
         Ok(Response::new(topology.chain(open).boxed()))
+    }
+}
+
+fn dir(dir: DirStatus) -> v1::DirStatus {
+    let health = match dir.health {
+        Health::Up => "up",
+        Health::Full => "full",
+        Health::Away => "away",
+    };
+    v1::DirStatus {
+        path: dir.path.display().to_string(),
+        health: health.into(),
+        bytes_used: dir.used_bytes,
+        bytes_limit: dir.limit_bytes,
     }
 }
 

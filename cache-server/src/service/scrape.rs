@@ -14,6 +14,7 @@ use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
@@ -67,7 +68,18 @@ impl Collector for NodeMetrics {
             ("served_bytes", "Bytes sent on batch streams", c.bytes_served),
             ("streams", "Batch streams opened", c.streams),
         ];
-        for (name, help, value) in counters {
+        let store = self.0.cache.store().counters();
+        let of_store = [
+            (
+                "segments_not_stored",
+                "Segments served without storing: no room, or no disk",
+                &store.not_stored,
+            ),
+            ("scrubbed_bytes", "Bytes of segment files that the scrub has read", &store.scrubbed_bytes),
+            ("cache_dir_faults", "Times that a cache directory was set aside", &store.dir_faults),
+        ];
+        let of_store = of_store.map(|(name, help, value)| (name, help, value.load(Relaxed)));
+        for (name, help, value) in counters.into_iter().chain(of_store) {
             let metric = ConstCounter::new(value);
             metric.encode(encoder.encode_descriptor(name, help, None, metric.metric_type())?)?;
         }
@@ -75,6 +87,7 @@ impl Collector for NodeMetrics {
         let gauges = [
             ("cache_used_bytes", "Bytes that the cache directories use", store.used_bytes()),
             ("cache_limit_bytes", "Bytes that the cache directories may use", store.limit_bytes()),
+            ("cache_pinned_bytes", "Bytes of segment files that are pinned", store.pinned().1),
             ("segment_files", "Segment files held", store.files()),
         ];
         for (name, help, value) in gauges {

@@ -53,15 +53,15 @@ pub enum Room {
 }
 
 impl Store {
-    /// Books `bytes` in a directory that works, evicting as far as `admit` lets it.
-    pub(super) fn make_room(&self, id: SegmentId, bytes: u64, admit: Admit) -> Room {
+    /// Books `bytes` in a directory that works (or `only` in this one), evicting as far as `admit` lets it.
+    pub(super) fn make_room(&self, id: SegmentId, bytes: u64, admit: Admit, only: Option<usize>) -> Room {
         let mut victims = self.victims.lock().unwrap_or_else(PoisonError::into_inner);
         // A queue of before may lack what was being read then.
         let mut whole_now = false;
         for _ in 0..ATTEMPTS {
             let short = {
                 let mut index = self.index();
-                let short = self.short(&index, bytes);
+                let short = self.short(&index, bytes, only);
                 match short.iter().find(|(_, short)| *short == 0) {
                     Some((dir, _)) => return Room::Booked(index.book(*dir, bytes)),
                     None => short,
@@ -95,8 +95,9 @@ impl Store {
     }
 
     /// Directories that can be written and could hold `bytes`, and how many each is short of; the roomiest first.
-    fn short(&self, index: &Index, bytes: u64) -> Vec<(usize, u64)> {
+    fn short(&self, index: &Index, bytes: u64, only: Option<usize>) -> Vec<(usize, u64)> {
         let mut short: Vec<_> = (0..self.dirs.len())
+            .filter(|&dir| only.is_none_or(|only| only == dir))
             .filter(|&dir| self.dirs[dir].health() == Health::Up && bytes <= index.account(dir).limit_bytes)
             .map(|dir| {
                 let a = index.account(dir);

@@ -207,6 +207,12 @@ impl Index {
         }
     }
 
+    /// Gives bytes back that were booked for good.
+    pub fn give_back(&mut self, dir: usize, bytes: u64) {
+        let a = &mut self.accounts[dir];
+        a.used_bytes = a.used_bytes.saturating_sub(bytes);
+    }
+
     /// Keeps only so many of booked bytes.
     pub fn shrink(&mut self, booking: &mut Booking, bytes: u64) {
         self.release(Booking { bytes: booking.bytes.saturating_sub(bytes), ..*booking });

@@ -98,9 +98,23 @@ pub fn rebuild(store: &Store, dir: usize) -> Result<()> {
         index.insert(seen.key, entry, booking);
     }
     drop(index);
+    let beside = beside_bytes(place).map_err(fail)?;
+    store.index().book(dir, beside);
     store.measure(dir).map_err(fail)?;
     trim(store, dir);
     Ok(())
+}
+
+/// What others keep beside the segments, as it was booked when it was written.
+fn beside_bytes(dir: &Dir) -> io::Result<u64> {
+    let folder = dir.path().join("v1/manifests");
+    let names = match dir.disk().list(&folder) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Vec::new(),
+        names => names?,
+    };
+    let bytes =
+        |name: String| dir.disk().stat_path(&folder.join(name)).map_or(0, |s| super::beside(s.stamp.bytes));
+    Ok(super::beside(0) + names.into_iter().map(bytes).sum::<u64>())
 }
 
 /// What a directory holds: files by the time they were written, and those that do not verify.

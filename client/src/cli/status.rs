@@ -28,6 +28,17 @@ struct Answer<'a> {
     segments_held: u64,
     counters: serde_json::Map<String, serde_json::Value>,
     datasets: Vec<Held<'a>>,
+    pins: &'a [String],
+    pinned_bytes: u64,
+    dirs: Vec<Dir<'a>>,
+}
+
+#[derive(Serialize)]
+struct Dir<'a> {
+    path: &'a str,
+    health: &'a str,
+    bytes_used: u64,
+    bytes_limit: u64,
 }
 
 #[derive(Serialize)]
@@ -72,6 +83,18 @@ fn answer<'a>(endpoint: &'a str, s: &'a StatusReply) -> Answer<'a> {
                 rows: d.rows,
                 segments: d.segments,
                 segments_held: d.segments_held,
+            })
+            .collect(),
+        pins: &s.pins,
+        pinned_bytes: s.pinned_bytes,
+        dirs: s
+            .dirs
+            .iter()
+            .map(|d| Dir {
+                path: &d.path,
+                health: &d.health,
+                bytes_used: d.bytes_used,
+                bytes_limit: d.bytes_limit,
             })
             .collect(),
     }
@@ -121,6 +144,16 @@ fn text(endpoint: &str, s: &StatusReply) -> String {
             figures::of(c.streams, "stream")
         ),
     ];
+    if !s.pins.is_empty() {
+        lines.push(format!("pinned    {}: {}", bytes(s.pinned_bytes), s.pins.join(", ")));
+    }
+    for d in s.dirs.iter().filter(|d| d.health != "up") {
+        let what = match d.health.as_str() {
+            "full" => "its disk is full: read, not written",
+            _ => "it failed and is set aside: the server's log says why",
+        };
+        lines.push(format!("directory {}: {what}", d.path));
+    }
     if !s.datasets.is_empty() {
         let mut table = figures::table(&["dataset", "rows", "segments", "held", "digest"], &[1, 2, 3]);
         for d in &s.datasets {
@@ -141,7 +174,7 @@ fn text(endpoint: &str, s: &StatusReply) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use forebay_proto::v1::{Counters, DatasetStatus};
+    use forebay_proto::v1::{Counters, DatasetStatus, DirStatus};
 
     #[test]
     fn for_people_and_for_programs() {
@@ -160,11 +193,22 @@ mod tests {
                 segments: 2,
                 segments_held: 1,
             }],
+            pins: vec!["s3://b/d".into(), "s3://b/e".into()],
+            pinned_bytes: 2_500,
+            dirs: ["up", "away"]
+                .map(|health| DirStatus {
+                    path: format!("/disk/{health}"),
+                    health: health.into(),
+                    ..Default::default()
+                })
+                .into(),
         };
         let text = text("http://h:1", &reply);
         assert!(text.starts_with("http://h:1: node a, version 0.1.0, up 1 min 1 s\n"), "{text}");
         assert!(text.contains("holds     1.50 MB of 10.0 GB in 1 segment\n"), "{text}");
         assert!(text.contains("s3://b/d  60,000"), "{text}");
+        assert!(text.contains("pinned    2.50 kB: s3://b/d, s3://b/e\n"), "{text}");
+        assert!(text.contains("directory /disk/away: it failed") && !text.contains("/disk/up"), "{text}");
         let json = serde_json::to_value(answer("http://h:1", &reply)).unwrap();
         assert_eq!(json["counters"]["s3_bytes"], 3_000);
         assert_eq!(json["counters"].as_object().unwrap().len(), 16);

@@ -8,12 +8,13 @@ use forebay_client::stream::{Stream, StreamSettings};
 use forebay_client::{Access, Dataset, DatasetSpec};
 use forebay_proto::v1;
 use forebay_tests::mnist;
-use forebay_tests::process::{Run, ServerOptions};
+use forebay_tests::process::{Run, Server, ServerOptions};
 use forebay_tests::s3::S3Server;
 use prost::Message;
 
 use crate::commands::{cached, counter, epoch, json};
 use crate::fixtures;
+use crate::refused::check;
 
 /// The body of what an HTTP server answers; panics unless the status is 200.
 fn get(base: &str, path: &str) -> String {
@@ -152,5 +153,36 @@ fn a_variable_that_looks_like_a_number_is_text_where_text_is_wanted() {
         .env("FOREBAY_SOURCE__S3_SECRET_ACCESS_KEY", "0123456789")
         .start();
     assert_eq!(json(cached(&server, &["status"]))["node"], "007");
+    server.stop();
+}
+
+#[test]
+fn what_is_pinned_stays_also_after_a_restart() {
+    let s3 = S3Server::start();
+    mnist::upload(&s3).expect("read MNIST");
+    let folder = tempfile::tempdir().expect("make a folder");
+    // Room for the small dataset and a part of the large one.
+    let options = || ServerOptions::for_s3(&s3).folder(folder.path()).args(["--cache-bytes", "20MB"]);
+    let server = options().start();
+    let (pinned, other) = (s3.uri("mnist/test"), s3.uri("mnist/train"));
+    let pin = json(cached(&server, &["pin", &pinned]));
+    assert_eq!((pin["uri"].as_str(), pin["files"].as_u64()), (Some(pinned.as_str()), Some(0)));
+    cached(&server, &["load", &pinned]).end().expect_success();
+    let fills_up = |server: &Server| {
+        cached(server, &["epoch", &other, "--segment-bytes", "2000000"]).end().expect_success();
+        let status = json(cached(server, &["status"]));
+        assert_eq!(status["pins"], serde_json::json!([pinned]));
+        assert!(status["pinned_bytes"].as_u64() > Some(7_840_000), "{status}");
+        let warm = json(cached(server, &["epoch", &pinned]));
+        assert_eq!(epoch(&warm, 0, "source"), "cache");
+    };
+    fills_up(&server);
+    server.stop();
+    let server = options().start();
+    fills_up(&server);
+    let text = cached(&server, &["unpin", &pinned]).end().expect_success();
+    let text = String::from_utf8_lossy(&text).into_owned();
+    assert!(text.contains("no longer pinned"), "{text}");
+    check(cached(&server, &["unpin", &pinned]).end(), &[&pinned, "not pinned"]);
     server.stop();
 }

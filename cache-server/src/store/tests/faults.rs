@@ -16,6 +16,8 @@ enum Wrong {
     Writes(i32),
     /// This share of all operations, in 1/1000.
     Some(u32, i32),
+    /// Everything from so many operations on, as if the process had been killed there.
+    From(u64),
 }
 
 const EIO: i32 = 5;
@@ -27,11 +29,16 @@ const ENOSPC: i32 = 28;
 struct Faulty {
     wrong: Mutex<(PathBuf, Wrong)>,
     seed: AtomicU64,
+    operations: AtomicU64,
 }
 
 impl Faulty {
     fn new(seed: u64) -> Arc<Self> {
-        Arc::new(Self { wrong: Mutex::new((PathBuf::new(), Wrong::Nothing)), seed: AtomicU64::new(seed) })
+        Arc::new(Self {
+            wrong: Mutex::new((PathBuf::new(), Wrong::Nothing)),
+            seed: AtomicU64::new(seed),
+            operations: AtomicU64::new(0),
+        })
     }
 
     fn set(&self, dir: &Path, wrong: Wrong) {
@@ -46,6 +53,7 @@ impl Faulty {
 
     fn check(&self, path: Option<&Path>, writes: bool) -> io::Result<()> {
         let (dir, wrong) = self.wrong.lock().unwrap().clone();
+        let done = self.operations.fetch_add(1, Ordering::Relaxed);
         // What has no path is an open file: of a directory that fails as a whole, or not.
         if path.is_some_and(|p| !p.starts_with(&dir)) {
             return Ok(());
@@ -53,6 +61,7 @@ impl Faulty {
         match wrong {
             Wrong::All(code) if path.is_some() => Err(io::Error::from_raw_os_error(code)),
             Wrong::Writes(code) if writes && path.is_some() => Err(io::Error::from_raw_os_error(code)),
+            Wrong::From(operation) if done >= operation => Err(io::Error::from_raw_os_error(EIO)),
             Wrong::Some(share, code) if self.roll() < share => Err(io::Error::from_raw_os_error(code)),
             _ => Ok(()),
         }
@@ -272,6 +281,38 @@ proptest! {
                 prop_assert_eq!(&*part, &batch(n, 50, &["a"]));
             }
         }
+        for dir in [&two.one, &two.two] {
+            prop_assert_eq!(fs::read_dir(dir.path().join("v1/tmp")).unwrap().count(), 0);
+            prop_assert!(disk_bytes(dir.path()) <= store.limit_bytes() / 2);
+        }
+    }
+
+    /// Killed anywhere between two operations, or in the middle of a write: what is there afterwards verifies.
+    #[test]
+    fn a_kill_leaves_only_what_verifies(operation in 0u64..400) {
+        let two = Two::new(0);
+        let store = two.open(4).unwrap();
+        let begun = two.disk.operations.load(Ordering::Relaxed);
+        two.disk.set(Path::new("/"), Wrong::From(begun + operation));
+        for round in 0..30u128 {
+            // A second file of the same segment, a replaced one, and evictions are among them.
+            let n = (round * 7) % 12;
+            drop(put(&store, n, 50, &["a"]));
+            drop(put(&store, n, 50, &["more"]));
+        }
+        drop(store);
+        two.disk.set(Path::new("/"), Wrong::Nothing);
+        let store = two.open(4).unwrap();
+        let corrupt = || store.counters().corrupt.load(Ordering::Relaxed);
+        prop_assert_eq!(corrupt(), 0, "what has its name is whole");
+        for n in 0..12 {
+            for column in ["a", "more"] {
+                for part in store.find(origin(n).id, &names(&[column])).parts {
+                    prop_assert_eq!(&*part, &batch(n, 50, &[column]));
+                }
+            }
+        }
+        prop_assert_eq!(corrupt(), 0);
         for dir in [&two.one, &two.two] {
             prop_assert_eq!(fs::read_dir(dir.path().join("v1/tmp")).unwrap().count(), 0);
             prop_assert!(disk_bytes(dir.path()) <= store.limit_bytes() / 2);

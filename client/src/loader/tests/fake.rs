@@ -173,6 +173,14 @@ impl Cache for Node {
         Err(Status::unimplemented(""))
     }
 
+    async fn pin(&self, _: Request<v1::PinRequest>) -> Reply<v1::PinReply> {
+        Err(Status::unimplemented(""))
+    }
+
+    async fn unpin(&self, _: Request<v1::PinRequest>) -> Reply<v1::PinReply> {
+        Err(Status::unimplemented(""))
+    }
+
     async fn status(&self, _: Request<v1::StatusRequest>) -> Reply<v1::StatusReply> {
         Err(Status::unimplemented(""))
     }

@@ -1,0 +1,49 @@
+//! `forebay pin` and `forebay unpin`: keep what lies under a URI in the cache, and let it go again.
+
+use super::failure::Failure;
+use super::{EndpointArgs, Out, figures, write_json};
+use clap::Args;
+use forebay_proto::v1;
+use serde::Serialize;
+
+#[derive(Debug, Args)]
+pub(super) struct Pin {
+    /// What to pin or unpin: a dataset, an object, or a prefix of several
+    uri: String,
+    #[command(flatten)]
+    endpoint: EndpointArgs,
+    /// Answer in JSON
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Serialize)]
+struct Answer {
+    uri: String,
+    files: u64,
+    bytes: u64,
+}
+
+impl Pin {
+    /// Pins, or with `pinned` = false unpins.
+    pub(super) async fn run(self, pinned: bool, out: Out<'_>) -> Result<(), Failure> {
+        let node = self.endpoint.node()?;
+        let request = v1::PinRequest { uri: self.uri.clone() };
+        let mut client = node.client();
+        let reply = match pinned {
+            true => client.pin(request).await,
+            false => client.unpin(request).await,
+        };
+        let v1::PinReply { files, bytes } = reply.map_err(|s| node.error(s))?.into_inner();
+        if self.json {
+            return write_json(out, &Answer { uri: self.uri, files, bytes });
+        }
+        let what = if pinned { "pinned" } else { "no longer pinned" };
+        let held = match files {
+            0 => "nothing of it is held yet".to_owned(),
+            n => format!("{} in {} held", figures::bytes(bytes), figures::of(n, "file")),
+        };
+        writeln!(out, "{}: {what}, {held}", self.uri)?;
+        Ok(())
+    }
+}
