@@ -1,6 +1,6 @@
 # The only commands; CI calls the same ones. Each sets up what it needs by itself.
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo test check bench-epoch bench-order bench-store clean
+.PHONY: help setup build demo test check bench-epoch bench-order bench-store nccl gpu-kit parity clean
 
 DEMO_ARGS ?=
 BENCH_ARGS ?=
@@ -25,6 +25,7 @@ test: ## Build and run all tests
 check: ## Formatting and lints
 	@scripts/setup.sh check
 	cargo fmt --all --check
+	cargo fmt --check --manifest-path trainer/c10d-nccl/Cargo.toml
 	cargo clippy --workspace --all-targets -- -D warnings
 
 bench-epoch: build ## Time epochs through the cache, cold and warm, beside reading S3 directly
@@ -35,6 +36,16 @@ bench-order: build ## Measure the order: speed, quality of the shuffle, resuming
 
 bench-store: build ## Measure the store: hits, amplification, restarts; 200 kills, 1,000 damaged files, failing disks and S3
 	target/release/forebay-bench-store $(BENCH_ARGS)
+
+nccl: setup ## Build the plugin for GPUs (no GPU needed): target/nccl/release, where the programs find it
+	@scripts/setup.sh nccl
+	cargo build --release --manifest-path trainer/c10d-nccl/Cargo.toml --target-dir target/nccl
+
+gpu-kit: build nccl ## Gather in target/gpu-kit what a machine with a GPU and torch 2.11 needs: copy it there, start run.sh
+	@scripts/gpu-kit.sh
+
+parity: build ## Train in Rust and in Python alike, compare bit for bit (installs all of torch, 4.6 GB, in .parity)
+	@tests/parity/run.sh
 
 clean: ## Remove what was built (not .torch and .venv)
 	cargo clean

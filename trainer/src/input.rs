@@ -12,7 +12,7 @@ pub mod tensors;
 use std::fmt;
 
 use anyhow::{Context, Result};
-use tch::{Device, Tensor};
+use tch::Tensor;
 
 pub use columns::{Columns, Takes};
 
@@ -83,9 +83,11 @@ impl Input {
         (0..parts).map(|part| self.narrow(cut(part), cut(part + 1) - cut(part))).collect()
     }
 
-    /// The same on another device.
-    pub fn to_device(&self, device: Device) -> Self {
-        self.map(self.rows, |tensor| tensor.to_device(device))
+    /// The same with each tensor replaced.
+    pub fn try_map(&self, f: impl Fn(&Tensor) -> Result<Tensor>) -> Result<Self> {
+        let replaced = |(role, tensor): &(Role, Tensor)| Ok((*role, f(tensor)?));
+        let tensors = self.tensors.iter().map(replaced).collect::<Result<_>>()?;
+        Ok(Self { tensors, mask: self.mask.as_ref().map(f).transpose()?, rows: self.rows })
     }
 
     fn map(&self, rows: i64, f: impl Fn(&Tensor) -> Tensor) -> Self {

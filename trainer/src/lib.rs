@@ -5,7 +5,7 @@
 //! process with torchrun's variables in its environment (the launcher's copies have them) is one rank. Whatever goes
 //! wrong ends all ranks within seconds, with one line on stderr and an exit code other than 0.
 //!
-//! * [`settings`]: the flags, checked. [`place`]: which rank this is. [`launch`]: the other ranks. [`failure`]: how a
+//! * [`settings`]: the flags, checked. [`place`]: which rank this is. [`device`]: where it computes. [`launch`]: the other ranks. [`failure`]: how a
 //!   rank tells why it ended.
 //! * [`rank`]: one rank's run, from opening the datasets to the report.
 //! * [`feed`]: batches from the loader and the time spent waiting for them. [`input`]: a batch as tensors, uncopied.
@@ -15,6 +15,7 @@
 //! The trainer writes nothing but the report: no checkpoints yet.
 
 pub mod account;
+pub mod device;
 pub mod evaluate;
 pub mod failure;
 pub mod feed;

@@ -1,12 +1,12 @@
 //! Which rank this process is: torchrun's contract of environment variables.
 //!
 //! `RANK`, `WORLD_SIZE`, `LOCAL_RANK`, `MASTER_ADDR` and `MASTER_PORT`; `LOCAL_WORLD_SIZE` and
-//! `TORCHELASTIC_USE_AGENT_STORE` where they are set. Our own launcher speaks the same language.
+//! `TORCHELASTIC_USE_AGENT_STORE` and `TORCHELASTIC_RESTART_COUNT` where they are set. Our own launcher speaks the same language.
 
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use forebay_c10d::{ProcessGroup, Store};
+use forebay_c10d::Store;
 
 /// Set by our own launcher to its process id: it reads the error files and speaks for its ranks.
 pub const LAUNCHER: &str = "FOREBAY_LAUNCHER";
@@ -18,14 +18,18 @@ pub struct Place {
     pub rank: usize,
     /// The number of ranks.
     pub world: usize,
+    /// Its number among the ranks of this machine, and that of its GPU.
+    pub local_rank: usize,
     /// The number of ranks on this machine.
     pub local_world: usize,
     /// Host of the store.
     pub master_addr: String,
     /// Port of the store.
     pub master_port: u16,
-    /// Whether this rank serves the store, rather than the launcher or another rank.
-    pub serves_store: bool,
+    /// Whether the launcher serves the store, rather than rank 0.
+    pub agent_store: bool,
+    /// How often torchrun has restarted the ranks, whose store keeps what earlier ones left.
+    pub attempt: Option<usize>,
     /// The process id of our own launcher, if that started it.
     pub launcher: Option<u32>,
 }
@@ -56,23 +60,38 @@ impl Place {
         ensure!(rank < world, "RANK={rank} is not below WORLD_SIZE={world}");
         let local_world = if get("LOCAL_WORLD_SIZE").is_some() { number("LOCAL_WORLD_SIZE")? } else { 1 };
         ensure!(local_world > 0, "LOCAL_WORLD_SIZE is 0: this rank is one itself");
+        let local_rank = if get("LOCAL_RANK").is_some() { number("LOCAL_RANK")? } else { 0 };
         let port = number("MASTER_PORT")?;
         let agent_store = get("TORCHELASTIC_USE_AGENT_STORE").as_deref() == Some("True");
         Ok(Some(Self {
             rank,
             world,
+            local_rank,
             local_world,
             master_addr: text("MASTER_ADDR")?,
             master_port: u16::try_from(port).with_context(|| format!("MASTER_PORT={port} is not a port"))?,
-            serves_store: rank == 0 && !agent_store,
+            agent_store,
+            attempt: (agent_store && get("TORCHELASTIC_RESTART_COUNT").is_some())
+                .then(|| number("TORCHELASTIC_RESTART_COUNT"))
+                .transpose()?,
             launcher: get(LAUNCHER).is_some().then(|| number(LAUNCHER)).transpose()?.map(|pid| pid as u32),
         }))
     }
 
-    /// Joins the other ranks; returns when all have come. `timeout` also bounds each collective later.
-    pub fn join(&self, timeout: Duration) -> Result<ProcessGroup> {
-        let store = Store::tcp(&self.master_addr, self.master_port, self.world, self.serves_store, timeout)?;
-        Ok(ProcessGroup::gloo(store, self.rank, self.world, timeout)?)
+    /// The store that the ranks meet at; `timeout` bounds each request to it.
+    pub fn store(&self, timeout: Duration) -> Result<Store> {
+        let store =
+            Store::tcp(&self.master_addr, self.master_port, self.world, self.serves_store(), timeout)?;
+        if let Some(attempt) = self.attempt {
+            // The same prefix as Python's ranks take.
+            return Ok(store.prefixed(&format!("/worker/attempt_{attempt}"))?);
+        }
+        Ok(if self.agent_store { store } else { store.served_by(0) })
+    }
+
+    /// Whether this rank serves the store.
+    fn serves_store(&self) -> bool {
+        self.is_first() && !self.agent_store
     }
 
     /// Whether this rank speaks for all.
@@ -106,11 +125,22 @@ mod tests {
 
     #[test]
     fn rank_0_serves_the_store_unless_the_launcher_does() {
-        assert!(!place(&FULL).unwrap().unwrap().serves_store);
+        assert!(!place(&FULL).unwrap().unwrap().serves_store());
         let mut first = with("RANK", "0");
-        assert!(place(&first).unwrap().unwrap().serves_store);
+        assert!(place(&first).unwrap().unwrap().serves_store());
         first.push(("TORCHELASTIC_USE_AGENT_STORE", "True"));
-        assert!(!place(&first).unwrap().unwrap().serves_store);
+        assert!(!place(&first).unwrap().unwrap().serves_store());
+    }
+
+    #[test]
+    fn restarts_by_torchrun_are_told_apart() {
+        let mut restarted = with("TORCHELASTIC_USE_AGENT_STORE", "True");
+        assert_eq!(place(&restarted).unwrap().unwrap().attempt, None);
+        restarted.extend([("TORCHELASTIC_RESTART_COUNT", "2"), ("LOCAL_RANK", "1")]);
+        let found = place(&restarted).unwrap().unwrap();
+        assert_eq!((found.attempt, found.local_rank), (Some(2), 1));
+        // Without the agent's store nothing outlives the ranks.
+        assert_eq!(place(&with("TORCHELASTIC_RESTART_COUNT", "2")).unwrap().unwrap().attempt, None);
     }
 
     #[test]

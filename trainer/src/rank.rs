@@ -9,10 +9,10 @@ use forebay_client::counters::since;
 use forebay_client::loader::{Ending, Shuffle};
 use forebay_client::{Access, Batch, Dataset, DatasetSpec, Event, LoaderSettings};
 use forebay_proto::v1::Counters;
-use tch::Device;
 use tokio::runtime::{Handle, Runtime};
 
 use crate::account::Tally;
+use crate::device::Compute;
 use crate::evaluate::{Evaluation, Score};
 use crate::feed::Feed;
 use crate::input::{Columns, Input};
@@ -42,6 +42,7 @@ pub fn run(settings: &Settings, place: &Place) -> Result<()> {
 struct Rank<'a> {
     settings: &'a Settings,
     place: &'a Place,
+    compute: Compute,
     group: ProcessGroup,
     runtime: Handle,
     access: Access,
@@ -61,9 +62,11 @@ impl<'a> Rank<'a> {
             let _inside = runtime.enter();
             settings.access.access()?
         };
-        let group =
-            place.join(Duration::from_secs(settings.peer_timeout_s)).context("join the other ranks")?;
-        Ok(Self { settings, place, group, runtime, access })
+        let compute = Compute::open(settings.device, place)?;
+        let timeout = Duration::from_secs(settings.peer_timeout_s);
+        let joined = place.store(timeout).and_then(|store| compute.join(store, place, timeout));
+        let group = joined.context("join the other ranks")?;
+        Ok(Self { settings, place, compute, group, runtime, access })
     }
 
     fn run(&self) -> Result<()> {
@@ -163,7 +166,7 @@ impl<'a> Rank<'a> {
             clip_norm: optim.clip_norm,
             accumulate: optim.accumulate,
         };
-        let model = model.build(self.settings.seed, Device::Cpu)?;
+        let model = model.build(self.settings.seed, self.compute.device())?;
         Trainer::new(&self.group, model, settings).map(Some)
     }
 
@@ -193,7 +196,7 @@ impl<'a> Rank<'a> {
                 let before = batch.step() * self.settings.batch;
                 let at =
                     At { epoch, step: batch.step(), samples: (samples - before).min(self.settings.batch) };
-                let sum = trainer.step(&train.input(&batch)?, at)?;
+                let sum = trainer.step(&self.compute.take(train.input(&batch)?)?, at)?;
                 tally.loss_sum += sum;
                 loss = Some(sum / batch.real_rows().max(1) as f64);
             }
@@ -208,7 +211,7 @@ impl<'a> Rank<'a> {
         let mut feed = self.feed(&test.dataset, Shuffle::None, TEST_ROWS * self.place.world as u64, 1)?;
         let mut score = Score::default();
         while let Event::Batch(batch) = feed.next_event().context("evaluation")? {
-            score.add(model, &test.input(&batch)?)?;
+            score.add(model, &self.compute.take(test.input(&batch)?)?)?;
         }
         score.merge(&self.group, model.metric(), test.dataset.epoch_samples())
     }

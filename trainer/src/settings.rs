@@ -9,6 +9,7 @@ use forebay_client::args::AccessArgs;
 use forebay_proto::plan::Shuffle;
 use forebay_proto::view::{MixPart, Split};
 
+use crate::device::DeviceName;
 use crate::model::args::ModelArgs;
 use crate::optim::args::OptimArgs;
 
@@ -68,6 +69,9 @@ pub struct Settings {
     /// Ranks to start on this machine [default: 1]; not with torchrun, which starts them itself
     #[arg(long, value_name = "N")]
     pub nproc: Option<usize>,
+    /// Where to compute; cuda needs the plugin that `make nccl` builds
+    #[arg(long, value_enum, value_name = "WHERE", default_value_t)]
+    pub device: DeviceName,
     /// Give up on a peer that stays silent for so long, in seconds
     #[arg(long, value_name = "S", default_value_t = 300)]
     pub peer_timeout_s: u64,
