@@ -15,6 +15,7 @@ pub mod memory;
 pub mod reader;
 mod replay;
 pub mod restart;
+pub mod ticker;
 
 use crate::process::Server;
 use crate::report::{self, Row};
@@ -55,6 +56,7 @@ enum Part {
     Flips,
     Faults,
     Memory,
+    Ticker,
 }
 
 /// What a part has found.
@@ -160,6 +162,7 @@ fn one(part: Part, runtime: &Runtime, options: &Options) -> anyhow::Result<Findi
                 seed: options.seed,
             },
         ),
+        Part::Ticker => ticker::run(&ticker::Settings { segments: share(512, 64), runs: share(5, 2) }),
         Part::Memory => {
             memory::run(runtime, &memory::Settings { budget_mib: share(64, 16), runs: share(5, 1) })
         }

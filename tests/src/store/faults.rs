@@ -5,17 +5,19 @@
 mod trainer;
 
 use super::data::{MIB_ROWS, Table};
-use super::disk::SmallDisk;
+use super::disk::{SmallDisk, du};
 use super::hits::stored_bytes;
 use super::reader::{Epoch, Job, Reader};
 use super::{Findings, status};
-use crate::fault::{self, Fault};
+use crate::fault::{self, Fault, Plan};
 use crate::mnist;
 use crate::process::{Server, ServerOptions};
 use crate::s3::S3Server;
 use anyhow::Context;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use tokio::runtime::Runtime;
 use trainer::Training;
@@ -46,6 +48,8 @@ enum Store {
 enum Disk {
     /// It is smaller than the cache may be.
     IsFull,
+    /// The same, and there is another one that is large enough.
+    OneOfTwoIsFull,
     /// It takes no new files for a while.
     Refuses,
     /// Everything on it vanishes.
@@ -69,6 +73,7 @@ pub fn run(runtime: &Runtime, settings: &Settings) -> anyhow::Result<Findings> {
         runtime.block_on(stage.cut()),
         runtime.block_on(stage.outage()),
         runtime.block_on(stage.full_disk()),
+        runtime.block_on(stage.one_full_disk_of_two()),
         runtime.block_on(stage.refusing_disk()),
         runtime.block_on(stage.lost_disk()),
     ] {
@@ -102,9 +107,14 @@ impl Stage {
         self.store_fault("s3_outage", Store::IsGone).await
     }
 
-    /// The disk holds a quarter of what the cache may hold.
+    /// The disk holds an eighth of the data, a sixth of what the cache may hold.
     pub async fn full_disk(&self) -> anyhow::Result<Findings> {
         self.disk_fault("disk_full", Disk::IsFull).await
+    }
+
+    /// One of two disks is full; the other one holds what belongs there.
+    pub async fn one_full_disk_of_two(&self) -> anyhow::Result<Findings> {
+        self.disk_fault("disk_one_full", Disk::OneOfTwoIsFull).await
     }
 
     /// No file can be made for two epochs.
@@ -120,18 +130,19 @@ impl Stage {
     async fn store_fault(&self, name: &str, what: Store) -> anyhow::Result<Findings> {
         let folder = tempfile::tempdir()?;
         // A quarter of the data fits, so that the store is needed all the time.
-        let server = self.node(&folder.path().join("cache"), self.stored_bytes / 4)?;
+        let server = self.node(&[folder.path().join("cache")], self.stored_bytes / 4)?;
         let training = self.training(&server, folder.path()).await?;
         let mut reader = self.reader(&server).await?;
         let mut read = reader.epoch().await?;
         let lasts = Duration::from_secs(self.settings.outage_s);
         let until = Instant::now() + if what == Store::IsGone { lasts } else { Duration::ZERO };
-        let seed = self.settings.seed;
-        self.s3.inject(match what {
+        let (seed, struck) = (self.settings.seed, Arc::new(AtomicU64::new(0)));
+        let plan = match what {
             Store::Throttles => fault::share(0.1, seed, Fault::SlowDown),
             Store::BreaksOff => fault::share(0.1, seed, Fault::Cut),
             Store::IsGone => fault::lasting(lasts, Fault::SlowDown),
-        });
+        };
+        self.s3.inject(counted(plan, struck.clone()));
         let outcome = async {
             loop {
                 read = read.and(reader.epoch().await?);
@@ -145,20 +156,26 @@ impl Stage {
         .await;
         let trained = tokio::task::block_in_place(|| training.map(Training::end).transpose());
         self.s3.heal();
-        self.findings(name, server, outcome, trained)
+        let mut found = self.findings(name, server, outcome, trained)?;
+        let struck = struck.load(Ordering::Relaxed);
+        found.value(format!("fault_{name}_requests"), "requests", struck as f64);
+        found.check(struck > 0, format!("{name}: {struck} requests failed so"));
+        Ok(found)
     }
 
     async fn disk_fault(&self, name: &str, what: Disk) -> anyhow::Result<Findings> {
         let folder = tempfile::tempdir()?;
         let disk = match what {
-            Disk::IsFull => match SmallDisk::mount(self.stored_bytes / 4) {
+            Disk::IsFull | Disk::OneOfTwoIsFull => match SmallDisk::mount(self.small_disk_bytes()) {
                 Some(disk) => Some(disk),
                 None => return Ok(skipped(name, "no tmpfs can be mounted here")),
             },
             _ => None,
         };
         let cache = disk.as_ref().map_or_else(|| folder.path().join("cache"), SmallDisk::folder);
-        let server = self.node(&cache, self.stored_bytes * 3 / 4)?;
+        let mut dirs = vec![cache.clone()];
+        dirs.extend((what == Disk::OneOfTwoIsFull).then(|| folder.path().join("other")));
+        let server = self.node(&dirs, self.stored_bytes * 3 / 4)?;
         let training = self.training(&server, folder.path()).await?;
         let mut reader = self.reader(&server).await?;
         let mut read = reader.epoch().await?;
@@ -173,16 +190,25 @@ impl Stage {
         heal(what, &cache);
         let outcome = outcome.map(|epoch| read.and(epoch));
         let trained = tokio::task::block_in_place(|| training.map(Training::end).transpose());
+        // What the cache may hold would fill the small disk several times over.
+        let filled = disk.as_ref().map(|disk| du(&disk.folder()) as f64 / self.small_disk_bytes() as f64);
         let came_back = match what {
-            Disk::IsFull => None,
+            Disk::IsFull | Disk::OneOfTwoIsFull => None,
             _ => Some(self.stores_again(&server).await?),
         };
         let mut found = self.findings(name, server, outcome, trained)?;
+        if let Some(share) = filled {
+            found.check(share > 0.5, format!("{name}: the small disk is used, up to {:.0} %", 100.0 * share));
+        }
         if let Some(seconds) = came_back {
             found.value(format!("fault_{name}_back_s"), "s", seconds.unwrap_or(f64::NAN));
             found.check(seconds.is_some(), format!("{name}: the directory is used again once it can be"));
         }
         Ok(found)
+    }
+
+    fn small_disk_bytes(&self) -> u64 {
+        self.stored_bytes / 8
     }
 
     /// How long it takes until the node writes segment files again; none if it does not within a minute.
@@ -233,8 +259,9 @@ impl Stage {
         Ok(found)
     }
 
-    fn node(&self, cache: &Path, limit: u64) -> anyhow::Result<Server> {
-        let options = ServerOptions::for_s3(&self.s3).args(["--cache-dir", &cache.to_string_lossy()]);
+    fn node(&self, dirs: &[PathBuf], limit: u64) -> anyhow::Result<Server> {
+        let dirs = dirs.iter().flat_map(|dir| ["--cache-dir".to_owned(), dir.to_string_lossy().into_owned()]);
+        let options = ServerOptions::for_s3(&self.s3).args(dirs);
         let options = options.args(["--cache-bytes", &limit.to_string()]);
         // It may well complain.
         options.allow_log("").try_start().map_err(anyhow::Error::msg)
@@ -260,10 +287,19 @@ impl Stage {
     }
 }
 
+/// The same plan, which counts how often it struck.
+fn counted(mut plan: Plan, struck: Arc<AtomicU64>) -> Plan {
+    Box::new(move |seen| {
+        let fault = plan(seen);
+        struck.fetch_add(u64::from(fault.is_some()), Ordering::Relaxed);
+        fault
+    })
+}
+
 /// Lets the disk do what it does; false where that is not allowed.
 fn strike(what: Disk, cache: &Path) -> anyhow::Result<bool> {
     match what {
-        Disk::IsFull => Ok(true),
+        Disk::IsFull | Disk::OneOfTwoIsFull => Ok(true),
         Disk::Refuses => Ok(immutable(true, cache)),
         Disk::LosesFiles => {
             std::fs::remove_dir_all(cache.join("v1"))?;

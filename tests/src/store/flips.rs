@@ -19,8 +19,14 @@ use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::runtime::Runtime;
+
+/// How long the scrub may take.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Fast enough to read everything through many times meanwhile.
+const SCRUB_MB_PER_S: &str = "200";
 
 /// How large the measurement is.
 #[derive(Debug, Clone, Copy)]
@@ -43,7 +49,35 @@ struct Tally {
 
 /// Runs it.
 pub fn run(runtime: &Runtime, settings: &Settings) -> anyhow::Result<Findings> {
-    runtime.block_on(flips(settings))
+    let mut found = runtime.block_on(flips(settings))?;
+    found.add(runtime.block_on(scrub(settings))?);
+    Ok(found)
+}
+
+/// Damages half of the files of a node that nobody reads from; waits until its scrub has found all of them, then reads.
+pub async fn scrub(settings: &Settings) -> anyhow::Result<Findings> {
+    let s3 = S3Server::start();
+    let table = Table::upload(&s3, "scrub", settings.segments, MIB_ROWS)?;
+    let folder = tempfile::tempdir()?;
+    let server = node(&s3, folder.path(), "127.0.0.1:0", SCRUB_MB_PER_S)?;
+    read(&server.endpoint, &table, &Job::new(1, 1)).await?;
+    let (half, mut dice) = (settings.segments / 2, Dice::new(settings.seed));
+    let injected = damage(&folder.path().join("cache"), &BTreeSet::new(), half, &mut dice)?;
+    let since = Instant::now();
+    while corrupt(&server).await? < injected && since.elapsed() < PATIENCE {
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    let (took, detected) = (since.elapsed().as_secs_f64(), corrupt(&server).await?);
+    let wrong = read(&server.endpoint, &table, &Job::new(2, 1)).await?.wrong_values;
+    server.try_stop().map_err(anyhow::Error::msg)?;
+    let mut found = Findings::default();
+    found.value("scrub_injected", "files", injected as f64);
+    found.value("scrub_detected", "files", detected as f64);
+    found.value("scrub_took_s", "s", took);
+    let text =
+        format!("{injected} files damaged: the scrub found {detected} in {took:.1} s, {wrong} wrong values");
+    found.check(detected == injected && wrong == 0, text);
+    Ok(found)
 }
 
 async fn flips(settings: &Settings) -> anyhow::Result<Findings> {
@@ -52,7 +86,7 @@ async fn flips(settings: &Settings) -> anyhow::Result<Findings> {
     let table = Table::upload(&s3, "flips", settings.segments, MIB_ROWS)?;
     let folder = tempfile::tempdir()?;
     let address = free_addresses(1)?.remove(0);
-    let mut server = node(&s3, folder.path(), &address)?;
+    let mut server = node(&s3, folder.path(), &address, "0")?;
     read(&server.endpoint, &calm, &Job::new(1, 1)).await?;
     let spared: BTreeSet<PathBuf> = segment_files(&folder.path().join("cache")).into_iter().collect();
     let done = Arc::new(AtomicBool::new(false));
@@ -68,7 +102,7 @@ async fn flips(settings: &Settings) -> anyhow::Result<Findings> {
         if round % 4 == 0 {
             tally.detected += corrupt(&server).await?;
             server.kill();
-            server = tokio::task::block_in_place(|| node(&s3, folder.path(), &address))?;
+            server = tokio::task::block_in_place(|| node(&s3, folder.path(), &address, "0"))?;
         }
         let (endpoint, job) = (server.endpoint.clone(), Job::new(round, 1));
         let epoch = tokio::select! {
@@ -82,7 +116,7 @@ async fn flips(settings: &Settings) -> anyhow::Result<Findings> {
     // What no reader came across is found when everything is opened anew.
     tally.detected += corrupt(&server).await?;
     server.kill();
-    server = tokio::task::block_in_place(|| node(&s3, folder.path(), &address))?;
+    server = tokio::task::block_in_place(|| node(&s3, folder.path(), &address, "0"))?;
     tally.read = tally.read.and(read(&server.endpoint, &table, &Job::new(0, 1)).await?);
     tally.detected += corrupt(&server).await?;
     server.try_stop().map_err(anyhow::Error::msg)?;
@@ -155,8 +189,8 @@ async fn death(server: &mut Server) -> ExitStatus {
     }
 }
 
-fn node(s3: &S3Server, folder: &Path, address: &str) -> anyhow::Result<Server> {
+fn node(s3: &S3Server, folder: &Path, address: &str, scrub_mb_per_s: &str) -> anyhow::Result<Server> {
     let options = ServerOptions::for_s3(s3).folder(folder).args(["--listen", address]);
-    let options = options.args(["--cache-bytes", "4GiB"]);
+    let options = options.args(["--cache-bytes", "4GiB", "--scrub-mb-per-s", scrub_mb_per_s]);
     options.allow_log("a segment file is damaged").try_start().map_err(anyhow::Error::msg)
 }
