@@ -460,20 +460,25 @@ impl Store {
     fn remove(&self, key: &FileKey) -> Option<u64> {
         let (booking, entry) = self.index().take_one(key)?;
         drop(entry);
-        self.unlink(booking.dir, key);
+        let removed = self.unlink(booking.dir, key);
         let mut index = self.index();
         index.gone(&[*key]);
-        index.release(booking);
+        if removed {
+            index.release(booking);
+        }
         Some(booking.bytes)
     }
 
-    fn unlink(&self, dir: usize, key: &FileKey) {
+    /// Removes a file from its directory; false when it is still there.
+    fn unlink(&self, dir: usize, key: &FileKey) -> bool {
         let path = self.dirs[dir].segment(key);
-        if let Err(e) = self.dirs[dir].disk().remove(&path)
-            && e.kind() != io::ErrorKind::NotFound
-        {
-            tracing::warn!(error = %e, path = %path.display(), "a segment file could not be removed");
-            self.fault(dir, &e, 0);
+        match self.dirs[dir].disk().remove(&path) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => {
+                tracing::warn!(error = %e, path = %path.display(), "a segment file could not be removed");
+                self.fault(dir, &e, 0);
+                false
+            }
+            _ => true,
         }
     }
 
@@ -546,8 +551,12 @@ impl Store {
     /// aside.
     fn fault(&self, dir: usize, e: &io::Error, wanted_bytes: u64) {
         let place = &self.dirs[dir];
-        let mut state = place.state();
+        // One that is coming back is not waited for.
         if dirs::is_of_process(e) || place.health() == Health::Away {
+            return;
+        }
+        let mut state = place.state();
+        if place.health() == Health::Away {
             return;
         }
         let health = match dirs::is_full(e) {

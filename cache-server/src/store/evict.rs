@@ -5,7 +5,7 @@
 //! each is looked at again, and asked about again, when its turn comes. The scan is made anew when the queue is used up,
 //! or when so much was read or written that others may have become better victims.
 
-use super::index::{Booking, FileKey, Index};
+use super::index::{Booking, Entry, FileKey, Index};
 use super::policy::{Admit, NextUse};
 use super::{Store, dirs::Health};
 use forebay_proto::manifest::SegmentId;
@@ -26,8 +26,6 @@ const ATTEMPTS: usize = 8;
 pub struct Victims {
     queue: Vec<Victim>,
     scanned_at: Option<u64>,
-    /// Whether the queue holds everything that could go.
-    whole: bool,
     /// The soonest next use in the queue when it was made.
     soonest: Option<NextUse>,
 }
@@ -86,9 +84,12 @@ impl Store {
             let Some(group) = group else { return Room::NotWorthIt };
             let taken = self.index().take(dir, &group, bytes);
             if let Some((booking, entries)) = taken {
-                drop(victims);
+                let held: Vec<u64> = entries.iter().map(|e| e.bytes).collect();
                 drop(entries);
-                return Room::Booked(self.remove_taken(dir, &group, booking, bytes));
+                match self.remove_taken(dir, &group, &held, booking, bytes) {
+                    Some(booking) => return Room::Booked(booking),
+                    None => continue,
+                }
             }
         }
         Room::None
@@ -113,7 +114,7 @@ impl Store {
     }
 
     /// Of each directory's group of victims, the group whose soonest is read last; `Some(None)` when even that is read
-    /// sooner than the new segment. `None` when some of the victims are none any more: look again.
+    /// sooner than the new segment. `None` when one of the victims is none any more, as when a plan was announced since: scan again.
     fn choose(
         &self,
         victims: &mut Victims,
@@ -125,14 +126,15 @@ impl Store {
             std::iter::once(id).chain(groups.iter().flat_map(|(_, g)| g.iter().map(|v| v.key.id))).collect();
         let mut uses = self.forecast.next_uses(&ids).into_iter();
         let own = uses.next().unwrap_or(NextUse::Unplanned);
-        let (mut best, mut nearer) = (None, Vec::new());
+        let mut best = None;
         for (dir, group) in groups {
             let mut soonest = NextUse::Unplanned;
             for victim in &group {
                 let next = uses.next().unwrap_or(NextUse::Unplanned);
                 soonest = soonest.min(next);
                 if victims.is_much_sooner(next) {
-                    nearer.push(victim.key);
+                    victims.scanned_at = None;
+                    return None;
                 }
             }
             let oldest = group.iter().map(|v| v.used).max();
@@ -141,10 +143,6 @@ impl Store {
             }) {
                 best = Some((soonest, oldest, dir, group));
             }
-        }
-        if !nearer.is_empty() {
-            victims.queue.retain(|v| !nearer.contains(&v.key));
-            return None;
         }
         let (soonest, _, dir, group) = best?;
         let worth = match own {
@@ -159,8 +157,8 @@ impl Store {
     pub(super) fn scan(&self, victims: &mut Victims, whole: bool) {
         let (mut all, clock) = {
             let index = self.index();
-            let free = |e: &super::index::Entry| !e.pinned && !e.is_in_use();
-            let victim = |(key, e): (&FileKey, &super::index::Entry)| Victim {
+            let free = |e: &Entry| !e.pinned && !e.is_in_use();
+            let victim = |(key, e): (&FileKey, &Entry)| Victim {
                 key: *key,
                 dir: e.dir,
                 bytes: e.bytes,
@@ -176,8 +174,7 @@ impl Store {
         }
         let order = |v: &Victim| (std::cmp::Reverse(v.next), v.used, v.key);
         let keep = QUEUE_MIN + 2 * all.len() / STALE_SHARE as usize;
-        victims.whole = whole || keep >= all.len();
-        if !victims.whole {
+        if !whole && keep < all.len() {
             all.select_nth_unstable_by_key(keep, order);
             all.truncate(keep);
         }
@@ -188,16 +185,26 @@ impl Store {
         self.counters.scans.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Unlinks files that were taken out of the index, and answers with what is booked in their place.
-    fn remove_taken(&self, dir: usize, keys: &[FileKey], mut booking: Booking, bytes: u64) -> Booking {
-        for key in keys {
-            self.unlink(dir, key);
+    /// Unlinks files that were taken out of the index, and answers with what is booked in their place; `None` when one
+    /// of them cannot be removed: what it takes stays booked.
+    fn remove_taken(
+        &self,
+        dir: usize,
+        keys: &[FileKey],
+        held: &[u64],
+        mut booking: Booking,
+        bytes: u64,
+    ) -> Option<Booking> {
+        let mut stuck = 0;
+        for (key, held) in keys.iter().zip(held) {
+            stuck += if self.unlink(dir, key) { 0 } else { *held };
         }
         self.counters.evictions.fetch_add(keys.len() as u64, Ordering::Relaxed);
         let mut index = self.index();
         index.gone(keys);
-        index.shrink(&mut booking, bytes);
-        booking
+        let left = if stuck == 0 { bytes } else { stuck };
+        index.shrink(&mut booking, left);
+        (stuck == 0).then_some(booking)
     }
 }
 

@@ -15,7 +15,7 @@ pub enum NextUse {
 
 /// Tells the store what will be read when.
 pub trait Forecast: Send + Sync + std::fmt::Debug {
-    /// One answer per id, in the ids' order. It is asked without any lock of the store held.
+    /// One answer per id, in the ids' order. It may look things up in the store meanwhile, but not write to it.
     fn next_uses(&self, ids: &[SegmentId]) -> Vec<NextUse>;
 }
 

@@ -8,6 +8,7 @@ use super::disk::Stamp;
 use super::file::{BodyCheck, Unreadable, read_header};
 use super::index::FileKey;
 use std::fs::File;
+use std::io;
 use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 
@@ -97,7 +98,15 @@ impl Current {
         let first = buffer.as_ptr().align_offset(ALIGNMENT).min(ALIGNMENT);
         let piece = &mut buffer[first..first + PIECE_BYTES];
         let wanted = (self.stamp.bytes - self.at).min(PIECE_BYTES as u64) as usize;
-        let read = store.dirs[self.dir].disk().read(&self.file, piece, self.at)?;
+        let disk = store.dirs[self.dir].disk();
+        let read = match disk.read(&self.file, piece, self.at) {
+            // A file system that takes direct reads only in larger units: then it is read as all others read it.
+            Err(e) if e.kind() == io::ErrorKind::InvalidInput => {
+                self.file = disk.open(&self.path)?;
+                disk.read(&self.file, piece, self.at)?
+            }
+            read => read?,
+        };
         if read < wanted || !self.check.take(&piece[..wanted]) {
             return Err(Unreadable::Damaged("what the disk holds does not match its checksum".into()));
         }
