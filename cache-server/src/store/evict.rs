@@ -129,7 +129,7 @@ impl Store {
         let mut best = None;
         for (dir, group) in groups {
             let mut soonest = NextUse::Unplanned;
-            for victim in &group {
+            for _ in &group {
                 let next = uses.next().unwrap_or(NextUse::Unplanned);
                 soonest = soonest.min(next);
                 if victims.is_much_sooner(next) {
