@@ -337,7 +337,7 @@ proptest! {
         for (i, groups) in objects.iter().enumerate() {
             next = given::write_groups(&dir.path(&format!("{i}.parquet")), groups, next);
         }
-        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
             let source = source();
             let m = source.freeze(&dir.uri(), segment_bytes).await.unwrap().manifest.clone();
@@ -366,7 +366,7 @@ proptest! {
             bytes[at] ^= with;
         }
         std::fs::write(dir.path("a.parquet"), bytes).unwrap();
-        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
             let source = source();
             let fits = |kind| matches!(kind, Kind::Corrupt | Kind::Invalid);
