@@ -1,6 +1,6 @@
 # The only commands; CI calls the same ones. Each sets up what it needs by itself.
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo test check bench-epoch bench-order bench-store nccl gpu-kit parity clean
+.PHONY: help setup build demo test check bench-epoch bench-order bench-store bench-train nccl gpu-kit parity clean
 
 DEMO_ARGS ?=
 BENCH_ARGS ?=
@@ -36,6 +36,9 @@ bench-order: build ## Measure the order: speed, quality of the shuffle, resuming
 
 bench-store: build ## Measure the store: hits, amplification, restarts; 200 kills, 1,000 damaged files, failing disks and S3
 	target/release/forebay-bench-store $(BENCH_ARGS)
+
+bench-train: build ## Measure the trainer: accelerator utilisation, lost ranks, resumes, 100 crashes while writing checkpoints
+	target/release/forebay-bench-train $(BENCH_ARGS)
 
 nccl: setup ## Build the plugin for GPUs (no GPU needed): target/nccl/release, where the programs find it
 	@scripts/setup.sh nccl

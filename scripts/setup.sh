@@ -3,7 +3,7 @@
 # Every make target runs it by itself.
 #
 #   scripts/setup.sh          system packages, and libtorch in .torch/
-#   scripts/setup.sh tests    also .venv/ with pyarrow, the reference that tests compare with
+#   scripts/setup.sh tests    also .venv/ with pyarrow and TensorBoard's reader, which tests compare with
 #   scripts/setup.sh check    also the rustup components clippy and rustfmt
 #   scripts/setup.sh nccl     also .nccl/ with the CUDA headers that the NCCL plugin is compiled with
 set -euo pipefail
@@ -14,6 +14,8 @@ torch=2.11.0 # What tch =0.24.0 is made for. Other versions do not compile, or d
 torch_wheels=("torch==$torch" nvidia-cuda-runtime==13.0.96 nvidia-cuda-cupti==13.0.85)
 test_wheels=(pyarrow==26.0.1)
 nccl_wheels=(nvidia-cuda-crt==13.0.88 nvidia-cuda-cccl==13.0.85) # Headers alone; the rest came with libtorch's.
+# Enough of TensorBoard to read event files (90 MB); its server's dependencies are left out.
+event_wheels=(tensorboard==2.20.0 protobuf==7.36.2 numpy==2.4.6 absl-py==2.5.1 packaging==26.3)
 
 say() { echo "setup: $*" >&2; }
 die() { say "$*"; exit 1; }
@@ -101,11 +103,12 @@ need_torch() {
 
 need_test_wheels() {
     local stamp=.venv/forebay-tests
-    if [ -x .venv/bin/python ] && [ "$(cat "$stamp" 2>/dev/null)" = "${test_wheels[*]}" ]; then return; fi
+    if [ -x .venv/bin/python ] && [ "$(cat "$stamp" 2>/dev/null)" = "${test_wheels[*]} ${event_wheels[*]}" ]; then return; fi
     venv
-    say "installing ${test_wheels[*]} into .venv"
+    say "installing ${test_wheels[*]} ${event_wheels[*]} into .venv"
     pip_install --only-binary=:all: "${test_wheels[@]}"
-    echo "${test_wheels[*]}" >"$stamp"
+    pip_install --only-binary=:all: --no-deps "${event_wheels[@]}"
+    echo "${test_wheels[*]} ${event_wheels[*]}" >"$stamp"
 }
 
 need_cuda_headers() {

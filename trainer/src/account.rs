@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use forebay_c10d::ProcessGroup;
+use forebay_client::Batch;
 use forebay_proto::digest::OrderDigest;
 use forebay_proto::v1::Counters;
 
@@ -54,6 +55,14 @@ impl Default for Tally {
 }
 
 impl Tally {
+    /// Adds a batch and the sum of its samples' losses.
+    pub fn add(&mut self, batch: &Batch, loss_sum: Option<f64>) {
+        self.samples += batch.real_rows() as u64;
+        self.digest.merge(batch.digest());
+        self.loss_sum += loss_sum.unwrap_or(0.0);
+        self.steps += 1;
+    }
+
     /// Time since the epoch began.
     pub fn elapsed(&self) -> Duration {
         self.began.elapsed()

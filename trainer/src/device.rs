@@ -100,7 +100,7 @@ mod tests {
             master_addr: "localhost".into(),
             master_port: 1,
             agent_store: false,
-            attempt: None,
+            restart: 0,
             launcher: None,
         }
     }

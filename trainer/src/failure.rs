@@ -19,6 +19,9 @@ pub const PEER_LOST: u8 = 3;
 /// Names the file that a failing rank writes its message to.
 pub const ERROR_FILE: &str = "TORCHELASTIC_ERROR_FILE";
 
+/// How every error line begins.
+pub const PREFIX: &str = "forebay-train: ";
+
 /// Ends a rank: reports the error, if any, and gives the exit code.
 pub fn end_rank(place: &Place, result: Result<()>) -> ExitCode {
     let Err(error) = result else { return ExitCode::SUCCESS };

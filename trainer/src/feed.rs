@@ -1,11 +1,10 @@
-//! Batches for one rank, and the time it spends waiting for them.
+//! Batches for one rank.
 //!
 //! The training loop is plain sequential code; the loader lives on a tokio runtime and prefetches there. This is the
-//! one place where the two meet, so what is measured here is exactly the time that training stands still for data.
-
-use std::time::{Duration, Instant};
+//! one place where the two meet, so the time spent here is exactly the time that training stands still for data.
 
 use anyhow::{Context, Result};
+use forebay_client::loader::LoaderState;
 use forebay_client::{Dataset, Event, Loader, LoaderSettings};
 use tokio::runtime::Handle;
 
@@ -14,30 +13,22 @@ use tokio::runtime::Handle;
 pub struct Feed {
     runtime: Handle,
     loader: Loader,
-    waited: Duration,
 }
 
 impl Feed {
     /// Starts to prefetch.
     pub fn start(runtime: &Handle, dataset: &Dataset, settings: LoaderSettings) -> Result<Self> {
         let _inside = runtime.enter();
-        Ok(Self {
-            runtime: runtime.clone(),
-            loader: Loader::start(dataset, settings)?,
-            waited: Duration::ZERO,
-        })
+        Ok(Self { runtime: runtime.clone(), loader: Loader::start(dataset, settings)? })
     }
 
     /// The next batch, or an epoch's end. It is an error if there is none: the caller knows how many epochs it asked for.
     pub fn next_event(&mut self) -> Result<Event> {
-        let began = Instant::now();
-        let event = self.runtime.block_on(self.loader.next());
-        self.waited += began.elapsed();
-        event?.context("the loader ended before the last epoch did")
+        self.runtime.block_on(self.loader.next())?.context("the loader ended before the last epoch did")
     }
 
-    /// The time spent in [`Feed::next_event`] since this was last asked.
-    pub fn take_waited(&mut self) -> Duration {
-        std::mem::take(&mut self.waited)
+    /// Where the run stands after what was handed out so far.
+    pub fn state(&self) -> LoaderState {
+        self.loader.state()
     }
 }

@@ -2,7 +2,9 @@
 //!
 //! It serves the store that the ranks meet at, as torchrun's agent does, on a loopback port that it has bound before
 //! anyone is told of it. A failed rank is named within seconds; ranks that do not end by themselves by then, because
-//! they wait for a peer that no longer exists, are killed. Should the launcher itself be killed, its ranks go with it.
+//! they wait for a peer that no longer exists, are killed. With restarts left, all ranks are then started anew, from
+//! the newest checkpoint if they keep any. Should the launcher itself be killed, its ranks go with it; should it be
+//! told to end (SIGTERM), they are told too and have time to write a checkpoint.
 
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -13,32 +15,35 @@ use anyhow::{Context, Result, bail};
 use forebay_c10d::Store;
 
 use crate::failure::{self, ERROR_FILE, PEER_LOST, rank_name};
-use crate::place::LAUNCHER;
+use crate::place::{LAUNCHER, RESTART_COUNT};
+use crate::stop::Told;
 
 /// How long the other ranks have, after the first failure, to end by themselves and to say why.
 const GRACE: Duration = Duration::from_secs(2);
 /// How often the ranks are looked at.
 const POLL: Duration = Duration::from_millis(20);
+/// How long the ranks have, once told to end, to finish their step and to write a checkpoint.
+const STOP_GRACE: Duration = Duration::from_secs(120);
 /// The store's timeout for the launcher itself, which asks it nothing.
 const STORE_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Runs this program's own command line on `world` ranks. The error names the rank that failed first.
-pub fn run(world: usize) -> Result<()> {
+/// Runs this program's own command line on `world` ranks, and up to `restarts` times again if a rank fails. The error
+/// names the rank that failed first.
+pub fn run(world: usize, restarts: u32) -> Result<()> {
     let program = std::env::current_exe().context("find this program's own file")?;
     let mut command = Command::new(program);
     command.args(std::env::args_os().skip(1));
-    run_command(command, world)
+    let told = Told::listen()?;
+    run_command(command, world, restarts, &told)
 }
 
 /// Runs `command` on `world` ranks.
-fn run_command(mut command: Command, world: usize) -> Result<()> {
-    let store = Store::serve(world, STORE_TIMEOUT)?;
-    let folder = tempfile::tempdir().context("make a folder for the ranks' error files")?;
+fn run_command(mut command: Command, world: usize, restarts: u32, told: &Told) -> Result<()> {
     command
         .envs([("MASTER_ADDR", "127.0.0.1"), ("TORCHELASTIC_USE_AGENT_STORE", "True")])
         .env(LAUNCHER, std::process::id().to_string())
-        .env("MASTER_PORT", store.port()?.to_string())
         .envs([("WORLD_SIZE", world.to_string()), ("LOCAL_WORLD_SIZE", world.to_string())])
+        .env("TORCHELASTIC_MAX_RESTARTS", restarts.to_string())
         .stdin(Stdio::null());
     // Ranks of one machine need no other interface. c10d also logs each error that it returns, with its stack; the
     // errors themselves are reported. Whoever sets these variables is asking for something else.
@@ -47,21 +52,41 @@ fn run_command(mut command: Command, world: usize) -> Result<()> {
             command.env(key, value);
         }
     }
-    let mut ranks = Ranks::default();
+    for restart in 0..=restarts {
+        command.env(RESTART_COUNT, restart.to_string());
+        match start(&mut command, world)?.wait(told) {
+            Err(error) if restart < restarts && !told.is_set() => {
+                eprintln!("forebay-train: {error:#}; restart {} of {restarts}", restart + 1);
+            }
+            end => return end,
+        }
+    }
+    Ok(())
+}
+
+/// Starts all ranks once, with a store of their own.
+fn start(command: &mut Command, world: usize) -> Result<Ranks> {
+    let store = Store::serve(world, STORE_TIMEOUT)?;
+    command.env("MASTER_PORT", store.port()?.to_string());
+    let folder = tempfile::tempdir().context("make a folder for the ranks' error files")?;
+    let mut ranks = Ranks { all: Vec::with_capacity(world), folder, _store: store };
     for rank in 0..world {
-        let error_file = folder.path().join(format!("rank{rank}.json"));
+        let error_file = ranks.folder.path().join(format!("rank{rank}.json"));
         command
             .envs([("RANK", rank.to_string()), ("LOCAL_RANK", rank.to_string())])
             .env(ERROR_FILE, &error_file);
         let child = command.spawn().with_context(|| format!("start {}", rank_name(rank, world)))?;
-        ranks.0.push(Rank { child, error_file, end: None });
+        ranks.all.push(Rank { child, error_file, end: None });
     }
-    ranks.wait()
+    Ok(ranks)
 }
 
 /// The ranks; those that still run are killed when this goes.
-#[derive(Default)]
-struct Ranks(Vec<Rank>);
+struct Ranks {
+    all: Vec<Rank>,
+    folder: tempfile::TempDir,
+    _store: Store,
+}
 
 struct Rank {
     child: Child,
@@ -71,23 +96,29 @@ struct Rank {
 }
 
 impl Ranks {
-    fn wait(mut self) -> Result<()> {
-        let mut first_failure = None;
+    fn wait(mut self, told: &Told) -> Result<()> {
+        let (mut first_failure, mut told_at) = (None, None);
         loop {
             let mut running = false;
-            for rank in self.0.iter_mut().filter(|rank| rank.end.is_none()) {
+            for rank in self.all.iter_mut().filter(|rank| rank.end.is_none()) {
                 match rank.child.try_wait().context("wait for a rank")? {
                     Some(status) => rank.end = Some((Instant::now(), status)),
                     None => running = true,
                 }
             }
-            if self.0.iter().any(Rank::failed) {
+            if self.all.iter().any(Rank::failed) {
                 let since = *first_failure.get_or_insert_with(Instant::now);
                 if !running || since.elapsed() > GRACE {
                     return self.blame();
                 }
             } else if !running {
                 return Ok(());
+            } else if told.is_set() && told_at.is_none() {
+                told_at = Some(Instant::now());
+                self.all.iter().filter(|rank| rank.end.is_none()).for_each(Rank::tell);
+            }
+            if told_at.is_some_and(|at| at.elapsed() > STOP_GRACE) {
+                bail!("the ranks did not end within {} s of SIGTERM and were killed", STOP_GRACE.as_secs());
             }
             sleep(POLL);
         }
@@ -95,10 +126,10 @@ impl Ranks {
 
     /// The error of the rank that failed first, those that only lost a peer coming last.
     fn blame(&self) -> Result<()> {
-        let failed = self.0.iter().enumerate().filter(|(_, rank)| rank.failed());
+        let failed = self.all.iter().enumerate().filter(|(_, rank)| rank.failed());
         let first = failed.min_by_key(|(_, rank)| (rank.lost_a_peer(), rank.end.map(|(when, _)| when)));
         let Some((number, rank)) = first else { return Ok(()) };
-        let (name, world) = (rank_name(number, self.0.len()), self.0.len());
+        let (name, world) = (rank_name(number, self.all.len()), self.all.len());
         let rest = if world > 1 { "; the other ranks were stopped" } else { "" };
         match (failure::read(&rank.error_file), rank.end) {
             (Some(message), _) if world == 1 => bail!("{message}"),
@@ -114,6 +145,15 @@ impl Rank {
         self.end.is_some_and(|(_, status)| !status.success())
     }
 
+    /// Passes SIGTERM on.
+    fn tell(&self) {
+        use rustix::process::{Pid, Signal, kill_process};
+        if let Some(pid) = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw) {
+            // Fails only if it has ended meanwhile.
+            let _ = kill_process(pid, Signal::TERM);
+        }
+    }
+
     fn lost_a_peer(&self) -> bool {
         self.end.is_some_and(|(_, status)| status.code() == Some(PEER_LOST.into()))
     }
@@ -121,7 +161,7 @@ impl Rank {
 
 impl Drop for Ranks {
     fn drop(&mut self) {
-        for rank in self.0.iter_mut().filter(|rank| rank.end.is_none()) {
+        for rank in self.all.iter_mut().filter(|rank| rank.end.is_none()) {
             // Either fails only if the rank has ended meanwhile.
             let _ = rank.child.kill();
             let _ = rank.child.wait();
@@ -138,7 +178,7 @@ mod tests {
         let began = Instant::now();
         let mut command = Command::new("sh");
         command.args(["-c", text]);
-        (run_command(command, world), began.elapsed().as_secs_f64())
+        (run_command(command, world, 0, &Told::default()), began.elapsed().as_secs_f64())
     }
 
     fn blamed(text: &str, world: usize) -> String {
@@ -175,7 +215,49 @@ mod tests {
 
     #[test]
     fn a_program_that_does_not_exist_is_an_error() {
-        let error = run_command(Command::new("/nowhere/forebay"), 2).unwrap_err();
+        let error = run_command(Command::new("/nowhere/forebay"), 2, 3, &Told::default()).unwrap_err();
         assert!(format!("{error:#}").starts_with("start rank 0 of 2: "), "{error:#}");
+    }
+
+    #[test]
+    fn failed_ranks_are_started_anew_as_often_as_allowed() {
+        let folder = tempfile::tempdir().unwrap();
+        let run = |restarts| {
+            let mut command = Command::new("sh");
+            command.current_dir(folder.path()).args([
+                "-c",
+                "echo $RANK $TORCHELASTIC_RESTART_COUNT >> seen; [ $TORCHELASTIC_RESTART_COUNT = 2 ] || exit 4",
+            ]);
+            run_command(command, 2, restarts, &Told::default())
+        };
+        let error = run(1).unwrap_err().to_string();
+        assert!(error.contains("ended without a word (exit status: 4)"), "{error}");
+        run(5).unwrap();
+        let seen = std::fs::read_to_string(folder.path().join("seen")).unwrap();
+        let mut seen: Vec<_> = seen.lines().collect();
+        seen.sort_unstable();
+        // Two starts, then three.
+        assert_eq!(seen.len(), 10, "{seen:?}");
+        assert!(seen.contains(&"0 2") && seen.contains(&"1 2"), "{seen:?}");
+    }
+
+    #[test]
+    fn ranks_are_told_to_end_and_may_do_so_well() {
+        let told = Told::default();
+        let folder = tempfile::tempdir().unwrap();
+        let mut command = Command::new("sh");
+        let script =
+            "trap 'echo done > ended$RANK; exit 0' TERM; echo up > up$RANK; while :; do sleep 0.05; done";
+        command.current_dir(folder.path()).args(["-c", script]);
+        let up = || [0, 1].iter().all(|rank| folder.path().join(format!("up{rank}")).exists());
+        std::thread::scope(|scope| {
+            let (run, told) = (scope.spawn(|| run_command(command, 2, 3, &told)), &told);
+            while !up() && !run.is_finished() {
+                sleep(POLL);
+            }
+            told.set();
+            run.join().unwrap().unwrap();
+        });
+        assert!(folder.path().join("ended0").exists() && folder.path().join("ended1").exists());
     }
 }

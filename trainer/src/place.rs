@@ -1,7 +1,8 @@
 //! Which rank this process is: torchrun's contract of environment variables.
 //!
-//! `RANK`, `WORLD_SIZE`, `LOCAL_RANK`, `MASTER_ADDR` and `MASTER_PORT`; `LOCAL_WORLD_SIZE` and
-//! `TORCHELASTIC_USE_AGENT_STORE` and `TORCHELASTIC_RESTART_COUNT` where they are set. Our own launcher speaks the same language.
+//! `RANK`, `WORLD_SIZE`, `LOCAL_RANK`, `MASTER_ADDR` and `MASTER_PORT`; `LOCAL_WORLD_SIZE`,
+//! `TORCHELASTIC_USE_AGENT_STORE` and `TORCHELASTIC_RESTART_COUNT` where they are set. Our own launcher speaks the same
+//! language.
 
 use std::time::Duration;
 
@@ -10,6 +11,9 @@ use forebay_c10d::Store;
 
 /// Set by our own launcher to its process id: it reads the error files and speaks for its ranks.
 pub const LAUNCHER: &str = "FOREBAY_LAUNCHER";
+
+/// How often the ranks have been started anew, as torchrun and our own launcher say it.
+pub const RESTART_COUNT: &str = "TORCHELASTIC_RESTART_COUNT";
 
 /// One rank's place among all.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -28,10 +32,10 @@ pub struct Place {
     pub master_port: u16,
     /// Whether the launcher serves the store, rather than rank 0.
     pub agent_store: bool,
-    /// How often torchrun has restarted the ranks, whose store keeps what earlier ones left.
-    pub attempt: Option<usize>,
     /// The process id of our own launcher, if that started it.
     pub launcher: Option<u32>,
+    /// How often all ranks have been started anew before, after one failed.
+    pub restart: u64,
 }
 
 impl Place {
@@ -62,6 +66,7 @@ impl Place {
         ensure!(local_world > 0, "LOCAL_WORLD_SIZE is 0: this rank is one itself");
         let local_rank = if get("LOCAL_RANK").is_some() { number("LOCAL_RANK")? } else { 0 };
         let port = number("MASTER_PORT")?;
+        let restart = if get(RESTART_COUNT).is_some() { number(RESTART_COUNT)? as u64 } else { 0 };
         let agent_store = get("TORCHELASTIC_USE_AGENT_STORE").as_deref() == Some("True");
         Ok(Some(Self {
             rank,
@@ -71,10 +76,8 @@ impl Place {
             master_addr: text("MASTER_ADDR")?,
             master_port: u16::try_from(port).with_context(|| format!("MASTER_PORT={port} is not a port"))?,
             agent_store,
-            attempt: (agent_store && get("TORCHELASTIC_RESTART_COUNT").is_some())
-                .then(|| number("TORCHELASTIC_RESTART_COUNT"))
-                .transpose()?,
             launcher: get(LAUNCHER).is_some().then(|| number(LAUNCHER)).transpose()?.map(|pid| pid as u32),
+            restart,
         }))
     }
 
@@ -82,11 +85,11 @@ impl Place {
     pub fn store(&self, timeout: Duration) -> Result<Store> {
         let store =
             Store::tcp(&self.master_addr, self.master_port, self.world, self.serves_store(), timeout)?;
-        if let Some(attempt) = self.attempt {
-            // The same prefix as Python's ranks take.
-            return Ok(store.prefixed(&format!("/worker/attempt_{attempt}"))?);
+        if self.agent_store {
+            // It outlives a restart, with all that the ranks before left in it. The same prefix as Python's ranks take.
+            return Ok(store.prefixed(&format!("/worker/attempt_{}", self.restart))?);
         }
-        Ok(if self.agent_store { store } else { store.served_by(0) })
+        Ok(store.served_by(0))
     }
 
     /// Whether this rank serves the store.
@@ -124,23 +127,21 @@ mod tests {
     }
 
     #[test]
+    fn a_restart_is_counted_and_may_come_with_another_world() {
+        assert_eq!(place(&FULL).unwrap().unwrap().restart, 0);
+        let mut again = with("WORLD_SIZE", "3");
+        again.extend([(RESTART_COUNT, "2"), ("LOCAL_RANK", "1")]);
+        let again = place(&again).unwrap().unwrap();
+        assert_eq!((again.restart, again.world, again.local_rank), (2, 3, 1));
+    }
+
+    #[test]
     fn rank_0_serves_the_store_unless_the_launcher_does() {
         assert!(!place(&FULL).unwrap().unwrap().serves_store());
         let mut first = with("RANK", "0");
         assert!(place(&first).unwrap().unwrap().serves_store());
         first.push(("TORCHELASTIC_USE_AGENT_STORE", "True"));
         assert!(!place(&first).unwrap().unwrap().serves_store());
-    }
-
-    #[test]
-    fn restarts_by_torchrun_are_told_apart() {
-        let mut restarted = with("TORCHELASTIC_USE_AGENT_STORE", "True");
-        assert_eq!(place(&restarted).unwrap().unwrap().attempt, None);
-        restarted.extend([("TORCHELASTIC_RESTART_COUNT", "2"), ("LOCAL_RANK", "1")]);
-        let found = place(&restarted).unwrap().unwrap();
-        assert_eq!((found.attempt, found.local_rank), (Some(2), 1));
-        // Without the agent's store nothing outlives the ranks.
-        assert_eq!(place(&with("TORCHELASTIC_RESTART_COUNT", "2")).unwrap().unwrap().attempt, None);
     }
 
     #[test]
@@ -151,6 +152,7 @@ mod tests {
             ("RANK", "first", "RANK=`first` is not a number"),
             ("MASTER_PORT", "70000", "MASTER_PORT=70000 is not a port"),
             ("LOCAL_WORLD_SIZE", "0", "LOCAL_WORLD_SIZE is 0: this rank is one itself"),
+            ("TORCHELASTIC_RESTART_COUNT", "once", "TORCHELASTIC_RESTART_COUNT=`once` is not a number"),
         ] {
             assert_eq!(place(&with(key, value)).unwrap_err().to_string(), expected);
         }

@@ -5,23 +5,23 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use forebay_c10d::ProcessGroup;
-use forebay_client::counters::since;
-use forebay_client::loader::{Ending, Shuffle};
+use forebay_client::loader::{Ending, LoaderState, Shuffle};
 use forebay_client::{Access, Batch, Dataset, DatasetSpec, Event, LoaderSettings};
 use forebay_proto::v1::Counters;
 use tokio::runtime::{Handle, Runtime};
 
-use crate::account::Tally;
+use crate::checkpoint::Identity;
 use crate::device::Compute;
 use crate::evaluate::{Evaluation, Score};
 use crate::feed::Feed;
 use crate::input::{Columns, Input};
 use crate::model::{self, Model, ModelSettings};
 use crate::place::Place;
-use crate::progress::Progress;
-use crate::report::{EpochReport, Report, SettingsReport};
+use crate::report::{Report, SettingsReport};
+use crate::run::{End, Run};
 use crate::settings::Settings;
-use crate::train::{At, Trainer, TrainerSettings};
+use crate::timing::{Part, Stopwatch};
+use crate::train::{Trainer, TrainerSettings};
 
 /// Rows that each rank labels at a time: without gradients there is room for more than in training.
 const TEST_ROWS: u64 = 250;
@@ -39,19 +39,19 @@ pub fn run(settings: &Settings, place: &Place) -> Result<()> {
 }
 
 /// A rank among its peers.
-struct Rank<'a> {
-    settings: &'a Settings,
-    place: &'a Place,
-    compute: Compute,
-    group: ProcessGroup,
+pub(crate) struct Rank<'a> {
+    pub settings: &'a Settings,
+    pub place: &'a Place,
+    pub compute: Compute,
+    pub group: ProcessGroup,
     runtime: Handle,
     access: Access,
 }
 
 /// A dataset and what a model takes of it.
-struct Fitted {
-    dataset: Dataset,
-    model: ModelSettings,
+pub(crate) struct Fitted {
+    pub dataset: Dataset,
+    pub model: ModelSettings,
     columns: Columns,
 }
 
@@ -73,52 +73,17 @@ impl<'a> Rank<'a> {
         // The test dataset first: what is wrong with it should show before the training, not after.
         let test = self.settings.test_spec().map(|spec| self.open(spec)).transpose()?;
         self.group.barrier()?;
-        let mut cost = self.counters(Duration::ZERO)?;
+        let cost = self.counters(Duration::ZERO)?;
         self.group.barrier()?;
         let fitted = self.open(self.settings.train_spec())?;
         if let Some(test) = &test {
             same_model(&fitted, test)?;
         }
-        let train = &fitted.dataset;
-        let steps = train.epoch_samples().div_ceil(self.settings.batch);
-        let mut feed =
-            self.feed(train, self.settings.shuffle(), self.settings.batch, self.settings.epochs)?;
-        let mut trainer = self.trainer(&fitted.model, steps)?;
-
-        let mut report = self.report(&fitted, test.as_ref(), steps);
-        let mut progress =
-            self.place.is_first().then(|| Progress::new(self.settings.epochs, steps, self.settings.batch));
-        for epoch in 0..self.settings.epochs {
-            let tally = self.epoch(epoch, &fitted, &mut feed, trainer.as_mut(), progress.as_mut())?;
-            let took = tally.elapsed();
-            // The cost is read when every rank has its last batch, and before any of them goes on.
-            self.group.barrier()?;
-            let now = self.counters(LoaderSettings::default().patience)?;
-            let total = tally.merge(&self.group, took, &since(&cost, &now))?;
-            cost = now;
-            ensure!(
-                total.samples == train.epoch_samples(),
-                "epoch {} gave {} samples, but the dataset has {}",
-                epoch + 1,
-                total.samples,
-                train.epoch_samples()
-            );
-            let epoch = EpochReport::new(
-                epoch,
-                &total,
-                train.projected_bytes(),
-                self.reads_itself(),
-                trainer.is_some(),
-            );
-            if let Some(progress) = &mut progress {
-                progress.clear();
-                say(&epoch.line(self.settings.epochs));
-            }
-            report.epochs.push(epoch);
-        }
-        drop(feed);
-        if let Some(trainer) = &trainer {
-            if let Some(test) = &test {
+        let mut report = self.report(&fitted, test.as_ref());
+        let mut run = Run::begin(self, &fitted, cost)?;
+        let end = run.epochs(&mut report)?;
+        if let Some(trainer) = run.trainer() {
+            if let (Some(test), End::Done) = (&test, end) {
                 report.set_test(self.evaluate(trainer.model(), test)?);
             }
             report.parameter_hashes = self.parameter_hashes(trainer.model())?;
@@ -140,8 +105,15 @@ impl<'a> Rank<'a> {
         Ok(Fitted { dataset, model, columns })
     }
 
-    fn feed(&self, dataset: &Dataset, shuffle: Shuffle, global_batch: u64, epochs: u64) -> Result<Feed> {
-        let settings = LoaderSettings {
+    /// The batches of the training, from `resume` on.
+    pub fn training_feed(&self, dataset: &Dataset, resume: Option<LoaderState>) -> Result<Feed> {
+        let settings = LoaderSettings { resume, ..self.loader(self.settings.shuffle(), self.settings.batch) };
+        let settings = LoaderSettings { epochs: Some(self.settings.epochs), ..settings };
+        Feed::start(&self.runtime, dataset, settings)
+    }
+
+    fn loader(&self, shuffle: Shuffle, global_batch: u64) -> LoaderSettings {
+        LoaderSettings {
             seed: self.settings.seed,
             shuffle,
             ending: Ending::Pad,
@@ -149,14 +121,45 @@ impl<'a> Rank<'a> {
             rank: self.place.rank as u32,
             world: self.place.world as u32,
             first_epoch: 0,
-            epochs: Some(epochs),
+            epochs: Some(1),
             ..Default::default()
-        };
-        Feed::start(&self.runtime, dataset, settings)
+        }
     }
 
-    fn trainer(&self, model: &ModelSettings, steps_per_epoch: u64) -> Result<Option<Trainer>> {
-        if self.settings.data_only {
+    /// What a checkpoint of this run belongs to.
+    pub fn identity(&self, train: &Fitted) -> Identity {
+        let manifest = train.dataset.manifest();
+        let model = match self.settings.trains() {
+            // Settings are plain data, and JSON the form in which people may read them.
+            true => serde_json::to_string(&train.model).unwrap_or_else(|_| train.model.name().to_owned()),
+            false => "none".to_owned(),
+        };
+        Identity {
+            model,
+            dataset: manifest.uri().to_owned(),
+            manifest_digest: manifest.digest().to_string(),
+            seed: self.settings.seed,
+            shuffle: self.settings.shuffle().to_string(),
+        }
+    }
+
+    /// What an emulated accelerator would do with a batch: take its time, the same on all ranks.
+    pub fn emulate(&self, watch: &mut Stopwatch) -> Result<()> {
+        let Some(ms) = self.settings.emulate_step_ms else { return Ok(()) };
+        watch.lap(Part::Copy);
+        std::thread::sleep(Duration::from_secs_f64(ms / 1e3));
+        watch.lap(Part::Forward);
+        // A step of DDP ends together.
+        if self.place.world > 1 {
+            self.group.barrier()?;
+            watch.skip();
+        }
+        Ok(())
+    }
+
+    /// The model in training, fresh.
+    pub fn trainer(&self, model: &ModelSettings, steps_per_epoch: u64) -> Result<Option<Trainer>> {
+        if !self.settings.trains() {
             return Ok(None);
         }
         let optim = &self.settings.optim;
@@ -170,45 +173,9 @@ impl<'a> Rank<'a> {
         Trainer::new(&self.group, model, settings).map(Some)
     }
 
-    /// One pass over the training dataset.
-    fn epoch(
-        &self,
-        epoch: u64,
-        train: &Fitted,
-        feed: &mut Feed,
-        mut trainer: Option<&mut Trainer>,
-        mut progress: Option<&mut Progress>,
-    ) -> Result<Tally> {
-        let samples = train.dataset.epoch_samples();
-        let mut tally = Tally::default();
-        loop {
-            let event =
-                feed.next_event().with_context(|| format!("epoch {} step {}", epoch + 1, tally.steps + 1))?;
-            tally.waited += feed.take_waited();
-            let batch = match event {
-                Event::Batch(batch) => batch,
-                Event::EpochEnd(_) => return Ok(tally),
-            };
-            tally.samples += batch.real_rows() as u64;
-            tally.digest.merge(batch.digest());
-            let mut loss = None;
-            if let Some(trainer) = trainer.as_deref_mut() {
-                let before = batch.step() * self.settings.batch;
-                let at =
-                    At { epoch, step: batch.step(), samples: (samples - before).min(self.settings.batch) };
-                let sum = trainer.step(&self.compute.take(train.input(&batch)?)?, at)?;
-                tally.loss_sum += sum;
-                loss = Some(sum / batch.real_rows().max(1) as f64);
-            }
-            tally.steps += 1;
-            if let Some(progress) = progress.as_deref_mut() {
-                progress.step(epoch, &tally, loss);
-            }
-        }
-    }
-
     fn evaluate(&self, model: &dyn Model, test: &Fitted) -> Result<Evaluation> {
-        let mut feed = self.feed(&test.dataset, Shuffle::None, TEST_ROWS * self.place.world as u64, 1)?;
+        let settings = self.loader(Shuffle::None, TEST_ROWS * self.place.world as u64);
+        let mut feed = Feed::start(&self.runtime, &test.dataset, settings)?;
         let mut score = Score::default();
         while let Event::Batch(batch) = feed.next_event().context("evaluation")? {
             score.add(model, &self.compute.take(test.input(&batch)?)?)?;
@@ -223,7 +190,7 @@ impl<'a> Rank<'a> {
 
     /// What this rank has to add to the cost of an epoch: its own counters when it reads the store itself; the
     /// cache's on the first rank alone, as all ranks share them. A node may be away for as long as `patience`.
-    fn counters(&self, patience: Duration) -> Result<Counters> {
+    pub fn counters(&self, patience: Duration) -> Result<Counters> {
         if !self.place.is_first() && !self.reads_itself() {
             return Ok(Counters::default());
         }
@@ -231,13 +198,13 @@ impl<'a> Rank<'a> {
     }
 
     /// Whether each rank reads the store itself, without a cache.
-    fn reads_itself(&self) -> bool {
+    pub fn reads_itself(&self) -> bool {
         matches!(self.access, Access::Direct(_))
     }
 
-    fn report(&self, train: &Fitted, test: Option<&Fitted>, steps_per_epoch: u64) -> Report {
+    fn report(&self, fitted: &Fitted, test: Option<&Fitted>) -> Report {
         let settings = self.settings;
-        let Fitted { dataset: train, model, columns } = train;
+        let Fitted { dataset: train, model, columns } = fitted;
         Report {
             version: env!("CARGO_PKG_VERSION"),
             settings: SettingsReport {
@@ -247,9 +214,9 @@ impl<'a> Rank<'a> {
                 },
                 train: train.manifest().uri().to_owned(),
                 test: settings.test.clone(),
-                model: (!settings.data_only).then(|| model.clone()),
+                model: settings.trains().then(|| model.clone()),
                 columns: columns.names(),
-                optimizer: (!settings.data_only).then(|| settings.optim.settings()),
+                optimizer: settings.trains().then(|| settings.optim.settings()),
                 epochs: settings.epochs,
                 lr: settings.optim.lr(),
                 seed: settings.seed,
@@ -257,10 +224,16 @@ impl<'a> Rank<'a> {
             },
             world_size: self.place.world,
             global_batch: settings.batch,
-            steps_per_epoch,
+            steps_per_epoch: fitted.steps(settings.batch),
             train_samples: train.epoch_samples(),
             manifest_digest: train.manifest().digest().to_string(),
+            resumed: None,
+            earlier_epochs: Vec::new(),
             epochs: Vec::new(),
+            stopped: false,
+            steps: 0,
+            order_digest: String::new(),
+            checkpoint_wait_s: 0.0,
             test_samples: test.map(|test| test.dataset.epoch_samples()),
             test_accuracy: None,
             test: None,
@@ -271,6 +244,7 @@ impl<'a> Rank<'a> {
     fn finish(&self, report: &Report) -> Result<()> {
         if self.place.is_first() {
             say(&format!("\n{}", report.table()));
+            say(&format!("order digest of the run: {} ({} steps)", report.order_digest, report.steps));
             if let Some(Evaluation { metric, value, loss, samples }) = &report.test {
                 let (name, value) = (metric.name(), metric.say(*value));
                 say(&format!("test {name}: {value} of {samples} samples, loss {loss:.4}"));
@@ -292,7 +266,13 @@ impl<'a> Rank<'a> {
 }
 
 impl Fitted {
-    fn input(&self, batch: &Batch) -> Result<Input> {
+    /// Steps of an epoch.
+    pub fn steps(&self, global_batch: u64) -> u64 {
+        self.dataset.epoch_samples().div_ceil(global_batch)
+    }
+
+    /// A batch as tensors.
+    pub fn input(&self, batch: &Batch) -> Result<Input> {
         self.columns.tensors(&batch.to_record_batch(), batch.mask())
     }
 }
@@ -324,7 +304,7 @@ fn same_version(versions: &[Vec<i64>]) -> Result<()> {
 }
 
 /// Prints a line; a reader who has seen enough and closed the pipe is no reason to stop training.
-fn say(line: &str) {
+pub(crate) fn say(line: &str) {
     let _ = writeln!(std::io::stdout(), "{line}");
 }
 

@@ -7,9 +7,12 @@ use comfy_table::{CellAlignment, Table, presets};
 use serde::Serialize;
 
 use crate::account::Total;
+use crate::checkpoint::EpochSeen;
 use crate::evaluate::Evaluation;
 use crate::model::{Metric, ModelSettings};
 use crate::optim::OptimizerSettings;
+use crate::standing::Resumed;
+use crate::timing::{EpochTimes, Straggler};
 
 /// Everything worth keeping of a run.
 #[derive(Debug, Clone, Serialize)]
@@ -28,8 +31,20 @@ pub struct Report {
     pub train_samples: u64,
     /// The training dataset's version, in hex.
     pub manifest_digest: String,
-    /// Each epoch, in order.
+    /// Where it was taken up, if it was resumed.
+    pub resumed: Option<Resumed>,
+    /// What was seen before that, epoch by epoch.
+    pub earlier_epochs: Vec<EpochSeen>,
+    /// Each epoch that this process has ended, in order.
     pub epochs: Vec<EpochReport>,
+    /// Whether it was told to stop before its end.
+    pub stopped: bool,
+    /// Steps of the whole run, what was before a resume included.
+    pub steps: u64,
+    /// The sum of the order digests of all epochs that were ended, in hex.
+    pub order_digest: String,
+    /// Seconds that training stood still because a checkpoint was not yet on disk.
+    pub checkpoint_wait_s: f64,
     /// Samples of the test dataset.
     pub test_samples: Option<u64>,
     /// The share of them that the model labels rightly, if that is its measure.
@@ -72,11 +87,13 @@ pub struct EpochReport {
     pub epoch: u64,
     /// Where the bytes came from: `S3`, `cache` or `S3 + cache`; `memory` in place of `cache` without one.
     pub source: &'static str,
-    /// From the first batch asked for to the last step done.
+    /// From the first batch asked for to the last step done; of a resumed epoch, since then.
     pub seconds: f64,
-    /// Samples taken, padding apart.
+    /// Samples taken, padding apart, before a resume too.
     pub samples: u64,
-    /// Samples per second.
+    /// How many of them were taken before the run was resumed in this epoch.
+    pub samples_before_resume: u64,
+    /// Samples per second, of those since.
     pub samples_per_s: f64,
     /// The part of the ranks' time that went into waiting for data, 0 to 1.
     pub data_wait_share: f64,
@@ -100,6 +117,8 @@ pub struct EpochReport {
     pub order_digest: String,
     /// Mean loss of the samples; none with the loader alone.
     pub loss: Option<f64>,
+    /// Where the time of its steps went.
+    pub times: Option<EpochTimes>,
 }
 
 impl EpochReport {
@@ -111,6 +130,7 @@ impl EpochReport {
             source: source(counters.s3_requests, counters.s3_bytes, projected_bytes, direct),
             seconds: total.seconds,
             samples: total.samples,
+            samples_before_resume: 0,
             samples_per_s: total.samples as f64 / total.seconds.max(1e-9),
             data_wait_share: total.wait_share,
             s3_requests: counters.s3_requests,
@@ -123,14 +143,38 @@ impl EpochReport {
             cache_misses: counters.misses,
             order_digest: total.digest.to_string(),
             loss: trained.then(|| total.loss_sum / total.samples.max(1) as f64),
+            times: None,
         }
+    }
+
+    /// Adds what was seen of the epoch before the run was resumed in it: `seen` is the whole.
+    pub fn complete(&mut self, seen: &EpochSeen, samples_before: u64) {
+        (self.samples, self.samples_before_resume) = (seen.samples, samples_before);
+        self.order_digest = seen.order_digest.clone();
+        self.loss = self.loss.map(|_| seen.loss_sum / seen.samples.max(1) as f64);
+    }
+
+    fn utilisation(&self) -> Option<f64> {
+        self.times.as_ref()?.accelerator_utilisation
     }
 
     /// One line, printed as soon as the epoch is over.
     pub fn line(&self, epochs: u64) -> String {
-        let loss = self.loss.map(|loss| format!("  loss {loss:.4}")).unwrap_or_default();
+        let mut loss = self.loss.map(|loss| format!("  loss {loss:.4}")).unwrap_or_default();
+        if let Some(utilisation) = self.utilisation() {
+            loss = format!("  AU {:.1} %{loss}", 100.0 * utilisation);
+        }
+        let mut end = String::new();
+        if self.samples_before_resume > 0 {
+            end = format!("  resumed at sample {}", self.samples_before_resume);
+        }
+        if let Some(Straggler { rank, part, slower_by_ms }) =
+            self.times.as_ref().and_then(|times| times.straggler.as_ref())
+        {
+            end.push_str(&format!("  rank {rank} is slow: {part} +{slower_by_ms:.1} ms"));
+        }
         format!(
-            "epoch {}/{epochs}  from {}  {:.1} s  {:.0} samples/s  data wait {:.1} %{loss}  S3 {} requests, {}",
+            "epoch {}/{epochs}  from {}  {:.1} s  {:.0} samples/s  data wait {:.1} %{loss}  S3 {} requests, {}{end}",
             self.epoch + 1,
             self.source,
             self.seconds,
@@ -158,6 +202,7 @@ impl Report {
             "seconds",
             "samples/s",
             "data wait",
+            "AU",
             "S3 requests",
             "S3 bytes",
             "footers apart",
@@ -172,6 +217,7 @@ impl Report {
                 format!("{:.2}", epoch.seconds),
                 format!("{:.0}", epoch.samples_per_s),
                 format!("{:.1} %", 100.0 * epoch.data_wait_share),
+                epoch.utilisation().map_or_else(|| "-".to_owned(), |au| format!("{:.1} %", 100.0 * au)),
                 epoch.s3_requests.to_string(),
                 bytes(epoch.s3_bytes),
                 format!("{} in {}", bytes(epoch.s3_footer_bytes), epoch.s3_footer_requests),
@@ -180,7 +226,7 @@ impl Report {
                 epoch.order_digest.clone(),
             ]);
         }
-        for column in table.column_iter_mut().filter(|column| ![1, 10].contains(&column.index)) {
+        for column in table.column_iter_mut().filter(|column| ![1, 11].contains(&column.index)) {
             column.set_cell_alignment(CellAlignment::Right);
         }
         table.to_string()
@@ -215,7 +261,7 @@ fn source(s3_requests: u64, s3_bytes: u64, projected_bytes: u64, direct: bool) -
 }
 
 /// Bytes for people: `9.9 MB`.
-fn bytes(count: u64) -> String {
+pub fn bytes(count: u64) -> String {
     let mut value = count as f64;
     for unit in ["B", "kB", "MB", "GB"] {
         if value < 999.5 {

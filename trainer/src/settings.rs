@@ -9,8 +9,10 @@ use forebay_client::args::AccessArgs;
 use forebay_proto::plan::Shuffle;
 use forebay_proto::view::{MixPart, Split};
 
+use crate::checkpoint::args::CheckpointArgs;
 use crate::device::DeviceName;
 use crate::model::args::ModelArgs;
+use crate::observe::ObserveArgs;
 use crate::optim::args::OptimArgs;
 
 /// Train a model on a Parquet dataset that the cache streams, on one or several ranks.
@@ -72,15 +74,27 @@ pub struct Settings {
     /// Where to compute; cuda needs the plugin that `make nccl` builds
     #[arg(long, value_enum, value_name = "WHERE", default_value_t)]
     pub device: DeviceName,
+    /// Start all ranks anew, up to so many times, if one fails; they go on from the newest checkpoint
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub max_restarts: u32,
     /// Give up on a peer that stays silent for so long, in seconds
     #[arg(long, value_name = "S", default_value_t = 300)]
     pub peer_timeout_s: u64,
     /// Read all batches, but train nothing: the loader alone
     #[arg(long)]
     pub data_only: bool,
+    /// Train nothing, but let each step take so many milliseconds: stands in for an accelerator
+    #[arg(long, value_name = "MS", conflicts_with = "test")]
+    pub emulate_step_ms: Option<f64>,
     /// Write what happened to this file, as JSON
     #[arg(long, value_name = "FILE")]
     pub report: Option<PathBuf>,
+    #[command(flatten)]
+    #[expect(missing_docs, reason = "documented at its type")]
+    pub checkpoint: CheckpointArgs,
+    #[command(flatten)]
+    #[expect(missing_docs, reason = "documented at its type")]
+    pub observe: ObserveArgs,
 }
 
 /// The shuffles that are no window.
@@ -119,6 +133,11 @@ impl Settings {
                 "--test and --data-only contradict each other: without a model there is nothing to evaluate"
             );
         }
+        if let Some(ms) = self.emulate_step_ms {
+            ensure!(ms.is_finite() && ms >= 0.0, "--emulate-step-ms must be a number from 0 on, not {ms}");
+        }
+        self.checkpoint.check()?;
+        self.observe.check()?;
         // Better now than after the last epoch.
         if let Some(file) = &self.report {
             let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty());
@@ -129,6 +148,11 @@ impl Settings {
         }
         self.access.access().map(drop)?;
         Ok(())
+    }
+
+    /// Whether there is a model: with the loader alone, or an emulated accelerator, there is none.
+    pub fn trains(&self) -> bool {
+        !self.data_only && self.emulate_step_ms.is_none()
     }
 
     /// The dataset to train on.

@@ -1,13 +1,17 @@
 //! The training step: forward, backward with the gradients averaged over the ranks, and the optimizer.
 
-use anyhow::{Result, bail};
-use forebay_c10d::{Ddp, DdpSettings, ProcessGroup, zero_grads};
+use std::cell::Cell;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use forebay_c10d::{Ddp, DdpSettings, DdpStats, ProcessGroup, Span, zero_grads};
 use tch::{Kind, Tensor};
 
+use crate::checkpoint;
 use crate::input::Input;
 use crate::model::{self, Model};
 use crate::optim::schedule::Schedule;
-use crate::optim::{Optimizer, OptimizerSettings, clip_by_norm};
+use crate::optim::{Named, Optimizer, OptimizerSettings, clip_by_norm};
 
 /// A model in training on one rank.
 #[derive(Debug)]
@@ -21,6 +25,28 @@ pub struct Trainer {
     /// Steps taken, over the whole run.
     done: u64,
     world: u64,
+    times: Cell<ComputeTimes>,
+}
+
+/// Where the time of a step went.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct ComputeTimes {
+    /// The model's output and loss.
+    pub forward: Duration,
+    /// Gradients, reduced over the ranks.
+    pub backward: Duration,
+    /// Clipping and the optimizer.
+    pub optimizer: Duration,
+}
+
+/// The loss of a step is no number that one could go on with.
+#[derive(Debug, thiserror::Error)]
+#[error("epoch {} step {}: the loss is {}: the training diverged, try a lower --lr (now {lr:?})",
+    at.epoch + 1, at.step + 1, if *nan { "NaN" } else { "infinite" })]
+pub struct NotFinite {
+    at: At,
+    nan: bool,
+    lr: f64,
 }
 
 /// How a model is trained.
@@ -54,7 +80,16 @@ impl Trainer {
         let buffers: Vec<_> = model::buffers(model.vars()).into_iter().map(|(_, tensor)| tensor).collect();
         let ddp = Ddp::new(group, &parameters, &buffers, &DdpSettings::default())?;
         let optimizer = Optimizer::new(settings.optimizer, model::parameters(model.vars()))?;
-        Ok(Self { ddp, parameters, optimizer, model, settings, done: 0, world: group.world() as u64 })
+        Ok(Self {
+            ddp,
+            parameters,
+            optimizer,
+            model,
+            settings,
+            done: 0,
+            world: group.world() as u64,
+            times: Cell::default(),
+        })
     }
 
     /// One step on this rank's rows; gives the sum of its samples' losses.
@@ -75,33 +110,39 @@ impl Trainer {
             });
         }
         let sum: f64 = sums.iter().map(|sum| sum.double_value(&[])).sum();
+        let began = Instant::now();
+        let _span = Span::new("optimizer")?;
         if !sum.is_finite() {
-            bail!(
-                "epoch {} step {}: the loss is {}: the training diverged, try a lower --lr (now {:?})",
-                at.epoch + 1,
-                at.step + 1,
-                if sum.is_nan() { "NaN" } else { "infinite" },
-                self.settings.schedule.lr
-            );
+            return Err(NotFinite { at, nan: sum.is_nan(), lr: self.settings.schedule.lr }.into());
         }
         if let Some(max) = self.settings.clip_norm {
             clip_by_norm(&self.parameters, max)?;
         }
         self.optimizer.step(self.settings.schedule.rate(self.done))?;
         self.done += 1;
+        let times = self.times.get();
+        self.times.set(ComputeTimes { optimizer: times.optimizer + began.elapsed(), ..times });
         Ok(sum)
     }
 
     /// Forward and backward of some rows; gives the sum of their samples' losses.
     fn pass(&self, input: &Input, weight: f64) -> Result<Tensor> {
+        let began = Instant::now();
         let mut sum = Ok(Tensor::new());
+        let span = Span::new("forward")?;
         let loss = self.ddp.forward(|| {
             sum = self.loss_sum(input);
             sum.as_ref().map_or_else(|_| Tensor::new(), |sum| sum * weight)
         });
+        drop(span);
         // What went wrong in the model says more than what the reducer makes of it.
         let sum = sum?;
+        let forward = began.elapsed();
+        let _span = Span::new("backward")?;
         self.ddp.backward(&loss?)?;
+        let times = self.times.get();
+        let backward = times.backward + (began.elapsed() - forward);
+        self.times.set(ComputeTimes { forward: times.forward + forward, backward, ..times });
         Ok(sum.detach())
     }
 
@@ -113,6 +154,41 @@ impl Trainer {
     /// The model.
     pub fn model(&self) -> &dyn Model {
         &*self.model
+    }
+
+    /// Where the time of the steps since the last call went.
+    pub fn take_times(&self) -> ComputeTimes {
+        self.times.take()
+    }
+
+    /// What the reducer measured of its communication.
+    pub fn communication(&self) -> Result<DdpStats> {
+        Ok(self.ddp.stats()?)
+    }
+
+    /// The learning rate of the step that was last taken.
+    pub fn lr(&self) -> f64 {
+        self.settings.schedule.rate(self.done.saturating_sub(1))
+    }
+
+    /// The model's parameters and buffers, for a checkpoint: the living tensors.
+    pub fn weights(&self) -> Vec<Named> {
+        let mut weights = model::parameters(self.model.vars());
+        weights.extend(model::buffers(self.model.vars()));
+        weights
+    }
+
+    /// What else the next steps depend on, for a checkpoint: the living tensors.
+    pub fn state(&self) -> Vec<Named> {
+        self.optimizer.state()
+    }
+
+    /// Goes on from what [`Trainer::weights`] and [`Trainer::state`] gave, after `done` steps of the schedule.
+    pub fn load(&mut self, weights: &[Named], state: &[Named], done: u64) -> Result<()> {
+        checkpoint::restore("parameter", &self.weights(), weights)?;
+        self.optimizer.load_state(state).context("the optimizer's state")?;
+        self.done = done;
+        Ok(())
     }
 }
 

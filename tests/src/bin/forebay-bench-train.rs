@@ -1,0 +1,15 @@
+//! `make bench-train`: the trainer measured.
+
+use clap::Parser;
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    match forebay_tests::train::run(&forebay_tests::train::Options::parse()) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("forebay-bench-train: error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

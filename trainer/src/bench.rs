@@ -1,0 +1,316 @@
+//! `forebay-train bench`: the same training four ways, timed: from an empty cache, from a full one, in new processes on
+//! a full one, and without a cache.
+//!
+//! Each way is a run of this program with the flags that were given, so what is timed is what a user gets. It leaves one
+//! table, one page with a chart, and a report of rows.
+
+mod page;
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, bail, ensure};
+use clap::Args;
+use comfy_table::{CellAlignment, Table, presets};
+use forebay_client::args::ENDPOINT_VARIABLE;
+use forebay_proto::v1::FreeRequest;
+use serde_json::{Value, json};
+
+use crate::failure::{self, ERROR_FILE};
+use crate::report::bytes;
+use crate::settings::Settings;
+
+/// Time epochs of a training: cold, warm, restarted, and direct
+///
+/// Takes all flags of a training, those of the cache and those for reading the store directly at once.
+#[derive(Debug, Clone, Args)]
+pub struct BenchArgs {
+    #[command(flatten)]
+    #[expect(missing_docs, reason = "documented at its type")]
+    pub settings: Settings,
+    /// How often each way is taken; the table shows medians
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    pub runs: u32,
+    /// Write bench.json and bench.html into this directory
+    #[arg(long, value_name = "DIR", default_value = ".")]
+    pub out: PathBuf,
+}
+
+/// One way, and the epochs that were timed on it.
+#[derive(Debug)]
+struct Way {
+    name: &'static str,
+    /// What that means, for the page.
+    what: &'static str,
+    epochs: Vec<Epoch>,
+}
+
+/// What the report of a training says of an epoch.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Epoch {
+    seconds: f64,
+    samples_per_s: f64,
+    wait_share: f64,
+    utilisation: Option<f64>,
+    s3_requests: f64,
+    s3_bytes: f64,
+}
+
+/// Flags that the benchmark sets by itself, or that have no place in it; with a value or without.
+const OWN: [(&str, bool); 15] = [
+    ("--runs", true),
+    ("--out", true),
+    ("--epochs", true),
+    ("--report", true),
+    ("--test", true),
+    ("--test-split", true),
+    ("--checkpoint-dir", true),
+    ("--checkpoint-every", true),
+    ("--keep", true),
+    ("--fresh", false),
+    ("--max-restarts", true),
+    ("--tensorboard", true),
+    ("--profile", true),
+    ("--profile-steps", true),
+    ("--direct", false),
+];
+/// Flags of reading the store directly.
+const SOURCE: [(&str, bool); 7] = [
+    ("--s3-endpoint", true),
+    ("--s3-region", true),
+    ("--s3-profile", true),
+    ("--s3-path-style", true),
+    ("--s3-anonymous", false),
+    ("--patience-s", true),
+    ("--direct-memory-bytes", true),
+];
+/// Flags of the cache.
+const CACHE: [(&str, bool); 1] = [("--endpoint", true)];
+
+/// Runs it.
+pub fn run(args: &BenchArgs) -> Result<()> {
+    ensure!(args.out.is_dir(), "--out {}: there is no such directory", args.out.display());
+    let words: Vec<_> = std::env::args_os().skip_while(|word| word != "bench").skip(1).collect();
+    let cached = without(&without(&words, &OWN), &SOURCE);
+    let direct = without(&without(&words, &OWN), &CACHE);
+    let way = |name, what| Way { name, what, epochs: Vec::new() };
+    let mut ways = [
+        way("cold", "the cache holds nothing of the dataset"),
+        way("warm", "the next epoch of the same run"),
+        way("restarted", "new processes, the cache as it was left"),
+        way("direct", "without a cache, from the store itself"),
+    ];
+    let mut failed = None;
+    for run in 0..args.runs {
+        free(&args.settings).context("empty the cache")?;
+        eprintln!("run {} of {}: cold and warm", run + 1, args.runs);
+        let epochs = train(&cached, &["--epochs", "2"], false)?;
+        ways[0].epochs.push(epochs[0]);
+        ways[1].epochs.push(*epochs.get(1).context("the second epoch")?);
+        eprintln!("run {} of {}: restarted", run + 1, args.runs);
+        ways[2].epochs.push(train(&cached, &["--epochs", "1"], false)?[0]);
+        if failed.is_none() {
+            eprintln!("run {} of {}: direct", run + 1, args.runs);
+            match train(&direct, &["--epochs", "1", "--direct"], true) {
+                Ok(epochs) => ways[3].epochs.push(epochs[0]),
+                // Whoever has a cache need not have access to the store.
+                Err(error) => failed = Some(format!("direct was not measured: {error:#}")),
+            }
+        }
+    }
+    println!("{}", table(&ways));
+    if let Some(failed) = &failed {
+        println!("{failed}");
+    }
+    let write = |name: &str, text: String| {
+        let file = args.out.join(name);
+        std::fs::write(&file, text).with_context(|| format!("write {}", file.display()))
+    };
+    write("bench.json", format!("{:#}\n", report(args, &ways)))?;
+    write("bench.html", page::html(&args.settings, &ways))?;
+    println!("written: {0}/bench.json, {0}/bench.html", args.out.display());
+    Ok(())
+}
+
+/// Has the cache forget the dataset.
+fn free(settings: &Settings) -> Result<()> {
+    let node = settings.access.endpoint.node()?;
+    let mut uris: Vec<_> = settings.mix.iter().map(|part| part.uri.clone()).collect();
+    if uris.is_empty() {
+        uris.push(settings.train.clone());
+    }
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(async {
+        // The channel connects by tasks of the runtime.
+        for uri in uris {
+            node.client().free(FreeRequest { uri }).await.map_err(|status| node.error(status))?;
+        }
+        Ok(())
+    })
+}
+
+/// Trains in processes of their own; gives the epochs.
+fn train(flags: &[OsString], more: &[&str], direct: bool) -> Result<Vec<Epoch>> {
+    let folder = tempfile::tempdir()?;
+    let (report, errors) = (folder.path().join("report.json"), folder.path().join("stderr"));
+    let mut command = Command::new(std::env::current_exe().context("find this program's own file")?);
+    command.args(flags).args(more).arg("--report").arg(&report);
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(std::fs::File::create(&errors)?);
+    command.env_remove(ERROR_FILE);
+    if direct {
+        command.env_remove(ENDPOINT_VARIABLE);
+    }
+    if !command.status()?.success() {
+        let said = std::fs::read_to_string(&errors).unwrap_or_default();
+        let last = said.lines().rfind(|line| !line.trim().is_empty()).unwrap_or("it ended without a word");
+        bail!("{}", last.strip_prefix(failure::PREFIX).unwrap_or(last));
+    }
+    let report: Value = serde_json::from_slice(&std::fs::read(&report)?)?;
+    let epochs = report["epochs"].as_array().context("the report has no epochs")?;
+    epochs.iter().map(Epoch::of).collect::<Option<Vec<_>>>().context("the report lacks figures")
+}
+
+impl Epoch {
+    fn of(report: &Value) -> Option<Self> {
+        let number = |name: &str| report[name].as_f64();
+        Some(Self {
+            seconds: number("seconds")?,
+            samples_per_s: number("samples_per_s")?,
+            wait_share: number("data_wait_share")?,
+            utilisation: report["times"]["accelerator_utilisation"].as_f64(),
+            s3_requests: number("s3_requests")?,
+            s3_bytes: number("s3_bytes")?,
+        })
+    }
+}
+
+impl Way {
+    /// The median of a figure.
+    fn median(&self, figure: impl Fn(&Epoch) -> f64) -> Option<f64> {
+        let mut values: Vec<_> = self.epochs.iter().map(figure).collect();
+        values.sort_by(f64::total_cmp);
+        values.get(values.len() / 2).copied()
+    }
+}
+
+/// The words of a command line without some flags and their values.
+fn without(words: &[OsString], flags: &[(&str, bool)]) -> Vec<OsString> {
+    let mut kept = Vec::new();
+    let mut words = words.iter();
+    while let Some(word) = words.next() {
+        let text = word.to_string_lossy();
+        let name = text.split('=').next().unwrap_or_default();
+        match flags.iter().find(|(flag, _)| *flag == name) {
+            Some((_, true)) if !text.contains('=') => drop(words.next()),
+            Some(_) => {}
+            None => kept.push(word.clone()),
+        }
+    }
+    kept
+}
+
+fn table(ways: &[Way]) -> String {
+    let mut table = Table::new();
+    table.load_preset(presets::UTF8_FULL_CONDENSED).set_header([
+        "epoch",
+        "seconds",
+        "samples/s",
+        "data wait",
+        "AU",
+        "S3 requests",
+        "S3 bytes",
+    ]);
+    for way in ways {
+        table.add_row(std::iter::once(way.name.to_owned()).chain(cells(way)));
+    }
+    for column in table.column_iter_mut().skip(1) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    table.to_string()
+}
+
+/// A way's figures in the table's order.
+fn cells(way: &Way) -> [String; 6] {
+    let show = |value: Option<f64>, form: &dyn Fn(f64) -> String| value.map_or_else(|| "-".to_owned(), form);
+    let percent = |share: f64| format!("{:.1} %", 100.0 * share);
+    let utilisation = way.median(|epoch| epoch.utilisation.unwrap_or(f64::NAN)).filter(|au| !au.is_nan());
+    [
+        show(way.median(|epoch| epoch.seconds), &|seconds| format!("{seconds:.2}")),
+        show(way.median(|epoch| epoch.samples_per_s), &|speed| format!("{speed:.0}")),
+        show(way.median(|epoch| epoch.wait_share), &percent),
+        show(utilisation, &percent),
+        show(way.median(|epoch| epoch.s3_requests), &|count| format!("{count:.0}")),
+        show(way.median(|epoch| epoch.s3_bytes), &|count| bytes(count as u64)),
+    ]
+}
+
+/// The rows, in the form that all benchmark reports of the project have.
+fn report(args: &BenchArgs, ways: &[Way]) -> Value {
+    let mut rows = Vec::new();
+    for way in ways.iter().filter(|way| !way.epochs.is_empty()) {
+        let mut row = |name: &str, unit: &str, figure: &dyn Fn(&Epoch) -> f64| {
+            let mut values: Vec<_> = way.epochs.iter().map(figure).collect();
+            values.sort_by(f64::total_cmp);
+            rows.push(json!({
+                "name": format!("{}_{name}", way.name), "value": values[values.len() / 2], "unit": unit,
+                "n": values.len(), "min": values[0], "max": values[values.len() - 1],
+            }));
+        };
+        row("seconds", "s", &|epoch| epoch.seconds);
+        row("samples_per_s", "samples/s", &|epoch| epoch.samples_per_s);
+        row("data_wait", "share", &|epoch| epoch.wait_share);
+        row("s3_bytes", "bytes", &|epoch| epoch.s3_bytes);
+        if way.epochs.iter().all(|epoch| epoch.utilisation.is_some()) {
+            row("au", "share", &|epoch| epoch.utilisation.unwrap_or_default());
+        }
+    }
+    let settings = json!({
+        "train": args.settings.train, "batch": args.settings.batch, "ranks": args.settings.nproc.unwrap_or(1),
+        "emulate_step_ms": args.settings.emulate_step_ms, "runs": args.runs,
+    });
+    json!({"name": "forebay-train bench", "version": env!("CARGO_PKG_VERSION"), "settings": settings, "rows": rows})
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn flags_are_left_out_with_their_values() {
+        let words =
+            ["--train", "s3://b/d", "--runs", "3", "--out=x", "--fresh", "--s3-region", "r", "--batch", "8"];
+        let words: Vec<OsString> = words.into_iter().map(OsString::from).collect();
+        let own = without(&words, &OWN);
+        assert_eq!(own, ["--train", "s3://b/d", "--s3-region", "r", "--batch", "8"]);
+        assert_eq!(without(&own, &SOURCE), ["--train", "s3://b/d", "--batch", "8"]);
+    }
+
+    #[test]
+    fn a_table_and_a_page_of_what_was_measured() {
+        let epoch = |speed: f64| Epoch {
+            seconds: 60_000.0 / speed,
+            samples_per_s: speed,
+            wait_share: 0.25,
+            utilisation: None,
+            s3_requests: 8.0,
+            s3_bytes: 10.6e6,
+        };
+        let cold =
+            Way { name: "cold", what: "nothing there", epochs: vec![epoch(1e4), epoch(3e4), epoch(2e4)] };
+        let direct = Way { name: "direct", what: "<no cache>", epochs: Vec::new() };
+        let ways = [cold, direct];
+        assert_eq!(cells(&ways[0]), ["3.00", "20000", "25.0 %", "-", "8", "10.6 MB"]);
+        assert_eq!(cells(&ways[1]), ["-"; 6]);
+        let settings = clap::Parser::parse_from(["x", "--train", "s3://b/<d>", "--direct"]);
+        let html = page::html(&settings, &ways);
+        assert!(
+            html.contains("<svg") && html.contains("&lt;no cache&gt;") && !html.contains("<d>"),
+            "{html}"
+        );
+        let args = BenchArgs { settings, runs: 3, out: ".".into() };
+        let rows = report(&args, &ways);
+        assert_eq!(rows["rows"][1]["name"], "cold_samples_per_s");
+        assert_eq!((&rows["rows"][1]["value"], &rows["rows"][1]["max"]), (&json!(2e4), &json!(3e4)));
+    }
+}

@@ -1,0 +1,169 @@
+//! One checkpoint on disk: written so that it is there whole or not at all, read so that damage shows.
+//!
+//! The files are written into a directory of another name, each flushed to the disk, then that directory, which is then
+//! renamed, then its parent is flushed. A crash at any moment leaves at most a directory that nobody takes for a
+//! checkpoint.
+
+use std::fs::{self, File};
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, anyhow, bail, ensure};
+use tch::Tensor;
+use xxhash_rust::xxh3::{Xxh3, xxh3_128};
+
+use super::meta::FORMAT;
+use super::{Checkpoint, Meta, Named};
+
+/// Directories that are being written begin so.
+pub(super) const UNFINISHED: &str = ".writing-";
+
+const WEIGHTS: &str = "weights.safetensors";
+const TRAINING: &str = "training.safetensors";
+const META: &str = "checkpoint.json";
+const CHECKSUMS: &str = "CHECKSUMS";
+
+/// Why a checkpoint cannot be used.
+#[derive(Debug)]
+pub enum Damage {
+    /// It is not what was written: the one before it may be better.
+    Damaged(anyhow::Error),
+    /// It is whole, but not for this build.
+    Refused(anyhow::Error),
+}
+
+/// Writes a checkpoint into `folder`; gives its directory.
+pub fn write(folder: &Path, checkpoint: &Checkpoint) -> Result<PathBuf> {
+    let name = name(checkpoint.meta.step);
+    let place = folder.join(&name);
+    let beside = folder.join(format!("{UNFINISHED}{name}"));
+    let made = || -> Result<()> {
+        clear(&beside)?;
+        fs::create_dir(&beside)?;
+        write_files(&beside, checkpoint)?;
+        // One of the same step can only be damaged or of a run that went another way: this one is newer.
+        if place.exists() {
+            let old = folder.join(format!("{UNFINISHED}old-{name}"));
+            clear(&old)?;
+            fs::rename(&place, &old)?;
+            fs::rename(&beside, &place)?;
+            clear(&old)?;
+        } else {
+            fs::rename(&beside, &place)?;
+        }
+        Ok(flush(folder)?)
+    };
+    made().with_context(|| format!("write the checkpoint {}", place.display()))?;
+    Ok(place)
+}
+
+fn write_files(folder: &Path, checkpoint: &Checkpoint) -> Result<()> {
+    let mut sums = String::new();
+    let mut sum = |file: &str| -> Result<()> {
+        let path = folder.join(file);
+        flush(&path)?;
+        let (bytes, hash) = measure(&path)?;
+        sums.push_str(&format!("{hash:032x} {bytes} {file}\n"));
+        Ok(())
+    };
+    write_tensors(&folder.join(WEIGHTS), &checkpoint.weights)?;
+    sum(WEIGHTS)?;
+    write_tensors(&folder.join(TRAINING), &checkpoint.training)?;
+    sum(TRAINING)?;
+    fs::write(folder.join(META), serde_json::to_string_pretty(&checkpoint.meta)? + "\n")?;
+    sum(META)?;
+    let own = xxh3_128(sums.as_bytes());
+    fs::write(folder.join(CHECKSUMS), format!("{sums}{own:032x} {} {CHECKSUMS}\n", sums.len()))?;
+    flush(&folder.join(CHECKSUMS))?;
+    Ok(flush(folder)?)
+}
+
+fn write_tensors(file: &Path, tensors: &Named) -> Result<()> {
+    Ok(Tensor::write_safetensors(tensors, file)?)
+}
+
+/// Reads a checkpoint, every byte of it verified.
+pub fn read(place: &Path) -> Result<Checkpoint, Damage> {
+    verify(place).map_err(Damage::Damaged)?;
+    let meta = read_meta(place)?;
+    let tensors = |file: &str| Tensor::read_safetensors(place.join(file)).map_err(anyhow::Error::from);
+    let both = || -> Result<(Named, Named)> { Ok((tensors(WEIGHTS)?, tensors(TRAINING)?)) };
+    let (weights, training) = both().map_err(Damage::Damaged)?;
+    Ok(Checkpoint { meta, weights, training })
+}
+
+fn read_meta(place: &Path) -> Result<Meta, Damage> {
+    let text = fs::read(place.join(META)).map_err(|error| Damage::Damaged(error.into()))?;
+    let value: serde_json::Value =
+        serde_json::from_slice(&text).map_err(|error| Damage::Damaged(error.into()))?;
+    let format = &value["format"];
+    if *format != FORMAT {
+        let writer = value["version"].as_str().unwrap_or("unknown");
+        return Err(Damage::Refused(anyhow!(
+            "it has format {format} (written by forebay-train {writer}), this build reads format {FORMAT}: use that \
+             version, or start anew with --fresh"
+        )));
+    }
+    serde_json::from_value(value).map_err(|error| Damage::Refused(error.into()))
+}
+
+/// Compares every file with what `CHECKSUMS` says of it.
+fn verify(place: &Path) -> Result<()> {
+    let text = fs::read_to_string(place.join(CHECKSUMS)).context(CHECKSUMS)?;
+    let lines: Vec<_> =
+        text.lines().map(parse).collect::<Option<_>>().context("CHECKSUMS has other lines")?;
+    let Some(((own, length, CHECKSUMS), files)) = lines.split_last() else {
+        bail!("CHECKSUMS does not end in its own line");
+    };
+    let before = text.get(..*length as usize).context("CHECKSUMS has another length")?;
+    ensure!(xxh3_128(before.as_bytes()) == *own, "CHECKSUMS does not match its own checksum");
+    ensure!(before.lines().count() == files.len(), "CHECKSUMS has another length");
+    let names: Vec<_> = files.iter().map(|(_, _, name)| *name).collect();
+    ensure!(names == [WEIGHTS, TRAINING, META], "CHECKSUMS lists other files");
+    for (hash, bytes, name) in files {
+        let found = measure(&place.join(name)).with_context(|| (*name).to_owned())?;
+        ensure!(found.0 == *bytes, "{name} has {} bytes, it had {bytes}", found.0);
+        ensure!(found.1 == *hash, "{name} does not match its checksum");
+    }
+    Ok(())
+}
+
+fn parse(line: &str) -> Option<(u128, u64, &str)> {
+    let mut words = line.split(' ');
+    let hash = u128::from_str_radix(words.next()?, 16).ok()?;
+    Some((hash, words.next()?.parse().ok()?, words.next()?))
+}
+
+/// Length and hash of a file.
+fn measure(file: &Path) -> std::io::Result<(u64, u128)> {
+    let mut source = File::open(file)?;
+    let (mut hash, mut bytes) = (Xxh3::new(), 0);
+    let mut buffer = vec![0; 1 << 20];
+    loop {
+        match source.read(&mut buffer)? {
+            0 => return Ok((bytes, hash.digest128())),
+            read => {
+                hash.update(&buffer[..read]);
+                bytes += read as u64;
+            }
+        }
+    }
+}
+
+/// Has the disk keep a file's bytes, or a directory's names.
+fn flush(path: &Path) -> std::io::Result<()> {
+    File::open(path)?.sync_all()
+}
+
+/// Removes a directory, if it is there.
+pub(super) fn clear(folder: &Path) -> std::io::Result<()> {
+    match fs::remove_dir_all(folder) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
+/// The directory's name for a step.
+pub(super) fn name(step: u64) -> String {
+    format!("step-{step:010}")
+}

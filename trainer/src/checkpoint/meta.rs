@@ -1,0 +1,160 @@
+//! What a checkpoint says about itself.
+
+use anyhow::{Result, ensure};
+use forebay_proto::digest::OrderDigest;
+use forebay_proto::state::LoaderState;
+use serde::{Deserialize, Serialize};
+
+/// The form of checkpoints that this build writes and reads.
+pub const FORMAT: u32 = 1;
+
+/// What a run must have in common with a checkpoint to go on from it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Identity {
+    /// The model's name and settings; `none` for the loader alone.
+    pub model: String,
+    /// The training dataset.
+    pub dataset: String,
+    /// Its version, in hex.
+    pub manifest_digest: String,
+    /// The seed of order and parameters.
+    pub seed: u64,
+    /// How rows are shuffled.
+    pub shuffle: String,
+}
+
+/// `checkpoint.json`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Meta {
+    /// [`FORMAT`] when it was written.
+    pub format: u32,
+    /// The version of `forebay-train` that wrote it.
+    pub version: String,
+    /// What it belongs to.
+    pub identity: Identity,
+    /// Steps of the run so far.
+    pub step: u64,
+    /// The loader's state: 65 bytes, in hex.
+    pub loader_state: String,
+    /// What was seen, epoch by epoch; the last one may be under way.
+    pub epochs: Vec<EpochSeen>,
+    /// The sum of their order digests.
+    pub order_digest: String,
+    /// Ranks of the run that wrote it.
+    pub world_size: usize,
+    /// Samples per step of the run that wrote it.
+    pub global_batch: u64,
+}
+
+/// What was seen of an epoch, over all ranks and all restarts.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct EpochSeen {
+    /// Counted from 0.
+    pub epoch: u64,
+    /// Samples, padding apart.
+    pub samples: u64,
+    /// Steps.
+    pub steps: u64,
+    /// The order digest of those samples, in hex.
+    pub order_digest: String,
+    /// Sum of the samples' losses.
+    pub loss_sum: f64,
+}
+
+impl EpochSeen {
+    /// Nothing of this epoch.
+    pub fn none(epoch: u64) -> Self {
+        Self { epoch, samples: 0, steps: 0, order_digest: OrderDigest::default().to_string(), loss_sum: 0.0 }
+    }
+
+    /// The digest.
+    pub fn digest(&self) -> Result<OrderDigest> {
+        Ok(self.order_digest.parse()?)
+    }
+
+    /// Adds a further stretch of the same epoch.
+    pub fn add(&mut self, samples: u64, steps: u64, digest: OrderDigest, loss_sum: f64) -> Result<()> {
+        let mut all = self.digest()?;
+        all.merge(digest);
+        self.samples += samples;
+        self.steps += steps;
+        self.order_digest = all.to_string();
+        self.loss_sum += loss_sum;
+        Ok(())
+    }
+}
+
+/// The sum of the epochs' digests.
+pub fn digest_of(epochs: &[EpochSeen]) -> Result<OrderDigest> {
+    let mut all = OrderDigest::default();
+    for epoch in epochs {
+        all.merge(epoch.digest()?);
+    }
+    Ok(all)
+}
+
+impl Meta {
+    /// Of a run that stands at `state`.
+    pub fn new(
+        identity: Identity,
+        step: u64,
+        state: &LoaderState,
+        epochs: Vec<EpochSeen>,
+        (world_size, global_batch): (usize, u64),
+    ) -> Result<Self> {
+        Ok(Self {
+            format: FORMAT,
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            identity,
+            step,
+            loader_state: hex(&state.to_bytes()),
+            order_digest: digest_of(&epochs)?.to_string(),
+            epochs,
+            world_size,
+            global_batch,
+        })
+    }
+
+    /// Where the run stood.
+    pub fn state(&self) -> Result<LoaderState> {
+        Ok(LoaderState::from_bytes(&unhex(&self.loader_state)?)?)
+    }
+
+    /// What was seen of an epoch.
+    pub fn seen(&self, epoch: u64) -> EpochSeen {
+        self.epochs.iter().find(|seen| seen.epoch == epoch).cloned().unwrap_or_else(|| EpochSeen::none(epoch))
+    }
+
+    /// Refuses a run that it does not belong to, naming what differs.
+    pub fn check(&self, run: &Identity) -> Result<()> {
+        let own = &self.identity;
+        let differ = |what: &str, own: &dyn std::fmt::Display, run: &dyn std::fmt::Display, hint: &str| {
+            anyhow::anyhow!("it is of {what} {own}, but this run has {what} {run}: {hint}")
+        };
+        let other = "give another --checkpoint-dir, or start anew with --fresh";
+        ensure!(own.model == run.model, differ("the model", &own.model, &run.model, other));
+        ensure!(own.dataset == run.dataset, differ("the dataset", &own.dataset, &run.dataset, other));
+        ensure!(
+            own.manifest_digest == run.manifest_digest,
+            differ("the dataset version", &own.manifest_digest, &run.manifest_digest, other)
+        );
+        ensure!(own.seed == run.seed, differ("--seed", &own.seed, &run.seed, "use the same, or --fresh"));
+        ensure!(
+            own.shuffle == run.shuffle,
+            differ("the shuffle", &own.shuffle, &run.shuffle, "use the same, or --fresh")
+        );
+        Ok(())
+    }
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn unhex(text: &str) -> Result<Vec<u8>> {
+    ensure!(text.is_ascii() && text.len().is_multiple_of(2), "the loader state is no hex");
+    (0..text.len()).step_by(2).map(|at| Ok(u8::from_str_radix(&text[at..at + 2], 16)?)).collect()
+}

@@ -1,0 +1,210 @@
+use std::path::Path;
+use std::time::Duration;
+
+use forebay_c10d::{ProcessGroup, Store};
+use forebay_proto::digest::OrderDigest;
+use forebay_proto::manifest::Digest;
+use forebay_proto::plan::{PlanKey, Shuffle};
+use forebay_proto::state::LoaderState;
+use tch::Kind;
+
+use super::*;
+
+fn identity() -> Identity {
+    Identity {
+        model: "convnet".into(),
+        dataset: "s3://b/d".into(),
+        manifest_digest: "07".into(),
+        seed: 5,
+        shuffle: "window(4)".into(),
+    }
+}
+
+fn checkpoint(step: u64) -> Checkpoint {
+    let key = PlanKey { manifest: Digest(7), seed: 5, epoch: 1, shuffle: Shuffle::Window(4) };
+    let state = LoaderState { key, samples_done: step * 100 };
+    let mut digest = OrderDigest::default();
+    digest.add(step, 3);
+    let mut seen = EpochSeen::none(1);
+    seen.add(step * 100, step, digest, 0.1).unwrap();
+    let weights = vec![
+        ("a.weight".to_owned(), Tensor::arange(6, (Kind::Float, Device::Cpu)).view([2, 3]) + step as f64),
+        ("a.bias".to_owned(), Tensor::from_slice(&[1.5f32]).to_kind(Kind::BFloat16)),
+        ("steps".to_owned(), Tensor::from(step as i64)),
+        ("none".to_owned(), Tensor::zeros([0], (Kind::Float, Device::Cpu))),
+    ];
+    let training = vec![("a.weight.momentum".to_owned(), Tensor::ones([2, 3], (Kind::Double, Device::Cpu)))];
+    let meta = Meta::new(identity(), step, &state, vec![EpochSeen::none(0), seen], (2, 100)).unwrap();
+    Checkpoint { meta, weights, training }
+}
+
+fn same(a: &Checkpoint, b: &Checkpoint) {
+    assert_eq!(a.meta, b.meta);
+    for (a, b) in [(&a.weights, &b.weights), (&a.training, &b.training)] {
+        assert_eq!(a.len(), b.len());
+        for (name, tensor) in a {
+            let (_, other) = b.iter().find(|(other, _)| other == name).unwrap();
+            assert_eq!((tensor.kind(), tensor.size()), (other.kind(), other.size()), "{name}");
+            assert!(tensor.equal(other), "{name}");
+        }
+    }
+}
+
+#[test]
+fn what_is_written_is_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let one = checkpoint(12);
+    let place = write(folder.path(), &one).unwrap();
+    assert!(place.ends_with("step-0000000012"));
+    same(&read(&place).unwrap(), &one);
+    assert_eq!(one.meta.state().unwrap().samples_done, 1200);
+    assert_eq!(one.meta.seen(1).samples, 1200);
+    assert_eq!(one.meta.seen(9), EpochSeen::none(9));
+    // Once more, in its place.
+    same(&read(&write(folder.path(), &one).unwrap()).unwrap(), &one);
+    let left: Vec<_> = std::fs::read_dir(folder.path()).unwrap().flatten().collect();
+    assert_eq!(left.len(), 1, "{left:?}");
+}
+
+#[test]
+fn every_kind_of_damage_is_found_and_the_one_before_is_used() {
+    let folder = tempfile::tempdir().unwrap();
+    let before = checkpoint(1);
+    write(folder.path(), &before).unwrap();
+    let newest = || Folder::open(folder.path()).unwrap().newest(&identity()).unwrap().unwrap().meta.step;
+    for file in ["weights.safetensors", "training.safetensors", "checkpoint.json", "CHECKSUMS"] {
+        let place = write(folder.path(), &checkpoint(2)).unwrap();
+        assert_eq!(newest(), 2);
+        let good = std::fs::read(place.join(file)).unwrap();
+        let wrong = |bytes: &[u8]| {
+            std::fs::write(place.join(file), bytes).unwrap();
+            assert!(matches!(read(&place), Err(Damage::Damaged(_))), "{file}");
+        };
+        for at in (0..good.len()).step_by(7) {
+            let mut bad = good.clone();
+            bad[at] ^= 4;
+            wrong(&bad);
+        }
+        wrong(&good[..good.len() - 2]);
+        wrong(&[]);
+        assert_eq!(newest(), 1);
+        std::fs::remove_file(place.join(file)).unwrap();
+        assert!(matches!(read(&place), Err(Damage::Damaged(_))), "{file}");
+    }
+    std::fs::write(folder.path().join("step-0000000001/checkpoint.json"), "").unwrap();
+    let error = Folder::open(folder.path()).unwrap().newest(&identity()).unwrap_err().to_string();
+    assert!(error.starts_with("all 2 checkpoints in ") && error.ends_with("--fresh"), "{error}");
+}
+
+#[test]
+fn a_run_it_does_not_belong_to_is_refused_by_name() {
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), &checkpoint(1)).unwrap();
+    let refused = |change: &dyn Fn(&mut Identity)| {
+        let mut run = identity();
+        change(&mut run);
+        format!("{:#}", Folder::open(folder.path()).unwrap().newest(&run).unwrap_err())
+    };
+    let model = refused(&|run| run.model = "gpt".into());
+    assert!(model.contains("it is of the model convnet, but this run has the model gpt"), "{model}");
+    let dataset = refused(&|run| run.dataset = "s3://b/e".into());
+    assert!(dataset.contains("the dataset s3://b/d, but this run has the dataset s3://b/e"), "{dataset}");
+    let version = refused(&|run| run.manifest_digest = "08".into());
+    assert!(version.contains("version 07, but this run has the dataset version 08"), "{version}");
+    let seed = refused(&|run| run.seed = 6);
+    assert!(seed.contains("it is of --seed 5, but this run has --seed 6"), "{seed}");
+    assert!(refused(&|run| run.shuffle = "full".into()).contains("shuffle window(4), but"));
+
+    let mut other = checkpoint(3);
+    other.meta.format = 2;
+    write(folder.path(), &other).unwrap();
+    let format = refused(&|_| {});
+    assert!(format.contains("it has format 2 (written by forebay-train"), "{format}");
+}
+
+#[test]
+fn a_folder_keeps_the_newest_and_has_one_owner() {
+    let root = tempfile::tempdir().unwrap();
+    let path = root.path().join("a/b");
+    let folder = Folder::open(&path).unwrap();
+    assert!(folder.newest(&identity()).unwrap().is_none() && folder.set_aside().unwrap().is_none());
+    let taken = Folder::open_within(&path, Duration::ZERO).unwrap_err().to_string();
+    assert!(taken.contains("is in use by another run"), "{taken}");
+    let mut writer = Writer::new(folder, 2);
+    for step in [5, 7, 30, 40] {
+        writer.begin(checkpoint(step)).unwrap();
+    }
+    assert!(writer.finish().unwrap().unwrap().ends_with("step-0000000040"));
+    assert!(writer.finish().unwrap().is_none());
+    drop(writer);
+
+    std::fs::create_dir(path.join(".writing-step-0000000050")).unwrap();
+    std::fs::create_dir(path.join("step-7")).unwrap();
+    let folder = Folder::open(&path).unwrap();
+    assert_eq!(folder.steps().unwrap(), [40, 30]);
+    assert!(!path.join(".writing-step-0000000050").exists());
+    assert!(folder.set_aside().unwrap().unwrap().ends_with("before-1"));
+    assert!(folder.newest(&identity()).unwrap().is_none());
+    assert!(path.join("before-1/step-0000000040").is_dir());
+}
+
+#[test]
+fn a_checkpoint_that_cannot_be_written_is_an_error() {
+    let root = tempfile::tempdir().unwrap();
+    std::fs::write(root.path().join("file"), "").unwrap();
+    assert!(Folder::open(&root.path().join("file")).is_err());
+    let mut writer = Writer::new(Folder::open(&root.path().join("gone")).unwrap(), 3);
+    std::fs::remove_dir_all(root.path().join("gone")).unwrap();
+    std::fs::write(root.path().join("gone"), "").unwrap();
+    assert!(writer.begin(checkpoint(1)).is_err());
+    let error = write(&root.path().join("file"), &checkpoint(1)).unwrap_err().to_string();
+    assert!(error.starts_with("write the checkpoint ") && error.contains("step-0000000001"), "{error}");
+}
+
+#[test]
+fn state_goes_back_into_living_tensors_only_if_it_fits() {
+    let living: Named = vec![("w".into(), Tensor::zeros([2], (Kind::Float, Device::Cpu)))];
+    let saved = snapshot(vec![("w".into(), Tensor::from_slice(&[1f32, 2.0]))]);
+    restore("parameter", &living, &saved).unwrap();
+    assert_eq!(Vec::<f32>::try_from(&living[0].1).unwrap(), [1.0, 2.0]);
+    let error = |from: &Named| restore("parameter", &living, from).unwrap_err().to_string();
+    assert_eq!(error(&vec![]), "the checkpoint lacks parameter `w`");
+    let larger: Named = vec![("w".into(), Tensor::zeros([3], (Kind::Float, Device::Cpu)))];
+    assert_eq!(error(&larger), "parameter `w` has the shape [3] in the checkpoint, but [2] in this run");
+    let more: Named = vec![("v".into(), Tensor::zeros([3], (Kind::Float, Device::Cpu)))];
+    assert_eq!(error(&more), "the checkpoint has parameter `v`, this run has not");
+}
+
+#[test]
+fn all_ranks_get_what_rank_0_read() {
+    let timeout = Duration::from_secs(30);
+    let store = Store::serve(2, timeout).unwrap();
+    let port = store.port().unwrap();
+    let rank = |rank: usize| {
+        move || {
+            let store = Store::tcp("127.0.0.1", port, 2, false, timeout).unwrap();
+            let group = ProcessGroup::gloo(store, rank, 2, timeout).unwrap();
+            assert!(share(&group, None).unwrap().is_none());
+            let got = share(&group, (rank == 0).then(|| checkpoint(9))).unwrap().unwrap();
+            same(&got, &checkpoint(9));
+            group.barrier().unwrap();
+        }
+    };
+    let threads = [0, 1].map(|number| std::thread::spawn(rank(number)));
+    threads.into_iter().for_each(|thread| thread.join().unwrap());
+}
+
+#[test]
+fn a_digest_is_the_sum_of_the_stretches() {
+    let path = Path::new("unused");
+    assert!(!path.exists());
+    let mut parts = [OrderDigest::default(); 2];
+    parts[0].add(1, 2);
+    parts[1].add(3, 4);
+    let mut whole = parts[0];
+    whole.merge(parts[1]);
+    let mut seen = EpochSeen::none(0);
+    seen.add(1, 1, parts[0], 1.0).unwrap();
+    seen.add(1, 1, parts[1], 2.0).unwrap();
+    assert_eq!((seen.digest().unwrap(), seen.samples, seen.loss_sum), (whole, 2, 3.0));
+}

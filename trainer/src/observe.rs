@@ -1,0 +1,187 @@
+//! What people and tools see while a run goes on: the live line, TensorBoard, a trace of some steps.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Result, bail, ensure};
+use clap::Args;
+use forebay_c10d::{Profiler, ProfilerSettings};
+
+use crate::account::Tally;
+use crate::events::Events;
+use crate::place::Place;
+use crate::progress::Progress;
+use crate::rank::say;
+use crate::report::EpochReport;
+use crate::settings::Settings;
+use crate::timing::{Part, StepTimes};
+
+/// The flags.
+#[derive(Debug, Clone, Default, Args)]
+#[command(next_help_heading = "Observation")]
+pub struct ObserveArgs {
+    /// Write TensorBoard event files into this directory
+    #[arg(long, value_name = "DIR")]
+    pub tensorboard: Option<PathBuf>,
+    /// Write a trace of some steps to this file, for Perfetto or chrome://tracing; rank 1 writes NAME.rank1.json and so on
+    #[arg(long, value_name = "FILE")]
+    pub profile: Option<PathBuf>,
+    /// Steps in the trace, after the first one, which is like no other
+    #[arg(long, value_name = "N", default_value_t = 10)]
+    pub profile_steps: u64,
+}
+
+/// One rank's eyes and ears; all but rank 0's are shut.
+#[derive(Debug)]
+pub struct Observer {
+    progress: Option<Progress>,
+    events: Option<Events>,
+    profile: Option<Profile>,
+    global_batch: u64,
+}
+
+/// The trace of this rank.
+#[derive(Debug)]
+struct Profile {
+    file: PathBuf,
+    /// Steps that have begun in this process.
+    begun: u64,
+    steps: u64,
+    profiler: Option<Profiler>,
+}
+
+impl Observer {
+    /// For a run that goes on after `step` steps.
+    pub fn new(settings: &Settings, place: &Place, steps_per_epoch: u64, step: u64) -> Result<Self> {
+        let first = place.is_first();
+        let events = settings.observe.tensorboard.as_ref().filter(|_| first);
+        Ok(Self {
+            progress: first.then(|| Progress::new(settings.epochs, steps_per_epoch, settings.batch)),
+            events: events.map(|folder| Events::create(folder, step + u64::from(step > 0))).transpose()?,
+            profile: settings.observe.profile.as_ref().map(|file| Profile {
+                file: rank_file(file, place.rank),
+                begun: 0,
+                steps: settings.observe.profile_steps,
+                profiler: None,
+            }),
+            global_batch: settings.batch,
+        })
+    }
+
+    /// A step begins: the trace begins with the second, and ends when it has as many as it should.
+    pub fn begin_step(&mut self) -> Result<()> {
+        let Some(profile) = &mut self.profile else { return Ok(()) };
+        profile.begun += 1;
+        if profile.begun == 2 {
+            profile.profiler = Some(Profiler::start(ProfilerSettings::default())?);
+        }
+        if profile.begun > profile.steps.saturating_add(1) {
+            return self.end_trace();
+        }
+        Ok(())
+    }
+
+    fn end_trace(&mut self) -> Result<()> {
+        let Some(Profile { file, profiler: Some(profiler), .. }) = self.profile.take() else { return Ok(()) };
+        profiler.stop(&file)?;
+        Ok(())
+    }
+
+    /// Step number `step` of the run is over. `loss` and `lr` are the step's, of a sample and of the optimizer.
+    pub fn step(
+        &mut self,
+        step: u64,
+        epoch: u64,
+        tally: &Tally,
+        (loss, lr): (Option<f64>, Option<f64>),
+        times: &StepTimes,
+    ) -> Result<()> {
+        if let Some(progress) = &mut self.progress {
+            progress.step(epoch, tally, loss);
+        }
+        let Some(events) = &mut self.events else { return Ok(()) };
+        let ms = |part| times.of(part).as_secs_f64() * 1e3;
+        let total = times.total.as_secs_f64();
+        let mut scalars = vec![
+            ("step/data_wait_ms", ms(Part::DataWait)),
+            ("step/copy_ms", ms(Part::Copy)),
+            ("step/forward_ms", ms(Part::Forward)),
+            ("step/backward_ms", ms(Part::Backward)),
+            ("step/optimizer_ms", ms(Part::Optimizer)),
+            ("step/total_ms", total * 1e3),
+            ("step/samples_per_s", self.global_batch as f64 / total.max(1e-9)),
+        ];
+        scalars.extend(loss.map(|loss| ("train/loss", loss)));
+        scalars.extend(lr.map(|lr| ("train/lr", lr)));
+        events.scalars(step, &scalars);
+        Ok(())
+    }
+
+    /// An epoch is over.
+    pub fn epoch(&mut self, step: u64, report: &EpochReport, epochs: u64) {
+        if let Some(progress) = &mut self.progress {
+            progress.clear();
+            say(&report.line(epochs));
+        }
+        let Some(events) = &mut self.events else { return };
+        let mut scalars = vec![
+            ("epoch/seconds", report.seconds),
+            ("epoch/samples_per_s", report.samples_per_s),
+            ("epoch/data_wait_share", report.data_wait_share),
+            ("epoch/s3_bytes", report.s3_bytes as f64),
+        ];
+        scalars.extend(report.loss.map(|loss| ("epoch/loss", loss)));
+        let au = report.times.as_ref().and_then(|times| times.accelerator_utilisation);
+        scalars.extend(au.map(|au| ("epoch/accelerator_utilisation", au)));
+        events.scalars(step, &scalars);
+    }
+
+    /// The run is over; a trace that has not got all its steps is written now.
+    pub fn finish(&mut self) -> Result<()> {
+        self.end_trace()
+    }
+}
+
+impl ObserveArgs {
+    /// Refuses what cannot work.
+    pub fn check(&self) -> Result<()> {
+        if let Some(folder) = &self.tensorboard {
+            ensure!(!folder.is_file(), "--tensorboard {} is a file, not a directory", folder.display());
+            if folder == Path::new("") {
+                bail!("--tensorboard needs the name of a directory");
+            }
+        }
+        ensure!(self.profile_steps > 0, "--profile-steps must be at least 1");
+        // Better now than after the last step of the trace.
+        if let Some(file) = &self.profile {
+            let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty());
+            if let Some(folder) = folder.filter(|folder| !folder.is_dir()) {
+                bail!("--profile {}: there is no folder {}", file.display(), folder.display());
+            }
+            ensure!(!file.is_dir(), "--profile {} is a folder", file.display());
+        }
+        Ok(())
+    }
+}
+
+/// The file of a rank's own trace: `trace.json` for rank 0, `trace.rank1.json` for rank 1.
+fn rank_file(file: &Path, rank: usize) -> PathBuf {
+    if rank == 0 {
+        return file.to_owned();
+    }
+    let stem = file.file_stem().unwrap_or_default().to_string_lossy();
+    let ending = file.extension().map(|ending| format!(".{}", ending.to_string_lossy())).unwrap_or_default();
+    file.with_file_name(format!("{stem}.rank{rank}{ending}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_rank_has_its_own_trace() {
+        let named = |file: &str, rank| rank_file(Path::new(file), rank).to_string_lossy().into_owned();
+        assert_eq!(named("a/trace.json", 0), "a/trace.json");
+        assert_eq!(named("a/trace.json", 2), "a/trace.rank2.json");
+        assert_eq!(named("trace", 1), "trace.rank1");
+    }
+}

@@ -1,0 +1,130 @@
+//! SIGTERM: the ranks agree on a step after which all of them stop.
+//!
+//! A rank that was told to stop cannot just do so: its peers may already be in the next step and would wait for it. So
+//! the ranks compare notes, all at the same steps, as often as costs next to nothing: every step where steps are
+//! long, every so many where they are short.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use forebay_c10d::{Op, ProcessGroup};
+use signal_hook::consts::SIGTERM;
+use tch::Tensor;
+
+/// Between two comparisons, about.
+const EVERY: Duration = Duration::from_millis(100);
+/// Steps between two comparisons at most.
+const STEPS_MAX: i64 = 1000;
+
+/// Set once the process is told to end.
+#[derive(Debug, Clone, Default)]
+pub struct Told(Arc<AtomicBool>);
+
+impl Told {
+    /// From now on SIGTERM does not end this process, but is remembered.
+    pub fn listen() -> Result<Self> {
+        let told = Self::default();
+        signal_hook::flag::register(SIGTERM, told.0.clone()).context("listen for SIGTERM")?;
+        Ok(told)
+    }
+
+    /// As if SIGTERM had come.
+    #[cfg(test)]
+    pub(crate) fn set(&self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether SIGTERM has come.
+    pub fn is_set(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// One rank's part in the agreement.
+#[derive(Debug)]
+pub struct Stop {
+    told: Told,
+    /// Steps until the next comparison, and of how many that is the rest.
+    left: i64,
+    stride: i64,
+    since: Instant,
+}
+
+impl Stop {
+    /// For a rank that listens by `told`.
+    pub fn new(told: Told) -> Self {
+        Self { told, left: 1, stride: 1, since: Instant::now() }
+    }
+
+    /// Whether all ranks stop after the step that has just ended. To be asked after every step on every rank;
+    /// collective every so often.
+    pub fn after_step(&mut self, group: &ProcessGroup) -> Result<bool> {
+        self.left -= 1;
+        if self.left > 0 {
+            return Ok(false);
+        }
+        let step = self.since.elapsed().as_secs_f64() / self.stride as f64;
+        let wanted = (EVERY.as_secs_f64() / step.max(1e-9)).clamp(1.0, STEPS_MAX as f64) as i64;
+        self.agree(group, wanted)
+    }
+
+    /// The same at a moment that all ranks come to anyway; always collective.
+    pub fn now(&mut self, group: &ProcessGroup) -> Result<bool> {
+        self.agree(group, self.stride)
+    }
+
+    fn agree(&mut self, group: &ProcessGroup, wanted: i64) -> Result<bool> {
+        let (mut stop, mut stride) = (self.told.is_set(), wanted);
+        if group.world() > 1 {
+            let mut notes = Tensor::from_slice(&[i64::from(stop), wanted]);
+            group.all_reduce(&mut notes, Op::Max)?;
+            (stop, stride) = (notes.int64_value(&[0]) == 1, notes.int64_value(&[1]));
+        }
+        (self.left, self.stride, self.since) = (stride, stride, Instant::now());
+        Ok(stop)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use forebay_c10d::Store;
+
+    #[test]
+    fn all_ranks_stop_after_the_same_step() {
+        let timeout = Duration::from_secs(30);
+        let store = Store::serve(3, timeout).unwrap();
+        let port = store.port().unwrap();
+        let rank = move |rank: usize| {
+            let store = Store::tcp("127.0.0.1", port, 3, false, timeout).unwrap();
+            let group = ProcessGroup::gloo(store, rank, 3, timeout).unwrap();
+            let told = Told::default();
+            let mut stop = Stop::new(told.clone());
+            for step in 0..100_000 {
+                if rank == 1 && step == 2500 {
+                    told.set();
+                }
+                if stop.after_step(&group).unwrap() {
+                    return step;
+                }
+            }
+            panic!("it never stopped");
+        };
+        let threads = [0, 1, 2].map(|number| std::thread::spawn(move || rank(number)));
+        let steps = threads.map(|thread| thread.join().unwrap());
+        assert!(steps[0] >= 2500 && steps.iter().all(|step| *step == steps[0]), "{steps:?}");
+    }
+
+    #[test]
+    fn a_rank_alone_stops_at_once_and_asks_nobody() {
+        let timeout = Duration::from_secs(10);
+        let group = ProcessGroup::gloo(Store::serve(1, timeout).unwrap(), 0, 1, timeout).unwrap();
+        let told = Told::default();
+        let mut stop = Stop::new(told.clone());
+        assert!(!stop.now(&group).unwrap());
+        told.set();
+        assert!(stop.now(&group).unwrap());
+    }
+}
