@@ -61,5 +61,5 @@ accuracy=$(sed -n 's/.*"test_accuracy": *\([0-9.]*\).*/\1/p' "$folder/train.json
 echo "parity: torchrun --no-python forebay-train: test accuracy $accuracy"
 
 mkdir -p target/bench
-.parity/bin/python tests/parity/report.py "$folder" "$steps" "$rounds" >target/bench/parity.json
-echo "parity: target/bench/parity.json"
+.parity/bin/python tests/parity/report.py "$folder" "$steps" "$rounds" >target/bench/train-parity.json
+echo "parity: target/bench/train-parity.json"

@@ -61,7 +61,8 @@ impl Heartbeat {
     /// Gives the first sign at once. `store` is a connection that nobody else waits on.
     pub fn start(store: Store, rank: usize, world: usize) -> FfiResult<Self> {
         let begun = Arc::new(AtomicU64::new(0));
-        let mut watch = Watch { store, rank, world, begun: begun.clone(), beats: 0, lost: None };
+        let mut watch =
+            Watch { store, rank, world, begun: begun.clone(), beats: 0, lost: None, broken: None };
         watch.beat()?;
         let (ask, asked) = sync_channel(1);
         let (end, ended) = sync_channel(1);
@@ -108,13 +109,15 @@ struct Watch {
     beats: u64,
     /// What some rank has found out, once it has.
     lost: Option<Vec<usize>>,
+    /// Why the store did not answer: a broken connection stays broken.
+    broken: Option<String>,
 }
 
 impl Watch {
     fn run(&mut self, asked: &Receiver<Ask>) {
         loop {
             match asked.recv_timeout(BEAT) {
-                // A failure shows when somebody asks; the next beat may succeed.
+                // A failure shows when somebody asks.
                 Err(RecvTimeoutError::Timeout) => drop(self.beat()),
                 Err(RecvTimeoutError::Disconnected) => return,
                 // Whoever asked may have given up waiting.
@@ -125,6 +128,13 @@ impl Watch {
 
     /// Gives a sign of life, and remembers what others have found out, while the store is there to tell.
     fn beat(&mut self) -> FfiResult<()> {
+        if let Some(broken) = &self.broken {
+            return Err(broken.clone());
+        }
+        self.try_beat().inspect_err(|text| self.broken = Some(text.clone()))
+    }
+
+    fn try_beat(&mut self) -> FfiResult<()> {
         self.beats += 1;
         let sign = format!("{} {}", self.beats, self.begun.load(Ordering::Relaxed));
         self.store.handle.set(&beat_key(self.rank), sign.as_bytes())?;
