@@ -3,7 +3,7 @@
 # Every make target runs it by itself.
 #
 #   scripts/setup.sh          system packages, and libtorch in .torch/
-#   scripts/setup.sh tests    also .venv/ with pyarrow and TensorBoard's reader, which tests compare with
+#   scripts/setup.sh tests    also .venv/ with pyarrow and TensorBoard's reader, which tests compare with, and etcd
 #   scripts/setup.sh check    also the rustup components clippy and rustfmt
 #   scripts/setup.sh nccl     also .nccl/ with the CUDA headers that the NCCL plugin is compiled with
 set -euo pipefail
@@ -56,6 +56,7 @@ need_packages() {
     elif ! python3 -c 'import ensurepip, venv' 2>/dev/null; then
         missing+=(python3-venv)
     fi
+    case " $* " in *" tests "*) command -v etcd >/dev/null || missing+=(etcd-server) ;; esac
     [ ${#missing[@]} -eq 0 ] && return
     command -v apt-get >/dev/null || die "please install what these Debian packages hold: ${missing[*]}"
     local root=()
@@ -122,7 +123,7 @@ need_cuda_headers() {
     mv .nccl.partial .nccl
 }
 
-need_packages
+need_packages "$@"
 need_rust
 need_torch
 for extra in "$@"; do

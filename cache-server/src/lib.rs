@@ -7,6 +7,8 @@ pub mod cache;
 pub mod datasets;
 pub mod events;
 pub mod flight;
+pub mod gate;
+pub mod membership;
 pub mod server;
 pub mod service;
 pub mod settings;

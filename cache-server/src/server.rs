@@ -3,6 +3,8 @@
 use crate::cache::Cache;
 use crate::datasets::Datasets;
 use crate::events::Events;
+use crate::gate::Gate;
+use crate::membership::{EtcdSettings, Membership};
 use crate::service::control::Control;
 use crate::service::flight::Flight;
 use crate::service::{Node, scrape};
@@ -14,7 +16,7 @@ use forebay_proto::v1::cache_server::CacheServer;
 use forebay_proto::{Error, Result, v1};
 use forebay_segment::Source;
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 use tokio::net::TcpListener;
 use tokio_stream::wrappers::TcpListenerStream;
@@ -33,6 +35,8 @@ pub struct Server {
     metrics: Option<TcpListener>,
     drain: Duration,
     scrub_mb_per_s: f64,
+    /// Ends what still runs.
+    streams: CancellationToken,
 }
 
 impl Server {
@@ -43,6 +47,7 @@ impl Server {
             Some(at) => Some(bind(at, "--metrics-listen").await?),
             None => None,
         };
+        let url = settings.cluster.url(local(&listener)?)?;
         let source = Source::new(settings.source.clone())?;
         let stored = StoreSettings {
             dirs: settings.cache_dir.clone(),
@@ -60,18 +65,24 @@ impl Server {
         let events = Arc::new(Events::default());
         let cache = Arc::new(Cache::new(source.clone(), store.clone(), events.clone(), settings.fill_bytes));
         let datasets = Datasets::open(source, &settings.allow, store)?;
-        let address = local(&listener)?;
+        let me = v1::Node {
+            name: settings.node.clone().unwrap_or_else(|| url.trim_start_matches("http://").to_owned()),
+            address: url,
+            weight: settings.cluster.weight,
+            zone: settings.cluster.zone.clone(),
+        };
+        let streams = CancellationToken::new();
         let node = Node {
-            name: settings.node.unwrap_or_else(|| address.to_string()),
-            address: format!("http://{address}"),
-            cluster: settings.nodes,
+            name: me.name.clone(),
+            membership: membership(&settings, me),
+            gate: Gate::new(streams.clone()),
             started: Instant::now(),
             cache,
             datasets,
             events,
         };
         let (drain, scrub_mb_per_s) = (Duration::from_secs_f64(settings.drain_s), settings.scrub_mb_per_s);
-        Ok(Self { node: Arc::new(node), listener, metrics, drain, scrub_mb_per_s })
+        Ok(Self { node: Arc::new(node), listener, metrics, drain, scrub_mb_per_s, streams })
     }
 
     /// Where gRPC is served.
@@ -84,10 +95,11 @@ impl Server {
         self.metrics.as_ref().map(local).transpose()
     }
 
-    /// Serves until `stop` is called, then gives streams the drain time and ends them. Connections that are left after
-    /// that end with the runtime.
+    /// Serves until `stop` is called or the cluster refuses the node. Then it leaves the topology and sends its streams
+    /// to other nodes; without any, they get the drain time to finish. Connections that are left after that end with
+    /// the runtime.
     pub async fn run(self, stop: CancellationToken) -> Result<()> {
-        let streams = CancellationToken::new();
+        let streams = self.streams;
         let health = tonic_health::server::health_reporter();
         health.0.set_serving::<CacheServer<Control>>().await;
         health.0.set_service_status("", tonic_health::ServingStatus::Serving).await;
@@ -107,22 +119,31 @@ impl Server {
         let store = self.node.cache.store().clone();
         tokio::spawn(upkeep::run(store, self.scrub_mb_per_s, streams.clone()));
         let control = Control::new(self.node.clone(), streams.clone());
-        let drain = self.drain;
+        let refused = Arc::new(OnceLock::new());
         let ending = {
-            let streams = streams.clone();
+            let (streams, node, drain, refused) =
+                (streams.clone(), self.node.clone(), self.drain, refused.clone());
             async move {
-                stop.cancelled().await;
-                health.0.set_service_status("", tonic_health::ServingStatus::NotServing).await;
+                tokio::select! {
+                    () = stop.cancelled() => {}
+                    error = node.membership.refused() => refused.set(error).unwrap_or_default(),
+                }
                 tracing::info!(
                     drain_s = drain.as_secs_f64(),
                     "stopping: no new connections, streams may finish"
                 );
+                node.membership.leave().await;
+                if node.membership.has_others() {
+                    node.gate.close();
+                }
+                health.0.set_service_status("", tonic_health::ServingStatus::NotServing).await;
                 tokio::spawn(async move {
-                    tokio::time::sleep(drain).await;
+                    tokio::time::timeout(drain, node.gate.empty()).await.ok();
                     streams.cancel();
                 });
             }
         };
+        self.node.membership.enter();
         let serving = tonic::transport::Server::builder()
             .tcp_nodelay(true)
             .http2_keepalive_interval(Some(Duration::from_secs(10)))
@@ -130,7 +151,7 @@ impl Server {
             .add_service(health.1)
             .add_service(reflection)
             .add_service(CacheServer::new(control).max_decoding_message_size(REQUEST_BYTES_MAX))
-            .add_service(Flight::new(self.node.clone(), streams.clone()))
+            .add_service(Flight::new(self.node.clone()))
             .serve_with_incoming_shutdown(nodelay(self.listener), ending);
         // A body is asked for its next frame only when there is room on the wire, so it cannot end by itself then.
         let overdue = async {
@@ -145,8 +166,25 @@ impl Server {
             }
         };
         streams.cancel();
+        if let Some(error) = refused.get() {
+            return Err(error.clone());
+        }
         served.map_err(|e| Error::closed(format!("gRPC is no longer served: {e}")))
     }
+}
+
+/// The cluster that the settings speak of.
+fn membership(settings: &Settings, me: v1::Node) -> Membership {
+    let cluster = &settings.cluster;
+    if !settings.nodes.is_empty() {
+        return Membership::fixed(me, &settings.nodes);
+    }
+    if cluster.etcd.is_empty() {
+        return Membership::alone(me);
+    }
+    let (endpoints, prefix, lease_ttl_s) =
+        (cluster.etcd.clone(), cluster.etcd_prefix.clone(), cluster.lease_ttl_s);
+    Membership::etcd(EtcdSettings { endpoints, prefix, lease_ttl_s }, me)
 }
 
 async fn bind(at: SocketAddr, flag: &str) -> Result<TcpListener> {

@@ -12,6 +12,8 @@ pub mod scrape;
 use crate::cache::Cache;
 use crate::datasets::Datasets;
 use crate::events::Events;
+use crate::gate::Gate;
+use crate::membership::Membership;
 use forebay_proto::v1;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -21,10 +23,10 @@ use std::time::Instant;
 pub struct Node {
     /// The node's name.
     pub name: String,
-    /// URL of its gRPC endpoint.
-    pub address: String,
-    /// URLs of all nodes of a fixed cluster; empty: this one alone.
-    pub cluster: Vec<String>,
+    /// The cluster, and its place in it.
+    pub membership: Membership,
+    /// What batch streams pass.
+    pub gate: Gate,
     /// When it started.
     pub started: Instant,
     /// The read path.
@@ -60,18 +62,8 @@ impl Node {
         }
     }
 
-    /// The topology: the fixed cluster, or this node alone.
-    pub fn topology(&self) -> v1::Topology {
-        let node = |name: &str, address: &str| v1::Node {
-            name: name.to_owned(),
-            address: address.to_owned(),
-            weight: 1.0,
-            zone: String::new(),
-        };
-        let nodes = match self.cluster.as_slice() {
-            [] => vec![node(&self.name, &self.address)],
-            urls => urls.iter().map(|url| node(url, url)).collect(),
-        };
-        v1::Topology { revision: 1, nodes }
+    /// How it stands to its cluster.
+    pub fn membership(&self) -> v1::MembershipStatus {
+        v1::MembershipStatus { draining: self.gate.is_closed(), ..self.membership.state() }
     }
 }

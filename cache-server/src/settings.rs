@@ -1,6 +1,10 @@
 //! Settings: flags over environment (`FOREBAY_*`) over a TOML file over defaults.
 
+mod cluster;
+
 use clap::Parser;
+pub use cluster::ClusterSettings;
+use cluster::{ClusterFlags, is_node_url};
 use figment::Figment;
 use figment::providers::{Env, Format, Serialized, Toml};
 use forebay_proto::units::bytes;
@@ -32,9 +36,11 @@ pub struct Settings {
     pub fill_bytes: u64,
     /// URIs under which data may be read. There is no default: nothing can be read unless somebody allowed it.
     pub allow: Vec<String>,
-    /// URLs of all nodes of a fixed cluster, this one included; empty: a cluster of one. Every node must be given the
-    /// same list: clients place segments by it.
+    /// URLs of all nodes of a fixed cluster, this one included; empty: a cluster of one, or what etcd says. Every node
+    /// must be given the same list: clients place segments by it.
     pub nodes: Vec<String>,
+    /// Its place in a cluster that etcd keeps.
+    pub cluster: ClusterSettings,
     /// Seconds that open streams get to finish at shutdown.
     pub drain_s: f64,
     /// Logs as JSON lines rather than text.
@@ -56,6 +62,7 @@ impl Default for Settings {
             fill_bytes: 1 << 30,
             allow: Vec::new(),
             nodes: Vec::new(),
+            cluster: ClusterSettings::default(),
             drain_s: 5.0,
             log_json: false,
             source: SourceSettings::default(),
@@ -107,6 +114,8 @@ pub struct Flags {
     #[arg(long = "cluster-node", value_name = "URL")]
     #[serde(skip_serializing_if = "Vec::is_empty")]
     nodes: Vec<String>,
+    #[command(flatten)]
+    cluster: ClusterFlags,
     /// Logs as JSON lines.
     #[arg(long)]
     #[serde(skip_serializing_if = "std::ops::Not::not")]
@@ -171,8 +180,11 @@ fn one_or_many<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Vec<
 }
 
 /// Settings that are text whatever they look like: in a variable, `0123` would else become a number.
-const TEXTS: [&str; 7] = [
+const TEXTS: [&str; 10] = [
     "node",
+    "cluster__advertise",
+    "cluster__etcd_prefix",
+    "cluster__zone",
     "source__s3_endpoint",
     "source__s3_region",
     "source__s3_access_key_id",
@@ -243,13 +255,24 @@ impl Settings {
             return bad(format!("drain_s = {}: must be 0 to 3600 seconds", self.drain_s));
         }
         for (i, url) in self.nodes.iter().enumerate() {
-            let parsed = url.strip_prefix("http://").and_then(|at| at.rsplit_once(':'));
-            if !parsed.is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok()) {
+            if !is_node_url(url) {
                 return bad(format!("cluster node `{url}`: use its URL, as in http://cache-1:7070"));
             }
             if self.nodes[..i].contains(url) {
                 return bad(format!("cluster node {url} is named twice"));
             }
+        }
+        self.cluster.check()?;
+        if !self.nodes.is_empty() && !self.cluster.etcd.is_empty() {
+            return bad(
+                "--etcd and --cluster-node contradict each other: either etcd keeps the list of nodes, or \
+                        it is fixed"
+                    .into(),
+            );
+        }
+        let name = self.node.as_deref().unwrap_or("node");
+        if name.is_empty() || name.chars().any(char::is_control) {
+            return bad("node: a name must have letters, and no line breaks".into());
         }
         if self.metrics_listen == Some(self.listen) && self.listen.port() != 0 {
             return bad(format!(

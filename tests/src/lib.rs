@@ -2,12 +2,13 @@
 //!
 //! [`s3`] is an S3 server in this process (real HTTP, SigV4 and XML) that keeps a log of requests and breaks on demand;
 //! [`slow`] is a proxy that makes it behave like remote S3; [`process`] starts the real binaries and watches their
-//! logs; [`mnist`] is the data. [`demo`] is `make demo`, [`epochs`] is
+//! logs; [`etcd`] starts real etcd; [`mnist`] is the data. [`demo`] is `make demo`, [`epochs`] is
 //! `make bench-epoch`, [`order`] is `make bench-order`, [`store`] is `make bench-store`,
 //! [`train`] is `make bench-train`, [`report`] the form of their reports. Nothing here is used by the product itself.
 
 pub mod demo;
 pub mod epochs;
+pub mod etcd;
 pub mod fault;
 pub mod mnist;
 pub mod order;

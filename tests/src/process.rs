@@ -5,10 +5,10 @@
 //! outlives the thread that started it.
 
 mod log;
-mod run;
+pub(crate) mod run;
 #[cfg(test)]
 mod tests;
-mod tie;
+pub(crate) mod tie;
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
@@ -59,6 +59,7 @@ pub fn free_addresses(count: usize) -> std::io::Result<Vec<String>> {
 }
 
 /// A server about to be started.
+#[derive(Clone)]
 pub struct ServerOptions {
     arguments: Vec<String>,
     environment: Vec<(String, String)>,
@@ -204,6 +205,16 @@ impl Server {
         let _ = self.child.kill();
         let _ = self.child.wait();
         self.ended = true;
+    }
+
+    /// Stops it without a word (SIGSTOP): it is silent, not dead.
+    pub fn pause(&self) {
+        run::send_signal(self.child.id(), "STOP");
+    }
+
+    /// Lets it go on after [`pause`](Self::pause).
+    pub fn resume(&self) {
+        run::send_signal(self.child.id(), "CONT");
     }
 
     /// SIGTERM; waits for the end and checks status and log.

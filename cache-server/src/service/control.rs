@@ -1,4 +1,4 @@
-//! `forebay.v1.Cache`: open, load, free, status, topology.
+//! `forebay.v1.Cache`: open, load, free, status, topology, drain.
 
 use super::Node;
 use crate::cache::blocking;
@@ -12,8 +12,9 @@ use futures::StreamExt;
 use futures::stream::BoxStream;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
 use tokio::sync::mpsc;
-use tokio_stream::wrappers::ReceiverStream;
+use tokio_stream::wrappers::{ReceiverStream, WatchStream};
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
 
@@ -32,6 +33,9 @@ impl Control {
         Self { node, stop }
     }
 }
+
+/// How long streams may take to end when the node drains: a reader that stands still does not end its.
+const DRAIN: Duration = Duration::from_secs(10);
 
 type Answer<T> = Result<Response<T>, Status>;
 
@@ -109,6 +113,7 @@ impl Service for Control {
             pins,
             pinned_bytes,
             dirs: store.dirs().into_iter().map(dir).collect(),
+            membership: Some(self.node.membership()),
         }))
     }
 
@@ -116,11 +121,26 @@ impl Service for Control {
         &self,
         _: Request<v1::WatchTopologyRequest>,
     ) -> Answer<Self::WatchTopologyStream> {
-        // A fixed cluster never changes: one answer, then the stream stays open until the node stops.
-        let topology = futures::stream::iter([Ok(self.node.topology())]);
-        let stopped = self.stop.clone().cancelled_owned();
-        let open = futures::stream::once(stopped).filter_map(|()| async { None });
-        Ok(Response::new(topology.chain(open).boxed()))
+        let changes = WatchStream::new(self.node.membership.topology()).map(Ok);
+        Ok(Response::new(changes.take_until(self.stop.clone().cancelled_owned()).boxed()))
+    }
+
+    async fn drain(&self, request: Request<v1::DrainRequest>) -> Answer<v1::DrainReply> {
+        let node = &self.node;
+        if request.into_inner().undo {
+            node.gate.open();
+            node.membership.enter();
+            tracing::info!("no longer draining");
+            return Ok(Response::new(v1::DrainReply { streams_ended: 0, streams_left: node.gate.streams() }));
+        }
+        let before = node.gate.streams();
+        tracing::info!(streams = before, "draining: clients are sent to other nodes");
+        // First the announcement, so that clients whose streams end do not come back here.
+        node.membership.leave().await;
+        node.gate.close();
+        tokio::time::timeout(DRAIN, node.gate.empty()).await.ok();
+        let left = node.gate.streams();
+        Ok(Response::new(v1::DrainReply { streams_ended: before.saturating_sub(left), streams_left: left }))
     }
 }
 

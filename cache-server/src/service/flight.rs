@@ -20,7 +20,6 @@ use prost::Message as _;
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use tokio_util::sync::CancellationToken;
 use tonic::body::Body;
 use tonic::{Request, Response, Status, Streaming};
 
@@ -31,15 +30,14 @@ const TICKET_BYTES_MAX: usize = 32 << 20;
 #[derive(Clone)]
 pub struct Flight {
     node: Arc<Node>,
-    stop: CancellationToken,
     rest: FlightServiceServer<Descriptions>,
 }
 
 impl Flight {
-    /// Serves `node`; open streams end when `stop` is called.
-    pub fn new(node: Arc<Node>, stop: CancellationToken) -> Self {
+    /// Serves `node`.
+    pub fn new(node: Arc<Node>) -> Self {
         let rest = FlightServiceServer::new(Descriptions { node: node.clone() });
-        Self { node, stop, rest }
+        Self { node, rest }
     }
 }
 
@@ -61,10 +59,14 @@ impl tower::Service<http::Request<Body>> for Flight {
             let mut rest = self.rest.clone();
             return Box::pin(async move { tower::Service::call(&mut rest, request).await });
         }
-        let (node, stop) = (self.node.clone(), self.stop.clone());
+        let node = self.node.clone();
         Box::pin(async move {
-            let body = match open(&node, request).await {
-                Ok(answer) => Body::new(AnswerBody::new(answer, node.events.clone(), stop)),
+            let opened = async {
+                let pass = node.gate.enter()?;
+                Ok::<_, Error>((open(&node, request).await?, pass))
+            };
+            let body = match opened.await {
+                Ok((answer, pass)) => Body::new(AnswerBody::new(answer, node.events.clone(), pass)),
                 Err(e) => return Ok(Status::from(e).into_http()),
             };
             let mut response = http::Response::new(body);

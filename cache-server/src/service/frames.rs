@@ -4,6 +4,7 @@
 //! small head goes out first and the Arrow buffers follow as they are, each a frame of its own.
 
 use crate::events::Events;
+use crate::gate::Pass;
 use bytes::{BufMut, Bytes, BytesMut};
 use forebay_proto::Error;
 use forebay_segment::answer::Answer;
@@ -16,7 +17,6 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::task::{Context, Poll};
-use tokio_util::sync::CancellationToken;
 use tonic::Status;
 
 const DATA_HEADER: u32 = 2;
@@ -30,17 +30,19 @@ pub struct AnswerBody {
     trailers_sent: bool,
     events: Arc<Events>,
     stopping: Pin<Box<dyn Future<Output = ()> + Send>>,
+    _pass: Pass,
 }
 
 impl AnswerBody {
-    /// Sends `answer`, schema first; ends early with `Closed` when `stop` is called.
-    pub fn new(answer: Answer, events: Arc<Events>, stop: CancellationToken) -> Self {
+    /// Sends `answer`, schema first; ends early with `Retry`, after a whole message, when the pass says so.
+    pub fn new(answer: Answer, events: Arc<Events>, pass: Pass) -> Self {
         events.streams.fetch_add(1, Relaxed);
         let schema =
             Message { header: wire::schema_header(&answer.schema), meta: Bytes::new(), body: Vec::new() };
         let mut pending = VecDeque::new();
         frame(schema, &mut pending);
-        Self { answer, pending, trailers_sent: false, events, stopping: Box::pin(stop.cancelled_owned()) }
+        let stopping = Box::pin(pass.end.clone().cancelled_owned());
+        Self { answer, pending, trailers_sent: false, events, stopping, _pass: pass }
     }
 
     fn end(&mut self, status: Status) -> Frame<Bytes> {
@@ -69,7 +71,7 @@ impl http_body::Body for AnswerBody {
             return Poll::Ready(Some(Ok(Frame::data(part))));
         }
         if self.stopping.as_mut().poll(cx).is_ready() {
-            let stopping = Error::retry("this node is shutting down: go on with another, or when it is back");
+            let stopping = Error::retry("this node is draining: go on with another, or when it is back");
             return Poll::Ready(Some(Ok(self.end(stopping.into()))));
         }
         match self.answer.messages.poll_recv(cx) {

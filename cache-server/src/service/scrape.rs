@@ -83,12 +83,19 @@ impl Collector for NodeMetrics {
             let metric = ConstCounter::new(value);
             metric.encode(encoder.encode_descriptor(name, help, None, metric.metric_type())?)?;
         }
-        let store = self.0.cache.store();
+        let (store, cluster) = (self.0.cache.store(), self.0.membership());
         let gauges = [
             ("cache_used_bytes", "Bytes that the cache directories use", store.used_bytes()),
             ("cache_limit_bytes", "Bytes that the cache directories may use", store.limit_bytes()),
             ("cache_pinned_bytes", "Bytes of segment files that are pinned", store.pinned().1),
             ("segment_files", "Segment files held", store.files()),
+            ("streams_open", "Batch streams that are open", self.0.gate.streams()),
+            ("draining", "Whether the node sends its readers to other nodes", cluster.draining.into()),
+            ("topology_nodes", "Nodes in the topology that this node tells", cluster.nodes),
+            ("topology_revision", "Revision of that topology, as etcd counts", cluster.revision),
+            ("registered", "Whether the node is a member of its cluster", cluster.registered.into()),
+            ("etcd_connected", "Whether etcd answers; 1 without etcd", cluster.connected.into()),
+            ("etcd_silent_seconds", "For how long it does not", cluster.silent_s as u64),
         ];
         for (name, help, value) in gauges {
             let metric = ConstGauge::new(value as i64);

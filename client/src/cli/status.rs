@@ -52,7 +52,7 @@ struct Held<'a> {
 
 impl Status {
     pub(super) async fn run(self, out: Out<'_>) -> Result<(), Failure> {
-        let node = self.endpoint.node()?;
+        let node = self.endpoint.endpoints()?.answering().await?;
         let reply = node.status().await?;
         match self.json {
             true => write_json(out, &answer(node.url(), &reply)),
@@ -202,6 +202,7 @@ mod tests {
                     ..Default::default()
                 })
                 .into(),
+            membership: None,
         };
         let text = text("http://h:1", &reply);
         assert!(text.starts_with("http://h:1: node a, version 0.1.0, up 1 min 1 s\n"), "{text}");

@@ -209,7 +209,7 @@ impl Ended {
 }
 
 /// Waits for the end, at most `limit`.
-pub(super) fn wait(child: &mut Child, limit: Duration) -> Option<ExitStatus> {
+pub(crate) fn wait(child: &mut Child, limit: Duration) -> Option<ExitStatus> {
     let deadline = Instant::now() + limit;
     loop {
         match child.try_wait() {
@@ -221,12 +221,12 @@ pub(super) fn wait(child: &mut Child, limit: Duration) -> Option<ExitStatus> {
 }
 
 /// Sends a signal by the shell's own `kill`, which needs no unsafe code and no package.
-pub(super) fn send_signal(pid: u32, signal: &str) {
+pub(crate) fn send_signal(pid: u32, signal: &str) {
     let _ = Command::new("sh").args(["-c", &format!("kill -{signal} {pid}")]).status();
 }
 
 /// Hides the settings of whoever runs the tests: credentials, endpoints, proxies, colours.
-pub(super) fn scrub(command: &mut Command) {
+pub(crate) fn scrub(command: &mut Command) {
     let ours = |name: &str| {
         ["FOREBAY_", "AWS_"].iter().any(|prefix| name.starts_with(prefix))
             || ["HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"].iter().any(|proxy| name.eq_ignore_ascii_case(proxy))

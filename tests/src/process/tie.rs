@@ -11,7 +11,7 @@ use std::process::Command;
 use rustix::process::{Signal, getpid, getppid, set_parent_process_death_signal};
 
 /// Has the kernel kill the child when the thread that starts it has gone.
-pub(super) fn tie(command: &mut Command) {
+pub(crate) fn tie(command: &mut Command) {
     let parent = getpid();
     let tie = move || {
         set_parent_process_death_signal(Some(Signal::KILL))?;

@@ -18,6 +18,7 @@ mod commands;
 mod data;
 mod demo;
 mod fixtures;
+mod membership;
 mod node;
 mod order;
 mod refused;

@@ -185,9 +185,13 @@ impl Cache for Node {
         Err(Status::unimplemented(""))
     }
 
+    async fn drain(&self, _: Request<v1::DrainRequest>) -> Reply<v1::DrainReply> {
+        Err(Status::unimplemented(""))
+    }
+
     async fn watch_topology(&self, _: Request<v1::WatchTopologyRequest>) -> Reply<Self::WatchTopologyStream> {
         let nodes = self.nodes.lock().unwrap().clone();
-        let now = futures::stream::iter([Ok(v1::Topology { revision: 1, nodes })]);
+        let now = futures::stream::iter([Ok(v1::Topology { revision: 1, nodes, cluster: 0 })]);
         Ok(Response::new(now.chain(futures::stream::pending()).boxed()))
     }
 }

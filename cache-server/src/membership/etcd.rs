@@ -1,0 +1,71 @@
+//! The connection to etcd: one member of it at a time, another one after a failure.
+//!
+//! A client that balances over all members now and then asks a dead one; a node needs so little of etcd that one
+//! connection does. HTTP/2 pings notice a silent member, `require_leader` one that lost its quorum.
+
+use etcd_client::{Client, ConnectOptions};
+use std::time::Duration;
+use tokio::time::timeout;
+
+/// How long one call may take.
+pub(super) const CALL: Duration = Duration::from_secs(3);
+
+/// The first pause after a failure, and the longest: a restarted etcd is found within seconds.
+pub(super) const PAUSES: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(2));
+
+/// How to reach etcd and what this node writes there.
+#[derive(Debug, Clone)]
+pub struct EtcdSettings {
+    /// URLs of etcd's members.
+    pub endpoints: Vec<String>,
+    /// What all keys begin with: clusters with different prefixes share one etcd.
+    pub prefix: String,
+    /// How long this node's key outlives it, in seconds.
+    pub lease_ttl_s: u64,
+}
+
+impl EtcdSettings {
+    /// What the keys of all nodes begin with.
+    pub(super) fn nodes(&self) -> String {
+        format!("{}/nodes/", self.prefix.trim_end_matches('/'))
+    }
+}
+
+/// Connects to the `attempt`-th member, round and round; answers with its URL too.
+pub(super) async fn connect(settings: &EtcdSettings, attempt: usize) -> Result<(Client, String), String> {
+    let url =
+        settings.endpoints.get(attempt % settings.endpoints.len().max(1)).ok_or("no etcd is configured")?;
+    let options = ConnectOptions::new()
+        .with_connect_timeout(Duration::from_secs(2))
+        .with_keep_alive(Duration::from_secs(1), Duration::from_secs(2))
+        .with_keep_alive_while_idle(true)
+        .with_require_leader(true);
+    let client = call(url, Client::connect([url], Some(options))).await?;
+    Ok((client, url.clone()))
+}
+
+/// A call with a limit of time; the error names the member.
+pub(super) async fn call<T>(
+    url: &str,
+    future: impl Future<Output = Result<T, etcd_client::Error>>,
+) -> Result<T, String> {
+    match timeout(CALL, future).await {
+        Ok(Ok(answer)) => Ok(answer),
+        Ok(Err(error)) => Err(failed(url, &error)),
+        Err(_) => Err(format!("{url}: no answer within {} s", CALL.as_secs())),
+    }
+}
+
+/// What went wrong at which member, in one line.
+pub(super) fn failed(url: &str, error: &etcd_client::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause: Option<&dyn std::error::Error> = match error {
+        etcd_client::Error::GRpcStatus(status) => std::error::Error::source(status),
+        other => std::error::Error::source(other),
+    };
+    while let Some(inner) = cause {
+        text = inner.to_string();
+        cause = inner.source();
+    }
+    format!("{url}: {text}")
+}

@@ -1,0 +1,165 @@
+//! Who is in the cluster, from what etcd says: the list of nodes behind the topology. No I/O, no clock of its own.
+//!
+//! A node that says it leaves is dropped at once. One whose key has just gone (its lease ran out) is kept for
+//! [`SETTLE`]: after a pause or loss of etcd all leases are gone at once and all nodes are back a moment later, and
+//! moving every segment to and fro for that would be a storm.
+
+use forebay_proto::v1;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+/// How long a node whose key has gone stays in the topology, counted only while etcd answers.
+pub(super) const SETTLE: Duration = Duration::from_secs(3);
+
+/// What a node's key holds.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(super) struct Member {
+    #[serde(skip)]
+    pub name: String,
+    pub address: String,
+    pub weight: f64,
+    #[serde(default)]
+    pub zone: String,
+    pub version: String,
+    /// Differs for each start of a process.
+    pub instance: u64,
+    /// It is about to go.
+    #[serde(default)]
+    pub leaving: bool,
+}
+
+impl Member {
+    pub fn new(node: v1::Node) -> Self {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let instance = (now.as_nanos() as u64) ^ (u64::from(std::process::id()) << 48);
+        let v1::Node { name, address, weight, zone } = node;
+        let version = env!("CARGO_PKG_VERSION").to_owned();
+        Self { name, address, weight, zone, version, instance, leaving: false }
+    }
+
+    /// Of a key's name and value; `None` if that is nobody's.
+    pub fn read(name: &str, value: &[u8]) -> Option<Self> {
+        let member: Self = serde_json::from_slice(value).ok()?;
+        Some(Self { name: name.to_owned(), ..member })
+    }
+
+    pub fn value(&self) -> Vec<u8> {
+        serde_json::to_vec(self).unwrap_or_default()
+    }
+
+    fn node(&self) -> v1::Node {
+        v1::Node {
+            name: self.name.clone(),
+            address: self.address.clone(),
+            weight: self.weight,
+            zone: self.zone.clone(),
+        }
+    }
+}
+
+/// The nodes that etcd lists, and those that it no longer does.
+#[derive(Debug, Default)]
+pub(super) struct Roster {
+    listed: BTreeMap<String, Member>,
+    gone: BTreeMap<String, (Member, Instant)>,
+}
+
+impl Roster {
+    /// A node's key was written.
+    pub fn put(&mut self, member: Member) {
+        self.gone.remove(&member.name);
+        match member.leaving {
+            true => self.listed.remove(&member.name),
+            false => self.listed.insert(member.name.clone(), member),
+        };
+    }
+
+    /// A node's key has gone.
+    pub fn remove(&mut self, name: &str, now: Instant) {
+        if let Some(member) = self.listed.remove(name) {
+            self.gone.insert(name.to_owned(), (member, now + SETTLE));
+        }
+    }
+
+    /// All that is listed now.
+    pub fn replace(&mut self, members: Vec<Member>, now: Instant) {
+        let names: Vec<String> = self.listed.keys().cloned().collect();
+        for name in names.iter().filter(|name| !members.iter().any(|m| m.name == **name)) {
+            self.remove(name, now);
+        }
+        // Time without etcd does not count.
+        self.gone.values_mut().for_each(|(_, until)| *until = now + SETTLE);
+        members.into_iter().for_each(|member| self.put(member));
+    }
+
+    /// Drops those whose time is over; true if there were any.
+    pub fn settle(&mut self, now: Instant) -> bool {
+        let before = self.gone.len();
+        self.gone.retain(|_, (_, until)| *until > now);
+        self.gone.len() < before
+    }
+
+    /// When the next one's time is over.
+    pub fn next(&self) -> Option<Instant> {
+        self.gone.values().map(|(_, until)| *until).min()
+    }
+
+    /// The topology's nodes, by name.
+    pub fn nodes(&self) -> Vec<v1::Node> {
+        let mut all: Vec<&Member> = self.listed.values().chain(self.gone.values().map(|(m, _)| m)).collect();
+        all.sort_by(|a, b| a.name.cmp(&b.name));
+        all.into_iter().map(Member::node).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn member(name: &str) -> Member {
+        Member::new(v1::Node {
+            name: name.into(),
+            address: format!("http://{name}:1"),
+            weight: 2.0,
+            zone: "z".into(),
+        })
+    }
+
+    fn names(roster: &Roster) -> String {
+        roster.nodes().into_iter().map(|n| n.name).collect::<Vec<_>>().join(" ")
+    }
+
+    #[test]
+    fn values_are_read_as_written() {
+        let m = member("a/b");
+        assert_eq!(Member::read("a/b", &m.value()), Some(m));
+        assert_eq!(Member::read("x", b"not JSON"), None);
+    }
+
+    #[test]
+    fn who_leaves_goes_at_once_and_who_vanishes_later() {
+        let (mut r, t) = (Roster::default(), Instant::now());
+        r.replace(vec![member("a"), member("b"), member("c")], t);
+        r.put(Member { leaving: true, ..member("b") });
+        assert_eq!(names(&r), "a c");
+        r.remove("b", t);
+        r.remove("a", t);
+        assert_eq!((names(&r).as_str(), r.next()), ("a c", Some(t + SETTLE)));
+        assert!(!r.settle(t + SETTLE / 2));
+        assert!(r.settle(t + SETTLE));
+        assert_eq!((names(&r).as_str(), r.next()), ("c", None));
+    }
+
+    #[test]
+    fn an_etcd_that_lost_everything_changes_nothing_while_nodes_return() {
+        let (mut r, t) = (Roster::default(), Instant::now());
+        r.replace(vec![member("a"), member("b")], t);
+        let back = t + 100 * SETTLE;
+        r.replace(vec![member("a")], back);
+        assert_eq!(names(&r), "a b");
+        r.put(member("b"));
+        assert!(!r.settle(back + 2 * SETTLE));
+        assert_eq!(names(&r), "a b");
+    }
+}

@@ -1,0 +1,203 @@
+//! Nodes that find each other through etcd, and what they do when etcd stops, pauses, comes back or forgets.
+
+use std::time::{Duration, Instant};
+
+use forebay_client::access::Node;
+use forebay_proto::v1;
+use forebay_tests::etcd::Etcd;
+use forebay_tests::process::{Server, ServerOptions, free_addresses};
+use tokio::runtime::Runtime;
+
+/// Generous: the machine may be loaded.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn options(etcd: &Etcd, name: &str) -> ServerOptions {
+    let options = ServerOptions::bare().args(["--allow", "s3://bucket/", "--node", name]);
+    options.args(etcd.arguments()).args(["--lease-ttl-s", "2"])
+}
+
+fn status(runtime: &Runtime, server: &Server) -> v1::MembershipStatus {
+    let node = Node::new(&server.endpoint).expect("a URL");
+    runtime.block_on(node.status()).expect("a status").membership.expect("a membership")
+}
+
+/// The topology that a server tells now.
+fn topology(runtime: &Runtime, server: &Server) -> v1::Topology {
+    let node = Node::new(&server.endpoint).expect("a URL");
+    runtime.block_on(async {
+        let mut updates =
+            node.client().watch_topology(v1::WatchTopologyRequest {}).await.expect("a watch").into_inner();
+        updates.message().await.expect("a topology").expect("a topology")
+    })
+}
+
+fn names(topology: &v1::Topology) -> Vec<&str> {
+    topology.nodes.iter().map(|node| node.name.as_str()).collect()
+}
+
+/// Waits until a server tells a topology of these nodes, and answers with it.
+fn wait_for(runtime: &Runtime, server: &Server, nodes: &[&str]) -> v1::Topology {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let now = topology(runtime, server);
+        if names(&now) == nodes && now.revision > 0 {
+            return now;
+        }
+        assert!(Instant::now() < deadline, "{:?} instead of {nodes:?}; log:\n{}", names(&now), server.log());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !done() {
+        assert!(Instant::now() < deadline, "{what} in {PATIENCE:?}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn nodes_come_and_go() {
+    let runtime = Runtime::new().expect("a runtime");
+    let etcd = Etcd::start(1);
+    let a = options(&etcd, "a").args(["--weight", "2.5", "--zone", "z1"]).start();
+    let b = options(&etcd, "b").start();
+    let mut c = options(&etcd, "c").start();
+    let all = wait_for(&runtime, &a, &["a", "b", "c"]);
+    assert_eq!((all.nodes[0].weight, all.nodes[0].zone.as_str()), (2.5, "z1"));
+    assert_eq!(all.nodes[1].address, b.endpoint);
+    let told_by_b = wait_for(&runtime, &b, &["a", "b", "c"]);
+    assert_eq!((told_by_b.cluster, told_by_b.cluster > 0), (all.cluster, true));
+    // One that leaves is gone at once, one that dies when its lease has run out.
+    b.stop();
+    let two = wait_for(&runtime, &a, &["a", "c"]);
+    assert!(two.revision > all.revision);
+    let folder = tempfile::tempdir().expect("a folder");
+    c.kill();
+    let one = wait_for(&runtime, &a, &["a"]);
+    assert!(one.revision > two.revision);
+    let c = options(&etcd, "c").folder(folder.path()).start();
+    wait_for(&runtime, &a, &["a", "c"]);
+    [a, c].into_iter().for_each(Server::stop);
+}
+
+#[test]
+fn a_successor_at_the_same_address_takes_the_name_at_once_and_others_never() {
+    let runtime = Runtime::new().expect("a runtime");
+    let etcd = Etcd::start(1);
+    let address = free_addresses(1).expect("a free port").remove(0);
+    let start = || options(&etcd, "a").args(["--listen", &address, "--lease-ttl-s", "60"]).start();
+    let mut first = start();
+    let before = wait_for(&runtime, &first, &["a"]);
+    first.kill();
+    let second = start();
+    wait_until("the successor is a member", || status(&runtime, &second).registered);
+    let after = wait_for(&runtime, &second, &["a"]);
+    assert_eq!(before.nodes, after.nodes);
+    // A live node's name is refused, and the live one is not disturbed.
+    let mut other = options(&etcd, "a").allow_log("").start();
+    let deadline = Instant::now() + PATIENCE;
+    while !other.log().contains("taken by a live node") {
+        assert!(Instant::now() < deadline, "{}", other.log());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    assert!(other.log().contains(&second.endpoint) && other.log().contains("--node"), "{}", other.log());
+    other.kill();
+    assert!(status(&runtime, &second).registered);
+    second.stop();
+}
+
+#[test]
+fn a_node_serves_without_etcd_and_joins_when_it_comes() {
+    let runtime = Runtime::new().expect("a runtime");
+    let mut etcd = Etcd::start(1);
+    etcd.kill_all();
+    let a = options(&etcd, "a").allow_log("etcd does not answer").start();
+    wait_until("it says so", || a.log().contains("etcd does not answer"));
+    let alone = topology(&runtime, &a);
+    assert_eq!((alone.revision, names(&alone)), (0, vec!["a"]));
+    let state = status(&runtime, &a);
+    assert!(!state.connected && !state.registered && state.error.contains(&etcd.endpoints()[0]), "{state:?}");
+    etcd.restart().expect("a restart");
+    wait_for(&runtime, &a, &["a"]);
+    wait_until("a member", || status(&runtime, &a).registered);
+    a.stop();
+}
+
+#[test]
+fn what_was_last_heard_stays_in_force_while_etcd_is_away() {
+    let runtime = Runtime::new().expect("a runtime");
+    let mut etcd = Etcd::start(1);
+    let start = |name| options(&etcd, name).allow_log("etcd does not answer").start();
+    let (a, b) = (start("a"), start("b"));
+    let before = wait_for(&runtime, &a, &["a", "b"]);
+    // Away for longer than a lease; then silent for longer; then back without anything it knew.
+    etcd.kill_all();
+    wait_until("it is noticed", || status(&runtime, &a).silent_s > 3.0);
+    assert_eq!(topology(&runtime, &a), before);
+    etcd.restart().expect("a restart");
+    wait_until("it is found", || status(&runtime, &a).connected && status(&runtime, &a).registered);
+    etcd.pause(0);
+    wait_until("it is noticed", || status(&runtime, &a).silent_s > 3.0);
+    etcd.resume(0);
+    wait_until("it is found", || {
+        [&a, &b].iter().all(|n| status(&runtime, n).connected && status(&runtime, n).registered)
+    });
+    assert_eq!(topology(&runtime, &a).nodes, before.nodes);
+    etcd.kill_all();
+    etcd.restart_empty().expect("a restart");
+    wait_until("they are back", || [&a, &b].iter().all(|n| status(&runtime, n).registered));
+    assert_eq!(topology(&runtime, &a).nodes, before.nodes);
+    assert_ne!(topology(&runtime, &a).cluster, 0);
+    [a, b].into_iter().for_each(Server::stop);
+}
+
+#[test]
+fn losing_a_member_or_the_quorum_changes_nothing() {
+    let runtime = Runtime::new().expect("a runtime");
+    let mut etcd = Etcd::start(3);
+    let start = |name| options(&etcd, name).allow_log("etcd does not answer").start();
+    let (a, b) = (start("a"), start("b"));
+    let before = wait_for(&runtime, &a, &["a", "b"]);
+    let leader = etcd.leader().expect("a leader");
+    etcd.kill(leader);
+    etcd.kill((leader + 1) % 3);
+    wait_until("it is noticed", || [&a, &b].iter().all(|n| !status(&runtime, n).connected));
+    assert_eq!(topology(&runtime, &a).nodes, before.nodes);
+    etcd.restart().expect("a restart");
+    wait_until("they are back", || {
+        [&a, &b].iter().all(|n| status(&runtime, n).connected && status(&runtime, n).registered)
+    });
+    assert_eq!(topology(&runtime, &b).nodes, before.nodes);
+    [a, b].into_iter().for_each(Server::stop);
+}
+
+#[test]
+fn a_drained_node_runs_on_outside_the_topology_and_can_come_back() {
+    let runtime = Runtime::new().expect("a runtime");
+    let etcd = Etcd::start(1);
+    let (a, b) = (options(&etcd, "a").start(), options(&etcd, "b").start());
+    wait_for(&runtime, &a, &["a", "b"]);
+    let node = Node::new(&b.endpoint).expect("a URL");
+    let drain = |undo| {
+        let mut client = node.client();
+        runtime.block_on(async { client.drain(v1::DrainRequest { undo }).await }).expect("drained");
+    };
+    drain(false);
+    wait_for(&runtime, &a, &["a"]);
+    assert!(status(&runtime, &b).draining);
+    drain(true);
+    wait_for(&runtime, &a, &["a", "b"]);
+    assert!(!status(&runtime, &b).draining);
+    [a, b].into_iter().for_each(Server::stop);
+}
+
+#[test]
+fn an_address_that_nobody_can_reach_is_refused() {
+    let etcd = Etcd::start(1);
+    let error = options(&etcd, "a").args(["--listen", "0.0.0.0:0"]).try_start().err().expect("a refusal");
+    assert!(error.contains("--advertise http://HOST:"), "{error}");
+    let both =
+        options(&etcd, "a").args(["--cluster-node", "http://h:1"]).try_start().err().expect("a refusal");
+    assert!(both.contains("contradict"), "{both}");
+}
