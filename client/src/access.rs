@@ -1,9 +1,10 @@
-//! Where data comes from: a node of the cache, or the store itself.
+//! Where data comes from: the cache, or the store itself.
 //!
 //! An [`Access`] is cheap to clone and connects when first used, so making one never waits. The first failure to reach
 //! the cache comes within [`CONNECT_TIMEOUT`] and names the endpoint. Failover between nodes is not its concern.
 
 use crate::direct::{self, Direct};
+use crate::endpoints::Endpoints;
 use forebay_proto::v1::Counters;
 use forebay_proto::v1::cache_client::CacheClient;
 use forebay_proto::{Error, Kind, Result};
@@ -13,6 +14,9 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep};
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Status};
+use tonic_health::pb::HealthCheckRequest;
+use tonic_health::pb::health_check_response::ServingStatus;
+use tonic_health::pb::health_client::HealthClient;
 
 /// How long a connection to a cache node may take to come about.
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -23,8 +27,8 @@ const KEEP_ALIVE: Duration = Duration::from_secs(10);
 /// Where data comes from.
 #[derive(Debug, Clone)]
 pub enum Access {
-    /// Through a node of the cache.
-    Endpoint(Node),
+    /// Through the cache.
+    Endpoint(Endpoints),
     /// From the store itself, with the decode path that the cache has.
     Direct(Direct),
 }
@@ -41,9 +45,10 @@ struct Inner {
 }
 
 impl Access {
-    /// The cache node at `http://host:port` or plainly `host:port`; `Invalid` if that is not an address.
-    pub fn endpoint(url: &str) -> Result<Self> {
-        Node::new(url).map(Access::Endpoint)
+    /// The cache with a node at `http://host:port` or plainly `host:port`, or at any of several separated by commas;
+    /// `Invalid` if that is not an address.
+    pub fn endpoint(urls: &str) -> Result<Self> {
+        Endpoints::parse(urls).map(Access::Endpoint)
     }
 
     /// The store itself; an error if the settings contradict each other.
@@ -55,7 +60,10 @@ impl Access {
     /// cost; with a cache that others use at the same time, their part is in it.
     pub async fn status(&self) -> Result<Counters> {
         match self {
-            Access::Endpoint(node) => Ok(node.status().await?.counters.unwrap_or_default()),
+            Access::Endpoint(nodes) => {
+                let status = nodes.ask(|node| async move { node.status().await }).await?;
+                Ok(status.counters.unwrap_or_default())
+            }
             Access::Direct(direct) => Ok(direct.counters()),
         }
     }
@@ -110,6 +118,18 @@ impl Node {
     pub async fn status(&self) -> Result<forebay_proto::v1::StatusReply> {
         let reply = self.client().status(forebay_proto::v1::StatusRequest {}).await;
         reply.map(tonic::Response::into_inner).map_err(|s| self.error(s))
+    }
+
+    /// Whether the node says, within `limit`, that it serves. Costs it next to nothing: this tells one that is slow from
+    /// one that is dead.
+    pub async fn is_serving(&self, limit: Duration) -> bool {
+        let mut health = HealthClient::new(self.channel());
+        match tokio::time::timeout(limit, health.check(HealthCheckRequest::default())).await {
+            Ok(Ok(reply)) => reply.into_inner().status() == ServingStatus::Serving,
+            // Who answers lives, whatever it thinks of the question.
+            Ok(Err(status)) => root_cause(&status).is_none(),
+            Err(_) => false,
+        }
     }
 
     /// The error behind a failed call: the node's own, or one that names the endpoint which could not be reached.

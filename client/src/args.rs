@@ -3,8 +3,9 @@
 //! Turns flags and environment into an [`Access`]. Secrets come from the environment or the usual AWS files only:
 //! there is no flag for them, so they never show in a process list or a help text.
 
-use crate::access::{Access, Node};
+use crate::access::Access;
 use crate::direct::{self, Direct};
+use crate::endpoints::Endpoints;
 use clap::Args;
 pub use forebay_proto::units::bytes;
 use forebay_proto::{Error, Result};
@@ -15,6 +16,9 @@ pub const ENDPOINT_VARIABLE: &str = "FOREBAY_ENDPOINT";
 
 /// Where help lists what is for direct reading. Set flag by flag, lest it swallow the flags that follow these.
 const DIRECT: &str = "Reading the store directly";
+
+/// Requests to the store that a reader has under way at once when the cache is gone.
+const FALLBACK_REQUESTS: usize = 4;
 
 /// How to reach the object store when reading it directly.
 #[derive(Debug, Clone, Default, Args)]
@@ -51,9 +55,20 @@ pub struct SourceArgs {
 /// Which cache node to ask.
 #[derive(Debug, Clone, Default, Args)]
 pub struct EndpointArgs {
-    /// Cache node, such as http://127.0.0.1:7070 [env: FOREBAY_ENDPOINT]
-    #[arg(long, value_name = "URL")]
-    pub endpoint: Option<String>,
+    /// Cache node, such as http://127.0.0.1:7070; several (repeated, or separated by commas): any that answers
+    /// [env: FOREBAY_ENDPOINT]
+    #[arg(long, value_name = "URL", value_delimiter = ',')]
+    pub endpoint: Vec<String>,
+}
+
+/// What to do when no node of the cache answers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
+pub enum Fallback {
+    /// Wait, and give up in the end
+    #[default]
+    None,
+    /// Read the store directly, slowly, until a node answers again
+    Direct,
 }
 
 /// Where data comes from: a cache node, or the store itself.
@@ -65,6 +80,9 @@ pub struct AccessArgs {
     /// Read the store directly, without a cache
     #[arg(long)]
     pub direct: bool,
+    /// When no node of the cache answers: give up in the end, or read the store directly meanwhile
+    #[arg(long, value_enum, default_value_t, conflicts_with = "direct")]
+    pub fallback: Fallback,
     #[command(flatten)]
     #[expect(missing_docs, reason = "documented at its type")]
     pub source: SourceArgs,
@@ -93,6 +111,13 @@ impl SourceArgs {
         Direct::new(self.settings(), memory_bytes).map(Access::Direct)
     }
 
+    /// The store itself as the last resort of a reader: with few requests at a time, for when a cache dies all its readers
+    /// come at once.
+    fn fallback(&self) -> Result<Direct> {
+        let settings = SourceSettings { s3_max_requests: FALLBACK_REQUESTS, ..self.settings() };
+        Direct::new(settings, self.direct_memory_bytes.unwrap_or(direct::MEMORY_BYTES))
+    }
+
     /// The first of these flags that was given.
     fn given(&self) -> Option<&'static str> {
         [
@@ -112,10 +137,10 @@ impl SourceArgs {
 }
 
 impl EndpointArgs {
-    /// The cache node that flag or environment names; `Invalid` if neither does.
-    pub fn node(&self) -> Result<Node> {
+    /// The cache that flag or environment names; `Invalid` if neither does.
+    pub fn endpoints(&self) -> Result<Endpoints> {
         match self.resolve(variable()) {
-            Some(url) => Node::new(&url),
+            Some(urls) => Endpoints::parse(&urls),
             None => Err(Error::invalid(format!(
                 "no cache endpoint: pass --endpoint URL or set {ENDPOINT_VARIABLE}"
             ))),
@@ -124,7 +149,8 @@ impl EndpointArgs {
 
     /// The flag wins over the environment; empty counts as absent.
     fn resolve(&self, variable: Option<String>) -> Option<String> {
-        self.endpoint.clone().or(variable).filter(|url| !url.trim().is_empty())
+        let flags = (!self.endpoint.is_empty()).then(|| self.endpoint.join(","));
+        flags.or(variable).filter(|urls| !urls.trim().is_empty())
     }
 }
 
@@ -133,14 +159,20 @@ impl AccessArgs {
     /// the environment's endpoint, as any flag does over a variable.
     pub fn access(&self) -> Result<Access> {
         match self.choose(variable())? {
-            Some(url) => Access::endpoint(&url),
+            Some(urls) => {
+                let endpoints = Endpoints::parse(&urls)?;
+                Ok(Access::Endpoint(match self.fallback {
+                    Fallback::None => endpoints,
+                    Fallback::Direct => endpoints.with_fallback(self.source.fallback()?),
+                }))
+            }
             None => self.source.access(),
         }
     }
 
     /// The endpoint's URL, or `None` for the store itself.
     fn choose(&self, variable: Option<String>) -> Result<Option<String>> {
-        if self.direct && self.endpoint.endpoint.is_some() {
+        if self.direct && !self.endpoint.endpoint.is_empty() {
             return Err(Error::invalid(
                 "--endpoint and --direct contradict each other: read through the cache or read the store directly",
             ));
@@ -148,7 +180,7 @@ impl AccessArgs {
         if self.direct {
             return Ok(None);
         }
-        if let Some(flag) = self.source.given() {
+        if let Some(flag) = self.source.given().filter(|_| self.fallback == Fallback::None) {
             return Err(Error::invalid(format!(
                 "{flag} is for reading the store directly: add --direct, or leave it out and set it at the cache"
             )));

@@ -6,7 +6,7 @@ use arrow::datatypes::SchemaRef;
 use forebay_proto::manifest::Manifest;
 use forebay_proto::plan::Order;
 use forebay_proto::view::{MixPart, Split};
-use forebay_proto::{Error, Result, v1};
+use forebay_proto::{Error, Kind, Result, v1};
 use forebay_segment::answer::Segments;
 use forebay_segment::{View, schema, view};
 use std::sync::Arc;
@@ -67,7 +67,12 @@ impl Dataset {
     /// Freezes the dataset as it is now. `NotFound` when there is none, `Invalid` when a column does not exist.
     pub async fn open(access: &Access, spec: &DatasetSpec) -> Result<Self> {
         let (manifest, projected_bytes) = match access {
-            Access::Endpoint(node) => ask(node, spec).await?,
+            Access::Endpoint(nodes) => {
+                match (nodes.ask(|node| async move { ask(&node, spec).await }).await, nodes.fallback()) {
+                    (Err(e), Some(direct)) if e.kind == Kind::Retry => read(direct, spec).await?,
+                    (answer, _) => answer?,
+                }
+            }
             Access::Direct(direct) => read(direct, spec).await?,
         };
         let schema = schema::from_ipc(manifest.schema()).map_err(|e| e.context(spec.name()))?;
@@ -134,10 +139,10 @@ impl Dataset {
     pub fn segments(&self) -> Result<Arc<dyn Segments>> {
         match &self.access {
             Access::Direct(direct) => Ok(Arc::new(direct.clone())),
-            Access::Endpoint(node) => Err(Error::invalid(format!(
+            Access::Endpoint(nodes) => Err(Error::invalid(format!(
                 "{} is read through the cache at {}",
                 self.manifest.uri(),
-                node.url()
+                nodes.url()
             ))),
         }
     }

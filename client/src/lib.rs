@@ -1,6 +1,6 @@
 //! Reading training data through Forebay: the loader, its streams, and the command `forebay`.
 //!
-//! * [`access`]: where data comes from, a cache node or the store itself.
+//! * [`access`], [`endpoints`]: where data comes from, a cache or the store itself.
 //! * [`args`]: that choice as command-line arguments.
 //! * [`dataset`]: a dataset opened.
 //! * [`direct`]: the store without a cache.
@@ -16,6 +16,7 @@ pub mod cluster;
 pub mod counters;
 pub mod dataset;
 pub mod direct;
+pub mod endpoints;
 pub mod loader;
 pub mod pool;
 pub mod stream;

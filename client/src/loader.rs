@@ -66,6 +66,8 @@ pub struct LoaderSettings {
     pub prefetch_bytes: u64,
     /// How long the rows may fail to come, however often it is tried, before that is an error.
     pub patience: Duration,
+    /// How long no node of the cache may answer before rows are read from the store, if the access has that fallback.
+    pub fallback_after: Duration,
     /// Go on from here instead of the first epoch's beginning.
     pub resume: Option<LoaderState>,
     /// How streams behave. Each holds up to its window beyond `prefetch_bytes`.
@@ -86,6 +88,7 @@ impl Default for LoaderSettings {
             epochs: None,
             prefetch_bytes: 256 << 20,
             patience: Duration::from_secs(60),
+            fallback_after: Duration::from_secs(5),
             resume: None,
             stream: StreamSettings::default(),
         }
@@ -155,7 +158,7 @@ impl Loader {
         let course = Course::new(dataset, settings)?;
         let settings = &course.settings;
         let supply = match dataset.access() {
-            Access::Endpoint(node) => Supply::Cluster(Cluster::follow(node)),
+            Access::Endpoint(nodes) => Supply::Cluster(Cluster::follow(nodes)),
             Access::Direct(direct) => Supply::Direct(direct.clone()),
         };
         // Batches in the caller's hands come back too; beyond that the pool keeps nothing.
@@ -164,8 +167,10 @@ impl Loader {
         );
         let schema = dataset.projected_schema().clone();
         let window = Window::new(schema, pool, settings.prefetch_bytes, row_bytes(dataset));
-        let (patience, stream) = (settings.patience, settings.stream.clone());
-        let work = Arc::new(Work { dataset: dataset.clone(), window, supply, patience, stream });
+        let LoaderSettings { patience, fallback_after, .. } = *settings;
+        let stream = settings.stream.clone();
+        let work = Work { dataset: dataset.clone(), window, supply, patience, fallback_after, stream };
+        let work = Arc::new(work);
         let driver = tokio::spawn(drive(work.clone(), course.clone()));
         let (epoch, samples_done) = course.first;
         Ok(Self { work, driver, course, seq: 0, samples_done, so_far: EpochSummary::of(epoch) })

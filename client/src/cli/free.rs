@@ -26,7 +26,7 @@ struct Answer {
 
 impl Free {
     pub(super) async fn run(self, out: Out<'_>) -> Result<(), Failure> {
-        let node = self.endpoint.node()?;
+        let node = self.endpoint.endpoints()?.answering().await?;
         let request = v1::FreeRequest { uri: self.uri.clone() };
         let reply = node.client().free(request).await.map_err(|s| node.error(s))?.into_inner();
         if self.json {

@@ -36,7 +36,7 @@ struct Answer<'a> {
 
 impl Load {
     pub(super) async fn run(self, out: Out<'_>) -> Result<(), Failure> {
-        let node = self.endpoint.node()?;
+        let node = self.endpoint.endpoints()?.answering().await?;
         let started = Instant::now();
         let request = v1::LoadRequest {
             dataset: Some(self.dataset.spec().to_wire()),

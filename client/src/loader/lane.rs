@@ -2,8 +2,13 @@
 //!
 //! A lane asks its node for the rows of its segments from its [`Mark`] on, and moves the mark as rows are committed.
 //! A stream that breaks, falls silent or brings damaged bytes is opened again from the mark's step, skipping what
-//! was committed of it: nothing is lost or taken twice. Other lanes go on meanwhile. When the node stays away, its
-//! segments are divided anew among the nodes that answer, and the lane ends in favour of [`Lane`]s for those.
+//! was committed of it: nothing is lost or taken twice. Other lanes go on meanwhile. When the node does not answer any
+//! more, its segments are divided anew among the nodes that do, and the lane ends in favour of [`Lane`]s for those.
+//!
+//! Whoever waits here is owed rows: the reader asks for the next only when there is room for it. So silence is a reason
+//! to ask the node whether it lives: one that says so is slow (it may be fetching from the store) and gets all the
+//! time it needs, one that does not is dead to this lane. Without any node, and with the fallback, rows come from the
+//! store until a node is back.
 
 use super::cursor::{Cursor, Mark, Passed, Place, Room, Run, Segments};
 use super::feed::Feed;
@@ -26,6 +31,12 @@ use tokio::time::{Instant, sleep, timeout};
 /// The first pause before a stream is opened again, and the longest.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(2));
 
+/// Silence after which a node is asked whether it lives; and again after that each time.
+const SUSPICION: Duration = Duration::from_millis(300);
+
+/// How long it may take to say so. Together with the suspicion this bounds the stall that a silent node causes.
+const PROBE: Duration = Duration::from_millis(700);
+
 /// What all lanes of a loader share.
 #[derive(Debug)]
 pub(crate) struct Work {
@@ -33,6 +44,8 @@ pub(crate) struct Work {
     pub window: Window,
     pub supply: Supply,
     pub patience: Duration,
+    /// How long no node may answer before the fallback is used.
+    pub fallback_after: Duration,
     pub stream: StreamSettings,
 }
 
@@ -48,7 +61,7 @@ pub(crate) enum Supply {
 pub(crate) struct Lane {
     work: Arc<Work>,
     epoch: Arc<Epoch>,
-    /// The node to ask; `None` reads the store.
+    /// The node to ask; `None` reads the store, for good or as the fallback.
     node: Option<Node>,
     list: Arc<[u32]>,
     segments: Segments,
@@ -66,11 +79,13 @@ struct Trouble {
     pause: Duration,
     /// The dataset was opened anew at the node.
     reopened: bool,
+    /// The node was asked again.
+    again: bool,
 }
 
 impl Default for Trouble {
     fn default() -> Self {
-        Self { since: None, pause: PAUSES.0, reopened: false }
+        Self { since: None, pause: PAUSES.0, reopened: false, again: false }
     }
 }
 
@@ -80,12 +95,14 @@ struct Failure {
     error: Error,
     /// Another attempt may succeed.
     again: bool,
+    /// The node was asked whether it lives, and did not answer.
+    dead: bool,
 }
 
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
         let again = matches!(error.kind, Kind::Retry | Kind::Closed | Kind::Full);
-        Self { error, again }
+        Self { error, again, dead: false }
     }
 }
 
@@ -101,36 +118,44 @@ struct Receiving {
 impl Lane {
     /// The lanes of an epoch.
     pub fn all(work: &Arc<Work>, epoch: &Arc<Epoch>) -> Result<Vec<Lane>> {
-        let list: Vec<u32> = (0..work.dataset.manifest().segments().len() as u32).collect();
-        Self::divide(work, epoch, &list, Mark::default(), Trouble::default())
-    }
-
-    /// The lanes for some segments from a mark on.
-    fn divide(
-        work: &Arc<Work>,
-        epoch: &Arc<Epoch>,
-        list: &[u32],
-        done: Mark,
-        trouble: Trouble,
-    ) -> Result<Vec<Lane>> {
-        let manifest = work.dataset.manifest();
-        let lane = |node: Option<Node>, list: &[u32]| Lane {
+        let list: Arc<[u32]> = (0..work.dataset.manifest().segments().len() as u32).collect();
+        let whole = Lane {
             work: work.clone(),
             epoch: epoch.clone(),
-            node,
-            list: list.into(),
-            segments: Segments::of(list, manifest.segments().len()),
-            done,
+            node: None,
+            segments: Segments::default(),
+            list,
+            done: Mark::default(),
             moved: false,
-            trouble,
+            trouble: Trouble::default(),
         };
         match &work.supply {
-            Supply::Direct(_) => Ok(vec![lane(None, list)]),
-            Supply::Cluster(cluster) => {
-                let groups = cluster.groups(manifest, list)?;
-                Ok(groups.into_iter().map(|Group { node, segments }| lane(Some(node), &segments)).collect())
-            }
+            Supply::Direct(_) => Ok(vec![whole]),
+            Supply::Cluster(_) => whole.divided(),
         }
+    }
+
+    /// The same work, some of the segments, at another node or at the store.
+    fn at(&self, node: Option<Node>, list: &[u32]) -> Lane {
+        Lane {
+            work: self.work.clone(),
+            epoch: self.epoch.clone(),
+            node,
+            list: list.into(),
+            segments: Segments::of(list, self.work.dataset.manifest().segments().len()),
+            done: self.done,
+            moved: false,
+            trouble: Trouble { again: false, ..self.trouble },
+        }
+    }
+
+    /// The lanes that do this one's work at the nodes that can be asked.
+    fn divided(&self) -> Result<Vec<Lane>> {
+        let Supply::Cluster(cluster) = &self.work.supply else {
+            return Err(Error::invalid("a direct read has no nodes"));
+        };
+        let groups = cluster.groups(self.work.dataset.manifest(), &self.list)?;
+        Ok(groups.into_iter().map(|Group { node, segments }| self.at(Some(node), &segments)).collect())
     }
 
     /// Brings all rows. Ends early with the lanes that take over when the segments were divided anew.
@@ -141,6 +166,7 @@ impl Lane {
                 self.trouble = Trouble::default();
             }
             let since = *self.trouble.since.get_or_insert_with(Instant::now);
+            self.trouble.again |= failure.dead;
             if failure.error.kind == Kind::NotFound && !self.trouble.reopened {
                 // The node may have started anew since the dataset was opened there.
                 match self.reopen(&failure.error).await {
@@ -159,7 +185,7 @@ impl Lane {
                 return Err(self.explain(failure.error.context(format!("gave up after {patience} s"))));
             }
             tracing::debug!(error = %failure.error, step = self.done.step, "a batch stream failed, trying again");
-            if let Some(lanes) = self.divide_anew()? {
+            if let Some(lanes) = self.divide_anew(since).await? {
                 return Ok(lanes);
             }
             sleep(self.trouble.pause).await;
@@ -167,15 +193,30 @@ impl Lane {
         }
     }
 
-    /// After a failure: lanes at other nodes, if there are any that can take over.
-    fn divide_anew(&mut self) -> Result<Option<Vec<Lane>>> {
-        let (Supply::Cluster(cluster), Some(node)) = (&self.work.supply, &self.node) else { return Ok(None) };
-        cluster.failed(node);
+    /// After a failure: lanes at other nodes, if there are any that can take over, or at the store as the last resort.
+    async fn divide_anew(&mut self, since: Instant) -> Result<Option<Vec<Lane>>> {
+        let Supply::Cluster(cluster) = &self.work.supply else { return Ok(None) };
+        cluster.may_try_again().await;
+        if let Some(node) = &self.node {
+            // A stream may break without the node's doing: then it is asked again before others are burdened.
+            let asked = std::mem::replace(&mut self.trouble.again, true);
+            if !asked && node.is_serving(SUSPICION).await {
+                return Ok(None);
+            }
+            cluster.failed(node);
+        }
+        if !cluster.has_nodes() && cluster.fallback().is_some() && since.elapsed() >= self.work.fallback_after
+        {
+            if self.node.is_none() {
+                return Ok(None);
+            }
+            tracing::warn!("no node of the cache answers: reading from the store until one does");
+            return Ok(Some(vec![self.at(None, &self.list)]));
+        }
         // Without any node that takes segments, the old one is as good as any.
-        let Ok(lanes) = Self::divide(&self.work, &self.epoch, &self.list, self.done, self.trouble) else {
-            return Ok(None);
-        };
-        let same = matches!(&lanes[..], [only] if only.node.as_ref().map(Node::url) == Some(node.url()));
+        let Ok(lanes) = self.divided() else { return Ok(None) };
+        let url = |lane: &Lane| lane.node.as_ref().map(|n| n.url().to_owned());
+        let same = matches!(&lanes[..], [only] if url(only) == url(self));
         Ok((!same).then_some(lanes))
     }
 
@@ -183,7 +224,8 @@ impl Lane {
     async fn reopen(&self, why: &Error) -> Result<()> {
         let Some(node) = &self.node else { return Err(why.clone()) };
         let manifest = self.work.dataset.manifest();
-        let now = Dataset::open(&Access::Endpoint(node.clone()), self.work.dataset.spec()).await?;
+        let access = Access::Endpoint(node.clone().into());
+        let now = self.owed(Dataset::open(&access, self.work.dataset.spec())).await.map_err(|f| f.error)?;
         let (old, new) = (manifest.digest(), now.manifest().digest());
         match old == new {
             true => Ok(()),
@@ -206,13 +248,10 @@ impl Lane {
             return Ok(());
         }
         let mut cursor = Cursor::at(start);
-        let patience = self.work.patience;
-        let silent = |_| Error::retry(format!("no data for {} s", patience.as_secs_f32()));
-        let mut feed = timeout(patience, self.open(start)).await.map_err(silent)??;
+        let mut feed = self.owed(self.open(start)).await?;
         let mut receiving: Option<Receiving> = None;
         loop {
-            let event = timeout(patience, feed.next()).await.map_err(silent)??;
-            match event {
+            match self.owed(feed.next()).await? {
                 Some(Event::Head(head)) => receiving = self.begin(&head, start, &cursor).await?,
                 Some(Event::Body(bytes)) => {
                     if let Some(r) = &mut receiving {
@@ -222,12 +261,50 @@ impl Lane {
                 Some(Event::End) => {
                     if let Some(r) = receiving.take() {
                         self.end(r, &mut cursor).await?;
+                        self.brought()?;
                     }
                 }
                 None => break,
             }
         }
         Ok(cursor.finish(&self.place()).await?)
+    }
+
+    /// Waits for what the node owes: as long as it answers when asked, and the patience at most.
+    async fn owed<T>(&self, what: impl Future<Output = Result<T>>) -> Result<T, Failure> {
+        tokio::pin!(what);
+        let since = Instant::now();
+        while since.elapsed() < self.work.patience {
+            let left = self.work.patience.saturating_sub(since.elapsed());
+            if let Ok(done) = timeout(SUSPICION.min(left), &mut what).await {
+                return Ok(done?);
+            }
+            let Some(node) = &self.node else { continue };
+            let serves = tokio::select! {
+                biased;
+                done = &mut what => return Ok(done?),
+                serves = node.is_serving(PROBE.min(left)) => serves,
+            };
+            if !serves {
+                let ms = since.elapsed().as_millis();
+                let error =
+                    Error::retry(format!("{} has been silent for {ms} ms and does not answer", node.url()));
+                return Err(Failure { error, again: true, dead: true });
+            }
+        }
+        Err(Error::retry(format!("no data for {} s", self.work.patience.as_secs_f32())).into())
+    }
+
+    /// After a message: notes that the node works. `Retry` if this was the fallback and a node is back.
+    fn brought(&self) -> Result<()> {
+        match (&self.work.supply, &self.node) {
+            (Supply::Cluster(cluster), Some(node)) => cluster.works(node),
+            (Supply::Cluster(cluster), None) if cluster.has_nodes() => {
+                return Err(Error::retry("a node of the cache is back"));
+            }
+            _ => {}
+        }
+        Ok(())
     }
 
     /// Moves the mark past its step if the lane owes nothing more of it: a step that lacks nothing may be gone.
@@ -249,7 +326,10 @@ impl Lane {
         match (&self.work.supply, &self.node) {
             (Supply::Direct(direct), _) => Feed::direct(direct, dataset, &ticket),
             (Supply::Cluster(_), Some(node)) => Feed::stream(node.url(), ticket, &self.work.stream).await,
-            (Supply::Cluster(_), None) => Err(Error::invalid("a lane of a cluster has no node")),
+            (Supply::Cluster(cluster), None) => match cluster.fallback() {
+                Some(direct) => Feed::direct(direct, dataset, &ticket),
+                None => Err(Error::retry("no node of the cache answers")),
+            },
         }
     }
 
@@ -290,7 +370,7 @@ impl Lane {
         let work = self.work.clone();
         let landed = landing
             .complete(meta.body_hash, work.window.schema(), work.window.pool())
-            .map_err(|error| Failure { error, again: true })?;
+            .map_err(|error| Failure { error, again: true, dead: false })?;
         let digest = OrderDigest::from_bytes(&meta.digest)?;
         if let Some((passed, after)) = ready {
             same_digest(passed.digest, digest)?;

@@ -29,7 +29,7 @@ impl Rows {
             limit,
         };
         match dataset.access() {
-            Access::Endpoint(node) => Self::ask(node, ticket).await,
+            Access::Endpoint(nodes) => Self::ask(nodes.node(), ticket).await,
             Access::Direct(_) => {
                 let segments = dataset.segments()?;
                 let manifest = dataset.manifest().clone();
