@@ -1,6 +1,6 @@
 # The only commands; CI calls the same ones. Each sets up what it needs by itself.
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo test check bench-epoch bench-order bench-store bench-train nccl gpu-kit parity clean
+.PHONY: help setup build demo test check bench-epoch bench-order bench-store bench-train nccl gpu-kit parity bench-cluster clean
 
 DEMO_ARGS ?=
 BENCH_ARGS ?=
@@ -49,6 +49,10 @@ gpu-kit: build nccl ## Gather in target/gpu-kit what a machine with a GPU and to
 
 parity: build ## Train in Rust and in Python alike, compare bit for bit (installs all of torch, 4.6 GB, in .parity)
 	@tests/parity/run.sh
+
+bench-cluster: build ## Kill, silence, drain and restart nodes and etcd under a reading job: what it notices
+	@scripts/setup.sh tests
+	target/release/forebay-bench-cluster $(BENCH_ARGS)
 
 clean: ## Remove what was built (not .torch and .venv)
 	cargo clean

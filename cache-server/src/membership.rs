@@ -21,6 +21,9 @@ use v1::membership_status::Kind;
 /// How long leaving may take: when etcd does not answer, the lease runs out by itself.
 const LEAVE: Duration = Duration::from_secs(3);
 
+/// How long etcd does not answer before that is worth a warning.
+const TELL: Duration = Duration::from_secs(3);
+
 /// This node's view of the cluster, and its place in it.
 #[derive(Debug)]
 pub struct Membership {
@@ -50,6 +53,8 @@ struct Health {
     since: Instant,
     /// Why it does not.
     error: String,
+    /// That it does not was said in the log.
+    told: bool,
     /// This node's key is there, under a lease that was kept alive when last tried.
     registered: bool,
     /// This node cannot be a member: another one has its name.
@@ -87,6 +92,7 @@ impl Membership {
             connected: true,
             since: Instant::now(),
             error: String::new(),
+            told: false,
             registered: true,
             refused: None,
         };
@@ -103,7 +109,7 @@ impl Membership {
         let since = Instant::now();
         let error = "etcd was not reached yet".to_owned();
         let (health, health_seen) =
-            watch::channel(Health { connected: false, since, error, registered: false, refused: None });
+            watch::channel(Health { connected: false, since, error, told: false, registered: false, refused: None });
         let shared = Shared { settings: Arc::new(settings), me: roster::Member::new(node.clone()), health };
         let tasks = vec![
             tokio::spawn(follow::run(shared.clone(), sender)),
@@ -182,17 +188,17 @@ impl Shared {
         }
     }
 
-    /// Notes that etcd does not answer; says so if it did before, or the first time.
+    /// Notes that etcd does not answer; says so if it has not for a while: a connection may just have broken.
     fn lost(&self, error: &str) {
-        let health = self.health.borrow().clone();
-        if health.connected || health.error.starts_with("etcd was not reached") {
-            tracing::warn!(error, "etcd does not answer: the topology stays as it is, trying again");
-        }
         self.health.send_modify(|h| {
             if h.connected {
-                (h.connected, h.since) = (false, Instant::now());
+                (h.connected, h.since, h.told) = (false, Instant::now(), false);
             }
             h.error = error.to_owned();
+            if !h.told && h.since.elapsed() >= TELL {
+                h.told = true;
+                tracing::warn!(error, "etcd does not answer: the topology stays as it is, trying again");
+            }
         });
     }
 

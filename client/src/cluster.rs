@@ -73,9 +73,10 @@ impl Cluster {
             return Ok(vec![Group { node: node.clone(), segments: segments.to_vec() }]);
         }
         let out: Vec<bool> = nodes.iter().map(|n| self.health.is_out(&n.address)).collect();
+        let ring = ring::Ring::new(&nodes);
         let mut owned: BTreeMap<usize, Vec<u32>> = BTreeMap::new();
         for &segment in segments {
-            let ranked = ring::ranked(&nodes, manifest.segment_id(segment)?);
+            let ranked = ring.ranked(manifest.segment_id(segment)?);
             let chosen = ranked.iter().find(|&&n| !out[n]).or(ranked.first());
             let &chosen = chosen.ok_or_else(|| Error::retry("no node of the cache takes segments"))?;
             owned.entry(chosen).or_default().push(segment);

@@ -4,8 +4,10 @@
 //! [`slow`] is a proxy that makes it behave like remote S3; [`process`] starts the real binaries and watches their
 //! logs; [`etcd`] starts real etcd; [`mnist`] is the data. [`demo`] is `make demo`, [`epochs`] is
 //! `make bench-epoch`, [`order`] is `make bench-order`, [`store`] is `make bench-store`,
-//! [`train`] is `make bench-train`, [`report`] the form of their reports. Nothing here is used by the product itself.
+//! [`train`] is `make bench-train`, [`cluster`] is `make bench-cluster`,
+//! [`report`] the form of their reports. Nothing here is used by the product itself.
 
+pub mod cluster;
 pub mod demo;
 pub mod epochs;
 pub mod etcd;

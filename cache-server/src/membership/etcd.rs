@@ -37,7 +37,7 @@ pub(super) async fn connect(settings: &EtcdSettings, attempt: usize) -> Result<(
         settings.endpoints.get(attempt % settings.endpoints.len().max(1)).ok_or("no etcd is configured")?;
     let options = ConnectOptions::new()
         .with_connect_timeout(Duration::from_secs(2))
-        .with_keep_alive(Duration::from_secs(1), Duration::from_secs(2))
+        .with_keep_alive(Duration::from_secs(1), Duration::from_secs(3))
         .with_keep_alive_while_idle(true)
         .with_require_leader(true);
     let client = call(url, Client::connect([url], Some(options))).await?;

@@ -13,7 +13,7 @@ use tokio::time::{sleep, sleep_until};
 
 /// Keeps the topology current until the task is aborted.
 pub(super) async fn run(shared: Shared, topology: watch::Sender<v1::Topology>) {
-    let mut follower = Follower { shared, topology, roster: Roster::default(), cluster: 0 };
+    let mut follower = Follower { shared, topology, roster: Roster::default(), cluster: 0, revision: 0 };
     let (mut attempt, mut pause) = (0, PAUSES.0);
     loop {
         let began = Instant::now();
@@ -33,6 +33,8 @@ struct Follower {
     topology: watch::Sender<v1::Topology>,
     roster: Roster,
     cluster: u64,
+    /// The last one heard of.
+    revision: i64,
 }
 
 impl Follower {
@@ -41,15 +43,15 @@ impl Follower {
         let prefix = self.shared.settings.nodes();
         let list = call(&url, client.get(prefix.as_str(), Some(GetOptions::new().with_prefix()))).await?;
         let header = list.header().ok_or_else(|| format!("{url}: an answer without a header"))?;
-        let revision = header.revision();
+        self.revision = header.revision();
         self.cluster = header.cluster_id();
         let read = |kv: &etcd_client::KeyValue| self.read(&prefix, kv.key(), kv.value());
         let members: Vec<Member> = list.kvs().iter().filter_map(read).collect();
         members.iter().for_each(|member| self.check(member));
         self.roster.replace(members, Instant::now());
         self.shared.reached(&url);
-        self.tell(revision);
-        let options = WatchOptions::new().with_prefix().with_start_revision(revision + 1);
+        self.tell();
+        let options = WatchOptions::new().with_prefix().with_start_revision(self.revision + 1);
         let mut changes = call(&url, client.watch(prefix.as_str(), Some(options))).await?;
         loop {
             let settled = self.roster.next();
@@ -57,9 +59,7 @@ impl Follower {
                 change = changes.message() => change.map_err(|e| failed(&url, &e))?,
                 () = sleep_until(settled.unwrap_or_else(Instant::now).into()), if settled.is_some() => {
                     if self.roster.settle(Instant::now()) {
-                        // Not of etcd's making, but a topology of its own: one revision on is nobody else's.
-                        let revision = self.topology.borrow().revision as i64;
-                        self.tell(revision);
+                        self.tell();
                     }
                     continue;
                 }
@@ -90,7 +90,8 @@ impl Follower {
                     }
                 }
             }
-            self.tell(kv.mod_revision());
+            self.revision = kv.mod_revision();
+            self.tell();
         }
     }
 
@@ -116,15 +117,15 @@ impl Follower {
     }
 
     /// Tells the topology if it changed.
-    fn tell(&self, revision: i64) {
+    fn tell(&self) {
         let nodes = self.roster.nodes();
         self.topology.send_if_modified(|t| {
             let known = t.revision > 0 && t.cluster == self.cluster;
             if nodes.is_empty() && !known || known && t.nodes == nodes {
                 return false;
             }
-            tracing::info!(revision, nodes = nodes.len(), "the topology changed");
-            *t = v1::Topology { revision: revision.max(1) as u64, nodes, cluster: self.cluster };
+            tracing::info!(revision = self.revision, nodes = nodes.len(), "the topology changed");
+            *t = v1::Topology { revision: self.revision.max(1) as u64, nodes, cluster: self.cluster };
             true
         });
     }

@@ -12,8 +12,12 @@ use tokio::runtime::Runtime;
 const PATIENCE: Duration = Duration::from_secs(60);
 
 fn options(etcd: &Etcd, name: &str) -> ServerOptions {
+    with_lease(etcd, name, "2")
+}
+
+fn with_lease(etcd: &Etcd, name: &str, ttl_s: &str) -> ServerOptions {
     let options = ServerOptions::bare().args(["--allow", "s3://bucket/", "--node", name]);
-    options.args(etcd.arguments()).args(["--lease-ttl-s", "2"])
+    options.args(etcd.arguments()).args(["--lease-ttl-s", ttl_s])
 }
 
 fn status(runtime: &Runtime, server: &Server) -> v1::MembershipStatus {
@@ -86,7 +90,7 @@ fn a_successor_at_the_same_address_takes_the_name_at_once_and_others_never() {
     let runtime = Runtime::new().expect("a runtime");
     let etcd = Etcd::start(1);
     let address = free_addresses(1).expect("a free port").remove(0);
-    let start = || options(&etcd, "a").args(["--listen", &address, "--lease-ttl-s", "60"]).start();
+    let start = || with_lease(&etcd, "a", "60").args(["--listen", &address]).start();
     let mut first = start();
     let before = wait_for(&runtime, &first, &["a"]);
     first.kill();
@@ -180,8 +184,7 @@ fn a_drained_node_runs_on_outside_the_topology_and_can_come_back() {
     wait_for(&runtime, &a, &["a", "b"]);
     let node = Node::new(&b.endpoint).expect("a URL");
     let drain = |undo| {
-        let mut client = node.client();
-        runtime.block_on(async { client.drain(v1::DrainRequest { undo }).await }).expect("drained");
+        runtime.block_on(async { node.client().drain(v1::DrainRequest { undo }).await }).expect("drained");
     };
     drain(false);
     wait_for(&runtime, &a, &["a"]);

@@ -1,0 +1,68 @@
+//! Placement simulated: how evenly 100,000 segments lie on 3 to 256 nodes, and what a further node moves.
+
+use crate::report::Row;
+use forebay_proto::manifest::{Digest, SegmentId};
+use forebay_proto::{ring, v1};
+
+const SEGMENTS: u64 = 100_000;
+
+/// Rows for every size: the fullest node over the mean; the worst deviation from what weights of 1 to 4 ask for; the
+/// share that a further node moves over what it should have.
+pub fn rows() -> Vec<Row> {
+    let mut rows = Vec::new();
+    for nodes in [3, 4, 8, 16, 32, 64, 128, 256] {
+        let equal = cluster(nodes, |_| 1.0);
+        let loads = loads(&equal);
+        let mean = SEGMENTS as f64 / nodes as f64;
+        let fullest = loads.iter().max().copied().unwrap_or_default() as f64;
+        rows.push(Row::of(format!("placement_max_over_mean_{nodes}"), "ratio", &[fullest / mean]));
+        let weighted = cluster(nodes, |i| 1.0 + (i % 4) as f64);
+        rows.push(Row::of(
+            format!("placement_weight_error_{nodes}"),
+            "%",
+            &[100.0 * weight_error(&weighted)],
+        ));
+        let moved = moved(&equal, &cluster(nodes + 1, |_| 1.0)) / SEGMENTS as f64;
+        let ratio = moved * (nodes + 1) as f64;
+        rows.push(Row::of(format!("join_moved_over_share_{nodes}"), "ratio", &[ratio]));
+    }
+    rows
+}
+
+fn cluster(count: usize, weight: impl Fn(usize) -> f64) -> Vec<v1::Node> {
+    let node = |i| v1::Node { name: format!("cache-{i}"), weight: weight(i), ..Default::default() };
+    (0..count).map(node).collect()
+}
+
+/// Ids as a manifest's are: hashes.
+fn id(i: u64) -> SegmentId {
+    let mut z = i.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    SegmentId(Digest(u128::from(z) << 64 | u128::from(i)))
+}
+
+fn loads(nodes: &[v1::Node]) -> Vec<u64> {
+    let ring = ring::Ring::new(nodes);
+    let mut loads = vec![0; nodes.len()];
+    (0..SEGMENTS).filter_map(|i| ring.owner(id(i))).for_each(|owner| loads[owner] += 1);
+    loads
+}
+
+/// The worst deviation of all nodes of one weight together from their share: what a weight is worth.
+fn weight_error(nodes: &[v1::Node]) -> f64 {
+    let total: f64 = nodes.iter().map(|n| n.weight).sum();
+    let loads = loads(nodes);
+    let of = |weight: f64| {
+        let same = || nodes.iter().zip(&loads).filter(move |(n, _)| n.weight == weight);
+        let got: u64 = same().map(|(_, load)| load).sum();
+        let want = same().count() as f64 * weight / total * SEGMENTS as f64;
+        (got as f64 / want - 1.0).abs()
+    };
+    nodes.iter().map(|n| of(n.weight)).fold(0.0, f64::max)
+}
+
+fn moved(before: &[v1::Node], after: &[v1::Node]) -> f64 {
+    let (before, after) = (ring::Ring::new(before), ring::Ring::new(after));
+    (0..SEGMENTS).filter(|&i| before.owner(id(i)) != after.owner(id(i))).count() as f64
+}
