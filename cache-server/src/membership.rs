@@ -108,8 +108,14 @@ impl Membership {
         let (wish, wishes) = watch::channel(Wish::Leave);
         let since = Instant::now();
         let error = "etcd was not reached yet".to_owned();
-        let (health, health_seen) =
-            watch::channel(Health { connected: false, since, error, told: false, registered: false, refused: None });
+        let (health, health_seen) = watch::channel(Health {
+            connected: false,
+            since,
+            error,
+            told: false,
+            registered: false,
+            refused: None,
+        });
         let shared = Shared { settings: Arc::new(settings), me: roster::Member::new(node.clone()), health };
         let tasks = vec![
             tokio::spawn(follow::run(shared.clone(), sender)),

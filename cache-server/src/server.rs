@@ -21,6 +21,8 @@ use std::time::{Duration, Instant};
 use tokio::net::TcpListener;
 use tokio_stream::wrappers::TcpListenerStream;
 use tokio_util::sync::CancellationToken;
+use tonic_health::pb::health_server::HealthServer;
+use tonic_health::server::{HealthReporter, HealthService};
 
 /// Bytes of a request that is not a ticket.
 const REQUEST_BYTES_MAX: usize = 4 << 20;
@@ -76,6 +78,7 @@ impl Server {
             name: me.name.clone(),
             membership: membership(&settings, me),
             gate: Gate::new(streams.clone()),
+            health: HealthReporter::new(),
             started: Instant::now(),
             cache,
             datasets,
@@ -100,9 +103,9 @@ impl Server {
     /// the runtime.
     pub async fn run(self, stop: CancellationToken) -> Result<()> {
         let streams = self.streams;
-        let health = tonic_health::server::health_reporter();
-        health.0.set_serving::<CacheServer<Control>>().await;
-        health.0.set_service_status("", tonic_health::ServingStatus::Serving).await;
+        // A service of its own, asked through `self.node.health`, which its clones share.
+        let health = HealthServer::new(HealthService::from_health_reporter(self.node.health.clone()));
+        self.node.health.set_serving::<CacheServer<Control>>().await;
         let reflection = tonic_reflection::server::Builder::configure()
             .register_encoded_file_descriptor_set(v1::DESCRIPTORS)
             .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
@@ -132,23 +135,22 @@ impl Server {
                     drain_s = drain.as_secs_f64(),
                     "stopping: no new connections, streams may finish"
                 );
-                node.membership.leave().await;
+                node.leave().await;
                 if node.membership.has_others() {
                     node.gate.close();
                 }
-                health.0.set_service_status("", tonic_health::ServingStatus::NotServing).await;
                 tokio::spawn(async move {
                     tokio::time::timeout(drain, node.gate.empty()).await.ok();
                     streams.cancel();
                 });
             }
         };
-        self.node.membership.enter();
+        self.node.enter().await;
         let serving = tonic::transport::Server::builder()
             .tcp_nodelay(true)
             .http2_keepalive_interval(Some(Duration::from_secs(10)))
             .http2_keepalive_timeout(Some(Duration::from_secs(10)))
-            .add_service(health.1)
+            .add_service(health)
             .add_service(reflection)
             .add_service(CacheServer::new(control).max_decoding_message_size(REQUEST_BYTES_MAX))
             .add_service(Flight::new(self.node.clone()))

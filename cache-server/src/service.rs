@@ -18,6 +18,8 @@ use forebay_proto::v1;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
+use tonic_health::ServingStatus;
+use tonic_health::server::HealthReporter;
 
 /// What the services share.
 pub struct Node {
@@ -27,6 +29,8 @@ pub struct Node {
     pub membership: Membership,
     /// What batch streams pass.
     pub gate: Gate,
+    /// Says whether it serves, to whoever asks.
+    pub health: HealthReporter,
     /// When it started.
     pub started: Instant,
     /// The read path.
@@ -60,6 +64,20 @@ impl Node {
             bytes_served: events.bytes_served.load(Relaxed),
             streams: events.streams.load(Relaxed),
         }
+    }
+
+    /// Takes its place in the topology and serves.
+    pub async fn enter(&self) {
+        self.gate.open();
+        self.health.set_service_status("", ServingStatus::Serving).await;
+        self.membership.enter();
+    }
+
+    /// Says that it goes, so that clients whose streams end do not come back here. Streams go on until the gate is
+    /// closed.
+    pub async fn leave(&self) {
+        self.membership.leave().await;
+        self.health.set_service_status("", ServingStatus::NotServing).await;
     }
 
     /// How it stands to its cluster.

@@ -3,8 +3,10 @@
 //! An [`Access`] is cheap to clone and connects when first used, so making one never waits. The first failure to reach
 //! the cache comes within [`CONNECT_TIMEOUT`] and names the endpoint. Failover between nodes is not its concern.
 
+use crate::counters;
 use crate::direct::{self, Direct};
 use crate::endpoints::Endpoints;
+use crate::survey;
 use forebay_proto::v1::Counters;
 use forebay_proto::v1::cache_client::CacheClient;
 use forebay_proto::{Error, Kind, Result};
@@ -56,13 +58,18 @@ impl Access {
         Direct::new(settings, direct::MEMORY_BYTES).map(Access::Direct)
     }
 
-    /// The counters of whoever reads the store: the node, or this process. Differences tell what a stretch of reading
+    /// The counters of whoever reads the store: all nodes that answer together, or this process. Differences tell what a stretch of reading
     /// cost; with a cache that others use at the same time, their part is in it.
     pub async fn status(&self) -> Result<Counters> {
         match self {
             Access::Endpoint(nodes) => {
-                let status = nodes.ask(|node| async move { node.status().await }).await?;
-                Ok(status.counters.unwrap_or_default())
+                let own = nodes.fallback().map(Direct::counters);
+                let asked = match (survey::survey(nodes).await, own) {
+                    (Err(e), Some(_)) if e.kind == Kind::Retry => Vec::new(),
+                    (asked, _) => asked?.1,
+                };
+                let theirs = asked.into_iter().filter_map(|n| n.status.ok()?.counters);
+                Ok(theirs.chain(own).fold(Counters::default(), |a, b| counters::sum(&a, &b)))
             }
             Access::Direct(direct) => Ok(direct.counters()),
         }

@@ -4,15 +4,18 @@
 //! exit status 1 (2 for a wrong command line, 130 after Ctrl-C); a reader that stops reading ends a command quietly.
 
 mod cat;
+mod drain;
 mod epoch;
 mod failure;
 mod figures;
 mod free;
 mod inspect;
 mod load;
+mod nodes;
 mod pin;
 mod plan;
 mod status;
+mod top;
 
 use crate::args::{AccessArgs, EndpointArgs};
 use crate::dataset::DatasetSpec;
@@ -35,8 +38,10 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// What a cache node holds and has done
+    /// What the cache holds and has done, node by node
     Status(status::Status),
+    /// The same, live
+    Top(top::Top),
     /// A dataset's schema, objects, row groups and segments
     Inspect(inspect::Inspect),
     /// Fill the cache with a dataset
@@ -47,6 +52,10 @@ enum Command {
     Pin(pin::Pin),
     /// Let what was pinned be evicted again
     Unpin(pin::Pin),
+    /// Take a node out of service without an error to anyone: its readers go on with the others
+    Drain(drain::Drain),
+    /// Bring a drained node back
+    Undrain(drain::Drain),
     /// Read epochs without a trainer, and report where the bytes came from and how fast
     Epoch(epoch::Epoch),
     /// Print rows in file order
@@ -133,6 +142,9 @@ async fn run(command: Command, out: Out<'_>) -> Result<(), Failure> {
         Command::Free(c) => c.run(out).await,
         Command::Pin(c) => c.run(true, out).await,
         Command::Unpin(c) => c.run(false, out).await,
+        Command::Drain(c) => c.run(out, false).await,
+        Command::Undrain(c) => c.run(out, true).await,
+        Command::Top(c) => c.run(out).await,
         Command::Epoch(c) => c.run(out).await,
         Command::Cat(c) => c.run(out).await,
         Command::Plan(c) => c.run(out).await,

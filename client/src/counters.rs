@@ -14,6 +14,11 @@ macro_rules! each {
             }
         }
 
+        /// Both together.
+        pub fn sum(a: &Counters, b: &Counters) -> Counters {
+            Counters { $($field: a.$field + b.$field),* }
+        }
+
         /// Every counter by its name in the protocol.
         pub fn named(c: &Counters) -> Vec<(&'static str, u64)> {
             vec![$((stringify!($field), c.$field)),*]

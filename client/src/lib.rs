@@ -6,7 +6,7 @@
 //! * [`direct`]: the store without a cache.
 //! * [`loader`]: one rank's batches, epoch after epoch.
 //! * [`cluster`], [`stream`], [`pool`]: the nodes, one batch stream, the buffers.
-//! * [`counters`]: what a stretch of reading cost.
+//! * [`survey`], [`counters`]: what all nodes hold, what a stretch of reading cost.
 //! * [`cli`]: the command.
 
 pub mod access;
@@ -20,6 +20,7 @@ pub mod endpoints;
 pub mod loader;
 pub mod pool;
 pub mod stream;
+pub mod survey;
 
 pub use access::Access;
 pub use dataset::{Dataset, DatasetSpec};

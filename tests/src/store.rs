@@ -186,7 +186,7 @@ fn line(check: &Check) -> String {
 /// What a node holds and has done.
 async fn status(endpoint: &str) -> anyhow::Result<StatusReply> {
     match Access::endpoint(endpoint)? {
-        Access::Endpoint(node) => Ok(node.status().await?),
+        Access::Endpoint(node) => Ok(node.node().status().await?),
         Access::Direct(_) => anyhow::bail!("{endpoint} is no node"),
     }
 }

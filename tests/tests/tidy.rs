@@ -24,7 +24,7 @@ const CRATES: [(&str, &[&str]); 7] = [
     ),
     ("segment/src", &["forebay_client", "forebay_server", "forebay_tests", "tonic"]),
     ("cache-server/src", &["forebay_client", "forebay_tests", "forebay_train"]),
-    ("client/src", &["forebay_server", "forebay_tests", "forebay_train", "etcd"]),
+    ("client/src", &["forebay_server", "forebay_tests", "forebay_train", "etcd_client"]),
     ("trainer/src", &["forebay_server", "forebay_segment", "forebay_tests", "tonic"]),
     ("trainer/c10d/src", &["forebay_proto", "forebay_client", "forebay_segment", "forebay_server", "tokio"]),
     ("tests/src", &["forebay_server"]),

@@ -13,7 +13,9 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use comfy_table::{CellAlignment, Table, presets};
+use forebay_client::access::Node;
 use forebay_client::args::ENDPOINT_VARIABLE;
+use forebay_client::survey;
 use forebay_proto::v1::FreeRequest;
 use serde_json::{Value, json};
 
@@ -135,7 +137,7 @@ pub fn run(args: &BenchArgs) -> Result<()> {
 
 /// Has the cache forget the dataset.
 fn free(settings: &Settings) -> Result<()> {
-    let node = settings.access.endpoint.node()?;
+    let endpoints = settings.access.endpoint.endpoints()?;
     let mut uris: Vec<_> = settings.mix.iter().map(|part| part.uri.clone()).collect();
     if uris.is_empty() {
         uris.push(settings.train.clone());
@@ -143,8 +145,11 @@ fn free(settings: &Settings) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         // The channel connects by tasks of the runtime.
-        for uri in uris {
-            node.client().free(FreeRequest { uri }).await.map_err(|status| node.error(status))?;
+        for node in survey::topology(&endpoints).await?.nodes {
+            let node = Node::new(&node.address)?;
+            for uri in uris.clone() {
+                node.client().free(FreeRequest { uri }).await.map_err(|status| node.error(status))?;
+            }
         }
         Ok(())
     })

@@ -62,9 +62,10 @@ fn command(settings: &Settings, shuffle: Shuffle, step: Step) -> String {
         }
     }
     words.extend(settings.split.map(|split| format!("--split {split}")));
-    let (endpoint, source) = (&settings.access.endpoint.endpoint, &settings.access.source);
+    let (endpoints, source) = (&settings.access.endpoint.endpoint, &settings.access.source);
+    let endpoint = (!endpoints.is_empty()).then(|| endpoints.join(","));
     let flags = [
-        ("--endpoint", endpoint),
+        ("--endpoint", &endpoint),
         ("--s3-endpoint", &source.s3_endpoint),
         ("--s3-region", &source.s3_region),
         ("--s3-profile", &source.s3_profile),

@@ -56,11 +56,14 @@ impl Service for Control {
         let spec = r.dataset.ok_or_else(|| Error::invalid("load: no dataset given"))?;
         let (dataset, _) = self.node.datasets.freeze(spec, &r.columns).await?;
         let projection = schema::projection(&dataset.schema, &r.columns)?;
+        let in_bits = |s: &u32| r.segments.get(*s as usize / 8).is_some_and(|b| b & (1 << (s % 8)) != 0);
+        let all = 0..dataset.manifest.segments().len() as u32;
+        let wanted: Vec<u32> = all.filter(|s| r.segments.is_empty() || in_bits(s)).collect();
         let (sender, progress) = mpsc::channel(4);
         let (node, stop) = (self.node.clone(), self.stop.clone());
         tokio::spawn(async move {
             tokio::select! {
-                done = load(&node, &dataset, &projection, &sender) => if let Err(e) = done {
+                done = load(&node, &dataset, &projection, wanted, &sender) => if let Err(e) = done {
                     sender.send(Err(e.into())).await.ok();
                 },
                 () = stop.cancelled() => {
@@ -128,15 +131,16 @@ impl Service for Control {
     async fn drain(&self, request: Request<v1::DrainRequest>) -> Answer<v1::DrainReply> {
         let node = &self.node;
         if request.into_inner().undo {
-            node.gate.open();
-            node.membership.enter();
+            node.enter().await;
             tracing::info!("no longer draining");
             return Ok(Response::new(v1::DrainReply { streams_ended: 0, streams_left: node.gate.streams() }));
         }
+        if !node.membership.has_others() {
+            return Err(Error::invalid("no other node could take over: this one is the only one").into());
+        }
         let before = node.gate.streams();
         tracing::info!(streams = before, "draining: clients are sent to other nodes");
-        // First the announcement, so that clients whose streams end do not come back here.
-        node.membership.leave().await;
+        node.leave().await;
         node.gate.close();
         tokio::time::timeout(DRAIN, node.gate.empty()).await.ok();
         let left = node.gate.streams();
@@ -172,25 +176,26 @@ fn held(node: &Node, dataset: &Dataset) -> v1::DatasetStatus {
     }
 }
 
-/// Fills what is missing and reports after each segment; at last, how much of the dataset is held now: of one that is
+/// Fills what is missing of `wanted` and reports after each segment; at last, how much of it is held now: of what is
 /// larger than the cache, not all.
 async fn load(
     node: &Node,
     dataset: &Dataset,
     projection: &[usize],
+    wanted: Vec<u32>,
     sender: &mpsc::Sender<Result<v1::LoadProgress, Status>>,
 ) -> forebay_proto::Result<()> {
     let manifest = &dataset.manifest;
     let segments = manifest.segments();
     let before = node.cache.source().counters().s3_bytes.load(Relaxed);
     let mut progress = v1::LoadProgress {
-        segments_total: segments.len() as u64,
-        decoded_bytes_total: segments.iter().map(|s| s.decoded_bytes).sum(),
+        segments_total: wanted.len() as u64,
+        decoded_bytes_total: wanted.iter().map(|&s| segments[s as usize].decoded_bytes).sum(),
         ..Default::default()
     };
     let gone = |_| Error::closed("the caller has gone");
     sender.send(Ok(progress)).await.map_err(gone)?;
-    let mut filled = futures::stream::iter(0..segments.len() as u32)
+    let mut filled = futures::stream::iter(wanted.clone())
         .map(|s| async move { node.cache.get(manifest, s, projection).await.map(|_| s) })
         .buffer_unordered(LOAD_CONCURRENCY);
     while let Some(segment) = filled.next().await {
@@ -203,7 +208,7 @@ async fn load(
     let (store, manifest) = (node.cache.store().clone(), manifest.clone());
     let held = blocking(move || {
         let held = |s: &u32| manifest.segment_id(*s).is_ok_and(|id| store.holds(id, &columns));
-        let held = (0..manifest.segments().len() as u32).filter(held);
+        let held = wanted.into_iter().filter(held);
         held.fold((0, 0), |(n, bytes), s| (n + 1, bytes + manifest.segments()[s as usize].decoded_bytes))
     });
     (progress.segments_held, progress.decoded_bytes_held) = held.await?;

@@ -1,9 +1,17 @@
-//! `forebay load`: fill the cache with a dataset, and show how far it is.
+//! `forebay load`: fill the cache with a dataset, each node with what it owns, and show how far it is.
 
 use super::failure::Failure;
 use super::{DatasetArgs, EndpointArgs, Out, figures, write_json};
+use crate::access::{Access, Node};
+use crate::dataset::Dataset;
+use crate::endpoints::Endpoints;
+use crate::survey;
 use clap::Args;
-use forebay_proto::{Error, v1};
+use forebay_proto::ring::Ring;
+use forebay_proto::{Error, Result, v1};
+use futures::StreamExt;
+use futures::future::join_all;
+use futures::stream::select_all;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 use std::io::{IsTerminal, Write};
@@ -11,6 +19,9 @@ use std::time::{Duration, Instant};
 
 /// Plain progress lines come no faster than this.
 const LINE_EVERY: Duration = Duration::from_secs(2);
+
+/// How long a node of several may take to say that it serves; else the others fill its share.
+const ALIVE: Duration = Duration::from_secs(3);
 
 #[derive(Debug, Args)]
 pub(super) struct Load {
@@ -36,19 +47,9 @@ struct Answer<'a> {
 
 impl Load {
     pub(super) async fn run(self, out: Out<'_>) -> Result<(), Failure> {
-        let node = self.endpoint.endpoints()?.answering().await?;
         let started = Instant::now();
-        let request = v1::LoadRequest {
-            dataset: Some(self.dataset.spec().to_wire()),
-            columns: self.dataset.columns.clone().unwrap_or_default(),
-        };
-        let mut stream = node.client().load(request).await.map_err(|s| node.error(s))?.into_inner();
         let mut shown = Progress::new();
-        let mut last = v1::LoadProgress::default();
-        while let Some(p) = stream.message().await.map_err(|s| node.error(s))? {
-            shown.show(&p);
-            last = p;
-        }
+        let last = self.fill(&mut shown).await?;
         shown.done();
         let uri = self.dataset.uri.as_str();
         if last.segments_held < last.segments_total {
@@ -80,6 +81,69 @@ impl Load {
         )?;
         Ok(())
     }
+}
+
+impl Load {
+    /// Has each node fill what it owns, all at once; answers with the sums at the end.
+    async fn fill(&self, shown: &mut Progress) -> Result<v1::LoadProgress> {
+        let endpoints = self.endpoint.endpoints()?;
+        let shares = self.shares(&endpoints).await?;
+        let mut parts = vec![v1::LoadProgress::default(); shares.len()];
+        let mut streams = Vec::new();
+        for (i, (node, segments)) in shares.into_iter().enumerate() {
+            let request = v1::LoadRequest {
+                dataset: Some(self.dataset.spec().to_wire()),
+                columns: self.dataset.columns.clone().unwrap_or_default(),
+                segments: segments.into(),
+            };
+            let stream = node.client().load(request).await.map_err(|s| node.error(s))?.into_inner();
+            streams.push(stream.map(move |p| (i, p.map_err(|s| node.error(s)))));
+        }
+        let mut all = select_all(streams);
+        while let Some((i, progress)) = all.next().await {
+            parts[i] = progress?;
+            shown.show(&sum(&parts));
+        }
+        Ok(sum(&parts))
+    }
+
+    /// The nodes that answer, and which segments each shall fill, as a ticket's bits; empty = all.
+    async fn shares(&self, endpoints: &Endpoints) -> Result<Vec<(Node, Vec<u8>)>> {
+        let mut topology = survey::topology(endpoints).await?;
+        if topology.nodes.len() < 2 {
+            return Ok(vec![(endpoints.answering().await?, Vec::new())]);
+        }
+        let alive = join_all(topology.nodes.iter().map(|node| async {
+            let node = Node::new(&node.address)?;
+            Ok(node.is_serving(ALIVE).await.then_some(node))
+        }));
+        let alive = alive.await.into_iter().collect::<Result<Vec<_>>>()?;
+        let mut alive = alive.into_iter();
+        let mut nodes = Vec::new();
+        topology.nodes.retain(|_| alive.next().flatten().map(|node| nodes.push(node)).is_some());
+        let dataset = Dataset::open(&Access::Endpoint(endpoints.clone()), &self.dataset.spec()).await?;
+        let manifest = dataset.manifest();
+        let count = manifest.segments().len();
+        let mut bits = vec![vec![0u8; count.div_ceil(8)]; nodes.len()];
+        let ring = Ring::new(&topology.nodes);
+        for segment in 0..count {
+            if let Some(owner) = ring.owner(manifest.segment_id(segment as u32)?) {
+                bits[owner][segment / 8] |= 1 << (segment % 8);
+            }
+        }
+        let owns = |(_, bits): &(Node, Vec<u8>)| bits.iter().any(|byte| *byte > 0);
+        Ok(nodes.into_iter().zip(bits).filter(owns).collect())
+    }
+}
+
+fn sum(parts: &[v1::LoadProgress]) -> v1::LoadProgress {
+    parts.iter().fold(v1::LoadProgress::default(), |a, b| v1::LoadProgress {
+        segments_total: a.segments_total + b.segments_total,
+        segments_held: a.segments_held + b.segments_held,
+        decoded_bytes_total: a.decoded_bytes_total + b.decoded_bytes_total,
+        decoded_bytes_held: a.decoded_bytes_held + b.decoded_bytes_held,
+        s3_bytes: a.s3_bytes + b.s3_bytes,
+    })
 }
 
 /// A bar on a terminal, a line now and then elsewhere; both on standard error.

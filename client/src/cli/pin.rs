@@ -1,7 +1,9 @@
-//! `forebay pin` and `forebay unpin`: keep what lies under a URI in the cache, and let it go again.
+//! `forebay pin` and `forebay unpin`: keep what lies under a URI in the cache, on every node of it, and let it go again.
 
 use super::failure::Failure;
 use super::{EndpointArgs, Out, figures, write_json};
+use crate::access::Node;
+use crate::survey;
 use clap::Args;
 use forebay_proto::v1;
 use serde::Serialize;
@@ -27,14 +29,19 @@ struct Answer {
 impl Pin {
     /// Pins, or with `pinned` = false unpins.
     pub(super) async fn run(self, pinned: bool, out: Out<'_>) -> Result<(), Failure> {
-        let node = self.endpoint.node()?;
-        let request = v1::PinRequest { uri: self.uri.clone() };
-        let mut client = node.client();
-        let reply = match pinned {
-            true => client.pin(request).await,
-            false => client.unpin(request).await,
-        };
-        let v1::PinReply { files, bytes } = reply.map_err(|s| node.error(s))?.into_inner();
+        let topology = survey::topology(&self.endpoint.endpoints()?).await?;
+        let (mut files, mut bytes) = (0, 0);
+        for node in &topology.nodes {
+            let node = Node::new(&node.address)?;
+            let request = v1::PinRequest { uri: self.uri.clone() };
+            let mut client = node.client();
+            let reply = match pinned {
+                true => client.pin(request).await,
+                false => client.unpin(request).await,
+            };
+            let reply = reply.map_err(|s| node.error(s))?.into_inner();
+            (files, bytes) = (files + reply.files, bytes + reply.bytes);
+        }
         if self.json {
             return write_json(out, &Answer { uri: self.uri, files, bytes });
         }

@@ -1,12 +1,22 @@
-//! `forebay status`: what a cache node holds and has done.
+//! `forebay status`: what the cache holds and has done: of one node all, of several a table and what they hold together.
 
 use super::failure::Failure;
+use super::nodes::{MembershipAnswer, NodeAnswer, Rates};
 use super::{EndpointArgs, Out, figures, write_json};
 use crate::counters;
+use crate::survey::{self, Surveyed};
 use clap::Args;
+use forebay_proto::Error;
 use forebay_proto::manifest::Digest;
-use forebay_proto::v1::StatusReply;
+use forebay_proto::v1::membership_status::Kind;
+use forebay_proto::v1::{StatusReply, Topology};
 use serde::Serialize;
+use std::collections::BTreeMap;
+use std::time::Duration;
+use tokio::time::sleep;
+
+/// Between the two looks that tell what nodes do per second.
+const SAMPLE: Duration = Duration::from_millis(500);
 
 #[derive(Debug, Args)]
 pub(super) struct Status {
@@ -31,6 +41,9 @@ struct Answer<'a> {
     pins: &'a [String],
     pinned_bytes: u64,
     dirs: Vec<Dir<'a>>,
+    membership: Option<MembershipAnswer<'a>>,
+    /// Every node of the topology.
+    nodes: Vec<NodeAnswer<'a>>,
 }
 
 #[derive(Serialize)]
@@ -52,16 +65,53 @@ struct Held<'a> {
 
 impl Status {
     pub(super) async fn run(self, out: Out<'_>) -> Result<(), Failure> {
-        let node = self.endpoint.endpoints()?.answering().await?;
-        let reply = node.status().await?;
+        let endpoints = self.endpoint.endpoints()?;
+        let (topology, mut nodes) = survey::survey(&endpoints).await?;
+        let mut rates = Rates::default();
+        if topology.nodes.len() > 1 {
+            rates.add(&nodes);
+            sleep(SAMPLE).await;
+            nodes = survey::each(&topology).await;
+            rates.add(&nodes);
+        }
+        // Of several nodes, the figures at the top are those of the one that was asked.
+        let asked = nodes.iter().find(|n| n.node.address == endpoints.url()).or(nodes.first());
+        let reply = asked.ok_or_else(|| Error::retry("the topology is empty"))?.status.clone()?;
         match self.json {
-            true => write_json(out, &answer(node.url(), &reply)),
-            false => Ok(out.write_all(text(node.url(), &reply).as_bytes())?),
+            true => write_json(out, &answer(endpoints.url(), &reply, &nodes, &rates)),
+            false if nodes.len() > 1 => Ok(out.write_all(several(&topology, &nodes, &rates).as_bytes())?),
+            false => Ok(out.write_all(text(endpoints.url(), &reply).as_bytes())?),
         }
     }
 }
 
-fn answer<'a>(endpoint: &'a str, s: &'a StatusReply) -> Answer<'a> {
+/// The table of the nodes, and of each dataset how many of its segments they hold.
+fn several(topology: &Topology, nodes: &[Surveyed], rates: &Rates) -> String {
+    let mut text = format!(
+        "{}, topology revision {}\n\n{}",
+        figures::of(topology.nodes.len() as u64, "node"),
+        topology.revision,
+        super::nodes::table(nodes, rates)
+    );
+    let mut held: BTreeMap<(&str, String), (u64, u64, u64)> = BTreeMap::new();
+    for d in nodes.iter().flat_map(|n| &n.status).flat_map(|s| &s.datasets) {
+        let digest = Digest::from_bytes(&d.digest).map(|d| d.to_string()).unwrap_or_default();
+        let entry = held.entry((&d.uri, digest)).or_insert((d.rows, d.segments, 0));
+        entry.2 += d.segments_held;
+    }
+    if !held.is_empty() {
+        let mut table = figures::table(&["dataset", "rows", "segments", "held", "digest"], &[1, 2, 3]);
+        for ((uri, digest), (rows, segments, held)) in held {
+            let [rows, segments, held] = [rows, segments, held].map(figures::count);
+            table.add_row([uri.to_owned(), rows, segments, held, digest]);
+        }
+        text.push('\n');
+        table.to_string().lines().for_each(|line| text.extend([line.trim_end(), "\n"]));
+    }
+    text
+}
+
+fn answer<'a>(endpoint: &'a str, s: &'a StatusReply, nodes: &'a [Surveyed], rates: &Rates) -> Answer<'a> {
     Answer {
         endpoint,
         node: &s.node,
@@ -97,6 +147,8 @@ fn answer<'a>(endpoint: &'a str, s: &'a StatusReply) -> Answer<'a> {
                 bytes_limit: d.bytes_limit,
             })
             .collect(),
+        membership: s.membership.as_ref().map(MembershipAnswer::of),
+        nodes: nodes.iter().map(|n| NodeAnswer::of(n, rates)).collect(),
     }
 }
 
@@ -154,6 +206,9 @@ fn text(endpoint: &str, s: &StatusReply) -> String {
         };
         lines.push(format!("directory {}: {what}", d.path));
     }
+    if s.membership.as_ref().is_some_and(|m| m.kind() == Kind::Etcd || m.draining) {
+        lines.push(format!("cluster   {}", super::nodes::state(s.membership.as_ref())));
+    }
     if !s.datasets.is_empty() {
         let mut table = figures::table(&["dataset", "rows", "segments", "held", "digest"], &[1, 2, 3]);
         for d in &s.datasets {
@@ -210,7 +265,7 @@ mod tests {
         assert!(text.contains("s3://b/d  60,000"), "{text}");
         assert!(text.contains("pinned    2.50 kB: s3://b/d, s3://b/e\n"), "{text}");
         assert!(text.contains("directory /disk/away: it failed") && !text.contains("/disk/up"), "{text}");
-        let json = serde_json::to_value(answer("http://h:1", &reply)).unwrap();
+        let json = serde_json::to_value(answer("http://h:1", &reply, &[], &Rates::default())).unwrap();
         assert_eq!(json["counters"]["s3_bytes"], 3_000);
         assert_eq!(json["counters"].as_object().unwrap().len(), 16);
         assert_eq!(json["datasets"][0]["digest"], "ab".repeat(16));

@@ -17,6 +17,7 @@ mod bad_input;
 mod commands;
 mod data;
 mod demo;
+mod failover;
 mod fixtures;
 mod membership;
 mod node;

@@ -1,0 +1,70 @@
+//! `forebay drain` and `forebay undrain`: take a node out of service without an error to anyone, and bring it back.
+
+use super::failure::Failure;
+use super::{EndpointArgs, Out, figures, write_json};
+use crate::access::Node;
+use crate::survey;
+use clap::Args;
+use forebay_proto::v1;
+use serde::Serialize;
+
+#[derive(Debug, Args)]
+pub(super) struct Drain {
+    /// The node: its name in the topology, or its URL
+    node: String,
+    #[command(flatten)]
+    endpoint: EndpointArgs,
+    /// Answer in JSON
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Serialize)]
+struct Answer<'a> {
+    node: &'a str,
+    draining: bool,
+    streams_ended: u64,
+    streams_left: u64,
+}
+
+impl Drain {
+    /// Drains it, or brings it back.
+    pub(super) async fn run(self, out: Out<'_>, undo: bool) -> Result<(), Failure> {
+        let node = self.find().await?;
+        let reply = node.client().drain(v1::DrainRequest { undo }).await.map_err(|s| node.error(s))?;
+        let v1::DrainReply { streams_ended, streams_left } = reply.into_inner();
+        if self.json {
+            let answer = Answer { node: &self.node, draining: !undo, streams_ended, streams_left };
+            return write_json(out, &answer);
+        }
+        match (undo, streams_left) {
+            (true, _) => writeln!(out, "{}: back in service", self.node)?,
+            (false, 0) => writeln!(
+                out,
+                "{}: drained, {} sent to other nodes; it may be stopped",
+                self.node,
+                figures::of(streams_ended, "stream")
+            )?,
+            (false, left) => writeln!(
+                out,
+                "{}: out of the topology, {} sent to other nodes; {} of readers that stand still left",
+                self.node,
+                figures::of(streams_ended, "stream"),
+                figures::of(left, "stream")
+            )?,
+        }
+        Ok(())
+    }
+
+    /// A node that is drained is no longer in the topology, so a URL is taken at its word.
+    async fn find(&self) -> Result<Node, Failure> {
+        if self.node.contains(':') {
+            return Ok(Node::new(&self.node)?);
+        }
+        let topology = survey::topology(&self.endpoint.endpoints()?).await?;
+        match survey::find(&topology, &self.node) {
+            Ok(node) => Ok(Node::new(&node.address)?),
+            Err(e) => Err(e.context("name a node that is out of the topology by its URL").into()),
+        }
+    }
+}

@@ -1,0 +1,208 @@
+//! The table of a cluster's nodes, and what they do per second: differences of two surveys.
+
+use super::figures;
+use crate::survey::Surveyed;
+use forebay_proto::v1;
+use serde::Serialize;
+use std::collections::HashMap;
+use std::time::Instant;
+
+/// What each node did per second between the last two surveys.
+#[derive(Debug, Default)]
+pub(super) struct Rates {
+    last: HashMap<String, (Instant, v1::Counters)>,
+    /// By name: bytes served, bytes from the store.
+    rates: HashMap<String, (f64, f64)>,
+}
+
+/// One node for programs.
+#[derive(Serialize)]
+pub(super) struct NodeAnswer<'a> {
+    node: &'a str,
+    address: &'a str,
+    zone: &'a str,
+    weight: f64,
+    answers: bool,
+    error: Option<&'a str>,
+    segments_held: u64,
+    cache_bytes_used: u64,
+    cache_bytes_limit: u64,
+    served_bytes_per_s: f64,
+    s3_bytes_per_s: f64,
+    s3_bytes: u64,
+    bytes_served: u64,
+    membership: Option<MembershipAnswer<'a>>,
+}
+
+/// A node's place in its cluster.
+#[derive(Serialize)]
+pub(super) struct MembershipAnswer<'a> {
+    kind: &'static str,
+    registered: bool,
+    draining: bool,
+    revision: u64,
+    nodes: u64,
+    etcd_connected: bool,
+    etcd_silent_s: f64,
+    etcd_error: &'a str,
+}
+
+impl Rates {
+    /// Takes a survey.
+    pub(super) fn add(&mut self, nodes: &[Surveyed]) {
+        let now = Instant::now();
+        self.rates.clear();
+        for n in nodes {
+            let Some(c) = n.status.as_ref().ok().and_then(|s| s.counters) else {
+                self.last.remove(&n.node.name);
+                continue;
+            };
+            if let Some((at, before)) = self.last.insert(n.node.name.clone(), (now, c)) {
+                let seconds = now.duration_since(at).as_secs_f64();
+                // A node that was started anew counts from 0.
+                let rate = |a: u64, b: u64| figures::rate(b.checked_sub(a).unwrap_or(b) as f64, seconds);
+                let rates = (rate(before.bytes_served, c.bytes_served), rate(before.s3_bytes, c.s3_bytes));
+                self.rates.insert(n.node.name.clone(), rates);
+            }
+        }
+    }
+
+    /// Of one node: bytes served and bytes from the store.
+    fn of(&self, name: &str) -> (f64, f64) {
+        self.rates.get(name).copied().unwrap_or_default()
+    }
+
+    /// Of all nodes.
+    pub(super) fn total(&self) -> (f64, f64) {
+        self.rates.values().fold((0.0, 0.0), |sum, rate| (sum.0 + rate.0, sum.1 + rate.1))
+    }
+}
+
+/// A line for each node.
+pub(super) fn table(nodes: &[Surveyed], rates: &Rates) -> String {
+    let header = [
+        "node", "zone", "weight", "segments", "used", "limit", "served/s", "S3/s", "from S3", "streams",
+        "state",
+    ];
+    let mut table = figures::table(&header, &[2, 3, 4, 5, 6, 7, 8, 9]);
+    for n in nodes {
+        let (served, fetched) = rates.of(&n.node.name);
+        let (zone, weight) = (n.node.zone.clone(), n.node.weight.to_string());
+        let row = match &n.status {
+            Ok(s) => {
+                let c = s.counters.unwrap_or_default();
+                vec![
+                    n.node.name.clone(),
+                    zone,
+                    weight,
+                    figures::count(s.segments_held),
+                    figures::bytes(s.cache_bytes_used),
+                    figures::bytes(s.cache_bytes_limit),
+                    figures::bytes(served as u64),
+                    figures::bytes(fetched as u64),
+                    figures::bytes(c.s3_bytes),
+                    figures::count(c.streams),
+                    state(s.membership.as_ref()),
+                ]
+            }
+            Err(_) => {
+                let mut row = vec![n.node.name.clone(), zone, weight];
+                row.resize(10, "-".to_owned());
+                row.push("does not answer".to_owned());
+                row
+            }
+        };
+        table.add_row(row);
+    }
+    let lines: Vec<String> = table.to_string().lines().map(|l| l.trim_end().to_owned()).collect();
+    lines.join("\n") + "\n"
+}
+
+/// How a node stands to its cluster, in a few words.
+pub(super) fn state(membership: Option<&v1::MembershipStatus>) -> String {
+    match membership {
+        Some(m) if m.draining => "draining".to_owned(),
+        Some(m) if !m.connected => format!("etcd silent for {}", figures::duration(m.silent_s as u64)),
+        Some(m) if !m.registered => "not registered yet".to_owned(),
+        _ => "up".to_owned(),
+    }
+}
+
+impl<'a> MembershipAnswer<'a> {
+    pub(super) fn of(m: &'a v1::MembershipStatus) -> Self {
+        use v1::membership_status::Kind;
+        let kind = match m.kind() {
+            Kind::Alone => "alone",
+            Kind::Fixed => "fixed",
+            Kind::Etcd => "etcd",
+        };
+        Self {
+            kind,
+            registered: m.registered,
+            draining: m.draining,
+            revision: m.revision,
+            nodes: m.nodes,
+            etcd_connected: m.connected,
+            etcd_silent_s: m.silent_s,
+            etcd_error: &m.error,
+        }
+    }
+}
+
+impl<'a> NodeAnswer<'a> {
+    pub(super) fn of(n: &'a Surveyed, rates: &Rates) -> Self {
+        let status = n.status.as_ref().ok();
+        let c = status.and_then(|s| s.counters).unwrap_or_default();
+        let (served_bytes_per_s, s3_bytes_per_s) = rates.of(&n.node.name);
+        Self {
+            node: &n.node.name,
+            address: &n.node.address,
+            zone: &n.node.zone,
+            weight: n.node.weight,
+            answers: status.is_some(),
+            error: n.status.as_ref().err().map(|e| e.message.as_str()),
+            segments_held: status.map_or(0, |s| s.segments_held),
+            cache_bytes_used: status.map_or(0, |s| s.cache_bytes_used),
+            cache_bytes_limit: status.map_or(0, |s| s.cache_bytes_limit),
+            served_bytes_per_s,
+            s3_bytes_per_s,
+            s3_bytes: c.s3_bytes,
+            bytes_served: c.bytes_served,
+            membership: status.and_then(|s| s.membership.as_ref()).map(MembershipAnswer::of),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use forebay_proto::Error;
+
+    #[test]
+    fn nodes_that_answer_and_one_that_does_not() {
+        let node =
+            |name: &str| v1::Node { name: name.into(), weight: 2.0, zone: "z".into(), ..Default::default() };
+        let status = |bytes_served| v1::StatusReply {
+            segments_held: 1234,
+            counters: Some(v1::Counters { bytes_served, s3_bytes: 5_000_000, ..Default::default() }),
+            ..Default::default()
+        };
+        let up = |bytes| Surveyed { node: node("a"), status: Ok(status(bytes)) };
+        let down = Surveyed { node: node("b"), status: Err(Error::retry("gone")) };
+        let mut rates = Rates::default();
+        rates.add(&[up(100)]);
+        rates.add(&[up(100), down.clone()]);
+        let text = table(&[up(100), down.clone()], &rates);
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(lines.len(), 3, "{text}");
+        assert!(
+            lines[1].starts_with("a     z") && lines[1].contains("1,234") && lines[1].ends_with("up"),
+            "{text}"
+        );
+        assert!(lines[2].ends_with("does not answer"), "{text}");
+        let json = serde_json::to_value(NodeAnswer::of(&down, &rates)).unwrap();
+        assert_eq!((&json["answers"], &json["error"]), (&false.into(), &"gone".into()));
+        let silent = v1::MembershipStatus { silent_s: 61.5, ..Default::default() };
+        assert_eq!(state(Some(&silent)), "etcd silent for 1 min 1 s");
+    }
+}

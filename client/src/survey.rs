@@ -1,0 +1,94 @@
+//! All nodes of a cluster asked at once: who they are, and what each holds and has done.
+
+use crate::access::{CONNECT_TIMEOUT, Node};
+use crate::endpoints::Endpoints;
+use forebay_proto::{Error, Result, v1};
+use futures::future::join_all;
+use std::time::Duration;
+use tokio::time::timeout;
+
+/// How long a node of several may take to answer; then it is shown as silent.
+const ANSWER: Duration = Duration::from_secs(3);
+
+/// One node of the topology.
+#[derive(Debug, Clone)]
+pub struct Surveyed {
+    /// What the topology says of it.
+    pub node: v1::Node,
+    /// What it says itself, or why it does not.
+    pub status: Result<v1::StatusReply>,
+}
+
+/// The topology, as a node that answers tells it. A node that is alone is called by the URL by which it was reached.
+pub async fn topology(endpoints: &Endpoints) -> Result<v1::Topology> {
+    let mut told = endpoints.ask(|node| async move { told(&node).await }).await?;
+    if let [only] = told.nodes.as_mut_slice() {
+        only.address = endpoints.url().to_owned();
+    }
+    Ok(told)
+}
+
+async fn told(node: &Node) -> Result<v1::Topology> {
+    let none = || Error::retry(format!("{} tells no topology", node.url()));
+    let call = async {
+        let mut client = node.client();
+        let reply = client.watch_topology(v1::WatchTopologyRequest {}).await.map_err(|s| node.error(s))?;
+        reply.into_inner().message().await.map_err(|s| node.error(s))?.ok_or_else(none)
+    };
+    timeout(2 * CONNECT_TIMEOUT, call).await.unwrap_or_else(|_| Err(none()))
+}
+
+/// Asks every node of the topology, in the topology's order.
+pub async fn survey(endpoints: &Endpoints) -> Result<(v1::Topology, Vec<Surveyed>)> {
+    let topology = topology(endpoints).await?;
+    let nodes = each(&topology).await;
+    if let [Surveyed { status: Err(e), .. }] = nodes.as_slice() {
+        return Err(e.clone());
+    }
+    Ok((topology, nodes))
+}
+
+/// The same of a topology that is known.
+pub async fn each(topology: &v1::Topology) -> Vec<Surveyed> {
+    let alone = topology.nodes.len() == 1;
+    join_all(topology.nodes.iter().map(|node| async move {
+        let asked = async { Node::new(&node.address)?.status().await };
+        let status = match alone {
+            true => asked.await,
+            false => timeout(ANSWER, asked).await.unwrap_or_else(|_| {
+                Err(Error::retry(format!("{} does not answer within {} s", node.address, ANSWER.as_secs())))
+            }),
+        };
+        Surveyed { node: node.clone(), status }
+    }))
+    .await
+}
+
+/// The node that a person means, by its name or its URL; `NotFound` names those that there are.
+pub fn find<'a>(topology: &'a v1::Topology, wanted: &str) -> Result<&'a v1::Node> {
+    let plain = |url: &str| url.trim_start_matches("http://").trim_end_matches('/').to_owned();
+    let is = |node: &&v1::Node| node.name == wanted || plain(&node.address) == plain(wanted);
+    topology.nodes.iter().find(is).ok_or_else(|| {
+        let names: Vec<&str> = topology.nodes.iter().map(|n| n.name.as_str()).collect();
+        Error::not_found(format!("no node `{wanted}` in the topology: there are {}", names.join(", ")))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nodes_by_name_or_url() {
+        let node = |name: &str| v1::Node {
+            name: name.into(),
+            address: format!("http://{name}:7"),
+            ..Default::default()
+        };
+        let topology = v1::Topology { nodes: vec![node("a"), node("b")], ..Default::default() };
+        for wanted in ["b", "b:7", "http://b:7/"] {
+            assert_eq!(find(&topology, wanted).unwrap().name, "b");
+        }
+        assert!(find(&topology, "c").unwrap_err().message.ends_with("there are a, b"));
+    }
+}

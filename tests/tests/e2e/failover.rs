@@ -1,0 +1,33 @@
+//! Readers that go on when nodes and etcd fail: `make bench-cluster` in short, and the store as the last resort.
+
+use clap::Parser;
+use forebay_tests::cluster;
+use forebay_tests::mnist;
+use forebay_tests::process::ServerOptions;
+use forebay_tests::s3::{REGION, S3Server};
+
+use crate::commands::{cached, digest, epoch, json};
+
+#[test]
+fn whatever_fails_the_samples_are_the_same() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let folder = folder.path().to_str().expect("a path of text");
+    let line = ["x", "--kills", "2", "--silence-s", "3", "--etcd-down-s", "6", "--folder", folder];
+    assert!(cluster::run(&cluster::Options::parse_from(line)).expect("the short benchmark"));
+}
+
+#[test]
+fn without_any_node_rows_come_from_the_store() {
+    let s3 = S3Server::start();
+    mnist::upload(&s3).expect("read MNIST");
+    let uri = s3.uri("mnist/test");
+    let mut server = ServerOptions::for_s3(&s3).start();
+    let wanted = digest(&json(cached(&server, &["epoch", &uri])), 0);
+    server.kill();
+    let fallback = ["--fallback", "direct", "--s3-endpoint", &s3.endpoint, "--s3-region", REGION];
+    let line = [&["epoch", uri.as_str()][..], &fallback].concat();
+    let answer = json(cached(&server, &line).envs(s3.credentials()));
+    assert_eq!((digest(&answer, 0), epoch(&answer, 0, "samples")), (wanted, &mnist::TEST_SAMPLES.into()));
+    let why = cached(&server, &["epoch", &uri]).end().expect_failure();
+    assert!(why.contains("cannot reach the cache"), "{why}");
+}
