@@ -7,6 +7,7 @@
 
 mod budget;
 mod health;
+mod pace;
 
 use crate::access::Node;
 use crate::direct::Direct;
@@ -15,6 +16,7 @@ use budget::Budget;
 use forebay_proto::manifest::Manifest;
 use forebay_proto::{Error, Result, ring, v1};
 use health::Health;
+use pace::Pace;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -35,6 +37,7 @@ pub struct Cluster {
     topology: watch::Receiver<Option<v1::Topology>>,
     health: Arc<Health>,
     budget: Budget,
+    pace: Pace,
     follower: JoinHandle<()>,
 }
 
@@ -53,7 +56,14 @@ impl Cluster {
         let (sender, topology) = watch::channel(None);
         let health = Arc::new(Health::default());
         let follower = tokio::spawn(follow(entry.clone(), health.clone(), sender));
-        Self { entry: entry.clone(), topology, health, budget: Budget::default(), follower }
+        Self {
+            entry: entry.clone(),
+            topology,
+            health,
+            budget: Budget::default(),
+            pace: Pace::default(),
+            follower,
+        }
     }
 
     /// Waits until a topology is known, or until it is clear that none will come soon.
@@ -100,6 +110,21 @@ impl Cluster {
     /// Waits until another attempt after a failure is in order.
     pub async fn may_try_again(&self) {
         self.budget.take().await;
+    }
+
+    /// How long messages usually take.
+    pub fn pace(&self) -> &Pace {
+        &self.pace
+    }
+
+    /// The next node in rank for a segment, beside the one that was asked, and leave to ask it; `None` without either.
+    pub fn rival(&self, manifest: &Manifest, segment: u32, asked: &Node) -> Option<Node> {
+        let nodes = self.topology.borrow().as_ref().map(|t| t.nodes.clone()).unwrap_or_default();
+        let ranked = ring::ranked(&nodes, manifest.segment_id(segment).ok()?);
+        let mut others = ranked.into_iter().map(|n| nodes[n].address.as_str());
+        let other = others.find(|url| *url != asked.url() && !self.health.is_out(url))?;
+        self.budget.try_take(tokio::time::Instant::now()).ok()?;
+        self.health.node(other).ok()
     }
 
     /// Whether any node that is known can be asked.

@@ -4,6 +4,8 @@
 
 use super::Node;
 use super::frames::AnswerBody;
+use crate::cache::Cache;
+use arrow::array::RecordBatch;
 use arrow_flight::flight_descriptor::DescriptorType;
 use arrow_flight::flight_service_server::{FlightService, FlightServiceServer};
 use arrow_flight::{
@@ -11,8 +13,10 @@ use arrow_flight::{
     HandshakeRequest, HandshakeResponse, IpcMessage, PollInfo, PutResult, SchemaAsIpc, SchemaResult, Ticket,
 };
 use arrow_ipc::writer::IpcWriteOptions;
+use forebay_proto::manifest::Manifest;
 use forebay_proto::{Error, Result, v1};
-use forebay_segment::answer::{self, Answer, Budget};
+use forebay_segment::answer::{self, Answer, Budget, Segments};
+use forebay_segment::schema;
 use futures::future::BoxFuture;
 use futures::stream::BoxStream;
 use http_body_util::{BodyExt, Limited};
@@ -97,6 +101,10 @@ async fn open(node: &Node, request: http::Request<Body>) -> Result<Answer> {
         v1::ticket::Kind::Plan(t) => {
             let manifest = t.plan.as_ref().map(|p| p.manifest.clone()).unwrap_or_default();
             let d = node.datasets.get(&manifest)?;
+            let segments: Arc<dyn Segments> = match t.held_only {
+                true => Arc::new(HeldOnly(segments)),
+                false => segments,
+            };
             answer::plan(segments, d.manifest, &d.schema, &t, budget)
         }
         v1::ticket::Kind::Scan(t) => {
@@ -107,6 +115,27 @@ async fn open(node: &Node, request: http::Request<Body>) -> Result<Answer> {
             let d = node.datasets.get(&t.manifest)?;
             answer::rows(segments, d.manifest, &d.schema, &t, budget)
         }
+    }
+}
+
+/// The cache without its fills.
+struct HeldOnly(Arc<Cache>);
+
+impl Segments for HeldOnly {
+    fn get<'a>(
+        &'a self,
+        manifest: &'a Arc<Manifest>,
+        segment: u32,
+        projection: &'a [usize],
+    ) -> BoxFuture<'a, Result<Arc<RecordBatch>>> {
+        Box::pin(async move {
+            let schema = schema::from_ipc(manifest.schema())?;
+            let columns: Vec<String> = projection.iter().map(|&c| schema.field(c).name().clone()).collect();
+            match self.0.store().holds(manifest.segment_id(segment)?, &columns) {
+                true => self.0.get(manifest, segment, projection).await,
+                false => Err(Error::retry(format!("segment {segment} is not held here"))),
+            }
+        })
     }
 }
 

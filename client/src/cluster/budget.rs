@@ -41,7 +41,7 @@ impl Budget {
     }
 
     /// Takes a token, or says when there may be one.
-    fn try_take(&self, now: Instant) -> Result<(), Duration> {
+    pub fn try_take(&self, now: Instant) -> Result<(), Duration> {
         let mut bucket = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let gained = now.saturating_duration_since(bucket.at).as_secs_f64() * PER_SECOND;
         (bucket.tokens, bucket.at) = ((bucket.tokens + gained).min(BURST), now);

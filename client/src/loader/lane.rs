@@ -10,6 +10,8 @@
 //! time it needs, one that does not is dead to this lane. Without any node, and with the fallback, rows come from the
 //! store until a node is back.
 
+mod hedge;
+
 use super::cursor::{Cursor, Mark, Passed, Place, Room, Run, Segments};
 use super::feed::Feed;
 use super::landing::Landing;
@@ -66,6 +68,8 @@ pub(crate) struct Lane {
     list: Arc<[u32]>,
     segments: Segments,
     done: Mark,
+    /// The node is not its own: it was faster than that, and brings only what it holds.
+    guest: bool,
     /// Rows were committed since the last failure.
     moved: bool,
     trouble: Trouble,
@@ -106,6 +110,12 @@ impl From<Error> for Failure {
     }
 }
 
+/// What came first.
+enum Next {
+    Event(Option<Event>),
+    Rival(Box<hedge::Rival>),
+}
+
 /// A message being received.
 struct Receiving {
     landing: Landing,
@@ -126,6 +136,7 @@ impl Lane {
             segments: Segments::default(),
             list,
             done: Mark::default(),
+            guest: false,
             moved: false,
             trouble: Trouble::default(),
         };
@@ -144,6 +155,7 @@ impl Lane {
             list: list.into(),
             segments: Segments::of(list, self.work.dataset.manifest().segments().len()),
             done: self.done,
+            guest: false,
             moved: false,
             trouble: Trouble { again: false, ..self.trouble },
         }
@@ -164,6 +176,10 @@ impl Lane {
             let Err(failure) = self.attempt().await else { return Ok(Vec::new()) };
             if std::mem::take(&mut self.moved) {
                 self.trouble = Trouble::default();
+            }
+            if std::mem::take(&mut self.guest) && failure.again {
+                tracing::debug!(error = %failure.error, "back to the segments' own nodes");
+                return self.divided();
             }
             let since = *self.trouble.since.get_or_insert_with(Instant::now);
             self.trouble.again |= failure.dead;
@@ -243,7 +259,7 @@ impl Lane {
     /// One stream, from the mark to the epoch's end.
     async fn attempt(&mut self) -> Result<(), Failure> {
         self.settle()?;
-        let start = self.done.step;
+        let mut start = self.done.step;
         if start >= self.epoch.count {
             return Ok(());
         }
@@ -251,7 +267,18 @@ impl Lane {
         let mut feed = self.owed(self.open(start)).await?;
         let mut receiving: Option<Receiving> = None;
         loop {
-            match self.owed(feed.next()).await? {
+            let event = match receiving.is_some() {
+                true => self.owed(feed.next()).await?,
+                false => match self.next(&mut feed).await? {
+                    Next::Event(event) => event,
+                    Next::Rival(rival) => {
+                        (self.node, self.guest, start) = (Some(rival.node), true, self.done.step);
+                        (feed, cursor) = (rival.feed, Cursor::at(start));
+                        Some(Event::Head(rival.head))
+                    }
+                },
+            };
+            match event {
                 Some(Event::Head(head)) => receiving = self.begin(&head, start, &cursor).await?,
                 Some(Event::Body(bytes)) => {
                     if let Some(r) = &mut receiving {
@@ -268,6 +295,21 @@ impl Lane {
             }
         }
         Ok(cursor.finish(&self.place()).await?)
+    }
+
+    /// Waits for what comes first: the next event of the node's stream, or another node that is faster.
+    async fn next(&self, feed: &mut Feed) -> Result<Next, Failure> {
+        let began = Instant::now();
+        tokio::select! {
+            biased;
+            event = self.owed(feed.next()) => {
+                if let Supply::Cluster(cluster) = &self.work.supply {
+                    cluster.pace().note(began.elapsed());
+                }
+                Ok(Next::Event(event?))
+            }
+            rival = self.rival() => Ok(Next::Rival(Box::new(rival))),
+        }
     }
 
     /// Waits for what the node owes: as long as it answers when asked, and the patience at most.

@@ -41,6 +41,8 @@ struct Inner {
     /// Bytes of a row: estimated at first, then as last seen.
     row_bytes: f64,
     failed: Option<Error>,
+    /// The step that the reader waits for.
+    wanted: Option<u64>,
 }
 
 /// A step's place in the window.
@@ -93,7 +95,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Window {
     /// An empty window. `row_bytes` is the size of a row as far as one can tell.
     pub fn new(schema: SchemaRef, pool: Pool, budget: u64, row_bytes: f64) -> Self {
-        let inner = Inner { base: 0, open: VecDeque::new(), bytes: 0, row_bytes, failed: None };
+        let inner = Inner { base: 0, open: VecDeque::new(), bytes: 0, row_bytes, failed: None, wanted: None };
         Self { schema, pool, budget, inner: Mutex::new(inner), room: Notify::new(), ready: Notify::new() }
     }
 
@@ -204,13 +206,20 @@ impl Window {
                 let bytes = fill.bytes;
                 drop(fill);
                 inner.open.pop_front();
+                inner.wanted = None;
                 inner.base += 1;
                 inner.bytes -= bytes.min(inner.bytes);
                 self.room.notify_waiters();
                 return Ok(Some(batch));
             }
         }
+        inner.wanted = Some(seq);
         inner.failed.clone().map_or(Ok(None), Err)
+    }
+
+    /// The step that the reader waits for; `None` while it has what it wants.
+    pub fn wanted(&self) -> Option<u64> {
+        lock(&self.inner).wanted
     }
 
     /// Bytes that the open steps are counted with.

@@ -121,6 +121,7 @@ impl Epoch {
             ending: v1::plan_ticket::Ending::from(self.cut.ending).into(),
             layout: v1::plan_ticket::Layout::from(self.cut.layout).into(),
             segments: segments.to_vec().into(),
+            held_only: false,
         }
     }
 }

@@ -234,6 +234,22 @@ async fn damage_on_the_way_is_repaired_and_wrong_rows_are_an_error() {
     assert!(loader.next().await.is_err(), "an error is final");
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn others_bring_what_a_slow_node_is_late_with() {
+    let world = World::new(&[90, 100, 33]);
+    let direct = world.open().await;
+    let all = all_rows(&direct).await;
+    let fleet = Fleet::start(&world, 3, None).await;
+    let dataset = fleet.open(&world).await;
+    fleet.nodes.iter().for_each(|n| n.conduct.message_bytes.store(4000, SeqCst));
+    fleet.nodes[1].conduct.delay_ms.store(2500, SeqCst);
+    let settings = LoaderSettings { prefetch_bytes: 2000, epochs: Some(1), ..settings(20) };
+    let loader = Loader::start(&dataset, settings.clone()).unwrap();
+    check(loader, &direct, &all, &settings, "one slow node").await;
+    let hedges: u64 = fleet.nodes.iter().map(|n| n.conduct.hedges.load(SeqCst)).sum();
+    assert!(hedges > 0 && fleet.nodes[1].conduct.hedges.load(SeqCst) == 0, "{hedges}");
+}
+
 /// A node that lives, as its pings say, but does not answer.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_node_that_does_not_answer_tries_patience_and_no_more() {

@@ -101,6 +101,7 @@ fn ticket(manifest: &Manifest, shuffle: Shuffle, cut: Cut, rank: u32) -> v1::Pla
         ending: v1::plan_ticket::Ending::from(cut.ending).into(),
         layout: v1::plan_ticket::Layout::from(cut.layout).into(),
         segments: Default::default(),
+        held_only: false,
     }
 }
 

@@ -41,6 +41,10 @@ pub struct Conduct {
     pub fails: Mutex<Option<Error>>,
     /// Rows sent per message, about.
     pub message_bytes: AtomicU64,
+    /// It takes so long for each message.
+    pub delay_ms: AtomicU64,
+    /// How often it was asked for what it holds.
+    pub hedges: AtomicU64,
     pub opens: AtomicU64,
     pub streams: AtomicU64,
 }
@@ -208,6 +212,9 @@ impl Node {
         if self.conduct.forgot.load(SeqCst) {
             return Err(Error::not_found("manifest unknown: open the dataset"));
         }
+        if ticket.held_only {
+            self.conduct.hedges.fetch_add(1, SeqCst);
+        }
         let Access::Direct(direct) = self.dataset.access() else { unreachable!() };
         let message_bytes = self.conduct.message_bytes.load(SeqCst) as usize;
         let budget = Budget { message_bytes, ..Default::default() };
@@ -237,6 +244,8 @@ impl FlightService for Node {
         let messages = ReceiverStream::new(answer.messages).filter_map(move |message| {
             let conduct = conduct.clone();
             async move {
+                let delay = conduct.delay_ms.load(SeqCst);
+                tokio::time::sleep(std::time::Duration::from_millis(delay)).await;
                 let message = match message {
                     Ok(m) => m,
                     Err(e) => return Some(Err(Status::from(e))),
