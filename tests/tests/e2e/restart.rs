@@ -86,7 +86,7 @@ impl Interrupted {
 
 fn node(s3: &S3Server, slow: &SlowProxy, folder: &Path) -> ServerOptions {
     // Few requests at once: some segments are complete while others are not begun.
-    ServerOptions::for_endpoint(s3, &slow.endpoint).folder(folder).env("FOREBAY_SOURCE__MAX_REQUESTS", "4")
+    ServerOptions::for_endpoint(s3, &slow.endpoint).folder(folder).env("FOREBAY_SOURCE__S3_MAX_REQUESTS", "4")
 }
 
 #[test]
