@@ -38,6 +38,7 @@ bench-store: build ## Measure the store: hits, amplification, restarts; 200 kill
 	target/release/forebay-bench-store $(BENCH_ARGS)
 
 bench-train: build ## Measure the trainer: accelerator utilisation, lost ranks, resumes, 100 crashes while writing checkpoints
+	target/release/forebay-ddp-figures target/bench
 	target/release/forebay-bench-train $(BENCH_ARGS)
 
 nccl: setup ## Build the plugin for GPUs (no GPU needed): target/nccl/release, where the programs find it
