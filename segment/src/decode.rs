@@ -1,18 +1,18 @@
 //! Decoding: the fetched column chunks of a segment become one record batch.
 //!
-//! Runs on a blocking thread. Whatever the bytes are, the answer is a batch of the expected type and row count or an
-//! error: panics of the decoders are caught.
+//! Runs on blocking threads, columns apart from each other. Whatever the bytes are, the answer is a batch of the expected type and row count or an
+//! error: panics of the decoders are caught, and a segment that turns out much larger than its footer says is given up.
 
 mod levels;
 mod lists;
 
+use crate::cost::column_bytes;
 use crate::fetch::Run;
 use crate::footer::Footer;
 use crate::schema::retype;
 use arrow::array::{ArrayRef, RecordBatch, RecordBatchOptions};
 use arrow::compute::concat;
-use arrow::datatypes::SchemaRef;
-use arrow::error::ArrowError;
+use arrow::datatypes::{DataType, SchemaRef};
 use bytes::{Buf, Bytes};
 use forebay_proto::{Error, Result};
 use parquet::arrow::ProjectionMask;
@@ -22,6 +22,7 @@ use parquet::file::reader::{ChunkReader, Length};
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// What to decode.
 pub(crate) struct Task {
@@ -36,16 +37,21 @@ pub(crate) struct Task {
     pub schema: SchemaRef,
     /// Read full lists the fast way.
     pub lists: bool,
+    /// Decoded bytes that make the footer a lie.
+    pub limit: u64,
+    /// Decoded bytes so far.
+    pub decoded: AtomicU64,
 }
 
-/// Decodes `task` from `runs`, which hold all its chunks.
-pub(crate) fn decode(task: &Task, runs: Vec<Run>) -> Result<RecordBatch> {
-    let chunks = Arc::new(Chunks { size: task.size, runs });
-    match catch_unwind(AssertUnwindSafe(|| task.run(&chunks))) {
-        Ok(Ok(batch)) if batch.num_rows() as u64 == task.rows => Ok(batch),
-        Ok(Ok(batch)) => {
-            Err(task.corrupt(&format!("{} rows decoded, {} expected", batch.num_rows(), task.rows)))
-        }
+/// Columns of less than this are not worth a thread of their own.
+const HAND_BYTES: u64 = 4 << 20;
+
+/// Decodes columns of the task, named by their place in the projection; in the order they are named.
+pub(crate) fn columns(task: &Task, chunks: &Arc<Chunks>, places: &[usize]) -> Result<Vec<ArrayRef>> {
+    match catch_unwind(AssertUnwindSafe(|| {
+        places.iter().map(|place| task.column(chunks, *place)).collect::<Result<Vec<_>, _>>()
+    })) {
+        Ok(Ok(columns)) => Ok(columns),
         Ok(Err(e)) => Err(task.fault(&e)),
         Err(panic) => {
             let why = panic.downcast_ref::<String>().map(String::as_str);
@@ -54,45 +60,92 @@ pub(crate) fn decode(task: &Task, runs: Vec<Run>) -> Result<RecordBatch> {
     }
 }
 
+/// The batch of all columns of the task.
+pub(crate) fn assemble(task: &Task, columns: Vec<ArrayRef>) -> Result<RecordBatch> {
+    if let Some(wrong) = columns.iter().find(|c| c.len() as u64 != task.rows) {
+        return Err(task.corrupt(&format!("{} rows decoded, {} expected", wrong.len(), task.rows)));
+    }
+    let options = RecordBatchOptions::new().with_row_count(Some(task.rows as usize));
+    RecordBatch::try_new_with_options(task.schema.clone(), columns, &options)
+        .map_err(|e| task.fault(&e.into()))
+}
+
 impl Task {
-    fn run(&self, chunks: &Arc<Chunks>) -> Result<RecordBatch, ParquetError> {
-        let mut columns = Vec::with_capacity(self.columns.len());
-        for i in 0..self.columns.len() {
-            columns.push(if self.lists { lists::read(self, chunks, i)? } else { None });
+    /// Places in the projection, dealt out to at most `hands` that decode at once: the largest column first, always to
+    /// the hand with least to do.
+    pub(crate) fn deal(&self, hands: usize) -> Vec<Vec<usize>> {
+        let groups = self.footer.row_groups().get(self.groups.clone()).unwrap_or_default();
+        let bytes = |column| groups.iter().map(|g| column_bytes(&self.footer, g, column)).sum::<u64>();
+        let mut sizes: Vec<_> = self.columns.iter().map(|c| bytes(*c)).enumerate().collect();
+        let total: u64 = sizes.iter().map(|(_, bytes)| bytes).sum();
+        let hands = (total / HAND_BYTES).clamp(1, hands.max(1) as u64) as usize;
+        sizes.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
+        let mut dealt: Vec<(u64, Vec<usize>)> = vec![(0, Vec::new()); hands];
+        for (place, bytes) in sizes {
+            if let Some(least) = dealt.iter_mut().min_by_key(|(sum, _)| *sum) {
+                least.0 += bytes;
+                least.1.push(place);
+            }
         }
-        let rest: Vec<_> =
-            columns.iter().zip(&self.columns).filter(|(c, _)| c.is_none()).map(|(_, i)| *i).collect();
-        let mut rest = if rest.is_empty() { Vec::new() } else { self.general(chunks, &rest)? }.into_iter();
-        let columns = columns.into_iter().filter_map(|c| c.or_else(|| rest.next())).zip(self.schema.fields());
-        let columns = columns.map(|(c, f)| Ok(exact(retype(c, f.data_type())?)));
-        let columns = columns.collect::<Result<Vec<_>, ArrowError>>()?;
-        let options = RecordBatchOptions::new().with_row_count(Some(self.rows as usize));
-        Ok(RecordBatch::try_new_with_options(self.schema.clone(), columns, &options)?)
+        dealt.into_iter().map(|(_, places)| places).filter(|places| !places.is_empty()).collect()
     }
 
-    /// The given columns by the parquet crate's reader. One batch of all rows: anything less would be copied once
-    /// more when the batches are joined.
-    fn general(&self, chunks: &Arc<Chunks>, columns: &[usize]) -> Result<Vec<ArrayRef>, ParquetError> {
-        let mask = ProjectionMask::roots(self.footer.arrow.parquet_schema(), columns.iter().copied());
+    /// One column.
+    fn column(&self, chunks: &Arc<Chunks>, place: usize) -> Result<ArrayRef, ParquetError> {
+        let fast = if self.lists { lists::read(self, chunks, place)? } else { None };
+        let column = match fast {
+            Some(column) => column,
+            None => self.general(chunks, place)?,
+        };
+        let column = exact(retype(column, self.schema.field(place).data_type())?);
+        self.count(column.get_array_memory_size())?;
+        Ok(column)
+    }
+
+    /// A column by the parquet crate's reader. One batch of all rows where its size is known: anything less is copied
+    /// once more when the batches are joined.
+    fn general(&self, chunks: &Arc<Chunks>, place: usize) -> Result<ArrayRef, ParquetError> {
+        let mask = ProjectionMask::roots(self.footer.arrow.parquet_schema(), [self.columns[place]]);
+        let rows = self.rows as usize;
+        let batch_rows =
+            if is_unbounded(self.schema.field(place).data_type()) { rows / 16 + 1024 } else { rows };
         let mut reader = ParquetRecordBatchReaderBuilder::new_with_metadata(
             Shared(chunks.clone()),
             self.footer.arrow.clone(),
         )
         .with_row_groups(self.groups.clone().collect())
         .with_projection(mask)
-        .with_batch_size(self.rows as usize)
+        .with_batch_size(batch_rows.min(rows))
         .build()?;
-        let mut parts: Vec<Vec<ArrayRef>> = vec![Vec::new(); columns.len()];
+        let (mut parts, mut bytes) = (Vec::new(), 0);
         for batch in &mut reader {
-            for (part, column) in parts.iter_mut().zip(batch?.columns()) {
-                part.push(column.clone());
-            }
+            let batch = batch?;
+            bytes += batch.get_array_memory_size();
+            self.check(bytes)?;
+            parts.push(batch.column(0).clone());
         }
-        let joined = parts.into_iter().map(|mut part| match part.len() {
-            1 => Ok(part.remove(0)),
-            _ => concat(&part.iter().map(AsRef::as_ref).collect::<Vec<_>>()),
-        });
-        Ok(joined.collect::<Result<Vec<_>, _>>()?)
+        match parts.len() {
+            1 => Ok(parts.remove(0)),
+            _ => Ok(concat(&parts.iter().map(AsRef::as_ref).collect::<Vec<_>>())?),
+        }
+    }
+
+    /// Counts decoded bytes: an error when there are many more than the footer announced.
+    fn count(&self, bytes: usize) -> Result<(), ParquetError> {
+        self.check(0)?;
+        self.decoded.fetch_add(bytes as u64, Relaxed);
+        self.check(0)
+    }
+
+    /// An error if `more` bytes on top of those counted are too many.
+    fn check(&self, more: usize) -> Result<(), ParquetError> {
+        if self.decoded.load(Relaxed).saturating_add(more as u64) <= self.limit {
+            return Ok(());
+        }
+        Err(ParquetError::General(format!(
+            "the columns hold more than the {} bytes that the footer announces, twice over",
+            self.limit
+        )))
     }
 
     fn fault(&self, e: &ParquetError) -> Error {
@@ -116,6 +169,19 @@ impl Task {
     }
 }
 
+/// Whether values of the type may be of any size, and many times as large as what the footer tells of them. Those with
+/// offsets of 32 bits end at 2 GiB by themselves.
+fn is_unbounded(data_type: &DataType) -> bool {
+    match data_type {
+        DataType::LargeUtf8 | DataType::LargeBinary | DataType::LargeList(_) => true,
+        DataType::List(f) | DataType::FixedSizeList(f, _) | DataType::Map(f, _) => {
+            is_unbounded(f.data_type())
+        }
+        DataType::Struct(fields) => fields.iter().any(|f| is_unbounded(f.data_type())),
+        _ => false,
+    }
+}
+
 /// The array with buffers of its own size.
 fn exact(mut array: ArrayRef) -> ArrayRef {
     if let Some(a) = Arc::get_mut(&mut array) {
@@ -126,8 +192,8 @@ fn exact(mut array: ArrayRef) -> ArrayRef {
 
 /// The fetched parts of an object, read as if they were the whole.
 pub(crate) struct Chunks {
-    size: u64,
-    runs: Vec<Run>,
+    pub size: u64,
+    pub runs: Vec<Run>,
 }
 
 struct Shared(Arc<Chunks>);

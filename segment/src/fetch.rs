@@ -3,7 +3,8 @@
 //! Chunks that lie close together are read in one request, long runs in several at once. Every request names the
 //! object's version.
 
-use crate::decode::{Task, decode};
+use crate::cost::cost;
+use crate::decode::{Chunks, Task, assemble, columns};
 use crate::footer::Footer;
 use crate::schema::from_ipc;
 use crate::source::{Place, Purpose, Source, Urgency, Version};
@@ -13,7 +14,7 @@ use forebay_proto::{Error, Manifest, Result};
 use futures::{StreamExt, TryStreamExt, stream};
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// A gap up to this is read along: cheaper than one more request.
 const GAP_BYTES: u64 = 4 << 10;
@@ -70,6 +71,16 @@ impl Source {
                 place.uri()
             )));
         }
+        let cost = cost(&footer, groups.clone(), &columns, place.is_file());
+        let most = self.settings().segment_memory_bytes;
+        if cost.total() > most {
+            return Err(Error::invalid(format!(
+                "{}: row groups {groups:?} take {} bytes of memory to read, segment_memory_bytes allows {most}: write it \
+                 with smaller row groups, or allow more",
+                place.uri(),
+                cost.total()
+            )));
+        }
         let ranges = chunk_ranges(&footer, groups.clone(), &columns);
         let compressed: u64 = ranges.iter().map(|r| r.end - r.start).sum();
         let runs = self.fetch(&place, &version, ranges, urgency).await?;
@@ -82,6 +93,8 @@ impl Source {
             rows: part.total_rows,
             schema,
             lists: true,
+            limit: cost.limit(),
+            decoded: AtomicU64::new(0),
         };
         let batch = self.decode(task, runs, urgency).await?;
         let c = self.counters();
@@ -114,16 +127,27 @@ impl Source {
         Ok(runs.map(|(run, bytes)| Run { start: run.start, bytes: bytes.into() }).collect())
     }
 
-    /// Decodes on the blocking pool, one decoder per core at most. The turn goes with the work, which goes on to
-    /// its end even if the caller has gone.
+    /// Decodes on the blocking pool, one thread per core at most, columns at once where cores are free. A turn goes with
+    /// the work, which goes on to its end even if the caller has gone.
     async fn decode(&self, task: Task, runs: Vec<Run>, urgency: &Urgency) -> Result<RecordBatch> {
-        let uri = task.uri.clone();
-        let turn = self.decoder(urgency).await;
-        let work = move || {
-            let _turn = turn;
-            decode(&task, runs)
-        };
-        tokio::task::spawn_blocking(work).await.map_err(|e| Error::closed(format!("{uri}: decoding: {e}")))?
+        let task = Arc::new(task);
+        let chunks = Arc::new(Chunks { size: task.size, runs });
+        let hands = task.deal(self.cores());
+        let work = hands.iter().map(|hand| async {
+            let turn = self.decoder(urgency).await;
+            let (task, chunks, hand) = (task.clone(), chunks.clone(), hand.clone());
+            let uri = task.uri.clone();
+            let work = move || {
+                let _turn = turn;
+                columns(&task, &chunks, &hand)
+            };
+            let done = tokio::task::spawn_blocking(work).await;
+            done.unwrap_or_else(|e| Err(Error::closed(format!("{uri}: decoding: {e}"))))
+        });
+        let decoded = futures::future::try_join_all(work).await?;
+        let mut placed: Vec<_> = hands.into_iter().flatten().zip(decoded.into_iter().flatten()).collect();
+        placed.sort_unstable_by_key(|(place, _)| *place);
+        assemble(&task, placed.into_iter().map(|(_, column)| column).collect())
     }
 }
 

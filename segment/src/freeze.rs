@@ -2,10 +2,11 @@
 //!
 //! The same objects always give the same manifest, wherever it is made. Column data is not read.
 
+use crate::cost::column_bytes;
 use crate::footer::Footer;
 use crate::schema::{projection, to_ipc, unify};
 use crate::source::{Place, Source, Urgency, Version, normalise};
-use arrow::datatypes::{DataType, Schema, SchemaRef};
+use arrow::datatypes::{Schema, SchemaRef};
 use forebay_proto::manifest::{Object, SEGMENT_BYTES, SEGMENT_BYTES_MAX, SegmentSize};
 use forebay_proto::{Error, Manifest, Result};
 use futures::future::BoxFuture;
@@ -186,35 +187,10 @@ fn cut(groups: &[(u64, u64)], aim: u64) -> impl Iterator<Item = (u32, u64, u64)>
     segments.into_iter()
 }
 
-/// Estimated decoded bytes of a row group: exact for fixed-width columns, else what the footer says of the values'
-/// bytes and 8 bytes a row.
+/// Estimated decoded bytes of a row group.
 fn decoded_bytes(footer: &Footer, group: &parquet::file::metadata::RowGroupMetaData) -> u64 {
-    let rows = group.num_rows() as u64;
-    let columns = footer.schema.fields().iter().zip(&footer.leaves);
-    let bytes = columns.map(|(field, leaves)| match fixed_bits(field.data_type()) {
-        Some(bits) => rows.saturating_mul(bits).div_ceil(8),
-        None => {
-            let chunks = group.columns().get(leaves.clone()).unwrap_or_default();
-            let stored = chunks.iter().map(|c| {
-                let plain = c.unencoded_byte_array_data_bytes().unwrap_or(0);
-                plain.max(c.uncompressed_size()).max(0) as u64
-            });
-            stored.sum::<u64>().saturating_add(rows.saturating_mul(8))
-        }
-    });
-    bytes.fold(0, u64::saturating_add)
-}
-
-/// Bits of a value, if all have the same.
-fn fixed_bits(data_type: &DataType) -> Option<u64> {
-    match data_type {
-        DataType::Null => Some(0),
-        DataType::Boolean => Some(1),
-        DataType::FixedSizeBinary(n) => Some(8 * u64::try_from(*n).ok()?),
-        DataType::FixedSizeList(f, n) => fixed_bits(f.data_type())?.checked_mul(u64::try_from(*n).ok()?),
-        DataType::Struct(fields) => fields.iter().map(|f| fixed_bits(f.data_type())).sum(),
-        other => other.primitive_width().map(|w| 8 * w as u64),
-    }
+    let columns = 0..footer.schema.fields().len();
+    columns.map(|column| column_bytes(footer, group, column)).fold(0, u64::saturating_add)
 }
 
 #[cfg(test)]
@@ -237,13 +213,5 @@ mod tests {
         for key in ["_a.parquet", ".a.parquet", "_log/a.parquet", "a.csv", "", "a.parquet/"] {
             assert!(!wanted(key), "{key}");
         }
-    }
-
-    #[test]
-    fn widths() {
-        let list = DataType::new_fixed_size_list(DataType::UInt8, 784, false);
-        assert_eq!(fixed_bits(&list), Some(784 * 8));
-        assert_eq!(fixed_bits(&DataType::Utf8), None);
-        assert_eq!(fixed_bits(&DataType::Decimal128(10, 2)), Some(128));
     }
 }

@@ -5,6 +5,7 @@
 //! * [`freeze`]: a URI becomes a manifest.
 //! * [`fetch`]: the bytes of a segment's projected column chunks, in few ranged reads.
 //! * [`decode`]: those bytes become one record batch.
+//! * [`cost`]: what that takes in memory.
 //! * [`schema`]: the Arrow schema that a dataset's segments have.
 //! * [`view`]: a split of a dataset, or a mix of several.
 //! * [`gather`]: chosen rows of segments as one batch.
@@ -12,6 +13,7 @@
 //! * [`answer`]: the messages that a ticket asks for.
 
 pub mod answer;
+pub mod cost;
 pub mod decode;
 pub mod fetch;
 mod footer;
@@ -22,6 +24,7 @@ pub mod source;
 pub mod view;
 pub mod wire;
 
+pub use cost::Cost;
 pub use freeze::Frozen;
 pub use source::{Source, SourceCounters, SourceSettings, Urgency};
 pub use view::View;

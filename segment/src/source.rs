@@ -77,6 +77,7 @@ struct Inner {
     stores: Mutex<HashMap<String, Arc<Store>>>,
     gate: Gate,
     decoders: Arc<Turns>,
+    cores: usize,
     footers: FooterCache,
     counters: Arc<SourceCounters>,
 }
@@ -122,6 +123,7 @@ impl Source {
             stores: Mutex::default(),
             gate: Gate::new(&settings),
             decoders: Turns::new(cores),
+            cores,
             footers: FooterCache::new(settings.footer_cache_bytes),
             counters: Arc::default(),
             settings,
@@ -140,6 +142,11 @@ impl Source {
 
     pub(crate) fn footers(&self) -> &FooterCache {
         &self.inner.footers
+    }
+
+    /// Threads that decode at once.
+    pub(crate) fn cores(&self) -> usize {
+        self.inner.cores
     }
 
     /// A turn at decoding: there is one per core.

@@ -83,8 +83,9 @@ impl<'a> Lists<'a> {
         Some(Self { task, chunks, leaf, length, flat: Arc::new(flat) })
     }
 
-    /// All values; none if a list turns out not to be full.
-    fn values<P, A>(&self, narrow: fn(P::T) -> A::Native) -> Result<Option<ArrayRef>, ParquetError>
+    /// All values; none if a list turns out not to be full. `narrow` is a type of its own each time: called by address, it
+    /// costs as much as all the rest.
+    fn values<P, A>(&self, narrow: impl Fn(P::T) -> A::Native) -> Result<Option<ArrayRef>, ParquetError>
     where
         P: physical::DataType,
         A: ArrowPrimitiveType,

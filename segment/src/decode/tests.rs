@@ -39,8 +39,21 @@ fn task(columns: &[ArrayRef], group_rows: usize, properties: WriterPropertiesBui
         schema: footer.schema.clone(),
         footer: Arc::new(footer),
         lists: true,
+        limit: u64::MAX,
+        decoded: AtomicU64::new(0),
     };
     (task, bytes)
+}
+
+fn decode(task: &Task, runs: Vec<Run>) -> Result<RecordBatch> {
+    let chunks = Arc::new(Chunks { size: task.size, runs });
+    let mut decoded = vec![None; task.columns.len()];
+    for hand in task.deal(2) {
+        for (place, column) in hand.iter().zip(columns(task, &chunks, &hand)?) {
+            decoded[*place] = Some(column);
+        }
+    }
+    assemble(task, decoded.into_iter().flatten().collect())
 }
 
 fn variants() -> Vec<WriterPropertiesBuilder> {
@@ -112,4 +125,26 @@ fn buffers_are_no_larger_than_their_values() {
     );
     let batch = decode(&t, vec![Run { start: 0, bytes }]).unwrap();
     assert!(batch.column(0).get_buffer_memory_size() <= 31 * 50 + 64);
+}
+
+#[test]
+fn columns_are_dealt_evenly_and_each_once() {
+    let mib = |n: usize| list(UInt8Array::from_iter_values((0..n << 20).map(|i| i as u8)), 1 << 20, false);
+    // 1, 6, 2 and 5 MiB a row.
+    let (t, _) = task(&[mib(1), mib(1)], 7, WriterProperties::builder());
+    assert_eq!(t.deal(8), [[0, 1]], "too little to share");
+    let wide = |n: i32| list(UInt8Array::from_iter_values((0..n << 20).map(|i| i as u8)), n << 20, false);
+    let (t, _) = task(&[wide(1), wide(6), wide(2), wide(5)], 7, WriterProperties::builder());
+    assert_eq!(t.deal(2), [vec![1, 0], vec![3, 2]]);
+    assert_eq!(t.deal(100).concat().len(), 4);
+    assert_eq!(t.deal(0), [[1, 3, 2, 0]]);
+}
+
+#[test]
+fn more_than_was_announced_is_not_held() {
+    let column = list(Int64Array::from_iter_values(0..10_000), 1, false);
+    let (mut t, bytes) = task(&[column.clone(), column], 7, WriterProperties::builder());
+    t.limit = 100_000;
+    let e = decode(&t, vec![Run { start: 0, bytes }]).unwrap_err();
+    assert!(e.kind == forebay_proto::Kind::Corrupt && e.message.contains("footer announces"), "{e}");
 }

@@ -34,6 +34,9 @@ pub struct SourceSettings {
     /// How long one request is retried, or waits while the store answers nothing well, before it fails with `Retry`; in
     /// seconds.
     pub patience_s: f64,
+    /// Memory that reading one segment may take: a row group is the least that can be read, and a footer may claim
+    /// anything. 8 GiB is far beyond sensible row groups, and still an error rather than a machine out of memory.
+    pub segment_memory_bytes: u64,
     /// Bytes of Parquet footers kept in memory.
     pub footer_cache_bytes: usize,
 }
@@ -53,6 +56,7 @@ impl Default for SourceSettings {
             s3_max_bytes_per_s: None,
             request_timeout_s: 30.0,
             patience_s: 60.0,
+            segment_memory_bytes: 8 << 30,
             footer_cache_bytes: 256 << 20,
         }
     }
@@ -74,6 +78,7 @@ impl fmt::Debug for SourceSettings {
             .field("s3_max_bytes_per_s", &self.s3_max_bytes_per_s)
             .field("request_timeout_s", &self.request_timeout_s)
             .field("patience_s", &self.patience_s)
+            .field("segment_memory_bytes", &self.segment_memory_bytes)
             .field("footer_cache_bytes", &self.footer_cache_bytes)
             .finish()
     }
