@@ -5,6 +5,7 @@
 //! Each part can be run by itself (`--only`), and the tests run the faster ones at a smaller size.
 
 pub mod amplification;
+pub mod cold;
 pub mod data;
 pub mod disk;
 pub mod faults;
@@ -57,6 +58,7 @@ enum Part {
     Faults,
     Memory,
     Ticker,
+    Cold,
 }
 
 /// What a part has found.
@@ -163,6 +165,10 @@ fn one(part: Part, runtime: &Runtime, options: &Options) -> anyhow::Result<Findi
             },
         ),
         Part::Ticker => ticker::run(&ticker::Settings { segments: share(512, 64), runs: share(5, 2) }),
+        Part::Cold => {
+            let (objects, runs) = (share(9, 2) as usize, share(7, 1) as usize);
+            cold::run(runtime, &cold::Settings { objects, runs })
+        }
         Part::Memory => {
             memory::run(runtime, &memory::Settings { budget_mib: share(64, 16), runs: share(5, 1) })
         }
