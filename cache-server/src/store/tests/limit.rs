@@ -49,3 +49,27 @@ fn du_never_shows_more_than_the_limit() {
     );
     assert!(disk_bytes(one.path()) + disk_bytes(two.path()) <= store.used_bytes());
 }
+
+#[test]
+fn what_others_keep_beside_the_segments_counts() {
+    let dir = tempfile::tempdir().unwrap();
+    let limit = limit_for(5, 8192);
+    let store = open(dir.path(), limit).unwrap();
+    let empty = store.used_bytes();
+    (0..20).for_each(|n| drop(put(&store, n, 50, &["a"])));
+    assert!(store.book_beside(dir.path(), 10_000), "segments make room for it");
+    let note = dir.path().join("v1/manifests/note");
+    fs::create_dir_all(note.parent().unwrap()).unwrap();
+    fs::write(&note, vec![1; 10_000]).unwrap();
+    (0..20).for_each(|n| drop(put(&store, n, 50, &["a"])));
+    let on_disk = disk_bytes(dir.path());
+    assert!(on_disk <= store.used_bytes() && store.used_bytes() <= limit, "{on_disk} of {limit}");
+    assert!(!store.book_beside(dir.path(), limit), "more than there is");
+    assert!(!store.book_beside(Path::new("/elsewhere"), 1));
+    store.free("s3://b");
+    drop(store);
+    let store = open(dir.path(), limit).unwrap();
+    assert_eq!(store.used_bytes() - empty, charge(10_000) + BLOCK_BYTES, "also after a restart");
+    store.release_beside(dir.path(), 10_000);
+    assert_eq!(store.used_bytes(), empty);
+}
