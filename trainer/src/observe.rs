@@ -7,6 +7,7 @@ use clap::Args;
 use forebay_c10d::{Profiler, ProfilerSettings};
 
 use crate::account::Tally;
+use crate::device::DeviceName;
 use crate::events::Events;
 use crate::place::Place;
 use crate::progress::Progress;
@@ -46,6 +47,7 @@ struct Profile {
     /// Steps that have begun in this process.
     begun: u64,
     steps: u64,
+    settings: ProfilerSettings,
     profiler: Option<Profiler>,
 }
 
@@ -61,6 +63,11 @@ impl Observer {
                 file: rank_file(file, place.rank),
                 begun: 0,
                 steps: settings.observe.profile_steps,
+                // Kernels too, where there is a GPU to run them.
+                settings: ProfilerSettings {
+                    cuda: settings.device == DeviceName::Cuda,
+                    ..Default::default()
+                },
                 profiler: None,
             }),
             global_batch: settings.batch,
@@ -72,7 +79,7 @@ impl Observer {
         let Some(profile) = &mut self.profile else { return Ok(()) };
         profile.begun += 1;
         if profile.begun == 2 {
-            profile.profiler = Some(Profiler::start(ProfilerSettings::default())?);
+            profile.profiler = Some(Profiler::start(profile.settings)?);
         }
         if profile.begun > profile.steps.saturating_add(1) {
             return self.end_trace();
