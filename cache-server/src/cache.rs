@@ -1,150 +1,287 @@
 //! **The** read path: a segment from the store, or filled from its object, once.
 //!
-//! `get`: store -> single flight -> source (fetch and decode) -> store. What the store has no room for is served
-//! without storing. Of a segment whose columns are partly held, only the missing ones are fetched. The bytes being
-//! filled at once are bounded: a fill waits for room before it fetches anything.
+//! `get`: store -> segments in transit -> single flight -> source (fetch and decode) -> store. What is not worth storing
+//! is served from memory until every stream of its plan has passed it (`transit`). Of a segment whose columns are partly
+//! held, only the missing ones are fetched. Memory is bounded by [`Memory`]: a fill waits for room before it fetches
+//! anything, and holds nothing else then; a segment for which transit has no room is stored all the same, so that it is
+//! not fetched twice.
+
+mod transit;
 
 use crate::events::{Event, Events};
 use crate::flight::{Flights, Seat};
+use crate::memory::Memory;
+use crate::plans::Plans;
+use crate::room::Held;
 use crate::store::file::Origin;
 use crate::store::policy::Admit;
 use crate::store::{Store, Written};
 use arrow::array::{RecordBatch, RecordBatchOptions};
 use arrow::datatypes::{Field, Schema, SchemaRef};
-use forebay_proto::manifest::{Manifest, SegmentId};
+use forebay_proto::manifest::SegmentId;
 use forebay_proto::{Error, Result};
-use forebay_segment::answer::Segments;
+use forebay_segment::answer::{Guard, Reading, Ready, Segments};
 use forebay_segment::{Source, Urgency, schema};
 use futures::future::BoxFuture;
-use std::sync::Arc;
-use tokio::sync::Semaphore;
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use transit::Transit;
 
 /// Decoding holds the fetched bytes, the decoded pieces and their concatenation for a moment.
 const FILL_FACTOR: u64 = 2;
 
 /// The cache of one node.
 pub struct Cache {
+    /// A fill's outcome: the columns, or none if some of them were found just before it began.
+    flights: Flights<SegmentId, Option<Ready>>,
+    /// The fills that nobody waited for when they began.
+    prefetches: Mutex<HashMap<SegmentId, Urgency>>,
+    parts: Parts,
+}
+
+/// A read ahead of any demand.
+struct Prefetch {
+    urgency: Urgency,
+    /// Memory to keep the segment in if it is not worth storing.
+    room: Option<Held>,
+}
+
+/// What a fill works with.
+#[derive(Clone)]
+struct Parts {
     source: Source,
     store: Arc<Store>,
     events: Arc<Events>,
-    /// A fill's outcome: the columns, or none if the store got some of them just before it began.
-    flights: Flights<SegmentId, Option<Arc<RecordBatch>>>,
-    /// One permit per KiB of memory that fills may use.
-    fill_room: Arc<Semaphore>,
-    fill_kib: u32,
+    plans: Arc<Plans>,
+    memory: Memory,
+    transit: Arc<Transit>,
+    overfull: Arc<AtomicBool>,
+}
+
+/// What a look found.
+struct Look {
+    found: Vec<Ready>,
+    missing: Vec<String>,
 }
 
 impl Cache {
-    /// A cache that fills `store` from `source`, with at most about `fill_bytes` of memory in fills.
-    pub fn new(source: Source, store: Arc<Store>, events: Arc<Events>, fill_bytes: u64) -> Self {
-        let fill_kib = (fill_bytes / 1024).clamp(1, u64::from(u32::MAX >> 3)) as u32;
-        let fill_room = Arc::new(Semaphore::new(fill_kib as usize));
-        Self { source, store, events, flights: Flights::default(), fill_room, fill_kib }
+    /// A cache that fills `store` from `source` within `memory`; `plans` is what the store was opened with.
+    pub fn new(
+        source: Source,
+        store: Arc<Store>,
+        events: Arc<Events>,
+        plans: Arc<Plans>,
+        memory: Memory,
+    ) -> Self {
+        let transit = Arc::new(Transit::new(plans.clone(), memory.transit.clone()));
+        let overfull = Arc::default();
+        let parts = Parts { source, store, events, plans, memory, transit, overfull };
+        Self { flights: Flights::default(), prefetches: Mutex::default(), parts }
     }
 
     /// The store behind it.
     pub fn store(&self) -> &Arc<Store> {
-        &self.store
+        &self.parts.store
     }
 
     /// The source behind it.
     pub fn source(&self) -> &Source {
-        &self.source
+        &self.parts.source
     }
 
-    async fn read(
-        &self,
-        manifest: &Arc<Manifest>,
-        segment: u32,
-        projection: &[usize],
-    ) -> Result<Arc<RecordBatch>> {
-        let id = manifest.segment_id(segment)?;
-        let whole = schema::from_ipc(manifest.schema())?;
-        let wanted =
-            Arc::new(whole.project(projection).map_err(|e| Error::invalid(format!("project: {e}")))?);
-        let columns: Vec<String> = wanted.fields().iter().map(|f| f.name().clone()).collect();
+    /// The announced plans.
+    pub fn plans(&self) -> &Arc<Plans> {
+        &self.parts.plans
+    }
+
+    /// The memory it uses.
+    pub fn memory(&self) -> &Memory {
+        &self.parts.memory
+    }
+
+    /// Whether a read of the segment would fetch nothing. Does not touch the disk.
+    pub(crate) fn has(&self, reading: &Reading, id: SegmentId) -> bool {
+        let columns: Vec<String> = reading.columns().cloned().collect();
+        let in_transit =
+            |c: &String| self.parts.transit.find(id).iter().any(|p| p.batch.column_by_name(c).is_some());
+        self.parts.store.holds(id, &columns)
+            || columns.iter().all(|c| in_transit(c) || self.parts.store.holds(id, std::slice::from_ref(c)))
+    }
+
+    /// Memory for a segment that may not be worth storing, if there is some at once.
+    pub(crate) fn transit_room(&self, bytes: u64) -> Option<Held> {
+        self.parts.transit.room(bytes)
+    }
+
+    /// Lets go of segments that no stream needs any more. Not for an async thread.
+    pub(crate) fn sweep(&self) {
+        self.parts.transit.sweep();
+    }
+
+    /// Makes a segment ready before anybody asks; `room` is memory to keep it in if it is not worth storing.
+    pub(crate) async fn prefetch(&self, reading: &Reading, segment: u32, room: Option<Held>) -> Result<()> {
+        let (id, urgency) = (reading.manifest.segment_id(segment)?, Urgency::prefetch());
+        self.prefetches().insert(id, urgency.clone());
+        let done = self.read(reading, segment, Some(Prefetch { urgency, room })).await;
+        self.prefetches().remove(&id);
+        done.map(drop)
+    }
+
+    fn prefetches(&self) -> MutexGuard<'_, HashMap<SegmentId, Urgency>> {
+        self.prefetches.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    async fn read(&self, reading: &Reading, segment: u32, mut prefetch: Option<Prefetch>) -> Result<Ready> {
+        let id = reading.manifest.segment_id(segment)?;
+        let rows = reading.manifest.segment(segment)?.total_rows;
+        let is_prefetch = prefetch.is_some();
         let mut seat = None;
         loop {
-            let (store, names) = (self.store.clone(), columns.clone());
-            let found = blocking(move || store.find(id, &names)).await?;
-            if found.missing.is_empty() {
-                self.events.record(seat.map_or(Event::Hit, Event::Miss));
-                return compose(&wanted, &found.parts, manifest.segment(segment)?.total_rows);
+            let (parts, columns) = (self.parts.clone(), reading.columns().cloned().collect());
+            let Look { mut found, missing } = blocking(move || parts.look(id, columns)).await?;
+            if missing.is_empty() {
+                if !is_prefetch || seat.is_some() {
+                    self.parts.events.record(seat.map_or(Event::Hit, Event::Miss));
+                }
+                return compose(&reading.projected, &found, rows);
             }
-            let missing: Vec<usize> = found.missing.iter().filter_map(|c| whole.index_of(c).ok()).collect();
-            let fill = || self.fill(manifest.clone(), segment, found.missing.clone(), missing);
+            let fill = || {
+                let ahead =
+                    prefetch.take().unwrap_or_else(|| Prefetch { urgency: Urgency::demand(), room: None });
+                self.parts.clone().fill(reading.clone(), segment, missing, ahead)
+            };
+            if !is_prefetch && let Some(urgency) = self.prefetches().get(&id) {
+                urgency.raise();
+            }
             let (now, filled) = self.flights.fly(id, fill).await;
             // None: another flight landed between the look into the store and the take-off. Look again.
             let Some(filled) = filled? else { continue };
             // Led once is led; a join of another's columns may be followed by a lead for the rest.
             seat = Some(if seat == Some(Seat::Led) { Seat::Led } else { now });
-            let mut parts = found.parts;
-            parts.push(filled);
-            if columns.iter().all(|c| parts.iter().any(|p| p.column_by_name(c).is_some())) {
-                self.events.record(Event::Miss(seat.unwrap_or(now)));
-                return compose(&wanted, &parts, manifest.segment(segment)?.total_rows);
+            found.push(filled);
+            if reading.columns().all(|c| found.iter().any(|p| p.batch.column_by_name(c).is_some())) {
+                match (is_prefetch, seat) {
+                    (true, Some(Seat::Joined)) => {}
+                    (true, _) => self.parts.events.record(Event::Prefetched),
+                    (false, _) => self.parts.events.record(Event::Miss(seat.unwrap_or(now))),
+                }
+                return compose(&reading.projected, &found, rows);
             }
         }
     }
+}
 
-    /// Fetches, decodes and stores columns of a segment, named and by index; `None` if the store has any of them by now.
-    fn fill(
-        &self,
-        manifest: Arc<Manifest>,
-        segment: u32,
-        names: Vec<String>,
-        projection: Vec<usize>,
-    ) -> impl Future<Output = Result<Option<Arc<RecordBatch>>>> + Send + 'static {
-        let (source, store, room, fill_kib) =
-            (self.source.clone(), self.store.clone(), self.fill_room.clone(), self.fill_kib);
-        async move {
-            let s = manifest.segment(segment)?;
-            let (id, again) = (manifest.segment_id(segment)?, store.clone());
-            // Only now is this the one flight for the segment: whoever looked before may have looked too early.
-            if !blocking(move || again.find(id, &names)).await?.parts.is_empty() {
-                return Ok(None);
+impl Parts {
+    /// What is there of these columns. Touches the disk.
+    fn look(&self, id: SegmentId, columns: Vec<String>) -> Look {
+        let stored = self.store.find(id, &columns);
+        let mut look =
+            Look { found: stored.parts.into_iter().map(Ready::from).collect(), missing: stored.missing };
+        if !look.missing.is_empty() {
+            for ready in self.transit.find(id) {
+                let has = |c: &String| ready.batch.column_by_name(c).is_some();
+                if look.missing.iter().any(has) {
+                    look.missing.retain(|c| !has(c));
+                    look.found.push(ready);
+                }
             }
-            let kib =
-                (s.decoded_bytes.saturating_mul(FILL_FACTOR) / 1024).clamp(1, u64::from(fill_kib)) as u32;
-            let _room = room.acquire_many(kib).await.map_err(|_| Error::closed("the server is stopping"))?;
-            let batch = source.read_segment(&manifest, segment, &projection, &Urgency::demand()).await?;
-            let object = &manifest.objects()[s.object as usize];
-            let origin = Origin { id, object: manifest.object_uri(object), etag: object.etag.clone() };
-            blocking(move || match store.write(&origin, &batch, Admit::IfWorthIt)? {
-                // Decoded bytes live on in the page cache alone.
-                Written::Mapped(mapped) => Ok(Some(mapped)),
-                Written::NotWorthIt | Written::NoRoom => Ok(Some(Arc::new(batch))),
-            })
-            .await?
         }
+        look
+    }
+
+    /// Fetches, decodes and stores columns of a segment; `None` if some of them are there by now.
+    async fn fill(
+        self,
+        reading: Reading,
+        segment: u32,
+        columns: Vec<String>,
+        Prefetch { urgency, room }: Prefetch,
+    ) -> Result<Option<Ready>> {
+        let manifest = reading.manifest;
+        let (s, id) = (manifest.segment(segment)?, manifest.segment_id(segment)?);
+        let projection: Vec<usize> = columns.iter().filter_map(|c| reading.schema.index_of(c).ok()).collect();
+        // Only now is this the one flight for the segment: whoever looked before may have looked too early.
+        let again = self.clone();
+        if !blocking(move || again.look(id, columns)).await?.found.is_empty() {
+            return Ok(None);
+        }
+        let mut filling = self.memory.fills.hold(s.decoded_bytes.saturating_mul(FILL_FACTOR)).await;
+        let batch = self.source.read_segment(&manifest, segment, &projection, &urgency).await?;
+        filling.shrink(batch.get_array_memory_size() as u64);
+        let object = &manifest.objects()[s.object as usize];
+        let origin = Origin { id, object: manifest.object_uri(object), etag: object.etag.clone() };
+        blocking(move || self.keep(&origin, batch, room, filling).map(Some)).await?
+    }
+
+    /// Stores what was filled, or keeps it in memory, or does neither.
+    fn keep(&self, origin: &Origin, batch: RecordBatch, room: Option<Held>, filling: Held) -> Result<Ready> {
+        let id = origin.id;
+        let pass = Arc::new(self.plans.pass(id));
+        // In the store it would be needed only after the turn that it was filled for: memory can serve that. But not if
+        // other columns of it are read from the store.
+        if !self.store.holds_any(id) {
+            self.plans.keep_in_memory(id, pass.clone());
+        }
+        let kept = self.store.write(origin, &batch, Admit::IfWorthIt);
+        if let Ok(Written::Mapped(mapped)) = kept {
+            self.plans.left_memory(id);
+            self.events.record(Event::Stored);
+            return Ok(mapped.into());
+        }
+        let bytes = batch.get_array_memory_size() as u64;
+        if !pass.is_empty()
+            && kept.is_ok()
+            && let Some(held) = room.or_else(|| self.transit.room(bytes))
+        {
+            self.events.record(Event::Bypassed);
+            drop(filling);
+            return Ok(self.transit.put(id, batch, pass, held));
+        }
+        self.plans.left_memory(id);
+        // A turn as long as the epoch would only push out others that are read as soon.
+        if matches!(kept?, Written::NotWorthIt)
+            && !pass.is_empty()
+            && !pass.is_whole()
+            && let Written::Mapped(mapped) = self.store.write(origin, &batch, Admit::Always)?
+        {
+            self.events.record(Event::Stored);
+            return Ok(mapped.into());
+        }
+        self.events.record(Event::Bypassed);
+        let held = self.memory.transit.hold_anyway(bytes);
+        let is_over = self.memory.transit.used_bytes() > self.memory.transit.limit_bytes();
+        if is_over && !self.overfull.swap(true, Relaxed) {
+            tracing::warn!(
+                segment = %id,
+                "neither the cache nor memory has room for segments being read: they are fetched again when they are \
+                 needed again; a larger --memory-bytes or --cache-bytes, or a smaller window, helps"
+            );
+        }
+        Ok(Ready { batch: Arc::new(batch), guard: Some(Arc::new(held)) })
     }
 }
 
 impl Segments for Cache {
-    fn get<'a>(
-        &'a self,
-        manifest: &'a Arc<Manifest>,
-        segment: u32,
-        projection: &'a [usize],
-    ) -> BoxFuture<'a, Result<Arc<RecordBatch>>> {
-        Box::pin(self.read(manifest, segment, projection))
+    fn get<'a>(&'a self, reading: &'a Reading, segment: u32) -> BoxFuture<'a, Result<Ready>> {
+        Box::pin(self.read(reading, segment, None))
     }
 
     fn is_sound(&self, segment: &RecordBatch) -> bool {
-        self.store.is_sound(segment)
+        self.parts.store.is_sound(segment)
     }
 }
 
 /// The wanted columns out of parts that hold them all.
-fn compose(wanted: &SchemaRef, parts: &[Arc<RecordBatch>], rows: u64) -> Result<Arc<RecordBatch>> {
+fn compose(wanted: &SchemaRef, parts: &[Ready], rows: u64) -> Result<Ready> {
     if let [only] = parts
-        && only.schema().fields() == wanted.fields()
+        && only.batch.schema().fields() == wanted.fields()
     {
         return Ok(only.clone());
     }
     let unfit = |e| Error::corrupt(format!("the stored columns do not fit the dataset's schema: {e}"));
     let column = |wanted: &Field| {
-        let found = parts.iter().find_map(|p| p.column_by_name(wanted.name()).cloned());
+        let found = parts.iter().find_map(|p| p.batch.column_by_name(wanted.name()).cloned());
         let found = found.ok_or_else(|| {
             Error::corrupt(format!("column `{}` vanished while it was read", wanted.name()))
         })?;
@@ -155,7 +292,10 @@ fn compose(wanted: &SchemaRef, parts: &[Arc<RecordBatch>], rows: u64) -> Result<
     let columns = wanted.fields().iter().map(|f| column(f)).collect::<Result<Vec<_>>>()?;
     let options = RecordBatchOptions::new().with_row_count(Some(rows as usize));
     let plain: SchemaRef = Arc::new(Schema::new(wanted.fields().clone()));
-    RecordBatch::try_new_with_options(plain, columns, &options).map(Arc::new).map_err(unfit)
+    let batch = RecordBatch::try_new_with_options(plain, columns, &options).map_err(unfit)?;
+    let guards: Vec<_> = parts.iter().filter_map(|p| p.guard.clone()).collect();
+    let guard: Guard = if guards.is_empty() { None } else { Some(Arc::new(guards)) };
+    Ok(Ready { batch: Arc::new(batch), guard })
 }
 
 /// Runs work that touches the disk off the async threads.
@@ -164,53 +304,4 @@ pub async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'stat
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::store::StoreSettings;
-    use crate::store::policy::NoForecast;
-    use arrow::array::{ArrayRef, ListArray};
-    use arrow::datatypes::{DataType, Int64Type};
-
-    #[test]
-    fn columns_stored_for_another_dataset_fit_whatever_it_called_their_parts() {
-        let rows = [Some(vec![Some(1), Some(2)]), None, Some(vec![])];
-        let list = |name: &str| -> ArrayRef {
-            let lists = ListArray::from_iter_primitive::<Int64Type, _, _>(rows.clone());
-            let (_, offsets, values, nulls) = lists.into_parts();
-            let item = Arc::new(Field::new(name, DataType::Int64, true));
-            Arc::new(ListArray::new(item, offsets, values, nulls))
-        };
-        let batch = |name| Arc::new(RecordBatch::try_from_iter([("ids", list(name))]).unwrap());
-        let (stored, wanted) = (batch("element"), batch("item"));
-        let composed = compose(&wanted.schema(), &[stored], 3).unwrap();
-        assert_eq!(composed, wanted);
-    }
-
-    /// What happens when a flight lands between a reader's look into the store and its own take-off.
-    #[tokio::test]
-    async fn a_fill_that_comes_too_late_fetches_nothing() {
-        use forebay_proto::manifest::{Object, SegmentSize};
-        let dir = tempfile::tempdir().unwrap();
-        let batch = RecordBatch::try_from_iter([(
-            "id",
-            Arc::new(arrow::array::Int64Array::from_iter_values(0..5)) as ArrayRef,
-        )])
-        .unwrap();
-        // The object does not exist: whoever tries to fetch it fails.
-        let object = Object { key: "gone.parquet".into(), etag: "e".into(), size: 9 };
-        let size = SegmentSize { object: 0, row_groups: 1, rows: 5, decoded_bytes: 40 };
-        let ipc = schema::to_ipc(&batch.schema()).unwrap();
-        let manifest = Arc::new(Manifest::new("file:///none", 1, ipc, vec![object], &[size]).unwrap());
-        let store =
-            Arc::new(Store::open(&StoreSettings::new(dir.path(), 1 << 20), Arc::new(NoForecast)).unwrap());
-        let source = Source::new(Default::default()).unwrap();
-        let cache = Cache::new(source, store.clone(), Arc::default(), 1 << 20);
-        let fill = || cache.fill(manifest.clone(), 0, vec!["id".into()], vec![0]);
-        assert!(fill().await.is_err(), "nothing is stored yet");
-        let id = manifest.segment_id(0).unwrap();
-        let origin = Origin { id, object: "file:///none/gone.parquet".into(), etag: "e".into() };
-        store.write(&origin, &batch, Admit::Always).unwrap();
-        assert!(fill().await.unwrap().is_none(), "look again");
-        assert_eq!(*cache.read(&manifest, 0, &[0]).await.unwrap(), batch);
-    }
-}
+mod tests;

@@ -1,26 +1,36 @@
-//! What a read reports: one event at its end, counted here and nowhere else.
+//! What the read path reports, counted here and nowhere else.
 
 use crate::flight::Seat;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// How a segment read ended well.
+/// What the read path reports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Event {
-    /// All columns were in the store.
+    /// A read ended: all columns were in the store, or in transit.
     Hit,
-    /// Some were not: this read filled them (`Led`) or waited for the fill (`Joined`).
+    /// A read ended: some columns were not there, it filled them (`Led`) or waited for the fill (`Joined`).
     Miss(Seat),
+    /// A segment was filled before anybody asked for it.
+    Prefetched,
+    /// What was filled was stored.
+    Stored,
+    /// What was filled was not stored: it is served from memory.
+    Bypassed,
 }
 
 /// Sums since start.
 #[derive(Debug, Default)]
 pub struct Events {
-    /// Reads answered from the store.
+    /// Reads answered from the store or from what is in transit.
     pub hits: AtomicU64,
     /// Reads that waited for a fill under way.
     pub joins: AtomicU64,
-    /// Reads that filled.
+    /// Fills, ahead of a read or for it.
     pub misses: AtomicU64,
+    /// Fills ahead of a read.
+    pub prefetched: AtomicU64,
+    /// Fills that were not stored.
+    pub bypassed: AtomicU64,
     /// Rows sent on batch streams.
     pub rows_served: AtomicU64,
     /// Body bytes sent on batch streams.
@@ -30,13 +40,18 @@ pub struct Events {
 }
 
 impl Events {
-    /// Counts a read.
+    /// Counts an event.
     pub fn record(&self, event: Event) {
-        let counter = match event {
-            Event::Hit => &self.hits,
-            Event::Miss(Seat::Joined) => &self.joins,
-            Event::Miss(Seat::Led) => &self.misses,
+        let counters: &[&AtomicU64] = match event {
+            Event::Hit => &[&self.hits],
+            Event::Miss(Seat::Joined) => &[&self.joins],
+            Event::Miss(Seat::Led) => &[&self.misses],
+            Event::Prefetched => &[&self.misses, &self.prefetched],
+            Event::Stored => &[],
+            Event::Bypassed => &[&self.bypassed],
         };
-        counter.fetch_add(1, Relaxed);
+        for counter in counters {
+            counter.fetch_add(1, Relaxed);
+        }
     }
 }

@@ -5,11 +5,13 @@ use crate::datasets::Datasets;
 use crate::events::Events;
 use crate::gate::Gate;
 use crate::membership::{EtcdSettings, Membership};
+use crate::memory::Memory;
+use crate::plans::Plans;
+use crate::prefetch;
 use crate::service::control::Control;
 use crate::service::flight::Flight;
 use crate::service::{Node, scrape};
 use crate::settings::Settings;
-use crate::store::policy::NoForecast;
 use crate::store::{Store, StoreSettings};
 use crate::upkeep;
 use forebay_proto::v1::cache_server::CacheServer;
@@ -19,6 +21,7 @@ use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 use tokio::net::TcpListener;
+use tokio::task::JoinSet;
 use tokio_stream::wrappers::TcpListenerStream;
 use tokio_util::sync::CancellationToken;
 use tonic_health::pb::health_server::HealthServer;
@@ -56,7 +59,9 @@ impl Server {
             ..StoreSettings::new("", settings.cache_bytes)
         };
         let started = Instant::now();
-        let store = crate::cache::blocking(move || Store::open(&stored, Arc::new(NoForecast))).await??;
+        let (plans, memory) = (Arc::new(Plans::default()), Memory::new(settings.memory_bytes));
+        let forecast = plans.clone();
+        let store = crate::cache::blocking(move || Store::open(&stored, forecast)).await??;
         tracing::info!(
             segments = store.files(),
             bytes = store.used_bytes(),
@@ -65,7 +70,7 @@ impl Server {
         );
         let store = Arc::new(store);
         let events = Arc::new(Events::default());
-        let cache = Arc::new(Cache::new(source.clone(), store.clone(), events.clone(), settings.fill_bytes));
+        let cache = Arc::new(Cache::new(source.clone(), store.clone(), events.clone(), plans, memory));
         let datasets = Datasets::open(source, &settings.allow, store)?;
         let me = v1::Node {
             name: settings.node.clone().unwrap_or_else(|| url.trim_start_matches("http://").to_owned()),
@@ -83,6 +88,7 @@ impl Server {
             cache,
             datasets,
             events,
+            ticker: Arc::default(),
         };
         let (drain, scrub_mb_per_s) = (Duration::from_secs_f64(settings.drain_s), settings.scrub_mb_per_s);
         Ok(Self { node: Arc::new(node), listener, metrics, drain, scrub_mb_per_s, streams })
@@ -111,7 +117,10 @@ impl Server {
             .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
             .build_v1()
             .map_err(|e| Error::invalid(format!("gRPC reflection: {e}")))?;
+        let mut background = JoinSet::new();
+        background.spawn(prefetch::run(self.node.cache.clone()));
         if let Some(listener) = self.metrics {
+            background.spawn(self.node.ticker.clone().run());
             let (node, stop) = (self.node.clone(), streams.clone());
             tokio::spawn(async move {
                 if let Err(e) = scrape::run(listener, node, stop).await {

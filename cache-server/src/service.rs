@@ -14,6 +14,7 @@ use crate::datasets::Datasets;
 use crate::events::Events;
 use crate::gate::Gate;
 use crate::membership::Membership;
+use crate::ticker::Ticker;
 use forebay_proto::v1;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -39,6 +40,15 @@ pub struct Node {
     pub datasets: Datasets,
     /// What reads reported.
     pub events: Arc<Events>,
+    /// How late the async threads are.
+    pub ticker: Arc<Ticker>,
+}
+
+/// Resident memory of the process, pages of mapped files included; 0 where the system does not tell.
+fn resident_bytes() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|l| l.strip_prefix("VmRSS:"));
+    line.and_then(|l| l.trim().trim_end_matches(" kB").parse::<u64>().ok()).unwrap_or(0) * 1024
 }
 
 impl Node {
@@ -63,6 +73,22 @@ impl Node {
             rows_served: events.rows_served.load(Relaxed),
             bytes_served: events.bytes_served.load(Relaxed),
             streams: events.streams.load(Relaxed),
+            prefetched: events.prefetched.load(Relaxed),
+            bypassed: events.bypassed.load(Relaxed),
+            plans_announced: self.cache.plans().announced(),
+        }
+    }
+
+    /// The memory in use, part by part.
+    pub fn memory(&self) -> v1::Memory {
+        let memory = self.cache.memory();
+        v1::Memory {
+            limit_bytes: memory.limit_bytes(),
+            fills_bytes: memory.fills.used_bytes(),
+            prefetch_bytes: memory.prefetch.used_bytes(),
+            transit_bytes: memory.transit.used_bytes(),
+            streams_bytes: memory.streams.used_bytes(),
+            resident_bytes: resident_bytes(),
         }
     }
 

@@ -32,8 +32,8 @@ pub struct Settings {
     pub cache_bytes: u64,
     /// Megabytes a second at which segment files are read through in the background, to find damage early; 0: not at all.
     pub scrub_mb_per_s: f64,
-    /// Memory for segments being fetched and decoded at once.
-    pub fill_bytes: u64,
+    /// Memory for segments being fetched, in transit and mapped, and for messages: [`crate::memory`] divides it.
+    pub memory_bytes: u64,
     /// URIs under which data may be read. There is no default: nothing can be read unless somebody allowed it.
     pub allow: Vec<String>,
     /// URLs of all nodes of a fixed cluster, this one included; empty: a cluster of one, or what etcd says. Every node
@@ -59,7 +59,7 @@ impl Default for Settings {
             cache_bytes: 10_000_000_000,
             // A day for 1.7 TB, and a disk does not notice.
             scrub_mb_per_s: 20.0,
-            fill_bytes: 1 << 30,
+            memory_bytes: 2 << 30,
             allow: Vec::new(),
             nodes: Vec::new(),
             cluster: ClusterSettings::default(),
@@ -102,10 +102,11 @@ pub struct Flags {
     #[arg(long)]
     #[serde(skip_serializing_if = "Option::is_none")]
     scrub_mb_per_s: Option<f64>,
-    /// Memory for segments being fetched and decoded [default: 1GiB].
+    /// Memory: 3/8 of it for segments being fetched and decoded, 2/8 for those served without being stored, 2/8 for mapped
+    /// files, 1/8 for messages [default: 2GiB].
     #[arg(long, value_parser = bytes)]
     #[serde(skip_serializing_if = "Option::is_none")]
-    fill_bytes: Option<u64>,
+    memory_bytes: Option<u64>,
     /// URI under which data may be read, e.g. s3://bucket/prefix; may be repeated.
     #[arg(long)]
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -245,8 +246,8 @@ impl Settings {
                 self.cache_bytes
             ));
         }
-        if self.fill_bytes < 1 << 20 {
-            return bad(format!("fill_bytes = {}: less than 1 MiB cannot fill a segment", self.fill_bytes));
+        if self.memory_bytes < 8 << 20 {
+            return bad(format!("memory_bytes = {}: less than 8 MiB is not enough", self.memory_bytes));
         }
         if !(self.scrub_mb_per_s >= 0.0 && self.scrub_mb_per_s <= 1e6) {
             return bad(format!("scrub_mb_per_s = {}: must be 0 (off) to 1000000", self.scrub_mb_per_s));

@@ -43,6 +43,9 @@ each! {
     rows_served,
     bytes_served,
     streams,
+    prefetched,
+    bypassed,
+    plans_announced,
 }
 
 #[cfg(test)]

@@ -9,10 +9,10 @@ use arrow::array::RecordBatch;
 use forebay_proto::manifest::{Digest, Manifest};
 use forebay_proto::v1::Counters;
 use forebay_proto::{Error, Result};
-use forebay_segment::answer::Segments;
+use forebay_segment::answer::{Reading, Ready, Segments};
 use forebay_segment::{Source, SourceSettings, Urgency};
-use futures::FutureExt;
 use futures::future::BoxFuture;
+use futures::{FutureExt, TryFutureExt};
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::atomic::Ordering::Relaxed;
@@ -96,7 +96,8 @@ impl Direct {
         self.0.memory.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    async fn read(
+    /// A segment with some columns, by ascending index into the dataset's schema.
+    pub(crate) async fn read(
         &self,
         manifest: &Arc<Manifest>,
         segment: u32,
@@ -175,13 +176,8 @@ impl Memory {
 }
 
 impl Segments for Direct {
-    fn get<'a>(
-        &'a self,
-        manifest: &'a Arc<Manifest>,
-        segment: u32,
-        projection: &'a [usize],
-    ) -> BoxFuture<'a, Result<Arc<RecordBatch>>> {
-        self.read(manifest, segment, projection).boxed()
+    fn get<'a>(&'a self, reading: &'a Reading, segment: u32) -> BoxFuture<'a, Result<Ready>> {
+        self.read(&reading.manifest, segment, &reading.projection).map_ok(Ready::from).boxed()
     }
 }
 

@@ -279,7 +279,9 @@ impl Course {
         let LoaderSettings { seed, shuffle, rank, .. } = self.settings;
         let first_position = if epoch == self.first.0 { self.first.1 } else { 0 };
         let order = Order::new(manifest, seed, epoch, shuffle);
-        Epoch::new(manifest.clone(), order, self.cut(first_position), rank, first_seq)
+        let mut this = Epoch::new(manifest.clone(), order, self.cut(first_position), rank, first_seq)?;
+        this.epochs_after = self.end.map(|end| end.saturating_sub(epoch + 1));
+        Ok(this)
     }
 }
 

@@ -35,6 +35,7 @@ use crate::manifest::{Digest, Manifest};
 use crate::v1;
 use mix::Mix;
 use sequence::Sequence;
+use std::ops::Range;
 use xxhash_rust::xxh3::xxh3_64;
 
 /// The order's version. Changing what any plan yields means changing this.
@@ -182,6 +183,15 @@ impl Order {
         match &self.course {
             Course::One(sequence) => sequence.segments_from(from).map(|(_, s)| s).collect(),
             Course::Mix(mix) => mix.segments_from(from),
+        }
+    }
+
+    /// Which segments are read between which positions, in the order in which they are first needed: every position
+    /// outside of a segment's spans is read from another one. Of a mix, a segment has as many as its part comes round.
+    pub fn spans(&self) -> Vec<(u32, Range<u64>)> {
+        match &self.course {
+            Course::One(sequence) => sequence.spans().collect(),
+            Course::Mix(mix) => mix.spans(),
         }
     }
 

@@ -13,27 +13,77 @@ use forebay_proto::manifest::Manifest;
 use forebay_proto::{Error, Result, v1};
 use futures::FutureExt;
 use futures::future::BoxFuture;
+use std::any::Any;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use tokio::sync::mpsc;
 
 use crate::wire::Message;
 
-/// Where an answer gets its segments.
+/// What is read of a dataset: some of its columns.
+#[derive(Debug, Clone)]
+pub struct Reading {
+    /// The dataset.
+    pub manifest: Arc<Manifest>,
+    /// All its columns.
+    pub schema: SchemaRef,
+    /// The columns that are read: ascending indices into `schema`.
+    pub projection: Arc<[usize]>,
+    /// Just those.
+    pub projected: SchemaRef,
+}
+
+impl Reading {
+    /// Of a dataset with all columns `schema`, those named; none named = all. `Invalid` names one that does not exist.
+    pub fn new(manifest: Arc<Manifest>, schema: &SchemaRef, columns: &[String]) -> Result<Self> {
+        let projection = crate::schema::projection(schema, columns).map_err(|e| e.context(manifest.uri()))?;
+        let projected = schema.project(&projection);
+        let projected = projected.map_err(|e| Error::invalid(format!("project columns: {e}")))?;
+        let (schema, projected) = (schema.clone(), Arc::new(projected));
+        Ok(Self { manifest, schema, projection: projection.into(), projected })
+    }
+
+    /// The names of the columns that are read.
+    pub fn columns(&self) -> impl Iterator<Item = &String> {
+        self.projected.fields().iter().map(|f| f.name())
+    }
+}
+
+/// What must live as long as the bytes beside it are in use: their share of a memory budget, mostly.
+pub type Guard = Option<Arc<dyn Any + Send + Sync>>;
+
+/// A segment to read from. Whoever reads its bytes holds the guard too.
+#[derive(Debug, Clone)]
+pub struct Ready {
+    /// All rows of the segment in file order, with the columns that are read.
+    pub batch: Arc<RecordBatch>,
+    /// Accounts for the batch's memory.
+    pub guard: Guard,
+}
+
+impl From<Arc<RecordBatch>> for Ready {
+    fn from(batch: Arc<RecordBatch>) -> Self {
+        Self { batch, guard: None }
+    }
+}
+
+/// Where an answer gets its segments, and whom it tells how far it has come.
 pub trait Segments: Send + Sync + 'static {
-    /// All rows of a segment in file order, with the columns of `projection` (ascending indices into the dataset's
-    /// schema).
-    fn get<'a>(
-        &'a self,
-        manifest: &'a Arc<Manifest>,
-        segment: u32,
-        projection: &'a [usize],
-    ) -> BoxFuture<'a, Result<Arc<RecordBatch>>>;
+    /// A segment with the columns of `reading`.
+    fn get<'a>(&'a self, reading: &'a Reading, segment: u32) -> BoxFuture<'a, Result<Ready>>;
 
     /// Whether what was got is still what was checked: segments may lie in files, which others can damage while they are
     /// read. Asked after each use, off the async threads; what is not sound any more is got anew.
     fn is_sound(&self, _segment: &RecordBatch) -> bool {
         true
+    }
+
+    /// A plan's answer needs no row of a position before this one any more; after its last message it says `u64::MAX`.
+    fn reached(&self, _position: u64) {}
+
+    /// Waits until there is memory for a message of about so many bytes; the message holds the guard.
+    fn room(&self, _bytes: usize) -> BoxFuture<'_, Guard> {
+        std::future::ready(None).boxed()
     }
 }
 
@@ -44,13 +94,13 @@ pub struct Budget {
     pub message_bytes: usize,
     /// Messages waiting for the reader.
     pub messages: usize,
-    /// Segments made ready beyond the window that is being read.
-    pub segments_ahead: usize,
+    /// Segments made ready beyond the window that is being read; `None`: whoever gives the segments sees to that.
+    pub segments_ahead: Option<usize>,
 }
 
 impl Default for Budget {
     fn default() -> Self {
-        Self { message_bytes: 1536 << 10, messages: 2, segments_ahead: 4 }
+        Self { message_bytes: 1536 << 10, messages: 2, segments_ahead: Some(4) }
     }
 }
 
@@ -61,6 +111,11 @@ pub struct Answer {
     pub schema: SchemaRef,
     /// The messages; ends after the last, or after an error.
     pub messages: mpsc::Receiver<Result<Message>>,
+}
+
+/// Checks a plan ticket without answering it.
+pub fn check(manifest: &Manifest, ticket: &v1::PlanTicket) -> Result<()> {
+    walk::PlanWalk::new(manifest, ticket).map(drop)
 }
 
 /// Answers a plan ticket. `schema` is the dataset's, with all columns.
@@ -111,15 +166,12 @@ where
     F: FnOnce(walk::Maker) -> W,
     W: Future<Output = Result<()>> + Send + 'static,
 {
-    let projection = crate::schema::projection(schema, columns).map_err(|e| e.context(manifest.uri()))?;
-    let projected =
-        Arc::new(schema.project(&projection).map_err(|e| Error::invalid(format!("project columns: {e}")))?);
+    let reading = Reading::new(manifest, schema, columns)?;
+    let schema = reading.projected.clone();
     let (sender, messages) = mpsc::channel(budget.messages.max(1));
     let maker = walk::Maker {
         segments,
-        manifest,
-        projection: projection.into(),
-        schema: projected.clone(),
+        reading,
         budget,
         sender: sender.clone(),
         held: Default::default(),
@@ -140,7 +192,7 @@ where
             () = sender.closed() => {}
         }
     });
-    Ok(Answer { schema: projected, messages })
+    Ok(Answer { schema, messages })
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 //! A [`Message`] is one `FlightData` before protobuf framing: an IPC RecordBatch header, our `MessageMeta`, and the body
 //! as the Arrow buffers themselves, uncopied. Dictionaries and compression do not occur.
 
+use crate::answer::Guard;
 use arrow::array::RecordBatch;
 use arrow::buffer::Buffer;
 use arrow::datatypes::{Schema, SchemaRef};
@@ -40,6 +41,26 @@ impl Message {
     /// Bytes of the body.
     pub fn body_bytes(&self) -> usize {
         self.body.iter().map(Bytes::len).sum()
+    }
+
+    /// The message, its body holding `guard` until the last byte of it is let go.
+    pub fn guarded(mut self, guard: Guard) -> Self {
+        struct Guarded {
+            bytes: Bytes,
+            _guard: Guard,
+        }
+        impl AsRef<[u8]> for Guarded {
+            fn as_ref(&self) -> &[u8] {
+                &self.bytes
+            }
+        }
+        if guard.is_some() {
+            for part in &mut self.body {
+                let bytes = std::mem::take(part);
+                *part = Bytes::from_owner(Guarded { bytes, _guard: guard.clone() });
+            }
+        }
+        self
     }
 
     /// The message's rows as a batch of `schema`; copies the body. `Corrupt` if it does not fit.

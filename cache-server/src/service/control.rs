@@ -6,8 +6,8 @@ use crate::datasets::Dataset;
 use crate::store::dirs::{DirStatus, Health};
 use forebay_proto::v1::cache_server::Cache as Service;
 use forebay_proto::{Error, v1};
-use forebay_segment::answer::Segments;
-use forebay_segment::{schema, source};
+use forebay_segment::answer::{Reading, Segments};
+use forebay_segment::source;
 use futures::StreamExt;
 use futures::stream::BoxStream;
 use std::sync::Arc;
@@ -55,7 +55,7 @@ impl Service for Control {
         let r = request.into_inner();
         let spec = r.dataset.ok_or_else(|| Error::invalid("load: no dataset given"))?;
         let (dataset, _) = self.node.datasets.freeze(spec, &r.columns).await?;
-        let projection = schema::projection(&dataset.schema, &r.columns)?;
+        let reading = Reading::new(dataset.manifest.clone(), &dataset.schema, &r.columns)?;
         let in_bits = |s: &u32| r.segments.get(*s as usize / 8).is_some_and(|b| b & (1 << (s % 8)) != 0);
         let all = 0..dataset.manifest.segments().len() as u32;
         let wanted: Vec<u32> = all.filter(|s| r.segments.is_empty() || in_bits(s)).collect();
@@ -63,7 +63,7 @@ impl Service for Control {
         let (node, stop) = (self.node.clone(), self.stop.clone());
         tokio::spawn(async move {
             tokio::select! {
-                done = load(&node, &dataset, &projection, wanted, &sender) => if let Err(e) = done {
+                done = load(&node, &reading, wanted, &sender) => if let Err(e) = done {
                     sender.send(Err(e.into())).await.ok();
                 },
                 () = stop.cancelled() => {
@@ -117,6 +117,7 @@ impl Service for Control {
             pinned_bytes,
             dirs: store.dirs().into_iter().map(dir).collect(),
             membership: Some(self.node.membership()),
+            memory: Some(self.node.memory()),
         }))
     }
 
@@ -180,12 +181,11 @@ fn held(node: &Node, dataset: &Dataset) -> v1::DatasetStatus {
 /// larger than the cache, not all.
 async fn load(
     node: &Node,
-    dataset: &Dataset,
-    projection: &[usize],
+    reading: &Reading,
     wanted: Vec<u32>,
     sender: &mpsc::Sender<Result<v1::LoadProgress, Status>>,
 ) -> forebay_proto::Result<()> {
-    let manifest = &dataset.manifest;
+    let manifest = &reading.manifest;
     let segments = manifest.segments();
     let before = node.cache.source().counters().s3_bytes.load(Relaxed);
     let mut progress = v1::LoadProgress {
@@ -196,7 +196,7 @@ async fn load(
     let gone = |_| Error::closed("the caller has gone");
     sender.send(Ok(progress)).await.map_err(gone)?;
     let mut filled = futures::stream::iter(wanted.clone())
-        .map(|s| async move { node.cache.get(manifest, s, projection).await.map(|_| s) })
+        .map(|s| async move { node.cache.get(reading, s).await.map(|_| s) })
         .buffer_unordered(LOAD_CONCURRENCY);
     while let Some(segment) = filled.next().await {
         progress.segments_held += 1;
@@ -204,7 +204,7 @@ async fn load(
         progress.s3_bytes = node.cache.source().counters().s3_bytes.load(Relaxed) - before;
         sender.send(Ok(progress)).await.map_err(gone)?;
     }
-    let columns: Vec<String> = projection.iter().map(|&c| dataset.schema.field(c).name().clone()).collect();
+    let columns: Vec<String> = reading.columns().cloned().collect();
     let (store, manifest) = (node.cache.store().clone(), manifest.clone());
     let held = blocking(move || {
         let held = |s: &u32| manifest.segment_id(*s).is_ok_and(|id| store.holds(id, &columns));

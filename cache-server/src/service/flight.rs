@@ -4,8 +4,8 @@
 
 use super::Node;
 use super::frames::AnswerBody;
-use crate::cache::Cache;
-use arrow::array::RecordBatch;
+use crate::cache::blocking;
+use crate::stream::StreamSegments;
 use arrow_flight::flight_descriptor::DescriptorType;
 use arrow_flight::flight_service_server::{FlightService, FlightServiceServer};
 use arrow_flight::{
@@ -13,10 +13,8 @@ use arrow_flight::{
     HandshakeRequest, HandshakeResponse, IpcMessage, PollInfo, PutResult, SchemaAsIpc, SchemaResult, Ticket,
 };
 use arrow_ipc::writer::IpcWriteOptions;
-use forebay_proto::manifest::Manifest;
 use forebay_proto::{Error, Result, v1};
-use forebay_segment::answer::{self, Answer, Budget, Segments};
-use forebay_segment::schema;
+use forebay_segment::answer::{self, Answer, Budget, Reading};
 use futures::future::BoxFuture;
 use futures::stream::BoxStream;
 use http_body_util::{BodyExt, Limited};
@@ -95,47 +93,36 @@ async fn open(node: &Node, request: http::Request<Body>) -> Result<Answer> {
     let bad = |e: prost::DecodeError| Error::invalid(format!("the ticket cannot be read: {e}"));
     let flight = Ticket::decode(message).map_err(bad)?;
     let ticket = v1::Ticket::decode(flight.ticket).map_err(bad)?;
-    let segments = node.cache.clone();
-    let budget = Budget::default();
+    // The node prefetches for all streams of a plan at once.
+    let budget = Budget { segments_ahead: None, ..Budget::default() };
+    let plain = || Arc::new(StreamSegments::new(node.cache.clone(), None));
     match ticket.kind.ok_or_else(|| Error::invalid("the ticket is empty"))? {
         v1::ticket::Kind::Plan(t) => {
             let manifest = t.plan.as_ref().map(|p| p.manifest.clone()).unwrap_or_default();
             let d = node.datasets.get(&manifest)?;
-            let segments: Arc<dyn Segments> = match t.held_only {
-                true => Arc::new(HeldOnly(segments)),
-                false => segments,
+            if t.held_only {
+                // Whoever asks so reads by another node's plan.
+                let held = Arc::new(StreamSegments::held_only(node.cache.clone()));
+                return answer::plan(held, d.manifest, &d.schema, &t, budget);
+            }
+            let reading = Reading::new(d.manifest.clone(), &d.schema, &t.columns)?;
+            let (plans, ticket) = (node.cache.plans().clone(), t.clone());
+            let announce = move || {
+                answer::check(&reading.manifest, &ticket)?;
+                plans.announce(&reading, &ticket)
             };
+            let announced = blocking(announce).await??;
+            let segments = Arc::new(StreamSegments::new(node.cache.clone(), Some(announced)));
             answer::plan(segments, d.manifest, &d.schema, &t, budget)
         }
         v1::ticket::Kind::Scan(t) => {
             let d = node.datasets.get(&t.manifest)?;
-            answer::scan(segments, d.manifest, &d.schema, &t, budget)
+            answer::scan(plain(), d.manifest, &d.schema, &t, budget)
         }
         v1::ticket::Kind::Rows(t) => {
             let d = node.datasets.get(&t.manifest)?;
-            answer::rows(segments, d.manifest, &d.schema, &t, budget)
+            answer::rows(plain(), d.manifest, &d.schema, &t, budget)
         }
-    }
-}
-
-/// The cache without its fills.
-struct HeldOnly(Arc<Cache>);
-
-impl Segments for HeldOnly {
-    fn get<'a>(
-        &'a self,
-        manifest: &'a Arc<Manifest>,
-        segment: u32,
-        projection: &'a [usize],
-    ) -> BoxFuture<'a, Result<Arc<RecordBatch>>> {
-        Box::pin(async move {
-            let schema = schema::from_ipc(manifest.schema())?;
-            let columns: Vec<String> = projection.iter().map(|&c| schema.field(c).name().clone()).collect();
-            match self.0.store().holds(manifest.segment_id(segment)?, &columns) {
-                true => self.0.get(manifest, segment, projection).await,
-                false => Err(Error::retry(format!("segment {segment} is not held here"))),
-            }
-        })
     }
 }
 

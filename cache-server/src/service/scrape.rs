@@ -67,6 +67,9 @@ impl Collector for NodeMetrics {
             ("rows_served", "Rows sent on batch streams", c.rows_served),
             ("served_bytes", "Bytes sent on batch streams", c.bytes_served),
             ("streams", "Batch streams opened", c.streams),
+            ("segments_prefetched", "Segments filled before they were asked for", c.prefetched),
+            ("segments_bypassed", "Segments filled and served without being stored", c.bypassed),
+            ("plans_announced", "Plans announced, one for each stream of one", c.plans_announced),
         ];
         let store = self.0.cache.store().counters();
         let of_store = [
@@ -83,7 +86,7 @@ impl Collector for NodeMetrics {
             let metric = ConstCounter::new(value);
             metric.encode(encoder.encode_descriptor(name, help, None, metric.metric_type())?)?;
         }
-        let (store, cluster) = (self.0.cache.store(), self.0.membership());
+        let (store, memory, cluster) = (self.0.cache.store(), self.0.memory(), self.0.membership());
         let gauges = [
             ("cache_used_bytes", "Bytes that the cache directories use", store.used_bytes()),
             ("cache_limit_bytes", "Bytes that the cache directories may use", store.limit_bytes()),
@@ -96,6 +99,16 @@ impl Collector for NodeMetrics {
             ("registered", "Whether the node is a member of its cluster", cluster.registered.into()),
             ("etcd_connected", "Whether etcd answers; 1 without etcd", cluster.connected.into()),
             ("etcd_silent_seconds", "For how long it does not", cluster.silent_s as u64),
+            ("memory_limit_bytes", "Bytes of memory that may be used", memory.limit_bytes),
+            ("memory_fills_bytes", "Bytes in segments being fetched and decoded", memory.fills_bytes),
+            ("memory_prefetch_bytes", "The part of them that nobody waits for", memory.prefetch_bytes),
+            ("memory_transit_bytes", "Bytes in segments served without being stored", memory.transit_bytes),
+            ("memory_streams_bytes", "Bytes in messages not sent yet", memory.streams_bytes),
+            (
+                "resident_bytes",
+                "Resident memory of the process, mapped files included",
+                memory.resident_bytes,
+            ),
         ];
         for (name, help, value) in gauges {
             let metric = ConstGauge::new(value as i64);
@@ -108,6 +121,9 @@ impl Collector for NodeMetrics {
             let up = ConstGauge::new(i64::from(dir.health == Health::Up));
             up.encode(dirs.encode_family(&labels)?)?;
         }
+        let worst = ConstGauge::new(self.0.ticker.take_ms());
+        let (name, help) = ("ticker_stall_ms_max", "Worst lateness of a 1 ms ticker since the last scrape");
+        worst.encode(encoder.encode_descriptor(name, help, None, worst.metric_type())?)?;
         Ok(())
     }
 }

@@ -37,6 +37,7 @@ struct Answer<'a> {
     cache_bytes_limit: u64,
     segments_held: u64,
     counters: serde_json::Map<String, serde_json::Value>,
+    memory: MemoryUse,
     datasets: Vec<Held<'a>>,
     pins: &'a [String],
     pinned_bytes: u64,
@@ -52,6 +53,16 @@ struct Dir<'a> {
     health: &'a str,
     bytes_used: u64,
     bytes_limit: u64,
+}
+
+#[derive(Serialize)]
+struct MemoryUse {
+    limit_bytes: u64,
+    fills_bytes: u64,
+    prefetch_bytes: u64,
+    transit_bytes: u64,
+    streams_bytes: u64,
+    resident_bytes: u64,
 }
 
 #[derive(Serialize)]
@@ -112,6 +123,7 @@ fn several(topology: &Topology, nodes: &[Surveyed], rates: &Rates) -> String {
 }
 
 fn answer<'a>(endpoint: &'a str, s: &'a StatusReply, nodes: &'a [Surveyed], rates: &Rates) -> Answer<'a> {
+    let m = s.memory.unwrap_or_default();
     Answer {
         endpoint,
         node: &s.node,
@@ -124,6 +136,14 @@ fn answer<'a>(endpoint: &'a str, s: &'a StatusReply, nodes: &'a [Surveyed], rate
             .into_iter()
             .map(|(name, n)| (name.to_owned(), n.into()))
             .collect(),
+        memory: MemoryUse {
+            limit_bytes: m.limit_bytes,
+            fills_bytes: m.fills_bytes,
+            prefetch_bytes: m.prefetch_bytes,
+            transit_bytes: m.transit_bytes,
+            streams_bytes: m.streams_bytes,
+            resident_bytes: m.resident_bytes,
+        },
         datasets: s
             .datasets
             .iter()
@@ -153,7 +173,7 @@ fn answer<'a>(endpoint: &'a str, s: &'a StatusReply, nodes: &'a [Surveyed], rate
 }
 
 fn text(endpoint: &str, s: &StatusReply) -> String {
-    let c = s.counters.unwrap_or_default();
+    let (c, m) = (s.counters.unwrap_or_default(), s.memory.unwrap_or_default());
     let bytes = figures::bytes;
     let count = figures::count;
     let mut lines = vec![
@@ -188,6 +208,20 @@ fn text(endpoint: &str, s: &StatusReply) -> String {
             figures::of(c.evictions, "eviction"),
             count(c.corrupt_segments),
             bytes(c.store_bytes_written)
+        ),
+        format!(
+            "plans     {} announced, {} prefetched, {} not stored",
+            count(c.plans_announced),
+            figures::of(c.prefetched, "segment"),
+            count(c.bypassed)
+        ),
+        format!(
+            "memory    fills {}, in transit {}, messages {} of {}; resident {}",
+            bytes(m.fills_bytes),
+            bytes(m.transit_bytes),
+            bytes(m.streams_bytes),
+            bytes(m.limit_bytes),
+            bytes(m.resident_bytes)
         ),
         format!(
             "served    {}, {}, {}",
@@ -229,7 +263,7 @@ fn text(endpoint: &str, s: &StatusReply) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use forebay_proto::v1::{Counters, DatasetStatus, DirStatus};
+    use forebay_proto::v1::{Counters, DatasetStatus, DirStatus, Memory};
 
     #[test]
     fn for_people_and_for_programs() {
@@ -258,6 +292,7 @@ mod tests {
                 })
                 .into(),
             membership: None,
+            memory: Some(Memory { limit_bytes: 8_000_000, transit_bytes: 1_000_000, ..Default::default() }),
         };
         let text = text("http://h:1", &reply);
         assert!(text.starts_with("http://h:1: node a, version 0.1.0, up 1 min 1 s\n"), "{text}");
@@ -267,7 +302,9 @@ mod tests {
         assert!(text.contains("directory /disk/away: it failed") && !text.contains("/disk/up"), "{text}");
         let json = serde_json::to_value(answer("http://h:1", &reply, &[], &Rates::default())).unwrap();
         assert_eq!(json["counters"]["s3_bytes"], 3_000);
-        assert_eq!(json["counters"].as_object().unwrap().len(), 16);
+        assert_eq!(json["counters"].as_object().unwrap().len(), 19);
+        assert!(text.contains("in transit 1.00 MB, messages 0 B of 8.00 MB"), "{text}");
+        assert_eq!(json["memory"]["transit_bytes"], 1_000_000);
         assert_eq!(json["datasets"][0]["digest"], "ab".repeat(16));
     }
 }

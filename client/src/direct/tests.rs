@@ -37,7 +37,7 @@ fn write(path: &Path, first: i64) {
 #[tokio::test(flavor = "multi_thread")]
 async fn many_readers_are_one_read() {
     let (_folder, direct, manifest) = dataset(MEMORY_BYTES).await;
-    let all = join_all((0..20).map(|_| direct.get(&manifest, 1, &[0]))).await;
+    let all = join_all((0..20).map(|_| direct.read(&manifest, 1, &[0]))).await;
     for batch in all {
         assert_eq!(batch.unwrap().num_rows(), 1000);
     }
@@ -50,14 +50,14 @@ async fn memory_is_bounded_and_the_oldest_goes() {
     // Room for two, with some to spare for what arrays take beside their values.
     let (_folder, direct, manifest) = dataset(2 * SEGMENT + SEGMENT / 2).await;
     for segment in [0, 1, 0, 2] {
-        direct.get(&manifest, segment, &[0]).await.unwrap();
+        direct.read(&manifest, segment, &[0]).await.unwrap();
         assert!(direct.memory().bytes <= direct.memory_bytes());
     }
     let c = direct.counters();
     assert_eq!((c.misses, c.hits, c.evictions), (3, 1, 1));
-    direct.get(&manifest, 0, &[0]).await.unwrap();
+    direct.read(&manifest, 0, &[0]).await.unwrap();
     assert_eq!(direct.counters().misses, 3, "0 was used after 1");
-    direct.get(&manifest, 1, &[0]).await.unwrap();
+    direct.read(&manifest, 1, &[0]).await.unwrap();
     assert_eq!(direct.counters().misses, 4, "1 was not");
 }
 
@@ -65,7 +65,7 @@ async fn memory_is_bounded_and_the_oldest_goes() {
 async fn what_does_not_fit_at_all_is_served_all_the_same() {
     let (_folder, direct, manifest) = dataset(1).await;
     for _ in 0..2 {
-        assert_eq!(direct.get(&manifest, 0, &[0]).await.unwrap().num_rows(), 1000);
+        assert_eq!(direct.read(&manifest, 0, &[0]).await.unwrap().num_rows(), 1000);
     }
     assert_eq!((direct.counters().misses, direct.memory().bytes), (2, 0));
 }
@@ -75,13 +75,13 @@ async fn failures_are_not_remembered_and_changes_are_noticed() {
     let (folder, direct, manifest) = dataset(MEMORY_BYTES).await;
     let (there, away) = (object(folder.path(), 2), folder.path().join("away"));
     std::fs::rename(&there, &away).unwrap();
-    let e = direct.get(&manifest, 2, &[0]).await.unwrap_err();
+    let e = direct.read(&manifest, 2, &[0]).await.unwrap_err();
     assert!(e.message.contains("2.parquet"), "{e}");
     assert!(direct.memory().entries.is_empty());
     std::fs::rename(&away, &there).unwrap();
-    assert_eq!(direct.get(&manifest, 2, &[0]).await.unwrap().num_rows(), 1000);
+    assert_eq!(direct.read(&manifest, 2, &[0]).await.unwrap().num_rows(), 1000);
     std::fs::remove_file(object(folder.path(), 1)).unwrap();
     write(&object(folder.path(), 1), 5);
-    let e = direct.get(&manifest, 1, &[0]).await.unwrap_err();
+    let e = direct.read(&manifest, 1, &[0]).await.unwrap_err();
     assert_eq!(e.kind, Kind::Changed, "{e}");
 }

@@ -24,6 +24,8 @@ pub(crate) struct Epoch {
     pub first_seq: u64,
     /// Steps, the same on every rank.
     pub count: u64,
+    /// Epochs that follow, if that is known.
+    pub epochs_after: Option<u64>,
 }
 
 /// A stretch of a batch's rows from one segment.
@@ -61,7 +63,7 @@ impl Epoch {
         if rank >= cut.world {
             return Err(Error::invalid(format!("rank {rank} of {}: ranks count from 0", cut.world)));
         }
-        Ok(Self { manifest, order, cut, rank, first_seq, count })
+        Ok(Self { manifest, order, cut, rank, first_seq, count, epochs_after: None })
     }
 
     /// The epoch's number.
@@ -122,6 +124,7 @@ impl Epoch {
             layout: v1::plan_ticket::Layout::from(self.cut.layout).into(),
             segments: segments.to_vec().into(),
             held_only: false,
+            epochs_after: self.epochs_after,
         }
     }
 }

@@ -4,6 +4,7 @@ use super::permute::Permutation;
 use super::sequence::Sequence;
 use super::{PlanKey, Sample, derive};
 use crate::manifest::Part;
+use std::ops::Range;
 
 /// Positions of a block: the parts' slots together.
 pub(super) fn block(parts: &[Part]) -> u64 {
@@ -101,6 +102,28 @@ impl Mix {
         }
         all.sort_by_key(|(block, _)| *block);
         all.into_iter().map(|(_, segment)| segment).collect()
+    }
+}
+
+impl Mix {
+    /// Each segment with the positions between which it is read, once for each time that its part comes round.
+    pub fn spans(&self) -> Vec<(u32, Range<u64>)> {
+        let mut all = Vec::new();
+        for part in &self.parts {
+            let (first, end) = (part.first, part.first + self.blocks * part.slots);
+            for (i, order) in part.orders.iter().enumerate() {
+                let start = (part.first_epoch + i as u64) * part.rows;
+                let within = order.spans().map(|(segment, s)| (segment, start + s.start..start + s.end));
+                let within = within.filter(|(_, s)| s.start < end && s.end > first);
+                all.extend(within.map(|(segment, s)| {
+                    let from = (s.start.max(first) - first) / part.slots;
+                    let to = (s.end.min(end) - first).div_ceil(part.slots);
+                    (segment, from * self.block..to * self.block)
+                }));
+            }
+        }
+        all.sort_by_key(|(_, range)| range.start);
+        all
     }
 }
 

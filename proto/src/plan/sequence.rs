@@ -2,6 +2,7 @@
 
 use super::permute::{Permutation, SplitMix64, high};
 use super::{PlanKey, Sample, Shuffle, derive};
+use std::ops::Range;
 
 /// Positions that are permuted at a time.
 const BLOCK: usize = 256;
@@ -23,7 +24,7 @@ pub(super) struct Sequence {
 /// One window of an order.
 struct Window {
     /// First position, and one past the last.
-    range: std::ops::Range<u64>,
+    range: Range<u64>,
     /// Its entries of `sequence`.
     first: usize,
     last: usize,
@@ -88,6 +89,16 @@ impl Sequence {
         let width = if self.key.shuffle == Shuffle::None { 1 } else { self.window };
         (first..self.sequence.len())
             .map(move |i| (self.starts[i / width * width], self.first_segment + self.sequence[i]))
+    }
+
+    /// Each segment with the positions between which it is read, in the order of `sequence`.
+    pub fn spans(&self) -> impl Iterator<Item = (u32, Range<u64>)> + '_ {
+        let width = if self.key.shuffle == Shuffle::None { 1 } else { self.window };
+        self.sequence.iter().enumerate().map(move |(i, segment)| {
+            let first = i / width * width;
+            let end = (first + width).min(self.sequence.len());
+            (self.first_segment + segment, self.starts[first]..self.starts[end])
+        })
     }
 
     fn window_of(&self, position: u64) -> Window {

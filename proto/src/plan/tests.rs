@@ -52,6 +52,17 @@ fn shuffles() -> impl Strategy<Value = Shuffle> {
     prop_oneof![Just(Shuffle::None), (1u32..12).prop_map(Shuffle::Window), Just(Shuffle::Full)]
 }
 
+/// Every position lies in a span of its segment, and no span reaches further than a window.
+fn check_spans(o: &Order, all: &[Sample]) {
+    let spans = o.spans();
+    assert!(spans.windows(2).all(|w| w[0].1.start <= w[1].1.start));
+    assert!(spans.iter().all(|(_, s)| s.start < s.end && s.end <= o.len()));
+    for (position, sample) in all.iter().enumerate() {
+        let own = spans.iter().filter(|(segment, _)| *segment == sample.segment);
+        assert!(own.into_iter().any(|(_, s)| s.contains(&(position as u64))), "position {position}");
+    }
+}
+
 proptest! {
     #[test]
     fn follows_the_reference(
@@ -60,6 +71,7 @@ proptest! {
         let o = order(&rows, seed, epoch, shuffle);
         let want = reference(&rows, o.key());
         prop_assert_eq!(&all(&o), &want);
+        check_spans(&o, &want);
         let set: BTreeSet<_> = want.iter().collect();
         prop_assert_eq!(set.len() as u64, rows.iter().sum::<u64>(), "each epoch is a permutation");
         for p in [0, o.len() / 2, o.len() - 1] {
@@ -295,6 +307,7 @@ proptest! {
         let (o, want) = (mixed(&rows, slots, key), mixed_reference(&rows, slots, &key));
         prop_assert_eq!(o.len(), want.len() as u64);
         prop_assert_eq!(&all(&o), &want);
+        check_spans(&o, &want);
         for p in [0, o.len() / 3, o.len() - 1] {
             prop_assert_eq!(o.at(p), Some(want[p as usize]));
             let touched: BTreeSet<u32> = o.segments_from(p).into_iter().collect();

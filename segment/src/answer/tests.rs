@@ -27,19 +27,14 @@ fn batch(first: i64, rows: u64) -> RecordBatch {
 }
 
 impl Segments for Made {
-    fn get<'a>(
-        &'a self,
-        manifest: &'a Arc<Manifest>,
-        segment: u32,
-        projection: &'a [usize],
-    ) -> BoxFuture<'a, Result<Arc<RecordBatch>>> {
+    fn get<'a>(&'a self, reading: &'a Reading, segment: u32) -> BoxFuture<'a, Result<Ready>> {
         async move {
             self.asked.lock().unwrap().push(segment);
-            let s = manifest.segment(segment)?;
+            let s = reading.manifest.segment(segment)?;
             assert_eq!(s.total_rows, self.rows[segment as usize]);
             // Whole segments are read; the rows that belong to a split hold their number in it.
             let first = s.first_row as i64 - s.skip as i64;
-            Ok(Arc::new(batch(first, s.total_rows).project(projection).unwrap()))
+            Ok(Arc::new(batch(first, s.total_rows).project(&reading.projection).unwrap()).into())
         }
         .boxed()
     }
@@ -102,6 +97,7 @@ fn ticket(manifest: &Manifest, shuffle: Shuffle, cut: Cut, rank: u32) -> v1::Pla
         layout: v1::plan_ticket::Layout::from(cut.layout).into(),
         segments: Default::default(),
         held_only: false,
+        epochs_after: None,
     }
 }
 
@@ -109,7 +105,7 @@ fn ticket(manifest: &Manifest, shuffle: Shuffle, cut: Cut, rank: u32) -> v1::Pla
 async fn plans_are_followed_slot_by_slot() {
     let sizes = [50u64, 7, 120, 33, 64, 1, 90];
     let (made, manifest, schema) = dataset(&sizes);
-    let small = Budget { message_bytes: 300, messages: 1, segments_ahead: 1 };
+    let small = Budget { message_bytes: 300, messages: 1, segments_ahead: Some(1) };
     for (shuffle, layout, ending) in [
         (Shuffle::Window(3), Layout::Segment, Ending::Pad),
         (Shuffle::Full, Layout::Position, Ending::Exact),
@@ -155,7 +151,7 @@ async fn splits_and_mixes_are_read_like_datasets() {
     let split = whole.split(&Split::Rows(30, 150)).unwrap();
     let other = dataset(&[20, 40]).1;
     let mix = Manifest::mix(&[(split.clone(), 0.75), ((*other).clone(), 0.25)]).unwrap();
-    let small = Budget { message_bytes: 300, messages: 1, segments_ahead: 1 };
+    let small = Budget { message_bytes: 300, messages: 1, segments_ahead: Some(1) };
     for (manifest, rows, samples) in [(split, vec![50, 7, 120], 120), (mix, vec![50, 7, 120, 20, 40], 160)] {
         let manifest = Arc::new(manifest);
         let made = Arc::new(Made { rows, asked: Mutex::default() });
@@ -189,7 +185,7 @@ async fn splits_and_mixes_are_read_like_datasets() {
 #[tokio::test]
 async fn scans_and_rows_keep_their_order() {
     let (made, manifest, schema) = dataset(&[5, 6, 7]);
-    let tiny = Budget { message_bytes: 30, messages: 1, segments_ahead: 1 };
+    let tiny = Budget { message_bytes: 30, messages: 1, segments_ahead: Some(1) };
     let digest = manifest.digest().to_bytes().to_vec();
     for limit in [0, 8, 18, 100] {
         let t = v1::ScanTicket { manifest: digest.clone().into(), columns: vec!["id".into()], limit };
@@ -239,14 +235,9 @@ async fn mistakes_are_named() {
 async fn an_answer_that_breaks_off_is_an_error() {
     struct Broken;
     impl Segments for Broken {
-        fn get<'a>(
-            &'a self,
-            _: &'a Arc<Manifest>,
-            segment: u32,
-            _: &'a [usize],
-        ) -> BoxFuture<'a, Result<Arc<RecordBatch>>> {
+        fn get<'a>(&'a self, _: &'a Reading, segment: u32) -> BoxFuture<'a, Result<Ready>> {
             match segment {
-                0 => async { Ok(Arc::new(batch(0, 5))) }.boxed(),
+                0 => async { Ok(Arc::new(batch(0, 5)).into()) }.boxed(),
                 _ => panic!("for the test"),
             }
         }
@@ -262,7 +253,7 @@ async fn a_reader_that_leaves_ends_the_work() {
     let (made, manifest, schema) = dataset(&[1000; 50]);
     let cut =
         Cut { first_position: 0, global_batch: 10, world: 1, ending: Ending::Pad, layout: Layout::Segment };
-    let small = Budget { message_bytes: 100, messages: 1, segments_ahead: 1 };
+    let small = Budget { message_bytes: 100, messages: 1, segments_ahead: Some(1) };
     let t = ticket(&manifest, Shuffle::Window(1), cut, 0);
     let mut answer = plan(made.clone(), manifest, &schema, &t, small).unwrap();
     answer.messages.recv().await.unwrap().unwrap();
@@ -276,14 +267,9 @@ async fn a_reader_that_leaves_ends_the_work() {
 async fn messages_keep_their_size_when_rows_grow() {
     struct Growing;
     impl Segments for Growing {
-        fn get<'a>(
-            &'a self,
-            manifest: &'a Arc<Manifest>,
-            segment: u32,
-            _: &'a [usize],
-        ) -> BoxFuture<'a, Result<Arc<RecordBatch>>> {
+        fn get<'a>(&'a self, reading: &'a Reading, segment: u32) -> BoxFuture<'a, Result<Ready>> {
             async move {
-                let s = manifest.segment(segment)?;
+                let s = reading.manifest.segment(segment)?;
                 let ids = s.first_row as i64..(s.first_row + s.rows) as i64;
                 let text = "x".repeat(if segment == 0 { 1 } else { 10_000 });
                 let texts = (0..s.rows).map(|_| text.as_str());
@@ -291,7 +277,7 @@ async fn messages_keep_their_size_when_rows_grow() {
                     ("id", Arc::new(Int64Array::from_iter_values(ids)) as ArrayRef),
                     ("name", Arc::new(StringArray::from_iter_values(texts))),
                 ];
-                Ok(Arc::new(RecordBatch::try_from_iter(columns).unwrap()))
+                Ok(Arc::new(RecordBatch::try_from_iter(columns).unwrap()).into())
             }
             .boxed()
         }
@@ -309,7 +295,7 @@ async fn messages_keep_their_size_when_rows_grow() {
     let cut =
         Cut { first_position: 0, global_batch: 100, world: 1, ending: Ending::Pad, layout: Layout::Segment };
     let t = ticket(&manifest, Shuffle::None, cut, 0);
-    let budget = Budget { message_bytes: 30_000, messages: 1, segments_ahead: 1 };
+    let budget = Budget { message_bytes: 30_000, messages: 1, segments_ahead: Some(1) };
     let mut answer = plan(Arc::new(Growing), manifest, &schema, &t, budget).unwrap();
     let mut messages = 0;
     while let Some(message) = answer.messages.recv().await {
@@ -326,7 +312,7 @@ async fn a_rank_without_rows_in_most_segments_still_reads_ahead() {
     let cut =
         Cut { first_position: 0, global_batch: 16, world: 8, ending: Ending::Pad, layout: Layout::Segment };
     let t = ticket(&manifest, Shuffle::None, cut, 3);
-    let budget = Budget { message_bytes: 1, messages: 1, segments_ahead: 4 };
+    let budget = Budget { message_bytes: 1, messages: 1, segments_ahead: Some(4) };
     let mut answer = plan(made.clone(), manifest, &schema, &t, budget).unwrap();
     // Its rows are 6, 7, 22, 23, 38, 39, ...
     for _ in 0..4 {
@@ -342,17 +328,15 @@ async fn a_rank_without_rows_in_most_segments_still_reads_ahead() {
 struct Rotting(Arc<Made>);
 
 impl Segments for Rotting {
-    fn get<'a>(
-        &'a self,
-        manifest: &'a Arc<Manifest>,
-        segment: u32,
-        projection: &'a [usize],
-    ) -> BoxFuture<'a, Result<Arc<RecordBatch>>> {
+    fn get<'a>(&'a self, reading: &'a Reading, segment: u32) -> BoxFuture<'a, Result<Ready>> {
         async move {
-            let good = self.0.get(manifest, segment, projection).await?;
+            let good = self.0.get(reading, segment).await?;
             let asked = self.0.asked.lock().unwrap().iter().filter(|s| **s == segment).count();
             match asked % 2 {
-                1 => Ok(Arc::new(batch(-1_000_000, good.num_rows() as u64).project(projection).unwrap())),
+                1 => {
+                    let wrong = batch(-1_000_000, good.batch.num_rows() as u64);
+                    Ok(Arc::new(wrong.project(&reading.projection).unwrap()).into())
+                }
                 _ => Ok(good),
             }
         }

@@ -1,10 +1,9 @@
 //! The walks behind the answers: which rows come next, and how they become messages.
 
-use super::{Budget, Segments};
+use super::{Budget, Reading, Ready, Segments};
 use crate::gather::{Pick, gather};
 use crate::wire::Message;
 use arrow::array::RecordBatch;
-use arrow::datatypes::SchemaRef;
 use forebay_proto::digest::OrderDigest;
 use forebay_proto::manifest::{Manifest, Segment};
 use forebay_proto::plan::steps::{Cut, Slot, Steps};
@@ -32,13 +31,11 @@ const PREFETCH_SEGMENTS: usize = 64;
 /// Makes messages of rows and hands them to the reader.
 pub(super) struct Maker {
     pub segments: Arc<dyn Segments>,
-    pub manifest: Arc<Manifest>,
-    pub projection: Arc<[usize]>,
-    pub schema: SchemaRef,
+    pub reading: Reading,
     pub budget: Budget,
     pub sender: mpsc::Sender<Result<Message>>,
     /// Segments that the last message used.
-    pub held: HashMap<u32, Arc<RecordBatch>>,
+    pub held: HashMap<u32, Ready>,
     /// Body bytes for each byte that the manifest estimates, as in the last message; 1 before it.
     pub share: f64,
 }
@@ -76,53 +73,57 @@ impl Maker {
             || collected.bytes * self.share >= self.budget.message_bytes as f64
     }
 
-    /// Holds the wanted segments and no others; those that are not held yet are got several at once.
-    async fn hold(&mut self, wanted: HashSet<u32>) -> Result<()> {
-        self.held.retain(|segment, _| wanted.contains(segment));
-        let missing: Vec<u32> = wanted.into_iter().filter(|s| !self.held.contains_key(s)).collect();
+    /// Holds the wanted segments too; those that are not held yet are got several at once. Answers with those that are
+    /// held no more: letting go of one may unmap megabytes, so that is not for an async thread.
+    async fn hold(&mut self, wanted: &HashSet<u32>) -> Result<Vec<Ready>> {
+        let gone = self.held.extract_if(|segment, _| !wanted.contains(segment)).map(|(_, r)| r).collect();
+        let missing: Vec<u32> = wanted.iter().filter(|s| !self.held.contains_key(s)).copied().collect();
         let gets = missing.into_iter().map(|segment| {
-            let (segments, manifest, projection) =
-                (self.segments.clone(), self.manifest.clone(), self.projection.clone());
+            let (segments, reading) = (self.segments.clone(), self.reading.clone());
             async move {
-                let batch = segments.get(&manifest, segment, &projection).await?;
-                let rows = manifest.segment(segment)?.total_rows;
-                if batch.num_rows() as u64 != rows {
+                let ready = segments.get(&reading, segment).await?;
+                let rows = reading.manifest.segment(segment)?.total_rows;
+                if ready.batch.num_rows() as u64 != rows {
                     return Err(Error::corrupt(format!(
                         "{}: segment {segment} has {} rows, the manifest says {rows}",
-                        manifest.uri(),
-                        batch.num_rows()
+                        reading.manifest.uri(),
+                        ready.batch.num_rows()
                     )));
                 }
-                Ok((segment, batch))
+                Ok((segment, ready))
             }
         });
         let got: Vec<_> = stream::iter(gets).buffer_unordered(CONCURRENCY).try_collect().await?;
         self.held.extend(got);
-        Ok(())
+        Ok(gone)
     }
 
     /// Gathers and sends the collected rows.
     async fn send(&mut self, collected: Collected) -> Result<()> {
         let collected = Arc::new(collected);
         for _ in 0..ATTEMPTS {
-            self.hold(collected.samples.iter().map(|s| s.segment).collect()).await?;
+            let gone = self.hold(&collected.samples.iter().map(|s| s.segment).collect()).await?;
+            let room = self.segments.room((collected.bytes * self.share) as usize).await;
             let mut places = HashMap::with_capacity(self.held.len());
-            let mut sources: Vec<Arc<RecordBatch>> = Vec::with_capacity(self.held.len());
-            for (segment, batch) in &self.held {
-                places.insert(*segment, (sources.len(), self.manifest.segment(*segment)?.skip as usize));
-                sources.push(batch.clone());
+            let mut sources: Vec<Ready> = Vec::with_capacity(self.held.len());
+            for (segment, ready) in &self.held {
+                let skip = self.reading.manifest.segment(*segment)?.skip as usize;
+                places.insert(*segment, (sources.len(), skip));
+                sources.push(ready.clone());
             }
-            let (schema, rows) = (self.schema.clone(), collected.clone());
+            let (schema, rows) = (self.reading.projected.clone(), collected.clone());
             let made = self.made_of(sources, move |sources| {
+                drop(gone);
                 let pick = |s: &Sample| {
                     let (source, skip) = places[&s.segment];
                     (source, skip + s.row as usize)
                 };
                 let picks: Vec<Pick> = rows.samples.iter().map(pick).collect();
-                let sources: Vec<&RecordBatch> = sources.iter().map(Arc::as_ref).collect();
+                let sources: Vec<&RecordBatch> = sources.iter().map(|r| r.batch.as_ref()).collect();
                 let batch = gather(&schema, &sources, &picks)?;
                 let digest = rows.digest.to_bytes().to_vec().into();
-                Message::new(&batch, v1::MessageMeta { digest, ..rows.meta.clone() })
+                let message = Message::new(&batch, v1::MessageMeta { digest, ..rows.meta.clone() })?;
+                Ok(message.guarded(room))
             });
             let Some(message) = made.await? else {
                 self.held.clear();
@@ -133,20 +134,20 @@ impl Maker {
             }
             return self.deliver(message).await;
         }
-        Err(unsound(&self.manifest))
+        Err(unsound(&self.reading.manifest))
     }
 
     /// A message made of segments; `None` if one of them was damaged meanwhile, whatever came of it.
     async fn made_of(
         &self,
-        sources: Vec<Arc<RecordBatch>>,
-        make: impl FnOnce(&[Arc<RecordBatch>]) -> Result<Message> + Send + 'static,
+        sources: Vec<Ready>,
+        make: impl FnOnce(&[Ready]) -> Result<Message> + Send + 'static,
     ) -> Result<Option<Message>> {
         let segments = self.segments.clone();
         blocking(move || {
             // Damaged offsets may make it panic.
             let made = std::panic::catch_unwind(AssertUnwindSafe(|| make(&sources)));
-            if !sources.iter().all(|source| segments.is_sound(source)) {
+            if !sources.iter().all(|source| segments.is_sound(&source.batch)) {
                 return Ok(None);
             }
             made.unwrap_or_else(|_| Err(Error::corrupt("gathering rows failed: the log says why"))).map(Some)
@@ -155,19 +156,24 @@ impl Maker {
     }
 
     /// A message of consecutive rows of a segment.
-    async fn stretch(&mut self, segment: u32, first: usize, rows: usize) -> Result<Message> {
+    async fn stretch(&mut self, segment: u32, first: usize, rows: usize, bytes: usize) -> Result<Message> {
         for _ in 0..ATTEMPTS {
-            self.hold(HashSet::from([segment])).await?;
+            let gone = self.hold(&HashSet::from([segment])).await?;
             let sources: Vec<_> = self.held.values().cloned().collect();
+            let room = self.segments.room(bytes).await;
             let meta = v1::MessageMeta { runs: vec![0, segment, rows as u32], ..Default::default() };
-            let made =
-                self.made_of(sources, move |sources| Message::new(&sources[0].slice(first, rows), meta));
+            // Hashing reads every byte: the pages are there when the message is sent from an async thread.
+            let made = self.made_of(sources, move |sources| {
+                drop(gone);
+                let message = Message::new(&sources[0].batch.slice(first, rows), meta)?;
+                Ok(message.guarded(sources[0].guard.clone()).guarded(room))
+            });
             match made.await? {
                 Some(message) => return Ok(message),
                 None => self.held.clear(),
             }
         }
-        Err(unsound(&self.manifest))
+        Err(unsound(&self.reading.manifest))
     }
 
     async fn deliver(&self, message: Message) -> Result<()> {
@@ -240,14 +246,20 @@ impl PlanWalk {
     pub async fn run(self, mut maker: Maker) -> Result<()> {
         let Self { order, cut, rank, segments } = self;
         let steps = Steps::new(&order, cut)?;
-        let manifest = maker.manifest.clone();
+        let manifest = maker.reading.manifest.clone();
         let mut ahead = Ahead::start(&maker, &order, cut.first_position, &segments);
         let mut slots: Vec<Slot> = Vec::new();
         let mut collected = Collected::default();
         for step in 0..steps.count() {
+            let position = cut.first_position + step * cut.global_batch;
+            if collected.samples.is_empty() {
+                maker.segments.reached(position);
+            }
             steps.batch(step, rank, &mut slots);
             for slot in slots.iter().filter(|s| Self::wants(&segments, s.sample.segment)) {
-                ahead.reached(slot.sample.segment);
+                if let Some(ahead) = &mut ahead {
+                    ahead.reached(slot.sample.segment);
+                }
                 let segment = manifest.segment(slot.sample.segment)?;
                 if steps.is_real(slot) {
                     let id = segment.first_row + u64::from(slot.sample.row);
@@ -256,12 +268,14 @@ impl PlanWalk {
                 collected.push(step, slot.sample, &segment);
                 if maker.is_full(&collected) {
                     maker.send(std::mem::take(&mut collected)).await?;
+                    maker.segments.reached(position);
                 }
             }
         }
         if !collected.samples.is_empty() {
             maker.send(collected).await?;
         }
+        maker.segments.reached(u64::MAX);
         Ok(())
     }
 }
@@ -282,12 +296,11 @@ struct Ahead {
 }
 
 impl Ahead {
-    fn start(maker: &Maker, order: &Arc<Order>, position: u64, wanted: &[u8]) -> Self {
+    fn start(maker: &Maker, order: &Arc<Order>, position: u64, wanted: &[u8]) -> Option<Self> {
         let window = order.window_segments();
-        let ready = window.saturating_add(maker.budget.segments_ahead).min(PREFETCH_SEGMENTS);
+        let ready = window.saturating_add(maker.budget.segments_ahead?).min(PREFETCH_SEGMENTS);
         let (room, past) = (Arc::new(Semaphore::new(ready)), Arc::new(AtomicUsize::new(0)));
-        let (segments, manifest, projection) =
-            (maker.segments.clone(), maker.manifest.clone(), maker.projection.clone());
+        let (segments, reading) = (maker.segments.clone(), maker.reading.clone());
         let mut seen = HashSet::new();
         let mut next = order.segments_from(position);
         next.retain(|&s| PlanWalk::wants(wanted, s) && seen.insert(s));
@@ -306,15 +319,14 @@ impl Ahead {
                 if place < floor.load(Relaxed) {
                     continue;
                 }
-                let (segments, manifest, projection) =
-                    (segments.clone(), manifest.clone(), projection.clone());
+                let (segments, reading) = (segments.clone(), reading.clone());
                 // What fails here fails again, and is reported, when the walk needs it.
-                under_way.spawn(async move { segments.get(&manifest, segment, &projection).await.map(drop) });
+                under_way.spawn(async move { segments.get(&reading, segment).await.map(drop) });
             }
             while under_way.join_next().await.is_some() {}
         });
         let (reached, last, made) = (HashSet::new(), None, 0);
-        Self { room, places, past, window, reached, last, made, task }
+        Some(Self { room, places, past, window, reached, last, made, task })
     }
 
     fn reached(&mut self, segment: u32) {
@@ -341,21 +353,26 @@ impl Drop for Ahead {
 /// All rows in file order, up to `limit`.
 pub(super) async fn scan(mut maker: Maker, limit: u64) -> Result<()> {
     let mut left = limit;
-    let count = maker.manifest.segments().len() as u32;
+    let count = maker.reading.manifest.segments().len() as u32;
     for segment in 0..count {
         if left == 0 {
             break;
         }
-        maker.hold(HashSet::from([segment])).await?;
-        let Some(batch) = maker.held.get(&segment).cloned() else { continue };
-        let part = maker.manifest.segment(segment)?;
+        let gone = maker.hold(&HashSet::from([segment])).await?;
+        let let_go = move || {
+            drop(gone);
+            Ok(())
+        };
+        blocking(let_go).await?;
+        let Some(Ready { batch, .. }) = maker.held.get(&segment).cloned() else { continue };
+        let part = maker.reading.manifest.segment(segment)?;
         let rows = part.rows.min(left) as usize;
         let bytes = used_bytes(&batch) / batch.num_rows().max(1);
         let per_message = (maker.budget.message_bytes / bytes.max(1)).clamp(1, MESSAGE_ROWS);
         drop(batch);
         for first in (0..rows).step_by(per_message) {
             let n = per_message.min(rows - first);
-            let message = maker.stretch(segment, part.skip as usize + first, n).await?;
+            let message = maker.stretch(segment, part.skip as usize + first, n, bytes * n).await?;
             maker.deliver(message).await?;
         }
         left -= rows as u64;
@@ -392,7 +409,7 @@ pub(super) fn explicit_rows(manifest: &Manifest, ticket: &v1::RowsTicket) -> Res
 
 /// Explicit rows in the order asked for.
 pub(super) async fn rows(mut maker: Maker, samples: Vec<Sample>) -> Result<()> {
-    let manifest = maker.manifest.clone();
+    let manifest = maker.reading.manifest.clone();
     let mut collected = Collected::default();
     for sample in samples {
         collected.push(0, sample, &manifest.segment(sample.segment)?);

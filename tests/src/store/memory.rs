@@ -52,7 +52,7 @@ pub fn run(runtime: &Runtime, settings: &Settings) -> anyhow::Result<Findings> {
 /// A cold and a warm epoch by two jobs of two ranks each.
 async fn peak(s3: &S3Server, table: &Table, budget_mib: u64) -> anyhow::Result<Peak> {
     let options = ServerOptions::for_s3(s3).args(["--cache-bytes", "16GiB"]);
-    let options = options.args(["--fill-bytes", &format!("{budget_mib}MiB")]);
+    let options = options.args(["--memory-bytes", &format!("{budget_mib}MiB")]);
     let server = options.try_start().map_err(anyhow::Error::msg)?;
     let (anonymous, done) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
     let watch = {

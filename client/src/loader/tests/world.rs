@@ -14,7 +14,6 @@ use forebay_proto::digest::OrderDigest;
 use forebay_proto::plan::Order;
 use forebay_proto::plan::steps::{Cut, Steps};
 use forebay_segment::SourceSettings;
-use forebay_segment::answer::Segments;
 use parquet::arrow::ArrowWriter;
 use parquet::file::properties::WriterProperties;
 use std::sync::Arc;
@@ -112,7 +111,7 @@ pub async fn all_rows(dataset: &Dataset) -> RecordBatch {
     let Access::Direct(direct) = dataset.access() else { panic!("needs direct access") };
     let mut segments = Vec::new();
     for segment in 0..dataset.manifest().segments().len() as u32 {
-        segments.push(direct.get(dataset.manifest(), segment, dataset.projection()).await.unwrap());
+        segments.push(direct.read(dataset.manifest(), segment, dataset.projection()).await.unwrap());
     }
     concat_batches(dataset.projected_schema(), segments.iter().map(AsRef::as_ref)).unwrap()
 }

@@ -1,0 +1,57 @@
+//! The read path: its parts, its policy as a trace of events (`trace`), and what that is worth (`hits`).
+
+mod hits;
+mod trace;
+mod world;
+
+use super::*;
+use crate::store::StoreSettings;
+use arrow::array::{ArrayRef, ListArray};
+use arrow::datatypes::{DataType, Int64Type};
+
+#[test]
+fn columns_stored_for_another_dataset_fit_whatever_it_called_their_parts() {
+    let rows = [Some(vec![Some(1), Some(2)]), None, Some(vec![])];
+    let list = |name: &str| -> ArrayRef {
+        let lists = ListArray::from_iter_primitive::<Int64Type, _, _>(rows.clone());
+        let (_, offsets, values, nulls) = lists.into_parts();
+        let item = Arc::new(Field::new(name, DataType::Int64, true));
+        Arc::new(ListArray::new(item, offsets, values, nulls))
+    };
+    let batch = |name| Arc::new(RecordBatch::try_from_iter([("ids", list(name))]).unwrap());
+    let (stored, wanted) = (batch("element"), batch("item"));
+    let composed = compose(&wanted.schema(), &[stored.into()], 3).unwrap();
+    assert_eq!(composed.batch, wanted);
+}
+
+/// What happens when a flight lands between a reader's look into the store and its own take-off.
+#[tokio::test]
+async fn a_fill_that_comes_too_late_fetches_nothing() {
+    use forebay_proto::manifest::{Manifest, Object, SegmentSize};
+    let dir = tempfile::tempdir().unwrap();
+    let batch = RecordBatch::try_from_iter([(
+        "id",
+        Arc::new(arrow::array::Int64Array::from_iter_values(0..5)) as ArrayRef,
+    )])
+    .unwrap();
+    // The object does not exist: whoever tries to fetch it fails.
+    let object = Object { key: "gone.parquet".into(), etag: "e".into(), size: 9 };
+    let size = SegmentSize { object: 0, row_groups: 1, rows: 5, decoded_bytes: 40 };
+    let ipc = schema::to_ipc(&batch.schema()).unwrap();
+    let manifest = Arc::new(Manifest::new("file:///none", 1, ipc, vec![object], &[size]).unwrap());
+    let plans = Arc::new(Plans::default());
+    let store = Arc::new(Store::open(&StoreSettings::new(dir.path(), 1 << 20), plans.clone()).unwrap());
+    let source = Source::new(Default::default()).unwrap();
+    let cache = Cache::new(source, store.clone(), Arc::default(), plans, Memory::new(1 << 23));
+    let reading = Reading::new(manifest.clone(), &batch.schema(), &[]).unwrap();
+    let fill = || {
+        let ahead = Prefetch { urgency: Urgency::demand(), room: None };
+        cache.parts.clone().fill(reading.clone(), 0, vec!["id".into()], ahead)
+    };
+    assert!(fill().await.is_err(), "nothing is stored yet");
+    let id = manifest.segment_id(0).unwrap();
+    let origin = Origin { id, object: "file:///none/gone.parquet".into(), etag: "e".into() };
+    store.write(&origin, &batch, Admit::Always).unwrap();
+    assert!(fill().await.unwrap().is_none(), "look again");
+    assert_eq!(*cache.get(&reading, 0).await.unwrap().batch, batch);
+}
