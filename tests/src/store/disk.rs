@@ -1,12 +1,14 @@
 //! Folders as the disk sees them: what they take up, who watches that, and small file systems of their own.
 
+use std::collections::BTreeMap;
+use std::fs::Metadata;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 /// All files below a folder; those that go while it is walked are left out.
 pub fn files_under(folder: &Path) -> Vec<PathBuf> {
@@ -38,6 +40,36 @@ pub fn du(folder: &Path) -> u64 {
     own + below.sum::<u64>()
 }
 
+/// A file as no other one is: numbers of inodes are given out again.
+pub type Identity = (u64, Option<SystemTime>);
+
+/// Who a file is.
+pub fn identity(of: &Metadata) -> Identity {
+    (of.ino(), of.created().ok())
+}
+
+/// What files and folders took up at one instant. Files come and go while a folder is walked, and a walk that counts one
+/// that went and the one that came for it says too much. So it is walked twice: what both walks saw was there in
+/// between.
+pub fn du_at_once(folders: &[PathBuf]) -> u64 {
+    let walk = || {
+        let mut seen = BTreeMap::new();
+        folders.iter().for_each(|folder| sizes(folder, &mut seen));
+        seen
+    };
+    let (first, second) = (walk(), walk());
+    first.iter().filter(|(file, _)| second.contains_key(file)).map(|(_, bytes)| bytes).sum()
+}
+
+fn sizes(path: &Path, seen: &mut BTreeMap<Identity, u64>) {
+    let Ok(of) = std::fs::symlink_metadata(path) else { return };
+    seen.insert(identity(&of), 512 * of.blocks());
+    if of.is_dir() {
+        let entries = std::fs::read_dir(path).into_iter().flatten().flatten();
+        entries.for_each(|entry| sizes(&entry.path(), seen));
+    }
+}
+
 /// Looks every 10 ms at what some folders take up together, and remembers the most.
 pub struct Watch {
     most: Arc<AtomicU64>,
@@ -53,7 +85,7 @@ impl Watch {
         let (most, looks, stop) = (watch.most.clone(), watch.looks.clone(), watch.stop.clone());
         let thread = std::thread::spawn(move || {
             while !stop.load(Ordering::Relaxed) {
-                most.fetch_max(folders.iter().map(|folder| du(folder)).sum(), Ordering::Relaxed);
+                most.fetch_max(du_at_once(&folders), Ordering::Relaxed);
                 looks.fetch_add(1, Ordering::Relaxed);
                 std::thread::sleep(Duration::from_millis(10));
             }
