@@ -143,8 +143,69 @@ fn ranks_without_a_launcher_notice_a_dead_peer_by_themselves() {
     assert!(killed.elapsed() < Duration::from_secs(10), "it ended after {:?}", killed.elapsed());
     let line = ended.expect_failure();
     assert!(line.starts_with("forebay-train: rank 0 of 2: "), "{line}");
+    assert!(line.contains("rank 1"), "it names the lost rank: {line}");
     drop(victim);
     stage.server.stop();
+}
+
+#[test]
+fn killed_and_resumed_by_other_ranks_a_run_sees_what_an_undisturbed_one_sees() {
+    let stage = Stage::start();
+    let folder = tempfile::tempdir().expect("make a folder");
+    let path = |name: &str| folder.path().join(name).to_string_lossy().into_owned();
+    let (checkpoints, report) = (path("checkpoints"), path("report.json"));
+    let run = |ranks: &str| {
+        let line = ["--nproc", ranks, "--epochs", "2", "--batch", "60", "--seed", "5", "--report", &report];
+        stage.train(&line).args(["--checkpoint-dir", &checkpoints, "--checkpoint-every", "6"])
+    };
+    for (ranks, step) in [("2", 30), ("1", 100)] {
+        let mut running = run(ranks).start();
+        let began = Instant::now();
+        while newest(&checkpoints) < step {
+            assert!(running.is_running() && began.elapsed() < Duration::from_secs(100), "no step {step}");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        // Dropped, the launcher is killed, and its ranks go with it.
+        drop(running);
+    }
+    let said = run("3").end().expect_success();
+    let said = String::from_utf8_lossy(&said);
+    let report: Value =
+        serde_json::from_slice(&std::fs::read(&report).expect("a report")).expect("the report is JSON");
+    let line = ["epoch", &stage.uri, "--epochs", "2", "--batch", "60", "--seed", "5"];
+    let alone = json(cached(&stage.server, &line));
+    assert_eq!(report["earlier_epochs"][0]["order_digest"], digest(&alone, 0));
+    let last = &report["epochs"][0];
+    assert_eq!(
+        (&last["order_digest"], &last["samples"]),
+        (&Value::from(digest(&alone, 1)), &Value::from(5000))
+    );
+    let before = last["samples_before_resume"].as_u64().expect("a number");
+    assert!(before > 0 && before < 5000 && said.contains(&format!("resumed at sample {before}")), "{said}");
+    assert_eq!(report["steps"], 2 * 84);
+    stage.server.stop();
+}
+
+#[test]
+fn the_command_in_the_message_shows_the_samples_of_the_broken_step() {
+    let stage = Stage::start();
+    let message = stage.train(&["--lr", "1e30", "--nproc", "2", "--seed", "3"]).end().expect_failure();
+    let rows = message.split("its samples are the rows ").nth(1).expect("rows").split(" and ").next();
+    let command = message.split('`').nth(1).expect("a command").replace('\'', "");
+    let words: Vec<&str> = command.split(' ').skip(1).collect();
+    let shown = json(Run::new("forebay").args(words));
+    let shown: Vec<_> =
+        shown["slots"].as_array().expect("slots").iter().map(|slot| slot["row"].to_string()).collect();
+    assert_eq!(shown.len(), 64, "{command}");
+    assert!(shown.join(", ").starts_with(rows.expect("rows")), "{message}\n{shown:?}");
+    stage.server.stop();
+}
+
+/// The newest checkpoint's step.
+fn newest(folder: &str) -> u64 {
+    let names = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let step = |name: String| name.strip_prefix("step-")?.parse().ok();
+    names.filter_map(|entry| step(entry.file_name().into_string().ok()?)).max().unwrap_or(0)
 }
 
 impl Stage {
