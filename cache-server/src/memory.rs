@@ -5,10 +5,9 @@
 //! | fills | 3/8 | segments being fetched and decoded; prefetches use at most half of it |
 //! | transit | 2/8 | segments served without being stored, until no stream needs them |
 //! | streams | 1/8 | messages made but not sent; a stream may hold one whatever the others do |
-//! | maps | 2/8 | mapped segment files that are kept for the next reader |
+//! | maps | 2/8 | mapped segment files whose pages are in the process's memory |
 //!
-//! What this does not count: footers, manifests and the index of the store, which have bounds of their own, and maps that
-//! are being read.
+//! What this does not count: footers, manifests and the index of the store, which have bounds of their own.
 
 use crate::room::Room;
 use std::sync::Arc;
@@ -25,7 +24,7 @@ pub struct Memory {
     pub transit: Arc<Room>,
     /// Messages on their way.
     pub streams: Arc<Room>,
-    /// Kept maps: counted by the store.
+    /// Mapped files with pages in memory: the store sees to that.
     pub maps_bytes: u64,
 }
 

@@ -54,12 +54,13 @@ impl Server {
         };
         let url = settings.cluster.url(local(&listener)?)?;
         let source = Source::new(settings.source.clone())?;
+        let (plans, memory) = (Arc::new(Plans::default()), Memory::new(settings.memory_bytes));
         let stored = StoreSettings {
+            maps_bytes: memory.maps_bytes,
             dirs: settings.cache_dir.clone(),
             ..StoreSettings::new("", settings.cache_bytes)
         };
         let started = Instant::now();
-        let (plans, memory) = (Arc::new(Plans::default()), Memory::new(settings.memory_bytes));
         let forecast = plans.clone();
         let store = crate::cache::blocking(move || Store::open(&stored, forecast)).await??;
         tracing::info!(

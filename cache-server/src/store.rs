@@ -17,6 +17,7 @@ mod evict;
 pub mod file;
 mod index;
 mod map;
+mod pages;
 pub mod pins;
 pub mod policy;
 mod recover;
@@ -31,6 +32,7 @@ use forebay_proto::manifest::{Digest, SegmentId};
 use forebay_proto::{Error, Result};
 use index::{Booking, Entry, FileKey, Index};
 use map::Mapped;
+use pages::Pages;
 use pins::Pins;
 use policy::{Admit, Forecast};
 use std::io;
@@ -73,6 +75,8 @@ pub struct StoreSettings {
     pub dirs: Vec<PathBuf>,
     /// Bytes that they may use together; each gets an equal share.
     pub limit_bytes: u64,
+    /// Bytes of mapped files whose pages may be in the process's memory.
+    pub maps_bytes: u64,
     /// How files are reached.
     pub disk: Arc<dyn Disk>,
 }
@@ -80,7 +84,7 @@ pub struct StoreSettings {
 impl StoreSettings {
     /// One directory on the real disk.
     pub fn new(dir: impl Into<PathBuf>, limit_bytes: u64) -> Self {
-        Self { dirs: vec![dir.into()], limit_bytes, disk: Arc::new(RealDisk) }
+        Self { dirs: vec![dir.into()], limit_bytes, maps_bytes: u64::MAX, disk: Arc::new(RealDisk) }
     }
 }
 
@@ -110,6 +114,7 @@ pub struct Store {
     dirs: Vec<Dir>,
     limit_bytes: u64,
     index: Mutex<Index>,
+    pages: Pages,
     victims: Mutex<Victims>,
     forecast: Arc<dyn Forecast>,
     counters: StoreCounters,
@@ -139,6 +144,7 @@ impl Store {
         let store = Self {
             dirs: settings.dirs.iter().map(|path| Dir::new(path.clone(), settings.disk.clone())).collect(),
             limit_bytes: settings.limit_bytes,
+            pages: Pages::new(settings.maps_bytes),
             index: Mutex::new(Index::new(settings.dirs.iter().map(|_| settings.limit_bytes / count))),
             victims: Mutex::default(),
             forecast,
@@ -421,6 +427,7 @@ impl Store {
         let (place, path) = (&self.dirs[dir], self.dirs[dir].segment(key));
         if let Some(kept) = kept {
             if place.disk().stat_path(&path).is_ok_and(|now| kept.is_of(&now.stamp)) {
+                self.pages.touch(&kept);
                 return Some(kept.batch.clone());
             }
             // Somebody changed it behind our back: only what is on the disk counts.
@@ -429,7 +436,9 @@ impl Store {
         match map::open(place.disk(), &path, true) {
             Ok(mapped) => {
                 let batch = mapped.batch.clone();
-                self.index().keep_map(key, Arc::new(mapped));
+                let mapped = Arc::new(mapped);
+                self.pages.touch(&mapped);
+                self.index().keep_map(key, mapped);
                 Some(batch)
             }
             Err(e) => {
@@ -512,7 +521,9 @@ impl Store {
 
     /// Adds a file to the index.
     fn keep(&self, key: FileKey, origin: &Origin, columns: Arc<[String]>, mapped: Mapped, booking: Booking) {
-        let (object, map) = (origin.object.clone(), Some(Arc::new(mapped)));
+        let mapped = Arc::new(mapped);
+        self.pages.touch(&mapped);
+        let (object, map) = (origin.object.clone(), Some(mapped));
         let entry =
             Entry { object, columns, bytes: booking.bytes, dir: booking.dir, used: 0, pinned: false, map };
         let (old, valid) = {

@@ -16,7 +16,11 @@ use bytes::Bytes;
 use forebay_segment::wire;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, PoisonError, RwLock};
+
+/// The unit in which pages are let go.
+const PAGE_BYTES: usize = 4096;
 
 /// A mapped segment file.
 #[derive(Debug)]
@@ -27,6 +31,8 @@ pub struct Mapped {
     pub stat: Stat,
     place: Arc<Place>,
     body: Buffer,
+    /// Its pages may be in the process's memory.
+    touched: AtomicBool,
     /// Holders of the body when nobody reads it: the batch's own arrays and `body`.
     holders: usize,
 }
@@ -35,6 +41,23 @@ impl Mapped {
     /// Whether anybody but the store holds any of it.
     pub fn is_in_use(&self) -> bool {
         Arc::strong_count(&self.batch) > 1 || self.body.strong_count() > self.holders
+    }
+
+    /// Notes that it is about to be read; answers whether that was known.
+    pub fn set_touched(&self) -> bool {
+        self.touched.swap(true, Relaxed)
+    }
+
+    /// Gives its pages back to the kernel's page cache. Whoever reads it meanwhile gets them from there.
+    pub fn let_go(&self) {
+        self.touched.store(false, Relaxed);
+        let start = (self.body.as_ptr() as usize).next_multiple_of(PAGE_BYTES);
+        let end = (self.body.as_ptr() as usize + self.body.len()) / PAGE_BYTES * PAGE_BYTES;
+        if start < end {
+            // SAFETY: whole pages of a mapping that `self.body` keeps; it is of a file and only read, so that a page that
+            // was let go comes back with the file's bytes.
+            unsafe { libc::madvise(start as *mut libc::c_void, end - start, libc::MADV_DONTNEED) };
+        }
     }
 
     /// Whether the file is still the one that was mapped.
@@ -141,5 +164,5 @@ pub fn open(disk: &dyn Disk, path: &Path, verify: bool) -> Result<Mapped, Unread
         return Err(damaged("it holds another number of rows than its header says"));
     }
     let holders = body.strong_count();
-    Ok(Mapped { batch: Arc::new(batch), stat, place, body, holders })
+    Ok(Mapped { batch: Arc::new(batch), stat, place, body, touched: AtomicBool::new(false), holders })
 }

@@ -132,7 +132,7 @@ impl Two {
     fn open(&self, files: u64) -> Result<Store> {
         let dirs = vec![self.one.path().to_owned(), self.two.path().to_owned()];
         let limit_bytes = 2 * limit_for(files, file_bytes(50, &["a"]));
-        let settings = StoreSettings { dirs, limit_bytes, disk: self.disk.clone() };
+        let settings = StoreSettings { dirs, limit_bytes, maps_bytes: u64::MAX, disk: self.disk.clone() };
         Store::open(&settings, Arc::new(policy::NoForecast))
     }
 }

@@ -1,0 +1,79 @@
+//! Pages of mapped files count as the process's memory while it has touched them. So only so many bytes of maps keep
+//! theirs: of the one that was first touched since it last let go, the pages are given back. They stay in the kernel's
+//! page cache, and a reader that comes again finds them there.
+
+use super::map::Mapped;
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+/// The maps whose pages may be in memory.
+#[derive(Debug)]
+pub struct Pages {
+    limit_bytes: u64,
+    touched: Mutex<Touched>,
+}
+
+#[derive(Debug, Default)]
+struct Touched {
+    maps: VecDeque<(Weak<Mapped>, u64)>,
+    bytes: u64,
+}
+
+impl Pages {
+    /// For maps of `limit_bytes`.
+    pub fn new(limit_bytes: u64) -> Self {
+        Self { limit_bytes, touched: Mutex::default() }
+    }
+
+    /// A map is about to be read. Touches the kernel's tables: not for an async thread.
+    pub fn touch(&self, map: &Arc<Mapped>) {
+        if map.set_touched() {
+            return;
+        }
+        let mut over = Vec::new();
+        {
+            let mut touched = self.touched.lock().unwrap_or_else(PoisonError::into_inner);
+            let bytes = map.stat.stamp.bytes;
+            touched.bytes += bytes;
+            touched.maps.push_back((Arc::downgrade(map), bytes));
+            while touched.bytes > self.limit_bytes && touched.maps.len() > 1 {
+                let Some((map, bytes)) = touched.maps.pop_front() else { break };
+                touched.bytes -= bytes;
+                over.push(map);
+            }
+        }
+        over.iter().filter_map(Weak::upgrade).for_each(|map| map.let_go());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::store::file::Origin;
+    use crate::store::policy::{Admit, NoForecast};
+    use crate::store::{Store, StoreSettings};
+    use arrow::array::{ArrayRef, Int64Array, RecordBatch};
+    use forebay_proto::manifest::{Digest, SegmentId};
+    use std::sync::Arc;
+
+    #[test]
+    fn what_was_let_go_is_read_again_as_it_was() {
+        let dir = tempfile::tempdir().unwrap();
+        let settings = StoreSettings { maps_bytes: 150_000, ..StoreSettings::new(dir.path(), 1 << 30) };
+        let store = Store::open(&settings, Arc::new(NoForecast)).unwrap();
+        let batch = |i: i64| {
+            let values = Arc::new(Int64Array::from_iter_values((0..10_000).map(|r| r * i))) as ArrayRef;
+            RecordBatch::try_from_iter([("id", values)]).unwrap()
+        };
+        for i in 0..5 {
+            let origin =
+                Origin { id: SegmentId(Digest(i)), object: format!("file:///{i}"), etag: "e".into() };
+            store.write(&origin, &batch(i as i64), Admit::Always).unwrap();
+        }
+        for i in [0, 1, 2, 3, 4, 0, 4, 2] {
+            let found = store.find(SegmentId(Digest(i)), &["id".into()]);
+            assert_eq!(*found.parts[0], batch(i as i64));
+            let touched = store.pages.touched.lock().unwrap();
+            assert!(touched.bytes <= 150_000 && touched.maps.len() == 1, "{touched:?}");
+        }
+    }
+}
