@@ -28,9 +28,6 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use transit::Transit;
 
-/// Decoding holds the fetched bytes, the decoded pieces and their concatenation for a moment.
-const FILL_FACTOR: u64 = 2;
-
 /// The cache of one node.
 pub struct Cache {
     /// A fill's outcome: the columns, or none if some of them were found just before it began.
@@ -206,7 +203,8 @@ impl Parts {
         if !blocking(move || again.look(id, columns)).await?.found.is_empty() {
             return Ok(None);
         }
-        let mut filling = self.memory.fills.hold(s.decoded_bytes.saturating_mul(FILL_FACTOR)).await;
+        let cost = self.source.segment_cost(&manifest, segment, &projection, &urgency).await?;
+        let mut filling = self.memory.fills.hold(cost.total()).await;
         let batch = self.source.read_segment(&manifest, segment, &projection, &urgency).await?;
         filling.shrink(batch.get_array_memory_size() as u64);
         let object = &manifest.objects()[s.object as usize];

@@ -1,6 +1,6 @@
 //! Pages of mapped files count as the process's memory while it has touched them. So only so many bytes of maps keep
-//! theirs: of the one that was first touched since it last let go, the pages are given back. They stay in the kernel's
-//! page cache, and a reader that comes again finds them there.
+//! theirs, and those that are being read: of the one that was first touched since it last let go, the pages are given back.
+//! They stay in the kernel's page cache, and a reader that comes again finds them there.
 
 use super::map::Mapped;
 use std::collections::VecDeque;
@@ -36,10 +36,19 @@ impl Pages {
             let bytes = map.stat.stamp.bytes;
             touched.bytes += bytes;
             touched.maps.push_back((Arc::downgrade(map), bytes));
-            while touched.bytes > self.limit_bytes && touched.maps.len() > 1 {
+            // What is being read would be back at once: it waits for its next turn.
+            for _ in 1..touched.maps.len() {
+                if touched.bytes <= self.limit_bytes {
+                    break;
+                }
                 let Some((map, bytes)) = touched.maps.pop_front() else { break };
-                touched.bytes -= bytes;
-                over.push(map);
+                match map.upgrade().filter(|map| map.is_in_use()) {
+                    Some(_) => touched.maps.push_back((map, bytes)),
+                    None => {
+                        touched.bytes -= bytes;
+                        over.push(map);
+                    }
+                }
             }
         }
         over.iter().filter_map(Weak::upgrade).for_each(|map| map.let_go());
@@ -74,6 +83,14 @@ mod tests {
             assert_eq!(*found.parts[0], batch(i as i64));
             let touched = store.pages.touched.lock().unwrap();
             assert!(touched.bytes <= 150_000 && touched.maps.len() == 1, "{touched:?}");
+        }
+        let held: Vec<_> = (0..3).map(|i| store.find(SegmentId(Digest(i)), &["id".into()])).collect();
+        assert_eq!(store.pages.touched.lock().unwrap().maps.len(), 3, "what is being read keeps its pages");
+        drop(held);
+        store.find(SegmentId(Digest(4)), &["id".into()]);
+        assert_eq!(store.pages.touched.lock().unwrap().maps.len(), 1);
+        for i in 0..5 {
+            assert_eq!(*store.find(SegmentId(Digest(i)), &["id".into()]).parts[0], batch(i as i64));
         }
     }
 }
