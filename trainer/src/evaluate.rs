@@ -7,6 +7,7 @@ use tch::{Kind, Tensor};
 
 use crate::input::Input;
 use crate::model::{Metric, Model};
+use crate::precision::Precision;
 
 /// Sums of one rank.
 #[derive(Debug, Default, PartialEq)]
@@ -31,11 +32,12 @@ pub struct Evaluation {
 
 impl Score {
     /// Adds a batch; padding does not count.
-    pub fn add(&mut self, model: &dyn Model, input: &Input) -> Result<()> {
-        let (losses, scores) = tch::no_grad(|| -> Result<_> {
+    pub fn add(&mut self, model: &dyn Model, precision: Precision, input: &Input) -> Result<()> {
+        let scored = || -> Result<_> {
             let output = model.forward(input, false)?;
             Ok((model.row_losses(&output, input)?, model.row_scores(&output, input)?))
-        })?;
+        };
+        let (losses, scores) = tch::no_grad(|| precision.run(model.vars().device(), scored))??;
         self.loss += masked_sum(&losses, input.mask());
         self.score += masked_sum(&scores, input.mask());
         self.samples += match input.mask() {
@@ -86,12 +88,12 @@ mod tests {
         let labels = tch::no_grad(|| model.forward(&none, false).unwrap().argmax(-1, false));
         let mut score = Score::default();
         let mask = Some(Tensor::from_slice(&[1f32, 0., 1., 0.]));
-        score.add(&model, &input(labels.shallow_clone(), mask)).unwrap();
+        score.add(&model, Precision::Fp32, &input(labels.shallow_clone(), mask)).unwrap();
         assert_eq!((score.score, score.samples), (2.0, 2));
         let loss = score.loss;
         assert!(loss > 0.0 && loss < 2.0 * 10f64.ln());
         let wrong = (labels + 1).remainder(10);
-        score.add(&model, &input(wrong, None)).unwrap();
+        score.add(&model, Precision::Fp32, &input(wrong, None)).unwrap();
         assert_eq!((score.score, score.samples), (2.0, 6));
         assert!(score.loss > loss);
     }

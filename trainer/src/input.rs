@@ -4,9 +4,16 @@
 //! values and nulls are checked in every batch, for a label outside the classes would otherwise end the process deep
 //! inside the loss.
 //!
-//! * [`columns`]: which columns, and whether they fit. [`tensors`]: from Arrow to tensors.
+//! * [`columns`]: which columns, and whether they fit. [`tensors`]: from Arrow to tensors. [`prepare`]: of a batch.
+//! * [`ahead`]: inputs made ahead of their step.
+//! * [`image`]: images, their flags and shapes. [`augment`]: what is seen of them. [`decode`]: the threads at work.
 
+pub mod ahead;
+pub mod augment;
 pub mod columns;
+pub mod decode;
+pub mod image;
+pub mod prepare;
 pub mod tensors;
 
 use std::fmt;
@@ -15,12 +22,17 @@ use anyhow::{Context, Result};
 use tch::Tensor;
 
 pub use columns::{Columns, Takes};
+pub use prepare::Preparer;
 
 /// What a tensor is to the model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Role {
     /// Pixels.
     Image,
+    /// Numbers of a table.
+    Features,
+    /// Text in numbers.
+    Tokens,
     /// What is to be found.
     Label,
 }
@@ -38,6 +50,8 @@ impl fmt::Display for Role {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Image => "image",
+            Self::Features => "features",
+            Self::Tokens => "tokens",
             Self::Label => "label",
         })
     }
@@ -68,12 +82,14 @@ impl Input {
     /// Bytes of all its tensors.
     pub fn bytes(&self) -> u64 {
         let size = |tensor: &Tensor| (tensor.numel() * tensor.kind().elt_size_in_bytes()) as u64;
-        self.tensors.iter().map(|(_, tensor)| size(tensor)).chain(self.mask.iter().map(size)).sum()
+        self.tensors().map(size).sum()
     }
 
     /// Some of its rows, not copied.
     pub fn narrow(&self, first: i64, rows: i64) -> Self {
-        self.map(rows, |tensor| tensor.narrow(0, first, rows))
+        let cut = |tensor: &Tensor| tensor.narrow(0, first, rows);
+        let tensors = self.tensors.iter().map(|(role, tensor)| (*role, cut(tensor))).collect();
+        Self { tensors, mask: self.mask.as_ref().map(cut), rows }
     }
 
     /// Its rows in `parts` stretches of about the same length, in order; fewer if there are not as many rows.
@@ -83,19 +99,28 @@ impl Input {
         (0..parts).map(|part| self.narrow(cut(part), cut(part + 1) - cut(part))).collect()
     }
 
-    /// The same with each tensor replaced.
-    pub fn try_map(&self, f: impl Fn(&Tensor) -> Result<Tensor>) -> Result<Self> {
-        let replaced = |(role, tensor): &(Role, Tensor)| Ok((*role, f(tensor)?));
-        let tensors = self.tensors.iter().map(replaced).collect::<Result<_>>()?;
-        Ok(Self { tensors, mask: self.mask.as_ref().map(f).transpose()?, rows: self.rows })
+    /// The rows of these numbers, copied.
+    pub fn select(&self, rows: &Tensor) -> Result<Self> {
+        let selected = self.try_map(|tensor| Ok(tensor.f_index_select(0, rows)?))?;
+        Ok(Self { rows: rows.numel() as i64, ..selected })
     }
 
-    fn map(&self, rows: i64, f: impl Fn(&Tensor) -> Tensor) -> Self {
-        Self {
-            tensors: self.tensors.iter().map(|(role, tensor)| (*role, f(tensor))).collect(),
-            mask: self.mask.as_ref().map(f),
-            rows,
-        }
+    /// All its tensors, the mask included.
+    pub fn tensors(&self) -> impl Iterator<Item = &Tensor> {
+        self.tensors.iter().map(|(_, tensor)| tensor).chain(&self.mask)
+    }
+
+    /// The same with each tensor, the mask included, replaced.
+    pub fn try_map(&self, f: impl Fn(&Tensor) -> Result<Tensor>) -> Result<Self> {
+        Ok(Self {
+            tensors: self
+                .tensors
+                .iter()
+                .map(|(role, tensor)| Ok((*role, f(tensor)?)))
+                .collect::<Result<_>>()?,
+            mask: self.mask.as_ref().map(f).transpose()?,
+            rows: self.rows,
+        })
     }
 }
 

@@ -5,12 +5,13 @@
 //! process with torchrun's variables in its environment (the launcher's copies have them) is one rank. Whatever goes
 //! wrong ends all ranks within seconds, with one line on stderr and an exit code other than 0.
 //!
-//! * [`settings`]: the flags, checked. [`place`]: which rank this is. [`device`]: where it computes. [`launch`]: the other ranks. [`failure`]: how a
-//!   rank tells why it ended.
+//! * [`settings`]: the flags, checked. [`place`]: which rank this is. [`device`]: where it computes. [`launch`]: the
+//!   other ranks. [`failure`]: how a rank tells why it ended.
 //! * [`bench`]: the same training several ways, timed.
 //! * [`rank`]: one rank's run, from opening the datasets to the report; `run`: the training loop within it.
-//! * [`feed`]: batches from the loader and the time spent waiting for them. [`input`]: a batch as tensors, uncopied.
-//! * [`model`], [`optim`], [`train`], [`evaluate`]: what is computed.
+//! * [`feed`]: batches from the loader, and what is made of them. [`input`]: a batch as tensors.
+//!   [`fit`]: how many rows at a time.
+//! * [`model`], [`optim`], [`precision`], [`train`], [`evaluate`]: what is computed.
 //! * [`checkpoint`]: what a run needs to go on, on disk. [`keep`]: when it is written. [`standing`]: where a run is,
 //!   over all its restarts. [`suspect`]: which samples were in a step gone wrong. [`stop`]: how all ranks end after the same step.
 //! * [`account`]: what an epoch cost, merged over the ranks. [`timing`]: where a step's time goes. [`progress`],
@@ -24,6 +25,7 @@ pub mod evaluate;
 pub mod events;
 pub mod failure;
 pub mod feed;
+pub mod fit;
 pub mod input;
 pub mod keep;
 pub mod launch;
@@ -31,6 +33,7 @@ pub mod model;
 pub mod observe;
 pub mod optim;
 pub mod place;
+pub mod precision;
 pub mod progress;
 pub mod rank;
 pub mod report;

@@ -6,11 +6,14 @@
 //!
 //! Parameters start from the seed, alike on every rank and on every device: they are drawn on the CPU.
 //!
-//! * [`convnet`]: 28 x 28 digits.
+//! * [`convnet`]: 28 x 28 digits. [`resnet`]: images. [`mlp`]: tables. [`gpt`]: tokens.
 //! * [`args`]: the flags.
 
 pub mod args;
 pub mod convnet;
+pub mod gpt;
+pub mod mlp;
+pub mod resnet;
 
 use std::collections::HashMap;
 use std::fmt::Debug;
@@ -18,12 +21,15 @@ use std::fmt::Debug;
 use anyhow::Result;
 use arrow::datatypes::Schema;
 use serde::{Deserialize, Serialize};
-use tch::nn::VarStore;
+use tch::nn::{BatchNormConfig, Init, VarStore};
 use tch::{Device, Kind, Tensor};
 
 use crate::input::{Columns, Input};
 use crate::optim::Named;
 use args::{ModelArgs, ModelName};
+use gpt::GptSettings;
+use mlp::MlpSettings;
+use resnet::{Depth, ResnetSettings};
 
 /// A network with its loss and its measure of quality.
 pub trait Model: Debug {
@@ -52,6 +58,12 @@ pub trait Model: Debug {
 pub enum ModelSettings {
     /// [`convnet::ConvNet`].
     Convnet,
+    /// [`resnet::Resnet`].
+    Resnet(ResnetSettings),
+    /// [`mlp::Mlp`].
+    Mlp(MlpSettings),
+    /// [`gpt::Gpt`].
+    Gpt(GptSettings),
 }
 
 /// How a model's quality is measured.
@@ -60,6 +72,10 @@ pub enum ModelSettings {
 pub enum Metric {
     /// The share of rows whose class is found.
     Accuracy,
+    /// The mean of the squared errors.
+    SquaredError,
+    /// e to the mean loss of a token.
+    Perplexity,
 }
 
 impl Metric {
@@ -67,13 +83,16 @@ impl Metric {
     pub fn name(self) -> &'static str {
         match self {
             Self::Accuracy => "accuracy",
+            Self::SquaredError => "squared error",
+            Self::Perplexity => "perplexity",
         }
     }
 
     /// The measure from the mean of all rows' scores.
     pub fn of_mean(self, mean: f64) -> f64 {
         match self {
-            Self::Accuracy => mean,
+            Self::Accuracy | Self::SquaredError => mean,
+            Self::Perplexity => mean.exp(),
         }
     }
 
@@ -81,6 +100,7 @@ impl Metric {
     pub fn say(self, value: f64) -> String {
         match self {
             Self::Accuracy => format!("{:.2} %", 100.0 * value),
+            Self::SquaredError | Self::Perplexity => format!("{value:.4}"),
         }
     }
 }
@@ -90,6 +110,10 @@ impl ModelSettings {
     pub fn name(&self) -> &'static str {
         match self {
             Self::Convnet => "convnet",
+            Self::Resnet(ResnetSettings { depth: Depth::Resnet18, .. }) => "resnet18",
+            Self::Resnet(_) => "resnet50",
+            Self::Mlp(_) => "mlp",
+            Self::Gpt(_) => "gpt",
         }
     }
 
@@ -97,21 +121,35 @@ impl ModelSettings {
     pub fn build(&self, seed: u64, device: Device) -> Result<Box<dyn Model>> {
         Ok(match self {
             Self::Convnet => Box::new(convnet::ConvNet::new(seed, device)),
+            Self::Resnet(settings) => Box::new(resnet::Resnet::new(settings.clone(), seed, device)),
+            Self::Mlp(settings) => Box::new(mlp::Mlp::new(settings.clone(), seed, device)),
+            Self::Gpt(settings) => Box::new(gpt::Gpt::new(*settings, seed, device)?),
         })
+    }
+
+    /// Rows that a pass of training needs at least: a batch norm knows no spread of one.
+    pub fn rows_min(&self) -> i64 {
+        match self {
+            Self::Resnet(_) | Self::Mlp(_) => 2,
+            Self::Convnet | Self::Gpt(_) => 1,
+        }
     }
 }
 
 /// The model that the flags ask for on a dataset of this schema, and what it takes of it. The error names the shape
 /// that the dataset has and the one that the model takes.
 pub fn resolve(args: &ModelArgs, schema: &Schema, uri: &str) -> Result<(ModelSettings, Columns)> {
-    let columns = match args.model {
-        ModelName::Convnet => convnet::columns(args),
-    };
-    columns.check(schema, uri)?;
-    let settings = match args.model {
-        ModelName::Convnet => ModelSettings::Convnet,
-    };
-    Ok((settings, columns))
+    match args.model {
+        ModelName::Convnet => {
+            let columns = convnet::columns(args);
+            columns.check(schema, uri)?;
+            Ok((ModelSettings::Convnet, columns))
+        }
+        ModelName::Resnet18 => resnet::resolve(args, Depth::Resnet18, schema, uri),
+        ModelName::Resnet50 => resnet::resolve(args, Depth::Resnet50, schema, uri),
+        ModelName::Mlp => mlp::resolve(args, schema, uri),
+        ModelName::Gpt => gpt::resolve(args, schema, uri),
+    }
 }
 
 /// The parameters with their names, in the order of their creation, which is the same on every rank.
@@ -159,3 +197,11 @@ fn cross_entropies(logits: &Tensor, labels: &Tensor) -> Result<Tensor> {
 fn hits(logits: &Tensor, labels: &Tensor) -> Result<Tensor> {
     Ok(logits.f_argmax(-1, false)?.f_eq_tensor(labels)?.to_kind(Kind::Float))
 }
+
+/// As PyTorch starts batch norms: tch draws their weights at random.
+fn batch_norm() -> BatchNormConfig {
+    BatchNormConfig { ws_init: Init::Const(1.0), ..Default::default() }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,12 +1,13 @@
 //! One rank's run, from opening the datasets to the report.
 
 use std::io::Write;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use forebay_c10d::ProcessGroup;
 use forebay_client::loader::{Ending, LoaderState, Shuffle};
-use forebay_client::{Access, Batch, Dataset, DatasetSpec, Event, LoaderSettings};
+use forebay_client::{Access, Dataset, DatasetSpec, Event, LoaderSettings};
 use forebay_proto::v1::Counters;
 use tokio::runtime::{Handle, Runtime};
 
@@ -14,12 +15,13 @@ use crate::checkpoint::Identity;
 use crate::device::Compute;
 use crate::evaluate::{Evaluation, Score};
 use crate::feed::Feed;
-use crate::input::{Columns, Input};
+use crate::fit::{self, Fit, SAMPLE_ROWS};
+use crate::input::{Columns, Preparer};
 use crate::model::{self, Model, ModelSettings};
 use crate::place::Place;
 use crate::report::{Report, SettingsReport};
 use crate::run::{End, Run};
-use crate::settings::Settings;
+use crate::settings::{AUTO_BATCH, Settings};
 use crate::timing::{Part, Stopwatch};
 use crate::train::{Trainer, TrainerSettings};
 
@@ -32,7 +34,10 @@ pub fn run(settings: &Settings, place: &Place) -> Result<()> {
     forebay_c10d::init_logging()?;
     keep_to_own_cores(place);
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-    let result = Rank::join(settings, place, &runtime).and_then(|rank| rank.run());
+    let result = Rank::join(settings, place, &runtime).and_then(|rank| match rank.fitting_batch()? {
+        None => rank.run(),
+        Some(batch) => Rank { settings: &Settings { batch, ..settings.clone() }, ..rank }.run(),
+    });
     // What still prefetches has no reader any more.
     runtime.shutdown_background();
     result
@@ -42,8 +47,8 @@ pub fn run(settings: &Settings, place: &Place) -> Result<()> {
 pub(crate) struct Rank<'a> {
     pub settings: &'a Settings,
     pub place: &'a Place,
-    pub compute: Compute,
     pub group: ProcessGroup,
+    pub compute: Compute,
     runtime: Handle,
     access: Access,
 }
@@ -53,6 +58,7 @@ pub(crate) struct Fitted {
     pub dataset: Dataset,
     pub model: ModelSettings,
     columns: Columns,
+    preparer: Arc<Preparer>,
 }
 
 impl<'a> Rank<'a> {
@@ -71,11 +77,11 @@ impl<'a> Rank<'a> {
 
     fn run(&self) -> Result<()> {
         // The test dataset first: what is wrong with it should show before the training, not after.
-        let test = self.settings.test_spec().map(|spec| self.open(spec)).transpose()?;
+        let test = self.settings.test_spec().map(|spec| self.open(spec, None)).transpose()?;
         self.group.barrier()?;
         let cost = self.counters(Duration::ZERO)?;
         self.group.barrier()?;
-        let fitted = self.open(self.settings.train_spec())?;
+        let fitted = self.open(self.settings.train_spec(), Some(self.settings.seed))?;
         if let Some(test) = &test {
             same_model(&fitted, test)?;
         }
@@ -91,8 +97,38 @@ impl<'a> Rank<'a> {
         self.finish(&report)
     }
 
-    /// Opens a dataset and checks that it can be trained on.
-    fn open(&self, spec: DatasetSpec) -> Result<Fitted> {
+    /// The global batch that `--batch auto` stands for, if that is what was asked for. Collective.
+    fn fitting_batch(&self) -> Result<Option<u64>> {
+        let settings = self.settings;
+        if settings.batch != AUTO_BATCH {
+            return Ok(None);
+        }
+        let train = self.open(settings.train_spec(), Some(settings.seed))?;
+        let world = self.place.world as u64;
+        let rows = (train.dataset.epoch_samples() / world).max(1);
+        let mut feed = self.feed(&train, self.loader(Shuffle::None, rows.min(SAMPLE_ROWS) * world))?;
+        let Event::Batch(batch) = feed.next_event()? else { bail!("the dataset gave no batch to try") };
+        let fit = Fit {
+            group: &self.group,
+            model: &train.model,
+            device: self.compute.device(),
+            precision: settings.precision,
+            optimizer: settings.optim.settings(),
+            accumulate: settings.optim.accumulate,
+            memory_bytes: settings
+                .batch_memory
+                .unwrap_or_else(|| fit::default_memory_bytes(self.place.local_world)),
+        };
+        let tried = fit.try_all(&feed.input(&batch)?, rows)?;
+        let chosen = fit.choose(&tried)?;
+        if self.place.is_first() {
+            say(&fit::table(&tried, self.place.world, chosen));
+        }
+        Ok(Some(chosen * world))
+    }
+
+    /// Opens a dataset and checks that it can be trained on. `vary`: the seed by which its images are varied.
+    fn open(&self, spec: DatasetSpec, vary: Option<u64>) -> Result<Fitted> {
         let spec = DatasetSpec { columns: Some(self.settings.model.column_names()), ..spec };
         let dataset = self.runtime.block_on(Dataset::open(&self.access, &spec))?;
         let uri = dataset.manifest().uri();
@@ -102,14 +138,20 @@ impl<'a> Rank<'a> {
         let digest = dataset.manifest().digest().0;
         let versions = self.group.all_gather_i64(&[(digest >> 64) as i64, digest as i64])?;
         same_version(&versions).with_context(|| uri.to_owned())?;
-        Ok(Fitted { dataset, model, columns })
+        let threads = std::thread::available_parallelism().map_or(1, usize::from) / self.place.local_world;
+        let preparer = Preparer::new(columns.clone(), &self.settings.model.image, threads, vary)?;
+        Ok(Fitted { dataset, model, columns, preparer: Arc::new(preparer) })
     }
 
     /// The batches of the training, from `resume` on.
-    pub fn training_feed(&self, dataset: &Dataset, resume: Option<LoaderState>) -> Result<Feed> {
+    pub fn training_feed(&self, train: &Fitted, resume: Option<LoaderState>) -> Result<Feed> {
         let settings = LoaderSettings { resume, ..self.loader(self.settings.shuffle(), self.settings.batch) };
         let settings = LoaderSettings { epochs: Some(self.settings.epochs), ..settings };
-        Feed::start(&self.runtime, dataset, settings)
+        self.feed(train, settings)
+    }
+
+    fn feed(&self, of: &Fitted, settings: LoaderSettings) -> Result<Feed> {
+        Feed::start(&self.runtime, &of.dataset, settings, &of.preparer, self.settings.trains())
     }
 
     fn loader(&self, shuffle: Shuffle, global_batch: u64) -> LoaderSettings {
@@ -168,6 +210,7 @@ impl<'a> Rank<'a> {
             schedule: optim.schedule(steps_per_epoch * self.settings.epochs),
             clip_norm: optim.clip_norm,
             accumulate: optim.accumulate,
+            precision: self.settings.precision,
         };
         let model = model.build(self.settings.seed, self.compute.device())?;
         Trainer::new(&self.group, model, settings).map(Some)
@@ -175,10 +218,15 @@ impl<'a> Rank<'a> {
 
     fn evaluate(&self, model: &dyn Model, test: &Fitted) -> Result<Evaluation> {
         let settings = self.loader(Shuffle::None, TEST_ROWS * self.place.world as u64);
-        let mut feed = Feed::start(&self.runtime, &test.dataset, settings)?;
+        // Each rank has seen running means of its own: rank 0's are those that a checkpoint keeps.
+        for (_, mut buffer) in model::buffers(model.vars()) {
+            self.group.broadcast(&mut buffer, 0)?;
+        }
+        let mut feed = self.feed(test, settings)?;
         let mut score = Score::default();
         while let Event::Batch(batch) = feed.next_event().context("evaluation")? {
-            score.add(model, &self.compute.take(test.input(&batch)?)?)?;
+            let input = self.compute.take(feed.input(&batch)?)?;
+            score.add(model, self.settings.precision, &input)?;
         }
         score.merge(&self.group, model.metric(), test.dataset.epoch_samples())
     }
@@ -204,7 +252,7 @@ impl<'a> Rank<'a> {
 
     fn report(&self, fitted: &Fitted, test: Option<&Fitted>) -> Report {
         let settings = self.settings;
-        let Fitted { dataset: train, model, columns } = fitted;
+        let Fitted { dataset: train, model, columns, .. } = fitted;
         Report {
             version: env!("CARGO_PKG_VERSION"),
             settings: SettingsReport {
@@ -269,11 +317,6 @@ impl Fitted {
     /// Steps of an epoch.
     pub fn steps(&self, global_batch: u64) -> u64 {
         self.dataset.epoch_samples().div_ceil(global_batch)
-    }
-
-    /// A batch as tensors.
-    pub fn input(&self, batch: &Batch) -> Result<Input> {
-        self.columns.tensors(&batch.to_record_batch(), batch.mask())
     }
 }
 

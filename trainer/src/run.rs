@@ -76,7 +76,7 @@ impl<'a> Run<'a> {
             standing = Standing::of(&checkpoint.meta)?;
             state = Some(checkpoint.meta.state()?);
         }
-        let feed = rank.training_feed(&train.dataset, state)?;
+        let feed = rank.training_feed(train, state)?;
         let mut trainer = rank.trainer(&train.model, train.steps(settings.batch))?;
         if let (Some(trainer), Some(checkpoint)) = (&mut trainer, &checkpoint) {
             let (epoch, samples_done) = standing.first();
@@ -167,7 +167,7 @@ impl<'a> Run<'a> {
         };
         let input = {
             let _span = Span::new("copy")?;
-            self.rank.compute.take(self.train.input(batch)?)?
+            self.rank.compute.take(self.feed.input(batch)?)?
         };
         watch.lap(Part::Copy);
         let sum = match trainer.step(&input, at) {

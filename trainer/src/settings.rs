@@ -14,6 +14,7 @@ use crate::device::DeviceName;
 use crate::model::args::ModelArgs;
 use crate::observe::ObserveArgs;
 use crate::optim::args::OptimArgs;
+use crate::precision::Precision;
 
 /// Train a model on a Parquet dataset that the cache streams, on one or several ranks.
 #[derive(Debug, Clone, Parser)]
@@ -51,13 +52,20 @@ pub struct Settings {
     #[command(flatten)]
     #[expect(missing_docs, reason = "documented at its type")]
     pub optim: OptimArgs,
+    /// What the network computes in
+    #[arg(long, value_enum, default_value_t)]
+    pub precision: Precision,
 
     /// Passes over the training dataset
     #[arg(long, value_name = "N", default_value_t = 3)]
     pub epochs: u64,
-    /// Samples per step over all ranks together; a multiple of the number of ranks
-    #[arg(long, value_name = "G", default_value_t = 128)]
+    /// Samples per step over all ranks together, a multiple of the number of ranks; or auto: the fastest power of two
+    /// per rank that fits into the memory
+    #[arg(long, value_name = "G", default_value_t = 128, value_parser = batch)]
     pub batch: u64,
+    /// With --batch auto on the CPU: the memory that each rank may take [default: its share of half of what is free]
+    #[arg(long, value_name = "SIZE", value_parser = forebay_proto::units::bytes)]
+    pub batch_memory: Option<u64>,
     /// Seed of the order of samples and of the parameters
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
@@ -71,12 +79,12 @@ pub struct Settings {
     /// Ranks to start on this machine [default: 1]; not with torchrun, which starts them itself
     #[arg(long, value_name = "N")]
     pub nproc: Option<usize>,
-    /// Where to compute; cuda needs the plugin that `make nccl` builds
-    #[arg(long, value_enum, value_name = "WHERE", default_value_t)]
-    pub device: DeviceName,
     /// Start all ranks anew, up to so many times, if one fails; they go on from the newest checkpoint
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub max_restarts: u32,
+    /// Where to compute; cuda needs the plugin that `make nccl` builds
+    #[arg(long, value_enum, value_name = "WHERE", default_value_t)]
+    pub device: DeviceName,
     /// Give up on a peer that stays silent for so long, in seconds
     #[arg(long, value_name = "S", default_value_t = 300)]
     pub peer_timeout_s: u64,
@@ -109,12 +117,15 @@ pub enum ShuffleAll {
 /// Segments mixed unless told otherwise: enough for training, while a rank holds four segments' rows at most.
 const WINDOW: u32 = 4;
 
+/// `--batch auto`, which [`crate::fit`] replaces before the training begins. No batch has as many rows.
+pub const AUTO_BATCH: u64 = u64::MAX;
+
 impl Settings {
     /// Refuses what cannot work on `world` ranks, in one line.
     pub fn check(&self, world: usize) -> Result<()> {
         ensure!(world > 0, "the world size is 0: --nproc must be at least 1");
         ensure!(self.batch > 0, "the global batch is 0: --batch must be at least 1");
-        let remainder = self.batch % world as u64;
+        let remainder = if self.batch == AUTO_BATCH { 0 } else { self.batch % world as u64 };
         ensure!(
             remainder == 0,
             "--batch {} cannot be shared evenly by {world} ranks: it leaves {remainder} over",
@@ -128,6 +139,10 @@ impl Settings {
         );
         ensure!(self.peer_timeout_s > 0, "--peer-timeout-s must be at least 1");
         self.model.check()?;
+        ensure!(
+            self.batch != AUTO_BATCH || self.trains(),
+            "--batch auto needs a model to try: it does not go with --data-only and --emulate-step-ms"
+        );
         if self.data_only && self.test.is_some() {
             bail!(
                 "--test and --data-only contradict each other: without a model there is nothing to evaluate"
@@ -173,6 +188,13 @@ impl Settings {
             Some(ShuffleAll::Full) => Shuffle::Full,
             None => Shuffle::Window(self.window.unwrap_or(WINDOW)),
         }
+    }
+}
+
+fn batch(text: &str) -> Result<u64, String> {
+    match text {
+        "auto" => Ok(AUTO_BATCH),
+        number => number.parse().map_err(|error| format!("a number or `auto`: {error}")),
     }
 }
 

@@ -3,7 +3,7 @@
 use std::cell::Cell;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use forebay_c10d::{Ddp, DdpSettings, DdpStats, ProcessGroup, Span, zero_grads};
 use tch::{Kind, Tensor};
 
@@ -12,6 +12,7 @@ use crate::input::Input;
 use crate::model::{self, Model};
 use crate::optim::schedule::Schedule;
 use crate::optim::{Named, Optimizer, OptimizerSettings, clip_by_norm};
+use crate::precision::{Precision, Scaler};
 
 /// A model in training on one rank.
 #[derive(Debug)]
@@ -22,6 +23,8 @@ pub struct Trainer {
     optimizer: Optimizer,
     model: Box<dyn Model>,
     settings: TrainerSettings,
+    /// Only where the precision needs it.
+    scaler: Option<Scaler>,
     /// Steps taken, over the whole run.
     done: u64,
     world: u64,
@@ -60,6 +63,8 @@ pub struct TrainerSettings {
     pub clip_norm: Option<f64>,
     /// Each step's rows take so many passes.
     pub accumulate: u64,
+    /// What the network computes in.
+    pub precision: Precision,
 }
 
 /// Where a step stands.
@@ -86,6 +91,7 @@ impl Trainer {
             optimizer,
             model,
             settings,
+            scaler: settings.precision.scaler(),
             done: 0,
             world: group.world() as u64,
             times: Cell::default(),
@@ -99,7 +105,8 @@ impl Trainer {
     /// however they and the padding are spread, and however many passes share the rows.
     pub fn step(&mut self, input: &Input, at: At) -> Result<f64> {
         zero_grads(&self.parameters, true)?;
-        let weight = self.world as f64 / at.samples.max(1) as f64;
+        let scale = self.scaler.as_ref().map_or(1.0, Scaler::scale);
+        let weight = self.world as f64 / at.samples.max(1) as f64 * scale;
         let parts = input.split(self.settings.accumulate);
         let mut sums = Vec::with_capacity(parts.len());
         for (index, part) in parts.iter().enumerate() {
@@ -115,10 +122,12 @@ impl Trainer {
         if !sum.is_finite() {
             return Err(NotFinite { at, nan: sum.is_nan(), lr: self.settings.schedule.lr }.into());
         }
-        if let Some(max) = self.settings.clip_norm {
-            clip_by_norm(&self.parameters, max)?;
+        if self.scaler.as_mut().map_or(Ok(true), |scaler| scaler.unscale(&self.parameters))? {
+            if let Some(max) = self.settings.clip_norm {
+                clip_by_norm(&self.parameters, max)?;
+            }
+            self.optimizer.step(self.settings.schedule.rate(self.done))?;
         }
-        self.optimizer.step(self.settings.schedule.rate(self.done))?;
         self.done += 1;
         let times = self.times.get();
         self.times.set(ComputeTimes { optimizer: times.optimizer + began.elapsed(), ..times });
@@ -147,8 +156,17 @@ impl Trainer {
     }
 
     fn loss_sum(&self, input: &Input) -> Result<Tensor> {
-        let output = self.model.forward(input, true)?;
-        Ok(masked_sum(&self.model.row_losses(&output, input)?, input.mask()))
+        let (rows, needed) = (input.rows(), self.model.settings().rows_min());
+        ensure!(
+            rows >= needed,
+            "a pass of {rows} rows is too small for the batch norms of the {}: a larger --batch or a smaller \
+             --accumulate makes it at least {needed}",
+            self.model.settings().name()
+        );
+        self.settings.precision.run(self.model.vars().device(), || {
+            let output = self.model.forward(input, true)?;
+            Ok(masked_sum(&self.model.row_losses(&output, input)?, input.mask()))
+        })?
     }
 
     /// The model.
@@ -180,13 +198,22 @@ impl Trainer {
 
     /// What else the next steps depend on, for a checkpoint: the living tensors.
     pub fn state(&self) -> Vec<Named> {
-        self.optimizer.state()
+        let mut state = self.optimizer.state();
+        state.extend(self.scaler.iter().flat_map(Scaler::state));
+        state
     }
 
     /// Goes on from what [`Trainer::weights`] and [`Trainer::state`] gave, after `done` steps of the schedule.
     pub fn load(&mut self, weights: &[Named], state: &[Named], done: u64) -> Result<()> {
         checkpoint::restore("parameter", &self.weights(), weights)?;
-        self.optimizer.load_state(state).context("the optimizer's state")?;
+        let clone = |(name, tensor): &Named| (name.clone(), tensor.shallow_clone());
+        let (scaling, optimizer): (Vec<_>, Vec<_>) =
+            state.iter().map(clone).partition(|(name, _)| Scaler::owns(name));
+        self.optimizer.load_state(&optimizer).context("the optimizer's state")?;
+        // A run that goes on in another precision starts its scaling anew.
+        if let (Some(scaler), false) = (&mut self.scaler, scaling.is_empty()) {
+            scaler.load_state(&scaling)?;
+        }
         self.done = done;
         Ok(())
     }
@@ -227,7 +254,7 @@ mod tests {
     fn settings(lr: f64, steps: u64) -> TrainerSettings {
         let optimizer = OptimizerSettings::Sgd { momentum: 0.9, nesterov: true, weight_decay: 1e-4 };
         let schedule = Schedule { lr, shape: Shape::OneCycle, warmup_steps: None, steps };
-        TrainerSettings { optimizer, schedule, clip_norm: None, accumulate: 1 }
+        TrainerSettings { optimizer, schedule, clip_norm: None, accumulate: 1, precision: Precision::Fp32 }
     }
 
     fn trainer(group: &ProcessGroup, settings: TrainerSettings) -> Trainer {

@@ -5,6 +5,7 @@ use arrow::buffer::BooleanBuffer;
 use arrow::datatypes::SchemaRef;
 use forebay_proto::digest::OrderDigest;
 use forebay_proto::{Error, Result};
+use std::sync::Arc;
 
 /// One rank's rows of a step. Cheap to clone; its memory goes back to the loader's pool when the last clone is gone.
 #[derive(Debug, Clone)]
@@ -12,6 +13,7 @@ pub struct Batch {
     pub(crate) epoch: u64,
     pub(crate) step: u64,
     pub(crate) samples_done: u64,
+    pub(crate) samples: Arc<[u64]>,
     pub(crate) mask: Option<BooleanBuffer>,
     pub(crate) real_rows: usize,
     pub(crate) digest: OrderDigest,
@@ -42,6 +44,11 @@ impl Batch {
     /// Rows that are samples of the epoch, not padding.
     pub fn real_rows(&self) -> usize {
         self.real_rows
+    }
+
+    /// The number of each row's sample in the dataset, in file order from 0; padding has that of the row it repeats.
+    pub fn sample_ids(&self) -> &[u64] {
+        &self.samples
     }
 
     /// Set for rows that are samples, unset for padding; `None` when no row is padding.

@@ -281,8 +281,9 @@ impl Assembly {
         }
         let columns = RecordBatch::try_new(schema.clone(), arrays)
             .map_err(|e| Error::corrupt(format!("epoch {} step {}: {e}", self.plan.epoch, self.plan.step)))?;
-        let StepPlan { epoch, step, samples_done, real, ref mask, .. } = self.plan;
-        Ok(Batch { epoch, step, samples_done, mask: mask.clone(), real_rows: real as usize, digest, columns })
+        let StepPlan { epoch, step, samples_done, real, ref samples, ref mask, .. } = self.plan;
+        let (samples, mask, real_rows) = (samples.clone(), mask.clone(), real as usize);
+        Ok(Batch { epoch, step, samples_done, samples, mask, real_rows, digest, columns })
     }
 }
 

@@ -1,7 +1,7 @@
 //! What is expected: for each step, which rows of which segments the batch holds, where they lie, and their digest.
 //!
-//! Planning is pure; a step's plan costs 16 bytes for each row (running digests), so that the digest of any stretch
-//! of rows is a subtraction and each row is hashed once.
+//! Planning is pure; a step's plan costs 24 bytes for each row (its sample's number, and running digests, so that the digest
+//! of any stretch of rows is a subtraction and each row is hashed once).
 
 use arrow::buffer::BooleanBuffer;
 use forebay_proto::Result;
@@ -50,6 +50,8 @@ pub(crate) struct StepPlan {
     pub real: u32,
     /// Set for rows that are not padding; `None` when all are.
     pub mask: Option<BooleanBuffer>,
+    /// The number of each row's sample in the dataset.
+    pub samples: Arc<[u64]>,
     /// In the order of the batch's rows.
     pub pieces: Vec<Piece>,
     /// Entry i is the digest of rows `0 .. i`.
@@ -85,10 +87,12 @@ impl Epoch {
         let mut running = Vec::with_capacity(slots.len() + 1);
         let mut digest = OrderDigest::default();
         running.push(digest);
+        let mut samples = Vec::with_capacity(slots.len());
         for s in &slots {
+            let sample = segments[s.sample.segment as usize].first_row + u64::from(s.sample.row);
+            samples.push(sample);
             if steps.is_real(s) {
-                let first_row = segments[s.sample.segment as usize].first_row;
-                digest.add(s.position, first_row + u64::from(s.sample.row));
+                digest.add(s.position, sample);
             }
             running.push(digest);
         }
@@ -105,6 +109,7 @@ impl Epoch {
             samples_done: self.position(step + 1).min(self.order.len()),
             rows,
             real,
+            samples: samples.into(),
             pieces: pieces.collect(),
             mask: (real < rows).then(|| slots.iter().map(|s| steps.is_real(s)).collect()),
             running,
@@ -178,6 +183,8 @@ mod tests {
         steps.batch(1, 1, &mut slots);
         let first_row = |s: u32| [0, 7, 12][s as usize];
         assert_eq!(steps.digest(&slots, first_row), last.digest(0..5));
+        let samples = slots.iter().map(|s| first_row(s.sample.segment) + u64::from(s.sample.row));
+        assert_eq!(last.samples.to_vec(), samples.collect::<Vec<_>>());
         assert!(epoch.plan(0).unwrap().mask.is_none());
     }
 }

@@ -4,6 +4,7 @@ use anyhow::{Result, bail, ensure};
 use arrow::datatypes::{DataType, Schema};
 
 use super::Role;
+use super::image::{ImageSettings, Source};
 
 /// The columns that a model takes, in a fixed order.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -37,6 +38,20 @@ pub enum Takes {
     Class {
         /// The number of classes.
         classes: i64,
+    },
+    /// Images of any kind that its settings name: the tensor is `[rows, channels, size, size]` of bytes.
+    Image(ImageSettings),
+    /// A number: the tensor is `[rows]` of 32-bit floats.
+    Number,
+    /// A number, or a list of numbers of a fixed length. Several such columns are one tensor, `[rows, numbers]` of
+    /// 32-bit floats.
+    Numbers,
+    /// Integers from 0 to below `vocab` in a list of a fixed length: the tensor is `[rows, length]`.
+    Tokens {
+        /// Tokens of a row.
+        length: i64,
+        /// The number of different tokens.
+        vocab: i64,
     },
 }
 
@@ -82,7 +97,45 @@ impl Takes {
             Self::Class { .. } => {
                 (!kind.is_integer()).then(|| "labels are one integer each, such as Int64".to_owned())
             }
+            Self::Image(image) => {
+                let fits = match (kind, image.source) {
+                    (DataType::Binary | DataType::LargeBinary, Source::Encoded) => true,
+                    (DataType::FixedSizeList(item, size), Source::Raw(raw)) => {
+                        *item.data_type() == DataType::UInt8 && i64::from(*size) == raw.bytes()
+                    }
+                    _ => false,
+                };
+                (!fits).then(|| "images are JPEG or PNG files in Binary, or pixels in UInt8[..]".to_owned())
+            }
+            Self::Number => {
+                (!is_number(kind)).then(|| "with --task regression labels are one number each".to_owned())
+            }
+            Self::Numbers => numbers(kind).is_none().then(|| {
+                "the mlp takes numbers, or lists of numbers of a fixed length, such as Float32[16]".to_owned()
+            }),
+            Self::Tokens { length, .. } => {
+                let fits = matches!(kind, DataType::FixedSizeList(item, size)
+                    if item.data_type().is_integer() && i64::from(*size) == *length);
+                (!fits).then(|| {
+                    format!(
+                        "the gpt takes tokens as integers, such as Int32[{length}] with --context {}",
+                        length - 1
+                    )
+                })
+            }
         }
+    }
+}
+
+fn is_number(kind: &DataType) -> bool {
+    kind.is_integer() || kind.is_floating() || *kind == DataType::Boolean
+}
+
+/// How many numbers a row of such a column holds.
+pub fn numbers(kind: &DataType) -> Option<i64> {
+    match kind {
+        DataType::FixedSizeList(item, length) if is_number(item.data_type()) => Some(i64::from(*length)),
+        kind => is_number(kind).then_some(1),
     }
 }
 

@@ -1,6 +1,10 @@
 //! The flags that say what is trained, and on which columns.
 
+use anyhow::{Result, ensure};
 use clap::{Args, ValueEnum};
+
+use super::mlp::Task;
+use crate::input::image::ImageArgs;
 
 /// Which model, of which size, on which columns.
 #[derive(Debug, Clone, Args)]
@@ -9,12 +13,45 @@ pub struct ModelArgs {
     /// What to train
     #[arg(long, value_enum, default_value_t)]
     pub model: ModelName,
-    /// Column of images: 784 unsigned bytes each for the convnet, 28 x 28, row by row
+    /// Column of images: raw pixels, or JPEG or PNG files; for the convnet 784 bytes each, 28 x 28, row by row
     #[arg(long, value_name = "NAME", default_value = "image")]
     pub image_column: String,
-    /// Column of labels: integers from 0 on
+    /// Column of labels: integers from 0 on, or numbers with --task regression
     #[arg(long, value_name = "NAME", default_value = "label")]
     pub label_column: String,
+    /// Number of classes of the label [default: 10]
+    #[arg(long, value_name = "N")]
+    pub classes: Option<i64>,
+    /// Columns that the mlp reads: numbers, or lists of numbers of a fixed length
+    #[arg(long, value_name = "A,B,..", value_delimiter = ',')]
+    pub feature_columns: Vec<String>,
+    /// What the mlp finds
+    #[arg(long, value_enum, default_value_t)]
+    pub task: Task,
+    /// Widths of the mlp's inner layers
+    #[arg(long, value_name = "N,M,..", value_delimiter = ',', default_value = "64,64")]
+    pub hidden: Vec<i64>,
+    /// Column of tokens for the gpt: integers, one more per row than the context is long
+    #[arg(long, value_name = "NAME", default_value = "tokens")]
+    pub token_column: String,
+    /// Number of different tokens
+    #[arg(long, value_name = "N", default_value_t = 256)]
+    pub vocab: i64,
+    /// Tokens that the gpt reads at once [default: what the column holds, less one]
+    #[arg(long, value_name = "N")]
+    pub context: Option<i64>,
+    /// Blocks of the gpt
+    #[arg(long, value_name = "N", default_value_t = 4)]
+    pub layers: i64,
+    /// Attention heads of each block
+    #[arg(long, value_name = "N", default_value_t = 4)]
+    pub heads: i64,
+    /// Width of the gpt: a multiple of the heads
+    #[arg(long, value_name = "N", default_value_t = 128)]
+    pub width: i64,
+    #[command(flatten)]
+    #[expect(missing_docs, reason = "documented at its type")]
+    pub image: ImageArgs,
 }
 
 /// The models there are.
@@ -23,22 +60,53 @@ pub enum ModelName {
     /// A small convolutional network for 28 x 28 greyscale digits
     #[default]
     Convnet,
+    /// A residual network of 18 layers, for images
+    Resnet18,
+    /// A residual network of 50 layers, for images
+    Resnet50,
+    /// A multi-layer perceptron, for tables
+    Mlp,
+    /// A small decoder-only transformer, for tokens
+    Gpt,
 }
 
 impl ModelArgs {
     /// Refuses what contradicts itself.
-    pub fn check(&self) -> anyhow::Result<()> {
-        anyhow::ensure!(
-            self.image_column != self.label_column,
-            "--image-column and --label-column name the same column"
-        );
+    pub fn check(&self) -> Result<()> {
+        self.image.check()?;
+        ensure!(self.classes.is_none_or(|n| n > 1), "--classes must be at least 2");
+        ensure!(self.hidden.iter().all(|width| *width > 0), "--hidden must be widths of at least 1");
+        let names = self.columns();
+        for (index, (flag, name)) in names.iter().enumerate() {
+            if let Some((other, _)) = names[..index].iter().find(|(_, own)| own == name) {
+                anyhow::bail!("{other} and {flag} name the same column");
+            }
+        }
         Ok(())
+    }
+
+    /// The number of classes.
+    pub fn classes(&self) -> i64 {
+        self.classes.unwrap_or(10)
     }
 
     /// The columns that the model reads.
     pub fn column_names(&self) -> Vec<String> {
+        self.columns().into_iter().map(|(_, name)| name.to_owned()).collect()
+    }
+
+    /// The same with the flags that choose them.
+    fn columns(&self) -> Vec<(&'static str, &str)> {
+        let label = ("--label-column", self.label_column.as_str());
         match self.model {
-            ModelName::Convnet => vec![self.image_column.clone(), self.label_column.clone()],
+            ModelName::Convnet | ModelName::Resnet18 | ModelName::Resnet50 => {
+                vec![("--image-column", &self.image_column), label]
+            }
+            ModelName::Mlp => {
+                let features = self.feature_columns.iter().map(|name| ("--feature-columns", name.as_str()));
+                features.chain([label]).collect()
+            }
+            ModelName::Gpt => vec![("--token-column", &self.token_column)],
         }
     }
 }

@@ -1,0 +1,255 @@
+//! `--batch auto`: the batch that trains fastest among those that fit.
+//!
+//! Candidates are powers of two of rows per rank. Each is tried on real rows, forward, backward and optimizer, on a model
+//! of its own that nobody keeps, and without talking to the other ranks: one that ran out of memory could not answer
+//! them. What fits on all ranks is then compared by speed, the slowest rank's. All ranks come to the same answer.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Instant;
+
+use anyhow::{Context, Result, anyhow};
+use comfy_table::{CellAlignment, Table, presets};
+use forebay_c10d::{Op, ProcessGroup, zero_grads};
+use tch::{Cuda, Device, Kind, Tensor};
+
+use crate::input::Input;
+use crate::model::{self, Model, ModelSettings};
+use crate::optim::{Optimizer, OptimizerSettings};
+use crate::precision::Precision;
+
+/// Rows per rank at most: beyond that a step is no longer one.
+const ROWS_MAX: u64 = 1 << 14;
+/// Times that each candidate is run; the first of them warms up, the median of the others counts.
+const RUNS: usize = 4;
+
+/// What is tried.
+#[derive(Debug, Clone)]
+pub struct Fit<'a> {
+    /// The ranks that must agree.
+    pub group: &'a ProcessGroup,
+    /// The model.
+    pub model: &'a ModelSettings,
+    /// Where it computes.
+    pub device: Device,
+    /// In what.
+    pub precision: Precision,
+    /// What moves it: its state needs memory too.
+    pub optimizer: OptimizerSettings,
+    /// Passes that share a rank's rows.
+    pub accumulate: u64,
+    /// Bytes of main memory that a rank may take, on the CPU.
+    pub memory_bytes: u64,
+}
+
+/// The largest batch of which rows are read to try the model on.
+pub const SAMPLE_ROWS: u64 = 64;
+
+/// One candidate.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Tried {
+    /// Rows per rank and pass.
+    pub rows: u64,
+    /// Samples per second over all ranks; `None` = it does not fit.
+    pub samples_per_s: Option<f64>,
+}
+
+impl Fit<'_> {
+    /// Tries candidates on the rows of `sample`, repeated as needed, for a dataset of which each rank has `rows` in an
+    /// epoch. Gives all that were tried; collective.
+    pub fn try_all(&self, sample: &Input, rows: u64) -> Result<Vec<Tried>> {
+        let mut tried = Vec::new();
+        let least = self.model.rows_min().max(1) as u64;
+        let mut rows_now = least.next_power_of_two();
+        while rows_now <= rows.min(ROWS_MAX).max(least) {
+            let (seconds, peak) = match self.attempt(sample, rows_now)? {
+                Some((seconds, peak)) => (seconds, peak),
+                None => (f64::INFINITY, u64::MAX),
+            };
+            let seconds = self.agreed(seconds, Op::Max)?;
+            let world = self.group.world() as f64;
+            let samples_per_s = seconds.is_finite().then(|| world * rows_now as f64 / seconds);
+            tried.push(Tried { rows: rows_now, samples_per_s });
+            // On the CPU nothing fails before the machine does: the next one is not tried if it may be too large.
+            // What does not grow with the rows is counted twice too.
+            let next_fits = self.device != Device::Cpu || peak.saturating_mul(2) <= self.memory_bytes;
+            if samples_per_s.is_none() || self.agreed(f64::from(u8::from(next_fits)), Op::Min)? == 0.0 {
+                break;
+            }
+            rows_now *= 2;
+        }
+        Ok(tried)
+    }
+
+    /// The rows of a rank's step, all passes together.
+    pub fn choose(&self, tried: &[Tried]) -> Result<u64> {
+        let speed = |tried: &Tried| tried.samples_per_s.unwrap_or(0.0);
+        let best = tried.iter().max_by(|a, b| speed(a).total_cmp(&speed(b)));
+        let best = best.filter(|best| best.samples_per_s.is_some());
+        let best = best.context("--batch auto: not even the smallest batch fits into the memory")?;
+        Ok(best.rows * self.accumulate)
+    }
+
+    /// The median time of a pass, and the memory at its peak; `None` if there is too little.
+    fn attempt(&self, sample: &Input, rows: u64) -> Result<Option<(f64, u64)>> {
+        let run = || -> Result<(f64, u64)> {
+            forget_peak();
+            let model = self.model.build(1, self.device)?;
+            let mut optimizer = Optimizer::new(self.optimizer, model::parameters(model.vars()))?;
+            let input = repeated(sample, rows as i64, self.device)?;
+            let mut times = Vec::with_capacity(RUNS);
+            for _ in 0..RUNS {
+                let began = Instant::now();
+                self.pass(&*model, &mut optimizer, &input)?;
+                times.push(began.elapsed().as_secs_f64());
+            }
+            times.remove(0);
+            times.sort_by(f64::total_cmp);
+            Ok((times[times.len() / 2], peak_bytes()))
+        };
+        let quiet = std::panic::take_hook();
+        std::panic::set_hook(Box::new(|_| {}));
+        let result = catch_unwind(AssertUnwindSafe(run));
+        std::panic::set_hook(quiet);
+        let result = result.unwrap_or_else(|panic| {
+            // tch's operations panic with libtorch's own words.
+            let words = panic.downcast_ref::<String>().cloned().unwrap_or_default();
+            Err(anyhow!(words))
+        });
+        match result {
+            Ok(measured) => Ok(Some(measured)),
+            Err(error) if format!("{error:#}").contains("out of memory") => Ok(None),
+            Err(error) => Err(error.context(format!("--batch auto: {rows} rows"))),
+        }
+    }
+
+    fn pass(&self, model: &dyn Model, optimizer: &mut Optimizer, input: &Input) -> Result<()> {
+        zero_grads(&model.vars().trainable_variables(), true)?;
+        let loss = self.precision.run(self.device, || -> Result<Tensor> {
+            let output = model.forward(input, true)?;
+            Ok(model.row_losses(&output, input)?.mean(Kind::Float))
+        })??;
+        loss.f_backward()?;
+        // Without a rate nothing moves, but all memory is in use.
+        optimizer.step(0.0)?;
+        if let Device::Cuda(index) = self.device {
+            Cuda::synchronize(index as i64);
+        }
+        Ok(())
+    }
+
+    fn agreed(&self, value: f64, op: Op) -> Result<f64> {
+        let mut shared = Tensor::from_slice(&[value]);
+        self.group.all_reduce(&mut shared, op)?;
+        Ok(shared.double_value(&[0]))
+    }
+}
+
+/// The table for people.
+pub fn table(tried: &[Tried], world: usize, chosen: u64) -> String {
+    let mut table = Table::new();
+    table.load_preset(presets::UTF8_FULL_CONDENSED).set_header(["rows per rank and pass", "samples/s", ""]);
+    let most = tried.iter().filter_map(|tried| tried.samples_per_s).fold(0.0, f64::max);
+    for Tried { rows, samples_per_s } in tried {
+        let (speed, note) = match samples_per_s {
+            None => ("-".to_owned(), "too large"),
+            Some(speed) if *speed == most => (format!("{speed:.0}"), "chosen"),
+            Some(speed) => (format!("{speed:.0}"), ""),
+        };
+        table.add_row([rows.to_string(), speed, note.to_owned()]);
+    }
+    for column in table.column_iter_mut().take(2) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    format!("{table}\n--batch auto: {chosen} rows on each of {world} ranks, {} in all", chosen * world as u64)
+}
+
+/// So many rows, those of `sample` again and again.
+fn repeated(sample: &Input, rows: i64, device: Device) -> Result<Input> {
+    let index = Tensor::arange(rows, (Kind::Int64, Device::Cpu)).remainder(sample.rows().max(1));
+    let rows = sample.select(&index)?;
+    rows.try_map(|tensor| Ok(tensor.f_to_device(device)?))
+}
+
+/// The most main memory that this process has had since [`forget_peak`].
+fn peak_bytes() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+    let kilobytes = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok());
+    kilobytes.unwrap_or(0) * 1024
+}
+
+/// Linux: writing 5 there resets the peak. Where that is not allowed the peak only grows, and the limit comes sooner.
+fn forget_peak() {
+    let _ = std::fs::write("/proc/self/clear_refs", "5");
+}
+
+/// Half of what the machine has free, shared by its ranks.
+pub fn default_memory_bytes(local_world: usize) -> u64 {
+    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
+    let kilobytes = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok());
+    kilobytes.unwrap_or(2 << 20) * 1024 / 2 / local_world.max(1) as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    use forebay_c10d::Store;
+
+    use crate::input::Role;
+
+    fn group() -> ProcessGroup {
+        let timeout = Duration::from_secs(30);
+        ProcessGroup::gloo(Store::serve(1, timeout).unwrap(), 0, 1, timeout).unwrap()
+    }
+
+    #[test]
+    fn candidates_double_until_the_epoch_or_the_memory_ends() {
+        let group = group();
+        let images = Tensor::randint(256, [3, 784], (Kind::Uint8, Device::Cpu));
+        let labels = Tensor::from_slice(&[1i64, 2, 3]);
+        let sample = Input::new(3, vec![(Role::Image, images), (Role::Label, labels)], None);
+        let fit = Fit {
+            group: &group,
+            model: &ModelSettings::Convnet,
+            device: Device::Cpu,
+            precision: Precision::Fp32,
+            optimizer: OptimizerSettings::Sgd { momentum: 0.9, nesterov: true, weight_decay: 0.0 },
+            accumulate: 3,
+            memory_bytes: u64::MAX,
+        };
+        let tried = fit.try_all(&sample, 20).unwrap();
+        assert_eq!(tried.iter().map(|tried| tried.rows).collect::<Vec<_>>(), [1, 2, 4, 8, 16]);
+        assert!(tried.iter().all(|tried| tried.samples_per_s > Some(0.0)));
+        assert_eq!(Fit { memory_bytes: 1, ..fit.clone() }.try_all(&sample, 20).unwrap().len(), 1);
+
+        let tried = |rows, samples_per_s| Tried { rows, samples_per_s };
+        let all = [tried(1, Some(10.0)), tried(2, Some(30.0)), tried(4, Some(20.0)), tried(8, None)];
+        assert_eq!(fit.choose(&all).unwrap(), 6, "two rows in each of three passes");
+        let text = table(&all, 2, 6);
+        assert!(
+            text.contains("too large") && text.contains("chosen") && text.ends_with("12 in all"),
+            "{text}"
+        );
+        assert!(fit.choose(&all[3..]).unwrap_err().to_string().contains("not even the smallest"));
+    }
+
+    #[test]
+    fn what_is_wrong_with_the_input_is_no_lack_of_memory() {
+        let group = group();
+        let sample = Input::new(2, vec![(Role::Label, Tensor::from_slice(&[1i64, 2]))], None);
+        let fit = Fit {
+            group: &group,
+            model: &ModelSettings::Convnet,
+            device: Device::Cpu,
+            precision: Precision::Fp32,
+            optimizer: OptimizerSettings::Sgd { momentum: 0.0, nesterov: false, weight_decay: 0.0 },
+            accumulate: 1,
+            memory_bytes: u64::MAX,
+        };
+        let error = format!("{:#}", fit.try_all(&sample, 4).unwrap_err());
+        assert_eq!(error, "--batch auto: 1 rows: the batch has no image");
+    }
+}

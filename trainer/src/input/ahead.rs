@@ -1,0 +1,150 @@
+//! Inputs made ahead of the step that takes them.
+//!
+//! A thread takes the loader's batches and makes inputs of them (decoding and varying images), so that
+//! the training waits only where that is slower than the training itself. What is ready and not yet taken is bounded in
+//! bytes. Each item carries the loader's state after it, for a checkpoint must not skip what was made but not trained.
+
+use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+
+use anyhow::{Context, Result, anyhow};
+use forebay_client::loader::LoaderState;
+use forebay_client::{Event, Loader};
+use tokio::runtime::Handle;
+use tokio::sync::Notify;
+
+use super::{Input, Preparer};
+
+/// Bytes of inputs that are ready, with their batches. One is made even if it is larger.
+const READY_BYTES: u64 = 256 << 20;
+
+/// A batch or an epoch's end, the input of the batch, and the loader's state after it.
+#[derive(Debug)]
+pub struct Item {
+    /// What the loader said.
+    pub event: Event,
+    /// The batch as a model's input.
+    pub input: Option<Input>,
+    /// Where the loader stood.
+    pub state: LoaderState,
+}
+
+/// The thread and what it has ready.
+#[derive(Debug)]
+pub struct Ahead {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    queue: Mutex<Queue>,
+    changed: Condvar,
+    /// Wakes the thread where it waits for the loader.
+    closed: Notify,
+}
+
+#[derive(Debug, Default)]
+struct Queue {
+    items: VecDeque<(Item, u64)>,
+    bytes: u64,
+    /// How it ended, until that is told; the items before it come first.
+    end: Option<Result<()>>,
+    ended: bool,
+    closed: bool,
+}
+
+impl Ahead {
+    /// Starts to work.
+    pub fn start(runtime: &Handle, loader: Loader, preparer: Arc<Preparer>) -> Result<Self> {
+        let shared = Arc::new(Shared::default());
+        let (theirs, runtime) = (shared.clone(), runtime.clone());
+        let work = move || {
+            // Whatever happens here, nobody must wait for it in vain.
+            let end = catch_unwind(AssertUnwindSafe(|| fill(&runtime, loader, &preparer, &theirs)));
+            let end = end.unwrap_or_else(|_| Err(anyhow!("the thread that prepares inputs panicked")));
+            let mut queue = theirs.lock();
+            (queue.end, queue.ended) = (Some(end), true);
+            theirs.changed.notify_all();
+        };
+        let thread = std::thread::Builder::new().name("input".to_owned()).spawn(work);
+        Ok(Self { shared, thread: Some(thread.context("start the thread that prepares inputs")?) })
+    }
+
+    /// The next item, waited for; `None` when the loader has no more.
+    pub fn next_item(&mut self) -> Result<Option<Item>> {
+        let mut queue = self.shared.lock();
+        loop {
+            if let Some(item) = self.shared.pop(&mut queue) {
+                return Ok(Some(item));
+            }
+            if queue.ended {
+                return queue.end.take().unwrap_or(Ok(())).map(|()| None);
+            }
+            queue = self.shared.changed.wait(queue).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
+
+impl Drop for Ahead {
+    fn drop(&mut self) {
+        self.shared.lock().closed = true;
+        self.shared.changed.notify_all();
+        self.shared.closed.notify_one();
+        // It ends with the image that it is at; nothing it could still say matters.
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn pop(&self, queue: &mut Queue) -> Option<Item> {
+        let (item, bytes) = queue.items.pop_front()?;
+        queue.bytes -= bytes;
+        self.changed.notify_all();
+        Some(item)
+    }
+
+    /// Waits for room; `false` if nobody wants more.
+    fn push(&self, item: Item, bytes: u64) -> bool {
+        let mut queue = self.lock();
+        while !queue.closed && !queue.items.is_empty() && queue.bytes + bytes > READY_BYTES {
+            queue = self.changed.wait(queue).unwrap_or_else(PoisonError::into_inner);
+        }
+        queue.items.push_back((item, bytes));
+        queue.bytes += bytes;
+        self.changed.notify_all();
+        !queue.closed
+    }
+}
+
+fn fill(runtime: &Handle, mut loader: Loader, preparer: &Preparer, shared: &Shared) -> Result<()> {
+    loop {
+        let next = runtime.block_on(async {
+            tokio::select! {
+                event = loader.next() => Some(event),
+                () = shared.closed.notified() => None,
+            }
+        });
+        let Some(event) = next else { return Ok(()) };
+        let Some(event) = event? else { return Ok(()) };
+        let (mut input, mut bytes) = (None, 0);
+        if let Event::Batch(batch) = &event {
+            let place = || format!("epoch {} step {}", batch.epoch() + 1, batch.step() + 1);
+            let made = preparer.input(batch).with_context(place)?;
+            bytes = made.bytes() + batch.bytes() as u64;
+            input = Some(made);
+        }
+        let state = loader.state();
+        if !shared.push(Item { event, input, state }, bytes) {
+            return Ok(());
+        }
+    }
+}

@@ -1,0 +1,366 @@
+//! From a column of images to the tensor that a model takes, on a pool of threads.
+//!
+//! A batch is worked on at a time, each row by whichever thread is free, into its own place: the result does not depend
+//! on the number of threads. Decoders are bounded in the size of what they unpack. An image that is damaged is an error
+//! that names its sample.
+
+use std::io::Cursor;
+
+use anyhow::{Context, Result, anyhow, ensure};
+use arrow::array::{Array, AsArray};
+use arrow::datatypes::UInt8Type;
+use fast_image_resize::images::{Image, ImageRef};
+use fast_image_resize::{FilterType, PixelType, ResizeAlg, ResizeOptions, Resizer};
+use forebay_c10d::tensor_from_owner;
+use image::{DynamicImage, ImageFormat, ImageReader, Limits};
+use rayon::prelude::*;
+use rayon::{ThreadPool, ThreadPoolBuilder};
+use tch::{Kind, Tensor};
+
+use super::augment::{Key, View};
+use super::image::{Augment, ImageArgs, ImageSettings, Raw, Source};
+
+/// The largest side of an image that is unpacked, and the memory that one may take while it is.
+const SIDE_MAX: u32 = 32_768;
+const UNPACKED_BYTES_MAX: u64 = 512 << 20;
+
+/// Threads that turn images into what a model takes.
+#[derive(Debug)]
+pub struct Decoder {
+    pool: ThreadPool,
+    augment: Augment,
+    crop_share: f64,
+}
+
+/// Which rows of which epoch are worked on.
+#[derive(Debug, Clone, Copy)]
+pub struct Rows<'a> {
+    /// The column's name, for errors.
+    pub column: &'a str,
+    /// The number of each row's sample in the dataset.
+    pub samples: &'a [u64],
+    /// The run's seed and the epoch, if the images are to be varied; `None` in an evaluation.
+    pub vary: Option<(u64, u64)>,
+}
+
+/// Pixels of one image, one after the other.
+struct Pixels {
+    width: u32,
+    height: u32,
+    bytes: Vec<u8>,
+}
+
+impl Decoder {
+    /// With `threads` threads unless the flags say otherwise.
+    pub fn new(args: &ImageArgs, threads: usize) -> Result<Self> {
+        let threads = args.decode_threads.unwrap_or(threads).max(1);
+        let pool = ThreadPoolBuilder::new()
+            .num_threads(threads)
+            .thread_name(|index| format!("decode-{index}"))
+            .build()
+            .context("start the threads that decode images")?;
+        Ok(Self { pool, augment: args.augment, crop_share: args.crop_share })
+    }
+
+    /// `[rows, channels, size, size]` of bytes.
+    pub fn images(&self, column: &dyn Array, settings: &ImageSettings, rows: Rows<'_>) -> Result<Tensor> {
+        ensure!(
+            rows.samples.len() == column.len(),
+            "{} sample numbers for {} rows of `{}`",
+            rows.samples.len(),
+            column.len(),
+            rows.column
+        );
+        let sources = sources(column, settings.source, rows.column)?;
+        let mut bytes = vec![0; settings.bytes() * sources.len()];
+        let one = |index: usize, place: &mut [u8]| -> Result<()> {
+            let sample = rows.samples[index];
+            self.image(sources[index], settings, sample, rows.vary, place)
+                .with_context(|| format!("column `{}`, sample {sample}", rows.column))
+        };
+        // The first error in the order of rows, whoever met one first.
+        let failed = self.pool.install(|| {
+            let places = bytes.par_chunks_mut(settings.bytes().max(1)).enumerate();
+            places
+                .filter_map(|(index, place)| one(index, place).err().map(|e| (index, e)))
+                .min_by_key(|f| f.0)
+        });
+        if let Some((_, error)) = failed {
+            return Err(error);
+        }
+        let sizes = [sources.len() as i64, settings.channels, settings.size, settings.size];
+        Ok(tensor_from_owner(bytes, &sizes, Kind::Uint8)?)
+    }
+
+    fn image(
+        &self,
+        source: &[u8],
+        settings: &ImageSettings,
+        sample: u64,
+        vary: Option<(u64, u64)>,
+        place: &mut [u8],
+    ) -> Result<()> {
+        let pixels = match settings.source {
+            Source::Encoded => unpack(source, settings.channels)?,
+            Source::Raw(raw) => interleaved(source, raw, settings.channels),
+        };
+        let (full, size) = ((pixels.width, pixels.height), settings.size as u32);
+        let view = match vary {
+            Some((seed, epoch)) => {
+                let key = Key { seed, epoch, sample };
+                View::of_training(self.augment, self.crop_share, key, full, size)
+            }
+            None => View::of_evaluation(full, size),
+        };
+        let square = resized(&pixels, view, settings)?;
+        scatter(&square, settings, view.mirrored, place);
+        Ok(())
+    }
+}
+
+/// Each row's bytes.
+fn sources<'a>(column: &'a dyn Array, source: Source, name: &str) -> Result<Vec<&'a [u8]>> {
+    let wrong = || anyhow!("column `{name}` does not hold the images that its schema promised");
+    let rows = 0..column.len();
+    if let Source::Raw(raw) = source {
+        let list = column.as_fixed_size_list_opt().ok_or_else(wrong)?;
+        let values = list.values().as_primitive_opt::<UInt8Type>().ok_or_else(wrong)?;
+        ensure!(
+            values.null_count() == 0,
+            "column `{name}` has nulls inside, which have no place in an image"
+        );
+        return Ok(values.values().chunks_exact(raw.bytes().max(1) as usize).collect());
+    }
+    if let Some(files) = column.as_binary_opt::<i32>() {
+        return Ok(rows.map(|row| files.value(row)).collect());
+    }
+    let files = column.as_binary_opt::<i64>().ok_or_else(wrong)?;
+    Ok(rows.map(|row| files.value(row)).collect())
+}
+
+fn unpack(file: &[u8], channels: i64) -> Result<Pixels> {
+    let mut reader = ImageReader::new(Cursor::new(file)).with_guessed_format()?;
+    let format = reader.format();
+    ensure!(format.is_some(), "these {} bytes are neither JPEG nor PNG", file.len());
+    // The decoder fills what is missing of a JPEG with grey.
+    ensure!(format != Some(ImageFormat::Jpeg) || is_whole(file), "the image is damaged: it breaks off");
+    let mut limits = Limits::default();
+    (limits.max_image_width, limits.max_image_height) = (Some(SIDE_MAX), Some(SIDE_MAX));
+    limits.max_alloc = Some(UNPACKED_BYTES_MAX);
+    reader.limits(limits);
+    let image = reader.decode().context("the image is damaged")?;
+    Ok(pixels(image, channels))
+}
+
+/// Whether a JPEG's last scan has an end. Within a scan no marker's bytes occur.
+fn is_whole(jpeg: &[u8]) -> bool {
+    let last = |marker: [u8; 2]| jpeg.windows(2).rposition(|bytes| bytes == marker);
+    last([0xff, 0xd9]) > last([0xff, 0xda])
+}
+
+fn pixels(image: DynamicImage, channels: i64) -> Pixels {
+    let (width, height) = (image.width(), image.height());
+    let bytes = if channels == 1 { image.into_luma8().into_raw() } else { image.into_rgb8().into_raw() };
+    Pixels { width, height, bytes }
+}
+
+/// Raw pixels as the resizer takes them, in the channels that the model takes.
+fn interleaved(source: &[u8], raw: Raw, channels: i64) -> Pixels {
+    let (plane, from) = ((raw.height * raw.width) as usize, raw.channels as usize);
+    let at = |pixel: usize, channel: usize| {
+        source[if raw.planar { channel * plane + pixel } else { pixel * from + channel }]
+    };
+    let bytes = match (from, channels) {
+        (1, 1) => source.to_vec(),
+        (3, 3) if !raw.planar => source.to_vec(),
+        // The weights of ITU-R BT.601, as PIL has them.
+        (3, 1) => (0..plane)
+            .map(|pixel| {
+                let [r, g, b] = [0, 1, 2].map(|channel| u32::from(at(pixel, channel)));
+                ((19595 * r + 38470 * g + 7471 * b + 0x8000) >> 16) as u8
+            })
+            .collect(),
+        _ => (0..plane * channels as usize)
+            .map(|index| at(index / channels as usize, (index % channels as usize).min(from - 1)))
+            .collect(),
+    };
+    Pixels { width: raw.width as u32, height: raw.height as u32, bytes }
+}
+
+/// The view at the model's size, pixels one after the other.
+fn resized(pixels: &Pixels, view: View, settings: &ImageSettings) -> Result<Vec<u8>> {
+    let whole = view.left == 0.0 && view.top == 0.0;
+    let size = settings.size as u32;
+    if whole && view.width == f64::from(size) && view.height == f64::from(size) && pixels.width == size {
+        return Ok(pixels.bytes[..settings.bytes()].to_vec());
+    }
+    let kind = if settings.channels == 1 { PixelType::U8 } else { PixelType::U8x3 };
+    let from = ImageRef::new(pixels.width, pixels.height, &pixels.bytes, kind)?;
+    let mut to = Image::new(size, size, kind);
+    let options = ResizeOptions::new()
+        .crop(view.left, view.top, view.width, view.height)
+        .resize_alg(ResizeAlg::Convolution(FilterType::Bilinear));
+    Resizer::new().resize(&from, &mut to, &options)?;
+    Ok(to.into_vec())
+}
+
+/// Pixels one after the other to channels one after the other.
+fn scatter(square: &[u8], settings: &ImageSettings, mirrored: bool, place: &mut [u8]) {
+    let (side, channels) = (settings.size as usize, settings.channels as usize);
+    for (channel, plane) in place.chunks_exact_mut(side * side).enumerate() {
+        for (row, line) in plane.chunks_exact_mut(side).enumerate() {
+            for (x, value) in line.iter_mut().enumerate() {
+                let from = if mirrored { side - 1 - x } else { x };
+                *value = square[(row * side + from) * channels + channel];
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::image::tests::args;
+    use super::*;
+    use std::sync::Arc;
+
+    use arrow::array::{BinaryArray, FixedSizeListArray, LargeBinaryArray, UInt8Array};
+    use arrow::datatypes::{DataType, Field};
+    use image::RgbImage;
+
+    fn picture(seed: u8, width: u32, height: u32) -> RgbImage {
+        RgbImage::from_fn(width, height, |x, y| {
+            image::Rgb([(x * 5) as u8 ^ seed, (y * 7) as u8, ((x + y) * 3) as u8])
+        })
+    }
+
+    fn file(picture: &RgbImage, format: ImageFormat) -> Vec<u8> {
+        let mut bytes = Cursor::new(Vec::new());
+        picture.write_to(&mut bytes, format).unwrap();
+        bytes.into_inner()
+    }
+
+    fn files() -> Vec<Vec<u8>> {
+        (0..12u8)
+            .map(|index| {
+                let format = if index % 2 == 0 { ImageFormat::Jpeg } else { ImageFormat::Png };
+                file(&picture(index, 40 + u32::from(index), 50), format)
+            })
+            .collect()
+    }
+
+    fn encoded(size: i64) -> ImageSettings {
+        ImageSettings { source: Source::Encoded, channels: 3, size }
+    }
+
+    fn images(line: &str, column: &dyn Array, settings: &ImageSettings, rows: Rows<'_>) -> Result<Tensor> {
+        Decoder::new(&args(line), 1).unwrap().images(column, settings, rows)
+    }
+
+    #[test]
+    fn pixels_follow_from_seed_epoch_and_sample_alone() {
+        let files = files();
+        let column = BinaryArray::from_iter_values(&files);
+        let samples: Vec<u64> = (100..112).collect();
+        let rows = Rows { column: "x", samples: &samples, vary: Some((7, 2)) };
+        let one = images("--decode-threads 1", &column, &encoded(16), rows).unwrap();
+        assert_eq!(one.size(), [12, 3, 16, 16]);
+        let many = images("--decode-threads 5", &column, &encoded(16), rows).unwrap();
+        assert!(one.equal(&many), "the number of threads changes nothing");
+        // Other ranks, another place in the batch.
+        let some = LargeBinaryArray::from_iter_values([&files[9], &files[4]]);
+        let rows = Rows { samples: &[109, 104], ..rows };
+        let some = images("", &some, &encoded(16), rows).unwrap();
+        assert!(some.get(0).equal(&one.get(9)) && some.get(1).equal(&one.get(4)));
+        let rows = Rows { column: "x", samples: &samples, vary: Some((7, 3)) };
+        assert!(!images("", &column, &encoded(16), rows).unwrap().equal(&one), "each epoch has its own");
+        let rows = Rows { vary: None, ..rows };
+        let evaluation = images("", &column, &encoded(16), rows).unwrap();
+        assert!(!evaluation.equal(&one));
+        assert!(
+            images("--augment none", &column, &encoded(16), Rows { vary: Some((1, 1)), ..rows })
+                .unwrap()
+                .equal(&evaluation)
+        );
+    }
+
+    #[test]
+    fn a_damaged_image_is_an_error_that_names_its_sample() {
+        let mut files = files();
+        for row in [3, 4] {
+            let cut = files[row].len() / 2;
+            files[row].truncate(cut);
+        }
+        files[8] = b"no image".to_vec();
+        let samples: Vec<u64> = (40..52).collect();
+        let rows = Rows { column: "photo", samples: &samples, vary: None };
+        let refused = |files: &[Vec<u8>], rows| {
+            let column = BinaryArray::from_iter_values(files);
+            format!("{:#}", images("--decode-threads 3", &column, &encoded(8), rows).unwrap_err())
+        };
+        let error = refused(&files, rows);
+        assert!(error.starts_with("column `photo`, sample 43: the image is damaged"), "{error}");
+        let error = refused(&files[4..5], Rows { samples: &[44], ..rows });
+        assert_eq!(error, "column `photo`, sample 44: the image is damaged: it breaks off");
+        let error = refused(&files[8..9], Rows { samples: &[48], ..rows });
+        assert_eq!(error, "column `photo`, sample 48: these 8 bytes are neither JPEG nor PNG");
+        assert!(refused(&[Vec::new()], Rows { samples: &[1], ..rows }).contains("sample 1: these 0 bytes"));
+        // A PNG whose header promises more than can be unpacked.
+        let mut bomb = file(&picture(1, 4, 4), ImageFormat::Png);
+        bomb[16..24].copy_from_slice(&[0, 0, 0x70, 0, 0, 0, 0x70, 0]);
+        assert!(refused(&[bomb], Rows { samples: &[1], ..rows }).contains("column `photo`, sample 1"));
+    }
+
+    fn raw(picture: &RgbImage, planar: bool) -> FixedSizeListArray {
+        let bytes = picture.as_raw();
+        let values = match planar {
+            false => bytes.clone(),
+            true => (0..3).flat_map(|c| bytes.iter().skip(c).step_by(3).copied()).collect(),
+        };
+        let item = Arc::new(Field::new("item", DataType::UInt8, true));
+        let length = values.len() as i32;
+        FixedSizeListArray::new(item, length, Arc::new(UInt8Array::from(values)), None)
+    }
+
+    #[test]
+    fn raw_pixels_are_treated_as_files_are() {
+        let picture = picture(9, 24, 20);
+        let settings = |planar, channels, size| {
+            let raw = Raw { height: 20, width: 24, channels: 3, planar };
+            ImageSettings { source: Source::Raw(raw), channels, size }
+        };
+        let rows = Rows { column: "x", samples: &[5], vary: Some((1, 1)) };
+        let png = BinaryArray::from_iter_values([file(&picture, ImageFormat::Png)]);
+        for channels in [3, 1] {
+            let of_file = ImageSettings { channels, ..encoded(12) };
+            let expected = images("", &png, &of_file, rows).unwrap();
+            for planar in [false, true] {
+                let raw = raw(&picture, planar);
+                let got = images("", &raw, &settings(planar, channels, 12), rows).unwrap();
+                let difference = (got.to_kind(Kind::Int) - expected.to_kind(Kind::Int)).abs().max();
+                // Grey is weighted a little differently by the decoder.
+                assert!(difference.int64_value(&[]) <= if channels == 1 { 8 } else { 0 }, "{planar}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_has_the_size_already_is_only_mirrored() {
+        let picture = picture(3, 20, 20);
+        let of_raw = Raw { height: 20, width: 20, channels: 3, planar: true };
+        let settings = ImageSettings { source: Source::Raw(of_raw), channels: 3, size: 20 };
+        let column = raw(&picture, true);
+        let rows = Rows { column: "x", samples: &[5], vary: None };
+        let whole = images("", &column, &settings, rows).unwrap();
+        let values = column.values().as_primitive::<UInt8Type>().values();
+        assert_eq!(Vec::<u8>::try_from(whole.flatten(0, -1)).unwrap(), values.to_vec());
+        let mut seen = [false, false];
+        for sample in 0..20 {
+            let rows = Rows { samples: &[sample], vary: Some((1, 1)), ..rows };
+            let flipped = images("--augment flip", &column, &settings, rows).unwrap();
+            let mirrored = flipped.equal(&whole.flip([3]));
+            assert!(mirrored || flipped.equal(&whole));
+            seen[usize::from(mirrored)] = true;
+        }
+        assert_eq!(seen, [true, true]);
+    }
+}

@@ -1,0 +1,210 @@
+//! A small GPT: a decoder-only transformer that predicts the next token (Radford et al. 2019).
+//!
+//! Each row is `context + 1` tokens: the first `context` of them are read, the last `context` are to be predicted.
+//! A row's loss is the mean over its tokens. The output layer shares its weights with the embedding.
+
+use anyhow::{Result, bail, ensure};
+use arrow::datatypes::{DataType, Schema};
+use serde::{Deserialize, Serialize};
+use tch::nn::{self, Init, Module, VarStore};
+use tch::{Device, Kind, Tensor};
+
+use super::args::ModelArgs;
+use super::{Metric, Model, ModelSettings};
+use crate::input::columns::{kind_of, shape};
+use crate::input::{Columns, Input, Role, Takes};
+
+/// The spread of fresh weights, as in GPT-2.
+const INIT_STD: f64 = 0.02;
+
+/// The size of a GPT.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct GptSettings {
+    /// Number of different tokens.
+    pub vocab: i64,
+    /// Tokens read at once.
+    pub context: i64,
+    /// Transformer blocks.
+    pub layers: i64,
+    /// Attention heads of each.
+    pub heads: i64,
+    /// Numbers that stand for a token inside; a multiple of `heads`.
+    pub width: i64,
+}
+
+/// The transformer.
+#[derive(Debug)]
+pub struct Gpt {
+    vs: VarStore,
+    settings: GptSettings,
+    tokens: Tensor,
+    positions: Tensor,
+    blocks: Vec<Block>,
+    norm: nn::LayerNorm,
+}
+
+#[derive(Debug)]
+struct Block {
+    norm_1: nn::LayerNorm,
+    attention: nn::Linear,
+    attention_out: nn::Linear,
+    norm_2: nn::LayerNorm,
+    hidden: nn::Linear,
+    hidden_out: nn::Linear,
+}
+
+/// The model for a dataset of this schema, and what it takes of it.
+pub(super) fn resolve(args: &ModelArgs, schema: &Schema, uri: &str) -> Result<(ModelSettings, Columns)> {
+    let GptArgs { context, vocab, layers, heads, width } = GptArgs::of(args);
+    let name = &args.token_column;
+    let kind = kind_of(schema, name, uri)?;
+    let length = match kind {
+        DataType::FixedSizeList(_, length) => i64::from(*length),
+        other => bail!(
+            "column `{name}` of {uri} is {}, but the gpt takes tokens as integers of a fixed length, such as \
+             Int32[{}]: choose another --token-column",
+            shape(other),
+            context.unwrap_or(256) + 1
+        ),
+    };
+    let settings = GptSettings { vocab, context: context.unwrap_or(length - 1), layers, heads, width };
+    settings.check()?;
+    let takes = Takes::Tokens { length: settings.context + 1, vocab };
+    let columns = Columns::default().with(Role::Tokens, name, "--token-column", takes);
+    columns.check(schema, uri)?;
+    Ok((ModelSettings::Gpt(settings), columns))
+}
+
+/// The flags that matter here.
+struct GptArgs {
+    context: Option<i64>,
+    vocab: i64,
+    layers: i64,
+    heads: i64,
+    width: i64,
+}
+
+impl GptArgs {
+    fn of(args: &ModelArgs) -> Self {
+        let ModelArgs { context, vocab, layers, heads, width, .. } = *args;
+        Self { context, vocab, layers, heads, width }
+    }
+}
+
+impl GptSettings {
+    /// Refuses a size that cannot be.
+    pub fn check(&self) -> Result<()> {
+        let Self { vocab, context, layers, heads, width } = *self;
+        let sizes =
+            [("vocab", vocab), ("context", context), ("layers", layers), ("heads", heads), ("width", width)];
+        for (name, value) in sizes {
+            ensure!(value > 0, "the gpt needs --{name} of at least 1, not {value}");
+        }
+        ensure!(width % heads == 0, "--width {width} cannot be shared evenly by {heads} --heads");
+        Ok(())
+    }
+}
+
+impl Gpt {
+    /// A fresh network, its parameters drawn from `seed`.
+    pub fn new(settings: GptSettings, seed: u64, device: Device) -> Result<Self> {
+        settings.check()?;
+        tch::manual_seed(seed as i64);
+        let mut vs = VarStore::new(Device::Cpu);
+        let root = vs.root();
+        let normal = Init::Randn { mean: 0.0, stdev: INIT_STD };
+        let GptSettings { vocab, context, layers, width, .. } = settings;
+        let tokens = (&root / "wte").var("weight", &[vocab, width], normal);
+        let positions = (&root / "wpe").var("weight", &[context, width], normal);
+        let blocks =
+            (0..layers).map(|index| Block::new(&root / "h" / index.to_string(), &settings)).collect();
+        let norm = nn::layer_norm(&root / "ln_f", vec![width], Default::default());
+        vs.set_device(device);
+        Ok(Self { vs, settings, tokens, positions, blocks, norm })
+    }
+
+    /// The tokens to predict, `[rows, context]`.
+    fn targets(&self, input: &Input) -> Result<Tensor> {
+        let tokens = input.get(Role::Tokens)?;
+        Ok(tokens.narrow(1, 1, self.settings.context).to_kind(Kind::Int64))
+    }
+}
+
+impl Block {
+    fn new(path: nn::Path<'_>, settings: &GptSettings) -> Self {
+        let width = settings.width;
+        let linear = |path: nn::Path<'_>, from: i64, to: i64, stdev: f64| {
+            let config = nn::LinearConfig {
+                ws_init: Init::Randn { mean: 0.0, stdev },
+                bs_init: Some(Init::Const(0.0)),
+                bias: true,
+            };
+            nn::linear(path, from, to, config)
+        };
+        let norm = |name: &str| nn::layer_norm(&path / name, vec![width], Default::default());
+        // What adds to the residual stream starts smaller the more of it there is.
+        let residual = INIT_STD / ((2 * settings.layers) as f64).sqrt();
+        Self {
+            norm_1: norm("ln_1"),
+            attention: linear(&path / "attn" / "c_attn", width, 3 * width, INIT_STD),
+            attention_out: linear(&path / "attn" / "c_proj", width, width, residual),
+            norm_2: norm("ln_2"),
+            hidden: linear(&path / "mlp" / "c_fc", width, 4 * width, INIT_STD),
+            hidden_out: linear(&path / "mlp" / "c_proj", 4 * width, width, residual),
+        }
+    }
+
+    /// `[rows, context, width]` to the same.
+    fn forward(&self, x: &Tensor, heads: i64) -> Result<Tensor> {
+        let x = x + self.attend(&self.norm_1.forward(x), heads)?;
+        let hidden = self.hidden.forward(&self.norm_2.forward(&x)).f_gelu("tanh")?;
+        Ok(&x + self.hidden_out.forward(&hidden))
+    }
+
+    fn attend(&self, x: &Tensor, heads: i64) -> Result<Tensor> {
+        let [rows, context, width] = x.size()[..] else {
+            bail!("the attention takes [rows, context, width]")
+        };
+        let parts = self.attention.forward(x).f_chunk(3, -1)?;
+        let by_head = |part: &Tensor| part.view([rows, context, heads, width / heads]).transpose(1, 2);
+        let [q, k, v] = [by_head(&parts[0]), by_head(&parts[1]), by_head(&parts[2])];
+        let mixed =
+            Tensor::f_scaled_dot_product_attention::<Tensor>(&q, &k, &v, None, 0.0, true, None, false)?;
+        Ok(self.attention_out.forward(&mixed.transpose(1, 2).reshape([rows, context, width])))
+    }
+}
+
+impl Model for Gpt {
+    fn settings(&self) -> ModelSettings {
+        ModelSettings::Gpt(self.settings)
+    }
+
+    fn vars(&self) -> &VarStore {
+        &self.vs
+    }
+
+    /// Logits `[rows, context, vocab]`.
+    fn forward(&self, input: &Input, _training: bool) -> Result<Tensor> {
+        let read = input.get(Role::Tokens)?.narrow(1, 0, self.settings.context).to_kind(Kind::Int64);
+        let mut x = Tensor::f_embedding(&self.tokens, &read, -1, false, false)? + &self.positions;
+        for block in &self.blocks {
+            x = block.forward(&x, self.settings.heads)?;
+        }
+        Ok(self.norm.forward(&x).f_linear::<&Tensor>(&self.tokens, None)?)
+    }
+
+    fn row_losses(&self, output: &Tensor, input: &Input) -> Result<Tensor> {
+        let targets = self.targets(input)?;
+        let losses = super::cross_entropies(&output.flatten(0, 1), &targets.flatten(0, 1))?;
+        Ok(losses.view_as(&targets).mean_dim(1, false, Kind::Float))
+    }
+
+    fn row_scores(&self, output: &Tensor, input: &Input) -> Result<Tensor> {
+        self.row_losses(output, input)
+    }
+
+    fn metric(&self) -> Metric {
+        Metric::Perplexity
+    }
+}

@@ -1,0 +1,133 @@
+//! A multi-layer perceptron for tables: numbers in columns to a class, or to a number.
+//!
+//! Columns of a table live on different scales, so the first layer is a batch norm over them.
+
+use anyhow::{Result, ensure};
+use arrow::datatypes::Schema;
+use clap::ValueEnum;
+use serde::{Deserialize, Serialize};
+use tch::nn::{self, Module, ModuleT, VarStore};
+use tch::{Device, Kind, Tensor};
+
+use super::args::ModelArgs;
+use super::{Metric, Model, ModelSettings, cross_entropies, hits};
+use crate::input::columns::{kind_of, numbers};
+use crate::input::{Columns, Input, Role, Takes};
+
+/// What is to be found in a table's rows.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Task {
+    /// A class: the label is an integer from 0 on
+    #[default]
+    Classification,
+    /// A number
+    Regression,
+}
+
+/// The size of an MLP.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MlpSettings {
+    /// Numbers of a row.
+    pub features: i64,
+    /// Widths of the layers between.
+    pub hidden: Vec<i64>,
+    /// What is to be found.
+    pub task: Task,
+    /// Numbers that come out: the classes, or 1.
+    pub outputs: i64,
+}
+
+/// The network.
+#[derive(Debug)]
+pub struct Mlp {
+    vs: VarStore,
+    settings: MlpSettings,
+    norm: nn::BatchNorm,
+    layers: Vec<nn::Linear>,
+}
+
+/// The model for a dataset of this schema, and what it takes of it.
+pub(super) fn resolve(args: &ModelArgs, schema: &Schema, uri: &str) -> Result<(ModelSettings, Columns)> {
+    ensure!(
+        !args.feature_columns.is_empty(),
+        "the mlp needs --feature-columns: the columns it reads, as in a,b,c"
+    );
+    let mut columns = Columns::default();
+    let mut features = 0;
+    for name in &args.feature_columns {
+        columns = columns.with(Role::Features, name, "--feature-columns", Takes::Numbers);
+        features += numbers(kind_of(schema, name, uri)?).unwrap_or(0);
+    }
+    let (outputs, label) = match args.task {
+        Task::Classification => (args.classes(), Takes::Class { classes: args.classes() }),
+        Task::Regression => (1, Takes::Number),
+    };
+    columns = columns.with(Role::Label, &args.label_column, "--label-column", label);
+    columns.check(schema, uri)?;
+    let settings = MlpSettings { features, hidden: args.hidden.clone(), task: args.task, outputs };
+    Ok((ModelSettings::Mlp(settings), columns))
+}
+
+impl Mlp {
+    /// A fresh network, its parameters drawn from `seed`.
+    pub fn new(settings: MlpSettings, seed: u64, device: Device) -> Self {
+        tch::manual_seed(seed as i64);
+        let mut vs = VarStore::new(Device::Cpu);
+        let root = vs.root();
+        let norm = nn::batch_norm1d(&root / "norm", settings.features, super::batch_norm());
+        let widths: Vec<_> =
+            [settings.features].iter().chain(&settings.hidden).chain([&settings.outputs]).copied().collect();
+        let layer = |(index, pair): (usize, &[i64])| {
+            nn::linear(&root / format!("layer{index}"), pair[0], pair[1], Default::default())
+        };
+        let layers = widths.windows(2).enumerate().map(layer).collect();
+        vs.set_device(device);
+        Self { vs, settings, norm, layers }
+    }
+
+    fn errors(&self, output: &Tensor, input: &Input) -> Result<Tensor> {
+        Ok((output.squeeze_dim(1).to_kind(Kind::Float) - input.get(Role::Label)?).square())
+    }
+}
+
+impl Model for Mlp {
+    fn settings(&self) -> ModelSettings {
+        ModelSettings::Mlp(self.settings.clone())
+    }
+
+    fn vars(&self) -> &VarStore {
+        &self.vs
+    }
+
+    /// Logits `[rows, classes]`, or numbers `[rows, 1]`.
+    fn forward(&self, input: &Input, training: bool) -> Result<Tensor> {
+        let mut x = self.norm.forward_t(input.get(Role::Features)?, training);
+        for (index, layer) in self.layers.iter().enumerate() {
+            x = layer.forward(&if index == 0 { x } else { x.relu() });
+        }
+        Ok(x)
+    }
+
+    fn row_losses(&self, output: &Tensor, input: &Input) -> Result<Tensor> {
+        match self.settings.task {
+            Task::Classification => cross_entropies(output, input.get(Role::Label)?),
+            Task::Regression => self.errors(output, input),
+        }
+    }
+
+    fn row_scores(&self, output: &Tensor, input: &Input) -> Result<Tensor> {
+        match self.settings.task {
+            Task::Classification => hits(output, input.get(Role::Label)?),
+            Task::Regression => self.errors(output, input),
+        }
+    }
+
+    fn metric(&self) -> Metric {
+        match self.settings.task {
+            Task::Classification => Metric::Accuracy,
+            Task::Regression => Metric::SquaredError,
+        }
+    }
+}

@@ -1,0 +1,211 @@
+//! Residual networks for images (He et al. 2015), with the layers, names and first values of torchvision's.
+
+use anyhow::Result;
+use arrow::datatypes::Schema;
+use serde::{Deserialize, Serialize};
+use tch::nn::{self, Init, Module, ModuleT, VarStore};
+use tch::{Device, Tensor};
+
+use super::args::ModelArgs;
+use super::{Metric, Model, ModelSettings, cross_entropies, hits};
+use crate::input::image::{ImageSettings, Normalise};
+use crate::input::{Columns, Input, Role, Takes};
+
+/// How deep a ResNet is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Depth {
+    /// 18 layers: 11.7 million parameters with 1,000 classes.
+    Resnet18,
+    /// 50 layers: 25.6 million parameters with 1,000 classes.
+    Resnet50,
+}
+
+/// The size of a ResNet.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ResnetSettings {
+    /// How deep.
+    pub depth: Depth,
+    /// Number of classes.
+    pub classes: i64,
+    /// The images that it takes.
+    pub image: ImageSettings,
+    /// How bytes become numbers.
+    pub normalise: Normalise,
+}
+
+/// The network.
+#[derive(Debug)]
+pub struct Resnet {
+    vs: VarStore,
+    settings: ResnetSettings,
+    /// Mean and deviation of each channel, `[1, channels, 1, 1]`, in bytes.
+    mean: Tensor,
+    deviation: Tensor,
+    stem: Convolution,
+    blocks: Vec<Block>,
+    out: nn::Linear,
+}
+
+/// A convolution and the batch norm behind it.
+#[derive(Debug)]
+struct Convolution {
+    conv: nn::Conv2D,
+    norm: nn::BatchNorm,
+}
+
+#[derive(Debug)]
+struct Block {
+    convolutions: Vec<Convolution>,
+    /// Where the shape changes.
+    shortcut: Option<Convolution>,
+}
+
+/// The model for a dataset of this schema, and what it takes of it.
+pub(super) fn resolve(
+    args: &ModelArgs,
+    depth: Depth,
+    schema: &Schema,
+    uri: &str,
+) -> Result<(ModelSettings, Columns)> {
+    let image = ImageSettings::resolve(&args.image, &args.image_column, schema, uri)?;
+    let classes = args.classes();
+    let normalise = Normalise::of(&args.image, image.channels)?;
+    let columns = Columns::default()
+        .with(Role::Image, &args.image_column, "--image-column", Takes::Image(image.clone()))
+        .with(Role::Label, &args.label_column, "--label-column", Takes::Class { classes });
+    columns.check(schema, uri)?;
+    Ok((ModelSettings::Resnet(ResnetSettings { depth, classes, image, normalise }), columns))
+}
+
+impl Depth {
+    /// Blocks of each of the four stages.
+    fn blocks(self) -> [i64; 4] {
+        match self {
+            Self::Resnet18 => [2, 2, 2, 2],
+            Self::Resnet50 => [3, 4, 6, 3],
+        }
+    }
+
+    /// How many times wider than its inside a block's output is.
+    fn expansion(self) -> i64 {
+        match self {
+            Self::Resnet18 => 1,
+            Self::Resnet50 => 4,
+        }
+    }
+}
+
+impl Resnet {
+    /// A fresh network, its parameters drawn from `seed`.
+    pub fn new(settings: ResnetSettings, seed: u64, device: Device) -> Self {
+        tch::manual_seed(seed as i64);
+        let mut vs = VarStore::new(Device::Cpu);
+        let root = vs.root();
+        let depth = settings.depth;
+        let stem = Convolution::new(&root / "conv1", &root / "bn1", settings.image.channels, 64, (7, 2));
+        let mut blocks = Vec::new();
+        let mut from = 64;
+        for (stage, count) in depth.blocks().into_iter().enumerate() {
+            let inside = 64 << stage;
+            for index in 0..count {
+                let stride = if stage > 0 && index == 0 { 2 } else { 1 };
+                let path = &root / format!("layer{}", stage + 1) / index.to_string();
+                blocks.push(Block::new(&path, depth, from, inside, stride));
+                from = inside * depth.expansion();
+            }
+        }
+        let out = nn::linear(&root / "fc", from, settings.classes, Default::default());
+        vs.set_device(device);
+        let bytes = |values: &[f64]| {
+            let values: Vec<_> = values.iter().map(|value| (255.0 * value) as f32).collect();
+            Tensor::from_slice(&values).view([1, -1, 1, 1]).to_device(device)
+        };
+        let (mean, deviation) = (bytes(&settings.normalise.mean), bytes(&settings.normalise.std));
+        Self { vs, settings, mean, deviation, stem, blocks, out }
+    }
+}
+
+impl Convolution {
+    /// `size` is the kernel's side and the stride.
+    fn new(conv: nn::Path<'_>, norm: nn::Path<'_>, from: i64, to: i64, (side, stride): (i64, i64)) -> Self {
+        let ws_init = Init::Kaiming {
+            dist: nn::init::NormalOrUniform::Normal,
+            fan: nn::init::FanInOut::FanOut,
+            non_linearity: nn::init::NonLinearity::ReLU,
+        };
+        let config = nn::ConvConfig { stride, padding: side / 2, bias: false, ws_init, ..Default::default() };
+        Self {
+            conv: nn::conv2d(conv, from, to, side, config),
+            norm: nn::batch_norm2d(norm, to, super::batch_norm()),
+        }
+    }
+
+    fn forward(&self, x: &Tensor, training: bool) -> Tensor {
+        self.norm.forward_t(&self.conv.forward(x), training)
+    }
+}
+
+impl Block {
+    fn new(path: &nn::Path<'_>, depth: Depth, from: i64, inside: i64, stride: i64) -> Self {
+        let to = inside * depth.expansion();
+        let sizes = match depth {
+            Depth::Resnet18 => vec![(from, inside, (3, stride)), (inside, to, (3, 1))],
+            Depth::Resnet50 => {
+                vec![(from, inside, (1, 1)), (inside, inside, (3, stride)), (inside, to, (1, 1))]
+            }
+        };
+        let convolution = |(index, (from, to, size)): (usize, (i64, i64, (i64, i64)))| {
+            let number = index + 1;
+            Convolution::new(path / format!("conv{number}"), path / format!("bn{number}"), from, to, size)
+        };
+        let convolutions = sizes.into_iter().enumerate().map(convolution).collect();
+        let shortcut = (stride != 1 || from != to).then(|| {
+            let path = path / "downsample";
+            Convolution::new(&path / "0", &path / "1", from, to, (1, stride))
+        });
+        Self { convolutions, shortcut }
+    }
+
+    fn forward(&self, x: &Tensor, training: bool) -> Tensor {
+        let mut y = x.shallow_clone();
+        for (index, convolution) in self.convolutions.iter().enumerate() {
+            y = convolution.forward(&if index == 0 { y } else { y.relu() }, training);
+        }
+        match &self.shortcut {
+            Some(shortcut) => (y + shortcut.forward(x, training)).relu(),
+            None => (y + x).relu(),
+        }
+    }
+}
+
+impl Model for Resnet {
+    fn settings(&self) -> ModelSettings {
+        ModelSettings::Resnet(self.settings.clone())
+    }
+
+    fn vars(&self) -> &VarStore {
+        &self.vs
+    }
+
+    /// Logits `[rows, classes]` of images `[rows, channels, height, width]` of bytes.
+    fn forward(&self, input: &Input, training: bool) -> Result<Tensor> {
+        let x = (input.get(Role::Image)? - &self.mean) / &self.deviation;
+        let x = self.stem.forward(&x, training).relu().max_pool2d([3, 3], [2, 2], [1, 1], [1, 1], false);
+        let x = self.blocks.iter().fold(x, |x, block| block.forward(&x, training));
+        Ok(self.out.forward(&x.adaptive_avg_pool2d([1, 1]).flatten(1, -1)))
+    }
+
+    fn row_losses(&self, output: &Tensor, input: &Input) -> Result<Tensor> {
+        cross_entropies(output, input.get(Role::Label)?)
+    }
+
+    fn row_scores(&self, output: &Tensor, input: &Input) -> Result<Tensor> {
+        hits(output, input.get(Role::Label)?)
+    }
+
+    fn metric(&self) -> Metric {
+        Metric::Accuracy
+    }
+}

@@ -1,0 +1,226 @@
+use super::*;
+use std::time::Duration;
+
+use forebay_c10d::{ProcessGroup, Store};
+
+use crate::input::Role;
+use crate::input::image::{ImageSettings, Normalise, Source};
+use crate::model::mlp::Task;
+use crate::optim::OptimizerSettings;
+use crate::optim::schedule::{Schedule, Shape};
+use crate::precision::Precision;
+use crate::train::{At, Trainer, TrainerSettings};
+
+const CPU: Device = Device::Cpu;
+
+fn resnet(depth: Depth, size: i64) -> ModelSettings {
+    let image = ImageSettings { source: Source::Encoded, channels: 3, size };
+    let normalise = Normalise { mean: vec![0.5; 3], std: vec![0.25; 3] };
+    ModelSettings::Resnet(ResnetSettings { depth, classes: 4, image, normalise })
+}
+
+fn mlp(task: Task) -> ModelSettings {
+    let outputs = if task == Task::Classification { 3 } else { 1 };
+    ModelSettings::Mlp(MlpSettings { features: 5, hidden: vec![16, 16], task, outputs })
+}
+
+fn gpt() -> ModelSettings {
+    ModelSettings::Gpt(GptSettings { vocab: 23, context: 12, layers: 2, heads: 2, width: 16 })
+}
+
+/// Rows that have something to learn in them.
+fn input(settings: &ModelSettings, rows: i64) -> Input {
+    tch::manual_seed(9);
+    let tensors = match settings {
+        ModelSettings::Convnet => vec![
+            (Role::Image, Tensor::randint(256, [rows, 784], (Kind::Uint8, CPU))),
+            (Role::Label, Tensor::randint(10, [rows], (Kind::Int64, CPU))),
+        ],
+        ModelSettings::Resnet(resnet) => {
+            let size = resnet.image.size;
+            let labels = Tensor::arange(rows, (Kind::Int64, CPU)).remainder(resnet.classes);
+            // Each class is a shade.
+            let noise = Tensor::randint(60, [rows, 3, size, size], (Kind::Int64, CPU));
+            let images = (labels.view([-1, 1, 1, 1]) * 60 + noise).to_kind(Kind::Uint8);
+            vec![(Role::Image, images), (Role::Label, labels)]
+        }
+        ModelSettings::Mlp(mlp) => {
+            let features = Tensor::randn([rows, mlp.features], (Kind::Float, CPU)) * 100.0 + 30.0;
+            let sum = features.sum_dim_intlist(1, false, Kind::Float) / 200.0;
+            let label = match mlp.task {
+                Task::Classification => sum.clamp(0.0, 2.0).to_kind(Kind::Int64),
+                Task::Regression => sum,
+            };
+            vec![(Role::Features, features), (Role::Label, label)]
+        }
+        ModelSettings::Gpt(gpt) => {
+            // Each token is the one before and its row's step.
+            let steps = Tensor::arange(rows, (Kind::Int64, CPU)).remainder(3).view([-1, 1]) + 1;
+            let places = Tensor::arange(gpt.context + 1, (Kind::Int64, CPU));
+            vec![(Role::Tokens, (steps * places).remainder(gpt.vocab).to_kind(Kind::Int))]
+        }
+    };
+    Input::new(rows, tensors, None)
+}
+
+fn trainer(group: &ProcessGroup, settings: &ModelSettings, lr: f64, accumulate: u64) -> Trainer {
+    trainer_in(Precision::Fp32, group, settings, lr, accumulate)
+}
+
+fn trainer_in(
+    precision: Precision,
+    group: &ProcessGroup,
+    settings: &ModelSettings,
+    lr: f64,
+    accumulate: u64,
+) -> Trainer {
+    let decay_all = false;
+    let optimizer = OptimizerSettings::AdamW { betas: (0.9, 0.99), eps: 1e-8, weight_decay: 0.01, decay_all };
+    let schedule = Schedule { lr, shape: Shape::Constant, warmup_steps: None, steps: 100 };
+    let settings_ = TrainerSettings { optimizer, schedule, clip_norm: Some(10.0), accumulate, precision };
+    Trainer::new(group, settings.build(3, CPU).unwrap(), settings_).unwrap()
+}
+
+fn group() -> ProcessGroup {
+    let timeout = Duration::from_secs(30);
+    ProcessGroup::gloo(Store::serve(1, timeout).unwrap(), 0, 1, timeout).unwrap()
+}
+
+/// First and last loss per row.
+fn train(precision: Precision, settings: &ModelSettings, rows: i64, steps: u64, lr: f64) -> (f64, f64) {
+    let group = group();
+    let mut trainer = trainer_in(precision, &group, settings, lr, 1);
+    let input = input(settings, rows);
+    let at = |step| At { epoch: 0, step, samples: rows as u64 };
+    let losses: Vec<_> =
+        (0..steps).map(|step| trainer.step(&input, at(step)).unwrap() / rows as f64).collect();
+    (losses[0], losses[losses.len() - 1])
+}
+
+#[test]
+fn each_model_learns() {
+    for (settings, rows, steps, lr, share) in [
+        (mlp(Task::Classification), 32, 40, 0.01, 0.75),
+        (mlp(Task::Regression), 32, 40, 0.02, 0.6),
+        (gpt(), 12, 40, 0.01, 0.8),
+        (resnet(Depth::Resnet18, 32), 8, 6, 0.001, 0.8),
+    ] {
+        let (first, last) = train(Precision::Fp32, &settings, rows, steps, lr);
+        assert!(last < share * first, "{}: {first} -> {last}", settings.name());
+    }
+}
+
+#[test]
+fn sixteen_bits_learn_as_well() {
+    for (precision, settings) in [
+        (Precision::Bf16, gpt()),
+        (Precision::Fp16, gpt()),
+        (Precision::Bf16, mlp(Task::Classification)),
+        (Precision::Fp16, mlp(Task::Classification)),
+    ] {
+        let rows = if settings == gpt() { 12 } else { 32 };
+        let (first, last) = train(precision, &settings, rows, 40, 0.01);
+        assert!(last < 0.8 * first, "{precision:?} {}: {first} -> {last}", settings.name());
+        let (full, _) = train(Precision::Fp32, &settings, rows, 1, 0.01);
+        assert!((first - full).abs() < 0.02 * full, "{precision:?}: {first} against {full}");
+        assert_ne!(first, full, "{precision:?} changes nothing");
+    }
+}
+
+#[test]
+fn resnet50_runs_forward_and_backward() {
+    let settings = resnet(Depth::Resnet50, 64);
+    let group = group();
+    let mut trainer = trainer(&group, &settings, 1e-3, 1);
+    let before = parameter_hash(trainer.model().vars());
+    let loss = trainer.step(&input(&settings, 2), At { epoch: 0, step: 0, samples: 2 }).unwrap();
+    assert!(loss.is_finite());
+    assert_ne!(parameter_hash(trainer.model().vars()), before);
+}
+
+/// Parameters and buffers of torchvision's models of these sizes.
+#[test]
+fn resnets_have_torchvisions_shapes() {
+    for (depth, count, tensors) in [(Depth::Resnet18, 11_689_512, 62), (Depth::Resnet50, 25_557_032, 161)] {
+        let ModelSettings::Resnet(settings) = resnet(depth, 32) else { unreachable!() };
+        let model =
+            ModelSettings::Resnet(ResnetSettings { classes: 1000, ..settings }).build(1, CPU).unwrap();
+        let parameters = parameters(model.vars());
+        assert_eq!(parameters.len(), tensors);
+        assert_eq!(parameters.iter().map(|(_, tensor)| tensor.numel()).sum::<usize>(), count);
+        assert_eq!(parameters[0].0, "conv1.weight");
+        let names: Vec<_> = parameters.iter().map(|(name, _)| name.as_str()).collect();
+        assert!(names.contains(&"layer4.1.bn2.bias") && names.contains(&"layer2.0.downsample.0.weight"));
+        let buffers = buffers(model.vars());
+        assert!(buffers.is_sorted_by(|a, b| a.0 < b.0));
+        assert_eq!(
+            buffers.len(),
+            2 * names
+                .iter()
+                .filter(|name| name.contains("bn") || name.ends_with("downsample.1.weight"))
+                .filter(|name| name.ends_with("weight"))
+                .count()
+        );
+    }
+}
+
+#[test]
+fn a_batch_norm_learns_its_buffers_in_training_only() {
+    let settings = resnet(Depth::Resnet18, 32);
+    let group = group();
+    let mut trainer = trainer(&group, &settings, 1e-3, 1);
+    let mean = || buffers(trainer.model().vars()).swap_remove(0).1.copy();
+    let (fresh, input) = (mean(), input(&settings, 4));
+    drop(tch::no_grad(|| trainer.model().forward(&input, false)).unwrap());
+    assert!(mean().equal(&fresh));
+    trainer.step(&input, At { epoch: 0, step: 0, samples: 4 }).unwrap();
+    assert!(!buffers(trainer.model().vars()).swap_remove(0).1.equal(&fresh));
+    let error = trainer.step(&input.narrow(0, 1), At { epoch: 0, step: 1, samples: 1 }).unwrap_err();
+    assert!(error.to_string().starts_with("a pass of 1 rows is too small"), "{error}");
+}
+
+#[test]
+fn accumulated_passes_equal_one_large_one() {
+    let group = group();
+    for (settings, rows) in [(gpt(), 7), (ModelSettings::Convnet, 7)] {
+        let gradients = |accumulate| {
+            let mut trainer = trainer(&group, &settings, 1e-3, accumulate);
+            trainer.step(&input(&settings, rows), At { epoch: 0, step: 0, samples: rows as u64 }).unwrap();
+            let parameters = trainer.model().vars().trainable_variables();
+            parameters.iter().map(|parameter| parameter.grad().copy()).collect::<Vec<_>>()
+        };
+        let whole = gradients(1);
+        for accumulate in [2, 3, 7] {
+            for (a, b) in whole.iter().zip(&gradients(accumulate)) {
+                let difference = (a - b).abs().max().double_value(&[]);
+                assert!(difference < 1e-6, "{} in {accumulate}: {difference}", settings.name());
+            }
+        }
+    }
+}
+
+#[test]
+fn settings_are_data() {
+    for settings in [
+        ModelSettings::Convnet,
+        resnet(Depth::Resnet18, 32),
+        resnet(Depth::Resnet50, 224),
+        mlp(Task::Regression),
+        gpt(),
+    ] {
+        let text = serde_json::to_string(&settings).unwrap();
+        assert_eq!(serde_json::from_str::<ModelSettings>(&text).unwrap(), settings, "{text}");
+        let model = settings.build(5, CPU).unwrap();
+        assert_eq!(model.settings(), settings);
+        assert_eq!(parameter_hash(model.vars()), parameter_hash(settings.build(5, CPU).unwrap().vars()));
+        let parameters = parameters(model.vars());
+        assert!(parameters.iter().all(|(name, _)| !name.is_empty()));
+        let mut names: Vec<_> = parameters.iter().map(|(name, _)| name).collect();
+        names.sort();
+        names.dedup();
+        assert_eq!(names.len(), parameters.len());
+    }
+    let wrong = GptSettings { vocab: 3, context: 4, layers: 1, heads: 3, width: 16 };
+    let error = ModelSettings::Gpt(wrong).build(1, CPU).unwrap_err().to_string();
+    assert_eq!(error, "--width 16 cannot be shared evenly by 3 --heads");
+}

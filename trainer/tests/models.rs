@@ -1,0 +1,224 @@
+//! Each model as a user trains it: a small Parquet dataset made here, read without a cache.
+
+use std::fs::File;
+use std::io::Cursor;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::sync::Arc;
+
+use arrow::array::{
+    ArrayRef, BinaryArray, FixedSizeListArray, Float64Array, Int32Array, Int64Array, RecordBatch, UInt8Array,
+    UInt16Array,
+};
+use arrow::datatypes::Field;
+use image::{ImageFormat, Rgb, RgbImage};
+use parquet::arrow::ArrowWriter;
+use serde_json::Value;
+
+/// A dataset of one object, made anew.
+fn dataset(name: &str, columns: Vec<(&str, ArrayRef)>) -> PathBuf {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("models").join(name);
+    std::fs::create_dir_all(&folder).unwrap();
+    let batch = RecordBatch::try_from_iter(columns).unwrap();
+    let file = File::create(folder.join("part-0.parquet")).unwrap();
+    let mut writer = ArrowWriter::try_new(file, batch.schema(), None).unwrap();
+    writer.write(&batch).unwrap();
+    writer.close().unwrap();
+    folder
+}
+
+fn list(values: ArrayRef, length: i32) -> ArrayRef {
+    let item = Arc::new(Field::new("item", values.data_type().clone(), true));
+    Arc::new(FixedSizeListArray::new(item, length, values, None))
+}
+
+fn run(data: &Path, flags: &str) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_forebay-train"));
+    for variable in ["RANK", "WORLD_SIZE", "FOREBAY_ENDPOINT", "LD_LIBRARY_PATH"] {
+        command.env_remove(variable);
+    }
+    command.args(["--direct", "--train", &format!("file://{}", data.display())]);
+    command.args(flags.split_whitespace());
+    command.stdin(Stdio::null()).output().unwrap()
+}
+
+/// Trains, and gives the report.
+fn train(name: &str, data: &Path, flags: &str) -> Value {
+    let report = data.join(format!("{name}.json"));
+    let output = run(data, &format!("{flags} --report {}", report.display()));
+    assert!(output.status.success(), "{flags}: {}", String::from_utf8_lossy(&output.stderr));
+    let report: Value = serde_json::from_slice(&std::fs::read(report).unwrap()).unwrap();
+    let hashes = report["parameter_hashes"].as_array().unwrap();
+    assert!(!hashes.is_empty() && hashes.iter().all(|hash| *hash == hashes[0]), "{report}");
+    report
+}
+
+fn losses(report: &Value) -> Vec<f64> {
+    report["epochs"].as_array().unwrap().iter().map(|epoch| epoch["loss"].as_f64().unwrap()).collect()
+}
+
+fn refused(data: &Path, flags: &str) -> String {
+    let output = run(data, flags);
+    assert!(!output.status.success(), "{flags} was accepted");
+    let text = String::from_utf8_lossy(&output.stderr);
+    let errors: Vec<_> = text.lines().filter(|line| !line.contains("samples/s")).collect();
+    assert_eq!(errors.len(), 1, "{text}");
+    errors[0].to_owned()
+}
+
+/// Numbers that look random, the same everywhere.
+fn noise(index: usize) -> usize {
+    (index.wrapping_mul(2_654_435_761) >> 7) % 1009
+}
+
+#[test]
+fn the_mlp_learns_tables() {
+    let rows = 400;
+    let a: Vec<f64> = (0..rows).map(|row| noise(row) as f64).collect();
+    let b: Vec<i32> = (0..rows).map(|row| noise(row + 5000) as i32).collect();
+    let pair: Vec<f64> = (0..2 * rows).map(|index| noise(index + 9000) as f64 / 1000.0).collect();
+    let score = |row: usize| a[row] + 2.0 * f64::from(b[row]);
+    let label: Vec<i64> = (0..rows).map(|row| i64::from(score(row) > 1500.0)).collect();
+    let target: Vec<f64> = (0..rows).map(|row| score(row) / 1000.0).collect();
+    let data = dataset(
+        "table",
+        vec![
+            ("a", Arc::new(Float64Array::from(a.clone())) as ArrayRef),
+            ("b", Arc::new(Int32Array::from(b.clone())) as ArrayRef),
+            ("pair", list(Arc::new(Float64Array::from(pair)), 2)),
+            ("label", Arc::new(Int64Array::from(label)) as ArrayRef),
+            ("target", Arc::new(Float64Array::from(target)) as ArrayRef),
+        ],
+    );
+    let uri = format!("file://{}", data.display());
+    let flags = "--model mlp --feature-columns a,b,pair --batch 40 --optimizer adamw --lr 0.01 --epochs 5";
+    let classes = train("classes", &data, &format!("{flags} --classes 2 --nproc 2 --test {uri}"));
+    let loss = losses(&classes);
+    assert!(loss[4] < 0.5 * loss[0], "{loss:?}");
+    assert!(classes["test_accuracy"].as_f64().unwrap() > 0.85, "{classes}");
+    let number = train(
+        "number",
+        &data,
+        &format!(
+            "{flags} --task regression --label-column target --schedule cosine --clip-norm 5 --test {uri}"
+        ),
+    );
+    let loss = losses(&number);
+    assert!(loss[4] < 0.3 * loss[0], "{loss:?}");
+    assert_eq!(number["test"]["metric"], "squared_error");
+    assert!(number["test"]["value"].as_f64().unwrap() < 0.3, "{number}");
+
+    let error = refused(&data, "--model mlp --feature-columns a,label --label-column a");
+    assert!(error.contains("--feature-columns and --label-column name the same column"), "{error}");
+    let error = refused(&data, "--model mlp --feature-columns a,b --label-column target");
+    assert!(error.contains("column `target` of") && error.contains("is Float64, but labels"), "{error}");
+    let error = refused(&data, "--model gpt --token-column pair");
+    assert!(
+        error.contains("is Float64[2], but the gpt takes tokens as integers, such as Int32[2]"),
+        "{error}"
+    );
+    let error = refused(&data, "--model mlp --feature-columns a,b --batch 4 --accumulate 4 --classes 2");
+    assert!(error.contains("a pass of 1 rows is too small for the batch norms of the mlp"), "{error}");
+}
+
+#[test]
+fn the_gpt_learns_tokens() {
+    let (rows, length) = (240, 17);
+    // Each row counts on in steps of its own.
+    let token = |row: usize, place: usize| ((1 + row % 3) * place + row) % 50;
+    let all = || (0..rows).flat_map(move |row| (0..length).map(move |place| token(row, place)));
+    let data = dataset(
+        "tokens",
+        vec![
+            ("tokens", list(Arc::new(UInt16Array::from_iter_values(all().map(|t| t as u16))), length as i32)),
+            ("wide", list(Arc::new(Int32Array::from_iter_values(all().map(|t| t as i32))), length as i32)),
+        ],
+    );
+    let flags = "--model gpt --vocab 50 --layers 2 --heads 2 --width 32 --batch 24 --optimizer adamw --lr 0.01 \
+                 --schedule cosine --warmup-steps 5 --epochs 3";
+    let uri = format!("file://{}", data.display());
+    let whole = train("whole", &data, &format!("{flags} --test {uri}"));
+    let loss = losses(&whole);
+    assert!(loss[0] < 4.0 && loss[2] < 0.85 * loss[0], "{loss:?}");
+    let perplexity = whole["test"]["value"].as_f64().unwrap();
+    assert!((perplexity.ln() - whole["test"]["loss"].as_f64().unwrap()).abs() < 1e-9);
+
+    // Two ranks, other integers, and passes: the same training but for rounding.
+    let shared = train("shared", &data, &format!("{flags} --token-column wide --accumulate 3 --nproc 2"));
+    for (a, b) in loss.iter().zip(losses(&shared)) {
+        assert!((a - b).abs() < 0.02 * a, "{loss:?} against {:?}", losses(&shared));
+    }
+    let half = train("half", &data, &format!("{flags} --precision bf16 --epochs 2"));
+    assert!(losses(&half)[1] < 0.98 * losses(&half)[0] && losses(&half)[0] != loss[0], "{half}");
+
+    let auto = train("auto", &data, &format!("{flags} --batch auto --nproc 2").replace("--batch 24", ""));
+    let batch = auto["global_batch"].as_u64().unwrap();
+    assert!(batch.is_power_of_two() && (2..=240).contains(&batch), "{auto}");
+
+    let error = refused(&data, "--model gpt --vocab 50 --context 31");
+    assert!(
+        error.contains("is UInt16[17], but the gpt takes tokens as integers, such as Int32[32]"),
+        "{error}"
+    );
+    let error = refused(&data, "--model gpt --vocab 49 --width 32");
+    assert!(error.contains("column `tokens` holds the token 49, but --vocab 49 ends at 48"), "{error}");
+    let error = refused(&data, "--model gpt --width 30 --heads 4");
+    assert!(error.contains("--width 30 cannot be shared evenly by 4 --heads"), "{error}");
+}
+
+/// A picture whose class is its colour.
+fn picture(index: usize, side: u32) -> RgbImage {
+    RgbImage::from_fn(side, side, |x, y| {
+        let grain = noise(index * 4096 + (y * side + x) as usize) as u8 / 4;
+        let mut pixel = [grain; 3];
+        pixel[index % 3] = 160 + grain;
+        Rgb(pixel)
+    })
+}
+
+fn file(picture: &RgbImage, format: ImageFormat) -> Vec<u8> {
+    let mut bytes = Cursor::new(Vec::new());
+    picture.write_to(&mut bytes, format).unwrap();
+    bytes.into_inner()
+}
+
+#[test]
+fn the_resnet_learns_images_from_files_and_from_pixels() {
+    let rows = 48;
+    let label: ArrayRef = Arc::new(Int64Array::from_iter_values((0..rows as i64).map(|row| row % 3)));
+    let format = |row: usize| if row % 2 == 0 { ImageFormat::Jpeg } else { ImageFormat::Png };
+    let mut files: Vec<_> = (0..rows).map(|row| file(&picture(row, 40), format(row))).collect();
+    let pixels = (0..rows).flat_map(|row| picture(row, 32).into_raw());
+    let data = dataset(
+        "images",
+        vec![
+            ("image", Arc::new(BinaryArray::from_iter_values(&files)) as ArrayRef),
+            ("pixels", list(Arc::new(UInt8Array::from_iter_values(pixels)), 32 * 32 * 3)),
+            ("label", label.clone()),
+        ],
+    );
+    let flags = "--model resnet18 --classes 3 --batch 12 --optimizer adam --lr 0.002 --epochs 3";
+    let from_files = train("files", &data, &format!("{flags} --image-size 32 --nproc 2 --decode-threads 2"));
+    let loss = losses(&from_files);
+    assert!(loss[2] < 0.9 * loss[0], "{loss:?}");
+    let from_pixels = train("pixels", &data, &format!("{flags} --image-column pixels --augment shift"));
+    let loss = losses(&from_pixels);
+    assert!(loss[2] < 0.9 * loss[0], "{loss:?}");
+
+    let error = refused(&data, "--model convnet");
+    assert!(error.contains("is Binary, but the convnet takes images as UInt8[784] (28 x 28)"), "{error}");
+    let error = refused(&data, "--model resnet18 --image-column label --label-column pixels");
+    assert!(error.contains("is Int64, but images are encoded files"), "{error}");
+    let error = refused(&data, "--model resnet18 --classes 2 --image-size 32 --batch 24 --epochs 1");
+    assert!(
+        error.contains("column `label` holds the label 2, but the model's classes are 0 to 1"),
+        "{error}"
+    );
+
+    let cut = files[7].len() / 2;
+    files[7].truncate(cut);
+    let files: ArrayRef = Arc::new(BinaryArray::from_iter_values(&files));
+    let damaged = dataset("damaged", vec![("image", files), ("label", label)]);
+    let error = refused(&damaged, "--model resnet18 --classes 3 --image-size 32 --batch 48 --epochs 1");
+    assert!(error.contains("column `image`, sample 7: the image is damaged"), "{error}");
+}
