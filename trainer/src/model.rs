@@ -17,6 +17,7 @@ pub mod resnet;
 
 use std::collections::HashMap;
 use std::fmt::Debug;
+use std::sync::{Mutex, PoisonError};
 
 use anyhow::Result;
 use arrow::datatypes::Schema;
@@ -119,11 +120,13 @@ impl ModelSettings {
 
     /// A fresh model on `device`, its parameters drawn from `seed`.
     pub fn build(&self, seed: u64, device: Device) -> Result<Box<dyn Model>> {
-        Ok(match self {
-            Self::Convnet => Box::new(convnet::ConvNet::new(seed, device)),
-            Self::Resnet(settings) => Box::new(resnet::Resnet::new(settings.clone(), seed, device)),
-            Self::Mlp(settings) => Box::new(mlp::Mlp::new(settings.clone(), seed, device)),
-            Self::Gpt(settings) => Box::new(gpt::Gpt::new(*settings, seed, device)?),
+        seeded(seed, || {
+            Ok(match self {
+                Self::Convnet => Box::new(convnet::ConvNet::fresh(device)) as Box<dyn Model>,
+                Self::Resnet(settings) => Box::new(resnet::Resnet::fresh(settings.clone(), device)),
+                Self::Mlp(settings) => Box::new(mlp::Mlp::fresh(settings.clone(), device)),
+                Self::Gpt(settings) => Box::new(gpt::Gpt::fresh(*settings, device)?),
+            })
         })
     }
 
@@ -150,6 +153,15 @@ pub fn resolve(args: &ModelArgs, schema: &Schema, uri: &str) -> Result<(ModelSet
         ModelName::Mlp => mlp::resolve(args, schema, uri),
         ModelName::Gpt => gpt::resolve(args, schema, uri),
     }
+}
+
+/// Runs `f`, whose random numbers follow from `seed`. libtorch has one generator for all threads of the process, so
+/// only one at a time may draw from a seed.
+pub(crate) fn seeded<R>(seed: u64, f: impl FnOnce() -> R) -> R {
+    static DRAWING: Mutex<()> = Mutex::new(());
+    let _drawing = DRAWING.lock().unwrap_or_else(PoisonError::into_inner);
+    tch::manual_seed(seed as i64);
+    f()
 }
 
 /// The parameters with their names, in the order of their creation, which is the same on every rank.

@@ -245,9 +245,9 @@ mod tests {
     }
 
     fn input(rows: i64) -> Input {
-        tch::manual_seed(5);
-        let images = Tensor::randint(256, [rows, 784], (Kind::Uint8, Device::Cpu));
-        let labels = Tensor::randint(10, [rows], (Kind::Int64, Device::Cpu));
+        let draw = |most, sizes: &[i64], kind| Tensor::randint(most, sizes, (kind, Device::Cpu));
+        let (images, labels) =
+            model::seeded(5, || (draw(256, &[rows, 784], Kind::Uint8), draw(10, &[rows], Kind::Int64)));
         Input::new(rows, vec![(Role::Image, images), (Role::Label, labels)], None)
     }
 

@@ -107,10 +107,9 @@ impl GptSettings {
 }
 
 impl Gpt {
-    /// A fresh network, its parameters drawn from `seed`.
-    pub fn new(settings: GptSettings, seed: u64, device: Device) -> Result<Self> {
+    /// A fresh network, its parameters drawn from libtorch's generator.
+    pub(super) fn fresh(settings: GptSettings, device: Device) -> Result<Self> {
         settings.check()?;
-        tch::manual_seed(seed as i64);
         let mut vs = VarStore::new(Device::Cpu);
         let root = vs.root();
         let normal = Init::Randn { mean: 0.0, stdev: INIT_STD };

@@ -71,9 +71,8 @@ pub(super) fn resolve(args: &ModelArgs, schema: &Schema, uri: &str) -> Result<(M
 }
 
 impl Mlp {
-    /// A fresh network, its parameters drawn from `seed`.
-    pub fn new(settings: MlpSettings, seed: u64, device: Device) -> Self {
-        tch::manual_seed(seed as i64);
+    /// A fresh network, its parameters drawn from libtorch's generator.
+    pub(super) fn fresh(settings: MlpSettings, device: Device) -> Self {
         let mut vs = VarStore::new(Device::Cpu);
         let root = vs.root();
         let norm = nn::batch_norm1d(&root / "norm", settings.features, super::batch_norm());

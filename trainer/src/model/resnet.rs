@@ -98,9 +98,8 @@ impl Depth {
 }
 
 impl Resnet {
-    /// A fresh network, its parameters drawn from `seed`.
-    pub fn new(settings: ResnetSettings, seed: u64, device: Device) -> Self {
-        tch::manual_seed(seed as i64);
+    /// A fresh network, its parameters drawn from libtorch's generator.
+    pub(super) fn fresh(settings: ResnetSettings, device: Device) -> Self {
         let mut vs = VarStore::new(Device::Cpu);
         let root = vs.root();
         let depth = settings.depth;

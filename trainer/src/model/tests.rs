@@ -30,7 +30,10 @@ fn gpt() -> ModelSettings {
 
 /// Rows that have something to learn in them.
 fn input(settings: &ModelSettings, rows: i64) -> Input {
-    tch::manual_seed(9);
+    seeded(9, || drawn(settings, rows))
+}
+
+fn drawn(settings: &ModelSettings, rows: i64) -> Input {
     let tensors = match settings {
         ModelSettings::Convnet => vec![
             (Role::Image, Tensor::randint(256, [rows, 784], (Kind::Uint8, CPU))),

@@ -1,4 +1,5 @@
 use super::*;
+use crate::model::seeded;
 use tch::Device;
 use tch::nn::{self, OptimizerConfig};
 
@@ -6,7 +7,10 @@ const SHAPES: [&[i64]; 3] = [&[5, 7], &[7], &[3, 2, 3]];
 
 /// Parameters and, beside them, the same in a store of tch's.
 fn twins() -> (Vec<Named>, nn::VarStore) {
-    tch::manual_seed(11);
+    seeded(11, drawn_twins)
+}
+
+fn drawn_twins() -> (Vec<Named>, nn::VarStore) {
     let vs = nn::VarStore::new(Device::Cpu);
     let root = vs.root();
     let mut parameters = Vec::new();
@@ -25,12 +29,12 @@ fn plain(parameters: &[Named]) -> Vec<Tensor> {
 /// Gives all parameters gradients that depend on the step and on their values.
 fn set_gradients(parameters: &[Tensor], step: i64) {
     forebay_c10d::zero_grads(parameters, true).unwrap();
-    tch::manual_seed(100 + step);
     let loss = |parameter: &Tensor| {
         let noise = Tensor::randn(parameter.size(), (Kind::Float, Device::Cpu));
         (parameter * parameter * noise).sum(Kind::Float)
     };
-    Tensor::stack(&parameters.iter().map(loss).collect::<Vec<_>>(), 0).sum(Kind::Float).backward();
+    let losses: Vec<_> = seeded(100 + step as u64, || parameters.iter().map(loss).collect());
+    Tensor::stack(&losses, 0).sum(Kind::Float).backward();
 }
 
 /// The largest difference to libtorch's C++ optimizer over many steps.
