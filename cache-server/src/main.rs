@@ -1,4 +1,5 @@
 //! `forebay-server`: settings, logs, signals; the rest is the library.
+#![expect(unsafe_code, reason = "the allocator is told at the start how to treat large blocks")]
 
 use anyhow::Context;
 use clap::Parser;
@@ -8,7 +9,16 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 use tracing_subscriber::EnvFilter;
 
+/// Blocks of this size and more are the kernel's again as soon as they are freed. glibc would raise the bound to 32 MiB by
+/// itself and keep what segments took when they were decoded: several times `--memory-bytes`. Messages stay below it.
+const OWN_BLOCK_BYTES: i32 = 2 << 20;
+
 fn main() -> ExitCode {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: it sets a number of the allocator, before there is a second thread.
+    unsafe {
+        libc::mallopt(libc::M_MMAP_THRESHOLD, OWN_BLOCK_BYTES);
+    }
     match run(&Flags::parse()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(e) => {
