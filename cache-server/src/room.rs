@@ -37,6 +37,7 @@ impl Room {
     pub async fn hold(self: &Arc<Self>, bytes: u64) -> Held {
         let granted = {
             let mut state = self.state();
+            state.line.retain(|(_, sender)| !sender.is_closed());
             if state.line.is_empty() && self.fits(&state, bytes) {
                 state.used_bytes += bytes;
                 return Held { room: self.clone(), bytes };
@@ -55,7 +56,8 @@ impl Room {
     /// Room if there is some at once and nobody waits for it.
     pub fn try_hold(self: &Arc<Self>, bytes: u64) -> Option<Held> {
         let mut state = self.state();
-        let free = state.line.is_empty() && state.used_bytes.saturating_add(bytes) <= self.limit_bytes;
+        let free = Self::first_in_line(&mut state).is_none()
+            && state.used_bytes.saturating_add(bytes) <= self.limit_bytes;
         free.then(|| {
             state.used_bytes += bytes;
             Held { room: self.clone(), bytes }
@@ -70,7 +72,7 @@ impl Room {
 
     /// Whether somebody waits.
     pub fn is_short(&self) -> bool {
-        !self.state().line.is_empty()
+        Self::first_in_line(&mut self.state()).is_some()
     }
 
     /// Bytes in use.
@@ -88,19 +90,30 @@ impl Room {
     }
 
     fn let_go(self: &Arc<Self>, bytes: u64) {
-        let mut granted = Vec::new();
         let mut state = self.state();
         state.used_bytes = state.used_bytes.saturating_sub(bytes);
-        while let Some((bytes, _)) = state.line.front()
-            && self.fits(&state, *bytes)
+        while let Some(bytes) = Self::first_in_line(&mut state)
+            && self.fits(&state, bytes)
         {
             let Some((bytes, sender)) = state.line.pop_front() else { break };
             state.used_bytes += bytes;
-            granted.push((sender, Held { room: self.clone(), bytes }));
+            if let Err(mut refused) = sender.send(Held { room: self.clone(), bytes }) {
+                // It went away this very moment. Its bytes are given back here: dropping it would come back to this lock.
+                refused.bytes = 0;
+                state.used_bytes -= bytes;
+                drop(state);
+                drop(refused);
+                state = self.state();
+            }
         }
-        drop(state);
-        // Whoever has gone meanwhile gives it back at once, which wakes the next.
-        granted.into_iter().for_each(|(sender, held)| drop(sender.send(held)));
+    }
+
+    /// What the first who still waits wants. Whoever has given up leaves the line.
+    fn first_in_line(state: &mut State) -> Option<u64> {
+        while state.line.front().is_some_and(|(_, sender)| sender.is_closed()) {
+            state.line.pop_front();
+        }
+        state.line.front().map(|(bytes, _)| *bytes)
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -163,5 +176,20 @@ mod tests {
         assert_eq!(room.used_bytes(), 5);
         drop(more);
         assert_eq!((room.used_bytes(), room.is_short()), (0, false));
+    }
+
+    #[tokio::test]
+    async fn those_who_give_up_leave_nothing_behind() {
+        let room = Room::new(10);
+        let all = room.hold(10).await;
+        for _ in 0..100_000 {
+            assert!(room.hold(10).now_or_never().is_none());
+        }
+        assert!(!room.is_short());
+        let mut waiting = Box::pin(room.hold(4));
+        assert!((&mut waiting).now_or_never().is_none());
+        drop(all);
+        assert_eq!(waiting.await.bytes, 4);
+        assert!(room.try_hold(10).is_some());
     }
 }

@@ -11,7 +11,7 @@ use super::reader::{Epoch, Job, Reader};
 use super::{Findings, status};
 use crate::fault::{self, Fault, Plan};
 use crate::mnist;
-use crate::process::{Server, ServerOptions};
+use crate::process::{Run, Server, ServerOptions};
 use crate::s3::S3Server;
 use anyhow::Context;
 use std::path::{Path, PathBuf};
@@ -219,6 +219,15 @@ impl Stage {
         };
         let (before, since) = (written().await?, Instant::now());
         while since.elapsed() < Duration::from_secs(60) {
+            // A full cache has nothing to gain from a job of one epoch and would write nothing.
+            let free = Run::find("forebay").map_err(anyhow::Error::msg)?.args([
+                "free",
+                &self.table.uri,
+                "--endpoint",
+                &server.endpoint,
+            ]);
+            let freed = tokio::task::block_in_place(|| free.try_end()).map_err(anyhow::Error::msg)?;
+            freed.success("forebay free").map_err(anyhow::Error::msg)?;
             super::reader::read(&server.endpoint, &self.table, &Job::new(9, 1)).await?;
             if written().await? > before {
                 return Ok(Some(since.elapsed().as_secs_f64()));

@@ -193,7 +193,8 @@ fn a_cache_too_small_for_the_data_stays_within_its_limit() {
     }
     assert!(most <= limit + 64_000, "{most} bytes of {limit}, manifests apart");
     assert!(most > limit / 2, "it is used: {most}");
-    assert!(counter(&server, "evictions") > 0);
+    // One job gains nothing by giving one of its segments up for another: what does not fit is not written.
+    assert!(counter(&server, "evictions") + counter(&server, "bypassed") > 0);
     server.stop();
 
     // No segment fits: everything is served without storing it.
