@@ -230,17 +230,22 @@ impl Parts {
         let bytes = batch.get_array_memory_size() as u64;
         if !pass.is_empty()
             && kept.is_ok()
-            && let Some(held) = room.or_else(|| self.transit.room(bytes))
+            && let Some(mut held) = room.or_else(|| self.transit.room(bytes))
         {
+            // A prefetch held room for all columns of the segment.
+            held.shrink(bytes);
             self.events.record(Event::Bypassed);
             drop(filling);
             return Ok(self.transit.put(id, batch, pass, held));
         }
         self.plans.left_memory(id);
-        // A turn as long as the epoch would only push out others that are read as soon.
+        // A turn as long as the epoch would only push out others that are read as soon: still better than memory without
+        // bounds.
+        let transit = &self.memory.transit;
+        let is_short = transit.used_bytes().saturating_add(bytes) > transit.limit_bytes();
         if matches!(kept?, Written::NotWorthIt)
             && !pass.is_empty()
-            && !pass.is_whole()
+            && (!pass.is_whole() || is_short)
             && let Written::Mapped(mapped) = self.store.write(origin, &batch, Admit::Always)?
         {
             self.events.record(Event::Stored);

@@ -53,6 +53,8 @@ pub async fn run(cache: Arc<Cache>) {
         }
         tokio::select! {
             () = moved => {}
+            // A job that does not come back, and what failed a while ago: only time tells of these.
+            () = tokio::time::sleep(PAUSE) => {}
             Some(landed) = under_way.join_next() => if let Ok((id, is_there)) = landed {
                 course.landed(id, is_there);
             },

@@ -21,7 +21,7 @@ use serde_json::{Value, json};
 
 use crate::failure::{self, ERROR_FILE};
 use crate::report::bytes;
-use crate::settings::Settings;
+use crate::settings::{AUTO_BATCH, Settings};
 
 /// Time epochs of a training: cold, warm, restarted, and direct
 ///
@@ -92,6 +92,10 @@ const CACHE: [(&str, bool); 1] = [("--endpoint", true)];
 
 /// Runs it.
 pub fn run(args: &BenchArgs) -> Result<()> {
+    ensure!(
+        args.settings.batch != AUTO_BATCH,
+        "bench compares runs of one batch: give --batch a number, such as the one that --batch auto chose"
+    );
     ensure!(args.out.is_dir(), "--out {}: there is no such directory", args.out.display());
     let words: Vec<_> = std::env::args_os().skip_while(|word| word != "bench").skip(1).collect();
     let cached = without(&without(&words, &OWN), &SOURCE);

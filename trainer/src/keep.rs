@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use forebay_c10d::ProcessGroup;
 use forebay_proto::state::LoaderState;
 
@@ -94,6 +94,13 @@ impl Keeper {
         let (weights, training) = trainer.map_or_else(Default::default, |trainer| {
             (checkpoint::snapshot(trainer.weights()), checkpoint::snapshot(trainer.state()))
         });
+        // The loss shows it a step later only: a run that went on from such weights would fail for ever.
+        for (name, tensor) in &weights {
+            ensure!(
+                !tensor.is_floating_point() || bool::try_from(tensor.isfinite().all())?,
+                "step {step}: `{name}` is not finite any more, no checkpoint of it is written: lower --lr, or use --clip-norm"
+            );
+        }
         writer.begin(Checkpoint { meta, weights, training })
     }
 

@@ -178,6 +178,7 @@ impl<'a> Rank<'a> {
         };
         Identity {
             model,
+            columns: self.settings.model.column_names(),
             dataset: manifest.uri().to_owned(),
             manifest_digest: manifest.digest().to_string(),
             seed: self.settings.seed,

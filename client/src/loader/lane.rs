@@ -179,7 +179,10 @@ impl Lane {
             }
             if std::mem::take(&mut self.guest) && failure.again {
                 tracing::debug!(error = %failure.error, "back to the segments' own nodes");
-                return self.divided();
+                // Without any node that takes segments, this lane waits like any other.
+                if let Ok(lanes) = self.divided() {
+                    return Ok(lanes);
+                }
             }
             let since = *self.trouble.since.get_or_insert_with(Instant::now);
             self.trouble.again |= failure.dead;

@@ -193,21 +193,30 @@ impl Source {
         };
         let answer = place.store.objects.get_opts(&place.path, options).await?;
         let told = (answer.meta.size, answer.extensions.get::<Offered>().cloned());
+        let mut missing = bytes.len() - *filled;
         let mut take = |piece: &[u8]| {
             received.fetch_add(piece.len() as u64, Relaxed);
             let rest = bytes.get_mut(*filled..).unwrap_or_default();
             let fits = piece.len().min(rest.len());
             rest[..fits].copy_from_slice(&piece[..fits]);
             *filled += fits;
+            missing -= fits;
+            missing
         };
         if place.is_file() {
             take(&answer.bytes().await?);
             return Ok(told);
         }
         let mut body = answer.into_stream();
-        while let Some(piece) = body.try_next().await? {
-            take(&piece);
+        let mut missing = usize::MAX;
+        loop {
+            match body.try_next().await {
+                Ok(Some(piece)) => missing = take(&piece),
+                Ok(None) => return Ok(told),
+                // Broken after its last byte: there is nothing left to ask for.
+                Err(_) if missing == 0 => return Ok(told),
+                Err(e) => return Err(e),
+            }
         }
-        Ok(told)
     }
 }

@@ -14,6 +14,8 @@ pub const FORMAT: u32 = 1;
 pub struct Identity {
     /// The model's name and settings; `none` for the loader alone.
     pub model: String,
+    /// The columns that the model takes, in its order.
+    pub columns: Vec<String>,
     /// The training dataset.
     pub dataset: String,
     /// Its version, in hex.
@@ -136,6 +138,10 @@ impl Meta {
         };
         let other = "give another --checkpoint-dir, or start anew with --fresh";
         ensure!(own.model == run.model, differ("the model", &own.model, &run.model, other));
+        ensure!(
+            own.columns == run.columns,
+            differ("the columns", &own.columns.join(", "), &run.columns.join(", "), other)
+        );
         ensure!(own.dataset == run.dataset, differ("the dataset", &own.dataset, &run.dataset, other));
         ensure!(
             own.manifest_digest == run.manifest_digest,

@@ -12,6 +12,7 @@ use super::*;
 
 fn identity() -> Identity {
     Identity {
+        columns: vec!["image".to_owned(), "label".to_owned()],
         model: "convnet".into(),
         dataset: "s3://b/d".into(),
         manifest_digest: "07".into(),
@@ -107,6 +108,11 @@ fn a_run_it_does_not_belong_to_is_refused_by_name() {
     };
     let model = refused(&|run| run.model = "gpt".into());
     assert!(model.contains("it is of the model convnet, but this run has the model gpt"), "{model}");
+    let columns = refused(&|run| run.columns.reverse());
+    assert!(
+        columns.contains("the columns image, label, but this run has the columns label, image"),
+        "{columns}"
+    );
     let dataset = refused(&|run| run.dataset = "s3://b/e".into());
     assert!(dataset.contains("the dataset s3://b/d, but this run has the dataset s3://b/e"), "{dataset}");
     let version = refused(&|run| run.manifest_digest = "08".into());
@@ -143,6 +149,13 @@ fn a_folder_keeps_the_newest_and_has_one_owner() {
     let folder = Folder::open(&path).unwrap();
     assert_eq!(folder.steps().unwrap(), [40, 30]);
     assert!(!path.join(".writing-step-0000000050").exists());
+    // A newer one that a run passed over as damaged does not push out what the run writes.
+    let mut writer = Writer::new(folder, 1);
+    writer.begin(checkpoint(35)).unwrap();
+    writer.finish().unwrap();
+    drop(writer);
+    let folder = Folder::open(&path).unwrap();
+    assert_eq!(folder.steps().unwrap(), [40, 35]);
     assert!(folder.set_aside().unwrap().unwrap().ends_with("before-1"));
     assert!(folder.newest(&identity()).unwrap().is_none());
     assert!(path.join("before-1/step-0000000040").is_dir());

@@ -35,6 +35,8 @@ impl Writer {
             if !steps.contains(&checkpoint.meta.step) {
                 steps.push(checkpoint.meta.step);
             }
+            // A newer one was passed over as damaged: it must not push out what is whole.
+            steps.retain(|step| *step <= checkpoint.meta.step);
             steps.sort_unstable_by(|a, b| b.cmp(a));
             Folder::prune(&path, keep, &steps);
             Ok(place)
