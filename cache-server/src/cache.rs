@@ -303,7 +303,10 @@ fn compose(wanted: &SchemaRef, parts: &[Ready], rows: u64) -> Result<Ready> {
 
 /// Runs work that touches the disk off the async threads.
 pub async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T> {
-    tokio::task::spawn_blocking(work).await.map_err(|e| Error::corrupt(format!("a disk task failed: {e}")))
+    tokio::task::spawn_blocking(work).await.map_err(|e| match e.is_cancelled() {
+        true => Error::closed("the node is stopping"),
+        false => Error::corrupt(format!("a disk task failed: {e}")),
+    })
 }
 
 #[cfg(test)]

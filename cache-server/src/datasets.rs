@@ -178,7 +178,10 @@ fn keep(store: &Store, home: &Path, path: &Path, bytes: &[u8]) -> Result<()> {
         return Err(Error::full(format!("{}: the cache has no room for it", path.display())));
     }
     let tmp = path.with_extension("tmp");
-    let written = std::fs::write(&tmp, bytes).and_then(|()| std::fs::rename(&tmp, path));
+    // The folder is made anew if the directory lost all it held.
+    let written = std::fs::create_dir_all(path.parent().unwrap_or(home))
+        .and_then(|()| std::fs::write(&tmp, bytes))
+        .and_then(|()| std::fs::rename(&tmp, path));
     if written.is_err() {
         std::fs::remove_file(&tmp).ok();
         store.release_beside(home, bytes.len() as u64);

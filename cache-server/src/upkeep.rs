@@ -4,6 +4,7 @@
 use crate::cache::blocking;
 use crate::store::Store;
 use crate::store::scrub::Scrub;
+use forebay_proto::{Error, Kind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio_util::sync::CancellationToken;
@@ -33,9 +34,15 @@ async fn heal(store: Arc<Store>) {
         tokio::time::sleep(HEAL_EVERY).await;
         let store = store.clone();
         if let Err(e) = blocking(move || store.heal(Instant::now())).await {
-            tracing::error!(error = %e, "cache directories are no longer tried again");
-            return;
+            return gave_up(&e, "cache directories are no longer tried again");
         }
+    }
+}
+
+/// Says why work that should last as long as the node has ended, unless the node ends too.
+fn gave_up(e: &Error, what: &str) {
+    if e.kind != Kind::Closed {
+        tracing::error!(error = %e, "{what}");
     }
 }
 
@@ -50,10 +57,7 @@ async fn scrub(store: Arc<Store>, bytes_per_s: f64) {
         let read;
         (scrub, read) = match step.await {
             Ok(done) => done,
-            Err(e) => {
-                tracing::error!(error = %e, "segment files are no longer scrubbed");
-                return;
-            }
+            Err(e) => return gave_up(&e, "segment files are no longer scrubbed"),
         };
         let pause = match read {
             0 => SCRUB_PAUSE,
