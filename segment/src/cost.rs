@@ -4,10 +4,11 @@
 //! exact and fixed-width columns too. Strings and the like are counted as the writer's statistics say; a writer that
 //! keeps none, or lies, is found out while decoding ([`Cost::limit`]).
 
+use crate::fetch::Origin;
 use crate::footer::Footer;
-use crate::source::{Source, Urgency, Version};
+use crate::source::{Source, Urgency};
 use arrow::datatypes::DataType;
-use forebay_proto::{Error, Manifest, Result};
+use forebay_proto::{Manifest, Result};
 use parquet::basic::Type as Physical;
 use parquet::file::metadata::{ColumnChunkMetaData, RowGroupMetaData};
 use std::ops::Range;
@@ -48,16 +49,8 @@ impl Source {
         projection: &[usize],
         urgency: &Urgency,
     ) -> Result<Cost> {
-        let part = manifest.segment(segment)?;
-        let object = manifest
-            .objects()
-            .get(part.object as usize)
-            .ok_or_else(|| Error::invalid(format!("{}: malformed manifest", manifest.uri())))?;
-        let place = self.place(&manifest.object_uri(object))?;
-        let version = Version { etag: object.etag.clone(), size: object.size };
-        let footer = self.footer(&place, &version, urgency).await?;
-        let first = part.first_row_group as usize;
-        Ok(cost(&footer, first..first + part.row_groups as usize, projection, place.is_file()))
+        let Origin { place, footer, groups, .. } = self.origin(manifest, segment, urgency).await?;
+        Ok(cost(&footer, groups, projection, place.is_file()))
     }
 }
 

@@ -28,7 +28,36 @@ pub(crate) struct Run {
     pub bytes: Bytes,
 }
 
+/// What a segment is read from.
+pub(crate) struct Origin {
+    pub place: Place,
+    pub version: Version,
+    pub footer: Arc<Footer>,
+    pub groups: Range<usize>,
+}
+
 impl Source {
+    /// What a segment is read from: nothing but what lies in its dataset. Reads the footer if it is not held.
+    pub(crate) async fn origin(
+        &self,
+        manifest: &Manifest,
+        segment: u32,
+        urgency: &Urgency,
+    ) -> Result<Origin> {
+        let part = manifest.segment(segment)?;
+        let object = manifest
+            .objects()
+            .get(part.object as usize)
+            .ok_or_else(|| Error::invalid(format!("{}: malformed manifest", manifest.uri())))?;
+        let place = self.place(&manifest.object_uri(object))?;
+        let dataset = manifest.parts().iter().find(|p| p.segments.contains(&segment));
+        place.stays_under(dataset.map_or(manifest.uri(), |p| &p.uri))?;
+        let version = Version { etag: object.etag.clone(), size: object.size };
+        let footer = self.footer(&place, &version, urgency).await?;
+        let first = part.first_row_group as usize;
+        Ok(Origin { place, version, footer, groups: first..first + part.row_groups as usize })
+    }
+
     /// Reads one segment: all its rows in file order, the columns of `projection` (indices into the manifest's
     /// schema) in ascending order of index.
     ///
@@ -43,15 +72,7 @@ impl Source {
         urgency: &Urgency,
     ) -> Result<RecordBatch> {
         let part = manifest.segment(segment)?;
-        let object = manifest
-            .objects()
-            .get(part.object as usize)
-            .ok_or_else(|| Error::invalid(format!("{}: malformed manifest", manifest.uri())))?;
-        let place = self.place(&manifest.object_uri(object))?;
-        let dataset = manifest.parts().iter().find(|p| p.segments.contains(&segment));
-        place.stays_under(dataset.map_or(manifest.uri(), |p| &p.uri))?;
-        let version = Version { etag: object.etag.clone(), size: object.size };
-        let footer = self.footer(&place, &version, urgency).await?;
+        let Origin { place, version, footer, groups } = self.origin(manifest, segment, urgency).await?;
         let schema = from_ipc(manifest.schema())?;
         let mut columns = projection.to_vec();
         columns.sort_unstable();
@@ -60,7 +81,6 @@ impl Source {
             Arc::new(schema.project(&columns).map_err(|_| {
                 Error::invalid(format!("{}: no column {:?}", manifest.uri(), columns.last()))
             })?);
-        let groups = part.first_row_group as usize..part.first_row_group as usize + part.row_groups as usize;
         let found =
             footer.row_groups().get(groups.clone()).map(|g| g.iter().map(|g| g.num_rows() as u64).sum());
         if found != Some(part.total_rows)

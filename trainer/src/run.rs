@@ -201,6 +201,10 @@ impl<'a> Run<'a> {
             let state = self.feed.state();
             keeper.keep(group, &self.standing, (epoch, tally), &state, self.trainer.as_ref())?;
         }
+        if stopping {
+            // What is said at the end is what the checkpoint says: this epoch's own stretch counts.
+            self.standing.epochs = self.standing.epochs_with(group, epoch, tally)?;
+        }
         watch.skip();
         Ok(stopping)
     }

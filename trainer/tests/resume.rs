@@ -154,6 +154,9 @@ fn stopped_and_resumed_by_other_ranks_at_another_batch_each_sample_is_seen_once(
     assert!(said.contains("stopped by SIGTERM after step ") && said.contains(" is written;"), "{said}");
     let report: Value = serde_json::from_slice(&std::fs::read(&run.report).unwrap()).unwrap();
     assert_eq!((report["stopped"].as_bool(), report["steps"].as_u64()), (Some(true), run.steps().pop()));
+    let last = run.checkpoints.join(format!("step-{:010}/checkpoint.json", run.steps().pop().unwrap()));
+    let last: Value = serde_json::from_slice(&std::fs::read(last).unwrap()).unwrap();
+    assert_eq!(report["order_digest"], last["order_digest"], "what is said is what is written");
 
     let (resumed, _) = run.end(&flags("3", "90"));
     assert_eq!(resumed["order_digest"], straight["order_digest"]);
