@@ -307,7 +307,7 @@ impl ProcessGroup {
         start: impl FnOnce(&GroupHandle) -> FfiResult<WorkHandle>,
     ) -> Result<Work<'t>> {
         let handle = self.named(operation, start(&self.inner.handle))?;
-        Ok(Work { handle, group: self.clone(), operation, tensor: PhantomData })
+        Ok(Work { handle, group: self.clone(), operation, open: true, tensor: PhantomData })
     }
 
     fn peer(&self, operation: &'static str, what: &str, rank: usize) -> Result<i32> {
@@ -334,31 +334,50 @@ impl ProcessGroup {
     }
 }
 
-/// A collective under way; its tensor belongs to it until it is through. Dropped, it goes on, but nobody learns how it
-/// ended.
-#[must_use = "nobody waits for it"]
+/// A collective under way; its tensor belongs to it until it is through.
+///
+/// Dropped, it is waited for all the same, for as long as the group's timeout lets it: libtorch's threads write into
+/// the tensor until then. How it ended nobody learns, but after a failure the next call on the group fails as well.
+#[must_use = "dropped, it is waited for, and nobody learns how it ended"]
 #[derive(Debug)]
 pub struct Work<'t> {
     handle: WorkHandle,
     group: ProcessGroup,
     operation: &'static str,
+    /// Nobody has waited for it yet.
+    open: bool,
     tensor: PhantomData<&'t mut Tensor>,
 }
 
 impl Work<'_> {
     /// Waits until the result is there; on a GPU, until the current stream will find it there.
-    pub fn wait(self) -> Result<()> {
-        self.group.named(self.operation, self.handle.wait(None))
+    pub fn wait(mut self) -> Result<()> {
+        self.end(None)
     }
 
-    /// Waits for at most `timeout`, less than the group's. An error leaves the group unusable, as any other does.
-    pub fn wait_for(self, timeout: Duration) -> Result<()> {
-        self.group.named(self.operation, self.handle.wait(Some(timeout)))
+    /// Waits for at most `timeout`, less than the group's. An error leaves the group unusable, as any other does, and
+    /// the tensor without a value: libtorch keeps its memory for as long as it may still write into it.
+    pub fn wait_for(mut self, timeout: Duration) -> Result<()> {
+        self.end(Some(timeout))
+    }
+
+    fn end(&mut self, timeout: Option<Duration>) -> Result<()> {
+        self.open = false;
+        self.group.named(self.operation, self.handle.wait(timeout))
     }
 
     /// Whether it is through, well or not.
     pub fn is_completed(&self) -> Result<bool> {
         self.group.named(self.operation, self.handle.completed())
+    }
+}
+
+impl Drop for Work<'_> {
+    fn drop(&mut self) {
+        if self.open {
+            // The group remembers a failure.
+            let _ = self.end(None);
+        }
     }
 }
 

@@ -127,3 +127,30 @@ fn two_ranks_pass_messages_and_work_may_wait() {
     assert_eq!(said[1][..2], ["has 6", "mean [1.5]"]);
     assert_eq!(said[0][3], "rank 0 of 2: send: receiver 2 is not below the world size 2");
 }
+
+/// Collectives that nobody waits for: their tensors are whole when the borrow ends.
+pub fn dropped(group: &ProcessGroup) -> Result<()> {
+    let mut sum = Tensor::from_slice(&[1f32 + group.rank() as f32; 1 << 16]);
+    let mut sent = Tensor::from_slice(&[group.rank() as i64 + 3]);
+    if group.rank() == 1 {
+        group.store().get("go")?;
+        std::thread::sleep(Duration::from_millis(300));
+    }
+    let work = group.all_reduce_async(&mut sum, Op::Avg)?;
+    if group.rank() == 0 {
+        say(format!("completed {}", work.is_completed()?));
+        group.store().set("go", b"")?;
+    }
+    drop(work);
+    say(format!("mean {}", sum.eq(1.5).all().int64_value(&[]) == 1));
+    drop(group.broadcast_async(&mut sent, 0)?);
+    say(format!("sent {}", sent.int64_value(&[0])));
+    Ok(())
+}
+
+#[test]
+fn work_that_is_dropped_is_through_all_the_same() {
+    let said = run_well("dropped", 2);
+    assert_eq!(said[0], ["completed false", "mean true", "sent 3"]);
+    assert_eq!(said[1], ["mean true", "sent 3"]);
+}

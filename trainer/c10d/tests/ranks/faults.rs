@@ -1,12 +1,12 @@
 //! Peers that die, stay silent or disagree, and arguments that cannot work.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use forebay_c10d::{Ddp, DdpSettings, Op, ProcessGroup, Result, Store, zero_grads};
 use tch::Tensor;
 
 use crate::training::{batch, loss, model, part};
-use crate::{Finished, TIMEOUT, run, run_well, say};
+use crate::{Finished, SHORT_TIMEOUT, TIMEOUT, run, run_well, say};
 
 /// Trains until the peer's death shows; the rank itself then ends well, having said what it saw.
 pub fn death(group: &ProcessGroup) -> Result<()> {
@@ -79,6 +79,24 @@ pub fn late(group: &ProcessGroup) -> Result<()> {
 fn a_message_that_does_not_come_is_an_error() {
     let said = run_well("late", 2);
     assert!(said[0].len() == 1 && said[0][0].starts_with("true rank 0 of 2: recv: "), "{said:?}");
+}
+
+/// A collective that nobody waits for, and that a peer never comes to.
+pub fn abandoned(group: &ProcessGroup) -> Result<()> {
+    if group.rank() == 1 {
+        return group.store().wait(&["given up"], TIMEOUT);
+    }
+    let (mut value, began) = (Tensor::from_slice(&[1f32]), Instant::now());
+    drop(group.all_reduce_async(&mut value, Op::Sum)?);
+    let waited = began.elapsed();
+    say(format!("{} {}", waited >= SHORT_TIMEOUT / 2, waited < TIMEOUT));
+    say(group.barrier().is_err());
+    group.store().set("given up", b"")
+}
+
+#[test]
+fn work_that_is_dropped_is_not_waited_for_beyond_the_timeout() {
+    assert_eq!(run_well("abandoned", 2)[0], ["true true", "true"]);
 }
 
 pub fn barrier(group: &ProcessGroup) -> Result<()> {

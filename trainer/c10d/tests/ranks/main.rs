@@ -70,13 +70,15 @@ fn rank_process() {
     let Ok(case) = std::env::var("FOREBAY_CASE") else { return };
     let number = |key: &str| std::env::var(key).unwrap().parse::<usize>().unwrap();
     let (rank, world) = (number("RANK"), number("WORLD_SIZE"));
-    let timeout = if case == "silent" || case == "late" { SHORT_TIMEOUT } else { TIMEOUT };
+    let timeout =
+        if ["silent", "late", "abandoned"].contains(&case.as_str()) { SHORT_TIMEOUT } else { TIMEOUT };
     let store = Store::tcp("127.0.0.1", number("MASTER_PORT") as u16, world, false, timeout).unwrap();
     let group = ProcessGroup::gloo(store, rank, world, timeout).unwrap();
     match case.as_str() {
         "collectives" => collectives::values(&group),
         "parts" => collectives::parts(&group),
         "pairs" => collectives::pairs(&group),
+        "dropped" => collectives::dropped(&group),
         "gradients" => training::gradients(&group),
         "accumulate" => training::accumulate(&group),
         "settings" => training::settings(&group),
@@ -85,6 +87,7 @@ fn rank_process() {
         "death" => faults::death(&group),
         "silent" => faults::silent(&group),
         "late" => faults::late(&group),
+        "abandoned" => faults::abandoned(&group),
         "barrier" => faults::barrier(&group),
         "shapes" => faults::shapes(&group),
         "refusals" => faults::refusals(&group),
