@@ -6,7 +6,7 @@
 
 use std::io::Cursor;
 
-use anyhow::{Context, Result, anyhow, ensure};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use arrow::array::{Array, AsArray};
 use arrow::datatypes::UInt8Type;
 use fast_image_resize::images::{Image, ImageRef};
@@ -139,11 +139,16 @@ fn sources<'a>(column: &'a dyn Array, source: Source, name: &str) -> Result<Vec<
 }
 
 fn unpack(file: &[u8], channels: i64) -> Result<Pixels> {
-    let mut reader = ImageReader::new(Cursor::new(file)).with_guessed_format()?;
-    let format = reader.format();
-    ensure!(format.is_some(), "these {} bytes are neither JPEG nor PNG", file.len());
-    // The decoder fills what is missing of a JPEG with grey.
-    ensure!(format != Some(ImageFormat::Jpeg) || is_whole(file), "the image is damaged: it breaks off");
+    let format = image::guess_format(file).ok();
+    let (Some(format), true) = (format, matches!(format, Some(ImageFormat::Jpeg | ImageFormat::Png))) else {
+        bail!("these {} bytes are neither JPEG nor PNG", file.len());
+    };
+    let end = match format {
+        // The decoder fills what is missing of a JPEG with grey.
+        ImageFormat::Jpeg => jpeg_end(file).context("the image is damaged: it breaks off")?,
+        _ => file.len(),
+    };
+    let mut reader = ImageReader::with_format(Cursor::new(&file[..end]), format);
     let mut limits = Limits::default();
     (limits.max_image_width, limits.max_image_height) = (Some(SIDE_MAX), Some(SIDE_MAX));
     limits.max_alloc = Some(UNPACKED_BYTES_MAX);
@@ -152,10 +157,27 @@ fn unpack(file: &[u8], channels: i64) -> Result<Pixels> {
     Ok(pixels(image, channels))
 }
 
-/// Whether a JPEG's last scan has an end. Within a scan no marker's bytes occur.
-fn is_whole(jpeg: &[u8]) -> bool {
-    let last = |marker: [u8; 2]| jpeg.windows(2).rposition(|bytes| bytes == marker);
-    last([0xff, 0xd9]) > last([0xff, 0xda])
+/// Where a JPEG's image ends (ITU-T T.81, annex B): behind the end marker that follows its scans. What a camera or an
+/// editor has put behind it (previews, video, depth) is none of its business. `None`: it breaks off before.
+fn jpeg_end(jpeg: &[u8]) -> Option<usize> {
+    const END: u8 = 0xd9;
+    // Markers that stand alone: what is stuffed into a scan, restarts, the beginning, fill bytes.
+    let alone = |marker: u8| matches!(marker, 0x00 | 0x01 | 0xd0..=0xd8);
+    let mut at = 0;
+    loop {
+        // Within a scan, and where there is rubbish between segments, the next marker is looked for.
+        at += jpeg.get(at..)?.iter().position(|byte| *byte == 0xff)?;
+        match *jpeg.get(at + 1)? {
+            0xff => at += 1,
+            END => return Some(at + 2),
+            marker if alone(marker) => at += 2,
+            // Their lengths count themselves. A preview's own markers lie within one.
+            _ => {
+                let length = [*jpeg.get(at + 2)?, *jpeg.get(at + 3)?];
+                at += 2 + usize::from(u16::from_be_bytes(length)).max(2);
+            }
+        }
+    }
 }
 
 fn pixels(image: DynamicImage, channels: i64) -> Pixels {
@@ -308,6 +330,29 @@ mod tests {
         let mut bomb = file(&picture(1, 4, 4), ImageFormat::Png);
         bomb[16..24].copy_from_slice(&[0, 0, 0x70, 0, 0, 0, 0x70, 0]);
         assert!(refused(&[bomb], Rows { samples: &[1], ..rows }).contains("column `photo`, sample 1"));
+    }
+
+    #[test]
+    fn what_lies_behind_a_jpegs_end_is_not_looked_at() {
+        let rows = Rows { column: "photo", samples: &[1], vary: None };
+        let of = |bytes: &[u8]| {
+            images("", &BinaryArray::from_iter_values([bytes]), &encoded(16), rows).map_err(|e| e.to_string())
+        };
+        let jpeg = file(&picture(5, 40, 30), ImageFormat::Jpeg);
+        let plain = of(&jpeg).unwrap();
+        let other = file(&picture(9, 20, 20), ImageFormat::Jpeg);
+        // Zeros, a second image that is whole, one that breaks off, the beginning of a scan.
+        for behind in [&[0; 9][..], &other, &other[..other.len() / 2], &[0xff, 0xda, 0, 8, 1]] {
+            assert!(of(&[&jpeg, behind].concat()).unwrap().equal(&plain), "{} bytes behind it", behind.len());
+        }
+        // A preview within the head ends long before the image does.
+        let mut preview = vec![0xff, 0xe1];
+        preview.extend((other.len() as u16 + 2).to_be_bytes());
+        let with_preview = [&jpeg[..2], &preview, &other, &jpeg[2..]].concat();
+        assert!(of(&with_preview).unwrap().equal(&plain));
+        for cut in [1, 2, jpeg.len() / 3] {
+            assert!(of(&with_preview[..with_preview.len() - cut]).is_err(), "{cut} bytes are missing");
+        }
     }
 
     fn raw(picture: &RgbImage, planar: bool) -> FixedSizeListArray {
