@@ -9,7 +9,7 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
-use tch::Tensor;
+use tch::{TchError, Tensor};
 use xxhash_rust::xxh3::{Xxh3, xxh3_128};
 
 use super::meta::FORMAT;
@@ -30,6 +30,24 @@ pub enum Damage {
     Damaged(anyhow::Error),
     /// It is whole, but not for this build.
     Refused(anyhow::Error),
+    /// What it is cannot be told: the disk does not let it be read now.
+    Unreadable(anyhow::Error),
+}
+
+impl Damage {
+    /// Of a failure on the way to its bytes: a file that is gone or no file is damage, but one that the disk, or a server
+    /// behind it, does not give now may be as good as ever.
+    fn of(error: anyhow::Error) -> Self {
+        use std::io::ErrorKind::{InvalidData, IsADirectory, NotADirectory, NotFound};
+        let io = error.chain().find_map(|cause| match cause.downcast_ref::<TchError>() {
+            Some(TchError::Io(io)) => Some(io),
+            _ => cause.downcast_ref::<std::io::Error>(),
+        });
+        match io.map(std::io::Error::kind) {
+            None | Some(NotFound | NotADirectory | IsADirectory | InvalidData) => Self::Damaged(error),
+            Some(_) => Self::Unreadable(error),
+        }
+    }
 }
 
 /// Writes a checkpoint into `folder`; gives its directory.
@@ -84,16 +102,16 @@ fn write_tensors(file: &Path, tensors: &Named) -> Result<()> {
 
 /// Reads a checkpoint, every byte of it verified.
 pub fn read(place: &Path) -> Result<Checkpoint, Damage> {
-    verify(place).map_err(Damage::Damaged)?;
+    verify(place).map_err(Damage::of)?;
     let meta = read_meta(place)?;
     let tensors = |file: &str| Tensor::read_safetensors(place.join(file)).map_err(anyhow::Error::from);
     let both = || -> Result<(Named, Named)> { Ok((tensors(WEIGHTS)?, tensors(TRAINING)?)) };
-    let (weights, training) = both().map_err(Damage::Damaged)?;
+    let (weights, training) = both().map_err(Damage::of)?;
     Ok(Checkpoint { meta, weights, training })
 }
 
 fn read_meta(place: &Path) -> Result<Meta, Damage> {
-    let text = fs::read(place.join(META)).map_err(|error| Damage::Damaged(error.into()))?;
+    let text = fs::read(place.join(META)).map_err(|error| Damage::of(error.into()))?;
     let value: serde_json::Value =
         serde_json::from_slice(&text).map_err(|error| Damage::Damaged(error.into()))?;
     let format = &value["format"];

@@ -44,7 +44,8 @@ impl Folder {
             }
         }
         let folder = Self { path: path.to_owned(), _lock: lock };
-        for entry in fs::read_dir(path).with_context(in_words)?.flatten() {
+        for entry in fs::read_dir(path).with_context(in_words)? {
+            let entry = entry.with_context(in_words)?;
             if entry.file_name().to_string_lossy().starts_with(UNFINISHED) {
                 disk::clear(&entry.path()).with_context(in_words)?;
             }
@@ -59,19 +60,20 @@ impl Folder {
 
     /// Steps of which there are checkpoints, the newest first.
     pub fn steps(&self) -> Result<Vec<u64>> {
-        let entries = fs::read_dir(&self.path).with_context(|| format!("list {}", self.path.display()))?;
-        let step = |entry: fs::DirEntry| {
-            let name = entry.file_name().into_string().ok()?;
-            let step = name.strip_prefix("step-")?.parse().ok()?;
-            (disk::name(step) == name).then_some(step)
-        };
-        let mut steps: Vec<u64> = entries.flatten().filter_map(step).collect();
+        let in_words = || format!("list {}", self.path.display());
+        let mut steps = Vec::new();
+        for entry in fs::read_dir(&self.path).with_context(in_words)? {
+            let Ok(name) = entry.with_context(in_words)?.file_name().into_string() else { continue };
+            let step = name.strip_prefix("step-").and_then(|step| step.parse().ok());
+            steps.extend(step.filter(|step| disk::name(*step) == name));
+        }
         steps.sort_unstable_by(|a, b| b.cmp(a));
         Ok(steps)
     }
 
     /// The newest checkpoint that is whole; `None` if there is none at all. Damaged ones are passed over with a
-    /// warning; it is an error if all are damaged, or if the newest whole one does not belong to this run.
+    /// warning; it is an error if all are damaged, if one cannot be read now, or if the newest whole one does not belong
+    /// to this run.
     pub fn newest(&self, run: &Identity) -> Result<Option<Checkpoint>> {
         let steps = self.steps()?;
         for step in &steps {
@@ -85,6 +87,13 @@ impl Folder {
                     return Ok(Some(checkpoint));
                 }
                 Err(Damage::Refused(error)) => return Err(refused(error)),
+                // The one before it would undo what may be fine, and none at all everything.
+                Err(Damage::Unreadable(error)) => {
+                    return Err(error.context(format!(
+                        "the checkpoint {} cannot be read now: try again, or move it away to go on from the one before it",
+                        place.display()
+                    )));
+                }
                 Err(Damage::Damaged(error)) => {
                     tracing::warn!(
                         "the checkpoint {} is damaged and is passed over: {error:#}",

@@ -98,6 +98,25 @@ fn every_kind_of_damage_is_found_and_the_one_before_is_used() {
 }
 
 #[test]
+fn what_cannot_be_read_now_is_neither_damaged_nor_passed_over() {
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), &checkpoint(1)).unwrap();
+    for file in ["weights.safetensors", "checkpoint.json", "CHECKSUMS"] {
+        let place = write(folder.path(), &checkpoint(2)).unwrap().join(file);
+        std::fs::remove_file(&place).unwrap();
+        // Reading there is an I/O error (EIO), as from a disk or a server that fails.
+        std::os::unix::fs::symlink("/proc/self/mem", &place).unwrap();
+        let error = Folder::open(folder.path()).unwrap().newest(&identity()).unwrap_err();
+        let error = format!("{error:#}");
+        assert!(
+            error.contains("step-0000000002 cannot be read now: try again") && error.contains(file),
+            "{error}"
+        );
+        assert!(error.ends_with("(os error 5)"), "{error}");
+    }
+}
+
+#[test]
 fn a_run_it_does_not_belong_to_is_refused_by_name() {
     let folder = tempfile::tempdir().unwrap();
     write(folder.path(), &checkpoint(1)).unwrap();
