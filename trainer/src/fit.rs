@@ -4,6 +4,8 @@
 //! of its own that nobody keeps, and without talking to the other ranks: one that ran out of memory could not answer
 //! them. What fits on all ranks is then compared by speed, the slowest rank's. All ranks come to the same answer.
 
+pub mod memory;
+
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Instant;
 
@@ -12,6 +14,7 @@ use comfy_table::{CellAlignment, Table, presets};
 use forebay_c10d::{Op, ProcessGroup, zero_grads};
 use tch::{Cuda, Device, Kind, Tensor};
 
+use self::memory::{forget_peak, peak_bytes};
 use crate::input::Input;
 use crate::model::{self, Model, ModelSettings};
 use crate::optim::{Optimizer, OptimizerSettings};
@@ -164,27 +167,6 @@ fn repeated(sample: &Input, rows: i64, device: Device) -> Result<Input> {
     let index = Tensor::arange(rows, (Kind::Int64, Device::Cpu)).remainder(sample.rows().max(1));
     let rows = sample.select(&index)?;
     rows.try_map(|tensor| Ok(tensor.f_to_device(device)?))
-}
-
-/// The most main memory that this process has had since [`forget_peak`].
-fn peak_bytes() -> u64 {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
-    let kilobytes = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok());
-    kilobytes.unwrap_or(0) * 1024
-}
-
-/// Linux: writing 5 there resets the peak. Where that is not allowed the peak only grows, and the limit comes sooner.
-fn forget_peak() {
-    let _ = std::fs::write("/proc/self/clear_refs", "5");
-}
-
-/// Half of what the machine has free, shared by its ranks.
-pub fn default_memory_bytes(local_world: usize) -> u64 {
-    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
-    let kilobytes = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok());
-    kilobytes.unwrap_or(2 << 20) * 1024 / 2 / local_world.max(1) as u64
 }
 
 #[cfg(test)]

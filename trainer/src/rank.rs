@@ -117,7 +117,7 @@ impl<'a> Rank<'a> {
             accumulate: settings.optim.accumulate,
             memory_bytes: settings
                 .batch_memory
-                .unwrap_or_else(|| fit::default_memory_bytes(self.place.local_world)),
+                .unwrap_or_else(|| fit::memory::default_bytes(self.place.local_world)),
         };
         let tried = fit.try_all(&feed.input(&batch)?, rows)?;
         let chosen = fit.choose(&tried)?;
