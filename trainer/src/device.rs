@@ -1,7 +1,9 @@
 //! Where a rank computes: the CPU, or its GPU, which it reaches through the CUDA plugin.
 //!
-//! Batches reach a GPU from pinned memory, on a stream of their own: the copy of one runs beside what the GPU still
-//! computes of the one before. On a CPU nothing is copied.
+//! Batches reach a GPU from pinned memory, on a stream of their own, one ahead of the step: while the GPU computes on one,
+//! the next one travels. Whoever prepares a batch stages it ([`Compute::stage`]), so that the training thread only has to put
+//! the copy on the stream ([`Compute::send`]), and the step waits for it on the device, not on the host
+//! ([`Compute::receive`]). On a CPU nothing is copied.
 
 use std::time::Duration;
 
@@ -12,6 +14,7 @@ use tch::{Device, Tensor};
 
 use crate::input::Input;
 use crate::place::Place;
+use crate::rank::say;
 
 /// What `--device` takes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
@@ -21,10 +24,12 @@ pub enum DeviceName {
     Cpu,
     /// One GPU per rank, by its local rank; ranks talk by NCCL
     Cuda,
+    /// cuda if every rank has a GPU, else cpu
+    Auto,
 }
 
 /// A rank's device, ready for use.
-#[derive(Debug)]
+#[derive(Debug, Clone, Copy)]
 pub struct Compute {
     device: Device,
     cuda: Option<Cuda>,
@@ -32,21 +37,67 @@ pub struct Compute {
     copies: Option<Stream>,
 }
 
+/// A batch on its way to the device.
+#[derive(Debug)]
+pub struct Sent {
+    input: Input,
+    /// Where the copy is through; none if nothing is copied.
+    copied: Option<Event>,
+}
+
 impl Compute {
-    /// Opens the plugin if a GPU is asked for, before anything else asks libtorch about CUDA.
-    pub fn open(name: DeviceName, place: &Place) -> Result<Self> {
-        if name == DeviceName::Cpu {
-            return Ok(Self { device: Device::Cpu, cuda: None, copies: None });
+    /// The processor.
+    pub const CPU: Self = Self { device: Device::Cpu, cuda: None, copies: None };
+
+    /// Opens the plugin if a GPU is asked for, before anything else asks libtorch about CUDA. With `auto` all ranks come
+    /// to the same device, by way of `store`; rank 0 says which, and why.
+    pub fn open(name: DeviceName, place: &Place, store: &Store) -> Result<Self> {
+        match name {
+            DeviceName::Cpu => Ok(Self::CPU),
+            DeviceName::Cuda => Self::gpu(place).context("--device cuda"),
+            DeviceName::Auto => Self::agreed(Self::gpu(place), place, store),
         }
-        let cuda = Cuda::load().context("--device cuda")?;
+    }
+
+    fn gpu(place: &Place) -> Result<Self> {
+        let cuda = Cuda::load()?;
         ensure!(
             place.local_rank < cuda.devices(),
-            "--device cuda: local rank {} has no GPU of its own: this machine shows {} (one rank per GPU)",
+            "local rank {} has no GPU of its own: this machine shows {} (one rank per GPU)",
             place.local_rank,
             cuda.devices()
         );
         let device = Device::Cuda(place.local_rank);
         Ok(Self { device, cuda: Some(cuda), copies: Some(Stream::from_pool(device, true)?) })
+    }
+
+    /// What this rank has found if the others have as well, else the processor: one group has one backend.
+    fn agreed(found: Result<Self>, place: &Place, store: &Store) -> Result<Self> {
+        let key = |rank: usize| format!("device/{rank}");
+        let lacks = found.as_ref().err().map(|error| format!("{error:#}")).unwrap_or_default();
+        store.set(&key(place.rank), lacks.as_bytes())?;
+        if place.is_first() {
+            let mut verdict = Vec::new();
+            for rank in 0..place.world {
+                let lacks = store.get(&key(rank))?;
+                if verdict.is_empty() && !lacks.is_empty() {
+                    verdict = [format!("rank {rank}: ").as_bytes(), &lacks].concat();
+                }
+            }
+            store.set("device", &verdict)?;
+        }
+        let verdict = String::from_utf8_lossy(&store.get("device")?).into_owned();
+        let compute = match found {
+            Ok(gpu) if verdict.is_empty() => gpu,
+            _ => Self::CPU,
+        };
+        if place.is_first() {
+            say(&match verdict.is_empty() {
+                true => format!("--device auto: cuda, for each of {} ranks has a GPU", place.world),
+                false => format!("--device auto: cpu, for {verdict}"),
+            });
+        }
+        Ok(compute)
     }
 
     /// Joins the other ranks, by the backend that the device wants.
@@ -65,24 +116,42 @@ impl Compute {
         self.device
     }
 
-    /// The batch on the device, to be used by this thread's operations.
-    pub fn take(&self, input: Input) -> Result<Input> {
-        let Some(copies) = &self.copies else { return Ok(input) };
-        let computing = Stream::current(self.device)?;
-        let taken = copies.run(|| input.try_map(|tensor| self.send(tensor, &computing)))??;
-        let mut copied = Event::new(self.device, false)?;
-        copied.record(copies)?;
-        copied.block(&computing)?;
-        Ok(taken)
+    /// Whether batches are copied to it.
+    pub fn copies(&self) -> bool {
+        self.copies.is_some()
     }
 
-    /// Puts the copy of one tensor on the current stream. libtorch keeps the pinned memory until the copy is through.
-    fn send(&self, tensor: &Tensor, used_on: &Stream) -> Result<Tensor> {
-        let mut staged = pinned(&tensor.size(), tensor.kind())?;
-        copy_into(&mut staged, tensor, false)?;
-        let sent = to_device(&staged, self.device, true)?;
-        used_on.keep(&sent)?;
-        Ok(sent)
+    /// The batch where a copy can run beside other work: in pinned memory. Any thread may do it.
+    pub fn stage(&self, input: Input) -> Result<Input> {
+        if !self.copies() {
+            return Ok(input);
+        }
+        input.try_map(|tensor| {
+            let mut staged = pinned(&tensor.size(), tensor.kind())?;
+            copy_into(&mut staged, tensor, false)?;
+            Ok(staged)
+        })
+    }
+
+    /// Begins to copy a staged batch to the device. libtorch gives pinned memory to nobody else before the copy is
+    /// through, and takes for the copy no memory of the device that a step still reads ([`Compute::receive`]).
+    pub fn send(&self, staged: Input) -> Result<Sent> {
+        let Some(copies) = &self.copies else { return Ok(Sent { input: staged, copied: None }) };
+        let input = copies.run(|| staged.try_map(|tensor| Ok(to_device(tensor, self.device, true)?)))??;
+        let mut copied = Event::new(self.device, false)?;
+        copied.record(copies)?;
+        Ok(Sent { input, copied: Some(copied) })
+    }
+
+    /// The batch on the device, for this thread's operations: they wait for the copy, the host does not.
+    pub fn receive(&self, sent: Sent) -> Result<Input> {
+        let Sent { input, copied } = sent;
+        if let Some(copied) = copied {
+            let computing = Stream::current(self.device)?;
+            copied.block(&computing)?;
+            input.tensors().try_for_each(|tensor: &Tensor| computing.keep(tensor))?;
+        }
+        Ok(input)
     }
 }
 
@@ -91,10 +160,10 @@ mod tests {
     use super::*;
     use crate::input::Role;
 
-    fn place() -> Place {
+    fn place(rank: usize, world: usize) -> Place {
         Place {
-            rank: 0,
-            world: 1,
+            rank,
+            world,
             local_rank: 0,
             local_world: 1,
             master_addr: "localhost".into(),
@@ -105,21 +174,49 @@ mod tests {
         }
     }
 
+    const TIMEOUT: Duration = Duration::from_secs(20);
+
     #[test]
     fn the_cpu_takes_batches_as_they_are() {
-        let compute = Compute::open(DeviceName::Cpu, &place()).unwrap();
+        let store = Store::serve(1, TIMEOUT).unwrap();
+        let compute = Compute::open(DeviceName::Cpu, &place(0, 1), &store).unwrap();
         let labels = Tensor::from_slice(&[1i64, 2]);
         let input = Input::new(2, vec![(Role::Label, labels.shallow_clone())], None);
-        let taken = compute.take(input).unwrap();
+        let sent = compute.send(compute.stage(input).unwrap()).unwrap();
+        let taken = compute.receive(sent).unwrap();
         assert_eq!(taken.get(Role::Label).unwrap().data_ptr(), labels.data_ptr());
-        assert_eq!(compute.device(), Device::Cpu);
+        assert_eq!((compute.device(), compute.copies()), (Device::Cpu, false));
     }
 
     #[test]
-    fn no_plugin_is_an_error_that_names_the_flag() {
+    fn no_plugin_is_an_error_that_names_the_flag_and_a_reason_for_the_cpu() {
         if std::env::var_os(forebay_c10d::PLUGIN_VARIABLE).is_none() {
-            let error = format!("{:#}", Compute::open(DeviceName::Cuda, &place()).unwrap_err());
+            let store = Store::serve(1, TIMEOUT).unwrap();
+            let open = |name| Compute::open(name, &place(0, 1), &store);
+            let error = format!("{:#}", open(DeviceName::Cuda).unwrap_err());
             assert!(error.starts_with("--device cuda: load CUDA: "), "{error}");
+            assert_eq!(open(DeviceName::Auto).unwrap().device(), Device::Cpu);
+            let reason = String::from_utf8(store.get("device").unwrap()).unwrap();
+            assert!(reason.starts_with("rank 0: load CUDA: no libforebay_c10d_nccl.so in "), "{reason}");
+        }
+    }
+
+    #[test]
+    fn one_rank_without_a_gpu_keeps_all_from_theirs() {
+        let gpu = Compute { device: Device::Cuda(0), ..Compute::CPU };
+        for (lacking, expected) in [(None, gpu.device), (Some(2), Device::Cpu)] {
+            let server = Store::serve(1, TIMEOUT).unwrap();
+            let rank = |rank: usize| {
+                let store = Store::tcp("127.0.0.1", server.port().unwrap(), 1, false, TIMEOUT).unwrap();
+                let found = if lacking == Some(rank) { Err(anyhow::anyhow!("no GPU")) } else { Ok(gpu) };
+                std::thread::spawn(move || Compute::agreed(found, &place(rank, 3), &store).unwrap().device)
+            };
+            let threads: Vec<_> = (0..3).map(rank).collect();
+            for thread in threads {
+                assert_eq!(thread.join().unwrap(), expected);
+            }
+            let reason = lacking.map(|rank| format!("rank {rank}: no GPU")).unwrap_or_default();
+            assert_eq!(server.get("device").unwrap(), reason.as_bytes());
         }
     }
 }

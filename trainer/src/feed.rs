@@ -2,7 +2,8 @@
 //!
 //! The training loop is plain sequential code; the loader lives on a tokio runtime and prefetches there, and inputs that
 //! take work are made by a thread of their own ([`crate::input::ahead`]). This is the one place where they meet, so the
-//! time spent here is exactly the time that training stands still for data.
+//! time spent here is exactly the time that training stands still for data. With each input that is taken, the next one
+//! is sent to the device, if it is ready: it travels while the step computes.
 
 use std::sync::Arc;
 
@@ -11,6 +12,7 @@ use forebay_client::loader::LoaderState;
 use forebay_client::{Batch, Dataset, Event, Loader, LoaderSettings};
 use tokio::runtime::Handle;
 
+use crate::device::{Compute, Sent};
 use crate::input::ahead::{Ahead, Item};
 use crate::input::{Input, Preparer};
 
@@ -20,9 +22,12 @@ pub struct Feed {
     runtime: Handle,
     source: Source,
     preparer: Arc<Preparer>,
+    compute: Compute,
     state: LoaderState,
     /// The input of the batch that was handed out last, until it is asked for.
-    current: Option<Input>,
+    current: Option<Sent>,
+    /// What is handed out next, if its input is on its way already.
+    next: Option<Coming>,
 }
 
 #[derive(Debug)]
@@ -32,44 +37,81 @@ enum Source {
     Ahead(Ahead),
 }
 
+/// An event, the input of its batch, and the loader's state after it.
+#[derive(Debug)]
+struct Coming {
+    event: Event,
+    input: Option<Sent>,
+    state: LoaderState,
+}
+
 impl Feed {
-    /// Starts to prefetch. Inputs are made ahead only if `with_inputs`, and if that is work.
+    /// Starts to prefetch. Inputs, for `compute`, are made ahead only if `with_inputs`, and if that is work.
     pub fn start(
         runtime: &Handle,
         dataset: &Dataset,
         settings: LoaderSettings,
         preparer: &Arc<Preparer>,
         with_inputs: bool,
+        compute: Compute,
     ) -> Result<Self> {
         let loader = {
             let _inside = runtime.enter();
             Loader::start(dataset, settings)?
         };
         let state = loader.state();
-        let source = match with_inputs && preparer.decodes() {
-            true => Source::Ahead(Ahead::start(runtime, loader, preparer.clone())?),
+        let source = match with_inputs && (preparer.decodes() || compute.copies()) {
+            true => {
+                let preparer = preparer.clone();
+                let make = move |batch: &Batch| compute.stage(preparer.input(batch)?);
+                Source::Ahead(Ahead::start(runtime, loader, make)?)
+            }
             false => Source::Loader(Box::new(loader)),
         };
-        Ok(Self { runtime: runtime.clone(), source, preparer: preparer.clone(), state, current: None })
+        let (runtime, preparer) = (runtime.clone(), preparer.clone());
+        Ok(Self { runtime, source, preparer, compute, state, current: None, next: None })
     }
 
     /// The next batch, or an epoch's end. It is an error if there is none: the caller knows how many epochs it asked for.
     pub fn next_event(&mut self) -> Result<Event> {
-        let none = "the loader ended before the last epoch did";
-        let Item { event, input, state } = match &mut self.source {
-            Source::Ahead(ahead) => ahead.next_item()?.context(none)?,
-            Source::Loader(loader) => {
-                let event = self.runtime.block_on(loader.next())?.context(none)?;
-                Item { event, input: None, state: loader.state() }
-            }
-        };
+        let next = self.next.take().map_or_else(|| self.wait(), Ok)?;
+        let Coming { event, input, state } = next;
         (self.current, self.state) = (input, state);
         Ok(event)
     }
 
-    /// The input of the batch that was handed out last.
+    fn wait(&mut self) -> Result<Coming> {
+        let none = "the loader ended before the last epoch did";
+        match &mut self.source {
+            Source::Ahead(ahead) => {
+                let item = ahead.next_item()?.context(none)?;
+                self.send(item)
+            }
+            Source::Loader(loader) => {
+                let event = self.runtime.block_on(loader.next())?.context(none)?;
+                Ok(Coming { event, input: None, state: loader.state() })
+            }
+        }
+    }
+
+    fn send(&self, item: Item) -> Result<Coming> {
+        let Item { event, input, state } = item;
+        let input = input.map(|staged| self.compute.send(staged)).transpose()?;
+        Ok(Coming { event, input, state })
+    }
+
+    /// The input of the batch that was handed out last, on the device.
     pub fn input(&mut self, batch: &Batch) -> Result<Input> {
-        self.current.take().map_or_else(|| self.preparer.input(batch), Ok)
+        let sent = match self.current.take() {
+            Some(sent) => sent,
+            None => self.compute.send(self.compute.stage(self.preparer.input(batch)?)?)?,
+        };
+        let input = self.compute.receive(sent)?;
+        if let (Source::Ahead(ahead), None) = (&mut self.source, &self.next) {
+            let ready = ahead.ready_item();
+            self.next = ready.map(|item| self.send(item)).transpose()?;
+        }
+        Ok(input)
     }
 
     /// Where the run stands after what was handed out so far.

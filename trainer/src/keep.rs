@@ -9,9 +9,12 @@ use forebay_proto::state::LoaderState;
 use crate::account::Tally;
 use crate::checkpoint::args::CheckpointArgs;
 use crate::checkpoint::{self, Checkpoint, EpochSeen, Folder, Identity, Meta, Writer};
-use crate::place::Place;
+use crate::meet::Job;
 use crate::standing::Standing;
 use crate::train::Trainer;
+
+/// `--fresh` was obeyed: what is in the directory since then is this job's own.
+const STARTED_ANEW: &str = "started-anew";
 
 /// One rank's part in keeping checkpoints.
 #[derive(Debug)]
@@ -28,7 +31,7 @@ impl Keeper {
     /// `None` without a directory. `say` tells people what happens, on rank 0. Collective.
     pub fn open(
         args: &CheckpointArgs,
-        place: &Place,
+        job: &Job,
         group: &ProcessGroup,
         identity: Identity,
         global_batch: u64,
@@ -36,13 +39,14 @@ impl Keeper {
     ) -> Result<Option<(Self, Option<Checkpoint>)>> {
         let Some(path) = &args.checkpoint_dir else { return Ok(None) };
         let (mut writer, mut newest) = (None, None);
-        if place.is_first() {
+        if group.rank() == 0 {
             let folder = Folder::open(path)?;
             // Ranks that were started anew go on, though the run began afresh.
-            if args.fresh && place.restart == 0 {
+            if args.fresh && !job.has(STARTED_ANEW)? {
                 if let Some(aside) = folder.set_aside()? {
                     say(&format!("starting anew: the checkpoints so far are now in {}", aside.display()));
                 }
+                job.done(STARTED_ANEW)?;
             } else {
                 newest = folder.newest(&identity)?;
             }

@@ -5,8 +5,8 @@
 //! process with torchrun's variables in its environment (the launcher's copies have them) is one rank. Whatever goes
 //! wrong ends all ranks within seconds, with one line on stderr and an exit code other than 0.
 //!
-//! * [`settings`]: the flags, checked. [`place`]: which rank this is. [`device`]: where it computes. [`launch`]: the
-//!   other ranks. [`failure`]: how a rank tells why it ended.
+//! * [`settings`]: the flags, checked. [`place`]: which rank this is. [`meet`]: where ranks come together.
+//!   [`device`]: where a rank computes. [`launch`]: the other ranks. [`failure`]: how a rank tells why it ended.
 //! * [`bench`]: the same training several ways, timed.
 //! * [`rank`]: one rank's run, from opening the datasets to the report; `run`: the training loop within it.
 //! * [`feed`]: batches from the loader, and what is made of them. [`input`]: a batch as tensors.
@@ -29,6 +29,7 @@ pub mod fit;
 pub mod input;
 pub mod keep;
 pub mod launch;
+pub mod meet;
 pub mod model;
 pub mod observe;
 pub mod optim;

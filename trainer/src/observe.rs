@@ -7,13 +7,10 @@ use clap::Args;
 use forebay_c10d::{Profiler, ProfilerSettings};
 
 use crate::account::Tally;
-use crate::device::DeviceName;
 use crate::events::Events;
-use crate::place::Place;
 use crate::progress::Progress;
-use crate::rank::say;
+use crate::rank::{Rank, say};
 use crate::report::EpochReport;
-use crate::settings::Settings;
 use crate::timing::{Part, StepTimes};
 
 /// The flags.
@@ -53,7 +50,8 @@ struct Profile {
 
 impl Observer {
     /// For a run that goes on after `step` steps.
-    pub fn new(settings: &Settings, place: &Place, steps_per_epoch: u64, step: u64) -> Result<Self> {
+    pub(crate) fn new(rank: &Rank<'_>, steps_per_epoch: u64, step: u64) -> Result<Self> {
+        let (settings, place) = (rank.settings, rank.place);
         let first = place.is_first();
         let events = settings.observe.tensorboard.as_ref().filter(|_| first);
         Ok(Self {
@@ -64,10 +62,7 @@ impl Observer {
                 begun: 0,
                 steps: settings.observe.profile_steps,
                 // Kernels too, where there is a GPU to run them.
-                settings: ProfilerSettings {
-                    cuda: settings.device == DeviceName::Cuda,
-                    ..Default::default()
-                },
+                settings: ProfilerSettings { cuda: rank.compute.device().is_cuda(), ..Default::default() },
                 profiler: None,
             }),
             global_batch: settings.batch,

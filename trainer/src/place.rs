@@ -4,10 +4,7 @@
 //! `TORCHELASTIC_USE_AGENT_STORE` and `TORCHELASTIC_RESTART_COUNT` where they are set. Our own launcher speaks the same
 //! language.
 
-use std::time::Duration;
-
 use anyhow::{Context, Result, ensure};
-use forebay_c10d::Store;
 
 /// Set by our own launcher to its process id: it reads the error files and speaks for its ranks.
 pub const LAUNCHER: &str = "FOREBAY_LAUNCHER";
@@ -81,22 +78,6 @@ impl Place {
         }))
     }
 
-    /// The store that the ranks meet at; `timeout` bounds each request to it.
-    pub fn store(&self, timeout: Duration) -> Result<Store> {
-        let store =
-            Store::tcp(&self.master_addr, self.master_port, self.world, self.serves_store(), timeout)?;
-        if self.agent_store {
-            // It outlives a restart, with all that the ranks before left in it. The same prefix as Python's ranks take.
-            return Ok(store.prefixed(&format!("/worker/attempt_{}", self.restart))?);
-        }
-        Ok(store.served_by(0))
-    }
-
-    /// Whether this rank serves the store.
-    fn serves_store(&self) -> bool {
-        self.is_first() && !self.agent_store
-    }
-
     /// Whether this rank speaks for all.
     pub fn is_first(&self) -> bool {
         self.rank == 0
@@ -133,15 +114,6 @@ mod tests {
         again.extend([(RESTART_COUNT, "2"), ("LOCAL_RANK", "1")]);
         let again = place(&again).unwrap().unwrap();
         assert_eq!((again.restart, again.world, again.local_rank), (2, 3, 1));
-    }
-
-    #[test]
-    fn rank_0_serves_the_store_unless_the_launcher_does() {
-        assert!(!place(&FULL).unwrap().unwrap().serves_store());
-        let mut first = with("RANK", "0");
-        assert!(place(&first).unwrap().unwrap().serves_store());
-        first.push(("TORCHELASTIC_USE_AGENT_STORE", "True"));
-        assert!(!place(&first).unwrap().unwrap().serves_store());
     }
 
     #[test]

@@ -17,11 +17,13 @@ use crate::evaluate::{Evaluation, Score};
 use crate::feed::Feed;
 use crate::fit::{self, Fit, SAMPLE_ROWS};
 use crate::input::{Columns, Preparer};
+use crate::meet::{Job, Meeting};
 use crate::model::{self, Model, ModelSettings};
 use crate::place::Place;
 use crate::report::{Report, SettingsReport};
 use crate::run::{End, Run};
 use crate::settings::{AUTO_BATCH, Settings};
+use crate::stop::Stop;
 use crate::timing::{Part, Stopwatch};
 use crate::train::{Trainer, TrainerSettings};
 
@@ -49,6 +51,7 @@ pub(crate) struct Rank<'a> {
     pub place: &'a Place,
     pub group: ProcessGroup,
     pub compute: Compute,
+    pub job: Job,
     runtime: Handle,
     access: Access,
 }
@@ -68,11 +71,12 @@ impl<'a> Rank<'a> {
             let _inside = runtime.enter();
             settings.access.access()?
         };
-        let compute = Compute::open(settings.device, place)?;
         let timeout = Duration::from_secs(settings.peer_timeout_s);
-        let joined = place.store(timeout).and_then(|store| compute.join(store, place, timeout));
-        let group = joined.context("join the other ranks")?;
-        Ok(Self { settings, place, compute, group, runtime, access })
+        let joining = "join the other ranks";
+        let Meeting { store, job } = Meeting::join(place, timeout).context(joining)?;
+        let compute = Compute::open(settings.device, place, &store)?;
+        let group = compute.join(store, place, timeout).context(joining)?;
+        Ok(Self { settings, place, compute, group, job, runtime, access })
     }
 
     fn run(&self) -> Result<()> {
@@ -88,9 +92,17 @@ impl<'a> Rank<'a> {
         let mut report = self.report(&fitted, test.as_ref());
         let mut run = Run::begin(self, &fitted, cost)?;
         let end = run.epochs(&mut report)?;
-        if let Some(trainer) = run.trainer() {
+        if let (Some(trainer), stop) = run.trained() {
             if let (Some(test), End::Done) = (&test, end) {
-                report.set_test(self.evaluate(trainer.model(), test)?);
+                match self.evaluate(trainer.model(), test, stop)? {
+                    Some(evaluation) => report.set_test(evaluation),
+                    None => {
+                        report.stopped = true;
+                        if self.place.is_first() {
+                            say("stopped by SIGTERM in the evaluation: the same command takes it up again");
+                        }
+                    }
+                }
             }
             report.parameter_hashes = self.parameter_hashes(trainer.model())?;
         }
@@ -106,7 +118,8 @@ impl<'a> Rank<'a> {
         let train = self.open(settings.train_spec(), Some(settings.seed))?;
         let world = self.place.world as u64;
         let rows = (train.dataset.epoch_samples() / world).max(1);
-        let mut feed = self.feed(&train, self.loader(Shuffle::None, rows.min(SAMPLE_ROWS) * world))?;
+        let loader = self.loader(Shuffle::None, rows.min(SAMPLE_ROWS) * world);
+        let mut feed = self.feed(&train, loader, Compute::CPU)?;
         let Event::Batch(batch) = feed.next_event()? else { bail!("the dataset gave no batch to try") };
         let fit = Fit {
             group: &self.group,
@@ -147,11 +160,11 @@ impl<'a> Rank<'a> {
     pub fn training_feed(&self, train: &Fitted, resume: Option<LoaderState>) -> Result<Feed> {
         let settings = LoaderSettings { resume, ..self.loader(self.settings.shuffle(), self.settings.batch) };
         let settings = LoaderSettings { epochs: Some(self.settings.epochs), ..settings };
-        self.feed(train, settings)
+        self.feed(train, settings, self.compute)
     }
 
-    fn feed(&self, of: &Fitted, settings: LoaderSettings) -> Result<Feed> {
-        Feed::start(&self.runtime, &of.dataset, settings, &of.preparer, self.settings.trains())
+    fn feed(&self, of: &Fitted, settings: LoaderSettings, compute: Compute) -> Result<Feed> {
+        Feed::start(&self.runtime, &of.dataset, settings, &of.preparer, self.settings.trains(), compute)
     }
 
     fn loader(&self, shuffle: Shuffle, global_batch: u64) -> LoaderSettings {
@@ -217,19 +230,31 @@ impl<'a> Rank<'a> {
         Trainer::new(&self.group, model, settings).map(Some)
     }
 
-    fn evaluate(&self, model: &dyn Model, test: &Fitted) -> Result<Evaluation> {
+    /// `None` if all ranks were told to stop meanwhile, which `stop` knows.
+    fn evaluate(
+        &self,
+        model: &dyn Model,
+        test: &Fitted,
+        mut stop: Option<&mut Stop>,
+    ) -> Result<Option<Evaluation>> {
         let settings = self.loader(Shuffle::None, TEST_ROWS * self.place.world as u64);
         // Each rank has seen running means of its own: rank 0's are those that a checkpoint keeps.
         for (_, mut buffer) in model::buffers(model.vars()) {
             self.group.broadcast(&mut buffer, 0)?;
         }
-        let mut feed = self.feed(test, settings)?;
+        let mut feed = self.feed(test, settings, self.compute)?;
         let mut score = Score::default();
-        while let Event::Batch(batch) = feed.next_event().context("evaluation")? {
-            let input = self.compute.take(feed.input(&batch)?)?;
-            score.add(model, self.settings.precision, &input)?;
+        if let Some(stop) = &mut stop {
+            stop.renew();
         }
-        score.merge(&self.group, model.metric(), test.dataset.epoch_samples())
+        while let Event::Batch(batch) = feed.next_event().context("evaluation")? {
+            let input = feed.input(&batch)?;
+            score.add(model, self.settings.precision, &input)?;
+            if stop.as_mut().map_or(Ok(false), |stop| stop.after_step(&self.group))? {
+                return Ok(None);
+            }
+        }
+        score.merge(&self.group, model.metric(), test.dataset.epoch_samples()).map(Some)
     }
 
     fn parameter_hashes(&self, model: &dyn Model) -> Result<Vec<String>> {

@@ -67,7 +67,7 @@ impl<'a> Run<'a> {
             None => None,
         };
         let opened =
-            Keeper::open(&settings.checkpoint, rank.place, &rank.group, identity, settings.batch, |line| {
+            Keeper::open(&settings.checkpoint, &rank.job, &rank.group, identity, settings.batch, |line| {
                 say(line);
             })?;
         let (keeper, checkpoint) = opened.map_or((None, None), |(keeper, newest)| (Some(keeper), newest));
@@ -88,7 +88,7 @@ impl<'a> Run<'a> {
         if let (true, Some(resumed)) = (rank.place.is_first(), &standing.resumed) {
             say(&resumed.line());
         }
-        let observer = Observer::new(settings, rank.place, train.steps(settings.batch), standing.step)?;
+        let observer = Observer::new(rank, train.steps(settings.batch), standing.step)?;
         Ok(Self { rank, train, feed, trainer, standing, keeper, stop, observer, cost })
     }
 
@@ -115,9 +115,9 @@ impl<'a> Run<'a> {
         Ok(end)
     }
 
-    /// What was trained, if anything.
-    pub fn trainer(&self) -> Option<&Trainer> {
-        self.trainer.as_ref()
+    /// What was trained, if anything, and how the ranks agree to stop, if they can.
+    pub fn trained(&mut self) -> (Option<&Trainer>, Option<&mut Stop>) {
+        (self.trainer.as_ref(), self.stop.as_mut())
     }
 
     /// One pass over the training dataset, or what is left of it; `None` if all ranks stop in the middle.
@@ -167,7 +167,7 @@ impl<'a> Run<'a> {
         };
         let input = {
             let _span = Span::new("copy")?;
-            self.rank.compute.take(self.feed.input(batch)?)?
+            self.feed.input(batch)?
         };
         watch.lap(Part::Copy);
         let sum = match trainer.step(&input, at) {

@@ -82,7 +82,7 @@ pub struct Settings {
     /// Start all ranks anew, up to so many times, if one fails; they go on from the newest checkpoint
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub max_restarts: u32,
-    /// Where to compute; cuda needs the plugin that `make nccl` builds
+    /// Where to compute; cuda needs the plugin that `make nccl` builds, auto takes it if it finds GPUs by it
     #[arg(long, value_enum, value_name = "WHERE", default_value_t)]
     pub device: DeviceName,
     /// Give up on a peer that stays silent for so long, in seconds

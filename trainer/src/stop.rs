@@ -70,7 +70,12 @@ impl Stop {
         self.agree(group, wanted)
     }
 
-    /// The same at a moment that all ranks come to anyway; always collective.
+    /// Steps of another length follow: the next one is compared after. On every rank.
+    pub fn renew(&mut self) {
+        (self.left, self.stride, self.since) = (1, 1, Instant::now());
+    }
+
+    /// The same as [`Stop::after_step`] at a moment that all ranks come to anyway; always collective.
     pub fn now(&mut self, group: &ProcessGroup) -> Result<bool> {
         self.agree(group, self.stride)
     }

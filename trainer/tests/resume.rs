@@ -12,8 +12,12 @@ use serde_json::Value;
 const PATIENCE: Duration = Duration::from_secs(120);
 
 fn uri() -> String {
+    mnist("test")
+}
+
+fn mnist(split: &str) -> String {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
-    format!("file://{}/tests/data/mnist/test", root.display())
+    format!("file://{}/tests/data/mnist/{split}", root.display())
 }
 
 fn command(flags: &[&str]) -> Command {
@@ -164,6 +168,29 @@ fn stopped_and_resumed_by_other_ranks_at_another_batch_each_sample_is_seen_once(
     assert_eq!(resumed["resumed"]["world_size"], 1);
     assert_eq!(resumed["resumed"]["global_batch"], 60);
     assert_eq!(resumed["stopped"], false);
+}
+
+#[test]
+fn sigterm_ends_the_evaluation_too_and_the_same_command_takes_it_up() {
+    let flags = ["--nproc", "2", "--epochs", "1", "--batch", "500", "--test"];
+    let run = Run::new();
+    // Six times the rows that were trained on: it lasts long enough to be met.
+    let stopped = run.start_until(&[&flags[..], &[&mnist("train")]].concat(), 20);
+    sleep(Duration::from_millis(200));
+    let began = Instant::now();
+    signal(stopped.id(), "TERM");
+    let output = stopped.wait_with_output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let said = String::from_utf8(output.stdout).unwrap();
+    assert!(said.contains("stopped by SIGTERM in the evaluation"), "after {:?}: {said}", began.elapsed());
+    let report: Value = serde_json::from_slice(&std::fs::read(&run.report).unwrap()).unwrap();
+    assert_eq!((report["stopped"].as_bool(), report["test"].is_null()), (Some(true), true));
+    assert_eq!(run.steps(), [20]);
+
+    let (whole, _) = run.end(&[&flags[..], &[&uri()]].concat());
+    assert_eq!((whole["stopped"].as_bool(), whole["steps"].as_u64()), (Some(false), Some(20)));
+    assert_eq!(whole["test"]["samples"], 10_000);
+    assert_eq!(whole["parameter_hashes"], report["parameter_hashes"]);
 }
 
 #[test]

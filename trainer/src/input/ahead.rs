@@ -1,6 +1,6 @@
 //! Inputs made ahead of the step that takes them.
 //!
-//! A thread takes the loader's batches and makes inputs of them (decoding and varying images), so that
+//! A thread takes the loader's batches and makes inputs of them (decoding and varying images, staging them for a GPU), so that
 //! the training waits only where that is slower than the training itself. What is ready and not yet taken is bounded in
 //! bytes. Each item carries the loader's state after it, for a checkpoint must not skip what was made but not trained.
 
@@ -11,11 +11,11 @@ use std::thread::JoinHandle;
 
 use anyhow::{Context, Result, anyhow};
 use forebay_client::loader::LoaderState;
-use forebay_client::{Event, Loader};
+use forebay_client::{Batch, Event, Loader};
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
 
-use super::{Input, Preparer};
+use super::Input;
 
 /// Bytes of inputs that are ready, with their batches. One is made even if it is larger.
 const READY_BYTES: u64 = 256 << 20;
@@ -57,13 +57,17 @@ struct Queue {
 }
 
 impl Ahead {
-    /// Starts to work.
-    pub fn start(runtime: &Handle, loader: Loader, preparer: Arc<Preparer>) -> Result<Self> {
+    /// Starts to work; `make` makes the input of a batch.
+    pub fn start(
+        runtime: &Handle,
+        loader: Loader,
+        make: impl Fn(&Batch) -> Result<Input> + Send + 'static,
+    ) -> Result<Self> {
         let shared = Arc::new(Shared::default());
         let (theirs, runtime) = (shared.clone(), runtime.clone());
         let work = move || {
             // Whatever happens here, nobody must wait for it in vain.
-            let end = catch_unwind(AssertUnwindSafe(|| fill(&runtime, loader, &preparer, &theirs)));
+            let end = catch_unwind(AssertUnwindSafe(|| fill(&runtime, loader, &make, &theirs)));
             let end = end.unwrap_or_else(|_| Err(anyhow!("the thread that prepares inputs panicked")));
             let mut queue = theirs.lock();
             (queue.end, queue.ended) = (Some(end), true);
@@ -85,6 +89,12 @@ impl Ahead {
             }
             queue = self.shared.changed.wait(queue).unwrap_or_else(PoisonError::into_inner);
         }
+    }
+
+    /// The next item if it is there already.
+    pub fn ready_item(&mut self) -> Option<Item> {
+        let mut queue = self.shared.lock();
+        self.shared.pop(&mut queue)
     }
 }
 
@@ -125,7 +135,12 @@ impl Shared {
     }
 }
 
-fn fill(runtime: &Handle, mut loader: Loader, preparer: &Preparer, shared: &Shared) -> Result<()> {
+fn fill(
+    runtime: &Handle,
+    mut loader: Loader,
+    make: &dyn Fn(&Batch) -> Result<Input>,
+    shared: &Shared,
+) -> Result<()> {
     loop {
         let next = runtime.block_on(async {
             tokio::select! {
@@ -138,7 +153,7 @@ fn fill(runtime: &Handle, mut loader: Loader, preparer: &Preparer, shared: &Shar
         let (mut input, mut bytes) = (None, 0);
         if let Event::Batch(batch) = &event {
             let place = || format!("epoch {} step {}", batch.epoch() + 1, batch.step() + 1);
-            let made = preparer.input(batch).with_context(place)?;
+            let made = make(batch).with_context(place)?;
             bytes = made.bytes() + batch.bytes() as u64;
             input = Some(made);
         }
