@@ -168,6 +168,7 @@ impl<'a> Rank<'a> {
     }
 
     fn loader(&self, shuffle: Shuffle, global_batch: u64) -> LoaderSettings {
+        let default = LoaderSettings::default();
         LoaderSettings {
             seed: self.settings.seed,
             shuffle,
@@ -177,7 +178,8 @@ impl<'a> Rank<'a> {
             world: self.place.world as u32,
             first_epoch: 0,
             epochs: Some(1),
-            ..Default::default()
+            prefetch_bytes: self.settings.prefetch_bytes.unwrap_or(default.prefetch_bytes),
+            ..default
         }
     }
 

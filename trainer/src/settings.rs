@@ -75,6 +75,9 @@ pub struct Settings {
     /// Keep file order, or shuffle all rows uniformly
     #[arg(long, value_name = "HOW")]
     pub shuffle: Option<ShuffleAll>,
+    /// Bytes of batches that each rank reads ahead, e.g. 64MB [default: 256MiB]
+    #[arg(long, value_name = "BYTES", value_parser = forebay_proto::units::bytes)]
+    pub prefetch_bytes: Option<u64>,
 
     /// Ranks to start on this machine [default: 1]; not with torchrun, which starts them itself
     #[arg(long, value_name = "N")]

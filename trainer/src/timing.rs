@@ -104,6 +104,7 @@ pub struct Ledger {
     first: StepTimes,
     compute: Duration,
     waited: Duration,
+    longest_wait: Duration,
 }
 
 /// What one rank's steps of an epoch were, in milliseconds: medians of the parts and of the whole.
@@ -135,6 +136,8 @@ pub struct EpochTimes {
     pub accelerator_utilisation: Option<f64>,
     /// Of each rank.
     pub ranks: Vec<StepMedians>,
+    /// The longest that a step of any rank waited for the loader, in milliseconds: what a fault of the cache costs.
+    pub data_wait_ms_max: f64,
     /// The rank that holds up the others, if one does.
     pub straggler: Option<Straggler>,
 }
@@ -159,6 +162,7 @@ impl Ledger {
             self.compute += step.compute();
         }
         self.waited += step.of(Part::DataWait);
+        self.longest_wait = self.longest_wait.max(step.of(Part::DataWait));
         if self.count.is_multiple_of(self.stride) {
             self.steps.push(step);
         }
@@ -191,11 +195,13 @@ impl Ledger {
         numbers.extend([stats.backward_comm_ns, stats.backward_overlap_ns]);
         let utilisation = self.utilisation(took);
         numbers.extend([utilisation.unwrap_or(0.0).to_bits() as i64, i64::from(utilisation.is_some())]);
+        numbers.push(nanoseconds(self.longest_wait));
         let ranks = group.all_gather_i64(&numbers)?;
         let mean = ranks.iter().map(|rank| f64::from_bits(rank[8] as u64)).sum::<f64>() / ranks.len() as f64;
         let all: Vec<_> = ranks.iter().map(|rank| StepMedians::of(rank)).collect();
         Ok(EpochTimes {
             accelerator_utilisation: ranks.iter().all(|rank| rank[9] == 1).then_some(mean),
+            data_wait_ms_max: ranks.iter().map(|rank| rank[10]).max().unwrap_or_default() as f64 / 1e6,
             straggler: straggler(&all),
             ranks: all,
         })
@@ -211,8 +217,12 @@ impl Ledger {
         // The first step is like no other.
         let mut values: Vec<_> = self.steps.iter().skip(usize::from(self.count > 1)).map(value).collect();
         values.sort_unstable();
-        values.get(values.len() / 2).map_or(0, |middle| i64::try_from(middle.as_nanos()).unwrap_or(i64::MAX))
+        values.get(values.len() / 2).map_or(0, |middle| nanoseconds(*middle))
     }
+}
+
+fn nanoseconds(time: Duration) -> i64 {
+    i64::try_from(time.as_nanos()).unwrap_or(i64::MAX)
 }
 
 impl StepMedians {
@@ -278,6 +288,8 @@ mod tests {
         assert!((times.accelerator_utilisation.unwrap() - 0.8).abs() < 1e-9, "{times:?}");
         assert_eq!((times.ranks[0].backward_ms, times.ranks[0].total_ms), (40.0, 100.0));
         assert_eq!((times.straggler, ledger.waited()), (None, Duration::from_millis(540)));
+        // A wait is a wait, in the first step too.
+        assert_eq!(times.data_wait_ms_max, 500.0);
 
         let mut one = Ledger::default();
         one.add(step([1, 1, 1, 1, 1]));
