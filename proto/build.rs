@@ -5,5 +5,5 @@ fn main() -> std::io::Result<()> {
     tonic_prost_build::configure()
         .file_descriptor_set_path(out.join("forebay.bin"))
         .bytes(".")
-        .compile_protos(&["proto/forebay/v1/cache.proto"], &["proto"])
+        .compile_protos(&["proto/forebay/v1/cache.proto", "proto/forebay/v1/peer.proto"], &["proto"])
 }

@@ -1,16 +1,18 @@
 //! **The** read path: a segment from the store, or filled from its object, once.
 //!
-//! `get`: store -> segments in transit -> single flight -> source (fetch and decode) -> store. What is not worth storing
+//! `get`: store -> segments in transit -> single flight -> another node's copy, or source (fetch and decode) -> store. What is not worth storing
 //! is served from memory until every stream of its plan has passed it (`transit`). Of a segment whose columns are partly
 //! held, only the missing ones are fetched. Memory is bounded by [`Memory`]: a fill waits for room before it fetches
 //! anything, and holds nothing else then; a segment for which transit has no room is stored all the same, so that it is
 //! not fetched twice.
 
+mod copies;
 mod transit;
 
 use crate::events::{Event, Events};
 use crate::flight::{Flights, Seat};
 use crate::memory::Memory;
+use crate::peers::{Missing, Peers};
 use crate::plans::Plans;
 use crate::room::Held;
 use crate::store::file::Origin;
@@ -18,6 +20,7 @@ use crate::store::policy::Admit;
 use crate::store::{Store, Written};
 use arrow::array::{RecordBatch, RecordBatchOptions};
 use arrow::datatypes::{Field, Schema, SchemaRef};
+pub(crate) use copies::Stored;
 use forebay_proto::manifest::SegmentId;
 use forebay_proto::{Error, Result};
 use forebay_segment::answer::{Guard, Reading, Ready, Segments};
@@ -52,6 +55,8 @@ struct Parts {
     events: Arc<Events>,
     plans: Arc<Plans>,
     memory: Memory,
+    peers: Arc<Peers>,
+    stored: Stored,
     transit: Arc<Transit>,
     overfull: Arc<AtomicBool>,
 }
@@ -63,17 +68,18 @@ struct Look {
 }
 
 impl Cache {
-    /// A cache that fills `store` from `source` within `memory`; `plans` is what the store was opened with.
+    /// A cache that fills `store` from `peers` and `source` within `memory`; `plans` is what the store was opened with.
     pub fn new(
         source: Source,
         store: Arc<Store>,
         events: Arc<Events>,
         plans: Arc<Plans>,
         memory: Memory,
+        peers: Arc<Peers>,
     ) -> Self {
         let transit = Arc::new(Transit::new(plans.clone(), memory.transit.clone()));
-        let overfull = Arc::default();
-        let parts = Parts { source, store, events, plans, memory, transit, overfull };
+        let (overfull, stored) = (Arc::default(), Stored::default());
+        let parts = Parts { source, store, events, plans, memory, peers, stored, transit, overfull };
         Self { flights: Flights::default(), prefetches: Mutex::default(), parts }
     }
 
@@ -90,6 +96,16 @@ impl Cache {
     /// The announced plans.
     pub fn plans(&self) -> &Arc<Plans> {
         &self.parts.plans
+    }
+
+    /// The other nodes.
+    pub fn peers(&self) -> &Arc<Peers> {
+        &self.parts.peers
+    }
+
+    /// What was stored lately.
+    pub(crate) fn stored(&self) -> &Stored {
+        &self.parts.stored
     }
 
     /// The memory it uses.
@@ -195,36 +211,65 @@ impl Parts {
         columns: Vec<String>,
         Prefetch { urgency, room }: Prefetch,
     ) -> Result<Option<Ready>> {
-        let manifest = reading.manifest;
+        let manifest = &reading.manifest;
         let (s, id) = (manifest.segment(segment)?, manifest.segment_id(segment)?);
-        let projection: Vec<usize> = columns.iter().filter_map(|c| reading.schema.index_of(c).ok()).collect();
         // Only now is this the one flight for the segment: whoever looked before may have looked too early.
-        let again = self.clone();
-        if !blocking(move || again.look(id, columns)).await?.found.is_empty() {
+        let (again, wanted) = (self.clone(), columns.clone());
+        if !blocking(move || again.look(id, wanted)).await?.found.is_empty() {
             return Ok(None);
         }
-        let cost = self.source.segment_cost(&manifest, segment, &projection, &urgency).await?;
-        let mut filling = self.memory.fills.hold(cost.total()).await;
-        let batch = self.source.read_segment(&manifest, segment, &projection, &urgency).await?;
-        filling.shrink(batch.get_array_memory_size() as u64);
         let object = &manifest.objects()[s.object as usize];
         let origin = Origin { id, object: manifest.object_uri(object), etag: object.etag.clone() };
+        let (batch, filling) = match self.fetch_copy(&reading, segment, &origin, &columns).await? {
+            Some(copy) => copy,
+            None => {
+                let index = |c: &String| reading.schema.index_of(c).ok();
+                let projection: Vec<usize> = columns.iter().filter_map(index).collect();
+                let cost = self.source.segment_cost(manifest, segment, &projection, &urgency).await?;
+                let filling = self.memory.fills.hold(cost.total()).await;
+                (self.source.read_segment(manifest, segment, &projection, &urgency).await?, filling)
+            }
+        };
         blocking(move || self.keep(&origin, batch, room, filling).map(Some)).await?
     }
 
+    /// Columns of a segment from another node, with the memory that they take.
+    async fn fetch_copy(
+        &self,
+        reading: &Reading,
+        segment: u32,
+        origin: &Origin,
+        columns: &[String],
+    ) -> Result<Option<(RecordBatch, Held)>> {
+        if !self.peers.has_others() {
+            return Ok(None);
+        }
+        let held = self.memory.fills.hold(reading.manifest.segment(segment)?.decoded_bytes).await;
+        let copy = self.peers.fetch(Missing { reading, segment, origin, columns }).await?;
+        Ok(copy.map(|batch| (batch, held)))
+    }
+
     /// Stores what was filled, or keeps it in memory, or does neither.
-    fn keep(&self, origin: &Origin, batch: RecordBatch, room: Option<Held>, filling: Held) -> Result<Ready> {
-        let id = origin.id;
+    fn keep(
+        &self,
+        origin: &Origin,
+        batch: RecordBatch,
+        room: Option<Held>,
+        mut filling: Held,
+    ) -> Result<Ready> {
+        filling.shrink(batch.get_array_memory_size() as u64);
+        let (id, role) = (origin.id, self.peers.role(origin.id, &origin.object));
         let pass = Arc::new(self.plans.pass(id));
         // In the store it would be needed only after the turn that it was filled for: memory can serve that. But not if
         // other columns of it are read from the store.
         if !self.store.holds_any(id) {
             self.plans.keep_in_memory(id, pass.clone());
         }
-        let kept = self.store.write(origin, &batch, Admit::IfWorthIt);
+        let kept = self.store.write(origin, &batch, Admit::IfWorthIt, role);
         if let Ok(Written::Mapped(mapped)) = kept {
             self.plans.left_memory(id);
             self.events.record(Event::Stored);
+            self.stored.note(id);
             return Ok(mapped.into());
         }
         let bytes = batch.get_array_memory_size() as u64;
@@ -236,7 +281,7 @@ impl Parts {
             held.shrink(bytes);
             self.events.record(Event::Bypassed);
             drop(filling);
-            return Ok(self.transit.put(id, batch, pass, held));
+            return Ok(self.transit.put(origin, batch, pass, held));
         }
         self.plans.left_memory(id);
         // A turn as long as the epoch would only push out others that are read as soon: still better than memory without
@@ -246,9 +291,10 @@ impl Parts {
         if matches!(kept?, Written::NotWorthIt)
             && !pass.is_empty()
             && (!pass.is_whole() || is_short)
-            && let Written::Mapped(mapped) = self.store.write(origin, &batch, Admit::Always)?
+            && let Written::Mapped(mapped) = self.store.write(origin, &batch, Admit::Always, role)?
         {
             self.events.record(Event::Stored);
+            self.stored.note(id);
             return Ok(mapped.into());
         }
         self.events.record(Event::Bypassed);

@@ -75,8 +75,21 @@ impl Datasets {
         let view = View::of(&spec, frozen)?;
         let (manifest, schema) = (view.manifest.clone(), view.schema.clone());
         let projection = schema::projection(&schema, columns).map_err(|e| e.context(manifest.uri()))?;
-        let dataset = Dataset { manifest: manifest.clone(), schema };
-        let (new, gone) = self.known().insert(dataset.clone(), known::LIMIT);
+        let dataset = Dataset { manifest, schema };
+        self.take(dataset.clone()).await?;
+        Ok((dataset, view.projected_bytes(&projection)))
+    }
+
+    /// Gets to know a dataset version that another node froze. `Denied` unless all it reads is allowed here.
+    pub async fn learn(&self, manifest: Manifest) -> Result<()> {
+        manifest.parts().iter().try_for_each(|p| self.allowed(&p.uri).map(drop))?;
+        let schema = schema::from_ipc(manifest.schema())?;
+        self.take(Dataset { manifest: Arc::new(manifest), schema }).await
+    }
+
+    async fn take(&self, dataset: Dataset) -> Result<()> {
+        let manifest = dataset.manifest.clone();
+        let (new, gone) = self.known().insert(dataset, known::LIMIT);
         self.drop_files(gone);
         if new {
             let (path, wire) = (self.path(manifest.digest()), v1::Manifest::from(&*manifest));
@@ -86,7 +99,7 @@ impl Datasets {
                 tracing::warn!(error = %e, "a manifest could not be kept: after a restart its dataset is opened anew");
             }
         }
-        Ok((dataset, view.projected_bytes(&projection)))
+        Ok(())
     }
 
     /// The dataset of a digest, from a ticket; `NotFound` if this node does not know it.

@@ -21,6 +21,9 @@ use v1::membership_status::Kind;
 /// How long leaving may take: when etcd does not answer, the lease runs out by itself.
 const LEAVE: Duration = Duration::from_secs(3);
 
+/// How long taking the keys away may take.
+const GO: Duration = Duration::from_secs(1);
+
 /// How long etcd does not answer before that is worth a warning.
 const TELL: Duration = Duration::from_secs(3);
 
@@ -32,6 +35,8 @@ pub struct Membership {
     topology: watch::Receiver<v1::Topology>,
     health: watch::Receiver<Health>,
     wish: watch::Sender<Wish>,
+    hot: watch::Sender<Vec<v1::HotSegment>>,
+    settings: Option<Arc<EtcdSettings>>,
     /// Keeps the topology's channel open where nothing else does.
     _fixed: Option<watch::Sender<v1::Topology>>,
     tasks: Vec<JoinHandle<()>>,
@@ -41,7 +46,10 @@ pub struct Membership {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Wish {
     Stay,
+    /// Takes no readers any more, but is still there for other nodes.
     Leave,
+    /// Ends.
+    Go,
 }
 
 /// How things stand with etcd.
@@ -72,22 +80,23 @@ struct Shared {
 impl Membership {
     /// A cluster of one.
     pub fn alone(node: v1::Node) -> Self {
-        Self::still(Kind::Alone, node.clone(), vec![node])
+        Self::still(Kind::Alone, node.clone(), vec![node], 1)
     }
 
-    /// A fixed list of nodes, by their URLs, of which `me` is one.
-    pub fn fixed(me: v1::Node, urls: &[String]) -> Self {
+    /// A fixed list of nodes, by their URLs, of which `me` is one; each segment is to be held by `replicas` of them.
+    pub fn fixed(me: v1::Node, urls: &[String], replicas: u32) -> Self {
         let node = |url: &String| v1::Node {
             name: url.clone(),
             address: url.clone(),
             weight: 1.0,
             zone: String::new(),
         };
-        Self::still(Kind::Fixed, me, urls.iter().map(node).collect())
+        Self::still(Kind::Fixed, me, urls.iter().map(node).collect(), replicas)
     }
 
-    fn still(kind: Kind, me: v1::Node, nodes: Vec<v1::Node>) -> Self {
-        let (sender, topology) = watch::channel(v1::Topology { revision: 1, nodes, cluster: 0 });
+    fn still(kind: Kind, me: v1::Node, nodes: Vec<v1::Node>, replicas: u32) -> Self {
+        let told = v1::Topology { revision: 1, nodes, replicas, ..Default::default() };
+        let (sender, topology) = watch::channel(told);
         let health = Health {
             connected: true,
             since: Instant::now(),
@@ -97,15 +106,18 @@ impl Membership {
             refused: None,
         };
         let (wish, health) = (watch::channel(Wish::Stay).0, watch::channel(health).1);
-        Self { kind, me, topology, health, wish, _fixed: Some(sender), tasks: Vec::new() }
+        let (hot, settings) = (watch::channel(Vec::new()).0, None);
+        Self { kind, me, topology, health, wish, hot, settings, _fixed: Some(sender), tasks: Vec::new() }
     }
 
     /// Follows the nodes in etcd. This node is not among them before [`Membership::enter`]. Returns at once, whether
     /// etcd answers or not. Must be called within a Tokio runtime.
-    pub fn etcd(settings: EtcdSettings, node: v1::Node) -> Self {
-        let first = v1::Topology { revision: 0, nodes: vec![node.clone()], cluster: 0 };
+    pub fn etcd(settings: EtcdSettings, node: v1::Node, replicas: u32) -> Self {
+        let first = v1::Topology { nodes: vec![node.clone()], ..Default::default() };
         let (sender, topology) = watch::channel(first);
         let (wish, wishes) = watch::channel(Wish::Leave);
+        let (hot, hot_seen) = watch::channel(Vec::new());
+        let settings = Arc::new(settings);
         let since = Instant::now();
         let error = "etcd was not reached yet".to_owned();
         let (health, health_seen) = watch::channel(Health {
@@ -116,12 +128,14 @@ impl Membership {
             registered: false,
             refused: None,
         });
-        let shared = Shared { settings: Arc::new(settings), me: roster::Member::new(node.clone()), health };
+        let me = roster::Member::new(node.clone(), replicas);
+        let shared = Shared { settings: settings.clone(), me, health };
         let tasks = vec![
             tokio::spawn(follow::run(shared.clone(), sender)),
-            tokio::spawn(register::run(shared, wishes)),
+            tokio::spawn(register::run(shared, wishes, hot_seen)),
         ];
-        Self { kind: Kind::Etcd, me: node, topology, health: health_seen, wish, _fixed: None, tasks }
+        let (kind, settings) = (Kind::Etcd, Some(settings));
+        Self { kind, me: node, topology, health: health_seen, wish, hot, settings, _fixed: None, tasks }
     }
 
     /// The topology now and whenever it changes.
@@ -143,6 +157,39 @@ impl Membership {
         {
             tracing::info!("etcd does not take this node's leave: its lease will run out");
         }
+    }
+
+    /// Takes the node's keys away, and waits for that for a moment: their lease runs out by itself.
+    pub async fn go(&self) {
+        self.wish.send_replace(Wish::Go);
+        if self.kind == Kind::Etcd {
+            tokio::time::timeout(GO, self.wish.closed()).await.ok();
+        }
+    }
+
+    /// Tells readers which segments to read from further nodes too.
+    pub fn say_hot(&self, segments: Vec<v1::HotSegment>) {
+        self.hot.send_if_modified(|said| {
+            let news = *said != segments;
+            *said = segments;
+            news
+        });
+    }
+
+    /// Whether [`Membership::say_hot`] reaches anybody.
+    pub fn can_say_hot(&self) -> bool {
+        self.kind == Kind::Etcd
+    }
+
+    /// Sets how many copies of what lies under a URI the cluster is to hold; 0: as of all else. `Invalid` without etcd,
+    /// which keeps that.
+    pub async fn set_replicas(&self, uri: &str, replicas: u32) -> Result<(), Error> {
+        let Some(settings) = &self.settings else {
+            return Err(Error::invalid(
+                "this cluster has no etcd to keep the number of replicas of a dataset: set --replicas on its nodes",
+            ));
+        };
+        etcd::set_replicas(settings, uri, replicas).await
     }
 
     /// Whether other nodes can take over what this one serves.

@@ -4,17 +4,21 @@ use crate::cache::Cache;
 use crate::datasets::Datasets;
 use crate::events::Events;
 use crate::gate::Gate;
+use crate::heat::{self, Heat};
 use crate::membership::{EtcdSettings, Membership};
 use crate::memory::Memory;
+use crate::peers::Peers;
 use crate::plans::Plans;
 use crate::prefetch;
+use crate::replicate::Replicator;
 use crate::service::control::Control;
 use crate::service::flight::Flight;
-use crate::service::{Node, scrape};
+use crate::service::{self, Node, scrape};
 use crate::settings::Settings;
 use crate::store::{Store, StoreSettings};
 use crate::upkeep;
 use forebay_proto::v1::cache_server::CacheServer;
+use forebay_proto::v1::peer_server::PeerServer;
 use forebay_proto::{Error, Result, v1};
 use forebay_segment::Source;
 use std::net::SocketAddr;
@@ -29,6 +33,9 @@ use tonic_health::server::{HealthReporter, HealthService};
 
 /// Bytes of a request that is not a ticket.
 const REQUEST_BYTES_MAX: usize = 4 << 20;
+
+/// Bytes of a request from another node: a manifest, mostly.
+const PEER_BYTES_MAX: usize = 256 << 20;
 
 /// How long streams that were told to end may take to say so: a reader that stands still never lets them.
 const LAST_WORDS: Duration = Duration::from_secs(1);
@@ -53,6 +60,13 @@ impl Server {
             None => None,
         };
         let url = settings.cluster.url(local(&listener)?)?;
+        let name = settings.node.clone().unwrap_or_else(|| url.trim_start_matches("http://").to_owned());
+        let me = v1::Node {
+            name: name.clone(),
+            address: url.clone(),
+            weight: settings.cluster.weight,
+            zone: settings.cluster.zone.clone(),
+        };
         let source = Source::new(settings.source.clone())?;
         let (plans, memory) = (Arc::new(Plans::default()), Memory::new(settings.memory_bytes));
         let stored = StoreSettings {
@@ -71,18 +85,16 @@ impl Server {
         );
         let store = Arc::new(store);
         let events = Arc::new(Events::default());
-        let cache = Arc::new(Cache::new(source.clone(), store.clone(), events.clone(), plans, memory));
-        let datasets = Datasets::open(source, &settings.allow, store)?;
-        let me = v1::Node {
-            name: settings.node.clone().unwrap_or_else(|| url.trim_start_matches("http://").to_owned()),
-            address: url,
-            weight: settings.cluster.weight,
-            zone: settings.cluster.zone.clone(),
-        };
+        let datasets = Datasets::open(source.clone(), &settings.allow, store.clone())?;
+        let membership = membership(&settings, me);
+        let peers = Arc::new(Peers::new(url.clone(), membership.topology()));
+        let cache = Arc::new(Cache::new(source, store, events.clone(), plans, memory, peers));
         let streams = CancellationToken::new();
         let node = Node {
-            name: me.name.clone(),
-            membership: membership(&settings, me),
+            name,
+            url,
+            heat: Arc::new(Heat::new(settings.serve_bytes_per_s)),
+            membership,
             gate: Gate::new(streams.clone()),
             health: HealthReporter::new(),
             started: Instant::now(),
@@ -120,6 +132,9 @@ impl Server {
             .map_err(|e| Error::invalid(format!("gRPC reflection: {e}")))?;
         let mut background = JoinSet::new();
         background.spawn(prefetch::run(self.node.cache.clone()));
+        let replicator = Replicator::new(self.node.cache.clone(), &self.node.url);
+        background.spawn(replicator.clone().run());
+        background.spawn(heat::run(self.node.clone()));
         if let Some(listener) = self.metrics {
             background.spawn(self.node.ticker.clone().run());
             let (node, stop) = (self.node.clone(), streams.clone());
@@ -131,6 +146,7 @@ impl Server {
         }
         let store = self.node.cache.store().clone();
         tokio::spawn(upkeep::run(store, self.scrub_mb_per_s, streams.clone()));
+        let peer = service::peer::Peers::new(self.node.clone());
         let control = Control::new(self.node.clone(), streams.clone());
         let refused = Arc::new(OnceLock::new());
         let ending = {
@@ -146,13 +162,21 @@ impl Server {
                     "stopping: no new connections, streams may finish"
                 );
                 node.leave().await;
-                if node.membership.has_others() {
+                let has_others = node.membership.has_others();
+                if has_others {
                     node.gate.close();
                 }
-                tokio::spawn(async move {
-                    tokio::time::timeout(drain, node.gate.empty()).await.ok();
+                let finish = async move {
+                    let all = async { tokio::join!(node.gate.empty(), replicator.hand_over()) };
+                    tokio::time::timeout(drain, all).await.ok();
+                    node.membership.go().await;
                     streams.cancel();
-                });
+                };
+                // Others may fetch what they lack until the end, which takes new connections.
+                match has_others {
+                    true => finish.await,
+                    false => drop(tokio::spawn(finish)),
+                }
             }
         };
         self.node.enter().await;
@@ -163,6 +187,7 @@ impl Server {
             .add_service(health)
             .add_service(reflection)
             .add_service(CacheServer::new(control).max_decoding_message_size(REQUEST_BYTES_MAX))
+            .add_service(PeerServer::new(peer).max_decoding_message_size(PEER_BYTES_MAX))
             .add_service(Flight::new(self.node.clone()))
             .serve_with_incoming_shutdown(nodelay(self.listener), ending);
         // A body is asked for its next frame only when there is room on the wire, so it cannot end by itself then.
@@ -189,14 +214,14 @@ impl Server {
 fn membership(settings: &Settings, me: v1::Node) -> Membership {
     let cluster = &settings.cluster;
     if !settings.nodes.is_empty() {
-        return Membership::fixed(me, &settings.nodes);
+        return Membership::fixed(me, &settings.nodes, cluster.replicas);
     }
     if cluster.etcd.is_empty() {
         return Membership::alone(me);
     }
     let (endpoints, prefix, lease_ttl_s) =
         (cluster.etcd.clone(), cluster.etcd_prefix.clone(), cluster.lease_ttl_s);
-    Membership::etcd(EtcdSettings { endpoints, prefix, lease_ttl_s }, me)
+    Membership::etcd(EtcdSettings { endpoints, prefix, lease_ttl_s }, me, cluster.replicas)
 }
 
 async fn bind(at: SocketAddr, flag: &str) -> Result<TcpListener> {

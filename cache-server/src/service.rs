@@ -1,18 +1,20 @@
 //! The edge: everything that knows gRPC or HTTP. Behind it there are only answers, datasets and the cache.
 //!
 //! * [`flight`]: Arrow Flight, whose `DoGet` is the batch stream; [`frames`]: that stream's body.
-//! * [`control`] answers `forebay.v1.Cache`.
+//! * [`control`] answers `forebay.v1.Cache`, [`peer`] other nodes.
 //! * [`scrape`] serves `/metrics` and `/health` over HTTP.
 
 pub mod control;
 pub mod flight;
 pub mod frames;
+pub mod peer;
 pub mod scrape;
 
 use crate::cache::Cache;
 use crate::datasets::Datasets;
 use crate::events::Events;
 use crate::gate::Gate;
+use crate::heat::Heat;
 use crate::membership::Membership;
 use crate::ticker::Ticker;
 use forebay_proto::v1;
@@ -26,6 +28,10 @@ use tonic_health::server::HealthReporter;
 pub struct Node {
     /// The node's name.
     pub name: String,
+    /// Where others reach it.
+    pub url: String,
+    /// How busy it is.
+    pub heat: Arc<Heat>,
     /// The cluster, and its place in it.
     pub membership: Membership,
     /// What batch streams pass.
@@ -56,6 +62,7 @@ impl Node {
     pub fn counters(&self) -> v1::Counters {
         let (source, store, events) =
             (self.cache.source().counters(), self.cache.store().counters(), &self.events);
+        let peers = self.cache.peers().counters();
         v1::Counters {
             s3_requests: source.s3_requests.load(Relaxed),
             s3_bytes: source.s3_bytes.load(Relaxed),
@@ -76,6 +83,9 @@ impl Node {
             prefetched: events.prefetched.load(Relaxed),
             bypassed: events.bypassed.load(Relaxed),
             plans_announced: self.cache.plans().announced(),
+            peer_fills: peers.fills.load(Relaxed),
+            peer_bytes: peers.bytes.load(Relaxed),
+            peer_bytes_served: peers.bytes_served.load(Relaxed),
         }
     }
 

@@ -41,6 +41,9 @@ pub struct Settings {
     pub nodes: Vec<String>,
     /// Its place in a cluster that etcd keeps.
     pub cluster: ClusterSettings,
+    /// Bytes a second that the node serves at most, as its network gives; unset: no limit. A node near it has others share
+    /// what is read most.
+    pub serve_bytes_per_s: Option<u64>,
     /// Seconds that open streams get to finish at shutdown.
     pub drain_s: f64,
     /// Logs as JSON lines rather than text.
@@ -63,6 +66,7 @@ impl Default for Settings {
             allow: Vec::new(),
             nodes: Vec::new(),
             cluster: ClusterSettings::default(),
+            serve_bytes_per_s: None,
             drain_s: 5.0,
             log_json: false,
             source: SourceSettings::default(),
@@ -107,6 +111,10 @@ pub struct Flags {
     #[arg(long, value_parser = bytes)]
     #[serde(skip_serializing_if = "Option::is_none")]
     memory_bytes: Option<u64>,
+    /// Bytes a second that the node serves at most, e.g. 1GB: what its network gives [default: no limit].
+    #[arg(long, value_name = "BYTES", value_parser = bytes)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    serve_bytes_per_s: Option<u64>,
     /// URI under which data may be read, e.g. s3://bucket/prefix; may be repeated.
     #[arg(long)]
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -251,6 +259,9 @@ impl Settings {
         }
         if !(self.scrub_mb_per_s >= 0.0 && self.scrub_mb_per_s <= 1e6) {
             return bad(format!("scrub_mb_per_s = {}: must be 0 (off) to 1000000", self.scrub_mb_per_s));
+        }
+        if self.serve_bytes_per_s.is_some_and(|rate| rate < 1 << 20) {
+            return bad("serve_bytes_per_s: less than 1 MiB a second is not enough".into());
         }
         if !(self.drain_s >= 0.0 && self.drain_s <= 3600.0) {
             return bad(format!("drain_s = {}: must be 0 to 3600 seconds", self.drain_s));

@@ -11,6 +11,7 @@
 //! DIR/v1/pins                 pinned URIs
 //! ```
 
+pub mod copies;
 pub mod dirs;
 pub mod disk;
 mod evict;
@@ -26,7 +27,7 @@ pub mod scrub;
 use arrow::array::RecordBatch;
 use dirs::{Dir, DirStatus, Health};
 use disk::{Disk, RealDisk};
-use evict::{Room, Victims};
+use evict::{Room, Victims, Wanted};
 use file::{Encoded, Origin, Unreadable};
 use forebay_proto::manifest::{Digest, SegmentId};
 use forebay_proto::{Error, Result};
@@ -34,7 +35,7 @@ use index::{Booking, Entry, FileKey, Index};
 use map::Mapped;
 use pages::Pages;
 use pins::Pins;
-use policy::{Admit, Forecast};
+use policy::{Admit, Forecast, Role};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -232,7 +233,7 @@ impl Store {
     }
 
     /// Writes columns of a segment and answers with them mapped. When it does not store them, the store is as before.
-    pub fn write(&self, origin: &Origin, batch: &RecordBatch, admit: Admit) -> Result<Written> {
+    pub fn write(&self, origin: &Origin, batch: &RecordBatch, admit: Admit, role: Role) -> Result<Written> {
         let encoded = Encoded::new(origin, batch)?;
         let columns: Arc<[String]> = batch.schema().fields().iter().map(|f| f.name().clone()).collect();
         let key = FileKey::new(origin.id, &columns);
@@ -246,16 +247,16 @@ impl Store {
             if going {
                 break;
             }
-            let booking =
-                match self.make_room(origin.id, charge(encoded.bytes()) + FOLDER_GROWTH_BYTES, admit, None) {
-                    Room::Booked(booking) => booking,
-                    Room::NotWorthIt => return Ok(Written::NotWorthIt),
-                    Room::None => break,
-                };
+            let bytes = charge(encoded.bytes()) + FOLDER_GROWTH_BYTES;
+            let booking = match self.make_room(Wanted { id: origin.id, bytes, admit, role, only: None }) {
+                Room::Booked(booking) => booking,
+                Room::NotWorthIt => return Ok(Written::NotWorthIt),
+                Room::None => break,
+            };
             match self.place(&key, &encoded, booking) {
                 Ok((mapped, booking)) => {
                     let batch = mapped.batch.clone();
-                    self.keep(key, origin, columns, mapped, booking);
+                    self.keep(key, origin, (columns, role), mapped, booking);
                     self.counters.bytes_written.fetch_add(encoded.bytes(), Ordering::Relaxed);
                     return Ok(Written::Mapped(batch));
                 }
@@ -379,11 +380,10 @@ impl Store {
 
     /// Books room for a file that others keep in a directory beside the segments; false when there is none.
     pub fn book_beside(&self, dir: &Path, bytes: u64) -> bool {
-        let nobody = SegmentId(Digest(0));
         let only = self.dirs.iter().position(|d| d.path() == dir);
-        only.is_some_and(|_| {
-            matches!(self.make_room(nobody, beside(bytes), Admit::Always, only), Room::Booked(_))
-        })
+        let (id, bytes) = (SegmentId(Digest(0)), beside(bytes));
+        let wanted = Wanted { id, bytes, admit: Admit::Always, role: Role::Primary, only };
+        only.is_some() && matches!(self.make_room(wanted), Room::Booked(_))
     }
 
     /// Such a file is gone.
@@ -520,12 +520,19 @@ impl Store {
     }
 
     /// Adds a file to the index.
-    fn keep(&self, key: FileKey, origin: &Origin, columns: Arc<[String]>, mapped: Mapped, booking: Booking) {
+    fn keep(
+        &self,
+        key: FileKey,
+        origin: &Origin,
+        (columns, role): (Arc<[String]>, Role),
+        mapped: Mapped,
+        booking: Booking,
+    ) {
         let mapped = Arc::new(mapped);
         self.pages.touch(&mapped);
         let (object, map) = (origin.object.clone(), Some(mapped));
-        let entry =
-            Entry { object, columns, bytes: booking.bytes, dir: booking.dir, used: 0, pinned: false, map };
+        let (bytes, dir, replica) = (booking.bytes, booking.dir, role == Role::Replica);
+        let entry = Entry { object, columns, bytes, dir, used: 0, pinned: false, replica, map };
         let (old, valid) = {
             let mut index = self.index();
             (index.insert(key, entry, booking), index.is_valid(&booking))

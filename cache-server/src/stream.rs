@@ -1,6 +1,7 @@
 //! A batch stream's side of the cache: where its segments come from, how far it has come, what its messages may use.
 
 use crate::cache::Cache;
+use crate::heat::Heat;
 use crate::plans::Announced;
 use crate::room::Held;
 use arrow::array::RecordBatch;
@@ -17,6 +18,7 @@ pub struct StreamSegments {
     cache: Arc<Cache>,
     plan: Option<Announced>,
     own: Arc<Own>,
+    heat: Arc<Heat>,
     held_only: bool,
 }
 
@@ -35,13 +37,13 @@ struct MessageRoom {
 
 impl StreamSegments {
     /// For a stream that reads a plan, or anything else.
-    pub fn new(cache: Arc<Cache>, plan: Option<Announced>) -> Self {
-        Self { cache, plan, own: Arc::default(), held_only: false }
+    pub fn new(cache: Arc<Cache>, heat: Arc<Heat>, plan: Option<Announced>) -> Self {
+        Self { cache, plan, own: Arc::default(), heat, held_only: false }
     }
 
     /// For a stream that must not make the node fetch anything.
-    pub fn held_only(cache: Arc<Cache>) -> Self {
-        Self { held_only: true, ..Self::new(cache, None) }
+    pub fn held_only(cache: Arc<Cache>, heat: Arc<Heat>) -> Self {
+        Self { held_only: true, ..Self::new(cache, heat, None) }
     }
 
     /// Memory for a message. A stream may always hold one, so that none waits for others that do not move.
@@ -96,6 +98,7 @@ impl Segments for StreamSegments {
 
     fn room(&self, bytes: usize) -> BoxFuture<'_, Guard> {
         async move {
+            self.heat.pay(bytes as u64).await;
             let guard: Guard = Some(Arc::new(self.message_room(bytes as u64).await));
             guard
         }

@@ -35,7 +35,7 @@ pub enum Access {
     Direct(Direct),
 }
 
-/// A node of the cache and the connection to it.
+/// A node of the cache and the connection to it. Nodes are the same if they are at the same URL.
 #[derive(Debug, Clone)]
 pub struct Node(Arc<Inner>);
 
@@ -87,6 +87,14 @@ impl Access {
         }
     }
 }
+
+impl PartialEq for Node {
+    fn eq(&self, other: &Self) -> bool {
+        self.url() == other.url()
+    }
+}
+
+impl Eq for Node {}
 
 impl Node {
     /// See [`Access::endpoint`].

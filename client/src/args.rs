@@ -14,11 +14,17 @@ use forebay_segment::SourceSettings;
 /// The variable that names the cache when `--endpoint` does not.
 pub const ENDPOINT_VARIABLE: &str = "FOREBAY_ENDPOINT";
 
+/// The variable that names the reader's zone when `--zone` does not.
+pub const ZONE_VARIABLE: &str = "FOREBAY_ZONE";
+
 /// Where help lists what is for direct reading. Set flag by flag, lest it swallow the flags that follow these.
 const DIRECT: &str = "Reading the store directly";
 
-/// Requests to the store that a reader has under way at once when the cache is gone.
+/// Requests to the store that a reader has under way at once when the cache is gone, unless told otherwise.
 const FALLBACK_REQUESTS: usize = 4;
+
+/// Bytes a second that it reads then, unless told otherwise: when a cache dies all its readers come at once.
+const FALLBACK_BYTES_PER_S: u64 = 64_000_000;
 
 /// How to reach the object store when reading it directly.
 #[derive(Debug, Clone, Default, Args)]
@@ -83,6 +89,9 @@ pub struct AccessArgs {
     /// When no node of the cache answers: give up in the end, or read the store directly meanwhile
     #[arg(long, value_enum, default_value_t, conflicts_with = "direct")]
     pub fallback: Fallback,
+    /// This reader's zone: copies in it are read rather than the owner's [env: FOREBAY_ZONE]
+    #[arg(long, value_name = "NAME", conflicts_with = "direct")]
+    pub zone: Option<String>,
     #[command(flatten)]
     #[expect(missing_docs, reason = "documented at its type")]
     pub source: SourceArgs,
@@ -111,11 +120,17 @@ impl SourceArgs {
         Direct::new(self.settings(), memory_bytes).map(Access::Direct)
     }
 
-    /// The store itself as the last resort of a reader: with few requests at a time, for when a cache dies all its readers
-    /// come at once.
+    /// The store itself as the last resort of a reader: slowly, unless these flags allow more.
     fn fallback(&self) -> Result<Direct> {
-        let settings = SourceSettings { s3_max_requests: FALLBACK_REQUESTS, ..self.settings() };
-        Direct::new(settings, self.direct_memory_bytes.unwrap_or(direct::MEMORY_BYTES))
+        Direct::new(self.fallback_settings(), self.direct_memory_bytes.unwrap_or(direct::MEMORY_BYTES))
+    }
+
+    fn fallback_settings(&self) -> SourceSettings {
+        SourceSettings {
+            s3_max_requests: self.s3_max_requests.unwrap_or(FALLBACK_REQUESTS),
+            s3_max_bytes_per_s: self.s3_max_bytes_per_s.or(Some(FALLBACK_BYTES_PER_S)),
+            ..self.settings()
+        }
     }
 
     /// The first of these flags that was given.
@@ -139,7 +154,7 @@ impl SourceArgs {
 impl EndpointArgs {
     /// The cache that flag or environment names; `Invalid` if neither does.
     pub fn endpoints(&self) -> Result<Endpoints> {
-        match self.resolve(variable()) {
+        match self.resolve(variable(ENDPOINT_VARIABLE)) {
             Some(urls) => Endpoints::parse(&urls),
             None => Err(Error::invalid(format!(
                 "no cache endpoint: pass --endpoint URL or set {ENDPOINT_VARIABLE}"
@@ -158,9 +173,11 @@ impl AccessArgs {
     /// What flags and environment say; `Invalid` if they contradict each other or say nothing. `--direct` wins over
     /// the environment's endpoint, as any flag does over a variable.
     pub fn access(&self) -> Result<Access> {
-        match self.choose(variable())? {
+        match self.choose(variable(ENDPOINT_VARIABLE))? {
             Some(urls) => {
-                let endpoints = Endpoints::parse(&urls)?;
+                let zone =
+                    self.zone.clone().or_else(|| variable(ZONE_VARIABLE)).filter(|zone| !zone.is_empty());
+                let endpoints = Endpoints::parse(&urls)?.in_zone(zone);
                 Ok(Access::Endpoint(match self.fallback {
                     Fallback::None => endpoints,
                     Fallback::Direct => endpoints.with_fallback(self.source.fallback()?),
@@ -195,8 +212,8 @@ impl AccessArgs {
     }
 }
 
-fn variable() -> Option<String> {
-    std::env::var(ENDPOINT_VARIABLE).ok()
+fn variable(name: &str) -> Option<String> {
+    std::env::var(name).ok()
 }
 
 #[cfg(test)]
@@ -254,5 +271,27 @@ mod tests {
         assert_eq!(settings.s3_endpoint.as_deref(), Some("http://s:1"));
         assert_eq!((settings.s3_region.as_deref(), settings.s3_path_style), (Some("r"), Some(true)));
         assert_eq!(SourceArgs::default().settings().s3_path_style, None);
+    }
+
+    #[test]
+    fn the_last_resort_is_slow_unless_told_otherwise() {
+        let limits = |line: &[&str]| {
+            let line = Line::try_parse_from(["x"].iter().chain(line)).unwrap_or_else(|e| panic!("{e}"));
+            let settings = line.access.source.fallback_settings();
+            (settings.s3_max_requests, settings.s3_max_bytes_per_s)
+        };
+        assert_eq!(limits(&[]), (FALLBACK_REQUESTS, Some(FALLBACK_BYTES_PER_S)));
+        assert_eq!(
+            limits(&["--s3-max-requests", "9", "--s3-max-bytes-per-s", "1GB"]),
+            (9, Some(1_000_000_000))
+        );
+    }
+
+    #[test]
+    fn a_reader_has_a_zone() {
+        let line =
+            Line::try_parse_from(["x", "--endpoint", "a:1", "--zone", "z"]).unwrap_or_else(|e| panic!("{e}"));
+        let Access::Endpoint(endpoints) = line.access.access().unwrap() else { panic!("a cache") };
+        assert_eq!(endpoints.zone(), Some("z"));
     }
 }

@@ -4,6 +4,7 @@
 //! exit status 1 (2 for a wrong command line, 130 after Ctrl-C); a reader that stops reading ends a command quietly.
 
 mod cat;
+mod copies;
 mod drain;
 mod epoch;
 mod failure;
@@ -14,6 +15,7 @@ mod load;
 mod nodes;
 mod pin;
 mod plan;
+mod replicas;
 mod status;
 mod top;
 
@@ -52,6 +54,8 @@ enum Command {
     Pin(pin::Pin),
     /// Let what was pinned be evicted again
     Unpin(pin::Pin),
+    /// Set how many nodes hold each segment of what lies under a URI
+    Replicas(replicas::Replicas),
     /// Take a node out of service without an error to anyone: its readers go on with the others
     Drain(drain::Drain),
     /// Bring a drained node back
@@ -142,6 +146,7 @@ async fn run(command: Command, out: Out<'_>) -> Result<(), Failure> {
         Command::Free(c) => c.run(out).await,
         Command::Pin(c) => c.run(true, out).await,
         Command::Unpin(c) => c.run(false, out).await,
+        Command::Replicas(c) => c.run(out).await,
         Command::Drain(c) => c.run(out, false).await,
         Command::Undrain(c) => c.run(out, true).await,
         Command::Top(c) => c.run(out).await,

@@ -1,11 +1,14 @@
 //! The cluster as a client sees it: the topology, which node to ask for a segment, and which nodes are out.
 //!
-//! Any node tells the topology (`WatchTopology`); a task follows it for as long as the [`Cluster`] lives, and goes on to
-//! another node that it knows when the one it asked goes away. A cluster of one, or a topology that cannot be had,
-//! means the endpoints themselves. A node that failed is passed over in favour of the next in rank (`health`); the
-//! topology only confirms later. How often streams may be opened anew is bounded (`budget`).
+//! Any node tells the topology (`WatchTopology`); a task follows it for as long as the [`Cluster`] lives (`follow`), and
+//! goes on to another node that it knows when the one it asked goes away. A cluster of one, or a topology that cannot be
+//! had, means the endpoints themselves. Which of a segment's copies is read is for `choice` to say. A node that failed
+//! is passed over in favour of others (`health`); the topology only confirms later. How often streams may be opened
+//! anew is bounded (`budget`).
 
 mod budget;
+mod choice;
+mod follow;
 mod health;
 mod pace;
 
@@ -13,8 +16,10 @@ use crate::access::Node;
 use crate::direct::Direct;
 use crate::endpoints::Endpoints;
 use budget::Budget;
+use choice::{Choice, Taste};
+use follow::Told;
 use forebay_proto::manifest::Manifest;
-use forebay_proto::{Error, Result, ring, v1};
+use forebay_proto::{Error, Result, v1};
 use health::Health;
 use pace::Pace;
 use std::collections::BTreeMap;
@@ -22,27 +27,25 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
-use tokio::time::{sleep, timeout};
+use tokio::time::timeout;
 
 /// How long the first topology may take before the endpoints themselves serve instead.
 const FIRST: Duration = Duration::from_secs(5);
-
-/// How long a node may take to tell a topology where others could be asked.
-const TELL: Duration = Duration::from_secs(2);
 
 /// The nodes that are alive, as last heard.
 #[derive(Debug)]
 pub struct Cluster {
     entry: Endpoints,
-    topology: watch::Receiver<Option<v1::Topology>>,
+    topology: watch::Receiver<Told>,
     health: Arc<Health>,
+    taste: Taste,
     budget: Budget,
     pace: Pace,
     follower: JoinHandle<()>,
 }
 
 /// Segments that one node answers for.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Group {
     /// The node.
     pub node: Node,
@@ -50,16 +53,37 @@ pub struct Group {
     pub segments: Vec<u32>,
 }
 
+/// Tells when segments may have other nodes than before.
+#[derive(Debug, Clone)]
+pub struct News {
+    topology: watch::Receiver<Told>,
+    back: watch::Receiver<u64>,
+}
+
+impl News {
+    /// Whether the topology changed or a node came back since the last time this was asked.
+    pub fn any(&mut self) -> bool {
+        // Nobody may be left to tell anything: then nothing is new.
+        let topology = self.topology.has_changed().unwrap_or(false);
+        let back = self.back.has_changed().unwrap_or(false);
+        self.topology.mark_unchanged();
+        self.back.mark_unchanged();
+        topology || back
+    }
+}
+
 impl Cluster {
-    /// Follows the topology that any of `entry` tells. Must be called within a Tokio runtime.
-    pub fn follow(entry: &Endpoints) -> Self {
+    /// Follows the topology that any of `entry` tells. `offset` sets this reader apart from others where readers are to
+    /// spread over copies. Must be called within a Tokio runtime.
+    pub fn follow(entry: &Endpoints, offset: u64) -> Self {
         let (sender, topology) = watch::channel(None);
         let health = Arc::new(Health::default());
-        let follower = tokio::spawn(follow(entry.clone(), health.clone(), sender));
+        let follower = tokio::spawn(follow::run(entry.clone(), health.clone(), sender));
         Self {
             entry: entry.clone(),
             topology,
             health,
+            taste: Taste { zone: entry.zone().map(str::to_owned), offset },
             budget: Budget::default(),
             pace: Pace::default(),
             follower,
@@ -74,26 +98,32 @@ impl Cluster {
         }
     }
 
-    /// Which node to ask for which of `segments`: their owners, or the next in rank for those that are out.
+    /// Tells what is new from now on.
+    pub fn news(&self) -> News {
+        let mut news = News { topology: self.topology.clone(), back: self.health.back() };
+        news.topology.mark_unchanged();
+        news
+    }
+
+    /// Which node to ask for which of `segments`.
     pub fn groups(&self, manifest: &Manifest, segments: &[u32]) -> Result<Vec<Group>> {
-        let nodes = self.topology.borrow().as_ref().map(|t| t.nodes.clone()).unwrap_or_default();
-        if nodes.len() < 2 {
+        let topology = self.topology.borrow().clone().unwrap_or_default();
+        // A cluster of one is called by the address by which it was reached.
+        if topology.nodes.is_empty() || topology.nodes.len() == 1 && topology.cluster == 0 {
             let known = self.entry.nodes();
             let node = known.iter().find(|n| !self.health.is_out(n.url())).unwrap_or(self.entry.node());
             return Ok(vec![Group { node: node.clone(), segments: segments.to_vec() }]);
         }
-        let out: Vec<bool> = nodes.iter().map(|n| self.health.is_out(&n.address)).collect();
-        let ring = ring::Ring::new(&nodes);
-        let mut owned: BTreeMap<usize, Vec<u32>> = BTreeMap::new();
-        for &segment in segments {
-            let ranked = ring.ranked(manifest.segment_id(segment)?);
-            let chosen = ranked.iter().find(|&&n| !out[n]).or(ranked.first());
-            let &chosen = chosen.ok_or_else(|| Error::retry("no node of the cache takes segments"))?;
-            owned.entry(chosen).or_default().push(segment);
+        let chosen = self.choice(&topology).nodes(manifest, segments)?;
+        let mut by_node: BTreeMap<usize, Vec<u32>> = BTreeMap::new();
+        for (&segment, node) in segments.iter().zip(chosen) {
+            let node = node.ok_or_else(|| Error::retry("no node of the cache takes segments"))?;
+            by_node.entry(node).or_default().push(segment);
         }
-        let group =
-            |(n, segments): (usize, _)| Ok(Group { node: self.health.node(&nodes[n].address)?, segments });
-        owned.into_iter().map(group).collect()
+        let group = |(n, segments): (usize, _)| {
+            Ok(Group { node: self.health.node(&topology.nodes[n].address)?, segments })
+        };
+        by_node.into_iter().map(group).collect()
     }
 
     /// Notes that a node failed just now.
@@ -117,12 +147,12 @@ impl Cluster {
         &self.pace
     }
 
-    /// The next node in rank for a segment, beside the one that was asked, and leave to ask it; `None` without either.
+    /// Another node that most likely has a segment than the one that was asked, and leave to ask it; `None` without
+    /// either.
     pub fn rival(&self, manifest: &Manifest, segment: u32, asked: &Node) -> Option<Node> {
-        let nodes = self.topology.borrow().as_ref().map(|t| t.nodes.clone()).unwrap_or_default();
-        let ranked = ring::ranked(&nodes, manifest.segment_id(segment).ok()?);
-        let mut others = ranked.into_iter().map(|n| nodes[n].address.as_str());
-        let other = others.find(|url| *url != asked.url() && !self.health.is_out(url))?;
+        let topology = self.topology.borrow().clone()?;
+        let others = self.choice(&topology).others(manifest, segment, asked.url()).ok()?;
+        let other = &topology.nodes[*others.first()?].address;
         self.budget.try_take(tokio::time::Instant::now()).ok()?;
         self.health.node(other).ok()
     }
@@ -139,110 +169,14 @@ impl Cluster {
     pub fn fallback(&self) -> Option<&Direct> {
         self.entry.fallback()
     }
+
+    fn choice<'a>(&'a self, topology: &'a v1::Topology) -> Choice<'a> {
+        Choice::new(topology, |url| self.health.is_out(url), &self.taste)
+    }
 }
 
 impl Drop for Cluster {
     fn drop(&mut self) {
         self.follower.abort();
-    }
-}
-
-/// Keeps the topology current until nobody wants it. A broken watch is taken up again, at the next of the nodes that
-/// were named or told of.
-async fn follow(entry: Endpoints, health: Arc<Health>, sender: watch::Sender<Option<v1::Topology>>) {
-    const PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(2));
-    let (mut pause, mut turn) = (PAUSES.0, 0);
-    while !sender.is_closed() {
-        let nodes = candidates(&entry, &health, sender.borrow().as_ref());
-        let node = &nodes[turn % nodes.len()];
-        match watch_at(node, nodes.len() > 1, &sender).await {
-            Watched::Heard => pause = PAUSES.0,
-            Watched::Unknown if nodes.len() == 1 => {
-                sender.send_replace(Some(v1::Topology::default()));
-                return;
-            }
-            Watched::Unknown | Watched::Failed => {}
-        }
-        turn += 1;
-        // One round without a pause: the next node may well answer.
-        if turn.is_multiple_of(nodes.len()) {
-            sleep(pause).await;
-            pause = (pause * 2).min(PAUSES.1);
-        }
-    }
-}
-
-/// How a watch ended.
-enum Watched {
-    Heard,
-    /// The node does not know the call.
-    Unknown,
-    Failed,
-}
-
-async fn watch_at(node: &Node, others: bool, sender: &watch::Sender<Option<v1::Topology>>) -> Watched {
-    if others && !node.is_serving(TELL).await {
-        return Watched::Failed;
-    }
-    let mut client = node.client();
-    let call = client.watch_topology(v1::WatchTopologyRequest {});
-    let mut updates = match timeout(crate::access::CONNECT_TIMEOUT, call).await {
-        Ok(Ok(reply)) => reply.into_inner(),
-        Ok(Err(status)) if status.code() == tonic::Code::Unimplemented => return Watched::Unknown,
-        _ => return Watched::Failed,
-    };
-    let mut heard = Watched::Failed;
-    while let Ok(Some(topology)) = updates.message().await {
-        heard = Watched::Heard;
-        sender.send_if_modified(|known| {
-            let news = is_news(known.as_ref(), &topology);
-            if news {
-                *known = Some(topology);
-            }
-            news
-        });
-    }
-    heard
-}
-
-/// Whether a topology takes the place of the one that is known. A node that lost sight of etcd may tell an old one, and
-/// one that never saw it knows only itself.
-fn is_news(known: Option<&v1::Topology>, told: &v1::Topology) -> bool {
-    match known {
-        None => true,
-        Some(known) if known.revision == 0 => true,
-        Some(known) if known.cluster == told.cluster => told.revision >= known.revision,
-        Some(_) => told.revision > 0,
-    }
-}
-
-/// The nodes that may be asked for the topology: those that were named, then those told of.
-fn candidates(entry: &Endpoints, health: &Health, topology: Option<&v1::Topology>) -> Vec<Node> {
-    let mut nodes = entry.nodes().to_vec();
-    for address in topology.iter().flat_map(|t| &t.nodes).map(|n| &n.address) {
-        if !nodes.iter().any(|n| n.url() == address) {
-            nodes.extend(health.node(address).ok());
-        }
-    }
-    nodes
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn told(cluster: u64, revision: u64) -> v1::Topology {
-        v1::Topology { revision, nodes: Vec::new(), cluster }
-    }
-
-    #[test]
-    fn old_news_and_hermits_are_not_believed() {
-        let known = told(7, 5);
-        assert!(is_news(None, &told(0, 0)));
-        assert!(is_news(Some(&told(0, 0)), &known));
-        assert!(is_news(Some(&known), &told(7, 5)) && is_news(Some(&known), &told(7, 6)));
-        assert!(!is_news(Some(&known), &told(7, 4)));
-        assert!(!is_news(Some(&known), &told(0, 0)));
-        assert!(is_news(Some(&known), &told(8, 1)), "another etcd counts anew");
     }
 }

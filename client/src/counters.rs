@@ -46,6 +46,9 @@ each! {
     prefetched,
     bypassed,
     plans_announced,
+    peer_fills,
+    peer_bytes,
+    peer_bytes_served,
 }
 
 #[cfg(test)]

@@ -20,6 +20,7 @@ struct Inner {
     /// The one that answered last.
     preferred: AtomicUsize,
     fallback: Option<Direct>,
+    zone: Option<String>,
 }
 
 impl Endpoints {
@@ -29,14 +30,27 @@ impl Endpoints {
         let nodes = urls.map(Node::new).collect::<Result<Vec<_>>>()?;
         match nodes.is_empty() {
             true => Node::new("").map(Self::from),
-            false => Ok(Self(Arc::new(Inner { nodes, preferred: AtomicUsize::new(0), fallback: None }))),
+            false => Ok(Self::new(nodes, None, None)),
         }
     }
 
     /// The same, with the store itself as the last resort when no node answers.
     pub fn with_fallback(&self, direct: Direct) -> Self {
-        let nodes = self.0.nodes.clone();
-        Self(Arc::new(Inner { nodes, preferred: AtomicUsize::new(0), fallback: Some(direct) }))
+        Self::new(self.0.nodes.clone(), Some(direct), self.0.zone.clone())
+    }
+
+    /// The same for a reader in a zone, which prefers the copies there.
+    pub fn in_zone(&self, zone: Option<String>) -> Self {
+        Self::new(self.0.nodes.clone(), self.0.fallback.clone(), zone)
+    }
+
+    fn new(nodes: Vec<Node>, fallback: Option<Direct>, zone: Option<String>) -> Self {
+        Self(Arc::new(Inner { nodes, preferred: AtomicUsize::new(0), fallback, zone }))
+    }
+
+    /// The reader's own zone.
+    pub fn zone(&self) -> Option<&str> {
+        self.0.zone.as_deref()
     }
 
     /// The last resort.
@@ -97,7 +111,7 @@ impl Endpoints {
 
 impl From<Node> for Endpoints {
     fn from(node: Node) -> Self {
-        Self(Arc::new(Inner { nodes: vec![node], preferred: AtomicUsize::new(0), fallback: None }))
+        Self::new(vec![node], None, None)
     }
 }
 

@@ -34,12 +34,14 @@ use forebay_proto::plan::{Order, PlanKey};
 pub use forebay_proto::state::LoaderState;
 use forebay_proto::{Error, Result};
 use forebay_segment::gather::plain_width;
+use forebay_segment::jitter;
 use lane::{Lane, Supply, Work};
 use merge::Window;
 use sampler::Epoch;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::task::{JoinHandle, JoinSet};
+use xxhash_rust::xxh3::xxh3_64;
 
 /// What a loader reads and how.
 #[derive(Debug, Clone, PartialEq)]
@@ -66,7 +68,8 @@ pub struct LoaderSettings {
     pub prefetch_bytes: u64,
     /// How long the rows may fail to come, however often it is tried, before that is an error.
     pub patience: Duration,
-    /// How long no node of the cache may answer before rows are read from the store, if the access has that fallback.
+    /// How long no node of the cache may answer before rows are read from the store, if the access has that fallback. Each
+    /// reader adds up to half of it at random, lest all readers of a cache that dies come to the store at once.
     pub fallback_after: Duration,
     /// Go on from here instead of the first epoch's beginning.
     pub resume: Option<LoaderState>,
@@ -158,7 +161,7 @@ impl Loader {
         let course = Course::new(dataset, settings)?;
         let settings = &course.settings;
         let supply = match dataset.access() {
-            Access::Endpoint(nodes) => Supply::Cluster(Cluster::follow(nodes)),
+            Access::Endpoint(nodes) => Supply::Cluster(Cluster::follow(nodes, offset(settings))),
             Access::Direct(direct) => Supply::Direct(direct.clone()),
         };
         // Batches in the caller's hands come back too; beyond that the pool keeps nothing.
@@ -167,7 +170,8 @@ impl Loader {
         );
         let schema = dataset.projected_schema().clone();
         let window = Window::new(schema, pool, settings.prefetch_bytes, row_bytes(dataset));
-        let LoaderSettings { patience, fallback_after, .. } = *settings;
+        let patience = settings.patience;
+        let fallback_after = settings.fallback_after.mul_f64(1.0 + 0.5 * jitter());
         let stream = settings.stream.clone();
         let work = Work { dataset: dataset.clone(), window, supply, patience, fallback_after, stream };
         let work = Arc::new(work);
@@ -302,6 +306,11 @@ fn resume(state: &LoaderState, settings: &LoaderSettings, dataset: &Dataset) -> 
         )));
     }
     Ok((key.epoch, state.samples_done))
+}
+
+/// Sets this reader apart from others where they are to spread over copies: ranks of one job by turns, jobs by chance.
+fn offset(settings: &LoaderSettings) -> u64 {
+    xxh3_64(&settings.seed.to_le_bytes()).wrapping_add(settings.rank.into())
 }
 
 /// Bytes of a row of a batch: exact for fixed-width columns, else the manifest's estimate for all columns.

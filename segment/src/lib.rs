@@ -26,5 +26,5 @@ pub mod wire;
 
 pub use cost::Cost;
 pub use freeze::Frozen;
-pub use source::{Source, SourceCounters, SourceSettings, Urgency};
+pub use source::{Source, SourceCounters, SourceSettings, Urgency, jitter};
 pub use view::View;

@@ -18,9 +18,11 @@ mod uri;
 mod watch;
 mod window;
 
+pub use forebay_proto::ring::is_under;
+pub use retry::jitter;
 pub use settings::SourceSettings;
 pub use urgency::Urgency;
-pub use uri::{is_under, normalise};
+pub use uri::normalise;
 
 use crate::footer::FooterCache;
 use faults::About;

@@ -33,7 +33,7 @@ const CRATES: [(&str, &[&str]); 7] = [
 /// Words that only some files of a folder may contain.
 const KNOWERS: [(&str, &str, &[&str]); 4] = [
     ("cache-server/src", "etcd_client", &["membership/"]),
-    ("cache-server/src", "tonic", &["service.rs", "service/", "server.rs"]),
+    ("cache-server/src", "tonic", &["service.rs", "service/", "server.rs", "peers/call.rs"]),
     ("cache-server/src", "memmap2", &["store/map.rs"]),
     ("segment/src", "object_store", &["source.rs", "source/"]),
 ];

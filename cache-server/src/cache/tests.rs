@@ -6,6 +6,7 @@ mod world;
 
 use super::*;
 use crate::store::StoreSettings;
+use crate::store::policy::Role;
 use arrow::array::{ArrayRef, ListArray};
 use arrow::datatypes::{DataType, Int64Type};
 
@@ -42,7 +43,14 @@ async fn a_fill_that_comes_too_late_fetches_nothing() {
     let plans = Arc::new(Plans::default());
     let store = Arc::new(Store::open(&StoreSettings::new(dir.path(), 1 << 20), plans.clone()).unwrap());
     let source = Source::new(Default::default()).unwrap();
-    let cache = Cache::new(source, store.clone(), Arc::default(), plans, Memory::new(1 << 23));
+    let cache = Cache::new(
+        source,
+        store.clone(),
+        Arc::default(),
+        plans,
+        Memory::new(1 << 23),
+        Arc::new(Peers::none()),
+    );
     let reading = Reading::new(manifest.clone(), &batch.schema(), &[]).unwrap();
     let fill = || {
         let ahead = Prefetch { urgency: Urgency::demand(), room: None };
@@ -51,7 +59,7 @@ async fn a_fill_that_comes_too_late_fetches_nothing() {
     assert!(fill().await.is_err(), "nothing is stored yet");
     let id = manifest.segment_id(0).unwrap();
     let origin = Origin { id, object: "file:///none/gone.parquet".into(), etag: "e".into() };
-    store.write(&origin, &batch, Admit::Always).unwrap();
+    store.write(&origin, &batch, Admit::Always, Role::Primary).unwrap();
     assert!(fill().await.unwrap().is_none(), "look again");
     assert_eq!(*cache.get(&reading, 0).await.unwrap().batch, batch);
 }

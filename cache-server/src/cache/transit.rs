@@ -3,6 +3,7 @@
 
 use crate::plans::{Pass, Plans};
 use crate::room::{Held, Room};
+use crate::store::file::Origin;
 use arrow::array::RecordBatch;
 use forebay_proto::manifest::SegmentId;
 use forebay_segment::answer::Ready;
@@ -19,6 +20,7 @@ pub(super) struct Transit {
 
 #[derive(Debug)]
 struct Entry {
+    origin: Origin,
     pass: Arc<Pass>,
     parts: Vec<Ready>,
 }
@@ -33,6 +35,11 @@ impl Transit {
         self.entries().get(&id).map(|e| e.parts.clone()).unwrap_or_default()
     }
 
+    /// Which object version a segment in transit is of.
+    pub fn origin(&self, id: SegmentId) -> Option<Origin> {
+        self.entries().get(&id).map(|e| e.origin.clone())
+    }
+
     /// Room for so many bytes, if there is some at once.
     pub fn room(&self, bytes: u64) -> Option<Held> {
         if let Some(held) = self.room.try_hold(bytes) {
@@ -43,11 +50,13 @@ impl Transit {
     }
 
     /// Keeps columns of a segment until its pass is over.
-    pub fn put(&self, id: SegmentId, batch: RecordBatch, pass: Arc<Pass>, held: Held) -> Ready {
+    pub fn put(&self, origin: &Origin, batch: RecordBatch, pass: Arc<Pass>, held: Held) -> Ready {
+        let id = origin.id;
         let ready = Ready { batch: Arc::new(batch), guard: Some(Arc::new(held)) };
         self.plans.keep_in_memory(id, pass.clone());
         let mut entries = self.entries();
-        let entry = entries.entry(id).or_insert_with(|| Entry { pass: pass.clone(), parts: Vec::new() });
+        let new = || Entry { origin: origin.clone(), pass: pass.clone(), parts: Vec::new() };
+        let entry = entries.entry(id).or_insert_with(new);
         entry.pass = pass;
         entry.parts.push(ready.clone());
         ready

@@ -4,6 +4,7 @@
 //! connection does. HTTP/2 pings notice a silent member, `require_leader` one that lost its quorum.
 
 use etcd_client::{Client, ConnectOptions};
+use forebay_proto::Error;
 use std::time::Duration;
 use tokio::time::timeout;
 
@@ -24,10 +25,20 @@ pub struct EtcdSettings {
     pub lease_ttl_s: u64,
 }
 
+/// What a key is about; its name follows.
+pub(super) const NODES: &str = "nodes/";
+pub(super) const REPLICAS: &str = "replicas/";
+pub(super) const HOT: &str = "hot/";
+
 impl EtcdSettings {
-    /// What the keys of all nodes begin with.
-    pub(super) fn nodes(&self) -> String {
-        format!("{}/nodes/", self.prefix.trim_end_matches('/'))
+    /// What all keys begin with.
+    pub(super) fn root(&self) -> String {
+        format!("{}/", self.prefix.trim_end_matches('/'))
+    }
+
+    /// A key.
+    pub(super) fn key(&self, kind: &str, name: &str) -> String {
+        format!("{}{kind}{name}", self.root())
     }
 }
 
@@ -42,6 +53,26 @@ pub(super) async fn connect(settings: &EtcdSettings, attempt: usize) -> Result<(
         .with_require_leader(true);
     let client = call(url, Client::connect([url], Some(options))).await?;
     Ok((client, url.clone()))
+}
+
+/// Writes how many copies there are to be of what lies under a URI, at the first member that takes it.
+pub(super) async fn set_replicas(settings: &EtcdSettings, uri: &str, replicas: u32) -> Result<(), Error> {
+    let key = settings.key(REPLICAS, uri);
+    let mut failed = String::new();
+    for attempt in 0..settings.endpoints.len() {
+        let written = async {
+            let (mut client, url) = connect(settings, attempt).await?;
+            match replicas {
+                0 => call(&url, client.delete(key.as_str(), None)).await.map(drop),
+                n => call(&url, client.put(key.as_str(), n.to_string(), None)).await.map(drop),
+            }
+        };
+        match written.await {
+            Ok(()) => return Ok(()),
+            Err(e) => failed = e,
+        }
+    }
+    Err(Error::retry(format!("the number of replicas cannot be kept: etcd does not answer: {failed}")))
 }
 
 /// A call with a limit of time; the error names the member.

@@ -3,10 +3,11 @@
 //! Whatever ends the watch (a restart, a lost quorum, compaction), the answer is the same: list anew.
 
 use super::Shared;
-use super::etcd::{CALL, PAUSES, call, connect, failed};
+use super::etcd::{CALL, HOT, NODES, PAUSES, REPLICAS, call, connect, failed};
 use super::roster::{Member, Roster};
 use etcd_client::{EventType, GetOptions, WatchOptions, WatchResponse};
 use forebay_proto::{Error, v1};
+use prost::Message as _;
 use std::time::Instant;
 use tokio::sync::watch;
 use tokio::time::{sleep, sleep_until};
@@ -40,15 +41,24 @@ struct Follower {
 impl Follower {
     async fn follow(&mut self, attempt: usize) -> Result<std::convert::Infallible, String> {
         let (mut client, url) = connect(&self.shared.settings, attempt).await?;
-        let prefix = self.shared.settings.nodes();
+        let prefix = self.shared.settings.root();
         let list = call(&url, client.get(prefix.as_str(), Some(GetOptions::new().with_prefix()))).await?;
         let header = list.header().ok_or_else(|| format!("{url}: an answer without a header"))?;
         self.revision = header.revision();
         self.cluster = header.cluster_id();
-        let read = |kv: &etcd_client::KeyValue| self.read(&prefix, kv.key(), kv.value());
-        let members: Vec<Member> = list.kvs().iter().filter_map(read).collect();
+        let said: Vec<Said> =
+            list.kvs().iter().map(|kv| Said::read(&prefix, kv.key(), Some(kv.value()))).collect();
+        let (mut members, mut others) = (Vec::new(), Vec::new());
+        for said in said {
+            match said {
+                Said::Member(member) => members.push(member),
+                other => others.push(other),
+            }
+        }
         members.iter().for_each(|member| self.check(member));
         self.roster.replace(members, Instant::now());
+        self.roster.clear_copies();
+        others.into_iter().for_each(|said| self.take(said));
         self.shared.reached(&url);
         self.tell();
         let options = WatchOptions::new().with_prefix().with_start_revision(self.revision + 1);
@@ -77,31 +87,27 @@ impl Follower {
     fn change(&mut self, prefix: &str, change: &WatchResponse) {
         for event in change.events() {
             let Some(kv) = event.kv() else { continue };
-            match event.event_type() {
-                EventType::Put => {
-                    if let Some(member) = self.read(prefix, kv.key(), kv.value()) {
-                        self.check(&member);
-                        self.roster.put(member);
-                    }
-                }
-                EventType::Delete => {
-                    if let Some(name) = name(prefix, kv.key()) {
-                        self.roster.remove(name, Instant::now());
-                    }
-                }
-            }
+            let value = match event.event_type() {
+                EventType::Put => Some(kv.value()),
+                EventType::Delete => None,
+            };
+            self.take(Said::read(prefix, kv.key(), value));
             self.revision = kv.mod_revision();
             self.tell();
         }
     }
 
-    fn read(&self, prefix: &str, key: &[u8], value: &[u8]) -> Option<Member> {
-        let member = Member::read(name(prefix, key)?, value);
-        if member.is_none() {
-            let key = String::from_utf8_lossy(key);
-            tracing::warn!(%key, "a key in etcd is no node's: is another program using this prefix?");
+    fn take(&mut self, said: Said) {
+        match said {
+            Said::Member(member) => {
+                self.check(&member);
+                self.roster.put(member);
+            }
+            Said::Gone(name) => self.roster.remove(&name, Instant::now()),
+            Said::Replicas(uri, n) => self.roster.set_replicas(&uri, n),
+            Said::Hot(node, segments) => self.roster.set_hot(&node, segments),
+            Said::Nothing => {}
         }
-        member
     }
 
     /// This node's own key must hold this process: another one with its name came later.
@@ -118,19 +124,59 @@ impl Follower {
 
     /// Tells the topology if it changed.
     fn tell(&self) {
-        let nodes = self.roster.nodes();
+        let told = v1::Topology { cluster: self.cluster, ..self.roster.topology() };
         self.topology.send_if_modified(|t| {
             let known = t.revision > 0 && t.cluster == self.cluster;
-            if nodes.is_empty() && !known || known && t.nodes == nodes {
+            let told = v1::Topology { revision: t.revision, ..told };
+            if told.nodes.is_empty() && !known || known && *t == told {
                 return false;
             }
-            tracing::info!(revision = self.revision, nodes = nodes.len(), "the topology changed");
-            *t = v1::Topology { revision: self.revision.max(1) as u64, nodes, cluster: self.cluster };
+            if t.nodes != told.nodes {
+                tracing::info!(revision = self.revision, nodes = told.nodes.len(), "the topology changed");
+            }
+            *t = v1::Topology { revision: self.revision.max(1) as u64, ..told };
             true
         });
     }
 }
 
-fn name<'a>(prefix: &str, key: &'a [u8]) -> Option<&'a str> {
-    std::str::from_utf8(key).ok()?.strip_prefix(prefix).filter(|name| !name.is_empty())
+/// What a key in etcd says.
+enum Said {
+    Member(Member),
+    /// A node's key is not there any more.
+    Gone(String),
+    /// Copies of what lies under a URI; `None`: nothing is said of it any more.
+    Replicas(String, Option<u32>),
+    /// Segments that a node's readers are to spread.
+    Hot(String, Vec<v1::HotSegment>),
+    Nothing,
+}
+
+impl Said {
+    /// Of a key and its value; `None` if it was deleted.
+    fn read(prefix: &str, key: &[u8], value: Option<&[u8]>) -> Self {
+        let rest = std::str::from_utf8(key).ok().and_then(|key| key.strip_prefix(prefix));
+        let named = |kind| rest.and_then(|rest| rest.strip_prefix(kind)).filter(|name| !name.is_empty());
+        let said = if let Some(name) = named(NODES) {
+            match value {
+                Some(value) => Member::read(name, value).map(Self::Member),
+                None => Some(Self::Gone(name.into())),
+            }
+        } else if let Some(uri) = named(REPLICAS) {
+            match value.map(|n| std::str::from_utf8(n).unwrap_or_default().parse()) {
+                Some(n) => n.ok().map(|n| Self::Replicas(uri.into(), Some(n))),
+                None => Some(Self::Replicas(uri.into(), None)),
+            }
+        } else if let Some(node) = named(HOT) {
+            let hot = v1::HotSegments::decode(value.unwrap_or_default()).ok();
+            hot.map(|hot| Self::Hot(node.into(), hot.segments))
+        } else {
+            None
+        };
+        said.unwrap_or_else(|| {
+            let key = String::from_utf8_lossy(key);
+            tracing::warn!(%key, "a key in etcd makes no sense: is another program using this prefix?");
+            Self::Nothing
+        })
+    }
 }

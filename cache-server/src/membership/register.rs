@@ -1,22 +1,32 @@
-//! This node's key in etcd: put under a lease, kept alive, put again when the lease is lost, taken away on leaving.
+//! This node's key in etcd: put under a lease, kept alive, put again when the lease is lost, marked on leaving and taken
+//! away when the node ends. Beside it, under the same lease, the segments that this node's readers are to spread.
 //!
 //! A lease that may be lost is not asked after: a new one is granted and the key moves to it. The old one runs out
 //! with nothing attached.
 
-use super::etcd::{PAUSES, call, connect, failed};
+use super::etcd::{HOT, NODES, PAUSES, call, connect, failed};
 use super::roster::Member;
 use super::{Shared, Wish};
 use etcd_client::{Client, Compare, CompareOp, PutOptions, Txn, TxnOp, TxnOpResponse};
-use forebay_proto::Error;
+use forebay_proto::{Error, v1};
+use prost::Message as _;
 use std::time::{Duration, Instant};
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 
 /// Keeps this node's key as wished until the task is aborted.
-pub(super) async fn run(shared: Shared, mut wishes: watch::Receiver<Wish>) {
-    let mut registrar = Registrar { shared, held_since: None, was_registered: false };
+pub(super) async fn run(
+    shared: Shared,
+    mut wishes: watch::Receiver<Wish>,
+    hot: watch::Receiver<Vec<v1::HotSegment>>,
+) {
+    let mut registrar = Registrar { shared, hot, held_since: None, was_registered: false };
     let (mut attempt, mut pause) = (0, PAUSES.0);
-    while wishes.wait_for(|wish| *wish == Wish::Stay).await.map(|_| ()).is_ok() {
+    loop {
+        let wish = wishes.wait_for(|wish| *wish != Wish::Leave).await.map(|wish| *wish);
+        if !matches!(wish, Ok(Wish::Stay)) {
+            return;
+        }
         match registrar.stay(attempt, &mut wishes).await {
             Ok(()) => {
                 pause = PAUSES.0;
@@ -36,6 +46,7 @@ pub(super) async fn run(shared: Shared, mut wishes: watch::Receiver<Wish>) {
 
 struct Registrar {
     shared: Shared,
+    hot: watch::Receiver<Vec<v1::HotSegment>>,
     /// Since when the name is seen in another's hands.
     held_since: Option<Instant>,
     was_registered: bool,
@@ -49,7 +60,7 @@ enum Put {
 }
 
 impl Registrar {
-    /// Registers and stays until leaving is wished for.
+    /// Registers and stays until the node is to go, or to come back after it has left.
     async fn stay(&mut self, attempt: usize, wishes: &mut watch::Receiver<Wish>) -> Result<(), String> {
         let (mut client, url) = connect(&self.shared.settings, attempt).await?;
         let ttl = self.shared.settings.lease_ttl_s;
@@ -65,10 +76,25 @@ impl Registrar {
         tracing::info!(etcd = url, lease_ttl_s = ttl, node = self.shared.me.name, "registered");
         let limit = Duration::from_secs(ttl);
         let (mut keeper, mut answers) = call(&url, client.lease_keep_alive(lease)).await?;
+        self.hot.mark_changed();
         loop {
-            let leaving = async { wishes.wait_for(|wish| *wish == Wish::Leave).await.map(|_| ()) };
-            if timeout(limit / 3, leaving).await.is_ok() {
-                return self.leave(&mut client, &url, lease).await;
+            tokio::select! {
+                biased;
+                wished = wishes.changed() => {
+                    let wish = *wishes.borrow_and_update();
+                    match wish {
+                        _ if wished.is_err() => return Ok(()),
+                        Wish::Leave => self.leave(&mut client, &url, lease).await?,
+                        Wish::Stay => return Ok(()),
+                        Wish::Go => return self.go(&mut client, &url, lease).await,
+                    }
+                    continue;
+                }
+                Ok(()) = self.hot.changed() => {
+                    self.say_hot(&mut client, &url, lease).await?;
+                    continue;
+                }
+                () = sleep(limit / 3) => {}
             }
             keeper.keep_alive().await.map_err(|e| failed(&url, &e))?;
             let answer = timeout(limit, answers.message()).await;
@@ -85,7 +111,7 @@ impl Registrar {
     /// Puts the key unless another process has the name. A predecessor at the same address is one that has ended.
     async fn put(&self, client: &mut Client, url: &str, lease: i64) -> Result<Put, String> {
         let me = &self.shared.me;
-        let key = format!("{}{}", self.shared.settings.nodes(), me.name);
+        let key = self.shared.settings.key(NODES, &me.name);
         let put = || TxnOp::put(key.as_str(), me.value(), Some(PutOptions::new().with_lease(lease)));
         let mut when = Compare::version(key.as_str(), CompareOp::Equal, 0);
         for _ in 0..3 {
@@ -130,16 +156,35 @@ impl Registrar {
         }
     }
 
-    /// Says that this node goes, then takes its key away.
+    /// Says that this node takes no readers any more.
     async fn leave(&mut self, client: &mut Client, url: &str, lease: i64) -> Result<(), String> {
         let me = Member { leaving: true, ..self.shared.me.clone() };
-        let key = format!("{}{}", self.shared.settings.nodes(), me.name);
+        let key = self.shared.settings.key(NODES, &me.name);
         let with_lease = Some(PutOptions::new().with_lease(lease));
         call(url, client.put(key, me.value(), with_lease)).await?;
-        call(url, client.lease_revoke(lease)).await?;
         self.was_registered = false;
         self.shared.registered(false);
         tracing::info!("left the topology");
         Ok(())
+    }
+
+    /// Takes the node's keys away.
+    async fn go(&mut self, client: &mut Client, url: &str, lease: i64) -> Result<(), String> {
+        if self.was_registered {
+            self.leave(client, url, lease).await?;
+        }
+        call(url, client.lease_revoke(lease)).await.map(drop)
+    }
+
+    /// Says which segments' readers are to spread.
+    async fn say_hot(&mut self, client: &mut Client, url: &str, lease: i64) -> Result<(), String> {
+        let segments = self.hot.borrow_and_update().clone();
+        let key = self.shared.settings.key(HOT, &self.shared.me.name);
+        if segments.is_empty() {
+            return call(url, client.delete(key, None)).await.map(drop);
+        }
+        let value = v1::HotSegments { segments }.encode_to_vec();
+        let with_lease = Some(PutOptions::new().with_lease(lease));
+        call(url, client.put(key, value, with_lease)).await.map(drop)
     }
 }

@@ -24,18 +24,21 @@ pub(super) struct Member {
     pub version: String,
     /// Differs for each start of a process.
     pub instance: u64,
-    /// It is about to go.
+    /// It is about to go: it takes no readers any more, but still answers other nodes.
     #[serde(default)]
     pub leaving: bool,
+    /// Copies of each segment that it was told the cluster is to hold.
+    #[serde(default)]
+    pub replicas: u32,
 }
 
 impl Member {
-    pub fn new(node: v1::Node) -> Self {
+    pub fn new(node: v1::Node, replicas: u32) -> Self {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let instance = (now.as_nanos() as u64) ^ (u64::from(std::process::id()) << 48);
         let v1::Node { name, address, weight, zone } = node;
         let version = env!("CARGO_PKG_VERSION").to_owned();
-        Self { name, address, weight, zone, version, instance, leaving: false }
+        Self { name, address, weight, zone, version, instance, leaving: false, replicas }
     }
 
     /// Of a key's name and value; `None` if that is nobody's.
@@ -58,25 +61,33 @@ impl Member {
     }
 }
 
-/// The nodes that etcd lists, and those that it no longer does.
+/// The nodes that etcd lists, and those that it no longer does; and what else it says of copies.
 #[derive(Debug, Default)]
 pub(super) struct Roster {
     listed: BTreeMap<String, Member>,
+    leaving: BTreeMap<String, Member>,
     gone: BTreeMap<String, (Member, Instant)>,
+    /// By URI.
+    replicas: BTreeMap<String, u32>,
+    /// By the node that says so.
+    hot: BTreeMap<String, Vec<v1::HotSegment>>,
 }
 
 impl Roster {
     /// A node's key was written.
     pub fn put(&mut self, member: Member) {
         self.gone.remove(&member.name);
-        match member.leaving {
-            true => self.listed.remove(&member.name),
-            false => self.listed.insert(member.name.clone(), member),
+        let (to, from) = match member.leaving {
+            true => (&mut self.leaving, &mut self.listed),
+            false => (&mut self.listed, &mut self.leaving),
         };
+        from.remove(&member.name);
+        to.insert(member.name.clone(), member);
     }
 
     /// A node's key has gone.
     pub fn remove(&mut self, name: &str, now: Instant) {
+        self.leaving.remove(name);
         if let Some(member) = self.listed.remove(name) {
             self.gone.insert(name.to_owned(), (member, now + SETTLE));
         }
@@ -84,7 +95,7 @@ impl Roster {
 
     /// All that is listed now.
     pub fn replace(&mut self, members: Vec<Member>, now: Instant) {
-        let names: Vec<String> = self.listed.keys().cloned().collect();
+        let names: Vec<String> = self.listed.keys().chain(self.leaving.keys()).cloned().collect();
         for name in names.iter().filter(|name| !members.iter().any(|m| m.name == **name)) {
             self.remove(name, now);
         }
@@ -105,11 +116,41 @@ impl Roster {
         self.gone.values().map(|(_, until)| *until).min()
     }
 
-    /// The topology's nodes, by name.
-    pub fn nodes(&self) -> Vec<v1::Node> {
+    /// How many copies there are to be of what lies under a URI; `None`: as of all else.
+    pub fn set_replicas(&mut self, uri: &str, replicas: Option<u32>) {
+        match replicas {
+            Some(n) => self.replicas.insert(uri.to_owned(), n),
+            None => self.replicas.remove(uri),
+        };
+    }
+
+    /// Segments that a node's readers are to spread.
+    pub fn set_hot(&mut self, node: &str, segments: Vec<v1::HotSegment>) {
+        match segments.is_empty() {
+            true => self.hot.remove(node),
+            false => self.hot.insert(node.to_owned(), segments),
+        };
+    }
+
+    /// Forgets what was said of copies, before it is said anew.
+    pub fn clear_copies(&mut self) {
+        self.replicas.clear();
+        self.hot.clear();
+    }
+
+    /// The topology, nodes by name; its revision is for others to tell.
+    pub fn topology(&self) -> v1::Topology {
         let mut all: Vec<&Member> = self.listed.values().chain(self.gone.values().map(|(m, _)| m)).collect();
         all.sort_by(|a, b| a.name.cmp(&b.name));
-        all.into_iter().map(Member::node).collect()
+        let set = |(uri, n): (&String, &u32)| v1::Replicas { uri: uri.clone(), replicas: *n };
+        v1::Topology {
+            replicas: all.iter().map(|m| m.replicas).max().unwrap_or_default(),
+            nodes: all.into_iter().map(Member::node).collect(),
+            datasets: self.replicas.iter().map(set).collect(),
+            leaving: self.leaving.values().map(Member::node).collect(),
+            hot: self.hot.values().flatten().cloned().collect(),
+            ..Default::default()
+        }
     }
 }
 
@@ -118,16 +159,19 @@ mod tests {
     use super::*;
 
     fn member(name: &str) -> Member {
-        Member::new(v1::Node {
-            name: name.into(),
-            address: format!("http://{name}:1"),
-            weight: 2.0,
-            zone: "z".into(),
-        })
+        Member::new(
+            v1::Node {
+                name: name.into(),
+                address: format!("http://{name}:1"),
+                weight: 2.0,
+                zone: "z".into(),
+            },
+            2,
+        )
     }
 
     fn names(roster: &Roster) -> String {
-        roster.nodes().into_iter().map(|n| n.name).collect::<Vec<_>>().join(" ")
+        roster.topology().nodes.into_iter().map(|n| n.name).collect::<Vec<_>>().join(" ")
     }
 
     #[test]
@@ -142,13 +186,27 @@ mod tests {
         let (mut r, t) = (Roster::default(), Instant::now());
         r.replace(vec![member("a"), member("b"), member("c")], t);
         r.put(Member { leaving: true, ..member("b") });
-        assert_eq!(names(&r), "a c");
+        assert_eq!((names(&r).as_str(), r.topology().leaving[0].name.as_str()), ("a c", "b"));
         r.remove("b", t);
+        assert!(r.topology().leaving.is_empty());
         r.remove("a", t);
         assert_eq!((names(&r).as_str(), r.next()), ("a c", Some(t + SETTLE)));
         assert!(!r.settle(t + SETTLE / 2));
         assert!(r.settle(t + SETTLE));
         assert_eq!((names(&r).as_str(), r.next()), ("c", None));
+    }
+
+    #[test]
+    fn what_is_said_of_copies_is_told() {
+        let (mut r, t) = (Roster::default(), Instant::now());
+        r.replace(vec![member("a"), Member { replicas: 3, ..member("b") }], t);
+        r.set_replicas("s3://b", Some(4));
+        r.set_hot("a", vec![v1::HotSegment { segment: vec![1; 16].into(), nodes: vec!["b".into()] }]);
+        let told = r.topology();
+        assert_eq!((told.replicas, told.datasets[0].replicas, told.hot.len()), (3, 4, 1));
+        r.set_hot("a", Vec::new());
+        r.set_replicas("s3://b", None);
+        assert_eq!((r.topology().datasets.len(), r.topology().hot.len()), (0, 0));
     }
 
     #[test]

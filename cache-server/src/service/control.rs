@@ -4,6 +4,8 @@ use super::Node;
 use crate::cache::blocking;
 use crate::datasets::Dataset;
 use crate::store::dirs::{DirStatus, Health};
+use crate::store::policy::Role;
+use forebay_proto::manifest::Segment;
 use forebay_proto::v1::cache_server::Cache as Service;
 use forebay_proto::{Error, v1};
 use forebay_segment::answer::{Reading, Segments};
@@ -117,6 +119,8 @@ impl Service for Control {
             pinned_bytes,
             dirs: store.dirs().into_iter().map(dir).collect(),
             membership: Some(self.node.membership()),
+            segments_hot: self.node.heat.segments() as u64,
+            load: self.node.heat.load(),
             memory: Some(self.node.memory()),
         }))
     }
@@ -127,6 +131,13 @@ impl Service for Control {
     ) -> Answer<Self::WatchTopologyStream> {
         let changes = WatchStream::new(self.node.membership.topology()).map(Ok);
         Ok(Response::new(changes.take_until(self.stop.clone().cancelled_owned()).boxed()))
+    }
+
+    async fn set_replicas(&self, request: Request<v1::SetReplicasRequest>) -> Answer<v1::SetReplicasReply> {
+        let r = request.into_inner();
+        let uri = self.node.datasets.allowed(&r.uri)?;
+        self.node.membership.set_replicas(&uri, r.replicas).await?;
+        Ok(Response::new(v1::SetReplicasReply {}))
     }
 
     async fn drain(&self, request: Request<v1::DrainRequest>) -> Answer<v1::DrainReply> {
@@ -164,16 +175,20 @@ fn dir(dir: DirStatus) -> v1::DirStatus {
 }
 
 fn held(node: &Node, dataset: &Dataset) -> v1::DatasetStatus {
-    let m = &dataset.manifest;
-    let held = (0..m.segments().len() as u32)
-        .filter(|&s| m.segment_id(s).is_ok_and(|id| node.cache.store().holds_any(id)))
-        .count();
+    let (m, peers) = (&dataset.manifest, node.cache.peers());
+    let object = |s: &Segment| m.object_uri(&m.objects()[s.object as usize]);
+    let id = |(i, s): (u32, &Segment)| Some((m.segment_id(i).ok()?, object(s)));
+    let mut held: Vec<_> = (0..).zip(m.segments()).filter_map(id).collect();
+    held.retain(|(id, _)| node.cache.store().holds_any(*id));
+    let owned = peers.roles(&held).into_iter().filter(|role| *role == Role::Primary).count();
     v1::DatasetStatus {
         uri: m.uri().into(),
         digest: m.digest().to_bytes().to_vec().into(),
         rows: m.rows(),
         segments: m.segments().len() as u64,
-        segments_held: held as u64,
+        segments_held: held.len() as u64,
+        replicas: m.segments().first().map_or(1, |s| peers.replicas(&object(s)) as u32),
+        segments_owned: owned as u64,
     }
 }
 

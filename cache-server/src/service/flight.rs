@@ -5,6 +5,7 @@
 use super::Node;
 use super::frames::AnswerBody;
 use crate::cache::blocking;
+use crate::datasets::Dataset;
 use crate::stream::StreamSegments;
 use arrow_flight::flight_descriptor::DescriptorType;
 use arrow_flight::flight_service_server::{FlightService, FlightServiceServer};
@@ -13,7 +14,7 @@ use arrow_flight::{
     HandshakeRequest, HandshakeResponse, IpcMessage, PollInfo, PutResult, SchemaAsIpc, SchemaResult, Ticket,
 };
 use arrow_ipc::writer::IpcWriteOptions;
-use forebay_proto::{Error, Result, v1};
+use forebay_proto::{Error, Manifest, Result, v1};
 use forebay_segment::answer::{self, Answer, Budget, Reading};
 use futures::future::BoxFuture;
 use futures::stream::BoxStream;
@@ -65,10 +66,15 @@ impl tower::Service<http::Request<Body>> for Flight {
         Box::pin(async move {
             let opened = async {
                 let pass = node.gate.enter()?;
-                Ok::<_, Error>((open(&node, request).await?, pass))
+                let (answer, manifest) = open(&node, request).await?;
+                let heat = node.heat.clone();
+                let sent = move |meta: &v1::MessageMeta, bytes| heat.note(&manifest, meta, bytes);
+                Ok::<_, Error>((answer, Box::new(sent), pass))
             };
             let body = match opened.await {
-                Ok((answer, pass)) => Body::new(AnswerBody::new(answer, node.events.clone(), pass)),
+                Ok((answer, sent, pass)) => {
+                    Body::new(AnswerBody::new(answer, node.events.clone(), sent, pass))
+                }
                 Err(e) => return Ok(Status::from(e).into_http()),
             };
             let mut response = http::Response::new(body);
@@ -79,8 +85,8 @@ impl tower::Service<http::Request<Body>> for Flight {
     }
 }
 
-/// Reads the ticket of a `DoGet` request and opens its answer.
-async fn open(node: &Node, request: http::Request<Body>) -> Result<Answer> {
+/// Reads the ticket of a `DoGet` request and opens its answer; with it comes the dataset.
+async fn open(node: &Node, request: http::Request<Body>) -> Result<(Answer, Arc<Manifest>)> {
     let body = Limited::new(request.into_body(), TICKET_BYTES_MAX)
         .collect()
         .await
@@ -95,15 +101,16 @@ async fn open(node: &Node, request: http::Request<Body>) -> Result<Answer> {
     let ticket = v1::Ticket::decode(flight.ticket).map_err(bad)?;
     // The node prefetches for all streams of a plan at once.
     let budget = Budget { segments_ahead: None, ..Budget::default() };
-    let plain = || Arc::new(StreamSegments::new(node.cache.clone(), None));
+    let plain = || Arc::new(StreamSegments::new(node.cache.clone(), node.heat.clone(), None));
+    let of = |d: &Dataset, answer: Result<Answer>| Ok((answer?, d.manifest.clone()));
     match ticket.kind.ok_or_else(|| Error::invalid("the ticket is empty"))? {
         v1::ticket::Kind::Plan(t) => {
             let manifest = t.plan.as_ref().map(|p| p.manifest.clone()).unwrap_or_default();
             let d = node.datasets.get(&manifest)?;
             if t.held_only {
                 // Whoever asks so reads by another node's plan.
-                let held = Arc::new(StreamSegments::held_only(node.cache.clone()));
-                return answer::plan(held, d.manifest, &d.schema, &t, budget);
+                let held = Arc::new(StreamSegments::held_only(node.cache.clone(), node.heat.clone()));
+                return of(&d, answer::plan(held, d.manifest.clone(), &d.schema, &t, budget));
             }
             let reading = Reading::new(d.manifest.clone(), &d.schema, &t.columns)?;
             let (plans, ticket) = (node.cache.plans().clone(), t.clone());
@@ -112,16 +119,17 @@ async fn open(node: &Node, request: http::Request<Body>) -> Result<Answer> {
                 plans.announce(&reading, &ticket)
             };
             let announced = blocking(announce).await??;
-            let segments = Arc::new(StreamSegments::new(node.cache.clone(), Some(announced)));
-            answer::plan(segments, d.manifest, &d.schema, &t, budget)
+            let segments =
+                Arc::new(StreamSegments::new(node.cache.clone(), node.heat.clone(), Some(announced)));
+            of(&d, answer::plan(segments, d.manifest.clone(), &d.schema, &t, budget))
         }
         v1::ticket::Kind::Scan(t) => {
             let d = node.datasets.get(&t.manifest)?;
-            answer::scan(plain(), d.manifest, &d.schema, &t, budget)
+            of(&d, answer::scan(plain(), d.manifest.clone(), &d.schema, &t, budget))
         }
         v1::ticket::Kind::Rows(t) => {
             let d = node.datasets.get(&t.manifest)?;
-            answer::rows(plain(), d.manifest, &d.schema, &t, budget)
+            of(&d, answer::rows(plain(), d.manifest.clone(), &d.schema, &t, budget))
         }
     }
 }
@@ -133,7 +141,7 @@ struct Descriptions {
 
 impl Descriptions {
     /// The dataset of a descriptor: its path is the URI, whole or in parts.
-    async fn open(&self, descriptor: &FlightDescriptor) -> Result<(crate::datasets::Dataset, u64)> {
+    async fn open(&self, descriptor: &FlightDescriptor) -> Result<(Dataset, u64)> {
         if descriptor.r#type != DescriptorType::Path as i32 || descriptor.path.is_empty() {
             return Err(Error::invalid("describe a dataset by path: its URI, as in s3://bucket/prefix"));
         }

@@ -6,11 +6,12 @@
 use crate::events::Events;
 use crate::gate::Pass;
 use bytes::{BufMut, Bytes, BytesMut};
-use forebay_proto::Error;
+use forebay_proto::{Error, v1};
 use forebay_segment::answer::Answer;
 use forebay_segment::wire::{self, Message};
 use http::HeaderMap;
 use http_body::Frame;
+use prost::Message as _;
 use prost::encoding::{WireType, encode_key, encode_varint};
 use std::collections::VecDeque;
 use std::pin::Pin;
@@ -23,26 +24,30 @@ const DATA_HEADER: u32 = 2;
 const APP_METADATA: u32 = 3;
 const DATA_BODY: u32 = 1000;
 
+/// Told of each message that is sent, with its bytes.
+pub type Sent = Box<dyn Fn(&v1::MessageMeta, u64) + Send>;
+
 /// An answer as an HTTP/2 body.
 pub struct AnswerBody {
     answer: Answer,
     pending: VecDeque<Bytes>,
     trailers_sent: bool,
     events: Arc<Events>,
+    sent: Sent,
     stopping: Pin<Box<dyn Future<Output = ()> + Send>>,
     _pass: Pass,
 }
 
 impl AnswerBody {
     /// Sends `answer`, schema first; ends early with `Retry`, after a whole message, when the pass says so.
-    pub fn new(answer: Answer, events: Arc<Events>, pass: Pass) -> Self {
+    pub fn new(answer: Answer, events: Arc<Events>, sent: Sent, pass: Pass) -> Self {
         events.streams.fetch_add(1, Relaxed);
         let schema =
             Message { header: wire::schema_header(&answer.schema), meta: Bytes::new(), body: Vec::new() };
         let mut pending = VecDeque::new();
         frame(schema, &mut pending);
         let stopping = Box::pin(pass.end.clone().cancelled_owned());
-        Self { answer, pending, trailers_sent: false, events, stopping, _pass: pass }
+        Self { answer, pending, trailers_sent: false, events, sent, stopping, _pass: pass }
     }
 
     fn end(&mut self, status: Status) -> Frame<Bytes> {
@@ -82,8 +87,13 @@ impl http_body::Body for AnswerBody {
                 Poll::Ready(Some(Ok(self.end(e.into()))))
             }
             Poll::Ready(Some(Ok(message))) => {
-                self.events.bytes_served.fetch_add(message.body_bytes() as u64, Relaxed);
-                self.events.rows_served.fetch_add(rows(&message), Relaxed);
+                let bytes = message.body_bytes() as u64;
+                // What the message says of itself.
+                let meta = v1::MessageMeta::decode(message.meta.clone()).unwrap_or_default();
+                self.events.bytes_served.fetch_add(bytes, Relaxed);
+                let rows = meta.runs.chunks_exact(3).map(|run| u64::from(run[2])).sum();
+                self.events.rows_served.fetch_add(rows, Relaxed);
+                (self.sent)(&meta, bytes);
                 let this = &mut *self;
                 frame(message, &mut this.pending);
                 let head = this.pending.pop_front().unwrap_or_default();
@@ -91,13 +101,6 @@ impl http_body::Body for AnswerBody {
             }
         }
     }
-}
-
-/// Rows of a message, from its own description.
-fn rows(message: &Message) -> u64 {
-    use prost::Message as _;
-    let meta = forebay_proto::v1::MessageMeta::decode(message.meta.clone()).unwrap_or_default();
-    meta.runs.chunks_exact(3).map(|run| u64::from(run[2])).sum()
 }
 
 /// Appends a message as the parts of a gRPC frame.
@@ -126,7 +129,6 @@ fn frame(message: Message, out: &mut VecDeque<Bytes>) {
 mod tests {
     use super::*;
     use arrow_flight::FlightData;
-    use prost::Message as _;
 
     #[test]
     fn frames_are_protobuf() {

@@ -70,6 +70,9 @@ impl Collector for NodeMetrics {
             ("segments_prefetched", "Segments filled before they were asked for", c.prefetched),
             ("segments_bypassed", "Segments filled and served without being stored", c.bypassed),
             ("plans_announced", "Plans announced, one for each stream of one", c.plans_announced),
+            ("peer_fills", "Segments that came from other nodes", c.peer_fills),
+            ("peer_bytes", "Their bytes", c.peer_bytes),
+            ("peer_served_bytes", "Bytes of segments sent to other nodes", c.peer_bytes_served),
         ];
         let store = self.0.cache.store().counters();
         let of_store = [
@@ -94,6 +97,8 @@ impl Collector for NodeMetrics {
             ("segment_files", "Segment files held", store.files()),
             ("streams_open", "Batch streams that are open", self.0.gate.streams()),
             ("draining", "Whether the node sends its readers to other nodes", cluster.draining.into()),
+            ("hot_segments", "Segments whose readers are told of copies", self.0.heat.segments() as u64),
+            ("load_percent", "How busy the node is with serving", (self.0.heat.load() * 100.0) as u64),
             ("topology_nodes", "Nodes in the topology that this node tells", cluster.nodes),
             ("topology_revision", "Revision of that topology, as etcd counts", cluster.revision),
             ("registered", "Whether the node is a member of its cluster", cluster.registered.into()),

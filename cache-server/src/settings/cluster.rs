@@ -21,6 +21,9 @@ pub struct ClusterSettings {
     pub zone: String,
     /// Seconds after which the others learn that this node died without a word. etcd grants 2 at least.
     pub lease_ttl_s: u64,
+    /// Nodes that are to hold each segment, its owner included, unless `forebay replicas` said otherwise of its dataset.
+    /// Of several numbers in a cluster the largest counts.
+    pub replicas: u32,
 }
 
 impl Default for ClusterSettings {
@@ -33,6 +36,7 @@ impl Default for ClusterSettings {
             weight: 1.0,
             zone: String::new(),
             lease_ttl_s: 5,
+            replicas: 1,
         }
     }
 }
@@ -63,6 +67,11 @@ pub(super) struct ClusterFlags {
     #[arg(long, value_name = "S")]
     #[serde(skip_serializing_if = "Option::is_none")]
     lease_ttl_s: Option<u64>,
+    /// Nodes that are to hold each segment, 1 to 16 [default: 1]; the same on every node. With 2, a node that dies costs no
+    /// read from the store.
+    #[arg(long, value_name = "N")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    replicas: Option<u32>,
 }
 
 /// Whether `url` is `http://host:port`.
@@ -89,6 +98,9 @@ impl ClusterSettings {
         }
         if !(2..=3600).contains(&self.lease_ttl_s) {
             return bad(format!("lease_ttl_s = {}: must be 2 to 3600 seconds", self.lease_ttl_s));
+        }
+        if !(1..=16).contains(&self.replicas) {
+            return bad(format!("replicas = {}: must be 1 to 16", self.replicas));
         }
         match &self.advertise {
             Some(url) if !is_node_url(url) => {

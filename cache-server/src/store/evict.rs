@@ -1,12 +1,13 @@
 //! Eviction: room for a new file, made by removing what will be read last.
 //!
-//! First goes what is in no plan, by recency, then what is read farthest from now; never what is pinned or being read.
+//! First go replicas, the owner has another copy. Of each kind first goes what is in no plan, by recency, then what is read
+//! farthest from now; never what is pinned or being read.
 //! Victims are found by a scan over all entries, which is paid once for many: the best 3 per cent or so are queued, and
 //! each is looked at again, and asked about again, when its turn comes. The scan is made anew when the queue is used up,
 //! or when so much was read or written that others may have become better victims.
 
 use super::index::{Booking, Entry, FileKey, Index};
-use super::policy::{Admit, NextUse};
+use super::policy::{Admit, NextUse, Role};
 use super::{Store, dirs::Health};
 use forebay_proto::manifest::SegmentId;
 use std::sync::PoisonError;
@@ -36,7 +37,19 @@ struct Victim {
     dir: usize,
     bytes: u64,
     used: u64,
+    replica: bool,
     next: NextUse,
+}
+
+/// What room is wanted for.
+#[derive(Debug, Clone, Copy)]
+pub struct Wanted {
+    pub id: SegmentId,
+    pub bytes: u64,
+    pub admit: Admit,
+    pub role: Role,
+    /// In this directory alone.
+    pub only: Option<usize>,
 }
 
 /// Room for a file, or why there is none.
@@ -51,8 +64,9 @@ pub enum Room {
 }
 
 impl Store {
-    /// Books `bytes` in a directory that works (or `only` in this one), evicting as far as `admit` lets it.
-    pub(super) fn make_room(&self, id: SegmentId, bytes: u64, admit: Admit, only: Option<usize>) -> Room {
+    /// Books room in a directory that works, evicting as far as it is wanted.
+    pub(super) fn make_room(&self, wanted: Wanted) -> Room {
+        let Wanted { bytes, only, .. } = wanted;
         let mut victims = self.victims.lock().unwrap_or_else(PoisonError::into_inner);
         // A queue of before may lack what was being read then.
         let mut whole_now = false;
@@ -68,6 +82,9 @@ impl Store {
             if short.is_empty() {
                 return Room::None;
             }
+            if wanted.admit == Admit::IfFree {
+                return Room::NotWorthIt;
+            }
             if victims.is_stale(&self.index()) {
                 self.scan(&mut victims, false);
             }
@@ -80,7 +97,7 @@ impl Store {
                 whole_now = true;
                 continue;
             }
-            let Some((dir, group)) = self.choose(&mut victims, id, groups, admit) else { continue };
+            let Some((dir, group)) = self.choose(&mut victims, wanted, groups) else { continue };
             let Some(group) = group else { return Room::NotWorthIt };
             let taken = self.index().take(dir, &group, bytes);
             if let Some((booking, entries)) = taken {
@@ -118,9 +135,8 @@ impl Store {
     fn choose(
         &self,
         victims: &mut Victims,
-        id: SegmentId,
+        Wanted { id, admit, role, .. }: Wanted,
         groups: Vec<(usize, Vec<Victim>)>,
-        admit: Admit,
     ) -> Option<(usize, Option<Vec<FileKey>>)> {
         let ids: Vec<SegmentId> =
             std::iter::once(id).chain(groups.iter().flat_map(|(_, g)| g.iter().map(|v| v.key.id))).collect();
@@ -129,8 +145,10 @@ impl Store {
         let mut best = None;
         for (dir, group) in groups {
             let mut soonest = NextUse::Unplanned;
-            for _ in &group {
+            for victim in &group {
                 let next = uses.next().unwrap_or(NextUse::Unplanned);
+                // Whenever a replica is read: it is not worth a primary's place.
+                let next = if victim.replica && role == Role::Primary { NextUse::Unplanned } else { next };
                 soonest = soonest.min(next);
                 if victims.is_much_sooner(next) {
                     victims.scanned_at = None;
@@ -163,6 +181,7 @@ impl Store {
                 dir: e.dir,
                 bytes: e.bytes,
                 used: e.used,
+                replica: e.replica,
                 next: NextUse::Unplanned,
             };
             let all: Vec<Victim> = index.entries().filter(|(_, e)| free(e)).map(victim).collect();
@@ -172,14 +191,14 @@ impl Store {
         for (victim, next) in all.iter_mut().zip(self.forecast.next_uses(&ids)) {
             victim.next = next;
         }
-        let order = |v: &Victim| (std::cmp::Reverse(v.next), v.used, v.key);
+        let order = |v: &Victim| (!v.replica, std::cmp::Reverse(v.next), v.used, v.key);
         let keep = QUEUE_MIN + 2 * all.len() / STALE_SHARE as usize;
         if !whole && keep < all.len() {
             all.select_nth_unstable_by_key(keep, order);
             all.truncate(keep);
         }
         all.sort_unstable_by_key(order);
-        victims.soonest = all.iter().map(|v| v.next).min();
+        victims.soonest = all.iter().filter(|v| !v.replica).map(|v| v.next).min();
         victims.scanned_at = Some(clock);
         victims.queue = all;
         self.counters.scans.fetch_add(1, Ordering::Relaxed);

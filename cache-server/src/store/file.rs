@@ -12,6 +12,7 @@
 
 use super::disk::Disk;
 use arrow::array::RecordBatch;
+use arrow::buffer::Buffer;
 use bytes::Bytes;
 use forebay_proto::Result;
 use forebay_proto::manifest::{Digest, SegmentId};
@@ -19,6 +20,7 @@ use forebay_segment::wire;
 use prost::Message as _;
 use std::fs::File;
 use std::io::{self, IoSlice};
+use std::sync::Arc;
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
 const MAGIC: &[u8; 8] = b"FBSEG\0\0\x01";
@@ -73,6 +75,25 @@ impl Header {
     pub fn body_bytes(&self) -> u64 {
         self.part_bytes.iter().fold(0, |a, b| a.saturating_add(*b))
     }
+
+    /// Which segment it is of.
+    pub fn origin(&self) -> Result<Origin> {
+        Ok(Origin { id: self.segment_id()?, object: self.object.clone(), etag: self.etag.clone() })
+    }
+
+    /// The columns, over a body that was checked or is trusted.
+    pub fn batch_of(&self, body: &Buffer) -> Result<RecordBatch, Unreadable> {
+        let schema = arrow_ipc::root_as_message(&self.schema)
+            .ok()
+            .and_then(|m| m.header_as_schema())
+            .and_then(|s| arrow_ipc::convert::try_fb_to_schema(s).ok())
+            .ok_or_else(|| damaged("its schema cannot be read"))?;
+        let batch = wire::decode(&self.batch, body, &Arc::new(schema)).map_err(|e| damaged(e.message))?;
+        match batch.num_rows() as u64 == self.rows {
+            true => Ok(batch),
+            false => Err(damaged("it holds another number of rows than its header says")),
+        }
+    }
 }
 
 /// Which segment a file is of.
@@ -125,6 +146,11 @@ impl Encoded {
         (self.prefix.len() + self.body.iter().map(Bytes::len).sum::<usize>()) as u64
     }
 
+    /// All of it, in pieces.
+    pub fn into_pieces(self) -> impl Iterator<Item = Bytes> {
+        std::iter::once(Bytes::from(self.prefix)).chain(self.body)
+    }
+
     /// Its parts, to be written one after the other.
     pub fn parts(&self) -> Vec<IoSlice<'_>> {
         let mut parts = vec![IoSlice::new(&self.prefix)];
@@ -169,9 +195,33 @@ fn damaged(why: impl Into<String>) -> Unreadable {
 
 /// Reads and checks a file's header, and that the file is as long as it says. Answers with the body's offset too.
 pub fn read_header(disk: &dyn Disk, file: &File, file_bytes: u64) -> Result<(Header, u64), Unreadable> {
+    header(|piece, at| disk.read(file, piece, at), file_bytes)
+}
+
+/// A file's columns from all its bytes, every one of them checked.
+pub fn from_bytes(file: &Buffer) -> Result<(Header, RecordBatch), Unreadable> {
+    let read = |piece: &mut [u8], at: u64| {
+        let rest = file.as_slice().get(at as usize..).unwrap_or_default();
+        let n = piece.len().min(rest.len());
+        piece[..n].copy_from_slice(&rest[..n]);
+        Ok(n)
+    };
+    let (header, offset) = header(read, file.len() as u64)?;
+    let body = file.slice(offset as usize);
+    if !BodyCheck::new(&header).take(&body) {
+        return Err(damaged("a buffer does not match its checksum"));
+    }
+    let batch = header.batch_of(&body)?;
+    Ok((header, batch))
+}
+
+fn header(
+    mut read: impl FnMut(&mut [u8], u64) -> io::Result<usize>,
+    file_bytes: u64,
+) -> Result<(Header, u64), Unreadable> {
     // Nearly every header is shorter than this: one read is enough for it.
     let mut start = vec![0; 4096.min(file_bytes as usize)];
-    let got = disk.read(file, &mut start, 0)?;
+    let got = read(&mut start, 0)?;
     start.truncate(got);
     let Some(prefix) = start.get(..PREFIX_BYTES) else { return Err(damaged("too short for a segment file")) };
     let u32_at =
@@ -191,7 +241,7 @@ pub fn read_header(disk: &dyn Disk, file: &File, file_bytes: u64) -> Result<(Hea
     if start.len() < end {
         let had = start.len();
         start.resize(end, 0);
-        if disk.read(file, &mut start[had..], had as u64)? < end - had {
+        if read(&mut start[had..], had as u64)? < end - had {
             return Err(damaged("the file ends within its header"));
         }
     }

@@ -51,6 +51,8 @@ pub struct Entry {
     pub used: u64,
     /// Whether it may not be evicted.
     pub pinned: bool,
+    /// Whether it leaves before all that are not.
+    pub replica: bool,
     /// Its map, kept for the next reader.
     pub map: Option<Arc<Mapped>>,
 }
@@ -189,6 +191,13 @@ impl Index {
         let (_, &mut newest, _) = used.select_nth_unstable(count);
         for e in self.entries.values_mut().filter(|e| e.used < newest) {
             self.maps -= usize::from(e.map.take().is_some());
+        }
+    }
+
+    /// Says whether a file leaves before those that are not replicas.
+    pub fn set_replica(&mut self, key: &FileKey, replica: bool) {
+        if let Some(e) = self.entries.get_mut(key) {
+            e.replica = replica;
         }
     }
 

@@ -13,7 +13,6 @@ use super::file::{Unreadable, read_header, verify_body};
 use arrow::array::{Array, ArrayData, RecordBatch};
 use arrow::buffer::Buffer;
 use bytes::Bytes;
-use forebay_segment::wire;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -153,16 +152,7 @@ pub fn open(disk: &dyn Disk, path: &Path, verify: bool) -> Result<Mapped, Unread
     }
     let (owner, place) = Owner::new(map, path, stat.stamp);
     let body = Buffer::from(Bytes::from_owner(owner).slice(body_offset as usize..));
-    let schema = arrow_ipc::root_as_message(&header.schema)
-        .ok()
-        .and_then(|m| m.header_as_schema())
-        .and_then(|s| arrow_ipc::convert::try_fb_to_schema(s).ok())
-        .ok_or_else(|| damaged("its schema cannot be read"))?;
-    let batch =
-        wire::decode(&header.batch, &body, &Arc::new(schema)).map_err(|e| Unreadable::Damaged(e.message))?;
-    if batch.num_rows() as u64 != header.rows {
-        return Err(damaged("it holds another number of rows than its header says"));
-    }
+    let batch = header.batch_of(&body)?;
     let holders = body.strong_count();
     Ok(Mapped { batch: Arc::new(batch), stat, place, body, touched: AtomicBool::new(false), holders })
 }

@@ -58,7 +58,7 @@ impl Pages {
 #[cfg(test)]
 mod tests {
     use crate::store::file::Origin;
-    use crate::store::policy::{Admit, NoForecast};
+    use crate::store::policy::{Admit, NoForecast, Role};
     use crate::store::{Store, StoreSettings};
     use arrow::array::{ArrayRef, Int64Array, RecordBatch};
     use forebay_proto::manifest::{Digest, SegmentId};
@@ -76,7 +76,7 @@ mod tests {
         for i in 0..5 {
             let origin =
                 Origin { id: SegmentId(Digest(i)), object: format!("file:///{i}"), etag: "e".into() };
-            store.write(&origin, &batch(i as i64), Admit::Always).unwrap();
+            store.write(&origin, &batch(i as i64), Admit::Always, Role::Primary).unwrap();
         }
         for i in [0, 1, 2, 3, 4, 0, 4, 2] {
             let found = store.find(SegmentId(Digest(i)), &["id".into()]);

@@ -36,4 +36,15 @@ pub enum Admit {
     IfWorthIt,
     /// Whatever is neither pinned nor being read: the segment is being read, and memory is short.
     Always,
+    /// Nothing: it is a precaution.
+    IfFree,
+}
+
+/// What a copy is to the cluster.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Role {
+    /// The owner's.
+    Primary,
+    /// Another node's: it leaves before any primary.
+    Replica,
 }

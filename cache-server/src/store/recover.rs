@@ -94,7 +94,16 @@ pub fn rebuild(store: &Store, dir: usize) -> Result<()> {
         }
         let bytes = charge(seen.stat.stamp.bytes).max(seen.stat.allocated_bytes);
         let booking = index.book(dir, bytes);
-        let entry = Entry { object: seen.object, columns, bytes, dir, used: 0, pinned: false, map: None };
+        let entry = Entry {
+            object: seen.object,
+            columns,
+            bytes,
+            dir,
+            used: 0,
+            pinned: false,
+            replica: false,
+            map: None,
+        };
         index.insert(seen.key, entry, booking);
     }
     drop(index);

@@ -12,7 +12,7 @@ fn open(dir: &Path, limit_bytes: u64) -> Result<Store> {
 }
 
 fn put(store: &Store, n: u128, rows: i64, columns: &[&str]) -> Option<Arc<RecordBatch>> {
-    match store.write(&origin(n), &batch(n, rows, columns), Admit::IfWorthIt).unwrap() {
+    match store.write(&origin(n), &batch(n, rows, columns), Admit::IfWorthIt, Role::Primary).unwrap() {
         Written::Mapped(batch) => Some(batch),
         Written::NotWorthIt | Written::NoRoom => None,
     }

@@ -31,6 +31,10 @@ pub(super) struct NodeAnswer<'a> {
     s3_bytes_per_s: f64,
     s3_bytes: u64,
     bytes_served: u64,
+    load: f64,
+    segments_hot: u64,
+    peer_bytes: u64,
+    peer_bytes_served: u64,
     membership: Option<MembershipAnswer<'a>>,
 }
 
@@ -81,10 +85,22 @@ impl Rates {
 /// A line for each node.
 pub(super) fn table(nodes: &[Surveyed], rates: &Rates) -> String {
     let header = [
-        "node", "zone", "weight", "segments", "used", "limit", "served/s", "S3/s", "from S3", "streams",
+        "node",
+        "zone",
+        "weight",
+        "load",
+        "segments",
+        "hot",
+        "used",
+        "limit",
+        "served/s",
+        "S3/s",
+        "from S3",
+        "from peers",
+        "streams",
         "state",
     ];
-    let mut table = figures::table(&header, &[2, 3, 4, 5, 6, 7, 8, 9]);
+    let mut table = figures::table(&header, &[2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12]);
     for n in nodes {
         let (served, fetched) = rates.of(&n.node.name);
         let (zone, weight) = (n.node.zone.clone(), n.node.weight.to_string());
@@ -95,19 +111,22 @@ pub(super) fn table(nodes: &[Surveyed], rates: &Rates) -> String {
                     n.node.name.clone(),
                     zone,
                     weight,
+                    format!("{:.0} %", 100.0 * s.load),
                     figures::count(s.segments_held),
+                    figures::count(s.segments_hot),
                     figures::bytes(s.cache_bytes_used),
                     figures::bytes(s.cache_bytes_limit),
                     figures::bytes(served as u64),
                     figures::bytes(fetched as u64),
                     figures::bytes(c.s3_bytes),
+                    figures::bytes(c.peer_bytes),
                     figures::count(c.streams),
                     state(s.membership.as_ref()),
                 ]
             }
             Err(_) => {
                 let mut row = vec![n.node.name.clone(), zone, weight];
-                row.resize(10, "-".to_owned());
+                row.resize(header.len() - 1, "-".to_owned());
                 row.push("does not answer".to_owned());
                 row
             }
@@ -168,6 +187,10 @@ impl<'a> NodeAnswer<'a> {
             s3_bytes_per_s,
             s3_bytes: c.s3_bytes,
             bytes_served: c.bytes_served,
+            load: status.map_or(0.0, |s| s.load),
+            segments_hot: status.map_or(0, |s| s.segments_hot),
+            peer_bytes: c.peer_bytes,
+            peer_bytes_served: c.peer_bytes_served,
             membership: status.and_then(|s| s.membership.as_ref()).map(MembershipAnswer::of),
         }
     }
@@ -184,7 +207,14 @@ mod tests {
             |name: &str| v1::Node { name: name.into(), weight: 2.0, zone: "z".into(), ..Default::default() };
         let status = |bytes_served| v1::StatusReply {
             segments_held: 1234,
-            counters: Some(v1::Counters { bytes_served, s3_bytes: 5_000_000, ..Default::default() }),
+            load: 0.42,
+            segments_hot: 17,
+            counters: Some(v1::Counters {
+                bytes_served,
+                s3_bytes: 5_000_000,
+                peer_bytes: 7_000_000,
+                ..Default::default()
+            }),
             ..Default::default()
         };
         let up = |bytes| Surveyed { node: node("a"), status: Ok(status(bytes)) };
@@ -199,6 +229,9 @@ mod tests {
             lines[1].starts_with("a     z") && lines[1].contains("1,234") && lines[1].ends_with("up"),
             "{text}"
         );
+        for figure in [" 42 % ", " 17 ", " 7.00 MB "] {
+            assert!(lines[1].contains(figure), "{text}");
+        }
         assert!(lines[2].ends_with("does not answer"), "{text}");
         let json = serde_json::to_value(NodeAnswer::of(&down, &rates)).unwrap();
         assert_eq!((&json["answers"], &json["error"]), (&false.into(), &"gone".into()));

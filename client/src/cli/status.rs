@@ -1,5 +1,6 @@
 //! `forebay status`: what the cache holds and has done: of one node all, of several a table and what they hold together.
 
+use super::copies::{self, Copies};
 use super::failure::Failure;
 use super::nodes::{MembershipAnswer, NodeAnswer, Rates};
 use super::{EndpointArgs, Out, figures, write_json};
@@ -11,7 +12,6 @@ use forebay_proto::manifest::Digest;
 use forebay_proto::v1::membership_status::Kind;
 use forebay_proto::v1::{StatusReply, Topology};
 use serde::Serialize;
-use std::collections::BTreeMap;
 use std::time::Duration;
 use tokio::time::sleep;
 
@@ -45,6 +45,8 @@ struct Answer<'a> {
     membership: Option<MembershipAnswer<'a>>,
     /// Every node of the topology.
     nodes: Vec<NodeAnswer<'a>>,
+    /// Of each dataset, what all nodes together hold.
+    copies: Vec<Copies<'a>>,
 }
 
 #[derive(Serialize)]
@@ -72,6 +74,8 @@ struct Held<'a> {
     rows: u64,
     segments: u64,
     segments_held: u64,
+    segments_owned: u64,
+    replicas: u32,
 }
 
 impl Status {
@@ -96,30 +100,15 @@ impl Status {
     }
 }
 
-/// The table of the nodes, and of each dataset how many of its segments they hold.
+/// The table of the nodes, and of each dataset how many copies of its segments they hold.
 fn several(topology: &Topology, nodes: &[Surveyed], rates: &Rates) -> String {
-    let mut text = format!(
-        "{}, topology revision {}\n\n{}",
+    format!(
+        "{}, topology revision {}\n\n{}{}",
         figures::of(topology.nodes.len() as u64, "node"),
         topology.revision,
-        super::nodes::table(nodes, rates)
-    );
-    let mut held: BTreeMap<(&str, String), (u64, u64, u64)> = BTreeMap::new();
-    for d in nodes.iter().flat_map(|n| &n.status).flat_map(|s| &s.datasets) {
-        let digest = Digest::from_bytes(&d.digest).map(|d| d.to_string()).unwrap_or_default();
-        let entry = held.entry((&d.uri, digest)).or_insert((d.rows, d.segments, 0));
-        entry.2 += d.segments_held;
-    }
-    if !held.is_empty() {
-        let mut table = figures::table(&["dataset", "rows", "segments", "held", "digest"], &[1, 2, 3]);
-        for ((uri, digest), (rows, segments, held)) in held {
-            let [rows, segments, held] = [rows, segments, held].map(figures::count);
-            table.add_row([uri.to_owned(), rows, segments, held, digest]);
-        }
-        text.push('\n');
-        table.to_string().lines().for_each(|line| text.extend([line.trim_end(), "\n"]));
-    }
-    text
+        super::nodes::table(nodes, rates),
+        copies::table(&copies::of(nodes))
+    )
 }
 
 fn answer<'a>(endpoint: &'a str, s: &'a StatusReply, nodes: &'a [Surveyed], rates: &Rates) -> Answer<'a> {
@@ -153,6 +142,8 @@ fn answer<'a>(endpoint: &'a str, s: &'a StatusReply, nodes: &'a [Surveyed], rate
                 rows: d.rows,
                 segments: d.segments,
                 segments_held: d.segments_held,
+                segments_owned: d.segments_owned,
+                replicas: d.replicas,
             })
             .collect(),
         pins: &s.pins,
@@ -169,6 +160,7 @@ fn answer<'a>(endpoint: &'a str, s: &'a StatusReply, nodes: &'a [Surveyed], rate
             .collect(),
         membership: s.membership.as_ref().map(MembershipAnswer::of),
         nodes: nodes.iter().map(|n| NodeAnswer::of(n, rates)).collect(),
+        copies: copies::of(nodes),
     }
 }
 
@@ -230,6 +222,14 @@ fn text(endpoint: &str, s: &StatusReply) -> String {
             figures::of(c.streams, "stream")
         ),
     ];
+    if c.peer_fills > 0 || c.peer_bytes_served > 0 {
+        lines.push(format!(
+            "peers     {} in {} taken, {} given",
+            bytes(c.peer_bytes),
+            figures::of(c.peer_fills, "segment"),
+            bytes(c.peer_bytes_served)
+        ));
+    }
     if !s.pins.is_empty() {
         lines.push(format!("pinned    {}: {}", bytes(s.pinned_bytes), s.pins.join(", ")));
     }
@@ -274,14 +274,25 @@ mod tests {
             cache_bytes_used: 1_500_000,
             cache_bytes_limit: 10_000_000_000,
             segments_held: 1,
-            counters: Some(Counters { s3_requests: 12, s3_bytes: 3_000, hits: 7, ..Default::default() }),
+            counters: Some(Counters {
+                s3_requests: 12,
+                s3_bytes: 3_000,
+                hits: 7,
+                peer_fills: 2,
+                peer_bytes: 5_000,
+                ..Default::default()
+            }),
             datasets: vec![DatasetStatus {
                 uri: "s3://b/d".into(),
                 digest: vec![0xab; 16].into(),
                 rows: 60_000,
                 segments: 2,
                 segments_held: 1,
+                replicas: 2,
+                segments_owned: 1,
             }],
+            segments_hot: 0,
+            load: 0.5,
             pins: vec!["s3://b/d".into(), "s3://b/e".into()],
             pinned_bytes: 2_500,
             dirs: ["up", "away"]
@@ -302,7 +313,9 @@ mod tests {
         assert!(text.contains("directory /disk/away: it failed") && !text.contains("/disk/up"), "{text}");
         let json = serde_json::to_value(answer("http://h:1", &reply, &[], &Rates::default())).unwrap();
         assert_eq!(json["counters"]["s3_bytes"], 3_000);
-        assert_eq!(json["counters"].as_object().unwrap().len(), 19);
+        assert_eq!(json["counters"].as_object().unwrap().len(), 22);
+        assert!(text.contains("peers     5.00 kB in 2 segments taken, 0 B given\n"), "{text}");
+        assert_eq!(json["datasets"][0]["replicas"], 2);
         assert!(text.contains("in transit 1.00 MB, messages 0 B of 8.00 MB"), "{text}");
         assert_eq!(json["memory"]["transit_bytes"], 1_000_000);
         assert_eq!(json["datasets"][0]["digest"], "ab".repeat(16));

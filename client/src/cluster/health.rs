@@ -8,6 +8,7 @@ use forebay_proto::Result;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
+use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
 
 /// Before a node that failed is asked for the first time, and at most.
@@ -20,6 +21,8 @@ const PROBE: Duration = Duration::from_secs(1);
 #[derive(Debug, Default)]
 pub struct Health {
     known: Mutex<HashMap<String, Known>>,
+    /// How often a node came back.
+    back: watch::Sender<u64>,
 }
 
 #[derive(Debug)]
@@ -65,6 +68,11 @@ impl Health {
         }
     }
 
+    /// Tells when nodes come back, from now on.
+    pub fn back(&self) -> watch::Receiver<u64> {
+        self.back.subscribe()
+    }
+
     /// Notes that a node brings rows.
     pub fn works(&self, node: &Node) {
         if let Some(k) = self.lock().get_mut(node.url()) {
@@ -89,10 +97,9 @@ async fn readmit(health: Weak<Health>, node: Node, mut pause: Duration) {
         }
         pause = (pause * 2).min(PAUSES.1);
     }
-    if let Some(k) =
-        health.upgrade().as_ref().and_then(|h| h.lock().get_mut(node.url()).map(|k| k.out.take()))
-    {
-        let ms = k.map_or(0, |since| since.elapsed().as_millis() as u64);
-        tracing::debug!(node = node.url(), ms, "a node is back");
-    }
+    let Some(health) = health.upgrade() else { return };
+    let since = health.lock().get_mut(node.url()).and_then(|k| k.out.take());
+    let ms = since.map_or(0, |since| since.elapsed().as_millis() as u64);
+    tracing::debug!(node = node.url(), ms, "a node is back");
+    health.back.send_modify(|times| *times += 1);
 }

@@ -3,13 +3,15 @@
 //! A lane asks its node for the rows of its segments from its [`Mark`] on, and moves the mark as rows are committed.
 //! A stream that breaks, falls silent or brings damaged bytes is opened again from the mark's step, skipping what
 //! was committed of it: nothing is lost or taken twice. Other lanes go on meanwhile. When the node does not answer any
-//! more, its segments are divided anew among the nodes that do, and the lane ends in favour of [`Lane`]s for those.
+//! more, its segments are divided anew among the nodes that do, and the lane ends in favour of [`Lane`]s for those. The
+//! same happens when the topology gives segments to other nodes (`follow`).
 //!
 //! Whoever waits here is owed rows: the reader asks for the next only when there is room for it. So silence is a reason
 //! to ask the node whether it lives: one that says so is slow (it may be fetching from the store) and gets all the
 //! time it needs, one that does not is dead to this lane. Without any node, and with the fallback, rows come from the
 //! store until a node is back.
 
+pub(super) mod follow;
 mod hedge;
 
 use super::cursor::{Cursor, Mark, Passed, Place, Room, Run, Segments};
@@ -19,7 +21,7 @@ use super::merge::Window;
 use super::sampler::Epoch;
 use super::shape;
 use crate::access::{Access, Node};
-use crate::cluster::{Cluster, Group};
+use crate::cluster::{Cluster, Group, News};
 use crate::dataset::Dataset;
 use crate::direct::Direct;
 use crate::stream::{Event, Head, StreamSettings};
@@ -46,7 +48,7 @@ pub(crate) struct Work {
     pub window: Window,
     pub supply: Supply,
     pub patience: Duration,
-    /// How long no node may answer before the fallback is used.
+    /// How long no node may answer before the fallback is used: not the same in all readers of a cache that dies.
     pub fallback_after: Duration,
     pub stream: StreamSettings,
 }
@@ -65,6 +67,12 @@ pub(crate) struct Lane {
     epoch: Arc<Epoch>,
     /// The node to ask; `None` reads the store, for good or as the fallback.
     node: Option<Node>,
+    /// Whose segments they are, by the topology that the lane knows.
+    home: Option<Node>,
+    /// What the lane does not know yet.
+    news: Option<News>,
+    /// When the work was divided last in mid-epoch.
+    divided: Option<Instant>,
     list: Arc<[u32]>,
     segments: Segments,
     done: Mark,
@@ -133,6 +141,9 @@ impl Lane {
             work: work.clone(),
             epoch: epoch.clone(),
             node: None,
+            home: None,
+            news: None,
+            divided: None,
             segments: Segments::default(),
             list,
             done: Mark::default(),
@@ -151,7 +162,10 @@ impl Lane {
         Lane {
             work: self.work.clone(),
             epoch: self.epoch.clone(),
+            home: node.clone(),
             node,
+            news: None,
+            divided: self.divided,
             list: list.into(),
             segments: Segments::of(list, self.work.dataset.manifest().segments().len()),
             done: self.done,
@@ -166,14 +180,22 @@ impl Lane {
         let Supply::Cluster(cluster) = &self.work.supply else {
             return Err(Error::invalid("a direct read has no nodes"));
         };
+        let news = cluster.news();
+        let lane = |Group { node, segments }: Group| Lane {
+            news: Some(news.clone()),
+            ..self.at(Some(node), &segments)
+        };
         let groups = cluster.groups(self.work.dataset.manifest(), &self.list)?;
-        Ok(groups.into_iter().map(|Group { node, segments }| self.at(Some(node), &segments)).collect())
+        Ok(groups.into_iter().map(lane).collect())
     }
 
     /// Brings all rows. Ends early with the lanes that take over when the segments were divided anew.
     pub async fn run(mut self) -> Result<Vec<Lane>> {
         loop {
-            let Err(failure) = self.attempt().await else { return Ok(Vec::new()) };
+            let failure = match self.attempt().await {
+                Ok(lanes) => return Ok(lanes),
+                Err(failure) => failure,
+            };
             if std::mem::take(&mut self.moved) {
                 self.trouble = Trouble::default();
             }
@@ -259,12 +281,12 @@ impl Lane {
         e.context(format!("{}: epoch {}", self.work.dataset.manifest().uri(), self.epoch.number()))
     }
 
-    /// One stream, from the mark to the epoch's end.
-    async fn attempt(&mut self) -> Result<(), Failure> {
+    /// One stream, from the mark to the epoch's end, or until other lanes are to take over.
+    async fn attempt(&mut self) -> Result<Vec<Lane>, Failure> {
         self.settle()?;
         let mut start = self.done.step;
         if start >= self.epoch.count {
-            return Ok(());
+            return Ok(Vec::new());
         }
         let mut cursor = Cursor::at(start);
         let mut feed = self.owed(self.open(start)).await?;
@@ -292,12 +314,16 @@ impl Lane {
                     if let Some(r) = receiving.take() {
                         self.end(r, &mut cursor).await?;
                         self.brought()?;
+                        if let Some(lanes) = self.follow() {
+                            return Ok(lanes);
+                        }
                     }
                 }
                 None => break,
             }
         }
-        Ok(cursor.finish(&self.place()).await?)
+        cursor.finish(&self.place()).await?;
+        Ok(Vec::new())
     }
 
     /// Waits for what comes first: the next event of the node's stream, or another node that is faster.

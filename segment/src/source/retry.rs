@@ -38,7 +38,7 @@ impl Backoff {
 }
 
 /// A number between 0 and 1, another each time.
-pub(super) fn jitter() -> f64 {
+pub fn jitter() -> f64 {
     (RandomState::new().hash_one(0) >> 11) as f64 / (1u64 << 53) as f64
 }
 

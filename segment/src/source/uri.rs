@@ -16,7 +16,7 @@ pub(crate) enum Location {
 /// path exists. `Invalid` for an unknown scheme, `..`, an empty bucket, a query or credentials in the URI.
 ///
 /// Two URIs name the same place if and only if their normal forms are equal, and one lies under the other if and
-/// only if [`is_under`] says so of the normal forms: what an allow list compares.
+/// only if [`is_under`](crate::source::is_under) says so of the normal forms: what an allow list compares.
 pub fn normalise(uri: &str) -> Result<String> {
     let location = locate(uri)?;
     // An object below may well have one in its key.
@@ -42,12 +42,6 @@ pub(crate) fn spell(uri: &str, location: Location) -> Result<String> {
             }
         }
     }
-}
-
-/// Whether the normalised `uri` is `root` or lies under it, on a `/` boundary.
-pub fn is_under(uri: &str, root: &str) -> bool {
-    let root = root.trim_end_matches('/');
-    uri.strip_prefix(root).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
 }
 
 /// Takes a URI apart, checking it; reads no file system.
@@ -130,6 +124,7 @@ fn shown(text: &str) -> String {
 mod tests {
     use super::*;
     use forebay_proto::Kind;
+    use forebay_proto::ring::is_under;
 
     #[test]
     fn one_spelling() {

@@ -1,6 +1,7 @@
 //! A cache over objects in a folder, each one segment, small enough to read thousands of times.
 
 use super::super::*;
+use crate::heat::Heat;
 use crate::plans::Announced;
 use crate::store::StoreSettings;
 use crate::stream::StreamSegments;
@@ -83,8 +84,14 @@ impl World {
         let store = Store::open(&StoreSettings::new(dir.path(), limit_bytes), plans.clone()).unwrap();
         let events = Arc::new(Events::default());
         let memory = Memory::new(memory_bytes);
-        let cache =
-            Arc::new(Cache::new(dataset.source.clone(), Arc::new(store), events.clone(), plans, memory));
+        let cache = Arc::new(Cache::new(
+            dataset.source.clone(),
+            Arc::new(store),
+            events.clone(),
+            plans,
+            memory,
+            Arc::new(Peers::none()),
+        ));
         Self { cache, events, _dir: dir }
     }
 
@@ -96,7 +103,8 @@ impl World {
     /// Reads one rank's rows of an epoch as a stream does, and counts them.
     pub async fn stream(&self, dataset: &Dataset, run: &Run, epoch: u64, rank: u32) -> u64 {
         let announced = self.announce(dataset, run, epoch, rank);
-        let segments = Arc::new(StreamSegments::new(self.cache.clone(), Some(announced)));
+        let segments =
+            Arc::new(StreamSegments::new(self.cache.clone(), Arc::new(Heat::new(None)), Some(announced)));
         let budget = Budget { message_bytes: SEGMENT_BYTES as usize / 4, messages: 1, segments_ahead: None };
         let (manifest, schema) = (dataset.reading.manifest.clone(), dataset.reading.schema.clone());
         let ticket = run.ticket(dataset, epoch, rank);

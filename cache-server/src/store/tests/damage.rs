@@ -167,8 +167,16 @@ fn how_long_a_scan_for_victims_takes() {
         let mut index = store.index();
         let booking = index.book(0, 32 << 20);
         let object = "s3://bucket/a/dataset/with/a/path/part-00000.parquet".to_owned();
-        let entry =
-            Entry { object, columns: columns.clone(), bytes: 0, dir: 0, used: 0, pinned: false, map: None };
+        let entry = Entry {
+            object,
+            columns: columns.clone(),
+            bytes: 0,
+            dir: 0,
+            used: 0,
+            pinned: false,
+            replica: false,
+            map: None,
+        };
         index.insert(FileKey::new(id, &columns), entry, booking);
     }
     let mut victims = Victims::default();

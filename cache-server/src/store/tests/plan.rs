@@ -47,7 +47,9 @@ fn replay(store: &Store, plan: &Plan) -> usize {
         plan.at.store(at as u64, Ordering::Relaxed);
         match store.find(origin(n).id, &names(&["a"])).missing.is_empty() {
             true => hits += 1,
-            false => drop(store.write(&origin(n), &batch(n, 50, &["a"]), Admit::IfWorthIt).unwrap()),
+            false => {
+                drop(store.write(&origin(n), &batch(n, 50, &["a"]), Admit::IfWorthIt, Role::Primary).unwrap())
+            }
         }
     }
     hits
@@ -99,7 +101,7 @@ proptest! {
         for (at, n) in order.iter().copied().enumerate() {
             plan.at.store(at as u64, Ordering::Relaxed);
             let admit = if always { Admit::Always } else { Admit::IfWorthIt };
-            let written = store.write(&origin(n), &batch(n, 50, &["a"]), admit).unwrap();
+            let written = store.write(&origin(n), &batch(n, 50, &["a"]), admit, Role::Primary).unwrap();
             if let Written::Mapped(map) = written {
                 pinned_held |= n == pinned;
                 if read.contains(&n) {
@@ -145,11 +147,11 @@ fn unplanned_data_goes_first_by_recency_and_pushes_out_nothing_planned() {
     }
     assert_eq!(held(&store), [1, 2, 14, 15]);
     *plan.order.lock().unwrap() = vec![63, 14, 15, 1, 2];
-    let written = store.write(&origin(16), &batch(16, 50, &["a"]), Admit::IfWorthIt).unwrap();
+    let written = store.write(&origin(16), &batch(16, 50, &["a"]), Admit::IfWorthIt, Role::Primary).unwrap();
     assert!(matches!(written, Written::NotWorthIt));
     assert_eq!(store.counters().not_stored.load(Ordering::Relaxed), 0);
     // Who reads it now and cannot keep it elsewhere gets it whatever is planned.
-    let written = store.write(&origin(16), &batch(16, 50, &["a"]), Admit::Always).unwrap();
+    let written = store.write(&origin(16), &batch(16, 50, &["a"]), Admit::Always, Role::Primary).unwrap();
     assert!(matches!(written, Written::Mapped(_)));
     assert_eq!(held(&store), [1, 14, 15, 16], "2 is read last");
 }

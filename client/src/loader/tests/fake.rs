@@ -20,7 +20,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
-use tokio_stream::wrappers::{ReceiverStream, TcpListenerStream};
+use tokio::sync::watch;
+use tokio_stream::wrappers::{ReceiverStream, TcpListenerStream, WatchStream};
 use tonic::{Request, Response, Status, Streaming};
 
 type Reply<T> = Result<Response<T>, Status>;
@@ -41,6 +42,9 @@ pub struct Conduct {
     pub fails: Mutex<Option<Error>>,
     /// Rows sent per message, about.
     pub message_bytes: AtomicU64,
+    /// It tells one topology and ends, instead of telling all changes; this one, if it is set.
+    pub tells_once: AtomicBool,
+    pub tells: Mutex<Option<v1::Topology>>,
     /// It takes so long for each message.
     pub delay_ms: AtomicU64,
     /// How often it was asked for what it holds.
@@ -52,7 +56,7 @@ pub struct Conduct {
 #[derive(Clone)]
 pub struct Node {
     dataset: Dataset,
-    nodes: Arc<Mutex<Vec<v1::Node>>>,
+    topology: watch::Receiver<v1::Topology>,
     pub conduct: Arc<Conduct>,
 }
 
@@ -60,6 +64,8 @@ pub struct Node {
 pub struct Fleet {
     pub nodes: Vec<Node>,
     pub addresses: Vec<String>,
+    /// What the nodes tell.
+    pub topology: watch::Sender<v1::Topology>,
     tasks: Vec<tokio::task::JoinHandle<()>>,
 }
 
@@ -73,11 +79,12 @@ impl Fleet {
     /// `cut_bytes`: the network cuts connections after random numbers of bytes below this.
     pub async fn start(world: &World, count: usize, cuts: Option<(u64, u64)>) -> Self {
         let dataset = world.open().await;
-        let topology = Arc::new(Mutex::new(Vec::new()));
+        let first = v1::Topology { revision: 1, ..Default::default() };
+        let (topology, told) = watch::channel(first);
         let (mut nodes, mut addresses, mut tasks) = (Vec::new(), Vec::new(), Vec::new());
         for i in 0..count {
             let conduct = Arc::new(Conduct { message_bytes: AtomicU64::new(900), ..Default::default() });
-            let node = Node { dataset: dataset.clone(), nodes: topology.clone(), conduct };
+            let node = Node { dataset: dataset.clone(), topology: told.clone(), conduct };
             let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
             let server = listener.local_addr().unwrap();
             let service = tonic::transport::Server::builder()
@@ -93,16 +100,13 @@ impl Fleet {
             }
             let address = format!("http://{front}");
             let name = format!("node-{i}");
-            topology.lock().unwrap().push(v1::Node {
-                name,
-                address: address.clone(),
-                weight: 1.0,
-                zone: "z".into(),
-            });
+            let zone = "z".into();
+            let told = v1::Node { name, address: address.clone(), weight: 1.0, zone };
+            topology.send_modify(|t| t.nodes.push(told));
             nodes.push(node);
             addresses.push(address);
         }
-        Self { nodes, addresses, tasks }
+        Self { nodes, addresses, topology, tasks }
     }
 
     pub async fn open(&self, world: &World) -> Dataset {
@@ -114,6 +118,14 @@ impl Fleet {
             }
         }
         panic!("cannot open the dataset through the failing network");
+    }
+
+    /// Tells the nodes, and so the readers, of a change.
+    pub fn change(&self, how: impl FnOnce(&mut v1::Topology)) {
+        self.topology.send_modify(|t| {
+            t.revision += 1;
+            how(t);
+        });
     }
 
     /// Stops a node for good.
@@ -194,9 +206,16 @@ impl Cache for Node {
     }
 
     async fn watch_topology(&self, _: Request<v1::WatchTopologyRequest>) -> Reply<Self::WatchTopologyStream> {
-        let nodes = self.nodes.lock().unwrap().clone();
-        let now = futures::stream::iter([Ok(v1::Topology { revision: 1, nodes, cluster: 0 })]);
-        Ok(Response::new(now.chain(futures::stream::pending()).boxed()))
+        if self.conduct.tells_once.load(SeqCst) {
+            let told = self.conduct.tells.lock().unwrap().clone();
+            let now = told.unwrap_or_else(|| self.topology.borrow().clone());
+            return Ok(Response::new(futures::stream::iter([Ok(now)]).boxed()));
+        }
+        Ok(Response::new(WatchStream::new(self.topology.clone()).map(Ok).boxed()))
+    }
+
+    async fn set_replicas(&self, _: Request<v1::SetReplicasRequest>) -> Reply<v1::SetReplicasReply> {
+        Err(Status::unimplemented(""))
     }
 }
 

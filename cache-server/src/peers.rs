@@ -1,0 +1,299 @@
+//! Other nodes of the cluster: who holds what, and segments from them rather than from the store.
+//!
+//! A segment that is missing here is asked for at its owner, which fills it from the store if nobody has it: so a byte
+//! leaves the store once however many nodes serve it. Where this node is the owner itself, those are asked that may hold a
+//! copy: replicas, earlier owners, nodes that are leaving. What comes from another node verifies itself, or it did not
+//! come. A node that does not answer is left alone for a while, and without the others the store is always there.
+
+mod call;
+
+use crate::store::file::{self, Origin};
+use crate::store::policy::Role;
+use arrow::array::RecordBatch;
+use call::Peer;
+use forebay_proto::manifest::SegmentId;
+use forebay_proto::ring::{Copies, Placement};
+use forebay_proto::{Kind, Result, v1};
+use forebay_segment::answer::Reading;
+use futures::future::join_all;
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError};
+use tokio::sync::watch;
+
+/// Nodes that are asked whether they hold what the store would have to give: in rank, beside those that leave.
+const ASKED: usize = 8;
+
+/// The other nodes.
+#[derive(Debug)]
+pub struct Peers {
+    /// This node's address.
+    me: String,
+    topology: watch::Receiver<v1::Topology>,
+    known: Mutex<HashMap<String, Arc<Peer>>>,
+    counters: PeerCounters,
+}
+
+/// Sums since start.
+#[derive(Debug, Default)]
+pub struct PeerCounters {
+    /// Segments that came from other nodes.
+    pub fills: AtomicU64,
+    /// Their bytes.
+    pub bytes: AtomicU64,
+    /// Bytes sent to other nodes.
+    pub bytes_served: AtomicU64,
+}
+
+/// Columns of a segment that are missing here.
+#[derive(Debug, Clone)]
+pub struct Missing<'a> {
+    /// The dataset version and its columns.
+    pub reading: &'a Reading,
+    /// The segment's number in it.
+    pub segment: u32,
+    /// Which object version it is of.
+    pub origin: &'a Origin,
+    /// Names of the columns.
+    pub columns: &'a [String],
+}
+
+/// Whom to ask for a segment.
+struct Whom {
+    /// To fill it; `None`: that is this node's task.
+    owner: Option<String>,
+    /// For what they hold.
+    holders: Vec<String>,
+}
+
+impl Peers {
+    /// The nodes of a topology besides the one at address `me`.
+    pub fn new(me: impl Into<String>, topology: watch::Receiver<v1::Topology>) -> Self {
+        Self { me: me.into(), topology, known: Mutex::default(), counters: PeerCounters::default() }
+    }
+
+    /// A cluster of one.
+    pub fn none() -> Self {
+        Self::new("", watch::channel(v1::Topology::default()).1)
+    }
+
+    /// Sums since start.
+    pub fn counters(&self) -> &PeerCounters {
+        &self.counters
+    }
+
+    /// The topology, now and whenever it changes.
+    pub fn topology(&self) -> watch::Receiver<v1::Topology> {
+        self.topology.clone()
+    }
+
+    /// Whether there is anybody to ask.
+    pub fn has_others(&self) -> bool {
+        let topology = self.topology.borrow();
+        topology.nodes.iter().chain(&topology.leaving).any(|n| n.address != self.me)
+    }
+
+    /// What this node's copy of a segment is to the cluster. Where there are no others, all it has is primary.
+    pub fn role(&self, id: SegmentId, object: &str) -> Role {
+        let topology = self.topology.borrow();
+        if topology.nodes.len() < 2 {
+            return Role::Primary;
+        }
+        role(&topology, &copies(&topology, id, object), &self.me)
+    }
+
+    /// The same of several segments, with the URIs of their objects.
+    pub fn roles(&self, segments: &[(SegmentId, String)]) -> Vec<Role> {
+        let topology = self.topology.borrow().clone();
+        let placement = Placement::new(&topology);
+        let copies = |(id, object): &(SegmentId, String)| placement.copies(*id, placement.replicas(object));
+        segments.iter().map(|s| role(&topology, &copies(s), &self.me)).collect()
+    }
+
+    /// How many nodes are to hold a segment of an object.
+    pub fn replicas(&self, object: &str) -> usize {
+        Placement::new(&self.topology.borrow()).replicas(object)
+    }
+
+    /// Names of the other nodes that are to hold a copy of a segment.
+    pub fn replica_names(&self, id: SegmentId, object: &str) -> Vec<String> {
+        let topology = self.topology.borrow();
+        let copies = copies(&topology, id, object);
+        let nodes = copies.order[..copies.count].iter().map(|&n| &topology.nodes[n]);
+        nodes.filter(|n| n.address != self.me).map(|n| n.name.clone()).collect()
+    }
+
+    /// Whether this node is to hold a copy of a segment for good.
+    pub fn is_to_hold(&self, id: SegmentId, object: &str) -> bool {
+        let topology = self.topology.borrow();
+        let copies = copies(&topology, id, object);
+        copies.order[..copies.count].iter().any(|&n| topology.nodes[n].address == self.me)
+    }
+
+    /// For each of some segments, with the URIs of their objects, the addresses of the others that are to hold a copy.
+    pub fn places(&self, segments: &[(SegmentId, String)]) -> Vec<Vec<String>> {
+        let topology = self.topology.borrow().clone();
+        let placement = Placement::new(&topology);
+        let places = |(id, object): &(SegmentId, String)| {
+            let copies = placement.copies(*id, placement.replicas(object));
+            let others = copies.order[..copies.count].iter().map(|&n| topology.nodes[n].address.clone());
+            others.filter(|a| *a != self.me).collect()
+        };
+        segments.iter().map(places).collect()
+    }
+
+    /// Whether readers are told to read this node's copy of a hot segment.
+    pub fn is_hot_here(&self, id: SegmentId) -> bool {
+        let topology = self.topology.borrow();
+        let mine = topology.nodes.iter().find(|n| n.address == self.me).map(|n| &n.name);
+        let id = id.0.to_bytes();
+        mine.is_some_and(|me| topology.hot.iter().any(|h| h.segment == id[..] && h.nodes.contains(me)))
+    }
+
+    /// The other nodes of the topology that answer, as far as is known: name and address.
+    pub fn others(&self) -> Vec<(String, Arc<Peer>)> {
+        let topology = self.topology.borrow();
+        let others = topology.nodes.iter().filter(|n| n.address != self.me);
+        let named = others.filter_map(|n| Some((n.name.clone(), self.peer(&n.address)?)));
+        named.filter(|(_, peer)| !peer.is_out()).collect()
+    }
+
+    /// The node at an address; `None` for what is no address.
+    pub fn peer(&self, address: &str) -> Option<Arc<Peer>> {
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(peer) = known.get(address) {
+            return Some(peer.clone());
+        }
+        let peer = Arc::new(Peer::new(address)?);
+        known.insert(address.to_owned(), peer.clone());
+        Some(peer)
+    }
+
+    /// The missing columns from another node; `None`: the store has to give them. `Retry` when the owner lives but could
+    /// not get them from the store: then others need not try.
+    pub async fn fetch(&self, missing: Missing<'_>) -> Result<Option<RecordBatch>> {
+        let Some(whom) = self.whom(missing.origin) else { return Ok(None) };
+        let mut request = v1::FetchRequest {
+            segment: missing.origin.id.0.to_bytes().to_vec().into(),
+            columns: missing.columns.to_vec(),
+            fill: None,
+        };
+        if let Some(owner) = whom.owner.and_then(|address| self.peer(&address)).filter(|o| !o.is_out()) {
+            let manifest = missing.reading.manifest.digest().to_bytes().to_vec().into();
+            let fill = v1::FillFrom { manifest, segment: missing.segment };
+            let asked = v1::FetchRequest { fill: Some(fill), ..request.clone() };
+            let mut answer = self.take(&owner, &asked, &missing).await;
+            if answer.as_ref().is_err_and(|e| e.kind == Kind::NotFound)
+                && owner.learn(&missing.reading.manifest).await.is_ok()
+            {
+                answer = self.take(&owner, &asked, &missing).await;
+            }
+            match answer {
+                Ok(batch) => return Ok(Some(batch)),
+                Err(e) if e.kind == Kind::Retry => return Err(e),
+                Err(e) => {
+                    tracing::debug!(error = %e, owner = owner.address(), "a segment did not come from its owner")
+                }
+            }
+        }
+        let ask = |address: &String| {
+            let peer = self.peer(address).filter(|p| !p.is_out());
+            let request = v1::HoldsRequest {
+                segments: vec![request.segment.clone()],
+                columns: request.columns.clone(),
+            };
+            async move {
+                let peer = peer?;
+                let held = peer.holds(request).await.ok()?;
+                (held == [true]).then_some(peer)
+            }
+        };
+        let holders = join_all(whom.holders.iter().map(ask)).await;
+        request.fill = None;
+        for holder in holders.into_iter().flatten() {
+            match self.take(&holder, &request, &missing).await {
+                Ok(batch) => return Ok(Some(batch)),
+                Err(e) => tracing::debug!(error = %e, node = holder.address(), "a copy did not come"),
+            }
+        }
+        Ok(None)
+    }
+
+    /// A copy of one file of a segment that another node offers, with what it says of its origin.
+    pub async fn copy(&self, from: &str, item: &v1::CopyItem) -> Result<(Origin, RecordBatch)> {
+        let refused = || forebay_proto::Error::invalid(format!("`{from}` is no node's address"));
+        let peer = self.peer(from).ok_or_else(refused)?;
+        let request =
+            v1::FetchRequest { segment: item.segment.clone(), columns: item.columns.clone(), fill: None };
+        let (origin, batch) = self.receive(&peer, &request).await?;
+        check(origin.id.0.to_bytes()[..] == item.segment[..], "it is of another segment")?;
+        check_columns(&batch, &item.columns)?;
+        Ok((origin, batch))
+    }
+
+    /// Asks a node for what is missing, and looks whether that came.
+    async fn take(
+        &self,
+        peer: &Arc<Peer>,
+        request: &v1::FetchRequest,
+        missing: &Missing<'_>,
+    ) -> Result<RecordBatch> {
+        let (origin, batch) = self.receive(peer, request).await?;
+        check(origin == *missing.origin, "it is of another segment or object version")?;
+        check_columns(&batch, missing.columns)?;
+        let rows = missing.reading.manifest.segment(missing.segment)?.total_rows;
+        check(batch.num_rows() as u64 == rows, "it has another number of rows than the manifest says")?;
+        Ok(batch)
+    }
+
+    async fn receive(&self, peer: &Arc<Peer>, request: &v1::FetchRequest) -> Result<(Origin, RecordBatch)> {
+        let bytes = peer.fetch(request.clone()).await?;
+        let received = bytes.len() as u64;
+        // Every byte is hashed: not for an async thread.
+        let read = crate::cache::blocking(move || file::from_bytes(&bytes)).await?;
+        let damaged = |e| forebay_proto::Error::corrupt(format!("{}: a segment: {e}", peer.address()));
+        let (header, batch) = read.map_err(damaged)?;
+        self.counters.fills.fetch_add(1, Relaxed);
+        self.counters.bytes.fetch_add(received, Relaxed);
+        Ok((header.origin()?, batch))
+    }
+
+    fn whom(&self, origin: &Origin) -> Option<Whom> {
+        let topology = self.topology.borrow();
+        let nodes = &topology.nodes;
+        let others = || nodes.iter().chain(&topology.leaving).filter(|n| n.address != self.me);
+        others().next()?;
+        let copies = copies(&topology, origin.id, &origin.object);
+        let address = |n: &usize| nodes[*n].address.clone();
+        let owner = copies.order.first().map(address).filter(|a| *a != self.me);
+        let mut holders: Vec<String> = copies.hot.iter().map(address).collect();
+        holders.extend(topology.leaving.iter().map(|n| n.address.clone()));
+        holders.extend(copies.order.iter().take(ASKED.max(copies.count)).map(address));
+        holders.retain(|a| *a != self.me && Some(a) != owner.as_ref());
+        Some(Whom { owner, holders })
+    }
+}
+
+fn copies(topology: &v1::Topology, id: SegmentId, object: &str) -> Copies {
+    let placement = Placement::new(topology);
+    placement.copies(id, placement.replicas(object))
+}
+
+fn role(topology: &v1::Topology, copies: &Copies, me: &str) -> Role {
+    match copies.order.first().is_none_or(|&owner| topology.nodes[owner].address == me) {
+        true => Role::Primary,
+        false => Role::Replica,
+    }
+}
+
+fn check(holds: bool, why: &str) -> Result<()> {
+    match holds {
+        true => Ok(()),
+        false => Err(forebay_proto::Error::corrupt(format!("a segment from another node: {why}"))),
+    }
+}
+
+fn check_columns(batch: &RecordBatch, columns: &[String]) -> Result<()> {
+    let has = |c: &String| batch.column_by_name(c).is_some();
+    check(batch.num_columns() == columns.len() && columns.iter().all(has), "it has other columns")
+}

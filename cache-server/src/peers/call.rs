@@ -1,0 +1,170 @@
+//! The connection to another node, and whether it answers.
+
+use arrow::buffer::{Buffer, MutableBuffer};
+use forebay_proto::v1::peer_client::PeerClient;
+use forebay_proto::{Error, Kind, Manifest, Result, v1};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+use tokio::time::timeout;
+use tonic::Status;
+use tonic::transport::{Channel, Endpoint};
+
+/// How long a connection may take to come about.
+const CONNECT: Duration = Duration::from_millis(500);
+
+/// How long a node may take to say what it holds.
+const SAY: Duration = Duration::from_millis(500);
+
+/// Silence after which a node that owes bytes is asked whether it lives; it then has [`SAY`].
+const SUSPICION: Duration = Duration::from_millis(250);
+
+/// How long a node is left alone that does not answer: at first, and at most.
+const OUT: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(8));
+
+/// Bytes that a segment file may have: a segment aims at 1 GiB at most, and a row group cannot be cut.
+const FILE_BYTES_MAX: usize = 16 << 30;
+
+/// A request among nodes: a manifest, mostly.
+const MESSAGE_BYTES_MAX: usize = 256 << 20;
+
+/// Another node.
+#[derive(Debug)]
+pub struct Peer {
+    address: String,
+    client: PeerClient<Channel>,
+    out: Mutex<Option<(Instant, Duration)>>,
+}
+
+impl Peer {
+    /// The node at a URL, connected to when first used; `None` for what is none. Call it within a Tokio runtime.
+    pub fn new(address: &str) -> Option<Self> {
+        let endpoint = Endpoint::from_shared(address.to_owned())
+            .ok()?
+            .connect_timeout(CONNECT)
+            .tcp_nodelay(true)
+            .http2_keep_alive_interval(Duration::from_secs(5))
+            .keep_alive_timeout(Duration::from_secs(5))
+            .initial_stream_window_size(4 << 20)
+            .initial_connection_window_size(16 << 20);
+        let client = PeerClient::new(endpoint.connect_lazy())
+            .max_encoding_message_size(MESSAGE_BYTES_MAX)
+            .max_decoding_message_size(MESSAGE_BYTES_MAX);
+        Some(Self { address: address.to_owned(), client, out: Mutex::default() })
+    }
+
+    /// Its URL.
+    pub fn address(&self) -> &str {
+        &self.address
+    }
+
+    /// Whether it is left alone for now.
+    pub fn is_out(&self) -> bool {
+        let out = *self.out.lock().unwrap_or_else(PoisonError::into_inner);
+        out.is_some_and(|(since, pause)| since.elapsed() < pause)
+    }
+
+    /// Which of some segments it holds.
+    pub async fn holds(&self, request: v1::HoldsRequest) -> Result<Vec<bool>> {
+        let asked = request.segments.len();
+        let mut client = self.client.clone();
+        let held = self.soon(client.holds(request)).await?.into_inner().held;
+        match held.len() == asked {
+            true => Ok(held),
+            false => Err(Error::corrupt(format!("{}: answered for other segments", self.address))),
+        }
+    }
+
+    /// How busy and full it is.
+    pub async fn load(&self) -> Result<v1::NodeLoad> {
+        let mut client = self.client.clone();
+        Ok(self.soon(client.load(v1::LoadOfRequest {})).await?.into_inner())
+    }
+
+    /// Tells it a dataset version.
+    pub async fn learn(&self, manifest: &Manifest) -> Result<()> {
+        let mut client = self.client.clone();
+        self.owed(client.learn(v1::Manifest::from(manifest))).await.map(drop)
+    }
+
+    /// Has it take copies; answers with which it holds then. Waits as long as it lives.
+    pub async fn copy(&self, request: v1::CopyRequest) -> Result<Vec<bool>> {
+        let mut client = self.client.clone();
+        Ok(self.owed(client.copy(request)).await?.into_inner().held)
+    }
+
+    /// A segment file, aligned as Arrow likes it. Waits as long as the node lives: it may be filling it.
+    pub async fn fetch(&self, request: v1::FetchRequest) -> Result<Buffer> {
+        let mut client = self.client.clone();
+        let mut chunks = self.owed(client.fetch(request)).await?.into_inner();
+        let mut file: Option<MutableBuffer> = None;
+        while let Some(chunk) = self.owed(chunks.message()).await? {
+            let bytes = usize::try_from(chunk.file_bytes).unwrap_or(usize::MAX);
+            if bytes > FILE_BYTES_MAX {
+                return Err(Error::corrupt(format!("{}: a segment of {bytes} bytes", self.address)));
+            }
+            let file = file.get_or_insert_with(|| MutableBuffer::with_capacity(bytes));
+            if file.len() + chunk.data.len() > file.capacity() {
+                return Err(Error::corrupt(format!("{}: more bytes than announced", self.address)));
+            }
+            file.extend_from_slice(&chunk.data);
+        }
+        Ok(file.unwrap_or_default().into())
+    }
+
+    /// What takes a moment only.
+    async fn soon<T>(&self, call: impl Future<Output = std::result::Result<T, Status>>) -> Result<T> {
+        match timeout(SAY, call).await {
+            Ok(done) => self.done(done),
+            Err(_) => Err(self.silent()),
+        }
+    }
+
+    /// What may take its time, as long as the node says that it lives.
+    async fn owed<T>(&self, call: impl Future<Output = std::result::Result<T, Status>>) -> Result<T> {
+        tokio::pin!(call);
+        loop {
+            if let Ok(done) = timeout(SUSPICION, &mut call).await {
+                return self.done(done);
+            }
+            let mut client = self.client.clone();
+            tokio::select! {
+                biased;
+                done = &mut call => return self.done(done),
+                lives = timeout(SAY, client.holds(v1::HoldsRequest::default())) => if !matches!(lives, Ok(Ok(_))) {
+                    return Err(self.silent());
+                }
+            }
+        }
+    }
+
+    fn done<T>(&self, done: std::result::Result<T, Status>) -> Result<T> {
+        let mut out = self.out.lock().unwrap_or_else(PoisonError::into_inner);
+        match done {
+            Ok(answer) => {
+                *out = None;
+                Ok(answer)
+            }
+            Err(status) => {
+                // What a node says itself is no sign that it is gone.
+                let is_transport = std::error::Error::source(&status).is_some();
+                drop(out);
+                if is_transport {
+                    self.leave_alone();
+                }
+                let error = Error::from(status).context(&self.address);
+                Err(if is_transport { Error { kind: Kind::Closed, ..error } } else { error })
+            }
+        }
+    }
+
+    fn silent(&self) -> Error {
+        self.leave_alone();
+        Error::closed(format!("{}: does not answer", self.address))
+    }
+
+    fn leave_alone(&self) {
+        let mut out = self.out.lock().unwrap_or_else(PoisonError::into_inner);
+        let pause = out.map_or(OUT.0, |(_, pause)| (pause * 2).min(OUT.1));
+        *out = Some((Instant::now(), pause));
+    }
+}

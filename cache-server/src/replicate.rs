@@ -1,0 +1,161 @@
+//! Replication: this node sees to it that the others that are to hold a copy of its segments do.
+//!
+//! What was just stored is offered to its replicas at once; and whenever the topology changes, everything that is held is
+//! offered to whoever is to hold it now, what is read soonest first: so a lost replica is made anew, a node that joined
+//! gets its share, and one that leaves hands over what it has. The others take what they lack from this node, into free
+//! room only: a precaution pushes nothing out. What they could not take is offered again after a while.
+
+use crate::cache::Cache;
+use crate::cache::blocking;
+use crate::peers::Peers;
+use crate::store::Store;
+use crate::store::copies::Kept;
+use crate::store::policy::{Forecast, NextUse};
+use forebay_proto::manifest::SegmentId;
+use forebay_proto::v1;
+use futures::future::join_all;
+use std::collections::{BTreeMap, HashSet};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::time::{Instant, sleep, sleep_until, timeout};
+
+/// After a change of the topology: more may follow at once.
+const SETTLE: Duration = Duration::from_millis(500);
+
+/// Before what was stored is offered: more comes meanwhile.
+const GATHER: Duration = Duration::from_millis(100);
+
+/// Before what others could not take is offered again: at first, and at most.
+const AGAIN: (Duration, Duration) = (Duration::from_secs(15), Duration::from_secs(600));
+
+/// How long it may take until a node that leaves is not listed any more.
+const LISTED: Duration = Duration::from_secs(1);
+
+/// Files offered at once.
+const OFFER: usize = 16;
+
+/// What this node's copies are to the others.
+#[derive(Clone)]
+pub struct Replicator {
+    cache: Arc<Cache>,
+    peers: Arc<Peers>,
+    me: String,
+}
+
+impl Replicator {
+    /// Of the node at address `me`.
+    pub fn new(cache: Arc<Cache>, me: impl Into<String>) -> Self {
+        let peers = cache.peers().clone();
+        Self { cache, peers, me: me.into() }
+    }
+
+    /// Keeps copies where they belong, until it is dropped.
+    pub async fn run(self) {
+        let mut topology = self.peers.topology();
+        let (mut again, mut pause) = (None, AGAIN.0);
+        let mut whole = true;
+        loop {
+            if whole {
+                sleep(SETTLE).await;
+                topology.borrow_and_update();
+                self.tell_roles().await;
+                let done = self.offer_all().await;
+                again = (!done).then(|| Instant::now() + pause);
+                pause = if done { AGAIN.0 } else { (pause * 2).min(AGAIN.1) };
+            }
+            whole = tokio::select! {
+                changed = topology.changed() => match changed {
+                    Ok(()) => true,
+                    Err(_) => return,
+                },
+                () = sleep_until(again.unwrap_or_else(Instant::now)), if again.is_some() => true,
+                stored = self.cache.stored().take() => {
+                    sleep(GATHER).await;
+                    let more = stored.into_iter().chain(self.cache.stored().take_now()).collect();
+                    if !self.offer_some(more).await {
+                        again = again.or_else(|| Some(Instant::now() + pause));
+                    }
+                    false
+                }
+            };
+        }
+    }
+
+    /// Offers all that is held to whoever is to hold it; false if some of it was not taken.
+    pub async fn offer_all(&self) -> bool {
+        self.offer(|store| store.list()).await
+    }
+
+    /// Before this node ends: waits until the topology lists it no more, then offers all that it holds.
+    pub async fn hand_over(&self) {
+        if !self.peers.has_others() {
+            return;
+        }
+        let mut topology = self.peers.topology();
+        let gone = topology.wait_for(|t| t.nodes.iter().all(|n| n.address != self.me));
+        if timeout(LISTED, gone).await.is_ok() {
+            self.offer_all().await;
+        }
+    }
+
+    async fn offer_some(&self, ids: HashSet<SegmentId>) -> bool {
+        self.offer(move |store| store.list_of(ids)).await
+    }
+
+    async fn offer(&self, kept: impl FnOnce(&Store) -> Vec<Kept> + Send + 'static) -> bool {
+        if !self.peers.has_others() {
+            return true;
+        }
+        let this = self.clone();
+        let Ok(offers) = blocking(move || this.offers(kept(this.cache.store()))).await else { return true };
+        let each = offers.into_iter().map(|(address, items)| self.offer_to(address, items));
+        join_all(each).await.into_iter().all(|taken| taken)
+    }
+
+    /// What to offer to whom, in order of need.
+    fn offers(&self, mut kept: Vec<Kept>) -> BTreeMap<String, Vec<v1::CopyItem>> {
+        let ids: Vec<SegmentId> = kept.iter().map(|k| k.id).collect();
+        let next = self.cache.plans().next_uses(&ids);
+        let mut order: Vec<(NextUse, usize)> = next.into_iter().zip(0..).collect();
+        order.sort_unstable();
+        let segments: Vec<_> = kept.iter_mut().map(|k| (k.id, std::mem::take(&mut k.object))).collect();
+        let places = self.peers.places(&segments);
+        let mut offers: BTreeMap<String, Vec<v1::CopyItem>> = BTreeMap::new();
+        for (_, at) in order {
+            for address in &places[at] {
+                offers.entry(address.clone()).or_default().push(item(&kept[at]));
+            }
+        }
+        offers
+    }
+
+    async fn offer_to(&self, address: String, items: Vec<v1::CopyItem>) -> bool {
+        let Some(peer) = self.peers.peer(&address) else { return false };
+        let (mut taken, offered) = (0, items.len());
+        for items in items.chunks(OFFER) {
+            let request = v1::CopyRequest { from: self.me.clone(), items: items.to_vec(), hot: false };
+            match peer.copy(request).await {
+                Ok(held) => taken += held.into_iter().filter(|held| *held).count(),
+                Err(e) => {
+                    tracing::debug!(error = %e, "copies were not taken");
+                    return false;
+                }
+            }
+        }
+        taken == offered
+    }
+
+    async fn tell_roles(&self) {
+        let (store, peers) = (self.cache.store().clone(), self.peers.clone());
+        blocking(move || store.set_roles(|segments| peers.roles(segments))).await.ok();
+    }
+}
+
+/// A file as it is offered.
+pub(crate) fn item(kept: &Kept) -> v1::CopyItem {
+    v1::CopyItem {
+        segment: kept.id.0.to_bytes().to_vec().into(),
+        columns: kept.columns.to_vec(),
+        bytes: kept.bytes,
+    }
+}

@@ -1,0 +1,117 @@
+//! `forebay.v1.Peer`: what other nodes ask.
+
+use super::Node;
+use forebay_proto::manifest::{Digest, Manifest, SegmentId};
+use forebay_proto::v1::peer_server::Peer as Service;
+use forebay_proto::{Error, v1};
+use forebay_segment::answer::{Guard, Reading};
+use futures::StreamExt;
+use futures::stream::BoxStream;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use tonic::{Request, Response, Status};
+
+/// Bytes of a file that travel together.
+const CHUNK_BYTES: usize = 1 << 20;
+
+/// Copies that one request takes at once.
+const COPIES: usize = 2;
+
+/// The service.
+pub struct Peers {
+    node: Arc<Node>,
+}
+
+impl Peers {
+    /// Serves `node`.
+    pub fn new(node: Arc<Node>) -> Self {
+        Self { node }
+    }
+}
+
+type Answer<T> = Result<Response<T>, Status>;
+
+#[tonic::async_trait]
+impl Service for Peers {
+    type FetchStream = BoxStream<'static, Result<v1::FetchChunk, Status>>;
+
+    async fn holds(&self, request: Request<v1::HoldsRequest>) -> Answer<v1::HoldsReply> {
+        let r = request.into_inner();
+        let holds = |id: &bytes::Bytes| -> forebay_proto::Result<bool> {
+            Ok(self.node.cache.offers(SegmentId(Digest::from_bytes(id)?), &r.columns))
+        };
+        let held = r.segments.iter().map(holds).collect::<forebay_proto::Result<_>>()?;
+        Ok(Response::new(v1::HoldsReply { held }))
+    }
+
+    async fn fetch(&self, request: Request<v1::FetchRequest>) -> Answer<Self::FetchStream> {
+        let r = request.into_inner();
+        let id = SegmentId(Digest::from_bytes(&r.segment)?);
+        let (file, guard) = match r.fill {
+            None => self.node.cache.held_file(id, r.columns).await?,
+            Some(fill) => {
+                let dataset = self.node.datasets.get(&fill.manifest)?;
+                if dataset.manifest.segment_id(fill.segment)? != id {
+                    return Err(Error::invalid("the segment is not where it is said to be").into());
+                }
+                let reading = Reading::new(dataset.manifest, &dataset.schema, &r.columns)?;
+                self.node.cache.filled_file(&reading, fill.segment).await?
+            }
+        };
+        let mut file_bytes = file.bytes();
+        let chunks = file.into_pieces().flat_map(|mut piece| {
+            std::iter::from_fn(move || {
+                let n = piece.len().min(CHUNK_BYTES);
+                (n > 0).then(|| piece.split_to(n))
+            })
+        });
+        let chunks =
+            chunks.map(move |data| v1::FetchChunk { data, file_bytes: std::mem::take(&mut file_bytes) });
+        let node = self.node.clone();
+        let held: Guard = guard;
+        let sent = futures::stream::iter(chunks).then(move |chunk| {
+            let (node, held) = (node.clone(), held.clone());
+            async move {
+                let bytes = chunk.data.len() as u64;
+                node.heat.pay(bytes).await;
+                node.cache.peers().counters().bytes_served.fetch_add(bytes, Relaxed);
+                drop(held);
+                Ok(chunk)
+            }
+        });
+        Ok(Response::new(sent.boxed()))
+    }
+
+    async fn copy(&self, request: Request<v1::CopyRequest>) -> Answer<v1::CopyReply> {
+        let v1::CopyRequest { from, items, hot } = request.into_inner();
+        let taken = futures::stream::iter(items).map(|item| {
+            let (node, from) = (self.node.clone(), from.clone());
+            async move {
+                let allowed = {
+                    let node = node.clone();
+                    move |object: &str| node.datasets.allowed(object).map(drop)
+                };
+                let taken = node.cache.take_copy(&from, &item, allowed).await;
+                if let (Ok(true), true, Ok(id)) = (&taken, hot, Digest::from_bytes(&item.segment)) {
+                    node.heat.took_extra(SegmentId(id));
+                }
+                taken.unwrap_or_else(|e| {
+                    tracing::debug!(error = %e, from, "a copy could not be taken");
+                    false
+                })
+            }
+        });
+        Ok(Response::new(v1::CopyReply { held: taken.buffered(COPIES).collect().await }))
+    }
+
+    async fn learn(&self, request: Request<v1::Manifest>) -> Answer<v1::LearnReply> {
+        let manifest = Manifest::try_from(request.into_inner())?;
+        self.node.datasets.learn(manifest).await?;
+        Ok(Response::new(v1::LearnReply {}))
+    }
+
+    async fn load(&self, _: Request<v1::LoadOfRequest>) -> Answer<v1::NodeLoad> {
+        let free_bytes = self.node.cache.store().free_bytes();
+        Ok(Response::new(v1::NodeLoad { load: self.node.heat.load(), free_bytes }))
+    }
+}

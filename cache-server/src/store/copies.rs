@@ -1,0 +1,80 @@
+//! What the store can say and do about its files as copies: for other nodes, and by the role that each has in the cluster.
+
+use super::file::{Origin, read_header};
+use super::policy::Role;
+use super::{Entry, FileKey, Store};
+use forebay_proto::manifest::SegmentId;
+use std::sync::Arc;
+
+/// A file, as other nodes may want it.
+#[derive(Debug, Clone)]
+pub struct Kept {
+    /// The segment.
+    pub id: SegmentId,
+    /// URI of its object.
+    pub object: String,
+    /// Names of the columns.
+    pub columns: Arc<[String]>,
+    /// Bytes on the disk.
+    pub bytes: u64,
+}
+
+impl Kept {
+    fn new(key: &FileKey, e: &Entry) -> Self {
+        Self { id: key.id, object: e.object.clone(), columns: e.columns.clone(), bytes: e.bytes }
+    }
+}
+
+impl Store {
+    /// All files.
+    pub fn list(&self) -> Vec<Kept> {
+        self.index().entries().map(|(key, e)| Kept::new(key, e)).collect()
+    }
+
+    /// The files of some segments.
+    pub fn list_of(&self, ids: impl IntoIterator<Item = SegmentId>) -> Vec<Kept> {
+        let index = self.index();
+        let keys = ids.into_iter().flat_map(|id| index.files_of(id));
+        keys.filter_map(|key| index.get(&key).map(|e| Kept::new(&key, e))).collect()
+    }
+
+    /// Which object version a segment is of, from the header of one of its files.
+    pub fn origin(&self, id: SegmentId) -> Option<Origin> {
+        let (key, dir) = {
+            let index = self.index();
+            let key = *index.files_of(id).first()?;
+            (key, index.get(&key)?.dir)
+        };
+        let place = &self.dirs[dir];
+        let file = place.disk().open(&place.segment(&key)).ok()?;
+        let bytes = place.disk().stat(&file).ok()?.stamp.bytes;
+        read_header(place.disk(), &file, bytes).ok()?.0.origin().ok()
+    }
+
+    /// Says anew what each file is to the cluster: `roles` answers for segments and the URIs of their objects.
+    pub fn set_roles(&self, roles: impl Fn(&[(SegmentId, String)]) -> Vec<Role>) {
+        let (keys, segments): (Vec<FileKey>, Vec<_>) =
+            self.index().entries().map(|(key, e)| (*key, (key.id, e.object.clone()))).unzip();
+        let roles = roles(&segments);
+        let mut index = self.index();
+        keys.iter().zip(roles).for_each(|(key, role)| index.set_replica(key, role == Role::Replica));
+    }
+
+    /// Removes all files of a segment, unless they are pinned or being read; false if any is left.
+    pub fn drop_copy(&self, id: SegmentId) -> bool {
+        let keys: Vec<FileKey> = {
+            let index = self.index();
+            let free = |key: &FileKey| index.get(key).is_some_and(|e| !e.pinned && !e.is_in_use());
+            index.files_of(id).into_iter().filter(free).collect()
+        };
+        for key in &keys {
+            self.remove(key);
+        }
+        !self.holds_any(id)
+    }
+
+    /// Bytes that can still be written without evicting anything.
+    pub fn free_bytes(&self) -> u64 {
+        self.limit_bytes.saturating_sub(self.used_bytes())
+    }
+}

@@ -1,0 +1,205 @@
+//! Which of a segment's copies a reader asks.
+//!
+//! Of a segment that is much read ("hot"), readers spread over all copies: by the segment's number and the reader's own
+//! offset, so that the segments of one reader spread evenly, and so do many readers of one segment. Of any other, a copy
+//! in the reader's own zone is asked, else the owner. Nodes that are out are passed over; without any copy, the next
+//! node in order is asked, which fetches it from wherever it is.
+
+use forebay_proto::manifest::{Manifest, SegmentId};
+use forebay_proto::ring::{Copies, Placement};
+use forebay_proto::{Result, v1};
+
+/// What a reader's choice depends on besides the topology.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Taste {
+    /// The zone whose copies are preferred.
+    pub zone: Option<String>,
+    /// Sets one reader apart from others where they are to spread.
+    pub offset: u64,
+}
+
+/// Chooses nodes by one topology.
+pub struct Choice<'a> {
+    topology: &'a v1::Topology,
+    place: Placement<'a>,
+    out: Vec<bool>,
+    taste: &'a Taste,
+}
+
+impl<'a> Choice<'a> {
+    /// `is_out` says of an address whether its node is out.
+    pub fn new(topology: &'a v1::Topology, is_out: impl Fn(&str) -> bool, taste: &'a Taste) -> Self {
+        let out = topology.nodes.iter().map(|n| is_out(&n.address)).collect();
+        Self { topology, place: Placement::new(topology), out, taste }
+    }
+
+    /// The node to ask for each of `segments`, by its index; `None` where no node takes segments.
+    pub fn nodes(&self, manifest: &Manifest, segments: &[u32]) -> Result<Vec<Option<usize>>> {
+        let mut last = None;
+        let choose = |&number: &u32| {
+            let object = manifest.segment(number)?.object;
+            // Segments of an object follow each other.
+            let replicas = match last {
+                Some((of, replicas)) if of == object => replicas,
+                _ => self.place.replicas(&manifest.object_uri(&manifest.objects()[object as usize])),
+            };
+            last = Some((object, replicas));
+            Ok(self.node(manifest.segment_id(number)?, number, replicas))
+        };
+        segments.iter().map(choose).collect()
+    }
+
+    fn node(&self, id: SegmentId, number: u32, replicas: usize) -> Option<usize> {
+        let Copies { order, count, hot } = self.place.copies(id, replicas);
+        let (held, others) = order.split_at(count);
+        let copies = || held.iter().chain(&hot).copied().filter(|&n| !self.out[n]);
+        let chosen = match copies().count() as u64 {
+            n @ 2.. if self.place.is_hot(id) => {
+                let turn = u64::from(number).wrapping_add(self.taste.offset) % n;
+                copies().nth(turn as usize)
+            }
+            _ => copies().find(|&n| self.is_near(n)).or_else(|| copies().next()),
+        };
+        chosen.or_else(|| others.iter().copied().find(|&n| !self.out[n])).or(order.first().copied())
+    }
+
+    /// All other nodes that can be asked for a segment, those with copies first.
+    pub fn others(&self, manifest: &Manifest, number: u32, but: &str) -> Result<Vec<usize>> {
+        let object = &manifest.objects()[manifest.segment(number)?.object as usize];
+        let replicas = self.place.replicas(&manifest.object_uri(object));
+        let Copies { order, count, hot } = self.place.copies(manifest.segment_id(number)?, replicas);
+        let (held, others) = order.split_at(count);
+        let rest = others.iter().filter(|n| !hot.contains(n));
+        let usable = |&n: &usize| !self.out[n] && self.topology.nodes[n].address != but;
+        Ok(held.iter().chain(&hot).chain(rest).copied().filter(usable).collect())
+    }
+
+    fn is_near(&self, node: usize) -> bool {
+        self.taste.zone.as_ref().is_some_and(|zone| *zone == self.topology.nodes[node].zone)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use forebay_proto::manifest::{Object, SegmentSize};
+
+    fn topology(zones: &[&str], replicas: u32) -> v1::Topology {
+        let node = |(i, zone): (usize, &&str)| v1::Node {
+            name: format!("n{i}"),
+            address: format!("http://n{i}:1"),
+            weight: 1.0,
+            zone: (*zone).into(),
+        };
+        v1::Topology { nodes: zones.iter().enumerate().map(node).collect(), replicas, ..Default::default() }
+    }
+
+    fn manifest() -> Manifest {
+        let object = |key: &str| Object { key: key.into(), etag: "e".into(), size: 1 };
+        let size = |object| SegmentSize { object, row_groups: 1, rows: 10, decoded_bytes: 1 };
+        let sizes: Vec<_> = (0..120).map(|i| size(i / 60)).collect();
+        Manifest::new("s3://b/d", 1, vec![], vec![object("x/1"), object("y/1")], &sizes).unwrap()
+    }
+
+    fn all() -> Vec<u32> {
+        (0..120).collect()
+    }
+
+    fn chosen(t: &v1::Topology, out: &[&str], taste: &Taste) -> Vec<usize> {
+        let choice = Choice::new(t, |url| out.contains(&url), taste);
+        choice.nodes(&manifest(), &all()).unwrap().into_iter().map(Option::unwrap).collect()
+    }
+
+    fn order(t: &v1::Topology, segment: u32) -> Vec<usize> {
+        let replicas =
+            if segment < 60 { t.replicas } else { t.datasets.first().map_or(t.replicas, |d| d.replicas) };
+        Placement::new(t).copies(manifest().segment_id(segment).unwrap(), replicas as usize).order
+    }
+
+    fn heat(t: &mut v1::Topology, segments: impl Iterator<Item = u32>, nodes: &[&str]) {
+        let nodes: Vec<String> = nodes.iter().map(|n| (*n).into()).collect();
+        t.hot = segments
+            .map(|s| v1::HotSegment {
+                segment: manifest().segment_id(s).unwrap().0.to_bytes().to_vec().into(),
+                nodes: nodes.clone(),
+            })
+            .collect();
+    }
+
+    #[test]
+    fn the_owner_then_the_next_in_order() {
+        let t = topology(&["", "", ""], 2);
+        let (first, none) = (chosen(&t, &[], &Taste::default()), &Taste::default());
+        for s in all() {
+            let order = order(&t, s);
+            assert_eq!(first[s as usize], order[0]);
+            let url = |n: usize| t.nodes[n].address.as_str();
+            assert_eq!(chosen(&t, &[url(order[0])], none)[s as usize], order[1]);
+            assert_eq!(chosen(&t, &[url(order[0]), url(order[1])], none)[s as usize], order[2]);
+            let every: Vec<_> = order.iter().map(|&n| url(n)).collect();
+            assert_eq!(
+                chosen(&t, &every, none)[s as usize],
+                order[0],
+                "when all are out the owner is as good as any"
+            );
+        }
+        let empty = Choice::new(&v1::Topology::default(), |_| false, none).nodes(&manifest(), &[1]).unwrap();
+        assert_eq!(empty, [None]);
+    }
+
+    #[test]
+    fn a_copy_in_the_own_zone_if_there_is_one() {
+        let mut t = topology(&["a", "b", "c"], 1);
+        t.datasets = vec![v1::Replicas { uri: "s3://b/d/y".into(), replicas: 2 }];
+        let taste = Taste { zone: Some("b".into()), offset: 0 };
+        let with = chosen(&t, &[], &taste);
+        let mut near = 0;
+        for s in all() {
+            let order = order(&t, s);
+            let copies = if s < 60 { 1 } else { 2 };
+            let want = if order[..copies].contains(&1) { 1 } else { order[0] };
+            assert_eq!(with[s as usize], want, "segment {s}");
+            near += usize::from(s >= 60 && want == 1 && order[0] != 1);
+        }
+        assert!(near > 5, "{near}");
+        let out = chosen(&t, &["http://n1:1"], &taste);
+        assert!(out.iter().all(|&n| n != 1));
+    }
+
+    #[test]
+    fn what_is_hot_is_spread_evenly_and_by_reader() {
+        let mut t = topology(&["a", "a", "b", "b"], 1);
+        heat(&mut t, 0..90, &["n0", "n1", "n2", "n3"]);
+        let count = |chosen: &[usize]| {
+            let mut count = [0; 4];
+            chosen[..90].iter().for_each(|&n| count[n] += 1);
+            count
+        };
+        let zoned = |offset| Taste { zone: Some("b".into()), offset };
+        let first = chosen(&t, &[], &zoned(0));
+        assert!(count(&first).iter().all(|c| (14..32).contains(c)), "{:?}", count(&first));
+        for (s, &chosen) in first.iter().enumerate().skip(90) {
+            assert_eq!(chosen, order(&t, s as u32)[0], "not hot");
+        }
+        // Readers of one segment spread over all nodes.
+        let mut at: Vec<_> = (0..4).map(|offset| chosen(&t, &[], &zoned(offset))[7]).collect();
+        at.sort_unstable();
+        assert_eq!(at, [0, 1, 2, 3]);
+        let without = chosen(&t, &["http://n2:1"], &zoned(0));
+        assert!(count(&without)[2] == 0 && count(&without)[3] > 14);
+    }
+
+    #[test]
+    fn others_are_copies_first() {
+        let mut t = topology(&["", "", "", ""], 2);
+        let first = order(&t, 5);
+        heat(&mut t, 5..6, &[&format!("n{}", first[3])]);
+        let taste = Taste::default();
+        let choice = Choice::new(&t, |_| false, &taste);
+        let asked = format!("http://n{}:1", first[0]);
+        assert_eq!(choice.others(&manifest(), 5, &asked).unwrap(), [first[1], first[3], first[2]]);
+        let gone = format!("http://n{}:1", first[1]);
+        let choice = Choice::new(&t, |url| url == gone, &taste);
+        assert_eq!(choice.others(&manifest(), 5, &asked).unwrap(), [first[3], first[2]]);
+    }
+}

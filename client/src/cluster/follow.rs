@@ -1,0 +1,133 @@
+//! Following the topology: a watch at one node after the other, and which of what they tell to believe.
+//!
+//! What one node tells later is newer than what it told before. What another node tells is believed unless it is older:
+//! a node that lost sight of etcd tells an old topology, and one that never saw it knows only itself. But if nobody tells
+//! anything newer, the newest of what is told counts: an etcd that was made anew counts from the beginning.
+
+use super::health::Health;
+use crate::access::{CONNECT_TIMEOUT, Node};
+use crate::endpoints::Endpoints;
+use forebay_proto::v1;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::watch;
+use tokio::time::{sleep, timeout};
+
+/// How long a node may take to tell a topology where others could be asked.
+const TELL: Duration = Duration::from_secs(2);
+
+/// The pause after a round in which no node told anything new, at first and at most.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(2));
+
+/// The topology as last heard; `None` before the first.
+pub type Told = Option<Arc<v1::Topology>>;
+
+/// Keeps the topology current until nobody wants it. A broken watch is taken up again, at the next of the nodes that
+/// were named or told of.
+pub async fn run(entry: Endpoints, health: Arc<Health>, sender: watch::Sender<Told>) {
+    let (mut pause, mut turn) = (PAUSES.0, 0);
+    // The newest of what was told in this round and not believed.
+    let mut old: Option<v1::Topology> = None;
+    while !sender.is_closed() {
+        let nodes = candidates(&entry, &health, sender.borrow().as_deref());
+        let node = &nodes[turn % nodes.len()];
+        match watch_at(node, nodes.len() > 1, &sender).await {
+            Watched::Heard => (pause, old) = (PAUSES.0, None),
+            Watched::Unknown if nodes.len() == 1 => {
+                sender.send_replace(Some(Arc::default()));
+                return;
+            }
+            Watched::Old(told) if old.as_ref().is_none_or(|o| o.revision < told.revision) => old = Some(told),
+            Watched::Old(_) | Watched::Unknown | Watched::Failed => {}
+        }
+        turn += 1;
+        // One round without a pause: the next node may well answer.
+        if turn.is_multiple_of(nodes.len()) {
+            if let Some(told) = old.take().filter(|told| told.revision > 0) {
+                tracing::info!(revision = told.revision, "no node tells the topology that was known");
+                sender.send_replace(Some(Arc::new(told)));
+            }
+            sleep(pause).await;
+            pause = (pause * 2).min(PAUSES.1);
+        }
+    }
+}
+
+/// How a watch ended.
+enum Watched {
+    Heard,
+    /// The node tells an older topology than is known.
+    Old(v1::Topology),
+    /// The node does not know the call.
+    Unknown,
+    Failed,
+}
+
+async fn watch_at(node: &Node, others: bool, sender: &watch::Sender<Told>) -> Watched {
+    if others && !node.is_serving(TELL).await {
+        return Watched::Failed;
+    }
+    let mut client = node.client();
+    let call = client.watch_topology(v1::WatchTopologyRequest {});
+    let mut updates = match timeout(CONNECT_TIMEOUT, call).await {
+        Ok(Ok(reply)) => reply.into_inner(),
+        Ok(Err(status)) if status.code() == tonic::Code::Unimplemented => return Watched::Unknown,
+        _ => return Watched::Failed,
+    };
+    let mut heard = Watched::Failed;
+    while let Ok(Some(topology)) = updates.message().await {
+        if matches!(heard, Watched::Failed) && !is_news(sender.borrow().as_deref(), &topology) {
+            return Watched::Old(topology);
+        }
+        heard = Watched::Heard;
+        sender.send_if_modified(|known| {
+            let changed = known.as_deref() != Some(&topology);
+            if changed {
+                *known = Some(Arc::new(topology));
+            }
+            changed
+        });
+    }
+    heard
+}
+
+/// Whether the first that a node tells takes the place of the topology that is known.
+fn is_news(known: Option<&v1::Topology>, told: &v1::Topology) -> bool {
+    match known {
+        None => true,
+        Some(known) if known.revision == 0 => true,
+        Some(known) if known.cluster == told.cluster => told.revision >= known.revision,
+        Some(_) => told.revision > 0,
+    }
+}
+
+/// The nodes that may be asked for the topology: those that were named, then those told of.
+fn candidates(entry: &Endpoints, health: &Health, topology: Option<&v1::Topology>) -> Vec<Node> {
+    let mut nodes = entry.nodes().to_vec();
+    for address in topology.iter().flat_map(|t| &t.nodes).map(|n| &n.address) {
+        if !nodes.iter().any(|n| n.url() == address) {
+            nodes.extend(health.node(address).ok());
+        }
+    }
+    nodes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn told(cluster: u64, revision: u64) -> v1::Topology {
+        v1::Topology { revision, cluster, ..Default::default() }
+    }
+
+    #[test]
+    fn old_news_and_hermits_are_not_believed_at_once() {
+        let known = told(7, 5);
+        assert!(is_news(None, &told(0, 0)));
+        assert!(is_news(Some(&told(0, 0)), &known));
+        assert!(is_news(Some(&known), &told(7, 5)) && is_news(Some(&known), &told(7, 6)));
+        assert!(!is_news(Some(&known), &told(7, 4)));
+        assert!(!is_news(Some(&known), &told(0, 0)));
+        assert!(is_news(Some(&known), &told(8, 1)), "another etcd counts anew");
+    }
+}
