@@ -14,6 +14,10 @@ pub(super) const CALL: Duration = Duration::from_secs(3);
 /// The first pause after a failure, and the longest: a restarted etcd is found within seconds.
 pub(super) const PAUSES: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(2));
 
+/// Between two HTTP/2 pings on a quiet connection. Not below 5 s: etcd hangs up on clients that ping more often than its
+/// `--grpc-keepalive-min-time`.
+const PING: Duration = Duration::from_secs(6);
+
 /// How to reach etcd and what this node writes there.
 #[derive(Debug, Clone)]
 pub struct EtcdSettings {
@@ -48,7 +52,7 @@ pub(super) async fn connect(settings: &EtcdSettings, attempt: usize) -> Result<(
         settings.endpoints.get(attempt % settings.endpoints.len().max(1)).ok_or("no etcd is configured")?;
     let options = ConnectOptions::new()
         .with_connect_timeout(Duration::from_secs(2))
-        .with_keep_alive(Duration::from_secs(1), Duration::from_secs(3))
+        .with_keep_alive(PING, CALL)
         .with_keep_alive_while_idle(true)
         .with_require_leader(true);
     let client = call(url, Client::connect([url], Some(options))).await?;

@@ -3,6 +3,7 @@
 
 use super::checksum::Offered;
 use async_trait::async_trait;
+use http::HeaderMap;
 use object_store::client::{
     ClientOptions, HttpClient, HttpConnector, HttpError, HttpRequest, HttpResponse, HttpService,
     ReqwestConnector,
@@ -24,7 +25,10 @@ impl Watch {
 
 impl HttpConnector for Watch {
     fn connect(&self, options: &ClientOptions) -> object_store::Result<HttpClient> {
-        let inner = ReqwestConnector::default().connect(options)?;
+        // `object_store` puts the default headers into requests for objects itself, and signs them. What the client added
+        // to the others would not be signed, which S3 refuses of `x-amz-*`.
+        let options = options.clone().with_default_headers(HeaderMap::new());
+        let inner = ReqwestConnector::default().connect(&options)?;
         Ok(HttpClient::new(Watched { inner, watch: self.clone() }))
     }
 }

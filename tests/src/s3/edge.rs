@@ -1,5 +1,5 @@
-//! The HTTP edge of the S3 server: logs each request, applies the fault plan and checks the region, then hands over to
-//! `s3s`.
+//! The HTTP edge of the S3 server: logs each request, applies the fault plan, checks the region and that every `x-amz-*`
+//! header is signed, then hands over to `s3s`.
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
@@ -125,6 +125,10 @@ impl Edge {
             );
             return fault::refusal(StatusCode::BAD_REQUEST, "AuthorizationHeaderMalformed", &message);
         }
+        if let Some(name) = unsigned_header(&request) {
+            let message = format!("There were headers present in the request which were not signed: {name}");
+            return fault::refusal(StatusCode::FORBIDDEN, "AccessDenied", &message);
+        }
         match self.service.call(request.map(s3s::Body::from)).await {
             Ok(response) => response.map(BodyExt::boxed_unsync),
             Err(error) => {
@@ -139,6 +143,15 @@ fn signed_region(request: &Request<Incoming>) -> Option<&str> {
     let header = request.headers().get(AUTHORIZATION)?.to_str().ok()?;
     let (_, credential) = header.split_once("Credential=")?;
     credential.split('/').nth(2)
+}
+
+/// An `x-amz-*` header of a signed request that is not among those that `SignedHeaders=host;x-amz-date, ...` names.
+fn unsigned_header(request: &Request<Incoming>) -> Option<&str> {
+    let header = request.headers().get(AUTHORIZATION)?.to_str().ok()?;
+    let (_, signed) = header.split_once("SignedHeaders=")?;
+    let signed: Vec<&str> = signed.split(',').next()?.split(';').collect();
+    let mut names = request.headers().keys().map(HeaderName::as_str);
+    names.find(|name| name.starts_with("x-amz-") && !signed.contains(name))
 }
 
 fn header(request: &Request<Incoming>, name: &HeaderName) -> Option<String> {

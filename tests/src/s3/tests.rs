@@ -3,11 +3,12 @@
 use std::time::{Duration, Instant};
 
 use futures::TryStreamExt;
+use hyper::header::{HeaderMap, HeaderName, HeaderValue};
 use object_store::aws::{AmazonS3, AmazonS3Builder, S3ConditionalPut};
 use object_store::path::Path;
 use object_store::{
-    Error, GetOptions, GetRange, ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutPayload, RetryConfig,
-    WriteMultipart,
+    ClientOptions, Error, GetOptions, GetRange, ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutPayload,
+    RetryConfig, WriteMultipart,
 };
 
 use super::*;
@@ -37,6 +38,22 @@ fn connect(server: &S3Server) -> AmazonS3 {
 
 fn numbered(length: usize) -> Vec<u8> {
     (0..length).map(|i| (i * 31 % 251) as u8).collect()
+}
+
+#[tokio::test]
+async fn a_header_that_is_not_signed_is_refused() {
+    let server = S3Server::start();
+    let name = HeaderName::from_static("x-amz-checksum-mode");
+    let headers = HeaderMap::from_iter([(name, HeaderValue::from_static("ENABLED"))]);
+    let options = ClientOptions::new().with_allow_http(true).with_default_headers(headers);
+    let client = builder(&server, &server.endpoint, &server.secret_key, 0).with_client_options(options);
+    let store = client.build().expect("build the client");
+    // object_store signs it in requests for objects, and does not in listings.
+    let path = Path::from("a");
+    store.put(&path, numbered(10).into()).await.expect("put");
+    store.get(&path).await.expect("get");
+    let error = store.list(None).try_collect::<Vec<_>>().await.expect_err("a listing").to_string();
+    assert!(error.contains("not signed: x-amz-checksum-mode"), "{error}");
 }
 
 #[tokio::test]

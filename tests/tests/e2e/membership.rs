@@ -129,6 +129,19 @@ fn a_node_serves_without_etcd_and_joins_when_it_comes() {
 }
 
 #[test]
+fn a_quiet_watch_lasts() {
+    let runtime = Runtime::new().expect("a runtime");
+    let etcd = Etcd::start(1);
+    let a = options(&etcd, "a").start();
+    wait_until("a member", || status(&runtime, &a).registered);
+    // Longer than two pings: etcd hangs up on clients that send them too often.
+    std::thread::sleep(Duration::from_secs(14));
+    let log = a.log();
+    assert_eq!(log.matches("etcd answers").count(), 1, "{log}");
+    a.stop();
+}
+
+#[test]
 fn what_was_last_heard_stays_in_force_while_etcd_is_away() {
     let runtime = Runtime::new().expect("a runtime");
     let mut etcd = Etcd::start(1);
