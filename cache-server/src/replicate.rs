@@ -53,11 +53,11 @@ impl Replicator {
     pub async fn run(self) {
         let mut topology = self.peers.topology();
         let (mut again, mut pause) = (None, AGAIN.0);
-        let mut whole = true;
+        let (mut whole, mut placed) = (true, v1::Topology::default());
         loop {
             if whole {
                 sleep(SETTLE).await;
-                topology.borrow_and_update();
+                placed = places(&topology.borrow_and_update());
                 self.tell_roles().await;
                 let done = self.offer_all().await;
                 again = (!done).then(|| Instant::now() + pause);
@@ -65,7 +65,7 @@ impl Replicator {
             }
             whole = tokio::select! {
                 changed = topology.changed() => match changed {
-                    Ok(()) => true,
+                    Ok(()) => places(&topology.borrow_and_update()) != placed,
                     Err(_) => return,
                 },
                 () = sleep_until(again.unwrap_or_else(Instant::now)), if again.is_some() => true,
@@ -149,6 +149,12 @@ impl Replicator {
         let (store, peers) = (self.cache.store().clone(), self.peers.clone());
         blocking(move || store.set_roles(|segments| peers.roles(segments))).await.ok();
     }
+}
+
+/// What of a topology says where copies belong for good.
+fn places(topology: &v1::Topology) -> v1::Topology {
+    let v1::Topology { nodes, replicas, datasets, .. } = topology.clone();
+    v1::Topology { nodes, replicas, datasets, ..Default::default() }
 }
 
 /// A file as it is offered.

@@ -56,8 +56,11 @@ impl Store {
         let (keys, segments): (Vec<FileKey>, Vec<_>) =
             self.index().entries().map(|(key, e)| (*key, (key.id, e.object.clone()))).unzip();
         let roles = roles(&segments);
-        let mut index = self.index();
-        keys.iter().zip(roles).for_each(|(key, role)| index.set_replica(key, role == Role::Replica));
+        {
+            let mut index = self.index();
+            keys.iter().zip(roles).for_each(|(key, role)| index.set_replica(key, role == Role::Replica));
+        }
+        self.look_for_victims_anew();
     }
 
     /// Removes all files of a segment, unless they are pinned or being read; false if any is left.

@@ -112,6 +112,11 @@ impl Store {
         Room::None
     }
 
+    /// What was found out about victims does not hold any more.
+    pub(super) fn look_for_victims_anew(&self) {
+        self.victims.lock().unwrap_or_else(PoisonError::into_inner).scanned_at = None;
+    }
+
     /// Directories that can be written and could hold `bytes`, and how many each is short of; the roomiest first.
     fn short(&self, index: &Index, bytes: u64, only: Option<usize>) -> Vec<(usize, u64)> {
         let mut short: Vec<_> = (0..self.dirs.len())

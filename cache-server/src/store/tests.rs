@@ -197,6 +197,7 @@ proptest! {
     }
 }
 
+mod copies;
 mod damage;
 mod faults;
 mod limit;
