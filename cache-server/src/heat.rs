@@ -28,6 +28,9 @@ const SATURATED: (f64, u32) = (0.9, 2);
 /// Cool: it would be no busier with all readers of the hot segments, at so many looks in a row.
 const COOL: (f64, u32) = (0.6, 10);
 
+/// From this load on it is counted what is served.
+const COUNTS: f64 = 0.3;
+
 /// A node this busy takes no copies.
 const BUSY: f64 = 0.7;
 
@@ -51,13 +54,14 @@ pub struct Heat {
     paid: Mutex<Instant>,
     state: Mutex<State>,
     served: AtomicU64,
+    /// An `f64`'s bits.
+    load: AtomicU64,
 }
 
 #[derive(Debug, Default)]
 struct State {
     /// Bytes served of each segment, each second worth half of the one after it.
     heat: HashMap<SegmentId, f64>,
-    load: f64,
     /// Segments told to be hot, and the names of the nodes that hold further copies.
     hot: HashMap<SegmentId, Vec<String>>,
     /// Copies that this node holds for others' hot segments.
@@ -74,7 +78,7 @@ impl Heat {
     /// Of a node that serves so many bytes a second at most.
     pub fn new(bytes_per_s: Option<u64>) -> Self {
         let (paid, state) = (Mutex::new(Instant::now()), Mutex::default());
-        Self { bytes_per_s, paid, state, served: AtomicU64::new(0) }
+        Self { bytes_per_s, paid, state, served: AtomicU64::new(0), load: AtomicU64::new(0) }
     }
 
     /// Waits until the limit allows so many bytes.
@@ -90,8 +94,11 @@ impl Heat {
         sleep_until(due).await;
     }
 
-    /// A message was sent: its rows by segment, its bytes.
+    /// A message was sent: its rows by segment, its bytes. Counted only when the node has much to do.
     pub fn note(&self, manifest: &Manifest, meta: &v1::MessageMeta, bytes: u64) {
+        if self.load() < COUNTS {
+            return;
+        }
         let rows: u64 = meta.runs.chunks_exact(3).map(|run| u64::from(run[2])).sum();
         let mut state = self.state();
         for run in meta.runs.chunks_exact(3) {
@@ -103,7 +110,7 @@ impl Heat {
 
     /// How busy the node is, 0 to 1.
     pub fn load(&self) -> f64 {
-        self.state().load
+        f64::from_bits(self.load.load(Relaxed))
     }
 
     /// Segments told to be hot.
@@ -124,11 +131,12 @@ impl Heat {
     fn look(&self, elapsed: Duration, processor: f64) -> f64 {
         let served = self.served.swap(0, Relaxed) as f64 / elapsed.as_secs_f64();
         let of_limit = self.bytes_per_s.map_or(0.0, |rate| served / rate as f64);
+        let load = (self.load() + of_limit.max(processor).min(1.0)) / 2.0;
+        self.load.store(load.to_bits(), Relaxed);
         let mut state = self.state();
-        state.load = (state.load + of_limit.max(processor).min(1.0)) / 2.0;
         state.heat.values_mut().for_each(|heat| *heat /= 2.0);
         state.heat.retain(|_, heat| *heat >= 1024.0);
-        state.load
+        load
     }
 
     /// How busy it would be if it served its hot segments alone.
@@ -137,7 +145,7 @@ impl Heat {
         let all: f64 = state.heat.values().sum();
         let of = |id: &SegmentId| state.heat.get(id).copied().unwrap_or_default();
         let away: f64 = state.hot.iter().map(|(id, nodes)| of(id) * nodes.len() as f64).sum();
-        if all > 0.0 { state.load * (all + away) / all } else { 0.0 }
+        if all > 0.0 { self.load() * (all + away) / all } else { 0.0 }
     }
 
     /// The hottest segments, as many as make up a share of the heat, and where copies are already.
@@ -357,7 +365,7 @@ mod tests {
         assert_eq!(ids, [id(1), id(2)]);
         assert!(heat.made_hot(id(1), None) && heat.made_hot(id(1), Some("b".into())));
         assert!(!heat.made_hot(id(1), Some("b".into())));
-        heat.state().load = 0.5;
+        heat.load.store(0.5f64.to_bits(), Relaxed);
         assert_eq!(heat.load_alone(), 0.75);
         heat.look(LOOK, 0.0);
         assert_eq!(heat.state().heat[&id(1)], 2.5e6);
