@@ -1,6 +1,6 @@
 # The only commands; CI calls the same ones. Each sets up what it needs by itself.
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo test check bench-epoch bench-order bench-store bench-train nccl gpu-kit parity bench-cluster clean
+.PHONY: help setup build demo test check bench-epoch bench-order bench-store bench-train nccl gpu-kit parity bench-cluster images compose-demo clean
 
 DEMO_ARGS ?=
 BENCH_ARGS ?=
@@ -54,6 +54,12 @@ parity: build ## Train in Rust and in Python alike, compare bit for bit (install
 bench-cluster: build ## Kill, silence, drain and restart nodes and etcd under a reading job: what it notices
 	@scripts/setup.sh tests
 	target/release/forebay-bench-cluster $(BENCH_ARGS)
+
+images: build ## Build the images of deploy/docker-compose.yml (FOREBAY_BASE=IMAGE to build on; without one, no registry is needed)
+	@deploy/images.sh
+
+compose-demo: images ## A cluster with etcd, S3 and two ranks in containers; a node is killed while they train
+	@deploy/demo.sh
 
 clean: ## Remove what was built (not .torch and .venv)
 	cargo clean

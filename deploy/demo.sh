@@ -1,0 +1,140 @@
+#!/usr/bin/env bash
+# The compose file at work: brings the stack up, trains cold and warm, trains again with a cache node killed in the middle of
+# an epoch and brought back later, prints what that cost, takes everything down. Exit status 0 only if every promise held.
+# `make compose-demo` builds what it needs first.
+#
+#   deploy/demo.sh           leaves nothing but target/compose-demo
+#   deploy/demo.sh --keep    leaves the stack running
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+# A stack of its own, beside whatever a user has up from the same file.
+export COMPOSE_PROJECT_NAME=forebay-demo PROMETHEUS_PORT=0
+# So little is read ahead that a fault is felt; nothing restarts by itself what it must not.
+export TRAIN_EPOCHS=5 TRAIN_FLAGS="--prefetch-bytes 1MiB"
+out=target/compose-demo
+# The first node that the ranks ask, and one that owns much.
+victim=cache-1
+asked=cache-2
+
+say() { printf '%s %s\n' "$(date +%T)" "$*"; }
+compose() { deploy/compose.sh "$@"; }
+container() { compose ps -q "$1" 2>/dev/null; }
+now() { date +%s.%N; }
+
+finish() {
+    local status=$?
+    trap - EXIT INT TERM
+    if [ $status -ne 0 ]; then
+        compose logs --no-color --tail 200 >"$out/containers.log" 2>&1 || true
+        say "what the containers said is in $out/containers.log"
+    fi
+    if [ -n "$keep" ]; then
+        say "the stack is up: COMPOSE_PROJECT_NAME=forebay-demo deploy/compose.sh ps"
+    else
+        say "taking everything down"
+        compose down --volumes --remove-orphans --timeout 10 >/dev/null 2>&1 || status=1
+    fi
+    exit $status
+}
+
+# What each node has counted so far, as `forebay status` says it; a node that does not answer is left out.
+counters() {
+    local file=$1 node
+    echo '{' >"$file"
+    for node in cache-1 cache-2 cache-3; do
+        compose exec -T $asked forebay status --json --endpoint "http://$node:7070" >"$out/node.json" 2>/dev/null </dev/null ||
+            continue
+        { printf '"%s": ' "$node" && cat "$out/node.json" && echo ','; } >>"$file"
+    done
+    echo '"time": '"$(now)"'}' >>"$file"
+    rm -f "$out/node.json"
+}
+
+healthy() { # SERVICE...: waits until all of them are.
+    local service deadline=$((SECONDS + 120))
+    for service in "$@"; do
+        until [ "$(docker inspect -f '{{.State.Health.Status}}' "$(container "$service")" 2>/dev/null)" = healthy ]; do
+            [ $SECONDS -lt $deadline ] || { say "$service is not healthy after two minutes" && return 1; }
+            sleep 0.5
+        done
+    done
+}
+
+copies_are_made() { # Waits until each segment is held by as many nodes as it should be.
+    local deadline=$((SECONDS + 120))
+    until compose exec -T $asked forebay status --json </dev/null | python3 -c '
+import json, sys
+sys.exit(any(copies["copies_held"] < copies["copies_wanted"] for copies in json.load(sys.stdin)["copies"]))'; do
+        [ $SECONDS -lt $deadline ] || { say "not all copies are made after two minutes" && return 1; }
+        sleep 0.5
+    done
+}
+
+start_training() {
+    compose up -d --no-deps --force-recreate trainer-0 trainer-1 >/dev/null 2>&1
+    ranks=("$(container trainer-0)" "$(container trainer-1)")
+}
+
+epoch_is_over() { # N: waits until rank 0 says so.
+    local deadline=$((SECONDS + 300))
+    until docker logs "${ranks[0]}" 2>&1 | grep -q "^epoch $1/.* from "; do
+        [ $SECONDS -lt $deadline ] || { say "epoch $1 is not over after five minutes" && return 1; }
+        sleep 0.1
+    done
+}
+
+# Waits for both ranks and keeps what they reported as NAME.json, NAME.log and NAME.ranks.
+end_training() {
+    local name=$1
+    timeout 600 docker wait "${ranks[@]}" >/dev/null || { say "the training run hangs" && return 1; }
+    docker logs --timestamps "${ranks[0]}" >"$out/$name.log" 2>&1
+    docker inspect -f '{{.State.ExitCode}} {{.RestartCount}}' "${ranks[@]}" >"$out/$name.ranks"
+    docker cp "${ranks[0]}:/runs/training.json" "$out/$name.json" >/dev/null ||
+        { tail -n 5 "$out/$name.log" && return 1; }
+}
+
+keep=
+case "${1:-}" in
+'') ;;
+--keep) keep=yes ;;
+*) echo "usage: deploy/demo.sh [--keep]" >&2 && exit 2 ;;
+esac
+
+rm -rf "$out"
+mkdir -p "$out"
+trap finish EXIT
+trap 'exit 130' INT TERM
+
+say "bringing up three cache nodes, etcd, garage and Prometheus"
+compose down --volumes --remove-orphans --timeout 5 >/dev/null 2>&1 || true
+compose up -d etcd store cache-1 cache-2 cache-3 prometheus >"$out/up.log" 2>&1 || { cat "$out/up.log" && exit 1; }
+healthy etcd store cache-1 cache-2 cache-3
+say "putting MNIST into the store"
+compose run --rm upload 2>"$out/upload.log" || { cat "$out/upload.log" && exit 1; }
+
+say "training on two ranks, undisturbed: one cold epoch, three warm ones"
+counters "$out/before.json"
+start_training
+end_training undisturbed
+copies_are_made
+counters "$out/between.json"
+compose exec -T $asked forebay status </dev/null
+
+say "training once more from the start, to kill $victim in the middle of the second epoch"
+start_training
+epoch_is_over 1
+sleep 1.5
+now >"$out/killed"
+docker kill -s KILL "$(container $victim)" >/dev/null
+say "$victim is dead"
+epoch_is_over 2
+now >"$out/revived"
+compose up -d --no-deps --no-recreate $victim >/dev/null 2>&1
+say "$victim is started again, with the disk that it had"
+end_training disturbed
+healthy $victim
+counters "$out/after.json"
+compose exec -T prometheus curl -fsS 'http://127.0.0.1:9090/api/v1/query?query=up' >"$out/up.json" </dev/null
+
+python3 deploy/judge.py "$out" $victim
