@@ -22,6 +22,7 @@ pub mod service;
 pub mod settings;
 pub mod store;
 pub mod stream;
+pub mod threads;
 pub mod ticker;
 pub mod upkeep;
 

@@ -1,5 +1,5 @@
 //! `forebay-server`: settings, logs, signals; the rest is the library.
-#![expect(unsafe_code, reason = "the allocator is told at the start how to treat large blocks")]
+#![expect(unsafe_code, reason = "the allocator reads its settings from a symbol of a given name")]
 
 use anyhow::Context;
 use clap::Parser;
@@ -9,17 +9,22 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 use tracing_subscriber::EnvFilter;
 
-/// Blocks of this size and more are the kernel's again as soon as they are freed. glibc would raise the bound to 32 MiB by
-/// itself and keep what segments took when they were decoded: several times `--memory-bytes`. Messages stay below it.
-const OWN_BLOCK_BYTES: i32 = 2 << 20;
+/// Segments are decoded on many threads, in pieces of all sizes, and let go on others. glibc keeps what was freed for each
+/// thread's arena: several times `--memory-bytes`. jemalloc gives it back, and hands what was just freed to the next who
+/// asks, its pages still there.
+#[global_allocator]
+static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
+
+/// Free pages go back to the kernel within half a second, on a thread of their own. Few arenas: each keeps its own.
+#[unsafe(export_name = "_rjem_malloc_conf")]
+static ALLOCATOR_SETTINGS: &[u8; 69] =
+    b"narenas:4,dirty_decay_ms:500,muzzy_decay_ms:0,background_thread:true\0";
 
 fn main() -> ExitCode {
-    #[cfg(target_env = "gnu")]
-    // SAFETY: it sets a number of the allocator, before there is a second thread.
-    unsafe {
-        libc::mallopt(libc::M_MMAP_THRESHOLD, OWN_BLOCK_BYTES);
-    }
-    match run(&Flags::parse()) {
+    let flags = Flags::parse();
+    let runtime = forebay_server::threads::runtime().context("start threads");
+    let served = runtime.and_then(|runtime| runtime.block_on(run(&flags)));
+    match served {
         Ok(()) => ExitCode::SUCCESS,
         Err(e) => {
             eprintln!("forebay-server: error: {e:#}");
@@ -28,7 +33,6 @@ fn main() -> ExitCode {
     }
 }
 
-#[tokio::main]
 async fn run(flags: &Flags) -> anyhow::Result<()> {
     let settings = Settings::load(flags)?;
     logs(settings.log_json);

@@ -1,0 +1,90 @@
+//! The node's threads: a few async ones, which must never stand still, and a bounded number of others, which read disks,
+//! decode and gather.
+//!
+//! The others take every core they can get, so they yield: their priority is lower, and a stream that has something to
+//! send does not wait for a segment to be decoded. Without a bound each of them would keep a stack and a share of the
+//! allocator's memory.
+
+use std::io;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Barrier};
+use std::thread::available_parallelism;
+use tokio::runtime::{Builder, Runtime};
+
+/// Threads for what blocks. Each waits for a disk or a core most of the time; more than this would only wait together.
+const BLOCKING_MAX: usize = 64;
+
+/// By how much their priority is lower: a tenth of an async thread's share of a core that both want.
+const BLOCKING_NICE: i32 = 10;
+
+/// Tasks that an async thread runs before it looks for what has become due. Tasks here send by the megabyte: with tokio's
+/// 61 a timer may be 20 ms late on a busy node.
+const TASKS_BETWEEN_LOOKS: u32 = 8;
+
+const ASYNC: &str = "forebay-async";
+const BLOCKING: &str = "forebay-work";
+
+/// The runtime of a node.
+pub fn runtime() -> io::Result<Runtime> {
+    let cores = available_parallelism().map_or(2, usize::from);
+    let begun = AtomicUsize::new(0);
+    let name = move || (if begun.fetch_add(1, Relaxed) < cores { ASYNC } else { BLOCKING }).to_owned();
+    let runtime = Builder::new_multi_thread()
+        .worker_threads(cores)
+        .max_blocking_threads(BLOCKING_MAX)
+        .event_interval(TASKS_BETWEEN_LOOKS)
+        .thread_name_fn(name)
+        .on_thread_start(yield_to_async)
+        .enable_all()
+        .build()?;
+    // tokio takes all its threads from one pool: those begun first are the async ones only if they are at it before there is
+    // anything to do for others.
+    let all = Arc::new(Barrier::new(cores));
+    let meet = |_| {
+        let all = all.clone();
+        runtime.spawn(async move { all.wait().is_leader() })
+    };
+    let met: Vec<_> = (0..cores).map(meet).collect();
+    for one in met {
+        runtime.block_on(one)?;
+    }
+    Ok(runtime)
+}
+
+fn yield_to_async() {
+    if std::thread::current().name() == Some(BLOCKING) {
+        // On Linux "this process" is this thread. Where it is not allowed, all are equal.
+        rustix::process::setpriority_process(None, BLOCKING_NICE).ok();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn async_threads_go_first_and_the_others_are_few() {
+        fn me() -> (Option<String>, i32) {
+            let name = std::thread::current().name().map(str::to_owned);
+            (name, rustix::process::getpriority_process(None).unwrap())
+        }
+        let before = me().1;
+        let runtime = runtime().unwrap();
+        let on_async = runtime.block_on(async { tokio::spawn(async { me() }).await.unwrap() });
+        assert_eq!(on_async, (Some(ASYNC.into()), before));
+        let barrier = Arc::new(Barrier::new(BLOCKING_MAX));
+        let all: Vec<_> = (0..BLOCKING_MAX)
+            .map(|_| {
+                let barrier = barrier.clone();
+                runtime.spawn_blocking(move || {
+                    barrier.wait();
+                    me()
+                })
+            })
+            .collect();
+        for one in all {
+            let expected = BLOCKING_NICE.max(before);
+            assert_eq!(runtime.block_on(one).unwrap(), (Some(BLOCKING.into()), expected));
+        }
+    }
+}
