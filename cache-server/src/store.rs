@@ -438,7 +438,12 @@ impl Store {
                 let batch = mapped.batch.clone();
                 let mapped = Arc::new(mapped);
                 self.pages.touch(&mapped);
-                self.index().keep_map(key, mapped);
+                let gone = {
+                    let mut index = self.index();
+                    index.keep_map(key, mapped);
+                    index.take_old_maps()
+                };
+                drop(gone);
                 Some(batch)
             }
             Err(e) => {
@@ -533,10 +538,11 @@ impl Store {
         let (object, map) = (origin.object.clone(), Some(mapped));
         let (bytes, dir, replica) = (booking.bytes, booking.dir, role == Role::Replica);
         let entry = Entry { object, columns, bytes, dir, used: 0, pinned: false, replica, map };
-        let (old, valid) = {
+        let (old, valid, gone) = {
             let mut index = self.index();
-            (index.insert(key, entry, booking), index.is_valid(&booking))
+            (index.insert(key, entry, booking), index.is_valid(&booking), index.take_old_maps())
         };
+        drop(gone);
         if let Some(old) = old.filter(|old| old.dir != booking.dir) {
             self.unlink(old.dir, &key);
         }

@@ -134,8 +134,12 @@ impl Job {
             self.prefetched = None;
         }
         self.readers.insert(number, reader);
-        let past = self.place().map_or(0, |p| p.epoch);
-        self.uses.retain(|epoch, _| *epoch >= past);
+        // Where each stream is and where it goes next, but nothing in between: one that stands still beside others that go
+        // on for a thousand epochs must not hold a thousand of them in memory.
+        let places =
+            self.readers.values().map(Reader::place).chain(self.muster.awaited.map(|(place, _)| place));
+        let near: HashSet<u64> = places.flat_map(|p| [p.epoch, p.epoch.saturating_add(1)]).collect();
+        self.uses.retain(|epoch, _| near.contains(epoch));
     }
 
     /// A stream goes. After the run's last epoch it will not come back.

@@ -297,3 +297,47 @@ fn too_many_segments_are_not_foreseen_but_read() {
     drop(small);
     assert_eq!(plans.jobs().len(), 0);
 }
+
+#[test]
+fn a_stream_that_stands_still_costs_no_memory_while_others_of_its_job_go_on() {
+    let (plans, reading, ids) = ten();
+    let open = |epoch| {
+        plans
+            .announce(&reading, &ticket(&reading, 1, Shuffle::None, &stream(0, 1, epoch), Some(2000 - epoch)))
+            .unwrap()
+    };
+    let still = open(0);
+    still.reached(15);
+    for epoch in 0..1000 {
+        open(epoch).reached(u64::MAX);
+    }
+    let epochs: Vec<u64> =
+        plans.state().jobs.values().flat_map(|job| job.uses.keys().copied().collect::<Vec<_>>()).collect();
+    assert_eq!(epochs, [0, 1, 999, 1000]);
+    assert_eq!(plans.next_uses(&ids[..2]), [NextUse::Planned(85), NextUse::Planned(0)]);
+}
+
+#[test]
+fn what_is_asked_of_a_hundred_thousand_files_is_answered_in_one_go() {
+    // An eviction's scan asks for all files at once. Two jobs that read everything, and one that reads something else.
+    let rows = vec![100; 100_000];
+    let (all, other) = (reading("o", &rows), reading("p", &rows[..1000]));
+    let plans = Arc::new(Plans::default());
+    let open = |reading: &Reading, seed| {
+        plans
+            .announce(reading, &ticket(reading, seed, Shuffle::Window(16), &stream(0, 1, 0), Some(5)))
+            .unwrap()
+    };
+    let open = [open(&all, 1), open(&all, 2), open(&other, 3)];
+    let ids: Vec<_> = (0..100_000).map(|s| all.manifest.segment_id(s).unwrap()).collect();
+    let ask = |count: usize| {
+        let asked = Instant::now();
+        assert!(plans.next_uses(&ids[..count]).iter().all(|next| matches!(next, NextUse::Planned(_))));
+        asked.elapsed()
+    };
+    let times = |count| (0..5).map(|_| ask(count)).min().unwrap();
+    let (some, whole) = (times(10_000), times(100_000));
+    println!("next uses of 100,000 segments: {whole:?}; of 10,000: {some:?}");
+    assert!(whole < 50 * some, "{whole:?} for ten times as many as took {some:?}");
+    drop(open);
+}

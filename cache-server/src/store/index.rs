@@ -99,6 +99,10 @@ pub struct Index {
     pub pins: pins::Pins,
     clock: u64,
     maps: usize,
+    /// Maps that may be kept, and how many there are when those used longest ago are dropped next: more while so many are
+    /// being read.
+    maps_max: usize,
+    maps_bound: usize,
 }
 
 impl Index {
@@ -106,7 +110,7 @@ impl Index {
     pub fn new(limits: impl IntoIterator<Item = u64>) -> Self {
         let accounts =
             limits.into_iter().map(|limit_bytes| Account { limit_bytes, ..Account::default() }).collect();
-        Self { accounts, ..Self::default() }
+        Self { accounts, maps_max: MAPS_MAX, maps_bound: MAPS_MAX, ..Self::default() }
     }
 
     pub fn len(&self) -> usize {
@@ -164,9 +168,6 @@ impl Index {
 
     /// Keeps a file's map for the next reader.
     pub fn keep_map(&mut self, key: &FileKey, map: Arc<Mapped>) {
-        if self.maps >= MAPS_MAX {
-            self.drop_old_maps();
-        }
         if let Some(e) = self.entries.get_mut(key)
             && e.map.replace(map).is_none()
         {
@@ -184,14 +185,24 @@ impl Index {
         }
     }
 
-    /// Drops the sixteenth of the maps that was used longest ago.
-    fn drop_old_maps(&mut self) {
-        let mut used: Vec<u64> = self.entries.values().filter(|e| e.map.is_some()).map(|e| e.used).collect();
-        let count = used.len() / 16;
-        let (_, &mut newest, _) = used.select_nth_unstable(count);
-        for e in self.entries.values_mut().filter(|e| e.used < newest) {
-            self.maps -= usize::from(e.map.take().is_some());
+    /// Where there are too many maps: takes those used longest ago, a sixteenth of all, to be dropped without the index's
+    /// lock held. What is being read keeps its map: dropping it would free nothing, and the file would be taken for one
+    /// that may be evicted.
+    pub fn take_old_maps(&mut self) -> Vec<Arc<Mapped>> {
+        if self.maps <= self.maps_bound {
+            return Vec::new();
         }
+        let idle = |e: &&mut Entry| e.map.is_some() && !e.is_in_use();
+        let mut idle: Vec<&mut Entry> = self.entries.values_mut().filter(idle).collect();
+        let (over, in_use) = (self.maps - self.maps_max, self.maps - idle.len());
+        let count = (over + self.maps_max / 16).min(idle.len());
+        if count < idle.len() {
+            idle.select_nth_unstable_by_key(count, |e| e.used);
+        }
+        let gone: Vec<_> = idle.into_iter().take(count).filter_map(|e| e.map.take()).collect();
+        self.maps -= gone.len();
+        self.maps_bound = self.maps_max.max(in_use + in_use / 16);
+        gone
     }
 
     /// Says whether a file leaves before those that are not replicas.
@@ -267,7 +278,9 @@ impl Index {
 
     /// The files that were taken out are unlinked.
     pub fn gone(&mut self, keys: &[FileKey]) {
-        self.going.retain(|key| !keys.contains(key));
+        for key in keys {
+            self.going.remove(key);
+        }
     }
 
     /// Adds a file; its bytes are those of the booking. One of the same name is replaced and answered.
@@ -334,5 +347,50 @@ impl Index {
     /// Bytes of files that may not be evicted.
     pub fn pinned_bytes(&self) -> u64 {
         self.entries.values().filter(|e| e.pinned).map(|e| e.bytes).sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::store::file::Origin;
+    use crate::store::policy::{Admit, NoForecast, Role};
+    use crate::store::{Store, StoreSettings};
+    use arrow::array::{ArrayRef, Int64Array, RecordBatch};
+    use forebay_proto::manifest::{Digest, SegmentId};
+    use std::sync::Arc;
+
+    #[test]
+    fn maps_of_idle_files_go_and_those_being_read_stay() {
+        let dir = tempfile::tempdir().unwrap();
+        let open = || Store::open(&StoreSettings::new(dir.path(), 1 << 30), Arc::new(NoForecast)).unwrap();
+        let store = open();
+        for i in 0..40 {
+            let values = Arc::new(Int64Array::from_iter_values(0..100)) as ArrayRef;
+            let batch = RecordBatch::try_from_iter([("id", values)]).unwrap();
+            let origin = Origin { id: SegmentId(Digest(i)), object: "file:///o".into(), etag: "e".into() };
+            store.write(&origin, &batch, Admit::Always, Role::Primary).unwrap();
+        }
+        drop(store);
+        let store = open();
+        {
+            let mut index = store.index();
+            (index.maps_max, index.maps_bound) = (8, 8);
+        }
+        let find = |i| store.find(SegmentId(Digest(i)), &["id".into()]);
+        let kept = || {
+            let index = store.index();
+            let kept = index.entries.values().filter(|e| e.map.is_some()).count();
+            assert_eq!(kept, index.maps);
+            kept
+        };
+        let read: Vec<_> = (0..20).map(find).collect();
+        assert_eq!(kept(), 20, "all of them are being read");
+        (20..40).for_each(|i| drop(find(i)));
+        assert!(kept() < 24, "{}", kept());
+        assert_eq!(store.index().entries.values().filter(|e| e.is_in_use()).count(), 20);
+        drop(read);
+        (20..40).for_each(|i| drop(find(i)));
+        (20..40).for_each(|i| drop(find(i)));
+        assert!(kept() <= 8, "{}", kept());
     }
 }

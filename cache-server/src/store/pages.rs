@@ -6,6 +6,9 @@ use super::map::Mapped;
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
+/// Maps that are looked at when one more is touched: where thousands are being read, none of them would be let go anyway.
+const LOOKS: usize = 64;
+
 /// The maps whose pages may be in memory.
 #[derive(Debug)]
 pub struct Pages {
@@ -37,7 +40,7 @@ impl Pages {
             touched.bytes += bytes;
             touched.maps.push_back((Arc::downgrade(map), bytes));
             // What is being read would be back at once: it waits for its next turn.
-            for _ in 1..touched.maps.len() {
+            for _ in 1..touched.maps.len().min(LOOKS) {
                 if touched.bytes <= self.limit_bytes {
                     break;
                 }

@@ -76,6 +76,7 @@ pub fn rebuild(store: &Store, dir: usize) -> Result<()> {
         place.disk().remove(&path).ok();
     }
     let mut names: HashSet<Arc<[String]>> = HashSet::new();
+    let mut twice = Vec::new();
     let mut index = store.index();
     index.clear(dir);
     for seen in seen {
@@ -89,7 +90,7 @@ pub fn rebuild(store: &Store, dir: usize) -> Result<()> {
         };
         // Another directory holds the same since this one was set aside: one is enough.
         if index.get(&seen.key).is_some() {
-            place.disk().remove(&place.segment(&seen.key)).ok();
+            twice.push(place.segment(&seen.key));
             continue;
         }
         let bytes = charge(seen.stat.stamp.bytes).max(seen.stat.allocated_bytes);
@@ -107,6 +108,8 @@ pub fn rebuild(store: &Store, dir: usize) -> Result<()> {
         index.insert(seen.key, entry, booking);
     }
     drop(index);
+    // Unlinking takes the disk's time: readers of other directories need the index meanwhile.
+    twice.iter().for_each(|path| drop(place.disk().remove(path)));
     let beside = beside_bytes(place).map_err(fail)?;
     store.index().book(dir, beside);
     store.measure(dir).map_err(fail)?;
@@ -181,17 +184,24 @@ fn trim(store: &Store, dir: usize) {
     let mut held: Vec<_> =
         index.entries().filter(|(_, e)| e.dir == dir).map(|(key, e)| (e.pinned, e.used, *key)).collect();
     held.sort_unstable();
-    let mut pinned_gone = 0;
+    let (mut going, mut going_bytes, mut pinned_gone) = (Vec::new(), 0, 0);
     for (pinned, _, key) in held {
-        if index.account(dir).used_bytes <= index.account(dir).limit_bytes {
+        if index.account(dir).used_bytes <= index.account(dir).limit_bytes + going_bytes {
             break;
         }
-        let Some((booking, _)) = index.take_one(&key) else { continue };
+        let Some((booking, entry)) = index.take_one(&key) else { continue };
+        going_bytes += booking.bytes;
+        pinned_gone += u64::from(pinned);
+        going.push((key, booking, entry));
+    }
+    drop(index);
+    for (key, booking, entry) in going {
+        drop(entry);
         store.dirs[dir].disk().remove(&store.dirs[dir].segment(&key)).ok();
+        let mut index = store.index();
         index.release(booking);
         index.gone(&[key]);
         store.counters.evictions.fetch_add(1, Ordering::Relaxed);
-        pinned_gone += u64::from(pinned);
     }
     if pinned_gone > 0 {
         tracing::warn!(
