@@ -2,18 +2,18 @@
 //!
 //! A manifest is kept on disk too, so that a node that was restarted serves what it holds without asking the store.
 
+mod files;
 mod known;
 
 use crate::cache::blocking;
 use crate::flight::Flights;
 use crate::store::Store;
 use arrow::datatypes::SchemaRef;
+use files::Files;
 use forebay_proto::manifest::{Digest, Manifest, SEGMENT_BYTES};
 use forebay_proto::{Error, Result, v1};
 use forebay_segment::{Frozen, Source, View, schema, source, view};
 use known::Known;
-use prost::Message as _;
-use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// A frozen dataset with its decoded schema.
@@ -36,9 +36,7 @@ impl Dataset {
 pub struct Datasets {
     source: Source,
     allow: Vec<String>,
-    store: Arc<Store>,
-    home: PathBuf,
-    dir: PathBuf,
+    files: Files,
     known: Mutex<Known>,
     /// Datasets being frozen, by URI and segment size: the ranks of a job all open theirs at once.
     freezing: Flights<(String, u64), Arc<Frozen>>,
@@ -52,12 +50,8 @@ impl Datasets {
             .iter()
             .map(|root| source::normalise(root).map_err(|e| e.context(format!("--allow {root}"))))
             .collect::<Result<Vec<_>>>()?;
-        let home = store.home()?;
-        let dir = home.join("v1/manifests");
-        std::fs::create_dir_all(&dir)
-            .map_err(|e| Error::denied(format!("cache directory {}: cannot be made: {e}", dir.display())))?;
-        let datasets =
-            Self { source, allow, store, home, dir, known: Mutex::default(), freezing: Flights::default() };
+        let files = Files::open(store)?;
+        let datasets = Self { source, allow, files, known: Mutex::default(), freezing: Flights::default() };
         datasets.recover();
         Ok(datasets)
     }
@@ -90,12 +84,13 @@ impl Datasets {
     async fn take(&self, dataset: Dataset) -> Result<()> {
         let manifest = dataset.manifest.clone();
         let (new, gone) = self.known().insert(dataset, known::LIMIT);
-        self.drop_files(gone);
-        if new {
-            let (path, wire) = (self.path(manifest.digest()), v1::Manifest::from(&*manifest));
-            let (store, home) = (self.store.clone(), self.home.clone());
-            let kept = blocking(move || keep(&store, &home, &path, &wire.encode_to_vec())).await?;
-            if let Err(e) = kept {
+        if new || !gone.is_empty() {
+            let files = self.files.clone();
+            let kept = blocking(move || {
+                files.remove(&gone);
+                if new { files.keep(&manifest) } else { Ok(()) }
+            });
+            if let Err(e) = kept.await? {
                 tracing::warn!(error = %e, "a manifest could not be kept: after a restart its dataset is opened anew");
             }
         }
@@ -119,13 +114,13 @@ impl Datasets {
         all
     }
 
-    /// Forgets the datasets under a URI.
+    /// Forgets the datasets under a URI; answers with its normal form. Removes files: not for an async thread.
     pub fn forget(&self, uri: &str) -> Result<String> {
         let uri = self.allowed(uri)?;
         let mut gone: Vec<_> =
             self.list().into_iter().filter(|d| d.is_of(&uri)).map(|d| d.manifest.digest()).collect();
         gone.retain(|digest| self.known().remove(digest));
-        self.drop_files(gone);
+        self.files.remove(&gone);
         Ok(uri)
     }
 
@@ -142,62 +137,18 @@ impl Datasets {
     }
 
     fn recover(&self) {
-        let Ok(entries) = std::fs::read_dir(&self.dir) else { return };
-        for path in entries.flatten().map(|e| e.path()) {
-            let read = || -> Result<Dataset> {
-                let bytes = std::fs::read(&path).map_err(|e| Error::corrupt(e.to_string()))?;
-                let wire = v1::Manifest::decode(&bytes[..]).map_err(|e| Error::corrupt(e.to_string()))?;
-                let manifest = Arc::new(Manifest::try_from(wire)?);
-                manifest.parts().iter().try_for_each(|p| self.allowed(&p.uri).map(drop))?;
-                let schema = schema::from_ipc(manifest.schema())?;
-                Ok(Dataset { manifest, schema })
-            };
-            match read() {
-                Ok(d) => {
-                    let gone = self.known().insert(d, known::LIMIT).1;
-                    self.drop_files(gone);
-                }
-                Err(e) => {
-                    tracing::info!(path = %path.display(), reason = %e, "a kept manifest is of no use: removed");
-                    std::fs::remove_file(&path).ok();
-                }
-            }
-        }
-    }
-
-    fn drop_files(&self, gone: Vec<Digest>) {
-        for digest in gone {
-            let path = self.path(digest);
-            let bytes = std::fs::metadata(&path).map_or(0, |m| m.len());
-            if std::fs::remove_file(&path).is_ok() {
-                self.store.release_beside(&self.home, bytes);
-            }
+        let read = |manifest: Manifest| {
+            manifest.parts().iter().try_for_each(|p| self.allowed(&p.uri).map(drop))?;
+            let schema = schema::from_ipc(manifest.schema())?;
+            Ok(Dataset { manifest: Arc::new(manifest), schema })
+        };
+        for dataset in self.files.recover(read) {
+            let gone = self.known().insert(dataset, known::LIMIT).1;
+            self.files.remove(&gone);
         }
     }
 
     fn known(&self) -> MutexGuard<'_, Known> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
-
-    fn path(&self, digest: Digest) -> PathBuf {
-        self.dir.join(format!("{digest}.manifest"))
-    }
-}
-
-/// Writes a manifest where the store's limit has room for it.
-fn keep(store: &Store, home: &Path, path: &Path, bytes: &[u8]) -> Result<()> {
-    let failed = |e: std::io::Error| Error::retry(format!("{}: write: {e}", path.display()));
-    if !store.book_beside(home, bytes.len() as u64) {
-        return Err(Error::full(format!("{}: the cache has no room for it", path.display())));
-    }
-    let tmp = path.with_extension("tmp");
-    // The folder is made anew if the directory lost all it held.
-    let written = std::fs::create_dir_all(path.parent().unwrap_or(home))
-        .and_then(|()| std::fs::write(&tmp, bytes))
-        .and_then(|()| std::fs::rename(&tmp, path));
-    if written.is_err() {
-        std::fs::remove_file(&tmp).ok();
-        store.release_beside(home, bytes.len() as u64);
-    }
-    written.map_err(failed)
 }

@@ -47,6 +47,11 @@ impl Memory {
         self.limit_bytes
     }
 
+    /// Bytes of segments in transit that one stream may keep there for a message.
+    pub fn held_bytes(&self) -> u64 {
+        self.transit.limit_bytes() / 4
+    }
+
     /// Bytes of the plan that are made ready ahead of the fastest stream, for all jobs together.
     pub fn ahead_bytes(&self) -> u64 {
         self.transit.limit_bytes()

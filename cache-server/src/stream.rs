@@ -96,6 +96,10 @@ impl Segments for StreamSegments {
         }
     }
 
+    fn held_bytes(&self) -> usize {
+        self.cache.memory().held_bytes() as usize
+    }
+
     fn room(&self, bytes: usize) -> BoxFuture<'_, Guard> {
         async move {
             self.heat.pay(bytes as u64).await;

@@ -5,6 +5,7 @@
 //! gathers off the async threads, and waits when its reader does: what is in flight is [`Budget::messages`] messages of
 //! about [`Budget::message_bytes`]. Dropping the [`Answer`] ends the work.
 
+mod maker;
 mod walk;
 
 use arrow::array::RecordBatch;
@@ -67,6 +68,15 @@ impl From<Arc<RecordBatch>> for Ready {
     }
 }
 
+/// Lets go of segments off the async threads: whoever is the last to hold one frees or unmaps megabytes.
+pub fn let_go(segments: impl IntoIterator<Item = Ready> + Send + 'static) {
+    let drop_all = move || segments.into_iter().for_each(drop);
+    match tokio::runtime::Handle::try_current() {
+        Ok(runtime) => drop(runtime.spawn_blocking(drop_all)),
+        Err(_) => drop_all(),
+    }
+}
+
 /// Where an answer gets its segments, and whom it tells how far it has come.
 pub trait Segments: Send + Sync + 'static {
     /// A segment with the columns of `reading`.
@@ -80,6 +90,11 @@ pub trait Segments: Send + Sync + 'static {
 
     /// A plan's answer needs no row of a position before this one any more; after its last message it says `u64::MAX`.
     fn reached(&self, _position: u64) {}
+
+    /// Bytes of segments outside of files that an answer may hold at once. It always holds one.
+    fn held_bytes(&self) -> usize {
+        usize::MAX
+    }
 
     /// Waits until there is memory for a message of about so many bytes; the message holds the guard.
     fn room(&self, _bytes: usize) -> BoxFuture<'_, Guard> {
@@ -163,13 +178,13 @@ fn start<F, W>(
     work: F,
 ) -> Result<Answer>
 where
-    F: FnOnce(walk::Maker) -> W,
+    F: FnOnce(maker::Maker) -> W,
     W: Future<Output = Result<()>> + Send + 'static,
 {
     let reading = Reading::new(manifest, schema, columns)?;
     let schema = reading.projected.clone();
     let (sender, messages) = mpsc::channel(budget.messages.max(1));
-    let maker = walk::Maker {
+    let maker = maker::Maker {
         segments,
         reading,
         budget,

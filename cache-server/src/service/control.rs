@@ -8,7 +8,7 @@ use crate::store::policy::Role;
 use forebay_proto::manifest::Segment;
 use forebay_proto::v1::cache_server::Cache as Service;
 use forebay_proto::{Error, v1};
-use forebay_segment::answer::{Reading, Segments};
+use forebay_segment::answer::{Reading, Segments, let_go};
 use forebay_segment::source;
 use futures::StreamExt;
 use futures::stream::BoxStream;
@@ -78,9 +78,9 @@ impl Service for Control {
     }
 
     async fn free(&self, request: Request<v1::FreeRequest>) -> Answer<v1::FreeReply> {
-        let uri = self.node.datasets.forget(&request.into_inner().uri)?;
-        let store = self.node.cache.store().clone();
-        let (segments, bytes) = blocking(move || store.free(&uri)).await?;
+        let (node, uri) = (self.node.clone(), request.into_inner().uri);
+        let free = move || node.datasets.forget(&uri).map(|uri| node.cache.store().free(&uri));
+        let (segments, bytes) = blocking(free).await??;
         Ok(Response::new(v1::FreeReply { segments, bytes }))
     }
 
@@ -211,7 +211,11 @@ async fn load(
     let gone = |_| Error::closed("the caller has gone");
     sender.send(Ok(progress)).await.map_err(gone)?;
     let mut filled = futures::stream::iter(wanted.clone())
-        .map(|s| async move { node.cache.get(reading, s).await.map(|_| s) })
+        .map(|s| async move {
+            let ready = node.cache.get(reading, s).await?;
+            let_go([ready]);
+            Ok::<_, Error>(s)
+        })
         .buffer_unordered(LOAD_CONCURRENCY);
     while let Some(segment) = filled.next().await {
         progress.segments_held += 1;

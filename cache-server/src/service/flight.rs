@@ -107,21 +107,21 @@ async fn open(node: &Node, request: http::Request<Body>) -> Result<(Answer, Arc<
         v1::ticket::Kind::Plan(t) => {
             let manifest = t.plan.as_ref().map(|p| p.manifest.clone()).unwrap_or_default();
             let d = node.datasets.get(&manifest)?;
-            if t.held_only {
-                // Whoever asks so reads by another node's plan.
-                let held = Arc::new(StreamSegments::held_only(node.cache.clone(), node.heat.clone()));
-                return of(&d, answer::plan(held, d.manifest.clone(), &d.schema, &t, budget));
-            }
-            let reading = Reading::new(d.manifest.clone(), &d.schema, &t.columns)?;
-            let (plans, ticket) = (node.cache.plans().clone(), t.clone());
-            let announce = move || {
-                answer::check(&reading.manifest, &ticket)?;
-                plans.announce(&reading, &ticket)
+            let (cache, heat, dataset) = (node.cache.clone(), node.heat.clone(), d.clone());
+            // An order of millions of segments takes milliseconds.
+            let open = move || {
+                // Whoever asks for what is held reads by another node's plan.
+                let segments = if t.held_only {
+                    StreamSegments::held_only(cache, heat)
+                } else {
+                    let reading = Reading::new(d.manifest.clone(), &d.schema, &t.columns)?;
+                    answer::check(&reading.manifest, &t)?;
+                    let announced = cache.plans().announce(&reading, &t)?;
+                    StreamSegments::new(cache, heat, Some(announced))
+                };
+                answer::plan(Arc::new(segments), d.manifest, &d.schema, &t, budget)
             };
-            let announced = blocking(announce).await??;
-            let segments =
-                Arc::new(StreamSegments::new(node.cache.clone(), node.heat.clone(), Some(announced)));
-            of(&d, answer::plan(segments, d.manifest.clone(), &d.schema, &t, budget))
+            of(&dataset, blocking(open).await?)
         }
         v1::ticket::Kind::Scan(t) => {
             let d = node.datasets.get(&t.manifest)?;

@@ -363,3 +363,57 @@ async fn what_was_made_of_damaged_segments_is_made_anew() {
     let (rows, _) = read(answer).await.unwrap();
     assert_eq!(rows.iter().map(|r| r.2).collect::<Vec<_>>(), [7, 3]);
 }
+
+/// Segments that lie in memory, and how many are held.
+struct Tight {
+    made: Arc<Made>,
+    held: Arc<Mutex<(usize, usize)>>,
+}
+
+struct Counted(Arc<Mutex<(usize, usize)>>);
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.lock().unwrap().0 -= 1;
+    }
+}
+
+impl Segments for Tight {
+    fn get<'a>(&'a self, reading: &'a Reading, segment: u32) -> BoxFuture<'a, Result<Ready>> {
+        async move {
+            let Ready { batch, .. } = self.made.get(reading, segment).await?;
+            let mut held = self.held.lock().unwrap();
+            held.0 += 1;
+            held.1 = held.1.max(held.0);
+            Ok(Ready { batch, guard: Some(Arc::new(Counted(self.held.clone()))) })
+        }
+        .boxed()
+    }
+
+    fn held_bytes(&self) -> usize {
+        1
+    }
+}
+
+#[tokio::test]
+async fn a_message_of_more_segments_than_memory_holds_is_gathered_in_parts() {
+    let (made, manifest, schema) = dataset(&[30; 60]);
+    let cut = Cut {
+        first_position: 0,
+        global_batch: 100,
+        world: 1,
+        ending: Ending::Exact,
+        layout: Layout::Segment,
+    };
+    for shuffle in [Shuffle::Full, Shuffle::Window(20)] {
+        let budget = Budget { message_bytes: 20_000, messages: 1, segments_ahead: None };
+        let ticket = ticket(&manifest, shuffle, cut, 0);
+        let tight = Arc::new(Tight { made: made.clone(), held: Arc::default() });
+        let parts = plan(tight.clone(), manifest.clone(), &schema, &ticket, budget).unwrap();
+        let whole = plan(made.clone(), manifest.clone(), &schema, &ticket, budget).unwrap();
+        assert_eq!(read(parts).await.unwrap(), read(whole).await.unwrap());
+        let most = tight.held.lock().unwrap().1;
+        // Those that were asked for at once, and those of before that are just being let go.
+        assert!(most <= 3 * maker::CONCURRENCY, "{most} of 60 were held at once");
+    }
+}

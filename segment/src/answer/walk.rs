@@ -1,200 +1,22 @@
 //! The walks behind the answers: which rows come next, and how they become messages.
 
-use super::{Budget, Reading, Ready, Segments};
-use crate::gather::{Pick, gather};
-use crate::wire::Message;
+use super::maker::{CONCURRENCY, Collected, MESSAGE_ROWS, Maker};
+use super::{Ready, let_go};
 use arrow::array::RecordBatch;
-use forebay_proto::digest::OrderDigest;
-use forebay_proto::manifest::{Manifest, Segment};
+use forebay_proto::manifest::Manifest;
 use forebay_proto::plan::steps::{Cut, Slot, Steps};
 use forebay_proto::plan::{Order, PlanKey, Sample};
-use forebay_proto::{Error, Kind, Result, v1};
-use futures::{StreamExt, TryStreamExt, stream};
+use forebay_proto::{Error, Result, v1};
 use std::collections::{HashMap, HashSet};
-use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::Semaphore;
 
-/// Rows that no message exceeds, so that narrow rows do not make huge indices.
-const MESSAGE_ROWS: usize = 64 << 10;
-
-/// Segments that one answer gets at once, for a message and for its prefetch each.
-const CONCURRENCY: usize = 8;
-
-/// Times that a message is made at most, where segments are damaged in between.
-const ATTEMPTS: usize = 5;
+/// Rows of the plan that are walked in one go where none of them is wanted: a fraction of a millisecond.
+const STRETCH_ROWS: usize = 16 << 10;
 
 /// Segments that a prefetch keeps ready at most, however wide the window: beyond that the store decides.
 const PREFETCH_SEGMENTS: usize = 64;
-
-/// Makes messages of rows and hands them to the reader.
-pub(super) struct Maker {
-    pub segments: Arc<dyn Segments>,
-    pub reading: Reading,
-    pub budget: Budget,
-    pub sender: mpsc::Sender<Result<Message>>,
-    /// Segments that the last message used.
-    pub held: HashMap<u32, Ready>,
-    /// Body bytes for each byte that the manifest estimates, as in the last message; 1 before it.
-    pub share: f64,
-}
-
-/// The rows of the message being collected.
-#[derive(Default)]
-struct Collected {
-    meta: v1::MessageMeta,
-    samples: Vec<Sample>,
-    digest: OrderDigest,
-    /// What the manifest estimates the rows at, all columns.
-    bytes: f64,
-}
-
-impl Collected {
-    fn push(&mut self, step: u64, sample: Sample, of: &Segment) {
-        self.bytes += of.decoded_bytes as f64 / of.total_rows as f64;
-        if self.samples.is_empty() {
-            self.meta.first_step = step;
-        }
-        let step = (step - self.meta.first_step) as u32;
-        match self.meta.runs.as_mut_slice() {
-            [.., s, segment, rows] if *s == step && *segment == sample.segment => *rows += 1,
-            _ => self.meta.runs.extend([step, sample.segment, 1]),
-        }
-        self.samples.push(sample);
-    }
-}
-
-impl Maker {
-    /// Whether the collected rows are a message's worth. Each row counts as its own segment's rows do, so that small rows
-    /// before large ones do not make a message of gigabytes.
-    fn is_full(&self, collected: &Collected) -> bool {
-        collected.samples.len() >= MESSAGE_ROWS
-            || collected.bytes * self.share >= self.budget.message_bytes as f64
-    }
-
-    /// Holds the wanted segments too; those that are not held yet are got several at once. Answers with those that are
-    /// held no more: letting go of one may unmap megabytes, so that is not for an async thread.
-    async fn hold(&mut self, wanted: &HashSet<u32>) -> Result<Vec<Ready>> {
-        let gone = self.held.extract_if(|segment, _| !wanted.contains(segment)).map(|(_, r)| r).collect();
-        let missing: Vec<u32> = wanted.iter().filter(|s| !self.held.contains_key(s)).copied().collect();
-        let gets = missing.into_iter().map(|segment| {
-            let (segments, reading) = (self.segments.clone(), self.reading.clone());
-            async move {
-                let ready = segments.get(&reading, segment).await?;
-                let rows = reading.manifest.segment(segment)?.total_rows;
-                if ready.batch.num_rows() as u64 != rows {
-                    return Err(Error::corrupt(format!(
-                        "{}: segment {segment} has {} rows, the manifest says {rows}",
-                        reading.manifest.uri(),
-                        ready.batch.num_rows()
-                    )));
-                }
-                Ok((segment, ready))
-            }
-        });
-        let got: Vec<_> = stream::iter(gets).buffer_unordered(CONCURRENCY).try_collect().await?;
-        self.held.extend(got);
-        Ok(gone)
-    }
-
-    /// Gathers and sends the collected rows.
-    async fn send(&mut self, collected: Collected) -> Result<()> {
-        let collected = Arc::new(collected);
-        for _ in 0..ATTEMPTS {
-            let gone = self.hold(&collected.samples.iter().map(|s| s.segment).collect()).await?;
-            let room = self.segments.room((collected.bytes * self.share) as usize).await;
-            let mut places = HashMap::with_capacity(self.held.len());
-            let mut sources: Vec<Ready> = Vec::with_capacity(self.held.len());
-            for (segment, ready) in &self.held {
-                let skip = self.reading.manifest.segment(*segment)?.skip as usize;
-                places.insert(*segment, (sources.len(), skip));
-                sources.push(ready.clone());
-            }
-            let (schema, rows) = (self.reading.projected.clone(), collected.clone());
-            let made = self.made_of(sources, move |sources| {
-                drop(gone);
-                let pick = |s: &Sample| {
-                    let (source, skip) = places[&s.segment];
-                    (source, skip + s.row as usize)
-                };
-                let picks: Vec<Pick> = rows.samples.iter().map(pick).collect();
-                let sources: Vec<&RecordBatch> = sources.iter().map(|r| r.batch.as_ref()).collect();
-                let batch = gather(&schema, &sources, &picks)?;
-                let digest = rows.digest.to_bytes().to_vec().into();
-                let message = Message::new(&batch, v1::MessageMeta { digest, ..rows.meta.clone() })?;
-                Ok(message.guarded(room))
-            });
-            let Some(message) = made.await? else {
-                self.held.clear();
-                continue;
-            };
-            if collected.bytes > 0.0 {
-                self.share = message.body_bytes() as f64 / collected.bytes;
-            }
-            return self.deliver(message).await;
-        }
-        Err(unsound(&self.reading.manifest))
-    }
-
-    /// A message made of segments; `None` if one of them was damaged meanwhile, whatever came of it.
-    async fn made_of(
-        &self,
-        sources: Vec<Ready>,
-        make: impl FnOnce(&[Ready]) -> Result<Message> + Send + 'static,
-    ) -> Result<Option<Message>> {
-        let segments = self.segments.clone();
-        blocking(move || {
-            // Damaged offsets may make it panic.
-            let made = std::panic::catch_unwind(AssertUnwindSafe(|| make(&sources)));
-            if !sources.iter().all(|source| segments.is_sound(&source.batch)) {
-                return Ok(None);
-            }
-            made.unwrap_or_else(|_| Err(Error::corrupt("gathering rows failed: the log says why"))).map(Some)
-        })
-        .await
-    }
-
-    /// A message of consecutive rows of a segment.
-    async fn stretch(&mut self, segment: u32, first: usize, rows: usize, bytes: usize) -> Result<Message> {
-        for _ in 0..ATTEMPTS {
-            let gone = self.hold(&HashSet::from([segment])).await?;
-            let sources: Vec<_> = self.held.values().cloned().collect();
-            let room = self.segments.room(bytes).await;
-            let meta = v1::MessageMeta { runs: vec![0, segment, rows as u32], ..Default::default() };
-            // Hashing reads every byte: the pages are there when the message is sent from an async thread.
-            let made = self.made_of(sources, move |sources| {
-                drop(gone);
-                let message = Message::new(&sources[0].batch.slice(first, rows), meta)?;
-                Ok(message.guarded(sources[0].guard.clone()).guarded(room))
-            });
-            match made.await? {
-                Some(message) => return Ok(message),
-                None => self.held.clear(),
-            }
-        }
-        Err(unsound(&self.reading.manifest))
-    }
-
-    async fn deliver(&self, message: Message) -> Result<()> {
-        let sent = self.sender.send(Ok(message)).await;
-        sent.map_err(|_| Error::closed("the reader of the stream has gone"))
-    }
-}
-
-fn unsound(manifest: &Manifest) -> Error {
-    let uri = manifest.uri();
-    Error::retry(format!(
-        "{uri}: its segments are damaged again and again while they are read: the cache's log says more"
-    ))
-}
-
-/// Runs `work` off the async threads: it touches mapped pages and copies megabytes.
-async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
-    tokio::task::spawn_blocking(work)
-        .await
-        .unwrap_or_else(|e| Err(Error::new(Kind::Corrupt, format!("gathering rows failed: {e}"))))
-}
 
 /// A plan ticket, checked.
 pub(super) struct PlanWalk {
@@ -250,12 +72,18 @@ impl PlanWalk {
         let mut ahead = Ahead::start(&maker, &order, cut.first_position, &segments);
         let mut slots: Vec<Slot> = Vec::new();
         let mut collected = Collected::default();
+        let mut walked = 0;
         for step in 0..steps.count() {
             let position = cut.first_position + step * cut.global_batch;
             if collected.samples.is_empty() {
                 maker.segments.reached(position);
             }
             steps.batch(step, rank, &mut slots);
+            walked += slots.len();
+            if walked >= STRETCH_ROWS {
+                walked = 0;
+                tokio::task::yield_now().await;
+            }
             for slot in slots.iter().filter(|s| Self::wants(&segments, s.sample.segment)) {
                 if let Some(ahead) = &mut ahead {
                     ahead.reached(slot.sample.segment);
@@ -321,7 +149,7 @@ impl Ahead {
                 }
                 let (segments, reading) = (segments.clone(), reading.clone());
                 // What fails here fails again, and is reported, when the walk needs it.
-                under_way.spawn(async move { segments.get(&reading, segment).await.map(drop) });
+                under_way.spawn(async move { segments.get(&reading, segment).await.map(|r| let_go([r])) });
             }
             while under_way.join_next().await.is_some() {}
         });
@@ -358,12 +186,7 @@ pub(super) async fn scan(mut maker: Maker, limit: u64) -> Result<()> {
         if left == 0 {
             break;
         }
-        let gone = maker.hold(&HashSet::from([segment])).await?;
-        let let_go = move || {
-            drop(gone);
-            Ok(())
-        };
-        blocking(let_go).await?;
+        maker.hold(&HashSet::from([segment])).await?;
         let Some(Ready { batch, .. }) = maker.held.get(&segment).cloned() else { continue };
         let part = maker.reading.manifest.segment(segment)?;
         let rows = part.rows.min(left) as usize;
