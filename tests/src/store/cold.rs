@@ -4,6 +4,9 @@
 //! The three take turns, each in a process of its own or with a client of its own, so that none finds open connections
 //! or footers of another. The direct ways are our own direct mode, and a stock reader ([`stock`]): `object_store` and
 //! `parquet`'s asynchronous reader, as many row groups at once as the cache may send requests.
+//!
+//! How many requests at once is what decides: a few are as fast as S3 is, and with many the processor is the limit, which
+//! S3, the cache and the reader share here. So all of it is measured with several numbers of them.
 
 mod stock;
 
@@ -25,8 +28,11 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::runtime::Runtime;
 
-/// Requests at once, on every way.
-const CONCURRENCY: usize = 32;
+/// Requests at once, the same on every way.
+const CONNECTIONS: [usize; 3] = [2, 4, 32];
+
+/// With so many S3 is what is slow, as the name of the figure says, and a reader still has several at once.
+const BEHIND_S3: usize = 4;
 
 /// Rows of a row group: 7.5 MB decoded.
 const GROUP_ROWS: usize = 8192;
@@ -63,42 +69,82 @@ struct Epoch {
 pub fn run(runtime: &Runtime, settings: &Settings) -> anyhow::Result<Findings> {
     let s3 = S3Server::start();
     let proxy = SlowProxy::start(&s3.endpoint, Slowness::remote_s3());
-    upload(&s3, settings.objects)?;
-    let rows = (settings.objects * GROUPS * GROUP_ROWS) as u64;
-    let (mut cache, mut direct, mut plain) = (Vec::new(), Vec::new(), Vec::new());
-    let mut cpu = Vec::new();
-    for _ in 0..settings.runs {
-        let (rate, seconds) = through_cache(&s3, &proxy, rows)?;
-        cache.push(rate);
-        cpu.push(seconds / (rows as f64 * row_bytes() as f64 / 1e9));
-        direct.push(directly(&s3, &proxy, rows)?);
-        plain.push(runtime.block_on(stock::read(&s3, &proxy.endpoint, "cold", CONCURRENCY, rows))?);
-    }
-    let ratios: Vec<f64> = (0..cache.len()).map(|i| cache[i] / direct[i].max(plain[i])).collect();
+    let stored = upload(&s3, settings.objects)?;
+    let stage = Stage { s3, proxy, rows: (settings.objects * GROUPS * GROUP_ROWS) as u64 };
     let mut found = Findings::default();
-    let direct = Row::of("cold_direct_rows_per_s", "rows/s", &direct);
-    let plain = Row::of("cold_stock_rows_per_s", "rows/s", &plain);
-    let best = if direct.value > plain.value { &direct } else { &plain }.value;
-    let ratio = Row::of("cold_vs_direct", "ratio", &ratios).against("the better direct way, run by run", 1.0);
-    let (value, least) = (ratio.value, ratio.min);
-    found.rows = vec![
-        Row::of("cold_rows_per_s", "rows/s", &cache).against("the better direct way", best),
-        direct,
-        plain,
-        ratio,
-        Row::of("cold_node_cpu_s_per_gb", "s/GB", &cpu),
-    ];
-    found.check(
-        value >= 1.0,
-        format!("cold through the cache is {value:.2} x direct (least {least:.2}), 1 wanted"),
-    );
+    for connections in CONNECTIONS {
+        let mut ways = Ways::default();
+        for _ in 0..settings.runs {
+            stage.each_way(runtime, connections, &mut ways)?;
+        }
+        let name = |what: &str| format!("cold_{connections}_{what}");
+        let row = |what: &str, values: &[f64]| Row::of(name(what), "rows/s", values);
+        let (direct, plain) = (row("direct_rows_per_s", &ways.direct), row("stock_rows_per_s", &ways.stock));
+        let best = direct.value.max(plain.value);
+        let ratios: Vec<f64> =
+            (0..settings.runs).map(|i| ways.cache[i] / ways.direct[i].max(ways.stock[i])).collect();
+        let ratio = |name| Row::of(name, "ratio", &ratios).against("the better direct way, run by run", 1.0);
+        let gives = Slowness::remote_s3().connection_mb_s * 1e6 * connections as f64;
+        let taken = best / stage.rows as f64 * stored as f64 / gives;
+        if connections == BEHIND_S3 {
+            let row = ratio("cold_vs_direct".to_owned());
+            let (value, least) = (row.value, row.min);
+            let text = format!(
+                "cold through the cache is {value:.2} x direct (least {least:.2}) with {connections} requests at once, 1 wanted"
+            );
+            found.check(value >= 1.0, text);
+            found.rows.push(row);
+        }
+        found.rows.extend([
+            ratio(name("vs_direct")),
+            row("rows_per_s", &ways.cache).against("the better direct way", best),
+            direct,
+            plain,
+            Row::of(name("s3_taken"), "of what S3 gives", &[taken]),
+            Row::of(name("node_cpu_s_per_gb"), "s/GB", &ways.cpu),
+        ]);
+    }
     Ok(found)
 }
 
+/// Rows a second of each way, and the node's processor time for a gigabyte, run by run.
+#[derive(Debug, Default)]
+struct Ways {
+    cache: Vec<f64>,
+    direct: Vec<f64>,
+    stock: Vec<f64>,
+    cpu: Vec<f64>,
+}
+
+/// A slow S3 with a dataset in it.
+struct Stage {
+    s3: S3Server,
+    proxy: SlowProxy,
+    rows: u64,
+}
+
+impl Stage {
+    /// Takes each way once.
+    fn each_way(&self, runtime: &Runtime, connections: usize, ways: &mut Ways) -> anyhow::Result<()> {
+        let Self { s3, proxy, rows } = self;
+        let (rate, seconds) = through_cache(s3, proxy, *rows, connections)?;
+        ways.cache.push(rate);
+        ways.cpu.push(seconds / (*rows as f64 * row_bytes() as f64 / 1e9));
+        ways.direct.push(directly(s3, proxy, *rows, connections)?);
+        ways.stock.push(runtime.block_on(stock::read(s3, &proxy.endpoint, "cold", connections, *rows))?);
+        Ok(())
+    }
+}
+
 /// Rows a second of an epoch through a new cache, and the seconds of processor time that its node took.
-fn through_cache(s3: &S3Server, proxy: &SlowProxy, rows: u64) -> anyhow::Result<(f64, f64)> {
+fn through_cache(
+    s3: &S3Server,
+    proxy: &SlowProxy,
+    rows: u64,
+    connections: usize,
+) -> anyhow::Result<(f64, f64)> {
     let options = ServerOptions::for_endpoint(s3, &proxy.endpoint);
-    let options = options.args(["--s3-max-requests", &CONCURRENCY.to_string()]);
+    let options = options.args(["--s3-max-requests", &connections.to_string()]);
     let server = options.try_start().map_err(anyhow::Error::msg)?;
     let read = epoch(s3, &["--endpoint", &server.endpoint], rows);
     let cpu = cpu_s(&server);
@@ -107,8 +153,8 @@ fn through_cache(s3: &S3Server, proxy: &SlowProxy, rows: u64) -> anyhow::Result<
 }
 
 /// Rows a second of an epoch without a cache, by our own reader.
-fn directly(s3: &S3Server, proxy: &SlowProxy, rows: u64) -> anyhow::Result<f64> {
-    let requests = CONCURRENCY.to_string();
+fn directly(s3: &S3Server, proxy: &SlowProxy, rows: u64, connections: usize) -> anyhow::Result<f64> {
+    let requests = connections.to_string();
     let store = ["--s3-endpoint", &proxy.endpoint, "--s3-region", REGION, "--s3-max-requests", &requests];
     epoch(s3, &[["--direct"].as_slice(), &store].concat(), rows)
 }
@@ -137,9 +183,9 @@ const fn row_bytes() -> usize {
     784 + 4 * FLOATS + 8
 }
 
-/// Puts a dataset under `cold/`: images like MNIST's, a label, and floats that hardly compress.
-fn upload(s3: &S3Server, objects: usize) -> anyhow::Result<()> {
-    let mut dice = Dice::new(11);
+/// Puts a dataset under `cold/`: images like MNIST's, a label, and floats that hardly compress. Answers with its bytes.
+fn upload(s3: &S3Server, objects: usize) -> anyhow::Result<usize> {
+    let (mut dice, mut stored) = (Dice::new(11), 0);
     for object in 0..objects {
         let mut writer: Option<ArrowWriter<Vec<u8>>> = None;
         for _ in 0..GROUPS {
@@ -151,9 +197,10 @@ fn upload(s3: &S3Server, objects: usize) -> anyhow::Result<()> {
             writer.write(&batch)?;
         }
         let bytes = writer.context("an object has row groups")?.into_inner()?;
+        stored += bytes.len();
         s3.put(&format!("cold/part-{object:03}.parquet"), Bytes::from(bytes));
     }
-    Ok(())
+    Ok(stored)
 }
 
 /// As most writers have it: dictionaries, but for floats, which do not repeat.
