@@ -126,6 +126,11 @@ impl Cluster {
         by_node.into_iter().map(group).collect()
     }
 
+    /// How many nodes there are, as far as the topology says.
+    pub fn size(&self) -> usize {
+        self.topology.borrow().as_ref().map_or(0, |t| t.nodes.len())
+    }
+
     /// Notes that a node failed just now.
     pub fn failed(&self, node: &Node) {
         self.health.failed(node);

@@ -288,3 +288,18 @@ fn segments_and_marks() {
     assert!(Segments::default().has(7));
     assert!(Mark { step: 1, row: 0 } > Mark { step: 0, row: 9 });
 }
+
+/// When a cache dies, its readers do not all come to the store at once.
+#[tokio::test]
+async fn the_last_resort_comes_at_different_times() {
+    let world = World::new(&[60]);
+    let fleet = Fleet::start(&world, 1, None).await;
+    let dataset = fleet.open(&world).await;
+    let after = Duration::from_secs(4);
+    let start = || Loader::start(&dataset, LoaderSettings { fallback_after: after, ..settings(10) }).unwrap();
+    let mut all: Vec<_> = (0..20).map(|_| start().work.fallback_after).collect();
+    assert!(all.iter().all(|wait| (after..=after.mul_f64(1.5)).contains(wait)), "{all:?}");
+    all.sort();
+    all.dedup();
+    assert!(all.len() > 10 && *all.last().unwrap() - all[0] > after / 8, "{all:?}");
+}

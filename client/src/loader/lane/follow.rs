@@ -2,14 +2,19 @@
 //! because nodes joined, left or came back, or because more copies were made of what is much read, or fewer are left.
 //!
 //! The lanes that take over begin exactly at the mark. A change that does not concern the segments costs the comparison,
-//! and changes that come thick and fast are looked at together, once in a while.
+//! and changes that come thick and fast are looked at together, once in a while. Since any node answers for any segment,
+//! none has to be followed: an epoch whose streams are many already is divided no further until the next one.
 
 use super::{Lane, Supply, Trouble};
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
 
 /// A lane's work is divided no more often than this.
 pub(in crate::loader) const CALM: Duration = Duration::from_millis(if cfg!(test) { 20 } else { 1000 });
+
+/// Streams of an epoch, beyond two for each node, that are not divided further.
+const MANY: usize = 32;
 
 impl Lane {
     /// The lanes that are to go on, if the segments have other nodes now.
@@ -20,6 +25,11 @@ impl Lane {
         }
         let groups = cluster.groups(self.work.dataset.manifest(), &self.list).ok()?;
         if matches!(&groups[..], [only] if only.node == *home) {
+            return None;
+        }
+        // Each lane holds the epoch, and so does who started them.
+        let lanes = Arc::strong_count(&self.epoch) - 1;
+        if groups.len() > 1 && lanes >= MANY.max(2 * cluster.size()) {
             return None;
         }
         self.divided = Some(Instant::now());

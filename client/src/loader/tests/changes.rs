@@ -201,6 +201,29 @@ async fn many_changes_in_a_row_are_one() {
     assert!(all > 6 && all <= most, "{all} streams, at most {most} allowed");
 }
 
+/// Segment by segment becomes hot and cools down again: lanes become many, but not ever more.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn streams_do_not_become_ever_more() {
+    let world = World::new(&[1500, 1500]);
+    let fleet = Fleet::start(&world, 3, None).await;
+    fleet.change(|t| t.nodes[1..].iter_mut().for_each(|n| n.weight = 1e-9));
+    fleet.nodes.iter().for_each(|n| n.conduct.message_bytes.store(50, SeqCst));
+    let (mut random, mut most) = (Random(3), 0);
+    let settings = LoaderSettings { prefetch_bytes: 20_000, shuffle: Shuffle::Full, ..slowly() };
+    read(&world, &fleet, &settings, async |step, dataset| {
+        let count = dataset.manifest().segments().len() as u32;
+        assert!(count > 100, "{count} segments");
+        if step % 2 == 0 && step < 700 {
+            let some: Vec<u32> = (0..count).filter(|_| random.next().is_multiple_of(2)).collect();
+            fleet.change(|t| t.hot = heat(dataset, some.into_iter(), &["node-1", "node-2"]));
+            sleep(CALM / 2).await;
+            most = most.max(fleet.nodes.iter().map(|n| n.conduct.open.load(SeqCst)).sum::<u64>());
+        }
+    })
+    .await;
+    assert!((30..=40).contains(&most), "{most} streams at once");
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_guest_follows_its_segments() {
     let world = World::new(&[200]);

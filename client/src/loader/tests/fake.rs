@@ -51,6 +51,22 @@ pub struct Conduct {
     pub hedges: AtomicU64,
     pub opens: AtomicU64,
     pub streams: AtomicU64,
+    /// Streams that are open now.
+    pub open: AtomicU64,
+}
+
+/// A stream that is open, until this is dropped.
+struct Open(Arc<Conduct>);
+
+impl Open {
+    /// Keeps it where it is used.
+    fn still(&self) {}
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        self.0.open.fetch_sub(1, SeqCst);
+    }
 }
 
 #[derive(Clone)]
@@ -260,6 +276,8 @@ impl FlightService for Node {
         let answer = self.answer(&request.into_inner().ticket)?;
         let schema = FlightData { data_header: wire::schema_header(&answer.schema), ..Default::default() };
         let conduct = self.conduct.clone();
+        conduct.open.fetch_add(1, SeqCst);
+        let open = Open(conduct.clone());
         let messages = ReceiverStream::new(answer.messages).filter_map(move |message| {
             let conduct = conduct.clone();
             async move {
@@ -285,7 +303,8 @@ impl FlightService for Node {
                 }))
             }
         });
-        Ok(Response::new(futures::stream::iter([Ok(schema)]).chain(messages).boxed()))
+        let all = futures::stream::iter([Ok(schema)]).chain(messages);
+        Ok(Response::new(all.inspect(move |_| open.still()).boxed()))
     }
 
     async fn handshake(&self, _: Request<Streaming<HandshakeRequest>>) -> Reply<Self::HandshakeStream> {
