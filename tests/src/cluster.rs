@@ -1,35 +1,44 @@
-//! `make bench-cluster`: nodes, etcd and quorums that die, fall silent, drain and restart under a job that reads, and
-//! what the job notices of it. Real processes, real etcd; S3 is 30 ms away.
+//! `make bench-cluster`: nodes, etcd and networks that fail, nodes that come and go, and data that all want at once; and
+//! what the jobs that read meanwhile notice of it. Real processes, real etcd; S3 is 30 ms away.
+//!
+//! Each stage starts nodes of its own, warms them, and can be run by itself (`--only`).
 
+mod cold;
+mod cuts;
 mod faults;
+mod hot;
+mod join;
+mod leave;
+mod network;
 mod nodes;
 mod placement;
+mod quorum;
+mod random;
 mod reader;
+mod world;
 
-use crate::etcd::Etcd;
-use crate::mnist;
-use crate::process::ServerOptions;
 use crate::report;
-use crate::s3::S3Server;
-use crate::slow::{SlowProxy, Slowness};
-use clap::Parser;
-use faults::Stage;
-use nodes::Nodes;
-use reader::Reader;
+use crate::store::{Findings, line};
+use clap::{Parser, ValueEnum};
 use serde_json::json;
 use std::path::PathBuf;
+use std::time::Instant;
+use world::World;
 
 /// Torments a cluster and measures what its readers notice.
 #[derive(Debug, Clone, Parser)]
 #[command(name = "forebay-bench-cluster", version)]
 pub struct Options {
+    /// Only these stages, separated by commas.
+    #[arg(long, value_enum, value_delimiter = ',')]
+    only: Vec<Stage>,
     /// Cache nodes.
-    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u8).range(2..=16))]
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u8).range(3..=16))]
     nodes: u8,
     /// How often a cache node is killed.
     #[arg(long, default_value_t = 20)]
     kills: u32,
-    /// For how long a node is silent, in seconds.
+    /// For how long a node is silent, in seconds; a cut network lasts half of that.
     #[arg(long, default_value_t = 20)]
     silence_s: u64,
     /// For how long etcd is stopped, in seconds; its quorum is lost for a third of that.
@@ -43,47 +52,90 @@ pub struct Options {
     folder: PathBuf,
 }
 
+/// The stages of the benchmark.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Stage {
+    /// How evenly segments lie on nodes, simulated.
+    Placement,
+    /// Nodes killed, and one that falls silent, with 2 replicas.
+    Kills,
+    /// Nodes killed with 1 replica.
+    KillsOneReplica,
+    /// A node cut off from etcd, from clients, from other nodes.
+    Cuts,
+    /// etcd stopped, its leader killed, its quorum lost.
+    Etcd,
+    /// A node joins.
+    Join,
+    /// A node is drained, and all are restarted one after the other; with 1 replica and with 2.
+    Leave,
+    /// Data that all want at once.
+    Hot,
+    /// A cold epoch, by one job and by three.
+    Cold,
+}
+
 /// Runs it; false if a promise was broken.
 pub fn run(options: &Options) -> anyhow::Result<bool> {
-    let mut rows = placement::rows();
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    let s3 = S3Server::start();
-    mnist::upload(&s3)?;
-    let proxy = SlowProxy::start(&s3.endpoint, Slowness::remote_s3());
-    let mut etcd = Etcd::try_start(3).map_err(anyhow::Error::msg)?;
-    let base = ServerOptions::for_endpoint(&s3, &proxy.endpoint);
-    let mut nodes = Nodes::start(&runtime, &base, options.nodes.into(), &etcd.arguments())?;
-    let reader = Reader::start(&runtime, &nodes.endpoints(), &s3.uri("mnist/train"))?;
-    let mut stage = Stage::new(&runtime, &mut nodes, &mut etcd, &reader, options.seed);
-    stage.warm_up()?;
-    let faults = [
-        stage.kills(options.kills)?,
-        stage.silence(options.silence_s)?,
-        stage.drain()?,
-        stage.rolling_restart()?,
-        stage.etcd_stopped(options.etcd_down_s)?,
-        stage.etcd_leader_killed()?,
-        stage.etcd_quorum_lost(options.etcd_down_s.div_ceil(3))?,
-    ];
-    rows.extend(faults.into_iter().flatten());
-    let (epochs, wrong) = reader.epochs()?;
-    let errors = reader.errors();
-    errors.iter().for_each(|error| eprintln!("a rank ended: {error}"));
-    drop(reader);
-    nodes.end()?;
-    let row = |name, unit, value: usize| report::Row::of(name, unit, &[value as f64]);
-    rows.extend([
-        row("reader_errors", "errors", errors.len()),
-        row("epochs", "epochs", epochs),
-        row("epochs_with_wrong_digest", "epochs", wrong),
-    ]);
+    let world = World::start()?;
+    let mut all = Findings::default();
+    for stage in Stage::value_variants() {
+        if !options.only.is_empty() && !options.only.contains(stage) {
+            continue;
+        }
+        println!("{stage:?} ...");
+        let started = Instant::now();
+        let found = one(*stage, &world, options).unwrap_or_else(|error| {
+            let mut found = Findings::default();
+            found.check(false, format!("{stage:?} did not come to its end: {error:#}"));
+            found
+        });
+        found.checks.iter().for_each(|check| println!("  {}", line(check)));
+        println!("  {:.0} s", started.elapsed().as_secs_f64());
+        all.add(found);
+    }
     let settings = json!({
-        "nodes": options.nodes, "kills": options.kills, "seed": options.seed, "replicas": 1,
-        "silence_s": options.silence_s, "etcd_down_s": options.etcd_down_s, "segment_bytes": reader::SEGMENT_BYTES,
+        "nodes": options.nodes, "kills": options.kills, "seed": options.seed, "silence_s": options.silence_s,
+        "etcd_down_s": options.etcd_down_s,
     });
-    report::write(&options.folder, "cluster", settings, &rows)?;
-    let good = errors.is_empty() && wrong == 0 && epochs > 0;
-    let verdict = if good { "PASS" } else { "FAIL" };
-    println!("{verdict} {epochs} epochs, {wrong} with a wrong digest, {} errors", errors.len());
-    Ok(good)
+    report::write(&options.folder, "cluster", settings, &all.rows)?;
+    all.checks.iter().for_each(|check| println!("{}", line(check)));
+    Ok(!all.checks.is_empty() && all.checks.iter().all(|check| check.passed != Some(false)))
+}
+
+fn one(stage: Stage, world: &World, options: &Options) -> anyhow::Result<Findings> {
+    let nodes = options.nodes.into();
+    match stage {
+        Stage::Placement => Ok(placement::run()),
+        Stage::Kills => faults::run(
+            world,
+            &faults::Settings {
+                nodes,
+                replicas: 2,
+                kills: options.kills,
+                silence_s: Some(options.silence_s),
+                seed: options.seed,
+            },
+        ),
+        Stage::KillsOneReplica => faults::run(
+            world,
+            &faults::Settings {
+                nodes,
+                replicas: 1,
+                kills: options.kills,
+                silence_s: None,
+                seed: options.seed,
+            },
+        ),
+        Stage::Cuts => cuts::run(world, nodes, options.silence_s / 2),
+        Stage::Etcd => quorum::run(world, nodes, options.etcd_down_s, options.seed),
+        Stage::Join => join::run(world, nodes),
+        Stage::Leave => {
+            let mut found = leave::run(world, nodes, 1, options.seed)?;
+            found.add(leave::run(world, nodes, 2, options.seed)?);
+            Ok(found)
+        }
+        Stage::Hot => hot::run(world),
+        Stage::Cold => cold::run(world, nodes),
+    }
 }

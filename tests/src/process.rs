@@ -65,6 +65,8 @@ pub struct ServerOptions {
     environment: Vec<(String, String)>,
     folder: Option<PathBuf>,
     allowed: Vec<String>,
+    /// The command that runs it, such as `ip netns exec NAME`; empty: none.
+    wrapper: Vec<String>,
 }
 
 impl ServerOptions {
@@ -83,7 +85,13 @@ impl ServerOptions {
 
     /// A server with no settings but its ports and its cache directory.
     pub fn bare() -> Self {
-        Self { arguments: Vec::new(), environment: Vec::new(), folder: None, allowed: Vec::new() }
+        Self {
+            arguments: Vec::new(),
+            environment: Vec::new(),
+            folder: None,
+            allowed: Vec::new(),
+            wrapper: Vec::new(),
+        }
     }
 
     /// Adds one argument.
@@ -106,6 +114,12 @@ impl ServerOptions {
     /// Keeps cache and log in this folder, which outlives the server (default: a temporary one).
     pub fn folder(mut self, folder: impl Into<PathBuf>) -> Self {
         self.folder = Some(folder.into());
+        self
+    }
+
+    /// Runs it by a command that becomes it, such as `ip netns exec NAME`.
+    pub fn within<S: AsRef<str>>(mut self, command: impl IntoIterator<Item = S>) -> Self {
+        self.wrapper = command.into_iter().map(|word| word.as_ref().to_owned()).collect();
         self
     }
 
@@ -153,7 +167,15 @@ impl ServerOptions {
     fn spawn(&self, folder: &Path, log: &Path) -> std::io::Result<Child> {
         std::fs::create_dir_all(folder)?;
         let errors = File::options().create(true).append(true).open(log)?;
-        let mut command = Command::new(find("forebay-server").map_err(std::io::Error::other)?);
+        let server = find("forebay-server").map_err(std::io::Error::other)?;
+        let mut command = match self.wrapper.split_first() {
+            Some((program, words)) => {
+                let mut command = Command::new(program);
+                command.args(words).arg(server);
+                command
+            }
+            None => Command::new(server),
+        };
         let ports = ["--listen", "--metrics-listen"];
         for flag in ports.into_iter().filter(|flag| !self.arguments.iter().any(|argument| argument == flag)) {
             command.args([flag, "127.0.0.1:0"]);

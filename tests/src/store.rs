@@ -180,7 +180,7 @@ pub fn runtime() -> std::io::Result<Runtime> {
     tokio::runtime::Builder::new_multi_thread().enable_all().build()
 }
 
-fn line(check: &Check) -> String {
+pub(crate) fn line(check: &Check) -> String {
     let verdict = match check.passed {
         Some(true) => "PASS",
         Some(false) => "FAIL",

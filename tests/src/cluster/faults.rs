@@ -1,204 +1,121 @@
-//! What is done to the cluster while the job reads. Each yields its rows.
+//! Nodes that die, and one that falls silent, while a job reads.
 
-use super::nodes::Nodes;
-use super::reader::Reader;
-use crate::etcd::Etcd;
+use super::nodes::{Nodes, name};
+use super::random::Random;
+use super::reader::{Job, Reader};
+use super::world::World;
 use crate::report::Row;
+use crate::store::Findings;
+use crate::store::data::Table;
+use forebay_proto::{ring, v1};
 use std::time::{Duration, Instant};
-use tokio::runtime::Runtime;
 
 /// How long after a fault waits are still put down to it. Readers are over it long before.
-const AFTERMATH: Duration = Duration::from_secs(4);
+pub const AFTERMATH: Duration = Duration::from_secs(4);
 
-/// Everything that takes part.
-pub struct Stage<'a> {
-    runtime: &'a Runtime,
-    nodes: &'a mut Nodes,
-    etcd: &'a mut Etcd,
-    reader: &'a Reader,
-    random: Random,
+/// What is done.
+pub struct Settings {
+    pub nodes: usize,
+    pub replicas: u32,
+    pub kills: u32,
+    /// For how long a node is silent; `None`: none is.
+    pub silence_s: Option<u64>,
+    pub seed: u64,
 }
 
-impl<'a> Stage<'a> {
-    pub fn new(
-        runtime: &'a Runtime,
-        nodes: &'a mut Nodes,
-        etcd: &'a mut Etcd,
-        reader: &'a Reader,
-        seed: u64,
-    ) -> Self {
-        Self { runtime, nodes, etcd, reader, random: Random(seed) }
-    }
-
-    /// Lets the readers go through the first epoch, so that the cache is warm.
-    pub fn warm_up(&self) -> anyhow::Result<()> {
+/// Runs it.
+pub fn run(world: &World, settings: &Settings) -> anyhow::Result<Findings> {
+    let what = match settings.replicas {
+        1 => "kill_1_replica".to_owned(),
+        _ => "kill".to_owned(),
+    };
+    let table = world.table(&what, 160, 384)?;
+    let mut nodes = world.nodes(settings.nodes, settings.replicas)?;
+    let reader = world.warm(&nodes, &table, Job::steady(), settings.replicas)?;
+    let mut found = Findings::default();
+    let mut random = Random(settings.seed);
+    if settings.replicas > 1 {
         let began = Instant::now();
-        while self.reader.epochs()?.0 < 1 {
-            anyhow::ensure!(self.reader.errors().is_empty(), "a rank ended: {:?}", self.reader.errors());
-            anyhow::ensure!(began.elapsed() < Duration::from_secs(300), "no epoch within 300 s");
-            std::thread::sleep(Duration::from_millis(50));
-        }
-        Ok(())
+        std::thread::sleep(Duration::from_secs(5));
+        found.value("no_fault_wait_ms_max", "ms", reader.longest_wait_ms(began));
     }
-
-    /// kill -9 of a node at a random moment, so many times.
-    pub fn kills(&mut self, times: u32) -> anyhow::Result<Vec<Row>> {
-        let quiet = self.watch(Duration::from_secs(5));
-        let (mut stalls, mut fetched) = (Vec::new(), 0);
-        for _ in 0..times {
-            std::thread::sleep(Duration::from_millis(self.random.below(1500)));
-            let victim = self.random.below(self.nodes.count() as u64) as usize;
-            let before = self.s3_bytes_but(victim);
-            let at = Instant::now();
-            self.nodes.kill(victim)?;
-            std::thread::sleep(AFTERMATH);
-            stalls.push(self.reader.longest_wait_ms(at));
-            fetched += self.s3_bytes_but(victim).saturating_sub(before);
-            eprintln!("kill of node {victim}: {:.0} ms", stalls.last().copied().unwrap_or_default());
-            self.nodes.up(victim)?;
-            self.nodes.wait_until_agreed(self.runtime)?;
-            std::thread::sleep(Duration::from_secs(2));
-        }
-        let mut sorted = stalls.clone();
-        sorted.sort_by(f64::total_cmp);
-        let quantile = |q: f64| sorted.get(((sorted.len() as f64 * q).ceil() as usize).saturating_sub(1));
-        let row = |name: &str, q: f64| Row {
-            n: stalls.len(),
-            ..Row::of(name, "ms", quantile(q).map_or(&[], std::slice::from_ref))
-        };
-        Ok(vec![
-            Row::of("no_fault_wait_ms_max", "ms", &[quiet]),
-            row("kill_stall_ms_p50", 0.5),
-            row("kill_stall_ms_p99", 0.99),
-            row("kill_stall_ms_max", 1.0),
-            Row::of("kill_s3_bytes_per_kill", "bytes", &[fetched as f64 / f64::from(times.max(1))]),
-        ])
-    }
-
-    /// A node that says nothing for a while (SIGSTOP).
-    pub fn silence(&mut self, seconds: u64) -> anyhow::Result<Vec<Row>> {
-        let victim = self.random.below(self.nodes.count() as u64) as usize;
-        let at = Instant::now();
-        self.nodes.server(victim)?.pause();
+    kills(world, settings, &what, &table, &mut nodes, &reader, &mut random, &mut found)?;
+    if let Some(seconds) = settings.silence_s {
+        let victim = random.below(nodes.count() as u64) as usize;
+        let began = Instant::now();
+        nodes.server(victim)?.pause();
         std::thread::sleep(Duration::from_secs(seconds));
-        self.nodes.server(victim)?.resume();
-        self.nodes.wait_until_agreed(self.runtime)?;
+        nodes.server(victim)?.resume();
+        nodes.wait_until_agreed(&world.runtime)?;
         std::thread::sleep(AFTERMATH);
-        Ok(vec![self.stall("sigstop_stall_ms_max", at)])
+        let stall = reader.longest_wait_ms(began);
+        found.value("sigstop_stall_ms_max", "ms", stall);
+        found.check(stall <= 2000.0, format!("a node silent for {seconds} s: {stall:.0} ms, at most 2,000"));
     }
-
-    /// A node is drained, and brought back.
-    pub fn drain(&mut self) -> anyhow::Result<Vec<Row>> {
-        let victim = self.random.below(self.nodes.count() as u64) as usize;
-        let at = Instant::now();
-        let reply = self.nodes.drain(self.runtime, victim, false)?;
-        std::thread::sleep(AFTERMATH);
-        let served = |stage: &Self| {
-            let counters = stage.nodes.status(stage.runtime, victim).ok().and_then(|s| s.counters);
-            counters.map_or(0, |c| c.rows_served)
-        };
-        let before = served(self);
-        std::thread::sleep(Duration::from_secs(1));
-        let after = served(self);
-        self.nodes.drain(self.runtime, victim, true)?;
-        self.nodes.wait_until_agreed(self.runtime)?;
-        Ok(vec![
-            self.stall("drain_stall_ms_max", at),
-            Row::of("drain_streams_left", "streams", &[reply.streams_left as f64]),
-            Row::of("drain_rows_served_afterwards", "rows", &[(after - before) as f64]),
-        ])
-    }
-
-    /// Every node in turn: SIGTERM, a new process, until it is a member again.
-    pub fn rolling_restart(&mut self) -> anyhow::Result<Vec<Row>> {
-        let at = Instant::now();
-        let mut fetched = 0;
-        for node in 0..self.nodes.count() {
-            let before = self.s3_bytes_but(node);
-            self.nodes.stop(node)?;
-            self.nodes.up(node)?;
-            self.nodes.wait_until_agreed(self.runtime)?;
-            std::thread::sleep(Duration::from_secs(2));
-            fetched += self.s3_bytes_but(node).saturating_sub(before);
-        }
-        std::thread::sleep(AFTERMATH);
-        let errors = self.reader.errors().len() as f64;
-        Ok(vec![
-            self.stall("rolling_restart_stall_ms_max", at),
-            Row::of("rolling_restart_errors", "errors", &[errors]),
-            Row::of("rolling_restart_s3_bytes", "bytes", &[fetched as f64]),
-        ])
-    }
-
-    /// All of etcd is killed, and comes back.
-    pub fn etcd_stopped(&mut self, seconds: u64) -> anyhow::Result<Vec<Row>> {
-        let at = Instant::now();
-        self.etcd.kill_all();
-        std::thread::sleep(Duration::from_secs(seconds));
-        self.etcd.restart().map_err(anyhow::Error::msg)?;
-        let found = self.nodes.wait_until_agreed(self.runtime)?;
-        std::thread::sleep(AFTERMATH);
-        Ok(vec![
-            self.stall("etcd_stopped_wait_ms_max", at),
-            Row::of("etcd_found_again_s", "s", &[found.as_secs_f64()]),
-        ])
-    }
-
-    /// etcd's leader is killed, and comes back.
-    pub fn etcd_leader_killed(&mut self) -> anyhow::Result<Vec<Row>> {
-        let at = Instant::now();
-        if let Some(leader) = self.etcd.leader() {
-            self.etcd.kill(leader);
-        }
-        std::thread::sleep(AFTERMATH);
-        self.etcd.restart().map_err(anyhow::Error::msg)?;
-        self.nodes.wait_until_agreed(self.runtime)?;
-        Ok(vec![self.stall("etcd_leader_killed_wait_ms_max", at)])
-    }
-
-    /// All members of etcd but one are killed, and come back.
-    pub fn etcd_quorum_lost(&mut self, seconds: u64) -> anyhow::Result<Vec<Row>> {
-        let at = Instant::now();
-        let survivor = self.random.below(self.etcd.count() as u64) as usize;
-        (0..self.etcd.count()).filter(|&m| m != survivor).for_each(|m| self.etcd.kill(m));
-        std::thread::sleep(Duration::from_secs(seconds));
-        self.etcd.restart().map_err(anyhow::Error::msg)?;
-        let found = self.nodes.wait_until_agreed(self.runtime)?;
-        std::thread::sleep(AFTERMATH);
-        Ok(vec![
-            self.stall("etcd_quorum_lost_wait_ms_max", at),
-            Row::of("etcd_quorum_found_again_s", "s", &[found.as_secs_f64()]),
-        ])
-    }
-
-    /// The longest wait of a while in which nothing is done.
-    fn watch(&self, time: Duration) -> f64 {
-        let at = Instant::now();
-        std::thread::sleep(time);
-        self.reader.longest_wait_ms(at)
-    }
-
-    fn stall(&self, name: &str, since: Instant) -> Row {
-        let stall = self.reader.longest_wait_ms(since);
-        eprintln!("{name}: {stall:.0}, {} batches so far", self.reader.batches());
-        Row::of(name, "ms", &[stall])
-    }
-
-    /// What the nodes have fetched, but for one whose process ends.
-    fn s3_bytes_but(&self, node: usize) -> u64 {
-        self.nodes.s3_bytes_but(self.runtime, node)
-    }
+    world.end(&what, reader, nodes, &mut found)?;
+    Ok(found)
 }
 
-/// SplitMix64, so that a seed says what happens.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, n: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (z ^ (z >> 31)) % n.max(1)
+/// kill -9 of a node at a random moment, so many times.
+#[expect(clippy::too_many_arguments, reason = "the parts of one stage")]
+fn kills(
+    world: &World,
+    settings: &Settings,
+    what: &str,
+    table: &Table,
+    nodes: &mut Nodes,
+    reader: &Reader,
+    random: &mut Random,
+    found: &mut Findings,
+) -> anyhow::Result<()> {
+    let (mut stalls, mut fetched, mut shares) = (Vec::new(), Vec::new(), Vec::new());
+    for _ in 0..settings.kills {
+        std::thread::sleep(Duration::from_millis(random.below(1500)));
+        let victim = random.below(nodes.count() as u64) as usize;
+        world.s3_bytes(table);
+        let at = Instant::now();
+        nodes.kill(victim)?;
+        std::thread::sleep(AFTERMATH);
+        let stall = reader.longest_wait_ms(at);
+        nodes.up(victim)?;
+        nodes.wait_until_agreed(&world.runtime)?;
+        std::thread::sleep(Duration::from_secs(2));
+        let bytes = world.s3_bytes(table) as f64;
+        eprintln!("kill of node {victim}: {stall:.0} ms, {bytes:.0} bytes from S3");
+        stalls.push(stall);
+        fetched.push(bytes);
+        shares.push(bytes / owned_bytes(reader, table, nodes.count(), victim));
+        world.wait_for_copies(nodes, table, settings.replicas)?;
     }
+    let mut sorted = stalls.clone();
+    sorted.sort_by(f64::total_cmp);
+    let quantile = |q: f64| sorted.get(((sorted.len() as f64 * q).ceil() as usize).saturating_sub(1));
+    for (row, q) in [("p50", 0.5), ("p99", 0.99), ("max", 1.0)] {
+        let value = quantile(q).map_or(&[][..], std::slice::from_ref);
+        found.rows.push(Row { n: stalls.len(), ..Row::of(format!("{what}_stall_ms_{row}"), "ms", value) });
+    }
+    let worst = quantile(1.0).copied().unwrap_or(f64::NAN);
+    let most = if settings.replicas > 1 { 1000.0 } else { 3000.0 };
+    let text = format!("{} kills, {} replicas: {worst:.0} ms at most", stalls.len(), settings.replicas);
+    found.check(worst <= most, format!("{text}, {most} allowed"));
+    let share = shares.iter().copied().fold(0.0, f64::max);
+    found.rows.push(Row::of(format!("{what}_s3_bytes"), "bytes", &fetched));
+    found.rows.push(Row::of(format!("{what}_s3_over_owned"), "ratio", &shares));
+    match settings.replicas {
+        1 => found.check(share <= 1.0, format!("S3 was read again for {share:.2} of what died at most")),
+        _ => found
+            .check(share == 0.0, format!("S3 was read again for {share:.2} of what died, with a replica")),
+    }
+    Ok(())
+}
+
+/// Bytes in the store of what a node owns.
+fn owned_bytes(reader: &Reader, table: &Table, count: usize, node: usize) -> f64 {
+    let members: Vec<v1::Node> =
+        (0..count).map(|node| v1::Node { name: name(node), weight: 1.0, ..Default::default() }).collect();
+    let ring = ring::Ring::new(&members);
+    let manifest = reader.dataset().manifest();
+    let owner = |segment| manifest.segment_id(segment).ok().and_then(|id| ring.owner(id));
+    let owned = (0..table.segments as u32).filter(|&segment| owner(segment) == Some(node)).count();
+    table.projected_bytes() as f64 / table.segments as f64 * owned as f64
 }

@@ -1,6 +1,6 @@
 //! The cache nodes that are tormented: each keeps its address, name and disk through all its lives.
 
-use crate::process::{Server, ServerOptions, free_addresses};
+use crate::process::{Server, ServerOptions};
 use anyhow::Context;
 use forebay_client::access::Node;
 use forebay_proto::v1;
@@ -10,43 +10,74 @@ use tokio::runtime::Runtime;
 /// How long a node may take to be a member, and the cluster to agree. Generous: nothing is measured by it.
 const PATIENCE: Duration = Duration::from_secs(60);
 
+/// Where a node runs, and what is special about it.
+#[derive(Debug, Clone)]
+pub struct Seat {
+    address: String,
+    arguments: Vec<String>,
+    wrapper: Vec<String>,
+}
+
+impl Seat {
+    /// At `host:port`.
+    pub fn at(address: String) -> Self {
+        Self { address, arguments: Vec::new(), wrapper: Vec::new() }
+    }
+
+    /// With further arguments.
+    pub fn args<S: AsRef<str>>(mut self, arguments: impl IntoIterator<Item = S>) -> Self {
+        self.arguments.extend(arguments.into_iter().map(|argument| argument.as_ref().to_owned()));
+        self
+    }
+
+    /// Run by a command, see [`ServerOptions::within`].
+    pub fn within<S: AsRef<str>>(mut self, command: impl IntoIterator<Item = S>) -> Self {
+        self.wrapper = command.into_iter().map(|word| word.as_ref().to_owned()).collect();
+        self
+    }
+}
+
 /// Some nodes; one that is down is `None`.
 pub struct Nodes {
+    base: ServerOptions,
     options: Vec<ServerOptions>,
     running: Vec<Option<Server>>,
     urls: Vec<String>,
-    _folder: tempfile::TempDir,
+    folder: tempfile::TempDir,
 }
 
 impl Nodes {
-    /// Starts so many nodes with `base` and these arguments each, and waits until they know each other.
-    pub fn start(
-        runtime: &Runtime,
-        base: &ServerOptions,
-        count: usize,
-        arguments: &[String],
-    ) -> anyhow::Result<Self> {
+    /// Starts a node in each seat, and waits until they know each other.
+    pub fn start(runtime: &Runtime, base: ServerOptions, seats: Vec<Seat>) -> anyhow::Result<Self> {
         let folder = tempfile::tempdir()?;
-        let addresses = free_addresses(count)?;
-        let options = addresses.iter().enumerate().map(|(i, address)| {
-            let named =
-                base.clone().args(["--listen", address, "--node", &format!("node-{i}")]).args(arguments);
-            named.folder(folder.path().join(format!("node-{i}"))).allow_log("etcd does not answer")
-        });
-        let options: Vec<ServerOptions> = options.collect();
-        let urls = addresses.iter().map(|address| format!("http://{address}")).collect();
-        let mut nodes = Self { options, running: Vec::new(), urls, _folder: folder };
-        nodes.running.resize_with(count, || None);
-        for node in 0..count {
-            nodes.up(node)?;
+        let mut nodes = Self { base, options: Vec::new(), running: Vec::new(), urls: Vec::new(), folder };
+        for seat in seats {
+            nodes.add(seat)?;
         }
         nodes.wait_until_agreed(runtime)?;
         Ok(nodes)
     }
 
+    /// Starts one more, and answers with its number.
+    pub fn add(&mut self, seat: Seat) -> anyhow::Result<usize> {
+        let node = self.options.len();
+        let options = self.base.clone().args(["--listen", &seat.address, "--node", &name(node)]);
+        let options = options.args(&seat.arguments).within(&seat.wrapper);
+        self.options.push(options.folder(self.folder.path().join(name(node))));
+        self.urls.push(format!("http://{}", seat.address));
+        self.running.push(None);
+        self.up(node)?;
+        Ok(node)
+    }
+
     /// How many there are, running or not.
     pub fn count(&self) -> usize {
         self.urls.len()
+    }
+
+    /// How many run.
+    pub fn running(&self) -> usize {
+        self.running.iter().flatten().count()
     }
 
     /// All URLs, as `--endpoint` takes them.
@@ -88,9 +119,14 @@ impl Nodes {
         self.running[node].take().context("this node is down")?.try_stop().map_err(anyhow::Error::msg)
     }
 
-    /// What a node says of its place in the cluster.
+    /// What a node says of itself.
     pub fn status(&self, runtime: &Runtime, node: usize) -> anyhow::Result<v1::StatusReply> {
         Ok(runtime.block_on(Node::new(&self.urls[node])?.status())?)
+    }
+
+    /// What a node has counted since it was started; nothing if it does not answer.
+    pub fn counters(&self, runtime: &Runtime, node: usize) -> v1::Counters {
+        self.status(runtime, node).ok().and_then(|status| status.counters).unwrap_or_default()
     }
 
     /// Tells a node to drain, or to come back.
@@ -103,7 +139,7 @@ impl Nodes {
     /// Waits until every running node is a member and tells of all running ones; answers how long that took.
     pub fn wait_until_agreed(&self, runtime: &Runtime) -> anyhow::Result<Duration> {
         let began = Instant::now();
-        let running = self.running.iter().filter(|server| server.is_some()).count() as u64;
+        let running = self.running() as u64;
         loop {
             let agrees = |node: usize| {
                 let m = self.status(runtime, node).ok().and_then(|status| status.membership);
@@ -118,18 +154,14 @@ impl Nodes {
         }
     }
 
-    /// Column bytes that the other nodes have read from the store since each was started.
-    pub fn s3_bytes_but(&self, runtime: &Runtime, except: usize) -> u64 {
-        let of = |node| self.status(runtime, node).ok()?.counters.map(|c| c.s3_bytes);
-        (0..self.count()).filter(|&node| node != except).filter_map(of).sum()
-    }
-
     /// Stops all, with an error if one has logged what it should not.
     pub fn end(mut self) -> anyhow::Result<()> {
-        (0..self.count())
-            .filter(|&node| self.running[node].is_some())
-            .collect::<Vec<_>>()
-            .into_iter()
-            .try_for_each(|node| self.stop(node))
+        let running: Vec<_> = (0..self.count()).filter(|&node| self.running[node].is_some()).collect();
+        running.into_iter().try_for_each(|node| self.stop(node))
     }
+}
+
+/// What a node is called.
+pub fn name(node: usize) -> String {
+    format!("node-{node}")
 }

@@ -1,6 +1,7 @@
 //! The training job that must not notice: ranks that read epoch after epoch at a steady pace, and how long each step
 //! made them wait.
 
+use crate::store::data::Table;
 use forebay_client::loader::Shuffle;
 use forebay_client::{Access, Dataset, DatasetSpec, Event, Loader, LoaderSettings};
 use forebay_proto::digest::OrderDigest;
@@ -15,21 +16,51 @@ use tokio::task::JoinHandle;
 /// Samples of a step over all ranks.
 const GLOBAL_BATCH: u64 = 240;
 
-/// Ranks of the job.
-const WORLD: u32 = 2;
+/// What a job reads, and how fast.
+#[derive(Debug, Clone)]
+pub struct Job {
+    /// What its order depends on.
+    pub seed: u64,
+    /// Its ranks.
+    pub world: u32,
+    /// What a step takes to compute: the emulated accelerator.
+    pub step: Duration,
+    /// Batches ahead.
+    pub prefetch_bytes: u64,
+    /// `None`: it reads until it is dropped.
+    pub epochs: Option<u64>,
+}
 
-/// What a step takes to compute: the emulated accelerator.
-const STEP: Duration = Duration::from_millis(8);
+impl Job {
+    /// Two ranks at a steady pace without end. Little is read ahead, so that a fault shows: it covers a few dozen steps.
+    pub fn steady() -> Self {
+        let step = Duration::from_millis(8);
+        Self { seed: 5, world: 2, step, prefetch_bytes: 2 << 20, epochs: None }
+    }
 
-/// Batches ahead: little, so that a fault shows. It covers a few dozen steps.
-const PREFETCH_BYTES: u64 = 2 << 20;
+    /// As fast as it can, with much read ahead.
+    pub fn greedy(seed: u64, world: u32, epochs: Option<u64>) -> Self {
+        Self { seed, world, step: Duration::ZERO, prefetch_bytes: 32 << 20, epochs }
+    }
 
-/// Small segments, so that 47 MB of MNIST make 40 of them.
-pub const SEGMENT_BYTES: u64 = 1 << 20;
+    fn settings(&self, rank: u32) -> LoaderSettings {
+        LoaderSettings {
+            seed: self.seed,
+            shuffle: Shuffle::Window(8),
+            global_batch: GLOBAL_BATCH,
+            rank,
+            world: self.world,
+            epochs: self.epochs,
+            prefetch_bytes: self.prefetch_bytes,
+            ..Default::default()
+        }
+    }
+}
 
 /// A job that reads until it is dropped.
 pub struct Reader {
     dataset: Dataset,
+    job: Job,
     seen: Arc<Mutex<Seen>>,
     ranks: Vec<JoinHandle<()>>,
 }
@@ -46,19 +77,34 @@ struct Seen {
 }
 
 impl Reader {
-    /// Opens MNIST in small segments and starts reading.
-    pub fn start(runtime: &Runtime, endpoints: &str, uri: &str) -> anyhow::Result<Self> {
-        let spec = DatasetSpec { segment_bytes: Some(SEGMENT_BYTES), ..DatasetSpec::new(uri) };
+    /// Opens a dataset and starts reading.
+    pub fn start(runtime: &Runtime, endpoints: &str, table: &Table, job: Job) -> anyhow::Result<Self> {
+        let spec = DatasetSpec { segment_bytes: Some(table.segment_bytes), ..DatasetSpec::new(&table.uri) };
         let access = Access::endpoint(endpoints)?;
         let dataset = runtime.block_on(Dataset::open(&access, &spec))?;
         let seen = Arc::new(Mutex::new(Seen::default()));
         let _context = runtime.enter();
         let start = |rank| {
-            let loader = Loader::start(&dataset, settings(rank))?;
-            anyhow::Ok(tokio::spawn(read(loader, rank, seen.clone())))
+            let loader = Loader::start(&dataset, job.settings(rank))?;
+            anyhow::Ok(tokio::spawn(read(loader, rank, job.step, seen.clone())))
         };
-        let ranks = (0..WORLD).map(start).collect::<Result<Vec<_>, _>>()?;
-        Ok(Self { dataset, seen, ranks })
+        let ranks = (0..job.world).map(start).collect::<Result<Vec<_>, _>>()?;
+        Ok(Self { dataset, job, seen, ranks })
+    }
+
+    /// The dataset.
+    pub fn dataset(&self) -> &Dataset {
+        &self.dataset
+    }
+
+    /// Waits until it has read all its epochs or failed.
+    pub fn wait(&self, patience: Duration) -> anyhow::Result<()> {
+        let began = Instant::now();
+        while !self.ranks.iter().all(JoinHandle::is_finished) {
+            anyhow::ensure!(began.elapsed() < patience, "the job is not done after {patience:?}");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        Ok(())
     }
 
     /// The longest wait for a batch that ended after `since` or still goes on.
@@ -67,11 +113,6 @@ impl Reader {
         let ended = seen.waits.iter().rev().take_while(|(at, _)| *at >= since).map(|(_, wait)| *wait);
         let now = seen.waiting.values().map(Instant::elapsed);
         ended.chain(now).max().unwrap_or_default().as_secs_f64() * 1e3
-    }
-
-    /// Batches that came.
-    pub fn batches(&self) -> usize {
-        lock(&self.seen).waits.len()
     }
 
     /// Errors that ranks ended with.
@@ -83,7 +124,7 @@ impl Reader {
     pub fn epochs(&self) -> anyhow::Result<(usize, usize)> {
         let done: Vec<_> = {
             let seen = lock(&self.seen);
-            let whole = seen.epochs.iter().filter(|(_, (ranks, ..))| *ranks == WORLD);
+            let whole = seen.epochs.iter().filter(|(_, (ranks, ..))| *ranks == self.job.world);
             whole.map(|(epoch, (_, digest, samples))| (*epoch, *digest, *samples)).collect()
         };
         let mut wrong = 0;
@@ -96,7 +137,7 @@ impl Reader {
 
     fn planned(&self, epoch: u64) -> anyhow::Result<OrderDigest> {
         let manifest = self.dataset.manifest();
-        let settings = settings(0);
+        let settings = self.job.settings(0);
         let order = Order::new(manifest, settings.seed, epoch, settings.shuffle);
         let cut = Cut {
             first_position: 0,
@@ -121,27 +162,14 @@ impl Drop for Reader {
     }
 }
 
-fn settings(rank: u32) -> LoaderSettings {
-    LoaderSettings {
-        seed: 5,
-        shuffle: Shuffle::Window(8),
-        global_batch: GLOBAL_BATCH,
-        rank,
-        world: WORLD,
-        epochs: None,
-        prefetch_bytes: PREFETCH_BYTES,
-        ..Default::default()
-    }
-}
-
-async fn read(mut loader: Loader, rank: u32, seen: Arc<Mutex<Seen>>) {
+async fn read(mut loader: Loader, rank: u32, step: Duration, seen: Arc<Mutex<Seen>>) {
     loop {
         let began = Instant::now();
         lock(&seen).waiting.insert(rank, began);
         let event = loader.next().await;
         let next = lock(&seen).note(rank, began, event);
         match next {
-            Next::Compute => tokio::time::sleep(STEP).await,
+            Next::Compute => tokio::time::sleep(step).await,
             Next::Read => {}
             Next::End => return,
         }

@@ -7,6 +7,7 @@
 //! * [`tickets`]: what a node makes of requests that are wrong.
 //! * [`trainer`]: training runs on a cache.
 //! * [`refused`]: how a command must end that cannot succeed.
+//! * [`replicas`]: several copies of a segment, who makes them and who reads them.
 //! * [`restart`]: what a run survives without an error.
 //! * [`store`]: the faster checks of `make bench-store`.
 //! * [`demo`]: that it leaves nothing behind.
@@ -23,6 +24,7 @@ mod membership;
 mod node;
 mod order;
 mod refused;
+mod replicas;
 mod restart;
 mod store;
 mod tickets;
