@@ -8,10 +8,14 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-# A stack of its own, beside whatever a user has up from the same file.
+# A stack of its own, beside whatever a user has up from the same file, and with none of a user's settings.
 export COMPOSE_PROJECT_NAME=forebay-demo PROMETHEUS_PORT=0
-# So little is read ahead that a fault is felt; nothing restarts by itself what it must not.
-export TRAIN_EPOCHS=5 TRAIN_FLAGS="--prefetch-bytes 1MiB"
+export S3_ENDPOINT=http://store:3900 S3_REGION=us-east-1 S3_BUCKET=forebay-demo
+export S3_ACCESS_KEY_ID=forebay-demo S3_SECRET_ACCESS_KEY=forebay-demo-secret
+export CACHE_ALLOW='["s3://forebay-demo/"]' CACHE_BYTES=1000000000 CACHE_MEMORY_BYTES=536870912 CACHE_REPLICAS=2 CACHE_LOG=info
+export TRAIN_DATASET=s3://forebay-demo/mnist/train/ TRAIN_EPOCHS=5 TRAIN_BATCH=128 TRAIN_SEED=1
+# So little is read ahead that a fault can be felt.
+export TRAIN_FLAGS="--prefetch-bytes 1MiB"
 out=target/compose-demo
 # The first node that the ranks ask, and one that owns much.
 victim=cache-1
@@ -74,6 +78,8 @@ sys.exit(any(copies["copies_held"] < copies["copies_wanted"] for copies in json.
 start_training() {
     compose up -d --no-deps --force-recreate trainer-0 trainer-1 >/dev/null 2>&1
     ranks=("$(container trainer-0)" "$(container trainer-1)")
+    # A rank that fails must show.
+    docker update --restart no "${ranks[@]}" >/dev/null
 }
 
 epoch_is_over() { # N: waits until rank 0 says so.
@@ -84,14 +90,30 @@ epoch_is_over() { # N: waits until rank 0 says so.
     done
 }
 
-# Waits for both ranks and keeps what they reported as NAME.json, NAME.log and NAME.ranks.
+# Waits for both ranks, which must end well, and keeps what they said and reported as NAME.log, NAME.rank1.log, NAME.json.
 end_training() {
-    local name=$1
-    timeout 600 docker wait "${ranks[@]}" >/dev/null || { say "the training run hangs" && return 1; }
+    local name=$1 statuses
+    statuses=$(timeout 600 docker wait "${ranks[@]}" | xargs) || { say "the training run hangs" && return 1; }
     docker logs --timestamps "${ranks[0]}" >"$out/$name.log" 2>&1
-    docker inspect -f '{{.State.ExitCode}} {{.RestartCount}}' "${ranks[@]}" >"$out/$name.ranks"
-    docker cp "${ranks[0]}:/runs/training.json" "$out/$name.json" >/dev/null ||
-        { tail -n 5 "$out/$name.log" && return 1; }
+    docker logs --timestamps "${ranks[1]}" >"$out/$name.rank1.log" 2>&1
+    if [ "$statuses" != "0 0" ]; then
+        tail -n 5 "$out/$name.log" "$out/$name.rank1.log"
+        say "FAIL: the ranks ended with $statuses" && return 1
+    fi
+    docker cp "${ranks[0]}:/runs/training.json" "$out/$name.json" >/dev/null
+}
+
+half_an_epoch() { # In seconds, as warm epochs go.
+    python3 -c 'import json, sys; print(json.load(open(sys.argv[1]))["epochs"][1]["seconds"] / 2)' "$out/undisturbed.json"
+}
+
+prometheus_sees() { # N nodes, within half a minute; keeps its answer.
+    local deadline=$((SECONDS + 30))
+    until compose exec -T prometheus curl -fsS 'http://127.0.0.1:9090/api/v1/query?query=up' >"$out/up.json" </dev/null &&
+        [ "$(grep -o '"1"\]' "$out/up.json" | wc -l)" -ge "$1" ]; do
+        [ $SECONDS -lt $deadline ] || return 0
+        sleep 1
+    done
 }
 
 keep=
@@ -113,7 +135,7 @@ healthy etcd store cache-1 cache-2 cache-3
 say "putting MNIST into the store"
 compose run --rm upload 2>"$out/upload.log" || { cat "$out/upload.log" && exit 1; }
 
-say "training on two ranks, undisturbed: one cold epoch, three warm ones"
+say "training on two ranks, undisturbed: one cold epoch, four warm ones"
 counters "$out/before.json"
 start_training
 end_training undisturbed
@@ -123,10 +145,11 @@ compose exec -T $asked forebay status </dev/null
 
 say "training once more from the start, to kill $victim in the middle of the second epoch"
 start_training
+doomed=$(container $victim)
 epoch_is_over 1
-sleep 1.5
+sleep "$(half_an_epoch)"
 now >"$out/killed"
-docker kill -s KILL "$(container $victim)" >/dev/null
+docker kill -s KILL "$doomed" >/dev/null
 say "$victim is dead"
 epoch_is_over 2
 now >"$out/revived"
@@ -134,7 +157,9 @@ compose up -d --no-deps --no-recreate $victim >/dev/null 2>&1
 say "$victim is started again, with the disk that it had"
 end_training disturbed
 healthy $victim
+say "one reader alone reads the first epoch again, from all three"
+compose exec -T $asked forebay epoch "$TRAIN_DATASET" --batch "$TRAIN_BATCH" --seed "$TRAIN_SEED" --json >"$out/alone.json" </dev/null
 counters "$out/after.json"
-compose exec -T prometheus curl -fsS 'http://127.0.0.1:9090/api/v1/query?query=up' >"$out/up.json" </dev/null
+prometheus_sees 3
 
 python3 deploy/judge.py "$out" $victim

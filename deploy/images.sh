@@ -13,6 +13,8 @@ if [ -z "${FOREBAY_BASE:-}" ]; then
 fi
 export FOREBAY_BASE
 ./stage.sh
+# Prometheus reads it as another user.
+chmod a+r prometheus.yml
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 echo "images: building on $FOREBAY_BASE" >&2

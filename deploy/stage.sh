@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Gathers in deploy/*/stage what the images are made of: the programs from target/release, the part of libtorch that they
-# need, and garage, which it builds first where it is not in .garage/ yet (10 minutes on two cores, once).
+# need, MNIST, and garage, which it builds first where it is not in .garage/ yet (10 minutes on two cores, once).
 #
 #   deploy/stage.sh                  all of it
 #   deploy/stage.sh cache trainer    for these images alone
@@ -35,6 +35,7 @@ libtorch() {
 store() {
     rm -rf deploy/store/stage
     mkdir -p deploy/store/stage
+    cp -r tests/data/mnist deploy/store/stage/
     # The folder's name says the version, so another one is built beside it.
     local root=$PWD/.garage/$garage
     if ! [ -x "$root/bin/garage" ]; then
@@ -62,4 +63,6 @@ for image in "${@:-cache trainer store}"; do
         esac
     done
 done
+# Whatever the umask was: in a container another user reads them.
+chmod -R a+rX deploy/*/stage
 say "$(du -shc deploy/*/stage | tail -n 1 | cut -f1) in deploy/*/stage"

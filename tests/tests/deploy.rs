@@ -186,6 +186,44 @@ fn nodes_start_with_what_they_are_told() {
 }
 
 #[test]
+fn nodes_know_all_members_of_etcd() {
+    for file in ["docker-compose.yml", "docker-compose.etcd3.yml"] {
+        let stack = yaml(&read(file));
+        let services = stack["services"].as_mapping().expect("services");
+        let named = |prefix: &str| -> Vec<(String, Mapping)> {
+            let services = services.iter().map(|(name, service)| (name.as_str().expect("a name"), service));
+            let ours = services.filter(|(name, _)| name.starts_with(prefix));
+            ours.map(|(name, s)| (name.to_owned(), s.as_mapping().expect("a service").clone())).collect()
+        };
+        let (members, nodes) = (named("etcd"), named("cache"));
+        assert_eq!((members.len(), nodes.len()), (if file.contains("etcd3") { 3 } else { 1 }, 3), "{file}");
+        let urls: Vec<String> = members.iter().map(|(name, _)| format!("http://{name}:2379")).collect();
+        for (name, node) in &nodes {
+            let told = &environment(node)["FOREBAY_CLUSTER__ETCD"];
+            assert_eq!(
+                serde_json::from_str::<Vec<String>>(told).ok().as_ref(),
+                Some(&urls),
+                "{file}: {name}"
+            );
+        }
+        let peers: Vec<String> =
+            members.iter().map(|(name, _)| format!("{name}=http://{name}:2380")).collect();
+        for (name, member) in &members {
+            let command = member["command"].as_str().expect("a command");
+            let own = ["--name ", "--advertise-client-urls http://", "--initial-advertise-peer-urls http://"];
+            for flag in own {
+                assert!(command.contains(&format!("{flag}{name}")), "{file}: {name}: {flag}");
+            }
+            let variable = environment(member).get("ETCD_INITIAL_CLUSTER").cloned();
+            let cluster = variable.unwrap_or_else(|| {
+                command.split("--initial-cluster ").nth(1).unwrap_or_default().trim().to_owned()
+            });
+            assert_eq!(cluster, peers.join(","), "{file}: {name}");
+        }
+    }
+}
+
+#[test]
 fn ranks_understand_their_command() {
     let stack = Stack::read();
     let nodes: Vec<String> =
