@@ -205,6 +205,22 @@ fn the_resnet_learns_images_from_files_and_from_pixels() {
     let loss = losses(&from_pixels);
     assert!(loss[2] < 0.9 * loss[0], "{loss:?}");
 
+    // Inputs are made ahead of their step, and sent ahead; a checkpoint is of what was trained on.
+    let checkpoints = data.join("checkpoints");
+    let _ = std::fs::remove_dir_all(&checkpoints);
+    let flags_kept = format!(
+        "{flags} --image-column pixels --augment shift --device auto --checkpoint-every 1 --keep 20 --checkpoint-dir {}",
+        checkpoints.display()
+    );
+    let straight = train("straight", &data, &flags_kept);
+    for step in 7..=12 {
+        std::fs::remove_dir_all(checkpoints.join(format!("step-{step:010}"))).unwrap();
+    }
+    let resumed = train("resumed", &data, &flags_kept);
+    assert_eq!((resumed["resumed"]["step"].as_u64(), resumed["steps"].as_u64()), (Some(6), Some(12)));
+    assert_eq!(resumed["parameter_hashes"], straight["parameter_hashes"]);
+    assert_eq!(resumed["order_digest"], straight["order_digest"]);
+
     let error = refused(&data, "--model convnet");
     assert!(error.contains("is Binary, but the convnet takes images as UInt8[784] (28 x 28)"), "{error}");
     let error = refused(&data, "--model resnet18 --image-column label --label-column pixels");
