@@ -18,6 +18,10 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::Notify;
 
+/// Streams that wait for room are woken when this part of the budget is free, not after each batch: where all cores are
+/// busy, whoever wakes another thread may have to stand aside for it, and would do so in every step.
+const WAKE_PARTS: u64 = 8;
+
 /// The open steps.
 #[derive(Debug)]
 pub(crate) struct Window {
@@ -25,7 +29,9 @@ pub(crate) struct Window {
     pool: Pool,
     budget: u64,
     inner: Mutex<Inner>,
-    /// Something was handed out: there may be room.
+    /// Held while a step is planned and opened; taken before `inner`.
+    planning: Mutex<()>,
+    /// Enough was handed out: there may be room.
     room: Notify,
     /// A step became ready, or the work failed.
     ready: Notify,
@@ -96,7 +102,8 @@ impl Window {
     /// An empty window. `row_bytes` is the size of a row as far as one can tell.
     pub fn new(schema: SchemaRef, pool: Pool, budget: u64, row_bytes: f64) -> Self {
         let inner = Inner { base: 0, open: VecDeque::new(), bytes: 0, row_bytes, failed: None, wanted: None };
-        Self { schema, pool, budget, inner: Mutex::new(inner), room: Notify::new(), ready: Notify::new() }
+        let (inner, planning) = (Mutex::new(inner), Mutex::new(()));
+        Self { schema, pool, budget, inner, planning, room: Notify::new(), ready: Notify::new() }
     }
 
     /// The columns of the batches.
@@ -112,16 +119,18 @@ impl Window {
     /// Opens a step of an epoch, and those before it, if there is room.
     pub fn try_open(&self, epoch: &Epoch, step: u64) -> Result<Opened> {
         let seq = epoch.first_seq + step;
-        let mut inner = lock(&self.inner);
-        if seq < inner.base {
-            return Ok(Opened::Past);
+        if let Ok(found) = self.find(seq) {
+            return Ok(found);
         }
-        while inner.base + inner.open.len() as u64 <= seq {
-            let step = inner.base + inner.open.len() as u64 - epoch.first_seq;
-            if !inner.open.is_empty() && inner.bytes >= self.budget {
-                return Ok(Opened::Full);
-            }
-            let plan = epoch.plan(step)?;
+        // One stream plans at a time, and whoever takes batches meanwhile does not wait for it.
+        let _planning = lock(&self.planning);
+        loop {
+            let next = match self.find(seq) {
+                Ok(found) => return Ok(found),
+                Err(next) => next,
+            };
+            let plan = epoch.plan(next - epoch.first_seq)?;
+            let mut inner = lock(&self.inner);
             let bytes = (f64::from(plan.rows) * inner.row_bytes) as u64;
             if !inner.open.is_empty() && inner.bytes + bytes > self.budget {
                 return Ok(Opened::Full);
@@ -129,7 +138,21 @@ impl Window {
             inner.bytes += bytes;
             inner.open.push_back(Arc::new(Assembly::new(plan, self.schema.fields().len(), bytes)));
         }
-        Ok(Opened::Open(inner.open[(seq - inner.base) as usize].clone()))
+    }
+
+    /// What is known of a step; the error is the number of the one to be opened next.
+    fn find(&self, seq: u64) -> std::result::Result<Opened, u64> {
+        let inner = lock(&self.inner);
+        if seq < inner.base {
+            return Ok(Opened::Past);
+        }
+        if let Some(open) = inner.open.get((seq - inner.base) as usize) {
+            return Ok(Opened::Open(open.clone()));
+        }
+        match !inner.open.is_empty() && inner.bytes >= self.budget {
+            true => Ok(Opened::Full),
+            false => Err(inner.base + inner.open.len() as u64),
+        }
     }
 
     /// Opens a step when there is room; `None` if it was handed out already.
@@ -209,7 +232,12 @@ impl Window {
                 inner.wanted = None;
                 inner.base += 1;
                 inner.bytes -= bytes.min(inner.bytes);
-                self.room.notify_waiters();
+                let wake =
+                    inner.open.is_empty() || inner.bytes <= self.budget / WAKE_PARTS * (WAKE_PARTS - 1);
+                drop(inner);
+                if wake {
+                    self.room.notify_waiters();
+                }
                 return Ok(Some(batch));
             }
         }
@@ -292,4 +320,57 @@ fn payload_bytes(batch: &Batch) -> u64 {
     let size =
         |c: &ArrayRef| c.to_data().get_slice_memory_size().unwrap_or_else(|_| c.get_array_memory_size());
     batch.columns.columns().iter().map(size).sum::<usize>() as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use arrow::datatypes::{DataType, Field, Schema};
+    use forebay_proto::manifest::{Digest, Manifest, Object, SegmentSize};
+    use forebay_proto::plan::steps::{Cut, Ending, Layout};
+    use forebay_proto::plan::{Order, PlanKey, Shuffle};
+    use std::time::Duration;
+
+    const ROWS: u32 = 10;
+
+    fn epoch() -> Epoch {
+        let object = Object { key: "a".into(), etag: "e".into(), size: 1 };
+        let size = SegmentSize { object: 0, row_groups: 1, rows: 200, decoded_bytes: 1 };
+        let manifest = Manifest::new("file:///d", 1, vec![], vec![object], &[size]).unwrap();
+        let key = PlanKey { manifest: Digest(1), seed: 2, epoch: 3, shuffle: Shuffle::Full };
+        let cut = Cut {
+            first_position: 0,
+            global_batch: ROWS.into(),
+            world: 1,
+            ending: Ending::Pad,
+            layout: Layout::Segment,
+        };
+        Epoch::new(Arc::new(manifest), Order::of_segments(&[200], key), cut, 0, 0).unwrap()
+    }
+
+    #[tokio::test]
+    async fn streams_are_woken_for_a_part_of_the_budget_not_for_each_batch() {
+        let (epoch, pool) = (epoch(), Pool::new(0));
+        let schema = Arc::new(Schema::new(vec![Field::new("x", DataType::UInt8, false)]));
+        // Room for 16 batches: two of them are an eighth.
+        let window = Window::new(schema, pool.clone(), 16 * u64::from(ROWS), 1.0);
+        let mut opened = 0;
+        while let Opened::Open(assembly) = window.try_open(&epoch, opened).unwrap() {
+            assembly.prepare(0, 1, &pool);
+            assembly.write(0, 0, &[7; ROWS as usize]);
+            let digest = assembly.plan.digest(0..ROWS);
+            window.commit(&assembly, Commit { rows: ROWS, digest, odd: Vec::new() }).unwrap();
+            opened += 1;
+        }
+        assert_eq!((opened, window.bytes()), (16, 160));
+        let next = window.open(&epoch, 16);
+        tokio::pin!(next);
+        let moment = Duration::from_millis(20);
+        assert!(tokio::time::timeout(moment, &mut next).await.is_err(), "there is no room");
+        assert_eq!(window.take(0).await.unwrap().rows(), ROWS as usize);
+        assert!(tokio::time::timeout(moment, &mut next).await.is_err(), "too little");
+        window.take(1).await.unwrap();
+        assert!(next.await.unwrap().is_some());
+        assert!(matches!(window.try_open(&epoch, 1), Ok(Opened::Past)));
+    }
 }
