@@ -32,7 +32,7 @@ const COOL: (f64, u32) = (0.6, 10);
 const COUNTS: f64 = 0.3;
 
 /// A node this busy takes no copies.
-const BUSY: f64 = 0.7;
+const BUSY: f64 = 0.85;
 
 /// Segments that are made hot at a time, and in all.
 const SEGMENTS_MAX: (usize, usize) = (64, 1024);

@@ -15,7 +15,7 @@ use tonic::{Request, Response, Status};
 const CHUNK_BYTES: usize = 1 << 20;
 
 /// Copies that one request takes at once.
-const COPIES: usize = 2;
+const COPIES: usize = 4;
 
 /// The service.
 pub struct Peers {
@@ -69,15 +69,12 @@ impl Service for Peers {
             chunks.map(move |data| v1::FetchChunk { data, file_bytes: std::mem::take(&mut file_bytes) });
         let node = self.node.clone();
         let held: Guard = guard;
-        let sent = futures::stream::iter(chunks).then(move |chunk| {
-            let (node, held) = (node.clone(), held.clone());
-            async move {
-                let bytes = chunk.data.len() as u64;
-                node.heat.pay(bytes).await;
-                node.cache.peers().counters().bytes_served.fetch_add(bytes, Relaxed);
-                drop(held);
-                Ok(chunk)
-            }
+        // Paid for as one: a saturated node would let each piece wait behind all its readers, and so be saturated longer.
+        node.heat.pay(file_bytes).await;
+        let sent = futures::stream::iter(chunks).map(move |chunk| {
+            let _held = &held;
+            node.cache.peers().counters().bytes_served.fetch_add(chunk.data.len() as u64, Relaxed);
+            Ok(chunk)
         });
         Ok(Response::new(sent.boxed()))
     }
