@@ -27,9 +27,7 @@ pub fn run(world: &World, count: usize) -> anyhow::Result<Findings> {
         let ratio = world.s3_bytes(&table) as f64 / table.projected_bytes() as f64;
         found.value(row, "ratio", ratio);
         found.check(ratio <= 1.01, format!("{row} = {ratio:.4}, at most 1.01"));
-        for (job, reader) in readers.into_iter().enumerate() {
-            verdict(&format!("{row}_job_{job}"), reader, &mut found)?;
-        }
+        verdict(row, readers, &mut found)?;
         nodes.end()?;
     }
     Ok(found)

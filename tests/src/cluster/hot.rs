@@ -8,6 +8,7 @@ use crate::store::Findings;
 use crate::store::data::Table;
 use forebay_client::endpoints::Endpoints;
 use forebay_client::survey;
+use forebay_proto::v1;
 use std::time::{Duration, Instant};
 
 /// Reading jobs.
@@ -41,7 +42,7 @@ pub fn run(world: &World) -> anyhow::Result<Findings> {
     let first =
         Reader::start(&world.runtime, &nodes.endpoints(), &table, Job { epochs: Some(1), ..Job::steady() })?;
     first.wait(Duration::from_secs(300))?;
-    verdict("hot_warm_up", first, &mut found)?;
+    verdict("hot_warm_up", vec![first], &mut found)?;
     world.wait_for_copies(&nodes, &table, 1)?;
     world.s3_bytes(&table);
     let start = |seed| Reader::start(&world.runtime, &nodes.endpoints(), &table, Job::greedy(seed, 1, None));
@@ -66,9 +67,7 @@ pub fn run(world: &World) -> anyhow::Result<Findings> {
         looks.iter().position(|look| look.hot > 0).map_or(f64::NAN, |i| i as f64 * LOOK.as_secs_f64());
     found.value("hot_noticed_after_s", "s", first_hot);
     found.check(ratio >= 2.5, format!("hot data: {ratio:.2} x as much served within {} s", HEAT.as_secs()));
-    for (job, reader) in readers.into_iter().enumerate() {
-        verdict(&format!("hot_job_{job}"), reader, &mut found)?;
-    }
+    verdict("hot", readers, &mut found)?;
     cool(world, &nodes, &table, &mut found)?;
     let s3 = world.s3_bytes(&table);
     found.value("hot_s3_bytes", "bytes", s3 as f64);
@@ -79,20 +78,26 @@ pub fn run(world: &World) -> anyhow::Result<Findings> {
 
 /// Looks at the nodes for as long as copies may take to be made.
 fn watch(world: &World, nodes: &Nodes) -> Vec<Look> {
-    let served = || {
-        let all = (0..nodes.count()).filter_map(|node| nodes.status(&world.runtime, node).ok());
-        all.fold((0, 0), |(bytes, hot), status| {
-            (bytes + status.counters.unwrap_or_default().bytes_served, hot + status.segments_hot)
-        })
+    let served = || -> Vec<(u64, u64)> {
+        let of = |node| nodes.status(&world.runtime, node).ok();
+        let figures = |s: v1::StatusReply| (s.counters.unwrap_or_default().bytes_served, s.segments_hot);
+        (0..nodes.count()).map(|node| of(node).map(figures).unwrap_or_default()).collect()
     };
     let began = Instant::now();
-    let (mut looks, mut last) = (Vec::new(), (Instant::now(), served().0));
+    let (mut looks, mut last) = (Vec::new(), (Instant::now(), served()));
     while began.elapsed() < HEAT {
         std::thread::sleep(LOOK);
-        let (now, (bytes, hot)) = (Instant::now(), served());
-        let bytes_per_s = bytes.saturating_sub(last.1) as f64 / (now - last.0).as_secs_f64();
-        looks.push(Look { bytes_per_s, hot });
-        last = (now, bytes);
+        let (now, all) = (Instant::now(), served());
+        let seconds = (now - last.0).as_secs_f64();
+        let rate =
+            |(after, before): (&(u64, u64), &(u64, u64))| after.0.saturating_sub(before.0) as f64 / seconds;
+        let each: Vec<f64> = all.iter().zip(&last.1).map(rate).collect();
+        let hot = all.iter().map(|(_, hot)| hot).sum();
+        let text: Vec<String> = each.iter().map(|rate| format!("{:.0}", rate / 1e6)).collect();
+        let at = began.elapsed().as_secs_f64();
+        eprintln!("{at:.1} s: {hot} segments hot, {} MB/s", text.join(" + "));
+        looks.push(Look { bytes_per_s: each.iter().sum(), hot });
+        last = (now, all);
     }
     looks
 }

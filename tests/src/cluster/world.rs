@@ -109,17 +109,22 @@ impl World {
 
     /// Ends a job and its nodes, and says what was wrong with what it read.
     pub fn end(&self, what: &str, reader: Reader, nodes: Nodes, found: &mut Findings) -> anyhow::Result<()> {
-        verdict(what, reader, found)?;
+        verdict(what, vec![reader], found)?;
         nodes.end().with_context(|| format!("the nodes of {what}"))
     }
 }
 
-/// Ends a job, and says what was wrong with what it read.
-pub fn verdict(what: &str, reader: Reader, found: &mut Findings) -> anyhow::Result<()> {
-    let ((epochs, wrong), errors) = (reader.epochs()?, reader.errors());
+/// Ends some jobs, and says what was wrong with what they read.
+pub fn verdict(what: &str, readers: Vec<Reader>, found: &mut Findings) -> anyhow::Result<()> {
+    let errors: Vec<String> = readers.iter().flat_map(Reader::errors).collect();
+    let (mut epochs, mut wrong, mut idle) = (0, 0, 0);
+    for reader in &readers {
+        let (read, not_as_planned) = reader.epochs()?;
+        (epochs, wrong, idle) = (epochs + read, wrong + not_as_planned, idle + usize::from(read == 0));
+    }
     found.value(format!("{what}_reader_errors"), "errors", errors.len() as f64);
     found.value(format!("{what}_epochs_with_wrong_digest"), "epochs", wrong as f64);
     let text = format!("{what}: {epochs} epochs, {wrong} with a wrong digest, errors {errors:?}");
-    found.check(errors.is_empty() && wrong == 0 && epochs > 0, text);
+    found.check(errors.is_empty() && wrong == 0 && idle == 0, text);
     Ok(())
 }
