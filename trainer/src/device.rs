@@ -171,6 +171,7 @@ mod tests {
             agent_store: false,
             restart: 0,
             launcher: None,
+            agent: None,
         }
     }
 

@@ -9,12 +9,9 @@ use forebay_proto::state::LoaderState;
 use crate::account::Tally;
 use crate::checkpoint::args::CheckpointArgs;
 use crate::checkpoint::{self, Checkpoint, EpochSeen, Folder, Identity, Meta, Writer};
-use crate::meet::Job;
+use crate::place::Place;
 use crate::standing::Standing;
 use crate::train::Trainer;
-
-/// `--fresh` was obeyed: what is in the directory since then is this job's own.
-const STARTED_ANEW: &str = "started-anew";
 
 /// One rank's part in keeping checkpoints.
 #[derive(Debug)]
@@ -31,7 +28,7 @@ impl Keeper {
     /// `None` without a directory. `say` tells people what happens, on rank 0. Collective.
     pub fn open(
         args: &CheckpointArgs,
-        job: &Job,
+        place: &Place,
         group: &ProcessGroup,
         identity: Identity,
         global_batch: u64,
@@ -39,17 +36,22 @@ impl Keeper {
     ) -> Result<Option<(Self, Option<Checkpoint>)>> {
         let Some(path) = &args.checkpoint_dir else { return Ok(None) };
         let (mut writer, mut newest) = (None, None);
-        if group.rank() == 0 {
+        let agents = agents(place, group)?;
+        if place.is_first() {
             let folder = Folder::open(path)?;
             // Ranks that were started anew go on, though the run began afresh.
-            if args.fresh && !job.has(STARTED_ANEW)? {
+            let begun = match agents.is_empty() {
+                true => place.restart > 0,
+                false => folder.is_begun_by(&agents)?,
+            };
+            if args.fresh && !begun {
                 if let Some(aside) = folder.set_aside()? {
                     say(&format!("starting anew: the checkpoints so far are now in {}", aside.display()));
                 }
-                job.done(STARTED_ANEW)?;
             } else {
                 newest = folder.newest(&identity)?;
             }
+            folder.note_agents(&agents, begun)?;
             writer = Some(Writer::new(folder, args.keep));
         }
         let newest = checkpoint::share(group, newest).context("share the checkpoint")?;
@@ -117,4 +119,15 @@ impl Keeper {
     pub fn waited_s(&self) -> f64 {
         self.writer.as_ref().map_or(0.0, |writer| writer.waited().as_secs_f64())
     }
+}
+
+/// The processes that start and restart these ranks, each once; none if nobody does. Collective.
+fn agents(place: &Place, group: &ProcessGroup) -> Result<Vec<String>> {
+    let own = place.agent.as_deref().unwrap_or_default();
+    let all = group.all_gather_bytes(own.as_bytes())?;
+    let mut agents: Vec<_> = all.iter().map(|agent| String::from_utf8_lossy(agent).into_owned()).collect();
+    agents.sort_unstable();
+    agents.dedup();
+    agents.retain(|agent| !agent.is_empty());
+    Ok(agents)
 }

@@ -1,7 +1,7 @@
 //! The launcher: starts the ranks of one machine and ends all of them when one fails.
 //!
-//! It serves the store that the ranks meet at, as torchrun's agent does, one for all restarts, on a loopback port that it
-//! has bound before anyone is told of it. A failed rank is named within seconds; ranks that do not end by themselves by then, because
+//! It serves the store that the ranks meet at, as torchrun's agent does, on a loopback port that it has bound before
+//! anyone is told of it. A failed rank is named within seconds; ranks that do not end by themselves by then, because
 //! they wait for a peer that no longer exists, are killed. With restarts left, all ranks are then started anew, from
 //! the newest checkpoint if they keep any. Should the launcher itself be killed, its ranks go with it; should it be
 //! told to end (SIGTERM), they are told too and have time to write a checkpoint.
@@ -52,8 +52,6 @@ fn run_command(mut command: Command, world: usize, restarts: u32, told: &Told) -
             command.env(key, value);
         }
     }
-    let store = Store::serve(world, STORE_TIMEOUT)?;
-    command.env("MASTER_PORT", store.port()?.to_string());
     for restart in 0..=restarts {
         command.env(RESTART_COUNT, restart.to_string());
         match start(&mut command, world)?.wait(told) {
@@ -66,10 +64,12 @@ fn run_command(mut command: Command, world: usize, restarts: u32, told: &Told) -
     Ok(())
 }
 
-/// Starts all ranks once.
+/// Starts all ranks once, with a store of their own.
 fn start(command: &mut Command, world: usize) -> Result<Ranks> {
+    let store = Store::serve(world, STORE_TIMEOUT)?;
+    command.env("MASTER_PORT", store.port()?.to_string());
     let folder = tempfile::tempdir().context("make a folder for the ranks' error files")?;
-    let mut ranks = Ranks { all: Vec::with_capacity(world), folder };
+    let mut ranks = Ranks { all: Vec::with_capacity(world), folder, _store: store };
     for rank in 0..world {
         let error_file = ranks.folder.path().join(format!("rank{rank}.json"));
         command
@@ -85,6 +85,7 @@ fn start(command: &mut Command, world: usize) -> Result<Ranks> {
 struct Ranks {
     all: Vec<Rank>,
     folder: tempfile::TempDir,
+    _store: Store,
 }
 
 struct Rank {

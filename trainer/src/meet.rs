@@ -1,12 +1,10 @@
 //! Where the ranks of one start meet: a part of the store that no other start has used or will use.
 //!
-//! A launcher's store outlives its ranks: they are started anew after a failure, and by torchrun also when machines come
-//! or go. What is left in it must not be taken for these ranks' own. How often they were started does not tell them
+//! A launcher's store may outlive its ranks: torchrun starts them anew after a failure, and when machines come or go. What
+//! is left in it must not be taken for these ranks' own. How often they were started does not tell them
 //! apart: torchrun's agents count failures of their own machine, so that the counts of two machines may differ, or be
 //! the same as before. So each start gets a name of its own, by a handshake that nothing old can answer: every rank asks with a
 //! number drawn for this start, and rank 0 answers with the name until every rank has said that it has it.
-//!
-//! What the starts of one job have to tell each other goes by [`Job`].
 
 use std::hash::{BuildHasher, RandomState};
 use std::thread::sleep;
@@ -20,55 +18,15 @@ use crate::place::Place;
 /// How often rank 0 looks for those who have not come.
 const POLL: Duration = Duration::from_millis(20);
 
-/// The store as these ranks see it, and what reaches beyond them.
-#[derive(Debug)]
-pub struct Meeting {
-    /// For these ranks alone.
-    pub store: Store,
-    /// For all starts of the job.
-    pub job: Job,
-}
-
-/// All starts of the ranks, from the first on.
-#[derive(Debug)]
-pub struct Job {
-    /// The launcher's store; none if a rank serves it, for then it ends with the ranks.
-    store: Option<Store>,
-    /// Whether the environment says that this start is not the first.
-    restarted: bool,
-}
-
-impl Meeting {
-    /// Comes together with the other ranks; `timeout` bounds this and each request to the store later. Collective.
-    pub fn join(place: &Place, timeout: Duration) -> Result<Self> {
-        let serves = place.is_first() && !place.agent_store;
-        let store = Store::tcp(&place.master_addr, place.master_port, place.world, serves, timeout)?;
-        let restarted = place.restart > 0;
-        if !place.agent_store {
-            return Ok(Self { store: store.served_by(0), job: Job { store: None, restarted } });
-        }
-        let own = name(&store, place.rank, place.world, timeout)?;
-        Ok(Self { store: own, job: Job { store: Some(store), restarted } })
+/// The store, for these ranks alone; `timeout` bounds this and each request to the store later. Collective.
+pub fn join(place: &Place, timeout: Duration) -> Result<Store> {
+    let serves = place.is_first() && !place.agent_store;
+    let store = Store::tcp(&place.master_addr, place.master_port, place.world, serves, timeout)?;
+    match place.agent_store {
+        true => name(&store, place.rank, place.world, timeout),
+        // It begins and ends with the ranks.
+        false => Ok(store.served_by(0)),
     }
-}
-
-impl Job {
-    /// Whether an earlier start has done this.
-    pub fn has(&self, deed: &str) -> Result<bool> {
-        match &self.store {
-            Some(store) => Ok(store.contains(&key(deed))?),
-            None => Ok(self.restarted),
-        }
-    }
-
-    /// Remembers, for later starts, that this is done.
-    pub fn done(&self, deed: &str) -> Result<()> {
-        self.store.as_ref().map_or(Ok(()), |store| Ok(store.set(&key(deed), b"")?))
-    }
-}
-
-fn key(deed: &str) -> String {
-    format!("forebay/job/{deed}")
 }
 
 /// The part of `store` that is these ranks' own.
@@ -126,7 +84,7 @@ mod tests {
 
     const TIMEOUT: Duration = Duration::from_secs(30);
 
-    fn place(server: &Store, rank: usize, world: usize, restart: u64) -> Place {
+    fn place(server: &Store, rank: usize, world: usize) -> Place {
         Place {
             rank,
             world,
@@ -135,27 +93,25 @@ mod tests {
             master_addr: "127.0.0.1".into(),
             master_port: server.port().unwrap(),
             agent_store: true,
-            restart,
+            restart: 0,
             launcher: None,
+            agent: None,
         }
     }
 
-    /// All ranks of a start, each with the restarts that its own agent has counted; gives what each saw of the others.
-    fn start(server: &Store, restarts: &[u64]) -> Vec<Vec<String>> {
-        let world = restarts.len();
+    /// All ranks of a start; gives what each saw of the others.
+    fn start(server: &Store, world: usize) -> Vec<Vec<String>> {
         let rank = |rank: usize| {
-            let place = place(server, rank, world, restarts[rank]);
+            let place = place(server, rank, world);
             move || {
                 // In any order.
                 sleep(Duration::from_millis(40 * ((rank as u64 * 7) % 3)));
-                let Meeting { store, job } = Meeting::join(&place, TIMEOUT).unwrap();
-                assert!(!store.contains("met").unwrap() || rank > 0, "an earlier start's");
-                let fresh = rank == 0 && !job.has("deed").unwrap();
+                let store = join(&place, TIMEOUT).unwrap();
                 if rank == 0 {
+                    assert!(!store.contains("met").unwrap(), "an earlier start's");
                     store.set("met", b"").unwrap();
-                    job.done("deed").unwrap();
                 }
-                store.set(&format!("seen/{rank}"), format!("{rank} of {world} {fresh}").as_bytes()).unwrap();
+                store.set(&format!("seen/{rank}"), format!("{rank} of {world}").as_bytes()).unwrap();
                 (0..world).map(|rank| store.get(&format!("seen/{rank}")).unwrap()).map(text).collect()
             }
         };
@@ -168,38 +124,24 @@ mod tests {
     }
 
     #[test]
-    fn each_start_meets_apart_whatever_its_agents_have_counted() {
+    fn each_start_meets_apart() {
         let server = Store::serve(1, TIMEOUT).unwrap();
         // Ranks that died before anybody answered them.
         server.set("forebay/ask/1", b"old").unwrap();
         server.set("forebay/ask/2", b"older").unwrap();
-        // A machine that fails, one that joins with a count of its own, the same count again after one has left.
-        let mut fresh = true;
-        for restarts in [&[0, 0][..], &[1, 0, 0], &[1, 0], &[0]] {
-            let world = restarts.len();
-            for seen in start(&server, restarts) {
-                let all = (0..world).map(|rank| format!("{rank} of {world} {}", fresh && rank == 0));
-                assert_eq!(seen, all.collect::<Vec<_>>());
-            }
-            fresh = false;
+        // A machine joins, one fails and comes again, two leave.
+        for world in [2, 3, 3, 1] {
+            let all: Vec<_> = (0..world).map(|rank| format!("{rank} of {world}")).collect();
+            assert!(start(&server, world).iter().all(|seen| *seen == all));
         }
     }
 
     #[test]
     fn ranks_that_do_not_come_are_named() {
         let server = Store::serve(1, TIMEOUT).unwrap();
-        let error = Meeting::join(&place(&server, 0, 3, 0), Duration::from_millis(200)).unwrap_err();
+        let error = join(&place(&server, 0, 3), Duration::from_millis(200)).unwrap_err();
         assert_eq!(error.to_string(), "these ranks have not come to the store: 1, 2");
-        let error = Meeting::join(&place(&server, 1, 3, 0), Duration::from_millis(200)).unwrap_err();
+        let error = join(&place(&server, 1, 3), Duration::from_millis(200)).unwrap_err();
         assert_eq!(error.to_string(), "rank 0 has not answered at the store");
-    }
-
-    #[test]
-    fn without_a_launchers_store_the_environment_says_what_was_before() {
-        for restarted in [false, true] {
-            let job = Job { store: None, restarted };
-            job.done("deed").unwrap();
-            assert_eq!(job.has("deed").unwrap(), restarted);
-        }
     }
 }

@@ -12,6 +12,9 @@ pub const LAUNCHER: &str = "FOREBAY_LAUNCHER";
 /// How often the ranks have been started anew, as torchrun and our own launcher say it.
 pub const RESTART_COUNT: &str = "TORCHELASTIC_RESTART_COUNT";
 
+/// Set by torchrun's agents.
+const RUN_ID: &str = "TORCHELASTIC_RUN_ID";
+
 /// One rank's place among all.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Place {
@@ -31,14 +34,18 @@ pub struct Place {
     pub agent_store: bool,
     /// The process id of our own launcher, if that started it.
     pub launcher: Option<u32>,
-    /// How often all ranks have been started anew before, after one failed.
+    /// How often ranks have been started anew before, after one failed.
     pub restart: u64,
+    /// The process that starts and restarts this rank, if one does: no other has had, or will have, that name.
+    pub agent: Option<String>,
 }
 
 impl Place {
     /// The place that the environment names; `None` when it names none.
     pub fn from_env() -> Result<Option<Self>> {
-        Self::from_variables(|key| std::env::var(key).ok())
+        let place = Self::from_variables(|key| std::env::var(key).ok())?;
+        let has_agent = [LAUNCHER, RUN_ID].iter().any(|key| std::env::var_os(key).is_some());
+        Ok(place.map(|place| Self { agent: if has_agent { parent() } else { None }, ..place }))
     }
 
     fn from_variables(get: impl Fn(&str) -> Option<String>) -> Result<Option<Self>> {
@@ -75,6 +82,7 @@ impl Place {
             agent_store,
             launcher: get(LAUNCHER).is_some().then(|| number(LAUNCHER)).transpose()?.map(|pid| pid as u32),
             restart,
+            agent: None,
         }))
     }
 
@@ -82,6 +90,16 @@ impl Place {
     pub fn is_first(&self) -> bool {
         self.rank == 0
     }
+}
+
+/// The parent process, by machine, number and the moment of its start (proc(5)).
+fn parent() -> Option<String> {
+    let pid = rustix::process::getppid()?.as_raw_nonzero();
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The program's name, in parentheses, may hold anything; the 22nd field is the 20th behind it.
+    let started = stat.rsplit_once(')')?.1.split_whitespace().nth(19)?;
+    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
+    Some(format!("{} {pid} {started}", boot.trim()))
 }
 
 #[cfg(test)]
@@ -114,6 +132,14 @@ mod tests {
         again.extend([(RESTART_COUNT, "2"), ("LOCAL_RANK", "1")]);
         let again = place(&again).unwrap().unwrap();
         assert_eq!((again.restart, again.world, again.local_rank), (2, 3, 1));
+    }
+
+    #[test]
+    fn a_parent_has_one_name() {
+        let name = parent().unwrap();
+        assert_eq!(parent().unwrap(), name);
+        let (rest, started) = name.rsplit_once(' ').unwrap();
+        assert!(rest.contains(' ') && started.parse::<u64>().unwrap() > 0, "{name}");
     }
 
     #[test]

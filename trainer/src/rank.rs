@@ -17,7 +17,7 @@ use crate::evaluate::{Evaluation, Score};
 use crate::feed::Feed;
 use crate::fit::{self, Fit, SAMPLE_ROWS};
 use crate::input::{Columns, Preparer};
-use crate::meet::{Job, Meeting};
+use crate::meet;
 use crate::model::{self, Model, ModelSettings};
 use crate::place::Place;
 use crate::report::{Report, SettingsReport};
@@ -51,7 +51,6 @@ pub(crate) struct Rank<'a> {
     pub place: &'a Place,
     pub group: ProcessGroup,
     pub compute: Compute,
-    pub job: Job,
     runtime: Handle,
     access: Access,
 }
@@ -73,10 +72,10 @@ impl<'a> Rank<'a> {
         };
         let timeout = Duration::from_secs(settings.peer_timeout_s);
         let joining = "join the other ranks";
-        let Meeting { store, job } = Meeting::join(place, timeout).context(joining)?;
+        let store = meet::join(place, timeout).context(joining)?;
         let compute = Compute::open(settings.device, place, &store)?;
         let group = compute.join(store, place, timeout).context(joining)?;
-        Ok(Self { settings, place, compute, group, job, runtime, access })
+        Ok(Self { settings, place, compute, group, runtime, access })
     }
 
     fn run(&self) -> Result<()> {

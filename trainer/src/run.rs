@@ -67,7 +67,7 @@ impl<'a> Run<'a> {
             None => None,
         };
         let opened =
-            Keeper::open(&settings.checkpoint, &rank.job, &rank.group, identity, settings.batch, |line| {
+            Keeper::open(&settings.checkpoint, rank.place, &rank.group, identity, settings.batch, |line| {
                 say(line);
             })?;
         let (keeper, checkpoint) = opened.map_or((None, None), |(keeper, newest)| (Some(keeper), newest));

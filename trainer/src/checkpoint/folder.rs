@@ -12,6 +12,9 @@ use super::{Checkpoint, Identity};
 
 /// Held by the run that has the directory.
 const LOCK: &str = ".lock";
+/// Names the processes that have started the ranks of the run whose checkpoints these are, a line each. After a restart one
+/// of them is still there, whatever became of the others: the run is the same.
+const AGENTS: &str = ".agents";
 /// A run that was killed a moment ago may still hold it, until the kernel is done with what it was writing.
 const DYING: Duration = Duration::from_secs(10);
 const POLL: Duration = Duration::from_millis(20);
@@ -107,6 +110,30 @@ impl Folder {
             all => {
                 bail!("all {all} checkpoints in {} are damaged: start anew with --fresh", self.path.display())
             }
+        }
+    }
+
+    /// Whether the run that has written here was started by one of these processes.
+    pub fn is_begun_by(&self, agents: &[String]) -> Result<bool> {
+        Ok(self.agents()?.iter().any(|agent| agents.contains(agent)))
+    }
+
+    /// Remembers who starts the ranks: beside those before, if the run is theirs, else instead of them.
+    pub fn note_agents(&self, agents: &[String], beside: bool) -> Result<()> {
+        let mut all = if beside { self.agents()? } else { Vec::new() };
+        all.extend(agents.iter().filter(|agent| !all.contains(agent)).cloned().collect::<Vec<_>>());
+        let file = self.path.join(format!("{AGENTS}-new"));
+        let written =
+            fs::write(&file, all.join("\n")).and_then(|()| fs::rename(&file, self.path.join(AGENTS)));
+        written.with_context(|| format!("write {}", self.path.join(AGENTS).display()))
+    }
+
+    fn agents(&self) -> Result<Vec<String>> {
+        let file = self.path.join(AGENTS);
+        match fs::read_to_string(&file) {
+            Ok(text) => Ok(text.lines().map(str::to_owned).collect()),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(Vec::new()),
+            Err(error) => Err(error).with_context(|| format!("read {}", file.display())),
         }
     }
 

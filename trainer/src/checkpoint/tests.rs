@@ -181,6 +181,24 @@ fn a_folder_keeps_the_newest_and_has_one_owner() {
 }
 
 #[test]
+fn a_run_is_the_same_while_one_of_its_agents_is_there() {
+    let root = tempfile::tempdir().unwrap();
+    let folder = Folder::open(root.path()).unwrap();
+    let agents = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
+    let begun = |names: &[&str]| folder.is_begun_by(&agents(names)).unwrap();
+    assert!(!begun(&["a"]) && !begun(&[]));
+    folder.note_agents(&agents(&["a"]), false).unwrap();
+    assert!(begun(&["b", "a"]) && !begun(&["b"]));
+    // One joins, and the first leaves.
+    folder.note_agents(&agents(&["a", "b"]), true).unwrap();
+    assert!(begun(&["b"]) && begun(&["a"]));
+    // Another run.
+    folder.note_agents(&agents(&["c"]), false).unwrap();
+    assert!(begun(&["c"]) && !begun(&["a", "b"]));
+    assert!(folder.steps().unwrap().is_empty());
+}
+
+#[test]
 fn a_checkpoint_that_cannot_be_written_is_an_error() {
     let root = tempfile::tempdir().unwrap();
     std::fs::write(root.path().join("file"), "").unwrap();
