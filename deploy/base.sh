@@ -3,6 +3,8 @@
 # registry. Does nothing if it is there (--force makes it anew). Prints its name. Needs root, or sudo, and one to three minutes.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+# Not only root shall read what is in an image.
+umask 022
 
 say() { echo "base: $*" >&2; }
 die() { say "$*"; exit 1; }

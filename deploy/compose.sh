@@ -3,8 +3,8 @@
 set -euo pipefail
 cd "$(dirname "$0")"
 
-# The builder that the engine itself has will do; newer clients would look for a plugin.
-export DOCKER_BUILDKIT=${DOCKER_BUILDKIT:-0} COMPOSE_DOCKER_CLI_BUILD=${COMPOSE_DOCKER_CLI_BUILD:-0}
+# Without BuildKit's plugin the builder that the engine itself has will do.
+docker buildx version >/dev/null 2>&1 || export DOCKER_BUILDKIT=0
 if docker compose version >/dev/null 2>&1; then
     exec docker compose "$@"
 elif command -v docker-compose >/dev/null; then

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # The compose file at work: brings the stack up, trains cold and warm, trains again with a cache node killed in the middle of
-# an epoch and brought back later, prints what that cost, takes everything down. Exit status 0 only if every promise held.
+# an epoch and brought back later, and another one that hangs, prints what that cost, takes everything down. Exit status 0 only
+# if every promise held.
 # `make compose-demo` builds what it needs first.
 #
 #   deploy/demo.sh           leaves nothing but target/compose-demo
@@ -13,13 +14,14 @@ export COMPOSE_PROJECT_NAME=forebay-demo PROMETHEUS_PORT=0
 export S3_ENDPOINT=http://store:3900 S3_REGION=us-east-1 S3_BUCKET=forebay-demo
 export S3_ACCESS_KEY_ID=forebay-demo S3_SECRET_ACCESS_KEY=forebay-demo-secret
 export CACHE_ALLOW='["s3://forebay-demo/"]' CACHE_BYTES=1000000000 CACHE_MEMORY_BYTES=536870912 CACHE_REPLICAS=2 CACHE_LOG=info
-export TRAIN_DATASET=s3://forebay-demo/mnist/train/ TRAIN_EPOCHS=5 TRAIN_BATCH=128 TRAIN_SEED=1
+export TRAIN_DATASET=s3://forebay-demo/mnist/train/ TRAIN_EPOCHS=6 TRAIN_BATCH=128 TRAIN_SEED=1
 # So little is read ahead that a fault can be felt.
-export TRAIN_FLAGS="--prefetch-bytes 1MiB"
+export TRAIN_FLAGS="--prefetch-bytes 256KiB"
 out=target/compose-demo
 # The first node that the ranks ask, and one that owns much.
 victim=cache-1
 asked=cache-2
+silent=cache-3
 
 say() { printf '%s %s\n' "$(date +%T)" "$*"; }
 compose() { deploy/compose.sh "$@"; }
@@ -103,8 +105,8 @@ end_training() {
     docker cp "${ranks[0]}:/runs/training.json" "$out/$name.json" >/dev/null
 }
 
-half_an_epoch() { # In seconds, as warm epochs go.
-    python3 -c 'import json, sys; print(json.load(open(sys.argv[1]))["epochs"][1]["seconds"] / 2)' "$out/undisturbed.json"
+into_the_next_epoch() { # Sleeps for a third of a warm epoch.
+    sleep "$(python3 -c 'import json, sys; print(json.load(open(sys.argv[1]))["epochs"][1]["seconds"] / 3)' "$out/undisturbed.json")"
 }
 
 prometheus_sees() { # N nodes, within half a minute; keeps its answer.
@@ -135,7 +137,7 @@ healthy etcd store cache-1 cache-2 cache-3
 say "putting MNIST into the store"
 compose run --rm upload 2>"$out/upload.log" || { cat "$out/upload.log" && exit 1; }
 
-say "training on two ranks, undisturbed: one cold epoch, four warm ones"
+say "training on two ranks, undisturbed: one cold epoch, five warm ones"
 counters "$out/before.json"
 start_training
 end_training undisturbed
@@ -143,11 +145,11 @@ copies_are_made
 counters "$out/between.json"
 compose exec -T $asked forebay status </dev/null
 
-say "training once more from the start, to kill $victim in the middle of the second epoch"
+say "training once more from the start, to kill $victim in the middle of an epoch, and later to freeze $silent"
 start_training
-doomed=$(container $victim)
+doomed=$(container $victim) frozen=$(container $silent)
 epoch_is_over 1
-sleep "$(half_an_epoch)"
+into_the_next_epoch
 now >"$out/killed"
 docker kill -s KILL "$doomed" >/dev/null
 say "$victim is dead"
@@ -155,11 +157,19 @@ epoch_is_over 2
 now >"$out/revived"
 compose up -d --no-deps --no-recreate $victim >/dev/null 2>&1
 say "$victim is started again, with the disk that it had"
+epoch_is_over 3
+into_the_next_epoch
+now >"$out/frozen"
+docker pause "$frozen" >/dev/null
+say "$silent is frozen"
+sleep 5
+docker unpause "$frozen" >/dev/null
+say "$silent goes on"
 end_training disturbed
-healthy $victim
+healthy $victim $silent
 say "one reader alone reads the first epoch again, from all three"
 compose exec -T $asked forebay epoch "$TRAIN_DATASET" --batch "$TRAIN_BATCH" --seed "$TRAIN_SEED" --json >"$out/alone.json" </dev/null
 counters "$out/after.json"
 prometheus_sees 3
 
-python3 deploy/judge.py "$out" $victim
+python3 deploy/judge.py "$out" $victim $silent

@@ -7,6 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 use forebay_c10d::ProcessGroup;
 use forebay_client::loader::{Ending, LoaderState, Shuffle};
+use forebay_client::stream::StreamSettings;
 use forebay_client::{Access, Dataset, DatasetSpec, Event, LoaderSettings};
 use forebay_proto::v1::Counters;
 use tokio::runtime::{Handle, Runtime};
@@ -168,6 +169,9 @@ impl<'a> Rank<'a> {
 
     fn loader(&self, shuffle: Shuffle, global_batch: u64) -> LoaderSettings {
         let default = LoaderSettings::default();
+        let prefetch_bytes = self.settings.prefetch_bytes.unwrap_or(default.prefetch_bytes);
+        // What a stream holds is read ahead too.
+        let window_bytes = u32::try_from(prefetch_bytes).unwrap_or(u32::MAX).min(default.stream.window_bytes);
         LoaderSettings {
             seed: self.settings.seed,
             shuffle,
@@ -177,7 +181,8 @@ impl<'a> Rank<'a> {
             world: self.place.world as u32,
             first_epoch: 0,
             epochs: Some(1),
-            prefetch_bytes: self.settings.prefetch_bytes.unwrap_or(default.prefetch_bytes),
+            prefetch_bytes,
+            stream: StreamSettings { window_bytes, ..default.stream },
             ..default
         }
     }

@@ -75,7 +75,8 @@ pub struct Settings {
     /// Keep file order, or shuffle all rows uniformly
     #[arg(long, value_name = "HOW")]
     pub shuffle: Option<ShuffleAll>,
-    /// Bytes of batches that each rank reads ahead, e.g. 64MB [default: 256MiB]
+    /// Bytes of batches that each rank reads ahead, e.g. 64MB [default: 256MiB]; each of its streams holds no more than that
+    /// on the way
     #[arg(long, value_name = "BYTES", value_parser = forebay_proto::units::bytes)]
     pub prefetch_bytes: Option<u64>,
 
