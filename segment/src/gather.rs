@@ -6,7 +6,7 @@
 use arrow::array::{Array, ArrayData, ArrayRef, AsArray, RecordBatch, RecordBatchOptions, make_array};
 use arrow::buffer::{Buffer, MutableBuffer};
 use arrow::compute::interleave;
-use arrow::datatypes::{DataType, SchemaRef};
+use arrow::datatypes::{ArrowNativeType, DataType, SchemaRef};
 use arrow::error::ArrowError;
 use forebay_proto::{Error, Result};
 
@@ -94,24 +94,28 @@ pub fn plain_array(data_type: &DataType, rows: usize, values: Buffer) -> Result<
 }
 
 fn rows(sources: &[&[u8]], width: usize, picks: &[Pick]) -> Buffer {
-    let mut out = MutableBuffer::with_capacity(picks.len() * width);
     match width {
-        1 => narrow::<1>(sources, picks, &mut out),
-        2 => narrow::<2>(sources, picks, &mut out),
-        4 => narrow::<4>(sources, picks, &mut out),
-        8 => narrow::<8>(sources, picks, &mut out),
-        16 => narrow::<16>(sources, picks, &mut out),
-        _ => picks.iter().for_each(|&(s, r)| out.extend_from_slice(&sources[s][r * width..][..width])),
+        1 => narrow(sources, picks, u8::from_ne_bytes),
+        2 => narrow(sources, picks, u16::from_ne_bytes),
+        4 => narrow(sources, picks, u32::from_ne_bytes),
+        8 => narrow(sources, picks, u64::from_ne_bytes),
+        16 => narrow(sources, picks, i128::from_ne_bytes),
+        _ => {
+            let mut out = MutableBuffer::with_capacity(picks.len() * width);
+            picks.iter().for_each(|&(s, r)| out.extend_from_slice(&sources[s][r * width..][..width]));
+            out.into()
+        }
     }
-    out.into()
 }
 
-fn narrow<const W: usize>(sources: &[&[u8]], picks: &[Pick], out: &mut MutableBuffer) {
-    out.resize(picks.len() * W, 0);
-    let (slots, _) = out.as_slice_mut().as_chunks_mut::<W>();
-    for (slot, &(s, r)) in slots.iter_mut().zip(picks) {
-        slot.copy_from_slice(&sources[s][r * W..][..W]);
-    }
+/// Values that fit a register: written once, each after one look at its source.
+fn narrow<const W: usize, T: ArrowNativeType>(
+    sources: &[&[u8]],
+    picks: &[Pick],
+    value: impl Fn([u8; W]) -> T,
+) -> Buffer {
+    let sources: Vec<&[[u8; W]]> = sources.iter().map(|bytes| bytes.as_chunks().0).collect();
+    Buffer::from_vec(picks.iter().map(|&(s, r)| value(sources[s][r])).collect::<Vec<T>>())
 }
 
 #[cfg(test)]
