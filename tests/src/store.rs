@@ -166,7 +166,7 @@ fn one(part: Part, runtime: &Runtime, options: &Options) -> anyhow::Result<Findi
         ),
         Part::Ticker => ticker::run(&ticker::Settings { segments: share(512, 64), runs: share(5, 2) }),
         Part::Cold => {
-            let (objects, runs) = (share(9, 2) as usize, share(5, 1) as usize);
+            let (objects, runs) = (share(20, 2) as usize, share(5, 1) as usize);
             cold::run(runtime, &cold::Settings { objects, runs })
         }
         Part::Memory => {

@@ -194,7 +194,7 @@ impl Stage {
         let filled = disk.as_ref().map(|disk| du(&disk.folder()) as f64 / self.small_disk_bytes() as f64);
         let came_back = match what {
             Disk::IsFull | Disk::OneOfTwoIsFull => None,
-            _ => Some(self.stores_again(&server).await?),
+            _ => Some(self.stores_again(&server, &mut reader).await?),
         };
         let mut found = self.findings(name, server, outcome, trained)?;
         if let Some(share) = filled {
@@ -211,15 +211,16 @@ impl Stage {
         self.stored_bytes / 8
     }
 
-    /// How long it takes until the node writes segment files again; none if it does not within a minute.
-    async fn stores_again(&self, server: &Server) -> anyhow::Result<Option<f64>> {
+    /// How long it takes until the node writes segment files again while the job reads on; none if it does not within a
+    /// minute. Nothing is written for a job that stands still: what it needs next is in memory.
+    async fn stores_again(&self, server: &Server, reader: &mut Reader) -> anyhow::Result<Option<f64>> {
         let written = async || {
             let status = status(&server.endpoint).await?;
             anyhow::Ok(status.counters.context("a node has counters")?.store_bytes_written)
         };
         let (before, since) = (written().await?, Instant::now());
         while since.elapsed() < Duration::from_secs(60) {
-            // A full cache has nothing to gain from a job of one epoch and would write nothing.
+            // A full cache has nothing to gain from one job and would write nothing.
             let free = Run::find("forebay").map_err(anyhow::Error::msg)?.args([
                 "free",
                 &self.table.uri,
@@ -228,7 +229,8 @@ impl Stage {
             ]);
             let freed = tokio::task::block_in_place(|| free.try_end()).map_err(anyhow::Error::msg)?;
             freed.success("forebay free").map_err(anyhow::Error::msg)?;
-            super::reader::read(&server.endpoint, &self.table, &Job::new(9, 1)).await?;
+            let wrong = reader.epoch().await?.wrong_values;
+            anyhow::ensure!(wrong == 0, "{wrong} wrong values after the disk came back");
             if written().await? > before {
                 return Ok(Some(since.elapsed().as_secs_f64()));
             }
