@@ -16,12 +16,12 @@ use crate::peers::{Missing, Peers};
 use crate::plans::Plans;
 use crate::room::Held;
 use crate::store::file::Origin;
-use crate::store::policy::Admit;
+use crate::store::policy::{Admit, Role};
 use crate::store::{Store, Written};
 use arrow::array::{RecordBatch, RecordBatchOptions};
 use arrow::datatypes::{Field, Schema, SchemaRef};
 pub(crate) use copies::Stored;
-use forebay_proto::manifest::SegmentId;
+use forebay_proto::manifest::{Manifest, SegmentId};
 use forebay_proto::{Error, Result};
 use forebay_segment::answer::{Guard, Reading, Ready, Segments};
 use forebay_segment::{Source, Urgency, schema};
@@ -33,11 +33,19 @@ use transit::Transit;
 
 /// The cache of one node.
 pub struct Cache {
-    /// A fill's outcome: the columns, or none if some of them were found just before it began.
-    flights: Flights<SegmentId, Option<Ready>>,
+    /// A fill's outcome: the columns, or none if some of them were found just before it began. By this node's role when it
+    /// took off: an owner's flight waits for no other node's, so that none wait for each other in a circle.
+    flights: Flights<(SegmentId, Role), Option<Ready>>,
     /// The fills that nobody waited for when they began.
     prefetches: Mutex<HashMap<SegmentId, Urgency>>,
     parts: Parts,
+}
+
+/// How a fill is wanted.
+struct Wish {
+    /// The node's role for the segment.
+    role: Role,
+    ahead: Prefetch,
 }
 
 /// A read ahead of any demand.
@@ -136,7 +144,7 @@ impl Cache {
     pub(crate) async fn prefetch(&self, reading: &Reading, segment: u32, room: Option<Held>) -> Result<()> {
         let (id, urgency) = (reading.manifest.segment_id(segment)?, Urgency::prefetch());
         self.prefetches().insert(id, urgency.clone());
-        let done = self.read(reading, segment, Some(Prefetch { urgency, room })).await;
+        let done = self.read(reading, segment, Some(Prefetch { urgency, room }), None).await;
         self.prefetches().remove(&id);
         done.map(drop)
     }
@@ -145,7 +153,14 @@ impl Cache {
         self.prefetches.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    async fn read(&self, reading: &Reading, segment: u32, mut prefetch: Option<Prefetch>) -> Result<Ready> {
+    /// Reads a segment, as whatever this node is to it, or in a `role`.
+    async fn read(
+        &self,
+        reading: &Reading,
+        segment: u32,
+        mut prefetch: Option<Prefetch>,
+        role: Option<Role>,
+    ) -> Result<Ready> {
         let id = reading.manifest.segment_id(segment)?;
         let rows = reading.manifest.segment(segment)?.total_rows;
         let is_prefetch = prefetch.is_some();
@@ -159,15 +174,19 @@ impl Cache {
                 }
                 return compose(&reading.projected, &found, rows);
             }
+            let role = match role {
+                Some(role) => role,
+                None => self.parts.peers.role(id, &origin(&reading.manifest, segment)?.object),
+            };
             let fill = || {
                 let ahead =
                     prefetch.take().unwrap_or_else(|| Prefetch { urgency: Urgency::demand(), room: None });
-                self.parts.clone().fill(reading.clone(), segment, missing, ahead)
+                self.parts.clone().fill(reading.clone(), segment, missing, Wish { role, ahead })
             };
             if !is_prefetch && let Some(urgency) = self.prefetches().get(&id) {
                 urgency.raise();
             }
-            let (now, filled) = self.flights.fly(id, fill).await;
+            let (now, filled) = self.flights.fly((id, role), fill).await;
             // None: another flight landed between the look into the store and the take-off. Look again.
             let Some(filled) = filled? else { continue };
             // Led once is led; a join of another's columns may be followed by a lead for the rest.
@@ -209,18 +228,25 @@ impl Parts {
         reading: Reading,
         segment: u32,
         columns: Vec<String>,
-        Prefetch { urgency, room }: Prefetch,
+        Wish { role, ahead: Prefetch { urgency, room } }: Wish,
     ) -> Result<Option<Ready>> {
         let manifest = &reading.manifest;
-        let (s, id) = (manifest.segment(segment)?, manifest.segment_id(segment)?);
+        let origin = origin(manifest, segment)?;
+        let id = origin.id;
         // Only now is this the one flight for the segment: whoever looked before may have looked too early.
         let (again, wanted) = (self.clone(), columns.clone());
         if !blocking(move || again.look(id, wanted)).await?.found.is_empty() {
             return Ok(None);
         }
-        let object = &manifest.objects()[s.object as usize];
-        let origin = Origin { id, object: manifest.object_uri(object), etag: object.etag.clone() };
-        let (batch, filling) = match self.fetch_copy(&reading, segment, &origin, &columns).await? {
+        let missing = Missing {
+            reading: &reading,
+            segment,
+            origin: &origin,
+            columns: &columns,
+            ask_owner: role == Role::Replica,
+            room: &self.memory.fills,
+        };
+        let (batch, filling) = match self.peers.fetch(missing).await? {
             Some(copy) => copy,
             None => {
                 let index = |c: &String| reading.schema.index_of(c).ok();
@@ -231,22 +257,6 @@ impl Parts {
             }
         };
         blocking(move || self.keep(&origin, batch, room, filling).map(Some)).await?
-    }
-
-    /// Columns of a segment from another node, with the memory that they take.
-    async fn fetch_copy(
-        &self,
-        reading: &Reading,
-        segment: u32,
-        origin: &Origin,
-        columns: &[String],
-    ) -> Result<Option<(RecordBatch, Held)>> {
-        if !self.peers.has_others() {
-            return Ok(None);
-        }
-        let held = self.memory.fills.hold(reading.manifest.segment(segment)?.decoded_bytes).await;
-        let copy = self.peers.fetch(Missing { reading, segment, origin, columns }).await?;
-        Ok(copy.map(|batch| (batch, held)))
     }
 
     /// Stores what was filled, or keeps it in memory, or does neither.
@@ -313,12 +323,19 @@ impl Parts {
 
 impl Segments for Cache {
     fn get<'a>(&'a self, reading: &'a Reading, segment: u32) -> BoxFuture<'a, Result<Ready>> {
-        Box::pin(self.read(reading, segment, None))
+        Box::pin(self.read(reading, segment, None, None))
     }
 
     fn is_sound(&self, segment: &RecordBatch) -> bool {
         self.parts.store.is_sound(segment)
     }
+}
+
+/// Which object version a segment of a dataset is of.
+fn origin(manifest: &Manifest, segment: u32) -> Result<Origin> {
+    let object = &manifest.objects()[manifest.segment(segment)?.object as usize];
+    let id = manifest.segment_id(segment)?;
+    Ok(Origin { id, object: manifest.object_uri(object), etag: object.etag.clone() })
 }
 
 /// The wanted columns out of parts that hold them all.

@@ -7,6 +7,7 @@ mod known;
 
 use crate::cache::blocking;
 use crate::flight::Flights;
+use crate::peers::Peers;
 use crate::store::Store;
 use arrow::datatypes::SchemaRef;
 use files::Files;
@@ -37,21 +38,23 @@ pub struct Datasets {
     source: Source,
     allow: Vec<String>,
     files: Files,
+    peers: Arc<Peers>,
     known: Mutex<Known>,
     /// Datasets being frozen, by URI and segment size: the ranks of a job all open theirs at once.
     freezing: Flights<(String, u64), Arc<Frozen>>,
 }
 
 impl Datasets {
-    /// Datasets under the `allow` roots, with manifests kept in a directory of the store. `Invalid` when a root cannot be
-    /// one.
-    pub fn open(source: Source, allow: &[String], store: Arc<Store>) -> Result<Self> {
+    /// Datasets under the `allow` roots, with manifests kept in a directory of the store; `peers` are told of them. `Invalid`
+    /// when a root cannot be one.
+    pub fn open(source: Source, allow: &[String], store: Arc<Store>, peers: Arc<Peers>) -> Result<Self> {
         let allow = allow
             .iter()
             .map(|root| source::normalise(root).map_err(|e| e.context(format!("--allow {root}"))))
             .collect::<Result<Vec<_>>>()?;
         let files = Files::open(store)?;
-        let datasets = Self { source, allow, files, known: Mutex::default(), freezing: Flights::default() };
+        let (known, freezing) = (Mutex::default(), Flights::default());
+        let datasets = Self { source, allow, files, peers, known, freezing };
         datasets.recover();
         Ok(datasets)
     }
@@ -74,19 +77,34 @@ impl Datasets {
         Ok((dataset, view.projected_bytes(&projection)))
     }
 
-    /// Gets to know a dataset version that another node froze. `Denied` unless all it reads is allowed here.
+    /// Gets to know a dataset version that another node froze. `Denied` unless all it reads is allowed here. Looks at every
+    /// object: it may take a while.
     pub async fn learn(&self, manifest: Manifest) -> Result<()> {
-        manifest.parts().iter().try_for_each(|p| self.allowed(&p.uri).map(drop))?;
+        let dataset = self.checked(manifest)?;
+        self.take(dataset).await
+    }
+
+    /// A dataset whose manifest came from elsewhere: every object that it would have this node read must be allowed.
+    fn checked(&self, manifest: Manifest) -> Result<Dataset> {
+        let objects = manifest.objects().iter().map(|o| manifest.object_uri(o));
+        let parts = manifest.parts().iter().map(|p| p.uri.clone());
+        parts.chain(objects).try_for_each(|uri| self.allowed(&uri).map(drop))?;
         let schema = schema::from_ipc(manifest.schema())?;
-        self.take(Dataset { manifest: Arc::new(manifest), schema }).await
+        Ok(Dataset { manifest: Arc::new(manifest), schema })
+    }
+
+    /// Evens out which nodes own what of the datasets. Not for an async thread.
+    pub fn balance(&self) {
+        balance(&self.peers, &self.list());
     }
 
     async fn take(&self, dataset: Dataset) -> Result<()> {
         let manifest = dataset.manifest.clone();
         let (new, gone) = self.known().insert(dataset, known::LIMIT);
         if new || !gone.is_empty() {
-            let files = self.files.clone();
+            let (files, peers, all) = (self.files.clone(), self.peers.clone(), self.list());
             let kept = blocking(move || {
+                balance(&peers, &all);
                 files.remove(&gone);
                 if new { files.keep(&manifest) } else { Ok(()) }
             });
@@ -137,12 +155,7 @@ impl Datasets {
     }
 
     fn recover(&self) {
-        let read = |manifest: Manifest| {
-            manifest.parts().iter().try_for_each(|p| self.allowed(&p.uri).map(drop))?;
-            let schema = schema::from_ipc(manifest.schema())?;
-            Ok(Dataset { manifest: Arc::new(manifest), schema })
-        };
-        for dataset in self.files.recover(read) {
+        for dataset in self.files.recover(|manifest| self.checked(manifest)) {
             let gone = self.known().insert(dataset, known::LIMIT).1;
             self.files.remove(&gone);
         }
@@ -151,4 +164,8 @@ impl Datasets {
     fn known(&self) -> MutexGuard<'_, Known> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+fn balance(peers: &Peers, datasets: &[Dataset]) {
+    peers.balance(datasets.iter().map(|d| &*d.manifest));
 }

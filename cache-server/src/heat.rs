@@ -11,7 +11,7 @@ use crate::peers::Peers;
 use crate::replicate::item;
 use crate::service::Node;
 use crate::store::policy::Role;
-use forebay_proto::manifest::{Manifest, SegmentId};
+use forebay_proto::manifest::{Digest, Manifest, SegmentId};
 use forebay_proto::v1;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -35,7 +35,10 @@ const COUNTS: f64 = 0.3;
 const BUSY: f64 = 0.85;
 
 /// Segments that are made hot at a time, and in all.
-const SEGMENTS_MAX: (usize, usize) = (64, 1024);
+const SEGMENTS_MAX: (usize, usize) = (64, 512);
+
+/// Copies of a segment besides those that are for good.
+const COPIES_MAX: usize = 16;
 
 /// Of the heat, so much is shared at a time.
 const SHARE: f64 = 0.6;
@@ -45,6 +48,9 @@ const BURST: Duration = Duration::from_millis(20);
 
 /// A copy for readers who do not come is dropped after that time.
 const UNLISTED: Duration = Duration::from_secs(60);
+
+/// One that is not listed any more, after that time: the list is gone with its owner's lease, and may be back at once.
+const GONE: Duration = Duration::from_secs(10);
 
 /// How busy the node is, and with what.
 #[derive(Debug)]
@@ -62,15 +68,26 @@ pub struct Heat {
 struct State {
     /// Bytes served of each segment, each second worth half of the one after it.
     heat: HashMap<SegmentId, f64>,
-    /// Segments told to be hot, and the names of the nodes that hold further copies.
-    hot: HashMap<SegmentId, Vec<String>>,
+    /// Segments told to be hot.
+    hot: HashMap<SegmentId, Hot>,
     /// Copies that this node holds for others' hot segments.
     extras: HashMap<SegmentId, Extra>,
 }
 
+#[derive(Debug, Clone, Default)]
+struct Hot {
+    /// URI of its object.
+    object: String,
+    /// Names of the nodes that hold further copies.
+    nodes: Vec<String>,
+    /// Nodes besides this one that hold it for good.
+    replicas: usize,
+}
+
 #[derive(Debug, Clone, Copy)]
 struct Extra {
-    since: Instant,
+    /// When it was taken, or last seen listed.
+    seen: Instant,
     was_listed: bool,
 }
 
@@ -99,13 +116,17 @@ impl Heat {
         if self.load() < COUNTS {
             return;
         }
-        let rows: u64 = meta.runs.chunks_exact(3).map(|run| u64::from(run[2])).sum();
-        let mut state = self.state();
+        let mut by_segment: HashMap<u32, u64> = HashMap::new();
         for run in meta.runs.chunks_exact(3) {
-            if let Ok(id) = manifest.segment_id(run[1]) {
-                *state.heat.entry(id).or_default() += bytes as f64 * f64::from(run[2]) / rows as f64;
-            }
+            *by_segment.entry(run[1]).or_default() += u64::from(run[2]);
         }
+        let each = bytes as f64 / by_segment.values().sum::<u64>().max(1) as f64;
+        let heat = by_segment
+            .into_iter()
+            .filter_map(|(segment, rows)| Some((manifest.segment_id(segment).ok()?, rows as f64 * each)));
+        let heat: Vec<_> = heat.collect();
+        let mut state = self.state();
+        heat.into_iter().for_each(|(id, bytes)| *state.heat.entry(id).or_default() += bytes);
     }
 
     /// How busy the node is, 0 to 1.
@@ -120,7 +141,7 @@ impl Heat {
 
     /// A copy was taken for another node's readers.
     pub fn took_extra(&self, id: SegmentId) {
-        self.state().extras.entry(id).or_insert(Extra { since: Instant::now(), was_listed: false });
+        self.state().extras.entry(id).or_insert(Extra { seen: Instant::now(), was_listed: false });
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -144,12 +165,13 @@ impl Heat {
         let state = self.state();
         let all: f64 = state.heat.values().sum();
         let of = |id: &SegmentId| state.heat.get(id).copied().unwrap_or_default();
-        let away: f64 = state.hot.iter().map(|(id, nodes)| of(id) * nodes.len() as f64).sum();
+        let away = state.hot.iter().map(|(id, hot)| of(id) * (hot.nodes.len() + hot.replicas) as f64);
+        let away: f64 = away.sum();
         if all > 0.0 { self.load() * (all + away) / all } else { 0.0 }
     }
 
-    /// The hottest segments, as many as make up a share of the heat, and where copies are already.
-    fn hottest(&self) -> Vec<(SegmentId, Vec<String>)> {
+    /// The hottest segments, as many as make up a share of the heat, and where copies are if they are hot already.
+    fn hottest(&self) -> Vec<(SegmentId, Option<Vec<String>>)> {
         let state = self.state();
         let mut all: Vec<_> = state.heat.iter().map(|(id, heat)| (*heat, *id)).collect();
         all.sort_unstable_by(|a, b| b.0.total_cmp(&a.0));
@@ -160,16 +182,16 @@ impl Heat {
             sum += heat;
             wanted
         });
-        hottest.map(|(_, id)| (id, state.hot.get(&id).cloned().unwrap_or_default())).collect()
+        hottest.map(|(_, id)| (id, state.hot.get(&id).map(|hot| hot.nodes.clone()))).collect()
     }
 
     fn say(&self, membership: &Membership) {
         let state = self.state();
         let mut segments: Vec<_> = state.hot.iter().collect();
-        segments.sort_unstable();
-        let hot = |(id, nodes): (&SegmentId, &Vec<String>)| v1::HotSegment {
+        segments.sort_unstable_by_key(|(id, _)| **id);
+        let hot = |(id, hot): (&SegmentId, &Hot)| v1::HotSegment {
             segment: id.0.to_bytes().to_vec().into(),
-            nodes: nodes.clone(),
+            nodes: hot.nodes.clone(),
         };
         membership.say_hot(segments.into_iter().map(hot).collect());
     }
@@ -178,11 +200,20 @@ impl Heat {
     fn forgotten(&self, peers: &Peers) -> Vec<SegmentId> {
         let mut state = self.state();
         let gone = state.extras.extract_if(|id, extra| {
-            let is_listed = peers.is_hot_here(*id);
-            extra.was_listed |= is_listed;
-            !is_listed && (extra.was_listed || extra.since.elapsed() > UNLISTED)
+            if peers.is_hot_here(*id) {
+                *extra = Extra { seen: Instant::now(), was_listed: true };
+            }
+            extra.seen.elapsed() > if extra.was_listed { GONE } else { UNLISTED }
         });
         gone.map(|(id, _)| id).collect()
+    }
+
+    /// Forgets what this node does not own any more; whether there was any.
+    fn forget_others(&self, peers: &Peers) -> bool {
+        let mut state = self.state();
+        let before = state.hot.len();
+        state.hot.retain(|id, hot| peers.role(*id, &hot.object) == Role::Primary);
+        state.hot.len() < before
     }
 }
 
@@ -190,17 +221,24 @@ impl Heat {
 pub async fn run(node: Arc<Node>) {
     let mut ticks = interval(LOOK);
     let (mut at, mut processor) = (Instant::now(), Processor::new());
-    let (mut saturated, mut cool) = (0, 0);
+    let (mut saturated, mut cool, mut fetched) = (0, 0, 0);
     loop {
         ticks.tick().await;
         let elapsed = at.elapsed().max(Duration::from_millis(1));
         at = Instant::now();
-        let load = node.heat.look(elapsed, processor.share(elapsed));
+        // A node that fills is busy with that: further copies would not help.
+        let s3_bytes = node.cache.source().counters().s3_bytes.load(Relaxed);
+        let fills = std::mem::replace(&mut fetched, s3_bytes) != s3_bytes;
+        let busy = processor.share(elapsed);
+        let load = node.heat.look(elapsed, if fills { 0.0 } else { busy });
         drop_forgotten(&node).await;
         if !node.membership.can_say_hot() {
             continue;
         }
         saturated = if load >= SATURATED.0 { saturated + 1 } else { 0 };
+        if node.heat.forget_others(node.cache.peers()) {
+            node.heat.say(&node.membership);
+        }
         let is_hot = node.heat.segments() > 0;
         cool = if is_hot && node.heat.load_alone() < COOL.0 { cool + 1 } else { 0 };
         if saturated >= SATURATED.1 && node.cache.peers().has_others() {
@@ -229,7 +267,8 @@ async fn share(node: &Arc<Node>) {
     rooms.sort_by(|a, b| a.0.total_cmp(&b.0));
     let mut wanted: HashMap<String, Vec<v1::CopyItem>> = HashMap::new();
     let mut shared = 0;
-    for (id, nodes) in node.heat.hottest() {
+    let mut objects = HashMap::new();
+    for (id, hot) in node.heat.hottest() {
         let store = node.cache.store().clone();
         let Ok(files) = blocking(move || store.list_of([id])).await else { return };
         let Some(first) = files.first() else { continue };
@@ -238,10 +277,12 @@ async fn share(node: &Arc<Node>) {
         }
         // Replicas hold it already: readers need only be told.
         let replicas = peers.replica_names(id, &first.object);
-        if nodes.is_empty() && !replicas.is_empty() {
-            shared += usize::from(node.heat.made_hot(id, None));
+        objects.insert(id, (first.object.clone(), replicas.len()));
+        if hot.is_none() && !replicas.is_empty() {
+            shared += usize::from(node.heat.made_hot(id, &objects, None));
             continue;
         }
+        let nodes = hot.unwrap_or_default();
         let bytes: u64 = files.iter().map(|f| f.bytes).sum();
         let room = rooms
             .iter_mut()
@@ -256,8 +297,8 @@ async fn share(node: &Arc<Node>) {
         let request = v1::CopyRequest { from: node.url.clone(), items: items.clone(), hot: true };
         let held = peer.copy(request).await.unwrap_or_default();
         for (item, _) in items.iter().zip(held).filter(|(_, held)| *held) {
-            if let Ok(id) = forebay_proto::manifest::Digest::from_bytes(&item.segment) {
-                shared += usize::from(node.heat.made_hot(SegmentId(id), Some(name.clone())));
+            if let Ok(id) = Digest::from_bytes(&item.segment) {
+                shared += usize::from(node.heat.made_hot(SegmentId(id), &objects, Some(&name)));
             }
         }
     }
@@ -271,22 +312,27 @@ async fn share(node: &Arc<Node>) {
 }
 
 impl Heat {
-    /// A segment has a further copy, or readers are to use those that it has; false if there are too many already.
-    fn made_hot(&self, id: SegmentId, at: Option<String>) -> bool {
+    /// A segment has a further copy, or readers are to use those that it has; false if that is not new, or if there are
+    /// too many already. `objects` knows the URI of its object, and how many replicas it has.
+    fn made_hot(
+        &self,
+        id: SegmentId,
+        objects: &HashMap<SegmentId, (String, usize)>,
+        at: Option<&str>,
+    ) -> bool {
         let mut state = self.state();
-        if state.hot.len() >= SEGMENTS_MAX.1 && !state.hot.contains_key(&id) {
+        let (count, known) = (state.hot.len(), state.hot.contains_key(&id));
+        let hot = state.hot.entry(id).or_default();
+        if let Some((object, replicas)) = objects.get(&id) {
+            (hot.object, hot.replicas) = (object.clone(), *replicas);
+        }
+        let new = at.filter(|name| !hot.nodes.iter().any(|n| n == name));
+        hot.nodes.extend(new.filter(|_| hot.nodes.len() < COPIES_MAX).map(str::to_owned));
+        if !known && count >= SEGMENTS_MAX.1 {
+            state.hot.remove(&id);
             return false;
         }
-        let known = state.hot.contains_key(&id);
-        let nodes = state.hot.entry(id).or_default();
-        let new = at.is_some_and(|name| {
-            let new = !nodes.contains(&name);
-            if new {
-                nodes.push(name);
-            }
-            new
-        });
-        new || !known
+        new.is_some() || !known
     }
 }
 
@@ -336,7 +382,6 @@ fn used_s() -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use forebay_proto::manifest::Digest;
 
     fn id(n: u128) -> SegmentId {
         SegmentId(Digest(n))
@@ -363,10 +408,13 @@ mod tests {
         heat.state().heat = HashMap::from([(id(1), 5e6), (id(2), 3e6), (id(3), 2e6)]);
         let ids: Vec<_> = heat.hottest().into_iter().map(|(id, _)| id).collect();
         assert_eq!(ids, [id(1), id(2)]);
-        assert!(heat.made_hot(id(1), None) && heat.made_hot(id(1), Some("b".into())));
-        assert!(!heat.made_hot(id(1), Some("b".into())));
+        let objects = HashMap::from([(id(1), ("s3://b/1".to_owned(), 1))]);
+        let made = |at| heat.made_hot(id(1), &objects, at);
+        assert_eq!(heat.hottest()[0].1, None);
+        assert!(made(None) && !made(None) && made(Some("b")) && !made(Some("b")));
+        assert_eq!(heat.hottest()[0].1, Some(vec!["b".to_owned()]));
         heat.load.store(0.5f64.to_bits(), Relaxed);
-        assert_eq!(heat.load_alone(), 0.75);
+        assert_eq!(heat.load_alone(), 1.0, "half of all is read here, and as much at a replica and at b");
         heat.look(LOOK, 0.0);
         assert_eq!(heat.state().heat[&id(1)], 2.5e6);
     }
@@ -382,9 +430,11 @@ mod tests {
         heat.took_extra(id(2));
         assert_eq!(heat.forgotten(&peers), [], "one is listed, the other may be soon");
         sender.send_modify(|t| t.hot.clear());
-        assert_eq!(heat.forgotten(&peers), [id(1)]);
-        let long_ago = Instant::now().checked_sub(2 * UNLISTED).unwrap();
-        heat.state().extras.values_mut().for_each(|extra| extra.since = long_ago);
-        assert_eq!(heat.forgotten(&peers), [id(2)]);
+        assert_eq!(heat.forgotten(&peers), [], "it may be listed again at once");
+        for (ago, gone) in [(2 * GONE, id(1)), (2 * UNLISTED, id(2))] {
+            let long_ago = Instant::now().checked_sub(ago).unwrap();
+            heat.state().extras.values_mut().for_each(|extra| extra.seen = long_ago);
+            assert_eq!(heat.forgotten(&peers), [gone]);
+        }
     }
 }

@@ -7,13 +7,14 @@
 
 mod call;
 
+use crate::room::{Held, Room};
 use crate::store::file::{self, Origin};
 use crate::store::policy::Role;
 use arrow::array::RecordBatch;
 use call::Peer;
 use forebay_proto::manifest::SegmentId;
-use forebay_proto::ring::{Copies, Placement};
-use forebay_proto::{Kind, Result, v1};
+use forebay_proto::ring::{Balance, Copies, Placement};
+use forebay_proto::{Kind, Manifest, Result, v1};
 use forebay_segment::answer::Reading;
 use futures::future::join_all;
 use std::collections::HashMap;
@@ -30,8 +31,38 @@ pub struct Peers {
     /// This node's address.
     me: String,
     topology: watch::Receiver<v1::Topology>,
+    view: Mutex<(watch::Receiver<v1::Topology>, Arc<View>)>,
     known: Mutex<HashMap<String, Arc<Peer>>>,
     counters: PeerCounters,
+}
+
+/// A topology, and the balance of the datasets known here on its nodes.
+#[derive(Debug, Default)]
+struct View {
+    topology: v1::Topology,
+    balance: Arc<Balance>,
+}
+
+impl View {
+    fn placement(&self) -> Placement<'_> {
+        Placement::new(&self.topology, &self.balance)
+    }
+
+    fn copies(&self, id: SegmentId, object: &str) -> Copies {
+        let placement = self.placement();
+        placement.copies(id, placement.replicas(object))
+    }
+
+    fn node(&self, n: usize) -> &v1::Node {
+        &self.topology.nodes[n]
+    }
+
+    fn role(&self, copies: &Copies, me: &str) -> Role {
+        match copies.order.first().is_none_or(|&owner| self.node(owner).address == me) {
+            true => Role::Primary,
+            false => Role::Replica,
+        }
+    }
 }
 
 /// Sums since start.
@@ -56,6 +87,11 @@ pub struct Missing<'a> {
     pub origin: &'a Origin,
     /// Names of the columns.
     pub columns: &'a [String],
+    /// Whether the owner may be asked to fill them. It is not where this node fills them as the owner itself: what it then
+    /// waits for must not wait for it.
+    pub ask_owner: bool,
+    /// Memory for what comes.
+    pub room: &'a Arc<Room>,
 }
 
 /// Whom to ask for a segment.
@@ -69,7 +105,10 @@ struct Whom {
 impl Peers {
     /// The nodes of a topology besides the one at address `me`.
     pub fn new(me: impl Into<String>, topology: watch::Receiver<v1::Topology>) -> Self {
-        Self { me: me.into(), topology, known: Mutex::default(), counters: PeerCounters::default() }
+        let mut seen = topology.clone();
+        seen.mark_changed();
+        let view = Mutex::new((seen, Arc::default()));
+        Self { me: me.into(), topology, view, known: Mutex::default(), counters: PeerCounters::default() }
     }
 
     /// A cluster of one.
@@ -93,50 +132,75 @@ impl Peers {
         topology.nodes.iter().chain(&topology.leaving).any(|n| n.address != self.me)
     }
 
+    /// Evens out who owns what of some datasets, all that are known here. To be called when the nodes or the datasets
+    /// have changed; until then the first in rank own. Not for an async thread.
+    pub fn balance<'m>(&self, datasets: impl IntoIterator<Item = &'m Manifest>) {
+        let nodes = self.view().topology.nodes.clone();
+        let balance = Arc::new(Balance::of(&nodes, datasets));
+        let mut view = self.view.lock().unwrap_or_else(PoisonError::into_inner);
+        if view.1.topology.nodes == nodes {
+            view.1 = Arc::new(View { topology: view.1.topology.clone(), balance });
+        }
+    }
+
+    /// The topology as it is now.
+    fn view(&self) -> Arc<View> {
+        let mut guard = self.view.lock().unwrap_or_else(PoisonError::into_inner);
+        let (seen, view) = &mut *guard;
+        // A topology that nobody can change any more stays as it was.
+        if seen.has_changed().unwrap_or(true) {
+            let topology = seen.borrow_and_update().clone();
+            let same = topology.nodes == view.topology.nodes;
+            let balance = if same { view.balance.clone() } else { Arc::default() };
+            *view = Arc::new(View { topology, balance });
+        }
+        view.clone()
+    }
+
     /// What this node's copy of a segment is to the cluster. Where there are no others, all it has is primary.
     pub fn role(&self, id: SegmentId, object: &str) -> Role {
-        let topology = self.topology.borrow();
-        if topology.nodes.len() < 2 {
-            return Role::Primary;
+        let view = self.view();
+        match view.topology.nodes.len() {
+            0 | 1 => Role::Primary,
+            _ => view.role(&view.copies(id, object), &self.me),
         }
-        role(&topology, &copies(&topology, id, object), &self.me)
     }
 
     /// The same of several segments, with the URIs of their objects.
     pub fn roles(&self, segments: &[(SegmentId, String)]) -> Vec<Role> {
-        let topology = self.topology.borrow().clone();
-        let placement = Placement::new(&topology);
+        let view = self.view();
+        let placement = view.placement();
         let copies = |(id, object): &(SegmentId, String)| placement.copies(*id, placement.replicas(object));
-        segments.iter().map(|s| role(&topology, &copies(s), &self.me)).collect()
+        segments.iter().map(|s| view.role(&copies(s), &self.me)).collect()
     }
 
     /// How many nodes are to hold a segment of an object.
     pub fn replicas(&self, object: &str) -> usize {
-        Placement::new(&self.topology.borrow()).replicas(object)
+        self.view().placement().replicas(object)
     }
 
     /// Names of the other nodes that are to hold a copy of a segment.
     pub fn replica_names(&self, id: SegmentId, object: &str) -> Vec<String> {
-        let topology = self.topology.borrow();
-        let copies = copies(&topology, id, object);
-        let nodes = copies.order[..copies.count].iter().map(|&n| &topology.nodes[n]);
+        let view = self.view();
+        let copies = view.copies(id, object);
+        let nodes = copies.order[..copies.count].iter().map(|&n| view.node(n));
         nodes.filter(|n| n.address != self.me).map(|n| n.name.clone()).collect()
     }
 
     /// Whether this node is to hold a copy of a segment for good.
     pub fn is_to_hold(&self, id: SegmentId, object: &str) -> bool {
-        let topology = self.topology.borrow();
-        let copies = copies(&topology, id, object);
-        copies.order[..copies.count].iter().any(|&n| topology.nodes[n].address == self.me)
+        let view = self.view();
+        let copies = view.copies(id, object);
+        copies.order[..copies.count].iter().any(|&n| view.node(n).address == self.me)
     }
 
     /// For each of some segments, with the URIs of their objects, the addresses of the others that are to hold a copy.
     pub fn places(&self, segments: &[(SegmentId, String)]) -> Vec<Vec<String>> {
-        let topology = self.topology.borrow().clone();
-        let placement = Placement::new(&topology);
+        let view = self.view();
+        let placement = view.placement();
         let places = |(id, object): &(SegmentId, String)| {
             let copies = placement.copies(*id, placement.replicas(object));
-            let others = copies.order[..copies.count].iter().map(|&n| topology.nodes[n].address.clone());
+            let others = copies.order[..copies.count].iter().map(|&n| view.node(n).address.clone());
             others.filter(|a| *a != self.me).collect()
         };
         segments.iter().map(places).collect()
@@ -165,14 +229,18 @@ impl Peers {
             return Some(peer.clone());
         }
         let peer = Arc::new(Peer::new(address)?);
+        known.retain(|address, _| self.is_node(address));
         known.insert(address.to_owned(), peer.clone());
         Some(peer)
     }
 
     /// The missing columns from another node; `None`: the store has to give them. `Retry` when the owner lives but could
     /// not get them from the store: then others need not try.
-    pub async fn fetch(&self, missing: Missing<'_>) -> Result<Option<RecordBatch>> {
-        let Some(whom) = self.whom(missing.origin) else { return Ok(None) };
+    pub async fn fetch(&self, missing: Missing<'_>) -> Result<Option<(RecordBatch, Held)>> {
+        let Some(mut whom) = self.whom(missing.origin) else { return Ok(None) };
+        if !missing.ask_owner {
+            whom.holders.extend(whom.owner.take());
+        }
         let mut request = v1::FetchRequest {
             segment: missing.origin.id.0.to_bytes().to_vec().into(),
             columns: missing.columns.to_vec(),
@@ -219,16 +287,28 @@ impl Peers {
         Ok(None)
     }
 
-    /// A copy of one file of a segment that another node offers, with what it says of its origin.
-    pub async fn copy(&self, from: &str, item: &v1::CopyItem) -> Result<(Origin, RecordBatch)> {
-        let refused = || forebay_proto::Error::invalid(format!("`{from}` is no node's address"));
-        let peer = self.peer(from).ok_or_else(refused)?;
+    /// A copy of one file of a segment that another node offers, with what it says of its origin and its part of `room`.
+    /// `Denied` unless it is a node of this cluster.
+    pub async fn copy(
+        &self,
+        from: &str,
+        item: &v1::CopyItem,
+        room: &Arc<Room>,
+    ) -> Result<(Origin, RecordBatch, Held)> {
+        let refused = || forebay_proto::Error::denied(format!("`{from}` is no node of this cluster"));
+        let peer = if self.is_node(from) { self.peer(from) } else { None }.ok_or_else(refused)?;
         let request =
             v1::FetchRequest { segment: item.segment.clone(), columns: item.columns.clone(), fill: None };
-        let (origin, batch) = self.receive(&peer, &request).await?;
+        // What it takes on the disk is the file and a block or two.
+        let (origin, batch, held) = self.receive(&peer, &request, item.bytes, room).await?;
         check(origin.id.0.to_bytes()[..] == item.segment[..], "it is of another segment")?;
         check_columns(&batch, &item.columns)?;
-        Ok((origin, batch))
+        Ok((origin, batch, held))
+    }
+
+    fn is_node(&self, address: &str) -> bool {
+        let topology = self.topology.borrow();
+        topology.nodes.iter().chain(&topology.leaving).any(|n| n.address == address)
     }
 
     /// Asks a node for what is missing, and looks whether that came.
@@ -237,17 +317,24 @@ impl Peers {
         peer: &Arc<Peer>,
         request: &v1::FetchRequest,
         missing: &Missing<'_>,
-    ) -> Result<RecordBatch> {
-        let (origin, batch) = self.receive(peer, request).await?;
+    ) -> Result<(RecordBatch, Held)> {
+        let segment = missing.reading.manifest.segment(missing.segment)?;
+        let limit_bytes = segment.decoded_bytes.saturating_mul(4).saturating_add(64 << 20);
+        let (origin, batch, held) = self.receive(peer, request, limit_bytes, missing.room).await?;
         check(origin == *missing.origin, "it is of another segment or object version")?;
         check_columns(&batch, missing.columns)?;
-        let rows = missing.reading.manifest.segment(missing.segment)?.total_rows;
-        check(batch.num_rows() as u64 == rows, "it has another number of rows than the manifest says")?;
-        Ok(batch)
+        check(batch.num_rows() as u64 == segment.total_rows, "it has another number of rows than it should")?;
+        Ok((batch, held))
     }
 
-    async fn receive(&self, peer: &Arc<Peer>, request: &v1::FetchRequest) -> Result<(Origin, RecordBatch)> {
-        let bytes = peer.fetch(request.clone()).await?;
+    async fn receive(
+        &self,
+        peer: &Arc<Peer>,
+        request: &v1::FetchRequest,
+        limit_bytes: u64,
+        room: &Arc<Room>,
+    ) -> Result<(Origin, RecordBatch, Held)> {
+        let (bytes, held) = peer.fetch(request.clone(), limit_bytes, room).await?;
         let received = bytes.len() as u64;
         // Every byte is hashed: not for an async thread.
         let read = crate::cache::blocking(move || file::from_bytes(&bytes)).await?;
@@ -255,15 +342,16 @@ impl Peers {
         let (header, batch) = read.map_err(damaged)?;
         self.counters.fills.fetch_add(1, Relaxed);
         self.counters.bytes.fetch_add(received, Relaxed);
-        Ok((header.origin()?, batch))
+        Ok((header.origin()?, batch, held))
     }
 
     fn whom(&self, origin: &Origin) -> Option<Whom> {
-        let topology = self.topology.borrow();
+        let view = self.view();
+        let topology = &view.topology;
         let nodes = &topology.nodes;
         let others = || nodes.iter().chain(&topology.leaving).filter(|n| n.address != self.me);
         others().next()?;
-        let copies = copies(&topology, origin.id, &origin.object);
+        let copies = view.copies(origin.id, &origin.object);
         let address = |n: &usize| nodes[*n].address.clone();
         let owner = copies.order.first().map(address).filter(|a| *a != self.me);
         let mut holders: Vec<String> = copies.hot.iter().map(address).collect();
@@ -271,18 +359,6 @@ impl Peers {
         holders.extend(copies.order.iter().take(ASKED.max(copies.count)).map(address));
         holders.retain(|a| *a != self.me && Some(a) != owner.as_ref());
         Some(Whom { owner, holders })
-    }
-}
-
-fn copies(topology: &v1::Topology, id: SegmentId, object: &str) -> Copies {
-    let placement = Placement::new(topology);
-    placement.copies(id, placement.replicas(object))
-}
-
-fn role(topology: &v1::Topology, copies: &Copies, me: &str) -> Role {
-    match copies.order.first().is_none_or(|&owner| topology.nodes[owner].address == me) {
-        true => Role::Primary,
-        false => Role::Replica,
     }
 }
 

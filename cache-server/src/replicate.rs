@@ -8,15 +8,17 @@
 use crate::cache::Cache;
 use crate::cache::blocking;
 use crate::peers::Peers;
+use crate::service::Node;
 use crate::store::Store;
 use crate::store::copies::Kept;
-use crate::store::policy::{Forecast, NextUse};
+use crate::store::policy::Forecast;
 use forebay_proto::manifest::SegmentId;
 use forebay_proto::v1;
 use futures::future::join_all;
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 /// After a change of the topology: more may follow at once.
@@ -37,16 +39,17 @@ const OFFER: usize = 16;
 /// What this node's copies are to the others.
 #[derive(Clone)]
 pub struct Replicator {
+    node: Arc<Node>,
     cache: Arc<Cache>,
     peers: Arc<Peers>,
-    me: String,
 }
 
 impl Replicator {
-    /// Of the node at address `me`.
-    pub fn new(cache: Arc<Cache>, me: impl Into<String>) -> Self {
+    /// Of a node.
+    pub fn new(node: Arc<Node>) -> Self {
+        let cache = node.cache.clone();
         let peers = cache.peers().clone();
-        Self { cache, peers, me: me.into() }
+        Self { node, cache, peers }
     }
 
     /// Keeps copies where they belong, until it is dropped.
@@ -58,24 +61,35 @@ impl Replicator {
             if whole {
                 sleep(SETTLE).await;
                 placed = places(&topology.borrow_and_update());
-                self.tell_roles().await;
-                let done = self.offer_all().await;
-                again = (!done).then(|| Instant::now() + pause);
-                pause = if done { AGAIN.0 } else { (pause * 2).min(AGAIN.1) };
+                self.tell_roles(false).await;
+                let offered = tokio::select! {
+                    biased;
+                    done = self.offer_all() => done,
+                    // What is being offered may belong elsewhere by now.
+                    true = moved(&mut topology, &placed) => continue,
+                };
+                // Only now: what is a replica may go, and the owner should have it first.
+                self.tell_roles(true).await;
+                again = (!offered).then(|| Instant::now() + pause);
+                pause = if offered { AGAIN.0 } else { (pause * 2).min(AGAIN.1) };
             }
             whole = tokio::select! {
-                changed = topology.changed() => match changed {
-                    Ok(()) => places(&topology.borrow_and_update()) != placed,
-                    Err(_) => return,
+                moved = moved(&mut topology, &placed) => match moved {
+                    true => true,
+                    false => return,
                 },
                 () = sleep_until(again.unwrap_or_else(Instant::now)), if again.is_some() => true,
-                stored = self.cache.stored().take() => {
+                () = self.cache.stored().any() => {
                     sleep(GATHER).await;
-                    let more = stored.into_iter().chain(self.cache.stored().take_now()).collect();
-                    if !self.offer_some(more).await {
-                        again = again.or_else(|| Some(Instant::now() + pause));
+                    match self.cache.stored().take() {
+                        None => true,
+                        Some(ids) => {
+                            if !self.offer_some(ids).await {
+                                again = again.or_else(|| Some(Instant::now() + pause));
+                            }
+                            false
+                        }
                     }
-                    false
                 }
             };
         }
@@ -92,7 +106,7 @@ impl Replicator {
             return;
         }
         let mut topology = self.peers.topology();
-        let gone = topology.wait_for(|t| t.nodes.iter().all(|n| n.address != self.me));
+        let gone = topology.wait_for(|t| t.nodes.iter().all(|n| n.address != self.node.url));
         if timeout(LISTED, gone).await.is_ok() {
             self.offer_all().await;
         }
@@ -108,32 +122,32 @@ impl Replicator {
         }
         let this = self.clone();
         let Ok(offers) = blocking(move || this.offers(kept(this.cache.store()))).await else { return true };
-        let each = offers.into_iter().map(|(address, items)| self.offer_to(address, items));
+        let each = offers.into_iter().map(|(address, files)| self.offer_to(address, files));
         join_all(each).await.into_iter().all(|taken| taken)
     }
 
     /// What to offer to whom, in order of need.
-    fn offers(&self, mut kept: Vec<Kept>) -> BTreeMap<String, Vec<v1::CopyItem>> {
+    fn offers(&self, mut kept: Vec<Kept>) -> BTreeMap<String, Vec<Arc<Kept>>> {
         let ids: Vec<SegmentId> = kept.iter().map(|k| k.id).collect();
         let next = self.cache.plans().next_uses(&ids);
-        let mut order: Vec<(NextUse, usize)> = next.into_iter().zip(0..).collect();
-        order.sort_unstable();
         let segments: Vec<_> = kept.iter_mut().map(|k| (k.id, std::mem::take(&mut k.object))).collect();
         let places = self.peers.places(&segments);
-        let mut offers: BTreeMap<String, Vec<v1::CopyItem>> = BTreeMap::new();
-        for (_, at) in order {
-            for address in &places[at] {
-                offers.entry(address.clone()).or_default().push(item(&kept[at]));
-            }
+        let mut order: Vec<_> = next.into_iter().zip(kept).zip(places).collect();
+        order.sort_by_key(|((next, _), _)| *next);
+        let mut offers: BTreeMap<String, Vec<Arc<Kept>>> = BTreeMap::new();
+        for ((_, kept), places) in order {
+            let kept = Arc::new(kept);
+            places.into_iter().for_each(|address| offers.entry(address).or_default().push(kept.clone()));
         }
         offers
     }
 
-    async fn offer_to(&self, address: String, items: Vec<v1::CopyItem>) -> bool {
+    async fn offer_to(&self, address: String, files: Vec<Arc<Kept>>) -> bool {
         let Some(peer) = self.peers.peer(&address) else { return false };
-        let (mut taken, offered) = (0, items.len());
-        for items in items.chunks(OFFER) {
-            let request = v1::CopyRequest { from: self.me.clone(), items: items.to_vec(), hot: false };
+        let (mut taken, offered) = (0, files.len());
+        for files in files.chunks(OFFER) {
+            let items = files.iter().map(|kept| item(kept)).collect();
+            let request = v1::CopyRequest { from: self.node.url.clone(), items, hot: false };
             match peer.copy(request).await {
                 Ok(held) => taken += held.into_iter().filter(|held| *held).count(),
                 Err(e) => {
@@ -145,10 +159,20 @@ impl Replicator {
         taken == offered
     }
 
-    async fn tell_roles(&self) {
-        let (store, peers) = (self.cache.store().clone(), self.peers.clone());
-        blocking(move || store.set_roles(|segments| peers.roles(segments))).await.ok();
+    /// Says which files are primaries now, and if `demote` which are not any more.
+    async fn tell_roles(&self, demote: bool) {
+        let (node, peers) = (self.node.clone(), self.peers.clone());
+        let tell = move || {
+            node.datasets.balance();
+            node.cache.store().set_roles(demote, |segments| peers.roles(segments));
+        };
+        blocking(tell).await.ok();
     }
+}
+
+/// Waits until copies belong elsewhere than they did; false when nobody will tell any more.
+async fn moved(topology: &mut watch::Receiver<v1::Topology>, placed: &v1::Topology) -> bool {
+    topology.wait_for(|t| places(t) != *placed).await.is_ok()
 }
 
 /// What of a topology says where copies belong for good.

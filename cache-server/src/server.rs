@@ -85,9 +85,9 @@ impl Server {
         );
         let store = Arc::new(store);
         let events = Arc::new(Events::default());
-        let datasets = Datasets::open(source.clone(), &settings.allow, store.clone())?;
         let membership = membership(&settings, me);
         let peers = Arc::new(Peers::new(url.clone(), membership.topology()));
+        let datasets = Datasets::open(source.clone(), &settings.allow, store.clone(), peers.clone())?;
         let cache = Arc::new(Cache::new(source, store, events.clone(), plans, memory, peers));
         let streams = CancellationToken::new();
         let node = Node {
@@ -132,7 +132,7 @@ impl Server {
             .map_err(|e| Error::invalid(format!("gRPC reflection: {e}")))?;
         let mut background = JoinSet::new();
         background.spawn(prefetch::run(self.node.cache.clone()));
-        let replicator = Replicator::new(self.node.cache.clone(), &self.node.url);
+        let replicator = Replicator::new(self.node.clone());
         background.spawn(replicator.clone().run());
         background.spawn(heat::run(self.node.clone()));
         if let Some(listener) = self.metrics {

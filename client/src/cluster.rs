@@ -18,12 +18,13 @@ use crate::endpoints::Endpoints;
 use budget::Budget;
 use choice::{Choice, Taste};
 use follow::Told;
-use forebay_proto::manifest::Manifest;
+use forebay_proto::manifest::{Digest, Manifest};
+use forebay_proto::ring::Balance;
 use forebay_proto::{Error, Result, v1};
 use health::Health;
 use pace::Pace;
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -41,8 +42,12 @@ pub struct Cluster {
     taste: Taste,
     budget: Budget,
     pace: Pace,
+    balance: Mutex<Option<Known>>,
     follower: JoinHandle<()>,
 }
+
+/// A balance, and of which dataset on which nodes it is.
+type Known = (Vec<v1::Node>, Digest, Arc<Balance>);
 
 /// Segments that one node answers for.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -86,6 +91,7 @@ impl Cluster {
             taste: Taste { zone: entry.zone().map(str::to_owned), offset },
             budget: Budget::default(),
             pace: Pace::default(),
+            balance: Mutex::default(),
             follower,
         }
     }
@@ -114,7 +120,8 @@ impl Cluster {
             let node = known.iter().find(|n| !self.health.is_out(n.url())).unwrap_or(self.entry.node());
             return Ok(vec![Group { node: node.clone(), segments: segments.to_vec() }]);
         }
-        let chosen = self.choice(&topology).nodes(manifest, segments)?;
+        let balance = self.balance(&topology, manifest);
+        let chosen = self.choice(&topology, &balance).nodes(manifest, segments)?;
         let mut by_node: BTreeMap<usize, Vec<u32>> = BTreeMap::new();
         for (&segment, node) in segments.iter().zip(chosen) {
             let node = node.ok_or_else(|| Error::retry("no node of the cache takes segments"))?;
@@ -156,7 +163,8 @@ impl Cluster {
     /// either.
     pub fn rival(&self, manifest: &Manifest, segment: u32, asked: &Node) -> Option<Node> {
         let topology = self.topology.borrow().clone()?;
-        let others = self.choice(&topology).others(manifest, segment, asked.url()).ok()?;
+        let balance = self.balance(&topology, manifest);
+        let others = self.choice(&topology, &balance).others(manifest, segment, asked.url()).ok()?;
         let other = &topology.nodes[*others.first()?].address;
         self.budget.try_take(tokio::time::Instant::now()).ok()?;
         self.health.node(other).ok()
@@ -175,8 +183,22 @@ impl Cluster {
         self.entry.fallback()
     }
 
-    fn choice<'a>(&'a self, topology: &'a v1::Topology) -> Choice<'a> {
-        Choice::new(topology, |url| self.health.is_out(url), &self.taste)
+    fn choice<'a>(&'a self, topology: &'a v1::Topology, balance: &'a Balance) -> Choice<'a> {
+        Choice::new(topology, balance, |url| self.health.is_out(url), &self.taste)
+    }
+
+    /// The balance of a dataset on the nodes of a topology, computed anew when either changed.
+    fn balance(&self, topology: &v1::Topology, manifest: &Manifest) -> Arc<Balance> {
+        let mut known = self.balance.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((nodes, digest, balance)) = &*known
+            && *digest == manifest.digest()
+            && *nodes == topology.nodes
+        {
+            return balance.clone();
+        }
+        let balance = Arc::new(Balance::of(&topology.nodes, [manifest]));
+        *known = Some((topology.nodes.clone(), manifest.digest(), balance.clone()));
+        balance
     }
 }
 

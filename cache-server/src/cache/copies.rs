@@ -1,7 +1,6 @@
 //! Copies for other nodes, and from them ahead of any demand.
 
-use super::{Cache, Parts, blocking, compose};
-use crate::room::Held;
+use super::{Cache, Parts, blocking, compose, origin};
 use crate::store::Written;
 use crate::store::file::{Encoded, Origin};
 use crate::store::policy::{Admit, Role};
@@ -13,40 +12,43 @@ use std::collections::HashSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::Notify;
 
-/// Segments that are remembered at most: beyond that a look at the whole store finds the rest.
+/// Segments that are remembered at most.
 const STORED_MAX: usize = 64 << 10;
 
-/// Segments that were stored since somebody looked.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct Stored(Arc<(Mutex<HashSet<SegmentId>>, Notify)>);
+/// Segments that were stored since somebody looked; `None`: too many.
+#[derive(Debug, Clone)]
+pub(crate) struct Stored(Arc<(Mutex<Option<HashSet<SegmentId>>>, Notify)>);
+
+impl Default for Stored {
+    fn default() -> Self {
+        Self(Arc::new((Mutex::new(Some(HashSet::new())), Notify::new())))
+    }
+}
 
 impl Stored {
     pub fn note(&self, id: SegmentId) {
         let mut stored = self.lock();
-        if stored.len() < STORED_MAX {
-            stored.insert(id);
+        match &mut *stored {
+            Some(ids) if ids.len() < STORED_MAX => drop(ids.insert(id)),
+            _ => *stored = None,
         }
         drop(stored);
         self.0.1.notify_one();
     }
 
-    /// Waits until there are some, and takes them.
-    pub async fn take(&self) -> HashSet<SegmentId> {
-        loop {
-            let stored = self.take_now();
-            if !stored.is_empty() {
-                return stored;
-            }
+    /// Waits until there are some.
+    pub async fn any(&self) {
+        while self.lock().as_ref().is_some_and(HashSet::is_empty) {
             self.0.1.notified().await;
         }
     }
 
-    /// Those that there are now.
-    pub fn take_now(&self) -> HashSet<SegmentId> {
-        std::mem::take(&mut *self.lock())
+    /// Takes those that there are now; `None`: a look at the whole store has to find them.
+    pub fn take(&self) -> Option<HashSet<SegmentId>> {
+        std::mem::replace(&mut *self.lock(), Some(HashSet::new()))
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashSet<SegmentId>> {
+    fn lock(&self) -> MutexGuard<'_, Option<HashSet<SegmentId>>> {
         self.0.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -65,15 +67,13 @@ impl Cache {
 
     /// The same of a segment that this node owns, filled if need be.
     pub(crate) async fn filled_file(&self, reading: &Reading, segment: u32) -> Result<(Encoded, Guard)> {
-        let (manifest, columns) = (&reading.manifest, reading.columns().cloned().collect::<Vec<_>>());
-        let s = manifest.segment(segment)?;
-        let object = &manifest.objects()[s.object as usize];
-        let id = manifest.segment_id(segment)?;
-        let origin = Origin { id, object: manifest.object_uri(object), etag: object.etag.clone() };
-        if self.parts.peers.role(id, &origin.object) != Role::Primary && !self.offers(id, &columns) {
+        let columns: Vec<String> = reading.columns().cloned().collect();
+        let origin = origin(&reading.manifest, segment)?;
+        let is_owner = self.parts.peers.role(origin.id, &origin.object) == Role::Primary;
+        if !is_owner && !self.offers(origin.id, &columns) {
             return Err(Error::invalid("this node is not the segment's owner, and does not hold it"));
         }
-        let ready = self.read(reading, segment, None).await?;
+        let ready = self.read(reading, segment, None, Some(Role::Primary)).await?;
         let parts = self.parts.clone();
         blocking(move || parts.encode(&origin, &ready)).await?
     }
@@ -90,13 +90,19 @@ impl Cache {
         if self.offers(id, &item.columns) {
             return Ok(true);
         }
-        if self.parts.store.free_bytes() < item.bytes {
+        if !self.parts.store.has_room(item.bytes) {
             return Ok(false);
         }
-        let room = self.parts.memory.prefetch.hold(item.bytes).await;
         let (parts, from, wanted) = (self.parts.clone(), from.to_owned(), item.clone());
-        let copy = || async move { parts.copy(&from, &wanted, allowed, room).await };
-        self.flights.fly(id, copy).await.1?;
+        let copy = || async move {
+            // Whoever waits for it too looks again, and gets it elsewhere.
+            parts.copy(&from, &wanted, allowed).await.or_else(|e| {
+                tracing::debug!(error = %e, from, "a copy did not come");
+                Ok(None)
+            })
+        };
+        // The owner's flights wait for no fill at another node, and neither does a copy.
+        self.flights.fly((id, Role::Primary), copy).await.1?;
         Ok(self.offers(id, &item.columns))
     }
 }
@@ -107,9 +113,8 @@ impl Parts {
         from: &str,
         item: &v1::CopyItem,
         allowed: impl Fn(&str) -> Result<()> + Send + 'static,
-        room: Held,
     ) -> Result<Option<Ready>> {
-        let (origin, batch) = self.peers.copy(from, item).await?;
+        let (origin, batch, room) = self.peers.copy(from, item, &self.memory.prefetch).await?;
         allowed(&origin.object)?;
         let written = blocking(move || {
             let role = self.peers.role(origin.id, &origin.object);

@@ -54,7 +54,7 @@ async fn a_fill_that_comes_too_late_fetches_nothing() {
     let reading = Reading::new(manifest.clone(), &batch.schema(), &[]).unwrap();
     let fill = || {
         let ahead = Prefetch { urgency: Urgency::demand(), room: None };
-        cache.parts.clone().fill(reading.clone(), 0, vec!["id".into()], ahead)
+        cache.parts.clone().fill(reading.clone(), 0, vec!["id".into()], Wish { role: Role::Primary, ahead })
     };
     assert!(fill().await.is_err(), "nothing is stored yet");
     let id = manifest.segment_id(0).unwrap();

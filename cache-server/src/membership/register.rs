@@ -91,7 +91,10 @@ impl Registrar {
                     continue;
                 }
                 Ok(()) = self.hot.changed() => {
-                    self.say_hot(&mut client, &url, lease).await?;
+                    // Readers then go on as they did.
+                    if let Err(error) = self.say_hot(&mut client, &url, lease).await {
+                        tracing::warn!(error, "readers could not be told of hot segments");
+                    }
                     continue;
                 }
                 () = sleep(limit / 3) => {}

@@ -1,9 +1,11 @@
 //! The connection to another node, and whether it answers.
 
+use crate::room::{Held, Room};
 use arrow::buffer::{Buffer, MutableBuffer};
+use forebay_proto::manifest::Digest;
 use forebay_proto::v1::peer_client::PeerClient;
 use forebay_proto::{Error, Kind, Manifest, Result, v1};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::time::timeout;
 use tonic::Status;
@@ -21,8 +23,8 @@ const SUSPICION: Duration = Duration::from_millis(250);
 /// How long a node is left alone that does not answer: at first, and at most.
 const OUT: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(8));
 
-/// Bytes that a segment file may have: a segment aims at 1 GiB at most, and a row group cannot be cut.
-const FILE_BYTES_MAX: usize = 16 << 30;
+/// A dataset version that was just told need not be told again: all who were refused for want of it come at once.
+const TOLD: Duration = Duration::from_secs(5);
 
 /// A request among nodes: a manifest, mostly.
 const MESSAGE_BYTES_MAX: usize = 256 << 20;
@@ -32,6 +34,9 @@ const MESSAGE_BYTES_MAX: usize = 256 << 20;
 pub struct Peer {
     address: String,
     client: PeerClient<Channel>,
+    /// A connection of its own, for what must not wait behind fills.
+    probe: PeerClient<Channel>,
+    told: tokio::sync::Mutex<Option<(Digest, Instant)>>,
     out: Mutex<Option<(Instant, Duration)>>,
 }
 
@@ -49,7 +54,9 @@ impl Peer {
         let client = PeerClient::new(endpoint.connect_lazy())
             .max_encoding_message_size(MESSAGE_BYTES_MAX)
             .max_decoding_message_size(MESSAGE_BYTES_MAX);
-        Some(Self { address: address.to_owned(), client, out: Mutex::default() })
+        let probe = PeerClient::new(endpoint.connect_lazy());
+        let (told, out) = Default::default();
+        Some(Self { address: address.to_owned(), client, probe, told, out })
     }
 
     /// Its URL.
@@ -66,7 +73,7 @@ impl Peer {
     /// Which of some segments it holds.
     pub async fn holds(&self, request: v1::HoldsRequest) -> Result<Vec<bool>> {
         let asked = request.segments.len();
-        let mut client = self.client.clone();
+        let mut client = self.probe.clone();
         let held = self.soon(client.holds(request)).await?.into_inner().held;
         match held.len() == asked {
             true => Ok(held),
@@ -76,14 +83,20 @@ impl Peer {
 
     /// How busy and full it is.
     pub async fn load(&self) -> Result<v1::NodeLoad> {
-        let mut client = self.client.clone();
+        let mut client = self.probe.clone();
         Ok(self.soon(client.load(v1::LoadOfRequest {})).await?.into_inner())
     }
 
     /// Tells it a dataset version.
     pub async fn learn(&self, manifest: &Manifest) -> Result<()> {
+        let mut told = self.told.lock().await;
+        if told.is_some_and(|(digest, at)| digest == manifest.digest() && at.elapsed() < TOLD) {
+            return Ok(());
+        }
         let mut client = self.client.clone();
-        self.owed(client.learn(v1::Manifest::from(manifest))).await.map(drop)
+        self.owed(client.learn(v1::Manifest::from(manifest))).await?;
+        *told = Some((manifest.digest(), Instant::now()));
+        Ok(())
     }
 
     /// Has it take copies; answers with which it holds then. Waits as long as it lives.
@@ -92,23 +105,34 @@ impl Peer {
         Ok(self.owed(client.copy(request)).await?.into_inner().held)
     }
 
-    /// A segment file, aligned as Arrow likes it. Waits as long as the node lives: it may be filling it.
-    pub async fn fetch(&self, request: v1::FetchRequest) -> Result<Buffer> {
+    /// A segment file of `limit_bytes` at most, aligned as Arrow likes it, and the part of `room` that it takes. Waits as
+    /// long as the node lives: it may be filling it. Meanwhile nothing is held here, or two nodes that fill for each other
+    /// could wait for each other's memory.
+    pub async fn fetch(
+        &self,
+        request: v1::FetchRequest,
+        limit_bytes: u64,
+        room: &Arc<Room>,
+    ) -> Result<(Buffer, Held)> {
+        let bad = |why: String| Error::corrupt(format!("{}: {why}", self.address));
         let mut client = self.client.clone();
         let mut chunks = self.owed(client.fetch(request)).await?.into_inner();
-        let mut file: Option<MutableBuffer> = None;
-        while let Some(chunk) = self.owed(chunks.message()).await? {
-            let bytes = usize::try_from(chunk.file_bytes).unwrap_or(usize::MAX);
-            if bytes > FILE_BYTES_MAX {
-                return Err(Error::corrupt(format!("{}: a segment of {bytes} bytes", self.address)));
-            }
-            let file = file.get_or_insert_with(|| MutableBuffer::with_capacity(bytes));
-            if file.len() + chunk.data.len() > file.capacity() {
-                return Err(Error::corrupt(format!("{}: more bytes than announced", self.address)));
+        let first = self.owed(chunks.message()).await?.ok_or_else(|| bad("an empty segment".into()))?;
+        let file_bytes = first.file_bytes;
+        if file_bytes > limit_bytes {
+            return Err(bad(format!("a segment of {file_bytes} bytes, at most {limit_bytes} are right")));
+        }
+        let held = room.hold(file_bytes).await;
+        let mut file = MutableBuffer::with_capacity(file_bytes as usize);
+        let mut next = Some(first);
+        while let Some(chunk) = next {
+            if file.len() + chunk.data.len() > file_bytes as usize {
+                return Err(bad("more bytes than announced".into()));
             }
             file.extend_from_slice(&chunk.data);
+            next = self.owed(chunks.message()).await?;
         }
-        Ok(file.unwrap_or_default().into())
+        Ok((file.into(), held))
     }
 
     /// What takes a moment only.
@@ -126,7 +150,7 @@ impl Peer {
             if let Ok(done) = timeout(SUSPICION, &mut call).await {
                 return self.done(done);
             }
-            let mut client = self.client.clone();
+            let mut client = self.probe.clone();
             tokio::select! {
                 biased;
                 done = &mut call => return self.done(done),
@@ -164,7 +188,11 @@ impl Peer {
 
     fn leave_alone(&self) {
         let mut out = self.out.lock().unwrap_or_else(PoisonError::into_inner);
-        let pause = out.map_or(OUT.0, |(_, pause)| (pause * 2).min(OUT.1));
-        *out = Some((Instant::now(), pause));
+        // Calls that fail together count once.
+        *out = match *out {
+            Some((since, pause)) if since.elapsed() < pause => Some((since, pause)),
+            Some((_, pause)) => Some((Instant::now(), (pause * 2).min(OUT.1))),
+            None => Some((Instant::now(), OUT.0)),
+        };
     }
 }

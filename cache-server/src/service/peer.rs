@@ -1,6 +1,7 @@
 //! `forebay.v1.Peer`: what other nodes ask.
 
 use super::Node;
+use crate::cache::blocking;
 use forebay_proto::manifest::{Digest, Manifest, SegmentId};
 use forebay_proto::v1::peer_server::Peer as Service;
 use forebay_proto::{Error, v1};
@@ -102,7 +103,9 @@ impl Service for Peers {
     }
 
     async fn learn(&self, request: Request<v1::Manifest>) -> Answer<v1::LearnReply> {
-        let manifest = Manifest::try_from(request.into_inner())?;
+        // Megabytes: not for an async thread.
+        let wire = request.into_inner();
+        let manifest = blocking(move || Manifest::try_from(wire)).await??;
         self.node.datasets.learn(manifest).await?;
         Ok(Response::new(v1::LearnReply {}))
     }

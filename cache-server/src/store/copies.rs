@@ -1,8 +1,9 @@
 //! What the store can say and do about its files as copies: for other nodes, and by the role that each has in the cluster.
 
+use super::dirs::Health;
 use super::file::{Origin, read_header};
 use super::policy::Role;
-use super::{Entry, FileKey, Store};
+use super::{Entry, FOLDER_GROWTH_BYTES, FileKey, Store};
 use forebay_proto::manifest::SegmentId;
 use std::sync::Arc;
 
@@ -51,14 +52,16 @@ impl Store {
         read_header(place.disk(), &file, bytes).ok()?.0.origin().ok()
     }
 
-    /// Says anew what each file is to the cluster: `roles` answers for segments and the URIs of their objects.
-    pub fn set_roles(&self, roles: impl Fn(&[(SegmentId, String)]) -> Vec<Role>) {
+    /// Says anew which files are primaries, and if `demote` which are not any more: `roles` answers for segments and the
+    /// URIs of their objects.
+    pub fn set_roles(&self, demote: bool, roles: impl Fn(&[(SegmentId, String)]) -> Vec<Role>) {
         let (keys, segments): (Vec<FileKey>, Vec<_>) =
             self.index().entries().map(|(key, e)| (*key, (key.id, e.object.clone()))).unzip();
         let roles = roles(&segments);
         {
             let mut index = self.index();
-            keys.iter().zip(roles).for_each(|(key, role)| index.set_replica(key, role == Role::Replica));
+            let told = keys.iter().zip(roles).filter(|(_, role)| demote || *role == Role::Primary);
+            told.for_each(|(key, role)| index.set_replica(key, role == Role::Replica));
         }
         self.look_for_victims_anew();
     }
@@ -76,8 +79,18 @@ impl Store {
         !self.holds_any(id)
     }
 
-    /// Bytes that can still be written without evicting anything.
+    /// Bytes that can still be written without evicting anything, in all directories that can be written.
     pub fn free_bytes(&self) -> u64 {
-        self.limit_bytes.saturating_sub(self.used_bytes())
+        self.free_of_dirs().sum()
+    }
+
+    /// Whether a file of so many bytes can be written without evicting anything.
+    pub fn has_room(&self, bytes: u64) -> bool {
+        self.free_of_dirs().any(|free| bytes + FOLDER_GROWTH_BYTES <= free)
+    }
+
+    fn free_of_dirs(&self) -> impl Iterator<Item = u64> {
+        let up = self.dirs().into_iter().filter(|dir| dir.health == Health::Up);
+        up.map(|dir| dir.limit_bytes.saturating_sub(dir.used_bytes))
     }
 }

@@ -27,8 +27,8 @@ const ATTEMPTS: usize = 8;
 pub struct Victims {
     queue: Vec<Victim>,
     scanned_at: Option<u64>,
-    /// The soonest next use in the queue when it was made.
-    soonest: Option<NextUse>,
+    /// The soonest next use in the queue when it was made: of primaries, of replicas.
+    soonest: [Option<NextUse>; 2],
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -155,7 +155,7 @@ impl Store {
                 // Whenever a replica is read: it is not worth a primary's place.
                 let next = if victim.replica && role == Role::Primary { NextUse::Unplanned } else { next };
                 soonest = soonest.min(next);
-                if victims.is_much_sooner(next) {
+                if victims.is_much_sooner(next, victim.replica) {
                     victims.scanned_at = None;
                     return None;
                 }
@@ -203,7 +203,8 @@ impl Store {
             all.truncate(keep);
         }
         all.sort_unstable_by_key(order);
-        victims.soonest = all.iter().filter(|v| !v.replica).map(|v| v.next).min();
+        let soonest = |replica| all.iter().filter(|v| v.replica == replica).map(|v| v.next).min();
+        victims.soonest = [soonest(false), soonest(true)];
         victims.scanned_at = Some(clock);
         victims.queue = all;
         self.counters.scans.fetch_add(1, Ordering::Relaxed);
@@ -240,8 +241,8 @@ impl Victims {
 
     /// Whether a victim will be read much sooner than any was to be when the queue was made: it is none any more. All
     /// draw nearer as time goes on, but not by half within the life of a queue.
-    fn is_much_sooner(&self, next: NextUse) -> bool {
-        match (next, self.soonest) {
+    fn is_much_sooner(&self, next: NextUse, replica: bool) -> bool {
+        match (next, self.soonest[usize::from(replica)]) {
             (NextUse::Planned(next), Some(NextUse::Planned(soonest))) => next < soonest / 2,
             (NextUse::Planned(_), Some(NextUse::Unplanned)) => true,
             _ => false,

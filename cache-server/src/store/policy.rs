@@ -41,7 +41,7 @@ pub enum Admit {
 }
 
 /// What a copy is to the cluster.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Role {
     /// The owner's.
     Primary,

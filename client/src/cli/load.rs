@@ -7,7 +7,7 @@ use crate::dataset::Dataset;
 use crate::endpoints::Endpoints;
 use crate::survey;
 use clap::Args;
-use forebay_proto::ring::Ring;
+use forebay_proto::ring::{Balance, Ring};
 use forebay_proto::{Error, Result, v1};
 use futures::StreamExt;
 use futures::future::join_all;
@@ -125,9 +125,9 @@ impl Load {
         let manifest = dataset.manifest();
         let count = manifest.segments().len();
         let mut bits = vec![vec![0u8; count.div_ceil(8)]; nodes.len()];
-        let ring = Ring::new(&topology.nodes);
+        let (ring, balance) = (Ring::new(&topology.nodes), Balance::of(&topology.nodes, [&**manifest]));
         for segment in 0..count {
-            if let Some(owner) = ring.owner(manifest.segment_id(segment as u32)?) {
+            if let Some(owner) = balance.owner(&ring, manifest.segment_id(segment as u32)?) {
                 bits[owner][segment / 8] |= 1 << (segment % 8);
             }
         }

@@ -6,7 +6,7 @@
 //! node in order is asked, which fetches it from wherever it is.
 
 use forebay_proto::manifest::{Manifest, SegmentId};
-use forebay_proto::ring::{Copies, Placement};
+use forebay_proto::ring::{Balance, Copies, Placement};
 use forebay_proto::{Result, v1};
 
 /// What a reader's choice depends on besides the topology.
@@ -28,9 +28,14 @@ pub struct Choice<'a> {
 
 impl<'a> Choice<'a> {
     /// `is_out` says of an address whether its node is out.
-    pub fn new(topology: &'a v1::Topology, is_out: impl Fn(&str) -> bool, taste: &'a Taste) -> Self {
+    pub fn new(
+        topology: &'a v1::Topology,
+        balance: &'a Balance,
+        is_out: impl Fn(&str) -> bool,
+        taste: &'a Taste,
+    ) -> Self {
         let out = topology.nodes.iter().map(|n| is_out(&n.address)).collect();
-        Self { topology, place: Placement::new(topology), out, taste }
+        Self { topology, place: Placement::new(topology, balance), out, taste }
     }
 
     /// The node to ask for each of `segments`, by its index; `None` where no node takes segments.
@@ -101,19 +106,26 @@ mod tests {
         Manifest::new("s3://b/d", 1, vec![], vec![object("x/1"), object("y/1")], &sizes).unwrap()
     }
 
+    fn balance(t: &v1::Topology) -> Balance {
+        Balance::of(&t.nodes, [&manifest()])
+    }
+
     fn all() -> Vec<u32> {
         (0..120).collect()
     }
 
     fn chosen(t: &v1::Topology, out: &[&str], taste: &Taste) -> Vec<usize> {
-        let choice = Choice::new(t, |url| out.contains(&url), taste);
+        let even = balance(t);
+        let choice = Choice::new(t, &even, |url| out.contains(&url), taste);
         choice.nodes(&manifest(), &all()).unwrap().into_iter().map(Option::unwrap).collect()
     }
 
     fn order(t: &v1::Topology, segment: u32) -> Vec<usize> {
         let replicas =
             if segment < 60 { t.replicas } else { t.datasets.first().map_or(t.replicas, |d| d.replicas) };
-        Placement::new(t).copies(manifest().segment_id(segment).unwrap(), replicas as usize).order
+        Placement::new(t, &balance(t))
+            .copies(manifest().segment_id(segment).unwrap(), replicas as usize)
+            .order
     }
 
     fn heat(t: &mut v1::Topology, segments: impl Iterator<Item = u32>, nodes: &[&str]) {
@@ -143,7 +155,9 @@ mod tests {
                 "when all are out the owner is as good as any"
             );
         }
-        let empty = Choice::new(&v1::Topology::default(), |_| false, none).nodes(&manifest(), &[1]).unwrap();
+        let empty = Choice::new(&v1::Topology::default(), &Balance::default(), |_| false, none)
+            .nodes(&manifest(), &[1])
+            .unwrap();
         assert_eq!(empty, [None]);
     }
 
@@ -194,12 +208,12 @@ mod tests {
         let mut t = topology(&["", "", "", ""], 2);
         let first = order(&t, 5);
         heat(&mut t, 5..6, &[&format!("n{}", first[3])]);
-        let taste = Taste::default();
-        let choice = Choice::new(&t, |_| false, &taste);
+        let (taste, even) = (Taste::default(), balance(&t));
+        let choice = Choice::new(&t, &even, |_| false, &taste);
         let asked = format!("http://n{}:1", first[0]);
         assert_eq!(choice.others(&manifest(), 5, &asked).unwrap(), [first[1], first[3], first[2]]);
         let gone = format!("http://n{}:1", first[1]);
-        let choice = Choice::new(&t, |url| url == gone, &taste);
+        let choice = Choice::new(&t, &even, |url| url == gone, &taste);
         assert_eq!(choice.others(&manifest(), 5, &asked).unwrap(), [first[3], first[2]]);
     }
 }

@@ -50,7 +50,9 @@ fn replicas_leave_before_primaries_and_a_precaution_pushes_nothing_out() {
     // Among primaries it is as ever: what is read last stays out.
     assert!(!write(&store, 11, Admit::IfWorthIt, Role::Primary));
     // Once this node is not their owner any more, they go first.
-    store.set_roles(|all| {
+    store.set_roles(false, |_| vec![Role::Replica; 4]);
+    assert!(!write(&store, 12, Admit::IfWorthIt, Role::Primary), "none is demoted yet");
+    store.set_roles(true, |all| {
         all.iter().map(|(id, _)| if *id == origin(7).id { Role::Replica } else { Role::Primary }).collect()
     });
     assert!(write(&store, 12, Admit::IfWorthIt, Role::Primary));
