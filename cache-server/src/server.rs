@@ -34,6 +34,10 @@ use tonic_health::server::{HealthReporter, HealthService};
 /// Bytes of a request that is not a ticket.
 const REQUEST_BYTES_MAX: usize = 4 << 20;
 
+/// Calls on one connection that were given up before this node came to them. Nodes and readers that think it slow ask
+/// others instead; that must not cost those who wait their connection.
+const RESETS_MAX: usize = 1000;
+
 /// Bytes of a request from another node: a manifest, mostly.
 const PEER_BYTES_MAX: usize = 256 << 20;
 
@@ -184,6 +188,7 @@ impl Server {
             .tcp_nodelay(true)
             .http2_keepalive_interval(Some(Duration::from_secs(10)))
             .http2_keepalive_timeout(Some(Duration::from_secs(10)))
+            .http2_max_pending_accept_reset_streams(Some(RESETS_MAX))
             .add_service(health)
             .add_service(reflection)
             .add_service(CacheServer::new(control).max_decoding_message_size(REQUEST_BYTES_MAX))
