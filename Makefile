@@ -51,7 +51,7 @@ gpu-kit: build nccl ## Gather in target/gpu-kit what a machine with a GPU and to
 parity: build ## Train in Rust and in Python alike, compare bit for bit (installs all of torch, 4.6 GB, in .parity)
 	@tests/parity/run.sh
 
-bench-cluster: build ## Kill, silence, drain and restart nodes and etcd under a reading job: what it notices
+bench-cluster: build ## Kill, silence, cut off, drain, restart and add nodes, stop etcd, heat data: what reading jobs notice
 	@scripts/setup.sh tests
 	target/release/forebay-bench-cluster $(BENCH_ARGS)
 

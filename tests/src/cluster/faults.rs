@@ -91,8 +91,8 @@ fn kills(
     sorted.sort_by(f64::total_cmp);
     let quantile = |q: f64| sorted.get(((sorted.len() as f64 * q).ceil() as usize).saturating_sub(1));
     for (row, q) in [("p50", 0.5), ("p99", 0.99), ("max", 1.0)] {
-        let value = quantile(q).map_or(&[][..], std::slice::from_ref);
-        found.rows.push(Row { n: stalls.len(), ..Row::of(format!("{what}_stall_ms_{row}"), "ms", value) });
+        let value = quantile(q).copied().unwrap_or(f64::NAN);
+        found.rows.push(Row { value, ..Row::of(format!("{what}_stall_ms_{row}"), "ms", &stalls) });
     }
     let worst = quantile(1.0).copied().unwrap_or(f64::NAN);
     let most = if settings.replicas > 1 { 1000.0 } else { 3000.0 };

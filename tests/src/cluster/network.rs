@@ -1,5 +1,8 @@
-//! Nodes in network namespaces of their own, on a bridge, so that one can be cut off from some of the others: packets are
-//! dropped without a word, as a broken network does it. Needs root, `ip` and `iptables`.
+//! Nodes in network namespaces of their own, so that one can be cut off from some of the others: packets are dropped
+//! without a word, as a broken network does it. Needs root, `ip` and `iptables`.
+//!
+//! Each two nodes, and each node and the bench, have a cable of their own (a veth pair): on a bridge the machine's own
+//! firewall would have a say.
 
 use super::nodes::Seat;
 use crate::process::Run;
@@ -12,7 +15,7 @@ use tokio::task::JoinHandle;
 /// The port of every node.
 const PORT: u16 = 7070;
 
-/// A bridge and so many namespaces on it; gone when dropped.
+/// So many namespaces; gone when dropped.
 pub struct Network {
     count: usize,
     /// What names begin with.
@@ -48,21 +51,25 @@ impl Network {
     /// Makes it.
     pub fn new(count: usize) -> anyhow::Result<Self> {
         let network = Self { count, id: std::process::id(), relays: Vec::new() };
-        let bridge = network.bridge();
-        ip(&["link", "add", &bridge, "type", "bridge"])?;
-        ip(&["addr", "add", &format!("{}/24", network.host()), "dev", &bridge])?;
-        ip(&["link", "set", &bridge, "up"])?;
+        let host = network.host();
         for node in 0..count {
-            let (space, outer, inner) =
-                (network.space(node), network.link(node, 'o'), network.link(node, 'i'));
+            let (space, address, outer) = (network.space(node), network.address(node), network.link(node));
             ip(&["netns", "add", &space])?;
-            ip(&["link", "add", &outer, "type", "veth", "peer", "name", &inner])?;
-            ip(&["link", "set", &inner, "netns", &space])?;
-            ip(&["link", "set", &outer, "master", &bridge])?;
-            ip(&["link", "set", &outer, "up"])?;
-            ip(&["-n", &space, "addr", "add", &format!("{}/24", network.address(node)), "dev", &inner])?;
-            ip(&["-n", &space, "link", "set", &inner, "up"])?;
             ip(&["-n", &space, "link", "set", "lo", "up"])?;
+            ip(&["-n", &space, "addr", "add", &address, "dev", "lo"])?;
+            ip(&["link", "add", &outer, "type", "veth", "peer", "name", "bench", "netns", &space])?;
+            ip(&["addr", "add", &host, "dev", &outer])?;
+            ip(&["link", "set", &outer, "up"])?;
+            ip(&["route", "add", &address, "dev", &outer, "src", &host])?;
+            network.plug(node, "bench", &host)?;
+            for other in 0..node {
+                let (there, end, far) = (network.space(other), format!("to{other}"), format!("to{node}"));
+                ip(&[
+                    "-n", &space, "link", "add", &end, "type", "veth", "peer", "name", &far, "netns", &there,
+                ])?;
+                network.plug(node, &end, &network.address(other))?;
+                network.plug(other, &far, &address)?;
+            }
         }
         Ok(network)
     }
@@ -136,19 +143,23 @@ impl Network {
         Ok(())
     }
 
-    fn bridge(&self) -> String {
-        format!("fb{}", self.id)
+    /// Takes a cable's end in a node's namespace into use, for what it leads to.
+    fn plug(&self, node: usize, end: &str, to: &str) -> anyhow::Result<()> {
+        let space = self.space(node);
+        ip(&["-n", &space, "link", "set", end, "up"])?;
+        ip(&["-n", &space, "route", "add", to, "dev", end, "src", &self.address(node)])
     }
 
     fn space(&self, node: usize) -> String {
         format!("forebay-{}-{node}", self.id)
     }
 
-    fn link(&self, node: usize, side: char) -> String {
-        format!("fb{}{side}{node}", self.id)
+    /// The bench's end of the cable to a node.
+    fn link(&self, node: usize) -> String {
+        format!("fb{}n{node}", self.id)
     }
 
-    /// The bench's own address on the bridge.
+    /// The bench's own address.
     fn host(&self) -> String {
         format!("{}.1", self.subnet())
     }
@@ -168,9 +179,8 @@ impl Drop for Network {
         // What was never made cannot be removed: that is no reason to complain.
         for node in 0..self.count {
             let _ = ip(&["netns", "del", &self.space(node)]);
-            let _ = ip(&["link", "del", &self.link(node, 'o')]);
+            let _ = ip(&["link", "del", &self.link(node)]);
         }
-        let _ = ip(&["link", "del", &self.bridge()]);
     }
 }
 

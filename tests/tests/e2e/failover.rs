@@ -12,7 +12,7 @@ use crate::commands::{cached, digest, epoch, json};
 fn whatever_fails_the_samples_are_the_same() {
     let folder = tempfile::tempdir().expect("a folder");
     let folder = folder.path().to_str().expect("a path of text");
-    let stages = "kills,kills-one-replica,etcd,cuts,cold";
+    let stages = "kills,etcd,cuts";
     let short = ["--kills", "2", "--silence-s", "6", "--etcd-down-s", "6", "--folder", folder];
     let line = ["x", "--only", stages].into_iter().chain(short);
     assert!(cluster::run(&cluster::Options::parse_from(line)).expect("the short benchmark"));
