@@ -45,7 +45,7 @@ impl Stored {
 
     /// Takes those that there are now; `None`: a look at the whole store has to find them.
     pub fn take(&self) -> Option<HashSet<SegmentId>> {
-        std::mem::replace(&mut *self.lock(), Some(HashSet::new()))
+        self.lock().replace(HashSet::new())
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<HashSet<SegmentId>>> {
