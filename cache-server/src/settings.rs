@@ -29,10 +29,12 @@ pub struct Settings {
     #[serde(deserialize_with = "one_or_many")]
     pub cache_dir: Vec<PathBuf>,
     /// Bytes that the directories may use on their disks, all together and all included; each gets an equal share.
+    #[serde(deserialize_with = "size")]
     pub cache_bytes: u64,
     /// Megabytes a second at which segment files are read through in the background, to find damage early; 0: not at all.
     pub scrub_mb_per_s: f64,
     /// Memory for segments being fetched, in transit and mapped, and for messages: [`crate::memory`] divides it.
+    #[serde(deserialize_with = "size")]
     pub memory_bytes: u64,
     /// URIs under which data may be read. There is no default: nothing can be read unless somebody allowed it.
     pub allow: Vec<String>,
@@ -43,6 +45,7 @@ pub struct Settings {
     pub cluster: ClusterSettings,
     /// Bytes a second that the node serves at most, as its network gives; unset: no limit. A node near it has others share
     /// what is read most.
+    #[serde(deserialize_with = "maybe_size")]
     pub serve_bytes_per_s: Option<u64>,
     /// Seconds that open streams get to finish at shutdown.
     pub drain_s: f64,
@@ -172,6 +175,26 @@ struct SourceFlags {
     #[arg(long)]
     #[serde(skip_serializing_if = "Option::is_none")]
     patience_s: Option<f64>,
+}
+
+/// Bytes, as a number or as people write them: 500GB, 64GiB.
+fn size<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
+    maybe_size(deserializer)?.ok_or_else(|| serde::de::Error::custom("no size is given"))
+}
+
+/// The same, or nothing.
+fn maybe_size<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Option<u64>, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged, expecting = "a number of bytes, or a size such as 500GB")]
+    enum Size {
+        Bytes(u64),
+        Text(String),
+    }
+    match Option::deserialize(deserializer)? {
+        None => Ok(None),
+        Some(Size::Bytes(n)) => Ok(Some(n)),
+        Some(Size::Text(text)) => bytes(&text).map(Some).map_err(serde::de::Error::custom),
+    }
 }
 
 /// A path, or a list of them.
@@ -315,6 +338,23 @@ mod tests {
         let path = file.path().to_str().unwrap();
         let s = load(&["--config", path, "--cache-bytes", "2MiB"]).unwrap();
         assert_eq!((s.cache_bytes, s.allow.len(), s.source.s3_region.as_deref()), (2 << 20, 1, Some("eu")));
+    }
+
+    #[test]
+    fn sizes_as_people_write_them() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let path = file.path().to_str().unwrap();
+        let text =
+            "allow = ['s3://a']\ncache_bytes = '3GB'\nmemory_bytes = 16777216\nserve_bytes_per_s = '2MiB'\n";
+        std::fs::write(file.path(), text).unwrap();
+        let s = load(&["--config", path]).unwrap();
+        assert_eq!(
+            (s.cache_bytes, s.memory_bytes, s.serve_bytes_per_s),
+            (3_000_000_000, 16 << 20, Some(2 << 20))
+        );
+        std::fs::write(file.path(), "allow = ['s3://a']\ncache_bytes = 'much'\n").unwrap();
+        let e = load(&["--config", path]).unwrap_err();
+        assert!(e.message.contains("cache_bytes") && e.message.contains("4GB"), "{e}");
     }
 
     #[test]
