@@ -175,10 +175,10 @@ async fn moved(topology: &mut watch::Receiver<v1::Topology>, placed: &v1::Topolo
     topology.wait_for(|t| places(t) != *placed).await.is_ok()
 }
 
-/// What of a topology says where copies belong for good.
+/// What of a topology says where copies belong for good, and whether they may be missing there.
 fn places(topology: &v1::Topology) -> v1::Topology {
-    let v1::Topology { nodes, replicas, datasets, .. } = topology.clone();
-    v1::Topology { nodes, replicas, datasets, ..Default::default() }
+    let v1::Topology { nodes, replicas, datasets, starts, .. } = topology.clone();
+    v1::Topology { nodes, replicas, datasets, starts, ..Default::default() }
 }
 
 /// A file as it is offered.

@@ -145,6 +145,7 @@ impl Roster {
         let set = |(uri, n): (&String, &u32)| v1::Replicas { uri: uri.clone(), replicas: *n };
         v1::Topology {
             replicas: all.iter().map(|m| m.replicas).max().unwrap_or_default(),
+            starts: all.iter().fold(0, |starts, m| starts ^ m.instance),
             nodes: all.into_iter().map(Member::node).collect(),
             datasets: self.replicas.iter().map(set).collect(),
             leaving: self.leaving.values().map(Member::node).collect(),
@@ -194,6 +195,18 @@ mod tests {
         assert!(!r.settle(t + SETTLE / 2));
         assert!(r.settle(t + SETTLE));
         assert_eq!((names(&r).as_str(), r.next()), ("c", None));
+    }
+
+    #[test]
+    fn a_node_that_was_started_anew_is_noticed() {
+        let (mut r, t) = (Roster::default(), Instant::now());
+        let first = member("a");
+        r.replace(vec![first.clone(), member("b")], t);
+        let before = r.topology();
+        r.put(first);
+        assert_eq!(r.topology(), before);
+        r.put(Member { instance: 7, ..member("a") });
+        assert!(r.topology().starts != before.starts && r.topology().nodes == before.nodes);
     }
 
     #[test]

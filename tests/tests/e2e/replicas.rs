@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use forebay_tests::etcd::Etcd;
 use forebay_tests::mnist;
-use forebay_tests::process::{Run, Server, ServerOptions};
+use forebay_tests::process::{Run, Server, ServerOptions, free_addresses};
 use forebay_tests::s3::S3Server;
 use serde_json::Value;
 
@@ -110,6 +110,23 @@ fn copies_outlive_the_node_that_made_them() {
     cluster.nodes[0].kill();
     cluster.nodes.remove(0);
     assert_eq!(cluster.epoch(&[]), (wanted, 0), "the others have all of it");
+}
+
+#[test]
+fn a_node_that_comes_back_empty_gets_its_copies_again() {
+    let address = free_addresses(1).expect("an address").remove(0);
+    let second: &[&str] = &["--replicas", "2", "--listen", &address];
+    let mut cluster = Cluster::start(&[&["--replicas", "2"], second]);
+    cluster.epoch(&[]);
+    let segments = cluster.segments();
+    cluster.wait_for_copies(2, segments);
+    // At once, under its name and address: to etcd it was never away. Its folder is a new one.
+    cluster.nodes[1].kill();
+    cluster.nodes.remove(1);
+    cluster.join(second);
+    // Nobody has opened the dataset there: copies need no manifest.
+    wait_until("all copies are there again", || counter(&cluster.nodes[1], "peer_fills") >= segments);
+    assert_eq!(counter(&cluster.nodes[1], "s3_requests"), 0);
 }
 
 #[test]
