@@ -216,8 +216,9 @@ impl Peers {
 
     /// The other nodes of the topology that answer, as far as is known: name and address.
     pub fn others(&self) -> Vec<(String, Arc<Peer>)> {
-        let topology = self.topology.borrow();
-        let others = topology.nodes.iter().filter(|n| n.address != self.me);
+        // Not borrowed from the channel: `peer` looks there too, and a change may be waiting in between.
+        let view = self.view();
+        let others = view.topology.nodes.iter().filter(|n| n.address != self.me);
         let named = others.filter_map(|n| Some((n.name.clone(), self.peer(&n.address)?)));
         named.filter(|(_, peer)| !peer.is_out()).collect()
     }

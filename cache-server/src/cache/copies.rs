@@ -59,7 +59,8 @@ impl Cache {
         self.parts.store.holds(id, columns)
     }
 
-    /// Columns of a segment for another node and what must live as long as they do, from what is held; `NotFound` if something is missing.
+    /// Columns of a segment for another node, and what must live as long as they do, from what is held; `NotFound` if
+    /// something is missing.
     pub(crate) async fn held_file(&self, id: SegmentId, columns: Vec<String>) -> Result<(Encoded, Guard)> {
         let parts = self.parts.clone();
         blocking(move || parts.file_of(id, &columns)).await?

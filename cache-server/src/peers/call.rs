@@ -23,6 +23,9 @@ const SUSPICION: Duration = Duration::from_millis(250);
 /// How long a node is left alone that does not answer: at first, and at most.
 const OUT: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(8));
 
+/// How long memory for a copy is waited for: what holds it may itself wait for other nodes.
+const ROOM: Duration = Duration::from_secs(20);
+
 /// A dataset version that was just told need not be told again: all who were refused for want of it come at once.
 const TOLD: Duration = Duration::from_secs(5);
 
@@ -122,7 +125,9 @@ impl Peer {
         if file_bytes > limit_bytes {
             return Err(bad(format!("a segment of {file_bytes} bytes, at most {limit_bytes} are right")));
         }
-        let held = room.hold(file_bytes).await;
+        let full =
+            |_| Error::full(format!("{}: no memory for a copy within {} s", self.address, ROOM.as_secs()));
+        let held = timeout(ROOM, room.hold(file_bytes)).await.map_err(full)?;
         let mut file = MutableBuffer::with_capacity(file_bytes as usize);
         let mut next = Some(first);
         while let Some(chunk) = next {
