@@ -20,7 +20,7 @@ demo: build ## MNIST from S3 through the cache into a training run of two ranks 
 test: ## Build and run all tests
 	@scripts/setup.sh tests
 	cargo build --workspace --bins
-	cargo test --workspace
+	cargo test --workspace --no-fail-fast
 
 check: ## Formatting and lints
 	@scripts/setup.sh check

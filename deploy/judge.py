@@ -23,7 +23,8 @@ STALL_MS = {True: 1000, False: 3000}
 SILENCE_MS = 2000
 
 HEADER = ["epoch", "", "bytes from", "seconds", "samples/s", "data wait", "longest", "S3 requests", "S3 MB", "order digest"]
-# Columns that a node's death spoils: they are differences of all nodes' counters, which start anew with it.
+# Columns that a node's death spoils: they are differences of all nodes' counters. A node that starts anew counts from its
+# start; one that does not answer is counted when it answers again, or not at all.
 SPOILT = {"bytes from", "S3 requests", "S3 MB"}
 
 

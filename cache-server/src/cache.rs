@@ -23,7 +23,7 @@ use arrow::datatypes::{Field, Schema, SchemaRef};
 pub(crate) use copies::Stored;
 use forebay_proto::manifest::{Manifest, SegmentId};
 use forebay_proto::{Error, Result};
-use forebay_segment::answer::{Guard, Reading, Ready, Segments};
+use forebay_segment::answer::{Guard, Reading, Ready, Segments, memory_bytes};
 use forebay_segment::{Source, Urgency, schema};
 use futures::future::BoxFuture;
 use std::collections::HashMap;
@@ -51,8 +51,35 @@ struct Wish {
 /// A read ahead of any demand.
 struct Prefetch {
     urgency: Urgency,
+    /// Its part of the memory that prefetches may use for fills; none where somebody waits for it.
+    share: Option<Held>,
     /// Memory to keep the segment in if it is not worth storing.
     room: Option<Held>,
+}
+
+impl Prefetch {
+    /// None: somebody waits for the segment.
+    fn none() -> Self {
+        Self { urgency: Urgency::demand(), share: None, room: None }
+    }
+
+    /// Makes its share what the fill really costs. For more than it has it waits, holding nothing meanwhile; as soon as
+    /// somebody waits for the segment it needs none, also while it waits: what others hold may be for segments that wait for
+    /// this one, at another node.
+    async fn take_share(&mut self, bytes: u64, memory: &Memory) {
+        let Some(mut share) = self.share.take().filter(|_| !self.urgency.is_demand()) else { return };
+        if bytes > share.bytes() {
+            drop(share);
+            share = tokio::select! {
+                biased;
+                () = self.urgency.raised() => return,
+                share = memory.prefetch.hold(bytes, &self.urgency) => share,
+            };
+        } else {
+            share.resize(bytes);
+        }
+        self.share = Some(share);
+    }
 }
 
 /// What a fill works with.
@@ -140,13 +167,23 @@ impl Cache {
         self.parts.transit.sweep();
     }
 
-    /// Makes a segment ready before anybody asks; `room` is memory to keep it in if it is not worth storing.
-    pub(crate) async fn prefetch(&self, reading: &Reading, segment: u32, room: Option<Held>) -> Result<()> {
-        let (id, urgency) = (reading.manifest.segment_id(segment)?, Urgency::prefetch());
+    /// Makes a segment ready before anybody asks; `share` is a part of the memory for prefetches, `room` is memory to keep
+    /// the segment in if it is not worth storing. Answers whether it is held then: it may be that it could not be fetched, or
+    /// that there is no place for it.
+    pub(crate) async fn prefetch(
+        &self,
+        reading: &Reading,
+        segment: u32,
+        share: Held,
+        room: Option<Held>,
+    ) -> bool {
+        let Ok(id) = reading.manifest.segment_id(segment) else { return false };
+        let urgency = Urgency::prefetch();
         self.prefetches().insert(id, urgency.clone());
-        let done = self.read(reading, segment, Some(Prefetch { urgency, room }), None).await;
+        let ahead = Prefetch { urgency, share: Some(share), room };
+        let done = self.read(reading, segment, Some(ahead), None).await;
         self.prefetches().remove(&id);
-        done.map(drop)
+        done.is_ok() && self.has(reading, id)
     }
 
     fn prefetches(&self) -> MutexGuard<'_, HashMap<SegmentId, Urgency>> {
@@ -179,14 +216,17 @@ impl Cache {
                 None => self.parts.peers.role(id, &origin(&reading.manifest, segment)?.object),
             };
             let fill = || {
-                let ahead =
-                    prefetch.take().unwrap_or_else(|| Prefetch { urgency: Urgency::demand(), room: None });
+                let ahead = prefetch.take().unwrap_or_else(Prefetch::none);
                 self.parts.clone().fill(reading.clone(), segment, missing, Wish { role, ahead })
             };
-            if !is_prefetch && let Some(urgency) = self.prefetches().get(&id) {
+            let (now, landing) = self.flights.board((id, role), fill);
+            if let Some(joined) = &mut prefetch {
+                // Another's flight has memory of its own, or waits for what is held here.
+                joined.share = None;
+            } else if !is_prefetch && let Some(urgency) = self.prefetches().get(&id) {
                 urgency.raise();
             }
-            let (now, filled) = self.flights.fly((id, role), fill).await;
+            let filled = landing.await;
             // None: another flight landed between the look into the store and the take-off. Look again.
             let Some(filled) = filled? else { continue };
             // Led once is led; a join of another's columns may be followed by a lead for the rest.
@@ -228,7 +268,7 @@ impl Parts {
         reading: Reading,
         segment: u32,
         columns: Vec<String>,
-        Wish { role, ahead: Prefetch { urgency, room } }: Wish,
+        Wish { role, mut ahead }: Wish,
     ) -> Result<Option<Ready>> {
         let manifest = &reading.manifest;
         let origin = origin(manifest, segment)?;
@@ -245,18 +285,24 @@ impl Parts {
             columns: &columns,
             ask_owner: role == Role::Replica,
             room: &self.memory.fills,
+            urgency: &ahead.urgency,
         };
         let (batch, filling) = match self.peers.fetch(missing).await? {
             Some(copy) => copy,
             None => {
                 let index = |c: &String| reading.schema.index_of(c).ok();
                 let projection: Vec<usize> = columns.iter().filter_map(index).collect();
+                let urgency = ahead.urgency.clone();
                 let cost = self.source.segment_cost(manifest, segment, &projection, &urgency).await?;
-                let filling = self.memory.fills.hold(cost.total()).await;
+                ahead.take_share(cost.total(), &self.memory).await;
+                let filling = self.memory.fills.hold(cost.total(), &urgency).await;
                 (self.source.read_segment(manifest, segment, &projection, &urgency).await?, filling)
             }
         };
-        blocking(move || self.keep(&origin, batch, room, filling).map(Some)).await?
+        let Prefetch { share, room, .. } = ahead;
+        let kept = blocking(move || self.keep(&origin, batch, room, filling).map(Some)).await?;
+        drop(share);
+        kept
     }
 
     /// Stores what was filled, or keeps it in memory, or does neither.
@@ -267,7 +313,9 @@ impl Parts {
         room: Option<Held>,
         mut filling: Held,
     ) -> Result<Ready> {
-        filling.shrink(batch.get_array_memory_size() as u64);
+        // A footer may say less than there is: then what is beyond it counts too.
+        let bytes = memory_bytes(&batch) as u64;
+        filling.resize(bytes);
         let (id, role) = (origin.id, self.peers.role(origin.id, &origin.object));
         let pass = Arc::new(self.plans.pass(id));
         // In the store it would be needed only after the turn that it was filled for: memory can serve that. But not if
@@ -282,13 +330,12 @@ impl Parts {
             self.stored.note(id);
             return Ok(mapped.into());
         }
-        let bytes = batch.get_array_memory_size() as u64;
         if !pass.is_empty()
             && kept.is_ok()
             && let Some(mut held) = room.or_else(|| self.transit.room(bytes))
         {
-            // A prefetch held room for all columns of the segment.
-            held.shrink(bytes);
+            // A prefetch held room for what the manifest says of all columns.
+            held.resize(bytes);
             self.events.record(Event::Bypassed);
             drop(filling);
             return Ok(self.transit.put(origin, batch, pass, held));

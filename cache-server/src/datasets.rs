@@ -1,8 +1,10 @@
 //! The datasets a node knows: manifests by digest, and which URIs it may read at all.
 //!
-//! A manifest is kept on disk too, so that a node that was restarted serves what it holds without asking the store.
+//! A manifest is kept on disk too, so that a node that was restarted serves what it holds without asking the store, and what
+//! was frozen, so that a dataset that has not changed is opened without reading its footers.
 
 mod files;
+mod frozen;
 mod known;
 
 use crate::cache::blocking;
@@ -59,17 +61,18 @@ impl Datasets {
         Ok(datasets)
     }
 
-    /// Freezes a dataset anew. Answers with it and the compressed bytes of `columns` (none = all).
+    /// Freezes a dataset anew, or while the store does not answer as it was when it last did. Answers with it and the
+    /// compressed bytes of `columns` (none = all).
     pub async fn freeze(&self, spec: v1::DatasetSpec, columns: &[String]) -> Result<(Dataset, u64)> {
         let segment_bytes = if spec.segment_bytes == 0 { SEGMENT_BYTES } else { spec.segment_bytes };
         let uris = view::uris(&spec)?.into_iter().map(|u| self.allowed(u)).collect::<Result<Vec<_>>>()?;
-        let mut frozen = Vec::with_capacity(uris.len());
+        let mut all = Vec::with_capacity(uris.len());
         for uri in uris {
-            let (source, place) = (self.source.clone(), uri.clone());
-            let freeze = || async move { source.freeze(&place, segment_bytes).await };
-            frozen.push(self.freezing.fly((uri, segment_bytes), freeze).await.1?);
+            let (source, files, place) = (self.source.clone(), self.files.clone(), uri.clone());
+            let freeze = || frozen::freeze(source, files, place, segment_bytes);
+            all.push(self.freezing.fly((uri, segment_bytes), freeze).await.1?);
         }
-        let view = View::of(&spec, frozen)?;
+        let view = View::of(&spec, all)?;
         let (manifest, schema) = (view.manifest.clone(), view.schema.clone());
         let projection = schema::projection(&schema, columns).map_err(|e| e.context(manifest.uri()))?;
         let dataset = Dataset { manifest, schema };

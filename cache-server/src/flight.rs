@@ -9,8 +9,11 @@ use futures::future::{BoxFuture, Shared};
 use std::collections::HashMap;
 use std::hash::Hash;
 use std::sync::{Arc, Mutex, PoisonError};
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
 
-type Landing<V> = Shared<BoxFuture<'static, Result<V>>>;
+/// What a flight brings, for all who wait for it.
+pub type Landing<V> = Shared<BoxFuture<'static, Result<V>>>;
 
 /// Work under way, by key.
 #[derive(Debug)]
@@ -43,29 +46,41 @@ where
     where
         F: Future<Output = Result<V>> + Send + 'static,
     {
-        let (seat, landing) = {
-            let mut table = self.table.lock().unwrap_or_else(PoisonError::into_inner);
-            match table.get(&key) {
-                Some(landing) => (Seat::Joined, landing.clone()),
-                None => {
-                    let departure = Departure { table: self.table.clone(), key: key.clone() };
-                    let work = work();
-                    let task = tokio::spawn(async move {
-                        let _departure = departure;
-                        work.await
-                    });
-                    let landing = async move {
-                        task.await
-                            .unwrap_or_else(|e| Err(Error::corrupt(format!("filling a segment failed: {e}"))))
-                    };
-                    let landing = landing.boxed().shared();
-                    table.insert(key, landing.clone());
-                    (Seat::Led, landing)
-                }
-            }
-        };
+        let (seat, landing) = self.board(key, work);
         (seat, landing.await)
     }
+
+    /// The same, for those who have something to do before they wait.
+    pub fn board<F>(&self, key: K, work: impl FnOnce() -> F) -> (Seat, Landing<V>)
+    where
+        F: Future<Output = Result<V>> + Send + 'static,
+    {
+        let mut table = self.table.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(landing) = table.get(&key) {
+            return (Seat::Joined, landing.clone());
+        }
+        let departure = Departure { table: self.table.clone(), key: key.clone() };
+        let (started, start) = oneshot::channel::<JoinHandle<Result<V>>>();
+        let landing = async move {
+            let task = start.await.map_err(|_| failed(&"it was never started"))?;
+            task.await.unwrap_or_else(|e| Err(failed(&e)))
+        };
+        let landing = landing.boxed().shared();
+        table.insert(key, landing.clone());
+        drop(table);
+        let work = work();
+        // A runtime that is being shut down drops the task at once, here, and the task takes its flight off the table.
+        let task = tokio::spawn(async move {
+            let _departure = departure;
+            work.await
+        });
+        started.send(task).ok();
+        (Seat::Led, landing)
+    }
+}
+
+fn failed(why: &dyn std::fmt::Display) -> Error {
+    Error::corrupt(format!("filling a segment failed: {why}"))
 }
 
 /// Takes the flight off the table when its task ends.
@@ -85,6 +100,7 @@ mod tests {
     use super::*;
     use std::sync::atomic::{AtomicU32, Ordering};
     use std::time::Duration;
+    use tokio::sync::Notify;
 
     #[tokio::test]
     async fn one_flight_for_many_and_a_new_one_after() {
@@ -109,15 +125,50 @@ mod tests {
     #[tokio::test]
     async fn a_leader_that_gives_up_and_a_panic_leave_nothing_behind() {
         let flights = Arc::new(Flights::<u32, u32>::default());
-        let slow = || async {
-            tokio::time::sleep(Duration::from_millis(30)).await;
+        let gate = Arc::new(Notify::new());
+        let opened = gate.clone();
+        let slow = || async move {
+            opened.notified().await;
             Ok(5)
         };
         let quit = tokio::time::timeout(Duration::from_millis(5), flights.fly(1, slow)).await;
         assert!(quit.is_err());
-        assert!(matches!(flights.fly(1, || async { Ok(6) }).await, (Seat::Joined, Ok(5))));
+        // The second one is aboard before the work can end.
+        let again = flights.fly(1, || async { Ok(6) });
+        let (again, ()) = futures::future::join(again, async { gate.notify_one() }).await;
+        assert!(matches!(again, (Seat::Joined, Ok(5))));
         let (_, failed) = flights.fly(2, || async { panic!("for the test") }).await;
         assert!(failed.is_err());
         assert!(matches!(flights.fly(2, || async { Ok(6) }).await, (Seat::Led, Ok(6))));
+    }
+
+    /// Boards as it is dropped: with the tasks of a runtime that is being shut down.
+    struct Late(Arc<Flights<u32, u32>>, tokio::runtime::Handle);
+
+    impl Drop for Late {
+        fn drop(&mut self) {
+            let _inside = self.1.enter();
+            drop(self.0.board(1, || async { Ok(1) }));
+        }
+    }
+
+    #[test]
+    fn boarding_while_the_runtime_ends_neither_hangs_nor_leaves_a_flight_behind() {
+        let flights = Arc::new(Flights::<u32, u32>::default());
+        let late = flights.clone();
+        let (ended, end) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+            let late = Late(late, runtime.handle().clone());
+            runtime.spawn(async move {
+                let _late = late;
+                std::future::pending::<()>().await;
+            });
+            runtime.block_on(tokio::task::yield_now());
+            drop(runtime);
+            ended.send(()).unwrap();
+        });
+        end.recv_timeout(Duration::from_secs(30)).expect("the runtime's end");
+        assert!(flights.table.lock().unwrap().is_empty());
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! Once a second the node looks at how busy it is with serving: against `--serve-bytes-per-s` where that is set, and
 //! against its processors. When it was saturated for some seconds, the hottest segments that it owns are copied to the
-//! nodes with most room, one more copy each time, and then told to the readers through the topology, who spread over all
+//! least busy nodes with room, one more copy each time, and then told to the readers through the topology, who spread over all
 //! copies. When this node alone could serve all of it again for a while, it says so, and the others drop their copies.
 
 use crate::cache::blocking;

@@ -5,6 +5,7 @@ use anyhow::Context;
 use clap::Parser;
 use forebay_server::{Flags, Server, Settings};
 use std::process::ExitCode;
+use std::time::Duration;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 use tracing_subscriber::EnvFilter;
@@ -20,10 +21,17 @@ static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 static ALLOCATOR_SETTINGS: &[u8; 69] =
     b"narenas:4,dirty_decay_ms:500,muzzy_decay_ms:0,background_thread:true\0";
 
+/// How long work that cannot be cancelled may take to end, once all else has.
+const END: Duration = Duration::from_secs(5);
+
 fn main() -> ExitCode {
     let flags = Flags::parse();
-    let runtime = forebay_server::threads::runtime().context("start threads");
-    let served = runtime.and_then(|runtime| runtime.block_on(run(&flags)));
+    let served = forebay_server::threads::runtime().context("start threads").and_then(|runtime| {
+        let served = runtime.block_on(run(&flags));
+        // A thread may hang in a disk that does not answer.
+        runtime.shutdown_timeout(END);
+        served
+    });
     match served {
         Ok(()) => ExitCode::SUCCESS,
         Err(e) => {
@@ -38,12 +46,6 @@ async fn run(flags: &Flags) -> anyhow::Result<()> {
     logs(settings.log_json);
     let stop = CancellationToken::new();
     let (mut term, mut int) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
-    let server = Server::bind(settings).await?;
-    // Whoever started us learns the ports from these lines.
-    println!("listening {}", server.address()?);
-    if let Some(at) = server.metrics_address()? {
-        println!("metrics {at}");
-    }
     let told = stop.clone();
     tokio::spawn(async move {
         tokio::select! {
@@ -52,6 +54,15 @@ async fn run(flags: &Flags) -> anyhow::Result<()> {
         }
         told.cancel();
     });
+    let server = tokio::select! {
+        server = Server::bind(settings) => server?,
+        () = stop.cancelled() => return Ok(()),
+    };
+    // Whoever started us learns the ports from these lines.
+    println!("listening {}", server.address()?);
+    if let Some(at) = server.metrics_address()? {
+        println!("metrics {at}");
+    }
     server.run(stop).await.context("serve")
 }
 

@@ -8,13 +8,14 @@
 mod call;
 
 use crate::room::{Held, Room};
-use crate::store::file::{self, Origin};
+use crate::store::file::{self, Header, Origin, Unreadable};
 use crate::store::policy::Role;
 use arrow::array::RecordBatch;
 use call::Peer;
 use forebay_proto::manifest::SegmentId;
 use forebay_proto::ring::{Balance, Copies, Placement};
 use forebay_proto::{Kind, Manifest, Result, v1};
+use forebay_segment::Urgency;
 use forebay_segment::answer::Reading;
 use futures::future::join_all;
 use std::collections::HashMap;
@@ -74,6 +75,8 @@ pub struct PeerCounters {
     pub bytes: AtomicU64,
     /// Bytes sent to other nodes.
     pub bytes_served: AtomicU64,
+    /// Segments that came from other nodes damaged, or were not those that were asked for.
+    pub corrupt: AtomicU64,
 }
 
 /// Columns of a segment that are missing here.
@@ -92,6 +95,8 @@ pub struct Missing<'a> {
     pub ask_owner: bool,
     /// Memory for what comes.
     pub room: &'a Arc<Room>,
+    /// Whether somebody waits for it.
+    pub urgency: &'a Urgency,
 }
 
 /// Whom to ask for a segment.
@@ -300,11 +305,12 @@ impl Peers {
         let peer = if self.is_node(from) { self.peer(from) } else { None }.ok_or_else(refused)?;
         let request =
             v1::FetchRequest { segment: item.segment.clone(), columns: item.columns.clone(), fill: None };
+        let right = |origin: &Origin, batch: &RecordBatch| {
+            check(origin.id.0.to_bytes()[..] == item.segment[..], "it is of another segment")?;
+            check_columns(batch, &item.columns)
+        };
         // What it takes on the disk is the file and a block or two.
-        let (origin, batch, held) = self.receive(&peer, &request, item.bytes, room).await?;
-        check(origin.id.0.to_bytes()[..] == item.segment[..], "it is of another segment")?;
-        check_columns(&batch, &item.columns)?;
-        Ok((origin, batch, held))
+        self.receive(&peer, &request, item.bytes, (room, &Urgency::prefetch()), right).await
     }
 
     fn is_node(&self, address: &str) -> bool {
@@ -321,29 +327,56 @@ impl Peers {
     ) -> Result<(RecordBatch, Held)> {
         let segment = missing.reading.manifest.segment(missing.segment)?;
         let limit_bytes = segment.decoded_bytes.saturating_mul(4).saturating_add(64 << 20);
-        let (origin, batch, held) = self.receive(peer, request, limit_bytes, missing.room).await?;
-        check(origin == *missing.origin, "it is of another segment or object version")?;
-        check_columns(&batch, missing.columns)?;
-        check(batch.num_rows() as u64 == segment.total_rows, "it has another number of rows than it should")?;
+        let right = |origin: &Origin, batch: &RecordBatch| {
+            check(origin == missing.origin, "it is of another segment or object version")?;
+            check_columns(batch, missing.columns)?;
+            check(
+                batch.num_rows() as u64 == segment.total_rows,
+                "it has another number of rows than it should",
+            )
+        };
+        let room = (missing.room, missing.urgency);
+        let (_, batch, held) = self.receive(peer, request, limit_bytes, room, right).await?;
         Ok((batch, held))
     }
 
+    /// A segment file from a node, if it verifies and is `right`.
     async fn receive(
         &self,
         peer: &Arc<Peer>,
         request: &v1::FetchRequest,
         limit_bytes: u64,
-        room: &Arc<Room>,
+        room: (&Arc<Room>, &Urgency),
+        right: impl Fn(&Origin, &RecordBatch) -> Result<()>,
     ) -> Result<(Origin, RecordBatch, Held)> {
         let (bytes, held) = peer.fetch(request.clone(), limit_bytes, room).await?;
         let received = bytes.len() as u64;
         // Every byte is hashed: not for an async thread.
         let read = crate::cache::blocking(move || file::from_bytes(&bytes)).await?;
-        let damaged = |e| forebay_proto::Error::corrupt(format!("{}: a segment: {e}", peer.address()));
-        let (header, batch) = read.map_err(damaged)?;
+        let (origin, batch) = self.judge(peer.address(), read, right)?;
         self.counters.fills.fetch_add(1, Relaxed);
         self.counters.bytes.fetch_add(received, Relaxed);
-        Ok((header.origin()?, batch, held))
+        Ok((origin, batch, held))
+    }
+
+    /// What came from a node, if it is sound and `right`. If not somebody is told: the node's disk or memory, or the network,
+    /// may be at fault.
+    fn judge(
+        &self,
+        node: &str,
+        read: std::result::Result<(Header, RecordBatch), Unreadable>,
+        right: impl Fn(&Origin, &RecordBatch) -> Result<()>,
+    ) -> Result<(Origin, RecordBatch)> {
+        let damaged = |e| forebay_proto::Error::corrupt(format!("a segment from another node: {e}"));
+        let judged = read.map_err(damaged).and_then(|(header, batch)| {
+            let origin = header.origin()?;
+            right(&origin, &batch)?;
+            Ok((origin, batch))
+        });
+        judged.inspect_err(|e| {
+            self.counters.corrupt.fetch_add(1, Relaxed);
+            tracing::warn!(node, error = %e, "another node sent a damaged segment: it is not used");
+        })
     }
 
     fn whom(&self, origin: &Origin) -> Option<Whom> {
@@ -373,4 +406,35 @@ fn check(holds: bool, why: &str) -> Result<()> {
 fn check_columns(batch: &RecordBatch, columns: &[String]) -> Result<()> {
     let has = |c: &String| batch.column_by_name(c).is_some();
     check(batch.num_columns() == columns.len() && columns.iter().all(has), "it has other columns")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::file::Encoded;
+    use arrow::array::{ArrayRef, Int64Array};
+    use arrow::buffer::Buffer;
+    use forebay_proto::manifest::Digest;
+
+    #[test]
+    fn a_damaged_segment_from_another_node_is_counted_and_not_used() {
+        let ids: ArrayRef = Arc::new(Int64Array::from_iter_values(0..100));
+        let batch = RecordBatch::try_from_iter([("id", ids)]).unwrap();
+        let origin = Origin { id: SegmentId(Digest(7)), object: "s3://b/o".into(), etag: "e".into() };
+        let sent = Encoded::new(&origin, &batch).unwrap().into_pieces().collect::<Vec<_>>().concat();
+        let mut damaged = sent.clone();
+        *damaged.last_mut().unwrap() ^= 1;
+        let peers = Peers::none();
+        let judge = |bytes: &Vec<u8>, columns: &[String]| {
+            let read = file::from_bytes(&Buffer::from(bytes.as_slice()));
+            peers.judge("http://other", read, |_, batch| check_columns(batch, columns))
+        };
+        let corrupt = || peers.counters().corrupt.load(Relaxed);
+        let wanted = ["id".to_owned()];
+        assert_eq!(judge(&sent, &wanted).unwrap(), (origin, batch));
+        assert_eq!(corrupt(), 0);
+        assert_eq!(judge(&damaged, &wanted).unwrap_err().kind, Kind::Corrupt);
+        assert_eq!(judge(&sent, &["other".to_owned()]).unwrap_err().kind, Kind::Corrupt);
+        assert_eq!(corrupt(), 2);
+    }
 }

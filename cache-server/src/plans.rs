@@ -12,8 +12,8 @@
 //! A job whose streams have all gone is remembered for a minute, so that it may come back, or at once forgotten if its last
 //! epoch was over.
 //!
-//! Memory: about 80 bytes for each segment of each job, and [`SEGMENTS_MAX`] segments of all jobs; a job beyond that is
-//! read like any other, but unannounced.
+//! Memory: 24 bytes for each segment of a job, 32 more for each of its epochs that is known, and a bit for each of its streams
+//! that wants only some; [`BYTES_MAX`] for all jobs together. A stream beyond that is read like any other, but unannounced.
 
 mod ids;
 mod job;
@@ -37,8 +37,8 @@ use std::time::Instant;
 use tokio::sync::Notify;
 use uses::Uses;
 
-/// Segments that all jobs may have together.
-pub const SEGMENTS_MAX: usize = 2 << 20;
+/// Bytes that all jobs may take together: one of two million segments, or many small ones.
+pub const BYTES_MAX: usize = 256 << 20;
 
 /// All announced plans.
 #[derive(Debug, Default)]
@@ -105,8 +105,8 @@ impl Plans {
             Some(number) => announced.job = Some((job, number)),
             None => tracing::warn!(
                 dataset = reading.manifest.uri(),
-                limit = SEGMENTS_MAX,
-                "too many segments are announced: what this job will read is not foreseen"
+                limit_bytes = BYTES_MAX,
+                "the announced plans take too much memory: what this stream will read is not foreseen"
             ),
         }
         self.announced.fetch_add(1, Relaxed);
@@ -119,25 +119,27 @@ impl Plans {
         let (manifest, epoch) = (reader.reading.manifest.clone(), reader.epoch);
         let _computing = self.computing.lock().unwrap_or_else(PoisonError::into_inner);
         let segments = manifest.segments().len();
-        let (known, ids, others) = {
+        let (known, ids, held) = {
             let mut state = self.state();
             state.forget(Instant::now());
             let known = state.jobs.get(&job);
             let same = state.jobs.iter().find(|(k, _)| k.manifest == job.manifest);
-            let others = state.jobs.iter().filter(|(k, _)| **k != job);
             (
-                known.map(|j| j.uses.clone()).unwrap_or_default(),
+                known.map(|j| j.uses.clone()),
                 same.map(|(_, j)| j.ids.clone()),
-                others.map(|(_, j)| j.ids.len()).sum::<usize>(),
+                state.jobs.values().map(Job::bytes).sum::<usize>(),
             )
         };
-        if others + segments > SEGMENTS_MAX {
+        let after = epoch.checked_add(1).filter(|e| last_epoch.is_none_or(|last| *e <= last));
+        let epochs = || [Some(epoch), after].into_iter().flatten();
+        let own = if known.is_some() { 0 } else { ids::bytes(segments) };
+        let mut uses: BTreeMap<u64, Arc<Uses>> = known.unwrap_or_default();
+        let new = epochs().filter(|epoch| !uses.contains_key(epoch)).count() * uses::bytes(segments);
+        if held + own + new + reader.wanted.len() > BYTES_MAX {
             return None;
         }
         let ids = ids.unwrap_or_else(|| Arc::new(Ids::of(&manifest)));
-        let after = epoch.checked_add(1).filter(|e| last_epoch.is_none_or(|last| *e <= last));
-        let mut uses: BTreeMap<u64, Arc<Uses>> = known;
-        for epoch in [Some(epoch), after].into_iter().flatten() {
+        for epoch in epochs() {
             uses.entry(epoch).or_insert_with(|| {
                 let order = Order::new(&manifest, job.seed, epoch, job.shuffle);
                 Arc::new(Uses::new(&order, segments, padding))

@@ -1,8 +1,9 @@
 //! Room: a number of bytes that one purpose may use at once.
 //!
-//! Whoever is short of room waits in line; what was let go wakes the first. A request for more than there is at all is
-//! granted once nothing else is held, so that nothing waits for ever.
+//! Whoever is short of room waits in line; what was let go wakes the first for whom somebody waits, or else the first. A
+//! request for more than there is at all is granted once nothing else is held, so that nothing waits for ever.
 
+use forebay_segment::Urgency;
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::oneshot;
@@ -17,7 +18,14 @@ pub struct Room {
 #[derive(Debug, Default)]
 struct State {
     used_bytes: u64,
-    line: VecDeque<(u64, oneshot::Sender<Held>)>,
+    line: VecDeque<Waiter>,
+}
+
+#[derive(Debug)]
+struct Waiter {
+    bytes: u64,
+    urgency: Urgency,
+    grant: oneshot::Sender<Held>,
 }
 
 /// Bytes in use. Dropping it lets them go.
@@ -33,17 +41,20 @@ impl Room {
         Arc::new(Self { limit_bytes, state: Mutex::default() })
     }
 
-    /// Waits for room. May be cancelled.
-    pub async fn hold(self: &Arc<Self>, bytes: u64) -> Held {
+    /// Waits for room, a demand before all others. May be cancelled.
+    pub async fn hold(self: &Arc<Self>, bytes: u64, urgency: &Urgency) -> Held {
         let granted = {
             let mut state = self.state();
-            state.line.retain(|(_, sender)| !sender.is_closed());
-            if state.line.is_empty() && self.fits(&state, bytes) {
+            let is_first = match state.first() {
+                None => true,
+                Some(first) => urgency.is_demand() && !state.line[first].urgency.is_demand(),
+            };
+            if is_first && self.fits(&state, bytes) {
                 state.used_bytes += bytes;
                 return Held { room: self.clone(), bytes };
             }
-            let (sender, granted) = oneshot::channel();
-            state.line.push_back((bytes, sender));
+            let (grant, granted) = oneshot::channel();
+            state.line.push_back(Waiter { bytes, urgency: urgency.clone(), grant });
             granted
         };
         match granted.await {
@@ -56,8 +67,7 @@ impl Room {
     /// Room if there is some at once and nobody waits for it.
     pub fn try_hold(self: &Arc<Self>, bytes: u64) -> Option<Held> {
         let mut state = self.state();
-        let free = Self::first_in_line(&mut state).is_none()
-            && state.used_bytes.saturating_add(bytes) <= self.limit_bytes;
+        let free = state.first().is_none() && state.used_bytes.saturating_add(bytes) <= self.limit_bytes;
         free.then(|| {
             state.used_bytes += bytes;
             Held { room: self.clone(), bytes }
@@ -72,7 +82,7 @@ impl Room {
 
     /// Whether somebody waits.
     pub fn is_short(&self) -> bool {
-        Self::first_in_line(&mut self.state()).is_some()
+        self.state().first().is_some()
     }
 
     /// Bytes in use.
@@ -92,12 +102,12 @@ impl Room {
     fn let_go(self: &Arc<Self>, bytes: u64) {
         let mut state = self.state();
         state.used_bytes = state.used_bytes.saturating_sub(bytes);
-        while let Some(bytes) = Self::first_in_line(&mut state)
-            && self.fits(&state, bytes)
+        while let Some(first) = state.first()
+            && self.fits(&state, state.line[first].bytes)
         {
-            let Some((bytes, sender)) = state.line.pop_front() else { break };
+            let Some(Waiter { bytes, grant, .. }) = state.line.remove(first) else { break };
             state.used_bytes += bytes;
-            if let Err(mut refused) = sender.send(Held { room: self.clone(), bytes }) {
+            if let Err(mut refused) = grant.send(Held { room: self.clone(), bytes }) {
                 // It went away this very moment. Its bytes are given back here: dropping it would come back to this lock.
                 refused.bytes = 0;
                 state.used_bytes -= bytes;
@@ -108,25 +118,33 @@ impl Room {
         }
     }
 
-    /// What the first who still waits wants. Whoever has given up leaves the line.
-    fn first_in_line(state: &mut State) -> Option<u64> {
-        while state.line.front().is_some_and(|(_, sender)| sender.is_closed()) {
-            state.line.pop_front();
-        }
-        state.line.front().map(|(bytes, _)| *bytes)
-    }
-
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
+impl State {
+    /// Who is next: urgency may have risen since it came. Whoever has given up leaves the line.
+    fn first(&mut self) -> Option<usize> {
+        self.line.retain(|waiter| !waiter.grant.is_closed());
+        let demand = self.line.iter().position(|waiter| waiter.urgency.is_demand());
+        demand.or_else(|| (!self.line.is_empty()).then_some(0))
+    }
+}
+
 impl Held {
-    /// Lets go of what is beyond `bytes`.
-    pub fn shrink(&mut self, bytes: u64) {
-        let more = self.bytes.saturating_sub(bytes);
-        self.bytes -= more;
-        self.room.let_go(more);
+    /// Bytes in use.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Holds so many bytes from now on, whatever it was. What is more counts whether there is room or not, as it is in use
+    /// already; others then wait the longer.
+    pub fn resize(&mut self, bytes: u64) {
+        self.room.state().used_bytes += bytes.saturating_sub(self.bytes);
+        let less = self.bytes.saturating_sub(bytes);
+        self.bytes = bytes;
+        self.room.let_go(less);
     }
 }
 
@@ -143,10 +161,10 @@ mod tests {
 
     #[tokio::test]
     async fn those_who_wait_are_served_in_order() {
-        let room = Room::new(10);
-        let a = room.hold(6).await;
-        let mut big = Box::pin(room.hold(8));
-        let mut small = Box::pin(room.hold(1));
+        let (room, demand) = (Room::new(10), Urgency::demand());
+        let a = room.hold(6, &demand).await;
+        let mut big = Box::pin(room.hold(8, &demand));
+        let mut small = Box::pin(room.hold(1, &demand));
         assert!((&mut big).now_or_never().is_none() && room.is_short());
         assert!((&mut small).now_or_never().is_none(), "nobody overtakes");
         assert!(room.try_hold(1).is_none());
@@ -159,14 +177,41 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn demand_goes_first_also_when_it_became_one_in_line() {
+        let (room, demand) = (Room::new(10), Urgency::demand());
+        let all = room.hold(10, &demand).await;
+        let (early, late) = (Urgency::prefetch(), Urgency::prefetch());
+        let mut first = Box::pin(room.hold(10, &early));
+        let mut raised = Box::pin(room.hold(10, &late));
+        let mut wanted = Box::pin(room.hold(10, &demand));
+        for waiting in [&mut first, &mut raised, &mut wanted] {
+            assert!(waiting.now_or_never().is_none());
+        }
+        late.raise();
+        drop(all);
+        assert!((&mut first).now_or_never().is_none() && (&mut wanted).now_or_never().is_none());
+        drop(raised.await);
+        assert!((&mut first).now_or_never().is_none());
+        drop(wanted.await);
+        first.await;
+        // Free room is not kept from a demand by a larger prefetch that waits for more.
+        let half = room.hold(5, &demand).await;
+        let mut large = Box::pin(room.hold(10, &early));
+        assert!((&mut large).now_or_never().is_none());
+        drop(room.hold(5, &demand).await);
+        drop(half);
+        large.await;
+    }
+
+    #[tokio::test]
     async fn what_is_too_large_has_the_room_to_itself_and_who_leaves_takes_nothing() {
-        let room = Room::new(10);
-        let mut a = room.hold(3).await;
-        let mut huge = Box::pin(room.hold(1000));
-        let mut gone = Box::pin(room.hold(2));
+        let (room, demand) = (Room::new(10), Urgency::demand());
+        let mut a = room.hold(3, &demand).await;
+        let mut huge = Box::pin(room.hold(1000, &demand));
+        let mut gone = Box::pin(room.hold(2, &demand));
         assert!((&mut huge).now_or_never().is_none() && (&mut gone).now_or_never().is_none());
         drop(gone);
-        a.shrink(1);
+        a.resize(1);
         assert!((&mut huge).now_or_never().is_none());
         drop(a);
         let held = huge.await;
@@ -179,14 +224,29 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn what_turns_out_larger_is_counted() {
+        let (room, demand) = (Room::new(10), Urgency::demand());
+        let mut a = room.hold(3, &demand).await;
+        a.resize(12);
+        assert_eq!(room.used_bytes(), 12);
+        let mut waiting = Box::pin(room.hold(4, &demand));
+        assert!(room.try_hold(1).is_none() && (&mut waiting).now_or_never().is_none());
+        a.resize(6);
+        let granted = waiting.await;
+        assert_eq!((granted.bytes, room.used_bytes()), (4, 10));
+        drop((a, granted));
+        assert_eq!(room.used_bytes(), 0);
+    }
+
+    #[tokio::test]
     async fn those_who_give_up_leave_nothing_behind() {
-        let room = Room::new(10);
-        let all = room.hold(10).await;
+        let (room, demand) = (Room::new(10), Urgency::demand());
+        let all = room.hold(10, &demand).await;
         for _ in 0..100_000 {
-            assert!(room.hold(10).now_or_never().is_none());
+            assert!(room.hold(10, &demand).now_or_never().is_none());
         }
         assert!(!room.is_short());
-        let mut waiting = Box::pin(room.hold(4));
+        let mut waiting = Box::pin(room.hold(4, &demand));
         assert!((&mut waiting).now_or_never().is_none());
         drop(all);
         assert_eq!(waiting.await.bytes, 4);

@@ -63,7 +63,7 @@ impl Server {
             Some(at) => Some(bind(at, "--metrics-listen").await?),
             None => None,
         };
-        let url = settings.cluster.url(local(&listener)?)?;
+        let url = settings.url(local(&listener)?)?;
         let name = settings.node.clone().unwrap_or_else(|| url.trim_start_matches("http://").to_owned());
         let me = v1::Node {
             name: name.clone(),

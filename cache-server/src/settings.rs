@@ -81,7 +81,8 @@ impl Default for Settings {
 #[derive(Debug, Parser, Serialize)]
 #[command(version, about, long_about = None)]
 pub struct Flags {
-    /// TOML file with settings (the names are those of the long flags, `_` for `-`).
+    /// TOML file with settings: the names of the long flags, `_` for `-`. But --cluster-node is `nodes`; the flags of a
+    /// cluster (--etcd, --advertise, --zone and so on) stand in `[cluster]`, --s3-* and --patience-s in `[source]`.
     #[arg(long, env = "FOREBAY_CONFIG")]
     #[serde(skip)]
     config: Option<PathBuf>,
@@ -244,7 +245,8 @@ impl Settings {
             }
             figment = figment.merge(Toml::file_exact(path));
         }
-        let others = ["config", "endpoint", "log"];
+        // Variables of ours that are no settings of a node: whoever has one set may start a node all the same.
+        let others = ["config", "endpoint", "log", "zone", "nccl_plugin", "launcher", "base", "tag"];
         figment = figment.merge(Env::prefixed("FOREBAY_").ignore(&others).ignore(&TEXTS).split("__"));
         for key in TEXTS {
             if let Ok(text) = std::env::var(format!("FOREBAY_{}", key.to_ascii_uppercase())) {
@@ -254,6 +256,19 @@ impl Settings {
         let settings: Settings = figment.merge(Serialized::defaults(flags)).extract().map_err(wrong)?;
         settings.check()?;
         Ok(settings)
+    }
+
+    /// The URL that others are told of a node that listens on `bound`. `Invalid` where that is every address, or not one
+    /// of the fixed cluster's.
+    pub fn url(&self, bound: SocketAddr) -> Result<String> {
+        let url = self.cluster.url(bound)?;
+        if self.nodes.is_empty() || self.nodes.contains(&url) {
+            return Ok(url);
+        }
+        let all = self.nodes.join(", ");
+        Err(Error::invalid(format!(
+            "this node is {url}, and the nodes of its cluster are {all}: say which of them it is, with --advertise"
+        )))
     }
 
     fn check(&self) -> Result<()> {
@@ -338,6 +353,18 @@ mod tests {
         let path = file.path().to_str().unwrap();
         let s = load(&["--config", path, "--cache-bytes", "2MiB"]).unwrap();
         assert_eq!((s.cache_bytes, s.allow.len(), s.source.s3_region.as_deref()), (2 << 20, 1, Some("eu")));
+    }
+
+    #[test]
+    fn the_file_of_the_docs_is_one() {
+        let page = include_str!("../../docs/server.md");
+        let text = page.split("```toml").nth(1).and_then(|rest| rest.split("```").next()).unwrap();
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), text).unwrap();
+        let s = load(&["--config", file.path().to_str().unwrap()]).unwrap();
+        assert_eq!((s.cache_dir.len(), s.cluster.replicas, s.source.s3_max_requests), (2, 2, 64));
+        let elsewhere = Settings { nodes: vec!["http://a:1".into()], ..s };
+        assert!(elsewhere.url(elsewhere.listen).unwrap_err().message.contains("http://cache-1:7070"));
     }
 
     #[test]

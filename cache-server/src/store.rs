@@ -42,12 +42,12 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-/// What file systems hand out disk in.
+/// What file systems hand out disk in, unless they say that it is more.
 const BLOCK_BYTES: u64 = 4096;
 
-/// What folders may grow by when a file is added: a block each for `tmp` and the file's folder, and one more where that
+/// Blocks that folders may grow by when a file is added: one each for `tmp` and the file's folder, and one more where that
 /// splits.
-const FOLDER_GROWTH_BYTES: u64 = 3 * BLOCK_BYTES;
+const FOLDER_GROWTH_BLOCKS: u64 = 3;
 
 /// What a look-up found.
 #[derive(Debug, Default)]
@@ -117,21 +117,14 @@ pub struct Store {
     index: Mutex<Index>,
     pages: Pages,
     victims: Mutex<Victims>,
+    /// Held while the list of pins changes and is written: the last one written must be the last one.
+    pinning: Mutex<()>,
     forecast: Arc<dyn Forecast>,
     counters: StoreCounters,
     /// Whether it was said that pins do not fit, since they changed last.
     said_full_of_pins: AtomicBool,
-}
-
-/// Bytes that a file of this length takes on the disk at most: whole blocks, and one for the list of its extents.
-fn charge(bytes: u64) -> u64 {
-    let blocks = bytes.div_ceil(BLOCK_BYTES);
-    BLOCK_BYTES * (blocks + u64::from(blocks > 4))
-}
-
-/// The same for a file beside the segments: a block of it is its share of the folder that it is in.
-fn beside(bytes: u64) -> u64 {
-    charge(bytes) + BLOCK_BYTES
+    /// The largest block of all directories' file systems.
+    block_bytes: AtomicU64,
 }
 
 impl Store {
@@ -148,9 +141,11 @@ impl Store {
             pages: Pages::new(settings.maps_bytes),
             index: Mutex::new(Index::new(settings.dirs.iter().map(|_| settings.limit_bytes / count))),
             victims: Mutex::default(),
+            pinning: Mutex::default(),
             forecast,
             counters: StoreCounters::default(),
             said_full_of_pins: AtomicBool::new(false),
+            block_bytes: AtomicU64::new(BLOCK_BYTES),
         };
         store.start()?;
         Ok(store)
@@ -247,7 +242,7 @@ impl Store {
             if going {
                 break;
             }
-            let bytes = charge(encoded.bytes()) + FOLDER_GROWTH_BYTES;
+            let bytes = self.charge(encoded.bytes()) + self.folder_growth();
             let booking = match self.make_room(Wanted { id: origin.id, bytes, admit, role, only: None }) {
                 Room::Booked(booking) => booking,
                 Room::NotWorthIt => return Ok(Written::NotWorthIt),
@@ -262,7 +257,7 @@ impl Store {
                 }
                 Err(e) => {
                     self.index().release(booking);
-                    self.fault(booking.dir, &e, charge(encoded.bytes()));
+                    self.fault(booking.dir, &e, self.charge(encoded.bytes()));
                     tracing::debug!(object = origin.object, error = %e, "a segment could not be written");
                 }
             }
@@ -290,55 +285,10 @@ impl Store {
         gone
     }
 
-    /// Pins what lies under a URI, now and in future; answers with the files and bytes of it that are held.
-    pub fn pin(&self, uri: &str) -> Result<(u64, u64)> {
-        let new = self.index().pins.add(uri)?;
-        Ok(self.pins_changed(uri, new))
-    }
-
-    /// Unpins a URI; `NotFound` unless it was pinned. Answers with the files and bytes of it that are held.
-    pub fn unpin(&self, uri: &str) -> Result<(u64, u64)> {
-        if !self.index().pins.remove(uri) {
-            return Err(Error::not_found(format!("{uri} is not pinned: forebay status lists what is")));
-        }
-        Ok(self.pins_changed(uri, true))
-    }
-
-    fn pins_changed(&self, uri: &str, changed: bool) -> (u64, u64) {
-        let (pins, held) = {
-            let mut index = self.index();
-            index.pins_changed();
-            let held = index.files_under(uri);
-            let bytes = held.iter().filter_map(|key| index.get(key)).map(|e| e.bytes).sum();
-            (index.pins.clone(), (held.len() as u64, bytes))
-        };
-        if changed {
-            self.said_full_of_pins.store(false, Ordering::Relaxed);
-            (0..self.dirs.len()).for_each(|dir| self.save_pins(dir, &pins));
-        }
-        held
-    }
-
-    fn save_pins(&self, dir: usize, pins: &Pins) {
-        let place = &self.dirs[dir];
-        if place.health() == Health::Away {
-            return;
-        }
-        let saved = pins.save(place.disk(), &place.tmp(), &place.pins()).and_then(|()| self.measure(dir));
-        if let Err(e) = saved {
-            tracing::warn!(dir = %place.path().display(), error = %e, "the pins could not be kept in this directory");
-            self.fault(dir, &e, BLOCK_BYTES);
-        }
-    }
-
-    /// Pinned URIs, and the bytes of files under them.
-    pub fn pinned(&self) -> (Vec<String>, u64) {
-        let index = self.index();
-        (index.pins.list(), index.pinned_bytes())
-    }
-
-    /// Tries directories that were set aside, where their next attempt is due. To be called every second or so.
+    /// Tries directories that were set aside, where their next attempt is due, and files that could not be removed. To be
+    /// called every second or so.
     pub fn heal(&self, now: Instant) {
+        self.unlink_stuck(now);
         for (dir, place) in self.dirs.iter().enumerate().filter(|(_, place)| place.is_due(now)) {
             let mut state = place.state();
             let was = place.health();
@@ -350,8 +300,7 @@ impl Store {
                 Ok(()) => {
                     place.set_up(&mut state);
                     drop(state);
-                    let pins = self.index().pins.clone();
-                    self.save_pins(dir, &pins);
+                    self.save_pins_of(dir);
                     tracing::info!(dir = %place.path().display(), "a cache directory works again");
                 }
                 Err(e) => tracing::debug!(error = %e, "a cache directory is still set aside"),
@@ -381,7 +330,7 @@ impl Store {
     /// Books room for a file that others keep in a directory beside the segments; false when there is none.
     pub fn book_beside(&self, dir: &Path, bytes: u64) -> bool {
         let only = self.dirs.iter().position(|d| d.path() == dir);
-        let (id, bytes) = (SegmentId(Digest(0)), beside(bytes));
+        let (id, bytes) = (SegmentId(Digest(0)), self.beside(bytes));
         let wanted = Wanted { id, bytes, admit: Admit::Always, role: Role::Primary, only };
         only.is_some() && matches!(self.make_room(wanted), Room::Booked(_))
     }
@@ -389,7 +338,7 @@ impl Store {
     /// Such a file is gone.
     pub fn release_beside(&self, dir: &Path, bytes: u64) {
         if let Some(dir) = self.dirs.iter().position(|d| d.path() == dir) {
-            self.index().give_back(dir, beside(bytes));
+            self.index().give_back(dir, self.beside(bytes));
         }
     }
 
@@ -418,6 +367,23 @@ impl Store {
         &self.counters
     }
 
+    /// Bytes that a file of this length takes on the disk at most: whole blocks, and one for the list of its extents.
+    fn charge(&self, bytes: u64) -> u64 {
+        let block = self.block_bytes.load(Ordering::Relaxed);
+        let blocks = bytes.div_ceil(block);
+        block * (blocks + u64::from(blocks > 4))
+    }
+
+    /// The same for a file beside the segments: a block of it is its share of the folder that it is in.
+    fn beside(&self, bytes: u64) -> u64 {
+        self.charge(bytes) + self.block_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Bytes that folders may grow by when a file is added.
+    fn folder_growth(&self) -> u64 {
+        FOLDER_GROWTH_BLOCKS * self.block_bytes.load(Ordering::Relaxed)
+    }
+
     fn index(&self) -> MutexGuard<'_, Index> {
         self.index.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -433,6 +399,7 @@ impl Store {
             // Somebody changed it behind our back: only what is on the disk counts.
             self.index().drop_map(key, &kept);
         }
+        let before = place.disk().stat_path(&path);
         match map::open(place.disk(), &path, true) {
             Ok(mapped) => {
                 let batch = mapped.batch.clone();
@@ -447,7 +414,12 @@ impl Store {
                 Some(batch)
             }
             Err(e) => {
-                self.discard(key, dir, &path, e);
+                // Unless another has taken its name meanwhile: evicted, and filled again.
+                let now = place.disk().stat_path(&path);
+                let is_another = now.is_ok_and(|now| before.is_ok_and(|b| !now.stamp.is_same_file(&b.stamp)));
+                if !is_another {
+                    self.discard(key, dir, &path, e);
+                }
                 None
             }
         }
@@ -472,15 +444,48 @@ impl Store {
 
     /// Removes a file; answers with its bytes.
     fn remove(&self, key: &FileKey) -> Option<u64> {
-        let (booking, entry) = self.index().take_one(key)?;
+        self.remove_if(key, |_| true)
+    }
+
+    /// Removes a file if its entry is such.
+    fn remove_if(&self, key: &FileKey, such: impl FnOnce(&Entry) -> bool) -> Option<u64> {
+        let (booking, entry) = self.index().take_one(key, such)?;
         drop(entry);
+        self.unlink_taken(key, booking);
+        Some(booking.bytes)
+    }
+
+    /// Unlinks a file that is not in the index any more, and gives its bytes back; what cannot be unlinked is tried again
+    /// later, and counts until then.
+    fn unlink_taken(&self, key: &FileKey, booking: Booking) {
         let removed = self.unlink(booking.dir, key);
         let mut index = self.index();
         index.gone(&[*key]);
-        if removed {
-            index.release(booking);
+        match removed {
+            true => index.release(booking),
+            false => index.keep_stuck(*key, booking),
         }
-        Some(booking.bytes)
+    }
+
+    /// Tries again to unlink what could not be.
+    fn unlink_stuck(&self, now: Instant) {
+        let stuck = self.index().take_stuck(now);
+        for (key, booking) in stuck {
+            let place = &self.dirs[booking.dir];
+            // A file that was written since has its name.
+            let is_replaced = self.index().get(&key).is_some_and(|e| e.dir == booking.dir);
+            let is_gone = is_replaced
+                || match place.disk().remove(&place.segment(&key)) {
+                    Err(e) => e.kind() == io::ErrorKind::NotFound,
+                    Ok(()) => true,
+                };
+            let mut index = self.index();
+            index.gone(&[key]);
+            match is_gone {
+                true => index.release(booking),
+                false => index.keep_stuck(key, booking),
+            }
+        }
     }
 
     /// Removes a file from its directory; false when it is still there.
@@ -517,7 +522,8 @@ impl Store {
         let (shard, tmp, mapped) = placed?;
         let mut index = self.index();
         if index.is_valid(&booking) {
-            index.shrink(&mut booking, charge(encoded.bytes()).max(stat.allocated_bytes));
+            // It may take more than it was charged with: that counts too, and the next file goes without.
+            index.resize(&mut booking, self.charge(encoded.bytes()).max(stat.allocated_bytes));
             index.folder_is(booking.dir, &name[..1], shard);
             index.folder_is(booking.dir, "tmp", tmp);
         }
@@ -538,13 +544,13 @@ impl Store {
         let (object, map) = (origin.object.clone(), Some(mapped));
         let (bytes, dir, replica) = (booking.bytes, booking.dir, role == Role::Replica);
         let entry = Entry { object, columns, bytes, dir, used: 0, pinned: false, replica, map };
-        let (old, valid, gone) = {
+        let (replaced, valid, gone) = {
             let mut index = self.index();
             (index.insert(key, entry, booking), index.is_valid(&booking), index.take_old_maps())
         };
-        drop(gone);
-        if let Some(old) = old.filter(|old| old.dir != booking.dir) {
-            self.unlink(old.dir, &key);
+        drop((gone, replaced.map));
+        if let Some(old) = replaced.elsewhere {
+            self.unlink_taken(&key, old);
         }
         if !valid {
             // Its directory was set aside meanwhile, and may be back without knowing of this file.

@@ -6,6 +6,7 @@ use crate::plans::Announced;
 use crate::room::Held;
 use arrow::array::RecordBatch;
 use forebay_proto::{Error, Result};
+use forebay_segment::Urgency;
 use forebay_segment::answer::{Guard, Reading, Ready, Segments};
 use futures::FutureExt;
 use futures::future::BoxFuture;
@@ -48,7 +49,7 @@ impl StreamSegments {
 
     /// Memory for a message. A stream may always hold one, so that none waits for others that do not move.
     async fn message_room(&self, bytes: u64) -> MessageRoom {
-        let room = &self.cache.memory().streams;
+        let (room, demand) = (&self.cache.memory().streams, Urgency::demand());
         let none_left = async {
             loop {
                 let told = self.own.none_left.notified();
@@ -60,7 +61,7 @@ impl StreamSegments {
         };
         let held = tokio::select! {
             biased;
-            held = room.hold(bytes) => held,
+            held = room.hold(bytes, &demand) => held,
             () = none_left => room.hold_anyway(bytes),
         };
         self.own.messages.fetch_add(1, SeqCst);

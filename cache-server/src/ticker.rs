@@ -41,7 +41,7 @@ mod tests {
         let ticker = Arc::new(Ticker::default());
         let running = tokio::spawn(ticker.clone().run());
         tokio::time::sleep(Duration::from_millis(5)).await;
-        std::thread::sleep(Duration::from_millis(50));
+        std::thread::sleep(Duration::from_millis(100));
         tokio::time::sleep(Duration::from_millis(5)).await;
         running.abort();
         running.await.ok();

@@ -42,7 +42,7 @@ struct Cli {
 enum Command {
     /// What the cache holds and has done, node by node
     Status(status::Status),
-    /// The same, live
+    /// The nodes, live
     Top(top::Top),
     /// A dataset's schema, objects, row groups and segments
     Inspect(inspect::Inspect),

@@ -1,11 +1,76 @@
-//! Arithmetic on the counters of whoever reads the store: what a stretch of reading cost is a difference of two.
+//! Arithmetic on the counters of whoever reads the store: what a stretch of reading cost is a difference of two
+//! [`Readings`], taken node by node, for nodes die, start anew and fall silent in between.
 
 use forebay_proto::v1::Counters;
+use std::collections::BTreeMap;
+use std::time::Duration;
+use tokio::time::Instant;
+
+/// Uptimes are told in whole seconds, and answers take their time.
+const UPTIME_SLACK: Duration = Duration::from_secs(2);
+
+/// The counters of all who answered, each by itself.
+#[derive(Debug, Clone, Default)]
+pub struct Readings(BTreeMap<String, Reading>);
+
+#[derive(Debug, Clone)]
+struct Reading {
+    counters: Counters,
+    at: Instant,
+    /// For how long the node had been up; `None` of what is never started anew, this process.
+    uptime: Option<Duration>,
+}
+
+impl Readings {
+    /// Adds what a node, up for so long, said `at` some moment.
+    pub fn add(&mut self, who: String, counters: Counters, at: Instant, uptime: Duration) {
+        self.0.insert(who, Reading { counters, at, uptime: Some(uptime) });
+    }
+
+    /// Adds what this process itself has done by now.
+    pub fn add_own(&mut self, counters: Counters) {
+        self.0.insert(String::new(), Reading { counters, at: Instant::now(), uptime: None });
+    }
+
+    /// What all of them have done since `before`. A node that was started anew counts from its start, and so does one that
+    /// was not there before. Nothing is known of one that is silent: what it does is counted once it answers again
+    /// ([`Readings::over`]), or not at all.
+    pub fn since(&self, before: &Self) -> Counters {
+        let began = before.0.values().map(|reading| reading.at).min();
+        let added = self.0.iter().map(|(who, now)| match before.0.get(who) {
+            Some(then) if now.is_anew(then) => now.counters,
+            Some(then) => since(&then.counters, &now.counters),
+            // It was up all the while, only not heard: who knows what it did before.
+            None if began.is_some_and(|began| now.uptime.is_some_and(|up| up > now.at - began)) => {
+                Counters::default()
+            }
+            None => now.counters,
+        });
+        added.fold(Counters::default(), |all, one| sum(&all, &one))
+    }
+
+    /// From where the next difference is taken: nodes that did not answer stand where they did `before`.
+    pub fn over(self, before: Self) -> Self {
+        let mut all = before.0;
+        all.extend(self.0);
+        Self(all)
+    }
+}
+
+impl Reading {
+    /// Whether the node was started anew since `then`.
+    fn is_anew(&self, then: &Self) -> bool {
+        match (self.uptime, then.uptime) {
+            (Some(now), Some(before)) => now + UPTIME_SLACK < before + (self.at - then.at),
+            _ => false,
+        }
+    }
+}
 
 macro_rules! each {
     ($($field:ident),* $(,)?) => {
         /// What was added between two readings. A counter that went back (the node was restarted) counts from 0.
-        pub fn since(before: &Counters, after: &Counters) -> Counters {
+        fn since(before: &Counters, after: &Counters) -> Counters {
             Counters {
                 $($field: match after.$field >= before.$field {
                     true => after.$field - before.$field,
@@ -62,5 +127,37 @@ mod tests {
         let d = since(&before, &after);
         assert_eq!((d.s3_bytes, d.hits, d.misses), (15, 3, 0));
         assert!(named(&d).contains(&("s3_bytes", 15)));
+    }
+
+    /// Nodes as (name, bytes, uptime in seconds).
+    fn readings(at: Instant, nodes: &[(&str, u64, u64)]) -> Readings {
+        let mut readings = Readings::default();
+        for (name, s3_bytes, uptime_s) in nodes {
+            let counters = Counters { s3_bytes: *s3_bytes, ..Default::default() };
+            readings.add((*name).to_owned(), counters, at, Duration::from_secs(*uptime_s));
+        }
+        readings
+    }
+
+    #[test]
+    fn a_node_that_dies_takes_nothing_from_what_others_did() {
+        let start = Instant::now();
+        let later = |seconds| start + Duration::from_secs(seconds);
+        let before = readings(start, &[("a", 1000, 50), ("b", 5000, 50)]);
+        let without = readings(later(10), &[("a", 1030, 60)]);
+        assert_eq!(without.since(&before).s3_bytes, 30);
+        // It was only silent: all that it did is counted when it answers again.
+        let next = without.over(before.clone());
+        let silent = readings(later(20), &[("a", 1040, 70), ("b", 5007, 70)]);
+        assert_eq!(silent.since(&next).s3_bytes, 17);
+        // Started anew, it counts from there, be it more or less than it had done before.
+        for done in [4, 9000] {
+            let anew = readings(later(20), &[("a", 1040, 70), ("b", done, 6)]);
+            assert_eq!(anew.since(&next).s3_bytes, 10 + done);
+        }
+        // One that joined, and one that was there and is heard for the first time.
+        let joined = readings(later(20), &[("a", 1040, 70), ("c", 8, 12), ("d", 70_000, 400)]);
+        assert_eq!(joined.since(&next).s3_bytes, 18);
+        assert_eq!(joined.since(&Readings::default()).s3_bytes, 71_048);
     }
 }

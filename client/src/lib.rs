@@ -7,6 +7,7 @@
 //! * [`loader`]: one rank's batches, epoch after epoch.
 //! * [`cluster`], [`stream`], [`pool`]: the nodes, one batch stream, the buffers.
 //! * [`survey`], [`counters`]: what all nodes hold, what a stretch of reading cost.
+//! * [`origin`]: where a benchmark's figures are from.
 //! * [`cli`]: the command.
 
 pub mod access;
@@ -18,6 +19,7 @@ pub mod dataset;
 pub mod direct;
 pub mod endpoints;
 pub mod loader;
+pub mod origin;
 pub mod pool;
 pub mod stream;
 pub mod survey;

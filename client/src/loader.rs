@@ -175,29 +175,58 @@ impl Loader {
         let stream = settings.stream.clone();
         let work = Work { dataset: dataset.clone(), window, supply, patience, fallback_after, stream };
         let work = Arc::new(work);
-        let driver = tokio::spawn(drive(work.clone(), course.clone()));
+        let driver = tokio::spawn(watched(work.clone(), drive(work.clone(), course.clone())));
         let (epoch, samples_done) = course.first;
         Ok(Self { work, driver, course, seq: 0, samples_done, so_far: EpochSummary::of(epoch) })
     }
 
     /// The next batch or the end of an epoch; `None` after the last epoch. An error is final. May be cancelled.
     pub async fn next(&mut self) -> Result<Option<Event>> {
+        match self.is_between() {
+            true => Ok(self.end_epoch()),
+            false => {
+                let batch = self.work.window.take(self.seq).await?;
+                Ok(Some(self.hand_out(batch)))
+            }
+        }
+    }
+
+    /// What [`Loader::next`] gives, if it is there already: for a look ahead while a device computes. `None` as well when
+    /// there is nothing more, or an error, which `next` then tells.
+    pub fn ready(&mut self) -> Option<Event> {
+        if self.is_between() {
+            return self.end_epoch();
+        }
+        let batch = self.work.window.try_take(self.seq).ok()??;
+        Some(self.hand_out(batch))
+    }
+
+    /// Whether the next event is the end of an epoch, or of all.
+    fn is_between(&self) -> bool {
         let epoch = self.so_far.epoch;
-        if self.course.end.is_some_and(|end| epoch >= end) {
-            return Ok(None);
+        self.is_over() || self.so_far.steps == self.course.steps_of(epoch)
+    }
+
+    fn is_over(&self) -> bool {
+        self.course.end.is_some_and(|end| self.so_far.epoch >= end)
+    }
+
+    fn end_epoch(&mut self) -> Option<Event> {
+        if self.is_over() {
+            return None;
         }
-        if self.so_far.steps == self.course.steps_of(epoch) {
-            self.samples_done = 0;
-            let summary = std::mem::replace(&mut self.so_far, EpochSummary::of(epoch + 1));
-            return Ok(Some(Event::EpochEnd(summary)));
-        }
-        let batch = self.work.window.take(self.seq).await?;
+        self.samples_done = 0;
+        let next = EpochSummary::of(self.so_far.epoch + 1);
+        Some(Event::EpochEnd(std::mem::replace(&mut self.so_far, next)))
+    }
+
+    fn hand_out(&mut self, batch: Batch) -> Event {
         self.seq += 1;
         self.samples_done = batch.samples_done();
         self.so_far.steps += 1;
         self.so_far.samples += batch.real_rows() as u64;
         self.so_far.digest.merge(batch.digest());
-        Ok(Some(Event::Batch(batch)))
+        Event::Batch(batch)
     }
 
     /// Where the run stands after what was handed out so far: the same on every rank at the same step.
@@ -322,6 +351,20 @@ fn row_bytes(dataset: &Dataset) -> f64 {
     let segments = dataset.manifest().segments().iter().take(64);
     let (bytes, rows) = segments.fold((0, 0), |(b, r), s| (b + s.decoded_bytes, r + s.rows));
     bytes as f64 / rows.max(1) as f64
+}
+
+/// Runs the driver. Should it panic, the reader gets an error: it would wait for ever.
+async fn watched(work: Arc<Work>, driver: impl Future<Output = ()>) {
+    struct OnPanic(Arc<Work>);
+    impl Drop for OnPanic {
+        fn drop(&mut self) {
+            if std::thread::panicking() {
+                self.0.window.fail(Error::corrupt("the loader panicked: its message is above"));
+            }
+        }
+    }
+    let _guard = OnPanic(work);
+    driver.await;
 }
 
 /// Keeps the lanes of one epoch after the other going.

@@ -8,13 +8,14 @@
 mod maker;
 mod walk;
 
-use arrow::array::RecordBatch;
+use arrow::array::{Array, ArrayData, RecordBatch};
 use arrow::datatypes::SchemaRef;
 use forebay_proto::manifest::Manifest;
 use forebay_proto::{Error, Result, v1};
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use std::any::Any;
+use std::collections::HashMap;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use tokio::sync::mpsc;
@@ -77,6 +78,19 @@ pub fn let_go(segments: impl IntoIterator<Item = Ready> + Send + 'static) {
     }
 }
 
+/// Bytes of memory that a segment's buffers keep, each piece of memory once: all columns of a segment from another node lie
+/// in one.
+pub fn memory_bytes(segment: &RecordBatch) -> usize {
+    fn collect(data: &ArrayData, pieces: &mut HashMap<usize, usize>) {
+        let own = data.buffers().iter().chain(data.nulls().map(|nulls| nulls.buffer()));
+        pieces.extend(own.map(|buffer| (buffer.data_ptr().as_ptr() as usize, buffer.capacity())));
+        data.child_data().iter().for_each(|child| collect(child, pieces));
+    }
+    let mut pieces = HashMap::new();
+    segment.columns().iter().for_each(|column| collect(&column.to_data(), &mut pieces));
+    pieces.values().sum()
+}
+
 /// Where an answer gets its segments, and whom it tells how far it has come.
 pub trait Segments: Send + Sync + 'static {
     /// A segment with the columns of `reading`.
@@ -91,7 +105,7 @@ pub trait Segments: Send + Sync + 'static {
     /// A plan's answer needs no row of a position before this one any more; after its last message it says `u64::MAX`.
     fn reached(&self, _position: u64) {}
 
-    /// Bytes of segments outside of files that an answer may hold at once. It always holds one.
+    /// Bytes of segments outside of files that an answer may hold at once, by now. It always holds one.
     fn held_bytes(&self) -> usize {
         usize::MAX
     }

@@ -10,17 +10,21 @@ use crate::schema::from_ipc;
 use crate::source::{Place, Purpose, Source, Urgency, Version};
 use arrow::array::RecordBatch;
 use bytes::Bytes;
-use forebay_proto::{Error, Manifest, Result};
+use forebay_proto::{Error, Kind, Manifest, Result};
 use futures::{StreamExt, TryStreamExt, stream};
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// A gap up to this is read along: cheaper than one more request.
-const GAP_BYTES: u64 = 4 << 10;
+pub(crate) const GAP_BYTES: u64 = 4 << 10;
 
 /// A run longer than this is read in pieces at once: a store's streams are slow one by one.
 const PIECE_BYTES: u64 = 8 << 20;
+
+/// A segment that does not decode is fetched this often before its object is called corrupt: what came may have been
+/// damaged on its way.
+const READINGS: u32 = 3;
 
 /// Consecutive bytes of an object.
 pub(crate) struct Run {
@@ -62,9 +66,29 @@ impl Source {
     /// schema) in ascending order of index.
     ///
     /// The footer is read again if it is no longer held, so a manifest is all that is needed. `Changed` if the object
-    /// was overwritten, `Corrupt` if it does not decode. What `urgency` says decides who goes first when the store's
-    /// limits are reached.
+    /// was overwritten, `Corrupt` if it does not decode however often it is fetched. What `urgency` says decides who goes
+    /// first when the store's limits are reached.
     pub async fn read_segment(
+        &self,
+        manifest: &Manifest,
+        segment: u32,
+        projection: &[usize],
+        urgency: &Urgency,
+    ) -> Result<RecordBatch> {
+        for _ in 1..READINGS {
+            match self.read_once(manifest, segment, projection, urgency).await {
+                Err(e) if e.kind == Kind::Corrupt => {
+                    tracing::info!(error = %e, "a segment does not decode: it is fetched anew");
+                    self.counters().damaged.fetch_add(1, Relaxed);
+                    self.forget_footer(manifest, segment)?;
+                }
+                done => return done,
+            }
+        }
+        self.read_once(manifest, segment, projection, urgency).await
+    }
+
+    async fn read_once(
         &self,
         manifest: &Manifest,
         segment: u32,

@@ -10,7 +10,7 @@ use arrow_ipc::convert::try_schema_from_ipc_buffer;
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use bytes::Bytes;
-use forebay_proto::{Error, Result};
+use forebay_proto::{Error, Manifest, Result};
 use parquet::arrow::ARROW_SCHEMA_META_KEY;
 use parquet::arrow::arrow_reader::{ArrowReaderMetadata, ArrowReaderOptions};
 use parquet::errors::ParquetError;
@@ -187,6 +187,14 @@ impl Source {
         self.footers().put(key, footer.clone());
         Ok(footer)
     }
+
+    /// Has the footer of a segment's object read anew when it is needed next: it may be what was damaged on its way.
+    pub(crate) fn forget_footer(&self, manifest: &Manifest, segment: u32) -> Result<()> {
+        if let Some(object) = manifest.objects().get(manifest.segment(segment)?.object as usize) {
+            self.footers().forget(&(manifest.object_uri(object), object.etag.clone()));
+        }
+        Ok(())
+    }
 }
 
 type Key = (String, String);
@@ -218,6 +226,13 @@ impl FooterCache {
         let (footer, used) = held.entries.get_mut(key)?;
         *used = now;
         Some(footer.clone())
+    }
+
+    fn forget(&self, key: &Key) {
+        let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((footer, _)) = held.entries.remove(key) {
+            held.bytes -= footer.weight();
+        }
     }
 
     fn put(&self, key: Key, footer: Arc<Footer>) {

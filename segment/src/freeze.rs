@@ -27,6 +27,17 @@ pub struct Frozen {
 }
 
 impl Frozen {
+    /// Whether freezing these objects would give the same.
+    fn is_of(&self, uri: &str, segment_bytes: u64, objects: &[(String, Place, Version)]) -> bool {
+        let m = &self.manifest;
+        let same = |(known, (key, _, v)): (&Object, &(String, Place, Version))| {
+            (&known.key, &known.etag, known.size) == (key, &v.etag, v.size)
+        };
+        (m.uri(), m.segment_bytes()) == (uri, segment_bytes)
+            && m.objects().len() == objects.len()
+            && m.objects().iter().zip(objects).all(same)
+    }
+
     /// Indices of `columns`, ascending; no columns = all. `Invalid` for an unknown or repeated one.
     pub fn projection(&self, columns: &[String]) -> Result<Vec<usize>> {
         projection(&self.schema, columns).map_err(|e| e.context(self.manifest.uri()))
@@ -45,6 +56,17 @@ impl Source {
     /// with `_` or `.` are left out. `NotFound` if there are none, `Corrupt` if one is not Parquet, `Invalid` if
     /// schemas differ.
     pub async fn freeze(&self, uri: &str, segment_bytes: u64) -> Result<Arc<Frozen>> {
+        self.freeze_again(uri, segment_bytes, None).await
+    }
+
+    /// The same, with what it was frozen to before: that is answered if the listing still has the same objects in the same
+    /// versions, and no footer is read.
+    pub async fn freeze_again(
+        &self,
+        uri: &str,
+        segment_bytes: u64,
+        known: Option<Arc<Frozen>>,
+    ) -> Result<Arc<Frozen>> {
         let uri = normalise(uri)?;
         let segment_bytes = if segment_bytes == 0 { SEGMENT_BYTES } else { segment_bytes };
         if segment_bytes > SEGMENT_BYTES_MAX {
@@ -53,6 +75,9 @@ impl Source {
             )));
         }
         let objects = self.objects(&uri).await?;
+        if let Some(known) = known.filter(|known| known.is_of(&uri, segment_bytes, &objects)) {
+            return Ok(known);
+        }
         let demand = Urgency::demand();
         // Boxed one by one: the compiler cannot see through the closure's lifetimes that the whole future is Send.
         let reads: Vec<BoxFuture<'_, Result<Arc<Footer>>>> =

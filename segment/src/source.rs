@@ -9,6 +9,7 @@ mod checksum;
 mod credentials;
 mod faults;
 mod gate;
+mod joint;
 mod read;
 mod retry;
 mod settings;
@@ -30,6 +31,7 @@ use forebay_proto::{Error, Result};
 use gate::Gate;
 use http::HeaderMap;
 use http::header::{HeaderName, HeaderValue};
+use joint::Joint;
 use object_store::aws::AmazonS3Builder;
 use object_store::local::LocalFileSystem;
 use object_store::path::Path;
@@ -55,6 +57,8 @@ pub struct SourceCounters {
     pub footer_bytes: AtomicU64,
     /// Attempts that failed and could be tried again.
     pub retries: AtomicU64,
+    /// Segments that did not decode and were fetched anew.
+    pub damaged: AtomicU64,
     /// Compressed bytes of the column chunks that were decoded.
     pub parquet_bytes_decoded: AtomicU64,
     /// Bytes of Arrow buffers that they became.
@@ -78,6 +82,7 @@ struct Inner {
     s3: credentials::Resolved,
     stores: Mutex<HashMap<String, Arc<Store>>>,
     gate: Gate,
+    joint: Joint,
     decoders: Arc<Turns>,
     cores: usize,
     footers: FooterCache,
@@ -124,6 +129,7 @@ impl Source {
             s3,
             stores: Mutex::default(),
             gate: Gate::new(&settings),
+            joint: Joint::default(),
             decoders: Turns::new(cores),
             cores,
             footers: FooterCache::new(settings.footer_cache_bytes),
@@ -149,6 +155,11 @@ impl Source {
     /// Threads that decode at once.
     pub(crate) fn cores(&self) -> usize {
         self.inner.cores
+    }
+
+    /// Whether requests wait for each other: then those that follow each other in an object are sent as one.
+    pub fn is_crowded(&self) -> bool {
+        self.inner.gate.queue() > 0
     }
 
     /// A turn at decoding: there is one per core.

@@ -7,12 +7,14 @@
 #
 # Prints a line for each check, PASS, FAIL or SKIP, and exits with 1 if one failed. SKIP says what the machine lacks: no
 # GPU at all, or no second one. Each check is a process of its own, with a time limit: a GPU fault can hang one.
-# PYTHON names the Python that has torch [python3]; TIMEOUT_S the limit of a check [300].
+# PYTHON names the Python that has torch [python3]; TIMEOUT_S the limit of a check [300]; AU_FLOOR the accelerator
+# utilisation that a warm epoch must have [0.95].
 set -uo pipefail
 
 kit=$(cd "$(dirname "$0")" && pwd)
 python=${PYTHON:-python3}
 limit=${TIMEOUT_S:-300}
+floor=${AU_FLOOR:-0.95}
 failed=0
 
 pass() { echo "PASS $1: $2"; }
@@ -121,9 +123,10 @@ else
         accuracy train
         share=$(value accelerator_utilisation)
         if [ -n "$share" ]; then
-            pass utilisation "$share of the time computing, in the last epoch (small images: a floor, not a goal)"
+            said="$share of the time computing, in the last epoch; promised $floor"
+            if above "$share" "$floor"; then pass utilisation "$said"; else fail utilisation "$said"; fi
         else
-            skip utilisation "the report has no accelerator_utilisation"
+            fail utilisation "the report has no accelerator_utilisation"
         fi
         rm -f "$report"
     fi

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Is training from Rust the training that Python does? The same network, parameters and batches, on two ranks over Gloo,
 # once by forebay-c10d and once by PyTorch's DistributedDataParallel, started by the same torchrun: the parameters after
-# 50 steps must be equal bit for bit, and the step must take no longer. Then torchrun starts forebay-train itself.
+# 50 steps must be equal bit for bit, and the step must take no longer (the worse model's ratio is judged, PASS or FAIL).
+# Then torchrun starts forebay-train itself.
 #
 # It needs the whole of torch for Python, 4.6 GB, which goes into .parity/ (git ignores it; delete it when done).
 #   STEPS [50]   ROUNDS [3]: how often each half runs, in turn.   BIN [target/release]: where the programs are.
@@ -63,3 +64,10 @@ echo "parity: torchrun --no-python forebay-train: test accuracy $accuracy"
 mkdir -p target/bench
 .parity/bin/python tests/parity/report.py "$folder" "$steps" "$rounds" >target/bench/train-parity.json
 echo "parity: target/bench/train-parity.json"
+ratio=$(sed -n '/"parity_step_time_ratio"/,/}/s/.*"value": *\([0-9.e+-]*\).*/\1/p' target/bench/train-parity.json)
+if [ -n "$ratio" ] && awk -v ratio="$ratio" 'BEGIN { exit !(ratio <= 1.0) }'; then
+    echo "PASS parity: equal bit for bit, step time Rust / Python $ratio, promised at most 1.0"
+else
+    echo "FAIL parity: step time Rust / Python ${ratio:-missing}, promised at most 1.0"
+    exit 1
+fi

@@ -125,6 +125,18 @@ impl Etcd {
         })
     }
 
+    /// Waits until those that answer know who leads.
+    pub fn wait_for_leader(&self) -> Result<usize, String> {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            match self.leader() {
+                Some(leader) => return Ok(leader),
+                None if Instant::now() > deadline => return Err(format!("no leader after {PATIENCE:?}")),
+                None => std::thread::sleep(Duration::from_millis(50)),
+            }
+        }
+    }
+
     fn signal(&self, member: usize, signal: &str) {
         if let Some(child) = &self.members[member].child {
             run::send_signal(child.id(), signal);
@@ -206,7 +218,7 @@ mod tests {
     #[test]
     fn three_members_survive_their_leader() {
         let mut etcd = Etcd::start(3);
-        let leader = etcd.leader().expect("a leader");
+        let leader = etcd.wait_for_leader().expect("a leader");
         etcd.kill(leader);
         let deadline = Instant::now() + PATIENCE;
         while etcd.leader().is_none_or(|now| now == leader) {
@@ -214,6 +226,10 @@ mod tests {
             std::thread::sleep(Duration::from_millis(50));
         }
         etcd.restart().expect("a restart");
-        assert!(etcd.members[leader].status().is_some());
+        let deadline = Instant::now() + PATIENCE;
+        while etcd.members[leader].status().is_none() {
+            assert!(Instant::now() < deadline, "the old leader does not answer");
+            std::thread::sleep(Duration::from_millis(50));
+        }
     }
 }

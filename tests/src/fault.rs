@@ -27,6 +27,8 @@ pub enum Fault {
     Deny,
     /// The connection breaks after half of the body.
     Cut,
+    /// Every byte of the body is another.
+    Garble,
 }
 
 /// Decides the fault of each request.
@@ -105,6 +107,12 @@ pub(crate) fn slow_down() -> Response<ResponseBody> {
 pub(crate) fn cut(response: Response<ResponseBody>) -> Response<ResponseBody> {
     let left = body_bytes(&response) / 2;
     response.map(|inner| CutBody { inner, left }.boxed_unsync())
+}
+
+/// The same answer with all bits of its body turned over.
+pub(crate) fn garble(response: Response<ResponseBody>) -> Response<ResponseBody> {
+    let turned = |frame: Frame<Bytes>| frame.map_data(|data| data.iter().map(|byte| !byte).collect());
+    response.map(|inner| inner.map_frame(turned).boxed_unsync())
 }
 
 /// The length of a body, as its headers announce it.

@@ -12,8 +12,11 @@ pub(crate) mod tie;
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
+use std::net::TcpListener;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
@@ -23,6 +26,9 @@ use crate::s3::{REGION, S3Server};
 
 /// How long a server may take until it listens, and until it has ended after SIGTERM.
 const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Ports of [`free_addresses`]: below those that the kernel gives to whoever asks for any, from 32768 on.
+const PORTS: Range<u32> = 10_000..30_000;
 
 /// The path of a binary of this workspace: beside the running executable, or one folder up for test binaries.
 ///
@@ -51,11 +57,19 @@ fn find(name: &str) -> Result<PathBuf, String> {
     ))
 }
 
-/// Addresses on the loopback that were free a moment ago: for nodes that must know each other before they start.
+/// Addresses on the loopback that were free a moment ago, each given once: for nodes that must know each
+/// other before they start, or come back to where they were. The kernel gives them to nobody else meanwhile.
 pub fn free_addresses(count: usize) -> std::io::Result<Vec<String>> {
-    let bound: Vec<_> =
-        (0..count).map(|_| std::net::TcpListener::bind("127.0.0.1:0")).collect::<Result<_, _>>()?;
-    bound.iter().map(|listener| Ok(listener.local_addr()?.to_string())).collect()
+    static GIVEN: AtomicU32 = AtomicU32::new(0);
+    // Processes that run at the same time begin at different ones.
+    let first = std::process::id().wrapping_mul(131);
+    let ports = PORTS.map(|_| first.wrapping_add(GIVEN.fetch_add(1, Ordering::Relaxed)));
+    let addresses = ports.map(|port| format!("127.0.0.1:{}", PORTS.start + port % (PORTS.end - PORTS.start)));
+    let free: Vec<_> = addresses.filter(|address| TcpListener::bind(address).is_ok()).take(count).collect();
+    match free.len() == count {
+        true => Ok(free),
+        false => Err(std::io::ErrorKind::AddrInUse.into()),
+    }
 }
 
 /// A server about to be started.
@@ -284,8 +298,8 @@ impl Server {
         let deadline = Instant::now() + PATIENCE;
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
-            // Where metrics are is said before or right after where it listens.
-            let patience = if self.endpoint.is_empty() { left } else { left.min(Duration::from_millis(200)) };
+            // Where metrics are is said before or right after where it listens; stalls may part them.
+            let patience = if self.endpoint.is_empty() { left } else { left.min(Duration::from_secs(10)) };
             match lines.recv_timeout(patience) {
                 Ok(line) => {
                     if let Some(address) = line.strip_prefix("listening ") {

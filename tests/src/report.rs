@@ -1,9 +1,9 @@
 //! The one form of all benchmark reports: rows with a value and, where there is one, the floor taken in the same run.
 
+pub use forebay_client::origin::{commit, machine};
 use serde::Serialize;
 use serde_json::{Value, json};
 use std::path::Path;
-use std::process::Command;
 
 /// One figure: the median of `n` runs.
 #[derive(Debug, Clone, Serialize)]
@@ -93,31 +93,6 @@ fn short(value: f64) -> String {
         x if x >= 1.0 || x == 0.0 => format!("{value:.2}"),
         _ => format!("{value:.4}"),
     }
-}
-
-/// The commit that was built, as far as git can tell.
-pub fn commit() -> String {
-    let output = Command::new("git").args(["rev-parse", "--short=12", "HEAD"]).output();
-    let hash = output.ok().filter(|output| output.status.success());
-    hash.map_or_else(
-        || "unknown".to_owned(),
-        |output| String::from_utf8_lossy(&output.stdout).trim().to_owned(),
-    )
-}
-
-/// Processor, number of cores and memory.
-pub fn machine() -> String {
-    let field = |path: &str, name: &str| {
-        let text = std::fs::read_to_string(path).ok()?;
-        let line = text.lines().find(|line| line.starts_with(name))?;
-        Some(line.split_once(':')?.1.trim().to_owned())
-    };
-    let model = field("/proc/cpuinfo", "model name").unwrap_or_else(|| std::env::consts::ARCH.to_owned());
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let memory =
-        field("/proc/meminfo", "MemTotal").and_then(|text| text.split(' ').next()?.parse::<u64>().ok());
-    let memory = memory.map_or_else(String::new, |kib| format!(", {:.0} GB", kib as f64 * 1024.0 / 1e9));
-    format!("{model}, {cores} cores{memory}")
 }
 
 #[cfg(test)]

@@ -39,7 +39,7 @@ pub struct Options {
     /// A tenth of everything: a look at whether it works.
     #[arg(long)]
     short: bool,
-    /// What the moments of kills and the places of flips depend on.
+    /// What the orders of hits, the moments of kills and the places of flips depend on.
     #[arg(long, default_value_t = 1)]
     seed: u64,
     /// Where the report goes.
@@ -138,7 +138,10 @@ pub fn run(options: &Options) -> anyhow::Result<bool> {
 fn one(part: Part, runtime: &Runtime, options: &Options) -> anyhow::Result<Findings> {
     let share = |full: u64, short: u64| if options.short { short } else { full };
     match part {
-        Part::Hits => hits::run(runtime, &hits::Settings { segments: share(500, 200), epochs: share(7, 4) }),
+        Part::Hits => {
+            let (segments, epochs) = (share(1000, 600), share(7, 4));
+            hits::run(runtime, &hits::Settings { segments, epochs, seed: options.seed })
+        }
         Part::Amplification => amplification::run(
             runtime,
             &amplification::Settings { segments: share(128, 32), runs: share(5, 1) },

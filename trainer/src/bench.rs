@@ -15,7 +15,7 @@ use clap::Args;
 use comfy_table::{CellAlignment, Table, presets};
 use forebay_client::access::Node;
 use forebay_client::args::ENDPOINT_VARIABLE;
-use forebay_client::survey;
+use forebay_client::{origin, survey};
 use forebay_proto::v1::FreeRequest;
 use serde_json::{Value, json};
 
@@ -60,13 +60,14 @@ struct Epoch {
 }
 
 /// Flags that the benchmark sets by itself, or that have no place in it; with a value or without.
-const OWN: [(&str, bool); 15] = [
+const OWN: [(&str, bool); 17] = [
     ("--runs", true),
     ("--out", true),
     ("--epochs", true),
     ("--report", true),
     ("--test", true),
     ("--test-split", true),
+    ("--eval-every", true),
     ("--checkpoint-dir", true),
     ("--checkpoint-every", true),
     ("--keep", true),
@@ -76,19 +77,22 @@ const OWN: [(&str, bool); 15] = [
     ("--profile", true),
     ("--profile-steps", true),
     ("--direct", false),
+    ("--fallback", true),
 ];
 /// Flags of reading the store directly.
-const SOURCE: [(&str, bool); 7] = [
+const SOURCE: [(&str, bool); 9] = [
     ("--s3-endpoint", true),
     ("--s3-region", true),
     ("--s3-profile", true),
     ("--s3-path-style", true),
     ("--s3-anonymous", false),
+    ("--s3-max-requests", true),
+    ("--s3-max-bytes-per-s", true),
     ("--patience-s", true),
     ("--direct-memory-bytes", true),
 ];
 /// Flags of the cache.
-const CACHE: [(&str, bool); 1] = [("--endpoint", true)];
+const CACHE: [(&str, bool); 2] = [("--endpoint", true), ("--zone", true)];
 
 /// Runs it.
 pub fn run(args: &BenchArgs) -> Result<()> {
@@ -278,12 +282,16 @@ fn report(args: &BenchArgs, ways: &[Way]) -> Value {
         "train": args.settings.train, "batch": args.settings.batch, "ranks": args.settings.nproc.unwrap_or(1),
         "emulate_step_ms": args.settings.emulate_step_ms, "runs": args.runs,
     });
-    json!({"name": "forebay-train bench", "version": env!("CARGO_PKG_VERSION"), "settings": settings, "rows": rows})
+    json!({
+        "name": "forebay-train bench", "version": env!("CARGO_PKG_VERSION"), "commit": origin::commit(),
+        "machine": origin::machine(), "settings": settings, "rows": rows,
+    })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use forebay_client::args::SourceArgs;
 
     #[test]
     fn flags_are_left_out_with_their_values() {
@@ -293,6 +301,11 @@ mod tests {
         let own = without(&words, &OWN);
         assert_eq!(own, ["--train", "s3://b/d", "--s3-region", "r", "--batch", "8"]);
         assert_eq!(without(&own, &SOURCE), ["--train", "s3://b/d", "--batch", "8"]);
+        let all = <SourceArgs as clap::Args>::augment_args(clap::Command::new("all"));
+        for flag in all.get_arguments().filter_map(|arg| Some((format!("--{}", arg.get_long()?), arg))) {
+            let takes = flag.1.get_action().takes_values();
+            assert!(SOURCE.iter().any(|(name, value)| (*name, *value) == (&flag.0, takes)), "{}", flag.0);
+        }
     }
 
     #[test]
@@ -320,6 +333,7 @@ mod tests {
         let args = BenchArgs { settings, runs: 3, out: ".".into() };
         let rows = report(&args, &ways);
         assert_eq!(rows["rows"][1]["name"], "cold_samples_per_s");
+        assert!(rows["commit"].is_string() && rows["machine"].as_str().unwrap().contains(" cores"));
         assert_eq!((&rows["rows"][1]["value"], &rows["rows"][1]["max"]), (&json!(2e4), &json!(3e4)));
     }
 }

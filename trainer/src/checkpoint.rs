@@ -47,7 +47,9 @@ pub struct Checkpoint {
 
 /// A copy that later steps do not change, in the host's memory.
 pub fn snapshot(tensors: Named) -> Named {
-    let copy = |tensor: &Tensor| tensor.detach().to_device(Device::Cpu).contiguous().copy();
+    // One copy, from wherever it is.
+    let copy =
+        |tensor: &Tensor| tensor.detach().to_device_(Device::Cpu, tensor.kind(), false, true).contiguous();
     tch::no_grad(|| tensors.into_iter().map(|(name, tensor)| (name, copy(&tensor))).collect())
 }
 

@@ -45,6 +45,13 @@ pub struct Sent {
     copied: Option<Event>,
 }
 
+/// Where a device waited for a batch.
+#[derive(Debug)]
+pub struct Stall {
+    asked: Event,
+    there: Event,
+}
+
 impl Compute {
     /// The processor.
     pub const CPU: Self = Self { device: Device::Cpu, cuda: None, copies: None };
@@ -101,13 +108,17 @@ impl Compute {
     }
 
     /// Joins the other ranks, by the backend that the device wants.
-    pub fn join(&self, store: Store, place: &Place, timeout: Duration) -> Result<ProcessGroup> {
+    pub fn join(
+        &self,
+        store: Store,
+        place: &Place,
+        timeout: Duration,
+        nccl: &NcclSettings,
+    ) -> Result<ProcessGroup> {
         let (rank, world) = (place.rank, place.world);
         Ok(match &self.cuda {
             None => ProcessGroup::gloo(store, rank, world, timeout)?,
-            Some(cuda) => {
-                cuda.nccl(store, (rank, world), place.local_rank, timeout, &NcclSettings::default())?
-            }
+            Some(cuda) => cuda.nccl(store, (rank, world), place.local_rank, timeout, nccl)?,
         })
     }
 
@@ -143,15 +154,30 @@ impl Compute {
         Ok(Sent { input, copied: Some(copied) })
     }
 
-    /// The batch on the device, for this thread's operations: they wait for the copy, the host does not.
-    pub fn receive(&self, sent: Sent) -> Result<Input> {
+    /// The batch on the device, for this thread's operations: they wait for the copy, the host does not. Gives too how
+    /// to find out for how long they did.
+    pub fn receive(&self, sent: Sent) -> Result<(Input, Option<Stall>)> {
         let Sent { input, copied } = sent;
-        if let Some(copied) = copied {
-            let computing = Stream::current(self.device)?;
-            copied.block(&computing)?;
-            input.tensors().try_for_each(|tensor: &Tensor| computing.keep(tensor))?;
-        }
-        Ok(input)
+        let Some(copied) = copied else { return Ok((input, None)) };
+        let computing = Stream::current(self.device)?;
+        let mark = || -> Result<Event> {
+            let mut mark = Event::new(self.device, true)?;
+            mark.record(&computing)?;
+            Ok(mark)
+        };
+        let asked = mark()?;
+        copied.block(&computing)?;
+        let stall = Stall { asked, there: mark()? };
+        input.tensors().try_for_each(|tensor: &Tensor| computing.keep(tensor))?;
+        Ok((input, Some(stall)))
+    }
+}
+
+impl Stall {
+    /// For how long the device had nothing to do but wait for the batch; to be asked when the step is through.
+    pub fn time(&self) -> Result<Duration> {
+        let ms = self.asked.elapsed_ms(&self.there)?;
+        Ok(Duration::from_secs_f64(ms.max(0.0) / 1e3))
     }
 }
 
@@ -184,9 +210,9 @@ mod tests {
         let labels = Tensor::from_slice(&[1i64, 2]);
         let input = Input::new(2, vec![(Role::Label, labels.shallow_clone())], None);
         let sent = compute.send(compute.stage(input).unwrap()).unwrap();
-        let taken = compute.receive(sent).unwrap();
+        let (taken, stall) = compute.receive(sent).unwrap();
         assert_eq!(taken.get(Role::Label).unwrap().data_ptr(), labels.data_ptr());
-        assert_eq!((compute.device(), compute.copies()), (Device::Cpu, false));
+        assert_eq!((compute.device(), compute.copies(), stall.is_none()), (Device::Cpu, false, true));
     }
 
     #[test]

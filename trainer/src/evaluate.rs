@@ -30,6 +30,14 @@ pub struct Evaluation {
     pub samples: u64,
 }
 
+impl Evaluation {
+    /// For people.
+    pub fn line(&self) -> String {
+        let Self { metric, value, loss, samples } = self;
+        format!("test {}: {} of {samples} samples, loss {loss:.4}", metric.name(), metric.say(*value))
+    }
+}
+
 impl Score {
     /// Adds a batch; padding does not count.
     pub fn add(&mut self, model: &dyn Model, precision: Precision, input: &Input) -> Result<()> {

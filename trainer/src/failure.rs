@@ -3,17 +3,24 @@
 //! A rank that fails writes its message where `TORCHELASTIC_ERROR_FILE` says, in torchrun's format, and ends with an
 //! exit code: [`PEER_LOST`] when all it knows is that another rank went away, 1 otherwise. The launcher (ours, or
 //! torchrun's agent) so finds the rank whose failure came first among those that merely noticed.
+//!
+//! A panic is told in the same way ([`caught`]): tch's operations panic with libtorch's words, and too little memory is
+//! something that every user meets.
 
+use std::any::Any;
+use std::cell::RefCell;
+use std::panic::{AssertUnwindSafe, catch_unwind, set_hook, take_hook};
 use std::path::Path;
 use std::process::ExitCode;
 use std::time::SystemTime;
 
-use anyhow::Result;
+use anyhow::{Result, anyhow};
 use serde_json::{Value, json};
 
 use crate::place::Place;
+use crate::stop::StoppedByPeer;
 
-/// Exit code of a rank that ended because a peer did.
+/// Exit code of a rank that ended because a peer did, or was told to.
 pub const PEER_LOST: u8 = 3;
 
 /// Names the file that a failing rank writes its message to.
@@ -24,8 +31,20 @@ pub const PREFIX: &str = "forebay-train: ";
 
 /// Ends a rank: reports the error, if any, and gives the exit code.
 pub fn end_rank(place: &Place, result: Result<()>) -> ExitCode {
-    let Err(error) = result else { return ExitCode::SUCCESS };
-    let message = one_line(&error);
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => ExitCode::from(report(place, &error)),
+    }
+}
+
+/// Ends a rank in the middle of whatever it does, which may never return: a peer is lost.
+pub fn end_now(place: &Place, lost: forebay_c10d::Error) -> ! {
+    forebay_c10d::exit(report(place, &lost.into()))
+}
+
+/// Tells why a rank fails; gives its exit code.
+fn report(place: &Place, error: &anyhow::Error) -> u8 {
+    let message = one_line(error);
     if let Some(file) = std::env::var_os(ERROR_FILE) {
         // Nobody is left to be told if this fails; the exit code still says that the rank failed.
         let _ = write(Path::new(&file), &message);
@@ -33,7 +52,7 @@ pub fn end_rank(place: &Place, result: Result<()>) -> ExitCode {
     if place.launcher.is_none() {
         eprintln!("forebay-train: {}: {message}", rank_name(place.rank, place.world));
     }
-    ExitCode::from(if peer_lost(&error) { PEER_LOST } else { 1 })
+    if peer_lost(error) { PEER_LOST } else { 1 }
 }
 
 /// Ends the launcher, which speaks for all ranks.
@@ -41,6 +60,58 @@ pub fn end_launcher(result: Result<()>) -> ExitCode {
     let Err(error) = result else { return ExitCode::SUCCESS };
     eprintln!("forebay-train: {}", one_line(&error));
     ExitCode::FAILURE
+}
+
+/// What to do about it.
+const NO_MEMORY: &str = "too little memory: take a smaller --batch, or --batch auto, which finds what fits";
+
+thread_local! {
+    /// Where this thread's last panic was.
+    static PANICKED_AT: RefCell<String> = const { RefCell::new(String::new()) };
+}
+
+/// From now on a panic of the calling thread prints nothing by itself: [`caught`] tells it. With `RUST_BACKTRACE` set it
+/// prints all the same. Panics of other threads are as loud as ever.
+pub fn tell_panics() {
+    let (own, print) = (std::thread::current().id(), take_hook());
+    set_hook(Box::new(move |panic| {
+        let place = panic.location().map(|place| format!("{}:{}", place.file(), place.line()));
+        PANICKED_AT.set(place.unwrap_or_default());
+        if std::thread::current().id() != own || std::env::var_os("RUST_BACKTRACE").is_some() {
+            print(panic);
+        }
+    }));
+}
+
+/// Runs a part of a rank. A panic becomes an error; too little memory, however it showed, one that says what to do.
+pub fn caught<T>(run: impl FnOnce() -> Result<T>) -> Result<T> {
+    let result = catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|panic| Err(anyhow!(words(&*panic))));
+    result.map_err(|error| match out_of_memory(&one_line(&error)) {
+        true => error.context(NO_MEMORY),
+        false => error,
+    })
+}
+
+/// What a panic said, where it is not libtorch that speaks with its place in the source.
+fn words(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no message");
+    // tch unwraps a result, and what is printed so has its quotes and ends of lines escaped.
+    match text.split_once("Torch(\"") {
+        Some((_, words)) => {
+            let words = words.split("\\n").next().unwrap_or(words);
+            words.trim_end_matches("\")").replace("\\\"", "\"")
+        }
+        None => format!("panicked at {}: {text}", PANICKED_AT.take()),
+    }
+}
+
+/// Whether libtorch found too little memory, on a GPU or on the host.
+fn out_of_memory(text: &str) -> bool {
+    !text.contains(NO_MEMORY)
+        && ["out of memory", "can't allocate memory", "not enough memory"]
+            .iter()
+            .any(|sign| text.contains(sign))
 }
 
 /// `rank 1 of 2`.
@@ -61,14 +132,20 @@ fn write(file: &Path, message: &str) -> std::io::Result<()> {
 }
 
 fn peer_lost(error: &anyhow::Error) -> bool {
-    error
-        .chain()
-        .any(|cause| cause.downcast_ref::<forebay_c10d::Error>().is_some_and(|error| error.peer_lost()))
+    error.chain().any(|cause| {
+        cause.is::<StoppedByPeer>()
+            || cause.downcast_ref::<forebay_c10d::Error>().is_some_and(|error| error.peer_lost())
+    })
 }
 
-/// The error with its causes, whatever they contain, on one line.
+/// The error with its causes, whatever they contain, on one line. Of libtorch's errors the C++ stack is left out.
 fn one_line(error: &anyhow::Error) -> String {
-    format!("{error:#}").split_whitespace().collect::<Vec<_>>().join(" ")
+    let cause = |cause: &(dyn std::error::Error + 'static)| {
+        let text = cause.to_string();
+        let words = text.split("\nException raised from ").next().unwrap_or(&text);
+        words.split_whitespace().collect::<Vec<_>>().join(" ")
+    };
+    error.chain().map(cause).collect::<Vec<_>>().join(": ")
 }
 
 #[cfg(test)]
@@ -87,11 +164,44 @@ mod tests {
 
     #[test]
     fn a_lost_peer_is_told_from_a_failure_of_ones_own() {
-        let store = forebay_c10d::Store::serve(1, std::time::Duration::from_millis(50)).unwrap();
-        let lost = store.get("never").unwrap_err();
+        let store = forebay_c10d::Store::serve(1, std::time::Duration::from_secs(30)).unwrap();
+        let lost = store.wait(&["never"], std::time::Duration::from_millis(50)).unwrap_err();
         let lost = Err::<(), _>(lost).context("epoch 1\nstep 2").unwrap_err();
         assert!(peer_lost(&lost));
-        assert!(one_line(&lost).starts_with("epoch 1 step 2: store get: "), "{}", one_line(&lost));
+        assert!(one_line(&lost).starts_with("epoch 1 step 2: store wait: "), "{}", one_line(&lost));
         assert!(!peer_lost(&anyhow::anyhow!("the loss is NaN")));
+    }
+
+    fn told(run: impl FnOnce() -> Result<()>) -> String {
+        one_line(&caught(run).unwrap_err())
+    }
+
+    #[test]
+    fn a_panic_is_an_error_of_one_line() {
+        assert!(caught(|| Ok(())).is_ok());
+        assert_eq!(told(|| anyhow::bail!("the loss is NaN")), "the loss is NaN");
+        let shapes = told(|| {
+            let _ = tch::Tensor::from_slice(&[1f32, 2.0]).reshape([3]);
+            Ok(())
+        });
+        assert_eq!(shapes, "shape '[3]' is invalid for input of size 2");
+        assert!(told(|| panic!("of\nmany lines")).ends_with(": of many lines"));
+    }
+
+    #[test]
+    fn too_little_memory_says_what_to_do_however_it_shows() {
+        // More than any machine can address: refused at once.
+        let much = [1i64 << 50];
+        let kind = (tch::Kind::Float, tch::Device::Cpu);
+        let panicked = told(|| {
+            let _ = tch::Tensor::zeros(much, kind);
+            Ok(())
+        });
+        let failed = told(|| caught(|| tch::Tensor::f_zeros(much, kind).context("forward").map(drop)));
+        for text in [panicked, failed] {
+            assert!(text.starts_with(NO_MEMORY) && text.matches(NO_MEMORY).count() == 1, "{text}");
+            assert!(text.contains("you tried to allocate 4503599627370496 bytes"), "{text}");
+            assert!(!text.contains("Exception raised"), "{text}");
+        }
     }
 }

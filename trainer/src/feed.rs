@@ -6,13 +6,15 @@
 //! is sent to the device, if it is ready: it travels while the step computes.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::{Context, Result};
+use forebay_c10d::{Aside, Span};
 use forebay_client::loader::LoaderState;
 use forebay_client::{Batch, Dataset, Event, Loader, LoaderSettings};
 use tokio::runtime::Handle;
 
-use crate::device::{Compute, Sent};
+use crate::device::{Compute, Sent, Stall};
 use crate::input::ahead::{Ahead, Item};
 use crate::input::{Input, Preparer};
 
@@ -28,6 +30,8 @@ pub struct Feed {
     current: Option<Sent>,
     /// What is handed out next, if its input is on its way already.
     next: Option<Coming>,
+    /// Where the device waited for the input that was handed out last.
+    stall: Option<Stall>,
 }
 
 #[derive(Debug)]
@@ -46,30 +50,41 @@ struct Coming {
 }
 
 impl Feed {
-    /// Starts to prefetch. Inputs, for `compute`, are made ahead only if `with_inputs`, and if that is work.
+    /// Starts to prefetch. Inputs, for `compute`, are made ahead only if `with_inputs`, and if that is work; they then have
+    /// half of the bytes that are prefetched.
     pub fn start(
         runtime: &Handle,
         dataset: &Dataset,
-        settings: LoaderSettings,
+        mut settings: LoaderSettings,
         preparer: &Arc<Preparer>,
         with_inputs: bool,
         compute: Compute,
     ) -> Result<Self> {
+        let ahead = with_inputs && (preparer.decodes() || compute.copies());
+        let ready_bytes = if ahead { settings.prefetch_bytes / 2 } else { 0 };
+        settings.prefetch_bytes -= ready_bytes;
         let loader = {
             let _inside = runtime.enter();
             Loader::start(dataset, settings)?
         };
         let state = loader.state();
-        let source = match with_inputs && (preparer.decodes() || compute.copies()) {
+        let source = match ahead {
             true => {
                 let preparer = preparer.clone();
-                let make = move |batch: &Batch| compute.stage(preparer.input(batch)?);
-                Source::Ahead(Ahead::start(runtime, loader, make)?)
+                let make = move |batch: &Batch| {
+                    let input = {
+                        let _span = Aside::new("make input");
+                        preparer.input(batch)?
+                    };
+                    let _span = Aside::new("stage");
+                    compute.stage(input)
+                };
+                Source::Ahead(Ahead::start(runtime, loader, ready_bytes, make)?)
             }
             false => Source::Loader(Box::new(loader)),
         };
         let (runtime, preparer) = (runtime.clone(), preparer.clone());
-        Ok(Self { runtime, source, preparer, compute, state, current: None, next: None })
+        Ok(Self { runtime, source, preparer, compute, state, current: None, next: None, stall: None })
     }
 
     /// The next batch, or an epoch's end. It is an error if there is none: the caller knows how many epochs it asked for.
@@ -94,7 +109,25 @@ impl Feed {
         }
     }
 
+    /// Takes what comes next, if it is there already: while a device computes there is time for that.
+    pub fn look_ahead(&mut self) -> Result<()> {
+        if self.next.is_some() {
+            return Ok(());
+        }
+        self.next = match &mut self.source {
+            Source::Ahead(ahead) => {
+                let ready = ahead.ready_item();
+                ready.map(|item| self.send(item)).transpose()?
+            }
+            Source::Loader(loader) => {
+                loader.ready().map(|event| Coming { event, input: None, state: loader.state() })
+            }
+        };
+        Ok(())
+    }
+
     fn send(&self, item: Item) -> Result<Coming> {
+        let _span = Span::new("send ahead")?;
         let Item { event, input, state } = item;
         let input = input.map(|staged| self.compute.send(staged)).transpose()?;
         Ok(Coming { event, input, state })
@@ -106,12 +139,18 @@ impl Feed {
             Some(sent) => sent,
             None => self.compute.send(self.compute.stage(self.preparer.input(batch)?)?)?,
         };
-        let input = self.compute.receive(sent)?;
-        if let (Source::Ahead(ahead), None) = (&mut self.source, &self.next) {
-            let ready = ahead.ready_item();
-            self.next = ready.map(|item| self.send(item)).transpose()?;
+        let (input, stall) = self.compute.receive(sent)?;
+        self.stall = stall;
+        if let Source::Ahead(_) = &self.source {
+            self.look_ahead()?;
         }
         Ok(input)
+    }
+
+    /// For how long the device stood still because the input that was handed out last was still on its way. To be asked
+    /// when what was computed on it is through.
+    pub fn stalled(&mut self) -> Result<Duration> {
+        self.stall.take().map_or(Ok(Duration::ZERO), |stall| stall.time())
     }
 
     /// Where the run stands after what was handed out so far.

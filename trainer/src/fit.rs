@@ -11,7 +11,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, anyhow};
 use comfy_table::{CellAlignment, Table, presets};
-use forebay_c10d::{Op, ProcessGroup, zero_grads};
+use forebay_c10d::{Compression, DdpSettings, Op, ProcessGroup, zero_grads};
 use tch::{Cuda, Device, Kind, Tensor};
 
 use self::memory::{forget_peak, peak_bytes};
@@ -40,6 +40,8 @@ pub struct Fit<'a> {
     pub optimizer: OptimizerSettings,
     /// Passes that share a rank's rows.
     pub accumulate: u64,
+    /// How gradients travel: the buckets need memory too.
+    pub ddp: &'a DdpSettings,
     /// Bytes of main memory that a rank may take, on the CPU.
     pub memory_bytes: u64,
 }
@@ -99,6 +101,7 @@ impl Fit<'_> {
             let model = self.model.build(1, self.device)?;
             let mut optimizer = Optimizer::new(self.optimizer, model::parameters(model.vars()))?;
             let input = repeated(sample, rows as i64, self.device)?;
+            let _beside = self.beside(&model.vars().trainable_variables(), &input)?;
             let mut times = Vec::with_capacity(RUNS);
             for _ in 0..RUNS {
                 let began = Instant::now();
@@ -116,9 +119,27 @@ impl Fit<'_> {
         });
         match result {
             Ok(measured) => Ok(Some(measured)),
-            Err(error) if format!("{error:#}").contains("out of memory") => Ok(None),
+            Err(error) if is_lack_of_memory(&format!("{error:#}")) => Ok(None),
             Err(error) => Err(error.context(format!("--batch auto: {rows} rows"))),
         }
+    }
+
+    /// What a training holds beside what a trial does: the buckets of gradients, rounded for the way too where they are,
+    /// and on a GPU the next batch, which is on its way.
+    fn beside(&self, parameters: &[Tensor], input: &Input) -> Result<Vec<Tensor>> {
+        let kinds = [Some(Kind::Float), (self.ddp.compression != Compression::None).then_some(Kind::Half)];
+        let mut beside = Vec::new();
+        for kind in kinds.into_iter().flatten() {
+            for parameter in parameters {
+                // Written to: memory that nobody has touched is not taken yet.
+                beside.push(Tensor::f_ones(parameter.size(), (kind, self.device))?);
+            }
+        }
+        if self.device.is_cuda() {
+            let copy = |tensor: &Tensor| tensor.f_to_device_(self.device, tensor.kind(), false, true);
+            beside.extend(input.tensors().map(copy).collect::<Result<Vec<_>, _>>()?);
+        }
+        Ok(beside)
     }
 
     fn pass(&self, model: &dyn Model, optimizer: &mut Optimizer, input: &Input) -> Result<()> {
@@ -141,6 +162,19 @@ impl Fit<'_> {
         self.group.all_reduce(&mut shared, op)?;
         Ok(shared.double_value(&[0]))
     }
+}
+
+/// Whether an error of libtorch's says that memory ran out, in its own words or those of CUDA's libraries, which take
+/// some for themselves.
+fn is_lack_of_memory(words: &str) -> bool {
+    let lacks = [
+        "out of memory",
+        "CUBLAS_STATUS_ALLOC_FAILED",
+        "CUDNN_STATUS_ALLOC_FAILED",
+        "CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED",
+        "CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
+    ];
+    lacks.iter().any(|lack| words.contains(lack))
 }
 
 /// The table for people.
@@ -183,21 +217,30 @@ mod tests {
         ProcessGroup::gloo(Store::serve(1, timeout).unwrap(), 0, 1, timeout).unwrap()
     }
 
+    /// The convnet with plain SGD, one pass a step, and all the memory that it wants.
+    fn fit<'a>(group: &'a ProcessGroup, ddp: &'a DdpSettings) -> Fit<'a> {
+        Fit {
+            group,
+            model: &ModelSettings::Convnet,
+            device: Device::Cpu,
+            precision: Precision::Fp32,
+            optimizer: OptimizerSettings::Sgd { momentum: 0.0, nesterov: false, weight_decay: 0.0 },
+            accumulate: 1,
+            ddp,
+            memory_bytes: u64::MAX,
+        }
+    }
+
     #[test]
     fn candidates_double_until_the_epoch_or_the_memory_ends() {
         let group = group();
         let images = crate::model::seeded(2, || Tensor::randint(256, [3, 784], (Kind::Uint8, Device::Cpu)));
         let labels = Tensor::from_slice(&[1i64, 2, 3]);
         let sample = Input::new(3, vec![(Role::Image, images), (Role::Label, labels)], None);
-        let fit = Fit {
-            group: &group,
-            model: &ModelSettings::Convnet,
-            device: Device::Cpu,
-            precision: Precision::Fp32,
-            optimizer: OptimizerSettings::Sgd { momentum: 0.9, nesterov: true, weight_decay: 0.0 },
-            accumulate: 3,
-            memory_bytes: u64::MAX,
-        };
+        let ddp = DdpSettings::default();
+        let mut fit = fit(&group, &ddp);
+        fit.accumulate = 3;
+        fit.optimizer = OptimizerSettings::Sgd { momentum: 0.9, nesterov: true, weight_decay: 0.0 };
         let tried = fit.try_all(&sample, 20).unwrap();
         assert_eq!(tried.iter().map(|tried| tried.rows).collect::<Vec<_>>(), [1, 2, 4, 8, 16]);
         assert!(tried.iter().all(|tried| tried.samples_per_s > Some(0.0)));
@@ -218,16 +261,35 @@ mod tests {
     fn what_is_wrong_with_the_input_is_no_lack_of_memory() {
         let group = group();
         let sample = Input::new(2, vec![(Role::Label, Tensor::from_slice(&[1i64, 2]))], None);
-        let fit = Fit {
-            group: &group,
-            model: &ModelSettings::Convnet,
-            device: Device::Cpu,
-            precision: Precision::Fp32,
-            optimizer: OptimizerSettings::Sgd { momentum: 0.0, nesterov: false, weight_decay: 0.0 },
-            accumulate: 1,
-            memory_bytes: u64::MAX,
-        };
-        let error = format!("{:#}", fit.try_all(&sample, 4).unwrap_err());
+        let ddp = DdpSettings::default();
+        let error = format!("{:#}", fit(&group, &ddp).try_all(&sample, 4).unwrap_err());
         assert_eq!(error, "--batch auto: 1 rows: the batch has no image");
+    }
+
+    #[test]
+    fn a_trial_holds_what_a_training_does() {
+        let group = group();
+        let bytes = |compression| {
+            let ddp = DdpSettings { compression, ..Default::default() };
+            let model = ModelSettings::Convnet.build(1, Device::Cpu).unwrap();
+            let parameters = model.vars().trainable_variables();
+            let size = |tensor: &Tensor| tensor.numel() * tensor.kind().elt_size_in_bytes();
+            let input = Input::new(1, vec![(Role::Label, Tensor::from_slice(&[1i64]))], None);
+            let beside: usize = fit(&group, &ddp).beside(&parameters, &input).unwrap().iter().map(size).sum();
+            beside as f64 / parameters.iter().map(size).sum::<usize>() as f64
+        };
+        assert_eq!((bytes(Compression::None), bytes(Compression::Bf16)), (1.0, 1.5));
+    }
+
+    #[test]
+    fn lack_of_memory_has_several_names() {
+        for words in [
+            "CUDA out of memory. Tried to allocate 2.00 GiB",
+            "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+            "cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
+        ] {
+            assert!(is_lack_of_memory(words), "{words}");
+        }
+        assert!(!is_lack_of_memory("CUDA error: CUBLAS_STATUS_NOT_SUPPORTED"));
     }
 }

@@ -2,13 +2,14 @@
 
 use std::path::PathBuf;
 
-use anyhow::{Context, Result, ensure};
-use forebay_c10d::ProcessGroup;
+use anyhow::{Context, Result};
+use forebay_c10d::{ProcessGroup, Span};
 use forebay_proto::state::LoaderState;
 
 use crate::account::Tally;
 use crate::checkpoint::args::CheckpointArgs;
 use crate::checkpoint::{self, Checkpoint, EpochSeen, Folder, Identity, Meta, Writer};
+use crate::learning::TrainerSettings;
 use crate::place::Place;
 use crate::standing::Standing;
 use crate::train::Trainer;
@@ -19,26 +20,26 @@ pub struct Keeper {
     /// On rank 0.
     writer: Option<Writer>,
     identity: Identity,
+    settings: Option<TrainerSettings>,
     every: Option<u64>,
     global_batch: u64,
 }
 
 impl Keeper {
     /// Takes the directory that the flags name, and gives every rank the checkpoint to go on from, if there is one;
-    /// `None` without a directory. `say` tells people what happens, on rank 0. Collective.
+    /// `None` without a directory. What is kept later is of a run of this identity that learns by these settings. `say` tells people what happens, on rank 0. Collective.
     pub fn open(
         args: &CheckpointArgs,
         place: &Place,
         group: &ProcessGroup,
-        identity: Identity,
+        (identity, settings): (Identity, Option<TrainerSettings>),
         global_batch: u64,
         say: impl Fn(&str),
     ) -> Result<Option<(Self, Option<Checkpoint>)>> {
         let Some(path) = &args.checkpoint_dir else { return Ok(None) };
-        let (mut writer, mut newest) = (None, None);
         let agents = agents(place, group)?;
-        if place.is_first() {
-            let folder = Folder::open(path)?;
+        let open = || -> Result<_> {
+            let (folder, mut newest) = (Folder::open(path)?, None);
             // Ranks that were started anew go on, though the run began afresh.
             let begun = match agents.is_empty() {
                 true => place.restart > 0,
@@ -52,10 +53,14 @@ impl Keeper {
                 newest = folder.newest(&identity)?;
             }
             folder.note_agents(&agents, begun)?;
-            writer = Some(Writer::new(folder, args.keep));
-        }
+            Ok((Writer::new(folder, args.keep), newest))
+        };
+        let (writer, newest) = match group.only(0, open)?.transpose()? {
+            Some((writer, newest)) => (Some(writer), newest),
+            None => (None, None),
+        };
         let newest = checkpoint::share(group, newest).context("share the checkpoint")?;
-        Ok(Some((Self { writer, identity, every: args.checkpoint_every, global_batch }, newest)))
+        Ok(Some((Self { writer, identity, settings, every: args.checkpoint_every, global_batch }, newest)))
     }
 
     /// Whether a checkpoint is to be written after this step of the run.
@@ -73,10 +78,10 @@ impl Keeper {
         trainer: Option<&Trainer>,
     ) -> Result<()> {
         let epochs = standing.epochs_with(group, epoch, tally)?;
-        self.begin(standing.step, epochs, state, trainer, group.world())
+        self.begin(group, standing.step, epochs, state, trainer)
     }
 
-    /// Begins the checkpoint of an epoch's end.
+    /// Begins the checkpoint of an epoch's end. Collective.
     pub fn keep_epoch(
         &mut self,
         group: &ProcessGroup,
@@ -84,35 +89,34 @@ impl Keeper {
         state: &LoaderState,
         trainer: Option<&Trainer>,
     ) -> Result<()> {
-        self.begin(standing.step, standing.epochs.clone(), state, trainer, group.world())
+        self.begin(group, standing.step, standing.epochs.clone(), state, trainer)
     }
 
     fn begin(
         &mut self,
+        group: &ProcessGroup,
         step: u64,
         epochs: Vec<EpochSeen>,
         state: &LoaderState,
         trainer: Option<&Trainer>,
-        world: usize,
     ) -> Result<()> {
+        self.finish(group)?;
         let Some(writer) = &mut self.writer else { return Ok(()) };
-        let meta = Meta::new(self.identity.clone(), step, state, epochs, (world, self.global_batch))?;
+        let meta = Meta::new(self.identity.clone(), step, state, epochs, (group.world(), self.global_batch))?;
+        let meta = meta.with(self.settings);
+        let span = Span::new("snapshot")?;
         let (weights, training) = trainer.map_or_else(Default::default, |trainer| {
             (checkpoint::snapshot(trainer.weights()), checkpoint::snapshot(trainer.state()))
         });
-        // The loss shows it a step later only: a run that went on from such weights would fail for ever.
-        for (name, tensor) in &weights {
-            ensure!(
-                !tensor.is_floating_point() || bool::try_from(tensor.isfinite().all())?,
-                "step {step}: `{name}` is not finite any more, no checkpoint of it is written: lower --lr, or use --clip-norm"
-            );
-        }
+        drop(span);
         writer.begin(Checkpoint { meta, weights, training })
     }
 
-    /// Waits until what was begun is on disk; gives its directory, on rank 0.
-    pub fn finish(&mut self) -> Result<Option<PathBuf>> {
-        self.writer.as_mut().map_or(Ok(None), Writer::finish)
+    /// Waits until what was begun is on disk; gives its directory, on rank 0. Collective: the disk may take longer than
+    /// ranks wait for each other in what comes next.
+    pub fn finish(&mut self, group: &ProcessGroup) -> Result<Option<PathBuf>> {
+        let written = group.only(0, || self.writer.as_mut().map_or(Ok(None), Writer::finish))?;
+        Ok(written.transpose()?.flatten())
     }
 
     /// Seconds that training stood still for checkpoints that were not yet on disk; on rank 0.
@@ -130,4 +134,46 @@ fn agents(place: &Place, group: &ProcessGroup) -> Result<Vec<String>> {
     agents.dedup();
     agents.retain(|agent| !agent.is_empty());
     Ok(agents)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::Path;
+    use std::time::{Duration, Instant};
+
+    use forebay_c10d::Store;
+
+    fn keeper(rank: usize, folder: &Path) -> Keeper {
+        let busy = || {
+            let mut writer = Writer::new(Folder::open(folder).unwrap(), 3);
+            writer.occupy(Duration::from_secs(12));
+            writer
+        };
+        let [model, dataset, manifest_digest, shuffle] = [(); 4].map(|()| String::new());
+        let identity = Identity { model, columns: Vec::new(), dataset, manifest_digest, seed: 1, shuffle };
+        Keeper { writer: (rank == 0).then(busy), identity, settings: None, every: None, global_batch: 1 }
+    }
+
+    #[test]
+    fn a_disk_slower_than_the_ranks_wait_for_each_other_ends_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let server = Store::serve(2, Duration::from_secs(60)).unwrap();
+        let port = server.port().unwrap();
+        let rank = |rank: usize| {
+            let path = folder.path().to_owned();
+            move || {
+                let timeout = Duration::from_secs(5);
+                let store = Store::tcp("127.0.0.1", port, 2, false, timeout).unwrap();
+                let group = ProcessGroup::gloo(store, rank, 2, timeout).unwrap();
+                let began = Instant::now();
+                let written = keeper(rank, &path).finish(&group).unwrap();
+                assert_eq!((written.is_some(), began.elapsed() > timeout), (rank == 0, true));
+                group.barrier().unwrap();
+            }
+        };
+        for thread in [0, 1].map(|number| std::thread::spawn(rank(number))) {
+            thread.join().unwrap();
+        }
+    }
 }

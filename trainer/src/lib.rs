@@ -11,7 +11,8 @@
 //! * [`rank`]: one rank's run, from opening the datasets to the report; `run`: the training loop within it.
 //! * [`feed`]: batches from the loader, and what is made of them. [`input`]: a batch as tensors.
 //!   [`fit`]: how many rows at a time.
-//! * [`model`], [`optim`], [`precision`], [`train`], [`evaluate`]: what is computed.
+//! * [`model`], [`optim`], [`precision`], [`train`], [`evaluate`]: what is computed. [`learning`]: with
+//!   which settings. [`gradients`]: how gradients travel.
 //! * [`checkpoint`]: what a run needs to go on, on disk. [`keep`]: when it is written. [`standing`]: where a run is,
 //!   over all its restarts. [`suspect`]: which samples were in a step gone wrong. [`stop`]: how all ranks end after the same step.
 //! * [`account`]: what an epoch cost, merged over the ranks. [`timing`]: where a step's time goes. [`progress`],
@@ -26,9 +27,11 @@ pub mod events;
 pub mod failure;
 pub mod feed;
 pub mod fit;
+pub mod gradients;
 pub mod input;
 pub mod keep;
 pub mod launch;
+pub mod learning;
 pub mod meet;
 pub mod model;
 pub mod observe;
@@ -87,7 +90,10 @@ pub fn main() -> ExitCode {
         return failure::end_launcher(bench::run(&args));
     }
     match Place::from_env() {
-        Ok(Some(place)) => failure::end_rank(&place, one_rank(&settings, &place)),
+        Ok(Some(place)) => {
+            failure::tell_panics();
+            failure::end_rank(&place, failure::caught(|| one_rank(&settings, &place)))
+        }
         Ok(None) => failure::end_launcher(launcher(&settings)),
         Err(error) => failure::end_launcher(Err(error)),
     }

@@ -7,11 +7,14 @@ use clap::Args;
 use forebay_c10d::{Profiler, ProfilerSettings};
 
 use crate::account::Tally;
+use crate::evaluate::Evaluation;
 use crate::events::Events;
+use crate::precision::Scaling;
 use crate::progress::Progress;
 use crate::rank::{Rank, say};
 use crate::report::EpochReport;
 use crate::timing::{Part, StepTimes};
+use crate::train::Trainer;
 
 /// The flags.
 #[derive(Debug, Clone, Default, Args)]
@@ -41,8 +44,10 @@ pub struct Observer {
 #[derive(Debug)]
 struct Profile {
     file: PathBuf,
-    /// Steps that have begun in this process.
-    begun: u64,
+    /// Steps that this process has done.
+    done: u64,
+    /// Those before the trace, and those in it.
+    before: u64,
     steps: u64,
     settings: ProfilerSettings,
     profiler: Option<Profiler>,
@@ -59,7 +64,9 @@ impl Observer {
             events: events.map(|folder| Events::create(folder, step + u64::from(step > 0))).transpose()?,
             profile: settings.observe.profile.as_ref().map(|file| Profile {
                 file: rank_file(file, place.rank),
-                begun: 0,
+                done: 0,
+                // The first step is like no other, but better than none.
+                before: u64::from((steps_per_epoch * settings.epochs).saturating_sub(step) > 1),
                 steps: settings.observe.profile_steps,
                 // Kernels too, where there is a GPU to run them.
                 settings: ProfilerSettings { cuda: rank.compute.device().is_cuda(), ..Default::default() },
@@ -69,38 +76,48 @@ impl Observer {
         })
     }
 
-    /// A step begins: the trace begins with the second, and ends when it has as many as it should.
+    /// A step begins, or an epoch ends: the trace begins with the second step, and ends when it has as many as it should.
     pub fn begin_step(&mut self) -> Result<()> {
         let Some(profile) = &mut self.profile else { return Ok(()) };
-        profile.begun += 1;
-        if profile.begun == 2 {
-            profile.profiler = Some(Profiler::start(profile.settings)?);
-        }
-        if profile.begun > profile.steps.saturating_add(1) {
+        if profile.done >= profile.before.saturating_add(profile.steps) {
             return self.end_trace();
+        }
+        if profile.done == profile.before && profile.profiler.is_none() {
+            profile.profiler = Some(Profiler::start(profile.settings)?);
         }
         Ok(())
     }
 
     fn end_trace(&mut self) -> Result<()> {
-        let Some(Profile { file, profiler: Some(profiler), .. }) = self.profile.take() else { return Ok(()) };
-        profiler.stop(&file)?;
-        Ok(())
+        match self.profile.take() {
+            Some(Profile { file, profiler: Some(profiler), .. }) => Ok(profiler.stop(&file)?),
+            Some(Profile { file, done, .. }) => {
+                let file = file.display();
+                tracing::warn!(
+                    "--profile: no {file} is written: the trace begins with the second step, and this run had {done}"
+                );
+                Ok(())
+            }
+            None => Ok(()),
+        }
     }
 
-    /// Step number `step` of the run is over. `loss` and `lr` are the step's, of a sample and of the optimizer.
+    /// Step number `step` of the run is over. `loss` is the step's, of a sample.
     pub fn step(
         &mut self,
         step: u64,
         epoch: u64,
         tally: &Tally,
-        (loss, lr): (Option<f64>, Option<f64>),
+        (loss, trainer): (Option<f64>, Option<&Trainer>),
         times: &StepTimes,
-    ) -> Result<()> {
+    ) {
+        if let Some(profile) = &mut self.profile {
+            profile.done += 1;
+        }
         if let Some(progress) = &mut self.progress {
             progress.step(epoch, tally, loss);
         }
-        let Some(events) = &mut self.events else { return Ok(()) };
+        let Some(events) = &mut self.events else { return };
         let ms = |part| times.of(part).as_secs_f64() * 1e3;
         let total = times.total.as_secs_f64();
         let mut scalars = vec![
@@ -109,13 +126,17 @@ impl Observer {
             ("step/forward_ms", ms(Part::Forward)),
             ("step/backward_ms", ms(Part::Backward)),
             ("step/optimizer_ms", ms(Part::Optimizer)),
+            ("step/communication_ms", times.exchange.communication.as_secs_f64() * 1e3),
+            ("step/overlap_ms", times.exchange.overlap.as_secs_f64() * 1e3),
             ("step/total_ms", total * 1e3),
             ("step/samples_per_s", self.global_batch as f64 / total.max(1e-9)),
         ];
         scalars.extend(loss.map(|loss| ("train/loss", loss)));
-        scalars.extend(lr.map(|lr| ("train/lr", lr)));
+        scalars.extend(trainer.map(|trainer| ("train/lr", trainer.lr())));
+        if let Some(Scaling { loss_scale, skipped }) = trainer.and_then(Trainer::scaling) {
+            scalars.extend([("step/loss_scale", loss_scale), ("step/skipped", skipped as f64)]);
+        }
         events.scalars(step, &scalars);
-        Ok(())
     }
 
     /// An epoch is over.
@@ -135,6 +156,13 @@ impl Observer {
         let au = report.times.as_ref().and_then(|times| times.accelerator_utilisation);
         scalars.extend(au.map(|au| ("epoch/accelerator_utilisation", au)));
         events.scalars(step, &scalars);
+    }
+
+    /// The model was evaluated after `step` steps.
+    pub fn evaluated(&mut self, step: u64, test: &Evaluation) {
+        let Some(events) = &mut self.events else { return };
+        let metric = format!("epoch/test_{}", test.metric.name().replace(' ', "_"));
+        events.scalars(step, &[(metric.as_str(), test.value), ("epoch/test_loss", test.loss)]);
     }
 
     /// The run is over; a trace that has not got all its steps is written now.

@@ -84,7 +84,7 @@ impl OptimizerSettings {
     }
 
     /// The names of the tensors kept for each parameter.
-    fn buffers(&self) -> &'static [&'static str] {
+    pub(crate) fn buffers(&self) -> &'static [&'static str] {
         match self {
             Self::Sgd { momentum: 0.0, .. } => &[],
             Self::Sgd { .. } => &["momentum"],
@@ -224,10 +224,11 @@ fn gradients(group: &Group<'_>) -> Vec<Tensor> {
 /// The group with gradients that pull parameters towards 0, in tensors of their own.
 fn decayed<'a>(mut group: Group<'a>, weight_decay: f64) -> Result<Group<'a>> {
     if weight_decay != 0.0 {
-        for (_, gradient) in &mut group {
-            *gradient = gradient.detach().copy();
+        let parameters = column(&group, |slot| &slot.parameter);
+        let sums = foreach::sums(&gradients(&group), &parameters, weight_decay)?;
+        for ((_, gradient), sum) in group.iter_mut().zip(sums) {
+            *gradient = sum;
         }
-        foreach::add_scaled(&gradients(&group), &column(&group, |slot| &slot.parameter), weight_decay)?;
     }
     Ok(group)
 }
@@ -247,15 +248,11 @@ fn sgd(group: Group<'_>, lr: f64, momentum: f64, nesterov: bool, weight_decay: f
             slot.buffers = vec![gradient.detach().copy()];
         }
         let momenta = column(&group, |slot| &slot.buffers[0]);
-        if nesterov {
-            // What is not a tensor of our own yet may be a view of DDP's buckets: the gradient stays as it is.
-            if weight_decay == 0.0 {
-                directions = directions.iter().map(|gradient| gradient.detach().copy()).collect();
-            }
-            foreach::add_scaled(&directions, &momenta, momentum)?;
-        } else {
-            directions = momenta;
-        }
+        directions = match nesterov {
+            // In new tensors: the gradients may be views of DDP's buckets, and stay as they are.
+            true => foreach::sums(&directions, &momenta, momentum)?,
+            false => momenta,
+        };
     }
     Ok(foreach::add_scaled(&parameters, &directions, -lr)?)
 }

@@ -86,6 +86,11 @@ impl Place {
         }))
     }
 
+    /// Whether one of torchrun's agents started it, which judges its machine by the exit codes of its ranks.
+    pub fn has_elastic_agent(&self) -> bool {
+        self.agent.is_some() && self.launcher.is_none()
+    }
+
     /// Whether this rank speaks for all.
     pub fn is_first(&self) -> bool {
         self.rank == 0

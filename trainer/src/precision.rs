@@ -56,11 +56,25 @@ pub struct Scaler {
     streak: i64,
     /// Steps skipped in all.
     skipped: i64,
+    /// Steps skipped since the last good one, in this process.
+    in_a_row: u32,
+}
+
+/// Steps skipped in a row after which there is no hope: the scale is then 2^100 times smaller than it was.
+const SKIPPED_MAX: u32 = 100;
+
+/// How the loss is scaled.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Scaling {
+    /// What it is multiplied by.
+    pub loss_scale: f64,
+    /// Steps skipped over the whole run, because their gradients overflowed.
+    pub skipped: i64,
 }
 
 impl Default for Scaler {
     fn default() -> Self {
-        Self { scale: FIRST_SCALE, streak: 0, skipped: 0 }
+        Self { scale: FIRST_SCALE, streak: 0, skipped: 0, in_a_row: 0 }
     }
 }
 
@@ -75,22 +89,29 @@ impl Scaler {
         self.skipped
     }
 
-    /// Takes the scale out of the parameters' gradients. `false`: they are not finite, skip this step. Waits for the
-    /// device.
+    /// Takes the scale out of the parameters' gradients. `false`: they are not finite, skip this step; the hundredth such
+    /// step in a row is an error. Waits for the device.
     pub fn unscale(&mut self, parameters: &[Tensor]) -> Result<bool> {
         let gradients: Vec<_> = parameters.iter().map(Tensor::grad).filter(Tensor::defined).collect();
         let finite = foreach::unscale(&gradients, 1.0 / self.scale)?;
         self.update(finite);
+        ensure!(
+            self.in_a_row < SKIPPED_MAX,
+            "the gradients of {SKIPPED_MAX} steps in a row were not finite, so all of them were skipped, and the loss \
+             scale is down to {:e}: use --precision bf16, or lower --lr",
+            self.scale
+        );
         Ok(finite)
     }
 
     fn update(&mut self, finite: bool) {
         if !finite {
-            (self.scale, self.streak) = (self.scale * BACKOFF, 0);
-            self.skipped += 1;
+            // Below that its inverse, which gradients are multiplied by, is beyond the range of 32 bits.
+            (self.scale, self.streak) = ((self.scale * BACKOFF).max(f64::from(f32::MIN_POSITIVE)), 0);
+            (self.skipped, self.in_a_row) = (self.skipped + 1, self.in_a_row + 1);
             return;
         }
-        self.streak += 1;
+        (self.streak, self.in_a_row) = (self.streak + 1, 0);
         if self.streak == GROWTH_INTERVAL {
             // Beyond the range of 32 bits a scale would not come back.
             (self.scale, self.streak) = ((self.scale * GROWTH).min(f64::from(f32::MAX)), 0);
@@ -126,7 +147,8 @@ impl Scaler {
         let (scale, steps) = (find("scaler.scale", Kind::Double, 1)?, find("scaler.steps", Kind::Int64, 2)?);
         let scale = scale.double_value(&[0]);
         ensure!(scale.is_finite() && scale > 0.0, "the state of the loss scaling has the scale {scale}");
-        *self = Self { scale, streak: steps.int64_value(&[0]), skipped: steps.int64_value(&[1]) };
+        *self =
+            Self { scale, streak: steps.int64_value(&[0]), skipped: steps.int64_value(&[1]), in_a_row: 0 };
         Ok(())
     }
 }
@@ -161,8 +183,26 @@ mod tests {
     }
 
     #[test]
+    fn steps_skipped_without_end_are_an_error_that_says_what_to_do() {
+        let mut scaler = Precision::Fp16.scaler().unwrap();
+        let bad = parameter(f32::NAN);
+        for _ in 0..SKIPPED_MAX - 1 {
+            assert!(!scaler.unscale(std::slice::from_ref(&bad)).unwrap());
+        }
+        // A good one in between begins anew.
+        assert!(scaler.unscale(&[parameter(1.0)]).unwrap());
+        for _ in 0..SKIPPED_MAX - 1 {
+            assert!(!scaler.unscale(std::slice::from_ref(&bad)).unwrap());
+        }
+        let error = scaler.unscale(&[bad]).unwrap_err().to_string();
+        assert!(error.starts_with("the gradients of 100 steps in a row were not finite"), "{error}");
+        assert!(error.ends_with("use --precision bf16, or lower --lr"), "{error}");
+        assert_eq!(scaler.skipped(), 199);
+    }
+
+    #[test]
     fn a_state_comes_back_whole_or_not_at_all() {
-        let mut scaler = Scaler { scale: 12.5, streak: 7, skipped: 3 };
+        let mut scaler = Scaler { scale: 12.5, streak: 7, skipped: 3, in_a_row: 0 };
         let state = scaler.state();
         let mut other = Scaler::default();
         other.load_state(&state).unwrap();

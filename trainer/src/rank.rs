@@ -2,34 +2,41 @@
 
 use std::io::Write;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use forebay_c10d::ProcessGroup;
+use forebay_client::counters::Readings;
 use forebay_client::loader::{Ending, LoaderState, Shuffle};
 use forebay_client::stream::StreamSettings;
 use forebay_client::{Access, Dataset, DatasetSpec, Event, LoaderSettings};
-use forebay_proto::v1::Counters;
 use tokio::runtime::{Handle, Runtime};
 
 use crate::checkpoint::Identity;
 use crate::device::Compute;
 use crate::evaluate::{Evaluation, Score};
+use crate::failure;
 use crate::feed::Feed;
 use crate::fit::{self, Fit, SAMPLE_ROWS};
 use crate::input::{Columns, Preparer};
+use crate::learning::TrainerSettings;
 use crate::meet;
 use crate::model::{self, Model, ModelSettings};
 use crate::place::Place;
 use crate::report::{Report, SettingsReport};
-use crate::run::{End, Run};
+use crate::run::Run;
 use crate::settings::{AUTO_BATCH, Settings};
 use crate::stop::Stop;
 use crate::timing::{Part, Stopwatch};
-use crate::train::{Trainer, TrainerSettings};
+use crate::train::Trainer;
 
 /// Rows that each rank labels at a time: without gradients there is room for more than in training.
 const TEST_ROWS: u64 = 250;
+
+/// How long a peer may give no sign of life. The host of a GPU that waits for a lost peer waits as well, and so notices
+/// in no other way; elsewhere the connections to a process break when it dies, though not when its machine does.
+const GPU_SILENCE_S: u64 = 5;
+const SILENCE_S: u64 = 30;
 
 /// Runs this rank to its end.
 pub fn run(settings: &Settings, place: &Place) -> Result<()> {
@@ -75,7 +82,13 @@ impl<'a> Rank<'a> {
         let joining = "join the other ranks";
         let store = meet::join(place, timeout).context(joining)?;
         let compute = Compute::open(settings.device, place, &store)?;
-        let group = compute.join(store, place, timeout).context(joining)?;
+        let group = compute.join(store, place, timeout, &settings.gradients.nccl()).context(joining)?;
+        let silence =
+            settings.peer_silence_s.unwrap_or(if compute.copies() { GPU_SILENCE_S } else { SILENCE_S });
+        if silence > 0 {
+            let place = place.clone();
+            group.watch(Duration::from_secs(silence), move |lost| failure::end_now(&place, lost));
+        }
         Ok(Self { settings, place, compute, group, runtime, access })
     }
 
@@ -89,24 +102,30 @@ impl<'a> Rank<'a> {
         if let Some(test) = &test {
             same_model(&fitted, test)?;
         }
-        let mut report = self.report(&fitted, test.as_ref());
-        let mut run = Run::begin(self, &fitted, cost)?;
-        let end = run.epochs(&mut report)?;
-        if let (Some(trainer), stop) = run.trained() {
-            if let (Some(test), End::Done) = (&test, end) {
-                match self.evaluate(trainer.model(), test, stop)? {
-                    Some(evaluation) => report.set_test(evaluation),
-                    None => {
-                        report.stopped = true;
-                        if self.place.is_first() {
-                            say("stopped by SIGTERM in the evaluation: the same command takes it up again");
-                        }
-                    }
-                }
-            }
+        let report = self.report(&fitted, test.as_ref());
+        let mut run = Run::begin(self, &fitted, test.as_ref(), cost)?;
+        let result = failure::caught(|| self.train(&mut run, report));
+        // Before the run goes, which may write the rest of a checkpoint: the others end now, and not by a death.
+        match &result {
+            Ok(()) => self.group.rest(),
+            Err(_) => self.group.abandon(),
+        }
+        result
+    }
+
+    /// Trains and evaluates, and says how that went.
+    fn train(&self, run: &mut Run<'_>, mut report: Report) -> Result<()> {
+        run.epochs(&mut report)?;
+        if let Some(trainer) = run.trained() {
             report.parameter_hashes = self.parameter_hashes(trainer.model())?;
         }
-        self.finish(&report)
+        self.finish(&report)?;
+        if report.stopped && self.place.has_elastic_agent() {
+            // All have come this far, and may go at different times.
+            self.group.rest();
+            run.told()?;
+        }
+        Ok(())
     }
 
     /// The global batch that `--batch auto` stands for, if that is what was asked for. Collective.
@@ -128,6 +147,7 @@ impl<'a> Rank<'a> {
             precision: settings.precision,
             optimizer: settings.optim.settings(),
             accumulate: settings.optim.accumulate,
+            ddp: &settings.gradients.ddp(),
             memory_bytes: settings
                 .batch_memory
                 .unwrap_or_else(|| fit::memory::default_bytes(self.place.local_world)),
@@ -205,11 +225,14 @@ impl<'a> Rank<'a> {
         }
     }
 
-    /// What an emulated accelerator would do with a batch: take its time, the same on all ranks.
-    pub fn emulate(&self, watch: &mut Stopwatch) -> Result<()> {
+    /// What an emulated accelerator would do with a batch: take its time, the same on all ranks. Meanwhile the host takes
+    /// the next batch, as it does beside a real one.
+    pub fn emulate(&self, feed: &mut Feed, watch: &mut Stopwatch) -> Result<()> {
         let Some(ms) = self.settings.emulate_step_ms else { return Ok(()) };
         watch.lap(Part::Copy);
-        std::thread::sleep(Duration::from_secs_f64(ms / 1e3));
+        let end = Instant::now() + Duration::from_secs_f64(ms / 1e3);
+        feed.look_ahead()?;
+        std::thread::sleep(end.saturating_duration_since(Instant::now()));
         watch.lap(Part::Forward);
         // A step of DDP ends together.
         if self.place.world > 1 {
@@ -219,25 +242,26 @@ impl<'a> Rank<'a> {
         Ok(())
     }
 
-    /// The model in training, fresh.
-    pub fn trainer(&self, model: &ModelSettings, steps_per_epoch: u64) -> Result<Option<Trainer>> {
-        if !self.settings.trains() {
-            return Ok(None);
-        }
+    /// How the run learns; `None` if there is no model.
+    pub fn learning(&self, steps_per_epoch: u64) -> Option<TrainerSettings> {
         let optim = &self.settings.optim;
-        let settings = TrainerSettings {
+        self.settings.trains().then(|| TrainerSettings {
             optimizer: optim.settings(),
             schedule: optim.schedule(steps_per_epoch * self.settings.epochs),
             clip_norm: optim.clip_norm,
             accumulate: optim.accumulate,
             precision: self.settings.precision,
-        };
+        })
+    }
+
+    /// The model in training, fresh.
+    pub fn trainer(&self, model: &ModelSettings, settings: TrainerSettings) -> Result<Trainer> {
         let model = model.build(self.settings.seed, self.compute.device())?;
-        Trainer::new(&self.group, model, settings).map(Some)
+        Trainer::new(&self.group, model, settings, &self.settings.gradients.ddp())
     }
 
     /// `None` if all ranks were told to stop meanwhile, which `stop` knows.
-    fn evaluate(
+    pub fn evaluate(
         &self,
         model: &dyn Model,
         test: &Fitted,
@@ -260,6 +284,9 @@ impl<'a> Rank<'a> {
                 return Ok(None);
             }
         }
+        if let Some(stop) = stop {
+            stop.renew();
+        }
         score.merge(&self.group, model.metric(), test.dataset.epoch_samples()).map(Some)
     }
 
@@ -270,11 +297,11 @@ impl<'a> Rank<'a> {
 
     /// What this rank has to add to the cost of an epoch: its own counters when it reads the store itself; the
     /// cache's on the first rank alone, as all ranks share them. A node may be away for as long as `patience`.
-    pub fn counters(&self, patience: Duration) -> Result<Counters> {
+    pub fn counters(&self, patience: Duration) -> Result<Readings> {
         if !self.place.is_first() && !self.reads_itself() {
-            return Ok(Counters::default());
+            return Ok(Readings::default());
         }
-        Ok(self.runtime.block_on(self.access.status_within(patience))?)
+        Ok(self.runtime.block_on(self.access.readings_within(patience))?)
     }
 
     /// Whether each rank reads the store itself, without a cache.
@@ -297,6 +324,9 @@ impl<'a> Rank<'a> {
                 model: settings.trains().then(|| model.clone()),
                 columns: columns.names(),
                 optimizer: settings.trains().then(|| settings.optim.settings()),
+                gradients: settings
+                    .trains()
+                    .then(|| settings.gradients.report(self.compute.device().is_cuda())),
                 epochs: settings.epochs,
                 lr: settings.optim.lr(),
                 seed: settings.seed,
@@ -325,9 +355,8 @@ impl<'a> Rank<'a> {
         if self.place.is_first() {
             say(&format!("\n{}", report.table()));
             say(&format!("order digest of the run: {} ({} steps)", report.order_digest, report.steps));
-            if let Some(Evaluation { metric, value, loss, samples }) = &report.test {
-                let (name, value) = (metric.name(), metric.say(*value));
-                say(&format!("test {name}: {value} of {samples} samples, loss {loss:.4}"));
+            if let Some(test) = &report.test {
+                say(&test.line());
             }
             if let Some(file) = &self.settings.report {
                 report.write(file)?;

@@ -9,8 +9,10 @@ use serde::Serialize;
 use crate::account::Total;
 use crate::checkpoint::EpochSeen;
 use crate::evaluate::Evaluation;
+use crate::gradients::GradientReport;
 use crate::model::{Metric, ModelSettings};
 use crate::optim::OptimizerSettings;
+use crate::precision::Scaling;
 use crate::standing::Resumed;
 use crate::timing::{EpochTimes, Straggler};
 
@@ -70,6 +72,8 @@ pub struct SettingsReport {
     pub columns: Vec<String>,
     /// The optimizer; none with the loader alone.
     pub optimizer: Option<OptimizerSettings>,
+    /// How gradients travel between the ranks; likewise.
+    pub gradients: Option<GradientReport>,
     /// Passes over the training dataset.
     pub epochs: u64,
     /// Highest learning rate.
@@ -119,6 +123,10 @@ pub struct EpochReport {
     pub loss: Option<f64>,
     /// Where the time of its steps went.
     pub times: Option<EpochTimes>,
+    /// The loss scaling at its end; with fp16 alone.
+    pub scaling: Option<Scaling>,
+    /// The model's quality after it, if it was evaluated.
+    pub test: Option<Evaluation>,
 }
 
 impl EpochReport {
@@ -144,6 +152,8 @@ impl EpochReport {
             order_digest: total.digest.to_string(),
             loss: trained.then(|| total.loss_sum / total.samples.max(1) as f64),
             times: None,
+            scaling: None,
+            test: None,
         }
     }
 
@@ -172,6 +182,9 @@ impl EpochReport {
             self.times.as_ref().and_then(|times| times.straggler.as_ref())
         {
             end.push_str(&format!("  rank {rank} is slow: {part} +{slower_by_ms:.1} ms"));
+        }
+        if let Some(Scaling { skipped: skipped @ 1.., .. }) = self.scaling {
+            end.push_str(&format!("  {skipped} steps skipped so far"));
         }
         format!(
             "epoch {}/{epochs}  from {}  {:.1} s  {:.0} samples/s  data wait {:.1} %{loss}  S3 {} requests, {}{end}",

@@ -7,10 +7,9 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use forebay_c10d::Span;
-use forebay_client::counters::since;
+use forebay_client::counters::Readings;
 use forebay_client::{Batch, Event, LoaderSettings};
 use forebay_proto::state::LoaderState;
-use forebay_proto::v1::Counters;
 
 use crate::account::Tally;
 use crate::feed::Feed;
@@ -28,6 +27,7 @@ use crate::train::{At, NotFinite, Trainer};
 pub(crate) struct Run<'a> {
     rank: &'a Rank<'a>,
     train: &'a Fitted,
+    test: Option<&'a Fitted>,
     feed: Feed,
     trainer: Option<Trainer>,
     standing: Standing,
@@ -36,7 +36,7 @@ pub(crate) struct Run<'a> {
     stop: Option<Stop>,
     observer: Observer,
     /// The counters when the epoch began.
-    cost: Counters,
+    cost: Readings,
 }
 
 /// How a run ends.
@@ -59,15 +59,22 @@ struct Stretch {
 impl<'a> Run<'a> {
     /// Takes up a run: from the newest checkpoint if there is one, else from the beginning. `cost` is what the
     /// counters said before the dataset was opened. Collective.
-    pub fn begin(rank: &'a Rank<'a>, train: &'a Fitted, cost: Counters) -> Result<Self> {
+    pub fn begin(
+        rank: &'a Rank<'a>,
+        train: &'a Fitted,
+        test: Option<&'a Fitted>,
+        cost: Readings,
+    ) -> Result<Self> {
         let settings = rank.settings;
         let identity = rank.identity(train);
         let stop = match settings.checkpoint.checkpoint_dir {
             Some(_) => Some(Stop::new(Told::listen()?)),
             None => None,
         };
+        let learning = rank.learning(train.steps(settings.batch));
+        let kept = (identity, learning);
         let opened =
-            Keeper::open(&settings.checkpoint, rank.place, &rank.group, identity, settings.batch, |line| {
+            Keeper::open(&settings.checkpoint, rank.place, &rank.group, kept, settings.batch, |line| {
                 say(line);
             })?;
         let (keeper, checkpoint) = opened.map_or((None, None), |(keeper, newest)| (Some(keeper), newest));
@@ -76,8 +83,16 @@ impl<'a> Run<'a> {
             standing = Standing::of(&checkpoint.meta)?;
             state = Some(checkpoint.meta.state()?);
         }
+        let before = checkpoint.as_ref().and_then(|checkpoint| checkpoint.meta.settings);
+        let changes = match (&before, &learning) {
+            (Some(before), Some(now)) => {
+                before.check_state(now).context("the checkpoint is not for this run")?;
+                before.changes(now)
+            }
+            _ => None,
+        };
         let feed = rank.training_feed(train, state)?;
-        let mut trainer = rank.trainer(&train.model, train.steps(settings.batch))?;
+        let mut trainer = learning.map(|learning| rank.trainer(&train.model, learning)).transpose()?;
         if let (Some(trainer), Some(checkpoint)) = (&mut trainer, &checkpoint) {
             let (epoch, samples_done) = standing.first();
             let done = epoch * train.steps(settings.batch) + samples_done.div_ceil(settings.batch);
@@ -87,13 +102,16 @@ impl<'a> Run<'a> {
         }
         if let (true, Some(resumed)) = (rank.place.is_first(), &standing.resumed) {
             say(&resumed.line());
+            if let Some(changes) = changes {
+                say(&format!("other settings than before: {changes}"));
+            }
         }
         let observer = Observer::new(rank, train.steps(settings.batch), standing.step)?;
-        Ok(Self { rank, train, feed, trainer, standing, keeper, stop, observer, cost })
+        Ok(Self { rank, train, test, feed, trainer, standing, keeper, stop, observer, cost })
     }
 
-    /// Trains all epochs that are left, and reports each.
-    pub fn epochs(&mut self, report: &mut Report) -> Result<End> {
+    /// Trains all epochs that are left, reports each, and evaluates.
+    pub fn epochs(&mut self, report: &mut Report) -> Result<()> {
         report.resumed = self.standing.resumed.clone();
         report.earlier_epochs = self.standing.epochs.clone();
         let (first, last) = (self.standing.first().0, self.rank.settings.epochs);
@@ -104,6 +122,14 @@ impl<'a> Run<'a> {
                 break;
             };
             report.epochs.push(self.end_epoch(stretch)?);
+            let every = self.rank.settings.eval_every;
+            if epoch + 1 < last && every.is_some_and(|every| (epoch + 1).is_multiple_of(every)) {
+                if !self.evaluate(epoch + 1, report)? {
+                    end = End::Stopped;
+                    break;
+                }
+                self.read_cost()?;
+            }
             // After the last epoch there is nothing left to stop.
             let group = &self.rank.group;
             if epoch + 1 < last && self.stop.as_mut().map_or(Ok(false), |stop| stop.now(group))? {
@@ -112,12 +138,50 @@ impl<'a> Run<'a> {
             }
         }
         self.finish(end, report)?;
-        Ok(end)
+        if end == End::Done && !self.evaluate(last, report)? {
+            report.stopped = true;
+            if self.rank.place.is_first() {
+                say("stopped by SIGTERM in the evaluation: the same command takes it up again");
+            }
+        }
+        Ok(())
     }
 
-    /// What was trained, if anything, and how the ranks agree to stop, if they can.
-    pub fn trained(&mut self) -> (Option<&Trainer>, Option<&mut Stop>) {
-        (self.trainer.as_ref(), self.stop.as_mut())
+    /// What was trained, if anything.
+    pub fn trained(&self) -> Option<&Trainer> {
+        self.trainer.as_ref()
+    }
+
+    /// Evaluates after so many epochs, if there is something to evaluate on; `false` if all ranks were told to stop
+    /// meanwhile.
+    fn evaluate(&mut self, epochs: u64, report: &mut Report) -> Result<bool> {
+        let (Some(trainer), Some(test)) = (&self.trainer, self.test) else { return Ok(true) };
+        let Some(evaluation) = self.rank.evaluate(trainer.model(), test, self.stop.as_mut())? else {
+            return Ok(false);
+        };
+        self.observer.evaluated(self.standing.step, &evaluation);
+        if let Some(epoch) = report.epochs.last_mut().filter(|epoch| epoch.epoch + 1 == epochs) {
+            epoch.test = Some(evaluation);
+        }
+        if epochs == self.rank.settings.epochs {
+            report.set_test(evaluation);
+        } else if self.rank.place.is_first() {
+            say(&format!("after epoch {epochs}: {}", evaluation.line()));
+        }
+        Ok(true)
+    }
+
+    /// What comes from now on is the next epoch's cost.
+    fn read_cost(&mut self) -> Result<()> {
+        self.rank.group.barrier()?;
+        let now = self.rank.counters(LoaderSettings::default().patience)?;
+        self.cost = now.over(std::mem::take(&mut self.cost));
+        Ok(self.rank.group.barrier()?)
+    }
+
+    /// After all ranks have stopped: an error if only others were told to.
+    pub fn told(&self) -> Result<()> {
+        Ok(self.stop.as_ref().map_or(Ok(()), Stop::told)?)
     }
 
     /// One pass over the training dataset, or what is left of it; `None` if all ranks stop in the middle.
@@ -128,6 +192,8 @@ impl<'a> Run<'a> {
         let (mut tally, mut ledger, mut watch) = (Tally::default(), Ledger::default(), Stopwatch::start());
         loop {
             self.observer.begin_step()?;
+            // What happened since the last step was no waiting for data.
+            watch.skip();
             let event = {
                 let _span = Span::new("data wait")?;
                 let place = || format!("epoch {} after {position} samples", epoch + 1);
@@ -151,9 +217,8 @@ impl<'a> Run<'a> {
             ledger.add(times);
             tally.waited = ledger.waited();
             let loss = loss.map(|sum| sum / batch.real_rows().max(1) as f64);
-            let lr = self.trainer.as_ref().map(Trainer::lr);
-            self.observer.step(self.standing.step, epoch, &tally, (loss, lr), &times)?;
-            if position < samples && self.between_steps(epoch, &tally, &mut watch)? {
+            self.observer.step(self.standing.step, epoch, &tally, (loss, self.trainer.as_ref()), &times);
+            if position < samples && self.between_steps(epoch, &tally)? {
                 return Ok(None);
             }
         }
@@ -162,7 +227,7 @@ impl<'a> Run<'a> {
     /// Trains on a batch; gives the sum of its samples' losses.
     fn step(&mut self, batch: &Batch, at: At, position: u64, watch: &mut Stopwatch) -> Result<Option<f64>> {
         let Some(trainer) = &mut self.trainer else {
-            self.rank.emulate(watch)?;
+            self.rank.emulate(&mut self.feed, watch)?;
             return Ok(None);
         };
         let input = {
@@ -170,7 +235,7 @@ impl<'a> Run<'a> {
             self.feed.input(batch)?
         };
         watch.lap(Part::Copy);
-        let sum = match trainer.step(&input, at) {
+        let sum = match trainer.step(&input, at, watch) {
             Ok(sum) => sum,
             Err(error) if error.is::<NotFinite>() => {
                 let step = suspect::Step {
@@ -185,15 +250,12 @@ impl<'a> Run<'a> {
             }
             Err(error) => return Err(error),
         };
-        let times = trainer.take_times();
-        watch.add(Part::Forward, times.forward);
-        watch.add(Part::Backward, times.backward);
-        watch.add(Part::Optimizer, times.optimizer);
+        watch.shift(Part::Backward, Part::Copy, self.feed.stalled()?);
         Ok(Some(sum))
     }
 
     /// Writes a checkpoint if one is due; `true` if all ranks stop here, after writing one.
-    fn between_steps(&mut self, epoch: u64, tally: &Tally, watch: &mut Stopwatch) -> Result<bool> {
+    fn between_steps(&mut self, epoch: u64, tally: &Tally) -> Result<bool> {
         let Some(keeper) = &mut self.keeper else { return Ok(false) };
         let group = &self.rank.group;
         let stopping = self.stop.as_mut().map_or(Ok(false), |stop| stop.after_step(group))?;
@@ -205,7 +267,6 @@ impl<'a> Run<'a> {
             // What is said at the end is what the checkpoint says: this epoch's own stretch counts.
             self.standing.epochs = self.standing.epochs_with(group, epoch, tally)?;
         }
-        watch.skip();
         Ok(stopping)
     }
 
@@ -216,10 +277,9 @@ impl<'a> Run<'a> {
         // The cost is read when every rank has its last batch, and before any of them goes on.
         rank.group.barrier()?;
         let now = rank.counters(LoaderSettings::default().patience)?;
-        let total = tally.merge(&rank.group, took, &since(&self.cost, &now))?;
-        self.cost = now;
-        let communication = self.trainer.as_ref().map(Trainer::communication).transpose()?;
-        let times = ledger.merge(&rank.group, took, communication)?;
+        let total = tally.merge(&rank.group, took, &now.since(&self.cost))?;
+        self.cost = now.over(std::mem::take(&mut self.cost));
+        let times = ledger.merge(&rank.group, took)?;
         let mut seen = self.standing.before(epoch);
         let samples_before = seen.samples;
         seen.add(total.samples, tally.steps, total.digest, total.loss_sum)?;
@@ -239,6 +299,7 @@ impl<'a> Run<'a> {
         );
         report.complete(&seen, samples_before);
         report.times = Some(times);
+        report.scaling = self.trainer.as_ref().and_then(Trainer::scaling);
         self.standing.end_epoch(seen);
         if let Some(keeper) = &mut self.keeper {
             let state: LoaderState = self.feed.state();
@@ -250,7 +311,8 @@ impl<'a> Run<'a> {
 
     /// Waits for the last checkpoint, and says how the run ended.
     fn finish(&mut self, end: End, report: &mut Report) -> Result<()> {
-        let place = self.keeper.as_mut().map_or(Ok(None), Keeper::finish)?;
+        let group = &self.rank.group;
+        let place = self.keeper.as_mut().map_or(Ok(None), |keeper| keeper.finish(group))?;
         self.observer.finish()?;
         report.order_digest = self.standing.digest()?.to_string();
         report.steps = self.standing.step;

@@ -11,6 +11,7 @@ use forebay_proto::view::{MixPart, Split};
 
 use crate::checkpoint::args::CheckpointArgs;
 use crate::device::DeviceName;
+use crate::gradients::GradientArgs;
 use crate::model::args::ModelArgs;
 use crate::observe::ObserveArgs;
 use crate::optim::args::OptimArgs;
@@ -43,6 +44,9 @@ pub struct Settings {
     /// Dataset to evaluate on after the last epoch
     #[arg(long, value_name = "URI")]
     pub test: Option<String>,
+    /// Evaluate after every so many epochs as well
+    #[arg(long, value_name = "N", requires = "test")]
+    pub eval_every: Option<u64>,
     /// Evaluate only on a stretch of its rows
     #[arg(long, value_name = "FROM:TO", requires = "test")]
     pub test_split: Option<Split>,
@@ -75,8 +79,8 @@ pub struct Settings {
     /// Keep file order, or shuffle all rows uniformly
     #[arg(long, value_name = "HOW")]
     pub shuffle: Option<ShuffleAll>,
-    /// Bytes of batches that each rank reads ahead, e.g. 64MB [default: 256MiB]; each of its streams holds no more than that
-    /// on the way
+    /// Bytes of batches that each rank reads ahead, e.g. 64MB [default: 256MiB]; half of them are for inputs made of the
+    /// batches where that is work (images, GPUs); each of its streams holds no more than that on the way
     #[arg(long, value_name = "BYTES", value_parser = forebay_proto::units::bytes)]
     pub prefetch_bytes: Option<u64>,
 
@@ -92,6 +96,10 @@ pub struct Settings {
     /// Give up on a peer that stays silent for so long, in seconds
     #[arg(long, value_name = "S", default_value_t = 300)]
     pub peer_timeout_s: u64,
+    /// End the run when a peer has given no sign of life for so long, in seconds; 0 leaves it to the connections to it,
+    /// which a machine that freezes or vanishes does not break [default: 5 with GPUs, 30 with CPUs]
+    #[arg(long, value_name = "S")]
+    pub peer_silence_s: Option<u64>,
     /// Read all batches, but train nothing: the loader alone
     #[arg(long)]
     pub data_only: bool,
@@ -101,6 +109,9 @@ pub struct Settings {
     /// Write what happened to this file, as JSON
     #[arg(long, value_name = "FILE")]
     pub report: Option<PathBuf>,
+    #[command(flatten)]
+    #[expect(missing_docs, reason = "documented at its type")]
+    pub gradients: GradientArgs,
     #[command(flatten)]
     #[expect(missing_docs, reason = "documented at its type")]
     pub checkpoint: CheckpointArgs,
@@ -136,6 +147,7 @@ impl Settings {
             self.batch
         );
         ensure!(self.epochs > 0, "--epochs must be at least 1");
+        ensure!(self.eval_every != Some(0), "--eval-every must be at least 1 epoch");
         self.optim.check(self.batch / world as u64)?;
         ensure!(
             self.window != Some(0),
@@ -155,6 +167,12 @@ impl Settings {
         if let Some(ms) = self.emulate_step_ms {
             ensure!(ms.is_finite() && ms >= 0.0, "--emulate-step-ms must be a number from 0 on, not {ms}");
         }
+        self.gradients.check()?;
+        // c10d's Reducer then leaves out what the passes before the first synchronised one have counted: ranks part.
+        ensure!(
+            !self.gradients.static_graph || self.optim.accumulate == 1,
+            "--static-graph does not go with --accumulate: every pass must be one in which gradients travel"
+        );
         self.checkpoint.check()?;
         self.observe.check()?;
         // Better now than after the last epoch.
@@ -222,10 +240,16 @@ mod tests {
             ("--batch 0", 1, "the global batch is 0: --batch must be at least 1"),
             ("--batch 128", 3, "--batch 128 cannot be shared evenly by 3 ranks: it leaves 2 over"),
             ("--epochs 0", 1, "--epochs must be at least 1"),
+            ("--test file:///t --eval-every 0", 1, "--eval-every must be at least 1 epoch"),
             (
                 "--accumulate 65",
                 2,
                 "--accumulate 65 passes cannot share the 64 rows that a rank has of a step",
+            ),
+            (
+                "--static-graph --accumulate 2",
+                1,
+                "--static-graph does not go with --accumulate: every pass must be one in which gradients travel",
             ),
             ("--lr 0", 1, "--lr must be a number above 0, not 0"),
             ("--window 0", 1, "--window must be at least 1 segment; for file order use --shuffle none"),

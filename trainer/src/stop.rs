@@ -3,6 +3,10 @@
 //! A rank that was told to stop cannot just do so: its peers may already be in the next step and would wait for it. So
 //! the ranks compare notes, all at the same steps, as often as costs next to nothing: every step where steps are
 //! long, every so many where they are short.
+//!
+//! Under torchrun the agent of each machine judges by its own ranks' exit codes: were all of them 0 after one machine was
+//! told to go, the job would be over for the others as well. So ranks that were not told themselves end with
+//! [`StoppedByPeer`], and their agents start them anew.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,6 +21,16 @@ use tch::Tensor;
 const EVERY: Duration = Duration::from_millis(100);
 /// Steps between two comparisons at most.
 const STEPS_MAX: i64 = 1000;
+
+/// Within so long of each other the machines of a job are told to end, if all of them are.
+const TOLD_APART: Duration = Duration::from_secs(2);
+
+/// All ranks have stopped because another one was told to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "other ranks were told to stop (SIGTERM), so all have: what is done is kept, and this rank ends to be started anew"
+)]
+pub struct StoppedByPeer;
 
 /// Set once the process is told to end.
 #[derive(Debug, Clone, Default)]
@@ -80,6 +94,18 @@ impl Stop {
         self.agree(group, self.stride)
     }
 
+    /// Once all ranks have stopped: an error if this rank was not told to itself. It may yet be: that is waited for.
+    pub fn told(&self) -> Result<(), StoppedByPeer> {
+        let began = Instant::now();
+        while !self.told.is_set() {
+            if began.elapsed() >= TOLD_APART {
+                return Err(StoppedByPeer);
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        Ok(())
+    }
+
     fn agree(&mut self, group: &ProcessGroup, wanted: i64) -> Result<bool> {
         let (mut stop, mut stride) = (self.told.is_set(), wanted);
         if group.world() > 1 {
@@ -129,7 +155,14 @@ mod tests {
         let told = Told::default();
         let mut stop = Stop::new(told.clone());
         assert!(!stop.now(&group).unwrap());
-        told.set();
+        assert_eq!(stop.told(), Err(StoppedByPeer));
+        let late = told.clone();
+        let other = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(200));
+            late.set();
+        });
+        assert_eq!(stop.told(), Ok(()));
+        other.join().unwrap();
         assert!(stop.now(&group).unwrap());
     }
 }

@@ -2,6 +2,7 @@
 
 use anyhow::Result;
 use forebay_client::Dataset;
+use forebay_client::args::Fallback;
 use forebay_client::loader::{Ending, Layout, Shuffle};
 use forebay_proto::plan::Order;
 use forebay_proto::plan::steps::{Cut, Steps};
@@ -75,6 +76,7 @@ fn command(settings: &Settings, shuffle: Shuffle, step: Step) -> String {
     };
     words.extend(settings.access.direct.then(|| "--direct".to_owned()));
     words.extend(flags.into_iter().filter_map(given));
+    words.extend((settings.access.fallback == Fallback::Direct).then(|| "--fallback direct".to_owned()));
     words.extend(source.s3_path_style.map(|path_style| format!("--s3-path-style {path_style}")));
     words.extend(source.s3_anonymous.then(|| "--s3-anonymous".to_owned()));
     let batch = settings.batch;
@@ -124,5 +126,9 @@ mod tests {
             "forebay plan 'file:///a b' --split 0.0:0.5 --direct --seed 1 --epoch 0 --batch 64 --shuffle 'full' \
              --first-position 100 --step 0"
         );
+        let line =
+            ["--endpoint", "http://n:1", "--fallback", "direct", "--s3-region", "r", "--train", "s3://b/d"];
+        let either = command(&settings(&line), Shuffle::Full, alone);
+        assert!(either.contains("--endpoint http://n:1 --s3-region r --fallback direct --seed"), "{either}");
     }
 }

@@ -1,12 +1,15 @@
 //! Where a step's time goes, and what an epoch's steps add up to: medians, accelerator utilisation, the slowest rank.
 //!
-//! Times are the host's: on a CPU they are those of the work itself; on a GPU, whose work is only queued, a part ends
-//! when the host goes on, and what the device still has to do is in the part that next waits for it.
+//! Times are the host's. On a CPU they are those of the work itself. A GPU's work is only queued: what it still has to do
+//! when all of a step's passes are queued is waited for and counts as the backward pass, so that forward, backward and
+//! optimizer together are the time in which the device computes. Two corrections: where the device itself waited for a
+//! batch that was still travelling, that is copying ([`Stopwatch::shift`]); and what the optimizer leaves to do is in
+//! the next step's wait for the device, or, if data comes late, in that for data.
 
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
-use forebay_c10d::{DdpStats, ProcessGroup};
+use forebay_c10d::ProcessGroup;
 use serde::Serialize;
 
 /// Parts of a step, in their order.
@@ -39,6 +42,19 @@ pub struct StepTimes {
     parts: [Duration; PARTS],
     /// From the end of the step before to the end of this one.
     pub total: Duration,
+    /// What of the parts was talking to other ranks.
+    pub exchange: Exchange,
+}
+
+/// What of a step's forward and backward pass was talking to other ranks; nothing with one rank.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Exchange {
+    /// From the departure of the first gradients to the arrival of the last ones, within the backward pass.
+    pub communication: Duration,
+    /// How much of that computation hid.
+    pub overlap: Duration,
+    /// Taking rank 0's buffers, within the forward pass.
+    pub buffers: Duration,
 }
 
 impl StepTimes {
@@ -50,6 +66,19 @@ impl StepTimes {
     /// What DLIO calls computation: forward, backward, optimizer.
     pub fn compute(&self) -> Duration {
         self.of(Part::Forward) + self.of(Part::Backward) + self.of(Part::Optimizer)
+    }
+
+    /// What a rank can be slow at by itself. Fast ranks wait for slow ones where they talk to each other: communication
+    /// that nothing hid is left out.
+    fn own(&self) -> [Duration; PARTS] {
+        let Exchange { communication, overlap, buffers } = self.exchange;
+        let mut own = self.parts;
+        for (part, waited) in
+            [(Part::Forward, buffers), (Part::Backward, communication.saturating_sub(overlap))]
+        {
+            own[part as usize] = own[part as usize].saturating_sub(waited);
+        }
+        own
     }
 }
 
@@ -75,9 +104,16 @@ impl Stopwatch {
         self.lap = now;
     }
 
-    /// So much of what happens before the next lap is `part`: measured elsewhere.
-    pub fn add(&mut self, part: Part, time: Duration) {
-        self.times.parts[part as usize] += time;
+    /// So much of what was counted as `from` was in truth `to`.
+    pub fn shift(&mut self, from: Part, to: Part, time: Duration) {
+        let time = time.min(self.times.of(from));
+        self.times.parts[from as usize] -= time;
+        self.times.parts[to as usize] += time;
+    }
+
+    /// What of this step was talking to other ranks.
+    pub fn exchanged(&mut self, exchange: Exchange) {
+        self.times.exchange = exchange;
     }
 
     /// What happened since the last lap was none of the parts.
@@ -122,10 +158,16 @@ pub struct StepMedians {
     pub optimizer_ms: f64,
     /// Everything.
     pub total_ms: f64,
-    /// Communication during the backward pass, as c10d's logger samples it; 0 with one rank.
+    /// Communication during the backward pass, as c10d's logger measures it; 0 with one rank.
     pub communication_ms: f64,
     /// The part of it that computation hid.
     pub overlap_ms: f64,
+    /// The parts without what is waiting for other ranks.
+    #[serde(skip)]
+    own: [f64; PARTS],
+    /// Quartiles of what a step takes without that: of a quarter of the steps less than the first, and so on.
+    #[serde(skip)]
+    own_total: [f64; 3],
 }
 
 /// The epoch's steps over all ranks.
@@ -134,6 +176,8 @@ pub struct EpochTimes {
     /// Accelerator utilisation as DLIO has it, mean over the ranks, 0 to 1: the time spent computing over the time of
     /// the epoch, the first step left out of both. None if there was no second step.
     pub accelerator_utilisation: Option<f64>,
+    /// What a step computes on average over steps and ranks, in milliseconds, the first one left out.
+    pub compute_ms_mean: f64,
     /// Of each rank.
     pub ranks: Vec<StepMedians>,
     /// The longest that a step of any rank waited for the loader, in milliseconds: what a fault of the cache costs.
@@ -182,26 +226,28 @@ impl Ledger {
         self.waited
     }
 
-    /// Merges the ranks' steps. `took` is how long this rank's epoch was; `communication` what its reducer measured.
-    pub fn merge(
-        &self,
-        group: &ProcessGroup,
-        took: Duration,
-        communication: Option<DdpStats>,
-    ) -> Result<EpochTimes> {
-        let stats = communication.unwrap_or_default().mean;
+    /// Merges the ranks' steps. `took` is how long this rank's epoch was. Collective.
+    pub fn merge(&self, group: &ProcessGroup, took: Duration) -> Result<EpochTimes> {
         let mut numbers: Vec<i64> = (0..PARTS).map(|part| self.median(|step| step.parts[part])).collect();
         numbers.push(self.median(|step| step.total));
-        numbers.extend([stats.backward_comm_ns, stats.backward_overlap_ns]);
+        numbers.push(self.median(|step| step.exchange.communication));
+        numbers.push(self.median(|step| step.exchange.overlap));
+        numbers.extend((0..PARTS).map(|part| self.median(|step| step.own()[part])));
+        numbers.extend(self.quartiles(|step| step.own().iter().sum()));
+        let medians = numbers.len();
         let utilisation = self.utilisation(took);
         numbers.extend([utilisation.unwrap_or(0.0).to_bits() as i64, i64::from(utilisation.is_some())]);
-        numbers.push(nanoseconds(self.longest_wait));
+        numbers.extend([nanoseconds(self.longest_wait), self.compute_mean()]);
         let ranks = group.all_gather_i64(&numbers)?;
-        let mean = ranks.iter().map(|rank| f64::from_bits(rank[8] as u64)).sum::<f64>() / ranks.len() as f64;
+        let utilisations = ranks.iter().map(|rank| f64::from_bits(rank[medians] as u64));
+        let mean = utilisations.sum::<f64>() / ranks.len() as f64;
+        let longest = ranks.iter().map(|rank| rank[medians + 2]).max().unwrap_or_default();
         let all: Vec<_> = ranks.iter().map(|rank| StepMedians::of(rank)).collect();
+        let compute = ranks.iter().map(|rank| rank[medians + 3]).sum::<i64>() as f64 / ranks.len() as f64;
         Ok(EpochTimes {
-            accelerator_utilisation: ranks.iter().all(|rank| rank[9] == 1).then_some(mean),
-            data_wait_ms_max: ranks.iter().map(|rank| rank[10]).max().unwrap_or_default() as f64 / 1e6,
+            compute_ms_mean: compute / 1e6,
+            accelerator_utilisation: ranks.iter().all(|rank| rank[medians + 1] == 1).then_some(mean),
+            data_wait_ms_max: longest as f64 / 1e6,
             straggler: straggler(&all),
             ranks: all,
         })
@@ -213,11 +259,20 @@ impl Ledger {
         (self.count > 1).then(|| self.compute.as_secs_f64() / total.as_secs_f64())
     }
 
+    fn compute_mean(&self) -> i64 {
+        let others = self.count.saturating_sub(1).max(1) as u32;
+        nanoseconds(self.compute / others)
+    }
+
     fn median(&self, value: impl Fn(&StepTimes) -> Duration) -> i64 {
+        self.quartiles(value)[1]
+    }
+
+    fn quartiles(&self, value: impl Fn(&StepTimes) -> Duration) -> [i64; 3] {
         // The first step is like no other.
         let mut values: Vec<_> = self.steps.iter().skip(usize::from(self.count > 1)).map(value).collect();
         values.sort_unstable();
-        values.get(values.len() / 2).map_or(0, |middle| nanoseconds(*middle))
+        [1, 2, 3].map(|quarters| values.get(values.len() * quarters / 4).map_or(0, |time| nanoseconds(*time)))
     }
 }
 
@@ -237,99 +292,30 @@ impl StepMedians {
             total_ms: ms(5),
             communication_ms: ms(6),
             overlap_ms: ms(7),
+            own: std::array::from_fn(|part| ms(8 + part)),
+            own_total: std::array::from_fn(|quartile| ms(8 + PARTS + quartile)),
         }
-    }
-
-    /// The parts in which a rank can be slow by itself. Fast ranks wait for slow ones within the backward pass; what
-    /// of it is communication that nothing hid is therefore not counted.
-    fn own(&self) -> [f64; PARTS] {
-        let backward = (self.backward_ms - (self.communication_ms - self.overlap_ms).max(0.0)).max(0.0);
-        [self.data_wait_ms, self.copy_ms, self.forward_ms, backward, self.optimizer_ms]
     }
 }
 
-/// The slowest rank, if it is notably slower than the fastest, and where it loses most.
+/// The slowest rank, if it is notably slower than the fastest, and where it loses most. Chance makes steps longer or
+/// shorter too: most steps of a slow rank are longer than most of a fast one's.
 fn straggler(ranks: &[StepMedians]) -> Option<Straggler> {
-    let sum = |rank: &StepMedians| rank.own().iter().sum::<f64>();
-    let by_sum = |a: &(usize, &StepMedians), b: &(usize, &StepMedians)| sum(a.1).total_cmp(&sum(b.1));
-    let (slow, slowest) = ranks.iter().enumerate().max_by(by_sum)?;
-    let (fast, fastest) = ranks.iter().enumerate().min_by(by_sum)?;
-    if fast == slow || sum(slowest) - sum(fastest) < NOTABLE * slowest.total_ms {
+    let median = |rank: &StepMedians| rank.own_total[1];
+    let by_median =
+        |a: &(usize, &StepMedians), b: &(usize, &StepMedians)| median(a.1).total_cmp(&median(b.1));
+    let (slow, slowest) = ranks.iter().enumerate().max_by(by_median)?;
+    let (_, fastest) = ranks.iter().enumerate().min_by(by_median)?;
+    if median(slowest) - median(fastest) <= NOTABLE * slowest.total_ms
+        || slowest.own_total[0] <= fastest.own_total[2]
+    {
         return None;
     }
-    let (own, other) = (slowest.own(), fastest.own());
+    let (own, other) = (slowest.own, fastest.own);
     let lost = |part: &usize| own[*part] - other[*part];
     let part = (0..PARTS).max_by(|a, b| lost(a).total_cmp(&lost(b)))?;
     Some(Straggler { rank: slow, part: NAMES[part], slower_by_ms: lost(&part) })
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use forebay_c10d::Store;
-
-    fn step(parts: [u64; PARTS]) -> StepTimes {
-        let parts = parts.map(Duration::from_millis);
-        StepTimes { parts, total: parts.iter().sum() }
-    }
-
-    #[test]
-    fn utilisation_is_dlios() {
-        let mut ledger = Ledger::default();
-        // The first step, a cold start, counts for nothing.
-        ledger.add(step([500, 0, 100, 0, 0]));
-        for _ in 0..4 {
-            ledger.add(step([10, 10, 30, 40, 10]));
-        }
-        // 4 x 80 ms of computation in 4 x 100 ms.
-        let group_timeout = Duration::from_secs(10);
-        let group = ProcessGroup::gloo(Store::serve(1, group_timeout).unwrap(), 0, 1, group_timeout).unwrap();
-        let times = ledger.merge(&group, Duration::from_millis(1000), None).unwrap();
-        assert!((times.accelerator_utilisation.unwrap() - 0.8).abs() < 1e-9, "{times:?}");
-        assert_eq!((times.ranks[0].backward_ms, times.ranks[0].total_ms), (40.0, 100.0));
-        assert_eq!((times.straggler, ledger.waited()), (None, Duration::from_millis(540)));
-        // A wait is a wait, in the first step too.
-        assert_eq!(times.data_wait_ms_max, 500.0);
-
-        let mut one = Ledger::default();
-        one.add(step([1, 1, 1, 1, 1]));
-        assert_eq!(one.utilisation(Duration::from_millis(5)), None);
-        assert_eq!(Ledger::default().utilisation(Duration::from_millis(5)), None);
-    }
-
-    #[test]
-    fn a_slow_rank_is_named_with_its_reason() {
-        let fast = StepMedians { data_wait_ms: 1.0, backward_ms: 59.0, total_ms: 60.0, ..Default::default() };
-        // The fast rank's backward pass waits for the slow one's.
-        let fast = StepMedians { communication_ms: 52.0, overlap_ms: 2.0, ..fast };
-        let slow = StepMedians { data_wait_ms: 51.0, backward_ms: 9.0, total_ms: 60.0, ..Default::default() };
-        let found = straggler(&[fast, slow, fast]).unwrap();
-        assert_eq!(found, Straggler { rank: 1, part: "data wait", slower_by_ms: 50.0 });
-        assert_eq!(straggler(&[fast, fast]), None);
-        assert_eq!(straggler(&[slow]), None);
-    }
-
-    #[test]
-    fn long_epochs_take_no_more_room_than_short_ones() {
-        let mut ledger = Ledger::default();
-        for index in 0..100_000 {
-            ledger.add(step([0, 0, index / 1000, 0, 0]));
-        }
-        assert!(ledger.steps.len() < REMEMBERED && ledger.steps.len() > REMEMBERED / 4);
-        assert!((ledger.median(|step| step.of(Part::Forward)) / 1_000_000).abs_diff(50) <= 1);
-    }
-
-    #[test]
-    fn laps_add_up() {
-        let mut watch = Stopwatch::start();
-        watch.lap(Part::DataWait);
-        std::thread::sleep(Duration::from_millis(2));
-        watch.lap(Part::Forward);
-        watch.skip();
-        watch.lap(Part::Forward);
-        let times = watch.end();
-        assert!(times.of(Part::Forward) >= Duration::from_millis(2));
-        assert!(times.compute() + times.of(Part::DataWait) <= times.total);
-        assert_eq!(watch.end().of(Part::Forward), Duration::ZERO);
-    }
-}
+mod tests;

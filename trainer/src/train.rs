@@ -1,18 +1,18 @@
 //! The training step: forward, backward with the gradients averaged over the ranks, and the optimizer.
 
-use std::cell::Cell;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use forebay_c10d::{Ddp, DdpSettings, DdpStats, ProcessGroup, Span, zero_grads};
+use forebay_c10d::{Ddp, DdpSettings, ProcessGroup, Span, zero_grads};
 use tch::{Kind, Tensor};
 
 use crate::checkpoint;
 use crate::input::Input;
+use crate::learning::TrainerSettings;
 use crate::model::{self, Model};
-use crate::optim::schedule::Schedule;
-use crate::optim::{Named, Optimizer, OptimizerSettings, clip_by_norm};
-use crate::precision::{Precision, Scaler};
+use crate::optim::{Named, Optimizer, clip_by_norm};
+use crate::precision::{Scaler, Scaling};
+use crate::timing::{Exchange, Part, Stopwatch};
 
 /// A model in training on one rank.
 #[derive(Debug)]
@@ -28,18 +28,6 @@ pub struct Trainer {
     /// Steps taken, over the whole run.
     done: u64,
     world: u64,
-    times: Cell<ComputeTimes>,
-}
-
-/// Where the time of a step went.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct ComputeTimes {
-    /// The model's output and loss.
-    pub forward: Duration,
-    /// Gradients, reduced over the ranks.
-    pub backward: Duration,
-    /// Clipping and the optimizer.
-    pub optimizer: Duration,
 }
 
 /// The loss of a step is no number that one could go on with.
@@ -50,21 +38,6 @@ pub struct NotFinite {
     at: At,
     nan: bool,
     lr: f64,
-}
-
-/// How a model is trained.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct TrainerSettings {
-    /// What moves the parameters.
-    pub optimizer: OptimizerSettings,
-    /// How fast.
-    pub schedule: Schedule,
-    /// Gradients are shrunk to this norm if they are above it.
-    pub clip_norm: Option<f64>,
-    /// Each step's rows take so many passes.
-    pub accumulate: u64,
-    /// What the network computes in.
-    pub precision: Precision,
 }
 
 /// Where a step stands.
@@ -79,11 +52,17 @@ pub struct At {
 }
 
 impl Trainer {
-    /// Takes the model into training; every rank starts from rank 0's parameters and buffers.
-    pub fn new(group: &ProcessGroup, model: Box<dyn Model>, settings: TrainerSettings) -> Result<Self> {
+    /// Takes the model into training; every rank starts from rank 0's parameters and buffers. [`Exchange`] is told of
+    /// those passes that the settings of `ddp` have timed.
+    pub fn new(
+        group: &ProcessGroup,
+        model: Box<dyn Model>,
+        settings: TrainerSettings,
+        ddp: &DdpSettings,
+    ) -> Result<Self> {
         let parameters = model.vars().trainable_variables();
         let buffers: Vec<_> = model::buffers(model.vars()).into_iter().map(|(_, tensor)| tensor).collect();
-        let ddp = Ddp::new(group, &parameters, &buffers, &DdpSettings::default())?;
+        let ddp = Ddp::new(group, &parameters, &buffers, ddp)?;
         let optimizer = Optimizer::new(settings.optimizer, model::parameters(model.vars()))?;
         Ok(Self {
             ddp,
@@ -94,16 +73,15 @@ impl Trainer {
             scaler: settings.precision.scaler(),
             done: 0,
             world: group.world() as u64,
-            times: Cell::default(),
         })
     }
 
-    /// One step on this rank's rows; gives the sum of its samples' losses.
+    /// One step on this rank's rows; gives the sum of its samples' losses, and tells `watch` where its time went.
     ///
     /// The loss is the sum over this rank's samples, divided by the samples of all ranks and multiplied by their
     /// number: averaged over the ranks, as DDP does with the gradients, it is the mean over the samples of the step,
     /// however they and the padding are spread, and however many passes share the rows.
-    pub fn step(&mut self, input: &Input, at: At) -> Result<f64> {
+    pub fn step(&mut self, input: &Input, at: At, watch: &mut Stopwatch) -> Result<f64> {
         zero_grads(&self.parameters, true)?;
         let scale = self.scaler.as_ref().map_or(1.0, Scaler::scale);
         let weight = self.world as f64 / at.samples.max(1) as f64 * scale;
@@ -112,13 +90,12 @@ impl Trainer {
         for (index, part) in parts.iter().enumerate() {
             // The gradients travel once, with the last pass.
             sums.push(match index + 1 == parts.len() {
-                true => self.pass(part, weight)?,
-                false => self.ddp.no_sync(|| self.pass(part, weight))?,
+                true => self.pass(part, weight, watch)?,
+                false => self.ddp.no_sync(|| self.pass(part, weight, watch))?,
             });
         }
-        let sum: f64 = sums.iter().map(|sum| sum.double_value(&[])).sum();
-        let began = Instant::now();
-        let _span = Span::new("optimizer")?;
+        let sum = read(&sums, |sum| sum.double_value(&[]), watch);
+        let span = Span::new("optimizer")?;
         if !sum.is_finite() {
             return Err(NotFinite { at, nan: sum.is_nan(), lr: self.settings.schedule.lr }.into());
         }
@@ -129,14 +106,17 @@ impl Trainer {
             self.optimizer.step(self.settings.schedule.rate(self.done))?;
         }
         self.done += 1;
-        let times = self.times.get();
-        self.times.set(ComputeTimes { optimizer: times.optimizer + began.elapsed(), ..times });
+        drop(span);
+        watch.lap(Part::Optimizer);
+        if self.world > 1 {
+            watch.exchanged(self.exchange()?);
+            watch.skip();
+        }
         Ok(sum)
     }
 
     /// Forward and backward of some rows; gives the sum of their samples' losses.
-    fn pass(&self, input: &Input, weight: f64) -> Result<Tensor> {
-        let began = Instant::now();
+    fn pass(&self, input: &Input, weight: f64, watch: &mut Stopwatch) -> Result<Tensor> {
         let mut sum = Ok(Tensor::new());
         let span = Span::new("forward")?;
         let loss = self.ddp.forward(|| {
@@ -146,13 +126,22 @@ impl Trainer {
         drop(span);
         // What went wrong in the model says more than what the reducer makes of it.
         let sum = sum?;
-        let forward = began.elapsed();
+        watch.lap(Part::Forward);
         let _span = Span::new("backward")?;
         self.ddp.backward(&loss?)?;
-        let times = self.times.get();
-        let backward = times.backward + (began.elapsed() - forward);
-        self.times.set(ComputeTimes { forward: times.forward + forward, backward, ..times });
+        watch.lap(Part::Backward);
         Ok(sum.detach())
+    }
+
+    /// What of the last step was talking to the other ranks.
+    fn exchange(&self) -> Result<Exchange> {
+        let last = self.ddp.stats()?.last;
+        let time = |ns: i64| Duration::from_nanos(u64::try_from(ns).unwrap_or(0));
+        Ok(Exchange {
+            communication: time(last.backward_comm_ns),
+            overlap: time(last.backward_overlap_ns),
+            buffers: self.ddp.take_buffers_time(),
+        })
     }
 
     fn loss_sum(&self, input: &Input) -> Result<Tensor> {
@@ -174,14 +163,9 @@ impl Trainer {
         &*self.model
     }
 
-    /// Where the time of the steps since the last call went.
-    pub fn take_times(&self) -> ComputeTimes {
-        self.times.take()
-    }
-
-    /// What the reducer measured of its communication.
-    pub fn communication(&self) -> Result<DdpStats> {
-        Ok(self.ddp.stats()?)
+    /// How the loss is scaled now, if it is.
+    pub fn scaling(&self) -> Option<Scaling> {
+        self.scaler.map(|scaler| Scaling { loss_scale: scaler.scale(), skipped: scaler.skipped() })
     }
 
     /// The learning rate of the step that was last taken.
@@ -217,6 +201,14 @@ impl Trainer {
         self.done = done;
         Ok(())
     }
+}
+
+/// The sum of the passes' losses, each read by `value`. A device that only queues its work is waited for here: what it
+/// does meanwhile is the passes' work.
+fn read(sums: &[Tensor], value: impl Fn(&Tensor) -> f64, watch: &mut Stopwatch) -> f64 {
+    let sum = sums.iter().map(value).sum();
+    watch.lap(Part::Backward);
+    sum
 }
 
 /// The sum of `values`, those under a mask of 0 left out even if they are not finite.

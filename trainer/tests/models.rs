@@ -205,6 +205,16 @@ fn the_resnet_learns_images_from_files_and_from_pixels() {
     let loss = losses(&from_pixels);
     assert!(loss[2] < 0.9 * loss[0], "{loss:?}");
 
+    // The deep one: two steps of it.
+    let deep =
+        "--model resnet50 --classes 3 --image-column pixels --split 0:16 --batch 8 --epochs 1 --nproc 2";
+    let deep = train("deep", &data, &format!("{deep} --test file://{} --test-split 0:4", data.display()));
+    assert_eq!(
+        (deep["steps"].as_u64(), deep["settings"]["model"]["depth"].as_str()),
+        (Some(2), Some("resnet50"))
+    );
+    assert!(losses(&deep)[0] > 0.1 && deep["test"]["samples"] == 4, "{deep}");
+
     // Inputs are made ahead of their step, and sent ahead; a checkpoint is of what was trained on.
     let checkpoints = data.join("checkpoints");
     let _ = std::fs::remove_dir_all(&checkpoints);
@@ -212,7 +222,16 @@ fn the_resnet_learns_images_from_files_and_from_pixels() {
         "{flags} --image-column pixels --augment shift --device auto --checkpoint-every 1 --keep 20 --checkpoint-dir {}",
         checkpoints.display()
     );
-    let straight = train("straight", &data, &flags_kept);
+    // No more than a batch or two is ready, so that inputs are made while the steps of the trace run.
+    let flags_kept = format!("{flags_kept} --prefetch-bytes 100kB");
+    let trace = data.join("trace.json");
+    let straight =
+        train("straight", &data, &format!("{flags_kept} --profile {} --profile-steps 4", trace.display()));
+    let text = std::fs::read_to_string(&trace).unwrap();
+    assert!(serde_json::from_str::<Value>(&text).is_ok());
+    for span in ["decode image", "make input", "stage", "snapshot", "write checkpoint"] {
+        assert!(text.contains(&format!("\"{span}\"")), "no {span} in the trace");
+    }
     for step in 7..=12 {
         std::fs::remove_dir_all(checkpoints.join(format!("step-{step:010}"))).unwrap();
     }

@@ -11,8 +11,8 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_owned()
 }
 
-/// Trains on MNIST's smaller split, to the end.
-fn train(flags: &[&str]) {
+/// Trains on MNIST's smaller split, to the end; gives what it said on stderr.
+fn train(flags: &[&str]) -> String {
     let mut command = Command::new(env!("CARGO_BIN_EXE_forebay-train"));
     for variable in ["RANK", "WORLD_SIZE", "FOREBAY_ENDPOINT", "LD_LIBRARY_PATH"] {
         command.env_remove(variable);
@@ -20,7 +20,9 @@ fn train(flags: &[&str]) {
     let uri = format!("file://{}/tests/data/mnist/test", root().display());
     command.env("OMP_NUM_THREADS", "1").args(["--direct", "--train", &uri, "--batch", "500"]).args(flags);
     let output = command.stdin(Stdio::null()).output().unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{said}");
+    said
 }
 
 /// Every scalar in a directory of event files, as TensorBoard's EventAccumulator reads them.
@@ -54,12 +56,22 @@ fn tensorboards_own_reader_reads_the_events() {
     let first = scalars(Path::new(board));
     let loss = first["train/loss"].as_array().unwrap();
     assert_eq!((loss.len(), &loss[0][0], &loss[19][0]), (20, &Value::from(1), &Value::from(20)));
-    for tag in
-        ["data_wait_ms", "forward_ms", "backward_ms", "optimizer_ms", "copy_ms", "total_ms", "samples_per_s"]
-    {
+    for tag in [
+        "data_wait_ms",
+        "forward_ms",
+        "backward_ms",
+        "optimizer_ms",
+        "copy_ms",
+        "total_ms",
+        "samples_per_s",
+        "overlap_ms",
+    ] {
         let values = first[format!("step/{tag}")].as_array().unwrap_or_else(|| panic!("no {tag} in {first}"));
         assert!(values.len() == 20 && values.iter().all(|value| value[1].as_f64() >= Some(0.0)), "{tag}");
     }
+    // The gradients of every step travel, and of every step it is told how long.
+    let communication = first["step/communication_ms"].as_array().unwrap();
+    assert!(communication.len() == 20 && communication.iter().all(|value| value[1].as_f64() > Some(0.0)));
     let report: Value = serde_json::from_slice(&std::fs::read(&report).unwrap()).unwrap();
     let close = |event: &Value, said: &Value| {
         let (event, said) = (event.as_f64().unwrap(), said.as_f64().unwrap());
@@ -86,6 +98,43 @@ fn tensorboards_own_reader_reads_the_events() {
     assert_eq!(steps, (1..=40).collect::<Vec<_>>());
 }
 
+#[test]
+fn evaluations_between_epochs_and_the_loss_scale_are_seen_and_change_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = |name: &str, flags: &[&str]| -> Value {
+        let file = folder.path().join(name);
+        let test = format!("file://{}/tests/data/mnist/test", root().display());
+        let base = "--split 0:0.1 --precision fp16 --epochs 2 --test-split 0:0.05 --nproc 2 --test";
+        let base: Vec<_> =
+            base.split(' ').chain([test.as_str(), "--report", file.to_str().unwrap()]).collect();
+        train(&[&base[..], flags].concat());
+        serde_json::from_slice(&std::fs::read(file).unwrap()).unwrap()
+    };
+    let board = folder.path().join("board");
+    let often = run("often.json", &["--eval-every", "1", "--tensorboard", board.to_str().unwrap()]);
+    let once = run("once.json", &[]);
+    assert_eq!(often["parameter_hashes"], once["parameter_hashes"]);
+    assert_eq!(often["test"], once["test"]);
+    let epochs = often["epochs"].as_array().unwrap();
+    assert!(
+        epochs
+            .iter()
+            .all(|epoch| epoch["test"]["samples"] == 500
+                && epoch["scaling"]["loss_scale"].as_f64() > Some(0.0))
+    );
+    assert_eq!(epochs[1]["test"], often["test"]);
+    assert!(once["epochs"][0]["test"].is_null());
+    let seen = scalars(&board);
+    for (tag, values) in
+        [("epoch/test_accuracy", 2), ("epoch/test_loss", 2), ("step/loss_scale", 4), ("step/skipped", 4)]
+    {
+        assert_eq!(seen[tag].as_array().map(Vec::len), Some(values), "{tag} in {seen}");
+    }
+    let steps: Vec<_> =
+        seen["epoch/test_loss"].as_array().unwrap().iter().map(|value| value[0].as_u64()).collect();
+    assert_eq!(steps, [Some(2), Some(4)]);
+}
+
 /// The form that Perfetto and chrome://tracing read: "Trace Event Format", complete events.
 #[test]
 fn a_trace_holds_our_spans_and_libtorchs_operators() {
@@ -107,4 +156,41 @@ fn a_trace_holds_our_spans_and_libtorchs_operators() {
         }
         assert!(count("aten::convolution") >= 6, "two in each forward pass");
     }
+}
+
+#[test]
+fn a_run_of_one_step_leaves_a_trace_and_a_run_of_none_says_why_not() {
+    let folder = tempfile::tempdir().unwrap();
+    let (trace, checkpoints) = (folder.path().join("trace.json"), folder.path().join("checkpoints"));
+    let flags = ["--profile", trace.to_str().unwrap(), "--checkpoint-dir", checkpoints.to_str().unwrap()];
+    let flags = [&flags[..], &["--split", "0:0.05", "--epochs", "1"]].concat();
+    train(&flags);
+    let text = std::fs::read_to_string(&trace).unwrap();
+    let trace_of: Value = serde_json::from_str(&text).unwrap();
+    let events = trace_of["traceEvents"].as_array().unwrap();
+    let named =
+        |name: &str| events.iter().filter(|event| event["ph"] == "X" && event["name"] == name).count();
+    assert_eq!((named("forward"), named("optimizer")), (1, 1));
+    // The copy for the checkpoint is made by the same thread; the end of the run waits for the one that writes it.
+    assert_eq!((named("snapshot"), named("write checkpoint")), (1, 1));
+    std::fs::remove_file(&trace).unwrap();
+    let said = train(&flags);
+    assert!(said.contains("the trace begins with the second step, and this run had 0"), "{said}");
+    assert!(!trace.exists());
+}
+
+#[test]
+fn what_happens_between_steps_is_no_wait_for_data() {
+    let folder = tempfile::tempdir().unwrap();
+    let (trace, board) = (folder.path().join("trace.json"), folder.path().join("board"));
+    // The trace of steps 2 to 26 is written before step 27, which takes a while.
+    let flags = ["--epochs", "2", "--profile", trace.to_str().unwrap(), "--profile-steps", "25"];
+    train(&[&flags[..], &["--tensorboard", board.to_str().unwrap()]].concat());
+    let seen = scalars(&board);
+    let of = |tag: &str| {
+        seen[format!("step/{tag}_ms")][26][1].as_f64().unwrap_or_else(|| panic!("no {tag} in {seen}"))
+    };
+    let parts: f64 = ["data_wait", "copy", "forward", "backward", "optimizer"].map(of).iter().sum();
+    let (writing, total) = (of("total") - parts, of("total"));
+    assert!(writing > 1.0, "{writing} of {total} ms, {} for data", of("data_wait"));
 }

@@ -113,7 +113,8 @@ fn a_killed_run_goes_on_to_the_very_same_parameters() {
     assert_eq!((straight["steps"].as_u64(), straight["resumed"].is_null()), (Some(200), true));
 
     let run = Run::new();
-    for step in [20, 130] {
+    // The second time well before the end, for a busy machine kills late.
+    for step in [20, 105] {
         let mut child = run.start_until(&flags, step);
         signal(child.id(), "KILL");
         child.wait().unwrap();
@@ -125,7 +126,7 @@ fn a_killed_run_goes_on_to_the_very_same_parameters() {
     assert_eq!(epochs(&resumed), epochs(&straight));
     assert_eq!(resumed["steps"], 200);
     let second = &resumed["epochs"][0];
-    assert!(second["samples_before_resume"].as_u64() >= Some(3000), "{second}");
+    assert!(second["samples_before_resume"].as_u64() >= Some(500), "{second}");
     assert!(
         (second["loss"].as_f64().unwrap() - straight["epochs"][1]["loss"].as_f64().unwrap()).abs() < 1e-9
     );
@@ -176,7 +177,6 @@ fn sigterm_ends_the_evaluation_too_and_the_same_command_takes_it_up() {
     let run = Run::new();
     // Six times the rows that were trained on: it lasts long enough to be met.
     let stopped = run.start_until(&[&flags[..], &[&mnist("train")]].concat(), 20);
-    sleep(Duration::from_millis(200));
     let began = Instant::now();
     signal(stopped.id(), "TERM");
     let output = stopped.wait_with_output().unwrap();
@@ -237,6 +237,21 @@ fn another_run_s_checkpoint_is_refused_by_name_and_fresh_starts_anew() {
     let (fresh, stdout) = run.end(&[&flags[..], &["--seed", "9", "--fresh"]].concat());
     assert!(stdout.contains("starting anew: the checkpoints so far are now in "), "{stdout}");
     assert!(fresh["resumed"].is_null() && run.checkpoints.join("before-1/step-0000000020").is_dir());
+}
+
+#[test]
+fn other_settings_at_a_resume_are_told_and_another_optimizer_is_refused() {
+    let run = Run::new();
+    let flags = ["--batch", "500", "--epochs"];
+    run.end(&[&flags[..], &["1", "--lr", "0.1"]].concat());
+    let adam = run.command(&[&flags[..], &["2", "--optimizer", "adam"]].concat()).output().unwrap();
+    let adam = failure(&adam);
+    assert!(adam.contains("it is of --optimizer sgd, but this run has --optimizer adam"), "{adam}");
+    let (_, said) = run.end(&[&flags[..], &["2", "--lr", "0.05", "--clip-norm", "3"]].concat());
+    let expected = "other settings than before: clip_norm none -> 3.0, schedule.lr 0.1 -> 0.05, schedule.steps 20 -> 40\n";
+    assert!(said.contains(expected), "{said}");
+    let (_, said) = run.end(&[&flags[..], &["2", "--lr", "0.05", "--clip-norm", "3"]].concat());
+    assert!(said.contains("resumed after step 40") && !said.contains("other settings"), "{said}");
 }
 
 #[test]

@@ -91,7 +91,7 @@ impl Cache {
         if self.offers(id, &item.columns) {
             return Ok(true);
         }
-        if !self.parts.store.has_room(item.bytes) {
+        if !self.parts.store.has_room([item.bytes]) {
             return Ok(false);
         }
         let (parts, from, wanted) = (self.parts.clone(), from.to_owned(), item.clone());

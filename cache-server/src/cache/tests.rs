@@ -1,6 +1,8 @@
-//! The read path: its parts, its policy as a trace of events (`trace`), and what that is worth (`hits`).
+//! The read path: its parts, its policy as a trace of events (`trace`), what that is worth (`hits`), and what it
+//! does when there is no place for what is read (`memory`).
 
 mod hits;
+mod memory;
 mod trace;
 mod world;
 
@@ -53,8 +55,8 @@ async fn a_fill_that_comes_too_late_fetches_nothing() {
     );
     let reading = Reading::new(manifest.clone(), &batch.schema(), &[]).unwrap();
     let fill = || {
-        let ahead = Prefetch { urgency: Urgency::demand(), room: None };
-        cache.parts.clone().fill(reading.clone(), 0, vec!["id".into()], Wish { role: Role::Primary, ahead })
+        let wish = Wish { role: Role::Primary, ahead: Prefetch::none() };
+        cache.parts.clone().fill(reading.clone(), 0, vec!["id".into()], wish)
     };
     assert!(fill().await.is_err(), "nothing is stored yet");
     let id = manifest.segment_id(0).unwrap();

@@ -1,5 +1,6 @@
 //! Manifests on disk, beside the segments and within the store's limit, so that a node that was restarted serves what it
-//! holds without asking the object store. All of it touches the disk: not for an async thread.
+//! holds without asking the object store. All of it touches the disk: not for an async thread. (Beside them lies what
+//! `frozen` keeps.)
 
 use crate::store::Store;
 use forebay_proto::manifest::{Digest, Manifest};
@@ -51,16 +52,20 @@ impl Files {
 
     /// Writes a manifest where the store's limit has room for it.
     pub fn keep(&self, manifest: &Manifest) -> Result<()> {
-        let (path, wire) = (self.path(manifest.digest()), v1::Manifest::from(manifest).encode_to_vec());
-        let bytes = wire.len() as u64;
+        self.write(&self.path(manifest.digest()), v1::Manifest::from(manifest).encode_to_vec())
+    }
+
+    /// Writes a file where the store's limit has room for it.
+    pub fn write(&self, path: &Path, content: Vec<u8>) -> Result<()> {
+        let bytes = content.len() as u64;
         if !self.store.book_beside(&self.home, bytes) {
             return Err(Error::full(format!("{}: the cache has no room for it", path.display())));
         }
         let tmp = path.with_extension("tmp");
         // The folder is made anew if the directory lost all it held.
-        let written = std::fs::create_dir_all(&self.folder)
-            .and_then(|()| std::fs::write(&tmp, wire))
-            .and_then(|()| std::fs::rename(&tmp, &path));
+        let written = std::fs::create_dir_all(path.parent().unwrap_or(&self.folder))
+            .and_then(|()| std::fs::write(&tmp, content))
+            .and_then(|()| std::fs::rename(&tmp, path));
         if written.is_err() {
             std::fs::remove_file(&tmp).ok();
             self.store.release_beside(&self.home, bytes);
@@ -70,12 +75,20 @@ impl Files {
 
     /// Removes manifests.
     pub fn remove(&self, gone: &[Digest]) {
-        for path in gone.iter().map(|digest| self.path(*digest)) {
-            let bytes = std::fs::metadata(&path).map_or(0, |m| m.len());
-            if std::fs::remove_file(&path).is_ok() {
-                self.store.release_beside(&self.home, bytes);
-            }
+        gone.iter().for_each(|digest| self.remove_file(&self.path(*digest)));
+    }
+
+    /// Removes a file that was written here.
+    pub fn remove_file(&self, path: &Path) {
+        let bytes = std::fs::metadata(path).map_or(0, |m| m.len());
+        if std::fs::remove_file(path).is_ok() {
+            self.store.release_beside(&self.home, bytes);
         }
+    }
+
+    /// The folder of frozen datasets.
+    pub fn frozen_folder(&self) -> PathBuf {
+        self.home.join("v1/frozen")
     }
 
     fn path(&self, digest: Digest) -> PathBuf {

@@ -12,7 +12,7 @@ use forebay_proto::{Error, v1};
 use prost::Message as _;
 use std::time::{Duration, Instant};
 use tokio::sync::watch;
-use tokio::time::{sleep, timeout};
+use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 
 /// Keeps this node's key as wished until the task is aborted.
 pub(super) async fn run(
@@ -77,6 +77,8 @@ impl Registrar {
         let limit = Duration::from_secs(ttl);
         let (mut keeper, mut answers) = call(&url, client.lease_keep_alive(lease)).await?;
         self.hot.mark_changed();
+        let mut beat = interval(limit / 3);
+        beat.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             tokio::select! {
                 biased;
@@ -90,14 +92,15 @@ impl Registrar {
                     }
                     continue;
                 }
+                // However often there is something to say.
+                _ = beat.tick() => {}
                 Ok(()) = self.hot.changed() => {
-                    // Readers then go on as they did.
+                    // Readers then go on as they did. That etcd is away is said elsewhere.
                     if let Err(error) = self.say_hot(&mut client, &url, lease).await {
-                        tracing::warn!(error, "readers could not be told of hot segments");
+                        tracing::info!(error, "readers could not be told of hot segments");
                     }
                     continue;
                 }
-                () = sleep(limit / 3) => {}
             }
             keeper.keep_alive().await.map_err(|e| failed(&url, &e))?;
             let answer = timeout(limit, answers.message()).await;

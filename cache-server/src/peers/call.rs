@@ -5,6 +5,7 @@ use arrow::buffer::{Buffer, MutableBuffer};
 use forebay_proto::manifest::Digest;
 use forebay_proto::v1::peer_client::PeerClient;
 use forebay_proto::{Error, Kind, Manifest, Result, v1};
+use forebay_segment::Urgency;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::time::timeout;
@@ -53,7 +54,8 @@ impl Peer {
             .http2_keep_alive_interval(Duration::from_secs(5))
             .keep_alive_timeout(Duration::from_secs(5))
             .initial_stream_window_size(4 << 20)
-            .initial_connection_window_size(16 << 20);
+            // Whoever waits for memory reads on later: what it left unread must not stop the others on the connection.
+            .initial_connection_window_size(i32::MAX as u32);
         let client = PeerClient::new(endpoint.connect_lazy())
             .max_encoding_message_size(MESSAGE_BYTES_MAX)
             .max_decoding_message_size(MESSAGE_BYTES_MAX);
@@ -115,7 +117,7 @@ impl Peer {
         &self,
         request: v1::FetchRequest,
         limit_bytes: u64,
-        room: &Arc<Room>,
+        (room, urgency): (&Arc<Room>, &Urgency),
     ) -> Result<(Buffer, Held)> {
         let bad = |why: String| Error::corrupt(format!("{}: {why}", self.address));
         let mut client = self.client.clone();
@@ -127,7 +129,7 @@ impl Peer {
         }
         let full =
             |_| Error::full(format!("{}: no memory for a copy within {} s", self.address, ROOM.as_secs()));
-        let held = timeout(ROOM, room.hold(file_bytes)).await.map_err(full)?;
+        let held = timeout(ROOM, room.hold(file_bytes, urgency)).await.map_err(full)?;
         let mut file = MutableBuffer::with_capacity(file_bytes as usize);
         let mut next = Some(first);
         while let Some(chunk) = next {

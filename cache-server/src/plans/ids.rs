@@ -16,6 +16,11 @@ pub(super) struct Ids {
     entries: Vec<(u64, u32)>,
 }
 
+/// Bytes that the ids of so many segments take.
+pub(super) fn bytes(segments: usize) -> usize {
+    24 * segments
+}
+
 /// Half of an id is enough: two segments that share it would only be taken for needed as soon as the other.
 fn half(id: SegmentId) -> u64 {
     id.0.0 as u64

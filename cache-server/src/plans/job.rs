@@ -1,8 +1,8 @@
 //! A job: the streams of one run (dataset version, seed, shuffle), and what they will need.
 
-use super::ids::Ids;
+use super::ids::{self, Ids};
 use super::pace::{Pace, stretch};
-use super::uses::{Turn, Uses};
+use super::uses::{self, Turn, Uses};
 use forebay_proto::manifest::{Digest, SegmentId};
 use forebay_proto::plan::Shuffle;
 use forebay_segment::answer::Reading;
@@ -115,6 +115,13 @@ pub(super) struct View {
 }
 
 impl Job {
+    /// Bytes of memory that it takes.
+    pub fn bytes(&self) -> usize {
+        let (segments, wanted) =
+            (self.ids.len(), self.readers.values().map(|r| r.wanted.len()).sum::<usize>());
+        ids::bytes(segments) + self.uses.len() * uses::bytes(segments) + wanted
+    }
+
     /// Where it stands: as far as the slowest of its streams, those included that are about to come.
     pub fn place(&self) -> Option<Place> {
         let slowest = self.readers.values().map(Reader::place).min()?;

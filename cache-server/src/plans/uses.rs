@@ -24,6 +24,11 @@ pub(super) struct Uses {
     by_segment: Vec<u32>,
 }
 
+/// Bytes that the turns of an epoch of so many segments take.
+pub(super) fn bytes(segments: usize) -> usize {
+    32 * segments
+}
+
 impl Uses {
     /// The turns of an order over `segments` segments, the last step of which is padded with rows of the epoch's first
     /// `padding` positions.

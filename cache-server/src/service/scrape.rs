@@ -60,7 +60,7 @@ impl Collector for NodeMetrics {
             ("arrow_decoded_bytes", "Arrow bytes that decoding yielded", c.arrow_bytes_decoded),
             ("segment_hits", "Segment reads answered from the store", c.hits),
             ("segment_joins", "Segment reads that waited for a fill under way", c.joins),
-            ("segment_misses", "Segment reads that filled", c.misses),
+            ("segment_misses", "Segments filled, from another node or the object store", c.misses),
             ("evictions", "Segment files evicted", c.evictions),
             ("corrupt_segments", "Segment files that failed their checks", c.corrupt_segments),
             ("store_written_bytes", "Bytes written to segment files", c.store_bytes_written),
@@ -74,18 +74,21 @@ impl Collector for NodeMetrics {
             ("peer_bytes", "Their bytes", c.peer_bytes),
             ("peer_served_bytes", "Bytes of segments sent to other nodes", c.peer_bytes_served),
         ];
-        let store = self.0.cache.store().counters();
-        let of_store = [
+        let (store, source) = (self.0.cache.store().counters(), self.0.cache.source().counters());
+        let peers = self.0.cache.peers().counters();
+        let others = [
+            ("s3_damaged", "Segments that did not decode and were fetched anew", &source.damaged),
             (
                 "segments_not_stored",
                 "Segments served without storing: no room, or no disk",
                 &store.not_stored,
             ),
+            ("peer_corrupt", "Segments that came from other nodes damaged", &peers.corrupt),
             ("scrubbed_bytes", "Bytes of segment files that the scrub has read", &store.scrubbed_bytes),
             ("cache_dir_faults", "Times that a cache directory was set aside", &store.dir_faults),
         ];
-        let of_store = of_store.map(|(name, help, value)| (name, help, value.load(Relaxed)));
-        for (name, help, value) in counters.into_iter().chain(of_store) {
+        let others = others.map(|(name, help, value)| (name, help, value.load(Relaxed)));
+        for (name, help, value) in counters.into_iter().chain(others) {
             let metric = ConstCounter::new(value);
             metric.encode(encoder.encode_descriptor(name, help, None, metric.metric_type())?)?;
         }

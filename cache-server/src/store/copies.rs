@@ -3,7 +3,7 @@
 use super::dirs::Health;
 use super::file::{Origin, read_header};
 use super::policy::Role;
-use super::{Entry, FOLDER_GROWTH_BYTES, FileKey, Store};
+use super::{Entry, FileKey, Store};
 use forebay_proto::manifest::SegmentId;
 use std::sync::Arc;
 
@@ -68,13 +68,10 @@ impl Store {
 
     /// Removes all files of a segment, unless they are pinned or being read; false if any is left.
     pub fn drop_copy(&self, id: SegmentId) -> bool {
-        let keys: Vec<FileKey> = {
-            let index = self.index();
-            let free = |key: &FileKey| index.get(key).is_some_and(|e| !e.pinned && !e.is_in_use());
-            index.files_of(id).into_iter().filter(free).collect()
-        };
+        let keys = self.index().files_of(id);
         for key in &keys {
-            self.remove(key);
+            // Looked at as it is taken: somebody may pin it or begin to read it at any time.
+            self.remove_if(key, |e| !e.pinned && !e.is_in_use());
         }
         !self.holds_any(id)
     }
@@ -84,9 +81,15 @@ impl Store {
         self.free_of_dirs().sum()
     }
 
-    /// Whether a file of so many bytes can be written without evicting anything.
-    pub fn has_room(&self, bytes: u64) -> bool {
-        self.free_of_dirs().any(|free| bytes + FOLDER_GROWTH_BYTES <= free)
+    /// Whether files of so many bytes can all be written without evicting anything, each where most room is: not in a
+    /// directory that fails or is full, nor partly in one and partly in another.
+    pub fn has_room(&self, files: impl IntoIterator<Item = u64>) -> bool {
+        let mut free: Vec<u64> = self.free_of_dirs().collect();
+        files.into_iter().all(|bytes| {
+            let most = free.iter_mut().max();
+            let left = most.and_then(|most| Some((most.checked_sub(bytes + self.folder_growth())?, most)));
+            left.map(|(left, most)| *most = left).is_some()
+        })
     }
 
     fn free_of_dirs(&self) -> impl Iterator<Item = u64> {

@@ -78,6 +78,8 @@ pub trait Disk: std::fmt::Debug + Send + Sync {
     fn list(&self, path: &Path) -> io::Result<Vec<String>>;
     /// Bytes that the file system has left for us.
     fn free_bytes(&self, path: &Path) -> io::Result<u64>;
+    /// Bytes of the blocks that the file system hands out.
+    fn block_bytes(&self, path: &Path) -> io::Result<u64>;
 }
 
 /// The disk that is there.
@@ -173,5 +175,8 @@ impl Disk for RealDisk {
     fn free_bytes(&self, path: &Path) -> io::Result<u64> {
         let s = rustix::fs::statvfs(path)?;
         Ok(s.f_bavail.saturating_mul(s.f_frsize))
+    }
+    fn block_bytes(&self, path: &Path) -> io::Result<u64> {
+        rustix::fs::statvfs(path).map(|s| s.f_frsize).map_err(Into::into)
     }
 }

@@ -13,7 +13,7 @@ use forebay_proto::manifest::SegmentId;
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 
-/// A scan is out of date after this share of the entries was used or written since.
+/// A scan is out of date after this share of the entries was written or used for the first time since.
 const STALE_SHARE: u64 = 64;
 
 /// Victims queued besides their share of the entries.
@@ -26,7 +26,7 @@ const ATTEMPTS: usize = 8;
 #[derive(Debug, Default)]
 pub struct Victims {
     queue: Vec<Victim>,
-    scanned_at: Option<u64>,
+    is_scanned: bool,
     /// The soonest next use in the queue when it was made: of primaries, of replicas.
     soonest: [Option<NextUse>; 2],
 }
@@ -63,21 +63,31 @@ pub enum Room {
     None,
 }
 
+/// Files that were taken out of the index and are to be unlinked.
+struct Taken {
+    keys: Vec<FileKey>,
+    /// The bytes of each.
+    held: Vec<u64>,
+    /// All of them, or as many as are wanted.
+    booking: Booking,
+}
+
+/// What came of looking for victims.
+enum Step {
+    Taken(Taken),
+    /// Others were faster, or the plans changed.
+    Again,
+    End(Room),
+}
+
 impl Store {
     /// Books room in a directory that works, evicting as far as it is wanted.
     pub(super) fn make_room(&self, wanted: Wanted) -> Room {
-        let Wanted { bytes, only, .. } = wanted;
-        let mut victims = self.victims.lock().unwrap_or_else(PoisonError::into_inner);
-        // A queue of before may lack what was being read then.
-        let mut whole_now = false;
         for _ in 0..ATTEMPTS {
-            let short = {
-                let mut index = self.index();
-                let short = self.short(&index, bytes, only);
-                match short.iter().find(|(_, short)| *short == 0) {
-                    Some((dir, _)) => return Room::Booked(index.book(*dir, bytes)),
-                    None => short,
-                }
+            // First what is free: whoever finds that waits for no scan.
+            let short = match self.free_room(wanted) {
+                Ok(booking) => return Room::Booked(booking),
+                Err(short) => short,
             };
             if short.is_empty() {
                 return Room::None;
@@ -85,36 +95,57 @@ impl Store {
             if wanted.admit == Admit::IfFree {
                 return Room::NotWorthIt;
             }
-            if victims.is_stale(&self.index()) {
-                self.scan(&mut victims, false);
-            }
-            let groups = victims.groups(&self.index(), &short);
-            if groups.is_empty() {
-                if whole_now {
-                    return Room::None;
+            match self.take_victims(wanted, &short) {
+                Step::Taken(taken) => {
+                    if let Some(booking) = self.remove_taken(taken, wanted.bytes) {
+                        return Room::Booked(booking);
+                    }
                 }
-                self.scan(&mut victims, true);
-                whole_now = true;
-                continue;
-            }
-            let Some((dir, group)) = self.choose(&mut victims, wanted, groups) else { continue };
-            let Some(group) = group else { return Room::NotWorthIt };
-            let taken = self.index().take(dir, &group, bytes);
-            if let Some((booking, entries)) = taken {
-                let held: Vec<u64> = entries.iter().map(|e| e.bytes).collect();
-                drop(entries);
-                match self.remove_taken(dir, &group, &held, booking, bytes) {
-                    Some(booking) => return Room::Booked(booking),
-                    None => continue,
-                }
+                Step::Again => {}
+                Step::End(room) => return room,
             }
         }
         Room::None
     }
 
+    /// Books free room; where there is none, says which directories are short of how much.
+    fn free_room(&self, Wanted { bytes, only, .. }: Wanted) -> Result<Booking, Vec<(usize, u64)>> {
+        let mut index = self.index();
+        let short = self.short(&index, bytes, only);
+        match short.iter().find(|(_, short)| *short == 0) {
+            Some((dir, _)) => Ok(index.book(*dir, bytes)),
+            None => Err(short),
+        }
+    }
+
+    /// Takes the best victims of one directory out of the index; others look for theirs while these are unlinked.
+    fn take_victims(&self, wanted: Wanted, short: &[(usize, u64)]) -> Step {
+        let mut victims = self.victims.lock().unwrap_or_else(PoisonError::into_inner);
+        if victims.is_stale(&self.index()) {
+            self.scan(&mut victims, false);
+        }
+        let mut groups = victims.groups(&self.index(), short);
+        if groups.is_empty() {
+            // A queue of before may lack what was being read then.
+            self.scan(&mut victims, true);
+            groups = victims.groups(&self.index(), short);
+        }
+        if groups.is_empty() {
+            return Step::End(Room::None);
+        }
+        let Some((dir, group)) = self.choose(&mut victims, wanted, groups) else { return Step::Again };
+        let Some(keys) = group else { return Step::End(Room::NotWorthIt) };
+        let taken = self.index().take(dir, &keys, wanted.bytes);
+        let Some((booking, entries)) = taken else { return Step::Again };
+        let held = entries.iter().map(|e| e.bytes).collect();
+        drop(victims);
+        drop(entries);
+        Step::Taken(Taken { keys, held, booking })
+    }
+
     /// What was found out about victims does not hold any more.
     pub(super) fn look_for_victims_anew(&self) {
-        self.victims.lock().unwrap_or_else(PoisonError::into_inner).scanned_at = None;
+        self.victims.lock().unwrap_or_else(PoisonError::into_inner).is_scanned = false;
     }
 
     /// Directories that can be written and could hold `bytes`, and how many each is short of; the roomiest first.
@@ -156,7 +187,7 @@ impl Store {
                 let next = if victim.replica && role == Role::Primary { NextUse::Unplanned } else { next };
                 soonest = soonest.min(next);
                 if victims.is_much_sooner(next, victim.replica) {
-                    victims.scanned_at = None;
+                    victims.is_scanned = false;
                     return None;
                 }
             }
@@ -178,8 +209,9 @@ impl Store {
 
     /// Looks at every entry and queues the best victims, or all.
     pub(super) fn scan(&self, victims: &mut Victims, whole: bool) {
-        let (mut all, clock) = {
-            let index = self.index();
+        let mut all = {
+            let mut index = self.index();
+            index.scanned();
             let free = |e: &Entry| !e.pinned && !e.is_in_use();
             let victim = |(key, e): (&FileKey, &Entry)| Victim {
                 key: *key,
@@ -189,8 +221,7 @@ impl Store {
                 replica: e.replica,
                 next: NextUse::Unplanned,
             };
-            let all: Vec<Victim> = index.entries().filter(|(_, e)| free(e)).map(victim).collect();
-            (all, index.clock())
+            index.entries().filter(|(_, e)| free(e)).map(victim).collect::<Vec<Victim>>()
         };
         let ids: Vec<SegmentId> = all.iter().map(|v| v.key.id).collect();
         for (victim, next) in all.iter_mut().zip(self.forecast.next_uses(&ids)) {
@@ -205,38 +236,32 @@ impl Store {
         all.sort_unstable_by_key(order);
         let soonest = |replica| all.iter().filter(|v| v.replica == replica).map(|v| v.next).min();
         victims.soonest = [soonest(false), soonest(true)];
-        victims.scanned_at = Some(clock);
+        victims.is_scanned = true;
         victims.queue = all;
         self.counters.scans.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Unlinks files that were taken out of the index, and answers with what is booked in their place; `None` when one
-    /// of them cannot be removed: what it takes stays booked.
-    fn remove_taken(
-        &self,
-        dir: usize,
-        keys: &[FileKey],
-        held: &[u64],
-        mut booking: Booking,
-        bytes: u64,
-    ) -> Option<Booking> {
-        let mut stuck = 0;
-        for (key, held) in keys.iter().zip(held) {
-            stuck += if self.unlink(dir, key) { 0 } else { *held };
-        }
+    /// of them cannot be removed: what it takes stays booked until it can.
+    fn remove_taken(&self, Taken { keys, held, mut booking }: Taken, bytes: u64) -> Option<Booking> {
+        let files = keys.iter().zip(held);
+        let stuck: Vec<_> = files.filter(|(key, _)| !self.unlink(booking.dir, key)).collect();
         self.counters.evictions.fetch_add(keys.len() as u64, Ordering::Relaxed);
         let mut index = self.index();
-        index.gone(keys);
-        let left = if stuck == 0 { bytes } else { stuck };
-        index.shrink(&mut booking, left);
-        (stuck == 0).then_some(booking)
+        index.gone(&keys);
+        if stuck.is_empty() {
+            index.resize(&mut booking, bytes);
+            return Some(booking);
+        }
+        index.resize(&mut booking, stuck.iter().map(|(_, held)| held).sum());
+        stuck.into_iter().for_each(|(key, bytes)| index.keep_stuck(*key, booking.part(bytes)));
+        None
     }
 }
 
 impl Victims {
     fn is_stale(&self, index: &Index) -> bool {
-        let age = |at| index.clock().saturating_sub(at);
-        self.scanned_at.is_none_or(|at| age(at) > index.len() as u64 / STALE_SHARE)
+        !self.is_scanned || index.changes() > index.len() as u64 / STALE_SHARE
     }
 
     /// Whether a victim will be read much sooner than any was to be when the queue was made: it is none any more. All

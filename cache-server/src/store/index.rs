@@ -6,10 +6,14 @@ use forebay_proto::manifest::SegmentId;
 use forebay_segment::source::is_under;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 use xxhash_rust::xxh3::Xxh3;
 
 /// Maps kept open at most: well under the kernel's limit on a process (65,530 by default).
 const MAPS_MAX: usize = 16 << 10;
+
+/// How long files that could not be unlinked are left alone.
+const STUCK_PAUSE: Duration = Duration::from_secs(10);
 
 /// A file: some columns of a segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -87,6 +91,22 @@ pub struct Booking {
     era: u64,
 }
 
+/// A file that another one took the name of.
+#[derive(Debug, Default)]
+pub struct Replaced {
+    /// Its map, to be let go without the index's lock held.
+    pub map: Option<Arc<Mapped>>,
+    /// It is still there, in another directory.
+    pub elsewhere: Option<Booking>,
+}
+
+impl Booking {
+    /// So many bytes of it.
+    pub fn part(self, bytes: u64) -> Self {
+        Self { bytes, ..self }
+    }
+}
+
 /// The index. Every change of bytes in use happens here.
 #[derive(Debug, Default)]
 pub struct Index {
@@ -94,10 +114,16 @@ pub struct Index {
     by_segment: HashMap<SegmentId, Vec<FileKey>>,
     /// Files being unlinked: nothing may take their names yet.
     going: HashSet<FileKey>,
+    /// Files that could not be unlinked, whose bytes stay booked, and when they are tried again.
+    stuck: Vec<(FileKey, Booking)>,
+    stuck_due: Option<Instant>,
     accounts: Vec<Account>,
     /// URIs whose objects' files stay.
     pub pins: pins::Pins,
     clock: u64,
+    /// The clock at the last scan for victims, and how many entries are new or were used for the first time since.
+    scanned_at: u64,
+    changes: u64,
     maps: usize,
     /// Maps that may be kept, and how many there are when those used longest ago are dropped next: more while so many are
     /// being read.
@@ -117,9 +143,14 @@ impl Index {
         self.entries.len()
     }
 
-    /// Counts uses and insertions.
-    pub fn clock(&self) -> u64 {
-        self.clock
+    /// Notes that all entries are looked at for victims.
+    pub fn scanned(&mut self) {
+        (self.scanned_at, self.changes) = (self.clock, 0);
+    }
+
+    /// Entries that are new or were used since: each counts once, however often it is read.
+    pub fn changes(&self) -> u64 {
+        self.changes
     }
 
     pub fn account(&self, dir: usize) -> &Account {
@@ -161,6 +192,7 @@ impl Index {
     /// Marks a file as used now; answers with its directory and its map, where one is kept.
     pub fn touch(&mut self, key: &FileKey) -> Option<(usize, Option<Arc<Mapped>>)> {
         let entry = self.entries.get_mut(key)?;
+        self.changes += u64::from(entry.used <= self.scanned_at);
         self.clock += 1;
         entry.used = self.clock;
         Some((entry.dir, entry.map.clone()))
@@ -233,10 +265,13 @@ impl Index {
         a.used_bytes = a.used_bytes.saturating_sub(bytes);
     }
 
-    /// Keeps only so many of booked bytes.
-    pub fn shrink(&mut self, booking: &mut Booking, bytes: u64) {
-        self.release(Booking { bytes: booking.bytes.saturating_sub(bytes), ..*booking });
-        booking.bytes = booking.bytes.min(bytes);
+    /// Makes booked bytes so many, whether they fit or not.
+    pub fn resize(&mut self, booking: &mut Booking, bytes: u64) {
+        self.release(*booking);
+        booking.bytes = bytes;
+        if self.is_valid(booking) {
+            self.accounts[booking.dir].used_bytes += bytes;
+        }
     }
 
     /// Whether a booking still counts: its directory was not set aside since.
@@ -269,8 +304,9 @@ impl Index {
         Some((Booking { dir, bytes: theirs.max(bytes), era }, entries))
     }
 
-    /// Takes a file out, whatever it is; its bytes stay booked until [`Index::gone`].
-    pub fn take_one(&mut self, key: &FileKey) -> Option<(Booking, Entry)> {
+    /// Takes a file out if its entry is `such`; its bytes stay booked until [`Index::gone`].
+    pub fn take_one(&mut self, key: &FileKey, such: impl FnOnce(&Entry) -> bool) -> Option<(Booking, Entry)> {
+        self.entries.get(key).filter(|e| such(e))?;
         let e = self.forget(key)?;
         self.going.insert(*key);
         Some((Booking { dir: e.dir, bytes: e.bytes, era: self.accounts[e.dir].era }, e))
@@ -283,16 +319,47 @@ impl Index {
         }
     }
 
-    /// Adds a file; its bytes are those of the booking. One of the same name is replaced and answered.
-    pub fn insert(&mut self, key: FileKey, mut entry: Entry, booking: Booking) -> Option<Entry> {
+    /// A file that was taken out could not be unlinked: its bytes stay booked.
+    pub fn keep_stuck(&mut self, key: FileKey, booking: Booking) {
+        if self.is_valid(&booking) {
+            self.stuck.push((key, booking));
+        }
+    }
+
+    /// Takes the files that could not be unlinked, if it is time to try again; nothing may take their names meanwhile.
+    pub fn take_stuck(&mut self, now: Instant) -> Vec<(FileKey, Booking)> {
+        if self.stuck.is_empty() || self.stuck_due.is_some_and(|due| now < due) {
+            return Vec::new();
+        }
+        self.stuck_due = Some(now + STUCK_PAUSE);
+        let stuck = std::mem::take(&mut self.stuck);
+        self.going.extend(stuck.iter().map(|(key, _)| key));
+        stuck
+    }
+
+    /// Adds a file; its bytes are those of the booking. One of the same name is replaced: in another directory it is
+    /// answered with its map and still booked, until it is unlinked and [`Index::gone`].
+    pub fn insert(&mut self, key: FileKey, mut entry: Entry, booking: Booking) -> Replaced {
         if !self.is_valid(&booking) {
-            return None;
+            return Replaced::default();
         }
-        let old = self.forget(&key);
-        if let Some(old) = &old {
-            let era = self.accounts[old.dir].era;
-            self.release(Booking { dir: old.dir, bytes: old.bytes, era });
+        let mut replaced = Replaced::default();
+        if let Some(old) = self.forget(&key) {
+            let theirs = Booking { dir: old.dir, bytes: old.bytes, era: self.accounts[old.dir].era };
+            match theirs.dir == booking.dir {
+                true => self.release(theirs),
+                false => {
+                    self.going.insert(key);
+                    replaced.elsewhere = Some(theirs);
+                }
+            }
+            replaced.map = old.map;
         }
+        // What could not be unlinked was replaced by its successor.
+        let is_this = |(k, b): &mut (FileKey, Booking)| *k == key && b.dir == booking.dir;
+        let unstuck: Vec<_> = self.stuck.extract_if(.., is_this).collect();
+        unstuck.into_iter().for_each(|(_, theirs)| self.release(theirs));
+        self.changes += 1;
         self.clock += 1;
         self.maps += usize::from(entry.map.is_some());
         entry.used = self.clock;
@@ -300,7 +367,7 @@ impl Index {
         entry.pinned = self.pins.cover(&entry.object);
         self.by_segment.entry(key.id).or_default().push(key);
         self.entries.insert(key, entry);
-        old
+        replaced
     }
 
     /// Books what a folder takes by now. Folders do not shrink.
@@ -315,6 +382,7 @@ impl Index {
     pub fn clear(&mut self, dir: usize) {
         let keys: Vec<_> = self.entries.iter().filter(|(_, e)| e.dir == dir).map(|(k, _)| *k).collect();
         keys.iter().for_each(|key| drop(self.forget(key)));
+        self.stuck.retain(|(_, booking)| booking.dir != dir);
         let a = &mut self.accounts[dir];
         a.era += 1;
         a.used_bytes = 0;

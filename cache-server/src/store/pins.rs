@@ -1,12 +1,16 @@
 //! Pins: URIs whose objects' segments stay. Kept in a small file in every directory, so that they survive a restart and
 //! the loss of a disk.
 
+use super::dirs::Health;
 use super::disk::Disk;
+use super::{BLOCK_BYTES, Store};
 use forebay_proto::{Error, Result};
 use forebay_segment::source::is_under;
 use std::collections::BTreeSet;
 use std::io::{self, IoSlice};
 use std::path::Path;
+use std::sync::PoisonError;
+use std::sync::atomic::Ordering;
 use xxhash_rust::xxh3::xxh3_64;
 
 /// Pins at most, and bytes of a pinned URI: the file that holds them stays small.
@@ -98,5 +102,71 @@ impl Pins {
             tracing::warn!(path = %path.display(), "the list of pins is damaged: what only it named is no longer pinned");
             Self::default()
         }))
+    }
+}
+
+impl Store {
+    /// Pins what lies under a URI, now and in future; answers with the files and bytes of it that are held. `Retry`, and
+    /// nothing has changed, if no directory can keep the list.
+    pub fn pin(&self, uri: &str) -> Result<(u64, u64)> {
+        self.change_pins(uri, |pins| pins.add(uri))
+    }
+
+    /// Unpins a URI; `NotFound` unless it was pinned, `Retry`, and nothing has changed, if no directory can keep the list.
+    /// Answers with the files and bytes of it that are held.
+    pub fn unpin(&self, uri: &str) -> Result<(u64, u64)> {
+        self.change_pins(uri, |pins| match pins.remove(uri) {
+            true => Ok(true),
+            false => Err(Error::not_found(format!("{uri} is not pinned: forebay status lists what is"))),
+        })
+    }
+
+    /// Pinned URIs, and the bytes of files under them.
+    pub fn pinned(&self) -> (Vec<String>, u64) {
+        let index = self.index();
+        (index.pins.list(), index.pinned_bytes())
+    }
+
+    fn change_pins(&self, uri: &str, change: impl FnOnce(&mut Pins) -> Result<bool>) -> Result<(u64, u64)> {
+        let _pinning = self.pinning.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut pins = self.index().pins.clone();
+        if change(&mut pins)? {
+            // In every directory that works.
+            let saved = (0..self.dirs.len()).filter(|dir| self.save_pins(*dir, &pins)).count();
+            if saved == 0 {
+                return Err(Error::retry(format!(
+                    "{uri}: no cache directory could keep the list of pins: nothing was changed; the node's log says why"
+                )));
+            }
+            self.said_full_of_pins.store(false, Ordering::Relaxed);
+        }
+        let mut index = self.index();
+        index.pins = pins;
+        index.pins_changed();
+        let held = index.files_under(uri);
+        let bytes = held.iter().filter_map(|key| index.get(key)).map(|e| e.bytes).sum();
+        Ok((held.len() as u64, bytes))
+    }
+
+    /// Has a directory that came back keep the pins as they are now.
+    pub(super) fn save_pins_of(&self, dir: usize) {
+        let _pinning = self.pinning.lock().unwrap_or_else(PoisonError::into_inner);
+        let pins = self.index().pins.clone();
+        self.save_pins(dir, &pins);
+    }
+
+    /// Writes pins to a directory; false if it does not keep them.
+    fn save_pins(&self, dir: usize, pins: &Pins) -> bool {
+        let place = &self.dirs[dir];
+        if place.health() == Health::Away {
+            return false;
+        }
+        let saved = pins.save(place.disk(), &place.tmp(), &place.pins());
+        let is_saved = saved.is_ok();
+        if let Err(e) = saved.and_then(|()| self.measure(dir)) {
+            tracing::warn!(dir = %place.path().display(), error = %e, "the pins could not be kept in this directory");
+            self.fault(dir, &e, BLOCK_BYTES);
+        }
+        is_saved
     }
 }

@@ -2,11 +2,11 @@
 //!
 //! Only headers are read, each in one read, by several threads; bodies are checked when they are opened.
 
+use super::Store;
 use super::dirs::{Dir, SHARDS};
 use super::disk::Stat;
 use super::file::{Unreadable, read_header};
 use super::index::{Entry, FileKey};
-use super::{Store, charge};
 use forebay_proto::{Error, Kind, Result};
 use std::collections::HashSet;
 use std::fs::{File, TryLockError};
@@ -69,6 +69,8 @@ struct Seen {
 pub fn rebuild(store: &Store, dir: usize) -> Result<()> {
     let place = &store.dirs[dir];
     let fail = |e: io::Error| refusal(place.path(), "cannot be read", e);
+    let block_bytes = place.disk().block_bytes(place.path()).map_err(fail)?;
+    store.block_bytes.fetch_max(block_bytes, Ordering::Relaxed);
     let (seen, damaged) = read_all(place).map_err(fail)?;
     for (path, why) in damaged {
         store.counters.corrupt.fetch_add(1, Ordering::Relaxed);
@@ -93,7 +95,7 @@ pub fn rebuild(store: &Store, dir: usize) -> Result<()> {
             twice.push(place.segment(&seen.key));
             continue;
         }
-        let bytes = charge(seen.stat.stamp.bytes).max(seen.stat.allocated_bytes);
+        let bytes = store.charge(seen.stat.stamp.bytes).max(seen.stat.allocated_bytes);
         let booking = index.book(dir, bytes);
         let entry = Entry {
             object: seen.object,
@@ -110,7 +112,7 @@ pub fn rebuild(store: &Store, dir: usize) -> Result<()> {
     drop(index);
     // Unlinking takes the disk's time: readers of other directories need the index meanwhile.
     twice.iter().for_each(|path| drop(place.disk().remove(path)));
-    let beside = beside_bytes(place).map_err(fail)?;
+    let beside = beside_bytes(store, place).map_err(fail)?;
     store.index().book(dir, beside);
     store.measure(dir).map_err(fail)?;
     trim(store, dir);
@@ -118,15 +120,18 @@ pub fn rebuild(store: &Store, dir: usize) -> Result<()> {
 }
 
 /// What others keep beside the segments, as it was booked when it was written.
-fn beside_bytes(dir: &Dir) -> io::Result<u64> {
-    let folder = dir.path().join("v1/manifests");
-    let names = match dir.disk().list(&folder) {
-        Err(e) if e.kind() == io::ErrorKind::NotFound => Vec::new(),
-        names => names?,
-    };
-    let bytes =
-        |name: String| dir.disk().stat_path(&folder.join(name)).map_or(0, |s| super::beside(s.stamp.bytes));
-    Ok(super::beside(0) + names.into_iter().map(bytes).sum::<u64>())
+fn beside_bytes(store: &Store, dir: &Dir) -> io::Result<u64> {
+    let mut all = 0;
+    for folder in ["v1/manifests", "v1/frozen"].map(|name| dir.path().join(name)) {
+        let names = match dir.disk().list(&folder) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => Vec::new(),
+            names => names?,
+        };
+        let bytes = |name: String| dir.disk().stat_path(&folder.join(name)).map(|s| s.stamp.bytes);
+        let booked = names.into_iter().filter_map(|name| bytes(name).ok()).map(|bytes| store.beside(bytes));
+        all += store.beside(0) + booked.sum::<u64>();
+    }
+    Ok(all)
 }
 
 /// What a directory holds: files by the time they were written, and those that do not verify.
@@ -189,7 +194,7 @@ fn trim(store: &Store, dir: usize) {
         if index.account(dir).used_bytes <= index.account(dir).limit_bytes + going_bytes {
             break;
         }
-        let Some((booking, entry)) = index.take_one(&key) else { continue };
+        let Some((booking, entry)) = index.take_one(&key, |_| true) else { continue };
         going_bytes += booking.bytes;
         pinned_gone += u64::from(pinned);
         going.push((key, booking, entry));

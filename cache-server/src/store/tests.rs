@@ -38,6 +38,12 @@ fn names(columns: &[&str]) -> Vec<String> {
     columns.iter().map(|c| c.to_string()).collect()
 }
 
+/// On a disk with blocks of 4 KiB.
+fn charge(bytes: u64) -> u64 {
+    let blocks = bytes.div_ceil(BLOCK_BYTES);
+    BLOCK_BYTES * (blocks + u64::from(blocks > 4))
+}
+
 fn file_bytes(rows: i64, columns: &[&str]) -> u64 {
     charge(Encoded::new(&origin(1), &batch(1, rows, columns)).unwrap().bytes())
 }
@@ -65,7 +71,7 @@ fn empty_bytes() -> u64 {
 
 /// A limit for so many files of this size: folders, what is booked while one is written, and the files.
 fn limit_for(files: u64, each: u64) -> u64 {
-    empty_bytes() + FOLDER_GROWTH_BYTES + files * each
+    empty_bytes() + FOLDER_GROWTH_BLOCKS * BLOCK_BYTES + files * each
 }
 
 #[test]

@@ -9,7 +9,6 @@ mod report;
 
 use super::failure::Failure;
 use super::{AccessArgs, DatasetArgs, Out, write_json};
-use crate::counters;
 use crate::dataset::Dataset;
 use crate::loader::{Ending, Layout, LoaderSettings, Shuffle};
 use clap::Args;
@@ -82,7 +81,7 @@ impl Epoch {
     pub(super) async fn run(self, out: Out<'_>) -> Result<(), Failure> {
         let ranks = self.ranks()?;
         let access = self.access.access()?;
-        let mut before = access.status().await?;
+        let mut before = access.readings().await?;
         let dataset = Dataset::open(&access, &self.dataset.spec()).await?;
         let manifest = dataset.manifest();
         let place = Place {
@@ -98,9 +97,9 @@ impl Epoch {
         for epoch in 0..self.epochs {
             let settings = self.settings(epoch);
             let read = ranks::read(&dataset, &settings, ranks.clone()).await?;
-            let after = access.status_within(settings.patience).await?;
-            let row = Row::new(epoch, &read, &counters::since(&before, &after), place);
-            before = after;
+            let after = access.readings_within(settings.patience).await?;
+            let row = Row::new(epoch, &read, &after.since(&before), place);
+            before = after.over(before);
             if !self.json {
                 writeln!(out, "{}", row.line())?;
                 out.flush()?;

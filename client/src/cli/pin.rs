@@ -5,7 +5,7 @@ use super::{EndpointArgs, Out, figures, write_json};
 use crate::access::Node;
 use crate::survey;
 use clap::Args;
-use forebay_proto::v1;
+use forebay_proto::{Kind, v1};
 use serde::Serialize;
 
 #[derive(Debug, Args)]
@@ -30,7 +30,7 @@ impl Pin {
     /// Pins, or with `pinned` = false unpins.
     pub(super) async fn run(self, pinned: bool, out: Out<'_>) -> Result<(), Failure> {
         let topology = survey::topology(&self.endpoint.endpoints()?).await?;
-        let (mut files, mut bytes) = (0, 0);
+        let (mut files, mut bytes, mut had, mut lacked) = (0, 0, false, None);
         for node in &topology.nodes {
             let node = Node::new(&node.address)?;
             let request = v1::PinRequest { uri: self.uri.clone() };
@@ -39,8 +39,18 @@ impl Pin {
                 true => client.pin(request).await,
                 false => client.unpin(request).await,
             };
-            let reply = reply.map_err(|s| node.error(s))?.into_inner();
-            (files, bytes) = (files + reply.files, bytes + reply.bytes);
+            match reply.map_err(|s| node.error(s)) {
+                Ok(reply) => {
+                    let reply = reply.into_inner();
+                    (files, bytes, had) = (files + reply.files, bytes + reply.bytes, true);
+                }
+                // One that joined after it was pinned, or was unpinned before.
+                Err(e) if !pinned && e.kind == Kind::NotFound => lacked = Some(e),
+                Err(e) => return Err(e.into()),
+            }
+        }
+        if let Some(e) = lacked.filter(|_| !had) {
+            return Err(e.into());
         }
         if self.json {
             return write_json(out, &Answer { uri: self.uri, files, bytes });

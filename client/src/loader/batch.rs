@@ -1,11 +1,10 @@
 //! A finished batch: one contiguous array per column.
 
 use arrow::array::{Array, ArrayRef, RecordBatch};
-use arrow::buffer::BooleanBuffer;
+use arrow::buffer::{BooleanBuffer, ScalarBuffer};
 use arrow::datatypes::SchemaRef;
 use forebay_proto::digest::OrderDigest;
 use forebay_proto::{Error, Result};
-use std::sync::Arc;
 
 /// One rank's rows of a step. Cheap to clone; its memory goes back to the loader's pool when the last clone is gone.
 #[derive(Debug, Clone)]
@@ -13,7 +12,7 @@ pub struct Batch {
     pub(crate) epoch: u64,
     pub(crate) step: u64,
     pub(crate) samples_done: u64,
-    pub(crate) samples: Arc<[u64]>,
+    pub(crate) samples: ScalarBuffer<u64>,
     pub(crate) mask: Option<BooleanBuffer>,
     pub(crate) real_rows: usize,
     pub(crate) digest: OrderDigest,

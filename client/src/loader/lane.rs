@@ -384,7 +384,7 @@ impl Lane {
         if row == 0 || step >= self.epoch.count {
             return Ok(());
         }
-        let pieces = self.epoch.plan(step)?.pieces;
+        let pieces = self.epoch.pieces(step)?;
         if !pieces.iter().any(|p| self.segments.has(p.segment) && p.first + p.rows > row) {
             self.done = Mark { step: step + 1, row: 0 };
         }

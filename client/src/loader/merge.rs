@@ -31,6 +31,8 @@ pub(crate) struct Window {
     inner: Mutex<Inner>,
     /// Held while a step is planned and opened; taken before `inner`.
     planning: Mutex<()>,
+    /// Steps that were handed out. The streams free them: whoever takes batches has better things to do.
+    past: Mutex<Vec<Arc<Assembly>>>,
     /// Enough was handed out: there may be room.
     room: Notify,
     /// A step became ready, or the work failed.
@@ -60,6 +62,13 @@ pub(crate) enum Opened {
     Past,
     /// There is no room for it yet.
     Full,
+}
+
+/// Where a step stands.
+enum Found {
+    Known(Opened),
+    /// This step of the epoch is to be opened next, and is counted with so many bytes.
+    Next(u64, u64),
 }
 
 /// One batch being filled.
@@ -102,8 +111,8 @@ impl Window {
     /// An empty window. `row_bytes` is the size of a row as far as one can tell.
     pub fn new(schema: SchemaRef, pool: Pool, budget: u64, row_bytes: f64) -> Self {
         let inner = Inner { base: 0, open: VecDeque::new(), bytes: 0, row_bytes, failed: None, wanted: None };
-        let (inner, planning) = (Mutex::new(inner), Mutex::new(()));
-        Self { schema, pool, budget, inner, planning, room: Notify::new(), ready: Notify::new() }
+        let (inner, planning, past) = (Mutex::new(inner), Mutex::default(), Mutex::default());
+        Self { schema, pool, budget, inner, planning, past, room: Notify::new(), ready: Notify::new() }
     }
 
     /// The columns of the batches.
@@ -118,40 +127,40 @@ impl Window {
 
     /// Opens a step of an epoch, and those before it, if there is room.
     pub fn try_open(&self, epoch: &Epoch, step: u64) -> Result<Opened> {
-        let seq = epoch.first_seq + step;
-        if let Ok(found) = self.find(seq) {
-            return Ok(found);
+        let past = std::mem::take(&mut *lock(&self.past));
+        drop(past);
+        if let Found::Known(opened) = self.find(epoch, step)? {
+            return Ok(opened);
         }
         // One stream plans at a time, and whoever takes batches meanwhile does not wait for it.
         let _planning = lock(&self.planning);
         loop {
-            let next = match self.find(seq) {
-                Ok(found) => return Ok(found),
-                Err(next) => next,
+            let (next, bytes) = match self.find(epoch, step)? {
+                Found::Known(opened) => return Ok(opened),
+                Found::Next(next, bytes) => (next, bytes),
             };
-            let plan = epoch.plan(next - epoch.first_seq)?;
+            let assembly = Assembly::new(epoch.plan(next, &self.pool)?, self.schema.fields().len(), bytes);
             let mut inner = lock(&self.inner);
-            let bytes = (f64::from(plan.rows) * inner.row_bytes) as u64;
-            if !inner.open.is_empty() && inner.bytes + bytes > self.budget {
-                return Ok(Opened::Full);
-            }
             inner.bytes += bytes;
-            inner.open.push_back(Arc::new(Assembly::new(plan, self.schema.fields().len(), bytes)));
+            inner.open.push_back(Arc::new(assembly));
         }
     }
 
-    /// What is known of a step; the error is the number of the one to be opened next.
-    fn find(&self, seq: u64) -> std::result::Result<Opened, u64> {
+    /// What is known of a step. Nothing is planned for which there is no room.
+    fn find(&self, epoch: &Epoch, step: u64) -> Result<Found> {
+        let seq = epoch.first_seq + step;
         let inner = lock(&self.inner);
         if seq < inner.base {
-            return Ok(Opened::Past);
+            return Ok(Found::Known(Opened::Past));
         }
         if let Some(open) = inner.open.get((seq - inner.base) as usize) {
-            return Ok(Opened::Open(open.clone()));
+            return Ok(Found::Known(Opened::Open(open.clone())));
         }
-        match !inner.open.is_empty() && inner.bytes >= self.budget {
-            true => Ok(Opened::Full),
-            false => Err(inner.base + inner.open.len() as u64),
+        let next = inner.base + inner.open.len() as u64 - epoch.first_seq;
+        let bytes = (epoch.rows(next)? as f64 * inner.row_bytes) as u64;
+        match !inner.open.is_empty() && inner.bytes + bytes > self.budget {
+            true => Ok(Found::Known(Opened::Full)),
+            false => Ok(Found::Next(next, bytes)),
         }
     }
 
@@ -217,31 +226,33 @@ impl Window {
             if let Some(batch) = self.try_take(seq)? {
                 return Ok(batch);
             }
+            lock(&self.inner).wanted = Some(seq);
             self.ready.notified().await;
         }
     }
 
-    fn try_take(&self, seq: u64) -> Result<Option<Batch>> {
+    /// Step number `seq`, if it is ready.
+    pub fn try_take(&self, seq: u64) -> Result<Option<Batch>> {
         let mut inner = lock(&self.inner);
         if let Some(first) = inner.open.front().filter(|_| inner.base == seq) {
             let mut fill = lock(&first.fill);
             if let Some(batch) = fill.done.take() {
                 let bytes = fill.bytes;
                 drop(fill);
-                inner.open.pop_front();
+                let past = inner.open.pop_front();
                 inner.wanted = None;
                 inner.base += 1;
                 inner.bytes -= bytes.min(inner.bytes);
                 let wake =
                     inner.open.is_empty() || inner.bytes <= self.budget / WAKE_PARTS * (WAKE_PARTS - 1);
                 drop(inner);
+                lock(&self.past).extend(past);
                 if wake {
                     self.room.notify_waiters();
                 }
                 return Ok(Some(batch));
             }
         }
-        inner.wanted = Some(seq);
         inner.failed.clone().map_or(Ok(None), Err)
     }
 
@@ -325,6 +336,7 @@ fn payload_bytes(batch: &Batch) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::pool::POOLED_BYTES;
     use arrow::datatypes::{DataType, Field, Schema};
     use forebay_proto::manifest::{Digest, Manifest, Object, SegmentSize};
     use forebay_proto::plan::steps::{Cut, Ending, Layout};
@@ -334,18 +346,17 @@ mod tests {
     const ROWS: u32 = 10;
 
     fn epoch() -> Epoch {
+        epoch_of(200, ROWS.into())
+    }
+
+    fn epoch_of(rows: u64, global_batch: u64) -> Epoch {
         let object = Object { key: "a".into(), etag: "e".into(), size: 1 };
-        let size = SegmentSize { object: 0, row_groups: 1, rows: 200, decoded_bytes: 1 };
+        let size = SegmentSize { object: 0, row_groups: 1, rows, decoded_bytes: 1 };
         let manifest = Manifest::new("file:///d", 1, vec![], vec![object], &[size]).unwrap();
         let key = PlanKey { manifest: Digest(1), seed: 2, epoch: 3, shuffle: Shuffle::Full };
-        let cut = Cut {
-            first_position: 0,
-            global_batch: ROWS.into(),
-            world: 1,
-            ending: Ending::Pad,
-            layout: Layout::Segment,
-        };
-        Epoch::new(Arc::new(manifest), Order::of_segments(&[200], key), cut, 0, 0).unwrap()
+        let cut =
+            Cut { first_position: 0, global_batch, world: 1, ending: Ending::Pad, layout: Layout::Segment };
+        Epoch::new(Arc::new(manifest), Order::of_segments(&[rows], key), cut, 0, 0).unwrap()
     }
 
     #[tokio::test]
@@ -372,5 +383,27 @@ mod tests {
         window.take(1).await.unwrap();
         assert!(next.await.unwrap().is_some());
         assert!(matches!(window.try_open(&epoch, 1), Ok(Opened::Past)));
+    }
+
+    #[test]
+    fn nothing_is_planned_without_room_nor_freed_by_the_taker() {
+        let rows = 2 * POOLED_BYTES / size_of::<u64>();
+        let (epoch, pool) = (epoch_of(4 * rows as u64, rows as u64), Pool::new(1 << 30));
+        let schema = Arc::new(Schema::new(vec![Field::new("x", DataType::UInt8, false)]));
+        let window = Window::new(schema, pool.clone(), 1, 1.0);
+        let Ok(Opened::Open(first)) = window.try_open(&epoch, 0) else { panic!("the first is always open") };
+        assert!(matches!(window.try_open(&epoch, 1), Ok(Opened::Full)));
+        assert_eq!(pool.idle_bytes(), 0, "a plan that was thrown away leaves its sample numbers in the pool");
+        assert!(window.try_take(0).unwrap().is_none());
+        assert_eq!(window.wanted(), None, "who only looks does not wait");
+        first.prepare(0, 1, &pool);
+        let digest = first.plan.digest(0..rows as u32);
+        window.commit(&first, Commit { rows: rows as u32, digest, odd: Vec::new() }).unwrap();
+        let (past, samples) = (Arc::downgrade(&first), window.try_take(0).unwrap().unwrap().samples);
+        drop(first);
+        assert!(past.upgrade().is_some(), "the taker has left it to the streams");
+        assert!(matches!(window.try_open(&epoch, 0), Ok(Opened::Past)));
+        assert!(past.upgrade().is_none());
+        assert_eq!(samples.len(), rows, "what the batch holds lives on");
     }
 }

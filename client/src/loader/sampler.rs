@@ -3,12 +3,13 @@
 //! Planning is pure; a step's plan costs 24 bytes for each row (its sample's number, and running digests, so that the digest
 //! of any stretch of rows is a subtraction and each row is hashed once).
 
-use arrow::buffer::BooleanBuffer;
+use crate::pool::Pool;
+use arrow::buffer::{BooleanBuffer, ScalarBuffer};
 use forebay_proto::Result;
 use forebay_proto::digest::OrderDigest;
 use forebay_proto::manifest::Manifest;
 use forebay_proto::plan::Order;
-use forebay_proto::plan::steps::{Cut, Steps, runs};
+use forebay_proto::plan::steps::{Cut, Run, Slot, Steps, runs};
 use forebay_proto::{Error, v1};
 use std::ops::Range;
 use std::sync::Arc;
@@ -51,7 +52,7 @@ pub(crate) struct StepPlan {
     /// Set for rows that are not padding; `None` when all are.
     pub mask: Option<BooleanBuffer>,
     /// The number of each row's sample in the dataset.
-    pub samples: Arc<[u64]>,
+    pub samples: ScalarBuffer<u64>,
     /// In the order of the batch's rows.
     pub pieces: Vec<Piece>,
     /// Entry i is the digest of rows `0 .. i`.
@@ -78,39 +79,53 @@ impl Epoch {
         self.cut.first_position + step * self.cut.global_batch
     }
 
-    /// Plans a step, counted from `cut.first_position`.
-    pub fn plan(&self, step: u64) -> Result<StepPlan> {
-        let steps = Steps::new(&self.order, self.cut)?;
+    /// Rows of a step, padding included.
+    pub fn rows(&self, step: u64) -> Result<u64> {
+        Ok(Steps::new(&self.order, self.cut)?.slots(step))
+    }
+
+    fn slots(&self, step: u64) -> Result<Vec<Slot>> {
         let mut slots = Vec::new();
-        steps.batch(step, self.rank, &mut slots);
+        Steps::new(&self.order, self.cut)?.batch(step, self.rank, &mut slots);
+        Ok(slots)
+    }
+
+    /// The pieces of a step, counted from `cut.first_position`.
+    pub fn pieces(&self, step: u64) -> Result<Vec<Piece>> {
+        Ok(pieces(&self.slots(step)?))
+    }
+
+    /// Plans a step, counted likewise. What outlives the plan with its batch comes from the pool.
+    pub fn plan(&self, step: u64, pool: &Pool) -> Result<StepPlan> {
+        let steps = Steps::new(&self.order, self.cut)?;
+        let slots = self.slots(step)?;
         let segments = self.manifest.segments();
-        let mut running = Vec::with_capacity(slots.len() + 1);
+        let sample = |s: &Slot| segments[s.sample.segment as usize].first_row + u64::from(s.sample.row);
+        let bytes = slots.len() * size_of::<u64>();
+        let mut numbers = pool.take(bytes);
+        for (number, slot) in numbers.typed_data_mut::<u64>().iter_mut().zip(&slots) {
+            *number = sample(slot);
+        }
+        let samples = ScalarBuffer::<u64>::from(pool.share(numbers, bytes));
         let mut digest = OrderDigest::default();
+        let mut running = Vec::with_capacity(slots.len() + 1);
         running.push(digest);
-        let mut samples = Vec::with_capacity(slots.len());
-        for s in &slots {
-            let sample = segments[s.sample.segment as usize].first_row + u64::from(s.sample.row);
-            samples.push(sample);
+        running.extend(slots.iter().zip(samples.iter()).map(|(s, &sample)| {
             if steps.is_real(s) {
                 digest.add(s.position, sample);
             }
-            running.push(digest);
-        }
+            digest
+        }));
         let real = slots.iter().filter(|s| steps.is_real(s)).count() as u32;
         let rows = slots.len() as u32;
-        let mut first = 0;
-        let pieces = runs(&slots).map(|r| {
-            first += r.rows;
-            Piece { segment: r.segment, first: first - r.rows, rows: r.rows }
-        });
         Ok(StepPlan {
             epoch: self.number(),
             step: self.cut.first_position / self.cut.global_batch + step,
             samples_done: self.position(step + 1).min(self.order.len()),
             rows,
             real,
-            samples: samples.into(),
-            pieces: pieces.collect(),
+            samples,
+            pieces: pieces(&slots),
             mask: (real < rows).then(|| slots.iter().map(|s| steps.is_real(s)).collect()),
             running,
         })
@@ -132,6 +147,15 @@ impl Epoch {
             epochs_after: self.epochs_after,
         }
     }
+}
+
+fn pieces(slots: &[Slot]) -> Vec<Piece> {
+    let mut first = 0;
+    let piece = |r: Run| {
+        first += r.rows;
+        Piece { segment: r.segment, first: first - r.rows, rows: r.rows }
+    };
+    runs(slots).map(piece).collect()
 }
 
 impl StepPlan {
@@ -171,10 +195,12 @@ mod tests {
         };
         let epoch = Epoch::new(manifest, order, cut, 1, 0).unwrap();
         assert_eq!(epoch.count, 2);
-        let last = epoch.plan(1).unwrap();
+        let pool = Pool::new(0);
+        let last = epoch.plan(1, &pool).unwrap();
         assert_eq!((last.rows, last.real, last.samples_done), (5, 2, 21));
         assert_eq!(last.mask.as_ref().unwrap().count_set_bits(), 2);
         assert_eq!(last.pieces.iter().map(|p| p.rows).sum::<u32>(), 5);
+        assert_eq!(epoch.pieces(1).unwrap(), last.pieces);
         let mut parts = last.digest(0..2);
         parts.merge(last.digest(2..5));
         assert_eq!(parts, last.digest(0..5));
@@ -185,6 +211,6 @@ mod tests {
         assert_eq!(steps.digest(&slots, first_row), last.digest(0..5));
         let samples = slots.iter().map(|s| first_row(s.sample.segment) + u64::from(s.sample.row));
         assert_eq!(last.samples.to_vec(), samples.collect::<Vec<_>>());
-        assert!(epoch.plan(0).unwrap().mask.is_none());
+        assert!(epoch.plan(0, &pool).unwrap().mask.is_none());
     }
 }

@@ -1,6 +1,6 @@
 //! Messages made of rows: the segments that they need are held, the rows gathered, the message sent.
 
-use super::{Budget, Reading, Ready, Segments, let_go};
+use super::{Budget, Reading, Ready, Segments, let_go, memory_bytes};
 use crate::gather::{Pick, gather};
 use crate::wire::Message;
 use arrow::array::RecordBatch;
@@ -76,15 +76,29 @@ impl Maker {
             || collected.bytes * self.share >= self.budget.message_bytes as f64
     }
 
-    /// Holds wanted segments, and no others; those that are not held yet are got several at once. Answers with those for
-    /// which there is no memory while it holds the rest.
+    /// Holds wanted segments, at least one, and no others; those that are not held yet are got several at once. Answers
+    /// with those for which there is no memory while it holds the rest.
+    ///
+    /// Nobody can be waiting for each other here: one segment is held whatever memory there is, and for a second one no
+    /// room is waited for, the answer goes on with what it holds and lets go of that before it gets the next.
     pub async fn hold(&mut self, wanted: &HashSet<u32>) -> Result<HashSet<u32>> {
         let gone: Vec<_> = self.held.extract_if(|segment, _| !wanted.contains(segment)).collect();
-        let_go(gone.into_iter().map(|(_, ready)| ready));
         let missing: Vec<u32> = wanted.iter().filter(|s| !self.held.contains_key(s)).copied().collect();
         let (most, mut bytes) =
             (self.segments.held_bytes(), self.held.values().map(own_bytes).sum::<usize>());
-        let full = AtomicBool::new(false);
+        let at_once = self.at_once(&missing, most.saturating_sub(bytes))?;
+        let gone: Vec<Ready> = gone.into_iter().map(|(_, ready)| ready).collect();
+        if at_once == 1 && !gone.is_empty() {
+            // Only what is freed makes room.
+            blocking(move || {
+                drop(gone);
+                Ok(())
+            })
+            .await?;
+        } else {
+            let_go(gone);
+        }
+        let full = AtomicBool::new(bytes > most);
         let gets = missing.into_iter().take_while(|_| !full.load(Relaxed)).map(|segment| {
             let (segments, reading) = (self.segments.clone(), self.reading.clone());
             async move {
@@ -100,13 +114,24 @@ impl Maker {
                 Ok((segment, ready))
             }
         });
-        let mut got = stream::iter(gets).buffer_unordered(CONCURRENCY);
+        let mut got = stream::iter(gets).buffer_unordered(at_once);
         while let Some((segment, ready)) = got.try_next().await? {
             bytes += own_bytes(&ready);
-            full.fetch_or(bytes > most, Relaxed);
+            // Others use the same memory.
+            full.fetch_or(bytes > self.segments.held_bytes(), Relaxed);
             self.held.insert(segment, ready);
         }
         Ok(wanted.iter().filter(|s| !self.held.contains_key(s)).copied().collect())
+    }
+
+    /// How many segments may be got at once so that they fit into `bytes`, if none of them lies in a file.
+    fn at_once(&self, segments: &[u32], bytes: usize) -> Result<usize> {
+        let mut largest = 1;
+        for segment in segments {
+            let said = self.reading.manifest.segment(*segment)?.decoded_bytes;
+            largest = largest.max((said as f64 * self.share) as usize);
+        }
+        Ok((bytes / largest).clamp(1, CONCURRENCY))
     }
 
     /// Gathers and sends the collected rows.
@@ -232,7 +257,7 @@ impl Maker {
 
 /// Bytes that a segment takes of the process's memory, in which it lies by itself rather than in a file.
 fn own_bytes(ready: &Ready) -> usize {
-    if ready.guard.is_some() { ready.batch.get_array_memory_size() } else { 0 }
+    if ready.guard.is_some() { memory_bytes(&ready.batch) } else { 0 }
 }
 
 fn gathered(schema: &SchemaRef, sources: &[Ready], picks: &[Pick]) -> Result<RecordBatch> {

@@ -16,6 +16,8 @@ use tokio::sync::Notify;
 #[derive(Debug)]
 pub(super) struct Gate {
     turns: Arc<Turns>,
+    /// Requests at once at most.
+    most: usize,
     bytes_per_s: Option<f64>,
     patience: Duration,
     state: Mutex<State>,
@@ -58,6 +60,7 @@ impl Gate {
         let now = Instant::now();
         Self {
             turns: Turns::new(window.size()),
+            most: settings.s3_max_requests,
             bytes_per_s: settings.s3_max_bytes_per_s.map(|b| b as f64),
             patience: Duration::from_secs_f64(settings.patience_s),
             state: Mutex::new(State { window, budget: Budget::new(now), dark_since: None }),
@@ -70,10 +73,24 @@ impl Gate {
         Tries { gate: self, urgency, backoff: Backoff::new(), first_failure: None }
     }
 
+    /// How many requests wait for each that may be under way; 0 while those may still become more.
+    pub(super) fn queue(&self) -> usize {
+        self.turns.queue(self.most)
+    }
+
+    /// A request under way reads so many bytes more.
+    pub(super) fn pay(&self, bytes: u64) {
+        self.turns.pay(self.cost(bytes));
+    }
+
+    fn cost(&self, bytes: u64) -> Duration {
+        let seconds = self.bytes_per_s.map_or(0.0, |rate| bytes as f64 / rate);
+        Duration::from_secs_f64(seconds.min(86_400.0))
+    }
+
     /// Waits for a turn at `bytes`; gives up when the store has answered nothing well for the patience since `since`.
     async fn enter(&self, urgency: &Urgency, bytes: u64, since: Instant) -> Result<Pass, Closed> {
-        let cost = self.bytes_per_s.map_or(0.0, |rate| bytes as f64 / rate);
-        let turn = self.turns.take(urgency, Duration::from_secs_f64(cost.min(86_400.0)));
+        let turn = self.turns.take(urgency, self.cost(bytes));
         tokio::pin!(turn);
         loop {
             let (now, dark_since) = (Instant::now(), self.lock().dark_since);

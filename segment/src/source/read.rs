@@ -2,10 +2,12 @@
 
 use super::checksum::Offered;
 use super::gate::{Closed, Pass, Tries};
+use super::joint::{self, Riders};
 use super::{Place, Purpose, Source, Urgency, Version};
 use bytes::Bytes;
 use forebay_proto::{Error, Kind, Result};
 use futures::TryStreamExt;
+use futures::stream::BoxStream;
 use object_store::{GetOptions, GetRange, ObjectMeta};
 use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
@@ -35,6 +37,32 @@ impl<'a> Request<'a> {
         let pass = self.tries.begin(bytes).await.map_err(|Closed| self.closed())?;
         self.start.get_or_insert_with(Instant::now);
         Ok(pass)
+    }
+
+    /// Waits until an attempt for the bytes `rest` may begin; none if they were read along with others' meanwhile, into
+    /// `bytes`, as far as `filled` then says.
+    async fn turn(
+        &mut self,
+        joins: bool,
+        rest: Range<u64>,
+        bytes: &mut [u8],
+        filled: &mut usize,
+    ) -> Result<Option<Pass>> {
+        let wanted = rest.end - rest.start;
+        let Some(version) = self.version.filter(|_| joins) else { return self.begin(wanted).await.map(Some) };
+        let mut stop = self.source.inner.joint.wait(key(self.place, version), rest);
+        let pass = tokio::select! {
+            biased;
+            () = stop.taken() => None,
+            pass = self.begin(wanted) => Some(pass?),
+        };
+        // It may have been taken along just before its own turn came.
+        if pass.is_some() && stop.leave() {
+            return Ok(pass);
+        }
+        drop(pass);
+        *filled += stop.ride(bytes).await;
+        Ok(None)
     }
 
     /// The attempt's outcome: none if it is to be tried again.
@@ -143,11 +171,33 @@ impl Source {
     ) -> Result<()> {
         let mut request = Request::new(self, place, Some(version), urgency);
         let (mut filled, mut readings) = (0, 0);
+        let end = start + bytes.len() as u64;
         loop {
-            let whole = start == 0 && filled == 0 && bytes.len() as u64 == version.size;
-            let pass = request.begin((bytes.len() - filled) as u64).await?;
-            let done = self.attempt(place, version, start, bytes, &mut filled, purpose).await;
-            let Some((size, offered)) = request.end(pass, done)? else { continue };
+            let rest = start + filled as u64..end;
+            let whole = rest == (0..version.size);
+            let joins = purpose == Purpose::Data && !whole && !place.is_file();
+            let Some(pass) = request.turn(joins, rest.clone(), &mut bytes[filled..], &mut filled).await?
+            else {
+                match filled == bytes.len() {
+                    true => return Ok(()),
+                    false => continue,
+                }
+            };
+            let riders = match joins && request.last.is_none() {
+                true => self.inner.joint.take_along(&key(place, version), rest, self.inner.gate.queue()),
+                false => Riders::default(),
+            };
+            self.inner.gate.pay(riders.bytes());
+            let done = self.attempt(place, version, (start, &mut *bytes), &mut filled, purpose, riders).await;
+            let told = match done {
+                Ok((told, Some(trail))) => {
+                    self.read_on(trail, urgency, pass);
+                    Some(told)
+                }
+                Ok((told, None)) => request.end(pass, Ok(told))?,
+                Err(e) => request.end(pass, Err(e))?,
+            };
+            let Some((size, offered)) = told else { continue };
             if size != version.size || filled < bytes.len() {
                 return Err(Error::changed(format!(
                     "{}: has {size} bytes, not the {} it was frozen with: open the dataset anew",
@@ -169,54 +219,103 @@ impl Source {
         }
     }
 
-    /// Fills `bytes` from `filled` on, as far as one answer goes. Says what size the object has and what checksum.
+    /// Fills `bytes`, which lie at `start`, from `filled` on, as far as one answer goes. Says what size the object has and what checksum,
+    /// and what is left to read for those who ride along.
     async fn attempt(
         &self,
         place: &Place,
         version: &Version,
-        start: u64,
-        bytes: &mut [u8],
+        (start, bytes): (u64, &mut [u8]),
         filled: &mut usize,
         purpose: Purpose,
-    ) -> object_store::Result<(u64, Option<Offered>)> {
+        mut riders: Riders,
+    ) -> object_store::Result<((u64, Option<Offered>), Option<Trail>)> {
         let c = &self.inner.counters;
         let (requests, received) = match purpose {
             Purpose::Footer => (&c.footer_requests, &c.footer_bytes),
             Purpose::Data => (&c.s3_requests, &c.s3_bytes),
         };
         requests.fetch_add(1, Relaxed);
-        let range = start + *filled as u64..start + bytes.len() as u64;
+        let end = start + bytes.len() as u64;
+        let (mut at, far) = (start + *filled as u64, riders.end().unwrap_or(end));
         let options = GetOptions {
-            range: Some(GetRange::Bounded(range)),
+            range: Some(GetRange::Bounded(at..far)),
             if_match: Some(format!("\"{}\"", version.etag)),
             ..Default::default()
         };
         let answer = place.store.objects.get_opts(&place.path, options).await?;
         let told = (answer.meta.size, answer.extensions.get::<Offered>().cloned());
-        let mut missing = bytes.len() - *filled;
+        if told.0 != version.size {
+            // Nobody's bytes.
+            riders = Riders::default();
+        }
         let mut take = |piece: &[u8]| {
             received.fetch_add(piece.len() as u64, Relaxed);
             let rest = bytes.get_mut(*filled..).unwrap_or_default();
             let fits = piece.len().min(rest.len());
             rest[..fits].copy_from_slice(&piece[..fits]);
             *filled += fits;
-            missing -= fits;
-            missing
+            fits == rest.len()
         };
         if place.is_file() {
             take(&answer.bytes().await?);
-            return Ok(told);
+            return Ok((told, None));
         }
         let mut body = answer.into_stream();
-        let mut missing = usize::MAX;
+        let mut is_filled = false;
         loop {
             match body.try_next().await {
-                Ok(Some(piece)) => missing = take(&piece),
-                Ok(None) => return Ok(told),
+                Ok(Some(piece)) => {
+                    is_filled = take(&piece);
+                    riders.hand(at, &piece).await;
+                    at += piece.len() as u64;
+                    if is_filled && !riders.is_empty() {
+                        return Ok((told, Some(Trail { body, at, end: far, riders })));
+                    }
+                }
+                Ok(None) => return Ok((told, None)),
                 // Broken after its last byte: there is nothing left to ask for.
-                Err(_) if missing == 0 => return Ok(told),
+                Err(_) if is_filled => return Ok((told, None)),
                 Err(e) => return Err(e),
             }
         }
     }
+
+    /// Reads the rest of an answer for those who ride along, as a task of its own: the one who sent the request has its bytes.
+    fn read_on(&self, mut trail: Trail, urgency: &Urgency, pass: Pass) {
+        let (source, urgency) = (self.clone(), urgency.clone());
+        tokio::spawn(async move {
+            let received = &source.inner.counters.s3_bytes;
+            let done = async {
+                while let Some(piece) = trail.body.try_next().await? {
+                    received.fetch_add(piece.len() as u64, Relaxed);
+                    trail.riders.hand(trail.at, &piece).await;
+                    trail.at += piece.len() as u64;
+                    // All have gone: nobody wants the rest.
+                    if trail.riders.is_empty() && trail.at < trail.end {
+                        break;
+                    }
+                }
+                Ok::<_, object_store::Error>(())
+            };
+            let (done, mut tries) = (done.await, source.inner.gate.tries(&urgency));
+            match done {
+                Ok(()) => tries.well(pass),
+                Err(_) => drop(tries.badly(pass)),
+            }
+        });
+    }
+}
+
+/// The rest of an answer, for those who ride along.
+struct Trail {
+    body: BoxStream<'static, object_store::Result<Bytes>>,
+    /// Where in the object it goes on, and ends.
+    at: u64,
+    end: u64,
+    riders: Riders,
+}
+
+fn key(place: &Place, version: &Version) -> joint::Key {
+    (place.uri.clone(), version.etag.clone())
 }

@@ -79,6 +79,18 @@ impl Turns {
         state.taken >= state.limit || !state.waiting.is_empty()
     }
 
+    /// How many wait for each turn that there is, where there are at least `full` of them; 0 where there are less.
+    pub(crate) fn queue(&self, full: usize) -> usize {
+        let state = self.lock();
+        let waiting = || state.waiting.iter().filter(|w| !w.grant.is_closed()).count();
+        if state.limit < full { 0 } else { waiting() / state.limit }
+    }
+
+    /// The next turn waits for `cost` more.
+    pub(crate) fn pay(&self, cost: Duration) {
+        self.lock().pay(cost, Instant::now());
+    }
+
     /// Gives out the turns that there are.
     fn serve(self: &Arc<Self>) {
         let mut state = self.lock();

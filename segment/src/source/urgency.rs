@@ -1,11 +1,18 @@
 //! How soon somebody needs what is read: requests that are waited for come before those made ahead of time.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use tokio::sync::Notify;
 
 /// The urgency of a read. Clones share it, so that a read ahead of time can be hurried once somebody waits for it.
 #[derive(Debug, Clone)]
-pub struct Urgency(Arc<AtomicBool>);
+pub struct Urgency(Arc<Wanted>);
+
+#[derive(Debug)]
+struct Wanted {
+    now: AtomicBool,
+    raised: Notify,
+}
 
 impl Default for Urgency {
     fn default() -> Self {
@@ -16,22 +23,38 @@ impl Default for Urgency {
 impl Urgency {
     /// Somebody waits for it.
     pub fn demand() -> Self {
-        Self(Arc::new(AtomicBool::new(true)))
+        Self::new(true)
     }
 
     /// Nobody waits for it yet: it goes when no demand is waiting.
     pub fn prefetch() -> Self {
-        Self(Arc::new(AtomicBool::new(false)))
+        Self::new(false)
     }
 
     /// From now on somebody waits for it: what has not begun yet goes with the demands.
     pub fn raise(&self) {
-        self.0.store(true, Relaxed);
+        self.0.now.store(true, SeqCst);
+        self.0.raised.notify_waiters();
+    }
+
+    /// Returns once somebody waits for it. May be cancelled.
+    pub async fn raised(&self) {
+        loop {
+            let raise = self.0.raised.notified();
+            if self.is_demand() {
+                return;
+            }
+            raise.await;
+        }
     }
 
     /// Whether somebody waits for it.
     pub fn is_demand(&self) -> bool {
-        self.0.load(Relaxed)
+        self.0.now.load(SeqCst)
+    }
+
+    fn new(now: bool) -> Self {
+        Self(Arc::new(Wanted { now: AtomicBool::new(now), raised: Notify::new() }))
     }
 }
 
@@ -46,5 +69,16 @@ mod tests {
         assert!(!clone.is_demand());
         urgency.raise();
         assert!(clone.is_demand() && Urgency::default().is_demand());
+    }
+
+    #[tokio::test]
+    async fn whoever_waits_for_it_to_be_raised_hears_of_it() {
+        Urgency::demand().raised().await;
+        let urgency = Urgency::prefetch();
+        let wait = urgency.raised();
+        tokio::join!(wait, async {
+            tokio::task::yield_now().await;
+            urgency.raise();
+        });
     }
 }

@@ -52,7 +52,7 @@ impl Run {
         let mut command = Command::new(program);
         scrub(&mut command);
         super::tie::tie(&mut command);
-        Self { command, name: name.to_owned(), limit: Duration::from_secs(120), show: false }
+        Self { command, name: name.to_owned(), limit: Duration::from_secs(300), show: false }
     }
 
     /// Adds one argument.
@@ -76,7 +76,7 @@ impl Run {
         self
     }
 
-    /// Kills it after `limit` (default: two minutes).
+    /// Kills it after `limit` (default: five minutes).
     pub fn limit(mut self, limit: Duration) -> Self {
         self.limit = limit;
         self

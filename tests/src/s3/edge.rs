@@ -104,6 +104,7 @@ impl Edge {
             Some(Fault::SlowDown) => fault::slow_down(),
             Some(Fault::Deny) => fault::refusal(StatusCode::FORBIDDEN, "AccessDenied", "Access Denied"),
             Some(Fault::Cut) => fault::cut(self.serve(request).await),
+            Some(Fault::Garble) => fault::garble(self.serve(request).await),
             Some(Fault::Delay(delay)) => {
                 tokio::time::sleep(delay).await;
                 self.serve(request).await

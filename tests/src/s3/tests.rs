@@ -183,7 +183,7 @@ async fn faults_strike_as_planned_and_heal() {
     let path = Path::from("k");
     let (patient, hasty) = (connect(&server), client(&server, &server.endpoint, &server.secret_key, 0));
 
-    let (start, burst) = (Instant::now(), Duration::from_secs(1));
+    let (start, burst) = (Instant::now(), Duration::from_secs(3));
     server.inject(fault::lasting(burst, Fault::SlowDown));
     assert!(hasty.get(&path).await.is_err());
     client(&server, &server.endpoint, &server.secret_key, 30)

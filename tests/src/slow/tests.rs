@@ -30,28 +30,43 @@ async fn signatures_hold_and_everything_is_counted() {
     assert!(stranger.get(&path).await.is_err(), "signatures are still checked");
 }
 
+/// Nothing may come sooner than in `least` seconds; of five tries one must not come much later either.
+async fn takes(what: &str, least: f64, get: impl AsyncFn()) {
+    for _ in 0..5 {
+        let start = Instant::now();
+        get().await;
+        let took = start.elapsed().as_secs_f64();
+        assert!(took >= least, "{what} took {took} s");
+        if took < 3.0 {
+            return;
+        }
+    }
+    panic!("{what} took 3 s and more, five times");
+}
+
 #[tokio::test]
 async fn first_byte_and_rates_are_as_set() {
     let (server, proxy) = behind(Slowness { first_byte: Duration::from_millis(30), ..Slowness::none() });
     server.put("k", vec![1u8; 8 << 20]);
     let store = client(&server, &proxy.endpoint, &server.secret_key, 0);
     let path = Path::from("k");
-    let start = Instant::now();
-    store.get_range(&path, 0..10).await.expect("range");
-    assert!(start.elapsed() >= Duration::from_millis(30));
+    takes("the first byte", 0.03, async || {
+        store.get_range(&path, 0..10).await.expect("range");
+    })
+    .await;
 
     proxy.set(Slowness { connection_mb_s: 40.0, ..Slowness::none() });
-    let start = Instant::now();
-    store.get_range(&path, 0..8 << 20).await.expect("whole");
-    let alone = start.elapsed().as_secs_f64();
-    assert!((0.18..0.6).contains(&alone), "8.4 MB at 40 MB/s took {alone} s");
+    takes("8.4 MB at 40 MB/s", 0.18, async || {
+        store.get_range(&path, 0..8 << 20).await.expect("whole");
+    })
+    .await;
 
     proxy.set(Slowness { total_mb_s: 40.0, ..Slowness::none() });
-    let start = Instant::now();
     let half = |from: u64| store.get_range(&path, from..from + (4 << 20));
-    futures::try_join!(half(0), half(4 << 20)).map(|_| ()).expect("both halves");
-    let shared = start.elapsed().as_secs_f64();
-    assert!((0.18..0.6).contains(&shared), "8.4 MB at 40 MB/s in all took {shared} s");
+    takes("8.4 MB at 40 MB/s in all", 0.18, async || {
+        futures::try_join!(half(0), half(4 << 20)).expect("both halves");
+    })
+    .await;
 }
 
 #[tokio::test]

@@ -24,6 +24,8 @@ pub struct Settings {
 /// What one cold epoch of all jobs cost, per byte that had to be read or written.
 struct Cost {
     from_s3: f64,
+    /// With footers, and what is read of an object's end before its footer is known.
+    from_s3_with_footers: f64,
     written: f64,
     /// By the kernel's account of the process, which counts whole pages and every other file too.
     written_by_kernel: f64,
@@ -40,12 +42,13 @@ pub fn run(runtime: &Runtime, settings: &Settings) -> anyhow::Result<Findings> {
     let row = |name, of: fn(&Cost) -> f64| Row::of(name, "ratio", &costs.iter().map(of).collect::<Vec<_>>());
     let s3_row = row("s3_amplification", |cost| cost.from_s3).against("each byte once", 1.0);
     let disk_row = row("disk_write_amplification", |cost| cost.written).against("each byte once", 1.0);
+    let whole_row = row("s3_amplification_with_footers", |cost| cost.from_s3_with_footers);
     let kernel_row = row("disk_write_amplification_kernel", |cost| cost.written_by_kernel);
     let mut found = Findings::default();
     for row in [&s3_row, &disk_row] {
         found.check(row.max <= 1.01, format!("{} = {:.4}, at most 1.01", row.name, row.max));
     }
-    found.rows.extend([s3_row, disk_row, kernel_row]);
+    found.rows.extend([s3_row, whole_row, disk_row, kernel_row]);
     Ok(found)
 }
 
@@ -66,8 +69,10 @@ async fn cold(s3: &S3Server, table: &Table) -> anyhow::Result<Cost> {
     let counters = status(&server.endpoint).await?.counters.context("a node has counters")?;
     stop(server)?;
     let decoded = counters.arrow_bytes_decoded as f64;
+    let (log, projected) = (s3.log(), table.projected_bytes() as f64);
     Ok(Cost {
-        from_s3: table.data_bytes(&s3.log()) as f64 / table.projected_bytes() as f64,
+        from_s3: table.data_bytes(&log) as f64 / projected,
+        from_s3_with_footers: table.object_bytes(&log) as f64 / projected,
         written: counters.store_bytes_written as f64 / decoded,
         written_by_kernel: written_by_kernel as f64 / decoded,
     })

@@ -88,6 +88,12 @@ impl Table {
         data.map(|seen| seen.bytes).sum()
     }
 
+    /// Bytes of objects among what the store was asked for, their footers included.
+    pub fn object_bytes(&self, log: &[Seen]) -> u64 {
+        let objects = log.iter().filter(|seen| seen.is_object_get() && seen.status < 300);
+        objects.filter(|seen| self.footers.contains_key(&seen.key)).map(|seen| seen.bytes).sum()
+    }
+
     /// Bytes of all column chunks: everything between the magic at a file's beginning and its footer.
     pub fn projected_bytes(&self) -> u64 {
         self.footers.values().map(|footer| footer - 4).sum()

@@ -14,6 +14,7 @@ use crate::mnist;
 use crate::process::{Run, Server, ServerOptions};
 use crate::s3::S3Server;
 use anyhow::Context;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
@@ -178,6 +179,7 @@ impl Stage {
         let server = self.node(&dirs, self.stored_bytes * 3 / 4)?;
         let training = self.training(&server, folder.path()).await?;
         let mut reader = self.reader(&server).await?;
+        self.s3.take_log();
         let mut read = reader.epoch().await?;
         if !strike(what, &cache)? {
             return Ok(skipped(name, "folders cannot be made immutable here"));
@@ -189,6 +191,8 @@ impl Stage {
         }
         heal(what, &cache);
         let outcome = outcome.map(|epoch| read.and(epoch));
+        // Three epochs, and what the next one needs first.
+        let fetched = self.table.data_bytes(&self.s3.log()) as f64 / self.table.projected_bytes() as f64;
         let trained = tokio::task::block_in_place(|| training.map(Training::end).transpose());
         // What the cache may hold would fill the small disk several times over.
         let filled = disk.as_ref().map(|disk| du(&disk.folder()) as f64 / self.small_disk_bytes() as f64);
@@ -197,6 +201,11 @@ impl Stage {
             _ => Some(self.stores_again(&server, &mut reader).await?),
         };
         let mut found = self.findings(name, server, outcome, trained)?;
+        found.value(format!("fault_{name}_s3_epochs"), "epochs", fetched);
+        found.check(
+            fetched <= 4.0,
+            format!("{name}: in 3 epochs the data was fetched {fetched:.2} times, at most 4"),
+        );
         if let Some(share) = filled {
             found.check(share > 0.5, format!("{name}: the small disk is used, up to {:.0} %", 100.0 * share));
         }
@@ -313,8 +322,23 @@ fn strike(what: Disk, cache: &Path) -> anyhow::Result<bool> {
         Disk::IsFull | Disk::OneOfTwoIsFull => Ok(true),
         Disk::Refuses => Ok(immutable(true, cache)),
         Disk::LosesFiles => {
-            std::fs::remove_dir_all(cache.join("v1"))?;
+            lose(&cache.join("v1"))?;
             Ok(true)
+        }
+    }
+}
+
+/// Removes a folder from under a node that runs. What the node writes there meanwhile goes as well: a removal that
+/// a new file came in between of is begun again.
+fn lose(folder: &Path) -> std::io::Result<()> {
+    let since = Instant::now();
+    loop {
+        match std::fs::remove_dir_all(folder) {
+            Err(error)
+                if error.kind() == ErrorKind::DirectoryNotEmpty
+                    && since.elapsed() < Duration::from_secs(10) => {}
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+            ended => return ended,
         }
     }
 }

@@ -5,10 +5,14 @@
 //! are of one size, so that is fetches over segments. Epochs fetch ahead for the next ones, as far as memory reaches, so
 //! single epochs say nothing: what counts is all that was fetched, less what the first epoch needs with an empty cache
 //! under the best policy.
+//!
+//! The node has memory for as many segments as it has by default (2 GiB for segments of 32 MiB): were it much more, the
+//! rows would be about what it keeps in memory.
 
 use super::data::Table;
 use super::reader::{Job, Reader, read};
 use super::{Findings, replay, start, status, stop};
+use crate::process::{Server, ServerOptions};
 use crate::report::Row;
 use crate::s3::S3Server;
 use tokio::runtime::Runtime;
@@ -19,6 +23,9 @@ const PERCENTS: [u64; 5] = [10, 25, 50, 75, 100];
 /// Small segments, so that a tenth of them is still a good number.
 const SEGMENT_ROWS: u64 = 256;
 
+/// The node's memory: 64 segments.
+const MEMORY: &str = "16MiB";
+
 /// How large the measurement is.
 #[derive(Debug, Clone, Copy)]
 pub struct Settings {
@@ -26,6 +33,8 @@ pub struct Settings {
     pub segments: u64,
     /// Epochs; the first does not count.
     pub epochs: u64,
+    /// What the orders depend on.
+    pub seed: u64,
 }
 
 /// A dataset in a store, and what it takes up once it is held.
@@ -58,7 +67,7 @@ impl Stage {
 
     /// One job with so much of the dataset's size as cache.
     pub async fn one_job(&self, percent: u64) -> anyhow::Result<Findings> {
-        let (fetched, trace) = self.measure(&[Job::new(1, self.settings.epochs)], percent).await?;
+        let (fetched, trace) = self.measure(&[self.job(1)], percent).await?;
         let mut found = Findings::default();
         let floor = percent as f64 / 100.0;
         let row =
@@ -74,7 +83,7 @@ impl Stage {
     /// Two jobs that read the same dataset in different orders, with half its size as cache. What never evicts hits
     /// half of the reads.
     pub async fn two_jobs(&self) -> anyhow::Result<Findings> {
-        let jobs = [Job::new(1, self.settings.epochs), Job::new(2, self.settings.epochs)];
+        let jobs = [self.job(1), self.job(2)];
         let (fetched, trace) = self.measure(&jobs, 50).await?;
         let mut found = Findings::default();
         let ratio = self.hit_ratio(&fetched, &trace, 50);
@@ -84,6 +93,10 @@ impl Stage {
         found.rows.push(row);
         self.beside(&mut found, &trace, 50, "two_jobs_50");
         Ok(found)
+    }
+
+    fn job(&self, number: u64) -> Job {
+        Job::new(self.settings.seed * 10 + number, self.settings.epochs)
     }
 
     /// Of the reads after the first epoch, those that fetched nothing; `fetched` in datasets by epoch.
@@ -96,7 +109,7 @@ impl Stage {
 
     /// How many times the dataset was fetched in each epoch, and the order in which segments were asked for.
     async fn measure(&self, jobs: &[Job], percent: u64) -> anyhow::Result<(Vec<f64>, Vec<Vec<u32>>)> {
-        let server = start(&self.s3, (self.stored_bytes * percent).div_ceil(100))?;
+        let server = start_small(&self.s3, (self.stored_bytes * percent).div_ceil(100))?;
         let mut readers = Vec::new();
         for job in jobs {
             readers.push(Reader::start(&server.endpoint, &self.table, job).await?);
@@ -136,6 +149,12 @@ pub async fn stored_bytes(s3: &S3Server, table: &Table) -> anyhow::Result<u64> {
     let bytes = status(&server.endpoint).await?.cache_bytes_used;
     stop(server)?;
     Ok(bytes)
+}
+
+/// Starts a server that holds so many bytes, with little memory.
+fn start_small(s3: &S3Server, cache_bytes: u64) -> anyhow::Result<Server> {
+    let options = ServerOptions::for_s3(s3).args(["--cache-bytes", &cache_bytes.to_string()]);
+    options.args(["--memory-bytes", MEMORY]).try_start().map_err(anyhow::Error::msg)
 }
 
 /// One read of each in turn.

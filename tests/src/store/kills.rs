@@ -81,6 +81,8 @@ async fn kills(settings: &Settings) -> anyhow::Result<Findings> {
         settings.kills, settings.seed, seen.rows, seen.wrong_values
     );
     found.check(killed == settings.kills && seen.wrong_values == 0 && errors.is_empty(), text);
+    let text = format!("{corrupt} segment files that a killed process had written do not verify");
+    found.check(corrupt == 0, text);
     found.check(
         over == 0,
         format!("du of the cache directory: at most {most} bytes of {limit}, {looks} looks"),

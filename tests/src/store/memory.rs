@@ -1,14 +1,16 @@
-//! Memory: the most that a node takes up over a dataset of 20 times its memory budget.
+//! Memory: the most that a node takes up over a dataset of 20 times its memory budget, of which its cache holds a quarter:
+//! segments are evicted, and most are served from memory, to four jobs at once.
 //!
 //! The figure is the kernel's high-water mark of resident memory, which has mapped segment files in it; what is not
 //! backed by a file is told beside it.
 
 use super::data::{MIB_ROWS, Table};
 use super::reader::{Job, read};
-use super::{Findings, stop};
+use super::{Findings, status, stop};
 use crate::process::ServerOptions;
 use crate::report::Row;
 use crate::s3::S3Server;
+use anyhow::Context;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -49,10 +51,12 @@ pub fn run(runtime: &Runtime, settings: &Settings) -> anyhow::Result<Findings> {
     Ok(found)
 }
 
-/// A cold and a warm epoch by two jobs of two ranks each.
+/// Two epochs by four jobs of four ranks each.
 async fn peak(s3: &S3Server, table: &Table, budget_mib: u64) -> anyhow::Result<Peak> {
-    let options = ServerOptions::for_s3(s3).args(["--cache-bytes", "16GiB"]);
+    let cache_bytes = table.projected_bytes() / 4;
+    let options = ServerOptions::for_s3(s3).args(["--cache-bytes", &cache_bytes.to_string()]);
     let options = options.args(["--memory-bytes", &format!("{budget_mib}MiB")]);
+    let options = options.allow_log("neither the cache nor memory has room");
     let server = options.try_start().map_err(anyhow::Error::msg)?;
     let (anonymous, done) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
     let watch = {
@@ -64,9 +68,9 @@ async fn peak(s3: &S3Server, table: &Table, budget_mib: u64) -> anyhow::Result<P
             }
         })
     };
-    let jobs = (0..2).map(|seed| {
+    let jobs = (0..4).map(|seed| {
         let (endpoint, table) = (server.endpoint.clone(), table.clone());
-        tokio::spawn(async move { read(&endpoint, &table, &Job { world: 2, ..Job::new(seed, 2) }).await })
+        tokio::spawn(async move { read(&endpoint, &table, &Job { world: 4, ..Job::new(seed, 2) }).await })
     });
     for job in futures::future::try_join_all(jobs).await? {
         let wrong = job?.wrong_values;
@@ -75,6 +79,8 @@ async fn peak(s3: &S3Server, table: &Table, budget_mib: u64) -> anyhow::Result<P
     done.store(true, Ordering::Relaxed);
     watch.await?;
     let resident = kib(server.pid(), "VmHWM").unwrap_or(0);
+    let counters = status(&server.endpoint).await?.counters.context("a node has counters")?;
+    anyhow::ensure!(counters.evictions > 0 && counters.bypassed > 0, "nothing was evicted or in transit");
     stop(server)?;
     let anonymous = anonymous.load(Ordering::Relaxed);
     Ok(Peak { resident_mib: resident as f64 / 1024.0, anonymous_mib: anonymous as f64 / 1024.0 })

@@ -39,15 +39,18 @@ pub async fn warm(segments: u64) -> anyhow::Result<Findings> {
     let epoch = read(&server.endpoint, &table, &Job::new(2, 1)).await?;
     let counters = status(&server.endpoint).await?.counters.context("a node has counters")?;
     stop(server)?;
-    let data = table.data_bytes(&s3.log());
+    let from_objects = table.object_bytes(&s3.log());
     let reads = counters.hits + counters.joins + counters.misses;
     let mut found = Findings::default();
     found.value("restart_hit_ratio", "ratio", counters.hits as f64 / reads as f64);
     found.value("restart_s3_requests", "requests", counters.s3_requests as f64);
     found.value("restart_s3_log_requests", "requests", s3.log().len() as f64);
-    let warm = counters.hits == reads && data == 0 && counters.s3_requests == 0 && epoch.wrong_values == 0;
+    found.value("restart_s3_object_bytes", "bytes", from_objects as f64);
+    let warm =
+        counters.hits == reads && from_objects == 0 && counters.s3_requests == 0 && epoch.wrong_values == 0;
     let text = format!(
-        "after a restart {} of {reads} reads are hits, {data} bytes come from S3, {} values are wrong",
+        "after a restart {} of {reads} reads are hits, {from_objects} bytes of objects come from S3, footers included, {} \
+         values are wrong",
         counters.hits, epoch.wrong_values
     );
     found.check(warm, text);

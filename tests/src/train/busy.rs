@@ -43,7 +43,8 @@ pub fn measure(runs: u32) -> Result<Vec<Row>> {
         Ok(())
     };
     train(&["--data-only", "--epochs", "1"])?;
-    let (mut own, mut warm, mut cold, mut cold_samples) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    let (mut own, mut warm, mut late) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut cold, mut cold_samples) = (Vec::new(), Vec::new());
     for _ in 0..runs {
         let alone = train(&["--data-only", "--epochs", "6"])?;
         let steps = number(&alone, "steps_per_epoch")?;
@@ -53,10 +54,12 @@ pub fn measure(runs: u32) -> Result<Vec<Row>> {
         seconds.sort_by(f64::total_cmp);
         let loader_ms = 1e3 * seconds[seconds.len() / 2] / steps;
         own.push(loader_ms);
-        let step_ms = format!("{:.3}", loader_ms / HEADSPACE);
+        let step = loader_ms / HEADSPACE;
+        let step_ms = format!("{step:.3}");
         let emulated = train(&["--emulate-step-ms", &step_ms, "--epochs", "4"])?;
         for epoch in emulated["epochs"].as_array().into_iter().flatten() {
             warm.push(utilisation(epoch)?);
+            late.push(1e3 * (number(&epoch["times"], "compute_ms_mean")? - step));
         }
         free()?;
         let first = train(&["--emulate-step-ms", &step_ms, "--epochs", "1"])?;
@@ -66,6 +69,7 @@ pub fn measure(runs: u32) -> Result<Vec<Row>> {
     server.try_stop().map_err(anyhow::Error::msg)?;
     Ok(vec![
         Row::of("au_warm", "% of the time", &warm),
+        Row::of("au_step_late_us", "us", &late),
         Row::of("au_cold", "% of the time", &cold),
         Row::of("au_loader_ms_per_step", "ms", &own),
         Row::of("au_cold_samples_per_s", "samples/s", &cold_samples),

@@ -32,18 +32,17 @@ pub fn measure(crashes: u32, seed: u64) -> Result<Outcome> {
         trainer::children(run.pid()).into_iter().try_for_each(trainer::kill)?;
         let ended = run.try_end().map_err(anyhow::Error::msg)?;
         let said = String::from_utf8_lossy(&ended.stdout).into_owned();
-        if last > 0 && !said.contains(&format!("resumed after step {last}:")) {
-            wrong.push(format!(
-                "crash {crash}: step {last} was complete, but it said: {said} {}",
-                ended.stderr
-            ));
-        }
-        if ended.stderr.contains("damaged") {
-            wrong.push(format!("crash {crash}: {}", ended.stderr));
-        }
+        wrong.extend(lost(last, &said, &ended.stderr).map(|what| format!("crash {crash}: {what}")));
         unfinished += u32::from(leftovers(&checkpoints)?);
         last = trainer::checkpoints(&checkpoints).last().copied().context("no checkpoint is left")?;
     }
+    // The last crash as well: whether it cost its checkpoint shows when that is loaded.
+    let mut run = trainer::run(&line)?.try_start().map_err(anyhow::Error::msg)?;
+    trainer::wait_for_step(&mut run, &checkpoints, last + 1)?;
+    trainer::children(run.pid()).into_iter().try_for_each(trainer::kill)?;
+    let ended = run.try_end().map_err(anyhow::Error::msg)?;
+    let said = String::from_utf8_lossy(&ended.stdout).into_owned();
+    wrong.extend(lost(last, &said, &ended.stderr).map(|what| format!("after the last crash: {what}")));
     let text = format!(
         "{crashes} crashes while writing checkpoints ({unfinished} of them in the middle of one): the last complete one \
          did not load {} times{}",
@@ -56,6 +55,13 @@ pub fn measure(crashes: u32, seed: u64) -> Result<Outcome> {
         Row::of("checkpoint_crashes_lost", "checkpoints", &[wrong.len() as f64]),
     ];
     Ok(Outcome { rows, check: Check { kept: wrong.is_empty(), text } })
+}
+
+/// What is wrong with a run that was to go on from the checkpoint of step `last`, if anything is.
+fn lost(last: u64, said: &str, stderr: &str) -> Option<String> {
+    let resumed = last == 0 || said.contains(&format!("resumed after step {last}:"));
+    let whole = resumed && !stderr.contains("damaged");
+    (!whole).then(|| format!("step {last} was complete, but it said: {said} {stderr}"))
 }
 
 /// Whether the crash left something that was being written.

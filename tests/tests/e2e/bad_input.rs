@@ -243,6 +243,12 @@ fn settings_that_make_no_sense_are_named() {
     server_refused(nowhere, &["/nowhere.toml", "does not exist"]);
     let unknown = ServerOptions::bare().args(["--allow", "s3://forebay/"]).env("FOREBAY_CACHE_BITES", "1");
     server_refused(unknown, &["cache_bites"]);
+    // Those of other programs are no mistake.
+    let readers = [("FOREBAY_ZONE", "a"), ("FOREBAY_ENDPOINT", NOBODY), ("FOREBAY_NCCL_PLUGIN", "x.so")];
+    let options = ServerOptions::bare().args(["--allow", "s3://forebay/"]);
+    readers.iter().fold(options, |options, (name, value)| options.env(name, value)).start().stop();
+    let elsewhere = ["--allow", "s3://forebay/", "--cluster-node", "http://cache-1:7070"];
+    server_refused(ServerOptions::bare().args(elsewhere), &["cache-1:7070", "--advertise"]);
 
     misused(Run::new("forebay-server").args(["--cache-bites", "1"]), &["--cache-bites"]);
     misused(Run::new("forebay-server").args(["--cache-bytes", "3 parsecs"]), &["--cache-bytes", "parsecs"]);

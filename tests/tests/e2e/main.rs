@@ -29,4 +29,5 @@ mod restart;
 mod store;
 mod tickets;
 mod trainer;
+mod tries;
 mod views;

@@ -8,6 +8,8 @@ use forebay_tests::etcd::Etcd;
 use forebay_tests::process::{Server, ServerOptions, free_addresses};
 use tokio::runtime::Runtime;
 
+use crate::tries::{one_of_three, well};
+
 /// Generous: the machine may be loaded.
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -17,6 +19,8 @@ fn options(etcd: &Etcd, name: &str) -> ServerOptions {
 
 fn with_lease(etcd: &Etcd, name: &str, ttl_s: &str) -> ServerOptions {
     let options = ServerOptions::bare().args(["--allow", "s3://bucket/", "--node", name]);
+    // On a machine that stalls it may not, though nobody has stopped it.
+    let options = options.allow_log("etcd does not answer");
     options.args(etcd.arguments()).args(["--lease-ttl-s", ttl_s])
 }
 
@@ -107,7 +111,7 @@ fn a_successor_at_the_same_address_takes_the_name_at_once_and_others_never() {
     }
     assert!(other.log().contains(&second.endpoint) && other.log().contains("--node"), "{}", other.log());
     other.kill();
-    assert!(status(&runtime, &second).registered);
+    wait_until("the live one is a member", || status(&runtime, &second).registered);
     second.stop();
 }
 
@@ -116,7 +120,7 @@ fn a_node_serves_without_etcd_and_joins_when_it_comes() {
     let runtime = Runtime::new().expect("a runtime");
     let mut etcd = Etcd::start(1);
     etcd.kill_all();
-    let a = options(&etcd, "a").allow_log("etcd does not answer").start();
+    let a = options(&etcd, "a").start();
     wait_until("it says so", || a.log().contains("etcd does not answer"));
     let alone = topology(&runtime, &a);
     assert_eq!((alone.revision, names(&alone)), (0, vec!["a"]));
@@ -131,22 +135,24 @@ fn a_node_serves_without_etcd_and_joins_when_it_comes() {
 #[test]
 fn a_quiet_watch_lasts() {
     let runtime = Runtime::new().expect("a runtime");
-    let etcd = Etcd::start(1);
-    let a = options(&etcd, "a").start();
-    wait_until("a member", || status(&runtime, &a).registered);
-    // Longer than two pings: etcd hangs up on clients that send them too often.
-    std::thread::sleep(Duration::from_secs(14));
-    let log = a.log();
-    assert_eq!(log.matches("etcd answers").count(), 1, "{log}");
-    a.stop();
+    // An etcd that stalls for three seconds is connected to anew as well, but hanging up happens every time.
+    one_of_three(|| {
+        let etcd = Etcd::start(1);
+        let a = options(&etcd, "a").start();
+        wait_until("a member", || status(&runtime, &a).registered);
+        // Longer than two pings: etcd hangs up on clients that send them too often.
+        std::thread::sleep(Duration::from_secs(14));
+        let log = a.log();
+        a.stop();
+        well(log.matches("etcd answers").count() == 1, log)
+    });
 }
 
 #[test]
 fn what_was_last_heard_stays_in_force_while_etcd_is_away() {
     let runtime = Runtime::new().expect("a runtime");
     let mut etcd = Etcd::start(1);
-    let start = |name| options(&etcd, name).allow_log("etcd does not answer").start();
-    let (a, b) = (start("a"), start("b"));
+    let (a, b) = (options(&etcd, "a").start(), options(&etcd, "b").start());
     let before = wait_for(&runtime, &a, &["a", "b"]);
     // Away for longer than a lease; then silent for longer; then back without anything it knew.
     etcd.kill_all();
@@ -173,10 +179,9 @@ fn what_was_last_heard_stays_in_force_while_etcd_is_away() {
 fn losing_a_member_or_the_quorum_changes_nothing() {
     let runtime = Runtime::new().expect("a runtime");
     let mut etcd = Etcd::start(3);
-    let start = |name| options(&etcd, name).allow_log("etcd does not answer").start();
-    let (a, b) = (start("a"), start("b"));
+    let (a, b) = (options(&etcd, "a").start(), options(&etcd, "b").start());
     let before = wait_for(&runtime, &a, &["a", "b"]);
-    let leader = etcd.leader().expect("a leader");
+    let leader = etcd.wait_for_leader().expect("a leader");
     etcd.kill(leader);
     etcd.kill((leader + 1) % 3);
     wait_until("it is noticed", || [&a, &b].iter().all(|n| !status(&runtime, n).connected));

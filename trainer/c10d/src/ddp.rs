@@ -5,6 +5,7 @@
 //! equal local batches, or weight it so.
 
 use std::cell::Cell;
+use std::time::{Duration, Instant};
 
 use tch::Tensor;
 
@@ -46,7 +47,7 @@ pub struct DdpSettings {
     pub broadcast_buffers: bool,
     /// Rounding of what is sent.
     pub compression: Compression,
-    /// After the first ten, one pass in so many is timed for [`Ddp::stats`].
+    /// After the first ten, one pass in so many is timed for [`Ddp::stats`]. On a CPU that takes some microseconds.
     pub sample_every: u32,
 }
 
@@ -105,6 +106,7 @@ pub struct Ddp {
     /// Whether the buffers may differ between the ranks: after each synchronised pass (`require_forward_param_sync`).
     buffers_due: Cell<bool>,
     broadcasts_buffers: bool,
+    buffers_time: Cell<Duration>,
 }
 
 impl Ddp {
@@ -138,7 +140,8 @@ impl Ddp {
         let made = DdpHandle::new(group.handle(), parameters, buffers, &options);
         let handle = group.named("make the reducer", made)?;
         let (sync, buffers_due) = (Cell::new(true), Cell::new(true));
-        Ok(Self { handle, group: group.clone(), sync, buffers_due, broadcasts_buffers })
+        let (group, buffers_time) = (group.clone(), Cell::default());
+        Ok(Self { handle, group, sync, buffers_due, broadcasts_buffers, buffers_time })
     }
 
     /// Runs the forward pass `f` and prepares the reducer for the backward pass of its result (the loss, or outputs
@@ -150,7 +153,9 @@ impl Ddp {
             self.group.named("forward", self.handle.before_forward())?;
         }
         if self.buffers_due.replace(sync) && self.broadcasts_buffers {
+            let began = Instant::now();
             self.group.named("broadcast the buffers", self.handle.broadcast_buffers())?;
+            self.buffers_time.set(self.buffers_time.get() + began.elapsed());
         }
         let output = f();
         if sync {
@@ -190,19 +195,32 @@ impl Ddp {
     /// The reducer's own measurements, the last synchronised pass among them if it was one of those timed. On a GPU
     /// this waits until that pass is through.
     pub fn stats(&self) -> Result<DdpStats> {
-        let named = |result| self.group.named("reducer stats", result);
         self.group.named("reducer stats", self.handle.record())?;
-        let stat =
-            |key: &str| -> Result<i64> { Ok(named(self.handle.stat(key))?.unwrap_or_default().max(0)) };
-        let times = |prefix: &str| -> Result<PassTimes> {
-            Ok(PassTimes {
-                forward_compute_ns: stat(&format!("{prefix}forward_compute_time"))?,
-                backward_compute_ns: stat(&format!("{prefix}backward_compute_time"))?,
-                backward_comm_ns: stat(&format!("{prefix}backward_comm_time"))?,
-                backward_overlap_ns: stat(&format!("{prefix}backward_compute_comm_overlap_time"))?,
-            })
+        let values = self.handle.stats([
+            c"iteration",
+            c"forward_compute_time",
+            c"backward_compute_time",
+            c"backward_comm_time",
+            c"backward_compute_comm_overlap_time",
+            c"avg_forward_compute_time",
+            c"avg_backward_compute_time",
+            c"avg_backward_comm_time",
+            c"avg_backward_compute_comm_overlap_time",
+        ]);
+        let values = self.group.named("reducer stats", values)?.map(|value| value.max(0));
+        let times = |at: usize| PassTimes {
+            forward_compute_ns: values[at],
+            backward_compute_ns: values[at + 1],
+            backward_comm_ns: values[at + 2],
+            backward_overlap_ns: values[at + 3],
         };
-        Ok(DdpStats { iteration: stat("iteration")?, last: times("")?, mean: times("avg_")? })
+        Ok(DdpStats { iteration: values[0], last: times(1), mean: times(5) })
+    }
+
+    /// How long this thread has stood in the broadcasts of the buffers since the last call: waiting for rank 0, or, on
+    /// a GPU, only asking for them.
+    pub fn take_buffers_time(&self) -> Duration {
+        self.buffers_time.take()
     }
 }
 

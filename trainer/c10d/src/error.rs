@@ -29,9 +29,12 @@ impl Error {
             return true;
         }
         let text = self.message.to_lowercase();
-        ["connection", "timed out", "timeout", "broken pipe", "socket", "recv"]
-            .iter()
-            .any(|sign| text.contains(sign))
+        // NCCL says "NCCL error" whatever it is; some are this rank's own.
+        let own = ["invalid usage", "invalid argument", "unhandled cuda error", "duplicate gpu"];
+        let signs = ["connection", "timed out", "timeout", "broken pipe", "socket", "recv"];
+        let nccl = ["nccl error", "remote process exited", "network error", "ncclremoteerror"];
+        !own.iter().any(|sign| text.contains(sign))
+            && signs.iter().chain(&nccl).any(|sign| text.contains(sign))
     }
 
     fn side(&self) -> String {
@@ -60,6 +63,14 @@ mod tests {
         assert_eq!(error.to_string(), "rank 0 of 2: all_reduce: Connection closed by peer [127.0.0.1]:4");
         assert!(error.peer_lost());
         assert!(!Error::new("ddp", None, "params[4] has sizes [9]").peer_lost());
+        let nccl = |text| Error::new("all_reduce", Some((0, 2)), text).peer_lost();
+        assert!(nccl(
+            "NCCL error in: ProcessGroupNCCL.cpp:2093, remote process exited or there was a network error"
+        ));
+        assert!(nccl("NCCL error: unhandled system error (run with NCCL_DEBUG=INFO for details)"));
+        assert!(!nccl(
+            "NCCL error in: NCCLUtils.cpp:77, invalid usage (run with NCCL_DEBUG=WARN for details)"
+        ));
         assert_eq!(Error::new("x", None, "[4, 5] is no shape").message, "[4, 5] is no shape");
         assert_eq!(Error::new("x", None, "").message, "no message");
     }

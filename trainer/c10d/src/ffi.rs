@@ -35,6 +35,7 @@ pub(crate) type FfiResult<T> = Result<T, String>;
 unsafe extern "C" {
     fn fb_free(memory: *mut c_void);
     fn fb_init_logging() -> *mut c_char;
+    fn fb_exit(code: c_int) -> !;
 }
 
 /// Takes the shim's message, if there is one.
@@ -111,4 +112,10 @@ fn scalar_type(kind: Kind) -> FfiResult<c_int> {
 pub(crate) fn init_logging() -> FfiResult<()> {
     // SAFETY: takes nothing; libtorch guards its own state.
     check(unsafe { fb_init_logging() })
+}
+
+/// Ends the process, and nothing else.
+pub(crate) fn exit(code: u8) -> ! {
+    // SAFETY: `_exit` may be called from any thread at any time.
+    unsafe { fb_exit(code.into()) }
 }

@@ -1,4 +1,4 @@
-//! Arithmetic over lists of tensors in place, without autograd: what optimizers are made of and `tch` lacks.
+//! Arithmetic over lists of tensors, most of it in place, without autograd: what optimizers are made of and `tch` lacks.
 //!
 //! On a GPU each call is a few kernels for a whole model (libtorch's `_foreach_*`), on a CPU a loop. Every element is
 //! rounded as by the tensor method that PyTorch's own optimizers call (`add_` with `alpha`, `lerp_`, `addcmul_`,
@@ -39,6 +39,11 @@ pub fn add_product(x: &[Tensor], y: &[Tensor], z: &[Tensor], factor: f64) -> Res
 /// `x += factor * y / z`.
 pub fn add_quotient(x: &[Tensor], y: &[Tensor], z: &[Tensor], factor: f64) -> Result<()> {
     named("foreach add_quotient", ffi::apply(ADD_QUOTIENT, x, y, z, factor))
+}
+
+/// New tensors `x + factor * y`.
+pub fn sums(x: &[Tensor], y: &[Tensor], factor: f64) -> Result<Vec<Tensor>> {
+    named("foreach sums", ffi::sums(x, y, factor))
 }
 
 /// New tensors `sqrt(square) / correction + eps`: what Adam divides by.
@@ -85,6 +90,8 @@ mod tests {
         assert_eq!(firsts(&x), [-13.0, -58.0]);
         add_quotient(&x, &y, &list(&[2.0, 2.0]), 1.0).unwrap();
         assert_eq!(firsts(&x), [-11.0, -54.0]);
+        assert_eq!(firsts(&sums(&x, &y, -0.5).unwrap()), [-13.0, -58.0]);
+        assert_eq!(firsts(&x), [-11.0, -54.0], "they stay");
         assert_eq!(firsts(&adam_denominators(&y, 2.0, 1.0).unwrap())[0], 2.0);
         assert_eq!(global_norm(&list(&[3.0, 2.0])).unwrap(), 15f64.sqrt() as f32 as f64);
         assert_eq!(global_norm(&[]).unwrap(), 0.0);
@@ -107,6 +114,8 @@ mod tests {
         assert_eq!(firsts(&parameter), [3.0]);
         let error = add_scaled(&parameter, &[], 1.0).unwrap_err().to_string();
         assert!(error.contains("lists of 1, 0 and 0 tensors"), "{error}");
+        let error = sums(&parameter, &[], 1.0).unwrap_err().to_string();
+        assert!(error.contains("lists of 1 and 0 tensors"), "{error}");
         let error = add_scaled(&parameter, &[Tensor::new()], 1.0).unwrap_err().to_string();
         assert!(error.contains("undefined"), "{error}");
     }

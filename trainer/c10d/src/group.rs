@@ -14,6 +14,10 @@ use crate::store::{Store, count};
 
 /// How long a failed operation looks for the rank that is to blame.
 const BLAME: Duration = Duration::from_secs(2);
+/// How long a rank that others wait for may give no sign of life.
+const SILENCE: Duration = Duration::from_secs(5);
+/// A request to the store that waits ends after so long, so that the wait can be looked at.
+const TURN: Duration = Duration::from_secs(1);
 
 /// How values of the ranks are combined, element by element.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -61,6 +65,8 @@ struct Inner {
     heartbeat: Option<Heartbeat>,
     store: Store,
     barriers: std::cell::Cell<u64>,
+    /// Calls of [`ProcessGroup::only`].
+    turns: std::cell::Cell<u64>,
     rank: usize,
     world: usize,
 }
@@ -80,8 +86,8 @@ impl ProcessGroup {
         };
         let heartbeat = if world > 1 { Some(beats().map_err(failed)?) } else { None };
         let handle = GroupHandle::gloo(&store.handle, rank as i32, world_count, timeout).map_err(failed)?;
-        let barriers = std::cell::Cell::new(0);
-        Ok(Self { inner: Rc::new(Inner { handle, heartbeat, store, barriers, rank, world }) })
+        let (barriers, turns) = Default::default();
+        Ok(Self { inner: Rc::new(Inner { handle, heartbeat, store, barriers, turns, rank, world }) })
     }
 
     /// This process's rank.
@@ -195,7 +201,7 @@ impl ProcessGroup {
                 return Err(Error { missing: awaited, ..self.error(operation, &text) });
             }
             // Until the next one comes; in turns, so that a request never holds the store for long.
-            let turn = left.min(Duration::from_secs(1));
+            let turn = left.min(TURN);
             let _ = store.wait(&[&key(*first)], turn);
         }
     }
@@ -205,13 +211,70 @@ impl ProcessGroup {
     ///
     /// Fails when the store does not answer, unless a rank serves it: then that rank is the missing one.
     pub fn missing(&self, timeout: Duration) -> Result<Vec<usize>> {
-        match self.absent(timeout) {
+        match self.absent(None, timeout) {
             Ok(absent) => Ok(absent.dead),
             Err(text) => match self.store_rank() {
                 Some(rank) => Ok(vec![rank]),
                 None => Err(self.error("look for missing ranks", &text)),
             },
         }
+    }
+
+    /// Runs `work` on `rank` alone; the others wait for it as long as that rank gives signs of life, however long that
+    /// is: the group's timeout is for collectives. Collective; `Some` on `rank`.
+    ///
+    /// The others go on whatever came of the work. An error names a rank that died over it.
+    pub fn only<R>(&self, rank: usize, work: impl FnOnce() -> R) -> Result<Option<R>> {
+        let operation = "wait for one rank";
+        self.peer(operation, "rank", rank)?;
+        let store = &self.inner.store.handle;
+        let number = self.inner.turns.replace(self.inner.turns.get() + 1);
+        let key = format!("forebay/only/{number}");
+        if rank == self.rank() {
+            let done = work();
+            if self.world() > 1 {
+                self.named(operation, store.set(&key, b""))?;
+            }
+            return Ok(Some(done));
+        }
+        loop {
+            let began = Instant::now();
+            let Err(text) = store.wait(&[&key], TURN) else { return Ok(None) };
+            let lives = self.absent(Some(rank), SILENCE).is_ok_and(|absent| absent.dead.is_empty());
+            // A wait that failed at once will not do better.
+            if !lives || began.elapsed() < TURN / 2 {
+                return Err(self.failed(operation, &text));
+            }
+        }
+    }
+
+    /// From now on the others' signs of life are watched, whatever this rank does: when one has given none for
+    /// `silence`, when another rank says that it has found one dead, and when the store has not answered for as long, `lost`
+    /// is called, once, on a thread of its own. For
+    /// groups whose operations do not fail over a lost peer: with NCCL the host waits for the GPU, and the GPU for ever.
+    ///
+    /// A rank that is only slow is no cause. Ends by itself when an operation of the group has failed over a peer.
+    pub fn watch(&self, silence: Duration, lost: impl FnOnce(Error) + Send + 'static) {
+        let Some(heartbeat) = &self.inner.heartbeat else { return };
+        let (rank, world) = (self.rank(), self.world());
+        let alarm = move |absent: Absent| {
+            let text =
+                verdict(&absent).unwrap_or_else(|| "no answer over the connection to the store".to_owned());
+            let error = Error::new("watch over the ranks", Some((rank, world)), &text);
+            lost(Error { missing: absent.ranks().to_vec(), ..error });
+        };
+        heartbeat.watch(silence, Box::new(alarm));
+    }
+
+    /// Ends [`ProcessGroup::watch`]: the ranks are through, and may go one after the other.
+    pub fn rest(&self) {
+        self.inner.heartbeat.iter().for_each(Heartbeat::rest);
+    }
+
+    /// This rank ends by an error: when the group goes, it is not to wait for its peers, and they are not watched.
+    pub fn abandon(&self) {
+        self.rest();
+        self.inner.handle.failed.set(true);
     }
 
     /// Every rank's `values`, in the order of ranks. All ranks must pass the same number of values.
@@ -260,7 +323,7 @@ impl ProcessGroup {
         if self.inner.heartbeat.is_none() || !error.peer_lost() {
             return error;
         }
-        match self.absent(BLAME) {
+        match self.absent(None, BLAME) {
             Ok(absent) => {
                 if let Some(verdict) = verdict(&absent) {
                     error.message = format!("{}; {verdict}", error.message);
@@ -283,8 +346,8 @@ impl ProcessGroup {
         result.map_err(|text| self.failed(operation, &text))
     }
 
-    fn absent(&self, timeout: Duration) -> FfiResult<Absent> {
-        self.inner.heartbeat.as_ref().map_or(Ok(Absent::default()), |heartbeat| heartbeat.absent(timeout))
+    fn absent(&self, of: Option<usize>, timeout: Duration) -> FfiResult<Absent> {
+        self.inner.heartbeat.as_ref().map_or(Ok(Absent::default()), |heartbeat| heartbeat.absent(of, timeout))
     }
 
     fn store_rank(&self) -> Option<usize> {

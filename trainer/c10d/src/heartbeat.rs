@@ -6,11 +6,15 @@
 //! a lower count to one that lives but has not come. The first to find out writes it down for the rest, for by the
 //! time the last rank notices, the first may have ended because of it.
 //!
-//! It names, and decides nothing: a rank that is only silent loses nothing by it.
+//! It names, and decides nothing: a rank that is only silent loses nothing by it. Where no operation would ever fail,
+//! because the host waits for a GPU that waits for a peer, a rank can have the others watched ([`Heartbeat::watch`]):
+//! each rank looks at the next one's signs, so that the store has as little to do on many ranks as on few. A request to
+//! a store that froze, or vanished with its machine, never returns: a second thread sees that the signs have stopped.
 
-use std::sync::Arc;
+use std::cell::RefCell;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::ffi::FfiResult;
@@ -21,9 +25,13 @@ const BEAT: Duration = Duration::from_millis(250);
 /// How often the others' signs are read while they are watched.
 const LOOK: Duration = Duration::from_millis(100);
 /// How long the thread has to end with its group; it ends at once unless the store has stopped answering.
-const END: Duration = Duration::from_secs(1);
-/// What the first rank to find out leaves for the others.
+const END: Duration = Duration::from_secs(3);
+/// How long ranks that seem lost have to show life after all, and the others to be looked at as well.
+const EXAMINE: Duration = Duration::from_secs(2);
+/// What the first rank to find out leaves for the others: [`DEAD`] or [`BEHIND`], and the ranks.
 const LOST_KEY: &str = "forebay/lost";
+const DEAD: &str = "dead";
+const BEHIND: &str = "behind";
 
 /// What watching the others for a while has shown.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -41,18 +49,87 @@ impl Absent {
     pub fn ranks(&self) -> &[usize] {
         if self.dead.is_empty() { &self.behind } else { &self.dead }
     }
+
+    /// As the first to find out leaves it for the others.
+    fn note(&self) -> String {
+        let kind = if self.dead.is_empty() { BEHIND } else { DEAD };
+        let ranks = self.ranks().iter().map(|rank| format!(" {rank}"));
+        ranks.fold(kind.to_owned(), |note, rank| note + &rank)
+    }
+
+    /// A note as `rank` of `world` reads it.
+    fn noted(dead: bool, note: &[u8], rank: usize, world: usize) -> Self {
+        let ranks = numbers(note);
+        let given_up = ranks.contains(&rank);
+        let others = ranks.into_iter().filter(|other| *other != rank && *other < world).collect();
+        match dead {
+            true => Self { dead: others, behind: Vec::new(), given_up },
+            false => Self { dead: Vec::new(), behind: others, given_up },
+        }
+    }
 }
 
-/// A question to the thread, and where its answer goes.
-struct Ask {
-    timeout: Duration,
-    answer: SyncSender<FfiResult<Absent>>,
+/// Whom to tell of lost ranks, once, unless it is off by then.
+struct Alarm(Mutex<Option<Loss>>);
+
+type Loss = Box<dyn FnOnce(Absent) + Send>;
+
+impl std::fmt::Debug for Alarm {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Alarm").field(&self.is_on()).finish()
+    }
+}
+
+impl Alarm {
+    fn sound(&self, absent: Absent) {
+        // Not under the lock: it may end the process, or take its time.
+        let call = self.take();
+        if let Some(call) = call {
+            call(absent);
+        }
+    }
+
+    fn take(&self) -> Option<Box<dyn FnOnce(Absent) + Send>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    fn is_on(&self) -> bool {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).is_some()
+    }
+
+    /// Sounds it if this rank's own `signs` stop for `silence`, in time that passes for this process too: the store is
+    /// gone, and with it the rank that served it.
+    fn keep(&self, signs: &AtomicU64, silence: Duration, served_by: Option<usize>) {
+        let (mut last, mut still) = (0, Duration::ZERO);
+        while self.is_on() {
+            let now = signs.load(Ordering::Relaxed);
+            still = if now == last { still + BEAT } else { Duration::ZERO };
+            last = now;
+            if still >= silence {
+                self.sound(Absent { dead: served_by.into_iter().collect(), ..Absent::default() });
+            }
+            std::thread::sleep(BEAT);
+        }
+    }
+}
+
+/// What the thread is asked.
+enum Ask {
+    /// Who is absent? Of all ranks, or of one alone, of which nobody else is told then.
+    Absent { of: Option<usize>, timeout: Duration, answer: SyncSender<FfiResult<Absent>> },
+    /// Sound the alarm when a rank gives no sign of life for so long.
+    Watch(Duration, Arc<Alarm>),
 }
 
 /// This rank's signs of life, given by a thread of its own as long as this lives.
 #[derive(Debug)]
 pub(crate) struct Heartbeat {
     begun: Arc<AtomicU64>,
+    /// Signs of life that the store has taken.
+    signs: Arc<AtomicU64>,
+    /// The rank that serves the store, if another one does.
+    served_by: Option<usize>,
+    alarm: RefCell<Option<Arc<Alarm>>>,
     ask: Option<SyncSender<Ask>>,
     ended: Receiver<()>,
 }
@@ -60,20 +137,30 @@ pub(crate) struct Heartbeat {
 impl Heartbeat {
     /// Gives the first sign at once. `store` is a connection that nobody else waits on.
     pub fn start(store: Store, rank: usize, world: usize) -> FfiResult<Self> {
-        let begun = Arc::new(AtomicU64::new(0));
-        let mut watch =
-            Watch { store, rank, world, begun: begun.clone(), beats: 0, lost: None, broken: None };
-        watch.beat()?;
-        let (ask, asked) = sync_channel(1);
+        let (begun, signs) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
+        let served_by = store.served_by.filter(|server| *server != rank);
+        let mut pulse = Pulse {
+            store,
+            rank,
+            world,
+            begun: begun.clone(),
+            signs: signs.clone(),
+            beats: 0,
+            lost: None,
+            broken: None,
+            watch: None,
+        };
+        pulse.beat()?;
+        let (ask, asked) = sync_channel(4);
         let (end, ended) = sync_channel(1);
         let spawned = std::thread::Builder::new().name("forebay-heartbeat".into()).spawn(move || {
-            watch.run(&asked);
+            pulse.run(&asked);
             // Before the thread ends, not after: whoever waits wants the store's connection closed.
-            drop(watch);
+            drop(pulse);
             let _ = end.send(());
         });
         spawned.map_err(|error| format!("start a thread: {error}"))?;
-        Ok(Self { begun, ask: Some(ask), ended })
+        Ok(Self { begun, signs, served_by, alarm: RefCell::default(), ask: Some(ask), ended })
     }
 
     /// This rank begins a collective.
@@ -81,18 +168,47 @@ impl Heartbeat {
         self.begun.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Watches the others until all have shown life, at most for `timeout`. An error: the store does not answer.
-    pub fn absent(&self, timeout: Duration) -> FfiResult<Absent> {
+    /// Watches the others, or `of` alone, until all have shown life, at most for `timeout`. An error: the store does
+    /// not answer. Whoever asks about all has failed, and is not to be alarmed as well.
+    pub fn absent(&self, of: Option<usize>, timeout: Duration) -> FfiResult<Absent> {
         let gone = || "the store does not answer".to_owned();
+        if of.is_none() {
+            self.rest();
+        }
         let (answer, answered) = sync_channel(1);
-        let ask = self.ask.as_ref().ok_or_else(gone)?;
-        ask.try_send(Ask { timeout, answer }).map_err(|_| gone())?;
+        self.send(Ask::Absent { of, timeout, answer }).ok_or_else(gone)?;
         answered.recv_timeout(timeout + END).map_err(|_| gone())?
+    }
+
+    /// Calls `alarm`, once and on a thread of its own, when a rank has given no sign of life for `silence`, or another rank
+    /// says so; and when the store has not answered for as long, with the rank that served it, if one did.
+    pub fn watch(&self, silence: Duration, alarm: Box<dyn FnOnce(Absent) + Send>) {
+        let alarm = Arc::new(Alarm(Mutex::new(Some(alarm))));
+        self.rest();
+        self.alarm.replace(Some(alarm.clone()));
+        self.send(Ask::Watch(silence, alarm.clone()));
+        let (signs, served_by) = (self.signs.clone(), self.served_by);
+        // Without it the store alone is not watched.
+        let _ = std::thread::Builder::new()
+            .name("forebay-watch".into())
+            .spawn(move || alarm.keep(&signs, silence, served_by));
+    }
+
+    /// Ends [`Heartbeat::watch`].
+    pub fn rest(&self) {
+        if let Some(alarm) = self.alarm.take() {
+            alarm.take();
+        }
+    }
+
+    fn send(&self, ask: Ask) -> Option<()> {
+        self.ask.as_ref()?.try_send(ask).ok()
     }
 }
 
 impl Drop for Heartbeat {
     fn drop(&mut self) {
+        self.rest();
         self.ask = None;
         // A thread that outlives `main` could meet libtorch's globals as they are torn down. One that hangs in a
         // request is left alone all the same.
@@ -101,27 +217,42 @@ impl Drop for Heartbeat {
 }
 
 /// The thread's side.
-struct Watch {
+struct Pulse {
     store: Store,
     rank: usize,
     world: usize,
     begun: Arc<AtomicU64>,
+    signs: Arc<AtomicU64>,
     beats: u64,
-    /// What some rank has found out, once it has.
-    lost: Option<Vec<usize>>,
+    /// What some rank has found out, once it has; `true` if that is a death.
+    lost: Option<(bool, Absent)>,
     /// Why the store did not answer: a broken connection stays broken.
     broken: Option<String>,
+    watch: Option<Watch>,
 }
 
-impl Watch {
+/// How the next rank is watched.
+struct Watch {
+    silence: Duration,
+    alarm: Arc<Alarm>,
+    /// Its last sign, and the number of this rank's own beat when it came. This rank's beats are the clock: while it is
+    /// frozen itself, or the store is, nobody is silent.
+    last: Option<(usize, u64)>,
+}
+
+impl Pulse {
     fn run(&mut self, asked: &Receiver<Ask>) {
         loop {
             match asked.recv_timeout(BEAT) {
-                // A failure shows when somebody asks.
-                Err(RecvTimeoutError::Timeout) => drop(self.beat()),
+                Err(RecvTimeoutError::Timeout) => {
+                    // A failure shows when somebody asks, or watches.
+                    let _ = self.beat();
+                    self.look();
+                }
                 Err(RecvTimeoutError::Disconnected) => return,
                 // Whoever asked may have given up waiting.
-                Ok(ask) => drop(ask.answer.send(self.examine(ask.timeout))),
+                Ok(Ask::Absent { of, timeout, answer }) => drop(answer.send(self.examine(of, timeout))),
+                Ok(Ask::Watch(silence, alarm)) => self.watch = Some(Watch { silence, alarm, last: None }),
             }
         }
     }
@@ -139,20 +270,65 @@ impl Watch {
         let sign = format!("{} {}", self.beats, self.begun.load(Ordering::Relaxed));
         self.store.handle.set(&beat_key(self.rank), sign.as_bytes())?;
         if self.lost.is_none() && self.store.handle.contains(LOST_KEY)? {
-            self.lost = Some(ranks_of(&self.store.handle.get(LOST_KEY)?));
+            let note = self.store.handle.get(LOST_KEY)?;
+            let dead = note.starts_with(DEAD.as_bytes());
+            self.lost = Some((dead, Absent::noted(dead, &note, self.rank, self.world)));
         }
+        self.signs.store(self.beats, Ordering::Relaxed);
         Ok(())
     }
 
-    fn examine(&mut self, timeout: Duration) -> FfiResult<Absent> {
+    /// Looks after the next rank, if that is wanted, and sounds the alarm if it must be.
+    fn look(&mut self) {
+        self.watch.take_if(|watch| !watch.alarm.is_on());
+        if let Some(lost) = self.loss()
+            && let Some(watch) = self.watch.take()
+        {
+            watch.alarm.sound(lost);
+        }
+    }
+
+    fn loss(&mut self) -> Option<Absent> {
+        let silence = self.watch.as_ref()?.silence;
+        if self.broken.is_some() {
+            // The other thread's affair.
+            return None;
+        }
+        if let Some((true, lost)) = &self.lost {
+            return Some(lost.clone());
+        }
+        let next = (self.rank + 1) % self.world;
+        let sign = self.sign(next).ok()?.map_or(0, |sign| sign.beats);
+        let (beats, watch) = (self.beats, self.watch.as_mut()?);
+        let since = match watch.last {
+            Some((last, since)) if last == sign => since,
+            _ => beats,
+        };
+        watch.last = Some((sign, since));
+        if BEAT * u32::try_from(beats - since).unwrap_or(u32::MAX) < silence {
+            return None;
+        }
+        watch.last = None;
+        // Somebody has only called others late: then nobody else is looked at.
+        if self.lost.is_some() {
+            return Some(Absent { dead: vec![next], ..Absent::default() });
+        }
+        let absent = self.examine(None, EXAMINE).ok()?;
+        (!absent.dead.is_empty() || absent.given_up).then_some(absent)
+    }
+
+    fn examine(&mut self, of: Option<usize>, timeout: Duration) -> FfiResult<Absent> {
         let deadline = Instant::now() + timeout;
-        let others = (0..self.world).filter(|rank| *rank != self.rank);
-        let mut unseen: Vec<(usize, Option<Sign>)> = others.map(|rank| (rank, None)).collect();
+        let asked = |rank: &usize| *rank != self.rank && of.is_none_or(|of| of == *rank);
+        let mut unseen: Vec<(usize, Option<Sign>)> =
+            (0..self.world).filter(asked).map(|rank| (rank, None)).collect();
         let mut absent = Absent::default();
         loop {
             let beaten = self.beat();
-            if let Some(lost) = &self.lost {
-                return Ok(self.told(lost));
+            if let Some((dead, lost)) = &self.lost
+                && (*dead || of.is_none())
+            {
+                return Ok(lost.clone());
             }
             beaten?;
             let mut still = Vec::new();
@@ -173,23 +349,16 @@ impl Watch {
             std::thread::sleep(LOOK);
         }
         absent.dead = unseen.into_iter().map(|(rank, _)| rank).collect();
-        if !absent.ranks().is_empty() {
-            self.tell(absent.ranks());
+        if of.is_none() && !absent.ranks().is_empty() {
+            self.tell(&absent);
         }
         Ok(absent)
     }
 
-    fn told(&self, lost: &[usize]) -> Absent {
-        let given_up = lost.contains(&self.rank);
-        let dead = lost.iter().copied().filter(|rank| *rank != self.rank && *rank < self.world).collect();
-        Absent { dead, behind: Vec::new(), given_up }
-    }
-
     /// Writes down who is missing. The store may be in this very process, which will end over it: the others get
     /// two beats to read it.
-    fn tell(&self, ranks: &[usize]) {
-        let text: Vec<_> = ranks.iter().map(usize::to_string).collect();
-        if self.store.handle.set(LOST_KEY, text.join(" ").as_bytes()).is_ok() {
+    fn tell(&self, absent: &Absent) {
+        if self.store.handle.set(LOST_KEY, absent.note().as_bytes()).is_ok() {
             std::thread::sleep(2 * BEAT);
         }
     }
@@ -199,7 +368,7 @@ impl Watch {
         if !self.store.handle.contains(&key)? {
             return Ok(None);
         }
-        let numbers = ranks_of(&self.store.handle.get(&key)?);
+        let numbers = numbers(&self.store.handle.get(&key)?);
         let &[beats, begun] = numbers.as_slice() else { return Ok(None) };
         Ok(Some(Sign { beats, begun: begun as u64 }))
     }
@@ -216,7 +385,7 @@ fn beat_key(rank: usize) -> String {
 }
 
 /// The numbers in a value of the store; what is none is left out.
-fn ranks_of(value: &[u8]) -> Vec<usize> {
+fn numbers(value: &[u8]) -> Vec<usize> {
     String::from_utf8_lossy(value).split_whitespace().filter_map(|word| word.parse().ok()).collect()
 }
 
@@ -224,7 +393,7 @@ fn ranks_of(value: &[u8]) -> Vec<usize> {
 mod tests {
     use super::*;
 
-    const TIMEOUT: Duration = Duration::from_secs(20);
+    const TIMEOUT: Duration = Duration::from_secs(40);
 
     struct Ranks {
         server: Store,
@@ -247,7 +416,7 @@ mod tests {
         let ranks = Ranks::new();
         let all: Vec<_> = (0..3).map(|rank| ranks.start(rank)).collect();
         all.iter().for_each(Heartbeat::begin);
-        assert_eq!(all[1].absent(TIMEOUT).unwrap(), Absent::default());
+        assert_eq!(all[1].absent(None, TIMEOUT).unwrap(), Absent::default());
     }
 
     #[test]
@@ -255,12 +424,12 @@ mod tests {
         let ranks = Ranks::new();
         let (first, second, third) = (ranks.start(0), ranks.start(1), ranks.start(2));
         drop(second);
-        let absent = first.absent(Duration::from_secs(2)).unwrap();
+        let absent = first.absent(None, Duration::from_secs(8)).unwrap();
         assert_eq!((absent.ranks(), absent.given_up), (&[1][..], false));
         drop(first);
         // It would take the whole timeout by itself, and find two.
-        assert_eq!(third.absent(TIMEOUT).unwrap().dead, [1]);
-        assert!(ranks.start(1).absent(TIMEOUT).unwrap().given_up);
+        assert_eq!(third.absent(None, TIMEOUT).unwrap().dead, [1]);
+        assert!(ranks.start(1).absent(None, TIMEOUT).unwrap().given_up);
     }
 
     #[test]
@@ -269,8 +438,57 @@ mod tests {
         let all: Vec<_> = (0..3).map(|rank| ranks.start(rank)).collect();
         all[0].begin();
         all[2].begin();
-        let absent = all[0].absent(TIMEOUT).unwrap();
-        assert_eq!((absent.behind, absent.dead), (vec![1], vec![]));
+        let expected =
+            |given_up| Absent { dead: vec![], behind: if given_up { vec![] } else { vec![1] }, given_up };
+        assert_eq!(all[0].absent(None, TIMEOUT).unwrap(), expected(false));
+        // It is late, not dead, to those who read it as well.
+        assert_eq!(all[2].absent(None, TIMEOUT).unwrap(), expected(false));
+        assert_eq!(all[1].absent(None, TIMEOUT).unwrap(), expected(true));
+    }
+
+    #[test]
+    fn one_rank_is_asked_about_without_a_word_to_the_others() {
+        let ranks = Ranks::new();
+        let (first, second, third) = (ranks.start(0), ranks.start(1), ranks.start(2));
+        first.begin();
+        drop(second);
+        assert_eq!(first.absent(Some(1), Duration::from_secs(1)).unwrap().dead, [1]);
+        assert_eq!(third.absent(Some(0), TIMEOUT).unwrap(), Absent::default());
+    }
+
+    #[test]
+    fn the_watched_hear_of_a_loss_unasked_and_of_nothing_else() {
+        let ranks = Ranks::new();
+        let (first, second, third) = (ranks.start(0), ranks.start(1), ranks.start(2));
+        let watch = |rank: &Heartbeat| {
+            let (alarm, heard) = sync_channel(1);
+            rank.watch(Duration::from_secs(3), Box::new(move |absent| alarm.send(absent).unwrap()));
+            heard
+        };
+        let (heard, also, rests) = (watch(&first), watch(&third), watch(&second));
+        // Slow is not dead.
+        first.begin();
+        assert!(heard.recv_timeout(Duration::from_secs(6)).is_err() && also.try_recv().is_err());
+        second.rest();
+        drop(second);
+        assert_eq!(heard.recv_timeout(TIMEOUT).unwrap().dead, [1], "it looks after the second itself");
+        assert_eq!(also.recv_timeout(TIMEOUT).unwrap().dead, [1], "it is told by the first");
+        assert!(rests.recv().is_err());
+    }
+
+    #[test]
+    fn a_store_that_stops_answering_is_its_servers_end() {
+        for served_by in [Some(0), None] {
+            let ranks = Ranks::new();
+            let port = ranks.server.port().unwrap();
+            let store = Store::tcp("127.0.0.1", port, 1, false, TIMEOUT).unwrap();
+            let second = Heartbeat::start(Store { served_by, ..store }, 1, 2).unwrap();
+            let (alarm, heard) = sync_channel(1);
+            second.watch(Duration::from_secs(1), Box::new(move |absent| alarm.send(absent).unwrap()));
+            drop(ranks);
+            let expected = Absent { dead: served_by.into_iter().collect(), ..Absent::default() };
+            assert_eq!(heard.recv_timeout(TIMEOUT).unwrap(), expected);
+        }
     }
 
     #[test]
@@ -278,6 +496,6 @@ mod tests {
         let ranks = Ranks::new();
         let first = ranks.start(0);
         drop(ranks);
-        assert!(first.absent(Duration::from_secs(1)).is_err());
+        assert!(first.absent(None, Duration::from_secs(1)).is_err());
     }
 }

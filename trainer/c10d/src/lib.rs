@@ -26,6 +26,7 @@ pub mod foreach;
 mod group;
 mod heartbeat;
 mod profiler;
+mod reach;
 mod store;
 mod stream;
 mod tensor;
@@ -35,7 +36,7 @@ pub use cuda::{Cuda, NcclSettings, PLUGIN_FILE, PLUGIN_VARIABLE};
 pub use ddp::{Compression, Ddp, DdpSettings, DdpStats, PassTimes, zero_grads};
 pub use error::{Error, Result};
 pub use group::{Op, ProcessGroup, Work};
-pub use profiler::{Profiler, ProfilerSettings, Span};
+pub use profiler::{Aside, Profiler, ProfilerSettings, Span};
 pub use store::Store;
 pub use stream::{Event, Stream};
 pub use tensor::{copy_into, pinned, tensor_from_owner, to_device};
@@ -46,4 +47,10 @@ pub use tensor::{copy_into, pinned, tensor_from_owner, to_device};
 /// `FATAL` keeps stderr readable.
 pub fn init_logging() -> Result<()> {
     ffi::init_logging().map_err(|text| Error::new("init_logging", None, &text))
+}
+
+/// Ends the process at once: no destructor runs, neither Rust's nor C++'s. With a GPU that waits for a lost peer those would
+/// wait as well.
+pub fn exit(code: u8) -> ! {
+    ffi::exit(code)
 }

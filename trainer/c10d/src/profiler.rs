@@ -3,6 +3,10 @@
 //! `torch.profiler.profile` and `torch.profiler.record_function`, without Python. On a CUDA build it says on stderr,
 //! once and harmlessly, that it found no device where there is none.
 
+mod aside;
+
+pub use aside::Aside;
+
 use std::marker::PhantomData;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -24,7 +28,8 @@ pub struct ProfilerSettings {
     pub memory: bool,
 }
 
-/// A profiler at work: it sees this thread, and the autograd threads that run its backward passes.
+/// A profiler at work: it sees this thread, and the autograd threads that run its backward passes; of others, what they
+/// say by [`Aside`].
 ///
 /// Dropped without [`Profiler::stop`], it forgets what it saw.
 #[derive(Debug)]
@@ -45,6 +50,7 @@ impl Profiler {
             RUNNING.store(false, Ordering::SeqCst);
             return Err(Error::new("start the profiler", None, &text));
         }
+        aside::collect(true);
         Ok(Self { running: true, _here: PhantomData })
     }
 
@@ -54,11 +60,13 @@ impl Profiler {
         let path = file.to_str().ok_or_else(|| failed("is no UTF-8 text"))?;
         // Kineto only logs what it cannot write, so it is tried here.
         std::fs::File::create(file).map_err(|error| failed(&error.to_string()))?;
-        self.end(Some(path)).map_err(|text| failed(&text))
+        self.end(Some(path)).map_err(|text| failed(&text))?;
+        aside::put_into(file).map_err(|error| failed(&error.to_string()))
     }
 
     fn end(&mut self, path: Option<&str>) -> std::result::Result<(), String> {
         self.running = false;
+        aside::collect(false);
         let stopped = profiler_stop(path);
         RUNNING.store(false, Ordering::SeqCst);
         stopped
@@ -94,6 +102,11 @@ mod tests {
 
     use super::*;
 
+    fn aside() {
+        let _made = Aside::new("made elsewhere");
+        std::thread::sleep(std::time::Duration::from_millis(2));
+    }
+
     fn work() {
         let _step = Span::new("one step").unwrap();
         let a = Tensor::ones([16, 16], (Kind::Float, Device::Cpu)).set_requires_grad(true);
@@ -114,13 +127,32 @@ mod tests {
         let second = Profiler::start(ProfilerSettings::default()).unwrap_err();
         assert_eq!(second.to_string(), "start the profiler: one is already at work in this process");
         work();
+        std::thread::Builder::new().name("elsewhere".to_owned()).spawn(aside).unwrap().join().unwrap();
         profiler.stop(&file).unwrap();
+        aside();
         let text = std::fs::read_to_string(&file).unwrap();
         std::fs::remove_file(&file).unwrap();
         assert!(text.trim_start().starts_with('{') && text.contains("\"traceEvents\""));
-        for name in ["one step", "forward", "backward", "aten::matmul", "MmBackward"] {
+        for name in [
+            "one step",
+            "forward",
+            "backward",
+            "aten::matmul",
+            "MmBackward",
+            "made elsewhere",
+            "\"elsewhere\"",
+        ] {
             assert!(text.contains(name), "no {name} in the trace");
         }
+        assert_eq!(text.matches("made elsewhere").count(), 1);
+        // On the same clock: within the seconds of this test.
+        let time_of = |name: &str| -> f64 {
+            let event = text.split('{').find(|event| event.contains(name)).unwrap();
+            let time = event.split("\"ts\":").nth(1).unwrap();
+            time.trim_start().split([',', '}', '\n']).next().unwrap().trim().parse().unwrap()
+        };
+        let apart = time_of("made elsewhere") - time_of("one step");
+        assert!((0.0..30e6).contains(&apart), "{apart} us after the step");
 
         // Dropped, it makes room for the next; a folder that does not exist is named.
         drop(Profiler::start(ProfilerSettings::default()).unwrap());

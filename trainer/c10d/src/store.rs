@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use crate::error::{Error, Result};
 use crate::ffi::{StoreHandle, TcpStore};
+use crate::reach::reach;
 
 /// A connection to a TCP store, and the store itself on the master. Values are small byte strings.
 ///
@@ -22,9 +23,12 @@ impl Store {
     /// processes, itself among them, have connected. `timeout` bounds connecting, waiting and each later call.
     ///
     /// The master is rank 0, unless the launcher serves the store (torchrun says so by
-    /// `TORCHELASTIC_USE_AGENT_STORE=True`).
+    /// `TORCHELASTIC_USE_AGENT_STORE=True`). For others it is an error within seconds if what listens there is no store.
     pub fn tcp(host: &str, port: u16, world: usize, is_master: bool, timeout: Duration) -> Result<Self> {
         let world = count("world", world)?;
+        if !is_master {
+            reach(host, port, timeout).map_err(|text| Error::new("open the store", None, &text))?;
+        }
         let settings = TcpStore { host, port, world, is_master, wait_workers: true, listener: None, timeout };
         Self::open(settings)
     }
@@ -43,6 +47,16 @@ impl Store {
             wait_workers: false,
             listener: Some(listener),
             timeout,
+        })
+    }
+
+    /// Serves a store on `port` of all this machine's addresses, `host` being one of them, without waiting for clients.
+    pub fn host(host: &str, port: u16, timeout: Duration) -> Result<Self> {
+        let settings =
+            TcpStore { host, port, world: 1, is_master: true, wait_workers: false, listener: None, timeout };
+        Self::open(settings).map_err(|error| match error.message.contains("EADDRINUSE") {
+            true => Error { message: format!("port {port} is in use by another program"), ..error },
+            false => error,
         })
     }
 
@@ -160,6 +174,8 @@ mod tests {
         assert!(Store::tcp("a\0b", 1, 1, false, TIMEOUT).is_err());
 
         let server = Store::serve(1, TIMEOUT).unwrap();
+        let error = Store::host("127.0.0.1", server.port().unwrap(), TIMEOUT).unwrap_err();
+        assert!(error.to_string().ends_with(" is in use by another program"), "{error}");
         let error = server.wait(&["never"], Duration::from_millis(100)).unwrap_err();
         assert!(error.peer_lost(), "{error}");
     }

@@ -5,6 +5,8 @@ use forebay_proto::digest::OrderDigest;
 use forebay_proto::state::LoaderState;
 use serde::{Deserialize, Serialize};
 
+use crate::learning::TrainerSettings;
+
 /// The form of checkpoints that this build writes and reads.
 pub const FORMAT: u32 = 1;
 
@@ -48,6 +50,9 @@ pub struct Meta {
     pub world_size: usize,
     /// Samples per step of the run that wrote it.
     pub global_batch: u64,
+    /// How that run learnt; not in checkpoints of the first builds, nor of the loader alone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub settings: Option<TrainerSettings>,
 }
 
 /// What was seen of an epoch, over all ranks and all restarts.
@@ -117,7 +122,13 @@ impl Meta {
             epochs,
             world_size,
             global_batch,
+            settings: None,
         })
+    }
+
+    /// The same with how the run learns.
+    pub fn with(self, settings: Option<TrainerSettings>) -> Self {
+        Self { settings, ..self }
     }
 
     /// Where the run stood.

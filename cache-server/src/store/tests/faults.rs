@@ -24,12 +24,39 @@ const EIO: i32 = 5;
 const EACCES: i32 = 13;
 const ENOSPC: i32 = 28;
 
+/// Something that somebody else does, once, at a certain moment.
+#[derive(Default)]
+struct Meanwhile(Mutex<Option<Box<dyn FnOnce() + Send>>>);
+
+impl Meanwhile {
+    fn set(&self, happens: impl FnOnce() + Send + 'static) {
+        *self.0.lock().unwrap() = Some(Box::new(happens));
+    }
+
+    fn happens(&self) {
+        let happens = self.0.lock().unwrap().take();
+        happens.into_iter().for_each(|happens| happens());
+    }
+}
+
+impl std::fmt::Debug for Meanwhile {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Meanwhile")
+    }
+}
+
 /// The real disk, with something wrong in the directory that it is told.
 #[derive(Debug)]
 struct Faulty {
     wrong: Mutex<(PathBuf, Wrong)>,
     seed: AtomicU64,
     operations: AtomicU64,
+    /// Bytes of the blocks in which it hands out disk, and of those that it says it does.
+    blocks: AtomicU64,
+    said_blocks: AtomicU64,
+    /// Before a file is read, and before one is removed.
+    before_read: Meanwhile,
+    before_remove: Meanwhile,
 }
 
 impl Faulty {
@@ -38,11 +65,23 @@ impl Faulty {
             wrong: Mutex::new((PathBuf::new(), Wrong::Nothing)),
             seed: AtomicU64::new(seed),
             operations: AtomicU64::new(0),
+            blocks: AtomicU64::new(BLOCK_BYTES),
+            said_blocks: AtomicU64::new(BLOCK_BYTES),
+            before_read: Meanwhile::default(),
+            before_remove: Meanwhile::default(),
         })
     }
 
     fn set(&self, dir: &Path, wrong: Wrong) {
         *self.wrong.lock().unwrap() = (dir.to_owned(), wrong);
+    }
+
+    /// With files in its blocks.
+    fn swollen(&self, mut stat: Stat) -> Stat {
+        if !stat.is_dir {
+            stat.allocated_bytes = stat.allocated_bytes.next_multiple_of(self.blocks.load(Ordering::Relaxed));
+        }
+        stat
     }
 
     /// Weyl's sequence, hashed: a number for each operation.
@@ -91,6 +130,7 @@ impl Disk for Faulty {
         self.check(Some(from), true).and_then(|()| RealDisk.rename(from, to))
     }
     fn remove(&self, path: &Path) -> io::Result<()> {
+        self.before_remove.happens();
         self.check(Some(path), true).and_then(|()| RealDisk.remove(path))
     }
     fn open(&self, path: &Path) -> io::Result<File> {
@@ -100,19 +140,24 @@ impl Disk for Faulty {
         self.check(Some(path), false).and_then(|()| RealDisk.open_direct(path))
     }
     fn read(&self, file: &File, into: &mut [u8], at: u64) -> io::Result<usize> {
+        self.before_read.happens();
         self.check(None, false).and_then(|()| RealDisk.read(file, into, at))
     }
     fn stat(&self, file: &File) -> io::Result<Stat> {
-        self.check(None, false).and_then(|()| RealDisk.stat(file))
+        self.check(None, false).and_then(|()| RealDisk.stat(file)).map(|stat| self.swollen(stat))
     }
     fn stat_path(&self, path: &Path) -> io::Result<Stat> {
-        self.check(Some(path), false).and_then(|()| RealDisk.stat_path(path))
+        let stat = self.check(Some(path), false).and_then(|()| RealDisk.stat_path(path));
+        stat.map(|stat| self.swollen(stat))
     }
     fn list(&self, path: &Path) -> io::Result<Vec<String>> {
         self.check(Some(path), false).and_then(|()| RealDisk.list(path))
     }
     fn free_bytes(&self, path: &Path) -> io::Result<u64> {
         self.check(Some(path), false).and_then(|()| RealDisk.free_bytes(path))
+    }
+    fn block_bytes(&self, _: &Path) -> io::Result<u64> {
+        Ok(self.said_blocks.load(Ordering::Relaxed))
     }
 }
 
@@ -248,6 +293,117 @@ fn one_bad_file_is_not_a_bad_directory() {
     two.disk.set(&file, Wrong::All(EIO));
     assert_eq!(held(&store), 0);
     assert_eq!(health(&store), [Health::Up, Health::Up]);
+}
+
+#[test]
+fn what_no_directory_can_keep_is_not_pinned() {
+    let two = Two::new(7);
+    let store = two.open(10).unwrap();
+    two.disk.set(two.one.path(), Wrong::Writes(EACCES));
+    store.pin("s3://b/d0").unwrap();
+    two.disk.set(Path::new("/"), Wrong::Writes(EACCES));
+    let pinned = || store.pinned().0;
+    assert_eq!(store.pin("s3://b/d1").unwrap_err().kind, forebay_proto::Kind::Retry);
+    assert_eq!(store.unpin("s3://b/d0").unwrap_err().kind, forebay_proto::Kind::Retry);
+    assert_eq!(pinned(), ["s3://b/d0"], "as it was");
+    two.disk.set(Path::new("/"), Wrong::Nothing);
+    store.heal(later());
+    store.pin("s3://b/d1").unwrap();
+    assert_eq!(pinned(), ["s3://b/d0", "s3://b/d1"]);
+    drop(store);
+    fs::remove_dir_all(two.two.path()).unwrap();
+    assert_eq!(two.open(10).unwrap().pinned().0, ["s3://b/d0", "s3://b/d1"], "in the other one too");
+}
+
+#[test]
+fn what_cannot_be_removed_is_removed_later() {
+    let two = Two::new(8);
+    let store = two.open(10).unwrap();
+    put(&store, 1, 50, &["a"]).unwrap();
+    put(&store, 2, 50, &["a"]).unwrap();
+    let used = store.used_bytes();
+    let key = |n| FileKey::new(origin(n).id, &names(&["a"]));
+    let dir = store.index().get(&key(1)).unwrap().dir;
+    let file = store.dirs[dir].segment(&key(1));
+    two.disk.set(&file, Wrong::All(EACCES));
+    assert!(store.drop_copy(origin(1).id));
+    assert_eq!((store.files(), store.used_bytes()), (1, used), "it is still there");
+    store.heal(Instant::now());
+    assert!(file.exists() && store.used_bytes() == used);
+    two.disk.set(&file, Wrong::Nothing);
+    store.heal(Instant::now());
+    assert!(file.exists(), "not at once");
+    store.heal(later());
+    assert!(!file.exists());
+    assert_eq!(store.used_bytes(), used - file_bytes(50, &["a"]));
+    // A successor of the same name stays.
+    two.disk.set(&store.dirs[1 - dir].segment(&key(2)), Wrong::All(EACCES));
+    assert!(store.drop_copy(origin(2).id));
+    two.disk.set(Path::new("/"), Wrong::Nothing);
+    (10..20).for_each(|n| drop(put(&store, n, 50, &["a"])));
+    put(&store, 2, 50, &["a"]).unwrap();
+    store.heal(later() + Duration::from_secs(60));
+    assert!(store.find(origin(2).id, &names(&["a"])).missing.is_empty());
+    let on_disk = disk_bytes(two.one.path()) + disk_bytes(two.two.path());
+    assert!(on_disk <= store.used_bytes(), "{on_disk} {}", store.used_bytes());
+}
+
+#[test]
+fn what_is_pinned_while_a_copy_is_dropped_stays() {
+    let two = Two::new(10);
+    let store = Arc::new(two.open(10).unwrap());
+    put(&store, 1, 50, &["a"]).unwrap();
+    put(&store, 1, 50, &["more"]).unwrap();
+    let other = store.clone();
+    two.disk.before_remove.set(move || {
+        other.pin(&origin(1).object).unwrap();
+    });
+    assert!(!store.drop_copy(origin(1).id), "one of its files is pinned");
+    assert_eq!(store.files(), 1);
+}
+
+#[test]
+fn a_sound_file_that_took_the_name_of_a_damaged_one_stays() {
+    let two = Two::new(11);
+    let store = two.open(10).unwrap();
+    put(&store, 1, 50, &["a"]).unwrap();
+    drop(store);
+    let store = two.open(10).unwrap();
+    let path = store.dirs[0].segment(&FileKey::new(origin(1).id, &names(&["a"])));
+    let sound = fs::read(&path).unwrap();
+    let mut damaged = sound.clone();
+    *damaged.last_mut().unwrap() ^= 1;
+    fs::write(&path, damaged).unwrap();
+    let (from, to) = (two.one.path().join("sound"), path.clone());
+    fs::write(&from, sound).unwrap();
+    two.disk.before_read.set(move || fs::rename(from, to).unwrap());
+    assert_eq!(store.find(origin(1).id, &names(&["a"])).missing, ["a"], "it had begun to read the other");
+    assert!(path.exists());
+    assert_eq!(*store.find(origin(1).id, &names(&["a"])).parts[0], batch(1, 50, &["a"]));
+    assert_eq!(store.counters().corrupt.load(Ordering::Relaxed), 0);
+}
+
+#[test]
+fn large_blocks_are_counted_whether_the_disk_tells_of_them_or_not() {
+    const LARGE: u64 = 64 << 10;
+    for said in [BLOCK_BYTES, LARGE] {
+        let two = Two::new(9);
+        two.disk.blocks.store(LARGE, Ordering::Relaxed);
+        two.disk.said_blocks.store(said, Ordering::Relaxed);
+        let dirs = vec![two.one.path().to_owned()];
+        let limit_bytes = empty_bytes() + 10 * LARGE;
+        let settings = StoreSettings { dirs, limit_bytes, maps_bytes: u64::MAX, disk: two.disk.clone() };
+        let store = Store::open(&settings, Arc::new(policy::NoForecast)).unwrap();
+        for n in 0..20 {
+            put(&store, n, 50, &["a"]);
+            let on_disk = store.files() * LARGE;
+            assert!(on_disk <= store.used_bytes(), "{on_disk} of {} bytes are counted", store.used_bytes());
+            if said == LARGE {
+                assert!(store.used_bytes() <= limit_bytes, "{} of {limit_bytes} bytes", store.used_bytes());
+            }
+        }
+        assert!((3..=10).contains(&store.files()), "{} files", store.files());
+    }
 }
 
 proptest! {

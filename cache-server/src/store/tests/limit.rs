@@ -1,7 +1,34 @@
 //! The limit, as `du` sees it while files come and go.
 
 use super::*;
-use std::sync::atomic::AtomicBool;
+use std::collections::BTreeMap;
+use std::os::unix::fs::MetadataExt;
+use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::time::{Duration, Instant, SystemTime};
+
+/// Bytes that files and folders take up, each as no other one is: numbers of inodes are given out again.
+type Seen = BTreeMap<(u64, Option<SystemTime>), u64>;
+
+fn walk(path: &Path, seen: &mut Seen) {
+    let Ok(of) = fs::symlink_metadata(path) else { return };
+    seen.insert((of.ino(), of.created().ok()), 512 * of.blocks());
+    if of.is_dir() {
+        let entries = fs::read_dir(path).into_iter().flatten().flatten();
+        entries.for_each(|entry| walk(&entry.path(), seen));
+    }
+}
+
+/// What `du` says of directories at one instant. A walk that counts a file that went and the one that came
+/// for it says too much, so there are two: what both saw was there in between.
+fn disk_bytes_at_once(dirs: [&Path; 2]) -> u64 {
+    let look = || {
+        let mut seen = Seen::new();
+        dirs.iter().for_each(|dir| walk(dir, &mut seen));
+        seen
+    };
+    let (first, second) = (look(), look());
+    first.into_iter().filter(|(file, _)| second.contains_key(file)).map(|(_, bytes)| bytes).sum()
+}
 
 #[test]
 fn du_never_shows_more_than_the_limit() {
@@ -12,16 +39,19 @@ fn du_never_shows_more_than_the_limit() {
         ..StoreSettings::new("", limit)
     };
     let store = Store::open(&settings, Arc::new(policy::NoForecast)).unwrap();
-    let done = AtomicBool::new(false);
-    let (mut most, mut looks) = (0, 0u64);
+    let (done, looks, began) = (AtomicBool::new(false), AtomicU64::new(0), Instant::now());
+    let mut most = 0;
     std::thread::scope(|scope| {
         let writers: Vec<_> = (0..4)
             .map(|t| {
-                let store = &store;
+                let (store, looks) = (&store, &looks);
                 scope.spawn(move || {
-                    for i in 0..60u128 {
+                    // Longer where the watcher has hardly looked by then.
+                    let is_seen =
+                        || looks.load(Ordering::Relaxed) > 10 || began.elapsed() > Duration::from_secs(30);
+                    for i in (0u128..).take_while(|i| *i < 60 || !is_seen()) {
                         // From a page to a third of a megabyte, columns of the same segment among them.
-                        let n = t * 1000 + i / 2;
+                        let n = t * 1_000_000 + i / 2;
                         let column = if i % 2 == 0 { "a" } else { "b" };
                         drop(put(store, n, 10 + (i as i64 * 997) % 40_000, &[column]));
                     }
@@ -29,17 +59,18 @@ fn du_never_shows_more_than_the_limit() {
             })
             .collect();
         let watch = scope.spawn(|| {
-            let (mut most, mut looks) = (0, 0);
+            let mut most = 0;
             while !done.load(Ordering::Relaxed) {
-                most = (disk_bytes(one.path()) + disk_bytes(two.path())).max(most);
-                looks += 1;
+                most = disk_bytes_at_once([one.path(), two.path()]).max(most);
+                looks.fetch_add(1, Ordering::Relaxed);
             }
-            (most, looks)
+            most
         });
         writers.into_iter().for_each(|w| w.join().unwrap());
         done.store(true, Ordering::Relaxed);
-        (most, looks) = watch.join().unwrap();
+        most = watch.join().unwrap();
     });
+    let looks = looks.into_inner();
     assert!(most <= limit, "{most} of {limit} bytes, {looks} looks");
     assert!(most > limit / 2 && looks > 10, "it is used: {most} of {limit} bytes, {looks} looks");
     assert!(store.counters().evictions.load(Ordering::Relaxed) > 20);

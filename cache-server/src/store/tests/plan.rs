@@ -201,3 +201,40 @@ fn pins_survive_a_restart_and_cover_what_comes() {
     drop(store);
     assert_eq!(planned(dir.path(), 4, &plan).pinned().0, [] as [&str; 0]);
 }
+
+#[test]
+fn pins_made_at_once_all_survive_a_restart() {
+    let dir = tempfile::tempdir().unwrap();
+    let uris: Vec<String> = (0..64).map(|n| format!("s3://b/d{n:02}")).collect();
+    let store = open(dir.path(), 1 << 20).unwrap();
+    std::thread::scope(|scope| {
+        for some in uris.chunks(8) {
+            let store = &store;
+            scope.spawn(move || {
+                for uri in some {
+                    store.pin(uri).unwrap();
+                }
+            });
+        }
+    });
+    assert_eq!(store.pinned().0, uris);
+    drop(store);
+    assert_eq!(open(dir.path(), 1 << 20).unwrap().pinned().0, uris);
+}
+
+#[test]
+fn reading_the_same_files_again_and_again_makes_no_scan() {
+    let dir = tempfile::tempdir().unwrap();
+    let files = 640;
+    let store = open(dir.path(), limit_for(files, file_bytes(5, &["a"]))).unwrap();
+    (0..u128::from(files) + 20).for_each(|n| drop(put(&store, n, 5, &["a"])));
+    let scans = || store.counters().scans.load(Ordering::Relaxed);
+    let before = scans();
+    for n in 0..8 {
+        for _ in 0..100 {
+            drop(store.find(origin(600).id, &names(&["a"])));
+        }
+        put(&store, 1000 + n, 5, &["a"]).unwrap();
+    }
+    assert!(scans() <= before + 1, "{} scans for 8 evictions", scans() - before);
+}

@@ -53,8 +53,8 @@ impl Lane {
             return None;
         }
         let done = if step == self.done.step { self.done.row } else { 0 };
-        let plan = self.epoch.plan(step).ok()?;
-        let owed = plan.pieces.iter().find(|p| self.segments.has(p.segment) && p.first + p.rows > done)?;
+        let pieces = self.epoch.pieces(step).ok()?;
+        let owed = pieces.iter().find(|p| self.segments.has(p.segment) && p.first + p.rows > done)?;
         Some(owed.segment)
     }
 

@@ -114,36 +114,58 @@ fn slowly() -> LoaderSettings {
     LoaderSettings { prefetch_bytes: 0, epochs: Some(1), ..settings(4) }
 }
 
+/// Where readers are with segments that become hot and cool down again.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Phase {
+    /// All of it is read at the first node.
+    Before,
+    /// They are to spread.
+    Hot,
+    /// They are to come back to the first node, which had so many streams; for so many steps nothing moved.
+    Cooling(u64, u32),
+    Back,
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn readers_spread_over_hot_copies_and_come_back() {
-    let world = World::new(&[400]);
+    let world = World::new(&[2000]);
     let fleet = Fleet::start(&world, 3, None).await;
     // All of it is the first node's.
     fleet.change(|t| t.nodes[1..].iter_mut().for_each(|n| n.weight = 1e-9));
     let conducts: Vec<_> = fleet.nodes.iter().map(|n| n.conduct.clone()).collect();
-    let mut then = vec![];
+    let (mut phase, mut then) = (Phase::Before, Vec::<u64>::new());
     read(&world, &fleet, &slowly(), async |step, dataset| {
-        let count = dataset.manifest().segments().len() as u32;
-        match step {
-            20 => {
-                assert_eq!(streams(&fleet), [1, 0, 0]);
+        let (now, count) = (streams(&fleet), dataset.manifest().segments().len() as u32);
+        // How soon a change is heard of depends on the machine: a phase lasts until what it waits for is so.
+        phase = match phase {
+            Phase::Before if step == 20 => {
+                assert_eq!(now, [1, 0, 0]);
                 fleet.change(|t| t.hot = heat(dataset, 0..count, &["node-1", "node-2"]));
-                sleep(2 * CALM).await;
+                Phase::Hot
             }
-            60 => {
-                assert!(streams(&fleet).iter().all(|s| (1..4).contains(s)), "{:?}", streams(&fleet));
+            Phase::Hot if now[0] > 1 && now.iter().all(|s| (1..4).contains(s)) => {
                 fleet.change(|t| t.hot.clear());
-                sleep(2 * CALM).await;
+                Phase::Cooling(now[0], 0)
             }
+            // Each of the other two nodes' readers comes back with a stream of its own.
+            Phase::Cooling(had, _) if now != then || now[0] < had + 2 => Phase::Cooling(had, 0),
+            Phase::Cooling(had, calm) if calm < 20 => Phase::Cooling(had, calm + 1),
             // Nothing is asked of the others any more: they may fail.
-            80 => {
-                then = streams(&fleet);
+            Phase::Cooling(..) => {
                 conducts[1..].iter().for_each(|c| c.stalls.store(true, SeqCst));
+                Phase::Back
             }
-            _ => {}
+            same => same,
+        };
+        if matches!(phase, Phase::Hot | Phase::Cooling(..)) {
+            sleep(CALM).await;
+        }
+        if phase != Phase::Back {
+            then = now;
         }
     })
     .await;
+    assert_eq!(phase, Phase::Back, "{:?} streams", streams(&fleet));
     assert_eq!(streams(&fleet), then);
 }
 
@@ -221,7 +243,8 @@ async fn streams_do_not_become_ever_more() {
         }
     })
     .await;
-    assert!((30..=40).contains(&most), "{most} streams at once");
+    // Those that ended count until their nodes notice. Without a bound there would be one for each segment.
+    assert!((30..=80).contains(&most), "{most} streams at once");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

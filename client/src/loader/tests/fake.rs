@@ -47,7 +47,8 @@ pub struct Conduct {
     pub tells: Mutex<Option<v1::Topology>>,
     /// It takes so long for each message.
     pub delay_ms: AtomicU64,
-    /// How often it was asked for what it holds.
+    /// How often it was asked for what it holds, because another node was late. That also happens when the
+    /// machine stands still for a moment: these are not among the streams.
     pub hedges: AtomicU64,
     pub opens: AtomicU64,
     pub streams: AtomicU64,
@@ -235,6 +236,12 @@ impl Cache for Node {
     }
 }
 
+/// Whether a ticket asks only for what is held.
+fn is_hedge(ticket: &[u8]) -> bool {
+    let kind = v1::Ticket::decode(ticket).ok().and_then(|ticket| ticket.kind);
+    matches!(kind, Some(v1::ticket::Kind::Plan(plan)) if plan.held_only)
+}
+
 impl Node {
     fn answer(&self, ticket: &[u8]) -> forebay_proto::Result<answer::Answer> {
         if let Some(e) = self.conduct.fails.lock().unwrap().clone() {
@@ -246,9 +253,6 @@ impl Node {
         };
         if self.conduct.forgot.load(SeqCst) {
             return Err(Error::not_found("manifest unknown: open the dataset"));
-        }
-        if ticket.held_only {
-            self.conduct.hedges.fetch_add(1, SeqCst);
         }
         let Access::Direct(direct) = self.dataset.access() else { unreachable!() };
         let message_bytes = self.conduct.message_bytes.load(SeqCst) as usize;
@@ -269,11 +273,13 @@ impl FlightService for Node {
     type DoExchangeStream = Many<FlightData>;
 
     async fn do_get(&self, request: Request<Ticket>) -> Reply<Self::DoGetStream> {
-        self.conduct.streams.fetch_add(1, SeqCst);
+        let ticket = request.into_inner().ticket;
+        let asked = if is_hedge(&ticket) { &self.conduct.hedges } else { &self.conduct.streams };
+        asked.fetch_add(1, SeqCst);
         if self.conduct.stalls.load(SeqCst) {
             std::future::pending::<()>().await;
         }
-        let answer = self.answer(&request.into_inner().ticket)?;
+        let answer = self.answer(&ticket)?;
         let schema = FlightData { data_header: wire::schema_header(&answer.schema), ..Default::default() };
         let conduct = self.conduct.clone();
         conduct.open.fetch_add(1, SeqCst);

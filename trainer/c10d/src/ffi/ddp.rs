@@ -1,11 +1,11 @@
 //! `c10d::Reducer` with its `c10d::Logger`.
 
-use std::ffi::{c_char, c_int, c_void};
+use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr::{NonNull, null_mut};
 
 use tch::Tensor;
 
-use super::{FfiResult, GroupHandle, c_string, check, handle, handles, made};
+use super::{FfiResult, GroupHandle, check, handle, handles, made};
 
 unsafe extern "C" {
     fn fb_ddp_new(
@@ -28,7 +28,8 @@ unsafe extern "C" {
         count: *mut usize,
     ) -> *mut c_char;
     fn fb_ddp_record(ddp: *mut c_void) -> *mut c_char;
-    fn fb_ddp_stat(ddp: *mut c_void, key: *const c_char, out: *mut i64, found: *mut c_int) -> *mut c_char;
+    fn fb_ddp_stats(ddp: *mut c_void, keys: *const *const c_char, count: usize, out: *mut i64)
+    -> *mut c_char;
     fn fb_ddp_free(ddp: *mut c_void);
     fn fb_zero_grads(parameters: *const *mut c_void, count: usize, set_to_none: c_int) -> *mut c_char;
 }
@@ -121,12 +122,12 @@ impl DdpHandle {
         check(unsafe { fb_ddp_record(self.0.as_ptr()) })
     }
 
-    pub fn stat(&self, key: &str) -> FfiResult<Option<i64>> {
-        let key = c_string("key", key)?;
-        let (mut value, mut found) = (0, 0);
-        // SAFETY: the handle is live; the out parameters outlive the call.
-        check(unsafe { fb_ddp_stat(self.0.as_ptr(), key.as_ptr(), &mut value, &mut found) })?;
-        Ok((found != 0).then_some(value))
+    /// The logger's numbers of these names; 0 for those that it does not have.
+    pub fn stats<const N: usize>(&self, keys: [&CStr; N]) -> FfiResult<[i64; N]> {
+        let (keys, mut values) = (keys.map(CStr::as_ptr), [0; N]);
+        // SAFETY: the handle and the strings are live; as many numbers are written as there are keys.
+        check(unsafe { fb_ddp_stats(self.0.as_ptr(), keys.as_ptr(), N, values.as_mut_ptr()) })?;
+        Ok(values)
     }
 }
 

@@ -16,6 +16,13 @@ unsafe extern "C" {
         count: usize,
         number: f64,
     ) -> *mut c_char;
+    fn fb_foreach_sums(
+        first: *const *mut c_void,
+        second: *const *mut c_void,
+        count: usize,
+        factor: f64,
+        out: *mut *mut c_void,
+    ) -> *mut c_char;
     fn fb_foreach_adam_denominators(
         squares: *const *mut c_void,
         count: usize,
@@ -43,6 +50,21 @@ pub(crate) fn apply(
     check(unsafe {
         fb_foreach(operation, into.as_ptr(), first.as_ptr(), second.as_ptr(), into.len(), number)
     })
+}
+
+/// `first + factor * second` of each, in new tensors.
+pub(crate) fn sums(first: &[Tensor], second: &[Tensor], factor: f64) -> FfiResult<Vec<Tensor>> {
+    if first.len() != second.len() {
+        return Err(format!("lists of {} and {} tensors", first.len(), second.len()));
+    }
+    let (first, second) = (handles(first), handles(second));
+    let mut out = vec![null_mut(); first.len()];
+    // SAFETY: the handles are live; `out` has room for one tensor each, and is filled when the call succeeds.
+    check(unsafe {
+        fb_foreach_sums(first.as_ptr(), second.as_ptr(), first.len(), factor, out.as_mut_ptr())
+    })?;
+    // SAFETY: fresh at::Tensors on the heap, which tch frees.
+    Ok(out.into_iter().map(|tensor| unsafe { Tensor::from_ptr(tensor.cast()) }).collect())
 }
 
 /// `sqrt(square) / correction + eps` of each.

@@ -159,8 +159,10 @@ impl GroupHandle {
 
 impl Drop for GroupHandle {
     fn drop(&mut self) {
+        // A panic is a failure too: peers may never come to what is under way.
+        let failed = self.failed.get() || std::thread::panicking();
         // SAFETY: made by the shim, freed here only; a reducer holds its own reference to the group.
-        unsafe { fb_group_free(self.as_ptr(), self.failed.get().into()) }
+        unsafe { fb_group_free(self.as_ptr(), failed.into()) }
     }
 }
 

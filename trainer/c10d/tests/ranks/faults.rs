@@ -99,6 +99,59 @@ fn work_that_is_dropped_is_not_waited_for_beyond_the_timeout() {
     assert_eq!(run_well("abandoned", 2)[0], ["true true", "true"]);
 }
 
+/// One rank works for longer than the group's timeout; another one dies over its work.
+pub fn only(group: &ProcessGroup) -> Result<()> {
+    let work = || {
+        std::thread::sleep(2 * SHORT_TIMEOUT);
+        group.rank()
+    };
+    say(format!("{:?}", group.only(0, work)?));
+    group.barrier()?;
+    let error = group.only(1, || std::process::exit(9)).unwrap_err();
+    say(format!("{:?} {error}", error.missing));
+    Ok(())
+}
+
+#[test]
+fn a_rank_at_work_is_waited_for_while_it_lives() {
+    let finished = run("only", 3);
+    assert_eq!(finished[1].output.status.code(), Some(9));
+    assert_eq!(finished[1].said(), ["None"]);
+    for (rank, done) in [(0, "Some(0)"), (2, "None")] {
+        let said = finished[rank].said();
+        assert!(said.len() == 2 && said[0] == done, "{said:?}");
+        assert!(said[1].starts_with(&format!("[1] rank {rank} of 3: wait for one rank: ")), "{said:?}");
+        assert!(said[1].ends_with("; rank 1 gave no sign of life"), "{said:?}");
+    }
+}
+
+/// Rank 1 freezes; rank 0 waits for something that no operation of the group is.
+pub fn frozen(group: &ProcessGroup) -> Result<()> {
+    group.barrier()?;
+    if group.rank() == 1 {
+        let stop = format!("kill -STOP {0}; (sleep 12; kill -KILL {0}) &", std::process::id());
+        let _ = std::process::Command::new("sh").args(["-c", &stop]).status();
+    }
+    group.watch(Duration::from_secs(2), |lost| {
+        say(format!("{} {:?} {lost}", lost.peer_lost(), lost.missing));
+        forebay_c10d::exit(5)
+    });
+    std::thread::sleep(TIMEOUT);
+    Ok(())
+}
+
+#[test]
+fn a_frozen_rank_is_noticed_by_those_who_watch() {
+    let finished = run("frozen", 3);
+    for rank in [0, 2] {
+        let said = finished[rank].said();
+        assert_eq!(finished[rank].output.status.code(), Some(5), "{said:?}");
+        let expected =
+            format!("true [1] rank {rank} of 3: watch over the ranks: rank 1 gave no sign of life");
+        assert_eq!(said, [expected]);
+    }
+}
+
 pub fn barrier(group: &ProcessGroup) -> Result<()> {
     group.barrier_within(TIMEOUT)?;
     say("passed");

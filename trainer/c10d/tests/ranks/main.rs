@@ -14,7 +14,7 @@ mod training;
 
 const TIMEOUT: Duration = Duration::from_secs(20);
 /// The group's timeout in the cases where a peer stays silent.
-const SHORT_TIMEOUT: Duration = Duration::from_secs(2);
+const SHORT_TIMEOUT: Duration = Duration::from_secs(4);
 
 /// One rank that ran to its end.
 struct Finished {
@@ -70,9 +70,15 @@ fn rank_process() {
     let Ok(case) = std::env::var("FOREBAY_CASE") else { return };
     let number = |key: &str| std::env::var(key).unwrap().parse::<usize>().unwrap();
     let (rank, world) = (number("RANK"), number("WORLD_SIZE"));
-    let timeout =
-        if ["silent", "late", "abandoned"].contains(&case.as_str()) { SHORT_TIMEOUT } else { TIMEOUT };
-    let store = Store::tcp("127.0.0.1", number("MASTER_PORT") as u16, world, false, timeout).unwrap();
+    let timeout = if ["silent", "late", "abandoned", "only"].contains(&case.as_str()) {
+        SHORT_TIMEOUT
+    } else {
+        TIMEOUT
+    };
+    let port = number("MASTER_PORT") as u16;
+    let store = |timeout| Store::tcp("127.0.0.1", port, world, false, timeout).unwrap();
+    meet(&store(TIMEOUT), rank, world).unwrap();
+    let store = store(timeout);
     let group = ProcessGroup::gloo(store, rank, world, timeout).unwrap();
     match case.as_str() {
         "collectives" => collectives::values(&group),
@@ -88,12 +94,22 @@ fn rank_process() {
         "silent" => faults::silent(&group),
         "late" => faults::late(&group),
         "abandoned" => faults::abandoned(&group),
+        "only" => faults::only(&group),
+        "frozen" => faults::frozen(&group),
         "barrier" => faults::barrier(&group),
         "shapes" => faults::shapes(&group),
         "refusals" => faults::refusals(&group),
         other => panic!("no case {other}"),
     }
     .unwrap();
+}
+
+/// A short time counts only once all ranks have loaded libtorch, which takes some much longer than others.
+fn meet(store: &Store, rank: usize, world: usize) -> forebay_c10d::Result<()> {
+    let loaded = |rank: usize| format!("loaded/{rank}");
+    store.add(&loaded(rank), 1)?;
+    let all: Vec<_> = (0..world).map(loaded).collect();
+    store.wait(&all.iter().map(String::as_str).collect::<Vec<_>>(), TIMEOUT)
 }
 
 fn floats(tensor: &Tensor) -> Vec<f32> {

@@ -11,6 +11,8 @@ use std::process::{Command, ExitCode, Stdio};
 use std::time::Duration;
 
 use forebay_c10d::{Ddp, DdpSettings, ProcessGroup, Store, zero_grads};
+use forebay_client::origin;
+use serde_json::{Value, json};
 use tch::nn::{self, Module};
 use tch::{Device, Kind, Tensor};
 
@@ -66,14 +68,13 @@ fn measure() -> Anything<()> {
     let rows = rows.unwrap_or_default();
     print!("{rows}");
     let rows: Vec<&str> = rows.lines().collect();
+    let rows = rows.into_iter().map(serde_json::from_str::<Value>).collect::<Result<Vec<_>, _>>()?;
     let parameters = LAYERS as i64 * WIDTH * (WIDTH + 1);
-    std::fs::write(
-        &file,
-        format!(
-            "{{\"name\": \"train-ddp\", \"settings\": {{\"ranks\": {WORLD}, \"backend\": \"gloo\", \"parameters\": {parameters}, \"rows\": {ROWS}}}, \"rows\": [\n{}\n]}}\n",
-            rows.join(",\n")
-        ),
-    )?;
+    let report = json!({
+        "name": "train-ddp", "commit": origin::commit(), "machine": origin::machine(), "rows": rows,
+        "settings": {"ranks": WORLD, "backend": "gloo", "parameters": parameters, "rows": ROWS},
+    });
+    std::fs::write(&file, format!("{report:#}\n"))?;
     println!("report: {}", file.display());
     Ok(())
 }
