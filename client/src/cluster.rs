@@ -68,13 +68,18 @@ pub struct News {
 impl News {
     /// Whether the topology changed or a node came back since the last time this was asked.
     pub fn any(&mut self) -> bool {
-        // Nobody may be left to tell anything: then nothing is new.
-        let topology = self.topology.has_changed().unwrap_or(false);
-        let back = self.back.has_changed().unwrap_or(false);
-        self.topology.mark_unchanged();
-        self.back.mark_unchanged();
-        topology || back
+        seen(&mut self.topology) | seen(&mut self.back)
     }
+}
+
+/// Whether something is new, which from then on it no longer is. What comes right after the look is not missed.
+fn seen<T>(news: &mut watch::Receiver<T>) -> bool {
+    // Nobody may be left to tell anything: then nothing is new.
+    let new = news.has_changed().unwrap_or(false);
+    if new {
+        news.mark_unchanged();
+    }
+    new
 }
 
 impl Cluster {

@@ -1,10 +1,12 @@
 //! The doors into a cache: one node's URL or several, of which any that answers will do.
+//!
+//! What nodes tell of the others is kept: a run that was given one node's URL goes on when that node dies.
 
 use crate::access::Node;
 use crate::direct::Direct;
-use forebay_proto::{Error, Kind, Result};
-use std::sync::Arc;
+use forebay_proto::{Error, Kind, Result, v1};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 /// How long a node may take to say that it lives, where another could be asked instead.
@@ -17,8 +19,10 @@ pub struct Endpoints(Arc<Inner>);
 #[derive(Debug)]
 struct Inner {
     nodes: Vec<Node>,
-    /// The one that answered last.
+    /// Of those, the one that answered last.
     preferred: AtomicUsize,
+    /// Nodes that the topology had beside them, when it was last heard.
+    told: Mutex<Vec<Node>>,
     fallback: Option<Direct>,
     zone: Option<String>,
 }
@@ -45,7 +49,8 @@ impl Endpoints {
     }
 
     fn new(nodes: Vec<Node>, fallback: Option<Direct>, zone: Option<String>) -> Self {
-        Self(Arc::new(Inner { nodes, preferred: AtomicUsize::new(0), fallback, zone }))
+        let (preferred, told) = Default::default();
+        Self(Arc::new(Inner { nodes, preferred, told, fallback, zone }))
     }
 
     /// The reader's own zone.
@@ -58,7 +63,7 @@ impl Endpoints {
         self.0.fallback.as_ref()
     }
 
-    /// The node that answered last; at first, the one that was named first.
+    /// The named node that answered last; at first, the one that was named first.
     pub fn node(&self) -> &Node {
         &self.0.nodes[self.0.preferred.load(Relaxed)]
     }
@@ -73,20 +78,49 @@ impl Endpoints {
         &self.0.nodes
     }
 
-    /// A node that answers, the preferred one first. Of one node alone it is not asked whether it does.
-    pub async fn answering(&self) -> Result<Node> {
-        let Inner { nodes, preferred, .. } = &*self.0;
-        if let [only] = nodes.as_slice() {
-            return Ok(only.clone());
+    /// Those, and then the others that the topology had when it was last heard.
+    pub fn known(&self) -> Vec<Node> {
+        let told = self.0.told.lock().unwrap_or_else(PoisonError::into_inner);
+        self.0.nodes.iter().chain(&*told).cloned().collect()
+    }
+
+    /// Remembers the nodes of a cluster. One that is alone knows no other, and not always its own address.
+    pub fn learn(&self, topology: &v1::Topology) {
+        if topology.nodes.len() < 2 {
+            return;
         }
-        let first = preferred.load(Relaxed);
-        for i in (first..first + nodes.len()).map(|i| i % nodes.len()) {
-            if nodes[i].is_serving(PROBE).await {
-                preferred.store(i, Relaxed);
-                return Ok(nodes[i].clone());
+        let mut told = self.0.told.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = std::mem::take(&mut *told);
+        for address in topology.nodes.iter().map(|node| node.address.as_str()) {
+            if self.0.nodes.iter().any(|node| node.url() == address) {
+                continue;
+            }
+            // Its connection is kept.
+            match before.iter().find(|node| node.url() == address) {
+                Some(node) => told.push(node.clone()),
+                None => told.extend(Node::new(address)),
             }
         }
-        let urls: Vec<&str> = nodes.iter().map(Node::url).collect();
+    }
+
+    /// A node that answers, the preferred one first, those that were only told of last. Of one node alone it is not
+    /// asked whether it does.
+    pub async fn answering(&self) -> Result<Node> {
+        let mut known = self.known();
+        if let [only] = known.as_slice() {
+            return Ok(only.clone());
+        }
+        let Inner { nodes, preferred, .. } = &*self.0;
+        known[..nodes.len()].rotate_left(preferred.load(Relaxed));
+        for node in &known {
+            if node.is_serving(PROBE).await {
+                if let Some(named) = nodes.iter().position(|named| named == node) {
+                    preferred.store(named, Relaxed);
+                }
+                return Ok(node.clone());
+            }
+        }
+        let urls: Vec<&str> = known.iter().map(Node::url).collect();
         Err(Error::retry(format!(
             "cannot reach the cache at any of {}: check --endpoint and that forebay-server runs there",
             urls.join(", ")
@@ -98,7 +132,7 @@ impl Endpoints {
         &self,
         call: impl Fn(Node) -> F + Send + Sync,
     ) -> Result<T> {
-        let mut left = self.0.nodes.len();
+        let mut left = self.known().len();
         loop {
             let node = self.answering().await?;
             match call(node).await {
@@ -126,5 +160,27 @@ mod tests {
         assert_eq!(Endpoints::parse(" ").unwrap_err().kind, Kind::Invalid);
         let e = Endpoints::parse("127.0.0.1:1,127.0.0.1:2").unwrap().answering().await.unwrap_err();
         assert!(e.message.contains("127.0.0.1:1") && e.message.contains("127.0.0.1:2"), "{e}");
+    }
+
+    #[test]
+    fn the_others_of_a_cluster_are_known_once_told() {
+        let topology = |addresses: &[&str]| v1::Topology {
+            nodes: addresses
+                .iter()
+                .map(|a| v1::Node { address: (*a).to_owned(), ..Default::default() })
+                .collect(),
+            ..Default::default()
+        };
+        let e = Endpoints::parse("a:1").unwrap();
+        let known = || e.known().iter().map(|node| node.url().to_owned()).collect::<Vec<_>>();
+        e.learn(&topology(&["http://0.0.0.0:1"]));
+        assert_eq!(known(), ["http://a:1"], "one alone tells nothing new");
+        e.learn(&topology(&["http://c:1", "http://a:1", "http://b:1"]));
+        assert_eq!(known(), ["http://a:1", "http://c:1", "http://b:1"]);
+        let c = e.known()[1].clone();
+        e.learn(&topology(&["http://c:1", "http://d:1"]));
+        assert_eq!(known(), ["http://a:1", "http://c:1", "http://d:1"]);
+        assert!(std::ptr::eq(e.known()[1].url(), c.url()), "one connection to a node");
+        assert_eq!(e.nodes().len(), 1);
     }
 }

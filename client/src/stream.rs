@@ -97,10 +97,12 @@ impl Stream {
         Ok(Self { address: address.to_owned(), body, parser, input, connection: guard.into_inner() })
     }
 
-    /// The next event; `None` after a whole and successful stream. `Retry` when the connection breaks.
+    /// The next event; `None` after a whole and successful stream. `Retry` when the connection breaks, or what comes over
+    /// it makes no sense.
     pub async fn next(&mut self) -> Result<Option<Event>> {
         loop {
-            if let Some(event) = self.parser.next(&mut self.input)? {
+            let parsed = self.parser.next(&mut self.input);
+            if let Some(event) = parsed.map_err(|e| Error::retry(format!("{}: {e}", self.address)))? {
                 return Ok(Some(event));
             }
             let frame = match self.body.frame().await {

@@ -22,6 +22,7 @@ pub struct Surveyed {
 /// The topology, as a node that answers tells it. A node that is alone is called by the URL by which it was reached.
 pub async fn topology(endpoints: &Endpoints) -> Result<v1::Topology> {
     let mut told = endpoints.ask(|node| async move { told(&node).await }).await?;
+    endpoints.learn(&told);
     if let [only] = told.nodes.as_mut_slice() {
         only.address = endpoints.url().to_owned();
     }

@@ -29,12 +29,13 @@ pub struct Message {
 }
 
 impl Message {
-    /// Encodes a batch; `meta.body_hash` is filled in here.
+    /// Encodes a batch; `meta.hash` is filled in here.
     pub fn new(batch: &RecordBatch, mut meta: v1::MessageMeta) -> Result<Self> {
         let (header, body) = encode(batch)?;
         let mut hash = Xxh3::new();
+        hash.update(&header);
         body.iter().for_each(|part| hash.update(part));
-        meta.body_hash = hash.digest();
+        meta.hash = hash.digest();
         Ok(Self { header, meta: meta.encode_to_vec().into(), body })
     }
 

@@ -57,11 +57,11 @@ export FOREBAY_NCCL_PLUGIN=$kit/libforebay_c10d_nccl.so
 export TORCH_CPP_LOG_LEVEL=${TORCH_CPP_LOG_LEVEL:-FATAL} GLOO_SOCKET_IFNAME=${GLOO_SOCKET_IFNAME:-lo}
 if gpus=$(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader 2>/dev/null) && [ -n "$gpus" ]; then
     echo "gpu: $(echo "$gpus" | sort | uniq -c | sed 's/^ *//' | paste -sd';')"
-    count=$(echo "$gpus" | wc -l)
 else
     echo "gpu: nvidia-smi shows none"
-    count=0
 fi
+# How many the programs see, which is not what nvidia-smi shows: CUDA_VISIBLE_DEVICES limits them.
+count=0
 
 # --- the crate: tch on the GPU, bf16, pinned copies, trace, NCCL, DDP -------------------------------------------------
 checks=$("$kit/forebay-gpu-check" list 2>&1) || {
@@ -74,6 +74,10 @@ for check in $checks; do
     # Its own lines; then, if it ended without one, its last words.
     lines=$(echo "$output" | grep -E "^(PASS|FAIL|SKIP) ")
     [ -n "$lines" ] && echo "$lines"
+    if [ "$check" = matmul ]; then
+        count=$(echo "$lines" | sed -n 's/^PASS matmul: \([0-9]*\) GPUs.*/\1/p')
+        count=${count:-0}
+    fi
     if [ "$code" -eq 124 ] || [ "$code" -eq 137 ]; then
         fail "$check" "was not done within $limit s"
     elif [ "$code" -ne 0 ]; then

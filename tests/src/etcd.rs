@@ -3,6 +3,7 @@
 //! A member keeps its data directory and ports for as long as the [`Etcd`] lives, so a restart finds what was there.
 
 use crate::process::{free_addresses, run, tie};
+use rustix::process::Signal;
 use std::fs::File;
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -109,12 +110,12 @@ impl Etcd {
 
     /// Stops a member without a word (SIGSTOP).
     pub fn pause(&self, member: usize) {
-        self.signal(member, "STOP");
+        self.signal(member, Signal::STOP);
     }
 
     /// Lets a paused member go on.
     pub fn resume(&self, member: usize) {
-        self.signal(member, "CONT");
+        self.signal(member, Signal::CONT);
     }
 
     /// The member that leads, as far as those that answer know.
@@ -137,7 +138,7 @@ impl Etcd {
         }
     }
 
-    fn signal(&self, member: usize, signal: &str) {
+    fn signal(&self, member: usize, signal: Signal) {
         if let Some(child) = &self.members[member].child {
             run::send_signal(child.id(), signal);
         }

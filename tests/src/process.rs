@@ -12,7 +12,7 @@ pub(crate) mod tie;
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
-use std::net::TcpListener;
+use std::net::TcpStream;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
@@ -21,6 +21,8 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
 pub use run::{Ended, Run, Running};
+
+use rustix::process::Signal;
 
 use crate::s3::{REGION, S3Server};
 
@@ -58,14 +60,15 @@ fn find(name: &str) -> Result<PathBuf, String> {
 }
 
 /// Addresses on the loopback that were free a moment ago, each given once: for nodes that must know each
-/// other before they start, or come back to where they were. The kernel gives them to nobody else meanwhile.
+/// other before they start, or come back to where they were. The kernel gives them to nobody else meanwhile. They are not
+/// bound to find out: another thread's child could have inherited the socket.
 pub fn free_addresses(count: usize) -> std::io::Result<Vec<String>> {
     static GIVEN: AtomicU32 = AtomicU32::new(0);
     // Processes that run at the same time begin at different ones.
     let first = std::process::id().wrapping_mul(131);
     let ports = PORTS.map(|_| first.wrapping_add(GIVEN.fetch_add(1, Ordering::Relaxed)));
     let addresses = ports.map(|port| format!("127.0.0.1:{}", PORTS.start + port % (PORTS.end - PORTS.start)));
-    let free: Vec<_> = addresses.filter(|address| TcpListener::bind(address).is_ok()).take(count).collect();
+    let free: Vec<_> = addresses.filter(|address| TcpStream::connect(address).is_err()).take(count).collect();
     match free.len() == count {
         true => Ok(free),
         false => Err(std::io::ErrorKind::AddrInUse.into()),
@@ -245,12 +248,12 @@ impl Server {
 
     /// Stops it without a word (SIGSTOP): it is silent, not dead.
     pub fn pause(&self) {
-        run::send_signal(self.child.id(), "STOP");
+        run::send_signal(self.child.id(), Signal::STOP);
     }
 
     /// Lets it go on after [`pause`](Self::pause).
     pub fn resume(&self) {
-        run::send_signal(self.child.id(), "CONT");
+        run::send_signal(self.child.id(), Signal::CONT);
     }
 
     /// SIGTERM; waits for the end and checks status and log.
@@ -276,7 +279,7 @@ impl Server {
     }
 
     fn terminate(&mut self) -> Option<ExitStatus> {
-        run::send_signal(self.child.id(), "TERM");
+        run::send_signal(self.child.id(), Signal::TERM);
         let status = run::wait(&mut self.child, PATIENCE);
         if status.is_none() {
             self.kill();
@@ -350,7 +353,8 @@ fn follow(stdout: ChildStdout, log: &Path) -> Receiver<String> {
         let mut log = log.ok();
         for line in BufReader::new(stdout).lines().map_while(Result::ok) {
             if let Some(log) = &mut log {
-                let _ = writeln!(log, "{line}");
+                // In one piece, for the server appends to the same file.
+                let _ = log.write_all(format!("{line}\n").as_bytes());
             }
             let _ = sender.send(line);
         }

@@ -100,6 +100,8 @@ pub fn run(args: &BenchArgs) -> Result<()> {
         args.settings.batch != AUTO_BATCH,
         "bench compares runs of one batch: give --batch a number, such as the one that --batch auto chose"
     );
+    // Before the cache is emptied.
+    args.settings.check_training(args.settings.nproc.unwrap_or(1))?;
     ensure!(args.out.is_dir(), "--out {}: there is no such directory", args.out.display());
     let words: Vec<_> = std::env::args_os().skip_while(|word| word != "bench").skip(1).collect();
     let cached = without(&without(&words, &OWN), &SOURCE);

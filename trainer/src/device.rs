@@ -13,6 +13,7 @@ use forebay_c10d::{Cuda, Event, NcclSettings, ProcessGroup, Store, Stream, copy_
 use tch::{Device, Tensor};
 
 use crate::input::Input;
+use crate::meet::FAREWELL;
 use crate::place::Place;
 use crate::rank::say;
 
@@ -61,7 +62,7 @@ impl Compute {
     pub fn open(name: DeviceName, place: &Place, store: &Store) -> Result<Self> {
         match name {
             DeviceName::Cpu => Ok(Self::CPU),
-            DeviceName::Cuda => Self::gpu(place).context("--device cuda"),
+            DeviceName::Cuda => Self::all(Self::gpu(place), place, store).context("--device cuda"),
             DeviceName::Auto => Self::agreed(Self::gpu(place), place, store),
         }
     }
@@ -78,48 +79,46 @@ impl Compute {
         Ok(Self { device, cuda: Some(cuda), copies: Some(Stream::from_pool(device, true)?) })
     }
 
+    /// What this rank has found; an error if it or another has found nothing, for no rank can begin without the others.
+    fn all(found: Result<Self>, place: &Place, store: &Store) -> Result<Self> {
+        let lacking = lacking(&found, place, store)?;
+        if !lacking.is_empty() && place.is_first() && place.world > 1 && !place.agent_store {
+            // The store goes with this rank; the others read it first.
+            std::thread::sleep(FAREWELL);
+        }
+        let gpu = found?;
+        ensure!(lacking.is_empty(), lacking);
+        Ok(gpu)
+    }
+
     /// What this rank has found if the others have as well, else the processor: one group has one backend.
     fn agreed(found: Result<Self>, place: &Place, store: &Store) -> Result<Self> {
-        let key = |rank: usize| format!("device/{rank}");
-        let lacks = found.as_ref().err().map(|error| format!("{error:#}")).unwrap_or_default();
-        store.set(&key(place.rank), lacks.as_bytes())?;
-        if place.is_first() {
-            let mut verdict = Vec::new();
-            for rank in 0..place.world {
-                let lacks = store.get(&key(rank))?;
-                if verdict.is_empty() && !lacks.is_empty() {
-                    verdict = [format!("rank {rank}: ").as_bytes(), &lacks].concat();
-                }
-            }
-            store.set("device", &verdict)?;
-        }
-        let verdict = String::from_utf8_lossy(&store.get("device")?).into_owned();
+        let lacking = lacking(&found, place, store)?;
         let compute = match found {
-            Ok(gpu) if verdict.is_empty() => gpu,
+            Ok(gpu) if lacking.is_empty() => gpu,
             _ => Self::CPU,
         };
         if place.is_first() {
-            say(&match verdict.is_empty() {
+            say(&match lacking.is_empty() {
                 true => format!("--device auto: cuda, for each of {} ranks has a GPU", place.world),
-                false => format!("--device auto: cpu, for {verdict}"),
+                false => format!("--device auto: cpu, for {lacking}"),
             });
         }
         Ok(compute)
     }
 
-    /// Joins the other ranks, by the backend that the device wants.
-    pub fn join(
+    /// Has a group use what the device wants besides Gloo. Collective.
+    pub fn enter(
         &self,
-        store: Store,
+        group: &ProcessGroup,
         place: &Place,
         timeout: Duration,
         nccl: &NcclSettings,
-    ) -> Result<ProcessGroup> {
-        let (rank, world) = (place.rank, place.world);
-        Ok(match &self.cuda {
-            None => ProcessGroup::gloo(store, rank, world, timeout)?,
-            Some(cuda) => cuda.nccl(store, (rank, world), place.local_rank, timeout, nccl)?,
-        })
+    ) -> Result<()> {
+        if let Some(cuda) = &self.cuda {
+            cuda.nccl(group, place.local_rank, timeout, nccl)?;
+        }
+        Ok(())
     }
 
     /// The device.
@@ -179,6 +178,24 @@ impl Stall {
         let ms = self.asked.elapsed_ms(&self.there)?;
         Ok(Duration::from_secs_f64(ms.max(0.0) / 1e3))
     }
+}
+
+/// Which rank has found no GPU, the first of them, and why; empty if all have. Collective, by way of `store`.
+fn lacking(found: &Result<Compute>, place: &Place, store: &Store) -> Result<String> {
+    let key = |rank: usize| format!("device/{rank}");
+    let lacks = found.as_ref().err().map(|error| format!("{error:#}")).unwrap_or_default();
+    store.set(&key(place.rank), lacks.as_bytes())?;
+    if place.is_first() {
+        let mut verdict = Vec::new();
+        for rank in 0..place.world {
+            let lacks = store.get(&key(rank))?;
+            if verdict.is_empty() && !lacks.is_empty() {
+                verdict = [format!("rank {rank}: ").as_bytes(), &lacks].concat();
+            }
+        }
+        store.set("device", &verdict)?;
+    }
+    Ok(String::from_utf8_lossy(&store.get("device")?).into_owned())
 }
 
 #[cfg(test)]

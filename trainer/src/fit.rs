@@ -169,6 +169,8 @@ impl Fit<'_> {
 fn is_lack_of_memory(words: &str) -> bool {
     let lacks = [
         "out of memory",
+        "can't allocate memory",
+        "not enough memory",
         "CUBLAS_STATUS_ALLOC_FAILED",
         "CUDNN_STATUS_ALLOC_FAILED",
         "CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED",
@@ -285,6 +287,7 @@ mod tests {
     fn lack_of_memory_has_several_names() {
         for words in [
             "CUDA out of memory. Tried to allocate 2.00 GiB",
+            "[enforce fail at alloc_cpu.cpp:118] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate",
             "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
             "cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
         ] {

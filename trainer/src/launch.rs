@@ -6,6 +6,7 @@
 //! the newest checkpoint if they keep any. Should the launcher itself be killed, its ranks go with it; should it be
 //! told to end (SIGTERM), they are told too and have time to write a checkpoint.
 
+use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread::sleep;
@@ -13,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use forebay_c10d::Store;
+use rustix::process::{Pid, Signal, kill_process};
 
 use crate::failure::{self, ERROR_FILE, PEER_LOST, rank_name};
 use crate::place::{LAUNCHER, RESTART_COUNT};
@@ -22,6 +24,8 @@ use crate::stop::Told;
 const GRACE: Duration = Duration::from_secs(2);
 /// How often the ranks are looked at.
 const POLL: Duration = Duration::from_millis(20);
+/// How often they are looked at in that time at least.
+const POLLS: u32 = 50;
 /// How long the ranks have, once told to end, to finish their step and to write a checkpoint.
 const STOP_GRACE: Duration = Duration::from_secs(120);
 /// The store's timeout for the launcher itself, which asks it nothing.
@@ -97,7 +101,7 @@ struct Rank {
 
 impl Ranks {
     fn wait(mut self, told: &Told) -> Result<()> {
-        let (mut first_failure, mut told_at) = (None, None);
+        let (mut first_failure, mut told_at, mut polls) = (None, None, 0);
         loop {
             let mut running = false;
             for rank in self.all.iter_mut().filter(|rank| rank.end.is_none()) {
@@ -108,7 +112,14 @@ impl Ranks {
             }
             if self.all.iter().any(Rank::failed) {
                 let since = *first_failure.get_or_insert_with(Instant::now);
-                if !running || since.elapsed() > GRACE {
+                polls += 1;
+                // Looked at as often as time allows: a machine that stood still takes from nobody's time to say why.
+                if !running || (since.elapsed() > GRACE && polls > POLLS) {
+                    let failed = |rank: &&Rank| rank.failed();
+                    // Before a rank has begun, and where none keeps checkpoints, SIGTERM ends it as any process.
+                    if told.is_set() && self.all.iter().filter(failed).all(Rank::ended_by_sigterm) {
+                        bail!("stopped by SIGTERM: no checkpoint was written for it");
+                    }
                     return self.blame();
                 }
             } else if !running {
@@ -145,9 +156,12 @@ impl Rank {
         self.end.is_some_and(|(_, status)| !status.success())
     }
 
+    fn ended_by_sigterm(&self) -> bool {
+        self.end.is_some_and(|(_, status)| status.signal() == Some(Signal::TERM.as_raw()))
+    }
+
     /// Passes SIGTERM on.
     fn tell(&self) {
-        use rustix::process::{Pid, Signal, kill_process};
         if let Some(pid) = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw) {
             // Fails only if it has ended meanwhile.
             let _ = kill_process(pid, Signal::TERM);

@@ -102,6 +102,7 @@ pub fn main() -> ExitCode {
 fn launcher(settings: &Settings) -> anyhow::Result<()> {
     let world = settings.nproc.unwrap_or(1);
     settings.check(world)?;
+    settings.check_report()?;
     launch::run(world, settings.max_restarts)
 }
 
@@ -112,5 +113,8 @@ fn one_rank(settings: &Settings, place: &Place) -> anyhow::Result<()> {
         );
     }
     settings.check(place.world)?;
+    if place.is_first() {
+        settings.check_report()?;
+    }
     rank::run(settings, place)
 }

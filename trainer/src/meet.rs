@@ -21,7 +21,7 @@ use crate::place::Place;
 /// How often rank 0 looks for those who have not come.
 const POLL: Duration = Duration::from_millis(20);
 /// How long the store that rank 0 serves outlives a failed meeting, for the others to read why it failed.
-const FAREWELL: Duration = Duration::from_secs(1);
+pub(crate) const FAREWELL: Duration = Duration::from_secs(1);
 /// In a store of rank 0's own: its world size; what another rank found wrong; how the meeting ended (empty: well).
 const WORLD: &str = "forebay/world";
 const WRONG: &str = "forebay/wrong";
@@ -111,14 +111,19 @@ fn unequal(rank: usize, world: usize, first: usize) -> String {
 fn name(store: &Store, rank: usize, world: usize, timeout: Duration) -> Result<Store> {
     let drawn = format!("{:016x}-{world}", RandomState::new().hash_one(std::process::id()));
     let name = match rank {
-        0 => answer(store, &drawn, world, timeout).map(|()| drawn)?,
-        _ => ask(store, (rank, world), &drawn)?,
+        0 => {
+            let met = answer(store, &drawn, world, timeout);
+            let wrong = met.as_ref().err().map(|error| error.to_string()).unwrap_or_default();
+            store.set(&met_key(&drawn), wrong.as_bytes())?;
+            met.map(|()| drawn)?
+        }
+        _ => ask(store, (rank, world), &drawn, timeout)?,
     };
     Ok(store.prefixed(&format!("forebay/start/{name}"))?)
 }
 
 /// What rank 0 answers.
-fn ask(store: &Store, (rank, world): (usize, usize), drawn: &str) -> Result<String> {
+fn ask(store: &Store, (rank, world): (usize, usize), drawn: &str, timeout: Duration) -> Result<String> {
     let answer = format!("forebay/answer/{drawn}");
     store.set(&format!("forebay/ask/{rank}"), drawn.as_bytes())?;
     let name = store.get(&answer).context("rank 0 has not answered at the store")?;
@@ -128,7 +133,17 @@ fn ask(store: &Store, (rank, world): (usize, usize), drawn: &str) -> Result<Stri
     store.set(&format!("forebay/here/{name}/{rank}"), wrong.as_bytes())?;
     store.delete(&answer)?;
     ensure!(wrong.is_empty(), wrong);
+    let met = met_key(&name);
+    // Rank 0 gives up on the others only after as long.
+    store.wait(&[&met], timeout + FAREWELL).context("rank 0 waits for other ranks")?;
+    let wrong = String::from_utf8(store.get(&met)?)?;
+    ensure!(wrong.is_empty(), wrong);
     Ok(name)
+}
+
+/// How the meeting of a start ended, in a launcher's store (empty: well).
+fn met_key(name: &str) -> String {
+    format!("forebay/met/{name}")
 }
 
 /// Tells every rank the name. What an earlier start has asked is answered as well, and nobody reads it.
@@ -241,12 +256,13 @@ mod tests {
         assert_eq!(error.to_string(), "rank 0 has not answered at the store");
     }
 
-    /// One that nobody is given who asks for any: those are higher ones.
+    /// One that nobody is given who asks for any: those are higher ones. It is not bound to find out: another thread's
+    /// child could have inherited the socket.
     fn free_port() -> u16 {
         static TAKEN: AtomicU16 = AtomicU16::new(0);
         let first = 10_000 + (std::process::id() % 300) as u16 * 16;
         let next = || first + TAKEN.fetch_add(1, Ordering::Relaxed);
-        let free = |port: &u16| std::net::TcpListener::bind(("0.0.0.0", *port)).is_ok();
+        let free = |port: &u16| std::net::TcpStream::connect(("127.0.0.1", *port)).is_err();
         std::iter::repeat_with(next).find(free).unwrap()
     }
 

@@ -66,7 +66,7 @@ impl Observer {
                 file: rank_file(file, place.rank),
                 done: 0,
                 // The first step is like no other, but better than none.
-                before: u64::from((steps_per_epoch * settings.epochs).saturating_sub(step) > 1),
+                before: u64::from(steps_per_epoch.saturating_mul(settings.epochs).saturating_sub(step) > 1),
                 steps: settings.observe.profile_steps,
                 // Kernels too, where there is a GPU to run them.
                 settings: ProfilerSettings { cuda: rank.compute.device().is_cuda(), ..Default::default() },

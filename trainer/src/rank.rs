@@ -10,6 +10,7 @@ use forebay_client::counters::Readings;
 use forebay_client::loader::{Ending, LoaderState, Shuffle};
 use forebay_client::stream::StreamSettings;
 use forebay_client::{Access, Dataset, DatasetSpec, Event, LoaderSettings};
+use forebay_proto::Kind;
 use tokio::runtime::{Handle, Runtime};
 
 use crate::checkpoint::Identity;
@@ -30,7 +31,7 @@ use crate::stop::Stop;
 use crate::timing::{Part, Stopwatch};
 use crate::train::Trainer;
 
-/// Rows that each rank labels at a time: without gradients there is room for more than in training.
+/// Rows that each rank labels at a time, at most.
 const TEST_ROWS: u64 = 250;
 
 /// How long a peer may give no sign of life. The host of a GPU that waits for a lost peer waits as well, and so notices
@@ -82,13 +83,14 @@ impl<'a> Rank<'a> {
         let joining = "join the other ranks";
         let store = meet::join(place, timeout).context(joining)?;
         let compute = Compute::open(settings.device, place, &store)?;
-        let group = compute.join(store, place, timeout, &settings.gradients.nccl()).context(joining)?;
+        let group = ProcessGroup::gloo(store, place.rank, place.world, timeout).context(joining)?;
         let silence =
             settings.peer_silence_s.unwrap_or(if compute.copies() { GPU_SILENCE_S } else { SILENCE_S });
         if silence > 0 {
             let place = place.clone();
             group.watch(Duration::from_secs(silence), move |lost| failure::end_now(&place, lost));
         }
+        compute.enter(&group, place, timeout, &settings.gradients.nccl()).context(joining)?;
         Ok(Self { settings, place, compute, group, runtime, access })
     }
 
@@ -152,7 +154,11 @@ impl<'a> Rank<'a> {
                 .batch_memory
                 .unwrap_or_else(|| fit::memory::default_bytes(self.place.local_world)),
         };
-        let tried = fit.try_all(&feed.input(&batch)?, rows)?;
+        let sample = feed.input(&batch)?;
+        // It would read on beside what is timed.
+        drop(feed);
+        // All passes of a step together have no more rows than an epoch.
+        let tried = fit.try_all(&sample, (rows / settings.optim.accumulate).max(1))?;
         let chosen = fit.choose(&tried)?;
         if self.place.is_first() {
             say(&fit::table(&tried, self.place.world, chosen));
@@ -247,7 +253,7 @@ impl<'a> Rank<'a> {
         let optim = &self.settings.optim;
         self.settings.trains().then(|| TrainerSettings {
             optimizer: optim.settings(),
-            schedule: optim.schedule(steps_per_epoch * self.settings.epochs),
+            schedule: optim.schedule(steps_per_epoch.saturating_mul(self.settings.epochs)),
             clip_norm: optim.clip_norm,
             accumulate: optim.accumulate,
             precision: self.settings.precision,
@@ -267,7 +273,10 @@ impl<'a> Rank<'a> {
         test: &Fitted,
         mut stop: Option<&mut Stop>,
     ) -> Result<Option<Evaluation>> {
-        let settings = self.loader(Shuffle::None, TEST_ROWS * self.place.world as u64);
+        let world = self.place.world as u64;
+        // As many rows as a pass of the training has at most: they fit.
+        let pass = (self.settings.batch / world / self.settings.optim.accumulate).max(1);
+        let settings = self.loader(Shuffle::None, TEST_ROWS.min(pass) * world);
         // Each rank has seen running means of its own: rank 0's are those that a checkpoint keeps.
         for (_, mut buffer) in model::buffers(model.vars()) {
             self.group.broadcast(&mut buffer, 0)?;
@@ -296,12 +305,19 @@ impl<'a> Rank<'a> {
     }
 
     /// What this rank has to add to the cost of an epoch: its own counters when it reads the store itself; the
-    /// cache's on the first rank alone, as all ranks share them. A node may be away for as long as `patience`.
+    /// cache's on the first rank alone, as all ranks share them. The cache may be away for as long as `patience`; after
+    /// that the cost is not known, which is no reason to lose the epoch. Without patience that is an error.
     pub fn counters(&self, patience: Duration) -> Result<Readings> {
         if !self.place.is_first() && !self.reads_itself() {
             return Ok(Readings::default());
         }
-        Ok(self.runtime.block_on(self.access.readings_within(patience))?)
+        match self.runtime.block_on(self.access.readings_within(patience)) {
+            Err(error) if error.kind == Kind::Retry && !patience.is_zero() => {
+                tracing::warn!("what the epoch cost the store is not known, and not counted: {error}");
+                Ok(Readings::default())
+            }
+            readings => Ok(readings?),
+        }
     }
 
     /// Whether each rank reads the store itself, without a cache.

@@ -1,5 +1,6 @@
 //! The run in figures: one table for people, one JSON file for programs.
 
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use anyhow::{Context, Result};
@@ -251,7 +252,9 @@ impl Report {
         text.push('\n');
         let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
         let write = || -> std::io::Result<()> {
-            let mut temporary = tempfile::NamedTempFile::new_in(folder)?;
+            // As readable as other files, which those for passing use are not.
+            let readable = std::fs::Permissions::from_mode(0o666);
+            let mut temporary = tempfile::Builder::new().permissions(readable).tempfile_in(folder)?;
             std::io::Write::write_all(&mut temporary, text.as_bytes())?;
             temporary.persist(file)?;
             Ok(())

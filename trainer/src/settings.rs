@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use anyhow::{Result, bail, ensure};
-use clap::{Parser, ValueEnum};
+use clap::{Parser, ValueEnum, value_parser};
 use forebay_client::DatasetSpec;
 use forebay_client::args::AccessArgs;
 use forebay_proto::plan::Shuffle;
@@ -94,11 +94,11 @@ pub struct Settings {
     #[arg(long, value_enum, value_name = "WHERE", default_value_t)]
     pub device: DeviceName,
     /// Give up on a peer that stays silent for so long, in seconds
-    #[arg(long, value_name = "S", default_value_t = 300)]
+    #[arg(long, value_name = "S", default_value_t = 300, value_parser = value_parser!(u64).range(1..=SECONDS_MAX))]
     pub peer_timeout_s: u64,
     /// End the run when a peer has given no sign of life for so long, in seconds; 0 leaves it to the connections to it,
     /// which a machine that freezes or vanishes does not break [default: 5 with GPUs, 30 with CPUs]
-    #[arg(long, value_name = "S")]
+    #[arg(long, value_name = "S", value_parser = value_parser!(u64).range(..=SECONDS_MAX))]
     pub peer_silence_s: Option<u64>,
     /// Read all batches, but train nothing: the loader alone
     #[arg(long)]
@@ -129,6 +129,10 @@ pub enum ShuffleAll {
     Full,
 }
 
+/// Longer than anybody waits: a year, and an hour.
+const SECONDS_MAX: u64 = 365 * 86_400;
+const MS_MAX: f64 = 3_600_000.0;
+
 /// Segments mixed unless told otherwise: enough for training, while a rank holds four segments' rows at most.
 const WINDOW: u32 = 4;
 
@@ -138,6 +142,13 @@ pub const AUTO_BATCH: u64 = u64::MAX;
 impl Settings {
     /// Refuses what cannot work on `world` ranks, in one line.
     pub fn check(&self, world: usize) -> Result<()> {
+        self.check_training(world)?;
+        self.access.access().map(drop)?;
+        Ok(())
+    }
+
+    /// The same of all but where data comes from.
+    pub fn check_training(&self, world: usize) -> Result<()> {
         ensure!(world > 0, "the world size is 0: --nproc must be at least 1");
         ensure!(self.batch > 0, "the global batch is 0: --batch must be at least 1");
         let remainder = if self.batch == AUTO_BATCH { 0 } else { self.batch % world as u64 };
@@ -153,7 +164,6 @@ impl Settings {
             self.window != Some(0),
             "--window must be at least 1 segment; for file order use --shuffle none"
         );
-        ensure!(self.peer_timeout_s > 0, "--peer-timeout-s must be at least 1");
         self.model.check()?;
         ensure!(
             self.batch != AUTO_BATCH || self.trains(),
@@ -165,7 +175,10 @@ impl Settings {
             );
         }
         if let Some(ms) = self.emulate_step_ms {
-            ensure!(ms.is_finite() && ms >= 0.0, "--emulate-step-ms must be a number from 0 on, not {ms}");
+            ensure!(
+                (0.0..=MS_MAX).contains(&ms),
+                "--emulate-step-ms must be a number from 0 to {MS_MAX}, not {ms}"
+            );
         }
         self.gradients.check()?;
         // c10d's Reducer then leaves out what the passes before the first synchronised one have counted: ranks part.
@@ -175,15 +188,18 @@ impl Settings {
         );
         self.checkpoint.check()?;
         self.observe.check()?;
-        // Better now than after the last epoch.
-        if let Some(file) = &self.report {
-            let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty());
-            if let Some(folder) = folder.filter(|folder| !folder.is_dir()) {
-                bail!("--report {}: there is no folder {}", file.display(), folder.display());
-            }
-            ensure!(!file.is_dir(), "--report {} is a folder", file.display());
+        Ok(())
+    }
+
+    /// Refuses a `--report` that cannot be written, better now than after the last epoch. For whoever writes it: the
+    /// machines of other ranks need no such folder.
+    pub fn check_report(&self) -> Result<()> {
+        let Some(file) = &self.report else { return Ok(()) };
+        let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty());
+        if let Some(folder) = folder.filter(|folder| !folder.is_dir()) {
+            bail!("--report {}: there is no folder {}", file.display(), folder.display());
         }
-        self.access.access().map(drop)?;
+        ensure!(!file.is_dir(), "--report {} is a folder", file.display());
         Ok(())
     }
 
@@ -254,8 +270,6 @@ mod tests {
             ("--lr 0", 1, "--lr must be a number above 0, not 0"),
             ("--window 0", 1, "--window must be at least 1 segment; for file order use --shuffle none"),
             ("--label-column image", 1, "--image-column and --label-column name the same column"),
-            ("--report /nowhere/r.json", 1, "--report /nowhere/r.json: there is no folder /nowhere"),
-            ("--report /tmp", 1, "--report /tmp is a folder"),
         ] {
             assert_eq!(refused(line, world), expected);
         }
@@ -263,6 +277,26 @@ mod tests {
         assert!(refused("--endpoint http://127.0.0.1:1", 1).contains("contradict each other"));
         assert!(settings("--window 2 --shuffle full").is_err());
         assert!(settings("--nproc x").is_err());
+        for line in
+            ["--peer-timeout-s 0", "--peer-timeout-s 18446744073709551615", "--peer-silence-s 99999999999"]
+        {
+            assert!(settings(line).is_err(), "{line}");
+        }
+        for ms in ["-1", "NaN", "1e30"] {
+            assert!(refused(&format!("--emulate-step-ms={ms}"), 1).contains("from 0 to 3600000"), "{ms}");
+        }
+    }
+
+    #[test]
+    fn the_report_is_checked_where_it_is_written() {
+        for (line, expected) in [
+            ("--report /nowhere/r.json", "--report /nowhere/r.json: there is no folder /nowhere"),
+            ("--report /tmp", "--report /tmp is a folder"),
+        ] {
+            settings(line).unwrap().check(1).unwrap();
+            assert_eq!(settings(line).unwrap().check_report().unwrap_err().to_string(), expected);
+        }
+        settings("--report r.json").unwrap().check_report().unwrap();
     }
 
     #[test]

@@ -7,6 +7,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use forebay_c10d::Store;
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -89,9 +90,9 @@ impl Job {
     }
 }
 
-fn signal(rank: &Child, name: &str) {
-    let line = format!("kill -{name} {}", rank.id());
-    assert!(Command::new("sh").args(["-c", &line]).status().unwrap().success());
+fn signal(rank: &Child, signal: Signal) {
+    let pid = i32::try_from(rank.id()).ok().and_then(Pid::from_raw).unwrap();
+    kill_process(pid, signal).unwrap();
 }
 
 fn end(ranks: Vec<Child>) -> Vec<Output> {
@@ -111,7 +112,7 @@ fn a_job_outlives_a_killed_rank_and_a_machine_that_is_taken_away() {
 
     let ranks = job.start(0, 2);
     job.wait_for(20);
-    signal(&ranks[1], "KILL");
+    signal(&ranks[1], Signal::KILL);
     let began = Instant::now();
     let ended = end(ranks);
     assert!(began.elapsed() < SOON, "took {:?}", began.elapsed());
@@ -124,7 +125,7 @@ fn a_job_outlives_a_killed_rank_and_a_machine_that_is_taken_away() {
     let before = job.last_step();
     let ranks = job.start(1, 3);
     job.wait_for(before + 10);
-    signal(&ranks[2], "TERM");
+    signal(&ranks[2], Signal::TERM);
     let ended = end(ranks);
     assert!(ended[2].status.success(), "{}", stderr(&ended[2]));
     let said = String::from_utf8_lossy(&ended[0].stdout);
@@ -156,9 +157,9 @@ fn told_all_at_once_all_end_well() {
     let job = Job::new();
     let ranks = job.start(0, 2);
     job.wait_for(10);
-    signal(&ranks[1], "TERM");
+    signal(&ranks[1], Signal::TERM);
     sleep(Duration::from_millis(50));
-    signal(&ranks[0], "TERM");
+    signal(&ranks[0], Signal::TERM);
     let ended = end(ranks);
     assert!(ended.iter().all(|output| output.status.success()), "{}", stderr(&ended[0]));
     assert!(!job.error_file(0).exists());

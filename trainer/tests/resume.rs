@@ -7,6 +7,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -82,8 +83,9 @@ impl Run {
     }
 }
 
-fn signal(pid: u32, name: &str) {
-    assert!(Command::new("sh").args(["-c", &format!("kill -{name} {pid}")]).status().unwrap().success());
+fn signal(pid: u32, signal: Signal) {
+    let pid = i32::try_from(pid).ok().and_then(Pid::from_raw).unwrap();
+    kill_process(pid, signal).unwrap();
 }
 
 fn failure(output: &Output) -> String {
@@ -113,10 +115,10 @@ fn a_killed_run_goes_on_to_the_very_same_parameters() {
     assert_eq!((straight["steps"].as_u64(), straight["resumed"].is_null()), (Some(200), true));
 
     let run = Run::new();
-    // The second time well before the end, for a busy machine kills late.
-    for step in [20, 105] {
+    // The second time well before the end, for a busy machine kills late; the second epoch begins at 100.
+    for step in [20, 102] {
         let mut child = run.start_until(&flags, step);
-        signal(child.id(), "KILL");
+        signal(child.id(), Signal::KILL);
         child.wait().unwrap();
     }
     let (resumed, stdout) = run.end(&flags);
@@ -147,12 +149,12 @@ fn stopped_and_resumed_by_other_ranks_at_another_batch_each_sample_is_seen_once(
     let (straight, _) = Run::new().end(&flags("2", "60"));
     let run = Run::new();
     let mut killed = run.start_until(&flags("2", "60"), 14);
-    signal(killed.id(), "KILL");
+    signal(killed.id(), Signal::KILL);
     killed.wait().unwrap();
 
     let before = run.steps();
     let stopped = run.start_until(&flags("1", "60"), before.last().unwrap() + 14);
-    signal(stopped.id(), "TERM");
+    signal(stopped.id(), Signal::TERM);
     let output = stopped.wait_with_output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let said = String::from_utf8(output.stdout).unwrap();
@@ -178,7 +180,7 @@ fn sigterm_ends_the_evaluation_too_and_the_same_command_takes_it_up() {
     // Six times the rows that were trained on: it lasts long enough to be met.
     let stopped = run.start_until(&[&flags[..], &[&mnist("train")]].concat(), 20);
     let began = Instant::now();
-    signal(stopped.id(), "TERM");
+    signal(stopped.id(), Signal::TERM);
     let output = stopped.wait_with_output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let said = String::from_utf8(output.stdout).unwrap();
@@ -202,7 +204,7 @@ fn a_killed_rank_is_started_anew_with_all_others() {
     let launcher = run.start_until(&flags, 20);
     let pid = launcher.id();
     let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
-    signal(children.split_whitespace().next().unwrap().parse().unwrap(), "KILL");
+    signal(children.split_whitespace().next().unwrap().parse().unwrap(), Signal::KILL);
     let output = launcher.wait_with_output().unwrap();
     let stderr = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{stderr}");
@@ -263,14 +265,14 @@ fn crashes_while_writing_never_cost_the_last_checkpoint() {
         let mut child = run.start_until(&flags, last + 2);
         // Somewhere within the writing of one of the next checkpoints.
         sleep(Duration::from_micros(3_700 * crash));
-        signal(child.id(), "KILL");
+        signal(child.id(), Signal::KILL);
         child.wait().unwrap();
         let steps = run.steps();
         assert!(*steps.last().unwrap() >= last + 2, "{steps:?} after {last}");
         last = *steps.last().unwrap();
     }
     let child = run.start_until(&flags, last + 1);
-    signal(child.id(), "TERM");
+    signal(child.id(), Signal::TERM);
     let output = child.wait_with_output().unwrap();
     let said = String::from_utf8(output.stdout).unwrap();
     assert!(

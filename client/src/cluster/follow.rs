@@ -31,7 +31,7 @@ pub async fn run(entry: Endpoints, health: Arc<Health>, sender: watch::Sender<To
     while !sender.is_closed() {
         let nodes = candidates(&entry, &health, sender.borrow().as_deref());
         let node = &nodes[turn % nodes.len()];
-        match watch_at(node, nodes.len() > 1, &sender).await {
+        match watch_at(node, nodes.len() > 1, &entry, &sender).await {
             Watched::Heard => (pause, old) = (PAUSES.0, None),
             Watched::Unknown if nodes.len() == 1 => {
                 sender.send_replace(Some(Arc::default()));
@@ -63,7 +63,7 @@ enum Watched {
     Failed,
 }
 
-async fn watch_at(node: &Node, others: bool, sender: &watch::Sender<Told>) -> Watched {
+async fn watch_at(node: &Node, others: bool, entry: &Endpoints, sender: &watch::Sender<Told>) -> Watched {
     if others && !node.is_serving(TELL).await {
         return Watched::Failed;
     }
@@ -80,6 +80,7 @@ async fn watch_at(node: &Node, others: bool, sender: &watch::Sender<Told>) -> Wa
             return Watched::Old(topology);
         }
         heard = Watched::Heard;
+        entry.learn(&topology);
         sender.send_if_modified(|known| {
             let changed = known.as_deref() != Some(&topology);
             if changed {
@@ -101,9 +102,9 @@ fn is_news(known: Option<&v1::Topology>, told: &v1::Topology) -> bool {
     }
 }
 
-/// The nodes that may be asked for the topology: those that were named, then those told of.
+/// The nodes that may be asked for the topology: those that were named, then those told of, now or to others before.
 fn candidates(entry: &Endpoints, health: &Health, topology: Option<&v1::Topology>) -> Vec<Node> {
-    let mut nodes = entry.nodes().to_vec();
+    let mut nodes = entry.known();
     for address in topology.iter().flat_map(|t| &t.nodes).map(|n| &n.address) {
         if !nodes.iter().any(|n| n.url() == address) {
             nodes.extend(health.node(address).ok());

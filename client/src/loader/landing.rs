@@ -89,6 +89,8 @@ impl Landing {
     /// Reads a message's header; `Corrupt` if it does not fit `schema`.
     pub fn new(head: &Head, schema: &SchemaRef) -> Result<Self> {
         let shape = shape::read(&head.header, head.body_bytes, schema)?;
+        let mut hash = Xxh3::new();
+        hash.update(&head.header);
         Ok(Self {
             header: head.header.clone(),
             body_bytes: head.body_bytes,
@@ -97,7 +99,7 @@ impl Landing {
             next: 0,
             at: 0,
             scratch: None,
-            hash: Xxh3::new(),
+            hash,
             held: false,
         })
     }
@@ -179,12 +181,10 @@ impl Landing {
         self.next += self.targets[self.next..].iter().take_while(|t| full(t)).count();
     }
 
-    /// The body is complete. `Corrupt` if it is not the one that was sent.
+    /// The body is complete. `Corrupt` if it or the header is not the one that was sent.
     pub fn complete(self, hash: u64, schema: &SchemaRef, pool: &Pool) -> Result<Landed> {
         if self.at != self.body_bytes || self.hash.digest() != hash {
-            return Err(Error::corrupt(
-                "the body of a message does not match its hash: it was damaged on the way",
-            ));
+            return Err(Error::corrupt("a message does not match its hash: it was damaged on the way"));
         }
         let is_odd = |l: &Layout| matches!(l, Layout::Odd(_));
         let columns = self.shape.columns.iter().enumerate();

@@ -118,6 +118,11 @@ impl From<Error> for Failure {
     }
 }
 
+/// What came is not what was sent: it may come whole the next time.
+fn damaged(error: Error) -> Failure {
+    Failure { error, again: true, dead: false }
+}
+
 /// What came first.
 enum Next {
     Event(Option<Event>),
@@ -192,7 +197,7 @@ impl Lane {
     /// Brings all rows. Ends early with the lanes that take over when the segments were divided anew.
     pub async fn run(mut self) -> Result<Vec<Lane>> {
         loop {
-            let failure = match self.attempt().await {
+            let mut failure = match self.attempt().await {
                 Ok(lanes) => return Ok(lanes),
                 Err(failure) => failure,
             };
@@ -208,15 +213,14 @@ impl Lane {
             }
             let since = *self.trouble.since.get_or_insert_with(Instant::now);
             self.trouble.again |= failure.dead;
-            if failure.error.kind == Kind::NotFound && !self.trouble.reopened {
-                // The node may have started anew since the dataset was opened there.
+            if failure.error.kind == Kind::NotFound {
+                // The node may have started anew since the dataset was opened there, or was told to forget it.
                 match self.reopen(&failure.error).await {
-                    Ok(()) => {
-                        self.trouble.reopened = true;
-                        continue;
-                    }
+                    Ok(()) if !std::mem::replace(&mut self.trouble.reopened, true) => continue,
+                    // Once more, before any row came: that may go on, but not at once.
+                    Ok(()) => {}
                     Err(e) if e.kind != Kind::Retry => return Err(self.explain(e)),
-                    Err(_) => {}
+                    Err(e) => failure.error = e,
                 }
             } else if !failure.again {
                 return Err(self.explain(failure.error));
@@ -226,7 +230,9 @@ impl Lane {
                 return Err(self.explain(failure.error.context(format!("gave up after {patience} s"))));
             }
             tracing::debug!(error = %failure.error, step = self.done.step, "a batch stream failed, trying again");
-            if let Some(lanes) = self.divide_anew(since).await? {
+            // Who says that it does not know a dataset lives, and is no worse than others.
+            let lives = failure.error.kind == Kind::NotFound;
+            if !lives && let Some(lanes) = self.divide_anew(since).await? {
                 return Ok(lanes);
             }
             sleep(self.trouble.pause).await;
@@ -409,15 +415,15 @@ impl Lane {
     }
 
     /// A message begins: finds out where its rows go. `None` for the stream's schema.
-    async fn begin(&self, head: &Head, start: u64, cursor: &Cursor) -> Result<Option<Receiving>> {
+    async fn begin(&self, head: &Head, start: u64, cursor: &Cursor) -> Result<Option<Receiving>, Failure> {
         let schema = self.work.window.schema();
-        if shape::is_schema(&head.header, schema)? {
+        if shape::is_schema(&head.header, schema).map_err(damaged)? {
             return Ok(None);
         }
         let meta = v1::MessageMeta::decode(head.meta.clone())
-            .map_err(|e| Error::corrupt(format!("a message's metadata cannot be read: {e}")))?;
-        let mut landing = Landing::new(head, schema)?;
-        let runs = runs(&meta, start, landing.rows())?;
+            .map_err(|e| damaged(Error::corrupt(format!("a message's metadata cannot be read: {e}"))))?;
+        let mut landing = Landing::new(head, schema).map_err(damaged)?;
+        let runs = runs(&meta, start, landing.rows()).map_err(damaged)?;
         let (mut passed, mut after, mut row) = (Passed::default(), cursor.clone(), 0);
         let mut room = Room::Wait;
         for run in &runs {
@@ -439,9 +445,8 @@ impl Lane {
     async fn end(&mut self, message: Receiving, cursor: &mut Cursor) -> Result<(), Failure> {
         let Receiving { landing, runs, meta, ready } = message;
         let work = self.work.clone();
-        let landed = landing
-            .complete(meta.body_hash, work.window.schema(), work.window.pool())
-            .map_err(|error| Failure { error, again: true, dead: false })?;
+        let landed =
+            landing.complete(meta.hash, work.window.schema(), work.window.pool()).map_err(damaged)?;
         let digest = OrderDigest::from_bytes(&meta.digest)?;
         if let Some((passed, after)) = ready {
             same_digest(passed.digest, digest)?;

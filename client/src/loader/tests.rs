@@ -206,14 +206,18 @@ async fn a_node_that_forgot_the_dataset_is_told_again() {
     let fleet = Fleet::start(&world, 1, None).await;
     let dataset = fleet.open(&world).await;
     let conduct = &fleet.nodes[0].conduct;
-    conduct.forgot.store(true, SeqCst);
     let settings = settings(10);
-    let loader = Loader::start(&dataset, settings.clone()).unwrap();
-    check(loader, &direct, &all, &settings, "forgetful").await;
-    // Once more if the first answer was late.
-    assert!((2..=3).contains(&conduct.opens.load(SeqCst)));
+    // Three times: somebody frees the dataset again and again, and no row comes in between.
+    for forgets in [1, 3] {
+        let opens = conduct.opens.load(SeqCst);
+        conduct.forgets.store(forgets, SeqCst);
+        let loader = Loader::start(&dataset, settings.clone()).unwrap();
+        check(loader, &direct, &all, &settings, "forgetful").await;
+        // Once more if an answer was late.
+        assert!((forgets..=2 * forgets).contains(&(conduct.opens.load(SeqCst) - opens)));
+    }
     // Another version by then is an error that names both.
-    conduct.forgot.store(true, SeqCst);
+    conduct.forgets.store(1, SeqCst);
     world.overwrite();
     let mut loader = Loader::start(&dataset, settings).unwrap();
     let e = loader.next().await.unwrap_err();
@@ -229,11 +233,18 @@ async fn damage_on_the_way_is_repaired_and_wrong_rows_are_an_error() {
     let fleet = Fleet::start(&world, 1, None).await;
     let dataset = fleet.open(&world).await;
     let conduct = &fleet.nodes[0].conduct;
-    conduct.flips.store(true, SeqCst);
     let settings = settings(10);
-    let loader = Loader::start(&dataset, settings.clone()).unwrap();
-    check(loader, &direct, &all, &settings, "flipped").await;
-    assert!(conduct.streams.load(SeqCst) > 2, "it was read again");
+    for at in 0..32 {
+        let flip = fake::Flip { header: at % 4 != 0, at: f64::from(at) / 32.0 };
+        *conduct.flips.lock().unwrap() = Some(flip);
+        let streams = conduct.streams.load(SeqCst);
+        let loader = Loader::start(&dataset, settings.clone()).unwrap();
+        check(loader, &direct, &all, &settings, &format!("flipped at {at}")).await;
+        assert!(
+            conduct.streams.load(SeqCst) > streams + settings.epochs.unwrap_or(1),
+            "{at}: it was read again"
+        );
+    }
     conduct.skips.store(true, SeqCst);
     let mut loader = Loader::start(&dataset, settings.clone()).unwrap();
     let e = loader.next().await.unwrap_err();
@@ -250,7 +261,8 @@ async fn damage_on_the_way_is_repaired_and_wrong_rows_are_an_error() {
     let mut loader =
         Loader::start(&dataset, LoaderSettings { patience: Duration::from_secs(1), ..settings }).unwrap();
     let e = loader.next().await.unwrap_err();
-    assert_eq!((e.kind, e.message.contains("gave up after 1 s: busy")), (Kind::Retry, true), "{e}");
+    // Why: it is busy, or silent where the machine stands still.
+    assert_eq!((e.kind, e.message.contains("gave up after 1 s: ")), (Kind::Retry, true), "{e}");
     assert!(loader.next().await.is_err(), "an error is final");
 }
 

@@ -5,6 +5,8 @@ use std::io::Read;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
+use rustix::process::{Pid, Signal, kill_process};
+
 /// A command about to be run.
 pub struct Run {
     command: Command,
@@ -220,9 +222,11 @@ pub(crate) fn wait(child: &mut Child, limit: Duration) -> Option<ExitStatus> {
     }
 }
 
-/// Sends a signal by the shell's own `kill`, which needs no unsafe code and no package.
-pub(crate) fn send_signal(pid: u32, signal: &str) {
-    let _ = Command::new("sh").args(["-c", &format!("kill -{signal} {pid}")]).status();
+/// Sends a signal to a child, which may have ended.
+pub(crate) fn send_signal(pid: u32, signal: Signal) {
+    if let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) {
+        let _ = kill_process(pid, signal);
+    }
 }
 
 /// Hides the settings of whoever runs the tests: credentials, endpoints, proxies, colours.

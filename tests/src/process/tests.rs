@@ -29,7 +29,7 @@ fn run_hides_the_settings_of_the_caller() {
 fn a_signal_ends_a_child() {
     let mut child = Command::new("sleep").arg("60").spawn().expect("start sleep");
     let start = Instant::now();
-    run::send_signal(child.id(), "TERM");
+    run::send_signal(child.id(), Signal::TERM);
     let status = run::wait(&mut child, Duration::from_secs(40)).expect("ended");
     assert!(!status.success() && start.elapsed() < Duration::from_secs(40), "it does not sleep to its end");
 }

@@ -28,9 +28,20 @@ pub fn json(run: Run) -> Value {
     serde_json::from_slice(&text).unwrap_or_else(|e| panic!("{e}: {}", String::from_utf8_lossy(&text)))
 }
 
+/// What a command answers in JSON that may be asked again: a node that stands still for a moment is an error of some.
+pub fn patient(run: impl Fn() -> Run) -> Value {
+    for _ in 0..4 {
+        let ended = run().arg("--json").end();
+        if ended.code == Some(0) {
+            return serde_json::from_slice(&ended.stdout).expect("JSON");
+        }
+    }
+    json(run())
+}
+
 /// A counter of the node, by its name in `forebay status --json`.
 pub fn counter(server: &Server, name: &str) -> u64 {
-    let status = json(cached(server, &["status"]));
+    let status = patient(|| cached(server, &["status"]));
     status["counters"][name].as_u64().unwrap_or_else(|| panic!("no counter `{name}` in {status}"))
 }
 

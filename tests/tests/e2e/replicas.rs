@@ -8,7 +8,7 @@ use forebay_tests::process::{Run, Server, ServerOptions, free_addresses};
 use forebay_tests::s3::S3Server;
 use serde_json::Value;
 
-use crate::commands::{counter, digest, epoch, json};
+use crate::commands::{counter, digest, epoch, json, patient};
 use crate::tries::{one_of_three, well};
 
 /// Generous: the machine may be loaded, and copies that were refused are offered again after 15, 30 and 60 s.
@@ -66,7 +66,7 @@ impl Cluster {
 
     /// Copies held and wanted of the dataset.
     fn copies(&self) -> (u64, u64) {
-        let status = json(self.command(&["status"]));
+        let status = patient(|| self.command(&["status"]));
         let copies = &status["copies"][0];
         let number = |field: &str| copies[field].as_u64().unwrap_or_else(|| panic!("no {field} in {status}"));
         (number("copies_held"), number("copies_wanted"))
@@ -84,13 +84,13 @@ impl Cluster {
     }
 
     fn segments(&self) -> u64 {
-        let status = json(self.command(&["status"]));
+        let status = patient(|| self.command(&["status"]));
         status["copies"][0]["segments"].as_u64().expect("a number of segments")
     }
 }
 
 fn status(node: &Server) -> Value {
-    json(Run::new("forebay").args(["status", "--endpoint", &node.endpoint]))
+    patient(|| Run::new("forebay").args(["status", "--endpoint", &node.endpoint]))
 }
 
 fn wait_until(what: &str, mut done: impl FnMut() -> bool) {

@@ -10,7 +10,7 @@ fn kept(found: anyhow::Result<Findings>) {
 }
 
 fn faulty() -> faults::Settings {
-    faults::Settings { segments: 8, outage_s: 4, trainer: false, seed: 3 }
+    faults::Settings { segments: 8, outage_s: 4, trainer: false, seed: 7 }
 }
 
 #[test]

@@ -7,6 +7,7 @@ use forebay_tests::mnist;
 use forebay_tests::process::{Run, Server, ServerOptions, free_addresses};
 use forebay_tests::s3::S3Server;
 use forebay_tests::slow::{SlowProxy, Slowness};
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 use crate::commands::{cached, counter, digest, json};
@@ -127,12 +128,50 @@ fn a_cache_node_that_dies_and_comes_back_costs_nothing_but_time() {
 }
 
 #[test]
+fn the_one_node_that_a_run_was_given_may_die_for_good() {
+    let s3 = S3Server::start();
+    mnist::upload_folder(&s3, &mnist::folder().join("test"), "mnist").expect("read MNIST");
+    let uri = s3.uri("mnist/part-00000.parquet");
+    let addresses = free_addresses(2).expect("free ports");
+    let start = |address: &String| {
+        let all = addresses.iter().flat_map(|a| ["--cluster-node".to_owned(), format!("http://{a}")]);
+        // That the other one is gone is worth a warning.
+        ServerOptions::for_s3(&s3).args(["--listen", address]).args(all).allow_log("").start()
+    };
+    let (mut named, other) = (start(&addresses[0]), start(&addresses[1]));
+    let folder = tempfile::tempdir().expect("make a folder");
+    let report = folder.path().join("report.json").to_string_lossy().into_owned();
+    let line = ["--endpoint", &named.endpoint, "--train", &uri, "--test", &uri, "--nproc", "2"];
+    let line = [&line[..], &["--epochs", "3", "--batch", "20", "--seed", "5", "--report", &report]].concat();
+    let run = train(&line).start();
+    let began = Instant::now();
+    while counter(&named, "rows_served") + counter(&other, "rows_served") == 0 {
+        assert!(began.elapsed() < Duration::from_secs(60), "no rows are asked for");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    named.kill();
+    // What epochs cost is read from nodes at their ends, and the evaluation reads as if anew: neither needs that node.
+    run.end().expect_success();
+    let report: Value =
+        serde_json::from_slice(&std::fs::read(&report).expect("a report")).expect("the report is JSON");
+    let alone = json(cached(&other, &["epoch", &uri, "--epochs", "3", "--batch", "20", "--seed", "5"]));
+    for number in [0, 1, 2] {
+        assert_eq!(report["epochs"][number]["order_digest"], digest(&alone, number), "epoch {number}");
+    }
+    assert!(report["test_accuracy"].as_f64() > Some(0.5), "{report}");
+    other.stop();
+}
+
+#[test]
 fn ranks_without_a_launcher_notice_a_dead_peer_by_themselves() {
     let stage = Stage::start();
     let port = free_addresses(1).expect("a free port").remove(0).replace("127.0.0.1:", "");
     let start = |rank: &str| {
         let place = [("RANK", rank), ("WORLD_SIZE", "2"), ("LOCAL_RANK", rank), ("MASTER_ADDR", "127.0.0.1")];
-        let run = stage.train(&["--epochs", "1000"]).envs(place).envs([("GLOO_SOCKET_IFNAME", "lo")]);
+        let run = stage
+            .train(&["--epochs", "1000"])
+            .envs(place)
+            .envs([("GLOO_SOCKET_IFNAME", "lo"), ("TORCH_CPP_LOG_LEVEL", "FATAL")]);
         run.envs([("MASTER_PORT", &port)]).start()
     };
     let (survivor, victim) = (start("0"), start("1"));
@@ -223,6 +262,6 @@ impl Stage {
 }
 
 fn kill(pid: u32) {
-    let status = std::process::Command::new("sh").args(["-c", &format!("kill -9 {pid}")]).status();
-    assert!(status.is_ok_and(|status| status.success()), "kill -9 {pid}");
+    let pid = i32::try_from(pid).ok().and_then(Pid::from_raw).expect("a process");
+    kill_process(pid, Signal::KILL).expect("kill -9");
 }

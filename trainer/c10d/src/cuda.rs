@@ -14,7 +14,6 @@ use std::time::Duration;
 use crate::error::{Error, Result};
 use crate::ffi::{NcclOptions, Plugin};
 use crate::group::ProcessGroup;
-use crate::store::Store;
 
 /// Names the plugin's file, if it does not lie beside the program.
 pub const PLUGIN_VARIABLE: &str = "FOREBAY_NCCL_PLUGIN";
@@ -76,25 +75,24 @@ impl Cuda {
         self.devices
     }
 
-    /// Joins a group as [`ProcessGroup::gloo`] does, with NCCL for the tensors on the GPU `device`, which becomes the
-    /// thread's current one; tensors in main memory go on using Gloo. Two ranks need two GPUs: NCCL refuses to share.
+    /// Has a group use NCCL for the tensors on the GPU `device`, which becomes the thread's current one; tensors in main
+    /// memory go on using Gloo. Takes every rank. Two ranks need two GPUs: NCCL refuses to share.
+    ///
+    /// NCCL waits for the other ranks without a limit: let [`ProcessGroup::watch`] look after them before.
     ///
     /// Collectives on the GPU are queued on its streams, so most of their failures show later: NCCL's watchdog, a
     /// thread of libtorch's, ends the process when one has not finished within `timeout`.
     pub fn nccl(
         &self,
-        store: Store,
-        (rank, world): (usize, usize),
+        group: &ProcessGroup,
         device: usize,
         timeout: Duration,
         settings: &NcclSettings,
-    ) -> Result<ProcessGroup> {
-        let group = ProcessGroup::gloo(store, rank, world, timeout)?;
+    ) -> Result<()> {
         let (priority, least, most) = (settings.high_priority_stream, settings.min_ctas, settings.max_ctas);
         let options = NcclOptions::new(timeout, priority, least, most);
         let added = self.plugin.add_nccl(group.handle(), &group.store().handle, device, &options);
-        group.named("join the group by NCCL", added)?;
-        Ok(group)
+        group.named("join the group by NCCL", added)
     }
 }
 

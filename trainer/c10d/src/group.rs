@@ -85,7 +85,14 @@ impl ProcessGroup {
             Heartbeat::start(Store { handle: connection, served_by: store.served_by }, rank, world)
         };
         let heartbeat = if world > 1 { Some(beats().map_err(failed)?) } else { None };
-        let handle = GroupHandle::gloo(&store.handle, rank as i32, world_count, timeout).map_err(failed)?;
+        let joined = GroupHandle::gloo(&store.handle, rank as i32, world_count, timeout);
+        let handle = joined.map_err(|text| {
+            let error = failed(text);
+            match heartbeat.as_ref().map(|heartbeat| heartbeat.absent(None, BLAME)) {
+                Some(Ok(absent)) => error.blaming(&absent),
+                _ => error,
+            }
+        })?;
         let (barriers, turns) = Default::default();
         Ok(Self { inner: Rc::new(Inner { handle, heartbeat, store, barriers, turns, rank, world }) })
     }
@@ -324,12 +331,7 @@ impl ProcessGroup {
             return error;
         }
         match self.absent(None, BLAME) {
-            Ok(absent) => {
-                if let Some(verdict) = verdict(&absent) {
-                    error.message = format!("{}; {verdict}", error.message);
-                }
-                error.missing = absent.ranks().to_vec();
-            }
+            Ok(absent) => error = error.blaming(&absent),
             Err(_) => match self.store_rank() {
                 Some(rank) => {
                     error.message =
@@ -441,6 +443,17 @@ impl Drop for Work<'_> {
             // The group remembers a failure.
             let _ = self.end(None);
         }
+    }
+}
+
+impl Error {
+    /// The same with those who are to blame.
+    fn blaming(mut self, absent: &Absent) -> Self {
+        if let Some(verdict) = verdict(absent) {
+            self.message = format!("{}; {verdict}", self.message);
+        }
+        self.missing = absent.ranks().to_vec();
+        self
     }
 }
 

@@ -24,6 +24,8 @@ use crate::store::Store;
 const BEAT: Duration = Duration::from_millis(250);
 /// How often the others' signs are read while they are watched.
 const LOOK: Duration = Duration::from_millis(100);
+/// Looks at least, however late it is by then: whoever stood still with the whole machine gets two beats.
+const LOOKS: u32 = 6;
 /// How long the thread has to end with its group; it ends at once unless the store has stopped answering.
 const END: Duration = Duration::from_secs(3);
 /// How long ranks that seem lost have to show life after all, and the others to be looked at as well.
@@ -177,7 +179,9 @@ impl Heartbeat {
         }
         let (answer, answered) = sync_channel(1);
         self.send(Ask::Absent { of, timeout, answer }).ok_or_else(gone)?;
-        answered.recv_timeout(timeout + END).map_err(|_| gone())?
+        // Who stood still with the whole machine finds the answer the second time.
+        let again = |_| answered.recv_timeout(END);
+        answered.recv_timeout(timeout + END).or_else(again).map_err(|_| gone())?
     }
 
     /// Calls `alarm`, once and on a thread of its own, when a rank has given no sign of life for `silence`, or another rank
@@ -322,7 +326,7 @@ impl Pulse {
         let asked = |rank: &usize| *rank != self.rank && of.is_none_or(|of| of == *rank);
         let mut unseen: Vec<(usize, Option<Sign>)> =
             (0..self.world).filter(asked).map(|rank| (rank, None)).collect();
-        let mut absent = Absent::default();
+        let (mut absent, mut looks) = (Absent::default(), 0);
         loop {
             let beaten = self.beat();
             if let Some((dead, lost)) = &self.lost
@@ -343,7 +347,8 @@ impl Pulse {
                 }
             }
             unseen = still;
-            if unseen.is_empty() || Instant::now() >= deadline {
+            looks += 1;
+            if unseen.is_empty() || (Instant::now() >= deadline && looks >= LOOKS) {
                 break;
             }
             std::thread::sleep(LOOK);

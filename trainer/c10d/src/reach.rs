@@ -133,7 +133,7 @@ mod tests {
     fn nobody_is_waited_for_until_the_time_is_up() {
         // One that nobody is given who asks for any: those are higher ones.
         let first = 10_000 + (std::process::id() % 300) as u16 * 16;
-        let free = (first..).find(|port| TcpListener::bind(("0.0.0.0", *port)).is_ok()).unwrap();
+        let free = (first..).find(|port| TcpStream::connect(("127.0.0.1", *port)).is_err()).unwrap();
         let error = reach("127.0.0.1", free, Duration::from_millis(300)).unwrap_err();
         assert!(
             error.starts_with(&format!("nobody serves a store at 127.0.0.1:{free}: Connection refused")),

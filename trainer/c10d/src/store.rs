@@ -1,5 +1,6 @@
 //! Rendezvous: `c10d::TCPStore`, the small key-value service through which ranks find each other.
 
+use std::hash::{BuildHasher, RandomState};
 use std::net::{Ipv4Addr, TcpListener};
 use std::time::Duration;
 
@@ -16,6 +17,14 @@ pub struct Store {
     pub(crate) handle: StoreHandle,
     /// The rank that serves it, if a rank does.
     pub(crate) served_by: Option<usize>,
+}
+
+/// How long a machine may take to reach itself by its own address.
+const OWN_ADDRESS: Duration = Duration::from_secs(30);
+
+fn astray(host: &str, why: &str) -> Error {
+    let text = format!("{host} does not lead to this machine, where rank 0 serves the store: {why}");
+    Error::new("open the store", None, &text)
 }
 
 impl Store {
@@ -50,14 +59,31 @@ impl Store {
         })
     }
 
-    /// Serves a store on `port` of all this machine's addresses, `host` being one of them, without waiting for clients.
+    /// Serves a store on `port` of all this machine's addresses, without waiting for clients. An error if it is not what
+    /// `host` leads to, by which the others will look for it.
     pub fn host(host: &str, port: u16, timeout: Duration) -> Result<Self> {
-        let settings =
-            TcpStore { host, port, world: 1, is_master: true, wait_workers: false, listener: None, timeout };
-        Self::open(settings).map_err(|error| match error.message.contains("EADDRINUSE") {
+        let here = "127.0.0.1";
+        let settings = TcpStore {
+            host: here,
+            port,
+            world: 1,
+            is_master: true,
+            wait_workers: false,
+            listener: None,
+            timeout,
+        };
+        let store = Self::open(settings).map_err(|error| match error.message.contains("EADDRINUSE") {
             true => Error { message: format!("port {port} is in use by another program"), ..error },
             false => error,
-        })
+        })?;
+        let mark = format!("forebay/served/{:016x}", RandomState::new().hash_one(port));
+        store.set(&mark, b"")?;
+        let there = Self::tcp(host, port, 1, false, timeout.min(OWN_ADDRESS));
+        match there.and_then(|there| there.contains(&mark)) {
+            Ok(true) => Ok(store),
+            Ok(false) => Err(astray(host, "another store answers there")),
+            Err(error) => Err(astray(host, &error.message)),
+        }
     }
 
     fn open(settings: TcpStore<'_>) -> Result<Self> {
@@ -176,6 +202,8 @@ mod tests {
         let server = Store::serve(1, TIMEOUT).unwrap();
         let error = Store::host("127.0.0.1", server.port().unwrap(), TIMEOUT).unwrap_err();
         assert!(error.to_string().ends_with(" is in use by another program"), "{error}");
+        let error = Store::host("nowhere.invalid", 0, Duration::from_millis(300)).unwrap_err();
+        assert!(error.to_string().contains("nowhere.invalid does not lead to this machine"), "{error}");
         let error = server.wait(&["never"], Duration::from_millis(100)).unwrap_err();
         assert!(error.peer_lost(), "{error}");
     }

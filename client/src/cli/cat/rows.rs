@@ -12,7 +12,7 @@ use forebay_segment::answer::{self, Answer, Budget};
 use futures::StreamExt;
 use prost::Message;
 use tonic::Status;
-use xxhash_rust::xxh3::xxh3_64;
+use xxhash_rust::xxh3::Xxh3;
 
 /// Batches in file order.
 pub(super) enum Rows {
@@ -66,14 +66,17 @@ impl Rows {
     }
 }
 
-/// Lets a message pass whose body is what its sender hashed.
+/// Lets a message pass whose header and body are what its sender hashed.
 fn check(message: FlightData) -> Result<FlightData, Status> {
     if message.app_metadata.is_empty() {
         return Ok(message);
     }
     let meta = v1::MessageMeta::decode(message.app_metadata.as_ref());
+    let mut hash = Xxh3::new();
+    hash.update(&message.data_header);
+    hash.update(&message.data_body);
     match meta {
-        Ok(meta) if meta.body_hash == xxh3_64(&message.data_body) => Ok(message),
+        Ok(meta) if meta.hash == hash.digest() => Ok(message),
         _ => Err(Status::data_loss("a message was damaged on its way: its checksum does not match")),
     }
 }

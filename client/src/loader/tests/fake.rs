@@ -30,10 +30,10 @@ type Many<T> = BoxStream<'static, Result<T, Status>>;
 /// What a node does wrong, and what it has seen.
 #[derive(Default)]
 pub struct Conduct {
-    /// It has forgotten the dataset, as after a start.
-    pub forgot: AtomicBool,
-    /// It flips a bit in the body of a message, once.
-    pub flips: AtomicBool,
+    /// It has forgotten the dataset, as after a start, and will so often forget it when told of it, less this once.
+    pub forgets: AtomicU64,
+    /// It flips a bit of a message with a body, once.
+    pub flips: Mutex<Option<Flip>>,
     /// It leaves out the first message with rows.
     pub skips: AtomicBool,
     /// It takes the question and never answers.
@@ -54,6 +54,13 @@ pub struct Conduct {
     pub streams: AtomicU64,
     /// Streams that are open now.
     pub open: AtomicU64,
+}
+
+/// Where a bit flips: in a message's header or body, so far into it.
+#[derive(Clone, Copy)]
+pub struct Flip {
+    pub header: bool,
+    pub at: f64,
 }
 
 /// A stream that is open, until this is dropped.
@@ -186,7 +193,7 @@ impl Cache for Node {
 
     async fn open(&self, request: Request<v1::OpenRequest>) -> Reply<v1::OpenReply> {
         self.conduct.opens.fetch_add(1, SeqCst);
-        self.conduct.forgot.store(false, SeqCst);
+        let _ = self.conduct.forgets.fetch_update(SeqCst, SeqCst, |left| left.checked_sub(1));
         let spec = request.into_inner().dataset.unwrap();
         let spec = crate::DatasetSpec {
             uri: spec.uri,
@@ -251,7 +258,7 @@ impl Node {
         let Some(v1::ticket::Kind::Plan(ticket)) = ticket.kind else {
             return Err(Error::invalid("no plan ticket"));
         };
-        if self.conduct.forgot.load(SeqCst) {
+        if self.conduct.forgets.load(SeqCst) > 0 {
             return Err(Error::not_found("manifest unknown: open the dataset"));
         }
         let Access::Direct(direct) = self.dataset.access() else { unreachable!() };
@@ -296,13 +303,15 @@ impl FlightService for Node {
                 if conduct.skips.load(SeqCst) && conduct.skips.swap(false, SeqCst) {
                     return None;
                 }
-                let mut body = message.body.concat();
-                if !body.is_empty() && conduct.flips.swap(false, SeqCst) {
-                    let middle = body.len() / 2;
-                    body[middle] ^= 4;
+                let (mut header, mut body) = (message.header.to_vec(), message.body.concat());
+                let flip = if body.is_empty() { None } else { conduct.flips.lock().unwrap().take() };
+                if let Some(flip) = flip {
+                    let part = if flip.header { &mut header } else { &mut body };
+                    let at = (flip.at * part.len() as f64) as usize;
+                    part[at] ^= 4;
                 }
                 Some(Ok(FlightData {
-                    data_header: message.header,
+                    data_header: header.into(),
                     app_metadata: message.meta,
                     data_body: body.into(),
                     flight_descriptor: None,

@@ -132,7 +132,9 @@ impl Rank {
         let cuda = Cuda::load()?;
         let store = Store::tcp("127.0.0.1", self.port, self.world, false, TIMEOUT)?;
         let settings = NcclSettings { high_priority_stream: true, ..Default::default() };
-        cuda.nccl(store, (self.rank, self.world), self.rank, TIMEOUT, &settings)
+        let group = ProcessGroup::gloo(store, self.rank, self.world, TIMEOUT)?;
+        cuda.nccl(&group, self.rank, TIMEOUT, &settings)?;
+        Ok(group)
     }
 }
 
