@@ -33,12 +33,34 @@ use transit::Transit;
 
 /// The cache of one node.
 pub struct Cache {
-    /// A fill's outcome: the columns, or none if some of them were found just before it began. By this node's role when it
-    /// took off: an owner's flight waits for no other node's, so that none wait for each other in a circle.
-    flights: Flights<(SegmentId, Role), Option<Ready>>,
+    /// By this node's role when they took off: an owner's flight waits for no other node's, so that none wait for each other
+    /// in a circle.
+    flights: Flights<(SegmentId, Role), Landed>,
     /// The fills that nobody waited for when they began.
     prefetches: Mutex<HashMap<SegmentId, Urgency>>,
     parts: Parts,
+}
+
+/// A fill's outcome, for all who wait for it, whichever columns they want.
+#[derive(Clone)]
+enum Landed {
+    /// These columns.
+    Filled(Ready),
+    /// None: some of them were found just before it began, or a copy of them did not come.
+    Elsewhere,
+    /// These columns could not be filled. That says nothing of others.
+    Failed(Error, Vec<String>),
+}
+
+impl Landed {
+    /// What came of filling `columns`.
+    fn of(filled: Result<Option<Ready>>, columns: Vec<String>) -> Self {
+        match filled {
+            Ok(Some(ready)) => Self::Filled(ready),
+            Ok(None) => Self::Elsewhere,
+            Err(e) => Self::Failed(e, columns),
+        }
+    }
 }
 
 /// How a fill is wanted.
@@ -215,9 +237,11 @@ impl Cache {
                 Some(role) => role,
                 None => self.parts.peers.role(id, &origin(&reading.manifest, segment)?.object),
             };
+            let wanted = missing.clone();
             let fill = || {
-                let ahead = prefetch.take().unwrap_or_else(Prefetch::none);
-                self.parts.clone().fill(reading.clone(), segment, missing, Wish { role, ahead })
+                let wish = Wish { role, ahead: prefetch.take().unwrap_or_else(Prefetch::none) };
+                let filled = self.parts.clone().fill(reading.clone(), segment, missing.clone(), wish);
+                async move { Ok(Landed::of(filled.await, missing)) }
             };
             let (now, landing) = self.flights.board((id, role), fill);
             if let Some(joined) = &mut prefetch {
@@ -226,9 +250,14 @@ impl Cache {
             } else if !is_prefetch && let Some(urgency) = self.prefetches().get(&id) {
                 urgency.raise();
             }
-            let filled = landing.await;
-            // None: another flight landed between the look into the store and the take-off. Look again.
-            let Some(filled) = filled? else { continue };
+            let filled = match landing.await? {
+                Landed::Filled(filled) => filled,
+                // Another flight landed between the look into the store and the take-off. Look again.
+                Landed::Elsewhere => continue,
+                // What could not be filled is another's: look again, and lead if need be.
+                Landed::Failed(_, columns) if columns.iter().any(|c| !wanted.contains(c)) => continue,
+                Landed::Failed(e, _) => return Err(e),
+            };
             // Led once is led; a join of another's columns may be followed by a lead for the rest.
             seat = Some(if seat == Some(Seat::Led) { Seat::Led } else { now });
             found.push(filled);

@@ -38,7 +38,7 @@ impl Dataset {
 /// The datasets of a node.
 pub struct Datasets {
     source: Source,
-    allow: Vec<String>,
+    allow: Arc<[String]>,
     files: Files,
     peers: Arc<Peers>,
     known: Mutex<Known>,
@@ -53,7 +53,7 @@ impl Datasets {
         let allow = allow
             .iter()
             .map(|root| source::normalise(root).map_err(|e| e.context(format!("--allow {root}"))))
-            .collect::<Result<Vec<_>>>()?;
+            .collect::<Result<Arc<[_]>>>()?;
         let files = Files::open(store)?;
         let (known, freezing) = (Mutex::default(), Flights::default());
         let datasets = Self { source, allow, files, peers, known, freezing };
@@ -65,14 +65,19 @@ impl Datasets {
     /// compressed bytes of `columns` (none = all).
     pub async fn freeze(&self, spec: v1::DatasetSpec, columns: &[String]) -> Result<(Dataset, u64)> {
         let segment_bytes = if spec.segment_bytes == 0 { SEGMENT_BYTES } else { spec.segment_bytes };
-        let uris = view::uris(&spec)?.into_iter().map(|u| self.allowed(u)).collect::<Result<Vec<_>>>()?;
+        let (allow, wanted) = (self.allow.clone(), spec.clone());
+        let uris = blocking(move || {
+            view::uris(&wanted)?.into_iter().map(|uri| allowed(&allow, uri)).collect::<Result<Vec<_>>>()
+        })
+        .await??;
         let mut all = Vec::with_capacity(uris.len());
         for uri in uris {
             let (source, files, place) = (self.source.clone(), self.files.clone(), uri.clone());
             let freeze = || frozen::freeze(source, files, place, segment_bytes);
             all.push(self.freezing.fly((uri, segment_bytes), freeze).await.1?);
         }
-        let view = View::of(&spec, all)?;
+        // Of a split or a mix it makes a manifest of its own.
+        let view = blocking(move || View::of(&spec, all)).await??;
         let (manifest, schema) = (view.manifest.clone(), view.schema.clone());
         let projection = schema::projection(&schema, columns).map_err(|e| e.context(manifest.uri()))?;
         let dataset = Dataset { manifest, schema };
@@ -80,15 +85,14 @@ impl Datasets {
         Ok((dataset, view.projected_bytes(&projection)))
     }
 
-    /// Gets to know a dataset version that another node froze. `Denied` unless all it reads is allowed here. Looks at every
-    /// object: it may take a while.
-    pub async fn learn(&self, manifest: Manifest) -> Result<()> {
-        let dataset = self.checked(manifest)?;
+    /// Gets to know a dataset version that another node froze, and that was [`Datasets::checked`].
+    pub async fn learn(&self, dataset: Dataset) -> Result<()> {
         self.take(dataset).await
     }
 
-    /// A dataset whose manifest came from elsewhere: every object that it would have this node read must be allowed.
-    fn checked(&self, manifest: Manifest) -> Result<Dataset> {
+    /// A dataset whose manifest came from elsewhere: every object that it would have this node read must be allowed, or it
+    /// is `Denied`. Looks at all of them: not for an async thread.
+    pub fn checked(&self, manifest: Manifest) -> Result<Dataset> {
         let objects = manifest.objects().iter().map(|o| manifest.object_uri(o));
         let parts = manifest.parts().iter().map(|p| p.uri.clone());
         parts.chain(objects).try_for_each(|uri| self.allowed(&uri).map(drop))?;
@@ -145,16 +149,10 @@ impl Datasets {
         Ok(uri)
     }
 
-    /// The normal form of a URI that the settings allow; `Denied` for any other.
+    /// The normal form of a URI that the settings allow; `Denied` for any other. Follows links where it names a file: not for
+    /// an async thread.
     pub fn allowed(&self, uri: &str) -> Result<String> {
-        let uri = source::normalise(uri)?;
-        match self.allow.iter().any(|root| source::is_under(&uri, root)) {
-            true => Ok(uri),
-            false => Err(Error::denied(format!(
-                "{uri}: this server may not read it; it reads under {} (see --allow)",
-                self.allow.join(", ")
-            ))),
-        }
+        allowed(&self.allow, uri)
     }
 
     fn recover(&self) {
@@ -166,6 +164,17 @@ impl Datasets {
 
     fn known(&self) -> MutexGuard<'_, Known> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn allowed(allow: &[String], uri: &str) -> Result<String> {
+    let uri = source::normalise(uri)?;
+    match allow.iter().any(|root| source::is_under(&uri, root)) {
+        true => Ok(uri),
+        false => Err(Error::denied(format!(
+            "{uri}: this server may not read it; it reads under {} (see --allow)",
+            allow.join(", ")
+        ))),
     }
 }
 

@@ -17,7 +17,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
-use tokio::time::{Instant, interval, sleep_until};
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until, timeout};
 
 /// How often it looks.
 const LOOK: Duration = Duration::from_secs(1);
@@ -42,6 +42,9 @@ const COPIES_MAX: usize = 16;
 
 /// Of the heat, so much is shared at a time.
 const SHARE: f64 = 0.6;
+
+/// How long a node may take to take copies: meanwhile this one does not look.
+const COPY: Duration = Duration::from_secs(60);
 
 /// What serving may run ahead of its limit.
 const BURST: Duration = Duration::from_millis(20);
@@ -210,9 +213,14 @@ impl Heat {
 
     /// Forgets what this node does not own any more; whether there was any.
     fn forget_others(&self, peers: &Peers) -> bool {
+        let hot: Vec<_> = self.state().hot.iter().map(|(id, hot)| (*id, hot.object.clone())).collect();
+        // Without the lock: every message that is sent waits for it.
+        let roles = peers.roles(&hot);
         let mut state = self.state();
         let before = state.hot.len();
-        state.hot.retain(|id, hot| peers.role(*id, &hot.object) == Role::Primary);
+        for ((id, _), _) in hot.iter().zip(roles).filter(|(_, role)| *role != Role::Primary) {
+            state.hot.remove(id);
+        }
         state.hot.len() < before
     }
 }
@@ -220,6 +228,7 @@ impl Heat {
 /// Looks, shares heat and takes it back, until it is dropped.
 pub async fn run(node: Arc<Node>) {
     let mut ticks = interval(LOOK);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let (mut at, mut processor) = (Instant::now(), Processor::new());
     let (mut saturated, mut cool, mut fetched) = (0, 0, 0);
     loop {
@@ -295,7 +304,7 @@ async fn share(node: &Arc<Node>) {
     for (_, _, name, peer) in rooms {
         let Some(items) = wanted.remove(&name) else { continue };
         let request = v1::CopyRequest { from: node.url.clone(), items: items.clone(), hot: true };
-        let held = peer.copy(request).await.unwrap_or_default();
+        let held = timeout(COPY, peer.copy(request)).await.ok().and_then(Result::ok).unwrap_or_default();
         for (item, _) in items.iter().zip(held).filter(|(_, held)| *held) {
             if let Ok(id) = Digest::from_bytes(&item.segment) {
                 shared += usize::from(node.heat.made_hot(SegmentId(id), &objects, Some(&name)));

@@ -162,13 +162,10 @@ impl Peers {
         view.clone()
     }
 
-    /// What this node's copy of a segment is to the cluster. Where there are no others, all it has is primary.
+    /// What this node's copy of a segment is to the cluster. Where there are no nodes at all, all it has is primary.
     pub fn role(&self, id: SegmentId, object: &str) -> Role {
         let view = self.view();
-        match view.topology.nodes.len() {
-            0 | 1 => Role::Primary,
-            _ => view.role(&view.copies(id, object), &self.me),
-        }
+        view.role(&view.copies(id, object), &self.me)
     }
 
     /// The same of several segments, with the URIs of their objects.
@@ -241,7 +238,7 @@ impl Peers {
     }
 
     /// The missing columns from another node; `None`: the store has to give them. `Retry` when the owner lives but could
-    /// not get them from the store: then others need not try.
+    /// not get them from the store, `Full` when it lives but memory for them is short here: then others need not try.
     pub async fn fetch(&self, missing: Missing<'_>) -> Result<Option<(RecordBatch, Held)>> {
         let Some(mut whom) = self.whom(missing.origin) else { return Ok(None) };
         if !missing.ask_owner {
@@ -264,7 +261,7 @@ impl Peers {
             }
             match answer {
                 Ok(batch) => return Ok(Some(batch)),
-                Err(e) if e.kind == Kind::Retry => return Err(e),
+                Err(e) if matches!(e.kind, Kind::Retry | Kind::Full) => return Err(e),
                 Err(e) => {
                     tracing::debug!(error = %e, owner = owner.address(), "a segment did not come from its owner")
                 }
@@ -287,6 +284,8 @@ impl Peers {
         for holder in holders.into_iter().flatten() {
             match self.take(&holder, &request, &missing).await {
                 Ok(batch) => return Ok(Some(batch)),
+                // Another's copy would find no more of it.
+                Err(e) if e.kind == Kind::Full => break,
                 Err(e) => tracing::debug!(error = %e, node = holder.address(), "a copy did not come"),
             }
         }
@@ -415,6 +414,23 @@ mod tests {
     use arrow::array::{ArrayRef, Int64Array};
     use arrow::buffer::Buffer;
     use forebay_proto::manifest::Digest;
+
+    #[test]
+    fn a_node_that_leaves_owns_nothing_also_where_only_one_other_is_left() {
+        let node = |name: &str| v1::Node {
+            name: name.into(),
+            address: format!("http://{name}"),
+            weight: 1.0,
+            ..Default::default()
+        };
+        let role = |nodes| {
+            let topology = v1::Topology { nodes, ..Default::default() };
+            Peers::new("http://a", watch::channel(topology).1).role(SegmentId(Digest(7)), "s3://b/o")
+        };
+        assert_eq!(role(vec![node("a")]), Role::Primary);
+        assert_eq!(role(vec![node("b")]), Role::Replica);
+        assert_eq!(role(vec![]), Role::Primary);
+    }
 
     #[test]
     fn a_damaged_segment_from_another_node_is_counted_and_not_used() {

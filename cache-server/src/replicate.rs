@@ -83,12 +83,17 @@ impl Replicator {
                     sleep(GATHER).await;
                     match self.cache.stored().take() {
                         None => true,
-                        Some(ids) => {
-                            if !self.offer_some(ids).await {
-                                again = again.or_else(|| Some(Instant::now() + pause));
+                        Some(ids) => tokio::select! {
+                            biased;
+                            taken = self.offer_some(ids) => {
+                                if !taken {
+                                    again = again.or_else(|| Some(Instant::now() + pause));
+                                }
+                                false
                             }
-                            false
-                        }
+                            // All that is held is offered anew, these among it.
+                            true = moved(&mut topology, &placed) => true,
+                        },
                     }
                 }
             };

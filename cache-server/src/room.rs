@@ -1,7 +1,8 @@
 //! Room: a number of bytes that one purpose may use at once.
 //!
-//! Whoever is short of room waits in line; what was let go wakes the first for whom somebody waits, or else the first. A
-//! request for more than there is at all is granted once nothing else is held, so that nothing waits for ever.
+//! Whoever is short of room waits in line; what was let go wakes the first for whom somebody waits, or else the first. So
+//! does whoever leaves the line or is hurried in it. A request for more than there is at all is granted once nothing else is
+//! held, so that nothing waits for ever.
 
 use forebay_segment::Urgency;
 use std::collections::VecDeque;
@@ -26,6 +27,15 @@ struct Waiter {
     bytes: u64,
     urgency: Urgency,
     grant: oneshot::Sender<Held>,
+}
+
+/// Whoever leaves the line may have stood before others who fit.
+struct Leave<'a>(&'a Arc<Room>);
+
+impl Drop for Leave<'_> {
+    fn drop(&mut self) {
+        self.0.let_go(0);
+    }
 }
 
 /// Bytes in use. Dropping it lets them go.
@@ -57,7 +67,19 @@ impl Room {
             state.line.push_back(Waiter { bytes, urgency: urgency.clone(), grant });
             granted
         };
-        match granted.await {
+        let _leave = Leave(self);
+        // Dropped before the other: then it is known that nobody waits for it.
+        let mut granted = granted;
+        let got = tokio::select! {
+            biased;
+            got = &mut granted => got,
+            () = urgency.raised(), if !urgency.is_demand() => {
+                // It may be the first now, and fit where the one that was did not.
+                self.let_go(0);
+                granted.await
+            }
+        };
+        match got {
             Ok(held) => held,
             // The line is never given up while somebody waits in it.
             Err(_) => self.hold_anyway(bytes),
@@ -201,6 +223,27 @@ mod tests {
         drop(room.hold(5, &demand).await);
         drop(half);
         large.await;
+    }
+
+    #[tokio::test]
+    async fn the_line_goes_on_when_its_first_changes() {
+        let (room, demand) = (Room::new(10), Urgency::demand());
+        let some = room.hold(6, &demand).await;
+        let mut large = Box::pin(room.hold(8, &demand));
+        let mut small = Box::pin(room.hold(4, &demand));
+        assert!((&mut large).now_or_never().is_none() && (&mut small).now_or_never().is_none());
+        drop(large);
+        let small = small.now_or_never().expect("nobody is before it any more");
+        drop(small);
+        let (early, late) = (Urgency::prefetch(), Urgency::prefetch());
+        let mut large = Box::pin(room.hold(8, &early));
+        let mut small = Box::pin(room.hold(4, &late));
+        assert!((&mut large).now_or_never().is_none() && (&mut small).now_or_never().is_none());
+        late.raise();
+        let small = small.now_or_never().expect("it goes first");
+        drop((some, small));
+        drop(large.now_or_never().expect("all is free"));
+        assert_eq!((room.used_bytes(), room.is_short()), (0, false));
     }
 
     #[tokio::test]

@@ -71,7 +71,10 @@ impl Server {
             weight: settings.cluster.weight,
             zone: settings.cluster.zone.clone(),
         };
-        let source = Source::new(settings.source.clone())?;
+        let mut source = settings.source.clone();
+        // What is larger than all of a part has that part to itself, but not more than there is.
+        source.segment_memory_bytes = source.segment_memory_bytes.min(settings.memory_bytes);
+        let source = Source::new(source)?;
         let (plans, memory) = (Arc::new(Plans::default()), Memory::new(settings.memory_bytes));
         let stored = StoreSettings {
             maps_bytes: memory.maps_bytes,

@@ -401,17 +401,15 @@ impl Store {
         }
         let before = place.disk().stat_path(&path);
         match map::open(place.disk(), &path, true) {
-            Ok(mapped) => {
-                let batch = mapped.batch.clone();
-                let mapped = Arc::new(mapped);
-                self.pages.touch(&mapped);
-                let gone = {
+            Ok(opened) => {
+                let opened = Arc::new(opened);
+                let (mapped, gone) = {
                     let mut index = self.index();
-                    index.keep_map(key, mapped);
-                    index.take_old_maps()
+                    (index.keep_map(key, &opened), index.take_old_maps())
                 };
-                drop(gone);
-                Some(batch)
+                drop((gone, opened));
+                self.pages.touch(&mapped);
+                Some(mapped.batch.clone())
             }
             Err(e) => {
                 // Unless another has taken its name meanwhile: evicted, and filled again.
@@ -572,6 +570,8 @@ impl Store {
             rest += disk.stat_path(&place.path().join(name)).map_or(0, |s| s.allocated_bytes);
         }
         folders.push(("rest", rest));
+        // For the file that a probe writes.
+        folders.push(("spare", self.block_bytes.load(Ordering::Relaxed)));
         let mut index = self.index();
         folders.into_iter().for_each(|(name, bytes)| index.folder_is(dir, name, bytes));
         Ok(())

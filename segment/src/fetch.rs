@@ -7,7 +7,7 @@ use crate::cost::cost;
 use crate::decode::{Chunks, Task, assemble, columns};
 use crate::footer::Footer;
 use crate::schema::from_ipc;
-use crate::source::{Place, Purpose, Source, Urgency, Version};
+use crate::source::{Place, Purpose, Source, Urgency, Version, aside};
 use arrow::array::RecordBatch;
 use bytes::Bytes;
 use forebay_proto::{Error, Kind, Manifest, Result};
@@ -55,7 +55,10 @@ impl Source {
             .ok_or_else(|| Error::invalid(format!("{}: malformed manifest", manifest.uri())))?;
         let place = self.place(&manifest.object_uri(object))?;
         let dataset = manifest.parts().iter().find(|p| p.segments.contains(&segment));
-        place.stays_under(dataset.map_or(manifest.uri(), |p| &p.uri))?;
+        if place.is_file() {
+            let (place, dataset) = (place.clone(), dataset.map_or(manifest.uri(), |p| &p.uri).to_owned());
+            aside(move || place.stays_under(&dataset)).await?;
+        }
         let version = Version { etag: object.etag.clone(), size: object.size };
         let footer = self.footer(&place, &version, urgency).await?;
         let first = part.first_row_group as usize;
@@ -119,8 +122,8 @@ impl Source {
         let most = self.settings().segment_memory_bytes;
         if cost.total() > most {
             return Err(Error::invalid(format!(
-                "{}: row groups {groups:?} take {} bytes of memory to read, segment_memory_bytes allows {most}: write it \
-                 with smaller row groups, or allow more",
+                "{}: row groups {groups:?} take {} bytes of memory to read, segment_memory_bytes (and on a cache node \
+                 --memory-bytes) allows {most}: write it with smaller row groups, or allow more",
                 place.uri(),
                 cost.total()
             )));

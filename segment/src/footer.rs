@@ -23,6 +23,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// What is read of an object first: most footers are shorter.
 const TAIL_BYTES: u64 = 64 << 10;
 
+/// A footer of this size may be read whatever the cache of footers may keep.
+const SMALL_BYTES: usize = 16 << 20;
+
 /// An object's footer.
 #[derive(Debug)]
 pub(crate) struct Footer {
@@ -170,6 +173,13 @@ impl Source {
         let needed = (end.metadata_length() + FOOTER_SIZE) as u64;
         if needed + 4 > size {
             return Err(corrupt("its footer claims to be longer than the object: truncated?"));
+        }
+        let most = self.settings().footer_cache_bytes.max(SMALL_BYTES) as u64;
+        if needed > most {
+            return Err(Error::invalid(format!(
+                "{uri}: its footer has {needed} bytes, footer_cache_bytes allows {most}: write it with fewer row groups or \
+                 columns, or allow more"
+            )));
         }
         if needed > tail.len() as u64 {
             let head = self.get(place, version, size - needed..from, Purpose::Footer, urgency).await?;

@@ -5,7 +5,7 @@
 use crate::cost::column_bytes;
 use crate::footer::Footer;
 use crate::schema::{projection, to_ipc, unify};
-use crate::source::{Place, Source, Urgency, Version, normalise};
+use crate::source::{Place, Source, Urgency, Version, aside, normalise};
 use arrow::datatypes::{Schema, SchemaRef};
 use forebay_proto::manifest::{Object, SEGMENT_BYTES, SEGMENT_BYTES_MAX, SegmentSize};
 use forebay_proto::{Error, Manifest, Result};
@@ -67,7 +67,8 @@ impl Source {
         segment_bytes: u64,
         known: Option<Arc<Frozen>>,
     ) -> Result<Arc<Frozen>> {
-        let uri = normalise(uri)?;
+        let uri = uri.to_owned();
+        let uri = aside(move || normalise(&uri)).await?;
         let segment_bytes = if segment_bytes == 0 { SEGMENT_BYTES } else { segment_bytes };
         if segment_bytes > SEGMENT_BYTES_MAX {
             return Err(Error::invalid(format!(
@@ -153,9 +154,15 @@ impl Source {
                 continue;
             }
             let place = self.place(&object_uri(uri, key))?;
-            place.stays_under(uri)?;
             let version = place.version(&meta)?;
             objects.push((key.to_owned(), place, version));
+        }
+        if root.is_file() {
+            let uri = uri.to_owned();
+            let all_stay = move || {
+                objects.iter().try_for_each(|(_, place, _)| place.stays_under(&uri)).map(|()| objects)
+            };
+            objects = aside(all_stay).await?;
         }
         objects.sort_unstable_by(|a, b| a.0.cmp(&b.0));
         drop_markers(&mut objects);

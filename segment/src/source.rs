@@ -263,6 +263,12 @@ impl Source {
     }
 }
 
+/// Runs what asks the file system off the async threads.
+pub(crate) async fn aside<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
+    let done = tokio::task::spawn_blocking(work).await;
+    done.unwrap_or_else(|e| Err(Error::closed(format!("asking the file system: {e}"))))
+}
+
 impl Place {
     /// The URI that the place was opened by.
     pub(crate) fn uri(&self) -> &str {
@@ -279,7 +285,8 @@ impl Place {
         self.store.about.bucket.is_none()
     }
 
-    /// `Denied` if the object, symbolic links resolved, lies outside of its dataset's normalised URI.
+    /// `Denied` if the object, symbolic links resolved, lies outside of its dataset's normalised URI. Not for an async thread
+    /// where it is a file.
     pub(crate) fn stays_under(&self, dataset: &str) -> Result<()> {
         if !self.is_file() || is_under(&spell(&self.uri, locate(&self.uri)?)?, dataset) {
             return Ok(());

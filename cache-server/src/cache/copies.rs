@@ -1,6 +1,6 @@
 //! Copies for other nodes, and from them ahead of any demand.
 
-use super::{Cache, Parts, blocking, compose, origin};
+use super::{Cache, Landed, Parts, blocking, compose, origin};
 use crate::store::Written;
 use crate::store::file::{Encoded, Origin};
 use crate::store::policy::{Admit, Role};
@@ -97,10 +97,11 @@ impl Cache {
         let (parts, from, wanted) = (self.parts.clone(), from.to_owned(), item.clone());
         let copy = || async move {
             // Whoever waits for it too looks again, and gets it elsewhere.
-            parts.copy(&from, &wanted, allowed).await.or_else(|e| {
+            let copied = parts.copy(&from, &wanted, allowed).await.unwrap_or_else(|e| {
                 tracing::debug!(error = %e, from, "a copy did not come");
-                Ok(None)
-            })
+                None
+            });
+            Ok(copied.map_or(Landed::Elsewhere, Landed::Filled))
         };
         // The owner's flights wait for no fill at another node, and neither does a copy.
         self.flights.fly((id, Role::Primary), copy).await.1?;
@@ -116,8 +117,8 @@ impl Parts {
         allowed: impl Fn(&str) -> Result<()> + Send + 'static,
     ) -> Result<Option<Ready>> {
         let (origin, batch, room) = self.peers.copy(from, item, &self.memory.prefetch).await?;
-        allowed(&origin.object)?;
         let written = blocking(move || {
+            allowed(&origin.object)?;
             let role = self.peers.role(origin.id, &origin.object);
             let written = self.store.write(&origin, &batch, Admit::IfFree, role);
             drop((batch, room));

@@ -11,6 +11,9 @@ use crate::store::StoreSettings;
 use crate::store::policy::Role;
 use arrow::array::{ArrayRef, ListArray};
 use arrow::datatypes::{DataType, Int64Type};
+use std::time::Duration;
+use tokio::sync::Notify;
+use world::{Dataset, World};
 
 #[test]
 fn columns_stored_for_another_dataset_fit_whatever_it_called_their_parts() {
@@ -64,4 +67,30 @@ async fn a_fill_that_comes_too_late_fetches_nothing() {
     store.write(&origin, &batch, Admit::Always, Role::Primary).unwrap();
     assert!(fill().await.unwrap().is_none(), "look again");
     assert_eq!(*cache.get(&reading, 0).await.unwrap().batch, batch);
+}
+
+#[tokio::test]
+async fn columns_that_fail_for_one_reader_do_not_fail_for_another() {
+    let dataset = Dataset::new(1).await;
+    let world = World::new(&dataset, 1 << 30, 1 << 26);
+    let (cache, id) = (&world.cache, dataset.ids()[0]);
+    for (failed, succeeds) in [(["other"].as_slice(), true), (&["id", "other"], true), (&["id"], false)] {
+        cache.store().free("file:///");
+        let (columns, land) = (failed.iter().map(|c| c.to_string()).collect(), Arc::new(Notify::new()));
+        let landed = land.clone();
+        let fails = || async move {
+            landed.notified().await;
+            Ok(Landed::Failed(Error::corrupt("it does not decode"), columns))
+        };
+        let (_, flight) = cache.flights.board((id, Role::Primary), fails);
+        let joined = async {
+            // The table holds it, this test does, and the reader that is aboard.
+            while flight.strong_count() != Some(3) {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+            land.notify_one();
+        };
+        let (read, ()) = tokio::join!(cache.get(&dataset.reading, 0), joined);
+        assert_eq!(read.is_ok(), succeeds, "{failed:?}");
+    }
 }

@@ -127,8 +127,10 @@ impl Peer {
         if file_bytes > limit_bytes {
             return Err(bad(format!("a segment of {file_bytes} bytes, at most {limit_bytes} are right")));
         }
-        let full =
-            |_| Error::full(format!("{}: no memory for a copy within {} s", self.address, ROOM.as_secs()));
+        let full = |_| {
+            let (from, s) = (&self.address, ROOM.as_secs());
+            Error::full(format!("no memory for a segment from {from} within {s} s: raise --memory-bytes"))
+        };
         let held = timeout(ROOM, room.hold(file_bytes, urgency)).await.map_err(full)?;
         let mut file = MutableBuffer::with_capacity(file_bytes as usize);
         let mut next = Some(first);

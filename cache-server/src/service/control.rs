@@ -15,7 +15,7 @@ use futures::stream::BoxStream;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
-use tokio::sync::mpsc;
+use tokio::sync::{Mutex, mpsc};
 use tokio_stream::wrappers::{ReceiverStream, WatchStream};
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
@@ -27,12 +27,14 @@ const LOAD_CONCURRENCY: usize = 8;
 pub struct Control {
     node: Arc<Node>,
     stop: CancellationToken,
+    /// Held while the node begins or ends to drain.
+    draining: Arc<Mutex<()>>,
 }
 
 impl Control {
     /// Serves `node`; open streams end when `stop` is called.
     pub fn new(node: Arc<Node>, stop: CancellationToken) -> Self {
-        Self { node, stop }
+        Self { node, stop, draining: Arc::default() }
     }
 }
 
@@ -85,27 +87,28 @@ impl Service for Control {
     }
 
     async fn pin(&self, request: Request<v1::PinRequest>) -> Answer<v1::PinReply> {
-        let uri = self.node.datasets.allowed(&request.into_inner().uri)?;
-        let store = self.node.cache.store().clone();
-        let (files, bytes) = blocking(move || store.pin(&uri)).await??;
+        let (node, uri) = (self.node.clone(), request.into_inner().uri);
+        let pin = move || node.datasets.allowed(&uri).and_then(|uri| node.cache.store().pin(&uri));
+        let (files, bytes) = blocking(pin).await??;
         Ok(Response::new(v1::PinReply { files, bytes }))
     }
 
     async fn unpin(&self, request: Request<v1::PinRequest>) -> Answer<v1::PinReply> {
+        let (store, uri) = (self.node.cache.store().clone(), request.into_inner().uri);
         // What is no longer allowed may still be pinned.
-        let uri = source::normalise(&request.into_inner().uri)?;
-        let store = self.node.cache.store().clone();
-        let (files, bytes) = blocking(move || store.unpin(&uri)).await??;
+        let (files, bytes) = blocking(move || store.unpin(&source::normalise(&uri)?)).await??;
         Ok(Response::new(v1::PinReply { files, bytes }))
     }
 
     async fn status(&self, _: Request<v1::StatusRequest>) -> Answer<v1::StatusReply> {
         let node = self.node.clone();
-        // A look at every segment of every dataset: milliseconds, but not for an async thread.
-        let datasets =
-            blocking(move || node.datasets.list().iter().map(|d| held(&node, d)).collect()).await?;
+        // A look at every segment of every dataset, and at every file: milliseconds, but not for an async thread.
+        let look = move || {
+            let datasets = node.datasets.list().iter().map(|d| held(&node, d)).collect();
+            (datasets, node.cache.store().pinned())
+        };
+        let (datasets, (pins, pinned_bytes)) = blocking(look).await?;
         let store = self.node.cache.store();
-        let (pins, pinned_bytes) = store.pinned();
         Ok(Response::new(v1::StatusReply {
             node: self.node.name.clone(),
             version: env!("CARGO_PKG_VERSION").into(),
@@ -134,30 +137,47 @@ impl Service for Control {
     }
 
     async fn set_replicas(&self, request: Request<v1::SetReplicasRequest>) -> Answer<v1::SetReplicasReply> {
-        let r = request.into_inner();
-        let uri = self.node.datasets.allowed(&r.uri)?;
-        self.node.membership.set_replicas(&uri, r.replicas).await?;
+        let (node, v1::SetReplicasRequest { uri, replicas }) = (self.node.clone(), request.into_inner());
+        let uri = blocking(move || node.datasets.allowed(&uri)).await??;
+        self.node.membership.set_replicas(&uri, replicas).await?;
         Ok(Response::new(v1::SetReplicasReply {}))
     }
 
     async fn drain(&self, request: Request<v1::DrainRequest>) -> Answer<v1::DrainReply> {
-        let node = &self.node;
-        if request.into_inner().undo {
-            node.enter().await;
-            tracing::info!("no longer draining");
-            return Ok(Response::new(v1::DrainReply { streams_ended: 0, streams_left: node.gate.streams() }));
+        let (node, turn, undo) = (self.node.clone(), self.draining.clone(), request.into_inner().undo);
+        // A task of its own: a caller that goes away in between must not leave the node half drained.
+        let turned = tokio::spawn(async move {
+            let _turn = turn.lock().await;
+            match undo {
+                true => {
+                    node.enter().await;
+                    tracing::info!("no longer draining");
+                    Ok(node.gate.streams())
+                }
+                false => drain(&node).await,
+            }
+        });
+        let gone = |e| Error::closed(format!("draining did not end: {e}"));
+        let (node, before) = (&self.node, turned.await.map_err(gone)??);
+        if undo {
+            return Ok(Response::new(v1::DrainReply { streams_ended: 0, streams_left: before }));
         }
-        if !node.membership.has_others() {
-            return Err(Error::invalid("no other node could take over: this one is the only one").into());
-        }
-        let before = node.gate.streams();
-        tracing::info!(streams = before, "draining: clients are sent to other nodes");
-        node.leave().await;
-        node.gate.close();
         tokio::time::timeout(DRAIN, node.gate.empty()).await.ok();
         let left = node.gate.streams();
         Ok(Response::new(v1::DrainReply { streams_ended: before.saturating_sub(left), streams_left: left }))
     }
+}
+
+/// Sends the node's readers to others; answers with how many streams there were.
+async fn drain(node: &Node) -> forebay_proto::Result<u64> {
+    if !node.membership.has_others() {
+        return Err(Error::invalid("no other node could take over: this one is the only one"));
+    }
+    let before = node.gate.streams();
+    tracing::info!(streams = before, "draining: clients are sent to other nodes");
+    node.leave().await;
+    node.gate.close();
+    Ok(before)
 }
 
 fn dir(dir: DirStatus) -> v1::DirStatus {

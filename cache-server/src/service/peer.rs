@@ -2,10 +2,11 @@
 
 use super::Node;
 use crate::cache::blocking;
+use bytes::Bytes;
 use forebay_proto::manifest::{Digest, Manifest, SegmentId};
 use forebay_proto::v1::peer_server::Peer as Service;
 use forebay_proto::{Error, v1};
-use forebay_segment::answer::{Guard, Reading};
+use forebay_segment::answer::Reading;
 use futures::StreamExt;
 use futures::stream::BoxStream;
 use std::sync::Arc;
@@ -14,6 +15,9 @@ use tonic::{Request, Response, Status};
 
 /// Bytes of a file that travel together.
 const CHUNK_BYTES: usize = 1 << 20;
+
+/// Of them, how many are made ready at once: while one is sent, the next is read.
+const CHUNKS: usize = 2;
 
 /// Copies that one request takes at once.
 const COPIES: usize = 4;
@@ -38,7 +42,7 @@ impl Service for Peers {
 
     async fn holds(&self, request: Request<v1::HoldsRequest>) -> Answer<v1::HoldsReply> {
         let r = request.into_inner();
-        let holds = |id: &bytes::Bytes| -> forebay_proto::Result<bool> {
+        let holds = |id: &Bytes| -> forebay_proto::Result<bool> {
             Ok(self.node.cache.offers(SegmentId(Digest::from_bytes(id)?), &r.columns))
         };
         let held = r.segments.iter().map(holds).collect::<forebay_proto::Result<_>>()?;
@@ -69,15 +73,23 @@ impl Service for Peers {
         let chunks =
             chunks.map(move |data| v1::FetchChunk { data, file_bytes: std::mem::take(&mut file_bytes) });
         let node = self.node.clone();
-        let held: Guard = guard;
         // Paid for as one: a saturated node would let each piece wait behind all its readers, and so be saturated longer.
         node.heat.pay(file_bytes).await;
-        let sent = futures::stream::iter(chunks).map(move |chunk| {
-            let _held = &held;
-            node.cache.peers().counters().bytes_served.fetch_add(chunk.data.len() as u64, Relaxed);
-            Ok(chunk)
+        let sent = futures::stream::iter(chunks).map(move |v1::FetchChunk { data, file_bytes }| {
+            let (node, held) = (node.clone(), guard.clone());
+            async move {
+                // It lies in the file: reading that may wait for the disk, and sending is an async thread's work.
+                let copy = move || {
+                    let copied = Bytes::copy_from_slice(&data);
+                    drop((data, held));
+                    copied
+                };
+                let data = blocking(copy).await?;
+                node.cache.peers().counters().bytes_served.fetch_add(data.len() as u64, Relaxed);
+                Ok(v1::FetchChunk { data, file_bytes })
+            }
         });
-        Ok(Response::new(sent.boxed()))
+        Ok(Response::new(sent.buffered(CHUNKS).boxed()))
     }
 
     async fn copy(&self, request: Request<v1::CopyRequest>) -> Answer<v1::CopyReply> {
@@ -103,10 +115,9 @@ impl Service for Peers {
     }
 
     async fn learn(&self, request: Request<v1::Manifest>) -> Answer<v1::LearnReply> {
-        // Megabytes: not for an async thread.
-        let wire = request.into_inner();
-        let manifest = blocking(move || Manifest::try_from(wire)).await??;
-        self.node.datasets.learn(manifest).await?;
+        let (node, wire) = (self.node.clone(), request.into_inner());
+        let dataset = blocking(move || node.datasets.checked(Manifest::try_from(wire)?)).await??;
+        self.node.datasets.learn(dataset).await?;
         Ok(Response::new(v1::LearnReply {}))
     }
 

@@ -1,6 +1,7 @@
 //! `/metrics` (Prometheus text) and `/health` over HTTP. docs/metrics.md lists the names.
 
 use super::Node;
+use crate::cache::blocking;
 use crate::store::dirs::Health;
 use axum::Router;
 use axum::extract::State;
@@ -30,11 +31,13 @@ pub async fn run(listener: TcpListener, node: Arc<Node>, stop: CancellationToken
 }
 
 async fn metrics(State(registry): State<Arc<Registry>>) -> impl IntoResponse {
-    let mut text = String::new();
+    // It looks at every file that is held: not for an async thread.
+    let encode = move || {
+        let mut text = String::new();
+        prometheus_client::encoding::text::encode(&mut text, &registry).map(|()| text)
+    };
     // Writing to a string does not fail; if it did, a scrape would show nothing rather than half.
-    if prometheus_client::encoding::text::encode(&mut text, &registry).is_err() {
-        text.clear();
-    }
+    let text = blocking(encode).await.ok().and_then(Result::ok).unwrap_or_default();
     ([(CONTENT_TYPE, "application/openmetrics-text; version=1.0.0; charset=utf-8")], text)
 }
 

@@ -198,13 +198,15 @@ impl Index {
         Some((entry.dir, entry.map.clone()))
     }
 
-    /// Keeps a file's map for the next reader.
-    pub fn keep_map(&mut self, key: &FileKey, map: Arc<Mapped>) {
-        if let Some(e) = self.entries.get_mut(key)
-            && e.map.replace(map).is_none()
-        {
-            self.maps += 1;
+    /// Keeps a file's map for the next reader; answers with the one that is to be read. Where another reader has opened the
+    /// same file that is its map: the entry knows only one, and the file must not go while any is being read.
+    pub fn keep_map(&mut self, key: &FileKey, map: &Arc<Mapped>) -> Arc<Mapped> {
+        let Some(e) = self.entries.get_mut(key) else { return map.clone() };
+        if let Some(kept) = e.map.as_ref().filter(|kept| kept.is_of(&map.stat.stamp)) {
+            return kept.clone();
         }
+        self.maps += usize::from(e.map.replace(map.clone()).is_none());
+        map.clone()
     }
 
     /// Forgets a file's map, if it is still this one: the next reader opens the file anew.
@@ -421,6 +423,7 @@ impl Index {
 #[cfg(test)]
 mod tests {
     use crate::store::file::Origin;
+    use crate::store::map;
     use crate::store::policy::{Admit, NoForecast, Role};
     use crate::store::{Store, StoreSettings};
     use arrow::array::{ArrayRef, Int64Array, RecordBatch};
@@ -460,5 +463,31 @@ mod tests {
         (20..40).for_each(|i| drop(find(i)));
         (20..40).for_each(|i| drop(find(i)));
         assert!(kept() <= 8, "{}", kept());
+    }
+
+    #[test]
+    fn a_file_that_two_open_at_once_has_one_map() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::open(&StoreSettings::new(dir.path(), 1 << 30), Arc::new(NoForecast)).unwrap();
+        let values = Arc::new(Int64Array::from_iter_values(0..100)) as ArrayRef;
+        let batch = RecordBatch::try_from_iter([("id", values)]).unwrap();
+        let origin = Origin { id: SegmentId(Digest(1)), object: "file:///o".into(), etag: "e".into() };
+        drop(store.write(&origin, &batch, Admit::Always, Role::Primary).unwrap());
+        let mut index = store.index();
+        let key = index.files_of(origin.id)[0];
+        let open = || {
+            let place = &store.dirs[0];
+            Arc::new(map::open(place.disk(), &place.segment(&key), true).unwrap())
+        };
+        let written = index.get(&key).unwrap().map.clone().unwrap();
+        index.drop_map(&key, &written);
+        let first = index.keep_map(&key, &open());
+        let read = first.batch.clone();
+        drop((written, first));
+        assert!(Arc::ptr_eq(&index.keep_map(&key, &open()).batch, &read));
+        assert!(index.get(&key).unwrap().is_in_use(), "the first still reads it");
+        drop(read);
+        assert!(!index.get(&key).unwrap().is_in_use());
+        assert_eq!(index.maps, 1);
     }
 }

@@ -3,7 +3,11 @@
 
 use super::dirs::Health;
 use super::disk::Disk;
+use super::evict::{Room, Wanted};
+use super::index::Booking;
+use super::policy::{Admit, Role};
 use super::{BLOCK_BYTES, Store};
+use forebay_proto::manifest::{Digest, SegmentId};
 use forebay_proto::{Error, Result};
 use forebay_segment::source::is_under;
 use std::collections::BTreeSet;
@@ -161,12 +165,25 @@ impl Store {
         if place.health() == Health::Away {
             return false;
         }
+        let booking = self.book_list(dir, pins);
         let saved = pins.save(place.disk(), &place.tmp(), &place.pins());
         let is_saved = saved.is_ok();
         if let Err(e) = saved.and_then(|()| self.measure(dir)) {
             tracing::warn!(dir = %place.path().display(), error = %e, "the pins could not be kept in this directory");
             self.fault(dir, &e, BLOCK_BYTES);
         }
+        self.index().release(booking);
         is_saved
+    }
+
+    /// Room for a list while the one before it is still there; where there is none it is booked all the same: what fills
+    /// the store may be what is to be unpinned.
+    fn book_list(&self, dir: usize, pins: &Pins) -> Booking {
+        let (id, bytes) = (SegmentId(Digest(0)), self.charge(pins.to_text().len() as u64));
+        let wanted = Wanted { id, bytes, admit: Admit::Always, role: Role::Primary, only: Some(dir) };
+        match self.make_room(wanted) {
+            Room::Booked(booking) => booking,
+            Room::NotWorthIt | Room::None => self.index().book(dir, bytes),
+        }
     }
 }

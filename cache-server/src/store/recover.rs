@@ -202,10 +202,7 @@ fn trim(store: &Store, dir: usize) {
     drop(index);
     for (key, booking, entry) in going {
         drop(entry);
-        store.dirs[dir].disk().remove(&store.dirs[dir].segment(&key)).ok();
-        let mut index = store.index();
-        index.release(booking);
-        index.gone(&[key]);
+        store.unlink_taken(&key, booking);
         store.counters.evictions.fetch_add(1, Ordering::Relaxed);
     }
     if pinned_gone > 0 {

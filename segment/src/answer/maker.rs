@@ -5,6 +5,7 @@ use crate::gather::{Pick, gather};
 use crate::wire::Message;
 use arrow::array::RecordBatch;
 use arrow::datatypes::SchemaRef;
+use bytes::Bytes;
 use forebay_proto::digest::OrderDigest;
 use forebay_proto::manifest::{Manifest, Segment};
 use forebay_proto::plan::Sample;
@@ -236,14 +237,17 @@ impl Maker {
             let sources: Vec<_> = self.held.values().cloned().collect();
             let room = self.segments.room(bytes).await;
             let meta = v1::MessageMeta { runs: vec![0, segment, rows as u32], ..Default::default() };
-            // Hashing reads every byte: the pages are there when the message is sent from an async thread.
             let made = self.made_of(sources, move |sources| {
-                let message = Message::new(&sources[0].batch.slice(first, rows), meta)?;
+                let mut message = Message::new(&sources[0].batch.slice(first, rows), meta)?;
+                if sources[0].guard.is_none() {
+                    // It may lie in a file, whose pages may have gone when an async thread sends the message.
+                    message.body.iter_mut().for_each(|part| *part = Bytes::copy_from_slice(part));
+                }
                 Ok(message.guarded(sources[0].guard.clone()).guarded(room))
             });
             match made.await? {
                 Some(message) => return Ok(message),
-                None => self.held.clear(),
+                None => let_go(std::mem::take(&mut self.held).into_values()),
             }
         }
         Err(unsound(&self.reading.manifest))

@@ -41,6 +41,8 @@ pub(super) struct Tries<'a> {
     urgency: &'a Urgency,
     backoff: Backoff,
     first_failure: Option<Instant>,
+    /// The attempt that is to begin, or is under way, was paid for.
+    paid: bool,
 }
 
 /// An attempt under way.
@@ -70,7 +72,7 @@ impl Gate {
 
     /// A request that will be sent until it is answered well.
     pub(super) fn tries<'a>(&'a self, urgency: &'a Urgency) -> Tries<'a> {
-        Tries { gate: self, urgency, backoff: Backoff::new(), first_failure: None }
+        Tries { gate: self, urgency, backoff: Backoff::new(), first_failure: None, paid: false }
     }
 
     /// How many requests wait for each that may be under way; 0 while those may still become more.
@@ -123,7 +125,16 @@ impl Tries<'_> {
             let Err(wait) = paid else { break };
             tokio::time::timeout(wait, self.gate.refunded.notified()).await.ok();
         }
+        self.paid = true;
         self.gate.enter(self.urgency, bytes, since).await
+    }
+
+    /// The attempt is not needed any more, and was not sent: what was paid for it is given back.
+    pub(super) fn spare(&mut self) {
+        if std::mem::take(&mut self.paid) {
+            self.gate.lock().budget.refund();
+            self.gate.refunded.notify_one();
+        }
     }
 
     /// The attempt was answered, if only with a refusal that a retry would not change.
@@ -136,6 +147,7 @@ impl Tries<'_> {
             state.budget.refund();
             self.gate.refunded.notify_one();
         }
+        self.paid = false;
         self.gate.turns.set_limit(state.window.size());
         self.gate.turns.pause(None);
     }
@@ -153,6 +165,27 @@ impl Tries<'_> {
             }
         }
         drop(pass.turn);
+        self.paid = false;
         now.saturating_duration_since(*self.first_failure.get_or_insert(now)) < self.gate.patience
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_retry_that_is_not_sent_costs_nothing() {
+        let (gate, demand) = (Gate::new(&SourceSettings::default()), Urgency::demand());
+        let long_ago = Instant::now();
+        let mut tries = gate.tries(&demand);
+        let pass = tries.begin(1).await.unwrap();
+        assert!(tries.badly(pass));
+        drop(tries.begin(1).await.unwrap());
+        tries.spare();
+        tries.spare();
+        // At a moment that has passed nothing is earned.
+        let left = (0..100).take_while(|_| gate.lock().budget.pay(long_ago).is_ok()).count();
+        assert_eq!(left, 64);
     }
 }

@@ -61,6 +61,7 @@ impl<'a> Request<'a> {
             return Ok(pass);
         }
         drop(pass);
+        self.tries.spare();
         *filled += stop.ride(bytes).await;
         Ok(None)
     }

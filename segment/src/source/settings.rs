@@ -37,7 +37,8 @@ pub struct SourceSettings {
     /// Memory that reading one segment may take: a row group is the least that can be read, and a footer may claim
     /// anything. 8 GiB is far beyond sensible row groups, and still an error rather than a machine out of memory.
     pub segment_memory_bytes: u64,
-    /// Bytes of Parquet footers kept in memory.
+    /// Bytes of Parquet footers kept in memory. A larger one is refused, but for those of up to 16 MiB: what is parsed of it
+    /// takes several times its size.
     pub footer_cache_bytes: usize,
 }
 

@@ -124,6 +124,26 @@ async fn a_manifest_is_all_a_reader_needs_and_footers_are_kept() {
 }
 
 #[tokio::test]
+async fn a_footer_larger_than_all_that_are_kept_is_refused() {
+    use std::io::{Seek, SeekFrom, Write};
+    let dir = Dir::new();
+    let path = dir.path("a.parquet");
+    // Nothing but what its last bytes say: that all before them is its footer.
+    let mut file = std::fs::File::create(&path).unwrap();
+    let footer = 20u32 << 20;
+    file.seek(SeekFrom::Start(u64::from(footer) + 4)).unwrap();
+    file.write_all(&footer.to_le_bytes()).unwrap();
+    file.write_all(b"PAR1").unwrap();
+    let reason = async |footer_cache_bytes| {
+        let settings = SourceSettings { footer_cache_bytes, ..Default::default() };
+        Source::new(settings).unwrap().freeze(&dir.uri(), 0).await.unwrap_err()
+    };
+    let e = reason(1 << 20).await;
+    assert!(e.kind == Kind::Invalid && e.message.contains("footer_cache_bytes"), "{e}");
+    assert_eq!(reason(32 << 20).await.kind, Kind::Corrupt, "it is read");
+}
+
+#[tokio::test]
 async fn only_projected_columns_are_read() {
     let dir = Dir::new();
     let batch = all_types(500);

@@ -54,8 +54,9 @@ struct Faulty {
     /// Bytes of the blocks in which it hands out disk, and of those that it says it does.
     blocks: AtomicU64,
     said_blocks: AtomicU64,
-    /// Before a file is read, and before one is removed.
+    /// Before a file is read, before one is on the medium, and before one is removed.
     before_read: Meanwhile,
+    before_sync: Meanwhile,
     before_remove: Meanwhile,
 }
 
@@ -68,6 +69,7 @@ impl Faulty {
             blocks: AtomicU64::new(BLOCK_BYTES),
             said_blocks: AtomicU64::new(BLOCK_BYTES),
             before_read: Meanwhile::default(),
+            before_sync: Meanwhile::default(),
             before_remove: Meanwhile::default(),
         })
     }
@@ -124,6 +126,7 @@ impl Disk for Faulty {
         RealDisk.write(file, parts)
     }
     fn sync(&self, file: &File) -> io::Result<()> {
+        self.before_sync.happens();
         self.check(None, true).and_then(|()| RealDisk.sync(file))
     }
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
@@ -346,6 +349,51 @@ fn what_cannot_be_removed_is_removed_later() {
     assert!(store.find(origin(2).id, &names(&["a"])).missing.is_empty());
     let on_disk = disk_bytes(two.one.path()) + disk_bytes(two.two.path());
     assert!(on_disk <= store.used_bytes(), "{on_disk} {}", store.used_bytes());
+}
+
+#[test]
+fn what_is_above_a_lower_limit_and_cannot_be_removed_counts() {
+    let two = Two::new(12);
+    let store = two.open(10).unwrap();
+    (0..10).for_each(|n| drop(put(&store, n, 50, &["a"]).unwrap()));
+    let key = FileKey::new(origin(0).id, &names(&["a"]));
+    let dir = store.index().get(&key).unwrap().dir;
+    let oldest = store.dirs[dir].segment(&key);
+    drop(store);
+    two.disk.set(&oldest, Wrong::Writes(EACCES));
+    let store = two.open(0).unwrap();
+    assert!(!store.holds_any(origin(0).id) && oldest.exists());
+    let on_disk = disk_bytes(two.one.path()) + disk_bytes(two.two.path());
+    let used = store.used_bytes();
+    assert!(on_disk <= used, "{on_disk} {used}");
+    two.disk.set(Path::new("/"), Wrong::Nothing);
+    store.heal(later());
+    assert!(!oldest.exists());
+    assert_eq!(store.used_bytes(), used - file_bytes(50, &["a"]));
+}
+
+#[test]
+fn a_list_of_pins_counts_while_the_one_before_it_is_there() {
+    let two = Two::new(13);
+    let store = Arc::new(two.open(40).unwrap());
+    // Much longer than what is booked beside the files anyway.
+    let uri = |n: usize| format!("s3://b/{n}/{}", "long".repeat(500));
+    for n in 0..20 {
+        store.pin(&uri(n)).unwrap();
+    }
+    (0..80).for_each(|n| drop(put(&store, n, 50, &["a"])));
+    let (other, dirs) = (store.clone(), [two.one.path().to_owned(), two.two.path().to_owned()]);
+    let (saw, seen) = std::sync::mpsc::channel();
+    two.disk.before_sync.set(move || {
+        let on_disk: u64 = dirs.iter().map(|dir| disk_bytes(dir)).sum();
+        saw.send((on_disk, other.used_bytes())).unwrap();
+    });
+    store.pin(&uri(20)).unwrap();
+    let (on_disk, used) = seen.recv().unwrap();
+    assert!(on_disk <= used && used <= store.limit_bytes(), "{on_disk} {used} {}", store.limit_bytes());
+    // Where nothing can go any more the pins can still change.
+    store.pin("s3://b").unwrap();
+    store.unpin("s3://b").unwrap();
 }
 
 #[test]
