@@ -243,8 +243,9 @@ async fn streams_do_not_become_ever_more() {
         }
     })
     .await;
-    // Those that ended count until their nodes notice. Without a bound there would be one for each segment.
-    assert!((30..=80).contains(&most), "{most} streams at once");
+    // More than one for each node, or it shows nothing. Those that ended count until their nodes notice. Without a bound there
+    // would be one for each segment.
+    assert!((9..=80).contains(&most), "{most} streams at once");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
