@@ -7,6 +7,10 @@
 //!
 //! How many requests at once is what decides: a few are as fast as S3 is, and with many the processor is the limit, which
 //! S3, the cache and the reader share here. So all of it is measured with several numbers of them.
+//!
+//! A virtual machine may give memory that it has not used for seconds back to its host, and pays for each page that it
+//! takes anew ten times what writing it costs. Only the cache needs new memory, for the files that it keeps, so that would be
+//! counted against it alone. Before each way as much memory as any of them needs is taken, and let go ([`take_memory`]).
 
 mod stock;
 
@@ -24,8 +28,9 @@ use parquet::arrow::ArrowWriter;
 use parquet::basic::{Compression, ZstdLevel};
 use parquet::file::properties::WriterProperties;
 use serde::Deserialize;
+use std::io::Write;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::runtime::Runtime;
 
 /// Requests at once, the same on every way.
@@ -40,6 +45,9 @@ const GROUP_ROWS: usize = 8192;
 
 /// Row groups of an object.
 const GROUPS: usize = 8;
+
+/// Memory that is taken before each way: more than the decoded dataset twice.
+const MEMORY_MB: usize = 3072;
 
 /// Columns of single floats.
 const FLOATS: usize = 32;
@@ -73,11 +81,13 @@ pub fn run(runtime: &Runtime, settings: &Settings) -> anyhow::Result<Findings> {
     let stored = upload(&s3, settings.objects)?;
     let stage = Stage { s3, proxy, rows: (settings.objects * GROUPS * GROUP_ROWS) as u64 };
     let mut found = Findings::default();
+    let mut memory = Vec::new();
     for connections in CONNECTIONS {
         let mut ways = Ways::default();
         for _ in 0..settings.runs {
             stage.each_way(runtime, connections, &mut ways)?;
         }
+        memory.append(&mut ways.memory);
         let name = |what: &str| format!("cold_{connections}_{what}");
         let row = |what: &str, values: &[f64]| Row::of(name(what), "rows/s", values);
         let (direct, plain) = (row("direct_rows_per_s", &ways.direct), row("stock_rows_per_s", &ways.stock));
@@ -105,16 +115,19 @@ pub fn run(runtime: &Runtime, settings: &Settings) -> anyhow::Result<Findings> {
             Row::of(name("node_cpu_s_per_gb"), "s/GB", &ways.cpu),
         ]);
     }
+    found.rows.push(Row::of("cold_memory_s_per_gb", "s/GB", &memory));
     Ok(found)
 }
 
-/// Rows a second of each way, and the node's processor time for a gigabyte, run by run.
+/// Rows a second of each way, the node's processor time for a gigabyte, and what memory cost, run by run.
 #[derive(Debug, Default)]
 struct Ways {
     cache: Vec<f64>,
     direct: Vec<f64>,
     stock: Vec<f64>,
     cpu: Vec<f64>,
+    /// Seconds that it took to take a gigabyte of memory, before each.
+    memory: Vec<f64>,
 }
 
 /// A slow S3 with a dataset in it.
@@ -128,13 +141,27 @@ impl Stage {
     /// Takes each way once.
     fn each_way(&self, runtime: &Runtime, connections: usize, ways: &mut Ways) -> anyhow::Result<()> {
         let Self { s3, proxy, rows } = self;
+        ways.memory.push(take_memory()?);
         let (rate, seconds) = through_cache(s3, proxy, *rows, connections)?;
         ways.cache.push(rate);
         ways.cpu.push(seconds / (*rows as f64 * row_bytes() as f64 / 1e9));
+        ways.memory.push(take_memory()?);
         ways.direct.push(directly(s3, proxy, *rows, connections)?);
+        ways.memory.push(take_memory()?);
         ways.stock.push(runtime.block_on(stock::read(s3, &proxy.endpoint, "cold", connections, *rows))?);
         Ok(())
     }
+}
+
+/// Takes memory from the machine's host, and lets go of it for whoever comes next: writes a file and removes it. Answers
+/// with the seconds that a gigabyte took.
+fn take_memory() -> anyhow::Result<f64> {
+    let (mut file, megabyte) = (tempfile::tempfile()?, vec![0; 1 << 20]);
+    let began = Instant::now();
+    for _ in 0..MEMORY_MB {
+        file.write_all(&megabyte)?;
+    }
+    Ok(began.elapsed().as_secs_f64() / (MEMORY_MB << 20) as f64 * 1e9)
 }
 
 /// Rows a second of an epoch through a new cache, and the seconds of processor time that its node took.
