@@ -20,8 +20,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::task::JoinSet;
 
-/// Segments that are prefetched at once: with a few requests each about half of what the source allows.
-const CONCURRENCY: usize = 8;
+/// Segments that are prefetched at once, as far as there is memory for them. Where few requests may be under way the others
+/// wait for their turn, and those that lie side by side in an object are sent as one.
+const CONCURRENCY: usize = 16;
 
 /// A segment that could not be fetched, or that nothing could hold, is left alone for so long: whoever needs it tries, and
 /// is told.
