@@ -263,4 +263,18 @@ mod tests {
             assert_eq!(server.get("device").unwrap(), reason.as_bytes());
         }
     }
+
+    #[test]
+    fn where_gpus_are_asked_for_all_are_told_of_the_rank_without_one() {
+        let server = Store::serve(1, TIMEOUT).unwrap();
+        let rank = |rank: usize| {
+            let store = Store::tcp("127.0.0.1", server.port().unwrap(), 1, false, TIMEOUT).unwrap();
+            let gpu = Compute { device: Device::Cuda(0), ..Compute::CPU };
+            let found = if rank == 1 { Err(anyhow::anyhow!("no GPU")) } else { Ok(gpu) };
+            std::thread::spawn(move || Compute::all(found, &place(rank, 3), &store).unwrap_err().to_string())
+        };
+        let told: Vec<_> =
+            (0..3).map(rank).collect::<Vec<_>>().into_iter().map(|t| t.join().unwrap()).collect();
+        assert_eq!(told, ["rank 1: no GPU", "no GPU", "rank 1: no GPU"]);
+    }
 }

@@ -273,4 +273,14 @@ mod tests {
         });
         assert!(folder.path().join("ended0").exists() && folder.path().join("ended1").exists());
     }
+
+    #[test]
+    fn ranks_that_sigterm_ends_are_blamed_for_nothing() {
+        let told = Told::default();
+        told.set();
+        let mut command = Command::new("sh");
+        command.args(["-c", "exec sleep 60"]);
+        let error = run_command(command, 2, 3, &told).unwrap_err().to_string();
+        assert_eq!(error, "stopped by SIGTERM: no checkpoint was written for it");
+    }
 }

@@ -248,8 +248,11 @@ mod tests {
         assert_eq!(error.to_string(), "these ranks have not come to the store: 1, 2");
         let port = free_port();
         let of_four = |rank| place_at(port, rank, 4, false);
-        let told = together([(of_four(0), Duration::from_secs(8)), (of_four(2), TIMEOUT)]);
-        for error in told {
+        let ours = together([(of_four(0), Duration::from_secs(8)), (of_four(2), TIMEOUT)]);
+        let launchers = Store::serve(1, TIMEOUT).unwrap();
+        let of_four = |rank| place(&launchers, rank, 4);
+        let theirs = together([(of_four(0), Duration::from_secs(8)), (of_four(2), TIMEOUT)]);
+        for error in [ours, theirs].concat() {
             assert_eq!(error, "these ranks have not come to the store: 1, 3");
         }
         let error = join(&place(&server, 1, 3), Duration::from_secs(3)).unwrap_err();
