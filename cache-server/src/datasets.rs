@@ -7,17 +7,18 @@ mod files;
 mod frozen;
 mod known;
 
-use crate::cache::blocking;
-use crate::flight::Flights;
-use crate::peers::Peers;
-use crate::store::Store;
+use crate::cluster::peers::Peers;
+use crate::disk::Store;
+use crate::read::single_flight::Flights;
+use crate::runtime::blocking;
 use arrow::datatypes::SchemaRef;
 use files::Files;
+use forebay_dataset::{Frozen, Source, View, schema, source, view};
 use forebay_proto::manifest::{Digest, Manifest, SEGMENT_BYTES};
 use forebay_proto::{Error, Result, v1};
-use forebay_segment::{Frozen, Source, View, schema, source, view};
 use known::Known;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use parking_lot::{Mutex, MutexGuard};
+use std::sync::Arc;
 
 /// A frozen dataset with its decoded schema.
 #[derive(Debug, Clone)]
@@ -163,7 +164,7 @@ impl Datasets {
     }
 
     fn known(&self) -> MutexGuard<'_, Known> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+        self.known.lock()
     }
 }
 

@@ -1,6 +1,6 @@
 //! What the read path reports, counted here and nowhere else.
 
-use crate::flight::Seat;
+use crate::read::single_flight::Seat;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// What the read path reports.

@@ -1,30 +1,26 @@
 //! The Forebay daemon: decoded segments on local disk, served as batch streams.
 //!
-//! A read goes `service` (edge) -> `answer` (walk of the plan, in forebay-segment) -> [`cache`] -> [`store`], and for a
-//! miss [`flight`] -> source and decode (in forebay-segment) -> [`store`]. [`plans`] knows what will be read when: the store
-//! evicts by it and [`prefetch`] follows it. ARCHITECTURE.md follows a read hop by hop.
+//! * [`service`]: the edge. gRPC, the batch stream, metrics. Nothing else knows gRPC.
+//! * [`read`]: a segment from the disk cache, from another node, or filled from its object; what will be read when.
+//! * [`disk`]: the disk cache. Segment files under a byte limit.
+//! * [`cluster`]: the other nodes: who they are, what they hold, who serves what.
+//! * [`datasets`]: the manifests that this node knows.
+//! * [`maintenance`]: work on a timer, and the probe for stalled async threads.
+//!
+//! ARCHITECTURE.md follows a read hop by hop.
 
-pub mod cache;
-pub mod datasets;
-pub mod events;
-pub mod flight;
-pub mod gate;
-pub mod heat;
-pub mod membership;
-pub mod memory;
-pub mod peers;
-pub mod plans;
-pub mod prefetch;
-pub mod replicate;
-pub mod room;
-pub mod server;
-pub mod service;
-pub mod settings;
-pub mod store;
-pub mod stream;
-pub mod threads;
-pub mod ticker;
-pub mod upkeep;
+mod cluster;
+mod datasets;
+mod disk;
+mod events;
+mod maintenance;
+mod read;
+mod runtime;
+mod server;
+mod service;
+mod settings;
 
+pub use cluster::membership;
+pub use runtime::runtime;
 pub use server::Server;
 pub use settings::{Flags, Settings};

@@ -26,7 +26,7 @@ const END: Duration = Duration::from_secs(5);
 
 fn main() -> ExitCode {
     let flags = Flags::parse();
-    let served = forebay_server::threads::runtime().context("start threads").and_then(|runtime| {
+    let served = forebay_server::runtime().context("start threads").and_then(|runtime| {
         let served = runtime.block_on(run(&flags));
         // A thread may hang in a disk that does not answer.
         runtime.shutdown_timeout(END);

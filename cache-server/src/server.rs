@@ -1,26 +1,26 @@
 //! Builds the parts of a node and owns their lifetimes.
 
-use crate::cache::Cache;
+use crate::cluster::hot::{self, Heat};
+use crate::cluster::membership::{EtcdSettings, Membership};
+use crate::cluster::peers::Peers;
+use crate::cluster::replicate::Replicator;
 use crate::datasets::Datasets;
+use crate::disk::{Store, StoreSettings};
 use crate::events::Events;
-use crate::gate::Gate;
-use crate::heat::{self, Heat};
-use crate::membership::{EtcdSettings, Membership};
-use crate::memory::Memory;
-use crate::peers::Peers;
-use crate::plans::Plans;
-use crate::prefetch;
-use crate::replicate::Replicator;
+use crate::maintenance::upkeep;
+use crate::read::cache::Cache;
+use crate::read::memory::Memory;
+use crate::read::plans::Plans;
+use crate::read::prefetch;
 use crate::service::control::Control;
 use crate::service::flight::Flight;
-use crate::service::{self, Node, scrape};
+use crate::service::gate::Gate;
+use crate::service::{self, Node, metrics};
 use crate::settings::Settings;
-use crate::store::{Store, StoreSettings};
-use crate::upkeep;
+use forebay_dataset::Source;
 use forebay_proto::v1::cache_server::CacheServer;
 use forebay_proto::v1::peer_server::PeerServer;
 use forebay_proto::{Error, Result, v1};
-use forebay_segment::Source;
 use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -83,7 +83,7 @@ impl Server {
         };
         let started = Instant::now();
         let forecast = plans.clone();
-        let store = crate::cache::blocking(move || Store::open(&stored, forecast)).await??;
+        let store = crate::runtime::blocking(move || Store::open(&stored, forecast)).await??;
         tracing::info!(
             segments = store.files(),
             bytes = store.used_bytes(),
@@ -141,12 +141,12 @@ impl Server {
         background.spawn(prefetch::run(self.node.cache.clone()));
         let replicator = Replicator::new(self.node.clone());
         background.spawn(replicator.clone().run());
-        background.spawn(heat::run(self.node.clone()));
+        background.spawn(hot::run(self.node.clone()));
         if let Some(listener) = self.metrics {
             background.spawn(self.node.ticker.clone().run());
             let (node, stop) = (self.node.clone(), streams.clone());
             tokio::spawn(async move {
-                if let Err(e) = scrape::run(listener, node, stop).await {
+                if let Err(e) = metrics::run(listener, node, stop).await {
                     tracing::error!(error = %e, "metrics are no longer served");
                 }
             });

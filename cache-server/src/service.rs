@@ -7,16 +7,18 @@
 pub mod control;
 pub mod flight;
 pub mod frames;
+pub mod gate;
+pub mod metrics;
 pub mod peer;
-pub mod scrape;
+pub mod stream;
 
-use crate::cache::Cache;
+use crate::cluster::hot::Heat;
+use crate::cluster::membership::Membership;
 use crate::datasets::Datasets;
 use crate::events::Events;
-use crate::gate::Gate;
-use crate::heat::Heat;
-use crate::membership::Membership;
-use crate::ticker::Ticker;
+use crate::maintenance::stall_probe::Ticker;
+use crate::read::cache::Cache;
+use crate::service::gate::Gate;
 use forebay_proto::v1;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;

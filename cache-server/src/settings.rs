@@ -7,9 +7,9 @@ pub use cluster::ClusterSettings;
 use cluster::{ClusterFlags, is_node_url};
 use figment::Figment;
 use figment::providers::{Env, Format, Serialized, Toml};
+use forebay_dataset::SourceSettings;
 use forebay_proto::units::bytes;
 use forebay_proto::{Error, Result};
-use forebay_segment::SourceSettings;
 use serde::{Deserialize, Serialize};
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -33,7 +33,7 @@ pub struct Settings {
     pub cache_bytes: u64,
     /// Megabytes a second at which segment files are read through in the background, to find damage early; 0: not at all.
     pub scrub_mb_per_s: f64,
-    /// Memory for segments being fetched, in transit and mapped, and for messages: [`crate::memory`] divides it.
+    /// Memory for segments being fetched, in transit and mapped, and for messages: [`crate::read::memory`] divides it.
     #[serde(deserialize_with = "size")]
     pub memory_bytes: u64,
     /// URIs under which data may be read. There is no default: nothing can be read unless somebody allowed it.

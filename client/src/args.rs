@@ -7,9 +7,9 @@ use crate::access::Access;
 use crate::direct::{self, Direct};
 use crate::endpoints::Endpoints;
 use clap::Args;
+use forebay_dataset::SourceSettings;
 pub use forebay_proto::units::bytes;
 use forebay_proto::{Error, Result};
-use forebay_segment::SourceSettings;
 
 /// The variable that names the cache when `--endpoint` does not.
 pub const ENDPOINT_VARIABLE: &str = "FOREBAY_ENDPOINT";

@@ -3,12 +3,12 @@
 use crate::access::{Access, Node};
 use crate::direct::Direct;
 use arrow::datatypes::SchemaRef;
+use forebay_dataset::stream::Segments;
+use forebay_dataset::{View, schema, view};
 use forebay_proto::manifest::Manifest;
 use forebay_proto::plan::Order;
 use forebay_proto::view::{MixPart, Split};
 use forebay_proto::{Error, Kind, Result, v1};
-use forebay_segment::answer::Segments;
-use forebay_segment::{View, schema, view};
 use std::sync::Arc;
 
 /// Which dataset, and which of its columns.

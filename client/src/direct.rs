@@ -6,17 +6,18 @@
 //! work.
 
 use arrow::array::RecordBatch;
+use forebay_dataset::stream::{Reading, Ready, Segments};
+use forebay_dataset::{Source, SourceSettings, Urgency};
 use forebay_proto::manifest::{Digest, Manifest};
 use forebay_proto::v1::Counters;
 use forebay_proto::{Error, Result};
-use forebay_segment::answer::{Reading, Ready, Segments};
-use forebay_segment::{Source, SourceSettings, Urgency};
 use futures::future::BoxFuture;
 use futures::{FutureExt, TryFutureExt};
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashMap;
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::OnceCell;
 
 /// Decoded bytes kept unless told otherwise: a window of 32 segments of the default size.
@@ -93,7 +94,7 @@ impl Direct {
     }
 
     fn memory(&self) -> MutexGuard<'_, Memory> {
-        self.0.memory.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.memory.lock()
     }
 
     /// A segment with some columns, by ascending index into the dataset's schema.

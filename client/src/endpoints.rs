@@ -5,8 +5,9 @@
 use crate::access::Node;
 use crate::direct::Direct;
 use forebay_proto::{Error, Kind, Result, v1};
+use parking_lot::Mutex;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 /// How long a node may take to say that it lives, where another could be asked instead.
@@ -80,7 +81,7 @@ impl Endpoints {
 
     /// Those, and then the others that the topology had when it was last heard.
     pub fn known(&self) -> Vec<Node> {
-        let told = self.0.told.lock().unwrap_or_else(PoisonError::into_inner);
+        let told = self.0.told.lock();
         self.0.nodes.iter().chain(&*told).cloned().collect()
     }
 
@@ -89,7 +90,7 @@ impl Endpoints {
         if topology.nodes.len() < 2 {
             return;
         }
-        let mut told = self.0.told.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut told = self.0.told.lock();
         let before = std::mem::take(&mut *told);
         for address in topology.nodes.iter().map(|node| node.address.as_str()) {
             if self.0.nodes.iter().any(|node| node.url() == address) {

@@ -5,7 +5,7 @@
 //! * [`dataset`]: a dataset opened.
 //! * [`direct`]: the store without a cache.
 //! * [`loader`]: one rank's batches, epoch after epoch.
-//! * [`cluster`], [`stream`], [`pool`]: the nodes, one batch stream, the buffers.
+//! * [`routing`], [`stream`], [`pool`]: the nodes, one batch stream, the buffers.
 //! * [`survey`], [`counters`]: what all nodes hold, what a stretch of reading cost.
 //! * [`origin`]: where a benchmark's figures are from.
 //! * [`cli`]: the command.
@@ -13,7 +13,6 @@
 pub mod access;
 pub mod args;
 pub mod cli;
-pub mod cluster;
 pub mod counters;
 pub mod dataset;
 pub mod direct;
@@ -21,6 +20,7 @@ pub mod endpoints;
 pub mod loader;
 pub mod origin;
 pub mod pool;
+pub mod routing;
 pub mod stream;
 pub mod survey;
 

@@ -6,7 +6,8 @@
 //! arbitrary: whoever takes one must write every byte that it shows to others.
 
 use arrow::buffer::{Buffer, MutableBuffer};
-use std::sync::{Arc, Mutex, PoisonError};
+use parking_lot::Mutex;
+use std::sync::Arc;
 
 /// Buffers smaller than this are not worth keeping.
 pub const POOLED_BYTES: usize = 64 << 10;
@@ -35,7 +36,7 @@ impl Pool {
             return MutableBuffer::from_len_zeroed(bytes);
         }
         let bytes = bytes.next_multiple_of(POOLED_BYTES);
-        let mut shelf = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut shelf = self.0.lock();
         let fits = |b: &Buffer| (bytes..=bytes.saturating_mul(2)).contains(&b.len()) && b.strong_count() == 1;
         if let Some(i) = shelf.buffers.iter().position(fits) {
             let buffer = shelf.remove(i);
@@ -51,7 +52,7 @@ impl Pool {
     pub fn share(&self, buffer: MutableBuffer, bytes: usize) -> Buffer {
         let whole: Buffer = buffer.into();
         if whole.len() >= POOLED_BYTES {
-            let mut shelf = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut shelf = self.0.lock();
             shelf.keep(whole.clone());
         }
         let bytes = bytes.min(whole.len());
@@ -60,7 +61,7 @@ impl Pool {
 
     /// Bytes of the buffers that nobody uses at the moment.
     pub fn idle_bytes(&self) -> usize {
-        let shelf = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let shelf = self.0.lock();
         shelf.buffers.iter().filter(|b| b.strong_count() == 1).map(Buffer::len).sum()
     }
 }

@@ -1,7 +1,7 @@
 //! The manifest: a dataset frozen, and the ids derived from it.
 //!
 //! Order, placement and caching all start here: two processes that hold manifests of equal digest agree on every
-//! sample's place. The manifest is built by `forebay-segment`; this module gives it meaning and checks it.
+//! sample's place. The manifest is built by `forebay-dataset`; this module gives it meaning and checks it.
 
 use crate::error::{Error, Result};
 use crate::v1;

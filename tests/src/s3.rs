@@ -11,7 +11,8 @@ mod objects;
 #[cfg(test)]
 pub(crate) mod tests;
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use parking_lot::{Mutex, MutexGuard};
+use std::sync::Arc;
 
 use bytes::Bytes;
 use s3s::auth::SimpleAuth;
@@ -127,5 +128,5 @@ impl S3Server {
 
 /// A poisoned lock means that another test thread has panicked; what it guards is still good.
 pub(crate) fn locked<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+    mutex.lock()
 }

@@ -7,9 +7,10 @@
 #[cfg(test)]
 mod tests;
 
+use parking_lot::Mutex;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 

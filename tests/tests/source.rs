@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use arrow::array::{AsArray, Int64Array, RecordBatch};
 use arrow::datatypes::{DataType, Field, Int64Type, Schema};
+use forebay_dataset::{Source, SourceSettings, Urgency};
 use forebay_proto::{Kind, Manifest};
-use forebay_segment::{Source, SourceSettings, Urgency};
 use forebay_tests::fault::{self, Fault};
 use forebay_tests::s3::{S3Server, Seen};
 use parquet::arrow::ArrowWriter;

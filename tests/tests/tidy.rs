@@ -12,7 +12,7 @@ const CRATES: [(&str, &[&str]); 7] = [
     (
         "proto/src",
         &[
-            "forebay_segment",
+            "forebay_dataset",
             "forebay_client",
             "forebay_server",
             "std::fs",
@@ -22,20 +22,20 @@ const CRATES: [(&str, &[&str]); 7] = [
             "object_store",
         ],
     ),
-    ("segment/src", &["forebay_client", "forebay_server", "forebay_tests", "tonic"]),
+    ("dataset/src", &["forebay_client", "forebay_server", "forebay_tests", "tonic"]),
     ("cache-server/src", &["forebay_client", "forebay_tests", "forebay_train"]),
     ("client/src", &["forebay_server", "forebay_tests", "forebay_train", "etcd_client"]),
-    ("trainer/src", &["forebay_server", "forebay_segment", "forebay_tests", "tonic"]),
-    ("trainer/c10d/src", &["forebay_proto", "forebay_client", "forebay_segment", "forebay_server", "tokio"]),
+    ("trainer/src", &["forebay_server", "forebay_dataset", "forebay_tests", "tonic"]),
+    ("trainer/c10d/src", &["forebay_proto", "forebay_client", "forebay_dataset", "forebay_server", "tokio"]),
     ("tests/src", &["forebay_server"]),
 ];
 
 /// Words that only some files of a folder may contain.
 const KNOWERS: [(&str, &str, &[&str]); 4] = [
-    ("cache-server/src", "etcd_client", &["membership/"]),
-    ("cache-server/src", "tonic", &["service.rs", "service/", "server.rs", "peers/call.rs"]),
-    ("cache-server/src", "memmap2", &["store/map.rs"]),
-    ("segment/src", "object_store", &["source.rs", "source/"]),
+    ("cache-server/src", "etcd_client", &["cluster/membership/"]),
+    ("cache-server/src", "tonic", &["service.rs", "service/", "server.rs", "cluster/peers/call.rs"]),
+    ("cache-server/src", "memmap2", &["disk/map.rs"]),
+    ("dataset/src", "object_store", &["source.rs", "source/"]),
 ];
 
 /// A file: its path below the repository's root, and its text.

@@ -15,9 +15,9 @@ pub mod gpt;
 pub mod mlp;
 pub mod resnet;
 
+use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::fmt::Debug;
-use std::sync::{Mutex, PoisonError};
 
 use anyhow::Result;
 use arrow::datatypes::Schema;
@@ -159,7 +159,7 @@ pub fn resolve(args: &ModelArgs, schema: &Schema, uri: &str) -> Result<(ModelSet
 /// only one at a time may draw from a seed.
 pub(crate) fn seeded<R>(seed: u64, f: impl FnOnce() -> R) -> R {
     static DRAWING: Mutex<()> = Mutex::new(());
-    let _drawing = DRAWING.lock().unwrap_or_else(PoisonError::into_inner);
+    let _drawing = DRAWING.lock();
     tch::manual_seed(seed as i64);
     f()
 }

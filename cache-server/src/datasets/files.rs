@@ -2,7 +2,7 @@
 //! holds without asking the object store. All of it touches the disk: not for an async thread. (Beside them lies what
 //! `frozen` keeps.)
 
-use crate::store::Store;
+use crate::disk::Store;
 use forebay_proto::manifest::{Digest, Manifest};
 use forebay_proto::{Error, Result, v1};
 use prost::Message as _;

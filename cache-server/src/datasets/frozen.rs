@@ -3,10 +3,10 @@
 //! store does not answer.
 
 use super::files::Files;
-use crate::cache::blocking;
+use crate::runtime::blocking;
+use forebay_dataset::{Frozen, Source, schema};
 use forebay_proto::manifest::Manifest;
 use forebay_proto::{Error, Kind, Result, v1};
-use forebay_segment::{Frozen, Source, schema};
 use prost::Message as _;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -121,8 +121,8 @@ impl Files {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::store::policy::NoForecast;
-    use crate::store::{Store, StoreSettings};
+    use crate::disk::policy::NoForecast;
+    use crate::disk::{Store, StoreSettings};
     use arrow::datatypes::{DataType, Field, Schema};
     use forebay_proto::manifest::{Object, SegmentSize};
 

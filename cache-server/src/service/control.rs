@@ -1,15 +1,15 @@
 //! `forebay.v1.Cache`: open, load, free, status, topology, drain.
 
 use super::Node;
-use crate::cache::blocking;
 use crate::datasets::Dataset;
-use crate::store::dirs::{DirStatus, Health};
-use crate::store::policy::Role;
+use crate::disk::dirs::{DirStatus, Health};
+use crate::disk::policy::Role;
+use crate::runtime::blocking;
+use forebay_dataset::source;
+use forebay_dataset::stream::{Reading, Segments, let_go};
 use forebay_proto::manifest::Segment;
 use forebay_proto::v1::cache_server::Cache as Service;
 use forebay_proto::{Error, v1};
-use forebay_segment::answer::{Reading, Segments, let_go};
-use forebay_segment::source;
 use futures::StreamExt;
 use futures::stream::BoxStream;
 use std::sync::Arc;

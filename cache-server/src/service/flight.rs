@@ -4,9 +4,9 @@
 
 use super::Node;
 use super::frames::AnswerBody;
-use crate::cache::blocking;
 use crate::datasets::Dataset;
-use crate::stream::StreamSegments;
+use crate::runtime::blocking;
+use crate::service::stream::StreamSegments;
 use arrow_flight::flight_descriptor::DescriptorType;
 use arrow_flight::flight_service_server::{FlightService, FlightServiceServer};
 use arrow_flight::{
@@ -14,8 +14,8 @@ use arrow_flight::{
     HandshakeRequest, HandshakeResponse, IpcMessage, PollInfo, PutResult, SchemaAsIpc, SchemaResult, Ticket,
 };
 use arrow_ipc::writer::IpcWriteOptions;
+use forebay_dataset::stream::{self, Answer, Budget, Reading};
 use forebay_proto::{Error, Manifest, Result, v1};
-use forebay_segment::answer::{self, Answer, Budget, Reading};
 use futures::future::BoxFuture;
 use futures::stream::BoxStream;
 use http_body_util::{BodyExt, Limited};
@@ -115,21 +115,21 @@ async fn open(node: &Node, request: http::Request<Body>) -> Result<(Answer, Arc<
                     StreamSegments::held_only(cache, heat)
                 } else {
                     let reading = Reading::new(d.manifest.clone(), &d.schema, &t.columns)?;
-                    answer::check(&reading.manifest, &t)?;
+                    stream::check(&reading.manifest, &t)?;
                     let announced = cache.plans().announce(&reading, &t)?;
                     StreamSegments::new(cache, heat, Some(announced))
                 };
-                answer::plan(Arc::new(segments), d.manifest, &d.schema, &t, budget)
+                stream::plan(Arc::new(segments), d.manifest, &d.schema, &t, budget)
             };
             of(&dataset, blocking(open).await?)
         }
         v1::ticket::Kind::Scan(t) => {
             let d = node.datasets.get(&t.manifest)?;
-            of(&d, answer::scan(plain(), d.manifest.clone(), &d.schema, &t, budget))
+            of(&d, stream::scan(plain(), d.manifest.clone(), &d.schema, &t, budget))
         }
         v1::ticket::Kind::Rows(t) => {
             let d = node.datasets.get(&t.manifest)?;
-            of(&d, answer::rows(plain(), d.manifest.clone(), &d.schema, &t, budget))
+            of(&d, stream::rows(plain(), d.manifest.clone(), &d.schema, &t, budget))
         }
     }
 }

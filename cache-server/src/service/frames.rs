@@ -4,11 +4,11 @@
 //! small head goes out first and the Arrow buffers follow as they are, each a frame of its own.
 
 use crate::events::Events;
-use crate::gate::Pass;
+use crate::service::gate::Pass;
 use bytes::{BufMut, Bytes, BytesMut};
+use forebay_dataset::stream::Answer;
+use forebay_dataset::stream::wire::{self, Message};
 use forebay_proto::{Error, v1};
-use forebay_segment::answer::Answer;
-use forebay_segment::wire::{self, Message};
 use http::HeaderMap;
 use http_body::Frame;
 use prost::Message as _;

@@ -1,12 +1,12 @@
 //! `forebay.v1.Peer`: what other nodes ask.
 
 use super::Node;
-use crate::cache::blocking;
+use crate::runtime::blocking;
 use bytes::Bytes;
+use forebay_dataset::stream::Reading;
 use forebay_proto::manifest::{Digest, Manifest, SegmentId};
 use forebay_proto::v1::peer_server::Peer as Service;
 use forebay_proto::{Error, v1};
-use forebay_segment::answer::Reading;
 use futures::StreamExt;
 use futures::stream::BoxStream;
 use std::sync::Arc;

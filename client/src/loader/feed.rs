@@ -3,8 +3,8 @@
 use crate::dataset::Dataset;
 use crate::direct::Direct;
 use crate::stream::{Event, Head, Stream, StreamSettings};
+use forebay_dataset::stream::{self, Answer, Budget};
 use forebay_proto::{Result, v1};
-use forebay_segment::answer::{self, Answer, Budget};
 use prost::Message as _;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -27,7 +27,7 @@ impl Feed {
     pub fn direct(direct: &Direct, dataset: &Dataset, ticket: &v1::PlanTicket) -> Result<Self> {
         let segments = Arc::new(direct.clone());
         let manifest = dataset.manifest().clone();
-        let answer = answer::plan(segments, manifest, dataset.schema(), ticket, Budget::default())?;
+        let answer = stream::plan(segments, manifest, dataset.schema(), ticket, Budget::default())?;
         Ok(Self::Direct { answer, events: VecDeque::new() })
     }
 

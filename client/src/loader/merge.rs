@@ -11,11 +11,12 @@ use crate::pool::Pool;
 use arrow::array::{Array, ArrayRef, RecordBatch};
 use arrow::buffer::MutableBuffer;
 use arrow::datatypes::SchemaRef;
+use forebay_dataset::stream::gather::{plain_array, plain_width};
 use forebay_proto::digest::OrderDigest;
 use forebay_proto::{Error, Result};
-use forebay_segment::gather::{plain_array, plain_width};
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use tokio::sync::Notify;
 
 /// Streams that wait for room are woken when this part of the budget is free, not after each batch: where all cores are
@@ -104,7 +105,7 @@ pub(crate) struct Commit {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+    mutex.lock()
 }
 
 impl Window {

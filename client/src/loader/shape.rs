@@ -9,8 +9,8 @@ use arrow::buffer::Buffer;
 use arrow::datatypes::{DataType, Field, SchemaRef, UnionMode};
 use arrow_ipc::{MessageHeader, MetadataVersion};
 use bytes::Bytes;
+use forebay_dataset::stream::gather::plain_width;
 use forebay_proto::{Error, Result};
-use forebay_segment::gather::plain_width;
 use std::ops::Range;
 
 /// One column of a message.
@@ -207,7 +207,7 @@ mod tests {
     use arrow::array::{
         Array, FixedSizeListArray, Int64Array, RecordBatch, StringArray, StringViewArray, UInt8Array,
     };
-    use forebay_segment::wire;
+    use forebay_dataset::stream::wire;
     use proptest::prelude::*;
     use std::sync::Arc;
 

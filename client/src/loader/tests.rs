@@ -236,7 +236,7 @@ async fn damage_on_the_way_is_repaired_and_wrong_rows_are_an_error() {
     let settings = settings(10);
     for at in 0..32 {
         let flip = fake::Flip { header: at % 4 != 0, at: f64::from(at) / 32.0 };
-        *conduct.flips.lock().unwrap() = Some(flip);
+        *conduct.flips.lock() = Some(flip);
         let streams = conduct.streams.load(SeqCst);
         let loader = Loader::start(&dataset, settings.clone()).unwrap();
         check(loader, &direct, &all, &settings, &format!("flipped at {at}")).await;
@@ -251,13 +251,13 @@ async fn damage_on_the_way_is_repaired_and_wrong_rows_are_an_error() {
     assert_eq!(e.kind, Kind::Corrupt, "{e}");
     assert!(e.message.contains("the plan has"), "{e}");
     for kind in [Kind::Denied, Kind::Invalid, Kind::Changed, Kind::Corrupt] {
-        *conduct.fails.lock().unwrap() = Some(Error::new(kind, "s3://b/k: 100% bad \u{fc}"));
+        *conduct.fails.lock() = Some(Error::new(kind, "s3://b/k: 100% bad \u{fc}"));
         let mut loader = Loader::start(&dataset, settings.clone()).unwrap();
         let e = loader.next().await.unwrap_err();
         assert_eq!(e.kind, kind);
         assert!(e.message.contains("s3://b/k: 100% bad \u{fc}"), "{e}");
     }
-    *conduct.fails.lock().unwrap() = Some(Error::retry("busy"));
+    *conduct.fails.lock() = Some(Error::retry("busy"));
     let mut loader =
         Loader::start(&dataset, LoaderSettings { patience: Duration::from_secs(1), ..settings }).unwrap();
     let e = loader.next().await.unwrap_err();

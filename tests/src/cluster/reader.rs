@@ -7,8 +7,9 @@ use forebay_client::{Access, Dataset, DatasetSpec, Event, Loader, LoaderSettings
 use forebay_proto::digest::OrderDigest;
 use forebay_proto::plan::Order;
 use forebay_proto::plan::steps::{Cut, Ending, Layout, Steps};
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::runtime::Runtime;
 use tokio::task::JoinHandle;
@@ -208,5 +209,5 @@ impl Seen {
 }
 
 fn lock(seen: &Mutex<Seen>) -> MutexGuard<'_, Seen> {
-    seen.lock().unwrap_or_else(PoisonError::into_inner)
+    seen.lock()
 }

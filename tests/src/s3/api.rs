@@ -1,7 +1,7 @@
 //! The S3 operations, over [`Objects`]: conditionals, ranges, listings and multipart uploads as S3 answers them.
 
+use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap};
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use async_trait::async_trait;

@@ -1,8 +1,9 @@
 //! The HTTP edge of the S3 server: logs each request, applies the fault plan, checks the region and that every `x-amz-*`
 //! header is signed, then hands over to `s3s`.
 
+use parking_lot::Mutex;
 use std::ops::Range;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use http_body_util::BodyExt;
 use hyper::body::Incoming;

@@ -1,7 +1,8 @@
 //! The buckets and objects of the S3 server, in memory. No HTTP, no S3 types: just what is stored and how it is listed.
 
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::SystemTime;
 
 use bytes::Bytes;

@@ -11,10 +11,11 @@
 //! each rank looks at the next one's signs, so that the store has as little to do on many ranks as on few. A request to
 //! a store that froze, or vanished with its machine, never returns: a second thread sees that the signs have stopped.
 
+use parking_lot::Mutex;
 use std::cell::RefCell;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::ffi::FfiResult;
@@ -92,11 +93,11 @@ impl Alarm {
     }
 
     fn take(&self) -> Option<Box<dyn FnOnce(Absent) + Send>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
+        self.0.lock().take()
     }
 
     fn is_on(&self) -> bool {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).is_some()
+        self.0.lock().is_some()
     }
 
     /// Sounds it if this rank's own `signs` stop for `silence`, in time that passes for this process too: the store is

@@ -4,9 +4,10 @@
 //! the training waits only where that is slower than the training itself. What is ready and not yet taken is bounded in
 //! bytes. Each item carries the loader's state after it, for a checkpoint must not skip what was made but not trained.
 
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use anyhow::{Context, Result, anyhow};
@@ -88,7 +89,7 @@ impl Ahead {
             if queue.ended {
                 return queue.end.take().unwrap_or(Ok(())).map(|()| None);
             }
-            queue = self.shared.changed.wait(queue).unwrap_or_else(PoisonError::into_inner);
+            self.shared.changed.wait(&mut queue);
         }
     }
 
@@ -113,7 +114,7 @@ impl Drop for Ahead {
 
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, Queue> {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+        self.queue.lock()
     }
 
     fn pop(&self, queue: &mut Queue) -> Option<Item> {
@@ -127,7 +128,7 @@ impl Shared {
     fn push(&self, item: Item, bytes: u64) -> bool {
         let mut queue = self.lock();
         while !queue.closed && !queue.items.is_empty() && queue.bytes + bytes > self.ready_bytes {
-            queue = self.changed.wait(queue).unwrap_or_else(PoisonError::into_inner);
+            self.changed.wait(&mut queue);
         }
         queue.items.push_back((item, bytes));
         queue.bytes += bytes;

@@ -7,8 +7,8 @@ use arrow_flight::FlightData;
 use arrow_flight::decode::FlightRecordBatchStream;
 use arrow_flight::error::FlightError;
 use arrow_flight::flight_service_client::FlightServiceClient;
+use forebay_dataset::stream::{self, Answer, Budget};
 use forebay_proto::{Error, Result, v1};
-use forebay_segment::answer::{self, Answer, Budget};
 use futures::StreamExt;
 use prost::Message;
 use tonic::Status;
@@ -33,7 +33,7 @@ impl Rows {
             Access::Direct(_) => {
                 let segments = dataset.segments()?;
                 let manifest = dataset.manifest().clone();
-                answer::scan(segments, manifest, dataset.schema(), &ticket, Budget::default())
+                stream::scan(segments, manifest, dataset.schema(), &ticket, Budget::default())
                     .map(Rows::Direct)
             }
         }

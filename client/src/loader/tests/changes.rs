@@ -4,10 +4,10 @@ use super::fake::Fleet;
 use super::settings;
 use super::world::{Random, World, all_rows, check, reference, same};
 use crate::access::Access;
-use crate::cluster::Cluster;
 use crate::dataset::Dataset;
 use crate::loader::lane::follow::CALM;
 use crate::loader::{Event, Loader, LoaderSettings, Shuffle};
+use crate::routing::Cluster;
 use forebay_proto::v1;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
@@ -300,7 +300,7 @@ async fn a_new_count_of_revisions_is_followed() {
         let tell = |n: usize, revision, nodes: &[v1::Node]| {
             let told = v1::Topology { revision, cluster: 7, nodes: nodes.to_vec(), ..Default::default() };
             let conduct = &fleet.nodes[n].conduct;
-            *conduct.tells.lock().unwrap() = Some(told);
+            *conduct.tells.lock() = Some(told);
             conduct.tells_once.store(true, SeqCst);
         };
         tell(0, 500, &nodes_told);

@@ -8,16 +8,17 @@ use arrow_flight::{
     Action, ActionType, Criteria, Empty, FlightData, FlightDescriptor, FlightInfo, HandshakeRequest,
     HandshakeResponse, PollInfo, PutResult, SchemaResult, Ticket,
 };
+use forebay_dataset::stream::wire;
+use forebay_dataset::stream::{self, Budget};
 use forebay_proto::v1::cache_server::{Cache, CacheServer};
 use forebay_proto::{Error, v1};
-use forebay_segment::answer::{self, Budget};
-use forebay_segment::wire;
 use futures::StreamExt;
 use futures::stream::BoxStream;
+use parking_lot::Mutex;
 use prost::Message;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
-use std::sync::{Arc, Mutex};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
@@ -231,7 +232,7 @@ impl Cache for Node {
 
     async fn watch_topology(&self, _: Request<v1::WatchTopologyRequest>) -> Reply<Self::WatchTopologyStream> {
         if self.conduct.tells_once.load(SeqCst) {
-            let told = self.conduct.tells.lock().unwrap().clone();
+            let told = self.conduct.tells.lock().clone();
             let now = told.unwrap_or_else(|| self.topology.borrow().clone());
             return Ok(Response::new(futures::stream::iter([Ok(now)]).boxed()));
         }
@@ -250,8 +251,8 @@ fn is_hedge(ticket: &[u8]) -> bool {
 }
 
 impl Node {
-    fn answer(&self, ticket: &[u8]) -> forebay_proto::Result<answer::Answer> {
-        if let Some(e) = self.conduct.fails.lock().unwrap().clone() {
+    fn answer(&self, ticket: &[u8]) -> forebay_proto::Result<stream::Answer> {
+        if let Some(e) = self.conduct.fails.lock().clone() {
             return Err(e);
         }
         let ticket = v1::Ticket::decode(ticket).map_err(|e| Error::invalid(e.to_string()))?;
@@ -265,7 +266,7 @@ impl Node {
         let message_bytes = self.conduct.message_bytes.load(SeqCst) as usize;
         let budget = Budget { message_bytes, ..Default::default() };
         let manifest = self.dataset.manifest().clone();
-        answer::plan(Arc::new(direct.clone()), manifest, self.dataset.schema(), &ticket, budget)
+        stream::plan(Arc::new(direct.clone()), manifest, self.dataset.schema(), &ticket, budget)
     }
 }
 
@@ -304,7 +305,7 @@ impl FlightService for Node {
                     return None;
                 }
                 let (mut header, mut body) = (message.header.to_vec(), message.body.concat());
-                let flip = if body.is_empty() { None } else { conduct.flips.lock().unwrap().take() };
+                let flip = if body.is_empty() { None } else { conduct.flips.lock().take() };
                 if let Some(flip) = flip {
                     let part = if flip.header { &mut header } else { &mut body };
                     let at = (flip.at * part.len() as f64) as usize;

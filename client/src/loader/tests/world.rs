@@ -10,10 +10,10 @@ use arrow::array::{
 };
 use arrow::compute::{concat_batches, take};
 use arrow::datatypes::{Field, Int32Type};
+use forebay_dataset::SourceSettings;
 use forebay_proto::digest::OrderDigest;
 use forebay_proto::plan::Order;
 use forebay_proto::plan::steps::{Cut, Steps};
-use forebay_segment::SourceSettings;
 use parquet::arrow::ArrowWriter;
 use parquet::file::properties::WriterProperties;
 use std::sync::Arc;

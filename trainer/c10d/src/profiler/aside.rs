@@ -2,9 +2,9 @@
 //!
 //! They are collected here, on the profiler's clock, and put into its trace when that is written.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Instant, SystemTime};
 
 /// Of a trace at most; what comes after them is left out.
@@ -56,7 +56,7 @@ impl Drop for Aside {
 }
 
 fn spans() -> MutexGuard<'static, Vec<Ended>> {
-    SPANS.lock().unwrap_or_else(PoisonError::into_inner)
+    SPANS.lock()
 }
 
 /// The kernel's number of this thread, which is what the profiler calls threads by.

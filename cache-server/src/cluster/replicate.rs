@@ -1,0 +1,196 @@
+//! Replication: this node sees to it that the others that are to hold a copy of its segments do.
+//!
+//! What was just stored is offered to its replicas at once; and whenever the topology changes, everything that is held is
+//! offered to whoever is to hold it now, what is read soonest first: so a lost replica is made anew, a node that joined
+//! gets its share, and one that leaves hands over what it has. The others take what they lack from this node, into free
+//! room only: a precaution pushes nothing out. What they could not take is offered again after a while.
+
+use crate::cluster::peers::Peers;
+use crate::disk::Store;
+use crate::disk::copies::Kept;
+use crate::disk::policy::Forecast;
+use crate::read::cache::Cache;
+use crate::runtime::blocking;
+use crate::service::Node;
+use forebay_proto::manifest::SegmentId;
+use forebay_proto::v1;
+use futures::future::join_all;
+use std::collections::{BTreeMap, HashSet};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep, sleep_until, timeout};
+
+/// After a change of the topology: more may follow at once.
+const SETTLE: Duration = Duration::from_millis(500);
+
+/// Before what was stored is offered: more comes meanwhile.
+const GATHER: Duration = Duration::from_millis(100);
+
+/// Before what others could not take is offered again: at first, and at most.
+const AGAIN: (Duration, Duration) = (Duration::from_secs(15), Duration::from_secs(600));
+
+/// How long it may take until a node that leaves is not listed any more.
+const LISTED: Duration = Duration::from_secs(1);
+
+/// Files offered at once.
+const OFFER: usize = 16;
+
+/// What this node's copies are to the others.
+#[derive(Clone)]
+pub struct Replicator {
+    node: Arc<Node>,
+    cache: Arc<Cache>,
+    peers: Arc<Peers>,
+}
+
+impl Replicator {
+    /// Of a node.
+    pub fn new(node: Arc<Node>) -> Self {
+        let cache = node.cache.clone();
+        let peers = cache.peers().clone();
+        Self { node, cache, peers }
+    }
+
+    /// Keeps copies where they belong, until it is dropped.
+    pub async fn run(self) {
+        let mut topology = self.peers.topology();
+        let (mut again, mut pause) = (None, AGAIN.0);
+        let (mut whole, mut placed) = (true, v1::Topology::default());
+        loop {
+            if whole {
+                sleep(SETTLE).await;
+                placed = places(&topology.borrow_and_update());
+                self.tell_roles(false).await;
+                let offered = tokio::select! {
+                    biased;
+                    done = self.offer_all() => done,
+                    // What is being offered may belong elsewhere by now.
+                    true = moved(&mut topology, &placed) => continue,
+                };
+                // Only now: what is a replica may go, and the owner should have it first.
+                self.tell_roles(true).await;
+                again = (!offered).then(|| Instant::now() + pause);
+                pause = if offered { AGAIN.0 } else { (pause * 2).min(AGAIN.1) };
+            }
+            whole = tokio::select! {
+                moved = moved(&mut topology, &placed) => match moved {
+                    true => true,
+                    false => return,
+                },
+                () = sleep_until(again.unwrap_or_else(Instant::now)), if again.is_some() => true,
+                () = self.cache.stored().any() => {
+                    sleep(GATHER).await;
+                    match self.cache.stored().take() {
+                        None => true,
+                        Some(ids) => tokio::select! {
+                            biased;
+                            taken = self.offer_some(ids) => {
+                                if !taken {
+                                    again = again.or_else(|| Some(Instant::now() + pause));
+                                }
+                                false
+                            }
+                            // All that is held is offered anew, these among it.
+                            true = moved(&mut topology, &placed) => true,
+                        },
+                    }
+                }
+            };
+        }
+    }
+
+    /// Offers all that is held to whoever is to hold it; false if some of it was not taken.
+    pub async fn offer_all(&self) -> bool {
+        self.offer(|store| store.list()).await
+    }
+
+    /// Before this node ends: waits until the topology lists it no more, then offers all that it holds.
+    pub async fn hand_over(&self) {
+        if !self.peers.has_others() {
+            return;
+        }
+        let mut topology = self.peers.topology();
+        let gone = topology.wait_for(|t| t.nodes.iter().all(|n| n.address != self.node.url));
+        if timeout(LISTED, gone).await.is_ok() {
+            self.offer_all().await;
+        }
+    }
+
+    async fn offer_some(&self, ids: HashSet<SegmentId>) -> bool {
+        self.offer(move |store| store.list_of(ids)).await
+    }
+
+    async fn offer(&self, kept: impl FnOnce(&Store) -> Vec<Kept> + Send + 'static) -> bool {
+        if !self.peers.has_others() {
+            return true;
+        }
+        let this = self.clone();
+        let Ok(offers) = blocking(move || this.offers(kept(this.cache.store()))).await else { return true };
+        let each = offers.into_iter().map(|(address, files)| self.offer_to(address, files));
+        join_all(each).await.into_iter().all(|taken| taken)
+    }
+
+    /// What to offer to whom, in order of need.
+    fn offers(&self, mut kept: Vec<Kept>) -> BTreeMap<String, Vec<Arc<Kept>>> {
+        let ids: Vec<SegmentId> = kept.iter().map(|k| k.id).collect();
+        let next = self.cache.plans().next_uses(&ids);
+        let segments: Vec<_> = kept.iter_mut().map(|k| (k.id, std::mem::take(&mut k.object))).collect();
+        let places = self.peers.places(&segments);
+        let mut order: Vec<_> = next.into_iter().zip(kept).zip(places).collect();
+        order.sort_by_key(|((next, _), _)| *next);
+        let mut offers: BTreeMap<String, Vec<Arc<Kept>>> = BTreeMap::new();
+        for ((_, kept), places) in order {
+            let kept = Arc::new(kept);
+            places.into_iter().for_each(|address| offers.entry(address).or_default().push(kept.clone()));
+        }
+        offers
+    }
+
+    async fn offer_to(&self, address: String, files: Vec<Arc<Kept>>) -> bool {
+        let Some(peer) = self.peers.peer(&address) else { return false };
+        let (mut taken, offered) = (0, files.len());
+        for files in files.chunks(OFFER) {
+            let items = files.iter().map(|kept| item(kept)).collect();
+            let request = v1::CopyRequest { from: self.node.url.clone(), items, hot: false };
+            match peer.copy(request).await {
+                Ok(held) => taken += held.into_iter().filter(|held| *held).count(),
+                Err(e) => {
+                    tracing::debug!(error = %e, "copies were not taken");
+                    return false;
+                }
+            }
+        }
+        taken == offered
+    }
+
+    /// Says which files are primaries now, and if `demote` which are not any more.
+    async fn tell_roles(&self, demote: bool) {
+        let (node, peers) = (self.node.clone(), self.peers.clone());
+        let tell = move || {
+            node.datasets.balance();
+            node.cache.store().set_roles(demote, |segments| peers.roles(segments));
+        };
+        blocking(tell).await.ok();
+    }
+}
+
+/// Waits until copies belong elsewhere than they did; false when nobody will tell any more.
+async fn moved(topology: &mut watch::Receiver<v1::Topology>, placed: &v1::Topology) -> bool {
+    topology.wait_for(|t| places(t) != *placed).await.is_ok()
+}
+
+/// What of a topology says where copies belong for good, and whether they may be missing there.
+fn places(topology: &v1::Topology) -> v1::Topology {
+    let v1::Topology { nodes, replicas, datasets, starts, .. } = topology.clone();
+    v1::Topology { nodes, replicas, datasets, starts, ..Default::default() }
+}
+
+/// A file as it is offered.
+pub(crate) fn item(kept: &Kept) -> v1::CopyItem {
+    v1::CopyItem {
+        segment: kept.id.0.to_bytes().to_vec().into(),
+        columns: kept.columns.to_vec(),
+        bytes: kept.bytes,
+    }
+}

@@ -1,0 +1,324 @@
+//! The segment file: some columns of a segment as 64-byte-aligned Arrow buffers that verify themselves.
+//!
+//! ```text
+//! 0   magic "FBSEG", zero, zero, format (1)
+//! 8   header bytes (u32 LE)      12  body offset (u32 LE, a multiple of 64)
+//! 16  xxh3-64 of the header      24  header: protobuf `Header`, then zeros up to the body
+//! body: the IPC record batch body, in parts; each part's length and xxh3-64 stand in the header
+//! ```
+//!
+//! A file is written once, under a temporary name, and renamed; it is never changed. Nothing is flushed to the medium:
+//! after a power loss a file verifies, or it counts as absent, like all that does not.
+
+use super::file_system::Disk;
+use arrow::array::RecordBatch;
+use arrow::buffer::Buffer;
+use bytes::Bytes;
+use forebay_dataset::stream::wire;
+use forebay_proto::Result;
+use forebay_proto::manifest::{Digest, SegmentId};
+use prost::Message as _;
+use std::fs::File;
+use std::io::{self, IoSlice};
+use std::sync::Arc;
+use xxhash_rust::xxh3::{Xxh3, xxh3_64};
+
+const MAGIC: &[u8; 8] = b"FBSEG\0\0\x01";
+const PREFIX_BYTES: usize = 24;
+const ALIGNMENT: usize = 64;
+
+/// Bytes read at once when a body is checked: they stay in the processor's cache.
+const VERIFY_BYTES: usize = 256 << 10;
+
+/// Headers larger than this are damage, not headers: 100,000 columns fit.
+const HEADER_BYTES_MAX: usize = 64 << 20;
+
+/// What a segment file says of itself.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct Header {
+    /// The segment's id, 16 bytes.
+    #[prost(bytes = "bytes", tag = "1")]
+    pub id: Bytes,
+    /// URI of the object it was made from.
+    #[prost(string, tag = "2")]
+    pub object: String,
+    /// The object's version.
+    #[prost(string, tag = "3")]
+    pub etag: String,
+    /// Names of the columns, in order.
+    #[prost(string, repeated, tag = "4")]
+    pub columns: Vec<String>,
+    /// Rows.
+    #[prost(uint64, tag = "5")]
+    pub rows: u64,
+    /// The columns' schema: an IPC Schema message.
+    #[prost(bytes = "bytes", tag = "6")]
+    pub schema: Bytes,
+    /// The IPC RecordBatch message.
+    #[prost(bytes = "bytes", tag = "7")]
+    pub batch: Bytes,
+    /// Bytes of each part of the body.
+    #[prost(uint64, repeated, tag = "8")]
+    pub part_bytes: Vec<u64>,
+    /// xxh3-64 of each part.
+    #[prost(fixed64, repeated, tag = "9")]
+    pub part_hashes: Vec<u64>,
+}
+
+impl Header {
+    /// The segment's id.
+    pub fn segment_id(&self) -> Result<SegmentId> {
+        Digest::from_bytes(&self.id).map(SegmentId)
+    }
+
+    /// Bytes of the body.
+    pub fn body_bytes(&self) -> u64 {
+        self.part_bytes.iter().fold(0, |a, b| a.saturating_add(*b))
+    }
+
+    /// Which segment it is of.
+    pub fn origin(&self) -> Result<Origin> {
+        Ok(Origin { id: self.segment_id()?, object: self.object.clone(), etag: self.etag.clone() })
+    }
+
+    /// The columns, over a body that was checked or is trusted.
+    pub fn batch_of(&self, body: &Buffer) -> Result<RecordBatch, Unreadable> {
+        let schema = arrow_ipc::root_as_message(&self.schema)
+            .ok()
+            .and_then(|m| m.header_as_schema())
+            .and_then(|s| arrow_ipc::convert::try_fb_to_schema(s).ok())
+            .ok_or_else(|| damaged("its schema cannot be read"))?;
+        let batch = wire::decode(&self.batch, body, &Arc::new(schema)).map_err(|e| damaged(e.message))?;
+        match batch.num_rows() as u64 == self.rows {
+            true => Ok(batch),
+            false => Err(damaged("it holds another number of rows than its header says")),
+        }
+    }
+}
+
+/// Which segment a file is of.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Origin {
+    /// The segment.
+    pub id: SegmentId,
+    /// URI of its object.
+    pub object: String,
+    /// The object's version.
+    pub etag: String,
+}
+
+/// A segment file ready to be written.
+pub struct Encoded {
+    prefix: Vec<u8>,
+    body: Vec<Bytes>,
+}
+
+impl Encoded {
+    /// Encodes columns of a segment; the large buffers are shared, not copied.
+    pub fn new(origin: &Origin, batch: &RecordBatch) -> Result<Self> {
+        let (message, body) = wire::encode(batch)?;
+        let schema = batch.schema();
+        let header = Header {
+            id: origin.id.0.to_bytes().to_vec().into(),
+            object: origin.object.clone(),
+            etag: origin.etag.clone(),
+            columns: schema.fields().iter().map(|f| f.name().clone()).collect(),
+            rows: batch.num_rows() as u64,
+            schema: wire::schema_header(&schema),
+            batch: message,
+            part_bytes: body.iter().map(|p| p.len() as u64).collect(),
+            part_hashes: body.iter().map(|p| xxh3_64(p)).collect(),
+        }
+        .encode_to_vec();
+        let body_offset = (PREFIX_BYTES + header.len()).next_multiple_of(ALIGNMENT);
+        let mut prefix = Vec::with_capacity(body_offset);
+        prefix.extend_from_slice(MAGIC);
+        prefix.extend_from_slice(&(header.len() as u32).to_le_bytes());
+        prefix.extend_from_slice(&(body_offset as u32).to_le_bytes());
+        prefix.extend_from_slice(&xxh3_64(&header).to_le_bytes());
+        prefix.extend_from_slice(&header);
+        prefix.resize(body_offset, 0);
+        Ok(Self { prefix, body })
+    }
+
+    /// Bytes that the file will have.
+    pub fn bytes(&self) -> u64 {
+        (self.prefix.len() + self.body.iter().map(Bytes::len).sum::<usize>()) as u64
+    }
+
+    /// All of it, in pieces.
+    pub fn into_pieces(self) -> impl Iterator<Item = Bytes> {
+        std::iter::once(Bytes::from(self.prefix)).chain(self.body)
+    }
+
+    /// Its parts, to be written one after the other.
+    pub fn parts(&self) -> Vec<IoSlice<'_>> {
+        let mut parts = vec![IoSlice::new(&self.prefix)];
+        parts.extend(self.body.iter().map(|p| IoSlice::new(p)));
+        parts
+    }
+}
+
+/// Why a file gives no segment.
+#[derive(Debug)]
+pub enum Unreadable {
+    /// It is not there.
+    Gone,
+    /// Its content does not match its checksums, or is none of ours.
+    Damaged(String),
+    /// The disk failed to read it.
+    Disk(io::Error),
+}
+
+impl From<io::Error> for Unreadable {
+    fn from(e: io::Error) -> Self {
+        match e.kind() {
+            io::ErrorKind::NotFound => Self::Gone,
+            _ => Self::Disk(e),
+        }
+    }
+}
+
+impl std::fmt::Display for Unreadable {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Gone => f.write_str("the file is gone"),
+            Self::Damaged(why) => f.write_str(why),
+            Self::Disk(e) => write!(f, "read: {e}"),
+        }
+    }
+}
+
+fn damaged(why: impl Into<String>) -> Unreadable {
+    Unreadable::Damaged(why.into())
+}
+
+/// Reads and checks a file's header, and that the file is as long as it says. Answers with the body's offset too.
+pub fn read_header(disk: &dyn Disk, file: &File, file_bytes: u64) -> Result<(Header, u64), Unreadable> {
+    header(|piece, at| disk.read(file, piece, at), file_bytes)
+}
+
+/// A file's columns from all its bytes, every one of them checked.
+pub fn from_bytes(file: &Buffer) -> Result<(Header, RecordBatch), Unreadable> {
+    let read = |piece: &mut [u8], at: u64| {
+        let rest = file.as_slice().get(at as usize..).unwrap_or_default();
+        let n = piece.len().min(rest.len());
+        piece[..n].copy_from_slice(&rest[..n]);
+        Ok(n)
+    };
+    let (header, offset) = header(read, file.len() as u64)?;
+    let body = file.slice(offset as usize);
+    if !BodyCheck::new(&header).take(&body) {
+        return Err(damaged("a buffer does not match its checksum"));
+    }
+    let batch = header.batch_of(&body)?;
+    Ok((header, batch))
+}
+
+fn header(
+    mut read: impl FnMut(&mut [u8], u64) -> io::Result<usize>,
+    file_bytes: u64,
+) -> Result<(Header, u64), Unreadable> {
+    // Nearly every header is shorter than this: one read is enough for it.
+    let mut start = vec![0; 4096.min(file_bytes as usize)];
+    let got = read(&mut start, 0)?;
+    start.truncate(got);
+    let Some(prefix) = start.get(..PREFIX_BYTES) else { return Err(damaged("too short for a segment file")) };
+    let u32_at =
+        |i: usize| u32::from_le_bytes([prefix[i], prefix[i + 1], prefix[i + 2], prefix[i + 3]]) as usize;
+    let (header_bytes, body_offset) = (u32_at(8), u32_at(12));
+    let hash = prefix[16..24].to_vec();
+    if &prefix[..8] != MAGIC {
+        return Err(damaged("not a segment file of this format"));
+    }
+    if header_bytes > HEADER_BYTES_MAX
+        || body_offset != (PREFIX_BYTES + header_bytes).next_multiple_of(ALIGNMENT)
+        || body_offset as u64 > file_bytes
+    {
+        return Err(damaged("the header's length is damaged"));
+    }
+    let end = PREFIX_BYTES + header_bytes;
+    if start.len() < end {
+        let had = start.len();
+        start.resize(end, 0);
+        if read(&mut start[had..], had as u64)? < end - had {
+            return Err(damaged("the file ends within its header"));
+        }
+    }
+    start.truncate(end);
+    let header = Bytes::from(start).slice(PREFIX_BYTES..);
+    if hash != xxh3_64(&header).to_le_bytes() {
+        return Err(damaged("the header does not match its checksum"));
+    }
+    let header = Header::decode(header).map_err(|e| damaged(format!("the header: {e}")))?;
+    if header.part_bytes.len() != header.part_hashes.len()
+        || (body_offset as u64).checked_add(header.body_bytes()) != Some(file_bytes)
+    {
+        return Err(damaged("the file is not as long as its header says"));
+    }
+    Ok((header, body_offset as u64))
+}
+
+/// Checks a body piece by piece, as it is read, against the checksums of its parts.
+pub struct BodyCheck {
+    parts: std::vec::IntoIter<(u64, u64)>,
+    /// Bytes of the current part still to come, and its checksum.
+    current: (u64, u64),
+    hash: Box<Xxh3>,
+}
+
+impl BodyCheck {
+    /// For the body of this header.
+    pub fn new(header: &Header) -> Self {
+        Self::of(Vec::new(), header)
+    }
+
+    /// For the whole file: what comes before the body, which was checked, and the body.
+    pub fn of_file(header: &Header, start: &[u8]) -> Self {
+        Self::of(vec![(start.len() as u64, xxh3_64(start))], header)
+    }
+
+    fn of(mut parts: Vec<(u64, u64)>, header: &Header) -> Self {
+        parts.extend(header.part_bytes.iter().copied().zip(header.part_hashes.iter().copied()));
+        let mut parts = parts.into_iter();
+        let current = parts.next().unwrap_or((0, Xxh3::new().digest()));
+        Self { parts, current, hash: Box::new(Xxh3::new()) }
+    }
+
+    /// Takes the next bytes of the body; false when a part does not match.
+    pub fn take(&mut self, mut bytes: &[u8]) -> bool {
+        loop {
+            let n = bytes.len().min(usize::try_from(self.current.0).unwrap_or(usize::MAX));
+            self.hash.update(&bytes[..n]);
+            self.current.0 -= n as u64;
+            bytes = &bytes[n..];
+            if self.current.0 > 0 {
+                return true;
+            }
+            if self.hash.digest() != self.current.1 {
+                return false;
+            }
+            match self.parts.next() {
+                Some(next) => (self.current, *self.hash) = (next, Xxh3::new()),
+                // Matched again and again, it stays matched.
+                None => return bytes.is_empty(),
+            }
+        }
+    }
+}
+
+/// Reads and checks a whole body. It is read rather than mapped: a disk that fails, or a file cut meanwhile, is an error
+/// here, where touching a map would be a signal.
+pub fn verify_body(disk: &dyn Disk, file: &File, header: &Header, offset: u64) -> Result<(), Unreadable> {
+    let mut check = BodyCheck::new(header);
+    let (mut at, end) = (offset, offset + header.body_bytes());
+    let mut piece = vec![0; VERIFY_BYTES.min(header.body_bytes() as usize)];
+    while at < end {
+        let n = (end - at).min(piece.len() as u64) as usize;
+        if disk.read(file, &mut piece[..n], at)? < n || !check.take(&piece[..n]) {
+            return Err(damaged("a buffer does not match its checksum"));
+        }
+        at += n as u64;
+    }
+    Ok(())
+}

@@ -1,0 +1,100 @@
+//! Pages of mapped files count as the process's memory while it has touched them. So only so many bytes of maps keep
+//! theirs, and those that are being read: of the one that was first touched since it last let go, the pages are given back.
+//! They stay in the kernel's page cache, and a reader that comes again finds them there.
+
+use super::map::Mapped;
+use parking_lot::Mutex;
+use std::collections::VecDeque;
+use std::sync::{Arc, Weak};
+
+/// Maps that are looked at when one more is touched: where thousands are being read, none of them would be let go anyway.
+const LOOKS: usize = 64;
+
+/// The maps whose pages may be in memory.
+#[derive(Debug)]
+pub struct Pages {
+    limit_bytes: u64,
+    touched: Mutex<Touched>,
+}
+
+#[derive(Debug, Default)]
+struct Touched {
+    maps: VecDeque<(Weak<Mapped>, u64)>,
+    bytes: u64,
+}
+
+impl Pages {
+    /// For maps of `limit_bytes`.
+    pub fn new(limit_bytes: u64) -> Self {
+        Self { limit_bytes, touched: Mutex::default() }
+    }
+
+    /// A map is about to be read. Touches the kernel's tables: not for an async thread.
+    pub fn touch(&self, map: &Arc<Mapped>) {
+        if map.set_touched() {
+            return;
+        }
+        let mut over = Vec::new();
+        {
+            let mut touched = self.touched.lock();
+            let bytes = map.stat.stamp.bytes;
+            touched.bytes += bytes;
+            touched.maps.push_back((Arc::downgrade(map), bytes));
+            // What is being read would be back at once: it waits for its next turn.
+            for _ in 1..touched.maps.len().min(LOOKS) {
+                if touched.bytes <= self.limit_bytes {
+                    break;
+                }
+                let Some((map, bytes)) = touched.maps.pop_front() else { break };
+                match map.upgrade().filter(|map| map.is_in_use()) {
+                    Some(_) => touched.maps.push_back((map, bytes)),
+                    None => {
+                        touched.bytes -= bytes;
+                        over.push(map);
+                    }
+                }
+            }
+        }
+        over.iter().filter_map(Weak::upgrade).for_each(|map| map.let_go());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::disk::file::Origin;
+    use crate::disk::policy::{Admit, NoForecast, Role};
+    use crate::disk::{Store, StoreSettings};
+    use arrow::array::{ArrayRef, Int64Array, RecordBatch};
+    use forebay_proto::manifest::{Digest, SegmentId};
+    use std::sync::Arc;
+
+    #[test]
+    fn what_was_let_go_is_read_again_as_it_was() {
+        let dir = tempfile::tempdir().unwrap();
+        let settings = StoreSettings { maps_bytes: 150_000, ..StoreSettings::new(dir.path(), 1 << 30) };
+        let store = Store::open(&settings, Arc::new(NoForecast)).unwrap();
+        let batch = |i: i64| {
+            let values = Arc::new(Int64Array::from_iter_values((0..10_000).map(|r| r * i))) as ArrayRef;
+            RecordBatch::try_from_iter([("id", values)]).unwrap()
+        };
+        for i in 0..5 {
+            let origin =
+                Origin { id: SegmentId(Digest(i)), object: format!("file:///{i}"), etag: "e".into() };
+            store.write(&origin, &batch(i as i64), Admit::Always, Role::Primary).unwrap();
+        }
+        for i in [0, 1, 2, 3, 4, 0, 4, 2] {
+            let found = store.find(SegmentId(Digest(i)), &["id".into()]);
+            assert_eq!(*found.parts[0], batch(i as i64));
+            let touched = store.pages.touched.lock();
+            assert!(touched.bytes <= 150_000 && touched.maps.len() == 1, "{touched:?}");
+        }
+        let held: Vec<_> = (0..3).map(|i| store.find(SegmentId(Digest(i)), &["id".into()])).collect();
+        assert_eq!(store.pages.touched.lock().maps.len(), 3, "what is being read keeps its pages");
+        drop(held);
+        store.find(SegmentId(Digest(4)), &["id".into()]);
+        assert_eq!(store.pages.touched.lock().maps.len(), 1);
+        for i in 0..5 {
+            assert_eq!(*store.find(SegmentId(Digest(i)), &["id".into()]).parts[0], batch(i as i64));
+        }
+    }
+}

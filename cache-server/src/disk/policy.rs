@@ -1,0 +1,52 @@
+//! Who goes first: what the store asks of the announced plans, and what a write may push out.
+
+use forebay_proto::manifest::SegmentId;
+
+/// When a segment will be read next, as far as announced plans tell. The later of two is the greater, and what is in no
+/// plan comes after everything that is in one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum NextUse {
+    /// So far from now, in samples of the nearest job at the common pace; 0 = being read. All values of one call are
+    /// comparable.
+    Planned(u64),
+    /// In no announced plan.
+    Unplanned,
+}
+
+/// Tells the store what will be read when.
+pub trait Forecast: Send + Sync + std::fmt::Debug {
+    /// One answer per id, in the ids' order. It may look things up in the store meanwhile, but not write to it.
+    fn next_uses(&self, ids: &[SegmentId]) -> Vec<NextUse>;
+}
+
+/// No plan is known: everything leaves by recency.
+#[cfg(test)]
+#[derive(Debug, Clone, Copy, Default)]
+pub struct NoForecast;
+
+#[cfg(test)]
+impl Forecast for NoForecast {
+    fn next_uses(&self, ids: &[SegmentId]) -> Vec<NextUse> {
+        vec![NextUse::Unplanned; ids.len()]
+    }
+}
+
+/// What a write may push out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Admit {
+    /// Only what will be read later than the new segment; a segment in no plan pushes out only others in none.
+    IfWorthIt,
+    /// Whatever is neither pinned nor being read: the segment is being read, and memory is short.
+    Always,
+    /// Nothing: it is a precaution.
+    IfFree,
+}
+
+/// What a copy is to the cluster.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Role {
+    /// The owner's.
+    Primary,
+    /// Another node's: it leaves before any primary.
+    Replica,
+}

@@ -1,0 +1,525 @@
+//! Directories that fail, fill up, vanish and come back: a wrapper around the real disk, with a seed.
+
+use super::*;
+use file_system::Stat;
+use std::fs::File;
+use std::io::IoSlice;
+use std::time::Duration;
+
+/// What goes wrong in a directory.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Wrong {
+    Nothing,
+    /// Every operation.
+    All(i32),
+    /// Writing only.
+    Writes(i32),
+    /// This share of all operations, in 1/1000.
+    Some(u32, i32),
+    /// Everything from so many operations on, as if the process had been killed there.
+    From(u64),
+}
+
+const EIO: i32 = 5;
+const EACCES: i32 = 13;
+const ENOSPC: i32 = 28;
+
+/// Something that somebody else does, once, at a certain moment.
+#[derive(Default)]
+struct Meanwhile(Mutex<Option<Box<dyn FnOnce() + Send>>>);
+
+impl Meanwhile {
+    fn set(&self, happens: impl FnOnce() + Send + 'static) {
+        *self.0.lock() = Some(Box::new(happens));
+    }
+
+    fn happens(&self) {
+        let happens = self.0.lock().take();
+        happens.into_iter().for_each(|happens| happens());
+    }
+}
+
+impl std::fmt::Debug for Meanwhile {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Meanwhile")
+    }
+}
+
+/// The real disk, with something wrong in the directory that it is told.
+#[derive(Debug)]
+struct Faulty {
+    wrong: Mutex<(PathBuf, Wrong)>,
+    seed: AtomicU64,
+    operations: AtomicU64,
+    /// Bytes of the blocks in which it hands out disk, and of those that it says it does.
+    blocks: AtomicU64,
+    said_blocks: AtomicU64,
+    /// Before a file is read, before one is on the medium, and before one is removed.
+    before_read: Meanwhile,
+    before_sync: Meanwhile,
+    before_remove: Meanwhile,
+}
+
+impl Faulty {
+    fn new(seed: u64) -> Arc<Self> {
+        Arc::new(Self {
+            wrong: Mutex::new((PathBuf::new(), Wrong::Nothing)),
+            seed: AtomicU64::new(seed),
+            operations: AtomicU64::new(0),
+            blocks: AtomicU64::new(BLOCK_BYTES),
+            said_blocks: AtomicU64::new(BLOCK_BYTES),
+            before_read: Meanwhile::default(),
+            before_sync: Meanwhile::default(),
+            before_remove: Meanwhile::default(),
+        })
+    }
+
+    fn set(&self, dir: &Path, wrong: Wrong) {
+        *self.wrong.lock() = (dir.to_owned(), wrong);
+    }
+
+    /// With files in its blocks.
+    fn swollen(&self, mut stat: Stat) -> Stat {
+        if !stat.is_dir {
+            stat.allocated_bytes = stat.allocated_bytes.next_multiple_of(self.blocks.load(Ordering::Relaxed));
+        }
+        stat
+    }
+
+    /// Weyl's sequence, hashed: a number for each operation.
+    fn roll(&self) -> u32 {
+        let n = self.seed.fetch_add(0x9E37_79B9_7F4A_7C15, Ordering::Relaxed);
+        (xxhash_rust::xxh3::xxh3_64(&n.to_le_bytes()) % 1000) as u32
+    }
+
+    fn check(&self, path: Option<&Path>, writes: bool) -> io::Result<()> {
+        let (dir, wrong) = self.wrong.lock().clone();
+        let done = self.operations.fetch_add(1, Ordering::Relaxed);
+        // What has no path is an open file: of a directory that fails as a whole, or not.
+        if path.is_some_and(|p| !p.starts_with(&dir)) {
+            return Ok(());
+        }
+        match wrong {
+            Wrong::All(code) if path.is_some() => Err(io::Error::from_raw_os_error(code)),
+            Wrong::Writes(code) if writes && path.is_some() => Err(io::Error::from_raw_os_error(code)),
+            Wrong::From(operation) if done >= operation => Err(io::Error::from_raw_os_error(EIO)),
+            Wrong::Some(share, code) if self.roll() < share => Err(io::Error::from_raw_os_error(code)),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Disk for Faulty {
+    fn make_dir(&self, path: &Path) -> io::Result<()> {
+        self.check(Some(path), true).and_then(|()| RealDisk.make_dir(path))
+    }
+    fn create(&self, path: &Path, bytes: u64) -> io::Result<File> {
+        self.check(Some(path), true).and_then(|()| RealDisk.create(path, bytes))
+    }
+    fn write(&self, file: &mut File, parts: &mut [IoSlice<'_>]) -> io::Result<()> {
+        if let Err(e) = self.check(None, true) {
+            // Half of it is written all the same.
+            let half = parts.len() / 2;
+            RealDisk.write(file, &mut parts[..half]).ok();
+            return Err(e);
+        }
+        RealDisk.write(file, parts)
+    }
+    fn sync(&self, file: &File) -> io::Result<()> {
+        self.before_sync.happens();
+        self.check(None, true).and_then(|()| RealDisk.sync(file))
+    }
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        self.check(Some(from), true).and_then(|()| RealDisk.rename(from, to))
+    }
+    fn remove(&self, path: &Path) -> io::Result<()> {
+        self.before_remove.happens();
+        self.check(Some(path), true).and_then(|()| RealDisk.remove(path))
+    }
+    fn open(&self, path: &Path) -> io::Result<File> {
+        self.check(Some(path), false).and_then(|()| RealDisk.open(path))
+    }
+    fn open_direct(&self, path: &Path) -> io::Result<File> {
+        self.check(Some(path), false).and_then(|()| RealDisk.open_direct(path))
+    }
+    fn read(&self, file: &File, into: &mut [u8], at: u64) -> io::Result<usize> {
+        self.before_read.happens();
+        self.check(None, false).and_then(|()| RealDisk.read(file, into, at))
+    }
+    fn stat(&self, file: &File) -> io::Result<Stat> {
+        self.check(None, false).and_then(|()| RealDisk.stat(file)).map(|stat| self.swollen(stat))
+    }
+    fn stat_path(&self, path: &Path) -> io::Result<Stat> {
+        let stat = self.check(Some(path), false).and_then(|()| RealDisk.stat_path(path));
+        stat.map(|stat| self.swollen(stat))
+    }
+    fn list(&self, path: &Path) -> io::Result<Vec<String>> {
+        self.check(Some(path), false).and_then(|()| RealDisk.list(path))
+    }
+    fn free_bytes(&self, path: &Path) -> io::Result<u64> {
+        self.check(Some(path), false).and_then(|()| RealDisk.free_bytes(path))
+    }
+    fn block_bytes(&self, _: &Path) -> io::Result<u64> {
+        Ok(self.said_blocks.load(Ordering::Relaxed))
+    }
+}
+
+/// Two directories on a disk that may fail.
+struct Two {
+    one: tempfile::TempDir,
+    two: tempfile::TempDir,
+    disk: Arc<Faulty>,
+}
+
+impl Two {
+    fn new(seed: u64) -> Self {
+        let dir = || tempfile::tempdir().unwrap();
+        Self { one: dir(), two: dir(), disk: Faulty::new(seed) }
+    }
+
+    fn open(&self, files: u64) -> Result<Store> {
+        let dirs = vec![self.one.path().to_owned(), self.two.path().to_owned()];
+        let limit_bytes = 2 * limit_for(files, file_bytes(50, &["a"]));
+        let settings = StoreSettings { dirs, limit_bytes, maps_bytes: u64::MAX, disk: self.disk.clone() };
+        Store::open(&settings, Arc::new(policy::NoForecast))
+    }
+}
+
+fn health(store: &Store) -> Vec<Health> {
+    store.dirs().iter().map(|d| d.health).collect()
+}
+
+fn held(store: &Store) -> usize {
+    (0..64).filter(|&n| store.find(origin(n).id, &names(&["a"])).missing.is_empty()).count()
+}
+
+fn later() -> Instant {
+    Instant::now() + Duration::from_secs(3600)
+}
+
+#[test]
+fn both_are_used_and_both_are_recovered() {
+    let two = Two::new(1);
+    let store = two.open(10).unwrap();
+    (0..12).for_each(|n| drop(put(&store, n, 50, &["a"]).unwrap()));
+    let used: Vec<u64> = store.dirs().iter().map(|d| d.used_bytes).collect();
+    assert_eq!(used[0], used[1], "each new file goes where most room is");
+    assert!(two.open(10).unwrap_err().message.contains("used by another server"));
+    drop(store);
+    let store = two.open(10).unwrap();
+    assert_eq!((store.files(), held(&store)), (12, 12));
+}
+
+#[test]
+fn a_directory_that_fails_is_set_aside_and_comes_back_with_what_it_held() {
+    for code in [EIO, EACCES] {
+        let two = Two::new(2);
+        let store = two.open(10).unwrap();
+        (0..12).for_each(|n| drop(put(&store, n, 50, &["a"]).unwrap()));
+        two.disk.set(two.one.path(), Wrong::All(code));
+        assert_eq!(held(&store), 6, "the other's files are there");
+        assert_eq!(health(&store), [Health::Away, Health::Up]);
+        assert_eq!(store.counters().dir_faults.load(Ordering::Relaxed), 1);
+        // Its files count as absent, and are filled again, elsewhere.
+        for n in (0..12).filter(|&n| !store.holds_any(origin(n).id)).take(2).collect::<Vec<_>>() {
+            assert!(put(&store, n, 50, &["a"]).is_some());
+        }
+        store.heal(later());
+        assert_eq!(health(&store), [Health::Away, Health::Up], "it fails still");
+        two.disk.set(two.one.path(), Wrong::Nothing);
+        store.heal(Instant::now());
+        assert_eq!(health(&store), [Health::Away, Health::Up], "not before its time");
+        store.heal(later() + Duration::from_secs(60));
+        assert_eq!(health(&store), [Health::Up, Health::Up]);
+        assert_eq!((held(&store), store.files()), (12, 12), "what two directories hold is dropped in one");
+        let on_disk = disk_bytes(two.one.path()) + disk_bytes(two.two.path());
+        assert!(on_disk <= store.used_bytes(), "{on_disk} {}", store.used_bytes());
+    }
+}
+
+#[test]
+fn a_full_disk_is_read_and_its_writes_go_elsewhere() {
+    let two = Two::new(3);
+    let store = two.open(10).unwrap();
+    (0..4).for_each(|n| drop(put(&store, n, 50, &["a"]).unwrap()));
+    two.disk.set(two.two.path(), Wrong::Writes(ENOSPC));
+    (4..8).for_each(|n| drop(put(&store, n, 50, &["a"]).unwrap()));
+    assert_eq!((health(&store), held(&store)), (vec![Health::Up, Health::Full], 8));
+    store.heal(later());
+    assert_eq!(health(&store), [Health::Up, Health::Full]);
+    two.disk.set(two.two.path(), Wrong::Nothing);
+    store.heal(later() + Duration::from_secs(60));
+    assert_eq!(health(&store), [Health::Up, Health::Up]);
+}
+
+#[test]
+fn all_away_means_reading_through_and_all_bad_at_start_is_an_error() {
+    let two = Two::new(4);
+    let store = two.open(10).unwrap();
+    (0..4).for_each(|n| drop(put(&store, n, 50, &["a"]).unwrap()));
+    two.disk.set(Path::new("/"), Wrong::All(EIO));
+    assert_eq!(held(&store), 0);
+    assert!(put(&store, 9, 50, &["a"]).is_none());
+    assert_eq!(health(&store), [Health::Away, Health::Away]);
+    drop(store);
+    assert!(two.open(10).unwrap_err().message.contains("--cache-dir"));
+    two.disk.set(two.one.path(), Wrong::All(EIO));
+    let store = two.open(10).unwrap();
+    assert_eq!((health(&store), held(&store)), (vec![Health::Away, Health::Up], 2));
+    two.disk.set(two.one.path(), Wrong::Nothing);
+    store.heal(later());
+    assert_eq!((health(&store), held(&store)), (vec![Health::Up, Health::Up], 4));
+}
+
+#[test]
+fn one_that_vanishes_is_set_aside_and_made_anew() {
+    let two = Two::new(5);
+    let store = two.open(10).unwrap();
+    (0..12).for_each(|n| drop(put(&store, n, 50, &["a"]).unwrap()));
+    fs::remove_dir_all(two.one.path()).unwrap();
+    assert_eq!(held(&store), 6);
+    (20..26).for_each(|n| drop(put(&store, n, 50, &["a"]).unwrap()));
+    assert_eq!(health(&store), [Health::Away, Health::Up]);
+    store.heal(later());
+    assert_eq!(health(&store), [Health::Up, Health::Up]);
+    assert!(put(&store, 30, 50, &["a"]).is_some());
+}
+
+#[test]
+fn one_bad_file_is_not_a_bad_directory() {
+    let two = Two::new(6);
+    let store = two.open(10).unwrap();
+    put(&store, 1, 50, &["a"]).unwrap();
+    drop(store);
+    let store = two.open(10).unwrap();
+    let file = store.dirs[0].segment(&FileKey::new(origin(1).id, &names(&["a"])));
+    two.disk.set(&file, Wrong::All(EIO));
+    assert_eq!(held(&store), 0);
+    assert_eq!(health(&store), [Health::Up, Health::Up]);
+}
+
+#[test]
+fn what_no_directory_can_keep_is_not_pinned() {
+    let two = Two::new(7);
+    let store = two.open(10).unwrap();
+    two.disk.set(two.one.path(), Wrong::Writes(EACCES));
+    store.pin("s3://b/d0").unwrap();
+    two.disk.set(Path::new("/"), Wrong::Writes(EACCES));
+    let pinned = || store.pinned().0;
+    assert_eq!(store.pin("s3://b/d1").unwrap_err().kind, forebay_proto::Kind::Retry);
+    assert_eq!(store.unpin("s3://b/d0").unwrap_err().kind, forebay_proto::Kind::Retry);
+    assert_eq!(pinned(), ["s3://b/d0"], "as it was");
+    two.disk.set(Path::new("/"), Wrong::Nothing);
+    store.heal(later());
+    store.pin("s3://b/d1").unwrap();
+    assert_eq!(pinned(), ["s3://b/d0", "s3://b/d1"]);
+    drop(store);
+    fs::remove_dir_all(two.two.path()).unwrap();
+    assert_eq!(two.open(10).unwrap().pinned().0, ["s3://b/d0", "s3://b/d1"], "in the other one too");
+}
+
+#[test]
+fn what_cannot_be_removed_is_removed_later() {
+    let two = Two::new(8);
+    let store = two.open(10).unwrap();
+    put(&store, 1, 50, &["a"]).unwrap();
+    put(&store, 2, 50, &["a"]).unwrap();
+    let used = store.used_bytes();
+    let key = |n| FileKey::new(origin(n).id, &names(&["a"]));
+    let dir = store.index().get(&key(1)).unwrap().dir;
+    let file = store.dirs[dir].segment(&key(1));
+    two.disk.set(&file, Wrong::All(EACCES));
+    assert!(store.drop_copy(origin(1).id));
+    assert_eq!((store.files(), store.used_bytes()), (1, used), "it is still there");
+    store.heal(Instant::now());
+    assert!(file.exists() && store.used_bytes() == used);
+    two.disk.set(&file, Wrong::Nothing);
+    store.heal(Instant::now());
+    assert!(file.exists(), "not at once");
+    store.heal(later());
+    assert!(!file.exists());
+    assert_eq!(store.used_bytes(), used - file_bytes(50, &["a"]));
+    // A successor of the same name stays.
+    two.disk.set(&store.dirs[1 - dir].segment(&key(2)), Wrong::All(EACCES));
+    assert!(store.drop_copy(origin(2).id));
+    two.disk.set(Path::new("/"), Wrong::Nothing);
+    (10..20).for_each(|n| drop(put(&store, n, 50, &["a"])));
+    put(&store, 2, 50, &["a"]).unwrap();
+    store.heal(later() + Duration::from_secs(60));
+    assert!(store.find(origin(2).id, &names(&["a"])).missing.is_empty());
+    let on_disk = disk_bytes(two.one.path()) + disk_bytes(two.two.path());
+    assert!(on_disk <= store.used_bytes(), "{on_disk} {}", store.used_bytes());
+}
+
+#[test]
+fn what_is_above_a_lower_limit_and_cannot_be_removed_counts() {
+    let two = Two::new(12);
+    let store = two.open(10).unwrap();
+    (0..10).for_each(|n| drop(put(&store, n, 50, &["a"]).unwrap()));
+    let key = FileKey::new(origin(0).id, &names(&["a"]));
+    let dir = store.index().get(&key).unwrap().dir;
+    let oldest = store.dirs[dir].segment(&key);
+    drop(store);
+    two.disk.set(&oldest, Wrong::Writes(EACCES));
+    let store = two.open(0).unwrap();
+    assert!(!store.holds_any(origin(0).id) && oldest.exists());
+    let on_disk = disk_bytes(two.one.path()) + disk_bytes(two.two.path());
+    let used = store.used_bytes();
+    assert!(on_disk <= used, "{on_disk} {used}");
+    two.disk.set(Path::new("/"), Wrong::Nothing);
+    store.heal(later());
+    assert!(!oldest.exists());
+    assert_eq!(store.used_bytes(), used - file_bytes(50, &["a"]));
+}
+
+#[test]
+fn a_list_of_pins_counts_while_the_one_before_it_is_there() {
+    let two = Two::new(13);
+    let store = Arc::new(two.open(40).unwrap());
+    // Much longer than what is booked beside the files anyway.
+    let uri = |n: usize| format!("s3://b/{n}/{}", "long".repeat(500));
+    for n in 0..20 {
+        store.pin(&uri(n)).unwrap();
+    }
+    (0..80).for_each(|n| drop(put(&store, n, 50, &["a"])));
+    let (other, dirs) = (store.clone(), [two.one.path().to_owned(), two.two.path().to_owned()]);
+    let (saw, seen) = std::sync::mpsc::channel();
+    two.disk.before_sync.set(move || {
+        let on_disk: u64 = dirs.iter().map(|dir| disk_bytes(dir)).sum();
+        saw.send((on_disk, other.used_bytes())).unwrap();
+    });
+    store.pin(&uri(20)).unwrap();
+    let (on_disk, used) = seen.recv().unwrap();
+    assert!(on_disk <= used && used <= store.limit_bytes(), "{on_disk} {used} {}", store.limit_bytes());
+    // Where nothing can go any more the pins can still change.
+    store.pin("s3://b").unwrap();
+    store.unpin("s3://b").unwrap();
+}
+
+#[test]
+fn what_is_pinned_while_a_copy_is_dropped_stays() {
+    let two = Two::new(10);
+    let store = Arc::new(two.open(10).unwrap());
+    put(&store, 1, 50, &["a"]).unwrap();
+    put(&store, 1, 50, &["more"]).unwrap();
+    let other = store.clone();
+    two.disk.before_remove.set(move || {
+        other.pin(&origin(1).object).unwrap();
+    });
+    assert!(!store.drop_copy(origin(1).id), "one of its files is pinned");
+    assert_eq!(store.files(), 1);
+}
+
+#[test]
+fn a_sound_file_that_took_the_name_of_a_damaged_one_stays() {
+    let two = Two::new(11);
+    let store = two.open(10).unwrap();
+    put(&store, 1, 50, &["a"]).unwrap();
+    drop(store);
+    let store = two.open(10).unwrap();
+    let path = store.dirs[0].segment(&FileKey::new(origin(1).id, &names(&["a"])));
+    let sound = fs::read(&path).unwrap();
+    let mut damaged = sound.clone();
+    *damaged.last_mut().unwrap() ^= 1;
+    fs::write(&path, damaged).unwrap();
+    let (from, to) = (two.one.path().join("sound"), path.clone());
+    fs::write(&from, sound).unwrap();
+    two.disk.before_read.set(move || fs::rename(from, to).unwrap());
+    assert_eq!(store.find(origin(1).id, &names(&["a"])).missing, ["a"], "it had begun to read the other");
+    assert!(path.exists());
+    assert_eq!(*store.find(origin(1).id, &names(&["a"])).parts[0], batch(1, 50, &["a"]));
+    assert_eq!(store.counters().corrupt.load(Ordering::Relaxed), 0);
+}
+
+#[test]
+fn large_blocks_are_counted_whether_the_disk_tells_of_them_or_not() {
+    const LARGE: u64 = 64 << 10;
+    for said in [BLOCK_BYTES, LARGE] {
+        let two = Two::new(9);
+        two.disk.blocks.store(LARGE, Ordering::Relaxed);
+        two.disk.said_blocks.store(said, Ordering::Relaxed);
+        let dirs = vec![two.one.path().to_owned()];
+        let limit_bytes = empty_bytes() + 10 * LARGE;
+        let settings = StoreSettings { dirs, limit_bytes, maps_bytes: u64::MAX, disk: two.disk.clone() };
+        let store = Store::open(&settings, Arc::new(policy::NoForecast)).unwrap();
+        for n in 0..20 {
+            put(&store, n, 50, &["a"]);
+            let on_disk = store.files() * LARGE;
+            assert!(on_disk <= store.used_bytes(), "{on_disk} of {} bytes are counted", store.used_bytes());
+            if said == LARGE {
+                assert!(store.used_bytes() <= limit_bytes, "{} of {limit_bytes} bytes", store.used_bytes());
+            }
+        }
+        assert!((3..=10).contains(&store.files()), "{} files", store.files());
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 12, ..ProptestConfig::default() })]
+    /// Whatever fails whenever: no wrong data, the limit holds, nothing is left half-written, and it heals.
+    #[test]
+    fn faults_at_random_cost_only_hits(seed in any::<u64>(), share in 1u32..400, code in prop::sample::select(vec![EIO, EACCES, ENOSPC])) {
+        let two = Two::new(seed);
+        let store = two.open(4).unwrap();
+        two.disk.set(Path::new("/"), Wrong::Some(share, code));
+        let mut now = Instant::now();
+        for round in 0..60u128 {
+            let n = (round * 7) % 16;
+            let found = store.find(origin(n).id, &names(&["a"]));
+            for part in &found.parts {
+                prop_assert_eq!(&**part, &batch(n, 50, &["a"]));
+            }
+            if !found.missing.is_empty() {
+                drop(put(&store, n, 50, &["a"]));
+            }
+            now += Duration::from_secs(30);
+            store.heal(now);
+        }
+        two.disk.set(Path::new("/"), Wrong::Nothing);
+        store.heal(now + Duration::from_secs(300));
+        prop_assert_eq!(health(&store), vec![Health::Up, Health::Up]);
+        drop(store);
+        let store = two.open(4).unwrap();
+        for n in 0..16 {
+            for part in store.find(origin(n).id, &names(&["a"])).parts {
+                prop_assert_eq!(&*part, &batch(n, 50, &["a"]));
+            }
+        }
+        for dir in [&two.one, &two.two] {
+            prop_assert_eq!(fs::read_dir(dir.path().join("v1/tmp")).unwrap().count(), 0);
+            prop_assert!(disk_bytes(dir.path()) <= store.limit_bytes() / 2);
+        }
+    }
+
+    /// Killed anywhere between two operations, or in the middle of a write: what is there afterwards verifies.
+    #[test]
+    fn a_kill_leaves_only_what_verifies(operation in 0u64..400) {
+        let two = Two::new(0);
+        let store = two.open(4).unwrap();
+        let begun = two.disk.operations.load(Ordering::Relaxed);
+        two.disk.set(Path::new("/"), Wrong::From(begun + operation));
+        for round in 0..30u128 {
+            // A second file of the same segment, a replaced one, and evictions are among them.
+            let n = (round * 7) % 12;
+            drop(put(&store, n, 50, &["a"]));
+            drop(put(&store, n, 50, &["more"]));
+        }
+        drop(store);
+        two.disk.set(Path::new("/"), Wrong::Nothing);
+        let store = two.open(4).unwrap();
+        let corrupt = || store.counters().corrupt.load(Ordering::Relaxed);
+        prop_assert_eq!(corrupt(), 0, "what has its name is whole");
+        for n in 0..12 {
+            for column in ["a", "more"] {
+                for part in store.find(origin(n).id, &names(&[column])).parts {
+                    prop_assert_eq!(&*part, &batch(n, 50, &[column]));
+                }
+            }
+        }
+        prop_assert_eq!(corrupt(), 0);
+        for dir in [&two.one, &two.two] {
+            prop_assert_eq!(fs::read_dir(dir.path().join("v1/tmp")).unwrap().count(), 0);
+            prop_assert!(disk_bytes(dir.path()) <= store.limit_bytes() / 2);
+        }
+    }
+}

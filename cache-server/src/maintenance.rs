@@ -1,0 +1,4 @@
+//! Work on a timer.
+
+pub mod stall_probe;
+pub mod upkeep;

@@ -1,0 +1,96 @@
+//! The read path: its parts, its policy as a trace of events (`trace`), what that is worth (`hits`), and what it
+//! does when there is no place for what is read (`memory`).
+
+mod hits;
+mod memory;
+mod trace;
+mod world;
+
+use super::*;
+use crate::disk::StoreSettings;
+use crate::disk::policy::Role;
+use arrow::array::{ArrayRef, ListArray};
+use arrow::datatypes::{DataType, Int64Type};
+use std::time::Duration;
+use tokio::sync::Notify;
+use world::{Dataset, World};
+
+#[test]
+fn columns_stored_for_another_dataset_fit_whatever_it_called_their_parts() {
+    let rows = [Some(vec![Some(1), Some(2)]), None, Some(vec![])];
+    let list = |name: &str| -> ArrayRef {
+        let lists = ListArray::from_iter_primitive::<Int64Type, _, _>(rows.clone());
+        let (_, offsets, values, nulls) = lists.into_parts();
+        let item = Arc::new(Field::new(name, DataType::Int64, true));
+        Arc::new(ListArray::new(item, offsets, values, nulls))
+    };
+    let batch = |name| Arc::new(RecordBatch::try_from_iter([("ids", list(name))]).unwrap());
+    let (stored, wanted) = (batch("element"), batch("item"));
+    let composed = compose(&wanted.schema(), &[stored.into()], 3).unwrap();
+    assert_eq!(composed.batch, wanted);
+}
+
+/// What happens when a flight lands between a reader's look into the store and its own take-off.
+#[tokio::test]
+async fn a_fill_that_comes_too_late_fetches_nothing() {
+    use forebay_proto::manifest::{Manifest, Object, SegmentSize};
+    let dir = tempfile::tempdir().unwrap();
+    let batch = RecordBatch::try_from_iter([(
+        "id",
+        Arc::new(arrow::array::Int64Array::from_iter_values(0..5)) as ArrayRef,
+    )])
+    .unwrap();
+    // The object does not exist: whoever tries to fetch it fails.
+    let object = Object { key: "gone.parquet".into(), etag: "e".into(), size: 9 };
+    let size = SegmentSize { object: 0, row_groups: 1, rows: 5, decoded_bytes: 40 };
+    let ipc = schema::to_ipc(&batch.schema()).unwrap();
+    let manifest = Arc::new(Manifest::new("file:///none", 1, ipc, vec![object], &[size]).unwrap());
+    let plans = Arc::new(Plans::default());
+    let store = Arc::new(Store::open(&StoreSettings::new(dir.path(), 1 << 20), plans.clone()).unwrap());
+    let source = Source::new(Default::default()).unwrap();
+    let cache = Cache::new(
+        source,
+        store.clone(),
+        Arc::default(),
+        plans,
+        Memory::new(1 << 23),
+        Arc::new(Peers::none()),
+    );
+    let reading = Reading::new(manifest.clone(), &batch.schema(), &[]).unwrap();
+    let fill = || {
+        let wish = Wish { role: Role::Primary, ahead: Prefetch::none() };
+        cache.parts.clone().fill(reading.clone(), 0, vec!["id".into()], wish)
+    };
+    assert!(fill().await.is_err(), "nothing is stored yet");
+    let id = manifest.segment_id(0).unwrap();
+    let origin = Origin { id, object: "file:///none/gone.parquet".into(), etag: "e".into() };
+    store.write(&origin, &batch, Admit::Always, Role::Primary).unwrap();
+    assert!(fill().await.unwrap().is_none(), "look again");
+    assert_eq!(*cache.get(&reading, 0).await.unwrap().batch, batch);
+}
+
+#[tokio::test]
+async fn columns_that_fail_for_one_reader_do_not_fail_for_another() {
+    let dataset = Dataset::new(1).await;
+    let world = World::new(&dataset, 1 << 30, 1 << 26);
+    let (cache, id) = (&world.cache, dataset.ids()[0]);
+    for (failed, succeeds) in [(["other"].as_slice(), true), (&["id", "other"], true), (&["id"], false)] {
+        cache.store().free("file:///");
+        let (columns, land) = (failed.iter().map(|c| c.to_string()).collect(), Arc::new(Notify::new()));
+        let landed = land.clone();
+        let fails = || async move {
+            landed.notified().await;
+            Ok(Landed::Failed(Error::corrupt("it does not decode"), columns))
+        };
+        let (_, flight) = cache.flights.board((id, Role::Primary), fails);
+        let joined = async {
+            // The table holds it, this test does, and the reader that is aboard.
+            while flight.strong_count() != Some(3) {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+            land.notify_one();
+        };
+        let (read, ()) = tokio::join!(cache.get(&dataset.reading, 0), joined);
+        assert_eq!(read.is_ok(), succeeds, "{failed:?}");
+    }
+}

@@ -1,0 +1,124 @@
+//! The node's threads: a few async ones, which must never stand still, and a bounded number of others, which read disks,
+//! decode and gather.
+//!
+//! The others take every core they can get, so they yield: their priority is lower, and a stream that has something to
+//! send does not wait for a segment to be decoded. Without a bound each of them would keep a stack and a share of the
+//! allocator's memory.
+
+use forebay_proto::{Error, Result};
+use std::cell::Cell;
+use std::io;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::mpsc::{Sender, channel};
+use std::thread::available_parallelism;
+use std::time::{Duration, Instant};
+use tokio::runtime::{Builder, Runtime};
+
+/// Threads for what blocks. Each waits for a disk or a core most of the time; more than this would only wait together.
+const BLOCKING_MAX: usize = 64;
+
+/// By how much their priority is lower: a tenth of an async thread's share of a core that both want.
+const BLOCKING_NICE: i32 = 10;
+
+/// Tasks that an async thread runs before it looks for what has become due. Tasks here send by the megabyte: with tokio's
+/// 61 a timer may be 20 ms late on a busy node.
+const TASKS_BETWEEN_LOOKS: u32 = 8;
+
+const ASYNC: &str = "forebay-async";
+const BLOCKING: &str = "forebay-work";
+
+/// How long the async threads may take to be there. Without them the node would still run: one that comes later may have
+/// the lower priority of the others.
+const START: Duration = Duration::from_secs(5);
+
+/// The runtime of a node.
+pub fn runtime() -> io::Result<Runtime> {
+    let cores = available_parallelism().map_or(2, usize::from);
+    let begun = AtomicUsize::new(0);
+    let name = move || (if begun.fetch_add(1, Relaxed) < cores { ASYNC } else { BLOCKING }).to_owned();
+    let (idle, idled) = channel();
+    let runtime = Builder::new_multi_thread()
+        .worker_threads(cores)
+        .max_blocking_threads(BLOCKING_MAX)
+        .event_interval(TASKS_BETWEEN_LOOKS)
+        .thread_name_fn(name)
+        .on_thread_start(yield_to_async)
+        .on_thread_park(move || tell_once(&idle))
+        .enable_all()
+        .build()?;
+    // tokio takes all its threads from one pool: those begun first are the async ones only if they are at it before there is
+    // anything to do for others. Each has nothing to do yet, so it soon says that it is idle.
+    let start = Instant::now();
+    for _ in 0..cores {
+        if idled.recv_timeout(START.saturating_sub(start.elapsed())).is_err() {
+            break;
+        }
+    }
+    Ok(runtime)
+}
+
+/// Tells that this thread is an async one; the others never call it.
+fn tell_once(idle: &Sender<()>) {
+    thread_local!(static HAS_TOLD: Cell<bool> = const { Cell::new(false) });
+    if !HAS_TOLD.replace(true) {
+        // Nobody listens after the start.
+        idle.send(()).ok();
+    }
+}
+
+fn yield_to_async() {
+    if std::thread::current().name() == Some(BLOCKING) {
+        // On Linux "this process" is this thread. Where it is not allowed, all are equal.
+        rustix::process::setpriority_process(None, BLOCKING_NICE).ok();
+    }
+}
+
+/// Runs work that touches the disk off the async threads.
+pub async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T> {
+    tokio::task::spawn_blocking(work).await.map_err(|e| match e.is_cancelled() {
+        true => Error::closed("the node is stopping"),
+        false => Error::corrupt(format!("a disk task failed: {e}")),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::{Arc, Barrier};
+
+    #[test]
+    fn starting_never_waits_for_what_does_not_come() {
+        // A start whose threads had to meet hung about once in 300.
+        for n in 0..2000 {
+            let start = Instant::now();
+            runtime().unwrap().shutdown_background();
+            assert!(start.elapsed() < START, "start {n} took {:?}", start.elapsed());
+        }
+    }
+
+    #[test]
+    fn async_threads_go_first_and_the_others_are_few() {
+        fn me() -> (Option<String>, i32) {
+            let name = std::thread::current().name().map(str::to_owned);
+            (name, rustix::process::getpriority_process(None).unwrap())
+        }
+        let before = me().1;
+        let runtime = runtime().unwrap();
+        let on_async = runtime.block_on(async { tokio::spawn(async { me() }).await.unwrap() });
+        assert_eq!(on_async, (Some(ASYNC.into()), before));
+        let barrier = Arc::new(Barrier::new(BLOCKING_MAX));
+        let all: Vec<_> = (0..BLOCKING_MAX)
+            .map(|_| {
+                let barrier = barrier.clone();
+                runtime.spawn_blocking(move || {
+                    barrier.wait();
+                    me()
+                })
+            })
+            .collect();
+        for one in all {
+            let expected = BLOCKING_NICE.max(before);
+            assert_eq!(runtime.block_on(one).unwrap(), (Some(BLOCKING.into()), expected));
+        }
+    }
+}

@@ -1,0 +1,21 @@
+//! From an object store to Arrow segments: the code that reads a dataset, shared by the cache's nodes and by the
+//! client's direct mode.
+//!
+//! * [`source`]: object stores, opened by URI, with retries, limits and clear errors.
+//! * [`freeze`]: a URI becomes a manifest.
+//! * [`parquet`]: footers, the bytes of a segment's columns, and those decoded to one record batch.
+//! * [`schema`]: the Arrow schema that a dataset's segments have.
+//! * [`view`]: a split of a dataset, or a mix of several.
+//! * [`stream`]: the messages that a ticket asks for, made of chosen rows of segments.
+
+pub mod freeze;
+pub mod parquet;
+pub mod schema;
+pub mod source;
+pub mod stream;
+pub mod view;
+
+pub use freeze::Frozen;
+pub use parquet::cost::Cost;
+pub use source::{Source, SourceCounters, SourceSettings, Urgency, jitter};
+pub use view::View;

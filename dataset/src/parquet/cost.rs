@@ -1,0 +1,155 @@
+//! What reading a segment costs in memory, known before anything is fetched.
+//!
+//! The footer tells where the column chunks lie, how many values they hold and of what type, so the fetched bytes are
+//! exact and fixed-width columns too. Strings and the like are counted as the writer's statistics say; a writer that
+//! keeps none, or lies, is found out while decoding ([`Cost::limit`]).
+
+use crate::parquet::fetch::Origin;
+use crate::parquet::footer::Footer;
+use crate::source::{Source, Urgency};
+use arrow::datatypes::DataType;
+use forebay_proto::{Manifest, Result};
+use parquet::basic::Type as Physical;
+use parquet::file::metadata::{ColumnChunkMetaData, RowGroupMetaData};
+use std::ops::Range;
+
+/// Pages are unpacked one by one: what they take at most, unless one is larger than its writer said.
+const PAGE_BYTES: u64 = 16 << 20;
+
+/// Bytes that reading a segment holds at once, at most.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Cost {
+    /// Compressed bytes, as they come from the store; let go when all is decoded.
+    pub fetched: u64,
+    /// The batch that comes of them.
+    pub decoded: u64,
+    /// What decoding needs beside: levels of nested columns, values as Parquet stores them, pages.
+    pub working: u64,
+}
+
+impl Cost {
+    /// Their sum.
+    pub fn total(&self) -> u64 {
+        self.fetched.saturating_add(self.decoded).saturating_add(self.working)
+    }
+
+    /// Decoded bytes at which a segment is called a lie: twice what was announced, and a little for small ones.
+    pub(crate) fn limit(&self) -> u64 {
+        self.decoded.saturating_mul(2).saturating_add(64 << 20)
+    }
+}
+
+impl Source {
+    /// What [`Source::read_segment`] of the same arguments will hold in memory at most. Reads the footer if it is not
+    /// held.
+    pub async fn segment_cost(
+        &self,
+        manifest: &Manifest,
+        segment: u32,
+        projection: &[usize],
+        urgency: &Urgency,
+    ) -> Result<Cost> {
+        let Origin { place, footer, groups, .. } = self.origin(manifest, segment, urgency).await?;
+        Ok(cost(&footer, groups, projection, place.is_file()))
+    }
+}
+
+/// What reading `columns` of `groups` costs; from a `file`, whose pieces are read as wholes before they are put in their
+/// place, the fetched bytes twice.
+pub(crate) fn cost(footer: &Footer, groups: Range<usize>, columns: &[usize], file: bool) -> Cost {
+    let groups = footer.row_groups().get(groups).unwrap_or_default();
+    let (mut fetched, mut decoded, mut working, mut page) = (0u64, 0u64, 0u64, 0u64);
+    for (group, &column) in groups.iter().flat_map(|g| columns.iter().map(move |c| (g, c))) {
+        decoded = decoded.saturating_add(column_bytes(footer, group, column));
+        let plain_list = is_full_list(footer, group, column);
+        for chunk in chunks(footer, group, column) {
+            let size = u64::try_from(chunk.uncompressed_size()).unwrap_or(0);
+            page = page.max(size.min(PAGE_BYTES));
+            fetched = fetched.saturating_add(u64::try_from(chunk.compressed_size()).unwrap_or(0));
+            if !plain_list {
+                working = working.saturating_add(raw_bytes(chunk));
+            }
+        }
+    }
+    if file {
+        working = working.saturating_add(fetched);
+    }
+    // A page, and its dictionary.
+    Cost { fetched, decoded, working: working.saturating_add(2 * page) }
+}
+
+/// Estimated decoded bytes of one column of a row group: exact for fixed widths, else what the footer says of the values'
+/// bytes and 8 bytes a row.
+pub(crate) fn column_bytes(footer: &Footer, group: &RowGroupMetaData, column: usize) -> u64 {
+    let rows = u64::try_from(group.num_rows()).unwrap_or(0);
+    let Some(field) = footer.schema.fields().get(column) else { return 0 };
+    if let Some(bits) = fixed_bits(field.data_type()) {
+        return rows.saturating_mul(bits).div_ceil(8);
+    }
+    let stored = chunks(footer, group, column).map(|c| {
+        let plain = c.unencoded_byte_array_data_bytes().unwrap_or(0);
+        plain.max(c.uncompressed_size()).max(0) as u64
+    });
+    stored.fold(rows.saturating_mul(8), u64::saturating_add)
+}
+
+fn chunks<'a>(
+    footer: &Footer,
+    group: &'a RowGroupMetaData,
+    column: usize,
+) -> impl Iterator<Item = &'a ColumnChunkMetaData> {
+    let leaves = footer.leaves.get(column).cloned().unwrap_or_default();
+    leaves.filter_map(|leaf| group.columns().get(leaf))
+}
+
+/// Whether the counts say what the fast way to read lists asks for (`decode/lists.rs`).
+fn is_full_list(footer: &Footer, group: &RowGroupMetaData, column: usize) -> bool {
+    let Some(DataType::FixedSizeList(_, n)) = footer.schema.fields().get(column).map(|f| f.data_type())
+    else {
+        return false;
+    };
+    chunks(footer, group, column).all(|c| group.num_rows().checked_mul(i64::from(*n)) == Some(c.num_values()))
+}
+
+/// Levels, and values in the width that Parquet has for them before they are narrowed.
+fn raw_bytes(chunk: &ColumnChunkMetaData) -> u64 {
+    let values = u64::try_from(chunk.num_values()).unwrap_or(0);
+    let descriptor = chunk.column_descr();
+    let levels = match (descriptor.max_rep_level(), descriptor.max_def_level()) {
+        (0, 0) => 0,
+        (0, _) => 2,
+        _ => 4,
+    };
+    let width = match descriptor.physical_type() {
+        Physical::INT32 => 4,
+        Physical::INT96 => 12,
+        Physical::FIXED_LEN_BYTE_ARRAY => u64::try_from(descriptor.type_length()).unwrap_or(0),
+        _ => 0,
+    };
+    values.saturating_mul(levels + width)
+}
+
+/// Bits of a value, if all have the same.
+pub(crate) fn fixed_bits(data_type: &DataType) -> Option<u64> {
+    match data_type {
+        DataType::Null => Some(0),
+        DataType::Boolean => Some(1),
+        DataType::FixedSizeBinary(n) => Some(8 * u64::try_from(*n).ok()?),
+        DataType::FixedSizeList(f, n) => fixed_bits(f.data_type())?.checked_mul(u64::try_from(*n).ok()?),
+        DataType::Struct(fields) => fields.iter().map(|f| fixed_bits(f.data_type())).sum(),
+        other => other.primitive_width().map(|w| 8 * w as u64),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn widths() {
+        let list = DataType::new_fixed_size_list(DataType::UInt8, 784, false);
+        assert_eq!(fixed_bits(&list), Some(784 * 8));
+        assert_eq!(fixed_bits(&DataType::Utf8), None);
+        assert_eq!(fixed_bits(&DataType::Decimal128(10, 2)), Some(128));
+    }
+}

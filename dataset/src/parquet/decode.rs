@@ -1,0 +1,241 @@
+//! Decoding: the fetched column chunks of a segment become one record batch.
+//!
+//! Runs on blocking threads, columns apart from each other. Whatever the bytes are, the answer is a batch of the expected type and row count or an
+//! error: panics of the decoders are caught, and a segment that turns out much larger than its footer says is given up.
+
+mod levels;
+mod lists;
+
+use crate::parquet::cost::column_bytes;
+use crate::parquet::fetch::Run;
+use crate::parquet::footer::Footer;
+use crate::schema::retype;
+use arrow::array::{ArrayRef, RecordBatch, RecordBatchOptions};
+use arrow::compute::concat;
+use arrow::datatypes::{DataType, SchemaRef};
+use bytes::{Buf, Bytes};
+use forebay_proto::{Error, Result};
+use parquet::arrow::ProjectionMask;
+use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
+use parquet::errors::ParquetError;
+use parquet::file::reader::{ChunkReader, Length};
+use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+/// What to decode.
+pub(crate) struct Task {
+    pub uri: String,
+    pub size: u64,
+    pub footer: Arc<Footer>,
+    pub groups: Range<usize>,
+    /// Ascending.
+    pub columns: Vec<usize>,
+    pub rows: u64,
+    /// Of the projected columns.
+    pub schema: SchemaRef,
+    /// Read full lists the fast way.
+    pub lists: bool,
+    /// Decoded bytes that make the footer a lie.
+    pub limit: u64,
+    /// Decoded bytes so far.
+    pub decoded: AtomicU64,
+}
+
+/// Columns of less than this are not worth a thread of their own.
+const HAND_BYTES: u64 = 4 << 20;
+
+/// Decodes columns of the task, named by their place in the projection; in the order they are named.
+pub(crate) fn columns(task: &Task, chunks: &Arc<Chunks>, places: &[usize]) -> Result<Vec<ArrayRef>> {
+    match catch_unwind(AssertUnwindSafe(|| {
+        places.iter().map(|place| task.column(chunks, *place)).collect::<Result<Vec<_>, _>>()
+    })) {
+        Ok(Ok(columns)) => Ok(columns),
+        Ok(Err(e)) => Err(task.fault(&e)),
+        Err(panic) => {
+            let why = panic.downcast_ref::<String>().map(String::as_str);
+            Err(task.corrupt(why.or(panic.downcast_ref::<&str>().copied()).unwrap_or("the decoder gave up")))
+        }
+    }
+}
+
+/// The batch of all columns of the task.
+pub(crate) fn assemble(task: &Task, columns: Vec<ArrayRef>) -> Result<RecordBatch> {
+    if let Some(wrong) = columns.iter().find(|c| c.len() as u64 != task.rows) {
+        return Err(task.corrupt(&format!("{} rows decoded, {} expected", wrong.len(), task.rows)));
+    }
+    let options = RecordBatchOptions::new().with_row_count(Some(task.rows as usize));
+    RecordBatch::try_new_with_options(task.schema.clone(), columns, &options)
+        .map_err(|e| task.fault(&e.into()))
+}
+
+impl Task {
+    /// Places in the projection, dealt out to at most `hands` that decode at once: the largest column first, always to
+    /// the hand with least to do.
+    pub(crate) fn deal(&self, hands: usize) -> Vec<Vec<usize>> {
+        let groups = self.footer.row_groups().get(self.groups.clone()).unwrap_or_default();
+        let bytes = |column| groups.iter().map(|g| column_bytes(&self.footer, g, column)).sum::<u64>();
+        let mut sizes: Vec<_> = self.columns.iter().map(|c| bytes(*c)).enumerate().collect();
+        let total: u64 = sizes.iter().map(|(_, bytes)| bytes).sum();
+        let hands = (total / HAND_BYTES).clamp(1, hands.max(1) as u64) as usize;
+        sizes.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
+        let mut dealt: Vec<(u64, Vec<usize>)> = vec![(0, Vec::new()); hands];
+        for (place, bytes) in sizes {
+            if let Some(least) = dealt.iter_mut().min_by_key(|(sum, _)| *sum) {
+                least.0 += bytes;
+                least.1.push(place);
+            }
+        }
+        dealt.into_iter().map(|(_, places)| places).filter(|places| !places.is_empty()).collect()
+    }
+
+    /// One column.
+    fn column(&self, chunks: &Arc<Chunks>, place: usize) -> Result<ArrayRef, ParquetError> {
+        let fast = if self.lists { lists::read(self, chunks, place)? } else { None };
+        let column = match fast {
+            Some(column) => column,
+            None => self.general(chunks, place)?,
+        };
+        let column = exact(retype(column, self.schema.field(place).data_type())?);
+        self.count(column.get_array_memory_size())?;
+        Ok(column)
+    }
+
+    /// A column by the parquet crate's reader. One batch of all rows where its size is known: anything less is copied
+    /// once more when the batches are joined.
+    fn general(&self, chunks: &Arc<Chunks>, place: usize) -> Result<ArrayRef, ParquetError> {
+        let mask = ProjectionMask::roots(self.footer.arrow.parquet_schema(), [self.columns[place]]);
+        let rows = self.rows as usize;
+        let batch_rows =
+            if is_unbounded(self.schema.field(place).data_type()) { rows / 16 + 1024 } else { rows };
+        let mut reader = ParquetRecordBatchReaderBuilder::new_with_metadata(
+            Shared(chunks.clone()),
+            self.footer.arrow.clone(),
+        )
+        .with_row_groups(self.groups.clone().collect())
+        .with_projection(mask)
+        .with_batch_size(batch_rows.min(rows))
+        .build()?;
+        let (mut parts, mut bytes) = (Vec::new(), 0);
+        for batch in &mut reader {
+            let batch = batch?;
+            bytes += batch.get_array_memory_size();
+            self.check(bytes)?;
+            parts.push(batch.column(0).clone());
+        }
+        match parts.len() {
+            1 => Ok(parts.remove(0)),
+            _ => Ok(concat(&parts.iter().map(AsRef::as_ref).collect::<Vec<_>>())?),
+        }
+    }
+
+    /// Counts decoded bytes: an error when there are many more than the footer announced.
+    fn count(&self, bytes: usize) -> Result<(), ParquetError> {
+        self.check(0)?;
+        self.decoded.fetch_add(bytes as u64, Relaxed);
+        self.check(0)
+    }
+
+    /// An error if `more` bytes on top of those counted are too many.
+    fn check(&self, more: usize) -> Result<(), ParquetError> {
+        if self.decoded.load(Relaxed).saturating_add(more as u64) <= self.limit {
+            return Ok(());
+        }
+        Err(ParquetError::General(format!(
+            "the columns hold more than the {} bytes that the footer announces, twice over",
+            self.limit
+        )))
+    }
+
+    fn fault(&self, e: &ParquetError) -> Error {
+        let text = e.to_string();
+        let unsupported = matches!(e, ParquetError::NYI(_)) || text.contains("not supported");
+        if unsupported {
+            return Error::invalid(format!("{}: cannot be read: {text}", self.uri));
+        }
+        if text.to_ascii_lowercase().contains("overflow") {
+            return Error::invalid(format!(
+                "{}: a column of {} rows exceeds 2 GiB: write it with smaller row groups or as a large type ({text})",
+                self.uri, self.rows
+            ));
+        }
+        self.corrupt(&text)
+    }
+
+    fn corrupt(&self, why: &str) -> Error {
+        let Range { start, end } = self.groups;
+        Error::corrupt(format!("{}: row groups {start}..{end} do not decode: {why}", self.uri))
+    }
+}
+
+/// Whether values of the type may be of any size, and many times as large as what the footer tells of them. Those with
+/// offsets of 32 bits end at 2 GiB by themselves.
+fn is_unbounded(data_type: &DataType) -> bool {
+    match data_type {
+        DataType::LargeUtf8 | DataType::LargeBinary | DataType::LargeList(_) => true,
+        DataType::List(f) | DataType::FixedSizeList(f, _) | DataType::Map(f, _) => {
+            is_unbounded(f.data_type())
+        }
+        DataType::Struct(fields) => fields.iter().any(|f| is_unbounded(f.data_type())),
+        _ => false,
+    }
+}
+
+/// The array with buffers of its own size.
+fn exact(mut array: ArrayRef) -> ArrayRef {
+    if let Some(a) = Arc::get_mut(&mut array) {
+        a.shrink_to_fit();
+    }
+    array
+}
+
+/// The fetched parts of an object, read as if they were the whole.
+pub(crate) struct Chunks {
+    pub size: u64,
+    pub runs: Vec<Run>,
+}
+
+struct Shared(Arc<Chunks>);
+
+impl Length for Shared {
+    fn len(&self) -> u64 {
+        self.0.size
+    }
+}
+
+impl ChunkReader for Shared {
+    type T = bytes::buf::Reader<Bytes>;
+
+    fn get_read(&self, start: u64) -> Result<Self::T, ParquetError> {
+        Ok(self.0.from(start)?.reader())
+    }
+
+    fn get_bytes(&self, start: u64, length: usize) -> Result<Bytes, ParquetError> {
+        let bytes = self.0.from(start)?;
+        match bytes.len() >= length {
+            true => Ok(bytes.slice(..length)),
+            false => Err(outside(start, length)),
+        }
+    }
+}
+
+impl Chunks {
+    /// The bytes from `start` to the end of their run.
+    fn from(&self, start: u64) -> Result<Bytes, ParquetError> {
+        let after = self.runs.partition_point(|r| r.start <= start);
+        let run = after.checked_sub(1).and_then(|i| self.runs.get(i)).ok_or_else(|| outside(start, 0))?;
+        let offset = (start - run.start) as usize;
+        match offset <= run.bytes.len() {
+            true => Ok(run.bytes.slice(offset..)),
+            false => Err(outside(start, 0)),
+        }
+    }
+}
+
+fn outside(start: u64, length: usize) -> ParquetError {
+    ParquetError::EOF(format!("a page at {start} (+ {length}) lies outside its column chunk"))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,427 @@
+//! Answers against the plan's own words: every slot of every step, in order, with the right values.
+
+use super::*;
+use arrow::array::{ArrayRef, Int64Array, RecordBatch, StringArray};
+use forebay_proto::digest::OrderDigest;
+use forebay_proto::manifest::{Object, SegmentSize};
+use forebay_proto::plan::steps::{Cut, Ending, Layout, Steps};
+use forebay_proto::plan::{Order, PlanKey, Shuffle};
+use forebay_proto::view::Split;
+use futures::FutureExt;
+use parking_lot::Mutex;
+use prost::Message as _;
+use std::time::{Duration, Instant};
+
+/// Segments made on the spot: row r of segment s holds its row number in the dataset, as a number and as text.
+struct Made {
+    rows: Vec<u64>,
+    asked: Mutex<Vec<u32>>,
+}
+
+fn batch(first: i64, rows: u64) -> RecordBatch {
+    let ids = first..first + rows as i64;
+    RecordBatch::try_from_iter([
+        ("id", Arc::new(Int64Array::from_iter_values(ids.clone())) as ArrayRef),
+        ("name", Arc::new(StringArray::from_iter_values(ids.map(|i| format!("row {i}"))))),
+    ])
+    .unwrap()
+}
+
+impl Segments for Made {
+    fn get<'a>(&'a self, reading: &'a Reading, segment: u32) -> BoxFuture<'a, Result<Ready>> {
+        async move {
+            self.asked.lock().push(segment);
+            let s = reading.manifest.segment(segment)?;
+            assert_eq!(s.total_rows, self.rows[segment as usize]);
+            // Whole segments are read; the rows that belong to a split hold their number in it.
+            let first = s.first_row as i64 - s.skip as i64;
+            Ok(Arc::new(batch(first, s.total_rows).project(&reading.projection).unwrap()).into())
+        }
+        .boxed()
+    }
+}
+
+fn dataset(rows: &[u64]) -> (Arc<Made>, Arc<Manifest>, SchemaRef) {
+    let schema = batch(0, 1).schema();
+    let object = |i: usize| Object { key: format!("o{i}"), etag: "e".into(), size: 1 };
+    let size = |(i, &rows): (usize, &u64)| SegmentSize {
+        object: i as u32,
+        row_groups: 1,
+        rows,
+        decoded_bytes: rows * 20,
+    };
+    let manifest = Manifest::new(
+        "s3://b/p",
+        1,
+        crate::schema::to_ipc(&schema).unwrap(),
+        (0..rows.len()).map(object).collect(),
+        &rows.iter().enumerate().map(size).collect::<Vec<_>>(),
+    )
+    .unwrap();
+    (Arc::new(Made { rows: rows.to_vec(), asked: Mutex::default() }), Arc::new(manifest), schema)
+}
+
+/// (step, segment, id) of every row of an answer, and its merged digest.
+async fn read(mut answer: Answer) -> Result<(Vec<(u64, u32, i64)>, OrderDigest)> {
+    let (mut rows, mut digest) = (Vec::new(), OrderDigest::default());
+    while let Some(message) = answer.messages.recv().await {
+        let message = message?;
+        let meta = v1::MessageMeta::decode(message.meta.clone()).unwrap();
+        let batch = message.to_record_batch(&answer.schema)?;
+        let column = batch.column_by_name("id").unwrap().clone();
+        let ids = arrow::array::AsArray::as_primitive::<arrow::datatypes::Int64Type>(&column).clone();
+        let mut at = 0;
+        for run in meta.runs.chunks_exact(3) {
+            for _ in 0..run[2] {
+                rows.push((meta.first_step + u64::from(run[0]), run[1], ids.value(at)));
+                at += 1;
+            }
+        }
+        assert_eq!(at, batch.num_rows());
+        if !meta.digest.is_empty() {
+            digest.merge(OrderDigest::from_bytes(&meta.digest)?);
+        }
+    }
+    Ok((rows, digest))
+}
+
+/// Waits until something is so.
+async fn until(what: &str, mut is: impl FnMut() -> bool) {
+    let began = Instant::now();
+    while !is() {
+        assert!(began.elapsed() < Duration::from_secs(30), "{what}");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+fn ticket(manifest: &Manifest, shuffle: Shuffle, cut: Cut, rank: u32) -> v1::PlanTicket {
+    let key = PlanKey { manifest: manifest.digest(), seed: 9, epoch: 1, shuffle };
+    v1::PlanTicket {
+        plan: Some(key.into()),
+        columns: vec![],
+        first_position: cut.first_position,
+        global_batch: cut.global_batch,
+        rank,
+        world: cut.world,
+        ending: v1::plan_ticket::Ending::from(cut.ending).into(),
+        layout: v1::plan_ticket::Layout::from(cut.layout).into(),
+        segments: Default::default(),
+        held_only: false,
+        epochs_after: None,
+    }
+}
+
+#[tokio::test]
+async fn plans_are_followed_slot_by_slot() {
+    let sizes = [50u64, 7, 120, 33, 64, 1, 90];
+    let (made, manifest, schema) = dataset(&sizes);
+    let small = Budget { message_bytes: 300, messages: 1, segments_ahead: Some(1) };
+    for (shuffle, layout, ending) in [
+        (Shuffle::Window(3), Layout::Segment, Ending::Pad),
+        (Shuffle::Full, Layout::Position, Ending::Exact),
+        (Shuffle::None, Layout::Segment, Ending::Drop),
+    ] {
+        let cut = Cut { first_position: 13, global_batch: 48, world: 2, ending, layout };
+        let order = Order::new(&manifest, 9, 1, shuffle);
+        let steps = Steps::new(&order, cut).unwrap();
+        for rank in 0..2 {
+            let (mut want, mut digest, mut slots) = (Vec::new(), OrderDigest::default(), Vec::new());
+            for step in 0..steps.count() {
+                steps.batch(step, rank, &mut slots);
+                let first = |s: u32| manifest.segments()[s as usize].first_row;
+                digest.merge(steps.digest(&slots, first));
+                want.extend(slots.iter().map(|s| {
+                    (step, s.sample.segment, (first(s.sample.segment) + u64::from(s.sample.row)) as i64)
+                }));
+            }
+            let ask = ticket(&manifest, shuffle, cut, rank);
+            let whole = plan(made.clone(), manifest.clone(), &schema, &ask, small).unwrap();
+            assert_eq!(read(whole).await.unwrap(), (want.clone(), digest), "{shuffle} rank {rank}");
+            // Split between two owners: even and odd segments. Together they are the whole.
+            let mut both = Vec::new();
+            for bits in [0b01010101u8, 0b10101010] {
+                let part = v1::PlanTicket { segments: vec![bits].into(), ..ask.clone() };
+                both.extend(
+                    read(plan(made.clone(), manifest.clone(), &schema, &part, small).unwrap())
+                        .await
+                        .unwrap()
+                        .0,
+                );
+            }
+            both.sort_unstable();
+            want.sort_unstable();
+            assert_eq!(both, want);
+        }
+    }
+}
+
+#[tokio::test]
+async fn splits_and_mixes_are_read_like_datasets() {
+    let (_, whole, schema) = dataset(&[50, 7, 120, 33]);
+    let split = whole.split(&Split::Rows(30, 150)).unwrap();
+    let other = dataset(&[20, 40]).1;
+    let mix = Manifest::mix(&[(split.clone(), 0.75), ((*other).clone(), 0.25)]).unwrap();
+    let small = Budget { message_bytes: 300, messages: 1, segments_ahead: Some(1) };
+    for (manifest, rows, samples) in [(split, vec![50, 7, 120], 120), (mix, vec![50, 7, 120, 20, 40], 160)] {
+        let manifest = Arc::new(manifest);
+        let made = Arc::new(Made { rows, asked: Mutex::default() });
+        let cut = Cut {
+            first_position: 0,
+            global_batch: 16,
+            world: 1,
+            ending: Ending::Exact,
+            layout: Layout::Position,
+        };
+        let order = Order::new(&manifest, 9, 1, Shuffle::Window(2));
+        assert_eq!((order.len(), Order::samples(&manifest)), (samples, samples));
+        let want: Vec<i64> = (0..samples)
+            .map(|p| order.at(p).unwrap())
+            .map(|s| (manifest.segments()[s.segment as usize].first_row + u64::from(s.row)) as i64)
+            .collect();
+        let ask = ticket(&manifest, Shuffle::Window(2), cut, 0);
+        let (got, _) =
+            read(plan(made.clone(), manifest.clone(), &schema, &ask, small).unwrap()).await.unwrap();
+        assert_eq!(got.iter().map(|r| r.2).collect::<Vec<_>>(), want);
+        let t =
+            v1::ScanTicket { manifest: manifest.digest().to_bytes().to_vec().into(), ..Default::default() };
+        let (scanned, _) = read(scan(made, manifest.clone(), &schema, &t, small).unwrap()).await.unwrap();
+        assert_eq!(
+            scanned.iter().map(|r| r.2).collect::<Vec<_>>(),
+            (0..manifest.rows() as i64).collect::<Vec<_>>()
+        );
+    }
+}
+
+#[tokio::test]
+async fn scans_and_rows_keep_their_order() {
+    let (made, manifest, schema) = dataset(&[5, 6, 7]);
+    let tiny = Budget { message_bytes: 30, messages: 1, segments_ahead: Some(1) };
+    let digest = manifest.digest().to_bytes().to_vec();
+    for limit in [0, 8, 18, 100] {
+        let t = v1::ScanTicket { manifest: digest.clone().into(), columns: vec!["id".into()], limit };
+        let (rows, _) = read(scan(made.clone(), manifest.clone(), &schema, &t, tiny).unwrap()).await.unwrap();
+        let n = if limit == 0 { 18 } else { limit.min(18) };
+        assert_eq!(rows.iter().map(|r| r.2).collect::<Vec<_>>(), (0..n as i64).collect::<Vec<_>>());
+    }
+    let asked = v1::RowsTicket {
+        manifest: digest.into(),
+        columns: vec![],
+        segment: vec![2, 0, 2, 1],
+        row: vec![6, 4, 0, 0],
+    };
+    let (rows_read, _) =
+        read(rows(made.clone(), manifest.clone(), &schema, &asked, tiny).unwrap()).await.unwrap();
+    assert_eq!(rows_read.iter().map(|r| r.2).collect::<Vec<_>>(), [17, 4, 11, 5]);
+    let outside = v1::RowsTicket { segment: vec![1], row: vec![6], ..asked };
+    assert!(rows(made, manifest, &schema, &outside, tiny).unwrap_err().message.contains("no row 6"));
+}
+
+#[tokio::test]
+async fn mistakes_are_named() {
+    let (made, manifest, schema) = dataset(&[5]);
+    let cut =
+        Cut { first_position: 0, global_batch: 4, world: 2, ending: Ending::Pad, layout: Layout::Segment };
+    let good = ticket(&manifest, Shuffle::Full, cut, 0);
+    let ask = |t: &v1::PlanTicket| plan(made.clone(), manifest.clone(), &schema, t, Budget::default());
+    assert!(ask(&good).is_ok());
+    for (bad, word) in [
+        (v1::PlanTicket { rank: 2, ..good.clone() }, "rank 2 of 2"),
+        (v1::PlanTicket { world: 0, ..good.clone() }, "world size 0"),
+        (v1::PlanTicket { global_batch: 0, ..good.clone() }, "global batch 0"),
+        (v1::PlanTicket { first_position: 6, ..good.clone() }, "sample 6"),
+        (v1::PlanTicket { columns: vec!["nope".into()], ..good.clone() }, "nope"),
+        (v1::PlanTicket { ending: 9, ..good.clone() }, "ending"),
+        (v1::PlanTicket { plan: None, ..good.clone() }, "no plan"),
+    ] {
+        let e = ask(&bad).unwrap_err();
+        assert!(e.message.contains(word), "{e}");
+    }
+    let mut other = good;
+    other.plan.as_mut().unwrap().version = 99;
+    assert!(ask(&other).unwrap_err().message.contains("plan version 99"));
+}
+
+#[tokio::test]
+async fn an_answer_that_breaks_off_is_an_error() {
+    struct Broken;
+    impl Segments for Broken {
+        fn get<'a>(&'a self, _: &'a Reading, segment: u32) -> BoxFuture<'a, Result<Ready>> {
+            match segment {
+                0 => async { Ok(Arc::new(batch(0, 5)).into()) }.boxed(),
+                _ => panic!("for the test"),
+            }
+        }
+    }
+    let (_, manifest, schema) = dataset(&[5, 5]);
+    let t = v1::ScanTicket::default();
+    let answer = scan(Arc::new(Broken), manifest, &schema, &t, Budget::default()).unwrap();
+    assert!(read(answer).await.unwrap_err().message.contains("failed"));
+}
+
+#[tokio::test]
+async fn a_reader_that_leaves_ends_the_work() {
+    let (made, manifest, schema) = dataset(&[1000; 50]);
+    let cut =
+        Cut { first_position: 0, global_batch: 10, world: 1, ending: Ending::Pad, layout: Layout::Segment };
+    let small = Budget { message_bytes: 100, messages: 1, segments_ahead: Some(1) };
+    let t = ticket(&manifest, Shuffle::Window(1), cut, 0);
+    let mut answer = plan(made.clone(), manifest, &schema, &t, small).unwrap();
+    answer.messages.recv().await.unwrap().unwrap();
+    drop(answer);
+    until("the work goes on", || Arc::strong_count(&made) == 1).await;
+    assert!(made.asked.lock().len() < 10, "it read ahead without bound");
+}
+
+#[tokio::test]
+async fn messages_keep_their_size_when_rows_grow() {
+    struct Growing;
+    impl Segments for Growing {
+        fn get<'a>(&'a self, reading: &'a Reading, segment: u32) -> BoxFuture<'a, Result<Ready>> {
+            async move {
+                let s = reading.manifest.segment(segment)?;
+                let ids = s.first_row as i64..(s.first_row + s.rows) as i64;
+                let text = "x".repeat(if segment == 0 { 1 } else { 10_000 });
+                let texts = (0..s.rows).map(|_| text.as_str());
+                let columns = [
+                    ("id", Arc::new(Int64Array::from_iter_values(ids)) as ArrayRef),
+                    ("name", Arc::new(StringArray::from_iter_values(texts))),
+                ];
+                Ok(Arc::new(RecordBatch::try_from_iter(columns).unwrap()).into())
+            }
+            .boxed()
+        }
+    }
+    let schema = batch(0, 1).schema();
+    let object = Object { key: "o".into(), etag: "e".into(), size: 1 };
+    let sizes = [(2000, 13), (200, 10_012)].map(|(rows, row_bytes)| SegmentSize {
+        object: 0,
+        row_groups: 1,
+        rows,
+        decoded_bytes: rows * row_bytes,
+    });
+    let ipc = crate::schema::to_ipc(&schema).unwrap();
+    let manifest = Arc::new(Manifest::new("s3://b/p", 1, ipc, vec![object], &sizes).unwrap());
+    let cut =
+        Cut { first_position: 0, global_batch: 100, world: 1, ending: Ending::Pad, layout: Layout::Segment };
+    let t = ticket(&manifest, Shuffle::None, cut, 0);
+    let budget = Budget { message_bytes: 30_000, messages: 1, segments_ahead: Some(1) };
+    let mut answer = plan(Arc::new(Growing), manifest, &schema, &t, budget).unwrap();
+    let mut messages = 0;
+    while let Some(message) = answer.messages.recv().await {
+        let bytes = message.unwrap().body_bytes();
+        assert!(bytes < 60_000, "message {messages} has {bytes} bytes");
+        messages += 1;
+    }
+    assert!(messages < 120, "{messages} messages for 2 MB");
+}
+
+#[tokio::test]
+async fn a_rank_without_rows_in_most_segments_still_reads_ahead() {
+    let (made, manifest, schema) = dataset(&[1; 200]);
+    let cut =
+        Cut { first_position: 0, global_batch: 16, world: 8, ending: Ending::Pad, layout: Layout::Segment };
+    let t = ticket(&manifest, Shuffle::None, cut, 3);
+    let budget = Budget { message_bytes: 1, messages: 1, segments_ahead: Some(4) };
+    let mut answer = plan(made.clone(), manifest, &schema, &t, budget).unwrap();
+    // Its rows are 6, 7, 22, 23, 38, 39, ...
+    for _ in 0..4 {
+        answer.messages.recv().await.unwrap().unwrap();
+    }
+    until("too few are made ready", || made.asked.lock().contains(&41)).await;
+    // Time for more of them, which there must not be.
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    let asked = made.asked.lock().clone();
+    assert!(!asked.contains(&60), "{asked:?}");
+}
+
+/// Segments of which every other one got is damaged: its rows are wrong, and it says so when it is asked.
+struct Rotting(Arc<Made>);
+
+impl Segments for Rotting {
+    fn get<'a>(&'a self, reading: &'a Reading, segment: u32) -> BoxFuture<'a, Result<Ready>> {
+        async move {
+            let good = self.0.get(reading, segment).await?;
+            let asked = self.0.asked.lock().iter().filter(|s| **s == segment).count();
+            match asked % 2 {
+                1 => {
+                    let wrong = batch(-1_000_000, good.batch.num_rows() as u64);
+                    Ok(Arc::new(wrong.project(&reading.projection).unwrap()).into())
+                }
+                _ => Ok(good),
+            }
+        }
+        .boxed()
+    }
+
+    fn is_sound(&self, segment: &RecordBatch) -> bool {
+        let ids = segment.column_by_name("id").unwrap();
+        arrow::array::AsArray::as_primitive::<arrow::datatypes::Int64Type>(ids).value(0) >= 0
+    }
+}
+
+#[tokio::test]
+async fn what_was_made_of_damaged_segments_is_made_anew() {
+    let (made, manifest, schema) = dataset(&[500]);
+    let rotting: Arc<dyn Segments> = Arc::new(Rotting(made));
+    let ticket = v1::ScanTicket::default();
+    let answer = scan(rotting.clone(), manifest.clone(), &schema, &ticket, Budget::default()).unwrap();
+    let (rows, _) = read(answer).await.unwrap();
+    assert_eq!(rows.iter().map(|r| r.2).collect::<Vec<_>>(), (0..500).collect::<Vec<_>>());
+    let ticket = v1::RowsTicket { segment: vec![0, 0], row: vec![7, 3], ..Default::default() };
+    // That was an even number of gets: the next one is damaged again.
+    let answer = super::rows(rotting, manifest, &schema, &ticket, Budget::default()).unwrap();
+    let (rows, _) = read(answer).await.unwrap();
+    assert_eq!(rows.iter().map(|r| r.2).collect::<Vec<_>>(), [7, 3]);
+}
+
+/// Segments that lie in memory, and how many are held.
+struct Tight {
+    made: Arc<Made>,
+    held: Arc<Mutex<(usize, usize)>>,
+}
+
+struct Counted(Arc<Mutex<(usize, usize)>>);
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.lock().0 -= 1;
+    }
+}
+
+impl Segments for Tight {
+    fn get<'a>(&'a self, reading: &'a Reading, segment: u32) -> BoxFuture<'a, Result<Ready>> {
+        async move {
+            let Ready { batch, .. } = self.made.get(reading, segment).await?;
+            let mut held = self.held.lock();
+            held.0 += 1;
+            held.1 = held.1.max(held.0);
+            Ok(Ready { batch, guard: Some(Arc::new(Counted(self.held.clone()))) })
+        }
+        .boxed()
+    }
+
+    fn held_bytes(&self) -> usize {
+        1
+    }
+}
+
+#[tokio::test]
+async fn a_message_of_more_segments_than_memory_holds_is_gathered_in_parts() {
+    let (made, manifest, schema) = dataset(&[30; 60]);
+    let cut = Cut {
+        first_position: 0,
+        global_batch: 100,
+        world: 1,
+        ending: Ending::Exact,
+        layout: Layout::Segment,
+    };
+    for shuffle in [Shuffle::Full, Shuffle::Window(20)] {
+        let budget = Budget { message_bytes: 20_000, messages: 1, segments_ahead: None };
+        let ticket = ticket(&manifest, shuffle, cut, 0);
+        let tight = Arc::new(Tight { made: made.clone(), held: Arc::default() });
+        let parts = plan(tight.clone(), manifest.clone(), &schema, &ticket, budget).unwrap();
+        let whole = plan(made.clone(), manifest.clone(), &schema, &ticket, budget).unwrap();
+        assert_eq!(read(parts).await.unwrap(), read(whole).await.unwrap());
+        assert_eq!(tight.held.lock().1, 1, "segments held at once");
+    }
+}

@@ -1,0 +1,203 @@
+//! What travels: the three parts of a Flight message, and their way from and to Arrow.
+//!
+//! A [`Message`] is one `FlightData` before protobuf framing: an IPC RecordBatch header, our `MessageMeta`, and the body
+//! as the Arrow buffers themselves, uncopied. Dictionaries and compression do not occur.
+
+use crate::stream::Guard;
+use arrow::array::RecordBatch;
+use arrow::buffer::Buffer;
+use arrow::datatypes::{Schema, SchemaRef};
+use arrow_ipc::MessageHeader;
+use arrow_ipc::writer::{DictionaryTracker, IpcDataGenerator, IpcWriteOptions, StreamEncoder};
+use bytes::{Bytes, BytesMut};
+use forebay_proto::{Error, Result, v1};
+use prost::Message as _;
+use xxhash_rust::xxh3::Xxh3;
+
+/// Body parts smaller than this are copied together: a frame of their own would cost more.
+const SMALL_PART_BYTES: usize = 8 << 10;
+
+/// One message of a batch stream.
+#[derive(Debug, Clone)]
+pub struct Message {
+    /// The IPC RecordBatch message (a flatbuffer): FlightData's `data_header`.
+    pub header: Bytes,
+    /// An encoded `MessageMeta`: FlightData's `app_metadata`.
+    pub meta: Bytes,
+    /// FlightData's `data_body` in parts, to be read one after the other.
+    pub body: Vec<Bytes>,
+}
+
+impl Message {
+    /// Encodes a batch; `meta.hash` is filled in here.
+    pub fn new(batch: &RecordBatch, mut meta: v1::MessageMeta) -> Result<Self> {
+        let (header, body) = encode(batch)?;
+        let mut hash = Xxh3::new();
+        hash.update(&header);
+        body.iter().for_each(|part| hash.update(part));
+        meta.hash = hash.digest();
+        Ok(Self { header, meta: meta.encode_to_vec().into(), body })
+    }
+
+    /// Bytes of the body.
+    pub fn body_bytes(&self) -> usize {
+        self.body.iter().map(Bytes::len).sum()
+    }
+
+    /// The message, its body holding `guard` until the last byte of it is let go.
+    pub fn guarded(mut self, guard: Guard) -> Self {
+        struct Guarded {
+            bytes: Bytes,
+            _guard: Guard,
+        }
+        impl AsRef<[u8]> for Guarded {
+            fn as_ref(&self) -> &[u8] {
+                &self.bytes
+            }
+        }
+        if guard.is_some() {
+            for part in &mut self.body {
+                let bytes = std::mem::take(part);
+                *part = Bytes::from_owner(Guarded { bytes, _guard: guard.clone() });
+            }
+        }
+        self
+    }
+
+    /// The message's rows as a batch of `schema`; copies the body. `Corrupt` if it does not fit.
+    pub fn to_record_batch(&self, schema: &SchemaRef) -> Result<RecordBatch> {
+        let mut body = BytesMut::with_capacity(self.body_bytes());
+        self.body.iter().for_each(|part| body.extend_from_slice(part));
+        decode(&self.header, &Buffer::from(&body[..]), schema)
+    }
+}
+
+/// A batch's IPC header and body. The body's parts share the batch's buffers.
+pub fn encode(batch: &RecordBatch) -> Result<(Bytes, Vec<Bytes>)> {
+    let fail = |e: arrow::error::ArrowError| Error::invalid(format!("encode a record batch: {e}"));
+    let mut encoder = StreamEncoder::try_new(&batch.schema()).map_err(fail)?;
+    let mut parts = encoder.encode(batch).map_err(fail)?.into_iter().map(Part::from);
+    let mut rest = Vec::new();
+    // The first message is the schema, which every stream sends once by itself.
+    take_header(&mut parts, &mut rest).ok_or_else(|| Error::invalid("encode a record batch: no schema"))?;
+    let mut parts = std::mem::take(&mut rest).into_iter().chain(parts);
+    let header = take_header(&mut parts, &mut rest)
+        .ok_or_else(|| Error::invalid("encode a record batch: no header"))?;
+    let body = rest.into_iter().chain(parts).filter(|p| !p.0.is_empty()).map(|p| p.0).collect();
+    Ok((header, join_small(body)))
+}
+
+/// The batch of an IPC header and body. Shares `body` where its alignment (64 bytes) allows.
+pub fn decode(header: &[u8], body: &Buffer, schema: &SchemaRef) -> Result<RecordBatch> {
+    let corrupt = |why: String| Error::corrupt(format!("a record batch message cannot be read: {why}"));
+    let message = arrow_ipc::root_as_message(header).map_err(|e| corrupt(e.to_string()))?;
+    let batch = match message.header_type() {
+        MessageHeader::RecordBatch => message.header_as_record_batch(),
+        other => return Err(corrupt(format!("its header is {other:?}"))),
+    };
+    let batch = batch.ok_or_else(|| corrupt("it has no header".into()))?;
+    let none = Default::default();
+    arrow_ipc::reader::read_record_batch(body, batch, schema.clone(), &none, None, &message.version())
+        .map_err(|e| corrupt(e.to_string()))
+}
+
+/// The IPC Schema message (a flatbuffer) that begins every stream: FlightData's `data_header`.
+pub fn schema_header(schema: &Schema) -> Bytes {
+    let options = IpcWriteOptions::default();
+    let mut dictionaries = DictionaryTracker::new(false);
+    IpcDataGenerator::default()
+        .schema_to_bytes_with_dictionary_tracker(schema, &mut dictionaries, &options)
+        .ipc_message
+        .into()
+}
+
+struct Part(Bytes);
+
+impl From<Buffer> for Part {
+    fn from(b: Buffer) -> Self {
+        struct Owner(Buffer);
+        impl AsRef<[u8]> for Owner {
+            fn as_ref(&self) -> &[u8] {
+                &self.0
+            }
+        }
+        Part(Bytes::from_owner(Owner(b)))
+    }
+}
+
+/// Takes one encapsulated message's metadata (continuation marker, length, flatbuffer, padding) off the parts; what
+/// follows it in its last part goes to `rest`.
+fn take_header(parts: &mut impl Iterator<Item = Part>, rest: &mut Vec<Part>) -> Option<Bytes> {
+    let mut got = BytesMut::new();
+    loop {
+        if got.len() >= 8 {
+            let bytes = u32::from_le_bytes(got[4..8].try_into().ok()?) as usize;
+            if got.len() >= 8 + bytes {
+                let after = got.split_off(8 + bytes).freeze();
+                if !after.is_empty() {
+                    rest.push(Part(after));
+                }
+                return Some(got.split_off(8).freeze());
+            }
+        }
+        got.extend_from_slice(&parts.next()?.0);
+    }
+}
+
+fn join_small(parts: Vec<Bytes>) -> Vec<Bytes> {
+    let mut out: Vec<Bytes> = Vec::with_capacity(parts.len());
+    let mut small = BytesMut::new();
+    for part in parts {
+        match part.len() < SMALL_PART_BYTES {
+            true => small.extend_from_slice(&part),
+            false => {
+                if !small.is_empty() {
+                    out.push(small.split().freeze());
+                }
+                out.push(part);
+            }
+        }
+    }
+    if !small.is_empty() {
+        out.push(small.freeze());
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use arrow::array::{ArrayRef, FixedSizeListArray, Int64Array, StringArray, UInt8Array};
+    use arrow::datatypes::{DataType, Field};
+    use std::sync::Arc;
+
+    #[test]
+    fn batches_survive_and_are_not_copied() {
+        let item = Arc::new(Field::new("item", DataType::UInt8, true));
+        let values = UInt8Array::from_iter_values((0..100_000u32).map(|i| i as u8));
+        let address = values.values().as_ptr();
+        let batch = RecordBatch::try_from_iter([
+            ("image", Arc::new(FixedSizeListArray::new(item, 100, Arc::new(values), None)) as ArrayRef),
+            ("label", Arc::new(Int64Array::from_iter_values(0..1000))),
+            ("name", Arc::new(StringArray::from_iter((0..1000).map(|i| (i % 3 > 0).then(|| i.to_string()))))),
+        ])
+        .unwrap();
+        let (header, body) = encode(&batch).unwrap();
+        assert!(body.iter().any(|p| p.as_ptr() == address), "the large buffer is shared");
+        let m = Message { header, meta: Bytes::new(), body };
+        assert_eq!(m.to_record_batch(&batch.schema()).unwrap(), batch);
+        let empty = batch.slice(5, 0);
+        let (header, body) = encode(&empty).unwrap();
+        assert_eq!(
+            Message { header, meta: Bytes::new(), body }.to_record_batch(&batch.schema()).unwrap(),
+            empty
+        );
+    }
+
+    #[test]
+    fn garbage_is_an_error() {
+        let schema = Arc::new(Schema::empty());
+        assert!(decode(b"", &Buffer::from(&[0u8; 0][..]), &schema).is_err());
+        assert!(decode(&[7; 64], &Buffer::from(&[0u8; 64][..]), &schema).is_err());
+    }
+}

@@ -1,0 +1,90 @@
+//! The memory that reading a segment takes is what was said beforehand, or less. A test binary of its own: it looks at the
+//! peak of the whole process.
+
+use arrow::array::{
+    ArrayRef, FixedSizeListArray, Float32Array, Int64Array, ListArray, RecordBatch, StringArray, UInt8Array,
+};
+use arrow::datatypes::{DataType, Field, UInt16Type};
+use forebay_dataset::{Source, SourceSettings, Urgency};
+use forebay_proto::Kind;
+use parquet::arrow::ArrowWriter;
+use parquet::file::properties::WriterProperties;
+use std::fs::File;
+use std::path::Path;
+use std::sync::Arc;
+
+/// What the allocator, the runtime and the connections may hold beside.
+const SLACK_BYTES: u64 = 24 << 20;
+
+/// Bytes of resident memory: now, and at most since the last call of [`forget_peak`].
+fn resident() -> (u64, u64) {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let field = |name: &str| {
+        let line = status.lines().find(|line| line.starts_with(name)).unwrap();
+        line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() << 10
+    };
+    (field("VmRSS:"), field("VmHWM:"))
+}
+
+fn forget_peak() {
+    std::fs::write("/proc/self/clear_refs", "5").unwrap();
+}
+
+fn write(path: &Path, column: ArrayRef, dictionary: bool) {
+    let batch = RecordBatch::try_from_iter([("c", column)]).unwrap();
+    let properties = WriterProperties::builder()
+        .set_dictionary_enabled(dictionary)
+        .set_max_row_group_row_count(Some(batch.num_rows()))
+        .build();
+    let mut writer =
+        ArrowWriter::try_new(File::create(path).unwrap(), batch.schema(), Some(properties)).unwrap();
+    writer.write(&batch).unwrap();
+    writer.close().unwrap();
+}
+
+fn columns() -> Vec<(&'static str, ArrayRef, bool)> {
+    let n = 8 << 20;
+    let item = |t| Arc::new(Field::new("item", t, false));
+    let bytes = Arc::new(UInt8Array::from_iter_values((0..4 * n).map(|i| (i * 31 % 256) as u8)));
+    let ragged = (0..n / 16).map(|i| Some((0..(i % 8) as u16).map(Some).collect::<Vec<_>>()));
+    let ragged = ListArray::from_iter_primitive::<UInt16Type, _, _>(ragged);
+    vec![
+        ("floats", Arc::new(Float32Array::from_iter_values((0..n).map(|i| i as f32))), false),
+        ("integers", Arc::new(Int64Array::from_iter_values((0..n as i64).map(|i| i * 77))), false),
+        ("bytes", Arc::new(UInt8Array::from_iter_values((0..n).map(|i| i as u8))), false),
+        ("nulls", Arc::new(Int64Array::from_iter((0..n as i64).map(|i| (i % 3 > 0).then_some(i)))), false),
+        ("images", Arc::new(FixedSizeListArray::new(item(DataType::UInt8), 1024, bytes, None)), true),
+        ("lists", Arc::new(ragged), false),
+        ("text", Arc::new(StringArray::from_iter_values((0..n / 8).map(|i| format!("{i:040}")))), false),
+        (
+            "words",
+            Arc::new(StringArray::from_iter_values((0..n / 8).map(|i| format!("{:040}", i % 9)))),
+            true,
+        ),
+    ]
+}
+
+#[tokio::test]
+async fn reading_takes_what_was_said_or_less() {
+    let dir = tempfile::tempdir().unwrap();
+    for (name, column, dictionary) in columns() {
+        let path = dir.path().join(format!("{name}.parquet"));
+        write(&path, column, dictionary);
+        let uri = format!("file://{}", path.display());
+        let source = Source::new(SourceSettings::default()).unwrap();
+        let manifest = source.freeze(&uri, 0).await.unwrap().manifest.clone();
+        let demand = Urgency::demand();
+        let cost = source.segment_cost(&manifest, 0, &[0], &demand).await.unwrap();
+        forget_peak();
+        let before = resident().0;
+        let batch = source.read_segment(&manifest, 0, &[0], &demand).await.unwrap();
+        let (decoded, took) = (batch.get_array_memory_size() as u64, resident().1.saturating_sub(before));
+        assert!(took <= cost.total() + SLACK_BYTES, "{name}: took {took}, {cost:?} was said");
+        assert!(cost.total() < 16 * decoded + 2 * SLACK_BYTES, "{name}: {cost:?} for {decoded} bytes");
+        drop(batch);
+
+        let tight = SourceSettings { segment_memory_bytes: cost.total() - 1, ..Default::default() };
+        let e = Source::new(tight).unwrap().read_segment(&manifest, 0, &[0], &demand).await.unwrap_err();
+        assert!(e.kind == Kind::Invalid && e.message.contains("smaller row groups"), "{e}");
+    }
+}
