@@ -1,14 +1,15 @@
 //! The datasets a node knows: manifests by digest, and which URIs it may read at all.
 //!
-//! A manifest is kept on disk too, so that a node that was restarted serves what it holds without asking the store, and what
-//! was frozen, so that a dataset that has not changed is opened without reading its footers.
+//! A manifest is kept on disk too, so that a node that was restarted serves what it holds without asking the
+//! object store, and what was frozen, so that a dataset that has not changed is opened without reading its
+//! footers.
 
 mod files;
 mod frozen;
 mod known;
 
 use crate::cluster::peers::Peers;
-use crate::disk::Store;
+use crate::disk::DiskCache;
 use crate::read::single_flight::Flights;
 use crate::runtime::blocking;
 use arrow::datatypes::SchemaRef;
@@ -48,22 +49,22 @@ pub struct Datasets {
 }
 
 impl Datasets {
-    /// Datasets under the `allow` roots, with manifests kept in a directory of the store; `peers` are told of them. `Invalid`
-    /// when a root cannot be one.
-    pub fn open(source: Source, allow: &[String], store: Arc<Store>, peers: Arc<Peers>) -> Result<Self> {
+    /// Datasets under the `allow` roots, with manifests kept in a directory of the disk cache; `peers` are
+    /// told of them. `Invalid` when a root cannot be one.
+    pub fn open(source: Source, allow: &[String], disk: Arc<DiskCache>, peers: Arc<Peers>) -> Result<Self> {
         let allow = allow
             .iter()
             .map(|root| source::normalise(root).map_err(|e| e.context(format!("--allow {root}"))))
             .collect::<Result<Arc<[_]>>>()?;
-        let files = Files::open(store)?;
+        let files = Files::open(disk)?;
         let (known, freezing) = (Mutex::default(), Flights::default());
         let datasets = Self { source, allow, files, peers, known, freezing };
         datasets.recover();
         Ok(datasets)
     }
 
-    /// Freezes a dataset anew, or while the store does not answer as it was when it last did. Answers with it and the
-    /// compressed bytes of `columns` (none = all).
+    /// Freezes a dataset anew, or while the object store does not answer as it was when it last did. Answers
+    /// with it and the compressed bytes of `columns` (none = all).
     pub async fn freeze(&self, spec: v1::DatasetSpec, columns: &[String]) -> Result<(Dataset, u64)> {
         let segment_bytes = if spec.segment_bytes == 0 { SEGMENT_BYTES } else { spec.segment_bytes };
         let (allow, wanted) = (self.allow.clone(), spec.clone());
@@ -91,8 +92,8 @@ impl Datasets {
         self.take(dataset).await
     }
 
-    /// A dataset whose manifest came from elsewhere: every object that it would have this node read must be allowed, or it
-    /// is `Denied`. Looks at all of them: not for an async thread.
+    /// A dataset whose manifest came from elsewhere: every object that it would have this node read must be
+    /// allowed, or it is `Denied`. Looks at all of them: not for an async thread.
     pub fn checked(&self, manifest: Manifest) -> Result<Dataset> {
         let objects = manifest.objects().iter().map(|o| manifest.object_uri(o));
         let parts = manifest.parts().iter().map(|p| p.uri.clone());
@@ -140,7 +141,8 @@ impl Datasets {
         all
     }
 
-    /// Forgets the datasets under a URI; answers with its normal form. Removes files: not for an async thread.
+    /// Forgets the datasets under a URI; answers with its normal form. Removes files: not for an async
+    /// thread.
     pub fn forget(&self, uri: &str) -> Result<String> {
         let uri = self.allowed(uri)?;
         let mut gone: Vec<_> =
@@ -150,8 +152,8 @@ impl Datasets {
         Ok(uri)
     }
 
-    /// The normal form of a URI that the settings allow; `Denied` for any other. Follows links where it names a file: not for
-    /// an async thread.
+    /// The normal form of a URI that the settings allow; `Denied` for any other. Follows links where it names
+    /// a file: not for an async thread.
     pub fn allowed(&self, uri: &str) -> Result<String> {
         allowed(&self.allow, uri)
     }

@@ -1,8 +1,9 @@
-//! The store: segment files under a byte limit, with an index rebuilt from their headers at start.
+//! The disk cache: segment files under a byte limit, with an index rebuilt from their headers at start.
 //!
-//! Promises: the limit holds at every instant, as `du` sees it, temporary files and folders included; what does not
-//! verify is a miss, never data; a full or failing disk costs only what it holds, and heals. What will be read last
-//! leaves first; what is pinned or being read stays. The kernel's page cache is the RAM tier.
+//! Promises: the limit holds at every instant, as `du` sees it, temporary files and folders included; what
+//! does not verify is a miss, never data; a full or failing disk costs only what it holds, and heals. What
+//! will be read last leaves first; what is pinned or being read stays. The kernel's page cache is the RAM
+//! tier.
 //!
 //! ```text
 //! DIR/lock                    held while a server uses the directory
@@ -31,7 +32,7 @@ use file::{Encoded, Origin, Unreadable};
 use file_system::{Disk, RealDisk};
 use forebay_proto::manifest::{Digest, SegmentId};
 use forebay_proto::{Error, Result};
-use index::{Booking, Entry, FileKey, Index};
+use index::{Entry, FileKey, Index, Reservation};
 use map::Mapped;
 use pages::Pages;
 use parking_lot::{Mutex, MutexGuard};
@@ -46,14 +47,14 @@ use std::time::Instant;
 /// What file systems hand out disk in, unless they say that it is more.
 const BLOCK_BYTES: u64 = 4096;
 
-/// Blocks that folders may grow by when a file is added: one each for `tmp` and the file's folder, and one more where that
-/// splits.
+/// Blocks that folders may grow by when a file is added: one each for `tmp` and the file's folder, and one
+/// more where that splits.
 const FOLDER_GROWTH_BLOCKS: u64 = 3;
 
 /// What a look-up found.
 #[derive(Debug, Default)]
 pub struct Found {
-    /// Batches that together hold the wanted columns, as far as the store has them.
+    /// Batches that together hold the wanted columns, as far as the disk cache has them.
     pub parts: Vec<Arc<RecordBatch>>,
     /// Wanted columns that no file holds.
     pub missing: Vec<String>,
@@ -72,8 +73,8 @@ pub enum Written {
 
 /// Where segment files go, and how many.
 #[derive(Debug, Clone)]
-pub struct StoreSettings {
-    /// Directories, this store's alone.
+pub struct DiskCacheSettings {
+    /// Directories, this disk cache's alone.
     pub dirs: Vec<PathBuf>,
     /// Bytes that they may use together; each gets an equal share.
     pub limit_bytes: u64,
@@ -83,7 +84,7 @@ pub struct StoreSettings {
     pub disk: Arc<dyn Disk>,
 }
 
-impl StoreSettings {
+impl DiskCacheSettings {
     /// One directory on the real disk.
     pub fn new(dir: impl Into<PathBuf>, limit_bytes: u64) -> Self {
         Self { dirs: vec![dir.into()], limit_bytes, maps_bytes: u64::MAX, disk: Arc::new(RealDisk) }
@@ -92,7 +93,7 @@ impl StoreSettings {
 
 /// Sums since start.
 #[derive(Debug, Default)]
-pub struct StoreCounters {
+pub struct DiskCounters {
     /// Files evicted.
     pub evictions: AtomicU64,
     /// Files that failed their checks.
@@ -109,10 +110,10 @@ pub struct StoreCounters {
     pub dir_faults: AtomicU64,
 }
 
-/// Segment files under some directories. All methods but the plain readings touch the disk: call them off the async
-/// threads.
+/// Segment files under some directories. All methods but the plain readings touch the disk: call them off the
+/// async threads.
 #[derive(Debug)]
-pub struct Store {
+pub struct DiskCache {
     dirs: Vec<Dir>,
     limit_bytes: u64,
     index: Mutex<Index>,
@@ -121,22 +122,23 @@ pub struct Store {
     /// Held while the list of pins changes and is written: the last one written must be the last one.
     pinning: Mutex<()>,
     forecast: Arc<dyn Forecast>,
-    counters: StoreCounters,
+    counters: DiskCounters,
     /// Whether it was said that pins do not fit, since they changed last.
     said_full_of_pins: AtomicBool,
     /// The largest block of all directories' file systems.
     block_bytes: AtomicU64,
 }
 
-impl Store {
-    /// Opens the directories, making them where needed, and rebuilds the index. Those that fail are set aside; only when
-    /// all do it is an error: `Denied` when they cannot be written, `Invalid` when another server uses them.
-    pub fn open(settings: &StoreSettings, forecast: Arc<dyn Forecast>) -> Result<Self> {
+impl DiskCache {
+    /// Opens the directories, making them where needed, and rebuilds the index. Those that fail are set
+    /// aside; only when all do it is an error: `Denied` when they cannot be written, `Invalid` when another
+    /// server uses them.
+    pub fn open(settings: &DiskCacheSettings, forecast: Arc<dyn Forecast>) -> Result<Self> {
         let count = settings.dirs.len() as u64;
         if count == 0 {
             return Err(Error::invalid("no cache directory: give one with --cache-dir"));
         }
-        let store = Self {
+        let cache = Self {
             dirs: settings.dirs.iter().map(|path| Dir::new(path.clone(), settings.disk.clone())).collect(),
             limit_bytes: settings.limit_bytes,
             pages: Pages::new(settings.maps_bytes),
@@ -144,12 +146,12 @@ impl Store {
             victims: Mutex::default(),
             pinning: Mutex::default(),
             forecast,
-            counters: StoreCounters::default(),
+            counters: DiskCounters::default(),
             said_full_of_pins: AtomicBool::new(false),
             block_bytes: AtomicU64::new(BLOCK_BYTES),
         };
-        store.start()?;
-        Ok(store)
+        cache.start()?;
+        Ok(cache)
     }
 
     fn start(&self) -> Result<()> {
@@ -193,8 +195,9 @@ impl Store {
         }
     }
 
-    /// Finds the wanted columns of a segment, mapping files that are not mapped yet (and checking every byte of those
-    /// this process did not write, or that changed since). A file that does not verify is removed and counts as absent.
+    /// Finds the wanted columns of a segment, mapping files that are not mapped yet (and checking every byte
+    /// of those this process did not write, or that changed since). A file that does not verify is removed
+    /// and counts as absent.
     pub fn find(&self, id: SegmentId, columns: &[String]) -> Found {
         let mut found = Found { missing: columns.to_vec(), ..Found::default() };
         let keys = self.index().files_of(id);
@@ -212,8 +215,8 @@ impl Store {
         found
     }
 
-    /// Whether what was found is still what was checked: to be asked after each use, before anything is made of it. A file
-    /// that was changed, cut or removed since is not.
+    /// Whether what was found is still what was checked: to be asked after each use, before anything is made
+    /// of it. A file that was changed, cut or removed since is not.
     pub fn is_sound(&self, batch: &RecordBatch) -> bool {
         map::is_sound(self.dirs[0].disk(), batch)
     }
@@ -228,7 +231,8 @@ impl Store {
         self.index().holds_any(id)
     }
 
-    /// Writes columns of a segment and answers with them mapped. When it does not store them, the store is as before.
+    /// Writes columns of a segment and answers with them mapped. When it does not store them, the disk cache
+    /// is as before.
     pub fn write(&self, origin: &Origin, batch: &RecordBatch, admit: Admit, role: Role) -> Result<Written> {
         let encoded = Encoded::new(origin, batch)?;
         let columns: Arc<[String]> = batch.schema().fields().iter().map(|f| f.name().clone()).collect();
@@ -286,8 +290,8 @@ impl Store {
         gone
     }
 
-    /// Tries directories that were set aside, where their next attempt is due, and files that could not be removed. To be
-    /// called every second or so.
+    /// Tries directories that were set aside, where their next attempt is due, and files that could not be
+    /// removed. To be called every second or so.
     pub fn heal(&self, now: Instant) {
         self.unlink_stuck(now);
         for (dir, place) in self.dirs.iter().enumerate().filter(|(_, place)| place.is_due(now)) {
@@ -315,8 +319,8 @@ impl Store {
         let status = |(i, dir): (usize, &Dir)| DirStatus {
             path: dir.path().to_owned(),
             health: dir.health(),
-            used_bytes: index.account(i).used_bytes,
-            limit_bytes: index.account(i).limit_bytes,
+            used_bytes: index.quota(i).used_bytes,
+            limit_bytes: index.quota(i).limit_bytes,
         };
         self.dirs.iter().enumerate().map(status).collect()
     }
@@ -329,7 +333,7 @@ impl Store {
     }
 
     /// Books room for a file that others keep in a directory beside the segments; false when there is none.
-    pub fn book_beside(&self, dir: &Path, bytes: u64) -> bool {
+    pub fn reserve_sidecar(&self, dir: &Path, bytes: u64) -> bool {
         let only = self.dirs.iter().position(|d| d.path() == dir);
         let (id, bytes) = (SegmentId(Digest(0)), self.beside(bytes));
         let wanted = Wanted { id, bytes, admit: Admit::Always, role: Role::Primary, only };
@@ -337,7 +341,7 @@ impl Store {
     }
 
     /// Such a file is gone.
-    pub fn release_beside(&self, dir: &Path, bytes: u64) {
+    pub fn release_sidecar(&self, dir: &Path, bytes: u64) {
         if let Some(dir) = self.dirs.iter().position(|d| d.path() == dir) {
             self.index().give_back(dir, self.beside(bytes));
         }
@@ -364,11 +368,12 @@ impl Store {
     }
 
     /// Sums since start.
-    pub fn counters(&self) -> &StoreCounters {
+    pub fn counters(&self) -> &DiskCounters {
         &self.counters
     }
 
-    /// Bytes that a file of this length takes on the disk at most: whole blocks, and one for the list of its extents.
+    /// Bytes that a file of this length takes on the disk at most: whole blocks, and one for the list of its
+    /// extents.
     fn charge(&self, bytes: u64) -> u64 {
         let block = self.block_bytes.load(Ordering::Relaxed);
         let blocks = bytes.div_ceil(block);
@@ -433,7 +438,8 @@ impl Store {
             }
             self.fault(dir, e, 0);
         }
-        // If it is not known any more, it was evicted a moment ago, or its directory was set aside: nothing is wrong with it.
+        // If it is not known any more, it was evicted a moment ago, or its directory was set aside: nothing
+        // is wrong with it.
         if self.remove(key).is_some() {
             self.counters.corrupt.fetch_add(1, Ordering::Relaxed);
             let error = format!("{}: {why}", path.display());
@@ -454,9 +460,9 @@ impl Store {
         Some(booking.bytes)
     }
 
-    /// Unlinks a file that is not in the index any more, and gives its bytes back; what cannot be unlinked is tried again
-    /// later, and counts until then.
-    fn unlink_taken(&self, key: &FileKey, booking: Booking) {
+    /// Unlinks a file that is not in the index any more, and gives its bytes back; what cannot be unlinked is
+    /// tried again later, and counts until then.
+    fn unlink_taken(&self, key: &FileKey, booking: Reservation) {
         let removed = self.unlink(booking.dir, key);
         let mut index = self.index();
         index.gone(&[*key]);
@@ -501,7 +507,12 @@ impl Store {
     }
 
     /// Writes a file where room is booked, and books what its folders grew by.
-    fn place(&self, key: &FileKey, encoded: &Encoded, mut booking: Booking) -> io::Result<(Mapped, Booking)> {
+    fn place(
+        &self,
+        key: &FileKey,
+        encoded: &Encoded,
+        mut booking: Reservation,
+    ) -> io::Result<(Mapped, Reservation)> {
         let dir = &self.dirs[booking.dir];
         let path = dir.segment(key);
         let stat = dir.place(&path, encoded.bytes(), &mut encoded.parts())?;
@@ -536,7 +547,7 @@ impl Store {
         origin: &Origin,
         (columns, role): (Arc<[String]>, Role),
         mapped: Mapped,
-        booking: Booking,
+        booking: Reservation,
     ) {
         let mapped = Arc::new(mapped);
         self.pages.touch(&mapped);
@@ -578,8 +589,8 @@ impl Store {
         Ok(())
     }
 
-    /// What to do about a directory one of whose operations failed: nothing if it works all the same, else it is set
-    /// aside.
+    /// What to do about a directory one of whose operations failed: nothing if it works all the same, else it
+    /// is set aside.
     fn fault(&self, dir: usize, e: &io::Error, wanted_bytes: u64) {
         let place = &self.dirs[dir];
         // One that is coming back is not waited for.

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 /// What the read path reports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Event {
-    /// A read ended: all columns were in the store, or in transit.
+    /// A read ended: all columns were in the disk cache, or in transit.
     Hit,
     /// A read ended: some columns were not there, it filled them (`Led`) or waited for the fill (`Joined`).
     Miss(Seat),
@@ -21,7 +21,7 @@ pub enum Event {
 /// Sums since start.
 #[derive(Debug, Default)]
 pub struct Events {
-    /// Reads answered from the store or from what is in transit.
+    /// Reads answered from the disk cache or from what is in transit.
     pub hits: AtomicU64,
     /// Reads that waited for a fill under way.
     pub joins: AtomicU64,

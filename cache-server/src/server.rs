@@ -5,7 +5,7 @@ use crate::cluster::membership::{EtcdSettings, Membership};
 use crate::cluster::peers::Peers;
 use crate::cluster::replicate::Replicator;
 use crate::datasets::Datasets;
-use crate::disk::{Store, StoreSettings};
+use crate::disk::{DiskCache, DiskCacheSettings};
 use crate::events::Events;
 use crate::maintenance::upkeep;
 use crate::read::cache::Cache;
@@ -34,8 +34,8 @@ use tonic_health::server::{HealthReporter, HealthService};
 /// Bytes of a request that is not a ticket.
 const REQUEST_BYTES_MAX: usize = 4 << 20;
 
-/// Calls on one connection that were given up before this node came to them. Nodes and readers that think it slow ask
-/// others instead; that must not cost those who wait their connection.
+/// Calls on one connection that were given up before this node came to them. Nodes and readers that think it
+/// slow ask others instead; that must not cost those who wait their connection.
 const RESETS_MAX: usize = 1000;
 
 /// Bytes of a request from another node: a manifest, mostly.
@@ -44,7 +44,7 @@ const PEER_BYTES_MAX: usize = 256 << 20;
 /// How long streams that were told to end may take to say so: a reader that stands still never lets them.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 
-/// A node whose sockets are bound and whose store is open.
+/// A node whose sockets are bound and whose disk cache is open.
 pub struct Server {
     node: Arc<Node>,
     listener: TcpListener,
@@ -56,7 +56,7 @@ pub struct Server {
 }
 
 impl Server {
-    /// Binds, opens the store, rebuilds its index. Errors name the setting to change.
+    /// Binds, opens the disk cache, rebuilds its index. Errors name the setting to change.
     pub async fn bind(settings: Settings) -> Result<Self> {
         let listener = bind(settings.listen, "--listen").await?;
         let metrics = match settings.metrics_listen {
@@ -76,26 +76,26 @@ impl Server {
         source.segment_memory_bytes = source.segment_memory_bytes.min(settings.memory_bytes);
         let source = Source::new(source)?;
         let (plans, memory) = (Arc::new(Plans::default()), Memory::new(settings.memory_bytes));
-        let stored = StoreSettings {
+        let stored = DiskCacheSettings {
             maps_bytes: memory.maps_bytes,
             dirs: settings.cache_dir.clone(),
-            ..StoreSettings::new("", settings.cache_bytes)
+            ..DiskCacheSettings::new("", settings.cache_bytes)
         };
         let started = Instant::now();
         let forecast = plans.clone();
-        let store = crate::runtime::blocking(move || Store::open(&stored, forecast)).await??;
+        let disk = crate::runtime::blocking(move || DiskCache::open(&stored, forecast)).await??;
         tracing::info!(
-            segments = store.files(),
-            bytes = store.used_bytes(),
+            segments = disk.files(),
+            bytes = disk.used_bytes(),
             ms = started.elapsed().as_millis() as u64,
             "the index is rebuilt"
         );
-        let store = Arc::new(store);
+        let disk = Arc::new(disk);
         let events = Arc::new(Events::default());
         let membership = membership(&settings, me);
         let peers = Arc::new(Peers::new(url.clone(), membership.topology()));
-        let datasets = Datasets::open(source.clone(), &settings.allow, store.clone(), peers.clone())?;
-        let cache = Arc::new(Cache::new(source, store, events.clone(), plans, memory, peers));
+        let datasets = Datasets::open(source.clone(), &settings.allow, disk.clone(), peers.clone())?;
+        let cache = Arc::new(Cache::new(source, disk, events.clone(), plans, memory, peers));
         let streams = CancellationToken::new();
         let node = Node {
             name,
@@ -124,9 +124,9 @@ impl Server {
         self.metrics.as_ref().map(local).transpose()
     }
 
-    /// Serves until `stop` is called or the cluster refuses the node. Then it leaves the topology and sends its streams
-    /// to other nodes; without any, they get the drain time to finish. Connections that are left after that end with
-    /// the runtime.
+    /// Serves until `stop` is called or the cluster refuses the node. Then it leaves the topology and sends
+    /// its streams to other nodes; without any, they get the drain time to finish. Connections that are left
+    /// after that end with the runtime.
     pub async fn run(self, stop: CancellationToken) -> Result<()> {
         let streams = self.streams;
         // A service of its own, asked through `self.node.health`, which its clones share.
@@ -151,8 +151,8 @@ impl Server {
                 }
             });
         }
-        let store = self.node.cache.store().clone();
-        tokio::spawn(upkeep::run(store, self.scrub_mb_per_s, streams.clone()));
+        let disk = self.node.cache.disk().clone();
+        tokio::spawn(upkeep::run(disk, self.scrub_mb_per_s, streams.clone()));
         let peer = service::peer::Peers::new(self.node.clone());
         let control = Control::new(self.node.clone(), streams.clone());
         let refused = Arc::new(OnceLock::new());
@@ -198,7 +198,8 @@ impl Server {
             .add_service(PeerServer::new(peer).max_decoding_message_size(PEER_BYTES_MAX))
             .add_service(Flight::new(self.node.clone()))
             .serve_with_incoming_shutdown(nodelay(self.listener), ending);
-        // A body is asked for its next frame only when there is room on the wire, so it cannot end by itself then.
+        // A body is asked for its next frame only when there is room on the wire, so it cannot end by itself
+        // then.
         let overdue = async {
             streams.cancelled().await;
             tokio::time::sleep(LAST_WORDS).await;

@@ -62,8 +62,8 @@ fn resident_bytes() -> u64 {
 impl Node {
     /// All counters of the node.
     pub fn counters(&self) -> v1::Counters {
-        let (source, store, events) =
-            (self.cache.source().counters(), self.cache.store().counters(), &self.events);
+        let (source, disk, events) =
+            (self.cache.source().counters(), self.cache.disk().counters(), &self.events);
         let peers = self.cache.peers().counters();
         v1::Counters {
             s3_requests: source.s3_requests.load(Relaxed),
@@ -76,9 +76,9 @@ impl Node {
             hits: events.hits.load(Relaxed),
             joins: events.joins.load(Relaxed),
             misses: events.misses.load(Relaxed),
-            evictions: store.evictions.load(Relaxed),
-            corrupt_segments: store.corrupt.load(Relaxed),
-            store_bytes_written: store.bytes_written.load(Relaxed),
+            evictions: disk.evictions.load(Relaxed),
+            corrupt_segments: disk.corrupt.load(Relaxed),
+            store_bytes_written: disk.bytes_written.load(Relaxed),
             rows_served: events.rows_served.load(Relaxed),
             bytes_served: events.bytes_served.load(Relaxed),
             streams: events.streams.load(Relaxed),
@@ -111,8 +111,8 @@ impl Node {
         self.membership.enter();
     }
 
-    /// Says that it goes, so that clients whose streams end do not come back here. Streams go on until the gate is
-    /// closed.
+    /// Says that it goes, so that clients whose streams end do not come back here. Streams go on until the
+    /// gate is closed.
     pub async fn leave(&self) {
         self.membership.leave().await;
         self.health.set_service_status("", ServingStatus::NotServing).await;

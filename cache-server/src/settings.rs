@@ -28,23 +28,27 @@ pub struct Settings {
     /// Directories of segment files, this server's alone: one, or one for each disk.
     #[serde(deserialize_with = "one_or_many")]
     pub cache_dir: Vec<PathBuf>,
-    /// Bytes that the directories may use on their disks, all together and all included; each gets an equal share.
+    /// Bytes that the directories may use on their disks, all together and all included; each gets an equal
+    /// share.
     #[serde(deserialize_with = "size")]
     pub cache_bytes: u64,
-    /// Megabytes a second at which segment files are read through in the background, to find damage early; 0: not at all.
+    /// Megabytes a second at which segment files are read through in the background, to find damage early; 0:
+    /// not at all.
     pub scrub_mb_per_s: f64,
-    /// Memory for segments being fetched, in transit and mapped, and for messages: [`crate::read::memory`] divides it.
+    /// Memory for segments being fetched, in transit and mapped, and for messages: [`crate::read::memory`]
+    /// divides it.
     #[serde(deserialize_with = "size")]
     pub memory_bytes: u64,
-    /// URIs under which data may be read. There is no default: nothing can be read unless somebody allowed it.
+    /// URIs under which data may be read. There is no default: nothing can be read unless somebody allowed
+    /// it.
     pub allow: Vec<String>,
-    /// URLs of all nodes of a fixed cluster, this one included; empty: a cluster of one, or what etcd says. Every node
-    /// must be given the same list: clients place segments by it.
+    /// URLs of all nodes of a fixed cluster, this one included; empty: a cluster of one, or what etcd says.
+    /// Every node must be given the same list: clients place segments by it.
     pub nodes: Vec<String>,
     /// Its place in a cluster that etcd keeps.
     pub cluster: ClusterSettings,
-    /// Bytes a second that the node serves at most, as its network gives; unset: no limit. A node near it has others share
-    /// what is read most.
+    /// Bytes a second that the node serves at most, as its network gives; unset: no limit. A node near it has
+    /// others share what is read most.
     #[serde(deserialize_with = "maybe_size")]
     pub serve_bytes_per_s: Option<u64>,
     /// Seconds that open streams get to finish at shutdown.
@@ -81,8 +85,9 @@ impl Default for Settings {
 #[derive(Debug, Parser, Serialize)]
 #[command(version, about, long_about = None)]
 pub struct Flags {
-    /// TOML file with settings: the names of the long flags, `_` for `-`. But --cluster-node is `nodes`; the flags of a
-    /// cluster (--etcd, --advertise, --zone and so on) stand in `[cluster]`, --s3-* and --patience-s in `[source]`.
+    /// TOML file with settings: the names of the long flags, `_` for `-`. But --cluster-node is `nodes`; the
+    /// flags of a cluster (--etcd, --advertise, --zone and so on) stand in `[cluster]`, --s3-* and
+    /// --patience-s in `[source]`.
     #[arg(long, env = "FOREBAY_CONFIG")]
     #[serde(skip)]
     config: Option<PathBuf>,
@@ -102,16 +107,18 @@ pub struct Flags {
     #[arg(long)]
     #[serde(skip_serializing_if = "Vec::is_empty")]
     cache_dir: Vec<PathBuf>,
-    /// Bytes that the cache directories may use together, each an equal share, e.g. 500GB or 64GiB [default: 10GB].
+    /// Bytes that the cache directories may use together, each an equal share, e.g. 500GB or 64GiB [default:
+    /// 10GB].
     #[arg(long, value_parser = bytes)]
     #[serde(skip_serializing_if = "Option::is_none")]
     cache_bytes: Option<u64>,
-    /// MB/s at which segment files are read through in the background, to find damage early [default: 20]; 0: off.
+    /// MB/s at which segment files are read through in the background, to find damage early [default: 20]; 0:
+    /// off.
     #[arg(long)]
     #[serde(skip_serializing_if = "Option::is_none")]
     scrub_mb_per_s: Option<f64>,
-    /// Memory: 3/8 of it for segments being fetched and decoded, 2/8 for those served without being stored, 2/8 for mapped
-    /// files, 1/8 for messages [default: 2GiB].
+    /// Memory: 3/8 of it for segments being fetched and decoded, 2/8 for those served without being stored,
+    /// 2/8 for mapped files, 1/8 for messages [default: 2GiB].
     #[arg(long, value_parser = bytes)]
     #[serde(skip_serializing_if = "Option::is_none")]
     memory_bytes: Option<u64>,
@@ -123,7 +130,8 @@ pub struct Flags {
     #[arg(long)]
     #[serde(skip_serializing_if = "Vec::is_empty")]
     allow: Vec<String>,
-    /// URL of a node of a fixed cluster, e.g. http://cache-1:7070; repeat it for all nodes, this one included.
+    /// URL of a node of a fixed cluster, e.g. http://cache-1:7070; repeat it for all nodes, this one
+    /// included.
     #[arg(long = "cluster-node", value_name = "URL")]
     #[serde(skip_serializing_if = "Vec::is_empty")]
     nodes: Vec<String>,
@@ -147,8 +155,8 @@ struct SourceFlags {
     #[arg(long)]
     #[serde(skip_serializing_if = "Option::is_none")]
     s3_region: Option<String>,
-    /// Access key id [default: AWS_ACCESS_KEY_ID, then the AWS files]; the secret only comes from the environment,
-    /// the settings file or the AWS files.
+    /// Access key id [default: AWS_ACCESS_KEY_ID, then the AWS files]; the secret only comes from the
+    /// environment, the settings file or the AWS files.
     #[arg(long)]
     #[serde(skip_serializing_if = "Option::is_none")]
     s3_access_key_id: Option<String>,
@@ -164,11 +172,11 @@ struct SourceFlags {
     #[arg(long)]
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     s3_anonymous: bool,
-    /// Requests to the store under way at once [default: 32].
+    /// Requests to the object store under way at once [default: 32].
     #[arg(long, value_name = "N")]
     #[serde(skip_serializing_if = "Option::is_none")]
     s3_max_requests: Option<usize>,
-    /// Bytes a second read from the store by all requests together, e.g. 500MB [default: no limit].
+    /// Bytes a second read from the object store by all requests together, e.g. 500MB [default: no limit].
     #[arg(long, value_name = "BYTES", value_parser = bytes)]
     #[serde(skip_serializing_if = "Option::is_none")]
     s3_max_bytes_per_s: Option<u64>,
@@ -245,7 +253,8 @@ impl Settings {
             }
             figment = figment.merge(Toml::file_exact(path));
         }
-        // Variables of ours that are no settings of a node: whoever has one set may start a node all the same.
+        // Variables of ours that are no settings of a node: whoever has one set may start a node all the
+        // same.
         let others = ["config", "endpoint", "log", "zone", "nccl_plugin", "launcher", "base", "tag"];
         figment = figment.merge(Env::prefixed("FOREBAY_").ignore(&others).ignore(&TEXTS).split("__"));
         for key in TEXTS {
@@ -258,8 +267,8 @@ impl Settings {
         Ok(settings)
     }
 
-    /// The URL that others are told of a node that listens on `bound`. `Invalid` where that is every address, or not one
-    /// of the fixed cluster's.
+    /// The URL that others are told of a node that listens on `bound`. `Invalid` where that is every address,
+    /// or not one of the fixed cluster's.
     pub fn url(&self, bound: SocketAddr) -> Result<String> {
         let url = self.cluster.url(bound)?;
         if self.nodes.is_empty() || self.nodes.contains(&url) {

@@ -1,9 +1,10 @@
 //! Heat: what is read so much that this node cannot serve it all, and what to do about that.
 //!
-//! Once a second the node looks at how busy it is with serving: against `--serve-bytes-per-s` where that is set, and
-//! against its processors. When it was saturated for some seconds, the hottest segments that it owns are copied to the
-//! least busy nodes with room, one more copy each time, and then told to the readers through the topology, who spread over all
-//! copies. When this node alone could serve all of it again for a while, it says so, and the others drop their copies.
+//! Once a second the node looks at how busy it is with serving: against `--serve-bytes-per-s` where that is
+//! set, and against its processors. When it was saturated for some seconds, the hottest segments that it owns
+//! are copied to the least busy nodes with room, one more copy each time, and then told to the readers
+//! through the topology, who spread over all copies. When this node alone could serve all of it again for a
+//! while, it says so, and the others drop their copies.
 
 use crate::cluster::membership::Membership;
 use crate::cluster::peers::Peers;
@@ -53,7 +54,8 @@ const BURST: Duration = Duration::from_millis(20);
 /// A copy for readers who do not come is dropped after that time.
 const UNLISTED: Duration = Duration::from_secs(60);
 
-/// One that is not listed any more, after that time: the list is gone with its owner's lease, and may be back at once.
+/// One that is not listed any more, after that time: the list is gone with its owner's lease, and may be back
+/// at once.
 const GONE: Duration = Duration::from_secs(10);
 
 /// How busy the node is, and with what.
@@ -174,7 +176,8 @@ impl Heat {
         if all > 0.0 { self.load() * (all + away) / all } else { 0.0 }
     }
 
-    /// The hottest segments, as many as make up a share of the heat, and where copies are if they are hot already.
+    /// The hottest segments, as many as make up a share of the heat, and where copies are if they are hot
+    /// already.
     fn hottest(&self) -> Vec<(SegmentId, Option<Vec<String>>)> {
         let state = self.state();
         let mut all: Vec<_> = state.heat.iter().map(|(id, heat)| (*heat, *id)).collect();
@@ -279,8 +282,8 @@ async fn share(node: &Arc<Node>) {
     let mut shared = 0;
     let mut objects = HashMap::new();
     for (id, hot) in node.heat.hottest() {
-        let store = node.cache.store().clone();
-        let Ok(files) = blocking(move || store.list_of([id])).await else { return };
+        let disk = node.cache.disk().clone();
+        let Ok(files) = blocking(move || disk.list_of([id])).await else { return };
         let Some(first) = files.first() else { continue };
         if peers.role(id, &first.object) != Role::Primary {
             continue;
@@ -322,8 +325,8 @@ async fn share(node: &Arc<Node>) {
 }
 
 impl Heat {
-    /// A segment has a further copy, or readers are to use those that it has; false if that is not new, or if there are
-    /// too many already. `objects` knows the URI of its object, and how many replicas it has.
+    /// A segment has a further copy, or readers are to use those that it has; false if that is not new, or if
+    /// there are too many already. `objects` knows the URI of its object, and how many replicas it has.
     fn made_hot(
         &self,
         id: SegmentId,
@@ -351,11 +354,11 @@ async fn drop_forgotten(node: &Arc<Node>) {
     if gone.is_empty() {
         return;
     }
-    let (store, peers) = (node.cache.store().clone(), node.cache.peers().clone());
+    let (disk, peers) = (node.cache.disk().clone(), node.cache.peers().clone());
     let dropped = blocking(move || {
-        let files = store.list_of(gone.iter().copied());
+        let files = disk.list_of(gone.iter().copied());
         let is_ours = |id: &SegmentId| files.iter().any(|f| f.id == *id && peers.is_to_hold(*id, &f.object));
-        gone.into_iter().filter(|id| !is_ours(id) && store.drop_copy(*id)).count()
+        gone.into_iter().filter(|id| !is_ours(id) && disk.drop_copy(*id)).count()
     });
     if let Ok(segments) = dropped.await {
         tracing::info!(segments, "copies that are not read much any more are dropped");

@@ -1,9 +1,10 @@
-//! Other nodes of the cluster: who holds what, and segments from them rather than from the store.
+//! Other nodes of the cluster: who holds what, and segments from them rather than from the object store.
 //!
-//! A segment that is missing here is asked for at its owner, which fills it from the store if nobody has it: so a byte
-//! leaves the store once however many nodes serve it. Where this node is the owner itself, those are asked that may hold a
-//! copy: replicas, earlier owners, nodes that are leaving. What comes from another node verifies itself, or it did not
-//! come. A node that does not answer is left alone for a while, and without the others the store is always there.
+//! A segment that is missing here is asked for at its owner, which fills it from the object store if nobody
+//! has it: so a byte leaves the object store once however many nodes serve it. Where this node is the owner
+//! itself, those are asked that may hold a copy: replicas, earlier owners, nodes that are leaving. What comes
+//! from another node verifies itself, or it did not come. A node that does not answer is left alone for a
+//! while, and without the others the object store is always there.
 
 mod call;
 
@@ -24,7 +25,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use tokio::sync::watch;
 
-/// Nodes that are asked whether they hold what the store would have to give: in rank, beside those that leave.
+/// Nodes that are asked whether they hold what the object store would have to give: in rank, beside those
+/// that leave.
 const ASKED: usize = 8;
 
 /// The other nodes.
@@ -91,8 +93,8 @@ pub struct Missing<'a> {
     pub origin: &'a Origin,
     /// Names of the columns.
     pub columns: &'a [String],
-    /// Whether the owner may be asked to fill them. It is not where this node fills them as the owner itself: what it then
-    /// waits for must not wait for it.
+    /// Whether the owner may be asked to fill them. It is not where this node fills them as the owner itself:
+    /// what it then waits for must not wait for it.
     pub ask_owner: bool,
     /// Memory for what comes.
     pub room: &'a Arc<Room>,
@@ -139,8 +141,8 @@ impl Peers {
         topology.nodes.iter().chain(&topology.leaving).any(|n| n.address != self.me)
     }
 
-    /// Evens out who owns what of some datasets, all that are known here. To be called when the nodes or the datasets
-    /// have changed; until then the first in rank own. Not for an async thread.
+    /// Evens out who owns what of some datasets, all that are known here. To be called when the nodes or the
+    /// datasets have changed; until then the first in rank own. Not for an async thread.
     pub fn balance<'m>(&self, datasets: impl IntoIterator<Item = &'m Manifest>) {
         let nodes = self.view().topology.nodes.clone();
         let balance = Arc::new(Balance::of(&nodes, datasets));
@@ -164,7 +166,8 @@ impl Peers {
         view.clone()
     }
 
-    /// What this node's copy of a segment is to the cluster. Where there are no nodes at all, all it has is primary.
+    /// What this node's copy of a segment is to the cluster. Where there are no nodes at all, all it has is
+    /// primary.
     pub fn role(&self, id: SegmentId, object: &str) -> Role {
         let view = self.view();
         view.role(&view.copies(id, object), &self.me)
@@ -198,7 +201,8 @@ impl Peers {
         copies.order[..copies.count].iter().any(|&n| view.node(n).address == self.me)
     }
 
-    /// For each of some segments, with the URIs of their objects, the addresses of the others that are to hold a copy.
+    /// For each of some segments, with the URIs of their objects, the addresses of the others that are to
+    /// hold a copy.
     pub fn places(&self, segments: &[(SegmentId, String)]) -> Vec<Vec<String>> {
         let view = self.view();
         let placement = view.placement();
@@ -239,8 +243,9 @@ impl Peers {
         Some(peer)
     }
 
-    /// The missing columns from another node; `None`: the store has to give them. `Retry` when the owner lives but could
-    /// not get them from the store, `Full` when it lives but memory for them is short here: then others need not try.
+    /// The missing columns from another node; `None`: the object store has to give them. `Retry` when the
+    /// owner lives but could not get them from the object store, `Full` when it lives but memory for them is
+    /// short here: then others need not try.
     pub async fn fetch(&self, missing: Missing<'_>) -> Result<Option<(RecordBatch, Held)>> {
         let Some(mut whom) = self.whom(missing.origin) else { return Ok(None) };
         if !missing.ask_owner {
@@ -294,8 +299,8 @@ impl Peers {
         Ok(None)
     }
 
-    /// A copy of one file of a segment that another node offers, with what it says of its origin and its part of `room`.
-    /// `Denied` unless it is a node of this cluster.
+    /// A copy of one file of a segment that another node offers, with what it says of its origin and its part
+    /// of `room`. `Denied` unless it is a node of this cluster.
     pub async fn copy(
         &self,
         from: &str,
@@ -360,8 +365,8 @@ impl Peers {
         Ok((origin, batch, held))
     }
 
-    /// What came from a node, if it is sound and `right`. If not somebody is told: the node's disk or memory, or the network,
-    /// may be at fault.
+    /// What came from a node, if it is sound and `right`. If not somebody is told: the node's disk or memory,
+    /// or the network, may be at fault.
     fn judge(
         &self,
         node: &str,

@@ -1,13 +1,14 @@
 //! Replication: this node sees to it that the others that are to hold a copy of its segments do.
 //!
-//! What was just stored is offered to its replicas at once; and whenever the topology changes, everything that is held is
-//! offered to whoever is to hold it now, what is read soonest first: so a lost replica is made anew, a node that joined
-//! gets its share, and one that leaves hands over what it has. The others take what they lack from this node, into free
-//! room only: a precaution pushes nothing out. What they could not take is offered again after a while.
+//! What was just stored is offered to its replicas at once; and whenever the topology changes, everything
+//! that is held is offered to whoever is to hold it now, what is read soonest first: so a lost replica is
+//! made anew, a node that joined gets its share, and one that leaves hands over what it has. The others take
+//! what they lack from this node, into free room only: a precaution pushes nothing out. What they could not
+//! take is offered again after a while.
 
 use crate::cluster::peers::Peers;
-use crate::disk::Store;
-use crate::disk::copies::Kept;
+use crate::disk::DiskCache;
+use crate::disk::copies::CopyInfo;
 use crate::disk::policy::Forecast;
 use crate::read::cache::Cache;
 use crate::runtime::blocking;
@@ -102,7 +103,7 @@ impl Replicator {
 
     /// Offers all that is held to whoever is to hold it; false if some of it was not taken.
     pub async fn offer_all(&self) -> bool {
-        self.offer(|store| store.list()).await
+        self.offer(|disk| disk.list()).await
     }
 
     /// Before this node ends: waits until the topology lists it no more, then offers all that it holds.
@@ -118,28 +119,28 @@ impl Replicator {
     }
 
     async fn offer_some(&self, ids: HashSet<SegmentId>) -> bool {
-        self.offer(move |store| store.list_of(ids)).await
+        self.offer(move |disk| disk.list_of(ids)).await
     }
 
-    async fn offer(&self, kept: impl FnOnce(&Store) -> Vec<Kept> + Send + 'static) -> bool {
+    async fn offer(&self, kept: impl FnOnce(&DiskCache) -> Vec<CopyInfo> + Send + 'static) -> bool {
         if !self.peers.has_others() {
             return true;
         }
         let this = self.clone();
-        let Ok(offers) = blocking(move || this.offers(kept(this.cache.store()))).await else { return true };
+        let Ok(offers) = blocking(move || this.offers(kept(this.cache.disk()))).await else { return true };
         let each = offers.into_iter().map(|(address, files)| self.offer_to(address, files));
         join_all(each).await.into_iter().all(|taken| taken)
     }
 
     /// What to offer to whom, in order of need.
-    fn offers(&self, mut kept: Vec<Kept>) -> BTreeMap<String, Vec<Arc<Kept>>> {
+    fn offers(&self, mut kept: Vec<CopyInfo>) -> BTreeMap<String, Vec<Arc<CopyInfo>>> {
         let ids: Vec<SegmentId> = kept.iter().map(|k| k.id).collect();
         let next = self.cache.plans().next_uses(&ids);
         let segments: Vec<_> = kept.iter_mut().map(|k| (k.id, std::mem::take(&mut k.object))).collect();
         let places = self.peers.places(&segments);
         let mut order: Vec<_> = next.into_iter().zip(kept).zip(places).collect();
         order.sort_by_key(|((next, _), _)| *next);
-        let mut offers: BTreeMap<String, Vec<Arc<Kept>>> = BTreeMap::new();
+        let mut offers: BTreeMap<String, Vec<Arc<CopyInfo>>> = BTreeMap::new();
         for ((_, kept), places) in order {
             let kept = Arc::new(kept);
             places.into_iter().for_each(|address| offers.entry(address).or_default().push(kept.clone()));
@@ -147,7 +148,7 @@ impl Replicator {
         offers
     }
 
-    async fn offer_to(&self, address: String, files: Vec<Arc<Kept>>) -> bool {
+    async fn offer_to(&self, address: String, files: Vec<Arc<CopyInfo>>) -> bool {
         let Some(peer) = self.peers.peer(&address) else { return false };
         let (mut taken, offered) = (0, files.len());
         for files in files.chunks(OFFER) {
@@ -169,7 +170,7 @@ impl Replicator {
         let (node, peers) = (self.node.clone(), self.peers.clone());
         let tell = move || {
             node.datasets.balance();
-            node.cache.store().set_roles(demote, |segments| peers.roles(segments));
+            node.cache.disk().set_roles(demote, |segments| peers.roles(segments));
         };
         blocking(tell).await.ok();
     }
@@ -187,7 +188,7 @@ fn places(topology: &v1::Topology) -> v1::Topology {
 }
 
 /// A file as it is offered.
-pub(crate) fn item(kept: &Kept) -> v1::CopyItem {
+pub(crate) fn item(kept: &CopyInfo) -> v1::CopyItem {
     v1::CopyItem {
         segment: kept.id.0.to_bytes().to_vec().into(),
         columns: kept.columns.to_vec(),

@@ -1,8 +1,8 @@
-//! Manifests on disk, beside the segments and within the store's limit, so that a node that was restarted serves what it
-//! holds without asking the object store. All of it touches the disk: not for an async thread. (Beside them lies what
-//! `frozen` keeps.)
+//! Manifests on disk, beside the segments and within the disk cache's limit, so that a node that was
+//! restarted serves what it holds without asking the object store. All of it touches the disk: not for an
+//! async thread. (Beside them lies what `frozen` keeps.)
 
-use crate::disk::Store;
+use crate::disk::DiskCache;
 use forebay_proto::manifest::{Digest, Manifest};
 use forebay_proto::{Error, Result, v1};
 use prost::Message as _;
@@ -12,21 +12,21 @@ use std::sync::Arc;
 /// The folder of manifests.
 #[derive(Clone)]
 pub(super) struct Files {
-    store: Arc<Store>,
-    /// The directory of the store that it is in.
+    disk: Arc<DiskCache>,
+    /// The directory of the disk cache that it is in.
     home: PathBuf,
     folder: PathBuf,
 }
 
 impl Files {
-    /// Makes the folder in a directory of the store that works.
-    pub fn open(store: Arc<Store>) -> Result<Self> {
-        let home = store.home()?;
+    /// Makes the folder in a directory of the disk cache that works.
+    pub fn open(disk: Arc<DiskCache>) -> Result<Self> {
+        let home = disk.home()?;
         let folder = home.join("v1/manifests");
         std::fs::create_dir_all(&folder).map_err(|e| {
             Error::denied(format!("cache directory {}: cannot be made: {e}", folder.display()))
         })?;
-        Ok(Self { store, home, folder })
+        Ok(Self { disk, home, folder })
     }
 
     /// The manifests that are there, as far as `read` can make something of them; the others are removed.
@@ -50,15 +50,15 @@ impl Files {
         all
     }
 
-    /// Writes a manifest where the store's limit has room for it.
+    /// Writes a manifest where the disk cache's limit has room for it.
     pub fn keep(&self, manifest: &Manifest) -> Result<()> {
         self.write(&self.path(manifest.digest()), v1::Manifest::from(manifest).encode_to_vec())
     }
 
-    /// Writes a file where the store's limit has room for it.
+    /// Writes a file where the disk cache's limit has room for it.
     pub fn write(&self, path: &Path, content: Vec<u8>) -> Result<()> {
         let bytes = content.len() as u64;
-        if !self.store.book_beside(&self.home, bytes) {
+        if !self.disk.reserve_sidecar(&self.home, bytes) {
             return Err(Error::full(format!("{}: the cache has no room for it", path.display())));
         }
         let tmp = path.with_extension("tmp");
@@ -68,7 +68,7 @@ impl Files {
             .and_then(|()| std::fs::rename(&tmp, path));
         if written.is_err() {
             std::fs::remove_file(&tmp).ok();
-            self.store.release_beside(&self.home, bytes);
+            self.disk.release_sidecar(&self.home, bytes);
         }
         written.map_err(|e| Error::retry(format!("{}: write: {e}", path.display())))
     }
@@ -82,7 +82,7 @@ impl Files {
     pub fn remove_file(&self, path: &Path) {
         let bytes = std::fs::metadata(path).map_or(0, |m| m.len());
         if std::fs::remove_file(path).is_ok() {
-            self.store.release_beside(&self.home, bytes);
+            self.disk.release_sidecar(&self.home, bytes);
         }
     }
 

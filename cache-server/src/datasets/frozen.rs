@@ -1,6 +1,6 @@
-//! Frozen datasets on disk, one for each URI and segment size: what a listing says is compared with them, so that a dataset
-//! that has not changed is opened without reading its footers again, and one that is held can be opened while the object
-//! store does not answer.
+//! Frozen datasets on disk, one for each URI and segment size: what a listing says is compared with them, so
+//! that a dataset that has not changed is opened without reading its footers again, and one that is held can
+//! be opened while the object store does not answer.
 
 use super::files::Files;
 use crate::runtime::blocking;
@@ -17,7 +17,7 @@ const KEPT_MAX: usize = 256;
 
 /// A file: what [`Frozen`] has. The manifest verifies itself by its digest, the rest by the hash.
 #[derive(Clone, PartialEq, prost::Message)]
-struct Kept {
+struct StoredFrozen {
     #[prost(message, optional, tag = "1")]
     manifest: Option<v1::Manifest>,
     #[prost(uint64, repeated, tag = "2")]
@@ -28,7 +28,7 @@ struct Kept {
     hash: u64,
 }
 
-impl Kept {
+impl StoredFrozen {
     fn of(frozen: &Frozen) -> Self {
         let (column_bytes, row_groups) = (frozen.column_bytes.clone(), frozen.row_groups);
         let mut kept = Self { manifest: Some((&frozen.manifest).into()), column_bytes, row_groups, hash: 0 };
@@ -51,8 +51,8 @@ impl Kept {
     }
 }
 
-/// Freezes a dataset anew, with the footers of before if it has not changed. While the store does not answer it is what it
-/// was when it last did.
+/// Freezes a dataset anew, with the footers of before if it has not changed. While the object store does not
+/// answer it is what it was when it last did.
 pub(super) async fn freeze(
     source: Source,
     files: Files,
@@ -84,7 +84,9 @@ impl Files {
     fn frozen(&self, uri: &str, segment_bytes: u64) -> Option<Arc<Frozen>> {
         let path = self.frozen_path(uri, segment_bytes);
         let bytes = std::fs::read(&path).ok()?;
-        let kept = Kept::decode(&bytes[..]).map_err(|e| Error::corrupt(e.to_string())).and_then(Kept::frozen);
+        let kept = StoredFrozen::decode(&bytes[..])
+            .map_err(|e| Error::corrupt(e.to_string()))
+            .and_then(StoredFrozen::frozen);
         match kept {
             Ok(frozen)
                 if frozen.manifest.uri() == uri && frozen.manifest.segment_bytes() == segment_bytes =>
@@ -109,7 +111,7 @@ impl Files {
         all.sort_unstable();
         let over = (all.len() + 1).saturating_sub(KEPT_MAX);
         all[..over].iter().for_each(|(_, path)| self.remove_file(path));
-        self.write(&path, Kept::of(frozen).encode_to_vec())
+        self.write(&path, StoredFrozen::of(frozen).encode_to_vec())
     }
 
     fn frozen_path(&self, uri: &str, segment_bytes: u64) -> PathBuf {
@@ -122,7 +124,7 @@ impl Files {
 mod tests {
     use super::*;
     use crate::disk::policy::NoForecast;
-    use crate::disk::{Store, StoreSettings};
+    use crate::disk::{DiskCache, DiskCacheSettings};
     use arrow::datatypes::{DataType, Field, Schema};
     use forebay_proto::manifest::{Object, SegmentSize};
 
@@ -138,24 +140,24 @@ mod tests {
     #[test]
     fn what_was_frozen_is_kept_checked_and_bounded() {
         let dir = tempfile::tempdir().unwrap();
-        let settings = StoreSettings::new(dir.path(), 16 << 20);
-        let open = || Arc::new(Store::open(&settings, Arc::new(NoForecast)).unwrap());
-        let store = open();
-        let files = Files::open(store.clone()).unwrap();
-        let empty = store.used_bytes();
+        let settings = DiskCacheSettings::new(dir.path(), 16 << 20);
+        let open = || Arc::new(DiskCache::open(&settings, Arc::new(NoForecast)).unwrap());
+        let disk = open();
+        let files = Files::open(disk.clone()).unwrap();
+        let empty = disk.used_bytes();
         let (a, b) = (frozen(0), frozen(1));
         files.keep_frozen(&a).unwrap();
         files.keep_frozen(&b).unwrap();
-        let used = store.used_bytes();
+        let used = disk.used_bytes();
         files.keep_frozen(&b).unwrap();
         assert!(
-            used > empty && store.used_bytes() == used,
+            used > empty && disk.used_bytes() == used,
             "one that is kept again takes the place of itself"
         );
-        drop((files, store));
-        let store = open();
-        assert_eq!(store.used_bytes(), used, "also after a restart");
-        let files = Files::open(store.clone()).unwrap();
+        drop((files, disk));
+        let disk = open();
+        assert_eq!(disk.used_bytes(), used, "also after a restart");
+        let files = Files::open(disk.clone()).unwrap();
         let read = files.frozen("s3://b/d0", 1).unwrap();
         assert_eq!((read.manifest.digest(), read.row_groups), (a.manifest.digest(), 1));
         assert_eq!((&read.column_bytes, &read.schema), (&a.column_bytes, &a.schema));

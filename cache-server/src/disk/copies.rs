@@ -1,15 +1,16 @@
-//! What the store can say and do about its files as copies: for other nodes, and by the role that each has in the cluster.
+//! What the disk cache can say and do about its files as copies: for other nodes, and by the role that each
+//! has in the cluster.
 
 use super::dirs::Health;
 use super::file::{Origin, read_header};
 use super::policy::Role;
-use super::{Entry, FileKey, Store};
+use super::{DiskCache, Entry, FileKey};
 use forebay_proto::manifest::SegmentId;
 use std::sync::Arc;
 
 /// A file, as other nodes may want it.
 #[derive(Debug, Clone)]
-pub struct Kept {
+pub struct CopyInfo {
     /// The segment.
     pub id: SegmentId,
     /// URI of its object.
@@ -20,23 +21,23 @@ pub struct Kept {
     pub bytes: u64,
 }
 
-impl Kept {
+impl CopyInfo {
     fn new(key: &FileKey, e: &Entry) -> Self {
         Self { id: key.id, object: e.object.clone(), columns: e.columns.clone(), bytes: e.bytes }
     }
 }
 
-impl Store {
+impl DiskCache {
     /// All files.
-    pub fn list(&self) -> Vec<Kept> {
-        self.index().entries().map(|(key, e)| Kept::new(key, e)).collect()
+    pub fn list(&self) -> Vec<CopyInfo> {
+        self.index().entries().map(|(key, e)| CopyInfo::new(key, e)).collect()
     }
 
     /// The files of some segments.
-    pub fn list_of(&self, ids: impl IntoIterator<Item = SegmentId>) -> Vec<Kept> {
+    pub fn list_of(&self, ids: impl IntoIterator<Item = SegmentId>) -> Vec<CopyInfo> {
         let index = self.index();
         let keys = ids.into_iter().flat_map(|id| index.files_of(id));
-        keys.filter_map(|key| index.get(&key).map(|e| Kept::new(&key, e))).collect()
+        keys.filter_map(|key| index.get(&key).map(|e| CopyInfo::new(&key, e))).collect()
     }
 
     /// Which object version a segment is of, from the header of one of its files.
@@ -52,8 +53,8 @@ impl Store {
         read_header(place.disk(), &file, bytes).ok()?.0.origin().ok()
     }
 
-    /// Says anew which files are primaries, and if `demote` which are not any more: `roles` answers for segments and the
-    /// URIs of their objects.
+    /// Says anew which files are primaries, and if `demote` which are not any more: `roles` answers for
+    /// segments and the URIs of their objects.
     pub fn set_roles(&self, demote: bool, roles: impl Fn(&[(SegmentId, String)]) -> Vec<Role>) {
         let (keys, segments): (Vec<FileKey>, Vec<_>) =
             self.index().entries().map(|(key, e)| (*key, (key.id, e.object.clone()))).unzip();
@@ -81,8 +82,8 @@ impl Store {
         self.free_of_dirs().sum()
     }
 
-    /// Whether files of so many bytes can all be written without evicting anything, each where most room is: not in a
-    /// directory that fails or is full, nor partly in one and partly in another.
+    /// Whether files of so many bytes can all be written without evicting anything, each where most room is:
+    /// not in a directory that fails or is full, nor partly in one and partly in another.
     pub fn has_room(&self, files: impl IntoIterator<Item = u64>) -> bool {
         let mut free: Vec<u64> = self.free_of_dirs().collect();
         files.into_iter().all(|bytes| {

@@ -1,8 +1,9 @@
-//! The directories of a store: which work, which are set aside, and how those come back.
+//! The directories of a disk cache: which work, which are set aside, and how those come back.
 //!
-//! A directory whose operations fail is probed at once (write, flush, read back, remove a small file). If that works, only
-//! the one file was at fault; if not, the directory is set aside: its files count as absent, and it is probed again and
-//! again, at growing intervals, until it works. A full one is still read, but nothing is written to it until it has room.
+//! A directory whose operations fail is probed at once (write, flush, read back, remove a small file). If
+//! that works, only the one file was at fault; if not, the directory is set aside: its files count as absent,
+//! and it is probed again and again, at growing intervals, until it works. A full one is still read, but
+//! nothing is written to it until it has room.
 
 use super::file_system::{Disk, Stat};
 use super::index::FileKey;
@@ -182,8 +183,8 @@ impl Dir {
         self.health() != Health::Up && self.state().next_probe.is_some_and(|at| at <= now)
     }
 
-    /// Tries to take one that is not up into use again, as far as its files go: an error says why not, and the next
-    /// attempt comes later.
+    /// Tries to take one that is not up into use again, as far as its files go: an error says why not, and
+    /// the next attempt comes later.
     pub fn retry(&self, state: &mut State, now: Instant) -> forebay_proto::Result<()> {
         let tried = self.try_again(state);
         if tried.is_err() {

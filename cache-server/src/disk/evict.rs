@@ -1,14 +1,14 @@
 //! Eviction: room for a new file, made by removing what will be read last.
 //!
-//! First go replicas, the owner has another copy. Of each kind first goes what is in no plan, by recency, then what is read
-//! farthest from now; never what is pinned or being read.
-//! Victims are found by a scan over all entries, which is paid once for many: the best 3 per cent or so are queued, and
-//! each is looked at again, and asked about again, when its turn comes. The scan is made anew when the queue is used up,
-//! or when so much was read or written that others may have become better victims.
+//! First go replicas, the owner has another copy. Of each kind first goes what is in no plan, by recency,
+//! then what is read farthest from now; never what is pinned or being read. Victims are found by a scan over
+//! all entries, which is paid once for many: the best 3 per cent or so are queued, and each is looked at
+//! again, and asked about again, when its turn comes. The scan is made anew when the queue is used up, or
+//! when so much was read or written that others may have become better victims.
 
-use super::index::{Booking, Entry, FileKey, Index};
+use super::index::{Entry, FileKey, Index, Reservation};
 use super::policy::{Admit, NextUse, Role};
-use super::{Store, dirs::Health};
+use super::{DiskCache, dirs::Health};
 use forebay_proto::manifest::SegmentId;
 use std::sync::atomic::Ordering;
 
@@ -55,7 +55,7 @@ pub struct Wanted {
 #[derive(Debug)]
 pub enum Room {
     /// Here.
-    Booked(Booking),
+    Booked(Reservation),
     /// Only at the price of what will be read sooner.
     NotWorthIt,
     /// Not at all.
@@ -68,7 +68,7 @@ struct Taken {
     /// The bytes of each.
     held: Vec<u64>,
     /// All of them, or as many as are wanted.
-    booking: Booking,
+    booking: Reservation,
 }
 
 /// What came of looking for victims.
@@ -79,7 +79,7 @@ enum Step {
     End(Room),
 }
 
-impl Store {
+impl DiskCache {
     /// Books room in a directory that works, evicting as far as it is wanted.
     pub(super) fn make_room(&self, wanted: Wanted) -> Room {
         for _ in 0..ATTEMPTS {
@@ -108,7 +108,7 @@ impl Store {
     }
 
     /// Books free room; where there is none, says which directories are short of how much.
-    fn free_room(&self, Wanted { bytes, only, .. }: Wanted) -> Result<Booking, Vec<(usize, u64)>> {
+    fn free_room(&self, Wanted { bytes, only, .. }: Wanted) -> Result<Reservation, Vec<(usize, u64)>> {
         let mut index = self.index();
         let short = self.short(&index, bytes, only);
         match short.iter().find(|(_, short)| *short == 0) {
@@ -117,7 +117,8 @@ impl Store {
         }
     }
 
-    /// Takes the best victims of one directory out of the index; others look for theirs while these are unlinked.
+    /// Takes the best victims of one directory out of the index; others look for theirs while these are
+    /// unlinked.
     fn take_victims(&self, wanted: Wanted, short: &[(usize, u64)]) -> Step {
         let mut victims = self.victims.lock();
         if victims.is_stale(&self.index()) {
@@ -147,13 +148,14 @@ impl Store {
         self.victims.lock().is_scanned = false;
     }
 
-    /// Directories that can be written and could hold `bytes`, and how many each is short of; the roomiest first.
+    /// Directories that can be written and could hold `bytes`, and how many each is short of; the roomiest
+    /// first.
     fn short(&self, index: &Index, bytes: u64, only: Option<usize>) -> Vec<(usize, u64)> {
         let mut short: Vec<_> = (0..self.dirs.len())
             .filter(|&dir| only.is_none_or(|only| only == dir))
-            .filter(|&dir| self.dirs[dir].health() == Health::Up && bytes <= index.account(dir).limit_bytes)
+            .filter(|&dir| self.dirs[dir].health() == Health::Up && bytes <= index.quota(dir).limit_bytes)
             .map(|dir| {
-                let a = index.account(dir);
+                let a = index.quota(dir);
                 (
                     dir,
                     (a.used_bytes + bytes).saturating_sub(a.limit_bytes),
@@ -165,8 +167,9 @@ impl Store {
         short.into_iter().map(|(dir, short, _)| (dir, short)).collect()
     }
 
-    /// Of each directory's group of victims, the group whose soonest is read last; `Some(None)` when even that is read
-    /// sooner than the new segment. `None` when one of the victims is none any more, as when a plan was announced since: scan again.
+    /// Of each directory's group of victims, the group whose soonest is read last; `Some(None)` when even
+    /// that is read sooner than the new segment. `None` when one of the victims is none any more, as when a
+    /// plan was announced since: scan again.
     fn choose(
         &self,
         victims: &mut Victims,
@@ -240,9 +243,9 @@ impl Store {
         self.counters.scans.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Unlinks files that were taken out of the index, and answers with what is booked in their place; `None` when one
-    /// of them cannot be removed: what it takes stays booked until it can.
-    fn remove_taken(&self, Taken { keys, held, mut booking }: Taken, bytes: u64) -> Option<Booking> {
+    /// Unlinks files that were taken out of the index, and answers with what is booked in their place; `None`
+    /// when one of them cannot be removed: what it takes stays booked until it can.
+    fn remove_taken(&self, Taken { keys, held, mut booking }: Taken, bytes: u64) -> Option<Reservation> {
         let files = keys.iter().zip(held);
         let stuck: Vec<_> = files.filter(|(key, _)| !self.unlink(booking.dir, key)).collect();
         self.counters.evictions.fetch_add(keys.len() as u64, Ordering::Relaxed);
@@ -263,8 +266,8 @@ impl Victims {
         !self.is_scanned || index.changes() > index.len() as u64 / STALE_SHARE
     }
 
-    /// Whether a victim will be read much sooner than any was to be when the queue was made: it is none any more. All
-    /// draw nearer as time goes on, but not by half within the life of a queue.
+    /// Whether a victim will be read much sooner than any was to be when the queue was made: it is none any
+    /// more. All draw nearer as time goes on, but not by half within the life of a queue.
     fn is_much_sooner(&self, next: NextUse, replica: bool) -> bool {
         match (next, self.soonest[usize::from(replica)]) {
             (NextUse::Planned(next), Some(NextUse::Planned(soonest))) => next < soonest / 2,
@@ -273,8 +276,8 @@ impl Victims {
         }
     }
 
-    /// For each directory that is short of bytes, the first victims that give them; directories without enough are left
-    /// out. What was used, read, pinned or removed since the scan is dropped.
+    /// For each directory that is short of bytes, the first victims that give them; directories without
+    /// enough are left out. What was used, read, pinned or removed since the scan is dropped.
     fn groups(&mut self, index: &Index, short: &[(usize, u64)]) -> Vec<(usize, Vec<Victim>)> {
         let good = |v: &Victim| {
             index

@@ -1,4 +1,5 @@
-//! Every file operation of the store, behind one trait: the real disk, and in tests one that fails on purpose.
+//! Every file operation of the disk cache, behind one trait: the real disk, and in tests one that fails on
+//! purpose.
 
 use std::fs::{self, File};
 use std::io::{self, IoSlice, Write};
@@ -16,8 +17,8 @@ pub struct Stat {
     pub is_dir: bool,
 }
 
-/// Equal stamps: the same file, not written to since. A writer cannot keep it as it was: the time of change is the
-/// kernel's.
+/// Equal stamps: the same file, not written to since. A writer cannot keep it as it was: the time of change
+/// is the kernel's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Stamp {
     /// Length.
@@ -96,7 +97,8 @@ impl Disk for RealDisk {
         if bytes == 0 {
             return Ok(file);
         }
-        // A full disk says so before anything is written, and the file gets neither more nor later blocks than its size.
+        // A full disk says so before anything is written, and the file gets neither more nor later blocks
+        // than its size.
         match rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, bytes) {
             Err(e) if !matches!(e, rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::NOSYS) => Err(e.into()),
             _ => Ok(file),

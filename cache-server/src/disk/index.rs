@@ -1,4 +1,4 @@
-//! What the store holds, in memory: files by segment, bytes in use by directory, recency, kept maps.
+//! What the disk cache holds, in memory: files by segment, bytes in use by directory, recency, kept maps.
 
 use super::map::Mapped;
 use super::pins;
@@ -70,7 +70,7 @@ impl Entry {
 
 /// The books of a directory.
 #[derive(Debug, Default)]
-pub struct Account {
+pub struct Quota {
     /// Bytes that it may use.
     pub limit_bytes: u64,
     /// Bytes in use: files, those being written and those being removed, folders.
@@ -83,7 +83,7 @@ pub struct Account {
 
 /// Bytes booked in a directory for a file to come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Booking {
+pub struct Reservation {
     /// The directory.
     pub dir: usize,
     /// How many.
@@ -97,10 +97,10 @@ pub struct Replaced {
     /// Its map, to be let go without the index's lock held.
     pub map: Option<Arc<Mapped>>,
     /// It is still there, in another directory.
-    pub elsewhere: Option<Booking>,
+    pub elsewhere: Option<Reservation>,
 }
 
-impl Booking {
+impl Reservation {
     /// So many bytes of it.
     pub fn part(self, bytes: u64) -> Self {
         Self { bytes, ..self }
@@ -115,18 +115,19 @@ pub struct Index {
     /// Files being unlinked: nothing may take their names yet.
     going: HashSet<FileKey>,
     /// Files that could not be unlinked, whose bytes stay booked, and when they are tried again.
-    stuck: Vec<(FileKey, Booking)>,
+    stuck: Vec<(FileKey, Reservation)>,
     stuck_due: Option<Instant>,
-    accounts: Vec<Account>,
+    quotas: Vec<Quota>,
     /// URIs whose objects' files stay.
     pub pins: pins::Pins,
     clock: u64,
-    /// The clock at the last scan for victims, and how many entries are new or were used for the first time since.
+    /// The clock at the last scan for victims, and how many entries are new or were used for the first time
+    /// since.
     scanned_at: u64,
     changes: u64,
     maps: usize,
-    /// Maps that may be kept, and how many there are when those used longest ago are dropped next: more while so many are
-    /// being read.
+    /// Maps that may be kept, and how many there are when those used longest ago are dropped next: more while
+    /// so many are being read.
     maps_max: usize,
     maps_bound: usize,
 }
@@ -134,9 +135,9 @@ pub struct Index {
 impl Index {
     /// An empty index of directories with these limits.
     pub fn new(limits: impl IntoIterator<Item = u64>) -> Self {
-        let accounts =
-            limits.into_iter().map(|limit_bytes| Account { limit_bytes, ..Account::default() }).collect();
-        Self { accounts, maps_max: MAPS_MAX, maps_bound: MAPS_MAX, ..Self::default() }
+        let quotas =
+            limits.into_iter().map(|limit_bytes| Quota { limit_bytes, ..Quota::default() }).collect();
+        Self { quotas, maps_max: MAPS_MAX, maps_bound: MAPS_MAX, ..Self::default() }
     }
 
     pub fn len(&self) -> usize {
@@ -153,12 +154,12 @@ impl Index {
         self.changes
     }
 
-    pub fn account(&self, dir: usize) -> &Account {
-        &self.accounts[dir]
+    pub fn quota(&self, dir: usize) -> &Quota {
+        &self.quotas[dir]
     }
 
     pub fn used_bytes(&self) -> u64 {
-        self.accounts.iter().map(|a| a.used_bytes).sum()
+        self.quotas.iter().map(|a| a.used_bytes).sum()
     }
 
     pub fn entries(&self) -> impl Iterator<Item = (&FileKey, &Entry)> {
@@ -198,8 +199,9 @@ impl Index {
         Some((entry.dir, entry.map.clone()))
     }
 
-    /// Keeps a file's map for the next reader; answers with the one that is to be read. Where another reader has opened the
-    /// same file that is its map: the entry knows only one, and the file must not go while any is being read.
+    /// Keeps a file's map for the next reader; answers with the one that is to be read. Where another reader
+    /// has opened the same file that is its map: the entry knows only one, and the file must not go while any
+    /// is being read.
     pub fn keep_map(&mut self, key: &FileKey, map: &Arc<Mapped>) -> Arc<Mapped> {
         let Some(e) = self.entries.get_mut(key) else { return map.clone() };
         if let Some(kept) = e.map.as_ref().filter(|kept| kept.is_of(&map.stat.stamp)) {
@@ -219,9 +221,9 @@ impl Index {
         }
     }
 
-    /// Where there are too many maps: takes those used longest ago, a sixteenth of all, to be dropped without the index's
-    /// lock held. What is being read keeps its map: dropping it would free nothing, and the file would be taken for one
-    /// that may be evicted.
+    /// Where there are too many maps: takes those used longest ago, a sixteenth of all, to be dropped without
+    /// the index's lock held. What is being read keeps its map: dropping it would free nothing, and the file
+    /// would be taken for one that may be evicted.
     pub fn take_old_maps(&mut self) -> Vec<Arc<Mapped>> {
         if self.maps <= self.maps_bound {
             return Vec::new();
@@ -247,15 +249,15 @@ impl Index {
     }
 
     /// Books bytes whether they fit or not.
-    pub fn book(&mut self, dir: usize, bytes: u64) -> Booking {
-        let a = &mut self.accounts[dir];
+    pub fn book(&mut self, dir: usize, bytes: u64) -> Reservation {
+        let a = &mut self.quotas[dir];
         a.used_bytes += bytes;
-        Booking { dir, bytes, era: a.era }
+        Reservation { dir, bytes, era: a.era }
     }
 
     /// Gives booked bytes back.
-    pub fn release(&mut self, booking: Booking) {
-        let a = &mut self.accounts[booking.dir];
+    pub fn release(&mut self, booking: Reservation) {
+        let a = &mut self.quotas[booking.dir];
         if a.era == booking.era {
             a.used_bytes = a.used_bytes.saturating_sub(booking.bytes);
         }
@@ -263,22 +265,22 @@ impl Index {
 
     /// Gives bytes back that were booked for good.
     pub fn give_back(&mut self, dir: usize, bytes: u64) {
-        let a = &mut self.accounts[dir];
+        let a = &mut self.quotas[dir];
         a.used_bytes = a.used_bytes.saturating_sub(bytes);
     }
 
     /// Makes booked bytes so many, whether they fit or not.
-    pub fn resize(&mut self, booking: &mut Booking, bytes: u64) {
+    pub fn resize(&mut self, booking: &mut Reservation, bytes: u64) {
         self.release(*booking);
         booking.bytes = bytes;
         if self.is_valid(booking) {
-            self.accounts[booking.dir].used_bytes += bytes;
+            self.quotas[booking.dir].used_bytes += bytes;
         }
     }
 
     /// Whether a booking still counts: its directory was not set aside since.
-    pub fn is_valid(&self, booking: &Booking) -> bool {
-        self.accounts[booking.dir].era == booking.era
+    pub fn is_valid(&self, booking: &Reservation) -> bool {
+        self.quotas[booking.dir].era == booking.era
     }
 
     /// Whether a file of this name is being removed.
@@ -286,16 +288,17 @@ impl Index {
         self.going.contains(key)
     }
 
-    /// Takes files of one directory out so that `bytes` can be written where they were. Their bytes stay booked until
-    /// [`Index::gone`]. `None`, and nothing has happened, if one of them is not there, pinned or in use by now, or they
-    /// are not enough any more. The entries are answered so that their maps end without the index's lock held.
-    pub fn take(&mut self, dir: usize, keys: &[FileKey], bytes: u64) -> Option<(Booking, Vec<Entry>)> {
+    /// Takes files of one directory out so that `bytes` can be written where they were. Their bytes stay
+    /// booked until [`Index::gone`]. `None`, and nothing has happened, if one of them is not there, pinned or
+    /// in use by now, or they are not enough any more. The entries are answered so that their maps end
+    /// without the index's lock held.
+    pub fn take(&mut self, dir: usize, keys: &[FileKey], bytes: u64) -> Option<(Reservation, Vec<Entry>)> {
         let mut theirs = 0;
         for key in keys {
             let e = self.entries.get(key).filter(|e| e.dir == dir && !e.pinned && !e.is_in_use())?;
             theirs += e.bytes;
         }
-        let a = &self.accounts[dir];
+        let a = &self.quotas[dir];
         if a.used_bytes + bytes > a.limit_bytes + theirs {
             return None;
         }
@@ -303,15 +306,19 @@ impl Index {
         let entries = keys.iter().filter_map(|key| self.forget(key)).collect();
         self.going.extend(keys);
         self.book(dir, bytes.saturating_sub(theirs));
-        Some((Booking { dir, bytes: theirs.max(bytes), era }, entries))
+        Some((Reservation { dir, bytes: theirs.max(bytes), era }, entries))
     }
 
     /// Takes a file out if its entry is `such`; its bytes stay booked until [`Index::gone`].
-    pub fn take_one(&mut self, key: &FileKey, such: impl FnOnce(&Entry) -> bool) -> Option<(Booking, Entry)> {
+    pub fn take_one(
+        &mut self,
+        key: &FileKey,
+        such: impl FnOnce(&Entry) -> bool,
+    ) -> Option<(Reservation, Entry)> {
         self.entries.get(key).filter(|e| such(e))?;
         let e = self.forget(key)?;
         self.going.insert(*key);
-        Some((Booking { dir: e.dir, bytes: e.bytes, era: self.accounts[e.dir].era }, e))
+        Some((Reservation { dir: e.dir, bytes: e.bytes, era: self.quotas[e.dir].era }, e))
     }
 
     /// The files that were taken out are unlinked.
@@ -322,14 +329,15 @@ impl Index {
     }
 
     /// A file that was taken out could not be unlinked: its bytes stay booked.
-    pub fn keep_stuck(&mut self, key: FileKey, booking: Booking) {
+    pub fn keep_stuck(&mut self, key: FileKey, booking: Reservation) {
         if self.is_valid(&booking) {
             self.stuck.push((key, booking));
         }
     }
 
-    /// Takes the files that could not be unlinked, if it is time to try again; nothing may take their names meanwhile.
-    pub fn take_stuck(&mut self, now: Instant) -> Vec<(FileKey, Booking)> {
+    /// Takes the files that could not be unlinked, if it is time to try again; nothing may take their names
+    /// meanwhile.
+    pub fn take_stuck(&mut self, now: Instant) -> Vec<(FileKey, Reservation)> {
         if self.stuck.is_empty() || self.stuck_due.is_some_and(|due| now < due) {
             return Vec::new();
         }
@@ -339,15 +347,15 @@ impl Index {
         stuck
     }
 
-    /// Adds a file; its bytes are those of the booking. One of the same name is replaced: in another directory it is
-    /// answered with its map and still booked, until it is unlinked and [`Index::gone`].
-    pub fn insert(&mut self, key: FileKey, mut entry: Entry, booking: Booking) -> Replaced {
+    /// Adds a file; its bytes are those of the booking. One of the same name is replaced: in another
+    /// directory it is answered with its map and still booked, until it is unlinked and [`Index::gone`].
+    pub fn insert(&mut self, key: FileKey, mut entry: Entry, booking: Reservation) -> Replaced {
         if !self.is_valid(&booking) {
             return Replaced::default();
         }
         let mut replaced = Replaced::default();
         if let Some(old) = self.forget(&key) {
-            let theirs = Booking { dir: old.dir, bytes: old.bytes, era: self.accounts[old.dir].era };
+            let theirs = Reservation { dir: old.dir, bytes: old.bytes, era: self.quotas[old.dir].era };
             match theirs.dir == booking.dir {
                 true => self.release(theirs),
                 false => {
@@ -358,7 +366,7 @@ impl Index {
             replaced.map = old.map;
         }
         // What could not be unlinked was replaced by its successor.
-        let is_this = |(k, b): &mut (FileKey, Booking)| *k == key && b.dir == booking.dir;
+        let is_this = |(k, b): &mut (FileKey, Reservation)| *k == key && b.dir == booking.dir;
         let unstuck: Vec<_> = self.stuck.extract_if(.., is_this).collect();
         unstuck.into_iter().for_each(|(_, theirs)| self.release(theirs));
         self.changes += 1;
@@ -374,7 +382,7 @@ impl Index {
 
     /// Books what a folder takes by now. Folders do not shrink.
     pub fn folder_is(&mut self, dir: usize, name: &str, bytes: u64) {
-        let a = &mut self.accounts[dir];
+        let a = &mut self.quotas[dir];
         let seen = a.folders.entry(name.to_owned()).or_default();
         a.used_bytes += bytes.saturating_sub(*seen);
         *seen = bytes.max(*seen);
@@ -385,7 +393,7 @@ impl Index {
         let keys: Vec<_> = self.entries.iter().filter(|(_, e)| e.dir == dir).map(|(k, _)| *k).collect();
         keys.iter().for_each(|key| drop(self.forget(key)));
         self.stuck.retain(|(_, booking)| booking.dir != dir);
-        let a = &mut self.accounts[dir];
+        let a = &mut self.quotas[dir];
         a.era += 1;
         a.used_bytes = 0;
         a.folders.clear();
@@ -425,7 +433,7 @@ mod tests {
     use crate::disk::file::Origin;
     use crate::disk::map;
     use crate::disk::policy::{Admit, NoForecast, Role};
-    use crate::disk::{Store, StoreSettings};
+    use crate::disk::{DiskCache, DiskCacheSettings};
     use arrow::array::{ArrayRef, Int64Array, RecordBatch};
     use forebay_proto::manifest::{Digest, SegmentId};
     use std::sync::Arc;
@@ -433,23 +441,24 @@ mod tests {
     #[test]
     fn maps_of_idle_files_go_and_those_being_read_stay() {
         let dir = tempfile::tempdir().unwrap();
-        let open = || Store::open(&StoreSettings::new(dir.path(), 1 << 30), Arc::new(NoForecast)).unwrap();
-        let store = open();
+        let open =
+            || DiskCache::open(&DiskCacheSettings::new(dir.path(), 1 << 30), Arc::new(NoForecast)).unwrap();
+        let cache = open();
         for i in 0..40 {
             let values = Arc::new(Int64Array::from_iter_values(0..100)) as ArrayRef;
             let batch = RecordBatch::try_from_iter([("id", values)]).unwrap();
             let origin = Origin { id: SegmentId(Digest(i)), object: "file:///o".into(), etag: "e".into() };
-            store.write(&origin, &batch, Admit::Always, Role::Primary).unwrap();
+            cache.write(&origin, &batch, Admit::Always, Role::Primary).unwrap();
         }
-        drop(store);
-        let store = open();
+        drop(cache);
+        let cache = open();
         {
-            let mut index = store.index();
+            let mut index = cache.index();
             (index.maps_max, index.maps_bound) = (8, 8);
         }
-        let find = |i| store.find(SegmentId(Digest(i)), &["id".into()]);
+        let find = |i| cache.find(SegmentId(Digest(i)), &["id".into()]);
         let kept = || {
-            let index = store.index();
+            let index = cache.index();
             let kept = index.entries.values().filter(|e| e.map.is_some()).count();
             assert_eq!(kept, index.maps);
             kept
@@ -458,7 +467,7 @@ mod tests {
         assert_eq!(kept(), 20, "all of them are being read");
         (20..40).for_each(|i| drop(find(i)));
         assert!(kept() < 24, "{}", kept());
-        assert_eq!(store.index().entries.values().filter(|e| e.is_in_use()).count(), 20);
+        assert_eq!(cache.index().entries.values().filter(|e| e.is_in_use()).count(), 20);
         drop(read);
         (20..40).for_each(|i| drop(find(i)));
         (20..40).for_each(|i| drop(find(i)));
@@ -468,15 +477,16 @@ mod tests {
     #[test]
     fn a_file_that_two_open_at_once_has_one_map() {
         let dir = tempfile::tempdir().unwrap();
-        let store = Store::open(&StoreSettings::new(dir.path(), 1 << 30), Arc::new(NoForecast)).unwrap();
+        let cache =
+            DiskCache::open(&DiskCacheSettings::new(dir.path(), 1 << 30), Arc::new(NoForecast)).unwrap();
         let values = Arc::new(Int64Array::from_iter_values(0..100)) as ArrayRef;
         let batch = RecordBatch::try_from_iter([("id", values)]).unwrap();
         let origin = Origin { id: SegmentId(Digest(1)), object: "file:///o".into(), etag: "e".into() };
-        drop(store.write(&origin, &batch, Admit::Always, Role::Primary).unwrap());
-        let mut index = store.index();
+        drop(cache.write(&origin, &batch, Admit::Always, Role::Primary).unwrap());
+        let mut index = cache.index();
         let key = index.files_of(origin.id)[0];
         let open = || {
-            let place = &store.dirs[0];
+            let place = &cache.dirs[0];
             Arc::new(map::open(place.disk(), &place.segment(&key), true).unwrap())
         };
         let written = index.get(&key).unwrap().map.clone().unwrap();

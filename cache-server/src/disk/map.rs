@@ -1,9 +1,10 @@
 //! Segment files as mapped Arrow: the one place that knows `mmap`.
 //!
-//! A map lives as long as any batch over it. Evicting a file unlinks it; the bytes stay until the last map goes, so a
-//! reader never sees them change. Files are never truncated or rewritten by us. Whoever does so from outside is found
-//! out: [`is_sound`] says after a use whether the file was still the one that was mapped (its length, times and inode),
-//! and a page that is not there any more, cut off or unreadable, marks the map as torn (see [`guard`]).
+//! A map lives as long as any batch over it. Evicting a file unlinks it; the bytes stay until the last map
+//! goes, so a reader never sees them change. Files are never truncated or rewritten by us. Whoever does so
+//! from outside is found out: [`is_sound`] says after a use whether the file was still the one that was
+//! mapped (its length, times and inode), and a page that is not there any more, cut off or unreadable, marks
+//! the map as torn (see [`guard`]).
 #![expect(unsafe_code, reason = "mapping a file is unsafe: somebody else could change it")]
 
 mod guard;
@@ -38,7 +39,7 @@ pub struct Mapped {
 }
 
 impl Mapped {
-    /// Whether anybody but the store holds any of it.
+    /// Whether anybody but the disk cache holds any of it.
     pub fn is_in_use(&self) -> bool {
         Arc::strong_count(&self.batch) > 1 || self.body.strong_count() > self.holders
     }
@@ -54,8 +55,8 @@ impl Mapped {
         let start = (self.body.as_ptr() as usize).next_multiple_of(PAGE_BYTES);
         let end = (self.body.as_ptr() as usize + self.body.len()) / PAGE_BYTES * PAGE_BYTES;
         if start < end {
-            // SAFETY: whole pages of a mapping that `self.body` keeps; it is of a file and only read, so that a page that
-            // was let go comes back with the file's bytes.
+            // SAFETY: whole pages of a mapping that `self.body` keeps; it is of a file and only read, so that
+            // a page that was let go comes back with the file's bytes.
             unsafe { libc::madvise(start as *mut libc::c_void, end - start, libc::MADV_DONTNEED) };
         }
     }
@@ -110,7 +111,8 @@ impl Drop for Owner {
     }
 }
 
-/// Whether the files behind a batch are still those that were mapped, and were all there. What lies in no file is sound.
+/// Whether the files behind a batch are still those that were mapped, and were all there. What lies in no
+/// file is sound.
 pub fn is_sound(disk: &dyn Disk, batch: &RecordBatch) -> bool {
     let mut places: Vec<Arc<Place>> = Vec::new();
     {
@@ -134,8 +136,8 @@ fn address(data: &ArrayData) -> Option<usize> {
     own.or_else(|| data.child_data().iter().find_map(address))
 }
 
-/// Opens a segment file as a batch over its mapping. With `verify` every byte is checked first; call it off the async
-/// threads.
+/// Opens a segment file as a batch over its mapping. With `verify` every byte is checked first; call it off
+/// the async threads.
 pub fn open(disk: &dyn Disk, path: &Path, verify: bool) -> Result<Mapped, Unreadable> {
     let damaged = |why: &str| Unreadable::Damaged(why.into());
     let file = disk.open(path)?;
@@ -144,8 +146,9 @@ pub fn open(disk: &dyn Disk, path: &Path, verify: bool) -> Result<Mapped, Unread
     if verify {
         verify_body(disk, &file, &header, body_offset)?;
     }
-    // SAFETY: the file is private to this store, immutable once renamed into place, and only ever unlinked (see above); what
-    // others do to it is found out after each use, before anything is made of what was read.
+    // SAFETY: the file is private to this disk cache, immutable once renamed into place, and only ever
+    // unlinked (see above); what others do to it is found out after each use, before anything is made of what
+    // was read.
     let map = unsafe { memmap2::Mmap::map(&file) }.map_err(Unreadable::Disk)?;
     // Whoever changed it since must not have what we mapped taken for what we checked.
     if map.len() as u64 != stat.stamp.bytes || disk.stat(&file)?.stamp != stat.stamp {

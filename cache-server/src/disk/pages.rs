@@ -1,13 +1,15 @@
-//! Pages of mapped files count as the process's memory while it has touched them. So only so many bytes of maps keep
-//! theirs, and those that are being read: of the one that was first touched since it last let go, the pages are given back.
-//! They stay in the kernel's page cache, and a reader that comes again finds them there.
+//! Pages of mapped files count as the process's memory while it has touched them. So only so many bytes of
+//! maps keep theirs, and those that are being read: of the one that was first touched since it last let go,
+//! the pages are given back. They stay in the kernel's page cache, and a reader that comes again finds them
+//! there.
 
 use super::map::Mapped;
 use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
 
-/// Maps that are looked at when one more is touched: where thousands are being read, none of them would be let go anyway.
+/// Maps that are looked at when one more is touched: where thousands are being read, none of them would be
+/// let go anyway.
 const LOOKS: usize = 64;
 
 /// The maps whose pages may be in memory.
@@ -63,7 +65,7 @@ impl Pages {
 mod tests {
     use crate::disk::file::Origin;
     use crate::disk::policy::{Admit, NoForecast, Role};
-    use crate::disk::{Store, StoreSettings};
+    use crate::disk::{DiskCache, DiskCacheSettings};
     use arrow::array::{ArrayRef, Int64Array, RecordBatch};
     use forebay_proto::manifest::{Digest, SegmentId};
     use std::sync::Arc;
@@ -71,8 +73,9 @@ mod tests {
     #[test]
     fn what_was_let_go_is_read_again_as_it_was() {
         let dir = tempfile::tempdir().unwrap();
-        let settings = StoreSettings { maps_bytes: 150_000, ..StoreSettings::new(dir.path(), 1 << 30) };
-        let store = Store::open(&settings, Arc::new(NoForecast)).unwrap();
+        let settings =
+            DiskCacheSettings { maps_bytes: 150_000, ..DiskCacheSettings::new(dir.path(), 1 << 30) };
+        let cache = DiskCache::open(&settings, Arc::new(NoForecast)).unwrap();
         let batch = |i: i64| {
             let values = Arc::new(Int64Array::from_iter_values((0..10_000).map(|r| r * i))) as ArrayRef;
             RecordBatch::try_from_iter([("id", values)]).unwrap()
@@ -80,21 +83,21 @@ mod tests {
         for i in 0..5 {
             let origin =
                 Origin { id: SegmentId(Digest(i)), object: format!("file:///{i}"), etag: "e".into() };
-            store.write(&origin, &batch(i as i64), Admit::Always, Role::Primary).unwrap();
+            cache.write(&origin, &batch(i as i64), Admit::Always, Role::Primary).unwrap();
         }
         for i in [0, 1, 2, 3, 4, 0, 4, 2] {
-            let found = store.find(SegmentId(Digest(i)), &["id".into()]);
+            let found = cache.find(SegmentId(Digest(i)), &["id".into()]);
             assert_eq!(*found.parts[0], batch(i as i64));
-            let touched = store.pages.touched.lock();
+            let touched = cache.pages.touched.lock();
             assert!(touched.bytes <= 150_000 && touched.maps.len() == 1, "{touched:?}");
         }
-        let held: Vec<_> = (0..3).map(|i| store.find(SegmentId(Digest(i)), &["id".into()])).collect();
-        assert_eq!(store.pages.touched.lock().maps.len(), 3, "what is being read keeps its pages");
+        let held: Vec<_> = (0..3).map(|i| cache.find(SegmentId(Digest(i)), &["id".into()])).collect();
+        assert_eq!(cache.pages.touched.lock().maps.len(), 3, "what is being read keeps its pages");
         drop(held);
-        store.find(SegmentId(Digest(4)), &["id".into()]);
-        assert_eq!(store.pages.touched.lock().maps.len(), 1);
+        cache.find(SegmentId(Digest(4)), &["id".into()]);
+        assert_eq!(cache.pages.touched.lock().maps.len(), 1);
         for i in 0..5 {
-            assert_eq!(*store.find(SegmentId(Digest(i)), &["id".into()]).parts[0], batch(i as i64));
+            assert_eq!(*cache.find(SegmentId(Digest(i)), &["id".into()]).parts[0], batch(i as i64));
         }
     }
 }

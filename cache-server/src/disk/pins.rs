@@ -1,12 +1,12 @@
-//! Pins: URIs whose objects' segments stay. Kept in a small file in every directory, so that they survive a restart and
-//! the loss of a disk.
+//! Pins: URIs whose objects' segments stay. Kept in a small file in every directory, so that they survive a
+//! restart and the loss of a disk.
 
 use super::dirs::Health;
 use super::evict::{Room, Wanted};
 use super::file_system::Disk;
-use super::index::Booking;
+use super::index::Reservation;
 use super::policy::{Admit, Role};
-use super::{BLOCK_BYTES, Store};
+use super::{BLOCK_BYTES, DiskCache};
 use forebay_dataset::source::is_under;
 use forebay_proto::manifest::{Digest, SegmentId};
 use forebay_proto::{Error, Result};
@@ -108,15 +108,15 @@ impl Pins {
     }
 }
 
-impl Store {
-    /// Pins what lies under a URI, now and in future; answers with the files and bytes of it that are held. `Retry`, and
-    /// nothing has changed, if no directory can keep the list.
+impl DiskCache {
+    /// Pins what lies under a URI, now and in future; answers with the files and bytes of it that are held.
+    /// `Retry`, and nothing has changed, if no directory can keep the list.
     pub fn pin(&self, uri: &str) -> Result<(u64, u64)> {
         self.change_pins(uri, |pins| pins.add(uri))
     }
 
-    /// Unpins a URI; `NotFound` unless it was pinned, `Retry`, and nothing has changed, if no directory can keep the list.
-    /// Answers with the files and bytes of it that are held.
+    /// Unpins a URI; `NotFound` unless it was pinned, `Retry`, and nothing has changed, if no directory can
+    /// keep the list. Answers with the files and bytes of it that are held.
     pub fn unpin(&self, uri: &str) -> Result<(u64, u64)> {
         self.change_pins(uri, |pins| match pins.remove(uri) {
             true => Ok(true),
@@ -175,9 +175,9 @@ impl Store {
         is_saved
     }
 
-    /// Room for a list while the one before it is still there; where there is none it is booked all the same: what fills
-    /// the store may be what is to be unpinned.
-    fn book_list(&self, dir: usize, pins: &Pins) -> Booking {
+    /// Room for a list while the one before it is still there; where there is none it is booked all the same:
+    /// what fills the disk cache may be what is to be unpinned.
+    fn book_list(&self, dir: usize, pins: &Pins) -> Reservation {
         let (id, bytes) = (SegmentId(Digest(0)), self.charge(pins.to_text().len() as u64));
         let wanted = Wanted { id, bytes, admit: Admit::Always, role: Role::Primary, only: Some(dir) };
         match self.make_room(wanted) {

@@ -1,21 +1,22 @@
-//! Who goes first: what the store asks of the announced plans, and what a write may push out.
+//! Who goes first: what the disk cache asks of the announced plans, and what a write may push out.
 
 use forebay_proto::manifest::SegmentId;
 
-/// When a segment will be read next, as far as announced plans tell. The later of two is the greater, and what is in no
-/// plan comes after everything that is in one.
+/// When a segment will be read next, as far as announced plans tell. The later of two is the greater, and
+/// what is in no plan comes after everything that is in one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum NextUse {
-    /// So far from now, in samples of the nearest job at the common pace; 0 = being read. All values of one call are
-    /// comparable.
+    /// So far from now, in samples of the nearest job at the common pace; 0 = being read. All values of one
+    /// call are comparable.
     Planned(u64),
     /// In no announced plan.
     Unplanned,
 }
 
-/// Tells the store what will be read when.
+/// Tells the disk cache what will be read when.
 pub trait Forecast: Send + Sync + std::fmt::Debug {
-    /// One answer per id, in the ids' order. It may look things up in the store meanwhile, but not write to it.
+    /// One answer per id, in the ids' order. It may look things up in the disk cache meanwhile, but not write
+    /// to it.
     fn next_uses(&self, ids: &[SegmentId]) -> Vec<NextUse>;
 }
 
@@ -34,7 +35,8 @@ impl Forecast for NoForecast {
 /// What a write may push out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Admit {
-    /// Only what will be read later than the new segment; a segment in no plan pushes out only others in none.
+    /// Only what will be read later than the new segment; a segment in no plan pushes out only others in
+    /// none.
     IfWorthIt,
     /// Whatever is neither pinned nor being read: the segment is being read, and memory is short.
     Always,

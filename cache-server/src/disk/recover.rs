@@ -1,8 +1,9 @@
-//! A directory's start, or its return: make and lock it, throw away what is unfinished or damaged, rebuild the index.
+//! A directory's start, or its return: make and lock it, throw away what is unfinished or damaged, rebuild
+//! the index.
 //!
 //! Only headers are read, each in one read, by several threads; bodies are checked when they are opened.
 
-use super::Store;
+use super::DiskCache;
 use super::dirs::{Dir, SHARDS};
 use super::file::{Unreadable, read_header};
 use super::file_system::Stat;
@@ -65,22 +66,22 @@ struct Seen {
     stat: Stat,
 }
 
-/// Indexes every file whose header verifies, least recently written first, and removes the rest; then evicts down to
-/// the limit.
-pub fn rebuild(store: &Store, dir: usize) -> Result<()> {
-    let place = &store.dirs[dir];
+/// Indexes every file whose header verifies, least recently written first, and removes the rest; then evicts
+/// down to the limit.
+pub fn rebuild(cache: &DiskCache, dir: usize) -> Result<()> {
+    let place = &cache.dirs[dir];
     let fail = |e: io::Error| refusal(place.path(), "cannot be read", e);
     let block_bytes = place.disk().block_bytes(place.path()).map_err(fail)?;
-    store.block_bytes.fetch_max(block_bytes, Ordering::Relaxed);
+    cache.block_bytes.fetch_max(block_bytes, Ordering::Relaxed);
     let (seen, damaged) = read_all(place).map_err(fail)?;
     for (path, why) in damaged {
-        store.counters.corrupt.fetch_add(1, Ordering::Relaxed);
+        cache.counters.corrupt.fetch_add(1, Ordering::Relaxed);
         tracing::warn!(error = %format!("{}: {why}", path.display()), "a segment file is damaged: removed, it will be filled again");
         place.disk().remove(&path).ok();
     }
     let mut names: HashSet<Arc<[String]>> = HashSet::new();
     let mut twice = Vec::new();
-    let mut index = store.index();
+    let mut index = cache.index();
     index.clear(dir);
     for seen in seen {
         let columns = match names.get(seen.columns.as_slice()) {
@@ -96,7 +97,7 @@ pub fn rebuild(store: &Store, dir: usize) -> Result<()> {
             twice.push(place.segment(&seen.key));
             continue;
         }
-        let bytes = store.charge(seen.stat.stamp.bytes).max(seen.stat.allocated_bytes);
+        let bytes = cache.charge(seen.stat.stamp.bytes).max(seen.stat.allocated_bytes);
         let booking = index.book(dir, bytes);
         let entry = Entry {
             object: seen.object,
@@ -113,15 +114,15 @@ pub fn rebuild(store: &Store, dir: usize) -> Result<()> {
     drop(index);
     // Unlinking takes the disk's time: readers of other directories need the index meanwhile.
     twice.iter().for_each(|path| drop(place.disk().remove(path)));
-    let beside = beside_bytes(store, place).map_err(fail)?;
-    store.index().book(dir, beside);
-    store.measure(dir).map_err(fail)?;
-    trim(store, dir);
+    let beside = beside_bytes(cache, place).map_err(fail)?;
+    cache.index().book(dir, beside);
+    cache.measure(dir).map_err(fail)?;
+    trim(cache, dir);
     Ok(())
 }
 
 /// What others keep beside the segments, as it was booked when it was written.
-fn beside_bytes(store: &Store, dir: &Dir) -> io::Result<u64> {
+fn beside_bytes(cache: &DiskCache, dir: &Dir) -> io::Result<u64> {
     let mut all = 0;
     for folder in ["v1/manifests", "v1/frozen"].map(|name| dir.path().join(name)) {
         let names = match dir.disk().list(&folder) {
@@ -129,8 +130,8 @@ fn beside_bytes(store: &Store, dir: &Dir) -> io::Result<u64> {
             names => names?,
         };
         let bytes = |name: String| dir.disk().stat_path(&folder.join(name)).map(|s| s.stamp.bytes);
-        let booked = names.into_iter().filter_map(|name| bytes(name).ok()).map(|bytes| store.beside(bytes));
-        all += store.beside(0) + booked.sum::<u64>();
+        let booked = names.into_iter().filter_map(|name| bytes(name).ok()).map(|bytes| cache.beside(bytes));
+        all += cache.beside(0) + booked.sum::<u64>();
     }
     Ok(all)
 }
@@ -185,14 +186,14 @@ fn read_one(dir: &Dir, path: &Path, name: &str) -> Result<Seen, Unreadable> {
 }
 
 /// Evicts what is above the limit, which may have been lowered since: by recency, what is pinned last.
-fn trim(store: &Store, dir: usize) {
-    let mut index = store.index();
+fn trim(cache: &DiskCache, dir: usize) {
+    let mut index = cache.index();
     let mut held: Vec<_> =
         index.entries().filter(|(_, e)| e.dir == dir).map(|(key, e)| (e.pinned, e.used, *key)).collect();
     held.sort_unstable();
     let (mut going, mut going_bytes, mut pinned_gone) = (Vec::new(), 0, 0);
     for (pinned, _, key) in held {
-        if index.account(dir).used_bytes <= index.account(dir).limit_bytes + going_bytes {
+        if index.quota(dir).used_bytes <= index.quota(dir).limit_bytes + going_bytes {
             break;
         }
         let Some((booking, entry)) = index.take_one(&key, |_| true) else { continue };
@@ -203,8 +204,8 @@ fn trim(store: &Store, dir: usize) {
     drop(index);
     for (key, booking, entry) in going {
         drop(entry);
-        store.unlink_taken(&key, booking);
-        store.counters.evictions.fetch_add(1, Ordering::Relaxed);
+        cache.unlink_taken(&key, booking);
+        cache.counters.evictions.fetch_add(1, Ordering::Relaxed);
     }
     if pinned_gone > 0 {
         tracing::warn!(

@@ -1,9 +1,10 @@
 //! The scrub: reads every file from the disk, at leisure, so that what rots is found before it is needed.
 //!
-//! It reads past the page cache where the file system can (`O_DIRECT`): a copy in memory must not hide what the disk has
-//! become. Small pieces, with pauses that the caller makes; it holds one open file and one piece of memory.
+//! It reads past the page cache where the file system can (`O_DIRECT`): a copy in memory must not hide what
+//! the disk has become. Small pieces, with pauses that the caller makes; it holds one open file and one piece
+//! of memory.
 
-use super::Store;
+use super::DiskCache;
 use super::file::{BodyCheck, Unreadable, read_header};
 use super::file_system::Stamp;
 use super::index::FileKey;
@@ -45,39 +46,39 @@ impl std::fmt::Debug for Current {
 
 impl Scrub {
     /// Reads the next piece; answers with its bytes, 0 at the end of a round.
-    pub fn step(&mut self, store: &Store) -> u64 {
+    pub fn step(&mut self, cache: &DiskCache) -> u64 {
         loop {
-            let Some(mut current) = self.current.take().or_else(|| self.next(store)) else { return 0 };
-            match current.step(store, &mut self.buffer) {
+            let Some(mut current) = self.current.take().or_else(|| self.next(cache)) else { return 0 };
+            match current.step(cache, &mut self.buffer) {
                 Ok(0) => {}
                 Ok(read) => {
-                    store.counters.scrubbed_bytes.fetch_add(read, Ordering::Relaxed);
+                    cache.counters.scrubbed_bytes.fetch_add(read, Ordering::Relaxed);
                     self.current = Some(current);
                     return read;
                 }
-                Err(why) => current.discard(store, why),
+                Err(why) => current.discard(cache, why),
             }
         }
     }
 
     /// Opens the next file that is still there; `None` when the round is over, and the next one is queued.
-    fn next(&mut self, store: &Store) -> Option<Current> {
+    fn next(&mut self, cache: &DiskCache) -> Option<Current> {
         while let Some(key) = self.queue.pop() {
-            let Some(dir) = store.index().get(&key).map(|e| e.dir) else { continue };
-            let path = store.dirs[dir].segment(&key);
-            match Current::open(store, key, dir, path.clone()) {
+            let Some(dir) = cache.index().get(&key).map(|e| e.dir) else { continue };
+            let path = cache.dirs[dir].segment(&key);
+            match Current::open(cache, key, dir, path.clone()) {
                 Ok(current) => return Some(current),
-                Err(why) => store.discard(&key, dir, &path, why),
+                Err(why) => cache.discard(&key, dir, &path, why),
             }
         }
-        self.queue = store.index().entries().map(|(key, _)| *key).collect();
+        self.queue = cache.index().entries().map(|(key, _)| *key).collect();
         None
     }
 }
 
 impl Current {
-    fn open(store: &Store, key: FileKey, dir: usize, path: PathBuf) -> Result<Self, Unreadable> {
-        let disk = store.dirs[dir].disk();
+    fn open(cache: &DiskCache, key: FileKey, dir: usize, path: PathBuf) -> Result<Self, Unreadable> {
+        let disk = cache.dirs[dir].disk();
         let plain = disk.open(&path)?;
         let stamp = disk.stat(&plain)?.stamp;
         let (header, offset) = read_header(disk, &plain, stamp.bytes)?;
@@ -90,7 +91,7 @@ impl Current {
     }
 
     /// Reads and checks the next piece; 0 when the whole file is right.
-    fn step(&mut self, store: &Store, buffer: &mut Vec<u8>) -> Result<u64, Unreadable> {
+    fn step(&mut self, cache: &DiskCache, buffer: &mut Vec<u8>) -> Result<u64, Unreadable> {
         if self.at >= self.stamp.bytes {
             return Ok(0);
         }
@@ -98,9 +99,10 @@ impl Current {
         let first = buffer.as_ptr().align_offset(ALIGNMENT).min(ALIGNMENT);
         let piece = &mut buffer[first..first + PIECE_BYTES];
         let wanted = (self.stamp.bytes - self.at).min(PIECE_BYTES as u64) as usize;
-        let disk = store.dirs[self.dir].disk();
+        let disk = cache.dirs[self.dir].disk();
         let read = match disk.read(&self.file, piece, self.at) {
-            // A file system that takes direct reads only in larger units: then it is read as all others read it.
+            // A file system that takes direct reads only in larger units: then it is read as all others read
+            // it.
             Err(e) if e.kind() == io::ErrorKind::InvalidInput => {
                 self.file = disk.open(&self.path)?;
                 disk.read(&self.file, piece, self.at)?
@@ -115,10 +117,10 @@ impl Current {
     }
 
     /// Removes the file, unless another has taken its name meanwhile.
-    fn discard(&self, store: &Store, why: Unreadable) {
-        let now = store.dirs[self.dir].disk().stat_path(&self.path);
+    fn discard(&self, cache: &DiskCache, why: Unreadable) {
+        let now = cache.dirs[self.dir].disk().stat_path(&self.path);
         if now.is_ok_and(|now| now.stamp.is_same_file(&self.stamp)) {
-            store.discard(&self.key, self.dir, &self.path, why);
+            cache.discard(&self.key, self.dir, &self.path, why);
         }
     }
 }

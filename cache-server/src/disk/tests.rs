@@ -1,4 +1,4 @@
-//! The store: against a model, against damage, against its limit.
+//! The disk cache: against a model, against damage, against its limit.
 
 use super::*;
 use arrow::array::{ArrayRef, Int64Array, StringArray};
@@ -7,12 +7,12 @@ use proptest::prelude::*;
 use std::fs;
 use std::path::Path;
 
-fn open(dir: &Path, limit_bytes: u64) -> Result<Store> {
-    Store::open(&StoreSettings::new(dir, limit_bytes), Arc::new(policy::NoForecast))
+fn open(dir: &Path, limit_bytes: u64) -> Result<DiskCache> {
+    DiskCache::open(&DiskCacheSettings::new(dir, limit_bytes), Arc::new(policy::NoForecast))
 }
 
-fn put(store: &Store, n: u128, rows: i64, columns: &[&str]) -> Option<Arc<RecordBatch>> {
-    match store.write(&origin(n), &batch(n, rows, columns), Admit::IfWorthIt, Role::Primary).unwrap() {
+fn put(cache: &DiskCache, n: u128, rows: i64, columns: &[&str]) -> Option<Arc<RecordBatch>> {
+    match cache.write(&origin(n), &batch(n, rows, columns), Admit::IfWorthIt, Role::Primary).unwrap() {
         Written::Mapped(batch) => Some(batch),
         Written::NotWorthIt | Written::NoRoom => None,
     }
@@ -63,7 +63,7 @@ fn disk_bytes(dir: &Path) -> u64 {
     total
 }
 
-/// What an empty store uses: its folders.
+/// What an empty disk cache uses: its folders.
 fn empty_bytes() -> u64 {
     let dir = tempfile::tempdir().unwrap();
     open(dir.path(), 1 << 20).unwrap().used_bytes()
@@ -78,28 +78,28 @@ fn limit_for(files: u64, each: u64) -> u64 {
 fn written_columns_are_found_also_after_a_restart() {
     let dir = tempfile::tempdir().unwrap();
     let both = batch(5, 100, &["a", "s"]);
-    let store = open(dir.path(), 1 << 20).unwrap();
-    let mapped = put(&store, 5, 100, &["a", "s"]).unwrap();
+    let cache = open(dir.path(), 1 << 20).unwrap();
+    let mapped = put(&cache, 5, 100, &["a", "s"]).unwrap();
     assert_eq!(*mapped, both);
     // A further column becomes a second file of the same segment.
-    put(&store, 5, 100, &["more"]).unwrap();
+    put(&cache, 5, 100, &["more"]).unwrap();
     drop(mapped);
-    drop(store);
-    let store = open(dir.path(), 1 << 20).unwrap();
-    assert_eq!(store.files(), 2);
-    let found = store.find(origin(5).id, &names(&["s", "more", "none"]));
+    drop(cache);
+    let cache = open(dir.path(), 1 << 20).unwrap();
+    assert_eq!(cache.files(), 2);
+    let found = cache.find(origin(5).id, &names(&["s", "more", "none"]));
     assert_eq!(found.missing, ["none"]);
     assert!(found.parts.iter().any(|p| **p == both));
-    assert_eq!(store.find(origin(6).id, &names(&["a"])).missing, ["a"]);
+    assert_eq!(cache.find(origin(6).id, &names(&["a"])).missing, ["a"]);
 }
 
 #[test]
 fn every_damaged_byte_is_a_miss() {
     let dir = tempfile::tempdir().unwrap();
     let path = {
-        let store = open(dir.path(), 1 << 20).unwrap();
-        put(&store, 3, 40, &["a", "s"]);
-        store.dirs[0].segment(&FileKey::new(origin(3).id, &names(&["a", "s"])))
+        let cache = open(dir.path(), 1 << 20).unwrap();
+        put(&cache, 3, 40, &["a", "s"]);
+        cache.dirs[0].segment(&FileKey::new(origin(3).id, &names(&["a", "s"])))
     };
     let good = fs::read(&path).unwrap();
     let header_end = 24 + u32::from_le_bytes(good[8..12].try_into().unwrap()) as usize;
@@ -109,10 +109,10 @@ fn every_damaged_byte_is_a_miss() {
     let check = |bytes: &[u8], what: &str| {
         fs::create_dir_all(path.parent().unwrap()).unwrap();
         fs::write(&path, bytes).unwrap();
-        let store = open(dir.path(), 1 << 20).unwrap();
-        let found = store.find(origin(3).id, &names(&["a", "s"]));
+        let cache = open(dir.path(), 1 << 20).unwrap();
+        let found = cache.find(origin(3).id, &names(&["a", "s"]));
         assert_eq!(found.missing.len(), 2, "{what} was not noticed");
-        assert_eq!((store.files(), store.counters().corrupt.load(Ordering::Relaxed)), (0, 1), "{what}");
+        assert_eq!((cache.files(), cache.counters().corrupt.load(Ordering::Relaxed)), (0, 1), "{what}");
         assert!(!path.exists(), "{what}: the file is gone");
     };
     for at in places {
@@ -138,67 +138,68 @@ fn one_server_per_directory() {
 fn a_lowered_limit_evicts_at_start() {
     let dir = tempfile::tempdir().unwrap();
     let each = file_bytes(50, &["a"]);
-    let store = open(dir.path(), limit_for(10, each)).unwrap();
-    (1..=8).for_each(|n| drop(put(&store, n, 50, &["a"]).unwrap()));
-    drop(store);
-    let store = open(dir.path(), limit_for(3, each)).unwrap();
-    assert!(store.used_bytes() <= limit_for(3, each) && store.files() >= 3);
+    let cache = open(dir.path(), limit_for(10, each)).unwrap();
+    (1..=8).for_each(|n| drop(put(&cache, n, 50, &["a"]).unwrap()));
+    drop(cache);
+    let cache = open(dir.path(), limit_for(3, each)).unwrap();
+    assert!(cache.used_bytes() <= limit_for(3, each) && cache.files() >= 3);
 }
 
 #[test]
 fn what_is_being_read_stays_and_what_has_no_room_is_not_stored() {
     let dir = tempfile::tempdir().unwrap();
     let each = file_bytes(50, &["a"]);
-    let store = open(dir.path(), limit_for(2, each)).unwrap();
-    let first = put(&store, 1, 50, &["a"]).unwrap();
-    let second = put(&store, 2, 50, &["a"]).unwrap();
-    assert!(put(&store, 3, 50, &["a"]).is_none(), "both are being read");
+    let cache = open(dir.path(), limit_for(2, each)).unwrap();
+    let first = put(&cache, 1, 50, &["a"]).unwrap();
+    let second = put(&cache, 2, 50, &["a"]).unwrap();
+    assert!(put(&cache, 3, 50, &["a"]).is_none(), "both are being read");
     drop(first);
-    assert!(put(&store, 3, 50, &["a"]).is_some());
-    assert!(store.holds_any(origin(2).id) && !store.holds_any(origin(1).id));
-    assert!(put(&store, 4, 500, &["a"]).is_none(), "larger than the cache");
+    assert!(put(&cache, 3, 50, &["a"]).is_some());
+    assert!(cache.holds_any(origin(2).id) && !cache.holds_any(origin(1).id));
+    assert!(put(&cache, 4, 500, &["a"]).is_none(), "larger than the cache");
     assert_eq!(*second, batch(2, 50, &["a"]));
 }
 
 #[test]
 fn free_takes_a_uri_and_no_more() {
     let dir = tempfile::tempdir().unwrap();
-    let store = open(dir.path(), 1 << 20).unwrap();
-    (1..=6).for_each(|n| drop(put(&store, n, 5, &["a"])));
-    assert_eq!(store.free("s3://b/d"), (0, 0));
-    let (files, bytes) = store.free("s3://b/d1/");
-    assert_eq!((files, store.files()), (3, 3));
+    let cache = open(dir.path(), 1 << 20).unwrap();
+    (1..=6).for_each(|n| drop(put(&cache, n, 5, &["a"])));
+    assert_eq!(cache.free("s3://b/d"), (0, 0));
+    let (files, bytes) = cache.free("s3://b/d1/");
+    assert_eq!((files, cache.files()), (3, 3));
     assert_eq!(bytes, 3 * file_bytes(5, &["a"]));
 }
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
-    /// Random writes, reads, frees and restarts: the limit holds on disk after each, and what is found is right.
+    /// Random writes, reads, frees and restarts: the limit holds on disk after each, and what is found is
+    /// right.
     #[test]
     fn holds_its_limit_and_never_lies(ops in prop::collection::vec((0u8..10, 1u128..9, 1i64..200), 1..40)) {
         let dir = tempfile::tempdir().unwrap();
         let limit = limit_for(3, 8192);
-        let mut store = open(dir.path(), limit).unwrap();
+        let mut cache = open(dir.path(), limit).unwrap();
         let rows = |n: u128| n as i64 * 20;
         for (op, n, _) in ops {
             match op {
-                0..=4 => { put(&store, n, rows(n), &["a", "s"]); }
+                0..=4 => { put(&cache, n, rows(n), &["a", "s"]); }
                 5..=7 => {
-                    let found = store.find(origin(n).id, &names(&["a", "s"]));
+                    let found = cache.find(origin(n).id, &names(&["a", "s"]));
                     prop_assert!(found.parts.is_empty() != found.missing.is_empty());
                     for part in &found.parts {
                         prop_assert_eq!(&**part, &batch(n, rows(n), &["a", "s"]));
                     }
                 }
-                8 => { store.free("s3://b/d0"); }
+                8 => { cache.free("s3://b/d0"); }
                 _ => {
-                    drop(store);
-                    store = open(dir.path(), limit).unwrap();
+                    drop(cache);
+                    cache = open(dir.path(), limit).unwrap();
                 }
             }
             let on_disk = disk_bytes(dir.path());
             prop_assert!(on_disk <= limit, "{} bytes on disk", on_disk);
-            prop_assert!(on_disk <= store.used_bytes(), "{} bytes on disk, {} booked", on_disk, store.used_bytes());
+            prop_assert!(on_disk <= cache.used_bytes(), "{} bytes on disk, {} booked", on_disk, cache.used_bytes());
         }
     }
 }

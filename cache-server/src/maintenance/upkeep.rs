@@ -1,7 +1,7 @@
-//! What a node does by itself, whoever asks it for data or not: it tries cache directories that were set aside, and reads
-//! segment files through (the scrub) at a modest rate.
+//! What a node does by itself, whoever asks it for data or not: it tries cache directories that were set
+//! aside, and reads segment files through (the scrub) at a modest rate.
 
-use crate::disk::Store;
+use crate::disk::DiskCache;
 use crate::disk::scrub::Scrub;
 use crate::runtime::blocking;
 use forebay_proto::{Error, Kind};
@@ -9,18 +9,19 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio_util::sync::CancellationToken;
 
-/// How often directories that were set aside are looked at; how often each is tried is the store's business.
+/// How often directories that were set aside are looked at; how often each is tried is the disk cache's
+/// business.
 const HEAL_EVERY: Duration = Duration::from_secs(1);
 
 /// Pause after each round of the scrub.
 const SCRUB_PAUSE: Duration = Duration::from_secs(1);
 
-/// Keeps the store in order until `stop` is called. `scrub_mb_per_s` = 0: nothing is scrubbed.
-pub async fn run(store: Arc<Store>, scrub_mb_per_s: f64, stop: CancellationToken) {
+/// Keeps the disk cache in order until `stop` is called. `scrub_mb_per_s` = 0: nothing is scrubbed.
+pub async fn run(disk: Arc<DiskCache>, scrub_mb_per_s: f64, stop: CancellationToken) {
     let work = async {
         match scrub_mb_per_s > 0.0 {
-            true => drop(tokio::join!(heal(store.clone()), scrub(store.clone(), scrub_mb_per_s * 1e6))),
-            false => heal(store.clone()).await,
+            true => drop(tokio::join!(heal(disk.clone()), scrub(disk.clone(), scrub_mb_per_s * 1e6))),
+            false => heal(disk.clone()).await,
         }
     };
     tokio::select! {
@@ -29,11 +30,11 @@ pub async fn run(store: Arc<Store>, scrub_mb_per_s: f64, stop: CancellationToken
     }
 }
 
-async fn heal(store: Arc<Store>) {
+async fn heal(disk: Arc<DiskCache>) {
     loop {
         tokio::time::sleep(HEAL_EVERY).await;
-        let store = store.clone();
-        if let Err(e) = blocking(move || store.heal(Instant::now())).await {
+        let disk = disk.clone();
+        if let Err(e) = blocking(move || disk.heal(Instant::now())).await {
             return gave_up(&e, "cache directories are no longer tried again");
         }
     }
@@ -46,10 +47,10 @@ fn gave_up(e: &Error, what: &str) {
     }
 }
 
-async fn scrub(store: Arc<Store>, bytes_per_s: f64) {
+async fn scrub(disk: Arc<DiskCache>, bytes_per_s: f64) {
     let mut scrub = Scrub::default();
     loop {
-        let (begun, at) = (Instant::now(), store.clone());
+        let (begun, at) = (Instant::now(), disk.clone());
         let step = blocking(move || {
             let read = scrub.step(&at);
             (scrub, read)

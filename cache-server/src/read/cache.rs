@@ -1,10 +1,10 @@
-//! **The** read path: a segment from the store, or filled from its object, once.
+//! **The** read path: a segment from the disk cache, or filled from its object, once.
 //!
-//! `get`: store -> segments in transit -> single flight -> another node's copy, or source (fetch and decode) -> store. What is not worth storing
-//! is served from memory until every stream of its plan has passed it (`transit`). Of a segment whose columns are partly
-//! held, only the missing ones are fetched. Memory is bounded by [`Memory`]: a fill waits for room before it fetches
-//! anything, and holds nothing else then; a segment for which transit has no room is stored all the same, so that it is
-//! not fetched twice.
+//! `get`: disk cache -> segments in transit -> single flight -> another node's copy, or source (fetch and
+//! decode) -> disk cache. What is not worth storing is served from memory until every stream of its plan has
+//! passed it (`transit`). Of a segment whose columns are partly held, only the missing ones are fetched.
+//! Memory is bounded by [`Memory`]: a fill waits for room before it fetches anything, and holds nothing else
+//! then; a segment for which transit has no room is stored all the same, so that it is not fetched twice.
 
 mod copies;
 mod transit;
@@ -12,7 +12,7 @@ mod transit;
 use crate::cluster::peers::{Missing, Peers};
 use crate::disk::file::Origin;
 use crate::disk::policy::{Admit, Role};
-use crate::disk::{Store, Written};
+use crate::disk::{DiskCache, Written};
 use crate::events::{Event, Events};
 use crate::read::budget::Held;
 use crate::read::memory::Memory;
@@ -35,8 +35,8 @@ use transit::Transit;
 
 /// The cache of one node.
 pub struct Cache {
-    /// By this node's role when they took off: an owner's flight waits for no other node's, so that none wait for each other
-    /// in a circle.
+    /// By this node's role when they took off: an owner's flight waits for no other node's, so that none wait
+    /// for each other in a circle.
     flights: Flights<(SegmentId, Role), Landed>,
     /// The fills that nobody waited for when they began.
     prefetches: Mutex<HashMap<SegmentId, Urgency>>,
@@ -87,9 +87,9 @@ impl Prefetch {
         Self { urgency: Urgency::demand(), share: None, room: None }
     }
 
-    /// Makes its share what the fill really costs. For more than it has it waits, holding nothing meanwhile; as soon as
-    /// somebody waits for the segment it needs none, also while it waits: what others hold may be for segments that wait for
-    /// this one, at another node.
+    /// Makes its share what the fill really costs. For more than it has it waits, holding nothing meanwhile;
+    /// as soon as somebody waits for the segment it needs none, also while it waits: what others hold may be
+    /// for segments that wait for this one, at another node.
     async fn take_share(&mut self, bytes: u64, memory: &Memory) {
         let Some(mut share) = self.share.take().filter(|_| !self.urgency.is_demand()) else { return };
         if bytes > share.bytes() {
@@ -110,7 +110,7 @@ impl Prefetch {
 #[derive(Clone)]
 struct Parts {
     source: Source,
-    store: Arc<Store>,
+    disk: Arc<DiskCache>,
     events: Arc<Events>,
     plans: Arc<Plans>,
     memory: Memory,
@@ -127,10 +127,11 @@ struct Look {
 }
 
 impl Cache {
-    /// A cache that fills `store` from `peers` and `source` within `memory`; `plans` is what the store was opened with.
+    /// A cache that fills `disk` from `peers` and `source` within `memory`; `plans` is what the disk cache
+    /// was opened with.
     pub fn new(
         source: Source,
-        store: Arc<Store>,
+        disk: Arc<DiskCache>,
         events: Arc<Events>,
         plans: Arc<Plans>,
         memory: Memory,
@@ -138,13 +139,13 @@ impl Cache {
     ) -> Self {
         let transit = Arc::new(Transit::new(plans.clone(), memory.transit.clone()));
         let (overfull, stored) = (Arc::default(), Stored::default());
-        let parts = Parts { source, store, events, plans, memory, peers, stored, transit, overfull };
+        let parts = Parts { source, disk, events, plans, memory, peers, stored, transit, overfull };
         Self { flights: Flights::default(), prefetches: Mutex::default(), parts }
     }
 
-    /// The store behind it.
-    pub fn store(&self) -> &Arc<Store> {
-        &self.parts.store
+    /// The disk cache behind it.
+    pub fn disk(&self) -> &Arc<DiskCache> {
+        &self.parts.disk
     }
 
     /// The source behind it.
@@ -177,8 +178,8 @@ impl Cache {
         let columns: Vec<String> = reading.columns().cloned().collect();
         let in_transit =
             |c: &String| self.parts.transit.find(id).iter().any(|p| p.batch.column_by_name(c).is_some());
-        self.parts.store.holds(id, &columns)
-            || columns.iter().all(|c| in_transit(c) || self.parts.store.holds(id, std::slice::from_ref(c)))
+        self.parts.disk.holds(id, &columns)
+            || columns.iter().all(|c| in_transit(c) || self.parts.disk.holds(id, std::slice::from_ref(c)))
     }
 
     /// Memory for a segment that may not be worth storing, if there is some at once.
@@ -191,9 +192,9 @@ impl Cache {
         self.parts.transit.sweep();
     }
 
-    /// Makes a segment ready before anybody asks; `share` is a part of the memory for prefetches, `room` is memory to keep
-    /// the segment in if it is not worth storing. Answers whether it is held then: it may be that it could not be fetched, or
-    /// that there is no place for it.
+    /// Makes a segment ready before anybody asks; `share` is a part of the memory for prefetches, `room` is
+    /// memory to keep the segment in if it is not worth storing. Answers whether it is held then: it may be
+    /// that it could not be fetched, or that there is no place for it.
     pub(crate) async fn prefetch(
         &self,
         reading: &Reading,
@@ -254,7 +255,7 @@ impl Cache {
             }
             let filled = match landing.await? {
                 Landed::Filled(filled) => filled,
-                // Another flight landed between the look into the store and the take-off. Look again.
+                // Another flight landed between the look into the disk cache and the take-off. Look again.
                 Landed::Elsewhere => continue,
                 // What could not be filled is another's: look again, and lead if need be.
                 Landed::Failed(_, columns) if columns.iter().any(|c| !wanted.contains(c)) => continue,
@@ -278,7 +279,7 @@ impl Cache {
 impl Parts {
     /// What is there of these columns. Touches the disk.
     fn look(&self, id: SegmentId, columns: Vec<String>) -> Look {
-        let stored = self.store.find(id, &columns);
+        let stored = self.disk.find(id, &columns);
         let mut look =
             Look { found: stored.parts.into_iter().map(Ready::from).collect(), missing: stored.missing };
         if !look.missing.is_empty() {
@@ -349,12 +350,12 @@ impl Parts {
         filling.resize(bytes);
         let (id, role) = (origin.id, self.peers.role(origin.id, &origin.object));
         let pass = Arc::new(self.plans.pass(id));
-        // In the store it would be needed only after the turn that it was filled for: memory can serve that. But not if
-        // other columns of it are read from the store.
-        if !self.store.holds_any(id) {
+        // In the disk cache it would be needed only after the turn that it was filled for: memory can serve
+        // that. But not if other columns of it are read from the disk cache.
+        if !self.disk.holds_any(id) {
             self.plans.keep_in_memory(id, pass.clone());
         }
-        let kept = self.store.write(origin, &batch, Admit::IfWorthIt, role);
+        let kept = self.disk.write(origin, &batch, Admit::IfWorthIt, role);
         if let Ok(Written::Mapped(mapped)) = kept {
             self.plans.left_memory(id);
             self.events.record(Event::Stored);
@@ -372,14 +373,14 @@ impl Parts {
             return Ok(self.transit.put(origin, batch, pass, held));
         }
         self.plans.left_memory(id);
-        // A turn as long as the epoch would only push out others that are read as soon: still better than memory without
-        // bounds.
+        // A turn as long as the epoch would only push out others that are read as soon: still better than
+        // memory without bounds.
         let transit = &self.memory.transit;
         let is_short = transit.used_bytes().saturating_add(bytes) > transit.limit_bytes();
         if matches!(kept?, Written::NotWorthIt)
             && !pass.is_empty()
             && (!pass.is_whole() || is_short)
-            && let Written::Mapped(mapped) = self.store.write(origin, &batch, Admit::Always, role)?
+            && let Written::Mapped(mapped) = self.disk.write(origin, &batch, Admit::Always, role)?
         {
             self.events.record(Event::Stored);
             self.stored.note(id);
@@ -405,7 +406,7 @@ impl Segments for Cache {
     }
 
     fn is_sound(&self, segment: &RecordBatch) -> bool {
-        self.parts.store.is_sound(segment)
+        self.parts.disk.is_sound(segment)
     }
 }
 
@@ -429,8 +430,8 @@ fn compose(wanted: &SchemaRef, parts: &[Ready], rows: u64) -> Result<Ready> {
         let found = found.ok_or_else(|| {
             Error::corrupt(format!("column `{}` vanished while it was read", wanted.name()))
         })?;
-        // A segment may have been filled for another dataset that holds its object, whose first object named the
-        // parts of lists and maps differently.
+        // A segment may have been filled for another dataset that holds its object, whose first object named
+        // the parts of lists and maps differently.
         schema::retype(found, wanted.data_type()).map_err(unfit)
     };
     let columns = wanted.fields().iter().map(|f| column(f)).collect::<Result<Vec<_>>>()?;

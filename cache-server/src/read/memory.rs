@@ -7,7 +7,8 @@
 //! | streams | 1/8 | messages made but not sent; a stream may hold one whatever the others do |
 //! | maps | 2/8 | mapped segment files whose pages are in the process's memory |
 //!
-//! What this does not count: footers, manifests and the index of the store, which have bounds of their own.
+//! What this does not count: footers, manifests and the index of the disk cache, which have bounds of their
+//! own.
 
 use crate::read::budget::Room;
 use std::sync::Arc;
@@ -24,7 +25,7 @@ pub struct Memory {
     pub transit: Arc<Room>,
     /// Messages on their way.
     pub streams: Arc<Room>,
-    /// Mapped files with pages in memory: the store sees to that.
+    /// Mapped files with pages in memory: the disk cache sees to that.
     pub maps_bytes: u64,
 }
 
@@ -47,8 +48,8 @@ impl Memory {
         self.limit_bytes
     }
 
-    /// Bytes of segments in transit that one stream may keep there for a message: less by what all of it is over its limit,
-    /// down to none, which is one segment at a time.
+    /// Bytes of segments in transit that one stream may keep there for a message: less by what all of it is
+    /// over its limit, down to none, which is one segment at a time.
     pub fn held_bytes(&self) -> u64 {
         let limit = self.transit.limit_bytes();
         (limit / 4).saturating_sub(self.transit.used_bytes().saturating_sub(limit))

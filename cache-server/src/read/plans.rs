@@ -1,19 +1,21 @@
 //! The announced plans: which segment will be read when.
 //!
-//! Whoever asks for a plan's rows announces it: every position of the epoch, and of those that follow, is known from then
-//! on. Streams of one dataset version, seed and shuffle are one **job**, which stands where the slowest of its streams
-//! does. What no stream of the job needs any more in this epoch it needs again in the next one, if there is one. Jobs
-//! advance at different speeds: distances are measured in samples of the fastest, by each job's own pace. A segment may
-//! be in several datasets, splits and mixes: its next use is the nearest of all.
+//! Whoever asks for a plan's rows announces it: every position of the epoch, and of those that follow, is
+//! known from then on. Streams of one dataset version, seed and shuffle are one **job**, which stands where
+//! the slowest of its streams does. What no stream of the job needs any more in this epoch it needs again in
+//! the next one, if there is one. Jobs advance at different speeds: distances are measured in samples of the
+//! fastest, by each job's own pace. A segment may be in several datasets, splits and mixes: its next use is
+//! the nearest of all.
 //!
-//! What a run has read for the last time is needed after all that is planned, but before what is in no plan at all; it is not
-//! worth another's place.
+//! What a run has read for the last time is needed after all that is planned, but before what is in no plan
+//! at all; it is not worth another's place.
 //!
-//! A job whose streams have all gone is remembered for a minute, so that it may come back, or at once forgotten if its last
-//! epoch was over.
+//! A job whose streams have all gone is remembered for a minute, so that it may come back, or at once
+//! forgotten if its last epoch was over.
 //!
-//! Memory: 24 bytes for each segment of a job, 32 more for each of its epochs that is known, and a bit for each of its streams
-//! that wants only some; [`BYTES_MAX`] for all jobs together. A stream beyond that is read like any other, but unannounced.
+//! Memory: 24 bytes for each segment of a job, 32 more for each of its epochs that is known, and a bit for
+//! each of its streams that wants only some; [`BYTES_MAX`] for all jobs together. A stream beyond that is
+//! read like any other, but unannounced.
 
 mod ids;
 mod job;
@@ -56,7 +58,8 @@ pub struct Plans {
 struct State {
     jobs: HashMap<JobKey, Job>,
     next_reader: u64,
-    /// Segments that are served from memory until their pass is over: nobody reads the store for them before.
+    /// Segments that are served from memory until their pass is over: nobody reads the disk cache for them
+    /// before.
     in_memory: Arc<HashMap<SegmentId, Arc<Pass>>>,
 }
 
@@ -71,8 +74,9 @@ pub struct Due {
 }
 
 impl Plans {
-    /// Announces a checked ticket's plan and its stream, which lasts as long as the answer. Computes the turns of an
-    /// epoch if they are not known: milliseconds for each 100,000 segments, not for an async thread.
+    /// Announces a checked ticket's plan and its stream, which lasts as long as the answer. Computes the
+    /// turns of an epoch if they are not known: milliseconds for each 100,000 segments, not for an async
+    /// thread.
     pub fn announce(self: &Arc<Self>, reading: &Reading, ticket: &v1::PlanTicket) -> Result<Announced> {
         let plan = ticket.plan.clone().unwrap_or_default();
         let key = PlanKey::try_from(plan)?;
@@ -115,7 +119,8 @@ impl Plans {
         Ok(announced)
     }
 
-    /// Adds a stream to its job, with the turns of its epoch and of the one after it. `None` if there is no room for it.
+    /// Adds a stream to its job, with the turns of its epoch and of the one after it. `None` if there is no
+    /// room for it.
     fn join(&self, job: JobKey, reader: Reader, padding: u64, last_epoch: Option<u64>) -> Option<u64> {
         let (manifest, epoch) = (reader.reading.manifest.clone(), reader.epoch);
         let _computing = self.computing.lock();
@@ -166,8 +171,8 @@ impl Plans {
         Some(number)
     }
 
-    /// The turn that a segment is filled for: that of each job that reads it now, or else the next there is. A stream may
-    /// want a segment a message before it says that it has come there.
+    /// The turn that a segment is filled for: that of each job that reads it now, or else the next there is.
+    /// A stream may want a segment a message before it says that it has come there.
     pub fn pass(&self, id: SegmentId) -> Pass {
         let mut pass = Pass::default();
         let mut state = self.state();
@@ -199,7 +204,8 @@ impl Plans {
         })
     }
 
-    /// From now on a segment is served from memory until its pass is over: in the store it is needed after that only.
+    /// From now on a segment is served from memory until its pass is over: in the disk cache it is needed
+    /// after that only.
     pub fn keep_in_memory(&self, id: SegmentId, pass: Arc<Pass>) {
         Arc::make_mut(&mut self.state().in_memory).insert(id, pass);
     }
@@ -216,7 +222,8 @@ impl Plans {
         state.jobs.iter().filter(|(_, job)| job.is_read()).map(|(key, _)| *key).collect()
     }
 
-    /// What a job will read soon, in the order of need, this epoch and the next; `None` if it has no open stream.
+    /// What a job will read soon, in the order of need, this epoch and the next; `None` if it has no open
+    /// stream.
     pub fn due(&self, job: JobKey) -> Option<(Reading, Vec<Due>)> {
         let state = self.state();
         let job = state.jobs.get(&job)?;

@@ -1,10 +1,10 @@
 //! Prefetch: makes segments ready in the order in which announced plans need them.
 //!
-//! How far ahead of the fastest stream of a job: as many decoded bytes of the plan as [`Memory::ahead_bytes`] says, shared
-//! by all jobs; at an epoch's end that goes on into the next. It yields to demand: it uses a part of the memory for fills
-//! and of the requests to the source, and starts nothing while a read waits for memory. It fetches nothing that it could
-//! not keep: either the store has free room, or room in transit is set aside first. What is stored pushes out only what is
-//! needed later, as with any fill.
+//! How far ahead of the fastest stream of a job: as many decoded bytes of the plan as [`Memory::ahead_bytes`]
+//! says, shared by all jobs; at an epoch's end that goes on into the next. It yields to demand: it uses a
+//! part of the memory for fills and of the requests to the source, and starts nothing while a read waits for
+//! memory. It fetches nothing that it could not keep: either the disk cache has free room, or room in transit
+//! is set aside first. What is stored pushes out only what is needed later, as with any fill.
 //!
 //! [`Memory::ahead_bytes`]: crate::read::memory::Memory::ahead_bytes
 
@@ -21,12 +21,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::task::JoinSet;
 
-/// Segments that are prefetched at once, as far as there is memory for them. Where few requests may be under way the others
-/// wait for their turn, and those that lie side by side in an object are sent as one.
+/// Segments that are prefetched at once, as far as there is memory for them. Where few requests may be under
+/// way the others wait for their turn, and those that lie side by side in an object are sent as one.
 const CONCURRENCY: usize = 16;
 
-/// A segment that could not be fetched, or that nothing could hold, is left alone for so long: whoever needs it tries, and
-/// is told.
+/// A segment that could not be fetched, or that nothing could hold, is left alone for so long: whoever needs
+/// it tries, and is told.
 const PAUSE: Duration = Duration::from_secs(5);
 
 /// Decoded bytes of segments that are read in one request, about.
@@ -73,7 +73,7 @@ pub async fn run(cache: Arc<Cache>) {
 /// What is being fetched, and what failed.
 #[derive(Debug, Default)]
 struct Course {
-    /// With the bytes that it may add to the store.
+    /// With the bytes that it may add to the disk cache.
     under_way: HashMap<SegmentId, u64>,
     failed: HashMap<SegmentId, Instant>,
 }
@@ -112,7 +112,7 @@ impl Course {
     fn look_at(&mut self, cache: &Cache, job: JobKey, ahead: u64, starts: &mut Vec<Start>) {
         let Some((reading, mut due)) = cache.plans().due(job) else { return };
         // What is kept anyway may come early: then requests that wait for each other become fewer.
-        if cache.source().is_crowded() && cache.store().free_bytes() > ahead {
+        if cache.source().is_crowded() && cache.disk().free_bytes() > ahead {
             due = in_runs(&reading.manifest, due, ahead);
         }
         let mut bytes_ahead = 0;
@@ -138,7 +138,7 @@ impl Course {
                 return;
             };
             let coming = self.under_way.values().copied().filter(|bytes| *bytes > 0);
-            let is_free = cache.store().has_room(coming.chain([s.decoded_bytes]));
+            let is_free = cache.disk().has_room(coming.chain([s.decoded_bytes]));
             let room = if is_free { None } else { cache.transit_room(s.decoded_bytes) };
             if !is_free && room.is_none() {
                 return;
@@ -150,8 +150,8 @@ impl Course {
     }
 }
 
-/// What is due within so many bytes, each followed by those that lie right behind it in its object: the source reads them
-/// in one request. What a stream has come to stays first.
+/// What is due within so many bytes, each followed by those that lie right behind it in its object: the
+/// source reads them in one request. What a stream has come to stays first.
 fn in_runs(manifest: &Manifest, due: Vec<Due>, ahead: u64) -> Vec<Due> {
     let (mut order, later): (Vec<Due>, Vec<Due>) = due.into_iter().partition(|due| due.is_read);
     let place = |segment| manifest.segment(segment).ok().map(|s| (s.object, s.decoded_bytes));
@@ -161,8 +161,8 @@ fn in_runs(manifest: &Manifest, due: Vec<Due>, ahead: u64) -> Vec<Due> {
     order
 }
 
-/// The first of `segments` that make up so many bytes, each once, and each followed by those of them that lie behind it in
-/// its object; `place` says a segment's object and bytes.
+/// The first of `segments` that make up so many bytes, each once, and each followed by those of them that lie
+/// behind it in its object; `place` says a segment's object and bytes.
 fn runs(segments: &[u32], place: impl Fn(u32) -> Option<(u32, u64)>, ahead: u64) -> Vec<u32> {
     let mut sum = 0;
     let is_within = |segment: &&u32| {

@@ -81,46 +81,47 @@ impl Service for Control {
 
     async fn free(&self, request: Request<v1::FreeRequest>) -> Answer<v1::FreeReply> {
         let (node, uri) = (self.node.clone(), request.into_inner().uri);
-        let free = move || node.datasets.forget(&uri).map(|uri| node.cache.store().free(&uri));
+        let free = move || node.datasets.forget(&uri).map(|uri| node.cache.disk().free(&uri));
         let (segments, bytes) = blocking(free).await??;
         Ok(Response::new(v1::FreeReply { segments, bytes }))
     }
 
     async fn pin(&self, request: Request<v1::PinRequest>) -> Answer<v1::PinReply> {
         let (node, uri) = (self.node.clone(), request.into_inner().uri);
-        let pin = move || node.datasets.allowed(&uri).and_then(|uri| node.cache.store().pin(&uri));
+        let pin = move || node.datasets.allowed(&uri).and_then(|uri| node.cache.disk().pin(&uri));
         let (files, bytes) = blocking(pin).await??;
         Ok(Response::new(v1::PinReply { files, bytes }))
     }
 
     async fn unpin(&self, request: Request<v1::PinRequest>) -> Answer<v1::PinReply> {
-        let (store, uri) = (self.node.cache.store().clone(), request.into_inner().uri);
+        let (disk, uri) = (self.node.cache.disk().clone(), request.into_inner().uri);
         // What is no longer allowed may still be pinned.
-        let (files, bytes) = blocking(move || store.unpin(&source::normalise(&uri)?)).await??;
+        let (files, bytes) = blocking(move || disk.unpin(&source::normalise(&uri)?)).await??;
         Ok(Response::new(v1::PinReply { files, bytes }))
     }
 
     async fn status(&self, _: Request<v1::StatusRequest>) -> Answer<v1::StatusReply> {
         let node = self.node.clone();
-        // A look at every segment of every dataset, and at every file: milliseconds, but not for an async thread.
+        // A look at every segment of every dataset, and at every file: milliseconds, but not for an async
+        // thread.
         let look = move || {
             let datasets = node.datasets.list().iter().map(|d| held(&node, d)).collect();
-            (datasets, node.cache.store().pinned())
+            (datasets, node.cache.disk().pinned())
         };
         let (datasets, (pins, pinned_bytes)) = blocking(look).await?;
-        let store = self.node.cache.store();
+        let disk = self.node.cache.disk();
         Ok(Response::new(v1::StatusReply {
             node: self.node.name.clone(),
             version: env!("CARGO_PKG_VERSION").into(),
             uptime_s: self.node.started.elapsed().as_secs(),
-            cache_bytes_used: store.used_bytes(),
-            cache_bytes_limit: store.limit_bytes(),
-            segments_held: store.segments(),
+            cache_bytes_used: disk.used_bytes(),
+            cache_bytes_limit: disk.limit_bytes(),
+            segments_held: disk.segments(),
             counters: Some(self.node.counters()),
             datasets,
             pins,
             pinned_bytes,
-            dirs: store.dirs().into_iter().map(dir).collect(),
+            dirs: disk.dirs().into_iter().map(dir).collect(),
             membership: Some(self.node.membership()),
             segments_hot: self.node.heat.segments() as u64,
             load: self.node.heat.load(),
@@ -199,7 +200,7 @@ fn held(node: &Node, dataset: &Dataset) -> v1::DatasetStatus {
     let object = |s: &Segment| m.object_uri(&m.objects()[s.object as usize]);
     let id = |(i, s): (u32, &Segment)| Some((m.segment_id(i).ok()?, object(s)));
     let mut held: Vec<_> = (0..).zip(m.segments()).filter_map(id).collect();
-    held.retain(|(id, _)| node.cache.store().holds_any(*id));
+    held.retain(|(id, _)| node.cache.disk().holds_any(*id));
     let owned = peers.roles(&held).into_iter().filter(|role| *role == Role::Primary).count();
     v1::DatasetStatus {
         uri: m.uri().into(),
@@ -212,8 +213,8 @@ fn held(node: &Node, dataset: &Dataset) -> v1::DatasetStatus {
     }
 }
 
-/// Fills what is missing of `wanted` and reports after each segment; at last, how much of it is held now: of what is
-/// larger than the cache, not all.
+/// Fills what is missing of `wanted` and reports after each segment; at last, how much of it is held now: of
+/// what is larger than the cache, not all.
 async fn load(
     node: &Node,
     reading: &Reading,
@@ -244,9 +245,9 @@ async fn load(
         sender.send(Ok(progress)).await.map_err(gone)?;
     }
     let columns: Vec<String> = reading.columns().cloned().collect();
-    let (store, manifest) = (node.cache.store().clone(), manifest.clone());
+    let (disk, manifest) = (node.cache.disk().clone(), manifest.clone());
     let held = blocking(move || {
-        let held = |s: &u32| manifest.segment_id(*s).is_ok_and(|id| store.holds(id, &columns));
+        let held = |s: &u32| manifest.segment_id(*s).is_ok_and(|id| disk.holds(id, &columns));
         let held = wanted.into_iter().filter(held);
         held.fold((0, 0), |(n, bytes), s| (n + 1, bytes + manifest.segments()[s as usize].decoded_bytes))
     });

@@ -61,7 +61,7 @@ impl Collector for NodeMetrics {
             ("s3_retries", "Requests to the object store that failed and were tried again", c.s3_retries),
             ("parquet_decoded_bytes", "Compressed Parquet bytes decoded", c.parquet_bytes_decoded),
             ("arrow_decoded_bytes", "Arrow bytes that decoding yielded", c.arrow_bytes_decoded),
-            ("segment_hits", "Segment reads answered from the store", c.hits),
+            ("segment_hits", "Segment reads answered from the disk cache", c.hits),
             ("segment_joins", "Segment reads that waited for a fill under way", c.joins),
             ("segment_misses", "Segments filled, from another node or the object store", c.misses),
             ("evictions", "Segment files evicted", c.evictions),
@@ -77,30 +77,26 @@ impl Collector for NodeMetrics {
             ("peer_bytes", "Their bytes", c.peer_bytes),
             ("peer_served_bytes", "Bytes of segments sent to other nodes", c.peer_bytes_served),
         ];
-        let (store, source) = (self.0.cache.store().counters(), self.0.cache.source().counters());
+        let (disk, source) = (self.0.cache.disk().counters(), self.0.cache.source().counters());
         let peers = self.0.cache.peers().counters();
         let others = [
             ("s3_damaged", "Segments that did not decode and were fetched anew", &source.damaged),
-            (
-                "segments_not_stored",
-                "Segments served without storing: no room, or no disk",
-                &store.not_stored,
-            ),
+            ("segments_not_stored", "Segments served without storing: no room, or no disk", &disk.not_stored),
             ("peer_corrupt", "Segments that came from other nodes damaged", &peers.corrupt),
-            ("scrubbed_bytes", "Bytes of segment files that the scrub has read", &store.scrubbed_bytes),
-            ("cache_dir_faults", "Times that a cache directory was set aside", &store.dir_faults),
+            ("scrubbed_bytes", "Bytes of segment files that the scrub has read", &disk.scrubbed_bytes),
+            ("cache_dir_faults", "Times that a cache directory was set aside", &disk.dir_faults),
         ];
         let others = others.map(|(name, help, value)| (name, help, value.load(Relaxed)));
         for (name, help, value) in counters.into_iter().chain(others) {
             let metric = ConstCounter::new(value);
             metric.encode(encoder.encode_descriptor(name, help, None, metric.metric_type())?)?;
         }
-        let (store, memory, cluster) = (self.0.cache.store(), self.0.memory(), self.0.membership());
+        let (disk, memory, cluster) = (self.0.cache.disk(), self.0.memory(), self.0.membership());
         let gauges = [
-            ("cache_used_bytes", "Bytes that the cache directories use", store.used_bytes()),
-            ("cache_limit_bytes", "Bytes that the cache directories may use", store.limit_bytes()),
-            ("cache_pinned_bytes", "Bytes of segment files that are pinned", store.pinned().1),
-            ("segment_files", "Segment files held", store.files()),
+            ("cache_used_bytes", "Bytes that the cache directories use", disk.used_bytes()),
+            ("cache_limit_bytes", "Bytes that the cache directories may use", disk.limit_bytes()),
+            ("cache_pinned_bytes", "Bytes of segment files that are pinned", disk.pinned().1),
+            ("segment_files", "Segment files held", disk.files()),
             ("streams_open", "Batch streams that are open", self.0.gate.streams()),
             ("draining", "Whether the node sends its readers to other nodes", cluster.draining.into()),
             ("hot_segments", "Segments whose readers are told of copies", self.0.heat.segments() as u64),
@@ -127,7 +123,7 @@ impl Collector for NodeMetrics {
         }
         let help = "Whether a cache directory works: 1; 0 when it failed or its disk is full";
         let mut dirs = encoder.encode_descriptor("cache_dir_up", help, None, MetricType::Gauge)?;
-        for dir in store.dirs() {
+        for dir in disk.dirs() {
             let labels = [("dir", dir.path.display().to_string())];
             let up = ConstGauge::new(i64::from(dir.health == Health::Up));
             up.encode(dirs.encode_family(&labels)?)?;

@@ -73,12 +73,14 @@ impl Service for Peers {
         let chunks =
             chunks.map(move |data| v1::FetchChunk { data, file_bytes: std::mem::take(&mut file_bytes) });
         let node = self.node.clone();
-        // Paid for as one: a saturated node would let each piece wait behind all its readers, and so be saturated longer.
+        // Paid for as one: a saturated node would let each piece wait behind all its readers, and so be
+        // saturated longer.
         node.heat.pay(file_bytes).await;
         let sent = futures::stream::iter(chunks).map(move |v1::FetchChunk { data, file_bytes }| {
             let (node, held) = (node.clone(), guard.clone());
             async move {
-                // It lies in the file: reading that may wait for the disk, and sending is an async thread's work.
+                // It lies in the file: reading that may wait for the disk, and sending is an async thread's
+                // work.
                 let copy = move || {
                     let copied = Bytes::copy_from_slice(&data);
                     drop((data, held));
@@ -122,7 +124,7 @@ impl Service for Peers {
     }
 
     async fn load(&self, _: Request<v1::LoadOfRequest>) -> Answer<v1::NodeLoad> {
-        let free_bytes = self.node.cache.store().free_bytes();
+        let free_bytes = self.node.cache.disk().free_bytes();
         Ok(Response::new(v1::NodeLoad { load: self.node.heat.load(), free_bytes }))
     }
 }

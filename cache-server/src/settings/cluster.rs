@@ -21,8 +21,8 @@ pub struct ClusterSettings {
     pub zone: String,
     /// Seconds after which the others learn that this node died without a word. etcd grants 2 at least.
     pub lease_ttl_s: u64,
-    /// Nodes that are to hold each segment, its owner included, unless `forebay replicas` said otherwise of its dataset.
-    /// Of several numbers in a cluster the largest counts.
+    /// Nodes that are to hold each segment, its owner included, unless `forebay replicas` said otherwise of
+    /// its dataset. Of several numbers in a cluster the largest counts.
     pub replicas: u32,
 }
 
@@ -43,7 +43,8 @@ impl Default for ClusterSettings {
 
 #[derive(Debug, Args, Serialize)]
 pub(super) struct ClusterFlags {
-    /// URL of etcd, e.g. http://etcd-1:2379, which keeps the list of nodes; repeat it for each member of etcd.
+    /// URL of etcd, e.g. http://etcd-1:2379, which keeps the list of nodes; repeat it for each member of
+    /// etcd.
     #[arg(long, value_name = "URL")]
     #[serde(skip_serializing_if = "Vec::is_empty")]
     etcd: Vec<String>,
@@ -51,7 +52,8 @@ pub(super) struct ClusterFlags {
     #[arg(long, value_name = "PREFIX")]
     #[serde(skip_serializing_if = "Option::is_none")]
     etcd_prefix: Option<String>,
-    /// URL that clients and other nodes are told, e.g. http://cache-1:7070 [default: the address of --listen].
+    /// URL that clients and other nodes are told, e.g. http://cache-1:7070 [default: the address of
+    /// --listen].
     #[arg(long, value_name = "URL")]
     #[serde(skip_serializing_if = "Option::is_none")]
     advertise: Option<String>,
@@ -67,8 +69,8 @@ pub(super) struct ClusterFlags {
     #[arg(long, value_name = "S")]
     #[serde(skip_serializing_if = "Option::is_none")]
     lease_ttl_s: Option<u64>,
-    /// Nodes that are to hold each segment, 1 to 16 [default: 1]; the same on every node. With 2, a node that dies costs no
-    /// read from the store.
+    /// Nodes that are to hold each segment, 1 to 16 [default: 1]; the same on every node. With 2, a node that
+    /// dies costs no read from the object store.
     #[arg(long, value_name = "N")]
     #[serde(skip_serializing_if = "Option::is_none")]
     replicas: Option<u32>,

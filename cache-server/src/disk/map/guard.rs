@@ -1,14 +1,14 @@
 //! What happens when a mapped page cannot be had: the file was cut, or the disk does not read it.
 //!
-//! The kernel sends SIGBUS, which ends a process. For an address in one of our maps the handler puts zeros in place of
-//! what is missing and marks the map as torn; the reader goes on, finds the mark when it is done, and throws away what it
-//! made. For any other address the signal does what it always does.
+//! The kernel sends SIGBUS, which ends a process. For an address in one of our maps the handler puts zeros in
+//! place of what is missing and marks the map as torn; the reader goes on, finds the mark when it is done,
+//! and throws away what it made. For any other address the signal does what it always does.
 
 use parking_lot::Mutex;
 use std::sync::Once;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-/// Maps guarded at once. More maps than this go unguarded: the store keeps half as many.
+/// Maps guarded at once. More maps than this go unguarded: the disk cache keeps half as many.
 const SLOTS_MAX: usize = 32 << 10;
 
 /// A handler may neither lock nor allocate, so it looks through plain slots. `start` is 0 in free ones.
@@ -73,8 +73,8 @@ impl Guard {
 }
 
 fn install() {
-    // SAFETY: an all-zero sigaction is a valid one, and its fields are set before it is used; the handler only reads
-    // atomics and makes system calls.
+    // SAFETY: an all-zero sigaction is a valid one, and its fields are set before it is used; the handler
+    // only reads atomics and makes system calls.
     let installed = unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
         action.sa_sigaction = on_sigbus as *const () as usize;
@@ -100,7 +100,8 @@ extern "C" fn on_sigbus(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc
         }
         slot.torn.store(true, Ordering::Release);
         let page = at & !4095;
-        // SAFETY: the pages from here to the map's end belong to a map of ours, which is read only; zeros take their place.
+        // SAFETY: the pages from here to the map's end belong to a map of ours, which is read only; zeros
+        // take their place.
         let got = unsafe {
             libc::mmap(
                 page as *mut libc::c_void,
@@ -115,6 +116,7 @@ extern "C" fn on_sigbus(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc
             return;
         }
     }
-    // SAFETY: the default action is always valid; the access is tried again, and ends the process as it should.
+    // SAFETY: the default action is always valid; the access is tried again, and ends the process as it
+    // should.
     unsafe { libc::signal(libc::SIGBUS, libc::SIG_DFL) };
 }

@@ -1,7 +1,7 @@
 //! Copies for the cluster: what leaves first, what a precaution may push out, files that travel.
 
 use super::*;
-use crate::disk::copies::Kept;
+use crate::disk::copies::CopyInfo;
 use arrow::buffer::Buffer;
 use policy::{NextUse, Role};
 
@@ -15,68 +15,68 @@ impl Forecast for Soon {
     }
 }
 
-fn store(dir: &Path, files: u64) -> Store {
+fn cache(dir: &Path, files: u64) -> DiskCache {
     let limit = limit_for(files, file_bytes(50, &["a"]));
-    Store::open(&StoreSettings::new(dir, limit), Arc::new(Soon)).unwrap()
+    DiskCache::open(&DiskCacheSettings::new(dir, limit), Arc::new(Soon)).unwrap()
 }
 
-fn write(store: &Store, n: u128, admit: Admit, role: Role) -> bool {
-    matches!(store.write(&origin(n), &batch(n, 50, &["a"]), admit, role).unwrap(), Written::Mapped(_))
+fn write(cache: &DiskCache, n: u128, admit: Admit, role: Role) -> bool {
+    matches!(cache.write(&origin(n), &batch(n, 50, &["a"]), admit, role).unwrap(), Written::Mapped(_))
 }
 
-fn held(store: &Store) -> Vec<u128> {
-    (0..16).filter(|&n| store.holds_any(origin(n).id)).collect()
+fn held(cache: &DiskCache) -> Vec<u128> {
+    (0..16).filter(|&n| cache.holds_any(origin(n).id)).collect()
 }
 
 #[test]
 fn replicas_leave_before_primaries_and_a_precaution_pushes_nothing_out() {
     let dir = tempfile::tempdir().unwrap();
-    let store = store(dir.path(), 4);
+    let cache = cache(dir.path(), 4);
     // The replicas are read sooner than the primaries.
     for (n, role) in [(1, Role::Replica), (2, Role::Replica), (7, Role::Primary), (8, Role::Primary)] {
-        assert!(write(&store, n, Admit::IfWorthIt, role));
+        assert!(write(&cache, n, Admit::IfWorthIt, role));
     }
-    assert!(!write(&store, 0, Admit::IfFree, Role::Replica));
-    assert_eq!(held(&store), [1, 2, 7, 8]);
+    assert!(!write(&cache, 0, Admit::IfFree, Role::Replica));
+    assert_eq!(held(&cache), [1, 2, 7, 8]);
     // A primary that is read last of all still takes a replica's place, of the two that of the later one.
-    assert!(write(&store, 9, Admit::IfWorthIt, Role::Primary));
-    assert_eq!(held(&store), [1, 7, 8, 9]);
+    assert!(write(&cache, 9, Admit::IfWorthIt, Role::Primary));
+    assert_eq!(held(&cache), [1, 7, 8, 9]);
     // A replica takes another's only if it is read sooner.
-    assert!(!write(&store, 3, Admit::IfWorthIt, Role::Replica));
-    assert!(write(&store, 0, Admit::IfWorthIt, Role::Replica));
-    assert_eq!(held(&store), [0, 7, 8, 9]);
-    assert!(write(&store, 10, Admit::IfWorthIt, Role::Primary));
-    assert_eq!(held(&store), [7, 8, 9, 10]);
+    assert!(!write(&cache, 3, Admit::IfWorthIt, Role::Replica));
+    assert!(write(&cache, 0, Admit::IfWorthIt, Role::Replica));
+    assert_eq!(held(&cache), [0, 7, 8, 9]);
+    assert!(write(&cache, 10, Admit::IfWorthIt, Role::Primary));
+    assert_eq!(held(&cache), [7, 8, 9, 10]);
     // Among primaries it is as ever: what is read last stays out.
-    assert!(!write(&store, 11, Admit::IfWorthIt, Role::Primary));
+    assert!(!write(&cache, 11, Admit::IfWorthIt, Role::Primary));
     // Once this node is not their owner any more, they go first.
-    store.set_roles(false, |_| vec![Role::Replica; 4]);
-    assert!(!write(&store, 12, Admit::IfWorthIt, Role::Primary), "none is demoted yet");
-    store.set_roles(true, |all| {
+    cache.set_roles(false, |_| vec![Role::Replica; 4]);
+    assert!(!write(&cache, 12, Admit::IfWorthIt, Role::Primary), "none is demoted yet");
+    cache.set_roles(true, |all| {
         all.iter().map(|(id, _)| if *id == origin(7).id { Role::Replica } else { Role::Primary }).collect()
     });
-    assert!(write(&store, 12, Admit::IfWorthIt, Role::Primary));
-    assert_eq!(held(&store), [8, 9, 10, 12]);
+    assert!(write(&cache, 12, Admit::IfWorthIt, Role::Primary));
+    assert_eq!(held(&cache), [8, 9, 10, 12]);
 }
 
 #[test]
 fn a_copy_is_listed_with_its_origin_and_dropped_unless_it_is_read_or_pinned() {
     let dir = tempfile::tempdir().unwrap();
-    let store = store(dir.path(), 8);
-    let reader = store.write(&origin(1), &batch(1, 50, &["a"]), Admit::IfFree, Role::Replica).unwrap();
-    put(&store, 1, 50, &["s"]).unwrap();
-    put(&store, 2, 50, &["a"]).unwrap();
-    let of = |kept: &Kept| (kept.id, kept.object.clone());
-    assert_eq!(store.list().len(), 3);
-    let listed = store.list_of([origin(1).id, origin(5).id]);
+    let cache = cache(dir.path(), 8);
+    let reader = cache.write(&origin(1), &batch(1, 50, &["a"]), Admit::IfFree, Role::Replica).unwrap();
+    put(&cache, 1, 50, &["s"]).unwrap();
+    put(&cache, 2, 50, &["a"]).unwrap();
+    let of = |kept: &CopyInfo| (kept.id, kept.object.clone());
+    assert_eq!(cache.list().len(), 3);
+    let listed = cache.list_of([origin(1).id, origin(5).id]);
     assert!(listed.len() == 2 && listed.iter().all(|k| of(k) == (origin(1).id, origin(1).object)));
-    assert_eq!((store.origin(origin(1).id), store.origin(origin(5).id)), (Some(origin(1)), None));
-    assert!(!store.drop_copy(origin(1).id), "it is being read");
+    assert_eq!((cache.origin(origin(1).id), cache.origin(origin(5).id)), (Some(origin(1)), None));
+    assert!(!cache.drop_copy(origin(1).id), "it is being read");
     drop(reader);
-    assert!(store.drop_copy(origin(1).id));
-    store.pin("s3://b").unwrap();
-    assert!(!store.drop_copy(origin(2).id), "it is pinned");
-    assert_eq!(held(&store), [2]);
+    assert!(cache.drop_copy(origin(1).id));
+    cache.pin("s3://b").unwrap();
+    assert!(!cache.drop_copy(origin(2).id), "it is pinned");
+    assert_eq!(held(&cache), [2]);
 }
 
 proptest! {

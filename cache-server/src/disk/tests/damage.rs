@@ -1,5 +1,5 @@
-//! Segment files damaged from outside while the store runs: what the next reader gets, what one under way gets, and the
-//! scrub.
+//! Segment files damaged from outside while the disk cache runs: what the next reader gets, what one under
+//! way gets, and the scrub.
 
 use super::*;
 use arrow::array::{AsArray, types::Int64Type};
@@ -19,8 +19,8 @@ impl Dice {
     }
 }
 
-fn path(store: &Store, n: u128) -> PathBuf {
-    store.dirs[0].segment(&FileKey::new(origin(n).id, &names(&["a"])))
+fn path(cache: &DiskCache, n: u128) -> PathBuf {
+    cache.dirs[0].segment(&FileKey::new(origin(n).id, &names(&["a"])))
 }
 
 /// Flips a bit or cuts a file, in place; not in the zeros between header and body, which carry nothing.
@@ -48,73 +48,73 @@ fn damage(path: &Path, dice: &mut Dice) -> String {
 #[test]
 fn a_thousand_damages_in_a_running_store_are_all_found() {
     let (dir, seed) = (tempfile::tempdir().unwrap(), 42);
-    let store = open(dir.path(), 8 << 20).unwrap();
+    let cache = open(dir.path(), 8 << 20).unwrap();
     let mut dice = Dice(seed);
-    (0..8).for_each(|n| drop(put(&store, n, 5000, &["a"]).unwrap()));
+    (0..8).for_each(|n| drop(put(&cache, n, 5000, &["a"]).unwrap()));
     for round in 1..=1000 {
         let n = u128::from(dice.below(8));
         // Mapped and checked; sometimes held by a reader all along.
-        let mut reader = store.find(origin(n).id, &names(&["a"])).parts;
-        assert!(store.is_sound(&reader[0]));
+        let mut reader = cache.find(origin(n).id, &names(&["a"])).parts;
+        assert!(cache.is_sound(&reader[0]));
         if dice.below(2) == 0 {
             reader.clear();
         }
-        let what = damage(&path(&store, n), &mut dice);
+        let what = damage(&path(&cache, n), &mut dice);
         let what = format!("{what}; seed {seed}, round {round}");
         for batch in &reader {
             // Reading what was cut off must not end the process. What was read does not count.
             let sum: i64 = batch.column(0).as_primitive::<Int64Type>().values().iter().fold(0, |a, b| a ^ b);
             std::hint::black_box(sum);
-            assert!(!store.is_sound(batch), "{what}");
+            assert!(!cache.is_sound(batch), "{what}");
         }
-        assert!(store.find(origin(n).id, &names(&["a"])).parts.is_empty(), "{what}");
-        assert_eq!(store.counters().corrupt.load(Ordering::Relaxed), round, "{what}");
-        reader.iter().for_each(|batch| assert!(!store.is_sound(batch), "{what}"));
-        drop(put(&store, n, 5000, &["a"]).unwrap());
-        reader.iter().for_each(|batch| assert!(!store.is_sound(batch), "{what}, and filled again"));
+        assert!(cache.find(origin(n).id, &names(&["a"])).parts.is_empty(), "{what}");
+        assert_eq!(cache.counters().corrupt.load(Ordering::Relaxed), round, "{what}");
+        reader.iter().for_each(|batch| assert!(!cache.is_sound(batch), "{what}"));
+        drop(put(&cache, n, 5000, &["a"]).unwrap());
+        reader.iter().for_each(|batch| assert!(!cache.is_sound(batch), "{what}, and filled again"));
     }
     for n in 0..8 {
-        assert_eq!(*store.find(origin(n).id, &names(&["a"])).parts[0], batch(n, 5000, &["a"]));
+        assert_eq!(*cache.find(origin(n).id, &names(&["a"])).parts[0], batch(n, 5000, &["a"]));
     }
 }
 
 #[test]
 fn a_file_that_was_only_touched_is_checked_and_kept() {
     let dir = tempfile::tempdir().unwrap();
-    let store = open(dir.path(), 8 << 20).unwrap();
-    let held = put(&store, 1, 500, &["a"]).unwrap();
-    let file = fs::OpenOptions::new().append(true).open(path(&store, 1)).unwrap();
+    let cache = open(dir.path(), 8 << 20).unwrap();
+    let held = put(&cache, 1, 500, &["a"]).unwrap();
+    let file = fs::OpenOptions::new().append(true).open(path(&cache, 1)).unwrap();
     file.set_times(fs::FileTimes::new().set_modified(std::time::SystemTime::UNIX_EPOCH)).unwrap();
-    assert!(!store.is_sound(&held), "who read it meanwhile reads again");
-    let again = store.find(origin(1).id, &names(&["a"])).parts;
-    assert!(store.is_sound(&again[0]));
-    assert_eq!((&*again[0], store.files()), (&batch(1, 500, &["a"]), 1));
-    assert!(store.is_sound(&batch(1, 500, &["a"])), "what lies in memory alone");
+    assert!(!cache.is_sound(&held), "who read it meanwhile reads again");
+    let again = cache.find(origin(1).id, &names(&["a"])).parts;
+    assert!(cache.is_sound(&again[0]));
+    assert_eq!((&*again[0], cache.files()), (&batch(1, 500, &["a"]), 1));
+    assert!(cache.is_sound(&batch(1, 500, &["a"])), "what lies in memory alone");
 }
 
 #[test]
 fn the_scrub_finds_what_nobody_reads() {
     let dir = tempfile::tempdir().unwrap();
-    let store = open(dir.path(), 32 << 20).unwrap();
+    let cache = open(dir.path(), 32 << 20).unwrap();
     // One and a half pieces each.
-    (0..8).for_each(|n| drop(put(&store, n, 50_000, &["a"]).unwrap()));
+    (0..8).for_each(|n| drop(put(&cache, n, 50_000, &["a"]).unwrap()));
     let mut scrub = Scrub::default();
     let mut round =
-        |store: &Store| std::iter::from_fn(|| Some(scrub.step(store)).filter(|n| *n > 0)).sum::<u64>();
-    assert_eq!(round(&store), 0, "the first round is queued");
-    let all: u64 = (0..8).map(|n| fs::metadata(path(&store, n)).unwrap().len()).sum();
-    assert_eq!((round(&store), store.counters().corrupt.load(Ordering::Relaxed)), (all, 0));
+        |cache: &DiskCache| std::iter::from_fn(|| Some(scrub.step(cache)).filter(|n| *n > 0)).sum::<u64>();
+    assert_eq!(round(&cache), 0, "the first round is queued");
+    let all: u64 = (0..8).map(|n| fs::metadata(path(&cache, n)).unwrap().len()).sum();
+    assert_eq!((round(&cache), cache.counters().corrupt.load(Ordering::Relaxed)), (all, 0));
     let mut dice = Dice(7);
-    [1, 4, 5].iter().for_each(|&n| drop(damage(&path(&store, n), &mut dice)));
+    [1, 4, 5].iter().for_each(|&n| drop(damage(&path(&cache, n), &mut dice)));
     // One was replaced since the round was queued, one evicted, one is damaged while it is read.
-    store.free(&origin(4).object);
-    round(&store);
-    let held: Vec<u128> = (0..8).filter(|&n| store.holds_any(origin(n).id)).collect();
+    cache.free(&origin(4).object);
+    round(&cache);
+    let held: Vec<u128> = (0..8).filter(|&n| cache.holds_any(origin(n).id)).collect();
     assert!(!held.contains(&1) && !held.contains(&5), "{held:?}");
-    let found = store.counters().corrupt.load(Ordering::Relaxed);
+    let found = cache.counters().corrupt.load(Ordering::Relaxed);
     assert!(found >= 2, "{found} found");
-    assert!(held.iter().all(|&n| store.find(origin(n).id, &names(&["a"])).missing.is_empty()));
-    assert_eq!(store.counters().corrupt.load(Ordering::Relaxed), found, "nothing that was right went");
+    assert!(held.iter().all(|&n| cache.find(origin(n).id, &names(&["a"])).missing.is_empty()));
+    assert_eq!(cache.counters().corrupt.load(Ordering::Relaxed), found, "nothing that was right went");
 }
 
 #[test]
@@ -122,11 +122,11 @@ fn a_header_longer_than_the_first_read_is_read_whole() {
     let dir = tempfile::tempdir().unwrap();
     let columns: Vec<String> = (0..300).map(|i| format!("a_column_with_a_long_name_{i}")).collect();
     let columns: Vec<&str> = columns.iter().map(String::as_str).collect();
-    let store = open(dir.path(), 32 << 20).unwrap();
-    put(&store, 1, 5, &columns).unwrap();
-    drop(store);
-    let store = open(dir.path(), 32 << 20).unwrap();
-    assert_eq!(*store.find(origin(1).id, &names(&columns)).parts[0], batch(1, 5, &columns));
+    let cache = open(dir.path(), 32 << 20).unwrap();
+    put(&cache, 1, 5, &columns).unwrap();
+    drop(cache);
+    let cache = open(dir.path(), 32 << 20).unwrap();
+    assert_eq!(*cache.find(origin(1).id, &names(&columns)).parts[0], batch(1, 5, &columns));
 }
 
 /// `cargo test --release -p forebay-server --lib how_ -- --ignored --nocapture`, as the next one.
@@ -135,18 +135,18 @@ fn a_header_longer_than_the_first_read_is_read_whole() {
 fn how_fast_the_index_is_rebuilt() {
     let dir = tempfile::tempdir().unwrap();
     let count = 20_000u64;
-    let store = open(dir.path(), 4 << 30).unwrap();
+    let cache = open(dir.path(), 4 << 30).unwrap();
     for n in 0..u128::from(count) {
         // As ids are: spread.
         let id = u128::from(xxhash_rust::xxh3::xxh3_64(&n.to_le_bytes()));
-        drop(put(&store, id << 64 >> 64, 5, &["a", "b"]));
+        drop(put(&cache, id << 64 >> 64, 5, &["a", "b"]));
     }
-    drop(store);
+    drop(cache);
     let begun = Instant::now();
-    let store = open(dir.path(), 4 << 30).unwrap();
+    let cache = open(dir.path(), 4 << 30).unwrap();
     let seconds = begun.elapsed().as_secs_f64();
-    println!("{} segments in {seconds:.3} s: {:.0} a second", store.files(), store.files() as f64 / seconds);
-    assert_eq!(store.files(), count);
+    println!("{} segments in {seconds:.3} s: {:.0} a second", cache.files(), cache.files() as f64 / seconds);
+    assert_eq!(cache.files(), count);
 }
 
 #[test]
@@ -160,11 +160,11 @@ fn how_long_a_scan_for_victims_takes() {
         }
     }
     let dir = tempfile::tempdir().unwrap();
-    let store = Store::open(&StoreSettings::new(dir.path(), 1 << 50), Arc::new(Far)).unwrap();
+    let cache = DiskCache::open(&DiskCacheSettings::new(dir.path(), 1 << 50), Arc::new(Far)).unwrap();
     let columns: Arc<[String]> = names(&["a"]).into();
     for n in 0..100_000u64 {
         let id = SegmentId(Digest(u128::from(xxhash_rust::xxh3::xxh3_64(&n.to_le_bytes())) << 64));
-        let mut index = store.index();
+        let mut index = cache.index();
         let booking = index.book(0, 32 << 20);
         let object = "s3://bucket/a/dataset/with/a/path/part-00000.parquet".to_owned();
         let entry = Entry {
@@ -181,6 +181,6 @@ fn how_long_a_scan_for_victims_takes() {
     }
     let mut victims = Victims::default();
     let begun = Instant::now();
-    (0..10).for_each(|_| store.scan(&mut victims, false));
-    println!("a scan for victims among {}: {:.1} ms", store.files(), begun.elapsed().as_secs_f64() * 100.0);
+    (0..10).for_each(|_| cache.scan(&mut victims, false));
+    println!("a scan for victims among {}: {:.1} ms", cache.files(), begun.elapsed().as_secs_f64() * 100.0);
 }

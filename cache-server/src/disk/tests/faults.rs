@@ -177,20 +177,20 @@ impl Two {
         Self { one: dir(), two: dir(), disk: Faulty::new(seed) }
     }
 
-    fn open(&self, files: u64) -> Result<Store> {
+    fn open(&self, files: u64) -> Result<DiskCache> {
         let dirs = vec![self.one.path().to_owned(), self.two.path().to_owned()];
         let limit_bytes = 2 * limit_for(files, file_bytes(50, &["a"]));
-        let settings = StoreSettings { dirs, limit_bytes, maps_bytes: u64::MAX, disk: self.disk.clone() };
-        Store::open(&settings, Arc::new(policy::NoForecast))
+        let settings = DiskCacheSettings { dirs, limit_bytes, maps_bytes: u64::MAX, disk: self.disk.clone() };
+        DiskCache::open(&settings, Arc::new(policy::NoForecast))
     }
 }
 
-fn health(store: &Store) -> Vec<Health> {
-    store.dirs().iter().map(|d| d.health).collect()
+fn health(cache: &DiskCache) -> Vec<Health> {
+    cache.dirs().iter().map(|d| d.health).collect()
 }
 
-fn held(store: &Store) -> usize {
-    (0..64).filter(|&n| store.find(origin(n).id, &names(&["a"])).missing.is_empty()).count()
+fn held(cache: &DiskCache) -> usize {
+    (0..64).filter(|&n| cache.find(origin(n).id, &names(&["a"])).missing.is_empty()).count()
 }
 
 fn later() -> Instant {
@@ -200,120 +200,120 @@ fn later() -> Instant {
 #[test]
 fn both_are_used_and_both_are_recovered() {
     let two = Two::new(1);
-    let store = two.open(10).unwrap();
-    (0..12).for_each(|n| drop(put(&store, n, 50, &["a"]).unwrap()));
-    let used: Vec<u64> = store.dirs().iter().map(|d| d.used_bytes).collect();
+    let cache = two.open(10).unwrap();
+    (0..12).for_each(|n| drop(put(&cache, n, 50, &["a"]).unwrap()));
+    let used: Vec<u64> = cache.dirs().iter().map(|d| d.used_bytes).collect();
     assert_eq!(used[0], used[1], "each new file goes where most room is");
     assert!(two.open(10).unwrap_err().message.contains("used by another server"));
-    drop(store);
-    let store = two.open(10).unwrap();
-    assert_eq!((store.files(), held(&store)), (12, 12));
+    drop(cache);
+    let cache = two.open(10).unwrap();
+    assert_eq!((cache.files(), held(&cache)), (12, 12));
 }
 
 #[test]
 fn a_directory_that_fails_is_set_aside_and_comes_back_with_what_it_held() {
     for code in [EIO, EACCES] {
         let two = Two::new(2);
-        let store = two.open(10).unwrap();
-        (0..12).for_each(|n| drop(put(&store, n, 50, &["a"]).unwrap()));
+        let cache = two.open(10).unwrap();
+        (0..12).for_each(|n| drop(put(&cache, n, 50, &["a"]).unwrap()));
         two.disk.set(two.one.path(), Wrong::All(code));
-        assert_eq!(held(&store), 6, "the other's files are there");
-        assert_eq!(health(&store), [Health::Away, Health::Up]);
-        assert_eq!(store.counters().dir_faults.load(Ordering::Relaxed), 1);
+        assert_eq!(held(&cache), 6, "the other's files are there");
+        assert_eq!(health(&cache), [Health::Away, Health::Up]);
+        assert_eq!(cache.counters().dir_faults.load(Ordering::Relaxed), 1);
         // Its files count as absent, and are filled again, elsewhere.
-        for n in (0..12).filter(|&n| !store.holds_any(origin(n).id)).take(2).collect::<Vec<_>>() {
-            assert!(put(&store, n, 50, &["a"]).is_some());
+        for n in (0..12).filter(|&n| !cache.holds_any(origin(n).id)).take(2).collect::<Vec<_>>() {
+            assert!(put(&cache, n, 50, &["a"]).is_some());
         }
-        store.heal(later());
-        assert_eq!(health(&store), [Health::Away, Health::Up], "it fails still");
+        cache.heal(later());
+        assert_eq!(health(&cache), [Health::Away, Health::Up], "it fails still");
         two.disk.set(two.one.path(), Wrong::Nothing);
-        store.heal(Instant::now());
-        assert_eq!(health(&store), [Health::Away, Health::Up], "not before its time");
-        store.heal(later() + Duration::from_secs(60));
-        assert_eq!(health(&store), [Health::Up, Health::Up]);
-        assert_eq!((held(&store), store.files()), (12, 12), "what two directories hold is dropped in one");
+        cache.heal(Instant::now());
+        assert_eq!(health(&cache), [Health::Away, Health::Up], "not before its time");
+        cache.heal(later() + Duration::from_secs(60));
+        assert_eq!(health(&cache), [Health::Up, Health::Up]);
+        assert_eq!((held(&cache), cache.files()), (12, 12), "what two directories hold is dropped in one");
         let on_disk = disk_bytes(two.one.path()) + disk_bytes(two.two.path());
-        assert!(on_disk <= store.used_bytes(), "{on_disk} {}", store.used_bytes());
+        assert!(on_disk <= cache.used_bytes(), "{on_disk} {}", cache.used_bytes());
     }
 }
 
 #[test]
 fn a_full_disk_is_read_and_its_writes_go_elsewhere() {
     let two = Two::new(3);
-    let store = two.open(10).unwrap();
-    (0..4).for_each(|n| drop(put(&store, n, 50, &["a"]).unwrap()));
+    let cache = two.open(10).unwrap();
+    (0..4).for_each(|n| drop(put(&cache, n, 50, &["a"]).unwrap()));
     two.disk.set(two.two.path(), Wrong::Writes(ENOSPC));
-    (4..8).for_each(|n| drop(put(&store, n, 50, &["a"]).unwrap()));
-    assert_eq!((health(&store), held(&store)), (vec![Health::Up, Health::Full], 8));
-    store.heal(later());
-    assert_eq!(health(&store), [Health::Up, Health::Full]);
+    (4..8).for_each(|n| drop(put(&cache, n, 50, &["a"]).unwrap()));
+    assert_eq!((health(&cache), held(&cache)), (vec![Health::Up, Health::Full], 8));
+    cache.heal(later());
+    assert_eq!(health(&cache), [Health::Up, Health::Full]);
     two.disk.set(two.two.path(), Wrong::Nothing);
-    store.heal(later() + Duration::from_secs(60));
-    assert_eq!(health(&store), [Health::Up, Health::Up]);
+    cache.heal(later() + Duration::from_secs(60));
+    assert_eq!(health(&cache), [Health::Up, Health::Up]);
 }
 
 #[test]
 fn all_away_means_reading_through_and_all_bad_at_start_is_an_error() {
     let two = Two::new(4);
-    let store = two.open(10).unwrap();
-    (0..4).for_each(|n| drop(put(&store, n, 50, &["a"]).unwrap()));
+    let cache = two.open(10).unwrap();
+    (0..4).for_each(|n| drop(put(&cache, n, 50, &["a"]).unwrap()));
     two.disk.set(Path::new("/"), Wrong::All(EIO));
-    assert_eq!(held(&store), 0);
-    assert!(put(&store, 9, 50, &["a"]).is_none());
-    assert_eq!(health(&store), [Health::Away, Health::Away]);
-    drop(store);
+    assert_eq!(held(&cache), 0);
+    assert!(put(&cache, 9, 50, &["a"]).is_none());
+    assert_eq!(health(&cache), [Health::Away, Health::Away]);
+    drop(cache);
     assert!(two.open(10).unwrap_err().message.contains("--cache-dir"));
     two.disk.set(two.one.path(), Wrong::All(EIO));
-    let store = two.open(10).unwrap();
-    assert_eq!((health(&store), held(&store)), (vec![Health::Away, Health::Up], 2));
+    let cache = two.open(10).unwrap();
+    assert_eq!((health(&cache), held(&cache)), (vec![Health::Away, Health::Up], 2));
     two.disk.set(two.one.path(), Wrong::Nothing);
-    store.heal(later());
-    assert_eq!((health(&store), held(&store)), (vec![Health::Up, Health::Up], 4));
+    cache.heal(later());
+    assert_eq!((health(&cache), held(&cache)), (vec![Health::Up, Health::Up], 4));
 }
 
 #[test]
 fn one_that_vanishes_is_set_aside_and_made_anew() {
     let two = Two::new(5);
-    let store = two.open(10).unwrap();
-    (0..12).for_each(|n| drop(put(&store, n, 50, &["a"]).unwrap()));
+    let cache = two.open(10).unwrap();
+    (0..12).for_each(|n| drop(put(&cache, n, 50, &["a"]).unwrap()));
     fs::remove_dir_all(two.one.path()).unwrap();
-    assert_eq!(held(&store), 6);
-    (20..26).for_each(|n| drop(put(&store, n, 50, &["a"]).unwrap()));
-    assert_eq!(health(&store), [Health::Away, Health::Up]);
-    store.heal(later());
-    assert_eq!(health(&store), [Health::Up, Health::Up]);
-    assert!(put(&store, 30, 50, &["a"]).is_some());
+    assert_eq!(held(&cache), 6);
+    (20..26).for_each(|n| drop(put(&cache, n, 50, &["a"]).unwrap()));
+    assert_eq!(health(&cache), [Health::Away, Health::Up]);
+    cache.heal(later());
+    assert_eq!(health(&cache), [Health::Up, Health::Up]);
+    assert!(put(&cache, 30, 50, &["a"]).is_some());
 }
 
 #[test]
 fn one_bad_file_is_not_a_bad_directory() {
     let two = Two::new(6);
-    let store = two.open(10).unwrap();
-    put(&store, 1, 50, &["a"]).unwrap();
-    drop(store);
-    let store = two.open(10).unwrap();
-    let file = store.dirs[0].segment(&FileKey::new(origin(1).id, &names(&["a"])));
+    let cache = two.open(10).unwrap();
+    put(&cache, 1, 50, &["a"]).unwrap();
+    drop(cache);
+    let cache = two.open(10).unwrap();
+    let file = cache.dirs[0].segment(&FileKey::new(origin(1).id, &names(&["a"])));
     two.disk.set(&file, Wrong::All(EIO));
-    assert_eq!(held(&store), 0);
-    assert_eq!(health(&store), [Health::Up, Health::Up]);
+    assert_eq!(held(&cache), 0);
+    assert_eq!(health(&cache), [Health::Up, Health::Up]);
 }
 
 #[test]
 fn what_no_directory_can_keep_is_not_pinned() {
     let two = Two::new(7);
-    let store = two.open(10).unwrap();
+    let cache = two.open(10).unwrap();
     two.disk.set(two.one.path(), Wrong::Writes(EACCES));
-    store.pin("s3://b/d0").unwrap();
+    cache.pin("s3://b/d0").unwrap();
     two.disk.set(Path::new("/"), Wrong::Writes(EACCES));
-    let pinned = || store.pinned().0;
-    assert_eq!(store.pin("s3://b/d1").unwrap_err().kind, forebay_proto::Kind::Retry);
-    assert_eq!(store.unpin("s3://b/d0").unwrap_err().kind, forebay_proto::Kind::Retry);
+    let pinned = || cache.pinned().0;
+    assert_eq!(cache.pin("s3://b/d1").unwrap_err().kind, forebay_proto::Kind::Retry);
+    assert_eq!(cache.unpin("s3://b/d0").unwrap_err().kind, forebay_proto::Kind::Retry);
     assert_eq!(pinned(), ["s3://b/d0"], "as it was");
     two.disk.set(Path::new("/"), Wrong::Nothing);
-    store.heal(later());
-    store.pin("s3://b/d1").unwrap();
+    cache.heal(later());
+    cache.pin("s3://b/d1").unwrap();
     assert_eq!(pinned(), ["s3://b/d0", "s3://b/d1"]);
-    drop(store);
+    drop(cache);
     fs::remove_dir_all(two.two.path()).unwrap();
     assert_eq!(two.open(10).unwrap().pinned().0, ["s3://b/d0", "s3://b/d1"], "in the other one too");
 }
@@ -321,103 +321,103 @@ fn what_no_directory_can_keep_is_not_pinned() {
 #[test]
 fn what_cannot_be_removed_is_removed_later() {
     let two = Two::new(8);
-    let store = two.open(10).unwrap();
-    put(&store, 1, 50, &["a"]).unwrap();
-    put(&store, 2, 50, &["a"]).unwrap();
-    let used = store.used_bytes();
+    let cache = two.open(10).unwrap();
+    put(&cache, 1, 50, &["a"]).unwrap();
+    put(&cache, 2, 50, &["a"]).unwrap();
+    let used = cache.used_bytes();
     let key = |n| FileKey::new(origin(n).id, &names(&["a"]));
-    let dir = store.index().get(&key(1)).unwrap().dir;
-    let file = store.dirs[dir].segment(&key(1));
+    let dir = cache.index().get(&key(1)).unwrap().dir;
+    let file = cache.dirs[dir].segment(&key(1));
     two.disk.set(&file, Wrong::All(EACCES));
-    assert!(store.drop_copy(origin(1).id));
-    assert_eq!((store.files(), store.used_bytes()), (1, used), "it is still there");
-    store.heal(Instant::now());
-    assert!(file.exists() && store.used_bytes() == used);
+    assert!(cache.drop_copy(origin(1).id));
+    assert_eq!((cache.files(), cache.used_bytes()), (1, used), "it is still there");
+    cache.heal(Instant::now());
+    assert!(file.exists() && cache.used_bytes() == used);
     two.disk.set(&file, Wrong::Nothing);
-    store.heal(Instant::now());
+    cache.heal(Instant::now());
     assert!(file.exists(), "not at once");
-    store.heal(later());
+    cache.heal(later());
     assert!(!file.exists());
-    assert_eq!(store.used_bytes(), used - file_bytes(50, &["a"]));
+    assert_eq!(cache.used_bytes(), used - file_bytes(50, &["a"]));
     // A successor of the same name stays.
-    two.disk.set(&store.dirs[1 - dir].segment(&key(2)), Wrong::All(EACCES));
-    assert!(store.drop_copy(origin(2).id));
+    two.disk.set(&cache.dirs[1 - dir].segment(&key(2)), Wrong::All(EACCES));
+    assert!(cache.drop_copy(origin(2).id));
     two.disk.set(Path::new("/"), Wrong::Nothing);
-    (10..20).for_each(|n| drop(put(&store, n, 50, &["a"])));
-    put(&store, 2, 50, &["a"]).unwrap();
-    store.heal(later() + Duration::from_secs(60));
-    assert!(store.find(origin(2).id, &names(&["a"])).missing.is_empty());
+    (10..20).for_each(|n| drop(put(&cache, n, 50, &["a"])));
+    put(&cache, 2, 50, &["a"]).unwrap();
+    cache.heal(later() + Duration::from_secs(60));
+    assert!(cache.find(origin(2).id, &names(&["a"])).missing.is_empty());
     let on_disk = disk_bytes(two.one.path()) + disk_bytes(two.two.path());
-    assert!(on_disk <= store.used_bytes(), "{on_disk} {}", store.used_bytes());
+    assert!(on_disk <= cache.used_bytes(), "{on_disk} {}", cache.used_bytes());
 }
 
 #[test]
 fn what_is_above_a_lower_limit_and_cannot_be_removed_counts() {
     let two = Two::new(12);
-    let store = two.open(10).unwrap();
-    (0..10).for_each(|n| drop(put(&store, n, 50, &["a"]).unwrap()));
+    let cache = two.open(10).unwrap();
+    (0..10).for_each(|n| drop(put(&cache, n, 50, &["a"]).unwrap()));
     let key = FileKey::new(origin(0).id, &names(&["a"]));
-    let dir = store.index().get(&key).unwrap().dir;
-    let oldest = store.dirs[dir].segment(&key);
-    drop(store);
+    let dir = cache.index().get(&key).unwrap().dir;
+    let oldest = cache.dirs[dir].segment(&key);
+    drop(cache);
     two.disk.set(&oldest, Wrong::Writes(EACCES));
-    let store = two.open(0).unwrap();
-    assert!(!store.holds_any(origin(0).id) && oldest.exists());
+    let cache = two.open(0).unwrap();
+    assert!(!cache.holds_any(origin(0).id) && oldest.exists());
     let on_disk = disk_bytes(two.one.path()) + disk_bytes(two.two.path());
-    let used = store.used_bytes();
+    let used = cache.used_bytes();
     assert!(on_disk <= used, "{on_disk} {used}");
     two.disk.set(Path::new("/"), Wrong::Nothing);
-    store.heal(later());
+    cache.heal(later());
     assert!(!oldest.exists());
-    assert_eq!(store.used_bytes(), used - file_bytes(50, &["a"]));
+    assert_eq!(cache.used_bytes(), used - file_bytes(50, &["a"]));
 }
 
 #[test]
 fn a_list_of_pins_counts_while_the_one_before_it_is_there() {
     let two = Two::new(13);
-    let store = Arc::new(two.open(40).unwrap());
+    let cache = Arc::new(two.open(40).unwrap());
     // Much longer than what is booked beside the files anyway.
     let uri = |n: usize| format!("s3://b/{n}/{}", "long".repeat(500));
     for n in 0..20 {
-        store.pin(&uri(n)).unwrap();
+        cache.pin(&uri(n)).unwrap();
     }
-    (0..80).for_each(|n| drop(put(&store, n, 50, &["a"])));
-    let (other, dirs) = (store.clone(), [two.one.path().to_owned(), two.two.path().to_owned()]);
+    (0..80).for_each(|n| drop(put(&cache, n, 50, &["a"])));
+    let (other, dirs) = (cache.clone(), [two.one.path().to_owned(), two.two.path().to_owned()]);
     let (saw, seen) = std::sync::mpsc::channel();
     two.disk.before_sync.set(move || {
         let on_disk: u64 = dirs.iter().map(|dir| disk_bytes(dir)).sum();
         saw.send((on_disk, other.used_bytes())).unwrap();
     });
-    store.pin(&uri(20)).unwrap();
+    cache.pin(&uri(20)).unwrap();
     let (on_disk, used) = seen.recv().unwrap();
-    assert!(on_disk <= used && used <= store.limit_bytes(), "{on_disk} {used} {}", store.limit_bytes());
+    assert!(on_disk <= used && used <= cache.limit_bytes(), "{on_disk} {used} {}", cache.limit_bytes());
     // Where nothing can go any more the pins can still change.
-    store.pin("s3://b").unwrap();
-    store.unpin("s3://b").unwrap();
+    cache.pin("s3://b").unwrap();
+    cache.unpin("s3://b").unwrap();
 }
 
 #[test]
 fn what_is_pinned_while_a_copy_is_dropped_stays() {
     let two = Two::new(10);
-    let store = Arc::new(two.open(10).unwrap());
-    put(&store, 1, 50, &["a"]).unwrap();
-    put(&store, 1, 50, &["more"]).unwrap();
-    let other = store.clone();
+    let cache = Arc::new(two.open(10).unwrap());
+    put(&cache, 1, 50, &["a"]).unwrap();
+    put(&cache, 1, 50, &["more"]).unwrap();
+    let other = cache.clone();
     two.disk.before_remove.set(move || {
         other.pin(&origin(1).object).unwrap();
     });
-    assert!(!store.drop_copy(origin(1).id), "one of its files is pinned");
-    assert_eq!(store.files(), 1);
+    assert!(!cache.drop_copy(origin(1).id), "one of its files is pinned");
+    assert_eq!(cache.files(), 1);
 }
 
 #[test]
 fn a_sound_file_that_took_the_name_of_a_damaged_one_stays() {
     let two = Two::new(11);
-    let store = two.open(10).unwrap();
-    put(&store, 1, 50, &["a"]).unwrap();
-    drop(store);
-    let store = two.open(10).unwrap();
-    let path = store.dirs[0].segment(&FileKey::new(origin(1).id, &names(&["a"])));
+    let cache = two.open(10).unwrap();
+    put(&cache, 1, 50, &["a"]).unwrap();
+    drop(cache);
+    let cache = two.open(10).unwrap();
+    let path = cache.dirs[0].segment(&FileKey::new(origin(1).id, &names(&["a"])));
     let sound = fs::read(&path).unwrap();
     let mut damaged = sound.clone();
     *damaged.last_mut().unwrap() ^= 1;
@@ -425,10 +425,10 @@ fn a_sound_file_that_took_the_name_of_a_damaged_one_stays() {
     let (from, to) = (two.one.path().join("sound"), path.clone());
     fs::write(&from, sound).unwrap();
     two.disk.before_read.set(move || fs::rename(from, to).unwrap());
-    assert_eq!(store.find(origin(1).id, &names(&["a"])).missing, ["a"], "it had begun to read the other");
+    assert_eq!(cache.find(origin(1).id, &names(&["a"])).missing, ["a"], "it had begun to read the other");
     assert!(path.exists());
-    assert_eq!(*store.find(origin(1).id, &names(&["a"])).parts[0], batch(1, 50, &["a"]));
-    assert_eq!(store.counters().corrupt.load(Ordering::Relaxed), 0);
+    assert_eq!(*cache.find(origin(1).id, &names(&["a"])).parts[0], batch(1, 50, &["a"]));
+    assert_eq!(cache.counters().corrupt.load(Ordering::Relaxed), 0);
 }
 
 #[test]
@@ -440,17 +440,17 @@ fn large_blocks_are_counted_whether_the_disk_tells_of_them_or_not() {
         two.disk.said_blocks.store(said, Ordering::Relaxed);
         let dirs = vec![two.one.path().to_owned()];
         let limit_bytes = empty_bytes() + 10 * LARGE;
-        let settings = StoreSettings { dirs, limit_bytes, maps_bytes: u64::MAX, disk: two.disk.clone() };
-        let store = Store::open(&settings, Arc::new(policy::NoForecast)).unwrap();
+        let settings = DiskCacheSettings { dirs, limit_bytes, maps_bytes: u64::MAX, disk: two.disk.clone() };
+        let cache = DiskCache::open(&settings, Arc::new(policy::NoForecast)).unwrap();
         for n in 0..20 {
-            put(&store, n, 50, &["a"]);
-            let on_disk = store.files() * LARGE;
-            assert!(on_disk <= store.used_bytes(), "{on_disk} of {} bytes are counted", store.used_bytes());
+            put(&cache, n, 50, &["a"]);
+            let on_disk = cache.files() * LARGE;
+            assert!(on_disk <= cache.used_bytes(), "{on_disk} of {} bytes are counted", cache.used_bytes());
             if said == LARGE {
-                assert!(store.used_bytes() <= limit_bytes, "{} of {limit_bytes} bytes", store.used_bytes());
+                assert!(cache.used_bytes() <= limit_bytes, "{} of {limit_bytes} bytes", cache.used_bytes());
             }
         }
-        assert!((3..=10).contains(&store.files()), "{} files", store.files());
+        assert!((3..=10).contains(&cache.files()), "{} files", cache.files());
     }
 }
 
@@ -460,58 +460,59 @@ proptest! {
     #[test]
     fn faults_at_random_cost_only_hits(seed in any::<u64>(), share in 1u32..400, code in prop::sample::select(vec![EIO, EACCES, ENOSPC])) {
         let two = Two::new(seed);
-        let store = two.open(4).unwrap();
+        let cache = two.open(4).unwrap();
         two.disk.set(Path::new("/"), Wrong::Some(share, code));
         let mut now = Instant::now();
         for round in 0..60u128 {
             let n = (round * 7) % 16;
-            let found = store.find(origin(n).id, &names(&["a"]));
+            let found = cache.find(origin(n).id, &names(&["a"]));
             for part in &found.parts {
                 prop_assert_eq!(&**part, &batch(n, 50, &["a"]));
             }
             if !found.missing.is_empty() {
-                drop(put(&store, n, 50, &["a"]));
+                drop(put(&cache, n, 50, &["a"]));
             }
             now += Duration::from_secs(30);
-            store.heal(now);
+            cache.heal(now);
         }
         two.disk.set(Path::new("/"), Wrong::Nothing);
-        store.heal(now + Duration::from_secs(300));
-        prop_assert_eq!(health(&store), vec![Health::Up, Health::Up]);
-        drop(store);
-        let store = two.open(4).unwrap();
+        cache.heal(now + Duration::from_secs(300));
+        prop_assert_eq!(health(&cache), vec![Health::Up, Health::Up]);
+        drop(cache);
+        let cache = two.open(4).unwrap();
         for n in 0..16 {
-            for part in store.find(origin(n).id, &names(&["a"])).parts {
+            for part in cache.find(origin(n).id, &names(&["a"])).parts {
                 prop_assert_eq!(&*part, &batch(n, 50, &["a"]));
             }
         }
         for dir in [&two.one, &two.two] {
             prop_assert_eq!(fs::read_dir(dir.path().join("v1/tmp")).unwrap().count(), 0);
-            prop_assert!(disk_bytes(dir.path()) <= store.limit_bytes() / 2);
+            prop_assert!(disk_bytes(dir.path()) <= cache.limit_bytes() / 2);
         }
     }
 
-    /// Killed anywhere between two operations, or in the middle of a write: what is there afterwards verifies.
+    /// Killed anywhere between two operations, or in the middle of a write: what is there afterwards
+    /// verifies.
     #[test]
     fn a_kill_leaves_only_what_verifies(operation in 0u64..400) {
         let two = Two::new(0);
-        let store = two.open(4).unwrap();
+        let cache = two.open(4).unwrap();
         let begun = two.disk.operations.load(Ordering::Relaxed);
         two.disk.set(Path::new("/"), Wrong::From(begun + operation));
         for round in 0..30u128 {
             // A second file of the same segment, a replaced one, and evictions are among them.
             let n = (round * 7) % 12;
-            drop(put(&store, n, 50, &["a"]));
-            drop(put(&store, n, 50, &["more"]));
+            drop(put(&cache, n, 50, &["a"]));
+            drop(put(&cache, n, 50, &["more"]));
         }
-        drop(store);
+        drop(cache);
         two.disk.set(Path::new("/"), Wrong::Nothing);
-        let store = two.open(4).unwrap();
-        let corrupt = || store.counters().corrupt.load(Ordering::Relaxed);
+        let cache = two.open(4).unwrap();
+        let corrupt = || cache.counters().corrupt.load(Ordering::Relaxed);
         prop_assert_eq!(corrupt(), 0, "what has its name is whole");
         for n in 0..12 {
             for column in ["a", "more"] {
-                for part in store.find(origin(n).id, &names(&[column])).parts {
+                for part in cache.find(origin(n).id, &names(&[column])).parts {
                     prop_assert_eq!(&*part, &batch(n, 50, &[column]));
                 }
             }
@@ -519,7 +520,7 @@ proptest! {
         prop_assert_eq!(corrupt(), 0);
         for dir in [&two.one, &two.two] {
             prop_assert_eq!(fs::read_dir(dir.path().join("v1/tmp")).unwrap().count(), 0);
-            prop_assert!(disk_bytes(dir.path()) <= store.limit_bytes() / 2);
+            prop_assert!(disk_bytes(dir.path()) <= cache.limit_bytes() / 2);
         }
     }
 }

@@ -34,17 +34,17 @@ fn disk_bytes_at_once(dirs: [&Path; 2]) -> u64 {
 fn du_never_shows_more_than_the_limit() {
     let (one, two) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let limit = 2 * limit_for(5, 400 << 10);
-    let settings = StoreSettings {
+    let settings = DiskCacheSettings {
         dirs: vec![one.path().to_owned(), two.path().to_owned()],
-        ..StoreSettings::new("", limit)
+        ..DiskCacheSettings::new("", limit)
     };
-    let store = Store::open(&settings, Arc::new(policy::NoForecast)).unwrap();
+    let cache = DiskCache::open(&settings, Arc::new(policy::NoForecast)).unwrap();
     let (done, looks, began) = (AtomicBool::new(false), AtomicU64::new(0), Instant::now());
     let mut most = 0;
     std::thread::scope(|scope| {
         let writers: Vec<_> = (0..4)
             .map(|t| {
-                let (store, looks) = (&store, &looks);
+                let (cache, looks) = (&cache, &looks);
                 scope.spawn(move || {
                     // Longer where the watcher has hardly looked by then.
                     let is_seen =
@@ -53,7 +53,7 @@ fn du_never_shows_more_than_the_limit() {
                         // From a page to a third of a megabyte, columns of the same segment among them.
                         let n = t * 1_000_000 + i / 2;
                         let column = if i % 2 == 0 { "a" } else { "b" };
-                        drop(put(store, n, 10 + (i as i64 * 997) % 40_000, &[column]));
+                        drop(put(cache, n, 10 + (i as i64 * 997) % 40_000, &[column]));
                     }
                 })
             })
@@ -73,34 +73,34 @@ fn du_never_shows_more_than_the_limit() {
     let looks = looks.into_inner();
     assert!(most <= limit, "{most} of {limit} bytes, {looks} looks");
     assert!(most > limit / 2 && looks > 10, "it is used: {most} of {limit} bytes, {looks} looks");
-    assert!(store.counters().evictions.load(Ordering::Relaxed) > 20);
+    assert!(cache.counters().evictions.load(Ordering::Relaxed) > 20);
     assert!(
-        store.dirs().iter().all(|d| d.used_bytes <= limit / 2 && d.used_bytes > limit / 8),
+        cache.dirs().iter().all(|d| d.used_bytes <= limit / 2 && d.used_bytes > limit / 8),
         "both are used"
     );
-    assert!(disk_bytes(one.path()) + disk_bytes(two.path()) <= store.used_bytes());
+    assert!(disk_bytes(one.path()) + disk_bytes(two.path()) <= cache.used_bytes());
 }
 
 #[test]
 fn what_others_keep_beside_the_segments_counts() {
     let dir = tempfile::tempdir().unwrap();
     let limit = limit_for(5, 8192);
-    let store = open(dir.path(), limit).unwrap();
-    let empty = store.used_bytes();
-    (0..20).for_each(|n| drop(put(&store, n, 50, &["a"])));
-    assert!(store.book_beside(dir.path(), 10_000), "segments make room for it");
+    let cache = open(dir.path(), limit).unwrap();
+    let empty = cache.used_bytes();
+    (0..20).for_each(|n| drop(put(&cache, n, 50, &["a"])));
+    assert!(cache.reserve_sidecar(dir.path(), 10_000), "segments make room for it");
     let note = dir.path().join("v1/manifests/note");
     fs::create_dir_all(note.parent().unwrap()).unwrap();
     fs::write(&note, vec![1; 10_000]).unwrap();
-    (0..20).for_each(|n| drop(put(&store, n, 50, &["a"])));
+    (0..20).for_each(|n| drop(put(&cache, n, 50, &["a"])));
     let on_disk = disk_bytes(dir.path());
-    assert!(on_disk <= store.used_bytes() && store.used_bytes() <= limit, "{on_disk} of {limit}");
-    assert!(!store.book_beside(dir.path(), limit), "more than there is");
-    assert!(!store.book_beside(Path::new("/elsewhere"), 1));
-    store.free("s3://b");
-    drop(store);
-    let store = open(dir.path(), limit).unwrap();
-    assert_eq!(store.used_bytes() - empty, charge(10_000) + BLOCK_BYTES, "also after a restart");
-    store.release_beside(dir.path(), 10_000);
-    assert_eq!(store.used_bytes(), empty);
+    assert!(on_disk <= cache.used_bytes() && cache.used_bytes() <= limit, "{on_disk} of {limit}");
+    assert!(!cache.reserve_sidecar(dir.path(), limit), "more than there is");
+    assert!(!cache.reserve_sidecar(Path::new("/elsewhere"), 1));
+    cache.free("s3://b");
+    drop(cache);
+    let cache = open(dir.path(), limit).unwrap();
+    assert_eq!(cache.used_bytes() - empty, charge(10_000) + BLOCK_BYTES, "also after a restart");
+    cache.release_sidecar(dir.path(), 10_000);
+    assert_eq!(cache.used_bytes(), empty);
 }

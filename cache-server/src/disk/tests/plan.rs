@@ -30,25 +30,25 @@ impl Forecast for Plan {
     }
 }
 
-fn planned(dir: &Path, files: u64, plan: &Arc<Plan>) -> Store {
+fn planned(dir: &Path, files: u64, plan: &Arc<Plan>) -> DiskCache {
     let limit = limit_for(files, file_bytes(50, &["a"]));
-    Store::open(&StoreSettings::new(dir, limit), plan.clone()).unwrap()
+    DiskCache::open(&DiskCacheSettings::new(dir, limit), plan.clone()).unwrap()
 }
 
-fn held(store: &Store) -> Vec<u128> {
-    (0..64).filter(|&n| store.holds_any(origin(n).id)).collect()
+fn held(cache: &DiskCache) -> Vec<u128> {
+    (0..64).filter(|&n| cache.holds_any(origin(n).id)).collect()
 }
 
-/// Reads a plan through a store; answers with the hits.
-fn replay(store: &Store, plan: &Plan) -> usize {
+/// Reads a plan through a disk cache; answers with the hits.
+fn replay(cache: &DiskCache, plan: &Plan) -> usize {
     let order = plan.order.lock().clone();
     let mut hits = 0;
     for (at, n) in order.into_iter().enumerate() {
         plan.at.store(at as u64, Ordering::Relaxed);
-        match store.find(origin(n).id, &names(&["a"])).missing.is_empty() {
+        match cache.find(origin(n).id, &names(&["a"])).missing.is_empty() {
             true => hits += 1,
             false => {
-                drop(store.write(&origin(n), &batch(n, 50, &["a"]), Admit::IfWorthIt, Role::Primary).unwrap())
+                drop(cache.write(&origin(n), &batch(n, 50, &["a"]), Admit::IfWorthIt, Role::Primary).unwrap())
             }
         }
     }
@@ -75,13 +75,13 @@ fn belady(order: &[u128], files: usize) -> usize {
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 40, ..ProptestConfig::default() })]
-    /// On any plan the store hits as often as the optimum.
+    /// On any plan the disk cache hits as often as the optimum.
     #[test]
     fn hits_as_often_as_the_optimum(order in prop::collection::vec(0u128..12, 1..80), files in 1u64..8) {
         let dir = tempfile::tempdir().unwrap();
         let plan = Plan::new(&order);
-        let store = planned(dir.path(), files, &plan);
-        prop_assert_eq!(replay(&store, &plan), belady(&order, files as usize));
+        let cache = planned(dir.path(), files, &plan);
+        prop_assert_eq!(replay(&cache, &plan), belady(&order, files as usize));
     }
 
     /// Whatever happens, what is pinned or held by a reader is not evicted, and the limit holds.
@@ -94,14 +94,14 @@ proptest! {
     ) {
         let dir = tempfile::tempdir().unwrap();
         let plan = Plan::new(&order);
-        let store = planned(dir.path(), 6, &plan);
-        store.pin(&origin(pinned).object).unwrap();
+        let cache = planned(dir.path(), 6, &plan);
+        cache.pin(&origin(pinned).object).unwrap();
         let mut kept = Vec::new();
         let mut pinned_held = false;
         for (at, n) in order.iter().copied().enumerate() {
             plan.at.store(at as u64, Ordering::Relaxed);
             let admit = if always { Admit::Always } else { Admit::IfWorthIt };
-            let written = store.write(&origin(n), &batch(n, 50, &["a"]), admit, Role::Primary).unwrap();
+            let written = cache.write(&origin(n), &batch(n, 50, &["a"]), admit, Role::Primary).unwrap();
             if let Written::Mapped(map) = written {
                 pinned_held |= n == pinned;
                 if read.contains(&n) {
@@ -109,11 +109,11 @@ proptest! {
                 }
             }
             for (n, map) in &kept {
-                prop_assert!(store.holds_any(origin(*n).id));
+                prop_assert!(cache.holds_any(origin(*n).id));
                 prop_assert_eq!(&**map, &batch(*n, 50, &["a"]));
             }
-            prop_assert!(!pinned_held || store.holds_any(origin(pinned).id));
-            prop_assert!(disk_bytes(dir.path()) <= store.limit_bytes());
+            prop_assert!(!pinned_held || cache.holds_any(origin(pinned).id));
+            prop_assert!(disk_bytes(dir.path()) <= cache.limit_bytes());
         }
     }
 }
@@ -125,8 +125,8 @@ fn half_the_data_cached_gives_half_the_hits() {
     let epoch = |e: u128| (0..16u128).map(move |i| (i * 5 + e * 7) % 16);
     let order: Vec<u128> = (0..8).flat_map(epoch).collect();
     let plan = Plan::new(&order);
-    let store = planned(dir.path(), 8, &plan);
-    let hits = replay(&store, &plan);
+    let cache = planned(dir.path(), 8, &plan);
+    let hits = replay(&cache, &plan);
     assert!(hits >= 7 * 8, "{hits} hits in 7 warm epochs of 16 reads");
 }
 
@@ -134,46 +134,46 @@ fn half_the_data_cached_gives_half_the_hits() {
 fn unplanned_data_goes_first_by_recency_and_pushes_out_nothing_planned() {
     let dir = tempfile::tempdir().unwrap();
     let plan = Plan::new(&[63, 1, 2]);
-    let store = planned(dir.path(), 4, &plan);
+    let cache = planned(dir.path(), 4, &plan);
     for n in [10, 1, 11, 2] {
-        put(&store, n, 50, &["a"]).unwrap();
+        put(&cache, n, 50, &["a"]).unwrap();
     }
-    store.find(origin(10).id, &names(&["a"]));
-    put(&store, 12, 50, &["a"]).unwrap();
-    assert_eq!(held(&store), [1, 2, 10, 12], "11 was used longest ago");
+    cache.find(origin(10).id, &names(&["a"]));
+    put(&cache, 12, 50, &["a"]).unwrap();
+    assert_eq!(held(&cache), [1, 2, 10, 12], "11 was used longest ago");
     // Unplanned data replaces unplanned data only.
     for n in [13, 14, 15] {
-        assert!(put(&store, n, 50, &["a"]).is_some());
+        assert!(put(&cache, n, 50, &["a"]).is_some());
     }
-    assert_eq!(held(&store), [1, 2, 14, 15]);
+    assert_eq!(held(&cache), [1, 2, 14, 15]);
     *plan.order.lock() = vec![63, 14, 15, 1, 2];
-    let written = store.write(&origin(16), &batch(16, 50, &["a"]), Admit::IfWorthIt, Role::Primary).unwrap();
+    let written = cache.write(&origin(16), &batch(16, 50, &["a"]), Admit::IfWorthIt, Role::Primary).unwrap();
     assert!(matches!(written, Written::NotWorthIt));
-    assert_eq!(store.counters().not_stored.load(Ordering::Relaxed), 0);
+    assert_eq!(cache.counters().not_stored.load(Ordering::Relaxed), 0);
     // Who reads it now and cannot keep it elsewhere gets it whatever is planned.
-    let written = store.write(&origin(16), &batch(16, 50, &["a"]), Admit::Always, Role::Primary).unwrap();
+    let written = cache.write(&origin(16), &batch(16, 50, &["a"]), Admit::Always, Role::Primary).unwrap();
     assert!(matches!(written, Written::Mapped(_)));
-    assert_eq!(held(&store), [1, 14, 15, 16], "2 is read last");
+    assert_eq!(held(&cache), [1, 14, 15, 16], "2 is read last");
 }
 
 #[test]
 fn a_victim_that_draws_near_is_spared() {
     let dir = tempfile::tempdir().unwrap();
     let plan = Plan::new(&[]);
-    let store = planned(dir.path(), 300, &plan);
-    let evictions = || store.counters().evictions.load(Ordering::Relaxed);
+    let cache = planned(dir.path(), 300, &plan);
+    let evictions = || cache.counters().evictions.load(Ordering::Relaxed);
     let mut new = 0;
     while evictions() == 0 {
-        put(&store, new, 50, &["a"]).unwrap();
+        put(&cache, new, 50, &["a"]).unwrap();
         new += 1;
     }
-    let gone = (0..new).take_while(|&n| !store.holds_any(origin(n).id)).count() as u128;
+    let gone = (0..new).take_while(|&n| !cache.holds_any(origin(n).id)).count() as u128;
     // The queue of victims goes on with the next ones. Now two of them get planned.
     *plan.order.lock() = vec![999, gone, gone + 1];
-    put(&store, new, 50, &["a"]).unwrap();
-    let missing: Vec<u128> = (0..new).filter(|&n| !store.holds_any(origin(n).id)).collect();
+    put(&cache, new, 50, &["a"]).unwrap();
+    let missing: Vec<u128> = (0..new).filter(|&n| !cache.holds_any(origin(n).id)).collect();
     assert_eq!(missing, (0..gone).chain([gone + 2]).collect::<Vec<_>>());
-    let scans = store.counters().scans.load(Ordering::Relaxed);
+    let scans = cache.counters().scans.load(Ordering::Relaxed);
     assert!(scans <= 2, "one scan, and one more for the new plan: {scans}");
 }
 
@@ -182,23 +182,23 @@ fn pins_survive_a_restart_and_cover_what_comes() {
     let dir = tempfile::tempdir().unwrap();
     let plan = Plan::new(&[]);
     // One of the five is the list of pins.
-    let store = planned(dir.path(), 5, &plan);
-    put(&store, 1, 50, &["a"]).unwrap();
-    assert_eq!(store.pin("s3://b/d1").unwrap(), (1, file_bytes(50, &["a"])));
-    drop(store);
-    let store = planned(dir.path(), 5, &plan);
-    assert_eq!(store.pinned().0, ["s3://b/d1"]);
+    let cache = planned(dir.path(), 5, &plan);
+    put(&cache, 1, 50, &["a"]).unwrap();
+    assert_eq!(cache.pin("s3://b/d1").unwrap(), (1, file_bytes(50, &["a"])));
+    drop(cache);
+    let cache = planned(dir.path(), 5, &plan);
+    assert_eq!(cache.pinned().0, ["s3://b/d1"]);
     // Odd numbers lie under d1: they stay, as many as fit.
     for n in 2..20 {
-        drop(put(&store, n, 50, &["a"]));
+        drop(put(&cache, n, 50, &["a"]));
     }
-    assert_eq!(held(&store), [1, 3, 5, 7]);
-    assert_eq!(store.pinned().1, 4 * file_bytes(50, &["a"]));
-    assert!(store.unpin("s3://b/d0").unwrap_err().message.contains("not pinned"));
-    store.unpin("s3://b/d1").unwrap();
-    put(&store, 20, 50, &["a"]).unwrap();
-    assert_eq!((held(&store), store.pinned()), (vec![3, 5, 7, 20], (vec![], 0)));
-    drop(store);
+    assert_eq!(held(&cache), [1, 3, 5, 7]);
+    assert_eq!(cache.pinned().1, 4 * file_bytes(50, &["a"]));
+    assert!(cache.unpin("s3://b/d0").unwrap_err().message.contains("not pinned"));
+    cache.unpin("s3://b/d1").unwrap();
+    put(&cache, 20, 50, &["a"]).unwrap();
+    assert_eq!((held(&cache), cache.pinned()), (vec![3, 5, 7, 20], (vec![], 0)));
+    drop(cache);
     assert_eq!(planned(dir.path(), 4, &plan).pinned().0, [] as [&str; 0]);
 }
 
@@ -206,19 +206,19 @@ fn pins_survive_a_restart_and_cover_what_comes() {
 fn pins_made_at_once_all_survive_a_restart() {
     let dir = tempfile::tempdir().unwrap();
     let uris: Vec<String> = (0..64).map(|n| format!("s3://b/d{n:02}")).collect();
-    let store = open(dir.path(), 1 << 20).unwrap();
+    let cache = open(dir.path(), 1 << 20).unwrap();
     std::thread::scope(|scope| {
         for some in uris.chunks(8) {
-            let store = &store;
+            let cache = &cache;
             scope.spawn(move || {
                 for uri in some {
-                    store.pin(uri).unwrap();
+                    cache.pin(uri).unwrap();
                 }
             });
         }
     });
-    assert_eq!(store.pinned().0, uris);
-    drop(store);
+    assert_eq!(cache.pinned().0, uris);
+    drop(cache);
     assert_eq!(open(dir.path(), 1 << 20).unwrap().pinned().0, uris);
 }
 
@@ -226,15 +226,15 @@ fn pins_made_at_once_all_survive_a_restart() {
 fn reading_the_same_files_again_and_again_makes_no_scan() {
     let dir = tempfile::tempdir().unwrap();
     let files = 640;
-    let store = open(dir.path(), limit_for(files, file_bytes(5, &["a"]))).unwrap();
-    (0..u128::from(files) + 20).for_each(|n| drop(put(&store, n, 5, &["a"])));
-    let scans = || store.counters().scans.load(Ordering::Relaxed);
+    let cache = open(dir.path(), limit_for(files, file_bytes(5, &["a"]))).unwrap();
+    (0..u128::from(files) + 20).for_each(|n| drop(put(&cache, n, 5, &["a"])));
+    let scans = || cache.counters().scans.load(Ordering::Relaxed);
     let before = scans();
     for n in 0..8 {
         for _ in 0..100 {
-            drop(store.find(origin(600).id, &names(&["a"])));
+            drop(cache.find(origin(600).id, &names(&["a"])));
         }
-        put(&store, 1000 + n, 5, &["a"]).unwrap();
+        put(&cache, 1000 + n, 5, &["a"]).unwrap();
     }
     assert!(scans() <= before + 1, "{} scans for 8 evictions", scans() - before);
 }

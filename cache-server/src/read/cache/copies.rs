@@ -45,7 +45,7 @@ impl Stored {
         }
     }
 
-    /// Takes those that there are now; `None`: a look at the whole store has to find them.
+    /// Takes those that there are now; `None`: a look at the whole disk cache has to find them.
     pub fn take(&self) -> Option<HashSet<SegmentId>> {
         self.lock().replace(HashSet::new())
     }
@@ -58,11 +58,11 @@ impl Stored {
 impl Cache {
     /// Whether another node could have these columns at once. Does not touch the disk.
     pub(crate) fn offers(&self, id: SegmentId, columns: &[String]) -> bool {
-        self.parts.store.holds(id, columns)
+        self.parts.disk.holds(id, columns)
     }
 
-    /// Columns of a segment for another node, and what must live as long as they do, from what is held; `NotFound` if
-    /// something is missing.
+    /// Columns of a segment for another node, and what must live as long as they do, from what is held;
+    /// `NotFound` if something is missing.
     pub(crate) async fn held_file(&self, id: SegmentId, columns: Vec<String>) -> Result<(Encoded, Guard)> {
         let parts = self.parts.clone();
         blocking(move || parts.file_of(id, &columns)).await?
@@ -81,8 +81,8 @@ impl Cache {
         blocking(move || parts.encode(&origin, &ready)).await?
     }
 
-    /// Takes a copy of a file that another node offers, if there is free room for it; whether it is held then. `allowed`
-    /// says which objects may be here at all.
+    /// Takes a copy of a file that another node offers, if there is free room for it; whether it is held
+    /// then. `allowed` says which objects may be here at all.
     pub(crate) async fn take_copy(
         &self,
         from: &str,
@@ -93,7 +93,7 @@ impl Cache {
         if self.offers(id, &item.columns) {
             return Ok(true);
         }
-        if !self.parts.store.has_room([item.bytes]) {
+        if !self.parts.disk.has_room([item.bytes]) {
             return Ok(false);
         }
         let (parts, from, wanted) = (self.parts.clone(), from.to_owned(), item.clone());
@@ -122,7 +122,7 @@ impl Parts {
         let written = blocking(move || {
             allowed(&origin.object)?;
             let role = self.peers.role(origin.id, &origin.object);
-            let written = self.store.write(&origin, &batch, Admit::IfFree, role);
+            let written = self.disk.write(&origin, &batch, Admit::IfFree, role);
             drop((batch, room));
             written
         });
@@ -138,7 +138,7 @@ impl Parts {
         if !look.missing.is_empty() {
             return Err(lacks());
         }
-        let origin = self.store.origin(id).or_else(|| self.transit.origin(id)).ok_or_else(lacks)?;
+        let origin = self.disk.origin(id).or_else(|| self.transit.origin(id)).ok_or_else(lacks)?;
         let field = |c: &String| {
             let found = look.found.iter().find_map(|p| p.batch.schema().field_with_name(c).ok().cloned());
             found.ok_or_else(lacks)
@@ -152,7 +152,7 @@ impl Parts {
     /// As a segment file. `Retry` if the one behind it changed meanwhile.
     fn encode(&self, origin: &Origin, ready: &Ready) -> Result<(Encoded, Guard)> {
         let encoded = Encoded::new(origin, &ready.batch)?;
-        match self.store.is_sound(&ready.batch) {
+        match self.disk.is_sound(&ready.batch) {
             true => Ok((encoded, ready.guard.clone())),
             false => Err(Error::retry(format!("segment {} changed while it was read", origin.id))),
         }

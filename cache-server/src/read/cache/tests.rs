@@ -1,5 +1,5 @@
-//! The read path: its parts, its policy as a trace of events (`trace`), what that is worth (`hits`), and what it
-//! does when there is no place for what is read (`memory`).
+//! The read path: its parts, its policy as a trace of events (`trace`), what that is worth (`hits`), and what
+//! it does when there is no place for what is read (`memory`).
 
 mod hits;
 mod memory;
@@ -7,7 +7,7 @@ mod trace;
 mod world;
 
 use super::*;
-use crate::disk::StoreSettings;
+use crate::disk::DiskCacheSettings;
 use crate::disk::policy::Role;
 use arrow::array::{ArrayRef, ListArray};
 use arrow::datatypes::{DataType, Int64Type};
@@ -30,7 +30,7 @@ fn columns_stored_for_another_dataset_fit_whatever_it_called_their_parts() {
     assert_eq!(composed.batch, wanted);
 }
 
-/// What happens when a flight lands between a reader's look into the store and its own take-off.
+/// What happens when a flight lands between a reader's look into the disk cache and its own take-off.
 #[tokio::test]
 async fn a_fill_that_comes_too_late_fetches_nothing() {
     use forebay_proto::manifest::{Manifest, Object, SegmentSize};
@@ -46,11 +46,12 @@ async fn a_fill_that_comes_too_late_fetches_nothing() {
     let ipc = schema::to_ipc(&batch.schema()).unwrap();
     let manifest = Arc::new(Manifest::new("file:///none", 1, ipc, vec![object], &[size]).unwrap());
     let plans = Arc::new(Plans::default());
-    let store = Arc::new(Store::open(&StoreSettings::new(dir.path(), 1 << 20), plans.clone()).unwrap());
+    let disk =
+        Arc::new(DiskCache::open(&DiskCacheSettings::new(dir.path(), 1 << 20), plans.clone()).unwrap());
     let source = Source::new(Default::default()).unwrap();
     let cache = Cache::new(
         source,
-        store.clone(),
+        disk.clone(),
         Arc::default(),
         plans,
         Memory::new(1 << 23),
@@ -64,7 +65,7 @@ async fn a_fill_that_comes_too_late_fetches_nothing() {
     assert!(fill().await.is_err(), "nothing is stored yet");
     let id = manifest.segment_id(0).unwrap();
     let origin = Origin { id, object: "file:///none/gone.parquet".into(), etag: "e".into() };
-    store.write(&origin, &batch, Admit::Always, Role::Primary).unwrap();
+    disk.write(&origin, &batch, Admit::Always, Role::Primary).unwrap();
     assert!(fill().await.unwrap().is_none(), "look again");
     assert_eq!(*cache.get(&reading, 0).await.unwrap().batch, batch);
 }
@@ -75,7 +76,7 @@ async fn columns_that_fail_for_one_reader_do_not_fail_for_another() {
     let world = World::new(&dataset, 1 << 30, 1 << 26);
     let (cache, id) = (&world.cache, dataset.ids()[0]);
     for (failed, succeeds) in [(["other"].as_slice(), true), (&["id", "other"], true), (&["id"], false)] {
-        cache.store().free("file:///");
+        cache.disk().free("file:///");
         let (columns, land) = (failed.iter().map(|c| c.to_string()).collect(), Arc::new(Notify::new()));
         let landed = land.clone();
         let fails = || async move {

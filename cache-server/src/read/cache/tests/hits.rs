@@ -1,5 +1,5 @@
-//! What the policy is worth: hits of shuffled epochs with caches of all sizes, through the whole read path, prefetch and
-//! several ranks included.
+//! What the policy is worth: hits of shuffled epochs with caches of all sizes, through the whole read path,
+//! prefetch and several ranks included.
 
 use super::super::*;
 use super::world::{Dataset, ROWS, Run, SEGMENT_BYTES, World, tried};
@@ -28,10 +28,11 @@ async fn hit_ratio(dataset: &Dataset, percent: u32, runs: &[Run]) -> f64 {
         if epoch == 0 {
             first = world.events.misses.load(Relaxed);
         }
-        assert!(world.cache.store().used_bytes() <= limit);
+        assert!(world.cache.disk().used_bytes() <= limit);
     }
     prefetching.abort();
-    // In the first epoch the next one's first segments are prefetched already: of one run it is known what it took.
+    // In the first epoch the next one's first segments are prefetched already: of one run it is known what it
+    // took.
     let ahead = u64::from(AHEAD);
     if first > u64::from(SEGMENTS) * runs.len() as u64 + ahead {
         println!("too many fills in the first epoch: {first}");

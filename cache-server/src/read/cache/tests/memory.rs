@@ -1,4 +1,4 @@
-//! What is done with segments for which neither the store nor memory has much room.
+//! What is done with segments for which neither the disk cache nor memory has much room.
 
 use super::super::*;
 use super::world::{Dataset, Run, SEGMENT_BYTES, World};
@@ -24,7 +24,7 @@ async fn until(what: &str, mut is: impl FnMut() -> bool) {
 async fn nothing_is_prefetched_that_no_directory_could_hold() {
     let dataset = Dataset::new(12).await;
     // Each of four directories has less room than a segment takes, all of them together have more.
-    let empty = World::with_dirs(&dataset, 4, 1 << 30, 1 << 26).cache.store().used_bytes();
+    let empty = World::with_dirs(&dataset, 4, 1 << 30, 1 << 26).cache.disk().used_bytes();
     let limit = empty + 2 * SEGMENT_BYTES;
     let world = World::with_dirs(&dataset, 4, limit, 4 * 3 * SEGMENT_BYTES);
     let stream = world.announce(&dataset, &RUN, 0, 0);
@@ -38,7 +38,8 @@ async fn nothing_is_prefetched_that_no_directory_could_hold() {
     drop(stream);
 }
 
-/// 2,000 lists of 200 numbers, all the same: a dictionary has one entry, and the footer says nothing of lists' sizes.
+/// 2,000 lists of 200 numbers, all the same: a dictionary has one entry, and the footer says nothing of
+/// lists' sizes.
 fn larger_than_said() -> RecordBatch {
     let rows = (0..2000).map(|_| Some(vec![Some(7); 200]));
     let lists: ArrayRef = Arc::new(ListArray::from_iter_primitive::<Int64Type, _, _>(rows));
@@ -50,7 +51,7 @@ async fn memory_that_a_footer_did_not_announce_is_counted() {
     let dataset = Dataset::of([larger_than_said()]).await;
     let (said, is) = (dataset.reading.manifest.segment(0).unwrap().decoded_bytes, 2000 * 200 * 8);
     assert!(said < is / 4, "{said} of {is} bytes were announced: this tests nothing");
-    // The store has no room for it at all.
+    // The disk cache has no room for it at all.
     let world = World::new(&dataset, 1 << 20, 1 << 26);
     let stream = world.announce(&dataset, &RUN, 0, 0);
     let memory = world.cache.memory();
@@ -62,9 +63,10 @@ async fn memory_that_a_footer_did_not_announce_is_counted() {
     drop(stream);
 }
 
-/// A world in which `N` prefetches of the only segment wait: of all memory that they may use `other` leaves less than one costs.
+/// A world in which `N` prefetches of the only segment wait: of all memory that they may use `other` leaves
+/// less than one costs.
 async fn waiting_prefetches<const N: usize>(dataset: &Dataset) -> (World, Held, [JoinHandle<bool>; N]) {
-    // The store has no room for the segment.
+    // The disk cache has no room for the segment.
     let world = World::new(dataset, 1 << 20, 1 << 26);
     let (memory, demand) = (world.cache.memory(), Urgency::demand());
     let manifest = &dataset.reading.manifest;

@@ -1,11 +1,12 @@
-//! The policy as a trace: a scripted workload, and what the cache does at each step. A change of policy is a change of
-//! `trace.txt`: run the test with `FOREBAY_BLESS=1` to write it anew, and read the difference.
+//! The policy as a trace: a scripted workload, and what the cache does at each step. A change of policy is a
+//! change of `trace.txt`: run the test with `FOREBAY_BLESS=1` to write it anew, and read the difference.
 
 use super::super::*;
 use super::world::{Dataset, Run, SEGMENT_BYTES, World, tried};
 use std::fmt::Write as _;
 
-/// One run of three epochs in windows of two, with room for four of eight segments in the store and for two in transit.
+/// One run of three epochs in windows of two, with room for four of eight segments in the disk cache and for
+/// two in transit.
 #[tokio::test]
 async fn the_policy_is_as_written() {
     let dataset = Dataset::new(8).await;
@@ -59,7 +60,7 @@ async fn scripted(dataset: &Dataset, limit: u64, memory: u64, text: &mut String)
 
 /// Reads a segment and tells what that did.
 async fn step(world: &World, dataset: &Dataset, ids: &[SegmentId], segment: u32, text: &mut String) {
-    let held = || ids.iter().map(|id| world.cache.store().holds_any(*id)).collect::<Vec<_>>();
+    let held = || ids.iter().map(|id| world.cache.disk().holds_any(*id)).collect::<Vec<_>>();
     let count = || {
         let e = &world.events;
         [&e.hits, &e.misses, &e.bypassed].map(|counter| counter.load(Relaxed))

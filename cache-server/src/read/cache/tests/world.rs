@@ -2,7 +2,7 @@
 
 use super::super::*;
 use crate::cluster::hot::Heat;
-use crate::disk::StoreSettings;
+use crate::disk::DiskCacheSettings;
 use crate::read::plans::Announced;
 use crate::service::stream::StreamSegments;
 use arrow::array::{ArrayRef, Int64Array};
@@ -61,7 +61,7 @@ impl Dataset {
         }
         // Files take whole blocks; a file more needs room for its folder to grow.
         let file = (SEGMENT_BYTES + 1).next_multiple_of(4096);
-        world.cache.store().used_bytes() - u64::from(all - fit) * file + file / 2
+        world.cache.disk().used_bytes() - u64::from(all - fit) * file + file / 2
     }
 }
 
@@ -96,14 +96,14 @@ impl World {
     pub fn with_dirs(dataset: &Dataset, dirs: u32, limit_bytes: u64, memory_bytes: u64) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let plans = Arc::new(Plans::default());
-        let mut settings = StoreSettings::new(dir.path(), limit_bytes);
+        let mut settings = DiskCacheSettings::new(dir.path(), limit_bytes);
         settings.dirs = (0..dirs).map(|n| dir.path().join(n.to_string())).collect();
-        let store = Store::open(&settings, plans.clone()).unwrap();
+        let disk = DiskCache::open(&settings, plans.clone()).unwrap();
         let events = Arc::new(Events::default());
         let memory = Memory::new(memory_bytes);
         let cache = Arc::new(Cache::new(
             dataset.source.clone(),
-            Arc::new(store),
+            Arc::new(disk),
             events.clone(),
             plans,
             memory,
