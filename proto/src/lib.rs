@@ -9,18 +9,28 @@
 //! * [`ring`]: which nodes own a segment.
 //! * [`units`]: sizes as people write them.
 //! * [`error`]: the few kinds of error and their gRPC status.
+//!
+//! Pure tools that all crates share: [`Backoff`], [`TokenBucket`], [`SegmentSet`], [`RowRun`].
 
+mod backoff;
 pub mod digest;
 pub mod error;
 pub mod manifest;
 pub mod plan;
 pub mod ring;
+mod row_run;
+mod segment_set;
 pub mod state;
+mod token_bucket;
 pub mod units;
 pub mod view;
 
+pub use backoff::Backoff;
 pub use error::{Error, Kind, Result};
 pub use manifest::Manifest;
+pub use row_run::RowRun;
+pub use segment_set::SegmentSet;
+pub use token_bucket::TokenBucket;
 
 /// Generated messages and services.
 #[expect(
