@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-use forebay_tests::process::{Run, ServerOptions};
+use forebay_tests::harness::process::{Run, ServerOptions};
 use serde_yaml_ng::{Mapping, Value};
 
 /// What the file is made of, variables put in and anchors resolved.

@@ -10,8 +10,8 @@ use arrow::array::{AsArray, Int64Array, RecordBatch};
 use arrow::datatypes::{DataType, Field, Int64Type, Schema};
 use forebay_dataset::{Source, SourceSettings, Urgency};
 use forebay_proto::{Kind, Manifest};
-use forebay_tests::fault::{self, Fault};
-use forebay_tests::s3::{S3Server, Seen};
+use forebay_tests::harness::fault::{self, Fault};
+use forebay_tests::harness::s3::{S3Server, Seen};
 use parquet::arrow::ArrowWriter;
 use parquet::file::properties::WriterProperties;
 

@@ -4,7 +4,7 @@ use clap::Parser;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    match forebay_tests::cluster::run(&forebay_tests::cluster::Options::parse()) {
+    match forebay_tests::bench::cluster::run(&forebay_tests::bench::cluster::Options::parse()) {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(e) => {

@@ -4,7 +4,7 @@ use clap::Parser;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    match forebay_tests::epochs::run(&forebay_tests::epochs::Options::parse()) {
+    match forebay_tests::bench::epoch::run(&forebay_tests::bench::epoch::Options::parse()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(message) => {
             eprintln!("forebay-bench-epoch: error: {message}");

@@ -4,7 +4,7 @@ use clap::Parser;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    match forebay_tests::order::run(&forebay_tests::order::Options::parse()) {
+    match forebay_tests::bench::order::run(&forebay_tests::bench::order::Options::parse()) {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(e) => {

@@ -4,7 +4,7 @@ use clap::Parser;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    match forebay_tests::store::run(&forebay_tests::store::Options::parse()) {
+    match forebay_tests::bench::disk::run(&forebay_tests::bench::disk::Options::parse()) {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(e) => {

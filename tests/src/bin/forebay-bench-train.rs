@@ -4,7 +4,7 @@ use clap::Parser;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    match forebay_tests::train::run(&forebay_tests::train::Options::parse()) {
+    match forebay_tests::bench::train::run(&forebay_tests::bench::train::Options::parse()) {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(error) => {

@@ -120,7 +120,7 @@ pub(super) mod tests {
 
     use super::super::figures::{Counters, Reread, RereadEpoch, tests::training};
     use super::*;
-    use crate::slow::Passed;
+    use crate::harness::slow::Passed;
 
     pub(crate) fn options() -> Options {
         Options::parse_from(["forebay-demo", "--epochs", "2"])

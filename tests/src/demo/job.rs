@@ -7,10 +7,10 @@ use serde::de::DeserializeOwned;
 
 use super::Options;
 use super::figures::{Counters, Reread, Status, Training};
-use crate::mnist;
-use crate::process::{Run, Server, ServerOptions};
-use crate::s3::S3Server;
-use crate::slow::{Passed, SlowProxy, Slowness};
+use crate::harness::mnist;
+use crate::harness::process::{Run, Server, ServerOptions};
+use crate::harness::s3::S3Server;
+use crate::harness::slow::{Passed, SlowProxy, Slowness};
 
 /// The cache may hold this much: MNIST decoded is 48 MB.
 const CACHE_BYTES: &str = "2147483648";

@@ -6,7 +6,7 @@ use super::Options;
 use super::checks::{self, Check};
 use super::job::Outcome;
 use super::table::{self, megabytes};
-use crate::report;
+use crate::harness::report;
 
 const STYLE: &str = include_str!("page/style.css");
 

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use super::Options;
 use super::checks::{self, Check};
 use super::job::Outcome;
-use crate::report::{commit, machine};
+use crate::harness::report::{commit, machine};
 
 /// The whole report.
 pub(super) fn json(options: &Options, outcome: &Outcome, checks: &[Check]) -> Value {

@@ -3,9 +3,9 @@
 use std::net::TcpListener;
 use std::path::Path;
 
-use forebay_tests::fault::Fault;
-use forebay_tests::process::{Run, ServerOptions};
-use forebay_tests::s3::{REGION, S3Server};
+use forebay_tests::harness::fault::Fault;
+use forebay_tests::harness::process::{Run, ServerOptions};
+use forebay_tests::harness::s3::{REGION, S3Server};
 
 use crate::commands::{cached, direct, epoch, json, rows};
 use crate::fixtures;
@@ -322,7 +322,7 @@ fn a_client_reads_nothing_that_the_settings_do_not_allow() {
 fn a_pipe_that_closes_is_no_error() {
     let s3 = S3Server::start();
     let uri = fixtures::upload(&s3, "good/row-group-huge");
-    let forebay = forebay_tests::process::binary("forebay");
+    let forebay = forebay_tests::harness::process::binary("forebay");
     let line = format!(
         "set -o pipefail; {} cat {uri} --direct --s3-endpoint {} | head -n 2",
         forebay.display(),

@@ -1,7 +1,7 @@
 //! The command `forebay`, as tests call it: through a cache node, or at the store itself.
 
-use forebay_tests::process::{Run, Server};
-use forebay_tests::s3::{REGION, S3Server};
+use forebay_tests::harness::process::{Run, Server};
+use forebay_tests::harness::s3::{REGION, S3Server};
 use serde_json::Value;
 
 /// `forebay ARGUMENTS` through a cache node, without any credentials.

@@ -12,9 +12,9 @@ use forebay_client::{Access, Batch, Dataset, DatasetSpec};
 use forebay_dataset::SourceSettings;
 use forebay_proto::Result;
 use forebay_proto::plan::{Order, Sample};
-use forebay_tests::mnist;
-use forebay_tests::process::{Server, ServerOptions};
-use forebay_tests::s3::{REGION, S3Server};
+use forebay_tests::harness::mnist;
+use forebay_tests::harness::process::{Server, ServerOptions};
+use forebay_tests::harness::s3::{REGION, S3Server};
 
 use crate::commands::{cached, counter, direct, rows};
 use crate::fixtures::{self, Comparison};

@@ -3,7 +3,7 @@
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
-use forebay_tests::process::Run;
+use forebay_tests::harness::process::Run;
 
 /// Whether `done` within a minute.
 fn soon(mut done: impl FnMut() -> bool) -> bool {

@@ -1,10 +1,10 @@
 //! Readers that go on when nodes and etcd fail: `make bench-cluster` in short, and the store as the last resort.
 
 use clap::Parser;
-use forebay_tests::cluster;
-use forebay_tests::mnist;
-use forebay_tests::process::ServerOptions;
-use forebay_tests::s3::{REGION, S3Server};
+use forebay_tests::bench::cluster;
+use forebay_tests::harness::mnist;
+use forebay_tests::harness::process::ServerOptions;
+use forebay_tests::harness::s3::{REGION, S3Server};
 
 use crate::commands::{cached, digest, epoch, json};
 

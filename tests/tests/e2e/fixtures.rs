@@ -5,9 +5,9 @@
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-use forebay_tests::mnist::upload_folder;
-use forebay_tests::process::Run;
-use forebay_tests::s3::S3Server;
+use forebay_tests::harness::mnist::upload_folder;
+use forebay_tests::harness::process::Run;
+use forebay_tests::harness::s3::S3Server;
 
 /// Names of the datasets that must be read as pyarrow reads them, as in `good/nested`.
 pub fn good() -> Vec<String> {

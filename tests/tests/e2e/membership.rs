@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 
 use forebay_client::access::Node;
 use forebay_proto::v1;
-use forebay_tests::etcd::Etcd;
-use forebay_tests::process::{Server, ServerOptions, free_addresses};
+use forebay_tests::harness::etcd::Etcd;
+use forebay_tests::harness::process::{Server, ServerOptions, free_addresses};
 use tokio::runtime::Runtime;
 
 use crate::tries::{one_of_three, well};

@@ -7,9 +7,9 @@ use std::time::Duration;
 use forebay_client::stream::{Stream, StreamSettings};
 use forebay_client::{Access, Dataset, DatasetSpec};
 use forebay_proto::v1;
-use forebay_tests::mnist;
-use forebay_tests::process::{Run, Server, ServerOptions};
-use forebay_tests::s3::S3Server;
+use forebay_tests::harness::mnist;
+use forebay_tests::harness::process::{Run, Server, ServerOptions};
+use forebay_tests::harness::s3::S3Server;
 use prost::Message;
 
 use crate::commands::{cached, counter, epoch, json};

@@ -6,9 +6,9 @@ use std::ops::Range;
 use forebay_client::loader::{Event, Loader, LoaderSettings};
 use forebay_client::{Access, Dataset, DatasetSpec};
 use forebay_proto::digest::OrderDigest;
-use forebay_tests::mnist;
-use forebay_tests::process::{Server, ServerOptions, free_addresses};
-use forebay_tests::s3::{S3Server, Seen};
+use forebay_tests::harness::mnist;
+use forebay_tests::harness::process::{Server, ServerOptions, free_addresses};
+use forebay_tests::harness::s3::{S3Server, Seen};
 use serde_json::Value;
 
 use crate::commands::{cached, counter, digest, direct, epoch, json};

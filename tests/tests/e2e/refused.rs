@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use forebay_tests::process::{Ended, Run, ServerOptions};
+use forebay_tests::harness::process::{Ended, Run, ServerOptions};
 
 /// How long a refusal may take, slow builds on a busy machine included.
 const SOON: Duration = Duration::from_secs(55);

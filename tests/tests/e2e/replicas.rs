@@ -2,10 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-use forebay_tests::etcd::Etcd;
-use forebay_tests::mnist;
-use forebay_tests::process::{Run, Server, ServerOptions, free_addresses};
-use forebay_tests::s3::S3Server;
+use forebay_tests::harness::etcd::Etcd;
+use forebay_tests::harness::mnist;
+use forebay_tests::harness::process::{Run, Server, ServerOptions, free_addresses};
+use forebay_tests::harness::s3::S3Server;
 use serde_json::Value;
 
 use crate::commands::{counter, digest, epoch, json, patient};

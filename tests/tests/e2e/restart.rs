@@ -4,12 +4,12 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use forebay_tests::fault::{self, Fault};
-use forebay_tests::mnist;
-use forebay_tests::process::{Running, Server, ServerOptions, free_addresses};
-use forebay_tests::s3::S3Server;
-use forebay_tests::slow::{SlowProxy, Slowness};
-use forebay_tests::store::disk::{SmallDisk, files_under};
+use forebay_tests::bench::disk::folder::{SmallDisk, files_under};
+use forebay_tests::harness::fault::{self, Fault};
+use forebay_tests::harness::mnist;
+use forebay_tests::harness::process::{Running, Server, ServerOptions, free_addresses};
+use forebay_tests::harness::s3::S3Server;
+use forebay_tests::harness::slow::{SlowProxy, Slowness};
 use serde_json::Value;
 
 use crate::commands::{cached, counter, digest, direct, epoch, json, rows};

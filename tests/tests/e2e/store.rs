@@ -1,7 +1,8 @@
 //! The faster checks of `make bench-store`, at a smaller size: restarts, kills, damaged files, a disk and a store
 //! that fail.
 
-use forebay_tests::store::{Findings, amplification, faults, flips, kills, restart, runtime};
+use forebay_tests::bench::disk::{amplification, faults, flips, kills, restart, runtime};
+use forebay_tests::harness::check::Findings;
 
 /// Nothing that was promised was broken.
 fn kept(found: anyhow::Result<Findings>) {

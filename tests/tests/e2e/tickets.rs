@@ -6,8 +6,8 @@ use forebay_client::stream::{Stream, StreamSettings};
 use forebay_client::{Access, Dataset, DatasetSpec};
 use forebay_proto::plan::{PlanKey, Shuffle};
 use forebay_proto::{Error, v1};
-use forebay_tests::process::ServerOptions;
-use forebay_tests::s3::S3Server;
+use forebay_tests::harness::process::ServerOptions;
+use forebay_tests::harness::s3::S3Server;
 use prost::Message;
 
 use crate::commands::rows;

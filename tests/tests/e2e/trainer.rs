@@ -3,10 +3,10 @@
 
 use std::time::{Duration, Instant};
 
-use forebay_tests::mnist;
-use forebay_tests::process::{Run, Server, ServerOptions, free_addresses};
-use forebay_tests::s3::S3Server;
-use forebay_tests::slow::{SlowProxy, Slowness};
+use forebay_tests::harness::mnist;
+use forebay_tests::harness::process::{Run, Server, ServerOptions, free_addresses};
+use forebay_tests::harness::s3::S3Server;
+use forebay_tests::harness::slow::{SlowProxy, Slowness};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 

@@ -1,8 +1,8 @@
 //! Splits, mixes and `forebay plan`: what the plan names is what is read, and views cost the store nothing new.
 
-use forebay_tests::mnist;
-use forebay_tests::process::ServerOptions;
-use forebay_tests::s3::S3Server;
+use forebay_tests::harness::mnist;
+use forebay_tests::harness::process::ServerOptions;
+use forebay_tests::harness::s3::S3Server;
 use serde_json::Value;
 
 use crate::commands::{cached, digest, direct, epoch, json};
@@ -15,7 +15,7 @@ fn store() -> (S3Server, String, String) {
 }
 
 /// The labels of a view in file order, as `cat` prints them.
-fn labels(run: forebay_tests::process::Run) -> Vec<i64> {
+fn labels(run: forebay_tests::harness::process::Run) -> Vec<i64> {
     let text = String::from_utf8(run.end().expect_success()).expect("UTF-8");
     let label =
         |line: &str| serde_json::from_str::<Value>(line).expect("JSON")["label"].as_i64().expect("a label");

@@ -1,0 +1,7 @@
+//! The benchmarks, one module for each `make bench-*`.
+
+pub mod cluster;
+pub mod disk;
+pub mod epoch;
+pub mod order;
+pub mod train;

@@ -1,0 +1,58 @@
+//! A node is drained and brought back, then all are restarted one after the other, while a job reads what was warm.
+
+use super::faults::AFTERMATH;
+use super::random::Random;
+use super::reader::Job;
+use super::world::World;
+use crate::harness::check::Findings;
+use std::time::{Duration, Instant};
+
+/// Runs it with so many replicas. Each time on nodes that are just warm: what is held twice by then is so by intention.
+pub fn run(world: &World, count: usize, replicas: u32, seed: u64) -> anyhow::Result<Findings> {
+    let suffix = if replicas == 1 { String::new() } else { format!("_{replicas}_replicas") };
+    let mut found = Findings::default();
+
+    let what = format!("drain{suffix}");
+    let table = world.table(&what, 160, 384)?;
+    let nodes = world.nodes(count, replicas)?;
+    let reader = world.warm(&nodes, &table, Job::steady(), replicas)?;
+    world.s3_bytes(&table);
+    let victim = Random(seed).below(count as u64) as usize;
+    let began = Instant::now();
+    let reply = nodes.drain(&world.runtime, victim, false)?;
+    std::thread::sleep(AFTERMATH);
+    let before = nodes.counters(&world.runtime, victim).rows_served;
+    std::thread::sleep(Duration::from_secs(1));
+    let after = nodes.counters(&world.runtime, victim).rows_served;
+    nodes.drain(&world.runtime, victim, true)?;
+    nodes.wait_until_agreed(&world.runtime)?;
+    std::thread::sleep(AFTERMATH);
+    let (stall, s3) = (reader.longest_wait_ms(began), world.s3_bytes(&table));
+    found.value(format!("drain{suffix}_stall_ms_max"), "ms", stall);
+    found.value(format!("drain{suffix}_streams_left"), "streams", reply.streams_left as f64);
+    found.value(format!("drain{suffix}_rows_served_afterwards"), "rows", (after - before) as f64);
+    found.value(format!("drain{suffix}_s3_bytes"), "bytes", s3 as f64);
+    found.check(s3 == 0, format!("{what}: {s3} bytes from S3"));
+    world.end(&what, reader, nodes, &mut found)?;
+
+    let what = format!("rolling_restart{suffix}");
+    let table = world.table(&what, 160, 384)?;
+    let mut nodes = world.nodes(count, replicas)?;
+    let reader = world.warm(&nodes, &table, Job::steady(), replicas)?;
+    world.s3_bytes(&table);
+    let began = Instant::now();
+    for node in 0..nodes.count() {
+        nodes.stop(node)?;
+        nodes.up(node)?;
+        nodes.wait_until_agreed(&world.runtime)?;
+        std::thread::sleep(Duration::from_secs(2));
+    }
+    std::thread::sleep(AFTERMATH);
+    let (stall, s3) = (reader.longest_wait_ms(began), world.s3_bytes(&table));
+    found.value(format!("rolling_restart{suffix}_stall_ms_max"), "ms", stall);
+    found.value(format!("rolling_restart{suffix}_errors"), "errors", reader.errors().len() as f64);
+    found.value(format!("rolling_restart{suffix}_s3_bytes"), "bytes", s3 as f64);
+    found.check(s3 == 0, format!("{what}: {s3} bytes from S3"));
+    world.end(&what, reader, nodes, &mut found)?;
+    Ok(found)
+}

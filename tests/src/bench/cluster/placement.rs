@@ -1,0 +1,78 @@
+//! Placement simulated: how evenly 100,000 segments lie on 3 to 256 nodes, and what a further node moves.
+
+use crate::harness::check::Findings;
+use forebay_proto::manifest::{Digest, SegmentId};
+use forebay_proto::{ring, v1};
+
+const SEGMENTS: u64 = 100_000;
+
+/// For every size: the fullest node over the mean; the worst deviation from what weights of 1 to 4 ask for; the share
+/// that a further node moves over what it should have.
+pub fn run() -> Findings {
+    let mut found = Findings::default();
+    let (mut unfair, mut astray, mut moves) = (0f64, 0f64, 0f64);
+    for nodes in [3, 4, 8, 16, 32, 64, 128, 256] {
+        let equal = cluster(nodes, |_| 1.0);
+        let loads = loads(&equal);
+        let mean = SEGMENTS as f64 / nodes as f64;
+        let fullest = loads.iter().max().copied().unwrap_or_default() as f64 / mean;
+        let error = 100.0 * weight_error(&cluster(nodes, |i| 1.0 + (i % 4) as f64));
+        let moved = moved(&equal, &cluster(nodes + 1, |_| 1.0)) / SEGMENTS as f64 * (nodes + 1) as f64;
+        found.value(format!("placement_max_over_mean_{nodes}"), "ratio", fullest);
+        found.value(format!("placement_weight_error_{nodes}"), "%", error);
+        found.value(format!("join_moved_over_share_{nodes}"), "ratio", moved);
+        unfair = unfair.max(fullest);
+        astray = astray.max(error);
+        moves = moves.max((moved - 1.0).abs());
+    }
+    found.check(unfair <= 1.10, format!("the fullest node has {unfair:.3} of the mean, at most 1.10"));
+    found.check(astray <= 5.0, format!("weights are off by {astray:.1} %, at most 5"));
+    found.check(
+        moves <= 0.2,
+        format!("a further node moves its share within {:.0} %, at most 20", 100.0 * moves),
+    );
+    found
+}
+
+fn cluster(count: usize, weight: impl Fn(usize) -> f64) -> Vec<v1::Node> {
+    let node = |i| v1::Node { name: format!("cache-{i}"), weight: weight(i), ..Default::default() };
+    (0..count).map(node).collect()
+}
+
+/// Ids as a manifest's are: hashes.
+fn id(i: u64) -> SegmentId {
+    let mut z = i.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    SegmentId(Digest(u128::from(z) << 64 | u128::from(i)))
+}
+
+/// Who owns each segment.
+fn owners(nodes: &[v1::Node]) -> Vec<usize> {
+    let balance = ring::Balance::of_segments(nodes, vec![(0..SEGMENTS).map(id).collect()]);
+    let ring = ring::Ring::new(nodes);
+    (0..SEGMENTS).filter_map(|i| balance.owner(&ring, id(i))).collect()
+}
+
+fn loads(nodes: &[v1::Node]) -> Vec<u64> {
+    let mut loads = vec![0; nodes.len()];
+    owners(nodes).into_iter().for_each(|owner| loads[owner] += 1);
+    loads
+}
+
+/// The worst deviation of all nodes of one weight together from their share: what a weight is worth.
+fn weight_error(nodes: &[v1::Node]) -> f64 {
+    let total: f64 = nodes.iter().map(|n| n.weight).sum();
+    let loads = loads(nodes);
+    let of = |weight: f64| {
+        let same = || nodes.iter().zip(&loads).filter(move |(n, _)| n.weight == weight);
+        let got: u64 = same().map(|(_, load)| load).sum();
+        let want = same().count() as f64 * weight / total * SEGMENTS as f64;
+        (got as f64 / want - 1.0).abs()
+    };
+    nodes.iter().map(|n| of(n.weight)).fold(0.0, f64::max)
+}
+
+fn moved(before: &[v1::Node], after: &[v1::Node]) -> f64 {
+    owners(before).into_iter().zip(owners(after)).filter(|(was, is)| was != is).count() as f64
+}

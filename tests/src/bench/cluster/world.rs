@@ -1,0 +1,131 @@
+//! What all stages share: the store, made remote, the datasets in it, and etcd.
+
+use super::nodes::{Nodes, Seat};
+use super::reader::{Job, Reader};
+use crate::bench::disk::runtime;
+use crate::harness::check::Findings;
+use crate::harness::etcd::Etcd;
+use crate::harness::process::{ServerOptions, free_addresses};
+use crate::harness::s3::S3Server;
+use crate::harness::slow::{SlowProxy, Slowness};
+use crate::harness::table::Table;
+use anyhow::Context;
+use std::cell::{Cell, RefCell};
+use std::time::{Duration, Instant};
+use tokio::runtime::Runtime;
+
+/// How long a cache may take to be warm. Generous: nothing is measured by it.
+const WARM: Duration = Duration::from_secs(300);
+
+/// The surroundings of the clusters.
+pub struct World {
+    pub runtime: Runtime,
+    pub s3: S3Server,
+    pub proxy: SlowProxy,
+    pub etcd: RefCell<Etcd>,
+    /// Clusters so far: each has its own prefix in etcd.
+    clusters: Cell<u32>,
+}
+
+impl World {
+    /// Starts everything.
+    pub fn start() -> anyhow::Result<Self> {
+        let s3 = S3Server::start();
+        let proxy = SlowProxy::start(&s3.endpoint, Slowness::remote_s3());
+        let etcd = RefCell::new(Etcd::try_start(3).map_err(anyhow::Error::msg)?);
+        Ok(Self { runtime: runtime()?, s3, proxy, etcd, clusters: Cell::new(0) })
+    }
+
+    /// A dataset of so many segments of so many rows of 1 KiB.
+    pub fn table(&self, name: &str, segments: u64, segment_rows: u64) -> anyhow::Result<Table> {
+        Table::upload(&self.s3, name, segments, segment_rows)
+    }
+
+    /// What nodes are started with: the store and etcd on the loopback, and so many replicas.
+    pub fn options(&self, replicas: u32) -> ServerOptions {
+        let base = ServerOptions::for_endpoint(&self.s3, &self.proxy.endpoint);
+        self.clustered(base, &self.etcd.borrow().arguments(), replicas)
+    }
+
+    /// The same with another way to the store and to etcd.
+    pub fn clustered(&self, base: ServerOptions, etcd: &[String], replicas: u32) -> ServerOptions {
+        self.clusters.set(self.clusters.get() + 1);
+        let prefix = format!("/bench-{}", self.clusters.get());
+        let replicas = (replicas > 1).then(|| ["--replicas".to_owned(), replicas.to_string()]);
+        let base = base.args(etcd).args(["--etcd-prefix", &prefix]).args(replicas.iter().flatten());
+        base.allow_log("etcd does not answer")
+    }
+
+    /// Seats for so many nodes on the loopback.
+    pub fn seats(&self, count: usize) -> anyhow::Result<Vec<Seat>> {
+        Ok(free_addresses(count)?.into_iter().map(Seat::at).collect())
+    }
+
+    /// So many nodes on the loopback that know each other.
+    pub fn nodes(&self, count: usize, replicas: u32) -> anyhow::Result<Nodes> {
+        Nodes::start(&self.runtime, self.options(replicas), self.seats(count)?)
+    }
+
+    /// Bytes of a dataset's columns that have left the store since this was asked last.
+    pub fn s3_bytes(&self, table: &Table) -> u64 {
+        table.data_bytes(&self.s3.take_log())
+    }
+
+    /// A job that reads, once it is through an epoch and the nodes hold all copies that they are to hold.
+    pub fn warm(&self, nodes: &Nodes, table: &Table, job: Job, replicas: u32) -> anyhow::Result<Reader> {
+        let reader = Reader::start(&self.runtime, &nodes.endpoints(), table, job)?;
+        let began = Instant::now();
+        while reader.epochs()?.0 < 1 {
+            anyhow::ensure!(reader.errors().is_empty(), "a rank ended: {:?}", reader.errors());
+            anyhow::ensure!(began.elapsed() < WARM, "no epoch within {WARM:?}");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        self.wait_for_copies(nodes, table, replicas)?;
+        Ok(reader)
+    }
+
+    /// Waits until the nodes that run hold so many copies of each segment.
+    pub fn wait_for_copies(&self, nodes: &Nodes, table: &Table, replicas: u32) -> anyhow::Result<()> {
+        let began = Instant::now();
+        let wanted = table.segments * u64::from(replicas).min(nodes.running() as u64);
+        loop {
+            let held = self.held(nodes, table).iter().sum::<u64>();
+            if held >= wanted {
+                return Ok(());
+            }
+            let text = || format!("{held} copies of segments instead of {wanted} after {WARM:?}");
+            anyhow::ensure!(began.elapsed() < WARM, text());
+            std::thread::sleep(Duration::from_millis(100));
+        }
+    }
+
+    /// Segments of a dataset that each node holds.
+    pub fn held(&self, nodes: &Nodes, table: &Table) -> Vec<u64> {
+        let held = |node| {
+            let status = nodes.status(&self.runtime, node).ok()?;
+            Some(status.datasets.iter().find(|d| d.uri == table.uri)?.segments_held)
+        };
+        (0..nodes.count()).map(|node| held(node).unwrap_or_default()).collect()
+    }
+
+    /// Ends a job and its nodes, and says what was wrong with what it read.
+    pub fn end(&self, what: &str, reader: Reader, nodes: Nodes, found: &mut Findings) -> anyhow::Result<()> {
+        verdict(what, vec![reader], found)?;
+        nodes.end().with_context(|| format!("the nodes of {what}"))
+    }
+}
+
+/// Ends some jobs, and says what was wrong with what they read.
+pub fn verdict(what: &str, readers: Vec<Reader>, found: &mut Findings) -> anyhow::Result<()> {
+    let errors: Vec<String> = readers.iter().flat_map(Reader::errors).collect();
+    let (mut epochs, mut wrong, mut idle) = (0, 0, 0);
+    for reader in &readers {
+        let (read, not_as_planned) = reader.epochs()?;
+        (epochs, wrong, idle) = (epochs + read, wrong + not_as_planned, idle + usize::from(read == 0));
+    }
+    found.value(format!("{what}_reader_errors"), "errors", errors.len() as f64);
+    found.value(format!("{what}_epochs_with_wrong_digest"), "epochs", wrong as f64);
+    let text = format!("{what}: {epochs} epochs, {wrong} with a wrong digest, errors {errors:?}");
+    found.check(errors.is_empty() && wrong == 0 && idle == 0, text);
+    Ok(())
+}

@@ -1,0 +1,276 @@
+//! Cold speed behind a slow S3: rows a second through a cache that holds nothing, beside the two best ways to read the
+//! same objects without one.
+//!
+//! The three take turns, each in a process of its own or with a client of its own, so that none finds open connections
+//! or footers of another. The direct ways are our own direct mode, and a stock reader ([`stock`]): `object_store` and
+//! `parquet`'s asynchronous reader, as many row groups at once as the cache may send requests.
+//!
+//! How many requests at once is what decides: a few are as fast as S3 is, and with many the processor is the limit, which
+//! S3, the cache and the reader share here. So all of it is measured with several numbers of them.
+//!
+//! A virtual machine may give memory that it has not used for seconds back to its host, and pays for each page that it
+//! takes anew ten times what writing it costs. Only the cache needs new memory, for the files that it keeps, so that would be
+//! counted against it alone. Before each way as much memory as any of them needs is taken, and let go ([`take_memory`]).
+
+mod stock;
+
+use crate::harness::check::Findings;
+use crate::harness::fault::Dice;
+use crate::harness::process::{Run, Server, ServerOptions};
+use crate::harness::report::Row;
+use crate::harness::s3::{REGION, S3Server};
+use crate::harness::slow::{SlowProxy, Slowness};
+use anyhow::Context;
+use arrow::array::{ArrayRef, FixedSizeListArray, Float32Array, Int64Array, RecordBatch, UInt8Array};
+use arrow::datatypes::{DataType, Field};
+use bytes::Bytes;
+use parquet::arrow::ArrowWriter;
+use parquet::basic::{Compression, ZstdLevel};
+use parquet::file::properties::WriterProperties;
+use serde::Deserialize;
+use std::io::Write;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::runtime::Runtime;
+
+/// Requests at once, the same on every way.
+const CONNECTIONS: [usize; 4] = [1, 2, 4, 32];
+
+/// With so many S3 is what is slow, whoever reads, as the promise has it: two cores decode what two or more such connections
+/// bring.
+const BEHIND_S3: usize = 1;
+
+/// Rows of a row group: 7.5 MB decoded.
+const GROUP_ROWS: usize = 8192;
+
+/// Row groups of an object.
+const GROUPS: usize = 8;
+
+/// Memory that is taken before each way: more than the decoded dataset twice.
+const MEMORY_MB: usize = 3072;
+
+/// Columns of single floats.
+const FLOATS: usize = 32;
+
+/// How large the measurement is.
+#[derive(Debug, Clone, Copy)]
+pub struct Settings {
+    /// Objects of 60 MB decoded.
+    pub objects: usize,
+    /// How often each way is taken.
+    pub runs: usize,
+}
+
+/// What `forebay epoch --json` says, as far as it is used here.
+#[derive(Debug, Deserialize)]
+struct Answer {
+    epochs: Vec<Epoch>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Epoch {
+    samples: u64,
+    samples_per_s: f64,
+    s3_requests: u64,
+}
+
+/// Runs it.
+pub fn run(runtime: &Runtime, settings: &Settings) -> anyhow::Result<Findings> {
+    let s3 = S3Server::start();
+    let proxy = SlowProxy::start(&s3.endpoint, Slowness::remote_s3());
+    let stored = upload(&s3, settings.objects)?;
+    let stage = Stage { s3, proxy, rows: (settings.objects * GROUPS * GROUP_ROWS) as u64 };
+    let mut found = Findings::default();
+    let mut memory = Vec::new();
+    for connections in CONNECTIONS {
+        let mut ways = Ways::default();
+        for _ in 0..settings.runs {
+            stage.each_way(runtime, connections, &mut ways)?;
+        }
+        memory.append(&mut ways.memory);
+        let name = |what: &str| format!("cold_{connections}_{what}");
+        let row = |what: &str, values: &[f64]| Row::of(name(what), "rows/s", values);
+        let (direct, plain) = (row("direct_rows_per_s", &ways.direct), row("stock_rows_per_s", &ways.stock));
+        let best = direct.value.max(plain.value);
+        let ratios: Vec<f64> =
+            (0..settings.runs).map(|i| ways.cache[i] / ways.direct[i].max(ways.stock[i])).collect();
+        let ratio = |name| Row::of(name, "ratio", &ratios).against("the better direct way, run by run", 1.0);
+        let gives = Slowness::remote_s3().connection_mb_s * 1e6 * connections as f64;
+        let taken = best / stage.rows as f64 * stored as f64 / gives;
+        if connections == BEHIND_S3 {
+            let row = ratio("cold_vs_direct".to_owned());
+            let (value, least) = (row.value, row.min);
+            let text = format!(
+                "cold through the cache is {value:.2} x direct (least {least:.2}) with {connections} requests at once, 1 wanted"
+            );
+            found.check(value >= 1.0, text);
+            found.rows.push(row);
+        }
+        found.rows.extend([
+            ratio(name("vs_direct")),
+            row("rows_per_s", &ways.cache).against("the better direct way", best),
+            direct,
+            plain,
+            Row::of(name("s3_taken"), "of what S3 gives", &[taken]),
+            Row::of(name("node_cpu_s_per_gb"), "s/GB", &ways.cpu),
+        ]);
+    }
+    found.rows.push(Row::of("cold_memory_s_per_gb", "s/GB", &memory));
+    Ok(found)
+}
+
+/// Rows a second of each way, the node's processor time for a gigabyte, and what memory cost, run by run.
+#[derive(Debug, Default)]
+struct Ways {
+    cache: Vec<f64>,
+    direct: Vec<f64>,
+    stock: Vec<f64>,
+    cpu: Vec<f64>,
+    /// Seconds that it took to take a gigabyte of memory, before each.
+    memory: Vec<f64>,
+}
+
+/// A slow S3 with a dataset in it.
+struct Stage {
+    s3: S3Server,
+    proxy: SlowProxy,
+    rows: u64,
+}
+
+impl Stage {
+    /// Takes each way once.
+    fn each_way(&self, runtime: &Runtime, connections: usize, ways: &mut Ways) -> anyhow::Result<()> {
+        let Self { s3, proxy, rows } = self;
+        ways.memory.push(take_memory()?);
+        let (rate, seconds) = through_cache(s3, proxy, *rows, connections)?;
+        ways.cache.push(rate);
+        ways.cpu.push(seconds / (*rows as f64 * row_bytes() as f64 / 1e9));
+        ways.memory.push(take_memory()?);
+        ways.direct.push(directly(s3, proxy, *rows, connections)?);
+        ways.memory.push(take_memory()?);
+        ways.stock.push(runtime.block_on(stock::read(s3, &proxy.endpoint, "cold", connections, *rows))?);
+        Ok(())
+    }
+}
+
+/// Takes memory from the machine's host, and lets go of it for whoever comes next: writes a file and removes it. Answers
+/// with the seconds that a gigabyte took.
+fn take_memory() -> anyhow::Result<f64> {
+    let (mut file, megabyte) = (tempfile::tempfile()?, vec![0; 1 << 20]);
+    let began = Instant::now();
+    for _ in 0..MEMORY_MB {
+        file.write_all(&megabyte)?;
+    }
+    Ok(began.elapsed().as_secs_f64() / (MEMORY_MB << 20) as f64 * 1e9)
+}
+
+/// Rows a second of an epoch through a new cache, and the seconds of processor time that its node took.
+fn through_cache(
+    s3: &S3Server,
+    proxy: &SlowProxy,
+    rows: u64,
+    connections: usize,
+) -> anyhow::Result<(f64, f64)> {
+    let options = ServerOptions::for_endpoint(s3, &proxy.endpoint);
+    let options = options.args(["--s3-max-requests", &connections.to_string()]);
+    let server = options.try_start().map_err(anyhow::Error::msg)?;
+    let read = epoch(s3, &["--endpoint", &server.endpoint], rows);
+    let cpu = cpu_s(&server);
+    server.try_stop().map_err(anyhow::Error::msg)?;
+    Ok((read?, cpu?))
+}
+
+/// Rows a second of an epoch without a cache, by our own reader.
+fn directly(s3: &S3Server, proxy: &SlowProxy, rows: u64, connections: usize) -> anyhow::Result<f64> {
+    let requests = connections.to_string();
+    let store = ["--s3-endpoint", &proxy.endpoint, "--s3-region", REGION, "--s3-max-requests", &requests];
+    epoch(s3, &[["--direct"].as_slice(), &store].concat(), rows)
+}
+
+fn epoch(s3: &S3Server, from: &[&str], rows: u64) -> anyhow::Result<f64> {
+    let run = Run::find("forebay").map_err(anyhow::Error::msg)?.args(["epoch", &s3.uri("cold"), "--json"]);
+    let ended = run.args(from).envs(s3.credentials()).limit(Duration::from_secs(600)).try_end();
+    let text = ended.and_then(|ended| ended.success("forebay epoch")).map_err(anyhow::Error::msg)?;
+    let answer: Answer = serde_json::from_slice(&text).context("forebay epoch --json")?;
+    let epoch = answer.epochs.first().context("an epoch was read")?;
+    anyhow::ensure!(epoch.samples == rows, "{} rows were read, not {rows}", epoch.samples);
+    anyhow::ensure!(epoch.s3_requests > 0, "the epoch was not cold");
+    Ok(epoch.samples_per_s)
+}
+
+/// Seconds of processor time that a process has used (`utime` and `stime` of proc(5), in hundredths).
+fn cpu_s(server: &Server) -> anyhow::Result<f64> {
+    let stat = std::fs::read_to_string(format!("/proc/{}/stat", server.pid()))?;
+    let after = stat.rsplit_once(')').context("a name in /proc/PID/stat")?.1;
+    let ticks = after.split_whitespace().skip(11).take(2).map(str::parse::<u64>);
+    Ok(ticks.sum::<Result<u64, _>>()? as f64 / 100.0)
+}
+
+/// Decoded bytes of a row.
+const fn row_bytes() -> usize {
+    784 + 4 * FLOATS + 8
+}
+
+/// Puts a dataset under `cold/`: images like MNIST's, a label, and floats that hardly compress. Answers with its bytes.
+fn upload(s3: &S3Server, objects: usize) -> anyhow::Result<usize> {
+    let (mut dice, mut stored) = (Dice::new(11), 0);
+    for object in 0..objects {
+        let mut writer: Option<ArrowWriter<Vec<u8>>> = None;
+        for _ in 0..GROUPS {
+            let batch = batch(&mut dice)?;
+            let writer = match &mut writer {
+                Some(writer) => writer,
+                None => writer.insert(ArrowWriter::try_new(Vec::new(), batch.schema(), Some(properties()?))?),
+            };
+            writer.write(&batch)?;
+        }
+        let bytes = writer.context("an object has row groups")?.into_inner()?;
+        stored += bytes.len();
+        s3.put(&format!("cold/part-{object:03}.parquet"), Bytes::from(bytes));
+    }
+    Ok(stored)
+}
+
+/// As most writers have it: dictionaries, but for floats, which do not repeat.
+fn properties() -> anyhow::Result<WriterProperties> {
+    let mut properties = WriterProperties::builder()
+        .set_compression(Compression::ZSTD(ZstdLevel::try_new(1)?))
+        .set_max_row_group_row_count(Some(GROUP_ROWS));
+    for i in 0..FLOATS {
+        properties = properties.set_column_dictionary_enabled(float(i).into(), false);
+    }
+    Ok(properties.build())
+}
+
+fn float(i: usize) -> String {
+    format!("f{i:02}")
+}
+
+/// A row group.
+fn batch(dice: &mut Dice) -> anyhow::Result<RecordBatch> {
+    let mut pixels = vec![0u8; GROUP_ROWS * 784];
+    for image in pixels.chunks_exact_mut(784) {
+        // A stroke: a fifth of the pixels, in the middle, as in MNIST.
+        let (mut x, mut y) = (14.0, 6.0);
+        for _ in 0..16 {
+            (x, y) = ((x + 5.0 * (dice.roll() - 0.5)).clamp(5.0, 22.0), y + 1.0);
+            for dx in 0..8 {
+                let at = y as usize * 28 + x as usize + dx - 4;
+                if let Some(pixel) = image.get_mut(at) {
+                    *pixel = if dx == 0 || dx == 7 { (dice.roll() * 255.0) as u8 } else { 253 };
+                }
+            }
+        }
+    }
+    let item = Arc::new(Field::new("item", DataType::UInt8, false));
+    let image = FixedSizeListArray::try_new(item, 784, Arc::new(UInt8Array::from(pixels)), None)?;
+    let labels = Int64Array::from_iter_values((0..GROUP_ROWS).map(|_| (dice.roll() * 10.0) as i64));
+    let mut columns: Vec<(String, ArrayRef)> =
+        vec![("image".into(), Arc::new(image)), ("label".into(), Arc::new(labels))];
+    for i in 0..FLOATS {
+        let values = Float32Array::from_iter_values((0..GROUP_ROWS).map(|_| dice.roll() as f32));
+        columns.push((float(i), Arc::new(values)));
+    }
+    let columns = columns.into_iter().map(|(name, column)| (name, column, false));
+    Ok(RecordBatch::try_from_iter_with_nullable(columns)?)
+}

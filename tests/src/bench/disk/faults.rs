@@ -1,0 +1,373 @@
+//! What goes wrong around a node: S3 throttles, breaks off or is gone for a while; the disk is full, refuses to be
+//! written, or has lost its files. A job that checks every value and a training run read on: nothing is wrong, nothing
+//! crashes, and both come to their end.
+
+mod trainer;
+
+use super::folder::{SmallDisk, du};
+use super::hits::stored_bytes;
+use super::status;
+use crate::harness::check::Findings;
+use crate::harness::fault::{self, Fault, Plan};
+use crate::harness::mnist;
+use crate::harness::process::{Run, Server, ServerOptions};
+use crate::harness::reader::{Epoch, Job, Reader};
+use crate::harness::s3::S3Server;
+use crate::harness::table::{MIB_ROWS, Table};
+use anyhow::Context;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+use tokio::runtime::Runtime;
+use trainer::Training;
+
+/// How large the measurement is.
+#[derive(Debug, Clone, Copy)]
+pub struct Settings {
+    /// Segments of the dataset, 1 MiB each.
+    pub segments: u64,
+    /// How long S3 is gone.
+    pub outage_s: u64,
+    /// Whether a training run reads beside the job.
+    pub trainer: bool,
+    /// What fails depends on it.
+    pub seed: u64,
+}
+
+/// What S3 does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Store {
+    Throttles,
+    BreaksOff,
+    IsGone,
+}
+
+/// What the disk does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Disk {
+    /// It is smaller than the cache may be.
+    IsFull,
+    /// The same, and there is another one that is large enough.
+    OneOfTwoIsFull,
+    /// It takes no new files for a while.
+    Refuses,
+    /// Everything on it vanishes.
+    LosesFiles,
+}
+
+/// A dataset, MNIST, and a store that holds them.
+pub struct Stage {
+    s3: S3Server,
+    table: Table,
+    stored_bytes: u64,
+    settings: Settings,
+}
+
+/// Runs all of them.
+pub fn run(runtime: &Runtime, settings: &Settings) -> anyhow::Result<Findings> {
+    let stage = runtime.block_on(Stage::new(settings))?;
+    let mut found = Findings::default();
+    for part in [
+        runtime.block_on(stage.throttled()),
+        runtime.block_on(stage.cut()),
+        runtime.block_on(stage.outage()),
+        runtime.block_on(stage.full_disk()),
+        runtime.block_on(stage.one_full_disk_of_two()),
+        runtime.block_on(stage.refusing_disk()),
+        runtime.block_on(stage.lost_disk()),
+    ] {
+        found.add(part?);
+    }
+    Ok(found)
+}
+
+impl Stage {
+    /// Puts the data into a store.
+    pub async fn new(settings: &Settings) -> anyhow::Result<Self> {
+        let s3 = S3Server::start();
+        let table = Table::upload(&s3, "faults", settings.segments, MIB_ROWS)?;
+        mnist::upload_folder(&s3, &mnist::folder().join("test"), "mnist")?;
+        let stored_bytes = stored_bytes(&s3, &table).await?;
+        Ok(Self { s3, table, stored_bytes, settings: *settings })
+    }
+
+    /// One request in ten is answered 503.
+    pub async fn throttled(&self) -> anyhow::Result<Findings> {
+        self.store_fault("s3_503", Store::Throttles).await
+    }
+
+    /// One answer in ten breaks off half-way.
+    pub async fn cut(&self) -> anyhow::Result<Findings> {
+        self.store_fault("s3_cut", Store::BreaksOff).await
+    }
+
+    /// Every request is answered 503, for as long as the settings say.
+    pub async fn outage(&self) -> anyhow::Result<Findings> {
+        self.store_fault("s3_outage", Store::IsGone).await
+    }
+
+    /// The disk holds a quarter of the data, a third of what the cache may hold.
+    pub async fn full_disk(&self) -> anyhow::Result<Findings> {
+        self.disk_fault("disk_full", Disk::IsFull).await
+    }
+
+    /// One of two disks is full; the other one holds what belongs there.
+    pub async fn one_full_disk_of_two(&self) -> anyhow::Result<Findings> {
+        self.disk_fault("disk_one_full", Disk::OneOfTwoIsFull).await
+    }
+
+    /// No file can be made for two epochs.
+    pub async fn refusing_disk(&self) -> anyhow::Result<Findings> {
+        self.disk_fault("disk_refuses", Disk::Refuses).await
+    }
+
+    /// All segment files vanish under the node.
+    pub async fn lost_disk(&self) -> anyhow::Result<Findings> {
+        self.disk_fault("disk_lost", Disk::LosesFiles).await
+    }
+
+    async fn store_fault(&self, name: &str, what: Store) -> anyhow::Result<Findings> {
+        let folder = tempfile::tempdir()?;
+        // A quarter of the data fits, so that the store is needed all the time.
+        let server = self.node(&[folder.path().join("cache")], self.stored_bytes / 4)?;
+        let training = self.training(&server, folder.path()).await?;
+        let mut reader = self.reader(&server).await?;
+        let mut read = reader.epoch().await?;
+        let lasts = Duration::from_secs(self.settings.outage_s);
+        let until = Instant::now() + if what == Store::IsGone { lasts } else { Duration::ZERO };
+        let (seed, struck) = (self.settings.seed, Arc::new(AtomicU64::new(0)));
+        let plan = match what {
+            Store::Throttles => fault::share(0.1, seed, Fault::SlowDown),
+            Store::BreaksOff => fault::share(0.1, seed, Fault::Cut),
+            Store::IsGone => fault::lasting(lasts, Fault::SlowDown),
+        };
+        self.s3.inject(counted(plan, struck.clone()));
+        let outcome = async {
+            loop {
+                read = read.and(reader.epoch().await?);
+                if Instant::now() >= until {
+                    break;
+                }
+            }
+            read = read.and(reader.epoch().await?);
+            anyhow::Ok(read)
+        }
+        .await;
+        let trained = tokio::task::block_in_place(|| training.map(Training::end).transpose());
+        self.s3.heal();
+        let mut found = self.findings(name, server, outcome, trained)?;
+        let struck = struck.load(Ordering::Relaxed);
+        found.value(format!("fault_{name}_requests"), "requests", struck as f64);
+        found.check(struck > 0, format!("{name}: {struck} requests failed so"));
+        Ok(found)
+    }
+
+    async fn disk_fault(&self, name: &str, what: Disk) -> anyhow::Result<Findings> {
+        let folder = tempfile::tempdir()?;
+        let disk = match what {
+            Disk::IsFull | Disk::OneOfTwoIsFull => match SmallDisk::mount(self.small_disk_bytes()) {
+                Some(disk) => Some(disk),
+                None => return Ok(skipped(name, "no tmpfs can be mounted here")),
+            },
+            _ => None,
+        };
+        let cache = disk.as_ref().map_or_else(|| folder.path().join("cache"), SmallDisk::folder);
+        let mut dirs = vec![cache.clone()];
+        dirs.extend((what == Disk::OneOfTwoIsFull).then(|| folder.path().join("other")));
+        let server = self.node(&dirs, self.stored_bytes * 3 / 4)?;
+        let training = self.training(&server, folder.path()).await?;
+        let mut reader = self.reader(&server).await?;
+        self.s3.take_log();
+        let mut read = reader.epoch().await?;
+        if !strike(what, &cache)? {
+            return Ok(skipped(name, "folders cannot be made immutable here"));
+        }
+        let mut outcome = reader.epoch().await;
+        if let Ok(epoch) = outcome {
+            read = read.and(epoch);
+            outcome = reader.epoch().await;
+        }
+        heal(what, &cache);
+        let outcome = outcome.map(|epoch| read.and(epoch));
+        let fetched = self.table.data_bytes(&self.s3.log()) as f64 / self.table.projected_bytes() as f64;
+        let trained = tokio::task::block_in_place(|| training.map(Training::end).transpose());
+        // What the cache may hold would fill the small disk several times over; fills that find it full at the same time
+        // leave some room.
+        let filled = disk.as_ref().map(|disk| du(&disk.folder()) as f64 / self.small_disk_bytes() as f64);
+        let came_back = match what {
+            Disk::IsFull | Disk::OneOfTwoIsFull => None,
+            _ => Some(self.stores_again(&server, &mut reader).await?),
+        };
+        let mut found = self.findings(name, server, outcome, trained)?;
+        found.value(format!("fault_{name}_s3_epochs"), "epochs", fetched);
+        // Three epochs; the next one, made ready whole; and of the one after it what the job has passed already.
+        let most = 4.0 + AHEAD_MIB / self.settings.segments as f64;
+        found.check(
+            fetched <= most,
+            format!("{name}: in 3 epochs the data was fetched {fetched:.2} times, at most {most:.2}"),
+        );
+        if let Some(share) = filled {
+            found.check(share > 0.3, format!("{name}: the small disk is used, up to {:.0} %", 100.0 * share));
+        }
+        if let Some(seconds) = came_back {
+            found.value(format!("fault_{name}_back_s"), "s", seconds.unwrap_or(f64::NAN));
+            found.check(seconds.is_some(), format!("{name}: the directory is used again once it can be"));
+        }
+        Ok(found)
+    }
+
+    fn small_disk_bytes(&self) -> u64 {
+        self.stored_bytes / 4
+    }
+
+    /// How long it takes until the node writes segment files again while the job reads on; none if it does not within a
+    /// minute. Nothing is written for a job that stands still: what it needs next is in memory.
+    async fn stores_again(&self, server: &Server, reader: &mut Reader) -> anyhow::Result<Option<f64>> {
+        let written = async || {
+            let status = status(&server.endpoint).await?;
+            anyhow::Ok(status.counters.context("a node has counters")?.store_bytes_written)
+        };
+        let (before, since) = (written().await?, Instant::now());
+        while since.elapsed() < Duration::from_secs(60) {
+            // A full cache has nothing to gain from one job and would write nothing.
+            let free = Run::find("forebay").map_err(anyhow::Error::msg)?.args([
+                "free",
+                &self.table.uri,
+                "--endpoint",
+                &server.endpoint,
+            ]);
+            let freed = tokio::task::block_in_place(|| free.try_end()).map_err(anyhow::Error::msg)?;
+            freed.success("forebay free").map_err(anyhow::Error::msg)?;
+            let wrong = reader.epoch().await?.wrong_values;
+            anyhow::ensure!(wrong == 0, "{wrong} wrong values after the disk came back");
+            if written().await? > before {
+                return Ok(Some(since.elapsed().as_secs_f64()));
+            }
+        }
+        Ok(None)
+    }
+
+    fn findings(
+        &self,
+        name: &str,
+        server: Server,
+        outcome: anyhow::Result<Epoch>,
+        trained: anyhow::Result<Option<trainer::Outcome>>,
+    ) -> anyhow::Result<Findings> {
+        let mut found = Findings::default();
+        match outcome {
+            Ok(read) => {
+                found.value(format!("fault_{name}_wrong_values"), "values", read.wrong_values as f64);
+                found.value(format!("fault_{name}_stall_s"), "s", read.stall.as_secs_f64());
+                let (rows, wrong, stall) = (read.rows, read.wrong_values, read.stall.as_secs_f64());
+                let text = format!("{name}: {rows} rows, {wrong} wrong values, longest wait {stall:.2} s");
+                found.check(wrong == 0, text);
+            }
+            Err(error) => found.check(false, format!("{name}: the job failed: {error:#}")),
+        }
+        match trained {
+            Ok(Some(trained)) => {
+                let equal = tokio::task::block_in_place(|| trained.equals_plan(&server))?;
+                found.check(equal, format!("{name}: training went on to its end, {trained}"));
+            }
+            Ok(None) => {}
+            Err(error) => found.check(false, format!("{name}: training failed: {error:#}")),
+        }
+        let panicked = server.log().contains("panicked");
+        let stopped = server.try_stop();
+        found.check(!panicked && stopped.is_ok(), format!("{name}: the node lives and stops when told"));
+        Ok(found)
+    }
+
+    fn node(&self, dirs: &[PathBuf], limit: u64) -> anyhow::Result<Server> {
+        let dirs = dirs.iter().flat_map(|dir| ["--cache-dir".to_owned(), dir.to_string_lossy().into_owned()]);
+        let options = ServerOptions::for_s3(&self.s3).args(dirs);
+        let options = options.args(["--cache-bytes", &limit.to_string()]);
+        // It may well complain.
+        options.allow_log("").try_start().map_err(anyhow::Error::msg)
+    }
+
+    async fn reader(&self, server: &Server) -> anyhow::Result<Reader> {
+        let job = Job { world: 2, ..Job::new(self.settings.seed, u64::MAX / 2) };
+        Reader::start(&server.endpoint, &self.table, &job).await
+    }
+
+    /// A training run that has got its first rows, if one is wanted.
+    async fn training(&self, server: &Server, folder: &Path) -> anyhow::Result<Option<Training>> {
+        if !self.settings.trainer {
+            return Ok(None);
+        }
+        let training = Training::start(server, &self.s3.uri("mnist"), folder)?;
+        let since = Instant::now();
+        while status(&server.endpoint).await?.counters.is_none_or(|counters| counters.rows_served == 0) {
+            anyhow::ensure!(since.elapsed() < Duration::from_secs(60), "training asks for no rows");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        Ok(Some(training))
+    }
+}
+
+/// By so many MiB the job's two ranks may be ahead of what was read: batches that are ready, the stream's window, and
+/// two messages on their way, each.
+const AHEAD_MIB: f64 = 2.0 * (2.0 + 1.0 + 2.0 * 1.5);
+
+/// The same plan, which counts how often it struck.
+fn counted(mut plan: Plan, struck: Arc<AtomicU64>) -> Plan {
+    Box::new(move |seen| {
+        let fault = plan(seen);
+        struck.fetch_add(u64::from(fault.is_some()), Ordering::Relaxed);
+        fault
+    })
+}
+
+/// Lets the disk do what it does; false where that is not allowed.
+fn strike(what: Disk, cache: &Path) -> anyhow::Result<bool> {
+    match what {
+        Disk::IsFull | Disk::OneOfTwoIsFull => Ok(true),
+        Disk::Refuses => Ok(immutable(true, cache)),
+        Disk::LosesFiles => {
+            lose(&cache.join("v1"))?;
+            Ok(true)
+        }
+    }
+}
+
+/// Removes a folder from under a node that runs. What the node writes there meanwhile goes as well: a removal that
+/// a new file came in between of is begun again.
+fn lose(folder: &Path) -> std::io::Result<()> {
+    let since = Instant::now();
+    loop {
+        match std::fs::remove_dir_all(folder) {
+            Err(error)
+                if error.kind() == ErrorKind::DirectoryNotEmpty
+                    && since.elapsed() < Duration::from_secs(10) => {}
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+            ended => return ended,
+        }
+    }
+}
+
+fn heal(what: Disk, cache: &Path) {
+    if what == Disk::Refuses {
+        immutable(false, cache);
+    }
+}
+
+/// Keeps new files out of all folders of a cache directory, from root too.
+fn immutable(yes: bool, cache: &Path) -> bool {
+    let mut folders =
+        vec![cache.to_owned(), cache.join("v1"), cache.join("v1/tmp"), cache.join("v1/segments")];
+    let shards = std::fs::read_dir(cache.join("v1/segments")).into_iter().flatten().flatten();
+    folders.extend(shards.map(|shard| shard.path()).filter(|path: &PathBuf| path.is_dir()));
+    let flag = if yes { "+i" } else { "-i" };
+    Command::new("chattr").arg(flag).args(folders).output().is_ok_and(|ended| ended.status.success())
+}
+
+fn skipped(name: &str, why: &str) -> Findings {
+    let mut found = Findings::default();
+    found.skip(format!("{name}: {why}"));
+    found
+}

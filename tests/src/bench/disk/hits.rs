@@ -1,0 +1,165 @@
+//! Hits when the cache is smaller than the data: shuffled epochs through a real node, next to what least recently used
+//! and the best possible policy would have made of the same reads.
+//!
+//! What was fetched is counted at the store: bytes of column data sent over bytes of column data there are. All segments
+//! are of one size, so that is fetches over segments. Epochs fetch ahead for the next ones, as far as memory reaches, so
+//! single epochs say nothing: what counts is all that was fetched, less what the first epoch needs with an empty cache
+//! under the best policy.
+//!
+//! The node has memory for as many segments as it has by default (2 GiB for segments of 32 MiB): were it much more, the
+//! rows would be about what it keeps in memory.
+
+use super::{replay, start, status, stop};
+use crate::harness::check::Findings;
+use crate::harness::process::{Server, ServerOptions};
+use crate::harness::reader::{Job, Reader, read};
+use crate::harness::report::Row;
+use crate::harness::s3::S3Server;
+use crate::harness::table::Table;
+use tokio::runtime::Runtime;
+
+/// How much of the dataset the cache holds, in per cent.
+const PERCENTS: [u64; 5] = [10, 25, 50, 75, 100];
+
+/// Small segments, so that a tenth of them is still a good number.
+const SEGMENT_ROWS: u64 = 256;
+
+/// The node's memory: 64 segments.
+const MEMORY: &str = "16MiB";
+
+/// How large the measurement is.
+#[derive(Debug, Clone, Copy)]
+pub struct Settings {
+    /// Segments of the dataset, a quarter of a MiB each.
+    pub segments: u64,
+    /// Epochs; the first does not count.
+    pub epochs: u64,
+    /// What the orders depend on.
+    pub seed: u64,
+}
+
+/// A dataset in a store, and what it takes up once it is held.
+pub struct Stage {
+    s3: S3Server,
+    table: Table,
+    stored_bytes: u64,
+    settings: Settings,
+}
+
+/// Runs it.
+pub fn run(runtime: &Runtime, settings: &Settings) -> anyhow::Result<Findings> {
+    let stage = runtime.block_on(Stage::new(settings))?;
+    let mut found = Findings::default();
+    for percent in PERCENTS {
+        found.add(runtime.block_on(stage.one_job(percent))?);
+    }
+    found.add(runtime.block_on(stage.two_jobs())?);
+    Ok(found)
+}
+
+impl Stage {
+    /// Makes the dataset and measures what it takes up on disk.
+    pub async fn new(settings: &Settings) -> anyhow::Result<Self> {
+        let s3 = S3Server::start();
+        let table = Table::upload(&s3, "hits", settings.segments, SEGMENT_ROWS)?;
+        let stored_bytes = stored_bytes(&s3, &table).await?;
+        Ok(Self { s3, table, stored_bytes, settings: *settings })
+    }
+
+    /// One job with so much of the dataset's size as cache.
+    pub async fn one_job(&self, percent: u64) -> anyhow::Result<Findings> {
+        let (fetched, trace) = self.measure(&[self.job(1)], percent).await?;
+        let mut found = Findings::default();
+        let floor = percent as f64 / 100.0;
+        let row =
+            Row::of(format!("hit_ratio_{percent}"), "ratio", &[self.hit_ratio(&fetched, &trace, percent)])
+                .against("the share of the data that the cache holds", floor);
+        let text = format!("hit_ratio_{percent} = {:.3}, at least 0.98 x {floor:.2}", row.value);
+        found.check(row.value >= 0.98 * floor, text);
+        found.rows.push(row);
+        self.beside(&mut found, &trace, percent, &percent.to_string());
+        Ok(found)
+    }
+
+    /// Two jobs that read the same dataset in different orders, with half its size as cache. What never evicts hits
+    /// half of the reads.
+    pub async fn two_jobs(&self) -> anyhow::Result<Findings> {
+        let jobs = [self.job(1), self.job(2)];
+        let (fetched, trace) = self.measure(&jobs, 50).await?;
+        let mut found = Findings::default();
+        let ratio = self.hit_ratio(&fetched, &trace, 50);
+        let row = Row::of("hit_ratio_two_jobs_50", "ratio", &[ratio]).against("never evicting", 0.5);
+        let text = format!("hit_ratio_two_jobs_50 = {:.3}, at least 1.2 x 0.5", row.value);
+        found.check(row.value >= 1.2 * 0.5, text);
+        found.rows.push(row);
+        self.beside(&mut found, &trace, 50, "two_jobs_50");
+        Ok(found)
+    }
+
+    fn job(&self, number: u64) -> Job {
+        Job::new(self.settings.seed * 10 + number, self.settings.epochs)
+    }
+
+    /// Of the reads after the first epoch, those that fetched nothing; `fetched` in datasets by epoch.
+    fn hit_ratio(&self, fetched: &[f64], trace: &[Vec<u32>], percent: u64) -> f64 {
+        let segments = self.settings.segments;
+        let reads = |epochs: &[Vec<u32>]| epochs.iter().map(Vec::len).sum::<usize>() as f64;
+        let first = reads(&trace[..1]) - replay::best(trace, (segments * percent / 100) as usize)[0] as f64;
+        1.0 - (fetched.iter().sum::<f64>() * segments as f64 - first) / reads(&trace[1..])
+    }
+
+    /// How many times the dataset was fetched in each epoch, and the order in which segments were asked for.
+    async fn measure(&self, jobs: &[Job], percent: u64) -> anyhow::Result<(Vec<f64>, Vec<Vec<u32>>)> {
+        let server = start_small(&self.s3, (self.stored_bytes * percent).div_ceil(100))?;
+        let mut readers = Vec::new();
+        for job in jobs {
+            readers.push(Reader::start(&server.endpoint, &self.table, job).await?);
+        }
+        let (mut fetched, mut trace) = (Vec::new(), Vec::new());
+        for number in 0..self.settings.epochs {
+            let traces = readers.iter().map(|reader| reader.trace(number)).collect::<Result<Vec<_>, _>>()?;
+            trace.push(interleave(&traces));
+            self.s3.take_log();
+            let epochs = futures::future::try_join_all(readers.iter_mut().map(Reader::epoch)).await?;
+            let wrong: u64 = epochs.iter().map(|epoch| epoch.wrong_values).sum();
+            anyhow::ensure!(wrong == 0, "{wrong} wrong values in epoch {number}");
+            fetched.push(self.table.data_bytes(&self.s3.log()) as f64 / self.table.projected_bytes() as f64);
+        }
+        drop(readers);
+        stop(server)?;
+        Ok((fetched, trace))
+    }
+
+    /// What other policies would have hit.
+    fn beside(&self, found: &mut Findings, trace: &[Vec<u32>], percent: u64, suffix: &str) {
+        let capacity = (self.settings.segments * percent / 100) as usize;
+        for (name, hits) in [("lru", replay::lru(trace, capacity)), ("best", replay::best(trace, capacity))] {
+            let ratios =
+                hits.iter().zip(trace).skip(1).map(|(hits, reads)| *hits as f64 / reads.len() as f64);
+            let ratios: Vec<f64> = ratios.collect();
+            found.rows.push(Row::of(format!("{name}_hit_ratio_{suffix}"), "ratio", &ratios));
+        }
+    }
+}
+
+/// What a dataset takes up when all of it is held.
+pub async fn stored_bytes(s3: &S3Server, table: &Table) -> anyhow::Result<u64> {
+    let server = start(s3, 4 << 30)?;
+    let epoch = read(&server.endpoint, table, &Job::new(0, 1)).await?;
+    anyhow::ensure!(epoch.wrong_values == 0, "{} wrong values in a cold epoch", epoch.wrong_values);
+    let bytes = status(&server.endpoint).await?.cache_bytes_used;
+    stop(server)?;
+    Ok(bytes)
+}
+
+/// Starts a server that holds so many bytes, with little memory.
+fn start_small(s3: &S3Server, cache_bytes: u64) -> anyhow::Result<Server> {
+    let options = ServerOptions::for_s3(s3).args(["--cache-bytes", &cache_bytes.to_string()]);
+    options.args(["--memory-bytes", MEMORY]).try_start().map_err(anyhow::Error::msg)
+}
+
+/// One read of each in turn.
+fn interleave(traces: &[Vec<u32>]) -> Vec<u32> {
+    let longest = traces.iter().map(Vec::len).max().unwrap_or(0);
+    (0..longest).flat_map(|at| traces.iter().filter_map(move |trace| trace.get(at).copied())).collect()
+}

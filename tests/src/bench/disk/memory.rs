@@ -1,0 +1,95 @@
+//! Memory: the most that a node takes up over a dataset of 20 times its memory budget, of which its cache holds a quarter:
+//! segments are evicted, and most are served from memory, to four jobs at once.
+//!
+//! The figure is the kernel's high-water mark of resident memory, which has mapped segment files in it; what is not
+//! backed by a file is told beside it.
+
+use super::{status, stop};
+use crate::harness::check::Findings;
+use crate::harness::process::ServerOptions;
+use crate::harness::reader::{Job, read};
+use crate::harness::report::Row;
+use crate::harness::s3::S3Server;
+use crate::harness::table::{MIB_ROWS, Table};
+use anyhow::Context;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+use tokio::runtime::Runtime;
+
+/// How large the measurement is.
+#[derive(Debug, Clone, Copy)]
+pub struct Settings {
+    /// The node's memory budget; the dataset has 20 times as much.
+    pub budget_mib: u64,
+    /// How often, each time with a fresh node.
+    pub runs: u64,
+}
+
+/// The most of something that a process had.
+struct Peak {
+    resident_mib: f64,
+    anonymous_mib: f64,
+}
+
+/// Runs it.
+pub fn run(runtime: &Runtime, settings: &Settings) -> anyhow::Result<Findings> {
+    let s3 = S3Server::start();
+    let table = Table::upload(&s3, "memory", 20 * settings.budget_mib, MIB_ROWS)?;
+    let mut peaks = Vec::new();
+    for _ in 0..settings.runs.min(3) {
+        peaks.push(runtime.block_on(peak(&s3, &table, settings.budget_mib))?);
+        s3.take_log();
+    }
+    let budget = settings.budget_mib as f64;
+    let over = |of: fn(&Peak) -> f64| peaks.iter().map(|peak| of(peak) - budget).collect::<Vec<_>>();
+    let row = Row::of("rss_over_budget_mb", "MiB", &over(|peak| peak.resident_mib));
+    let anonymous = Row::of("rss_anonymous_over_budget_mb", "MiB", &over(|peak| peak.anonymous_mib));
+    let mut found = Findings::default();
+    let text = format!("{} = {:.0}, at most 200, with a budget of {budget} MiB", row.name, row.max);
+    found.check(row.max <= 200.0, text);
+    found.rows.extend([row, anonymous]);
+    Ok(found)
+}
+
+/// Two epochs by four jobs of four ranks each.
+async fn peak(s3: &S3Server, table: &Table, budget_mib: u64) -> anyhow::Result<Peak> {
+    let cache_bytes = table.projected_bytes() / 4;
+    let options = ServerOptions::for_s3(s3).args(["--cache-bytes", &cache_bytes.to_string()]);
+    let options = options.args(["--memory-bytes", &format!("{budget_mib}MiB")]);
+    let options = options.allow_log("neither the cache nor memory has room");
+    let server = options.try_start().map_err(anyhow::Error::msg)?;
+    let (anonymous, done) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
+    let watch = {
+        let (pid, anonymous, done) = (server.pid(), anonymous.clone(), done.clone());
+        tokio::spawn(async move {
+            while !done.load(Ordering::Relaxed) {
+                anonymous.fetch_max(kib(pid, "RssAnon").unwrap_or(0), Ordering::Relaxed);
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        })
+    };
+    let jobs = (0..4).map(|seed| {
+        let (endpoint, table) = (server.endpoint.clone(), table.clone());
+        tokio::spawn(async move { read(&endpoint, &table, &Job { world: 4, ..Job::new(seed, 2) }).await })
+    });
+    for job in futures::future::try_join_all(jobs).await? {
+        let wrong = job?.wrong_values;
+        anyhow::ensure!(wrong == 0, "{wrong} wrong values");
+    }
+    done.store(true, Ordering::Relaxed);
+    watch.await?;
+    let resident = kib(server.pid(), "VmHWM").unwrap_or(0);
+    let counters = status(&server.endpoint).await?.counters.context("a node has counters")?;
+    anyhow::ensure!(counters.evictions > 0 && counters.bypassed > 0, "nothing was evicted or in transit");
+    stop(server)?;
+    let anonymous = anonymous.load(Ordering::Relaxed);
+    Ok(Peak { resident_mib: resident as f64 / 1024.0, anonymous_mib: anonymous as f64 / 1024.0 })
+}
+
+/// A field of what the kernel says of a process, in KiB.
+fn kib(pid: u32, field: &str) -> Option<u64> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'))?;
+    line.trim().split(' ').next()?.parse().ok()
+}

@@ -1,0 +1,101 @@
+//! How long the node's async threads stand still: the worst lateness of its 1 ms ticker while nobody asks for anything,
+//! while it serves from memory, and while it serves from files whose pages are not in memory.
+//!
+//! The reader is a process of its own with the lowest priority, so that it does not take the processor from the node.
+
+use super::folder::segment_files;
+use crate::harness::check::Findings;
+use crate::harness::process::{Run, Server, ServerOptions, binary};
+use crate::harness::report::Row;
+use crate::harness::s3::S3Server;
+use crate::harness::table::{MIB_ROWS, Table};
+use anyhow::Context;
+use rustix::fs::{Advice, fadvise, fsync};
+use std::fs::File;
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::path::Path;
+use std::time::Duration;
+
+/// The gauge, which starts anew with every look at it.
+const GAUGE: &str = "forebay_ticker_stall_ms_max";
+
+/// How large the measurement is.
+#[derive(Debug, Clone, Copy)]
+pub struct Settings {
+    /// Segments of the dataset, 1 MiB each.
+    pub segments: u64,
+    /// How often each is measured, in turn.
+    pub runs: u64,
+}
+
+/// Runs it.
+pub fn run(settings: &Settings) -> anyhow::Result<Findings> {
+    let s3 = S3Server::start();
+    let table = Table::upload(&s3, "ticker", settings.segments, MIB_ROWS)?;
+    let folder = tempfile::tempdir()?;
+    let server = node(&s3, folder.path())?;
+    epoch(&server, &table)?;
+    server.try_stop().map_err(anyhow::Error::msg)?;
+    let (mut idle, mut warm, mut cold) = (Vec::new(), Vec::new(), Vec::new());
+    for _ in 0..settings.runs {
+        // Pages that are mapped cannot be dropped, so that is done while no node runs.
+        drop_pages(&folder.path().join("cache"))?;
+        let server = node(&s3, folder.path())?;
+        stall_ms(&server)?;
+        std::thread::sleep(Duration::from_secs(2));
+        idle.push(stall_ms(&server)?);
+        epoch(&server, &table)?;
+        cold.push(stall_ms(&server)?);
+        epoch(&server, &table)?;
+        warm.push(stall_ms(&server)?);
+        server.try_stop().map_err(anyhow::Error::msg)?;
+    }
+    let idle = Row::of("ticker_stall_idle_ms", "ms", &idle);
+    let cold = Row::of("ticker_stall_cold_ms", "ms", &cold).against("idle", idle.value);
+    let warm = Row::of("ticker_stall_warm_ms", "ms", &warm).against("idle", idle.value);
+    let ratio = Row { n: cold.n, ..Row::of("ticker_stall_ratio", "ratio", &[cold.value / idle.value]) };
+    let mut found = Findings::default();
+    let text = format!(
+        "ticker_stall_ratio = {:.2}, at most 3: {:.2} ms with cold pages, {:.2} ms with warm ones, {:.2} ms idle",
+        ratio.value, cold.value, warm.value, idle.value
+    );
+    found.check(ratio.value <= 3.0, text);
+    found.rows.extend([ratio, idle, warm, cold]);
+    Ok(found)
+}
+
+/// One epoch of four ranks, read by a process that yields to everybody.
+fn epoch(server: &Server, table: &Table) -> anyhow::Result<()> {
+    let run = Run::program("nice", "forebay epoch").args(["-n", "19"]).arg(binary("forebay"));
+    let run = run.args(["epoch", &table.uri, "--endpoint", &server.endpoint, "--world", "4"]);
+    let run = run.args(["--segment-bytes", &table.segment_bytes.to_string()]);
+    let ended = run.try_end().and_then(|ended| ended.success("forebay epoch"));
+    ended.map(drop).map_err(anyhow::Error::msg)
+}
+
+/// Lets the kernel forget the content of all segment files.
+fn drop_pages(cache: &Path) -> anyhow::Result<()> {
+    for path in segment_files(cache) {
+        let file = File::open(path)?;
+        fsync(&file)?;
+        fadvise(&file, 0, None, Advice::DontNeed)?;
+    }
+    Ok(())
+}
+
+/// The worst stall since the last look.
+fn stall_ms(server: &Server) -> anyhow::Result<f64> {
+    let address = server.metrics.as_deref().context("a node has metrics")?.trim_start_matches("http://");
+    let mut stream = TcpStream::connect(address)?;
+    write!(stream, "GET /metrics HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n")?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer)?;
+    let value = answer.lines().find_map(|line| line.strip_prefix(GAUGE)?.strip_prefix(' '));
+    Ok(value.with_context(|| format!("the node has no metric {GAUGE}"))?.trim().parse()?)
+}
+
+fn node(s3: &S3Server, folder: &Path) -> anyhow::Result<Server> {
+    let options = ServerOptions::for_s3(s3).folder(folder).args(["--cache-bytes", "8GiB"]);
+    options.try_start().map_err(anyhow::Error::msg)
+}

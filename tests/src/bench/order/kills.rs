@@ -1,0 +1,140 @@
+//! 200 SIGKILLs: a reading process is killed at random steps and resumed, each time with another world size, from one
+//! cache node or from three.
+
+use super::open;
+use super::reader::{Checkpoint, GLOBAL_BATCH, Seen, WORLDS};
+use crate::harness::fault::Dice;
+use crate::harness::report::Row;
+use anyhow::Context;
+use forebay_client::loader::Shuffle;
+use forebay_proto::digest::OrderDigest;
+use forebay_proto::plan::Order;
+use forebay_proto::plan::steps::{Cut, Ending, Layout, Steps};
+use std::collections::BTreeMap;
+use std::io::Read;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use tokio::runtime::Runtime;
+
+/// How it ended.
+pub struct Outcome {
+    /// Whether every epoch's digest and number of samples are those of a run without kills.
+    pub exact: bool,
+    /// One line for a person.
+    pub verdict: String,
+    /// The figures.
+    pub rows: Vec<Row>,
+}
+
+/// Kills `kills` times, then reads to the end, and compares with the plan and with a run that was not disturbed. Each
+/// process reads from one of `endpoints`, which belong to clusters of different size.
+pub fn run(
+    runtime: &Runtime,
+    endpoints: &[String],
+    uri: &str,
+    kills: u32,
+    seed: u64,
+) -> anyhow::Result<Outcome> {
+    let endpoint = endpoints.first().context("there is a cluster")?.as_str();
+    let folder = tempfile::tempdir()?;
+    let (steps_per_epoch, dataset_rows) = {
+        let rows = runtime.block_on(open(endpoint, uri))?.manifest().rows();
+        (rows.div_ceil(GLOBAL_BATCH), rows)
+    };
+    let most = 40;
+    // Kills come after 20 steps on average; a third more leaves steps for the last process.
+    let epochs = (u64::from(kills) * most * 2 / 3).div_ceil(steps_per_epoch).max(2);
+    let path = folder.path().join("killed.json");
+    let mut random = Dice::new(seed);
+    let mut killed = 0;
+    let mut world = 0;
+    while killed < kills {
+        let others: Vec<u32> = WORLDS.iter().copied().filter(|w| *w != world).collect();
+        world = others[random.below(others.len() as u64) as usize];
+        let after = 1 + random.below(most);
+        let cluster = &endpoints[random.below(endpoints.len() as u64) as usize];
+        match kill_after(cluster, uri, world, epochs, &path, after)? {
+            true => killed += 1,
+            false => break,
+        }
+    }
+    finish(endpoint, uri, 4, epochs, &path)?;
+    let undisturbed = folder.path().join("undisturbed.json");
+    finish(endpoint, uri, 1, epochs, &undisturbed)?;
+    let (seen, straight) = (Checkpoint::load(&path)?.seen, Checkpoint::load(&undisturbed)?.seen);
+    let planned = runtime.block_on(planned(endpoint, uri, epochs))?;
+    let exact = seen == straight && seen == planned && killed == kills;
+    let counted: u64 = seen.values().map(|s| s.samples).sum();
+    let wanted = dataset_rows * epochs;
+    let (lost, repeated) = (wanted.saturating_sub(counted), counted.saturating_sub(wanted));
+    let verdict = format!(
+        "{killed} kills over {epochs} epochs, seed {seed}: digests {} the undisturbed run's, samples lost {lost}, repeated {repeated}",
+        if seen == straight { "equal" } else { "DIFFER from" }
+    );
+    let row = |name: &str, unit, value: f64| Row::of(name, unit, &[value]);
+    let rows = vec![
+        row("kills", "kills", f64::from(killed)),
+        row("kills_samples_lost", "samples", lost as f64),
+        row("kills_samples_repeated", "samples", repeated as f64),
+        row("kills_digests_equal", "1 = yes", f64::from(u8::from(exact))),
+    ];
+    Ok(Outcome { exact, verdict, rows })
+}
+
+fn reader(endpoint: &str, uri: &str, world: u32, epochs: u64, checkpoint: &Path) -> anyhow::Result<Command> {
+    let mut command = Command::new(std::env::current_exe()?);
+    command.args(["reader", "--endpoint", endpoint, "--uri", uri]);
+    command.args(["--world", &world.to_string(), "--epochs", &epochs.to_string()]);
+    command.arg("--checkpoint").arg(checkpoint).stdin(Stdio::null());
+    Ok(command)
+}
+
+/// Starts a reader and kills it after so many steps; false if it came to the end first.
+fn kill_after(
+    endpoint: &str,
+    uri: &str,
+    world: u32,
+    epochs: u64,
+    checkpoint: &Path,
+    steps: u64,
+) -> anyhow::Result<bool> {
+    let mut child = reader(endpoint, uri, world, epochs, checkpoint)?.stdout(Stdio::piped()).spawn()?;
+    let mut stdout = child.stdout.take().context("a reader has a stdout")?;
+    let reached = stdout.read_exact(&mut vec![0; steps as usize]).is_ok();
+    child.kill()?;
+    let status = child.wait()?;
+    anyhow::ensure!(reached || status.success(), "a reader of world {world} failed: {status}");
+    Ok(reached)
+}
+
+fn finish(endpoint: &str, uri: &str, world: u32, epochs: u64, checkpoint: &Path) -> anyhow::Result<()> {
+    let status = reader(endpoint, uri, world, epochs, checkpoint)?.stdout(Stdio::null()).status()?;
+    anyhow::ensure!(status.success(), "a reader of world {world} failed: {status}");
+    Ok(())
+}
+
+/// What the plan says every epoch holds.
+async fn planned(endpoint: &str, uri: &str, epochs: u64) -> anyhow::Result<BTreeMap<u64, Seen>> {
+    let dataset = open(endpoint, uri).await?;
+    let manifest = dataset.manifest();
+    let first_row = |s: u32| manifest.segments()[s as usize].first_row;
+    let cut = Cut {
+        first_position: 0,
+        global_batch: GLOBAL_BATCH,
+        world: 1,
+        ending: Ending::Pad,
+        layout: Layout::Segment,
+    };
+    let mut all = BTreeMap::new();
+    for epoch in 0..epochs {
+        let order = Order::new(manifest, 11, epoch, Shuffle::Window(8));
+        let steps = Steps::new(&order, cut)?;
+        let (mut digest, mut slots) = (OrderDigest::default(), Vec::new());
+        for step in 0..steps.count() {
+            steps.batch(step, 0, &mut slots);
+            digest.merge(steps.digest(&slots, first_row));
+        }
+        all.insert(epoch, Seen { digest: digest.to_string(), samples: manifest.rows() });
+    }
+    Ok(all)
+}

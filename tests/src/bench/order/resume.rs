@@ -1,0 +1,107 @@
+//! What a resume costs, and what a window costs: both against a warm node.
+
+use super::open;
+use crate::harness::report::Row;
+use forebay_client::loader::{LoaderState, Shuffle};
+use forebay_client::{Event, Loader, LoaderSettings};
+use forebay_proto::plan::PlanKey;
+use std::time::{Duration, Instant};
+
+fn settings() -> LoaderSettings {
+    LoaderSettings {
+        seed: 3,
+        shuffle: Shuffle::Window(8),
+        global_batch: 240,
+        epochs: Some(1),
+        ..Default::default()
+    }
+}
+
+/// Reads one epoch, so that the node holds every segment.
+pub async fn read_once(endpoint: &str, uri: &str) -> anyhow::Result<()> {
+    let mut loader = Loader::start(&open(endpoint, uri).await?, settings())?;
+    while loader.next().await?.is_some() {}
+    Ok(())
+}
+
+/// Time to the first batch from the start and from 90 % of an epoch, interleaved, and their ratio.
+pub async fn ttfb(endpoint: &str, uri: &str) -> anyhow::Result<Vec<Row>> {
+    let dataset = open(endpoint, uri).await?;
+    let settings = settings();
+    let key = PlanKey {
+        manifest: dataset.manifest().digest(),
+        seed: settings.seed,
+        epoch: 0,
+        shuffle: settings.shuffle,
+    };
+    let at = |share: f64| LoaderState {
+        key,
+        samples_done: (dataset.manifest().rows() as f64 * share) as u64 / settings.global_batch
+            * settings.global_batch,
+    };
+    let (mut start, mut late) = (Vec::new(), Vec::new());
+    // Two more than are kept: the first two warm the connection's and the allocator's habits.
+    for round in 0..23 {
+        for (state, times) in [(at(0.0), &mut start), (at(0.9), &mut late)] {
+            let begin = Instant::now();
+            let resumed = LoaderSettings { resume: Some(state), ..settings.clone() };
+            let mut loader = Loader::start(&dataset, resumed)?;
+            anyhow::ensure!(matches!(loader.next().await?, Some(Event::Batch(_))), "no batch after a resume");
+            if round >= 2 {
+                times.push(begin.elapsed().as_secs_f64() * 1e3);
+            }
+        }
+    }
+    let (start, late) = (Row::of("ttfb_ms_at_0", "ms", &start), Row::of("ttfb_ms_at_90", "ms", &late));
+    let ratio = Row { n: late.n, ..Row::of("resume_ttfb_ratio", "ratio", &[late.value / start.value]) };
+    Ok(vec![start, late, ratio])
+}
+
+/// The wait for the first batch of an epoch after the last of the one before, with a consumer that takes 1 ms for a
+/// step; and the same for all other batches.
+pub async fn rollover(endpoint: &str, uri: &str) -> anyhow::Result<Vec<Row>> {
+    let dataset = open(endpoint, uri).await?;
+    let mut loader = Loader::start(&dataset, LoaderSettings { epochs: Some(8), ..settings() })?;
+    let (mut first, mut other, mut fresh) = (Vec::new(), Vec::new(), false);
+    loop {
+        let begin = Instant::now();
+        match loader.next().await? {
+            Some(Event::Batch(batch)) => {
+                let waited = begin.elapsed().as_secs_f64() * 1e3;
+                match (batch.epoch(), std::mem::take(&mut fresh)) {
+                    (0, _) => {}
+                    (_, true) => first.push(waited),
+                    (_, false) => other.push(waited),
+                }
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+            Some(Event::EpochEnd(_)) => fresh = true,
+            None => break,
+        }
+    }
+    Ok(vec![Row::of("rollover_wait_ms", "ms", &first), Row::of("step_wait_ms", "ms", &other)])
+}
+
+/// Warm rows per second by window, interleaved.
+pub async fn throughput(endpoint: &str, uri: &str) -> anyhow::Result<Vec<Row>> {
+    let dataset = open(endpoint, uri).await?;
+    let shuffles = [
+        ("w1", Shuffle::Window(1)),
+        ("w4", Shuffle::Window(4)),
+        ("w16", Shuffle::Window(16)),
+        ("full", Shuffle::Full),
+    ];
+    let mut speeds = vec![Vec::new(); shuffles.len()];
+    for _ in 0..5 {
+        for (speed, (_, shuffle)) in speeds.iter_mut().zip(shuffles) {
+            let begin = Instant::now();
+            let mut loader = Loader::start(&dataset, LoaderSettings { shuffle, ..settings() })?;
+            while loader.next().await?.is_some() {}
+            speed.push(dataset.manifest().rows() as f64 / begin.elapsed().as_secs_f64());
+        }
+    }
+    let row = |((name, _), speed): ((&str, Shuffle), &Vec<f64>)| {
+        Row::of(format!("rows_per_s_{name}"), "rows/s", speed)
+    };
+    Ok(shuffles.into_iter().zip(&speeds).map(row).collect())
+}

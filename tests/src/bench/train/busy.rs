@@ -1,0 +1,85 @@
+//! How busy an accelerator is kept: DLIO's utilisation with an emulated step.
+//!
+//! The step takes 1.25 x what the loader alone needs for a batch from a warm cache: 80 % of the loader's headspace is used.
+//! The same step is then measured cold, behind an S3 that is 30 ms away.
+
+use anyhow::{Context, Result};
+use serde_json::Value;
+
+use super::trainer;
+use crate::harness::mnist;
+use crate::harness::process::{Run, ServerOptions};
+use crate::harness::report::Row;
+use crate::harness::s3::S3Server;
+use crate::harness::slow::{SlowProxy, Slowness};
+
+/// MNIST so many times, lest an epoch be over before it has begun.
+const COPIES: usize = 24;
+/// Samples per step: 12.8 MB, as many bytes as 85 images of ImageNet have. The step then takes some milliseconds; one that
+/// is much shorter than any accelerator's would tell of the kernel's scheduling more than of the loader.
+const BATCH: &str = "16384";
+/// The share of the loader's speed that the emulated accelerator asks for.
+const HEADSPACE: f64 = 0.8;
+
+/// The rows.
+pub fn measure(runs: u32) -> Result<Vec<Row>> {
+    let s3 = S3Server::start();
+    for copy in 0..COPIES {
+        mnist::upload_folder(&s3, &mnist::folder().join("train"), &format!("many/{copy}"))?;
+    }
+    let proxy = SlowProxy::start(&s3.endpoint, Slowness::remote_s3());
+    let server = ServerOptions::for_endpoint(&s3, &proxy.endpoint).try_start().map_err(anyhow::Error::msg)?;
+    let (uri, endpoint) = (s3.uri("many/"), server.endpoint.clone());
+    let folder = tempfile::tempdir()?;
+    let train = |flags: &[&str]| {
+        let line = [&["--endpoint", &endpoint, "--train", &uri, "--batch", BATCH], flags].concat();
+        Ok::<_, anyhow::Error>(trainer::report(line, folder.path())?.0)
+    };
+    let free = || -> Result<()> {
+        let run = Run::find("forebay").map_err(anyhow::Error::msg)?;
+        let ended =
+            run.args(["free", &uri, "--endpoint", &endpoint]).try_end().map_err(anyhow::Error::msg)?;
+        ended.success("forebay free").map_err(anyhow::Error::msg)?;
+        Ok(())
+    };
+    train(&["--data-only", "--epochs", "1"])?;
+    let (mut own, mut warm, mut late) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut cold, mut cold_samples) = (Vec::new(), Vec::new());
+    for _ in 0..runs {
+        let alone = train(&["--data-only", "--epochs", "6"])?;
+        let steps = number(&alone, "steps_per_epoch")?;
+        // An epoch is over in a moment, and one alone says little; the first is like no other.
+        let epochs = alone["epochs"].as_array().into_iter().flatten().skip(1);
+        let mut seconds = epochs.map(|epoch| number(epoch, "seconds")).collect::<Result<Vec<_>>>()?;
+        seconds.sort_by(f64::total_cmp);
+        let loader_ms = 1e3 * seconds[seconds.len() / 2] / steps;
+        own.push(loader_ms);
+        let step = loader_ms / HEADSPACE;
+        let step_ms = format!("{step:.3}");
+        let emulated = train(&["--emulate-step-ms", &step_ms, "--epochs", "4"])?;
+        for epoch in emulated["epochs"].as_array().into_iter().flatten() {
+            warm.push(utilisation(epoch)?);
+            late.push(1e3 * (number(&epoch["times"], "compute_ms_mean")? - step));
+        }
+        free()?;
+        let first = train(&["--emulate-step-ms", &step_ms, "--epochs", "1"])?;
+        cold.push(utilisation(&first["epochs"][0])?);
+        cold_samples.push(number(&first["epochs"][0], "samples_per_s")?);
+    }
+    server.try_stop().map_err(anyhow::Error::msg)?;
+    Ok(vec![
+        Row::of("au_warm", "% of the time", &warm),
+        Row::of("au_step_late_us", "us", &late),
+        Row::of("au_cold", "% of the time", &cold),
+        Row::of("au_loader_ms_per_step", "ms", &own),
+        Row::of("au_cold_samples_per_s", "samples/s", &cold_samples),
+    ])
+}
+
+fn utilisation(epoch: &Value) -> Result<f64> {
+    Ok(100.0 * number(&epoch["times"], "accelerator_utilisation")?)
+}
+
+fn number(value: &Value, name: &str) -> Result<f64> {
+    value[name].as_f64().with_context(|| format!("the trainer's report lacks {name}: {value}"))
+}

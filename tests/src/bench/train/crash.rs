@@ -1,0 +1,71 @@
+//! The trainer is killed while it writes checkpoints, over and over: the last complete one must always load.
+//!
+//! It writes one after every step, and is killed at a random moment within the next few. What is complete at that moment
+//! is what the directory shows; the process after it says where it goes on.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+
+use super::{Check, Outcome, trainer};
+use crate::harness::fault::Dice;
+use crate::harness::mnist;
+use crate::harness::report::Row;
+
+/// Kills it so often.
+pub fn measure(crashes: u32, seed: u64) -> Result<Outcome> {
+    let uri = format!("file://{}", mnist::folder().join("test").canonicalize()?.display());
+    let folder = tempfile::tempdir()?;
+    let checkpoints = folder.path().join("checkpoints");
+    let directory = checkpoints.to_string_lossy().into_owned();
+    let line =
+        ["--direct", "--train", &uri, "--epochs", "100000", "--batch", "50", "--checkpoint-every", "1"];
+    let line: Vec<_> = line.into_iter().chain(["--checkpoint-dir", &directory]).collect();
+    let mut dice = Dice::new(seed);
+    let (mut last, mut unfinished, mut wrong) = (0, 0, Vec::new());
+    for crash in 0..crashes {
+        let mut run = trainer::run(&line)?.try_start().map_err(anyhow::Error::msg)?;
+        trainer::wait_for_step(&mut run, &checkpoints, last + 1)?;
+        // Within about two steps, each of which writes one.
+        std::thread::sleep(Duration::from_secs_f64(0.03 * dice.roll()));
+        // The rank itself: its launcher ends when it is gone.
+        trainer::children(run.pid()).into_iter().try_for_each(trainer::kill)?;
+        let ended = run.try_end().map_err(anyhow::Error::msg)?;
+        let said = String::from_utf8_lossy(&ended.stdout).into_owned();
+        wrong.extend(lost(last, &said, &ended.stderr).map(|what| format!("crash {crash}: {what}")));
+        unfinished += u32::from(leftovers(&checkpoints)?);
+        last = trainer::checkpoints(&checkpoints).last().copied().context("no checkpoint is left")?;
+    }
+    // The last crash as well: whether it cost its checkpoint shows when that is loaded.
+    let mut run = trainer::run(&line)?.try_start().map_err(anyhow::Error::msg)?;
+    trainer::wait_for_step(&mut run, &checkpoints, last + 1)?;
+    trainer::children(run.pid()).into_iter().try_for_each(trainer::kill)?;
+    let ended = run.try_end().map_err(anyhow::Error::msg)?;
+    let said = String::from_utf8_lossy(&ended.stdout).into_owned();
+    wrong.extend(lost(last, &said, &ended.stderr).map(|what| format!("after the last crash: {what}")));
+    let text = format!(
+        "{crashes} crashes while writing checkpoints ({unfinished} of them in the middle of one): the last complete one \
+         did not load {} times{}",
+        wrong.len(),
+        wrong.first().map(|first| format!(", first {first}")).unwrap_or_default()
+    );
+    let rows = vec![
+        Row::of("checkpoint_crashes", "crashes", &[f64::from(crashes)]),
+        Row::of("checkpoint_crashes_in_mid_write", "crashes", &[f64::from(unfinished)]),
+        Row::of("checkpoint_crashes_lost", "checkpoints", &[wrong.len() as f64]),
+    ];
+    Ok(Outcome { rows, check: Check { kept: wrong.is_empty(), text } })
+}
+
+/// What is wrong with a run that was to go on from the checkpoint of step `last`, if anything is.
+fn lost(last: u64, said: &str, stderr: &str) -> Option<String> {
+    let resumed = last == 0 || said.contains(&format!("resumed after step {last}:"));
+    let whole = resumed && !stderr.contains("damaged");
+    (!whole).then(|| format!("step {last} was complete, but it said: {said} {stderr}"))
+}
+
+/// Whether the crash left something that was being written.
+fn leftovers(folder: &std::path::Path) -> Result<bool> {
+    let mut names = std::fs::read_dir(folder)?.flatten().map(|entry| entry.file_name());
+    Ok(names.any(|name| name.to_string_lossy().starts_with(".writing-")))
+}

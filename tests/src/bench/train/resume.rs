@@ -1,0 +1,45 @@
+//! A run that is killed and taken up again by another number of ranks, twice: does it see what an undisturbed one sees?
+
+use anyhow::{Context, Result};
+use serde_json::Value;
+
+use super::{Check, Outcome, trainer};
+use crate::harness::mnist;
+use crate::harness::process::ServerOptions;
+use crate::harness::report::Row;
+use crate::harness::s3::S3Server;
+
+/// Runs it: 2 ranks, killed, 1 rank, killed, 3 ranks to the end.
+pub fn measure() -> Result<Outcome> {
+    let s3 = S3Server::start();
+    mnist::upload(&s3)?;
+    let server = ServerOptions::for_s3(&s3).try_start().map_err(anyhow::Error::msg)?;
+    let (uri, endpoint) = (s3.uri("mnist/test/"), server.endpoint.clone());
+    let folder = tempfile::tempdir()?;
+    let line = |ranks: &str, checkpoints: &str| {
+        let directory = folder.path().join(checkpoints).to_string_lossy().into_owned();
+        let line =
+            ["--endpoint", &endpoint, "--train", &uri, "--epochs", "3", "--batch", "60", "--nproc", ranks];
+        let line = line.into_iter().chain(["--checkpoint-every", "9", "--checkpoint-dir", &directory]);
+        line.map(str::to_owned).collect::<Vec<_>>()
+    };
+    let (straight, _) = trainer::report(line("2", "straight"), folder.path())?;
+    let directory = folder.path().join("killed");
+    for (ranks, step) in [("2", 100), ("1", 270)] {
+        let mut run = trainer::run(line(ranks, "killed"))?.try_start().map_err(anyhow::Error::msg)?;
+        trainer::wait_for_step(&mut run, &directory, step)?;
+        // Dropped, it is killed; its ranks go with it.
+        drop(run);
+    }
+    let (resumed, _) = trainer::report(line("3", "killed"), folder.path())?;
+    server.try_stop().map_err(anyhow::Error::msg)?;
+    let digest =
+        |report: &Value| report["order_digest"].as_str().map(str::to_owned).context("an order digest");
+    let equal = digest(&straight)? == digest(&resumed)? && straight["steps"] == resumed["steps"];
+    let text = format!(
+        "2 ranks, killed, 1 rank, killed, 3 ranks: order digest {} the undisturbed run's over 3 epochs",
+        if equal { "equal to" } else { "DIFFERS from" }
+    );
+    let rows = vec![Row::of("resume_digests_equal", "1 = yes", &[f64::from(u8::from(equal))])];
+    Ok(Outcome { rows, check: Check { kept: equal, text } })
+}

@@ -1,0 +1,236 @@
+//! Real etcd processes on free ports: started, killed, paused, restarted, one at a time or all.
+//!
+//! A member keeps its data directory and ports for as long as the [`Etcd`] lives, so a restart finds what was there.
+
+use crate::harness::process::{free_addresses, run, tie};
+use rustix::process::Signal;
+use std::fs::File;
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// How long etcd may take until it answers that it is healthy.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// An etcd of one member or several; killed when dropped.
+pub struct Etcd {
+    members: Vec<Member>,
+    _folder: tempfile::TempDir,
+}
+
+struct Member {
+    name: String,
+    client: String,
+    peer: String,
+    cluster: String,
+    folder: PathBuf,
+    child: Option<Child>,
+}
+
+impl Etcd {
+    /// Starts so many members and waits until they answer.
+    ///
+    /// # Panics
+    /// If that fails; the message says how to install etcd if it is missing.
+    pub fn start(count: usize) -> Self {
+        match Self::try_start(count) {
+            Ok(etcd) => etcd,
+            Err(message) => panic!("{message}"),
+        }
+    }
+
+    /// Like [`start`](Self::start), for callers that are not tests.
+    pub fn try_start(count: usize) -> Result<Self, String> {
+        let folder = tempfile::tempdir().map_err(|error| format!("make a temporary folder: {error}"))?;
+        let addresses = free_addresses(2 * count).map_err(|error| format!("find free ports: {error}"))?;
+        let (clients, peers) = addresses.split_at(count);
+        let cluster: Vec<String> = (0..count).map(|i| format!("m{i}=http://{}", peers[i])).collect();
+        let member = |i: usize| Member {
+            name: format!("m{i}"),
+            client: format!("http://{}", clients[i]),
+            peer: format!("http://{}", peers[i]),
+            cluster: cluster.join(","),
+            folder: folder.path().join(format!("m{i}")),
+            child: None,
+        };
+        let mut etcd = Self { members: (0..count).map(member).collect(), _folder: folder };
+        for member in &mut etcd.members {
+            member.spawn()?;
+        }
+        etcd.wait_until_healthy()?;
+        Ok(etcd)
+    }
+
+    /// The members' client URLs.
+    pub fn endpoints(&self) -> Vec<String> {
+        self.members.iter().map(|member| member.client.clone()).collect()
+    }
+
+    /// The members' client URLs as arguments of a server.
+    pub fn arguments(&self) -> Vec<String> {
+        self.endpoints().into_iter().flat_map(|url| ["--etcd".to_owned(), url]).collect()
+    }
+
+    /// Number of members, running or not.
+    pub fn count(&self) -> usize {
+        self.members.len()
+    }
+
+    /// kill -9 of a member, and gone.
+    pub fn kill(&mut self, member: usize) {
+        if let Some(mut child) = self.members[member].child.take() {
+            // Fails only if it has ended already, which is what is wanted.
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+
+    /// kill -9 of all.
+    pub fn kill_all(&mut self) {
+        (0..self.count()).for_each(|member| self.kill(member));
+    }
+
+    /// Starts the members that do not run, on what they had, and waits until they answer.
+    pub fn restart(&mut self) -> Result<(), String> {
+        for member in self.members.iter_mut().filter(|member| member.child.is_none()) {
+            member.spawn()?;
+        }
+        self.wait_until_healthy()
+    }
+
+    /// Starts the members that do not run, on nothing: what was in etcd is lost.
+    pub fn restart_empty(&mut self) -> Result<(), String> {
+        for member in self.members.iter().filter(|member| member.child.is_none()) {
+            std::fs::remove_dir_all(&member.folder).map_err(|error| format!("empty etcd: {error}"))?;
+        }
+        self.restart()
+    }
+
+    /// Stops a member without a word (SIGSTOP).
+    pub fn pause(&self, member: usize) {
+        self.signal(member, Signal::STOP);
+    }
+
+    /// Lets a paused member go on.
+    pub fn resume(&self, member: usize) {
+        self.signal(member, Signal::CONT);
+    }
+
+    /// The member that leads, as far as those that answer know.
+    pub fn leader(&self) -> Option<usize> {
+        let leader = self.members.iter().find_map(|member| field(&member.status()?, "leader"))?;
+        self.members.iter().position(|member| {
+            member.status().and_then(|status| field(&status, "member_id")).as_ref() == Some(&leader)
+        })
+    }
+
+    /// Waits until those that answer know who leads.
+    pub fn wait_for_leader(&self) -> Result<usize, String> {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            match self.leader() {
+                Some(leader) => return Ok(leader),
+                None if Instant::now() > deadline => return Err(format!("no leader after {PATIENCE:?}")),
+                None => std::thread::sleep(Duration::from_millis(50)),
+            }
+        }
+    }
+
+    fn signal(&self, member: usize, signal: Signal) {
+        if let Some(child) = &self.members[member].child {
+            run::send_signal(child.id(), signal);
+        }
+    }
+
+    fn wait_until_healthy(&self) -> Result<(), String> {
+        let deadline = Instant::now() + PATIENCE;
+        let healthy = |member: &Member| {
+            ask(&member.client, "GET", "/health").is_some_and(|answer| answer.contains("\"true\""))
+        };
+        while !self.members.iter().filter(|member| member.child.is_some()).all(healthy) {
+            if Instant::now() > deadline {
+                return Err(format!("etcd is not healthy after {PATIENCE:?}"));
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Etcd {
+    fn drop(&mut self) {
+        self.kill_all();
+    }
+}
+
+impl Member {
+    fn spawn(&mut self) -> Result<(), String> {
+        let mut command = Command::new("etcd");
+        run::scrub(&mut command);
+        tie::tie(&mut command);
+        command.args(["--name", &self.name]).arg("--data-dir").arg(&self.folder);
+        command.args(["--listen-client-urls", &self.client, "--advertise-client-urls", &self.client]);
+        command.args(["--listen-peer-urls", &self.peer, "--initial-advertise-peer-urls", &self.peer]);
+        command.args(["--initial-cluster", &self.cluster, "--logger", "zap", "--log-level", "warn"]);
+        let log = File::create(self.folder.with_extension("log"))
+            .map_err(|error| format!("make etcd's log: {error}"))?;
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
+        let child = command.spawn().map_err(|error| {
+            format!("cannot start etcd: {error}: install it (Debian: etcd-server), or run `scripts/setup.sh tests`")
+        })?;
+        self.child = Some(child);
+        Ok(())
+    }
+
+    fn status(&self) -> Option<String> {
+        self.child.as_ref()?;
+        ask(&self.client, "POST", "/v3/maintenance/status")
+    }
+}
+
+/// A field of text in etcd's flat JSON.
+fn field(json: &str, name: &str) -> Option<String> {
+    let (_, after) = json.split_once(&format!("\"{name}\":\""))?;
+    Some(after.split_once('"')?.0.to_owned())
+}
+
+/// What etcd answers over HTTP, whatever the status.
+fn ask(url: &str, method: &str, path: &str) -> Option<String> {
+    let address = url.strip_prefix("http://")?;
+    let limit = Duration::from_secs(2);
+    let mut stream = TcpStream::connect_timeout(&address.parse().ok()?, limit).ok()?;
+    stream.set_read_timeout(Some(limit)).ok()?;
+    write!(
+        stream,
+        "{method} {path} HTTP/1.1\r\nHost: {address}\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{{}}"
+    )
+    .ok()?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).ok()?;
+    Some(answer)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn three_members_survive_their_leader() {
+        let mut etcd = Etcd::start(3);
+        let leader = etcd.wait_for_leader().expect("a leader");
+        etcd.kill(leader);
+        let deadline = Instant::now() + PATIENCE;
+        while etcd.leader().is_none_or(|now| now == leader) {
+            assert!(Instant::now() < deadline, "no new leader");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        etcd.restart().expect("a restart");
+        let deadline = Instant::now() + PATIENCE;
+        while etcd.members[leader].status().is_none() {
+            assert!(Instant::now() < deadline, "the old leader does not answer");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+}

@@ -1,0 +1,156 @@
+//! Faults of an S3 endpoint, and plans for when they strike.
+//!
+//! A plan is any closure from a request to a fault or none; [`first`], [`share`] and [`lasting`] make the usual ones.
+//! Randomness is seeded: the same seed and the same sequence of requests give the same faults.
+
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use http_body_util::{BodyExt, Full};
+use hyper::body::{Body, Frame, SizeHint};
+use hyper::header::{CONTENT_LENGTH, CONTENT_TYPE};
+use hyper::{Response, StatusCode};
+
+use crate::harness::s3::Seen;
+use crate::harness::serve::{BoxError, ResponseBody};
+
+/// What goes wrong with one request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// The answer comes this much later.
+    Delay(Duration),
+    /// 503 SlowDown.
+    SlowDown,
+    /// 403 AccessDenied.
+    Deny,
+    /// The connection breaks after half of the body.
+    Cut,
+    /// Every byte of the body is another.
+    Garble,
+}
+
+/// Decides the fault of each request.
+pub type Plan = Box<dyn FnMut(&Seen) -> Option<Fault> + Send>;
+
+/// The first `n` GETs of objects fail so, the others succeed.
+pub fn first(n: usize, fault: Fault) -> Plan {
+    let mut left = n;
+    Box::new(move |seen| {
+        let strikes = left > 0 && seen.is_object_get();
+        left -= usize::from(strikes);
+        strikes.then_some(fault)
+    })
+}
+
+/// This share (0 to 1) of all requests fails so.
+pub fn share(probability: f64, seed: u64, fault: Fault) -> Plan {
+    let mut dice = Dice::new(seed);
+    Box::new(move |_| (dice.roll() < probability).then_some(fault))
+}
+
+/// Every request fails so until `duration` has passed since now.
+pub fn lasting(duration: Duration, fault: Fault) -> Plan {
+    let end = Instant::now() + duration;
+    Box::new(move |_| (Instant::now() < end).then_some(fault))
+}
+
+/// SplitMix64 (Steele, Lea, Flood 2014): the seed says which numbers come.
+pub struct Dice(u64);
+
+impl Dice {
+    /// Dice that throw the same numbers for the same seed.
+    pub fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    /// Any number.
+    pub fn word(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        z ^ (z >> 31)
+    }
+
+    /// A number below `n`, which is not 0.
+    pub fn below(&mut self, n: u64) -> u64 {
+        self.word() % n
+    }
+
+    /// A number in `0.0..1.0`.
+    pub fn roll(&mut self) -> f64 {
+        (self.word() >> 11) as f64 / (1u64 << 53) as f64
+    }
+}
+
+/// The error document that S3 sends.
+pub(crate) fn refusal(status: StatusCode, code: &str, message: &str) -> Response<ResponseBody> {
+    let document = format!(
+        "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\
+         <Error><Code>{code}</Code><Message>{message}</Message><RequestId>INJECTED</RequestId></Error>"
+    );
+    let body = Full::new(Bytes::from(document)).map_err(|never| match never {}).boxed_unsync();
+    let mut response = Response::new(body);
+    *response.status_mut() = status;
+    response.headers_mut().insert(CONTENT_TYPE, hyper::header::HeaderValue::from_static("application/xml"));
+    response
+}
+
+/// 503 SlowDown, word for word as S3 says it.
+pub(crate) fn slow_down() -> Response<ResponseBody> {
+    refusal(StatusCode::SERVICE_UNAVAILABLE, "SlowDown", "Please reduce your request rate.")
+}
+
+/// The same answer, but its body breaks off after half of the announced length.
+pub(crate) fn cut(response: Response<ResponseBody>) -> Response<ResponseBody> {
+    let left = body_bytes(&response) / 2;
+    response.map(|inner| CutBody { inner, left }.boxed_unsync())
+}
+
+/// The same answer with all bits of its body turned over.
+pub(crate) fn garble(response: Response<ResponseBody>) -> Response<ResponseBody> {
+    let turned = |frame: Frame<Bytes>| frame.map_data(|data| data.iter().map(|byte| !byte).collect());
+    response.map(|inner| inner.map_frame(turned).boxed_unsync())
+}
+
+/// The length of a body, as its headers announce it.
+pub(crate) fn body_bytes(response: &Response<ResponseBody>) -> u64 {
+    let header = response.headers().get(CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
+    header.unwrap_or_else(|| response.body().size_hint().lower())
+}
+
+struct CutBody {
+    inner: ResponseBody,
+    left: u64,
+}
+
+impl Body for CutBody {
+    type Data = Bytes;
+    type Error = BoxError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        if self.left == 0 {
+            return Poll::Ready(Some(Err("body cut on purpose".into())));
+        }
+        let frame = std::task::ready!(Pin::new(&mut self.inner).poll_frame(cx));
+        Poll::Ready(frame.map(|frame| {
+            frame.map(|frame| match frame.into_data() {
+                Ok(mut data) => {
+                    data.truncate(usize::try_from(self.left).unwrap_or(usize::MAX));
+                    self.left -= data.len() as u64;
+                    Frame::data(data)
+                }
+                Err(frame) => frame,
+            })
+        }))
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.inner.size_hint()
+    }
+}

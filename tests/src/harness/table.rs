@@ -1,0 +1,205 @@
+//! Datasets made up by rule: every value follows from its row and column, so whoever reads one can check every byte
+//! without having the data at hand.
+//!
+//! Row `r` has `id = r` and three columns `a`, `b`, `c` of 336 bytes each, so that 1,024 rows are almost 1 MiB.
+
+use crate::harness::fault::Dice;
+use crate::harness::s3::{S3Server, Seen};
+use arrow::array::{ArrayRef, AsArray, FixedSizeBinaryArray, Int64Array, RecordBatch};
+use arrow::datatypes::Int64Type;
+use bytes::Bytes;
+use forebay_client::Batch;
+use parquet::arrow::ArrowWriter;
+use parquet::basic::Compression;
+use parquet::file::properties::{EnabledStatistics, WriterProperties};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// Rows of a segment of 1 MiB.
+pub const MIB_ROWS: u64 = 1024;
+
+/// Bytes of a row, rounded up: what to ask of segments so that each row group becomes one.
+const ROW_BYTES: u64 = 1024;
+
+/// Row groups of an object.
+const PER_OBJECT: u64 = 16;
+
+/// 64-bit words of a wide value.
+const WORDS: u64 = 42;
+
+/// The wide columns.
+pub const WIDE: [&str; 3] = ["a", "b", "c"];
+
+/// A dataset in the S3 server.
+#[derive(Debug, Clone)]
+pub struct Table {
+    /// Where it lies.
+    pub uri: String,
+    /// How many segments it has.
+    pub segments: u64,
+    /// How many rows.
+    pub rows: u64,
+    /// Decoded bytes that segments have to aim at so that each row group is one.
+    pub segment_bytes: u64,
+    /// Keys of the objects, and how many bytes of each come before its footer.
+    footers: BTreeMap<String, u64>,
+}
+
+impl Table {
+    /// Makes a dataset of so many segments of so many rows.
+    pub fn upload(s3: &S3Server, name: &str, segments: u64, segment_rows: u64) -> anyhow::Result<Self> {
+        Self::put(s3, name, segments, PER_OBJECT, segment_rows, &WIDE)
+    }
+
+    /// Makes a dataset of so many segments of one row and one column: as small as segments get.
+    pub fn upload_tiny(s3: &S3Server, name: &str, segments: u64) -> anyhow::Result<Self> {
+        Self::put(s3, name, segments, 1000, 1, &[])
+    }
+
+    fn put(
+        s3: &S3Server,
+        name: &str,
+        segments: u64,
+        per_object: u64,
+        segment_rows: u64,
+        wide: &[&str],
+    ) -> anyhow::Result<Self> {
+        let mut footers = BTreeMap::new();
+        let mut first = 0;
+        while first < segments {
+            let last = (first + per_object).min(segments);
+            let bytes = object(first..last, segment_rows, wide)?;
+            let key = format!("{name}/part-{:05}.parquet", first / per_object);
+            footers.insert(key.clone(), footer(&bytes));
+            s3.put(&key, bytes);
+            first = last;
+        }
+        let segment_bytes = segment_rows * ROW_BYTES;
+        Ok(Self { uri: s3.uri(name), segments, rows: segments * segment_rows, segment_bytes, footers })
+    }
+
+    /// Bytes of column data among what the store was asked for. Footers are left out, and so are refusals; a body that
+    /// was cut counts as a whole one.
+    pub fn data_bytes(&self, log: &[Seen]) -> u64 {
+        let data = log.iter().filter(|seen| seen.is_object_get() && seen.status < 300).filter(|seen| {
+            let end = seen.range_bytes().map(|range| range.end);
+            self.footers.get(&seen.key).zip(end).is_some_and(|(footer, end)| end <= *footer)
+        });
+        data.map(|seen| seen.bytes).sum()
+    }
+
+    /// Bytes of objects among what the store was asked for, their footers included.
+    pub fn object_bytes(&self, log: &[Seen]) -> u64 {
+        let objects = log.iter().filter(|seen| seen.is_object_get() && seen.status < 300);
+        objects.filter(|seen| self.footers.contains_key(&seen.key)).map(|seen| seen.bytes).sum()
+    }
+
+    /// Bytes of all column chunks: everything between the magic at a file's beginning and its footer.
+    pub fn projected_bytes(&self) -> u64 {
+        self.footers.values().map(|footer| footer - 4).sum()
+    }
+}
+
+/// One object: a row group for each segment, plain and without any index, so that it is written fast.
+fn object(segments: std::ops::Range<u64>, rows: u64, wide: &[&str]) -> anyhow::Result<Bytes> {
+    let properties = WriterProperties::builder()
+        .set_compression(Compression::UNCOMPRESSED)
+        .set_dictionary_enabled(false)
+        .set_statistics_enabled(EnabledStatistics::None)
+        .set_offset_index_disabled(true)
+        .build();
+    let schema = rows_of(0..1, wide)?.schema();
+    let mut writer = ArrowWriter::try_new(Vec::new(), schema, Some(properties))?;
+    for segment in segments {
+        writer.write(&rows_of(segment * rows..(segment + 1) * rows, wide)?)?;
+        writer.flush()?;
+    }
+    Ok(writer.into_inner()?.into())
+}
+
+/// Where the footer of a Parquet file begins: its length stands before the magic at the end.
+fn footer(bytes: &Bytes) -> u64 {
+    let end = bytes.len() - 8;
+    let length = bytes[end..end + 4].iter().rev().fold(0, |all, byte| all << 8 | u64::from(*byte));
+    end as u64 - length
+}
+
+fn rows_of(rows: std::ops::Range<u64>, wide: &[&str]) -> anyhow::Result<RecordBatch> {
+    let ids: ArrayRef = Arc::new(Int64Array::from_iter_values(rows.clone().map(|row| row as i64)));
+    let mut columns = vec![("id", ids, false)];
+    for (column, name) in wide.iter().enumerate() {
+        let bytes: Vec<u8> =
+            rows.clone().flat_map(|row| words(row, column)).flat_map(u64::to_le_bytes).collect();
+        let values = FixedSizeBinaryArray::try_new(8 * WORDS as i32, bytes.into(), None)?;
+        columns.push((name, Arc::new(values), false));
+    }
+    Ok(RecordBatch::try_from_iter_with_nullable(columns)?)
+}
+
+/// The words of a wide value.
+fn words(row: u64, column: usize) -> impl Iterator<Item = u64> {
+    let base = Dice::new(row * WIDE.len() as u64 + column as u64).word();
+    (0..WORDS).map(move |k| base.wrapping_add(k.wrapping_mul(0x9E37_79B9_7F4A_7C15)))
+}
+
+/// What a row adds to the sum of an epoch: equal sums, the same rows.
+fn mark(row: u64) -> u64 {
+    Dice::new(!row).word()
+}
+
+/// What was read, compared with the rule as it came.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Checked {
+    /// Rows, padding left out.
+    pub rows: u64,
+    /// Values that differ from the rule.
+    pub wrong: u64,
+    marks: u64,
+}
+
+impl Checked {
+    /// Compares every value of a batch with the rule.
+    pub fn add(&mut self, batch: &Batch) {
+        let columns = batch.to_record_batch();
+        let Some(ids) = columns.column_by_name("id").and_then(|ids| ids.as_primitive_opt::<Int64Type>())
+        else {
+            self.wrong += 1;
+            return;
+        };
+        for (slot, id) in ids.values().iter().enumerate() {
+            if batch.mask().is_none_or(|mask| mask.value(slot)) {
+                self.rows += 1;
+                self.marks = self.marks.wrapping_add(mark(*id as u64));
+            }
+        }
+        for (column, name) in WIDE.iter().enumerate() {
+            if let Some(values) = columns.column_by_name(name) {
+                self.wrong += wrong_values(ids, values, column);
+            }
+        }
+    }
+
+    /// Adds what another rank has read.
+    pub fn merge(&mut self, other: &Self) {
+        self.rows += other.rows;
+        self.wrong += other.wrong;
+        self.marks = self.marks.wrapping_add(other.marks);
+    }
+
+    /// How many values were wrong, counting an epoch that does not hold each row once as one more.
+    pub fn wrong_of_epoch(&self, rows: u64) -> u64 {
+        let marks = (0..rows).fold(0u64, |all, row| all.wrapping_add(mark(row)));
+        self.wrong + u64::from(self.rows != rows || self.marks != marks)
+    }
+}
+
+fn wrong_values(ids: &Int64Array, values: &ArrayRef, column: usize) -> u64 {
+    let Some(values) = values.as_fixed_size_binary_opt() else { return ids.len() as u64 };
+    let differs = |(slot, id): (usize, &i64)| {
+        let (words_read, _) = values.value(slot).as_chunks::<8>();
+        let equal =
+            words_read.iter().zip(words(*id as u64, column)).all(|(read, word)| *read == word.to_le_bytes());
+        !equal || words_read.len() as u64 != WORDS
+    };
+    ids.values().iter().enumerate().filter(|value| differs(*value)).count() as u64
+}
