@@ -14,6 +14,7 @@ mod datasets;
 mod disk;
 mod events;
 mod maintenance;
+mod node;
 mod read;
 mod runtime;
 mod server;

@@ -2,11 +2,12 @@
 //!
 //! The services and the background tasks take from here the parts that they use. No part reaches back to the node.
 
-use crate::cluster::hot::Heat;
+use crate::cluster::hot::{Heat, HotTask};
 use crate::cluster::membership::{EtcdSettings, Membership};
 use crate::cluster::peers::Peers;
+use crate::cluster::replicate::Replicator;
 use crate::datasets::Datasets;
-use crate::disk::{Store, StoreSettings};
+use crate::disk::{DiskCache, DiskCacheSettings};
 use crate::events::Events;
 use crate::maintenance::stall_probe::Ticker;
 use crate::read::cache::{Cache, Stored};
@@ -29,10 +30,10 @@ pub struct Node {
     /// Where others reach it.
     pub url: String,
     pub started: Instant,
-    pub membership: Membership,
+    pub membership: Arc<Membership>,
     pub peers: Arc<Peers>,
     pub source: Source,
-    pub disk: Arc<Store>,
+    pub disk: Arc<DiskCache>,
     pub memory: Memory,
     pub plans: Arc<Plans>,
     pub cache: Arc<Cache>,
@@ -65,7 +66,7 @@ impl Node {
         let (plans, memory) = (Arc::new(Plans::default()), Memory::new(settings.memory_bytes));
         let disk = open_disk(settings, &plans, &memory).await?;
         let events = Arc::new(Events::default());
-        let membership = membership(settings, me);
+        let membership = Arc::new(membership(settings, me));
         let peers = Arc::new(Peers::new(url.clone(), membership.topology()));
         let datasets =
             Arc::new(Datasets::open(source.clone(), &settings.allow, disk.clone(), peers.clone())?);
@@ -96,6 +97,30 @@ impl Node {
             gate: Gate::new(streams),
             health: Health::default(),
         })
+    }
+
+    /// The task that keeps copies at the other nodes.
+    pub fn replicator(&self) -> Replicator {
+        Replicator {
+            url: self.url.clone(),
+            peers: self.peers.clone(),
+            disk: self.disk.clone(),
+            plans: self.plans.clone(),
+            datasets: self.datasets.clone(),
+            stored: self.stored.clone(),
+        }
+    }
+
+    /// The task that shares the heat of hot segments.
+    pub fn hot_task(&self) -> HotTask {
+        HotTask {
+            url: self.url.clone(),
+            heat: self.heat.clone(),
+            source: self.source.clone(),
+            disk: self.disk.clone(),
+            membership: self.membership.clone(),
+            peers: self.peers.clone(),
+        }
     }
 
     /// Takes its place in the topology and serves.
@@ -160,14 +185,14 @@ impl Node {
     }
 }
 
-async fn open_disk(settings: &Settings, plans: &Arc<Plans>, memory: &Memory) -> Result<Arc<Store>> {
-    let disk = StoreSettings {
+async fn open_disk(settings: &Settings, plans: &Arc<Plans>, memory: &Memory) -> Result<Arc<DiskCache>> {
+    let disk = DiskCacheSettings {
         maps_bytes: memory.maps_bytes,
         dirs: settings.cache_dir.clone(),
-        ..StoreSettings::new("", settings.cache_bytes)
+        ..DiskCacheSettings::new("", settings.cache_bytes)
     };
     let (started, forecast) = (Instant::now(), plans.clone());
-    let disk = blocking(move || Store::open(&disk, forecast)).await??;
+    let disk = blocking(move || DiskCache::open(&disk, forecast)).await??;
     tracing::info!(
         segments = disk.files(),
         bytes = disk.used_bytes(),

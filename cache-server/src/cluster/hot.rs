@@ -8,10 +8,10 @@
 
 use crate::cluster::membership::Membership;
 use crate::cluster::peers::Peers;
-use crate::cluster::replicate::item;
+use crate::disk::DiskCache;
 use crate::disk::policy::Role;
 use crate::runtime::blocking;
-use crate::service::Node;
+use forebay_dataset::Source;
 use forebay_proto::manifest::{Digest, Manifest, SegmentId};
 use forebay_proto::v1;
 use parking_lot::{Mutex, MutexGuard};
@@ -229,8 +229,18 @@ impl Heat {
     }
 }
 
+/// The parts of a node that sharing heat uses.
+pub struct HotTask {
+    pub url: String,
+    pub heat: Arc<Heat>,
+    pub source: Source,
+    pub disk: Arc<DiskCache>,
+    pub membership: Arc<Membership>,
+    pub peers: Arc<Peers>,
+}
+
 /// Looks, shares heat and takes it back, until it is dropped.
-pub async fn run(node: Arc<Node>) {
+pub async fn run(task: HotTask) {
     let mut ticks = interval(LOOK);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let (mut at, mut processor) = (Instant::now(), Processor::new());
@@ -240,35 +250,35 @@ pub async fn run(node: Arc<Node>) {
         let elapsed = at.elapsed().max(Duration::from_millis(1));
         at = Instant::now();
         // A node that fills is busy with that: further copies would not help.
-        let s3_bytes = node.cache.source().counters().s3_bytes.load(Relaxed);
+        let s3_bytes = task.source.counters().s3_bytes.load(Relaxed);
         let fills = std::mem::replace(&mut fetched, s3_bytes) != s3_bytes;
         let busy = processor.share(elapsed);
-        let load = node.heat.look(elapsed, if fills { 0.0 } else { busy });
-        drop_forgotten(&node).await;
-        if !node.membership.can_say_hot() {
+        let load = task.heat.look(elapsed, if fills { 0.0 } else { busy });
+        drop_forgotten(&task).await;
+        if !task.membership.can_say_hot() {
             continue;
         }
         saturated = if load >= SATURATED.0 { saturated + 1 } else { 0 };
-        if node.heat.forget_others(node.cache.peers()) {
-            node.heat.say(&node.membership);
+        if task.heat.forget_others(&task.peers) {
+            task.heat.say(&task.membership);
         }
-        let is_hot = node.heat.segments() > 0;
-        cool = if is_hot && node.heat.load_alone() < COOL.0 { cool + 1 } else { 0 };
-        if saturated >= SATURATED.1 && node.cache.peers().has_others() {
+        let is_hot = task.heat.segments() > 0;
+        cool = if is_hot && task.heat.load_alone() < COOL.0 { cool + 1 } else { 0 };
+        if saturated >= SATURATED.1 && task.peers.has_others() {
             saturated = 0;
-            share(&node).await;
+            share(&task).await;
         } else if cool >= COOL.1 {
             cool = 0;
-            node.heat.state().hot.clear();
-            node.heat.say(&node.membership);
+            task.heat.state().hot.clear();
+            task.heat.say(&task.membership);
             tracing::info!("no segment is hot any more");
         }
     }
 }
 
 /// Gives one more node each of the hottest segments, and tells readers.
-async fn share(node: &Arc<Node>) {
-    let peers = node.cache.peers();
+async fn share(task: &HotTask) {
+    let peers = &task.peers;
     let mut rooms = Vec::new();
     for (name, peer) in peers.others() {
         if let Ok(load) = peer.load().await
@@ -281,8 +291,8 @@ async fn share(node: &Arc<Node>) {
     let mut wanted: HashMap<String, Vec<v1::CopyItem>> = HashMap::new();
     let mut shared = 0;
     let mut objects = HashMap::new();
-    for (id, hot) in node.heat.hottest() {
-        let disk = node.cache.disk().clone();
+    for (id, hot) in task.heat.hottest() {
+        let disk = task.disk.clone();
         let Ok(files) = blocking(move || disk.list_of([id])).await else { return };
         let Some(first) = files.first() else { continue };
         if peers.role(id, &first.object) != Role::Primary {
@@ -292,7 +302,7 @@ async fn share(node: &Arc<Node>) {
         let replicas = peers.replica_names(id, &first.object);
         objects.insert(id, (first.object.clone(), replicas.len()));
         if hot.is_none() && !replicas.is_empty() {
-            shared += usize::from(node.heat.made_hot(id, &objects, None));
+            shared += usize::from(task.heat.made_hot(id, &objects, None));
             continue;
         }
         let nodes = hot.unwrap_or_default();
@@ -302,21 +312,21 @@ async fn share(node: &Arc<Node>) {
             .find(|(_, free, name, _)| *free >= bytes && !nodes.contains(name) && !replicas.contains(name));
         if let Some((_, free, name, _)) = room {
             *free -= bytes;
-            wanted.entry(name.clone()).or_default().extend(files.iter().map(item));
+            wanted.entry(name.clone()).or_default().extend(files.iter().map(Into::into));
         }
     }
     for (_, _, name, peer) in rooms {
         let Some(items) = wanted.remove(&name) else { continue };
-        let request = v1::CopyRequest { from: node.url.clone(), items: items.clone(), hot: true };
+        let request = v1::CopyRequest { from: task.url.clone(), items: items.clone(), hot: true };
         let held = timeout(COPY, peer.copy(request)).await.ok().and_then(Result::ok).unwrap_or_default();
         for (item, _) in items.iter().zip(held).filter(|(_, held)| *held) {
             if let Ok(id) = Digest::from_bytes(&item.segment) {
-                shared += usize::from(node.heat.made_hot(SegmentId(id), &objects, Some(&name)));
+                shared += usize::from(task.heat.made_hot(SegmentId(id), &objects, Some(&name)));
             }
         }
     }
     if shared > 0 {
-        node.heat.say(&node.membership);
+        task.heat.say(&task.membership);
         tracing::info!(
             segments = shared,
             "saturated: readers of the hottest segments are spread over more nodes"
@@ -349,12 +359,12 @@ impl Heat {
     }
 }
 
-async fn drop_forgotten(node: &Arc<Node>) {
-    let gone = node.heat.forgotten(node.cache.peers());
+async fn drop_forgotten(task: &HotTask) {
+    let gone = task.heat.forgotten(&task.peers);
     if gone.is_empty() {
         return;
     }
-    let (disk, peers) = (node.cache.disk().clone(), node.cache.peers().clone());
+    let (disk, peers) = (task.disk.clone(), task.peers.clone());
     let dropped = blocking(move || {
         let files = disk.list_of(gone.iter().copied());
         let is_ours = |id: &SegmentId| files.iter().any(|f| f.id == *id && peers.is_to_hold(*id, &f.object));

@@ -7,12 +7,13 @@
 //! take is offered again after a while.
 
 use crate::cluster::peers::Peers;
+use crate::datasets::Datasets;
 use crate::disk::DiskCache;
 use crate::disk::copies::CopyInfo;
 use crate::disk::policy::Forecast;
-use crate::read::cache::Cache;
+use crate::read::cache::Stored;
+use crate::read::plans::Plans;
 use crate::runtime::blocking;
-use crate::service::Node;
 use forebay_proto::manifest::SegmentId;
 use forebay_proto::v1;
 use futures::future::join_all;
@@ -40,19 +41,16 @@ const OFFER: usize = 16;
 /// What this node's copies are to the others.
 #[derive(Clone)]
 pub struct Replicator {
-    node: Arc<Node>,
-    cache: Arc<Cache>,
-    peers: Arc<Peers>,
+    pub url: String,
+    pub peers: Arc<Peers>,
+    pub disk: Arc<DiskCache>,
+    pub plans: Arc<Plans>,
+    pub datasets: Arc<Datasets>,
+    /// What was written to disk lately.
+    pub stored: Stored,
 }
 
 impl Replicator {
-    /// Of a node.
-    pub fn new(node: Arc<Node>) -> Self {
-        let cache = node.cache.clone();
-        let peers = cache.peers().clone();
-        Self { node, cache, peers }
-    }
-
     /// Keeps copies where they belong, until it is dropped.
     pub async fn run(self) {
         let mut topology = self.peers.topology();
@@ -80,9 +78,9 @@ impl Replicator {
                     false => return,
                 },
                 () = sleep_until(again.unwrap_or_else(Instant::now)), if again.is_some() => true,
-                () = self.cache.stored().any() => {
+                () = self.stored.any() => {
                     sleep(GATHER).await;
-                    match self.cache.stored().take() {
+                    match self.stored.take() {
                         None => true,
                         Some(ids) => tokio::select! {
                             biased;
@@ -112,7 +110,7 @@ impl Replicator {
             return;
         }
         let mut topology = self.peers.topology();
-        let gone = topology.wait_for(|t| t.nodes.iter().all(|n| n.address != self.node.url));
+        let gone = topology.wait_for(|t| t.nodes.iter().all(|n| n.address != self.url));
         if timeout(LISTED, gone).await.is_ok() {
             self.offer_all().await;
         }
@@ -127,7 +125,7 @@ impl Replicator {
             return true;
         }
         let this = self.clone();
-        let Ok(offers) = blocking(move || this.offers(kept(this.cache.disk()))).await else { return true };
+        let Ok(offers) = blocking(move || this.offers(kept(&this.disk))).await else { return true };
         let each = offers.into_iter().map(|(address, files)| self.offer_to(address, files));
         join_all(each).await.into_iter().all(|taken| taken)
     }
@@ -135,7 +133,7 @@ impl Replicator {
     /// What to offer to whom, in order of need.
     fn offers(&self, mut kept: Vec<CopyInfo>) -> BTreeMap<String, Vec<Arc<CopyInfo>>> {
         let ids: Vec<SegmentId> = kept.iter().map(|k| k.id).collect();
-        let next = self.cache.plans().next_uses(&ids);
+        let next = self.plans.next_uses(&ids);
         let segments: Vec<_> = kept.iter_mut().map(|k| (k.id, std::mem::take(&mut k.object))).collect();
         let places = self.peers.places(&segments);
         let mut order: Vec<_> = next.into_iter().zip(kept).zip(places).collect();
@@ -152,8 +150,8 @@ impl Replicator {
         let Some(peer) = self.peers.peer(&address) else { return false };
         let (mut taken, offered) = (0, files.len());
         for files in files.chunks(OFFER) {
-            let items = files.iter().map(|kept| item(kept)).collect();
-            let request = v1::CopyRequest { from: self.node.url.clone(), items, hot: false };
+            let items = files.iter().map(|kept| (&**kept).into()).collect();
+            let request = v1::CopyRequest { from: self.url.clone(), items, hot: false };
             match peer.copy(request).await {
                 Ok(held) => taken += held.into_iter().filter(|held| *held).count(),
                 Err(e) => {
@@ -167,10 +165,10 @@ impl Replicator {
 
     /// Says which files are primaries now, and if `demote` which are not any more.
     async fn tell_roles(&self, demote: bool) {
-        let (node, peers) = (self.node.clone(), self.peers.clone());
+        let this = self.clone();
         let tell = move || {
-            node.datasets.balance();
-            node.cache.disk().set_roles(demote, |segments| peers.roles(segments));
+            this.datasets.balance();
+            this.disk.set_roles(demote, |segments| this.peers.roles(segments));
         };
         blocking(tell).await.ok();
     }
@@ -185,13 +183,4 @@ async fn moved(topology: &mut watch::Receiver<v1::Topology>, placed: &v1::Topolo
 fn places(topology: &v1::Topology) -> v1::Topology {
     let v1::Topology { nodes, replicas, datasets, starts, .. } = topology.clone();
     v1::Topology { nodes, replicas, datasets, starts, ..Default::default() }
-}
-
-/// A file as it is offered.
-pub(crate) fn item(kept: &CopyInfo) -> v1::CopyItem {
-    v1::CopyItem {
-        segment: kept.id.0.to_bytes().to_vec().into(),
-        columns: kept.columns.to_vec(),
-        bytes: kept.bytes,
-    }
 }

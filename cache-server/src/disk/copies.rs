@@ -6,6 +6,7 @@ use super::file::{Origin, read_header};
 use super::policy::Role;
 use super::{DiskCache, Entry, FileKey};
 use forebay_proto::manifest::SegmentId;
+use forebay_proto::v1;
 use std::sync::Arc;
 
 /// A file, as other nodes may want it.
@@ -24,6 +25,16 @@ pub struct CopyInfo {
 impl CopyInfo {
     fn new(key: &FileKey, e: &Entry) -> Self {
         Self { id: key.id, object: e.object.clone(), columns: e.columns.clone(), bytes: e.bytes }
+    }
+}
+
+impl From<&CopyInfo> for v1::CopyItem {
+    fn from(copy: &CopyInfo) -> Self {
+        Self {
+            segment: copy.id.0.to_bytes().to_vec().into(),
+            columns: copy.columns.to_vec(),
+            bytes: copy.bytes,
+        }
     }
 }
 

@@ -158,11 +158,6 @@ impl Cache {
         &self.parts.plans
     }
 
-    /// The other nodes.
-    pub fn peers(&self) -> &Arc<Peers> {
-        &self.parts.peers
-    }
-
     /// What was stored lately.
     pub(crate) fn stored(&self) -> &Stored {
         &self.parts.stored

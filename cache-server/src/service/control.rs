@@ -1,9 +1,9 @@
 //! `forebay.v1.Cache`: open, load, free, status, topology, drain.
 
-use super::Node;
 use crate::datasets::Dataset;
 use crate::disk::dirs::{DirStatus, Health};
 use crate::disk::policy::Role;
+use crate::node::Node;
 use crate::runtime::blocking;
 use forebay_dataset::source;
 use forebay_dataset::stream::{Reading, Segments, let_go};
@@ -81,20 +81,20 @@ impl Service for Control {
 
     async fn free(&self, request: Request<v1::FreeRequest>) -> Answer<v1::FreeReply> {
         let (node, uri) = (self.node.clone(), request.into_inner().uri);
-        let free = move || node.datasets.forget(&uri).map(|uri| node.cache.disk().free(&uri));
+        let free = move || node.datasets.forget(&uri).map(|uri| node.disk.free(&uri));
         let (segments, bytes) = blocking(free).await??;
         Ok(Response::new(v1::FreeReply { segments, bytes }))
     }
 
     async fn pin(&self, request: Request<v1::PinRequest>) -> Answer<v1::PinReply> {
         let (node, uri) = (self.node.clone(), request.into_inner().uri);
-        let pin = move || node.datasets.allowed(&uri).and_then(|uri| node.cache.disk().pin(&uri));
+        let pin = move || node.datasets.allowed(&uri).and_then(|uri| node.disk.pin(&uri));
         let (files, bytes) = blocking(pin).await??;
         Ok(Response::new(v1::PinReply { files, bytes }))
     }
 
     async fn unpin(&self, request: Request<v1::PinRequest>) -> Answer<v1::PinReply> {
-        let (disk, uri) = (self.node.cache.disk().clone(), request.into_inner().uri);
+        let (disk, uri) = (self.node.disk.clone(), request.into_inner().uri);
         // What is no longer allowed may still be pinned.
         let (files, bytes) = blocking(move || disk.unpin(&source::normalise(&uri)?)).await??;
         Ok(Response::new(v1::PinReply { files, bytes }))
@@ -106,10 +106,10 @@ impl Service for Control {
         // thread.
         let look = move || {
             let datasets = node.datasets.list().iter().map(|d| held(&node, d)).collect();
-            (datasets, node.cache.disk().pinned())
+            (datasets, node.disk.pinned())
         };
         let (datasets, (pins, pinned_bytes)) = blocking(look).await?;
-        let disk = self.node.cache.disk();
+        let disk = &self.node.disk;
         Ok(Response::new(v1::StatusReply {
             node: self.node.name.clone(),
             version: env!("CARGO_PKG_VERSION").into(),
@@ -196,11 +196,11 @@ fn dir(dir: DirStatus) -> v1::DirStatus {
 }
 
 fn held(node: &Node, dataset: &Dataset) -> v1::DatasetStatus {
-    let (m, peers) = (&dataset.manifest, node.cache.peers());
+    let (m, peers) = (&dataset.manifest, &node.peers);
     let object = |s: &Segment| m.object_uri(&m.objects()[s.object as usize]);
     let id = |(i, s): (u32, &Segment)| Some((m.segment_id(i).ok()?, object(s)));
     let mut held: Vec<_> = (0..).zip(m.segments()).filter_map(id).collect();
-    held.retain(|(id, _)| node.cache.disk().holds_any(*id));
+    held.retain(|(id, _)| node.disk.holds_any(*id));
     let owned = peers.roles(&held).into_iter().filter(|role| *role == Role::Primary).count();
     v1::DatasetStatus {
         uri: m.uri().into(),
@@ -223,7 +223,7 @@ async fn load(
 ) -> forebay_proto::Result<()> {
     let manifest = &reading.manifest;
     let segments = manifest.segments();
-    let before = node.cache.source().counters().s3_bytes.load(Relaxed);
+    let before = node.source.counters().s3_bytes.load(Relaxed);
     let mut progress = v1::LoadProgress {
         segments_total: wanted.len() as u64,
         decoded_bytes_total: wanted.iter().map(|&s| segments[s as usize].decoded_bytes).sum(),
@@ -241,11 +241,11 @@ async fn load(
     while let Some(segment) = filled.next().await {
         progress.segments_held += 1;
         progress.decoded_bytes_held += segments[segment? as usize].decoded_bytes;
-        progress.s3_bytes = node.cache.source().counters().s3_bytes.load(Relaxed) - before;
+        progress.s3_bytes = node.source.counters().s3_bytes.load(Relaxed) - before;
         sender.send(Ok(progress)).await.map_err(gone)?;
     }
     let columns: Vec<String> = reading.columns().cloned().collect();
-    let (disk, manifest) = (node.cache.disk().clone(), manifest.clone());
+    let (disk, manifest) = (node.disk.clone(), manifest.clone());
     let held = blocking(move || {
         let held = |s: &u32| manifest.segment_id(*s).is_ok_and(|id| disk.holds(id, &columns));
         let held = wanted.into_iter().filter(held);

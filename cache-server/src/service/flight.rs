@@ -2,9 +2,9 @@
 //!
 //! `DoGet` goes around tonic's encoder (see [`super::frames`]); all other methods are tonic's.
 
-use super::Node;
 use super::frames::AnswerBody;
 use crate::datasets::Dataset;
+use crate::node::Node;
 use crate::runtime::blocking;
 use crate::service::stream::StreamSegments;
 use arrow_flight::flight_descriptor::DescriptorType;

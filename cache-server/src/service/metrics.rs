@@ -1,7 +1,7 @@
 //! `/metrics` (Prometheus text) and `/health` over HTTP. docs/metrics.md lists the names.
 
-use super::Node;
 use crate::disk::dirs::Health;
+use crate::node::Node;
 use crate::runtime::blocking;
 use axum::Router;
 use axum::extract::State;
@@ -77,8 +77,8 @@ impl Collector for NodeMetrics {
             ("peer_bytes", "Their bytes", c.peer_bytes),
             ("peer_served_bytes", "Bytes of segments sent to other nodes", c.peer_bytes_served),
         ];
-        let (disk, source) = (self.0.cache.disk().counters(), self.0.cache.source().counters());
-        let peers = self.0.cache.peers().counters();
+        let (disk, source) = (self.0.disk.counters(), self.0.source.counters());
+        let peers = self.0.peers.counters();
         let others = [
             ("s3_damaged", "Segments that did not decode and were fetched anew", &source.damaged),
             ("segments_not_stored", "Segments served without storing: no room, or no disk", &disk.not_stored),
@@ -91,7 +91,7 @@ impl Collector for NodeMetrics {
             let metric = ConstCounter::new(value);
             metric.encode(encoder.encode_descriptor(name, help, None, metric.metric_type())?)?;
         }
-        let (disk, memory, cluster) = (self.0.cache.disk(), self.0.memory(), self.0.membership());
+        let (disk, memory, cluster) = (&self.0.disk, self.0.memory(), self.0.membership());
         let gauges = [
             ("cache_used_bytes", "Bytes that the cache directories use", disk.used_bytes()),
             ("cache_limit_bytes", "Bytes that the cache directories may use", disk.limit_bytes()),

@@ -1,6 +1,6 @@
 //! `forebay.v1.Peer`: what other nodes ask.
 
-use super::Node;
+use crate::node::Node;
 use crate::runtime::blocking;
 use bytes::Bytes;
 use forebay_dataset::stream::Reading;
@@ -23,11 +23,11 @@ const CHUNKS: usize = 2;
 const COPIES: usize = 4;
 
 /// The service.
-pub struct Peers {
+pub struct PeerService {
     node: Arc<Node>,
 }
 
-impl Peers {
+impl PeerService {
     /// Serves `node`.
     pub fn new(node: Arc<Node>) -> Self {
         Self { node }
@@ -37,7 +37,7 @@ impl Peers {
 type Answer<T> = Result<Response<T>, Status>;
 
 #[tonic::async_trait]
-impl Service for Peers {
+impl Service for PeerService {
     type FetchStream = BoxStream<'static, Result<v1::FetchChunk, Status>>;
 
     async fn holds(&self, request: Request<v1::HoldsRequest>) -> Answer<v1::HoldsReply> {
@@ -87,7 +87,7 @@ impl Service for Peers {
                     copied
                 };
                 let data = blocking(copy).await?;
-                node.cache.peers().counters().bytes_served.fetch_add(data.len() as u64, Relaxed);
+                node.peers.counters().bytes_served.fetch_add(data.len() as u64, Relaxed);
                 Ok(v1::FetchChunk { data, file_bytes })
             }
         });
@@ -124,7 +124,7 @@ impl Service for Peers {
     }
 
     async fn load(&self, _: Request<v1::LoadOfRequest>) -> Answer<v1::NodeLoad> {
-        let free_bytes = self.node.cache.disk().free_bytes();
+        let free_bytes = self.node.disk.free_bytes();
         Ok(Response::new(v1::NodeLoad { load: self.node.heat.load(), free_bytes }))
     }
 }
