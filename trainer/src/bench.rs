@@ -19,8 +19,8 @@ use forebay_client::{origin, survey};
 use forebay_proto::v1::FreeRequest;
 use serde_json::{Value, json};
 
-use crate::failure::{self, ERROR_FILE};
-use crate::report::bytes;
+use crate::rank::failure::{self, ERROR_FILE};
+use crate::report::summary::bytes;
 use crate::settings::{AUTO_BATCH, Settings};
 
 /// Time epochs of a training: cold, warm, restarted, and direct
@@ -29,7 +29,6 @@ use crate::settings::{AUTO_BATCH, Settings};
 #[derive(Debug, Clone, Args)]
 pub struct BenchArgs {
     #[command(flatten)]
-    #[expect(missing_docs, reason = "documented at its type")]
     pub settings: Settings,
     /// How often each way is taken; the table shows medians
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]

@@ -16,14 +16,14 @@
 //!
 //! It does not decide when to write one.
 
-pub mod args;
+pub(crate) mod args;
 mod disk;
 mod folder;
 mod meta;
+pub(crate) mod schedule;
 mod share;
 mod writer;
 
-pub use disk::{Damage, read, write};
 pub use folder::Folder;
 pub use meta::{EpochSeen, Identity, Meta, digest_of};
 pub use share::share;
@@ -32,7 +32,7 @@ pub use writer::Writer;
 use tch::{Device, Tensor};
 
 /// Tensors with their names.
-pub type Named = Vec<(String, Tensor)>;
+pub type NamedTensors = Vec<(String, Tensor)>;
 
 /// A run at the end of a step.
 #[derive(Debug)]
@@ -40,13 +40,13 @@ pub struct Checkpoint {
     /// What it belongs to, and where it stands.
     pub meta: Meta,
     /// The model's parameters and buffers.
-    pub weights: Named,
+    pub weights: NamedTensors,
     /// What else the training needs: optimizer, scaler, schedule.
-    pub training: Named,
+    pub training: NamedTensors,
 }
 
 /// A copy that later steps do not change, in the host's memory.
-pub fn snapshot(tensors: Named) -> Named {
+pub fn snapshot(tensors: NamedTensors) -> NamedTensors {
     // One copy, from wherever it is.
     let copy =
         |tensor: &Tensor| tensor.detach().to_device_(Device::Cpu, tensor.kind(), false, true).contiguous();

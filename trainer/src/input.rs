@@ -8,13 +8,14 @@
 //! * [`ahead`]: inputs made ahead of their step.
 //! * [`image`]: images, their flags and shapes. [`augment`]: what is seen of them. [`decode`]: the threads at work.
 
-pub mod ahead;
-pub mod augment;
-pub mod columns;
-pub mod decode;
-pub mod image;
-pub mod prepare;
-pub mod tensors;
+pub(crate) mod ahead;
+pub(crate) mod augment;
+pub(crate) mod columns;
+pub(crate) mod decode;
+pub(crate) mod feed;
+pub(crate) mod image;
+pub(crate) mod prepare;
+pub(crate) mod tensors;
 
 use std::fmt;
 

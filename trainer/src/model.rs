@@ -9,11 +9,11 @@
 //! * [`convnet`]: 28 x 28 digits. [`resnet`]: images. [`mlp`]: tables. [`gpt`]: tokens.
 //! * [`args`]: the flags.
 
-pub mod args;
-pub mod convnet;
-pub mod gpt;
-pub mod mlp;
-pub mod resnet;
+pub(crate) mod args;
+pub(crate) mod convnet;
+pub(crate) mod gpt;
+pub(crate) mod mlp;
+pub(crate) mod resnet;
 
 use parking_lot::Mutex;
 use std::collections::HashMap;
@@ -26,7 +26,7 @@ use tch::nn::{BatchNormConfig, Init, VarStore};
 use tch::{Device, Kind, Tensor};
 
 use crate::input::{Columns, Input};
-use crate::optim::Named;
+use crate::train::optim::NamedTensor;
 use args::{ModelArgs, ModelName};
 use gpt::GptSettings;
 use mlp::MlpSettings;
@@ -165,7 +165,7 @@ pub(crate) fn seeded<R>(seed: u64, f: impl FnOnce() -> R) -> R {
 }
 
 /// The parameters with their names, in the order of their creation, which is the same on every rank.
-pub fn parameters(vars: &VarStore) -> Vec<Named> {
+pub fn parameters(vars: &VarStore) -> Vec<NamedTensor> {
     let names: HashMap<_, _> =
         vars.variables().into_iter().map(|(name, tensor)| (tensor.data_ptr() as usize, name)).collect();
     let named = |parameter: Tensor| {
@@ -177,10 +177,10 @@ pub fn parameters(vars: &VarStore) -> Vec<Named> {
 }
 
 /// What a model keeps besides its parameters (running means and the like), sorted by name.
-pub fn buffers(vars: &VarStore) -> Vec<Named> {
+pub fn buffers(vars: &VarStore) -> Vec<NamedTensor> {
     let trained: Vec<_> =
         vars.trainable_variables().iter().map(|tensor| tensor.data_ptr() as usize).collect();
-    let is_buffer = |(_, tensor): &Named| !trained.contains(&(tensor.data_ptr() as usize));
+    let is_buffer = |(_, tensor): &NamedTensor| !trained.contains(&(tensor.data_ptr() as usize));
     let mut buffers: Vec<_> = vars.variables().into_iter().filter(is_buffer).collect();
     buffers.sort_by(|a, b| a.0.cmp(&b.0));
     buffers

@@ -10,19 +10,18 @@ use forebay_proto::plan::Shuffle;
 use forebay_proto::view::{MixPart, Split};
 
 use crate::checkpoint::args::CheckpointArgs;
-use crate::device::DeviceName;
-use crate::gradients::GradientArgs;
 use crate::model::args::ModelArgs;
-use crate::observe::ObserveArgs;
-use crate::optim::args::OptimArgs;
-use crate::precision::Precision;
+use crate::rank::device::DeviceName;
+use crate::report::observer::ObserveArgs;
+use crate::train::gradients::GradientArgs;
+use crate::train::optim::args::OptimArgs;
+use crate::train::precision::Precision;
 
 /// Train a model on a Parquet dataset that the cache streams, on one or several ranks.
 #[derive(Debug, Clone, Parser)]
 #[command(name = "forebay-train", version)]
 pub struct Settings {
     #[command(flatten)]
-    #[expect(missing_docs, reason = "documented at its type")]
     pub access: AccessArgs,
 
     /// Dataset to train on: s3://bucket/prefix or file:///folder
@@ -51,10 +50,8 @@ pub struct Settings {
     #[arg(long, value_name = "FROM:TO", requires = "test")]
     pub test_split: Option<Split>,
     #[command(flatten)]
-    #[expect(missing_docs, reason = "documented at its type")]
     pub model: ModelArgs,
     #[command(flatten)]
-    #[expect(missing_docs, reason = "documented at its type")]
     pub optim: OptimArgs,
     /// What the network computes in
     #[arg(long, value_enum, default_value_t)]
@@ -110,13 +107,10 @@ pub struct Settings {
     #[arg(long, value_name = "FILE")]
     pub report: Option<PathBuf>,
     #[command(flatten)]
-    #[expect(missing_docs, reason = "documented at its type")]
     pub gradients: GradientArgs,
     #[command(flatten)]
-    #[expect(missing_docs, reason = "documented at its type")]
     pub checkpoint: CheckpointArgs,
     #[command(flatten)]
-    #[expect(missing_docs, reason = "documented at its type")]
     pub observe: ObserveArgs,
 }
 
@@ -136,7 +130,7 @@ const MS_MAX: f64 = 3_600_000.0;
 /// Segments mixed unless told otherwise: enough for training, while a rank holds four segments' rows at most.
 const WINDOW: u32 = 4;
 
-/// `--batch auto`, which [`crate::fit`] replaces before the training begins. No batch has as many rows.
+/// `--batch auto`, which [`crate::train::batch_finder`] replaces before the training begins. No batch has as many rows.
 pub const AUTO_BATCH: u64 = u64::MAX;
 
 impl Settings {

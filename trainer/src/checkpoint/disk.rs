@@ -14,7 +14,7 @@ use tch::{TchError, Tensor};
 use xxhash_rust::xxh3::{Xxh3, xxh3_128};
 
 use super::meta::FORMAT;
-use super::{Checkpoint, Meta, Named};
+use super::{Checkpoint, Meta, NamedTensors};
 
 /// Directories that are being written begin so.
 pub(super) const UNFINISHED: &str = ".writing-";
@@ -106,7 +106,7 @@ fn write_files(folder: &Path, checkpoint: &Checkpoint) -> Result<()> {
     Ok(flush(folder)?)
 }
 
-fn write_tensors(file: &Path, tensors: &Named) -> Result<()> {
+fn write_tensors(file: &Path, tensors: &NamedTensors) -> Result<()> {
     Ok(Tensor::write_safetensors(tensors, file)?)
 }
 
@@ -115,7 +115,7 @@ pub fn read(place: &Path) -> Result<Checkpoint, Damage> {
     verify(place).map_err(Damage::of)?;
     let meta = read_meta(place)?;
     let tensors = |file: &str| Tensor::read_safetensors(place.join(file)).map_err(anyhow::Error::from);
-    let both = || -> Result<(Named, Named)> { Ok((tensors(WEIGHTS)?, tensors(TRAINING)?)) };
+    let both = || -> Result<(NamedTensors, NamedTensors)> { Ok((tensors(WEIGHTS)?, tensors(TRAINING)?)) };
     let (weights, training) = both().map_err(Damage::of)?;
     Ok(Checkpoint { meta, weights, training })
 }

@@ -5,7 +5,7 @@ use forebay_proto::digest::OrderDigest;
 use forebay_proto::state::LoaderState;
 use serde::{Deserialize, Serialize};
 
-use crate::learning::TrainerSettings;
+use crate::train::hyperparams::Hyperparams;
 
 /// The form of checkpoints that this build writes and reads.
 pub const FORMAT: u32 = 1;
@@ -52,7 +52,7 @@ pub struct Meta {
     pub global_batch: u64,
     /// How that run learnt; not in checkpoints of the first builds, nor of the loader alone.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub settings: Option<TrainerSettings>,
+    pub settings: Option<Hyperparams>,
 }
 
 /// What was seen of an epoch, over all ranks and all restarts.
@@ -75,6 +75,11 @@ impl EpochSeen {
     /// Nothing of this epoch.
     pub fn none(epoch: u64) -> Self {
         Self { epoch, samples: 0, steps: 0, order_digest: OrderDigest::default().to_string(), loss_sum: 0.0 }
+    }
+
+    /// What `epochs` say of one of them; nothing if they do not have it.
+    pub fn find(epochs: &[Self], epoch: u64) -> Self {
+        epochs.iter().find(|seen| seen.epoch == epoch).cloned().unwrap_or_else(|| Self::none(epoch))
     }
 
     /// The digest.
@@ -127,18 +132,13 @@ impl Meta {
     }
 
     /// The same with how the run learns.
-    pub fn with(self, settings: Option<TrainerSettings>) -> Self {
+    pub fn with(self, settings: Option<Hyperparams>) -> Self {
         Self { settings, ..self }
     }
 
     /// Where the run stood.
     pub fn state(&self) -> Result<LoaderState> {
         Ok(LoaderState::from_bytes(&unhex(&self.loader_state)?)?)
-    }
-
-    /// What was seen of an epoch.
-    pub fn seen(&self, epoch: u64) -> EpochSeen {
-        self.epochs.iter().find(|seen| seen.epoch == epoch).cloned().unwrap_or_else(|| EpochSeen::none(epoch))
     }
 
     /// Refuses a run that it does not belong to, naming what differs.

@@ -5,7 +5,7 @@ use forebay_c10d::ProcessGroup;
 use serde::{Deserialize, Serialize};
 use tch::{Device, Kind, Tensor};
 
-use super::{Checkpoint, Meta, Named};
+use super::{Checkpoint, Meta, NamedTensors};
 
 /// What travels ahead of the tensors.
 #[derive(Serialize, Deserialize)]
@@ -68,7 +68,7 @@ pub fn share(group: &ProcessGroup, own: Option<Checkpoint>) -> Result<Option<Che
     }))
 }
 
-fn shapes(tensors: &Named) -> Vec<Shape> {
+fn shapes(tensors: &NamedTensors) -> Vec<Shape> {
     let shape = |(name, tensor): &(String, Tensor)| {
         Shape(name.clone(), format!("{:?}", tensor.kind()), tensor.size())
     };
@@ -80,7 +80,7 @@ fn empty(bytes: i64) -> Tensor {
 }
 
 /// Tensors travel as bytes, for gloo does not know every kind.
-fn tensors(group: &ProcessGroup, shapes: &[Shape], own: Option<Named>) -> Result<Named> {
+fn tensors(group: &ProcessGroup, shapes: &[Shape], own: Option<NamedTensors>) -> Result<NamedTensors> {
     let mut all = Vec::with_capacity(shapes.len());
     for (at, Shape(name, kind, sizes)) in shapes.iter().enumerate() {
         let known = KINDS.into_iter().find(|known| format!("{known:?}") == *kind);

@@ -8,10 +8,11 @@ use forebay_proto::plan::{PlanKey, Shuffle};
 use forebay_proto::state::LoaderState;
 use tch::Kind;
 
+use super::disk::{Damage, read, write};
 use super::*;
-use crate::learning::TrainerSettings;
-use crate::optim::OptimizerSettings;
-use crate::precision::Precision;
+use crate::train::hyperparams::Hyperparams;
+use crate::train::optim::OptimizerSettings;
+use crate::train::precision::Precision;
 
 fn identity() -> Identity {
     Identity {
@@ -62,8 +63,8 @@ fn what_is_written_is_read() {
     assert!(place.ends_with("step-0000000012"));
     same(&read(&place).unwrap(), &one);
     assert_eq!(one.meta.state().unwrap().samples_done, 1200);
-    assert_eq!(one.meta.seen(1).samples, 1200);
-    assert_eq!(one.meta.seen(9), EpochSeen::none(9));
+    assert_eq!(EpochSeen::find(&one.meta.epochs, 1).samples, 1200);
+    assert_eq!(EpochSeen::find(&one.meta.epochs, 9).samples, 0);
     // Once more, in its place.
     same(&read(&write(folder.path(), &one).unwrap()).unwrap(), &one);
     let left: Vec<_> = std::fs::read_dir(folder.path()).unwrap().flatten().collect();
@@ -72,14 +73,14 @@ fn what_is_written_is_read() {
 
 #[test]
 fn how_a_run_learnt_is_kept_and_need_not_be() {
-    use crate::optim::schedule::{Schedule, Shape};
+    use crate::train::schedule::{Schedule, Shape};
     let folder = tempfile::tempdir().unwrap();
     let old = checkpoint(1);
     let place = write(folder.path(), &old).unwrap();
     // As the first builds wrote it.
     assert!(!std::fs::read_to_string(place.join("checkpoint.json")).unwrap().contains("settings"));
     same(&read(&place).unwrap(), &old);
-    let settings = TrainerSettings {
+    let settings = Hyperparams {
         optimizer: OptimizerSettings::AdamW {
             betas: (0.9, 0.99),
             eps: 1e-8,
@@ -241,15 +242,15 @@ fn a_checkpoint_that_cannot_be_written_is_an_error() {
 
 #[test]
 fn state_goes_back_into_living_tensors_only_if_it_fits() {
-    let living: Named = vec![("w".into(), Tensor::zeros([2], (Kind::Float, Device::Cpu)))];
+    let living: NamedTensors = vec![("w".into(), Tensor::zeros([2], (Kind::Float, Device::Cpu)))];
     let saved = snapshot(vec![("w".into(), Tensor::from_slice(&[1f32, 2.0]))]);
     restore("parameter", &living, &saved).unwrap();
     assert_eq!(Vec::<f32>::try_from(&living[0].1).unwrap(), [1.0, 2.0]);
-    let error = |from: &Named| restore("parameter", &living, from).unwrap_err().to_string();
+    let error = |from: &NamedTensors| restore("parameter", &living, from).unwrap_err().to_string();
     assert_eq!(error(&vec![]), "the checkpoint lacks parameter `w`");
-    let larger: Named = vec![("w".into(), Tensor::zeros([3], (Kind::Float, Device::Cpu)))];
+    let larger: NamedTensors = vec![("w".into(), Tensor::zeros([3], (Kind::Float, Device::Cpu)))];
     assert_eq!(error(&larger), "parameter `w` has the shape [3] in the checkpoint, but [2] in this run");
-    let more: Named = vec![("v".into(), Tensor::zeros([3], (Kind::Float, Device::Cpu)))];
+    let more: NamedTensors = vec![("v".into(), Tensor::zeros([3], (Kind::Float, Device::Cpu)))];
     assert_eq!(error(&more), "the checkpoint has parameter `v`, this run has not");
 }
 

@@ -29,11 +29,6 @@ impl Preparer {
         Ok(Self { columns, decoder, vary })
     }
 
-    /// The columns that it takes.
-    pub fn columns(&self) -> &Columns {
-        &self.columns
-    }
-
     /// Whether inputs take work worth doing ahead of their step.
     pub fn decodes(&self) -> bool {
         self.decoder.is_some()

@@ -50,7 +50,6 @@ pub struct ModelArgs {
     #[arg(long, value_name = "N", default_value_t = 128)]
     pub width: i64,
     #[command(flatten)]
-    #[expect(missing_docs, reason = "documented at its type")]
     pub image: ImageArgs,
 }
 

@@ -43,13 +43,8 @@ pub(super) fn columns(args: &ModelArgs) -> Columns {
 }
 
 impl ConvNet {
-    /// A fresh network, its parameters drawn from `seed`.
-    pub fn new(seed: u64, device: Device) -> Self {
-        super::seeded(seed, || Self::fresh(device))
-    }
-
-    /// The same, drawn from libtorch's generator as it is.
-    pub(super) fn fresh(device: Device) -> Self {
+    /// A fresh network, its parameters drawn from libtorch's generator as it is.
+    pub fn fresh(device: Device) -> Self {
         let mut vs = VarStore::new(Device::Cpu);
         let root = vs.root();
         let conv = |stride| nn::ConvConfig { stride, padding: 1, ..Default::default() };

@@ -6,13 +6,13 @@ use tch::nn::ModuleT;
 
 use crate::input::Role;
 use crate::input::image::{ImageSettings, Normalise, Source};
-use crate::learning::TrainerSettings;
 use crate::model::mlp::Task;
-use crate::optim::OptimizerSettings;
-use crate::optim::schedule::{Schedule, Shape};
-use crate::precision::Precision;
-use crate::timing::Stopwatch;
-use crate::train::{At, Trainer};
+use crate::report::timing::Stopwatch;
+use crate::train::hyperparams::Hyperparams;
+use crate::train::optim::OptimizerSettings;
+use crate::train::precision::Precision;
+use crate::train::schedule::{Schedule, Shape};
+use crate::train::step::{At, Trainer};
 
 const CPU: Device = Device::Cpu;
 
@@ -83,7 +83,7 @@ fn trainer_in(
     let decay_all = false;
     let optimizer = OptimizerSettings::AdamW { betas: (0.9, 0.99), eps: 1e-8, weight_decay: 0.01, decay_all };
     let schedule = Schedule { lr, shape: Shape::Constant, warmup_steps: None, steps: 100 };
-    let settings_ = TrainerSettings { optimizer, schedule, clip_norm: Some(10.0), accumulate, precision };
+    let settings_ = Hyperparams { optimizer, schedule, clip_norm: Some(10.0), accumulate, precision };
     Trainer::new(group, settings.build(3, CPU).unwrap(), settings_, &DdpSettings::default()).unwrap()
 }
 

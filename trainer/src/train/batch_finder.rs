@@ -4,7 +4,7 @@
 //! of its own that nobody keeps, and without talking to the other ranks: one that ran out of memory could not answer
 //! them. What fits on all ranks is then compared by speed, the slowest rank's. All ranks come to the same answer.
 
-pub mod memory;
+pub(crate) mod memory;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Instant;
@@ -17,8 +17,8 @@ use tch::{Cuda, Device, Kind, Tensor};
 use self::memory::{forget_peak, peak_bytes};
 use crate::input::Input;
 use crate::model::{self, Model, ModelSettings};
-use crate::optim::{Optimizer, OptimizerSettings};
-use crate::precision::Precision;
+use crate::train::optim::{Optimizer, OptimizerSettings};
+use crate::train::precision::Precision;
 
 /// Rows per rank at most: beyond that a step is no longer one.
 const ROWS_MAX: u64 = 1 << 14;
@@ -27,7 +27,7 @@ const RUNS: usize = 4;
 
 /// What is tried.
 #[derive(Debug, Clone)]
-pub struct Fit<'a> {
+pub struct BatchFinder<'a> {
     /// The ranks that must agree.
     pub group: &'a ProcessGroup,
     /// The model.
@@ -51,17 +51,17 @@ pub const SAMPLE_ROWS: u64 = 64;
 
 /// One candidate.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Tried {
+pub struct Trial {
     /// Rows per rank and pass.
     pub rows: u64,
     /// Samples per second over all ranks; `None` = it does not fit.
     pub samples_per_s: Option<f64>,
 }
 
-impl Fit<'_> {
+impl BatchFinder<'_> {
     /// Tries candidates on the rows of `sample`, repeated as needed, for a dataset of which each rank has `rows` in an
     /// epoch. Gives all that were tried; collective.
-    pub fn try_all(&self, sample: &Input, rows: u64) -> Result<Vec<Tried>> {
+    pub fn try_all(&self, sample: &Input, rows: u64) -> Result<Vec<Trial>> {
         let mut tried = Vec::new();
         let least = self.model.rows_min().max(1) as u64;
         let mut rows_now = least.next_power_of_two();
@@ -73,7 +73,7 @@ impl Fit<'_> {
             let seconds = self.agreed(seconds, Op::Max)?;
             let world = self.group.world() as f64;
             let samples_per_s = seconds.is_finite().then(|| world * rows_now as f64 / seconds);
-            tried.push(Tried { rows: rows_now, samples_per_s });
+            tried.push(Trial { rows: rows_now, samples_per_s });
             // On the CPU nothing fails before the machine does: the next one is not tried if it may be too large.
             // What does not grow with the rows is counted twice too.
             let next_fits = self.device != Device::Cpu || peak.saturating_mul(2) <= self.memory_bytes;
@@ -86,8 +86,8 @@ impl Fit<'_> {
     }
 
     /// The rows of a rank's step, all passes together.
-    pub fn choose(&self, tried: &[Tried]) -> Result<u64> {
-        let speed = |tried: &Tried| tried.samples_per_s.unwrap_or(0.0);
+    pub fn choose(&self, tried: &[Trial]) -> Result<u64> {
+        let speed = |tried: &Trial| tried.samples_per_s.unwrap_or(0.0);
         let best = tried.iter().max_by(|a, b| speed(a).total_cmp(&speed(b)));
         let best = best.filter(|best| best.samples_per_s.is_some());
         let best = best.context("--batch auto: not even the smallest batch fits into the memory")?;
@@ -180,11 +180,11 @@ fn is_lack_of_memory(words: &str) -> bool {
 }
 
 /// The table for people.
-pub fn table(tried: &[Tried], world: usize, chosen: u64) -> String {
+pub fn table(tried: &[Trial], world: usize, chosen: u64) -> String {
     let mut table = Table::new();
     table.load_preset(presets::UTF8_FULL_CONDENSED).set_header(["rows per rank and pass", "samples/s", ""]);
     let most = tried.iter().filter_map(|tried| tried.samples_per_s).fold(0.0, f64::max);
-    for Tried { rows, samples_per_s } in tried {
+    for Trial { rows, samples_per_s } in tried {
         let (speed, note) = match samples_per_s {
             None => ("-".to_owned(), "too large"),
             Some(speed) if *speed == most => (format!("{speed:.0}"), "chosen"),
@@ -220,8 +220,8 @@ mod tests {
     }
 
     /// The convnet with plain SGD, one pass a step, and all the memory that it wants.
-    fn fit<'a>(group: &'a ProcessGroup, ddp: &'a DdpSettings) -> Fit<'a> {
-        Fit {
+    fn fit<'a>(group: &'a ProcessGroup, ddp: &'a DdpSettings) -> BatchFinder<'a> {
+        BatchFinder {
             group,
             model: &ModelSettings::Convnet,
             device: Device::Cpu,
@@ -246,9 +246,9 @@ mod tests {
         let tried = fit.try_all(&sample, 20).unwrap();
         assert_eq!(tried.iter().map(|tried| tried.rows).collect::<Vec<_>>(), [1, 2, 4, 8, 16]);
         assert!(tried.iter().all(|tried| tried.samples_per_s > Some(0.0)));
-        assert_eq!(Fit { memory_bytes: 1, ..fit.clone() }.try_all(&sample, 20).unwrap().len(), 1);
+        assert_eq!(BatchFinder { memory_bytes: 1, ..fit.clone() }.try_all(&sample, 20).unwrap().len(), 1);
 
-        let tried = |rows, samples_per_s| Tried { rows, samples_per_s };
+        let tried = |rows, samples_per_s| Trial { rows, samples_per_s };
         let all = [tried(1, Some(10.0)), tried(2, Some(30.0)), tried(4, Some(20.0)), tried(8, None)];
         assert_eq!(fit.choose(&all).unwrap(), 6, "two rows in each of three passes");
         let text = table(&all, 2, 6);
@@ -286,7 +286,7 @@ mod tests {
     #[test]
     fn lack_of_memory_has_several_names() {
         for words in [
-            "CUDA out of memory. Tried to allocate 2.00 GiB",
+            "CUDA out of memory. Trial to allocate 2.00 GiB",
             "[enforce fail at alloc_cpu.cpp:118] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate",
             "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
             "cuDNN error: CUDNN_STATUS_ALLOC_FAILED",

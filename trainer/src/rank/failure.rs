@@ -17,8 +17,8 @@ use std::time::SystemTime;
 use anyhow::{Result, anyhow};
 use serde_json::{Value, json};
 
-use crate::place::Place;
-use crate::stop::StoppedByPeer;
+use crate::rank::env::RankEnv;
+use crate::rank::stop::StoppedByPeer;
 
 /// Exit code of a rank that ended because a peer did, or was told to.
 pub const PEER_LOST: u8 = 3;
@@ -30,27 +30,27 @@ pub const ERROR_FILE: &str = "TORCHELASTIC_ERROR_FILE";
 pub const PREFIX: &str = "forebay-train: ";
 
 /// Ends a rank: reports the error, if any, and gives the exit code.
-pub fn end_rank(place: &Place, result: Result<()>) -> ExitCode {
+pub fn end_rank(env: &RankEnv, result: Result<()>) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) => ExitCode::from(report(place, &error)),
+        Err(error) => ExitCode::from(report(env, &error)),
     }
 }
 
 /// Ends a rank in the middle of whatever it does, which may never return: a peer is lost.
-pub fn end_now(place: &Place, lost: forebay_c10d::Error) -> ! {
-    forebay_c10d::exit(report(place, &lost.into()))
+pub fn end_now(env: &RankEnv, lost: forebay_c10d::Error) -> ! {
+    forebay_c10d::exit(report(env, &lost.into()))
 }
 
 /// Tells why a rank fails; gives its exit code.
-fn report(place: &Place, error: &anyhow::Error) -> u8 {
+fn report(env: &RankEnv, error: &anyhow::Error) -> u8 {
     let message = one_line(error);
     if let Some(file) = std::env::var_os(ERROR_FILE) {
         // Nobody is left to be told if this fails; the exit code still says that the rank failed.
         let _ = write(Path::new(&file), &message);
     }
-    if place.launcher.is_none() {
-        eprintln!("forebay-train: {}: {message}", rank_name(place.rank, place.world));
+    if env.launcher.is_none() {
+        eprintln!("forebay-train: {}: {message}", rank_name(env.rank, env.world));
     }
     if peer_lost(error) { PEER_LOST } else { 1 }
 }

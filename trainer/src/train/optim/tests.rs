@@ -6,11 +6,11 @@ use tch::nn::{self, OptimizerConfig};
 const SHAPES: [&[i64]; 3] = [&[5, 7], &[7], &[3, 2, 3]];
 
 /// Parameters and, beside them, the same in a store of tch's.
-fn twins() -> (Vec<Named>, nn::VarStore) {
+fn twins() -> (Vec<NamedTensor>, nn::VarStore) {
     seeded(11, drawn_twins)
 }
 
-fn drawn_twins() -> (Vec<Named>, nn::VarStore) {
+fn drawn_twins() -> (Vec<NamedTensor>, nn::VarStore) {
     let vs = nn::VarStore::new(Device::Cpu);
     let root = vs.root();
     let mut parameters = Vec::new();
@@ -22,7 +22,7 @@ fn drawn_twins() -> (Vec<Named>, nn::VarStore) {
     (parameters, vs)
 }
 
-fn plain(parameters: &[Named]) -> Vec<Tensor> {
+fn plain(parameters: &[NamedTensor]) -> Vec<Tensor> {
     parameters.iter().map(|(_, tensor)| tensor.shallow_clone()).collect()
 }
 
@@ -59,7 +59,7 @@ fn difference<C: OptimizerConfig>(settings: OptimizerSettings, theirs: C) -> f64
     worst
 }
 
-fn clone(named: &Named) -> Named {
+fn clone(named: &NamedTensor) -> NamedTensor {
     (named.0.clone(), named.1.shallow_clone())
 }
 
@@ -153,8 +153,9 @@ fn a_state_of_something_else_is_refused_and_changes_nothing() {
     let mut first = make(sgd);
     set_gradients(&plain(&parameters), 0);
     first.step(0.1).unwrap();
-    let refused =
-        |optimizer: &mut Optimizer, state: Vec<Named>| optimizer.load_state(&state).unwrap_err().to_string();
+    let refused = |optimizer: &mut Optimizer, state: Vec<NamedTensor>| {
+        optimizer.load_state(&state).unwrap_err().to_string()
+    };
 
     let error = refused(&mut make(adam), first.state());
     assert!(error.contains("has 0 tensors for `p0` after 1 steps, not 2"), "{error}");

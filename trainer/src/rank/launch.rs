@@ -16,9 +16,9 @@ use anyhow::{Context, Result, bail};
 use forebay_c10d::Store;
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::failure::{self, ERROR_FILE, PEER_LOST, rank_name};
-use crate::place::{LAUNCHER, RESTART_COUNT};
-use crate::stop::Told;
+use crate::rank::env::{LAUNCHER, RESTART_COUNT};
+use crate::rank::failure::{self, ERROR_FILE, PEER_LOST, rank_name};
+use crate::rank::stop::Told;
 
 /// How long the other ranks have, after the first failure, to end by themselves and to say why.
 const GRACE: Duration = Duration::from_secs(2);

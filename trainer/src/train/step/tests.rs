@@ -7,10 +7,11 @@ use tch::Device;
 use crate::input::Role;
 use crate::model::convnet::ConvNet;
 use crate::model::mlp::{MlpSettings, Task};
-use crate::optim::OptimizerSettings;
-use crate::optim::schedule::{Schedule, Shape};
-use crate::precision::Precision;
-use crate::timing::{EpochTimes, Ledger, StepTimes};
+use crate::model::seeded;
+use crate::report::timing::{EpochTimes, Ledger, StepTimes};
+use crate::train::optim::OptimizerSettings;
+use crate::train::precision::Precision;
+use crate::train::schedule::{Schedule, Shape};
 
 fn group() -> ProcessGroup {
     let timeout = Duration::from_secs(10);
@@ -24,18 +25,18 @@ fn input(rows: i64) -> Input {
     Input::new(rows, vec![(Role::Image, images), (Role::Label, labels)], None)
 }
 
-fn settings(lr: f64, steps: u64) -> TrainerSettings {
+fn settings(lr: f64, steps: u64) -> Hyperparams {
     let optimizer = OptimizerSettings::Sgd { momentum: 0.9, nesterov: true, weight_decay: 1e-4 };
     let schedule = Schedule { lr, shape: Shape::OneCycle, warmup_steps: None, steps };
-    TrainerSettings { optimizer, schedule, clip_norm: None, accumulate: 1, precision: Precision::Fp32 }
+    Hyperparams { optimizer, schedule, clip_norm: None, accumulate: 1, precision: Precision::Fp32 }
 }
 
 fn ddp() -> DdpSettings {
     DdpSettings { sample_every: 1, ..Default::default() }
 }
 
-fn trainer(group: &ProcessGroup, settings: TrainerSettings) -> Trainer {
-    Trainer::new(group, Box::new(ConvNet::new(3, Device::Cpu)), settings, &ddp()).unwrap()
+fn trainer(group: &ProcessGroup, settings: Hyperparams) -> Trainer {
+    Trainer::new(group, Box::new(seeded(3, || ConvNet::fresh(Device::Cpu))), settings, &ddp()).unwrap()
 }
 
 #[test]
@@ -71,7 +72,7 @@ fn training_lowers_the_loss_and_is_reproducible() {
         hashes.push(model::parameter_hash(trainer.model().vars()));
     }
     assert_eq!(hashes[0], hashes[1]);
-    assert_ne!(hashes[0], model::parameter_hash(ConvNet::new(3, Device::Cpu).vars()));
+    assert_ne!(hashes[0], model::parameter_hash(seeded(3, || ConvNet::fresh(Device::Cpu)).vars()));
 }
 
 #[test]
@@ -92,7 +93,7 @@ fn passes_of_any_number_give_the_step_of_all_rows() {
     let tensors = [Role::Image, Role::Label].map(|role| (role, whole.get(role).unwrap().shallow_clone()));
     let input = Input::new(13, tensors.into(), Some(mask));
     let run = |accumulate| {
-        let mut trainer = trainer(&group, TrainerSettings { accumulate, ..settings(0.05, 4) });
+        let mut trainer = trainer(&group, Hyperparams { accumulate, ..settings(0.05, 4) });
         let losses =
             trainer.step(&input, At { epoch: 0, step: 0, samples: 10 }, &mut Stopwatch::start()).unwrap();
         (losses, trainer.parameters.iter().map(|p| p.detach().copy()).collect::<Vec<_>>())
@@ -137,7 +138,7 @@ fn passes_on_two_ranks_add_up_to_the_gradient_of_the_big_batch() {
         on_ranks(world, move |group| {
             let rows = ROWS / world as i64;
             let own = input(ROWS).narrow(group.rank() as i64 * rows, rows);
-            let mut trainer = trainer(&group, TrainerSettings { accumulate, ..settings(0.05, 4) });
+            let mut trainer = trainer(&group, Hyperparams { accumulate, ..settings(0.05, 4) });
             trainer
                 .step(&own, At { epoch: 0, step: 0, samples: ROWS as u64 }, &mut Stopwatch::start())
                 .unwrap();
@@ -164,7 +165,7 @@ fn a_step_whose_gradients_overflow_on_one_rank_is_skipped_on_all() {
     const FIRST: f64 = (1u64 << 30) as f64;
     let seen = on_ranks(2, |group| -> Vec<Seen> {
         let precision = Precision::Fp16;
-        let mut trainer = trainer(&group, TrainerSettings { precision, ..settings(0.05, 100) });
+        let mut trainer = trainer(&group, Hyperparams { precision, ..settings(0.05, 100) });
         let state: Vec<_> =
             trainer.state().iter().map(|(name, tensor)| (name.clone(), tensor.copy())).collect();
         let scaled = |(name, tensor): (String, Tensor)| match name.as_str() {
@@ -191,7 +192,7 @@ fn a_step_whose_gradients_overflow_on_one_rank_is_skipped_on_all() {
     });
     assert_eq!(seen[0], seen[1], "the ranks go on alike");
     let all = &seen[0];
-    let untouched = model::parameter_hash(ConvNet::new(3, Device::Cpu).vars());
+    let untouched = model::parameter_hash(seeded(3, || ConvNet::fresh(Device::Cpu)).vars());
     let (mut scale, mut skipped, mut hash, mut state) = (FIRST, 0, untouched, vec![0.0; all[0].3.len()]);
     for (step, now) in all.iter().enumerate() {
         match now.1 - skipped {

@@ -5,7 +5,7 @@
 use std::io::{IsTerminal, Write, stderr};
 use std::time::{Duration, Instant};
 
-use crate::account::Tally;
+use crate::report::epoch_stats::Tally;
 
 const EVERY_ON_TERMINAL: Duration = Duration::from_millis(100);
 const EVERY_IN_LOG: Duration = Duration::from_secs(5);

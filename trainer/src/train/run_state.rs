@@ -5,12 +5,12 @@ use forebay_c10d::ProcessGroup;
 use forebay_proto::digest::OrderDigest;
 use serde::Serialize;
 
-use crate::account::Tally;
 use crate::checkpoint::{EpochSeen, Meta, digest_of};
+use crate::report::epoch_stats::Tally;
 
 /// A run, from its first step to where it is.
 #[derive(Debug, Clone, Default)]
-pub struct Standing {
+pub struct RunState {
     /// Steps taken.
     pub step: u64,
     /// What was seen of each epoch by the end of its last stretch. Of the one under way, what this process has not seen
@@ -35,7 +35,7 @@ pub struct Resumed {
     pub global_batch: u64,
 }
 
-impl Standing {
+impl RunState {
     /// A run that goes on from a checkpoint.
     pub fn of(meta: &Meta) -> Result<Self> {
         let state = meta.state()?;
@@ -51,8 +51,7 @@ impl Standing {
 
     /// What was seen of an epoch before this process took it up.
     pub fn before(&self, epoch: u64) -> EpochSeen {
-        let seen = self.epochs.iter().find(|seen| seen.epoch == epoch);
-        seen.cloned().unwrap_or_else(|| EpochSeen::none(epoch))
+        EpochSeen::find(&self.epochs, epoch)
     }
 
     /// The epoch from which this process goes on, and the samples of it that are done.

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use forebay_c10d::Store;
 
-use crate::place::Place;
+use crate::rank::env::RankEnv;
 
 /// How often rank 0 looks for those who have not come.
 const POLL: Duration = Duration::from_millis(20);
@@ -28,15 +28,15 @@ const WRONG: &str = "forebay/wrong";
 const MET: &str = "forebay/met";
 
 /// The store, for these ranks alone; `timeout` bounds this and each request to the store later. Collective.
-pub fn join(place: &Place, timeout: Duration) -> Result<Store> {
-    let Place { rank, world, master_addr: host, master_port: port, .. } = place;
+pub fn join(env: &RankEnv, timeout: Duration) -> Result<Store> {
+    let RankEnv { rank, world, master_addr: host, master_port: port, .. } = env;
     let at = || format!("MASTER_ADDR={host}, MASTER_PORT={port}");
-    if place.agent_store {
+    if env.agent_store {
         let store = Store::tcp(host, *port, *world, false, timeout).with_context(at)?;
         return name(&store, *rank, *world, timeout);
     }
     // It begins and ends with the ranks.
-    if place.is_first() {
+    if env.is_first() {
         let store = Store::host(host, *port, timeout).with_context(at)?.served_by(0);
         gather(&store, *world, timeout)?;
         return Ok(store);
@@ -185,12 +185,12 @@ mod tests {
 
     const TIMEOUT: Duration = Duration::from_secs(120);
 
-    fn place(server: &Store, rank: usize, world: usize) -> Place {
+    fn env(server: &Store, rank: usize, world: usize) -> RankEnv {
         place_at(server.port().unwrap(), rank, world, true)
     }
 
-    fn place_at(master_port: u16, rank: usize, world: usize, agent_store: bool) -> Place {
-        Place {
+    fn place_at(master_port: u16, rank: usize, world: usize, agent_store: bool) -> RankEnv {
+        RankEnv {
             rank,
             world,
             local_rank: 0,
@@ -207,11 +207,11 @@ mod tests {
     /// All ranks of a start; gives what each saw of the others.
     fn start(server: &Store, world: usize) -> Vec<Vec<String>> {
         let rank = |rank: usize| {
-            let place = place(server, rank, world);
+            let env = env(server, rank, world);
             move || {
                 // In any order.
                 sleep(Duration::from_millis(40 * ((rank as u64 * 7) % 3)));
-                let store = join(&place, TIMEOUT).unwrap();
+                let store = join(&env, TIMEOUT).unwrap();
                 if rank == 0 {
                     assert!(!store.contains("met").unwrap(), "an earlier start's");
                     store.set("met", b"").unwrap();
@@ -244,18 +244,18 @@ mod tests {
     #[test]
     fn ranks_that_do_not_come_are_named() {
         let server = Store::serve(1, TIMEOUT).unwrap();
-        let error = join(&place(&server, 0, 3), Duration::from_secs(3)).unwrap_err();
+        let error = join(&env(&server, 0, 3), Duration::from_secs(3)).unwrap_err();
         assert_eq!(error.to_string(), "these ranks have not come to the store: 1, 2");
         let port = free_port();
         let of_four = |rank| place_at(port, rank, 4, false);
         let ours = together([(of_four(0), Duration::from_secs(8)), (of_four(2), TIMEOUT)]);
         let launchers = Store::serve(1, TIMEOUT).unwrap();
-        let of_four = |rank| place(&launchers, rank, 4);
+        let of_four = |rank| env(&launchers, rank, 4);
         let theirs = together([(of_four(0), Duration::from_secs(8)), (of_four(2), TIMEOUT)]);
         for error in [ours, theirs].concat() {
             assert_eq!(error, "these ranks have not come to the store: 1, 3");
         }
-        let error = join(&place(&server, 1, 3), Duration::from_secs(3)).unwrap_err();
+        let error = join(&env(&server, 1, 3), Duration::from_secs(3)).unwrap_err();
         assert_eq!(error.to_string(), "rank 0 has not answered at the store");
     }
 
@@ -270,10 +270,10 @@ mod tests {
     }
 
     /// What those who join in vain are told.
-    fn together<const N: usize>(places: [(Place, Duration); N]) -> [String; N] {
+    fn together<const N: usize>(places: [(RankEnv, Duration); N]) -> [String; N] {
         let began = Instant::now();
         let threads =
-            places.map(|(place, timeout)| std::thread::spawn(move || join(&place, timeout).unwrap_err()));
+            places.map(|(env, timeout)| std::thread::spawn(move || join(&env, timeout).unwrap_err()));
         let told = threads.map(|thread| format!("{:#}", thread.join().unwrap()));
         assert!(began.elapsed() < TIMEOUT / 2, "took {:?}: {told:?}", began.elapsed());
         told
@@ -285,8 +285,8 @@ mod tests {
             let server = agent_store.then(|| Store::serve(1, TIMEOUT).unwrap());
             for (first, second) in [(2, 3), (3, 2)] {
                 let port = server.as_ref().map_or_else(free_port, |server| server.port().unwrap());
-                let place = |rank, world| (place_at(port, rank, world, agent_store), TIMEOUT);
-                for error in together([place(0, first), place(1, second)]) {
+                let env = |rank, world| (place_at(port, rank, world, agent_store), TIMEOUT);
+                for error in together([env(0, first), env(1, second)]) {
                     let expected = format!(
                         "rank 1 has WORLD_SIZE={second}, but rank 0 has WORLD_SIZE={first}: start all with the same"
                     );

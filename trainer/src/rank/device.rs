@@ -13,9 +13,9 @@ use forebay_c10d::{Cuda, Event, NcclSettings, ProcessGroup, Store, Stream, copy_
 use tch::{Device, Tensor};
 
 use crate::input::Input;
-use crate::meet::FAREWELL;
-use crate::place::Place;
-use crate::rank::say;
+use crate::rank::env::RankEnv;
+use crate::rank::rendezvous::FAREWELL;
+use crate::rank::session::say;
 
 /// What `--device` takes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
@@ -59,30 +59,30 @@ impl Compute {
 
     /// Opens the plugin if a GPU is asked for, before anything else asks libtorch about CUDA. With `auto` all ranks come
     /// to the same device, by way of `store`; rank 0 says which, and why.
-    pub fn open(name: DeviceName, place: &Place, store: &Store) -> Result<Self> {
+    pub fn open(name: DeviceName, env: &RankEnv, store: &Store) -> Result<Self> {
         match name {
             DeviceName::Cpu => Ok(Self::CPU),
-            DeviceName::Cuda => Self::all(Self::gpu(place), place, store).context("--device cuda"),
-            DeviceName::Auto => Self::agreed(Self::gpu(place), place, store),
+            DeviceName::Cuda => Self::all(Self::gpu(env), env, store).context("--device cuda"),
+            DeviceName::Auto => Self::agreed(Self::gpu(env), env, store),
         }
     }
 
-    fn gpu(place: &Place) -> Result<Self> {
+    fn gpu(env: &RankEnv) -> Result<Self> {
         let cuda = Cuda::load()?;
         ensure!(
-            place.local_rank < cuda.devices(),
+            env.local_rank < cuda.devices(),
             "local rank {} has no GPU of its own: this machine shows {} (one rank per GPU)",
-            place.local_rank,
+            env.local_rank,
             cuda.devices()
         );
-        let device = Device::Cuda(place.local_rank);
+        let device = Device::Cuda(env.local_rank);
         Ok(Self { device, cuda: Some(cuda), copies: Some(Stream::from_pool(device, true)?) })
     }
 
     /// What this rank has found; an error if it or another has found nothing, for no rank can begin without the others.
-    fn all(found: Result<Self>, place: &Place, store: &Store) -> Result<Self> {
-        let lacking = lacking(&found, place, store)?;
-        if !lacking.is_empty() && place.is_first() && place.world > 1 && !place.agent_store {
+    fn all(found: Result<Self>, env: &RankEnv, store: &Store) -> Result<Self> {
+        let lacking = lacking(&found, env, store)?;
+        if !lacking.is_empty() && env.is_first() && env.world > 1 && !env.agent_store {
             // The store goes with this rank; the others read it first.
             std::thread::sleep(FAREWELL);
         }
@@ -92,15 +92,15 @@ impl Compute {
     }
 
     /// What this rank has found if the others have as well, else the processor: one group has one backend.
-    fn agreed(found: Result<Self>, place: &Place, store: &Store) -> Result<Self> {
-        let lacking = lacking(&found, place, store)?;
+    fn agreed(found: Result<Self>, env: &RankEnv, store: &Store) -> Result<Self> {
+        let lacking = lacking(&found, env, store)?;
         let compute = match found {
             Ok(gpu) if lacking.is_empty() => gpu,
             _ => Self::CPU,
         };
-        if place.is_first() {
+        if env.is_first() {
             say(&match lacking.is_empty() {
-                true => format!("--device auto: cuda, for each of {} ranks has a GPU", place.world),
+                true => format!("--device auto: cuda, for each of {} ranks has a GPU", env.world),
                 false => format!("--device auto: cpu, for {lacking}"),
             });
         }
@@ -111,12 +111,12 @@ impl Compute {
     pub fn enter(
         &self,
         group: &ProcessGroup,
-        place: &Place,
+        env: &RankEnv,
         timeout: Duration,
         nccl: &NcclSettings,
     ) -> Result<()> {
         if let Some(cuda) = &self.cuda {
-            cuda.nccl(group, place.local_rank, timeout, nccl)?;
+            cuda.nccl(group, env.local_rank, timeout, nccl)?;
         }
         Ok(())
     }
@@ -181,13 +181,13 @@ impl Stall {
 }
 
 /// Which rank has found no GPU, the first of them, and why; empty if all have. Collective, by way of `store`.
-fn lacking(found: &Result<Compute>, place: &Place, store: &Store) -> Result<String> {
+fn lacking(found: &Result<Compute>, env: &RankEnv, store: &Store) -> Result<String> {
     let key = |rank: usize| format!("device/{rank}");
     let lacks = found.as_ref().err().map(|error| format!("{error:#}")).unwrap_or_default();
-    store.set(&key(place.rank), lacks.as_bytes())?;
-    if place.is_first() {
+    store.set(&key(env.rank), lacks.as_bytes())?;
+    if env.is_first() {
         let mut verdict = Vec::new();
-        for rank in 0..place.world {
+        for rank in 0..env.world {
             let lacks = store.get(&key(rank))?;
             if verdict.is_empty() && !lacks.is_empty() {
                 verdict = [format!("rank {rank}: ").as_bytes(), &lacks].concat();
@@ -203,8 +203,8 @@ mod tests {
     use super::*;
     use crate::input::Role;
 
-    fn place(rank: usize, world: usize) -> Place {
-        Place {
+    fn env(rank: usize, world: usize) -> RankEnv {
+        RankEnv {
             rank,
             world,
             local_rank: 0,
@@ -223,7 +223,7 @@ mod tests {
     #[test]
     fn the_cpu_takes_batches_as_they_are() {
         let store = Store::serve(1, TIMEOUT).unwrap();
-        let compute = Compute::open(DeviceName::Cpu, &place(0, 1), &store).unwrap();
+        let compute = Compute::open(DeviceName::Cpu, &env(0, 1), &store).unwrap();
         let labels = Tensor::from_slice(&[1i64, 2]);
         let input = Input::new(2, vec![(Role::Label, labels.shallow_clone())], None);
         let sent = compute.send(compute.stage(input).unwrap()).unwrap();
@@ -236,7 +236,7 @@ mod tests {
     fn no_plugin_is_an_error_that_names_the_flag_and_a_reason_for_the_cpu() {
         if std::env::var_os(forebay_c10d::PLUGIN_VARIABLE).is_none() {
             let store = Store::serve(1, TIMEOUT).unwrap();
-            let open = |name| Compute::open(name, &place(0, 1), &store);
+            let open = |name| Compute::open(name, &env(0, 1), &store);
             let error = format!("{:#}", open(DeviceName::Cuda).unwrap_err());
             assert!(error.starts_with("--device cuda: load CUDA: "), "{error}");
             assert_eq!(open(DeviceName::Auto).unwrap().device(), Device::Cpu);
@@ -253,7 +253,7 @@ mod tests {
             let rank = |rank: usize| {
                 let store = Store::tcp("127.0.0.1", server.port().unwrap(), 1, false, TIMEOUT).unwrap();
                 let found = if lacking == Some(rank) { Err(anyhow::anyhow!("no GPU")) } else { Ok(gpu) };
-                std::thread::spawn(move || Compute::agreed(found, &place(rank, 3), &store).unwrap().device)
+                std::thread::spawn(move || Compute::agreed(found, &env(rank, 3), &store).unwrap().device)
             };
             let threads: Vec<_> = (0..3).map(rank).collect();
             for thread in threads {
@@ -271,7 +271,7 @@ mod tests {
             let store = Store::tcp("127.0.0.1", server.port().unwrap(), 1, false, TIMEOUT).unwrap();
             let gpu = Compute { device: Device::Cuda(0), ..Compute::CPU };
             let found = if rank == 1 { Err(anyhow::anyhow!("no GPU")) } else { Ok(gpu) };
-            std::thread::spawn(move || Compute::all(found, &place(rank, 3), &store).unwrap_err().to_string())
+            std::thread::spawn(move || Compute::all(found, &env(rank, 3), &store).unwrap_err().to_string())
         };
         let told: Vec<_> =
             (0..3).map(rank).collect::<Vec<_>>().into_iter().map(|t| t.join().unwrap()).collect();

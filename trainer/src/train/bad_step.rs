@@ -14,7 +14,7 @@ const NAMED: usize = 12;
 
 /// A step of one rank.
 #[derive(Debug, Clone, Copy)]
-pub struct Step {
+pub struct BadStep {
     /// Counted from 0.
     pub epoch: u64,
     /// Samples of the epoch that were done before it.
@@ -26,7 +26,7 @@ pub struct Step {
 }
 
 /// The rows (in the dataset, in file order) that the rank took in this step, and the command that shows them.
-pub fn describe(settings: &Settings, dataset: &Dataset, shuffle: Shuffle, step: Step) -> Result<String> {
+pub fn describe(settings: &Settings, dataset: &Dataset, shuffle: Shuffle, step: BadStep) -> Result<String> {
     let order = Order::new(dataset.manifest(), settings.seed, step.epoch, shuffle);
     let cut = Cut {
         first_position: step.position,
@@ -53,7 +53,7 @@ pub fn describe(settings: &Settings, dataset: &Dataset, shuffle: Shuffle, step: 
 }
 
 /// `forebay plan` for a step, to be pasted into a shell.
-fn command(settings: &Settings, shuffle: Shuffle, step: Step) -> String {
+fn command(settings: &Settings, shuffle: Shuffle, step: BadStep) -> String {
     let mut words = vec!["forebay plan".to_owned()];
     match settings.mix.as_slice() {
         [] => words.push(quoted(&settings.train)),
@@ -112,7 +112,7 @@ mod tests {
 
     #[test]
     fn the_command_can_be_pasted() {
-        let step = Step { epoch: 2, position: 640, rank: 1, world: 2 };
+        let step = BadStep { epoch: 2, position: 640, rank: 1, world: 2 };
         let line = ["--endpoint", "http://n:1", "--train", "s3://b/d", "--batch", "64", "--seed", "9"];
         assert_eq!(
             command(&settings(&line), Shuffle::Window(4), step),
@@ -120,7 +120,7 @@ mod tests {
              --world 2 --rank 1"
         );
         let line = ["--direct", "--train", "file:///a b", "--split", "0:0.5", "--batch", "64"];
-        let alone = Step { epoch: 0, position: 100, rank: 0, world: 1 };
+        let alone = BadStep { epoch: 0, position: 100, rank: 0, world: 1 };
         assert_eq!(
             command(&settings(&line), Shuffle::Full, alone),
             "forebay plan 'file:///a b' --split 0.0:0.5 --direct --seed 1 --epoch 0 --batch 64 --shuffle 'full' \

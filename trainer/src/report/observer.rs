@@ -6,15 +6,15 @@ use anyhow::{Result, bail, ensure};
 use clap::Args;
 use forebay_c10d::{Profiler, ProfilerSettings};
 
-use crate::account::Tally;
-use crate::evaluate::Evaluation;
-use crate::events::Events;
-use crate::precision::Scaling;
-use crate::progress::Progress;
-use crate::rank::{Rank, say};
-use crate::report::EpochReport;
-use crate::timing::{Part, StepTimes};
-use crate::train::Trainer;
+use crate::rank::session::{Rank, say};
+use crate::report::epoch_stats::Tally;
+use crate::report::events::Events;
+use crate::report::progress::Progress;
+use crate::report::summary::EpochReport;
+use crate::report::timing::{Part, StepTimes};
+use crate::train::evaluate::Evaluation;
+use crate::train::precision::Scaling;
+use crate::train::step::Trainer;
 
 /// The flags.
 #[derive(Debug, Clone, Default, Args)]
@@ -56,14 +56,14 @@ struct Profile {
 impl Observer {
     /// For a run that goes on after `step` steps.
     pub(crate) fn new(rank: &Rank<'_>, steps_per_epoch: u64, step: u64) -> Result<Self> {
-        let (settings, place) = (rank.settings, rank.place);
-        let first = place.is_first();
+        let (settings, env) = (rank.settings, rank.env);
+        let first = env.is_first();
         let events = settings.observe.tensorboard.as_ref().filter(|_| first);
         Ok(Self {
             progress: first.then(|| Progress::new(settings.epochs, steps_per_epoch, settings.batch)),
             events: events.map(|folder| Events::create(folder, step + u64::from(step > 0))).transpose()?,
             profile: settings.observe.profile.as_ref().map(|file| Profile {
-                file: rank_file(file, place.rank),
+                file: rank_file(file, env.rank),
                 done: 0,
                 // The first step is like no other, but better than none.
                 before: u64::from(steps_per_epoch.saturating_mul(settings.epochs).saturating_sub(step) > 1),

@@ -6,43 +6,43 @@ use anyhow::{Context, Result};
 use forebay_c10d::{ProcessGroup, Span};
 use forebay_proto::state::LoaderState;
 
-use crate::account::Tally;
 use crate::checkpoint::args::CheckpointArgs;
 use crate::checkpoint::{self, Checkpoint, EpochSeen, Folder, Identity, Meta, Writer};
-use crate::learning::TrainerSettings;
-use crate::place::Place;
-use crate::standing::Standing;
-use crate::train::Trainer;
+use crate::rank::env::RankEnv;
+use crate::report::epoch_stats::Tally;
+use crate::train::hyperparams::Hyperparams;
+use crate::train::run_state::RunState;
+use crate::train::step::Trainer;
 
 /// One rank's part in keeping checkpoints.
 #[derive(Debug)]
-pub struct Keeper {
+pub struct CheckpointSchedule {
     /// On rank 0.
     writer: Option<Writer>,
     identity: Identity,
-    settings: Option<TrainerSettings>,
+    settings: Option<Hyperparams>,
     every: Option<u64>,
     global_batch: u64,
 }
 
-impl Keeper {
+impl CheckpointSchedule {
     /// Takes the directory that the flags name, and gives every rank the checkpoint to go on from, if there is one;
     /// `None` without a directory. What is kept later is of a run of this identity that learns by these settings. `say` tells people what happens, on rank 0. Collective.
     pub fn open(
         args: &CheckpointArgs,
-        place: &Place,
+        env: &RankEnv,
         group: &ProcessGroup,
-        (identity, settings): (Identity, Option<TrainerSettings>),
+        (identity, settings): (Identity, Option<Hyperparams>),
         global_batch: u64,
         say: impl Fn(&str),
     ) -> Result<Option<(Self, Option<Checkpoint>)>> {
         let Some(path) = &args.checkpoint_dir else { return Ok(None) };
-        let agents = agents(place, group)?;
+        let agents = agents(env, group)?;
         let open = || -> Result<_> {
             let (folder, mut newest) = (Folder::open(path)?, None);
             // Ranks that were started anew go on, though the run began afresh.
             let begun = match agents.is_empty() {
-                true => place.restart > 0,
+                true => env.restart > 0,
                 false => folder.is_begun_by(&agents)?,
             };
             if args.fresh && !begun {
@@ -72,24 +72,24 @@ impl Keeper {
     pub fn keep(
         &mut self,
         group: &ProcessGroup,
-        standing: &Standing,
+        run_state: &RunState,
         (epoch, tally): (u64, &Tally),
         state: &LoaderState,
         trainer: Option<&Trainer>,
     ) -> Result<()> {
-        let epochs = standing.epochs_with(group, epoch, tally)?;
-        self.begin(group, standing.step, epochs, state, trainer)
+        let epochs = run_state.epochs_with(group, epoch, tally)?;
+        self.begin(group, run_state.step, epochs, state, trainer)
     }
 
     /// Begins the checkpoint of an epoch's end. Collective.
     pub fn keep_epoch(
         &mut self,
         group: &ProcessGroup,
-        standing: &Standing,
+        run_state: &RunState,
         state: &LoaderState,
         trainer: Option<&Trainer>,
     ) -> Result<()> {
-        self.begin(group, standing.step, standing.epochs.clone(), state, trainer)
+        self.begin(group, run_state.step, run_state.epochs.clone(), state, trainer)
     }
 
     fn begin(
@@ -126,8 +126,8 @@ impl Keeper {
 }
 
 /// The processes that start and restart these ranks, each once; none if nobody does. Collective.
-fn agents(place: &Place, group: &ProcessGroup) -> Result<Vec<String>> {
-    let own = place.agent.as_deref().unwrap_or_default();
+fn agents(env: &RankEnv, group: &ProcessGroup) -> Result<Vec<String>> {
+    let own = env.agent.as_deref().unwrap_or_default();
     let all = group.all_gather_bytes(own.as_bytes())?;
     let mut agents: Vec<_> = all.iter().map(|agent| String::from_utf8_lossy(agent).into_owned()).collect();
     agents.sort_unstable();
@@ -144,7 +144,7 @@ mod tests {
 
     use forebay_c10d::Store;
 
-    fn keeper(rank: usize, folder: &Path) -> Keeper {
+    fn keeper(rank: usize, folder: &Path) -> CheckpointSchedule {
         let busy = || {
             let mut writer = Writer::new(Folder::open(folder).unwrap(), 3);
             writer.occupy(Duration::from_secs(12));
@@ -152,7 +152,13 @@ mod tests {
         };
         let [model, dataset, manifest_digest, shuffle] = [(); 4].map(|()| String::new());
         let identity = Identity { model, columns: Vec::new(), dataset, manifest_digest, seed: 1, shuffle };
-        Keeper { writer: (rank == 0).then(busy), identity, settings: None, every: None, global_batch: 1 }
+        CheckpointSchedule {
+            writer: (rank == 0).then(busy),
+            identity,
+            settings: None,
+            every: None,
+            global_batch: 1,
+        }
     }
 
     #[test]

@@ -14,9 +14,9 @@ use forebay_client::loader::LoaderState;
 use forebay_client::{Batch, Dataset, Event, Loader, LoaderSettings};
 use tokio::runtime::Handle;
 
-use crate::device::{Compute, Sent, Stall};
 use crate::input::ahead::{Ahead, Item};
 use crate::input::{Input, Preparer};
+use crate::rank::device::{Compute, Sent, Stall};
 
 /// A loader, called from outside its runtime.
 #[derive(Debug)]

@@ -1,20 +1,20 @@
 //! How a run learns: the settings that decide, besides model, data and seed, what becomes of its parameters.
 //!
-//! They are part of a checkpoint, so that a run that goes on with others says so ([`TrainerSettings::changes`]), and one
-//! whose optimizer could make nothing of what the checkpoint holds is refused ([`TrainerSettings::check_state`]).
+//! They are part of a checkpoint, so that a run that goes on with others says so ([`Hyperparams::changes`]), and one
+//! whose optimizer could make nothing of what the checkpoint holds is refused ([`Hyperparams::check_state`]).
 
 use anyhow::{Result, ensure};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::optim::OptimizerSettings;
-use crate::optim::schedule::Schedule;
-use crate::precision::Precision;
+use crate::train::optim::OptimizerSettings;
+use crate::train::precision::Precision;
+use crate::train::schedule::Schedule;
 
 /// How a model is trained.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct TrainerSettings {
+pub struct Hyperparams {
     /// What moves the parameters.
     pub optimizer: OptimizerSettings,
     /// How fast.
@@ -27,7 +27,7 @@ pub struct TrainerSettings {
     pub precision: Precision,
 }
 
-impl TrainerSettings {
+impl Hyperparams {
     /// Refuses to go on as `now` from the state that an optimizer of these settings has left.
     pub fn check_state(&self, now: &Self) -> Result<()> {
         let (own, other) = (self.optimizer, now.optimizer);
@@ -90,10 +90,10 @@ fn flat(name: &str, value: &Value, into: &mut Vec<(String, String)>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::optim::schedule::Shape;
+    use crate::train::schedule::Shape;
 
-    fn settings() -> TrainerSettings {
-        TrainerSettings {
+    fn settings() -> Hyperparams {
+        Hyperparams {
             optimizer: OptimizerSettings::Sgd { momentum: 0.9, nesterov: true, weight_decay: 1e-4 },
             schedule: Schedule { lr: 0.1, shape: Shape::OneCycle, warmup_steps: None, steps: 300 },
             clip_norm: None,
@@ -107,20 +107,17 @@ mod tests {
         let own = settings();
         assert_eq!(own.changes(&own), None);
         let schedule = Schedule { lr: 0.05, shape: Shape::Cosine, warmup_steps: Some(7), ..own.schedule };
-        let now = TrainerSettings { schedule, clip_norm: Some(1.5), precision: Precision::Bf16, ..own };
+        let now = Hyperparams { schedule, clip_norm: Some(1.5), precision: Precision::Bf16, ..own };
         let said = "clip_norm none -> 1.5, precision fp32 -> bf16, schedule.lr 0.1 -> 0.05, \
                     schedule.shape one-cycle -> cosine, schedule.warmup_steps none -> 7";
         assert_eq!(own.changes(&now).unwrap(), said);
-        assert_eq!(
-            serde_json::from_value::<TrainerSettings>(serde_json::to_value(now).unwrap()).unwrap(),
-            now
-        );
+        assert_eq!(serde_json::from_value::<Hyperparams>(serde_json::to_value(now).unwrap()).unwrap(), now);
     }
 
     #[test]
     fn a_state_that_means_nothing_is_refused() {
         let own = settings();
-        let of = |optimizer| TrainerSettings { optimizer, ..own };
+        let of = |optimizer| Hyperparams { optimizer, ..own };
         let adam = of(OptimizerSettings::Adam { betas: (0.9, 0.999), eps: 1e-8, weight_decay: 0.0 });
         let error = own.check_state(&adam).unwrap_err().to_string();
         assert!(error.starts_with("it is of --optimizer sgd, but this run has --optimizer adam"), "{error}");

@@ -4,7 +4,7 @@ use anyhow::{Result, ensure};
 use clap::{Args, ValueEnum};
 
 use super::OptimizerSettings;
-use super::schedule::{Schedule, Shape};
+use crate::train::schedule::{Schedule, Shape};
 
 /// How the parameters are moved.
 #[derive(Debug, Clone, Args)]

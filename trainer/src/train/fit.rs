@@ -11,17 +11,17 @@ use forebay_client::counters::Readings;
 use forebay_client::{Batch, Event, LoaderSettings};
 use forebay_proto::state::LoaderState;
 
-use crate::account::Tally;
-use crate::feed::Feed;
-use crate::keep::Keeper;
-use crate::observe::Observer;
-use crate::rank::{Fitted, Rank, say};
-use crate::report::{EpochReport, Report};
-use crate::standing::Standing;
-use crate::stop::{Stop, Told};
-use crate::suspect;
-use crate::timing::{Ledger, Part, Stopwatch};
-use crate::train::{At, NotFinite, Trainer};
+use crate::checkpoint::schedule::CheckpointSchedule;
+use crate::input::feed::Feed;
+use crate::rank::session::{Fitted, Rank, say};
+use crate::rank::stop::{Stop, Told};
+use crate::report::epoch_stats::Tally;
+use crate::report::observer::Observer;
+use crate::report::summary::{EpochReport, Report};
+use crate::report::timing::{Ledger, Part, Stopwatch};
+use crate::train::bad_step::{self, BadStep};
+use crate::train::run_state::RunState;
+use crate::train::step::{At, NotFinite, Trainer};
 
 /// One rank in training.
 pub(crate) struct Run<'a> {
@@ -30,8 +30,8 @@ pub(crate) struct Run<'a> {
     test: Option<&'a Fitted>,
     feed: Feed,
     trainer: Option<Trainer>,
-    standing: Standing,
-    keeper: Option<Keeper>,
+    run_state: RunState,
+    keeper: Option<CheckpointSchedule>,
     /// Only with checkpoints: without them there is nothing to do before the end.
     stop: Option<Stop>,
     observer: Observer,
@@ -71,20 +71,26 @@ impl<'a> Run<'a> {
             Some(_) => Some(Stop::new(Told::listen()?)),
             None => None,
         };
-        let learning = rank.learning(train.steps(settings.batch));
-        let kept = (identity, learning);
-        let opened =
-            Keeper::open(&settings.checkpoint, rank.place, &rank.group, kept, settings.batch, |line| {
+        let hyperparams = rank.hyperparams(train.steps(settings.batch));
+        let kept = (identity, hyperparams);
+        let opened = CheckpointSchedule::open(
+            &settings.checkpoint,
+            rank.env,
+            &rank.group,
+            kept,
+            settings.batch,
+            |line| {
                 say(line);
-            })?;
+            },
+        )?;
         let (keeper, checkpoint) = opened.map_or((None, None), |(keeper, newest)| (Some(keeper), newest));
-        let (mut standing, mut state) = (Standing::default(), None);
+        let (mut run_state, mut state) = (RunState::default(), None);
         if let Some(checkpoint) = &checkpoint {
-            standing = Standing::of(&checkpoint.meta)?;
+            run_state = RunState::of(&checkpoint.meta)?;
             state = Some(checkpoint.meta.state()?);
         }
         let before = checkpoint.as_ref().and_then(|checkpoint| checkpoint.meta.settings);
-        let changes = match (&before, &learning) {
+        let changes = match (&before, &hyperparams) {
             (Some(before), Some(now)) => {
                 before.check_state(now).context("the checkpoint is not for this run")?;
                 before.changes(now)
@@ -92,29 +98,30 @@ impl<'a> Run<'a> {
             _ => None,
         };
         let feed = rank.training_feed(train, state)?;
-        let mut trainer = learning.map(|learning| rank.trainer(&train.model, learning)).transpose()?;
+        let mut trainer =
+            hyperparams.map(|hyperparams| rank.trainer(&train.model, hyperparams)).transpose()?;
         if let (Some(trainer), Some(checkpoint)) = (&mut trainer, &checkpoint) {
-            let (epoch, samples_done) = standing.first();
+            let (epoch, samples_done) = run_state.first();
             let done = epoch * train.steps(settings.batch) + samples_done.div_ceil(settings.batch);
             trainer
                 .load(&checkpoint.weights, &checkpoint.training, done)
                 .context("take up the checkpoint")?;
         }
-        if let (true, Some(resumed)) = (rank.place.is_first(), &standing.resumed) {
+        if let (true, Some(resumed)) = (rank.env.is_first(), &run_state.resumed) {
             say(&resumed.line());
             if let Some(changes) = changes {
                 say(&format!("other settings than before: {changes}"));
             }
         }
-        let observer = Observer::new(rank, train.steps(settings.batch), standing.step)?;
-        Ok(Self { rank, train, test, feed, trainer, standing, keeper, stop, observer, cost })
+        let observer = Observer::new(rank, train.steps(settings.batch), run_state.step)?;
+        Ok(Self { rank, train, test, feed, trainer, run_state, keeper, stop, observer, cost })
     }
 
     /// Trains all epochs that are left, reports each, and evaluates.
     pub fn epochs(&mut self, report: &mut Report) -> Result<()> {
-        report.resumed = self.standing.resumed.clone();
-        report.earlier_epochs = self.standing.epochs.clone();
-        let (first, last) = (self.standing.first().0, self.rank.settings.epochs);
+        report.resumed = self.run_state.resumed.clone();
+        report.earlier_epochs = self.run_state.epochs.clone();
+        let (first, last) = (self.run_state.first().0, self.rank.settings.epochs);
         let mut end = End::Done;
         for epoch in first..last {
             let Some(stretch) = self.epoch(epoch)? else {
@@ -140,7 +147,7 @@ impl<'a> Run<'a> {
         self.finish(end, report)?;
         if end == End::Done && !self.evaluate(last, report)? {
             report.stopped = true;
-            if self.rank.place.is_first() {
+            if self.rank.env.is_first() {
                 say("stopped by SIGTERM in the evaluation: the same command takes it up again");
             }
         }
@@ -159,13 +166,13 @@ impl<'a> Run<'a> {
         let Some(evaluation) = self.rank.evaluate(trainer.model(), test, self.stop.as_mut())? else {
             return Ok(false);
         };
-        self.observer.evaluated(self.standing.step, &evaluation);
+        self.observer.evaluated(self.run_state.step, &evaluation);
         if let Some(epoch) = report.epochs.last_mut().filter(|epoch| epoch.epoch + 1 == epochs) {
             epoch.test = Some(evaluation);
         }
         if epochs == self.rank.settings.epochs {
             report.set_test(evaluation);
-        } else if self.rank.place.is_first() {
+        } else if self.rank.env.is_first() {
             say(&format!("after epoch {epochs}: {}", evaluation.line()));
         }
         Ok(true)
@@ -187,7 +194,7 @@ impl<'a> Run<'a> {
     /// One pass over the training dataset, or what is left of it; `None` if all ranks stop in the middle.
     fn epoch(&mut self, epoch: u64) -> Result<Option<Stretch>> {
         let samples = self.train.dataset.epoch_samples();
-        let (first, done) = self.standing.first();
+        let (first, done) = self.run_state.first();
         let mut position = if epoch == first { done } else { 0 };
         let (mut tally, mut ledger, mut watch) = (Tally::default(), Ledger::default(), Stopwatch::start());
         loop {
@@ -212,12 +219,12 @@ impl<'a> Run<'a> {
             let loss = self.step(&batch, at, position, &mut watch)?;
             position = batch.samples_done();
             tally.add(&batch, loss);
-            self.standing.step += 1;
+            self.run_state.step += 1;
             let times = watch.end();
             ledger.add(times);
             tally.waited = ledger.waited();
             let loss = loss.map(|sum| sum / batch.real_rows().max(1) as f64);
-            self.observer.step(self.standing.step, epoch, &tally, (loss, self.trainer.as_ref()), &times);
+            self.observer.step(self.run_state.step, epoch, &tally, (loss, self.trainer.as_ref()), &times);
             if position < samples && self.between_steps(epoch, &tally)? {
                 return Ok(None);
             }
@@ -238,14 +245,14 @@ impl<'a> Run<'a> {
         let sum = match trainer.step(&input, at, watch) {
             Ok(sum) => sum,
             Err(error) if error.is::<NotFinite>() => {
-                let step = suspect::Step {
+                let step = BadStep {
                     epoch: at.epoch,
                     position,
-                    rank: self.rank.place.rank,
-                    world: self.rank.place.world,
+                    rank: self.rank.env.rank,
+                    world: self.rank.env.world,
                 };
                 let settings = self.rank.settings;
-                let samples = suspect::describe(settings, &self.train.dataset, settings.shuffle(), step)?;
+                let samples = bad_step::describe(settings, &self.train.dataset, settings.shuffle(), step)?;
                 bail!("{error}; {samples}");
             }
             Err(error) => return Err(error),
@@ -259,13 +266,13 @@ impl<'a> Run<'a> {
         let Some(keeper) = &mut self.keeper else { return Ok(false) };
         let group = &self.rank.group;
         let stopping = self.stop.as_mut().map_or(Ok(false), |stop| stop.after_step(group))?;
-        if stopping || keeper.is_due(self.standing.step) {
+        if stopping || keeper.is_due(self.run_state.step) {
             let state = self.feed.state();
-            keeper.keep(group, &self.standing, (epoch, tally), &state, self.trainer.as_ref())?;
+            keeper.keep(group, &self.run_state, (epoch, tally), &state, self.trainer.as_ref())?;
         }
         if stopping {
             // What is said at the end is what the checkpoint says: this epoch's own stretch counts.
-            self.standing.epochs = self.standing.epochs_with(group, epoch, tally)?;
+            self.run_state.epochs = self.run_state.epochs_with(group, epoch, tally)?;
         }
         Ok(stopping)
     }
@@ -280,7 +287,7 @@ impl<'a> Run<'a> {
         let total = tally.merge(&rank.group, took, &now.since(&self.cost))?;
         self.cost = now.over(std::mem::take(&mut self.cost));
         let times = ledger.merge(&rank.group, took)?;
-        let mut seen = self.standing.before(epoch);
+        let mut seen = self.run_state.before(epoch);
         let samples_before = seen.samples;
         seen.add(total.samples, tally.steps, total.digest, total.loss_sum)?;
         ensure!(
@@ -300,12 +307,12 @@ impl<'a> Run<'a> {
         report.complete(&seen, samples_before);
         report.times = Some(times);
         report.scaling = self.trainer.as_ref().and_then(Trainer::scaling);
-        self.standing.end_epoch(seen);
+        self.run_state.end_epoch(seen);
         if let Some(keeper) = &mut self.keeper {
             let state: LoaderState = self.feed.state();
-            keeper.keep_epoch(&rank.group, &self.standing, &state, self.trainer.as_ref())?;
+            keeper.keep_epoch(&rank.group, &self.run_state, &state, self.trainer.as_ref())?;
         }
-        self.observer.epoch(self.standing.step, &report, rank.settings.epochs);
+        self.observer.epoch(self.run_state.step, &report, rank.settings.epochs);
         Ok(report)
     }
 
@@ -314,14 +321,14 @@ impl<'a> Run<'a> {
         let group = &self.rank.group;
         let place = self.keeper.as_mut().map_or(Ok(None), |keeper| keeper.finish(group))?;
         self.observer.finish()?;
-        report.order_digest = self.standing.digest()?.to_string();
-        report.steps = self.standing.step;
+        report.order_digest = self.run_state.digest()?.to_string();
+        report.steps = self.run_state.step;
         report.stopped = end == End::Stopped;
-        report.checkpoint_wait_s = self.keeper.as_ref().map_or(0.0, Keeper::waited_s);
+        report.checkpoint_wait_s = self.keeper.as_ref().map_or(0.0, CheckpointSchedule::waited_s);
         if let (End::Stopped, Some(place)) = (end, place) {
             say(&format!(
                 "stopped by SIGTERM after step {}: {} is written; the same command goes on from there",
-                self.standing.step,
+                self.run_state.step,
                 place.display()
             ));
         }

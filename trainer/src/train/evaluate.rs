@@ -7,7 +7,7 @@ use tch::{Kind, Tensor};
 
 use crate::input::Input;
 use crate::model::{Metric, Model};
-use crate::precision::Precision;
+use crate::train::precision::Precision;
 
 /// Sums of one rank.
 #[derive(Debug, Default, PartialEq)]
@@ -83,12 +83,13 @@ mod tests {
     use super::*;
     use crate::input::Role;
     use crate::model::convnet::ConvNet;
+    use crate::model::seeded;
     use tch::Device;
 
     #[test]
     fn padding_is_not_counted() {
-        let model = ConvNet::new(1, Device::Cpu);
-        let images = crate::model::seeded(2, || Tensor::randint(256, [4, 784], (Kind::Uint8, Device::Cpu)));
+        let model = seeded(1, || ConvNet::fresh(Device::Cpu));
+        let images = seeded(2, || Tensor::randint(256, [4, 784], (Kind::Uint8, Device::Cpu)));
         let input = |labels: Tensor, mask| {
             Input::new(4, vec![(Role::Image, images.shallow_clone()), (Role::Label, labels)], mask)
         };

@@ -26,7 +26,7 @@ pub struct Tally {
 
 /// The epoch over all ranks; the same on each of them.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Total {
+pub struct EpochTotal {
     /// Samples taken, padding apart.
     pub samples: u64,
     /// From the first rank's beginning to the last rank's end, nearly: the longest of the ranks' times.
@@ -70,7 +70,7 @@ impl Tally {
 
     /// Merges all ranks' counts. `seconds` is how long this rank's epoch took, `counters` what it has to add to the
     /// cost: ranks that share one counter leave it to the first.
-    pub fn merge(&self, group: &ProcessGroup, took: Duration, counters: &Counters) -> Result<Total> {
+    pub fn merge(&self, group: &ProcessGroup, took: Duration, counters: &Counters) -> Result<EpochTotal> {
         let numbers = [
             self.samples as i64,
             self.steps as i64,
@@ -98,7 +98,7 @@ impl Tally {
         for bytes in group.all_gather_bytes(&self.digest.to_bytes())? {
             digest.merge(OrderDigest::from_bytes(&bytes)?);
         }
-        Ok(Total {
+        Ok(EpochTotal {
             samples: sum(0),
             seconds: ranks.iter().map(|numbers| numbers[3]).max().unwrap_or_default() as f64 / 1e9,
             wait_share: (sum(2) as f64 / sum(3).max(1) as f64).min(1.0),

@@ -11,7 +11,7 @@ use forebay_c10d::{autocast, foreach};
 use serde::{Deserialize, Serialize};
 use tch::{Device, Kind, Tensor};
 
-use crate::optim::Named;
+use crate::train::optim::NamedTensor;
 
 /// PyTorch's defaults (torch.amp.GradScaler).
 const FIRST_SCALE: f64 = 65536.0;
@@ -124,7 +124,7 @@ impl Scaler {
     }
 
     /// To keep in a checkpoint.
-    pub fn state(&self) -> Vec<Named> {
+    pub fn state(&self) -> Vec<NamedTensor> {
         vec![
             ("scaler.scale".to_owned(), Tensor::from_slice(&[self.scale])),
             ("scaler.steps".to_owned(), Tensor::from_slice(&[self.streak, self.skipped])),
@@ -132,7 +132,7 @@ impl Scaler {
     }
 
     /// Goes on from a state that [`Scaler::state`] gave.
-    pub fn load_state(&mut self, state: &[Named]) -> Result<()> {
+    pub fn load_state(&mut self, state: &[NamedTensor]) -> Result<()> {
         let find = |name: &str, kind: Kind, count: usize| -> Result<&Tensor> {
             let found = state.iter().find(|(own, _)| own == name).map(|(_, tensor)| tensor);
             let tensor = found.with_context(|| format!("the state of the loss scaling lacks `{name}`"))?;

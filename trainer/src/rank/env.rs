@@ -15,9 +15,9 @@ pub const RESTART_COUNT: &str = "TORCHELASTIC_RESTART_COUNT";
 /// Set by torchrun's agents.
 const RUN_ID: &str = "TORCHELASTIC_RUN_ID";
 
-/// One rank's place among all.
+/// One rank among all: its number, and where the others are.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Place {
+pub struct RankEnv {
     /// 0 to `world - 1`.
     pub rank: usize,
     /// The number of ranks.
@@ -40,12 +40,12 @@ pub struct Place {
     pub agent: Option<String>,
 }
 
-impl Place {
-    /// The place that the environment names; `None` when it names none.
+impl RankEnv {
+    /// What the environment says; `None` if it names no rank.
     pub fn from_env() -> Result<Option<Self>> {
-        let place = Self::from_variables(|key| std::env::var(key).ok())?;
+        let env = Self::from_variables(|key| std::env::var(key).ok())?;
         let has_agent = [LAUNCHER, RUN_ID].iter().any(|key| std::env::var_os(key).is_some());
-        Ok(place.map(|place| Self { agent: if has_agent { parent() } else { None }, ..place }))
+        Ok(env.map(|env| Self { agent: if has_agent { parent() } else { None }, ..env }))
     }
 
     fn from_variables(get: impl Fn(&str) -> Option<String>) -> Result<Option<Self>> {
@@ -111,10 +111,10 @@ fn parent() -> Option<String> {
 mod tests {
     use super::*;
 
-    fn place(variables: &[(&str, &str)]) -> Result<Option<Place>> {
+    fn env(variables: &[(&str, &str)]) -> Result<Option<RankEnv>> {
         let find =
             |key: &str| variables.iter().find(|(name, _)| *name == key).map(|(_, value)| value.to_string());
-        Place::from_variables(find)
+        RankEnv::from_variables(find)
     }
 
     const FULL: [(&str, &str); 4] =
@@ -126,16 +126,16 @@ mod tests {
 
     #[test]
     fn without_variables_there_is_no_place() {
-        assert_eq!(place(&[]).unwrap(), None);
-        assert_eq!(place(&[("MASTER_PORT", "1")]).unwrap(), None);
+        assert_eq!(env(&[]).unwrap(), None);
+        assert_eq!(env(&[("MASTER_PORT", "1")]).unwrap(), None);
     }
 
     #[test]
     fn a_restart_is_counted_and_may_come_with_another_world() {
-        assert_eq!(place(&FULL).unwrap().unwrap().restart, 0);
+        assert_eq!(env(&FULL).unwrap().unwrap().restart, 0);
         let mut again = with("WORLD_SIZE", "3");
         again.extend([(RESTART_COUNT, "2"), ("LOCAL_RANK", "1")]);
-        let again = place(&again).unwrap().unwrap();
+        let again = env(&again).unwrap().unwrap();
         assert_eq!((again.restart, again.world, again.local_rank), (2, 3, 1));
     }
 
@@ -157,9 +157,9 @@ mod tests {
             ("LOCAL_WORLD_SIZE", "0", "LOCAL_WORLD_SIZE is 0: this rank is one itself"),
             ("TORCHELASTIC_RESTART_COUNT", "once", "TORCHELASTIC_RESTART_COUNT=`once` is not a number"),
         ] {
-            assert_eq!(place(&with(key, value)).unwrap_err().to_string(), expected);
+            assert_eq!(env(&with(key, value)).unwrap_err().to_string(), expected);
         }
-        let error = place(&FULL[..2]).unwrap_err().to_string();
+        let error = env(&FULL[..2]).unwrap_err().to_string();
         assert!(error.starts_with("MASTER_PORT is not set"), "{error}");
     }
 }

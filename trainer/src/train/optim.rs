@@ -7,8 +7,7 @@
 //! * [`schedule`]: the learning rate as a function of the step. [`args`]: the flags.
 //! * Gradient clipping is [`clip_by_norm`].
 
-pub mod args;
-pub mod schedule;
+pub(crate) mod args;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -53,7 +52,7 @@ pub enum OptimizerSettings {
 }
 
 /// A tensor with its name.
-pub type Named = (String, Tensor);
+pub type NamedTensor = (String, Tensor);
 
 /// Moves the parameters of one model.
 #[derive(Debug)]
@@ -95,18 +94,13 @@ impl OptimizerSettings {
 
 impl Optimizer {
     /// For these parameters, whose names must differ; their order decides nothing.
-    pub fn new(settings: OptimizerSettings, parameters: Vec<Named>) -> Result<Self> {
+    pub fn new(settings: OptimizerSettings, parameters: Vec<NamedTensor>) -> Result<Self> {
         let mut names = BTreeSet::new();
         for (name, _) in &parameters {
             ensure!(names.insert(name), "two parameters are named `{name}`");
         }
         let slot = |(name, parameter)| Slot { name, parameter, steps: 0, buffers: Vec::new() };
         Ok(Self { settings, slots: parameters.into_iter().map(slot).collect() })
-    }
-
-    /// How it behaves.
-    pub fn settings(&self) -> &OptimizerSettings {
-        &self.settings
     }
 
     /// One step with the gradients that the parameters hold. A parameter without one stays as it is.
@@ -143,7 +137,7 @@ impl Optimizer {
 
     /// Everything that the next steps depend on besides the parameters, sorted by name. The tensors are those that
     /// the optimizer goes on using: write them down before the next step.
-    pub fn state(&self) -> Vec<Named> {
+    pub fn state(&self) -> Vec<NamedTensor> {
         let mut state = Vec::new();
         for slot in &self.slots {
             state.push((format!("steps.{}", slot.name), Tensor::from_slice(&[slot.steps])));
@@ -157,7 +151,7 @@ impl Optimizer {
 
     /// Goes on from a state that [`Optimizer::state`] gave. It must be of the same optimizer over parameters of the
     /// same names and shapes; otherwise nothing is changed.
-    pub fn load_state(&mut self, state: &[Named]) -> Result<()> {
+    pub fn load_state(&mut self, state: &[NamedTensor]) -> Result<()> {
         let optimizer = self.settings.name();
         let mut state: BTreeMap<_, _> = state.iter().map(|(name, tensor)| (name.clone(), tensor)).collect();
         let mut loaded = Vec::with_capacity(self.slots.len());

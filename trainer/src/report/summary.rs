@@ -1,0 +1,337 @@
+//! The run in figures: one table for people, one JSON file for programs.
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use comfy_table::{CellAlignment, Table, presets};
+use serde::Serialize;
+
+use crate::checkpoint::EpochSeen;
+use crate::model::{Metric, ModelSettings};
+use crate::report::epoch_stats::EpochTotal;
+use crate::report::timing::{EpochTimes, Straggler};
+use crate::train::evaluate::Evaluation;
+use crate::train::gradients::GradientReport;
+use crate::train::optim::OptimizerSettings;
+use crate::train::precision::Scaling;
+use crate::train::run_state::Resumed;
+
+/// Everything worth keeping of a run.
+#[derive(Debug, Clone, Serialize)]
+pub struct Report {
+    /// `forebay-train`'s version.
+    pub version: &'static str,
+    /// What was asked for.
+    pub settings: SettingsReport,
+    /// Ranks.
+    pub world_size: usize,
+    /// Samples per step, over all ranks.
+    pub global_batch: u64,
+    /// Steps of each epoch.
+    pub steps_per_epoch: u64,
+    /// Samples of the training dataset.
+    pub train_samples: u64,
+    /// The training dataset's version, in hex.
+    pub manifest_digest: String,
+    /// Where it was taken up, if it was resumed.
+    pub resumed: Option<Resumed>,
+    /// What was seen before that, epoch by epoch.
+    pub earlier_epochs: Vec<EpochSeen>,
+    /// Each epoch that this process has ended, in order.
+    pub epochs: Vec<EpochReport>,
+    /// Whether it was told to stop before its end.
+    pub stopped: bool,
+    /// Steps of the whole run, what was before a resume included.
+    pub steps: u64,
+    /// The sum of the order digests of all epochs that were ended, in hex.
+    pub order_digest: String,
+    /// Seconds that training stood still because a checkpoint was not yet on disk.
+    pub checkpoint_wait_s: f64,
+    /// Samples of the test dataset.
+    pub test_samples: Option<u64>,
+    /// The share of them that the model labels rightly, if that is its measure.
+    pub test_accuracy: Option<f64>,
+    /// The model's quality on them.
+    pub test: Option<Evaluation>,
+    /// A hash of each rank's parameters, in hex; all are equal.
+    pub parameter_hashes: Vec<String>,
+}
+
+/// The settings that decide what a run does.
+#[derive(Debug, Clone, Serialize)]
+pub struct SettingsReport {
+    /// The cache's endpoint, or `direct`.
+    pub access: String,
+    /// URI of the training dataset.
+    pub train: String,
+    /// URI of the test dataset.
+    pub test: Option<String>,
+    /// The model; none with the loader alone.
+    pub model: Option<ModelSettings>,
+    /// The columns read.
+    pub columns: Vec<String>,
+    /// The optimizer; none with the loader alone.
+    pub optimizer: Option<OptimizerSettings>,
+    /// How gradients travel between the ranks; likewise.
+    pub gradients: Option<GradientReport>,
+    /// Passes over the training dataset.
+    pub epochs: u64,
+    /// Highest learning rate.
+    pub lr: f64,
+    /// Seed of order and parameters.
+    pub seed: u64,
+    /// How rows are shuffled.
+    pub shuffle: String,
+}
+
+/// One epoch, over all ranks.
+#[derive(Debug, Clone, Serialize)]
+pub struct EpochReport {
+    /// Counted from 0.
+    pub epoch: u64,
+    /// Where the bytes came from: `S3`, `cache` or `S3 + cache`; `memory` in place of `cache` without one.
+    pub source: &'static str,
+    /// From the first batch asked for to the last step done; of a resumed epoch, since then.
+    pub seconds: f64,
+    /// Samples taken, padding apart, before a resume too.
+    pub samples: u64,
+    /// How many of them were taken before the run was resumed in this epoch.
+    pub samples_before_resume: u64,
+    /// Samples per second, of those since.
+    pub samples_per_s: f64,
+    /// The part of the ranks' time that went into waiting for data, 0 to 1.
+    pub data_wait_share: f64,
+    /// Requests for column data.
+    pub s3_requests: u64,
+    /// Bytes of column data.
+    pub s3_bytes: u64,
+    /// Requests for listings, heads and footers.
+    pub s3_footer_requests: u64,
+    /// Bytes of footers.
+    pub s3_footer_bytes: u64,
+    /// Compressed Parquet bytes decoded.
+    pub parquet_bytes_decoded: u64,
+    /// Compressed bytes of the columns read: what one reading of the dataset must cost.
+    pub projected_bytes: u64,
+    /// Segment reads answered from the cache's store, or by waiting for a fill under way.
+    pub cache_hits: u64,
+    /// Segment reads that had to be filled.
+    pub cache_misses: u64,
+    /// The order digest of all samples, in hex.
+    pub order_digest: String,
+    /// Mean loss of the samples; none with the loader alone.
+    pub loss: Option<f64>,
+    /// Where the time of its steps went.
+    pub times: Option<EpochTimes>,
+    /// The loss scaling at its end; with fp16 alone.
+    pub scaling: Option<Scaling>,
+    /// The model's quality after it, if it was evaluated.
+    pub test: Option<Evaluation>,
+}
+
+impl EpochReport {
+    /// From the merged count of an epoch. `direct` says that there was no cache, `trained` that there was a model.
+    pub fn new(epoch: u64, total: &EpochTotal, projected_bytes: u64, direct: bool, trained: bool) -> Self {
+        let counters = &total.counters;
+        Self {
+            epoch,
+            source: source(counters.s3_requests, counters.s3_bytes, projected_bytes, direct),
+            seconds: total.seconds,
+            samples: total.samples,
+            samples_before_resume: 0,
+            samples_per_s: total.samples as f64 / total.seconds.max(1e-9),
+            data_wait_share: total.wait_share,
+            s3_requests: counters.s3_requests,
+            s3_bytes: counters.s3_bytes,
+            s3_footer_requests: counters.s3_footer_requests,
+            s3_footer_bytes: counters.s3_footer_bytes,
+            parquet_bytes_decoded: counters.parquet_bytes_decoded,
+            projected_bytes,
+            cache_hits: counters.hits + counters.joins,
+            cache_misses: counters.misses,
+            order_digest: total.digest.to_string(),
+            loss: trained.then(|| total.loss_sum / total.samples.max(1) as f64),
+            times: None,
+            scaling: None,
+            test: None,
+        }
+    }
+
+    /// Adds what was seen of the epoch before the run was resumed in it: `seen` is the whole.
+    pub fn complete(&mut self, seen: &EpochSeen, samples_before: u64) {
+        (self.samples, self.samples_before_resume) = (seen.samples, samples_before);
+        self.order_digest = seen.order_digest.clone();
+        self.loss = self.loss.map(|_| seen.loss_sum / seen.samples.max(1) as f64);
+    }
+
+    fn utilisation(&self) -> Option<f64> {
+        self.times.as_ref()?.accelerator_utilisation
+    }
+
+    /// One line, printed as soon as the epoch is over.
+    pub fn line(&self, epochs: u64) -> String {
+        let mut loss = self.loss.map(|loss| format!("  loss {loss:.4}")).unwrap_or_default();
+        if let Some(utilisation) = self.utilisation() {
+            loss = format!("  AU {:.1} %{loss}", 100.0 * utilisation);
+        }
+        let mut end = String::new();
+        if self.samples_before_resume > 0 {
+            end = format!("  resumed at sample {}", self.samples_before_resume);
+        }
+        if let Some(Straggler { rank, part, slower_by_ms }) =
+            self.times.as_ref().and_then(|times| times.straggler.as_ref())
+        {
+            end.push_str(&format!("  rank {rank} is slow: {part} +{slower_by_ms:.1} ms"));
+        }
+        if let Some(Scaling { skipped: skipped @ 1.., .. }) = self.scaling {
+            end.push_str(&format!("  {skipped} steps skipped so far"));
+        }
+        format!(
+            "epoch {}/{epochs}  from {}  {:.1} s  {:.0} samples/s  data wait {:.1} %{loss}  S3 {} requests, {}{end}",
+            self.epoch + 1,
+            self.source,
+            self.seconds,
+            self.samples_per_s,
+            100.0 * self.data_wait_share,
+            self.s3_requests,
+            bytes(self.s3_bytes)
+        )
+    }
+}
+
+impl Report {
+    /// Puts the evaluation in.
+    pub fn set_test(&mut self, test: Evaluation) {
+        self.test_accuracy = (test.metric == Metric::Accuracy).then_some(test.value);
+        self.test = Some(test);
+    }
+
+    /// The table that ends a run.
+    pub fn table(&self) -> String {
+        let mut table = Table::new();
+        table.load_preset(presets::UTF8_FULL_CONDENSED).set_header([
+            "epoch",
+            "bytes from",
+            "seconds",
+            "samples/s",
+            "data wait",
+            "AU",
+            "S3 requests",
+            "S3 bytes",
+            "footers apart",
+            "Parquet decoded",
+            "loss",
+            "order digest",
+        ]);
+        for epoch in &self.epochs {
+            table.add_row([
+                (epoch.epoch + 1).to_string(),
+                epoch.source.to_owned(),
+                format!("{:.2}", epoch.seconds),
+                format!("{:.0}", epoch.samples_per_s),
+                format!("{:.1} %", 100.0 * epoch.data_wait_share),
+                epoch.utilisation().map_or_else(|| "-".to_owned(), |au| format!("{:.1} %", 100.0 * au)),
+                epoch.s3_requests.to_string(),
+                bytes(epoch.s3_bytes),
+                format!("{} in {}", bytes(epoch.s3_footer_bytes), epoch.s3_footer_requests),
+                bytes(epoch.parquet_bytes_decoded),
+                epoch.loss.map_or_else(|| "-".to_owned(), |loss| format!("{loss:.4}")),
+                epoch.order_digest.clone(),
+            ]);
+        }
+        for column in table.column_iter_mut().filter(|column| ![1, 11].contains(&column.index)) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+        table.to_string()
+    }
+
+    /// Writes the report beside its place and moves it there, so that nobody reads half of it.
+    pub fn write(&self, file: &Path) -> Result<()> {
+        let mut text = serde_json::to_string_pretty(self)?;
+        text.push('\n');
+        let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let write = || -> std::io::Result<()> {
+            // As readable as other files, which those for passing use are not.
+            let readable = std::fs::Permissions::from_mode(0o666);
+            let mut temporary = tempfile::Builder::new().permissions(readable).tempfile_in(folder)?;
+            std::io::Write::write_all(&mut temporary, text.as_bytes())?;
+            temporary.persist(file)?;
+            Ok(())
+        };
+        write().with_context(|| format!("write the report {}", file.display()))
+    }
+}
+
+/// Where an epoch's bytes came from, judged by what the store was asked for. Without a cache, what is not read anew is
+/// what the ranks' own memory still holds, or has prefetched in the epoch before.
+fn source(s3_requests: u64, s3_bytes: u64, projected_bytes: u64, direct: bool) -> &'static str {
+    match (s3_requests, s3_bytes) {
+        (0, _) if direct => "memory",
+        (0, _) => "cache",
+        // A cold epoch reads the projection once; a request more or less for alignment does not change the word.
+        (_, read) if read as f64 >= 0.95 * projected_bytes as f64 => "S3",
+        _ if direct => "S3 + memory",
+        _ => "S3 + cache",
+    }
+}
+
+/// Bytes for people: `9.9 MB`.
+pub fn bytes(count: u64) -> String {
+    let mut value = count as f64;
+    for unit in ["B", "kB", "MB", "GB"] {
+        if value < 999.5 {
+            return if unit == "B" { format!("{count} B") } else { format!("{value:.1} {unit}") };
+        }
+        value /= 1000.0;
+    }
+    format!("{value:.1} TB")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use forebay_proto::digest::OrderDigest;
+    use forebay_proto::v1::Counters;
+
+    fn epoch() -> EpochReport {
+        let counters =
+            Counters { s3_requests: 16, s3_bytes: 9_900_000, hits: 3, joins: 2, ..Default::default() };
+        let digest = OrderDigest::default();
+        let total = EpochTotal {
+            samples: 60_000,
+            seconds: 4.0,
+            wait_share: 0.125,
+            loss_sum: 15_000.0,
+            digest,
+            counters,
+        };
+        EpochReport::new(0, &total, 9_900_000, false, true)
+    }
+
+    #[test]
+    fn an_epoch_in_one_line() {
+        assert_eq!(
+            epoch().line(3),
+            "epoch 1/3  from S3  4.0 s  15000 samples/s  data wait 12.5 %  loss 0.2500  S3 16 requests, 9.9 MB"
+        );
+        assert_eq!(epoch().cache_hits, 5);
+    }
+
+    #[test]
+    fn the_source_follows_from_what_the_store_was_asked_for() {
+        assert_eq!(source(0, 0, 100, false), "cache");
+        assert_eq!(source(3, 100, 100, false), "S3");
+        assert_eq!(source(3, 50, 100, false), "S3 + cache");
+        assert_eq!(source(0, 0, 100, true), "memory");
+    }
+
+    #[test]
+    fn bytes_read_well() {
+        let pairs =
+            [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (999_600, "1.0 MB"), (2_500_000_000, "2.5 GB")];
+        for (count, text) in pairs {
+            assert_eq!(bytes(count), text);
+        }
+    }
+}
