@@ -6,8 +6,8 @@
 //! work.
 
 use arrow::array::RecordBatch;
-use forebay_dataset::stream::{Reading, Ready, Segments};
-use forebay_dataset::{Source, SourceSettings, Urgency};
+use forebay_dataset::stream::{Reading, Segments};
+use forebay_dataset::{ReadySegment, Source, SourceSettings, Urgency};
 use forebay_proto::manifest::{Digest, Manifest};
 use forebay_proto::v1::Counters;
 use forebay_proto::{Error, Result};
@@ -177,8 +177,8 @@ impl Memory {
 }
 
 impl Segments for Direct {
-    fn get<'a>(&'a self, reading: &'a Reading, segment: u32) -> BoxFuture<'a, Result<Ready>> {
-        self.read(&reading.manifest, segment, &reading.projection).map_ok(Ready::from).boxed()
+    fn get<'a>(&'a self, reading: &'a Reading, segment: u32) -> BoxFuture<'a, Result<ReadySegment>> {
+        self.read(&reading.manifest, segment, &reading.projection).map_ok(ReadySegment::from).boxed()
     }
 }
 

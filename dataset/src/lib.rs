@@ -6,10 +6,12 @@
 //! * [`parquet`]: footers, the bytes of a segment's columns, and those decoded to one record batch.
 //! * [`schema`]: the Arrow schema that a dataset's segments have.
 //! * [`view`]: a split of a dataset, or a mix of several.
+//! * [`ready`]: a segment that is ready to be read.
 //! * [`stream`]: the messages that a ticket asks for, made of chosen rows of segments.
 
 pub mod freeze;
 pub mod parquet;
+pub mod ready;
 pub mod schema;
 pub mod source;
 pub mod stream;
@@ -17,5 +19,6 @@ pub mod view;
 
 pub use freeze::Frozen;
 pub use parquet::cost::Cost;
+pub use ready::{MemoryGuard, ReadySegment};
 pub use source::{Source, SourceCounters, SourceSettings, Urgency, jitter};
 pub use view::View;

@@ -10,18 +10,16 @@ mod maker;
 mod walk;
 pub mod wire;
 
-use arrow::array::{Array, ArrayData, RecordBatch};
 use arrow::datatypes::SchemaRef;
 use forebay_proto::manifest::Manifest;
 use forebay_proto::{Error, Result, v1};
 use futures::FutureExt;
 use futures::future::BoxFuture;
-use std::any::Any;
-use std::collections::HashMap;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use tokio::sync::mpsc;
 
+use crate::ready::{MemoryGuard, ReadySegment};
 use crate::stream::wire::Message;
 
 /// What is read of a dataset: some of its columns.
@@ -53,56 +51,10 @@ impl Reading {
     }
 }
 
-/// What must live as long as the bytes beside it are in use: their share of a memory budget, mostly.
-pub type Guard = Option<Arc<dyn Any + Send + Sync>>;
-
-/// A segment to read from. Whoever reads its bytes holds the guard too.
-#[derive(Debug, Clone)]
-pub struct Ready {
-    /// All rows of the segment in file order, with the columns that are read.
-    pub batch: Arc<RecordBatch>,
-    /// Accounts for the batch's memory.
-    pub guard: Guard,
-}
-
-impl From<Arc<RecordBatch>> for Ready {
-    fn from(batch: Arc<RecordBatch>) -> Self {
-        Self { batch, guard: None }
-    }
-}
-
-/// Lets go of segments off the async threads: whoever is the last to hold one frees or unmaps megabytes.
-pub fn let_go(segments: impl IntoIterator<Item = Ready> + Send + 'static) {
-    let drop_all = move || segments.into_iter().for_each(drop);
-    match tokio::runtime::Handle::try_current() {
-        Ok(runtime) => drop(runtime.spawn_blocking(drop_all)),
-        Err(_) => drop_all(),
-    }
-}
-
-/// Bytes of memory that a segment's buffers keep, each piece of memory once: all columns of a segment from another node lie
-/// in one.
-pub fn memory_bytes(segment: &RecordBatch) -> usize {
-    fn collect(data: &ArrayData, pieces: &mut HashMap<usize, usize>) {
-        let own = data.buffers().iter().chain(data.nulls().map(|nulls| nulls.buffer()));
-        pieces.extend(own.map(|buffer| (buffer.data_ptr().as_ptr() as usize, buffer.capacity())));
-        data.child_data().iter().for_each(|child| collect(child, pieces));
-    }
-    let mut pieces = HashMap::new();
-    segment.columns().iter().for_each(|column| collect(&column.to_data(), &mut pieces));
-    pieces.values().sum()
-}
-
 /// Where an answer gets its segments, and whom it tells how far it has come.
 pub trait Segments: Send + Sync + 'static {
     /// A segment with the columns of `reading`.
-    fn get<'a>(&'a self, reading: &'a Reading, segment: u32) -> BoxFuture<'a, Result<Ready>>;
-
-    /// Whether what was got is still what was checked: segments may lie in files, which others can damage while they are
-    /// read. Asked after each use, off the async threads; what is not sound any more is got anew.
-    fn is_sound(&self, _segment: &RecordBatch) -> bool {
-        true
-    }
+    fn get<'a>(&'a self, reading: &'a Reading, segment: u32) -> BoxFuture<'a, Result<ReadySegment>>;
 
     /// A plan's answer needs no row of a position before this one any more; after its last message it says `u64::MAX`.
     fn reached(&self, _position: u64) {}
@@ -113,7 +65,7 @@ pub trait Segments: Send + Sync + 'static {
     }
 
     /// Waits until there is memory for a message of about so many bytes; the message holds the guard.
-    fn room(&self, _bytes: usize) -> BoxFuture<'_, Guard> {
+    fn room(&self, _bytes: usize) -> BoxFuture<'_, MemoryGuard> {
         std::future::ready(None).boxed()
     }
 }

@@ -22,8 +22,9 @@ use crate::runtime::blocking;
 use arrow::array::{RecordBatch, RecordBatchOptions};
 use arrow::datatypes::{Field, Schema, SchemaRef};
 pub(crate) use copies::Stored;
-use forebay_dataset::stream::{Guard, Reading, Ready, Segments, memory_bytes};
-use forebay_dataset::{Source, Urgency, schema};
+use forebay_dataset::ready::{Verifier, memory_bytes};
+use forebay_dataset::stream::{Reading, Segments};
+use forebay_dataset::{ReadySegment, Source, Urgency, schema};
 use forebay_proto::manifest::{Manifest, SegmentId};
 use forebay_proto::{Error, Result};
 use futures::future::BoxFuture;
@@ -47,7 +48,7 @@ pub struct Cache {
 #[derive(Clone)]
 enum Landed {
     /// These columns.
-    Filled(Ready),
+    Filled(ReadySegment),
     /// None: some of them were found just before it began, or a copy of them did not come.
     Elsewhere,
     /// These columns could not be filled. That says nothing of others.
@@ -56,7 +57,7 @@ enum Landed {
 
 impl Landed {
     /// What came of filling `columns`.
-    fn of(filled: Result<Option<Ready>>, columns: Vec<String>) -> Self {
+    fn of(filled: Result<Option<ReadySegment>>, columns: Vec<String>) -> Self {
         match filled {
             Ok(Some(ready)) => Self::Filled(ready),
             Ok(None) => Self::Elsewhere,
@@ -120,9 +121,22 @@ struct Parts {
     overfull: Arc<AtomicBool>,
 }
 
+/// Asks the store whether the files behind a batch are still those that were mapped.
+#[derive(Debug)]
+struct OnDisk {
+    disk: Arc<DiskCache>,
+    batch: Arc<RecordBatch>,
+}
+
+impl Verifier for OnDisk {
+    fn is_sound(&self) -> bool {
+        self.disk.is_sound(&self.batch)
+    }
+}
+
 /// What a look found.
 struct Look {
-    found: Vec<Ready>,
+    found: Vec<ReadySegment>,
     missing: Vec<String>,
 }
 
@@ -217,7 +231,7 @@ impl Cache {
         segment: u32,
         mut prefetch: Option<Prefetch>,
         role: Option<Role>,
-    ) -> Result<Ready> {
+    ) -> Result<ReadySegment> {
         let id = reading.manifest.segment_id(segment)?;
         let rows = reading.manifest.segment(segment)?.total_rows;
         let is_prefetch = prefetch.is_some();
@@ -272,11 +286,15 @@ impl Cache {
 }
 
 impl Parts {
+    fn mapped(&self, batch: Arc<RecordBatch>) -> ReadySegment {
+        ReadySegment::in_file(batch.clone(), Arc::new(OnDisk { disk: self.disk.clone(), batch }))
+    }
+
     /// What is there of these columns. Touches the disk.
     fn look(&self, id: SegmentId, columns: Vec<String>) -> Look {
         let stored = self.disk.find(id, &columns);
-        let mut look =
-            Look { found: stored.parts.into_iter().map(Ready::from).collect(), missing: stored.missing };
+        let found = stored.parts.into_iter().map(|part| self.mapped(part)).collect();
+        let mut look = Look { found, missing: stored.missing };
         if !look.missing.is_empty() {
             for ready in self.transit.find(id) {
                 let has = |c: &String| ready.batch.column_by_name(c).is_some();
@@ -296,7 +314,7 @@ impl Parts {
         segment: u32,
         columns: Vec<String>,
         Wish { role, mut ahead }: Wish,
-    ) -> Result<Option<Ready>> {
+    ) -> Result<Option<ReadySegment>> {
         let manifest = &reading.manifest;
         let origin = origin(manifest, segment)?;
         let id = origin.id;
@@ -339,7 +357,7 @@ impl Parts {
         batch: RecordBatch,
         room: Option<Held>,
         mut filling: Held,
-    ) -> Result<Ready> {
+    ) -> Result<ReadySegment> {
         // A footer may say less than there is: then what is beyond it counts too.
         let bytes = memory_bytes(&batch) as u64;
         filling.resize(bytes);
@@ -355,7 +373,7 @@ impl Parts {
             self.plans.left_memory(id);
             self.events.record(Event::Stored);
             self.stored.note(id);
-            return Ok(mapped.into());
+            return Ok(self.mapped(mapped));
         }
         if !pass.is_empty()
             && kept.is_ok()
@@ -379,7 +397,7 @@ impl Parts {
         {
             self.events.record(Event::Stored);
             self.stored.note(id);
-            return Ok(mapped.into());
+            return Ok(self.mapped(mapped));
         }
         self.events.record(Event::Bypassed);
         let held = self.memory.transit.hold_anyway(bytes);
@@ -391,17 +409,13 @@ impl Parts {
                  needed again; a larger --memory-bytes or --cache-bytes, or a smaller window, helps"
             );
         }
-        Ok(Ready { batch: Arc::new(batch), guard: Some(Arc::new(held)) })
+        Ok(ReadySegment::in_memory(Arc::new(batch), Some(Arc::new(held))))
     }
 }
 
 impl Segments for Cache {
-    fn get<'a>(&'a self, reading: &'a Reading, segment: u32) -> BoxFuture<'a, Result<Ready>> {
+    fn get<'a>(&'a self, reading: &'a Reading, segment: u32) -> BoxFuture<'a, Result<ReadySegment>> {
         Box::pin(self.read(reading, segment, None, None))
-    }
-
-    fn is_sound(&self, segment: &RecordBatch) -> bool {
-        self.parts.disk.is_sound(segment)
     }
 }
 
@@ -413,7 +427,7 @@ fn origin(manifest: &Manifest, segment: u32) -> Result<Origin> {
 }
 
 /// The wanted columns out of parts that hold them all.
-fn compose(wanted: &SchemaRef, parts: &[Ready], rows: u64) -> Result<Ready> {
+fn compose(wanted: &SchemaRef, parts: &[ReadySegment], rows: u64) -> Result<ReadySegment> {
     if let [only] = parts
         && only.batch.schema().fields() == wanted.fields()
     {
@@ -433,9 +447,7 @@ fn compose(wanted: &SchemaRef, parts: &[Ready], rows: u64) -> Result<Ready> {
     let options = RecordBatchOptions::new().with_row_count(Some(rows as usize));
     let plain: SchemaRef = Arc::new(Schema::new(wanted.fields().clone()));
     let batch = RecordBatch::try_new_with_options(plain, columns, &options).map_err(unfit)?;
-    let guards: Vec<_> = parts.iter().filter_map(|p| p.guard.clone()).collect();
-    let guard: Guard = if guards.is_empty() { None } else { Some(Arc::new(guards)) };
-    Ok(Ready { batch: Arc::new(batch), guard })
+    Ok(ReadySegment::composed(Arc::new(batch), parts))
 }
 
 #[cfg(test)]

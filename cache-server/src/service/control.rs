@@ -5,8 +5,9 @@ use crate::disk::dirs::{DirStatus, Health};
 use crate::disk::policy::Role;
 use crate::node::Node;
 use crate::runtime::blocking;
+use forebay_dataset::ready::drop_aside;
 use forebay_dataset::source;
-use forebay_dataset::stream::{Reading, Segments, let_go};
+use forebay_dataset::stream::{Reading, Segments};
 use forebay_proto::manifest::Segment;
 use forebay_proto::v1::cache_server::Cache as Service;
 use forebay_proto::{Error, v1};
@@ -234,7 +235,7 @@ async fn load(
     let mut filled = futures::stream::iter(wanted.clone())
         .map(|s| async move {
             let ready = node.cache.get(reading, s).await?;
-            let_go([ready]);
+            drop_aside([ready]);
             Ok::<_, Error>(s)
         })
         .buffer_unordered(LOAD_CONCURRENCY);

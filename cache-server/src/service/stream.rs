@@ -4,9 +4,8 @@ use crate::cluster::hot::Heat;
 use crate::read::budget::Held;
 use crate::read::cache::Cache;
 use crate::read::plans::Announced;
-use arrow::array::RecordBatch;
-use forebay_dataset::Urgency;
-use forebay_dataset::stream::{Guard, Reading, Ready, Segments};
+use forebay_dataset::stream::{Reading, Segments};
+use forebay_dataset::{MemoryGuard, ReadySegment, Urgency};
 use forebay_proto::{Error, Result};
 use futures::FutureExt;
 use futures::future::BoxFuture;
@@ -78,17 +77,13 @@ impl Drop for MessageRoom {
 }
 
 impl Segments for StreamSegments {
-    fn get<'a>(&'a self, reading: &'a Reading, segment: u32) -> BoxFuture<'a, Result<Ready>> {
+    fn get<'a>(&'a self, reading: &'a Reading, segment: u32) -> BoxFuture<'a, Result<ReadySegment>> {
         if self.held_only && !reading.manifest.segment_id(segment).is_ok_and(|id| self.cache.has(reading, id))
         {
             let lacks = Error::retry(format!("segment {segment} is not held here"));
             return std::future::ready(Err(lacks)).boxed();
         }
         self.cache.get(reading, segment)
-    }
-
-    fn is_sound(&self, segment: &RecordBatch) -> bool {
-        self.cache.is_sound(segment)
     }
 
     fn reached(&self, position: u64) {
@@ -101,10 +96,10 @@ impl Segments for StreamSegments {
         self.cache.memory().held_bytes() as usize
     }
 
-    fn room(&self, bytes: usize) -> BoxFuture<'_, Guard> {
+    fn room(&self, bytes: usize) -> BoxFuture<'_, MemoryGuard> {
         async move {
             self.heat.pay(bytes as u64).await;
-            let guard: Guard = Some(Arc::new(self.message_room(bytes as u64).await));
+            let guard: MemoryGuard = Some(Arc::new(self.message_room(bytes as u64).await));
             guard
         }
         .boxed()

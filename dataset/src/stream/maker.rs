@@ -1,6 +1,7 @@
 //! Messages made of rows: the segments that they need are held, the rows gathered, the message sent.
 
-use super::{Budget, Reading, Ready, Segments, let_go, memory_bytes};
+use super::{Budget, Reading, Segments};
+use crate::ready::{ReadySegment, drop_aside};
 use crate::stream::gather::{Pick, gather};
 use crate::stream::wire::Message;
 use arrow::array::RecordBatch;
@@ -33,7 +34,7 @@ pub(super) struct Maker {
     pub budget: Budget,
     pub sender: mpsc::Sender<Result<Message>>,
     /// Segments that the last message used.
-    pub held: HashMap<u32, Ready>,
+    pub held: HashMap<u32, ReadySegment>,
     /// Body bytes for each byte that the manifest estimates, as in the last message; 1 before it.
     pub share: f64,
 }
@@ -65,7 +66,7 @@ impl Collected {
 
 impl Drop for Maker {
     fn drop(&mut self) {
-        let_go(std::mem::take(&mut self.held).into_values());
+        drop_aside(std::mem::take(&mut self.held).into_values());
     }
 }
 
@@ -86,9 +87,9 @@ impl Maker {
         let gone: Vec<_> = self.held.extract_if(|segment, _| !wanted.contains(segment)).collect();
         let missing: Vec<u32> = wanted.iter().filter(|s| !self.held.contains_key(s)).copied().collect();
         let (most, mut bytes) =
-            (self.segments.held_bytes(), self.held.values().map(own_bytes).sum::<usize>());
+            (self.segments.held_bytes(), self.held.values().map(ReadySegment::own_bytes).sum::<usize>());
         let at_once = self.at_once(&missing, most.saturating_sub(bytes))?;
-        let gone: Vec<Ready> = gone.into_iter().map(|(_, ready)| ready).collect();
+        let gone: Vec<ReadySegment> = gone.into_iter().map(|(_, ready)| ready).collect();
         if at_once == 1 && !gone.is_empty() {
             // Only what is freed makes room.
             blocking(move || {
@@ -97,7 +98,7 @@ impl Maker {
             })
             .await?;
         } else {
-            let_go(gone);
+            drop_aside(gone);
         }
         let full = AtomicBool::new(bytes > most);
         let gets = missing.into_iter().take_while(|_| !full.load(Relaxed)).map(|segment| {
@@ -117,7 +118,7 @@ impl Maker {
         });
         let mut got = stream::iter(gets).buffer_unordered(at_once);
         while let Some((segment, ready)) = got.try_next().await? {
-            bytes += own_bytes(&ready);
+            bytes += ready.own_bytes();
             // Others use the same memory.
             full.fetch_or(bytes > self.segments.held_bytes(), Relaxed);
             self.held.insert(segment, ready);
@@ -140,7 +141,7 @@ impl Maker {
         let collected = Arc::new(collected);
         for _ in 0..ATTEMPTS {
             let Some(message) = self.message(&collected).await? else {
-                let_go(std::mem::take(&mut self.held).into_values());
+                drop_aside(std::mem::take(&mut self.held).into_values());
                 continue;
             };
             if collected.bytes > 0.0 {
@@ -165,7 +166,7 @@ impl Maker {
             let (sources, picks) = self.picks(collected)?;
             let (rows, places) =
                 (collected.clone(), picks.into_iter().map(|(_, pick)| pick).collect::<Vec<_>>());
-            let make = move |sources: &[Ready]| message(gathered(&schema, sources, &places)?, &rows);
+            let make = move |sources: &[ReadySegment]| message(gathered(&schema, sources, &places)?, &rows);
             return Ok(self.made_of(sources, make).await?.map(|m| m.guarded(room)));
         }
         let (mut parts, mut order) = (Vec::new(), vec![(0, 0); collected.samples.len()]);
@@ -176,7 +177,7 @@ impl Maker {
             }
             let (schema, places) =
                 (schema.clone(), picks.into_iter().map(|(_, pick)| pick).collect::<Vec<_>>());
-            let make = move |sources: &[Ready]| gathered(&schema, sources, &places);
+            let make = move |sources: &[ReadySegment]| gathered(&schema, sources, &places);
             let Some(part) = self.made_of(sources, make).await? else { return Ok(None) };
             parts.push(part);
             if left.is_empty() {
@@ -191,9 +192,9 @@ impl Maker {
 
     /// The segments that are held, and of the collected rows those that lie in them: which each is, and where.
     #[expect(clippy::type_complexity, reason = "two lists, taken apart where they are made")]
-    fn picks(&self, collected: &Collected) -> Result<(Vec<Ready>, Vec<(usize, Pick)>)> {
+    fn picks(&self, collected: &Collected) -> Result<(Vec<ReadySegment>, Vec<(usize, Pick)>)> {
         let mut places = HashMap::with_capacity(self.held.len());
-        let mut sources: Vec<Ready> = Vec::with_capacity(self.held.len());
+        let mut sources: Vec<ReadySegment> = Vec::with_capacity(self.held.len());
         for (segment, ready) in &self.held {
             let skip = self.reading.manifest.segment(*segment)?.skip as usize;
             places.insert(*segment, (sources.len(), skip));
@@ -209,14 +210,13 @@ impl Maker {
     /// Something made of segments; `None` if one of them was damaged meanwhile, whatever came of it.
     async fn made_of<T: Send + 'static>(
         &self,
-        sources: Vec<Ready>,
-        make: impl FnOnce(&[Ready]) -> Result<T> + Send + 'static,
+        sources: Vec<ReadySegment>,
+        make: impl FnOnce(&[ReadySegment]) -> Result<T> + Send + 'static,
     ) -> Result<Option<T>> {
-        let segments = self.segments.clone();
         blocking(move || {
             // Damaged offsets may make it panic.
             let made = std::panic::catch_unwind(AssertUnwindSafe(|| make(&sources)));
-            if !sources.iter().all(|source| segments.is_sound(&source.batch)) {
+            if !sources.iter().all(ReadySegment::verify) {
                 return Ok(None);
             }
             made.unwrap_or_else(|_| Err(Error::corrupt("gathering rows failed: the log says why"))).map(Some)
@@ -247,7 +247,7 @@ impl Maker {
             });
             match made.await? {
                 Some(message) => return Ok(message),
-                None => let_go(std::mem::take(&mut self.held).into_values()),
+                None => drop_aside(std::mem::take(&mut self.held).into_values()),
             }
         }
         Err(unsound(&self.reading.manifest))
@@ -259,12 +259,7 @@ impl Maker {
     }
 }
 
-/// Bytes that a segment takes of the process's memory, in which it lies by itself rather than in a file.
-fn own_bytes(ready: &Ready) -> usize {
-    if ready.guard.is_some() { memory_bytes(&ready.batch) } else { 0 }
-}
-
-fn gathered(schema: &SchemaRef, sources: &[Ready], picks: &[Pick]) -> Result<RecordBatch> {
+fn gathered(schema: &SchemaRef, sources: &[ReadySegment], picks: &[Pick]) -> Result<RecordBatch> {
     gather(schema, &sources.iter().map(|r| r.batch.as_ref()).collect::<Vec<_>>(), picks)
 }
 

@@ -1,6 +1,7 @@
 //! Answers against the plan's own words: every slot of every step, in order, with the right values.
 
 use super::*;
+use crate::ready::Verifier;
 use arrow::array::{ArrayRef, Int64Array, RecordBatch, StringArray};
 use forebay_proto::digest::OrderDigest;
 use forebay_proto::manifest::{Object, SegmentSize};
@@ -28,7 +29,7 @@ fn batch(first: i64, rows: u64) -> RecordBatch {
 }
 
 impl Segments for Made {
-    fn get<'a>(&'a self, reading: &'a Reading, segment: u32) -> BoxFuture<'a, Result<Ready>> {
+    fn get<'a>(&'a self, reading: &'a Reading, segment: u32) -> BoxFuture<'a, Result<ReadySegment>> {
         async move {
             self.asked.lock().push(segment);
             let s = reading.manifest.segment(segment)?;
@@ -245,7 +246,7 @@ async fn mistakes_are_named() {
 async fn an_answer_that_breaks_off_is_an_error() {
     struct Broken;
     impl Segments for Broken {
-        fn get<'a>(&'a self, _: &'a Reading, segment: u32) -> BoxFuture<'a, Result<Ready>> {
+        fn get<'a>(&'a self, _: &'a Reading, segment: u32) -> BoxFuture<'a, Result<ReadySegment>> {
             match segment {
                 0 => async { Ok(Arc::new(batch(0, 5)).into()) }.boxed(),
                 _ => panic!("for the test"),
@@ -276,7 +277,7 @@ async fn a_reader_that_leaves_ends_the_work() {
 async fn messages_keep_their_size_when_rows_grow() {
     struct Growing;
     impl Segments for Growing {
-        fn get<'a>(&'a self, reading: &'a Reading, segment: u32) -> BoxFuture<'a, Result<Ready>> {
+        fn get<'a>(&'a self, reading: &'a Reading, segment: u32) -> BoxFuture<'a, Result<ReadySegment>> {
             async move {
                 let s = reading.manifest.segment(segment)?;
                 let ids = s.first_row as i64..(s.first_row + s.rows) as i64;
@@ -338,23 +339,30 @@ async fn a_rank_without_rows_in_most_segments_still_reads_ahead() {
 struct Rotting(Arc<Made>);
 
 impl Segments for Rotting {
-    fn get<'a>(&'a self, reading: &'a Reading, segment: u32) -> BoxFuture<'a, Result<Ready>> {
+    fn get<'a>(&'a self, reading: &'a Reading, segment: u32) -> BoxFuture<'a, Result<ReadySegment>> {
         async move {
             let good = self.0.get(reading, segment).await?;
             let asked = self.0.asked.lock().iter().filter(|s| **s == segment).count();
-            match asked % 2 {
+            let batch = match asked % 2 {
                 1 => {
                     let wrong = batch(-1_000_000, good.batch.num_rows() as u64);
-                    Ok(Arc::new(wrong.project(&reading.projection).unwrap()).into())
+                    Arc::new(wrong.project(&reading.projection).unwrap())
                 }
-                _ => Ok(good),
-            }
+                _ => good.batch,
+            };
+            Ok(ReadySegment::in_file(batch.clone(), Arc::new(Signs(batch))))
         }
         .boxed()
     }
+}
 
-    fn is_sound(&self, segment: &RecordBatch) -> bool {
-        let ids = segment.column_by_name("id").unwrap();
+/// Takes negative numbers for damage.
+#[derive(Debug)]
+struct Signs(Arc<RecordBatch>);
+
+impl Verifier for Signs {
+    fn is_sound(&self) -> bool {
+        let ids = self.0.column_by_name("id").unwrap();
         arrow::array::AsArray::as_primitive::<arrow::datatypes::Int64Type>(ids).value(0) >= 0
     }
 }
@@ -389,13 +397,13 @@ impl Drop for Counted {
 }
 
 impl Segments for Tight {
-    fn get<'a>(&'a self, reading: &'a Reading, segment: u32) -> BoxFuture<'a, Result<Ready>> {
+    fn get<'a>(&'a self, reading: &'a Reading, segment: u32) -> BoxFuture<'a, Result<ReadySegment>> {
         async move {
-            let Ready { batch, .. } = self.made.get(reading, segment).await?;
+            let ReadySegment { batch, .. } = self.made.get(reading, segment).await?;
             let mut held = self.held.lock();
             held.0 += 1;
             held.1 = held.1.max(held.0);
-            Ok(Ready { batch, guard: Some(Arc::new(Counted(self.held.clone()))) })
+            Ok(ReadySegment::in_memory(batch, Some(Arc::new(Counted(self.held.clone())))))
         }
         .boxed()
     }

@@ -1,7 +1,7 @@
 //! The walks behind the answers: which rows come next, and how they become messages.
 
 use super::maker::{CONCURRENCY, Collected, MESSAGE_ROWS, Maker};
-use super::{Ready, let_go};
+use crate::ready::{ReadySegment, drop_aside};
 use arrow::array::RecordBatch;
 use forebay_proto::manifest::Manifest;
 use forebay_proto::plan::steps::{Cut, Slot, Steps};
@@ -149,7 +149,8 @@ impl Ahead {
                 }
                 let (segments, reading) = (segments.clone(), reading.clone());
                 // What fails here fails again, and is reported, when the walk needs it.
-                under_way.spawn(async move { segments.get(&reading, segment).await.map(|r| let_go([r])) });
+                under_way
+                    .spawn(async move { segments.get(&reading, segment).await.map(|r| drop_aside([r])) });
             }
             while under_way.join_next().await.is_some() {}
         });
@@ -187,7 +188,7 @@ pub(super) async fn scan(mut maker: Maker, limit: u64) -> Result<()> {
             break;
         }
         maker.hold(&HashSet::from([segment])).await?;
-        let Some(Ready { batch, .. }) = maker.held.get(&segment).cloned() else { continue };
+        let Some(ReadySegment { batch, .. }) = maker.held.get(&segment).cloned() else { continue };
         let part = maker.reading.manifest.segment(segment)?;
         let rows = part.rows.min(left) as usize;
         let bytes = used_bytes(&batch) / batch.num_rows().max(1);

@@ -3,7 +3,7 @@
 //! A [`Message`] is one `FlightData` before protobuf framing: an IPC RecordBatch header, our `MessageMeta`, and the body
 //! as the Arrow buffers themselves, uncopied. Dictionaries and compression do not occur.
 
-use crate::stream::Guard;
+use crate::ready::MemoryGuard;
 use arrow::array::RecordBatch;
 use arrow::buffer::Buffer;
 use arrow::datatypes::{Schema, SchemaRef};
@@ -45,10 +45,10 @@ impl Message {
     }
 
     /// The message, its body holding `guard` until the last byte of it is let go.
-    pub fn guarded(mut self, guard: Guard) -> Self {
+    pub fn guarded(mut self, guard: MemoryGuard) -> Self {
         struct Guarded {
             bytes: Bytes,
-            _guard: Guard,
+            _guard: MemoryGuard,
         }
         impl AsRef<[u8]> for Guarded {
             fn as_ref(&self) -> &[u8] {

@@ -6,7 +6,8 @@ use crate::disk::file::{Encoded, Origin};
 use crate::disk::policy::{Admit, Role};
 use crate::runtime::blocking;
 use arrow::datatypes::{Schema, SchemaRef};
-use forebay_dataset::stream::{Guard, Reading, Ready};
+use forebay_dataset::stream::Reading;
+use forebay_dataset::{MemoryGuard, ReadySegment};
 use forebay_proto::manifest::SegmentId;
 use forebay_proto::{Error, Result, v1};
 use parking_lot::{Mutex, MutexGuard};
@@ -61,15 +62,23 @@ impl Cache {
         self.parts.disk.holds(id, columns)
     }
 
-    /// Columns of a segment for another node, and what must live as long as they do, from what is held;
-    /// `NotFound` if something is missing.
-    pub(crate) async fn held_file(&self, id: SegmentId, columns: Vec<String>) -> Result<(Encoded, Guard)> {
+    /// Columns of a segment for another node, and what must live as long as they do, from what is held; `NotFound` if
+    /// something is missing.
+    pub(crate) async fn held_file(
+        &self,
+        id: SegmentId,
+        columns: Vec<String>,
+    ) -> Result<(Encoded, MemoryGuard)> {
         let parts = self.parts.clone();
         blocking(move || parts.file_of(id, &columns)).await?
     }
 
     /// The same of a segment that this node owns, filled if need be.
-    pub(crate) async fn filled_file(&self, reading: &Reading, segment: u32) -> Result<(Encoded, Guard)> {
+    pub(crate) async fn filled_file(
+        &self,
+        reading: &Reading,
+        segment: u32,
+    ) -> Result<(Encoded, MemoryGuard)> {
         let columns: Vec<String> = reading.columns().cloned().collect();
         let origin = origin(&reading.manifest, segment)?;
         let is_owner = self.parts.peers.role(origin.id, &origin.object) == Role::Primary;
@@ -117,22 +126,23 @@ impl Parts {
         from: &str,
         item: &v1::CopyItem,
         allowed: impl Fn(&str) -> Result<()> + Send + 'static,
-    ) -> Result<Option<Ready>> {
+    ) -> Result<Option<ReadySegment>> {
         let (origin, batch, room) = self.peers.copy(from, item, &self.memory.prefetch).await?;
+        let parts = self.clone();
         let written = blocking(move || {
             allowed(&origin.object)?;
-            let role = self.peers.role(origin.id, &origin.object);
-            let written = self.disk.write(&origin, &batch, Admit::IfFree, role);
+            let role = parts.peers.role(origin.id, &origin.object);
+            let written = parts.disk.write(&origin, &batch, Admit::IfFree, role);
             drop((batch, room));
             written
         });
         Ok(match written.await?? {
-            Written::Mapped(mapped) => Some(mapped.into()),
+            Written::Mapped(mapped) => Some(self.mapped(mapped)),
             Written::NotWorthIt | Written::NoRoom => None,
         })
     }
 
-    fn file_of(&self, id: SegmentId, columns: &[String]) -> Result<(Encoded, Guard)> {
+    fn file_of(&self, id: SegmentId, columns: &[String]) -> Result<(Encoded, MemoryGuard)> {
         let lacks = || Error::not_found(format!("segment {id} is not held here"));
         let look = self.look(id, columns.to_vec());
         if !look.missing.is_empty() {
@@ -150,9 +160,9 @@ impl Parts {
     }
 
     /// As a segment file. `Retry` if the one behind it changed meanwhile.
-    fn encode(&self, origin: &Origin, ready: &Ready) -> Result<(Encoded, Guard)> {
+    fn encode(&self, origin: &Origin, ready: &ReadySegment) -> Result<(Encoded, MemoryGuard)> {
         let encoded = Encoded::new(origin, &ready.batch)?;
-        match self.disk.is_sound(&ready.batch) {
+        match ready.verify() {
             true => Ok((encoded, ready.guard.clone())),
             false => Err(Error::retry(format!("segment {} changed while it was read", origin.id))),
         }

@@ -5,7 +5,7 @@ use crate::disk::file::Origin;
 use crate::read::budget::{Held, Room};
 use crate::read::plans::{Pass, Plans};
 use arrow::array::RecordBatch;
-use forebay_dataset::stream::Ready;
+use forebay_dataset::ReadySegment;
 use forebay_proto::manifest::SegmentId;
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashMap;
@@ -23,7 +23,7 @@ pub(super) struct Transit {
 struct Entry {
     origin: Origin,
     pass: Arc<Pass>,
-    parts: Vec<Ready>,
+    parts: Vec<ReadySegment>,
 }
 
 impl Transit {
@@ -32,7 +32,7 @@ impl Transit {
     }
 
     /// What is in transit of a segment.
-    pub fn find(&self, id: SegmentId) -> Vec<Ready> {
+    pub fn find(&self, id: SegmentId) -> Vec<ReadySegment> {
         self.entries().get(&id).map(|e| e.parts.clone()).unwrap_or_default()
     }
 
@@ -51,9 +51,9 @@ impl Transit {
     }
 
     /// Keeps columns of a segment until its pass is over.
-    pub fn put(&self, origin: &Origin, batch: RecordBatch, pass: Arc<Pass>, held: Held) -> Ready {
+    pub fn put(&self, origin: &Origin, batch: RecordBatch, pass: Arc<Pass>, held: Held) -> ReadySegment {
         let id = origin.id;
-        let ready = Ready { batch: Arc::new(batch), guard: Some(Arc::new(held)) };
+        let ready = ReadySegment::in_memory(Arc::new(batch), Some(Arc::new(held)));
         self.plans.keep_in_memory(id, pass.clone());
         let mut entries = self.entries();
         let new = || Entry { origin: origin.clone(), pass: pass.clone(), parts: Vec::new() };

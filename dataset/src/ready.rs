@@ -1,0 +1,89 @@
+//! A segment that is ready to be read: its rows, and what its reader owes for them.
+//!
+//! A segment lies in this process's own memory, or in a file that is mapped. Its memory is accounted for by a guard. A
+//! mapped file can be damaged by others while it is read: its verifier says after the use whether the bytes were still
+//! those that had been checked. Readers call [`ReadySegment::verify`] and know nothing of files.
+
+use arrow::array::{Array, ArrayData, RecordBatch};
+use std::any::Any;
+use std::collections::HashMap;
+use std::fmt::Debug;
+use std::sync::Arc;
+
+/// Lives as long as the bytes beside it are in use: mostly their share of a memory budget.
+pub type MemoryGuard = Option<Arc<dyn Any + Send + Sync>>;
+
+/// Checks a segment whose bytes others can change.
+pub trait Verifier: Debug + Send + Sync {
+    /// Whether the bytes are still those that were checked. May ask the disk: not for an async thread.
+    fn is_sound(&self) -> bool;
+}
+
+/// A segment to read from. Who reads its bytes holds the guard too.
+#[derive(Debug, Clone)]
+pub struct ReadySegment {
+    /// All rows of the segment in file order, with the columns that are read.
+    pub batch: Arc<RecordBatch>,
+    /// Accounts for the batch's memory.
+    pub guard: MemoryGuard,
+    verifiers: Vec<Arc<dyn Verifier>>,
+}
+
+impl From<Arc<RecordBatch>> for ReadySegment {
+    fn from(batch: Arc<RecordBatch>) -> Self {
+        Self::in_memory(batch, None)
+    }
+}
+
+impl ReadySegment {
+    /// A segment in this process's own memory, accounted for by `guard`.
+    pub fn in_memory(batch: Arc<RecordBatch>, guard: MemoryGuard) -> Self {
+        Self { batch, guard, verifiers: Vec::new() }
+    }
+
+    /// A segment in a mapped file, which takes none of the process's own memory.
+    pub fn in_file(batch: Arc<RecordBatch>, verifier: Arc<dyn Verifier>) -> Self {
+        Self { batch, guard: None, verifiers: vec![verifier] }
+    }
+
+    /// A batch made of columns of several segments, which lives as long as they do.
+    pub fn composed(batch: Arc<RecordBatch>, parts: &[Self]) -> Self {
+        let guards: Vec<_> = parts.iter().filter_map(|part| part.guard.clone()).collect();
+        let guard: MemoryGuard = if guards.is_empty() { None } else { Some(Arc::new(guards)) };
+        let verifiers = parts.iter().flat_map(|part| part.verifiers.clone()).collect();
+        Self { batch, guard, verifiers }
+    }
+
+    /// Whether the segment is still what was checked. To be asked once after each use, before anything is made of what
+    /// was read: what is not sound any more has to be got again. Not for an async thread.
+    pub fn verify(&self) -> bool {
+        self.verifiers.iter().all(|verifier| verifier.is_sound())
+    }
+
+    /// Bytes that the segment takes of the process's own memory; 0 if it lies in a file.
+    pub fn own_bytes(&self) -> usize {
+        if self.guard.is_some() { memory_bytes(&self.batch) } else { 0 }
+    }
+}
+
+/// Drops segments off the async threads: the last holder of one frees or unmaps megabytes.
+pub fn drop_aside(segments: impl IntoIterator<Item = ReadySegment> + Send + 'static) {
+    let drop_all = move || segments.into_iter().for_each(drop);
+    match tokio::runtime::Handle::try_current() {
+        Ok(runtime) => drop(runtime.spawn_blocking(drop_all)),
+        Err(_) => drop_all(),
+    }
+}
+
+/// Bytes of memory that a segment's buffers keep, each piece of memory once: all columns of a segment from another node
+/// lie in one.
+pub fn memory_bytes(segment: &RecordBatch) -> usize {
+    fn collect(data: &ArrayData, pieces: &mut HashMap<usize, usize>) {
+        let own = data.buffers().iter().chain(data.nulls().map(|nulls| nulls.buffer()));
+        pieces.extend(own.map(|buffer| (buffer.data_ptr().as_ptr() as usize, buffer.capacity())));
+        data.child_data().iter().for_each(|child| collect(child, pieces));
+    }
+    let mut pieces = HashMap::new();
+    segment.columns().iter().for_each(|column| collect(&column.to_data(), &mut pieces));
+    pieces.values().sum()
+}
