@@ -1,49 +1,17 @@
-//! Where data comes from: the cache, or the store itself.
-//!
-//! An [`Access`] is cheap to clone and connects when first used, so making one never waits. The first failure to reach
-//! the cache comes within [`CONNECT_TIMEOUT`] and names the endpoint. Failover between nodes is not its concern.
+//! Where data comes from: a cache, or the object store without one.
 
-use crate::counters::Readings;
 use crate::direct::{self, Direct};
 use crate::endpoints::Endpoints;
-use crate::survey;
 use forebay_dataset::SourceSettings;
-use forebay_proto::v1::StatusReply;
-use forebay_proto::v1::cache_client::CacheClient;
-use forebay_proto::{Error, Kind, Result};
-use std::sync::{Arc, OnceLock};
-use std::time::Duration;
-use tokio::time::{Instant, sleep};
-use tonic::transport::{Channel, Endpoint};
-use tonic::{Code, Status};
-use tonic_health::pb::HealthCheckRequest;
-use tonic_health::pb::health_check_response::ServingStatus;
-use tonic_health::pb::health_client::HealthClient;
+use forebay_proto::Result;
 
-/// How long a connection to a cache node may take to come about.
-pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-
-/// A silent connection is probed this often, and given up when a probe goes unanswered as long again.
-const KEEP_ALIVE: Duration = Duration::from_secs(10);
-
-/// Where data comes from.
+/// Where data comes from. Cheap to clone.
 #[derive(Debug, Clone)]
 pub enum Access {
-    /// Through the cache.
+    /// Through a cache.
     Endpoint(Endpoints),
-    /// From the store itself, with the decode path that the cache has.
+    /// From the object store, decoded in this process with the cache's own code.
     Direct(Direct),
-}
-
-/// A node of the cache and the connection to it. Nodes are the same if they are at the same URL.
-#[derive(Debug, Clone)]
-pub struct Node(Arc<Inner>);
-
-#[derive(Debug)]
-struct Inner {
-    url: String,
-    endpoint: Endpoint,
-    channel: OnceLock<Channel>,
 }
 
 impl Access {
@@ -53,210 +21,8 @@ impl Access {
         Endpoints::parse(urls).map(Access::Endpoint)
     }
 
-    /// The store itself; an error if the settings contradict each other.
+    /// The object store without a cache; `Invalid` if the settings contradict each other.
     pub fn direct(settings: SourceSettings) -> Result<Self> {
         Direct::new(settings, direct::MEMORY_BYTES).map(Access::Direct)
-    }
-
-    /// The counters of whoever reads the store: of each node that answers, or of this process. Differences tell what a
-    /// stretch of reading cost; with a cache that others use at the same time, their part is in it.
-    pub async fn readings(&self) -> Result<Readings> {
-        let mut readings = Readings::default();
-        match self {
-            Access::Endpoint(nodes) => {
-                let asked = match survey::survey(nodes).await {
-                    Err(e) if e.kind == Kind::Retry && nodes.fallback().is_some() => Vec::new(),
-                    asked => asked?.1,
-                };
-                for one in asked {
-                    if let (node, Ok(StatusReply { counters: Some(counters), uptime_s, .. })) =
-                        (one.node, one.status)
-                    {
-                        let who = format!("{} at {}", node.name, node.address);
-                        readings.add(who, counters, Instant::now(), Duration::from_secs(uptime_s));
-                    }
-                }
-                if let Some(direct) = nodes.fallback() {
-                    readings.add_own(direct.counters());
-                }
-            }
-            Access::Direct(direct) => readings.add_own(direct.counters()),
-        }
-        Ok(readings)
-    }
-
-    /// The same in the middle of a run, which must not end because the node is away for less than `patience`.
-    pub async fn readings_within(&self, patience: Duration) -> Result<Readings> {
-        let (since, mut pause) = (Instant::now(), Duration::from_millis(50));
-        loop {
-            match self.readings().await {
-                Err(e) if e.kind == Kind::Retry && since.elapsed() < patience => sleep(pause).await,
-                answer => return answer,
-            }
-            pause = (pause * 2).min(Duration::from_secs(2));
-        }
-    }
-}
-
-impl PartialEq for Node {
-    fn eq(&self, other: &Self) -> bool {
-        self.url() == other.url()
-    }
-}
-
-impl Eq for Node {}
-
-impl Node {
-    /// See [`Access::endpoint`].
-    pub fn new(url: &str) -> Result<Self> {
-        let url = normal(url)?;
-        let endpoint = Endpoint::from_shared(url.clone())
-            .map_err(|_| not_an_address(&url))?
-            .user_agent(concat!("forebay/", env!("CARGO_PKG_VERSION")))
-            .map_err(|e| Error::invalid(format!("cannot name this client to {url}: {e}")))?
-            .connect_timeout(CONNECT_TIMEOUT)
-            .tcp_nodelay(true)
-            .http2_keep_alive_interval(KEEP_ALIVE)
-            .keep_alive_timeout(KEEP_ALIVE)
-            .keep_alive_while_idle(true)
-            .initial_stream_window_size(8 << 20)
-            .initial_connection_window_size(16 << 20);
-        Ok(Self(Arc::new(Inner { url, endpoint, channel: OnceLock::new() })))
-    }
-
-    /// `http://host:port`.
-    pub fn url(&self) -> &str {
-        &self.0.url
-    }
-
-    /// The shared connection, made when first used. Call it within a Tokio runtime.
-    pub fn channel(&self) -> Channel {
-        self.0.channel.get_or_init(|| self.0.endpoint.connect_lazy()).clone()
-    }
-
-    /// The cache's own services. Replies may be of any size: manifests of big datasets are.
-    pub fn client(&self) -> CacheClient<Channel> {
-        CacheClient::new(self.channel()).max_decoding_message_size(usize::MAX)
-    }
-
-    /// What the node holds and has done.
-    pub async fn status(&self) -> Result<StatusReply> {
-        let reply = self.client().status(forebay_proto::v1::StatusRequest {}).await;
-        reply.map(tonic::Response::into_inner).map_err(|s| self.error(s))
-    }
-
-    /// Whether the node says, within `limit`, that it serves. Costs it next to nothing: this tells one that is slow from
-    /// one that is dead.
-    pub async fn is_serving(&self, limit: Duration) -> bool {
-        let mut health = HealthClient::new(self.channel());
-        match tokio::time::timeout(limit, health.check(HealthCheckRequest::default())).await {
-            Ok(Ok(reply)) => reply.into_inner().status() == ServingStatus::Serving,
-            // Who answers lives, whatever it thinks of the question.
-            Ok(Err(status)) => root_cause(&status).is_none(),
-            Err(_) => false,
-        }
-    }
-
-    /// The error behind a failed call: the node's own, or one that names the endpoint which could not be reached.
-    pub fn error(&self, status: Status) -> Error {
-        let url = self.url();
-        let Some(cause) = root_cause(&status) else {
-            return match status.code() {
-                Code::Unimplemented => Error::invalid(format!(
-                    "{url} does not know this call: is it a forebay-server of the same version?"
-                )),
-                _ => Error::from(status),
-            };
-        };
-        let advice = "check --endpoint and that forebay-server runs there";
-        Error::new(Kind::Retry, format!("cannot reach the cache at {url}: {cause}: {advice}"))
-    }
-}
-
-/// The innermost cause of a failure on this side; `None` when the other side answered with an error.
-fn root_cause(status: &Status) -> Option<String> {
-    let mut cause: &dyn std::error::Error = std::error::Error::source(status)?;
-    while let Some(inner) = cause.source() {
-        cause = inner;
-    }
-    match cause.to_string() {
-        text if text == "deadline has elapsed" => {
-            Some(format!("no connection within {} s", CONNECT_TIMEOUT.as_secs()))
-        }
-        text => Some(text),
-    }
-}
-
-/// `http://host:port` of what a person typed.
-fn normal(url: &str) -> Result<String> {
-    let trimmed = url.trim().trim_end_matches('/');
-    let full = match trimmed.contains("://") {
-        true => trimmed.to_owned(),
-        false => format!("http://{trimmed}"),
-    };
-    let uri: http::Uri = full.parse().map_err(|_| not_an_address(url))?;
-    match (uri.scheme_str(), uri.port_u16()) {
-        (Some("https"), _) => {
-            Err(Error::invalid(format!("cache endpoint `{url}`: TLS is not supported, use http://host:port")))
-        }
-        (Some("http"), Some(1..)) if uri.path() == "/" && uri.query().is_none() => Ok(full),
-        _ => Err(not_an_address(url)),
-    }
-}
-
-fn not_an_address(url: &str) -> Error {
-    Error::invalid(format!("`{url}` is not the address of a cache: use http://host:port"))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn addresses_with_and_without_a_scheme() {
-        for good in ["http://h:1", "h:1", " h:1 ", "http://h:1/"] {
-            assert_eq!(normal(good).unwrap(), "http://h:1", "{good}");
-        }
-        assert_eq!(normal("[::1]:7070").unwrap(), "http://[::1]:7070");
-        for bad in [
-            "",
-            "h",
-            "http://h",
-            "h:0",
-            "h:99999",
-            "h:x",
-            "ftp://h:1",
-            "h:1/path",
-            "http://a b:1",
-            "https://h:1",
-        ] {
-            let e = normal(bad).unwrap_err();
-            assert_eq!(e.kind, Kind::Invalid);
-            assert!(e.message.contains(bad), "{e}");
-        }
-    }
-
-    #[tokio::test]
-    async fn a_refused_connection_names_the_endpoint_soon() {
-        let started = Instant::now();
-        let e = Access::endpoint("127.0.0.1:1").unwrap().readings().await.unwrap_err();
-        assert!(started.elapsed() < Duration::from_secs(30));
-        assert_eq!(e.kind, Kind::Retry);
-        let start = "cannot reach the cache at http://127.0.0.1:1: Connection refused";
-        assert!(e.message.starts_with(start), "{e}");
-        assert!(!e.message.contains('\n'));
-    }
-
-    #[tokio::test]
-    async fn something_else_at_the_port_is_said_so() {
-        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        let port = listener.local_addr().unwrap().port();
-        std::thread::spawn(move || {
-            for mut stream in listener.incoming().flatten() {
-                let _ = std::io::Write::write_all(&mut stream, b"HTTP/1.1 400 Bad Request\r\n\r\n");
-            }
-        });
-        let e = Access::endpoint(&format!("localhost:{port}")).unwrap().readings().await.unwrap_err();
-        assert!(e.message.contains(&format!("cannot reach the cache at http://localhost:{port}")), "{e}");
     }
 }

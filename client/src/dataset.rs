@@ -1,7 +1,8 @@
 //! A dataset opened: its frozen manifest, its schema, and the columns that will be read.
 
-use crate::access::{Access, Node};
+use crate::access::Access;
 use crate::direct::Direct;
+use crate::node::Node;
 use arrow::datatypes::SchemaRef;
 use forebay_dataset::stream::Segments;
 use forebay_dataset::{View, schema, view};

@@ -2,8 +2,8 @@
 //!
 //! What nodes tell of the others is kept: a run that was given one node's URL goes on when that node dies.
 
-use crate::access::Node;
 use crate::direct::Direct;
+use crate::node::Node;
 use forebay_proto::{Error, Kind, Result, v1};
 use parking_lot::Mutex;
 use std::sync::Arc;

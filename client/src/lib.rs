@@ -1,29 +1,26 @@
-//! Reading training data through Forebay: the loader, its streams, and the command `forebay`.
+//! Reading training data through Forebay: one rank's batches of a dataset, from a cache or from the object store itself.
 //!
-//! * [`access`], [`endpoints`]: where data comes from, a cache or the store itself.
-//! * [`args`]: that choice as command-line arguments.
-//! * [`dataset`]: a dataset opened.
-//! * [`direct`]: the store without a cache.
-//! * [`loader`]: one rank's batches, epoch after epoch.
-//! * [`routing`], [`stream`], [`pool`]: the nodes, one batch stream, the buffers.
-//! * [`survey`], [`counters`]: what all nodes hold, what a stretch of reading cost.
-//! * [`origin`]: where a benchmark's figures are from.
-//! * [`cli`]: the command.
+//! [`Access`] says where data comes from, [`Dataset`] is a dataset opened there, [`Loader`] hands out its batches.
+//! [`survey`] asks all nodes of a cache what they hold; [`counters`] says what a stretch of reading cost.
 
-pub mod access;
+mod access;
+#[cfg(feature = "cli")]
 pub mod args;
-pub mod cli;
 pub mod counters;
-pub mod dataset;
-pub mod direct;
-pub mod endpoints;
+mod dataset;
+mod direct;
+mod endpoints;
 pub mod loader;
+mod node;
 pub mod origin;
-pub mod pool;
-pub mod routing;
+mod pool;
+mod routing;
 pub mod stream;
 pub mod survey;
 
 pub use access::Access;
 pub use dataset::{Dataset, DatasetSpec};
+pub use direct::Direct;
+pub use endpoints::Endpoints;
 pub use loader::{Batch, EpochSummary, Event, Loader, LoaderSettings};
+pub use node::Node;

@@ -60,6 +60,7 @@ impl Pool {
     }
 
     /// Bytes of the buffers that nobody uses at the moment.
+    #[cfg(test)]
     pub fn idle_bytes(&self) -> usize {
         let shelf = self.0.lock();
         shelf.buffers.iter().filter(|b| b.strong_count() == 1).map(Buffer::len).sum()

@@ -12,9 +12,9 @@ mod follow;
 mod health;
 mod pace;
 
-use crate::access::Node;
 use crate::direct::Direct;
 use crate::endpoints::Endpoints;
+use crate::node::Node;
 use budget::Budget;
 use choice::{Choice, Taste};
 use follow::Told;

@@ -1,11 +1,14 @@
 //! All nodes of a cluster asked at once: who they are, and what each holds and has done.
 
-use crate::access::{CONNECT_TIMEOUT, Node};
+use crate::access::Access;
+use crate::counters::Readings;
 use crate::endpoints::Endpoints;
-use forebay_proto::{Error, Result, v1};
+use crate::node::{CONNECT_TIMEOUT, Node};
+use forebay_proto::v1::StatusReply;
+use forebay_proto::{Error, Kind, Result, v1};
 use futures::future::join_all;
 use std::time::Duration;
-use tokio::time::timeout;
+use tokio::time::{Instant, sleep, timeout};
 
 /// How long a node of several may take to answer; then it is shown as silent.
 const ANSWER: Duration = Duration::from_secs(3);
@@ -65,6 +68,45 @@ pub async fn each(topology: &v1::Topology) -> Vec<Surveyed> {
     .await
 }
 
+/// The counters of the processes that read the object store: of each node that answers, or of this process. Differences
+/// tell what a stretch of reading cost. They include what others read from the cache at the same time.
+pub async fn readings(access: &Access) -> Result<Readings> {
+    let mut readings = Readings::default();
+    match access {
+        Access::Endpoint(nodes) => {
+            let surveyed = match survey(nodes).await {
+                Err(e) if e.kind == Kind::Retry && nodes.fallback().is_some() => Vec::new(),
+                surveyed => surveyed?.1,
+            };
+            for one in surveyed {
+                if let (node, Ok(StatusReply { counters: Some(counters), uptime_s, .. })) =
+                    (one.node, one.status)
+                {
+                    let who = format!("{} at {}", node.name, node.address);
+                    readings.add(who, counters, Instant::now(), Duration::from_secs(uptime_s));
+                }
+            }
+            if let Some(direct) = nodes.fallback() {
+                readings.add_own(direct.counters());
+            }
+        }
+        Access::Direct(direct) => readings.add_own(direct.counters()),
+    }
+    Ok(readings)
+}
+
+/// [`readings`] in the middle of a run, which must not end because the cache is away for less than `patience`.
+pub async fn readings_within(access: &Access, patience: Duration) -> Result<Readings> {
+    let (since, mut pause) = (Instant::now(), Duration::from_millis(50));
+    loop {
+        match readings(access).await {
+            Err(e) if e.kind == Kind::Retry && since.elapsed() < patience => sleep(pause).await,
+            readings => return readings,
+        }
+        pause = (pause * 2).min(Duration::from_secs(2));
+    }
+}
+
 /// The node that a person means, by its name or its URL; `NotFound` names those that there are.
 pub fn find<'a>(topology: &'a v1::Topology, wanted: &str) -> Result<&'a v1::Node> {
     let plain = |url: &str| url.trim_start_matches("http://").trim_end_matches('/').to_owned();
@@ -91,5 +133,29 @@ mod tests {
             assert_eq!(find(&topology, wanted).unwrap().name, "b");
         }
         assert!(find(&topology, "c").unwrap_err().message.ends_with("there are a, b"));
+    }
+
+    #[tokio::test]
+    async fn a_refused_connection_names_the_endpoint_soon() {
+        let started = Instant::now();
+        let e = readings(&Access::endpoint("127.0.0.1:1").unwrap()).await.unwrap_err();
+        assert!(started.elapsed() < Duration::from_secs(30));
+        assert_eq!(e.kind, Kind::Retry);
+        let start = "cannot reach the cache at http://127.0.0.1:1: Connection refused";
+        assert!(e.message.starts_with(start), "{e}");
+        assert!(!e.message.contains('\n'));
+    }
+
+    #[tokio::test]
+    async fn something_else_at_the_port_is_said_so() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        std::thread::spawn(move || {
+            for mut stream in listener.incoming().flatten() {
+                let _ = std::io::Write::write_all(&mut stream, b"HTTP/1.1 400 Bad Request\r\n\r\n");
+            }
+        });
+        let e = readings(&Access::endpoint(&format!("localhost:{port}")).unwrap()).await.unwrap_err();
+        assert!(e.message.contains(&format!("cannot reach the cache at http://localhost:{port}")), "{e}");
     }
 }

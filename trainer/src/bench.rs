@@ -13,7 +13,7 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use comfy_table::{CellAlignment, Table, presets};
-use forebay_client::access::Node;
+use forebay_client::Node;
 use forebay_client::args::ENDPOINT_VARIABLE;
 use forebay_client::{origin, survey};
 use forebay_proto::v1::FreeRequest;

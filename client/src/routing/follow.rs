@@ -5,8 +5,8 @@
 //! anything newer, the newest of what is told counts: an etcd that was made anew counts from the beginning.
 
 use super::health::Health;
-use crate::access::{CONNECT_TIMEOUT, Node};
 use crate::endpoints::Endpoints;
+use crate::node::{CONNECT_TIMEOUT, Node};
 use forebay_proto::v1;
 use std::sync::Arc;
 use std::time::Duration;

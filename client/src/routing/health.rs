@@ -3,7 +3,7 @@
 //! A node that failed is out until it says that it serves: it is asked after a pause that grows with each time in a
 //! row. A node that brings rows is forgiven everything. The topology has no part in this: it only confirms later.
 
-use crate::access::Node;
+use crate::node::Node;
 use forebay_proto::Result;
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashMap;

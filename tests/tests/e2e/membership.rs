@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use forebay_client::access::Node;
+use forebay_client::Node;
 use forebay_proto::v1;
 use forebay_tests::harness::etcd::Etcd;
 use forebay_tests::harness::process::{Server, ServerOptions, free_addresses};

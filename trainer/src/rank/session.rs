@@ -9,7 +9,7 @@ use forebay_c10d::ProcessGroup;
 use forebay_client::counters::Readings;
 use forebay_client::loader::{Ending, LoaderState, Shuffle};
 use forebay_client::stream::StreamSettings;
-use forebay_client::{Access, Dataset, DatasetSpec, Event, LoaderSettings};
+use forebay_client::{Access, Dataset, DatasetSpec, Event, LoaderSettings, survey};
 use forebay_proto::Kind;
 use tokio::runtime::{Handle, Runtime};
 
@@ -311,7 +311,7 @@ impl<'a> Rank<'a> {
         if !self.env.is_first() && !self.reads_itself() {
             return Ok(Readings::default());
         }
-        match self.runtime.block_on(self.access.readings_within(patience)) {
+        match self.runtime.block_on(survey::readings_within(&self.access, patience)) {
             Err(error) if error.kind == Kind::Retry && !patience.is_zero() => {
                 tracing::warn!("what the epoch cost the store is not known, and not counted: {error}");
                 Ok(Readings::default())

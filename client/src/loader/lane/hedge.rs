@@ -6,8 +6,8 @@
 //! twice. Attempts are paid from the budget of all attempts.
 
 use super::{Lane, Supply};
-use crate::access::Node;
 use crate::loader::feed::Feed;
+use crate::node::Node;
 use crate::stream::{Event, Head};
 use forebay_proto::{Error, Result};
 use std::time::Duration;

@@ -6,7 +6,7 @@ use super::reader::{Job, Reader};
 use super::world::{World, verdict};
 use crate::harness::check::Findings;
 use crate::harness::table::Table;
-use forebay_client::endpoints::Endpoints;
+use forebay_client::Endpoints;
 use forebay_client::survey;
 use forebay_proto::v1;
 use std::time::{Duration, Instant};

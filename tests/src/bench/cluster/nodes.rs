@@ -2,7 +2,7 @@
 
 use crate::harness::process::{Server, ServerOptions};
 use anyhow::Context;
-use forebay_client::access::Node;
+use forebay_client::Node;
 use forebay_proto::v1;
 use std::time::{Duration, Instant};
 use tokio::runtime::Runtime;

@@ -1,14 +1,14 @@
 //! Of each dataset, how many copies of its segments a cluster is to hold, and how many it holds.
 
-use super::figures;
-use crate::survey::Surveyed;
+use crate::figures;
+use forebay_client::survey::Surveyed;
 use forebay_proto::manifest::Digest;
 use serde::Serialize;
 use std::collections::BTreeMap;
 
 /// What all nodes that answer hold of one dataset version together.
 #[derive(Debug, Serialize)]
-pub(super) struct Copies<'a> {
+pub(crate) struct Copies<'a> {
     uri: &'a str,
     digest: String,
     rows: u64,
@@ -22,7 +22,7 @@ pub(super) struct Copies<'a> {
 }
 
 /// Of each dataset that a node knows, by URI and digest.
-pub(super) fn of(nodes: &[Surveyed]) -> Vec<Copies<'_>> {
+pub(crate) fn of(nodes: &[Surveyed]) -> Vec<Copies<'_>> {
     let mut all: BTreeMap<(&str, &[u8]), Copies<'_>> = BTreeMap::new();
     for d in nodes.iter().flat_map(|n| &n.status).flat_map(|s| &s.datasets) {
         let entry = all.entry((&d.uri, &d.digest)).or_insert_with(|| Copies {
@@ -47,7 +47,7 @@ pub(super) fn of(nodes: &[Surveyed]) -> Vec<Copies<'_>> {
 }
 
 /// A line for each dataset; nothing without any.
-pub(super) fn table(copies: &[Copies<'_>]) -> String {
+pub(crate) fn table(copies: &[Copies<'_>]) -> String {
     if copies.is_empty() {
         return String::new();
     }

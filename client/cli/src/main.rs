@@ -5,6 +5,7 @@
 
 mod cat;
 mod copies;
+mod dataset_args;
 mod drain;
 mod epoch;
 mod failure;
@@ -13,17 +14,16 @@ mod free;
 mod inspect;
 mod load;
 mod nodes;
+mod output;
 mod pin;
 mod plan;
 mod replicas;
 mod status;
 mod top;
 
-use crate::args::{AccessArgs, EndpointArgs};
-use crate::dataset::DatasetSpec;
-use clap::{Args, Parser, Subcommand};
+use clap::{Parser, Subcommand};
 use failure::Failure;
-use forebay_proto::view::{MixPart, Split};
+use output::Out;
 use std::io::{BufWriter, Write};
 use std::process::ExitCode;
 
@@ -68,48 +68,8 @@ enum Command {
     Plan(plan::Plan),
 }
 
-/// Which dataset, and which columns of it.
-#[derive(Debug, Clone, Args)]
-struct DatasetArgs {
-    /// Dataset: s3://BUCKET/PREFIX or file:///PATH, a folder of Parquet objects or one of them
-    #[arg(
-        required_unless_present = "mix",
-        conflicts_with = "mix",
-        default_value = "",
-        hide_default_value = true
-    )]
-    uri: String,
-    /// Only a stretch of its rows in file order: shares as in 0:0.9, or rows as in 1000:5000
-    #[arg(long, value_name = "FROM:TO", conflicts_with = "mix")]
-    split: Option<Split>,
-    /// Several datasets in proportion instead of one, separated by commas, as in s3://b/x=0.7,s3://b/y=0.3
-    #[arg(long, value_name = "URI=SHARE", value_delimiter = ',')]
-    mix: Vec<MixPart>,
-    /// Columns to read, separated by commas [default: all]
-    #[arg(long, value_name = "NAMES", value_delimiter = ',')]
-    columns: Option<Vec<String>>,
-    /// Decoded bytes that a segment aims at, e.g. 8MiB; part of the dataset's version [default: 32MiB]
-    #[arg(long, value_name = "BYTES", value_parser = crate::args::bytes)]
-    segment_bytes: Option<u64>,
-}
-
-impl DatasetArgs {
-    fn spec(&self) -> DatasetSpec {
-        DatasetSpec {
-            uri: self.uri.clone(),
-            split: self.split,
-            mix: self.mix.clone(),
-            columns: self.columns.clone(),
-            segment_bytes: self.segment_bytes,
-        }
-    }
-}
-
-/// Where answers go.
-type Out<'a> = &'a mut (dyn Write + Send);
-
 /// Runs the command line of this process and says with which status to exit.
-pub fn main() -> ExitCode {
+fn main() -> ExitCode {
     let cli = Cli::parse();
     let filter = tracing_subscriber::EnvFilter::try_from_default_env();
     let filter = filter.unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("off"));
@@ -160,12 +120,6 @@ fn report(message: impl std::fmt::Display) -> ExitCode {
     // Standard error may be closed: then there is nobody to tell.
     writeln!(std::io::stderr(), "forebay: error: {message}").ok();
     ExitCode::FAILURE
-}
-
-/// Writes a value as JSON, for programs.
-fn write_json(out: Out<'_>, value: &impl serde::Serialize) -> Result<(), Failure> {
-    serde_json::to_writer_pretty(&mut *out, value).map_err(std::io::Error::from)?;
-    Ok(writeln!(out)?)
 }
 
 #[cfg(test)]

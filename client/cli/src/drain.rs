@@ -1,26 +1,28 @@
 //! `forebay drain` and `forebay undrain`: take a node out of service without an error to anyone, and bring it back.
 
-use super::failure::Failure;
-use super::{EndpointArgs, Out, figures, write_json};
-use crate::access::Node;
-use crate::survey;
+use crate::failure::Failure;
+use crate::figures;
+use crate::output::{Out, write_json};
 use clap::Args;
+use forebay_client::Node;
+use forebay_client::args::EndpointArgs;
+use forebay_client::survey;
 use forebay_proto::v1;
 use serde::Serialize;
 
 #[derive(Debug, Args)]
-pub(super) struct Drain {
+pub(crate) struct Drain {
     /// The node: its name in the topology, or its URL
     node: String,
     #[command(flatten)]
     endpoint: EndpointArgs,
-    /// Answer in JSON
+    /// DrainReport in JSON
     #[arg(long)]
     json: bool,
 }
 
 #[derive(Serialize)]
-struct Answer<'a> {
+struct DrainReport<'a> {
     node: &'a str,
     draining: bool,
     streams_ended: u64,
@@ -29,12 +31,12 @@ struct Answer<'a> {
 
 impl Drain {
     /// Drains it, or brings it back.
-    pub(super) async fn run(self, out: Out<'_>, undo: bool) -> Result<(), Failure> {
+    pub(crate) async fn run(self, out: Out<'_>, undo: bool) -> Result<(), Failure> {
         let node = self.find().await?;
         let reply = node.client().drain(v1::DrainRequest { undo }).await.map_err(|s| node.error(s))?;
         let v1::DrainReply { streams_ended, streams_left } = reply.into_inner();
         if self.json {
-            let answer = Answer { node: &self.node, draining: !undo, streams_ended, streams_left };
+            let answer = DrainReport { node: &self.node, draining: !undo, streams_ended, streams_left };
             return write_json(out, &answer);
         }
         match (undo, streams_left) {

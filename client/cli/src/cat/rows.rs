@@ -1,12 +1,13 @@
 //! The rows of a dataset in file order, from a cache node or directly.
 
-use crate::access::{Access, Node};
-use crate::dataset::Dataset;
 use arrow::array::RecordBatch;
 use arrow_flight::FlightData;
 use arrow_flight::decode::FlightRecordBatchStream;
 use arrow_flight::error::FlightError;
 use arrow_flight::flight_service_client::FlightServiceClient;
+use forebay_client::Access;
+use forebay_client::Dataset;
+use forebay_client::Node;
 use forebay_dataset::stream::{self, Answer, Budget};
 use forebay_proto::{Error, Result, v1};
 use futures::StreamExt;

@@ -1,7 +1,7 @@
 //! The table of a cluster's nodes, and what they do per second: differences of two surveys.
 
-use super::figures;
-use crate::survey::Surveyed;
+use crate::figures;
+use forebay_client::survey::Surveyed;
 use forebay_proto::v1;
 use serde::Serialize;
 use std::collections::HashMap;
@@ -9,7 +9,7 @@ use std::time::Instant;
 
 /// What each node did per second between the last two surveys.
 #[derive(Debug, Default)]
-pub(super) struct Rates {
+pub(crate) struct Rates {
     last: HashMap<String, (Instant, v1::Counters)>,
     /// By name: bytes served, bytes from the store.
     rates: HashMap<String, (f64, f64)>,
@@ -17,7 +17,7 @@ pub(super) struct Rates {
 
 /// One node for programs.
 #[derive(Serialize)]
-pub(super) struct NodeAnswer<'a> {
+pub(crate) struct NodeReport<'a> {
     node: &'a str,
     address: &'a str,
     zone: &'a str,
@@ -35,12 +35,12 @@ pub(super) struct NodeAnswer<'a> {
     segments_hot: u64,
     peer_bytes: u64,
     peer_bytes_served: u64,
-    membership: Option<MembershipAnswer<'a>>,
+    membership: Option<MembershipReport<'a>>,
 }
 
 /// A node's place in its cluster.
 #[derive(Serialize)]
-pub(super) struct MembershipAnswer<'a> {
+pub(crate) struct MembershipReport<'a> {
     kind: &'static str,
     registered: bool,
     draining: bool,
@@ -53,7 +53,7 @@ pub(super) struct MembershipAnswer<'a> {
 
 impl Rates {
     /// Takes a survey.
-    pub(super) fn add(&mut self, nodes: &[Surveyed]) {
+    pub(crate) fn add(&mut self, nodes: &[Surveyed]) {
         let now = Instant::now();
         self.rates.clear();
         for n in nodes {
@@ -77,13 +77,13 @@ impl Rates {
     }
 
     /// Of all nodes.
-    pub(super) fn total(&self) -> (f64, f64) {
+    pub(crate) fn total(&self) -> (f64, f64) {
         self.rates.values().fold((0.0, 0.0), |sum, rate| (sum.0 + rate.0, sum.1 + rate.1))
     }
 }
 
 /// A line for each node.
-pub(super) fn table(nodes: &[Surveyed], rates: &Rates) -> String {
+pub(crate) fn table(nodes: &[Surveyed], rates: &Rates) -> String {
     let header = [
         "node",
         "zone",
@@ -138,7 +138,7 @@ pub(super) fn table(nodes: &[Surveyed], rates: &Rates) -> String {
 }
 
 /// How a node stands to its cluster, in a few words.
-pub(super) fn state(membership: Option<&v1::MembershipStatus>) -> String {
+pub(crate) fn state(membership: Option<&v1::MembershipStatus>) -> String {
     match membership {
         Some(m) if m.draining => "draining".to_owned(),
         Some(m) if !m.connected => format!("etcd silent for {}", figures::duration(m.silent_s as u64)),
@@ -147,8 +147,8 @@ pub(super) fn state(membership: Option<&v1::MembershipStatus>) -> String {
     }
 }
 
-impl<'a> MembershipAnswer<'a> {
-    pub(super) fn of(m: &'a v1::MembershipStatus) -> Self {
+impl<'a> MembershipReport<'a> {
+    pub(crate) fn of(m: &'a v1::MembershipStatus) -> Self {
         use v1::membership_status::Kind;
         let kind = match m.kind() {
             Kind::Alone => "alone",
@@ -168,8 +168,8 @@ impl<'a> MembershipAnswer<'a> {
     }
 }
 
-impl<'a> NodeAnswer<'a> {
-    pub(super) fn of(n: &'a Surveyed, rates: &Rates) -> Self {
+impl<'a> NodeReport<'a> {
+    pub(crate) fn of(n: &'a Surveyed, rates: &Rates) -> Self {
         let status = n.status.as_ref().ok();
         let c = status.and_then(|s| s.counters).unwrap_or_default();
         let (served_bytes_per_s, s3_bytes_per_s) = rates.of(&n.node.name);
@@ -191,7 +191,7 @@ impl<'a> NodeAnswer<'a> {
             segments_hot: status.map_or(0, |s| s.segments_hot),
             peer_bytes: c.peer_bytes,
             peer_bytes_served: c.peer_bytes_served,
-            membership: status.and_then(|s| s.membership.as_ref()).map(MembershipAnswer::of),
+            membership: status.and_then(|s| s.membership.as_ref()).map(MembershipReport::of),
         }
     }
 }
@@ -233,7 +233,7 @@ mod tests {
             assert!(lines[1].contains(figure), "{text}");
         }
         assert!(lines[2].ends_with("does not answer"), "{text}");
-        let json = serde_json::to_value(NodeAnswer::of(&down, &rates)).unwrap();
+        let json = serde_json::to_value(NodeReport::of(&down, &rates)).unwrap();
         assert_eq!((&json["answers"], &json["error"]), (&false.into(), &"gone".into()));
         let silent = v1::MembershipStatus { silent_s: 61.5, ..Default::default() };
         assert_eq!(state(Some(&silent)), "etcd silent for 1 min 1 s");

@@ -1,26 +1,28 @@
 //! `forebay pin` and `forebay unpin`: keep what lies under a URI in the cache, on every node of it, and let it go again.
 
-use super::failure::Failure;
-use super::{EndpointArgs, Out, figures, write_json};
-use crate::access::Node;
-use crate::survey;
+use crate::failure::Failure;
+use crate::figures;
+use crate::output::{Out, write_json};
 use clap::Args;
+use forebay_client::Node;
+use forebay_client::args::EndpointArgs;
+use forebay_client::survey;
 use forebay_proto::{Kind, v1};
 use serde::Serialize;
 
 #[derive(Debug, Args)]
-pub(super) struct Pin {
+pub(crate) struct Pin {
     /// What to pin or unpin: a dataset, an object, or a prefix of several
     uri: String,
     #[command(flatten)]
     endpoint: EndpointArgs,
-    /// Answer in JSON
+    /// PinReport in JSON
     #[arg(long)]
     json: bool,
 }
 
 #[derive(Serialize)]
-struct Answer {
+struct PinReport {
     uri: String,
     files: u64,
     bytes: u64,
@@ -28,7 +30,7 @@ struct Answer {
 
 impl Pin {
     /// Pins, or with `pinned` = false unpins.
-    pub(super) async fn run(self, pinned: bool, out: Out<'_>) -> Result<(), Failure> {
+    pub(crate) async fn run(self, pinned: bool, out: Out<'_>) -> Result<(), Failure> {
         let topology = survey::topology(&self.endpoint.endpoints()?).await?;
         let (mut files, mut bytes, mut had, mut lacked) = (0, 0, false, None);
         for node in &topology.nodes {
@@ -53,7 +55,7 @@ impl Pin {
             return Err(e.into());
         }
         if self.json {
-            return write_json(out, &Answer { uri: self.uri, files, bytes });
+            return write_json(out, &PinReport { uri: self.uri, files, bytes });
         }
         let what = if pinned { "pinned" } else { "no longer pinned" };
         let held = match files {

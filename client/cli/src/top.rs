@@ -1,11 +1,13 @@
 //! `forebay top`: the nodes of a cluster live in the terminal, a page a second; one page where there is no terminal.
 
-use super::failure::Failure;
-use super::nodes::Rates;
-use super::{EndpointArgs, Out, figures};
-use crate::survey::{self, Surveyed};
+use crate::failure::Failure;
+use crate::figures;
+use crate::nodes::Rates;
+use crate::output::Out;
 use clap::Args;
 use console::{Key, Term};
+use forebay_client::args::EndpointArgs;
+use forebay_client::survey::{self, Surveyed};
 use forebay_proto::v1;
 use std::io::IsTerminal;
 use std::time::Duration;
@@ -13,7 +15,7 @@ use tokio::sync::oneshot;
 use tokio::time::sleep;
 
 #[derive(Debug, Args)]
-pub(super) struct Top {
+pub(crate) struct Top {
     #[command(flatten)]
     endpoint: EndpointArgs,
     /// Seconds between pages
@@ -27,7 +29,7 @@ fn seconds(text: &str) -> Result<f64, String> {
 }
 
 impl Top {
-    pub(super) async fn run(self, out: Out<'_>) -> Result<(), Failure> {
+    pub(crate) async fn run(self, out: Out<'_>) -> Result<(), Failure> {
         let endpoints = self.endpoint.endpoints()?;
         let every = Duration::from_secs_f64(self.every);
         let mut rates = Rates::default();
@@ -83,6 +85,6 @@ fn page(topology: &v1::Topology, nodes: &[Surveyed], rates: &Rates) -> String {
         figures::bytes(sum(|s| s.cache_bytes_limit)),
         figures::bytes(served as u64),
         figures::bytes(fetched as u64),
-        super::nodes::table(nodes, rates)
+        crate::nodes::table(nodes, rates)
     )
 }

@@ -3,7 +3,7 @@
 use comfy_table::{CellAlignment, Table, presets};
 
 /// `12.3 MB`, decimal.
-pub(super) fn bytes(n: u64) -> String {
+pub(crate) fn bytes(n: u64) -> String {
     const UNITS: [&str; 6] = ["kB", "MB", "GB", "TB", "PB", "EB"];
     if n < 1000 {
         return format!("{n} B");
@@ -20,7 +20,7 @@ pub(super) fn bytes(n: u64) -> String {
 }
 
 /// `60,000`.
-pub(super) fn count(n: u64) -> String {
+pub(crate) fn count(n: u64) -> String {
     let digits = n.to_string();
     let mut out = String::with_capacity(digits.len() * 4 / 3 + 1);
     for (i, c) in digits.chars().enumerate() {
@@ -33,12 +33,12 @@ pub(super) fn count(n: u64) -> String {
 }
 
 /// `1 segment`, `3 segments`.
-pub(super) fn of(n: u64, thing: &str) -> String {
+pub(crate) fn of(n: u64, thing: &str) -> String {
     format!("{} {thing}{}", count(n), if n == 1 { "" } else { "s" })
 }
 
 /// `42 s`, `3 min 5 s`, `2 h 10 min`, `3 d 4 h`.
-pub(super) fn duration(seconds: u64) -> String {
+pub(crate) fn duration(seconds: u64) -> String {
     let (s, min, h, d) = (seconds % 60, seconds / 60 % 60, seconds / 3600 % 24, seconds / 86400);
     match (d, h, min) {
         (0, 0, 0) => format!("{s} s"),
@@ -49,12 +49,12 @@ pub(super) fn duration(seconds: u64) -> String {
 }
 
 /// An amount per second; 0 when no time passed.
-pub(super) fn rate(amount: f64, seconds: f64) -> f64 {
+pub(crate) fn rate(amount: f64, seconds: f64) -> f64 {
     if seconds > 0.0 { amount / seconds } else { 0.0 }
 }
 
 /// A table without lines; the columns named in `right` are flush right.
-pub(super) fn table(header: &[&str], right: &[usize]) -> Table {
+pub(crate) fn table(header: &[&str], right: &[usize]) -> Table {
     let mut table = Table::new();
     table.load_preset(presets::NOTHING).set_header(header.to_vec());
     for (i, column) in table.column_iter_mut().enumerate() {

@@ -1,9 +1,12 @@
 //! `forebay inspect`: a dataset's schema, objects, row groups and segments.
 
-use super::failure::Failure;
-use super::{AccessArgs, DatasetArgs, Out, figures, write_json};
-use crate::dataset::Dataset;
+use crate::dataset_args::DatasetArgs;
+use crate::failure::Failure;
+use crate::figures;
+use crate::output::{Out, write_json, write_table};
 use clap::Args;
+use forebay_client::Dataset;
+use forebay_client::args::AccessArgs;
 use forebay_proto::Manifest;
 use serde::Serialize;
 
@@ -11,18 +14,18 @@ use serde::Serialize;
 const OBJECTS_SHOWN: usize = 20;
 
 #[derive(Debug, Args)]
-pub(super) struct Inspect {
+pub(crate) struct Inspect {
     #[command(flatten)]
     dataset: DatasetArgs,
     #[command(flatten)]
     access: AccessArgs,
-    /// Answer in JSON, with every object and segment
+    /// InspectReport in JSON, with every object and segment
     #[arg(long)]
     json: bool,
 }
 
 #[derive(Serialize)]
-struct Answer<'a> {
+struct InspectReport<'a> {
     uri: &'a str,
     digest: String,
     rows: u64,
@@ -65,7 +68,7 @@ struct Segment {
 }
 
 impl Inspect {
-    pub(super) async fn run(self, out: Out<'_>) -> Result<(), Failure> {
+    pub(crate) async fn run(self, out: Out<'_>) -> Result<(), Failure> {
         let dataset = Dataset::open(&self.access.access()?, &self.dataset.spec()).await?;
         match self.json {
             true => write_json(out, &answer(&dataset)),
@@ -74,10 +77,10 @@ impl Inspect {
     }
 }
 
-fn answer(dataset: &Dataset) -> Answer<'_> {
+fn answer(dataset: &Dataset) -> InspectReport<'_> {
     let m = dataset.manifest();
     let fields = dataset.schema().fields().iter().enumerate();
-    Answer {
+    InspectReport {
         uri: m.uri(),
         digest: m.digest().to_string(),
         rows: m.rows(),
@@ -128,7 +131,7 @@ fn objects(m: &Manifest) -> Vec<Object> {
     objects
 }
 
-fn write_text(out: Out<'_>, a: &Answer<'_>) -> Result<(), Failure> {
+fn write_text(out: Out<'_>, a: &InspectReport<'_>) -> Result<(), Failure> {
     writeln!(out, "{}", a.uri)?;
     writeln!(out, "version   {}", a.digest)?;
     writeln!(
@@ -169,13 +172,6 @@ fn write_text(out: Out<'_>, a: &Answer<'_>) -> Result<(), Failure> {
     write_table(out, &table)?;
     if let Some(more @ 1..) = a.objects.len().checked_sub(OBJECTS_SHOWN) {
         writeln!(out, "and {} (--json lists all)", figures::of(more as u64, "further object"))?;
-    }
-    Ok(())
-}
-
-fn write_table(out: Out<'_>, table: &comfy_table::Table) -> Result<(), Failure> {
-    for line in table.to_string().lines() {
-        writeln!(out, "{}", line.trim_end())?;
     }
     Ok(())
 }

@@ -7,21 +7,23 @@
 mod ranks;
 mod report;
 
-use super::failure::Failure;
-use super::{AccessArgs, DatasetArgs, Out, write_json};
-use crate::dataset::Dataset;
-use crate::loader::{Ending, Layout, LoaderSettings, Shuffle};
+use crate::dataset_args::DatasetArgs;
+use crate::failure::Failure;
+use crate::output::{Out, write_json};
 use clap::Args;
+use forebay_client::args::AccessArgs;
+use forebay_client::loader::{Ending, Layout, LoaderSettings, Shuffle};
+use forebay_client::{Access, Dataset, survey};
 use forebay_proto::plan::steps::Cut;
 use forebay_proto::{Error, Result as Outcome};
-use report::{Place, Row};
+use report::{EpochRow, Place};
 use serde::Serialize;
 
 /// Ranks that one process reads as: each has loaders, streams and buffers of its own.
 const RANKS_MAX: u32 = 256;
 
 #[derive(Debug, Args)]
-pub(super) struct Epoch {
+pub(crate) struct Epoch {
     #[command(flatten)]
     dataset: DatasetArgs,
     #[command(flatten)]
@@ -50,20 +52,20 @@ pub(super) struct Epoch {
     /// Read as this rank alone [default: as all ranks at the same time]
     #[arg(long, value_name = "RANK")]
     rank: Option<u32>,
-    /// Answer in JSON, when done
+    /// EpochReport in JSON, when done
     #[arg(long)]
     json: bool,
 }
 
 #[derive(Serialize)]
-struct Answer<'a> {
+struct EpochReport<'a> {
     uri: &'a str,
     digest: String,
     rows: u64,
     segments: u64,
     projected_bytes: u64,
     settings: Settings,
-    epochs: Vec<Row>,
+    epochs: Vec<EpochRow>,
 }
 
 #[derive(Serialize)]
@@ -78,16 +80,16 @@ struct Settings {
 }
 
 impl Epoch {
-    pub(super) async fn run(self, out: Out<'_>) -> Result<(), Failure> {
+    pub(crate) async fn run(self, out: Out<'_>) -> Result<(), Failure> {
         let ranks = self.ranks()?;
         let access = self.access.access()?;
-        let mut before = access.readings().await?;
+        let mut before = survey::readings(&access).await?;
         let dataset = Dataset::open(&access, &self.dataset.spec()).await?;
         let manifest = dataset.manifest();
         let place = Place {
             segments: manifest.segments().len() as u64,
             files: manifest.uri().starts_with("file:"),
-            direct: matches!(access, crate::Access::Direct(_)),
+            direct: matches!(access, Access::Direct(_)),
         };
         let mut rows = Vec::new();
         if !self.json {
@@ -97,8 +99,8 @@ impl Epoch {
         for epoch in 0..self.epochs {
             let settings = self.settings(epoch);
             let read = ranks::read(&dataset, &settings, ranks.clone()).await?;
-            let after = access.readings_within(settings.patience).await?;
-            let row = Row::new(epoch, &read, &after.since(&before), place);
+            let after = survey::readings_within(&access, settings.patience).await?;
+            let row = EpochRow::new(epoch, &read, &after.since(&before), place);
             before = after.over(before);
             if !self.json {
                 writeln!(out, "{}", row.line())?;
@@ -145,10 +147,10 @@ impl Epoch {
         }
     }
 
-    fn answer<'a>(&self, dataset: &'a Dataset, epochs: Vec<Row>) -> Answer<'a> {
+    fn answer<'a>(&self, dataset: &'a Dataset, epochs: Vec<EpochRow>) -> EpochReport<'a> {
         let manifest = dataset.manifest();
         let columns = dataset.projected_schema().fields().iter().map(|f| f.name().clone());
-        Answer {
+        EpochReport {
             uri: manifest.uri(),
             digest: manifest.digest().to_string(),
             rows: manifest.rows(),

@@ -6,7 +6,7 @@ use std::io;
 
 /// Why a command ended early.
 #[derive(Debug)]
-pub(super) enum Failure {
+pub(crate) enum Failure {
     /// Something to tell.
     Error(Error),
     /// Whoever read standard output stopped (`forebay cat ... | head`): nothing to tell.

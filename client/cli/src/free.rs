@@ -1,33 +1,35 @@
 //! `forebay free`: drop a dataset from the cache, from every node of it.
 
-use super::failure::Failure;
-use super::{EndpointArgs, Out, figures, write_json};
-use crate::access::Node;
-use crate::survey;
+use crate::failure::Failure;
+use crate::figures;
+use crate::output::{Out, write_json};
 use clap::Args;
+use forebay_client::Node;
+use forebay_client::args::EndpointArgs;
+use forebay_client::survey;
 use forebay_proto::v1;
 use serde::Serialize;
 
 #[derive(Debug, Args)]
-pub(super) struct Free {
+pub(crate) struct Free {
     /// Dataset to drop
     uri: String,
     #[command(flatten)]
     endpoint: EndpointArgs,
-    /// Answer in JSON
+    /// FreeReport in JSON
     #[arg(long)]
     json: bool,
 }
 
 #[derive(Serialize)]
-struct Answer {
+struct FreeReport {
     uri: String,
     segments: u64,
     bytes: u64,
 }
 
 impl Free {
-    pub(super) async fn run(self, out: Out<'_>) -> Result<(), Failure> {
+    pub(crate) async fn run(self, out: Out<'_>) -> Result<(), Failure> {
         let topology = survey::topology(&self.endpoint.endpoints()?).await?;
         let mut reply = v1::FreeReply::default();
         for node in &topology.nodes {
@@ -38,7 +40,10 @@ impl Free {
             reply.bytes += freed.bytes;
         }
         if self.json {
-            return write_json(out, &Answer { uri: self.uri, segments: reply.segments, bytes: reply.bytes });
+            return write_json(
+                out,
+                &FreeReport { uri: self.uri, segments: reply.segments, bytes: reply.bytes },
+            );
         }
         match reply.segments {
             0 => writeln!(out, "{}: the cache held nothing of it", self.uri)?,

@@ -1,9 +1,9 @@
 //! One epoch read by several ranks at the same time, as a training run would, and what they counted together.
 
 use super::report::Read;
-use crate::dataset::Dataset;
-use crate::loader::{Batch, Event, Loader, LoaderSettings};
 use arrow::array::Array;
+use forebay_client::Dataset;
+use forebay_client::loader::{Batch, Event, Loader, LoaderSettings};
 use forebay_proto::{Error, Result};
 use indicatif::{ProgressBar, ProgressStyle};
 use std::io::IsTerminal;

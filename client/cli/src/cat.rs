@@ -7,19 +7,21 @@
 mod jsonl;
 mod rows;
 
-use super::failure::Failure;
-use super::{AccessArgs, DatasetArgs, Out};
-use crate::dataset::Dataset;
+use crate::dataset_args::DatasetArgs;
+use crate::failure::Failure;
+use crate::output::Out;
 use arrow::array::RecordBatch;
 use arrow::datatypes::SchemaRef;
 use arrow_ipc::writer::StreamWriter;
 use clap::{Args, ValueEnum};
+use forebay_client::Dataset;
+use forebay_client::args::AccessArgs;
 use forebay_proto::{Error, Result as Outcome};
 use std::io::Write;
 use std::sync::Arc;
 
 #[derive(Debug, Args)]
-pub(super) struct Cat {
+pub(crate) struct Cat {
     #[command(flatten)]
     dataset: DatasetArgs,
     #[command(flatten)]
@@ -41,7 +43,7 @@ enum Format {
 }
 
 impl Cat {
-    pub(super) async fn run(self, out: Out<'_>) -> Result<(), Failure> {
+    pub(crate) async fn run(self, out: Out<'_>) -> Result<(), Failure> {
         let dataset = Dataset::open(&self.access.access()?, &self.dataset.spec()).await?;
         let order = as_asked(&dataset, self.dataset.columns.as_deref())?;
         let schema = Arc::new(dataset.projected_schema().project(&order).map_err(not_projected)?);

@@ -2,11 +2,14 @@
 //!
 //! It computes what a loader with the same settings reads; nothing but the dataset's footers is read for it.
 
-use super::failure::Failure;
-use super::{AccessArgs, DatasetArgs, Out, figures, write_json};
-use crate::dataset::Dataset;
-use crate::loader::{Ending, Layout, Shuffle};
+use crate::dataset_args::DatasetArgs;
+use crate::failure::Failure;
+use crate::figures;
+use crate::output::{Out, write_json};
 use clap::Args;
+use forebay_client::Dataset;
+use forebay_client::args::AccessArgs;
+use forebay_client::loader::{Ending, Layout, Shuffle};
 use forebay_proto::manifest::Manifest;
 use forebay_proto::plan::Order;
 use forebay_proto::plan::steps::{Cut, Slot, Steps};
@@ -14,7 +17,7 @@ use forebay_proto::{Error, Result as Outcome};
 use serde::Serialize;
 
 #[derive(Debug, Args)]
-pub(super) struct Plan {
+pub(crate) struct Plan {
     #[command(flatten)]
     dataset: DatasetArgs,
     #[command(flatten)]
@@ -49,25 +52,25 @@ pub(super) struct Plan {
     /// The epoch's position at which step 0 began: the samples done of the state that the run was resumed from
     #[arg(long, value_name = "SAMPLES", default_value_t = 0)]
     first_position: u64,
-    /// Answer in JSON
+    /// PlanReport in JSON
     #[arg(long)]
     json: bool,
 }
 
 #[derive(Serialize)]
-struct Answer {
+struct PlanReport {
     uri: String,
     digest: String,
     epoch: u64,
     step: u64,
     steps: u64,
     samples_per_epoch: u64,
-    slots: Vec<Row>,
+    slots: Vec<SlotReport>,
 }
 
 /// One slot of a rank's batch.
 #[derive(Debug, Serialize)]
-struct Row {
+struct SlotReport {
     rank: u32,
     slot: u64,
     /// The sample's position in the epoch; null for padding.
@@ -81,7 +84,7 @@ struct Row {
 }
 
 impl Plan {
-    pub(super) async fn run(self, out: Out<'_>) -> Result<(), Failure> {
+    pub(crate) async fn run(self, out: Out<'_>) -> Result<(), Failure> {
         let (first_position, global_batch, world, ending) =
             (self.first_position, self.batch, self.world, self.ending);
         let cut = Cut { first_position, global_batch, world, ending, layout: Layout::default() };
@@ -99,7 +102,7 @@ impl Plan {
         let steps = Steps::new(&order, cut)?;
         let slots = self.slots(manifest, &steps)?;
         if self.json {
-            let answer = Answer {
+            let answer = PlanReport {
                 uri: manifest.uri().to_owned(),
                 digest: manifest.digest().to_string(),
                 epoch: self.epoch,
@@ -126,7 +129,7 @@ impl Plan {
     }
 
     /// The slots of the wanted ranks; `Invalid` if the epoch has no such step.
-    fn slots(&self, manifest: &Manifest, steps: &Steps<'_>) -> Outcome<Vec<Row>> {
+    fn slots(&self, manifest: &Manifest, steps: &Steps<'_>) -> Outcome<Vec<SlotReport>> {
         if self.step >= steps.count() {
             return Err(Error::invalid(format!(
                 "{}: there is no step {}: the epoch has {} steps of {} samples, counted from 0",
@@ -148,7 +151,7 @@ impl Plan {
     }
 }
 
-fn row(manifest: &Manifest, rank: u32, slot: u64, s: &Slot, real: bool) -> Outcome<Row> {
+fn row(manifest: &Manifest, rank: u32, slot: u64, s: &Slot, real: bool) -> Outcome<SlotReport> {
     let segment = manifest.segment(s.sample.segment)?;
     let object = &manifest.objects()[segment.object as usize];
     // The segments of the object before this one, if they reach back to its first row group.
@@ -160,7 +163,7 @@ fn row(manifest: &Manifest, rank: u32, slot: u64, s: &Slot, real: bool) -> Outco
         (rows_before, group) = (rows_before + before.total_rows, before.first_row_group);
     }
     let rows_before = (group == 0).then_some(rows_before);
-    Ok(Row {
+    Ok(SlotReport {
         rank,
         slot,
         position: real.then_some(s.position),

@@ -1,13 +1,13 @@
 //! What an epoch came to: the numbers, the row of the table, and the JSON.
 
-use super::super::figures;
+use crate::figures;
 use forebay_proto::digest::OrderDigest;
 use forebay_proto::v1::Counters;
 use serde::Serialize;
 
 /// One epoch, measured.
 #[derive(Debug, Clone, Serialize)]
-pub(super) struct Row {
+pub(super) struct EpochRow {
     pub epoch: u64,
     /// Where the bytes came from: `s3` (`files` for file://), `cache`, `memory` (of this process), or `mixed`.
     pub source: &'static str,
@@ -51,7 +51,7 @@ pub(super) struct Place {
     pub direct: bool,
 }
 
-impl Row {
+impl EpochRow {
     pub(super) fn new(epoch: u64, read: &Read, cost: &Counters, place: Place) -> Self {
         let waited = figures::rate(read.wait_s, read.seconds * f64::from(read.ranks));
         Self {
@@ -109,7 +109,7 @@ pub(super) fn head() -> String {
     line(COLUMNS.map(|(name, _)| name.to_owned()))
 }
 
-impl Row {
+impl EpochRow {
     /// The row of the table. Widths are fixed, so that rows can be printed as epochs end.
     pub(super) fn line(&self) -> String {
         let source = if self.source == "s3" { "S3" } else { self.source };
@@ -169,7 +169,7 @@ mod tests {
             ..Default::default()
         };
         let cost = Counters { s3_requests: 16, s3_bytes: 9_912_422, misses: 10, ..Default::default() };
-        let row = Row::new(0, &read, &cost, PLACE);
+        let row = EpochRow::new(0, &read, &cost, PLACE);
         assert_eq!((row.samples_per_s, row.mb_per_s, row.data_wait_pct), (30_000.0, 23.5, 75.0));
         let (head, line) = (head(), row.line());
         let end_of = |text: &str, cell: &str| text.find(cell).map(|i| i + cell.len());
@@ -182,7 +182,7 @@ mod tests {
 
     #[test]
     fn an_epoch_of_no_time_is_not_infinitely_fast() {
-        let row = Row::new(0, &Read::default(), &Counters::default(), PLACE);
+        let row = EpochRow::new(0, &Read::default(), &Counters::default(), PLACE);
         assert_eq!((row.samples_per_s, row.mb_per_s, row.data_wait_pct), (0.0, 0.0, 0.0));
     }
 }

@@ -1,39 +1,40 @@
 //! `forebay replicas`: set how many nodes hold each segment of what lies under a URI, for the whole cluster.
 
-use super::failure::Failure;
-use super::{EndpointArgs, Out, write_json};
+use crate::failure::Failure;
+use crate::output::{Out, write_json};
 use clap::Args;
+use forebay_client::args::EndpointArgs;
 use forebay_proto::v1;
 use serde::Serialize;
 
 #[derive(Debug, Args)]
-pub(super) struct Replicas {
+pub(crate) struct Replicas {
     /// What it is for: a dataset, an object, or a prefix of several
     uri: String,
     /// How many nodes hold each segment, the owner included; 0: as many as the cluster's default says, as before
     replicas: u32,
     #[command(flatten)]
     endpoint: EndpointArgs,
-    /// Answer in JSON
+    /// ReplicasReport in JSON
     #[arg(long)]
     json: bool,
 }
 
 #[derive(Serialize)]
-struct Answer {
+struct ReplicasReport {
     uri: String,
     replicas: u32,
 }
 
 impl Replicas {
-    pub(super) async fn run(self, out: Out<'_>) -> Result<(), Failure> {
+    pub(crate) async fn run(self, out: Out<'_>) -> Result<(), Failure> {
         let Self { uri, replicas, .. } = self;
         let request = v1::SetReplicasRequest { uri: uri.clone(), replicas };
         // Any node can do it: what it sets is the cluster's.
         let node = self.endpoint.endpoints()?.answering().await?;
         node.client().set_replicas(request).await.map_err(|s| node.error(s))?;
         if self.json {
-            return write_json(out, &Answer { uri, replicas });
+            return write_json(out, &ReplicasReport { uri, replicas });
         }
         match replicas {
             0 => writeln!(out, "{uri}: as many replicas as the cluster's default says")?,

@@ -1,12 +1,16 @@
 //! `forebay load`: fill the cache with a dataset, each node with what it owns, and show how far it is.
 
-use super::failure::Failure;
-use super::{DatasetArgs, EndpointArgs, Out, figures, write_json};
-use crate::access::{Access, Node};
-use crate::dataset::Dataset;
-use crate::endpoints::Endpoints;
-use crate::survey;
+use crate::dataset_args::DatasetArgs;
+use crate::failure::Failure;
+use crate::figures;
+use crate::output::{Out, write_json};
 use clap::Args;
+use forebay_client::Access;
+use forebay_client::Dataset;
+use forebay_client::Endpoints;
+use forebay_client::Node;
+use forebay_client::args::EndpointArgs;
+use forebay_client::survey;
 use forebay_proto::ring::{Balance, Ring};
 use forebay_proto::{Error, Result, v1};
 use futures::StreamExt;
@@ -24,18 +28,18 @@ const LINE_EVERY: Duration = Duration::from_secs(2);
 const ALIVE: Duration = Duration::from_secs(3);
 
 #[derive(Debug, Args)]
-pub(super) struct Load {
+pub(crate) struct Load {
     #[command(flatten)]
     dataset: DatasetArgs,
     #[command(flatten)]
     endpoint: EndpointArgs,
-    /// Answer in JSON, when done
+    /// LoadReport in JSON, when done
     #[arg(long)]
     json: bool,
 }
 
 #[derive(Serialize)]
-struct Answer<'a> {
+struct LoadReport<'a> {
     uri: &'a str,
     seconds: f64,
     segments_total: u64,
@@ -46,7 +50,7 @@ struct Answer<'a> {
 }
 
 impl Load {
-    pub(super) async fn run(self, out: Out<'_>) -> Result<(), Failure> {
+    pub(crate) async fn run(self, out: Out<'_>) -> Result<(), Failure> {
         let started = Instant::now();
         let mut shown = Progress::new();
         let last = self.fill(&mut shown).await?;
@@ -61,7 +65,7 @@ impl Load {
         }
         let seconds = started.elapsed().as_secs_f64();
         if self.json {
-            let answer = Answer {
+            let answer = LoadReport {
                 uri,
                 seconds,
                 segments_total: last.segments_total,

@@ -1,12 +1,14 @@
 //! `forebay status`: what the cache holds and has done: of one node all, of several a table and what they hold together.
 
-use super::copies::{self, Copies};
-use super::failure::Failure;
-use super::nodes::{MembershipAnswer, NodeAnswer, Rates};
-use super::{EndpointArgs, Out, figures, write_json};
-use crate::counters;
-use crate::survey::{self, Surveyed};
+use crate::copies::{self, Copies};
+use crate::failure::Failure;
+use crate::figures;
+use crate::nodes::{MembershipReport, NodeReport, Rates};
+use crate::output::{Out, write_json};
 use clap::Args;
+use forebay_client::args::EndpointArgs;
+use forebay_client::counters;
+use forebay_client::survey::{self, Surveyed};
 use forebay_proto::Error;
 use forebay_proto::manifest::Digest;
 use forebay_proto::v1::membership_status::Kind;
@@ -19,16 +21,16 @@ use tokio::time::sleep;
 const SAMPLE: Duration = Duration::from_millis(500);
 
 #[derive(Debug, Args)]
-pub(super) struct Status {
+pub(crate) struct Status {
     #[command(flatten)]
     endpoint: EndpointArgs,
-    /// Answer in JSON
+    /// StatusReport in JSON
     #[arg(long)]
     json: bool,
 }
 
 #[derive(Serialize)]
-struct Answer<'a> {
+struct StatusReport<'a> {
     endpoint: &'a str,
     node: &'a str,
     version: &'a str,
@@ -42,9 +44,9 @@ struct Answer<'a> {
     pins: &'a [String],
     pinned_bytes: u64,
     dirs: Vec<Dir<'a>>,
-    membership: Option<MembershipAnswer<'a>>,
+    membership: Option<MembershipReport<'a>>,
     /// Every node of the topology.
-    nodes: Vec<NodeAnswer<'a>>,
+    nodes: Vec<NodeReport<'a>>,
     /// Of each dataset, what all nodes together hold.
     copies: Vec<Copies<'a>>,
 }
@@ -79,7 +81,7 @@ struct Held<'a> {
 }
 
 impl Status {
-    pub(super) async fn run(self, out: Out<'_>) -> Result<(), Failure> {
+    pub(crate) async fn run(self, out: Out<'_>) -> Result<(), Failure> {
         let endpoints = self.endpoint.endpoints()?;
         let (topology, mut nodes) = survey::survey(&endpoints).await?;
         let mut rates = Rates::default();
@@ -106,14 +108,19 @@ fn several(topology: &Topology, nodes: &[Surveyed], rates: &Rates) -> String {
         "{}, topology revision {}\n\n{}{}",
         figures::of(topology.nodes.len() as u64, "node"),
         topology.revision,
-        super::nodes::table(nodes, rates),
+        crate::nodes::table(nodes, rates),
         copies::table(&copies::of(nodes))
     )
 }
 
-fn answer<'a>(endpoint: &'a str, s: &'a StatusReply, nodes: &'a [Surveyed], rates: &Rates) -> Answer<'a> {
+fn answer<'a>(
+    endpoint: &'a str,
+    s: &'a StatusReply,
+    nodes: &'a [Surveyed],
+    rates: &Rates,
+) -> StatusReport<'a> {
     let m = s.memory.unwrap_or_default();
-    Answer {
+    StatusReport {
         endpoint,
         node: &s.node,
         version: &s.version,
@@ -158,8 +165,8 @@ fn answer<'a>(endpoint: &'a str, s: &'a StatusReply, nodes: &'a [Surveyed], rate
                 bytes_limit: d.bytes_limit,
             })
             .collect(),
-        membership: s.membership.as_ref().map(MembershipAnswer::of),
-        nodes: nodes.iter().map(|n| NodeAnswer::of(n, rates)).collect(),
+        membership: s.membership.as_ref().map(MembershipReport::of),
+        nodes: nodes.iter().map(|n| NodeReport::of(n, rates)).collect(),
         copies: copies::of(nodes),
     }
 }
@@ -241,7 +248,7 @@ fn text(endpoint: &str, s: &StatusReply) -> String {
         lines.push(format!("directory {}: {what}", d.path));
     }
     if s.membership.as_ref().is_some_and(|m| m.kind() == Kind::Etcd || m.draining) {
-        lines.push(format!("cluster   {}", super::nodes::state(s.membership.as_ref())));
+        lines.push(format!("cluster   {}", crate::nodes::state(s.membership.as_ref())));
     }
     if !s.datasets.is_empty() {
         let mut table = figures::table(&["dataset", "rows", "segments", "held", "digest"], &[1, 2, 3]);

@@ -1,0 +1,171 @@
+//! A node of the cache and the connection to it.
+//!
+//! A [`Node`] is cheap to clone and connects when it is first used, so making one never waits. The first failure to reach
+//! it comes within [`CONNECT_TIMEOUT`] and names its address. Going over to another node is not its concern.
+
+use forebay_proto::v1::StatusReply;
+use forebay_proto::v1::cache_client::CacheClient;
+use forebay_proto::{Error, Kind, Result};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+use tonic::transport::{Channel, Endpoint};
+use tonic::{Code, Status};
+use tonic_health::pb::HealthCheckRequest;
+use tonic_health::pb::health_check_response::ServingStatus;
+use tonic_health::pb::health_client::HealthClient;
+
+/// How long a connection to a cache node may take to come about.
+pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// A silent connection is probed this often, and given up when a probe goes unanswered for as long again.
+const KEEP_ALIVE: Duration = Duration::from_secs(10);
+
+/// A node of the cache and the connection to it. Nodes are the same if they are at the same URL.
+#[derive(Debug, Clone)]
+pub struct Node(Arc<Connection>);
+
+#[derive(Debug)]
+struct Connection {
+    url: String,
+    endpoint: Endpoint,
+    channel: OnceLock<Channel>,
+}
+
+impl PartialEq for Node {
+    fn eq(&self, other: &Self) -> bool {
+        self.url() == other.url()
+    }
+}
+
+impl Eq for Node {}
+
+impl Node {
+    /// See [`crate::Access::endpoint`].
+    pub fn new(url: &str) -> Result<Self> {
+        let url = normal(url)?;
+        let endpoint = Endpoint::from_shared(url.clone())
+            .map_err(|_| not_an_address(&url))?
+            .user_agent(concat!("forebay/", env!("CARGO_PKG_VERSION")))
+            .map_err(|e| Error::invalid(format!("cannot name this client to {url}: {e}")))?
+            .connect_timeout(CONNECT_TIMEOUT)
+            .tcp_nodelay(true)
+            .http2_keep_alive_interval(KEEP_ALIVE)
+            .keep_alive_timeout(KEEP_ALIVE)
+            .keep_alive_while_idle(true)
+            .initial_stream_window_size(8 << 20)
+            .initial_connection_window_size(16 << 20);
+        Ok(Self(Arc::new(Connection { url, endpoint, channel: OnceLock::new() })))
+    }
+
+    /// `http://host:port`.
+    pub fn url(&self) -> &str {
+        &self.0.url
+    }
+
+    /// The shared connection, made when first used. Call it within a Tokio runtime.
+    pub fn channel(&self) -> Channel {
+        self.0.channel.get_or_init(|| self.0.endpoint.connect_lazy()).clone()
+    }
+
+    /// The cache's own services. Replies may be of any size: manifests of big datasets are.
+    pub fn client(&self) -> CacheClient<Channel> {
+        CacheClient::new(self.channel()).max_decoding_message_size(usize::MAX)
+    }
+
+    /// What the node holds and has done.
+    pub async fn status(&self) -> Result<StatusReply> {
+        let reply = self.client().status(forebay_proto::v1::StatusRequest {}).await;
+        reply.map(tonic::Response::into_inner).map_err(|s| self.error(s))
+    }
+
+    /// Whether the node says, within `limit`, that it serves. Costs it next to nothing: this tells one that is slow from
+    /// one that is dead.
+    pub async fn is_serving(&self, limit: Duration) -> bool {
+        let mut health = HealthClient::new(self.channel());
+        match tokio::time::timeout(limit, health.check(HealthCheckRequest::default())).await {
+            Ok(Ok(reply)) => reply.into_inner().status() == ServingStatus::Serving,
+            // Who answers lives, whatever it thinks of the question.
+            Ok(Err(status)) => root_cause(&status).is_none(),
+            Err(_) => false,
+        }
+    }
+
+    /// The error behind a failed call: the node's own, or one that names the endpoint which could not be reached.
+    pub fn error(&self, status: Status) -> Error {
+        let url = self.url();
+        let Some(cause) = root_cause(&status) else {
+            return match status.code() {
+                Code::Unimplemented => Error::invalid(format!(
+                    "{url} does not know this call: is it a forebay-server of the same version?"
+                )),
+                _ => Error::from(status),
+            };
+        };
+        let advice = "check --endpoint and that forebay-server runs there";
+        Error::new(Kind::Retry, format!("cannot reach the cache at {url}: {cause}: {advice}"))
+    }
+}
+
+/// The innermost cause of a failure on this side; `None` when the other side answered with an error.
+fn root_cause(status: &Status) -> Option<String> {
+    let mut cause: &dyn std::error::Error = std::error::Error::source(status)?;
+    while let Some(inner) = cause.source() {
+        cause = inner;
+    }
+    match cause.to_string() {
+        text if text == "deadline has elapsed" => {
+            Some(format!("no connection within {} s", CONNECT_TIMEOUT.as_secs()))
+        }
+        text => Some(text),
+    }
+}
+
+/// `http://host:port` of what a person typed.
+fn normal(url: &str) -> Result<String> {
+    let trimmed = url.trim().trim_end_matches('/');
+    let full = match trimmed.contains("://") {
+        true => trimmed.to_owned(),
+        false => format!("http://{trimmed}"),
+    };
+    let uri: http::Uri = full.parse().map_err(|_| not_an_address(url))?;
+    match (uri.scheme_str(), uri.port_u16()) {
+        (Some("https"), _) => {
+            Err(Error::invalid(format!("cache endpoint `{url}`: TLS is not supported, use http://host:port")))
+        }
+        (Some("http"), Some(1..)) if uri.path() == "/" && uri.query().is_none() => Ok(full),
+        _ => Err(not_an_address(url)),
+    }
+}
+
+fn not_an_address(url: &str) -> Error {
+    Error::invalid(format!("`{url}` is not the address of a cache: use http://host:port"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_with_and_without_a_scheme() {
+        for good in ["http://h:1", "h:1", " h:1 ", "http://h:1/"] {
+            assert_eq!(normal(good).unwrap(), "http://h:1", "{good}");
+        }
+        assert_eq!(normal("[::1]:7070").unwrap(), "http://[::1]:7070");
+        for bad in [
+            "",
+            "h",
+            "http://h",
+            "h:0",
+            "h:99999",
+            "h:x",
+            "ftp://h:1",
+            "h:1/path",
+            "http://a b:1",
+            "https://h:1",
+        ] {
+            let e = normal(bad).unwrap_err();
+            assert_eq!(e.kind, Kind::Invalid);
+            assert!(e.message.contains(bad), "{e}");
+        }
+    }
+}
