@@ -2,10 +2,11 @@
 //!
 //! The same objects always give the same manifest, wherever it is made. Column data is not read.
 
+use crate::Urgency;
 use crate::parquet::cost::column_bytes;
 use crate::parquet::footer::Footer;
 use crate::schema::{projection, to_ipc, unify};
-use crate::source::{Place, Source, Urgency, Version, aside, normalise};
+use crate::source::{Place, Source, Version, aside, normalise};
 use arrow::datatypes::{Schema, SchemaRef};
 use forebay_proto::manifest::{Object, SEGMENT_BYTES, SEGMENT_BYTES_MAX, SegmentSize};
 use forebay_proto::{Error, Manifest, Result};

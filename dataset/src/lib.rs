@@ -11,14 +11,18 @@
 
 pub mod freeze;
 pub mod parquet;
+mod priority;
 pub mod ready;
 pub mod schema;
 pub mod source;
 pub mod stream;
+mod urgency;
 pub mod view;
 
 pub use freeze::Frozen;
 pub use parquet::cost::Cost;
+pub use priority::{PrioritySemaphore, SemaphorePermit};
 pub use ready::{MemoryGuard, ReadySegment};
-pub use source::{Source, SourceCounters, SourceSettings, Urgency, jitter};
+pub use source::{Source, SourceCounters, SourceSettings, jitter};
+pub use urgency::Urgency;
 pub use view::View;

@@ -14,7 +14,6 @@ mod read;
 mod retry;
 mod settings;
 mod turns;
-mod urgency;
 mod uri;
 mod watch;
 mod window;
@@ -22,10 +21,10 @@ mod window;
 pub use forebay_proto::ring::is_under;
 pub use retry::jitter;
 pub use settings::SourceSettings;
-pub use urgency::Urgency;
 pub use uri::normalise;
 
 use crate::parquet::footer::FooterCache;
+use crate::{PrioritySemaphore, SemaphorePermit, Urgency};
 use faults::About;
 use forebay_proto::{Error, Result};
 use gate::Gate;
@@ -42,7 +41,6 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
-use turns::{Turn, Turns};
 use uri::{Location, locate, spell};
 
 /// Sums since the source was made. `file://` counts like S3.
@@ -84,7 +82,7 @@ struct Inner {
     stores: Mutex<HashMap<String, Arc<Store>>>,
     gate: Gate,
     joint: Joint,
-    decoders: Arc<Turns>,
+    decoders: Arc<PrioritySemaphore>,
     cores: usize,
     footers: FooterCache,
     counters: Arc<SourceCounters>,
@@ -131,7 +129,7 @@ impl Source {
             stores: Mutex::default(),
             gate: Gate::new(&settings),
             joint: Joint::default(),
-            decoders: Turns::new(cores),
+            decoders: PrioritySemaphore::new(cores as u64),
             cores,
             footers: FooterCache::new(settings.footer_cache_bytes),
             counters: Arc::default(),
@@ -164,8 +162,8 @@ impl Source {
     }
 
     /// A turn at decoding: there is one per core.
-    pub(crate) async fn decoder(&self, urgency: &Urgency) -> Turn {
-        self.inner.decoders.take(urgency, Duration::ZERO).await
+    pub(crate) async fn decoder(&self, urgency: &Urgency) -> SemaphorePermit {
+        self.inner.decoders.acquire(1, urgency).await
     }
 
     /// The place of a normalised URI.

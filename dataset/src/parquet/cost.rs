@@ -4,9 +4,10 @@
 //! exact and fixed-width columns too. Strings and the like are counted as the writer's statistics say; a writer that
 //! keeps none, or lies, is found out while decoding ([`Cost::limit`]).
 
+use crate::Urgency;
 use crate::parquet::fetch::Origin;
 use crate::parquet::footer::Footer;
-use crate::source::{Source, Urgency};
+use crate::source::Source;
 use arrow::datatypes::DataType;
 use forebay_proto::{Manifest, Result};
 use parquet::basic::Type as Physical;

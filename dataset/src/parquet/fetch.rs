@@ -3,11 +3,12 @@
 //! Chunks that lie close together are read in one request, long runs in several at once. Every request names the
 //! object's version.
 
+use crate::Urgency;
 use crate::parquet::cost::cost;
 use crate::parquet::decode::{Chunks, Task, assemble, columns};
 use crate::parquet::footer::Footer;
 use crate::schema::from_ipc;
-use crate::source::{Place, Purpose, Source, Urgency, Version, aside};
+use crate::source::{Place, Purpose, Source, Version, aside};
 use arrow::array::RecordBatch;
 use bytes::Bytes;
 use forebay_proto::{Error, Kind, Manifest, Result};

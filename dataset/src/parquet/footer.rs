@@ -3,8 +3,9 @@
 //! A footer that is here is sound: its column chunks lie inside the object and its row counts add up, so what builds
 //! on it need not check again.
 
+use crate::Urgency;
 use crate::schema::{plain, with_zones};
-use crate::source::{Place, Purpose, Source, Urgency, Version};
+use crate::source::{Place, Purpose, Source, Version};
 use arrow::datatypes::{Schema, SchemaRef};
 use arrow_ipc::convert::try_schema_from_ipc_buffer;
 use base64::Engine as _;

@@ -4,10 +4,11 @@
 //! One gate stands before all requests of a process. It is told how each was answered, and opens or closes by that
 //! ([`Window`]). [`Tries`] are the attempts of one request.
 
+use super::SourceSettings;
 use super::retry::{Backoff, Budget, jitter};
 use super::turns::{Turn, Turns};
 use super::window::Window;
-use super::{SourceSettings, Urgency};
+use crate::Urgency;
 use parking_lot::{Mutex, MutexGuard};
 use std::sync::Arc;
 use std::time::{Duration, Instant};

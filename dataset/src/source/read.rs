@@ -3,7 +3,8 @@
 use super::checksum::Offered;
 use super::gate::{Closed, Pass, Tries};
 use super::joint::{self, Riders};
-use super::{Place, Purpose, Source, Urgency, Version};
+use super::{Place, Purpose, Source, Version};
+use crate::Urgency;
 use bytes::Bytes;
 use forebay_proto::{Error, Kind, Result};
 use futures::TryStreamExt;

@@ -3,7 +3,7 @@
 //! A turn may cost time: until that has passed no other begins, which is how a rate is kept. Giving up while waiting
 //! costs nothing.
 
-use super::Urgency;
+use crate::Urgency;
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::VecDeque;
 use std::sync::Arc;
