@@ -13,10 +13,11 @@ use crate::disk::DiskCache;
 use crate::read::single_flight::Flights;
 use crate::runtime::blocking;
 use arrow::datatypes::SchemaRef;
-use files::Files;
+use files::ManifestFiles;
 use forebay_dataset::{Frozen, Source, View, schema, source, view};
 use forebay_proto::manifest::{Digest, Manifest, SEGMENT_BYTES};
 use forebay_proto::{Error, Result, v1};
+use frozen::FrozenFiles;
 use known::Known;
 use parking_lot::{Mutex, MutexGuard};
 use std::sync::Arc;
@@ -41,7 +42,8 @@ impl Dataset {
 pub struct Datasets {
     source: Source,
     allow: Arc<[String]>,
-    files: Files,
+    files: ManifestFiles,
+    frozen: FrozenFiles,
     peers: Arc<Peers>,
     known: Mutex<Known>,
     /// Datasets being frozen, by URI and segment size: the ranks of a job all open theirs at once.
@@ -56,9 +58,9 @@ impl Datasets {
             .iter()
             .map(|root| source::normalise(root).map_err(|e| e.context(format!("--allow {root}"))))
             .collect::<Result<Arc<[_]>>>()?;
-        let files = Files::open(disk)?;
+        let (files, frozen) = (ManifestFiles::new(&disk), FrozenFiles::new(&disk));
         let (known, freezing) = (Mutex::default(), Flights::default());
-        let datasets = Self { source, allow, files, peers, known, freezing };
+        let datasets = Self { source, allow, files, frozen, peers, known, freezing };
         datasets.recover();
         Ok(datasets)
     }
@@ -74,7 +76,7 @@ impl Datasets {
         .await??;
         let mut all = Vec::with_capacity(uris.len());
         for uri in uris {
-            let (source, files, place) = (self.source.clone(), self.files.clone(), uri.clone());
+            let (source, files, place) = (self.source.clone(), self.frozen.clone(), uri.clone());
             let freeze = || frozen::freeze(source, files, place, segment_bytes);
             all.push(self.freezing.fly((uri, segment_bytes), freeze).await.1?);
         }
@@ -149,6 +151,7 @@ impl Datasets {
             self.list().into_iter().filter(|d| d.is_of(&uri)).map(|d| d.manifest.digest()).collect();
         gone.retain(|digest| self.known().remove(digest));
         self.files.remove(&gone);
+        self.frozen.forget(&uri);
         Ok(uri)
     }
 

@@ -293,7 +293,7 @@ async fn share(task: &HotTask) {
     let mut objects = HashMap::new();
     for (id, hot) in task.heat.hottest() {
         let disk = task.disk.clone();
-        let Ok(files) = blocking(move || disk.list_of([id])).await else { return };
+        let Ok(files) = blocking(move || disk.copies().list_of([id])).await else { return };
         let Some(first) = files.first() else { continue };
         if peers.role(id, &first.object) != Role::Primary {
             continue;
@@ -366,9 +366,9 @@ async fn drop_forgotten(task: &HotTask) {
     }
     let (disk, peers) = (task.disk.clone(), task.peers.clone());
     let dropped = blocking(move || {
-        let files = disk.list_of(gone.iter().copied());
+        let files = disk.copies().list_of(gone.iter().copied());
         let is_ours = |id: &SegmentId| files.iter().any(|f| f.id == *id && peers.is_to_hold(*id, &f.object));
-        gone.into_iter().filter(|id| !is_ours(id) && disk.drop_copy(*id)).count()
+        gone.into_iter().filter(|id| !is_ours(id) && disk.copies().remove(*id)).count()
     });
     if let Ok(segments) = dropped.await {
         tracing::info!(segments, "copies that are not read much any more are dropped");

@@ -101,7 +101,7 @@ impl Replicator {
 
     /// Offers all that is held to whoever is to hold it; false if some of it was not taken.
     pub async fn offer_all(&self) -> bool {
-        self.offer(|disk| disk.list()).await
+        self.offer(|disk| disk.copies().list()).await
     }
 
     /// Before this node ends: waits until the topology lists it no more, then offers all that it holds.
@@ -117,7 +117,7 @@ impl Replicator {
     }
 
     async fn offer_some(&self, ids: HashSet<SegmentId>) -> bool {
-        self.offer(move |disk| disk.list_of(ids)).await
+        self.offer(move |disk| disk.copies().list_of(ids)).await
     }
 
     async fn offer(&self, kept: impl FnOnce(&DiskCache) -> Vec<CopyInfo> + Send + 'static) -> bool {
@@ -168,7 +168,7 @@ impl Replicator {
         let this = self.clone();
         let tell = move || {
             this.datasets.balance();
-            this.disk.set_roles(demote, |segments| this.peers.roles(segments));
+            this.disk.copies().set_roles(demote, |segments| this.peers.roles(segments));
         };
         blocking(tell).await.ok();
     }

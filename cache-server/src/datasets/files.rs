@@ -1,97 +1,125 @@
 //! Manifests on disk, beside the segments and within the disk cache's limit, so that a node that was
 //! restarted serves what it holds without asking the object store. All of it touches the disk: not for an
-//! async thread. (Beside them lies what `frozen` keeps.)
+//! async thread.
 
-use crate::disk::DiskCache;
+use crate::disk::{DiskCache, Sidecar};
 use forebay_proto::manifest::{Digest, Manifest};
 use forebay_proto::{Error, Result, v1};
 use prost::Message as _;
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
-/// The folder of manifests.
+/// What the names of manifests end in.
+const SUFFIX: &str = ".manifest";
+
+/// The manifests that a node keeps, by digest.
 #[derive(Clone)]
-pub(super) struct Files {
-    disk: Arc<DiskCache>,
-    /// The directory of the disk cache that it is in.
-    home: PathBuf,
-    folder: PathBuf,
+pub(super) struct ManifestFiles {
+    files: Sidecar,
 }
 
-impl Files {
-    /// Makes the folder in a directory of the disk cache that works.
-    pub fn open(disk: Arc<DiskCache>) -> Result<Self> {
-        let home = disk.home()?;
-        let folder = home.join("v1/manifests");
-        std::fs::create_dir_all(&folder).map_err(|e| {
-            Error::denied(format!("cache directory {}: cannot be made: {e}", folder.display()))
-        })?;
-        Ok(Self { disk, home, folder })
+impl ManifestFiles {
+    pub fn new(disk: &DiskCache) -> Self {
+        Self { files: disk.sidecar("v1/manifests") }
     }
 
-    /// The manifests that are there, as far as `read` can make something of them; the others are removed.
+    /// The manifests that are kept, as far as `read` can make something of them. The others are removed.
     pub fn recover<T>(&self, read: impl Fn(Manifest) -> Result<T>) -> Vec<T> {
-        let Ok(entries) = std::fs::read_dir(&self.folder) else { return Vec::new() };
-        let one = |path: &Path| -> Result<T> {
-            let bytes = std::fs::read(path).map_err(|e| Error::corrupt(e.to_string()))?;
+        let one = |name: &str| -> Result<T> {
+            let digest = name.strip_suffix(SUFFIX).ok_or_else(|| Error::corrupt("it was never finished"))?;
+            let bytes = self.files.read(name).ok_or_else(|| Error::corrupt("it cannot be read"))?;
             let wire = v1::Manifest::decode(&bytes[..]).map_err(|e| Error::corrupt(e.to_string()))?;
-            read(Manifest::try_from(wire)?)
+            let manifest = Manifest::try_from(wire)?;
+            match manifest.digest().to_string() == digest {
+                true => read(manifest),
+                false => Err(Error::corrupt("its name is not that of its content")),
+            }
         };
         let mut all = Vec::new();
-        for path in entries.flatten().map(|e| e.path()) {
-            match one(&path) {
+        for name in self.files.list() {
+            match one(&name) {
                 Ok(manifest) => all.push(manifest),
                 Err(e) => {
-                    tracing::info!(path = %path.display(), reason = %e, "a kept manifest is of no use: removed");
-                    std::fs::remove_file(&path).ok();
+                    tracing::info!(name, reason = %e, "a kept manifest is of no use: removed");
+                    self.files.remove(&name);
                 }
             }
         }
         all
     }
 
-    /// Writes a manifest where the disk cache's limit has room for it.
+    /// Keeps a manifest. `Full` or `Retry` if no cache directory can.
     pub fn keep(&self, manifest: &Manifest) -> Result<()> {
-        self.write(&self.path(manifest.digest()), v1::Manifest::from(manifest).encode_to_vec())
+        let content = v1::Manifest::from(manifest).encode_to_vec();
+        self.files.write(&name(manifest.digest()), &content)
     }
 
-    /// Writes a file where the disk cache's limit has room for it.
-    pub fn write(&self, path: &Path, content: Vec<u8>) -> Result<()> {
-        let bytes = content.len() as u64;
-        if !self.disk.reserve_sidecar(&self.home, bytes) {
-            return Err(Error::full(format!("{}: the cache has no room for it", path.display())));
-        }
-        let tmp = path.with_extension("tmp");
-        // The folder is made anew if the directory lost all it held.
-        let written = std::fs::create_dir_all(path.parent().unwrap_or(&self.folder))
-            .and_then(|()| std::fs::write(&tmp, content))
-            .and_then(|()| std::fs::rename(&tmp, path));
-        if written.is_err() {
-            std::fs::remove_file(&tmp).ok();
-            self.disk.release_sidecar(&self.home, bytes);
-        }
-        written.map_err(|e| Error::retry(format!("{}: write: {e}", path.display())))
-    }
-
-    /// Removes manifests.
     pub fn remove(&self, gone: &[Digest]) {
-        gone.iter().for_each(|digest| self.remove_file(&self.path(*digest)));
+        gone.iter().for_each(|digest| self.files.remove(&name(*digest)));
+    }
+}
+
+fn name(digest: Digest) -> String {
+    format!("{digest}{SUFFIX}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::disk::DiskCacheSettings;
+    use crate::disk::policy::NoForecast;
+    use forebay_proto::manifest::{Object, SegmentSize};
+    use std::fs;
+    use std::sync::Arc;
+
+    fn manifest(n: usize) -> Manifest {
+        let object = Object { key: "o".into(), etag: format!("e{n}"), size: 1 };
+        let size = SegmentSize { object: 0, row_groups: 1, rows: 5, decoded_bytes: 40 };
+        Manifest::new("s3://b/d".to_owned(), 1, vec![], vec![object], &[size]).unwrap()
     }
 
-    /// Removes a file that was written here.
-    pub fn remove_file(&self, path: &Path) {
-        let bytes = std::fs::metadata(path).map_or(0, |m| m.len());
-        if std::fs::remove_file(path).is_ok() {
-            self.disk.release_sidecar(&self.home, bytes);
-        }
+    fn recovered(files: &ManifestFiles) -> Vec<Digest> {
+        let mut all = files.recover(|manifest| Ok(manifest.digest()));
+        all.sort_unstable();
+        all
     }
 
-    /// The folder of frozen datasets.
-    pub fn frozen_folder(&self) -> PathBuf {
-        self.home.join("v1/frozen")
+    #[test]
+    fn a_manifest_that_was_never_finished_or_is_damaged_goes_with_its_bytes() {
+        let dir = tempfile::tempdir().unwrap();
+        let settings = DiskCacheSettings::new(dir.path(), 16 << 20);
+        let open = || DiskCache::open(&settings, Arc::new(NoForecast)).unwrap();
+        let disk = open();
+        let files = ManifestFiles::new(&disk);
+        files.keep(&manifest(1)).unwrap();
+        let used = disk.used_bytes();
+        files.keep(&manifest(2)).unwrap();
+        let folder = dir.path().join("v1/manifests");
+        let [one, two] = [1, 2].map(|n| folder.join(name(manifest(n).digest())));
+        // As servers before this one left it after a crash: whole, under a name that is never removed.
+        fs::copy(&two, one.with_extension("tmp")).unwrap();
+        fs::write(&two, "damaged").unwrap();
+        drop((files, disk));
+        let disk = open();
+        let files = ManifestFiles::new(&disk);
+        assert_eq!(recovered(&files), [manifest(1).digest()]);
+        assert_eq!(fs::read_dir(&folder).unwrap().count(), 1);
+        assert_eq!(disk.used_bytes(), used, "their bytes are given back");
+        files.remove(&[manifest(1).digest()]);
+        assert!(recovered(&files).is_empty() && disk.used_bytes() < used);
     }
 
-    fn path(&self, digest: Digest) -> PathBuf {
-        self.folder.join(format!("{digest}.manifest"))
+    #[test]
+    fn a_manifest_is_kept_where_a_directory_works_whichever_was_first() {
+        let temp = tempfile::tempdir().unwrap();
+        let dirs = vec![temp.path().join("a"), temp.path().join("b")];
+        let settings = DiskCacheSettings { dirs: dirs.clone(), ..DiskCacheSettings::new("", 16 << 20) };
+        let disk = DiskCache::open(&settings, Arc::new(NoForecast)).unwrap();
+        let files = ManifestFiles::new(&disk);
+        fs::remove_dir_all(&dirs[0]).unwrap();
+        fs::write(&dirs[0], "in the way").unwrap();
+        files.keep(&manifest(1)).unwrap();
+        assert_eq!(recovered(&files), [manifest(1).digest()]);
+        assert!(dirs[1].join("v1/manifests").exists());
+        let health: Vec<_> = disk.dirs().iter().map(|dir| dir.health).collect();
+        assert_eq!(health, [crate::disk::dirs::Health::Away, crate::disk::dirs::Health::Up], "it was told");
     }
 }

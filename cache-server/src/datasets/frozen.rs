@@ -2,13 +2,13 @@
 //! that a dataset that has not changed is opened without reading its footers again, and one that is held can
 //! be opened while the object store does not answer.
 
-use super::files::Files;
+use crate::disk::{DiskCache, Sidecar};
 use crate::runtime::blocking;
+use forebay_dataset::source::is_under;
 use forebay_dataset::{Frozen, Source, schema};
 use forebay_proto::manifest::Manifest;
 use forebay_proto::{Error, Kind, Result, v1};
 use prost::Message as _;
-use std::path::PathBuf;
 use std::sync::Arc;
 use xxhash_rust::xxh3::{xxh3_64, xxh3_128};
 
@@ -51,21 +51,21 @@ impl StoredFrozen {
     }
 }
 
-/// Freezes a dataset anew, with the footers of before if it has not changed. While the object store does not
-/// answer it is what it was when it last did.
+/// Freezes a dataset, with the footers of before if it has not changed. While the object store does not
+/// answer, the dataset is opened as it was when the object store last did.
 pub(super) async fn freeze(
     source: Source,
-    files: Files,
+    files: FrozenFiles,
     uri: String,
     segment_bytes: u64,
 ) -> Result<Arc<Frozen>> {
     let (look, name) = (files.clone(), uri.clone());
-    let known = blocking(move || look.frozen(&name, segment_bytes)).await?;
+    let known = blocking(move || look.find(&name, segment_bytes)).await?;
     match (source.freeze_again(&uri, segment_bytes, known.clone()).await, known) {
         (Ok(frozen), known) => {
             if !known.is_some_and(|known| Arc::ptr_eq(&known, &frozen)) {
                 let kept = frozen.clone();
-                if let Err(e) = blocking(move || files.keep_frozen(&kept)).await? {
+                if let Err(e) = blocking(move || files.keep(&kept)).await? {
                     tracing::debug!(error = %e, "a frozen dataset could not be kept: its footers are read again when it is opened again");
                 }
             }
@@ -79,45 +79,57 @@ pub(super) async fn freeze(
     }
 }
 
-impl Files {
+/// The frozen datasets that a node keeps. All of it touches the disk: not for an async thread.
+#[derive(Clone)]
+pub(super) struct FrozenFiles {
+    files: Sidecar,
+}
+
+impl FrozenFiles {
+    pub fn new(disk: &DiskCache) -> Self {
+        Self { files: disk.sidecar("v1/frozen") }
+    }
+
+    /// Forgets what datasets under a URI were.
+    pub fn forget(&self, uri: &str) {
+        let is_of = |name: &String| self.read(name).is_some_and(|f| is_under(f.manifest.uri(), uri));
+        self.files.list().iter().filter(|name| is_of(name)).for_each(|name| self.files.remove(name));
+    }
+
     /// A dataset as it was frozen last, if it is kept and sound.
-    fn frozen(&self, uri: &str, segment_bytes: u64) -> Option<Arc<Frozen>> {
-        let path = self.frozen_path(uri, segment_bytes);
-        let bytes = std::fs::read(&path).ok()?;
-        let kept = StoredFrozen::decode(&bytes[..])
-            .map_err(|e| Error::corrupt(e.to_string()))
-            .and_then(StoredFrozen::frozen);
-        match kept {
-            Ok(frozen)
-                if frozen.manifest.uri() == uri && frozen.manifest.segment_bytes() == segment_bytes =>
-            {
-                Some(Arc::new(frozen))
-            }
-            Ok(_) => None,
-            Err(e) => {
-                tracing::info!(path = %path.display(), reason = %e, "a kept dataset is of no use: removed");
-                self.remove_file(&path);
-                None
-            }
-        }
+    fn find(&self, uri: &str, segment_bytes: u64) -> Option<Arc<Frozen>> {
+        let frozen = self.read(&name(uri, segment_bytes))?;
+        let is_it = frozen.manifest.uri() == uri && frozen.manifest.segment_bytes() == segment_bytes;
+        is_it.then(|| Arc::new(frozen))
     }
 
-    fn keep_frozen(&self, frozen: &Frozen) -> Result<()> {
-        let path = self.frozen_path(frozen.manifest.uri(), frozen.manifest.segment_bytes());
-        self.remove_file(&path);
-        let folder = std::fs::read_dir(self.frozen_folder()).into_iter().flatten().flatten();
-        let mut all: Vec<_> =
-            folder.filter_map(|e| Some((e.metadata().ok()?.modified().ok()?, e.path()))).collect();
-        all.sort_unstable();
-        let over = (all.len() + 1).saturating_sub(KEPT_MAX);
-        all[..over].iter().for_each(|(_, path)| self.remove_file(path));
-        self.write(&path, StoredFrozen::of(frozen).encode_to_vec())
+    /// Keeps a dataset in place of what it was before, which stays if there is no room for both.
+    fn keep(&self, frozen: &Frozen) -> Result<()> {
+        let name = name(frozen.manifest.uri(), frozen.manifest.segment_bytes());
+        self.files.write(&name, &StoredFrozen::of(frozen).encode_to_vec())?;
+        let all = self.files.list();
+        let over = all.len().saturating_sub(KEPT_MAX);
+        all[..over].iter().for_each(|name| self.files.remove(name));
+        Ok(())
     }
 
-    fn frozen_path(&self, uri: &str, segment_bytes: u64) -> PathBuf {
-        let name = xxh3_128(format!("{segment_bytes} {uri}").as_bytes());
-        self.frozen_folder().join(format!("{name:032x}.frozen"))
+    /// Reads a file. One that is damaged is removed.
+    fn read(&self, name: &str) -> Option<Frozen> {
+        let bytes = self.files.read(name)?;
+        let stored = StoredFrozen::decode(&bytes[..]).map_err(|e| Error::corrupt(e.to_string()));
+        stored
+            .and_then(StoredFrozen::frozen)
+            .map_err(|e| {
+                tracing::info!(name, reason = %e, "a kept dataset is of no use: removed");
+                self.files.remove(name);
+            })
+            .ok()
     }
+}
+
+fn name(uri: &str, segment_bytes: u64) -> String {
+    let hash = xxh3_128(format!("{segment_bytes} {uri}").as_bytes());
+    format!("{hash:032x}.frozen")
 }
 
 #[cfg(test)]
@@ -141,15 +153,15 @@ mod tests {
     fn what_was_frozen_is_kept_checked_and_bounded() {
         let dir = tempfile::tempdir().unwrap();
         let settings = DiskCacheSettings::new(dir.path(), 16 << 20);
-        let open = || Arc::new(DiskCache::open(&settings, Arc::new(NoForecast)).unwrap());
+        let open = || DiskCache::open(&settings, Arc::new(NoForecast)).unwrap();
         let disk = open();
-        let files = Files::open(disk.clone()).unwrap();
+        let files = FrozenFiles::new(&disk);
         let empty = disk.used_bytes();
         let (a, b) = (frozen(0), frozen(1));
-        files.keep_frozen(&a).unwrap();
-        files.keep_frozen(&b).unwrap();
+        files.keep(&a).unwrap();
+        files.keep(&b).unwrap();
         let used = disk.used_bytes();
-        files.keep_frozen(&b).unwrap();
+        files.keep(&b).unwrap();
         assert!(
             used > empty && disk.used_bytes() == used,
             "one that is kept again takes the place of itself"
@@ -157,19 +169,45 @@ mod tests {
         drop((files, disk));
         let disk = open();
         assert_eq!(disk.used_bytes(), used, "also after a restart");
-        let files = Files::open(disk.clone()).unwrap();
-        let read = files.frozen("s3://b/d0", 1).unwrap();
+        let files = FrozenFiles::new(&disk);
+        let read = files.find("s3://b/d0", 1).unwrap();
         assert_eq!((read.manifest.digest(), read.row_groups), (a.manifest.digest(), 1));
         assert_eq!((&read.column_bytes, &read.schema), (&a.column_bytes, &a.schema));
-        assert!(files.frozen("s3://b/d0", 2).is_none() && files.frozen("s3://b/d2", 1).is_none());
-        let path = files.frozen_path("s3://b/d0", 1);
+        assert!(files.find("s3://b/d0", 2).is_none() && files.find("s3://b/d2", 1).is_none());
+        let folder = dir.path().join("v1/frozen");
+        let path = folder.join(name("s3://b/d0", 1));
         let mut bytes = std::fs::read(&path).unwrap();
         let at = bytes.iter().position(|b| *b == 33).unwrap();
         bytes[at] = 34;
         std::fs::write(&path, bytes).unwrap();
-        assert!(files.frozen("s3://b/d0", 1).is_none() && !path.exists());
-        (0..KEPT_MAX + 9).for_each(|n| files.keep_frozen(&frozen(n)).unwrap());
-        let count = std::fs::read_dir(files.frozen_folder()).unwrap().count();
+        assert!(files.find("s3://b/d0", 1).is_none() && !path.exists());
+        (0..KEPT_MAX + 9).for_each(|n| files.keep(&frozen(n)).unwrap());
+        let count = std::fs::read_dir(folder).unwrap().count();
         assert_eq!(count, KEPT_MAX);
+    }
+
+    #[test]
+    fn a_dataset_stays_as_it_was_where_there_is_no_room_for_what_it_is() {
+        let dir = tempfile::tempdir().unwrap();
+        let settings = DiskCacheSettings::new(dir.path(), 200 << 10);
+        let disk = DiskCache::open(&settings, Arc::new(NoForecast)).unwrap();
+        let files = FrozenFiles::new(&disk);
+        let small = frozen(0);
+        files.keep(&small).unwrap();
+        let large = Frozen { column_bytes: vec![1 << 60; 20_000], ..frozen(0) };
+        assert_eq!(files.keep(&large).unwrap_err().kind, Kind::Full);
+        assert_eq!(files.find("s3://b/d0", 1).unwrap().column_bytes, small.column_bytes);
+    }
+
+    #[test]
+    fn what_is_freed_is_forgotten() {
+        let dir = tempfile::tempdir().unwrap();
+        let settings = DiskCacheSettings::new(dir.path(), 16 << 20);
+        let disk = DiskCache::open(&settings, Arc::new(NoForecast)).unwrap();
+        let files = FrozenFiles::new(&disk);
+        (0..2).for_each(|n| files.keep(&frozen(n)).unwrap());
+        files.forget("s3://b/d1");
+        assert!(files.find("s3://b/d0", 1).is_some() && files.find("s3://b/d1", 1).is_none());
+        assert_eq!(std::fs::read_dir(dir.path().join("v1/frozen")).unwrap().count(), 1);
     }
 }

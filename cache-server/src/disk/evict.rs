@@ -1,15 +1,36 @@
-//! Eviction: room for a new file, made by removing what will be read last.
+//! Eviction: which files leave so that a new one can be written. It knows the index and the forecast, and no
+//! disk.
 //!
-//! First go replicas, the owner has another copy. Of each kind first goes what is in no plan, by recency,
-//! then what is read farthest from now; never what is pinned or being read. Victims are found by a scan over
-//! all entries, which is paid once for many: the best 3 per cent or so are queued, and each is looked at
-//! again, and asked about again, when its turn comes. The scan is made anew when the queue is used up, or
-//! when so much was read or written that others may have become better victims.
+//! Replicas leave first: their owner has another copy. Of each kind, those in no plan leave first, by
+//! recency; then those whose next use is farthest away. A file that is pinned or being read never leaves. A
+//! new segment that is needed later than one of its victims is not worth writing.
+//!
+//! An example. The limit holds four files; a job will read `a` in 10 samples, `b` in 500, `c` in 900; `x` is
+//! in no plan.
+//!
+//! | held          | new, its next use   | leaves | why |
+//! |---|---|---|---|
+//! | `a b c x`     | `d`, in 700         | `x`    | it is in no plan |
+//! | `a b c d`     | `e`, in 300         | `c`    | it is needed last, in 900, and that is later than `e` |
+//! | `a b d e`     | `c`, in 900         | none   | all are needed sooner: not worth it |
+//! | `a b d e`     | `y`, in no plan     | none   | planned files do not leave for an unplanned one |
+//! | `a b d e'`    | `c`, in 900         | `e'`   | a replica leaves whenever it is needed, for a primary |
+//! | `a b d c`     | `y`, being read (`Admit::Always`) | `c` | somebody waits: the file needed last leaves |
+//!
+//! Victims are found by a scan over all entries, which is paid once for many: the best 3 per cent or so are
+//! queued, and each is looked at again, and its next use asked for again, when its turn comes. The next scan
+//! is made when the queue is used up, or when enough files were read or written that others may have become
+//! better victims.
 
-use super::index::{Entry, FileKey, Index, Reservation};
-use super::policy::{Admit, NextUse, Role};
-use super::{DiskCache, dirs::Health};
+use super::counters::DiskCounters;
+use super::file::FileKey;
+use super::index::{Entry, Index};
+use super::policy::{Admit, Forecast, NextUse, Role};
+use super::quota::Reservation;
 use forebay_proto::manifest::SegmentId;
+use parking_lot::Mutex;
+use std::cmp::Reverse;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 /// A scan is out of date after this share of the entries was written or used for the first time since.
@@ -18,163 +39,113 @@ const STALE_SHARE: u64 = 64;
 /// Victims queued besides their share of the entries.
 const QUEUE_MIN: usize = 16;
 
-/// Attempts to find victims: others may take them, or they may be read, in between.
-const ATTEMPTS: usize = 8;
-
-/// Candidates for eviction, the best first.
-#[derive(Debug, Default)]
-pub struct Victims {
-    queue: Vec<Victim>,
-    is_scanned: bool,
-    /// The soonest next use in the queue when it was made: of primaries, of replicas.
-    soonest: [Option<NextUse>; 2],
-}
-
-#[derive(Debug, Clone, Copy)]
-struct Victim {
-    key: FileKey,
-    dir: usize,
-    bytes: u64,
-    used: u64,
-    replica: bool,
-    next: NextUse,
-}
-
-/// What room is wanted for.
+/// What space is wanted for.
 #[derive(Debug, Clone, Copy)]
 pub struct Wanted {
     pub id: SegmentId,
     pub bytes: u64,
     pub admit: Admit,
     pub role: Role,
-    /// In this directory alone.
-    pub only: Option<usize>,
 }
 
-/// Room for a file, or why there is none.
+/// How space for a new file is come by.
 #[derive(Debug)]
-pub enum Room {
-    /// Here.
-    Booked(Reservation),
-    /// Only at the price of what will be read sooner.
+pub enum Decision {
+    /// It was free, and is reserved.
+    Free(Reservation),
+    /// These files leave for it.
+    Evict(Victims),
+    /// Everything that would have to leave is needed sooner.
     NotWorthIt,
-    /// Not at all.
-    None,
+    /// There are no victims, or none that would be enough.
+    NoRoom,
+    /// Other callers were faster, or the plans changed: decide again.
+    Again,
 }
 
 /// Files that were taken out of the index and are to be unlinked.
-struct Taken {
-    keys: Vec<FileKey>,
+#[derive(Debug)]
+pub struct Victims {
+    pub keys: Vec<FileKey>,
     /// The bytes of each.
-    held: Vec<u64>,
-    /// All of them, or as many as are wanted.
-    booking: Reservation,
+    pub held: Vec<u64>,
+    /// The bytes of all of them, or as many as are wanted.
+    pub reservation: Reservation,
 }
 
-/// What came of looking for victims.
-enum Step {
-    Taken(Taken),
-    /// Others were faster, or the plans changed.
-    Again,
-    End(Room),
+/// Decides who leaves.
+#[derive(Debug)]
+pub struct Evictor {
+    index: Arc<Mutex<Index>>,
+    forecast: Arc<dyn Forecast>,
+    counters: Arc<DiskCounters>,
+    queue: Mutex<Queue>,
 }
 
-impl DiskCache {
-    /// Books room in a directory that works, evicting as far as it is wanted.
-    pub(super) fn make_room(&self, wanted: Wanted) -> Room {
-        for _ in 0..ATTEMPTS {
-            // First what is free: whoever finds that waits for no scan.
-            let short = match self.free_room(wanted) {
-                Ok(booking) => return Room::Booked(booking),
-                Err(short) => short,
-            };
-            if short.is_empty() {
-                return Room::None;
-            }
-            if wanted.admit == Admit::IfFree {
-                return Room::NotWorthIt;
-            }
-            match self.take_victims(wanted, &short) {
-                Step::Taken(taken) => {
-                    if let Some(booking) = self.remove_taken(taken, wanted.bytes) {
-                        return Room::Booked(booking);
-                    }
-                }
-                Step::Again => {}
-                Step::End(room) => return room,
-            }
-        }
-        Room::None
+impl Evictor {
+    pub fn new(index: Arc<Mutex<Index>>, forecast: Arc<dyn Forecast>, counters: Arc<DiskCounters>) -> Self {
+        Self { index, forecast, counters, queue: Mutex::default() }
     }
 
-    /// Books free room; where there is none, says which directories are short of how much.
-    fn free_room(&self, Wanted { bytes, only, .. }: Wanted) -> Result<Reservation, Vec<(usize, u64)>> {
-        let mut index = self.index();
-        let short = self.short(&index, bytes, only);
-        match short.iter().find(|(_, short)| *short == 0) {
-            Some((dir, _)) => Ok(index.book(*dir, bytes)),
-            None => Err(short),
+    /// Decides in which of these directories a new file goes, and which files leave for it.
+    pub fn decide(&self, wanted: Wanted, dirs: &[usize]) -> Decision {
+        // First the free bytes: a caller that finds enough waits for no scan.
+        let short = match self.reserve_free(wanted.bytes, dirs) {
+            Ok(reservation) => return Decision::Free(reservation),
+            Err(short) if short.is_empty() => return Decision::NoRoom,
+            Err(_) if wanted.admit == Admit::IfFree => return Decision::NotWorthIt,
+            Err(short) => short,
+        };
+        let mut queue = self.queue.lock();
+        if queue.is_stale(&self.index.lock()) {
+            self.scan(&mut queue, false);
         }
-    }
-
-    /// Takes the best victims of one directory out of the index; others look for theirs while these are
-    /// unlinked.
-    fn take_victims(&self, wanted: Wanted, short: &[(usize, u64)]) -> Step {
-        let mut victims = self.victims.lock();
-        if victims.is_stale(&self.index()) {
-            self.scan(&mut victims, false);
-        }
-        let mut groups = victims.groups(&self.index(), short);
+        let mut groups = queue.groups(&self.index.lock(), &short);
         if groups.is_empty() {
-            // A queue of before may lack what was being read then.
-            self.scan(&mut victims, true);
-            groups = victims.groups(&self.index(), short);
+            // The queue may lack what was being read when it was made.
+            self.scan(&mut queue, true);
+            groups = queue.groups(&self.index.lock(), &short);
         }
         if groups.is_empty() {
-            return Step::End(Room::None);
+            return Decision::NoRoom;
         }
-        let Some((dir, group)) = self.choose(&mut victims, wanted, groups) else { return Step::Again };
-        let Some(keys) = group else { return Step::End(Room::NotWorthIt) };
-        let taken = self.index().take(dir, &keys, wanted.bytes);
-        let Some((booking, entries)) = taken else { return Step::Again };
+        let Some((dir, group)) = self.choose(&mut queue, wanted, groups) else { return Decision::Again };
+        let Some(keys) = group else { return Decision::NotWorthIt };
+        let taken = self.index.lock().take(dir, &keys, wanted.bytes);
+        // Other callers look for their victims while these are unlinked, and while their maps are dropped.
+        drop(queue);
+        let Some((reservation, entries)) = taken else { return Decision::Again };
         let held = entries.iter().map(|e| e.bytes).collect();
-        drop(victims);
-        drop(entries);
-        Step::Taken(Taken { keys, held, booking })
+        Decision::Evict(Victims { keys, held, reservation })
     }
 
-    /// What was found out about victims does not hold any more.
-    pub(super) fn look_for_victims_anew(&self) {
-        self.victims.lock().is_scanned = false;
+    /// Has the next decision begin with a scan: what is known of the victims does not hold any more.
+    pub fn forget_victims(&self) {
+        self.queue.lock().is_scanned = false;
     }
 
-    /// Directories that can be written and could hold `bytes`, and how many each is short of; the roomiest
-    /// first.
-    fn short(&self, index: &Index, bytes: u64, only: Option<usize>) -> Vec<(usize, u64)> {
-        let mut short: Vec<_> = (0..self.dirs.len())
-            .filter(|&dir| only.is_none_or(|only| only == dir))
-            .filter(|&dir| self.dirs[dir].health() == Health::Up && bytes <= index.quota(dir).limit_bytes)
-            .map(|dir| {
-                let a = index.quota(dir);
-                (
-                    dir,
-                    (a.used_bytes + bytes).saturating_sub(a.limit_bytes),
-                    a.limit_bytes.saturating_sub(a.used_bytes),
-                )
-            })
-            .collect();
-        short.sort_by_key(|&(dir, _, free)| (std::cmp::Reverse(free), dir));
-        short.into_iter().map(|(dir, short, _)| (dir, short)).collect()
+    /// Reserves free bytes, in the directory that has most of them. If there are not enough: which
+    /// directories could hold the file, and how many bytes each is short of.
+    fn reserve_free(&self, bytes: u64, dirs: &[usize]) -> Result<Reservation, Vec<(usize, u64)>> {
+        let mut index = self.index.lock();
+        let quotas = &mut index.quotas;
+        let mut fit: Vec<usize> =
+            dirs.iter().copied().filter(|&dir| bytes <= quotas.of(dir).limit_bytes).collect();
+        fit.sort_by_key(|&dir| (Reverse(quotas.of(dir).free_bytes()), dir));
+        match fit.first() {
+            Some(&dir) if quotas.of(dir).short_bytes(bytes) == 0 => Ok(quotas.reserve(dir, bytes)),
+            _ => Err(fit.into_iter().map(|dir| (dir, quotas.of(dir).short_bytes(bytes))).collect()),
+        }
     }
 
-    /// Of each directory's group of victims, the group whose soonest is read last; `Some(None)` when even
-    /// that is read sooner than the new segment. `None` when one of the victims is none any more, as when a
-    /// plan was announced since: scan again.
+    /// Of each directory's group of victims, the group whose soonest is needed last; `Some(None)` when even
+    /// that is needed sooner than the new segment. `None` when one of the victims has become needed much
+    /// sooner than it was when they were queued, as when a plan was announced since.
     fn choose(
         &self,
-        victims: &mut Victims,
+        queue: &mut Queue,
         Wanted { id, admit, role, .. }: Wanted,
-        groups: Vec<(usize, Vec<Victim>)>,
+        groups: Vec<(usize, Vec<Candidate>)>,
     ) -> Option<(usize, Option<Vec<FileKey>>)> {
         let ids: Vec<SegmentId> =
             std::iter::once(id).chain(groups.iter().flat_map(|(_, g)| g.iter().map(|v| v.key.id))).collect();
@@ -185,51 +156,40 @@ impl DiskCache {
             let mut soonest = NextUse::Unplanned;
             for victim in &group {
                 let next = uses.next().unwrap_or(NextUse::Unplanned);
-                // Whenever a replica is read: it is not worth a primary's place.
+                // Whenever a replica is read, it is not worth a primary's place.
                 let next = if victim.replica && role == Role::Primary { NextUse::Unplanned } else { next };
                 soonest = soonest.min(next);
-                if victims.is_much_sooner(next, victim.replica) {
-                    victims.is_scanned = false;
+                if queue.is_much_sooner(next, victim.replica) {
+                    queue.is_scanned = false;
                     return None;
                 }
             }
-            let oldest = group.iter().map(|v| v.used).max();
-            if best.as_ref().is_none_or(|(s, used, _, _)| {
-                (soonest, std::cmp::Reverse(oldest)) > (*s, std::cmp::Reverse(*used))
-            }) {
+            let oldest = Reverse(group.iter().map(|v| v.used).max());
+            if best.as_ref().is_none_or(|(s, used, _, _)| (soonest, oldest) > (*s, *used)) {
                 best = Some((soonest, oldest, dir, group));
             }
         }
         let (soonest, _, dir, group) = best?;
-        let worth = match own {
+        let is_worth_it = match own {
             NextUse::Planned(_) => soonest > own,
             NextUse::Unplanned => soonest == NextUse::Unplanned,
         };
         let keys = || group.iter().map(|v| v.key).collect();
-        Some((dir, (worth || admit == Admit::Always).then(keys)))
+        Some((dir, (is_worth_it || admit == Admit::Always).then(keys)))
     }
 
     /// Looks at every entry and queues the best victims, or all.
-    pub(super) fn scan(&self, victims: &mut Victims, whole: bool) {
-        let mut all = {
-            let mut index = self.index();
+    fn scan(&self, queue: &mut Queue, whole: bool) {
+        let mut all: Vec<Candidate> = {
+            let mut index = self.index.lock();
             index.scanned();
-            let free = |e: &Entry| !e.pinned && !e.is_in_use();
-            let victim = |(key, e): (&FileKey, &Entry)| Victim {
-                key: *key,
-                dir: e.dir,
-                bytes: e.bytes,
-                used: e.used,
-                replica: e.replica,
-                next: NextUse::Unplanned,
-            };
-            index.entries().filter(|(_, e)| free(e)).map(victim).collect::<Vec<Victim>>()
+            index.entries().filter(|(_, e)| e.may_leave()).map(Candidate::from).collect()
         };
         let ids: Vec<SegmentId> = all.iter().map(|v| v.key.id).collect();
         for (victim, next) in all.iter_mut().zip(self.forecast.next_uses(&ids)) {
             victim.next = next;
         }
-        let order = |v: &Victim| (!v.replica, std::cmp::Reverse(v.next), v.used, v.key);
+        let order = |v: &Candidate| (!v.replica, Reverse(v.next), v.used, v.key);
         let keep = QUEUE_MIN + 2 * all.len() / STALE_SHARE as usize;
         if !whole && keep < all.len() {
             all.select_nth_unstable_by_key(keep, order);
@@ -237,37 +197,45 @@ impl DiskCache {
         }
         all.sort_unstable_by_key(order);
         let soonest = |replica| all.iter().filter(|v| v.replica == replica).map(|v| v.next).min();
-        victims.soonest = [soonest(false), soonest(true)];
-        victims.is_scanned = true;
-        victims.queue = all;
+        *queue = Queue { soonest: [soonest(false), soonest(true)], is_scanned: true, candidates: all };
         self.counters.scans.fetch_add(1, Ordering::Relaxed);
-    }
-
-    /// Unlinks files that were taken out of the index, and answers with what is booked in their place; `None`
-    /// when one of them cannot be removed: what it takes stays booked until it can.
-    fn remove_taken(&self, Taken { keys, held, mut booking }: Taken, bytes: u64) -> Option<Reservation> {
-        let files = keys.iter().zip(held);
-        let stuck: Vec<_> = files.filter(|(key, _)| !self.unlink(booking.dir, key)).collect();
-        self.counters.evictions.fetch_add(keys.len() as u64, Ordering::Relaxed);
-        let mut index = self.index();
-        index.gone(&keys);
-        if stuck.is_empty() {
-            index.resize(&mut booking, bytes);
-            return Some(booking);
-        }
-        index.resize(&mut booking, stuck.iter().map(|(_, held)| held).sum());
-        stuck.into_iter().for_each(|(key, bytes)| index.keep_stuck(*key, booking.part(bytes)));
-        None
     }
 }
 
-impl Victims {
+/// A file that may leave, as it was when the queue was made.
+#[derive(Debug, Clone, Copy)]
+struct Candidate {
+    key: FileKey,
+    dir: usize,
+    bytes: u64,
+    used: u64,
+    replica: bool,
+    next: NextUse,
+}
+
+impl From<(&FileKey, &Entry)> for Candidate {
+    fn from((key, e): (&FileKey, &Entry)) -> Self {
+        let (dir, bytes, used, replica) = (e.dir, e.bytes, e.used, e.replica);
+        Self { key: *key, dir, bytes, used, replica, next: NextUse::Unplanned }
+    }
+}
+
+/// Candidates for eviction, the best first.
+#[derive(Debug, Default)]
+struct Queue {
+    candidates: Vec<Candidate>,
+    is_scanned: bool,
+    /// The soonest next use in the queue when it was made: of primaries, of replicas.
+    soonest: [Option<NextUse>; 2],
+}
+
+impl Queue {
     fn is_stale(&self, index: &Index) -> bool {
         !self.is_scanned || index.changes() > index.len() as u64 / STALE_SHARE
     }
 
-    /// Whether a victim will be read much sooner than any was to be when the queue was made: it is none any
-    /// more. All draw nearer as time goes on, but not by half within the life of a queue.
+    /// Whether a candidate is needed much sooner than any was when the queue was made: it is none any more.
+    /// All draw nearer as time goes on, but not by half within the life of a queue.
     fn is_much_sooner(&self, next: NextUse, replica: bool) -> bool {
         match (next, self.soonest[usize::from(replica)]) {
             (NextUse::Planned(next), Some(NextUse::Planned(soonest))) => next < soonest / 2,
@@ -276,19 +244,16 @@ impl Victims {
         }
     }
 
-    /// For each directory that is short of bytes, the first victims that give them; directories without
-    /// enough are left out. What was used, read, pinned or removed since the scan is dropped.
-    fn groups(&mut self, index: &Index, short: &[(usize, u64)]) -> Vec<(usize, Vec<Victim>)> {
-        let good = |v: &Victim| {
-            index
-                .get(&v.key)
-                .is_some_and(|e| e.used == v.used && e.dir == v.dir && !e.pinned && !e.is_in_use())
-        };
-        self.queue.retain(good);
+    /// For each directory that is short of bytes, the first candidates that give them; directories without
+    /// enough are left out. A file that was used, pinned or removed since the scan, or is being read, is no
+    /// candidate any more.
+    fn groups(&mut self, index: &Index, short: &[(usize, u64)]) -> Vec<(usize, Vec<Candidate>)> {
+        let is_same = |v: &Candidate, e: &Entry| e.used == v.used && e.dir == v.dir && e.may_leave();
+        self.candidates.retain(|v| index.get(&v.key).is_some_and(|e| is_same(v, e)));
         let mut groups = Vec::new();
         for &(dir, short) in short {
             let (mut group, mut got) = (Vec::new(), 0);
-            for victim in self.queue.iter().filter(|v| v.dir == dir) {
+            for victim in self.candidates.iter().filter(|v| v.dir == dir) {
                 if got >= short {
                     break;
                 }
@@ -302,3 +267,6 @@ impl Victims {
         groups
     }
 }
+
+#[cfg(test)]
+mod tests;

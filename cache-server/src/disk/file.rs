@@ -7,8 +7,8 @@
 //! body: the IPC record batch body, in parts; each part's length and xxh3-64 stand in the header
 //! ```
 //!
-//! A file is written once, under a temporary name, and renamed; it is never changed. Nothing is flushed to the medium:
-//! after a power loss a file verifies, or it counts as absent, like all that does not.
+//! A file is written once, under a temporary name, and renamed; it is never changed. Nothing is flushed to
+//! the medium: after a power loss a file verifies, or it counts as absent, like all that does not.
 
 use super::file_system::Disk;
 use arrow::array::RecordBatch;
@@ -107,14 +107,40 @@ pub struct Origin {
     pub etag: String,
 }
 
-/// A segment file ready to be written.
-pub struct Encoded {
-    prefix: Vec<u8>,
+/// The name of a file: some columns of a segment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct FileKey {
+    /// The segment.
+    pub id: SegmentId,
+    columns: u64,
+}
+
+impl FileKey {
+    /// The file that holds these columns of a segment.
+    pub fn new(id: SegmentId, columns: &[String]) -> Self {
+        let mut h = Xxh3::new();
+        for c in columns {
+            h.update(&(c.len() as u64).to_le_bytes());
+            h.update(c.as_bytes());
+        }
+        Self { id, columns: h.digest() }
+    }
+
+    /// Segment and columns, both in hex.
+    pub fn file_name(&self) -> String {
+        format!("{}.{:016x}", self.id, self.columns)
+    }
+}
+
+/// A segment file whose length is known, and whose checksums are still to be computed: that costs a pass over
+/// all its bytes, which only a file that is really written is worth.
+pub struct Unsealed {
+    header: Header,
     body: Vec<Bytes>,
 }
 
-impl Encoded {
-    /// Encodes columns of a segment; the large buffers are shared, not copied.
+impl Unsealed {
+    /// Lays out columns of a segment. The large buffers are shared, not copied.
     pub fn new(origin: &Origin, batch: &RecordBatch) -> Result<Self> {
         let (message, body) = wire::encode(batch)?;
         let schema = batch.schema();
@@ -127,10 +153,22 @@ impl Encoded {
             schema: wire::schema_header(&schema),
             batch: message,
             part_bytes: body.iter().map(|p| p.len() as u64).collect(),
-            part_hashes: body.iter().map(|p| xxh3_64(p)).collect(),
-        }
-        .encode_to_vec();
-        let body_offset = (PREFIX_BYTES + header.len()).next_multiple_of(ALIGNMENT);
+            // As long as the checksums will be: their encoding has a fixed width.
+            part_hashes: vec![0; body.len()],
+        };
+        Ok(Self { header, body })
+    }
+
+    /// Bytes that the file will have.
+    pub fn bytes(&self) -> u64 {
+        self.body_offset() as u64 + self.header.body_bytes()
+    }
+
+    /// Computes the checksums.
+    pub fn seal(mut self) -> Encoded {
+        let body_offset = self.body_offset();
+        self.header.part_hashes = self.body.iter().map(|p| xxh3_64(p)).collect();
+        let header = self.header.encode_to_vec();
         let mut prefix = Vec::with_capacity(body_offset);
         prefix.extend_from_slice(MAGIC);
         prefix.extend_from_slice(&(header.len() as u32).to_le_bytes());
@@ -138,7 +176,24 @@ impl Encoded {
         prefix.extend_from_slice(&xxh3_64(&header).to_le_bytes());
         prefix.extend_from_slice(&header);
         prefix.resize(body_offset, 0);
-        Ok(Self { prefix, body })
+        Encoded { prefix, body: self.body }
+    }
+
+    fn body_offset(&self) -> usize {
+        (PREFIX_BYTES + self.header.encoded_len()).next_multiple_of(ALIGNMENT)
+    }
+}
+
+/// A segment file ready to be written.
+pub struct Encoded {
+    prefix: Vec<u8>,
+    body: Vec<Bytes>,
+}
+
+impl Encoded {
+    /// Encodes columns of a segment. The large buffers are shared, not copied.
+    pub fn new(origin: &Origin, batch: &RecordBatch) -> Result<Self> {
+        Ok(Unsealed::new(origin, batch)?.seal())
     }
 
     /// Bytes that the file will have.
@@ -193,7 +248,8 @@ fn damaged(why: impl Into<String>) -> Unreadable {
     Unreadable::Damaged(why.into())
 }
 
-/// Reads and checks a file's header, and that the file is as long as it says. Answers with the body's offset too.
+/// Reads and checks a file's header, and that the file is as long as it says. Answers with the body's offset
+/// too.
 pub fn read_header(disk: &dyn Disk, file: &File, file_bytes: u64) -> Result<(Header, u64), Unreadable> {
     header(|piece, at| disk.read(file, piece, at), file_bytes)
 }
@@ -307,8 +363,8 @@ impl BodyCheck {
     }
 }
 
-/// Reads and checks a whole body. It is read rather than mapped: a disk that fails, or a file cut meanwhile, is an error
-/// here, where touching a map would be a signal.
+/// Reads and checks a whole body. It is read rather than mapped: a disk that fails, or a file cut meanwhile,
+/// is an error here, where touching a map would be a signal.
 pub fn verify_body(disk: &dyn Disk, file: &File, header: &Header, offset: u64) -> Result<(), Unreadable> {
     let mut check = BodyCheck::new(header);
     let (mut at, end) = (offset, offset + header.body_bytes());

@@ -8,6 +8,7 @@
 #![expect(unsafe_code, reason = "mapping a file is unsafe: somebody else could change it")]
 
 mod guard;
+pub mod pages;
 
 use super::file::{Unreadable, read_header, verify_body};
 use super::file_system::{Disk, Stamp, Stat};

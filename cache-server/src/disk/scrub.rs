@@ -4,13 +4,13 @@
 //! the disk has become. Small pieces, with pauses that the caller makes; it holds one open file and one piece
 //! of memory.
 
-use super::DiskCache;
-use super::file::{BodyCheck, Unreadable, read_header};
+use super::file::{BodyCheck, FileKey, Unreadable, read_header};
 use super::file_system::Stamp;
-use super::index::FileKey;
+use super::segment_files::SegmentFiles;
 use std::fs::File;
 use std::io;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 /// Bytes read at once.
@@ -20,15 +20,16 @@ const PIECE_BYTES: usize = 256 << 10;
 const ALIGNMENT: usize = 4096;
 
 /// A scrub under way.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Scrub {
+    files: Arc<SegmentFiles>,
     /// Files of this round still to come.
     queue: Vec<FileKey>,
-    current: Option<Current>,
+    current: Option<FileScrub>,
     buffer: Vec<u8>,
 }
 
-struct Current {
+struct FileScrub {
     key: FileKey,
     dir: usize,
     path: PathBuf,
@@ -38,47 +39,51 @@ struct Current {
     at: u64,
 }
 
-impl std::fmt::Debug for Current {
+impl std::fmt::Debug for FileScrub {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Current").field("path", &self.path).field("at", &self.at).finish_non_exhaustive()
+        f.debug_struct("FileScrub").field("path", &self.path).field("at", &self.at).finish_non_exhaustive()
     }
 }
 
 impl Scrub {
-    /// Reads the next piece; answers with its bytes, 0 at the end of a round.
-    pub fn step(&mut self, cache: &DiskCache) -> u64 {
+    pub(super) fn new(files: Arc<SegmentFiles>) -> Self {
+        Self { files, queue: Vec::new(), current: None, buffer: Vec::new() }
+    }
+
+    /// Reads the next piece. Returns its bytes, 0 at the end of a round.
+    pub fn step(&mut self) -> u64 {
         loop {
-            let Some(mut current) = self.current.take().or_else(|| self.next(cache)) else { return 0 };
-            match current.step(cache, &mut self.buffer) {
+            let Some(mut current) = self.current.take().or_else(|| self.next()) else { return 0 };
+            match current.step(&self.files, &mut self.buffer) {
                 Ok(0) => {}
                 Ok(read) => {
-                    cache.counters.scrubbed_bytes.fetch_add(read, Ordering::Relaxed);
+                    self.files.counters().scrubbed_bytes.fetch_add(read, Ordering::Relaxed);
                     self.current = Some(current);
                     return read;
                 }
-                Err(why) => current.discard(cache, why),
+                Err(why) => current.discard(&self.files, why),
             }
         }
     }
 
     /// Opens the next file that is still there; `None` when the round is over, and the next one is queued.
-    fn next(&mut self, cache: &DiskCache) -> Option<Current> {
+    fn next(&mut self) -> Option<FileScrub> {
         while let Some(key) = self.queue.pop() {
-            let Some(dir) = cache.index().get(&key).map(|e| e.dir) else { continue };
-            let path = cache.dirs[dir].segment(&key);
-            match Current::open(cache, key, dir, path.clone()) {
+            let Some(dir) = self.files.index().get(&key).map(|e| e.dir) else { continue };
+            let path = self.files.dirs().get(dir).segment(&key);
+            match FileScrub::open(&self.files, key, dir, path.clone()) {
                 Ok(current) => return Some(current),
-                Err(why) => cache.discard(&key, dir, &path, why),
+                Err(why) => self.files.discard(&key, dir, &path, why),
             }
         }
-        self.queue = cache.index().entries().map(|(key, _)| *key).collect();
+        self.queue = self.files.index().entries().map(|(key, _)| *key).collect();
         None
     }
 }
 
-impl Current {
-    fn open(cache: &DiskCache, key: FileKey, dir: usize, path: PathBuf) -> Result<Self, Unreadable> {
-        let disk = cache.dirs[dir].disk();
+impl FileScrub {
+    fn open(files: &SegmentFiles, key: FileKey, dir: usize, path: PathBuf) -> Result<Self, Unreadable> {
+        let disk = files.dirs().get(dir).disk();
         let plain = disk.open(&path)?;
         let stamp = disk.stat(&plain)?.stamp;
         let (header, offset) = read_header(disk, &plain, stamp.bytes)?;
@@ -91,7 +96,7 @@ impl Current {
     }
 
     /// Reads and checks the next piece; 0 when the whole file is right.
-    fn step(&mut self, cache: &DiskCache, buffer: &mut Vec<u8>) -> Result<u64, Unreadable> {
+    fn step(&mut self, files: &SegmentFiles, buffer: &mut Vec<u8>) -> Result<u64, Unreadable> {
         if self.at >= self.stamp.bytes {
             return Ok(0);
         }
@@ -99,7 +104,7 @@ impl Current {
         let first = buffer.as_ptr().align_offset(ALIGNMENT).min(ALIGNMENT);
         let piece = &mut buffer[first..first + PIECE_BYTES];
         let wanted = (self.stamp.bytes - self.at).min(PIECE_BYTES as u64) as usize;
-        let disk = cache.dirs[self.dir].disk();
+        let disk = files.dirs().get(self.dir).disk();
         let read = match disk.read(&self.file, piece, self.at) {
             // A file system that takes direct reads only in larger units: then it is read as all others read
             // it.
@@ -117,10 +122,10 @@ impl Current {
     }
 
     /// Removes the file, unless another has taken its name meanwhile.
-    fn discard(&self, cache: &DiskCache, why: Unreadable) {
-        let now = cache.dirs[self.dir].disk().stat_path(&self.path);
+    fn discard(&self, files: &SegmentFiles, why: Unreadable) {
+        let now = files.dirs().get(self.dir).disk().stat_path(&self.path);
         if now.is_ok_and(|now| now.stamp.is_same_file(&self.stamp)) {
-            cache.discard(&self.key, self.dir, &self.path, why);
+            files.discard(&self.key, self.dir, &self.path, why);
         }
     }
 }

@@ -1,11 +1,19 @@
 //! The disk cache: against a model, against damage, against its limit.
 
+use super::dirs::{BLOCK_BYTES, FOLDER_GROWTH_BLOCKS, Health};
+use super::file::{Encoded, FileKey, Origin};
+use super::policy::{Admit, Forecast, Role};
 use super::*;
-use arrow::array::{ArrayRef, Int64Array, StringArray};
-use forebay_proto::manifest::Digest;
+use arrow::array::{ArrayRef, Int64Array, RecordBatch, StringArray};
+use forebay_proto::Result;
+use forebay_proto::manifest::{Digest, SegmentId};
+use parking_lot::Mutex;
 use proptest::prelude::*;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
 
 fn open(dir: &Path, limit_bytes: u64) -> Result<DiskCache> {
     DiskCache::open(&DiskCacheSettings::new(dir, limit_bytes), Arc::new(policy::NoForecast))
@@ -99,7 +107,7 @@ fn every_damaged_byte_is_a_miss() {
     let path = {
         let cache = open(dir.path(), 1 << 20).unwrap();
         put(&cache, 3, 40, &["a", "s"]);
-        cache.dirs[0].segment(&FileKey::new(origin(3).id, &names(&["a", "s"])))
+        cache.files.dirs().get(0).segment(&FileKey::new(origin(3).id, &names(&["a", "s"])))
     };
     let good = fs::read(&path).unwrap();
     let header_end = 24 + u32::from_le_bytes(good[8..12].try_into().unwrap()) as usize;
@@ -207,5 +215,6 @@ proptest! {
 mod copies;
 mod damage;
 mod faults;
+mod faulty;
 mod limit;
 mod plan;

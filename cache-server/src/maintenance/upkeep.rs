@@ -2,7 +2,6 @@
 //! aside, and reads segment files through (the scrub) at a modest rate.
 
 use crate::disk::DiskCache;
-use crate::disk::scrub::Scrub;
 use crate::runtime::blocking;
 use forebay_proto::{Error, Kind};
 use std::sync::Arc;
@@ -48,11 +47,11 @@ fn gave_up(e: &Error, what: &str) {
 }
 
 async fn scrub(disk: Arc<DiskCache>, bytes_per_s: f64) {
-    let mut scrub = Scrub::default();
+    let mut scrub = disk.scrub();
     loop {
-        let (begun, at) = (Instant::now(), disk.clone());
+        let begun = Instant::now();
         let step = blocking(move || {
-            let read = scrub.step(&at);
+            let read = scrub.step();
             (scrub, read)
         });
         let read;

@@ -50,9 +50,9 @@ fn replicas_leave_before_primaries_and_a_precaution_pushes_nothing_out() {
     // Among primaries it is as ever: what is read last stays out.
     assert!(!write(&cache, 11, Admit::IfWorthIt, Role::Primary));
     // Once this node is not their owner any more, they go first.
-    cache.set_roles(false, |_| vec![Role::Replica; 4]);
+    cache.copies().set_roles(false, |_| vec![Role::Replica; 4]);
     assert!(!write(&cache, 12, Admit::IfWorthIt, Role::Primary), "none is demoted yet");
-    cache.set_roles(true, |all| {
+    cache.copies().set_roles(true, |all| {
         all.iter().map(|(id, _)| if *id == origin(7).id { Role::Replica } else { Role::Primary }).collect()
     });
     assert!(write(&cache, 12, Admit::IfWorthIt, Role::Primary));
@@ -67,15 +67,18 @@ fn a_copy_is_listed_with_its_origin_and_dropped_unless_it_is_read_or_pinned() {
     put(&cache, 1, 50, &["s"]).unwrap();
     put(&cache, 2, 50, &["a"]).unwrap();
     let of = |kept: &CopyInfo| (kept.id, kept.object.clone());
-    assert_eq!(cache.list().len(), 3);
-    let listed = cache.list_of([origin(1).id, origin(5).id]);
+    assert_eq!(cache.copies().list().len(), 3);
+    let listed = cache.copies().list_of([origin(1).id, origin(5).id]);
     assert!(listed.len() == 2 && listed.iter().all(|k| of(k) == (origin(1).id, origin(1).object)));
-    assert_eq!((cache.origin(origin(1).id), cache.origin(origin(5).id)), (Some(origin(1)), None));
-    assert!(!cache.drop_copy(origin(1).id), "it is being read");
+    assert_eq!(
+        (cache.copies().origin(origin(1).id), cache.copies().origin(origin(5).id)),
+        (Some(origin(1)), None)
+    );
+    assert!(!cache.copies().remove(origin(1).id), "it is being read");
     drop(reader);
-    assert!(cache.drop_copy(origin(1).id));
+    assert!(cache.copies().remove(origin(1).id));
     cache.pin("s3://b").unwrap();
-    assert!(!cache.drop_copy(origin(2).id), "it is pinned");
+    assert!(!cache.copies().remove(origin(2).id), "it is pinned");
     assert_eq!(held(&cache), [2]);
 }
 

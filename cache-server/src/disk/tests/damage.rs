@@ -3,7 +3,6 @@
 
 use super::*;
 use arrow::array::{AsArray, types::Int64Type};
-use scrub::Scrub;
 use std::os::unix::fs::FileExt;
 
 /// SplitMix64 (Steele, Lea, Flood 2014).
@@ -20,7 +19,7 @@ impl Dice {
 }
 
 fn path(cache: &DiskCache, n: u128) -> PathBuf {
-    cache.dirs[0].segment(&FileKey::new(origin(n).id, &names(&["a"])))
+    cache.files.dirs().get(0).segment(&FileKey::new(origin(n).id, &names(&["a"])))
 }
 
 /// Flips a bit or cuts a file, in place; not in the zeros between header and body, which carry nothing.
@@ -98,17 +97,16 @@ fn the_scrub_finds_what_nobody_reads() {
     let cache = open(dir.path(), 32 << 20).unwrap();
     // One and a half pieces each.
     (0..8).for_each(|n| drop(put(&cache, n, 50_000, &["a"]).unwrap()));
-    let mut scrub = Scrub::default();
-    let mut round =
-        |cache: &DiskCache| std::iter::from_fn(|| Some(scrub.step(cache)).filter(|n| *n > 0)).sum::<u64>();
-    assert_eq!(round(&cache), 0, "the first round is queued");
+    let mut scrub = cache.scrub();
+    let mut round = || std::iter::from_fn(|| Some(scrub.step()).filter(|n| *n > 0)).sum::<u64>();
+    assert_eq!(round(), 0, "the first round is queued");
     let all: u64 = (0..8).map(|n| fs::metadata(path(&cache, n)).unwrap().len()).sum();
-    assert_eq!((round(&cache), cache.counters().corrupt.load(Ordering::Relaxed)), (all, 0));
+    assert_eq!((round(), cache.counters().corrupt.load(Ordering::Relaxed)), (all, 0));
     let mut dice = Dice(7);
     [1, 4, 5].iter().for_each(|&n| drop(damage(&path(&cache, n), &mut dice)));
     // One was replaced since the round was queued, one evicted, one is damaged while it is read.
     cache.free(&origin(4).object);
-    round(&cache);
+    round();
     let held: Vec<u128> = (0..8).filter(|&n| cache.holds_any(origin(n).id)).collect();
     assert!(!held.contains(&1) && !held.contains(&5), "{held:?}");
     let found = cache.counters().corrupt.load(Ordering::Relaxed);
@@ -129,7 +127,7 @@ fn a_header_longer_than_the_first_read_is_read_whole() {
     assert_eq!(*cache.find(origin(1).id, &names(&columns)).parts[0], batch(1, 5, &columns));
 }
 
-/// `cargo test --release -p forebay-server --lib how_ -- --ignored --nocapture`, as the next one.
+/// `cargo test --release -p forebay-server --lib how_ -- --ignored --nocapture`.
 #[test]
 #[ignore = "a measurement"]
 fn how_fast_the_index_is_rebuilt() {
@@ -147,40 +145,4 @@ fn how_fast_the_index_is_rebuilt() {
     let seconds = begun.elapsed().as_secs_f64();
     println!("{} segments in {seconds:.3} s: {:.0} a second", cache.files(), cache.files() as f64 / seconds);
     assert_eq!(cache.files(), count);
-}
-
-#[test]
-#[ignore = "a measurement"]
-fn how_long_a_scan_for_victims_takes() {
-    #[derive(Debug)]
-    struct Far;
-    impl Forecast for Far {
-        fn next_uses(&self, ids: &[SegmentId]) -> Vec<policy::NextUse> {
-            ids.iter().map(|id| policy::NextUse::Planned((id.0.0 >> 64) as u64)).collect()
-        }
-    }
-    let dir = tempfile::tempdir().unwrap();
-    let cache = DiskCache::open(&DiskCacheSettings::new(dir.path(), 1 << 50), Arc::new(Far)).unwrap();
-    let columns: Arc<[String]> = names(&["a"]).into();
-    for n in 0..100_000u64 {
-        let id = SegmentId(Digest(u128::from(xxhash_rust::xxh3::xxh3_64(&n.to_le_bytes())) << 64));
-        let mut index = cache.index();
-        let booking = index.book(0, 32 << 20);
-        let object = "s3://bucket/a/dataset/with/a/path/part-00000.parquet".to_owned();
-        let entry = Entry {
-            object,
-            columns: columns.clone(),
-            bytes: 0,
-            dir: 0,
-            used: 0,
-            pinned: false,
-            replica: false,
-            map: None,
-        };
-        index.insert(FileKey::new(id, &columns), entry, booking);
-    }
-    let mut victims = Victims::default();
-    let begun = Instant::now();
-    (0..10).for_each(|_| cache.scan(&mut victims, false));
-    println!("a scan for victims among {}: {:.1} ms", cache.files(), begun.elapsed().as_secs_f64() * 100.0);
 }

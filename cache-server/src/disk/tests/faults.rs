@@ -1,189 +1,8 @@
-//! Directories that fail, fill up, vanish and come back: a wrapper around the real disk, with a seed.
+//! Directories that fail, fill up, vanish and come back.
 
+use super::faulty::{EACCES, EIO, ENOSPC, Two, Wrong};
 use super::*;
-use file_system::Stat;
-use std::fs::File;
-use std::io::IoSlice;
-use std::time::Duration;
-
-/// What goes wrong in a directory.
-#[derive(Debug, Clone, Copy, PartialEq)]
-enum Wrong {
-    Nothing,
-    /// Every operation.
-    All(i32),
-    /// Writing only.
-    Writes(i32),
-    /// This share of all operations, in 1/1000.
-    Some(u32, i32),
-    /// Everything from so many operations on, as if the process had been killed there.
-    From(u64),
-}
-
-const EIO: i32 = 5;
-const EACCES: i32 = 13;
-const ENOSPC: i32 = 28;
-
-/// Something that somebody else does, once, at a certain moment.
-#[derive(Default)]
-struct Meanwhile(Mutex<Option<Box<dyn FnOnce() + Send>>>);
-
-impl Meanwhile {
-    fn set(&self, happens: impl FnOnce() + Send + 'static) {
-        *self.0.lock() = Some(Box::new(happens));
-    }
-
-    fn happens(&self) {
-        let happens = self.0.lock().take();
-        happens.into_iter().for_each(|happens| happens());
-    }
-}
-
-impl std::fmt::Debug for Meanwhile {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Meanwhile")
-    }
-}
-
-/// The real disk, with something wrong in the directory that it is told.
-#[derive(Debug)]
-struct Faulty {
-    wrong: Mutex<(PathBuf, Wrong)>,
-    seed: AtomicU64,
-    operations: AtomicU64,
-    /// Bytes of the blocks in which it hands out disk, and of those that it says it does.
-    blocks: AtomicU64,
-    said_blocks: AtomicU64,
-    /// Before a file is read, before one is on the medium, and before one is removed.
-    before_read: Meanwhile,
-    before_sync: Meanwhile,
-    before_remove: Meanwhile,
-}
-
-impl Faulty {
-    fn new(seed: u64) -> Arc<Self> {
-        Arc::new(Self {
-            wrong: Mutex::new((PathBuf::new(), Wrong::Nothing)),
-            seed: AtomicU64::new(seed),
-            operations: AtomicU64::new(0),
-            blocks: AtomicU64::new(BLOCK_BYTES),
-            said_blocks: AtomicU64::new(BLOCK_BYTES),
-            before_read: Meanwhile::default(),
-            before_sync: Meanwhile::default(),
-            before_remove: Meanwhile::default(),
-        })
-    }
-
-    fn set(&self, dir: &Path, wrong: Wrong) {
-        *self.wrong.lock() = (dir.to_owned(), wrong);
-    }
-
-    /// With files in its blocks.
-    fn swollen(&self, mut stat: Stat) -> Stat {
-        if !stat.is_dir {
-            stat.allocated_bytes = stat.allocated_bytes.next_multiple_of(self.blocks.load(Ordering::Relaxed));
-        }
-        stat
-    }
-
-    /// Weyl's sequence, hashed: a number for each operation.
-    fn roll(&self) -> u32 {
-        let n = self.seed.fetch_add(0x9E37_79B9_7F4A_7C15, Ordering::Relaxed);
-        (xxhash_rust::xxh3::xxh3_64(&n.to_le_bytes()) % 1000) as u32
-    }
-
-    fn check(&self, path: Option<&Path>, writes: bool) -> io::Result<()> {
-        let (dir, wrong) = self.wrong.lock().clone();
-        let done = self.operations.fetch_add(1, Ordering::Relaxed);
-        // What has no path is an open file: of a directory that fails as a whole, or not.
-        if path.is_some_and(|p| !p.starts_with(&dir)) {
-            return Ok(());
-        }
-        match wrong {
-            Wrong::All(code) if path.is_some() => Err(io::Error::from_raw_os_error(code)),
-            Wrong::Writes(code) if writes && path.is_some() => Err(io::Error::from_raw_os_error(code)),
-            Wrong::From(operation) if done >= operation => Err(io::Error::from_raw_os_error(EIO)),
-            Wrong::Some(share, code) if self.roll() < share => Err(io::Error::from_raw_os_error(code)),
-            _ => Ok(()),
-        }
-    }
-}
-
-impl Disk for Faulty {
-    fn make_dir(&self, path: &Path) -> io::Result<()> {
-        self.check(Some(path), true).and_then(|()| RealDisk.make_dir(path))
-    }
-    fn create(&self, path: &Path, bytes: u64) -> io::Result<File> {
-        self.check(Some(path), true).and_then(|()| RealDisk.create(path, bytes))
-    }
-    fn write(&self, file: &mut File, parts: &mut [IoSlice<'_>]) -> io::Result<()> {
-        if let Err(e) = self.check(None, true) {
-            // Half of it is written all the same.
-            let half = parts.len() / 2;
-            RealDisk.write(file, &mut parts[..half]).ok();
-            return Err(e);
-        }
-        RealDisk.write(file, parts)
-    }
-    fn sync(&self, file: &File) -> io::Result<()> {
-        self.before_sync.happens();
-        self.check(None, true).and_then(|()| RealDisk.sync(file))
-    }
-    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
-        self.check(Some(from), true).and_then(|()| RealDisk.rename(from, to))
-    }
-    fn remove(&self, path: &Path) -> io::Result<()> {
-        self.before_remove.happens();
-        self.check(Some(path), true).and_then(|()| RealDisk.remove(path))
-    }
-    fn open(&self, path: &Path) -> io::Result<File> {
-        self.check(Some(path), false).and_then(|()| RealDisk.open(path))
-    }
-    fn open_direct(&self, path: &Path) -> io::Result<File> {
-        self.check(Some(path), false).and_then(|()| RealDisk.open_direct(path))
-    }
-    fn read(&self, file: &File, into: &mut [u8], at: u64) -> io::Result<usize> {
-        self.before_read.happens();
-        self.check(None, false).and_then(|()| RealDisk.read(file, into, at))
-    }
-    fn stat(&self, file: &File) -> io::Result<Stat> {
-        self.check(None, false).and_then(|()| RealDisk.stat(file)).map(|stat| self.swollen(stat))
-    }
-    fn stat_path(&self, path: &Path) -> io::Result<Stat> {
-        let stat = self.check(Some(path), false).and_then(|()| RealDisk.stat_path(path));
-        stat.map(|stat| self.swollen(stat))
-    }
-    fn list(&self, path: &Path) -> io::Result<Vec<String>> {
-        self.check(Some(path), false).and_then(|()| RealDisk.list(path))
-    }
-    fn free_bytes(&self, path: &Path) -> io::Result<u64> {
-        self.check(Some(path), false).and_then(|()| RealDisk.free_bytes(path))
-    }
-    fn block_bytes(&self, _: &Path) -> io::Result<u64> {
-        Ok(self.said_blocks.load(Ordering::Relaxed))
-    }
-}
-
-/// Two directories on a disk that may fail.
-struct Two {
-    one: tempfile::TempDir,
-    two: tempfile::TempDir,
-    disk: Arc<Faulty>,
-}
-
-impl Two {
-    fn new(seed: u64) -> Self {
-        let dir = || tempfile::tempdir().unwrap();
-        Self { one: dir(), two: dir(), disk: Faulty::new(seed) }
-    }
-
-    fn open(&self, files: u64) -> Result<DiskCache> {
-        let dirs = vec![self.one.path().to_owned(), self.two.path().to_owned()];
-        let limit_bytes = 2 * limit_for(files, file_bytes(50, &["a"]));
-        let settings = DiskCacheSettings { dirs, limit_bytes, maps_bytes: u64::MAX, disk: self.disk.clone() };
-        DiskCache::open(&settings, Arc::new(policy::NoForecast))
-    }
-}
+use std::time::{Duration, Instant};
 
 fn health(cache: &DiskCache) -> Vec<Health> {
     cache.dirs().iter().map(|d| d.health).collect()
@@ -292,7 +111,7 @@ fn one_bad_file_is_not_a_bad_directory() {
     put(&cache, 1, 50, &["a"]).unwrap();
     drop(cache);
     let cache = two.open(10).unwrap();
-    let file = cache.dirs[0].segment(&FileKey::new(origin(1).id, &names(&["a"])));
+    let file = cache.files.dirs().get(0).segment(&FileKey::new(origin(1).id, &names(&["a"])));
     two.disk.set(&file, Wrong::All(EIO));
     assert_eq!(held(&cache), 0);
     assert_eq!(health(&cache), [Health::Up, Health::Up]);
@@ -326,10 +145,10 @@ fn what_cannot_be_removed_is_removed_later() {
     put(&cache, 2, 50, &["a"]).unwrap();
     let used = cache.used_bytes();
     let key = |n| FileKey::new(origin(n).id, &names(&["a"]));
-    let dir = cache.index().get(&key(1)).unwrap().dir;
-    let file = cache.dirs[dir].segment(&key(1));
+    let dir = cache.files.index().get(&key(1)).unwrap().dir;
+    let file = cache.files.dirs().get(dir).segment(&key(1));
     two.disk.set(&file, Wrong::All(EACCES));
-    assert!(cache.drop_copy(origin(1).id));
+    assert!(cache.copies().remove(origin(1).id));
     assert_eq!((cache.files(), cache.used_bytes()), (1, used), "it is still there");
     cache.heal(Instant::now());
     assert!(file.exists() && cache.used_bytes() == used);
@@ -340,8 +159,8 @@ fn what_cannot_be_removed_is_removed_later() {
     assert!(!file.exists());
     assert_eq!(cache.used_bytes(), used - file_bytes(50, &["a"]));
     // A successor of the same name stays.
-    two.disk.set(&cache.dirs[1 - dir].segment(&key(2)), Wrong::All(EACCES));
-    assert!(cache.drop_copy(origin(2).id));
+    two.disk.set(&cache.files.dirs().get(1 - dir).segment(&key(2)), Wrong::All(EACCES));
+    assert!(cache.copies().remove(origin(2).id));
     two.disk.set(Path::new("/"), Wrong::Nothing);
     (10..20).for_each(|n| drop(put(&cache, n, 50, &["a"])));
     put(&cache, 2, 50, &["a"]).unwrap();
@@ -357,8 +176,8 @@ fn what_is_above_a_lower_limit_and_cannot_be_removed_counts() {
     let cache = two.open(10).unwrap();
     (0..10).for_each(|n| drop(put(&cache, n, 50, &["a"]).unwrap()));
     let key = FileKey::new(origin(0).id, &names(&["a"]));
-    let dir = cache.index().get(&key).unwrap().dir;
-    let oldest = cache.dirs[dir].segment(&key);
+    let dir = cache.files.index().get(&key).unwrap().dir;
+    let oldest = cache.files.dirs().get(dir).segment(&key);
     drop(cache);
     two.disk.set(&oldest, Wrong::Writes(EACCES));
     let cache = two.open(0).unwrap();
@@ -406,7 +225,7 @@ fn what_is_pinned_while_a_copy_is_dropped_stays() {
     two.disk.before_remove.set(move || {
         other.pin(&origin(1).object).unwrap();
     });
-    assert!(!cache.drop_copy(origin(1).id), "one of its files is pinned");
+    assert!(!cache.copies().remove(origin(1).id), "one of its files is pinned");
     assert_eq!(cache.files(), 1);
 }
 
@@ -417,7 +236,7 @@ fn a_sound_file_that_took_the_name_of_a_damaged_one_stays() {
     put(&cache, 1, 50, &["a"]).unwrap();
     drop(cache);
     let cache = two.open(10).unwrap();
-    let path = cache.dirs[0].segment(&FileKey::new(origin(1).id, &names(&["a"])));
+    let path = cache.files.dirs().get(0).segment(&FileKey::new(origin(1).id, &names(&["a"])));
     let sound = fs::read(&path).unwrap();
     let mut damaged = sound.clone();
     *damaged.last_mut().unwrap() ^= 1;

@@ -1,6 +1,7 @@
 //! The limit, as `du` sees it while files come and go.
 
 use super::*;
+use forebay_proto::Kind;
 use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::{AtomicBool, AtomicU64};
@@ -88,19 +89,21 @@ fn what_others_keep_beside_the_segments_counts() {
     let cache = open(dir.path(), limit).unwrap();
     let empty = cache.used_bytes();
     (0..20).for_each(|n| drop(put(&cache, n, 50, &["a"])));
-    assert!(cache.reserve_sidecar(dir.path(), 10_000), "segments make room for it");
-    let note = dir.path().join("v1/manifests/note");
-    fs::create_dir_all(note.parent().unwrap()).unwrap();
-    fs::write(&note, vec![1; 10_000]).unwrap();
+    let beside = cache.sidecar("v1/manifests");
+    beside.write("note", &[1; 10_000]).expect("segments make room for it");
     (0..20).for_each(|n| drop(put(&cache, n, 50, &["a"])));
     let on_disk = disk_bytes(dir.path());
     assert!(on_disk <= cache.used_bytes() && cache.used_bytes() <= limit, "{on_disk} of {limit}");
-    assert!(!cache.reserve_sidecar(dir.path(), limit), "more than there is");
-    assert!(!cache.reserve_sidecar(Path::new("/elsewhere"), 1));
+    let too_much = vec![1; limit as usize];
+    assert_eq!(beside.write("much", &too_much).unwrap_err().kind, Kind::Full, "more than there is");
     cache.free("s3://b");
-    drop(cache);
+    drop((beside, cache));
     let cache = open(dir.path(), limit).unwrap();
     assert_eq!(cache.used_bytes() - empty, charge(10_000) + BLOCK_BYTES, "also after a restart");
-    cache.release_sidecar(dir.path(), 10_000);
+    let beside = cache.sidecar("v1/manifests");
+    assert_eq!((beside.list(), beside.read("note")), (vec!["note".to_owned()], Some(vec![1; 10_000])));
+    beside.write("note", &[2; 10]).unwrap();
+    assert_eq!(beside.read("note"), Some(vec![2; 10]), "in place of the one before");
+    beside.remove("note");
     assert_eq!(cache.used_bytes(), empty);
 }

@@ -148,7 +148,7 @@ impl Parts {
         if !look.missing.is_empty() {
             return Err(lacks());
         }
-        let origin = self.disk.origin(id).or_else(|| self.transit.origin(id)).ok_or_else(lacks)?;
+        let origin = self.disk.copies().origin(id).or_else(|| self.transit.origin(id)).ok_or_else(lacks)?;
         let field = |c: &String| {
             let found = look.found.iter().find_map(|p| p.batch.schema().field_with_name(c).ok().cloned());
             found.ok_or_else(lacks)

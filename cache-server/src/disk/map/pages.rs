@@ -3,7 +3,7 @@
 //! the pages are given back. They stay in the kernel's page cache, and a reader that comes again finds them
 //! there.
 
-use super::map::Mapped;
+use super::Mapped;
 use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::sync::{Arc, Weak};

@@ -1,0 +1,381 @@
+//! The disk cache: what it holds is found, and what is filled is written.
+
+use super::copies::Copies;
+use super::counters::DiskCounters;
+use super::dirs::{DirStatus, Dirs, Health};
+use super::evict::Wanted;
+use super::file::{Encoded, FileKey, Origin, Unreadable, Unsealed};
+use super::file_system::{Disk, RealDisk};
+use super::index::{Entry, Index};
+use super::map::pages::Pages;
+use super::map::{self, Mapped};
+use super::pins::Pins;
+use super::policy::{Admit, Forecast, Role};
+use super::quota::Reservation;
+use super::rebuild::rebuild;
+use super::scrub::Scrub;
+use super::segment_files::{Allocation, SegmentFiles};
+use super::sidecar::Sidecar;
+use arrow::array::RecordBatch;
+use forebay_proto::manifest::SegmentId;
+use forebay_proto::{Error, Result};
+use parking_lot::MutexGuard;
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+/// The columns of a segment that a look-up found.
+#[derive(Debug, Default)]
+pub struct Found {
+    /// Batches that together hold the wanted columns, as far as the disk cache has them.
+    pub parts: Vec<Arc<RecordBatch>>,
+    /// Wanted columns that no file holds.
+    pub missing: Vec<String>,
+}
+
+/// How a write ended.
+#[derive(Debug, Clone)]
+pub enum Written {
+    /// Stored; here mapped.
+    Mapped(Arc<RecordBatch>),
+    /// Everything that would have to go will be read sooner: not stored, and nothing was evicted.
+    NotWorthIt,
+    /// No room (all is being read or pinned), or no directory works: not stored.
+    NoRoom,
+}
+
+/// Where segment files go, and how many.
+#[derive(Debug, Clone)]
+pub struct DiskCacheSettings {
+    /// Directories that no other server uses.
+    pub dirs: Vec<PathBuf>,
+    /// Bytes that they may use together; each gets an equal share.
+    pub limit_bytes: u64,
+    /// Bytes of mapped files whose pages may be in the process's memory.
+    pub maps_bytes: u64,
+    /// How files are reached.
+    pub disk: Arc<dyn Disk>,
+}
+
+impl DiskCacheSettings {
+    /// One directory on the real disk.
+    pub fn new(dir: impl Into<PathBuf>, limit_bytes: u64) -> Self {
+        Self { dirs: vec![dir.into()], limit_bytes, maps_bytes: u64::MAX, disk: Arc::new(RealDisk) }
+    }
+}
+
+/// Segment files in some directories. All methods touch the disk but those that say that they do not: call
+/// them off the async threads.
+#[derive(Debug)]
+pub struct DiskCache {
+    pub(super) files: Arc<SegmentFiles>,
+    pub(super) pages: Pages,
+    pins: Pins,
+    copies: Copies,
+    limit_bytes: u64,
+}
+
+impl DiskCache {
+    /// Opens the directories, making them where needed, and rebuilds the index. Those that fail are set
+    /// aside; only when all do it is an error: `Denied` when they cannot be written, `Invalid` when another
+    /// server uses them.
+    pub fn open(settings: &DiskCacheSettings, forecast: Arc<dyn Forecast>) -> Result<Self> {
+        if settings.dirs.is_empty() {
+            return Err(Error::invalid("no cache directory: give one with --cache-dir"));
+        }
+        let counters = Arc::new(DiskCounters::default());
+        let dirs = Dirs::new(&settings.dirs, &settings.disk, counters.clone());
+        let files = Arc::new(SegmentFiles::new(dirs, settings.limit_bytes, forecast, counters));
+        let pins = Pins::new(files.clone());
+        // The pins must be known before anything is evicted.
+        files.dirs().start(|| pins.load(), |dir| rebuild(&files, dir))?;
+        let (pages, copies) = (Pages::new(settings.maps_bytes), Copies::new(files.clone()));
+        Ok(Self { files, pages, pins, copies, limit_bytes: settings.limit_bytes })
+    }
+
+    /// Finds the wanted columns of a segment, mapping files that are not mapped yet (and checking every byte
+    /// of those this process did not write, or that changed since). A file that does not verify is removed
+    /// and counts as absent.
+    pub fn find(&self, id: SegmentId, columns: &[String]) -> Found {
+        let mut found = Found { missing: columns.to_vec(), ..Found::default() };
+        let keys = self.index().files_of(id);
+        for key in keys {
+            if found.missing.is_empty() {
+                break;
+            }
+            let covers =
+                self.index().get(&key).is_some_and(|e| found.missing.iter().any(|c| e.columns.contains(c)));
+            if covers && let Some(batch) = self.map(&key) {
+                found.missing.retain(|c| batch.column_by_name(c).is_none());
+                found.parts.push(batch);
+            }
+        }
+        found
+    }
+
+    /// Whether what was found is still what was checked: to be asked after each use, before anything is made
+    /// of it. A file that was changed, cut or removed since is not.
+    pub fn is_sound(&self, batch: &RecordBatch) -> bool {
+        map::is_sound(self.files.dirs().get(0).disk(), batch)
+    }
+
+    /// Whether all these columns of a segment are held. Touches neither disk nor recency.
+    pub fn holds(&self, id: SegmentId, columns: &[String]) -> bool {
+        self.index().holds(id, columns)
+    }
+
+    /// Whether any column of a segment is held. Touches neither disk nor recency.
+    pub fn holds_any(&self, id: SegmentId) -> bool {
+        self.index().holds_any(id)
+    }
+
+    /// Writes columns of a segment and returns them mapped. When it does not store them, the disk cache is as
+    /// before, and the bytes of the columns were not even looked at.
+    pub fn write(&self, origin: &Origin, batch: &RecordBatch, admit: Admit, role: Role) -> Result<Written> {
+        let columns: Arc<[String]> = batch.schema().fields().iter().map(|f| f.name().clone()).collect();
+        let key = FileKey::new(origin.id, &columns);
+        let is_pinned = self.files.is_pinned(&origin.object);
+        let admit = if is_pinned { Admit::Always } else { admit };
+        let is_going = self.index().is_going(&key);
+        let unsealed = Unsealed::new(origin, batch)?;
+        let file_bytes = unsealed.bytes();
+        let (mut unsealed, mut encoded) = (Some(unsealed), None);
+        // A directory that fails is set aside, so each is tried once.
+        for _ in 0..self.files.dirs().all().len() {
+            if is_going {
+                break;
+            }
+            let bytes = self.file_bytes(file_bytes);
+            let wanted = Wanted { id: origin.id, bytes, admit, role };
+            let reservation = match self.files.reserve(wanted, None) {
+                Allocation::Reserved(reservation) => reservation,
+                Allocation::NotWorthIt => return Ok(Written::NotWorthIt),
+                Allocation::NoRoom => break,
+            };
+            if let Some(unsealed) = unsealed.take() {
+                encoded = Some(unsealed.seal());
+            }
+            let Some(encoded) = &encoded else { break };
+            match self.place(&key, encoded, reservation) {
+                Ok((mapped, reservation)) => {
+                    let batch = mapped.batch.clone();
+                    self.pages.touch(&mapped);
+                    let (object, replica, map) = (origin.object.clone(), role == Role::Replica, Some(mapped));
+                    let (dir, bytes) = (reservation.dir, reservation.bytes);
+                    let entry = Entry { object, columns, bytes, dir, used: 0, pinned: false, replica, map };
+                    self.files.add(key, entry, reservation);
+                    self.counters().bytes_written.fetch_add(file_bytes, Ordering::Relaxed);
+                    return Ok(Written::Mapped(batch));
+                }
+                Err(e) => {
+                    self.index().quotas.release(reservation);
+                    self.files.fault(reservation.dir, &e, bytes);
+                    tracing::debug!(object = origin.object, error = %e, "a segment could not be written");
+                }
+            }
+        }
+        self.counters().not_stored.fetch_add(1, Ordering::Relaxed);
+        if is_pinned {
+            self.pins.warn_full(&origin.object);
+        }
+        tracing::debug!(segment = %origin.id, "no room in the cache: served without storing");
+        Ok(Written::NoRoom)
+    }
+
+    /// Removes every segment of objects under a URI. Returns how many files and bytes went.
+    pub fn free(&self, uri: &str) -> (u64, u64) {
+        let keys = self.index().files_under(uri);
+        let mut gone = (0, 0);
+        for key in keys {
+            if let Some(bytes) = self.files.remove(&key) {
+                gone = (gone.0 + 1, gone.1 + bytes);
+            }
+        }
+        gone
+    }
+
+    /// Tries directories that were set aside, where their next attempt is due, and files that could not be
+    /// removed. To be called every second or so.
+    pub fn heal(&self, now: Instant) {
+        self.files.unlink_stuck(now);
+        let healed = self.files.dirs().heal(now, |dir| rebuild(&self.files, dir));
+        self.pins.save_in(&healed);
+    }
+
+    /// A scrub of all files, from the first.
+    pub fn scrub(&self) -> Scrub {
+        Scrub::new(self.files.clone())
+    }
+
+    /// The files as copies for other nodes.
+    pub fn copies(&self) -> &Copies {
+        &self.copies
+    }
+
+    /// Small files beside the segments, in a folder of this name under each directory.
+    pub fn sidecar(&self, area: &'static str) -> Sidecar {
+        Sidecar::new(self.files.clone(), area)
+    }
+
+    /// Pins what lies under a URI, now and in future. Returns the files and bytes of it that are held.
+    /// `Retry`, and nothing has changed, if no directory can keep the list.
+    pub fn pin(&self, uri: &str) -> Result<(u64, u64)> {
+        self.pins.pin(uri)
+    }
+
+    /// Unpins a URI; `NotFound` unless it was pinned, else as [`DiskCache::pin`].
+    pub fn unpin(&self, uri: &str) -> Result<(u64, u64)> {
+        self.pins.unpin(uri)
+    }
+
+    /// Pinned URIs, and the bytes of files under them. Does not touch the disk.
+    pub fn pinned(&self) -> (Vec<String>, u64) {
+        (self.files.pins().list(), self.index().pinned_bytes())
+    }
+
+    /// The directories. Does not touch the disk.
+    pub fn dirs(&self) -> Vec<DirStatus> {
+        let index = self.index();
+        let dirs = self.files.dirs().all().iter().enumerate();
+        dirs.map(|(i, dir)| DirStatus {
+            path: dir.path().to_owned(),
+            health: dir.health(),
+            used_bytes: index.quotas.of(i).used_bytes,
+            limit_bytes: index.quotas.of(i).limit_bytes,
+        })
+        .collect()
+    }
+
+    /// Bytes that can still be written without evicting anything, in all directories that can be written.
+    /// Does not touch the disk.
+    pub fn free_bytes(&self) -> u64 {
+        self.free_of_dirs().sum()
+    }
+
+    /// Whether files of so many bytes can all be written without evicting anything, each where most room is:
+    /// not in a directory that fails or is full, nor partly in one and partly in another. Does not touch the
+    /// disk.
+    pub fn has_room(&self, files: impl IntoIterator<Item = u64>) -> bool {
+        let mut free: Vec<u64> = self.free_of_dirs().collect();
+        let growth = self.files.dirs().folder_growth();
+        files.into_iter().all(|bytes| {
+            let most = free.iter_mut().max();
+            // The length may be one that another node made up.
+            let left = most.and_then(|most| Some((most.checked_sub(bytes.checked_add(growth)?)?, most)));
+            left.map(|(left, most)| *most = left).is_some()
+        })
+    }
+
+    /// Bytes in use on the disk: files, those being written and removed, folders. Does not touch the disk.
+    pub fn used_bytes(&self) -> u64 {
+        self.index().quotas.used_bytes()
+    }
+
+    /// The byte limit.
+    pub fn limit_bytes(&self) -> u64 {
+        self.limit_bytes
+    }
+
+    /// Number of segments of which something is held. Does not touch the disk.
+    pub fn segments(&self) -> u64 {
+        self.index().segments() as u64
+    }
+
+    /// Number of files held. Does not touch the disk.
+    pub fn files(&self) -> u64 {
+        self.index().len() as u64
+    }
+
+    /// Sums since start.
+    pub fn counters(&self) -> &DiskCounters {
+        self.files.counters()
+    }
+
+    fn index(&self) -> MutexGuard<'_, Index> {
+        self.files.index()
+    }
+
+    /// Bytes to reserve for a file of this length.
+    fn file_bytes(&self, bytes: u64) -> u64 {
+        self.files.dirs().allocated_bytes(bytes) + self.files.dirs().folder_growth()
+    }
+
+    fn free_of_dirs(&self) -> impl Iterator<Item = u64> {
+        let up = self.dirs().into_iter().filter(|dir| dir.health == Health::Up);
+        up.map(|dir| dir.limit_bytes.saturating_sub(dir.used_bytes))
+    }
+
+    fn map(&self, key: &FileKey) -> Option<Arc<RecordBatch>> {
+        let (dir, kept) = self.index().touch(key)?;
+        let place = self.files.dirs().get(dir);
+        let path = place.segment(key);
+        if let Some(kept) = kept {
+            if place.disk().stat_path(&path).is_ok_and(|now| kept.is_of(&now.stamp)) {
+                self.pages.touch(&kept);
+                return Some(kept.batch.clone());
+            }
+            // Somebody changed it behind our back: only the file on the disk counts.
+            self.index().drop_map(key, &kept);
+        }
+        let before = place.disk().stat_path(&path);
+        match map::open(place.disk(), &path, true) {
+            Ok(opened) => {
+                let opened = Arc::new(opened);
+                let (mapped, gone) = {
+                    let mut index = self.index();
+                    (index.keep_map(key, &opened), index.take_old_maps())
+                };
+                drop((gone, opened));
+                self.pages.touch(&mapped);
+                Some(mapped.batch.clone())
+            }
+            Err(e) => {
+                // Unless another has taken its name meanwhile: evicted, and filled again.
+                let now = place.disk().stat_path(&path);
+                let is_another = now.is_ok_and(|now| before.is_ok_and(|b| !now.stamp.is_same_file(&b.stamp)));
+                if !is_another {
+                    self.files.discard(key, dir, &path, e);
+                }
+                None
+            }
+        }
+    }
+
+    /// Writes a file where space is reserved, and counts what its folders grew by.
+    fn place(
+        &self,
+        key: &FileKey,
+        encoded: &Encoded,
+        mut reservation: Reservation,
+    ) -> io::Result<(Arc<Mapped>, Reservation)> {
+        let dir = self.files.dirs().get(reservation.dir);
+        let path = dir.segment(key);
+        let stat = dir.place(&path, encoded.bytes(), &mut encoded.parts())?;
+        let name = key.file_name();
+        let placed = (|| -> io::Result<_> {
+            let shard = dir.disk().stat_path(&dir.shard(&name))?.allocated_bytes;
+            let tmp = dir.disk().stat_path(&dir.path().join("v1/tmp"))?.allocated_bytes;
+            let mapped = map::open(dir.disk(), &path, false).map_err(|e| match e {
+                Unreadable::Disk(e) => e,
+                other => io::Error::other(other.to_string()),
+            })?;
+            Ok((shard, tmp, mapped))
+        })();
+        if placed.is_err() {
+            dir.disk().remove(&path).ok();
+        }
+        let (shard, tmp, mapped) = placed?;
+        let mut index = self.index();
+        let quotas = &mut index.quotas;
+        if quotas.is_valid(&reservation) {
+            // It may take more than was reserved: that counts too, and the next file goes without.
+            let allocated = self.files.dirs().allocated_bytes(encoded.bytes()).max(stat.allocated_bytes);
+            quotas.resize(&mut reservation, allocated);
+            quotas.set_folder(reservation.dir, &name[..1], shard);
+            quotas.set_folder(reservation.dir, "tmp", tmp);
+        }
+        Ok((Arc::new(mapped), reservation))
+    }
+}

@@ -1,0 +1,238 @@
+//! One cache directory: its paths, its health, its lock, and the probe that tells whether it works.
+
+use crate::disk::file::FileKey;
+use crate::disk::file_system::{Disk, Stat};
+use forebay_proto::{Error, Kind, Result};
+use parking_lot::{Mutex, MutexGuard};
+use std::fs::{File, TryLockError};
+use std::io::{self, IoSlice};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// Folders that segment files are spread over, by the first digit of their names.
+pub const SHARDS: [&str; 16] =
+    ["0", "1", "2", "3", "4", "5", "6", "7", "8", "9", "a", "b", "c", "d", "e", "f"];
+
+/// Pauses between probes: they double from the first to the last. Each directory is tried by one thread of
+/// one process, so they need no jitter.
+const PAUSE_FIRST: Duration = Duration::from_secs(1);
+const PAUSE_LAST: Duration = Duration::from_secs(60);
+
+/// How a directory is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Health {
+    /// It works.
+    Up = 0,
+    /// Its disk is full though our limit is not reached: read, not written.
+    Full = 1,
+    /// It failed: its files count as absent.
+    Away = 2,
+}
+
+/// A cache directory.
+#[derive(Debug)]
+pub struct Dir {
+    path: PathBuf,
+    disk: Arc<dyn Disk>,
+    health: AtomicU8,
+    names: AtomicU64,
+    state: Mutex<DirState>,
+}
+
+/// What changes when a directory is set aside or comes back.
+#[derive(Debug)]
+pub struct DirState {
+    /// Locked while this process uses the directory.
+    lock: Option<File>,
+    next_probe: Option<Instant>,
+    pause: Duration,
+    /// Bytes that a full disk must have free before it is written again.
+    wanted_bytes: u64,
+}
+
+impl Dir {
+    /// A directory that is not used yet.
+    pub fn new(path: PathBuf, disk: Arc<dyn Disk>) -> Self {
+        let state = DirState { lock: None, next_probe: None, pause: PAUSE_FIRST, wanted_bytes: 0 };
+        let health = AtomicU8::new(Health::Away as u8);
+        Self { path, disk, health, names: AtomicU64::new(0), state: Mutex::new(state) }
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub fn disk(&self) -> &dyn Disk {
+        &*self.disk
+    }
+
+    pub fn health(&self) -> Health {
+        match self.health.load(Ordering::Acquire) {
+            0 => Health::Up,
+            1 => Health::Full,
+            _ => Health::Away,
+        }
+    }
+
+    /// Locks the directory's health: it is neither set aside nor taken back meanwhile.
+    pub fn state(&self) -> MutexGuard<'_, DirState> {
+        self.state.lock()
+    }
+
+    /// The folder of segment files whose name begins so.
+    pub fn shard(&self, name: &str) -> PathBuf {
+        self.path.join("v1/segments").join(&name[..1])
+    }
+
+    pub fn segment(&self, key: &FileKey) -> PathBuf {
+        let name = key.file_name();
+        self.shard(&name).join(name)
+    }
+
+    /// A path for a file being written.
+    pub fn tmp(&self) -> PathBuf {
+        let n = self.names.fetch_add(1, Ordering::Relaxed);
+        self.path.join("v1/tmp").join(format!("{}.{n}", std::process::id()))
+    }
+
+    /// Writes a file under a temporary name and renames it. Returns the stat of the written file.
+    pub fn place(&self, path: &Path, bytes: u64, parts: &mut [IoSlice<'_>]) -> io::Result<Stat> {
+        self.place_with(path, bytes, parts, |_| Ok(()))
+    }
+
+    /// The same for a small file that must survive a power loss: it is flushed before it takes its name.
+    pub fn place_flushed(&self, path: &Path, content: &[u8]) -> io::Result<Stat> {
+        let mut parts = [IoSlice::new(content)];
+        self.place_with(path, content.len() as u64, &mut parts, |file| self.disk.sync(file))
+    }
+
+    fn place_with(
+        &self,
+        path: &Path,
+        bytes: u64,
+        parts: &mut [IoSlice<'_>],
+        finish: impl FnOnce(&File) -> io::Result<()>,
+    ) -> io::Result<Stat> {
+        let tmp = self.tmp();
+        let written = (|| {
+            let mut file = self.disk.create(&tmp, bytes)?;
+            self.disk.write(&mut file, parts)?;
+            finish(&file)?;
+            self.disk.rename(&tmp, path)?;
+            self.disk.stat(&file)
+        })();
+        if written.is_err() {
+            self.disk.remove(&tmp).ok();
+        }
+        written
+    }
+
+    /// Whether it works: writes a small file, flushes it, reads it back and removes it.
+    pub fn probe(&self) -> io::Result<()> {
+        const TEXT: &[u8] = b"forebay: does this disk work?";
+        let path = self.tmp();
+        let probed = (|| {
+            let mut file = self.disk.create(&path, TEXT.len() as u64)?;
+            self.disk.write(&mut file, &mut [IoSlice::new(TEXT)])?;
+            self.disk.sync(&file)?;
+            let mut back = [0; TEXT.len()];
+            let got = self.disk.read(&self.disk.open(&path)?, &mut back, 0)?;
+            match got == TEXT.len() && back == TEXT {
+                true => self.disk.list(&self.path.join("v1/segments")).map(drop),
+                false => Err(io::Error::new(
+                    io::ErrorKind::InvalidData,
+                    "it reads back other bytes than were written",
+                )),
+            }
+        })();
+        let removed = self.disk.remove(&path);
+        probed.and(removed)
+    }
+
+    /// Makes the directory's folders, takes its lock, checks that it can be written, empties `tmp`.
+    pub fn prepare(&self, state: &mut DirState) -> Result<()> {
+        // A lock of ours on the same file would stand in our own way.
+        state.lock = None;
+        let fail = |what: &str, e: io::Error| self.refusal(what, e);
+        for shard in SHARDS {
+            self.disk.make_dir(&self.shard(shard)).map_err(|e| fail("cannot be made", e))?;
+        }
+        let path = self.path.join("lock");
+        let lock = self.disk.create(&path, 0).map_err(|e| fail("cannot be written", e))?;
+        match lock.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => {
+                return Err(Error::invalid(format!(
+                    "cache directory {} is used by another server: give each its own --cache-dir",
+                    self.path.display()
+                )));
+            }
+            Err(TryLockError::Error(e)) => return Err(fail("cannot be locked", e)),
+        }
+        let tmp = self.path.join("v1/tmp");
+        self.disk.make_dir(&tmp).map_err(|e| fail("cannot be written", e))?;
+        for name in self.disk.list(&tmp).map_err(|e| fail("cannot be listed", e))? {
+            self.disk.remove(&tmp.join(name)).map_err(|e| fail("cannot be cleaned", e))?;
+        }
+        state.lock = Some(lock);
+        Ok(())
+    }
+
+    /// Sets it aside, or to read only where its disk is full.
+    pub fn set_aside(&self, state: &mut DirState, health: Health, wanted_bytes: u64) {
+        self.health.store(health as u8, Ordering::Release);
+        if health == Health::Away {
+            state.lock = None;
+        }
+        state.pause = PAUSE_FIRST;
+        state.next_probe = Some(Instant::now() + PAUSE_FIRST);
+        state.wanted_bytes = wanted_bytes;
+    }
+
+    pub fn set_up(&self, state: &mut DirState) {
+        self.health.store(Health::Up as u8, Ordering::Release);
+        (state.next_probe, state.pause) = (None, PAUSE_FIRST);
+    }
+
+    /// Whether its next probe is due.
+    pub fn is_due(&self, now: Instant) -> bool {
+        self.health() != Health::Up && self.state().next_probe.is_some_and(|at| at <= now)
+    }
+
+    /// Tries to use a directory again that is not up. An error says why not, and the next attempt comes
+    /// later.
+    pub fn retry(&self, state: &mut DirState, now: Instant) -> Result<()> {
+        let tried = self.try_again(state);
+        if tried.is_err() {
+            state.pause = (state.pause * 2).min(PAUSE_LAST);
+            state.next_probe = Some(now + state.pause);
+        }
+        tried
+    }
+
+    fn try_again(&self, state: &mut DirState) -> Result<()> {
+        let wrong = |e: io::Error| self.refusal("does not work", e);
+        if self.health() == Health::Full {
+            let free = self.disk.free_bytes(&self.path).map_err(wrong)?;
+            if free < state.wanted_bytes.saturating_mul(2) {
+                return Err(wrong(io::ErrorKind::StorageFull.into()));
+            }
+        } else {
+            self.prepare(state)?;
+        }
+        self.probe().map_err(wrong)
+    }
+
+    /// Why the directory cannot be used.
+    pub fn refusal(&self, what: &str, e: io::Error) -> Error {
+        let kind = match e.kind() {
+            io::ErrorKind::StorageFull => Kind::Full,
+            _ => Kind::Denied,
+        };
+        let dir = self.path.display();
+        Error::new(kind, format!("cache directory {dir}: {what}: {e}; choose another with --cache-dir"))
+    }
+}

@@ -1,0 +1,247 @@
+//! The space of the disk cache: reserved for new files by letting others leave, and given back when files are
+//! gone. Every change of the index that a file on the disk stands behind goes through here.
+
+use super::counters::DiskCounters;
+use super::dirs::{self, Dirs};
+use super::evict::{Decision, Evictor, Victims, Wanted};
+use super::file::{FileKey, Unreadable};
+use super::index::{Entry, Index};
+use super::pin_set::PinSet;
+use super::policy::{Admit, Forecast, Role};
+use super::quota::Reservation;
+use forebay_proto::manifest::{Digest, SegmentId};
+use parking_lot::{Mutex, MutexGuard};
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+/// Decisions about victims for one file at most: other callers may take them, or they may be read, in
+/// between.
+const ATTEMPTS: usize = 8;
+
+/// How a wish for space ended.
+#[derive(Debug)]
+pub enum Allocation {
+    Reserved(Reservation),
+    /// Only at the price of what will be read sooner.
+    NotWorthIt,
+    NoRoom,
+}
+
+/// The segment files of all directories, and the space that they take.
+#[derive(Debug)]
+pub struct SegmentFiles {
+    dirs: Dirs,
+    index: Arc<Mutex<Index>>,
+    evictor: Evictor,
+    /// Locked after the index where both are.
+    pins: Mutex<PinSet>,
+    counters: Arc<DiskCounters>,
+}
+
+impl SegmentFiles {
+    /// Of directories that each have an equal share of `limit_bytes`.
+    pub fn new(
+        dirs: Dirs,
+        limit_bytes: u64,
+        forecast: Arc<dyn Forecast>,
+        counters: Arc<DiskCounters>,
+    ) -> Self {
+        let share = limit_bytes / dirs.all().len().max(1) as u64;
+        let index = Arc::new(Mutex::new(Index::new(dirs.all().iter().map(|_| share))));
+        let evictor = Evictor::new(index.clone(), forecast, counters.clone());
+        Self { dirs, index, evictor, pins: Mutex::default(), counters }
+    }
+
+    pub fn dirs(&self) -> &Dirs {
+        &self.dirs
+    }
+
+    pub fn index(&self) -> MutexGuard<'_, Index> {
+        self.index.lock()
+    }
+
+    pub fn evictor(&self) -> &Evictor {
+        &self.evictor
+    }
+
+    pub fn counters(&self) -> &DiskCounters {
+        &self.counters
+    }
+
+    pub fn pins(&self) -> PinSet {
+        self.pins.lock().clone()
+    }
+
+    /// From now on these URIs are pinned, and no others.
+    pub fn set_pins(&self, pins: PinSet) {
+        *self.pins.lock() = pins;
+        // A file that is added meanwhile is asked about under the index's lock: by the old pins only before
+        // this.
+        let mut index = self.index();
+        let pins = self.pins.lock();
+        index.set_pinned(|object| pins.cover(object));
+    }
+
+    pub fn is_pinned(&self, object: &str) -> bool {
+        self.pins.lock().cover(object)
+    }
+
+    /// Reserves space for a file, in any directory that can be written or in one of them alone. Victims are
+    /// unlinked first.
+    pub fn reserve(&self, wanted: Wanted, only: Option<usize>) -> Allocation {
+        for _ in 0..ATTEMPTS {
+            let mut dirs = self.dirs.writable();
+            dirs.retain(|dir| only.is_none_or(|only| only == *dir));
+            match self.evictor.decide(wanted, &dirs) {
+                Decision::Free(reservation) => return Allocation::Reserved(reservation),
+                Decision::Evict(victims) => {
+                    if let Some(reservation) = self.unlink_victims(victims, wanted.bytes) {
+                        return Allocation::Reserved(reservation);
+                    }
+                }
+                Decision::Again => {}
+                Decision::NotWorthIt => return Allocation::NotWorthIt,
+                Decision::NoRoom => return Allocation::NoRoom,
+            }
+        }
+        Allocation::NoRoom
+    }
+
+    /// Reserves space for a small file in one directory, whatever has to leave for it.
+    pub fn reserve_sidecar(&self, dir: usize, bytes: u64) -> Option<Reservation> {
+        let id = SegmentId(Digest(0));
+        let wanted = Wanted { id, bytes, admit: Admit::Always, role: Role::Primary };
+        match self.reserve(wanted, Some(dir)) {
+            Allocation::Reserved(reservation) => Some(reservation),
+            Allocation::NotWorthIt | Allocation::NoRoom => None,
+        }
+    }
+
+    /// Adds a file that was written where space is reserved.
+    pub fn add(&self, key: FileKey, mut entry: Entry, reservation: Reservation) {
+        let (replaced, is_valid, old_maps) = {
+            let mut index = self.index();
+            entry.pinned = self.is_pinned(&entry.object);
+            let replaced = index.insert(key, entry, reservation);
+            (replaced, index.quotas.is_valid(&reservation), index.take_old_maps())
+        };
+        drop((old_maps, replaced.map));
+        if let Some(old) = replaced.elsewhere {
+            self.unlink_taken(&key, old);
+        }
+        if !is_valid {
+            self.remove_unknown(&key, reservation.dir);
+        }
+    }
+
+    /// Removes a file. Returns its bytes.
+    pub fn remove(&self, key: &FileKey) -> Option<u64> {
+        self.remove_if(key, |_| true)
+    }
+
+    /// Removes a file if its entry is `such`. Returns its bytes.
+    pub fn remove_if(&self, key: &FileKey, such: impl FnOnce(&Entry) -> bool) -> Option<u64> {
+        let (reservation, entry) = self.index().take_one(key, such)?;
+        drop(entry);
+        self.unlink_taken(key, reservation);
+        Some(reservation.bytes)
+    }
+
+    /// Unlinks a file that was taken out of the index. One that cannot be unlinked is tried again later, and
+    /// counts until it is.
+    pub fn unlink_taken(&self, key: &FileKey, reservation: Reservation) {
+        let is_unlinked = self.unlink(reservation.dir, key);
+        self.index().gone(key, reservation, is_unlinked);
+    }
+
+    /// Tries again to unlink files that could not be.
+    pub fn unlink_stuck(&self, now: Instant) {
+        let stuck = self.index().take_stuck(now);
+        for (key, reservation) in stuck {
+            let dir = self.dirs.get(reservation.dir);
+            // A file that was written since has its name.
+            let is_replaced = self.index().get(&key).is_some_and(|e| e.dir == reservation.dir);
+            let is_gone = is_replaced
+                || match dir.disk().remove(&dir.segment(&key)) {
+                    Err(e) => e.kind() == io::ErrorKind::NotFound,
+                    Ok(()) => true,
+                };
+            self.index().gone(&key, reservation, is_gone);
+        }
+    }
+
+    /// Decides about a file that gives no segment: it is removed and counts as damaged, unless it was the
+    /// process that failed to read it.
+    pub fn discard(&self, key: &FileKey, dir: usize, path: &Path, why: Unreadable) {
+        if let Unreadable::Disk(e) = &why {
+            if dirs::is_of_process(e) {
+                tracing::warn!(error = %e, path = %path.display(), "a segment file could not be opened now");
+                return;
+            }
+            self.fault(dir, e, 0);
+        }
+        // One that the index does not know was evicted a moment ago, or its directory was set aside: nothing
+        // is wrong.
+        if self.remove(key).is_some() {
+            self.counters.corrupt.fetch_add(1, Ordering::Relaxed);
+            let error = format!("{}: {why}", path.display());
+            tracing::warn!(error, "a segment file is damaged: removed, it will be filled again");
+        }
+    }
+
+    /// Reports that an operation failed. A directory that does not work is set aside, and its files count as
+    /// absent.
+    pub fn fault(&self, dir: usize, e: &io::Error, wanted_bytes: u64) {
+        self.dirs.fault(dir, e, wanted_bytes, || self.index().clear(dir));
+    }
+
+    /// Counts what a directory's folders take now.
+    pub fn measure(&self, dir: usize) -> io::Result<()> {
+        let folders = self.dirs.measure(dir)?;
+        let mut index = self.index();
+        folders.into_iter().for_each(|(name, bytes)| index.quotas.set_folder(dir, name, bytes));
+        Ok(())
+    }
+
+    /// Removes a file whose directory was set aside while it was written. The directory may be back: then it
+    /// may have been indexed there with the others, and stays. As long as the directory is away, so does the
+    /// file.
+    fn remove_unknown(&self, key: &FileKey, dir: usize) {
+        let place = self.dirs.get(dir);
+        let _no_change = place.state();
+        let is_known = self.index().get(key).is_some_and(|e| e.dir == dir);
+        if place.health() != dirs::Health::Away && !is_known {
+            place.disk().remove(&place.segment(key)).ok();
+        }
+    }
+
+    /// Unlinks victims. `None` when one of them cannot be unlinked: what it takes stays reserved until it
+    /// can.
+    fn unlink_victims(
+        &self,
+        Victims { keys, held, reservation }: Victims,
+        bytes: u64,
+    ) -> Option<Reservation> {
+        let files = keys.iter().copied().zip(held);
+        let stuck: Vec<_> = files.filter(|(key, _)| !self.unlink(reservation.dir, key)).collect();
+        self.counters.evictions.fetch_add(keys.len() as u64, Ordering::Relaxed);
+        self.index().victims_gone(&keys, &stuck, reservation, bytes)
+    }
+
+    /// Removes a file from its directory; false when it is still there.
+    fn unlink(&self, dir: usize, key: &FileKey) -> bool {
+        let place = self.dirs.get(dir);
+        let path = place.segment(key);
+        match place.disk().remove(&path) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => {
+                tracing::warn!(error = %e, path = %path.display(), "a segment file could not be removed");
+                self.fault(dir, &e, 0);
+                false
+            }
+            _ => true,
+        }
+    }
+}

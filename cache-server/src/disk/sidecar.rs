@@ -1,0 +1,145 @@
+//! Small files that are kept beside the segments, in areas: folders of a directory that the owner of the
+//! files names. They count against the limit, and segments leave for them.
+//!
+//! A file is kept in the first directory that works and has room. So it may move when a directory is set
+//! aside, and there may be two of one name when that comes back: the one written last counts.
+
+use super::dirs::{Dir, Health};
+use super::file_system::Stat;
+use super::segment_files::SegmentFiles;
+use forebay_proto::{Error, Result};
+use std::collections::BTreeMap;
+use std::io::{self, IoSlice};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// The files of one area.
+#[derive(Debug, Clone)]
+pub struct Sidecar {
+    files: Arc<SegmentFiles>,
+    area: &'static str,
+}
+
+impl Sidecar {
+    /// The files under this folder of every directory, e.g. `v1/manifests`.
+    pub fn new(files: Arc<SegmentFiles>, area: &'static str) -> Self {
+        Self { files, area }
+    }
+
+    /// The names of all files, the one written longest ago first.
+    pub fn list(&self) -> Vec<String> {
+        let mut written: BTreeMap<String, i128> = BTreeMap::new();
+        for (i, dir) in self.readable() {
+            let names = match dir.disk().list(&dir.path().join(self.area)) {
+                Err(e) if e.kind() != io::ErrorKind::NotFound => {
+                    self.files.fault(i, &e, 0);
+                    continue;
+                }
+                names => names.unwrap_or_default(),
+            };
+            for name in names {
+                let stat = dir.disk().stat_path(&self.path(dir, &name));
+                let Some(stat) = stat.ok().filter(|stat| !stat.is_dir) else { continue };
+                let at = written.entry(name).or_insert(stat.stamp.modified);
+                *at = stat.stamp.modified.max(*at);
+            }
+        }
+        let mut all: Vec<(i128, String)> = written.into_iter().map(|(name, at)| (at, name)).collect();
+        all.sort_unstable();
+        all.into_iter().map(|(_, name)| name).collect()
+    }
+
+    /// A file's content; `None` if no directory has it.
+    pub fn read(&self, name: &str) -> Option<Vec<u8>> {
+        let (i, _, stat) = self.find(name).into_iter().max_by_key(|(_, _, stat)| stat.stamp.modified)?;
+        let dir = self.files.dirs().get(i);
+        let read = || -> io::Result<Vec<u8>> {
+            let file = dir.disk().open(&self.path(dir, name))?;
+            let mut content = vec![0; stat.stamp.bytes as usize];
+            let got = dir.disk().read(&file, &mut content, 0)?;
+            content.truncate(got);
+            Ok(content)
+        };
+        read().map_err(|e| self.failed(i, &self.path(dir, name), &e, 0)).ok()
+    }
+
+    /// Writes a file. The one of its name before it stays until this one has taken its place. `Full` where
+    /// the limit has no room for it, `Retry` where no directory could write it.
+    pub fn write(&self, name: &str, content: &[u8]) -> Result<()> {
+        let bytes = self.files.dirs().sidecar_bytes(content.len() as u64);
+        let mut why = Error::retry(format!("{name}: no cache directory works now"));
+        for dir in self.files.dirs().writable() {
+            let Some(reservation) = self.files.reserve_sidecar(dir, bytes) else {
+                why = Error::full(format!("{name}: the cache has no room for it: raise --cache-bytes"));
+                continue;
+            };
+            let before = self.find(name);
+            match self.place(dir, name, content) {
+                Ok(()) => {
+                    before.into_iter().for_each(|(old, path, stat)| match old == dir {
+                        true => self.release(old, stat),
+                        false => self.remove_at(old, &path, stat),
+                    });
+                    return Ok(());
+                }
+                Err(e) => {
+                    self.files.index().quotas.release(reservation);
+                    let path = self.path(self.files.dirs().get(dir), name);
+                    self.failed(dir, &path, &e, bytes);
+                    why = Error::retry(format!("{}: write: {e}", path.display()));
+                }
+            }
+        }
+        Err(why)
+    }
+
+    /// Removes a file, wherever it is.
+    pub fn remove(&self, name: &str) {
+        self.find(name).into_iter().for_each(|(dir, path, stat)| self.remove_at(dir, &path, stat));
+    }
+
+    fn place(&self, dir: usize, name: &str, content: &[u8]) -> io::Result<()> {
+        let dir = self.files.dirs().get(dir);
+        // The folder is made again if the directory lost all it held.
+        dir.disk().make_dir(&dir.path().join(self.area))?;
+        dir.place(&self.path(dir, name), content.len() as u64, &mut [IoSlice::new(content)]).map(drop)
+    }
+
+    fn remove_at(&self, dir: usize, path: &Path, stat: Stat) {
+        match self.files.dirs().get(dir).disk().remove(path) {
+            Ok(()) => self.release(dir, stat),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+            Err(e) => self.failed(dir, path, &e, 0),
+        }
+    }
+
+    fn release(&self, dir: usize, stat: Stat) {
+        let bytes = self.files.dirs().sidecar_bytes(stat.stamp.bytes);
+        let mut index = self.files.index();
+        let reservation = index.quotas.in_use(dir, bytes);
+        index.quotas.release(reservation);
+    }
+
+    fn failed(&self, dir: usize, path: &Path, e: &io::Error, wanted_bytes: u64) {
+        tracing::warn!(error = %e, path = %path.display(), "a file beside the segments could not be read or written");
+        self.files.fault(dir, e, wanted_bytes);
+    }
+
+    /// The directories that have a file of this name.
+    fn find(&self, name: &str) -> Vec<(usize, PathBuf, Stat)> {
+        let in_dir = |(i, dir): (usize, &Dir)| {
+            let path = self.path(dir, name);
+            let stat = dir.disk().stat_path(&path).ok()?;
+            Some((i, path, stat))
+        };
+        self.readable().filter_map(in_dir).collect()
+    }
+
+    fn readable(&self) -> impl Iterator<Item = (usize, &Dir)> {
+        self.files.dirs().all().iter().enumerate().filter(|(_, dir)| dir.health() != Health::Away)
+    }
+
+    fn path(&self, dir: &Dir, name: &str) -> PathBuf {
+        dir.path().join(self.area).join(name)
+    }
+}

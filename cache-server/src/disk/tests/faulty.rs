@@ -1,0 +1,187 @@
+//! A disk that fails on purpose: a wrapper around the real one, with a seed.
+
+use super::*;
+use file_system::{Disk, RealDisk, Stat};
+use std::fs::File;
+use std::io::{self, IoSlice};
+use std::path::PathBuf;
+use std::sync::atomic::AtomicU64;
+
+/// What goes wrong in a directory.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Wrong {
+    Nothing,
+    /// Every operation.
+    All(i32),
+    /// Writing only.
+    Writes(i32),
+    /// This share of all operations, in 1/1000.
+    Some(u32, i32),
+    /// Everything from so many operations on, as if the process had been killed there.
+    From(u64),
+}
+
+pub const EIO: i32 = 5;
+pub const EACCES: i32 = 13;
+pub const ENOSPC: i32 = 28;
+
+/// Something that somebody else does, once, at a certain moment.
+#[derive(Default)]
+pub struct Meanwhile(Mutex<Option<Box<dyn FnOnce() + Send>>>);
+
+impl Meanwhile {
+    pub fn set(&self, happens: impl FnOnce() + Send + 'static) {
+        *self.0.lock() = Some(Box::new(happens));
+    }
+
+    fn happens(&self) {
+        let happens = self.0.lock().take();
+        happens.into_iter().for_each(|happens| happens());
+    }
+}
+
+impl std::fmt::Debug for Meanwhile {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Meanwhile")
+    }
+}
+
+/// The real disk, with something wrong in the directory that it is told.
+#[derive(Debug)]
+pub struct Faulty {
+    wrong: Mutex<(PathBuf, Wrong)>,
+    seed: AtomicU64,
+    pub operations: AtomicU64,
+    /// Bytes of the blocks in which it hands out disk, and of those that it says it does.
+    pub blocks: AtomicU64,
+    pub said_blocks: AtomicU64,
+    /// Before a file is read, before one is on the medium, and before one is removed.
+    pub before_read: Meanwhile,
+    pub before_sync: Meanwhile,
+    pub before_remove: Meanwhile,
+}
+
+impl Faulty {
+    pub fn new(seed: u64) -> Arc<Self> {
+        Arc::new(Self {
+            wrong: Mutex::new((PathBuf::new(), Wrong::Nothing)),
+            seed: AtomicU64::new(seed),
+            operations: AtomicU64::new(0),
+            blocks: AtomicU64::new(BLOCK_BYTES),
+            said_blocks: AtomicU64::new(BLOCK_BYTES),
+            before_read: Meanwhile::default(),
+            before_sync: Meanwhile::default(),
+            before_remove: Meanwhile::default(),
+        })
+    }
+
+    pub fn set(&self, dir: &Path, wrong: Wrong) {
+        *self.wrong.lock() = (dir.to_owned(), wrong);
+    }
+
+    /// With files in its blocks.
+    fn swollen(&self, mut stat: Stat) -> Stat {
+        if !stat.is_dir {
+            stat.allocated_bytes = stat.allocated_bytes.next_multiple_of(self.blocks.load(Ordering::Relaxed));
+        }
+        stat
+    }
+
+    /// Weyl's sequence, hashed: a number for each operation.
+    fn roll(&self) -> u32 {
+        let n = self.seed.fetch_add(0x9E37_79B9_7F4A_7C15, Ordering::Relaxed);
+        (xxhash_rust::xxh3::xxh3_64(&n.to_le_bytes()) % 1000) as u32
+    }
+
+    fn check(&self, path: Option<&Path>, writes: bool) -> io::Result<()> {
+        let (dir, wrong) = self.wrong.lock().clone();
+        let done = self.operations.fetch_add(1, Ordering::Relaxed);
+        // What has no path is an open file: of a directory that fails as a whole, or not.
+        if path.is_some_and(|p| !p.starts_with(&dir)) {
+            return Ok(());
+        }
+        match wrong {
+            Wrong::All(code) if path.is_some() => Err(io::Error::from_raw_os_error(code)),
+            Wrong::Writes(code) if writes && path.is_some() => Err(io::Error::from_raw_os_error(code)),
+            Wrong::From(operation) if done >= operation => Err(io::Error::from_raw_os_error(EIO)),
+            Wrong::Some(share, code) if self.roll() < share => Err(io::Error::from_raw_os_error(code)),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Disk for Faulty {
+    fn make_dir(&self, path: &Path) -> io::Result<()> {
+        self.check(Some(path), true).and_then(|()| RealDisk.make_dir(path))
+    }
+    fn create(&self, path: &Path, bytes: u64) -> io::Result<File> {
+        self.check(Some(path), true).and_then(|()| RealDisk.create(path, bytes))
+    }
+    fn write(&self, file: &mut File, parts: &mut [IoSlice<'_>]) -> io::Result<()> {
+        if let Err(e) = self.check(None, true) {
+            // Half of it is written all the same.
+            let half = parts.len() / 2;
+            RealDisk.write(file, &mut parts[..half]).ok();
+            return Err(e);
+        }
+        RealDisk.write(file, parts)
+    }
+    fn sync(&self, file: &File) -> io::Result<()> {
+        self.before_sync.happens();
+        self.check(None, true).and_then(|()| RealDisk.sync(file))
+    }
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        self.check(Some(from), true).and_then(|()| RealDisk.rename(from, to))
+    }
+    fn remove(&self, path: &Path) -> io::Result<()> {
+        self.before_remove.happens();
+        self.check(Some(path), true).and_then(|()| RealDisk.remove(path))
+    }
+    fn open(&self, path: &Path) -> io::Result<File> {
+        self.check(Some(path), false).and_then(|()| RealDisk.open(path))
+    }
+    fn open_direct(&self, path: &Path) -> io::Result<File> {
+        self.check(Some(path), false).and_then(|()| RealDisk.open_direct(path))
+    }
+    fn read(&self, file: &File, into: &mut [u8], at: u64) -> io::Result<usize> {
+        self.before_read.happens();
+        self.check(None, false).and_then(|()| RealDisk.read(file, into, at))
+    }
+    fn stat(&self, file: &File) -> io::Result<Stat> {
+        self.check(None, false).and_then(|()| RealDisk.stat(file)).map(|stat| self.swollen(stat))
+    }
+    fn stat_path(&self, path: &Path) -> io::Result<Stat> {
+        let stat = self.check(Some(path), false).and_then(|()| RealDisk.stat_path(path));
+        stat.map(|stat| self.swollen(stat))
+    }
+    fn list(&self, path: &Path) -> io::Result<Vec<String>> {
+        self.check(Some(path), false).and_then(|()| RealDisk.list(path))
+    }
+    fn free_bytes(&self, path: &Path) -> io::Result<u64> {
+        self.check(Some(path), false).and_then(|()| RealDisk.free_bytes(path))
+    }
+    fn block_bytes(&self, _: &Path) -> io::Result<u64> {
+        Ok(self.said_blocks.load(Ordering::Relaxed))
+    }
+}
+
+/// Two directories on a disk that may fail.
+pub struct Two {
+    pub one: tempfile::TempDir,
+    pub two: tempfile::TempDir,
+    pub disk: Arc<Faulty>,
+}
+
+impl Two {
+    pub fn new(seed: u64) -> Self {
+        let dir = || tempfile::tempdir().unwrap();
+        Self { one: dir(), two: dir(), disk: Faulty::new(seed) }
+    }
+
+    pub fn open(&self, files: u64) -> Result<DiskCache> {
+        let dirs = vec![self.one.path().to_owned(), self.two.path().to_owned()];
+        let limit_bytes = 2 * limit_for(files, file_bytes(50, &["a"]));
+        let settings = DiskCacheSettings { dirs, limit_bytes, maps_bytes: u64::MAX, disk: self.disk.clone() };
+        DiskCache::open(&settings, Arc::new(policy::NoForecast))
+    }
+}
