@@ -17,6 +17,7 @@ use super::scrub::Scrub;
 use super::segment_files::{Allocation, SegmentFiles};
 use super::sidecar::Sidecar;
 use arrow::array::RecordBatch;
+use forebay_dataset::ReadySegment;
 use forebay_proto::manifest::SegmentId;
 use forebay_proto::{Error, Result};
 use parking_lot::MutexGuard;
@@ -29,8 +30,8 @@ use std::time::Instant;
 /// The columns of a segment that a look-up found.
 #[derive(Debug, Default)]
 pub struct Found {
-    /// Batches that together hold the wanted columns, as far as the disk cache has them.
-    pub parts: Vec<Arc<RecordBatch>>,
+    /// Segments that together hold the wanted columns, as far as the disk cache has them.
+    pub parts: Vec<ReadySegment>,
     /// Wanted columns that no file holds.
     pub missing: Vec<String>,
 }
@@ -38,8 +39,8 @@ pub struct Found {
 /// How a write ended.
 #[derive(Debug, Clone)]
 pub enum Written {
-    /// Stored; here mapped.
-    Mapped(Arc<RecordBatch>),
+    /// Stored, and ready to be read from there.
+    Stored(ReadySegment),
     /// Everything that would have to go will be read sooner: not stored, and nothing was evicted.
     NotWorthIt,
     /// No room (all is being read or pinned), or no directory works: not stored.
@@ -107,18 +108,12 @@ impl DiskCache {
             }
             let covers =
                 self.index().get(&key).is_some_and(|e| found.missing.iter().any(|c| e.columns.contains(c)));
-            if covers && let Some(batch) = self.map(&key) {
-                found.missing.retain(|c| batch.column_by_name(c).is_none());
-                found.parts.push(batch);
+            if covers && let Some(part) = self.map(&key) {
+                found.missing.retain(|c| part.batch.column_by_name(c).is_none());
+                found.parts.push(part);
             }
         }
         found
-    }
-
-    /// Whether what was found is still what was checked: to be asked after each use, before anything is made
-    /// of it. A file that was changed, cut or removed since is not.
-    pub fn is_sound(&self, batch: &RecordBatch) -> bool {
-        map::is_sound(self.files.dirs().get(0).disk(), batch)
     }
 
     /// Whether all these columns of a segment are held. Touches neither disk nor recency.
@@ -131,8 +126,8 @@ impl DiskCache {
         self.index().holds_any(id)
     }
 
-    /// Writes columns of a segment and returns them mapped. When it does not store them, the disk cache is as
-    /// before, and the bytes of the columns were not even looked at.
+    /// Writes columns of a segment and returns them ready to be read. When it does not store them, the disk
+    /// cache is as before, and the bytes of the columns were not even looked at.
     pub fn write(&self, origin: &Origin, batch: &RecordBatch, admit: Admit, role: Role) -> Result<Written> {
         let columns: Arc<[String]> = batch.schema().fields().iter().map(|f| f.name().clone()).collect();
         let key = FileKey::new(origin.id, &columns);
@@ -160,14 +155,14 @@ impl DiskCache {
             let Some(encoded) = &encoded else { break };
             match self.place(&key, encoded, reservation) {
                 Ok((mapped, reservation)) => {
-                    let batch = mapped.batch.clone();
+                    let ready = mapped.ready();
                     self.pages.touch(&mapped);
                     let (object, replica, map) = (origin.object.clone(), role == Role::Replica, Some(mapped));
                     let (dir, bytes) = (reservation.dir, reservation.bytes);
                     let entry = Entry { object, columns, bytes, dir, used: 0, pinned: false, replica, map };
                     self.files.add(key, entry, reservation);
                     self.counters().bytes_written.fetch_add(file_bytes, Ordering::Relaxed);
-                    return Ok(Written::Mapped(batch));
+                    return Ok(Written::Stored(ready));
                 }
                 Err(e) => {
                     self.index().quotas.release(reservation);
@@ -307,20 +302,20 @@ impl DiskCache {
         up.map(|dir| dir.limit_bytes.saturating_sub(dir.used_bytes))
     }
 
-    fn map(&self, key: &FileKey) -> Option<Arc<RecordBatch>> {
+    fn map(&self, key: &FileKey) -> Option<ReadySegment> {
         let (dir, kept) = self.index().touch(key)?;
         let place = self.files.dirs().get(dir);
         let path = place.segment(key);
         if let Some(kept) = kept {
             if place.disk().stat_path(&path).is_ok_and(|now| kept.is_of(&now.stamp)) {
                 self.pages.touch(&kept);
-                return Some(kept.batch.clone());
+                return Some(kept.ready());
             }
             // Somebody changed it behind our back: only the file on the disk counts.
             self.index().drop_map(key, &kept);
         }
         let before = place.disk().stat_path(&path);
-        match map::open(place.disk(), &path, true) {
+        match map::open(place.shared_disk(), &path, true) {
             Ok(opened) => {
                 let opened = Arc::new(opened);
                 let (mapped, gone) = {
@@ -329,7 +324,7 @@ impl DiskCache {
                 };
                 drop((gone, opened));
                 self.pages.touch(&mapped);
-                Some(mapped.batch.clone())
+                Some(mapped.ready())
             }
             Err(e) => {
                 // Unless another has taken its name meanwhile: evicted, and filled again.
@@ -357,7 +352,7 @@ impl DiskCache {
         let placed = (|| -> io::Result<_> {
             let shard = dir.disk().stat_path(&dir.shard(&name))?.allocated_bytes;
             let tmp = dir.disk().stat_path(&dir.path().join("v1/tmp"))?.allocated_bytes;
-            let mapped = map::open(dir.disk(), &path, false).map_err(|e| match e {
+            let mapped = map::open(dir.shared_disk(), &path, false).map_err(|e| match e {
                 Unreadable::Disk(e) => e,
                 other => io::Error::other(other.to_string()),
             })?;

@@ -1,7 +1,7 @@
 //! The disk cache: against a model, against damage, against its limit.
 
 use super::dirs::{BLOCK_BYTES, FOLDER_GROWTH_BLOCKS, Health};
-use super::file::{Encoded, FileKey, Origin};
+use super::file::{Encoded, FileKey, Origin, Unsealed};
 use super::policy::{Admit, Forecast, Role};
 use super::*;
 use arrow::array::{ArrayRef, Int64Array, RecordBatch, StringArray};
@@ -21,7 +21,7 @@ fn open(dir: &Path, limit_bytes: u64) -> Result<DiskCache> {
 
 fn put(cache: &DiskCache, n: u128, rows: i64, columns: &[&str]) -> Option<Arc<RecordBatch>> {
     match cache.write(&origin(n), &batch(n, rows, columns), Admit::IfWorthIt, Role::Primary).unwrap() {
-        Written::Mapped(batch) => Some(batch),
+        Written::Stored(ready) => Some(ready.batch),
         Written::NotWorthIt | Written::NoRoom => None,
     }
 }
@@ -97,7 +97,7 @@ fn written_columns_are_found_also_after_a_restart() {
     assert_eq!(cache.files(), 2);
     let found = cache.find(origin(5).id, &names(&["s", "more", "none"]));
     assert_eq!(found.missing, ["none"]);
-    assert!(found.parts.iter().any(|p| **p == both));
+    assert!(found.parts.iter().any(|p| *p.batch == both));
     assert_eq!(cache.find(origin(6).id, &names(&["a"])).missing, ["a"]);
 }
 
@@ -179,6 +179,24 @@ fn free_takes_a_uri_and_no_more() {
     assert_eq!(bytes, 3 * file_bytes(5, &["a"]));
 }
 
+#[test]
+fn a_length_that_another_node_made_up_has_no_room() {
+    let dir = tempfile::tempdir().unwrap();
+    let cache = open(dir.path(), 1 << 20).unwrap();
+    assert!(cache.has_room([1]));
+    assert!(!cache.has_room([u64::MAX]) && !cache.has_room([u64::MAX - 1, 1]));
+}
+
+#[test]
+fn the_length_of_a_file_is_known_before_it_is_hashed() {
+    for (rows, columns) in [(0, vec!["a"]), (5, vec!["a"]), (5000, vec!["a", "s", "more"])] {
+        let unsealed = Unsealed::new(&origin(1), &batch(1, rows, &columns)).unwrap();
+        let bytes = unsealed.bytes();
+        let written: usize = unsealed.seal().into_pieces().map(|piece| piece.len()).sum();
+        assert_eq!(bytes, written as u64, "{rows} rows of {columns:?}");
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
     /// Random writes, reads, frees and restarts: the limit holds on disk after each, and what is found is
@@ -196,7 +214,7 @@ proptest! {
                     let found = cache.find(origin(n).id, &names(&["a", "s"]));
                     prop_assert!(found.parts.is_empty() != found.missing.is_empty());
                     for part in &found.parts {
-                        prop_assert_eq!(&**part, &batch(n, rows(n), &["a", "s"]));
+                        prop_assert_eq!(&*part.batch, &batch(n, rows(n), &["a", "s"]));
                     }
                 }
                 8 => { cache.free("s3://b/d0"); }

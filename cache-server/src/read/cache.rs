@@ -22,7 +22,7 @@ use crate::runtime::blocking;
 use arrow::array::{RecordBatch, RecordBatchOptions};
 use arrow::datatypes::{Field, Schema, SchemaRef};
 pub(crate) use copies::Stored;
-use forebay_dataset::ready::{Verifier, memory_bytes};
+use forebay_dataset::ready::memory_bytes;
 use forebay_dataset::stream::{Reading, Segments};
 use forebay_dataset::{ReadySegment, Source, Urgency, schema};
 use forebay_proto::manifest::{Manifest, SegmentId};
@@ -119,19 +119,6 @@ struct Parts {
     stored: Stored,
     transit: Arc<Transit>,
     overfull: Arc<AtomicBool>,
-}
-
-/// Asks the store whether the files behind a batch are still those that were mapped.
-#[derive(Debug)]
-struct OnDisk {
-    disk: Arc<DiskCache>,
-    batch: Arc<RecordBatch>,
-}
-
-impl Verifier for OnDisk {
-    fn is_sound(&self) -> bool {
-        self.disk.is_sound(&self.batch)
-    }
 }
 
 /// What a look found.
@@ -286,15 +273,10 @@ impl Cache {
 }
 
 impl Parts {
-    fn mapped(&self, batch: Arc<RecordBatch>) -> ReadySegment {
-        ReadySegment::in_file(batch.clone(), Arc::new(OnDisk { disk: self.disk.clone(), batch }))
-    }
-
     /// What is there of these columns. Touches the disk.
     fn look(&self, id: SegmentId, columns: Vec<String>) -> Look {
         let stored = self.disk.find(id, &columns);
-        let found = stored.parts.into_iter().map(|part| self.mapped(part)).collect();
-        let mut look = Look { found, missing: stored.missing };
+        let mut look = Look { found: stored.parts, missing: stored.missing };
         if !look.missing.is_empty() {
             for ready in self.transit.find(id) {
                 let has = |c: &String| ready.batch.column_by_name(c).is_some();
@@ -369,11 +351,11 @@ impl Parts {
             self.plans.keep_in_memory(id, pass.clone());
         }
         let kept = self.disk.write(origin, &batch, Admit::IfWorthIt, role);
-        if let Ok(Written::Mapped(mapped)) = kept {
+        if let Ok(Written::Stored(ready)) = kept {
             self.plans.left_memory(id);
             self.events.record(Event::Stored);
             self.stored.note(id);
-            return Ok(self.mapped(mapped));
+            return Ok(ready);
         }
         if !pass.is_empty()
             && kept.is_ok()
@@ -393,11 +375,11 @@ impl Parts {
         if matches!(kept?, Written::NotWorthIt)
             && !pass.is_empty()
             && (!pass.is_whole() || is_short)
-            && let Written::Mapped(mapped) = self.disk.write(origin, &batch, Admit::Always, role)?
+            && let Written::Stored(ready) = self.disk.write(origin, &batch, Admit::Always, role)?
         {
             self.events.record(Event::Stored);
             self.stored.note(id);
-            return Ok(self.mapped(mapped));
+            return Ok(ready);
         }
         self.events.record(Event::Bypassed);
         let held = self.memory.transit.hold_anyway(bytes);

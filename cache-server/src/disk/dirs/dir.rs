@@ -69,6 +69,11 @@ impl Dir {
         &*self.disk
     }
 
+    /// The same, for what outlives a call.
+    pub fn shared_disk(&self) -> &Arc<dyn Disk> {
+        &self.disk
+    }
+
     pub fn health(&self) -> Health {
         match self.health.load(Ordering::Acquire) {
             0 => Health::Up,

@@ -56,14 +56,14 @@ fn a_file_that_two_open_at_once_has_one_map() {
     let key = index.files_of(origin.id)[0];
     let open = || {
         let place = &cache.files.dirs().get(0);
-        Arc::new(map::open(place.disk(), &place.segment(&key), true).unwrap())
+        Arc::new(map::open(place.shared_disk(), &place.segment(&key), true).unwrap())
     };
     let written = index.get(&key).unwrap().map.clone().unwrap();
     index.drop_map(&key, &written);
     let first = index.keep_map(&key, &open());
-    let read = first.batch.clone();
+    let read = first.ready().batch;
     drop((written, first));
-    assert!(Arc::ptr_eq(&index.keep_map(&key, &open()).batch, &read));
+    assert!(Arc::ptr_eq(&index.keep_map(&key, &open()).ready().batch, &read));
     assert!(index.get(&key).unwrap().is_in_use(), "the first still reads it");
     drop(read);
     assert!(!index.get(&key).unwrap().is_in_use());

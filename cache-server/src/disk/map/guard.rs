@@ -1,30 +1,24 @@
 //! What happens when a mapped page cannot be had: the file was cut, or the disk does not read it.
 //!
 //! The kernel sends SIGBUS, which ends a process. For an address in one of our maps the handler puts zeros in
-//! place of what is missing and marks the map as torn; the reader goes on, finds the mark when it is done,
+//! place of the missing pages and marks the map as torn; the reader goes on, finds the mark when it is done,
 //! and throws away what it made. For any other address the signal does what it always does.
 
 use parking_lot::Mutex;
 use std::sync::Once;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
 
 /// Maps guarded at once. More maps than this go unguarded: the disk cache keeps half as many.
 const SLOTS_MAX: usize = 32 << 10;
 
-/// A handler may neither lock nor allocate, so it looks through plain slots. `start` is 0 in free ones.
-struct Slot {
-    start: AtomicUsize,
-    end: AtomicUsize,
-    torn: AtomicBool,
-}
-
-static SLOTS: [Slot; SLOTS_MAX] =
-    [const { Slot { start: AtomicUsize::new(0), end: AtomicUsize::new(0), torn: AtomicBool::new(false) } };
-        SLOTS_MAX];
+static SLOTS: [Slot; SLOTS_MAX] = [const { Slot::new() }; SLOTS_MAX];
 
 /// Slots that were ever used, and those of them that are free again.
 static USED: AtomicUsize = AtomicUsize::new(0);
 static FREE: Mutex<Vec<usize>> = Mutex::new(Vec::new());
+
+/// 0 as long as the kernel was not asked.
+static PAGE_BYTES: AtomicUsize = AtomicUsize::new(0);
 
 static HANDLER: Once = Once::new();
 
@@ -51,14 +45,14 @@ impl Guard {
         };
         if let Some(slot) = slot.map(|i| &SLOTS[i]) {
             slot.torn.store(false, Ordering::Relaxed);
-            slot.end.store(end, Ordering::Relaxed);
-            slot.start.store(start, Ordering::Release);
+            slot.set(start, end);
         }
         Self { slot, torn: AtomicBool::new(false) }
     }
 
     /// Whether a page of the map was missing.
     pub fn is_torn(&self) -> bool {
+        // The slot is another map's once this one has ended: its mark was taken over then, and `torn` stays.
         let now = self.slot.is_some_and(|i| SLOTS[i].torn.load(Ordering::Acquire));
         self.torn.load(Ordering::Acquire) || now
     }
@@ -67,12 +61,72 @@ impl Guard {
     pub fn end(&self) {
         let Some(i) = self.slot else { return };
         self.torn.fetch_or(SLOTS[i].torn.load(Ordering::Acquire), Ordering::AcqRel);
-        SLOTS[i].start.store(0, Ordering::Release);
+        SLOTS[i].set(0, 0);
         FREE.lock().push(i);
     }
 }
 
+/// The addresses of a map. The handler may neither lock nor allocate, so it looks through plain slots: each
+/// is a seqlock, so that it never sees one map's start with another one's end.
+struct Slot {
+    /// Odd while the addresses change.
+    version: AtomicUsize,
+    start: AtomicUsize,
+    end: AtomicUsize,
+    torn: AtomicBool,
+}
+
+impl Slot {
+    const fn new() -> Self {
+        Self {
+            version: AtomicUsize::new(0),
+            start: AtomicUsize::new(0),
+            end: AtomicUsize::new(0),
+            torn: AtomicBool::new(false),
+        }
+    }
+
+    /// Sets the addresses. One thread at a time: the one that has the slot.
+    fn set(&self, start: usize, end: usize) {
+        let version = self.version.load(Ordering::Relaxed);
+        self.version.store(version.wrapping_add(1), Ordering::Relaxed);
+        fence(Ordering::Release);
+        self.start.store(start, Ordering::Relaxed);
+        self.end.store(end, Ordering::Relaxed);
+        self.version.store(version.wrapping_add(2), Ordering::Release);
+    }
+
+    /// The end of the map if it covers an address. `None` if the slot changes meanwhile: then its map is not
+    /// the one that is being read, which lives as long as its reader. `between` is called after the start is
+    /// read.
+    fn end_if_covering(&self, address: usize, between: impl FnOnce()) -> Option<usize> {
+        let before = self.version.load(Ordering::Acquire);
+        let start = self.start.load(Ordering::Relaxed);
+        between();
+        let end = self.end.load(Ordering::Relaxed);
+        fence(Ordering::Acquire);
+        let after = self.version.load(Ordering::Relaxed);
+        (before == after && before.is_multiple_of(2) && (start..end).contains(&address)).then_some(end)
+    }
+}
+
+/// Bytes of a page, as the kernel says.
+pub fn page_bytes() -> usize {
+    match PAGE_BYTES.load(Ordering::Relaxed) {
+        0 => {
+            // SAFETY: it only reads a setting.
+            let bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+            let bytes = usize::try_from(bytes).unwrap_or(4096);
+            PAGE_BYTES.store(bytes, Ordering::Relaxed);
+            bytes
+        }
+        bytes => bytes,
+    }
+}
+
 fn install() {
+    // Asked here, so that the handler need not.
+    page_bytes();
     // SAFETY: an all-zero sigaction is a valid one, and its fields are set before it is used; the handler
     // only reads atomics and makes system calls.
     let installed = unsafe {
@@ -88,18 +142,19 @@ fn install() {
     }
 }
 
+/// The first byte of the page that an address lies in.
+fn page_of(address: usize, page_bytes: usize) -> usize {
+    address & !(page_bytes - 1)
+}
+
 extern "C" fn on_sigbus(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
     // SAFETY: the kernel passes a valid siginfo to a handler that was installed with SA_SIGINFO.
     let at = unsafe { (*info).si_addr() } as usize;
+    let page = page_of(at, page_bytes());
     let used = USED.load(Ordering::Acquire).min(SLOTS_MAX);
     for slot in &SLOTS[..used] {
-        let start = slot.start.load(Ordering::Acquire);
-        let end = slot.end.load(Ordering::Relaxed);
-        if start == 0 || at < start || at >= end {
-            continue;
-        }
+        let Some(end) = slot.end_if_covering(at, || ()) else { continue };
         slot.torn.store(true, Ordering::Release);
-        let page = at & !4095;
         // SAFETY: the pages from here to the map's end belong to a map of ours, which is read only; zeros
         // take their place.
         let got = unsafe {
@@ -119,4 +174,31 @@ extern "C" fn on_sigbus(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc
     // SAFETY: the default action is always valid; the access is tried again, and ends the process as it
     // should.
     unsafe { libc::signal(libc::SIGBUS, libc::SIG_DFL) };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_slot_that_is_given_to_another_map_while_it_is_read_covers_nothing() {
+        let slot = Slot::new();
+        slot.set(1000, 2000);
+        assert_eq!(slot.end_if_covering(1500, || ()), Some(2000));
+        assert_eq!([999, 2000].map(|at| slot.end_if_covering(at, || ())), [None; 2]);
+        // The old start with the new end would cover what lies between the two maps, which is not ours.
+        assert_eq!(slot.end_if_covering(5000, || slot.set(8000, 9000)), None);
+        slot.set(1000, 2000);
+        let ended_and_back = || {
+            slot.set(0, 0);
+            slot.set(1000, 9000);
+        };
+        assert_eq!(slot.end_if_covering(1500, ended_and_back), None);
+    }
+
+    #[test]
+    fn pages_are_as_large_as_the_kernel_says() {
+        assert_eq!(page_of(0x12_3456, 4 << 10), 0x12_3000);
+        assert_eq!(page_of(0x12_3456, 64 << 10), 0x12_0000);
+    }
 }

@@ -21,7 +21,7 @@ fn cache(dir: &Path, files: u64) -> DiskCache {
 }
 
 fn write(cache: &DiskCache, n: u128, admit: Admit, role: Role) -> bool {
-    matches!(cache.write(&origin(n), &batch(n, 50, &["a"]), admit, role).unwrap(), Written::Mapped(_))
+    matches!(cache.write(&origin(n), &batch(n, 50, &["a"]), admit, role).unwrap(), Written::Stored(_))
 }
 
 fn held(cache: &DiskCache) -> Vec<u128> {

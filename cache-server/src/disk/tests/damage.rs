@@ -3,6 +3,7 @@
 
 use super::*;
 use arrow::array::{AsArray, types::Int64Type};
+use forebay_dataset::ReadySegment;
 use std::os::unix::fs::FileExt;
 
 /// SplitMix64 (Steele, Lea, Flood 2014).
@@ -54,26 +55,27 @@ fn a_thousand_damages_in_a_running_store_are_all_found() {
         let n = u128::from(dice.below(8));
         // Mapped and checked; sometimes held by a reader all along.
         let mut reader = cache.find(origin(n).id, &names(&["a"])).parts;
-        assert!(cache.is_sound(&reader[0]));
+        assert!(reader[0].verify());
         if dice.below(2) == 0 {
             reader.clear();
         }
         let what = damage(&path(&cache, n), &mut dice);
         let what = format!("{what}; seed {seed}, round {round}");
-        for batch in &reader {
+        for ready in &reader {
             // Reading what was cut off must not end the process. What was read does not count.
-            let sum: i64 = batch.column(0).as_primitive::<Int64Type>().values().iter().fold(0, |a, b| a ^ b);
+            let sum: i64 =
+                ready.batch.column(0).as_primitive::<Int64Type>().values().iter().fold(0, |a, b| a ^ b);
             std::hint::black_box(sum);
-            assert!(!cache.is_sound(batch), "{what}");
+            assert!(!ready.verify(), "{what}");
         }
         assert!(cache.find(origin(n).id, &names(&["a"])).parts.is_empty(), "{what}");
         assert_eq!(cache.counters().corrupt.load(Ordering::Relaxed), round, "{what}");
-        reader.iter().for_each(|batch| assert!(!cache.is_sound(batch), "{what}"));
+        reader.iter().for_each(|ready| assert!(!ready.verify(), "{what}"));
         drop(put(&cache, n, 5000, &["a"]).unwrap());
-        reader.iter().for_each(|batch| assert!(!cache.is_sound(batch), "{what}, and filled again"));
+        reader.iter().for_each(|ready| assert!(!ready.verify(), "{what}, and filled again"));
     }
     for n in 0..8 {
-        assert_eq!(*cache.find(origin(n).id, &names(&["a"])).parts[0], batch(n, 5000, &["a"]));
+        assert_eq!(*cache.find(origin(n).id, &names(&["a"])).parts[0].batch, batch(n, 5000, &["a"]));
     }
 }
 
@@ -81,14 +83,16 @@ fn a_thousand_damages_in_a_running_store_are_all_found() {
 fn a_file_that_was_only_touched_is_checked_and_kept() {
     let dir = tempfile::tempdir().unwrap();
     let cache = open(dir.path(), 8 << 20).unwrap();
-    let held = put(&cache, 1, 500, &["a"]).unwrap();
+    put(&cache, 1, 500, &["a"]).unwrap();
+    let held = cache.find(origin(1).id, &names(&["a"])).parts.remove(0);
     let file = fs::OpenOptions::new().append(true).open(path(&cache, 1)).unwrap();
     file.set_times(fs::FileTimes::new().set_modified(std::time::SystemTime::UNIX_EPOCH)).unwrap();
-    assert!(!cache.is_sound(&held), "who read it meanwhile reads again");
+    assert!(!held.verify(), "who read it meanwhile reads again");
     let again = cache.find(origin(1).id, &names(&["a"])).parts;
-    assert!(cache.is_sound(&again[0]));
-    assert_eq!((&*again[0], cache.files()), (&batch(1, 500, &["a"]), 1));
-    assert!(cache.is_sound(&batch(1, 500, &["a"])), "what lies in memory alone");
+    assert!(again[0].verify());
+    assert_eq!((&*again[0].batch, cache.files()), (&batch(1, 500, &["a"]), 1));
+    let in_memory = ReadySegment::in_memory(Arc::new(batch(1, 500, &["a"])), None);
+    assert!(in_memory.verify(), "what lies in memory alone");
 }
 
 #[test]
@@ -124,7 +128,7 @@ fn a_header_longer_than_the_first_read_is_read_whole() {
     put(&cache, 1, 5, &columns).unwrap();
     drop(cache);
     let cache = open(dir.path(), 32 << 20).unwrap();
-    assert_eq!(*cache.find(origin(1).id, &names(&columns)).parts[0], batch(1, 5, &columns));
+    assert_eq!(*cache.find(origin(1).id, &names(&columns)).parts[0].batch, batch(1, 5, &columns));
 }
 
 /// `cargo test --release -p forebay-server --lib how_ -- --ignored --nocapture`.

@@ -246,7 +246,34 @@ fn a_sound_file_that_took_the_name_of_a_damaged_one_stays() {
     two.disk.before_read.set(move || fs::rename(from, to).unwrap());
     assert_eq!(cache.find(origin(1).id, &names(&["a"])).missing, ["a"], "it had begun to read the other");
     assert!(path.exists());
-    assert_eq!(*cache.find(origin(1).id, &names(&["a"])).parts[0], batch(1, 50, &["a"]));
+    assert_eq!(*cache.find(origin(1).id, &names(&["a"])).parts[0].batch, batch(1, 50, &["a"]));
+    assert_eq!(cache.counters().corrupt.load(Ordering::Relaxed), 0);
+}
+
+/// What happens when a directory is set aside after a file took its name there, and comes back before its
+/// writer is done.
+#[test]
+fn a_file_that_is_indexed_before_its_writer_is_done_stays() {
+    let two = Two::new(14);
+    let cache = Arc::new(two.open(10).unwrap());
+    put(&cache, 1, 50, &["a"]).unwrap();
+    let (one, disk, other) = (two.one.path().to_owned(), two.disk.clone(), cache.clone());
+    let back = Arc::new(AtomicU64::new(0));
+    let seen = back.clone();
+    fs::remove_dir_all(two.two.path()).unwrap();
+    put(&cache, 2, 50, &["a"]).unwrap();
+    assert_eq!(health(&cache), [Health::Up, Health::Away], "only one directory is left");
+    two.disk.before_read.set(move || {
+        disk.set(&one, Wrong::All(EIO));
+        other.find(origin(1).id, &names(&["a"]));
+        assert_eq!(health(&other)[0], Health::Away);
+        disk.set(Path::new("/"), Wrong::Nothing);
+        other.heal(later());
+        seen.store(other.files(), Ordering::Relaxed);
+    });
+    put(&cache, 3, 50, &["a"]).unwrap();
+    assert_eq!(back.load(Ordering::Relaxed), 3, "the file is among those that came back");
+    assert_eq!((cache.files(), held(&cache)), (3, 3));
     assert_eq!(cache.counters().corrupt.load(Ordering::Relaxed), 0);
 }
 
@@ -286,7 +313,7 @@ proptest! {
             let n = (round * 7) % 16;
             let found = cache.find(origin(n).id, &names(&["a"]));
             for part in &found.parts {
-                prop_assert_eq!(&**part, &batch(n, 50, &["a"]));
+                prop_assert_eq!(&*part.batch, &batch(n, 50, &["a"]));
             }
             if !found.missing.is_empty() {
                 drop(put(&cache, n, 50, &["a"]));
@@ -301,7 +328,7 @@ proptest! {
         let cache = two.open(4).unwrap();
         for n in 0..16 {
             for part in cache.find(origin(n).id, &names(&["a"])).parts {
-                prop_assert_eq!(&*part, &batch(n, 50, &["a"]));
+                prop_assert_eq!(&*part.batch, &batch(n, 50, &["a"]));
             }
         }
         for dir in [&two.one, &two.two] {
@@ -332,7 +359,7 @@ proptest! {
         for n in 0..12 {
             for column in ["a", "more"] {
                 for part in cache.find(origin(n).id, &names(&[column])).parts {
-                    prop_assert_eq!(&*part, &batch(n, 50, &[column]));
+                    prop_assert_eq!(&*part.batch, &batch(n, 50, &[column]));
                 }
             }
         }

@@ -102,7 +102,7 @@ proptest! {
             plan.at.store(at as u64, Ordering::Relaxed);
             let admit = if always { Admit::Always } else { Admit::IfWorthIt };
             let written = cache.write(&origin(n), &batch(n, 50, &["a"]), admit, Role::Primary).unwrap();
-            if let Written::Mapped(map) = written {
+            if let Written::Stored(map) = written {
                 pinned_held |= n == pinned;
                 if read.contains(&n) {
                     kept.push((n, map));
@@ -110,7 +110,7 @@ proptest! {
             }
             for (n, map) in &kept {
                 prop_assert!(cache.holds_any(origin(*n).id));
-                prop_assert_eq!(&**map, &batch(*n, 50, &["a"]));
+                prop_assert_eq!(&*map.batch, &batch(*n, 50, &["a"]));
             }
             prop_assert!(!pinned_held || cache.holds_any(origin(pinned).id));
             prop_assert!(disk_bytes(dir.path()) <= cache.limit_bytes());
@@ -152,8 +152,21 @@ fn unplanned_data_goes_first_by_recency_and_pushes_out_nothing_planned() {
     assert_eq!(cache.counters().not_stored.load(Ordering::Relaxed), 0);
     // Who reads it now and cannot keep it elsewhere gets it whatever is planned.
     let written = cache.write(&origin(16), &batch(16, 50, &["a"]), Admit::Always, Role::Primary).unwrap();
-    assert!(matches!(written, Written::Mapped(_)));
+    assert!(matches!(written, Written::Stored(_)));
     assert_eq!(held(&cache), [1, 14, 15, 16], "2 is read last");
+}
+
+/// A pass over all its bytes would cost many times what it costs to find out that they will not be written.
+#[test]
+fn a_segment_that_is_not_worth_writing_is_not_hashed() {
+    let dir = tempfile::tempdir().unwrap();
+    let plan = Plan::new(&[63, 1, 2, 3]);
+    let cache = planned(dir.path(), 2, &plan);
+    let write = |n| cache.write(&origin(n), &batch(n, 50, &["a"]), Admit::IfWorthIt, Role::Primary).unwrap();
+    (1..=2).for_each(|n| assert!(matches!(write(n), Written::Stored(_))));
+    let before = file::SEALED.get();
+    assert!(matches!(write(3), Written::NotWorthIt));
+    assert_eq!(file::SEALED.get(), before);
 }
 
 #[test]

@@ -62,8 +62,8 @@ impl Cache {
         self.parts.disk.holds(id, columns)
     }
 
-    /// Columns of a segment for another node, and what must live as long as they do, from what is held; `NotFound` if
-    /// something is missing.
+    /// Columns of a segment for another node, and what must live as long as they do, from what is held;
+    /// `NotFound` if something is missing.
     pub(crate) async fn held_file(
         &self,
         id: SegmentId,
@@ -137,7 +137,7 @@ impl Parts {
             written
         });
         Ok(match written.await?? {
-            Written::Mapped(mapped) => Some(self.mapped(mapped)),
+            Written::Stored(ready) => Some(ready),
             Written::NotWorthIt | Written::NoRoom => None,
         })
     }

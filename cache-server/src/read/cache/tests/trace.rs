@@ -16,7 +16,7 @@ async fn the_policy_is_as_written() {
         scripted(&dataset, limit, 8 * SEGMENT_BYTES * 9 / 8, &mut text).await;
         text
     };
-    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("src/cache/tests/trace.txt");
+    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("src/read/cache/tests/trace.txt");
     if std::env::var_os("FOREBAY_BLESS").is_some() {
         std::fs::write(&path, script().await).unwrap();
     }
