@@ -18,7 +18,7 @@ impl Access {
     /// The cache with a node at `http://host:port` or plainly `host:port`, or at any of several separated by commas;
     /// `Invalid` if that is not an address.
     pub fn endpoint(urls: &str) -> Result<Self> {
-        Endpoints::parse(urls).map(Access::Endpoint)
+        Ok(Access::Endpoint(Endpoints::parse(urls)?.spread()))
     }
 
     /// The object store without a cache; `Invalid` if the settings contradict each other.

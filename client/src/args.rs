@@ -178,10 +178,11 @@ impl AccessArgs {
                 let zone =
                     self.zone.clone().or_else(|| variable(ZONE_VARIABLE)).filter(|zone| !zone.is_empty());
                 let endpoints = Endpoints::parse(&urls)?.in_zone(zone);
-                Ok(Access::Endpoint(match self.fallback {
+                let endpoints = match self.fallback {
                     Fallback::None => endpoints,
                     Fallback::Direct => endpoints.with_fallback(self.source.fallback()?),
-                }))
+                };
+                Ok(Access::Endpoint(endpoints.spread()))
             }
             None => self.source.access(),
         }

@@ -25,9 +25,9 @@ pub const MEMORY_BYTES: u64 = 1 << 30;
 
 /// The store, read by this process. Cheap to clone; clones share what is remembered.
 #[derive(Clone)]
-pub struct Direct(Arc<Inner>);
+pub struct Direct(Arc<DirectInner>);
 
-struct Inner {
+struct DirectInner {
     source: Source,
     memory_bytes: u64,
     memory: Mutex<Memory>,
@@ -60,7 +60,7 @@ impl Direct {
     /// `Invalid` if the settings contradict each other.
     pub fn new(settings: SourceSettings, memory_bytes: u64) -> Result<Self> {
         let source = Source::new(settings)?;
-        Ok(Self(Arc::new(Inner { source, memory_bytes, memory: Mutex::default() })))
+        Ok(Self(Arc::new(DirectInner { source, memory_bytes, memory: Mutex::default() })))
     }
 
     /// The object stores.

@@ -1,6 +1,6 @@
-//! The doors into a cache: one node's URL or several, of which any that answers will do.
+//! The nodes by which a cache is entered: one node's URL or several, of which any that answers will do.
 //!
-//! What nodes tell of the others is kept: a run that was given one node's URL goes on when that node dies.
+//! The addresses that nodes tell of the others are kept: a run that was given one node's URL goes on when that node dies.
 
 use crate::direct::Direct;
 use crate::node::Node;
@@ -15,10 +15,10 @@ const PROBE: Duration = Duration::from_secs(1);
 
 /// Nodes by which a cache is entered. Cheap to clone.
 #[derive(Debug, Clone)]
-pub struct Endpoints(Arc<Inner>);
+pub struct Endpoints(Arc<KnownNodes>);
 
 #[derive(Debug)]
-struct Inner {
+struct KnownNodes {
     nodes: Vec<Node>,
     /// Of those, the one that answered last.
     preferred: AtomicUsize,
@@ -49,9 +49,16 @@ impl Endpoints {
         Self::new(self.0.nodes.clone(), self.0.fallback.clone(), zone)
     }
 
+    /// The same, beginning at any of the nodes: where many readers are given one list, they do not all ask the first.
+    pub fn spread(&self) -> Self {
+        let spread = Self::new(self.0.nodes.clone(), self.0.fallback.clone(), self.0.zone.clone());
+        spread.0.preferred.store(fastrand::usize(..self.0.nodes.len()), Relaxed);
+        spread
+    }
+
     fn new(nodes: Vec<Node>, fallback: Option<Direct>, zone: Option<String>) -> Self {
         let (preferred, told) = Default::default();
-        Self(Arc::new(Inner { nodes, preferred, told, fallback, zone }))
+        Self(Arc::new(KnownNodes { nodes, preferred, told, fallback, zone }))
     }
 
     /// The reader's own zone.
@@ -79,10 +86,11 @@ impl Endpoints {
         &self.0.nodes
     }
 
-    /// Those, and then the others that the topology had when it was last heard.
+    /// All of them, the preferred one first, then the others that the topology had when it was last heard.
     pub fn known(&self) -> Vec<Node> {
+        let (before, from) = self.0.nodes.split_at(self.0.preferred.load(Relaxed));
         let told = self.0.told.lock();
-        self.0.nodes.iter().chain(&*told).cloned().collect()
+        from.iter().chain(before).chain(&*told).cloned().collect()
     }
 
     /// Remembers the nodes of a cluster. One that is alone knows no other, and not always its own address.
@@ -107,12 +115,11 @@ impl Endpoints {
     /// A node that answers, the preferred one first, those that were only told of last. Of one node alone it is not
     /// asked whether it does.
     pub async fn answering(&self) -> Result<Node> {
-        let mut known = self.known();
+        let known = self.known();
         if let [only] = known.as_slice() {
             return Ok(only.clone());
         }
-        let Inner { nodes, preferred, .. } = &*self.0;
-        known[..nodes.len()].rotate_left(preferred.load(Relaxed));
+        let KnownNodes { nodes, preferred, .. } = &*self.0;
         for node in &known {
             if node.is_serving(PROBE).await {
                 if let Some(named) = nodes.iter().position(|named| named == node) {
@@ -161,6 +168,17 @@ mod tests {
         assert_eq!(Endpoints::parse(" ").unwrap_err().kind, Kind::Invalid);
         let e = Endpoints::parse("127.0.0.1:1,127.0.0.1:2").unwrap().answering().await.unwrap_err();
         assert!(e.message.contains("127.0.0.1:1") && e.message.contains("127.0.0.1:2"), "{e}");
+    }
+
+    #[test]
+    fn readers_of_one_list_begin_at_any_node_of_it() {
+        let named = Endpoints::parse("a:1,b:1,c:1").unwrap();
+        assert_eq!(named.url(), "http://a:1");
+        let mut firsts: Vec<_> = (0..100).map(|_| named.spread().known()[0].url().to_owned()).collect();
+        firsts.sort();
+        firsts.dedup();
+        assert_eq!(firsts, ["http://a:1", "http://b:1", "http://c:1"]);
+        assert_eq!(named.spread().known().len(), 3);
     }
 
     #[test]

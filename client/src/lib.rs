@@ -1,7 +1,8 @@
 //! Reading training data through Forebay: one rank's batches of a dataset, from a cache or from the object store itself.
 //!
 //! [`Access`] says where data comes from, [`Dataset`] is a dataset opened there, [`Loader`] hands out its batches.
-//! [`survey`] asks all nodes of a cache what they hold; [`counters`] says what a stretch of reading cost.
+//! [`survey`] asks all nodes of a cache what they hold; [`counters`] says what a stretch of reading cost; [`routing`]
+//! chooses the node for each segment.
 
 mod access;
 #[cfg(feature = "cli")]
@@ -14,7 +15,7 @@ pub mod loader;
 mod node;
 pub mod origin;
 mod pool;
-mod routing;
+pub mod routing;
 pub mod stream;
 pub mod survey;
 

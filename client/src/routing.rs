@@ -2,67 +2,92 @@
 //!
 //! Any node tells the topology (`WatchTopology`); a task follows it for as long as the [`Cluster`] lives (`follow`), and
 //! goes on to another node that it knows when the one it asked goes away. A cluster of one, or a topology that cannot be
-//! had, means the endpoints themselves. Which of a segment's copies is read is for `choice` to say. A node that failed
-//! is passed over in favour of others (`health`); the topology only confirms later. How often streams may be opened
-//! anew is bounded (`budget`).
+//! had, means the endpoints themselves. `router` says which of a segment's copies is read. A node that failed is passed
+//! over in favour of others (`health`); the topology only confirms later. How often streams may be opened again is
+//! bounded (`budget`).
 
 mod budget;
-mod choice;
 mod follow;
 mod health;
-mod pace;
+mod router;
+mod throughput;
 
 use crate::direct::Direct;
 use crate::endpoints::Endpoints;
 use crate::node::Node;
-use budget::Budget;
-use choice::{Choice, Taste};
-use follow::Told;
+use budget::AttemptBudget;
+use follow::Published;
 use forebay_proto::manifest::{Digest, Manifest};
 use forebay_proto::ring::Balance;
 use forebay_proto::{Error, Result, v1};
 use health::Health;
-use pace::Pace;
 use parking_lot::Mutex;
-use std::collections::BTreeMap;
+use router::{ReadPolicy, Router};
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
+use throughput::Throughput;
 use tokio::sync::watch;
-use tokio::task::JoinHandle;
+use tokio::task::{JoinHandle, spawn_blocking};
 use tokio::time::timeout;
 
 /// How long the first topology may take before the endpoints themselves serve instead.
 const FIRST: Duration = Duration::from_secs(5);
 
+/// The node that a reader asks for each of `segments`, by its index in the topology; `None` where no node takes segments.
+/// This is what a loader computes at the start of each epoch and after each change of the topology.
+pub fn route(
+    topology: &v1::Topology,
+    balance: &Balance,
+    manifest: &Manifest,
+    segments: &[u32],
+) -> Result<Vec<Option<usize>>> {
+    Router::new(topology, balance, |_| false, &ReadPolicy::default()).nodes(manifest, segments)
+}
+
 /// The nodes that are alive, as last heard.
 #[derive(Debug)]
-pub struct Cluster {
+pub(crate) struct Cluster {
     entry: Endpoints,
-    topology: watch::Receiver<Told>,
+    topology: watch::Receiver<Published>,
     health: Arc<Health>,
-    taste: Taste,
-    budget: Budget,
-    pace: Pace,
-    balance: Mutex<Option<Known>>,
+    policy: ReadPolicy,
+    budget: AttemptBudget,
+    throughput: Throughput,
+    balance: Arc<Mutex<Option<BalanceOf>>>,
     follower: JoinHandle<()>,
 }
 
-/// A balance, and of which dataset on which nodes it is.
-type Known = (Vec<v1::Node>, Digest, Arc<Balance>);
+/// The balance of a dataset on some nodes.
+#[derive(Debug)]
+struct BalanceOf {
+    nodes: Vec<v1::Node>,
+    dataset: Digest,
+    balance: Arc<Balance>,
+}
+
+/// What routes are computed from, apart from the async threads: it takes seconds for a hundred thousand segments on a
+/// thousand nodes.
+struct RouteInputs {
+    topology: Arc<v1::Topology>,
+    manifest: Arc<Manifest>,
+    out: HashSet<String>,
+    policy: ReadPolicy,
+    balance: Arc<Mutex<Option<BalanceOf>>>,
+}
 
 /// Segments that one node answers for.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Group {
-    /// The node.
+pub(crate) struct Group {
     pub node: Node,
-    /// Segment numbers, ascending.
+    /// Ascending.
     pub segments: Vec<u32>,
 }
 
 /// Tells when segments may have other nodes than before.
 #[derive(Debug, Clone)]
-pub struct News {
-    topology: watch::Receiver<Told>,
+pub(crate) struct News {
+    topology: watch::Receiver<Published>,
     back: watch::Receiver<u64>,
 }
 
@@ -83,21 +108,59 @@ fn seen<T>(news: &mut watch::Receiver<T>) -> bool {
     new
 }
 
+impl RouteInputs {
+    /// The segments of each node, by its index in the topology.
+    fn groups(&self, segments: &[u32]) -> Result<BTreeMap<usize, Vec<u32>>> {
+        let nodes = self.with_router(|router| router.nodes(&self.manifest, segments))?;
+        let mut by_node: BTreeMap<usize, Vec<u32>> = BTreeMap::new();
+        for (&segment, node) in segments.iter().zip(nodes) {
+            let node = node.ok_or_else(|| Error::retry("no node of the cache takes segments"))?;
+            by_node.entry(node).or_default().push(segment);
+        }
+        Ok(by_node)
+    }
+
+    /// Another node than `asked` that most likely has a segment, by its index in the topology.
+    fn other_than(&self, asked: &str, segment: u32) -> Option<usize> {
+        self.with_router(|router| router.others(&self.manifest, segment, asked)).ok()?.first().copied()
+    }
+
+    fn with_router<T>(&self, ask: impl FnOnce(&Router<'_>) -> T) -> T {
+        let balance = self.current_balance();
+        ask(&Router::new(&self.topology, &balance, |url| self.out.contains(url), &self.policy))
+    }
+
+    /// The balance of the dataset on the nodes of the topology, computed again when either changed.
+    fn current_balance(&self) -> Arc<Balance> {
+        let (nodes, dataset) = (&self.topology.nodes, self.manifest.digest());
+        // Held while it is computed: the other workers of an epoch need the same.
+        let mut known = self.balance.lock();
+        match &*known {
+            Some(of) if of.dataset == dataset && of.nodes == *nodes => of.balance.clone(),
+            _ => {
+                let balance = Arc::new(Balance::of(nodes, [&*self.manifest]));
+                *known = Some(BalanceOf { nodes: nodes.clone(), dataset, balance: balance.clone() });
+                balance
+            }
+        }
+    }
+}
+
 impl Cluster {
     /// Follows the topology that any of `entry` tells. `offset` sets this reader apart from others where readers are to
-    /// spread over copies. Must be called within a Tokio runtime.
+    /// spread over nodes or copies. Must be called within a Tokio runtime.
     pub fn follow(entry: &Endpoints, offset: u64) -> Self {
         let (sender, topology) = watch::channel(None);
         let health = Arc::new(Health::default());
-        let follower = tokio::spawn(follow::run(entry.clone(), health.clone(), sender));
+        let follower = tokio::spawn(follow::run(entry.clone(), health.clone(), offset as usize, sender));
         Self {
             entry: entry.clone(),
             topology,
             health,
-            taste: Taste { zone: entry.zone().map(str::to_owned), offset },
-            budget: Budget::default(),
-            pace: Pace::default(),
-            balance: Mutex::default(),
+            policy: ReadPolicy { zone: entry.zone().map(str::to_owned), offset },
+            budget: AttemptBudget::default(),
+            throughput: Throughput::default(),
+            balance: Arc::default(),
             follower,
         }
     }
@@ -118,25 +181,41 @@ impl Cluster {
     }
 
     /// Which node to ask for which of `segments`.
-    pub fn groups(&self, manifest: &Manifest, segments: &[u32]) -> Result<Vec<Group>> {
+    pub async fn groups(&self, manifest: &Arc<Manifest>, segments: &Arc<[u32]>) -> Result<Vec<Group>> {
         let topology = self.topology.borrow().clone().unwrap_or_default();
         // A cluster of one is called by the address by which it was reached.
         if topology.nodes.is_empty() || topology.nodes.len() == 1 && topology.cluster == 0 {
-            let known = self.entry.nodes();
-            let node = known.iter().find(|n| !self.health.is_out(n.url())).unwrap_or(self.entry.node());
-            return Ok(vec![Group { node: node.clone(), segments: segments.to_vec() }]);
+            let mut named = self.entry.known().into_iter().take(self.entry.nodes().len());
+            let node = named.find(|n| !self.health.is_out(n.url()));
+            let node = node.unwrap_or_else(|| self.entry.node().clone());
+            return Ok(vec![Group { node, segments: segments.to_vec() }]);
         }
-        let balance = self.balance(&topology, manifest);
-        let chosen = self.choice(&topology, &balance).nodes(manifest, segments)?;
-        let mut by_node: BTreeMap<usize, Vec<u32>> = BTreeMap::new();
-        for (&segment, node) in segments.iter().zip(chosen) {
-            let node = node.ok_or_else(|| Error::retry("no node of the cache takes segments"))?;
-            by_node.entry(node).or_default().push(segment);
-        }
+        let (inputs, segments) = (self.route_inputs(topology.clone(), manifest), segments.clone());
+        let by_node = spawn_blocking(move || inputs.groups(&segments)).await.map_err(broke_off)??;
         let group = |(n, segments): (usize, _)| {
             Ok(Group { node: self.health.node(&topology.nodes[n].address)?, segments })
         };
         by_node.into_iter().map(group).collect()
+    }
+
+    /// Another node that most likely has a segment than the one that was asked, and leave to ask it; `None` without
+    /// either.
+    pub async fn hedge_node(&self, manifest: &Arc<Manifest>, segment: u32, asked: &Node) -> Option<Node> {
+        let topology = self.topology.borrow().clone()?;
+        let (inputs, asked) = (self.route_inputs(topology.clone(), manifest), asked.url().to_owned());
+        let other = spawn_blocking(move || inputs.other_than(&asked, segment)).await.ok()??;
+        self.budget.try_take(Instant::now()).ok()?;
+        self.health.node(&topology.nodes[other].address).ok()
+    }
+
+    fn route_inputs(&self, topology: Arc<v1::Topology>, manifest: &Arc<Manifest>) -> RouteInputs {
+        RouteInputs {
+            topology,
+            manifest: manifest.clone(),
+            out: self.health.out(),
+            policy: self.policy.clone(),
+            balance: self.balance.clone(),
+        }
     }
 
     /// How many nodes there are, as far as the topology says.
@@ -161,19 +240,8 @@ impl Cluster {
     }
 
     /// How long messages usually take.
-    pub fn pace(&self) -> &Pace {
-        &self.pace
-    }
-
-    /// Another node that most likely has a segment than the one that was asked, and leave to ask it; `None` without
-    /// either.
-    pub fn rival(&self, manifest: &Manifest, segment: u32, asked: &Node) -> Option<Node> {
-        let topology = self.topology.borrow().clone()?;
-        let balance = self.balance(&topology, manifest);
-        let others = self.choice(&topology, &balance).others(manifest, segment, asked.url()).ok()?;
-        let other = &topology.nodes[*others.first()?].address;
-        self.budget.try_take(tokio::time::Instant::now()).ok()?;
-        self.health.node(other).ok()
+    pub fn throughput(&self) -> &Throughput {
+        &self.throughput
     }
 
     /// Whether any node that is known can be asked.
@@ -184,27 +252,9 @@ impl Cluster {
         told.chain(named).any(|url| !self.health.is_out(url))
     }
 
-    /// What to read instead when no node answers.
+    /// The object store, if it is to be read when no node answers.
     pub fn fallback(&self) -> Option<&Direct> {
         self.entry.fallback()
-    }
-
-    fn choice<'a>(&'a self, topology: &'a v1::Topology, balance: &'a Balance) -> Choice<'a> {
-        Choice::new(topology, balance, |url| self.health.is_out(url), &self.taste)
-    }
-
-    /// The balance of a dataset on the nodes of a topology, computed anew when either changed.
-    fn balance(&self, topology: &v1::Topology, manifest: &Manifest) -> Arc<Balance> {
-        let mut known = self.balance.lock();
-        if let Some((nodes, digest, balance)) = &*known
-            && *digest == manifest.digest()
-            && *nodes == topology.nodes
-        {
-            return balance.clone();
-        }
-        let balance = Arc::new(Balance::of(&topology.nodes, [manifest]));
-        *known = Some((topology.nodes.clone(), manifest.digest(), balance.clone()));
-        balance
     }
 }
 
@@ -212,4 +262,8 @@ impl Drop for Cluster {
     fn drop(&mut self) {
         self.follower.abort();
     }
+}
+
+fn broke_off(e: tokio::task::JoinError) -> Error {
+    Error::corrupt(format!("choosing nodes for segments broke off: {e}"))
 }

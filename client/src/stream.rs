@@ -1,14 +1,13 @@
 //! The batch stream: Arrow Flight's `DoGet` straight over an HTTP/2 connection, one connection for each stream.
 //!
 //! A stock gRPC client collects each message before it hands it on; this one yields the pieces as the frames arrive
-//! ([`Event`]), so that a body is copied once, to its final place. Frames are large ([`StreamSettings::frame_bytes`]):
-//! that is worth half the CPU time of the default. Whoever does not ask for the next event holds the server back:
+//! ([`StreamEvent`]), so that a body is copied once, to its final place. Frames are large ([`StreamSettings::frame_bytes`]):
+//! that is worth half the CPU time of the default. A caller that does not ask for the next event holds the server back:
 //! no more than a window is ever under way. Pings go out all the while, so a silent server is noticed within seconds.
 //!
 //! It does not retry, and does not know what a message means.
 
-pub mod parse;
-pub mod status;
+mod parse;
 
 use bytes::{BufMut, Bytes, BytesMut};
 use forebay_proto::{Error, Result};
@@ -16,12 +15,14 @@ use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
 use hyper::client::conn::http2;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
-pub use parse::{Event, Head};
+use parse::Parser;
+pub use parse::{Head, StreamEvent};
 use prost::Message as _;
 use std::time::Duration;
 use tokio::net::TcpStream;
 use tokio::task::AbortHandle;
 use tokio::time::timeout;
+use tonic::{Code, Status};
 
 /// How a stream's connection behaves.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -61,8 +62,6 @@ pub struct Stream {
     connection: AbortHandle,
 }
 
-use parse::Parser;
-
 const PATH: &str = "/arrow.flight.protocol.FlightService/DoGet";
 
 impl Stream {
@@ -74,7 +73,7 @@ impl Stream {
                 let seconds = settings.connect_timeout.as_secs_f32();
                 Error::retry(format!("cannot reach the cache at {address}: no connection within {seconds} s"))
             })??;
-        let guard = Guard(Some(connection));
+        let guard = AbortOnDrop(Some(connection));
         let request = http::Request::post(format!("{address}{PATH}"))
             .header("content-type", "application/grpc")
             .header("te", "trailers")
@@ -83,7 +82,7 @@ impl Stream {
             .map_err(|e| Error::invalid(format!("cannot ask {address}: {e}")))?;
         let reply = send.send_request(request).await.map_err(|e| broken(address, &e))?;
         let is_grpc = |h: &http::HeaderValue| h.as_bytes().starts_with(b"application/grpc");
-        if let Some(Err(e)) = status::of(reply.headers()) {
+        if let Some(Err(e)) = outcome(reply.headers()) {
             return Err(e);
         }
         if !reply.status().is_success() || !reply.headers().get("content-type").is_some_and(is_grpc) {
@@ -99,7 +98,7 @@ impl Stream {
 
     /// The next event; `None` after a whole and successful stream. `Retry` when the connection breaks, or what comes over
     /// it makes no sense.
-    pub async fn next(&mut self) -> Result<Option<Event>> {
+    pub async fn next(&mut self) -> Result<Option<StreamEvent>> {
         loop {
             let parsed = self.parser.next(&mut self.input);
             if let Some(event) = parsed.map_err(|e| Error::retry(format!("{}: {e}", self.address)))? {
@@ -111,7 +110,7 @@ impl Stream {
             };
             match frame.into_data() {
                 Ok(data) => self.input = data,
-                Err(frame) => match frame.trailers_ref().and_then(status::of) {
+                Err(frame) => match frame.trailers_ref().and_then(outcome) {
                     Some(Ok(())) if self.parser.between_messages() => return Ok(None),
                     Some(Err(e)) => return Err(e),
                     _ => return Err(self.cut()),
@@ -132,15 +131,15 @@ impl Drop for Stream {
 }
 
 /// Ends the connection unless the stream takes it over.
-struct Guard(Option<AbortHandle>);
+struct AbortOnDrop(Option<AbortHandle>);
 
-impl Guard {
+impl AbortOnDrop {
     fn into_inner(mut self) -> AbortHandle {
         self.0.take().expect("taken once, here")
     }
 }
 
-impl Drop for Guard {
+impl Drop for AbortOnDrop {
     fn drop(&mut self) {
         if let Some(connection) = self.0.take() {
             connection.abort();
@@ -186,6 +185,19 @@ fn request_message(ticket: &[u8]) -> Bytes {
     out.freeze()
 }
 
+/// The outcome that headers or trailers name; `None` if they name none.
+fn outcome(headers: &http::HeaderMap) -> Option<Result<()>> {
+    let status = Status::from_header_map(headers)?;
+    match status.code() {
+        Code::Ok => Some(Ok(())),
+        code if status.message().is_empty() => {
+            let message = format!("the server ended the stream with {code:?} and no message");
+            Some(Err(Error::from(Status::new(code, message))))
+        }
+        _ => Some(Err(Error::from(status))),
+    }
+}
+
 fn broken(address: &str, e: &(dyn std::error::Error + 'static)) -> Error {
     let mut cause = e;
     while let Some(inner) = cause.source() {
@@ -214,6 +226,22 @@ mod tests {
             }
         });
         address
+    }
+
+    #[test]
+    fn kinds_and_messages_come_through() {
+        let headers = |status: &str, message: &str| {
+            let mut h = http::HeaderMap::new();
+            h.insert("grpc-status", status.parse().unwrap());
+            h.insert("grpc-message", message.parse().unwrap());
+            h
+        };
+        assert!(outcome(&http::HeaderMap::new()).is_none());
+        assert!(outcome(&headers("0", "")).unwrap().is_ok());
+        let e = outcome(&headers("15", "s3://b/k: 100%25 damaged%0A%C3%BC %zz %4")).unwrap().unwrap_err();
+        assert_eq!((e.kind, e.message.as_str()), (Kind::Corrupt, "s3://b/k: 100% damaged ü %zz %4"));
+        assert_eq!(outcome(&headers("5", "x")).unwrap().unwrap_err().kind, Kind::NotFound);
+        assert_eq!(outcome(&headers("nonsense", "")).unwrap().unwrap_err().kind, Kind::Retry);
     }
 
     #[tokio::test]

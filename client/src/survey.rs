@@ -5,7 +5,7 @@ use crate::counters::Readings;
 use crate::endpoints::Endpoints;
 use crate::node::{CONNECT_TIMEOUT, Node};
 use forebay_proto::v1::StatusReply;
-use forebay_proto::{Error, Kind, Result, v1};
+use forebay_proto::{Backoff, Error, Kind, Result, v1};
 use futures::future::join_all;
 use std::time::Duration;
 use tokio::time::{Instant, sleep, timeout};
@@ -97,13 +97,13 @@ pub async fn readings(access: &Access) -> Result<Readings> {
 
 /// [`readings`] in the middle of a run, which must not end because the cache is away for less than `patience`.
 pub async fn readings_within(access: &Access, patience: Duration) -> Result<Readings> {
-    let (since, mut pause) = (Instant::now(), Duration::from_millis(50));
+    let since = Instant::now();
+    let mut backoff = Backoff::new(Duration::from_millis(50), Duration::from_secs(2));
     loop {
         match readings(access).await {
-            Err(e) if e.kind == Kind::Retry && since.elapsed() < patience => sleep(pause).await,
+            Err(e) if e.kind == Kind::Retry && since.elapsed() < patience => sleep(backoff.next()).await,
             readings => return readings,
         }
-        pause = (pause * 2).min(Duration::from_secs(2));
     }
 }
 

@@ -198,6 +198,11 @@ impl<'a> Placement<'a> {
         Copies { order, count, hot }
     }
 
+    /// The owner of a segment; `None` without nodes. Much cheaper than [`Placement::copies`].
+    pub fn owner(&self, segment: SegmentId) -> Option<usize> {
+        self.balance.owner(&self.ring, segment)
+    }
+
     /// Whether readers are to spread over the copies of a segment.
     pub fn is_hot(&self, segment: SegmentId) -> bool {
         self.hot.contains_key(&segment.0.to_bytes()[..])

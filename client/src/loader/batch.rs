@@ -6,7 +6,7 @@ use arrow::datatypes::SchemaRef;
 use forebay_proto::digest::OrderDigest;
 use forebay_proto::{Error, Result};
 
-/// One rank's rows of a step. Cheap to clone; its memory goes back to the loader's pool when the last clone is gone.
+/// One rank's rows of a step. Cheap to clone; its memory returns to the loader's pool when the last clone is dropped.
 #[derive(Debug, Clone)]
 pub struct Batch {
     pub(crate) epoch: u64,
@@ -20,7 +20,7 @@ pub struct Batch {
 }
 
 impl Batch {
-    /// The epoch.
+    /// The epoch, from 0.
     pub fn epoch(&self) -> u64 {
         self.epoch
     }
@@ -79,43 +79,8 @@ impl Batch {
         self.columns.clone()
     }
 
-    /// Bytes of its columns.
+    /// Bytes that its columns hold in memory.
     pub fn bytes(&self) -> usize {
         self.columns.columns().iter().map(|c| c.get_buffer_memory_size()).sum()
     }
-}
-
-/// One column of `rows` rows from its plain part, if any, and its odd stretches (first row, rows), which win.
-pub(crate) fn collate(
-    plain: Option<ArrayRef>,
-    mut odd: Vec<(u32, ArrayRef)>,
-    rows: usize,
-) -> Result<ArrayRef> {
-    if odd.is_empty() {
-        return plain.ok_or_else(|| Error::corrupt("a column of a batch has no data"));
-    }
-    odd.sort_by_key(|(first, _)| *first);
-    let mut pieces: Vec<ArrayRef> = Vec::with_capacity(odd.len());
-    let mut at = 0;
-    let gap = |from: usize, to: usize| match &plain {
-        Some(plain) => Ok(plain.slice(from, to - from)),
-        None => Err(Error::corrupt(format!("rows {from} to {to} of a batch have no data"))),
-    };
-    for (first, array) in odd {
-        let first = first as usize;
-        if first > at {
-            pieces.push(gap(at, first)?);
-        }
-        at = first + array.len();
-        pieces.push(array);
-    }
-    if at < rows {
-        pieces.push(gap(at, rows)?);
-    }
-    if let [only] = &pieces[..] {
-        return Ok(only.clone());
-    }
-    let pieces: Vec<&dyn Array> = pieces.iter().map(AsRef::as_ref).collect();
-    arrow::compute::concat(&pieces)
-        .map_err(|e| Error::corrupt(format!("a batch cannot be put together: {e}")))
 }

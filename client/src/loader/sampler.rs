@@ -10,7 +10,7 @@ use forebay_proto::digest::OrderDigest;
 use forebay_proto::manifest::Manifest;
 use forebay_proto::plan::Order;
 use forebay_proto::plan::steps::{Cut, Run, Slot, Steps, runs};
-use forebay_proto::{Error, v1};
+use forebay_proto::{Error, SegmentSet, v1};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -131,8 +131,8 @@ impl Epoch {
         })
     }
 
-    /// The ticket for the rows of `segments` (empty = all) from a step on.
-    pub fn ticket(&self, step: u64, columns: Vec<String>, segments: &[u8]) -> v1::PlanTicket {
+    /// The ticket for the rows of `segments` from a step on.
+    pub fn ticket(&self, step: u64, columns: Vec<String>, segments: &SegmentSet) -> v1::PlanTicket {
         v1::PlanTicket {
             plan: Some((*self.order.key()).into()),
             columns,
@@ -142,7 +142,7 @@ impl Epoch {
             world: self.cut.world,
             ending: v1::plan_ticket::Ending::from(self.cut.ending).into(),
             layout: v1::plan_ticket::Layout::from(self.cut.layout).into(),
-            segments: segments.to_vec().into(),
+            segments: segments.to_wire().into(),
             held_only: false,
             epochs_after: self.epochs_after,
         }

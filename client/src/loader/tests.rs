@@ -3,10 +3,12 @@ mod fake;
 mod world;
 
 use super::*;
-use crate::loader::cursor::{Mark, Segments};
+use crate::loader::driver::watched;
+use crate::loader::position::Committed;
 use fake::Fleet;
-use forebay_proto::Kind;
+use forebay_proto::{Error, Kind};
 use std::sync::atomic::Ordering::SeqCst;
+use std::time::Duration;
 use world::{Random, World, all_rows, check, reference, same};
 
 const SHUFFLES: [Shuffle; 4] = [Shuffle::None, Shuffle::Window(1), Shuffle::Window(3), Shuffle::Full];
@@ -50,7 +52,7 @@ async fn a_driver_that_panics_is_an_error_to_the_reader() {
     let dataset = world.open().await;
     let mut loader = Loader::start(&dataset, LoaderSettings { epochs: None, ..settings(10) }).unwrap();
     loader.driver.abort();
-    loader.driver = tokio::spawn(watched(loader.work.clone(), async { panic!("as a test") }));
+    loader.driver = tokio::spawn(watched(loader.context.clone(), async { panic!("as a test") }));
     let fails = async {
         loop {
             if let Err(error) = loader.next().await {
@@ -317,17 +319,12 @@ async fn a_reader_that_waits_holds_everything_back() {
         assert!(loader.next().await.unwrap().is_some());
     }
     tokio::time::sleep(Duration::from_millis(300)).await;
-    assert!(loader.work.window.bytes() < 9000, "{}", loader.work.window.bytes());
+    assert!(loader.context.buffer.bytes() < 9000, "{}", loader.context.buffer.bytes());
 }
 
 #[test]
-fn segments_and_marks() {
-    assert_eq!(Segments::of(&[0, 1, 2], 3), Segments(vec![]));
-    let some = Segments::of(&[1, 9], 11);
-    assert_eq!(some, Segments(vec![2, 2]));
-    assert!(some.has(9) && !some.has(8) && !some.has(200));
-    assert!(Segments::default().has(7));
-    assert!(Mark { step: 1, row: 0 } > Mark { step: 0, row: 9 });
+fn steps_before_rows() {
+    assert!(Committed { step: 1, row: 0 } > Committed { step: 0, row: 9 });
 }
 
 /// When a cache dies, its readers do not all come to the store at once.
@@ -338,7 +335,7 @@ async fn the_last_resort_comes_at_different_times() {
     let dataset = fleet.open(&world).await;
     let after = Duration::from_secs(4);
     let start = || Loader::start(&dataset, LoaderSettings { fallback_after: after, ..settings(10) }).unwrap();
-    let mut all: Vec<_> = (0..20).map(|_| start().work.fallback_after).collect();
+    let mut all: Vec<_> = (0..20).map(|_| start().context.policy.fallback_after).collect();
     assert!(all.iter().all(|wait| (after..=after.mul_f64(1.5)).contains(wait)), "{all:?}");
     all.sort();
     all.dedup();

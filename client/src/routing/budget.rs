@@ -1,11 +1,12 @@
-//! How often streams may be opened anew: a fault must not become a storm of attempts.
+//! How often streams may be opened again: a fault must not become a storm of attempts.
 //!
-//! A bucket of tokens, one for each attempt after a failure. It fills slowly with time, and faster with work done, so
-//! that a loader that gets on may also fail over, and one that gets nowhere asks ever more rarely.
+//! Each attempt after a failure costs a token. Tokens come slowly with time, and faster with work done: a loader that
+//! makes progress may also fail over, and one that makes none asks ever more rarely.
 
+use forebay_proto::TokenBucket;
 use parking_lot::Mutex;
-use std::time::Duration;
-use tokio::time::{Instant, sleep};
+use std::time::{Duration, Instant};
+use tokio::time::sleep;
 
 /// Attempts that may be made at once. A dead node costs one per stream that it had and one per node that takes over.
 const BURST: f64 = 32.0;
@@ -16,23 +17,17 @@ const PER_SECOND: f64 = 4.0;
 /// Attempts that a message which arrived whole is worth.
 const PER_MESSAGE: f64 = 0.1;
 
-/// The bucket.
+/// The budget of all attempts of a loader.
 #[derive(Debug)]
-pub struct Budget(Mutex<Bucket>);
+pub(super) struct AttemptBudget(Mutex<TokenBucket>);
 
-#[derive(Debug)]
-struct Bucket {
-    tokens: f64,
-    at: Instant,
-}
-
-impl Default for Budget {
+impl Default for AttemptBudget {
     fn default() -> Self {
-        Self(Mutex::new(Bucket { tokens: BURST, at: Instant::now() }))
+        Self(Mutex::new(TokenBucket::new(PER_SECOND, BURST, Instant::now())))
     }
 }
 
-impl Budget {
+impl AttemptBudget {
     /// Takes a token, when there is one.
     pub async fn take(&self) {
         while let Err(wait) = self.try_take(Instant::now()) {
@@ -42,20 +37,12 @@ impl Budget {
 
     /// Takes a token, or says when there may be one.
     pub fn try_take(&self, now: Instant) -> Result<(), Duration> {
-        let mut bucket = self.0.lock();
-        let gained = now.saturating_duration_since(bucket.at).as_secs_f64() * PER_SECOND;
-        (bucket.tokens, bucket.at) = ((bucket.tokens + gained).min(BURST), now);
-        if bucket.tokens < 1.0 {
-            return Err(Duration::from_secs_f64((1.0 - bucket.tokens) / PER_SECOND));
-        }
-        bucket.tokens -= 1.0;
-        Ok(())
+        self.0.lock().take(1.0, now)
     }
 
     /// A message arrived whole.
     pub fn earn(&self) {
-        let mut bucket = self.0.lock();
-        bucket.tokens = (bucket.tokens + PER_MESSAGE).min(BURST);
+        self.0.lock().add(PER_MESSAGE);
     }
 }
 
@@ -65,7 +52,7 @@ mod tests {
 
     #[test]
     fn a_burst_then_a_trickle_and_work_pays() {
-        let budget = Budget::default();
+        let budget = AttemptBudget::default();
         let t = Instant::now();
         let at_once = |t| std::iter::from_fn(|| budget.try_take(t).ok()).take(1000).count();
         assert_eq!(at_once(t), BURST as usize);

@@ -7,7 +7,7 @@
 use super::health::Health;
 use crate::endpoints::Endpoints;
 use crate::node::{CONNECT_TIMEOUT, Node};
-use forebay_proto::v1;
+use forebay_proto::{Backoff, v1};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
@@ -16,23 +16,31 @@ use tokio::time::{sleep, timeout};
 /// How long a node may take to tell a topology where others could be asked.
 const TELL: Duration = Duration::from_secs(2);
 
-/// The pause after a round in which no node told anything new, at first and at most.
+/// The bound of the pause after a round in which no node told anything new, at first and at most.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(2));
 
 /// The topology as last heard; `None` before the first.
-pub type Told = Option<Arc<v1::Topology>>;
+pub(super) type Published = Option<Arc<v1::Topology>>;
 
 /// Keeps the topology current until nobody wants it. A broken watch is taken up again, at the next of the nodes that
-/// were named or told of.
-pub async fn run(entry: Endpoints, health: Arc<Health>, sender: watch::Sender<Told>) {
-    let (mut pause, mut turn) = (PAUSES.0, 0);
+/// were named or told of. Readers with different offsets begin at different nodes.
+pub(super) async fn run(
+    entry: Endpoints,
+    health: Arc<Health>,
+    offset: usize,
+    sender: watch::Sender<Published>,
+) {
+    let (mut backoff, mut turn) = (Backoff::new(PAUSES.0, PAUSES.1), 0);
     // The newest of what was told in this round and not believed.
     let mut old: Option<v1::Topology> = None;
     while !sender.is_closed() {
         let nodes = candidates(&entry, &health, sender.borrow().as_deref());
-        let node = &nodes[turn % nodes.len()];
+        let node = &nodes[offset.wrapping_add(turn) % nodes.len()];
         match watch_at(node, nodes.len() > 1, &entry, &sender).await {
-            Watched::Heard => (pause, old) = (PAUSES.0, None),
+            Watched::Heard => {
+                backoff.reset();
+                old = None;
+            }
             Watched::Unknown if nodes.len() == 1 => {
                 sender.send_replace(Some(Arc::default()));
                 return;
@@ -47,8 +55,7 @@ pub async fn run(entry: Endpoints, health: Arc<Health>, sender: watch::Sender<To
                 tracing::info!(revision = told.revision, "no node tells the topology that was known");
                 sender.send_replace(Some(Arc::new(told)));
             }
-            sleep(pause).await;
-            pause = (pause * 2).min(PAUSES.1);
+            sleep(backoff.next()).await;
         }
     }
 }
@@ -63,7 +70,12 @@ enum Watched {
     Failed,
 }
 
-async fn watch_at(node: &Node, others: bool, entry: &Endpoints, sender: &watch::Sender<Told>) -> Watched {
+async fn watch_at(
+    node: &Node,
+    others: bool,
+    entry: &Endpoints,
+    sender: &watch::Sender<Published>,
+) -> Watched {
     if others && !node.is_serving(TELL).await {
         return Watched::Failed;
     }

@@ -4,9 +4,9 @@
 //! row. A node that brings rows is forgiven everything. The topology has no part in this: it only confirms later.
 
 use crate::node::Node;
-use forebay_proto::Result;
-use parking_lot::{Mutex, MutexGuard};
-use std::collections::HashMap;
+use forebay_proto::{Backoff, Result};
+use parking_lot::Mutex;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 use tokio::sync::watch;
@@ -18,54 +18,60 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(500), Duration::from
 /// How long it may take to answer then.
 const PROBE: Duration = Duration::from_secs(1);
 
-/// What is known of the nodes.
+/// The state of the nodes.
 #[derive(Debug, Default)]
-pub struct Health {
-    known: Mutex<HashMap<String, Known>>,
+pub(super) struct Health {
+    nodes: Mutex<HashMap<String, NodeHealth>>,
     /// How often a node came back.
     back: watch::Sender<u64>,
 }
 
 #[derive(Debug)]
-struct Known {
+struct NodeHealth {
     node: Node,
-    /// Since when it is out.
-    out: Option<Instant>,
-    /// How often in a row it was.
-    times: u32,
+    out_since: Option<Instant>,
+    /// Begins with longer pauses each time the node is out without having brought rows.
+    backoff: Backoff,
+}
+
+impl NodeHealth {
+    fn new(node: Node) -> Self {
+        Self { node, out_since: None, backoff: Backoff::new(PAUSES.0, PAUSES.1) }
+    }
 }
 
 impl Health {
     /// The node at an address, with the connection that it already has.
     pub fn node(&self, address: &str) -> Result<Node> {
-        let mut known = self.lock();
-        if let Some(k) = known.get(address) {
-            return Ok(k.node.clone());
+        let mut nodes = self.nodes.lock();
+        if let Some(known) = nodes.get(address) {
+            return Ok(known.node.clone());
         }
         let node = Node::new(address)?;
-        known.insert(address.to_owned(), Known { node: node.clone(), out: None, times: 0 });
+        nodes.insert(address.to_owned(), NodeHealth::new(node.clone()));
         Ok(node)
     }
 
-    /// Whether a node is out.
     pub fn is_out(&self, address: &str) -> bool {
-        self.lock().get(address).is_some_and(|k| k.out.is_some())
+        self.nodes.lock().get(address).is_some_and(|known| known.out_since.is_some())
+    }
+
+    /// The addresses of all nodes that are out.
+    pub fn out(&self) -> HashSet<String> {
+        let nodes = self.nodes.lock();
+        let out = nodes.iter().filter(|(_, known)| known.out_since.is_some());
+        out.map(|(address, _)| address.clone()).collect()
     }
 
     /// Notes that a node failed just now: it is out until it answers again.
     pub fn failed(self: &Arc<Self>, node: &Node) {
-        let mut known = self.lock();
-        let k = known.entry(node.url().to_owned()).or_insert_with(|| Known {
-            node: node.clone(),
-            out: None,
-            times: 0,
-        });
-        if k.out.is_none() {
-            k.out = Some(Instant::now());
-            let pause = (PAUSES.0 * 2u32.saturating_pow(k.times)).min(PAUSES.1);
-            k.times = (k.times + 1).min(8);
+        let mut nodes = self.nodes.lock();
+        let known = nodes.entry(node.url().to_owned()).or_insert_with(|| NodeHealth::new(node.clone()));
+        if known.out_since.is_none() {
+            known.out_since = Some(Instant::now());
             tracing::debug!(node = node.url(), "a node is out");
-            tokio::spawn(readmit(Arc::downgrade(self), node.clone(), pause));
+            tokio::spawn(readmit(Arc::downgrade(self), node.clone(), known.backoff.clone()));
+            known.backoff.next();
         }
     }
 
@@ -76,30 +82,25 @@ impl Health {
 
     /// Notes that a node brings rows.
     pub fn works(&self, node: &Node) {
-        if let Some(k) = self.lock().get_mut(node.url()) {
-            k.times = 0;
+        if let Some(known) = self.nodes.lock().get_mut(node.url()) {
+            known.backoff.reset();
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<String, Known>> {
-        self.known.lock()
     }
 }
 
 /// Asks a node that is out until it serves, or nobody wants to know any more.
-async fn readmit(health: Weak<Health>, node: Node, mut pause: Duration) {
+async fn readmit(health: Weak<Health>, node: Node, mut backoff: Backoff) {
     loop {
-        sleep(pause).await;
+        sleep(backoff.next()).await;
         if health.strong_count() == 0 {
             return;
         }
         if node.is_serving(PROBE).await {
             break;
         }
-        pause = (pause * 2).min(PAUSES.1);
     }
     let Some(health) = health.upgrade() else { return };
-    let since = health.lock().get_mut(node.url()).and_then(|k| k.out.take());
+    let since = health.nodes.lock().get_mut(node.url()).and_then(|known| known.out_since.take());
     let ms = since.map_or(0, |since| since.elapsed().as_millis() as u64);
     tracing::debug!(node = node.url(), ms, "a node is back");
     health.back.send_modify(|times| *times += 1);

@@ -12,11 +12,11 @@ use forebay_proto::{Error, Result};
 const HEAD_BYTES_MAX: u64 = 64 << 20;
 
 /// Bytes of body that a message may have.
-pub const BODY_BYTES_MAX: u64 = 2 << 30;
+const BODY_BYTES_MAX: u64 = 2 << 30;
 
 /// What the bytes mean, in order: one `Head`, any number of `Body`, one `End` for each message.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Event {
+pub enum StreamEvent {
     /// A message begins.
     Head(Head),
     /// The next bytes of its body; never empty.
@@ -37,7 +37,7 @@ pub struct Head {
 }
 
 #[derive(Debug)]
-enum State {
+enum ParserState {
     /// Between messages, or within the 5 bytes before one.
     Prefix,
     /// At a field's tag, or within it.
@@ -59,7 +59,7 @@ enum State {
 /// The parser.
 #[derive(Debug)]
 pub struct Parser {
-    state: State,
+    state: ParserState,
     /// Bytes left of the message.
     left: usize,
     /// Bytes of what is being collected.
@@ -69,74 +69,74 @@ pub struct Parser {
 
 impl Default for Parser {
     fn default() -> Self {
-        Self { state: State::Prefix, left: 0, kept: Vec::new(), head: Head::default() }
+        Self { state: ParserState::Prefix, left: 0, kept: Vec::new(), head: Head::default() }
     }
 }
 
 impl Parser {
     /// Takes bytes off `input` up to the next event; `None` when all are taken and more are needed.
-    pub fn next(&mut self, input: &mut Bytes) -> Result<Option<Event>> {
+    pub fn next(&mut self, input: &mut Bytes) -> Result<Option<StreamEvent>> {
         loop {
             match self.state {
-                State::Ended => {
-                    self.state = State::Prefix;
-                    return Ok(Some(Event::End));
+                ParserState::Ended => {
+                    self.state = ParserState::Prefix;
+                    return Ok(Some(StreamEvent::End));
                 }
-                State::Tag if self.left == 0 && self.kept.is_empty() => {
+                ParserState::Tag if self.left == 0 && self.kept.is_empty() => {
                     // No body at all.
-                    self.state = State::Ended;
-                    return Ok(Some(Event::Head(std::mem::take(&mut self.head))));
+                    self.state = ParserState::Ended;
+                    return Ok(Some(StreamEvent::Head(std::mem::take(&mut self.head))));
                 }
-                State::Skip { bytes: 0 } => self.state = State::Tag,
-                State::Keep { field, bytes } if bytes == self.kept.len() => {
+                ParserState::Skip { bytes: 0 } => self.state = ParserState::Tag,
+                ParserState::Keep { field, bytes } if bytes == self.kept.len() => {
                     let kept = Bytes::from(std::mem::take(&mut self.kept));
                     match field {
                         2 => self.head.header = kept,
                         _ => self.head.meta = kept,
                     }
-                    self.state = State::Tag;
+                    self.state = ParserState::Tag;
                 }
-                State::Body { bytes: 0 } => {
+                ParserState::Body { bytes: 0 } => {
                     if self.left > 0 {
                         return Err(malformed("a field follows data_body"));
                     }
-                    self.state = State::Ended;
+                    self.state = ParserState::Ended;
                 }
                 _ if input.is_empty() => return Ok(None),
-                State::Body { bytes } => {
+                ParserState::Body { bytes } => {
                     let piece = input.split_to(bytes.min(input.len()));
                     self.left -= piece.len();
-                    self.state = State::Body { bytes: bytes - piece.len() };
-                    return Ok(Some(Event::Body(piece)));
+                    self.state = ParserState::Body { bytes: bytes - piece.len() };
+                    return Ok(Some(StreamEvent::Body(piece)));
                 }
-                State::Keep { bytes, .. } => {
+                ParserState::Keep { bytes, .. } => {
                     let piece = input.split_to((bytes - self.kept.len()).min(input.len()));
                     self.left -= piece.len();
                     self.kept.extend_from_slice(&piece);
                 }
-                State::Skip { bytes } => {
+                ParserState::Skip { bytes } => {
                     let n = bytes.min(input.len());
                     input.advance(n);
                     self.left -= n;
-                    self.state = State::Skip { bytes: bytes - n };
+                    self.state = ParserState::Skip { bytes: bytes - n };
                 }
-                State::Prefix => self.prefix(input)?,
-                State::Tag => {
+                ParserState::Prefix => self.prefix(input)?,
+                ParserState::Tag => {
                     if let Some(tag) = self.varint(input)? {
                         self.state = after_tag(tag)?;
                     }
-                    if let State::Skip { bytes } = self.state
+                    if let ParserState::Skip { bytes } = self.state
                         && bytes > self.left
                     {
                         return Err(malformed("it ends within a field"));
                     }
                 }
-                State::Varint => {
+                ParserState::Varint => {
                     if self.varint(input)?.is_some() {
-                        self.state = State::Tag;
+                        self.state = ParserState::Tag;
                     }
                 }
-                State::Length { field } => {
+                ParserState::Length { field } => {
                     if let Some(bytes) = self.varint(input)?
                         && let Some(event) = self.field(field, bytes)?
                     {
@@ -149,7 +149,7 @@ impl Parser {
 
     /// Whether the stream may end here.
     pub fn between_messages(&self) -> bool {
-        matches!(self.state, State::Prefix) && self.kept.is_empty()
+        matches!(self.state, ParserState::Prefix) && self.kept.is_empty()
     }
 
     fn prefix(&mut self, input: &mut Bytes) -> Result<()> {
@@ -162,7 +162,7 @@ impl Parser {
             self.left = u32::from_be_bytes([a, b, c, d]) as usize;
             self.kept.clear();
             self.head = Head::default();
-            self.state = State::Tag;
+            self.state = ParserState::Tag;
         }
         Ok(())
     }
@@ -193,7 +193,7 @@ impl Parser {
     }
 
     /// The length of a field has come.
-    fn field(&mut self, field: u64, bytes: u64) -> Result<Option<Event>> {
+    fn field(&mut self, field: u64, bytes: u64) -> Result<Option<StreamEvent>> {
         let limit = if field == BODY { BODY_BYTES_MAX } else { HEAD_BYTES_MAX };
         if bytes > self.left as u64 || bytes > limit {
             return Err(malformed(&format!(
@@ -204,12 +204,12 @@ impl Parser {
         let bytes = bytes as usize;
         match field {
             BODY => {
-                self.state = State::Body { bytes };
+                self.state = ParserState::Body { bytes };
                 self.head.body_bytes = bytes;
-                return Ok(Some(Event::Head(std::mem::take(&mut self.head))));
+                return Ok(Some(StreamEvent::Head(std::mem::take(&mut self.head))));
             }
-            2 | 3 => self.state = State::Keep { field, bytes },
-            _ => self.state = State::Skip { bytes },
+            2 | 3 => self.state = ParserState::Keep { field, bytes },
+            _ => self.state = ParserState::Skip { bytes },
         }
         Ok(None)
     }
@@ -218,13 +218,13 @@ impl Parser {
 /// Field number of `data_body`.
 const BODY: u64 = 1000;
 
-fn after_tag(tag: u64) -> Result<State> {
+fn after_tag(tag: u64) -> Result<ParserState> {
     let field = tag >> 3;
     match tag & 7 {
-        0 => Ok(State::Varint),
-        1 => Ok(State::Skip { bytes: 8 }),
-        2 => Ok(State::Length { field }),
-        5 => Ok(State::Skip { bytes: 4 }),
+        0 => Ok(ParserState::Varint),
+        1 => Ok(ParserState::Skip { bytes: 8 }),
+        2 => Ok(ParserState::Length { field }),
+        5 => Ok(ParserState::Skip { bytes: 4 }),
         other => Err(malformed(&format!("field {field} has wire type {other}"))),
     }
 }

@@ -5,7 +5,7 @@ use super::settings;
 use super::world::{Random, World, all_rows, check, reference, same};
 use crate::access::Access;
 use crate::dataset::Dataset;
-use crate::loader::lane::follow::CALM;
+use crate::loader::worker::CALM;
 use crate::loader::{Event, Loader, LoaderSettings, Shuffle};
 use crate::routing::Cluster;
 use forebay_proto::v1;
@@ -270,9 +270,9 @@ async fn a_guest_follows_its_segments() {
     assert!(streams(&fleet)[0] > before[0], "the guest went on as one");
 }
 
-async fn until(what: &str, mut is: impl FnMut() -> bool) {
+async fn until(what: &str, mut is: impl AsyncFnMut() -> bool) {
     let began = Instant::now();
-    while !is() {
+    while !is().await {
         assert!(began.elapsed() < Duration::from_secs(20), "{what}");
         sleep(Duration::from_millis(10)).await;
     }
@@ -287,14 +287,14 @@ async fn a_new_count_of_revisions_is_followed() {
     fleet.change(|t| (t.cluster, t.revision) = (7, 500));
     let Access::Endpoint(all) = Access::endpoint(&fleet.addresses.join(",")).unwrap() else { unreachable!() };
     let cluster = Cluster::follow(&all, 0);
-    let list: Vec<u32> = (0..direct.manifest().segments().len() as u32).collect();
-    let nodes = || cluster.groups(direct.manifest(), &list).unwrap().len();
+    let list: Arc<[u32]> = (0..direct.manifest().segments().len() as u32).collect();
+    let nodes = async || cluster.groups(direct.manifest(), &list).await.unwrap().len();
     cluster.ready().await;
-    assert_eq!(nodes(), 3);
+    assert_eq!(nodes().await, 3);
     // The node that is watched tells it itself.
     let nodes_told = fleet.topology.borrow().nodes.clone();
     fleet.change(|t| (t.revision, t.nodes) = (3, nodes_told[..2].to_vec()));
-    until("a lower revision of the same node", || nodes() == 2).await;
+    until("a lower revision of the same node", async || nodes().await == 2).await;
     // Whoever tells something old is not believed while others know better, and is when nobody does.
     let cluster = {
         let tell = |n: usize, revision, nodes: &[v1::Node]| {
@@ -307,15 +307,15 @@ async fn a_new_count_of_revisions_is_followed() {
         tell(1, 4, &nodes_told[..1]);
         tell(2, 500, &nodes_told);
         let cluster = Cluster::follow(&all, 0);
-        let nodes = || cluster.groups(direct.manifest(), &list).unwrap().len();
+        let nodes = async || cluster.groups(direct.manifest(), &list).await.unwrap().len();
         cluster.ready().await;
-        until("the first topology", || nodes() == 3).await;
+        until("the first topology", async || nodes().await == 3).await;
         sleep(Duration::from_millis(500)).await;
-        assert_eq!(nodes(), 3, "an old topology was believed");
+        assert_eq!(nodes().await, 3, "an old topology was believed");
         tell(0, 4, &nodes_told[..2]);
         tell(2, 2, &nodes_told[..1]);
         tell(1, 5, &nodes_told[..2]);
-        until("the newest of what is told", || nodes() == 2).await;
+        until("the newest of what is told", async || nodes().await == 2).await;
         cluster
     };
     drop(cluster);

@@ -33,15 +33,15 @@ fn parse<'a>(pieces: impl Iterator<Item = &'a [u8]>) -> Result<(Vec<Parts>, bool
         let mut input = Bytes::copy_from_slice(piece);
         while let Some(event) = parser.next(&mut input)? {
             match event {
-                Event::Head(head) => {
+                StreamEvent::Head(head) => {
                     assert!(open.is_none());
                     open = Some((head, Vec::new()));
                 }
-                Event::Body(bytes) => {
+                StreamEvent::Body(bytes) => {
                     assert!(!bytes.is_empty());
                     open.as_mut().unwrap().1.extend_from_slice(&bytes);
                 }
-                Event::End => {
+                StreamEvent::End => {
                     let (head, body) = open.take().unwrap();
                     assert_eq!(head.body_bytes, body.len());
                     messages.push((head.header, head.meta, body));

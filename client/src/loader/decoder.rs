@@ -5,8 +5,10 @@
 //! collected whole instead. Nothing counts before the body's hash was found right, so a message that breaks off
 //! leaves no trace but bytes that the next attempt overwrites.
 
-use super::merge::{Assembly, Commit, Window};
-use super::shape::{self, Layout, Shape};
+mod layout;
+
+use super::builder::{BatchBuilder, Commit};
+use super::reorder::ReorderBuffer;
 use crate::pool::Pool;
 use crate::stream::Head;
 use arrow::array::{Array, ArrayRef};
@@ -15,23 +17,25 @@ use arrow::datatypes::SchemaRef;
 use bytes::Bytes;
 use forebay_proto::digest::OrderDigest;
 use forebay_proto::{Error, Result};
+pub(crate) use layout::is_schema;
+use layout::{ColumnLayout, MessageLayout};
 use std::sync::Arc;
 use xxhash_rust::xxh3::Xxh3;
 
 /// Consecutive rows of a message that go to consecutive rows of a batch.
 #[derive(Debug, Clone)]
-pub(crate) struct Part {
-    pub assembly: Arc<Assembly>,
+pub(crate) struct RowCopy {
+    pub builder: Arc<BatchBuilder>,
     pub message_row: u32,
     pub batch_row: u32,
     pub rows: u32,
 }
 
 /// A message while its body arrives.
-pub(crate) struct Landing {
+pub(crate) struct MessageDecoder {
     header: Bytes,
     body_bytes: usize,
-    shape: Shape,
+    layout: MessageLayout,
     /// Stretches of the body and where they go, ascending.
     targets: Vec<Target>,
     /// The first target that is not full yet.
@@ -47,35 +51,35 @@ pub(crate) struct Landing {
 struct Target {
     start: usize,
     bytes: usize,
-    place: Place,
+    to: Destination,
 }
 
 #[derive(Debug)]
-enum Place {
+enum Destination {
     /// A column of a batch, from a byte on.
-    Batch { assembly: Arc<Assembly>, column: usize, at: usize },
+    Batch { builder: Arc<BatchBuilder>, column: usize, at: usize },
     /// The same place in the scratch buffer.
     Scratch,
 }
 
 /// A message whose body is complete and right.
 #[derive(Debug)]
-pub(crate) struct Landed {
-    shape: Shape,
+pub(crate) struct DecodedMessage {
+    layout: MessageLayout,
     odd: Vec<(usize, ArrayRef)>,
     /// The whole body, if its plain columns are not in their places yet.
     held: Option<Buffer>,
 }
 
-impl Part {
+impl RowCopy {
     /// The digest of its samples according to the plan.
     pub fn digest(&self) -> OrderDigest {
-        self.assembly.plan.digest(self.batch_row..self.batch_row + self.rows)
+        self.builder.plan.digest(self.batch_row..self.batch_row + self.rows)
     }
 
-    /// Adds `next` if it continues this part on both sides.
-    pub fn extend(&mut self, next: &Part) -> bool {
-        let continues = Arc::ptr_eq(&self.assembly, &next.assembly)
+    /// Adds `next` if it continues these rows on both sides.
+    pub fn extend(&mut self, next: &RowCopy) -> bool {
+        let continues = Arc::ptr_eq(&self.builder, &next.builder)
             && self.message_row + self.rows == next.message_row
             && self.batch_row + self.rows == next.batch_row;
         if continues {
@@ -85,16 +89,16 @@ impl Part {
     }
 }
 
-impl Landing {
+impl MessageDecoder {
     /// Reads a message's header; `Corrupt` if it does not fit `schema`.
     pub fn new(head: &Head, schema: &SchemaRef) -> Result<Self> {
-        let shape = shape::read(&head.header, head.body_bytes, schema)?;
+        let layout = layout::read(&head.header, head.body_bytes, schema)?;
         let mut hash = Xxh3::new();
         hash.update(&head.header);
         Ok(Self {
             header: head.header.clone(),
             body_bytes: head.body_bytes,
-            shape,
+            layout,
             targets: Vec::new(),
             next: 0,
             at: 0,
@@ -106,39 +110,39 @@ impl Landing {
 
     /// Rows of the message.
     pub fn rows(&self) -> u32 {
-        self.shape.rows
+        self.layout.rows
     }
 
-    /// Sends plain columns to the batches of `parts`.
-    pub fn scatter(&mut self, parts: &[Part], pool: &Pool) {
-        for (column, layout) in self.shape.columns.iter().enumerate() {
-            let (start, width) = match layout {
-                Layout::Plain { start, width } => (*start, *width),
-                Layout::Odd(range) => {
+    /// Sends plain columns to the batches of `copies`.
+    pub fn scatter(&mut self, copies: &[RowCopy], pool: &Pool) {
+        for (column, place) in self.layout.columns.iter().enumerate() {
+            let (start, width) = match place {
+                ColumnLayout::Plain { start, width } => (*start, *width),
+                ColumnLayout::Odd(range) => {
                     self.targets.push(Target {
                         start: range.start,
                         bytes: range.len(),
-                        place: Place::Scratch,
+                        to: Destination::Scratch,
                     });
                     continue;
                 }
             };
-            for part in parts {
-                part.assembly.prepare(column, width, pool);
+            for copy in copies {
+                copy.builder.prepare(column, width, pool);
                 self.targets.push(Target {
-                    start: start + part.message_row as usize * width,
-                    bytes: part.rows as usize * width,
-                    place: Place::Batch {
-                        assembly: part.assembly.clone(),
+                    start: start + copy.message_row as usize * width,
+                    bytes: copy.rows as usize * width,
+                    to: Destination::Batch {
+                        builder: copy.builder.clone(),
                         column,
-                        at: part.batch_row as usize * width,
+                        at: copy.batch_row as usize * width,
                     },
                 });
             }
         }
         self.targets.retain(|t| t.bytes > 0);
         self.targets.sort_by_key(|t| t.start);
-        if self.targets.iter().any(|t| matches!(t.place, Place::Scratch)) {
+        if self.targets.iter().any(|t| matches!(t.to, Destination::Scratch)) {
             self.scratch = Some(pool.take(self.body_bytes));
         }
     }
@@ -146,12 +150,12 @@ impl Landing {
     /// Collects the whole body: its batches cannot be opened yet.
     pub fn hold(&mut self, pool: &Pool) {
         self.held = true;
-        self.targets = vec![Target { start: 0, bytes: self.body_bytes, place: Place::Scratch }];
+        self.targets = vec![Target { start: 0, bytes: self.body_bytes, to: Destination::Scratch }];
         self.scratch = Some(pool.take(self.body_bytes));
     }
 
     /// Takes the next bytes of the body.
-    pub fn put(&mut self, bytes: &[u8]) {
+    pub fn push(&mut self, bytes: &[u8]) {
         self.hash.update(bytes);
         let (start, end) = (self.at, self.at + bytes.len());
         self.at = end;
@@ -162,11 +166,11 @@ impl Landing {
             let (from, to) = (target.start.max(start), (target.start + target.bytes).min(end));
             if from < to {
                 let piece = &bytes[from - start..to - start];
-                match &target.place {
-                    Place::Batch { assembly, column, at } => {
-                        assembly.write(*column, at + from - target.start, piece);
+                match &target.to {
+                    Destination::Batch { builder, column, at } => {
+                        builder.write(*column, at + from - target.start, piece);
                     }
-                    Place::Scratch => {
+                    Destination::Scratch => {
                         if let Some(place) =
                             self.scratch.as_mut().and_then(|s| s.as_slice_mut().get_mut(from..to))
                         {
@@ -182,42 +186,42 @@ impl Landing {
     }
 
     /// The body is complete. `Corrupt` if it or the header is not the one that was sent.
-    pub fn complete(self, hash: u64, schema: &SchemaRef, pool: &Pool) -> Result<Landed> {
+    pub fn complete(self, hash: u64, schema: &SchemaRef, pool: &Pool) -> Result<DecodedMessage> {
         if self.at != self.body_bytes || self.hash.digest() != hash {
             return Err(Error::corrupt("a message does not match its hash: it was damaged on the way"));
         }
-        let is_odd = |l: &Layout| matches!(l, Layout::Odd(_));
-        let columns = self.shape.columns.iter().enumerate();
+        let is_odd = |l: &ColumnLayout| matches!(l, ColumnLayout::Odd(_));
+        let columns = self.layout.columns.iter().enumerate();
         let odd: Vec<usize> = columns.filter(|(_, l)| is_odd(l)).map(|(i, _)| i).collect();
         let body = self.scratch.map(|s| pool.share(s, self.body_bytes));
         let arrays = match odd.is_empty() {
             true => Vec::new(),
             false => {
                 let empty = Buffer::from(&[][..]);
-                shape::odd_arrays(&self.header, body.as_ref().unwrap_or(&empty), schema, &odd)?
+                layout::odd_arrays(&self.header, body.as_ref().unwrap_or(&empty), schema, &odd)?
             }
         };
         let held = body.filter(|_| self.held);
-        Ok(Landed { shape: self.shape, odd: odd.into_iter().zip(arrays).collect(), held })
+        Ok(DecodedMessage { layout: self.layout, odd: odd.into_iter().zip(arrays).collect(), held })
     }
 }
 
-impl Landed {
-    /// Commits the rows of a part to its batch.
-    pub fn commit(&self, part: &Part, window: &Window) -> Result<()> {
+impl DecodedMessage {
+    /// Commits rows of the message to their batch.
+    pub fn commit(&self, copy: &RowCopy, buffer: &ReorderBuffer) -> Result<()> {
         if let Some(body) = &self.held {
-            for (column, layout) in self.shape.columns.iter().enumerate() {
-                let Layout::Plain { start, width } = layout else { continue };
-                part.assembly.prepare(column, *width, window.pool());
-                let from = start + part.message_row as usize * width;
-                let rows = &body[from..from + part.rows as usize * width];
-                part.assembly.write(column, part.batch_row as usize * width, rows);
+            for (column, place) in self.layout.columns.iter().enumerate() {
+                let ColumnLayout::Plain { start, width } = place else { continue };
+                copy.builder.prepare(column, *width, buffer.pool());
+                let from = start + copy.message_row as usize * width;
+                let rows = &body[from..from + copy.rows as usize * width];
+                copy.builder.write(column, copy.batch_row as usize * width, rows);
             }
         }
         let odd = self.odd.iter().map(|(column, array)| {
-            (*column, part.batch_row, array.slice(part.message_row as usize, part.rows as usize))
+            (*column, copy.batch_row, array.slice(copy.message_row as usize, copy.rows as usize))
         });
-        let commit = Commit { rows: part.rows, digest: part.digest(), odd: odd.collect() };
-        window.commit(&part.assembly, commit)
+        let commit = Commit { rows: copy.rows, digest: copy.digest(), odd: odd.collect() };
+        buffer.commit(&copy.builder, commit)
     }
 }

@@ -1,9 +1,9 @@
-//! Which of a segment's copies a reader asks.
+//! Which of a segment's copies a reader asks for.
 //!
-//! Of a segment that is much read ("hot"), readers spread over all copies: by the segment's number and the reader's own
-//! offset, so that the segments of one reader spread evenly, and so do many readers of one segment. Of any other, a copy
-//! in the reader's own zone is asked, else the owner. Nodes that are out are passed over; without any copy, the next
-//! node in order is asked, which fetches it from wherever it is.
+//! Readers of a segment that is much read ("hot") spread over all its copies: by the segment's number and the reader's own
+//! offset, so that the segments of one reader spread evenly, and so do many readers of one segment. For any other segment
+//! the copy in the reader's own zone is read, else the owner's. Nodes that are out are passed over. If no copy can be
+//! read, the next node in rank is asked, and fetches the segment itself.
 
 use forebay_proto::manifest::{Manifest, SegmentId};
 use forebay_proto::ring::{Balance, Copies, Placement};
@@ -11,7 +11,7 @@ use forebay_proto::{Result, v1};
 
 /// What a reader's choice depends on besides the topology.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Taste {
+pub(crate) struct ReadPolicy {
     /// The zone whose copies are preferred.
     pub zone: Option<String>,
     /// Sets one reader apart from others where they are to spread.
@@ -19,23 +19,23 @@ pub struct Taste {
 }
 
 /// Chooses nodes by one topology.
-pub struct Choice<'a> {
+pub(crate) struct Router<'a> {
     topology: &'a v1::Topology,
-    place: Placement<'a>,
+    placement: Placement<'a>,
     out: Vec<bool>,
-    taste: &'a Taste,
+    policy: &'a ReadPolicy,
 }
 
-impl<'a> Choice<'a> {
+impl<'a> Router<'a> {
     /// `is_out` says of an address whether its node is out.
     pub fn new(
         topology: &'a v1::Topology,
         balance: &'a Balance,
         is_out: impl Fn(&str) -> bool,
-        taste: &'a Taste,
+        policy: &'a ReadPolicy,
     ) -> Self {
         let out = topology.nodes.iter().map(|n| is_out(&n.address)).collect();
-        Self { topology, place: Placement::new(topology, balance), out, taste }
+        Self { topology, placement: Placement::new(topology, balance), out, policy }
     }
 
     /// The node to ask for each of `segments`, by its index; `None` where no node takes segments.
@@ -46,7 +46,7 @@ impl<'a> Choice<'a> {
             // Segments of an object follow each other.
             let replicas = match last {
                 Some((of, replicas)) if of == object => replicas,
-                _ => self.place.replicas(&manifest.object_uri(&manifest.objects()[object as usize])),
+                _ => self.placement.replicas(&manifest.object_uri(&manifest.objects()[object as usize])),
             };
             last = Some((object, replicas));
             Ok(self.node(manifest.segment_id(number)?, number, replicas))
@@ -55,12 +55,20 @@ impl<'a> Choice<'a> {
     }
 
     fn node(&self, id: SegmentId, number: u32, replicas: usize) -> Option<usize> {
-        let Copies { order, count, hot } = self.place.copies(id, replicas);
+        // Where the owner has the only copy, the other nodes need no ranking.
+        if replicas == 1
+            && !self.placement.is_hot(id)
+            && let Some(owner) = self.placement.owner(id)
+            && !self.out[owner]
+        {
+            return Some(owner);
+        }
+        let Copies { order, count, hot } = self.placement.copies(id, replicas);
         let (held, others) = order.split_at(count);
         let copies = || held.iter().chain(&hot).copied().filter(|&n| !self.out[n]);
         let chosen = match copies().count() as u64 {
-            n @ 2.. if self.place.is_hot(id) => {
-                let turn = u64::from(number).wrapping_add(self.taste.offset) % n;
+            n @ 2.. if self.placement.is_hot(id) => {
+                let turn = u64::from(number).wrapping_add(self.policy.offset) % n;
                 copies().nth(turn as usize)
             }
             _ => copies().find(|&n| self.is_near(n)).or_else(|| copies().next()),
@@ -71,8 +79,8 @@ impl<'a> Choice<'a> {
     /// All other nodes that can be asked for a segment, those with copies first.
     pub fn others(&self, manifest: &Manifest, number: u32, but: &str) -> Result<Vec<usize>> {
         let object = &manifest.objects()[manifest.segment(number)?.object as usize];
-        let replicas = self.place.replicas(&manifest.object_uri(object));
-        let Copies { order, count, hot } = self.place.copies(manifest.segment_id(number)?, replicas);
+        let replicas = self.placement.replicas(&manifest.object_uri(object));
+        let Copies { order, count, hot } = self.placement.copies(manifest.segment_id(number)?, replicas);
         let (held, others) = order.split_at(count);
         let rest = others.iter().filter(|n| !hot.contains(n));
         let usable = |&n: &usize| !self.out[n] && self.topology.nodes[n].address != but;
@@ -80,7 +88,7 @@ impl<'a> Choice<'a> {
     }
 
     fn is_near(&self, node: usize) -> bool {
-        self.taste.zone.as_ref().is_some_and(|zone| *zone == self.topology.nodes[node].zone)
+        self.policy.zone.as_ref().is_some_and(|zone| *zone == self.topology.nodes[node].zone)
     }
 }
 
@@ -114,10 +122,10 @@ mod tests {
         (0..120).collect()
     }
 
-    fn chosen(t: &v1::Topology, out: &[&str], taste: &Taste) -> Vec<usize> {
+    fn chosen(t: &v1::Topology, out: &[&str], policy: &ReadPolicy) -> Vec<usize> {
         let even = balance(t);
-        let choice = Choice::new(t, &even, |url| out.contains(&url), taste);
-        choice.nodes(&manifest(), &all()).unwrap().into_iter().map(Option::unwrap).collect()
+        let router = Router::new(t, &even, |url| out.contains(&url), policy);
+        router.nodes(&manifest(), &all()).unwrap().into_iter().map(Option::unwrap).collect()
     }
 
     fn order(t: &v1::Topology, segment: u32) -> Vec<usize> {
@@ -141,7 +149,7 @@ mod tests {
     #[test]
     fn the_owner_then_the_next_in_order() {
         let t = topology(&["", "", ""], 2);
-        let (first, none) = (chosen(&t, &[], &Taste::default()), &Taste::default());
+        let (first, none) = (chosen(&t, &[], &ReadPolicy::default()), &ReadPolicy::default());
         for s in all() {
             let order = order(&t, s);
             assert_eq!(first[s as usize], order[0]);
@@ -155,7 +163,7 @@ mod tests {
                 "when all are out the owner is as good as any"
             );
         }
-        let empty = Choice::new(&v1::Topology::default(), &Balance::default(), |_| false, none)
+        let empty = Router::new(&v1::Topology::default(), &Balance::default(), |_| false, none)
             .nodes(&manifest(), &[1])
             .unwrap();
         assert_eq!(empty, [None]);
@@ -165,8 +173,8 @@ mod tests {
     fn a_copy_in_the_own_zone_if_there_is_one() {
         let mut t = topology(&["a", "b", "c"], 1);
         t.datasets = vec![v1::Replicas { uri: "s3://b/d/y".into(), replicas: 2 }];
-        let taste = Taste { zone: Some("b".into()), offset: 0 };
-        let with = chosen(&t, &[], &taste);
+        let policy = ReadPolicy { zone: Some("b".into()), offset: 0 };
+        let with = chosen(&t, &[], &policy);
         let mut near = 0;
         for s in all() {
             let order = order(&t, s);
@@ -176,7 +184,7 @@ mod tests {
             near += usize::from(s >= 60 && want == 1 && order[0] != 1);
         }
         assert!(near > 5, "{near}");
-        let out = chosen(&t, &["http://n1:1"], &taste);
+        let out = chosen(&t, &["http://n1:1"], &policy);
         assert!(out.iter().all(|&n| n != 1));
     }
 
@@ -189,7 +197,7 @@ mod tests {
             chosen[..90].iter().for_each(|&n| count[n] += 1);
             count
         };
-        let zoned = |offset| Taste { zone: Some("b".into()), offset };
+        let zoned = |offset| ReadPolicy { zone: Some("b".into()), offset };
         let first = chosen(&t, &[], &zoned(0));
         assert!(count(&first).iter().all(|c| (14..32).contains(c)), "{:?}", count(&first));
         for (s, &chosen) in first.iter().enumerate().skip(90) {
@@ -208,12 +216,12 @@ mod tests {
         let mut t = topology(&["", "", "", ""], 2);
         let first = order(&t, 5);
         heat(&mut t, 5..6, &[&format!("n{}", first[3])]);
-        let (taste, even) = (Taste::default(), balance(&t));
-        let choice = Choice::new(&t, &even, |_| false, &taste);
+        let (policy, even) = (ReadPolicy::default(), balance(&t));
+        let router = Router::new(&t, &even, |_| false, &policy);
         let asked = format!("http://n{}:1", first[0]);
-        assert_eq!(choice.others(&manifest(), 5, &asked).unwrap(), [first[1], first[3], first[2]]);
+        assert_eq!(router.others(&manifest(), 5, &asked).unwrap(), [first[1], first[3], first[2]]);
         let gone = format!("http://n{}:1", first[1]);
-        let choice = Choice::new(&t, &even, |url| url == gone, &taste);
-        assert_eq!(choice.others(&manifest(), 5, &asked).unwrap(), [first[3], first[2]]);
+        let router = Router::new(&t, &even, |url| url == gone, &policy);
+        assert_eq!(router.others(&manifest(), 5, &asked).unwrap(), [first[3], first[2]]);
     }
 }

@@ -1,8 +1,8 @@
-//! Where a lane's messages come from: a node's stream, or segments read in this process. The events are the same.
+//! Where a worker's messages come from: a node's stream, or segments read in this process. The events are the same.
 
 use crate::dataset::Dataset;
 use crate::direct::Direct;
-use crate::stream::{Event, Head, Stream, StreamSettings};
+use crate::stream::{Head, Stream, StreamEvent, StreamSettings};
 use forebay_dataset::stream::{self, Answer, Budget};
 use forebay_proto::{Result, v1};
 use prost::Message as _;
@@ -13,7 +13,7 @@ use std::sync::Arc;
 #[derive(Debug)]
 pub(crate) enum Feed {
     Stream(Box<Stream>),
-    Direct { answer: Answer, events: VecDeque<Event> },
+    Direct { answer: Answer, events: VecDeque<StreamEvent> },
 }
 
 impl Feed {
@@ -32,20 +32,20 @@ impl Feed {
     }
 
     /// The next event; `None` after a whole and successful answer.
-    pub async fn next(&mut self) -> Result<Option<Event>> {
+    pub async fn next(&mut self) -> Result<Option<StreamEvent>> {
         match self {
             Self::Stream(stream) => stream.next().await,
             Self::Direct { answer, events } => {
                 if events.is_empty() {
                     let Some(message) = answer.messages.recv().await.transpose()? else { return Ok(None) };
                     let body_bytes = message.body_bytes();
-                    events.push_back(Event::Head(Head {
+                    events.push_back(StreamEvent::Head(Head {
                         header: message.header,
                         meta: message.meta,
                         body_bytes,
                     }));
-                    events.extend(message.body.into_iter().map(Event::Body));
-                    events.push_back(Event::End);
+                    events.extend(message.body.into_iter().map(StreamEvent::Body));
+                    events.push_back(StreamEvent::End);
                 }
                 Ok(events.pop_front())
             }

@@ -15,8 +15,8 @@ use std::ops::Range;
 
 /// One column of a message.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Layout {
-    /// Rows of so many bytes from a place of the body on.
+pub(crate) enum ColumnLayout {
+    /// Rows of `width` bytes each, from byte `start` of the body on.
     Plain { start: usize, width: usize },
     /// The stretch of the body that holds all its buffers.
     Odd(Range<usize>),
@@ -24,9 +24,9 @@ pub(crate) enum Layout {
 
 /// A message's rows and columns.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Shape {
+pub(crate) struct MessageLayout {
     pub rows: u32,
-    pub columns: Vec<Layout>,
+    pub columns: Vec<ColumnLayout>,
 }
 
 /// Whether a header is a Schema message; if so, whether it names the columns of `schema`.
@@ -56,7 +56,7 @@ fn names(fields: &arrow::datatypes::Fields) -> String {
 }
 
 /// Reads a RecordBatch header; `Corrupt` unless every buffer that it names lies within the body.
-pub(crate) fn read(header: &[u8], body_bytes: usize, schema: &SchemaRef) -> Result<Shape> {
+pub(crate) fn read(header: &[u8], body_bytes: usize, schema: &SchemaRef) -> Result<MessageLayout> {
     let message = arrow_ipc::root_as_message(header).map_err(|e| corrupt(&e.to_string()))?;
     let batch = message.header_as_record_batch().ok_or_else(|| corrupt("it holds no record batch"))?;
     if batch.compression().is_some() {
@@ -65,12 +65,12 @@ pub(crate) fn read(header: &[u8], body_bytes: usize, schema: &SchemaRef) -> Resu
     let rows = u32::try_from(batch.length()).map_err(|_| corrupt("its number of rows is out of range"))?;
     let nodes = batch.nodes().ok_or_else(|| corrupt("it has no field nodes"))?;
     let buffers = batch.buffers().ok_or_else(|| corrupt("it has no buffers"))?;
-    let mut walk = Walk {
+    let mut walk = HeaderWalk {
         nodes: Vec::with_capacity(nodes.len()),
         buffers: Vec::with_capacity(buffers.len()),
         variadic: batch.variadicBufferCounts().map(|v| v.iter().collect()).unwrap_or_default(),
         old: message.version() < MetadataVersion::V5,
-        ..Walk::default()
+        ..HeaderWalk::default()
     };
     walk.nodes.extend(nodes.iter().map(|n| (n.length(), n.null_count())));
     for b in buffers.iter() {
@@ -86,7 +86,7 @@ pub(crate) fn read(header: &[u8], body_bytes: usize, schema: &SchemaRef) -> Resu
         columns.push(walk.column(field, rows)?);
     }
     match (walk.node, walk.buffer) == (walk.nodes.len(), walk.buffers.len()) {
-        true => Ok(Shape { rows, columns }),
+        true => Ok(MessageLayout { rows, columns }),
         false => Err(corrupt("it has more buffers than its columns need")),
     }
 }
@@ -114,7 +114,7 @@ pub(crate) fn odd_arrays(
 
 /// A position among a header's nodes and buffers.
 #[derive(Default)]
-struct Walk {
+struct HeaderWalk {
     nodes: Vec<(i64, i64)>,
     buffers: Vec<Range<usize>>,
     variadic: std::collections::VecDeque<i64>,
@@ -124,8 +124,8 @@ struct Walk {
     buffer: usize,
 }
 
-impl Walk {
-    fn column(&mut self, field: &Field, rows: u32) -> Result<Layout> {
+impl HeaderWalk {
+    fn column(&mut self, field: &Field, rows: u32) -> Result<ColumnLayout> {
         let (first_node, first_buffer) = (self.node, self.buffer);
         let length = self.nodes.get(first_node).map(|n| n.0);
         if length != Some(i64::from(rows)) {
@@ -137,12 +137,12 @@ impl Walk {
             let no_nulls = self.nodes[first_node..self.node].iter().all(|n| n.1 == 0);
             let lengths_fit = self.lengths_fit(first_node, field.data_type(), i64::from(rows));
             if no_nulls && lengths_fit && values.len() / width >= rows as usize {
-                return Ok(Layout::Plain { start: values.start, width });
+                return Ok(ColumnLayout::Plain { start: values.start, width });
             }
         }
         let used = self.buffers[first_buffer..self.buffer].iter().filter(|b| !b.is_empty());
         let start = used.clone().map(|b| b.start).min().unwrap_or(0);
-        Ok(Layout::Odd(start..used.map(|b| b.end).max().unwrap_or(start)))
+        Ok(ColumnLayout::Odd(start..used.map(|b| b.end).max().unwrap_or(start)))
     }
 
     /// Whether a fixed-width column's nodes have the lengths that its lists imply.
@@ -230,11 +230,12 @@ mod tests {
             let batch = batch(nulls);
             let (header, body) = wire::encode(&batch).unwrap();
             let body = body.concat();
-            let shape = read(&header, body.len(), &batch.schema()).unwrap();
-            assert_eq!(shape.rows, 10);
-            let found: Vec<bool> = shape.columns.iter().map(|c| matches!(c, Layout::Plain { .. })).collect();
+            let layout = read(&header, body.len(), &batch.schema()).unwrap();
+            assert_eq!(layout.rows, 10);
+            let found: Vec<bool> =
+                layout.columns.iter().map(|c| matches!(c, ColumnLayout::Plain { .. })).collect();
             assert_eq!(found, plain);
-            if let Layout::Plain { start, width } = shape.columns[0] {
+            if let ColumnLayout::Plain { start, width } = layout.columns[0] {
                 assert_eq!((&body[start..start + 30], width), (&(0..30).collect::<Vec<u8>>()[..], 3));
             }
             let odd: Vec<usize> = (0..4).filter(|i| !plain[*i]).collect();
@@ -271,18 +272,18 @@ mod tests {
                 header[at] = byte;
             }
             body.resize(body_bytes, 0);
-            if let Ok(shape) = read(&header, body.len(), &batch.schema()) {
-                for column in &shape.columns {
+            if let Ok(layout) = read(&header, body.len(), &batch.schema()) {
+                for column in &layout.columns {
                     match column {
-                        Layout::Plain { start, width } => {
-                            prop_assert!(start + width * shape.rows as usize <= body.len());
+                        ColumnLayout::Plain { start, width } => {
+                            prop_assert!(start + width * layout.rows as usize <= body.len());
                         }
-                        Layout::Odd(range) => prop_assert!(range.end <= body.len()),
+                        ColumnLayout::Odd(range) => prop_assert!(range.end <= body.len()),
                     }
                 }
                 let arrays = odd_arrays(&header.into(), &Buffer::from(&body[..]), &batch.schema(), &[0, 1, 2, 3]);
                 for array in arrays.unwrap_or_default() {
-                    prop_assert_eq!(array.len(), shape.rows as usize);
+                    prop_assert_eq!(array.len(), layout.rows as usize);
                 }
             }
         }

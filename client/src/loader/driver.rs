@@ -1,0 +1,64 @@
+//! Keeps the workers of one epoch after the other going.
+
+use super::run_plan::RunPlan;
+use super::worker::{EpochRun, ReadContext, StreamWorker, Supply};
+use forebay_proto::{Error, Result};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use tokio::task::JoinSet;
+
+/// Runs the driver. Should it panic, the reader gets an error: it would wait for ever.
+pub(super) async fn watched(context: Arc<ReadContext>, driver: impl Future<Output = ()>) {
+    struct OnPanic(Arc<ReadContext>);
+    impl Drop for OnPanic {
+        fn drop(&mut self) {
+            if std::thread::panicking() {
+                self.0.buffer.fail(Error::corrupt("the loader panicked: its message is above"));
+            }
+        }
+    }
+    let _guard = OnPanic(context);
+    driver.await;
+}
+
+/// Reads all epochs of a run.
+pub(super) async fn run(context: Arc<ReadContext>, plan: RunPlan) {
+    if let Supply::Cluster(cluster) = &context.supply {
+        cluster.ready().await;
+    }
+    let (mut epoch, mut seq) = (plan.first.0, 0);
+    while plan.end.is_none_or(|end| epoch < end) {
+        if let Err(e) = one_epoch(&context, &plan, epoch, seq).await {
+            context.buffer.fail(e);
+            return;
+        }
+        seq += plan.steps_of(epoch);
+        epoch += 1;
+    }
+}
+
+/// Reads one epoch; its steps are numbered from `seq`.
+async fn one_epoch(context: &Arc<ReadContext>, plan: &RunPlan, epoch: u64, seq: u64) -> Result<()> {
+    let epoch = plan.epoch(&context.dataset, epoch, seq)?;
+    let run = Arc::new(EpochRun { epoch, workers: AtomicUsize::new(0) });
+    let mut running = JoinSet::new();
+    let mut next = StreamWorker::all(context, &run).await?;
+    loop {
+        for worker in next {
+            running.spawn(worker.run());
+        }
+        run.workers.store(running.len(), Relaxed);
+        next = match running.join_next().await {
+            Some(ended) => ended.map_err(|e| Error::corrupt(format!("reading a stream failed: {e}")))??,
+            None => break,
+        };
+    }
+    // Each worker checks that it brought all it owed; if together they did not, waiting would be without end.
+    match context.buffer.is_complete() {
+        true => Ok(()),
+        false => Err(Error::corrupt(format!(
+            "epoch {}: all streams ended but a batch lacks rows",
+            run.epoch.number()
+        ))),
+    }
+}

@@ -1,0 +1,235 @@
+//! A stream's place in the plan: which rows it must bring next, checked against what its messages say they bring.
+
+use super::builder::BatchBuilder;
+use super::decoder::RowCopy;
+use super::reorder::{Opened, ReorderBuffer};
+use super::sampler::{Epoch, Piece};
+use forebay_proto::digest::OrderDigest;
+use forebay_proto::{Error, Result, SegmentSet};
+use std::sync::Arc;
+
+/// How far a stream's rows have been committed: all before this step, and those that lie before this row of its batch.
+/// So it holds for any part of the stream's segments too.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub(crate) struct Committed {
+    pub step: u64,
+    pub row: u32,
+}
+
+/// Rows that a message says it brings.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct StepRun {
+    pub step: u64,
+    pub segment: u32,
+    pub rows: u32,
+}
+
+/// A stream's place in the plan: the row that it must bring next.
+#[derive(Debug, Clone)]
+pub(crate) struct Position {
+    step: u64,
+    /// One past the last row of the batch that was passed.
+    row: u32,
+    piece: usize,
+    /// Rows passed of that piece.
+    taken: u32,
+    /// The step's batch, once it was needed.
+    builder: Option<Arc<BatchBuilder>>,
+}
+
+/// Whether to wait for room.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum IfFull {
+    Wait,
+    Return,
+}
+
+/// What a position moves in.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Scope<'a> {
+    pub epoch: &'a Epoch,
+    pub buffer: &'a ReorderBuffer,
+    pub segments: &'a SegmentSet,
+}
+
+/// The rows of a message, or of one of its runs.
+#[derive(Debug, Default)]
+pub(crate) struct Advance {
+    /// Rows that are new.
+    pub copies: Vec<RowCopy>,
+    /// The digest of all its rows according to the plan, committed before or not.
+    pub digest: OrderDigest,
+}
+
+impl Committed {
+    /// The first rows of a step's batch that are committed, as far as this says.
+    pub fn rows_of(self, step: u64) -> u32 {
+        if step == self.step { self.row } else { 0 }
+    }
+}
+
+impl Position {
+    /// At the beginning of a step.
+    pub fn at(step: u64) -> Self {
+        Self { step, row: 0, piece: 0, taken: 0, builder: None }
+    }
+
+    /// Moves past a run that begins at `message_row` of a message, and says where its rows go; those that are committed
+    /// already are left out. `None` if there is no room and none was to be waited for; the position is of no use then.
+    /// `Corrupt` if the plan says otherwise.
+    pub async fn pass(
+        &mut self,
+        run: StepRun,
+        message_row: u32,
+        scope: &Scope<'_>,
+        committed: Committed,
+        if_full: IfFull,
+    ) -> Result<Option<Advance>> {
+        if run.step >= scope.epoch.count {
+            return Err(self.unexpected(run, scope, "the epoch is over"));
+        }
+        while self.step < run.step {
+            if self.load(scope, if_full).await?.is_none() {
+                return Ok(None);
+            }
+            if let Some(piece) = self.next_piece(scope.segments) {
+                return Err(self.unexpected(
+                    run,
+                    scope,
+                    &format!("segment {} of step {}", piece.segment, self.step),
+                ));
+            }
+            *self = Self::at(self.step + 1);
+        }
+        if self.step > run.step {
+            return Err(self.unexpected(run, scope, &format!("step {} or later", self.step)));
+        }
+        let builder = match self.load(scope, if_full).await? {
+            None => return Ok(None),
+            Some(Some(builder)) => builder,
+            Some(None) => return Err(self.unexpected(run, scope, "a later step")),
+        };
+        let mut advance = Advance::default();
+        let mut left = run.rows;
+        while left > 0 {
+            let piece = match self.next_piece(scope.segments) {
+                Some(piece) if piece.segment == run.segment => piece,
+                Some(piece) => {
+                    return Err(self.unexpected(run, scope, &format!("segment {}", piece.segment)));
+                }
+                None => return Err(self.unexpected(run, scope, "no more rows of this step")),
+            };
+            let rows = left.min(piece.rows - self.taken);
+            let copy = RowCopy {
+                builder: builder.clone(),
+                message_row: message_row + run.rows - left,
+                batch_row: piece.first + self.taken,
+                rows,
+            };
+            let known = committed.rows_of(self.step).saturating_sub(copy.batch_row);
+            self.row = copy.batch_row + rows;
+            self.taken += rows;
+            advance.push(copy, known);
+            left -= rows;
+        }
+        Ok(Some(advance))
+    }
+
+    /// Checks that nothing is missing up to the epoch's end.
+    pub async fn finish(&mut self, scope: &Scope<'_>) -> Result<()> {
+        while self.step < scope.epoch.count {
+            self.load(scope, IfFull::Wait).await?;
+            if let Some(piece) = self.next_piece(scope.segments) {
+                return Err(Error::corrupt(format!(
+                    "the stream of epoch {} ended before segment {} of step {}",
+                    scope.epoch.number(),
+                    piece.segment,
+                    self.step
+                )));
+            }
+            *self = Self::at(self.step + 1);
+        }
+        Ok(())
+    }
+
+    /// What is committed once all rows before this position are.
+    pub fn committed(&mut self, segments: &SegmentSet) -> Committed {
+        let over = self.builder.is_some() && self.next_piece(segments).is_none();
+        match over {
+            true => Committed { step: self.step + 1, row: 0 },
+            false => Committed { step: self.step, row: self.row },
+        }
+    }
+
+    /// The step's batch, `Some(None)` if it was handed out; `None` if there is no room.
+    async fn load(
+        &mut self,
+        scope: &Scope<'_>,
+        if_full: IfFull,
+    ) -> Result<Option<Option<Arc<BatchBuilder>>>> {
+        if let Some(builder) = &self.builder {
+            return Ok(Some(Some(builder.clone())));
+        }
+        self.builder = match if_full {
+            IfFull::Wait => scope.buffer.open(scope.epoch, self.step).await?,
+            IfFull::Return => match scope.buffer.try_open(scope.epoch, self.step)? {
+                Opened::Open(builder) => Some(builder),
+                Opened::Past => None,
+                Opened::Full => return Ok(None),
+            },
+        };
+        Ok(Some(self.builder.clone()))
+    }
+
+    /// The piece that the stream's next row belongs to. A batch that was handed out has none.
+    fn next_piece(&mut self, segments: &SegmentSet) -> Option<Piece> {
+        let pieces = &self.builder.as_ref()?.plan.pieces;
+        loop {
+            let piece = *pieces.get(self.piece)?;
+            if segments.contains(piece.segment) && self.taken < piece.rows {
+                return Some(piece);
+            }
+            self.piece += 1;
+            self.taken = 0;
+        }
+    }
+
+    fn unexpected(&self, run: StepRun, scope: &Scope<'_>, want: &str) -> Error {
+        Error::corrupt(format!(
+            "a message of epoch {} brings {} rows of segment {} for step {}, the plan has {want} next",
+            scope.epoch.number(),
+            run.rows,
+            run.segment,
+            run.step
+        ))
+    }
+}
+
+impl Advance {
+    /// Adds rows, the first `known` rows of which were committed before.
+    fn push(&mut self, copy: RowCopy, known: u32) {
+        self.digest.merge(copy.digest());
+        let known = known.min(copy.rows);
+        if known == copy.rows {
+            return;
+        }
+        self.add(RowCopy {
+            message_row: copy.message_row + known,
+            batch_row: copy.batch_row + known,
+            rows: copy.rows - known,
+            ..copy
+        });
+    }
+
+    fn add(&mut self, copy: RowCopy) {
+        if !self.copies.last_mut().is_some_and(|last| last.extend(&copy)) {
+            self.copies.push(copy);
+        }
+    }
+
+    /// Adds what follows.
+    pub fn append(&mut self, next: Advance) {
+        self.digest.merge(next.digest);
+        next.copies.into_iter().for_each(|copy| self.add(copy));
+    }
+}

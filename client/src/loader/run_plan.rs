@@ -1,0 +1,96 @@
+//! Which steps a loader takes: its epochs, where the first one begins, and how each is cut.
+
+use super::sampler::Epoch;
+use super::settings::LoaderSettings;
+use crate::dataset::Dataset;
+use forebay_proto::plan::steps::{Cut, Steps};
+use forebay_proto::plan::{Order, PlanKey, Shuffle};
+use forebay_proto::state::LoaderState;
+use forebay_proto::{Error, Result};
+
+/// Which steps a loader takes.
+#[derive(Debug, Clone)]
+pub(super) struct RunPlan {
+    pub settings: LoaderSettings,
+    /// The first epoch and where it begins.
+    pub first: (u64, u64),
+    /// One past the last epoch.
+    pub end: Option<u64>,
+    /// Steps of the first epoch from there on, and of every other one.
+    steps: (u64, u64),
+}
+
+impl RunPlan {
+    /// `Invalid` if the settings do not fit each other or the dataset.
+    pub fn new(dataset: &Dataset, settings: LoaderSettings) -> Result<Self> {
+        let manifest = dataset.manifest();
+        if settings.rank >= settings.world.max(1) {
+            let (rank, world) = (settings.rank, settings.world);
+            return Err(Error::invalid(format!("rank {rank} of {world}: ranks count from 0")));
+        }
+        let first = match &settings.resume {
+            None => (settings.first_epoch, 0),
+            Some(state) => resume(state, &settings, dataset)?,
+        };
+        let end = settings.epochs.map(|n| settings.first_epoch.saturating_add(n));
+        let mut plan = Self { settings, first, end, steps: (0, 0) };
+        // Only the number of samples matters here, so file order will do.
+        let order = Order::new(manifest, 0, 0, Shuffle::None);
+        let left = Steps::new(&order, plan.cut(first.1))?.count();
+        plan.steps = (left, Steps::new(&order, plan.cut(0))?.count());
+        match plan.steps.1 {
+            0 if manifest.rows() == 0 => Err(Error::invalid(format!("{} has no rows", manifest.uri()))),
+            0 => Err(Error::invalid(format!(
+                "{} has {} rows, fewer than the global batch {}, and the incomplete step is dropped: nothing is left",
+                manifest.uri(),
+                manifest.rows(),
+                plan.settings.global_batch
+            ))),
+            _ => Ok(plan),
+        }
+    }
+
+    pub fn key(&self, dataset: &Dataset, epoch: u64) -> PlanKey {
+        let LoaderSettings { seed, shuffle, .. } = self.settings;
+        PlanKey { manifest: dataset.manifest().digest(), seed, epoch, shuffle }
+    }
+
+    fn cut(&self, first_position: u64) -> Cut {
+        let LoaderSettings { global_batch, world, ending, layout, .. } = self.settings;
+        Cut { first_position, global_batch, world, ending, layout }
+    }
+
+    pub fn steps_of(&self, epoch: u64) -> u64 {
+        if epoch == self.first.0 { self.steps.0 } else { self.steps.1 }
+    }
+
+    /// An epoch, its steps numbered from `first_seq`.
+    pub fn epoch(&self, dataset: &Dataset, epoch: u64, first_seq: u64) -> Result<Epoch> {
+        let manifest = dataset.manifest();
+        let LoaderSettings { seed, shuffle, rank, .. } = self.settings;
+        let first_position = if epoch == self.first.0 { self.first.1 } else { 0 };
+        let order = Order::new(manifest, seed, epoch, shuffle);
+        let mut this = Epoch::new(manifest.clone(), order, self.cut(first_position), rank, first_seq)?;
+        this.epochs_after = self.end.map(|end| end.saturating_sub(epoch + 1));
+        Ok(this)
+    }
+}
+
+/// Epoch and position to resume from, if the state belongs to this dataset and these settings.
+fn resume(state: &LoaderState, settings: &LoaderSettings, dataset: &Dataset) -> Result<(u64, u64)> {
+    let (uri, digest) = (dataset.manifest().uri(), dataset.manifest().digest());
+    let key = &state.key;
+    if key.manifest != digest {
+        return Err(Error::changed(format!(
+            "the loader state is of dataset version {}, {uri} has {digest}: resume with the dataset it was saved from",
+            key.manifest
+        )));
+    }
+    if (key.seed, key.shuffle) != (settings.seed, settings.shuffle) {
+        return Err(Error::invalid(format!(
+            "the loader state is of seed {} and shuffle {}, the settings say seed {} and shuffle {}: use the state's",
+            key.seed, key.shuffle, settings.seed, settings.shuffle
+        )));
+    }
+    Ok((key.epoch, state.samples_done))
+}

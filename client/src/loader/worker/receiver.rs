@@ -1,0 +1,166 @@
+//! The messages of one stream: decoded as they come, checked against the plan, committed when they are whole.
+
+use super::policy::Failure;
+use crate::loader::decoder::{MessageDecoder, is_schema};
+use crate::loader::position::{Advance, Committed, IfFull, Position, Scope, StepRun};
+use crate::stream::{Head, StreamEvent};
+use forebay_proto::digest::OrderDigest;
+use forebay_proto::{Error, Result, v1};
+use prost::Message as _;
+
+/// Receives a stream's messages.
+pub(super) struct Receiver {
+    /// The step at which the stream was asked to begin.
+    start: u64,
+    position: Position,
+    message: Option<PartialMessage>,
+}
+
+/// A message whose body is arriving.
+struct PartialMessage {
+    decoder: MessageDecoder,
+    runs: Vec<StepRun>,
+    meta: v1::MessageMeta,
+    /// Where its rows go and the position after them; `None` if it is held until there is room.
+    placed: Option<(Advance, Position)>,
+}
+
+impl Receiver {
+    pub fn new(start: u64) -> Self {
+        Self { start, position: Position::at(start), message: None }
+    }
+
+    /// Whether the next event begins a message, or ends the stream.
+    pub fn is_between_messages(&self) -> bool {
+        self.message.is_none()
+    }
+
+    /// Takes the next event. True if it completed a message: its rows are committed, and `committed` says so.
+    pub async fn take(
+        &mut self,
+        event: StreamEvent,
+        scope: Scope<'_>,
+        committed: &mut Committed,
+    ) -> Result<bool, Failure> {
+        match event {
+            StreamEvent::Head(head) => self.message = self.begin(&head, scope, *committed).await?,
+            StreamEvent::Body(bytes) => {
+                if let Some(message) = &mut self.message {
+                    message.decoder.push(&bytes);
+                }
+            }
+            StreamEvent::End => {
+                if let Some(message) = self.message.take() {
+                    self.end(message, scope, committed).await?;
+                    return Ok(true);
+                }
+            }
+        }
+        Ok(false)
+    }
+
+    /// The stream ended well: checks that it brought all rows up to the epoch's end.
+    pub async fn finish(&mut self, scope: Scope<'_>) -> Result<()> {
+        self.position.finish(&scope).await
+    }
+
+    /// A message begins: finds out where its rows go. `None` for the stream's schema.
+    async fn begin(
+        &self,
+        head: &Head,
+        scope: Scope<'_>,
+        committed: Committed,
+    ) -> Result<Option<PartialMessage>, Failure> {
+        let schema = scope.buffer.schema();
+        if is_schema(&head.header, schema).map_err(Failure::damaged)? {
+            return Ok(None);
+        }
+        let meta = v1::MessageMeta::decode(head.meta.clone()).map_err(|e| {
+            Failure::damaged(Error::corrupt(format!("a message's metadata cannot be read: {e}")))
+        })?;
+        let mut decoder = MessageDecoder::new(head, schema).map_err(Failure::damaged)?;
+        let runs = step_runs(&meta, self.start, decoder.rows()).map_err(Failure::damaged)?;
+        let (mut all, mut after, mut row) = (Advance::default(), self.position.clone(), 0);
+        let mut if_full = IfFull::Wait;
+        for run in &runs {
+            match after.pass(*run, row, &scope, committed, if_full).await? {
+                Some(next) => all.append(next),
+                None => {
+                    decoder.hold(scope.buffer.pool());
+                    return Ok(Some(PartialMessage { decoder, runs, meta, placed: None }));
+                }
+            }
+            row += run.rows;
+            if_full = IfFull::Return;
+        }
+        decoder.scatter(&all.copies, scope.buffer.pool());
+        Ok(Some(PartialMessage { decoder, runs, meta, placed: Some((all, after)) }))
+    }
+
+    /// A message is complete: commits its rows.
+    async fn end(
+        &mut self,
+        message: PartialMessage,
+        scope: Scope<'_>,
+        committed: &mut Committed,
+    ) -> Result<(), Failure> {
+        let PartialMessage { decoder, runs, meta, placed } = message;
+        let buffer = scope.buffer;
+        let decoded =
+            decoder.complete(meta.hash, buffer.schema(), buffer.pool()).map_err(Failure::damaged)?;
+        let sent = OrderDigest::from_bytes(&meta.digest)?;
+        if let Some((advance, after)) = placed {
+            same_digest(advance.digest, sent)?;
+            for copy in &advance.copies {
+                decoded.commit(copy, buffer)?;
+            }
+            self.position = after;
+            *committed = self.position.committed(scope.segments).max(*committed);
+            return Ok(());
+        }
+        let (mut planned, mut row) = (OrderDigest::default(), 0);
+        for run in runs {
+            let advance = self.position.pass(run, row, &scope, *committed, IfFull::Wait).await?;
+            let advance = advance.ok_or_else(|| Error::corrupt("waiting for room ended without any"))?;
+            for copy in &advance.copies {
+                decoded.commit(copy, buffer)?;
+            }
+            *committed = self.position.committed(scope.segments).max(*committed);
+            planned.merge(advance.digest);
+            row += run.rows;
+        }
+        Ok(same_digest(planned, sent)?)
+    }
+}
+
+/// The runs of a message, with steps counted in the epoch; `Corrupt` if they do not make up its rows.
+fn step_runs(meta: &v1::MessageMeta, start: u64, rows: u32) -> Result<Vec<StepRun>> {
+    let bad = |why: &str| Error::corrupt(format!("a message's runs make no sense: {why}"));
+    if !meta.runs.len().is_multiple_of(3) {
+        return Err(bad("they are not triples"));
+    }
+    let mut runs = Vec::with_capacity(meta.runs.len() / 3);
+    let mut total = 0u64;
+    for run in meta.row_runs() {
+        let step = start.checked_add(meta.first_step).and_then(|s| s.checked_add(u64::from(run.step)));
+        let step = step.ok_or_else(|| bad("a step is out of range"))?;
+        if run.rows == 0 {
+            return Err(bad("one is empty"));
+        }
+        total += u64::from(run.rows);
+        runs.push(StepRun { step, segment: run.segment, rows: run.rows });
+    }
+    match total == u64::from(rows) {
+        true => Ok(runs),
+        false => Err(bad(&format!("they have {total} rows, the message {rows}"))),
+    }
+}
+
+fn same_digest(planned: OrderDigest, sent: OrderDigest) -> Result<()> {
+    match planned == sent {
+        true => Ok(()),
+        false => Err(Error::corrupt(format!(
+            "a message holds other samples than planned: its digest is {sent}, the plan's {planned}"
+        ))),
+    }
+}
