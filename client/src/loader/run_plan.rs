@@ -38,6 +38,10 @@ impl RunPlan {
         let order = Order::new(manifest, 0, 0, Shuffle::None);
         let left = Steps::new(&order, plan.cut(first.1))?.count();
         plan.steps = (left, Steps::new(&order, plan.cut(0))?.count());
+        // The state was taken with the epoch's last batch in hand: the run goes on with the next epoch.
+        if plan.settings.resume.is_some() && left == 0 {
+            (plan.first, plan.steps.0) = ((first.0 + 1, 0), plan.steps.1);
+        }
         match plan.steps.1 {
             0 if manifest.rows() == 0 => Err(Error::invalid(format!("{} has no rows", manifest.uri()))),
             0 => Err(Error::invalid(format!(

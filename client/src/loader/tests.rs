@@ -327,6 +327,41 @@ fn steps_before_rows() {
     assert!(Committed { step: 1, row: 0 } > Committed { step: 0, row: 9 });
 }
 
+/// A checkpoint is often taken with the last batch in hand, before the loader says that the epoch is over.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_state_of_an_epochs_last_batch_resumes_into_the_next_epoch() {
+    let world = World::new(&[100, 57]);
+    let dataset = world.open().await;
+    let all = all_rows(&dataset).await;
+    for ending in [Ending::Drop, Ending::Pad, Ending::Exact] {
+        let first = LoaderSettings { ending, ..settings(12) };
+        let mut loader = Loader::start(&dataset, first.clone()).unwrap();
+        for _ in 0..loader.steps(0) {
+            assert!(matches!(loader.next().await.unwrap(), Some(Event::Batch(_))));
+        }
+        let resume = Some(loader.state());
+        let mut loader = Loader::start(&dataset, LoaderSettings { resume, ..first.clone() }).unwrap();
+        assert_eq!((loader.state().key.epoch, loader.state().samples_done), (1, 0));
+        let (want, digest) = reference(&dataset, &all, &first, 1, 0);
+        assert_eq!(loader.steps(1), want.len() as u64);
+        for (step, want) in want.iter().enumerate() {
+            match loader.next().await.unwrap() {
+                Some(Event::Batch(batch)) => same(&batch, want, &format!("{ending:?}, step {step}")),
+                other => panic!("{other:?}"),
+            }
+        }
+        match loader.next().await.unwrap() {
+            Some(Event::EpochEnd(end)) => assert_eq!((end.epoch, end.digest), (1, digest)),
+            other => panic!("{other:?}"),
+        }
+        // Both epochs are read: nothing is left after the last batch of the second.
+        let resume = Some(LoaderState { key: loader.plan.key(&dataset, 1), samples_done: 157 });
+        let resume = Some(resume.filter(|_| ending != Ending::Drop).unwrap_or_else(|| loader.state()));
+        let mut loader = Loader::start(&dataset, LoaderSettings { resume, ..first }).unwrap();
+        assert!(loader.next().await.unwrap().is_none(), "{ending:?}");
+    }
+}
+
 /// When a cache dies, its readers do not all come to the store at once.
 #[tokio::test]
 async fn the_last_resort_comes_at_different_times() {
