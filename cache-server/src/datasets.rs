@@ -15,10 +15,10 @@ use crate::runtime::blocking;
 use arrow::datatypes::SchemaRef;
 use files::ManifestFiles;
 use forebay_dataset::{Frozen, Source, View, schema, source, view};
-use forebay_proto::manifest::{Digest, Manifest, SEGMENT_BYTES};
+use forebay_proto::manifest::{DatasetId, Digest, Manifest, SEGMENT_BYTES};
 use forebay_proto::{Error, Result, v1};
 use frozen::FrozenFiles;
-use known::Known;
+use known::{Known, MadeBy};
 use parking_lot::{Mutex, MutexGuard};
 use std::sync::Arc;
 
@@ -85,13 +85,13 @@ impl Datasets {
         let (manifest, schema) = (view.manifest.clone(), view.schema.clone());
         let projection = schema::projection(&schema, columns).map_err(|e| e.context(manifest.uri()))?;
         let dataset = Dataset { manifest, schema };
-        self.take(dataset.clone()).await?;
+        self.take(dataset.clone(), MadeBy::ThisNode).await?;
         Ok((dataset, view.projected_bytes(&projection)))
     }
 
     /// Gets to know a dataset version that another node froze, and that was [`Datasets::checked`].
     pub async fn learn(&self, dataset: Dataset) -> Result<()> {
-        self.take(dataset).await
+        self.take(dataset, MadeBy::Another).await
     }
 
     /// A dataset whose manifest came from elsewhere: every object that it would have this node read must be
@@ -109,9 +109,9 @@ impl Datasets {
         balance(&self.peers, &self.list());
     }
 
-    async fn take(&self, dataset: Dataset) -> Result<()> {
+    async fn take(&self, dataset: Dataset, made_by: MadeBy) -> Result<()> {
         let manifest = dataset.manifest.clone();
-        let (new, gone) = self.known().insert(dataset, known::LIMIT);
+        let (new, gone) = self.known().insert(dataset, made_by, known::LIMIT);
         if new || !gone.is_empty() {
             let (files, peers, all) = (self.files.clone(), self.peers.clone(), self.list());
             let kept = blocking(move || {
@@ -126,14 +126,21 @@ impl Datasets {
         Ok(())
     }
 
-    /// The dataset of a digest, from a ticket; `NotFound` if this node does not know it.
-    pub fn get(&self, digest: &[u8]) -> Result<Dataset> {
+    /// The dataset version `digest` at `uri`, from a ticket; with no URI the only one that this node knows. `NotFound`
+    /// if it knows none, or knows it with sizes from another node that are not those of the ticket.
+    pub fn get(&self, digest: &[u8], uri: &str, sizes_hash: Option<u64>) -> Result<Dataset> {
         let digest = Digest::from_bytes(digest)?;
-        self.known().get(&digest).ok_or_else(|| {
+        let unknown = || {
             Error::not_found(format!(
                 "dataset version {digest} is not known to this node: open the dataset on it first"
             ))
-        })
+        };
+        let mut known = self.known();
+        let id = match uri {
+            "" => known.only(digest)?.ok_or_else(unknown)?,
+            uri => DatasetId::new(digest, uri),
+        };
+        known.get(id, sizes_hash).ok_or_else(unknown)
     }
 
     /// All known datasets.
@@ -148,8 +155,8 @@ impl Datasets {
     pub fn forget(&self, uri: &str) -> Result<String> {
         let uri = self.allowed(uri)?;
         let mut gone: Vec<_> =
-            self.list().into_iter().filter(|d| d.is_of(&uri)).map(|d| d.manifest.digest()).collect();
-        gone.retain(|digest| self.known().remove(digest));
+            self.list().into_iter().filter(|d| d.is_of(&uri)).map(|d| d.manifest.id()).collect();
+        gone.retain(|id| self.known().remove(id));
         self.files.remove(&gone);
         self.frozen.forget(&uri);
         Ok(uri)
@@ -163,7 +170,7 @@ impl Datasets {
 
     fn recover(&self) {
         for dataset in self.files.recover(|manifest| self.checked(manifest)) {
-            let gone = self.known().insert(dataset, known::LIMIT).1;
+            let gone = self.known().insert(dataset, MadeBy::Another, known::LIMIT).1;
             self.files.remove(&gone);
         }
     }

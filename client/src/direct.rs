@@ -8,7 +8,7 @@
 use arrow::array::RecordBatch;
 use forebay_dataset::stream::{Reading, Segments};
 use forebay_dataset::{ReadySegment, Source, SourceSettings, Urgency};
-use forebay_proto::manifest::{Digest, Manifest};
+use forebay_proto::manifest::{DatasetId, Manifest};
 use forebay_proto::v1::Counters;
 use forebay_proto::{Error, Result};
 use futures::future::BoxFuture;
@@ -34,7 +34,7 @@ struct DirectInner {
 }
 
 /// A segment's columns: manifest, segment, projection.
-type Key = (Digest, u32, Vec<usize>);
+type Key = (DatasetId, u32, Vec<usize>);
 
 #[derive(Default)]
 struct Memory {
@@ -104,7 +104,7 @@ impl Direct {
         segment: u32,
         projection: &[usize],
     ) -> Result<Arc<RecordBatch>> {
-        let key = (manifest.digest(), segment, projection.to_vec());
+        let key = (manifest.id(), segment, projection.to_vec());
         let cell = self.memory().cell(&key);
         // If this reader goes away in mid-read, the next one in line reads.
         let filled = cell

@@ -17,7 +17,7 @@ use crate::endpoints::Endpoints;
 use crate::node::Node;
 use budget::AttemptBudget;
 use follow::Published;
-use forebay_proto::manifest::{Digest, Manifest};
+use forebay_proto::manifest::{DatasetId, Manifest};
 use forebay_proto::ring::Balance;
 use forebay_proto::{Error, Result, v1};
 use health::Health;
@@ -62,7 +62,7 @@ pub(crate) struct Cluster {
 #[derive(Debug)]
 struct BalanceOf {
     nodes: Vec<v1::Node>,
-    dataset: Digest,
+    dataset: DatasetId,
     balance: Arc<Balance>,
 }
 
@@ -132,7 +132,7 @@ impl RouteInputs {
 
     /// The balance of the dataset on the nodes of the topology, computed again when either changed.
     fn current_balance(&self) -> Arc<Balance> {
-        let (nodes, dataset) = (&self.topology.nodes, self.manifest.digest());
+        let (nodes, dataset) = (&self.topology.nodes, self.manifest.id());
         // Held while it is computed: the other workers of an epoch need the same.
         let mut known = self.balance.lock();
         match &*known {

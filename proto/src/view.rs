@@ -54,7 +54,11 @@ impl fmt::Display for Split {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Split::Rows(from, to) => write!(f, "{from}:{to}"),
-            Split::Shares(from, to) => write!(f, "{from:?}:{to:?}"),
+            Split::Shares(from, to) => {
+                // With a point in any case, and without an exponent.
+                let digits = |share: &f64| if share.fract() == 0.0 { 1 } else { share.to_string().len() - 2 };
+                write!(f, "{from:.0$}:{to:.1$}", digits(from), digits(to))
+            }
         }
     }
 }
@@ -62,24 +66,31 @@ impl fmt::Display for Split {
 impl std::str::FromStr for Split {
     type Err = Error;
 
-    /// `0:0.9` by shares, `1000:5000` by rows: numbers up to 1 are shares unless one of the two is above 1.
+    /// `0:0.9` or `0%:90%` by shares, `1000:5000` by rows. A split is by shares if one of its numbers has a `.` or a `%`,
+    /// so `0:1` is the first row and `0:1.0` all rows.
     fn from_str(s: &str) -> Result<Self> {
         let bad = || {
-            Error::invalid(format!("split `{s}` is none: use shares as in 0:0.9, or rows as in 1000:5000"))
+            Error::invalid(format!(
+                "split `{s}` is none: use shares as in 0.0:0.9 or 0%:90%, or rows as in 1000:5000"
+            ))
         };
         let (from, to) = s.split_once(':').ok_or_else(bad)?;
-        if let (Ok(from), Ok(to)) = (from.parse::<u64>(), to.parse::<u64>())
-            && to > 1
-        {
-            return Ok(Split::Rows(from, to));
+        if !s.contains(['.', '%']) {
+            let (from, to) = (from.parse().map_err(|_| bad())?, to.parse().map_err(|_| bad())?);
+            return if from <= to { Ok(Split::Rows(from, to)) } else { Err(bad()) };
         }
-        match (from.parse::<f64>(), to.parse::<f64>()) {
-            (Ok(from), Ok(to)) if from <= to && (0.0..=1.0).contains(&from) && to <= 1.0 => {
-                Ok(Split::Shares(from, to))
-            }
-            _ => Err(bad()),
-        }
+        let (from, to) = (share(from).ok_or_else(bad)?, share(to).ok_or_else(bad)?);
+        if from <= to { Ok(Split::Shares(from, to)) } else { Err(bad()) }
     }
+}
+
+/// A share of all rows, as `0.25` or `25%`.
+fn share(text: &str) -> Option<f64> {
+    let share = match text.strip_suffix('%') {
+        Some(percent) => percent.parse::<f64>().ok()? / 100.0,
+        None => text.parse().ok()?,
+    };
+    (0.0..=1.0).contains(&share).then_some(share)
 }
 
 impl std::str::FromStr for MixPart {
@@ -263,10 +274,26 @@ mod tests {
     #[test]
     fn splits_are_read() {
         assert_eq!("0:0.9".parse::<Split>().unwrap(), Split::Shares(0.0, 0.9));
-        assert_eq!("0:1".parse::<Split>().unwrap(), Split::Shares(0.0, 1.0));
+        assert_eq!("0:1".parse::<Split>().unwrap(), Split::Rows(0, 1));
+        assert_eq!("0:1.0".parse::<Split>().unwrap(), Split::Shares(0.0, 1.0));
+        assert_eq!("90%:100%".parse::<Split>().unwrap(), Split::Shares(0.9, 1.0));
         assert_eq!("10:500".parse::<Split>().unwrap(), Split::Rows(10, 500));
-        for bad in ["", "5", "0.5:0.1", "a:b", "0:1.5", "-1:1"] {
+        for bad in ["", "5", "0.5:0.1", "a:b", "0:1.5", "-1:1", "2:1", "0:101%"] {
             assert!(bad.parse::<Split>().is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn splits_are_read_as_they_are_printed() {
+        let splits = [
+            Split::Rows(0, 0),
+            Split::Rows(0, 1),
+            Split::Rows(7, 1 << 40),
+            Split::Shares(0.0, 1.0),
+            Split::Shares(1e-9, 2.5e-7),
+        ];
+        for split in splits {
+            assert_eq!(split.to_string().parse::<Split>().unwrap(), split);
         }
     }
 }

@@ -257,8 +257,12 @@ impl Peers {
             fill: None,
         };
         if let Some(owner) = whom.owner.and_then(|address| self.peer(&address)).filter(|o| !o.is_out()) {
-            let manifest = missing.reading.manifest.digest().to_bytes().to_vec().into();
-            let fill = v1::FillFrom { manifest, segment: missing.segment };
+            let manifest = &missing.reading.manifest;
+            let fill = v1::FillFrom {
+                manifest: manifest.digest().to_bytes().to_vec().into(),
+                segment: missing.segment,
+                uri: manifest.uri().to_owned(),
+            };
             let asked = v1::FetchRequest { fill: Some(fill), ..request.clone() };
             let mut answer = self.take(&owner, &asked, &missing).await;
             if answer.as_ref().is_err_and(|e| e.kind == Kind::NotFound)

@@ -1,26 +1,41 @@
 //! The datasets in memory, bounded: whoever opens splits without end must not fill a node with manifests.
 //!
-//! The one used longest ago goes. Who reads it then is told that it is not known, and opens it anew, as loaders do by
+//! The one used longest ago goes. Who reads it then is told that it is not known, and opens it again, as loaders do by
 //! themselves; streams that are open keep what they need.
+//!
+//! The key is the version *and* its URI: a copy of a dataset in another bucket has the same version, and must not redirect
+//! those who read the first. Estimated sizes are no part of either. So another node's manifest replaces none, and serves
+//! only tickets that state the same sizes.
 
 use super::Dataset;
-use forebay_proto::manifest::Digest;
+use forebay_proto::manifest::{DatasetId, Digest};
+use forebay_proto::{Error, Result};
 use std::collections::HashMap;
 
 /// Segments and objects of all known datasets together, at about 100 bytes each.
 pub(super) const LIMIT: usize = 4 << 20;
 
-/// Datasets by digest.
+/// Datasets by version and URI.
 #[derive(Debug, Default)]
 pub(super) struct Known {
-    entries: HashMap<Digest, Entry>,
+    entries: HashMap<DatasetId, Entry>,
     clock: u64,
     weight: usize,
+}
+
+/// Who made a manifest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum MadeBy {
+    /// This node, from the objects' footers.
+    ThisNode,
+    /// Another process.
+    Another,
 }
 
 #[derive(Debug)]
 struct Entry {
     dataset: Dataset,
+    made_by: MadeBy,
     used: u64,
 }
 
@@ -29,27 +44,53 @@ fn weight(dataset: &Dataset) -> usize {
 }
 
 impl Known {
-    /// Adds a dataset. Answers whether it is new, and which had to go for it.
-    pub fn insert(&mut self, dataset: Dataset, limit: usize) -> (bool, Vec<Digest>) {
+    /// Adds a dataset, and returns whether it is new and which had to go for it. One that was told replaces none.
+    pub fn insert(&mut self, dataset: Dataset, made_by: MadeBy, limit: usize) -> (bool, Vec<DatasetId>) {
         self.clock += 1;
+        let id = dataset.manifest.id();
+        if made_by == MadeBy::Another
+            && let Some(old) = self.entries.get_mut(&id)
+        {
+            old.used = self.clock;
+            return (false, Vec::new());
+        }
         self.weight += weight(&dataset);
-        let digest = dataset.manifest.digest();
-        let old = self.entries.insert(digest, Entry { dataset, used: self.clock });
+        let sizes_hash = dataset.manifest.sizes_hash();
+        let old = self.entries.insert(id, Entry { dataset, made_by, used: self.clock });
         self.weight -= old.as_ref().map_or(0, |old| weight(&old.dataset));
         let mut gone = Vec::new();
         while self.weight > limit && self.entries.len() > 1 {
-            let oldest = self.entries.iter().min_by_key(|(_, entry)| entry.used).map(|(digest, _)| *digest);
-            gone.extend(oldest.filter(|digest| self.remove(digest)));
+            let oldest = self.entries.iter().min_by_key(|(_, entry)| entry.used).map(|(id, _)| *id);
+            gone.extend(oldest.filter(|id| self.remove(id)));
         }
-        (old.is_none(), gone)
+        (old.is_none_or(|old| old.dataset.manifest.sizes_hash() != sizes_hash), gone)
     }
 
-    /// A dataset, which counts as used.
-    pub fn get(&mut self, digest: &Digest) -> Option<Dataset> {
+    /// A dataset, which counts as used. If another process told it, its sizes must be those of `sizes_hash`.
+    pub fn get(&mut self, id: DatasetId, sizes_hash: Option<u64>) -> Option<Dataset> {
         self.clock += 1;
-        let entry = self.entries.get_mut(digest)?;
+        let entry = self.entries.get_mut(&id)?;
+        let is_as_stated = sizes_hash.is_none_or(|hash| hash == entry.dataset.manifest.sizes_hash());
+        if entry.made_by == MadeBy::Another && !is_as_stated {
+            return None;
+        }
         entry.used = self.clock;
         Some(entry.dataset.clone())
+    }
+
+    /// The only dataset of a version, if any is known; `Invalid` if several are.
+    pub fn only(&self, digest: Digest) -> Result<Option<DatasetId>> {
+        let mut all =
+            self.entries.values().map(|entry| &entry.dataset.manifest).filter(|m| m.digest() == digest);
+        let first = all.next();
+        match (first, all.next()) {
+            (Some(a), Some(b)) => Err(Error::invalid(format!(
+                "dataset version {digest} lies at {} and at {}: say in the ticket's `uri` which of them to read",
+                a.uri(),
+                b.uri()
+            ))),
+            _ => Ok(first.map(|manifest| manifest.id())),
+        }
     }
 
     /// All of them.
@@ -58,8 +99,8 @@ impl Known {
     }
 
     /// Forgets a dataset; false if it was not known.
-    pub fn remove(&mut self, digest: &Digest) -> bool {
-        let gone = self.entries.remove(digest);
+    pub fn remove(&mut self, id: &DatasetId) -> bool {
+        let gone = self.entries.remove(id);
         self.weight -= gone.as_ref().map_or(0, |gone| weight(&gone.dataset));
         gone.is_some()
     }
@@ -72,29 +113,69 @@ mod tests {
     use forebay_proto::manifest::{Manifest, Object, SegmentSize};
     use std::sync::Arc;
 
+    fn dataset(uri: &str, key: &str, segments: usize, decoded_bytes: u64) -> Dataset {
+        let object = Object { key: key.into(), etag: "e".into(), size: 1 };
+        let size = SegmentSize { object: 0, row_groups: 1, rows: 1, decoded_bytes };
+        let manifest = Manifest::new(uri, 1, vec![], vec![object], &vec![size; segments]).unwrap();
+        Dataset { manifest: Arc::new(manifest), schema: Arc::new(Schema::empty()) }
+    }
+
+    fn id(dataset: &Dataset) -> DatasetId {
+        dataset.manifest.id()
+    }
+
     #[test]
     fn the_one_used_longest_ago_goes_and_the_newest_stays() {
-        let dataset = |name: &str, segments: usize| {
-            let object = Object { key: name.into(), etag: "e".into(), size: 1 };
-            let size = SegmentSize { object: 0, row_groups: 1, rows: 1, decoded_bytes: 1 };
-            let manifest = Manifest::new("s3://b", 1, vec![], vec![object], &vec![size; segments]).unwrap();
-            Dataset { manifest: Arc::new(manifest), schema: Arc::new(Schema::empty()) }
-        };
+        let dataset = |name: &str, segments: usize| dataset("s3://b", name, segments, 1);
         let mut known = Known::default();
+        let mut insert = |d: &Dataset| known.insert(d.clone(), MadeBy::ThisNode, 12);
         let (a, b, c) = (dataset("a", 4), dataset("b", 4), dataset("c", 4));
-        let digest = |d: &Dataset| d.manifest.digest();
-        assert_eq!(known.insert(a.clone(), 12), (true, vec![]));
-        assert_eq!(known.insert(a.clone(), 12), (false, vec![]));
-        assert_eq!(known.insert(b.clone(), 12), (true, vec![]));
-        assert!(known.get(&digest(&a)).is_some());
-        assert_eq!(known.insert(c.clone(), 12), (true, vec![digest(&b)]));
+        assert_eq!(insert(&a), (true, vec![]));
+        assert_eq!(insert(&a), (false, vec![]));
+        assert_eq!(insert(&b), (true, vec![]));
+        assert!(known.get(id(&a), None).is_some());
+        let mut insert = |d: &Dataset| known.insert(d.clone(), MadeBy::ThisNode, 12);
+        assert_eq!(insert(&c), (true, vec![id(&b)]));
         let huge = dataset("d", 100);
-        let mut gone = known.insert(huge.clone(), 12).1;
+        let mut gone = insert(&huge).1;
         gone.sort_unstable();
-        let mut all = vec![digest(&a), digest(&c)];
+        let mut all = vec![id(&a), id(&c)];
         all.sort_unstable();
         assert_eq!(gone, all);
-        assert!(known.get(&digest(&huge)).is_some() && known.remove(&digest(&huge)));
+        assert!(known.get(id(&huge), None).is_some() && known.remove(&id(&huge)));
         assert_eq!((known.weight, known.list().len()), (0, 0));
+    }
+
+    #[test]
+    fn a_copy_elsewhere_does_not_redirect_the_first() {
+        let mut known = Known::default();
+        let (first, copy) = (dataset("s3://b/p", "a", 4, 1), dataset("s3://other/p", "a", 4, 1));
+        assert_eq!(first.manifest.digest(), copy.manifest.digest());
+        known.insert(first.clone(), MadeBy::ThisNode, LIMIT);
+        assert_eq!(known.only(first.manifest.digest()).unwrap(), Some(id(&first)));
+        assert!(known.insert(copy.clone(), MadeBy::ThisNode, LIMIT).0);
+        for d in [&first, &copy] {
+            assert_eq!(known.get(id(d), None).unwrap().manifest.uri(), d.manifest.uri());
+        }
+        let message = known.only(first.manifest.digest()).unwrap_err().message;
+        assert!(message.contains("s3://b/p") && message.contains("s3://other/p"), "{message}");
+    }
+
+    #[test]
+    fn another_process_cannot_set_the_sizes() {
+        let (right, wrong) = (dataset("s3://b/p", "a", 4, 8), dataset("s3://b/p", "a", 4, u64::MAX / 4));
+        let (id, stated) = (id(&right), Some(right.manifest.sizes_hash()));
+        let size = |known: &mut Known| known.get(id, stated).map(|d| d.manifest.segments()[0].decoded_bytes);
+        // After the node has frozen it.
+        let mut known = Known::default();
+        known.insert(right.clone(), MadeBy::ThisNode, LIMIT);
+        assert!(!known.insert(wrong.clone(), MadeBy::Another, LIMIT).0);
+        assert_eq!(size(&mut known), Some(8));
+        // Before: a reader's ticket is refused until the node has frozen it.
+        let mut known = Known::default();
+        assert!(known.insert(wrong, MadeBy::Another, LIMIT).0);
+        assert_eq!(size(&mut known), None);
+        assert!(known.insert(right, MadeBy::ThisNode, LIMIT).0);
+        assert_eq!(size(&mut known), Some(8));
     }
 }

@@ -103,10 +103,11 @@ async fn open(node: &Node, request: http::Request<Body>) -> Result<(Answer, Arc<
     let budget = Budget { segments_ahead: None, ..Budget::default() };
     let plain = || Arc::new(StreamSegments::new(node.cache.clone(), node.heat.clone(), None));
     let of = |d: &Dataset, answer: Result<Answer>| Ok((answer?, d.manifest.clone()));
+    let known = |manifest: &[u8]| node.datasets.get(manifest, &ticket.uri, ticket.sizes_hash);
     match ticket.kind.ok_or_else(|| Error::invalid("the ticket is empty"))? {
         v1::ticket::Kind::Plan(t) => {
             let manifest = t.plan.as_ref().map(|p| p.manifest.clone()).unwrap_or_default();
-            let d = node.datasets.get(&manifest)?;
+            let d = known(&manifest)?;
             let (cache, heat, dataset) = (node.cache.clone(), node.heat.clone(), d.clone());
             // An order of millions of segments takes milliseconds.
             let open = move || {
@@ -124,11 +125,11 @@ async fn open(node: &Node, request: http::Request<Body>) -> Result<(Answer, Arc<
             of(&dataset, blocking(open).await?)
         }
         v1::ticket::Kind::Scan(t) => {
-            let d = node.datasets.get(&t.manifest)?;
+            let d = known(&t.manifest)?;
             of(&d, stream::scan(plain(), d.manifest.clone(), &d.schema, &t, budget))
         }
         v1::ticket::Kind::Rows(t) => {
-            let d = node.datasets.get(&t.manifest)?;
+            let d = known(&t.manifest)?;
             of(&d, stream::rows(plain(), d.manifest.clone(), &d.schema, &t, budget))
         }
     }
@@ -174,7 +175,7 @@ impl FlightService for Descriptions {
             manifest: dataset.manifest.digest().to_bytes().to_vec().into(),
             ..Default::default()
         };
-        let ticket = v1::Ticket { kind: Some(v1::ticket::Kind::Scan(scan)) };
+        let ticket = v1::Ticket::new(&dataset.manifest, v1::ticket::Kind::Scan(scan));
         let endpoint = FlightEndpoint::new().with_ticket(Ticket::new(ticket.encode_to_vec()));
         let info = FlightInfo::new()
             .try_with_schema(&dataset.schema)

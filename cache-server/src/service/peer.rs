@@ -55,7 +55,7 @@ impl Service for PeerService {
         let (file, guard) = match r.fill {
             None => self.node.cache.held_file(id, r.columns).await?,
             Some(fill) => {
-                let dataset = self.node.datasets.get(&fill.manifest)?;
+                let dataset = self.node.datasets.get(&fill.manifest, &fill.uri, None)?;
                 if dataset.manifest.segment_id(fill.segment)? != id {
                     return Err(Error::invalid("the segment is not where it is said to be").into());
                 }

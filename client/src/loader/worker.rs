@@ -373,7 +373,7 @@ impl StreamWorker {
         match (&self.context.supply, self.source.node()) {
             (Supply::Direct(direct), _) => Feed::direct(direct, dataset, &self.ticket()),
             (Supply::Cluster(_), Some(node)) => {
-                Feed::stream(node.url(), self.ticket(), &self.context.stream).await
+                Feed::stream(node.url(), dataset.manifest(), self.ticket(), &self.context.stream).await
             }
             (Supply::Cluster(cluster), None) => match cluster.fallback() {
                 Some(direct) => Feed::direct(direct, dataset, &self.ticket()),

@@ -137,7 +137,8 @@ fn a_reader_that_stands_still_does_not_keep_the_node_from_stopping() {
         let dataset = Dataset::open(&access, &spec).await.expect("open");
         let manifest = dataset.manifest().digest().to_bytes().to_vec().into();
         let scan = v1::ScanTicket { manifest, ..Default::default() };
-        let ticket = v1::Ticket { kind: Some(v1::ticket::Kind::Scan(scan)) }.encode_to_vec();
+        let ticket =
+            v1::Ticket { kind: Some(v1::ticket::Kind::Scan(scan)), ..Default::default() }.encode_to_vec();
         let settings = StreamSettings { window_bytes: 64 << 10, ..Default::default() };
         let mut stream = Stream::open(&server.endpoint, &ticket, &settings).await.expect("a stream");
         stream.next().await.expect("the schema");

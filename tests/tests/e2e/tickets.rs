@@ -27,7 +27,7 @@ async fn ask(address: &str, ticket: &[u8]) -> Result<usize, Error> {
 }
 
 fn encoded(kind: v1::ticket::Kind) -> Vec<u8> {
-    v1::Ticket { kind: Some(kind) }.encode_to_vec()
+    v1::Ticket { kind: Some(kind), ..Default::default() }.encode_to_vec()
 }
 
 /// Changes one thing about a ticket that is good.

@@ -3,7 +3,7 @@
 use crate::read::budget::{Held, Room};
 use arrow::buffer::{Buffer, MutableBuffer};
 use forebay_dataset::Urgency;
-use forebay_proto::manifest::Digest;
+use forebay_proto::manifest::DatasetId;
 use forebay_proto::v1::peer_client::PeerClient;
 use forebay_proto::{Error, Kind, Manifest, Result, v1};
 use parking_lot::Mutex;
@@ -41,7 +41,7 @@ pub struct Peer {
     client: PeerClient<Channel>,
     /// A connection of its own, for what must not wait behind fills.
     probe: PeerClient<Channel>,
-    told: tokio::sync::Mutex<Option<(Digest, Instant)>>,
+    told: tokio::sync::Mutex<Option<(DatasetId, Instant)>>,
     out: Mutex<Option<(Instant, Duration)>>,
 }
 
@@ -96,12 +96,12 @@ impl Peer {
     /// Tells it a dataset version.
     pub async fn learn(&self, manifest: &Manifest) -> Result<()> {
         let mut told = self.told.lock().await;
-        if told.is_some_and(|(digest, at)| digest == manifest.digest() && at.elapsed() < TOLD) {
+        if told.is_some_and(|(dataset, at)| dataset == manifest.id() && at.elapsed() < TOLD) {
             return Ok(());
         }
         let mut client = self.client.clone();
         self.owed(client.learn(v1::Manifest::from(manifest))).await?;
-        *told = Some((manifest.digest(), Instant::now()));
+        *told = Some((manifest.id(), Instant::now()));
         Ok(())
     }
 

@@ -30,7 +30,10 @@ impl Rows {
             limit,
         };
         match dataset.access() {
-            Access::Endpoint(nodes) => Self::ask(nodes.node(), ticket).await,
+            Access::Endpoint(nodes) => {
+                let ticket = v1::Ticket::new(dataset.manifest(), v1::ticket::Kind::Scan(ticket));
+                Self::ask(nodes.node(), ticket).await
+            }
             Access::Direct(_) => {
                 let segments = dataset.segments()?;
                 let manifest = dataset.manifest().clone();
@@ -40,8 +43,7 @@ impl Rows {
         }
     }
 
-    async fn ask(node: &Node, ticket: v1::ScanTicket) -> Result<Self> {
-        let ticket = v1::Ticket { kind: Some(v1::ticket::Kind::Scan(ticket)) };
+    async fn ask(node: &Node, ticket: v1::Ticket) -> Result<Self> {
         let mut client = FlightServiceClient::new(node.channel()).max_decoding_message_size(usize::MAX);
         let stream = client.do_get(arrow_flight::Ticket { ticket: ticket.encode_to_vec().into() }).await;
         let stream = stream.map_err(|s| node.error(s))?.into_inner();

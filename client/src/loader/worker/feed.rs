@@ -4,7 +4,7 @@ use crate::dataset::Dataset;
 use crate::direct::Direct;
 use crate::stream::{Head, Stream, StreamEvent, StreamSettings};
 use forebay_dataset::stream::{self, Answer, Budget};
-use forebay_proto::{Result, v1};
+use forebay_proto::{Manifest, Result, v1};
 use prost::Message as _;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -18,8 +18,13 @@ pub(crate) enum Feed {
 
 impl Feed {
     /// Asks the node at `address`.
-    pub async fn stream(address: &str, ticket: v1::PlanTicket, settings: &StreamSettings) -> Result<Self> {
-        let ticket = v1::Ticket { kind: Some(v1::ticket::Kind::Plan(ticket)) };
+    pub async fn stream(
+        address: &str,
+        manifest: &Manifest,
+        ticket: v1::PlanTicket,
+        settings: &StreamSettings,
+    ) -> Result<Self> {
+        let ticket = v1::Ticket::new(manifest, v1::ticket::Kind::Plan(ticket));
         Ok(Self::Stream(Box::new(Stream::open(address, &ticket.encode_to_vec(), settings).await?)))
     }
 

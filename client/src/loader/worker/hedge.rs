@@ -75,7 +75,7 @@ impl Hedge<'_> {
         let (Scope { epoch, segments, .. }, columns) = (self.scope, self.dataset.ticket_columns());
         let mut ticket = epoch.ticket(self.committed.step, columns, segments);
         ticket.held_only = true;
-        let mut feed = Feed::stream(node.url(), ticket, self.stream).await?;
+        let mut feed = Feed::stream(node.url(), self.dataset.manifest(), ticket, self.stream).await?;
         loop {
             match feed.next().await? {
                 // The schema comes first, without any rows.

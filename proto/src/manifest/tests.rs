@@ -1,0 +1,81 @@
+//! What a manifest checks, and which ids it gives.
+
+use super::*;
+use crate::v1;
+
+fn sample() -> Manifest {
+    let o = |k: &str| Object { key: k.into(), etag: format!("e-{k}"), size: 100 };
+    let s = |object, row_groups, rows| SegmentSize { object, row_groups, rows, decoded_bytes: rows * 8 };
+    let sizes = [s(0, 2, 10), s(0, 1, 5), s(2, 3, 7)];
+    Manifest::new("s3://b/p", SEGMENT_BYTES, vec![1, 2], vec![o("a"), o("b"), o("c")], &sizes).unwrap()
+}
+
+#[test]
+fn segments_follow_each_other() {
+    let m = sample();
+    let places: Vec<_> = m.segments().iter().map(|s| (s.object, s.first_row_group, s.first_row)).collect();
+    assert_eq!(places, [(0, 0, 0), (0, 2, 10), (2, 0, 15)]);
+    assert_eq!(m.rows(), 22);
+}
+
+#[test]
+fn survives_the_wire_and_notices_tampering() {
+    let m = sample();
+    let w = v1::Manifest::from(&m);
+    assert_eq!(Manifest::try_from(w.clone()).unwrap(), m);
+    let mut bad = w;
+    bad.segments.as_mut().unwrap().rows[0] += 1;
+    assert_eq!(Manifest::try_from(bad).unwrap_err().kind, crate::Kind::Corrupt);
+}
+
+#[test]
+fn sums_over_segments_fit() {
+    let size = SegmentSize { object: 0, row_groups: 1, rows: 1, decoded_bytes: u64::MAX };
+    let object = Object { key: "a".into(), etag: "e".into(), size: 1 };
+    let manifest = |sizes: &[_]| Manifest::new("s3://b/p", 1, vec![], vec![object.clone()], sizes);
+    assert!(manifest(&[size]).is_ok());
+    assert!(manifest(&[size, size]).unwrap_err().message.contains("segment 1 overflows"));
+}
+
+#[test]
+fn digest_is_pinned() {
+    // A change here is a change of every dataset's version: it must be deliberate.
+    assert_eq!(sample().digest().to_string(), "7cbd0ab01dca6bf8cb0bd653eec2b5bb");
+}
+
+#[test]
+fn ids_tell_versions_apart() {
+    let m = sample();
+    let mut w = v1::Manifest::from(&m);
+    w.objects[0].etag = "other".into();
+    let sizes: Vec<_> = m
+        .segments()
+        .iter()
+        .map(|s| SegmentSize {
+            object: s.object,
+            row_groups: s.row_groups,
+            rows: s.rows,
+            decoded_bytes: s.decoded_bytes,
+        })
+        .collect();
+    let objects = w.objects.into_iter().map(|o| Object { key: o.key, etag: o.etag, size: o.size }).collect();
+    let n = Manifest::new(m.uri(), m.segment_bytes(), m.schema().to_vec(), objects, &sizes).unwrap();
+    assert_ne!(m.segment_id(0).unwrap(), n.segment_id(0).unwrap());
+    assert_eq!(m.segment_id(2).unwrap(), n.segment_id(2).unwrap());
+    assert_ne!(m.segment_id(0).unwrap(), m.segment_id(1).unwrap());
+    assert!(m.segment_id(3).is_err());
+}
+
+#[test]
+fn copies_of_a_version_have_ids_of_their_own() {
+    let mut w = v1::Manifest::from(&sample());
+    w.uri = "s3://other/p".into();
+    let copy = Manifest::try_from(w.clone()).unwrap();
+    assert_eq!(copy.digest(), sample().digest());
+    assert_ne!(copy.id(), sample().id());
+    assert_ne!(copy.segment_id(0).unwrap(), sample().segment_id(0).unwrap());
+    w.segments.as_mut().unwrap().decoded_bytes[0] += 1;
+    let resized = Manifest::try_from(w).unwrap();
+    assert_eq!(resized.id(), copy.id());
+    assert_ne!(resized.sizes_hash(), copy.sizes_hash());
+}
