@@ -1,4 +1,4 @@
-//! Command-line arguments that `forebay` and `forebay-train` share: which cache, or which store directly.
+//! Command-line arguments that `forebay` and `forebay-train` share: which cache, or which object store without one.
 //!
 //! Turns flags and environment into an [`Access`]. Secrets come from the environment or the usual AWS files only:
 //! there is no flag for them, so they never show in a process list or a help text.
@@ -17,19 +17,19 @@ pub const ENDPOINT_VARIABLE: &str = "FOREBAY_ENDPOINT";
 /// The variable that names the reader's zone when `--zone` does not.
 pub const ZONE_VARIABLE: &str = "FOREBAY_ZONE";
 
-/// Where help lists what is for direct reading. Set flag by flag, lest it swallow the flags that follow these.
-const DIRECT: &str = "Reading the store directly";
+/// The heading in help for the flags of direct reading. It is set flag by flag: else later flags would fall under it.
+const DIRECT: &str = "Reading the object store directly";
 
-/// Requests to the store that a reader has under way at once when the cache is gone, unless told otherwise.
+/// Requests to the object store that a reader has under way at once when the cache is gone, by default.
 const FALLBACK_REQUESTS: usize = 4;
 
-/// Bytes a second that it reads then, unless told otherwise: when a cache dies all its readers come at once.
+/// Bytes a second that it reads then, by default: when a cache dies all its readers come at once.
 const FALLBACK_BYTES_PER_S: u64 = 64_000_000;
 
 /// How to reach the object store when reading it directly.
 #[derive(Debug, Clone, Default, Args)]
 pub struct SourceArgs {
-    /// URL of an S3-compatible store, such as http://127.0.0.1:9000 [default: AWS]
+    /// URL of an S3-compatible object store, such as http://127.0.0.1:9000 [default: AWS]
     #[arg(help_heading = DIRECT, long, value_name = "URL")]
     pub s3_endpoint: Option<String>,
     /// Region to sign for [default: AWS_REGION, the profile's region, or us-east-1]
@@ -44,10 +44,10 @@ pub struct SourceArgs {
     /// Send no credentials: for public buckets
     #[arg(help_heading = DIRECT, long)]
     pub s3_anonymous: bool,
-    /// Requests to the store under way at once [default: 32]
+    /// Requests to the object store under way at once [default: 32]
     #[arg(help_heading = DIRECT, long, value_name = "N")]
     pub s3_max_requests: Option<usize>,
-    /// Bytes a second read from the store by all requests of this process, e.g. 500MB [default: no limit]
+    /// Bytes a second read from the object store by all requests of this process, e.g. 500MB [default: no limit]
     #[arg(help_heading = DIRECT, long, value_name = "BYTES", value_parser = bytes)]
     pub s3_max_bytes_per_s: Option<u64>,
     /// How long a request that fails is tried again, in seconds [default: 60]
@@ -73,23 +73,23 @@ pub enum Fallback {
     /// Wait, and give up in the end
     #[default]
     None,
-    /// Read the store directly, slowly, until a node answers again
+    /// Read the object store directly, slowly, until a node answers again
     Direct,
 }
 
-/// Where data comes from: a cache node, or the store itself.
+/// Where data comes from: a cache, or the object store without one.
 #[derive(Debug, Clone, Default, Args)]
 pub struct AccessArgs {
     #[command(flatten)]
     #[expect(missing_docs, reason = "documented at its type")]
     pub endpoint: EndpointArgs,
-    /// Read the store directly, without a cache
+    /// Read the object store directly, without a cache
     #[arg(long)]
     pub direct: bool,
-    /// When no node of the cache answers: give up in the end, or read the store directly meanwhile
+    /// When no node of the cache answers: give up in the end, or read the object store directly meanwhile
     #[arg(long, value_enum, default_value_t, conflicts_with = "direct")]
     pub fallback: Fallback,
-    /// This reader's zone: copies in it are read rather than the owner's [env: FOREBAY_ZONE]
+    /// This reader's zone: copies in it are preferred to the owner's [env: FOREBAY_ZONE]
     #[arg(long, value_name = "NAME", conflicts_with = "direct")]
     pub zone: Option<String>,
     #[command(flatten)]
@@ -114,13 +114,13 @@ impl SourceArgs {
         }
     }
 
-    /// The store itself, by these flags.
+    /// The object store, by these flags.
     pub fn access(&self) -> Result<Access> {
         let memory_bytes = self.direct_memory_bytes.unwrap_or(direct::MEMORY_BYTES);
         Direct::new(self.settings(), memory_bytes).map(Access::Direct)
     }
 
-    /// The store itself as the last resort of a reader: slowly, unless these flags allow more.
+    /// The object store as a reader's last resort: slowly, unless these flags allow more.
     fn fallback(&self) -> Result<Direct> {
         Direct::new(self.fallback_settings(), self.direct_memory_bytes.unwrap_or(direct::MEMORY_BYTES))
     }
@@ -188,11 +188,11 @@ impl AccessArgs {
         }
     }
 
-    /// The endpoint's URL, or `None` for the store itself.
+    /// The endpoint's URL, or `None` for the object store.
     fn choose(&self, variable: Option<String>) -> Result<Option<String>> {
         if self.direct && !self.endpoint.endpoint.is_empty() {
             return Err(Error::invalid(
-                "--endpoint and --direct contradict each other: read through the cache or read the store directly",
+                "--endpoint and --direct contradict each other: read through the cache or read the object store directly",
             ));
         }
         if self.direct {
@@ -200,13 +200,13 @@ impl AccessArgs {
         }
         if let Some(flag) = self.source.given().filter(|_| self.fallback == Fallback::None) {
             return Err(Error::invalid(format!(
-                "{flag} is for reading the store directly: add --direct, or leave it out and set it at the cache"
+                "{flag} is for reading the object store directly: add --direct, or leave it out and set it at the cache"
             )));
         }
         match self.endpoint.resolve(variable) {
             Some(url) => Ok(Some(url)),
             None => Err(Error::invalid(format!(
-                "no cache endpoint: pass --endpoint URL or set {ENDPOINT_VARIABLE}, or read the store directly with \
+                "no cache endpoint: pass --endpoint URL or set {ENDPOINT_VARIABLE}, or read the object store directly with \
                  --direct"
             ))),
         }
@@ -249,12 +249,12 @@ mod tests {
         let silent = choose(&[], None).unwrap_err();
         assert_eq!(
             silent,
-            "no cache endpoint: pass --endpoint URL or set FOREBAY_ENDPOINT, or read the store directly with --direct"
+            "no cache endpoint: pass --endpoint URL or set FOREBAY_ENDPOINT, or read the object store directly with --direct"
         );
         assert_eq!(choose(&[], Some(" ")).unwrap_err(), silent, "an empty variable counts as absent");
         assert!(choose(&["--direct", "--endpoint", "a:1"], None).unwrap_err().contains("contradict"));
         let flag = choose(&["--endpoint", "a:1", "--s3-region", "x"], None).unwrap_err();
-        assert!(flag.starts_with("--s3-region is for reading the store directly"), "{flag}");
+        assert!(flag.starts_with("--s3-region is for reading the object store directly"), "{flag}");
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! Arithmetic on the counters of whoever reads the store: what a stretch of reading cost is a difference of two
-//! [`Readings`], taken node by node, for nodes die, start anew and fall silent in between.
+//! What a stretch of reading cost: the difference of two [`Readings`] of the counters. It is taken node by node, because
+//! nodes die, restart and fall silent in between.
 
 use forebay_proto::v1::Counters;
 use std::collections::BTreeMap;
@@ -17,7 +17,7 @@ pub struct Readings(BTreeMap<String, Reading>);
 struct Reading {
     counters: Counters,
     at: Instant,
-    /// For how long the node had been up; `None` of what is never started anew, this process.
+    /// For how long the node had been up; `None` for this process, which cannot restart in between.
     uptime: Option<Duration>,
 }
 
@@ -27,18 +27,17 @@ impl Readings {
         self.0.insert(who, Reading { counters, at, uptime: Some(uptime) });
     }
 
-    /// Adds what this process itself has done by now.
+    /// Adds the counters of this process.
     pub fn add_own(&mut self, counters: Counters) {
         self.0.insert(String::new(), Reading { counters, at: Instant::now(), uptime: None });
     }
 
-    /// What all of them have done since `before`. A node that was started anew counts from its start, and so does one that
-    /// was not there before. Nothing is known of one that is silent: what it does is counted once it answers again
-    /// ([`Readings::over`]), or not at all.
+    /// What all of them have done since `before`. A node that was restarted counts from its start, and so does one that
+    /// was not there before. A silent node is counted once it answers again ([`Readings::over`]), or not at all.
     pub fn since(&self, before: &Self) -> Counters {
         let began = before.0.values().map(|reading| reading.at).min();
         let added = self.0.iter().map(|(who, now)| match before.0.get(who) {
-            Some(then) if now.is_anew(then) => now.counters,
+            Some(then) if now.was_restarted(then) => now.counters,
             Some(then) => since(&then.counters, &now.counters),
             // It was up all the while, only not heard: who knows what it did before.
             None if began.is_some_and(|began| now.uptime.is_some_and(|up| up > now.at - began)) => {
@@ -58,8 +57,8 @@ impl Readings {
 }
 
 impl Reading {
-    /// Whether the node was started anew since `then`.
-    fn is_anew(&self, then: &Self) -> bool {
+    /// Whether the node was restarted since `then`.
+    fn was_restarted(&self, then: &Self) -> bool {
         match (self.uptime, then.uptime) {
             (Some(now), Some(before)) => now + UPTIME_SLACK < before + (self.at - then.at),
             _ => false,
@@ -150,10 +149,10 @@ mod tests {
         let next = without.over(before.clone());
         let silent = readings(later(20), &[("a", 1040, 70), ("b", 5007, 70)]);
         assert_eq!(silent.since(&next).s3_bytes, 17);
-        // Started anew, it counts from there, be it more or less than it had done before.
+        // Restarted, it counts from there, be it more or less than it had done before.
         for done in [4, 9000] {
-            let anew = readings(later(20), &[("a", 1040, 70), ("b", done, 6)]);
-            assert_eq!(anew.since(&next).s3_bytes, 10 + done);
+            let restarted = readings(later(20), &[("a", 1040, 70), ("b", done, 6)]);
+            assert_eq!(restarted.since(&next).s3_bytes, 10 + done);
         }
         // One that joined, and one that was there and is heard for the first time.
         let joined = readings(later(20), &[("a", 1040, 70), ("c", 8, 12), ("d", 70_000, 400)]);

@@ -131,7 +131,7 @@ impl Dataset {
         }
     }
 
-    /// Compressed bytes of the projected column chunks: what a cold epoch must read from the store.
+    /// Compressed bytes of the projected column chunks: what a cold epoch must read from the object store.
     pub fn projected_bytes(&self) -> u64 {
         self.projected_bytes
     }
@@ -169,7 +169,7 @@ async fn ask(node: &Node, spec: &DatasetSpec) -> Result<(Arc<Manifest>, u64)> {
     Ok((Arc::new(Manifest::try_from(manifest)?), reply.projected_bytes))
 }
 
-/// The manifest from the store itself.
+/// The manifest from the object store.
 async fn read(direct: &Direct, spec: &DatasetSpec) -> Result<(Arc<Manifest>, u64)> {
     let wire = spec.to_wire();
     let mut frozen = Vec::new();

@@ -1,4 +1,4 @@
-//! Reading the store without a cache: segments decoded in this process, remembered within a bound.
+//! Reading the object store without a cache: segments decoded in this process, kept in memory within a bound.
 //!
 //! A window of a shuffle comes back to each of its segments many times, so decoded segments are kept until
 //! [`Direct::memory_bytes`] are exceeded; then the one used longest ago goes. However many readers want a segment that is
@@ -23,7 +23,7 @@ use tokio::sync::OnceCell;
 /// Decoded bytes kept unless told otherwise: a window of 32 segments of the default size.
 pub const MEMORY_BYTES: u64 = 1 << 30;
 
-/// The store, read by this process. Cheap to clone; clones share what is remembered.
+/// The object store, read by this process. Cheap to clone; clones share the decoded segments.
 #[derive(Clone)]
 pub struct Direct(Arc<DirectInner>);
 

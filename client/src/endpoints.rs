@@ -39,7 +39,7 @@ impl Endpoints {
         }
     }
 
-    /// The same, with the store itself as the last resort when no node answers.
+    /// The same, with the object store as the last resort when no node answers.
     pub fn with_fallback(&self, direct: Direct) -> Self {
         Self::new(self.0.nodes.clone(), Some(direct), self.0.zone.clone())
     }

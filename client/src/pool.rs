@@ -3,7 +3,7 @@
 //! The pool keeps a second handle on every buffer it has given away. Once all other handles are gone (the batch was
 //! dropped), the buffer can be taken again; nobody has to give anything back. What the pool keeps alive is bounded in
 //! bytes; beyond that, and below [`POOLED_BYTES`], buffers are ordinary ones. Contents of a taken buffer are
-//! arbitrary: whoever takes one must write every byte that it shows to others.
+//! arbitrary: write every byte of a buffer before it is shared.
 
 use arrow::buffer::{Buffer, MutableBuffer};
 use parking_lot::Mutex;

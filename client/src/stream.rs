@@ -269,7 +269,7 @@ mod tests {
         let address = server(b"HTTP/1.1 400 Bad Request\r\n\r\n").await;
         let e = Stream::open(&address, b"t", &settings).await.unwrap_err();
         assert!(e.kind == Kind::Retry && e.message.contains(&address), "{e}");
-        // Nobody listens there; a port that was free a moment ago may be somebody's by now.
+        // Nobody listens there; a port that was free a moment ago may be taken.
         let address = "http://127.0.0.1:1";
         let e = Stream::open(address, b"t", &settings).await.unwrap_err();
         assert!(

@@ -4,9 +4,8 @@ use crate::failure::Failure;
 use crate::figures;
 use crate::output::{Out, write_json};
 use clap::Args;
-use forebay_client::Node;
 use forebay_client::args::EndpointArgs;
-use forebay_client::survey;
+use forebay_client::{Node, survey};
 use forebay_proto::v1;
 use serde::Serialize;
 
@@ -16,7 +15,7 @@ pub(crate) struct Drain {
     node: String,
     #[command(flatten)]
     endpoint: EndpointArgs,
-    /// DrainReport in JSON
+    /// Answer in JSON
     #[arg(long)]
     json: bool,
 }

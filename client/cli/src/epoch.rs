@@ -43,7 +43,7 @@ pub(crate) struct Epoch {
     /// Segments mixed together: the same as --shuffle window(N)
     #[arg(long, value_name = "N", conflicts_with = "shuffle", value_parser = clap::value_parser!(u32).range(1..))]
     window: Option<u32>,
-    /// What becomes of the last, incomplete step: drop, pad or exact
+    /// What to do with an epoch's last, incomplete step: drop, pad or exact
     #[arg(long, value_name = "HOW", default_value = "pad")]
     ending: Ending,
     /// Ranks that share each step; all of them are read in this process unless --rank says which
@@ -52,7 +52,7 @@ pub(crate) struct Epoch {
     /// Read as this rank alone [default: as all ranks at the same time]
     #[arg(long, value_name = "RANK")]
     rank: Option<u32>,
-    /// EpochReport in JSON, when done
+    /// Answer in JSON, when done
     #[arg(long)]
     json: bool,
 }

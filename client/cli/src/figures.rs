@@ -34,7 +34,12 @@ pub(crate) fn count(n: u64) -> String {
 
 /// `1 segment`, `3 segments`.
 pub(crate) fn of(n: u64, thing: &str) -> String {
-    format!("{} {thing}{}", count(n), if n == 1 { "" } else { "s" })
+    plural(n, thing, &format!("{thing}s"))
+}
+
+/// `1 miss`, `3 misses`.
+pub(crate) fn plural(n: u64, one: &str, many: &str) -> String {
+    format!("{} {}", count(n), if n == 1 { one } else { many })
 }
 
 /// `42 s`, `3 min 5 s`, `2 h 10 min`, `3 d 4 h`.

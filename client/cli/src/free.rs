@@ -1,10 +1,10 @@
-//! `forebay free`: drop a dataset from the cache, from every node of it.
+//! `forebay free`: drop a dataset from the cache, on every node of it.
 
 use crate::failure::Failure;
+use crate::fan_out::{FailedNode, FanOut, check};
 use crate::figures;
 use crate::output::{Out, write_json};
 use clap::Args;
-use forebay_client::Node;
 use forebay_client::args::EndpointArgs;
 use forebay_client::survey;
 use forebay_proto::v1;
@@ -16,7 +16,7 @@ pub(crate) struct Free {
     uri: String,
     #[command(flatten)]
     endpoint: EndpointArgs,
-    /// FreeReport in JSON
+    /// Answer in JSON
     #[arg(long)]
     json: bool,
 }
@@ -26,35 +26,31 @@ struct FreeReport {
     uri: String,
     segments: u64,
     bytes: u64,
+    failed: Vec<FailedNode>,
 }
 
 impl Free {
     pub(crate) async fn run(self, out: Out<'_>) -> Result<(), Failure> {
         let topology = survey::topology(&self.endpoint.endpoints()?).await?;
-        let mut reply = v1::FreeReply::default();
-        for node in &topology.nodes {
-            let node = Node::new(&node.address)?;
-            let request = v1::FreeRequest { uri: self.uri.clone() };
-            let freed = node.client().free(request).await.map_err(|s| node.error(s))?.into_inner();
-            reply.segments += freed.segments;
-            reply.bytes += freed.bytes;
+        let uri = &self.uri;
+        let FanOut { replies, failed } = FanOut::ask(&topology, |node| async move {
+            let request = v1::FreeRequest { uri: uri.clone() };
+            let reply = node.client().free(request).await.map_err(|s| node.error(s))?;
+            Ok(reply.into_inner())
+        })
+        .await;
+        let segments: u64 = replies.iter().map(|reply| reply.segments).sum();
+        let bytes: u64 = replies.iter().map(|reply| reply.bytes).sum();
+        let Self { uri, json, .. } = self;
+        let done = check("freed", replies.len(), &failed);
+        match (json, segments) {
+            _ if replies.is_empty() => {}
+            (true, _) => write_json(out, &FreeReport { uri, segments, bytes, failed })?,
+            (false, 0) => writeln!(out, "{uri}: the cache held nothing of it")?,
+            (false, n) => {
+                writeln!(out, "{uri}: freed {}, {}", figures::of(n, "segment"), figures::bytes(bytes))?;
+            }
         }
-        if self.json {
-            return write_json(
-                out,
-                &FreeReport { uri: self.uri, segments: reply.segments, bytes: reply.bytes },
-            );
-        }
-        match reply.segments {
-            0 => writeln!(out, "{}: the cache held nothing of it", self.uri)?,
-            n => writeln!(
-                out,
-                "{}: freed {}, {}",
-                self.uri,
-                figures::of(n, "segment"),
-                figures::bytes(reply.bytes)
-            )?,
-        }
-        Ok(())
+        done
     }
 }

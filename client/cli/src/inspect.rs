@@ -19,7 +19,7 @@ pub(crate) struct Inspect {
     dataset: DatasetArgs,
     #[command(flatten)]
     access: AccessArgs,
-    /// InspectReport in JSON, with every object and segment
+    /// Answer in JSON, with every object and segment
     #[arg(long)]
     json: bool,
 }

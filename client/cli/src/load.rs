@@ -2,20 +2,17 @@
 
 use crate::dataset_args::DatasetArgs;
 use crate::failure::Failure;
+use crate::fan_out::{FailedNode, check};
 use crate::figures;
 use crate::output::{Out, write_json};
 use clap::Args;
-use forebay_client::Access;
-use forebay_client::Dataset;
-use forebay_client::Endpoints;
-use forebay_client::Node;
 use forebay_client::args::EndpointArgs;
-use forebay_client::survey;
+use forebay_client::{Access, Dataset, Endpoints, Node, survey};
 use forebay_proto::ring::{Balance, Ring};
-use forebay_proto::{Error, Result, v1};
-use futures::StreamExt;
+use forebay_proto::{Error, Result, SegmentSet, v1};
 use futures::future::join_all;
 use futures::stream::select_all;
+use futures::{StreamExt, TryFutureExt, TryStreamExt};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 use std::io::{IsTerminal, Write};
@@ -24,7 +21,7 @@ use std::time::{Duration, Instant};
 /// Plain progress lines come no faster than this.
 const LINE_EVERY: Duration = Duration::from_secs(2);
 
-/// How long a node of several may take to say that it serves; else the others fill its share.
+/// How long a node of several may take to say that it serves; without an answer the others fill its share.
 const ALIVE: Duration = Duration::from_secs(3);
 
 #[derive(Debug, Args)]
@@ -33,7 +30,7 @@ pub(crate) struct Load {
     dataset: DatasetArgs,
     #[command(flatten)]
     endpoint: EndpointArgs,
-    /// LoadReport in JSON, when done
+    /// Answer in JSON, when done
     #[arg(long)]
     json: bool,
 }
@@ -47,16 +44,33 @@ struct LoadReport<'a> {
     decoded_bytes_total: u64,
     decoded_bytes_held: u64,
     s3_bytes: u64,
+    failed: Vec<FailedNode>,
+}
+
+/// What one node is to fill.
+struct Share {
+    node: v1::Node,
+    client: Node,
+    segments: SegmentSet,
+}
+
+/// How a load ended.
+struct Loaded {
+    /// Of all nodes together.
+    progress: v1::LoadProgress,
+    nodes: usize,
+    failed: Vec<FailedNode>,
 }
 
 impl Load {
     pub(crate) async fn run(self, out: Out<'_>) -> Result<(), Failure> {
         let started = Instant::now();
         let mut shown = Progress::new();
-        let last = self.fill(&mut shown).await?;
+        let Loaded { progress: last, nodes, failed } = self.fill(&mut shown).await?;
         shown.done();
         let uri = self.dataset.uri.as_str();
-        if last.segments_held < last.segments_total {
+        let done = check("loaded", nodes - failed.len(), &failed);
+        if done.is_ok() && last.segments_held < last.segments_total {
             return Err(Error::full(format!(
                 "{uri}: the cache holds {} of {} segments: give it more room, or load fewer columns",
                 last.segments_held, last.segments_total
@@ -64,8 +78,8 @@ impl Load {
             .into());
         }
         let seconds = started.elapsed().as_secs_f64();
-        if self.json {
-            let answer = LoadReport {
+        if self.json && failed.len() < nodes {
+            let report = LoadReport {
                 uri,
                 seconds,
                 segments_total: last.segments_total,
@@ -73,9 +87,12 @@ impl Load {
                 decoded_bytes_total: last.decoded_bytes_total,
                 decoded_bytes_held: last.decoded_bytes_held,
                 s3_bytes: last.s3_bytes,
+                failed,
             };
-            return write_json(out, &answer);
+            write_json(out, &report)?;
+            return done;
         }
+        done?;
         writeln!(
             out,
             "{uri}: held, {}, {} decoded, {} from S3, {seconds:.1} s",
@@ -85,37 +102,43 @@ impl Load {
         )?;
         Ok(())
     }
-}
 
-impl Load {
-    /// Has each node fill what it owns, all at once; answers with the sums at the end.
-    async fn fill(&self, shown: &mut Progress) -> Result<v1::LoadProgress> {
+    /// Has each node fill its share, all at once. A node that fails keeps no other from filling its own.
+    async fn fill(&self, shown: &mut Progress) -> Result<Loaded> {
         let endpoints = self.endpoint.endpoints()?;
         let shares = self.shares(&endpoints).await?;
-        let mut parts = vec![v1::LoadProgress::default(); shares.len()];
-        let mut streams = Vec::new();
-        for (i, (node, segments)) in shares.into_iter().enumerate() {
+        let streams = shares.iter().enumerate().map(|(i, share)| {
             let request = v1::LoadRequest {
                 dataset: Some(self.dataset.spec().to_wire()),
                 columns: self.dataset.columns.clone().unwrap_or_default(),
-                segments: segments.into(),
+                segments: share.segments.to_wire().into(),
             };
-            let stream = node.client().load(request).await.map_err(|s| node.error(s))?.into_inner();
-            streams.push(stream.map(move |p| (i, p.map_err(|s| node.error(s)))));
-        }
+            let node = share.client.clone();
+            let opened = async move {
+                let stream = node.client().load(request).await.map_err(|s| node.error(s))?.into_inner();
+                Ok::<_, Error>(stream.map_err(move |s| node.error(s)))
+            };
+            opened.try_flatten_stream().map(move |progress| (i, progress)).boxed()
+        });
         let mut all = select_all(streams);
+        let (mut parts, mut failed) = (vec![v1::LoadProgress::default(); shares.len()], Vec::new());
         while let Some((i, progress)) = all.next().await {
-            parts[i] = progress?;
+            match progress {
+                Ok(progress) => parts[i] = progress,
+                Err(e) => failed.push(FailedNode::new(&shares[i].node, &e)),
+            }
             shown.show(&sum(&parts));
         }
-        Ok(sum(&parts))
+        Ok(Loaded { progress: sum(&parts), nodes: shares.len(), failed })
     }
 
-    /// The nodes that answer, and which segments each shall fill, as a ticket's bits; empty = all.
-    async fn shares(&self, endpoints: &Endpoints) -> Result<Vec<(Node, Vec<u8>)>> {
+    /// The nodes that answer, and the segments that each is to fill: those that it owns when the others are left out.
+    async fn shares(&self, endpoints: &Endpoints) -> Result<Vec<Share>> {
         let mut topology = survey::topology(endpoints).await?;
         if topology.nodes.len() < 2 {
-            return Ok(vec![(endpoints.answering().await?, Vec::new())]);
+            let node = topology.nodes.pop().unwrap_or_default();
+            let client = endpoints.answering().await?;
+            return Ok(vec![Share { node, client, segments: SegmentSet::all(0) }]);
         }
         let alive = join_all(topology.nodes.iter().map(|node| async {
             let node = Node::new(&node.address)?;
@@ -123,20 +146,21 @@ impl Load {
         }));
         let alive = alive.await.into_iter().collect::<Result<Vec<_>>>()?;
         let mut alive = alive.into_iter();
-        let mut nodes = Vec::new();
-        topology.nodes.retain(|_| alive.next().flatten().map(|node| nodes.push(node)).is_some());
+        let mut clients = Vec::new();
+        topology.nodes.retain(|_| alive.next().flatten().map(|client| clients.push(client)).is_some());
         let dataset = Dataset::open(&Access::Endpoint(endpoints.clone()), &self.dataset.spec()).await?;
         let manifest = dataset.manifest();
-        let count = manifest.segments().len();
-        let mut bits = vec![vec![0u8; count.div_ceil(8)]; nodes.len()];
+        let count = manifest.segments().len() as u32;
+        let mut owned = vec![SegmentSet::new(count); clients.len()];
         let (ring, balance) = (Ring::new(&topology.nodes), Balance::of(&topology.nodes, [&**manifest]));
         for segment in 0..count {
-            if let Some(owner) = balance.owner(&ring, manifest.segment_id(segment as u32)?) {
-                bits[owner][segment / 8] |= 1 << (segment % 8);
+            if let Some(owner) = balance.owner(&ring, manifest.segment_id(segment)?) {
+                owned[owner].insert(segment);
             }
         }
-        let owns = |(_, bits): &(Node, Vec<u8>)| bits.iter().any(|byte| *byte > 0);
-        Ok(nodes.into_iter().zip(bits).filter(owns).collect())
+        let shares = topology.nodes.into_iter().zip(clients).zip(owned);
+        let shares = shares.map(|((node, client), segments)| Share { node, client, segments });
+        Ok(shares.filter(|share| !share.segments.is_empty()).collect())
     }
 }
 

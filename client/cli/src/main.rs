@@ -1,6 +1,6 @@
 //! The command `forebay`: look into datasets and caches, warm them, and read epochs without a trainer.
 //!
-//! Answers go to standard output, everything else to standard error. Errors are one line, `forebay: error: ...`, with
+//! Each command is a file. Answers go to standard output, everything else to standard error. Errors are one line, `forebay: error: ...`, with
 //! exit status 1 (2 for a wrong command line, 130 after Ctrl-C); a reader that stops reading ends a command quietly.
 
 mod cat;
@@ -9,6 +9,7 @@ mod dataset_args;
 mod drain;
 mod epoch;
 mod failure;
+mod fan_out;
 mod figures;
 mod free;
 mod inspect;
@@ -40,21 +41,21 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// What the cache holds and has done, node by node
+    /// Show the contents and the counters of the cache, node by node
     Status(status::Status),
-    /// The nodes, live
+    /// Show the nodes, live
     Top(top::Top),
-    /// A dataset's schema, objects, row groups and segments
+    /// Show a dataset's schema, objects, row groups and segments
     Inspect(inspect::Inspect),
     /// Fill the cache with a dataset
     Load(load::Load),
     /// Drop a dataset from the cache
     Free(free::Free),
-    /// Keep what lies under a URI in the cache, now and in future
+    /// Keep everything under a URI in the cache, now and in future
     Pin(pin::Pin),
-    /// Let what was pinned be evicted again
+    /// Allow pinned data to be evicted again
     Unpin(pin::Pin),
-    /// Set how many nodes hold each segment of what lies under a URI
+    /// Set how many nodes hold each segment under a URI
     Replicas(replicas::Replicas),
     /// Take a node out of service without an error to anyone: its readers go on with the others
     Drain(drain::Drain),
@@ -64,7 +65,7 @@ enum Command {
     Epoch(epoch::Epoch),
     /// Print rows in file order
     Cat(cat::Cat),
-    /// Which rows a step holds
+    /// Show which rows a step holds
     Plan(plan::Plan),
 }
 

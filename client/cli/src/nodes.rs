@@ -11,7 +11,7 @@ use std::time::Instant;
 #[derive(Debug, Default)]
 pub(crate) struct Rates {
     last: HashMap<String, (Instant, v1::Counters)>,
-    /// By name: bytes served, bytes from the store.
+    /// By name: bytes served, bytes from the object store.
     rates: HashMap<String, (f64, f64)>,
 }
 
@@ -63,7 +63,7 @@ impl Rates {
             };
             if let Some((at, before)) = self.last.insert(n.node.name.clone(), (now, c)) {
                 let seconds = now.duration_since(at).as_secs_f64();
-                // A node that was started anew counts from 0.
+                // A node that was restarted counts from 0.
                 let rate = |a: u64, b: u64| figures::rate(b.checked_sub(a).unwrap_or(b) as f64, seconds);
                 let rates = (rate(before.bytes_served, c.bytes_served), rate(before.s3_bytes, c.s3_bytes));
                 self.rates.insert(n.node.name.clone(), rates);
@@ -71,7 +71,7 @@ impl Rates {
         }
     }
 
-    /// Of one node: bytes served and bytes from the store.
+    /// Of one node: bytes served and bytes from the object store.
     fn of(&self, name: &str) -> (f64, f64) {
         self.rates.get(name).copied().unwrap_or_default()
     }

@@ -1,22 +1,22 @@
-//! `forebay pin` and `forebay unpin`: keep what lies under a URI in the cache, on every node of it, and let it go again.
+//! `forebay pin` and `forebay unpin`: keep everything under a URI in the cache, on every node of it, or let it go again.
 
 use crate::failure::Failure;
+use crate::fan_out::{FailedNode, FanOut, check};
 use crate::figures;
 use crate::output::{Out, write_json};
 use clap::Args;
-use forebay_client::Node;
 use forebay_client::args::EndpointArgs;
 use forebay_client::survey;
-use forebay_proto::{Kind, v1};
+use forebay_proto::{Error, Kind, v1};
 use serde::Serialize;
 
 #[derive(Debug, Args)]
 pub(crate) struct Pin {
-    /// What to pin or unpin: a dataset, an object, or a prefix of several
+    /// Dataset, object, or prefix of several to pin or unpin
     uri: String,
     #[command(flatten)]
     endpoint: EndpointArgs,
-    /// PinReport in JSON
+    /// Answer in JSON
     #[arg(long)]
     json: bool,
 }
@@ -26,36 +26,53 @@ struct PinReport {
     uri: String,
     files: u64,
     bytes: u64,
+    failed: Vec<FailedNode>,
+}
+
+/// What a node did.
+enum Pinned {
+    Done(v1::PinReply),
+    /// There was nothing to unpin: the node joined after the pin, or was unpinned before.
+    NotThere(Error),
 }
 
 impl Pin {
     /// Pins, or with `pinned` = false unpins.
     pub(crate) async fn run(self, pinned: bool, out: Out<'_>) -> Result<(), Failure> {
         let topology = survey::topology(&self.endpoint.endpoints()?).await?;
-        let (mut files, mut bytes, mut had, mut lacked) = (0, 0, false, None);
-        for node in &topology.nodes {
-            let node = Node::new(&node.address)?;
-            let request = v1::PinRequest { uri: self.uri.clone() };
+        let uri = &self.uri;
+        let FanOut { replies, failed } = FanOut::ask(&topology, |node| async move {
+            let request = v1::PinRequest { uri: uri.clone() };
             let mut client = node.client();
             let reply = match pinned {
                 true => client.pin(request).await,
                 false => client.unpin(request).await,
             };
             match reply.map_err(|s| node.error(s)) {
-                Ok(reply) => {
-                    let reply = reply.into_inner();
+                Ok(reply) => Ok(Pinned::Done(reply.into_inner())),
+                Err(e) if !pinned && e.kind == Kind::NotFound => Ok(Pinned::NotThere(e)),
+                Err(e) => Err(e),
+            }
+        })
+        .await;
+        let (mut files, mut bytes, mut had, mut not_there) = (0, 0, false, None);
+        let answered = replies.len();
+        for reply in replies {
+            match reply {
+                Pinned::Done(reply) => {
                     (files, bytes, had) = (files + reply.files, bytes + reply.bytes, true);
                 }
-                // One that joined after it was pinned, or was unpinned before.
-                Err(e) if !pinned && e.kind == Kind::NotFound => lacked = Some(e),
-                Err(e) => return Err(e.into()),
+                Pinned::NotThere(e) => not_there = Some(e),
             }
         }
-        if let Some(e) = lacked.filter(|_| !had) {
-            return Err(e.into());
+        let done = check(if pinned { "pinned" } else { "unpinned" }, answered, &failed);
+        if !had {
+            done?;
+            return not_there.map_or(Ok(()), |e| Err(e.into()));
         }
         if self.json {
-            return write_json(out, &PinReport { uri: self.uri, files, bytes });
+            write_json(out, &PinReport { uri: self.uri, files, bytes, failed })?;
+            return done;
         }
         let what = if pinned { "pinned" } else { "no longer pinned" };
         let held = match files {
@@ -63,6 +80,6 @@ impl Pin {
             n => format!("{} in {} held", figures::bytes(bytes), figures::of(n, "file")),
         };
         writeln!(out, "{}: {what}, {held}", self.uri)?;
-        Ok(())
+        done
     }
 }

@@ -40,7 +40,7 @@ pub(crate) struct Plan {
     /// Samples of one step over all ranks
     #[arg(long, value_name = "SAMPLES", default_value_t = 256)]
     batch: u64,
-    /// What becomes of the last, incomplete step: drop, pad or exact
+    /// What to do with an epoch's last, incomplete step: drop, pad or exact
     #[arg(long, value_name = "HOW", default_value = "pad")]
     ending: Ending,
     /// Ranks that share each step
@@ -52,7 +52,7 @@ pub(crate) struct Plan {
     /// The epoch's position at which step 0 began: the samples done of the state that the run was resumed from
     #[arg(long, value_name = "SAMPLES", default_value_t = 0)]
     first_position: u64,
-    /// PlanReport in JSON
+    /// Answer in JSON
     #[arg(long)]
     json: bool,
 }

@@ -1,4 +1,4 @@
-//! `forebay replicas`: set how many nodes hold each segment of what lies under a URI, for the whole cluster.
+//! `forebay replicas`: set how many nodes hold each segment under a URI, for the whole cluster.
 
 use crate::failure::Failure;
 use crate::output::{Out, write_json};
@@ -9,13 +9,13 @@ use serde::Serialize;
 
 #[derive(Debug, Args)]
 pub(crate) struct Replicas {
-    /// What it is for: a dataset, an object, or a prefix of several
+    /// Dataset, object, or prefix of several
     uri: String,
-    /// How many nodes hold each segment, the owner included; 0: as many as the cluster's default says, as before
+    /// How many nodes hold each segment, the owner included; 0: the cluster's default
     replicas: u32,
     #[command(flatten)]
     endpoint: EndpointArgs,
-    /// ReplicasReport in JSON
+    /// Answer in JSON
     #[arg(long)]
     json: bool,
 }
@@ -39,7 +39,7 @@ impl Replicas {
         match replicas {
             0 => writeln!(out, "{uri}: as many replicas as the cluster's default says")?,
             1 => writeln!(out, "{uri}: 1 node holds each segment")?,
-            n => writeln!(out, "{uri}: {n} nodes hold each segment, as far as there are so many")?,
+            n => writeln!(out, "{uri}: {n} nodes hold each segment, or all nodes if there are fewer")?,
         }
         Ok(())
     }

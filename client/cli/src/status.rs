@@ -2,17 +2,18 @@
 
 use crate::copies::{self, Copies};
 use crate::failure::Failure;
-use crate::figures;
+use crate::figures::{self, bytes, count, of, plural};
 use crate::nodes::{MembershipReport, NodeReport, Rates};
 use crate::output::{Out, write_json};
 use clap::Args;
+use comfy_table::Table;
 use forebay_client::args::EndpointArgs;
 use forebay_client::counters;
 use forebay_client::survey::{self, Surveyed};
 use forebay_proto::Error;
 use forebay_proto::manifest::Digest;
 use forebay_proto::v1::membership_status::Kind;
-use forebay_proto::v1::{StatusReply, Topology};
+use forebay_proto::v1::{DatasetStatus, StatusReply, Topology};
 use serde::Serialize;
 use std::time::Duration;
 use tokio::time::sleep;
@@ -24,7 +25,7 @@ const SAMPLE: Duration = Duration::from_millis(500);
 pub(crate) struct Status {
     #[command(flatten)]
     endpoint: EndpointArgs,
-    /// StatusReport in JSON
+    /// Answer in JSON
     #[arg(long)]
     json: bool,
 }
@@ -145,7 +146,7 @@ fn answer<'a>(
             .iter()
             .map(|d| Held {
                 uri: &d.uri,
-                digest: Digest::from_bytes(&d.digest).map(|d| d.to_string()).unwrap_or_default(),
+                digest: digest(&d.digest),
                 rows: d.rows,
                 segments: d.segments,
                 segments_held: d.segments_held,
@@ -171,106 +172,108 @@ fn answer<'a>(
     }
 }
 
+/// One node for people: a line for each kind of figure, then its datasets.
 fn text(endpoint: &str, s: &StatusReply) -> String {
+    let up = figures::duration(s.uptime_s);
+    let mut text = format!("{endpoint}: node {}, version {}, up {up}\n", s.node, s.version);
+    for (label, value) in work_rows(s).into_iter().chain(state_rows(s)) {
+        text += &format!("{label:<10}{value}\n");
+    }
+    if !s.datasets.is_empty() {
+        let table = datasets_table(&s.datasets).to_string();
+        text.push('\n');
+        table.lines().for_each(|line| text += &format!("{}\n", line.trim_end()));
+    }
+    text
+}
+
+/// What the node holds and has done since it was started.
+fn work_rows(s: &StatusReply) -> Vec<(&'static str, String)> {
     let (c, m) = (s.counters.unwrap_or_default(), s.memory.unwrap_or_default());
-    let bytes = figures::bytes;
-    let count = figures::count;
-    let mut lines = vec![
-        format!("{endpoint}: node {}, version {}, up {}", s.node, s.version, figures::duration(s.uptime_s)),
-        format!(
-            "holds     {} of {} in {}",
-            bytes(s.cache_bytes_used),
-            bytes(s.cache_bytes_limit),
-            figures::of(s.segments_held, "segment")
+    let [used, limit] = [s.cache_bytes_used, s.cache_bytes_limit].map(bytes);
+    let [from_s3, footers] = [c.s3_bytes, c.s3_footer_bytes].map(bytes);
+    let [requests, footer_requests] = [c.s3_requests, c.s3_footer_requests].map(|n| of(n, "request"));
+    let retries = plural(c.s3_retries, "retry", "retries");
+    let [parquet, arrow, written, served] =
+        [c.parquet_bytes_decoded, c.arrow_bytes_decoded, c.store_bytes_written, c.bytes_served].map(bytes);
+    let (hits, misses) = (of(c.hits, "hit"), plural(c.misses, "miss", "misses"));
+    let (evictions, rows, streams) =
+        (of(c.evictions, "eviction"), of(c.rows_served, "row"), of(c.streams, "stream"));
+    let [joins, corrupt, plans, bypassed] =
+        [c.joins, c.corrupt_segments, c.plans_announced, c.bypassed].map(count);
+    let [fills, transit, messages, memory, resident] =
+        [m.fills_bytes, m.transit_bytes, m.streams_bytes, m.limit_bytes, m.resident_bytes].map(bytes);
+    vec![
+        ("holds", format!("{used} of {limit} in {}", of(s.segments_held, "segment"))),
+        (
+            "from S3",
+            format!(
+                "{from_s3} in {requests}, footers and listings {footers} in {footer_requests}, {retries}"
+            ),
         ),
-        format!(
-            "from S3   {} in {}, footers and listings {} in {}, {}",
-            bytes(c.s3_bytes),
-            figures::of(c.s3_requests, "request"),
-            bytes(c.s3_footer_bytes),
-            figures::of(c.s3_footer_requests, "request"),
-            if c.s3_retries == 1 { "1 retry".into() } else { format!("{} retries", count(c.s3_retries)) },
+        ("decoded", format!("{parquet} of Parquet into {arrow} of Arrow")),
+        (
+            "segments",
+            format!(
+                "{hits}, {joins} waited for a fill, {misses}, {evictions}, {corrupt} corrupt, {written} written"
+            ),
         ),
-        format!(
-            "decoded   {} of Parquet into {} of Arrow",
-            bytes(c.parquet_bytes_decoded),
-            bytes(c.arrow_bytes_decoded)
+        (
+            "plans",
+            format!("{plans} announced, {} prefetched, {bypassed} not stored", of(c.prefetched, "segment")),
         ),
-        format!(
-            "segments  {}, {} waited for a fill, {}, {}, {} corrupt, {} written",
-            figures::of(c.hits, "hit"),
-            count(c.joins),
-            match c.misses {
-                1 => "1 miss".into(),
-                n => format!("{} misses", count(n)),
-            },
-            figures::of(c.evictions, "eviction"),
-            count(c.corrupt_segments),
-            bytes(c.store_bytes_written)
+        (
+            "memory",
+            format!(
+                "fills {fills}, in transit {transit}, messages {messages} of {memory}; resident {resident}"
+            ),
         ),
-        format!(
-            "plans     {} announced, {} prefetched, {} not stored",
-            count(c.plans_announced),
-            figures::of(c.prefetched, "segment"),
-            count(c.bypassed)
-        ),
-        format!(
-            "memory    fills {}, in transit {}, messages {} of {}; resident {}",
-            bytes(m.fills_bytes),
-            bytes(m.transit_bytes),
-            bytes(m.streams_bytes),
-            bytes(m.limit_bytes),
-            bytes(m.resident_bytes)
-        ),
-        format!(
-            "served    {}, {}, {}",
-            figures::of(c.rows_served, "row"),
-            bytes(c.bytes_served),
-            figures::of(c.streams, "stream")
-        ),
-    ];
+        ("served", format!("{rows}, {served}, {streams}")),
+    ]
+}
+
+/// Figures that are shown only where they differ from the usual.
+fn state_rows(s: &StatusReply) -> Vec<(&'static str, String)> {
+    let c = s.counters.unwrap_or_default();
+    let mut rows = Vec::new();
     if c.peer_fills > 0 || c.peer_bytes_served > 0 {
-        lines.push(format!(
-            "peers     {} in {} taken, {} given",
-            bytes(c.peer_bytes),
-            figures::of(c.peer_fills, "segment"),
-            bytes(c.peer_bytes_served)
-        ));
+        let (taken, given) = (bytes(c.peer_bytes), bytes(c.peer_bytes_served));
+        rows.push(("peers", format!("{taken} in {} taken, {given} given", of(c.peer_fills, "segment"))));
     }
     if !s.pins.is_empty() {
-        lines.push(format!("pinned    {}: {}", bytes(s.pinned_bytes), s.pins.join(", ")));
+        rows.push(("pinned", format!("{}: {}", bytes(s.pinned_bytes), s.pins.join(", "))));
     }
     for d in s.dirs.iter().filter(|d| d.health != "up") {
-        let what = match d.health.as_str() {
+        let state = match d.health.as_str() {
             "full" => "its disk is full: read, not written",
             _ => "it failed and is set aside: the server's log says why",
         };
-        lines.push(format!("directory {}: {what}", d.path));
+        rows.push(("directory", format!("{}: {state}", d.path)));
     }
     if s.membership.as_ref().is_some_and(|m| m.kind() == Kind::Etcd || m.draining) {
-        lines.push(format!("cluster   {}", crate::nodes::state(s.membership.as_ref())));
+        rows.push(("cluster", crate::nodes::state(s.membership.as_ref())));
     }
-    if !s.datasets.is_empty() {
-        let mut table = figures::table(&["dataset", "rows", "segments", "held", "digest"], &[1, 2, 3]);
-        for d in &s.datasets {
-            table.add_row([
-                d.uri.clone(),
-                count(d.rows),
-                count(d.segments),
-                count(d.segments_held),
-                Digest::from_bytes(&d.digest).map(|d| d.to_string()).unwrap_or_default(),
-            ]);
-        }
-        lines.push(String::new());
-        lines.extend(table.to_string().lines().map(|l| l.trim_end().to_owned()));
+    rows
+}
+
+fn datasets_table(datasets: &[DatasetStatus]) -> Table {
+    let mut table = figures::table(&["dataset", "rows", "segments", "held", "digest"], &[1, 2, 3]);
+    for d in datasets {
+        let [rows, segments, held] = [d.rows, d.segments, d.segments_held].map(count);
+        table.add_row([d.uri.clone(), rows, segments, held, digest(&d.digest)]);
     }
-    lines.join("\n") + "\n"
+    table
+}
+
+/// A digest for people and programs; empty if the node sent none.
+fn digest(bytes: &[u8]) -> String {
+    Digest::from_bytes(bytes).map(|d| d.to_string()).unwrap_or_default()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use forebay_proto::v1::{Counters, DatasetStatus, DirStatus, Memory};
+    use forebay_proto::v1::{Counters, DirStatus, Memory};
 
     #[test]
     fn for_people_and_for_programs() {

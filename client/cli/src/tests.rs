@@ -10,7 +10,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Runs a command line and answers with what it printed.
+/// Runs a command line; returns the bytes that it printed.
 async fn forebay(line: &[&str]) -> Result<Vec<u8>, Failure> {
     let cli = Cli::try_parse_from(std::iter::once(&"forebay").chain(line)).unwrap_or_else(|e| panic!("{e}"));
     let mut out = Vec::new();

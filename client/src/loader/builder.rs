@@ -1,7 +1,7 @@
 //! One batch being filled by several streams.
 //!
 //! Streams copy plain rows straight to their place, each column under a lock of its own, and then commit them. The
-//! rows that complete the batch put it together, outside of all locks: whoever takes batches meanwhile does not wait.
+//! rows that complete the batch put it together, outside of all locks: taking other batches meanwhile does not wait.
 
 use super::batch::Batch;
 use super::sampler::StepPlan;

@@ -28,7 +28,7 @@ pub(crate) struct ReorderBuffer {
     open_steps: Mutex<OpenSteps>,
     /// Held while a step is planned and opened; taken before `open_steps`.
     planning: Mutex<()>,
-    /// Steps that were handed out. The streams free them, to spare whoever takes batches.
+    /// Steps that were handed out. The streams free them, so that the reader does not have to.
     past: Mutex<Vec<Arc<BatchBuilder>>>,
     /// Enough was handed out: there may be room.
     room: Notify,
@@ -60,7 +60,7 @@ pub(crate) enum Opened {
     Full,
 }
 
-/// What is known of a step before anything is planned.
+/// A step, before anything is planned.
 enum Found {
     Known(Opened),
     /// This step of the epoch is to be opened next, and counts for this many bytes.
@@ -114,7 +114,7 @@ impl ReorderBuffer {
         }
     }
 
-    /// What is known of a step. Nothing is planned for which there is no room.
+    /// Looks for a step. Nothing is planned for which there is no room.
     fn find(&self, epoch: &Epoch, step: u64) -> Result<Found> {
         let seq = epoch.first_seq + step;
         let open = self.open_steps.lock();

@@ -1,4 +1,4 @@
-//! What is expected: for each step, which rows of which segments the batch holds, where they lie, and their digest.
+//! The plan of each step: which rows of which segments the batch holds, where they lie, and their digest.
 //!
 //! Planning is pure; a step's plan costs 24 bytes for each row (its sample's number, and running digests, so that the digest
 //! of any stretch of rows is a subtraction and each row is hashed once).
@@ -14,7 +14,7 @@ use forebay_proto::{Error, SegmentSet, v1};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// One epoch, or what is left of it, as one rank reads it.
+/// One epoch, or the rest of one, as one rank reads it.
 #[derive(Debug)]
 pub(crate) struct Epoch {
     pub manifest: Arc<Manifest>,

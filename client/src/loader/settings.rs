@@ -14,7 +14,7 @@ pub struct LoaderSettings {
     pub seed: u64,
     /// How rows are shuffled.
     pub shuffle: Shuffle,
-    /// What becomes of the last, incomplete step.
+    /// What to do with the last, incomplete step.
     pub ending: Ending,
     /// Where rows lie in a batch.
     pub layout: Layout,
@@ -32,8 +32,8 @@ pub struct LoaderSettings {
     pub prefetch_bytes: u64,
     /// How long the rows may fail to come, however often it is tried, before that is an error.
     pub patience: Duration,
-    /// How long no node of the cache may answer before rows are read from the store, if the access has that fallback. Each
-    /// reader adds up to half of it at random, lest all readers of a cache that dies come to the store at once.
+    /// How long no node of the cache may answer before rows are read from the object store, if the access has that
+    /// fallback. Each reader adds up to half of it at random: all readers of a cache that dies must not come at once.
     pub fallback_after: Duration,
     /// Go on from here instead of the first epoch's beginning.
     pub resume: Option<LoaderState>,

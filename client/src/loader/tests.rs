@@ -362,7 +362,7 @@ async fn a_state_of_an_epochs_last_batch_resumes_into_the_next_epoch() {
     }
 }
 
-/// When a cache dies, its readers do not all come to the store at once.
+/// When a cache dies, its readers do not all come to the object store at once.
 #[tokio::test]
 async fn the_last_resort_comes_at_different_times() {
     let world = World::new(&[60]);

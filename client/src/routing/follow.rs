@@ -2,7 +2,7 @@
 //!
 //! What one node tells later is newer than what it told before. What another node tells is believed unless it is older:
 //! a node that lost sight of etcd tells an old topology, and one that never saw it knows only itself. But if nobody tells
-//! anything newer, the newest of what is told counts: an etcd that was made anew counts from the beginning.
+//! anything newer, the newest of what is told counts: a new etcd counts from the beginning.
 
 use super::health::Health;
 use crate::endpoints::Endpoints;
@@ -141,6 +141,6 @@ mod tests {
         assert!(is_news(Some(&known), &told(7, 5)) && is_news(Some(&known), &told(7, 6)));
         assert!(!is_news(Some(&known), &told(7, 4)));
         assert!(!is_news(Some(&known), &told(0, 0)));
-        assert!(is_news(Some(&known), &told(8, 1)), "another etcd counts anew");
+        assert!(is_news(Some(&known), &told(8, 1)), "another etcd counts from the beginning");
     }
 }

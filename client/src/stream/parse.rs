@@ -62,7 +62,7 @@ pub struct Parser {
     state: ParserState,
     /// Bytes left of the message.
     left: usize,
-    /// Bytes of what is being collected.
+    /// The bytes being collected.
     kept: Vec<u8>,
     head: Head,
 }

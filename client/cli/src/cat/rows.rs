@@ -5,9 +5,7 @@ use arrow_flight::FlightData;
 use arrow_flight::decode::FlightRecordBatchStream;
 use arrow_flight::error::FlightError;
 use arrow_flight::flight_service_client::FlightServiceClient;
-use forebay_client::Access;
-use forebay_client::Dataset;
-use forebay_client::Node;
+use forebay_client::{Access, Dataset, Node};
 use forebay_dataset::stream::{self, Answer, Budget};
 use forebay_proto::{Error, Result, v1};
 use futures::StreamExt;
@@ -59,7 +57,7 @@ impl Rows {
             Rows::Endpoint(node, stream) => match stream.next().await.transpose() {
                 Ok(batch) => Ok(batch),
                 Err(FlightError::Tonic(status)) => Err(node.error(*status)),
-                Err(e) => Err(Error::corrupt(format!("{} sent what is no batch stream: {e}", node.url()))),
+                Err(e) => Err(Error::corrupt(format!("{} sent no batch stream: {e}", node.url()))),
             },
             Rows::Direct(answer) => match answer.messages.recv().await {
                 Some(message) => message?.to_record_batch(&answer.schema).map(Some),

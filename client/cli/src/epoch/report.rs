@@ -75,7 +75,7 @@ impl EpochRow {
     }
 }
 
-/// All from the store when every segment was filled, or when at least as much was decoded as was delivered.
+/// All from the object store when every segment was filled, or when at least as much was decoded as was delivered.
 fn source(read: &Read, cost: &Counters, place: Place) -> &'static str {
     let nearly_all = |part: u64, whole: u64| part as f64 >= 0.9 * whole as f64;
     if cost.s3_requests == 0 && cost.parquet_bytes_decoded == 0 {

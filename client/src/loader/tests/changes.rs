@@ -121,7 +121,7 @@ enum Phase {
     Before,
     /// They are to spread.
     Hot,
-    /// They are to come back to the first node, which had so many streams; for so many steps nothing moved.
+    /// They are to come back to the first node: its streams before, and the steps since anything moved.
     Cooling(u64, u32),
     Back,
 }
@@ -278,7 +278,7 @@ async fn until(what: &str, mut is: impl AsyncFnMut() -> bool) {
     }
 }
 
-/// An etcd that was made anew counts from the beginning, under the same id if its flags are the same.
+/// A new etcd counts from the beginning, under the same id if its flags are the same.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_new_count_of_revisions_is_followed() {
     let world = World::new(&[400]);

@@ -1,7 +1,7 @@
 //! The segments of a worker, and the nodes that they belong to, in mid-epoch too.
 //!
 //! After a message a worker looks whether its segments have other nodes: because nodes joined, left or came back, or
-//! because copies of what is much read were made or dropped. The workers that take over begin exactly where it stands. A
+//! because copies of hot segments were made or dropped. The workers that take over begin exactly where it stands. A
 //! change that does not concern the segments costs the comparison, and several changes within [`CALM`] are looked at
 //! together. Any node can answer for any segment, so following is never urgent: an epoch that has many streams already is
 //! divided no further until the next one.
