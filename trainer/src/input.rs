@@ -16,11 +16,12 @@ pub(crate) mod feed;
 pub(crate) mod image;
 pub(crate) mod prepare;
 pub(crate) mod tensors;
+pub(crate) mod transfer;
 
 use std::fmt;
 
 use anyhow::{Context, Result};
-use tch::Tensor;
+use tch::{Kind, Tensor};
 
 pub use columns::{Columns, Takes};
 pub use prepare::Preparer;
@@ -104,6 +105,15 @@ impl Input {
     pub fn select(&self, rows: &Tensor) -> Result<Self> {
         let selected = self.try_map(|tensor| Ok(tensor.f_index_select(0, rows)?))?;
         Ok(Self { rows: rows.numel() as i64, ..selected })
+    }
+
+    /// The sum of `values` `[B]`, one for each row, as a tensor of one number of `kind`. Those of padding are left out,
+    /// even if they are not finite.
+    pub fn masked_sum(&self, values: &Tensor, kind: Kind) -> Tensor {
+        match &self.mask {
+            Some(mask) => values.masked_fill(&mask.eq(0), 0).sum(kind),
+            None => values.sum(kind),
+        }
     }
 
     /// All its tensors, the mask included.

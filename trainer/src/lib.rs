@@ -88,5 +88,5 @@ fn one_rank(settings: &Settings, env: &RankEnv) -> anyhow::Result<()> {
     if env.is_first() {
         settings.check_report()?;
     }
-    rank::session::run(settings, env)
+    train::run::run(settings, env)
 }

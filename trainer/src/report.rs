@@ -1,9 +1,10 @@
 //! What people and programs see of a run.
 //!
 //! * [`observer`]: what is shown while it goes on: [`progress`], the line on the terminal, and [`events`], for
-//!   TensorBoard.
+//!   TensorBoard. [`args`]: the flags.
 //! * [`timing`]: where the time of a step goes. [`epoch_stats`]: what an epoch cost. [`summary`]: the report.
 
+pub(crate) mod args;
 pub(crate) mod epoch_stats;
 pub(crate) mod events;
 pub(crate) mod observer;

@@ -11,9 +11,9 @@ use forebay_proto::view::{MixPart, Split};
 
 use crate::checkpoint::args::CheckpointArgs;
 use crate::model::args::ModelArgs;
-use crate::rank::device::DeviceName;
-use crate::report::observer::ObserveArgs;
+use crate::report::args::ObserveArgs;
 use crate::train::gradients::GradientArgs;
+use crate::train::hyperparams::Hyperparams;
 use crate::train::optim::args::OptimArgs;
 use crate::train::precision::Precision;
 
@@ -114,6 +114,18 @@ pub struct Settings {
     pub observe: ObserveArgs,
 }
 
+/// What `--device` takes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+pub enum DeviceName {
+    /// The processor; ranks talk by Gloo
+    #[default]
+    Cpu,
+    /// One GPU per rank, by its local rank; ranks talk by NCCL
+    Cuda,
+    /// cuda if every rank has a GPU, else cpu
+    Auto,
+}
+
 /// The shuffles that are no window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum ShuffleAll {
@@ -211,6 +223,18 @@ impl Settings {
     pub fn test_spec(&self) -> Option<DatasetSpec> {
         let uri = self.test.as_ref()?;
         Some(DatasetSpec { split: self.test_split, ..DatasetSpec::new(uri) })
+    }
+
+    /// How the run learns; `None` if there is no model.
+    pub fn hyperparams(&self, steps_per_epoch: u64) -> Option<Hyperparams> {
+        let optim = &self.optim;
+        self.trains().then(|| Hyperparams {
+            optimizer: optim.settings(),
+            schedule: optim.schedule(steps_per_epoch.saturating_mul(self.epochs)),
+            clip_norm: optim.clip_norm,
+            accumulate: optim.accumulate,
+            precision: self.precision,
+        })
     }
 
     /// How rows are shuffled.

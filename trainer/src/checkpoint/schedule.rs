@@ -6,9 +6,9 @@ use anyhow::{Context, Result};
 use forebay_c10d::{ProcessGroup, Span};
 use forebay_proto::state::LoaderState;
 
-use crate::checkpoint::args::CheckpointArgs;
 use crate::checkpoint::{self, Checkpoint, EpochSeen, Folder, Identity, Meta, Writer};
 use crate::rank::env::RankEnv;
+use crate::rank::session::Session;
 use crate::report::epoch_stats::Tally;
 use crate::train::hyperparams::Hyperparams;
 use crate::train::run_state::RunState;
@@ -20,34 +20,37 @@ pub struct CheckpointSchedule {
     /// On rank 0.
     writer: Option<Writer>,
     identity: Identity,
-    settings: Option<Hyperparams>,
+    hyperparams: Option<Hyperparams>,
     every: Option<u64>,
     global_batch: u64,
 }
 
 impl CheckpointSchedule {
     /// Takes the directory that the flags name, and gives every rank the checkpoint to go on from, if there is one;
-    /// `None` without a directory. What is kept later is of a run of this identity that learns by these settings. `say` tells people what happens, on rank 0. Collective.
+    /// `None` without a directory. Later checkpoints are of a run of this identity that learns by `hyperparams`.
+    /// Collective.
     pub fn open(
-        args: &CheckpointArgs,
-        env: &RankEnv,
-        group: &ProcessGroup,
-        (identity, settings): (Identity, Option<Hyperparams>),
-        global_batch: u64,
-        say: impl Fn(&str),
+        session: &Session,
+        identity: Identity,
+        hyperparams: Option<Hyperparams>,
     ) -> Result<Option<(Self, Option<Checkpoint>)>> {
+        let Session { settings, env, group, .. } = session;
+        let args = &settings.checkpoint;
         let Some(path) = &args.checkpoint_dir else { return Ok(None) };
         let agents = agents(env, group)?;
         let open = || -> Result<_> {
             let (folder, mut newest) = (Folder::open(path)?, None);
-            // Ranks that were started anew go on, though the run began afresh.
+            // Ranks that were started again go on, though the run itself began with --fresh.
             let begun = match agents.is_empty() {
                 true => env.restart > 0,
                 false => folder.is_begun_by(&agents)?,
             };
             if args.fresh && !begun {
                 if let Some(aside) = folder.set_aside()? {
-                    say(&format!("starting anew: the checkpoints so far are now in {}", aside.display()));
+                    session.say(&format!(
+                        "starting anew: the checkpoints so far are now in {}",
+                        aside.display()
+                    ));
                 }
             } else {
                 newest = folder.newest(&identity)?;
@@ -60,7 +63,16 @@ impl CheckpointSchedule {
             None => (None, None),
         };
         let newest = checkpoint::share(group, newest).context("share the checkpoint")?;
-        Ok(Some((Self { writer, identity, settings, every: args.checkpoint_every, global_batch }, newest)))
+        Ok(Some((
+            Self {
+                writer,
+                identity,
+                hyperparams,
+                every: args.checkpoint_every,
+                global_batch: settings.batch,
+            },
+            newest,
+        )))
     }
 
     /// Whether a checkpoint is to be written after this step of the run.
@@ -103,7 +115,7 @@ impl CheckpointSchedule {
         self.finish(group)?;
         let Some(writer) = &mut self.writer else { return Ok(()) };
         let meta = Meta::new(self.identity.clone(), step, state, epochs, (group.world(), self.global_batch))?;
-        let meta = meta.with(self.settings);
+        let meta = meta.with(self.hyperparams);
         let span = Span::new("snapshot")?;
         let (weights, training) = trainer.map_or_else(Default::default, |trainer| {
             (checkpoint::snapshot(trainer.weights()), checkpoint::snapshot(trainer.state()))
@@ -155,7 +167,7 @@ mod tests {
         CheckpointSchedule {
             writer: (rank == 0).then(busy),
             identity,
-            settings: None,
+            hyperparams: None,
             every: None,
             global_batch: 1,
         }

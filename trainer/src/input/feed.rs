@@ -15,8 +15,8 @@ use forebay_client::{Batch, Dataset, Event, Loader, LoaderSettings};
 use tokio::runtime::Handle;
 
 use crate::input::ahead::{Ahead, Item};
+use crate::input::transfer::{Compute, Sent, Stall};
 use crate::input::{Input, Preparer};
-use crate::rank::device::{Compute, Sent, Stall};
 
 /// A loader, called from outside its runtime.
 #[derive(Debug)]

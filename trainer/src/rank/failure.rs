@@ -85,11 +85,31 @@ pub fn tell_panics() {
 
 /// Runs a part of a rank. A panic becomes an error; too little memory, however it showed, one that says what to do.
 pub fn caught<T>(run: impl FnOnce() -> Result<T>) -> Result<T> {
-    let result = catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|panic| Err(anyhow!(words(&*panic))));
-    result.map_err(|error| match out_of_memory(&one_line(&error)) {
+    without_panic(run).map_err(|error| match lacks_memory(&error) && !one_line(&error).contains(NO_MEMORY) {
         true => error.context(NO_MEMORY),
         false => error,
     })
+}
+
+/// Runs `run`; a panic becomes an error.
+pub fn without_panic<T>(run: impl FnOnce() -> Result<T>) -> Result<T> {
+    catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|panic| Err(anyhow!(words(&*panic))))
+}
+
+/// Whether an error says that memory ran out, on a GPU or on the host: in libtorch's words or in those of CUDA's
+/// libraries, which take memory for themselves.
+pub fn lacks_memory(error: &anyhow::Error) -> bool {
+    let signs = [
+        "out of memory",
+        "can't allocate memory",
+        "not enough memory",
+        "CUBLAS_STATUS_ALLOC_FAILED",
+        "CUDNN_STATUS_ALLOC_FAILED",
+        "CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED",
+        "CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
+    ];
+    let text = one_line(error);
+    signs.iter().any(|sign| text.contains(sign))
 }
 
 /// What a panic said, where it is not libtorch that speaks with its place in the source.
@@ -104,14 +124,6 @@ fn words(panic: &(dyn Any + Send)) -> String {
         }
         None => format!("panicked at {}: {text}", PANICKED_AT.take()),
     }
-}
-
-/// Whether libtorch found too little memory, on a GPU or on the host.
-fn out_of_memory(text: &str) -> bool {
-    !text.contains(NO_MEMORY)
-        && ["out of memory", "can't allocate memory", "not enough memory"]
-            .iter()
-            .any(|sign| text.contains(sign))
 }
 
 /// `rank 1 of 2`.
@@ -203,5 +215,21 @@ mod tests {
             assert!(text.contains("you tried to allocate 4503599627370496 bytes"), "{text}");
             assert!(!text.contains("Exception raised"), "{text}");
         }
+    }
+
+    #[test]
+    fn lack_of_memory_has_several_names() {
+        for words in [
+            "CUDA out of memory. Trial to allocate 2.00 GiB",
+            "[enforce fail at alloc_cpu.cpp:118] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate",
+            "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+            "cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
+        ] {
+            let error = anyhow!(words);
+            assert!(lacks_memory(&error), "{words}");
+            let text = told(|| Err(error));
+            assert!(text.starts_with(NO_MEMORY) && text.ends_with(words), "{text}");
+        }
+        assert!(!lacks_memory(&anyhow!("CUDA error: CUBLAS_STATUS_NOT_SUPPORTED")));
     }
 }

@@ -8,6 +8,8 @@ use forebay_client::Batch;
 use forebay_proto::digest::OrderDigest;
 use forebay_proto::v1::Counters;
 
+use crate::report::timing::nanoseconds;
+
 /// One rank's count of the epoch under way.
 #[derive(Debug)]
 pub struct Tally {
@@ -117,8 +119,4 @@ impl Tally {
             },
         })
     }
-}
-
-fn nanoseconds(duration: Duration) -> i64 {
-    i64::try_from(duration.as_nanos()).unwrap_or(i64::MAX)
 }

@@ -2,34 +2,19 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Result, bail, ensure};
-use clap::Args;
+use anyhow::Result;
 use forebay_c10d::{Profiler, ProfilerSettings};
 
-use crate::rank::session::{Rank, say};
+use crate::rank::env::RankEnv;
 use crate::report::epoch_stats::Tally;
 use crate::report::events::Events;
-use crate::report::progress::Progress;
+use crate::report::progress::{Progress, say};
 use crate::report::summary::EpochReport;
 use crate::report::timing::{Part, StepTimes};
+use crate::settings::Settings;
 use crate::train::evaluate::Evaluation;
 use crate::train::precision::Scaling;
 use crate::train::step::Trainer;
-
-/// The flags.
-#[derive(Debug, Clone, Default, Args)]
-#[command(next_help_heading = "Observation")]
-pub struct ObserveArgs {
-    /// Write TensorBoard event files into this directory
-    #[arg(long, value_name = "DIR")]
-    pub tensorboard: Option<PathBuf>,
-    /// Write a trace of some steps to this file, for Perfetto or chrome://tracing; rank 1 writes NAME.rank1.json and so on
-    #[arg(long, value_name = "FILE")]
-    pub profile: Option<PathBuf>,
-    /// Steps in the trace, after the first one, which is like no other
-    #[arg(long, value_name = "N", default_value_t = 10)]
-    pub profile_steps: u64,
-}
 
 /// One rank's eyes and ears; all but rank 0's are shut.
 #[derive(Debug)]
@@ -54,9 +39,14 @@ struct Profile {
 }
 
 impl Observer {
-    /// For a run that goes on after `step` steps.
-    pub(crate) fn new(rank: &Rank<'_>, steps_per_epoch: u64, step: u64) -> Result<Self> {
-        let (settings, env) = (rank.settings, rank.env);
+    /// For a run that goes on after `step` steps; with `cuda` the trace holds the GPU's kernels too.
+    pub fn new(
+        settings: &Settings,
+        env: &RankEnv,
+        cuda: bool,
+        steps_per_epoch: u64,
+        step: u64,
+    ) -> Result<Self> {
         let first = env.is_first();
         let events = settings.observe.tensorboard.as_ref().filter(|_| first);
         Ok(Self {
@@ -68,8 +58,7 @@ impl Observer {
                 // The first step is like no other, but better than none.
                 before: u64::from(steps_per_epoch.saturating_mul(settings.epochs).saturating_sub(step) > 1),
                 steps: settings.observe.profile_steps,
-                // Kernels too, where there is a GPU to run them.
-                settings: ProfilerSettings { cuda: rank.compute.device().is_cuda(), ..Default::default() },
+                settings: ProfilerSettings { cuda, ..Default::default() },
                 profiler: None,
             }),
             global_batch: settings.batch,
@@ -168,28 +157,6 @@ impl Observer {
     /// The run is over; a trace that has not got all its steps is written now.
     pub fn finish(&mut self) -> Result<()> {
         self.end_trace()
-    }
-}
-
-impl ObserveArgs {
-    /// Refuses what cannot work.
-    pub fn check(&self) -> Result<()> {
-        if let Some(folder) = &self.tensorboard {
-            ensure!(!folder.is_file(), "--tensorboard {} is a file, not a directory", folder.display());
-            if folder == Path::new("") {
-                bail!("--tensorboard needs the name of a directory");
-            }
-        }
-        ensure!(self.profile_steps > 0, "--profile-steps must be at least 1");
-        // Better now than after the last step of the trace.
-        if let Some(file) = &self.profile {
-            let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty());
-            if let Some(folder) = folder.filter(|folder| !folder.is_dir()) {
-                bail!("--profile {}: there is no folder {}", file.display(), folder.display());
-            }
-            ensure!(!file.is_dir(), "--profile {} is a folder", file.display());
-        }
-        Ok(())
     }
 }
 

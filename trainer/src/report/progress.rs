@@ -66,6 +66,11 @@ impl Progress {
     }
 }
 
+/// Prints a line on stdout; a reader who has seen enough and closed the pipe is no reason to stop training.
+pub fn say(line: &str) {
+    let _ = writeln!(std::io::stdout(), "{line}");
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

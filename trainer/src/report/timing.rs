@@ -276,7 +276,8 @@ impl Ledger {
     }
 }
 
-fn nanoseconds(time: Duration) -> i64 {
+/// For numbers that travel between ranks.
+pub fn nanoseconds(time: Duration) -> i64 {
     i64::try_from(time.as_nanos()).unwrap_or(i64::MAX)
 }
 

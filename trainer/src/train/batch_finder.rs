@@ -4,19 +4,25 @@
 //! of its own that nobody keeps, and without talking to the other ranks: one that ran out of memory could not answer
 //! them. What fits on all ranks is then compared by speed, the slowest rank's. All ranks come to the same answer.
 
-pub(crate) mod memory;
+mod memory;
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Instant;
 
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Context, Result, bail};
 use comfy_table::{CellAlignment, Table, presets};
 use forebay_c10d::{Compression, DdpSettings, Op, ProcessGroup, zero_grads};
+use forebay_client::Event;
+use forebay_client::loader::Shuffle;
 use tch::{Cuda, Device, Kind, Tensor};
 
-use self::memory::{forget_peak, peak_bytes};
+use self::memory::{default_bytes, forget_peak, peak_bytes};
 use crate::input::Input;
+use crate::input::transfer::Compute;
 use crate::model::{self, Model, ModelSettings};
+use crate::rank::failure;
+use crate::rank::session::Session;
+use crate::settings::AUTO_BATCH;
+use crate::train::data;
 use crate::train::optim::{Optimizer, OptimizerSettings};
 use crate::train::precision::Precision;
 
@@ -27,7 +33,7 @@ const RUNS: usize = 4;
 
 /// What is tried.
 #[derive(Debug, Clone)]
-pub struct BatchFinder<'a> {
+struct BatchFinder<'a> {
     /// The ranks that must agree.
     pub group: &'a ProcessGroup,
     /// The model.
@@ -47,21 +53,53 @@ pub struct BatchFinder<'a> {
 }
 
 /// The largest batch of which rows are read to try the model on.
-pub const SAMPLE_ROWS: u64 = 64;
+const SAMPLE_ROWS: u64 = 64;
 
 /// One candidate.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Trial {
+struct Trial {
     /// Rows per rank and pass.
     pub rows: u64,
     /// Samples per second over all ranks; `None` = it does not fit.
     pub samples_per_s: Option<f64>,
 }
 
+/// The global batch that `--batch auto` stands for; `None` if the flags give a number. Collective.
+pub fn find(session: &Session) -> Result<Option<u64>> {
+    let settings = &session.settings;
+    if settings.batch != AUTO_BATCH {
+        return Ok(None);
+    }
+    let train = data::open(session, settings.train_spec(), Some(settings.seed))?;
+    let world = session.env.world as u64;
+    let rows = (train.dataset.epoch_samples() / world).max(1);
+    let loader = data::loader_settings(session, Shuffle::None, rows.min(SAMPLE_ROWS) * world);
+    let mut feed = train.feed(session, loader, Compute::CPU)?;
+    let Event::Batch(batch) = feed.next_event()? else { bail!("the dataset gave no batch to try") };
+    let finder = BatchFinder {
+        group: &session.group,
+        model: &train.model,
+        device: session.compute.device(),
+        precision: settings.precision,
+        optimizer: settings.optim.settings(),
+        accumulate: settings.optim.accumulate,
+        ddp: &settings.gradients.ddp(),
+        memory_bytes: settings.batch_memory.unwrap_or_else(|| default_bytes(session.env.local_world)),
+    };
+    let sample = feed.input(&batch)?;
+    // It would read on beside the passes that are timed.
+    drop(feed);
+    // All passes of a step together have no more rows than an epoch.
+    let tried = finder.try_all(&sample, (rows / settings.optim.accumulate).max(1))?;
+    let chosen = finder.choose(&tried)?;
+    session.say(&table(&tried, session.env.world, chosen));
+    Ok(Some(chosen * world))
+}
+
 impl BatchFinder<'_> {
     /// Tries candidates on the rows of `sample`, repeated as needed, for a dataset of which each rank has `rows` in an
     /// epoch. Gives all that were tried; collective.
-    pub fn try_all(&self, sample: &Input, rows: u64) -> Result<Vec<Trial>> {
+    fn try_all(&self, sample: &Input, rows: u64) -> Result<Vec<Trial>> {
         let mut tried = Vec::new();
         let least = self.model.rows_min().max(1) as u64;
         let mut rows_now = least.next_power_of_two();
@@ -86,7 +124,7 @@ impl BatchFinder<'_> {
     }
 
     /// The rows of a rank's step, all passes together.
-    pub fn choose(&self, tried: &[Trial]) -> Result<u64> {
+    fn choose(&self, tried: &[Trial]) -> Result<u64> {
         let speed = |tried: &Trial| tried.samples_per_s.unwrap_or(0.0);
         let best = tried.iter().max_by(|a, b| speed(a).total_cmp(&speed(b)));
         let best = best.filter(|best| best.samples_per_s.is_some());
@@ -112,14 +150,9 @@ impl BatchFinder<'_> {
             times.sort_by(f64::total_cmp);
             Ok((times[times.len() / 2], peak_bytes()))
         };
-        let result = catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|panic| {
-            // tch's operations panic with libtorch's own words.
-            let words = panic.downcast_ref::<String>().cloned().unwrap_or_default();
-            Err(anyhow!(words))
-        });
-        match result {
+        match failure::without_panic(run) {
             Ok(measured) => Ok(Some(measured)),
-            Err(error) if is_lack_of_memory(&format!("{error:#}")) => Ok(None),
+            Err(error) if failure::lacks_memory(&error) => Ok(None),
             Err(error) => Err(error.context(format!("--batch auto: {rows} rows"))),
         }
     }
@@ -164,23 +197,8 @@ impl BatchFinder<'_> {
     }
 }
 
-/// Whether an error of libtorch's says that memory ran out, in its own words or those of CUDA's libraries, which take
-/// some for themselves.
-fn is_lack_of_memory(words: &str) -> bool {
-    let lacks = [
-        "out of memory",
-        "can't allocate memory",
-        "not enough memory",
-        "CUBLAS_STATUS_ALLOC_FAILED",
-        "CUDNN_STATUS_ALLOC_FAILED",
-        "CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED",
-        "CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
-    ];
-    lacks.iter().any(|lack| words.contains(lack))
-}
-
 /// The table for people.
-pub fn table(tried: &[Trial], world: usize, chosen: u64) -> String {
+fn table(tried: &[Trial], world: usize, chosen: u64) -> String {
     let mut table = Table::new();
     table.load_preset(presets::UTF8_FULL_CONDENSED).set_header(["rows per rank and pass", "samples/s", ""]);
     let most = tried.iter().filter_map(|tried| tried.samples_per_s).fold(0.0, f64::max);
@@ -281,18 +299,5 @@ mod tests {
             beside as f64 / parameters.iter().map(size).sum::<usize>() as f64
         };
         assert_eq!((bytes(Compression::None), bytes(Compression::Bf16)), (1.0, 1.5));
-    }
-
-    #[test]
-    fn lack_of_memory_has_several_names() {
-        for words in [
-            "CUDA out of memory. Trial to allocate 2.00 GiB",
-            "[enforce fail at alloc_cpu.cpp:118] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate",
-            "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
-            "cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
-        ] {
-            assert!(is_lack_of_memory(words), "{words}");
-        }
-        assert!(!is_lack_of_memory("CUDA error: CUBLAS_STATUS_NOT_SUPPORTED"));
     }
 }

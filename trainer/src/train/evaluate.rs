@@ -1,17 +1,22 @@
 //! A model's quality on a dataset: every rank scores its share, and the sums are merged.
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use forebay_c10d::ProcessGroup;
+use forebay_client::Event;
+use forebay_client::loader::Shuffle;
 use serde::Serialize;
 use tch::{Kind, Tensor};
 
 use crate::input::Input;
-use crate::model::{Metric, Model};
+use crate::model::{self, Metric, Model};
+use crate::rank::session::Session;
+use crate::rank::stop::Stop;
+use crate::train::data::{self, ModelData};
 use crate::train::precision::Precision;
 
 /// Sums of one rank.
 #[derive(Debug, Default, PartialEq)]
-pub struct Score {
+struct Score {
     loss: f64,
     score: f64,
     samples: i64,
@@ -30,6 +35,43 @@ pub struct Evaluation {
     pub samples: u64,
 }
 
+/// Rows that each rank labels at a time, at most.
+const ROWS_MAX: u64 = 250;
+
+/// Scores a model on a dataset; `None` if all ranks were told to stop meanwhile, which `stop` knows. Collective.
+pub fn evaluate(
+    session: &Session,
+    model: &dyn Model,
+    test: &ModelData,
+    mut stop: Option<&mut Stop>,
+) -> Result<Option<Evaluation>> {
+    let (settings, group) = (&session.settings, &session.group);
+    let world = session.env.world as u64;
+    // As many rows as a pass of the training has at most: they fit.
+    let pass = (settings.batch / world / settings.optim.accumulate).max(1);
+    let loader = data::loader_settings(session, Shuffle::None, ROWS_MAX.min(pass) * world);
+    // Each rank has running means of its own: those of rank 0 are the ones that a checkpoint keeps.
+    for (_, mut buffer) in model::buffers(model.vars()) {
+        group.broadcast(&mut buffer, 0)?;
+    }
+    let mut feed = test.feed(session, loader, session.compute)?;
+    let mut score = Score::default();
+    if let Some(stop) = &mut stop {
+        stop.renew();
+    }
+    while let Event::Batch(batch) = feed.next_event().context("evaluation")? {
+        let input = feed.input(&batch)?;
+        score.add(model, settings.precision, &input)?;
+        if stop.as_mut().map_or(Ok(false), |stop| stop.after_step(group))? {
+            return Ok(None);
+        }
+    }
+    if let Some(stop) = stop {
+        stop.renew();
+    }
+    score.merge(group, model.metric(), test.dataset.epoch_samples()).map(Some)
+}
+
 impl Evaluation {
     /// For people.
     pub fn line(&self) -> String {
@@ -40,14 +82,15 @@ impl Evaluation {
 
 impl Score {
     /// Adds a batch; padding does not count.
-    pub fn add(&mut self, model: &dyn Model, precision: Precision, input: &Input) -> Result<()> {
+    fn add(&mut self, model: &dyn Model, precision: Precision, input: &Input) -> Result<()> {
         let scored = || -> Result<_> {
             let output = model.forward(input, false)?;
             Ok((model.row_losses(&output, input)?, model.row_scores(&output, input)?))
         };
         let (losses, scores) = tch::no_grad(|| precision.run(model.vars().device(), scored))??;
-        self.loss += masked_sum(&losses, input.mask());
-        self.score += masked_sum(&scores, input.mask());
+        let sum = |values: &Tensor| input.masked_sum(values, Kind::Double).double_value(&[]);
+        self.loss += sum(&losses);
+        self.score += sum(&scores);
         self.samples += match input.mask() {
             Some(mask) => mask.ne(0).sum(Kind::Int64).int64_value(&[]),
             None => input.rows(),
@@ -56,7 +99,7 @@ impl Score {
     }
 
     /// The measure over all ranks, whose samples must be those of the whole dataset.
-    pub fn merge(&self, group: &ProcessGroup, metric: Metric, samples: u64) -> Result<Evaluation> {
+    fn merge(&self, group: &ProcessGroup, metric: Metric, samples: u64) -> Result<Evaluation> {
         // Bits, not values: the sums below are in the order of ranks on every rank.
         let mine = [self.samples, self.score.to_bits() as i64, self.loss.to_bits() as i64];
         let ranks = group.all_gather_i64(&mine)?;
@@ -67,15 +110,6 @@ impl Score {
         };
         Ok(Evaluation { metric, value: metric.of_mean(mean(1)), loss: mean(2), samples })
     }
-}
-
-/// The sum of `values`, those under a mask of 0 left out even if they are not finite.
-fn masked_sum(values: &Tensor, mask: Option<&Tensor>) -> f64 {
-    let values = match mask {
-        Some(mask) => values.masked_fill(&mask.eq(0), 0),
-        None => values.shallow_clone(),
-    };
-    values.sum(Kind::Double).double_value(&[])
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 //! Each step is timed part by part. Between steps all ranks do the same in the same order, so that each can count on
 //! the others in every collective: agree whether to stop, write a checkpoint if one is due.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use forebay_c10d::Span;
@@ -13,25 +13,28 @@ use forebay_proto::state::LoaderState;
 
 use crate::checkpoint::schedule::CheckpointSchedule;
 use crate::input::feed::Feed;
-use crate::rank::session::{Fitted, Rank, say};
+use crate::rank::session::Session;
 use crate::rank::stop::{Stop, Told};
 use crate::report::epoch_stats::Tally;
 use crate::report::observer::Observer;
 use crate::report::summary::{EpochReport, Report};
 use crate::report::timing::{Ledger, Part, Stopwatch};
 use crate::train::bad_step::{self, BadStep};
+use crate::train::data::{self, ModelData};
+use crate::train::evaluate::evaluate;
+use crate::train::hyperparams::Hyperparams;
 use crate::train::run_state::RunState;
 use crate::train::step::{At, NotFinite, Trainer};
 
 /// One rank in training.
-pub(crate) struct Run<'a> {
-    rank: &'a Rank<'a>,
-    train: &'a Fitted,
-    test: Option<&'a Fitted>,
+pub struct Fit<'a> {
+    session: &'a Session,
+    train: &'a ModelData,
+    test: Option<&'a ModelData>,
     feed: Feed,
     trainer: Option<Trainer>,
     run_state: RunState,
-    keeper: Option<CheckpointSchedule>,
+    schedule: Option<CheckpointSchedule>,
     /// Only with checkpoints: without them there is nothing to do before the end.
     stop: Option<Stop>,
     observer: Observer,
@@ -41,7 +44,7 @@ pub(crate) struct Run<'a> {
 
 /// How a run ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum End {
+enum End {
     /// All epochs are done.
     Done,
     /// It was told to stop, and kept a checkpoint.
@@ -56,38 +59,28 @@ struct Stretch {
     took: Duration,
 }
 
-impl<'a> Run<'a> {
+impl<'a> Fit<'a> {
     /// Takes up a run: from the newest checkpoint if there is one, else from the beginning. `cost` is what the
     /// counters said before the dataset was opened. Collective.
     pub fn begin(
-        rank: &'a Rank<'a>,
-        train: &'a Fitted,
-        test: Option<&'a Fitted>,
+        session: &'a Session,
+        train: &'a ModelData,
+        test: Option<&'a ModelData>,
         cost: Readings,
     ) -> Result<Self> {
-        let settings = rank.settings;
-        let identity = rank.identity(train);
+        let settings = &session.settings;
         let stop = match settings.checkpoint.checkpoint_dir {
             Some(_) => Some(Stop::new(Told::listen()?)),
             None => None,
         };
-        let hyperparams = rank.hyperparams(train.steps(settings.batch));
-        let kept = (identity, hyperparams);
-        let opened = CheckpointSchedule::open(
-            &settings.checkpoint,
-            rank.env,
-            &rank.group,
-            kept,
-            settings.batch,
-            |line| {
-                say(line);
-            },
-        )?;
-        let (keeper, checkpoint) = opened.map_or((None, None), |(keeper, newest)| (Some(keeper), newest));
-        let (mut run_state, mut state) = (RunState::default(), None);
+        let hyperparams = settings.hyperparams(train.steps(settings.batch));
+        let opened = CheckpointSchedule::open(session, train.identity(session), hyperparams)?;
+        let (schedule, checkpoint) =
+            opened.map_or((None, None), |(schedule, newest)| (Some(schedule), newest));
+        let (mut run_state, mut resume) = (RunState::default(), None);
         if let Some(checkpoint) = &checkpoint {
             run_state = RunState::of(&checkpoint.meta)?;
-            state = Some(checkpoint.meta.state()?);
+            resume = Some(checkpoint.meta.state()?);
         }
         let before = checkpoint.as_ref().and_then(|checkpoint| checkpoint.meta.settings);
         let changes = match (&before, &hyperparams) {
@@ -97,9 +90,13 @@ impl<'a> Run<'a> {
             }
             _ => None,
         };
-        let feed = rank.training_feed(train, state)?;
-        let mut trainer =
-            hyperparams.map(|hyperparams| rank.trainer(&train.model, hyperparams)).transpose()?;
+        let loader = LoaderSettings {
+            resume,
+            epochs: Some(settings.epochs),
+            ..data::loader_settings(session, settings.shuffle(), settings.batch)
+        };
+        let feed = train.feed(session, loader, session.compute)?;
+        let mut trainer = hyperparams.map(|settings| new_trainer(session, train, settings)).transpose()?;
         if let (Some(trainer), Some(checkpoint)) = (&mut trainer, &checkpoint) {
             let (epoch, samples_done) = run_state.first();
             let done = epoch * train.steps(settings.batch) + samples_done.div_ceil(settings.batch);
@@ -107,21 +104,23 @@ impl<'a> Run<'a> {
                 .load(&checkpoint.weights, &checkpoint.training, done)
                 .context("take up the checkpoint")?;
         }
-        if let (true, Some(resumed)) = (rank.env.is_first(), &run_state.resumed) {
-            say(&resumed.line());
+        if let Some(resumed) = &run_state.resumed {
+            session.say(&resumed.line());
             if let Some(changes) = changes {
-                say(&format!("other settings than before: {changes}"));
+                session.say(&format!("other settings than before: {changes}"));
             }
         }
-        let observer = Observer::new(rank, train.steps(settings.batch), run_state.step)?;
-        Ok(Self { rank, train, test, feed, trainer, run_state, keeper, stop, observer, cost })
+        let cuda = session.compute.device().is_cuda();
+        let observer =
+            Observer::new(settings, &session.env, cuda, train.steps(settings.batch), run_state.step)?;
+        Ok(Self { session, train, test, feed, trainer, run_state, schedule, stop, observer, cost })
     }
 
     /// Trains all epochs that are left, reports each, and evaluates.
     pub fn epochs(&mut self, report: &mut Report) -> Result<()> {
         report.resumed = self.run_state.resumed.clone();
         report.earlier_epochs = self.run_state.epochs.clone();
-        let (first, last) = (self.run_state.first().0, self.rank.settings.epochs);
+        let (first, last) = (self.run_state.first().0, self.session.settings.epochs);
         let mut end = End::Done;
         for epoch in first..last {
             let Some(stretch) = self.epoch(epoch)? else {
@@ -129,7 +128,7 @@ impl<'a> Run<'a> {
                 break;
             };
             report.epochs.push(self.end_epoch(stretch)?);
-            let every = self.rank.settings.eval_every;
+            let every = self.session.settings.eval_every;
             if epoch + 1 < last && every.is_some_and(|every| (epoch + 1).is_multiple_of(every)) {
                 if !self.evaluate(epoch + 1, report)? {
                     end = End::Stopped;
@@ -138,7 +137,7 @@ impl<'a> Run<'a> {
                 self.read_cost()?;
             }
             // After the last epoch there is nothing left to stop.
-            let group = &self.rank.group;
+            let group = &self.session.group;
             if epoch + 1 < last && self.stop.as_mut().map_or(Ok(false), |stop| stop.now(group))? {
                 end = End::Stopped;
                 break;
@@ -147,15 +146,13 @@ impl<'a> Run<'a> {
         self.finish(end, report)?;
         if end == End::Done && !self.evaluate(last, report)? {
             report.stopped = true;
-            if self.rank.env.is_first() {
-                say("stopped by SIGTERM in the evaluation: the same command takes it up again");
-            }
+            self.session.say("stopped by SIGTERM in the evaluation: the same command takes it up again");
         }
         Ok(())
     }
 
-    /// What was trained, if anything.
-    pub fn trained(&self) -> Option<&Trainer> {
+    /// The model in training, if there is one.
+    pub fn trainer(&self) -> Option<&Trainer> {
         self.trainer.as_ref()
     }
 
@@ -163,27 +160,27 @@ impl<'a> Run<'a> {
     /// meanwhile.
     fn evaluate(&mut self, epochs: u64, report: &mut Report) -> Result<bool> {
         let (Some(trainer), Some(test)) = (&self.trainer, self.test) else { return Ok(true) };
-        let Some(evaluation) = self.rank.evaluate(trainer.model(), test, self.stop.as_mut())? else {
+        let Some(evaluation) = evaluate(self.session, trainer.model(), test, self.stop.as_mut())? else {
             return Ok(false);
         };
         self.observer.evaluated(self.run_state.step, &evaluation);
         if let Some(epoch) = report.epochs.last_mut().filter(|epoch| epoch.epoch + 1 == epochs) {
             epoch.test = Some(evaluation);
         }
-        if epochs == self.rank.settings.epochs {
+        if epochs == self.session.settings.epochs {
             report.set_test(evaluation);
-        } else if self.rank.env.is_first() {
-            say(&format!("after epoch {epochs}: {}", evaluation.line()));
+        } else {
+            self.session.say(&format!("after epoch {epochs}: {}", evaluation.line()));
         }
         Ok(true)
     }
 
     /// What comes from now on is the next epoch's cost.
     fn read_cost(&mut self) -> Result<()> {
-        self.rank.group.barrier()?;
-        let now = self.rank.counters(LoaderSettings::default().patience)?;
+        self.session.group.barrier()?;
+        let now = self.session.counters(LoaderSettings::default().patience)?;
         self.cost = now.over(std::mem::take(&mut self.cost));
-        Ok(self.rank.group.barrier()?)
+        Ok(self.session.group.barrier()?)
     }
 
     /// After all ranks have stopped: an error if only others were told to.
@@ -234,7 +231,7 @@ impl<'a> Run<'a> {
     /// Trains on a batch; gives the sum of its samples' losses.
     fn step(&mut self, batch: &Batch, at: At, position: u64, watch: &mut Stopwatch) -> Result<Option<f64>> {
         let Some(trainer) = &mut self.trainer else {
-            self.rank.emulate(&mut self.feed, watch)?;
+            emulate_step(self.session, &mut self.feed, watch)?;
             return Ok(None);
         };
         let input = {
@@ -248,10 +245,10 @@ impl<'a> Run<'a> {
                 let step = BadStep {
                     epoch: at.epoch,
                     position,
-                    rank: self.rank.env.rank,
-                    world: self.rank.env.world,
+                    rank: self.session.env.rank,
+                    world: self.session.env.world,
                 };
-                let settings = self.rank.settings;
+                let settings = &self.session.settings;
                 let samples = bad_step::describe(settings, &self.train.dataset, settings.shuffle(), step)?;
                 bail!("{error}; {samples}");
             }
@@ -263,12 +260,12 @@ impl<'a> Run<'a> {
 
     /// Writes a checkpoint if one is due; `true` if all ranks stop here, after writing one.
     fn between_steps(&mut self, epoch: u64, tally: &Tally) -> Result<bool> {
-        let Some(keeper) = &mut self.keeper else { return Ok(false) };
-        let group = &self.rank.group;
+        let Some(schedule) = &mut self.schedule else { return Ok(false) };
+        let group = &self.session.group;
         let stopping = self.stop.as_mut().map_or(Ok(false), |stop| stop.after_step(group))?;
-        if stopping || keeper.is_due(self.run_state.step) {
+        if stopping || schedule.is_due(self.run_state.step) {
             let state = self.feed.state();
-            keeper.keep(group, &self.run_state, (epoch, tally), &state, self.trainer.as_ref())?;
+            schedule.keep(group, &self.run_state, (epoch, tally), &state, self.trainer.as_ref())?;
         }
         if stopping {
             // What is said at the end is what the checkpoint says: this epoch's own stretch counts.
@@ -280,13 +277,13 @@ impl<'a> Run<'a> {
     /// Merges the ranks' counts of an epoch that is over, and writes its checkpoint.
     fn end_epoch(&mut self, stretch: Stretch) -> Result<EpochReport> {
         let Stretch { epoch, tally, ledger, took } = stretch;
-        let (rank, dataset) = (self.rank, &self.train.dataset);
+        let (session, dataset) = (self.session, &self.train.dataset);
         // The cost is read when every rank has its last batch, and before any of them goes on.
-        rank.group.barrier()?;
-        let now = rank.counters(LoaderSettings::default().patience)?;
-        let total = tally.merge(&rank.group, took, &now.since(&self.cost))?;
+        session.group.barrier()?;
+        let now = session.counters(LoaderSettings::default().patience)?;
+        let total = tally.merge(&session.group, took, &now.since(&self.cost))?;
         self.cost = now.over(std::mem::take(&mut self.cost));
-        let times = ledger.merge(&rank.group, took)?;
+        let times = ledger.merge(&session.group, took)?;
         let mut seen = self.run_state.before(epoch);
         let samples_before = seen.samples;
         seen.add(total.samples, tally.steps, total.digest, total.loss_sum)?;
@@ -301,32 +298,32 @@ impl<'a> Run<'a> {
             epoch,
             &total,
             dataset.projected_bytes(),
-            rank.reads_itself(),
+            session.reads_itself(),
             self.trainer.is_some(),
         );
         report.complete(&seen, samples_before);
         report.times = Some(times);
         report.scaling = self.trainer.as_ref().and_then(Trainer::scaling);
         self.run_state.end_epoch(seen);
-        if let Some(keeper) = &mut self.keeper {
+        if let Some(schedule) = &mut self.schedule {
             let state: LoaderState = self.feed.state();
-            keeper.keep_epoch(&rank.group, &self.run_state, &state, self.trainer.as_ref())?;
+            schedule.keep_epoch(&session.group, &self.run_state, &state, self.trainer.as_ref())?;
         }
-        self.observer.epoch(self.run_state.step, &report, rank.settings.epochs);
+        self.observer.epoch(self.run_state.step, &report, session.settings.epochs);
         Ok(report)
     }
 
     /// Waits for the last checkpoint, and says how the run ended.
     fn finish(&mut self, end: End, report: &mut Report) -> Result<()> {
-        let group = &self.rank.group;
-        let place = self.keeper.as_mut().map_or(Ok(None), |keeper| keeper.finish(group))?;
+        let group = &self.session.group;
+        let place = self.schedule.as_mut().map_or(Ok(None), |schedule| schedule.finish(group))?;
         self.observer.finish()?;
         report.order_digest = self.run_state.digest()?.to_string();
         report.steps = self.run_state.step;
         report.stopped = end == End::Stopped;
-        report.checkpoint_wait_s = self.keeper.as_ref().map_or(0.0, CheckpointSchedule::waited_s);
+        report.checkpoint_wait_s = self.schedule.as_ref().map_or(0.0, CheckpointSchedule::waited_s);
         if let (End::Stopped, Some(place)) = (end, place) {
-            say(&format!(
+            self.session.say(&format!(
                 "stopped by SIGTERM after step {}: {} is written; the same command goes on from there",
                 self.run_state.step,
                 place.display()
@@ -334,4 +331,27 @@ impl<'a> Run<'a> {
         }
         Ok(())
     }
+}
+
+/// The model, fresh, in training.
+fn new_trainer(session: &Session, train: &ModelData, hyperparams: Hyperparams) -> Result<Trainer> {
+    let model = train.model.build(session.settings.seed, session.compute.device())?;
+    Trainer::new(&session.group, model, hyperparams, &session.settings.gradients.ddp())
+}
+
+/// Stands in for the step of an accelerator: takes its time, the same on all ranks. Meanwhile the host takes the next
+/// batch, as it does beside a real one.
+fn emulate_step(session: &Session, feed: &mut Feed, watch: &mut Stopwatch) -> Result<()> {
+    let Some(ms) = session.settings.emulate_step_ms else { return Ok(()) };
+    watch.lap(Part::Copy);
+    let end = Instant::now() + Duration::from_secs_f64(ms / 1e3);
+    feed.look_ahead()?;
+    std::thread::sleep(end.saturating_duration_since(Instant::now()));
+    watch.lap(Part::Forward);
+    // A step of DDP ends together.
+    if session.env.world > 1 {
+        session.group.barrier()?;
+        watch.skip();
+    }
+    Ok(())
 }

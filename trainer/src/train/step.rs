@@ -154,7 +154,7 @@ impl Trainer {
         );
         self.settings.precision.run(self.model.vars().device(), || {
             let output = self.model.forward(input, true)?;
-            Ok(masked_sum(&self.model.row_losses(&output, input)?, input.mask()))
+            Ok(input.masked_sum(&self.model.row_losses(&output, input)?, Kind::Float))
         })?
     }
 
@@ -209,14 +209,6 @@ fn read(sums: &[Tensor], value: impl Fn(&Tensor) -> f64, watch: &mut Stopwatch) 
     let sum = sums.iter().map(value).sum();
     watch.lap(Part::Backward);
     sum
-}
-
-/// The sum of `values`, those under a mask of 0 left out even if they are not finite.
-fn masked_sum(values: &Tensor, mask: Option<&Tensor>) -> Tensor {
-    match mask {
-        Some(mask) => values.masked_fill(&mask.eq(0), 0).sum(Kind::Float),
-        None => values.sum(Kind::Float),
-    }
 }
 
 #[cfg(test)]

@@ -1,0 +1,130 @@
+//! The datasets of a run: opened alike on all ranks, with the model that fits them, and the batches of one.
+
+use std::sync::Arc;
+
+use anyhow::{Context, Result, bail, ensure};
+use forebay_client::loader::{Ending, Shuffle};
+use forebay_client::stream::StreamSettings;
+use forebay_client::{Dataset, DatasetSpec, LoaderSettings};
+
+use crate::checkpoint::Identity;
+use crate::input::feed::Feed;
+use crate::input::transfer::Compute;
+use crate::input::{Columns, Preparer};
+use crate::model::{self, ModelSettings};
+use crate::rank::session::Session;
+
+/// A dataset and what a model takes of it.
+pub struct ModelData {
+    pub dataset: Dataset,
+    pub model: ModelSettings,
+    pub columns: Columns,
+    preparer: Arc<Preparer>,
+}
+
+/// Opens a dataset and checks that it can be trained on. `vary`: the seed by which its images are varied. Collective.
+pub fn open(session: &Session, spec: DatasetSpec, vary: Option<u64>) -> Result<ModelData> {
+    let args = &session.settings.model;
+    let spec = DatasetSpec { columns: Some(args.column_names()), ..spec };
+    let dataset = session.runtime.block_on(Dataset::open(&session.access, &spec))?;
+    let uri = dataset.manifest().uri();
+    let (model, columns) = model::resolve(args, dataset.schema(), uri)?;
+    ensure!(dataset.epoch_samples() > 0, "{uri} has no rows");
+    // Each rank opens it by itself: it may have been overwritten in between.
+    let digest = dataset.manifest().digest().0;
+    let versions = session.group.all_gather_i64(&[(digest >> 64) as i64, digest as i64])?;
+    same_version(&versions).with_context(|| uri.to_owned())?;
+    let threads = std::thread::available_parallelism().map_or(1, usize::from) / session.env.local_world;
+    let preparer = Preparer::new(columns.clone(), &args.image, threads, vary)?;
+    Ok(ModelData { dataset, model, columns, preparer: Arc::new(preparer) })
+}
+
+/// One epoch of this rank's share, from the beginning; the caller changes what it wants otherwise.
+pub fn loader_settings(session: &Session, shuffle: Shuffle, global_batch: u64) -> LoaderSettings {
+    let default = LoaderSettings::default();
+    let prefetch_bytes = session.settings.prefetch_bytes.unwrap_or(default.prefetch_bytes);
+    // What a stream holds is read ahead too.
+    let window_bytes = u32::try_from(prefetch_bytes).unwrap_or(u32::MAX).min(default.stream.window_bytes);
+    LoaderSettings {
+        seed: session.settings.seed,
+        shuffle,
+        ending: Ending::Pad,
+        global_batch,
+        rank: session.env.rank as u32,
+        world: session.env.world as u32,
+        first_epoch: 0,
+        epochs: Some(1),
+        prefetch_bytes,
+        stream: StreamSettings { window_bytes, ..default.stream },
+        ..default
+    }
+}
+
+impl ModelData {
+    /// Starts to read batches; their inputs are made for `compute`.
+    pub fn feed(&self, session: &Session, settings: LoaderSettings, compute: Compute) -> Result<Feed> {
+        let with_inputs = session.settings.trains();
+        Feed::start(&session.runtime, &self.dataset, settings, &self.preparer, with_inputs, compute)
+    }
+
+    /// Steps of an epoch.
+    pub fn steps(&self, global_batch: u64) -> u64 {
+        self.dataset.epoch_samples().div_ceil(global_batch)
+    }
+
+    /// What a checkpoint of a run on this dataset belongs to.
+    pub fn identity(&self, session: &Session) -> Identity {
+        let (manifest, settings) = (self.dataset.manifest(), &session.settings);
+        let model = match settings.trains() {
+            // Settings are plain data, and JSON the form in which people may read them.
+            true => serde_json::to_string(&self.model).unwrap_or_else(|_| self.model.name().to_owned()),
+            false => "none".to_owned(),
+        };
+        Identity {
+            model,
+            columns: settings.model.column_names(),
+            dataset: manifest.uri().to_owned(),
+            manifest_digest: manifest.digest().to_string(),
+            seed: settings.seed,
+            shuffle: settings.shuffle().to_string(),
+        }
+    }
+
+    /// Refuses to evaluate on a dataset that the model was not trained on.
+    pub fn check_same_model(&self, test: &Self) -> Result<()> {
+        ensure!(
+            self.model == test.model && self.columns == test.columns,
+            "{} and {} do not fit the same model: one makes it {:?} on {:?}, the other {:?} on {:?}",
+            self.dataset.manifest().uri(),
+            test.dataset.manifest().uri(),
+            self.model,
+            self.columns,
+            test.model,
+            test.columns
+        );
+        Ok(())
+    }
+}
+
+/// Refuses ranks that opened different versions of a dataset: they would follow different orders.
+fn same_version(versions: &[Vec<i64>]) -> Result<()> {
+    let other = versions.iter().position(|version| *version != versions[0]);
+    match other {
+        None => Ok(()),
+        Some(rank) => {
+            bail!("rank {rank} opened another version than rank 0: it was overwritten just now, start again")
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_must_have_opened_the_same_version() {
+        assert!(same_version(&[vec![1, 2], vec![1, 2]]).is_ok());
+        let error = same_version(&[vec![1, 2], vec![1, 2], vec![1, 3]]).unwrap_err().to_string();
+        assert!(error.starts_with("rank 2 opened another version"), "{error}");
+    }
+}
