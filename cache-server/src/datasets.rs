@@ -14,7 +14,7 @@ use crate::read::single_flight::Flights;
 use crate::runtime::blocking;
 use arrow::datatypes::SchemaRef;
 use files::ManifestFiles;
-use forebay_dataset::{Frozen, Source, View, schema, source, view};
+use forebay_dataset::{Frozen, SegmentReader, View, schema, source, view};
 use forebay_proto::manifest::{DatasetId, Digest, Manifest, SEGMENT_BYTES};
 use forebay_proto::{Error, Result, v1};
 use frozen::FrozenFiles;
@@ -40,7 +40,7 @@ impl Dataset {
 
 /// The datasets of a node.
 pub struct Datasets {
-    source: Source,
+    source: SegmentReader,
     allow: Arc<[String]>,
     files: ManifestFiles,
     frozen: FrozenFiles,
@@ -53,7 +53,12 @@ pub struct Datasets {
 impl Datasets {
     /// Datasets under the `allow` roots, with manifests kept in a directory of the disk cache; `peers` are
     /// told of them. `Invalid` when a root cannot be one.
-    pub fn open(source: Source, allow: &[String], disk: Arc<DiskCache>, peers: Arc<Peers>) -> Result<Self> {
+    pub fn open(
+        source: SegmentReader,
+        allow: &[String],
+        disk: Arc<DiskCache>,
+        peers: Arc<Peers>,
+    ) -> Result<Self> {
         let allow = allow
             .iter()
             .map(|root| source::normalise(root).map_err(|e| e.context(format!("--allow {root}"))))

@@ -17,7 +17,7 @@ use crate::runtime::blocking;
 use crate::service::gate::Gate;
 use crate::service::health::Health;
 use crate::settings::Settings;
-use forebay_dataset::Source;
+use forebay_dataset::SegmentReader;
 use forebay_proto::{Result, v1};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -32,7 +32,7 @@ pub struct Node {
     pub started: Instant,
     pub membership: Arc<Membership>,
     pub peers: Arc<Peers>,
-    pub source: Source,
+    pub source: SegmentReader,
     pub disk: Arc<DiskCache>,
     pub memory: Memory,
     pub plans: Arc<Plans>,
@@ -62,7 +62,7 @@ impl Node {
         let mut source = settings.source.clone();
         // A segment larger than the whole memory must not wait for more than there is.
         source.segment_memory_bytes = source.segment_memory_bytes.min(settings.memory_bytes);
-        let source = Source::new(source)?;
+        let source = SegmentReader::new(source)?;
         let (plans, memory) = (Arc::new(Plans::default()), Memory::new(settings.memory_bytes));
         let disk = open_disk(settings, &plans, &memory).await?;
         let events = Arc::new(Events::default());

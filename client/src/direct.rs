@@ -7,7 +7,7 @@
 
 use arrow::array::RecordBatch;
 use forebay_dataset::stream::{Reading, Segments};
-use forebay_dataset::{ReadySegment, Source, SourceSettings, Urgency};
+use forebay_dataset::{ReadySegment, SegmentReader, SourceSettings, Urgency};
 use forebay_proto::manifest::{DatasetId, Manifest};
 use forebay_proto::v1::Counters;
 use forebay_proto::{Error, Result};
@@ -28,7 +28,7 @@ pub const MEMORY_BYTES: u64 = 1 << 30;
 pub struct Direct(Arc<DirectInner>);
 
 struct DirectInner {
-    source: Source,
+    source: SegmentReader,
     memory_bytes: u64,
     memory: Mutex<Memory>,
 }
@@ -59,12 +59,12 @@ struct Entry {
 impl Direct {
     /// `Invalid` if the settings contradict each other.
     pub fn new(settings: SourceSettings, memory_bytes: u64) -> Result<Self> {
-        let source = Source::new(settings)?;
+        let source = SegmentReader::new(settings)?;
         Ok(Self(Arc::new(DirectInner { source, memory_bytes, memory: Mutex::default() })))
     }
 
     /// The object stores.
-    pub fn source(&self) -> &Source {
+    pub fn source(&self) -> &SegmentReader {
         &self.0.source
     }
 

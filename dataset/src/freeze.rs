@@ -2,11 +2,12 @@
 //!
 //! The same objects always give the same manifest, wherever it is made. Column data is not read.
 
-use crate::Urgency;
 use crate::parquet::cost::column_bytes;
 use crate::parquet::footer::Footer;
+use crate::parquet::footers::Footers;
 use crate::schema::{projection, to_ipc, unify};
-use crate::source::{Place, Source, Version, aside, normalise};
+use crate::source::{Place, Source, Version, blocking, normalise};
+use crate::urgency::Urgency;
 use arrow::datatypes::{Schema, SchemaRef};
 use forebay_proto::manifest::{Object, SEGMENT_BYTES, SEGMENT_BYTES_MAX, SegmentSize};
 use forebay_proto::{Error, Manifest, Result};
@@ -50,133 +51,120 @@ impl Frozen {
     }
 }
 
-impl Source {
-    /// Freezes the dataset under `uri` into segments of about `segment_bytes` decoded bytes (0 = the default).
-    ///
-    /// Its objects are the `.parquet` ones under the prefix, or the one object that `uri` names; names that start
-    /// with `_` or `.` are left out. `NotFound` if there are none, `Corrupt` if one is not Parquet, `Invalid` if
-    /// schemas differ.
-    pub async fn freeze(&self, uri: &str, segment_bytes: u64) -> Result<Arc<Frozen>> {
-        self.freeze_again(uri, segment_bytes, None).await
+/// Freezes as [`SegmentReader::freeze_again`](crate::SegmentReader::freeze_again) says.
+pub(crate) async fn freeze(
+    source: &Source,
+    footers: &Footers,
+    uri: &str,
+    segment_bytes: u64,
+    known: Option<Arc<Frozen>>,
+) -> Result<Arc<Frozen>> {
+    let uri = uri.to_owned();
+    let uri = blocking(move || normalise(&uri)).await?;
+    let segment_bytes = if segment_bytes == 0 { SEGMENT_BYTES } else { segment_bytes };
+    if segment_bytes > SEGMENT_BYTES_MAX {
+        return Err(Error::invalid(format!(
+            "{uri}: segments of {segment_bytes} bytes are too large: use {SEGMENT_BYTES_MAX} at most"
+        )));
     }
+    let objects = objects(source, &uri).await?;
+    if let Some(known) = known.filter(|known| known.is_of(&uri, segment_bytes, &objects)) {
+        return Ok(known);
+    }
+    let demand = Urgency::demand();
+    // Boxed one by one: the compiler cannot see through the closure's lifetimes that the whole future is Send.
+    let reads: Vec<BoxFuture<'_, Result<Arc<Footer>>>> =
+        objects.iter().map(|(_, place, version)| footers.get(place, version, &demand).boxed()).collect();
+    // One after the other: the footers of a large dataset together are larger than memory.
+    let mut footers = stream::iter(reads).buffered(source.settings().s3_max_requests);
+    let (mut schema, mut column_bytes) = (Schema::empty(), Vec::new());
+    let (mut sizes, mut row_groups) = (Vec::new(), 0);
+    for (i, (_, place, _)) in objects.iter().enumerate() {
+        let Some(footer) = footers.try_next().await? else { break };
+        row_groups += footer.row_groups().len() as u64;
+        if i == 0 {
+            schema = footer.schema.as_ref().clone();
+            column_bytes = vec![0u64; schema.fields().len()];
+        } else if footer.schema.as_ref() != &schema {
+            schema = unify(&schema, &footer.schema).map_err(|why| {
+                Error::invalid(format!(
+                    "{}: schema differs from that of the objects before it: {why}",
+                    place.uri()
+                ))
+            })?;
+        }
+        let mut groups = Vec::with_capacity(footer.row_groups().len());
+        for group in footer.row_groups() {
+            for (column, bytes) in column_bytes.iter_mut().enumerate() {
+                *bytes += footer.chunks(group, column).map(|chunk| chunk.byte_range().1).sum::<u64>();
+            }
+            groups.push((group.num_rows() as u64, decoded_bytes(&footer, group)));
+        }
+        let object = u32::try_from(i).map_err(|_| Error::invalid(format!("{uri}: too many objects")))?;
+        sizes.extend(cut(&groups, segment_bytes).map(|(row_groups, rows, decoded_bytes)| SegmentSize {
+            object,
+            row_groups,
+            rows,
+            decoded_bytes,
+        }));
+    }
+    drop(footers);
+    let named = objects.into_iter().map(|(key, _, v)| Object { key, etag: v.etag, size: v.size }).collect();
+    let manifest = Manifest::new(uri, segment_bytes, to_ipc(&schema)?, named, &sizes)?;
+    Ok(Arc::new(Frozen { manifest, schema: Arc::new(schema), column_bytes, row_groups }))
+}
 
-    /// The same, with what it was frozen to before: that is answered if the listing still has the same objects in the same
-    /// versions, and no footer is read.
-    pub async fn freeze_again(
-        &self,
-        uri: &str,
-        segment_bytes: u64,
-        known: Option<Arc<Frozen>>,
-    ) -> Result<Arc<Frozen>> {
+/// The dataset's objects in byte order of their keys.
+async fn objects(source: &Source, uri: &str) -> Result<Vec<(String, Place, Version)>> {
+    let root = source.place(uri)?;
+    let none = || Error::not_found(format!("{uri}: no Parquet objects under it"));
+    let single = |version| vec![(String::new(), root.clone(), version)];
+    if root.is_file() {
+        let path = format!("/{}", root.path());
+        let meta = tokio::fs::metadata(&path).await;
+        match meta {
+            Ok(m) if m.is_file() => return Ok(single(source.head(&root).await?)),
+            Ok(_) => {}
+            // The answer to a request says best what is wrong.
+            Err(_) => return source.head(&root).await.map(single),
+        }
+    } else if root.path().ends_with(".parquet") {
+        match source.head(&root).await {
+            Ok(version) => return Ok(single(version)),
+            Err(e) if e.kind != forebay_proto::Kind::NotFound => return Err(e),
+            Err(_) => {}
+        }
+    }
+    let mut objects = Vec::new();
+    for meta in source.list(&root).await? {
+        let full: &str = meta.location.as_ref();
+        let Some(key) = full.strip_prefix(root.path()).map(|k| k.trim_start_matches('/')) else {
+            continue;
+        };
+        if !wanted(key) {
+            continue;
+        }
+        let place = source.place(&object_uri(uri, key))?;
+        let version = place.version(&meta)?;
+        objects.push((key.to_owned(), place, version));
+    }
+    if root.is_file() {
         let uri = uri.to_owned();
-        let uri = aside(move || normalise(&uri)).await?;
-        let segment_bytes = if segment_bytes == 0 { SEGMENT_BYTES } else { segment_bytes };
-        if segment_bytes > SEGMENT_BYTES_MAX {
-            return Err(Error::invalid(format!(
-                "{uri}: segments of {segment_bytes} bytes are too large: use {SEGMENT_BYTES_MAX} at most"
-            )));
-        }
-        let objects = self.objects(&uri).await?;
-        if let Some(known) = known.filter(|known| known.is_of(&uri, segment_bytes, &objects)) {
-            return Ok(known);
-        }
-        let demand = Urgency::demand();
-        // Boxed one by one: the compiler cannot see through the closure's lifetimes that the whole future is Send.
-        let reads: Vec<BoxFuture<'_, Result<Arc<Footer>>>> =
-            objects.iter().map(|(_, place, version)| self.footer(place, version, &demand).boxed()).collect();
-        // One after the other: the footers of a large dataset together are larger than memory.
-        let mut footers = stream::iter(reads).buffered(self.settings().s3_max_requests);
-        let (mut schema, mut column_bytes) = (Schema::empty(), Vec::new());
-        let (mut sizes, mut row_groups) = (Vec::new(), 0);
-        for (i, (_, place, _)) in objects.iter().enumerate() {
-            let Some(footer) = footers.try_next().await? else { break };
-            row_groups += footer.row_groups().len() as u64;
-            if i == 0 {
-                schema = footer.schema.as_ref().clone();
-                column_bytes = vec![0u64; schema.fields().len()];
-            } else if footer.schema.as_ref() != &schema {
-                schema = unify(&schema, &footer.schema).map_err(|why| {
-                    Error::invalid(format!(
-                        "{}: schema differs from that of the objects before it: {why}",
-                        place.uri()
-                    ))
-                })?;
-            }
-            let mut groups = Vec::with_capacity(footer.row_groups().len());
-            for group in footer.row_groups() {
-                for (column, bytes) in column_bytes.iter_mut().enumerate() {
-                    *bytes += footer.chunks(group, column).map(|r| r.end - r.start).sum::<u64>();
-                }
-                groups.push((group.num_rows() as u64, decoded_bytes(&footer, group)));
-            }
-            let object = u32::try_from(i).map_err(|_| Error::invalid(format!("{uri}: too many objects")))?;
-            sizes.extend(cut(&groups, segment_bytes).map(|(row_groups, rows, decoded_bytes)| SegmentSize {
-                object,
-                row_groups,
-                rows,
-                decoded_bytes,
-            }));
-        }
-        drop(footers);
-        let named =
-            objects.into_iter().map(|(key, _, v)| Object { key, etag: v.etag, size: v.size }).collect();
-        let manifest = Manifest::new(uri, segment_bytes, to_ipc(&schema)?, named, &sizes)?;
-        Ok(Arc::new(Frozen { manifest, schema: Arc::new(schema), column_bytes, row_groups }))
+        let all_stay =
+            move || objects.iter().try_for_each(|(_, place, _)| place.stays_under(&uri)).map(|()| objects);
+        objects = blocking(all_stay).await?;
     }
-
-    /// The dataset's objects in byte order of their keys.
-    async fn objects(&self, uri: &str) -> Result<Vec<(String, Place, Version)>> {
-        let root = self.place(uri)?;
-        let none = || Error::not_found(format!("{uri}: no Parquet objects under it"));
-        let single = |version| vec![(String::new(), root.clone(), version)];
-        if root.is_file() {
-            let path = format!("/{}", root.path());
-            let meta = tokio::fs::metadata(&path).await;
-            match meta {
-                Ok(m) if m.is_file() => return Ok(single(self.head(&root).await?)),
-                Ok(_) => {}
-                // The store's own answer says best what is wrong.
-                Err(_) => return self.head(&root).await.map(single),
-            }
-        } else if root.path().ends_with(".parquet") {
-            match self.head(&root).await {
-                Ok(version) => return Ok(single(version)),
-                Err(e) if e.kind != forebay_proto::Kind::NotFound => return Err(e),
-                Err(_) => {}
-            }
-        }
-        let mut objects = Vec::new();
-        for meta in self.list(&root).await? {
-            let full: &str = meta.location.as_ref();
-            let Some(key) = full.strip_prefix(root.path()).map(|k| k.trim_start_matches('/')) else {
-                continue;
-            };
-            if !wanted(key) {
-                continue;
-            }
-            let place = self.place(&object_uri(uri, key))?;
-            let version = place.version(&meta)?;
-            objects.push((key.to_owned(), place, version));
-        }
-        if root.is_file() {
-            let uri = uri.to_owned();
-            let all_stay = move || {
-                objects.iter().try_for_each(|(_, place, _)| place.stays_under(&uri)).map(|()| objects)
-            };
-            objects = aside(all_stay).await?;
-        }
-        objects.sort_unstable_by(|a, b| a.0.cmp(&b.0));
-        drop_markers(&mut objects);
-        match objects.is_empty() {
-            false => Ok(objects),
-            // It may name an object with another ending.
-            true if !root.is_file() && !root.path().is_empty() => match self.head(&root).await {
-                Ok(version) => Ok(single(version)),
-                Err(e) if e.kind == forebay_proto::Kind::NotFound => Err(none()),
-                Err(e) => Err(e),
-            },
-            true => Err(none()),
-        }
+    objects.sort_unstable_by(|a, b| a.0.cmp(&b.0));
+    drop_markers(&mut objects);
+    match objects.is_empty() {
+        false => Ok(objects),
+        // It may name an object with another ending.
+        true if !root.is_file() && !root.path().is_empty() => match source.head(&root).await {
+            Ok(version) => Ok(single(version)),
+            Err(e) if e.kind == forebay_proto::Kind::NotFound => Err(none()),
+            Err(e) => Err(e),
+        },
+        true => Err(none()),
     }
 }
 

@@ -1,16 +1,16 @@
 //! From an object store to Arrow segments: the code that reads a dataset, shared by the cache's nodes and by the
 //! client's direct mode.
 //!
-//! * [`source`]: object stores, opened by URI, with retries, limits and clear errors.
-//! * [`freeze`]: a URI becomes a manifest.
-//! * [`parquet`]: footers, the bytes of a segment's columns, and those decoded to one record batch.
+//! * [`SegmentReader`]: freezes a URI to a manifest, and reads segments of it. Below it: `source`, ranges of objects with
+//!   retries, limits and clear errors; `parquet`, footers, the bytes of a segment's columns, and those decoded to one record
+//!   batch; `freeze`.
 //! * [`schema`]: the Arrow schema that a dataset's segments have.
 //! * [`view`]: a split of a dataset, or a mix of several.
 //! * [`ready`]: a segment that is ready to be read.
 //! * [`stream`]: the messages that a ticket asks for, made of chosen rows of segments.
 
-pub mod freeze;
-pub mod parquet;
+mod freeze;
+mod parquet;
 mod priority;
 pub mod ready;
 pub mod schema;
@@ -20,9 +20,9 @@ mod urgency;
 pub mod view;
 
 pub use freeze::Frozen;
-pub use parquet::cost::Cost;
+pub use parquet::{Cost, SegmentReader, SegmentRun};
 pub use priority::{PrioritySemaphore, SemaphorePermit};
 pub use ready::{MemoryGuard, ReadySegment};
-pub use source::{Source, SourceCounters, SourceSettings, jitter};
+pub use source::{SourceCounters, SourceSettings};
 pub use urgency::Urgency;
 pub use view::View;

@@ -1,6 +1,15 @@
-//! Parquet objects: their footers, what a segment of one costs, its bytes in few ranged reads, and those decoded.
+//! Parquet objects: their footers, the cost of a segment, its bytes in few ranged reads, and those decoded.
 
-pub mod cost;
-pub mod decode;
-pub mod fetch;
+mod chunks;
+pub(crate) mod cost;
+mod decode;
+mod decoders;
+mod fetch;
 pub(crate) mod footer;
+pub(crate) mod footers;
+mod reader;
+mod run;
+
+pub use cost::Cost;
+pub use reader::SegmentReader;
+pub use run::SegmentRun;

@@ -5,7 +5,7 @@ use arrow::array::{
     ArrayRef, FixedSizeListArray, Float32Array, Int64Array, ListArray, RecordBatch, StringArray, UInt8Array,
 };
 use arrow::datatypes::{DataType, Field, UInt16Type};
-use forebay_dataset::{Source, SourceSettings, Urgency};
+use forebay_dataset::{SegmentReader, SourceSettings, Urgency};
 use forebay_proto::Kind;
 use parquet::arrow::ArrowWriter;
 use parquet::file::properties::WriterProperties;
@@ -71,7 +71,7 @@ async fn reading_takes_what_was_said_or_less() {
         let path = dir.path().join(format!("{name}.parquet"));
         write(&path, column, dictionary);
         let uri = format!("file://{}", path.display());
-        let source = Source::new(SourceSettings::default()).unwrap();
+        let source = SegmentReader::new(SourceSettings::default()).unwrap();
         let manifest = source.freeze(&uri, 0).await.unwrap().manifest.clone();
         let demand = Urgency::demand();
         let cost = source.segment_cost(&manifest, 0, &[0], &demand).await.unwrap();
@@ -84,7 +84,8 @@ async fn reading_takes_what_was_said_or_less() {
         drop(batch);
 
         let tight = SourceSettings { segment_memory_bytes: cost.total() - 1, ..Default::default() };
-        let e = Source::new(tight).unwrap().read_segment(&manifest, 0, &[0], &demand).await.unwrap_err();
+        let e =
+            SegmentReader::new(tight).unwrap().read_segment(&manifest, 0, &[0], &demand).await.unwrap_err();
         assert!(e.kind == Kind::Invalid && e.message.contains("smaller row groups"), "{e}");
     }
 }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use arrow::array::{AsArray, Int64Array, RecordBatch};
 use arrow::datatypes::{DataType, Field, Int64Type, Schema};
-use forebay_dataset::{Source, SourceSettings, Urgency};
+use forebay_dataset::{SegmentReader, SegmentRun, SourceSettings, Urgency};
 use forebay_proto::{Kind, Manifest};
 use forebay_tests::harness::fault::{self, Fault};
 use forebay_tests::harness::s3::{S3Server, Seen};
@@ -39,11 +39,11 @@ fn settings(s3: &S3Server) -> SourceSettings {
     }
 }
 
-fn source(s3: &S3Server) -> Source {
-    Source::new(settings(s3)).unwrap()
+fn source(s3: &S3Server) -> SegmentReader {
+    SegmentReader::new(settings(s3)).unwrap()
 }
 
-async fn values(source: &Source, manifest: &Manifest) -> Vec<i64> {
+async fn values(source: &SegmentReader, manifest: &Manifest) -> Vec<i64> {
     let mut values = Vec::new();
     for i in 0..manifest.segments().len() as u32 {
         let batch = source.read_segment(manifest, i, &[0], &Urgency::demand()).await.unwrap();
@@ -99,7 +99,7 @@ async fn an_object_overwritten_in_mid_read_is_changed() {
     source.read_segment(&frozen.manifest, 0, &[0], &Urgency::demand()).await.unwrap();
     let e = source.read_segment(&frozen.manifest, 1, &[0], &Urgency::demand()).await.unwrap_err();
     assert!(e.kind == Kind::Changed && e.message.contains("s3://forebay/a.parquet: was overwritten"), "{e}");
-    let e = Source::new(settings(&s3))
+    let e = SegmentReader::new(settings(&s3))
         .unwrap()
         .read_segment(&frozen.manifest, 0, &[0], &Urgency::demand())
         .await
@@ -111,7 +111,7 @@ async fn an_object_overwritten_in_mid_read_is_changed() {
 async fn passing_faults_are_not_noticed() {
     let s3 = S3Server::start();
     s3.put("a.parquet", parquet(0..200_000, 50_000));
-    let source = Source::new(SourceSettings { patience_s: 30.0, ..settings(&s3) }).unwrap();
+    let source = SegmentReader::new(SourceSettings { patience_s: 30.0, ..settings(&s3) }).unwrap();
     let frozen = source.freeze("s3://forebay", 1).await.unwrap();
     s3.inject(fault::first(3, Fault::SlowDown));
     assert_eq!(values(&source, &frozen.manifest).await.len(), 200_000);
@@ -132,7 +132,7 @@ async fn lasting_faults_end_in_retry_after_bounded_patience() {
 
     let gone = SourceSettings { s3_endpoint: Some("http://127.0.0.1:1".into()), ..settings(&s3) };
     let start = Instant::now();
-    let e = Source::new(gone).unwrap().freeze("s3://forebay/x", 0).await.unwrap_err();
+    let e = SegmentReader::new(gone).unwrap().freeze("s3://forebay/x", 0).await.unwrap_err();
     assert!(e.kind == Kind::Retry && e.message.contains("cannot connect to http://127.0.0.1:1"), "{e}");
     assert!(e.message.contains("tried for"), "{e}");
     assert!(start.elapsed() < Duration::from_secs(20));
@@ -143,7 +143,7 @@ async fn lasting_faults_end_in_retry_after_bounded_patience() {
 async fn an_outage_is_survived_without_a_storm() {
     let s3 = S3Server::start();
     s3.put("a.parquet", parquet(0..64_000, 1000));
-    let source = Source::new(SourceSettings { patience_s: 60.0, ..settings(&s3) }).unwrap();
+    let source = SegmentReader::new(SourceSettings { patience_s: 60.0, ..settings(&s3) }).unwrap();
     let frozen = source.freeze("s3://forebay", 1).await.unwrap();
     // A first read opens the window.
     assert_eq!(values(&source, &frozen.manifest).await.len(), 64_000);
@@ -167,7 +167,7 @@ async fn scattered_faults_cost_little() {
     let s3 = S3Server::start();
     s3.put("a.parquet", parquet(0..2_000_000, 10_000));
     let patient = SourceSettings { request_timeout_s: 1.5, patience_s: 30.0, ..settings(&s3) };
-    let source = Source::new(patient).unwrap();
+    let source = SegmentReader::new(patient).unwrap();
     let frozen = source.freeze("s3://forebay", 1).await.unwrap();
     let demand = Urgency::demand();
     for (fault, share) in
@@ -204,7 +204,7 @@ async fn a_store_that_throttles_is_asked_less() {
 async fn throttled() -> (usize, usize) {
     let s3 = S3Server::start();
     s3.put("a.parquet", parquet(0..20_000, 100));
-    let source = Source::new(SourceSettings { patience_s: 60.0, ..settings(&s3) }).unwrap();
+    let source = SegmentReader::new(SourceSettings { patience_s: 60.0, ..settings(&s3) }).unwrap();
     let frozen = source.freeze("s3://forebay", 1).await.unwrap();
     let (takes, mut under_way) = (Duration::from_millis(100), VecDeque::<Instant>::new());
     s3.inject(Box::new(move |_| {
@@ -225,28 +225,37 @@ async fn throttled() -> (usize, usize) {
     (log.iter().filter(|seen| seen.status == 503).count(), log.len())
 }
 
-/// Requests that wait for the only one that may be under way are sent as one, whatever becomes of it.
+/// With one request at a time, segments that follow each other are read in one, even if the answer breaks off.
 #[tokio::test]
-async fn requests_that_wait_and_follow_each_other_are_joined() {
+async fn a_run_of_segments_is_read_in_one_request() {
     let s3 = S3Server::start();
     s3.put("a.parquet", parquet(0..500_000, 10_000));
     let narrow = SourceSettings { s3_max_requests: 1, ..settings(&s3) };
-    let source = Source::new(narrow).unwrap();
-    let frozen = source.freeze("s3://forebay", 1).await.unwrap();
+    let source = SegmentReader::new(narrow).unwrap();
+    assert!(source.prefers_runs());
+    let manifest = Arc::new(source.freeze("s3://forebay", 1).await.unwrap().manifest.clone());
+    let bytes_of_all = source.freeze("s3://forebay", 1).await.unwrap().projected_bytes(&[0]);
     let demand = Urgency::demand();
-    for (faults, most) in [(0, 3), (3, 9)] {
+    for faults in [0, 3] {
         let before = source.counters().s3_bytes.load(Relaxed);
         s3.inject(fault::first(faults, Fault::Cut));
         s3.take_log();
-        let reads = (0..50).map(|i| source.read_segment(&frozen.manifest, i, &[0], &demand));
+        let run = SegmentRun::new(source.clone(), manifest.clone(), 0..50, vec![0]).unwrap();
+        let reads = (0..50).map(|i| run.read(i, &demand));
         let read = futures::future::try_join_all(reads).await.unwrap();
         let values = read.iter().flat_map(|b| b.column(0).as_primitive::<Int64Type>().values().to_vec());
         assert!(values.eq(0..500_000), "{faults} faults");
-        let sent = s3.take_log().len();
-        assert!((2..=most).contains(&sent), "{sent} requests for 50 segments with {faults} faults");
+        assert_eq!(s3.take_log().len(), 1 + faults, "requests for 50 segments");
         let bytes = source.counters().s3_bytes.load(Relaxed) - before;
-        assert_eq!(bytes, frozen.projected_bytes(&[0]), "what came before a break is kept");
+        assert_eq!(bytes, bytes_of_all, "what came before a break is kept");
     }
+    // One of them is damaged: it alone is fetched again.
+    s3.inject(fault::first(1, Fault::Garble));
+    let run = SegmentRun::new(source.clone(), manifest.clone(), 7..9, vec![0]).unwrap();
+    assert_eq!(run.read(8, &demand).await.unwrap().num_rows(), 10_000);
+    assert_eq!(source.counters().damaged.load(Relaxed), 1);
+    assert_eq!(run.read(9, &demand).await.unwrap_err().kind, Kind::Invalid);
+    assert!(SegmentRun::new(source.clone(), manifest, 49..51, vec![0]).is_err());
 }
 
 #[tokio::test]
@@ -254,7 +263,7 @@ async fn a_limit_on_bytes_holds_over_all_requests() {
     let s3 = S3Server::start();
     s3.put("a.parquet", parquet(0..500_000, 50_000));
     let limited = SourceSettings { s3_max_bytes_per_s: Some(2_000_000), ..settings(&s3) };
-    let source = Source::new(limited).unwrap();
+    let source = SegmentReader::new(limited).unwrap();
     let frozen = source.freeze("s3://forebay", 1).await.unwrap();
     let start = Instant::now();
     let demand = Urgency::demand();
@@ -288,6 +297,36 @@ async fn what_is_damaged_on_its_way_is_fetched_anew() {
     s3.inject(Box::new(garbled_data(3)));
     let e = read().await.unwrap_err();
     assert!(e.kind == Kind::Corrupt && e.message.contains("a.parquet"), "{e}");
+}
+
+/// A damaged byte can look like an object that the decoder cannot read: only what is fetched twice tells.
+#[tokio::test]
+async fn damage_that_looks_unsupported_is_fetched_again() {
+    let s3 = S3Server::start();
+    let file = parquet(0..20_000, 20_000);
+    // In the header of the first page, 16 bytes into the column: field 2 (i32) of its data page header, PLAIN.
+    let encoding = 16;
+    assert_eq!(file[4 + encoding - 1..=4 + encoding], [0x15, 0]);
+    s3.put("a.parquet", file);
+    let source = source(&s3);
+    let manifest = source.freeze("s3://forebay/a.parquet", 0).await.unwrap().manifest.clone();
+    let read = || async { source.read_segment(&manifest, 0, &[0], &Urgency::demand()).await };
+    let whole = read().await.unwrap();
+    // BIT_PACKED, which is not supported for values.
+    let unsupported = |n| {
+        let mut plan = fault::first(n, Fault::Flip(encoding, 8));
+        move |seen: &Seen| {
+            let is_data = seen.range_bytes().is_some_and(|range| range.start < 100);
+            if is_data { plan(seen) } else { None }
+        }
+    };
+    s3.inject(Box::new(unsupported(1)));
+    assert_eq!(read().await.unwrap(), whole);
+    assert_eq!(source.counters().damaged.load(Relaxed), 1);
+    // Fetched twice and the same both times: the object is stored like that.
+    s3.inject(Box::new(unsupported(2)));
+    let e = read().await.unwrap_err();
+    assert!(e.kind == Kind::Invalid && e.message.contains("not supported"), "{e}");
 }
 
 #[tokio::test]
@@ -343,7 +382,7 @@ async fn mistakes_are_named() {
     ];
     for (settings, uri, kind, says) in cases {
         let start = Instant::now();
-        let e = Source::new(settings).unwrap().freeze(uri, 0).await.unwrap_err();
+        let e = SegmentReader::new(settings).unwrap().freeze(uri, 0).await.unwrap_err();
         assert!(e.kind == kind && e.message.contains(says), "{uri}: {:?} {e}", e.kind);
         assert!(!e.message.contains("hunter2") && !e.message.contains('\n'));
         assert!(start.elapsed() < Duration::from_secs(20), "{uri}: not to be retried");

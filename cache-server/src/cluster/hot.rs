@@ -11,7 +11,7 @@ use crate::cluster::peers::Peers;
 use crate::disk::DiskCache;
 use crate::disk::policy::Role;
 use crate::runtime::blocking;
-use forebay_dataset::Source;
+use forebay_dataset::SegmentReader;
 use forebay_proto::manifest::{Digest, Manifest, SegmentId};
 use forebay_proto::v1;
 use parking_lot::{Mutex, MutexGuard};
@@ -233,7 +233,7 @@ impl Heat {
 pub struct HotTask {
     pub url: String,
     pub heat: Arc<Heat>,
-    pub source: Source,
+    pub source: SegmentReader,
     pub disk: Arc<DiskCache>,
     pub membership: Arc<Membership>,
     pub peers: Arc<Peers>,

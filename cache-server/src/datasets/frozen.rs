@@ -5,7 +5,7 @@
 use crate::disk::{DiskCache, Sidecar};
 use crate::runtime::blocking;
 use forebay_dataset::source::is_under;
-use forebay_dataset::{Frozen, Source, schema};
+use forebay_dataset::{Frozen, SegmentReader, schema};
 use forebay_proto::manifest::Manifest;
 use forebay_proto::{Error, Kind, Result, v1};
 use prost::Message as _;
@@ -54,7 +54,7 @@ impl StoredFrozen {
 /// Freezes a dataset, with the footers of before if it has not changed. While the object store does not
 /// answer, the dataset is opened as it was when the object store last did.
 pub(super) async fn freeze(
-    source: Source,
+    source: SegmentReader,
     files: FrozenFiles,
     uri: String,
     segment_bytes: u64,

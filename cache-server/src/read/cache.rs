@@ -24,7 +24,7 @@ use arrow::datatypes::{Field, Schema, SchemaRef};
 pub(crate) use copies::Stored;
 use forebay_dataset::ready::memory_bytes;
 use forebay_dataset::stream::{Reading, Segments};
-use forebay_dataset::{ReadySegment, Source, Urgency, schema};
+use forebay_dataset::{ReadySegment, SegmentReader, Urgency, schema};
 use forebay_proto::manifest::{Manifest, SegmentId};
 use forebay_proto::{Error, Result};
 use futures::future::BoxFuture;
@@ -110,7 +110,7 @@ impl Prefetch {
 /// What a fill works with.
 #[derive(Clone)]
 struct Parts {
-    source: Source,
+    source: SegmentReader,
     disk: Arc<DiskCache>,
     events: Arc<Events>,
     plans: Arc<Plans>,
@@ -131,7 +131,7 @@ impl Cache {
     /// A cache that fills `disk` from `peers` and `source` within `memory`; `plans` is what the disk cache
     /// was opened with.
     pub fn new(
-        source: Source,
+        source: SegmentReader,
         disk: Arc<DiskCache>,
         events: Arc<Events>,
         plans: Arc<Plans>,
@@ -150,7 +150,7 @@ impl Cache {
     }
 
     /// The source behind it.
-    pub fn source(&self) -> &Source {
+    pub fn source(&self) -> &SegmentReader {
         &self.parts.source
     }
 

@@ -112,7 +112,7 @@ impl Course {
     fn look_at(&mut self, cache: &Cache, job: JobKey, ahead: u64, starts: &mut Vec<Start>) {
         let Some((reading, mut due)) = cache.plans().due(job) else { return };
         // What is kept anyway may come early: then requests that wait for each other become fewer.
-        if cache.source().is_crowded() && cache.disk().free_bytes() > ahead {
+        if cache.source().prefers_runs() && cache.disk().free_bytes() > ahead {
             due = in_runs(&reading.manifest, due, ahead);
         }
         let mut bytes_ahead = 0;

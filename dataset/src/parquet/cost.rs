@@ -4,15 +4,10 @@
 //! exact and fixed-width columns too. Strings and the like are counted as the writer's statistics say; a writer that
 //! keeps none, or lies, is found out while decoding ([`Cost::limit`]).
 
-use crate::Urgency;
-use crate::parquet::fetch::Origin;
-use crate::parquet::footer::Footer;
-use crate::source::Source;
+use crate::parquet::footer::{Footer, RowGroups};
 use arrow::datatypes::DataType;
-use forebay_proto::{Manifest, Result};
 use parquet::basic::Type as Physical;
 use parquet::file::metadata::{ColumnChunkMetaData, RowGroupMetaData};
-use std::ops::Range;
 
 /// Pages are unpacked one by one: what they take at most, unless one is larger than its writer said.
 const PAGE_BYTES: u64 = 16 << 20;
@@ -40,30 +35,15 @@ impl Cost {
     }
 }
 
-impl Source {
-    /// What [`Source::read_segment`] of the same arguments will hold in memory at most. Reads the footer if it is not
-    /// held.
-    pub async fn segment_cost(
-        &self,
-        manifest: &Manifest,
-        segment: u32,
-        projection: &[usize],
-        urgency: &Urgency,
-    ) -> Result<Cost> {
-        let Origin { place, footer, groups, .. } = self.origin(manifest, segment, urgency).await?;
-        Ok(cost(&footer, groups, projection, place.is_file()))
-    }
-}
-
-/// What reading `columns` of `groups` costs; from a `file`, whose pieces are read as wholes before they are put in their
-/// place, the fetched bytes twice.
-pub(crate) fn cost(footer: &Footer, groups: Range<usize>, columns: &[usize], file: bool) -> Cost {
-    let groups = footer.row_groups().get(groups).unwrap_or_default();
+/// The cost of reading `columns` of a segment. Pieces of a file are read as wholes before they are put in their place, so
+/// from a file the fetched bytes count twice.
+pub(crate) fn cost(part: &RowGroups, columns: &[usize], is_file: bool) -> Cost {
+    let (footer, groups) = (&*part.footer, part.metadata());
     let (mut fetched, mut decoded, mut working, mut page) = (0u64, 0u64, 0u64, 0u64);
     for (group, &column) in groups.iter().flat_map(|g| columns.iter().map(move |c| (g, c))) {
         decoded = decoded.saturating_add(column_bytes(footer, group, column));
         let plain_list = is_full_list(footer, group, column);
-        for chunk in chunks(footer, group, column) {
+        for chunk in footer.chunks(group, column) {
             let size = u64::try_from(chunk.uncompressed_size()).unwrap_or(0);
             page = page.max(size.min(PAGE_BYTES));
             fetched = fetched.saturating_add(u64::try_from(chunk.compressed_size()).unwrap_or(0));
@@ -72,7 +52,7 @@ pub(crate) fn cost(footer: &Footer, groups: Range<usize>, columns: &[usize], fil
             }
         }
     }
-    if file {
+    if is_file {
         working = working.saturating_add(fetched);
     }
     // A page, and its dictionary.
@@ -87,20 +67,11 @@ pub(crate) fn column_bytes(footer: &Footer, group: &RowGroupMetaData, column: us
     if let Some(bits) = fixed_bits(field.data_type()) {
         return rows.saturating_mul(bits).div_ceil(8);
     }
-    let stored = chunks(footer, group, column).map(|c| {
+    let stored = footer.chunks(group, column).map(|c| {
         let plain = c.unencoded_byte_array_data_bytes().unwrap_or(0);
         plain.max(c.uncompressed_size()).max(0) as u64
     });
     stored.fold(rows.saturating_mul(8), u64::saturating_add)
-}
-
-fn chunks<'a>(
-    footer: &Footer,
-    group: &'a RowGroupMetaData,
-    column: usize,
-) -> impl Iterator<Item = &'a ColumnChunkMetaData> {
-    let leaves = footer.leaves.get(column).cloned().unwrap_or_default();
-    leaves.filter_map(|leaf| group.columns().get(leaf))
 }
 
 /// Whether the counts say what the fast way to read lists asks for (`decode/lists.rs`).
@@ -109,7 +80,7 @@ fn is_full_list(footer: &Footer, group: &RowGroupMetaData, column: usize) -> boo
     else {
         return false;
     };
-    chunks(footer, group, column).all(|c| group.num_rows().checked_mul(i64::from(*n)) == Some(c.num_values()))
+    footer.chunks(group, column).all(|c| group.num_rows().checked_mul(i64::from(*n)) == Some(c.num_values()))
 }
 
 /// Levels, and values in the width that Parquet has for them before they are narrowed.

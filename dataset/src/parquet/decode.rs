@@ -1,43 +1,39 @@
 //! Decoding: the fetched column chunks of a segment become one record batch.
 //!
-//! Runs on blocking threads, columns apart from each other. Whatever the bytes are, the answer is a batch of the expected type and row count or an
-//! error: panics of the decoders are caught, and a segment that turns out much larger than its footer says is given up.
+//! Runs on blocking threads, columns apart from each other. Whatever the bytes are, the result is a batch of the expected
+//! type and row count or an error: panics of the decoders are caught, and a segment that turns out much larger than its
+//! footer says is given up.
 
 mod levels;
 mod lists;
 
+use crate::parquet::chunks::SharedChunks;
 use crate::parquet::cost::column_bytes;
-use crate::parquet::fetch::Run;
-use crate::parquet::footer::Footer;
+use crate::parquet::footer::RowGroups;
 use crate::schema::retype;
 use arrow::array::{ArrayRef, RecordBatch, RecordBatchOptions};
 use arrow::compute::concat;
 use arrow::datatypes::{DataType, SchemaRef};
-use bytes::{Buf, Bytes};
 use forebay_proto::{Error, Result};
 use parquet::arrow::ProjectionMask;
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 use parquet::errors::ParquetError;
-use parquet::file::reader::{ChunkReader, Length};
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// What to decode.
-pub(crate) struct Task {
+/// The columns of a segment that are to be decoded.
+pub(crate) struct DecodeTask {
     pub uri: String,
-    pub size: u64,
-    pub footer: Arc<Footer>,
-    pub groups: Range<usize>,
+    pub part: RowGroups,
     /// Ascending.
     pub columns: Vec<usize>,
-    pub rows: u64,
     /// Of the projected columns.
     pub schema: SchemaRef,
     /// Read full lists the fast way.
     pub lists: bool,
-    /// Decoded bytes that make the footer a lie.
+    /// With more decoded bytes than this the footer is called a lie.
     pub limit: u64,
     /// Decoded bytes so far.
     pub decoded: AtomicU64,
@@ -47,7 +43,7 @@ pub(crate) struct Task {
 const HAND_BYTES: u64 = 4 << 20;
 
 /// Decodes columns of the task, named by their place in the projection; in the order they are named.
-pub(crate) fn columns(task: &Task, chunks: &Arc<Chunks>, places: &[usize]) -> Result<Vec<ArrayRef>> {
+pub(crate) fn columns(task: &DecodeTask, chunks: &SharedChunks, places: &[usize]) -> Result<Vec<ArrayRef>> {
     match catch_unwind(AssertUnwindSafe(|| {
         places.iter().map(|place| task.column(chunks, *place)).collect::<Result<Vec<_>, _>>()
     })) {
@@ -61,21 +57,22 @@ pub(crate) fn columns(task: &Task, chunks: &Arc<Chunks>, places: &[usize]) -> Re
 }
 
 /// The batch of all columns of the task.
-pub(crate) fn assemble(task: &Task, columns: Vec<ArrayRef>) -> Result<RecordBatch> {
-    if let Some(wrong) = columns.iter().find(|c| c.len() as u64 != task.rows) {
-        return Err(task.corrupt(&format!("{} rows decoded, {} expected", wrong.len(), task.rows)));
+pub(crate) fn assemble(task: &DecodeTask, columns: Vec<ArrayRef>) -> Result<RecordBatch> {
+    if let Some(wrong) = columns.iter().find(|c| c.len() as u64 != task.part.rows) {
+        return Err(task.corrupt(&format!("{} rows decoded, {} expected", wrong.len(), task.part.rows)));
     }
-    let options = RecordBatchOptions::new().with_row_count(Some(task.rows as usize));
+    let options = RecordBatchOptions::new().with_row_count(Some(task.part.rows as usize));
     RecordBatch::try_new_with_options(task.schema.clone(), columns, &options)
         .map_err(|e| task.fault(&e.into()))
 }
 
-impl Task {
+impl DecodeTask {
     /// Places in the projection, dealt out to at most `hands` that decode at once: the largest column first, always to
     /// the hand with least to do.
     pub(crate) fn deal(&self, hands: usize) -> Vec<Vec<usize>> {
-        let groups = self.footer.row_groups().get(self.groups.clone()).unwrap_or_default();
-        let bytes = |column| groups.iter().map(|g| column_bytes(&self.footer, g, column)).sum::<u64>();
+        let footer = &self.part.footer;
+        let bytes =
+            |column| self.part.metadata().iter().map(|g| column_bytes(footer, g, column)).sum::<u64>();
         let mut sizes: Vec<_> = self.columns.iter().map(|c| bytes(*c)).enumerate().collect();
         let total: u64 = sizes.iter().map(|(_, bytes)| bytes).sum();
         let hands = (total / HAND_BYTES).clamp(1, hands.max(1) as u64) as usize;
@@ -91,8 +88,12 @@ impl Task {
     }
 
     /// One column.
-    fn column(&self, chunks: &Arc<Chunks>, place: usize) -> Result<ArrayRef, ParquetError> {
-        let fast = if self.lists { lists::read(self, chunks, place)? } else { None };
+    fn column(&self, chunks: &SharedChunks, place: usize) -> Result<ArrayRef, ParquetError> {
+        let fast = if self.lists {
+            lists::read(&self.part, chunks, self.columns[place], self.schema.field(place))?
+        } else {
+            None
+        };
         let column = match fast {
             Some(column) => column,
             None => self.general(chunks, place)?,
@@ -104,16 +105,16 @@ impl Task {
 
     /// A column by the parquet crate's reader. One batch of all rows where its size is known: anything less is copied
     /// once more when the batches are joined.
-    fn general(&self, chunks: &Arc<Chunks>, place: usize) -> Result<ArrayRef, ParquetError> {
-        let mask = ProjectionMask::roots(self.footer.arrow.parquet_schema(), [self.columns[place]]);
-        let rows = self.rows as usize;
+    fn general(&self, chunks: &SharedChunks, place: usize) -> Result<ArrayRef, ParquetError> {
+        let mask = ProjectionMask::roots(self.part.footer.arrow.parquet_schema(), [self.columns[place]]);
+        let rows = self.part.rows as usize;
         let batch_rows =
             if is_unbounded(self.schema.field(place).data_type()) { rows / 16 + 1024 } else { rows };
         let mut reader = ParquetRecordBatchReaderBuilder::new_with_metadata(
-            Shared(chunks.clone()),
-            self.footer.arrow.clone(),
+            chunks.clone(),
+            self.part.footer.arrow.clone(),
         )
-        .with_row_groups(self.groups.clone().collect())
+        .with_row_groups(self.part.range.clone().collect())
         .with_projection(mask)
         .with_batch_size(batch_rows.min(rows))
         .build()?;
@@ -148,23 +149,24 @@ impl Task {
         )))
     }
 
+    /// `Invalid` where the text says that the decoder cannot read such an object, else `Corrupt`. Damaged bytes can look
+    /// like either: only bytes that were fetched twice tell.
     fn fault(&self, e: &ParquetError) -> Error {
         let text = e.to_string();
-        let unsupported = matches!(e, ParquetError::NYI(_)) || text.contains("not supported");
-        if unsupported {
+        if matches!(e, ParquetError::NYI(_)) || text.contains("not supported") {
             return Error::invalid(format!("{}: cannot be read: {text}", self.uri));
         }
         if text.to_ascii_lowercase().contains("overflow") {
             return Error::invalid(format!(
                 "{}: a column of {} rows exceeds 2 GiB: write it with smaller row groups or as a large type ({text})",
-                self.uri, self.rows
+                self.uri, self.part.rows
             ));
         }
         self.corrupt(&text)
     }
 
     fn corrupt(&self, why: &str) -> Error {
-        let Range { start, end } = self.groups;
+        let Range { start, end } = self.part.range;
         Error::corrupt(format!("{}: row groups {start}..{end} do not decode: {why}", self.uri))
     }
 }
@@ -188,53 +190,6 @@ fn exact(mut array: ArrayRef) -> ArrayRef {
         a.shrink_to_fit();
     }
     array
-}
-
-/// The fetched parts of an object, read as if they were the whole.
-pub(crate) struct Chunks {
-    pub size: u64,
-    pub runs: Vec<Run>,
-}
-
-struct Shared(Arc<Chunks>);
-
-impl Length for Shared {
-    fn len(&self) -> u64 {
-        self.0.size
-    }
-}
-
-impl ChunkReader for Shared {
-    type T = bytes::buf::Reader<Bytes>;
-
-    fn get_read(&self, start: u64) -> Result<Self::T, ParquetError> {
-        Ok(self.0.from(start)?.reader())
-    }
-
-    fn get_bytes(&self, start: u64, length: usize) -> Result<Bytes, ParquetError> {
-        let bytes = self.0.from(start)?;
-        match bytes.len() >= length {
-            true => Ok(bytes.slice(..length)),
-            false => Err(outside(start, length)),
-        }
-    }
-}
-
-impl Chunks {
-    /// The bytes from `start` to the end of their run.
-    fn from(&self, start: u64) -> Result<Bytes, ParquetError> {
-        let after = self.runs.partition_point(|r| r.start <= start);
-        let run = after.checked_sub(1).and_then(|i| self.runs.get(i)).ok_or_else(|| outside(start, 0))?;
-        let offset = (start - run.start) as usize;
-        match offset <= run.bytes.len() {
-            true => Ok(run.bytes.slice(offset..)),
-            false => Err(outside(start, 0)),
-        }
-    }
-}
-
-fn outside(start: u64, length: usize) -> ParquetError {
-    ParquetError::EOF(format!("a page at {start} (+ {length}) lies outside its column chunk"))
 }
 
 #[cfg(test)]

@@ -1,32 +1,20 @@
-//! Parquet footers: read in one or two ranged requests, checked, and kept in a byte-bounded cache.
-//!
-//! A footer that is here is sound: its column chunks lie inside the object and its row counts add up, so what builds
-//! on it need not check again.
+//! The footer of a Parquet object, parsed and checked: its column chunks lie inside the object and its row counts add up,
+//! so code that builds on it need not check again.
 
-use crate::Urgency;
 use crate::schema::{plain, with_zones};
-use crate::source::{Place, Purpose, Source, Version};
 use arrow::datatypes::{Schema, SchemaRef};
 use arrow_ipc::convert::try_schema_from_ipc_buffer;
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
-use bytes::Bytes;
-use forebay_proto::{Error, Manifest, Result};
-use parking_lot::Mutex;
 use parquet::arrow::ARROW_SCHEMA_META_KEY;
 use parquet::arrow::arrow_reader::{ArrowReaderMetadata, ArrowReaderOptions};
 use parquet::errors::ParquetError;
 use parquet::file::FOOTER_SIZE;
-use parquet::file::metadata::{FooterTail, ParquetMetaData, ParquetMetaDataReader, RowGroupMetaData};
-use std::collections::HashMap;
+use parquet::file::metadata::{
+    ColumnChunkMetaData, ParquetMetaData, ParquetMetaDataReader, RowGroupMetaData,
+};
 use std::ops::Range;
 use std::sync::Arc;
-
-/// What is read of an object first: most footers are shorter.
-const TAIL_BYTES: u64 = 64 << 10;
-
-/// A footer of this size may be read whatever the cache of footers may keep.
-const SMALL_BYTES: usize = 16 << 20;
 
 /// An object's footer.
 #[derive(Debug)]
@@ -40,18 +28,18 @@ pub(crate) struct Footer {
 }
 
 impl Footer {
-    /// The row groups.
     pub(crate) fn row_groups(&self) -> &[RowGroupMetaData] {
         self.arrow.metadata().row_groups()
     }
 
-    /// Where in the object the chunks of `column` in `group` lie, leaf by leaf.
-    pub(crate) fn chunks(&self, group: &RowGroupMetaData, column: usize) -> impl Iterator<Item = Range<u64>> {
+    /// The chunks of `column` in `group`, leaf by leaf.
+    pub(crate) fn chunks<'a>(
+        &self,
+        group: &'a RowGroupMetaData,
+        column: usize,
+    ) -> impl Iterator<Item = &'a ColumnChunkMetaData> + use<'a> {
         let leaves = self.leaves.get(column).cloned().unwrap_or_default();
-        leaves.filter_map(|leaf| group.columns().get(leaf)).map(|chunk| {
-            let (start, len) = chunk.byte_range();
-            start..start + len
-        })
+        leaves.filter_map(|leaf| group.columns().get(leaf))
     }
 
     /// Parses and checks `metadata`, the Thrift bytes before the last 8 of an object of `size` bytes.
@@ -87,7 +75,8 @@ impl Footer {
         Ok(Self { arrow, schema, leaves })
     }
 
-    fn weight(&self) -> usize {
+    /// Bytes of memory that it takes, about.
+    pub(crate) fn memory_bytes(&self) -> usize {
         self.arrow.metadata().memory_size() + 256 * self.schema.fields().len() + 256
     }
 }
@@ -148,136 +137,17 @@ fn repeated(schema: &Schema) -> Result<(), String> {
     }
 }
 
-impl Source {
-    /// The footer of an object, from the cache or read: the last 64 KiB, then exactly what is missing.
-    pub(crate) async fn footer(
-        &self,
-        place: &Place,
-        version: &Version,
-        urgency: &Urgency,
-    ) -> Result<Arc<Footer>> {
-        let key = (place.uri().to_owned(), version.etag.clone());
-        if let Some(footer) = self.footers().get(&key) {
-            return Ok(footer);
-        }
-        let (uri, size) = (place.uri(), version.size);
-        let corrupt = |why: &str| Error::corrupt(format!("{uri}: not sound Parquet: {why}"));
-        if size < FOOTER_SIZE as u64 + 4 {
-            return Err(corrupt(&format!("it has only {size} bytes")));
-        }
-        let from = size.saturating_sub(TAIL_BYTES);
-        let mut tail = self.get(place, version, from..size, Purpose::Footer, urgency).await?;
-        let last: &[u8; FOOTER_SIZE] = tail.last_chunk().ok_or_else(|| corrupt("it is too short"))?;
-        let end = FooterTail::try_new(last).map_err(|_| corrupt("it does not end like a Parquet file"))?;
-        if end.is_encrypted_footer() {
-            return Err(Error::invalid(format!("{uri}: is encrypted, which is not supported")));
-        }
-        let needed = (end.metadata_length() + FOOTER_SIZE) as u64;
-        if needed + 4 > size {
-            return Err(corrupt("its footer claims to be longer than the object: truncated?"));
-        }
-        let most = self.settings().footer_cache_bytes.max(SMALL_BYTES) as u64;
-        if needed > most {
-            return Err(Error::invalid(format!(
-                "{uri}: its footer has {needed} bytes, footer_cache_bytes allows {most}: write it with fewer row groups or \
-                 columns, or allow more"
-            )));
-        }
-        if needed > tail.len() as u64 {
-            let head = self.get(place, version, size - needed..from, Purpose::Footer, urgency).await?;
-            tail = [head, tail].concat().into();
-        }
-        let tail: Bytes = tail.slice(tail.len() - needed as usize..tail.len() - FOOTER_SIZE);
-        let parse = move || {
-            std::panic::catch_unwind(|| Footer::parse(&tail, size))
-                .unwrap_or_else(|_| Err("the parser gave up".into()))
-        };
-        let parsed = tokio::task::spawn_blocking(parse).await;
-        let footer =
-            parsed.map_err(|e| Error::closed(format!("{uri}: {e}")))?.map_err(|why| corrupt(&why))?;
-        let footer = Arc::new(footer);
-        self.footers().put(key, footer.clone());
-        Ok(footer)
-    }
-
-    /// Has the footer of a segment's object read anew when it is needed next: it may be what was damaged on its way.
-    pub(crate) fn forget_footer(&self, manifest: &Manifest, segment: u32) -> Result<()> {
-        if let Some(object) = manifest.objects().get(manifest.segment(segment)?.object as usize) {
-            self.footers().forget(&(manifest.object_uri(object), object.etag.clone()));
-        }
-        Ok(())
-    }
+/// The row groups of an object that make up a segment.
+pub(crate) struct RowGroups {
+    pub footer: Arc<Footer>,
+    pub range: Range<usize>,
+    /// Rows of all of them.
+    pub rows: u64,
 }
 
-type Key = (String, String);
-
-/// Footers by object URI and tag; beyond the limit the least recently used go.
-#[derive(Debug)]
-pub(crate) struct FooterCache {
-    limit: usize,
-    held: Mutex<Held>,
-}
-
-#[derive(Debug, Default)]
-struct Held {
-    entries: HashMap<Key, (Arc<Footer>, u64)>,
-    bytes: usize,
-    clock: u64,
-}
-
-impl FooterCache {
-    /// A cache of at most `limit` bytes.
-    pub(crate) fn new(limit: usize) -> Self {
-        Self { limit, held: Mutex::default() }
-    }
-
-    fn get(&self, key: &Key) -> Option<Arc<Footer>> {
-        let mut held = self.held.lock();
-        held.clock += 1;
-        let now = held.clock;
-        let (footer, used) = held.entries.get_mut(key)?;
-        *used = now;
-        Some(footer.clone())
-    }
-
-    fn forget(&self, key: &Key) {
-        let mut held = self.held.lock();
-        if let Some((footer, _)) = held.entries.remove(key) {
-            held.bytes -= footer.weight();
-        }
-    }
-
-    fn put(&self, key: Key, footer: Arc<Footer>) {
-        let weight = footer.weight();
-        if weight > self.limit {
-            return;
-        }
-        let mut held = self.held.lock();
-        if held.bytes + weight > self.limit {
-            held.evict(self.limit.saturating_sub(weight) / 2);
-        }
-        held.clock += 1;
-        let now = held.clock;
-        held.bytes += weight;
-        if let Some((old, _)) = held.entries.insert(key, (footer, now)) {
-            held.bytes -= old.weight();
-        }
-    }
-}
-
-impl Held {
-    /// Drops the least recently used until at most `limit` bytes are left: well below the cache's limit, so that the
-    /// sort is rare.
-    fn evict(&mut self, limit: usize) {
-        let mut by_use: Vec<_> = self.entries.iter().map(|(key, (_, used))| (*used, key.clone())).collect();
-        by_use.sort_unstable();
-        for (_, key) in by_use {
-            if self.bytes <= limit {
-                return;
-            }
-            if let Some((footer, _)) = self.entries.remove(&key) {
-                self.bytes -= footer.weight();
-            }
-        }
+impl RowGroups {
+    /// Empty if the footer has no such row groups.
+    pub(crate) fn metadata(&self) -> &[RowGroupMetaData] {
+        self.footer.row_groups().get(self.range.clone()).unwrap_or_default()
     }
 }

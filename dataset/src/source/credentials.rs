@@ -4,7 +4,7 @@
 //! Only keys are read from the files; what needs a browser or a program (SSO, roles, `credential_process`) is left
 //! to the AWS tools, and said so.
 
-use super::SourceSettings;
+use super::settings::SourceSettings;
 use forebay_proto::{Error, Result};
 use std::collections::BTreeMap;
 use std::fmt;

@@ -1,39 +1,38 @@
-//! What a store's error means for the caller, in one line.
+//! What an object store's error means for the caller, in one line.
 //!
 //! `object_store` keeps the status and the body of an answer in the text of its errors only, so that is what is
 //! read here.
 
-use super::Version;
 use super::watch::Watch;
 use forebay_proto::{Error, Kind};
 use object_store::client::{HttpError, HttpErrorKind};
 use std::io;
 use std::time::Instant;
 
-/// What errors should say of a store; without a bucket it is the file system.
+/// An object store as errors name it; without a bucket it is the file system.
 #[derive(Debug, Default)]
-pub(super) struct About {
+pub(super) struct Endpoint {
     pub bucket: Option<String>,
-    pub endpoint: String,
+    pub name: String,
     pub region: String,
     pub key_id: Option<String>,
     pub watch: Watch,
 }
 
-impl About {
-    /// The error for the caller of a request for `uri`, of `frozen` version if there is one, begun at `start`.
+impl Endpoint {
+    /// The error for the caller of a request for `uri`, begun at `start`; `frozen`: the tag of the version asked for.
     pub(super) fn fault(
         &self,
         uri: &str,
-        frozen: Option<&Version>,
+        frozen: Option<&str>,
         start: Instant,
         e: object_store::Error,
     ) -> Error {
         let fault = Fault::new(&e);
         if matches!(e, object_store::Error::Precondition { .. }) || fault.status == Some(412) {
-            let etag = frozen.map_or("unknown", |v| v.etag.as_str());
+            let etag = frozen.unwrap_or("unknown");
             return Error::changed(format!(
-                "{uri}: was overwritten since the dataset was frozen (etag {etag}): open the dataset anew"
+                "{uri}: was overwritten since the dataset was frozen (etag {etag}): open the dataset again"
             ));
         }
         match self.bucket {
@@ -45,12 +44,12 @@ impl About {
     fn s3(
         &self,
         uri: &str,
-        frozen: Option<&Version>,
+        frozen: Option<&str>,
         start: Instant,
         e: &object_store::Error,
         f: &Fault,
     ) -> Error {
-        let (bucket, endpoint) = (self.bucket.as_deref().unwrap_or_default(), &self.endpoint);
+        let (bucket, endpoint) = (self.bucket.as_deref().unwrap_or_default(), &self.name);
         let code = f.code.as_deref().unwrap_or_default();
         let said = f.said();
         if code == "NoSuchBucket" {
@@ -88,11 +87,13 @@ impl About {
         let tried = format!("tried for {:.1} s", start.elapsed().as_secs_f64());
         match (f.status, f.http) {
             (Some(404), _) if frozen.is_some() => Error::not_found(format!(
-                "{uri}: was deleted since the dataset was frozen: open the dataset anew"
+                "{uri}: was deleted since the dataset was frozen: open the dataset again"
             )),
             (Some(404), _) => Error::not_found(format!("{uri}: no such object")),
             (Some(416), _) if frozen.is_none() => Error::corrupt(format!("{uri}: has 0 bytes: not Parquet")),
-            (Some(416), _) => Error::changed(format!("{uri}: is shorter than listed: open the dataset anew")),
+            (Some(416), _) => {
+                Error::changed(format!("{uri}: is shorter than listed: open the dataset again"))
+            }
             (Some(s @ (408 | 429 | 500..)), _) => Error::retry(format!(
                 "{uri}: {endpoint} keeps answering {s}{said} ({tried}): try again later"
             )),
@@ -115,12 +116,12 @@ impl About {
     }
 }
 
-fn file(uri: &str, frozen: Option<&Version>, e: &object_store::Error, f: &Fault) -> Error {
+fn file(uri: &str, frozen: Option<&str>, e: &object_store::Error, f: &Fault) -> Error {
     use object_store::Error as E;
     match (e, f.io) {
         (E::NotFound { .. }, _) | (_, Some(io::ErrorKind::NotFound)) => match frozen {
             Some(_) => Error::not_found(format!(
-                "{uri}: was deleted since the dataset was frozen: open the dataset anew"
+                "{uri}: was deleted since the dataset was frozen: open the dataset again"
             )),
             None => Error::not_found(format!("{uri}: no such file or directory")),
         },
@@ -128,7 +129,7 @@ fn file(uri: &str, frozen: Option<&Version>, e: &object_store::Error, f: &Fault)
             Error::denied(format!("{uri}: permission denied: let this user read it"))
         }
         _ if f.text.contains("Out of range") || f.text.contains("range was invalid") => {
-            Error::changed(format!("{uri}: is shorter than it was: open the dataset anew"))
+            Error::changed(format!("{uri}: is shorter than it was: open the dataset again"))
         }
         (E::InvalidPath { .. }, _) => Error::invalid(format!("{uri}: {}", f.root)),
         (_, io) => {
@@ -212,10 +213,10 @@ fn element(text: &str, name: &str) -> Option<String> {
 mod tests {
     use super::*;
 
-    fn about() -> About {
-        About {
+    fn endpoint() -> Endpoint {
+        Endpoint {
             bucket: Some("b".into()),
-            endpoint: "http://h:1".into(),
+            name: "http://h:1".into(),
             region: "us-east-1".into(),
             key_id: Some("AKID".into()),
             watch: Watch::default(),
@@ -246,7 +247,7 @@ mod tests {
             (format!("{status}412 Failed: "), Kind::Changed, "overwritten"),
             ("expected <html>".into(), Kind::Invalid, "not answer like S3"),
         ] {
-            let e = about().fault("s3://b/k", None, Instant::now(), generic(&text));
+            let e = endpoint().fault("s3://b/k", None, Instant::now(), generic(&text));
             assert_eq!(e.kind, kind, "{text} -> {e}");
             assert!(e.message.contains(says) && e.message.starts_with("s3://b/k: "), "{text} -> {e}");
         }

@@ -1,11 +1,15 @@
-//! When a failed request may be tried again: backoff of its own, and a budget shared by all.
+//! When a failed request may be tried again: after a wait of its own, from a budget shared by all, for a bounded time.
 //!
 //! `object_store` retries each request by itself and holds its place meanwhile; many at once make a storm of a fault. So
 //! its retries are switched off, and these stand in their place.
 
-use std::collections::hash_map::RandomState;
-use std::hash::BuildHasher;
+use super::limits::{Closed, Limits, Pass};
+use super::settings::SourceSettings;
+use crate::urgency::Urgency;
+use forebay_proto::{Backoff, TokenBucket};
+use parking_lot::Mutex;
 use std::time::{Duration, Instant};
+use tokio::sync::Notify;
 
 /// Retries that fail again, for each request that is sent for the first time.
 const SHARE: f64 = 0.5;
@@ -13,71 +17,93 @@ const SHARE: f64 = 0.5;
 /// Retries a second that are always allowed: the end of an outage must be noticed.
 const PER_S: f64 = 1.0;
 
-/// What is saved up in good times: a short fault is met without waiting.
+/// Saved up in good times: a short fault is met without waiting.
 const SAVED: f64 = 64.0;
 
-const BACKOFF_FIRST: Duration = Duration::from_millis(100);
-const BACKOFF_LAST: Duration = Duration::from_secs(5);
+const WAIT_FIRST: Duration = Duration::from_millis(100);
+const WAIT_MAX: Duration = Duration::from_secs(5);
 
-/// The waits of one request: doubling, and up to half of each at random, so that those that failed together do not come
-/// back together ("equal jitter", M. Brooker, "Exponential Backoff And Jitter", 2015).
+/// The retries of one process.
 #[derive(Debug)]
-pub(super) struct Backoff(Duration);
-
-impl Backoff {
-    pub(super) fn new() -> Self {
-        Self(BACKOFF_FIRST)
-    }
-
-    /// How long to wait this time.
-    pub(super) fn wait(&mut self) -> Duration {
-        let wait = self.0.mul_f64(0.5 + 0.5 * jitter());
-        self.0 = (self.0 * 2).min(BACKOFF_LAST);
-        wait
-    }
+pub(super) struct Retries {
+    limits: Limits,
+    patience: Duration,
+    /// A retry that succeeds is given back: it costs nothing in the end.
+    budget: Mutex<TokenBucket>,
+    /// Rung when a retry was given back: others may follow.
+    refunded: Notify,
 }
 
-/// A number between 0 and 1, another each time.
-pub fn jitter() -> f64 {
-    (RandomState::new().hash_one(0) >> 11) as f64 / (1u64 << 53) as f64
-}
-
-/// What all requests may spend on retries. A retry that succeeds costs nothing in the end.
+/// The attempts of one request. Its patience runs from its first failure.
 #[derive(Debug)]
-pub(super) struct Budget {
-    balance: f64,
-    at: Instant,
+pub(super) struct Attempts<'a> {
+    retries: &'a Retries,
+    urgency: &'a Urgency,
+    waits: Backoff,
+    first_failure: Option<Instant>,
 }
 
-impl Budget {
-    pub(super) fn new(now: Instant) -> Self {
-        Self { balance: SAVED, at: now }
-    }
-
-    /// A request is sent for the first time.
-    pub(super) fn earn(&mut self) {
-        self.add(SHARE);
-    }
-
-    /// Pays for a retry, or says how long the balance takes to allow one.
-    pub(super) fn pay(&mut self, now: Instant) -> Result<(), Duration> {
-        let passed = now.saturating_duration_since(self.at);
-        self.at = now;
-        self.add(passed.as_secs_f64() * PER_S);
-        if self.balance >= 1.0 {
-            self.balance -= 1.0;
-            return Ok(());
+impl Retries {
+    pub(super) fn new(settings: &SourceSettings) -> Self {
+        Self {
+            limits: Limits::new(settings),
+            patience: Duration::from_secs_f64(settings.patience_s),
+            budget: Mutex::new(TokenBucket::new(PER_S, SAVED, Instant::now())),
+            refunded: Notify::new(),
         }
-        Err(Duration::from_secs_f64((1.0 - self.balance) / PER_S))
     }
 
-    /// A retry succeeded.
-    pub(super) fn refund(&mut self) {
-        self.add(1.0);
+    /// A request that is sent until it is answered well.
+    pub(super) fn attempts<'a>(&'a self, urgency: &'a Urgency) -> Attempts<'a> {
+        Attempts { retries: self, urgency, waits: Backoff::new(WAIT_FIRST, WAIT_MAX), first_failure: None }
     }
 
-    fn add(&mut self, amount: f64) {
-        self.balance = (self.balance + amount).min(SAVED);
+    /// Waits until the budget allows a retry.
+    async fn pay(&self) {
+        loop {
+            let refunded = self.refunded.notified();
+            let paid = self.budget.lock().take(1.0, Instant::now());
+            let Err(wait) = paid else { return };
+            tokio::time::timeout(wait, refunded).await.ok();
+        }
+    }
+
+    fn refund(&self) {
+        self.budget.lock().add(1.0);
+        self.refunded.notify_one();
+    }
+}
+
+impl Attempts<'_> {
+    /// Waits until an attempt for `bytes` may begin.
+    pub(super) async fn begin(&mut self, bytes: u64) -> Result<Pass, Closed> {
+        let since = match self.first_failure {
+            Some(since) => {
+                tokio::time::sleep(self.waits.next()).await;
+                self.retries.pay().await;
+                since
+            }
+            None => {
+                self.retries.budget.lock().add(SHARE);
+                Instant::now()
+            }
+        };
+        self.retries.limits.enter(self.urgency, bytes, since).await
+    }
+
+    /// The attempt was answered, if only with a refusal that a retry would not change.
+    pub(super) fn on_success(&mut self, pass: Pass) {
+        self.retries.limits.on_success(pass);
+        if self.first_failure.is_some() {
+            self.retries.refund();
+        }
+    }
+
+    /// The attempt was refused for now, or its answer broke off. Says whether to try again.
+    pub(super) fn on_throttle(&mut self, pass: Pass) -> bool {
+        self.retries.limits.on_throttle(pass);
+        let now = Instant::now();
+        now.saturating_duration_since(*self.first_failure.get_or_insert(now)) < self.retries.patience
     }
 }
 
@@ -85,40 +111,21 @@ impl Budget {
 mod tests {
     use super::*;
 
-    #[test]
-    fn waits_grow_and_differ() {
-        let mut waits = Vec::new();
-        for _ in 0..100 {
-            let mut backoff = Backoff::new();
-            let all: Vec<_> = (0..40).map(|_| backoff.wait()).collect();
-            assert!(all.iter().all(|w| (BACKOFF_FIRST / 2..=BACKOFF_LAST).contains(w)));
-            assert!(all[0] <= BACKOFF_FIRST);
-            assert!(all[10..].iter().all(|w| *w >= BACKOFF_LAST / 2));
-            waits.push(all[0]);
-        }
-        waits.dedup();
-        assert!(waits.len() > 90);
-    }
-
-    #[test]
-    fn over_a_long_fault_retries_are_a_share_of_requests() {
-        let start = Instant::now();
-        let mut budget = Budget::new(start);
-        let (mut requests, mut retries) = (0, 0);
-        // Ten new requests a second for ten minutes, and whoever may tries again.
-        for tick in 0..6000 {
-            let now = start + Duration::from_millis(100) * tick;
-            budget.earn();
-            requests += 1;
-            while budget.pay(now).is_ok() {
-                retries += 1;
-            }
-        }
-        let most = SHARE * f64::from(requests) + PER_S * 600.0 + SAVED;
-        assert!(f64::from(retries) <= most && f64::from(retries) > 0.95 * most, "{retries} of {most}");
-        let wait = budget.pay(start + Duration::from_secs(600)).unwrap_err();
-        assert!(wait <= Duration::from_secs(1));
-        budget.refund();
-        assert!(budget.pay(start + Duration::from_secs(600)).is_ok());
+    #[tokio::test]
+    async fn retries_cost_and_those_that_succeed_are_given_back() {
+        let settings = SourceSettings { patience_s: 0.3, ..Default::default() };
+        let (retries, demand, start) = (Retries::new(&settings), Urgency::demand(), Instant::now());
+        let left = || retries.budget.lock().clone();
+        let mut attempts = retries.attempts(&demand);
+        let pass = attempts.begin(1).await.unwrap();
+        assert!(attempts.on_throttle(pass));
+        let pass = attempts.begin(1).await.unwrap();
+        assert!(start.elapsed() >= WAIT_FIRST / 2, "it waits before it tries again");
+        assert!(left().take(SAVED, start).is_err(), "a retry is paid for");
+        attempts.on_success(pass);
+        assert!(left().take(SAVED, start).is_ok());
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        let pass = attempts.begin(1).await.unwrap();
+        assert!(!attempts.on_throttle(pass), "its patience has ended");
     }
 }

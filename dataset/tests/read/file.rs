@@ -4,7 +4,7 @@ use crate::given::{self, Dir, all_types, ints, write, write_empty_groups};
 use arrow::array::{Array, ArrayRef, AsArray, RecordBatch, StructArray, TimestampMillisecondArray};
 use arrow::compute::{cast, concat_batches};
 use arrow::datatypes::{DataType, Field, Fields, Int64Type, Schema, TimeUnit};
-use forebay_dataset::{Source, SourceSettings, Urgency};
+use forebay_dataset::{SegmentReader, SourceSettings, Urgency};
 use forebay_proto::{Kind, Manifest, v1};
 use parquet::arrow::arrow_writer::ArrowWriterOptions;
 use parquet::arrow::{ARROW_SCHEMA_META_KEY, ArrowWriter, encode_arrow_schema};
@@ -15,11 +15,11 @@ use proptest::prelude::*;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-fn source() -> Source {
-    Source::new(SourceSettings::default()).unwrap()
+fn source() -> SegmentReader {
+    SegmentReader::new(SourceSettings::default()).unwrap()
 }
 
-async fn read_all(source: &Source, manifest: &Manifest, projection: &[usize]) -> Vec<RecordBatch> {
+async fn read_all(source: &SegmentReader, manifest: &Manifest, projection: &[usize]) -> Vec<RecordBatch> {
     let mut batches = Vec::new();
     for i in 0..manifest.segments().len() as u32 {
         let batch = source.read_segment(manifest, i, projection, &Urgency::demand()).await.unwrap();
@@ -118,7 +118,7 @@ async fn a_manifest_is_all_a_reader_needs_and_footers_are_kept() {
     assert_eq!(c.parquet_bytes_decoded.load(Relaxed), frozen.projected_bytes(&[0]));
     assert!(c.arrow_bytes_decoded.load(Relaxed) >= 8000);
 
-    let none = Source::new(SourceSettings { footer_cache_bytes: 0, ..Default::default() }).unwrap();
+    let none = SegmentReader::new(SourceSettings { footer_cache_bytes: 0, ..Default::default() }).unwrap();
     read_all(&none, &manifest, &[0]).await;
     assert_eq!(none.counters().footer_requests.load(Relaxed), 10);
 }
@@ -136,7 +136,7 @@ async fn a_footer_larger_than_all_that_are_kept_is_refused() {
     file.write_all(b"PAR1").unwrap();
     let reason = async |footer_cache_bytes| {
         let settings = SourceSettings { footer_cache_bytes, ..Default::default() };
-        Source::new(settings).unwrap().freeze(&dir.uri(), 0).await.unwrap_err()
+        SegmentReader::new(settings).unwrap().freeze(&dir.uri(), 0).await.unwrap_err()
     };
     let e = reason(1 << 20).await;
     assert!(e.kind == Kind::Invalid && e.message.contains("footer_cache_bytes"), "{e}");

@@ -29,6 +29,8 @@ pub enum Fault {
     Cut,
     /// Every byte of the body is another.
     Garble,
+    /// These bits of one byte of the body, at this offset, are others.
+    Flip(usize, u8),
 }
 
 /// Decides the fault of each request.
@@ -113,6 +115,22 @@ pub(crate) fn cut(response: Response<ResponseBody>) -> Response<ResponseBody> {
 pub(crate) fn garble(response: Response<ResponseBody>) -> Response<ResponseBody> {
     let turned = |frame: Frame<Bytes>| frame.map_data(|data| data.iter().map(|byte| !byte).collect());
     response.map(|inner| inner.map_frame(turned).boxed_unsync())
+}
+
+/// The same answer with some bits turned over, of the byte of its body at `offset`.
+pub(crate) fn flip(response: Response<ResponseBody>, offset: usize, bits: u8) -> Response<ResponseBody> {
+    let mut before = 0;
+    let flipped = move |frame: Frame<Bytes>| {
+        frame.map_data(|data| {
+            let mut data = data.to_vec();
+            if let Some(byte) = offset.checked_sub(before).and_then(|at| data.get_mut(at)) {
+                *byte ^= bits;
+            }
+            before += data.len();
+            Bytes::from(data)
+        })
+    };
+    response.map(|inner| inner.map_frame(flipped).boxed_unsync())
 }
 
 /// The length of a body, as its headers announce it.

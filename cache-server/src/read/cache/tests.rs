@@ -48,7 +48,7 @@ async fn a_fill_that_comes_too_late_fetches_nothing() {
     let plans = Arc::new(Plans::default());
     let disk =
         Arc::new(DiskCache::open(&DiskCacheSettings::new(dir.path(), 1 << 20), plans.clone()).unwrap());
-    let source = Source::new(Default::default()).unwrap();
+    let source = SegmentReader::new(Default::default()).unwrap();
     let cache = Cache::new(
         source,
         disk.clone(),

@@ -3,7 +3,7 @@
 //! The encoding is the RLE and bit-packing hybrid of the Parquet format (Encodings.md, "RLE = 3").
 
 /// A run of levels: `count` times `value`, or as many bit-packed ones.
-enum Run<'a> {
+enum LevelRun<'a> {
     Same { value: u32, count: u64 },
     Packed { bytes: &'a [u8], count: u64 },
 }
@@ -15,14 +15,14 @@ fn all(mut data: &[u8], bits: u32, count: u64, mut fits: impl FnMut(u64, u32, u6
     while index < count {
         let Some(run) = next(&mut data, bits) else { return false };
         match run {
-            Run::Same { value, count: times } => {
+            LevelRun::Same { value, count: times } => {
                 let times = times.min(count - index);
                 if times == 0 || !fits(index, value, times) {
                     return false;
                 }
                 index += times;
             }
-            Run::Packed { bytes, count: values } => {
+            LevelRun::Packed { bytes, count: values } => {
                 let values = values.min(count - index);
                 if values == 0 || !(0..values).all(|i| fits(index + i, packed(bytes, bits, i), 1)) {
                     return false;
@@ -34,7 +34,7 @@ fn all(mut data: &[u8], bits: u32, count: u64, mut fits: impl FnMut(u64, u32, u6
     true
 }
 
-fn next<'a>(data: &mut &'a [u8], bits: u32) -> Option<Run<'a>> {
+fn next<'a>(data: &mut &'a [u8], bits: u32) -> Option<LevelRun<'a>> {
     let (mut header, mut shift) = (0u64, 0);
     loop {
         let (byte, rest) = data.split_first()?;
@@ -51,13 +51,13 @@ fn next<'a>(data: &mut &'a [u8], bits: u32) -> Option<Run<'a>> {
         let (value, rest) = data.split_at_checked(bits.div_ceil(8) as usize)?;
         *data = rest;
         let value = value.iter().rev().fold(0, |v, b| v << 8 | u32::from(*b));
-        return Some(Run::Same { value, count: header >> 1 });
+        return Some(LevelRun::Same { value, count: header >> 1 });
     }
     // Writers may leave out the padding of the last group.
     let length = ((header >> 1) * u64::from(bits)).min(data.len() as u64) as usize;
     let (bytes, rest) = data.split_at_checked(length)?;
     *data = rest;
-    Some(Run::Packed { bytes, count: length as u64 * 8 / u64::from(bits) })
+    Some(LevelRun::Packed { bytes, count: length as u64 * 8 / u64::from(bits) })
 }
 
 fn packed(bytes: &[u8], bits: u32, index: u64) -> u32 {

@@ -5,12 +5,13 @@
 //! cut off, and the values are read like those of a flat column. Whatever does not fit is left to the general reader.
 
 use super::levels::{all_defined, all_of_length};
-use super::{Chunks, Shared, Task};
+use crate::parquet::chunks::SharedChunks;
+use crate::parquet::footer::RowGroups;
 use arrow::array::{ArrayRef, ArrowPrimitiveType, FixedSizeListArray, PrimitiveArray};
 use arrow::buffer::ScalarBuffer;
 use arrow::datatypes::{
-    DataType, Float32Type, Float64Type, Int8Type, Int16Type, Int32Type, Int64Type, UInt8Type, UInt16Type,
-    UInt32Type, UInt64Type,
+    DataType, Field, Float32Type, Float64Type, Int8Type, Int16Type, Int32Type, Int64Type, UInt8Type,
+    UInt16Type, UInt32Type, UInt64Type,
 };
 use bytes::Bytes;
 use parquet::basic::Encoding;
@@ -26,15 +27,15 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 /// Values decoded at a time: they stay in the processor's cache until they are narrowed.
 const STEP: usize = 16 << 10;
 
-/// Column number `column` of the task's projection, if it can be read this way.
+/// Column number `column` of the object, which becomes `field`, if it can be read this way.
 pub(super) fn read(
-    task: &Task,
-    chunks: &Arc<Chunks>,
+    part: &RowGroups,
+    chunks: &SharedChunks,
     column: usize,
+    field: &Field,
 ) -> Result<Option<ArrayRef>, ParquetError> {
-    let field = task.schema.field(column);
     let DataType::FixedSizeList(element, length) = field.data_type() else { return Ok(None) };
-    let Some(lists) = Lists::new(task, chunks, task.columns[column], *length) else { return Ok(None) };
+    let Some(lists) = Lists::new(part, chunks, column, *length) else { return Ok(None) };
     use physical as p;
     let values = match element.data_type() {
         DataType::Int8 => lists.values::<p::Int32Type, Int8Type>(|v| v as i8)?,
@@ -55,8 +56,8 @@ pub(super) fn read(
 
 /// A column of lists that may be full.
 struct Lists<'a> {
-    task: &'a Task,
-    chunks: &'a Arc<Chunks>,
+    part: &'a RowGroups,
+    chunks: &'a SharedChunks,
     leaf: usize,
     length: u64,
     /// The leaf as if it were a column without levels.
@@ -64,23 +65,22 @@ struct Lists<'a> {
 }
 
 impl<'a> Lists<'a> {
-    fn new(task: &'a Task, chunks: &'a Arc<Chunks>, column: usize, length: i32) -> Option<Self> {
-        let leaves = task.footer.leaves.get(column).filter(|l| l.len() == 1)?;
+    fn new(part: &'a RowGroups, chunks: &'a SharedChunks, column: usize, length: i32) -> Option<Self> {
+        let leaves = part.footer.leaves.get(column).filter(|l| l.len() == 1)?;
         let leaf = leaves.start;
         let length = u64::try_from(length).ok().filter(|n| *n > 0)?;
-        let descriptor = task.footer.arrow.parquet_schema().column(leaf);
+        let descriptor = part.footer.arrow.parquet_schema().column(leaf);
         if descriptor.max_rep_level() != 1 {
             return None;
         }
         let full = |rows: i64, values: i64| {
             u64::try_from(rows).ok().and_then(|r| r.checked_mul(length)) == u64::try_from(values).ok()
         };
-        let groups = task.footer.row_groups().get(task.groups.clone())?;
-        if !groups.iter().all(|g| full(g.num_rows(), g.column(leaf).num_values())) {
+        if !part.metadata().iter().all(|g| full(g.num_rows(), g.column(leaf).num_values())) {
             return None;
         }
         let flat = ColumnDescriptor::new(descriptor.self_type_ptr(), 0, 0, descriptor.path().clone());
-        Some(Self { task, chunks, leaf, length, flat: Arc::new(flat) })
+        Some(Self { part, chunks, leaf, length, flat: Arc::new(flat) })
     }
 
     /// All values; none if a list turns out not to be full. `narrow` is a type of its own each time: called by address, it
@@ -93,20 +93,20 @@ impl<'a> Lists<'a> {
         if self.flat.physical_type() != P::get_physical_type() {
             return Ok(None);
         }
-        let mut values: Vec<A::Native> = Vec::with_capacity((self.task.rows * self.length) as usize);
+        let mut values: Vec<A::Native> = Vec::with_capacity((self.part.rows * self.length) as usize);
         let mut step: Vec<P::T> = Vec::with_capacity(STEP);
-        for group in self.task.footer.row_groups().get(self.task.groups.clone()).unwrap_or_default() {
+        for group in self.part.metadata() {
             let (chunk, rows) = (group.column(self.leaf), group.num_rows() as u64);
             if rows == 0 {
                 continue;
             }
-            let reader = Arc::new(Shared(self.chunks.clone()));
+            let reader = Arc::new(self.chunks.clone());
             let pages = SerializedPageReader::new(reader, chunk, rows as usize, None)?;
             let ragged = Arc::new(AtomicBool::new(false));
             let flat = FlatPages {
                 pages: Box::new(pages),
                 length: self.length,
-                max_definition: self.task.footer.arrow.parquet_schema().column(self.leaf).max_def_level(),
+                max_definition: self.part.footer.arrow.parquet_schema().column(self.leaf).max_def_level(),
                 before: 0,
                 ragged: ragged.clone(),
             };

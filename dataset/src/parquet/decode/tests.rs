@@ -1,11 +1,14 @@
 //! The fast route for lists against the general one.
 
 use super::*;
+use crate::parquet::chunks::{Chunks, FetchedRange};
+use crate::parquet::footer::Footer;
 use arrow::array::{
     Array, FixedSizeListArray, Float32Array, Int16Array, Int64Array, PrimitiveArray, UInt8Array, UInt32Array,
 };
 use arrow::buffer::NullBuffer;
 use arrow::datatypes::{ArrowPrimitiveType, Field, Schema};
+use bytes::Bytes;
 use parquet::arrow::ArrowWriter;
 use parquet::basic::{Compression, Encoding};
 use parquet::file::FOOTER_SIZE;
@@ -16,7 +19,7 @@ fn list<T: ArrowPrimitiveType>(values: PrimitiveArray<T>, length: i32, nullable:
     Arc::new(FixedSizeListArray::new(field, length, Arc::new(values), None))
 }
 
-fn task(columns: &[ArrayRef], group_rows: usize, properties: WriterPropertiesBuilder) -> (Task, Bytes) {
+fn task(columns: &[ArrayRef], group_rows: usize, properties: WriterPropertiesBuilder) -> (DecodeTask, Bytes) {
     let fields =
         columns.iter().enumerate().map(|(i, c)| Field::new(format!("c{i}"), c.data_type().clone(), true));
     let schema = Arc::new(Schema::new(fields.collect::<Vec<_>>()));
@@ -30,14 +33,12 @@ fn task(columns: &[ArrayRef], group_rows: usize, properties: WriterPropertiesBui
     let n = bytes.len();
     let length = u32::from_le_bytes(bytes[n - 8..n - 4].try_into().unwrap()) as usize;
     let footer = Footer::parse(&bytes[n - FOOTER_SIZE - length..n - FOOTER_SIZE], n as u64).unwrap();
-    let task = Task {
+    let rows = batch.num_rows() as u64;
+    let task = DecodeTask {
         uri: "file:///x".into(),
-        size: n as u64,
-        groups: 0..footer.row_groups().len(),
         columns: (0..columns.len()).collect(),
-        rows: batch.num_rows() as u64,
         schema: footer.schema.clone(),
-        footer: Arc::new(footer),
+        part: RowGroups { range: 0..footer.row_groups().len(), footer: Arc::new(footer), rows },
         lists: true,
         limit: u64::MAX,
         decoded: AtomicU64::new(0),
@@ -45,8 +46,14 @@ fn task(columns: &[ArrayRef], group_rows: usize, properties: WriterPropertiesBui
     (task, bytes)
 }
 
-fn decode(task: &Task, runs: Vec<Run>) -> Result<RecordBatch> {
-    let chunks = Arc::new(Chunks { size: task.size, runs });
+/// The whole object as chunks.
+fn whole(bytes: &Bytes) -> SharedChunks {
+    let ranges = vec![FetchedRange { start: 0, bytes: bytes.clone() }];
+    SharedChunks(Arc::new(Chunks { size: bytes.len() as u64, ranges }))
+}
+
+fn decode(task: &DecodeTask, bytes: &Bytes) -> Result<RecordBatch> {
+    let chunks = whole(bytes);
     let mut decoded = vec![None; task.columns.len()];
     for hand in task.deal(2) {
         for (place, column) in hand.iter().zip(columns(task, &chunks, &hand)?) {
@@ -74,15 +81,14 @@ fn both(columns: &[ArrayRef], fast: bool) {
     for (i, properties) in variants().into_iter().enumerate() {
         for group_rows in [1000, 7] {
             let (mut t, bytes) = task(columns, group_rows, properties.clone());
-            let runs = || vec![Run { start: 0, bytes: bytes.clone() }];
-            let chunks = Arc::new(Chunks { size: t.size, runs: runs() });
+            let chunks = whole(&bytes);
             for c in 0..columns.len() {
-                let read = lists::read(&t, &chunks, c).unwrap();
+                let read = lists::read(&t.part, &chunks, c, t.schema.field(c)).unwrap();
                 assert_eq!(read.is_some(), fast, "column {c}, variant {i}");
             }
-            let a = decode(&t, runs()).unwrap();
+            let a = decode(&t, &bytes).unwrap();
             t.lists = false;
-            let b = decode(&t, runs()).unwrap();
+            let b = decode(&t, &bytes).unwrap();
             assert_eq!(a, b, "variant {i}");
             for (c, want) in columns.iter().enumerate() {
                 assert_eq!(a.column(c).as_ref(), want.as_ref(), "column {c}, variant {i}");
@@ -123,7 +129,7 @@ fn buffers_are_no_larger_than_their_values() {
         7,
         WriterProperties::builder(),
     );
-    let batch = decode(&t, vec![Run { start: 0, bytes }]).unwrap();
+    let batch = decode(&t, &bytes).unwrap();
     assert!(batch.column(0).get_buffer_memory_size() <= 31 * 50 + 64);
 }
 
@@ -145,6 +151,6 @@ fn more_than_was_announced_is_not_held() {
     let column = list(Int64Array::from_iter_values(0..10_000), 1, false);
     let (mut t, bytes) = task(&[column.clone(), column], 7, WriterProperties::builder());
     t.limit = 100_000;
-    let e = decode(&t, vec![Run { start: 0, bytes }]).unwrap_err();
+    let e = decode(&t, &bytes).unwrap_err();
     assert!(e.kind == forebay_proto::Kind::Corrupt && e.message.contains("footer announces"), "{e}");
 }

@@ -106,6 +106,7 @@ impl Edge {
             Some(Fault::Deny) => fault::refusal(StatusCode::FORBIDDEN, "AccessDenied", "Access Denied"),
             Some(Fault::Cut) => fault::cut(self.serve(request).await),
             Some(Fault::Garble) => fault::garble(self.serve(request).await),
+            Some(Fault::Flip(offset, bits)) => fault::flip(self.serve(request).await, offset, bits),
             Some(Fault::Delay(delay)) => {
                 tokio::time::sleep(delay).await;
                 self.serve(request).await

@@ -23,7 +23,7 @@ pub const SEGMENT_BYTES: u64 = 8 * ROWS;
 /// A dataset in a folder.
 pub struct Dataset {
     pub reading: Reading,
-    source: Source,
+    source: SegmentReader,
     _folder: TempDir,
 }
 
@@ -39,7 +39,7 @@ impl Dataset {
         let objects = segments.into_iter().enumerate();
         let segments =
             objects.map(|(i, batch)| object(&folder.path().join(format!("{i:04}.parquet")), &batch)).count();
-        let source = Source::new(Default::default()).unwrap();
+        let source = SegmentReader::new(Default::default()).unwrap();
         let frozen = source.freeze(&format!("file://{}", folder.path().display()), 1).await.unwrap();
         let schema = schema::from_ipc(frozen.manifest.schema()).unwrap();
         let reading = Reading::new(Arc::new(frozen.manifest.clone()), &schema, &[]).unwrap();

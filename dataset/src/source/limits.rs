@@ -1,0 +1,167 @@
+//! The limits that every request of a process passes before it is sent, and the layers that hold them: bytes a second
+//! ([`RateLimit`]), then requests at once (a semaphore whose limit [`ConcurrencyLimit`] finds). Demands go first in both.
+
+use super::aimd::ConcurrencyLimit;
+use super::settings::SourceSettings;
+use crate::priority::{PrioritySemaphore, SemaphorePermit};
+use crate::urgency::Urgency;
+use forebay_proto::TokenBucket;
+use parking_lot::Mutex;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Seconds' worth of bytes that an idle process saves up: the rate holds on average and not for each request.
+const BURST_S: f64 = 0.1;
+
+/// The limits of one process.
+#[derive(Debug)]
+pub(super) struct Limits {
+    rate: Option<RateLimit>,
+    requests: Arc<PrioritySemaphore>,
+    answers: Mutex<Answers>,
+    patience: Duration,
+}
+
+/// How requests are answered.
+#[derive(Debug)]
+struct Answers {
+    concurrency: ConcurrencyLimit,
+    /// When the object store began to answer nothing well.
+    failing_since: Option<Instant>,
+}
+
+/// A request may be sent, or is under way.
+#[derive(Debug)]
+pub(super) struct Pass {
+    permit: SemaphorePermit,
+    era: u64,
+}
+
+/// Nothing was let through for as long as the patience lasts.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Closed {
+    pub patience: Duration,
+}
+
+impl Limits {
+    pub(super) fn new(settings: &SourceSettings) -> Self {
+        let concurrency = ConcurrencyLimit::new(settings.s3_max_requests);
+        Self {
+            rate: settings.s3_max_bytes_per_s.map(|per_s| RateLimit::new(per_s as f64)),
+            requests: PrioritySemaphore::new(concurrency.get() as u64),
+            answers: Mutex::new(Answers { concurrency, failing_since: None }),
+            patience: Duration::from_secs_f64(settings.patience_s),
+        }
+    }
+
+    /// Waits until a request for `bytes` may be sent. `Closed` if the object store has answered nothing well for the
+    /// whole patience since `since`.
+    pub(super) async fn enter(&self, urgency: &Urgency, bytes: u64, since: Instant) -> Result<Pass, Closed> {
+        let permit = async {
+            if let Some(rate) = &self.rate {
+                rate.pass(bytes, urgency).await;
+            }
+            self.requests.acquire(1, urgency).await
+        };
+        tokio::pin!(permit);
+        loop {
+            let (now, failing_since) = (Instant::now(), self.answers.lock().failing_since);
+            // A long queue before an object store that works is no reason to give up.
+            let until = failing_since.map_or(now, |failing| failing.max(since)) + self.patience;
+            if failing_since.is_some() && until <= now {
+                return Err(Closed { patience: self.patience });
+            }
+            if let Ok(permit) = tokio::time::timeout_at(until.into(), &mut permit).await {
+                return Ok(Pass { permit, era: self.answers.lock().concurrency.era() });
+            }
+        }
+    }
+
+    /// The request was answered, if only with a refusal that a retry would not change.
+    pub(super) fn on_success(&self, pass: Pass) {
+        let is_full = self.requests.is_full();
+        let mut answers = self.answers.lock();
+        answers.failing_since = None;
+        answers.concurrency.on_success(pass.era, is_full);
+        self.requests.set_limit(answers.concurrency.get() as u64);
+        self.requests.pause(None);
+    }
+
+    /// The request was refused for now, or its answer broke off.
+    pub(super) fn on_throttle(&self, pass: Pass) {
+        let now = Instant::now();
+        {
+            let mut answers = self.answers.lock();
+            answers.failing_since.get_or_insert(now);
+            let pause = answers.concurrency.on_throttle(pass.era, now);
+            self.requests.set_limit(answers.concurrency.get() as u64);
+            if pause.is_some() {
+                self.requests.pause(pause);
+            }
+        }
+        drop(pass.permit);
+    }
+}
+
+/// Bytes a second.
+#[derive(Debug)]
+struct RateLimit {
+    /// Held for an instant by each request in turn, and paused while its bytes are paid for.
+    turns: Arc<PrioritySemaphore>,
+    bucket: Mutex<TokenBucket>,
+}
+
+impl RateLimit {
+    fn new(per_s: f64) -> Self {
+        let bucket = TokenBucket::new(per_s, per_s * BURST_S, Instant::now());
+        Self { turns: PrioritySemaphore::new(1), bucket: Mutex::new(bucket) }
+    }
+
+    /// Waits until all bytes let through before are paid for, and then lets `bytes` through.
+    async fn pass(&self, bytes: u64, urgency: &Urgency) {
+        let turn = self.turns.acquire(1, urgency).await;
+        let now = Instant::now();
+        let mut bucket = self.bucket.lock();
+        bucket.charge(bytes as f64, now);
+        let debt = bucket.debt(now);
+        if !debt.is_zero() {
+            self.turns.pause(now.checked_add(debt));
+        }
+        drop(turn);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use futures::FutureExt;
+
+    #[tokio::test]
+    async fn a_rate_keeps_the_next_waiting_and_demands_go_first() {
+        let rate = RateLimit::new(1000.0);
+        let (demand, prefetch, start) = (Urgency::demand(), Urgency::prefetch(), Instant::now());
+        // The first is free: an idle process has saved up its cost.
+        rate.pass(100, &demand).await;
+        rate.pass(100, &demand).await;
+        let mut early = Box::pin(rate.pass(100, &prefetch));
+        assert!((&mut early).now_or_never().is_none());
+        rate.pass(100, &demand).await;
+        assert!(start.elapsed() >= Duration::from_millis(100), "{:?}", start.elapsed());
+        assert!((&mut early).now_or_never().is_none(), "it came first, but nobody waits for it");
+        early.await;
+        assert!(start.elapsed() >= Duration::from_millis(200), "{:?}", start.elapsed());
+    }
+
+    #[tokio::test]
+    async fn requests_at_once_are_bounded_and_an_outage_ends_in_closed() {
+        let settings = SourceSettings { s3_max_requests: 1, patience_s: 0.05, ..Default::default() };
+        let (limits, demand, now) = (Limits::new(&settings), Urgency::demand(), Instant::now());
+        let first = limits.enter(&demand, 1, now).await.unwrap();
+        assert!(limits.enter(&demand, 1, now).now_or_never().is_none());
+        limits.on_success(first);
+        let refused = limits.enter(&demand, 1, now).await.unwrap();
+        limits.on_throttle(refused);
+        let _under_way = limits.enter(&demand, 1, now).await.unwrap();
+        assert_eq!(limits.enter(&demand, 1, now).await.unwrap_err(), Closed { patience: limits.patience });
+    }
+}
