@@ -65,6 +65,8 @@ struct Health {
     told: bool,
     /// This node's key is there, under a lease that was kept alive when last tried.
     registered: bool,
+    /// etcd's revision when this node last put its key. Earlier values of the key are a predecessor's.
+    registered_at: i64,
     /// This node cannot be a member: another one has its name.
     refused: Option<Error>,
 }
@@ -103,6 +105,7 @@ impl Membership {
             error: String::new(),
             told: false,
             registered: true,
+            registered_at: 0,
             refused: None,
         };
         let (wish, health) = (watch::channel(Wish::Stay).0, watch::channel(health).1);
@@ -126,6 +129,7 @@ impl Membership {
             error,
             told: false,
             registered: false,
+            registered_at: 0,
             refused: None,
         });
         let me = roster::Member::new(node.clone(), replicas);
@@ -255,8 +259,14 @@ impl Shared {
         });
     }
 
-    fn registered(&self, yes: bool) {
-        self.health.send_if_modified(|h| std::mem::replace(&mut h.registered, yes) != yes);
+    /// Notes that this node put its key, which made `revision`.
+    fn registered(&self, revision: i64) {
+        self.health.send_modify(|h| (h.registered, h.registered_at) = (true, revision));
+    }
+
+    /// Notes that this node's key is gone, or may be.
+    fn unregistered(&self) {
+        self.health.send_if_modified(|h| std::mem::take(&mut h.registered));
     }
 
     fn refuse(&self, error: Error) {

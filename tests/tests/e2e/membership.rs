@@ -1,11 +1,13 @@
 //! Nodes that find each other through etcd, and what they do when etcd stops, pauses, comes back or forgets.
 
+use std::net::{TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
 use forebay_client::Node;
 use forebay_proto::v1;
 use forebay_tests::harness::etcd::Etcd;
-use forebay_tests::harness::process::{Server, ServerOptions, free_addresses};
+use forebay_tests::harness::ports::free_address;
+use forebay_tests::harness::process::{Server, ServerOptions};
 use tokio::runtime::Runtime;
 
 use crate::tries::{one_of_three, well};
@@ -93,7 +95,7 @@ fn nodes_come_and_go() {
 fn a_successor_at_the_same_address_takes_the_name_at_once_and_others_never() {
     let runtime = Runtime::new().expect("a runtime");
     let etcd = Etcd::start(1);
-    let address = free_addresses(1).expect("a free port").remove(0);
+    let address = free_address().expect("a free port");
     let start = || with_lease(&etcd, "a", "60").args(["--listen", &address]).start();
     let mut first = start();
     let before = wait_for(&runtime, &first, &["a"]);
@@ -112,6 +114,52 @@ fn a_successor_at_the_same_address_takes_the_name_at_once_and_others_never() {
     assert!(other.log().contains(&second.endpoint) && other.log().contains("--node"), "{}", other.log());
     other.kill();
     wait_until("the live one is a member", || status(&runtime, &second).registered);
+    second.stop();
+}
+
+/// A way to etcd on which answers are late, for the first who takes it.
+fn late_for_one(etcd: &Etcd, late: Duration) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let url = format!("http://{}", listener.local_addr().expect("an address"));
+    let to = etcd.endpoints()[0].replace("http://", "");
+    std::thread::spawn(move || {
+        let delays = std::iter::once(late).chain(std::iter::repeat(Duration::ZERO));
+        for (client, delay) in listener.incoming().flatten().zip(delays) {
+            let Ok(server) = TcpStream::connect(&to) else { continue };
+            let (mut from_client, mut to_server) = (client.try_clone().expect("a socket"), server);
+            let (mut from_server, mut to_client) = (to_server.try_clone().expect("a socket"), client);
+            std::thread::spawn(move || std::io::copy(&mut from_client, &mut to_server));
+            std::thread::spawn(move || {
+                std::thread::sleep(delay);
+                std::io::copy(&mut from_server, &mut to_client)
+            });
+        }
+    });
+    url
+}
+
+#[test]
+fn a_successor_that_hears_late_of_its_predecessor_stays() {
+    let runtime = Runtime::new().expect("a runtime");
+    let etcd = Etcd::start(1);
+    let address = free_address().expect("a free port");
+    let start = |url: &str| {
+        let options = ServerOptions::bare().args(["--allow", "s3://bucket/", "--node", "a"]);
+        options.allow_log("etcd does not answer").args(["--etcd", url, "--listen", &address]).start()
+    };
+    let mut first = start(&etcd.endpoints()[0]);
+    wait_until("a member", || status(&runtime, &first).registered);
+    first.kill();
+    // It asks for the list of nodes before it puts its own key, and has the answer only after that.
+    let mut second = start(&late_for_one(&etcd, Duration::from_millis(1500)));
+    let member = |second: &mut Server| {
+        assert!(second.ended().is_none(), "it ended by itself:\n{}", second.log());
+        let state = status(&runtime, second);
+        state.registered && state.connected
+    };
+    wait_until("a member", || member(&mut second));
+    std::thread::sleep(Duration::from_millis(500));
+    assert!(member(&mut second));
     second.stop();
 }
 
@@ -216,9 +264,14 @@ fn a_drained_node_runs_on_outside_the_topology_and_can_come_back() {
 #[test]
 fn an_address_that_nobody_can_reach_is_refused() {
     let etcd = Etcd::start(1);
-    let error = options(&etcd, "a").args(["--listen", "0.0.0.0:0"]).try_start().err().expect("a refusal");
+    let error =
+        options(&etcd, "a").args(["--listen", "0.0.0.0:0"]).try_start().err().expect("a refusal").to_string();
     assert!(error.contains("--advertise http://HOST:"), "{error}");
-    let both =
-        options(&etcd, "a").args(["--cluster-node", "http://h:1"]).try_start().err().expect("a refusal");
+    let both = options(&etcd, "a")
+        .args(["--cluster-node", "http://h:1"])
+        .try_start()
+        .err()
+        .expect("a refusal")
+        .to_string();
     assert!(both.contains("contradict"), "{both}");
 }

@@ -5,7 +5,7 @@
 use super::Shared;
 use super::etcd::{CALL, HOT, NODES, PAUSES, REPLICAS, call, connect, failed};
 use super::roster::{Member, Roster};
-use etcd_client::{EventType, GetOptions, WatchOptions, WatchResponse};
+use etcd_client::{EventType, GetOptions, KeyValue, WatchOptions, WatchResponse};
 use forebay_proto::{Error, v1};
 use prost::Message as _;
 use std::time::Instant;
@@ -46,16 +46,17 @@ impl Follower {
         let header = list.header().ok_or_else(|| format!("{url}: an answer without a header"))?;
         self.revision = header.revision();
         self.cluster = header.cluster_id();
-        let said: Vec<Said> =
-            list.kvs().iter().map(|kv| Said::read(&prefix, kv.key(), Some(kv.value()))).collect();
+        let said: Vec<Said> = list.kvs().iter().map(|kv| Said::read(&prefix, kv, Some(kv.value()))).collect();
         let (mut members, mut others) = (Vec::new(), Vec::new());
         for said in said {
             match said {
-                Said::Member(member) => members.push(member),
+                Said::Member(member, revision) => {
+                    self.check(&member, revision);
+                    members.push(member);
+                }
                 other => others.push(other),
             }
         }
-        members.iter().for_each(|member| self.check(member));
         self.roster.replace(members, Instant::now());
         self.roster.clear_copies();
         others.into_iter().for_each(|said| self.take(said));
@@ -91,7 +92,7 @@ impl Follower {
                 EventType::Put => Some(kv.value()),
                 EventType::Delete => None,
             };
-            self.take(Said::read(prefix, kv.key(), value));
+            self.take(Said::read(prefix, kv, value));
             self.revision = kv.mod_revision();
             self.tell();
         }
@@ -99,8 +100,8 @@ impl Follower {
 
     fn take(&mut self, said: Said) {
         match said {
-            Said::Member(member) => {
-                self.check(&member);
+            Said::Member(member, revision) => {
+                self.check(&member, revision);
                 self.roster.put(member);
             }
             Said::Gone(name) => self.roster.remove(&name, Instant::now()),
@@ -110,11 +111,15 @@ impl Follower {
         }
     }
 
-    /// This node's own key must hold this process: another one with its name came later.
-    fn check(&self, member: &Member) {
+    /// This node's own key must hold this process, or another one with its name came later. A value from before this
+    /// node put its key is its predecessor's: the list may have been asked for earlier than that, and be heard after it.
+    fn check(&self, member: &Member, revision: i64) {
         let me = &self.shared.me;
-        let ours = self.shared.health.borrow().registered;
-        if member.name == me.name && member.instance != me.instance && ours {
+        let is_later = {
+            let health = self.shared.health.borrow();
+            health.registered && revision > health.registered_at
+        };
+        if member.name == me.name && member.instance != me.instance && is_later {
             self.shared.refuse(Error::invalid(format!(
                 "another node took this one's name, `{}`, and is at {}: give each its own --node",
                 me.name, member.address
@@ -142,7 +147,8 @@ impl Follower {
 
 /// What a key in etcd says.
 enum Said {
-    Member(Member),
+    /// With the revision at which the key was put.
+    Member(Member, i64),
     /// A node's key is not there any more.
     Gone(String),
     /// Copies of what lies under a URI; `None`: nothing is said of it any more.
@@ -154,12 +160,12 @@ enum Said {
 
 impl Said {
     /// Of a key and its value; `None` if it was deleted.
-    fn read(prefix: &str, key: &[u8], value: Option<&[u8]>) -> Self {
-        let rest = std::str::from_utf8(key).ok().and_then(|key| key.strip_prefix(prefix));
+    fn read(prefix: &str, kv: &KeyValue, value: Option<&[u8]>) -> Self {
+        let rest = std::str::from_utf8(kv.key()).ok().and_then(|key| key.strip_prefix(prefix));
         let named = |kind| rest.and_then(|rest| rest.strip_prefix(kind)).filter(|name| !name.is_empty());
         let said = if let Some(name) = named(NODES) {
             match value {
-                Some(value) => Member::read(name, value).map(Self::Member),
+                Some(value) => Member::read(name, value).map(|m| Self::Member(m, kv.mod_revision())),
                 None => Some(Self::Gone(name.into())),
             }
         } else if let Some(uri) = named(REPLICAS) {
@@ -174,9 +180,45 @@ impl Said {
             None
         };
         said.unwrap_or_else(|| {
-            let key = String::from_utf8_lossy(key);
+            let key = String::from_utf8_lossy(kv.key());
             tracing::warn!(%key, "a key in etcd makes no sense: is another program using this prefix?");
             Self::Nothing
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{EtcdSettings, Health};
+    use super::*;
+    use std::sync::Arc;
+
+    /// A follower of node `a`, which put its key at this revision.
+    fn follower(registered_at: i64) -> (Follower, watch::Receiver<Health>) {
+        let node = v1::Node { name: "a".into(), address: "http://a:1".into(), ..Default::default() };
+        let settings = EtcdSettings { endpoints: Vec::new(), prefix: "/p".into(), lease_ttl_s: 5 };
+        let health = Health {
+            connected: true,
+            since: Instant::now(),
+            error: String::new(),
+            told: false,
+            registered: true,
+            registered_at,
+            refused: None,
+        };
+        let (health, seen) = watch::channel(health);
+        let shared = Shared { settings: Arc::new(settings), me: Member::new(node, 1), health };
+        let topology = watch::channel(v1::Topology::default()).0;
+        (Follower { shared, topology, roster: Roster::default(), cluster: 1, revision: 0 }, seen)
+    }
+
+    #[test]
+    fn a_predecessor_heard_of_late_is_not_taken_for_another_node() {
+        let (mut follower, health) = follower(10);
+        let other = Member { instance: 7, ..follower.shared.me.clone() };
+        follower.take(Said::Member(other.clone(), 9));
+        assert!(health.borrow().refused.is_none(), "a value from before its own put");
+        follower.take(Said::Member(other, 11));
+        assert!(health.borrow().refused.is_some(), "a value from after it");
     }
 }

@@ -38,7 +38,7 @@ pub(super) async fn run(
         if registrar.shared.health.borrow().registered {
             pause = PAUSES.0;
         }
-        registrar.shared.registered(false);
+        registrar.shared.unregistered();
         sleep(pause).await;
         pause = (pause * 2).min(PAUSES.1);
     }
@@ -54,7 +54,8 @@ struct Registrar {
 
 /// How putting the key ended.
 enum Put {
-    Done,
+    /// At this revision.
+    Done(i64),
     /// The name is another's.
     Held(Member),
 }
@@ -65,14 +66,17 @@ impl Registrar {
         let (mut client, url) = connect(&self.shared.settings, attempt).await?;
         let ttl = self.shared.settings.lease_ttl_s;
         let lease = call(&url, client.lease_grant(ttl as i64, None)).await?.id();
-        if let Put::Held(other) = self.put(&mut client, &url, lease).await? {
-            self.held(&other);
-            call(&url, client.lease_revoke(lease)).await?;
-            return Err(format!("the name {} is taken by {}", other.name, other.address));
-        }
+        let revision = match self.put(&mut client, &url, lease).await? {
+            Put::Done(revision) => revision,
+            Put::Held(other) => {
+                self.held(&other);
+                call(&url, client.lease_revoke(lease)).await?;
+                return Err(format!("the name {} is taken by {}", other.name, other.address));
+            }
+        };
         self.held_since = None;
         self.was_registered = true;
-        self.shared.registered(true);
+        self.shared.registered(revision);
         tracing::info!(etcd = url, lease_ttl_s = ttl, node = self.shared.me.name, "registered");
         let limit = Duration::from_secs(ttl);
         let (mut keeper, mut answers) = call(&url, client.lease_keep_alive(lease)).await?;
@@ -125,7 +129,8 @@ impl Registrar {
             let txn = Txn::new().when([when]).and_then([put()]).or_else([get]);
             let answer = call(url, client.txn(txn)).await?;
             if answer.succeeded() {
-                return Ok(Put::Done);
+                let header = answer.header().ok_or_else(|| format!("{url}: an answer without a header"))?;
+                return Ok(Put::Done(header.revision()));
             }
             let found = answer.op_responses().into_iter().find_map(|response| match response {
                 TxnOpResponse::Get(get) => get.kvs().first().cloned(),
@@ -169,7 +174,7 @@ impl Registrar {
         let with_lease = Some(PutOptions::new().with_lease(lease));
         call(url, client.put(key, me.value(), with_lease)).await?;
         self.was_registered = false;
-        self.shared.registered(false);
+        self.shared.unregistered();
         tracing::info!("left the topology");
         Ok(())
     }
