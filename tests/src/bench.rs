@@ -4,4 +4,5 @@ pub mod cluster;
 pub mod disk;
 pub mod epoch;
 pub mod order;
+pub mod stages;
 pub mod train;

@@ -14,12 +14,15 @@ mod table;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use anyhow::Context;
 use clap::Parser;
+
+use crate::harness::check::Check;
 
 /// MNIST from S3 through the cache into a training run of two ranks.
 #[derive(Clone, Debug, Parser)]
 #[command(name = "forebay-demo", version)]
-pub struct Options {
+pub struct DemoOptions {
     /// One cold and one warm epoch, and a lower bar for the accuracy: for CI.
     #[arg(long)]
     short: bool,
@@ -43,7 +46,7 @@ pub struct Options {
     folder: PathBuf,
 }
 
-impl Options {
+impl DemoOptions {
     fn epochs(&self) -> u32 {
         self.epochs.unwrap_or(if self.short { 2 } else { 3 })
     }
@@ -60,7 +63,7 @@ impl Options {
 }
 
 /// Runs the demo and tells whether all checks passed; an error says why it could not be run to its end.
-pub fn run(options: &Options) -> Result<bool, String> {
+pub fn run(options: &DemoOptions) -> anyhow::Result<bool> {
     let outcome = job::run(options)?;
     let checks = checks::all(options, &outcome);
     println!("\n{}", table::epochs(&outcome));
@@ -68,12 +71,11 @@ pub fn run(options: &Options) -> Result<bool, String> {
     let json = options.folder.join("report.json");
     let html = options.folder.join("report.html");
     let report = report::json(options, &outcome, &checks);
-    let text = serde_json::to_string_pretty(&report).map_err(|error| format!("write the report: {error}"))?;
     let write = |path: &PathBuf, text: String| {
-        std::fs::write(path, text).map_err(|error| format!("write {}: {error}", path.display()))
+        std::fs::write(path, text).with_context(|| format!("write {}", path.display()))
     };
-    write(&json, text + "\n")?;
+    write(&json, format!("{report:#}\n"))?;
     write(&html, page::html(options, &outcome, &checks))?;
     println!("reports: {} and {}", json.display(), html.display());
-    Ok(checks.iter().all(|check| check.passed))
+    Ok(!checks.iter().any(Check::is_broken))
 }

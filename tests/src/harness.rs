@@ -5,14 +5,17 @@
 //! logs; [`etcd`] starts real etcd. [`mnist`] and [`table`] are the data, [`reader`] reads a table and checks every
 //! value. [`check`] and [`report`] are the form in which measurements tell what they found.
 
+pub(crate) mod answers;
+pub(crate) mod background;
 pub mod check;
 pub mod etcd;
 pub mod fault;
 pub mod mnist;
+pub mod ports;
 pub mod process;
-pub mod reader;
+pub(crate) mod reader;
 pub mod report;
 pub mod s3;
 mod serve;
 pub mod slow;
-pub mod table;
+pub(crate) mod table;

@@ -179,7 +179,12 @@ fn nodes_start_with_what_they_are_told() {
         let options = environment.iter().fold(ServerOptions::bare(), told);
         // There is no etcd of that name here, which a node survives.
         options.clone().allow_log("etcd does not answer").start().kill();
-        let error = options.env("FOREBAY_CLUSTER__ZOMES", "x").try_start().err().expect("an unknown setting");
+        let error = options
+            .env("FOREBAY_CLUSTER__ZOMES", "x")
+            .try_start()
+            .err()
+            .expect("an unknown setting")
+            .to_string();
         assert!(error.contains("zomes"), "{error}");
     }
     assert_eq!(nodes.len(), 3);

@@ -11,7 +11,7 @@ use arrow::datatypes::{DataType, Field, Int64Type, Schema};
 use forebay_dataset::{SegmentReader, SegmentRun, SourceSettings, Urgency};
 use forebay_proto::{Kind, Manifest};
 use forebay_tests::harness::fault::{self, Fault};
-use forebay_tests::harness::s3::{S3Server, Seen};
+use forebay_tests::harness::s3::{S3Server, SeenRequest};
 use parquet::arrow::ArrowWriter;
 use parquet::file::properties::WriterProperties;
 
@@ -286,7 +286,7 @@ async fn what_is_damaged_on_its_way_is_fetched_anew() {
     let garbled_data = |n| {
         let mut plan = fault::first(n, Fault::Garble);
         // A footer is read from there to the object's end.
-        move |seen: &Seen| {
+        move |seen: &SeenRequest| {
             let is_data = seen.range_bytes().is_some_and(|range| range.start < 100);
             if is_data { plan(seen) } else { None }
         }

@@ -7,28 +7,26 @@ mod cold;
 mod cuts;
 mod faults;
 mod hot;
+mod jobs;
 mod join;
 mod leave;
 mod network;
 mod nodes;
 mod placement;
 mod quorum;
-mod random;
-mod reader;
 mod world;
 
-use crate::harness::check::{Findings, line};
-use crate::harness::report;
+use super::stages::{Stages, wanted};
+use crate::harness::check::Findings;
 use clap::{Parser, ValueEnum};
 use serde_json::json;
 use std::path::PathBuf;
-use std::time::Instant;
 use world::World;
 
 /// Torments a cluster and measures what its readers notice.
 #[derive(Debug, Clone, Parser)]
 #[command(name = "forebay-bench-cluster", version)]
-pub struct Options {
+pub struct ClusterOptions {
     /// Only these stages, separated by commas.
     #[arg(long, value_enum, value_delimiter = ',')]
     only: Vec<Stage>,
@@ -80,40 +78,26 @@ enum Stage {
 }
 
 /// Runs it; false if a promise was broken.
-pub fn run(options: &Options) -> anyhow::Result<bool> {
+pub fn run(options: &ClusterOptions) -> anyhow::Result<bool> {
     let world = World::start()?;
-    let mut all = Findings::default();
-    for stage in Stage::value_variants() {
-        if !options.only.is_empty() && !options.only.contains(stage) {
-            continue;
-        }
-        println!("{stage:?} ...");
-        let started = Instant::now();
-        let found = one(*stage, &world, options).unwrap_or_else(|error| {
-            let mut found = Findings::default();
-            found.check(false, format!("{stage:?} did not come to its end: {error:#}"));
-            found
-        });
-        found.checks.iter().for_each(|check| println!("  {}", line(check)));
-        println!("  {:.0} s", started.elapsed().as_secs_f64());
-        all.add(found);
+    let mut stages = Stages::default();
+    for stage in wanted(&options.only) {
+        stages.run(stage, || one(stage, &world, options));
     }
     let settings = json!({
         "nodes": options.nodes, "kills": options.kills, "seed": options.seed, "silence_s": options.silence_s,
         "etcd_down_s": options.etcd_down_s,
     });
-    report::write(&options.folder, "cluster", settings, &all.rows)?;
-    all.checks.iter().for_each(|check| println!("{}", line(check)));
-    Ok(!all.checks.is_empty() && all.checks.iter().all(|check| check.passed != Some(false)))
+    stages.end(&options.folder, "cluster", settings)
 }
 
-fn one(stage: Stage, world: &World, options: &Options) -> anyhow::Result<Findings> {
+fn one(stage: Stage, world: &World, options: &ClusterOptions) -> anyhow::Result<Findings> {
     let nodes = options.nodes.into();
     match stage {
         Stage::Placement => Ok(placement::run()),
         Stage::Kills => faults::run(
             world,
-            &faults::Settings {
+            &faults::NodeFaults {
                 nodes,
                 replicas: 2,
                 kills: options.kills,
@@ -124,7 +108,7 @@ fn one(stage: Stage, world: &World, options: &Options) -> anyhow::Result<Finding
         ),
         Stage::KillsOneReplica => faults::run(
             world,
-            &faults::Settings {
+            &faults::NodeFaults {
                 nodes,
                 replicas: 1,
                 kills: options.kills,

@@ -8,20 +8,23 @@ use std::net::{TcpListener, TcpStream};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use anyhow::Context;
 use clap::Parser;
-use serde::Deserialize;
 use serde_json::json;
 
+use super::stages::Stages;
+use crate::harness::answers::{EpochReport, EpochsReport};
+use crate::harness::check::Findings;
 use crate::harness::mnist;
 use crate::harness::process::{Run, Server, ServerOptions};
-use crate::harness::report::{self, Row};
+use crate::harness::report::Row;
 use crate::harness::s3::{REGION, S3Server};
 use crate::harness::slow::{SlowProxy, Slowness};
 
 /// Times epochs of MNIST through the cache, cold and warm, beside reading S3 directly.
 #[derive(Debug, Clone, Parser)]
 #[command(name = "forebay-bench-epoch", version)]
-pub struct Options {
+pub struct EpochOptions {
     /// How often each way is taken.
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     runs: u32,
@@ -33,20 +36,6 @@ pub struct Options {
     folder: PathBuf,
 }
 
-/// What `forebay epoch --json` says of an epoch, as far as it is used here.
-#[derive(Debug, Deserialize)]
-struct Epoch {
-    samples: u64,
-    samples_per_s: f64,
-    mb_per_s: f64,
-    s3_requests: u64,
-}
-
-#[derive(Debug, Deserialize)]
-struct Answer {
-    epochs: Vec<Epoch>,
-}
-
 /// One way to read, and what was measured on it.
 #[derive(Default)]
 struct Way {
@@ -55,67 +44,61 @@ struct Way {
 }
 
 impl Way {
-    fn add(&mut self, epoch: &Epoch, cold: bool) -> Result<(), String> {
-        if epoch.samples != mnist::TRAIN_SAMPLES {
-            return Err(format!("an epoch had {} samples, not {}", epoch.samples, mnist::TRAIN_SAMPLES));
-        }
-        if cold != (epoch.s3_requests > 0) {
-            return Err(format!(
-                "an epoch that should be {} sent {} requests",
-                if cold { "cold" } else { "warm" },
-                epoch.s3_requests
-            ));
-        }
+    fn add(&mut self, epoch: &EpochReport, cold: bool) -> anyhow::Result<()> {
+        let (samples, requests) = (epoch.samples, epoch.s3_requests);
+        anyhow::ensure!(samples == mnist::TRAIN_SAMPLES, "an epoch had {samples} samples");
+        let kind = if cold { "cold" } else { "warm" };
+        anyhow::ensure!(cold == (requests > 0), "an epoch that should be {kind} sent {requests} requests");
         self.samples_per_s.push(epoch.samples_per_s);
         self.mb_per_s.push(epoch.mb_per_s);
         Ok(())
     }
 }
 
-/// Runs it, prints the figures and leaves `epoch.json`.
-pub fn run(options: &Options) -> Result<(), String> {
+/// Runs it; false if it broke off.
+pub fn run(options: &EpochOptions) -> anyhow::Result<bool> {
     let s3 = S3Server::start();
     let proxy = SlowProxy::start(&s3.endpoint, Slowness::remote_s3());
-    mnist::upload(&s3).map_err(|error| format!("read MNIST: {error}"))?;
+    mnist::upload(&s3).context("read MNIST")?;
     let server = ServerOptions::for_endpoint(&s3, &proxy.endpoint).try_start()?;
-    let measured = measure(options, &s3, &proxy, &server);
-    let stopped = server.try_stop();
-    let rows = measured?;
-    stopped?;
+    let mut stages = Stages::default();
+    stages.run("Epoch", || measure(options, &s3, &proxy, &server));
+    server.try_stop()?;
     let settings = json!({
         "runs": options.runs, "batch": options.batch, "s3_first_byte_ms": 30, "s3_connection_mb_s": 90,
     });
-    report::write(&options.folder, "epoch", settings, &rows)
-        .map_err(|error| format!("write the report: {error}"))
+    stages.end(&options.folder, "epoch", settings)
 }
 
-fn measure(options: &Options, s3: &S3Server, proxy: &SlowProxy, server: &Server) -> Result<Vec<Row>, String> {
+fn measure(
+    options: &EpochOptions,
+    s3: &S3Server,
+    proxy: &SlowProxy,
+    server: &Server,
+) -> anyhow::Result<Findings> {
     let uri = s3.uri("mnist/train/");
     let cached = |command| {
-        Ok::<_, String>(Run::find("forebay")?.args([command, uri.as_str(), "--endpoint", &server.endpoint]))
+        anyhow::Ok(Run::find("forebay")?.args([command, uri.as_str(), "--endpoint", &server.endpoint]))
     };
     let epoch = |run: Run| {
-        let json =
-            run.args(["--json", "--batch", &options.batch.to_string()]).limit(Duration::from_secs(300));
-        let text = json.try_end()?.success("forebay epoch")?;
-        let answer: Answer =
-            serde_json::from_slice(&text).map_err(|error| format!("forebay epoch: {error}"))?;
-        answer.epochs.into_iter().next().ok_or_else(|| "forebay epoch read no epoch".to_owned())
+        let run = run.args(["--batch", &options.batch.to_string()]).limit(Duration::from_secs(300));
+        let report: EpochsReport = run.json()?;
+        report.epochs.into_iter().next().context("forebay epoch read no epoch")
     };
     let (mut cold, mut warm, mut direct, mut floor) =
         (Way::default(), Way::default(), Way::default(), Vec::new());
     for _ in 0..options.runs {
-        cached("free")?.try_end()?.success("forebay free")?;
+        cached("free")?.stdout()?;
         cold.add(&epoch(cached("epoch")?)?, true)?;
         warm.add(&epoch(cached("epoch")?)?, false)?;
         let run = Run::find("forebay")?.args(["epoch", &uri, "--direct", "--s3-region", REGION]);
         direct.add(&epoch(run.args(["--s3-endpoint", &proxy.endpoint]).envs(s3.credentials()))?, true)?;
-        floor.push(loopback_mb_per_s().map_err(|error| format!("measure the loopback: {error}"))?);
+        floor.push(loopback_mb_per_s().context("measure the loopback")?);
     }
     let tcp = Row::of("loopback_tcp_mb_per_s", "MB/s", &floor);
     let tcp_value = tcp.value;
     let direct_value = Row::of("", "MB/s", &direct.mb_per_s).value;
-    Ok(vec![
+    let rows = vec![
         Row::of("cold_samples_per_s", "samples/s", &cold.samples_per_s),
         Row::of("cold_mb_per_s", "MB/s", &cold.mb_per_s).against("reading S3 directly", direct_value),
         Row::of("warm_samples_per_s", "samples/s", &warm.samples_per_s),
@@ -124,7 +107,8 @@ fn measure(options: &Options, s3: &S3Server, proxy: &SlowProxy, server: &Server)
         Row::of("direct_samples_per_s", "samples/s", &direct.samples_per_s),
         Row::of("direct_mb_per_s", "MB/s", &direct.mb_per_s),
         tcp,
-    ])
+    ];
+    Ok(Findings { rows, checks: Vec::new() })
 }
 
 /// What one TCP connection of the loopback carries, reader and writer on a thread each.

@@ -13,19 +13,21 @@ mod resume;
 mod trainer;
 
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use anyhow::{Context, Result};
 use clap::Parser;
 use forebay_client::origin::UNKNOWN;
-use serde_json::{Value, json};
+use serde::Deserialize;
+use serde_json::json;
 
+use super::stages::Stages;
+use crate::harness::check::{Check, Findings};
 use crate::harness::report::{self, Row};
 
 /// Measures the trainer.
 #[derive(Debug, Clone, Parser)]
 #[command(name = "forebay-bench-train", version)]
-pub struct Options {
+pub struct TrainOptions {
     /// How often the accelerator's utilisation is measured.
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
     runs: u32,
@@ -71,50 +73,25 @@ const PROMISES: [Promise; 6] = [
 ];
 
 /// Runs it; false if a promise was broken.
-pub fn run(options: &Options) -> Result<bool> {
-    let mut rows = busy::measure(options.runs)?;
+pub fn run(options: &TrainOptions) -> Result<bool> {
+    let mut stages = Stages::default();
+    stages.run("Busy", || busy::measure(options.runs));
     if options.only_busy {
-        report::write(&options.folder, "busy", json!({"runs": options.runs}), &rows)?;
-        return Ok(told(&judged(&rows, |name| name == "au_warm")));
+        let found = stages.found();
+        found.checks.extend(judged(&found.rows, |name| name == "au_warm"));
+        return stages.end(&options.folder, "busy", json!({"runs": options.runs}));
     }
-    let lost = lost::measure(options.kills)?;
-    rows.extend(lost.rows);
-    let resume = resume::measure()?;
-    rows.extend(resume.rows);
-    let crash = crash::measure(options.crashes, options.seed)?;
-    rows.extend(crash.rows);
-    let (taken, left_out) = others(&options.folder, &report::commit())?;
-    rows.extend(taken);
+    stages.run("Lost", || lost::measure(options.kills));
+    stages.run("Resume", resume::measure);
+    stages.run("Crash", || crash::measure(options.crashes, options.seed));
+    stages.run("Others", || others(&options.folder, &report::commit()));
+    let found = stages.found();
+    found.checks.extend(judged(&found.rows, |_| true));
     let settings = json!({
         "runs": options.runs, "kills": options.kills, "crashes": options.crashes, "seed": options.seed,
         "s3_first_byte_ms": 30, "s3_connection_mb_s": 90,
     });
-    report::write(&options.folder, "train", settings, &rows)?;
-    for line in left_out {
-        println!("SKIP {line}");
-    }
-    let checks: Vec<Check> =
-        [lost.check, resume.check, crash.check].into_iter().chain(judged(&rows, |_| true)).collect();
-    Ok(told(&checks))
-}
-
-/// Prints the checks; true if all promises were kept.
-fn told(checks: &[Check]) -> bool {
-    for check in checks {
-        println!("{} {}", if check.kept { "PASS" } else { "FAIL" }, check.text);
-    }
-    checks.iter().all(|check| check.kept)
-}
-
-/// Figures with the promise that they show kept or broken.
-struct Outcome {
-    rows: Vec<Row>,
-    check: Check,
-}
-
-struct Check {
-    kept: bool,
-    text: String,
+    stages.end(&options.folder, "train", settings)
 }
 
 /// The promises about those of the rows that are there, or should be.
@@ -127,11 +104,11 @@ fn judged(rows: &[Row], of: impl Fn(&str) -> bool) -> Vec<Check> {
         };
         let Some(row) = rows.iter().find(|row| row.name == *name) else {
             let text = format!("{name}: not measured for this commit");
-            return needed.then_some(Check { kept: false, text });
+            return needed.then_some(Check::of(text, "", false));
         };
         let text = format!("{name}: {} {}, promised {words} {}", figure(row.value), row.unit, figure(limit));
         // Not a number keeps no promise.
-        Some(Check { kept: sign * row.value >= sign * limit, text })
+        Some(Check::of(text, "", sign * row.value >= sign * limit))
     };
     PROMISES.iter().filter(|promise| of(promise.row)).filter_map(judge).collect()
 }
@@ -141,41 +118,33 @@ fn figure(value: f64) -> String {
     if value == 0.0 || value.abs() >= 1e-3 { format!("{value:.2}") } else { format!("{value:.1e}") }
 }
 
-/// Rows that other programs have left in `train-*.json`; and what was left out because it is not of `commit`.
-fn others(folder: &Path, commit: &str) -> Result<(Vec<Row>, Vec<String>)> {
-    let (mut rows, mut left_out) = (Vec::new(), Vec::new());
+/// A report as another program wrote it.
+#[derive(Deserialize)]
+struct OthersReport {
+    #[serde(default)]
+    commit: String,
+    rows: Vec<Row>,
+}
+
+/// Rows that other programs have left in `train-*.json`. Those that are not of `commit` are left out, which is said.
+fn others(folder: &Path, commit: &str) -> Result<Findings> {
+    let mut found = Findings::default();
     for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();
         if !name.starts_with("train-") || !name.ends_with(".json") {
             continue;
         }
         let text = std::fs::read(entry.path())?;
-        let report: Value = serde_json::from_slice(&text).with_context(|| name.clone())?;
-        let theirs = report["commit"].as_str().unwrap_or(UNKNOWN);
-        if theirs != commit || theirs == UNKNOWN {
-            left_out.push(format!("{name}: it is of commit {theirs}, this is {commit}: measure again"));
-            continue;
-        }
-        for row in report["rows"].as_array().into_iter().flatten() {
-            rows.push(taken(row).with_context(|| format!("{name}: a row lacks a field: {row}"))?);
+        let report: OthersReport = serde_json::from_slice(&text).with_context(|| name.clone())?;
+        let theirs = report.commit;
+        if theirs == commit && theirs != UNKNOWN {
+            found.rows.extend(report.rows);
+        } else {
+            found.skip(format!("{name}: it is of commit {theirs}, this is {commit}: measure again"));
         }
     }
-    Ok((rows, left_out))
+    Ok(found)
 }
-
-/// A row as another program wrote it.
-fn taken(row: &Value) -> Option<Row> {
-    let number = |name: &str| row[name].as_f64();
-    // Units are few and live as long as the program.
-    let unit: &'static str = Box::leak(row["unit"].as_str()?.to_owned().into_boxed_str());
-    let mut taken = Row::of(row["name"].as_str()?, unit, &[number("value")?]);
-    taken.n = row["n"].as_u64().unwrap_or(1) as usize;
-    (taken.min, taken.max) = (number("min").unwrap_or(taken.value), number("max").unwrap_or(taken.value));
-    Some(taken)
-}
-
-/// A limit that no run of these comes near.
-const LIMIT: Duration = Duration::from_secs(600);
 
 #[cfg(test)]
 mod tests {
@@ -185,17 +154,18 @@ mod tests {
     fn rows_of_others_are_taken_in() {
         let folder = tempfile::tempdir().expect("make a folder");
         let others = |commit| others(folder.path(), commit);
-        assert!(others("abc").expect("nothing").0.is_empty());
+        assert!(others("abc").expect("nothing").rows.is_empty());
         let report = json!({"commit": "abc", "rows": [{"name": "comm_overlap_share", "value": 0.7, "unit": "share", "n": 3, "min": 0.6, "max": 0.8}]});
         std::fs::write(folder.path().join("train-ddp.json"), report.to_string()).expect("write");
         std::fs::write(folder.path().join("train.json"), "not mine").expect("write");
-        let (rows, left_out) = others("abc").expect("rows");
-        assert!(left_out.is_empty(), "{left_out:?}");
+        let Findings { rows, checks } = others("abc").expect("rows");
+        assert!(checks.is_empty(), "{checks:?}");
         assert_eq!((rows[0].name.as_str(), rows[0].value, rows[0].n), ("comm_overlap_share", 0.7, 3));
-        let (rows, left_out) = others("def").expect("rows");
+        let left_out = others("def").expect("no rows");
+        assert_eq!((left_out.rows.len(), left_out.checks[0].passed), (0, None));
         assert_eq!(
-            (rows.len(), left_out),
-            (0, vec!["train-ddp.json: it is of commit abc, this is def: measure again".to_owned()])
+            left_out.checks[0].claim,
+            "train-ddp.json: it is of commit abc, this is def: measure again"
         );
         let nameless = r#"{"commit": "abc", "rows": [{"name": 3}]}"#;
         std::fs::write(folder.path().join("train-x.json"), nameless).expect("write");
@@ -206,7 +176,7 @@ mod tests {
     fn each_promise_is_judged() {
         let row = |name: &str, value: f64| Row::of(name, "", &[value]);
         let all = |rows: &[Row]| judged(rows, |_| true);
-        let verdicts = |rows: &[Row]| all(rows).iter().map(|check| check.kept).collect::<Vec<_>>();
+        let verdicts = |rows: &[Row]| all(rows).iter().map(|check| !check.is_broken()).collect::<Vec<_>>();
         // What must be measured and is not breaks its promise; what need not be makes none.
         assert_eq!(verdicts(&[]), [false; 3]);
         let good = [
@@ -224,7 +194,7 @@ mod tests {
         assert_eq!(verdicts(&[row("au_warm", f64::NAN)]), [false; 3]);
         let row = Row::of("au_warm", "% of the time", &[98.9]);
         let alone = judged(std::slice::from_ref(&row), |name| name == "au_warm");
-        assert_eq!((alone.len(), &alone[0].text), (1, &all(&[row])[0].text));
-        assert_eq!(alone[0].text, "au_warm: 98.90 % of the time, promised at least 99.00");
+        assert_eq!((alone.len(), &alone[0].claim), (1, &all(&[row])[0].claim));
+        assert_eq!(alone[0].claim, "au_warm: 98.90 % of the time, promised at least 99.00");
     }
 }

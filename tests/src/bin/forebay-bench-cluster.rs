@@ -1,15 +1,10 @@
 //! `make bench-cluster`: what readers notice of faults.
 
 use clap::Parser;
+use forebay_tests::bench::cluster::{ClusterOptions, run};
+use forebay_tests::bench::stages::exit;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    match forebay_tests::bench::cluster::run(&forebay_tests::bench::cluster::Options::parse()) {
-        Ok(true) => ExitCode::SUCCESS,
-        Ok(false) => ExitCode::FAILURE,
-        Err(e) => {
-            eprintln!("forebay-bench-cluster: error: {e:#}");
-            ExitCode::FAILURE
-        }
-    }
+    exit("forebay-bench-cluster", run(&ClusterOptions::parse()))
 }

@@ -1,15 +1,10 @@
-//! `make bench-store`: the store and the plan measured.
+//! `make bench-store`: the disk cache and the plan measured.
 
 use clap::Parser;
+use forebay_tests::bench::disk::{DiskOptions, run};
+use forebay_tests::bench::stages::exit;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    match forebay_tests::bench::disk::run(&forebay_tests::bench::disk::Options::parse()) {
-        Ok(true) => ExitCode::SUCCESS,
-        Ok(false) => ExitCode::FAILURE,
-        Err(e) => {
-            eprintln!("forebay-bench-store: error: {e:#}");
-            ExitCode::FAILURE
-        }
-    }
+    exit("forebay-bench-store", run(&DiskOptions::parse()))
 }

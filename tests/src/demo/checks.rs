@@ -1,24 +1,15 @@
 //! What the demo claims, each claim as a check of measured figures.
 
-use serde::Serialize;
-
-use super::Options;
-use super::figures::{Epoch, Training};
+use super::DemoOptions;
+use super::figures::{TrainedEpoch, Training};
 use super::job::Outcome;
+use crate::harness::check::Check;
 
 /// At most this many bytes may leave S3 per byte of the columns read; footers are counted apart.
 const COLD_RATIO_BAR: f64 = 1.02;
 
-/// One claim, and whether it held.
-#[derive(Clone, Debug, Serialize)]
-pub(super) struct Check {
-    pub(super) claim: String,
-    pub(super) measured: String,
-    pub(super) passed: bool,
-}
-
 /// All checks, in the order in which they are shown.
-pub(super) fn all(options: &Options, outcome: &Outcome) -> Vec<Check> {
+pub(super) fn all(options: &DemoOptions, outcome: &Outcome) -> Vec<Check> {
     let training = &outcome.training;
     vec![
         accuracy(options, training),
@@ -34,24 +25,20 @@ pub(super) fn all(options: &Options, outcome: &Outcome) -> Vec<Check> {
 
 /// Bytes that left S3 in the first epoch per byte of the columns read.
 pub(super) fn cold_ratio(training: &Training) -> f64 {
-    let ratio = |epoch: &Epoch| epoch.s3_bytes as f64 / epoch.projected_bytes as f64;
+    let ratio = |epoch: &TrainedEpoch| epoch.s3_bytes as f64 / epoch.projected_bytes as f64;
     training.epochs.first().map_or(f64::NAN, ratio)
 }
 
-fn check(claim: impl Into<String>, measured: impl Into<String>, passed: bool) -> Check {
-    Check { claim: claim.into(), measured: measured.into(), passed }
-}
-
-fn accuracy(options: &Options, training: &Training) -> Check {
+fn accuracy(options: &DemoOptions, training: &Training) -> Check {
     let bar = options.accuracy_bar();
     let short = if options.short { " (short form: the bar is lower)" } else { "" };
     let claim = format!("test accuracy is at least {bar}{short}");
-    check(claim, format!("{:.4}", training.test_accuracy), training.test_accuracy >= bar)
+    Check::of(claim, format!("{:.4}", training.test_accuracy), training.test_accuracy >= bar)
 }
 
 fn cold_once(training: &Training) -> Check {
     let ratio = cold_ratio(training);
-    check(
+    Check::of(
         format!("the cold epoch takes each byte from S3 once (at most {COLD_RATIO_BAR}, footers apart)"),
         format!("{ratio:.4}"),
         (1.0..=COLD_RATIO_BAR).contains(&ratio),
@@ -62,22 +49,22 @@ fn warm_without_s3(training: &Training) -> Check {
     let requests: u64 =
         training.warm().iter().map(|epoch| epoch.s3_requests + epoch.s3_footer_requests).sum();
     let passed = requests == 0 && !training.warm().is_empty();
-    check("warm epochs send no request to S3", format!("{requests} requests"), passed)
+    Check::of("warm epochs send no request to S3", format!("{requests} requests"), passed)
 }
 
 fn warm_without_decoding(training: &Training) -> Check {
     let bytes: u64 = training.warm().iter().map(|epoch| epoch.parquet_bytes_decoded).sum();
     let passed = bytes == 0 && !training.warm().is_empty();
-    check("warm epochs decode no Parquet", format!("{bytes} bytes"), passed)
+    Check::of("warm epochs decode no Parquet", format!("{bytes} bytes"), passed)
 }
 
-fn same_parameters(options: &Options, training: &Training) -> Check {
+fn same_parameters(options: &DemoOptions, training: &Training) -> Check {
     let hashes = &training.parameter_hashes;
     let passed = hashes.len() == options.nproc as usize && hashes.windows(2).all(|pair| pair[0] == pair[1]);
-    check("all ranks end with the same parameters", hashes.join(" "), passed)
+    Check::of("all ranks end with the same parameters", hashes.join(" "), passed)
 }
 
-fn same_order(options: &Options, outcome: &Outcome) -> Check {
+fn same_order(options: &DemoOptions, outcome: &Outcome) -> Check {
     let (trained, alone) = (&outcome.training.epochs, &outcome.reread.epochs);
     let equal = trained.len() == alone.len()
         && trained
@@ -93,13 +80,13 @@ fn same_order(options: &Options, outcome: &Outcome) -> Check {
         let alone = digests(alone.iter().map(|epoch| epoch.order_digest.as_str()).collect());
         format!("{trained} against {alone}")
     };
-    check(format!("{} ranks and 1 rank see the same order (digests)", options.nproc), measured, passed)
+    Check::of(format!("{} ranks and 1 rank see the same order (digests)", options.nproc), measured, passed)
 }
 
 fn reread_without_s3(outcome: &Outcome) -> Check {
     let bytes = outcome.passed_reread.object_bytes;
     let measured = format!("{bytes} bytes of objects passed the proxy");
-    check("reading the epochs once more takes nothing from S3", measured, bytes == 0)
+    Check::of("reading the epochs once more takes nothing from S3", measured, bytes == 0)
 }
 
 /// The proxy counts by itself; what the cache says of itself must agree.
@@ -107,7 +94,7 @@ fn counted_alike(outcome: &Outcome) -> Check {
     let (served, passed) = (&outcome.served, &outcome.passed);
     let requests = served.s3_requests + served.s3_footer_requests + served.s3_retries;
     let bytes = served.s3_bytes + served.s3_footer_bytes;
-    check(
+    Check::of(
         "the cache's count of S3 requests and bytes is the proxy's",
         format!("{requests} and {bytes}, {} and {}", passed.requests, passed.object_bytes),
         requests == passed.requests && bytes == passed.object_bytes,
@@ -118,23 +105,25 @@ fn counted_alike(outcome: &Outcome) -> Check {
 pub(super) mod tests {
     use clap::Parser;
 
-    use super::super::figures::{Counters, Reread, RereadEpoch, tests::training};
+    use super::super::figures::{NodeCounters, tests::training};
     use super::*;
+    use crate::harness::answers::{EpochReport, EpochsReport};
     use crate::harness::slow::Passed;
 
-    pub(crate) fn options() -> Options {
-        Options::parse_from(["forebay-demo", "--epochs", "2"])
+    pub(crate) fn options() -> DemoOptions {
+        DemoOptions::parse_from(["forebay-demo", "--epochs", "2"])
     }
 
     pub(crate) fn outcome() -> Outcome {
         let training = training();
-        let alone = |epoch: &Epoch| RereadEpoch {
+        let alone = |epoch: &TrainedEpoch| EpochReport {
             epoch: epoch.epoch,
             samples: epoch.samples,
             order_digest: epoch.order_digest.clone(),
+            ..Default::default()
         };
-        let reread = Reread { epochs: training.epochs.iter().map(alone).collect() };
-        let served = Counters {
+        let reread = EpochsReport { epochs: training.epochs.iter().map(alone).collect() };
+        let served = NodeCounters {
             s3_requests: 28,
             s3_bytes: 12_000_000,
             s3_footer_requests: 12,
@@ -158,7 +147,7 @@ pub(super) mod tests {
     fn failed(change: impl FnOnce(&mut Outcome)) -> Vec<String> {
         let mut outcome = outcome();
         change(&mut outcome);
-        all(&options(), &outcome).into_iter().filter(|check| !check.passed).map(|check| check.claim).collect()
+        all(&options(), &outcome).into_iter().filter(Check::is_broken).map(|check| check.claim).collect()
     }
 
     #[test]

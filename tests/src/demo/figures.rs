@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 /// The report of `forebay-train`.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub(super) struct Training {
-    pub(super) epochs: Vec<Epoch>,
+    pub(super) epochs: Vec<TrainedEpoch>,
     pub(super) test_accuracy: f64,
     /// One hash of all parameters per rank, after the last step.
     pub(super) parameter_hashes: Vec<String>,
@@ -16,7 +16,7 @@ pub(super) struct Training {
 
 /// One epoch of training, all ranks together. The S3 figures are those of the cache node.
 #[derive(Clone, Debug, Deserialize, Serialize)]
-pub(super) struct Epoch {
+pub(super) struct TrainedEpoch {
     pub(super) epoch: u64,
     /// Where the bytes came from, in the trainer's words.
     pub(super) source: String,
@@ -39,29 +39,15 @@ pub(super) struct Epoch {
     pub(super) loss: f64,
 }
 
-/// What one rank saw when it read the same epochs: `forebay epoch --json`.
-#[derive(Clone, Debug, Deserialize, Serialize)]
-pub(super) struct Reread {
-    pub(super) epochs: Vec<RereadEpoch>,
-}
-
-/// One epoch of a [`Reread`].
-#[derive(Clone, Debug, Deserialize, Serialize)]
-pub(super) struct RereadEpoch {
-    pub(super) epoch: u64,
-    pub(super) samples: u64,
-    pub(super) order_digest: String,
-}
-
 /// `forebay status --json`.
 #[derive(Clone, Debug, Deserialize)]
 pub(super) struct Status {
-    pub(super) counters: Counters,
+    pub(super) counters: NodeCounters,
 }
 
 /// What the cache node has counted since it started.
 #[derive(Clone, Copy, Debug, Deserialize, Serialize)]
-pub(super) struct Counters {
+pub(super) struct NodeCounters {
     pub(super) s3_requests: u64,
     pub(super) s3_bytes: u64,
     pub(super) s3_footer_requests: u64,
@@ -71,7 +57,7 @@ pub(super) struct Counters {
 
 impl Training {
     /// All epochs but the first.
-    pub(super) fn warm(&self) -> &[Epoch] {
+    pub(super) fn warm(&self) -> &[TrainedEpoch] {
         self.epochs.get(1..).unwrap_or_default()
     }
 }
@@ -81,7 +67,7 @@ pub(super) mod tests {
     use super::*;
 
     pub(crate) fn training() -> Training {
-        let cold = Epoch {
+        let cold = TrainedEpoch {
             epoch: 0,
             source: "S3".into(),
             seconds: 20.0,
@@ -99,7 +85,7 @@ pub(super) mod tests {
             order_digest: "aa00".into(),
             loss: 0.25,
         };
-        let warm = Epoch {
+        let warm = TrainedEpoch {
             epoch: 1,
             source: "cache".into(),
             seconds: 16.0,

@@ -3,10 +3,11 @@
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use serde::de::DeserializeOwned;
+use anyhow::Context;
 
-use super::Options;
-use super::figures::{Counters, Reread, Status, Training};
+use super::DemoOptions;
+use super::figures::{NodeCounters, Status, Training};
+use crate::harness::answers::EpochsReport;
 use crate::harness::mnist;
 use crate::harness::process::{Run, Server, ServerOptions};
 use crate::harness::s3::S3Server;
@@ -18,9 +19,9 @@ const CACHE_BYTES: &str = "2147483648";
 /// Everything that was measured.
 pub(super) struct Outcome {
     pub(super) training: Training,
-    pub(super) reread: Reread,
+    pub(super) reread: EpochsReport,
     /// What the cache node counted from its start to the end of training.
-    pub(super) served: Counters,
+    pub(super) served: NodeCounters,
     /// What the proxy before S3 counted in the same time, by itself.
     pub(super) passed: Passed,
     /// What the proxy counted while one rank read the epochs again.
@@ -32,13 +33,12 @@ pub(super) struct Outcome {
 }
 
 /// Runs everything; an error names the part that failed.
-pub(super) fn run(options: &Options) -> Result<Outcome, String> {
+pub(super) fn run(options: &DemoOptions) -> anyhow::Result<Outcome> {
     let start = Instant::now();
     let folder = fresh(&options.folder)?;
     let s3 = S3Server::start();
     let proxy = SlowProxy::start(&s3.endpoint, Slowness::remote_s3());
-    let dataset_bytes =
-        mnist::upload(&s3).map_err(|error| format!("read {}: {error}", mnist::folder().display()))?;
+    let dataset_bytes = mnist::upload(&s3).with_context(|| format!("read {}", mnist::folder().display()))?;
     let megabytes = dataset_bytes as f64 / 1e6;
     println!("S3      {} (30 ms to the first byte, 90 MB/s per connection)", proxy.endpoint);
     println!("        {megabytes:.1} MB of MNIST as Parquet in {}", s3.uri("mnist/"));
@@ -56,12 +56,12 @@ pub(super) fn run(options: &Options) -> Result<Outcome, String> {
 }
 
 fn measure(
-    options: &Options,
+    options: &DemoOptions,
     s3: &S3Server,
     proxy: &SlowProxy,
     server: &Server,
     folder: &Path,
-) -> Result<(Training, Reread, Counters, Passed, Passed), String> {
+) -> anyhow::Result<(Training, EpochsReport, NodeCounters, Passed, Passed)> {
     println!("train   {} ranks, {} epochs, global batch {}", options.nproc, options.epochs(), options.batch);
     let training = train(options, s3, server, folder)?;
     let passed = proxy.passed();
@@ -71,7 +71,7 @@ fn measure(
     Ok((training, reread, served, passed, proxy.passed().since(&passed)))
 }
 
-fn train(options: &Options, s3: &S3Server, server: &Server, folder: &Path) -> Result<Training, String> {
+fn train(options: &DemoOptions, s3: &S3Server, server: &Server, folder: &Path) -> anyhow::Result<Training> {
     let report = folder.join("training.json");
     let ended = Run::find("forebay-train")?
         .args(["--endpoint", &server.endpoint])
@@ -84,45 +84,39 @@ fn train(options: &Options, s3: &S3Server, server: &Server, folder: &Path) -> Re
         .limit(options.patience())
         .show_progress()
         .try_end()?;
-    if ended.code != Some(0) {
-        return Err(format!("forebay-train ended with {:?}; the cache's log:\n{}", ended.code, server.log()));
-    }
-    let text = std::fs::read(&report).map_err(|error| format!("read {}: {error}", report.display()))?;
-    parse("forebay-train", &text)
+    let (code, log) = (ended.code, server.log());
+    anyhow::ensure!(code == Some(0), "forebay-train ended with {code:?}; the cache's log:\n{log}");
+    let text = std::fs::read(&report).with_context(|| format!("read {}", report.display()))?;
+    serde_json::from_slice(&text).with_context(|| format!("read {}", report.display()))
 }
 
-fn reread(options: &Options, s3: &S3Server, server: &Server) -> Result<Reread, String> {
-    let ended = Run::find("forebay")?
-        .args(["epoch", &s3.uri("mnist/train/"), "--endpoint", &server.endpoint, "--json", "--world", "1"])
+fn reread(options: &DemoOptions, s3: &S3Server, server: &Server) -> anyhow::Result<EpochsReport> {
+    Run::find("forebay")?
+        .args(["epoch", &s3.uri("mnist/train/"), "--endpoint", &server.endpoint, "--world", "1"])
         .args(["--batch", &options.batch.to_string(), "--epochs", &options.epochs().to_string()])
         .args(["--seed", &options.seed.to_string(), "--window", &options.window.to_string()])
         .limit(Duration::from_secs(300))
-        .try_end()?;
-    parse("forebay epoch", &ended.success("forebay epoch")?)
+        .json()
 }
 
-fn status(server: &Server) -> Result<Status, String> {
-    let ended = Run::find("forebay")?.args(["status", "--json", "--endpoint", &server.endpoint]).try_end()?;
-    parse("forebay status", &ended.success("forebay status")?)
-}
-
-fn parse<T: DeserializeOwned>(name: &str, json: &[u8]) -> Result<T, String> {
-    serde_json::from_slice(json).map_err(|error| {
-        format!("what {name} reports is not what was expected: {error}: {}", String::from_utf8_lossy(json))
-    })
+fn status(server: &Server) -> anyhow::Result<Status> {
+    Run::find("forebay")?.args(["status", "--endpoint", &server.endpoint]).json()
 }
 
 /// The folder, absolute, with nothing of an earlier run in it.
-fn fresh(folder: &Path) -> Result<PathBuf, String> {
-    let fail = |error: std::io::Error| format!("prepare {}: {error}", folder.display());
-    std::fs::create_dir_all(folder).map_err(fail)?;
-    let folder = folder.canonicalize().map_err(fail)?;
+fn fresh(folder: &Path) -> anyhow::Result<PathBuf> {
+    emptied(folder).with_context(|| format!("prepare {}", folder.display()))
+}
+
+fn emptied(folder: &Path) -> std::io::Result<PathBuf> {
+    std::fs::create_dir_all(folder)?;
+    let folder = folder.canonicalize()?;
     for name in ["cache", "server.log", "training.json", "report.json", "report.html"] {
         let path = folder.join(name);
         let removed =
             if path.is_dir() { std::fs::remove_dir_all(&path) } else { std::fs::remove_file(&path) };
         match removed {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(fail(error)),
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
             _ => {}
         }
     }

@@ -2,16 +2,17 @@
 
 mod chart;
 
-use super::Options;
-use super::checks::{self, Check};
+use super::DemoOptions;
+use super::checks;
 use super::job::Outcome;
 use super::table::{self, megabytes};
+use crate::harness::check::Check;
 use crate::harness::report;
 
 const STYLE: &str = include_str!("page/style.css");
 
 /// The whole page.
-pub(super) fn html(options: &Options, outcome: &Outcome, checks: &[Check]) -> String {
+pub(super) fn html(options: &DemoOptions, outcome: &Outcome, checks: &[Check]) -> String {
     let form = if options.short { " (short form)" } else { "" };
     format!(
         "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
@@ -45,7 +46,7 @@ fn story(outcome: &Outcome) -> String {
 fn tiles(outcome: &Outcome) -> String {
     let training = &outcome.training;
     let requests: u64 = training.warm().iter().map(|epoch| epoch.s3_requests).sum();
-    let wait = |epoch: &super::figures::Epoch| format!("{:.1} %", 100.0 * epoch.data_wait_share);
+    let wait = |epoch: &super::figures::TrainedEpoch| format!("{:.1} %", 100.0 * epoch.data_wait_share);
     let waits = (training.epochs.first().map(wait), training.epochs.last().map(wait));
     let tile = |value: String, label: &str| {
         format!("<div class=\"tile\"><b>{value}</b><span>{label}</span></div>\n")
@@ -88,9 +89,10 @@ fn epochs(outcome: &Outcome) -> String {
 
 fn check_list(checks: &[Check]) -> String {
     let item = |check: &Check| {
-        let (class, word) = if check.passed { ("pass", "PASS") } else { ("fail", "FAIL") };
+        let word = check.verdict();
         format!(
-            "<li><span class=\"{class}\">{word}</span><span>{}<small>{}</small></span></li>\n",
+            "<li><span class=\"{}\">{word}</span><span>{}<small>{}</small></span></li>\n",
+            word.to_lowercase(),
             escaped(&check.claim),
             escaped(&check.measured)
         )
@@ -98,7 +100,7 @@ fn check_list(checks: &[Check]) -> String {
     format!("<ul class=\"checks\">\n{}</ul>\n", checks.iter().map(item).collect::<String>())
 }
 
-fn footer(options: &Options, outcome: &Outcome) -> String {
+fn footer(options: &DemoOptions, outcome: &Outcome) -> String {
     format!(
         "<p>{} epochs, {} ranks, global batch {}, {} steps per epoch, seed {}, windows of {} segments; {:.0} s in all. Commit {}. {}.</p>\n",
         options.epochs(),
@@ -127,7 +129,7 @@ mod tests {
         let mut outcome = outcome();
         outcome.training.epochs[0].source = "<S3>".into();
         let mut checks = checks::all(&options(), &outcome);
-        checks[0].passed = false;
+        checks[0].passed = Some(false);
         let page = html(&options(), &outcome, &checks);
         assert!(page.starts_with("<!doctype html>") && page.ends_with("</html>\n"));
         assert!(page.contains("&lt;S3&gt;") && !page.contains("<S3>"));

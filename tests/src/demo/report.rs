@@ -2,32 +2,31 @@
 
 use serde_json::{Value, json};
 
-use super::Options;
-use super::checks::{self, Check};
+use super::DemoOptions;
+use super::checks;
+use super::figures::TrainedEpoch;
 use super::job::Outcome;
-use crate::harness::report::{commit, machine};
+use crate::harness::check::Check;
+use crate::harness::report::{self, Row};
 
 /// The whole report.
-pub(super) fn json(options: &Options, outcome: &Outcome, checks: &[Check]) -> Value {
+pub(super) fn json(options: &DemoOptions, outcome: &Outcome, checks: &[Check]) -> Value {
     let training = &outcome.training;
-    json!({
-        "name": "demo",
-        "commit": commit(),
-        "machine": machine(),
-        "settings": {
-            "short": options.short,
-            "epochs": options.epochs(),
-            "nproc": options.nproc,
-            "batch": options.batch,
-            "seed": options.seed,
-            "window": options.window,
-            "s3_first_byte_ms": 30,
-            "s3_connection_mb_s": 90,
-            "test_accuracy_bar": options.accuracy_bar(),
-        },
-        "rows": rows(outcome),
+    let settings = json!({
+        "short": options.short,
+        "epochs": options.epochs(),
+        "nproc": options.nproc,
+        "batch": options.batch,
+        "seed": options.seed,
+        "window": options.window,
+        "s3_first_byte_ms": 30,
+        "s3_connection_mb_s": 90,
+        "test_accuracy_bar": options.accuracy_bar(),
+    });
+    let mut report = report::json("demo", settings, &rows(outcome));
+    let further = json!({
         "checks": checks,
-        "passed": checks.iter().all(|check| check.passed),
+        "passed": !checks.iter().any(Check::is_broken),
         "seconds": outcome.seconds,
         "test_accuracy": training.test_accuracy,
         "parameter_hashes": training.parameter_hashes,
@@ -45,21 +44,22 @@ pub(super) fn json(options: &Options, outcome: &Outcome, checks: &[Check]) -> Va
             "reread_requests": outcome.passed_reread.requests,
             "reread_object_bytes": outcome.passed_reread.object_bytes,
         },
-    })
+    });
+    if let (Value::Object(report), Value::Object(further)) = (&mut report, further) {
+        report.extend(further);
+    }
+    report
 }
 
-fn rows(outcome: &Outcome) -> Vec<Value> {
+fn rows(outcome: &Outcome) -> Vec<Row> {
     let training = &outcome.training;
-    let row = |name: &str, value: f64, unit: &str| json!({"name": name, "value": value, "unit": unit});
+    let row = |name: &str, value: f64, unit| Row::of(name, unit, &[value]);
+    let sum = |of: fn(&TrainedEpoch) -> u64| training.warm().iter().map(of).sum::<u64>() as f64;
     let mut rows = vec![
         row("test_accuracy", training.test_accuracy, "share"),
         row("cold_s3_bytes_per_projected_byte", checks::cold_ratio(training), "ratio"),
-        row("warm_s3_requests", training.warm().iter().map(|e| e.s3_requests as f64).sum(), "requests"),
-        row(
-            "warm_parquet_bytes_decoded",
-            training.warm().iter().map(|e| e.parquet_bytes_decoded as f64).sum(),
-            "bytes",
-        ),
+        row("warm_s3_requests", sum(|epoch| epoch.s3_requests), "requests"),
+        row("warm_parquet_bytes_decoded", sum(|epoch| epoch.parquet_bytes_decoded), "bytes"),
     ];
     for epoch in &training.epochs {
         rows.push(row(&format!("epoch_{}_samples_per_s", epoch.epoch), epoch.samples_per_s, "samples/s"));

@@ -1,8 +1,8 @@
 //! The tables for people on the terminal.
 
-use super::checks::Check;
-use super::figures::Epoch;
+use super::figures::TrainedEpoch;
 use super::job::Outcome;
+use crate::harness::check::Check;
 
 /// The columns of the table of epochs; the first is flush left, as is the last.
 pub(super) const HEADER: [&str; 10] = [
@@ -19,7 +19,7 @@ pub(super) const HEADER: [&str; 10] = [
 ];
 
 /// One row of the table of epochs; people count epochs from 1.
-pub(super) fn cells(epoch: &Epoch) -> [String; 10] {
+pub(super) fn cells(epoch: &TrainedEpoch) -> [String; 10] {
     [
         (epoch.epoch + 1).to_string(),
         epoch.source.clone(),
@@ -60,10 +60,7 @@ pub(super) fn epochs(outcome: &Outcome) -> String {
 
 /// One line per check.
 pub(super) fn checks(checks: &[Check]) -> String {
-    let line = |check: &Check| {
-        format!("{}  {}: {}\n", if check.passed { "PASS" } else { "FAIL" }, check.claim, check.measured)
-    };
-    checks.iter().map(line).collect()
+    checks.iter().map(|check| format!("{check}\n")).collect()
 }
 
 /// `10.61`, in units of 10^6 bytes; `0` for none.

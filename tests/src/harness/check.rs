@@ -1,8 +1,10 @@
 //! What a measurement has found: its figures, and its promises with what came of them.
 
 use crate::harness::report::Row;
+use serde::Serialize;
+use std::fmt;
 
-/// What a part has found.
+/// What a measurement has found.
 #[derive(Debug, Default)]
 pub struct Findings {
     /// The figures.
@@ -12,12 +14,14 @@ pub struct Findings {
 }
 
 /// A promise and whether it was kept.
-#[derive(Debug)]
+#[derive(Clone, Debug, Serialize)]
 pub struct Check {
+    /// What was promised; what came of it too, unless that stands in `measured`.
+    pub claim: String,
+    /// What came of it.
+    pub measured: String,
     /// Whether it was kept; `None`: it cannot be tried here.
     pub passed: Option<bool>,
-    /// What was promised and what came of it.
-    pub text: String,
 }
 
 impl Findings {
@@ -28,18 +32,21 @@ impl Findings {
 
     /// Adds a promise.
     pub fn check(&mut self, passed: bool, text: impl Into<String>) {
-        self.checks.push(Check { passed: Some(passed), text: text.into() });
+        self.checks.push(Check::of(text, "", passed));
     }
 
     /// Adds a promise that cannot be tried here.
     pub fn skip(&mut self, text: impl Into<String>) {
-        self.checks.push(Check { passed: None, text: text.into() });
+        self.checks.push(Check { passed: None, ..Check::of(text, "", true) });
     }
 
     /// The promises that were broken, a line each.
     pub fn broken(&self) -> String {
-        let broken = self.checks.iter().filter(|check| check.passed == Some(false));
-        broken.map(|check| format!("{}\n", check.text)).collect()
+        self.checks
+            .iter()
+            .filter(|check| check.is_broken())
+            .map(|check| format!("{}\n", check.claim))
+            .collect()
     }
 
     /// Adds what another part has found.
@@ -49,12 +56,30 @@ impl Findings {
     }
 }
 
-/// A check as people read it.
-pub fn line(check: &Check) -> String {
-    let verdict = match check.passed {
-        Some(true) => "PASS",
-        Some(false) => "FAIL",
-        None => "SKIPPED",
-    };
-    format!("{verdict} {}", check.text)
+impl Check {
+    /// A promise that was tried.
+    pub fn of(claim: impl Into<String>, measured: impl Into<String>, passed: bool) -> Self {
+        Self { claim: claim.into(), measured: measured.into(), passed: Some(passed) }
+    }
+
+    /// Whether it was tried and not kept.
+    pub fn is_broken(&self) -> bool {
+        self.passed == Some(false)
+    }
+
+    /// Whether it was kept, in one word.
+    pub fn verdict(&self) -> &'static str {
+        match self.passed {
+            Some(true) => "PASS",
+            Some(false) => "FAIL",
+            None => "SKIPPED",
+        }
+    }
+}
+
+impl fmt::Display for Check {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let colon = if self.measured.is_empty() { "" } else { ": " };
+        write!(f, "{}  {}{colon}{}", self.verdict(), self.claim, self.measured)
+    }
 }

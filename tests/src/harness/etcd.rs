@@ -2,7 +2,9 @@
 //!
 //! A member keeps its data directory and ports for as long as the [`Etcd`] lives, so a restart finds what was there.
 
-use crate::harness::process::{free_addresses, run, tie};
+use crate::harness::ports::free_addresses;
+use crate::harness::process::{run, tie};
+use anyhow::Context;
 use rustix::process::Signal;
 use std::fs::File;
 use std::io::{Read, Write};
@@ -35,16 +37,13 @@ impl Etcd {
     /// # Panics
     /// If that fails; the message says how to install etcd if it is missing.
     pub fn start(count: usize) -> Self {
-        match Self::try_start(count) {
-            Ok(etcd) => etcd,
-            Err(message) => panic!("{message}"),
-        }
+        Self::try_start(count).unwrap_or_else(|error| panic!("{error:#}"))
     }
 
     /// Like [`start`](Self::start), for callers that are not tests.
-    pub fn try_start(count: usize) -> Result<Self, String> {
-        let folder = tempfile::tempdir().map_err(|error| format!("make a temporary folder: {error}"))?;
-        let addresses = free_addresses(2 * count).map_err(|error| format!("find free ports: {error}"))?;
+    pub fn try_start(count: usize) -> anyhow::Result<Self> {
+        let folder = tempfile::tempdir().context("make a temporary folder")?;
+        let addresses = free_addresses(2 * count)?;
         let (clients, peers) = addresses.split_at(count);
         let cluster: Vec<String> = (0..count).map(|i| format!("m{i}=http://{}", peers[i])).collect();
         let member = |i: usize| Member {
@@ -93,7 +92,7 @@ impl Etcd {
     }
 
     /// Starts the members that do not run, on what they had, and waits until they answer.
-    pub fn restart(&mut self) -> Result<(), String> {
+    pub fn restart(&mut self) -> anyhow::Result<()> {
         for member in self.members.iter_mut().filter(|member| member.child.is_none()) {
             member.spawn()?;
         }
@@ -101,9 +100,9 @@ impl Etcd {
     }
 
     /// Starts the members that do not run, on nothing: what was in etcd is lost.
-    pub fn restart_empty(&mut self) -> Result<(), String> {
+    pub fn restart_empty(&mut self) -> anyhow::Result<()> {
         for member in self.members.iter().filter(|member| member.child.is_none()) {
-            std::fs::remove_dir_all(&member.folder).map_err(|error| format!("empty etcd: {error}"))?;
+            std::fs::remove_dir_all(&member.folder).context("empty etcd")?;
         }
         self.restart()
     }
@@ -127,12 +126,12 @@ impl Etcd {
     }
 
     /// Waits until those that answer know who leads.
-    pub fn wait_for_leader(&self) -> Result<usize, String> {
+    pub fn wait_for_leader(&self) -> anyhow::Result<usize> {
         let deadline = Instant::now() + PATIENCE;
         loop {
             match self.leader() {
                 Some(leader) => return Ok(leader),
-                None if Instant::now() > deadline => return Err(format!("no leader after {PATIENCE:?}")),
+                None if Instant::now() > deadline => anyhow::bail!("no leader after {PATIENCE:?}"),
                 None => std::thread::sleep(Duration::from_millis(50)),
             }
         }
@@ -144,15 +143,13 @@ impl Etcd {
         }
     }
 
-    fn wait_until_healthy(&self) -> Result<(), String> {
+    fn wait_until_healthy(&self) -> anyhow::Result<()> {
         let deadline = Instant::now() + PATIENCE;
         let healthy = |member: &Member| {
             ask(&member.client, "GET", "/health").is_some_and(|answer| answer.contains("\"true\""))
         };
         while !self.members.iter().filter(|member| member.child.is_some()).all(healthy) {
-            if Instant::now() > deadline {
-                return Err(format!("etcd is not healthy after {PATIENCE:?}"));
-            }
+            anyhow::ensure!(Instant::now() <= deadline, "etcd is not healthy after {PATIENCE:?}");
             std::thread::sleep(Duration::from_millis(50));
         }
         Ok(())
@@ -166,7 +163,7 @@ impl Drop for Etcd {
 }
 
 impl Member {
-    fn spawn(&mut self) -> Result<(), String> {
+    fn spawn(&mut self) -> anyhow::Result<()> {
         let mut command = Command::new("etcd");
         run::scrub(&mut command);
         tie::tie(&mut command);
@@ -174,13 +171,10 @@ impl Member {
         command.args(["--listen-client-urls", &self.client, "--advertise-client-urls", &self.client]);
         command.args(["--listen-peer-urls", &self.peer, "--initial-advertise-peer-urls", &self.peer]);
         command.args(["--initial-cluster", &self.cluster, "--logger", "zap", "--log-level", "warn"]);
-        let log = File::create(self.folder.with_extension("log"))
-            .map_err(|error| format!("make etcd's log: {error}"))?;
+        let log = File::create(self.folder.with_extension("log")).context("make etcd's log")?;
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
-        let child = command.spawn().map_err(|error| {
-            format!("cannot start etcd: {error}: install it (Debian: etcd-server), or run `scripts/setup.sh tests`")
-        })?;
-        self.child = Some(child);
+        let missing = "cannot start etcd: install it (Debian: etcd-server), or run `scripts/setup.sh tests`";
+        self.child = Some(command.spawn().context(missing)?);
         Ok(())
     }
 

@@ -13,7 +13,7 @@ use hyper::body::{Body, Frame, SizeHint};
 use hyper::header::{CONTENT_LENGTH, CONTENT_TYPE};
 use hyper::{Response, StatusCode};
 
-use crate::harness::s3::Seen;
+use crate::harness::s3::SeenRequest;
 use crate::harness::serve::{BoxError, ResponseBody};
 
 /// What goes wrong with one request.
@@ -34,7 +34,7 @@ pub enum Fault {
 }
 
 /// Decides the fault of each request.
-pub type Plan = Box<dyn FnMut(&Seen) -> Option<Fault> + Send>;
+pub type Plan = Box<dyn FnMut(&SeenRequest) -> Option<Fault> + Send>;
 
 /// The first `n` GETs of objects fail so, the others succeed.
 pub fn first(n: usize, fault: Fault) -> Plan {
@@ -48,43 +48,14 @@ pub fn first(n: usize, fault: Fault) -> Plan {
 
 /// This share (0 to 1) of all requests fails so.
 pub fn share(probability: f64, seed: u64, fault: Fault) -> Plan {
-    let mut dice = Dice::new(seed);
-    Box::new(move |_| (dice.roll() < probability).then_some(fault))
+    let mut dice = fastrand::Rng::with_seed(seed);
+    Box::new(move |_| (dice.f64() < probability).then_some(fault))
 }
 
 /// Every request fails so until `duration` has passed since now.
 pub fn lasting(duration: Duration, fault: Fault) -> Plan {
     let end = Instant::now() + duration;
     Box::new(move |_| (Instant::now() < end).then_some(fault))
-}
-
-/// SplitMix64 (Steele, Lea, Flood 2014): the seed says which numbers come.
-pub struct Dice(u64);
-
-impl Dice {
-    /// Dice that throw the same numbers for the same seed.
-    pub fn new(seed: u64) -> Self {
-        Self(seed)
-    }
-
-    /// Any number.
-    pub fn word(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        z ^ (z >> 31)
-    }
-
-    /// A number below `n`, which is not 0.
-    pub fn below(&mut self, n: u64) -> u64 {
-        self.word() % n
-    }
-
-    /// A number in `0.0..1.0`.
-    pub fn roll(&mut self) -> f64 {
-        (self.word() >> 11) as f64 / (1u64 << 53) as f64
-    }
 }
 
 /// The error document that S3 sends.

@@ -1,19 +1,20 @@
 //! The one form of all benchmark reports: rows with a value and, where there is one, the floor taken in the same run.
 
 pub use forebay_client::origin::{commit, machine};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
+use std::borrow::Cow;
 use std::path::Path;
 
 /// One figure: the median of `n` runs.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Row {
     /// Its name; names are literal, programs look for them.
     pub name: String,
     /// The median.
     pub value: f64,
     /// Its unit.
-    pub unit: &'static str,
+    pub unit: Cow<'static, str>,
     /// How many runs.
     pub n: usize,
     /// The least and the greatest.
@@ -26,10 +27,10 @@ pub struct Row {
 }
 
 /// What a figure would be if nothing were in the way, taken in the same run.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Floor {
     /// In words.
-    pub floor: &'static str,
+    pub floor: Cow<'static, str>,
     /// In the figure's unit.
     pub floor_value: f64,
     /// The figure over the floor.
@@ -46,7 +47,7 @@ impl Row {
         Self {
             name: name.into(),
             value: at(last.div_ceil(2)),
-            unit,
+            unit: unit.into(),
             n: runs.len(),
             min: at(0),
             max: at(last),
@@ -57,15 +58,19 @@ impl Row {
     /// The same figure with the floor under it.
     pub fn against(self, floor: &'static str, floor_value: f64) -> Self {
         let ratio = self.value / floor_value;
-        Self { floor: Some(Floor { floor, floor_value, ratio }), ..self }
+        Self { floor: Some(Floor { floor: floor.into(), floor_value, ratio }), ..self }
     }
 }
 
-/// Writes `target/bench/NAME.json`, prints the rows.
+/// A report: who measured what, where, with which settings.
+pub fn json(name: &str, settings: Value, rows: &[Row]) -> Value {
+    json!({"name": name, "commit": commit(), "machine": machine(), "settings": settings, "rows": rows})
+}
+
+/// Writes the report to `FOLDER/NAME.json`, prints the rows.
 pub fn write(folder: &Path, name: &str, settings: Value, rows: &[Row]) -> std::io::Result<()> {
     std::fs::create_dir_all(folder)?;
-    let report =
-        json!({"name": name, "commit": commit(), "machine": machine(), "settings": settings, "rows": rows});
+    let report = json(name, settings, rows);
     let path = folder.join(format!("{name}.json"));
     std::fs::write(&path, format!("{report:#}\n"))?;
     let width = rows.iter().map(|r| r.name.len()).max().unwrap_or(0);

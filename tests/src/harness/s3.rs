@@ -18,7 +18,7 @@ use bytes::Bytes;
 use s3s::auth::SimpleAuth;
 use s3s::service::S3ServiceBuilder;
 
-pub use edge::Seen;
+pub use edge::SeenRequest;
 pub use objects::Objects;
 
 use crate::harness::fault::{Fault, Plan};
@@ -97,7 +97,7 @@ impl S3Server {
         let (objects, bucket, key) = (self.objects(), self.bucket.clone(), key.to_owned());
         let mut data = Some(data.into());
         let mut count = 0;
-        self.inject(Box::new(move |seen: &Seen| -> Option<Fault> {
+        self.inject(Box::new(move |seen: &SeenRequest| -> Option<Fault> {
             if seen.is_object_get() && seen.key == key {
                 count += 1;
                 if count == nth
@@ -116,12 +116,12 @@ impl S3Server {
     }
 
     /// Every request answered so far, in the order of the answers.
-    pub fn log(&self) -> Vec<Seen> {
+    pub fn log(&self) -> Vec<SeenRequest> {
         self.edge.log()
     }
 
     /// The log since the last call, which empties it.
-    pub fn take_log(&self) -> Vec<Seen> {
+    pub fn take_log(&self) -> Vec<SeenRequest> {
         self.edge.take_log()
     }
 }

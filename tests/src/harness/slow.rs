@@ -15,6 +15,7 @@ use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use fastrand::Rng;
 use http_body_util::BodyExt;
 use hyper::body::{Body, Frame, Incoming, SizeHint};
 use hyper::{Method, Request, Response, StatusCode, Uri};
@@ -23,7 +24,7 @@ use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
 use tokio::time::Sleep;
 
-use crate::harness::fault::{self, Dice};
+use crate::harness::fault;
 use crate::harness::s3::locked;
 use crate::harness::serve::{BoxError, Handler, ResponseBody, Serving};
 
@@ -106,7 +107,7 @@ impl SlowProxy {
             client: Client::builder(TokioExecutor::new()).http1_max_buf_size(1 << 20).build(connector),
             slowness: Mutex::new(slowness),
             total: Arc::default(),
-            dice: Mutex::new(Dice::new(42)),
+            dice: Mutex::new(Rng::with_seed(42)),
             passed: Arc::default(),
         });
         let shared = inner.clone();
@@ -131,8 +132,8 @@ struct Inner {
     client: Client<HttpConnector, Incoming>,
     slowness: Mutex<Slowness>,
     total: Arc<Pace>,
-    dice: Mutex<Dice>,
-    passed: Arc<Counters>,
+    dice: Mutex<Rng>,
+    passed: Arc<PassedCounters>,
 }
 
 impl Inner {
@@ -150,7 +151,7 @@ impl Inner {
         let is_object = is_object_get(&request);
         self.passed.requests.fetch_add(1, Ordering::Relaxed);
         self.passed.object_gets.fetch_add(u64::from(is_object), Ordering::Relaxed);
-        if locked(&self.dice).roll() < slowness.slow_down {
+        if locked(&self.dice).f64() < slowness.slow_down {
             self.passed.slow_downs.fetch_add(1, Ordering::Relaxed);
             return fault::slow_down();
         }
@@ -164,7 +165,7 @@ impl Inner {
             Err(error) => return bad_gateway(&error.to_string()),
         };
         tokio::time::sleep_until((start + slowness.first_byte).into()).await;
-        let cut = is_object && locked(&self.dice).roll() < slowness.cut;
+        let cut = is_object && locked(&self.dice).f64() < slowness.cut;
         self.passed.cuts.fetch_add(u64::from(cut), Ordering::Relaxed);
         let passed = self.passed.clone();
         let total = self.total.clone();
@@ -205,7 +206,7 @@ struct PacedBody {
     rest: Bytes,
     limits: Vec<(Arc<Pace>, f64)>,
     sleep: Option<(Pin<Box<Sleep>>, Bytes)>,
-    passed: Arc<Counters>,
+    passed: Arc<PassedCounters>,
     counts_as_object: bool,
 }
 
@@ -263,7 +264,7 @@ impl Body for PacedBody {
 }
 
 #[derive(Default)]
-struct Counters {
+struct PassedCounters {
     requests: AtomicU64,
     object_gets: AtomicU64,
     object_bytes: AtomicU64,
@@ -272,7 +273,7 @@ struct Counters {
     cuts: AtomicU64,
 }
 
-impl Counters {
+impl PassedCounters {
     fn snapshot(&self) -> Passed {
         Passed {
             requests: self.requests.load(Ordering::Relaxed),

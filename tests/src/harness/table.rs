@@ -3,8 +3,7 @@
 //!
 //! Row `r` has `id = r` and three columns `a`, `b`, `c` of 336 bytes each, so that 1,024 rows are almost 1 MiB.
 
-use crate::harness::fault::Dice;
-use crate::harness::s3::{S3Server, Seen};
+use crate::harness::s3::{S3Server, SeenRequest};
 use arrow::array::{ArrayRef, AsArray, FixedSizeBinaryArray, Int64Array, RecordBatch};
 use arrow::datatypes::Int64Type;
 use bytes::Bytes;
@@ -80,7 +79,7 @@ impl Table {
 
     /// Bytes of column data among what the store was asked for. Footers are left out, and so are refusals; a body that
     /// was cut counts as a whole one.
-    pub fn data_bytes(&self, log: &[Seen]) -> u64 {
+    pub fn data_bytes(&self, log: &[SeenRequest]) -> u64 {
         let data = log.iter().filter(|seen| seen.is_object_get() && seen.status < 300).filter(|seen| {
             let end = seen.range_bytes().map(|range| range.end);
             self.footers.get(&seen.key).zip(end).is_some_and(|(footer, end)| end <= *footer)
@@ -89,7 +88,7 @@ impl Table {
     }
 
     /// Bytes of objects among what the store was asked for, their footers included.
-    pub fn object_bytes(&self, log: &[Seen]) -> u64 {
+    pub fn object_bytes(&self, log: &[SeenRequest]) -> u64 {
         let objects = log.iter().filter(|seen| seen.is_object_get() && seen.status < 300);
         objects.filter(|seen| self.footers.contains_key(&seen.key)).map(|seen| seen.bytes).sum()
     }
@@ -138,13 +137,13 @@ fn rows_of(rows: std::ops::Range<u64>, wide: &[&str]) -> anyhow::Result<RecordBa
 
 /// The words of a wide value.
 fn words(row: u64, column: usize) -> impl Iterator<Item = u64> {
-    let base = Dice::new(row * WIDE.len() as u64 + column as u64).word();
+    let base = fastrand::Rng::with_seed(row * WIDE.len() as u64 + column as u64).u64(..);
     (0..WORDS).map(move |k| base.wrapping_add(k.wrapping_mul(0x9E37_79B9_7F4A_7C15)))
 }
 
 /// What a row adds to the sum of an epoch: equal sums, the same rows.
 fn mark(row: u64) -> u64 {
-    Dice::new(!row).word()
+    fastrand::Rng::with_seed(!row).u64(..)
 }
 
 /// What was read, compared with the rule as it came.

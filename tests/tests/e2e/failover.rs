@@ -16,7 +16,7 @@ fn whatever_fails_the_samples_are_the_same() {
     // Digests, errors and epochs count here: how soon it all happens is what `make bench-cluster` measures.
     let short = ["--kills", "2", "--silence-s", "6", "--etcd-down-s", "6", "--slack", "20"];
     let line = ["x", "--only", stages, "--folder", folder].into_iter().chain(short);
-    assert!(cluster::run(&cluster::Options::parse_from(line)).expect("the short benchmark"));
+    assert!(cluster::run(&cluster::ClusterOptions::parse_from(line)).expect("the short benchmark"));
 }
 
 #[test]

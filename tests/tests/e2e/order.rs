@@ -7,8 +7,9 @@ use forebay_client::loader::{Event, Loader, LoaderSettings};
 use forebay_client::{Access, Dataset, DatasetSpec};
 use forebay_proto::digest::OrderDigest;
 use forebay_tests::harness::mnist;
-use forebay_tests::harness::process::{Server, ServerOptions, free_addresses};
-use forebay_tests::harness::s3::{S3Server, Seen};
+use forebay_tests::harness::ports::free_addresses;
+use forebay_tests::harness::process::{Server, ServerOptions};
+use forebay_tests::harness::s3::{S3Server, SeenRequest};
 use serde_json::Value;
 
 use crate::commands::{cached, counter, digest, direct, epoch, json};
@@ -174,7 +175,7 @@ fn a_warm_epoch_asks_the_store_for_nothing_at_all() {
 }
 
 /// Column data was fetched in ranges that do not overlap and come to `projected` bytes, within 2 %.
-fn fetched_once(s3: &S3Server, log: &[Seen], projected: u64) -> Result<(), String> {
+fn fetched_once(s3: &S3Server, log: &[SeenRequest], projected: u64) -> Result<(), String> {
     let requests = data_requests(s3, log);
     let mut fetched = 0;
     for (key, mut ranges) in requests {
@@ -191,7 +192,7 @@ fn fetched_once(s3: &S3Server, log: &[Seen], projected: u64) -> Result<(), Strin
 }
 
 /// The ranges of column data in a log, by key. Footers are at the end of an object, where no column data is.
-fn data_requests(s3: &S3Server, log: &[Seen]) -> HashMap<String, Vec<Range<u64>>> {
+fn data_requests(s3: &S3Server, log: &[SeenRequest]) -> HashMap<String, Vec<Range<u64>>> {
     let mut ranges: HashMap<String, Vec<Range<u64>>> = HashMap::new();
     for seen in log.iter().filter(|seen| seen.is_object_get()) {
         let size = s3.objects().get(&s3.bucket, &seen.key).expect("the object").len() as u64;

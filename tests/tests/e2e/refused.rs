@@ -41,7 +41,7 @@ pub fn server_refused(options: ServerOptions, says: &[&str]) {
     let start = Instant::now();
     let message = match options.try_start() {
         Ok(server) => panic!("it starts, though it should say {says:?}: {}", server.endpoint),
-        Err(message) => message,
+        Err(error) => error.to_string(),
     };
     assert!(start.elapsed() < SOON, "it took {:?}: {message}", start.elapsed());
     assert!(message.contains("unix_wait_status(256)"), "status 1: {message}");

@@ -4,7 +4,8 @@ use std::time::{Duration, Instant};
 
 use forebay_tests::harness::etcd::Etcd;
 use forebay_tests::harness::mnist;
-use forebay_tests::harness::process::{Run, Server, ServerOptions, free_addresses};
+use forebay_tests::harness::ports::free_address;
+use forebay_tests::harness::process::{Run, Server, ServerOptions};
 use forebay_tests::harness::s3::S3Server;
 use serde_json::Value;
 
@@ -120,7 +121,7 @@ fn copies_outlive_the_node_that_made_them() {
 
 #[test]
 fn a_node_that_comes_back_empty_gets_its_copies_again() {
-    let address = free_addresses(1).expect("an address").remove(0);
+    let address = free_address().expect("an address");
     let second: &[&str] = &["--replicas", "2", "--listen", &address];
     let mut cluster = Cluster::start(&[&["--replicas", "2"], second]);
     cluster.epoch(&[]);

@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 use forebay_tests::bench::disk::folder::{SmallDisk, files_under};
 use forebay_tests::harness::fault::{self, Fault};
 use forebay_tests::harness::mnist;
-use forebay_tests::harness::process::{Running, Server, ServerOptions, free_addresses};
+use forebay_tests::harness::ports::free_address;
+use forebay_tests::harness::process::{Running, Server, ServerOptions};
 use forebay_tests::harness::s3::S3Server;
 use forebay_tests::harness::slow::{SlowProxy, Slowness};
 use serde_json::Value;
@@ -52,7 +53,7 @@ impl Interrupted {
         // 10.6 MB take four seconds.
         let slow = SlowProxy::start(&s3.endpoint, Slowness { total_mb_s: 2.6, ..Slowness::none() });
         let folder = tempfile::tempdir().expect("make a folder");
-        let address = free_addresses(1).expect("a free port").remove(0);
+        let address = free_address().expect("a free port");
         let server = node(&s3, &slow, folder.path()).args(["--listen", &address]).start();
         let mut run = cached(&server, &Self::line(&uri)).arg("--json").start();
         until("most of the data", || slow.passed().object_bytes > 6_000_000);
@@ -168,7 +169,7 @@ fn an_object_overwritten_while_the_node_was_away_is_changed() {
 fn a_node_that_comes_and_goes_between_and_within_warm_epochs_is_waited_for() {
     let (s3, uri) = store();
     let folder = tempfile::tempdir().expect("make a folder");
-    let address = free_addresses(1).expect("a free port").remove(0);
+    let address = free_address().expect("a free port");
     let options = || ServerOptions::for_s3(&s3).folder(folder.path()).args(["--listen", &address]);
     let mut server = options().start();
     let line = ["epoch", &uri, "--world", "2", "--batch", "48", "--epochs", "80"];

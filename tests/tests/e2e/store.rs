@@ -1,7 +1,8 @@
 //! The faster checks of `make bench-store`, at a smaller size: restarts, kills, damaged files, a disk and a store
 //! that fail.
 
-use forebay_tests::bench::disk::{amplification, faults, flips, kills, restart, runtime};
+use forebay_tests::bench::disk::{amplification, faults, flips, kills, restart};
+use forebay_tests::bench::stages::runtime;
 use forebay_tests::harness::check::Findings;
 
 /// Nothing that was promised was broken.
@@ -10,13 +11,13 @@ fn kept(found: anyhow::Result<Findings>) {
     assert!(broken.is_empty(), "{broken}");
 }
 
-fn faulty() -> faults::Settings {
-    faults::Settings { segments: 8, outage_s: 4, trainer: false, seed: 7 }
+fn faulty() -> faults::FaultsSettings {
+    faults::FaultsSettings { segments: 8, outage_s: 4, trainer: false, seed: 7 }
 }
 
 #[test]
 fn every_byte_leaves_the_store_once_and_is_written_once() {
-    let settings = amplification::Settings { segments: 8, runs: 1 };
+    let settings = amplification::AmplificationSettings { segments: 8, runs: 1 };
     kept(amplification::run(&runtime().expect("a runtime"), &settings));
 }
 
@@ -27,20 +28,20 @@ fn a_restarted_node_is_warm() {
 
 #[test]
 fn kills_while_filling_and_evicting_leave_nothing_wrong() {
-    let settings = kills::Settings { kills: 5, segments: 16, seed: 7 };
+    let settings = kills::KillsSettings { kills: 5, segments: 16, seed: 7 };
     kept(kills::run(&runtime().expect("a runtime"), &settings));
 }
 
 #[test]
 fn damaged_files_are_noticed_while_the_node_runs() {
-    let settings = flips::Settings { flips: 24, segments: 12, seed: 7 };
+    let settings = flips::FlipsSettings { flips: 24, segments: 12, seed: 7 };
     kept(flips::run(&runtime().expect("a runtime"), &settings));
 }
 
 #[test]
 fn a_store_that_throttles_or_breaks_off_is_ridden_out() {
     kept(runtime().expect("a runtime").block_on(async {
-        let stage = faults::Stage::new(&faulty()).await?;
+        let stage = faults::FaultsStage::new(&faulty()).await?;
         let mut found = stage.throttled().await?;
         found.add(stage.cut().await?);
         found.add(stage.outage().await?);
@@ -51,7 +52,7 @@ fn a_store_that_throttles_or_breaks_off_is_ridden_out() {
 #[test]
 fn a_disk_that_refuses_or_loses_files_comes_back() {
     kept(runtime().expect("a runtime").block_on(async {
-        let stage = faults::Stage::new(&faulty()).await?;
+        let stage = faults::FaultsStage::new(&faulty()).await?;
         let mut found = stage.refusing_disk().await?;
         found.add(stage.lost_disk().await?);
         found.add(stage.full_disk().await?);

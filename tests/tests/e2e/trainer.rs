@@ -4,7 +4,8 @@
 use std::time::{Duration, Instant};
 
 use forebay_tests::harness::mnist;
-use forebay_tests::harness::process::{Run, Server, ServerOptions, free_addresses};
+use forebay_tests::harness::ports::{free_address, free_addresses};
+use forebay_tests::harness::process::{Run, Server, ServerOptions};
 use forebay_tests::harness::s3::S3Server;
 use forebay_tests::harness::slow::{SlowProxy, Slowness};
 use rustix::process::{Pid, Signal, kill_process};
@@ -104,7 +105,7 @@ fn a_cache_node_that_dies_and_comes_back_costs_nothing_but_time() {
         let options = ServerOptions::for_endpoint(&stage.s3, &slow.endpoint);
         options.args(["--cache-dir", &cache, "--listen", listen]).start()
     };
-    let address = free_addresses(1).expect("a free port").remove(0);
+    let address = free_address().expect("a free port");
     stage.server = start(&address);
     let line = ["--nproc", "2", "--epochs", "3", "--batch", "20", "--seed", "5", "--report", &report];
     let run = stage.train(&line).start();
@@ -165,7 +166,7 @@ fn the_one_node_that_a_run_was_given_may_die_for_good() {
 #[test]
 fn ranks_without_a_launcher_notice_a_dead_peer_by_themselves() {
     let stage = Stage::start();
-    let port = free_addresses(1).expect("a free port").remove(0).replace("127.0.0.1:", "");
+    let port = free_address().expect("a free port").replace("127.0.0.1:", "");
     let start = |rank: &str| {
         let place = [("RANK", rank), ("WORLD_SIZE", "2"), ("LOCAL_RANK", rank), ("MASTER_ADDR", "127.0.0.1")];
         let run = stage

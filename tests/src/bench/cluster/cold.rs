@@ -1,7 +1,8 @@
 //! A cold epoch by several ranks, and by several jobs at once: each byte leaves S3 once.
 
-use super::reader::{Job, Reader};
+use super::jobs::greedy;
 use super::world::{World, verdict};
+use crate::harness::background::BackgroundReader;
 use crate::harness::check::Findings;
 use std::time::Duration;
 
@@ -19,8 +20,8 @@ pub fn run(world: &World, count: usize) -> anyhow::Result<Findings> {
         let nodes = world.nodes(count, 1)?;
         world.s3_bytes(&table);
         let start = |seed| {
-            let job = Job::greedy(seed, RANKS, Some(1));
-            Reader::start(&world.runtime, &nodes.endpoints(), &table, job)
+            let job = greedy(seed, RANKS, Some(1));
+            BackgroundReader::start(&world.runtime, &nodes.endpoints(), &table, job)
         };
         let readers = (0..jobs).map(start).collect::<anyhow::Result<Vec<_>>>()?;
         readers.iter().try_for_each(|reader| reader.wait(PATIENCE))?;

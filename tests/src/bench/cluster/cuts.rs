@@ -1,9 +1,9 @@
 //! A node cut off from etcd only, from clients only, from other nodes only, while a job reads.
 
 use super::faults::AFTERMATH;
-use super::network::{From, Network};
+use super::jobs::steady;
+use super::network::{CutFrom, Network};
 use super::nodes::Nodes;
-use super::reader::Job;
 use super::world::World;
 use crate::harness::check::Findings;
 use crate::harness::process::ServerOptions;
@@ -26,9 +26,9 @@ pub fn run(world: &World, count: usize, seconds: u64) -> anyhow::Result<Findings
         etcd.iter().flat_map(|address| ["--etcd".to_owned(), format!("http://{address}")]).collect();
     let base = ServerOptions::for_endpoint(&world.s3, &format!("http://{store}"));
     let base = world.clustered(base, &arguments, 1);
-    let nodes = Nodes::start(&world.runtime, base, network.seats())?;
-    let reader = world.warm(&nodes, &table, Job::steady(), 1)?;
-    let cuts = [("etcd", From::Services(&etcd)), ("clients", From::Clients), ("peers", From::Peers)];
+    let mut nodes = Nodes::start(&world.runtime, base, network.seats())?;
+    let reader = world.warm(&nodes, &table, steady(), 1)?;
+    let cuts = [("etcd", CutFrom::Services(&etcd)), ("clients", CutFrom::Clients), ("peers", CutFrom::Peers)];
     for (victim, (name, from)) in cuts.into_iter().enumerate() {
         let victim = victim % count;
         world.s3_bytes(&table);

@@ -1,12 +1,13 @@
 //! Nodes that die, and one that falls silent, while a job reads.
 
+use super::jobs::steady;
 use super::nodes::{Nodes, name};
-use super::random::Random;
-use super::reader::{Job, Reader};
 use super::world::World;
+use crate::harness::background::BackgroundReader;
 use crate::harness::check::Findings;
 use crate::harness::report::Row;
 use crate::harness::table::Table;
+use fastrand::Rng;
 use forebay_proto::{ring, v1};
 use std::time::{Duration, Instant};
 
@@ -14,7 +15,7 @@ use std::time::{Duration, Instant};
 pub const AFTERMATH: Duration = Duration::from_secs(4);
 
 /// What is done.
-pub struct Settings {
+pub struct NodeFaults {
     pub nodes: usize,
     pub replicas: u32,
     pub kills: u32,
@@ -26,16 +27,16 @@ pub struct Settings {
 }
 
 /// Runs it.
-pub fn run(world: &World, settings: &Settings) -> anyhow::Result<Findings> {
+pub fn run(world: &World, settings: &NodeFaults) -> anyhow::Result<Findings> {
     let what = match settings.replicas {
         1 => "kill_1_replica".to_owned(),
         _ => "kill".to_owned(),
     };
     let table = world.table(&what, 160, 384)?;
     let mut nodes = world.nodes(settings.nodes, settings.replicas)?;
-    let reader = world.warm(&nodes, &table, Job::steady(), settings.replicas)?;
+    let reader = world.warm(&nodes, &table, steady(), settings.replicas)?;
     let mut found = Findings::default();
-    let mut random = Random(settings.seed);
+    let mut random = Rng::with_seed(settings.seed);
     if settings.replicas > 1 {
         let began = Instant::now();
         std::thread::sleep(Duration::from_secs(5));
@@ -43,7 +44,7 @@ pub fn run(world: &World, settings: &Settings) -> anyhow::Result<Findings> {
     }
     kills(world, settings, &what, &table, &mut nodes, &reader, &mut random, &mut found)?;
     if let Some(seconds) = settings.silence_s {
-        let victim = random.below(nodes.count() as u64) as usize;
+        let victim = random.usize(..nodes.count());
         let began = Instant::now();
         nodes.server(victim)?.pause();
         std::thread::sleep(Duration::from_secs(seconds));
@@ -63,18 +64,18 @@ pub fn run(world: &World, settings: &Settings) -> anyhow::Result<Findings> {
 #[expect(clippy::too_many_arguments, reason = "the parts of one stage")]
 fn kills(
     world: &World,
-    settings: &Settings,
+    settings: &NodeFaults,
     what: &str,
     table: &Table,
     nodes: &mut Nodes,
-    reader: &Reader,
-    random: &mut Random,
+    reader: &BackgroundReader,
+    random: &mut Rng,
     found: &mut Findings,
 ) -> anyhow::Result<()> {
     let (mut stalls, mut fetched, mut shares) = (Vec::new(), Vec::new(), Vec::new());
     for _ in 0..settings.kills {
-        std::thread::sleep(Duration::from_millis(random.below(1500)));
-        let victim = random.below(nodes.count() as u64) as usize;
+        std::thread::sleep(Duration::from_millis(random.u64(..1500)));
+        let victim = random.usize(..nodes.count());
         world.s3_bytes(table);
         let at = Instant::now();
         nodes.kill(victim)?;
@@ -99,7 +100,12 @@ fn kills(
     }
     let worst = quantile(1.0).copied().unwrap_or(f64::NAN);
     let most = settings.slack * if settings.replicas > 1 { 1000.0 } else { 3000.0 };
-    let text = format!("{} kills, {} replicas: {worst:.0} ms at most", stalls.len(), settings.replicas);
+    let text = format!(
+        "{} kills, seed {}, {} replicas: {worst:.0} ms at most",
+        stalls.len(),
+        settings.seed,
+        settings.replicas
+    );
     found.check(worst <= most, format!("{text}, {most} allowed"));
     let share = shares.iter().copied().fold(0.0, f64::max);
     found.rows.push(Row::of(format!("{what}_s3_bytes"), "bytes", &fetched));
@@ -115,7 +121,7 @@ fn kills(
 }
 
 /// Bytes in the store of what a node owns.
-fn owned_bytes(reader: &Reader, table: &Table, count: usize, node: usize) -> f64 {
+fn owned_bytes(reader: &BackgroundReader, table: &Table, count: usize, node: usize) -> f64 {
     let members: Vec<v1::Node> =
         (0..count).map(|node| v1::Node { name: name(node), weight: 1.0, ..Default::default() }).collect();
     let manifest = reader.dataset().manifest();

@@ -1,9 +1,10 @@
 //! One dataset with one replica on one node, and six jobs that want it at once: nodes serve no more than 200 MB/s each, so
 //! copies on the others must make up for it, and go away again.
 
+use super::jobs::{greedy, steady};
 use super::nodes::Nodes;
-use super::reader::{Job, Reader};
 use super::world::{World, verdict};
+use crate::harness::background::BackgroundReader;
 use crate::harness::check::Findings;
 use crate::harness::table::Table;
 use forebay_client::Endpoints;
@@ -39,13 +40,15 @@ pub fn run(world: &World) -> anyhow::Result<Findings> {
     let nodes = Nodes::start(&world.runtime, base, seats)?;
     let mut found = Findings::default();
     // Read once, and not by many: it is there, and not hot.
-    let first =
-        Reader::start(&world.runtime, &nodes.endpoints(), &table, Job { epochs: Some(1), ..Job::steady() })?;
+    let mut once = steady();
+    once.settings.epochs = Some(1);
+    let first = BackgroundReader::start(&world.runtime, &nodes.endpoints(), &table, once)?;
     first.wait(Duration::from_secs(300))?;
     verdict("hot_warm_up", vec![first], &mut found)?;
     world.wait_for_copies(&nodes, &table, 1)?;
     world.s3_bytes(&table);
-    let start = |seed| Reader::start(&world.runtime, &nodes.endpoints(), &table, Job::greedy(seed, 1, None));
+    let start =
+        |seed| BackgroundReader::start(&world.runtime, &nodes.endpoints(), &table, greedy(seed, 1, None));
     let readers = (0..JOBS).map(start).collect::<anyhow::Result<Vec<_>>>()?;
     let looks = watch(world, &nodes);
     // What one node serves: before there are copies, but not while readers start.

@@ -1,7 +1,7 @@
 //! A node joins while a job reads: it takes its share from the others, in mid-epoch, and nothing from S3.
 
 use super::faults::AFTERMATH;
-use super::reader::Job;
+use super::jobs::steady;
 use super::world::World;
 use crate::harness::check::Findings;
 use std::time::{Duration, Instant};
@@ -13,7 +13,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 pub fn run(world: &World, count: usize) -> anyhow::Result<Findings> {
     let table = world.table("join", 1200, 32)?;
     let mut nodes = world.nodes(count, 1)?;
-    let reader = world.warm(&nodes, &table, Job::steady(), 1)?;
+    let reader = world.warm(&nodes, &table, steady(), 1)?;
     let mut found = Findings::default();
     world.s3_bytes(&table);
     let began = Instant::now();

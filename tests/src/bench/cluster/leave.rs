@@ -1,8 +1,7 @@
 //! A node is drained and brought back, then all are restarted one after the other, while a job reads what was warm.
 
 use super::faults::AFTERMATH;
-use super::random::Random;
-use super::reader::Job;
+use super::jobs::steady;
 use super::world::World;
 use crate::harness::check::Findings;
 use std::time::{Duration, Instant};
@@ -14,10 +13,10 @@ pub fn run(world: &World, count: usize, replicas: u32, seed: u64) -> anyhow::Res
 
     let what = format!("drain{suffix}");
     let table = world.table(&what, 160, 384)?;
-    let nodes = world.nodes(count, replicas)?;
-    let reader = world.warm(&nodes, &table, Job::steady(), replicas)?;
+    let mut nodes = world.nodes(count, replicas)?;
+    let reader = world.warm(&nodes, &table, steady(), replicas)?;
     world.s3_bytes(&table);
-    let victim = Random(seed).below(count as u64) as usize;
+    let victim = fastrand::Rng::with_seed(seed).usize(..count);
     let began = Instant::now();
     let reply = nodes.drain(&world.runtime, victim, false)?;
     std::thread::sleep(AFTERMATH);
@@ -38,7 +37,7 @@ pub fn run(world: &World, count: usize, replicas: u32, seed: u64) -> anyhow::Res
     let what = format!("rolling_restart{suffix}");
     let table = world.table(&what, 160, 384)?;
     let mut nodes = world.nodes(count, replicas)?;
-    let reader = world.warm(&nodes, &table, Job::steady(), replicas)?;
+    let reader = world.warm(&nodes, &table, steady(), replicas)?;
     world.s3_bytes(&table);
     let began = Instant::now();
     for node in 0..nodes.count() {

@@ -25,7 +25,7 @@ pub struct Network {
 
 /// Whom a node is cut off from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum From<'a> {
+pub enum CutFrom<'a> {
     /// Who connects to it from outside.
     Clients,
     /// The other nodes.
@@ -43,7 +43,7 @@ impl Network {
             match ended {
                 Ok(ended) if ended.code == Some(0) => None,
                 Ok(ended) => Some(format!("{name}: {}", ended.stderr.trim())),
-                Err(e) => Some(e),
+                Err(e) => Some(format!("{e:#}")),
             }
         })
     }
@@ -107,15 +107,15 @@ impl Network {
     }
 
     /// Drops every packet between a node and some others.
-    pub fn cut(&self, node: usize, from: From<'_>) -> anyhow::Result<()> {
+    pub fn cut(&self, node: usize, from: CutFrom<'_>) -> anyhow::Result<()> {
         let host = self.host();
         match from {
-            From::Clients => self.drop(node, &host, Some(("--dport", "--sport", PORT))),
-            From::Peers => {
+            CutFrom::Clients => self.drop(node, &host, Some(("--dport", "--sport", PORT))),
+            CutFrom::Peers => {
                 let mut others = (0..self.count).filter(|&other| other != node);
                 others.try_for_each(|other| self.drop(node, &self.address(other), None))
             }
-            From::Services(addresses) => {
+            CutFrom::Services(addresses) => {
                 let mut ports = addresses.iter().map(SocketAddr::port);
                 ports.try_for_each(|port| self.drop(node, &host, Some(("--sport", "--dport", port))))
             }
@@ -185,7 +185,7 @@ impl Drop for Network {
 }
 
 fn ip(words: &[&str]) -> anyhow::Result<()> {
-    let ended = Run::program("ip", "ip").args(words).try_end().map_err(anyhow::Error::msg)?;
+    let ended = Run::program("ip", "ip").args(words).try_end()?;
     anyhow::ensure!(ended.code == Some(0), "ip {}: {}", words.join(" "), ended.stderr.trim());
     Ok(())
 }

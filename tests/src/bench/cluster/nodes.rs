@@ -100,10 +100,10 @@ impl Nodes {
                     return Ok(());
                 }
                 // Its old socket may linger for a moment.
-                Err(e) if e.contains("in use") && Instant::now() < deadline => {
+                Err(e) if format!("{e:#}").contains("in use") && Instant::now() < deadline => {
                     std::thread::sleep(Duration::from_millis(50));
                 }
-                Err(e) => anyhow::bail!(e),
+                Err(e) => return Err(e),
             }
         }
     }
@@ -116,7 +116,7 @@ impl Nodes {
 
     /// SIGTERM, until it has ended.
     pub fn stop(&mut self, node: usize) -> anyhow::Result<()> {
-        self.running[node].take().context("this node is down")?.try_stop().map_err(anyhow::Error::msg)
+        self.running[node].take().context("this node is down")?.try_stop()
     }
 
     /// What a node says of itself.
@@ -136,22 +136,36 @@ impl Nodes {
         Ok(reply.into_inner())
     }
 
-    /// Waits until every running node is a member and tells of all running ones; answers how long that took.
-    pub fn wait_until_agreed(&self, runtime: &Runtime) -> anyhow::Result<Duration> {
+    /// Waits until every running node is a member and tells of all running ones, and says how long that took.
+    pub fn wait_until_agreed(&mut self, runtime: &Runtime) -> anyhow::Result<Duration> {
         let began = Instant::now();
-        let running = self.running() as u64;
-        loop {
-            let agrees = |node: usize| {
-                let m = self.status(runtime, node).ok().and_then(|status| status.membership);
-                m.is_some_and(|m| m.connected && m.registered && m.revision > 0 && m.nodes == running)
-            };
-            let up = (0..self.count()).filter(|&node| self.running[node].is_some());
-            if up.into_iter().all(agrees) {
-                return Ok(began.elapsed());
-            }
-            anyhow::ensure!(began.elapsed() < PATIENCE, "the nodes do not agree after {PATIENCE:?}");
+        while let Some(dissent) = self.dissent(runtime)? {
+            anyhow::ensure!(
+                began.elapsed() < PATIENCE,
+                "the nodes do not agree after {PATIENCE:?}: {dissent}"
+            );
             std::thread::sleep(Duration::from_millis(20));
         }
+        Ok(began.elapsed())
+    }
+
+    /// What a running node says that does not see all running nodes. An error if one has ended by itself.
+    fn dissent(&mut self, runtime: &Runtime) -> anyhow::Result<Option<String>> {
+        let running = self.running() as u64;
+        for node in 0..self.count() {
+            let Some(server) = &mut self.running[node] else { continue };
+            if let Some(status) = server.ended() {
+                anyhow::bail!("{} ended by itself with {status}; its log:\n{}", name(node), server.log());
+            }
+            let m = match self.status(runtime, node) {
+                Ok(status) => status.membership.unwrap_or_default(),
+                Err(error) => return Ok(Some(format!("{}: {error:#}", name(node)))),
+            };
+            if !(m.connected && m.registered && m.revision > 0 && m.nodes == running) {
+                return Ok(Some(format!("{} of {running} nodes says {m:?}", name(node))));
+            }
+        }
+        Ok(None)
     }
 
     /// Stops all, with an error if one has logged what it should not.

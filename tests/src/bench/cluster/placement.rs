@@ -41,10 +41,7 @@ fn cluster(count: usize, weight: impl Fn(usize) -> f64) -> Vec<v1::Node> {
 
 /// Ids as a manifest's are: hashes.
 fn id(i: u64) -> SegmentId {
-    let mut z = i.wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    SegmentId(Digest(u128::from(z) << 64 | u128::from(i)))
+    SegmentId(Digest(fastrand::Rng::with_seed(i).u128(..)))
 }
 
 /// Who owns each segment.

@@ -1,8 +1,7 @@
 //! etcd stopped, its leader killed, its quorum lost, while a job reads.
 
 use super::faults::AFTERMATH;
-use super::random::Random;
-use super::reader::Job;
+use super::jobs::steady;
 use super::world::World;
 use crate::harness::check::Findings;
 use std::time::{Duration, Instant};
@@ -17,8 +16,8 @@ const FOUND_AGAIN_S: f64 = 10.0;
 pub fn run(world: &World, count: usize, seconds: u64, seed: u64, slack: f64) -> anyhow::Result<Findings> {
     let (unnoticed_ms, found_again_s) = (UNNOTICED_MS * slack, FOUND_AGAIN_S * slack);
     let table = world.table("etcd", 160, 384)?;
-    let nodes = world.nodes(count, 1)?;
-    let reader = world.warm(&nodes, &table, Job::steady(), 1)?;
+    let mut nodes = world.nodes(count, 1)?;
+    let reader = world.warm(&nodes, &table, steady(), 1)?;
     let mut found = Findings::default();
     let mut etcd = world.etcd.borrow_mut();
     let mut noted = |what: &str, began: Instant, again: Option<Duration>| {
@@ -36,25 +35,24 @@ pub fn run(world: &World, count: usize, seconds: u64, seed: u64, slack: f64) -> 
     let began = Instant::now();
     etcd.kill_all();
     std::thread::sleep(Duration::from_secs(seconds));
-    etcd.restart().map_err(anyhow::Error::msg)?;
+    etcd.restart()?;
     let again = nodes.wait_until_agreed(&world.runtime)?;
     std::thread::sleep(AFTERMATH);
     noted("etcd_stopped", began, Some(again));
 
     let began = Instant::now();
-    if let Some(leader) = etcd.leader() {
-        etcd.kill(leader);
-    }
+    let leader = etcd.wait_for_leader()?;
+    etcd.kill(leader);
     std::thread::sleep(AFTERMATH);
-    etcd.restart().map_err(anyhow::Error::msg)?;
+    etcd.restart()?;
     nodes.wait_until_agreed(&world.runtime)?;
     noted("etcd_leader_killed", began, None);
 
     let began = Instant::now();
-    let survivor = Random(seed).below(etcd.count() as u64) as usize;
+    let survivor = fastrand::Rng::with_seed(seed).usize(..etcd.count());
     (0..etcd.count()).filter(|&member| member != survivor).for_each(|member| etcd.kill(member));
     std::thread::sleep(Duration::from_secs(seconds.div_ceil(3)));
-    etcd.restart().map_err(anyhow::Error::msg)?;
+    etcd.restart()?;
     let again = nodes.wait_until_agreed(&world.runtime)?;
     std::thread::sleep(AFTERMATH);
     noted("etcd_quorum_lost", began, Some(again));

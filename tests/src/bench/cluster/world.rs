@@ -1,11 +1,13 @@
 //! What all stages share: the store, made remote, the datasets in it, and etcd.
 
 use super::nodes::{Nodes, Seat};
-use super::reader::{Job, Reader};
-use crate::bench::disk::runtime;
+use crate::bench::stages::runtime;
+use crate::harness::background::{BackgroundReader, EpochsRead};
 use crate::harness::check::Findings;
 use crate::harness::etcd::Etcd;
-use crate::harness::process::{ServerOptions, free_addresses};
+use crate::harness::ports::free_addresses;
+use crate::harness::process::ServerOptions;
+use crate::harness::reader::Job;
 use crate::harness::s3::S3Server;
 use crate::harness::slow::{SlowProxy, Slowness};
 use crate::harness::table::Table;
@@ -32,7 +34,7 @@ impl World {
     pub fn start() -> anyhow::Result<Self> {
         let s3 = S3Server::start();
         let proxy = SlowProxy::start(&s3.endpoint, Slowness::remote_s3());
-        let etcd = RefCell::new(Etcd::try_start(3).map_err(anyhow::Error::msg)?);
+        let etcd = RefCell::new(Etcd::try_start(3)?);
         Ok(Self { runtime: runtime()?, s3, proxy, etcd, clusters: Cell::new(0) })
     }
 
@@ -72,10 +74,16 @@ impl World {
     }
 
     /// A job that reads, once it is through an epoch and the nodes hold all copies that they are to hold.
-    pub fn warm(&self, nodes: &Nodes, table: &Table, job: Job, replicas: u32) -> anyhow::Result<Reader> {
-        let reader = Reader::start(&self.runtime, &nodes.endpoints(), table, job)?;
+    pub fn warm(
+        &self,
+        nodes: &Nodes,
+        table: &Table,
+        job: Job,
+        replicas: u32,
+    ) -> anyhow::Result<BackgroundReader> {
+        let reader = BackgroundReader::start(&self.runtime, &nodes.endpoints(), table, job)?;
         let began = Instant::now();
-        while reader.epochs()?.0 < 1 {
+        while reader.epochs() < 1 {
             anyhow::ensure!(reader.errors().is_empty(), "a rank ended: {:?}", reader.errors());
             anyhow::ensure!(began.elapsed() < WARM, "no epoch within {WARM:?}");
             std::thread::sleep(Duration::from_millis(50));
@@ -109,23 +117,34 @@ impl World {
     }
 
     /// Ends a job and its nodes, and says what was wrong with what it read.
-    pub fn end(&self, what: &str, reader: Reader, nodes: Nodes, found: &mut Findings) -> anyhow::Result<()> {
+    pub fn end(
+        &self,
+        what: &str,
+        reader: BackgroundReader,
+        nodes: Nodes,
+        found: &mut Findings,
+    ) -> anyhow::Result<()> {
         verdict(what, vec![reader], found)?;
         nodes.end().with_context(|| format!("the nodes of {what}"))
     }
 }
 
 /// Ends some jobs, and says what was wrong with what they read.
-pub fn verdict(what: &str, readers: Vec<Reader>, found: &mut Findings) -> anyhow::Result<()> {
-    let errors: Vec<String> = readers.iter().flat_map(Reader::errors).collect();
-    let (mut epochs, mut wrong, mut idle) = (0, 0, 0);
+pub fn verdict(what: &str, readers: Vec<BackgroundReader>, found: &mut Findings) -> anyhow::Result<()> {
+    let errors: Vec<String> = readers.iter().flat_map(BackgroundReader::errors).collect();
+    let (mut all, mut idle) = (EpochsRead::default(), 0);
     for reader in &readers {
-        let (read, not_as_planned) = reader.epochs()?;
-        (epochs, wrong, idle) = (epochs + read, wrong + not_as_planned, idle + usize::from(read == 0));
+        let read = reader.compare()?;
+        idle += usize::from(read.epochs == 0);
+        all.add(read);
     }
+    let EpochsRead { epochs, wrong_digests, wrong_values } = all;
     found.value(format!("{what}_reader_errors"), "errors", errors.len() as f64);
-    found.value(format!("{what}_epochs_with_wrong_digest"), "epochs", wrong as f64);
-    let text = format!("{what}: {epochs} epochs, {wrong} with a wrong digest, errors {errors:?}");
-    found.check(errors.is_empty() && wrong == 0 && idle == 0, text);
+    found.value(format!("{what}_epochs_with_wrong_digest"), "epochs", wrong_digests as f64);
+    found.value(format!("{what}_wrong_values"), "values", wrong_values as f64);
+    let text = format!(
+        "{what}: {epochs} epochs, {wrong_digests} with a wrong digest, {wrong_values} wrong values, errors {errors:?}"
+    );
+    found.check(errors.is_empty() && wrong_digests == 0 && wrong_values == 0 && idle == 0, text);
     Ok(())
 }

@@ -1,6 +1,6 @@
 //! How often a byte leaves S3 and how often it is written to disk: a cold node, three jobs of four ranks each at once.
 
-use super::{start, status, stop};
+use super::node::{counters, start};
 use crate::harness::check::Findings;
 use crate::harness::reader::{Job, read};
 use crate::harness::report::Row;
@@ -15,7 +15,7 @@ const RANKS: u32 = 4;
 
 /// How large the measurement is.
 #[derive(Debug, Clone, Copy)]
-pub struct Settings {
+pub struct AmplificationSettings {
     /// Segments of the dataset, 1 MiB each.
     pub segments: u64,
     /// How often, each time with an empty cache.
@@ -33,7 +33,7 @@ struct Cost {
 }
 
 /// Runs it.
-pub fn run(runtime: &Runtime, settings: &Settings) -> anyhow::Result<Findings> {
+pub fn run(runtime: &Runtime, settings: &AmplificationSettings) -> anyhow::Result<Findings> {
     let s3 = S3Server::start();
     let table = Table::upload(&s3, "amplification", settings.segments, MIB_ROWS)?;
     let mut costs = Vec::new();
@@ -67,8 +67,8 @@ async fn cold(s3: &S3Server, table: &Table) -> anyhow::Result<Cost> {
         anyhow::ensure!(wrong == 0, "{wrong} wrong values");
     }
     let written_by_kernel = written_by_kernel(server.pid())? - before;
-    let counters = status(&server.endpoint).await?.counters.context("a node has counters")?;
-    stop(server)?;
+    let counters = counters(&server).await?;
+    server.try_stop()?;
     let decoded = counters.arrow_bytes_decoded as f64;
     let (log, projected) = (s3.log(), table.projected_bytes() as f64);
     Ok(Cost {

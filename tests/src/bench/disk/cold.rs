@@ -14,8 +14,8 @@
 
 mod stock;
 
+use crate::harness::answers::EpochsReport;
 use crate::harness::check::Findings;
-use crate::harness::fault::Dice;
 use crate::harness::process::{Run, Server, ServerOptions};
 use crate::harness::report::Row;
 use crate::harness::s3::{REGION, S3Server};
@@ -24,10 +24,10 @@ use anyhow::Context;
 use arrow::array::{ArrayRef, FixedSizeListArray, Float32Array, Int64Array, RecordBatch, UInt8Array};
 use arrow::datatypes::{DataType, Field};
 use bytes::Bytes;
+use fastrand::Rng;
 use parquet::arrow::ArrowWriter;
 use parquet::basic::{Compression, ZstdLevel};
 use parquet::file::properties::WriterProperties;
-use serde::Deserialize;
 use std::io::Write;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -54,32 +54,19 @@ const FLOATS: usize = 32;
 
 /// How large the measurement is.
 #[derive(Debug, Clone, Copy)]
-pub struct Settings {
+pub struct ColdSettings {
     /// Objects of 60 MB decoded.
     pub objects: usize,
     /// How often each way is taken.
     pub runs: usize,
 }
 
-/// What `forebay epoch --json` says, as far as it is used here.
-#[derive(Debug, Deserialize)]
-struct Answer {
-    epochs: Vec<Epoch>,
-}
-
-#[derive(Debug, Deserialize)]
-struct Epoch {
-    samples: u64,
-    samples_per_s: f64,
-    s3_requests: u64,
-}
-
 /// Runs it.
-pub fn run(runtime: &Runtime, settings: &Settings) -> anyhow::Result<Findings> {
+pub fn run(runtime: &Runtime, settings: &ColdSettings) -> anyhow::Result<Findings> {
     let s3 = S3Server::start();
     let proxy = SlowProxy::start(&s3.endpoint, Slowness::remote_s3());
     let stored = upload(&s3, settings.objects)?;
-    let stage = Stage { s3, proxy, rows: (settings.objects * GROUPS * GROUP_ROWS) as u64 };
+    let stage = ColdStage { s3, proxy, rows: (settings.objects * GROUPS * GROUP_ROWS) as u64 };
     let mut found = Findings::default();
     let mut memory = Vec::new();
     for connections in CONNECTIONS {
@@ -131,13 +118,13 @@ struct Ways {
 }
 
 /// A slow S3 with a dataset in it.
-struct Stage {
+struct ColdStage {
     s3: S3Server,
     proxy: SlowProxy,
     rows: u64,
 }
 
-impl Stage {
+impl ColdStage {
     /// Takes each way once.
     fn each_way(&self, runtime: &Runtime, connections: usize, ways: &mut Ways) -> anyhow::Result<()> {
         let Self { s3, proxy, rows } = self;
@@ -173,10 +160,10 @@ fn through_cache(
 ) -> anyhow::Result<(f64, f64)> {
     let options = ServerOptions::for_endpoint(s3, &proxy.endpoint);
     let options = options.args(["--s3-max-requests", &connections.to_string()]);
-    let server = options.try_start().map_err(anyhow::Error::msg)?;
+    let server = options.try_start()?;
     let read = epoch(s3, &["--endpoint", &server.endpoint], rows);
     let cpu = cpu_s(&server);
-    server.try_stop().map_err(anyhow::Error::msg)?;
+    server.try_stop()?;
     Ok((read?, cpu?))
 }
 
@@ -188,10 +175,8 @@ fn directly(s3: &S3Server, proxy: &SlowProxy, rows: u64, connections: usize) -> 
 }
 
 fn epoch(s3: &S3Server, from: &[&str], rows: u64) -> anyhow::Result<f64> {
-    let run = Run::find("forebay").map_err(anyhow::Error::msg)?.args(["epoch", &s3.uri("cold"), "--json"]);
-    let ended = run.args(from).envs(s3.credentials()).limit(Duration::from_secs(600)).try_end();
-    let text = ended.and_then(|ended| ended.success("forebay epoch")).map_err(anyhow::Error::msg)?;
-    let answer: Answer = serde_json::from_slice(&text).context("forebay epoch --json")?;
+    let run = Run::find("forebay")?.args(["epoch", &s3.uri("cold")]).args(from).envs(s3.credentials());
+    let answer: EpochsReport = run.limit(Duration::from_secs(600)).json()?;
     let epoch = answer.epochs.first().context("an epoch was read")?;
     anyhow::ensure!(epoch.samples == rows, "{} rows were read, not {rows}", epoch.samples);
     anyhow::ensure!(epoch.s3_requests > 0, "the epoch was not cold");
@@ -213,7 +198,7 @@ const fn row_bytes() -> usize {
 
 /// Puts a dataset under `cold/`: images like MNIST's, a label, and floats that hardly compress. Answers with its bytes.
 fn upload(s3: &S3Server, objects: usize) -> anyhow::Result<usize> {
-    let (mut dice, mut stored) = (Dice::new(11), 0);
+    let (mut dice, mut stored) = (Rng::with_seed(11), 0);
     for object in 0..objects {
         let mut writer: Option<ArrowWriter<Vec<u8>>> = None;
         for _ in 0..GROUPS {
@@ -247,28 +232,28 @@ fn float(i: usize) -> String {
 }
 
 /// A row group.
-fn batch(dice: &mut Dice) -> anyhow::Result<RecordBatch> {
+fn batch(dice: &mut Rng) -> anyhow::Result<RecordBatch> {
     let mut pixels = vec![0u8; GROUP_ROWS * 784];
     for image in pixels.chunks_exact_mut(784) {
         // A stroke: a fifth of the pixels, in the middle, as in MNIST.
         let (mut x, mut y) = (14.0, 6.0);
         for _ in 0..16 {
-            (x, y) = ((x + 5.0 * (dice.roll() - 0.5)).clamp(5.0, 22.0), y + 1.0);
+            (x, y) = ((x + 5.0 * (dice.f64() - 0.5)).clamp(5.0, 22.0), y + 1.0);
             for dx in 0..8 {
                 let at = y as usize * 28 + x as usize + dx - 4;
                 if let Some(pixel) = image.get_mut(at) {
-                    *pixel = if dx == 0 || dx == 7 { (dice.roll() * 255.0) as u8 } else { 253 };
+                    *pixel = if dx == 0 || dx == 7 { (dice.f64() * 255.0) as u8 } else { 253 };
                 }
             }
         }
     }
     let item = Arc::new(Field::new("item", DataType::UInt8, false));
     let image = FixedSizeListArray::try_new(item, 784, Arc::new(UInt8Array::from(pixels)), None)?;
-    let labels = Int64Array::from_iter_values((0..GROUP_ROWS).map(|_| (dice.roll() * 10.0) as i64));
+    let labels = Int64Array::from_iter_values((0..GROUP_ROWS).map(|_| (dice.f64() * 10.0) as i64));
     let mut columns: Vec<(String, ArrayRef)> =
         vec![("image".into(), Arc::new(image)), ("label".into(), Arc::new(labels))];
     for i in 0..FLOATS {
-        let values = Float32Array::from_iter_values((0..GROUP_ROWS).map(|_| dice.roll() as f32));
+        let values = Float32Array::from_iter_values((0..GROUP_ROWS).map(|_| dice.f64() as f32));
         columns.push((float(i), Arc::new(values)));
     }
     let columns = columns.into_iter().map(|(name, column)| (name, column, false));

@@ -6,12 +6,12 @@ mod trainer;
 
 use super::folder::{SmallDisk, du};
 use super::hits::stored_bytes;
-use super::status;
+use super::node::status;
 use crate::harness::check::Findings;
 use crate::harness::fault::{self, Fault, Plan};
 use crate::harness::mnist;
 use crate::harness::process::{Run, Server, ServerOptions};
-use crate::harness::reader::{Epoch, Job, Reader};
+use crate::harness::reader::{EpochRead, Job, Reader};
 use crate::harness::s3::S3Server;
 use crate::harness::table::{MIB_ROWS, Table};
 use anyhow::Context;
@@ -22,11 +22,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use tokio::runtime::Runtime;
-use trainer::Training;
+use trainer::TrainingBeside;
 
 /// How large the measurement is.
 #[derive(Debug, Clone, Copy)]
-pub struct Settings {
+pub struct FaultsSettings {
     /// Segments of the dataset, 1 MiB each.
     pub segments: u64,
     /// How long S3 is gone.
@@ -39,7 +39,7 @@ pub struct Settings {
 
 /// What S3 does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Store {
+enum ObjectStoreFault {
     Throttles,
     BreaksOff,
     IsGone,
@@ -47,7 +47,7 @@ enum Store {
 
 /// What the disk does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Disk {
+enum DiskFault {
     /// It is smaller than the cache may be.
     IsFull,
     /// The same, and there is another one that is large enough.
@@ -59,16 +59,16 @@ enum Disk {
 }
 
 /// A dataset, MNIST, and a store that holds them.
-pub struct Stage {
+pub struct FaultsStage {
     s3: S3Server,
     table: Table,
     stored_bytes: u64,
-    settings: Settings,
+    settings: FaultsSettings,
 }
 
 /// Runs all of them.
-pub fn run(runtime: &Runtime, settings: &Settings) -> anyhow::Result<Findings> {
-    let stage = runtime.block_on(Stage::new(settings))?;
+pub fn run(runtime: &Runtime, settings: &FaultsSettings) -> anyhow::Result<Findings> {
+    let stage = runtime.block_on(FaultsStage::new(settings))?;
     let mut found = Findings::default();
     for part in [
         runtime.block_on(stage.throttled()),
@@ -84,9 +84,9 @@ pub fn run(runtime: &Runtime, settings: &Settings) -> anyhow::Result<Findings> {
     Ok(found)
 }
 
-impl Stage {
+impl FaultsStage {
     /// Puts the data into a store.
-    pub async fn new(settings: &Settings) -> anyhow::Result<Self> {
+    pub async fn new(settings: &FaultsSettings) -> anyhow::Result<Self> {
         let s3 = S3Server::start();
         let table = Table::upload(&s3, "faults", settings.segments, MIB_ROWS)?;
         mnist::upload_folder(&s3, &mnist::folder().join("test"), "mnist")?;
@@ -96,40 +96,40 @@ impl Stage {
 
     /// One request in ten is answered 503.
     pub async fn throttled(&self) -> anyhow::Result<Findings> {
-        self.store_fault("s3_503", Store::Throttles).await
+        self.store_fault("s3_503", ObjectStoreFault::Throttles).await
     }
 
     /// One answer in ten breaks off half-way.
     pub async fn cut(&self) -> anyhow::Result<Findings> {
-        self.store_fault("s3_cut", Store::BreaksOff).await
+        self.store_fault("s3_cut", ObjectStoreFault::BreaksOff).await
     }
 
     /// Every request is answered 503, for as long as the settings say.
     pub async fn outage(&self) -> anyhow::Result<Findings> {
-        self.store_fault("s3_outage", Store::IsGone).await
+        self.store_fault("s3_outage", ObjectStoreFault::IsGone).await
     }
 
     /// The disk holds a quarter of the data, a third of what the cache may hold.
     pub async fn full_disk(&self) -> anyhow::Result<Findings> {
-        self.disk_fault("disk_full", Disk::IsFull).await
+        self.disk_fault("disk_full", DiskFault::IsFull).await
     }
 
     /// One of two disks is full; the other one holds what belongs there.
     pub async fn one_full_disk_of_two(&self) -> anyhow::Result<Findings> {
-        self.disk_fault("disk_one_full", Disk::OneOfTwoIsFull).await
+        self.disk_fault("disk_one_full", DiskFault::OneOfTwoIsFull).await
     }
 
     /// No file can be made for two epochs.
     pub async fn refusing_disk(&self) -> anyhow::Result<Findings> {
-        self.disk_fault("disk_refuses", Disk::Refuses).await
+        self.disk_fault("disk_refuses", DiskFault::Refuses).await
     }
 
     /// All segment files vanish under the node.
     pub async fn lost_disk(&self) -> anyhow::Result<Findings> {
-        self.disk_fault("disk_lost", Disk::LosesFiles).await
+        self.disk_fault("disk_lost", DiskFault::LosesFiles).await
     }
 
-    async fn store_fault(&self, name: &str, what: Store) -> anyhow::Result<Findings> {
+    async fn store_fault(&self, name: &str, what: ObjectStoreFault) -> anyhow::Result<Findings> {
         let folder = tempfile::tempdir()?;
         // A quarter of the data fits, so that the store is needed all the time.
         let server = self.node(&[folder.path().join("cache")], self.stored_bytes / 4)?;
@@ -137,12 +137,12 @@ impl Stage {
         let mut reader = self.reader(&server).await?;
         let mut read = reader.epoch().await?;
         let lasts = Duration::from_secs(self.settings.outage_s);
-        let until = Instant::now() + if what == Store::IsGone { lasts } else { Duration::ZERO };
+        let until = Instant::now() + if what == ObjectStoreFault::IsGone { lasts } else { Duration::ZERO };
         let (seed, struck) = (self.settings.seed, Arc::new(AtomicU64::new(0)));
         let plan = match what {
-            Store::Throttles => fault::share(0.1, seed, Fault::SlowDown),
-            Store::BreaksOff => fault::share(0.1, seed, Fault::Cut),
-            Store::IsGone => fault::lasting(lasts, Fault::SlowDown),
+            ObjectStoreFault::Throttles => fault::share(0.1, seed, Fault::SlowDown),
+            ObjectStoreFault::BreaksOff => fault::share(0.1, seed, Fault::Cut),
+            ObjectStoreFault::IsGone => fault::lasting(lasts, Fault::SlowDown),
         };
         self.s3.inject(counted(plan, struck.clone()));
         let outcome = async {
@@ -156,7 +156,7 @@ impl Stage {
             anyhow::Ok(read)
         }
         .await;
-        let trained = tokio::task::block_in_place(|| training.map(Training::end).transpose());
+        let trained = tokio::task::block_in_place(|| training.map(TrainingBeside::end).transpose());
         self.s3.heal();
         let mut found = self.findings(name, server, outcome, trained)?;
         let struck = struck.load(Ordering::Relaxed);
@@ -165,18 +165,20 @@ impl Stage {
         Ok(found)
     }
 
-    async fn disk_fault(&self, name: &str, what: Disk) -> anyhow::Result<Findings> {
+    async fn disk_fault(&self, name: &str, what: DiskFault) -> anyhow::Result<Findings> {
         let folder = tempfile::tempdir()?;
         let disk = match what {
-            Disk::IsFull | Disk::OneOfTwoIsFull => match SmallDisk::mount(self.small_disk_bytes()) {
-                Some(disk) => Some(disk),
-                None => return Ok(skipped(name, "no tmpfs can be mounted here")),
-            },
+            DiskFault::IsFull | DiskFault::OneOfTwoIsFull => {
+                match SmallDisk::mount(self.small_disk_bytes()) {
+                    Some(disk) => Some(disk),
+                    None => return Ok(skipped(name, "no tmpfs can be mounted here")),
+                }
+            }
             _ => None,
         };
         let cache = disk.as_ref().map_or_else(|| folder.path().join("cache"), SmallDisk::folder);
         let mut dirs = vec![cache.clone()];
-        dirs.extend((what == Disk::OneOfTwoIsFull).then(|| folder.path().join("other")));
+        dirs.extend((what == DiskFault::OneOfTwoIsFull).then(|| folder.path().join("other")));
         let server = self.node(&dirs, self.stored_bytes * 3 / 4)?;
         let training = self.training(&server, folder.path()).await?;
         let mut reader = self.reader(&server).await?;
@@ -193,12 +195,12 @@ impl Stage {
         heal(what, &cache);
         let outcome = outcome.map(|epoch| read.and(epoch));
         let fetched = self.table.data_bytes(&self.s3.log()) as f64 / self.table.projected_bytes() as f64;
-        let trained = tokio::task::block_in_place(|| training.map(Training::end).transpose());
+        let trained = tokio::task::block_in_place(|| training.map(TrainingBeside::end).transpose());
         // What the cache may hold would fill the small disk several times over; fills that find it full at the same time
         // leave some room.
         let filled = disk.as_ref().map(|disk| du(&disk.folder()) as f64 / self.small_disk_bytes() as f64);
         let came_back = match what {
-            Disk::IsFull | Disk::OneOfTwoIsFull => None,
+            DiskFault::IsFull | DiskFault::OneOfTwoIsFull => None,
             _ => Some(self.stores_again(&server, &mut reader).await?),
         };
         let mut found = self.findings(name, server, outcome, trained)?;
@@ -227,20 +229,14 @@ impl Stage {
     /// minute. Nothing is written for a job that stands still: what it needs next is in memory.
     async fn stores_again(&self, server: &Server, reader: &mut Reader) -> anyhow::Result<Option<f64>> {
         let written = async || {
-            let status = status(&server.endpoint).await?;
+            let status = status(&server).await?;
             anyhow::Ok(status.counters.context("a node has counters")?.store_bytes_written)
         };
         let (before, since) = (written().await?, Instant::now());
         while since.elapsed() < Duration::from_secs(60) {
             // A full cache has nothing to gain from one job and would write nothing.
-            let free = Run::find("forebay").map_err(anyhow::Error::msg)?.args([
-                "free",
-                &self.table.uri,
-                "--endpoint",
-                &server.endpoint,
-            ]);
-            let freed = tokio::task::block_in_place(|| free.try_end()).map_err(anyhow::Error::msg)?;
-            freed.success("forebay free").map_err(anyhow::Error::msg)?;
+            let free = Run::find("forebay")?.args(["free", &self.table.uri, "--endpoint", &server.endpoint]);
+            tokio::task::block_in_place(|| free.stdout())?;
             let wrong = reader.epoch().await?.wrong_values;
             anyhow::ensure!(wrong == 0, "{wrong} wrong values after the disk came back");
             if written().await? > before {
@@ -254,8 +250,8 @@ impl Stage {
         &self,
         name: &str,
         server: Server,
-        outcome: anyhow::Result<Epoch>,
-        trained: anyhow::Result<Option<trainer::Outcome>>,
+        outcome: anyhow::Result<EpochRead>,
+        trained: anyhow::Result<Option<trainer::Trained>>,
     ) -> anyhow::Result<Findings> {
         let mut found = Findings::default();
         match outcome {
@@ -287,7 +283,7 @@ impl Stage {
         let options = ServerOptions::for_s3(&self.s3).args(dirs);
         let options = options.args(["--cache-bytes", &limit.to_string()]);
         // It may well complain.
-        options.allow_log("").try_start().map_err(anyhow::Error::msg)
+        options.allow_log("").try_start()
     }
 
     async fn reader(&self, server: &Server) -> anyhow::Result<Reader> {
@@ -296,13 +292,13 @@ impl Stage {
     }
 
     /// A training run that has got its first rows, if one is wanted.
-    async fn training(&self, server: &Server, folder: &Path) -> anyhow::Result<Option<Training>> {
+    async fn training(&self, server: &Server, folder: &Path) -> anyhow::Result<Option<TrainingBeside>> {
         if !self.settings.trainer {
             return Ok(None);
         }
-        let training = Training::start(server, &self.s3.uri("mnist"), folder)?;
+        let training = TrainingBeside::start(server, &self.s3.uri("mnist"), folder)?;
         let since = Instant::now();
-        while status(&server.endpoint).await?.counters.is_none_or(|counters| counters.rows_served == 0) {
+        while status(&server).await?.counters.is_none_or(|counters| counters.rows_served == 0) {
             anyhow::ensure!(since.elapsed() < Duration::from_secs(60), "training asks for no rows");
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
@@ -324,11 +320,11 @@ fn counted(mut plan: Plan, struck: Arc<AtomicU64>) -> Plan {
 }
 
 /// Lets the disk do what it does; false where that is not allowed.
-fn strike(what: Disk, cache: &Path) -> anyhow::Result<bool> {
+fn strike(what: DiskFault, cache: &Path) -> anyhow::Result<bool> {
     match what {
-        Disk::IsFull | Disk::OneOfTwoIsFull => Ok(true),
-        Disk::Refuses => Ok(immutable(true, cache)),
-        Disk::LosesFiles => {
+        DiskFault::IsFull | DiskFault::OneOfTwoIsFull => Ok(true),
+        DiskFault::Refuses => Ok(immutable(true, cache)),
+        DiskFault::LosesFiles => {
             lose(&cache.join("v1"))?;
             Ok(true)
         }
@@ -350,8 +346,8 @@ fn lose(folder: &Path) -> std::io::Result<()> {
     }
 }
 
-fn heal(what: Disk, cache: &Path) {
-    if what == Disk::Refuses {
+fn heal(what: DiskFault, cache: &Path) {
+    if what == DiskFault::Refuses {
         immutable(false, cache);
     }
 }

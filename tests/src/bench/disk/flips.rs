@@ -5,14 +5,15 @@
 //! are left alone, reads on all the while: the node has to serve it undisturbed.
 
 use super::folder::{Identity, identity, segment_files};
-use super::status;
+use super::node::counters;
 use crate::harness::check::Findings;
-use crate::harness::fault::Dice;
-use crate::harness::process::{Server, ServerOptions, free_addresses};
-use crate::harness::reader::{Epoch, Job, Reader, read};
+use crate::harness::ports::free_address;
+use crate::harness::process::{Server, ServerOptions};
+use crate::harness::reader::{EpochRead, Job, read, read_until};
 use crate::harness::s3::S3Server;
 use crate::harness::table::{MIB_ROWS, Table};
 use anyhow::Context;
+use fastrand::Rng;
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -31,7 +32,7 @@ const SCRUB_MB_PER_S: &str = "200";
 
 /// How large the measurement is.
 #[derive(Debug, Clone, Copy)]
-pub struct Settings {
+pub struct FlipsSettings {
     /// How many files are damaged in all.
     pub flips: u64,
     /// Segments of the dataset, 1 MiB each.
@@ -48,33 +49,33 @@ struct Tally {
     detected: u64,
     /// What the node's own counter says; two readers that come across the same file may count it twice.
     counted: u64,
-    read: Epoch,
+    read: EpochRead,
 }
 
 /// Runs it.
-pub fn run(runtime: &Runtime, settings: &Settings) -> anyhow::Result<Findings> {
+pub fn run(runtime: &Runtime, settings: &FlipsSettings) -> anyhow::Result<Findings> {
     let mut found = runtime.block_on(flips(settings))?;
     found.add(runtime.block_on(scrub(settings))?);
     Ok(found)
 }
 
 /// Damages half of the files of a node that nobody reads from; waits until its scrub has found all of them, then reads.
-pub async fn scrub(settings: &Settings) -> anyhow::Result<Findings> {
+pub async fn scrub(settings: &FlipsSettings) -> anyhow::Result<Findings> {
     let s3 = S3Server::start();
     let table = Table::upload(&s3, "scrub", settings.segments, MIB_ROWS)?;
     let folder = tempfile::tempdir()?;
     let server = node(&s3, folder.path(), "127.0.0.1:0", SCRUB_MB_PER_S)?;
     read(&server.endpoint, &table, &Job::new(1, 1)).await?;
-    let (half, mut dice) = (settings.segments / 2, Dice::new(settings.seed));
+    let (half, mut dice) = (settings.segments / 2, Rng::with_seed(settings.seed));
     let damaged = damage(&folder.path().join("cache"), &BTreeSet::new(), half, &mut dice)?;
     let injected = damaged.len() as u64;
     let since = Instant::now();
-    while corrupt(&server).await? < injected && since.elapsed() < PATIENCE {
+    while counters(&server).await?.corrupt_segments < injected && since.elapsed() < PATIENCE {
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     let (took, detected) = (since.elapsed().as_secs_f64(), gone(&damaged));
     let wrong = read(&server.endpoint, &table, &Job::new(2, 1)).await?.wrong_values;
-    server.try_stop().map_err(anyhow::Error::msg)?;
+    server.try_stop()?;
     let mut found = Findings::default();
     found.value("scrub_injected", "files", injected as f64);
     found.value("scrub_detected", "files", detected as f64);
@@ -85,19 +86,19 @@ pub async fn scrub(settings: &Settings) -> anyhow::Result<Findings> {
     Ok(found)
 }
 
-async fn flips(settings: &Settings) -> anyhow::Result<Findings> {
+async fn flips(settings: &FlipsSettings) -> anyhow::Result<Findings> {
     let s3 = S3Server::start();
     let calm = Table::upload(&s3, "calm", 8, MIB_ROWS)?;
     let table = Table::upload(&s3, "flips", settings.segments, MIB_ROWS)?;
     let folder = tempfile::tempdir()?;
-    let address = free_addresses(1)?.remove(0);
+    let address = free_address()?;
     let mut server = node(&s3, folder.path(), &address, "0")?;
     read(&server.endpoint, &calm, &Job::new(1, 1)).await?;
     let spared: BTreeSet<PathBuf> = segment_files(&folder.path().join("cache")).into_iter().collect();
     let done = Arc::new(AtomicBool::new(false));
-    let bystander = tokio::spawn(read_on(server.endpoint.clone(), calm.clone(), done.clone()));
+    let bystander = read_until(&server.endpoint, &calm, Job::new(3, u64::MAX / 2), done.clone());
     read(&server.endpoint, &table, &Job::new(1, 1)).await?;
-    let (mut dice, mut tally, mut round) = (Dice::new(settings.seed), Tally::default(), 0);
+    let (mut dice, mut tally, mut round) = (Rng::with_seed(settings.seed), Tally::default(), 0);
     while tally.injected < settings.flips {
         round += 1;
         let most = (settings.flips - tally.injected).min(settings.segments / 3);
@@ -109,7 +110,7 @@ async fn flips(settings: &Settings) -> anyhow::Result<Findings> {
         );
         tally.injected += damaged.len() as u64;
         if round % 4 == 0 {
-            tally.counted += corrupt(&server).await?;
+            tally.counted += counters(&server).await?.corrupt_segments;
             server.kill();
             server = tokio::task::block_in_place(|| node(&s3, folder.path(), &address, "0"))?;
         }
@@ -123,12 +124,12 @@ async fn flips(settings: &Settings) -> anyhow::Result<Findings> {
     }
     done.store(true, Ordering::Relaxed);
     let beside = bystander.await??;
-    tally.counted += corrupt(&server).await?;
-    server.try_stop().map_err(anyhow::Error::msg)?;
+    tally.counted += counters(&server).await?.corrupt_segments;
+    server.try_stop()?;
     Ok(findings(settings, &tally, &beside))
 }
 
-fn findings(settings: &Settings, tally: &Tally, beside: &Epoch) -> Findings {
+fn findings(settings: &FlipsSettings, tally: &Tally, beside: &EpochRead) -> Findings {
     let wrong = tally.read.wrong_values + beside.wrong_values;
     let mut found = Findings::default();
     found.value("flips_injected", "files", tally.injected as f64);
@@ -153,22 +154,22 @@ fn damage(
     cache: &Path,
     spared: &BTreeSet<PathBuf>,
     most: u64,
-    dice: &mut Dice,
+    dice: &mut Rng,
 ) -> anyhow::Result<Vec<(PathBuf, Identity)>> {
     let mut files: Vec<PathBuf> =
         segment_files(cache).into_iter().filter(|file| !spared.contains(file)).collect();
     files.sort();
     let mut damaged = Vec::new();
     while (damaged.len() as u64) < most && !files.is_empty() {
-        let path = files.swap_remove(dice.below(files.len() as u64) as usize);
+        let path = files.swap_remove(dice.usize(..files.len()));
         let file = File::options().read(true).write(true).open(&path)?;
-        let at = dice.below(file.metadata()?.len());
-        match dice.below(4) {
+        let at = dice.u64(..file.metadata()?.len());
+        match dice.u8(..4) {
             0 => file.set_len(at)?,
             _ => {
                 let mut byte = [0];
                 file.read_exact_at(&mut byte, at)?;
-                byte[0] ^= 1 << dice.below(8);
+                byte[0] ^= 1 << dice.u64(..8);
                 file.write_all_at(&byte, at)?;
             }
         }
@@ -177,25 +178,11 @@ fn damage(
     Ok(damaged)
 }
 
-async fn read_on(endpoint: String, table: Table, done: Arc<AtomicBool>) -> anyhow::Result<Epoch> {
-    let mut reader = Reader::start(&endpoint, &table, &Job::new(3, u64::MAX / 2)).await?;
-    let mut all = Epoch::default();
-    while !done.load(Ordering::Relaxed) {
-        all = all.and(reader.epoch().await?);
-    }
-    Ok(all)
-}
-
 /// How many of these files are no longer there, or are others by now.
 fn gone(files: &[(PathBuf, Identity)]) -> u64 {
     let is_there =
         |(path, was): &&(PathBuf, Identity)| std::fs::metadata(path).is_ok_and(|of| identity(&of) == *was);
     files.len() as u64 - files.iter().filter(is_there).count() as u64
-}
-
-/// Files that this process of the node has found damaged.
-async fn corrupt(server: &Server) -> anyhow::Result<u64> {
-    Ok(status(&server.endpoint).await?.counters.context("a node has counters")?.corrupt_segments)
 }
 
 /// Comes when the node has ended by itself.
@@ -211,5 +198,5 @@ async fn death(server: &mut Server) -> ExitStatus {
 fn node(s3: &S3Server, folder: &Path, address: &str, scrub_mb_per_s: &str) -> anyhow::Result<Server> {
     let options = ServerOptions::for_s3(s3).folder(folder).args(["--listen", address]);
     let options = options.args(["--cache-bytes", "4GiB", "--scrub-mb-per-s", scrub_mb_per_s]);
-    options.allow_log("a segment file is damaged").try_start().map_err(anyhow::Error::msg)
+    options.allow_log("a segment file is damaged").try_start()
 }

@@ -9,7 +9,8 @@
 //! The node has memory for as many segments as it has by default (2 GiB for segments of 32 MiB): were it much more, the
 //! rows would be about what it keeps in memory.
 
-use super::{replay, start, status, stop};
+use super::node::{start, status};
+use super::replay;
 use crate::harness::check::Findings;
 use crate::harness::process::{Server, ServerOptions};
 use crate::harness::reader::{Job, Reader, read};
@@ -29,7 +30,7 @@ const MEMORY: &str = "16MiB";
 
 /// How large the measurement is.
 #[derive(Debug, Clone, Copy)]
-pub struct Settings {
+pub struct HitsSettings {
     /// Segments of the dataset, a quarter of a MiB each.
     pub segments: u64,
     /// Epochs; the first does not count.
@@ -39,16 +40,16 @@ pub struct Settings {
 }
 
 /// A dataset in a store, and what it takes up once it is held.
-pub struct Stage {
+pub struct HitsStage {
     s3: S3Server,
     table: Table,
     stored_bytes: u64,
-    settings: Settings,
+    settings: HitsSettings,
 }
 
 /// Runs it.
-pub fn run(runtime: &Runtime, settings: &Settings) -> anyhow::Result<Findings> {
-    let stage = runtime.block_on(Stage::new(settings))?;
+pub fn run(runtime: &Runtime, settings: &HitsSettings) -> anyhow::Result<Findings> {
+    let stage = runtime.block_on(HitsStage::new(settings))?;
     let mut found = Findings::default();
     for percent in PERCENTS {
         found.add(runtime.block_on(stage.one_job(percent))?);
@@ -57,9 +58,9 @@ pub fn run(runtime: &Runtime, settings: &Settings) -> anyhow::Result<Findings> {
     Ok(found)
 }
 
-impl Stage {
+impl HitsStage {
     /// Makes the dataset and measures what it takes up on disk.
-    pub async fn new(settings: &Settings) -> anyhow::Result<Self> {
+    pub async fn new(settings: &HitsSettings) -> anyhow::Result<Self> {
         let s3 = S3Server::start();
         let table = Table::upload(&s3, "hits", settings.segments, SEGMENT_ROWS)?;
         let stored_bytes = stored_bytes(&s3, &table).await?;
@@ -116,17 +117,19 @@ impl Stage {
             readers.push(Reader::start(&server.endpoint, &self.table, job).await?);
         }
         let (mut fetched, mut trace) = (Vec::new(), Vec::new());
+        self.s3.take_log();
         for number in 0..self.settings.epochs {
             let traces = readers.iter().map(|reader| reader.trace(number)).collect::<Result<Vec<_>, _>>()?;
             trace.push(interleave(&traces));
-            self.s3.take_log();
             let epochs = futures::future::try_join_all(readers.iter_mut().map(Reader::epoch)).await?;
             let wrong: u64 = epochs.iter().map(|epoch| epoch.wrong_values).sum();
             anyhow::ensure!(wrong == 0, "{wrong} wrong values in epoch {number}");
-            fetched.push(self.table.data_bytes(&self.s3.log()) as f64 / self.table.projected_bytes() as f64);
+            fetched.push(
+                self.table.data_bytes(&self.s3.take_log()) as f64 / self.table.projected_bytes() as f64,
+            );
         }
         drop(readers);
-        stop(server)?;
+        server.try_stop()?;
         Ok((fetched, trace))
     }
 
@@ -147,15 +150,15 @@ pub async fn stored_bytes(s3: &S3Server, table: &Table) -> anyhow::Result<u64> {
     let server = start(s3, 4 << 30)?;
     let epoch = read(&server.endpoint, table, &Job::new(0, 1)).await?;
     anyhow::ensure!(epoch.wrong_values == 0, "{} wrong values in a cold epoch", epoch.wrong_values);
-    let bytes = status(&server.endpoint).await?.cache_bytes_used;
-    stop(server)?;
+    let bytes = status(&server).await?.cache_bytes_used;
+    server.try_stop()?;
     Ok(bytes)
 }
 
 /// Starts a server that holds so many bytes, with little memory.
 fn start_small(s3: &S3Server, cache_bytes: u64) -> anyhow::Result<Server> {
     let options = ServerOptions::for_s3(s3).args(["--cache-bytes", &cache_bytes.to_string()]);
-    options.args(["--memory-bytes", MEMORY]).try_start().map_err(anyhow::Error::msg)
+    options.args(["--memory-bytes", MEMORY]).try_start()
 }
 
 /// One read of each in turn.

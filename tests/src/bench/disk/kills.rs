@@ -3,14 +3,13 @@
 
 use super::folder::Watch;
 use super::hits::stored_bytes;
-use super::status;
+use super::node::counters;
 use crate::harness::check::Findings;
-use crate::harness::fault::Dice;
-use crate::harness::process::{Server, ServerOptions, free_addresses};
-use crate::harness::reader::{Epoch, Job, Reader};
+use crate::harness::ports::free_address;
+use crate::harness::process::{Server, ServerOptions};
+use crate::harness::reader::{EpochRead, Job, read_until};
 use crate::harness::s3::S3Server;
 use crate::harness::table::{MIB_ROWS, Table};
-use anyhow::Context;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,7 +19,7 @@ use tokio::task::JoinHandle;
 
 /// How large the measurement is.
 #[derive(Debug, Clone, Copy)]
-pub struct Settings {
+pub struct KillsSettings {
     /// How often.
     pub kills: u64,
     /// Segments of the dataset, 1 MiB each; the cache holds half of them.
@@ -30,35 +29,35 @@ pub struct Settings {
 }
 
 /// Runs it.
-pub fn run(runtime: &Runtime, settings: &Settings) -> anyhow::Result<Findings> {
+pub fn run(runtime: &Runtime, settings: &KillsSettings) -> anyhow::Result<Findings> {
     runtime.block_on(kills(settings))
 }
 
-async fn kills(settings: &Settings) -> anyhow::Result<Findings> {
+async fn kills(settings: &KillsSettings) -> anyhow::Result<Findings> {
     let s3 = S3Server::start();
     let table = Table::upload(&s3, "kills", settings.segments, MIB_ROWS)?;
     let limit = stored_bytes(&s3, &table).await? / 2;
     let folder = tempfile::tempdir()?;
-    let address = free_addresses(1)?.remove(0);
+    let address = free_address()?;
     let start = || node(&s3, folder.path(), &address, limit);
     let mut server = start()?;
     let done = Arc::new(AtomicBool::new(false));
     let readers: Vec<_> =
-        jobs().into_iter().map(|job| read_on(&server.endpoint, &table, job, done.clone())).collect();
+        jobs().into_iter().map(|job| read_until(&server.endpoint, &table, job, done.clone())).collect();
     let watch = Watch::start(vec![folder.path().join("cache")]);
-    let mut dice = Dice::new(settings.seed);
+    let mut dice = fastrand::Rng::with_seed(settings.seed);
     let (mut killed, mut corrupt) = (0, 0);
     while killed < settings.kills && !readers.iter().all(JoinHandle::is_finished) {
-        tokio::time::sleep(Duration::from_millis(20 + dice.below(280))).await;
+        tokio::time::sleep(Duration::from_millis(dice.u64(20..300))).await;
         // What is counted corrupt was found by this process alone: it was written, then not fit to be read.
-        let counters = status(&server.endpoint).await?.counters.context("a node has counters")?;
+        let counters = counters(&server).await?;
         corrupt += counters.corrupt_segments;
         server.kill();
         killed += 1;
         server = tokio::task::block_in_place(start)?;
     }
     done.store(true, Ordering::Relaxed);
-    let mut seen = Epoch::default();
+    let mut seen = EpochRead::default();
     let mut errors = Vec::new();
     for reader in readers {
         match reader.await? {
@@ -67,7 +66,7 @@ async fn kills(settings: &Settings) -> anyhow::Result<Findings> {
         }
     }
     let (most, looks) = watch.end();
-    server.try_stop().map_err(anyhow::Error::msg)?;
+    server.try_stop()?;
     let over = most.saturating_sub(limit);
     let mut found = Findings::default();
     found.value("kills", "kills", killed as f64);
@@ -96,32 +95,14 @@ fn jobs() -> Vec<Job> {
     let columns = |names: &[&str]| Some(names.iter().map(|name| (*name).to_owned()).collect());
     vec![
         Job { columns: columns(&["id", "a"]), ..Job::new(1, u64::MAX / 2) },
-        Job { columns: columns(&["id", "b", "c"]), window: 8, world: 2, ..Job::new(2, u64::MAX / 2) },
-        Job { window: 2, ..Job::new(3, u64::MAX / 2) },
+        Job { columns: columns(&["id", "b", "c"]), world: 2, ..Job::new(2, u64::MAX / 2).window(8) },
+        Job::new(3, u64::MAX / 2).window(2),
     ]
-}
-
-/// Reads epoch after epoch until told to stop; the last one is read to its end.
-fn read_on(
-    endpoint: &str,
-    table: &Table,
-    job: Job,
-    done: Arc<AtomicBool>,
-) -> JoinHandle<anyhow::Result<Epoch>> {
-    let (endpoint, table) = (endpoint.to_owned(), table.clone());
-    tokio::spawn(async move {
-        let mut reader = Reader::start(&endpoint, &table, &job).await?;
-        let mut all = Epoch::default();
-        while !done.load(Ordering::Relaxed) {
-            all = all.and(reader.epoch().await?);
-        }
-        Ok(all)
-    })
 }
 
 fn node(s3: &S3Server, folder: &Path, address: &str, limit: u64) -> anyhow::Result<Server> {
     let options = ServerOptions::for_s3(s3).folder(folder).args(["--listen", address]);
     let options = options.args(["--cache-bytes", &limit.to_string()]);
     // A file that a kill left without its content is found and removed: that is what is wanted.
-    options.allow_log("a segment file is damaged").try_start().map_err(anyhow::Error::msg)
+    options.allow_log("a segment file is damaged").try_start()
 }

@@ -4,14 +4,13 @@
 //! The figure is the kernel's high-water mark of resident memory, which has mapped segment files in it; what is not
 //! backed by a file is told beside it.
 
-use super::{status, stop};
+use super::node::counters;
 use crate::harness::check::Findings;
 use crate::harness::process::ServerOptions;
 use crate::harness::reader::{Job, read};
 use crate::harness::report::Row;
 use crate::harness::s3::S3Server;
 use crate::harness::table::{MIB_ROWS, Table};
-use anyhow::Context;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -19,7 +18,7 @@ use tokio::runtime::Runtime;
 
 /// How large the measurement is.
 #[derive(Debug, Clone, Copy)]
-pub struct Settings {
+pub struct MemorySettings {
     /// The node's memory budget; the dataset has 20 times as much.
     pub budget_mib: u64,
     /// How often, each time with a fresh node.
@@ -33,7 +32,7 @@ struct Peak {
 }
 
 /// Runs it.
-pub fn run(runtime: &Runtime, settings: &Settings) -> anyhow::Result<Findings> {
+pub fn run(runtime: &Runtime, settings: &MemorySettings) -> anyhow::Result<Findings> {
     let s3 = S3Server::start();
     let table = Table::upload(&s3, "memory", 20 * settings.budget_mib, MIB_ROWS)?;
     let mut peaks = Vec::new();
@@ -58,7 +57,7 @@ async fn peak(s3: &S3Server, table: &Table, budget_mib: u64) -> anyhow::Result<P
     let options = ServerOptions::for_s3(s3).args(["--cache-bytes", &cache_bytes.to_string()]);
     let options = options.args(["--memory-bytes", &format!("{budget_mib}MiB")]);
     let options = options.allow_log("neither the cache nor memory has room");
-    let server = options.try_start().map_err(anyhow::Error::msg)?;
+    let server = options.try_start()?;
     let (anonymous, done) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
     let watch = {
         let (pid, anonymous, done) = (server.pid(), anonymous.clone(), done.clone());
@@ -80,9 +79,9 @@ async fn peak(s3: &S3Server, table: &Table, budget_mib: u64) -> anyhow::Result<P
     done.store(true, Ordering::Relaxed);
     watch.await?;
     let resident = kib(server.pid(), "VmHWM").unwrap_or(0);
-    let counters = status(&server.endpoint).await?.counters.context("a node has counters")?;
+    let counters = counters(&server).await?;
     anyhow::ensure!(counters.evictions > 0 && counters.bypassed > 0, "nothing was evicted or in transit");
-    stop(server)?;
+    server.try_stop()?;
     let anonymous = anonymous.load(Ordering::Relaxed);
     Ok(Peak { resident_mib: resident as f64 / 1024.0, anonymous_mib: anonymous as f64 / 1024.0 })
 }

@@ -1,6 +1,6 @@
 //! Restarts: what was held is held, and the index is rebuilt fast.
 
-use super::{status, stop};
+use super::node::counters;
 use crate::harness::check::Findings;
 use crate::harness::process::{Run, Server, ServerOptions};
 use crate::harness::reader::{Job, read};
@@ -13,7 +13,7 @@ use tokio::runtime::Runtime;
 
 /// How large the measurement is.
 #[derive(Debug, Clone, Copy)]
-pub struct Settings {
+pub struct RestartSettings {
     /// Segments that are read again after the restart, 1 MiB each.
     pub segments: u64,
     /// Segments of one row whose index is rebuilt.
@@ -21,7 +21,7 @@ pub struct Settings {
 }
 
 /// Runs it.
-pub fn run(runtime: &Runtime, settings: &Settings) -> anyhow::Result<Findings> {
+pub fn run(runtime: &Runtime, settings: &RestartSettings) -> anyhow::Result<Findings> {
     let mut found = runtime.block_on(warm(settings.segments))?;
     found.add(index(settings.tiny_segments)?);
     Ok(found)
@@ -34,12 +34,12 @@ pub async fn warm(segments: u64) -> anyhow::Result<Findings> {
     let folder = tempfile::tempdir()?;
     let server = roomy(&s3, folder.path())?;
     read(&server.endpoint, &table, &Job::new(1, 1)).await?;
-    stop(server)?;
+    server.try_stop()?;
     s3.take_log();
     let server = roomy(&s3, folder.path())?;
     let epoch = read(&server.endpoint, &table, &Job::new(2, 1)).await?;
-    let counters = status(&server.endpoint).await?.counters.context("a node has counters")?;
-    stop(server)?;
+    let counters = counters(&server).await?;
+    server.try_stop()?;
     let from_objects = table.object_bytes(&s3.log());
     let reads = counters.hits + counters.joins + counters.misses;
     let mut found = Findings::default();
@@ -64,18 +64,17 @@ fn index(segments: u64) -> anyhow::Result<Findings> {
     let table = Table::upload_tiny(&s3, "tiny", segments)?;
     let folder = tempfile::tempdir()?;
     let server = roomy(&s3, folder.path())?;
-    let load = Run::find("forebay").map_err(anyhow::Error::msg)?;
+    let load = Run::find("forebay")?;
     let load = load.args(["load", &table.uri, "--segment-bytes", "1", "--endpoint", &server.endpoint]);
-    let loaded =
-        load.limit(Duration::from_secs(600)).try_end().and_then(|ended| ended.success("forebay load"));
-    loaded.map_err(anyhow::Error::msg)?;
-    stop(server)?;
+    let loaded = load.limit(Duration::from_secs(600)).stdout();
+    loaded?;
+    server.try_stop()?;
     let mut speeds = Vec::new();
     for _ in 0..5 {
         std::fs::remove_file(folder.path().join("server.log"))?;
         let server = roomy(&s3, folder.path())?;
         let log = server.log();
-        stop(server)?;
+        server.try_stop()?;
         let line = log.lines().find(|line| line.contains("the index is rebuilt"));
         let line = line.context("the server logs that the index is rebuilt")?;
         let (held, ms) = (field(line, "segments=")?, field(line, "ms=")?);
@@ -91,7 +90,7 @@ fn index(segments: u64) -> anyhow::Result<Findings> {
 
 fn roomy(s3: &S3Server, folder: &Path) -> anyhow::Result<Server> {
     let options = ServerOptions::for_s3(s3).folder(folder).args(["--cache-bytes", "8GiB"]);
-    options.try_start().map_err(anyhow::Error::msg)
+    options.try_start()
 }
 
 /// A number in a line of the log, after its name.

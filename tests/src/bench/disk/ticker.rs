@@ -22,7 +22,7 @@ const GAUGE: &str = "forebay_ticker_stall_ms_max";
 
 /// How large the measurement is.
 #[derive(Debug, Clone, Copy)]
-pub struct Settings {
+pub struct TickerSettings {
     /// Segments of the dataset, 1 MiB each.
     pub segments: u64,
     /// How often each is measured, in turn.
@@ -30,13 +30,13 @@ pub struct Settings {
 }
 
 /// Runs it.
-pub fn run(settings: &Settings) -> anyhow::Result<Findings> {
+pub fn run(settings: &TickerSettings) -> anyhow::Result<Findings> {
     let s3 = S3Server::start();
     let table = Table::upload(&s3, "ticker", settings.segments, MIB_ROWS)?;
     let folder = tempfile::tempdir()?;
     let server = node(&s3, folder.path())?;
     epoch(&server, &table)?;
-    server.try_stop().map_err(anyhow::Error::msg)?;
+    server.try_stop()?;
     let (mut idle, mut warm, mut cold) = (Vec::new(), Vec::new(), Vec::new());
     for _ in 0..settings.runs {
         // Pages that are mapped cannot be dropped, so that is done while no node runs.
@@ -49,7 +49,7 @@ pub fn run(settings: &Settings) -> anyhow::Result<Findings> {
         cold.push(stall_ms(&server)?);
         epoch(&server, &table)?;
         warm.push(stall_ms(&server)?);
-        server.try_stop().map_err(anyhow::Error::msg)?;
+        server.try_stop()?;
     }
     let idle = Row::of("ticker_stall_idle_ms", "ms", &idle);
     let cold = Row::of("ticker_stall_cold_ms", "ms", &cold).against("idle", idle.value);
@@ -70,8 +70,8 @@ fn epoch(server: &Server, table: &Table) -> anyhow::Result<()> {
     let run = Run::program("nice", "forebay epoch").args(["-n", "19"]).arg(binary("forebay"));
     let run = run.args(["epoch", &table.uri, "--endpoint", &server.endpoint, "--world", "4"]);
     let run = run.args(["--segment-bytes", &table.segment_bytes.to_string()]);
-    let ended = run.try_end().and_then(|ended| ended.success("forebay epoch"));
-    ended.map(drop).map_err(anyhow::Error::msg)
+    let ended = run.stdout();
+    ended.map(drop)
 }
 
 /// Lets the kernel forget the content of all segment files.
@@ -97,5 +97,5 @@ fn stall_ms(server: &Server) -> anyhow::Result<f64> {
 
 fn node(s3: &S3Server, folder: &Path) -> anyhow::Result<Server> {
     let options = ServerOptions::for_s3(s3).folder(folder).args(["--cache-bytes", "8GiB"]);
-    options.try_start().map_err(anyhow::Error::msg)
+    options.try_start()
 }

@@ -1,30 +1,17 @@
 //! 200 SIGKILLs: a reading process is killed at random steps and resumed, each time with another world size, from one
 //! cache node or from three.
 
-use super::open;
-use super::reader::{Checkpoint, GLOBAL_BATCH, Seen, WORLDS};
-use crate::harness::fault::Dice;
+use super::dataset::open;
+use super::reader::{Checkpoint, EpochSeen, GLOBAL_BATCH, WORLDS, settings};
+use crate::harness::check::{Check, Findings};
+use crate::harness::reader::planned_digest;
 use crate::harness::report::Row;
 use anyhow::Context;
-use forebay_client::loader::Shuffle;
-use forebay_proto::digest::OrderDigest;
-use forebay_proto::plan::Order;
-use forebay_proto::plan::steps::{Cut, Ending, Layout, Steps};
 use std::collections::BTreeMap;
 use std::io::Read;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use tokio::runtime::Runtime;
-
-/// How it ended.
-pub struct Outcome {
-    /// Whether every epoch's digest and number of samples are those of a run without kills.
-    pub exact: bool,
-    /// One line for a person.
-    pub verdict: String,
-    /// The figures.
-    pub rows: Vec<Row>,
-}
 
 /// Kills `kills` times, then reads to the end, and compares with the plan and with a run that was not disturbed. Each
 /// process reads from one of `endpoints`, which belong to clusters of different size.
@@ -34,7 +21,7 @@ pub fn run(
     uri: &str,
     kills: u32,
     seed: u64,
-) -> anyhow::Result<Outcome> {
+) -> anyhow::Result<Findings> {
     let endpoint = endpoints.first().context("there is a cluster")?.as_str();
     let folder = tempfile::tempdir()?;
     let (steps_per_epoch, dataset_rows) = {
@@ -45,14 +32,14 @@ pub fn run(
     // Kills come after 20 steps on average; a third more leaves steps for the last process.
     let epochs = (u64::from(kills) * most * 2 / 3).div_ceil(steps_per_epoch).max(2);
     let path = folder.path().join("killed.json");
-    let mut random = Dice::new(seed);
+    let mut random = fastrand::Rng::with_seed(seed);
     let mut killed = 0;
     let mut world = 0;
     while killed < kills {
         let others: Vec<u32> = WORLDS.iter().copied().filter(|w| *w != world).collect();
-        world = others[random.below(others.len() as u64) as usize];
-        let after = 1 + random.below(most);
-        let cluster = &endpoints[random.below(endpoints.len() as u64) as usize];
+        world = others[random.usize(..others.len())];
+        let after = random.u64(1..=most);
+        let cluster = &endpoints[random.usize(..endpoints.len())];
         match kill_after(cluster, uri, world, epochs, &path, after)? {
             true => killed += 1,
             false => break,
@@ -78,7 +65,7 @@ pub fn run(
         row("kills_samples_repeated", "samples", repeated as f64),
         row("kills_digests_equal", "1 = yes", f64::from(u8::from(exact))),
     ];
-    Ok(Outcome { exact, verdict, rows })
+    Ok(Findings { rows, checks: vec![Check::of(verdict, "", exact)] })
 }
 
 fn reader(endpoint: &str, uri: &str, world: u32, epochs: u64, checkpoint: &Path) -> anyhow::Result<Command> {
@@ -114,27 +101,12 @@ fn finish(endpoint: &str, uri: &str, world: u32, epochs: u64, checkpoint: &Path)
 }
 
 /// What the plan says every epoch holds.
-async fn planned(endpoint: &str, uri: &str, epochs: u64) -> anyhow::Result<BTreeMap<u64, Seen>> {
+async fn planned(endpoint: &str, uri: &str, epochs: u64) -> anyhow::Result<BTreeMap<u64, EpochSeen>> {
     let dataset = open(endpoint, uri).await?;
-    let manifest = dataset.manifest();
-    let first_row = |s: u32| manifest.segments()[s as usize].first_row;
-    let cut = Cut {
-        first_position: 0,
-        global_batch: GLOBAL_BATCH,
-        world: 1,
-        ending: Ending::Pad,
-        layout: Layout::Segment,
+    let settings = settings();
+    let seen = |epoch| {
+        let digest = planned_digest(dataset.manifest(), &settings, epoch)?;
+        Ok((epoch, EpochSeen { digest: digest.to_string(), samples: dataset.manifest().rows() }))
     };
-    let mut all = BTreeMap::new();
-    for epoch in 0..epochs {
-        let order = Order::new(manifest, 11, epoch, Shuffle::Window(8));
-        let steps = Steps::new(&order, cut)?;
-        let (mut digest, mut slots) = (OrderDigest::default(), Vec::new());
-        for step in 0..steps.count() {
-            steps.batch(step, 0, &mut slots);
-            digest.merge(steps.digest(&slots, first_row));
-        }
-        all.insert(epoch, Seen { digest: digest.to_string(), samples: manifest.rows() });
-    }
-    Ok(all)
+    (0..epochs).map(seen).collect()
 }

@@ -1,5 +1,6 @@
 //! The plan by itself: speed, opening, and the quality of the shuffle.
 
+use crate::harness::check::Findings;
 use crate::harness::report::Row;
 use forebay_proto::manifest::Digest;
 use forebay_proto::plan::{Order, PlanKey, Sample, Shuffle};
@@ -11,8 +12,15 @@ fn order(rows: &[u64], seed: u64, shuffle: Shuffle) -> Order {
     Order::of_segments(rows, PlanKey { manifest: Digest(7), seed, epoch: 0, shuffle })
 }
 
+/// Measures all of it.
+pub fn run() -> Findings {
+    let mut rows = speed();
+    rows.extend(quality());
+    Findings { rows, checks: Vec::new() }
+}
+
 /// Positions per second on one core, and the time to open a plan over 10 billion rows in 1 million segments.
-pub fn speed() -> Vec<Row> {
+fn speed() -> Vec<Row> {
     let mut rows = Vec::new();
     for (name, shuffle) in [
         ("plan_positions_per_s", Shuffle::Window(16)),
@@ -47,7 +55,7 @@ pub fn speed() -> Vec<Row> {
 
 /// For each window: same-segment pairs within a batch against a uniform shuffle's, and mean displacement against a
 /// uniform shuffle's (a third of the dataset). 1.0 is a uniform shuffle.
-pub fn quality() -> Vec<Row> {
+fn quality() -> Vec<Row> {
     const SEGMENTS: u64 = 256;
     const ROWS: u64 = 4000;
     const BATCH: usize = 256;

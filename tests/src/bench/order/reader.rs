@@ -3,7 +3,7 @@
 //! A checkpoint holds the loader state together with what was seen so far, and is replaced atomically, as a trainer's
 //! is: whatever a killed process had read beyond it counts as not read.
 
-use super::open;
+use super::dataset::open;
 use anyhow::Context;
 use clap::Args;
 use forebay_client::loader::Shuffle;
@@ -21,7 +21,7 @@ pub const GLOBAL_BATCH: u64 = 48;
 pub const WORLDS: [u32; 7] = [1, 2, 3, 4, 6, 8, 16];
 
 #[derive(Debug, Clone, Args)]
-pub struct Options {
+pub struct ReaderOptions {
     #[arg(long)]
     endpoint: String,
     #[arg(long)]
@@ -36,7 +36,7 @@ pub struct Options {
 
 /// What was read of an epoch: its digest and number of samples.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Seen {
+pub struct EpochSeen {
     /// The merged digest, in hex.
     pub digest: String,
     /// Samples, padding left out.
@@ -48,7 +48,7 @@ pub struct Checkpoint {
     /// The loader state's bytes.
     state: Option<Vec<u8>>,
     /// By epoch.
-    pub seen: BTreeMap<u64, Seen>,
+    pub seen: BTreeMap<u64, EpochSeen>,
 }
 
 impl Checkpoint {
@@ -67,21 +67,24 @@ impl Checkpoint {
     }
 }
 
+/// What its order depends on, and how much it reads ahead.
+pub fn settings() -> LoaderSettings {
+    LoaderSettings {
+        seed: 11,
+        shuffle: Shuffle::Window(8),
+        global_batch: GLOBAL_BATCH,
+        prefetch_bytes: 8 << 20,
+        ..Default::default()
+    }
+}
+
 /// Reads on from the checkpoint to the end of the last epoch; writes one byte to stdout per step.
-pub async fn run(options: &Options) -> anyhow::Result<()> {
+pub async fn run(options: &ReaderOptions) -> anyhow::Result<()> {
     let dataset = open(&options.endpoint, &options.uri).await?;
     let mut checkpoint = Checkpoint::load(&options.checkpoint)?;
     let start = |rank| {
-        let mut settings = LoaderSettings {
-            seed: 11,
-            shuffle: Shuffle::Window(8),
-            global_batch: GLOBAL_BATCH,
-            rank,
-            world: options.world,
-            epochs: Some(options.epochs),
-            prefetch_bytes: 8 << 20,
-            ..Default::default()
-        };
+        let mut settings =
+            LoaderSettings { rank, world: options.world, epochs: Some(options.epochs), ..settings() };
         if let Some(state) = &checkpoint.state {
             settings.load_state_dict(state)?;
         }
@@ -95,14 +98,16 @@ pub async fn run(options: &Options) -> anyhow::Result<()> {
             match rank.next().await? {
                 Some(Event::Batch(batch)) => {
                     going = true;
-                    let seen = checkpoint
-                        .seen
-                        .entry(batch.epoch())
-                        .or_insert_with(|| Seen { digest: OrderDigest::default().to_string(), samples: 0 });
+                    let seen = checkpoint.seen.entry(batch.epoch()).or_insert_with(|| EpochSeen {
+                        digest: OrderDigest::default().to_string(),
+                        samples: 0,
+                    });
                     let mut digest: OrderDigest = seen.digest.parse()?;
                     digest.merge(batch.digest());
-                    *seen =
-                        Seen { digest: digest.to_string(), samples: seen.samples + batch.real_rows() as u64 };
+                    *seen = EpochSeen {
+                        digest: digest.to_string(),
+                        samples: seen.samples + batch.real_rows() as u64,
+                    };
                 }
                 Some(Event::EpochEnd(_)) => going = true,
                 None => {}

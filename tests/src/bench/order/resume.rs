@@ -1,6 +1,7 @@
 //! What a resume costs, and what a window costs: both against a warm node.
 
-use super::open;
+use super::dataset::open;
+use crate::harness::check::Findings;
 use crate::harness::report::Row;
 use forebay_client::loader::{LoaderState, Shuffle};
 use forebay_client::{Event, Loader, LoaderSettings};
@@ -17,6 +18,14 @@ fn settings() -> LoaderSettings {
     }
 }
 
+/// Measures all of it.
+pub async fn run(endpoint: &str, uri: &str) -> anyhow::Result<Findings> {
+    let mut rows = ttfb(endpoint, uri).await?;
+    rows.extend(rollover(endpoint, uri).await?);
+    rows.extend(throughput(endpoint, uri).await?);
+    Ok(Findings { rows, checks: Vec::new() })
+}
+
 /// Reads one epoch, so that the node holds every segment.
 pub async fn read_once(endpoint: &str, uri: &str) -> anyhow::Result<()> {
     let mut loader = Loader::start(&open(endpoint, uri).await?, settings())?;
@@ -25,7 +34,7 @@ pub async fn read_once(endpoint: &str, uri: &str) -> anyhow::Result<()> {
 }
 
 /// Time to the first batch from the start and from 90 % of an epoch, interleaved, and their ratio.
-pub async fn ttfb(endpoint: &str, uri: &str) -> anyhow::Result<Vec<Row>> {
+async fn ttfb(endpoint: &str, uri: &str) -> anyhow::Result<Vec<Row>> {
     let dataset = open(endpoint, uri).await?;
     let settings = settings();
     let key = PlanKey {
@@ -59,7 +68,7 @@ pub async fn ttfb(endpoint: &str, uri: &str) -> anyhow::Result<Vec<Row>> {
 
 /// The wait for the first batch of an epoch after the last of the one before, with a consumer that takes 1 ms for a
 /// step; and the same for all other batches.
-pub async fn rollover(endpoint: &str, uri: &str) -> anyhow::Result<Vec<Row>> {
+async fn rollover(endpoint: &str, uri: &str) -> anyhow::Result<Vec<Row>> {
     let dataset = open(endpoint, uri).await?;
     let mut loader = Loader::start(&dataset, LoaderSettings { epochs: Some(8), ..settings() })?;
     let (mut first, mut other, mut fresh) = (Vec::new(), Vec::new(), false);
@@ -83,7 +92,7 @@ pub async fn rollover(endpoint: &str, uri: &str) -> anyhow::Result<Vec<Row>> {
 }
 
 /// Warm rows per second by window, interleaved.
-pub async fn throughput(endpoint: &str, uri: &str) -> anyhow::Result<Vec<Row>> {
+async fn throughput(endpoint: &str, uri: &str) -> anyhow::Result<Vec<Row>> {
     let dataset = open(endpoint, uri).await?;
     let shuffles = [
         ("w1", Shuffle::Window(1)),

@@ -7,6 +7,7 @@ use anyhow::{Context, Result};
 use serde_json::Value;
 
 use super::trainer;
+use crate::harness::check::Findings;
 use crate::harness::mnist;
 use crate::harness::process::{Run, ServerOptions};
 use crate::harness::report::Row;
@@ -21,27 +22,21 @@ const BATCH: &str = "16384";
 /// The share of the loader's speed that the emulated accelerator asks for.
 const HEADSPACE: f64 = 0.8;
 
-/// The rows.
-pub fn measure(runs: u32) -> Result<Vec<Row>> {
+/// Measures it so often.
+pub fn measure(runs: u32) -> Result<Findings> {
     let s3 = S3Server::start();
     for copy in 0..COPIES {
         mnist::upload_folder(&s3, &mnist::folder().join("train"), &format!("many/{copy}"))?;
     }
     let proxy = SlowProxy::start(&s3.endpoint, Slowness::remote_s3());
-    let server = ServerOptions::for_endpoint(&s3, &proxy.endpoint).try_start().map_err(anyhow::Error::msg)?;
+    let server = ServerOptions::for_endpoint(&s3, &proxy.endpoint).try_start()?;
     let (uri, endpoint) = (s3.uri("many/"), server.endpoint.clone());
     let folder = tempfile::tempdir()?;
     let train = |flags: &[&str]| {
         let line = [&["--endpoint", &endpoint, "--train", &uri, "--batch", BATCH], flags].concat();
         Ok::<_, anyhow::Error>(trainer::report(line, folder.path())?.0)
     };
-    let free = || -> Result<()> {
-        let run = Run::find("forebay").map_err(anyhow::Error::msg)?;
-        let ended =
-            run.args(["free", &uri, "--endpoint", &endpoint]).try_end().map_err(anyhow::Error::msg)?;
-        ended.success("forebay free").map_err(anyhow::Error::msg)?;
-        Ok(())
-    };
+    let free = || Run::find("forebay")?.args(["free", &uri, "--endpoint", &endpoint]).stdout();
     train(&["--data-only", "--epochs", "1"])?;
     let (mut own, mut warm, mut late) = (Vec::new(), Vec::new(), Vec::new());
     let (mut cold, mut cold_samples) = (Vec::new(), Vec::new());
@@ -66,14 +61,15 @@ pub fn measure(runs: u32) -> Result<Vec<Row>> {
         cold.push(utilisation(&first["epochs"][0])?);
         cold_samples.push(number(&first["epochs"][0], "samples_per_s")?);
     }
-    server.try_stop().map_err(anyhow::Error::msg)?;
-    Ok(vec![
+    server.try_stop()?;
+    let rows = vec![
         Row::of("au_warm", "% of the time", &warm),
         Row::of("au_step_late_us", "us", &late),
         Row::of("au_cold", "% of the time", &cold),
         Row::of("au_loader_ms_per_step", "ms", &own),
         Row::of("au_cold_samples_per_s", "samples/s", &cold_samples),
-    ])
+    ];
+    Ok(Findings { rows, checks: Vec::new() })
 }
 
 fn utilisation(epoch: &Value) -> Result<f64> {

@@ -7,13 +7,13 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 
-use super::{Check, Outcome, trainer};
-use crate::harness::fault::Dice;
+use super::trainer;
+use crate::harness::check::{Check, Findings};
 use crate::harness::mnist;
 use crate::harness::report::Row;
 
 /// Kills it so often.
-pub fn measure(crashes: u32, seed: u64) -> Result<Outcome> {
+pub fn measure(crashes: u32, seed: u64) -> Result<Findings> {
     let uri = format!("file://{}", mnist::folder().join("test").canonicalize()?.display());
     let folder = tempfile::tempdir()?;
     let checkpoints = folder.path().join("checkpoints");
@@ -21,30 +21,30 @@ pub fn measure(crashes: u32, seed: u64) -> Result<Outcome> {
     let line =
         ["--direct", "--train", &uri, "--epochs", "100000", "--batch", "50", "--checkpoint-every", "1"];
     let line: Vec<_> = line.into_iter().chain(["--checkpoint-dir", &directory]).collect();
-    let mut dice = Dice::new(seed);
+    let mut dice = fastrand::Rng::with_seed(seed);
     let (mut last, mut unfinished, mut wrong) = (0, 0, Vec::new());
     for crash in 0..crashes {
-        let mut run = trainer::run(&line)?.try_start().map_err(anyhow::Error::msg)?;
+        let mut run = trainer::run(&line)?.try_start()?;
         trainer::wait_for_step(&mut run, &checkpoints, last + 1)?;
         // Within about two steps, each of which writes one.
-        std::thread::sleep(Duration::from_secs_f64(0.03 * dice.roll()));
+        std::thread::sleep(Duration::from_secs_f64(0.03 * dice.f64()));
         // The rank itself: its launcher ends when it is gone.
         trainer::children(run.pid()).into_iter().try_for_each(trainer::kill)?;
-        let ended = run.try_end().map_err(anyhow::Error::msg)?;
+        let ended = run.try_end()?;
         let said = String::from_utf8_lossy(&ended.stdout).into_owned();
         wrong.extend(lost(last, &said, &ended.stderr).map(|what| format!("crash {crash}: {what}")));
         unfinished += u32::from(leftovers(&checkpoints)?);
         last = trainer::checkpoints(&checkpoints).last().copied().context("no checkpoint is left")?;
     }
     // The last crash as well: whether it cost its checkpoint shows when that is loaded.
-    let mut run = trainer::run(&line)?.try_start().map_err(anyhow::Error::msg)?;
+    let mut run = trainer::run(&line)?.try_start()?;
     trainer::wait_for_step(&mut run, &checkpoints, last + 1)?;
     trainer::children(run.pid()).into_iter().try_for_each(trainer::kill)?;
-    let ended = run.try_end().map_err(anyhow::Error::msg)?;
+    let ended = run.try_end()?;
     let said = String::from_utf8_lossy(&ended.stdout).into_owned();
     wrong.extend(lost(last, &said, &ended.stderr).map(|what| format!("after the last crash: {what}")));
     let text = format!(
-        "{crashes} crashes while writing checkpoints ({unfinished} of them in the middle of one): the last complete one \
+        "{crashes} crashes while writing checkpoints, seed {seed} ({unfinished} of them in the middle of one): the last complete one \
          did not load {} times{}",
         wrong.len(),
         wrong.first().map(|first| format!(", first {first}")).unwrap_or_default()
@@ -54,7 +54,7 @@ pub fn measure(crashes: u32, seed: u64) -> Result<Outcome> {
         Row::of("checkpoint_crashes_in_mid_write", "crashes", &[f64::from(unfinished)]),
         Row::of("checkpoint_crashes_lost", "checkpoints", &[wrong.len() as f64]),
     ];
-    Ok(Outcome { rows, check: Check { kept: wrong.is_empty(), text } })
+    Ok(Findings { rows, checks: vec![Check::of(text, "", wrong.is_empty())] })
 }
 
 /// What is wrong with a run that was to go on from the checkpoint of step `last`, if anything is.

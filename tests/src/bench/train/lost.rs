@@ -6,16 +6,18 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 
-use super::{Check, Outcome, trainer};
+use super::trainer;
+use crate::harness::check::{Check, Findings};
 use crate::harness::mnist;
-use crate::harness::process::{Running, free_addresses};
+use crate::harness::ports::free_address;
+use crate::harness::process::Running;
 use crate::harness::report::Row;
 
 /// The promise.
 const LIMIT_S: f64 = 10.0;
 
 /// Kills a rank so often with our launcher, and as often without.
-pub fn measure(kills: u32) -> Result<Outcome> {
+pub fn measure(kills: u32) -> Result<Findings> {
     let uri = format!("file://{}", mnist::folder().join("test").canonicalize()?.display());
     let (mut launched, mut alone, mut named) = (Vec::new(), Vec::new(), 0);
     for kill in 0..kills {
@@ -38,7 +40,7 @@ pub fn measure(kills: u32) -> Result<Outcome> {
         Row::of("kill_detect_without_launcher_s", "s", &alone),
         Row::of("kill_named", "share of kills", &[f64::from(named) / f64::from(2 * kills)]),
     ];
-    Ok(Outcome { rows, check: Check { kept, text } })
+    Ok(Findings { rows, checks: vec![Check::of(text, "", kept)] })
 }
 
 /// Whether a survivor's last line blames `victim`, beside saying who it is itself.
@@ -56,7 +58,7 @@ fn settle() {
 }
 
 fn with_launcher(uri: &str, victim: usize) -> Result<(f64, String)> {
-    let run = trainer::run(line(uri))?.args(["--nproc", "3"]).try_start().map_err(anyhow::Error::msg)?;
+    let run = trainer::run(line(uri))?.args(["--nproc", "3"]).try_start()?;
     settle();
     let ranks = trainer::children(run.pid());
     ensure!(ranks.len() == 3, "three ranks were started, not {}", ranks.len());
@@ -64,20 +66,20 @@ fn with_launcher(uri: &str, victim: usize) -> Result<(f64, String)> {
     ranks.sort_unstable();
     trainer::kill(ranks[victim].1)?;
     let began = Instant::now();
-    let ended = run.try_end().map_err(anyhow::Error::msg)?;
+    let ended = run.try_end()?;
     ensure!(ended.code.is_some_and(|code| code != 0), "a run without a rank ended with {:?}", ended.code);
     Ok((began.elapsed().as_secs_f64(), ended.stderr))
 }
 
 fn without_launcher(uri: &str, victim: usize) -> Result<(f64, Vec<String>)> {
-    let address = free_addresses(1)?.remove(0);
+    let address = free_address()?;
     let port = address.rsplit(':').next().unwrap_or_default().to_owned();
     let start = |rank: usize| -> Result<Running> {
         let rank = rank.to_string();
         let place = [("RANK", rank.as_str()), ("LOCAL_RANK", &rank), ("WORLD_SIZE", "3")];
         let run = trainer::run(line(uri))?.envs(place).envs([("GLOO_SOCKET_IFNAME", "lo")]);
         let run = run.envs([("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", &port)]);
-        run.envs([("TORCH_CPP_LOG_LEVEL", "FATAL")]).try_start().map_err(anyhow::Error::msg)
+        run.envs([("TORCH_CPP_LOG_LEVEL", "FATAL")]).try_start()
     };
     let mut ranks = (0..3).map(start).collect::<Result<Vec<_>>>()?;
     settle();
@@ -86,7 +88,7 @@ fn without_launcher(uri: &str, victim: usize) -> Result<(f64, Vec<String>)> {
     let began = Instant::now();
     let mut said = Vec::new();
     for rank in ranks {
-        let ended = rank.try_end().map_err(anyhow::Error::msg)?;
+        let ended = rank.try_end()?;
         ensure!(ended.code.is_some_and(|code| code != 0), "a survivor ended with {:?}", ended.code);
         said.push(ended.stderr.lines().last().unwrap_or_default().to_owned());
     }

@@ -3,17 +3,18 @@
 use anyhow::{Context, Result};
 use serde_json::Value;
 
-use super::{Check, Outcome, trainer};
+use super::trainer;
+use crate::harness::check::{Check, Findings};
 use crate::harness::mnist;
 use crate::harness::process::ServerOptions;
 use crate::harness::report::Row;
 use crate::harness::s3::S3Server;
 
 /// Runs it: 2 ranks, killed, 1 rank, killed, 3 ranks to the end.
-pub fn measure() -> Result<Outcome> {
+pub fn measure() -> Result<Findings> {
     let s3 = S3Server::start();
     mnist::upload(&s3)?;
-    let server = ServerOptions::for_s3(&s3).try_start().map_err(anyhow::Error::msg)?;
+    let server = ServerOptions::for_s3(&s3).try_start()?;
     let (uri, endpoint) = (s3.uri("mnist/test/"), server.endpoint.clone());
     let folder = tempfile::tempdir()?;
     let line = |ranks: &str, checkpoints: &str| {
@@ -26,13 +27,13 @@ pub fn measure() -> Result<Outcome> {
     let (straight, _) = trainer::report(line("2", "straight"), folder.path())?;
     let directory = folder.path().join("killed");
     for (ranks, step) in [("2", 100), ("1", 270)] {
-        let mut run = trainer::run(line(ranks, "killed"))?.try_start().map_err(anyhow::Error::msg)?;
+        let mut run = trainer::run(line(ranks, "killed"))?.try_start()?;
         trainer::wait_for_step(&mut run, &directory, step)?;
         // Dropped, it is killed; its ranks go with it.
         drop(run);
     }
     let (resumed, _) = trainer::report(line("3", "killed"), folder.path())?;
-    server.try_stop().map_err(anyhow::Error::msg)?;
+    server.try_stop()?;
     let digest =
         |report: &Value| report["order_digest"].as_str().map(str::to_owned).context("an order digest");
     let equal = digest(&straight)? == digest(&resumed)? && straight["steps"] == resumed["steps"];
@@ -41,5 +42,5 @@ pub fn measure() -> Result<Outcome> {
         if equal { "equal to" } else { "DIFFERS from" }
     );
     let rows = vec![Row::of("resume_digests_equal", "1 = yes", &[f64::from(u8::from(equal))])];
-    Ok(Outcome { rows, check: Check { kept: equal, text } })
+    Ok(Findings { rows, checks: vec![Check::of(text, "", equal)] })
 }

@@ -6,12 +6,14 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
-use super::LIMIT;
 use crate::harness::process::{Run, Running};
+
+/// A limit that no run of these comes near.
+const LIMIT: Duration = Duration::from_secs(600);
 
 /// A run of the trainer. Ranks share the cores of this machine, so each has one thread.
 pub fn run<S: AsRef<str>>(line: impl IntoIterator<Item = S>) -> Result<Run> {
-    let run = Run::find("forebay-train").map_err(anyhow::Error::msg)?;
+    let run = Run::find("forebay-train")?;
     let line: Vec<String> = line.into_iter().map(|word| word.as_ref().to_owned()).collect();
     Ok(run.args(line).envs([("OMP_NUM_THREADS", "1")]).limit(LIMIT))
 }
@@ -20,8 +22,7 @@ pub fn run<S: AsRef<str>>(line: impl IntoIterator<Item = S>) -> Result<Run> {
 pub fn report<S: AsRef<str>>(line: impl IntoIterator<Item = S>, folder: &Path) -> Result<(Value, String)> {
     let file = folder.join("report.json");
     let run = run(line)?.arg("--report").arg(&file);
-    let said = run.try_end().map_err(anyhow::Error::msg)?;
-    let said = said.success("forebay-train").map_err(anyhow::Error::msg)?;
+    let said = run.stdout()?;
     let report = serde_json::from_slice(&std::fs::read(&file)?).context("the trainer's report")?;
     Ok((report, String::from_utf8_lossy(&said).into_owned()))
 }

@@ -1,6 +1,6 @@
 //! The charts of the page, as inline SVG: what each epoch's time went into, and what it took from S3.
 
-use super::super::figures::Epoch;
+use super::super::figures::TrainedEpoch;
 use super::super::table::megabytes;
 use super::escaped;
 
@@ -20,7 +20,7 @@ struct Bar {
 }
 
 /// Both charts, each with its title and legend.
-pub(super) fn all(epochs: &[Epoch]) -> String {
+pub(super) fn all(epochs: &[TrainedEpoch]) -> String {
     let time = epochs.iter().map(|epoch| {
         let wait = epoch.seconds * epoch.data_wait_share;
         Bar {
@@ -51,7 +51,7 @@ pub(super) fn all(epochs: &[Epoch]) -> String {
         )
 }
 
-fn label(epoch: &Epoch) -> String {
+fn label(epoch: &TrainedEpoch) -> String {
     format!("{} · {}", epoch.epoch + 1, epoch.source)
 }
 

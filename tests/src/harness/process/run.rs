@@ -1,11 +1,14 @@
 //! Any binary, run to its end under a time limit.
 
+use super::tie;
+use anyhow::Context;
+use rustix::process::{Pid, Signal, kill_process};
+use serde::de::DeserializeOwned;
 use std::ffi::OsStr;
 use std::io::Read;
+use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
-
-use rustix::process::{Pid, Signal, kill_process};
 
 /// A command about to be run.
 pub struct Run {
@@ -30,6 +33,7 @@ type Pipe = std::thread::JoinHandle<Vec<u8>>;
 /// How a command ended.
 #[derive(Debug)]
 pub struct Ended {
+    name: String,
     /// The exit code; none if a signal ended it.
     pub code: Option<i32>,
     /// Everything it wrote to stdout.
@@ -40,20 +44,23 @@ pub struct Ended {
 
 impl Run {
     /// A binary of this workspace.
-    pub fn new(binary: &str) -> Self {
-        Self::program(super::binary(binary), binary)
+    ///
+    /// # Panics
+    /// If it has not been built.
+    pub fn new(name: &str) -> Self {
+        Self::program(binary(name), name)
     }
 
-    /// Like [`new`](Self::new); the error says that it has not been built.
-    pub fn find(binary: &str) -> Result<Self, String> {
-        Ok(Self::program(super::find(binary)?, binary))
+    /// Like [`new`](Self::new), for callers that are not tests.
+    pub fn find(name: &str) -> anyhow::Result<Self> {
+        Ok(Self::program(find(name)?, name))
     }
 
     /// Any program, called `name` in messages.
     pub fn program(program: impl AsRef<OsStr>, name: &str) -> Self {
         let mut command = Command::new(program);
         scrub(&mut command);
-        super::tie::tie(&mut command);
+        tie::tie(&mut command);
         Self { command, name: name.to_owned(), limit: Duration::from_secs(300), show: false }
     }
 
@@ -95,15 +102,24 @@ impl Run {
     /// # Panics
     /// If it cannot be started, or is not done in time.
     pub fn end(self) -> Ended {
-        match self.try_end() {
-            Ok(ended) => ended,
-            Err(message) => panic!("{message}"),
-        }
+        self.try_end().unwrap_or_else(|error| panic!("{error:#}"))
     }
 
     /// Like [`end`](Self::end), for callers that are not tests.
-    pub fn try_end(self) -> Result<Ended, String> {
+    pub fn try_end(self) -> anyhow::Result<Ended> {
         self.try_start()?.try_end()
+    }
+
+    /// Runs it to its end, which must be a good one, and gives what it wrote to stdout.
+    pub fn stdout(self) -> anyhow::Result<Vec<u8>> {
+        self.try_end()?.success()
+    }
+
+    /// Runs it with `--json`, and reads what it says.
+    pub fn json<T: DeserializeOwned>(self) -> anyhow::Result<T> {
+        let name = self.name.clone();
+        let text = self.arg("--json").stdout()?;
+        serde_json::from_slice(&text).with_context(|| format!("{name}: {}", String::from_utf8_lossy(&text)))
     }
 
     /// Starts it, for tests that do something to it while it runs.
@@ -111,18 +127,14 @@ impl Run {
     /// # Panics
     /// If it cannot be started.
     pub fn start(self) -> Running {
-        match self.try_start() {
-            Ok(running) => running,
-            Err(message) => panic!("{message}"),
-        }
+        self.try_start().unwrap_or_else(|error| panic!("{error:#}"))
     }
 
     /// Like [`start`](Self::start), for callers that are not tests.
-    pub fn try_start(mut self) -> Result<Running, String> {
+    pub fn try_start(mut self) -> anyhow::Result<Running> {
         let stderr = if self.show { Stdio::inherit() } else { Stdio::piped() };
         self.command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(stderr);
-        let mut child =
-            self.command.spawn().map_err(|error| format!("cannot start {}: {error}", self.name))?;
+        let mut child = self.command.spawn().with_context(|| format!("cannot start {}", self.name))?;
         let (stdout, stderr) = (child.stdout.take().map(drain), child.stderr.take().map(drain));
         Ok(Running { child, stdout, stderr, name: self.name, limit: self.limit })
     }
@@ -144,14 +156,11 @@ impl Running {
     /// # Panics
     /// If it is not done in time.
     pub fn end(self) -> Ended {
-        match self.try_end() {
-            Ok(ended) => ended,
-            Err(message) => panic!("{message}"),
-        }
+        self.try_end().unwrap_or_else(|error| panic!("{error:#}"))
     }
 
     /// Like [`end`](Self::end), for callers that are not tests.
-    pub fn try_end(mut self) -> Result<Ended, String> {
+    pub fn try_end(mut self) -> anyhow::Result<Ended> {
         let status = wait(&mut self.child, self.limit);
         if status.is_none() {
             let _ = self.child.kill();
@@ -161,8 +170,8 @@ impl Running {
         let stderr = String::from_utf8_lossy(&collect(self.stderr.take())).into_owned();
         let stdout = collect(self.stdout.take());
         match status {
-            Some(status) => Ok(Ended { code: status.code(), stdout, stderr }),
-            None => Err(format!("{} is not done after {:?}; its stderr:\n{stderr}", self.name, self.limit)),
+            Some(status) => Ok(Ended { name: self.name.clone(), code: status.code(), stdout, stderr }),
+            None => anyhow::bail!("{} is not done after {:?}; its stderr:\n{stderr}", self.name, self.limit),
         }
     }
 }
@@ -177,11 +186,10 @@ impl Drop for Running {
 
 impl Ended {
     /// The stdout of a command that succeeded, or its status and stderr.
-    pub fn success(self, name: &str) -> Result<Vec<u8>, String> {
-        match self.code {
-            Some(0) => Ok(self.stdout),
-            code => Err(format!("{name} ended with {code:?}; its stderr:\n{}", self.stderr)),
-        }
+    pub fn success(self) -> anyhow::Result<Vec<u8>> {
+        let Self { name, code, stdout, stderr } = self;
+        anyhow::ensure!(code == Some(0), "{name} ended with {code:?}; its stderr:\n{stderr}");
+        Ok(stdout)
     }
 
     /// The stdout of a command that succeeded.
@@ -208,6 +216,30 @@ impl Ended {
         let last = self.stderr.lines().rfind(|line| !line.trim().is_empty());
         last.expect("a message on stderr").to_owned()
     }
+}
+
+/// The path of a binary of this workspace: beside the running executable, or one folder up for test binaries.
+///
+/// # Panics
+/// If it has not been built.
+pub fn binary(name: &str) -> PathBuf {
+    find(name).unwrap_or_else(|error| panic!("{error:#}"))
+}
+
+/// Like [`binary`], for callers that are not tests.
+pub(crate) fn find(name: &str) -> anyhow::Result<PathBuf> {
+    let own = std::env::current_exe().context("find this executable")?;
+    let mut folder = own.parent().unwrap_or(&own);
+    if folder.ends_with("deps") {
+        folder = folder.parent().unwrap_or(folder);
+    }
+    let path = folder.join(name);
+    anyhow::ensure!(
+        path.is_file(),
+        "{} does not exist: use `make`, which builds all binaries, or `cargo build --workspace --bins`",
+        path.display()
+    );
+    Ok(path)
 }
 
 /// Waits for the end, at most `limit`.

@@ -1,6 +1,7 @@
-use std::time::{Duration, Instant};
-
 use super::*;
+use rustix::process::Signal;
+use std::process::Command;
+use std::time::{Duration, Instant};
 
 fn shell(script: &str) -> Run {
     Run::program("sh", "sh").args(["-c", script])

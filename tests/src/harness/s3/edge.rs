@@ -17,7 +17,7 @@ use crate::harness::serve::{Handler, ResponseBody};
 
 /// One request, as the log keeps it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Seen {
+pub struct SeenRequest {
     /// GET, HEAD, PUT, POST or DELETE.
     pub method: Method,
     /// The bucket, from a path-style URL.
@@ -38,7 +38,7 @@ pub struct Seen {
     pub bytes: u64,
 }
 
-impl Seen {
+impl SeenRequest {
     fn of(request: &Request<Incoming>) -> Self {
         let path = percent_decode(request.uri().path().trim_start_matches('/'));
         let (bucket, key) = path.split_once('/').unwrap_or((&path, ""));
@@ -71,7 +71,7 @@ impl Seen {
 pub(super) struct Edge {
     service: S3Service,
     plan: Mutex<Option<Plan>>,
-    log: Mutex<Vec<Seen>>,
+    log: Mutex<Vec<SeenRequest>>,
 }
 
 impl Edge {
@@ -90,16 +90,16 @@ impl Edge {
         *locked(&self.plan) = plan;
     }
 
-    pub(super) fn log(&self) -> Vec<Seen> {
+    pub(super) fn log(&self) -> Vec<SeenRequest> {
         locked(&self.log).clone()
     }
 
-    pub(super) fn take_log(&self) -> Vec<Seen> {
+    pub(super) fn take_log(&self) -> Vec<SeenRequest> {
         std::mem::take(&mut locked(&self.log))
     }
 
     async fn answer(&self, request: Request<Incoming>) -> Response<ResponseBody> {
-        let mut seen = Seen::of(&request);
+        let mut seen = SeenRequest::of(&request);
         let fault = locked(&self.plan).as_mut().and_then(|plan| plan(&seen));
         let response = match fault {
             Some(Fault::SlowDown) => fault::slow_down(),

@@ -38,7 +38,7 @@ pub(super) async fn read(
     let objects: Vec<_> = store.list(Some(&Path::from(prefix))).try_collect().await?;
     let mut groups = Vec::new();
     for object in objects {
-        let mut reader = Reader { store: store.clone(), path: object.location, size: object.size };
+        let mut reader = RangeReader { store: store.clone(), path: object.location, size: object.size };
         let metadata = ArrowReaderMetadata::load_async(&mut reader, ArrowReaderOptions::new()).await?;
         groups
             .extend((0..metadata.metadata().num_row_groups()).map(|g| (reader.clone(), metadata.clone(), g)));
@@ -66,7 +66,7 @@ pub(super) async fn read(
 
 /// What the parquet crate's own `ParquetObjectReader` does.
 #[derive(Debug, Clone)]
-struct Reader {
+struct RangeReader {
     store: Arc<AmazonS3>,
     path: Path,
     size: u64,
@@ -76,7 +76,7 @@ fn failed(e: object_store::Error) -> ParquetError {
     ParquetError::External(Box::new(e))
 }
 
-impl AsyncFileReader for Reader {
+impl AsyncFileReader for RangeReader {
     fn get_bytes(&mut self, range: Range<u64>) -> BoxFuture<'_, Result<Bytes, ParquetError>> {
         async move { self.store.get_range(&self.path, range).await.map_err(failed) }.boxed()
     }

@@ -1,0 +1,25 @@
+//! The node that is measured.
+
+use crate::harness::process::{Server, ServerOptions};
+use crate::harness::s3::S3Server;
+use anyhow::Context;
+use forebay_client::Access;
+use forebay_proto::v1::{Counters, StatusReply};
+
+/// Starts a node that holds so many bytes.
+pub fn start(s3: &S3Server, cache_bytes: u64) -> anyhow::Result<Server> {
+    ServerOptions::for_s3(s3).args(["--cache-bytes", &cache_bytes.to_string()]).try_start()
+}
+
+/// What a node holds and has done.
+pub async fn status(server: &Server) -> anyhow::Result<StatusReply> {
+    match Access::endpoint(&server.endpoint)? {
+        Access::Endpoint(node) => Ok(node.node().status().await?),
+        Access::Direct(_) => anyhow::bail!("{} is no node", server.endpoint),
+    }
+}
+
+/// What a node has counted since it was started.
+pub async fn counters(server: &Server) -> anyhow::Result<Counters> {
+    status(server).await?.counters.context("a node has counters")
+}

@@ -1,0 +1,22 @@
+//! What the command `forebay` says in JSON, as far as tests and benchmarks read it.
+
+use serde::{Deserialize, Serialize};
+
+/// `forebay epoch --json`.
+#[derive(Debug, Clone, Deserialize, Serialize)]
+pub struct EpochsReport {
+    /// One after the other.
+    pub epochs: Vec<EpochReport>,
+}
+
+/// One epoch of it; the reports of `forebay-train` have these fields too, but for `mb_per_s`.
+#[derive(Debug, Clone, Default, Deserialize, Serialize)]
+pub struct EpochReport {
+    pub epoch: u64,
+    pub samples: u64,
+    pub samples_per_s: f64,
+    #[serde(default)]
+    pub mb_per_s: f64,
+    pub s3_requests: u64,
+    pub order_digest: String,
+}

@@ -1,0 +1,156 @@
+//! A training job that reads on by itself while a benchmark does something to its cluster: what it read, whether the
+//! values were right, and how long each step had to wait.
+
+use super::reader::{Job, planned_digest};
+use super::table::{Checked, Table};
+use forebay_client::{Dataset, Event, Loader};
+use forebay_proto::digest::OrderDigest;
+use parking_lot::Mutex;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::runtime::Runtime;
+use tokio::task::JoinHandle;
+
+/// A job that reads until it is through or dropped.
+pub struct BackgroundReader {
+    dataset: Dataset,
+    job: Job,
+    progress: Arc<Mutex<Progress>>,
+    ranks: Vec<JoinHandle<()>>,
+}
+
+/// How far a job is, over all its ranks.
+#[derive(Default)]
+struct Progress {
+    /// When each batch came, and how long it was waited for.
+    waits: Vec<(Instant, Duration)>,
+    /// Since when each rank waits.
+    waiting: BTreeMap<u32, Instant>,
+    /// What the ranks that are through an epoch have read of it.
+    epochs: BTreeMap<u64, EpochProgress>,
+    errors: Vec<String>,
+}
+
+#[derive(Clone, Copy, Default)]
+struct EpochProgress {
+    ranks: u32,
+    digest: OrderDigest,
+    samples: u64,
+    checked: Checked,
+}
+
+/// The epochs that all ranks are through.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct EpochsRead {
+    /// How many there are.
+    pub epochs: usize,
+    /// Of these, how many had other samples than the plan says.
+    pub wrong_digests: usize,
+    /// Values in them that differ from the table's rule. An epoch that does not hold each row once counts as one more.
+    pub wrong_values: u64,
+}
+
+impl EpochsRead {
+    /// Adds what another job has read.
+    pub fn add(&mut self, other: Self) {
+        self.epochs += other.epochs;
+        self.wrong_digests += other.wrong_digests;
+        self.wrong_values += other.wrong_values;
+    }
+}
+
+impl BackgroundReader {
+    /// Opens a table and starts reading.
+    pub fn start(runtime: &Runtime, endpoints: &str, table: &Table, job: Job) -> anyhow::Result<Self> {
+        let dataset = runtime.block_on(job.open(endpoints, table))?;
+        let progress = Arc::new(Mutex::new(Progress::default()));
+        let _context = runtime.enter();
+        let read = |(rank, loader)| tokio::spawn(read(loader, rank, job.step, progress.clone()));
+        let ranks = (0..).zip(job.ranks(&dataset)?).map(read).collect();
+        Ok(Self { dataset, job, progress, ranks })
+    }
+
+    /// The dataset.
+    pub fn dataset(&self) -> &Dataset {
+        &self.dataset
+    }
+
+    /// Waits until it has read all its epochs or failed.
+    pub fn wait(&self, patience: Duration) -> anyhow::Result<()> {
+        let began = Instant::now();
+        while !self.ranks.iter().all(JoinHandle::is_finished) {
+            anyhow::ensure!(began.elapsed() < patience, "the job is not done after {patience:?}");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        Ok(())
+    }
+
+    /// The longest wait for a batch that ended after `since` or still goes on.
+    pub fn longest_wait_ms(&self, since: Instant) -> f64 {
+        let progress = self.progress.lock();
+        let ended = progress.waits.iter().rev().take_while(|(at, _)| *at >= since).map(|(_, wait)| *wait);
+        let now = progress.waiting.values().map(Instant::elapsed);
+        ended.chain(now).max().unwrap_or_default().as_secs_f64() * 1e3
+    }
+
+    /// Errors that ranks ended with.
+    pub fn errors(&self) -> Vec<String> {
+        self.progress.lock().errors.clone()
+    }
+
+    /// How many epochs all ranks are through.
+    pub fn epochs(&self) -> usize {
+        self.progress.lock().epochs.values().filter(|epoch| epoch.ranks == self.job.world).count()
+    }
+
+    /// Compares the epochs that all ranks are through with the plan and with the table's rule.
+    pub fn compare(&self) -> anyhow::Result<EpochsRead> {
+        let epochs = self.progress.lock().epochs.clone();
+        let (manifest, mut all) = (self.dataset.manifest(), EpochsRead::default());
+        for (number, epoch) in epochs.into_iter().filter(|(_, epoch)| epoch.ranks == self.job.world) {
+            let planned = planned_digest(manifest, &self.job.settings, number)?;
+            let is_planned = epoch.digest == planned && epoch.samples == manifest.rows();
+            all.add(EpochsRead {
+                epochs: 1,
+                wrong_digests: usize::from(!is_planned),
+                wrong_values: epoch.checked.wrong_of_epoch(manifest.rows()),
+            });
+        }
+        Ok(all)
+    }
+}
+
+impl Drop for BackgroundReader {
+    fn drop(&mut self) {
+        self.ranks.iter().for_each(JoinHandle::abort);
+    }
+}
+
+async fn read(mut loader: Loader, rank: u32, step: Duration, progress: Arc<Mutex<Progress>>) {
+    let mut checked = Checked::default();
+    loop {
+        let began = Instant::now();
+        progress.lock().waiting.insert(rank, began);
+        let event = loader.next().await;
+        let waited = began.elapsed();
+        progress.lock().waiting.remove(&rank);
+        match event {
+            Ok(Some(Event::Batch(batch))) => {
+                progress.lock().waits.push((Instant::now(), waited));
+                checked.add(&batch);
+                tokio::time::sleep(step).await;
+            }
+            Ok(Some(Event::EpochEnd(end))) => {
+                let mut progress = progress.lock();
+                let epoch = progress.epochs.entry(end.epoch).or_default();
+                epoch.ranks += 1;
+                epoch.digest.merge(end.digest);
+                epoch.samples += end.samples;
+                epoch.checked.merge(&std::mem::take(&mut checked));
+            }
+            Ok(None) => return,
+            Err(error) => return progress.lock().errors.push(error.message),
+        }
+    }
+}

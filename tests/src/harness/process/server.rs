@@ -1,0 +1,293 @@
+//! A `forebay-server` of one's own: started on free ports, watched, killed.
+
+use super::{log, run, tie};
+use crate::harness::s3::{REGION, S3Server};
+use anyhow::Context;
+use rustix::process::Signal;
+use std::fs::File;
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::time::{Duration, Instant};
+
+/// How long a server may take until it listens, and until it has ended after SIGTERM.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// A server about to be started.
+#[derive(Clone)]
+pub struct ServerOptions {
+    arguments: Vec<String>,
+    environment: Vec<(String, String)>,
+    folder: Option<PathBuf>,
+    allowed: Vec<String>,
+    /// The command that runs it, such as `ip netns exec NAME`; empty: none.
+    wrapper: Vec<String>,
+}
+
+impl ServerOptions {
+    /// A server that reads from anywhere in the bucket of `s3`.
+    pub fn for_s3(s3: &S3Server) -> Self {
+        Self::for_endpoint(s3, &s3.endpoint)
+    }
+
+    /// The same, through `endpoint` (a proxy before `s3`).
+    pub fn for_endpoint(s3: &S3Server, endpoint: &str) -> Self {
+        let mut options = Self::bare().args(["--allow", &format!("s3://{}/", s3.bucket)]);
+        options = options.args(["--s3-endpoint", endpoint, "--s3-region", REGION]);
+        options.environment = s3.credentials();
+        options
+    }
+
+    /// A server with no settings but its ports and its cache directory.
+    pub fn bare() -> Self {
+        Self {
+            arguments: Vec::new(),
+            environment: Vec::new(),
+            folder: None,
+            allowed: Vec::new(),
+            wrapper: Vec::new(),
+        }
+    }
+
+    /// Adds one argument.
+    pub fn arg(self, argument: impl Into<String>) -> Self {
+        self.args([argument.into()])
+    }
+
+    /// Adds arguments.
+    pub fn args<S: AsRef<str>>(mut self, arguments: impl IntoIterator<Item = S>) -> Self {
+        self.arguments.extend(arguments.into_iter().map(|argument| argument.as_ref().to_owned()));
+        self
+    }
+
+    /// Sets an environment variable.
+    pub fn env(mut self, name: &str, value: &str) -> Self {
+        self.environment.push((name.to_owned(), value.to_owned()));
+        self
+    }
+
+    /// Keeps cache and log in this folder, which outlives the server (default: a temporary one).
+    pub fn folder(mut self, folder: impl Into<PathBuf>) -> Self {
+        self.folder = Some(folder.into());
+        self
+    }
+
+    /// Runs it by a command that becomes it, such as `ip netns exec NAME`.
+    pub fn within<S: AsRef<str>>(mut self, command: impl IntoIterator<Item = S>) -> Self {
+        self.wrapper = command.into_iter().map(|word| word.as_ref().to_owned()).collect();
+        self
+    }
+
+    /// WARN and ERROR lines that contain `text` are expected.
+    pub fn allow_log(mut self, text: &str) -> Self {
+        self.allowed.push(text.to_owned());
+        self
+    }
+
+    /// Starts the server and waits until it listens.
+    ///
+    /// # Panics
+    /// If it ends or does not listen in time; the message holds its log.
+    pub fn start(self) -> Server {
+        self.try_start().unwrap_or_else(|error| panic!("{error:#}"))
+    }
+
+    /// Like [`start`](Self::start), for servers that are expected to refuse: the error holds status and log.
+    pub fn try_start(self) -> anyhow::Result<Server> {
+        let temporary = tempfile::tempdir().context("make a temporary folder")?;
+        let folder = self.folder.clone().unwrap_or_else(|| temporary.path().to_owned());
+        let log = folder.join("server.log");
+        let mut child = self.spawn(&folder, &log).context("start forebay-server")?;
+        let lines = follow(child.stdout.take().context("forebay-server has no stdout")?, &log);
+        let mut server = Server {
+            endpoint: String::new(),
+            metrics: None,
+            folder,
+            log,
+            allowed: self.allowed,
+            child,
+            ended: false,
+            _temporary: temporary,
+        };
+        server.wait_until_ready(&lines)?;
+        Ok(server)
+    }
+
+    fn spawn(&self, folder: &Path, log: &Path) -> anyhow::Result<Child> {
+        std::fs::create_dir_all(folder)?;
+        let errors = File::options().create(true).append(true).open(log)?;
+        let server = run::find("forebay-server")?;
+        let mut command = match self.wrapper.split_first() {
+            Some((program, words)) => {
+                let mut command = Command::new(program);
+                command.args(words).arg(server);
+                command
+            }
+            None => Command::new(server),
+        };
+        let ports = ["--listen", "--metrics-listen"];
+        for flag in ports.into_iter().filter(|flag| !self.arguments.iter().any(|argument| argument == flag)) {
+            command.args([flag, "127.0.0.1:0"]);
+        }
+        if !self.arguments.iter().any(|argument| argument == "--cache-dir") {
+            command.arg("--cache-dir").arg(folder.join("cache"));
+        }
+        run::scrub(&mut command);
+        tie::tie(&mut command);
+        command.args(&self.arguments).envs(self.environment.iter().cloned());
+        Ok(command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(errors).spawn()?)
+    }
+}
+
+/// A running `forebay-server`; killed when dropped.
+pub struct Server {
+    /// `http://127.0.0.1:PORT`, where it listens.
+    pub endpoint: String,
+    /// `http://127.0.0.1:PORT`, where its metrics are, if it said so.
+    pub metrics: Option<String>,
+    /// Where its cache and log are.
+    pub folder: PathBuf,
+    log: PathBuf,
+    allowed: Vec<String>,
+    child: Child,
+    ended: bool,
+    _temporary: tempfile::TempDir,
+}
+
+impl Server {
+    /// The process id.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// What it has logged so far.
+    pub fn log(&self) -> String {
+        std::fs::read_to_string(&self.log).unwrap_or_default()
+    }
+
+    /// How it ended, if it has.
+    pub fn ended(&mut self) -> Option<ExitStatus> {
+        self.child.try_wait().ok().flatten()
+    }
+
+    /// kill -9, and gone.
+    pub fn kill(&mut self) {
+        // Fails only if it has ended already, which is what is wanted.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        self.ended = true;
+    }
+
+    /// Stops it without a word (SIGSTOP): it is silent, not dead.
+    pub fn pause(&self) {
+        run::send_signal(self.child.id(), Signal::STOP);
+    }
+
+    /// Lets it go on after [`pause`](Self::pause).
+    pub fn resume(&self) {
+        run::send_signal(self.child.id(), Signal::CONT);
+    }
+
+    /// SIGTERM; waits for the end and checks status and log.
+    ///
+    /// # Panics
+    /// If it does not end in time, ends with an error, or has logged something unexpected.
+    pub fn stop(self) {
+        self.try_stop().unwrap_or_else(|error| panic!("{error:#}"));
+    }
+
+    /// Like [`stop`](Self::stop), for callers that are not tests.
+    pub fn try_stop(mut self) -> anyhow::Result<()> {
+        let status = self.terminate();
+        let is_clean = status.is_some_and(|status| status.success());
+        anyhow::ensure!(is_clean, "forebay-server ended with {status:?}; its log:\n{}", self.log());
+        match self.unexpected_log() {
+            Some(message) => anyhow::bail!(message),
+            None => Ok(()),
+        }
+    }
+
+    fn terminate(&mut self) -> Option<ExitStatus> {
+        run::send_signal(self.child.id(), Signal::TERM);
+        let status = run::wait(&mut self.child, PATIENCE);
+        if status.is_none() {
+            self.kill();
+        }
+        self.ended = true;
+        status
+    }
+
+    /// The complaint about its log, the first time it is asked for.
+    fn unexpected_log(&mut self) -> Option<String> {
+        let unexpected = log::unexpected(&self.log(), &self.allowed);
+        // The empty text is in every line: from now on all are allowed.
+        self.allowed.push(String::new());
+        let message = format!("unexpected lines in the log of forebay-server:\n{}", unexpected.join("\n"));
+        (!unexpected.is_empty()).then_some(message)
+    }
+
+    fn wait_until_ready(&mut self, lines: &Receiver<String>) -> anyhow::Result<()> {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            // Where metrics are is said before or right after where it listens; stalls may part them.
+            let patience = if self.endpoint.is_empty() { left } else { left.min(Duration::from_secs(10)) };
+            match lines.recv_timeout(patience) {
+                Ok(line) => {
+                    if let Some(address) = line.strip_prefix("listening ") {
+                        self.endpoint = format!("http://{}", address.trim());
+                    } else if let Some(address) = line.strip_prefix("metrics ") {
+                        self.metrics = Some(format!("http://{}", address.trim()));
+                    }
+                    if !self.endpoint.is_empty() && self.metrics.is_some() {
+                        return Ok(());
+                    }
+                }
+                Err(_) if !self.endpoint.is_empty() => return Ok(()),
+                Err(RecvTimeoutError::Timeout) => {
+                    self.kill();
+                    anyhow::bail!(
+                        "forebay-server does not listen after {PATIENCE:?}; its log:\n{}",
+                        self.log()
+                    );
+                }
+                Err(RecvTimeoutError::Disconnected) => {
+                    let status = run::wait(&mut self.child, PATIENCE);
+                    self.kill();
+                    anyhow::bail!("forebay-server ended with {status:?}; its log:\n{}", self.log());
+                }
+            }
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        if !self.ended {
+            self.kill();
+        }
+        if std::thread::panicking() {
+            eprintln!("--- log of forebay-server {}\n{}", self.endpoint, self.log());
+        } else if let Some(message) = self.unexpected_log() {
+            panic!("{message}");
+        }
+    }
+}
+
+/// Copies what the server prints on stdout to its log, and hands the lines on for as long as anyone wants them.
+fn follow(stdout: ChildStdout, log: &Path) -> Receiver<String> {
+    let (sender, receiver) = channel();
+    let log = File::options().append(true).open(log);
+    std::thread::spawn(move || {
+        let mut log = log.ok();
+        for line in BufReader::new(stdout).lines().map_while(Result::ok) {
+            if let Some(log) = &mut log {
+                // In one piece, for the server appends to the same file.
+                let _ = log.write_all(format!("{line}\n").as_bytes());
+            }
+            let _ = sender.send(line);
+        }
+    });
+    receiver
+}
