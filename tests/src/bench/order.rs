@@ -1,8 +1,9 @@
-//! `make bench-order`: the order measured. How fast a plan yields positions and opens, how well it shuffles, what a
-//! resume costs, and whether 200 SIGKILLs lose or repeat a sample.
+//! `make bench-order`: the order measured. How fast a plan yields positions and opens, how well it shuffles, what it
+//! costs a node with many ranks, what a resume costs, and whether 200 SIGKILLs lose or repeat a sample.
 
 mod dataset;
 mod kills;
+mod node_plans;
 mod plan;
 mod reader;
 mod resume;
@@ -49,6 +50,7 @@ pub fn run(options: &OrderOptions) -> anyhow::Result<bool> {
     }
     let mut stages = Stages::default();
     stages.run("Plan", || Ok(plan::run()));
+    stages.run("NodePlans", node_plans::run);
     let s3 = S3Server::start();
     mnist::upload(&s3)?;
     let uri = s3.uri("mnist/train");
