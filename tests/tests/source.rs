@@ -315,7 +315,7 @@ async fn damage_that_looks_unsupported_is_fetched_again() {
     // BIT_PACKED, which is not supported for values.
     let unsupported = |n| {
         let mut plan = fault::first(n, Fault::Flip(encoding, 8));
-        move |seen: &Seen| {
+        move |seen: &SeenRequest| {
             let is_data = seen.range_bytes().is_some_and(|range| range.start < 100);
             if is_data { plan(seen) } else { None }
         }
