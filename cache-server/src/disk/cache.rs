@@ -1,4 +1,4 @@
-//! The disk cache: what it holds is found, and what is filled is written.
+//! The disk cache: segments are looked up in it, and filled segments are written to it.
 
 use super::copies::Copies;
 use super::counters::DiskCounters;
@@ -6,7 +6,7 @@ use super::dirs::{DirStatus, Dirs, Health};
 use super::evict::Wanted;
 use super::file::{Encoded, FileKey, Origin, Unreadable, Unsealed};
 use super::file_system::{Disk, RealDisk};
-use super::index::{Entry, Index};
+use super::index::Entry;
 use super::map::pages::Pages;
 use super::map::{self, Mapped};
 use super::pins::Pins;
@@ -20,7 +20,6 @@ use arrow::array::RecordBatch;
 use forebay_dataset::ReadySegment;
 use forebay_proto::manifest::SegmentId;
 use forebay_proto::{Error, Result};
-use parking_lot::MutexGuard;
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -101,13 +100,16 @@ impl DiskCache {
     /// and counts as absent.
     pub fn find(&self, id: SegmentId, columns: &[String]) -> Found {
         let mut found = Found { missing: columns.to_vec(), ..Found::default() };
-        let keys = self.index().files_of(id);
+        let keys = self.files.index().files_of(id);
         for key in keys {
             if found.missing.is_empty() {
                 break;
             }
-            let covers =
-                self.index().get(&key).is_some_and(|e| found.missing.iter().any(|c| e.columns.contains(c)));
+            let covers = self
+                .files
+                .index()
+                .get(&key)
+                .is_some_and(|e| found.missing.iter().any(|c| e.columns.contains(c)));
             if covers && let Some(part) = self.map(&key) {
                 found.missing.retain(|c| part.batch.column_by_name(c).is_none());
                 found.parts.push(part);
@@ -118,12 +120,12 @@ impl DiskCache {
 
     /// Whether all these columns of a segment are held. Touches neither disk nor recency.
     pub fn holds(&self, id: SegmentId, columns: &[String]) -> bool {
-        self.index().holds(id, columns)
+        self.files.index().holds(id, columns)
     }
 
     /// Whether any column of a segment is held. Touches neither disk nor recency.
     pub fn holds_any(&self, id: SegmentId) -> bool {
-        self.index().holds_any(id)
+        self.files.index().holds_any(id)
     }
 
     /// Writes columns of a segment and returns them ready to be read. When it does not store them, the disk
@@ -133,7 +135,7 @@ impl DiskCache {
         let key = FileKey::new(origin.id, &columns);
         let is_pinned = self.files.is_pinned(&origin.object);
         let admit = if is_pinned { Admit::Always } else { admit };
-        let is_going = self.index().is_going(&key);
+        let is_going = self.files.index().is_going(&key);
         let unsealed = Unsealed::new(origin, batch)?;
         let file_bytes = unsealed.bytes();
         let (mut unsealed, mut encoded) = (Some(unsealed), None);
@@ -165,7 +167,7 @@ impl DiskCache {
                     return Ok(Written::Stored(ready));
                 }
                 Err(e) => {
-                    self.index().quotas.release(reservation);
+                    self.files.index().quotas.release(reservation);
                     self.files.fault(reservation.dir, &e, bytes);
                     tracing::debug!(object = origin.object, error = %e, "a segment could not be written");
                 }
@@ -181,7 +183,7 @@ impl DiskCache {
 
     /// Removes every segment of objects under a URI. Returns how many files and bytes went.
     pub fn free(&self, uri: &str) -> (u64, u64) {
-        let keys = self.index().files_under(uri);
+        let keys = self.files.index().files_under(uri);
         let mut gone = (0, 0);
         for key in keys {
             if let Some(bytes) = self.files.remove(&key) {
@@ -227,12 +229,12 @@ impl DiskCache {
 
     /// Pinned URIs, and the bytes of files under them. Does not touch the disk.
     pub fn pinned(&self) -> (Vec<String>, u64) {
-        (self.files.pins().list(), self.index().pinned_bytes())
+        (self.files.pins().list(), self.files.index().pinned_bytes())
     }
 
     /// The directories. Does not touch the disk.
     pub fn dirs(&self) -> Vec<DirStatus> {
-        let index = self.index();
+        let index = self.files.index();
         let dirs = self.files.dirs().all().iter().enumerate();
         dirs.map(|(i, dir)| DirStatus {
             path: dir.path().to_owned(),
@@ -249,7 +251,7 @@ impl DiskCache {
         self.free_of_dirs().sum()
     }
 
-    /// Whether files of so many bytes can all be written without evicting anything, each where most room is:
+    /// Whether files of these lengths can all be written without evicting anything, each where most room is:
     /// not in a directory that fails or is full, nor partly in one and partly in another. Does not touch the
     /// disk.
     pub fn has_room(&self, files: impl IntoIterator<Item = u64>) -> bool {
@@ -265,7 +267,7 @@ impl DiskCache {
 
     /// Bytes in use on the disk: files, those being written and removed, folders. Does not touch the disk.
     pub fn used_bytes(&self) -> u64 {
-        self.index().quotas.used_bytes()
+        self.files.index().quotas.used_bytes()
     }
 
     /// The byte limit.
@@ -275,21 +277,17 @@ impl DiskCache {
 
     /// Number of segments of which something is held. Does not touch the disk.
     pub fn segments(&self) -> u64 {
-        self.index().segments() as u64
+        self.files.index().segments() as u64
     }
 
     /// Number of files held. Does not touch the disk.
     pub fn files(&self) -> u64 {
-        self.index().len() as u64
+        self.files.index().len() as u64
     }
 
     /// Sums since start.
     pub fn counters(&self) -> &DiskCounters {
         self.files.counters()
-    }
-
-    fn index(&self) -> MutexGuard<'_, Index> {
-        self.files.index()
     }
 
     /// Bytes to reserve for a file of this length.
@@ -303,7 +301,7 @@ impl DiskCache {
     }
 
     fn map(&self, key: &FileKey) -> Option<ReadySegment> {
-        let (dir, kept) = self.index().touch(key)?;
+        let (dir, kept) = self.files.index().touch(key)?;
         let place = self.files.dirs().get(dir);
         let path = place.segment(key);
         if let Some(kept) = kept {
@@ -312,14 +310,14 @@ impl DiskCache {
                 return Some(kept.ready());
             }
             // Somebody changed it behind our back: only the file on the disk counts.
-            self.index().drop_map(key, &kept);
+            self.files.index().drop_map(key, &kept);
         }
         let before = place.disk().stat_path(&path);
         match map::open(place.shared_disk(), &path, true) {
             Ok(opened) => {
                 let opened = Arc::new(opened);
                 let (mapped, gone) = {
-                    let mut index = self.index();
+                    let mut index = self.files.index();
                     (index.keep_map(key, &opened), index.take_old_maps())
                 };
                 drop((gone, opened));
@@ -347,7 +345,7 @@ impl DiskCache {
     ) -> io::Result<(Arc<Mapped>, Reservation)> {
         let dir = self.files.dirs().get(reservation.dir);
         let path = dir.segment(key);
-        let stat = dir.place(&path, encoded.bytes(), &mut encoded.parts())?;
+        let stat = dir.place(&path, &mut encoded.parts(), false)?;
         let name = key.file_name();
         let placed = (|| -> io::Result<_> {
             let shard = dir.disk().stat_path(&dir.shard(&name))?.allocated_bytes;
@@ -362,7 +360,7 @@ impl DiskCache {
             dir.disk().remove(&path).ok();
         }
         let (shard, tmp, mapped) = placed?;
-        let mut index = self.index();
+        let mut index = self.files.index();
         let quotas = &mut index.quotas;
         if quotas.is_valid(&reservation) {
             // It may take more than was reserved: that counts too, and the next file goes without.

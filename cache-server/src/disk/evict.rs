@@ -119,7 +119,7 @@ impl Evictor {
         Decision::Evict(Victims { keys, held, reservation })
     }
 
-    /// Has the next decision begin with a scan: what is known of the victims does not hold any more.
+    /// Has the next decision begin with a scan: the queued victims may be the wrong ones now.
     pub fn forget_victims(&self) {
         self.queue.lock().is_scanned = false;
     }

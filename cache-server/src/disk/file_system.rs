@@ -55,7 +55,7 @@ impl From<&fs::Metadata> for Stat {
 pub trait Disk: std::fmt::Debug + Send + Sync {
     /// Makes a directory and those above it; it may be there already.
     fn make_dir(&self, path: &Path) -> io::Result<()>;
-    /// Makes a file of so many bytes, with room for all of them on the disk.
+    /// Makes a file of this length, with room for all of them on the disk.
     fn create(&self, path: &Path, bytes: u64) -> io::Result<File>;
     /// Writes all parts, one after the other.
     fn write(&self, file: &mut File, parts: &mut [IoSlice<'_>]) -> io::Result<()>;
@@ -137,7 +137,7 @@ impl Disk for RealDisk {
     fn open_direct(&self, path: &Path) -> io::Result<File> {
         let flags = rustix::fs::OFlags::DIRECT.bits() as i32;
         match fs::OpenOptions::new().read(true).custom_flags(flags).open(path) {
-            // Not every file system has it. Then the pages that nobody maps are dropped, and read anew.
+            // Not every file system has it. Then the pages that nobody maps are dropped, and read again.
             Err(e) if e.kind() == io::ErrorKind::InvalidInput => {
                 let file = File::open(path)?;
                 rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed)?;
@@ -178,6 +178,7 @@ impl Disk for RealDisk {
         let s = rustix::fs::statvfs(path)?;
         Ok(s.f_bavail.saturating_mul(s.f_frsize))
     }
+
     fn block_bytes(&self, path: &Path) -> io::Result<u64> {
         rustix::fs::statvfs(path).map(|s| s.f_frsize).map_err(Into::into)
     }

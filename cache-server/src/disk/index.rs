@@ -1,5 +1,5 @@
 //! The files that the disk cache holds, in memory: by name, by segment, by recency. It knows no disk and no
-//! plans; whoever takes a file out of the index unlinks it, and says so when that is done.
+//! plans. A caller that takes a file out of the index unlinks it, and says so when that is done.
 
 use super::file::FileKey;
 use super::map::Mapped;

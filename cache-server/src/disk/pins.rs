@@ -6,7 +6,7 @@ use super::pin_set::{FILE_BYTES_MAX, PinSet};
 use super::segment_files::SegmentFiles;
 use forebay_proto::{Error, Result};
 use parking_lot::Mutex;
-use std::io;
+use std::io::{self, IoSlice};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -95,10 +95,10 @@ impl Pins {
         let text = pins.to_text();
         let bytes = self.files.dirs().allocated_bytes(text.len() as u64);
         // Space for this list while the one before it is still there. Where there is none it is reserved all
-        // the same: what fills the cache may be what is to be unpinned.
+        // the same: the cache may be full of segments that are to be unpinned.
         let reserved = self.files.reserve_sidecar(dir, bytes);
         let reservation = reserved.unwrap_or_else(|| self.files.index().quotas.reserve(dir, bytes));
-        let saved = place.place_flushed(&path(place), text.as_bytes());
+        let saved = place.place(&path(place), &mut [IoSlice::new(text.as_bytes())], true);
         let is_saved = saved.is_ok();
         if let Err(e) = saved.and_then(|_| self.files.measure(dir)) {
             tracing::warn!(dir = %place.path().display(), error = %e, "the pins could not be kept in this directory");

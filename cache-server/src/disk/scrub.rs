@@ -20,7 +20,6 @@ const PIECE_BYTES: usize = 256 << 10;
 const ALIGNMENT: usize = 4096;
 
 /// A scrub under way.
-#[derive(Debug)]
 pub struct Scrub {
     files: Arc<SegmentFiles>,
     /// Files of this round still to come.
@@ -37,12 +36,6 @@ struct FileScrub {
     stamp: Stamp,
     check: BodyCheck,
     at: u64,
-}
-
-impl std::fmt::Debug for FileScrub {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("FileScrub").field("path", &self.path).field("at", &self.at).finish_non_exhaustive()
-    }
 }
 
 impl Scrub {

@@ -102,7 +102,7 @@ impl Sidecar {
         let dir = self.files.dirs().get(dir);
         // The folder is made again if the directory lost all it held.
         dir.disk().make_dir(&dir.path().join(self.area))?;
-        dir.place(&self.path(dir, name), content.len() as u64, &mut [IoSlice::new(content)]).map(drop)
+        dir.place(&self.path(dir, name), &mut [IoSlice::new(content)], false).map(drop)
     }
 
     fn remove_at(&self, dir: usize, path: &Path, stat: Stat) {
@@ -141,5 +141,60 @@ impl Sidecar {
 
     fn path(&self, dir: &Dir, name: &str) -> PathBuf {
         dir.path().join(self.area).join(name)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::disk::dirs::Health;
+    use crate::disk::policy::NoForecast;
+    use crate::disk::{DiskCache, DiskCacheSettings};
+    use forebay_proto::Kind;
+    use std::fs;
+    use std::sync::Arc;
+    use std::time::{Duration, Instant};
+
+    #[test]
+    fn a_file_moves_when_its_directory_fails_and_the_one_written_last_counts() {
+        let temp = tempfile::tempdir().unwrap();
+        let dirs = ["a", "b"].map(|name| temp.path().join(name));
+        let settings = DiskCacheSettings { dirs: dirs.to_vec(), ..DiskCacheSettings::new("", 16 << 20) };
+        let cache = DiskCache::open(&settings, Arc::new(NoForecast)).unwrap();
+        let (notes, empty) = (cache.sidecar("v1/notes"), cache.used_bytes());
+        notes.write("x", b"first").unwrap();
+        assert!(dirs[0].join("v1/notes/x").exists() && cache.used_bytes() > empty);
+        // The directory is away, and comes back with what it held.
+        let aside = temp.path().join("aside");
+        fs::rename(&dirs[0], &aside).unwrap();
+        fs::write(&dirs[0], "in the way").unwrap();
+        notes.write("x", b"second").unwrap();
+        assert_eq!(cache.dirs()[0].health, Health::Away);
+        assert_eq!(fs::read(dirs[1].join("v1/notes/x")).unwrap(), b"second");
+        fs::remove_file(&dirs[0]).unwrap();
+        fs::rename(&aside, &dirs[0]).unwrap();
+        cache.heal(Instant::now() + Duration::from_secs(3600));
+        assert_eq!(cache.dirs()[0].health, Health::Up);
+        assert_eq!((notes.list(), notes.read("x").unwrap()), (vec!["x".to_owned()], b"second".to_vec()));
+        notes.write("x", b"third").unwrap();
+        assert!(!dirs[1].join("v1/notes/x").exists(), "one is enough");
+        notes.remove("x");
+        assert_eq!((notes.list().len(), notes.read("x")), (0, None));
+        assert_eq!(
+            cache.used_bytes(),
+            empty + 4096,
+            "and the list of pins, which a directory gets that comes back"
+        );
+    }
+
+    #[test]
+    fn a_file_without_room_leaves_the_one_before_it() {
+        let temp = tempfile::tempdir().unwrap();
+        let cache =
+            DiskCache::open(&DiskCacheSettings::new(temp.path(), 300 << 10), Arc::new(NoForecast)).unwrap();
+        let notes = cache.sidecar("v1/notes");
+        notes.write("x", &[1; 1000]).unwrap();
+        let used = cache.used_bytes();
+        assert_eq!(notes.write("x", &[2; 300 << 10]).unwrap_err().kind, Kind::Full);
+        assert_eq!((notes.read("x"), cache.used_bytes()), (Some(vec![1; 1000]), used));
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::disk::file::FileKey;
 use crate::disk::file_system::{Disk, Stat};
-use forebay_proto::{Error, Kind, Result};
+use forebay_proto::{Backoff, Error, Kind, Result};
 use parking_lot::{Mutex, MutexGuard};
 use std::fs::{File, TryLockError};
 use std::io::{self, IoSlice};
@@ -15,10 +15,9 @@ use std::time::{Duration, Instant};
 pub const SHARDS: [&str; 16] =
     ["0", "1", "2", "3", "4", "5", "6", "7", "8", "9", "a", "b", "c", "d", "e", "f"];
 
-/// Pauses between probes: they double from the first to the last. Each directory is tried by one thread of
-/// one process, so they need no jitter.
+/// Bounds of the pauses between probes.
 const PAUSE_FIRST: Duration = Duration::from_secs(1);
-const PAUSE_LAST: Duration = Duration::from_secs(60);
+const PAUSE_MAX: Duration = Duration::from_secs(60);
 
 /// How a directory is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -48,7 +47,7 @@ pub struct DirState {
     /// Locked while this process uses the directory.
     lock: Option<File>,
     next_probe: Option<Instant>,
-    pause: Duration,
+    backoff: Backoff,
     /// Bytes that a full disk must have free before it is written again.
     wanted_bytes: u64,
 }
@@ -56,7 +55,8 @@ pub struct DirState {
 impl Dir {
     /// A directory that is not used yet.
     pub fn new(path: PathBuf, disk: Arc<dyn Disk>) -> Self {
-        let state = DirState { lock: None, next_probe: None, pause: PAUSE_FIRST, wanted_bytes: 0 };
+        let backoff = Backoff::new(PAUSE_FIRST, PAUSE_MAX);
+        let state = DirState { lock: None, next_probe: None, backoff, wanted_bytes: 0 };
         let health = AtomicU8::new(Health::Away as u8);
         Self { path, disk, health, names: AtomicU64::new(0), state: Mutex::new(state) }
     }
@@ -103,29 +103,17 @@ impl Dir {
         self.path.join("v1/tmp").join(format!("{}.{n}", std::process::id()))
     }
 
-    /// Writes a file under a temporary name and renames it. Returns the stat of the written file.
-    pub fn place(&self, path: &Path, bytes: u64, parts: &mut [IoSlice<'_>]) -> io::Result<Stat> {
-        self.place_with(path, bytes, parts, |_| Ok(()))
-    }
-
-    /// The same for a small file that must survive a power loss: it is flushed before it takes its name.
-    pub fn place_flushed(&self, path: &Path, content: &[u8]) -> io::Result<Stat> {
-        let mut parts = [IoSlice::new(content)];
-        self.place_with(path, content.len() as u64, &mut parts, |file| self.disk.sync(file))
-    }
-
-    fn place_with(
-        &self,
-        path: &Path,
-        bytes: u64,
-        parts: &mut [IoSlice<'_>],
-        finish: impl FnOnce(&File) -> io::Result<()>,
-    ) -> io::Result<Stat> {
+    /// Writes a file under a temporary name and renames it. Returns the stat of the written file. What must survive a
+    /// power loss is flushed (`is_flushed`) before it takes its name.
+    pub fn place(&self, path: &Path, parts: &mut [IoSlice<'_>], is_flushed: bool) -> io::Result<Stat> {
         let tmp = self.tmp();
+        let bytes: usize = parts.iter().map(|part| part.len()).sum();
         let written = (|| {
-            let mut file = self.disk.create(&tmp, bytes)?;
+            let mut file = self.disk.create(&tmp, bytes as u64)?;
             self.disk.write(&mut file, parts)?;
-            finish(&file)?;
+            if is_flushed {
+                self.disk.sync(&file)?;
+            }
             self.disk.rename(&tmp, path)?;
             self.disk.stat(&file)
         })();
@@ -192,14 +180,14 @@ impl Dir {
         if health == Health::Away {
             state.lock = None;
         }
-        state.pause = PAUSE_FIRST;
-        state.next_probe = Some(Instant::now() + PAUSE_FIRST);
+        state.backoff.reset();
+        state.next_probe = Some(Instant::now() + state.backoff.next());
         state.wanted_bytes = wanted_bytes;
     }
 
     pub fn set_up(&self, state: &mut DirState) {
         self.health.store(Health::Up as u8, Ordering::Release);
-        (state.next_probe, state.pause) = (None, PAUSE_FIRST);
+        state.next_probe = None;
     }
 
     /// Whether its next probe is due.
@@ -212,8 +200,7 @@ impl Dir {
     pub fn retry(&self, state: &mut DirState, now: Instant) -> Result<()> {
         let tried = self.try_again(state);
         if tried.is_err() {
-            state.pause = (state.pause * 2).min(PAUSE_LAST);
-            state.next_probe = Some(now + state.pause);
+            state.next_probe = Some(now + state.backoff.next());
         }
         tried
     }

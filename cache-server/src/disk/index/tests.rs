@@ -1,12 +1,14 @@
-//! Which maps are kept.
+//! Files that come, are replaced and go; which maps are kept.
 
-use crate::disk::file::Origin;
+use super::{Entry, Index};
+use crate::disk::file::{FileKey, Origin};
 use crate::disk::map;
 use crate::disk::policy::{Admit, NoForecast, Role};
 use crate::disk::{DiskCache, DiskCacheSettings};
 use arrow::array::{ArrayRef, Int64Array, RecordBatch};
 use forebay_proto::manifest::{Digest, SegmentId};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 #[test]
 fn maps_of_idle_files_go_and_those_being_read_stay() {
@@ -68,4 +70,71 @@ fn a_file_that_two_open_at_once_has_one_map() {
     drop(read);
     assert!(!index.get(&key).unwrap().is_in_use());
     assert_eq!(index.maps.kept, 1);
+}
+
+fn key(n: u128, column: &str) -> FileKey {
+    FileKey::new(SegmentId(Digest(n)), &[column.into()])
+}
+
+fn add(index: &mut Index, n: u128, column: &str, dir: usize, bytes: u64) -> super::Replaced {
+    let reservation = index.quotas.reserve(dir, bytes);
+    let (object, columns) = (format!("s3://b/d{}/o{n}", n % 2), Arc::from([column.to_owned()]));
+    let entry = Entry { object, columns, bytes, dir, used: 0, pinned: false, replica: false, map: None };
+    index.insert(key(n, column), entry, reservation)
+}
+
+#[test]
+fn files_are_found_by_segment_and_by_uri() {
+    let mut index = Index::new([100, 100]);
+    [(1, "a"), (1, "b"), (2, "a")]
+        .into_iter()
+        .for_each(|(n, column)| drop(add(&mut index, n, column, 0, 10)));
+    let holds = |index: &Index, n, columns: &[&str]| {
+        index.holds(SegmentId(Digest(n)), &columns.iter().map(|c| c.to_string()).collect::<Vec<_>>())
+    };
+    assert!(holds(&index, 1, &["a", "b"]) && holds(&index, 2, &["a"]) && !holds(&index, 2, &["a", "b"]));
+    assert_eq!((index.len(), index.segments(), index.quotas.used_bytes()), (3, 2, 30));
+    assert_eq!((index.files_under("s3://b/d1").len(), index.files_under("s3://b").len()), (2, 3));
+    index.set_pinned(|object| object.starts_with("s3://b/d0/"));
+    assert_eq!(index.pinned_bytes(), 10);
+    index.clear(0);
+    assert_eq!((index.len(), index.segments(), index.quotas.used_bytes()), (0, 0, 0));
+}
+
+#[test]
+fn a_file_is_replaced_in_its_directory_and_returned_from_another() {
+    let mut index = Index::new([100, 100]);
+    add(&mut index, 1, "a", 0, 10);
+    assert!(add(&mut index, 1, "a", 0, 20).elsewhere.is_none());
+    assert_eq!(index.quotas.used_bytes(), 20);
+    let old = add(&mut index, 1, "a", 1, 30).elsewhere.unwrap();
+    assert_eq!((old.dir, old.bytes, index.quotas.used_bytes()), (0, 20, 50));
+    assert!(index.is_going(&key(1, "a")), "nothing may take its name as long as it is there");
+    index.gone(&key(1, "a"), old, true);
+    assert!(!index.is_going(&key(1, "a")) && index.quotas.used_bytes() == 30);
+}
+
+#[test]
+fn victims_make_room_all_together_or_not_at_all() {
+    let mut index = Index::new([100]);
+    (1..=4).for_each(|n| drop(add(&mut index, n, "a", 0, 25)));
+    let keys = [key(1, "a"), key(2, "a")];
+    assert!(index.take(0, &keys, 60).is_none(), "they are not enough");
+    index.set_pinned(|object| object.ends_with("o2"));
+    assert!(index.take(0, &keys, 40).is_none() && index.len() == 4, "one is pinned");
+    index.set_pinned(|_| false);
+    let (reservation, entries) = index.take(0, &keys, 40).unwrap();
+    assert_eq!((reservation.bytes, entries.len(), index.quotas.used_bytes()), (50, 2, 100));
+    // The second cannot be unlinked: its bytes stay reserved, and it is tried again later.
+    let stuck = [(keys[1], 25)];
+    assert!(index.victims_gone(&keys, &stuck, reservation, 40).is_none());
+    assert_eq!(index.quotas.used_bytes(), 75);
+    let now = Instant::now();
+    let again = index.take_stuck(now);
+    assert!(again.len() == 1 && index.is_going(&keys[1]));
+    index.gone(&keys[1], again[0].1, false);
+    assert!(index.take_stuck(now).is_empty(), "not at once");
+    let again = index.take_stuck(now + Duration::from_secs(60));
+    index.gone(&keys[1], again[0].1, true);
+    assert_eq!(index.quotas.used_bytes(), 50);
 }

@@ -1,7 +1,7 @@
-//! Pages of mapped files count as the process's memory while it has touched them. So only so many bytes of
-//! maps keep theirs, and those that are being read: of the one that was first touched since it last let go,
-//! the pages are given back. They stay in the kernel's page cache, and a reader that comes again finds them
-//! there.
+//! The pages of maps that count as this process's memory.
+//!
+//! A page counts once the process has touched it. When the touched maps exceed the limit, the pages of the map that was
+//! touched first are given back to the kernel's page cache, unless it is being read. A later reader finds them there.
 
 use super::Mapped;
 use parking_lot::Mutex;
@@ -42,7 +42,7 @@ impl Pages {
             let bytes = map.stat.stamp.bytes;
             touched.bytes += bytes;
             touched.maps.push_back((Arc::downgrade(map), bytes));
-            // What is being read would be back at once: it waits for its next turn.
+            // The pages of a map that is being read would be back at once: it waits for its next turn.
             for _ in 1..touched.maps.len().min(LOOKS) {
                 if touched.bytes <= self.limit_bytes {
                     break;

@@ -17,7 +17,7 @@ pub enum Wrong {
     Writes(i32),
     /// This share of all operations, in 1/1000.
     Some(u32, i32),
-    /// Everything from so many operations on, as if the process had been killed there.
+    /// Everything from this operation on, as if the process had been killed there.
     From(u64),
 }
 

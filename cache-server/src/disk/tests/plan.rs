@@ -39,7 +39,7 @@ fn held(cache: &DiskCache) -> Vec<u128> {
     (0..64).filter(|&n| cache.holds_any(origin(n).id)).collect()
 }
 
-/// Reads a plan through a disk cache; answers with the hits.
+/// Reads a plan through a disk cache; returns the hits.
 fn replay(cache: &DiskCache, plan: &Plan) -> usize {
     let order = plan.order.lock().clone();
     let mut hits = 0;
