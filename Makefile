@@ -22,11 +22,12 @@ test: ## Build and run all tests
 	cargo build --workspace --bins
 	cargo test --workspace --no-fail-fast
 
-check: ## Formatting and lints
+check: ## Formatting, lints, and the rules in tests/tests/tidy with their figures
 	@scripts/setup.sh check
 	cargo fmt --all --check
 	cargo fmt --check --manifest-path trainer/c10d-nccl/Cargo.toml
 	cargo clippy --workspace --all-targets -- -D warnings
+	cargo test -q -p forebay-tests --test tidy -- --nocapture
 
 bench-epoch: build ## Time epochs through the cache, cold and warm, beside reading S3 directly
 	target/release/forebay-bench-epoch $(BENCH_ARGS)

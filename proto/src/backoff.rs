@@ -1,12 +1,12 @@
 //! Waits between attempts: exponential, bounded, with jitter.
 //!
-//! Clients that fail in the same instant must not come back in the same instant. So up to half of each wait is random:
-//! "equal jitter" in M. Brooker, "Exponential Backoff And Jitter", AWS Architecture Blog, 2015.
+//! Clients that fail in the same instant must not come back in the same instant. So up to half of each wait
+//! is random: "equal jitter" in M. Brooker, "Exponential Backoff And Jitter", AWS Architecture Blog, 2015.
 
 use std::time::Duration;
 
-/// The waits of one series of attempts. Each bound is twice the one before it, up to a maximum; a wait is between half
-/// of its bound and all of it.
+/// The waits of one series of attempts. Each bound is twice the one before it, up to a maximum; a wait is
+/// between half of its bound and all of it.
 ///
 /// ```
 /// use forebay_proto::Backoff;

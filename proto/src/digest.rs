@@ -1,9 +1,10 @@
 //! The order digest: proof that the same samples were seen in the same places.
 //!
-//! A digest is a set hash of (position, sample id) pairs: the wrapping sum, over the pairs, of xxh3-128 of the 16 bytes
-//! position, sample id (little endian, 8 bytes each). Sums commute, so the digests of ranks, steps, messages and
-//! stretches of a run merge in any order, and two epochs have equal digests exactly when the same samples stood in the
-//! same places (up to a chance of about 2^-128). The sample id is the sample's row in the whole dataset in file order.
+//! A digest is a set hash of (position, sample id) pairs: the wrapping sum, over the pairs, of xxh3-128 of
+//! the 16 bytes position, sample id (little endian, 8 bytes each). Sums commute, so the digests of ranks,
+//! steps, messages and stretches of a run merge in any order, and two epochs have equal digests exactly when
+//! the same samples stood in the same places (up to a chance of about 2^-128). The sample id is the sample's
+//! row in the whole dataset in file order.
 
 use crate::error::Result;
 use crate::manifest::Digest;

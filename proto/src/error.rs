@@ -15,7 +15,7 @@ pub enum Kind {
     Retry,
     /// Data failed its checks: the source or a disk is damaged.
     Corrupt,
-    /// An object is no longer the version that the manifest froze: open the dataset anew.
+    /// An object is no longer the version that the manifest froze: open the dataset again.
     Changed,
     /// No room (disk, budget): free some or raise the limit.
     Full,
@@ -107,7 +107,8 @@ impl From<Status> for Error {
             Code::FailedPrecondition => Kind::Changed,
             Code::ResourceExhausted => Kind::Full,
             Code::Aborted => Kind::Closed,
-            // Transport failures surface as Unknown, Cancelled or Internal (a reset stream): worth another try.
+            // Transport failures surface as Unknown, Cancelled or Internal (a reset stream): worth another
+            // try.
             Code::Unavailable | Code::Unknown | Code::Cancelled | Code::DeadlineExceeded | Code::Internal => {
                 Kind::Retry
             }

@@ -1,7 +1,8 @@
 //! The manifest: a dataset frozen, and the ids derived from it.
 //!
-//! Order, placement and caching all start here: two processes that hold manifests of equal digest agree on every
-//! sample's place. The manifest is built by `forebay-dataset`; this module gives it meaning and checks it.
+//! Order, placement and caching all start here: two processes that hold manifests of equal digest agree on
+//! every sample's place. The manifest is built by `forebay-dataset`; this module gives it meaning and checks
+//! it.
 
 mod identity;
 mod layout;
@@ -14,11 +15,11 @@ use crate::error::{Error, Result};
 pub use identity::{DatasetId, Digest, SegmentId};
 pub use layout::{Object, Part, Segment, SegmentSize};
 
-/// Decoded bytes that a segment aims at unless the dataset says otherwise: large enough that a fill is a few big
-/// ranged reads, small enough that eviction and replication stay fine-grained.
+/// Decoded bytes that a segment aims at unless the dataset says otherwise: large enough that a fill is a few
+/// big ranged reads, small enough that eviction and replication stay fine-grained.
 pub const SEGMENT_BYTES: u64 = 32 << 20;
 
-/// Decoded bytes that a segment may aim at: whoever opens a dataset chooses, and a node decodes a segment at once.
+/// Decoded bytes that a segment may aim at: the reader chooses, and a node decodes a segment at once.
 pub const SEGMENT_BYTES_MAX: u64 = 1 << 30;
 
 /// Rows that a dataset may have: enough for anything, and far from overflow.
@@ -42,8 +43,9 @@ pub struct Manifest {
 }
 
 impl Manifest {
-    /// Freezes: segments must be in order of object and together hold all row groups of each; a segment without
-    /// rows is `Invalid` (leave empty row groups to a neighbour, or out when the object has no rows at all).
+    /// Freezes: segments must be in order of object and together hold all row groups of each; a segment
+    /// without rows is `Invalid` (leave empty row groups to a neighbour, or out when the object has no rows
+    /// at all).
     pub fn new(
         uri: impl Into<String>,
         segment_bytes: u64,
@@ -130,8 +132,8 @@ impl Manifest {
         self.rows
     }
 
-    /// The dataset's version: what decides the order of its samples. A copy of the dataset in another bucket has an equal
-    /// digest, so that a run may go on with it; [`Manifest::id`] tells the two apart.
+    /// The dataset's version: what decides the order of its samples. A copy of the dataset in another bucket
+    /// has an equal digest, so that a run may go on with it; [`Manifest::id`] tells the two apart.
     pub fn digest(&self) -> Digest {
         self.digest
     }
@@ -170,8 +172,8 @@ impl Manifest {
     }
 }
 
-/// Numbers the rows of segments and returns how many there are, or why the segments cannot be those of a dataset with
-/// `objects` objects. Sums over segments need not be checked after this.
+/// Numbers the rows of segments and returns how many there are, or why the segments cannot be those of a
+/// dataset with `objects` objects. Sums over segments need not be checked after this.
 fn number_rows(segments: &mut [Segment], objects: usize) -> Result<u64, String> {
     if segments.len() > u32::MAX as usize {
         return Err("more than 2^32 segments".into());

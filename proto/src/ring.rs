@@ -1,14 +1,15 @@
 //! Placement: which nodes own a segment, by weighted rendezvous hashing.
 //!
-//! Each (node, segment) pair gets the score `-weight / ln(u)`, u in (0, 1) from xxh3-64 of the node's name and the
-//! segment's id (Schindelhauer and Schomaker, "Weighted Distributed Hash Tables", 2005). The nodes in falling order of
-//! score are owner, then replicas. A node that joins or leaves moves only its own share.
+//! Each (node, segment) pair gets the score `-weight / ln(u)`, u in (0, 1) from xxh3-64 of the node's name
+//! and the segment's id (Schindelhauer and Schomaker, "Weighted Distributed Hash Tables", 2005). The nodes in
+//! falling order of score are owner, then replicas. A node that joins or leaves moves only its own share.
 //!
-//! So far it depends on nothing but the segment and the nodes, and chance makes loads uneven: with s segments per node the
-//! fullest of N nodes has about `1 + sqrt(2 ln N / s)` times the mean. A [`Balance`] evens them out for a dataset: a node
-//! that has its share and a little more takes no further segment, which goes to the next in rank (Mirrokni, Thorup and
-//! Zadimoghaddam, "Consistent Hashing with Bounded Loads", 2018). Views of a dataset may disagree about the few
-//! segments that this moves; then one is copied from node to node, never wrong.
+//! So far it depends on nothing but the segment and the nodes, and chance makes loads uneven: with s segments
+//! per node the fullest of N nodes has about `1 + sqrt(2 ln N / s)` times the mean. A [`Balance`] evens them
+//! out for a dataset: a node that has its share and a little more takes no further segment, which goes to the
+//! next in rank (Mirrokni, Thorup and Zadimoghaddam, "Consistent Hashing with Bounded Loads", 2018). Views of
+//! a dataset may disagree about the few segments that this moves; then one is copied from node to node, never
+//! wrong.
 
 use crate::manifest::{Manifest, SegmentId};
 use crate::v1;
@@ -78,8 +79,8 @@ const SLACK: f64 = 1.05;
 pub struct Balance(HashMap<SegmentId, usize>);
 
 impl Balance {
-    /// For datasets, each balanced by itself; where several hold a segment, the largest of them decides. Scores every
-    /// segment on every node: milliseconds for 100,000 on 3, half a second on 256.
+    /// For datasets, each balanced by itself; where several hold a segment, the largest of them decides.
+    /// Scores every segment on every node: milliseconds for 100,000 on 3, half a second on 256.
     pub fn of<'m>(nodes: &[v1::Node], datasets: impl IntoIterator<Item = &'m Manifest>) -> Self {
         let ids =
             |m: &Manifest| (0..m.segments().len() as u32).filter_map(|s| m.segment_id(s).ok()).collect();
@@ -161,8 +162,8 @@ pub struct Copies {
     pub order: Vec<usize>,
     /// How many of them are to hold it.
     pub count: usize,
-    /// Further nodes that hold a copy for as long as it is much read. Readers then spread over these and all that are
-    /// to hold it.
+    /// Further nodes that hold a copy for as long as it is much read. Readers then spread over these and all
+    /// that are to hold it.
     pub hot: Vec<usize>,
 }
 
@@ -180,7 +181,7 @@ impl<'a> Placement<'a> {
         set.max(1) as usize
     }
 
-    /// The nodes for a segment of which there are to be so many copies: replicas in other zones than the owner's and each
+    /// The nodes for a segment with `replicas` copies: replicas in other zones than the owner's and each
     /// other's, as far as there are such.
     pub fn copies(&self, segment: SegmentId, replicas: usize) -> Copies {
         let mut order = self.balance.order(&self.ring, segment);

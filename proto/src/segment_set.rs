@@ -2,7 +2,8 @@
 
 /// Some of `count` segments: a bit for each, and their number.
 ///
-/// On the wire (`segments` in tickets and loads) bit s is bit `s % 8` of byte `s / 8`, and no bytes mean all segments.
+/// On the wire (`segments` in tickets and loads) bit s is bit `s % 8` of byte `s / 8`, and no bytes mean all
+/// segments.
 ///
 /// ```
 /// use forebay_proto::SegmentSet;

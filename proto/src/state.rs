@@ -20,8 +20,8 @@ pub struct LoaderState {
 }
 
 impl LoaderState {
-    /// The state as bytes: magic, plan version (u32), manifest digest, seed, epoch, shuffle kind (u8), window (u32),
-    /// samples done, and an xxh3-64 of all that; little endian.
+    /// The state as bytes: magic, plan version (u32), manifest digest, seed, epoch, shuffle kind (u8), window
+    /// (u32), samples done, and an xxh3-64 of all that; little endian.
     pub fn to_bytes(&self) -> [u8; BYTES] {
         let (kind, window) = match self.key.shuffle {
             Shuffle::None => (0u8, 0),

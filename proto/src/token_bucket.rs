@@ -28,8 +28,8 @@ impl TokenBucket {
         Self { per_s, burst, tokens: burst, at: now }
     }
 
-    /// Takes `cost` tokens, or says how long to wait before asking again. A cost above the burst is allowed when the
-    /// bucket is full.
+    /// Takes `cost` tokens, or says how long to wait before asking again. A cost above the burst is allowed
+    /// when the bucket is full.
     pub fn take(&mut self, cost: f64, now: Instant) -> Result<(), Duration> {
         self.fill(now);
         let needed = cost.min(self.burst);
@@ -40,7 +40,8 @@ impl TokenBucket {
         Ok(())
     }
 
-    /// Takes `cost` tokens in any case, and says how long to wait until all that was taken before is paid for.
+    /// Takes `cost` tokens in any case, and says how long to wait until all that was taken before is paid
+    /// for.
     pub fn charge(&mut self, cost: f64, now: Instant) -> Duration {
         let wait = self.debt(now);
         self.tokens -= cost;

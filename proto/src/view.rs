@@ -1,5 +1,5 @@
-//! Views: a split of a dataset, a mix of several. Both are manifests, so everything that reads a dataset reads them, and
-//! their segments are those of the datasets behind them: nothing is cached twice.
+//! Views: a split of a dataset, a mix of several. Both are manifests, so everything that reads a dataset
+//! reads them, and their segments are those of the datasets behind them: nothing is cached twice.
 
 use crate::error::{Error, Result};
 use crate::manifest::{BLOCK_MAX, Manifest, Object, Part, Segment};
@@ -14,8 +14,8 @@ pub const PARTS_MAX: usize = 100;
 pub enum Split {
     /// By row numbers.
     Rows(u64, u64),
-    /// By shares of the rows, 0 to 1. The row at which a share begins is its product with the rows, rounded down, so
-    /// that `0:0.9` and `0.9:1` are disjoint and complete.
+    /// By shares of the rows, 0 to 1. The row at which a share begins is its product with the rows, rounded
+    /// down, so that `0:0.9` and `0.9:1` are disjoint and complete.
     Shares(f64, f64),
 }
 
@@ -66,8 +66,8 @@ impl fmt::Display for Split {
 impl std::str::FromStr for Split {
     type Err = Error;
 
-    /// `0:0.9` or `0%:90%` by shares, `1000:5000` by rows. A split is by shares if one of its numbers has a `.` or a `%`,
-    /// so `0:1` is the first row and `0:1.0` all rows.
+    /// `0:0.9` or `0%:90%` by shares, `1000:5000` by rows. A split is by shares if one of its numbers has a
+    /// `.` or a `%`, so `0:1` is the first row and `0:1.0` all rows.
     fn from_str(s: &str) -> Result<Self> {
         let bad = || {
             Error::invalid(format!(
@@ -126,7 +126,8 @@ impl Manifest {
         Manifest::build(self.uri().to_owned(), self.segment_bytes(), schema, objects, segments, Vec::new())
     }
 
-    /// Several datasets in proportion to their shares. They must have one schema: `Invalid` names the one that differs.
+    /// Several datasets in proportion to their shares. They must have one schema: `Invalid` names the one
+    /// that differs.
     pub fn mix(parts: &[(Manifest, f64)]) -> Result<Manifest> {
         let Some((first, _)) = parts.first() else {
             return Err(Error::invalid("a mix needs at least one dataset"));
@@ -153,8 +154,9 @@ impl Manifest {
     }
 }
 
-/// Shares as whole slots of the smallest block that fits them: 0.7 and 0.3 are 7 and 3. If none up to [`BLOCK_MAX`] does
-/// (to a millionth), of a block of that size, rounded to the largest remainders; every part gets at least one.
+/// Shares as whole slots of the smallest block that fits them: 0.7 and 0.3 are 7 and 3. If none up to
+/// [`BLOCK_MAX`] does (to a millionth), of a block of that size, rounded to the largest remainders; every
+/// part gets at least one.
 fn slots(shares: &[f64]) -> Result<Vec<u32>> {
     let total: f64 = shares.iter().sum();
     if shares.len() > PARTS_MAX || shares.iter().any(|s| !(*s > 0.0 && s.is_finite())) || !total.is_finite() {

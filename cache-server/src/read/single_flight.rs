@@ -157,7 +157,7 @@ mod tests {
     fn boarding_while_the_runtime_ends_neither_hangs_nor_leaves_a_flight_behind() {
         let flights = Arc::new(Flights::<u32, u32>::default());
         let late = flights.clone();
-        let (ended, end) = std::sync::mpsc::channel();
+        let (ended, end) = std::sync::mpsc::sync_channel(1);
         std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
             let late = Late(late, runtime.handle().clone());

@@ -37,8 +37,8 @@ impl fmt::Debug for Digest {
     }
 }
 
-/// One copy of a dataset version: its digest and its URI. Two buckets may hold equal objects, and so datasets of equal
-/// digest; whoever asks for one must not be given the other.
+/// One copy of a dataset version: its digest and its URI. Two buckets may hold equal objects, and so datasets
+/// of equal digest; who asks for one must not be given the other.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct DatasetId(Digest);
 
@@ -81,11 +81,12 @@ impl SegmentId {
     }
 }
 
-/// xxh3-128 over, in this order: the format (u32), the schema, the number of objects and each one's key, etag and
-/// size, the number of segments and each one's object (u32), row groups (u32) and rows (u64); then, only if a split or
-/// mix made it something else than whole objects, each segment's first row group (u32), skip and total rows, the
-/// number of parts and each one's number of segments (u32) and slots (u32). Integers are little endian, u64 unless
-/// said; texts and bytes are preceded by their length. Sizes that are estimates stay out.
+/// xxh3-128 over, in this order: the format (u32), the schema, the number of objects and each one's key, etag
+/// and size, the number of segments and each one's object (u32), row groups (u32) and rows (u64); then, only
+/// if a split or mix made it something else than whole objects, each segment's first row group (u32), skip
+/// and total rows, the number of parts and each one's number of segments (u32) and slots (u32). Integers are
+/// little endian, u64 unless said; texts and bytes are preceded by their length. Sizes that are estimates
+/// stay out.
 pub(super) fn version(schema: &[u8], objects: &[Object], segments: &[Segment], parts: &[Part]) -> Digest {
     let mut h = Xxh3::new();
     h.update(&FORMAT.to_le_bytes());

@@ -43,7 +43,7 @@ pub struct Part {
     pub segments: Range<u32>,
     /// Its rows.
     pub rows: u64,
-    /// Of each block of samples (the sum of all parts' slots), so many are of this part.
+    /// Samples of this part in each block of samples; a block has the sum of all parts' slots.
     pub slots: u32,
 }
 

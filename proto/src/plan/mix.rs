@@ -1,8 +1,9 @@
-//! The order of a mix: parts take turns in fixed proportion, each in an order of its own. Defined in [`super`].
+//! The order of a mix: parts take turns in fixed proportion, each in an order of its own. Defined in
+//! [`super`].
 
+use super::key::{PlanKey, Sample, derive};
 use super::permute::Permutation;
 use super::sequence::Sequence;
-use super::{PlanKey, Sample, derive};
 use crate::manifest::Part;
 use std::ops::Range;
 
@@ -20,14 +21,14 @@ pub(super) fn blocks(parts: &[Part]) -> u64 {
 #[derive(Debug, Clone)]
 pub(super) struct Mix {
     key: PlanKey,
-    parts: Vec<Turn>,
+    parts: Vec<PartOrders>,
     block: u64,
     blocks: u64,
 }
 
 /// A part, and those of its own epochs that the mix's epoch touches.
 #[derive(Debug, Clone)]
-struct Turn {
+struct PartOrders {
     slots: u64,
     rows: u64,
     /// The part's sample number at the epoch's start.
@@ -40,9 +41,9 @@ impl Mix {
     /// The order over segments of the given row counts, which belong to `parts`, each with at least one row.
     pub fn new(rows: &[u64], parts: &[Part], key: PlanKey) -> Self {
         let (block, blocks) = (block(parts), blocks(parts));
-        let turn = |(index, p): (usize, &Part)| {
+        let part = |(index, p): (usize, &Part)| {
             let slots = u64::from(p.slots);
-            // Whoever asks for an epoch past the last number of a sample gets some epoch, as for a single dataset.
+            // An epoch past the last number of a sample is some epoch, as for a single dataset.
             let samples = blocks * slots;
             let first = key.epoch.saturating_mul(samples).min(u64::MAX - samples);
             let (first_epoch, last_epoch) = (first / p.rows, (first + samples - 1) / p.rows);
@@ -50,9 +51,9 @@ impl Mix {
             let own = &rows[p.segments.start as usize..p.segments.end as usize];
             let order = |epoch| Sequence::new(own, p.segments.start, PlanKey { seed, epoch, ..key });
             let orders = (first_epoch..=last_epoch).map(order).collect();
-            Turn { slots, rows: p.rows, first, first_epoch, orders }
+            PartOrders { slots, rows: p.rows, first, first_epoch, orders }
         };
-        Self { key, parts: parts.iter().enumerate().map(turn).collect(), block, blocks }
+        Self { key, parts: parts.iter().enumerate().map(part).collect(), block, blocks }
     }
 
     pub fn len(&self) -> u64 {
@@ -103,10 +104,9 @@ impl Mix {
         all.sort_by_key(|(block, _)| *block);
         all.into_iter().map(|(_, segment)| segment).collect()
     }
-}
 
-impl Mix {
-    /// Each segment with the positions between which it is read, once for each time that its part comes round.
+    /// Each segment with the positions between which it is read, once for each time that its part comes
+    /// round.
     pub fn spans(&self) -> Vec<(u32, Range<u64>)> {
         let mut all = Vec::new();
         for part in &self.parts {
@@ -127,7 +127,7 @@ impl Mix {
     }
 }
 
-impl Turn {
+impl PartOrders {
     /// The part's samples of block `k`.
     fn fill(&self, k: u64, mut out: &mut [Sample]) {
         let mut m = self.first + k * self.slots;

@@ -1,10 +1,10 @@
 //! Keyed bijections of `0 .. n` that need no memory.
 //!
-//! [`Permutation`] is a generalised Feistel network (J. Black and P. Rogaway, "Ciphers with Arbitrary Finite Domains",
-//! 2002) with cycle walking. It is a statistical shuffle, not a cryptographic one.
+//! [`Permutation`] is a generalised Feistel network (J. Black and P. Rogaway, "Ciphers with Arbitrary Finite
+//! Domains", 2002) with cycle walking. It is a statistical shuffle, not a cryptographic one.
 
-/// Rounds of the network: the smallest even number whose statistics (tests, `docs/benchmarks.md`) cannot be told from a
-/// uniform shuffle's, and two more.
+/// Rounds of the network: the smallest even number whose statistics (tests, `docs/benchmarks.md`) cannot be
+/// told from a uniform shuffle's, and two more.
 const ROUNDS: usize = 8;
 
 /// Positions that [`Permutation::apply_all`] takes at a time.
@@ -36,12 +36,12 @@ fn mix(mut z: u64) -> u64 {
 
 /// A bijection of `0 .. n` chosen by a key.
 ///
-/// Let `a` be the ceiling of the square root of n and `b` the ceiling of n / a, so that the grid a x b holds every
-/// number x as (l, r) = (x mod a, x / a). Round i, key `k[i]` = the i-th output of SplitMix64 started from the key,
-/// adds `hi(f(k[i], other), size)` to one half, modulo its size (a for l, b for r): even rounds change l, odd rounds r,
-/// with `f(k, v) = m ^ (m >> 32)` for `m = (v ^ k) * 0x9e3779b97f4a7c15`, both halves of `f` multiplied once more by
-/// 0xd6e8feb86659fd93 (wrapping) before `hi` takes the upper bits. The result is l + a r; as long as it is n or more,
-/// all rounds are applied again.
+/// Let `a` be the ceiling of the square root of n and `b` the ceiling of n / a, so that the grid a x b holds
+/// every number x as (l, r) = (x mod a, x / a). Round i, key `k[i]` = the i-th output of SplitMix64 started
+/// from the key, adds `hi(f(k[i], other), size)` to one half, modulo its size (a for l, b for r): even rounds
+/// change l, odd rounds r, with `f(k, v) = m ^ (m >> 32)` for `m = (v ^ k) * 0x9e3779b97f4a7c15`, both halves
+/// of `f` multiplied once more by 0xd6e8feb86659fd93 (wrapping) before `hi` takes the upper bits. The result
+/// is l + a r; as long as it is n or more, all rounds are applied again.
 #[derive(Debug, Clone)]
 pub struct Permutation {
     n: u64,
@@ -76,8 +76,8 @@ impl Permutation {
         y
     }
 
-    /// Writes where `first`, `first + 1`, ... go. All of them must be less than n. Several at a time, so that the
-    /// processor overlaps their chains of multiplications.
+    /// Writes where `first`, `first + 1`, ... go. All of them must be less than n. Several at a time, so that
+    /// the processor overlaps their chains of multiplications.
     pub fn apply_all(&self, first: u64, out: &mut [u64]) {
         let (mut l, mut r) = (first % self.a, first / self.a);
         let (lanes, rest) = out.as_chunks_mut::<LANES>();

@@ -1,7 +1,7 @@
 //! The order of one dataset: segments permuted, cut into windows, the rows of each window permuted.
 
+use super::key::{PlanKey, Sample, Shuffle, derive};
 use super::permute::{Permutation, SplitMix64, high};
-use super::{PlanKey, Sample, Shuffle, derive};
 use std::ops::Range;
 
 /// Positions that are permuted at a time.

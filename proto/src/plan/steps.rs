@@ -1,8 +1,8 @@
 //! Steps, ranks and layout: which rows of the order a rank's batch holds, and where each lies in it.
 //!
-//! Step i of a run that starts at `first` with global batch G covers positions `[first + iG, first + (i+1)G)`; rank r
-//! of w takes the r-th G/w of them. So global batches do not depend on the number of ranks. All ranks take the same
-//! number of steps, each with the same number of slots:
+//! Step i of a run that starts at `first` with global batch G covers positions `[first + iG, first +
+//! (i+1)G)`; rank r of w takes the r-th G/w of them. So global batches do not depend on the number of ranks.
+//! All ranks take the same number of steps, each with the same number of slots:
 //!
 //! | ending | the last, incomplete step |
 //! |---|---|
@@ -57,8 +57,8 @@ pub struct Run {
     pub rows: u32,
 }
 
-/// Samples of one rank's step at most. Their places are held in memory, padding included, by whoever walks the plan:
-/// a slip in a batch size must not cost a cache node gigabytes.
+/// Samples of one rank's step at most. Their places are held in memory, padding included, by each walk of the
+/// plan: a slip in a batch size must not cost a cache node gigabytes.
 pub const RANK_BATCH_MAX: u64 = 1 << 22;
 
 /// How the order is cut.
@@ -182,7 +182,8 @@ impl<'a> Steps<'a> {
         slot.position < self.order.len()
     }
 
-    /// The digest of some slots, padding left out. `first_row[segment]` is the dataset's row at which it begins.
+    /// The digest of some slots, padding left out. `first_row[segment]` is the dataset's row at which it
+    /// begins.
     pub fn digest(&self, slots: &[Slot], first_row: impl Fn(u32) -> u64) -> OrderDigest {
         let mut digest = OrderDigest::default();
         for s in slots.iter().filter(|s| self.is_real(s)) {

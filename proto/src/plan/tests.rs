@@ -1,9 +1,11 @@
 //! The order against a brute-force reference, golden values, and its statistics.
 
+use super::key::derive;
 use super::permute::{Permutation, SplitMix64};
 use super::steps::{Cut, Ending, Layout, Slot, Steps, runs};
 use super::*;
 use crate::digest::OrderDigest;
+use crate::manifest::Digest;
 use proptest::prelude::*;
 use std::collections::BTreeSet;
 
@@ -17,7 +19,8 @@ fn all(order: &Order) -> Vec<Sample> {
     out
 }
 
-/// The text of the module, followed literally: permute segments, cut windows, list rows, permute them, concatenate.
+/// The text of the module, followed literally: permute segments, cut windows, list rows, permute them,
+/// concatenate.
 fn reference(rows: &[u64], key: &PlanKey) -> Vec<Sample> {
     let mut seq: Vec<u32> = (0..rows.len() as u32).collect();
     let mut random = SplitMix64(derive(key, 0, 0));
@@ -292,7 +295,7 @@ fn mixed(rows: &[Vec<u64>], slots: &[u32], key: PlanKey) -> Order {
             crate::manifest::Part { uri: String::new(), segments: start..at, rows: r.iter().sum(), slots }
         })
         .collect();
-    Order { key, course: Course::Mix(Mix::new(&rows.concat(), &parts, key)) }
+    Order { key, kind: OrderKind::Mix(Mix::new(&rows.concat(), &parts, key)) }
 }
 
 proptest! {
@@ -341,7 +344,8 @@ fn mixes_keep_their_proportions_and_read_every_sample_before_any_again() {
         }
         seen.extend(samples);
     }
-    // 4 epochs read 280 of 70 samples of the first part (4 times each), 120 of 135 of the second (once at most).
+    // 4 epochs read 280 of 70 samples of the first part (4 times each), 120 of 135 of the second (once at
+    // most).
     let times = |s: &Sample| seen.iter().filter(|t| *t == s).count();
     assert!(seen.iter().filter(|s| s.segment < 2).all(|s| times(s) == 4));
     assert!(seen.iter().filter(|s| s.segment >= 2).all(|s| times(s) == 1));

@@ -1,6 +1,5 @@
 //! Rendezvous: `c10d::TCPStore`, the small key-value service through which ranks find each other.
 
-use std::hash::{BuildHasher, RandomState};
 use std::net::{Ipv4Addr, TcpListener};
 use std::time::Duration;
 
@@ -76,7 +75,7 @@ impl Store {
             true => Error { message: format!("port {port} is in use by another program"), ..error },
             false => error,
         })?;
-        let mark = format!("forebay/served/{:016x}", RandomState::new().hash_one(port));
+        let mark = format!("forebay/served/{:016x}", fastrand::u64(..));
         store.set(&mark, b"")?;
         let there = Self::tcp(host, port, 1, false, timeout.min(OWN_ADDRESS));
         match there.and_then(|there| there.contains(&mark)) {

@@ -9,7 +9,6 @@
 //! the same as before. So each start gets a name of its own, by a handshake that nothing old can answer: every rank asks with a
 //! number drawn for this start, and rank 0 answers with the name until every rank has said that it has it.
 
-use std::hash::{BuildHasher, RandomState};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -109,7 +108,7 @@ fn unequal(rank: usize, world: usize, first: usize) -> String {
 
 /// The part of a launcher's `store` that is these ranks' own.
 fn name(store: &Store, rank: usize, world: usize, timeout: Duration) -> Result<Store> {
-    let drawn = format!("{:016x}-{world}", RandomState::new().hash_one(std::process::id()));
+    let drawn = format!("{:016x}-{world}", fastrand::u64(..));
     let name = match rank {
         0 => {
             let met = answer(store, &drawn, world, timeout);

@@ -91,6 +91,7 @@ fn masked_crc(data: &[u8]) -> u32 {
     crc.rotate_right(15).wrapping_add(0xa282_ead8)
 }
 
+#[expect(clippy::disallowed_methods, reason = "TensorBoard's events bear the time of day")]
 fn now() -> f64 {
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64())
 }

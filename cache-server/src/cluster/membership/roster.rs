@@ -33,6 +33,10 @@ pub(super) struct Member {
 }
 
 impl Member {
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "a restarted node must differ from the one before it, also across boots"
+    )]
     pub fn new(node: v1::Node, replicas: u32) -> Self {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let instance = (now.as_nanos() as u64) ^ (u64::from(std::process::id()) << 48);

@@ -202,7 +202,7 @@ fn a_list_of_pins_counts_while_the_one_before_it_is_there() {
     }
     (0..80).for_each(|n| drop(put(&cache, n, 50, &["a"])));
     let (other, dirs) = (cache.clone(), [two.one.path().to_owned(), two.two.path().to_owned()]);
-    let (saw, seen) = std::sync::mpsc::channel();
+    let (saw, seen) = std::sync::mpsc::sync_channel(100);
     two.disk.before_sync.set(move || {
         let on_disk: u64 = dirs.iter().map(|dir| disk_bytes(dir)).sum();
         saw.send((on_disk, other.used_bytes())).unwrap();
