@@ -1,14 +1,13 @@
-//! The datasets a node knows: manifests by digest, and which URIs it may read at all.
+//! The datasets a node knows, by version and URI, and which URIs it may read at all.
 //!
-//! A manifest is kept on disk too, so that a node that was restarted serves what it holds without asking the
-//! object store, and what was frozen, so that a dataset that has not changed is opened without reading its
-//! footers.
+//! Manifests are kept on disk too, so that a restarted node serves its segments without asking the object
+//! store. So are frozen datasets: one that has not changed is opened without reading its footers.
 
 mod files;
 mod frozen;
 mod known;
 
-use crate::cluster::peers::Peers;
+use crate::cluster::ownership::Ownership;
 use crate::disk::DiskCache;
 use crate::read::single_flight::Flights;
 use crate::runtime::blocking;
@@ -44,7 +43,7 @@ pub struct Datasets {
     allow: Arc<[String]>,
     files: ManifestFiles,
     frozen: FrozenFiles,
-    peers: Arc<Peers>,
+    ownership: Arc<Ownership>,
     known: Mutex<Known>,
     /// Datasets being frozen, by URI and segment size: the ranks of a job all open theirs at once.
     freezing: Flights<(String, u64), Arc<Frozen>>,
@@ -57,7 +56,7 @@ impl Datasets {
         source: SegmentReader,
         allow: &[String],
         disk: Arc<DiskCache>,
-        peers: Arc<Peers>,
+        ownership: Arc<Ownership>,
     ) -> Result<Self> {
         let allow = allow
             .iter()
@@ -65,13 +64,13 @@ impl Datasets {
             .collect::<Result<Arc<[_]>>>()?;
         let (files, frozen) = (ManifestFiles::new(&disk), FrozenFiles::new(&disk));
         let (known, freezing) = (Mutex::default(), Flights::default());
-        let datasets = Self { source, allow, files, frozen, peers, known, freezing };
+        let datasets = Self { source, allow, files, frozen, ownership, known, freezing };
         datasets.recover();
         Ok(datasets)
     }
 
-    /// Freezes a dataset anew, or while the object store does not answer as it was when it last did. Answers
-    /// with it and the compressed bytes of `columns` (none = all).
+    /// Freezes a dataset. While the object store does not answer, that is the state in which it was frozen
+    /// last. Returns it with the compressed bytes of `columns` (none = all).
     pub async fn freeze(&self, spec: v1::DatasetSpec, columns: &[String]) -> Result<(Dataset, u64)> {
         let segment_bytes = if spec.segment_bytes == 0 { SEGMENT_BYTES } else { spec.segment_bytes };
         let (allow, wanted) = (self.allow.clone(), spec.clone());
@@ -111,28 +110,29 @@ impl Datasets {
 
     /// Evens out which nodes own what of the datasets. Not for an async thread.
     pub fn balance(&self) {
-        balance(&self.peers, &self.list());
+        balance(&self.ownership, &self.list());
     }
 
     async fn take(&self, dataset: Dataset, made_by: MadeBy) -> Result<()> {
         let manifest = dataset.manifest.clone();
         let (new, gone) = self.known().insert(dataset, made_by, known::LIMIT);
         if new || !gone.is_empty() {
-            let (files, peers, all) = (self.files.clone(), self.peers.clone(), self.list());
+            let (files, ownership, all) = (self.files.clone(), self.ownership.clone(), self.list());
             let kept = blocking(move || {
-                balance(&peers, &all);
+                balance(&ownership, &all);
                 files.remove(&gone);
                 if new { files.keep(&manifest) } else { Ok(()) }
             });
             if let Err(e) = kept.await? {
-                tracing::warn!(error = %e, "a manifest could not be kept: after a restart its dataset is opened anew");
+                tracing::warn!(error = %e, "a manifest could not be kept: after a restart its dataset is opened again");
             }
         }
         Ok(())
     }
 
-    /// The dataset version `digest` at `uri`, from a ticket; with no URI the only one that this node knows. `NotFound`
-    /// if it knows none, or knows it with sizes from another node that are not those of the ticket.
+    /// The dataset version `digest` at `uri`, from a ticket; with no URI the only one that this node knows.
+    /// `NotFound` if it knows none, or knows it with sizes from another node that are not those of the
+    /// ticket.
     pub fn get(&self, digest: &[u8], uri: &str, sizes_hash: Option<u64>) -> Result<Dataset> {
         let digest = Digest::from_bytes(digest)?;
         let unknown = || {
@@ -155,7 +155,7 @@ impl Datasets {
         all
     }
 
-    /// Forgets the datasets under a URI; answers with its normal form. Removes files: not for an async
+    /// Forgets the datasets under a URI; returns its normal form. Removes files: not for an async
     /// thread.
     pub fn forget(&self, uri: &str) -> Result<String> {
         let uri = self.allowed(uri)?;
@@ -196,6 +196,6 @@ fn allowed(allow: &[String], uri: &str) -> Result<String> {
     }
 }
 
-fn balance(peers: &Peers, datasets: &[Dataset]) {
-    peers.balance(datasets.iter().map(|d| &*d.manifest));
+fn balance(ownership: &Ownership, datasets: &[Dataset]) {
+    ownership.balance(datasets.iter().map(|d| &*d.manifest));
 }

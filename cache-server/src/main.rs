@@ -10,13 +10,14 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 use tracing_subscriber::EnvFilter;
 
-/// Segments are decoded on many threads, in pieces of all sizes, and let go on others. glibc keeps what was freed for each
-/// thread's arena: several times `--memory-bytes`. jemalloc gives it back, and hands what was just freed to the next who
-/// asks, its pages still there.
+/// Segments are decoded on many threads, in pieces of all sizes, and freed on others. glibc keeps freed
+/// memory in each thread's arena: several times `--memory-bytes`. jemalloc gives it back, and reuses memory
+/// that was just freed while its pages are still there.
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
-/// Free pages go back to the kernel within half a second, on a thread of their own. Few arenas: each keeps its own.
+/// Free pages go back to the kernel within half a second, on a thread of their own. Few arenas: each keeps
+/// its own.
 #[unsafe(export_name = "_rjem_malloc_conf")]
 static ALLOCATOR_SETTINGS: &[u8; 69] =
     b"narenas:4,dirty_decay_ms:500,muzzy_decay_ms:0,background_thread:true\0";
@@ -58,7 +59,7 @@ async fn run(flags: &Flags) -> anyhow::Result<()> {
         server = Server::bind(settings) => server?,
         () = stop.cancelled() => return Ok(()),
     };
-    // Whoever started us learns the ports from these lines.
+    // The program that started this one learns the ports from these lines.
     println!("listening {}", server.address()?);
     if let Some(at) = server.metrics_address()? {
         println!("metrics {at}");

@@ -1,26 +1,27 @@
 //! One node: its parts, and what they add up to.
 //!
-//! The services and the background tasks take from here the parts that they use. No part reaches back to the node.
+//! The services and the background tasks take from here the parts that they use. No part reaches back to the
+//! node.
 
-use crate::cluster::hot::{Heat, HotTask};
+use crate::cluster::hot::{HotSegments, Publisher};
 use crate::cluster::membership::{EtcdSettings, Membership};
+use crate::cluster::ownership::Ownership;
 use crate::cluster::peers::Peers;
 use crate::cluster::replicate::Replicator;
 use crate::datasets::Datasets;
 use crate::disk::{DiskCache, DiskCacheSettings};
 use crate::events::Events;
-use crate::maintenance::stall_probe::Ticker;
+use crate::maintenance::stall_probe::StallProbe;
 use crate::read::cache::{Cache, Stored};
 use crate::read::memory::Memory;
 use crate::read::plans::Plans;
 use crate::runtime::blocking;
 use crate::service::gate::Gate;
-use crate::service::health::Health;
-use crate::settings::Settings;
+use crate::service::health::ServingState;
+use crate::settings::{Settings, StaticNode};
 use forebay_dataset::SegmentReader;
 use forebay_proto::{Result, v1};
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -31,6 +32,7 @@ pub struct Node {
     pub url: String,
     pub started: Instant,
     pub membership: Arc<Membership>,
+    pub ownership: Arc<Ownership>,
     pub peers: Arc<Peers>,
     pub source: SegmentReader,
     pub disk: Arc<DiskCache>,
@@ -40,19 +42,19 @@ pub struct Node {
     /// What the cache wrote to disk lately.
     pub stored: Stored,
     pub datasets: Arc<Datasets>,
-    pub heat: Arc<Heat>,
+    pub hot: Arc<HotSegments>,
     pub events: Arc<Events>,
-    pub ticker: Arc<Ticker>,
+    pub stall_probe: Arc<StallProbe>,
     /// What batch streams pass.
     pub gate: Gate,
-    pub health: Health,
+    pub health: ServingState,
 }
 
 impl Node {
-    /// Opens the disk cache, which rebuilds its index, and joins the parts. The node is at `url`; `streams` ends its batch
-    /// streams. Errors name the setting to change.
+    /// Opens the disk cache, which rebuilds its index, and joins the parts. The node is at `url`; `streams`
+    /// ends its batch streams. Errors name the setting to change.
     pub async fn open(settings: &Settings, url: String, streams: CancellationToken) -> Result<Self> {
-        let name = settings.node.clone().unwrap_or_else(|| url.trim_start_matches("http://").to_owned());
+        let name = settings.name(&url)?;
         let me = v1::Node {
             name: name.clone(),
             address: url.clone(),
@@ -67,9 +69,10 @@ impl Node {
         let disk = open_disk(settings, &plans, &memory).await?;
         let events = Arc::new(Events::default());
         let membership = Arc::new(membership(settings, me));
-        let peers = Arc::new(Peers::new(url.clone(), membership.topology()));
+        let ownership = Arc::new(Ownership::new(url.clone(), membership.topology()));
+        let peers = Arc::new(Peers::new(ownership.clone()));
         let datasets =
-            Arc::new(Datasets::open(source.clone(), &settings.allow, disk.clone(), peers.clone())?);
+            Arc::new(Datasets::open(source.clone(), &settings.allow, disk.clone(), ownership.clone())?);
         let cache = Cache::new(
             source.clone(),
             disk.clone(),
@@ -83,6 +86,7 @@ impl Node {
             url,
             started: Instant::now(),
             membership,
+            ownership,
             peers,
             source,
             disk,
@@ -91,11 +95,11 @@ impl Node {
             stored: cache.stored().clone(),
             cache: Arc::new(cache),
             datasets,
-            heat: Arc::new(Heat::new(settings.serve_bytes_per_s)),
+            hot: Arc::new(HotSegments::new(settings.serve_bytes_per_s)),
             events,
-            ticker: Arc::default(),
+            stall_probe: Arc::default(),
             gate: Gate::new(streams),
-            health: Health::default(),
+            health: ServingState::default(),
         })
     }
 
@@ -103,6 +107,7 @@ impl Node {
     pub fn replicator(&self) -> Replicator {
         Replicator {
             url: self.url.clone(),
+            ownership: self.ownership.clone(),
             peers: self.peers.clone(),
             disk: self.disk.clone(),
             plans: self.plans.clone(),
@@ -111,14 +116,15 @@ impl Node {
         }
     }
 
-    /// The task that shares the heat of hot segments.
-    pub fn hot_task(&self) -> HotTask {
-        HotTask {
+    /// The task that spreads the readers of hot segments.
+    pub fn publisher(&self) -> Publisher {
+        Publisher {
             url: self.url.clone(),
-            heat: self.heat.clone(),
+            hot: self.hot.clone(),
             source: self.source.clone(),
             disk: self.disk.clone(),
             membership: self.membership.clone(),
+            ownership: self.ownership.clone(),
             peers: self.peers.clone(),
         }
     }
@@ -130,53 +136,11 @@ impl Node {
         self.membership.enter();
     }
 
-    /// Leaves the topology, so that clients whose streams end do not come back here. Streams go on until the gate is
-    /// closed.
+    /// Leaves the topology, so that clients whose streams end do not come back here. Streams go on until the
+    /// gate is closed.
     pub async fn leave(&self) {
         self.membership.leave().await;
         self.health.set_serving(false).await;
-    }
-
-    /// All counters of the node.
-    pub fn counters(&self) -> v1::Counters {
-        let (source, disk, events) = (self.source.counters(), self.disk.counters(), &self.events);
-        let peers = self.peers.counters();
-        v1::Counters {
-            s3_requests: source.s3_requests.load(Relaxed),
-            s3_bytes: source.s3_bytes.load(Relaxed),
-            s3_footer_requests: source.footer_requests.load(Relaxed),
-            s3_footer_bytes: source.footer_bytes.load(Relaxed),
-            s3_retries: source.retries.load(Relaxed),
-            parquet_bytes_decoded: source.parquet_bytes_decoded.load(Relaxed),
-            arrow_bytes_decoded: source.arrow_bytes_decoded.load(Relaxed),
-            hits: events.hits.load(Relaxed),
-            joins: events.joins.load(Relaxed),
-            misses: events.misses.load(Relaxed),
-            evictions: disk.evictions.load(Relaxed),
-            corrupt_segments: disk.corrupt.load(Relaxed),
-            store_bytes_written: disk.bytes_written.load(Relaxed),
-            rows_served: events.rows_served.load(Relaxed),
-            bytes_served: events.bytes_served.load(Relaxed),
-            streams: events.streams.load(Relaxed),
-            prefetched: events.prefetched.load(Relaxed),
-            bypassed: events.bypassed.load(Relaxed),
-            plans_announced: self.plans.announced(),
-            peer_fills: peers.fills.load(Relaxed),
-            peer_bytes: peers.bytes.load(Relaxed),
-            peer_bytes_served: peers.bytes_served.load(Relaxed),
-        }
-    }
-
-    /// The memory in use, part by part.
-    pub fn memory(&self) -> v1::Memory {
-        v1::Memory {
-            limit_bytes: self.memory.limit_bytes(),
-            fills_bytes: self.memory.fills.used_bytes(),
-            prefetch_bytes: self.memory.prefetch.used_bytes(),
-            transit_bytes: self.memory.transit.used_bytes(),
-            streams_bytes: self.memory.streams.used_bytes(),
-            resident_bytes: resident_bytes(),
-        }
     }
 
     /// The node's place in its cluster.
@@ -205,7 +169,13 @@ async fn open_disk(settings: &Settings, plans: &Arc<Plans>, memory: &Memory) -> 
 fn membership(settings: &Settings, me: v1::Node) -> Membership {
     let cluster = &settings.cluster;
     if !settings.nodes.is_empty() {
-        return Membership::fixed(me, &settings.nodes, cluster.replicas);
+        let node = |node: &StaticNode| v1::Node {
+            name: node.name.clone(),
+            address: node.url.clone(),
+            weight: 1.0,
+            zone: String::new(),
+        };
+        return Membership::fixed(me, settings.nodes.iter().map(node).collect(), cluster.replicas);
     }
     if cluster.etcd.is_empty() {
         return Membership::alone(me);
@@ -213,11 +183,4 @@ fn membership(settings: &Settings, me: v1::Node) -> Membership {
     let (endpoints, prefix, lease_ttl_s) =
         (cluster.etcd.clone(), cluster.etcd_prefix.clone(), cluster.lease_ttl_s);
     Membership::etcd(EtcdSettings { endpoints, prefix, lease_ttl_s }, me, cluster.replicas)
-}
-
-/// Resident memory of the process, pages of mapped files included; 0 where the system does not tell.
-fn resident_bytes() -> u64 {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let line = status.lines().find_map(|l| l.strip_prefix("VmRSS:"));
-    line.and_then(|l| l.trim().trim_end_matches(" kB").parse::<u64>().ok()).unwrap_or(0) * 1024
 }

@@ -1,9 +1,9 @@
-//! The node's threads: a few async ones, which must never stand still, and a bounded number of others, which read disks,
-//! decode and gather.
+//! The node's threads: a few async ones, which must never stand still, and a bounded number of others, which
+//! read disks, decode and gather.
 //!
-//! The others take every core they can get, so they yield: their priority is lower, and a stream that has something to
-//! send does not wait for a segment to be decoded. Without a bound each of them would keep a stack and a share of the
-//! allocator's memory.
+//! The others take every core they can get, so they yield: their priority is lower, and a stream that has
+//! something to send does not wait for a segment to be decoded. Without a bound each of them would keep a
+//! stack and a share of the allocator's memory.
 
 use forebay_proto::{Error, Result};
 use std::cell::Cell;
@@ -14,21 +14,22 @@ use std::thread::available_parallelism;
 use std::time::{Duration, Instant};
 use tokio::runtime::{Builder, Runtime};
 
-/// Threads for what blocks. Each waits for a disk or a core most of the time; more than this would only wait together.
+/// Threads for what blocks. Each waits for a disk or a core most of the time; more than this would only wait
+/// together.
 const BLOCKING_MAX: usize = 64;
 
 /// By how much their priority is lower: a tenth of an async thread's share of a core that both want.
 const BLOCKING_NICE: i32 = 10;
 
-/// Tasks that an async thread runs before it looks for what has become due. Tasks here send by the megabyte: with tokio's
-/// 61 a timer may be 20 ms late on a busy node.
+/// Tasks that an async thread runs before it looks for what has become due. Tasks here send by the megabyte:
+/// with tokio's 61 a timer may be 20 ms late on a busy node.
 const TASKS_BETWEEN_LOOKS: u32 = 8;
 
 const ASYNC: &str = "forebay-async";
 const BLOCKING: &str = "forebay-work";
 
-/// How long the async threads may take to be there. Without them the node would still run: one that comes later may have
-/// the lower priority of the others.
+/// How long the async threads may take to be there. Without them the node would still run: one that comes
+/// later may have the lower priority of the others.
 const START: Duration = Duration::from_secs(5);
 
 /// The runtime of a node.
@@ -46,8 +47,8 @@ pub fn runtime() -> io::Result<Runtime> {
         .on_thread_park(move || tell_once(&idle))
         .enable_all()
         .build()?;
-    // tokio takes all its threads from one pool: those begun first are the async ones only if they are at it before there is
-    // anything to do for others. Each has nothing to do yet, so it soon says that it is idle.
+    // tokio takes all its threads from one pool: those begun first are the async ones only if they are at it
+    // before there is anything to do for others. Each has nothing to do yet, so it soon says that it is idle.
     let start = Instant::now();
     for _ in 0..cores {
         if idled.recv_timeout(START.saturating_sub(start.elapsed())).is_err() {

@@ -1,8 +1,7 @@
 //! The daemon: binds the sockets, runs a node's services and background tasks, and ends them in order.
 
-use crate::cluster::hot;
 use crate::cluster::replicate::Replicator;
-use crate::maintenance::upkeep;
+use crate::maintenance;
 use crate::node::Node;
 use crate::read::prefetch;
 use crate::service::control::Control;
@@ -24,8 +23,8 @@ use tonic::transport::server::{Router, TcpIncoming};
 /// Bytes of a request that is not a ticket.
 const REQUEST_BYTES_MAX: usize = 4 << 20;
 
-/// Calls on one connection that were cancelled before this node came to them. Nodes and readers that think it slow ask
-/// others instead; that must not cost the waiting calls their connection.
+/// Calls on one connection that were cancelled before this node came to them. Nodes and readers that think it
+/// slow ask others instead; that must not cost the waiting calls their connection.
 const RESETS_MAX: usize = 1000;
 
 /// Bytes of a request from another node: a manifest, mostly.
@@ -73,9 +72,9 @@ impl Server {
         self.metrics.as_ref().map(local).transpose()
     }
 
-    /// Serves until `stop` is called or the cluster refuses the node. Then the node leaves the topology and sends its
-    /// streams to other nodes; without any, they get the drain time to finish. Connections that are left after that end
-    /// with the runtime.
+    /// Serves until `stop` is called or the cluster refuses the node. Then the node leaves the topology and
+    /// sends its streams to other nodes; without any, they get the drain time to finish. Connections that are
+    /// left after that end with the runtime.
     pub async fn run(mut self, stop: CancellationToken) -> Result<()> {
         let services = self.services().await?;
         let replicator = self.node.replicator();
@@ -119,16 +118,16 @@ impl Server {
             .add_service(Flight::new(node.clone())))
     }
 
-    /// Starts the node's own work. Most of it ends when the set is dropped; metrics and the care of the disk go on until the
-    /// streams are told to end.
+    /// Starts the node's own work. Most of it ends when the set is dropped; metrics and the care of the disk
+    /// go on until the streams are told to end.
     fn start_background(&mut self, replicator: &Replicator) -> JoinSet<()> {
         let node = &self.node;
         let mut background = JoinSet::new();
         background.spawn(prefetch::run(node.cache.clone()));
         background.spawn(replicator.clone().run());
-        background.spawn(hot::run(node.hot_task()));
+        background.spawn(node.publisher().run());
         if let Some(listener) = self.metrics.take() {
-            background.spawn(node.ticker.clone().run());
+            background.spawn(node.stall_probe.clone().run());
             let (node, stop) = (node.clone(), self.streams.clone());
             tokio::spawn(async move {
                 if let Err(e) = metrics::run(listener, node, stop).await {
@@ -136,7 +135,7 @@ impl Server {
                 }
             });
         }
-        tokio::spawn(upkeep::run(node.disk.clone(), self.scrub_mb_per_s, self.streams.clone()));
+        tokio::spawn(maintenance::run(node.disk.clone(), self.scrub_mb_per_s, self.streams.clone()));
         background
     }
 }
@@ -150,7 +149,8 @@ async fn serve(
 ) -> std::result::Result<(), tonic::transport::Error> {
     // Nagle's delay off: heads and small messages must not wait.
     let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
-    // A body is asked for its next frame only when there is room on the wire, so it cannot end by itself then.
+    // A body is asked for its next frame only when there is room on the wire, so it cannot end by itself
+    // then.
     let overdue = async {
         streams.cancelled().await;
         tokio::time::sleep(LAST_WORDS).await;
@@ -164,7 +164,8 @@ async fn serve(
     }
 }
 
-/// Leaves the cluster. Returns when no new connection is to be taken; streams are told to end after `drain` at most.
+/// Leaves the cluster. Returns when no new connection is to be taken; streams are told to end after `drain`
+/// at most.
 async fn shut_down(node: Arc<Node>, streams: CancellationToken, drain: Duration, replicator: Replicator) {
     tracing::info!(drain_s = drain.as_secs_f64(), "stopping: no new connections, streams may finish");
     node.leave().await;

@@ -1,14 +1,14 @@
 //! Settings: flags over environment (`FOREBAY_*`) over a TOML file over defaults.
 
 mod cluster;
+mod flags;
+mod load;
 
-use clap::Parser;
-pub use cluster::ClusterSettings;
-use cluster::{ClusterFlags, is_node_url};
-use figment::Figment;
-use figment::providers::{Env, Format, Serialized, Toml};
+pub use cluster::{ClusterSettings, StaticNode};
+pub use flags::Flags;
+
+use cluster::is_node_url;
 use forebay_dataset::SourceSettings;
-use forebay_proto::units::bytes;
 use forebay_proto::{Error, Result};
 use serde::{Deserialize, Serialize};
 use std::net::SocketAddr;
@@ -26,30 +26,30 @@ pub struct Settings {
     /// The node's name; unset: its address.
     pub node: Option<String>,
     /// Directories of segment files, this server's alone: one, or one for each disk.
-    #[serde(deserialize_with = "one_or_many")]
+    #[serde(deserialize_with = "load::one_or_many")]
     pub cache_dir: Vec<PathBuf>,
     /// Bytes that the directories may use on their disks, all together and all included; each gets an equal
     /// share.
-    #[serde(deserialize_with = "size")]
+    #[serde(deserialize_with = "load::size")]
     pub cache_bytes: u64,
     /// Megabytes a second at which segment files are read through in the background, to find damage early; 0:
     /// not at all.
     pub scrub_mb_per_s: f64,
     /// Memory for segments being fetched, in transit and mapped, and for messages: [`crate::read::memory`]
     /// divides it.
-    #[serde(deserialize_with = "size")]
+    #[serde(deserialize_with = "load::size")]
     pub memory_bytes: u64,
-    /// URIs under which data may be read. There is no default: nothing can be read unless somebody allowed
-    /// it.
+    /// URIs under which data may be read. There is no default: nothing can be read unless it is allowed
+    /// here.
     pub allow: Vec<String>,
-    /// URLs of all nodes of a fixed cluster, this one included; empty: a cluster of one, or what etcd says.
-    /// Every node must be given the same list: clients place segments by it.
-    pub nodes: Vec<String>,
+    /// All nodes of a fixed cluster, this one included; empty: a cluster of one, or the nodes that etcd
+    /// lists. Every node must be given the same list: segments are placed by the names in it.
+    pub nodes: Vec<StaticNode>,
     /// Its place in a cluster that etcd keeps.
     pub cluster: ClusterSettings,
     /// Bytes a second that the node serves at most, as its network gives; unset: no limit. A node near it has
-    /// others share what is read most.
-    #[serde(deserialize_with = "maybe_size")]
+    /// other nodes share the segments that are read most.
+    #[serde(deserialize_with = "load::maybe_size")]
     pub serve_bytes_per_s: Option<u64>,
     /// Seconds that open streams get to finish at shutdown.
     pub drain_s: f64,
@@ -81,188 +81,10 @@ impl Default for Settings {
     }
 }
 
-/// forebay-server: a node of the Forebay data cache.
-#[derive(Debug, Parser, Serialize)]
-#[command(version, about, long_about = None)]
-pub struct Flags {
-    /// TOML file with settings: the names of the long flags, `_` for `-`. But --cluster-node is `nodes`; the
-    /// flags of a cluster (--etcd, --advertise, --zone and so on) stand in `[cluster]`, --s3-* and
-    /// --patience-s in `[source]`.
-    #[arg(long, env = "FOREBAY_CONFIG")]
-    #[serde(skip)]
-    config: Option<PathBuf>,
-    /// Address of the gRPC service [default: 127.0.0.1:7070]; port 0 picks a free one.
-    #[arg(long)]
-    #[serde(skip_serializing_if = "Option::is_none")]
-    listen: Option<SocketAddr>,
-    /// Address of /metrics and /health over HTTP [default: off].
-    #[arg(long)]
-    #[serde(skip_serializing_if = "Option::is_none")]
-    metrics_listen: Option<SocketAddr>,
-    /// The node's name [default: its address].
-    #[arg(long)]
-    #[serde(skip_serializing_if = "Option::is_none")]
-    node: Option<String>,
-    /// Directory of segment files [default: /var/cache/forebay]; repeat it for several disks.
-    #[arg(long)]
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    cache_dir: Vec<PathBuf>,
-    /// Bytes that the cache directories may use together, each an equal share, e.g. 500GB or 64GiB [default:
-    /// 10GB].
-    #[arg(long, value_parser = bytes)]
-    #[serde(skip_serializing_if = "Option::is_none")]
-    cache_bytes: Option<u64>,
-    /// MB/s at which segment files are read through in the background, to find damage early [default: 20]; 0:
-    /// off.
-    #[arg(long)]
-    #[serde(skip_serializing_if = "Option::is_none")]
-    scrub_mb_per_s: Option<f64>,
-    /// Memory: 3/8 of it for segments being fetched and decoded, 2/8 for those served without being stored,
-    /// 2/8 for mapped files, 1/8 for messages [default: 2GiB].
-    #[arg(long, value_parser = bytes)]
-    #[serde(skip_serializing_if = "Option::is_none")]
-    memory_bytes: Option<u64>,
-    /// Bytes a second that the node serves at most, e.g. 1GB: what its network gives [default: no limit].
-    #[arg(long, value_name = "BYTES", value_parser = bytes)]
-    #[serde(skip_serializing_if = "Option::is_none")]
-    serve_bytes_per_s: Option<u64>,
-    /// URI under which data may be read, e.g. s3://bucket/prefix; may be repeated.
-    #[arg(long)]
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    allow: Vec<String>,
-    /// URL of a node of a fixed cluster, e.g. http://cache-1:7070; repeat it for all nodes, this one
-    /// included.
-    #[arg(long = "cluster-node", value_name = "URL")]
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    nodes: Vec<String>,
-    #[command(flatten)]
-    cluster: ClusterFlags,
-    /// Logs as JSON lines.
-    #[arg(long)]
-    #[serde(skip_serializing_if = "std::ops::Not::not")]
-    log_json: bool,
-    #[command(flatten)]
-    source: SourceFlags,
-}
-
-#[derive(Debug, clap::Args, Serialize)]
-struct SourceFlags {
-    /// URL of the S3 service [default: AWS].
-    #[arg(long)]
-    #[serde(skip_serializing_if = "Option::is_none")]
-    s3_endpoint: Option<String>,
-    /// Region.
-    #[arg(long)]
-    #[serde(skip_serializing_if = "Option::is_none")]
-    s3_region: Option<String>,
-    /// Access key id [default: AWS_ACCESS_KEY_ID, then the AWS files]; the secret only comes from the
-    /// environment, the settings file or the AWS files.
-    #[arg(long)]
-    #[serde(skip_serializing_if = "Option::is_none")]
-    s3_access_key_id: Option<String>,
-    /// Profile of the AWS files.
-    #[arg(long)]
-    #[serde(skip_serializing_if = "Option::is_none")]
-    s3_profile: Option<String>,
-    /// Bucket in the path rather than the host name [default: with an endpoint].
-    #[arg(long)]
-    #[serde(skip_serializing_if = "Option::is_none")]
-    s3_path_style: Option<bool>,
-    /// Send no credentials: public buckets.
-    #[arg(long)]
-    #[serde(skip_serializing_if = "std::ops::Not::not")]
-    s3_anonymous: bool,
-    /// Requests to the object store under way at once [default: 32].
-    #[arg(long, value_name = "N")]
-    #[serde(skip_serializing_if = "Option::is_none")]
-    s3_max_requests: Option<usize>,
-    /// Bytes a second read from the object store by all requests together, e.g. 500MB [default: no limit].
-    #[arg(long, value_name = "BYTES", value_parser = bytes)]
-    #[serde(skip_serializing_if = "Option::is_none")]
-    s3_max_bytes_per_s: Option<u64>,
-    /// Seconds that a failing request is retried [default: 60].
-    #[arg(long)]
-    #[serde(skip_serializing_if = "Option::is_none")]
-    patience_s: Option<f64>,
-}
-
-/// Bytes, as a number or as people write them: 500GB, 64GiB.
-fn size<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
-    maybe_size(deserializer)?.ok_or_else(|| serde::de::Error::custom("no size is given"))
-}
-
-/// The same, or nothing.
-fn maybe_size<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Option<u64>, D::Error> {
-    #[derive(Deserialize)]
-    #[serde(untagged, expecting = "a number of bytes, or a size such as 500GB")]
-    enum Size {
-        Bytes(u64),
-        Text(String),
-    }
-    match Option::deserialize(deserializer)? {
-        None => Ok(None),
-        Some(Size::Bytes(n)) => Ok(Some(n)),
-        Some(Size::Text(text)) => bytes(&text).map(Some).map_err(serde::de::Error::custom),
-    }
-}
-
-/// A path, or a list of them.
-fn one_or_many<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Vec<PathBuf>, D::Error> {
-    #[derive(Deserialize)]
-    #[serde(untagged, expecting = "a path or a list of paths")]
-    enum Paths {
-        One(PathBuf),
-        Many(Vec<PathBuf>),
-    }
-    Ok(match Paths::deserialize(deserializer)? {
-        Paths::One(path) => vec![path],
-        Paths::Many(paths) => paths,
-    })
-}
-
-/// Settings that are text whatever they look like: in a variable, `0123` would else become a number.
-const TEXTS: [&str; 10] = [
-    "node",
-    "cluster__advertise",
-    "cluster__etcd_prefix",
-    "cluster__zone",
-    "source__s3_endpoint",
-    "source__s3_region",
-    "source__s3_access_key_id",
-    "source__s3_secret_access_key",
-    "source__s3_session_token",
-    "source__s3_profile",
-];
-
-/// What is wrong with the settings; of a secret only that it is.
-fn wrong(e: figment::Error) -> Error {
-    let key = e.path.join(".").to_ascii_lowercase();
-    match ["secret", "token"].iter().any(|word| key.contains(word)) {
-        true => Error::invalid(format!("settings: {key} must be text, in quotes")),
-        false => Error::invalid(format!("settings: {e}")),
-    }
-}
-
 impl Settings {
     /// Merges flags, environment and file, and checks the whole. `Invalid` names the setting.
     pub fn load(flags: &Flags) -> Result<Self> {
-        let mut figment = Figment::from(Serialized::defaults(Settings::default()));
-        if let Some(path) = &flags.config {
-            if !path.is_file() {
-                return Err(Error::not_found(format!("settings file {} does not exist", path.display())));
-            }
-            figment = figment.merge(Toml::file_exact(path));
-        }
-        // Variables of ours that are no settings of a node: whoever has one set may start a node all the
-        // same.
-        let others = ["config", "endpoint", "log", "zone", "nccl_plugin", "launcher", "base", "tag"];
-        figment = figment.merge(Env::prefixed("FOREBAY_").ignore(&others).ignore(&TEXTS).split("__"));
-        for key in TEXTS {
-            if let Ok(text) = std::env::var(format!("FOREBAY_{}", key.to_ascii_uppercase())) {
-                figment = figment.merge((key.replace("__", "."), text));
-            }
-        }
-        let settings: Settings = figment.merge(Serialized::defaults(flags)).extract().map_err(wrong)?;
+        let settings = load::load(flags)?;
         settings.check()?;
         Ok(settings)
     }
@@ -271,13 +93,32 @@ impl Settings {
     /// or not one of the fixed cluster's.
     pub fn url(&self, bound: SocketAddr) -> Result<String> {
         let url = self.cluster.url(bound)?;
-        if self.nodes.is_empty() || self.nodes.contains(&url) {
+        if self.nodes.is_empty() || self.static_node(&url).is_some() {
             return Ok(url);
         }
-        let all = self.nodes.join(", ");
+        let all: Vec<&str> = self.nodes.iter().map(|node| node.url.as_str()).collect();
+        let all = all.join(", ");
         Err(Error::invalid(format!(
             "this node is {url}, and the nodes of its cluster are {all}: say which of them it is, with --advertise"
         )))
+    }
+
+    /// The name of the node at `url`: what the list of a fixed cluster says, or --node, or its host and port.
+    /// `Invalid` where list and --node contradict each other.
+    pub fn name(&self, url: &str) -> Result<String> {
+        match (self.static_node(url), &self.node) {
+            (Some(listed), Some(name)) if listed.name != *name => Err(Error::invalid(format!(
+                "--node {name}: the list of nodes calls this one {}: give every node --cluster-node {name}={url}",
+                listed.name
+            ))),
+            (Some(listed), _) => Ok(listed.name.clone()),
+            (None, Some(name)) => Ok(name.clone()),
+            (None, None) => Ok(cluster::host_and_port(url).to_owned()),
+        }
+    }
+
+    fn static_node(&self, url: &str) -> Option<&StaticNode> {
+        self.nodes.iter().find(|node| node.url == url)
     }
 
     fn check(&self) -> Result<()> {
@@ -313,12 +154,18 @@ impl Settings {
         if !(self.drain_s >= 0.0 && self.drain_s <= 3600.0) {
             return bad(format!("drain_s = {}: must be 0 to 3600 seconds", self.drain_s));
         }
-        for (i, url) in self.nodes.iter().enumerate() {
-            if !is_node_url(url) {
-                return bad(format!("cluster node `{url}`: use its URL, as in http://cache-1:7070"));
+        for (i, node) in self.nodes.iter().enumerate() {
+            if !is_node_url(&node.url) {
+                return bad(format!("cluster node `{}`: use its URL, as in http://cache-1:7070", node.url));
             }
-            if self.nodes[..i].contains(url) {
-                return bad(format!("cluster node {url} is named twice"));
+            if node.name.is_empty() || node.name.chars().any(char::is_control) {
+                return bad(format!(
+                    "cluster node {}: a name must have letters, and no line breaks",
+                    node.url
+                ));
+            }
+            if self.nodes[..i].iter().any(|other| other.url == node.url || other.name == node.name) {
+                return bad(format!("cluster node {} is named twice", node.url));
             }
         }
         self.cluster.check()?;
@@ -346,6 +193,7 @@ impl Settings {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use clap::Parser;
 
     fn load(args: &[&str]) -> Result<Settings> {
         Settings::load(&Flags::parse_from([&["forebay-server"], args].concat()))
@@ -372,7 +220,7 @@ mod tests {
         std::fs::write(file.path(), text).unwrap();
         let s = load(&["--config", file.path().to_str().unwrap()]).unwrap();
         assert_eq!((s.cache_dir.len(), s.cluster.replicas, s.source.s3_max_requests), (2, 2, 64));
-        let elsewhere = Settings { nodes: vec!["http://a:1".into()], ..s };
+        let elsewhere = Settings { nodes: vec!["http://a:1".to_owned().into()], ..s };
         assert!(elsewhere.url(elsewhere.listen).unwrap_err().message.contains("http://cache-1:7070"));
     }
 
@@ -391,6 +239,22 @@ mod tests {
         std::fs::write(file.path(), "allow = ['s3://a']\ncache_bytes = 'much'\n").unwrap();
         let e = load(&["--config", path]).unwrap_err();
         assert!(e.message.contains("cache_bytes") && e.message.contains("4GB"), "{e}");
+    }
+
+    #[test]
+    fn nodes_of_a_fixed_cluster_have_the_names_of_the_list() {
+        let all = ["--allow", "s3://a", "--cluster-node", "a=http://h:1", "--cluster-node", "http://h:2"];
+        let s = load(&all).unwrap();
+        assert_eq!(
+            (s.name("http://h:1").unwrap(), s.name("http://h:2").unwrap()),
+            ("a".into(), "h:2".into())
+        );
+        let named = load(&[&all[..], &["--node", "a"]].concat()).unwrap();
+        assert_eq!(named.name("http://h:1").unwrap(), "a");
+        assert!(named.name("http://h:2").unwrap_err().message.contains("--cluster-node a=http://h:2"));
+        assert!(load(&[&all[..], &["--cluster-node", "a=http://h:3"]].concat()).is_err());
+        assert!(load(&["--allow", "s3://a", "--cluster-node", "a=h"]).is_err());
+        assert_eq!(load(&["--allow", "s3://a"]).unwrap().name("http://h:1").unwrap(), "h:1");
     }
 
     #[test]

@@ -1,13 +1,13 @@
 //! Which nodes there are: the topology that this node tells its clients, and this node's own place in it.
 //!
-//! Three ways: alone; a fixed list, the same on every node; or etcd (`register` and `follow`), where each node has one
-//! key under a lease. The topology is never changed by a timer while etcd is away: what was last heard stays in force,
+//! Three ways: alone; a fixed set, the same on every node; or etcd (`register` and `follow`), where each node
+//! has one key under a lease. No timer changes the topology while etcd is away: the last one stays in force,
 //! and [`Membership::state`] says since when. Nothing here is in the read path.
 
 mod etcd;
 mod follow;
+mod node_set;
 mod register;
-mod roster;
 
 pub use etcd::EtcdSettings;
 
@@ -33,8 +33,8 @@ pub struct Membership {
     kind: Kind,
     me: v1::Node,
     topology: watch::Receiver<v1::Topology>,
-    health: watch::Receiver<Health>,
-    wish: watch::Sender<Wish>,
+    health: watch::Receiver<EtcdHealth>,
+    intent: watch::Sender<Intent>,
     hot: watch::Sender<Vec<v1::HotSegment>>,
     settings: Option<Arc<EtcdSettings>>,
     /// Keeps the topology's channel open where nothing else does.
@@ -44,7 +44,7 @@ pub struct Membership {
 
 /// Whether this node wants to be in the topology.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Wish {
+enum Intent {
     Stay,
     /// Takes no readers any more, but is still there for other nodes.
     Leave,
@@ -54,7 +54,7 @@ enum Wish {
 
 /// How things stand with etcd.
 #[derive(Debug, Clone)]
-struct Health {
+struct EtcdHealth {
     /// It answers.
     connected: bool,
     /// Since when that is so.
@@ -73,10 +73,10 @@ struct Health {
 
 /// What the two tasks that talk to etcd share.
 #[derive(Debug, Clone)]
-struct Shared {
+struct EtcdContext {
     settings: Arc<EtcdSettings>,
-    me: roster::Member,
-    health: watch::Sender<Health>,
+    me: node_set::Member,
+    health: watch::Sender<EtcdHealth>,
 }
 
 impl Membership {
@@ -85,21 +85,15 @@ impl Membership {
         Self::still(Kind::Alone, node.clone(), vec![node], 1)
     }
 
-    /// A fixed list of nodes, by their URLs, of which `me` is one; each segment is to be held by `replicas` of them.
-    pub fn fixed(me: v1::Node, urls: &[String], replicas: u32) -> Self {
-        let node = |url: &String| v1::Node {
-            name: url.clone(),
-            address: url.clone(),
-            weight: 1.0,
-            zone: String::new(),
-        };
-        Self::still(Kind::Fixed, me, urls.iter().map(node).collect(), replicas)
+    /// A fixed set of nodes, of which `me` is one; each segment is to be held by `replicas` of them.
+    pub fn fixed(me: v1::Node, nodes: Vec<v1::Node>, replicas: u32) -> Self {
+        Self::still(Kind::Fixed, me, nodes, replicas)
     }
 
     fn still(kind: Kind, me: v1::Node, nodes: Vec<v1::Node>, replicas: u32) -> Self {
         let told = v1::Topology { revision: 1, nodes, replicas, ..Default::default() };
         let (sender, topology) = watch::channel(told);
-        let health = Health {
+        let health = EtcdHealth {
             connected: true,
             since: Instant::now(),
             error: String::new(),
@@ -108,22 +102,22 @@ impl Membership {
             registered_at: 0,
             refused: None,
         };
-        let (wish, health) = (watch::channel(Wish::Stay).0, watch::channel(health).1);
+        let (intent, health) = (watch::channel(Intent::Stay).0, watch::channel(health).1);
         let (hot, settings) = (watch::channel(Vec::new()).0, None);
-        Self { kind, me, topology, health, wish, hot, settings, _fixed: Some(sender), tasks: Vec::new() }
+        Self { kind, me, topology, health, intent, hot, settings, _fixed: Some(sender), tasks: Vec::new() }
     }
 
-    /// Follows the nodes in etcd. This node is not among them before [`Membership::enter`]. Returns at once, whether
-    /// etcd answers or not. Must be called within a Tokio runtime.
+    /// Follows the nodes in etcd. This node is not among them before [`Membership::enter`]. Returns at once,
+    /// whether etcd answers or not. Must be called within a Tokio runtime.
     pub fn etcd(settings: EtcdSettings, node: v1::Node, replicas: u32) -> Self {
         let first = v1::Topology { nodes: vec![node.clone()], ..Default::default() };
         let (sender, topology) = watch::channel(first);
-        let (wish, wishes) = watch::channel(Wish::Leave);
+        let (intent, intents) = watch::channel(Intent::Leave);
         let (hot, hot_seen) = watch::channel(Vec::new());
         let settings = Arc::new(settings);
         let since = Instant::now();
         let error = "etcd was not reached yet".to_owned();
-        let (health, health_seen) = watch::channel(Health {
+        let (health, health_seen) = watch::channel(EtcdHealth {
             connected: false,
             since,
             error,
@@ -132,14 +126,14 @@ impl Membership {
             registered_at: 0,
             refused: None,
         });
-        let me = roster::Member::new(node.clone(), replicas);
-        let shared = Shared { settings: settings.clone(), me, health };
+        let me = node_set::Member::new(node.clone(), replicas);
+        let context = EtcdContext { settings: settings.clone(), me, health };
         let tasks = vec![
-            tokio::spawn(follow::run(shared.clone(), sender)),
-            tokio::spawn(register::run(shared, wishes, hot_seen)),
+            tokio::spawn(follow::run(context.clone(), sender)),
+            tokio::spawn(register::run(context, intents, hot_seen)),
         ];
         let (kind, settings) = (Kind::Etcd, Some(settings));
-        Self { kind, me: node, topology, health: health_seen, wish, hot, settings, _fixed: None, tasks }
+        Self { kind, me: node, topology, health: health_seen, intent, hot, settings, _fixed: None, tasks }
     }
 
     /// The topology now and whenever it changes.
@@ -149,12 +143,12 @@ impl Membership {
 
     /// Becomes a member, now or when etcd answers.
     pub fn enter(&self) {
-        self.wish.send_replace(Wish::Stay);
+        self.intent.send_replace(Intent::Stay);
     }
 
     /// Leaves the topology, and waits until that is known or clear that it will not be soon.
     pub async fn leave(&self) {
-        self.wish.send_replace(Wish::Leave);
+        self.intent.send_replace(Intent::Leave);
         let mut health = self.health.clone();
         if self.kind == Kind::Etcd
             && tokio::time::timeout(LEAVE, health.wait_for(|h| !h.registered)).await.is_err()
@@ -165,28 +159,28 @@ impl Membership {
 
     /// Takes the node's keys away, and waits for that for a moment: their lease runs out by itself.
     pub async fn go(&self) {
-        self.wish.send_replace(Wish::Go);
+        self.intent.send_replace(Intent::Go);
         if self.kind == Kind::Etcd {
-            tokio::time::timeout(GO, self.wish.closed()).await.ok();
+            tokio::time::timeout(GO, self.intent.closed()).await.ok();
         }
     }
 
     /// Tells readers which segments to read from further nodes too.
-    pub fn say_hot(&self, segments: Vec<v1::HotSegment>) {
-        self.hot.send_if_modified(|said| {
-            let news = *said != segments;
-            *said = segments;
+    pub fn publish_hot(&self, segments: Vec<v1::HotSegment>) {
+        self.hot.send_if_modified(|published| {
+            let news = *published != segments;
+            *published = segments;
             news
         });
     }
 
-    /// Whether [`Membership::say_hot`] reaches anybody.
-    pub fn can_say_hot(&self) -> bool {
+    /// Whether [`Membership::publish_hot`] reaches anybody.
+    pub fn can_publish(&self) -> bool {
         self.kind == Kind::Etcd
     }
 
-    /// Sets how many copies of what lies under a URI the cluster is to hold; 0: as of all else. `Invalid` without etcd,
-    /// which keeps that.
+    /// Sets how many copies of what lies under a URI the cluster is to hold; 0: as of all else. `Invalid`
+    /// without etcd, which keeps that.
     pub async fn set_replicas(&self, uri: &str, replicas: u32) -> Result<(), Error> {
         let Some(settings) = &self.settings else {
             return Err(Error::invalid(
@@ -234,7 +228,7 @@ impl Drop for Membership {
     }
 }
 
-impl Shared {
+impl EtcdContext {
     /// Notes that etcd answered; says so if it did not before.
     fn reached(&self, url: &str) {
         let was = self.health.borrow().connected;

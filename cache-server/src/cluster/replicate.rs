@@ -1,11 +1,12 @@
-//! Replication: this node sees to it that the others that are to hold a copy of its segments do.
+//! Replication: the owner of a segment has its replicas take copies.
 //!
-//! What was just stored is offered to its replicas at once; and whenever the topology changes, everything
-//! that is held is offered to whoever is to hold it now, what is read soonest first: so a lost replica is
-//! made anew, a node that joined gets its share, and one that leaves hands over what it has. The others take
-//! what they lack from this node, into free room only: a precaution pushes nothing out. What they could not
-//! take is offered again after a while.
+//! Segments that were just stored are offered to their replicas at once. After each change of the topology
+//! all held segments are offered to the nodes that are to hold them now, those read soonest first: so a lost
+//! replica is made again, a node that joined gets its share, and a leaving node hands over what it has. The
+//! other nodes fetch from this one what they lack, into free room only: a copy pushes nothing out. Copies
+//! that they could not take are offered again later.
 
+use crate::cluster::ownership::Ownership;
 use crate::cluster::peers::Peers;
 use crate::datasets::Datasets;
 use crate::disk::DiskCache;
@@ -15,7 +16,7 @@ use crate::read::cache::Stored;
 use crate::read::plans::Plans;
 use crate::runtime::blocking;
 use forebay_proto::manifest::SegmentId;
-use forebay_proto::v1;
+use forebay_proto::{Backoff, v1};
 use futures::future::join_all;
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
@@ -26,11 +27,11 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 /// After a change of the topology: more may follow at once.
 const SETTLE: Duration = Duration::from_millis(500);
 
-/// Before what was stored is offered: more comes meanwhile.
+/// Before stored segments are offered: more come meanwhile.
 const GATHER: Duration = Duration::from_millis(100);
 
-/// Before what others could not take is offered again: at first, and at most.
-const AGAIN: (Duration, Duration) = (Duration::from_secs(15), Duration::from_secs(600));
+/// Before copies that others could not take are offered again, about: at first, and at most.
+const AGAIN: Backoff = Backoff::new(Duration::from_secs(15), Duration::from_secs(600));
 
 /// How long it may take until a node that leaves is not listed any more.
 const LISTED: Duration = Duration::from_secs(1);
@@ -42,6 +43,7 @@ const OFFER: usize = 16;
 #[derive(Clone)]
 pub struct Replicator {
     pub url: String,
+    pub ownership: Arc<Ownership>,
     pub peers: Arc<Peers>,
     pub disk: Arc<DiskCache>,
     pub plans: Arc<Plans>,
@@ -53,8 +55,8 @@ pub struct Replicator {
 impl Replicator {
     /// Keeps copies where they belong, until it is dropped.
     pub async fn run(self) {
-        let mut topology = self.peers.topology();
-        let (mut again, mut pause) = (None, AGAIN.0);
+        let mut topology = self.ownership.topology();
+        let (mut again, mut backoff) = (None, AGAIN);
         let (mut whole, mut placed) = (true, v1::Topology::default());
         loop {
             if whole {
@@ -64,13 +66,15 @@ impl Replicator {
                 let offered = tokio::select! {
                     biased;
                     done = self.offer_all() => done,
-                    // What is being offered may belong elsewhere by now.
+                    // The segments on offer may belong elsewhere now.
                     true = moved(&mut topology, &placed) => continue,
                 };
-                // Only now: what is a replica may go, and the owner should have it first.
+                // Only now: a replica may be evicted, and the owner should have its copy first.
                 self.tell_roles(true).await;
-                again = (!offered).then(|| Instant::now() + pause);
-                pause = if offered { AGAIN.0 } else { (pause * 2).min(AGAIN.1) };
+                if offered {
+                    backoff.reset();
+                }
+                again = (!offered).then(|| Instant::now() + backoff.next());
             }
             whole = tokio::select! {
                 moved = moved(&mut topology, &placed) => match moved {
@@ -86,11 +90,11 @@ impl Replicator {
                             biased;
                             taken = self.offer_some(ids) => {
                                 if !taken {
-                                    again = again.or_else(|| Some(Instant::now() + pause));
+                                    again = again.or_else(|| Some(Instant::now() + backoff.next()));
                                 }
                                 false
                             }
-                            // All that is held is offered anew, these among it.
+                            // All held segments are offered again, these among them.
                             true = moved(&mut topology, &placed) => true,
                         },
                     }
@@ -99,17 +103,17 @@ impl Replicator {
         }
     }
 
-    /// Offers all that is held to whoever is to hold it; false if some of it was not taken.
+    /// Offers all held segments to the nodes that are to hold them; false if some were not taken.
     pub async fn offer_all(&self) -> bool {
         self.offer(|disk| disk.copies().list()).await
     }
 
     /// Before this node ends: waits until the topology lists it no more, then offers all that it holds.
     pub async fn hand_over(&self) {
-        if !self.peers.has_others() {
+        if !self.ownership.has_others() {
             return;
         }
-        let mut topology = self.peers.topology();
+        let mut topology = self.ownership.topology();
         let gone = topology.wait_for(|t| t.nodes.iter().all(|n| n.address != self.url));
         if timeout(LISTED, gone).await.is_ok() {
             self.offer_all().await;
@@ -121,7 +125,7 @@ impl Replicator {
     }
 
     async fn offer(&self, kept: impl FnOnce(&DiskCache) -> Vec<CopyInfo> + Send + 'static) -> bool {
-        if !self.peers.has_others() {
+        if !self.ownership.has_others() {
             return true;
         }
         let this = self.clone();
@@ -135,7 +139,7 @@ impl Replicator {
         let ids: Vec<SegmentId> = kept.iter().map(|k| k.id).collect();
         let next = self.plans.next_uses(&ids);
         let segments: Vec<_> = kept.iter_mut().map(|k| (k.id, std::mem::take(&mut k.object))).collect();
-        let places = self.peers.places(&segments);
+        let places = self.ownership.places(&segments);
         let mut order: Vec<_> = next.into_iter().zip(kept).zip(places).collect();
         order.sort_by_key(|((next, _), _)| *next);
         let mut offers: BTreeMap<String, Vec<Arc<CopyInfo>>> = BTreeMap::new();
@@ -168,13 +172,13 @@ impl Replicator {
         let this = self.clone();
         let tell = move || {
             this.datasets.balance();
-            this.disk.copies().set_roles(demote, |segments| this.peers.roles(segments));
+            this.disk.copies().set_roles(demote, |segments| this.ownership.roles(segments));
         };
         blocking(tell).await.ok();
     }
 }
 
-/// Waits until copies belong elsewhere than they did; false when nobody will tell any more.
+/// Waits until copies belong elsewhere than they did; false when the topology will not change any more.
 async fn moved(topology: &mut watch::Receiver<v1::Topology>, placed: &v1::Topology) -> bool {
     topology.wait_for(|t| places(t) != *placed).await.is_ok()
 }

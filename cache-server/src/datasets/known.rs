@@ -1,26 +1,27 @@
-//! The datasets in memory, bounded: whoever opens splits without end must not fill a node with manifests.
+//! The datasets in memory, bounded in bytes: a client that opens splits without end must not fill a node with
+//! manifests.
 //!
-//! The one used longest ago goes. Who reads it then is told that it is not known, and opens it again, as loaders do by
-//! themselves; streams that are open keep what they need.
+//! The one used longest ago goes. Its readers are told that it is not known, and open it again, as loaders do
+//! by themselves; open streams keep their manifest.
 //!
-//! The key is the version *and* its URI: a copy of a dataset in another bucket has the same version, and must not redirect
-//! those who read the first. Estimated sizes are no part of either. So another node's manifest replaces none, and serves
-//! only tickets that state the same sizes.
+//! The key is the version *and* its URI: a copy of a dataset in another bucket has the same version, and must
+//! not redirect those who read the first. Estimated sizes are no part of either. So another node's manifest
+//! replaces none, and serves only tickets that state the same sizes.
 
 use super::Dataset;
 use forebay_proto::manifest::{DatasetId, Digest};
 use forebay_proto::{Error, Result};
 use std::collections::HashMap;
 
-/// Segments and objects of all known datasets together, at about 100 bytes each.
-pub(super) const LIMIT: usize = 4 << 20;
+/// Bytes of all known manifests together: a dataset of a million segments is about 100 MB.
+pub(super) const LIMIT: usize = 512 << 20;
 
 /// Datasets by version and URI.
 #[derive(Debug, Default)]
 pub(super) struct Known {
-    entries: HashMap<DatasetId, Entry>,
+    entries: HashMap<DatasetId, KnownDataset>,
     clock: u64,
-    weight: usize,
+    bytes: usize,
 }
 
 /// Who made a manifest.
@@ -33,18 +34,22 @@ pub(super) enum MadeBy {
 }
 
 #[derive(Debug)]
-struct Entry {
+struct KnownDataset {
     dataset: Dataset,
     made_by: MadeBy,
     used: u64,
 }
 
-fn weight(dataset: &Dataset) -> usize {
-    dataset.manifest.segments().len() + dataset.manifest.objects().len()
+/// Bytes of memory that a dataset takes.
+fn memory_bytes(dataset: &Dataset) -> usize {
+    let m = &dataset.manifest;
+    let names: usize = m.objects().iter().map(|object| object.key.len() + object.etag.len()).sum();
+    size_of_val(m.segments()) + size_of_val(m.objects()) + names + m.schema().len()
 }
 
 impl Known {
-    /// Adds a dataset, and returns whether it is new and which had to go for it. One that was told replaces none.
+    /// Adds a dataset, and returns whether it is new and which had to go for it. One that was told replaces
+    /// none.
     pub fn insert(&mut self, dataset: Dataset, made_by: MadeBy, limit: usize) -> (bool, Vec<DatasetId>) {
         self.clock += 1;
         let id = dataset.manifest.id();
@@ -54,12 +59,12 @@ impl Known {
             old.used = self.clock;
             return (false, Vec::new());
         }
-        self.weight += weight(&dataset);
+        self.bytes += memory_bytes(&dataset);
         let sizes_hash = dataset.manifest.sizes_hash();
-        let old = self.entries.insert(id, Entry { dataset, made_by, used: self.clock });
-        self.weight -= old.as_ref().map_or(0, |old| weight(&old.dataset));
+        let old = self.entries.insert(id, KnownDataset { dataset, made_by, used: self.clock });
+        self.bytes -= old.as_ref().map_or(0, |old| memory_bytes(&old.dataset));
         let mut gone = Vec::new();
-        while self.weight > limit && self.entries.len() > 1 {
+        while self.bytes > limit && self.entries.len() > 1 {
             let oldest = self.entries.iter().min_by_key(|(_, entry)| entry.used).map(|(id, _)| *id);
             gone.extend(oldest.filter(|id| self.remove(id)));
         }
@@ -101,7 +106,7 @@ impl Known {
     /// Forgets a dataset; false if it was not known.
     pub fn remove(&mut self, id: &DatasetId) -> bool {
         let gone = self.entries.remove(id);
-        self.weight -= gone.as_ref().map_or(0, |gone| weight(&gone.dataset));
+        self.bytes -= gone.as_ref().map_or(0, |gone| memory_bytes(&gone.dataset));
         gone.is_some()
     }
 }
@@ -128,13 +133,14 @@ mod tests {
     fn the_one_used_longest_ago_goes_and_the_newest_stays() {
         let dataset = |name: &str, segments: usize| dataset("s3://b", name, segments, 1);
         let mut known = Known::default();
-        let mut insert = |d: &Dataset| known.insert(d.clone(), MadeBy::ThisNode, 12);
         let (a, b, c) = (dataset("a", 4), dataset("b", 4), dataset("c", 4));
+        let limit = memory_bytes(&a) * 5 / 2;
+        let mut insert = |d: &Dataset| known.insert(d.clone(), MadeBy::ThisNode, limit);
         assert_eq!(insert(&a), (true, vec![]));
         assert_eq!(insert(&a), (false, vec![]));
         assert_eq!(insert(&b), (true, vec![]));
         assert!(known.get(id(&a), None).is_some());
-        let mut insert = |d: &Dataset| known.insert(d.clone(), MadeBy::ThisNode, 12);
+        let mut insert = |d: &Dataset| known.insert(d.clone(), MadeBy::ThisNode, limit);
         assert_eq!(insert(&c), (true, vec![id(&b)]));
         let huge = dataset("d", 100);
         let mut gone = insert(&huge).1;
@@ -143,7 +149,7 @@ mod tests {
         all.sort_unstable();
         assert_eq!(gone, all);
         assert!(known.get(id(&huge), None).is_some() && known.remove(&id(&huge)));
-        assert_eq!((known.weight, known.list().len()), (0, 0));
+        assert_eq!((known.bytes, known.list().len()), (0, 0));
     }
 
     #[test]

@@ -74,10 +74,9 @@ impl Copies {
 
     /// Says which files are primaries now, and if `demote` which are not any more: `roles` is asked about
     /// segments and the URIs of their objects.
-    pub fn set_roles(&self, demote: bool, roles: impl Fn(&[(SegmentId, String)]) -> Vec<Role>) {
-        let (keys, segments): (Vec<FileKey>, Vec<_>) =
-            self.files.index().entries().map(|(key, e)| (*key, (key.id, e.object.clone()))).unzip();
-        let roles = roles(&segments);
+    pub fn set_roles(&self, demote: bool, roles: impl Fn(&[SegmentId]) -> Vec<Role>) {
+        let keys: Vec<FileKey> = self.files.index().entries().map(|(key, _)| *key).collect();
+        let roles = roles(&keys.iter().map(|key| key.id).collect::<Vec<_>>());
         {
             let mut index = self.files.index();
             let told = keys.iter().zip(roles).filter(|(_, role)| demote || *role == Role::Primary);

@@ -9,7 +9,8 @@
 mod copies;
 mod transit;
 
-use crate::cluster::peers::{Missing, Peers};
+use crate::cluster::ownership::Ownership;
+use crate::cluster::peers::{Peers, WantedColumns};
 use crate::disk::file::Origin;
 use crate::disk::policy::{Admit, Role};
 use crate::disk::{DiskCache, Written};
@@ -115,6 +116,7 @@ struct Parts {
     events: Arc<Events>,
     plans: Arc<Plans>,
     memory: Memory,
+    ownership: Arc<Ownership>,
     peers: Arc<Peers>,
     stored: Stored,
     transit: Arc<Transit>,
@@ -140,7 +142,9 @@ impl Cache {
     ) -> Self {
         let transit = Arc::new(Transit::new(plans.clone(), memory.transit.clone()));
         let (overfull, stored) = (Arc::default(), Stored::default());
-        let parts = Parts { source, disk, events, plans, memory, peers, stored, transit, overfull };
+        let ownership = peers.ownership().clone();
+        let parts =
+            Parts { source, disk, events, plans, memory, ownership, peers, stored, transit, overfull };
         Self { flights: Flights::default(), prefetches: Mutex::default(), parts }
     }
 
@@ -234,7 +238,7 @@ impl Cache {
             }
             let role = match role {
                 Some(role) => role,
-                None => self.parts.peers.role(id, &origin(&reading.manifest, segment)?.object),
+                None => self.parts.ownership.role(id),
             };
             let wanted = missing.clone();
             let fill = || {
@@ -305,16 +309,15 @@ impl Parts {
         if !blocking(move || again.look(id, wanted)).await?.found.is_empty() {
             return Ok(None);
         }
-        let missing = Missing {
-            reading: &reading,
+        let wanted = WantedColumns {
+            manifest,
             segment,
             origin: &origin,
             columns: &columns,
             ask_owner: role == Role::Replica,
-            room: &self.memory.fills,
-            urgency: &ahead.urgency,
         };
-        let (batch, filling) = match self.peers.fetch(missing).await? {
+        let (fills, urgency) = (&self.memory.fills, &ahead.urgency);
+        let (batch, filling) = match self.peers.fetch(&wanted, |bytes| fills.hold(bytes, urgency)).await? {
             Some(copy) => copy,
             None => {
                 let index = |c: &String| reading.schema.index_of(c).ok();
@@ -343,7 +346,7 @@ impl Parts {
         // A footer may say less than there is: then what is beyond it counts too.
         let bytes = memory_bytes(&batch) as u64;
         filling.resize(bytes);
-        let (id, role) = (origin.id, self.peers.role(origin.id, &origin.object));
+        let (id, role) = (origin.id, self.ownership.role(origin.id));
         let pass = Arc::new(self.plans.pass(id));
         // In the disk cache it would be needed only after the turn that it was filled for: memory can serve
         // that. But not if other columns of it are read from the disk cache.

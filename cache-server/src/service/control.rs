@@ -1,5 +1,6 @@
 //! `forebay.v1.Cache`: open, load, free, status, topology, drain.
 
+use super::metrics;
 use crate::datasets::Dataset;
 use crate::disk::dirs::{DirStatus, Health};
 use crate::disk::policy::Role;
@@ -8,9 +9,9 @@ use crate::runtime::blocking;
 use forebay_dataset::ready::drop_aside;
 use forebay_dataset::source;
 use forebay_dataset::stream::{Reading, Segments};
-use forebay_proto::manifest::Segment;
+use forebay_proto::manifest::SegmentId;
 use forebay_proto::v1::cache_server::Cache as Service;
-use forebay_proto::{Error, v1};
+use forebay_proto::{Error, SegmentSet, v1};
 use futures::StreamExt;
 use futures::stream::BoxStream;
 use std::sync::Arc;
@@ -42,28 +43,29 @@ impl Control {
 /// How long streams may take to end when the node drains: a reader that stands still does not end its.
 const DRAIN: Duration = Duration::from_secs(10);
 
-type Answer<T> = Result<Response<T>, Status>;
+type Reply<T> = Result<Response<T>, Status>;
 
 #[tonic::async_trait]
 impl Service for Control {
     type LoadStream = BoxStream<'static, Result<v1::LoadProgress, Status>>;
     type WatchTopologyStream = BoxStream<'static, Result<v1::Topology, Status>>;
 
-    async fn open(&self, request: Request<v1::OpenRequest>) -> Answer<v1::OpenReply> {
+    async fn open(&self, request: Request<v1::OpenRequest>) -> Reply<v1::OpenReply> {
         let r = request.into_inner();
         let spec = r.dataset.ok_or_else(|| Error::invalid("open: no dataset given"))?;
         let (dataset, projected_bytes) = self.node.datasets.freeze(spec, &r.columns).await?;
-        Ok(Response::new(v1::OpenReply { manifest: Some((&*dataset.manifest).into()), projected_bytes }))
+        // Millions of segments: not for an async thread.
+        let manifest = blocking(move || (&*dataset.manifest).into()).await?;
+        Ok(Response::new(v1::OpenReply { manifest: Some(manifest), projected_bytes }))
     }
 
-    async fn load(&self, request: Request<v1::LoadRequest>) -> Answer<Self::LoadStream> {
+    async fn load(&self, request: Request<v1::LoadRequest>) -> Reply<Self::LoadStream> {
         let r = request.into_inner();
         let spec = r.dataset.ok_or_else(|| Error::invalid("load: no dataset given"))?;
         let (dataset, _) = self.node.datasets.freeze(spec, &r.columns).await?;
         let reading = Reading::new(dataset.manifest.clone(), &dataset.schema, &r.columns)?;
-        let in_bits = |s: &u32| r.segments.get(*s as usize / 8).is_some_and(|b| b & (1 << (s % 8)) != 0);
-        let all = 0..dataset.manifest.segments().len() as u32;
-        let wanted: Vec<u32> = all.filter(|s| r.segments.is_empty() || in_bits(s)).collect();
+        let count = dataset.manifest.segments().len() as u32;
+        let wanted: Vec<u32> = SegmentSet::from_wire(&r.segments, count).iter().collect();
         let (sender, progress) = mpsc::channel(4);
         let (node, stop) = (self.node.clone(), self.stop.clone());
         tokio::spawn(async move {
@@ -80,36 +82,36 @@ impl Service for Control {
         Ok(Response::new(ReceiverStream::new(progress).boxed()))
     }
 
-    async fn free(&self, request: Request<v1::FreeRequest>) -> Answer<v1::FreeReply> {
+    async fn free(&self, request: Request<v1::FreeRequest>) -> Reply<v1::FreeReply> {
         let (node, uri) = (self.node.clone(), request.into_inner().uri);
         let free = move || node.datasets.forget(&uri).map(|uri| node.disk.free(&uri));
         let (segments, bytes) = blocking(free).await??;
         Ok(Response::new(v1::FreeReply { segments, bytes }))
     }
 
-    async fn pin(&self, request: Request<v1::PinRequest>) -> Answer<v1::PinReply> {
+    async fn pin(&self, request: Request<v1::PinRequest>) -> Reply<v1::PinReply> {
         let (node, uri) = (self.node.clone(), request.into_inner().uri);
         let pin = move || node.datasets.allowed(&uri).and_then(|uri| node.disk.pin(&uri));
         let (files, bytes) = blocking(pin).await??;
         Ok(Response::new(v1::PinReply { files, bytes }))
     }
 
-    async fn unpin(&self, request: Request<v1::PinRequest>) -> Answer<v1::PinReply> {
+    async fn unpin(&self, request: Request<v1::PinRequest>) -> Reply<v1::PinReply> {
         let (disk, uri) = (self.node.disk.clone(), request.into_inner().uri);
-        // What is no longer allowed may still be pinned.
+        // A URI that is no longer allowed may still be pinned.
         let (files, bytes) = blocking(move || disk.unpin(&source::normalise(&uri)?)).await??;
         Ok(Response::new(v1::PinReply { files, bytes }))
     }
 
-    async fn status(&self, _: Request<v1::StatusRequest>) -> Answer<v1::StatusReply> {
+    async fn status(&self, _: Request<v1::StatusRequest>) -> Reply<v1::StatusReply> {
         let node = self.node.clone();
         // A look at every segment of every dataset, and at every file: milliseconds, but not for an async
         // thread.
         let look = move || {
-            let datasets = node.datasets.list().iter().map(|d| held(&node, d)).collect();
-            (datasets, node.disk.pinned())
+            let datasets = node.datasets.list().iter().map(|d| dataset_status(&node, d)).collect();
+            (datasets, node.disk.pinned(), memory(&node))
         };
-        let (datasets, (pins, pinned_bytes)) = blocking(look).await?;
+        let (datasets, (pins, pinned_bytes), memory) = blocking(look).await?;
         let disk = &self.node.disk;
         Ok(Response::new(v1::StatusReply {
             node: self.node.name.clone(),
@@ -118,34 +120,31 @@ impl Service for Control {
             cache_bytes_used: disk.used_bytes(),
             cache_bytes_limit: disk.limit_bytes(),
             segments_held: disk.segments(),
-            counters: Some(self.node.counters()),
+            counters: Some(metrics::counters(&self.node)),
             datasets,
             pins,
             pinned_bytes,
             dirs: disk.dirs().into_iter().map(dir).collect(),
             membership: Some(self.node.membership()),
-            segments_hot: self.node.heat.segments() as u64,
-            load: self.node.heat.load(),
-            memory: Some(self.node.memory()),
+            segments_hot: self.node.hot.published() as u64,
+            load: self.node.hot.load(),
+            memory: Some(memory),
         }))
     }
 
-    async fn watch_topology(
-        &self,
-        _: Request<v1::WatchTopologyRequest>,
-    ) -> Answer<Self::WatchTopologyStream> {
+    async fn watch_topology(&self, _: Request<v1::WatchTopologyRequest>) -> Reply<Self::WatchTopologyStream> {
         let changes = WatchStream::new(self.node.membership.topology()).map(Ok);
         Ok(Response::new(changes.take_until(self.stop.clone().cancelled_owned()).boxed()))
     }
 
-    async fn set_replicas(&self, request: Request<v1::SetReplicasRequest>) -> Answer<v1::SetReplicasReply> {
+    async fn set_replicas(&self, request: Request<v1::SetReplicasRequest>) -> Reply<v1::SetReplicasReply> {
         let (node, v1::SetReplicasRequest { uri, replicas }) = (self.node.clone(), request.into_inner());
         let uri = blocking(move || node.datasets.allowed(&uri)).await??;
         self.node.membership.set_replicas(&uri, replicas).await?;
         Ok(Response::new(v1::SetReplicasReply {}))
     }
 
-    async fn drain(&self, request: Request<v1::DrainRequest>) -> Answer<v1::DrainReply> {
+    async fn drain(&self, request: Request<v1::DrainRequest>) -> Reply<v1::DrainReply> {
         let (node, turn, undo) = (self.node.clone(), self.draining.clone(), request.into_inner().undo);
         // A task of its own: a caller that goes away in between must not leave the node half drained.
         let turned = tokio::spawn(async move {
@@ -170,7 +169,7 @@ impl Service for Control {
     }
 }
 
-/// Sends the node's readers to others; answers with how many streams there were.
+/// Sends the node's readers to others; returns how many streams there were.
 async fn drain(node: &Node) -> forebay_proto::Result<u64> {
     if !node.membership.has_others() {
         return Err(Error::invalid("no other node could take over: this one is the only one"));
@@ -180,6 +179,18 @@ async fn drain(node: &Node) -> forebay_proto::Result<u64> {
     node.leave().await;
     node.gate.close();
     Ok(before)
+}
+
+/// The memory in use, part by part.
+fn memory(node: &Node) -> v1::Memory {
+    v1::Memory {
+        limit_bytes: node.memory.limit_bytes(),
+        fills_bytes: node.memory.fills.used_bytes(),
+        prefetch_bytes: node.memory.prefetch.used_bytes(),
+        transit_bytes: node.memory.transit.used_bytes(),
+        streams_bytes: node.memory.streams.used_bytes(),
+        resident_bytes: metrics::resident_bytes(),
+    }
 }
 
 fn dir(dir: DirStatus) -> v1::DirStatus {
@@ -196,26 +207,26 @@ fn dir(dir: DirStatus) -> v1::DirStatus {
     }
 }
 
-fn held(node: &Node, dataset: &Dataset) -> v1::DatasetStatus {
-    let (m, peers) = (&dataset.manifest, &node.peers);
-    let object = |s: &Segment| m.object_uri(&m.objects()[s.object as usize]);
-    let id = |(i, s): (u32, &Segment)| Some((m.segment_id(i).ok()?, object(s)));
-    let mut held: Vec<_> = (0..).zip(m.segments()).filter_map(id).collect();
-    held.retain(|(id, _)| node.disk.holds_any(*id));
-    let owned = peers.roles(&held).into_iter().filter(|role| *role == Role::Primary).count();
+/// How much of a dataset is here. Looks at each of its segments: not for an async thread.
+fn dataset_status(node: &Node, dataset: &Dataset) -> v1::DatasetStatus {
+    let m = &dataset.manifest;
+    let ids = (0..m.segments().len() as u32).filter_map(|s| m.segment_id(s).ok());
+    let held: Vec<SegmentId> = ids.filter(|id| node.disk.holds_any(*id)).collect();
+    let owned = node.ownership.roles(&held).into_iter().filter(|role| *role == Role::Primary).count();
+    let object = m.objects().first().map(|object| m.object_uri(object));
     v1::DatasetStatus {
         uri: m.uri().into(),
         digest: m.digest().to_bytes().to_vec().into(),
         rows: m.rows(),
         segments: m.segments().len() as u64,
         segments_held: held.len() as u64,
-        replicas: m.segments().first().map_or(1, |s| peers.replicas(&object(s)) as u32),
+        replicas: object.map_or(1, |object| node.ownership.replicas(&object) as u32),
         segments_owned: owned as u64,
     }
 }
 
-/// Fills what is missing of `wanted` and reports after each segment; at last, how much of it is held now: of
-/// what is larger than the cache, not all.
+/// Fills the `wanted` segments that are missing, with a report after each. The last report says how many are
+/// held then: not all, if they are larger than the disk cache.
 async fn load(
     node: &Node,
     reading: &Reading,

@@ -67,8 +67,8 @@ impl tower::Service<http::Request<Body>> for Flight {
             let opened = async {
                 let pass = node.gate.enter()?;
                 let (answer, manifest) = open(&node, request).await?;
-                let heat = node.heat.clone();
-                let sent = move |meta: &v1::MessageMeta, bytes| heat.note(&manifest, meta, bytes);
+                let hot = node.hot.clone();
+                let sent = move |meta: &v1::MessageMeta, bytes| hot.note(&manifest, meta.row_runs(), bytes);
                 Ok::<_, Error>((answer, Box::new(sent), pass))
             };
             let body = match opened.await {
@@ -101,24 +101,24 @@ async fn open(node: &Node, request: http::Request<Body>) -> Result<(Answer, Arc<
     let ticket = v1::Ticket::decode(flight.ticket).map_err(bad)?;
     // The node prefetches for all streams of a plan at once.
     let budget = Budget { segments_ahead: None, ..Budget::default() };
-    let plain = || Arc::new(StreamSegments::new(node.cache.clone(), node.heat.clone(), None));
+    let plain = || Arc::new(StreamSegments::new(node.cache.clone(), node.hot.clone(), None));
     let of = |d: &Dataset, answer: Result<Answer>| Ok((answer?, d.manifest.clone()));
     let known = |manifest: &[u8]| node.datasets.get(manifest, &ticket.uri, ticket.sizes_hash);
     match ticket.kind.ok_or_else(|| Error::invalid("the ticket is empty"))? {
         v1::ticket::Kind::Plan(t) => {
             let manifest = t.plan.as_ref().map(|p| p.manifest.clone()).unwrap_or_default();
             let d = known(&manifest)?;
-            let (cache, heat, dataset) = (node.cache.clone(), node.heat.clone(), d.clone());
+            let (cache, hot, dataset) = (node.cache.clone(), node.hot.clone(), d.clone());
             // An order of millions of segments takes milliseconds.
             let open = move || {
                 // Whoever asks for what is held reads by another node's plan.
                 let segments = if t.held_only {
-                    StreamSegments::held_only(cache, heat)
+                    StreamSegments::held_only(cache, hot)
                 } else {
                     let reading = Reading::new(d.manifest.clone(), &d.schema, &t.columns)?;
                     stream::check(&reading.manifest, &t)?;
                     let announced = cache.plans().announce(&reading, &t)?;
-                    StreamSegments::new(cache, heat, Some(announced))
+                    StreamSegments::new(cache, hot, Some(announced))
                 };
                 stream::plan(Arc::new(segments), d.manifest, &d.schema, &t, budget)
             };

@@ -6,9 +6,9 @@ use tonic_health::server::{HealthReporter, HealthService};
 
 /// What the health service says; clones of it say the same.
 #[derive(Clone, Default)]
-pub struct Health(HealthReporter);
+pub struct ServingState(HealthReporter);
 
-impl Health {
+impl ServingState {
     pub async fn set_serving(&self, serves: bool) {
         let status = if serves { ServingStatus::Serving } else { ServingStatus::NotServing };
         self.0.set_service_status("", status).await;

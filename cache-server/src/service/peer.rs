@@ -34,13 +34,13 @@ impl PeerService {
     }
 }
 
-type Answer<T> = Result<Response<T>, Status>;
+type Reply<T> = Result<Response<T>, Status>;
 
 #[tonic::async_trait]
 impl Service for PeerService {
     type FetchStream = BoxStream<'static, Result<v1::FetchChunk, Status>>;
 
-    async fn holds(&self, request: Request<v1::HoldsRequest>) -> Answer<v1::HoldsReply> {
+    async fn holds(&self, request: Request<v1::HoldsRequest>) -> Reply<v1::HoldsReply> {
         let r = request.into_inner();
         let holds = |id: &Bytes| -> forebay_proto::Result<bool> {
             Ok(self.node.cache.offers(SegmentId(Digest::from_bytes(id)?), &r.columns))
@@ -49,7 +49,7 @@ impl Service for PeerService {
         Ok(Response::new(v1::HoldsReply { held }))
     }
 
-    async fn fetch(&self, request: Request<v1::FetchRequest>) -> Answer<Self::FetchStream> {
+    async fn fetch(&self, request: Request<v1::FetchRequest>) -> Reply<Self::FetchStream> {
         let r = request.into_inner();
         let id = SegmentId(Digest::from_bytes(&r.segment)?);
         let (file, guard) = match r.fill {
@@ -75,7 +75,7 @@ impl Service for PeerService {
         let node = self.node.clone();
         // Paid for as one: a saturated node would let each piece wait behind all its readers, and so be
         // saturated longer.
-        node.heat.pay(file_bytes).await;
+        node.hot.throttle(file_bytes).await;
         let sent = futures::stream::iter(chunks).map(move |v1::FetchChunk { data, file_bytes }| {
             let (node, held) = (node.clone(), guard.clone());
             async move {
@@ -94,7 +94,7 @@ impl Service for PeerService {
         Ok(Response::new(sent.buffered(CHUNKS).boxed()))
     }
 
-    async fn copy(&self, request: Request<v1::CopyRequest>) -> Answer<v1::CopyReply> {
+    async fn copy(&self, request: Request<v1::CopyRequest>) -> Reply<v1::CopyReply> {
         let v1::CopyRequest { from, items, hot } = request.into_inner();
         let taken = futures::stream::iter(items).map(|item| {
             let (node, from) = (self.node.clone(), from.clone());
@@ -105,7 +105,7 @@ impl Service for PeerService {
                 };
                 let taken = node.cache.take_copy(&from, &item, allowed).await;
                 if let (Ok(true), true, Ok(id)) = (&taken, hot, Digest::from_bytes(&item.segment)) {
-                    node.heat.took_extra(SegmentId(id));
+                    node.hot.took_copy(SegmentId(id));
                 }
                 taken.unwrap_or_else(|e| {
                     tracing::debug!(error = %e, from, "a copy could not be taken");
@@ -116,15 +116,15 @@ impl Service for PeerService {
         Ok(Response::new(v1::CopyReply { held: taken.buffered(COPIES).collect().await }))
     }
 
-    async fn learn(&self, request: Request<v1::Manifest>) -> Answer<v1::LearnReply> {
+    async fn learn(&self, request: Request<v1::Manifest>) -> Reply<v1::LearnReply> {
         let (node, wire) = (self.node.clone(), request.into_inner());
         let dataset = blocking(move || node.datasets.checked(Manifest::try_from(wire)?)).await??;
         self.node.datasets.learn(dataset).await?;
         Ok(Response::new(v1::LearnReply {}))
     }
 
-    async fn load(&self, _: Request<v1::LoadOfRequest>) -> Answer<v1::NodeLoad> {
+    async fn load(&self, _: Request<v1::LoadOfRequest>) -> Reply<v1::NodeLoad> {
         let free_bytes = self.node.disk.free_bytes();
-        Ok(Response::new(v1::NodeLoad { load: self.node.heat.load(), free_bytes }))
+        Ok(Response::new(v1::NodeLoad { load: self.node.hot.load(), free_bytes }))
     }
 }

@@ -1,6 +1,6 @@
 //! A batch stream's side of the cache: where its segments come from, how far it has come, what its messages may use.
 
-use crate::cluster::hot::Heat;
+use crate::cluster::hot::HotSegments;
 use crate::read::budget::Held;
 use crate::read::cache::Cache;
 use crate::read::plans::Announced;
@@ -18,7 +18,7 @@ pub struct StreamSegments {
     cache: Arc<Cache>,
     plan: Option<Announced>,
     own: Arc<Own>,
-    heat: Arc<Heat>,
+    hot: Arc<HotSegments>,
     held_only: bool,
 }
 
@@ -37,13 +37,13 @@ struct MessageRoom {
 
 impl StreamSegments {
     /// For a stream that reads a plan, or anything else.
-    pub fn new(cache: Arc<Cache>, heat: Arc<Heat>, plan: Option<Announced>) -> Self {
-        Self { cache, plan, own: Arc::default(), heat, held_only: false }
+    pub fn new(cache: Arc<Cache>, hot: Arc<HotSegments>, plan: Option<Announced>) -> Self {
+        Self { cache, plan, own: Arc::default(), hot, held_only: false }
     }
 
     /// For a stream that must not make the node fetch anything.
-    pub fn held_only(cache: Arc<Cache>, heat: Arc<Heat>) -> Self {
-        Self { held_only: true, ..Self::new(cache, heat, None) }
+    pub fn held_only(cache: Arc<Cache>, hot: Arc<HotSegments>) -> Self {
+        Self { held_only: true, ..Self::new(cache, hot, None) }
     }
 
     /// Memory for a message. A stream may always hold one, so that none waits for others that do not move.
@@ -98,7 +98,7 @@ impl Segments for StreamSegments {
 
     fn room(&self, bytes: usize) -> BoxFuture<'_, MemoryGuard> {
         async move {
-            self.heat.pay(bytes as u64).await;
+            self.hot.throttle(bytes as u64).await;
             let guard: MemoryGuard = Some(Arc::new(self.message_room(bytes as u64).await));
             guard
         }

@@ -26,6 +26,29 @@ pub struct ClusterSettings {
     pub replicas: u32,
 }
 
+/// A node of a fixed cluster; `NAME=URL` or `URL` in the settings.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(from = "String", into = "String")]
+pub struct StaticNode {
+    pub name: String,
+    pub url: String,
+}
+
+impl From<String> for StaticNode {
+    fn from(text: String) -> Self {
+        match text.split_once('=') {
+            Some((name, url)) => Self { name: name.to_owned(), url: url.to_owned() },
+            None => Self { name: host_and_port(&text).to_owned(), url: text },
+        }
+    }
+}
+
+impl From<StaticNode> for String {
+    fn from(node: StaticNode) -> Self {
+        format!("{}={}", node.name, node.url)
+    }
+}
+
 impl Default for ClusterSettings {
     /// 5 s of lease: clients notice a dead node by themselves within a second, so it need not be short.
     fn default() -> Self {
@@ -74,6 +97,11 @@ pub(super) struct ClusterFlags {
     #[arg(long, value_name = "N")]
     #[serde(skip_serializing_if = "Option::is_none")]
     replicas: Option<u32>,
+}
+
+/// A node's name where it is given none.
+pub(super) fn host_and_port(url: &str) -> &str {
+    url.trim_start_matches("http://")
 }
 
 /// Whether `url` is `http://host:port`.

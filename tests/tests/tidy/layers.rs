@@ -33,7 +33,7 @@ const FORBIDDEN: [(&str, &[&str]); 7] = [
 /// Words that only some files of a folder may contain.
 const KNOWERS: [(&str, &str, &[&str]); 4] = [
     ("cache-server/src", "etcd_client", &["cluster/membership/"]),
-    ("cache-server/src", "tonic", &["service.rs", "service/", "server.rs", "cluster/peers/call.rs"]),
+    ("cache-server/src", "tonic", &["service.rs", "service/", "server.rs", "cluster/peers/client.rs"]),
     ("cache-server/src", "memmap2", &["disk/map.rs"]),
     ("dataset/src", "object_store", &["source.rs", "source/"]),
 ];

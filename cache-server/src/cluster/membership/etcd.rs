@@ -1,21 +1,21 @@
 //! The connection to etcd: one member of it at a time, another one after a failure.
 //!
-//! A client that balances over all members now and then asks a dead one; a node needs so little of etcd that one
-//! connection does. HTTP/2 pings notice a silent member, `require_leader` one that lost its quorum.
+//! A client that balances over all members now and then asks a dead one; a node needs so little of etcd that
+//! one connection does. HTTP/2 pings notice a silent member, `require_leader` one that lost its quorum.
 
 use etcd_client::{Client, ConnectOptions};
-use forebay_proto::Error;
+use forebay_proto::{Backoff, Error};
 use std::time::Duration;
 use tokio::time::timeout;
 
 /// How long one call may take.
 pub(super) const CALL: Duration = Duration::from_secs(3);
 
-/// The first pause after a failure, and the longest: a restarted etcd is found within seconds.
-pub(super) const PAUSES: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(2));
+/// Waits after failures: a restarted etcd is found within seconds, and not by all nodes in the same instant.
+pub(super) const BACKOFF: Backoff = Backoff::new(Duration::from_millis(200), Duration::from_secs(2));
 
-/// Between two HTTP/2 pings on a quiet connection. Not below 5 s: etcd hangs up on clients that ping more often than its
-/// `--grpc-keepalive-min-time`.
+/// Between two HTTP/2 pings on a quiet connection. Not below 5 s: etcd hangs up on clients that ping more
+/// often than its `--grpc-keepalive-min-time`.
 const PING: Duration = Duration::from_secs(6);
 
 /// How to reach etcd and what this node writes there.
@@ -46,7 +46,7 @@ impl EtcdSettings {
     }
 }
 
-/// Connects to the `attempt`-th member, round and round; answers with its URL too.
+/// Connects to the `attempt`-th member, round and round; returns its URL too.
 pub(super) async fn connect(settings: &EtcdSettings, attempt: usize) -> Result<(Client, String), String> {
     let url =
         settings.endpoints.get(attempt % settings.endpoints.len().max(1)).ok_or("no etcd is configured")?;

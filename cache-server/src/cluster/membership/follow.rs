@@ -1,10 +1,11 @@
-//! Follows the nodes in etcd and tells the topology: a list, then a watch from the revision after it, for ever.
+//! Follows the nodes in etcd and tells the topology: a list, then a watch from the revision after it, for
+//! ever.
 //!
-//! Whatever ends the watch (a restart, a lost quorum, compaction), the answer is the same: list anew.
+//! After any end of the watch (a restart, a lost quorum, compaction) it lists again.
 
-use super::Shared;
-use super::etcd::{CALL, HOT, NODES, PAUSES, REPLICAS, call, connect, failed};
-use super::roster::{Member, Roster};
+use super::EtcdContext;
+use super::etcd::{BACKOFF, CALL, HOT, NODES, REPLICAS, call, connect, failed};
+use super::node_set::{Member, NodeSet};
 use etcd_client::{EventType, GetOptions, KeyValue, WatchOptions, WatchResponse};
 use forebay_proto::{Error, v1};
 use prost::Message as _;
@@ -13,26 +14,25 @@ use tokio::sync::watch;
 use tokio::time::{sleep, sleep_until};
 
 /// Keeps the topology current until the task is aborted.
-pub(super) async fn run(shared: Shared, topology: watch::Sender<v1::Topology>) {
-    let mut follower = Follower { shared, topology, roster: Roster::default(), cluster: 0, revision: 0 };
-    let (mut attempt, mut pause) = (0, PAUSES.0);
+pub(super) async fn run(context: EtcdContext, topology: watch::Sender<v1::Topology>) {
+    let mut follower = Follower { context, topology, nodes: NodeSet::default(), cluster: 0, revision: 0 };
+    let (mut attempt, mut backoff) = (0, BACKOFF);
     loop {
         let began = Instant::now();
         let Err(error) = follower.follow(attempt).await;
-        follower.shared.lost(&error);
+        follower.context.lost(&error);
         attempt += 1;
         if began.elapsed() > 2 * CALL {
-            pause = PAUSES.0;
+            backoff.reset();
         }
-        sleep(pause).await;
-        pause = (pause * 2).min(PAUSES.1);
+        sleep(backoff.next()).await;
     }
 }
 
 struct Follower {
-    shared: Shared,
+    context: EtcdContext,
     topology: watch::Sender<v1::Topology>,
-    roster: Roster,
+    nodes: NodeSet,
     cluster: u64,
     /// The last one heard of.
     revision: i64,
@@ -40,36 +40,37 @@ struct Follower {
 
 impl Follower {
     async fn follow(&mut self, attempt: usize) -> Result<std::convert::Infallible, String> {
-        let (mut client, url) = connect(&self.shared.settings, attempt).await?;
-        let prefix = self.shared.settings.root();
+        let (mut client, url) = connect(&self.context.settings, attempt).await?;
+        let prefix = self.context.settings.root();
         let list = call(&url, client.get(prefix.as_str(), Some(GetOptions::new().with_prefix()))).await?;
         let header = list.header().ok_or_else(|| format!("{url}: an answer without a header"))?;
         self.revision = header.revision();
         self.cluster = header.cluster_id();
-        let said: Vec<Said> = list.kvs().iter().map(|kv| Said::read(&prefix, kv, Some(kv.value()))).collect();
+        let said: Vec<Published> =
+            list.kvs().iter().map(|kv| Published::read(&prefix, kv, Some(kv.value()))).collect();
         let (mut members, mut others) = (Vec::new(), Vec::new());
         for said in said {
             match said {
-                Said::Member(member, revision) => {
+                Published::Member(member, revision) => {
                     self.check(&member, revision);
                     members.push(member);
                 }
                 other => others.push(other),
             }
         }
-        self.roster.replace(members, Instant::now());
-        self.roster.clear_copies();
+        self.nodes.replace(members, Instant::now());
+        self.nodes.clear_copies();
         others.into_iter().for_each(|said| self.take(said));
-        self.shared.reached(&url);
+        self.context.reached(&url);
         self.tell();
         let options = WatchOptions::new().with_prefix().with_start_revision(self.revision + 1);
         let mut changes = call(&url, client.watch(prefix.as_str(), Some(options))).await?;
         loop {
-            let settled = self.roster.next();
+            let settled = self.nodes.next();
             let change = tokio::select! {
                 change = changes.message() => change.map_err(|e| failed(&url, &e))?,
                 () = sleep_until(settled.unwrap_or_else(Instant::now).into()), if settled.is_some() => {
-                    if self.roster.settle(Instant::now()) {
+                    if self.nodes.settle(Instant::now()) {
                         self.tell();
                     }
                     continue;
@@ -92,35 +93,36 @@ impl Follower {
                 EventType::Put => Some(kv.value()),
                 EventType::Delete => None,
             };
-            self.take(Said::read(prefix, kv, value));
+            self.take(Published::read(prefix, kv, value));
             self.revision = kv.mod_revision();
             self.tell();
         }
     }
 
-    fn take(&mut self, said: Said) {
+    fn take(&mut self, said: Published) {
         match said {
-            Said::Member(member, revision) => {
+            Published::Member(member, revision) => {
                 self.check(&member, revision);
-                self.roster.put(member);
+                self.nodes.put(member);
             }
-            Said::Gone(name) => self.roster.remove(&name, Instant::now()),
-            Said::Replicas(uri, n) => self.roster.set_replicas(&uri, n),
-            Said::Hot(node, segments) => self.roster.set_hot(&node, segments),
-            Said::Nothing => {}
+            Published::Gone(name) => self.nodes.remove(&name, Instant::now()),
+            Published::Replicas(uri, n) => self.nodes.set_replicas(&uri, n),
+            Published::Hot(node, segments) => self.nodes.set_hot(&node, segments),
+            Published::Nothing => {}
         }
     }
 
-    /// This node's own key must hold this process, or another one with its name came later. A value from before this
-    /// node put its key is its predecessor's: the list may have been asked for earlier than that, and be heard after it.
+    /// This node's own key must hold this process, or another one with its name came later. A value from
+    /// before this node put its key is its predecessor's: the list may have been asked for earlier than that,
+    /// and be heard after it.
     fn check(&self, member: &Member, revision: i64) {
-        let me = &self.shared.me;
+        let me = &self.context.me;
         let is_later = {
-            let health = self.shared.health.borrow();
+            let health = self.context.health.borrow();
             health.registered && revision > health.registered_at
         };
         if member.name == me.name && member.instance != me.instance && is_later {
-            self.shared.refuse(Error::invalid(format!(
+            self.context.refuse(Error::invalid(format!(
                 "another node took this one's name, `{}`, and is at {}: give each its own --node",
                 me.name, member.address
             )));
@@ -129,7 +131,7 @@ impl Follower {
 
     /// Tells the topology if it changed.
     fn tell(&self) {
-        let told = v1::Topology { cluster: self.cluster, ..self.roster.topology() };
+        let told = v1::Topology { cluster: self.cluster, ..self.nodes.topology() };
         self.topology.send_if_modified(|t| {
             let known = t.revision > 0 && t.cluster == self.cluster;
             let told = v1::Topology { revision: t.revision, ..told };
@@ -146,7 +148,7 @@ impl Follower {
 }
 
 /// What a key in etcd says.
-enum Said {
+enum Published {
     /// With the revision at which the key was put.
     Member(Member, i64),
     /// A node's key is not there any more.
@@ -158,7 +160,7 @@ enum Said {
     Nothing,
 }
 
-impl Said {
+impl Published {
     /// Of a key and its value; `None` if it was deleted.
     fn read(prefix: &str, kv: &KeyValue, value: Option<&[u8]>) -> Self {
         let rest = std::str::from_utf8(kv.key()).ok().and_then(|key| key.strip_prefix(prefix));
@@ -189,15 +191,15 @@ impl Said {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{EtcdSettings, Health};
+    use super::super::{EtcdHealth, EtcdSettings};
     use super::*;
     use std::sync::Arc;
 
     /// A follower of node `a`, which put its key at this revision.
-    fn follower(registered_at: i64) -> (Follower, watch::Receiver<Health>) {
+    fn follower(registered_at: i64) -> (Follower, watch::Receiver<EtcdHealth>) {
         let node = v1::Node { name: "a".into(), address: "http://a:1".into(), ..Default::default() };
         let settings = EtcdSettings { endpoints: Vec::new(), prefix: "/p".into(), lease_ttl_s: 5 };
-        let health = Health {
+        let health = EtcdHealth {
             connected: true,
             since: Instant::now(),
             error: String::new(),
@@ -207,18 +209,18 @@ mod tests {
             refused: None,
         };
         let (health, seen) = watch::channel(health);
-        let shared = Shared { settings: Arc::new(settings), me: Member::new(node, 1), health };
+        let context = EtcdContext { settings: Arc::new(settings), me: Member::new(node, 1), health };
         let topology = watch::channel(v1::Topology::default()).0;
-        (Follower { shared, topology, roster: Roster::default(), cluster: 1, revision: 0 }, seen)
+        (Follower { context, topology, nodes: NodeSet::default(), cluster: 1, revision: 0 }, seen)
     }
 
     #[test]
     fn a_predecessor_heard_of_late_is_not_taken_for_another_node() {
         let (mut follower, health) = follower(10);
-        let other = Member { instance: 7, ..follower.shared.me.clone() };
-        follower.take(Said::Member(other.clone(), 9));
+        let other = Member { instance: 7, ..follower.context.me.clone() };
+        follower.take(Published::Member(other.clone(), 9));
         assert!(health.borrow().refused.is_none(), "a value from before its own put");
-        follower.take(Said::Member(other, 11));
+        follower.take(Published::Member(other, 11));
         assert!(health.borrow().refused.is_some(), "a value from after it");
     }
 }

@@ -1,51 +1,51 @@
-//! This node's key in etcd: put under a lease, kept alive, put again when the lease is lost, marked on leaving and taken
-//! away when the node ends. Beside it, under the same lease, the segments that this node's readers are to spread.
+//! This node's key in etcd: put under a lease, kept alive, put again when the lease is lost, marked on
+//! leaving and taken away when the node ends. Beside it, under the same lease, the segments that this node's
+//! readers are to spread.
 //!
-//! A lease that may be lost is not asked after: a new one is granted and the key moves to it. The old one runs out
-//! with nothing attached.
+//! A lease that may be lost is not asked after: a new one is granted and the key moves to it. The old one
+//! runs out with nothing attached.
 
-use super::etcd::{HOT, NODES, PAUSES, call, connect, failed};
-use super::roster::Member;
-use super::{Shared, Wish};
+use super::etcd::{BACKOFF, HOT, NODES, call, connect, failed};
+use super::node_set::Member;
+use super::{EtcdContext, Intent};
 use etcd_client::{Client, Compare, CompareOp, PutOptions, Txn, TxnOp, TxnOpResponse};
 use forebay_proto::{Error, v1};
 use prost::Message as _;
 use std::time::{Duration, Instant};
 use tokio::sync::watch;
-use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
+use tokio::time::{Interval, MissedTickBehavior, interval, sleep, sleep_until};
 
 /// Keeps this node's key as wished until the task is aborted.
 pub(super) async fn run(
-    shared: Shared,
-    mut wishes: watch::Receiver<Wish>,
+    context: EtcdContext,
+    mut intents: watch::Receiver<Intent>,
     hot: watch::Receiver<Vec<v1::HotSegment>>,
 ) {
-    let mut registrar = Registrar { shared, hot, held_since: None, was_registered: false };
-    let (mut attempt, mut pause) = (0, PAUSES.0);
+    let mut registrar = Registrar { context, hot, held_since: None, was_registered: false };
+    let (mut attempt, mut backoff) = (0, BACKOFF);
     loop {
-        let wish = wishes.wait_for(|wish| *wish != Wish::Leave).await.map(|wish| *wish);
-        if !matches!(wish, Ok(Wish::Stay)) {
+        let intent = intents.wait_for(|intent| *intent != Intent::Leave).await.map(|intent| *intent);
+        if !matches!(intent, Ok(Intent::Stay)) {
             return;
         }
-        match registrar.stay(attempt, &mut wishes).await {
+        match registrar.stay(attempt, &mut intents).await {
             Ok(()) => {
-                pause = PAUSES.0;
+                backoff.reset();
                 continue;
             }
             Err(error) => tracing::debug!(error, "this node's key in etcd cannot be kept, trying again"),
         }
         attempt += 1;
-        if registrar.shared.health.borrow().registered {
-            pause = PAUSES.0;
+        if registrar.context.health.borrow().registered {
+            backoff.reset();
         }
-        registrar.shared.unregistered();
-        sleep(pause).await;
-        pause = (pause * 2).min(PAUSES.1);
+        registrar.context.unregistered();
+        sleep(backoff.next()).await;
     }
 }
 
 struct Registrar {
-    shared: Shared,
+    context: EtcdContext,
     hot: watch::Receiver<Vec<v1::HotSegment>>,
     /// Since when the name is seen in another's hands.
     held_since: Option<Instant>,
@@ -60,11 +60,50 @@ enum Put {
     Held(Member),
 }
 
+/// What a registered node has to react to.
+#[derive(Debug)]
+enum RegistrarEvent<E> {
+    /// `None`: the node is gone.
+    Intent(Option<Intent>),
+    /// The lease is to be kept alive.
+    Beat,
+    /// The lease's seconds to live; `None`: etcd ended the stream.
+    Answer(Result<Option<i64>, E>),
+    /// etcd did not answer in time.
+    Silence,
+    /// Other segments are hot.
+    Hot,
+}
+
+/// The next event, the node's own intent first. `deadline` is that of the answer to the last beat; without
+/// one no answer is due.
+async fn next_event<E>(
+    intents: &mut watch::Receiver<Intent>,
+    hot: &mut watch::Receiver<Vec<v1::HotSegment>>,
+    beat: &mut Interval,
+    deadline: Option<Instant>,
+    answer: impl Future<Output = Result<Option<i64>, E>>,
+) -> RegistrarEvent<E> {
+    tokio::select! {
+        biased;
+        changed = intents.changed() => {
+            RegistrarEvent::Intent(changed.is_ok().then(|| *intents.borrow_and_update()))
+        }
+        answer = answer, if deadline.is_some() => RegistrarEvent::Answer(answer),
+        () = sleep_until(deadline.unwrap_or_else(Instant::now).into()), if deadline.is_some() => {
+            RegistrarEvent::Silence
+        }
+        // Before hot segments, which may change all the time.
+        _ = beat.tick(), if deadline.is_none() => RegistrarEvent::Beat,
+        Ok(()) = hot.changed() => RegistrarEvent::Hot,
+    }
+}
+
 impl Registrar {
     /// Registers and stays until the node is to go, or to come back after it has left.
-    async fn stay(&mut self, attempt: usize, wishes: &mut watch::Receiver<Wish>) -> Result<(), String> {
-        let (mut client, url) = connect(&self.shared.settings, attempt).await?;
-        let ttl = self.shared.settings.lease_ttl_s;
+    async fn stay(&mut self, attempt: usize, intents: &mut watch::Receiver<Intent>) -> Result<(), String> {
+        let (mut client, url) = connect(&self.context.settings, attempt).await?;
+        let ttl = self.context.settings.lease_ttl_s;
         let lease = call(&url, client.lease_grant(ttl as i64, None)).await?.id();
         let revision = match self.put(&mut client, &url, lease).await? {
             Put::Done(revision) => revision,
@@ -76,52 +115,43 @@ impl Registrar {
         };
         self.held_since = None;
         self.was_registered = true;
-        self.shared.registered(revision);
-        tracing::info!(etcd = url, lease_ttl_s = ttl, node = self.shared.me.name, "registered");
+        self.context.registered(revision);
+        tracing::info!(etcd = url, lease_ttl_s = ttl, node = self.context.me.name, "registered");
         let limit = Duration::from_secs(ttl);
         let (mut keeper, mut answers) = call(&url, client.lease_keep_alive(lease)).await?;
         self.hot.mark_changed();
         let mut beat = interval(limit / 3);
         beat.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut deadline = None;
         loop {
-            tokio::select! {
-                biased;
-                wished = wishes.changed() => {
-                    let wish = *wishes.borrow_and_update();
-                    match wish {
-                        _ if wished.is_err() => return Ok(()),
-                        Wish::Leave => self.leave(&mut client, &url, lease).await?,
-                        Wish::Stay => return Ok(()),
-                        Wish::Go => return self.go(&mut client, &url, lease).await,
-                    }
-                    continue;
+            let answer = async { answers.message().await.map(|a| a.map(|a| a.ttl())) };
+            match next_event(intents, &mut self.hot, &mut beat, deadline, answer).await {
+                RegistrarEvent::Intent(Some(Intent::Leave)) => self.leave(&mut client, &url, lease).await?,
+                RegistrarEvent::Intent(Some(Intent::Go)) => return self.go(&mut client, &url, lease).await,
+                RegistrarEvent::Intent(Some(Intent::Stay) | None) => return Ok(()),
+                RegistrarEvent::Beat => {
+                    keeper.keep_alive().await.map_err(|e| failed(&url, &e))?;
+                    deadline = Some(Instant::now() + limit);
                 }
-                // However often there is something to say.
-                _ = beat.tick() => {}
-                Ok(()) = self.hot.changed() => {
-                    // Readers then go on as they did. That etcd is away is said elsewhere.
-                    if let Err(error) = self.say_hot(&mut client, &url, lease).await {
+                RegistrarEvent::Answer(Ok(Some(ttl))) if ttl > 0 => deadline = None,
+                RegistrarEvent::Answer(Ok(_)) => return Err(format!("{url}: the lease is lost")),
+                RegistrarEvent::Answer(Err(e)) => return Err(failed(&url, &e)),
+                RegistrarEvent::Silence => return Err(format!("{url}: no answer within {ttl} s")),
+                RegistrarEvent::Hot => {
+                    // Without it readers go on as they did. That etcd is away is logged elsewhere.
+                    if let Err(error) = self.put_hot(&mut client, &url, lease).await {
                         tracing::info!(error, "readers could not be told of hot segments");
                     }
-                    continue;
                 }
-            }
-            keeper.keep_alive().await.map_err(|e| failed(&url, &e))?;
-            let answer = timeout(limit, answers.message()).await;
-            match answer
-                .map_err(|_| format!("{url}: no answer within {ttl} s"))?
-                .map_err(|e| failed(&url, &e))?
-            {
-                Some(answer) if answer.ttl() > 0 => {}
-                _ => return Err(format!("{url}: the lease is lost")),
             }
         }
     }
 
-    /// Puts the key unless another process has the name. A predecessor at the same address is one that has ended.
+    /// Puts the key unless another process has the name. A predecessor at the same address is one that has
+    /// ended.
     async fn put(&self, client: &mut Client, url: &str, lease: i64) -> Result<Put, String> {
-        let me = &self.shared.me;
-        let key = self.shared.settings.key(NODES, &me.name);
+        let me = &self.context.me;
+        let key = self.context.settings.key(NODES, &me.name);
         let put = || TxnOp::put(key.as_str(), me.value(), Some(PutOptions::new().with_lease(lease)));
         let mut when = Compare::version(key.as_str(), CompareOp::Equal, 0);
         for _ in 0..3 {
@@ -153,14 +183,14 @@ impl Registrar {
 
     /// The name is another's: one that has died lets go of it when its lease runs out; a live one never does.
     fn held(&mut self, other: &Member) {
-        let ttl = Duration::from_secs(self.shared.settings.lease_ttl_s);
+        let ttl = Duration::from_secs(self.context.settings.lease_ttl_s);
         let since = *self.held_since.get_or_insert_with(|| {
             tracing::info!(node = other.name, by = other.address, "the name is taken: waiting for its lease");
             Instant::now()
         });
         // Twice: the other one may have been started with a longer lease.
         if self.was_registered || since.elapsed() > 2 * ttl + Duration::from_secs(2) {
-            self.shared.refuse(Error::invalid(format!(
+            self.context.refuse(Error::invalid(format!(
                 "the node name `{}` is taken by a live node at {}: give this one another --node",
                 other.name, other.address
             )));
@@ -169,12 +199,12 @@ impl Registrar {
 
     /// Says that this node takes no readers any more.
     async fn leave(&mut self, client: &mut Client, url: &str, lease: i64) -> Result<(), String> {
-        let me = Member { leaving: true, ..self.shared.me.clone() };
-        let key = self.shared.settings.key(NODES, &me.name);
+        let me = Member { leaving: true, ..self.context.me.clone() };
+        let key = self.context.settings.key(NODES, &me.name);
         let with_lease = Some(PutOptions::new().with_lease(lease));
         call(url, client.put(key, me.value(), with_lease)).await?;
         self.was_registered = false;
-        self.shared.unregistered();
+        self.context.unregistered();
         tracing::info!("left the topology");
         Ok(())
     }
@@ -188,14 +218,40 @@ impl Registrar {
     }
 
     /// Says which segments' readers are to spread.
-    async fn say_hot(&mut self, client: &mut Client, url: &str, lease: i64) -> Result<(), String> {
+    async fn put_hot(&mut self, client: &mut Client, url: &str, lease: i64) -> Result<(), String> {
         let segments = self.hot.borrow_and_update().clone();
-        let key = self.shared.settings.key(HOT, &self.shared.me.name);
+        let key = self.context.settings.key(HOT, &self.context.me.name);
         if segments.is_empty() {
             return call(url, client.delete(key, None)).await.map(drop);
         }
         let value = v1::HotSegments { segments }.encode_to_vec();
         let with_lease = Some(PutOptions::new().with_lease(lease));
         call(url, client.put(key, value, with_lease)).await.map(drop)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::convert::Infallible;
+    use tokio::time::timeout;
+
+    #[tokio::test]
+    async fn a_node_that_waits_for_etcd_hears_that_it_is_to_leave() {
+        let (intent, mut intents) = watch::channel(Intent::Stay);
+        let (hot, mut hot_seen) = watch::channel(Vec::new());
+        let mut beat = interval(Duration::from_secs(60));
+        beat.tick().await;
+        let deadline = Some(Instant::now() + Duration::from_secs(60));
+        let mut next = async || {
+            let answer = std::future::pending::<Result<_, Infallible>>();
+            let next = next_event(&mut intents, &mut hot_seen, &mut beat, deadline, answer);
+            timeout(Duration::from_secs(5), next).await.unwrap()
+        };
+        hot.send(vec![v1::HotSegment::default()]).unwrap();
+        assert!(matches!(next().await, RegistrarEvent::Hot));
+        hot.send(Vec::new()).unwrap();
+        intent.send(Intent::Leave).unwrap();
+        assert!(matches!(next().await, RegistrarEvent::Intent(Some(Intent::Leave))));
     }
 }

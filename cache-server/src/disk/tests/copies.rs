@@ -53,7 +53,7 @@ fn replicas_leave_before_primaries_and_a_precaution_pushes_nothing_out() {
     cache.copies().set_roles(false, |_| vec![Role::Replica; 4]);
     assert!(!write(&cache, 12, Admit::IfWorthIt, Role::Primary), "none is demoted yet");
     cache.copies().set_roles(true, |all| {
-        all.iter().map(|(id, _)| if *id == origin(7).id { Role::Replica } else { Role::Primary }).collect()
+        all.iter().map(|id| if *id == origin(7).id { Role::Replica } else { Role::Primary }).collect()
     });
     assert!(write(&cache, 12, Admit::IfWorthIt, Role::Primary));
     assert_eq!(held(&cache), [8, 9, 10, 12]);

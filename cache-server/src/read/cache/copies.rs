@@ -6,6 +6,7 @@ use crate::disk::file::{Encoded, Origin};
 use crate::disk::policy::{Admit, Role};
 use crate::runtime::blocking;
 use arrow::datatypes::{Schema, SchemaRef};
+use forebay_dataset::Urgency;
 use forebay_dataset::stream::Reading;
 use forebay_dataset::{MemoryGuard, ReadySegment};
 use forebay_proto::manifest::SegmentId;
@@ -81,7 +82,7 @@ impl Cache {
     ) -> Result<(Encoded, MemoryGuard)> {
         let columns: Vec<String> = reading.columns().cloned().collect();
         let origin = origin(&reading.manifest, segment)?;
-        let is_owner = self.parts.peers.role(origin.id, &origin.object) == Role::Primary;
+        let is_owner = self.parts.ownership.role(origin.id) == Role::Primary;
         if !is_owner && !self.offers(origin.id, &columns) {
             return Err(Error::invalid("this node is not the segment's owner, and does not hold it"));
         }
@@ -127,11 +128,13 @@ impl Parts {
         item: &v1::CopyItem,
         allowed: impl Fn(&str) -> Result<()> + Send + 'static,
     ) -> Result<Option<ReadySegment>> {
-        let (origin, batch, room) = self.peers.copy(from, item, &self.memory.prefetch).await?;
+        let (prefetch, urgency) = (&self.memory.prefetch, &Urgency::prefetch());
+        let copied = self.peers.copy(from, item, |bytes| prefetch.hold(bytes, urgency)).await?;
+        let (origin, batch, room) = copied;
         let parts = self.clone();
         let written = blocking(move || {
             allowed(&origin.object)?;
-            let role = parts.peers.role(origin.id, &origin.object);
+            let role = parts.ownership.role(origin.id);
             let written = parts.disk.write(&origin, &batch, Admit::IfFree, role);
             drop((batch, room));
             written

@@ -17,7 +17,10 @@ use std::net::TcpStream;
 use std::path::Path;
 use std::time::Duration;
 
-/// The gauge, which starts anew with every look at it.
+/// How long the gauge remembers a stall.
+const WINDOW: Duration = Duration::from_secs(20);
+
+/// The gauge.
 const GAUGE: &str = "forebay_ticker_stall_ms_max";
 
 /// How large the measurement is.
@@ -42,11 +45,11 @@ pub fn run(settings: &TickerSettings) -> anyhow::Result<Findings> {
         // Pages that are mapped cannot be dropped, so that is done while no node runs.
         drop_pages(&folder.path().join("cache"))?;
         let server = node(&s3, folder.path())?;
-        stall_ms(&server)?;
-        std::thread::sleep(Duration::from_secs(2));
+        std::thread::sleep(WINDOW);
         idle.push(stall_ms(&server)?);
         epoch(&server, &table)?;
         cold.push(stall_ms(&server)?);
+        std::thread::sleep(WINDOW);
         epoch(&server, &table)?;
         warm.push(stall_ms(&server)?);
         server.try_stop()?;
@@ -84,7 +87,7 @@ fn drop_pages(cache: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The worst stall since the last look.
+/// The worst stall of the last [`WINDOW`].
 fn stall_ms(server: &Server) -> anyhow::Result<f64> {
     let address = server.metrics.as_deref().context("a node has metrics")?.trim_start_matches("http://");
     let mut stream = TcpStream::connect(address)?;

@@ -1,7 +1,7 @@
 //! A cache over objects in a folder, each one segment, small enough to read thousands of times.
 
 use super::super::*;
-use crate::cluster::hot::Heat;
+use crate::cluster::hot::HotSegments;
 use crate::disk::DiskCacheSettings;
 use crate::read::plans::Announced;
 use crate::service::stream::StreamSegments;
@@ -120,8 +120,11 @@ impl World {
     /// Reads one rank's rows of an epoch as a stream does, and counts them.
     pub async fn stream(&self, dataset: &Dataset, run: &Run, epoch: u64, rank: u32) -> u64 {
         let announced = self.announce(dataset, run, epoch, rank);
-        let segments =
-            Arc::new(StreamSegments::new(self.cache.clone(), Arc::new(Heat::new(None)), Some(announced)));
+        let segments = Arc::new(StreamSegments::new(
+            self.cache.clone(),
+            Arc::new(HotSegments::new(None)),
+            Some(announced),
+        ));
         let budget = Budget { message_bytes: SEGMENT_BYTES as usize / 4, messages: 1, segments_ahead: None };
         let (manifest, schema) = (dataset.reading.manifest.clone(), dataset.reading.schema.clone());
         let ticket = run.ticket(dataset, epoch, rank);

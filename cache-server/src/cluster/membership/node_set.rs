@@ -1,8 +1,8 @@
-//! Who is in the cluster, from what etcd says: the list of nodes behind the topology. No I/O, no clock of its own.
+//! The nodes of the cluster as etcd lists them: the set behind the topology. No I/O, no clock of its own.
 //!
 //! A node that says it leaves is dropped at once. One whose key has just gone (its lease ran out) is kept for
-//! [`SETTLE`]: after a pause or loss of etcd all leases are gone at once and all nodes are back a moment later, and
-//! moving every segment to and fro for that would be a storm.
+//! [`SETTLE`]: after a pause or loss of etcd all leases are gone at once and all nodes are back a moment
+//! later, and moving every segment to and fro for that would be a storm.
 
 use forebay_proto::v1;
 use serde::{Deserialize, Serialize};
@@ -45,7 +45,7 @@ impl Member {
         Self { name, address, weight, zone, version, instance, leaving: false, replicas }
     }
 
-    /// Of a key's name and value; `None` if that is nobody's.
+    /// From a key's name and value; `None` if they are not a node's.
     pub fn read(name: &str, value: &[u8]) -> Option<Self> {
         let member: Self = serde_json::from_slice(value).ok()?;
         Some(Self { name: name.to_owned(), ..member })
@@ -67,7 +67,7 @@ impl Member {
 
 /// The nodes that etcd lists, and those that it no longer does; and what else it says of copies.
 #[derive(Debug, Default)]
-pub(super) struct Roster {
+pub(super) struct NodeSet {
     listed: BTreeMap<String, Member>,
     leaving: BTreeMap<String, Member>,
     gone: BTreeMap<String, (Member, Instant)>,
@@ -77,7 +77,7 @@ pub(super) struct Roster {
     hot: BTreeMap<String, Vec<v1::HotSegment>>,
 }
 
-impl Roster {
+impl NodeSet {
     /// A node's key was written.
     pub fn put(&mut self, member: Member) {
         self.gone.remove(&member.name);
@@ -136,7 +136,7 @@ impl Roster {
         };
     }
 
-    /// Forgets what was said of copies, before it is said anew.
+    /// Forgets replicas and hot segments, before they are listed again.
     pub fn clear_copies(&mut self) {
         self.replicas.clear();
         self.hot.clear();
@@ -175,8 +175,8 @@ mod tests {
         )
     }
 
-    fn names(roster: &Roster) -> String {
-        roster.topology().nodes.into_iter().map(|n| n.name).collect::<Vec<_>>().join(" ")
+    fn names(nodes: &NodeSet) -> String {
+        nodes.topology().nodes.into_iter().map(|n| n.name).collect::<Vec<_>>().join(" ")
     }
 
     #[test]
@@ -188,7 +188,7 @@ mod tests {
 
     #[test]
     fn who_leaves_goes_at_once_and_who_vanishes_later() {
-        let (mut r, t) = (Roster::default(), Instant::now());
+        let (mut r, t) = (NodeSet::default(), Instant::now());
         r.replace(vec![member("a"), member("b"), member("c")], t);
         r.put(Member { leaving: true, ..member("b") });
         assert_eq!((names(&r).as_str(), r.topology().leaving[0].name.as_str()), ("a c", "b"));
@@ -202,8 +202,8 @@ mod tests {
     }
 
     #[test]
-    fn a_node_that_was_started_anew_is_noticed() {
-        let (mut r, t) = (Roster::default(), Instant::now());
+    fn a_restarted_node_is_noticed() {
+        let (mut r, t) = (NodeSet::default(), Instant::now());
         let first = member("a");
         r.replace(vec![first.clone(), member("b")], t);
         let before = r.topology();
@@ -215,7 +215,7 @@ mod tests {
 
     #[test]
     fn what_is_said_of_copies_is_told() {
-        let (mut r, t) = (Roster::default(), Instant::now());
+        let (mut r, t) = (NodeSet::default(), Instant::now());
         r.replace(vec![member("a"), Member { replicas: 3, ..member("b") }], t);
         r.set_replicas("s3://b", Some(4));
         r.set_hot("a", vec![v1::HotSegment { segment: vec![1; 16].into(), nodes: vec!["b".into()] }]);
@@ -228,7 +228,7 @@ mod tests {
 
     #[test]
     fn an_etcd_that_lost_everything_changes_nothing_while_nodes_return() {
-        let (mut r, t) = (Roster::default(), Instant::now());
+        let (mut r, t) = (NodeSet::default(), Instant::now());
         r.replace(vec![member("a"), member("b")], t);
         let back = t + 100 * SETTLE;
         r.replace(vec![member("a")], back);

@@ -1,0 +1,161 @@
+//! Copies the hottest segments to other nodes, tells readers where, and drops copies that are not read any
+//! more.
+
+use super::load::ProcessorMeter;
+use super::tuning::{BUSY_LOAD, COOL, COPY, MEASURE_EVERY, SATURATED};
+use super::{HotSegments, OwnedSegment};
+use crate::cluster::membership::Membership;
+use crate::cluster::ownership::Ownership;
+use crate::cluster::peers::{Peer, Peers};
+use crate::disk::DiskCache;
+use crate::disk::policy::Role;
+use crate::runtime::blocking;
+use forebay_dataset::SegmentReader;
+use forebay_proto::manifest::SegmentId;
+use forebay_proto::v1;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
+
+/// The parts of a node that this uses.
+pub struct Publisher {
+    /// Where other nodes fetch the copies.
+    pub url: String,
+    pub hot: Arc<HotSegments>,
+    pub source: SegmentReader,
+    pub disk: Arc<DiskCache>,
+    pub membership: Arc<Membership>,
+    pub ownership: Arc<Ownership>,
+    pub peers: Arc<Peers>,
+}
+
+/// A node that takes copies.
+struct Taker {
+    name: String,
+    peer: Arc<Peer>,
+    load: f64,
+    free_bytes: u64,
+    wanted: Vec<(OwnedSegment, v1::CopyItem)>,
+}
+
+impl Publisher {
+    /// Measures, spreads readers and takes them back, until it is dropped.
+    pub async fn run(self) {
+        let mut ticks = interval(MEASURE_EVERY);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let (mut at, mut processor) = (Instant::now(), ProcessorMeter::new());
+        let (mut saturated, mut cool, mut fetched) = (0, 0, 0);
+        loop {
+            ticks.tick().await;
+            let elapsed = at.elapsed().max(Duration::from_millis(1));
+            at = Instant::now();
+            // A node that fills is busy with that: further copies would not help.
+            let s3_bytes = self.source.counters().s3_bytes.load(Relaxed);
+            let fills = std::mem::replace(&mut fetched, s3_bytes) != s3_bytes;
+            let busy = processor.share(elapsed);
+            let load = self.hot.measure(elapsed, if fills { 0.0 } else { busy });
+            self.drop_stale().await;
+            if !self.membership.can_publish() {
+                continue;
+            }
+            saturated = if load >= SATURATED.0 { saturated + 1 } else { 0 };
+            if self.hot.withdraw_disowned(&self.ownership) {
+                self.publish();
+            }
+            let is_hot = self.hot.published() > 0;
+            cool = if is_hot && self.hot.load_alone() < COOL.0 { cool + 1 } else { 0 };
+            if saturated >= SATURATED.1 && self.ownership.has_others() {
+                saturated = 0;
+                self.spread().await;
+            } else if cool >= COOL.1 {
+                cool = 0;
+                self.hot.withdraw();
+                self.publish();
+                tracing::info!("no segment is hot any more");
+            }
+        }
+    }
+
+    fn publish(&self) {
+        self.membership.publish_hot(self.hot.to_wire());
+    }
+
+    /// Gives one more node each of the hottest segments, and tells readers.
+    async fn spread(&self) {
+        let mut takers = self.takers().await;
+        let mut news = 0;
+        for (id, copies) in self.hot.hottest() {
+            let disk = self.disk.clone();
+            let Ok(files) = blocking(move || disk.copies().list_of([id])).await else { return };
+            let Some(object) = files.first().map(|file| file.object.clone()) else { continue };
+            if self.ownership.role(id) != Role::Primary {
+                continue;
+            }
+            let replicas = self.ownership.replica_names(id, &object);
+            let segment = OwnedSegment { id, replicas: replicas.len() };
+            // Replicas hold it already: readers need only be told.
+            if copies.is_none() && !replicas.is_empty() {
+                news += usize::from(self.hot.publish(&segment, None));
+                continue;
+            }
+            let holders = [replicas, copies.unwrap_or_default()].concat();
+            let bytes: u64 = files.iter().map(|file| file.bytes).sum();
+            let fits = |taker: &&mut Taker| taker.free_bytes >= bytes && !holders.contains(&taker.name);
+            if let Some(taker) = takers.iter_mut().find(fits) {
+                taker.free_bytes -= bytes;
+                taker.wanted.extend(files.iter().map(|file| (segment, file.into())));
+            }
+        }
+        for taker in takers.into_iter().filter(|taker| !taker.wanted.is_empty()) {
+            news += self.copy_to(taker).await;
+        }
+        if news > 0 {
+            self.publish();
+            tracing::info!(
+                segments = news,
+                "saturated: readers of the hottest segments are spread over more nodes"
+            );
+        }
+    }
+
+    /// The other nodes that are not busy, the least loaded first.
+    async fn takers(&self) -> Vec<Taker> {
+        let mut takers = Vec::new();
+        for (name, peer) in self.peers.others() {
+            if let Ok(v1::NodeLoad { load, free_bytes }) = peer.load().await
+                && load < BUSY_LOAD
+            {
+                takers.push(Taker { name, peer, load, free_bytes, wanted: Vec::new() });
+            }
+        }
+        takers.sort_by(|a, b| a.load.total_cmp(&b.load));
+        takers
+    }
+
+    /// Has a node take its copies; returns how many segments have news for readers.
+    async fn copy_to(&self, taker: Taker) -> usize {
+        let items = taker.wanted.iter().map(|(_, item)| item.clone()).collect();
+        let request = v1::CopyRequest { from: self.url.clone(), items, hot: true };
+        let held = timeout(COPY, taker.peer.copy(request)).await.ok().and_then(Result::ok);
+        let held = taker.wanted.iter().zip(held.unwrap_or_default()).filter(|(_, held)| *held);
+        held.filter(|((segment, _), _)| self.hot.publish(segment, Some(&taker.name))).count()
+    }
+
+    async fn drop_stale(&self) {
+        let stale = self.hot.take_stale(&self.ownership);
+        if stale.is_empty() {
+            return;
+        }
+        let (disk, ownership) = (self.disk.clone(), self.ownership.clone());
+        let dropped = blocking(move || {
+            let files = disk.copies().list_of(stale.iter().copied());
+            let is_ours =
+                |id: &SegmentId| files.iter().any(|f| f.id == *id && ownership.is_to_hold(*id, &f.object));
+            stale.into_iter().filter(|id| !is_ours(id) && disk.copies().remove(*id)).count()
+        });
+        if let Ok(segments) = dropped.await {
+            tracing::info!(segments, "copies that are not read much any more are dropped");
+        }
+    }
+}

@@ -1,0 +1,258 @@
+//! The connection to another node, and whether it answers.
+
+use arrow::buffer::{Buffer, MutableBuffer};
+use forebay_proto::manifest::DatasetId;
+use forebay_proto::v1::peer_client::PeerClient;
+use forebay_proto::{Backoff, Error, Kind, Manifest, Result, v1};
+use parking_lot::Mutex;
+use std::time::{Duration, Instant};
+use tokio::time::timeout;
+use tonic::transport::{Channel, Endpoint};
+use tonic::{Status, Streaming};
+
+/// How long a connection may take to come about.
+const CONNECT: Duration = Duration::from_millis(500);
+
+/// How long a node may take for a short answer.
+const BRIEF: Duration = Duration::from_millis(500);
+
+/// Silence after which a node that owes bytes is asked whether it lives; it then has [`BRIEF`].
+const SUSPICION: Duration = Duration::from_millis(250);
+
+/// How long a node that does not answer is left alone, about: at first, and at most.
+const SUSPENDED: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(8));
+
+/// How long a node remembers a dataset version that it was told: all fills that it refused for want of it
+/// come at once.
+const LEARNED: Duration = Duration::from_secs(5);
+
+/// A request among nodes: a manifest, mostly.
+const MESSAGE_BYTES_MAX: usize = 256 << 20;
+
+/// Another node.
+#[derive(Debug)]
+pub struct Peer {
+    address: String,
+    client: PeerClient<Channel>,
+    /// A connection of its own, for what must not wait behind fills.
+    probe: PeerClient<Channel>,
+    learned: tokio::sync::Mutex<Option<(DatasetId, Instant)>>,
+    suspension: Mutex<Suspension>,
+}
+
+/// A segment file on its way.
+pub struct IncomingFile {
+    first: v1::FetchChunk,
+    rest: Streaming<v1::FetchChunk>,
+}
+
+impl IncomingFile {
+    pub fn file_bytes(&self) -> u64 {
+        self.first.file_bytes
+    }
+}
+
+/// For how long a node is left alone.
+#[derive(Debug)]
+struct Suspension {
+    until: Option<Instant>,
+    backoff: Backoff,
+}
+
+impl Suspension {
+    fn new() -> Self {
+        Self { until: None, backoff: Backoff::new(SUSPENDED.0, SUSPENDED.1) }
+    }
+
+    fn is_on(&self, now: Instant) -> bool {
+        self.until.is_some_and(|until| now < until)
+    }
+
+    /// The node did not answer. Calls that fail together count once.
+    fn extend(&mut self, now: Instant) {
+        if !self.is_on(now) {
+            self.until = Some(now + self.backoff.next());
+        }
+    }
+
+    /// The node answered.
+    fn end(&mut self) {
+        self.until = None;
+        self.backoff.reset();
+    }
+}
+
+impl Peer {
+    /// The node at a URL, connected to when first used; `None` if it is not a URL. Call it within a Tokio
+    /// runtime.
+    pub fn new(address: &str) -> Option<Self> {
+        let endpoint = Endpoint::from_shared(address.to_owned())
+            .ok()?
+            .connect_timeout(CONNECT)
+            .tcp_nodelay(true)
+            .http2_keep_alive_interval(Duration::from_secs(5))
+            .keep_alive_timeout(Duration::from_secs(5))
+            .initial_stream_window_size(4 << 20)
+            // A file that waits for memory is read later: its unread bytes must not stop the other files.
+            .initial_connection_window_size(i32::MAX as u32);
+        let client = PeerClient::new(endpoint.connect_lazy())
+            .max_encoding_message_size(MESSAGE_BYTES_MAX)
+            .max_decoding_message_size(MESSAGE_BYTES_MAX);
+        let probe = PeerClient::new(endpoint.connect_lazy());
+        let (learned, suspension) = (Default::default(), Mutex::new(Suspension::new()));
+        Some(Self { address: address.to_owned(), client, probe, learned, suspension })
+    }
+
+    pub fn address(&self) -> &str {
+        &self.address
+    }
+
+    /// Whether it is left alone for now.
+    pub fn is_suspended(&self) -> bool {
+        self.suspension.lock().is_on(Instant::now())
+    }
+
+    /// Which of some segments it holds.
+    pub async fn holds(&self, request: v1::HoldsRequest) -> Result<Vec<bool>> {
+        let asked = request.segments.len();
+        let mut client = self.probe.clone();
+        let held = self.brief(client.holds(request)).await?.into_inner().held;
+        match held.len() == asked {
+            true => Ok(held),
+            false => Err(Error::corrupt(format!("{}: the reply is for other segments", self.address))),
+        }
+    }
+
+    /// How busy and full it is.
+    pub async fn load(&self) -> Result<v1::NodeLoad> {
+        let mut client = self.probe.clone();
+        Ok(self.brief(client.load(v1::LoadOfRequest {})).await?.into_inner())
+    }
+
+    /// Tells it a dataset version.
+    pub async fn learn(&self, manifest: &Manifest) -> Result<()> {
+        let mut learned = self.learned.lock().await;
+        if learned.is_some_and(|(dataset, at)| dataset == manifest.id() && at.elapsed() < LEARNED) {
+            return Ok(());
+        }
+        let mut client = self.client.clone();
+        self.while_alive(client.learn(v1::Manifest::from(manifest))).await?;
+        *learned = Some((manifest.id(), Instant::now()));
+        Ok(())
+    }
+
+    /// Has it take copies; returns which of them it holds then. Waits as long as it lives.
+    pub async fn copy(&self, request: v1::CopyRequest) -> Result<Vec<bool>> {
+        let mut client = self.client.clone();
+        Ok(self.while_alive(client.copy(request)).await?.into_inner().held)
+    }
+
+    /// Asks for a segment file of `limit_bytes` at most. Waits as long as the node lives: it may be filling
+    /// the segment.
+    pub async fn fetch(&self, request: v1::FetchRequest, limit_bytes: u64) -> Result<IncomingFile> {
+        let mut client = self.client.clone();
+        let mut chunks = self.while_alive(client.fetch(request)).await?.into_inner();
+        let first = self.while_alive(chunks.message()).await?;
+        let first = first.ok_or_else(|| self.wrong("an empty segment"))?;
+        match first.file_bytes {
+            bytes if bytes > limit_bytes => {
+                Err(self.wrong(&format!("a segment of {bytes} bytes, at most {limit_bytes} are right")))
+            }
+            _ => Ok(IncomingFile { first, rest: chunks }),
+        }
+    }
+
+    /// The bytes of a segment file, aligned as Arrow likes it.
+    pub async fn read(&self, IncomingFile { first, mut rest }: IncomingFile) -> Result<Buffer> {
+        let file_bytes = first.file_bytes as usize;
+        let mut file = MutableBuffer::with_capacity(file_bytes);
+        let mut next = Some(first);
+        while let Some(chunk) = next {
+            if file.len() + chunk.data.len() > file_bytes {
+                return Err(self.wrong("more bytes than announced"));
+            }
+            file.extend_from_slice(&chunk.data);
+            next = self.while_alive(rest.message()).await?;
+        }
+        Ok(file.into())
+    }
+
+    fn wrong(&self, why: &str) -> Error {
+        Error::corrupt(format!("{}: {why}", self.address))
+    }
+
+    /// A call that takes a moment only.
+    async fn brief<T>(&self, call: impl Future<Output = std::result::Result<T, Status>>) -> Result<T> {
+        match timeout(BRIEF, call).await {
+            Ok(done) => self.outcome(done),
+            Err(_) => Err(self.silent()),
+        }
+    }
+
+    /// A call that may take its time, as long as the node says that it lives.
+    async fn while_alive<T>(&self, call: impl Future<Output = std::result::Result<T, Status>>) -> Result<T> {
+        tokio::pin!(call);
+        loop {
+            if let Ok(done) = timeout(SUSPICION, &mut call).await {
+                return self.outcome(done);
+            }
+            let mut client = self.probe.clone();
+            tokio::select! {
+                biased;
+                done = &mut call => return self.outcome(done),
+                alive = timeout(BRIEF, client.holds(v1::HoldsRequest::default())) => {
+                    if !matches!(alive, Ok(Ok(_))) {
+                        return Err(self.silent());
+                    }
+                }
+            }
+        }
+    }
+
+    fn outcome<T>(&self, done: std::result::Result<T, Status>) -> Result<T> {
+        match done {
+            Ok(reply) => {
+                self.suspension.lock().end();
+                Ok(reply)
+            }
+            Err(status) => {
+                // A node that refuses is not gone.
+                let is_transport = std::error::Error::source(&status).is_some();
+                let error = Error::from(status).context(&self.address);
+                if !is_transport {
+                    return Err(error);
+                }
+                self.suspension.lock().extend(Instant::now());
+                Err(Error { kind: Kind::Closed, ..error })
+            }
+        }
+    }
+
+    fn silent(&self) -> Error {
+        self.suspension.lock().extend(Instant::now());
+        Error::closed(format!("{}: does not answer", self.address))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nodes_that_fail_together_are_not_asked_again_together() {
+        let now = Instant::now();
+        let mut untils: Vec<_> = (0..20)
+            .map(|_| {
+                let mut suspension = Suspension::new();
+                suspension.extend(now);
+                let until = suspension.until;
+                suspension.extend(now);
+                assert_eq!(suspension.until, until, "failures at once count once");
+                assert!(suspension.is_on(now) && !suspension.is_on(now + SUSPENDED.0));
+                until
+            })
+            .collect();
+        untils.dedup();
+        assert!(untils.len() > 1);
+    }
+}

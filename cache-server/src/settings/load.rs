@@ -1,0 +1,88 @@
+//! Merges the command line, the environment, a TOML file and the defaults.
+
+use super::{Flags, Settings};
+use figment::Figment;
+use figment::providers::{Env, Format, Serialized, Toml};
+use forebay_proto::units::bytes;
+use forebay_proto::{Error, Result};
+use serde::Deserialize;
+use std::path::PathBuf;
+
+/// Settings that are text whatever they look like: in a variable, `0123` would else become a number.
+const TEXTS: [&str; 10] = [
+    "node",
+    "cluster__advertise",
+    "cluster__etcd_prefix",
+    "cluster__zone",
+    "source__s3_endpoint",
+    "source__s3_region",
+    "source__s3_access_key_id",
+    "source__s3_secret_access_key",
+    "source__s3_session_token",
+    "source__s3_profile",
+];
+
+/// Flags over environment over file over defaults. `Invalid` names the setting.
+pub(super) fn load(flags: &Flags) -> Result<Settings> {
+    let mut figment = Figment::from(Serialized::defaults(Settings::default()));
+    if let Some(path) = &flags.config {
+        if !path.is_file() {
+            return Err(Error::not_found(format!("settings file {} does not exist", path.display())));
+        }
+        figment = figment.merge(Toml::file_exact(path));
+    }
+    // Variables of ours that are no settings of a node.
+    let others = ["config", "endpoint", "log", "zone", "nccl_plugin", "launcher", "base", "tag"];
+    figment = figment.merge(Env::prefixed("FOREBAY_").ignore(&others).ignore(&TEXTS).split("__"));
+    for key in TEXTS {
+        if let Ok(text) = std::env::var(format!("FOREBAY_{}", key.to_ascii_uppercase())) {
+            figment = figment.merge((key.replace("__", "."), text));
+        }
+    }
+    figment.merge(Serialized::defaults(flags)).extract().map_err(wrong)
+}
+
+/// Bytes, as a number or as people write them: 500GB, 64GiB.
+pub(super) fn size<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
+    maybe_size(deserializer)?.ok_or_else(|| serde::de::Error::custom("no size is given"))
+}
+
+/// The same, or nothing.
+pub(super) fn maybe_size<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Option<u64>, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged, expecting = "a number of bytes, or a size such as 500GB")]
+    enum Size {
+        Bytes(u64),
+        Text(String),
+    }
+    match Option::deserialize(deserializer)? {
+        None => Ok(None),
+        Some(Size::Bytes(n)) => Ok(Some(n)),
+        Some(Size::Text(text)) => bytes(&text).map(Some).map_err(serde::de::Error::custom),
+    }
+}
+
+/// A path, or a list of them.
+pub(super) fn one_or_many<'de, D: serde::Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Vec<PathBuf>, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged, expecting = "a path or a list of paths")]
+    enum Paths {
+        One(PathBuf),
+        Many(Vec<PathBuf>),
+    }
+    Ok(match Paths::deserialize(deserializer)? {
+        Paths::One(path) => vec![path],
+        Paths::Many(paths) => paths,
+    })
+}
+
+/// Says what is wrong with the settings, without the value of a secret.
+fn wrong(e: figment::Error) -> Error {
+    let key = e.path.join(".").to_ascii_lowercase();
+    match ["secret", "token"].iter().any(|word| key.contains(word)) {
+        true => Error::invalid(format!("settings: {key} must be text, in quotes")),
+        false => Error::invalid(format!("settings: {e}")),
+    }
+}
