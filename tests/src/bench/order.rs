@@ -2,6 +2,7 @@
 //! costs a node with many ranks, what a resume costs, and whether 200 SIGKILLs lose or repeat a sample.
 
 mod dataset;
+mod groups;
 mod kills;
 mod node_plans;
 mod plan;
@@ -51,6 +52,7 @@ pub fn run(options: &OrderOptions) -> anyhow::Result<bool> {
     let mut stages = Stages::default();
     stages.run("Plan", || Ok(plan::run()));
     stages.run("NodePlans", node_plans::run);
+    stages.run("Groups", groups::run);
     let s3 = S3Server::start();
     mnist::upload(&s3)?;
     let uri = s3.uri("mnist/train");
