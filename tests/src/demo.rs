@@ -1,8 +1,8 @@
 //! The demo: real MNIST travels from S3 through one cache node into a training run of two ranks.
 //!
 //! It starts an S3 server behind a proxy that makes it remote, one `forebay-server` with an empty cache, then
-//! `forebay-train`; at the end it reads the same epochs by one rank, prints one table and the checks, and leaves
-//! `report.json` and `report.html`. Everything it starts, it stops.
+//! `forebay-train`; at the end it reads the same epochs by one rank, prints one table and the checks, and
+//! leaves `report.json` and `report.html`. Everything it starts, it stops.
 
 mod checks;
 mod figures;
@@ -51,7 +51,8 @@ impl DemoOptions {
         self.epochs.unwrap_or(if self.short { 2 } else { 3 })
     }
 
-    /// What share of the test split must be recognised. Two epochs reach about 98.5 %, but not at every seed.
+    /// The share of the test split that must be recognised. Two epochs reach about 98.5 %, but not at every
+    /// seed.
     fn accuracy_bar(&self) -> f64 {
         if self.short { 0.96 } else { 0.98 }
     }

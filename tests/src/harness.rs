@@ -1,9 +1,10 @@
 //! The harness: what every test and benchmark that runs across crates stands on.
 //!
-//! [`s3`] is an S3 server in this process (real HTTP, SigV4 and XML) that keeps a log of requests and breaks on demand;
-//! [`slow`] is a proxy that makes it behave like remote S3; [`process`] starts the real binaries and watches their
-//! logs; [`etcd`] starts real etcd. [`mnist`] and [`table`] are the data, [`reader`] reads a table and checks every
-//! value. [`check`] and [`report`] are the form in which measurements tell what they found.
+//! [`s3`] is an S3 server in this process (real HTTP, SigV4 and XML) that keeps a log of requests and breaks
+//! on demand; [`slow`] is a proxy that makes it behave like remote S3; [`process`] starts the real binaries
+//! and watches their logs; [`etcd`] starts real etcd. [`mnist`] and [`table`] are the data, [`reader`] reads
+//! a table and checks every value. [`check`] and [`report`] are the form in which measurements tell what they
+//! found.
 
 pub(crate) mod answers;
 pub(crate) mod background;

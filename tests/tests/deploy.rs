@@ -1,4 +1,5 @@
-//! The compose file in `deploy/`: it is whole in itself, and the programs understand what it tells them. Needs no Docker.
+//! The compose file in `deploy/`: it is whole in itself, and the programs understand what it tells them.
+//! Needs no Docker.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! Datasets on S3: requests, versions, retries, and what is said when something is wrong.
+//! Datasets on S3: requests, versions, retries and errors.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -138,7 +138,7 @@ async fn lasting_faults_end_in_retry_after_bounded_patience() {
     assert!(start.elapsed() < Duration::from_secs(20));
 }
 
-/// Every request of a 30 s outage is refused: nothing fails, and the store sees few requests.
+/// Every request of a 30 s outage is refused: nothing fails, and S3 sees few requests.
 #[tokio::test]
 async fn an_outage_is_survived_without_a_storm() {
     let s3 = S3Server::start();
@@ -161,7 +161,8 @@ async fn an_outage_is_survived_without_a_storm() {
     assert!((10..250).contains(&refused), "{refused} requests were sent into the outage");
 }
 
-/// One in ten requests is refused, connections break, answers come late: nothing fails, and little is read twice.
+/// One in ten requests is refused, connections break, answers come late: nothing fails, and little is read
+/// twice.
 #[tokio::test]
 async fn scattered_faults_cost_little() {
     let s3 = S3Server::start();
@@ -185,7 +186,7 @@ async fn scattered_faults_cost_little() {
     }
 }
 
-/// A store that bears only so many requests at once: the source finds out how many. When the machine stalls,
+/// An object store bears a limited number of requests at once: the source finds the limit. When the machine stalls,
 /// requests come in bursts: one try of three must go well.
 #[tokio::test]
 async fn a_store_that_throttles_is_asked_less() {
@@ -200,7 +201,7 @@ async fn a_store_that_throttles_is_asked_less() {
     panic!("the limit was not found, or not kept to; refused of sent: {seen:?}");
 }
 
-/// How many requests a store refused that bears only six at once, and how many were sent.
+/// How many requests an object store refused that bears only six at once, and how many were sent.
 async fn throttled() -> (usize, usize) {
     let s3 = S3Server::start();
     s3.put("a.parquet", parquet(0..20_000, 100));
@@ -225,7 +226,8 @@ async fn throttled() -> (usize, usize) {
     (log.iter().filter(|seen| seen.status == 503).count(), log.len())
 }
 
-/// With one request at a time, segments that follow each other are read in one, even if the answer breaks off.
+/// With one request at a time, segments that follow each other are read in one, even if the answer breaks
+/// off.
 #[tokio::test]
 async fn a_run_of_segments_is_read_in_one_request() {
     let s3 = S3Server::start();
@@ -299,12 +301,13 @@ async fn what_is_damaged_on_its_way_is_fetched_anew() {
     assert!(e.kind == Kind::Corrupt && e.message.contains("a.parquet"), "{e}");
 }
 
-/// A damaged byte can look like an object that the decoder cannot read: only what is fetched twice tells.
+/// A damaged byte can look like an object that the decoder cannot read: only fetching it twice tells.
 #[tokio::test]
 async fn damage_that_looks_unsupported_is_fetched_again() {
     let s3 = S3Server::start();
     let file = parquet(0..20_000, 20_000);
-    // In the header of the first page, 16 bytes into the column: field 2 (i32) of its data page header, PLAIN.
+    // In the header of the first page, 16 bytes into the column: field 2 (i32) of its data page header,
+    // PLAIN.
     let encoding = 16;
     assert_eq!(file[4 + encoding - 1..=4 + encoding], [0x15, 0]);
     s3.put("a.parquet", file);
@@ -333,7 +336,7 @@ async fn damage_that_looks_unsupported_is_fetched_again() {
 async fn mistakes_are_named() {
     let s3 = S3Server::start();
     s3.put("a.parquet", parquet(0..10, 10));
-    // More patience than the bound below: what is retried is told from what a stalled machine delays.
+    // More patience than the bound below: a retry is told from a delay by a stalled machine.
     let good = SourceSettings { patience_s: 30.0, ..settings(&s3) };
     let cases = [
         (SourceSettings { ..good.clone() }, "s3://nowhere/x", Kind::NotFound, "no such bucket 'nowhere'"),

@@ -1,5 +1,6 @@
-//! `make bench-cluster`: nodes, etcd and networks that fail, nodes that come and go, and data that all want at once; and
-//! what the jobs that read meanwhile notice of it. Real processes, real etcd; S3 is 30 ms away.
+//! `make bench-cluster`: nodes, etcd and networks fail, nodes come and go, many jobs want the same data at
+//! once. It measures the effect on the jobs that read meanwhile. Processes and etcd are real; S3 is 30 ms
+//! away.
 //!
 //! Each stage starts nodes of its own, warms them, and can be run by itself (`--only`).
 
@@ -48,8 +49,8 @@ pub struct ClusterOptions {
     /// Where the report goes.
     #[arg(long, default_value = "target/bench")]
     folder: PathBuf,
-    /// For tests on machines that stall: times that are promised may be so many times as long, and above 1
-    /// nothing is promised of what S3 is read for.
+    /// For tests on machines that stall: a factor on all promised times. Above 1 nothing is promised of S3
+    /// reads.
     #[arg(long, default_value_t = 1.0, hide = true)]
     slack: f64,
 }

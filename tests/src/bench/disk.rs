@@ -1,6 +1,6 @@
-//! `make bench-store`: the disk cache and the plan measured. How many reads are hits when the cache is smaller than the data,
-//! how often a byte leaves S3 and is written, what a restart costs; and whether kills, damaged files, full disks and a
-//! failing S3 ever lead to a wrong value.
+//! `make bench-store`: the disk cache and the plan, measured. How many reads are hits when the cache is
+//! smaller than the data, how often a byte leaves S3 and is written, the cost of a restart; and whether
+//! kills, damaged files, full disks and a failing S3 ever lead to a wrong value.
 //!
 //! Each part can be run by itself (`--only`), and the tests run the faster ones at a smaller size.
 

@@ -1,7 +1,9 @@
-//! `make bench-epoch`: how fast the loader reads MNIST, through the cache and without one, from an S3 that is 30 ms away.
+//! `make bench-epoch`: how fast the loader reads MNIST, through the cache and without one, from an S3 that is
+//! 30 ms away.
 //!
-//! Three ways in turn, several times over: through a cache that holds nothing, through the same cache when it holds all,
-//! and directly. The floor under the warm way is what one TCP connection of the loopback carries in the same minute.
+//! Three ways in turn, several times over: through an empty cache, through the same cache when it holds
+//! everything, and directly. The floor under the warm way is the speed of one TCP connection of the loopback
+//! in the same minute.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -36,7 +38,7 @@ pub struct EpochOptions {
     folder: PathBuf,
 }
 
-/// One way to read, and what was measured on it.
+/// One way to read, and its figures.
 #[derive(Default)]
 struct Way {
     samples_per_s: Vec<f64>,
@@ -111,7 +113,7 @@ fn measure(
     Ok(Findings { rows, checks: Vec::new() })
 }
 
-/// What one TCP connection of the loopback carries, reader and writer on a thread each.
+/// The speed of one TCP connection of the loopback, reader and writer on a thread each.
 fn loopback_mb_per_s() -> std::io::Result<f64> {
     const BYTES: usize = 1 << 30;
     let listener = TcpListener::bind("127.0.0.1:0")?;

@@ -1,5 +1,6 @@
-//! `make bench-order`: the order measured. How fast a plan yields positions and opens, how well it shuffles, what it
-//! costs a node with many ranks, what a resume costs, and whether 200 SIGKILLs lose or repeat a sample.
+//! `make bench-order`: the order, measured. How fast a plan yields positions and opens, how well it shuffles,
+//! its cost for a node with many ranks and for a reader with many nodes, the cost of a resume, and whether
+//! 200 SIGKILLs lose or repeat a sample.
 
 mod dataset;
 mod groups;
@@ -25,7 +26,7 @@ pub struct OrderOptions {
     /// How often the reading process is killed.
     #[arg(long, default_value_t = 200)]
     kills: u32,
-    /// What the moments of the kills and the world sizes depend on.
+    /// Decides the moments of the kills and the world sizes.
     #[arg(long, default_value_t = 1)]
     seed: u64,
     /// Where the report goes.
@@ -69,7 +70,7 @@ pub fn run(options: &OrderOptions) -> anyhow::Result<bool> {
     stages.end(&options.folder, "order", settings)
 }
 
-/// So many nodes that share what they hold.
+/// `count` nodes that share their segments.
 fn cluster(s3: &S3Server, count: usize) -> anyhow::Result<Vec<Server>> {
     let addresses = free_addresses(count)?;
     let start = |address: &String| {

@@ -1,4 +1,4 @@
-//! The stages of a benchmark: each runs by itself, and one that breaks off does not keep the others from running.
+//! The stages of a benchmark: each runs by itself, and the others run on if one breaks off.
 
 use crate::harness::check::{Check, Findings};
 use crate::harness::report;

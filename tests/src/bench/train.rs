@@ -1,10 +1,11 @@
-//! `make bench-train`: the trainer measured. How busy an accelerator is kept, how soon a dead rank is noticed, what a
-//! resume sees, and whether crashes while a checkpoint is written cost it.
+//! `make bench-train`: the trainer, measured. How busy an accelerator is kept, how soon a dead rank is
+//! noticed, which samples a resume sees, and whether crashes in the middle of a checkpoint lose it.
 //!
-//! Rows that other programs measure (c10d's overlap, the comparison with Python) are taken in from `train-*.json` beside
-//! the report, where those programs leave them in the same form; those of another commit are left out.
+//! Other programs (c10d's overlap, the comparison with Python) leave their rows in `train-*.json` beside the
+//! report. They are taken in, unless they are of another commit.
 //!
-//! Every promise is a line, PASS or FAIL: those that the measurements judge themselves, and limits of rows ([`PROMISES`]).
+//! Every promise is a line, PASS or FAIL: those that the measurements judge, and limits of rows
+//! ([`PROMISES`]).
 
 mod busy;
 mod crash;
@@ -40,7 +41,7 @@ pub struct TrainOptions {
     /// How often the trainer is killed while it writes checkpoints.
     #[arg(long, default_value_t = 100)]
     crashes: u32,
-    /// What the moments of the crashes depend on.
+    /// Decides the moments of the crashes.
     #[arg(long, default_value_t = 1)]
     seed: u64,
     /// Where the report goes.
@@ -48,7 +49,7 @@ pub struct TrainOptions {
     folder: PathBuf,
 }
 
-/// What a row must be.
+/// The limit of a row.
 struct Promise {
     row: &'static str,
     /// The limit, in the row's unit.
@@ -126,7 +127,8 @@ struct OthersReport {
     rows: Vec<Row>,
 }
 
-/// Rows that other programs have left in `train-*.json`. Those that are not of `commit` are left out, which is said.
+/// Rows that other programs have left in `train-*.json`. Those that are not of `commit` are left out, which
+/// is said.
 fn others(folder: &Path, commit: &str) -> Result<Findings> {
     let mut found = Findings::default();
     for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
@@ -155,7 +157,10 @@ mod tests {
         let folder = tempfile::tempdir().expect("make a folder");
         let others = |commit| others(folder.path(), commit);
         assert!(others("abc").expect("nothing").rows.is_empty());
-        let report = json!({"commit": "abc", "rows": [{"name": "comm_overlap_share", "value": 0.7, "unit": "share", "n": 3, "min": 0.6, "max": 0.8}]});
+        let row = json!({
+            "name": "comm_overlap_share", "value": 0.7, "unit": "share", "n": 3, "min": 0.6, "max": 0.8,
+        });
+        let report = json!({"commit": "abc", "rows": [row]});
         std::fs::write(folder.path().join("train-ddp.json"), report.to_string()).expect("write");
         std::fs::write(folder.path().join("train.json"), "not mine").expect("write");
         let Findings { rows, checks } = others("abc").expect("rows");

@@ -1,4 +1,5 @@
-//! `make demo`: MNIST from S3 through the cache into a training run, with a table, a report and checks at the end.
+//! `make demo`: MNIST from S3 through the cache into a training run, with a table, a report and checks at the
+//! end.
 
 use clap::Parser;
 use forebay_tests::bench::stages::exit;

@@ -1,4 +1,4 @@
-//! What the demo claims, each claim as a check of measured figures.
+//! The demo's claims, each a check of measured figures.
 
 use super::DemoOptions;
 use super::figures::{TrainedEpoch, Training};
@@ -89,7 +89,7 @@ fn reread_without_s3(outcome: &Outcome) -> Check {
     Check::of("reading the epochs once more takes nothing from S3", measured, bytes == 0)
 }
 
-/// The proxy counts by itself; what the cache says of itself must agree.
+/// The proxy counts by itself; the cache's own counters must agree.
 fn counted_alike(outcome: &Outcome) -> Check {
     let (served, passed) = (&outcome.served, &outcome.passed);
     let requests = served.s3_requests + served.s3_footer_requests + served.s3_retries;

@@ -1,4 +1,4 @@
-//! What the trainer and the command line report, as far as the demo reads it.
+//! The reports of the trainer and the command line, as far as the demo reads them.
 
 use serde::{Deserialize, Serialize};
 
@@ -31,7 +31,7 @@ pub(super) struct TrainedEpoch {
     pub(super) s3_footer_requests: u64,
     pub(super) s3_footer_bytes: u64,
     pub(super) parquet_bytes_decoded: u64,
-    /// Compressed bytes of the columns read: what one reading of the dataset takes.
+    /// Compressed bytes of the columns read: one reading of the dataset.
     pub(super) projected_bytes: u64,
     pub(super) cache_hits: u64,
     pub(super) cache_misses: u64,
@@ -45,7 +45,7 @@ pub(super) struct Status {
     pub(super) counters: NodeCounters,
 }
 
-/// What the cache node has counted since it started.
+/// The cache node's counters since its start.
 #[derive(Clone, Copy, Debug, Deserialize, Serialize)]
 pub(super) struct NodeCounters {
     pub(super) s3_requests: u64,

@@ -1,4 +1,4 @@
-//! The parts of the demo, started in order, and what came out of them.
+//! The parts of the demo, started in order, and their figures.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -20,11 +20,11 @@ const CACHE_BYTES: &str = "2147483648";
 pub(super) struct Outcome {
     pub(super) training: Training,
     pub(super) reread: EpochsReport,
-    /// What the cache node counted from its start to the end of training.
+    /// The cache node's count from its start to the end of training.
     pub(super) served: NodeCounters,
-    /// What the proxy before S3 counted in the same time, by itself.
+    /// The count of the proxy before S3 in the same time.
     pub(super) passed: Passed,
-    /// What the proxy counted while one rank read the epochs again.
+    /// The proxy's count while one rank read the epochs again.
     pub(super) passed_reread: Passed,
     /// Bytes of the Parquet objects.
     pub(super) dataset_bytes: u64,

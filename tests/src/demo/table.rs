@@ -34,7 +34,7 @@ pub(super) fn cells(epoch: &TrainedEpoch) -> [String; 10] {
     ]
 }
 
-/// The table of epochs and a line on what is not in it.
+/// The table of epochs, and a line on the requests that are not in it.
 pub(super) fn epochs(outcome: &Outcome) -> String {
     let rows: Vec<_> = outcome.training.epochs.iter().map(cells).collect();
     let mut text = aligned(&HEADER.map(str::to_owned), &rows);

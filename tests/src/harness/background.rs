@@ -1,5 +1,5 @@
-//! A training job that reads on by itself while a benchmark does something to its cluster: what it read, whether the
-//! values were right, and how long each step had to wait.
+//! A training job that reads on by itself while a benchmark does something to its cluster. It checks every
+//! value, and notes how long each step had to wait.
 
 use super::reader::{Job, planned_digest};
 use super::table::{Checked, Table};
@@ -27,7 +27,7 @@ struct Progress {
     waits: Vec<(Instant, Duration)>,
     /// Since when each rank waits.
     waiting: BTreeMap<u32, Instant>,
-    /// What the ranks that are through an epoch have read of it.
+    /// The epochs, by the ranks that are through them.
     epochs: BTreeMap<u64, EpochProgress>,
     errors: Vec<String>,
 }
@@ -47,7 +47,8 @@ pub struct EpochsRead {
     pub epochs: usize,
     /// Of these, how many had other samples than the plan says.
     pub wrong_digests: usize,
-    /// Values in them that differ from the table's rule. An epoch that does not hold each row once counts as one more.
+    /// Values in them that differ from the table's rule. An epoch that does not hold each row once counts as
+    /// one more.
     pub wrong_values: u64,
 }
 

@@ -1,10 +1,10 @@
-//! What a measurement has found: its figures, and its promises with what came of them.
+//! The findings of a measurement: figures, and promises that were kept or broken.
 
 use crate::harness::report::Row;
 use serde::Serialize;
 use std::fmt;
 
-/// What a measurement has found.
+/// The findings of a measurement.
 #[derive(Debug, Default)]
 pub struct Findings {
     /// The figures.
@@ -16,9 +16,9 @@ pub struct Findings {
 /// A promise and whether it was kept.
 #[derive(Clone, Debug, Serialize)]
 pub struct Check {
-    /// What was promised; what came of it too, unless that stands in `measured`.
+    /// The promise; with the outcome, unless that stands in `measured`.
     pub claim: String,
-    /// What came of it.
+    /// The outcome.
     pub measured: String,
     /// Whether it was kept; `None`: it cannot be tried here.
     pub passed: Option<bool>,
@@ -49,7 +49,7 @@ impl Findings {
             .collect()
     }
 
-    /// Adds what another part has found.
+    /// Adds the findings of another part.
     pub fn add(&mut self, other: Self) {
         self.rows.extend(other.rows);
         self.checks.extend(other.checks);

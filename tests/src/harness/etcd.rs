@@ -1,6 +1,7 @@
 //! Real etcd processes on free ports: started, killed, paused, restarted, one at a time or all.
 //!
-//! A member keeps its data directory and ports for as long as the [`Etcd`] lives, so a restart finds what was there.
+//! A member keeps its data directory and ports for as long as the [`Etcd`] lives, so a restart finds its
+//! data.
 
 use crate::harness::ports::free_addresses;
 use crate::harness::process::{run, tie};
@@ -32,7 +33,7 @@ struct Member {
 }
 
 impl Etcd {
-    /// Starts so many members and waits until they answer.
+    /// Starts `count` members and waits until they answer.
     ///
     /// # Panics
     /// If that fails; the message says how to install etcd if it is missing.
@@ -80,7 +81,7 @@ impl Etcd {
     /// kill -9 of a member, and gone.
     pub fn kill(&mut self, member: usize) {
         if let Some(mut child) = self.members[member].child.take() {
-            // Fails only if it has ended already, which is what is wanted.
+            // Fails only if it has ended already.
             let _ = child.kill();
             let _ = child.wait();
         }
@@ -91,7 +92,7 @@ impl Etcd {
         (0..self.count()).for_each(|member| self.kill(member));
     }
 
-    /// Starts the members that do not run, on what they had, and waits until they answer.
+    /// Starts the members that do not run, on their old data, and waits until they answer.
     pub fn restart(&mut self) -> anyhow::Result<()> {
         for member in self.members.iter_mut().filter(|member| member.child.is_none()) {
             member.spawn()?;
@@ -99,7 +100,7 @@ impl Etcd {
         self.wait_until_healthy()
     }
 
-    /// Starts the members that do not run, on nothing: what was in etcd is lost.
+    /// Starts the members that do not run, with empty data directories.
     pub fn restart_empty(&mut self) -> anyhow::Result<()> {
         for member in self.members.iter().filter(|member| member.child.is_none()) {
             std::fs::remove_dir_all(&member.folder).context("empty etcd")?;
@@ -107,7 +108,7 @@ impl Etcd {
         self.restart()
     }
 
-    /// Stops a member without a word (SIGSTOP).
+    /// Stops a member silently (SIGSTOP).
     pub fn pause(&self, member: usize) {
         self.signal(member, Signal::STOP);
     }
@@ -190,7 +191,7 @@ fn field(json: &str, name: &str) -> Option<String> {
     Some(after.split_once('"')?.0.to_owned())
 }
 
-/// What etcd answers over HTTP, whatever the status.
+/// etcd's answer over HTTP, with any status.
 fn ask(url: &str, method: &str, path: &str) -> Option<String> {
     let address = url.strip_prefix("http://")?;
     let limit = Duration::from_secs(2);

@@ -1,7 +1,7 @@
 //! Faults of an S3 endpoint, and plans for when they strike.
 //!
-//! A plan is any closure from a request to a fault or none; [`first`], [`share`] and [`lasting`] make the usual ones.
-//! Randomness is seeded: the same seed and the same sequence of requests give the same faults.
+//! A plan is any closure from a request to a fault or none; [`first`], [`share`] and [`lasting`] make the
+//! usual ones. Randomness is seeded: the same seed and the same sequence of requests give the same faults.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};

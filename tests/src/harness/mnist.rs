@@ -15,7 +15,8 @@ pub fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("data/mnist")
 }
 
-/// Puts both splits under `mnist/train/` and `mnist/test/` of the server's bucket; returns the number of bytes.
+/// Puts both splits under `mnist/train/` and `mnist/test/` of the server's bucket; returns the number of
+/// bytes.
 pub fn upload(server: &S3Server) -> io::Result<u64> {
     let mut bytes = 0;
     for split in ["train", "test"] {

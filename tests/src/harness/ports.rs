@@ -1,7 +1,8 @@
 //! Free ports for processes that must be told where to listen.
 //!
-//! They lie below the ephemeral range, from which the kernel takes the ports of outgoing connections and of listeners
-//! that ask for any. A node that is killed and started again would sometimes find its port taken there.
+//! They lie below the ephemeral range, from which the kernel takes the ports of outgoing connections and of
+//! listeners that ask for any. A node that is killed and started again would sometimes find its port taken
+//! there.
 
 use std::net::TcpStream;
 use std::ops::Range;
@@ -15,9 +16,9 @@ pub fn free_address() -> anyhow::Result<String> {
     Ok(free_addresses(1)?.remove(0))
 }
 
-/// Addresses on the loopback that were free a moment ago, each given once. They are for nodes that must know each other
-/// before they start, or that come back to where they were. They are not bound to find out: another thread's child could
-/// have inherited the socket.
+/// Addresses on the loopback that were free a moment ago, each given once. They are for nodes that must know
+/// each other before they start, or that come back to where they were. They are not bound to find out:
+/// another thread's child could have inherited the socket.
 pub fn free_addresses(count: usize) -> anyhow::Result<Vec<String>> {
     static GIVEN: AtomicU32 = AtomicU32::new(0);
     // Processes that run at the same time begin at different ones.

@@ -1,7 +1,7 @@
 //! Readers of a [`Table`]: epochs by all ranks of a job at once, each value checked as it comes.
 //!
-//! A [`Reader`] reads an epoch when it is told to. A [`BackgroundReader`](super::background::BackgroundReader) reads on by
-//! itself.
+//! A [`Reader`] reads an epoch when it is told to. A
+//! [`BackgroundReader`](super::background::BackgroundReader) reads on by itself.
 
 use super::table::{Checked, Table};
 use anyhow::Context;
@@ -26,7 +26,7 @@ pub struct Job {
     pub world: u32,
     /// How long a step computes: the emulated accelerator.
     pub step: Duration,
-    /// What its ranks have in common.
+    /// The settings that its ranks share.
     pub settings: LoaderSettings,
 }
 
@@ -39,7 +39,7 @@ impl Job {
             ending: Ending::Exact,
             global_batch: 256,
             epochs: Some(epochs),
-            // Little runs ahead, so that what a node does belongs to the epoch that is being read.
+            // Little is read ahead, so that the work of a node belongs to the epoch that is being read.
             prefetch_bytes: 2 << 20,
             patience: Duration::from_secs(90),
             stream: StreamSettings { window_bytes: 1 << 20, ..Default::default() },
@@ -48,7 +48,7 @@ impl Job {
         Self { columns: None, world: 1, step: Duration::ZERO, settings }
     }
 
-    /// The same with so many segments shuffled together.
+    /// The same with this many segments shuffled together.
     pub fn window(mut self, segments: u32) -> Self {
         self.settings.shuffle = Shuffle::Window(segments);
         self
@@ -79,7 +79,7 @@ pub struct Reader {
     rows: u64,
 }
 
-/// What was read, and how.
+/// The rows of an epoch, and the waits for them.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct EpochRead {
     /// Rows, over all ranks.

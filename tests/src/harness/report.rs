@@ -1,4 +1,5 @@
-//! The one form of all benchmark reports: rows with a value and, where there is one, the floor taken in the same run.
+//! The one form of all benchmark reports: rows with a value and, where there is one, the floor taken in the
+//! same run.
 
 pub use forebay_client::origin::{commit, machine};
 use serde::{Deserialize, Serialize};

@@ -1,6 +1,7 @@
 //! An HTTP/1.1 server on its own thread and its own small runtime, on a free port of the loopback.
 //!
-//! Plain tests and async tests can both use it, and dropping it stops it: no connection or task outlives the value.
+//! Plain tests and async tests can both use it, and dropping it stops it: no connection or task outlives the
+//! value.
 
 use std::convert::Infallible;
 use std::io;

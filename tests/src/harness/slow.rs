@@ -1,8 +1,8 @@
-//! A proxy that makes the S3 server next door behave like S3 far away: time to first byte, a rate per connection, a
-//! rate in all, 503 SlowDown, bodies cut short. It counts what passes.
+//! A proxy that makes the S3 server next door behave like S3 far away: time to first byte, a rate per
+//! connection, a rate in all, 503 SlowDown, bodies cut short. It counts what passes.
 //!
-//! The Host header is kept, so signatures stay valid. HTTP/1.1 clients open one connection per request in flight, so the
-//! rate per connection acts as S3's limit per stream.
+//! The Host header is kept, so signatures stay valid. HTTP/1.1 clients open one connection per request in
+//! flight, so the rate per connection acts as S3's limit per stream.
 
 #[cfg(test)]
 mod tests;
@@ -31,7 +31,7 @@ use crate::harness::serve::{BoxError, Handler, ResponseBody, Serving};
 /// Bodies are paced in pieces of this size.
 const PIECE_BYTES: usize = 64 << 10;
 
-/// How remote the store is. Rates are in MB/s (10^6 bytes); 0 means no limit.
+/// How remote the object store is. Rates are in MB/s (10^6 bytes); 0 means no limit.
 #[derive(Clone, Debug)]
 pub struct Slowness {
     /// From the request to the first byte of its answer.
@@ -58,7 +58,7 @@ impl Slowness {
     }
 }
 
-/// What has passed since the start.
+/// Traffic since the start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Passed {
     /// All requests, those answered with a fault too.
@@ -76,7 +76,7 @@ pub struct Passed {
 }
 
 impl Passed {
-    /// What has passed since `earlier`.
+    /// The traffic since `earlier`.
     pub fn since(&self, earlier: &Self) -> Self {
         Self {
             requests: self.requests - earlier.requests,
@@ -121,7 +121,7 @@ impl SlowProxy {
         *locked(&self.inner.slowness) = slowness;
     }
 
-    /// What has passed so far.
+    /// The traffic so far.
     pub fn passed(&self) -> Passed {
         self.inner.passed.snapshot()
     }

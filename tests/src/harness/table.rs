@@ -1,7 +1,8 @@
-//! Datasets made up by rule: every value follows from its row and column, so whoever reads one can check every byte
-//! without having the data at hand.
+//! Datasets made by rule: every value follows from its row and column, so a reader can check every byte
+//! without the data at hand.
 //!
-//! Row `r` has `id = r` and three columns `a`, `b`, `c` of 336 bytes each, so that 1,024 rows are almost 1 MiB.
+//! Row `r` has `id = r` and three columns `a`, `b`, `c` of 336 bytes each, so that 1,024 rows are almost 1
+//! MiB.
 
 use crate::harness::s3::{S3Server, SeenRequest};
 use arrow::array::{ArrayRef, AsArray, FixedSizeBinaryArray, Int64Array, RecordBatch};
@@ -17,7 +18,7 @@ use std::sync::Arc;
 /// Rows of a segment of 1 MiB.
 pub const MIB_ROWS: u64 = 1024;
 
-/// Bytes of a row, rounded up: what to ask of segments so that each row group becomes one.
+/// Bytes of a row, rounded up, so that each row group becomes a segment.
 const ROW_BYTES: u64 = 1024;
 
 /// Row groups of an object.
@@ -45,12 +46,12 @@ pub struct Table {
 }
 
 impl Table {
-    /// Makes a dataset of so many segments of so many rows.
+    /// Makes a dataset of `segments` segments of `segment_rows` rows.
     pub fn upload(s3: &S3Server, name: &str, segments: u64, segment_rows: u64) -> anyhow::Result<Self> {
         Self::put(s3, name, segments, PER_OBJECT, segment_rows, &WIDE)
     }
 
-    /// Makes a dataset of so many segments of one row and one column: as small as segments get.
+    /// Makes a dataset of `segments` segments of one row and one column, the smallest there are.
     pub fn upload_tiny(s3: &S3Server, name: &str, segments: u64) -> anyhow::Result<Self> {
         Self::put(s3, name, segments, 1000, 1, &[])
     }
@@ -77,8 +78,8 @@ impl Table {
         Ok(Self { uri: s3.uri(name), segments, rows: segments * segment_rows, segment_bytes, footers })
     }
 
-    /// Bytes of column data among what the store was asked for. Footers are left out, and so are refusals; a body that
-    /// was cut counts as a whole one.
+    /// Bytes of column data in the log of the S3 server. Footers are left out, and so are refusals; a body
+    /// that was cut counts as a whole one.
     pub fn data_bytes(&self, log: &[SeenRequest]) -> u64 {
         let data = log.iter().filter(|seen| seen.is_object_get() && seen.status < 300).filter(|seen| {
             let end = seen.range_bytes().map(|range| range.end);
@@ -87,7 +88,7 @@ impl Table {
         data.map(|seen| seen.bytes).sum()
     }
 
-    /// Bytes of objects among what the store was asked for, their footers included.
+    /// Bytes of objects in the log of the S3 server, their footers included.
     pub fn object_bytes(&self, log: &[SeenRequest]) -> u64 {
         let objects = log.iter().filter(|seen| seen.is_object_get() && seen.status < 300);
         objects.filter(|seen| self.footers.contains_key(&seen.key)).map(|seen| seen.bytes).sum()
@@ -141,12 +142,12 @@ fn words(row: u64, column: usize) -> impl Iterator<Item = u64> {
     (0..WORDS).map(move |k| base.wrapping_add(k.wrapping_mul(0x9E37_79B9_7F4A_7C15)))
 }
 
-/// What a row adds to the sum of an epoch: equal sums, the same rows.
+/// The mark of a row. Epochs with equal sums of marks have the same rows.
 fn mark(row: u64) -> u64 {
     fastrand::Rng::with_seed(!row).u64(..)
 }
 
-/// What was read, compared with the rule as it came.
+/// Rows that were read, each compared with the rule as it came.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Checked {
     /// Rows, padding left out.
@@ -178,7 +179,7 @@ impl Checked {
         }
     }
 
-    /// Adds what another rank has read.
+    /// Adds the rows of another rank.
     pub fn merge(&mut self, other: &Self) {
         self.rows += other.rows;
         self.wrong += other.wrong;

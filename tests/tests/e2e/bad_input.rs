@@ -1,4 +1,5 @@
-//! Bad input: whatever is wrong is told in one line that names it, soon, with a status other than 0 and no secret.
+//! Bad input: whatever is wrong is told in one line that names it, soon, with a status other than 0 and no
+//! secret.
 
 use std::net::TcpListener;
 use std::path::Path;
@@ -142,7 +143,7 @@ fn broken_objects_are_named_with_what_is_wrong() {
     }
     let status = json(cached(&server, &["status"]));
     assert_eq!(status["counters"]["corrupt_segments"], 0, "nothing broken was ever stored: {status}");
-    // What is good in the neighbourhood is still served.
+    // Good datasets beside it are still served.
     let good = fixtures::upload(&s3, "good/one-row");
     rows(&server, &good);
     server.stop();
@@ -183,7 +184,7 @@ fn an_object_overwritten_during_a_run_is_changed() {
         let run = if cache { cached(&server, &line) } else { direct(&s3, &line) };
         refused(run, &[key, "overwritten"]);
         s3.heal();
-        // Whoever opens it now gets the version of now.
+        // Opening it again gives the new version.
         let now = json(cached(&server, &["epoch", &uri]));
         assert_eq!(epoch(&now, 0, "samples"), 500);
         server.stop();

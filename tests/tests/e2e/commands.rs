@@ -1,4 +1,4 @@
-//! The command `forebay`, as tests call it: through a cache node, or at the store itself.
+//! The command `forebay`, as tests call it: through a cache node, or from S3 itself.
 
 use forebay_tests::harness::process::{Run, Server};
 use forebay_tests::harness::s3::{REGION, S3Server};
@@ -9,7 +9,7 @@ pub fn cached(server: &Server, arguments: &[&str]) -> Run {
     Run::new("forebay").args(arguments).args(["--endpoint", &server.endpoint])
 }
 
-/// `forebay ARGUMENTS --direct`, with the store's credentials.
+/// `forebay ARGUMENTS --direct`, with S3's credentials.
 pub fn direct(s3: &S3Server, arguments: &[&str]) -> Run {
     Run::new("forebay")
         .args(arguments)
@@ -28,7 +28,8 @@ pub fn json(run: Run) -> Value {
     serde_json::from_slice(&text).unwrap_or_else(|e| panic!("{e}: {}", String::from_utf8_lossy(&text)))
 }
 
-/// What a command answers in JSON that may be asked again: a node that stands still for a moment is an error of some.
+/// What a command answers in JSON that may be asked again: a node that stands still for a moment is an error
+/// of some.
 pub fn patient(run: impl Fn() -> Run) -> Value {
     for _ in 0..4 {
         let ended = run().arg("--json").end();

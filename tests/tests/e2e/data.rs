@@ -1,5 +1,5 @@
-//! What `forebay cat`, a stock Flight client and the loader yield equals what pyarrow reads, value by value: through the
-//! cache, cold, warm and after a restart, and without it.
+//! What `forebay cat`, a stock Flight client and the loader yield equals what pyarrow reads, value by value:
+//! through the cache, cold, warm and after a restart, and without it.
 
 use std::path::PathBuf;
 

@@ -1,4 +1,5 @@
-//! Readers that go on when nodes and etcd fail: `make bench-cluster` in short, and the store as the last resort.
+//! Readers that go on when nodes and etcd fail: `make bench-cluster` in short, and the store as the last
+//! resort.
 
 use clap::Parser;
 use forebay_tests::bench::cluster;

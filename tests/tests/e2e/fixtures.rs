@@ -1,4 +1,4 @@
-//! The Parquet files that data tests read, and pyarrow, which says what is in them.
+//! The Parquet files that data tests read, and pyarrow, which says their values.
 //!
 //! `scripts/make_fixtures.py` writes the files, once for all tests of this executable.
 

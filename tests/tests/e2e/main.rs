@@ -1,14 +1,14 @@
 //! End to end: the real binaries against an S3 server in this process.
 //!
-//! * [`data`]: what is delivered equals what pyarrow reads, value by value.
-//! * [`order`]: the order of samples, and what an epoch costs at the store.
-//! * [`bad_input`]: whatever is wrong is told in one line, soon, and without a secret.
-//! * [`node`]: what a cache node tells of itself, and does when told.
-//! * [`tickets`]: what a node makes of requests that are wrong.
+//! * [`data`]: delivered values equal those that pyarrow reads.
+//! * [`order`]: the order of samples, and the S3 requests of an epoch.
+//! * [`bad_input`]: every error is told in one line, soon, and without a secret.
+//! * [`node`]: status and metrics of a cache node, and the commands that it takes.
+//! * [`tickets`]: requests to a node that are wrong.
 //! * [`trainer`]: training runs on a cache.
-//! * [`refused`]: how a command must end that cannot succeed.
+//! * [`refused`]: how a command that cannot succeed must end.
 //! * [`replicas`]: several copies of a segment, who makes them and who reads them.
-//! * [`restart`]: what a run survives without an error.
+//! * [`restart`]: the faults that a run survives without an error.
 //! * [`store`]: the faster checks of `make bench-store`.
 //! * [`demo`]: that it leaves nothing behind.
 //!

@@ -45,7 +45,7 @@ fn names(topology: &v1::Topology) -> Vec<&str> {
     topology.nodes.iter().map(|node| node.name.as_str()).collect()
 }
 
-/// Waits until a server tells a topology of these nodes, and answers with it.
+/// Waits until a server tells a topology of these nodes, and returns it.
 fn wait_for(runtime: &Runtime, server: &Server, nodes: &[&str]) -> v1::Topology {
     let deadline = Instant::now() + PATIENCE;
     loop {
@@ -183,7 +183,7 @@ fn a_node_serves_without_etcd_and_joins_when_it_comes() {
 #[test]
 fn a_quiet_watch_lasts() {
     let runtime = Runtime::new().expect("a runtime");
-    // An etcd that stalls for three seconds is connected to anew as well, but hanging up happens every time.
+    // After an etcd stalls for three seconds the node connects again too, but hanging up happens every time.
     one_of_three(|| {
         let etcd = Etcd::start(1);
         let a = options(&etcd, "a").start();

@@ -1,4 +1,4 @@
-//! The order of samples depends on the plan alone; an epoch costs the store its bytes once, and then nothing.
+//! The order of samples depends on the plan alone; an epoch takes its bytes from S3 once, and then nothing.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -58,7 +58,8 @@ fn the_order_depends_on_neither_the_ranks_nor_the_cache() {
         let answer = directly(&["--seed", "3", "--world", world]);
         assert_eq!(digest(&answer, 0), wanted[0], "{world} ranks without a cache");
     }
-    // The digest covers samples and positions: neither other batches nor another ending of whole batches change it.
+    // The digest covers samples and positions: neither other batches nor another ending of whole batches
+    // change it.
     assert_eq!(digest(&through(&["--seed", "3", "--ending", "exact"]), 0), wanted[0]);
     assert_ne!(digest(&through(&["--seed", "4"]), 0), wanted[0], "seeds differ");
     let file_order = json(cached(&server, &["epoch", &uri, "--shuffle", "none", "--batch", BATCH]));
@@ -144,7 +145,8 @@ fn fewer_columns_cost_fewer_bytes() {
     let all = json(cached(&server, &["epoch", &uri]));
     let many = all["projected_bytes"].as_u64().expect("a number");
     assert!(few * 10 < many, "{few} of {many} bytes");
-    // The labels are there already: only the images are fetched, in ranges that span the few bytes of labels between.
+    // The labels are there already: only the images are fetched, in ranges that span the few bytes of labels
+    // between.
     fetched_once(&s3, &s3.take_log(), many - few).expect("the images");
     server.stop();
 }

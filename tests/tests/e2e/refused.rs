@@ -1,4 +1,5 @@
-//! How a command that cannot succeed must end: soon, with a status other than 0, and with one line that says why.
+//! How a command that cannot succeed must end: soon, with a status other than 0, and with one line that says
+//! why.
 
 use std::time::{Duration, Instant};
 
@@ -28,7 +29,7 @@ pub fn check(ended: Ended, says: &[&str]) -> String {
     line
 }
 
-/// Refusals of wrong command lines have a hint at the end, but say on the first line what is wrong.
+/// Refusals of wrong command lines have a hint at the end, but name the mistake on the first line.
 pub fn misused(run: Run, says: &[&str]) {
     let ended = run.limit(SOON).end();
     assert_eq!(ended.code, Some(2), "{}", ended.stderr);

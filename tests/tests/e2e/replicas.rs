@@ -1,4 +1,5 @@
-//! Several copies of a segment: made, used when a node dies or a zone asks, taken over by who joins, set by dataset.
+//! Several copies of a segment: made, used when a node dies or a zone asks, taken over by who joins, set by
+//! dataset.
 
 use std::time::{Duration, Instant};
 
@@ -15,7 +16,7 @@ use crate::tries::{one_of_three, well};
 /// Generous: the machine may be loaded, and copies that were refused are offered again after 15, 30 and 60 s.
 const PATIENCE: Duration = Duration::from_secs(240);
 
-/// A store with MNIST's test split, etcd, and nodes.
+/// An object store with MNIST's test split, etcd, and nodes.
 struct Cluster {
     s3: S3Server,
     etcd: Etcd,
@@ -57,7 +58,7 @@ impl Cluster {
         Run::new("forebay").args(arguments).args(["--endpoint", &urls.join(",")])
     }
 
-    /// Reads an epoch; its digest, and the bytes of columns that left the store for it.
+    /// Reads an epoch; its digest, and the bytes of columns that left S3 for it.
     fn epoch(&self, further: &[&str]) -> (String, u64) {
         let uri = self.uri();
         let line = [&["epoch", uri.as_str(), "--segment-bytes", "256KiB"], further].concat();

@@ -1,5 +1,5 @@
-//! What a run survives without an error: a cache node that dies and comes back, a disk that is full or damaged, a cache
-//! too small for the data, a store that throttles and breaks off.
+//! What a run survives without an error: a cache node that dies and comes back, a disk that is full or
+//! damaged, a cache too small for the data, an S3 that throttles and breaks off.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -95,7 +95,7 @@ fn a_node_killed_in_mid_epoch_and_restarted_costs_nothing_but_time() {
     let (interrupted, run) = Interrupted::by(|mut server| server.kill());
     let server = interrupted.restart();
     let answer = interrupted.ends_well(run);
-    // What was on disk when it died is complete or not there at all, and what is there was not fetched again.
+    // A segment file is whole or absent after the kill, and a whole one is not fetched again.
     let (again, projected) = (counter(&server, "s3_bytes"), answer["projected_bytes"].as_u64());
     assert!(projected.is_some_and(|all| again < all * 9 / 10), "{again} of {projected:?} bytes came again");
     assert_eq!(counter(&server, "corrupt_segments"), 0);

@@ -1,5 +1,5 @@
-//! The faster checks of `make bench-store`, at a smaller size: restarts, kills, damaged files, a disk and a store
-//! that fail.
+//! The faster checks of `make bench-store`, at a smaller size: restarts, kills, damaged files, faults of the
+//! disk and of S3.
 
 use forebay_tests::bench::disk::{amplification, faults, flips, kills, restart};
 use forebay_tests::bench::stages::runtime;

@@ -1,4 +1,5 @@
-//! Tickets from somebody who does not speak the protocol, or speaks it to do harm: refused, and the node stays well.
+//! Tickets from somebody who does not speak the protocol, or speaks it to do harm: refused, and the node
+//! stays well.
 
 use std::time::{Duration, Instant};
 

@@ -1,5 +1,5 @@
-//! Training runs on a cache: they train, they refuse what cannot work in one line, they outlive the cache node, and a
-//! rank whose peer dies ends. (What needs no cache is tested in `trainer/tests`.)
+//! Training runs on a cache: they train, they refuse what cannot work in one line, they outlive the cache
+//! node, and a rank whose peer dies ends. (What needs no cache is tested in `trainer/tests`.)
 
 use std::time::{Duration, Instant};
 
@@ -151,7 +151,7 @@ fn the_one_node_that_a_run_was_given_may_die_for_good() {
         std::thread::sleep(Duration::from_millis(20));
     }
     named.kill();
-    // What epochs cost is read from nodes at their ends, and the evaluation reads as if anew: neither needs that node.
+    // Neither the counters that are read at the end of an epoch nor the evaluation needs that node.
     run.end().expect_success();
     let report: Value =
         serde_json::from_slice(&std::fs::read(&report).expect("a report")).expect("the report is JSON");

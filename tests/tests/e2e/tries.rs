@@ -1,7 +1,7 @@
-//! Trying again: what a right product does on a machine that does not stall, and a wrong one never.
+//! Trying again: a right product succeeds on a machine that does not stall, a wrong one never.
 
-/// Plays a scenario until it goes well, three times at most. What must be so every time, it asserts; it
-/// answers with what a stall of the machine may have spoilt: a node is silent too long and is passed over.
+/// Plays a scenario until it goes well, three times at most. The scenario asserts everything that must hold every
+/// time; it returns what a stall of the machine may have spoilt: a node is silent too long and is passed over.
 ///
 /// # Panics
 /// If it never goes well.
@@ -16,7 +16,7 @@ pub fn one_of_three(mut scenario: impl FnMut() -> Result<(), String>) {
     panic!("it went wrong three times: {spoilt:?}");
 }
 
-/// What a scenario answers with.
+/// The outcome of a scenario.
 pub fn well(so: bool, or_else: impl Into<String>) -> Result<(), String> {
     if so { Ok(()) } else { Err(or_else.into()) }
 }

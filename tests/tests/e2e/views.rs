@@ -1,4 +1,4 @@
-//! Splits, mixes and `forebay plan`: what the plan names is what is read, and views cost the store nothing new.
+//! Splits, mixes and `forebay plan`: readers get the rows that the plan names, and views take no more from S3.
 
 use forebay_tests::harness::mnist;
 use forebay_tests::harness::process::ServerOptions;

@@ -9,7 +9,7 @@ use crate::harness::check::Findings;
 use crate::harness::process::ServerOptions;
 use std::time::{Duration, Instant};
 
-/// Runs it; each cut lasts so many seconds.
+/// Runs it; each cut lasts `seconds`.
 pub fn run(world: &World, count: usize, seconds: u64) -> anyhow::Result<Findings> {
     let mut found = Findings::default();
     if let Some(obstacle) = Network::obstacle() {

@@ -11,10 +11,10 @@ use fastrand::Rng;
 use forebay_proto::{ring, v1};
 use std::time::{Duration, Instant};
 
-/// How long after a fault waits are still put down to it. Readers are over it long before.
+/// Waits that end within this time after a fault count as its effect. Readers recover long before.
 pub const AFTERMATH: Duration = Duration::from_secs(4);
 
-/// What is done.
+/// The faults of one stage.
 pub struct NodeFaults {
     pub nodes: usize,
     pub replicas: u32,
@@ -22,7 +22,7 @@ pub struct NodeFaults {
     /// For how long a node is silent; `None`: none is.
     pub silence_s: Option<u64>,
     pub seed: u64,
-    /// Times that are promised may be so many times as long; above 1 nothing is promised of S3.
+    /// A factor on all promised times; above 1 nothing is promised of S3.
     pub slack: f64,
 }
 
@@ -60,7 +60,7 @@ pub fn run(world: &World, settings: &NodeFaults) -> anyhow::Result<Findings> {
     Ok(found)
 }
 
-/// kill -9 of a node at a random moment, so many times.
+/// kill -9 of nodes at random moments.
 #[expect(clippy::too_many_arguments, reason = "the parts of one stage")]
 fn kills(
     world: &World,
@@ -120,7 +120,7 @@ fn kills(
     Ok(())
 }
 
-/// Bytes in the store of what a node owns.
+/// Bytes in S3 of the segments that a node owns.
 fn owned_bytes(reader: &BackgroundReader, table: &Table, count: usize, node: usize) -> f64 {
     let members: Vec<v1::Node> =
         (0..count).map(|node| v1::Node { name: name(node), weight: 1.0, ..Default::default() }).collect();

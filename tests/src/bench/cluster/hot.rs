@@ -1,5 +1,5 @@
-//! One dataset with one replica on one node, and six jobs that want it at once: nodes serve no more than 200 MB/s each, so
-//! copies on the others must make up for it, and go away again.
+//! One dataset with one replica on one node, and six jobs that want it at once. Nodes serve 200 MB/s each at
+//! most, so copies on the other nodes must make up for it, and go away afterwards.
 
 use super::jobs::{greedy, steady};
 use super::nodes::Nodes;

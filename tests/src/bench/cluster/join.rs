@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 /// How long the share may take to move.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Runs it. Many small segments, so that a share is not a matter of chance.
+/// Runs it. Many small segments, so that chance plays no part in a share.
 pub fn run(world: &World, count: usize) -> anyhow::Result<Findings> {
     let table = world.table("join", 1200, 32)?;
     let mut nodes = world.nodes(count, 1)?;

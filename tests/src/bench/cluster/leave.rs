@@ -1,4 +1,5 @@
-//! A node is drained and brought back, then all are restarted one after the other, while a job reads what was warm.
+//! A node is drained and brought back, then all nodes are restarted one after the other. A job reads from the
+//! warm cache meanwhile.
 
 use super::faults::AFTERMATH;
 use super::jobs::steady;
@@ -6,7 +7,8 @@ use super::world::World;
 use crate::harness::check::Findings;
 use std::time::{Duration, Instant};
 
-/// Runs it with so many replicas. Each time on nodes that are just warm: what is held twice by then is so by intention.
+/// Runs it with this many replicas. Each part has freshly warmed nodes: a segment that lies on two nodes does
+/// so by intention.
 pub fn run(world: &World, count: usize, replicas: u32, seed: u64) -> anyhow::Result<Findings> {
     let suffix = if replicas == 1 { String::new() } else { format!("_{replicas}_replicas") };
     let mut found = Findings::default();

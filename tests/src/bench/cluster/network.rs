@@ -1,8 +1,8 @@
-//! Nodes in network namespaces of their own, so that one can be cut off from some of the others: packets are dropped
-//! without a word, as a broken network does it. Needs root, `ip` and `iptables`.
+//! Nodes in network namespaces of their own, so that one can be cut off from some of the others. Packets are
+//! dropped silently, as in a broken network. Needs root, `ip` and `iptables`.
 //!
-//! Each two nodes, and each node and the bench, have a cable of their own (a veth pair): on a bridge the machine's own
-//! firewall would have a say.
+//! Each pair of nodes, and each node and the benchmark, has a cable of its own (a veth pair): on a bridge the
+//! machine's own firewall would filter too.
 
 use super::nodes::Seat;
 use crate::harness::process::Run;
@@ -15,22 +15,22 @@ use tokio::task::JoinHandle;
 /// The port of every node.
 const PORT: u16 = 7070;
 
-/// So many namespaces; gone when dropped.
+/// The namespaces; removed when dropped.
 pub struct Network {
     count: usize,
-    /// What names begin with.
+    /// Names begin with it.
     id: u32,
     relays: Vec<JoinHandle<()>>,
 }
 
-/// Whom a node is cut off from.
+/// The peers that a node is cut off from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CutFrom<'a> {
-    /// Who connects to it from outside.
+    /// Clients that connect to it from outside.
     Clients,
     /// The other nodes.
     Peers,
-    /// What is at these addresses outside.
+    /// Services at these addresses outside.
     Services(&'a [SocketAddr]),
 }
 
@@ -87,7 +87,7 @@ impl Network {
         (0..self.count).map(seat).collect()
     }
 
-    /// Makes what listens at `http://127.0.0.1:port` reachable from the nodes, and says where.
+    /// Makes a service at `http://127.0.0.1:port` reachable from the nodes, and returns its address there.
     pub fn relay(&mut self, runtime: &Runtime, url: &str) -> anyhow::Result<SocketAddr> {
         let to: SocketAddr = url.strip_prefix("http://").context("an http URL")?.parse()?;
         let listener = runtime.block_on(TcpListener::bind((self.host(), 0)))?;
@@ -143,7 +143,7 @@ impl Network {
         Ok(())
     }
 
-    /// Takes a cable's end in a node's namespace into use, for what it leads to.
+    /// Brings up a cable's end in a node's namespace, with a route to its other end.
     fn plug(&self, node: usize, end: &str, to: &str) -> anyhow::Result<()> {
         let space = self.space(node);
         ip(&["-n", &space, "link", "set", end, "up"])?;
@@ -176,7 +176,7 @@ impl Network {
 impl Drop for Network {
     fn drop(&mut self) {
         self.relays.iter().for_each(JoinHandle::abort);
-        // What was never made cannot be removed: that is no reason to complain.
+        // Fails for spaces and links that were never made.
         for node in 0..self.count {
             let _ = ip(&["netns", "del", &self.space(node)]);
             let _ = ip(&["link", "del", &self.link(node)]);

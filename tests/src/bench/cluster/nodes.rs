@@ -1,4 +1,4 @@
-//! The cache nodes that are tormented: each keeps its address, name and disk through all its lives.
+//! The cache nodes under test: each keeps its address, name and disk through all its lives.
 
 use crate::harness::process::{Server, ServerOptions};
 use anyhow::Context;
@@ -10,7 +10,7 @@ use tokio::runtime::Runtime;
 /// How long a node may take to be a member, and the cluster to agree. Generous: nothing is measured by it.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Where a node runs, and what is special about it.
+/// Where a node runs, and its special arguments.
 #[derive(Debug, Clone)]
 pub struct Seat {
     address: String,
@@ -58,7 +58,7 @@ impl Nodes {
         Ok(nodes)
     }
 
-    /// Starts one more, and answers with its number.
+    /// Starts one more, and returns its number.
     pub fn add(&mut self, seat: Seat) -> anyhow::Result<usize> {
         let node = self.options.len();
         let options = self.base.clone().args(["--listen", &seat.address, "--node", &name(node)]);
@@ -119,12 +119,12 @@ impl Nodes {
         self.running[node].take().context("this node is down")?.try_stop()
     }
 
-    /// What a node says of itself.
+    /// A node's status.
     pub fn status(&self, runtime: &Runtime, node: usize) -> anyhow::Result<v1::StatusReply> {
         Ok(runtime.block_on(Node::new(&self.urls[node])?.status())?)
     }
 
-    /// What a node has counted since it was started; nothing if it does not answer.
+    /// A node's counters since its start; zeros if it does not answer.
     pub fn counters(&self, runtime: &Runtime, node: usize) -> v1::Counters {
         self.status(runtime, node).ok().and_then(|status| status.counters).unwrap_or_default()
     }
@@ -136,7 +136,7 @@ impl Nodes {
         Ok(reply.into_inner())
     }
 
-    /// Waits until every running node is a member and tells of all running ones, and says how long that took.
+    /// Waits until every running node is a member and sees all running nodes. Returns how long that took.
     pub fn wait_until_agreed(&mut self, runtime: &Runtime) -> anyhow::Result<Duration> {
         let began = Instant::now();
         while let Some(dissent) = self.dissent(runtime)? {
@@ -149,7 +149,7 @@ impl Nodes {
         Ok(began.elapsed())
     }
 
-    /// What a running node says that does not see all running nodes. An error if one has ended by itself.
+    /// Why the running nodes do not agree yet. An error if one of them has ended by itself.
     fn dissent(&mut self, runtime: &Runtime) -> anyhow::Result<Option<String>> {
         let running = self.running() as u64;
         for node in 0..self.count() {
@@ -175,7 +175,7 @@ impl Nodes {
     }
 }
 
-/// What a node is called.
+/// A node's name.
 pub fn name(node: usize) -> String {
     format!("node-{node}")
 }

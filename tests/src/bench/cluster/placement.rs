@@ -6,8 +6,8 @@ use forebay_proto::{ring, v1};
 
 const SEGMENTS: u64 = 100_000;
 
-/// For every size: the fullest node over the mean; the worst deviation from what weights of 1 to 4 ask for; the share
-/// that a further node moves over what it should have.
+/// For every size: the fullest node over the mean; the worst deviation from the shares that weights of 1 to 4
+/// ask for; the share that a further node moves over its own share.
 pub fn run() -> Findings {
     let mut found = Findings::default();
     let (mut unfair, mut astray, mut moves) = (0f64, 0f64, 0f64);
@@ -57,7 +57,7 @@ fn loads(nodes: &[v1::Node]) -> Vec<u64> {
     loads
 }
 
-/// The worst deviation of all nodes of one weight together from their share: what a weight is worth.
+/// The worst deviation of all nodes of one weight together from their share.
 fn weight_error(nodes: &[v1::Node]) -> f64 {
     let total: f64 = nodes.iter().map(|n| n.weight).sum();
     let loads = loads(nodes);

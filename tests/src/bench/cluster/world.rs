@@ -1,4 +1,4 @@
-//! What all stages share: the store, made remote, the datasets in it, and etcd.
+//! Shared by all stages: the object store, made remote, its datasets, and etcd.
 
 use super::nodes::{Nodes, Seat};
 use crate::bench::stages::runtime;
@@ -38,18 +38,18 @@ impl World {
         Ok(Self { runtime: runtime()?, s3, proxy, etcd, clusters: Cell::new(0) })
     }
 
-    /// A dataset of so many segments of so many rows of 1 KiB.
+    /// A dataset of `segments` segments of `segment_rows` rows of 1 KiB.
     pub fn table(&self, name: &str, segments: u64, segment_rows: u64) -> anyhow::Result<Table> {
         Table::upload(&self.s3, name, segments, segment_rows)
     }
 
-    /// What nodes are started with: the store and etcd on the loopback, and so many replicas.
+    /// The options of nodes: object store and etcd on the loopback, and this many replicas.
     pub fn options(&self, replicas: u32) -> ServerOptions {
         let base = ServerOptions::for_endpoint(&self.s3, &self.proxy.endpoint);
         self.clustered(base, &self.etcd.borrow().arguments(), replicas)
     }
 
-    /// The same with another way to the store and to etcd.
+    /// The same with another way to the object store and to etcd.
     pub fn clustered(&self, base: ServerOptions, etcd: &[String], replicas: u32) -> ServerOptions {
         self.clusters.set(self.clusters.get() + 1);
         let prefix = format!("/bench-{}", self.clusters.get());
@@ -58,22 +58,22 @@ impl World {
         base.allow_log("etcd does not answer")
     }
 
-    /// Seats for so many nodes on the loopback.
+    /// Seats for `count` nodes on the loopback.
     pub fn seats(&self, count: usize) -> anyhow::Result<Vec<Seat>> {
         Ok(free_addresses(count)?.into_iter().map(Seat::at).collect())
     }
 
-    /// So many nodes on the loopback that know each other.
+    /// `count` nodes on the loopback that know each other.
     pub fn nodes(&self, count: usize, replicas: u32) -> anyhow::Result<Nodes> {
         Nodes::start(&self.runtime, self.options(replicas), self.seats(count)?)
     }
 
-    /// Bytes of a dataset's columns that have left the store since this was asked last.
+    /// Bytes of a dataset's columns that have left the object store since the last call.
     pub fn s3_bytes(&self, table: &Table) -> u64 {
         table.data_bytes(&self.s3.take_log())
     }
 
-    /// A job that reads, once it is through an epoch and the nodes hold all copies that they are to hold.
+    /// Starts a job, and waits until it has read an epoch and the nodes hold all copies.
     pub fn warm(
         &self,
         nodes: &Nodes,
@@ -92,7 +92,7 @@ impl World {
         Ok(reader)
     }
 
-    /// Waits until the nodes that run hold so many copies of each segment.
+    /// Waits until the running nodes hold `replicas` copies of each segment.
     pub fn wait_for_copies(&self, nodes: &Nodes, table: &Table, replicas: u32) -> anyhow::Result<()> {
         let began = Instant::now();
         let wanted = table.segments * u64::from(replicas).min(nodes.running() as u64);
@@ -116,7 +116,7 @@ impl World {
         (0..nodes.count()).map(|node| held(node).unwrap_or_default()).collect()
     }
 
-    /// Ends a job and its nodes, and says what was wrong with what it read.
+    /// Ends a job and its nodes, and notes errors and wrong values.
     pub fn end(
         &self,
         what: &str,
@@ -129,7 +129,7 @@ impl World {
     }
 }
 
-/// Ends some jobs, and says what was wrong with what they read.
+/// Ends some jobs, and notes errors and wrong values.
 pub fn verdict(what: &str, readers: Vec<BackgroundReader>, found: &mut Findings) -> anyhow::Result<()> {
     let errors: Vec<String> = readers.iter().flat_map(BackgroundReader::errors).collect();
     let (mut all, mut idle) = (EpochsRead::default(), 0);

@@ -1,4 +1,5 @@
-//! How often a byte leaves S3 and how often it is written to disk: a cold node, three jobs of four ranks each at once.
+//! How often a byte leaves S3 and how often it is written to disk: a cold node, three jobs of four ranks each
+//! at once.
 
 use super::node::{counters, start};
 use crate::harness::check::Findings;
@@ -22,10 +23,10 @@ pub struct AmplificationSettings {
     pub runs: u64,
 }
 
-/// What one cold epoch of all jobs cost, per byte that had to be read or written.
+/// The cost of one cold epoch of all jobs, per byte that had to be read or written.
 struct Cost {
     from_s3: f64,
-    /// With footers, and what is read of an object's end before its footer is known.
+    /// With footers, and the bytes of an object's end that are read before the footer's length is known.
     from_s3_with_footers: f64,
     written: f64,
     /// By the kernel's account of the process, which counts whole pages and every other file too.
@@ -54,7 +55,7 @@ pub fn run(runtime: &Runtime, settings: &AmplificationSettings) -> anyhow::Resul
 }
 
 async fn cold(s3: &S3Server, table: &Table) -> anyhow::Result<Cost> {
-    // Room for everything twice: what is admitted is all that is decoded.
+    // Room for everything twice: all decoded segments are admitted.
     let server = start(s3, table.projected_bytes() * 2 + (64 << 20))?;
     s3.take_log();
     let before = written_by_kernel(server.pid())?;
@@ -83,5 +84,5 @@ async fn cold(s3: &S3Server, table: &Table) -> anyhow::Result<Cost> {
 fn written_by_kernel(pid: u32) -> anyhow::Result<u64> {
     let text = std::fs::read_to_string(format!("/proc/{pid}/io"))?;
     let line = text.lines().find_map(|line| line.strip_prefix("write_bytes:"));
-    Ok(line.context("/proc/PID/io says what was written")?.trim().parse()?)
+    Ok(line.context("/proc/PID/io has write_bytes")?.trim().parse()?)
 }

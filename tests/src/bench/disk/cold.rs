@@ -1,16 +1,17 @@
-//! Cold speed behind a slow S3: rows a second through a cache that holds nothing, beside the two best ways to read the
-//! same objects without one.
+//! Cold speed behind a slow S3: rows a second through an empty cache, beside two ways to read the same
+//! objects directly.
 //!
-//! The three take turns, each in a process of its own or with a client of its own, so that none finds open connections
-//! or footers of another. The direct ways are our own direct mode, and a stock reader ([`stock`]): `object_store` and
-//! `parquet`'s asynchronous reader, as many row groups at once as the cache may send requests.
+//! The three take turns, each in a process of its own or with a client of its own, so that none finds open
+//! connections or footers of another. The direct ways are our own direct mode, and a stock reader
+//! ([`stock`]): `object_store` and `parquet`'s asynchronous reader, with as many row groups at once as the
+//! cache may send requests.
 //!
-//! How many requests at once is what decides: a few are as fast as S3 is, and with many the processor is the limit, which
-//! S3, the cache and the reader share here. So all of it is measured with several numbers of them.
+//! The number of requests at once decides. With few of them S3 is the limit; with many it is the processor,
+//! which S3, the cache and the reader share here. So there are rows for several numbers.
 //!
-//! A virtual machine may give memory that it has not used for seconds back to its host, and pays for each page that it
-//! takes anew ten times what writing it costs. Only the cache needs new memory, for the files that it keeps, so that would be
-//! counted against it alone. Before each way as much memory as any of them needs is taken, and let go ([`take_memory`]).
+//! A virtual machine may give memory that was not used for seconds back to its host. Taking a page back costs
+//! ten times as much as writing it. Only the cache needs new memory, for the files that it keeps, so it alone
+//! would pay. Before each way as much memory as any of them needs is taken and released ([`take_memory`]).
 
 mod stock;
 
@@ -36,8 +37,8 @@ use tokio::runtime::Runtime;
 /// Requests at once, the same on every way.
 const CONNECTIONS: [usize; 4] = [1, 2, 4, 32];
 
-/// With so many S3 is what is slow, whoever reads, as the promise has it: two cores decode what two or more such connections
-/// bring.
+/// With this many requests S3 is the limit for every reader, as the promise has it. Two cores need more time
+/// to decode the bytes of two such connections than S3 needs to send them.
 const BEHIND_S3: usize = 1;
 
 /// Rows of a row group: 7.5 MB decoded.
@@ -46,7 +47,7 @@ const GROUP_ROWS: usize = 8192;
 /// Row groups of an object.
 const GROUPS: usize = 8;
 
-/// Memory that is taken before each way: more than the decoded dataset twice.
+/// Memory that is taken before each way: more than twice the decoded dataset.
 const MEMORY_MB: usize = 3072;
 
 /// Columns of single floats.
@@ -113,7 +114,7 @@ struct Ways {
     direct: Vec<f64>,
     stock: Vec<f64>,
     cpu: Vec<f64>,
-    /// Seconds that it took to take a gigabyte of memory, before each.
+    /// Seconds for taking a gigabyte of memory, before each.
     memory: Vec<f64>,
 }
 
@@ -140,8 +141,8 @@ impl ColdStage {
     }
 }
 
-/// Takes memory from the machine's host, and lets go of it for whoever comes next: writes a file and removes it. Answers
-/// with the seconds that a gigabyte took.
+/// Takes memory from the machine's host and releases it for the next reader: writes a file and removes it.
+/// Returns the seconds that a gigabyte took.
 fn take_memory() -> anyhow::Result<f64> {
     let (mut file, megabyte) = (tempfile::tempfile()?, vec![0; 1 << 20]);
     let began = Instant::now();
@@ -196,7 +197,8 @@ const fn row_bytes() -> usize {
     784 + 4 * FLOATS + 8
 }
 
-/// Puts a dataset under `cold/`: images like MNIST's, a label, and floats that hardly compress. Answers with its bytes.
+/// Puts a dataset under `cold/`: images like MNIST's, a label, and floats that hardly compress. Returns its
+/// bytes.
 fn upload(s3: &S3Server, objects: usize) -> anyhow::Result<usize> {
     let (mut dice, mut stored) = (Rng::with_seed(11), 0);
     for object in 0..objects {

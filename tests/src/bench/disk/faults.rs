@@ -1,6 +1,6 @@
-//! What goes wrong around a node: S3 throttles, breaks off or is gone for a while; the disk is full, refuses to be
-//! written, or has lost its files. A job that checks every value and a training run read on: nothing is wrong, nothing
-//! crashes, and both come to their end.
+//! Faults around a node: S3 throttles, breaks off or refuses everything for a while; the disk is full, takes
+//! no files, or loses its files. A job that checks every value and a training run read on. No value may be
+//! wrong, nothing may crash, and both must come to their end.
 
 mod trainer;
 
@@ -33,11 +33,11 @@ pub struct FaultsSettings {
     pub outage_s: u64,
     /// Whether a training run reads beside the job.
     pub trainer: bool,
-    /// What fails depends on it.
+    /// Decides which requests fail.
     pub seed: u64,
 }
 
-/// What S3 does.
+/// A fault of S3.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ObjectStoreFault {
     Throttles,
@@ -45,7 +45,7 @@ enum ObjectStoreFault {
     IsGone,
 }
 
-/// What the disk does.
+/// A fault of the disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum DiskFault {
     /// It is smaller than the cache may be.
@@ -58,7 +58,7 @@ enum DiskFault {
     LosesFiles,
 }
 
-/// A dataset, MNIST, and a store that holds them.
+/// A dataset, MNIST, and the object store that holds them.
 pub struct FaultsStage {
     s3: S3Server,
     table: Table,
@@ -85,7 +85,7 @@ pub fn run(runtime: &Runtime, settings: &FaultsSettings) -> anyhow::Result<Findi
 }
 
 impl FaultsStage {
-    /// Puts the data into a store.
+    /// Puts the data into an object store.
     pub async fn new(settings: &FaultsSettings) -> anyhow::Result<Self> {
         let s3 = S3Server::start();
         let table = Table::upload(&s3, "faults", settings.segments, MIB_ROWS)?;
@@ -131,7 +131,7 @@ impl FaultsStage {
 
     async fn store_fault(&self, name: &str, what: ObjectStoreFault) -> anyhow::Result<Findings> {
         let folder = tempfile::tempdir()?;
-        // A quarter of the data fits, so that the store is needed all the time.
+        // A quarter of the data fits, so that S3 is needed all the time.
         let server = self.node(&[folder.path().join("cache")], self.stored_bytes / 4)?;
         let training = self.training(&server, folder.path()).await?;
         let mut reader = self.reader(&server).await?;
@@ -196,8 +196,8 @@ impl FaultsStage {
         let outcome = outcome.map(|epoch| read.and(epoch));
         let fetched = self.table.data_bytes(&self.s3.log()) as f64 / self.table.projected_bytes() as f64;
         let trained = tokio::task::block_in_place(|| training.map(TrainingBeside::end).transpose());
-        // What the cache may hold would fill the small disk several times over; fills that find it full at the same time
-        // leave some room.
+        // The cache's limit is three times the small disk. Fills that find it full at the same time leave
+        // some room.
         let filled = disk.as_ref().map(|disk| du(&disk.folder()) as f64 / self.small_disk_bytes() as f64);
         let came_back = match what {
             DiskFault::IsFull | DiskFault::OneOfTwoIsFull => None,
@@ -205,7 +205,8 @@ impl FaultsStage {
         };
         let mut found = self.findings(name, server, outcome, trained)?;
         found.value(format!("fault_{name}_s3_epochs"), "epochs", fetched);
-        // Three epochs; the next one, made ready whole; and of the one after it what the job has passed already.
+        // Three epochs; the next one, prefetched whole; and of the one after it the part that the job has
+        // passed.
         let most = 4.0 + AHEAD_MIB / self.settings.segments as f64;
         found.check(
             fetched <= most,
@@ -225,8 +226,8 @@ impl FaultsStage {
         self.stored_bytes / 4
     }
 
-    /// How long it takes until the node writes segment files again while the job reads on; none if it does not within a
-    /// minute. Nothing is written for a job that stands still: what it needs next is in memory.
+    /// The seconds until the node writes segment files again while the job reads on; `None` if that takes
+    /// more than a minute. For a job that stands still nothing is written: its next segments are in memory.
     async fn stores_again(&self, server: &Server, reader: &mut Reader) -> anyhow::Result<Option<f64>> {
         let written = async || {
             let status = status(&server).await?;
@@ -306,8 +307,8 @@ impl FaultsStage {
     }
 }
 
-/// By so many MiB the job's two ranks may be ahead of what was read: batches that are ready, the stream's window, and
-/// two messages on their way, each.
+/// MiB by which the job's two ranks may be ahead of their reader: each has batches that are ready, the
+/// stream's window, and two messages on their way.
 const AHEAD_MIB: f64 = 2.0 * (2.0 + 1.0 + 2.0 * 1.5);
 
 /// The same plan, which counts how often it struck.
@@ -331,8 +332,8 @@ fn strike(what: DiskFault, cache: &Path) -> anyhow::Result<bool> {
     }
 }
 
-/// Removes a folder from under a node that runs. What the node writes there meanwhile goes as well: a removal that
-/// a new file came in between of is begun again.
+/// Removes a folder under a running node, with the files that the node writes there meanwhile: a removal that
+/// fails over a new file starts over.
 fn lose(folder: &Path) -> std::io::Result<()> {
     let since = Instant::now();
     loop {

@@ -1,8 +1,8 @@
 //! Damaged segment files: bits flipped and files cut short under a running node.
 //!
-//! It goes in rounds. Between two epochs of a job, some of the files that it will read are damaged, each once; then it
-//! reads all of them. In every fourth round the node is killed and started again in between. Another job, whose files
-//! are left alone, reads on all the while: the node has to serve it undisturbed.
+//! In each round some of the files that a job will read are damaged between two of its epochs, each once;
+//! then the job reads all of them. In every fourth round the node is killed and restarted in between. Another
+//! job, whose files stay whole, reads on all the while: the node has to serve it undisturbed.
 
 use super::folder::{Identity, identity, segment_files};
 use super::node::counters;
@@ -37,17 +37,17 @@ pub struct FlipsSettings {
     pub flips: u64,
     /// Segments of the dataset, 1 MiB each.
     pub segments: u64,
-    /// What is damaged how.
+    /// Decides which files are damaged, and how.
     pub seed: u64,
 }
 
-/// What was done and what was noticed.
+/// Damage done and damage noticed.
 #[derive(Debug, Default)]
 struct Tally {
     injected: u64,
     /// Damaged files that are no longer there.
     detected: u64,
-    /// What the node's own counter says; two readers that come across the same file may count it twice.
+    /// By the node's own counter; two readers that meet the same file may count it twice.
     counted: u64,
     read: EpochRead,
 }
@@ -59,7 +59,7 @@ pub fn run(runtime: &Runtime, settings: &FlipsSettings) -> anyhow::Result<Findin
     Ok(found)
 }
 
-/// Damages half of the files of a node that nobody reads from; waits until its scrub has found all of them, then reads.
+/// Damages half of the files of an idle node, waits until its scrub has found all of them, then reads.
 pub async fn scrub(settings: &FlipsSettings) -> anyhow::Result<Findings> {
     let s3 = S3Server::start();
     let table = Table::upload(&s3, "scrub", settings.segments, MIB_ROWS)?;
@@ -149,7 +149,7 @@ fn findings(settings: &FlipsSettings, tally: &Tally, beside: &EpochRead) -> Find
     found
 }
 
-/// Damages at most so many files, none of those to be spared; which ones it were.
+/// Damages at most `most` files, none of those in `spared`. Returns the damaged ones.
 fn damage(
     cache: &Path,
     spared: &BTreeSet<PathBuf>,
@@ -178,14 +178,14 @@ fn damage(
     Ok(damaged)
 }
 
-/// How many of these files are no longer there, or are others by now.
+/// How many of these files are gone or replaced.
 fn gone(files: &[(PathBuf, Identity)]) -> u64 {
     let is_there =
         |(path, was): &&(PathBuf, Identity)| std::fs::metadata(path).is_ok_and(|of| identity(&of) == *was);
     files.len() as u64 - files.iter().filter(is_there).count() as u64
 }
 
-/// Comes when the node has ended by itself.
+/// Returns when the node has ended by itself.
 async fn death(server: &mut Server) -> ExitStatus {
     loop {
         if let Some(status) = server.ended() {

@@ -1,4 +1,4 @@
-//! Folders as the disk sees them: what they take up, who watches that, and small file systems of their own.
+//! Folders on disk: their size, a watch over it, and small file systems of their own.
 
 use std::collections::BTreeMap;
 use std::fs::Metadata;
@@ -40,17 +40,17 @@ pub fn du(folder: &Path) -> u64 {
     own + below.sum::<u64>()
 }
 
-/// A file as no other one is: numbers of inodes are given out again.
+/// Tells a file from every other: inode numbers are reused.
 pub type Identity = (u64, Option<SystemTime>);
 
-/// Who a file is.
+/// The identity of a file.
 pub fn identity(of: &Metadata) -> Identity {
     (of.ino(), of.created().ok())
 }
 
-/// What files and folders took up at one instant. Files come and go while a folder is walked, and a walk that counts one
-/// that went and the one that came for it says too much. So it is walked twice: what both walks saw was there in
-/// between.
+/// Bytes of files and folders at one instant. Files come and go while a folder is walked; a walk that counts
+/// a removed file and its replacement says too much. So it is walked twice: a file that both walks saw was
+/// there in between.
 pub fn du_at_once(folders: &[PathBuf]) -> u64 {
     let walk = || {
         let mut seen = BTreeMap::new();
@@ -70,7 +70,7 @@ fn sizes(path: &Path, seen: &mut BTreeMap<Identity, u64>) {
     }
 }
 
-/// Looks every 10 ms at what some folders take up together, and remembers the most.
+/// Measures every 10 ms how much some folders take up together, and remembers the most.
 pub struct Watch {
     most: Arc<AtomicU64>,
     looks: Arc<AtomicU64>,
@@ -93,7 +93,7 @@ impl Watch {
         Self { thread: Some(thread), ..watch }
     }
 
-    /// The most that was seen, and how often it was looked.
+    /// The most, and how often it was measured.
     pub fn end(mut self) -> (u64, u64) {
         self.stop.store(true, Ordering::Relaxed);
         if let Some(thread) = self.thread.take() {
@@ -119,11 +119,6 @@ impl SmallDisk {
     /// Where it is.
     pub fn folder(&self) -> PathBuf {
         self.0.path().to_owned()
-    }
-
-    /// From now on nothing can be written, or it can again; false where that is not allowed.
-    pub fn set_read_only(&self, read_only: bool) -> bool {
-        mount(&["-o", if read_only { "remount,ro" } else { "remount,rw" }], self.0.path())
     }
 }
 

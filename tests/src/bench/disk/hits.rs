@@ -1,13 +1,13 @@
-//! Hits when the cache is smaller than the data: shuffled epochs through a real node, next to what least recently used
-//! and the best possible policy would have made of the same reads.
+//! Hits when the cache is smaller than the data: shuffled epochs through a real node, beside the hits of
+//! least recently used and of the best possible policy for the same reads.
 //!
-//! What was fetched is counted at the store: bytes of column data sent over bytes of column data there are. All segments
-//! are of one size, so that is fetches over segments. Epochs fetch ahead for the next ones, as far as memory reaches, so
-//! single epochs say nothing: what counts is all that was fetched, less what the first epoch needs with an empty cache
-//! under the best policy.
+//! The S3 server counts the fetches: bytes of column data sent over all bytes of column data. All segments
+//! have one size, so that is fetches over segments. Epochs fetch ahead for the next ones, as far as memory
+//! reaches, so single epochs say nothing. The row is about all fetches of all epochs, less those that the
+//! first epoch needs with an empty cache under the best policy.
 //!
-//! The node has memory for as many segments as it has by default (2 GiB for segments of 32 MiB): were it much more, the
-//! rows would be about what it keeps in memory.
+//! The node has memory for as many segments as by default (2 GiB for segments of 32 MiB). With much more, the
+//! rows would be about segments in memory.
 
 use super::node::{start, status};
 use super::replay;
@@ -39,7 +39,7 @@ pub struct HitsSettings {
     pub seed: u64,
 }
 
-/// A dataset in a store, and what it takes up once it is held.
+/// A dataset in an object store, and its bytes on disk once it is cached.
 pub struct HitsStage {
     s3: S3Server,
     table: Table,
@@ -59,7 +59,7 @@ pub fn run(runtime: &Runtime, settings: &HitsSettings) -> anyhow::Result<Finding
 }
 
 impl HitsStage {
-    /// Makes the dataset and measures what it takes up on disk.
+    /// Makes the dataset and measures its bytes on disk.
     pub async fn new(settings: &HitsSettings) -> anyhow::Result<Self> {
         let s3 = S3Server::start();
         let table = Table::upload(&s3, "hits", settings.segments, SEGMENT_ROWS)?;
@@ -67,7 +67,7 @@ impl HitsStage {
         Ok(Self { s3, table, stored_bytes, settings: *settings })
     }
 
-    /// One job with so much of the dataset's size as cache.
+    /// One job with a cache of `percent` of the dataset's size.
     pub async fn one_job(&self, percent: u64) -> anyhow::Result<Findings> {
         let (fetched, trace) = self.measure(&[self.job(1)], percent).await?;
         let mut found = Findings::default();
@@ -82,8 +82,8 @@ impl HitsStage {
         Ok(found)
     }
 
-    /// Two jobs that read the same dataset in different orders, with half its size as cache. What never evicts hits
-    /// half of the reads.
+    /// Two jobs that read the same dataset in different orders, with half its size as cache. A cache that
+    /// never evicts hits half of the reads.
     pub async fn two_jobs(&self) -> anyhow::Result<Findings> {
         let jobs = [self.job(1), self.job(2)];
         let (fetched, trace) = self.measure(&jobs, 50).await?;
@@ -133,7 +133,7 @@ impl HitsStage {
         Ok((fetched, trace))
     }
 
-    /// What other policies would have hit.
+    /// Rows of other policies on the same reads.
     fn beside(&self, found: &mut Findings, trace: &[Vec<u32>], percent: u64, suffix: &str) {
         let capacity = (self.settings.segments * percent / 100) as usize;
         for (name, hits) in [("lru", replay::lru(trace, capacity)), ("best", replay::best(trace, capacity))] {
@@ -145,7 +145,7 @@ impl HitsStage {
     }
 }
 
-/// What a dataset takes up when all of it is held.
+/// The bytes on disk of a dataset when all of it is cached.
 pub async fn stored_bytes(s3: &S3Server, table: &Table) -> anyhow::Result<u64> {
     let server = start(s3, 4 << 30)?;
     let epoch = read(&server.endpoint, table, &Job::new(0, 1)).await?;
@@ -155,7 +155,7 @@ pub async fn stored_bytes(s3: &S3Server, table: &Table) -> anyhow::Result<u64> {
     Ok(bytes)
 }
 
-/// Starts a server that holds so many bytes, with little memory.
+/// Starts a node with this much cache and little memory.
 fn start_small(s3: &S3Server, cache_bytes: u64) -> anyhow::Result<Server> {
     let options = ServerOptions::for_s3(s3).args(["--cache-bytes", &cache_bytes.to_string()]);
     options.args(["--memory-bytes", MEMORY]).try_start()

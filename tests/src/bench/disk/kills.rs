@@ -1,5 +1,5 @@
-//! SIGKILLs of the node at random moments of filling, evicting and topping up columns, while jobs read on and check
-//! every value; and what the cache directory takes up, looked at every 10 ms.
+//! SIGKILLs of the node at random moments of filling, evicting and topping up columns, while jobs read on and
+//! check every value; and the size of the cache directory, every 10 ms.
 
 use super::folder::Watch;
 use super::hits::stored_bytes;
@@ -24,7 +24,7 @@ pub struct KillsSettings {
     pub kills: u64,
     /// Segments of the dataset, 1 MiB each; the cache holds half of them.
     pub segments: u64,
-    /// What the moments depend on.
+    /// Decides the moments.
     pub seed: u64,
 }
 
@@ -49,7 +49,7 @@ async fn kills(settings: &KillsSettings) -> anyhow::Result<Findings> {
     let (mut killed, mut corrupt) = (0, 0);
     while killed < settings.kills && !readers.iter().all(JoinHandle::is_finished) {
         tokio::time::sleep(Duration::from_millis(dice.u64(20..300))).await;
-        // What is counted corrupt was found by this process alone: it was written, then not fit to be read.
+        // The count is of this process alone: it has found files that a killed process left unfit to be read.
         let counters = counters(&server).await?;
         corrupt += counters.corrupt_segments;
         server.kill();
@@ -103,6 +103,6 @@ fn jobs() -> Vec<Job> {
 fn node(s3: &S3Server, folder: &Path, address: &str, limit: u64) -> anyhow::Result<Server> {
     let options = ServerOptions::for_s3(s3).folder(folder).args(["--listen", address]);
     let options = options.args(["--cache-bytes", &limit.to_string()]);
-    // A file that a kill left without its content is found and removed: that is what is wanted.
+    // A file that a kill left without its content is found and removed, as it should be.
     options.allow_log("a segment file is damaged").try_start()
 }

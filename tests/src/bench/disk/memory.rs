@@ -1,8 +1,8 @@
-//! Memory: the most that a node takes up over a dataset of 20 times its memory budget, of which its cache holds a quarter:
-//! segments are evicted, and most are served from memory, to four jobs at once.
+//! Memory: the most that a node takes with a dataset of 20 times its memory budget, of which its cache holds
+//! a quarter. Segments are evicted, and most are served from memory, to four jobs at once.
 //!
-//! The figure is the kernel's high-water mark of resident memory, which has mapped segment files in it; what is not
-//! backed by a file is told beside it.
+//! The figure is the kernel's high-water mark of resident memory, mapped segment files included. A second row
+//! has the anonymous memory alone.
 
 use super::node::counters;
 use crate::harness::check::Findings;
@@ -25,7 +25,7 @@ pub struct MemorySettings {
     pub runs: u64,
 }
 
-/// The most of something that a process had.
+/// The most memory that a process had.
 struct Peak {
     resident_mib: f64,
     anonymous_mib: f64,
@@ -86,7 +86,7 @@ async fn peak(s3: &S3Server, table: &Table, budget_mib: u64) -> anyhow::Result<P
     Ok(Peak { resident_mib: resident as f64 / 1024.0, anonymous_mib: anonymous as f64 / 1024.0 })
 }
 
-/// A field of what the kernel says of a process, in KiB.
+/// A field of `/proc/PID/status`, in KiB.
 fn kib(pid: u32, field: &str) -> Option<u64> {
     let text = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'))?;

@@ -6,12 +6,12 @@ use anyhow::Context;
 use forebay_client::Access;
 use forebay_proto::v1::{Counters, StatusReply};
 
-/// Starts a node that holds so many bytes.
+/// Starts a node whose cache holds `cache_bytes`.
 pub fn start(s3: &S3Server, cache_bytes: u64) -> anyhow::Result<Server> {
     ServerOptions::for_s3(s3).args(["--cache-bytes", &cache_bytes.to_string()]).try_start()
 }
 
-/// What a node holds and has done.
+/// The status of a node.
 pub async fn status(server: &Server) -> anyhow::Result<StatusReply> {
     match Access::endpoint(&server.endpoint)? {
         Access::Endpoint(node) => Ok(node.node().status().await?),
@@ -19,7 +19,7 @@ pub async fn status(server: &Server) -> anyhow::Result<StatusReply> {
     }
 }
 
-/// What a node has counted since it was started.
+/// The counters of a node since its start.
 pub async fn counters(server: &Server) -> anyhow::Result<Counters> {
     status(server).await?.counters.context("a node has counters")
 }

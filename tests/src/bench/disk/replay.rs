@@ -1,5 +1,5 @@
-//! What other policies would have made of the same reads: least recently used, and the best that is possible (Belady
-//! 1966, with the choice of not keeping what was just read).
+//! Other policies on the same reads: least recently used, and the best possible one (Belady 1966, with the
+//! choice not to keep the segment that was just read).
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -23,7 +23,7 @@ pub fn lru(trace: &[Vec<u32>], capacity: usize) -> Vec<u64> {
     trace.iter().map(|epoch| epoch.iter().filter(|segment| read(**segment)).count() as u64).collect()
 }
 
-/// Hits of each epoch if what is read last is always what goes.
+/// Hits of each epoch if the segment whose next read is furthest away always goes.
 pub fn best(trace: &[Vec<u32>], capacity: usize) -> Vec<u64> {
     let reads: Vec<u32> = trace.iter().flatten().copied().collect();
     let mut next_read = vec![usize::MAX; reads.len()];

@@ -1,4 +1,4 @@
-//! Restarts: what was held is held, and the index is rebuilt fast.
+//! Restarts: cached segments stay cached, and the index is rebuilt fast.
 
 use super::node::counters;
 use crate::harness::check::Findings;
@@ -50,8 +50,8 @@ pub async fn warm(segments: u64) -> anyhow::Result<Findings> {
     let warm =
         counters.hits == reads && from_objects == 0 && counters.s3_requests == 0 && epoch.wrong_values == 0;
     let text = format!(
-        "after a restart {} of {reads} reads are hits, {from_objects} bytes of objects come from S3, footers included, {} \
-         values are wrong",
+        "after a restart {} of {reads} reads are hits, {from_objects} bytes of objects come from S3, footers \
+         included, {} values are wrong",
         counters.hits, epoch.wrong_values
     );
     found.check(warm, text);

@@ -1,7 +1,8 @@
-//! How long the node's async threads stand still: the worst lateness of its 1 ms ticker while nobody asks for anything,
+//! How long the node's async threads stand still: the worst lateness of its 1 ms ticker while it is idle,
 //! while it serves from memory, and while it serves from files whose pages are not in memory.
 //!
-//! The reader is a process of its own with the lowest priority, so that it does not take the processor from the node.
+//! The reader is a process of its own with the lowest priority, so that it does not take the processor from
+//! the node.
 
 use super::folder::segment_files;
 use crate::harness::check::Findings;

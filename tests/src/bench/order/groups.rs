@@ -12,7 +12,8 @@ const NODES: usize = 64;
 const OBJECTS: u32 = 1_000;
 const SEGMENTS: u32 = 60_000;
 
-/// Measures `groups_ms`, and `groups_first_ms` with the balance of the dataset, which is kept until the nodes change.
+/// Measures `groups_ms`, and `groups_first_ms` with the balance of the dataset, which is kept until the nodes
+/// change.
 pub fn run() -> anyhow::Result<Findings> {
     let node = |i| Node { name: format!("cache-{i}"), weight: 1.0, ..Default::default() };
     let nodes: Vec<Node> = (0..NODES).map(node).collect();

@@ -1,5 +1,5 @@
-//! 200 SIGKILLs: a reading process is killed at random steps and resumed, each time with another world size, from one
-//! cache node or from three.
+//! 200 SIGKILLs: a reading process is killed at random steps and resumed, each time with another world size,
+//! from one cache node or from three.
 
 use super::dataset::open;
 use super::reader::{Checkpoint, EpochSeen, GLOBAL_BATCH, WORLDS, settings};
@@ -13,7 +13,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use tokio::runtime::Runtime;
 
-/// Kills `kills` times, then reads to the end, and compares with the plan and with a run that was not disturbed. Each
+/// Kills `kills` times, then reads to the end, and compares with the plan and with an undisturbed run. Each
 /// process reads from one of `endpoints`, which belong to clusters of different size.
 pub fn run(
     runtime: &Runtime,
@@ -55,7 +55,8 @@ pub fn run(
     let wanted = dataset_rows * epochs;
     let (lost, repeated) = (wanted.saturating_sub(counted), counted.saturating_sub(wanted));
     let verdict = format!(
-        "{killed} kills over {epochs} epochs, seed {seed}: digests {} the undisturbed run's, samples lost {lost}, repeated {repeated}",
+        "{killed} kills over {epochs} epochs, seed {seed}: digests {} the undisturbed run's, samples lost {lost}, \
+         repeated {repeated}",
         if seen == straight { "equal" } else { "DIFFER from" }
     );
     let row = |name: &str, unit, value: f64| Row::of(name, unit, &[value]);
@@ -76,7 +77,7 @@ fn reader(endpoint: &str, uri: &str, world: u32, epochs: u64, checkpoint: &Path)
     Ok(command)
 }
 
-/// Starts a reader and kills it after so many steps; false if it came to the end first.
+/// Starts a reader and kills it after `steps` steps; false if it came to the end first.
 fn kill_after(
     endpoint: &str,
     uri: &str,
@@ -100,7 +101,7 @@ fn finish(endpoint: &str, uri: &str, world: u32, epochs: u64, checkpoint: &Path)
     Ok(())
 }
 
-/// What the plan says every epoch holds.
+/// The digest and samples of each epoch, by the plan.
 async fn planned(endpoint: &str, uri: &str, epochs: u64) -> anyhow::Result<BTreeMap<u64, EpochSeen>> {
     let dataset = open(endpoint, uri).await?;
     let settings = settings();

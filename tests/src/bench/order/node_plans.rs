@@ -1,4 +1,4 @@
-//! What plans cost a node: rows that `cache-server/benches/plans.rs` measures, as only the server's crate can.
+//! The cost of plans for a node: `cache-server/benches/plans.rs` measures it, as only the server's crate can.
 
 use crate::harness::check::Findings;
 use crate::harness::process::Run;

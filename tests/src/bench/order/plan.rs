@@ -53,8 +53,8 @@ fn speed() -> Vec<Row> {
     rows
 }
 
-/// For each window: same-segment pairs within a batch against a uniform shuffle's, and mean displacement against a
-/// uniform shuffle's (a third of the dataset). 1.0 is a uniform shuffle.
+/// For each window: same-segment pairs within a batch against a uniform shuffle's, and mean displacement
+/// against a uniform shuffle's (a third of the dataset). 1.0 is a uniform shuffle.
 fn quality() -> Vec<Row> {
     const SEGMENTS: u64 = 256;
     const ROWS: u64 = 4000;

@@ -1,7 +1,7 @@
 //! The process that gets killed: it reads all ranks of a world in lockstep and checkpoints after every step.
 //!
-//! A checkpoint holds the loader state together with what was seen so far, and is replaced atomically, as a trainer's
-//! is: whatever a killed process had read beyond it counts as not read.
+//! A checkpoint holds the loader state and the digests so far, and is replaced atomically, as a trainer's is.
+//! Samples that a killed process had read beyond it count as not read.
 
 use super::dataset::open;
 use anyhow::Context;
@@ -34,7 +34,7 @@ pub struct ReaderOptions {
     checkpoint: PathBuf,
 }
 
-/// What was read of an epoch: its digest and number of samples.
+/// The part of an epoch that was read: its digest and number of samples.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EpochSeen {
     /// The merged digest, in hex.

@@ -1,4 +1,4 @@
-//! What a resume costs, and what a window costs: both against a warm node.
+//! The cost of a resume and of a window, against a warm node.
 
 use super::dataset::open;
 use crate::harness::check::Findings;
@@ -66,8 +66,8 @@ async fn ttfb(endpoint: &str, uri: &str) -> anyhow::Result<Vec<Row>> {
     Ok(vec![start, late, ratio])
 }
 
-/// The wait for the first batch of an epoch after the last of the one before, with a consumer that takes 1 ms for a
-/// step; and the same for all other batches.
+/// The wait for the first batch of an epoch after the last of the one before, with a consumer that takes 1 ms
+/// for a step; and the same for all other batches.
 async fn rollover(endpoint: &str, uri: &str) -> anyhow::Result<Vec<Row>> {
     let dataset = open(endpoint, uri).await?;
     let mut loader = Loader::start(&dataset, LoaderSettings { epochs: Some(8), ..settings() })?;

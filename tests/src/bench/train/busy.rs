@@ -1,7 +1,7 @@
 //! How busy an accelerator is kept: DLIO's utilisation with an emulated step.
 //!
-//! The step takes 1.25 x what the loader alone needs for a batch from a warm cache: 80 % of the loader's headspace is used.
-//! The same step is then measured cold, behind an S3 that is 30 ms away.
+//! The step takes 1.25 x as long as the loader alone needs for a batch from a warm cache: it uses 80 % of the
+//! loader's headspace. The same step is then measured cold, behind an S3 that is 30 ms away.
 
 use anyhow::{Context, Result};
 use serde_json::Value;
@@ -14,15 +14,15 @@ use crate::harness::report::Row;
 use crate::harness::s3::S3Server;
 use crate::harness::slow::{SlowProxy, Slowness};
 
-/// MNIST so many times, lest an epoch be over before it has begun.
+/// Copies of MNIST in the dataset: an epoch of one would be too short.
 const COPIES: usize = 24;
-/// Samples per step: 12.8 MB, as many bytes as 85 images of ImageNet have. The step then takes some milliseconds; one that
-/// is much shorter than any accelerator's would tell of the kernel's scheduling more than of the loader.
+/// Samples per step: 12.8 MB, as many bytes as 85 images of ImageNet. The step then takes some milliseconds.
+/// A step much shorter than any accelerator's would measure the kernel's scheduling rather than the loader.
 const BATCH: &str = "16384";
 /// The share of the loader's speed that the emulated accelerator asks for.
 const HEADSPACE: f64 = 0.8;
 
-/// Measures it so often.
+/// Measures it `runs` times.
 pub fn measure(runs: u32) -> Result<Findings> {
     let s3 = S3Server::start();
     for copy in 0..COPIES {

@@ -1,7 +1,7 @@
 //! The trainer is killed while it writes checkpoints, over and over: the last complete one must always load.
 //!
-//! It writes one after every step, and is killed at a random moment within the next few. What is complete at that moment
-//! is what the directory shows; the process after it says where it goes on.
+//! It writes one after every step, and is killed at a random moment within the next few. The directory shows
+//! which checkpoints are complete at that moment; the next process says where it goes on.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use crate::harness::check::{Check, Findings};
 use crate::harness::mnist;
 use crate::harness::report::Row;
 
-/// Kills it so often.
+/// Kills it `crashes` times.
 pub fn measure(crashes: u32, seed: u64) -> Result<Findings> {
     let uri = format!("file://{}", mnist::folder().join("test").canonicalize()?.display());
     let folder = tempfile::tempdir()?;
@@ -57,14 +57,14 @@ pub fn measure(crashes: u32, seed: u64) -> Result<Findings> {
     Ok(Findings { rows, checks: vec![Check::of(text, "", wrong.is_empty())] })
 }
 
-/// What is wrong with a run that was to go on from the checkpoint of step `last`, if anything is.
+/// Why a run did not go on from the checkpoint of step `last`; `None` if it did.
 fn lost(last: u64, said: &str, stderr: &str) -> Option<String> {
     let resumed = last == 0 || said.contains(&format!("resumed after step {last}:"));
     let whole = resumed && !stderr.contains("damaged");
     (!whole).then(|| format!("step {last} was complete, but it said: {said} {stderr}"))
 }
 
-/// Whether the crash left something that was being written.
+/// Whether the crash left a checkpoint half written.
 fn leftovers(folder: &std::path::Path) -> Result<bool> {
     let mut names = std::fs::read_dir(folder)?.flatten().map(|entry| entry.file_name());
     Ok(names.any(|name| name.to_string_lossy().starts_with(".writing-")))

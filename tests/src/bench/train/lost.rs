@@ -1,6 +1,6 @@
-//! A rank is killed: how long until all others have ended, and do they say which one was lost?
+//! A rank is killed: how long until all others have ended, and do they name the lost one?
 //!
-//! Each rank in its turn. Without a launcher rank 0 serves the store that the others would ask who is lost.
+//! Each rank in its turn. Without a launcher rank 0 serves the TCP store, which tells the others who is lost.
 
 use std::time::{Duration, Instant};
 
@@ -16,7 +16,7 @@ use crate::harness::report::Row;
 /// The promise.
 const LIMIT_S: f64 = 10.0;
 
-/// Kills a rank so often with our launcher, and as often without.
+/// Kills a rank `kills` times with our launcher, and as often without.
 pub fn measure(kills: u32) -> Result<Findings> {
     let uri = format!("file://{}", mnist::folder().join("test").canonicalize()?.display());
     let (mut launched, mut alone, mut named) = (Vec::new(), Vec::new(), 0);

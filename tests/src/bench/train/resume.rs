@@ -1,4 +1,5 @@
-//! A run that is killed and taken up again by another number of ranks, twice: does it see what an undisturbed one sees?
+//! A run is killed and resumed by another number of ranks, twice: does it see the samples of an undisturbed
+//! run?
 
 use anyhow::{Context, Result};
 use serde_json::Value;

@@ -18,7 +18,7 @@ pub fn run<S: AsRef<str>>(line: impl IntoIterator<Item = S>) -> Result<Run> {
     Ok(run.args(line).envs([("OMP_NUM_THREADS", "1")]).limit(LIMIT))
 }
 
-/// Runs to the end; gives the report and what was said.
+/// Runs to the end; gives the report and the output.
 pub fn report<S: AsRef<str>>(line: impl IntoIterator<Item = S>, folder: &Path) -> Result<(Value, String)> {
     let file = folder.join("report.json");
     let run = run(line)?.arg("--report").arg(&file);

@@ -1,4 +1,4 @@
-//! The charts of the page, as inline SVG: what each epoch's time went into, and what it took from S3.
+//! The charts of the page, as inline SVG: the time of each epoch, and its bytes from S3.
 
 use super::super::figures::TrainedEpoch;
 use super::super::table::megabytes;

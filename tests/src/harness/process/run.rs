@@ -261,7 +261,7 @@ pub(crate) fn send_signal(pid: u32, signal: Signal) {
     }
 }
 
-/// Hides the settings of whoever runs the tests: credentials, endpoints, proxies, colours.
+/// Hides the settings of the person who runs the tests: credentials, endpoints, proxies, colours.
 pub(crate) fn scrub(command: &mut Command) {
     let ours = |name: &str| {
         ["FOREBAY_", "AWS_"].iter().any(|prefix| name.starts_with(prefix))

@@ -161,7 +161,7 @@ impl Server {
         self.child.id()
     }
 
-    /// What it has logged so far.
+    /// Its log so far.
     pub fn log(&self) -> String {
         std::fs::read_to_string(&self.log).unwrap_or_default()
     }
@@ -173,13 +173,13 @@ impl Server {
 
     /// kill -9, and gone.
     pub fn kill(&mut self) {
-        // Fails only if it has ended already, which is what is wanted.
+        // Fails only if it has ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
         self.ended = true;
     }
 
-    /// Stops it without a word (SIGSTOP): it is silent, not dead.
+    /// Stops it silently (SIGSTOP): it is silent, not dead.
     pub fn pause(&self) {
         run::send_signal(self.child.id(), Signal::STOP);
     }
@@ -275,7 +275,7 @@ impl Drop for Server {
     }
 }
 
-/// Copies what the server prints on stdout to its log, and hands the lines on for as long as anyone wants them.
+/// Copies the server's stdout to its log, and hands the lines on as long as somebody receives them.
 fn follow(stdout: ChildStdout, log: &Path) -> Receiver<String> {
     let (sender, receiver) = channel();
     let log = File::options().append(true).open(log);

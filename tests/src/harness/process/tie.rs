@@ -1,5 +1,5 @@
-//! Ties a child to this process, so that it does not outlive whoever started it, however that ends: a test that is
-//! interrupted, a demo that is told to stop.
+//! Ties a child to this process, so that it never outlives it: not when a test is interrupted, nor when the
+//! demo is told to stop.
 //!
 //! The tie is to the thread that starts the child: one that ends takes its children with it.
 #![expect(unsafe_code, reason = "only the child itself can tie itself, between fork and exec")]

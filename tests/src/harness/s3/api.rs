@@ -1,4 +1,5 @@
-//! The S3 operations, over [`Objects`]: conditionals, ranges, listings and multipart uploads as S3 answers them.
+//! The S3 operations, over [`Objects`]: conditionals, ranges, listings and multipart uploads as S3 answers
+//! them.
 
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap};
@@ -39,7 +40,7 @@ impl Api {
             .ok_or_else(|| s3_error!(NoSuchKey, "The specified key does not exist."))
     }
 
-    /// Writes an object if the conditions hold for what is there now, all under one lock.
+    /// Writes an object if the conditions hold for the current one, all under one lock.
     fn store(
         &self,
         bucket: &str,

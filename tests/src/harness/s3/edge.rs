@@ -1,5 +1,5 @@
-//! The HTTP edge of the S3 server: logs each request, applies the fault plan, checks the region and that every `x-amz-*`
-//! header is signed, then hands over to `s3s`.
+//! The HTTP edge of the S3 server: logs each request, applies the fault plan, checks the region and that
+//! every `x-amz-*` header is signed, then hands over to `s3s`.
 
 use parking_lot::Mutex;
 use std::ops::Range;
@@ -148,7 +148,8 @@ fn signed_region(request: &Request<Incoming>) -> Option<&str> {
     credential.split('/').nth(2)
 }
 
-/// An `x-amz-*` header of a signed request that is not among those that `SignedHeaders=host;x-amz-date, ...` names.
+/// An `x-amz-*` header of a signed request that is not among those that `SignedHeaders=host;x-amz-date, ...`
+/// names.
 fn unsigned_header(request: &Request<Incoming>) -> Option<&str> {
     let header = request.headers().get(AUTHORIZATION)?.to_str().ok()?;
     let (_, signed) = header.split_once("SignedHeaders=")?;

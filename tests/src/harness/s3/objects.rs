@@ -1,4 +1,4 @@
-//! The buckets and objects of the S3 server, in memory. No HTTP, no S3 types: just what is stored and how it is listed.
+//! The buckets and objects of the S3 server, in memory. No HTTP, no S3 types: only objects and listings.
 
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
@@ -34,7 +34,7 @@ pub(super) struct Page {
 }
 
 impl Objects {
-    /// Puts an object, replacing what was there; the bucket is made if there is none.
+    /// Puts an object, in place of an older one; the bucket is made if there is none.
     pub fn put(&self, bucket: &str, key: &str, data: impl Into<Bytes>) {
         let data = data.into();
         let etag = hex(&Md5::digest(&data));

@@ -1,5 +1,5 @@
-//! The stock way to read Parquet from S3 in Rust: `object_store` under `parquet`'s asynchronous reader, row groups in
-//! parallel, all columns to Arrow. Its default settings, but for the number of requests at once.
+//! The stock way to read Parquet from S3 in Rust: `object_store` under `parquet`'s asynchronous reader, row
+//! groups in parallel, all columns to Arrow. Its default settings, but for the number of requests at once.
 
 use crate::harness::s3::{REGION, S3Server};
 use anyhow::Context;

@@ -1,4 +1,4 @@
-//! A training run on MNIST beside the faults: it has to wait and go on, and to see the samples that the plan says.
+//! A training run on MNIST beside the faults: it has to come to its end with the samples that the plan says.
 
 use crate::harness::answers::EpochsReport;
 use crate::harness::process::{Run, Running, Server};
@@ -16,7 +16,7 @@ pub struct TrainingBeside {
     uri: String,
 }
 
-/// What it has read.
+/// The order digests of its epochs.
 pub struct Trained {
     digests: Vec<String>,
     uri: String,
