@@ -1,9 +1,14 @@
 # The only commands; CI calls the same ones. Each sets up what it needs by itself.
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo test check bench-epoch bench-order bench-store bench-train nccl gpu-kit parity bench-cluster images compose-demo clean
+.PHONY: help setup build demo test check bench-epoch bench-order bench-store bench-train nccl gpu-kit parity bench-cluster dist images compose-demo clean
 
 DEMO_ARGS ?=
 BENCH_ARGS ?=
+
+# The programs that are shipped, and those that the demo needs. Built by name, but with the whole workspace selected: cargo
+# then gives each dependency the same features as in every other build, and compiles none twice.
+SHIPPED := --bin forebay-server --bin forebay --bin forebay-train
+DEMO := $(SHIPPED) --bin forebay-demo
 
 help: ## Say what there is
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 22
@@ -14,7 +19,8 @@ setup: ## Install what building needs: system packages, libtorch in .torch/
 build: setup ## Build everything, optimised, into target/release
 	cargo build --release --workspace --bins
 
-demo: build ## MNIST from S3 through the cache into a training run of two ranks (DEMO_ARGS=--short for CI)
+demo: setup ## MNIST from S3 through the cache into a training run of two ranks (DEMO_ARGS=--short for CI)
+	cargo build --release --workspace $(DEMO)
 	target/release/forebay-demo $(DEMO_ARGS)
 
 test: ## Build and run all tests
@@ -56,7 +62,11 @@ bench-cluster: build ## Kill, silence, cut off, drain, restart and add nodes, st
 	@scripts/setup.sh tests
 	target/release/forebay-bench-cluster $(BENCH_ARGS)
 
-images: build ## Build the images of deploy/docker-compose.yml (FOREBAY_BASE=IMAGE to build on; without one, no registry is needed)
+dist: setup ## Make tarballs in target/dist: the programs, licences, a systemd unit, completions; debug information apart
+	cargo build --release --workspace $(SHIPPED)
+	@scripts/dist.sh
+
+images: dist ## Build the images of deploy/docker-compose.yml (FOREBAY_BASE=IMAGE to build on; without one, no registry is needed)
 	@deploy/images.sh
 
 compose-demo: images ## A cluster with etcd, S3 and two ranks in containers; a node is killed while they train

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Gathers in deploy/*/stage what the images are made of: the programs from target/release, the part of libtorch that they
+# Gathers in deploy/*/stage what the images are made of: the programs from target/dist, the part of libtorch that they
 # need, MNIST, and garage, which it builds first where it is not in .garage/ yet (10 minutes on two cores, once).
 #
 #   deploy/stage.sh                  all of it
@@ -12,15 +12,15 @@ garage=2.5.0
 say() { echo "stage: $*" >&2; }
 die() { say "$*"; exit 1; }
 
-# Programs of ours into an image's folder, without what only a debugger reads.
+# Programs of ours into an image's folder, as `make dist` stripped them.
 programs() {
-    local image=$1 program
+    local image=$1 program dist
     rm -rf "deploy/$image/stage"
     mkdir -p "deploy/$image/stage"
     for program in "${@:2}"; do
-        [ -x "target/release/$program" ] || die "target/release/$program is missing: run 'make build'"
-        install -m 755 "target/release/$program" "deploy/$image/stage/"
-        strip --strip-debug "deploy/$image/stage/$program"
+        dist=(target/dist/forebay-*/bin/"$program")
+        [ -x "${dist[0]}" ] || die "target/dist has no $program: run 'make dist'"
+        install -m 755 "${dist[0]}" "deploy/$image/stage/"
     done
 }
 

@@ -22,7 +22,7 @@ mod replicas;
 mod status;
 mod top;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 use failure::Failure;
 use output::Out;
 use std::io::{BufWriter, Write};
@@ -67,6 +67,9 @@ enum Command {
     Cat(cat::Cat),
     /// Show which rows a step holds
     Plan(plan::Plan),
+    /// Print completions for a shell
+    #[command(hide = true)]
+    Completions { shell: clap_complete::Shell },
 }
 
 /// Runs the command line of this process and says with which status to exit.
@@ -114,6 +117,10 @@ async fn run(command: Command, out: Out<'_>) -> Result<(), Failure> {
         Command::Epoch(c) => c.run(out).await,
         Command::Cat(c) => c.run(out).await,
         Command::Plan(c) => c.run(out).await,
+        Command::Completions { shell } => {
+            clap_complete::generate(shell, &mut Cli::command(), "forebay", out);
+            Ok(())
+        }
     }
 }
 

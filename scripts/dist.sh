@@ -1,0 +1,48 @@
+#!/usr/bin/env bash
+# Makes target/dist/forebay-VERSION-TARGET.tar.gz of the release programs: stripped, with licences, a systemd unit and
+# completions; their debug information goes into a tarball of its own. `make dist` builds the programs first. No network.
+#
+#   scripts/dist.sh [FOLDER]    of the programs in FOLDER instead of target/release
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+programs=(forebay-server forebay forebay-train)
+version=$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
+target=$(rustc -vV | sed -n 's/^host: //p')
+release=${1:-target/release}
+name=forebay-$version-$target
+out=target/dist
+stage=$out/$name
+debug=$out/$name-debug
+
+say() { echo "dist: $*" >&2; }
+die() { say "$*"; exit 1; }
+
+umask 022
+rm -rf "$out"
+mkdir -p "$stage"/{bin,systemd,completions} "$debug/bin"
+for program in "${programs[@]}"; do
+    [ -x "$release/$program" ] || die "$release/$program is missing: run 'make dist'"
+    objcopy --only-keep-debug --compress-debug-sections "$release/$program" "$debug/bin/$program.debug"
+    install -m 755 "$release/$program" "$stage/bin/"
+    strip --strip-all "$stage/bin/$program"
+    (cd "$debug/bin" && objcopy --add-gnu-debuglink="$program.debug" "../../$name/bin/$program")
+done
+chmod 644 "$debug"/bin/*.debug
+
+install -m 644 LICENSE deploy/dist/README.md "$stage/"
+install -m 644 deploy/dist/forebay-server.service "$stage/systemd/"
+"$stage/bin/forebay" completions bash >"$stage/completions/forebay.bash"
+"$stage/bin/forebay" completions zsh >"$stage/completions/_forebay"
+"$stage/bin/forebay" completions fish >"$stage/completions/forebay.fish"
+cargo metadata --offline --locked --format-version 1 --filter-platform "$target" |
+    python3 scripts/third_party.py forebay-server forebay-cli forebay-train >"$stage/THIRD-PARTY.txt"
+
+for folder in "$name" "$name-debug"; do
+    # Equal content makes equal tarballs.
+    tar -C "$out" --sort=name --owner=0 --group=0 --numeric-owner --mtime=@0 -c "$folder" | gzip -9n >"$out/$folder.tar.gz"
+done
+for program in "${programs[@]}"; do
+    say "$program: $(($(stat -c %s "$stage/bin/$program") / 1000000)) MB"
+done
+say "$out/$name.tar.gz and $name-debug.tar.gz"
