@@ -1,8 +1,9 @@
 //! Following the topology: a watch at one node after the other, and which of what they tell to believe.
 //!
-//! What one node tells later is newer than what it told before. What another node tells is believed unless it is older:
-//! a node that lost sight of etcd tells an old topology, and one that never saw it knows only itself. But if nobody tells
-//! anything newer, the newest of what is told counts: a new etcd counts from the beginning.
+//! What one node tells later is newer than what it told before. What another node tells is believed unless it
+//! is older: a node that lost sight of etcd tells an old topology, and one that never saw it knows only
+//! itself. But if nobody tells anything newer, the newest that was
+//! told counts: a new etcd counts from the beginning.
 
 use super::health::Health;
 use crate::endpoints::Endpoints;
@@ -22,8 +23,8 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from
 /// The topology as last heard; `None` before the first.
 pub(super) type Published = Option<Arc<v1::Topology>>;
 
-/// Keeps the topology current until nobody wants it. A broken watch is taken up again, at the next of the nodes that
-/// were named or told of. Readers with different offsets begin at different nodes.
+/// Keeps the topology current until nobody wants it. A broken watch is taken up again, at the next of the
+/// nodes that were named or told of. Readers with different offsets begin at different nodes.
 pub(super) async fn run(
     entry: Endpoints,
     health: Arc<Health>,
@@ -31,15 +32,15 @@ pub(super) async fn run(
     sender: watch::Sender<Published>,
 ) {
     let (mut backoff, mut turn) = (Backoff::new(PAUSES.0, PAUSES.1), 0);
-    // The newest of what was told in this round and not believed.
-    let mut old: Option<v1::Topology> = None;
+    // Of this round: the newest topology that was told and not believed, and whether any was.
+    let (mut old, mut heard): (Option<v1::Topology>, bool) = (None, false);
     while !sender.is_closed() {
         let nodes = candidates(&entry, &health, sender.borrow().as_deref());
         let node = &nodes[offset.wrapping_add(turn) % nodes.len()];
         match watch_at(node, nodes.len() > 1, &entry, &sender).await {
             Watched::Heard => {
                 backoff.reset();
-                old = None;
+                heard = true;
             }
             Watched::Unknown if nodes.len() == 1 => {
                 sender.send_replace(Some(Arc::default()));
@@ -51,10 +52,11 @@ pub(super) async fn run(
         turn += 1;
         // One round without a pause: the next node may well answer.
         if turn.is_multiple_of(nodes.len()) {
-            if let Some(told) = old.take().filter(|told| told.revision > 0) {
+            if let Some(told) = old.take().filter(|told| told.revision > 0 && !heard) {
                 tracing::info!(revision = told.revision, "no node tells the topology that was known");
                 sender.send_replace(Some(Arc::new(told)));
             }
+            heard = false;
             sleep(backoff.next()).await;
         }
     }
@@ -114,7 +116,8 @@ fn is_news(known: Option<&v1::Topology>, told: &v1::Topology) -> bool {
     }
 }
 
-/// The nodes that may be asked for the topology: those that were named, then those told of, now or to others before.
+/// The nodes that may be asked for the topology: those that were named, then those told of, now or to others
+/// before.
 fn candidates(entry: &Endpoints, health: &Health, topology: Option<&v1::Topology>) -> Vec<Node> {
     let mut nodes = entry.known();
     for address in topology.iter().flat_map(|t| &t.nodes).map(|n| &n.address) {
