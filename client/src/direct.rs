@@ -1,9 +1,8 @@
 //! Reading the object store without a cache: segments decoded in this process, kept in memory within a bound.
 //!
 //! A window of a shuffle comes back to each of its segments many times, so decoded segments are kept until
-//! [`Direct::memory_bytes`] are exceeded; then the one used longest ago goes. However many readers want a segment that is
-//! not there, it is read once. Nothing is kept on disk, and nothing is shared between processes: that is the cache's
-//! work.
+//! [`Direct::memory_bytes`] are exceeded. However many readers want a segment that is not there, it is read
+//! once. Nothing is kept on disk, and nothing is shared between processes: that is the cache's work.
 
 use arrow::array::RecordBatch;
 use forebay_dataset::stream::{Reading, Segments};
@@ -13,15 +12,17 @@ use forebay_proto::v1::Counters;
 use forebay_proto::{Error, Result};
 use futures::future::BoxFuture;
 use futures::{FutureExt, TryFutureExt};
-use parking_lot::{Mutex, MutexGuard};
-use std::collections::HashMap;
+use quick_cache::sync::Cache;
+use quick_cache::{DefaultHashBuilder, Lifecycle, OptionsBuilder, Weighter};
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
-use tokio::sync::OnceCell;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// Decoded bytes kept unless told otherwise: a window of 32 segments of the default size.
+/// Decoded bytes kept by default: a window of 32 segments of the default size.
 pub const MEMORY_BYTES: u64 = 1 << 30;
+
+/// Bytes of a segment of the default size: tells the cache how many entries to expect.
+const SEGMENT_BYTES: u64 = 32 << 20;
 
 /// The object store, read by this process. Cheap to clone; clones share the decoded segments.
 #[derive(Clone)]
@@ -30,37 +31,57 @@ pub struct Direct(Arc<DirectInner>);
 struct DirectInner {
     source: SegmentReader,
     memory_bytes: u64,
-    memory: Mutex<Memory>,
+    segments: Cache<SegmentKey, Arc<RecordBatch>, SegmentBytes, DefaultHashBuilder, CountEvictions>,
+    hits: AtomicU64,
+    joins: AtomicU64,
+    misses: AtomicU64,
+    evictions: Arc<AtomicU64>,
 }
 
 /// A segment's columns: manifest, segment, projection.
-type Key = (DatasetId, u32, Vec<usize>);
+type SegmentKey = (DatasetId, u32, Vec<usize>);
 
-#[derive(Default)]
-struct Memory {
-    entries: HashMap<Key, Entry>,
-    /// Bytes of all entries that are filled.
-    bytes: u64,
-    /// Counts uses: tells which was longest ago.
-    clock: u64,
-    hits: u64,
-    joins: u64,
-    misses: u64,
-    evictions: u64,
+/// The bytes of a decoded segment.
+#[derive(Clone)]
+struct SegmentBytes;
+
+impl Weighter<SegmentKey, Arc<RecordBatch>> for SegmentBytes {
+    fn weight(&self, _: &SegmentKey, batch: &Arc<RecordBatch>) -> u64 {
+        (batch.get_array_memory_size() as u64).max(1)
+    }
 }
 
-struct Entry {
-    cell: Arc<OnceCell<Arc<RecordBatch>>>,
-    /// 0 while it is being filled.
-    bytes: u64,
-    used: u64,
+#[derive(Clone)]
+struct CountEvictions(Arc<AtomicU64>);
+
+impl Lifecycle<SegmentKey, Arc<RecordBatch>> for CountEvictions {
+    type RequestState = ();
+
+    fn begin_request(&self) {}
+
+    fn on_evict(&self, (): &mut (), _: SegmentKey, _: Arc<RecordBatch>) {
+        self.0.fetch_add(1, Relaxed);
+    }
 }
 
 impl Direct {
     /// `Invalid` if the settings contradict each other.
     pub fn new(settings: SourceSettings, memory_bytes: u64) -> Result<Self> {
         let source = SegmentReader::new(settings)?;
-        Ok(Self(Arc::new(DirectInner { source, memory_bytes, memory: Mutex::default() })))
+        // One shard, for a share of the memory may be smaller than a segment; and half of it for segments
+        // that were read more than once, so that those read last have the other half.
+        let options = OptionsBuilder::new()
+            .shards(1)
+            .hot_allocation(0.5)
+            .estimated_items_capacity((memory_bytes / SEGMENT_BYTES) as usize + 1)
+            .weight_capacity(memory_bytes)
+            .build()
+            .map_err(|e| Error::invalid(format!("cannot keep {memory_bytes} bytes of segments: {e}")))?;
+        let evictions = Arc::new(AtomicU64::new(0));
+        let count = CountEvictions(evictions.clone());
+        let segments = Cache::with_options(options, SegmentBytes, DefaultHashBuilder::default(), count);
+        let [hits, joins, misses] = [const { AtomicU64::new(0) }; 3];
+        Ok(Self(Arc::new(DirectInner { source, memory_bytes, segments, hits, joins, misses, evictions })))
     }
 
     /// The object stores.
@@ -75,8 +96,8 @@ impl Direct {
 
     /// What was read and decoded so far.
     pub fn counters(&self) -> Counters {
-        let c = self.0.source.counters();
-        let m = self.memory();
+        let DirectInner { source, hits, joins, misses, evictions, .. } = &*self.0;
+        let c = source.counters();
         Counters {
             s3_requests: c.s3_requests.load(Relaxed),
             s3_bytes: c.s3_bytes.load(Relaxed),
@@ -85,16 +106,12 @@ impl Direct {
             s3_retries: c.retries.load(Relaxed),
             parquet_bytes_decoded: c.parquet_bytes_decoded.load(Relaxed),
             arrow_bytes_decoded: c.arrow_bytes_decoded.load(Relaxed),
-            hits: m.hits,
-            joins: m.joins,
-            misses: m.misses,
-            evictions: m.evictions,
+            hits: hits.load(Relaxed),
+            joins: joins.load(Relaxed),
+            misses: misses.load(Relaxed),
+            evictions: evictions.load(Relaxed),
             ..Default::default()
         }
-    }
-
-    fn memory(&self) -> MutexGuard<'_, Memory> {
-        self.0.memory.lock()
     }
 
     /// A segment with some columns, by ascending index into the dataset's schema.
@@ -104,74 +121,27 @@ impl Direct {
         segment: u32,
         projection: &[usize],
     ) -> Result<Arc<RecordBatch>> {
+        let DirectInner { source, segments, hits, joins, misses, .. } = &*self.0;
         let key = (manifest.id(), segment, projection.to_vec());
-        let cell = self.memory().cell(&key);
-        // If this reader goes away in mid-read, the next one in line reads.
-        let filled = cell
-            .get_or_try_init(|| async {
-                let batch =
-                    self.0.source.read_segment(manifest, segment, projection, &Urgency::demand()).await?;
-                self.memory().misses += 1;
-                Ok::<_, Error>(Arc::new(batch))
-            })
-            .await;
-        let mut memory = self.memory();
-        match filled {
+        if let Some(batch) = segments.get(&key) {
+            hits.fetch_add(1, Relaxed);
+            return Ok(batch);
+        }
+        // If this reader goes away in mid-read, or fails, the next one in line reads.
+        match segments.get_value_or_guard_async(&key).await {
             Ok(batch) => {
-                memory.filled(&key, &cell, batch.get_array_memory_size() as u64, self.0.memory_bytes);
-                Ok(batch.clone())
+                joins.fetch_add(1, Relaxed);
+                Ok(batch)
             }
-            Err(e) => {
-                memory.forget(&key, &cell);
-                Err(e)
+            Err(guard) => {
+                let urgency = Urgency::demand();
+                let batch = source.read_segment(manifest, segment, projection, &urgency).await?;
+                let batch = Arc::new(batch);
+                misses.fetch_add(1, Relaxed);
+                // Should the entry be gone, the segment is only read again.
+                guard.insert(batch.clone()).ok();
+                Ok(batch)
             }
-        }
-    }
-}
-
-impl Memory {
-    fn cell(&mut self, key: &Key) -> Arc<OnceCell<Arc<RecordBatch>>> {
-        self.clock += 1;
-        let used = self.clock;
-        match self.entries.get_mut(key) {
-            Some(entry) => {
-                entry.used = used;
-                match entry.cell.initialized() {
-                    true => self.hits += 1,
-                    false => self.joins += 1,
-                }
-                entry.cell.clone()
-            }
-            None => {
-                let cell = Arc::new(OnceCell::new());
-                self.entries.insert(key.clone(), Entry { cell: cell.clone(), bytes: 0, used });
-                cell
-            }
-        }
-    }
-
-    /// Counts a filled entry once, and evicts others until the bound holds.
-    fn filled(&mut self, key: &Key, cell: &Arc<OnceCell<Arc<RecordBatch>>>, bytes: u64, limit: u64) {
-        match self.entries.get_mut(key) {
-            Some(entry) if entry.bytes == 0 && Arc::ptr_eq(&entry.cell, cell) => entry.bytes = bytes.max(1),
-            _ => return,
-        }
-        self.bytes += bytes.max(1);
-        while self.bytes > limit {
-            let oldest = self.entries.iter().filter(|(_, e)| e.bytes > 0).min_by_key(|(_, e)| e.used);
-            let Some(oldest) = oldest.map(|(key, _)| key.clone()) else { break };
-            if let Some(entry) = self.entries.remove(&oldest) {
-                self.bytes -= entry.bytes;
-                self.evictions += 1;
-            }
-        }
-    }
-
-    /// Drops an entry whose read failed, unless somebody else is trying again.
-    fn forget(&mut self, key: &Key, cell: &Arc<OnceCell<Arc<RecordBatch>>>) {
-        let alone = Arc::strong_count(cell) <= 2;
-        if alone && self.entries.get(key).is_some_and(|e| e.bytes == 0 && Arc::ptr_eq(&e.cell, cell)) {
-            self.entries.remove(key);
         }
     }
 }

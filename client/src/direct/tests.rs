@@ -51,7 +51,7 @@ async fn memory_is_bounded_and_the_oldest_goes() {
     let (_folder, direct, manifest) = dataset(2 * SEGMENT + SEGMENT / 2).await;
     for segment in [0, 1, 0, 2] {
         direct.read(&manifest, segment, &[0]).await.unwrap();
-        assert!(direct.memory().bytes <= direct.memory_bytes());
+        assert!(direct.0.segments.weight() <= direct.memory_bytes());
     }
     let c = direct.counters();
     assert_eq!((c.misses, c.hits, c.evictions), (3, 1, 1));
@@ -67,7 +67,7 @@ async fn what_does_not_fit_at_all_is_served_all_the_same() {
     for _ in 0..2 {
         assert_eq!(direct.read(&manifest, 0, &[0]).await.unwrap().num_rows(), 1000);
     }
-    assert_eq!((direct.counters().misses, direct.memory().bytes), (2, 0));
+    assert_eq!((direct.counters().misses, direct.0.segments.weight()), (2, 0));
 }
 
 #[tokio::test]
@@ -77,7 +77,7 @@ async fn failures_are_not_remembered_and_changes_are_noticed() {
     std::fs::rename(&there, &away).unwrap();
     let e = direct.read(&manifest, 2, &[0]).await.unwrap_err();
     assert!(e.message.contains("2.parquet"), "{e}");
-    assert!(direct.memory().entries.is_empty());
+    assert!(direct.0.segments.is_empty());
     std::fs::rename(&away, &there).unwrap();
     assert_eq!(direct.read(&manifest, 2, &[0]).await.unwrap().num_rows(), 1000);
     std::fs::remove_file(object(folder.path(), 1)).unwrap();
