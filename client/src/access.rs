@@ -6,6 +6,18 @@ use forebay_dataset::SourceSettings;
 use forebay_proto::Result;
 
 /// Where data comes from. Cheap to clone.
+///
+/// ```
+/// use forebay_client::{Access, Kind, SourceSettings};
+///
+/// let direct = Access::direct(SourceSettings::default())?;
+/// assert!(matches!(direct, Access::Direct(_)));
+/// // Nothing is connected yet, so no cache need be there.
+/// let Access::Endpoint(nodes) = Access::endpoint("cache-a:7070,cache-b:7070")? else { unreachable!() };
+/// assert_eq!(nodes.nodes()[1].url(), "http://cache-b:7070");
+/// assert_eq!(Access::endpoint("no address").unwrap_err().kind, Kind::Invalid);
+/// # Ok::<(), forebay_client::Error>(())
+/// ```
 #[derive(Debug, Clone)]
 pub enum Access {
     /// Through a cache.
@@ -15,8 +27,8 @@ pub enum Access {
 }
 
 impl Access {
-    /// The cache with a node at `http://host:port` or plainly `host:port`, or at any of several separated by commas;
-    /// `Invalid` if that is not an address.
+    /// The cache with a node at `http://host:port` or plainly `host:port`, or at any of several separated by
+    /// commas; `Invalid` if that is not an address.
     pub fn endpoint(urls: &str) -> Result<Self> {
         Ok(Access::Endpoint(Endpoints::parse(urls)?.spread()))
     }

@@ -1,7 +1,8 @@
-//! Command-line arguments that `forebay` and `forebay-train` share: which cache, or which object store without one.
+//! Command-line arguments that `forebay` and `forebay-train` share: which cache, or which object store
+//! without one.
 //!
-//! Turns flags and environment into an [`Access`]. Secrets come from the environment or the usual AWS files only:
-//! there is no flag for them, so they never show in a process list or a help text.
+//! Turns flags and environment into an [`Access`]. Secrets come from the environment or the usual AWS files
+//! only: there is no flag for them, so they never show in a process list or a help text.
 
 use crate::access::Access;
 use crate::direct::{self, Direct};
@@ -17,7 +18,8 @@ pub const ENDPOINT_VARIABLE: &str = "FOREBAY_ENDPOINT";
 /// The variable that names the reader's zone when `--zone` does not.
 pub const ZONE_VARIABLE: &str = "FOREBAY_ZONE";
 
-/// The heading in help for the flags of direct reading. It is set flag by flag: else later flags would fall under it.
+/// The heading in help for the flags of direct reading. It is set flag by flag: else later flags would fall
+/// under it.
 const DIRECT: &str = "Reading the object store directly";
 
 /// Requests to the object store that a reader has under way at once when the cache is gone, by default.
@@ -47,7 +49,8 @@ pub struct SourceArgs {
     /// Requests to the object store under way at once [default: 32]
     #[arg(help_heading = DIRECT, long, value_name = "N")]
     pub s3_max_requests: Option<usize>,
-    /// Bytes a second read from the object store by all requests of this process, e.g. 500MB [default: no limit]
+    /// Bytes a second read from the object store by all requests of this process, e.g. 500MB [default: no
+    /// limit]
     #[arg(help_heading = DIRECT, long, value_name = "BYTES", value_parser = bytes)]
     pub s3_max_bytes_per_s: Option<u64>,
     /// How long a request that fails is tried again, in seconds [default: 60]
@@ -61,8 +64,8 @@ pub struct SourceArgs {
 /// Which cache node to ask.
 #[derive(Debug, Clone, Default, Args)]
 pub struct EndpointArgs {
-    /// Cache node, such as http://127.0.0.1:7070; several (repeated, or separated by commas): any that answers
-    /// [env: FOREBAY_ENDPOINT]
+    /// Cache node, such as http://127.0.0.1:7070; several (repeated, or separated by commas): any that
+    /// answers [env: FOREBAY_ENDPOINT]
     #[arg(long, value_name = "URL", value_delimiter = ',')]
     pub endpoint: Vec<String>,
 }
@@ -170,8 +173,8 @@ impl EndpointArgs {
 }
 
 impl AccessArgs {
-    /// What flags and environment say; `Invalid` if they contradict each other or say nothing. `--direct` wins over
-    /// the environment's endpoint, as any flag does over a variable.
+    /// What flags and environment say; `Invalid` if they contradict each other or say nothing. `--direct`
+    /// wins over the environment's endpoint, as any flag does over a variable.
     pub fn access(&self) -> Result<Access> {
         match self.choose(variable(ENDPOINT_VARIABLE))? {
             Some(urls) => {

@@ -1,5 +1,5 @@
-//! What a stretch of reading cost: the difference of two [`Readings`] of the counters. It is taken node by node, because
-//! nodes die, restart and fall silent in between.
+//! What a stretch of reading cost: the difference of two [`Readings`] of the counters. It is taken node by
+//! node, because nodes die, restart and fall silent in between.
 
 use forebay_proto::v1::Counters;
 use std::collections::BTreeMap;
@@ -32,8 +32,9 @@ impl Readings {
         self.0.insert(String::new(), Reading { counters, at: Instant::now(), uptime: None });
     }
 
-    /// What all of them have done since `before`. A node that was restarted counts from its start, and so does one that
-    /// was not there before. A silent node is counted once it answers again ([`Readings::over`]), or not at all.
+    /// What all of them have done since `before`. A node that was restarted counts from its start, and so
+    /// does one that was not there before. A silent node is counted once it answers again
+    /// ([`Readings::over`]), or not at all.
     pub fn since(&self, before: &Self) -> Counters {
         let began = before.0.values().map(|reading| reading.at).min();
         let added = self.0.iter().map(|(who, now)| match before.0.get(who) {
@@ -68,7 +69,8 @@ impl Reading {
 
 macro_rules! each {
     ($($field:ident),* $(,)?) => {
-        /// What was added between two readings. A counter that went back (the node was restarted) counts from 0.
+        /// What was added between two readings. A counter that went back (the node was restarted) counts from
+        /// 0.
         fn since(before: &Counters, after: &Counters) -> Counters {
             Counters {
                 $($field: match after.$field >= before.$field {

@@ -53,6 +53,22 @@ impl DatasetSpec {
 }
 
 /// A dataset, open for reading. Cheap to clone.
+///
+/// ```
+/// use forebay_client::{Access, Dataset, DatasetSpec, SourceSettings};
+///
+/// # #[tokio::main]
+/// # async fn main() -> forebay_client::Result<()> {
+/// let access = Access::direct(SourceSettings::default())?;
+/// let folder = std::fs::canonicalize("../tests/data/mnist/test").expect("the test data");
+/// let uri = format!("file://{}", folder.display());
+/// let spec = DatasetSpec { columns: Some(vec!["label".into()]), ..DatasetSpec::new(uri) };
+/// let dataset = Dataset::open(&access, &spec).await?;
+/// assert_eq!(dataset.projected_schema().fields().len(), 1);
+/// assert_eq!(dataset.manifest().rows(), dataset.epoch_samples());
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Clone)]
 pub struct Dataset {
     access: Access,
@@ -65,7 +81,8 @@ pub struct Dataset {
 }
 
 impl Dataset {
-    /// Freezes the dataset as it is now. `NotFound` when there is none, `Invalid` when a column does not exist.
+    /// Freezes the dataset as it is now. `NotFound` when there is none, `Invalid` when a column does not
+    /// exist.
     pub async fn open(access: &Access, spec: &DatasetSpec) -> Result<Self> {
         let (manifest, projected_bytes) = match access {
             Access::Endpoint(nodes) => {

@@ -1,6 +1,7 @@
 //! The nodes by which a cache is entered: one node's URL or several, of which any that answers will do.
 //!
-//! The addresses that nodes tell of the others are kept: a run that was given one node's URL goes on when that node dies.
+//! The addresses that nodes tell of the others are kept: a run that was given one node's URL goes on when
+//! that node dies.
 
 use crate::direct::Direct;
 use crate::node::Node;
@@ -49,7 +50,8 @@ impl Endpoints {
         Self::new(self.0.nodes.clone(), self.0.fallback.clone(), zone)
     }
 
-    /// The same, beginning at any of the nodes: where many readers are given one list, they do not all ask the first.
+    /// The same, beginning at any of the nodes: where many readers are given one list, they do not all ask
+    /// the first.
     pub fn spread(&self) -> Self {
         let spread = Self::new(self.0.nodes.clone(), self.0.fallback.clone(), self.0.zone.clone());
         spread.0.preferred.store(fastrand::usize(..self.0.nodes.len()), Relaxed);
@@ -76,7 +78,7 @@ impl Endpoints {
         &self.0.nodes[self.0.preferred.load(Relaxed)]
     }
 
-    /// Its URL.
+    /// The address of [`Endpoints::node`].
     pub fn url(&self) -> &str {
         self.node().url()
     }
@@ -112,8 +114,8 @@ impl Endpoints {
         }
     }
 
-    /// A node that answers, the preferred one first, those that were only told of last. Of one node alone it is not
-    /// asked whether it does.
+    /// A node that answers, the preferred one first, those that were only told of last. Of one node alone it
+    /// is not asked whether it does.
     pub async fn answering(&self) -> Result<Node> {
         let known = self.known();
         if let [only] = known.as_slice() {

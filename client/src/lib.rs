@@ -1,8 +1,30 @@
-//! Reading training data through Forebay: one rank's batches of a dataset, from a cache or from the object store itself.
+//! Reading training data through Forebay: one rank's batches of a dataset, from a cache or from the object
+//! store itself.
 //!
-//! [`Access`] says where data comes from, [`Dataset`] is a dataset opened there, [`Loader`] hands out its batches.
-//! [`survey`] asks all nodes of a cache what they hold; [`counters`] says what a stretch of reading cost; [`routing`]
-//! chooses the node for each segment.
+//! [`Access`] says where data comes from, [`Dataset`] is a dataset opened there, [`Loader`] hands out its
+//! batches. [`survey`] asks all nodes of a cache what they hold; [`counters`] says what a stretch of reading
+//! cost; [`routing::route`] chooses the node for each segment.
+//!
+//! ```
+//! use forebay_client::{Access, Dataset, DatasetSpec, Event, Loader, LoaderSettings, SourceSettings};
+//!
+//! # #[tokio::main]
+//! # async fn main() -> forebay_client::Result<()> {
+//! // `Access::endpoint("http://cache-node:7070")` reads through a cache instead.
+//! let access = Access::direct(SourceSettings::default())?;
+//! let folder = std::fs::canonicalize("../tests/data/mnist/test").expect("the test data");
+//! let dataset = Dataset::open(&access, &DatasetSpec::new(format!("file://{}", folder.display()))).await?;
+//! let settings = LoaderSettings { global_batch: 500, epochs: Some(1), ..Default::default() };
+//! let mut loader = Loader::start(&dataset, settings)?;
+//! while let Some(event) = loader.next().await? {
+//!     match event {
+//!         Event::Batch(batch) => assert_eq!(batch.column("label")?.len(), 500),
+//!         Event::EpochEnd(epoch) => println!("{} samples, order digest {}", epoch.samples, epoch.digest),
+//!     }
+//! }
+//! # Ok(())
+//! # }
+//! ```
 
 mod access;
 #[cfg(feature = "cli")]
@@ -25,3 +47,6 @@ pub use direct::Direct;
 pub use endpoints::Endpoints;
 pub use loader::{Batch, EpochSummary, Event, Loader, LoaderSettings};
 pub use node::Node;
+
+pub use forebay_dataset::SourceSettings;
+pub use forebay_proto::{Error, Kind, Result};

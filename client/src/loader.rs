@@ -1,13 +1,13 @@
 //! The loader: one rank's batches of a dataset, epoch after epoch, in the plan's order.
 //!
-//! It promises the order of `forebay_proto::plan`: every sample of the epoch in its place, none lost, none repeated,
-//! whatever streams break, and the digest of each epoch as proof. Batches are prepared ahead within
+//! It promises the order of `forebay_proto::plan`: every sample of the epoch in its place, none lost, none
+//! repeated, whatever streams break, and the digest of each epoch as proof. Batches are prepared ahead within
 //! [`LoaderSettings::prefetch_bytes`], across the end of an epoch too. The way of a batch:
 //!
 //! * `sampler` says which rows a step holds and where they lie;
 //! * `driver` starts the workers of one epoch after the other;
-//! * `worker` keeps one stream for the segments of one node going, from a node or from the object store itself, and checks
-//!   with its `position` that each message brings the rows that the plan has next;
+//! * `worker` keeps one stream for the segments of one node going, from a node or from the object store
+//!   itself, and checks with its `position` that each message brings the rows that the plan has next;
 //! * `decoder` takes a message apart and copies it into the batches;
 //! * `reorder` holds the batches that are being filled (`builder`), and the byte budget;
 //! * [`Batch`] is the result: one contiguous array per column.
@@ -54,17 +54,39 @@ pub enum Event {
 /// What this rank has read of an epoch since the loader started.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct EpochSummary {
-    /// The epoch.
+    /// Its number, from 0.
     pub epoch: u64,
     /// The order digest of the samples, checked against the plan.
     pub digest: OrderDigest,
     /// Samples, padding left out.
     pub samples: u64,
-    /// Batches.
+    /// How many batches.
     pub steps: u64,
 }
 
 /// One rank's batches. Dropping it ends its streams.
+///
+/// ```
+/// use forebay_client::{Access, Dataset, DatasetSpec, Event, Loader, LoaderSettings, SourceSettings};
+///
+/// # #[tokio::main]
+/// # async fn main() -> forebay_client::Result<()> {
+/// # let access = Access::direct(SourceSettings::default())?;
+/// # let folder = std::fs::canonicalize("../tests/data/mnist/test").expect("the test data");
+/// # let dataset = Dataset::open(&access, &DatasetSpec::new(format!("file://{}", folder.display()))).await?;
+/// let mut settings = LoaderSettings { seed: 1, global_batch: 1000, epochs: Some(1), ..Default::default() };
+/// let mut loader = Loader::start(&dataset, settings.clone())?;
+/// let Some(Event::Batch(first)) = loader.next().await? else { panic!("no batch") };
+/// assert_eq!((first.rows(), first.mask()), (1000, None));
+///
+/// // Another loader goes on from here, on any number of ranks.
+/// settings.load_state_dict(&loader.state_dict())?;
+/// let mut resumed = Loader::start(&dataset, settings)?;
+/// let Some(Event::Batch(second)) = resumed.next().await? else { panic!("no batch") };
+/// assert_eq!(second.samples_done(), 2000);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct Loader {
     context: Arc<ReadContext>,
@@ -77,8 +99,8 @@ pub struct Loader {
 }
 
 impl Loader {
-    /// Starts reading. `Invalid` if the settings do not fit each other or the dataset; `Changed` if the state to resume
-    /// from is of another version of the dataset. Must be called within a Tokio runtime.
+    /// Starts reading. `Invalid` if the settings do not fit each other or the dataset; `Changed` if the state
+    /// to resume from is of another version of the dataset. Must be called within a Tokio runtime.
     pub fn start(dataset: &Dataset, settings: LoaderSettings) -> Result<Self> {
         let plan = RunPlan::new(dataset, settings)?;
         let settings = &plan.settings;
@@ -107,7 +129,8 @@ impl Loader {
         Ok(Self { context, driver, plan, seq: 0, samples_done, so_far: EpochSummary::of(epoch) })
     }
 
-    /// The next batch or the end of an epoch; `None` after the last epoch. An error is final. May be cancelled.
+    /// The next batch or the end of an epoch; `None` after the last epoch. An error is final. May be
+    /// cancelled.
     pub async fn next(&mut self) -> Result<Option<Event>> {
         match self.is_between() {
             true => Ok(self.end_epoch()),
@@ -118,8 +141,8 @@ impl Loader {
         }
     }
 
-    /// What [`Loader::next`] gives, if it is there already: for a look ahead while a device computes. `None` as well when
-    /// there is nothing more, or an error, which `next` then tells.
+    /// What [`Loader::next`] gives, if it is there already: for a look ahead while a device computes. `None`
+    /// as well when there is nothing more, or an error, which `next` then tells.
     pub fn ready(&mut self) -> Option<Event> {
         if self.is_between() {
             return self.end_epoch();
@@ -162,12 +185,13 @@ impl Loader {
         LoaderState { key, samples_done: self.samples_done }
     }
 
-    /// The same as bytes to keep in a checkpoint: fewer than 100. [`LoaderSettings::load_state_dict`] reads them.
+    /// The same as bytes to keep in a checkpoint: fewer than 100. [`LoaderSettings::load_state_dict`] reads
+    /// them.
     pub fn state_dict(&self) -> Vec<u8> {
         self.state().to_bytes().to_vec()
     }
 
-    /// The dataset.
+    /// The dataset that is read.
     pub fn dataset(&self) -> &Dataset {
         &self.context.dataset
     }
@@ -190,7 +214,8 @@ impl EpochSummary {
     }
 }
 
-/// Sets this reader apart from others where they are to spread over copies: ranks of one job by turns, jobs by chance.
+/// Sets this reader apart from others where they are to spread over copies: ranks of one job by turns, jobs
+/// by chance.
 fn offset(settings: &LoaderSettings) -> u64 {
     xxh3_64(&settings.seed.to_le_bytes()).wrapping_add(settings.rank.into())
 }

@@ -1,7 +1,8 @@
 //! A node of the cache and the connection to it.
 //!
-//! A [`Node`] is cheap to clone and connects when it is first used, so making one never waits. The first failure to reach
-//! it comes within [`CONNECT_TIMEOUT`] and names its address. Going over to another node is not its concern.
+//! A [`Node`] is cheap to clone and connects when it is first used, so making one never waits. The first
+//! failure to reach it comes within [`CONNECT_TIMEOUT`] and names its address. Going over to another node is
+//! not its concern.
 
 use forebay_proto::v1::StatusReply;
 use forebay_proto::v1::cache_client::CacheClient;
@@ -78,8 +79,8 @@ impl Node {
         reply.map(tonic::Response::into_inner).map_err(|s| self.error(s))
     }
 
-    /// Whether the node says, within `limit`, that it serves. Costs it next to nothing: this tells one that is slow from
-    /// one that is dead.
+    /// Whether the node says, within `limit`, that it serves. Costs it next to nothing: this tells one that
+    /// is slow from one that is dead.
     pub async fn is_serving(&self, limit: Duration) -> bool {
         let mut health = HealthClient::new(self.channel());
         match tokio::time::timeout(limit, health.check(HealthCheckRequest::default())).await {
@@ -90,7 +91,8 @@ impl Node {
         }
     }
 
-    /// The error behind a failed call: the node's own, or one that names the endpoint which could not be reached.
+    /// The error behind a failed call: the node's own, or one that names the endpoint which could not be
+    /// reached.
     pub fn error(&self, status: Status) -> Error {
         let url = self.url();
         let Some(cause) = root_cause(&status) else {

@@ -6,8 +6,8 @@ use std::process::{Command, Stdio};
 /// What stands for a commit that cannot be told.
 pub const UNKNOWN: &str = "unknown";
 
-/// The commit of the repository in which this program was built (`target/` lies within it), as far as git can tell; of a
-/// program that was installed elsewhere, `unknown`.
+/// The commit of the repository in which this program was built (`target/` lies within it), as far as git can
+/// tell; of a program that was installed elsewhere, `unknown`.
 pub fn commit() -> String {
     let program = std::env::current_exe().unwrap_or_default();
     built_in(&program).and_then(|folder| commit_of(&folder)).unwrap_or_else(|| UNKNOWN.to_owned())

@@ -1,9 +1,9 @@
 //! Large buffers, used again: fresh memory of a batch's size costs more in page faults than the copy into it.
 //!
-//! The pool keeps a second handle on every buffer it has given away. Once all other handles are gone (the batch was
-//! dropped), the buffer can be taken again; nobody has to give anything back. What the pool keeps alive is bounded in
-//! bytes; beyond that, and below [`POOLED_BYTES`], buffers are ordinary ones. Contents of a taken buffer are
-//! arbitrary: write every byte of a buffer before it is shared.
+//! The pool keeps a second handle on every buffer it has given away. Once all other handles are gone (the
+//! batch was dropped), the buffer can be taken again; nobody has to give anything back. What the pool keeps
+//! alive is bounded in bytes; beyond that, and below [`POOLED_BYTES`], buffers are ordinary ones. Contents of
+//! a taken buffer are arbitrary: write every byte of a buffer before it is shared.
 
 use arrow::buffer::{Buffer, MutableBuffer};
 use parking_lot::Mutex;
@@ -48,7 +48,8 @@ impl Pool {
         MutableBuffer::from_len_zeroed(bytes)
     }
 
-    /// Ends writing: the first `bytes` bytes of a taken buffer, to be shared. The pool takes it back by itself.
+    /// Ends writing: the first `bytes` bytes of a taken buffer, to be shared. The pool takes it back by
+    /// itself.
     pub fn share(&self, buffer: MutableBuffer, bytes: usize) -> Buffer {
         let whole: Buffer = buffer.into();
         if whole.len() >= POOLED_BYTES {

@@ -1,10 +1,10 @@
 //! The cluster as a client sees it: the topology, which node to ask for a segment, and which nodes are out.
 //!
-//! Any node tells the topology (`WatchTopology`); a task follows it for as long as the [`Cluster`] lives (`follow`), and
-//! goes on to another node that it knows when the one it asked goes away. A cluster of one, or a topology that cannot be
-//! had, means the endpoints themselves. `router` says which of a segment's copies is read. A node that failed is passed
-//! over in favour of others (`health`); the topology only confirms later. How often streams may be opened again is
-//! bounded (`budget`).
+//! Any node tells the topology (`WatchTopology`); a task follows it for as long as the [`Cluster`] lives
+//! (`follow`), and goes on to another node that it knows when the one it asked goes away. A cluster of one,
+//! or a topology that cannot be had, means the endpoints themselves. `router` says which of a segment's
+//! copies is read. A node that failed is passed over in favour of others (`health`); the topology only
+//! confirms later. How often streams may be opened again is bounded (`budget`).
 
 mod budget;
 mod follow;
@@ -34,8 +34,9 @@ use tokio::time::timeout;
 /// How long the first topology may take before the endpoints themselves serve instead.
 const FIRST: Duration = Duration::from_secs(5);
 
-/// The node that a reader asks for each of `segments`, by its index in the topology; `None` where no node takes segments.
-/// This is what a loader computes at the start of each epoch and after each change of the topology.
+/// The node that a reader asks for each of `segments`, by its index in the topology; `None` where no node
+/// takes segments. This is what a loader computes at the start of each epoch and after each change of the
+/// topology.
 pub fn route(
     topology: &v1::Topology,
     balance: &Balance,
@@ -66,8 +67,8 @@ struct BalanceOf {
     balance: Arc<Balance>,
 }
 
-/// What routes are computed from, apart from the async threads: it takes seconds for a hundred thousand segments on a
-/// thousand nodes.
+/// What routes are computed from, apart from the async threads: it takes seconds for a hundred thousand
+/// segments on a thousand nodes.
 struct RouteInputs {
     topology: Arc<v1::Topology>,
     manifest: Arc<Manifest>,
@@ -98,7 +99,8 @@ impl News {
     }
 }
 
-/// Whether something is new, which from then on it no longer is. What comes right after the look is not missed.
+/// Whether something is new, which from then on it no longer is. What comes right after the look is not
+/// missed.
 fn seen<T>(news: &mut watch::Receiver<T>) -> bool {
     // Nobody may be left to tell anything: then nothing is new.
     let new = news.has_changed().unwrap_or(false);
@@ -147,8 +149,8 @@ impl RouteInputs {
 }
 
 impl Cluster {
-    /// Follows the topology that any of `entry` tells. `offset` sets this reader apart from others where readers are to
-    /// spread over nodes or copies. Must be called within a Tokio runtime.
+    /// Follows the topology that any of `entry` tells. `offset` sets this reader apart from others where
+    /// readers are to spread over nodes or copies. Must be called within a Tokio runtime.
     pub fn follow(entry: &Endpoints, offset: u64) -> Self {
         let (sender, topology) = watch::channel(None);
         let health = Arc::new(Health::default());
@@ -173,7 +175,7 @@ impl Cluster {
         }
     }
 
-    /// Tells what is new from now on.
+    /// Tells of changes from now on.
     pub fn news(&self) -> News {
         let mut news = News { topology: self.topology.clone(), back: self.health.back() };
         news.topology.mark_unchanged();
@@ -198,8 +200,8 @@ impl Cluster {
         by_node.into_iter().map(group).collect()
     }
 
-    /// Another node that most likely has a segment than the one that was asked, and leave to ask it; `None` without
-    /// either.
+    /// Another node that most likely has a segment than the one that was asked, and leave to ask it; `None`
+    /// without either.
     pub async fn hedge_node(&self, manifest: &Arc<Manifest>, segment: u32, asked: &Node) -> Option<Node> {
         let topology = self.topology.borrow().clone()?;
         let (inputs, asked) = (self.route_inputs(topology.clone(), manifest), asked.url().to_owned());

@@ -1,9 +1,11 @@
-//! The batch stream: Arrow Flight's `DoGet` straight over an HTTP/2 connection, one connection for each stream.
+//! The batch stream: Arrow Flight's `DoGet` straight over an HTTP/2 connection, one connection for each
+//! stream.
 //!
-//! A stock gRPC client collects each message before it hands it on; this one yields the pieces as the frames arrive
-//! ([`StreamEvent`]), so that a body is copied once, to its final place. Frames are large ([`StreamSettings::frame_bytes`]):
-//! that is worth half the CPU time of the default. A caller that does not ask for the next event holds the server back:
-//! no more than a window is ever under way. Pings go out all the while, so a silent server is noticed within seconds.
+//! A stock gRPC client collects each message before it hands it on; this one yields the pieces as the frames
+//! arrive ([`StreamEvent`]), so that a body is copied once, to its final place. Frames are large
+//! ([`StreamSettings::frame_bytes`]): that is worth half the CPU time of the default. A caller that does not
+//! ask for the next event holds the server back: no more than a window is ever under way. Pings go out all
+//! the while, so a silent server is noticed within seconds.
 //!
 //! It does not retry, and does not know what a message means.
 
@@ -96,8 +98,8 @@ impl Stream {
         Ok(Self { address: address.to_owned(), body, parser, input, connection: guard.into_inner() })
     }
 
-    /// The next event; `None` after a whole and successful stream. `Retry` when the connection breaks, or what comes over
-    /// it makes no sense.
+    /// The next event; `None` after a whole and successful stream. `Retry` when the connection breaks, or
+    /// what comes over it makes no sense.
     pub async fn next(&mut self) -> Result<Option<StreamEvent>> {
         loop {
             let parsed = self.parser.next(&mut self.input);

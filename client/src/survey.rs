@@ -22,7 +22,8 @@ pub struct Surveyed {
     pub status: Result<v1::StatusReply>,
 }
 
-/// The topology, as a node that answers tells it. A node that is alone is called by the URL by which it was reached.
+/// The topology, as a node that answers tells it. A node that is alone is called by the URL by which it was
+/// reached.
 pub async fn topology(endpoints: &Endpoints) -> Result<v1::Topology> {
     let mut told = endpoints.ask(|node| async move { told(&node).await }).await?;
     endpoints.learn(&told);
@@ -68,8 +69,9 @@ pub async fn each(topology: &v1::Topology) -> Vec<Surveyed> {
     .await
 }
 
-/// The counters of the processes that read the object store: of each node that answers, or of this process. Differences
-/// tell what a stretch of reading cost. They include what others read from the cache at the same time.
+/// The counters of the processes that read the object store: of each node that answers, or of this process.
+/// Differences tell what a stretch of reading cost. They include what others read from the cache at the same
+/// time.
 pub async fn readings(access: &Access) -> Result<Readings> {
     let mut readings = Readings::default();
     match access {
@@ -95,7 +97,8 @@ pub async fn readings(access: &Access) -> Result<Readings> {
     Ok(readings)
 }
 
-/// [`readings`] in the middle of a run, which must not end because the cache is away for less than `patience`.
+/// [`readings`] in the middle of a run, which must not end because the cache is away for less than
+/// `patience`.
 pub async fn readings_within(access: &Access, patience: Duration) -> Result<Readings> {
     let since = Instant::now();
     let mut backoff = Backoff::new(Duration::from_millis(50), Duration::from_secs(2));

@@ -34,26 +34,27 @@ impl<'a> Ring<'a> {
 
     /// The indices of the nodes in falling order of claim on `segment`: owner first, then replicas.
     pub fn ranked(&self, segment: SegmentId) -> Vec<usize> {
-        let mut scored = self.scored(segment);
+        let mut scored: Vec<_> = self.scored(segment).collect();
         scored.sort_by(|a, b| b.0.total_cmp(&a.0).then_with(|| self.name(a.1).cmp(self.name(b.1))));
         scored.into_iter().map(|(_, i)| i).collect()
     }
 
     /// The index of the segment's owner; `None` without nodes.
     pub fn owner(&self, segment: SegmentId) -> Option<usize> {
-        let scored = self.scored(segment).into_iter();
-        let best = scored.max_by(|a, b| a.0.total_cmp(&b.0).then_with(|| self.name(b.1).cmp(self.name(a.1))));
+        let best = self
+            .scored(segment)
+            .max_by(|a, b| a.0.total_cmp(&b.0).then_with(|| self.name(b.1).cmp(self.name(a.1))));
         best.map(|(_, i)| i)
     }
 
-    fn scored(&self, segment: SegmentId) -> Vec<(f64, usize)> {
+    fn scored(&self, segment: SegmentId) -> impl Iterator<Item = (f64, usize)> + '_ {
         let bytes = segment.0.to_bytes();
-        let score = |&(i, weight, name): &(usize, f64, u64)| {
+        let score = move |&(i, weight, name): &(usize, f64, u64)| {
             // 53 bits, shifted by half a step so that 0 and 1 cannot occur.
             let u = ((xxh3_64_with_seed(&bytes, name) >> 11) as f64 + 0.5) / (1u64 << 53) as f64;
             (-weight / u.ln(), i)
         };
-        self.takers.iter().map(score).collect()
+        self.takers.iter().map(score)
     }
 
     fn name(&self, node: usize) -> &str {

@@ -1,8 +1,8 @@
 //! `forebay cat`: rows in file order on standard output, for eyes, pipes and tests.
 //!
-//! Through a cache the rows come by Arrow Flight with a scan ticket, directly they come from the same answer code. Each
-//! message's checksum is verified before anything of it is printed. Columns come in the order in which they were asked
-//! for.
+//! Through a cache the rows come by Arrow Flight with a scan ticket, directly they come from the same answer
+//! code. Each message's checksum is verified before anything of it is printed. Columns come in the order in
+//! which they were asked for.
 
 mod jsonl;
 mod rows;

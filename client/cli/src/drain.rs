@@ -1,4 +1,5 @@
-//! `forebay drain` and `forebay undrain`: take a node out of service without an error to anyone, and bring it back.
+//! `forebay drain` and `forebay undrain`: take a node out of service without an error to anyone, and bring it
+//! back.
 
 use crate::failure::Failure;
 use crate::figures;

@@ -1,8 +1,8 @@
 //! `forebay epoch`: read epochs without a trainer, and report where the bytes came from and how fast.
 //!
-//! Each epoch has loaders of its own, one for each rank, so that nothing of the next epoch is read ahead and the
-//! counters' differences belong to the epoch alone (on a cache that nobody else uses meanwhile). What opening the
-//! dataset cost is in the first epoch's figures, under footers.
+//! Each epoch has loaders of its own, one for each rank, so that nothing of the next epoch is read ahead and
+//! the counters' differences belong to the epoch alone (on a cache that nobody else uses meanwhile). What
+//! opening the dataset cost is in the first epoch's figures, under footers.
 
 mod ranks;
 mod report;

@@ -9,7 +9,7 @@ use std::io;
 pub(crate) enum Failure {
     /// Something to tell.
     Error(Error),
-    /// Whoever read standard output stopped (`forebay cat ... | head`): nothing to tell.
+    /// The reader of standard output stopped (`forebay cat ... | head`): nothing to tell.
     ReaderGone,
 }
 

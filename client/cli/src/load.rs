@@ -132,7 +132,8 @@ impl Load {
         Ok(Loaded { progress: sum(&parts), nodes: shares.len(), failed })
     }
 
-    /// The nodes that answer, and the segments that each is to fill: those that it owns when the others are left out.
+    /// The nodes that answer, and the segments that each is to fill: those that it owns when the others are
+    /// left out.
     async fn shares(&self, endpoints: &Endpoints) -> Result<Vec<Share>> {
         let mut topology = survey::topology(endpoints).await?;
         if topology.nodes.len() < 2 {

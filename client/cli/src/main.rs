@@ -1,7 +1,8 @@
 //! The command `forebay`: look into datasets and caches, warm them, and read epochs without a trainer.
 //!
-//! Each command is a file. Answers go to standard output, everything else to standard error. Errors are one line, `forebay: error: ...`, with
-//! exit status 1 (2 for a wrong command line, 130 after Ctrl-C); a reader that stops reading ends a command quietly.
+//! Each command is a file. Answers go to standard output, everything else to standard error. Errors are one
+//! line, `forebay: error: ...`, with exit status 1 (2 for a wrong command line, 130 after Ctrl-C); a reader
+//! that stops reading ends a command quietly.
 
 mod cat;
 mod copies;

@@ -1,4 +1,5 @@
-//! `forebay pin` and `forebay unpin`: keep everything under a URI in the cache, on every node of it, or let it go again.
+//! `forebay pin` and `forebay unpin`: keep everything under a URI in the cache, on every node of it, or let
+//! it go again.
 
 use crate::failure::Failure;
 use crate::fan_out::{FailedNode, FanOut, check};

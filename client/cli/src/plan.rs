@@ -1,4 +1,5 @@
-//! `forebay plan`: which rows a step holds. The tool for "which samples were in the batch that broke my loss?".
+//! `forebay plan`: which rows a step holds. The tool for "which samples were in the batch that broke my
+//! loss?".
 //!
 //! It computes what a loader with the same settings reads; nothing but the dataset's footers is read for it.
 
@@ -49,7 +50,8 @@ pub(crate) struct Plan {
     /// Only this rank's rows [default: all ranks']
     #[arg(long, value_name = "RANK")]
     rank: Option<u32>,
-    /// The epoch's position at which step 0 began: the samples done of the state that the run was resumed from
+    /// The epoch's position at which step 0 began: the samples done of the state that the run was resumed
+    /// from
     #[arg(long, value_name = "SAMPLES", default_value_t = 0)]
     first_position: u64,
     /// Answer in JSON
@@ -79,7 +81,8 @@ struct SlotReport {
     row: u64,
     segment: u32,
     object: String,
-    /// The row in the object; null if the manifest does not tell (a split that begins in the middle of an object).
+    /// The row in the object; null if the manifest does not tell (a split that begins in the middle of an
+    /// object).
     object_row: Option<u64>,
 }
 

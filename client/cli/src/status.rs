@@ -1,4 +1,5 @@
-//! `forebay status`: what the cache holds and has done: of one node all, of several a table and what they hold together.
+//! `forebay status`: what the cache holds and has done: of one node all, of several a table and what they
+//! hold together.
 
 use crate::copies::{self, Copies};
 use crate::failure::Failure;

@@ -1,4 +1,5 @@
-//! `forebay top`: the nodes of a cluster live in the terminal, a page a second; one page where there is no terminal.
+//! `forebay top`: the nodes of a cluster live in the terminal, a page a second; one page where there is no
+//! terminal.
 
 use crate::failure::Failure;
 use crate::figures;

@@ -6,7 +6,8 @@ use arrow::datatypes::SchemaRef;
 use forebay_proto::digest::OrderDigest;
 use forebay_proto::{Error, Result};
 
-/// One rank's rows of a step. Cheap to clone; its memory returns to the loader's pool when the last clone is dropped.
+/// One rank's rows of a step. Cheap to clone; its memory returns to the loader's pool when the last clone is
+/// dropped.
 #[derive(Debug, Clone)]
 pub struct Batch {
     pub(crate) epoch: u64,
@@ -45,7 +46,8 @@ impl Batch {
         self.real_rows
     }
 
-    /// The number of each row's sample in the dataset, in file order from 0; padding has that of the row it repeats.
+    /// The number of each row's sample in the dataset, in file order from 0; padding has that of the row it
+    /// repeats.
     pub fn sample_ids(&self) -> &[u64] {
         &self.samples
     }

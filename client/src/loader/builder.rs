@@ -1,7 +1,8 @@
 //! One batch being filled by several streams.
 //!
-//! Streams copy plain rows straight to their place, each column under a lock of its own, and then commit them. The
-//! rows that complete the batch put it together, outside of all locks: taking other batches meanwhile does not wait.
+//! Streams copy plain rows straight to their place, each column under a lock of its own, and then commit
+//! them. The rows that complete the batch put it together, outside of all locks: taking other batches
+//! meanwhile does not wait.
 
 use super::batch::Batch;
 use super::sampler::StepPlan;
@@ -79,7 +80,8 @@ impl BatchBuilder {
         }
     }
 
-    /// Adds rows that have arrived whole. If they were the last, puts the batch together and says what it counts for.
+    /// Adds rows that have arrived whole. If they were the last, puts the batch together and says what it
+    /// counts for.
     pub fn commit(&self, commit: Commit, schema: &SchemaRef, pool: &Pool) -> Result<Option<Completed>> {
         for (column, row, array) in commit.odd {
             if let Some(column) = &mut *self.columns[column].lock() {

@@ -1,9 +1,9 @@
 //! One message on its way into batches.
 //!
-//! Plain columns are copied frame by frame straight to their place in the batch; odd ones are collected, become arrays
-//! when the message is complete, and are cut up for the batches. A message for whose steps there is no room yet is
-//! collected whole instead. Nothing counts before the body's hash was found right, so a message that breaks off
-//! leaves no trace but bytes that the next attempt overwrites.
+//! Plain columns are copied frame by frame straight to their place in the batch; odd ones are collected,
+//! become arrays when the message is complete, and are cut up for the batches. A message for whose steps
+//! there is no room yet is collected whole instead. Nothing counts before the body's hash was found right, so
+//! a message that breaks off leaves no trace but bytes that the next attempt overwrites.
 
 mod layout;
 
@@ -180,7 +180,8 @@ impl MessageDecoder {
                 }
             }
         }
-        // Stretches may overlap in a header that is odd but not wrong, so only a full prefix is passed for good.
+        // Stretches may overlap in a header that is odd but not wrong, so only a full prefix is passed for
+        // good.
         let full = |t: &Target| t.start + t.bytes <= end;
         self.next += self.targets[self.next..].iter().take_while(|t| full(t)).count();
     }

@@ -1,4 +1,5 @@
-//! A stream's place in the plan: which rows it must bring next, checked against what its messages say they bring.
+//! A stream's place in the plan: which rows it must bring next, checked against what its messages say they
+//! bring.
 
 use super::builder::BatchBuilder;
 use super::decoder::RowCopy;
@@ -8,8 +9,8 @@ use forebay_proto::digest::OrderDigest;
 use forebay_proto::{Error, Result, SegmentSet};
 use std::sync::Arc;
 
-/// How far a stream's rows have been committed: all before this step, and those that lie before this row of its batch.
-/// So it holds for any part of the stream's segments too.
+/// How far a stream's rows have been committed: all before this step, and those that lie before this row of
+/// its batch. So it holds for any part of the stream's segments too.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub(crate) struct Committed {
     pub step: u64,
@@ -74,9 +75,9 @@ impl Position {
         Self { step, row: 0, piece: 0, taken: 0, builder: None }
     }
 
-    /// Moves past a run that begins at `message_row` of a message, and says where its rows go; those that are committed
-    /// already are left out. `None` if there is no room and none was to be waited for; the position is of no use then.
-    /// `Corrupt` if the plan says otherwise.
+    /// Moves past a run that begins at `message_row` of a message, and says where its rows go; those that are
+    /// committed already are left out. `None` if there is no room and none was to be waited for; the position
+    /// is of no use then. `Corrupt` if the plan says otherwise.
     pub async fn pass(
         &mut self,
         run: StepRun,
@@ -152,7 +153,7 @@ impl Position {
         Ok(())
     }
 
-    /// What is committed once all rows before this position are.
+    /// The rows that are committed once all rows before this position are.
     pub fn committed(&mut self, segments: &SegmentSet) -> Committed {
         let over = self.builder.is_some() && self.next_piece(segments).is_none();
         match over {

@@ -1,8 +1,9 @@
 //! The batches being filled, in order, and the byte budget over them.
 //!
-//! The [`ReorderBuffer`] holds the open steps: from the first that was not handed out yet to the last for which there
-//! was room. Streams open steps as they reach them and wait when the budget is used, which holds the server back through
-//! flow control. The first step is always open, whatever its size, so nothing can lock up.
+//! The [`ReorderBuffer`] holds the open steps: from the first that was not handed out yet to the last for
+//! which there was room. Streams open steps as they reach them and wait when the budget is used, which holds
+//! the server back through flow control. The first step is always open, whatever its size, so nothing can
+//! lock up.
 
 use super::batch::Batch;
 use super::builder::{BatchBuilder, Commit};
@@ -15,8 +16,8 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use tokio::sync::Notify;
 
-/// Streams that wait for room are woken when this part of the budget is free, not after each batch: where all cores are
-/// busy, a thread that wakes another may have to stand aside for it, and would do so in every step.
+/// Streams that wait for room are woken when this part of the budget is free, not after each batch: where all
+/// cores are busy, a thread that wakes another may have to stand aside for it, and would do so in every step.
 const WAKE_PARTS: u64 = 8;
 
 /// The open steps.

@@ -1,7 +1,7 @@
 //! The plan of each step: which rows of which segments the batch holds, where they lie, and their digest.
 //!
-//! Planning is pure; a step's plan costs 24 bytes for each row (its sample's number, and running digests, so that the digest
-//! of any stretch of rows is a subtraction and each row is hashed once).
+//! Planning is pure; a step's plan costs 24 bytes for each row (its sample's number, and running digests, so
+//! that the digest of any stretch of rows is a subtraction and each row is hashed once).
 
 use crate::pool::Pool;
 use arrow::buffer::{BooleanBuffer, ScalarBuffer};

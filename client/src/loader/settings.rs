@@ -24,7 +24,7 @@ pub struct LoaderSettings {
     pub rank: u32,
     /// Number of ranks.
     pub world: u32,
-    /// The first epoch.
+    /// The epoch to begin with, from 0.
     pub first_epoch: u64,
     /// How many epochs, counted from `first_epoch` even when resumed; `None` = without end.
     pub epochs: Option<u64>,
@@ -32,8 +32,9 @@ pub struct LoaderSettings {
     pub prefetch_bytes: u64,
     /// How long the rows may fail to come, however often it is tried, before that is an error.
     pub patience: Duration,
-    /// How long no node of the cache may answer before rows are read from the object store, if the access has that
-    /// fallback. Each reader adds up to half of it at random: all readers of a cache that dies must not come at once.
+    /// How long no node of the cache may answer before rows are read from the object store, if the access has
+    /// that fallback. Each reader adds up to half of it at random: all readers of a cache that dies must not
+    /// come at once.
     pub fallback_after: Duration,
     /// Go on from here instead of the first epoch's beginning.
     pub resume: Option<LoaderState>,
@@ -63,8 +64,9 @@ impl Default for LoaderSettings {
 }
 
 impl LoaderSettings {
-    /// Goes on where [`Loader::state_dict`](crate::Loader::state_dict) was taken, on any number of ranks. `Corrupt` if the bytes are damaged; that
-    /// they belong to the dataset is checked by [`Loader::start`](crate::Loader::start).
+    /// Goes on where [`Loader::state_dict`](crate::Loader::state_dict) was taken, on any number of ranks.
+    /// `Corrupt` if the bytes are damaged; that they belong to the dataset is checked by
+    /// [`Loader::start`](crate::Loader::start).
     pub fn load_state_dict(&mut self, bytes: &[u8]) -> Result<()> {
         let state = LoaderState::from_bytes(bytes)?;
         (self.seed, self.shuffle, self.resume) = (state.key.seed, state.key.shuffle, Some(state));

@@ -1,10 +1,11 @@
 //! A worker: one stream's share of an epoch, from the segments it covers to the batches, through any failure.
 //!
-//! A worker asks its node for the rows of its segments from the first that is not [`Committed`] on. A stream that breaks,
-//! falls silent (`silence`) or brings damaged bytes is opened again there, skipping what was committed: nothing is lost or
-//! taken twice. Other workers go on meanwhile. What happens after a failure is decided by `policy`. Where the segments
-//! have other nodes by then (`assignment`), the worker ends in favour of successors, one for each node. `receiver` turns
-//! what a stream brings into rows of batches; `hedge` asks another node when rows are late.
+//! A worker asks its node for the rows of its segments from the first that is not [`Committed`] on. A stream
+//! that breaks, falls silent (`silence`) or brings damaged bytes is opened again there, skipping what was
+//! committed: nothing is lost or taken twice. Other workers go on meanwhile. What happens after a failure is
+//! decided by `policy`. Where the segments have other nodes by then (`assignment`), the worker ends in favour
+//! of successors, one for each node. `receiver` turns what a stream brings into rows of batches; `hedge` asks
+//! another node when rows are late.
 
 mod assignment;
 mod feed;
@@ -152,7 +153,8 @@ impl StreamWorker {
         }
     }
 
-    /// One stream, from the first row that is not committed to the epoch's end, or until others are to take over.
+    /// One stream, from the first row that is not committed to the epoch's end, or until others are to take
+    /// over.
     async fn attempt(&mut self) -> Result<Vec<Self>, Failure> {
         self.settle()?;
         if self.committed.step >= self.run.epoch.count {
@@ -257,8 +259,8 @@ impl StreamWorker {
         }
     }
 
-    /// The facts that decide what to do after a failure. A node that failed is probed the first time; if it does not
-    /// serve, it is out for all workers until it does.
+    /// The facts that decide what to do after a failure. A node that failed is probed the first time; if it
+    /// does not serve, it is out for all workers until it does.
     async fn situation(&mut self, failure: &Failure) -> Situation {
         let source = self.source.kind();
         let mut situation = Situation { source, node_serves: false, nodes_left: true, has_fallback: false };

@@ -1,14 +1,15 @@
 //! How often streams may be opened again: a fault must not become a storm of attempts.
 //!
-//! Each attempt after a failure costs a token. Tokens come slowly with time, and faster with work done: a loader that
-//! makes progress may also fail over, and one that makes none asks ever more rarely.
+//! Each attempt after a failure costs a token. Tokens come slowly with time, and faster with work done: a
+//! loader that makes progress may also fail over, and one that makes none asks ever more rarely.
 
 use forebay_proto::TokenBucket;
 use parking_lot::Mutex;
 use std::time::{Duration, Instant};
 use tokio::time::sleep;
 
-/// Attempts that may be made at once. A dead node costs one per stream that it had and one per node that takes over.
+/// Attempts that may be made at once. A dead node costs one per stream that it had and one per node that
+/// takes over.
 const BURST: f64 = 32.0;
 
 /// Attempts per second that are always possible.

@@ -1,7 +1,8 @@
 //! Which nodes can be asked, by what streams and probes have seen of them.
 //!
-//! A node that failed is out until it says that it serves: it is asked after a pause that grows with each time in a
-//! row. A node that brings rows is forgiven everything. The topology has no part in this: it only confirms later.
+//! A node that failed is out until it says that it serves: it is asked after a pause that grows with each
+//! time in a row. A node that brings rows is forgiven everything. The topology has no part in this: it only
+//! confirms later.
 
 use crate::node::Node;
 use forebay_proto::{Backoff, Result};

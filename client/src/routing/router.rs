@@ -1,9 +1,10 @@
 //! Which of a segment's copies a reader asks for.
 //!
-//! Readers of a segment that is much read ("hot") spread over all its copies: by the segment's number and the reader's own
-//! offset, so that the segments of one reader spread evenly, and so do many readers of one segment. For any other segment
-//! the copy in the reader's own zone is read, else the owner's. Nodes that are out are passed over. If no copy can be
-//! read, the next node in rank is asked, and fetches the segment itself.
+//! Readers of a segment that is much read ("hot") spread over all its copies: by the segment's number and the
+//! reader's own offset, so that the segments of one reader spread evenly, and so do many readers of one
+//! segment. For any other segment the copy in the reader's own zone is read, else the owner's. Nodes that are
+//! out are passed over. If no copy can be read, the next node in rank is asked, and fetches the segment
+//! itself.
 
 use forebay_proto::manifest::{Manifest, SegmentId};
 use forebay_proto::ring::{Balance, Copies, Placement};

@@ -1,5 +1,5 @@
-//! How long messages usually take to come, and so when one is late: mean and deviation, both moving, as TCP keeps them
-//! for its retransmissions (Jacobson and Karels, "Congestion Avoidance and Control", 1988).
+//! How long messages usually take to come, and so when one is late: mean and deviation, both moving, as TCP
+//! keeps them for its retransmissions (Jacobson and Karels, "Congestion Avoidance and Control", 1988).
 
 use parking_lot::Mutex;
 use std::time::Duration;

@@ -1,9 +1,10 @@
-//! The parser of a batch stream's bytes: gRPC length prefixes around protobuf `FlightData`, taken apart as they come.
+//! The parser of a batch stream's bytes: gRPC length prefixes around protobuf `FlightData`, taken apart as
+//! they come.
 //!
-//! It never waits for a whole message: header and metadata are collected (they are small), the body is handed on in
-//! whatever pieces the network delivers, uncopied. It relies on `data_body` being a message's last field, which its
-//! number guarantees for every encoder that writes fields in order. Lengths are checked before anything is kept;
-//! malformed input is an error, never a panic.
+//! It never waits for a whole message: header and metadata are collected (they are small), the body is handed
+//! on in whatever pieces the network delivers, uncopied. It relies on `data_body` being a message's last
+//! field, which its number guarantees for every encoder that writes fields in order. Lengths are checked
+//! before anything is kept; malformed input is an error, never a panic.
 
 use bytes::{Buf, Bytes};
 use forebay_proto::{Error, Result};
@@ -56,7 +57,7 @@ enum ParserState {
     Ended,
 }
 
-/// The parser.
+/// Takes a stream of bytes apart.
 #[derive(Debug)]
 pub struct Parser {
     state: ParserState,
@@ -121,16 +122,7 @@ impl Parser {
                     self.state = ParserState::Skip { bytes: bytes - n };
                 }
                 ParserState::Prefix => self.prefix(input)?,
-                ParserState::Tag => {
-                    if let Some(tag) = self.varint(input)? {
-                        self.state = after_tag(tag)?;
-                    }
-                    if let ParserState::Skip { bytes } = self.state
-                        && bytes > self.left
-                    {
-                        return Err(malformed("it ends within a field"));
-                    }
-                }
+                ParserState::Tag => self.tag(input)?,
                 ParserState::Varint => {
                     if self.varint(input)?.is_some() {
                         self.state = ParserState::Tag;
@@ -165,6 +157,16 @@ impl Parser {
             self.state = ParserState::Tag;
         }
         Ok(())
+    }
+
+    fn tag(&mut self, input: &mut Bytes) -> Result<()> {
+        if let Some(tag) = self.varint(input)? {
+            self.state = after_tag(tag)?;
+        }
+        match self.state {
+            ParserState::Skip { bytes } if bytes > self.left => Err(malformed("it ends within a field")),
+            _ => Ok(()),
+        }
     }
 
     /// A varint, once all its bytes have come.

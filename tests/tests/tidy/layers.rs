@@ -24,7 +24,7 @@ const FORBIDDEN: [(&str, &[&str]); 7] = [
     ),
     ("dataset/src", &["forebay_client", "forebay_server", "forebay_tests", "tonic"]),
     ("cache-server/src", &["forebay_client", "forebay_tests", "forebay_train"]),
-    ("client/src", &["forebay_server", "forebay_tests", "forebay_train", "etcd_client"]),
+    ("client", &["forebay_server", "forebay_tests", "forebay_train", "etcd_client"]),
     ("trainer/src", &["forebay_server", "forebay_dataset", "forebay_tests", "tonic"]),
     ("trainer/c10d/src", &["forebay_proto", "forebay_client", "forebay_dataset", "forebay_server", "tokio"]),
     ("tests/src", &["forebay_server"]),

@@ -1,8 +1,8 @@
 //! Batches as JSON, one object a line.
 //!
-//! Nulls are written out. Instants with a time zone are written in UTC, whatever the zone: the zone names' database is
-//! not built in. Binary is hexadecimal, decimals are numbers with all their digits, NaN and infinities are null (JSON
-//! has none).
+//! Nulls are written out. Instants with a time zone are written in UTC, whatever the zone: the zone names'
+//! database is not built in. Binary is hexadecimal, decimals are numbers with all their digits, NaN and
+//! infinities are null (JSON has none).
 
 use arrow::array::{ArrayData, ArrayRef, RecordBatch, make_array};
 use arrow::datatypes::{DataType, Field, FieldRef, Schema};

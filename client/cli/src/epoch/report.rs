@@ -9,7 +9,8 @@ use serde::Serialize;
 #[derive(Debug, Clone, Serialize)]
 pub(super) struct EpochRow {
     pub epoch: u64,
-    /// Where the bytes came from: `s3` (`files` for file://), `cache`, `memory` (of this process), or `mixed`.
+    /// Where the bytes came from: `s3` (`files` for file://), `cache`, `memory` (of this process), or
+    /// `mixed`.
     pub source: &'static str,
     pub seconds: f64,
     /// Samples delivered, padding left out.
@@ -75,7 +76,8 @@ impl EpochRow {
     }
 }
 
-/// All from the object store when every segment was filled, or when at least as much was decoded as was delivered.
+/// All from the object store when every segment was filled, or when at least as much was decoded as was
+/// delivered.
 fn source(read: &Read, cost: &Counters, place: Place) -> &'static str {
     let nearly_all = |part: u64, whole: u64| part as f64 >= 0.9 * whole as f64;
     if cost.s3_requests == 0 && cost.parquet_bytes_decoded == 0 {

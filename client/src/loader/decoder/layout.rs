@@ -1,8 +1,9 @@
-//! Where a message's columns lie in its body, read from its IPC header and checked against schema and body length.
+//! Where a message's columns lie in its body, read from its IPC header and checked against schema and body
+//! length.
 //!
-//! A column is *plain* in a message when its rows are fixed-width values without nulls: then they are one stretch of
-//! the body, row after row, and can go straight to their place. All others are *odd* and must become Arrow arrays
-//! first. A column may be plain in one message and odd in the next.
+//! A column is *plain* in a message when its rows are fixed-width values without nulls: then they are one
+//! stretch of the body, row after row, and can go straight to their place. All others are *odd* and must
+//! become Arrow arrays first. A column may be plain in one message and odd in the next.
 
 use arrow::array::ArrayRef;
 use arrow::buffer::Buffer;

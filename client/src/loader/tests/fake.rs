@@ -1,4 +1,5 @@
-//! Cache nodes in this process: the real answers behind a stock gRPC server, and a network in front that fails.
+//! Cache nodes in this process: the real answers behind a stock gRPC server, and a network in front that
+//! fails.
 
 use super::world::{Random, World};
 use crate::access::Access;
@@ -31,7 +32,8 @@ type Many<T> = BoxStream<'static, Result<T, Status>>;
 /// What a node does wrong, and what it has seen.
 #[derive(Default)]
 pub struct Conduct {
-    /// It has forgotten the dataset, as after a start, and will so often forget it when told of it, less this once.
+    /// It has forgotten the dataset, as after a start, and will so often forget it when told of it, less this
+    /// once.
     pub forgets: AtomicU64,
     /// It flips a bit of a message with a body, once.
     pub flips: Mutex<Option<Flip>>,
@@ -79,7 +81,7 @@ impl Drop for Open {
 }
 
 #[derive(Clone)]
-pub struct Node {
+pub struct FakeNode {
     dataset: Dataset,
     topology: watch::Receiver<v1::Topology>,
     pub conduct: Arc<Conduct>,
@@ -87,7 +89,7 @@ pub struct Node {
 
 /// Nodes that all serve one dataset.
 pub struct Fleet {
-    pub nodes: Vec<Node>,
+    pub nodes: Vec<FakeNode>,
     pub addresses: Vec<String>,
     /// What the nodes tell.
     pub topology: watch::Sender<v1::Topology>,
@@ -109,7 +111,7 @@ impl Fleet {
         let (mut nodes, mut addresses, mut tasks) = (Vec::new(), Vec::new(), Vec::new());
         for i in 0..count {
             let conduct = Arc::new(Conduct { message_bytes: AtomicU64::new(900), ..Default::default() });
-            let node = Node { dataset: dataset.clone(), topology: told.clone(), conduct };
+            let node = FakeNode { dataset: dataset.clone(), topology: told.clone(), conduct };
             let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
             let server = listener.local_addr().unwrap();
             let service = tonic::transport::Server::builder()
@@ -188,7 +190,7 @@ async fn network(listener: TcpListener, server: SocketAddr, seed: u64, bytes: u6
 }
 
 #[tonic::async_trait]
-impl Cache for Node {
+impl Cache for FakeNode {
     type LoadStream = Many<v1::LoadProgress>;
     type WatchTopologyStream = Many<v1::Topology>;
 
@@ -244,13 +246,13 @@ impl Cache for Node {
     }
 }
 
-/// Whether a ticket asks only for what is held.
+/// Whether a ticket asks only for segments that the node holds.
 fn is_hedge(ticket: &[u8]) -> bool {
     let kind = v1::Ticket::decode(ticket).ok().and_then(|ticket| ticket.kind);
     matches!(kind, Some(v1::ticket::Kind::Plan(plan)) if plan.held_only)
 }
 
-impl Node {
+impl FakeNode {
     fn answer(&self, ticket: &[u8]) -> forebay_proto::Result<stream::Answer> {
         if let Some(e) = self.conduct.fails.lock().clone() {
             return Err(e);
@@ -271,7 +273,7 @@ impl Node {
 }
 
 #[tonic::async_trait]
-impl FlightService for Node {
+impl FlightService for FakeNode {
     type HandshakeStream = Many<HandshakeResponse>;
     type ListFlightsStream = Many<FlightInfo>;
     type DoGetStream = Many<FlightData>;

@@ -1,10 +1,10 @@
 //! The segments of a worker, and the nodes that they belong to, in mid-epoch too.
 //!
-//! After a message a worker looks whether its segments have other nodes: because nodes joined, left or came back, or
-//! because copies of hot segments were made or dropped. The workers that take over begin exactly where it stands. A
-//! change that does not concern the segments costs the comparison, and several changes within [`CALM`] are looked at
-//! together. Any node can answer for any segment, so following is never urgent: an epoch that has many streams already is
-//! divided no further until the next one.
+//! After a message a worker looks whether its segments have other nodes: because nodes joined, left or came
+//! back, or because copies of hot segments were made or dropped. The workers that take over begin exactly
+//! where it stands. A change that does not concern the segments costs the comparison, and several changes
+//! within [`CALM`] are looked at together. Any node can answer for any segment, so following is never urgent:
+//! an epoch that has many streams already is divided no further until the next one.
 
 use crate::node::Node;
 use crate::routing::{Cluster, Group, News};
@@ -15,7 +15,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 /// A worker's segments are divided no more often than this.
-pub(in crate::loader) const CALM: Duration = Duration::from_millis(if cfg!(test) { 20 } else { 1000 });
+pub(crate) const CALM: Duration = Duration::from_millis(if cfg!(test) { 20 } else { 1000 });
 
 /// Streams of an epoch, beyond two for each node, that are not divided further.
 const STREAMS_MAX: usize = 32;

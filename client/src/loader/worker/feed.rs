@@ -1,4 +1,5 @@
-//! Where a worker's messages come from: a node's stream, or segments read in this process. The events are the same.
+//! Where a worker's messages come from: a node's stream, or segments read in this process. The events are the
+//! same.
 
 use crate::dataset::Dataset;
 use crate::direct::Direct;

@@ -1,10 +1,10 @@
-//! Hedged requests: when the reader waits for rows that are late although their node lives, the next node in rank is
-//! asked for them too, and the worker goes on with the one that brings rows first (J. Dean and L. A. Barroso, "The Tail
-//! at Scale", Communications of the ACM 56, 2013).
+//! Hedged requests: when the reader waits for rows that are late although their node lives, the next node in
+//! rank is asked for them too, and the worker goes on with the one that brings rows first (J. Dean and L. A.
+//! Barroso, "The Tail at Scale", Communications of the ACM 56, 2013).
 //!
-//! The other node brings only the segments that it holds: a slow owner must not make others fetch from the object store.
-//! Only whole messages count, and the loser's stream is dropped before the winner's first rows are looked at, so nothing
-//! is taken twice. Hedges are paid for from the budget of all attempts.
+//! The other node brings only the segments that it holds: a slow owner must not make others fetch from the
+//! object store. Only whole messages count, and the loser's stream is dropped before the winner's first rows
+//! are looked at, so nothing is taken twice. Hedges are paid for from the budget of all attempts.
 
 use super::feed::Feed;
 use crate::dataset::Dataset;
@@ -38,8 +38,8 @@ pub(super) struct HedgedStream {
 }
 
 impl Hedge<'_> {
-    /// Ends when another node brings the rows that are late; mostly never. To be dropped as soon as the worker's own node
-    /// brings anything.
+    /// Ends when another node brings the rows that are late; mostly never. To be dropped as soon as the
+    /// worker's own node brings anything.
     pub async fn run(&self) -> HedgedStream {
         sleep(self.cluster.throughput().late_after()).await;
         loop {

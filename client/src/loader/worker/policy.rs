@@ -11,7 +11,8 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct RetryPolicy {
     pub patience: Duration,
-    /// How long no node may answer before the fallback is used: not the same in all readers of a cache that dies.
+    /// How long no node may answer before the fallback is used: not the same in all readers of a cache that
+    /// dies.
     pub fallback_after: Duration,
 }
 
@@ -161,7 +162,8 @@ mod tests {
     const POLICY: RetryPolicy =
         RetryPolicy { patience: Duration::from_secs(60), fallback_after: Duration::from_secs(5) };
 
-    /// The decision in a word, after failures for `seconds`; `facts` are node_serves, nodes_left, has_fallback.
+    /// The decision in a word, after failures for `seconds`; `facts` are node_serves, nodes_left,
+    /// has_fallback.
     fn decide(
         kind: FailureKind,
         source: SourceKind,
@@ -223,6 +225,19 @@ mod tests {
             let got = decide(kind, source, seconds, reopened, facts);
             assert_eq!(got, want, "{kind:?} {source:?} {seconds} s, reopened: {reopened}, {facts:?}");
         }
+    }
+
+    /// When a node restarts, the workers of all ranks lose it in the same instant.
+    #[test]
+    fn workers_that_fail_together_come_back_apart() {
+        let failure = Failure::from(Error::retry("the node restarts"));
+        let situation = Situation { source: Owner, node_serves: true, nodes_left: true, has_fallback: false };
+        let wait = || match POLICY.on(&failure, &mut History::default(), situation, Instant::now()) {
+            Next::Retry(wait) => wait,
+            other => panic!("{other:?}"),
+        };
+        let waits: std::collections::BTreeSet<Duration> = (0..100).map(|_| wait()).collect();
+        assert!(waits.len() > 50, "{waits:?}");
     }
 
     #[test]

@@ -1,8 +1,8 @@
 //! Waiting for a node that is silent.
 //!
-//! A worker asks for the next rows only when there is room for them, so silence is a reason to ask the node whether it
-//! lives. One that says so is slow (it may be fetching from the object store) and gets all the time it needs; one that
-//! does not is dead to this worker.
+//! A worker asks for the next rows only when there is room for them, so silence is a reason to ask the node
+//! whether it lives. One that says so is slow (it may be fetching from the object store) and gets all the
+//! time it needs; one that does not is dead to this worker.
 
 use super::policy::{Failure, FailureKind};
 use crate::node::Node;
