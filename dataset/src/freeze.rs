@@ -72,7 +72,8 @@ pub(crate) async fn freeze(
         return Ok(known);
     }
     let demand = Urgency::demand();
-    // Boxed one by one: the compiler cannot see through the closure's lifetimes that the whole future is Send.
+    // Boxed one by one: the compiler cannot see through the closure's lifetimes that the whole future is
+    // Send.
     let reads: Vec<BoxFuture<'_, Result<Arc<Footer>>>> =
         objects.iter().map(|(_, place, version)| footers.get(place, version, &demand).boxed()).collect();
     // One after the other: the footers of a large dataset together are larger than memory.
@@ -125,7 +126,7 @@ async fn objects(source: &Source, uri: &str) -> Result<Vec<(String, Place, Versi
         match meta {
             Ok(m) if m.is_file() => return Ok(single(source.head(&root).await?)),
             Ok(_) => {}
-            // The answer to a request says best what is wrong.
+            // The error of a request names the fault best.
             Err(_) => return source.head(&root).await.map(single),
         }
     } else if root.path().ends_with(".parquet") {
@@ -172,12 +173,14 @@ fn object_uri(uri: &str, key: &str) -> String {
     format!("{}/{key}", uri.trim_end_matches('/'))
 }
 
-/// Whether a key under the prefix belongs to the dataset: `.parquet`, and no part of it hidden (`_delta_log/...`).
+/// Whether a key under the prefix belongs to the dataset: `.parquet`, and no part of it hidden
+/// (`_delta_log/...`).
 fn wanted(key: &str) -> bool {
     key.ends_with(".parquet") && !key.split('/').any(|part| part.starts_with(['_', '.']))
 }
 
-/// Drops what some tools leave to mark a directory `x.parquet/`: an object without bytes, whose key others go on from.
+/// Drops what some tools leave to mark a directory `x.parquet/`: an object without bytes, whose key others go
+/// on from.
 fn drop_markers(objects: &mut Vec<(String, Place, Version)>) {
     let markers: Vec<bool> = objects
         .iter()
@@ -191,7 +194,8 @@ fn drop_markers(objects: &mut Vec<(String, Place, Version)>) {
     objects.retain(|_| !markers.next().unwrap_or(false));
 }
 
-/// Row groups joined into segments: (row groups, rows, decoded bytes). A row group without rows joins a neighbour.
+/// Row groups joined into segments: (row groups, rows, decoded bytes). A row group without rows joins a
+/// neighbour.
 fn cut(groups: &[(u64, u64)], aim: u64) -> impl Iterator<Item = (u32, u64, u64)> {
     let mut segments: Vec<(u32, u64, u64)> = Vec::new();
     let mut open = (0u32, 0u64, 0u64);

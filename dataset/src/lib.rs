@@ -1,9 +1,9 @@
-//! From an object store to Arrow segments: the code that reads a dataset, shared by the cache's nodes and by the
-//! client's direct mode.
+//! From an object store to Arrow segments: the code that reads a dataset, shared by the cache's nodes and by
+//! the client's direct mode.
 //!
-//! * [`SegmentReader`]: freezes a URI to a manifest, and reads segments of it. Below it: `source`, ranges of objects with
-//!   retries, limits and clear errors; `parquet`, footers, the bytes of a segment's columns, and those decoded to one record
-//!   batch; `freeze`.
+//! * [`SegmentReader`]: freezes a URI to a manifest, and reads segments of it. Below it: `source`, ranges of
+//!   objects with retries, limits and clear errors; `parquet`, footers, the bytes of a segment's columns, and
+//!   those decoded to one record batch; `freeze`.
 //! * [`schema`]: the Arrow schema that a dataset's segments have.
 //! * [`view`]: a split of a dataset, or a mix of several.
 //! * [`ready`]: a segment that is ready to be read.
@@ -23,6 +23,8 @@ pub use freeze::Frozen;
 pub use parquet::{Cost, SegmentReader, SegmentRun};
 pub use priority::{PrioritySemaphore, SemaphorePermit};
 pub use ready::{MemoryGuard, ReadySegment};
+#[cfg(feature = "cli")]
+pub use source::SourceArgs;
 pub use source::{SourceCounters, SourceSettings};
 pub use urgency::Urgency;
 pub use view::View;

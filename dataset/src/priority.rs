@@ -1,9 +1,9 @@
 //! One semaphore for everything scarce: requests, decoders, bytes of memory.
 //!
-//! Permits have a weight. Demands are served before prefetches, and within each the waiters are served in the order in
-//! which they came. Nobody overtakes the first waiter, so a heavy one is not starved by lighter ones; one that is heavier
-//! than the whole limit is served once nothing else is held. Raising a waiter's urgency, cancelling it, and releasing a
-//! permit each serve the next.
+//! Permits have a weight. Demands are served before prefetches, and within each the waiters are served in the
+//! order in which they came. Nobody overtakes the first waiter, so a heavy one is not starved by lighter
+//! ones; one that is heavier than the whole limit is served once nothing else is held. Raising a waiter's
+//! urgency, cancelling it, and releasing a permit each serve the next.
 
 use crate::urgency::Urgency;
 use parking_lot::Mutex;
@@ -206,7 +206,8 @@ impl SemaphorePermit {
         self.weight
     }
 
-    /// Changes the weight of the permit. More is granted at once, beyond the limit if need be: it is in use already.
+    /// Changes the weight of the permit. More is granted at once, beyond the limit if need be: it is in use
+    /// already.
     pub fn resize(&mut self, weight: u64) {
         let more = weight.saturating_sub(self.weight);
         let less = self.weight.saturating_sub(weight);

@@ -1,7 +1,7 @@
 //! The Arrow schema of a dataset: the same for all its objects and segments, whatever encodings they use.
 //!
-//! Dictionaries, run-end encodings and views become the plain types of their values, as they are choices of how to
-//! store an object. Metadata is dropped, except the names and parameters of extension types.
+//! Dictionaries, run-end encodings and views become the plain types of their values, as they are choices of
+//! how to store an object. Metadata is dropped, except the names and parameters of extension types.
 
 use arrow::array::{
     Array, ArrayRef, AsArray, FixedSizeListArray, GenericListArray, MapArray, OffsetSizeTrait, StructArray,
@@ -80,9 +80,9 @@ fn plain_type(data_type: &DataType) -> DataType {
     }
 }
 
-/// `read` with the time zones that `written` names for the same columns. Parquet only knows that a timestamp is in UTC; the
-/// parquet crate takes the zone from the writer's schema, but not where that has another unit (seconds, which Parquet
-/// lacks). Both must be plain; where they do not fit each other, `read` stands.
+/// `read` with the time zones that `written` names for the same columns. Parquet only knows that a timestamp
+/// is in UTC; the parquet crate takes the zone from the writer's schema, but not where that has another unit
+/// (seconds, which Parquet lacks). Both must be plain; where they do not fit each other, `read` stands.
 pub(crate) fn with_zones(read: Schema, written: &Schema) -> Schema {
     let field = |f: &FieldRef| match written.column_with_name(f.name()) {
         Some((_, w)) => zoned_field(f, w),
@@ -111,8 +111,8 @@ fn zoned_type(read: &DataType, written: &DataType) -> DataType {
     }
 }
 
-/// Widens `schema` so that it holds `other` too: nullable where either is. Extension types are `schema`'s. The error
-/// says which column differs and how.
+/// Widens `schema` so that it holds `other` too: nullable where either is. Extension types are `schema`'s.
+/// The error says which column differs and how.
 pub(crate) fn unify(schema: &Schema, other: &Schema) -> Result<Schema, String> {
     let names =
         |s: &Schema| s.fields().iter().map(|f| format!("'{}'", f.name())).collect::<Vec<_>>().join(", ");

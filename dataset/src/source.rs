@@ -1,13 +1,17 @@
-//! Ranges of objects in object stores: `s3://` at any endpoint, and `file://`.
+//! Ranges of objects in object stores: `s3://` at any endpoint, `gs://`, `az://`, and `file://`.
 //!
-//! Promises: requests at once and bytes a second are bounded, demands go before prefetches; transient failures are
-//! retried for a bounded time and never in a storm; every read of a frozen object names its version, so bytes of two
-//! versions never mix; errors say which object and what to do, and never show a secret. Does not write, and knows nothing
-//! of Parquet or caches.
+//! Promises: requests at once and bytes a second are bounded, demands go before prefetches; transient
+//! failures are retried for a bounded time and never in a storm; every read of a frozen object names its
+//! version, so bytes of two versions never mix; errors say which object and what to do, and never show a
+//! secret. Does not write, and knows nothing of Parquet or caches.
 //!
-//! Each request passes these layers: [`request`] classes its outcome, [`retry`] repeats it, [`limits`] lets it through.
+//! Each request passes these layers: [`request`] classes its outcome, [`retry`] repeats it, [`limits`] lets
+//! it through.
 
 mod aimd;
+#[cfg(feature = "cli")]
+mod args;
+mod blocking;
 mod checksum;
 mod counters;
 mod credentials;
@@ -21,6 +25,9 @@ mod settings;
 mod uri;
 mod watch;
 
+#[cfg(feature = "cli")]
+pub use args::SourceArgs;
+pub(crate) use blocking::blocking;
 pub use counters::SourceCounters;
 pub use forebay_proto::ring::is_under;
 pub(crate) use object::{Place, Purpose, Version};
@@ -42,7 +49,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use uri::{Location, locate};
+use uri::{Location, Scheme, locate};
 
 /// A whole object that does not match its checksum is read this often before it is called corrupt.
 const READINGS: u32 = 3;
@@ -57,7 +64,7 @@ struct Inner {
     settings: SourceSettings,
     s3: credentials::Resolved,
     /// By name; the file system has none.
-    buckets: Mutex<HashMap<String, Arc<Bucket>>>,
+    buckets: Mutex<HashMap<Option<(Scheme, String)>, Arc<Bucket>>>,
     retries: Retries,
     counters: SourceCounters,
 }
@@ -94,10 +101,10 @@ impl Source {
     /// The place of a normalised URI.
     pub(crate) fn place(&self, uri: &str) -> Result<Place> {
         let (name, path) = match locate(uri)? {
-            Location::S3 { bucket, key } => (bucket, key),
+            Location::Bucket { scheme, bucket, key } => (Some((scheme, bucket)), key),
             Location::File { path } => {
                 let text = path.to_str().ok_or_else(|| Error::invalid(format!("{uri}: not UTF-8")))?;
-                (String::new(), text.trim_start_matches('/').to_owned())
+                (None, text.trim_start_matches('/').to_owned())
             }
         };
         let path = Path::parse(&path).map_err(|e| Error::invalid(format!("{uri}: {e}")))?;
@@ -105,9 +112,12 @@ impl Source {
         let bucket = match buckets.get(&name) {
             Some(bucket) => bucket.clone(),
             None => {
-                let bucket = Arc::new(match name.as_str() {
-                    "" => open::file_system(),
-                    name => open::s3(name, &self.inner.s3, &self.inner.settings)?,
+                let settings = &self.inner.settings;
+                let bucket = Arc::new(match &name {
+                    None => open::file_system(),
+                    Some((Scheme::S3, name)) => open::s3(name, &self.inner.s3, settings)?,
+                    Some((Scheme::Gs, name)) => open::gcs(name, settings)?,
+                    Some((Scheme::Az, name)) => open::azure(name, settings)?,
                 });
                 buckets.insert(name, bucket.clone());
                 bucket
@@ -151,7 +161,7 @@ impl Source {
         loop {
             let pass = request.begin(1).await?;
             self.inner.counters.footer_requests.fetch_add(1, Relaxed);
-            // A GET of one byte, as the answer to a HEAD cannot say what is wrong.
+            // A GET of one byte, as the answer to a HEAD has no error document.
             let range = (!place.is_file()).then_some(GetRange::Bounded(0..1));
             let options = GetOptions { head: range.is_none(), range, ..Default::default() };
             let done = place.bucket.objects.get_opts(&place.path, options).await;
@@ -175,8 +185,8 @@ impl Source {
         Ok(bytes.into())
     }
 
-    /// As [`Source::get`], from `start` on into `bytes`, as many as those are. A body that breaks off is continued where
-    /// it did.
+    /// As [`Source::get`], from `start` on into `bytes`, as many as those are. A body that breaks off is
+    /// continued where it did.
     pub(crate) async fn get_into(
         &self,
         place: &Place,
@@ -275,12 +285,4 @@ impl Source {
     ) -> Request<'a> {
         Request::new(&self.inner.retries, &self.inner.counters, place, version, urgency)
     }
-}
-
-/// Runs what asks the file system off the async threads.
-pub(crate) async fn blocking<T: Send + 'static>(
-    work: impl FnOnce() -> Result<T> + Send + 'static,
-) -> Result<T> {
-    let done = tokio::task::spawn_blocking(work).await;
-    done.unwrap_or_else(|e| Err(Error::closed(format!("asking the file system: {e}"))))
 }

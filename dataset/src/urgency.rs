@@ -1,10 +1,11 @@
-//! How soon somebody needs what is read: requests that are waited for come before those made ahead of time.
+//! How soon a read is needed: demands, for which somebody waits, come before prefetches.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use tokio::sync::Notify;
 
-/// The urgency of a read. Clones share it, so that a read ahead of time can be hurried once somebody waits for it.
+/// The urgency of a read. Clones share it, so that a read ahead of time can be hurried once somebody waits
+/// for it.
 #[derive(Debug, Clone)]
 pub struct Urgency(Arc<Wanted>);
 
@@ -26,12 +27,12 @@ impl Urgency {
         Self::new(true)
     }
 
-    /// Nobody waits for it yet: it goes when no demand is waiting.
+    /// Nobody waits for it yet: demands go first.
     pub fn prefetch() -> Self {
         Self::new(false)
     }
 
-    /// From now on somebody waits for it: what has not begun yet goes with the demands.
+    /// From now on somebody waits for it: its requests that have not begun go with the demands.
     pub fn raise(&self) {
         self.0.now.store(true, SeqCst);
         self.0.raised.notify_waiters();
@@ -72,7 +73,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn whoever_waits_for_it_to_be_raised_hears_of_it() {
+    async fn raising_ends_the_wait_for_it() {
         Urgency::demand().raised().await;
         let urgency = Urgency::prefetch();
         let wait = urgency.raised();

@@ -19,7 +19,8 @@ pub struct View {
     behind: Vec<(Arc<Frozen>, f64)>,
 }
 
-/// The URIs of the datasets that must be frozen for `spec`. `Invalid` if it names none, or both one and a mix.
+/// The URIs of the datasets that must be frozen for `spec`. `Invalid` if it names none, or both one and a
+/// mix.
 pub fn uris(spec: &v1::DatasetSpec) -> Result<Vec<&str>> {
     match (spec.uri.as_str(), spec.mix.as_slice()) {
         ("", []) => Err(Error::invalid("no dataset given: name a URI, or the datasets of a mix")),
@@ -68,8 +69,8 @@ impl View {
         Ok(Self { manifest: Arc::new(manifest), schema, behind })
     }
 
-    /// Compressed bytes of the projected column chunks. Of a split: the dataset's, in proportion to the rows of the
-    /// segments that it touches.
+    /// Compressed bytes of the projected column chunks. Of a split: the dataset's, in proportion to the rows
+    /// of the segments that it touches.
     pub fn projected_bytes(&self, projection: &[usize]) -> u64 {
         let bytes =
             |(f, share): &(Arc<Frozen>, f64)| (f.projected_bytes(projection) as f64 * share).round() as u64;

@@ -1,5 +1,5 @@
-//! The memory that reading a segment takes is what was said beforehand, or less. A test binary of its own: it looks at the
-//! peak of the whole process.
+//! The memory that reading a segment takes is what was said beforehand, or less. A test binary of its own: it
+//! looks at the peak of the whole process.
 
 use arrow::array::{
     ArrayRef, FixedSizeListArray, Float32Array, Int64Array, ListArray, RecordBatch, StringArray, UInt8Array,

@@ -2,6 +2,7 @@
 
 use super::cluster::ClusterFlags;
 use clap::Parser;
+use forebay_dataset::SourceArgs;
 use forebay_proto::units::bytes;
 use serde::Serialize;
 use std::net::SocketAddr;
@@ -74,41 +75,12 @@ pub struct Flags {
 
 #[derive(Debug, clap::Args, Serialize)]
 struct SourceFlags {
-    /// URL of the S3 service [default: AWS].
-    #[arg(long)]
-    #[serde(skip_serializing_if = "Option::is_none")]
-    s3_endpoint: Option<String>,
-    /// Region.
-    #[arg(long)]
-    #[serde(skip_serializing_if = "Option::is_none")]
-    s3_region: Option<String>,
+    #[command(flatten)]
+    #[serde(flatten)]
+    shared: SourceArgs,
     /// Access key id [default: AWS_ACCESS_KEY_ID, then the AWS files]; the secret only comes from the
     /// environment, the settings file or the AWS files.
     #[arg(long)]
     #[serde(skip_serializing_if = "Option::is_none")]
     s3_access_key_id: Option<String>,
-    /// Profile of the AWS files.
-    #[arg(long)]
-    #[serde(skip_serializing_if = "Option::is_none")]
-    s3_profile: Option<String>,
-    /// Bucket in the path rather than the host name [default: with an endpoint].
-    #[arg(long)]
-    #[serde(skip_serializing_if = "Option::is_none")]
-    s3_path_style: Option<bool>,
-    /// Send no credentials: public buckets.
-    #[arg(long)]
-    #[serde(skip_serializing_if = "std::ops::Not::not")]
-    s3_anonymous: bool,
-    /// Requests to the object store under way at once [default: 32].
-    #[arg(long, value_name = "N")]
-    #[serde(skip_serializing_if = "Option::is_none")]
-    s3_max_requests: Option<usize>,
-    /// Bytes a second read from the object store by all requests together, e.g. 500MB [default: no limit].
-    #[arg(long, value_name = "BYTES", value_parser = bytes)]
-    #[serde(skip_serializing_if = "Option::is_none")]
-    s3_max_bytes_per_s: Option<u64>,
-    /// Seconds that a failing request is retried [default: 60].
-    #[arg(long)]
-    #[serde(skip_serializing_if = "Option::is_none")]
-    patience_s: Option<f64>,
 }

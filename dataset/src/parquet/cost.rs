@@ -1,8 +1,8 @@
 //! What reading a segment costs in memory, known before anything is fetched.
 //!
-//! The footer tells where the column chunks lie, how many values they hold and of what type, so the fetched bytes are
-//! exact and fixed-width columns too. Strings and the like are counted as the writer's statistics say; a writer that
-//! keeps none, or lies, is found out while decoding ([`Cost::limit`]).
+//! The footer tells where the column chunks lie, how many values they hold and of what type, so the fetched
+//! bytes are exact and fixed-width columns too. Strings and the like are counted as the writer's statistics
+//! say; a writer that keeps none, or lies, is found out while decoding ([`Cost::limit`]).
 
 use crate::parquet::footer::{Footer, RowGroups};
 use arrow::datatypes::DataType;
@@ -15,11 +15,11 @@ const PAGE_BYTES: u64 = 16 << 20;
 /// Bytes that reading a segment holds at once, at most.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Cost {
-    /// Compressed bytes, as they come from the store; let go when all is decoded.
+    /// Compressed bytes, as they come from the object store; freed when all is decoded.
     pub fetched: u64,
     /// The batch that comes of them.
     pub decoded: u64,
-    /// What decoding needs beside: levels of nested columns, values as Parquet stores them, pages.
+    /// Needed beside these by the decoder: levels of nested columns, values as Parquet stores them, pages.
     pub working: u64,
 }
 
@@ -29,14 +29,15 @@ impl Cost {
         self.fetched.saturating_add(self.decoded).saturating_add(self.working)
     }
 
-    /// Decoded bytes at which a segment is called a lie: twice what was announced, and a little for small ones.
+    /// Decoded bytes at which a segment is called a lie: twice what was announced, and a little for small
+    /// ones.
     pub(crate) fn limit(&self) -> u64 {
         self.decoded.saturating_mul(2).saturating_add(64 << 20)
     }
 }
 
-/// The cost of reading `columns` of a segment. Pieces of a file are read as wholes before they are put in their place, so
-/// from a file the fetched bytes count twice.
+/// The cost of reading `columns` of a segment. Pieces of a file are read as wholes before they are put in
+/// their place, so from a file the fetched bytes count twice.
 pub(crate) fn cost(part: &RowGroups, columns: &[usize], is_file: bool) -> Cost {
     let (footer, groups) = (&*part.footer, part.metadata());
     let (mut fetched, mut decoded, mut working, mut page) = (0u64, 0u64, 0u64, 0u64);
@@ -59,8 +60,8 @@ pub(crate) fn cost(part: &RowGroups, columns: &[usize], is_file: bool) -> Cost {
     Cost { fetched, decoded, working: working.saturating_add(2 * page) }
 }
 
-/// Estimated decoded bytes of one column of a row group: exact for fixed widths, else what the footer says of the values'
-/// bytes and 8 bytes a row.
+/// Estimated decoded bytes of one column of a row group: exact for fixed widths, else what the footer says of
+/// the values' bytes and 8 bytes a row.
 pub(crate) fn column_bytes(footer: &Footer, group: &RowGroupMetaData, column: usize) -> u64 {
     let rows = u64::try_from(group.num_rows()).unwrap_or(0);
     let Some(field) = footer.schema.fields().get(column) else { return 0 };
@@ -74,7 +75,7 @@ pub(crate) fn column_bytes(footer: &Footer, group: &RowGroupMetaData, column: us
     stored.fold(rows.saturating_mul(8), u64::saturating_add)
 }
 
-/// Whether the counts say what the fast way to read lists asks for (`decode/lists.rs`).
+/// Whether the counts are those of full lists, whose levels are not expanded (`decode/lists.rs`).
 fn is_full_list(footer: &Footer, group: &RowGroupMetaData, column: usize) -> bool {
     let Some(DataType::FixedSizeList(_, n)) = footer.schema.fields().get(column).map(|f| f.data_type())
     else {

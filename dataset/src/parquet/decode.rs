@@ -1,8 +1,8 @@
 //! Decoding: the fetched column chunks of a segment become one record batch.
 //!
-//! Runs on blocking threads, columns apart from each other. Whatever the bytes are, the result is a batch of the expected
-//! type and row count or an error: panics of the decoders are caught, and a segment that turns out much larger than its
-//! footer says is given up.
+//! Runs on blocking threads, columns apart from each other. Whatever the bytes are, the result is a batch of
+//! the expected type and row count or an error: panics of the decoders are caught, and a segment that turns
+//! out much larger than its footer says is given up.
 
 mod levels;
 mod lists;
@@ -31,7 +31,7 @@ pub(crate) struct DecodeTask {
     pub columns: Vec<usize>,
     /// Of the projected columns.
     pub schema: SchemaRef,
-    /// Read full lists the fast way.
+    /// Read full lists without expanding their levels.
     pub lists: bool,
     /// With more decoded bytes than this the footer is called a lie.
     pub limit: u64,
@@ -67,8 +67,8 @@ pub(crate) fn assemble(task: &DecodeTask, columns: Vec<ArrayRef>) -> Result<Reco
 }
 
 impl DecodeTask {
-    /// Places in the projection, dealt out to at most `hands` that decode at once: the largest column first, always to
-    /// the hand with least to do.
+    /// Places in the projection, dealt out to at most `hands` that decode at once: the largest column first,
+    /// always to the hand with least to do.
     pub(crate) fn deal(&self, hands: usize) -> Vec<Vec<usize>> {
         let footer = &self.part.footer;
         let bytes =
@@ -103,8 +103,8 @@ impl DecodeTask {
         Ok(column)
     }
 
-    /// A column by the parquet crate's reader. One batch of all rows where its size is known: anything less is copied
-    /// once more when the batches are joined.
+    /// A column by the parquet crate's reader. One batch of all rows where its size is known: anything less
+    /// is copied once more when the batches are joined.
     fn general(&self, chunks: &SharedChunks, place: usize) -> Result<ArrayRef, ParquetError> {
         let mask = ProjectionMask::roots(self.part.footer.arrow.parquet_schema(), [self.columns[place]]);
         let rows = self.part.rows as usize;
@@ -149,8 +149,8 @@ impl DecodeTask {
         )))
     }
 
-    /// `Invalid` where the text says that the decoder cannot read such an object, else `Corrupt`. Damaged bytes can look
-    /// like either: only bytes that were fetched twice tell.
+    /// `Invalid` where the text says that the decoder cannot read such an object, else `Corrupt`. Damaged
+    /// bytes can look like either: only bytes that were fetched twice tell.
     fn fault(&self, e: &ParquetError) -> Error {
         let text = e.to_string();
         if matches!(e, ParquetError::NYI(_)) || text.contains("not supported") {
@@ -171,8 +171,8 @@ impl DecodeTask {
     }
 }
 
-/// Whether values of the type may be of any size, and many times as large as what the footer tells of them. Those with
-/// offsets of 32 bits end at 2 GiB by themselves.
+/// Whether values of the type may be of any size, and many times as large as what the footer tells of them.
+/// Those with offsets of 32 bits end at 2 GiB by themselves.
 fn is_unbounded(data_type: &DataType) -> bool {
     match data_type {
         DataType::LargeUtf8 | DataType::LargeBinary | DataType::LargeList(_) => true,

@@ -21,8 +21,8 @@ impl Decoders {
         Self { permits: PrioritySemaphore::new(cores as u64) }
     }
 
-    /// Decodes a segment, columns at once where cores are free. A permit goes with the work, which goes on to its end even
-    /// if this future is dropped.
+    /// Decodes a segment, columns at once where cores are free. A permit goes with the work, which goes on to
+    /// its end even if this future is dropped.
     ///
     /// # Errors
     /// `Corrupt` or `Invalid` if these bytes do not decode, `Closed` if the runtime shuts down.

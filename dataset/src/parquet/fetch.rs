@@ -1,7 +1,7 @@
 //! Fetching: the bytes of column chunks, in few ranged reads.
 //!
-//! Chunks that lie close together are read in one request, long ranges in several at once. Every request names the
-//! object's version.
+//! Chunks that lie close together are read in one request, long ranges in several at once. Every request
+//! names the object's version.
 
 use crate::parquet::chunks::{Chunks, FetchedRange};
 use crate::parquet::footer::RowGroups;
@@ -79,7 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
-    #[expect(clippy::single_range_in_vec_init, reason = "lists of ranges are what is tested")]
+    #[expect(clippy::single_range_in_vec_init, reason = "lists of ranges are under test")]
     fn near_ranges_join() {
         assert_eq!(coalesce(vec![10..20, 0..10, 20..30]), [0..30]);
         assert_eq!(coalesce(vec![0..10, 4106..4110, 9000..9001]), [0..4110, 9000..9001]);

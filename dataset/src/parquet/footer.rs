@@ -1,5 +1,5 @@
-//! The footer of a Parquet object, parsed and checked: its column chunks lie inside the object and its row counts add up,
-//! so code that builds on it need not check again.
+//! The footer of a Parquet object, parsed and checked: its column chunks lie inside the object and its row
+//! counts add up, so code that builds on it need not check again.
 
 use crate::schema::{plain, with_zones};
 use arrow::datatypes::{Schema, SchemaRef};

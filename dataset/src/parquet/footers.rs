@@ -54,7 +54,8 @@ impl Footers {
         Self { source, cache: Arc::new(cache) }
     }
 
-    /// The footer of an object, from the cache or read: the last 64 KiB, then exactly the bytes that are missing.
+    /// The footer of an object, from the cache or read: the last 64 KiB, then exactly the bytes that are
+    /// missing.
     ///
     /// # Errors
     /// `Corrupt` if it is no sound Parquet, `Invalid` if it is encrypted or too large.

@@ -18,15 +18,15 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// A segment that does not decode is fetched this often before its object is called corrupt: the bytes may have been
-/// damaged in transit.
+/// A segment that does not decode is fetched this often before its object is called corrupt: the bytes may
+/// have been damaged in transit.
 const READINGS: u32 = 3;
 
 /// With this many requests at once or fewer, it pays to read several segments in one.
 const FEW_REQUESTS: usize = 4;
 
-/// Freezes datasets and reads their segments, behind one set of settings. Cheap to clone; all clones share limits, caches
-/// and counters.
+/// Freezes datasets and reads their segments, behind one set of settings. Cheap to clone; all clones share
+/// limits, caches and counters.
 #[derive(Clone)]
 pub struct SegmentReader {
     source: Source,
@@ -75,10 +75,11 @@ impl SegmentReader {
         self.source.counters()
     }
 
-    /// Freezes the dataset under `uri` into segments of about `segment_bytes` decoded bytes (0 = the default).
+    /// Freezes the dataset under `uri` into segments of about `segment_bytes` decoded bytes (0 = the
+    /// default).
     ///
-    /// Its objects are the `.parquet` ones under the prefix, or the one object that `uri` names; names that start
-    /// with `_` or `.` are left out.
+    /// Its objects are the `.parquet` ones under the prefix, or the one object that `uri` names; names that
+    /// start with `_` or `.` are left out.
     ///
     /// # Errors
     /// `NotFound` if there are no objects, `Corrupt` if one is not Parquet, `Invalid` if schemas differ.
@@ -86,8 +87,8 @@ impl SegmentReader {
         self.freeze_again(uri, segment_bytes, None).await
     }
 
-    /// As [`SegmentReader::freeze`]. If the listing still has the objects of `known` in the same versions, that is
-    /// returned and no footer is read.
+    /// As [`SegmentReader::freeze`]. If the listing still has the objects of `known` in the same versions,
+    /// that is returned and no footer is read.
     pub async fn freeze_again(
         &self,
         uri: &str,
@@ -97,8 +98,8 @@ impl SegmentReader {
         freeze::freeze(&self.source, &self.footers, uri, segment_bytes, known).await
     }
 
-    /// The memory that [`SegmentReader::read_segment`] of the same arguments holds at most. Reads the footer if it is not
-    /// cached.
+    /// The memory that [`SegmentReader::read_segment`] of the same arguments holds at most. Reads the footer
+    /// if it is not cached.
     pub async fn segment_cost(
         &self,
         manifest: &Manifest,
@@ -110,13 +111,14 @@ impl SegmentReader {
         Ok(cost(&part, projection, place.is_file()))
     }
 
-    /// Reads one segment: all its rows in file order, the columns of `projection` (indices into the manifest's
-    /// schema) in ascending order of index. The footer is read again if it is no longer cached, so a manifest is all
-    /// that is needed. Where the limits of the source are reached, `urgency` decides who goes first.
+    /// Reads one segment: all its rows in file order, the columns of `projection` (indices into the
+    /// manifest's schema) in ascending order of index. The footer is read again if it is no longer cached, so
+    /// a manifest is all that is needed. Where the limits of the source are reached, `urgency` decides who
+    /// goes first.
     ///
     /// # Errors
-    /// `Changed` if the object was overwritten, `Corrupt` if it does not decode however often it is fetched, `Invalid` if
-    /// the decoder says twice that it cannot read such an object.
+    /// `Changed` if the object was overwritten, `Corrupt` if it does not decode however often it is fetched,
+    /// `Invalid` if the decoder says twice that it cannot read such an object.
     pub async fn read_segment(
         &self,
         manifest: &Manifest,
@@ -147,7 +149,8 @@ impl SegmentReader {
         unreachable!("the last reading returns")
     }
 
-    /// Whether requests are so few that several segments should be read in one, as [`SegmentRun`](super::SegmentRun) does.
+    /// Whether requests are so few that several segments should be read in one, as
+    /// [`SegmentRun`](super::SegmentRun) does.
     pub fn prefers_runs(&self) -> bool {
         self.source.settings().s3_max_requests <= FEW_REQUESTS
     }

@@ -1,7 +1,7 @@
 //! Runs: consecutive segments of one object that are read in one request.
 //!
-//! An object store takes its time for each request, however long the request is. Where few may be under way at once
-//! ([`SegmentReader::prefers_runs`]), fewer and longer ones are faster.
+//! An object store takes its time for each request, however long the request is. Where few may be under way
+//! at once ([`SegmentReader::prefers_runs`]), fewer and longer ones are faster.
 
 use crate::parquet::chunks::Chunks;
 use crate::parquet::reader::SegmentReader;
@@ -18,10 +18,10 @@ const REQUEST_BYTES_MAX: u64 = 32 << 20;
 
 /// Consecutive segments of one object. The one that is read first fetches the bytes of all.
 ///
-/// A prefetcher that [prefers runs](SegmentReader::prefers_runs) makes one for segments that it starts together and that
-/// follow each other in an object, and reads each of them by [`SegmentRun::read`] in place of
-/// [`SegmentReader::read_segment`]: flight, memory and placement stay those of the single segment. The fetched bytes are
-/// let go with the run.
+/// A prefetcher that [prefers runs](SegmentReader::prefers_runs) makes one for segments that it starts
+/// together and that follow each other in an object, and reads each of them by [`SegmentRun::read`] in place
+/// of [`SegmentReader::read_segment`]: flight, memory and placement stay those of the single segment. The
+/// fetched bytes are let go with the run.
 pub struct SegmentRun {
     reader: SegmentReader,
     manifest: Arc<Manifest>,
@@ -61,7 +61,8 @@ impl SegmentRun {
         self.segments.clone()
     }
 
-    /// Reads one segment, as [`SegmentReader::read_segment`] does. One whose bytes do not decode is read by itself.
+    /// Reads one segment, as [`SegmentReader::read_segment`] does. One whose bytes do not decode is read by
+    /// itself.
     pub async fn read(&self, segment: u32, urgency: &Urgency) -> Result<RecordBatch> {
         if !self.segments.contains(&segment) {
             return Err(Error::invalid(format!("segment {segment} is not in the run {:?}", self.segments)));

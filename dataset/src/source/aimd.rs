@@ -1,13 +1,13 @@
 //! How many requests may be under way at once, found by how they are answered.
 //!
-//! Slow start, additive increase, multiplicative decrease, as TCP does it (RFC 5681), counted in requests; that this
-//! converges to a fair share of what the other side bears is shown by D.-M. Chiu and R. Jain, "Analysis of the Increase
-//! and Decrease Algorithms for Congestion Avoidance in Computer Networks", 1989.
+//! Slow start, additive increase, multiplicative decrease, as TCP does it (RFC 5681), counted in requests;
+//! that this converges to a fair share of what the other side bears is shown by D.-M. Chiu and R. Jain,
+//! "Analysis of the Increase and Decrease Algorithms for Congestion Avoidance in Computer Networks", 1989.
 //!
-//! The limit starts small, doubles while the object store answers well, and halves when more than a quarter of a limit's
-//! worth of requests is refused or breaks off. Scattered refusals do not shrink it: an object store that is not overloaded
-//! refuses some too, and each costs one retry. When nothing is answered well any more, a pause comes before each further
-//! probe. It reads no clock; the caller passes the time.
+//! The limit starts small, doubles while the object store answers well, and halves when more than a quarter
+//! of a limit's worth of requests is refused or breaks off. Scattered refusals do not shrink it: an object
+//! store that is not overloaded refuses some too, and each costs one retry. When nothing is answered well any
+//! more, a pause comes before each further probe. It reads no clock; the caller passes the time.
 
 use forebay_proto::Backoff;
 use std::time::{Duration, Instant};

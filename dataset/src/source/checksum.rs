@@ -1,10 +1,10 @@
 //! Checksums that S3 keeps of objects, as far as they say something of an answer.
 //!
-//! S3 sends the checksum of the whole object, or of one part of a multipart upload, and for a range that is neither it
-//! sends none. Some servers send the whole object's with any range, and S3 itself sends the checksum of a multipart
-//! object's part checksums without saying so when the range is `0-`. So what counts here is an answer that holds the
-//! whole object and names its checksum's type `FULL_OBJECT`; any other tells nothing of the bytes at hand. Column chunks
-//! are ranges: for them there is Parquet's own page checksum.
+//! S3 sends the checksum of the whole object, or of one part of a multipart upload, and for a range that is
+//! neither it sends none. Some servers send the whole object's with any range, and S3 itself sends the
+//! checksum of a multipart object's part checksums without saying so when the range is `0-`. So what counts
+//! here is an answer that holds the whole object and names its checksum's type `FULL_OBJECT`; any other tells
+//! nothing of the bytes at hand. Column chunks are ranges: for them there is Parquet's own page checksum.
 
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
@@ -19,7 +19,7 @@ const KNOWN: [(&str, &str, CrcAlgorithm, usize); 3] = [
     ("x-amz-checksum-crc32", "CRC32", CrcAlgorithm::Crc32IsoHdlc, 4),
 ];
 
-/// The checksum of a whole object, as its store sent it.
+/// The checksum of a whole object, as the object store sent it.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Offered {
     name: &'static str,

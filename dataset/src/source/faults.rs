@@ -1,7 +1,7 @@
 //! What an object store's error means for the caller, in one line.
 //!
-//! `object_store` keeps the status and the body of an answer in the text of its errors only, so that is what is
-//! read here.
+//! `object_store` keeps the status and the body of an answer in the text of its errors only, so that is what
+//! is read here.
 
 use super::watch::Watch;
 use forebay_proto::{Error, Kind};
@@ -9,18 +9,26 @@ use object_store::client::{HttpError, HttpErrorKind};
 use std::io;
 use std::time::Instant;
 
+/// The name under which a provider of credentials reports that it failed.
+#[cfg(feature = "aws-config")]
+pub(super) const CREDENTIALS: &str = "credentials";
+
 /// An object store as errors name it; without a bucket it is the file system.
 #[derive(Debug, Default)]
 pub(super) struct Endpoint {
     pub bucket: Option<String>,
     pub name: String,
-    pub region: String,
+    /// Only S3 has one.
+    pub region: Option<String>,
     pub key_id: Option<String>,
+    /// Whether credentials are renewed: then expired ones are no reason to give up.
+    pub renews: bool,
     pub watch: Watch,
 }
 
 impl Endpoint {
-    /// The error for the caller of a request for `uri`, begun at `start`; `frozen`: the tag of the version asked for.
+    /// The error for the caller of a request for `uri`, begun at `start`; `frozen`: the tag of the version
+    /// asked for.
     pub(super) fn fault(
         &self,
         uri: &str,
@@ -35,61 +43,82 @@ impl Endpoint {
                 "{uri}: was overwritten since the dataset was frozen (etag {etag}): open the dataset again"
             ));
         }
-        match self.bucket {
-            Some(_) => self.s3(uri, frozen, start, &e, &fault),
-            None => file(uri, frozen, &e, &fault),
+        if self.bucket.is_none() {
+            return file(uri, frozen, &e, &fault);
         }
+        let tried = format!("tried for {:.1} s", start.elapsed().as_secs_f64());
+        self.refusal(uri, &tried, &e, &fault).unwrap_or_else(|| self.failure(uri, frozen, &tried, &e, &fault))
     }
 
-    fn s3(
-        &self,
-        uri: &str,
-        frozen: Option<&str>,
-        start: Instant,
-        e: &object_store::Error,
-        f: &Fault,
-    ) -> Error {
-        let (bucket, endpoint) = (self.bucket.as_deref().unwrap_or_default(), &self.name);
+    /// The bucket or the credentials are refused.
+    fn refusal(&self, uri: &str, tried: &str, e: &object_store::Error, f: &Fault) -> Option<Error> {
+        let (bucket, endpoint, said) = (self.bucket.as_deref().unwrap_or_default(), &self.name, f.said());
         let code = f.code.as_deref().unwrap_or_default();
-        let said = f.said();
-        if code == "NoSuchBucket" {
-            return Error::not_found(format!("{uri}: no such bucket '{bucket}' at {endpoint}"));
+        if matches!(code, "NoSuchBucket" | "ContainerNotFound") {
+            return Some(Error::not_found(format!("{uri}: no such bucket '{bucket}' at {endpoint}")));
         }
-        let credentials = matches!(
-            code,
-            "InvalidAccessKeyId" | "SignatureDoesNotMatch" | "ExpiredToken" | "InvalidToken" | "AccessDenied"
-        );
-        let redirected =
+        let is_redirect =
             matches!(code, "AuthorizationHeaderMalformed" | "PermanentRedirect" | "TemporaryRedirect");
-        if redirected || f.bare_redirect || matches!(f.status, Some(301 | 307)) {
+        if let Some(region) = &self.region
+            && (is_redirect || f.bare_redirect || matches!(f.status, Some(301 | 307)))
+        {
             let wanted = f.region.clone().or_else(|| self.watch.region());
             let hint = wanted.map_or_else(
                 || format!("the bucket is not in it{said}: set s3_region"),
                 |r| format!("the bucket is in '{r}': set s3_region to that"),
             );
-            return Error::invalid(format!("{uri}: {endpoint} refuses region '{}': {hint}", self.region));
+            return Some(Error::invalid(format!("{uri}: {endpoint} refuses region '{region}': {hint}")));
         }
-        if credentials || matches!(f.status, Some(401 | 403)) {
-            let who = match &self.key_id {
-                Some(id) => format!("access key {id}"),
-                None => "the request without keys".into(),
+        if code == "ExpiredToken" && self.renews {
+            let why = "the session token has expired and is not renewed";
+            return Some(Error::retry(format!("{uri}: {why} ({tried}): check what renews it")));
+        }
+        let is_denied = matches!(
+            code,
+            "InvalidAccessKeyId" | "SignatureDoesNotMatch" | "ExpiredToken" | "InvalidToken" | "AccessDenied"
+        );
+        if is_denied || matches!(f.status, Some(401 | 403)) {
+            let credentials = match (&self.key_id, self.renews) {
+                (Some(id), _) => format!("access key {id}"),
+                (None, true) => "its credentials".into(),
+                (None, false) => "the request without keys".into(),
             };
-            return Error::denied(format!(
-                "{uri}: {endpoint} refuses {who}{said}: check credentials and policy"
-            ));
+            return Some(Error::denied(format!(
+                "{uri}: {endpoint} refuses {credentials}{said}: check credentials and policy"
+            )));
         }
-        if self.key_id.is_none() && f.instance {
-            return Error::denied(format!(
-                "{uri}: no credentials: none in settings, environment or ~/.aws, and no instance role answers; \
-                 set s3_anonymous for a public bucket"
-            ));
+        match e {
+            object_store::Error::Unauthenticated { .. } => {
+                Some(Error::denied(format!("{uri}: no credentials: {}", f.root)))
+            }
+            #[cfg(feature = "aws-config")]
+            object_store::Error::Generic { store: CREDENTIALS, .. } => {
+                Some(Error::retry(format!("{uri}: no credentials ({tried}): {}", f.root)))
+            }
+            _ if self.key_id.is_none() && f.instance => Some(Error::denied(format!(
+                "{uri}: no credentials: none in settings, environment or the provider's files, and no metadata service \
+                 answers; set s3_anonymous for a public bucket"
+            ))),
+            _ => None,
         }
-        let tried = format!("tried for {:.1} s", start.elapsed().as_secs_f64());
+    }
+
+    /// The object is not there, or no good answer came.
+    fn failure(
+        &self,
+        uri: &str,
+        frozen: Option<&str>,
+        tried: &str,
+        e: &object_store::Error,
+        f: &Fault,
+    ) -> Error {
+        let (endpoint, said) = (&self.name, f.said());
+        let is_missing = f.status == Some(404) || matches!(e, object_store::Error::NotFound { .. });
         match (f.status, f.http) {
-            (Some(404), _) if frozen.is_some() => Error::not_found(format!(
+            _ if is_missing && frozen.is_some() => Error::not_found(format!(
                 "{uri}: was deleted since the dataset was frozen: open the dataset again"
             )),
-            (Some(404), _) => Error::not_found(format!("{uri}: no such object")),
+            _ if is_missing => Error::not_found(format!("{uri}: no such object")),
             (Some(416), _) if frozen.is_none() => Error::corrupt(format!("{uri}: has 0 bytes: not Parquet")),
             (Some(416), _) => {
                 Error::changed(format!("{uri}: is shorter than listed: open the dataset again"))
@@ -105,13 +134,13 @@ impl Endpoint {
             (None, Some(_)) => {
                 Error::retry(format!("{uri}: no complete answer from {endpoint} ({tried}): {}", f.root))
             }
-            (None, None) => match e {
-                object_store::Error::NotFound { .. } => Error::not_found(format!("{uri}: no such object")),
-                _ => Error::invalid(format!(
-                    "{uri}: {endpoint} does not answer like S3 ({}): is the endpoint an S3 service?",
+            (None, None) => {
+                let service = if self.region.is_some() { "S3" } else { "an object store" };
+                Error::invalid(format!(
+                    "{uri}: {endpoint} does not answer like {service} ({}): is the endpoint right?",
                     f.root
-                )),
-            },
+                ))
+            }
         }
     }
 }
@@ -217,9 +246,20 @@ mod tests {
         Endpoint {
             bucket: Some("b".into()),
             name: "http://h:1".into(),
-            region: "us-east-1".into(),
+            region: Some("us-east-1".into()),
             key_id: Some("AKID".into()),
+            renews: false,
             watch: Watch::default(),
+        }
+    }
+
+    #[test]
+    fn expired_tokens_are_waited_for_only_if_something_renews_them() {
+        let text =
+            "status code: 400 Bad Request: <Error><Code>ExpiredToken</Code><Message>x</Message></Error>";
+        for (renews, kind) in [(true, Kind::Retry), (false, Kind::Denied)] {
+            let e = Endpoint { renews, ..endpoint() }.fault("s3://b/k", None, Instant::now(), generic(text));
+            assert_eq!(e.kind, kind, "{e}");
         }
     }
 

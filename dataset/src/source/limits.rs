@@ -1,5 +1,6 @@
-//! The limits that every request of a process passes before it is sent, and the layers that hold them: bytes a second
-//! ([`RateLimit`]), then requests at once (a semaphore whose limit [`ConcurrencyLimit`] finds). Demands go first in both.
+//! The limits that every request of a process passes before it is sent, and the layers that hold them: bytes
+//! a second ([`RateLimit`]), then requests at once (a semaphore whose limit [`ConcurrencyLimit`] finds).
+//! Demands go first in both.
 
 use super::aimd::ConcurrencyLimit;
 use super::settings::SourceSettings;
@@ -54,8 +55,8 @@ impl Limits {
         }
     }
 
-    /// Waits until a request for `bytes` may be sent. `Closed` if the object store has answered nothing well for the
-    /// whole patience since `since`.
+    /// Waits until a request for `bytes` may be sent. `Closed` if the object store has answered nothing well
+    /// for the whole patience since `since`.
     pub(super) async fn enter(&self, urgency: &Urgency, bytes: u64, since: Instant) -> Result<Pass, Closed> {
         let permit = async {
             if let Some(rate) = &self.rate {

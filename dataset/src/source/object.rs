@@ -53,8 +53,8 @@ impl Place {
         self.bucket.endpoint.bucket.is_none()
     }
 
-    /// `Denied` if the object, symbolic links resolved, lies outside of its dataset's normalised URI. Not for an async
-    /// thread where it is a file.
+    /// `Denied` if the object, symbolic links resolved, lies outside of its dataset's normalised URI. Not for
+    /// an async thread where it is a file.
     pub(crate) fn stays_under(&self, dataset: &str) -> Result<()> {
         if !self.is_file() || is_under(&spell(&self.uri, locate(&self.uri)?)?, dataset) {
             return Ok(());

@@ -1,7 +1,8 @@
-//! When a failed request may be tried again: after a wait of its own, from a budget shared by all, for a bounded time.
+//! When a failed request may be tried again: after a wait of its own, from a budget shared by all, for a
+//! bounded time.
 //!
-//! `object_store` retries each request by itself and holds its place meanwhile; many at once make a storm of a fault. So
-//! its retries are switched off, and these stand in their place.
+//! `object_store` retries each request by itself and holds its place meanwhile; many at once make a storm of
+//! a fault. So its retries are switched off, and these stand in their place.
 
 use super::limits::{Closed, Limits, Pass};
 use super::settings::SourceSettings;

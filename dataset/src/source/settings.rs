@@ -25,20 +25,22 @@ pub struct SourceSettings {
     pub s3_path_style: Option<bool>,
     /// Send no credentials: public buckets.
     pub s3_anonymous: bool,
-    /// Requests under way at once, at most: enough to fill a fast link with streams of 90 MB/s, few enough not to be throttled.
+    /// Requests under way at once, at most: enough to fill a fast link with streams of 90 MB/s, few enough
+    /// not to be throttled.
     pub s3_max_requests: usize,
     /// Bytes a second that all requests of this process read together, at most; unset: no limit of ours.
     pub s3_max_bytes_per_s: Option<u64>,
     /// A connection that delivers nothing for so long is dropped and its request retried, in seconds.
     pub request_timeout_s: f64,
-    /// How long one request is retried, or waits while the store answers nothing well, before it fails with `Retry`; in
-    /// seconds.
+    /// How long one request is retried, or waits while the object store answers nothing well, before it fails
+    /// with `Retry`; in seconds.
     pub patience_s: f64,
-    /// Memory that reading one segment may take: a row group is the least that can be read, and a footer may claim
-    /// anything. 8 GiB is far beyond sensible row groups, and still an error rather than a machine out of memory.
+    /// Memory that reading one segment may take: a row group is the least that can be read, and a footer may
+    /// claim anything. 8 GiB is far beyond sensible row groups, and still an error rather than a machine out
+    /// of memory.
     pub segment_memory_bytes: u64,
-    /// Bytes of Parquet footers kept in memory. A larger one is refused, but for those of up to 16 MiB: what is parsed of it
-    /// takes several times its size.
+    /// Bytes of Parquet footers kept in memory. A larger one is refused, but for those of up to 16 MiB: what
+    /// is parsed of it takes several times its size.
     pub footer_cache_bytes: usize,
 }
 

@@ -3,20 +3,46 @@
 use forebay_proto::{Error, Result};
 use std::path::{Component, Path as FsPath, PathBuf};
 
-/// Where a URI points: which store, and the path in it.
+/// What a URI points to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Location {
     /// A bucket and a key or prefix (no slash at either end, maybe empty).
-    S3 { bucket: String, key: String },
+    Bucket { scheme: Scheme, bucket: String, key: String },
     /// An absolute path.
     File { path: PathBuf },
 }
 
-/// The one spelling of a dataset's URI: no slash at the end, and for `file://` symbolic links resolved as far as the
-/// path exists. `Invalid` for an unknown scheme, `..`, an empty bucket, a query or credentials in the URI.
+/// The kinds of object stores.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Scheme {
+    S3,
+    /// Google Cloud Storage.
+    Gs,
+    /// Azure Blob Storage; its buckets are called containers.
+    Az,
+}
+
+impl Scheme {
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::S3 => "s3",
+            Self::Gs => "gs",
+            Self::Az => "az",
+        }
+    }
+
+    fn parse(name: &str) -> Option<Self> {
+        [Self::S3, Self::Gs, Self::Az].into_iter().find(|scheme| scheme.name() == name)
+    }
+}
+
+/// The one spelling of a dataset's URI: no slash at the end, and for `file://` symbolic links resolved as far
+/// as the path exists. `Invalid` for an unknown scheme, `..`, an empty bucket, a query or credentials in the
+/// URI.
 ///
-/// Two URIs name the same place if and only if their normal forms are equal, and one lies under the other if and
-/// only if [`is_under`](crate::source::is_under) says so of the normal forms: what an allow list compares.
+/// Two URIs name the same place if and only if their normal forms are equal, and one lies under the other if
+/// and only if [`is_under`](crate::source::is_under) says so of the normal forms: what an allow list
+/// compares.
 pub fn normalise(uri: &str) -> Result<String> {
     let location = locate(uri)?;
     // An object below may well have one in its key.
@@ -31,8 +57,10 @@ pub fn normalise(uri: &str) -> Result<String> {
 /// The normal form of a place.
 pub(crate) fn spell(uri: &str, location: Location) -> Result<String> {
     match location {
-        Location::S3 { bucket, key } if key.is_empty() => Ok(format!("s3://{bucket}")),
-        Location::S3 { bucket, key } => Ok(format!("s3://{bucket}/{key}")),
+        Location::Bucket { scheme, bucket, key } => {
+            let slash = if key.is_empty() { "" } else { "/" };
+            Ok(format!("{}://{bucket}{slash}{key}", scheme.name()))
+        }
         Location::File { path } => {
             let path = resolve(&path);
             match path.to_str() {
@@ -69,31 +97,28 @@ pub(crate) fn locate(uri: &str) -> Result<Location> {
     if dots(path) {
         return Err(Error::invalid(format!("{uri}: '.' and '..' are not allowed in a URI")));
     }
-    match scheme {
-        "s3" => {
-            let fits = |c: char| c.is_ascii_alphanumeric() || "-._".contains(c);
-            if authority.is_empty()
-                || authority.len() > 255
-                || !authority.chars().all(fits)
-                || dots(authority)
-            {
-                return Err(Error::invalid(format!("{uri}: '{authority}' is no bucket name")));
-            }
-            if path.starts_with('/') || path.contains("//") {
-                return Err(Error::invalid(format!("{uri}: keys with empty parts (//) cannot be read")));
-            }
-            Ok(Location::S3 { bucket: authority.into(), key: path.into() })
+    if let Some(scheme) = Scheme::parse(scheme) {
+        let fits = |c: char| c.is_ascii_alphanumeric() || "-._".contains(c);
+        let is_name = (1..=255).contains(&authority.len()) && authority.chars().all(fits) && !dots(authority);
+        if !is_name {
+            return Err(Error::invalid(format!("{uri}: '{authority}' is no bucket name")));
         }
-        "file" => match authority {
-            "" if rest.starts_with('/') => {
-                let parts = path.split('/').filter(|part| !part.is_empty());
-                Ok(Location::File { path: FsPath::new("/").join(parts.collect::<PathBuf>()) })
-            }
-            _ => {
-                Err(Error::invalid(format!("{uri}: give an absolute path with three slashes: file:///PATH")))
-            }
-        },
-        _ => Err(Error::invalid(format!("{uri}: unknown scheme '{scheme}': use s3:// or file://"))),
+        if path.starts_with('/') || path.contains("//") {
+            return Err(Error::invalid(format!("{uri}: keys with empty parts (//) cannot be read")));
+        }
+        return Ok(Location::Bucket { scheme, bucket: authority.into(), key: path.into() });
+    }
+    match (scheme, authority) {
+        ("file", "") if rest.starts_with('/') => {
+            let parts = path.split('/').filter(|part| !part.is_empty());
+            Ok(Location::File { path: FsPath::new("/").join(parts.collect::<PathBuf>()) })
+        }
+        ("file", _) => {
+            Err(Error::invalid(format!("{uri}: give an absolute path with three slashes: file:///PATH")))
+        }
+        _ => Err(Error::invalid(format!(
+            "{uri}: unknown scheme '{scheme}': use s3://, gs://, az:// or file://"
+        ))),
     }
 }
 
@@ -133,6 +158,8 @@ mod tests {
             ("s3://b/", "s3://b"),
             ("s3://b/train//", "s3://b/train"),
             ("s3://my.bucket-1/a b/x.parquet", "s3://my.bucket-1/a b/x.parquet"),
+            ("gs://b/train/", "gs://b/train"),
+            ("az://container", "az://container"),
             ("file:///no/such//dir/", "file:///no/such/dir"),
             ("file:///", "file:///"),
         ] {
@@ -155,6 +182,8 @@ mod tests {
             "s3://b/x?versionId=1",
             "s3://b c/x",
             "s3a://b/x",
+            "gs:///x",
+            "az://b/../c",
             "http://b/x",
             "file://etc/passwd",
             "file:///a/../etc",
@@ -179,6 +208,8 @@ mod tests {
         assert!(is_under("s3://b/train", "s3://b/train"));
         assert!(is_under("s3://b/train/x", "s3://b/train"));
         assert!(is_under("s3://b/train/x", "s3://b"));
+        assert!(is_under("gs://b/train/x", "gs://b/train") && is_under("az://b/train", "az://b"));
+        assert!(!is_under("gs://b/train", "s3://b") && !is_under("az://bb/x", "az://b"));
         assert!(is_under("file:///etc", "file:///"));
         assert!(!is_under("s3://b/training/x", "s3://b/train"));
         assert!(!is_under("s3://bb/x", "s3://b"));

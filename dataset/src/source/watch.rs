@@ -1,5 +1,5 @@
-//! The HTTP client under an S3 store, watched for what `object_store` drops: the region that a server says a bucket is
-//! in, and the checksums that it keeps of objects.
+//! The HTTP client under an S3 store, watched for what `object_store` drops: the region that a server says a
+//! bucket is in, and the checksums that it keeps of objects.
 
 use super::checksum::Offered;
 use async_trait::async_trait;
@@ -26,8 +26,8 @@ impl Watch {
 
 impl HttpConnector for Watch {
     fn connect(&self, options: &ClientOptions) -> object_store::Result<HttpClient> {
-        // `object_store` puts the default headers into requests for objects itself, and signs them. What the client added
-        // to the others would not be signed, which S3 refuses of `x-amz-*`.
+        // `object_store` puts the default headers into requests for objects itself, and signs them. What the
+        // client added to the others would not be signed, which S3 refuses of `x-amz-*`.
         let options = options.clone().with_default_headers(HeaderMap::new());
         let inner = ReqwestConnector::default().connect(&options)?;
         Ok(HttpClient::new(Watched { inner, watch: self.clone() }))

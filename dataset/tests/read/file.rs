@@ -209,10 +209,10 @@ async fn an_overwritten_object_is_changed() {
     std::fs::remove_file(dir.path("a.parquet")).unwrap();
     let e = source.read_segment(&frozen.manifest, 1, &[0], &Urgency::demand()).await.unwrap_err();
     assert!(e.kind == Kind::NotFound && e.message.contains("deleted"), "{e}");
-    // Opened anew, it is another version.
+    // Opened again, it is another version.
     write(&dir.path("a.parquet"), &ints(100..200), 10, WriterProperties::builder());
-    let anew = source.freeze(&dir.uri(), 1).await.unwrap();
-    assert_ne!(anew.manifest.digest(), frozen.manifest.digest());
+    let again = source.freeze(&dir.uri(), 1).await.unwrap();
+    assert_ne!(again.manifest.digest(), frozen.manifest.digest());
 }
 
 #[tokio::test]
@@ -237,7 +237,8 @@ async fn schemas_must_agree_but_for_nullability() {
     );
 }
 
-/// Parquet has no timestamps in seconds: writers store milliseconds and note in the Arrow schema what they were.
+/// Parquet has no timestamps in seconds: writers store milliseconds and note in the Arrow schema what they
+/// were.
 #[tokio::test]
 async fn zones_survive_a_change_of_unit() {
     let milliseconds = |zone: &str| TimestampMillisecondArray::from(vec![1000, 2000]).with_timezone(zone);

@@ -13,11 +13,15 @@ mod objects;
 pub(crate) mod tests;
 
 use parking_lot::{Mutex, MutexGuard};
+use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
+use async_trait::async_trait;
 use bytes::Bytes;
-use s3s::auth::SimpleAuth;
+use s3s::auth::{S3Auth, SecretKey};
 use s3s::service::S3ServiceBuilder;
+use s3s::{S3Result, s3_error};
 
 pub use edge::SeenRequest;
 pub use objects::Objects;
@@ -39,6 +43,7 @@ pub struct S3Server {
     /// Its secret.
     pub secret_key: String,
     objects: Objects,
+    keys: AccessKeys,
     edge: Arc<edge::Edge>,
     _serving: Serving,
 }
@@ -50,7 +55,9 @@ impl S3Server {
         let objects = Objects::default();
         objects.create_bucket(bucket);
         let mut service = S3ServiceBuilder::new(api::Api::new(objects.clone()));
-        service.set_auth(SimpleAuth::from_single(access_key, secret_key));
+        let keys = AccessKeys::default();
+        keys.add(access_key, secret_key, None);
+        service.set_auth(keys.clone());
         let edge = Arc::new(edge::Edge::new(service.build()));
         let handler = edge.clone();
         let serving = Serving::start("s3", move || handler.clone().handler()).expect("start the S3 server");
@@ -60,6 +67,7 @@ impl S3Server {
             access_key: access_key.to_owned(),
             secret_key: secret_key.to_owned(),
             objects,
+            keys,
             edge,
             _serving: serving,
         }
@@ -73,6 +81,11 @@ impl S3Server {
     /// The objects themselves: a handle that closures can keep, to change them while a test runs.
     pub fn objects(&self) -> Objects {
         self.objects.clone()
+    }
+
+    /// The keys that are let in.
+    pub fn keys(&self) -> AccessKeys {
+        self.keys.clone()
     }
 
     /// `s3://bucket/key`
@@ -124,6 +137,36 @@ impl S3Server {
     /// The log since the last call, which empties it.
     pub fn take_log(&self) -> Vec<SeenRequest> {
         self.edge.take_log()
+    }
+}
+
+/// The access keys of a server; clones share them.
+#[derive(Clone, Default)]
+pub struct AccessKeys(Arc<Mutex<HashMap<String, AccessKey>>>);
+
+struct AccessKey {
+    secret: String,
+    expires_at: Option<Instant>,
+}
+
+impl AccessKeys {
+    /// Lets a key in, for a time if one is given; then it is an expired one.
+    pub fn add(&self, id: &str, secret: &str, lifetime: Option<Duration>) {
+        let expires_at = lifetime.map(|lifetime| Instant::now() + lifetime);
+        self.0.lock().insert(id.to_owned(), AccessKey { secret: secret.to_owned(), expires_at });
+    }
+}
+
+#[async_trait]
+impl S3Auth for AccessKeys {
+    async fn get_secret_key(&self, id: &str) -> S3Result<SecretKey> {
+        match self.0.lock().get(id) {
+            None => Err(s3_error!(InvalidAccessKeyId, "The access key is not known.")),
+            Some(AccessKey { expires_at: Some(at), .. }) if *at <= Instant::now() => {
+                Err(s3_error!(ExpiredToken, "The provided token has expired."))
+            }
+            Some(key) => Ok(SecretKey::from(key.secret.as_str())),
+        }
     }
 }
 

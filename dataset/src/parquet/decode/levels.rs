@@ -1,4 +1,5 @@
-//! Parquet levels looked at without expanding them: do they say that every list is present, full and without nulls?
+//! Parquet levels looked at without expanding them: do they say that every list is present, full and without
+//! nulls?
 //!
 //! The encoding is the RLE and bit-packing hybrid of the Parquet format (Encodings.md, "RLE = 3").
 
@@ -8,8 +9,8 @@ enum LevelRun<'a> {
     Packed { bytes: &'a [u8], count: u64 },
 }
 
-/// Whether the first `count` levels, `bits` wide each, satisfy `fits(index, value, times)` run by run; false too if
-/// there are fewer.
+/// Whether the first `count` levels, `bits` wide each, satisfy `fits(index, value, times)` run by run; false
+/// too if there are fewer.
 fn all(mut data: &[u8], bits: u32, count: u64, mut fits: impl FnMut(u64, u32, u64) -> bool) -> bool {
     let mut index = 0;
     while index < count {
@@ -80,8 +81,8 @@ pub(super) fn all_defined(data: &[u8], max: i16, count: u64) -> bool {
     max == 0 || all(data, width(max), count, |_, value, _| value == max as u32)
 }
 
-/// Whether `count` repetition levels (0 or 1) cut their values into lists of `length`, where `before` values of the
-/// same column chunk came before them.
+/// Whether `count` repetition levels (0 or 1) cut their values into lists of `length`, where `before` values
+/// of the same column chunk came before them.
 pub(super) fn all_of_length(data: &[u8], length: u64, before: u64, count: u64) -> bool {
     all(data, 1, count, |index, value, times| {
         let place = (before + index) % length;

@@ -1,8 +1,9 @@
-//! A faster way to read fixed-size lists of numbers.
+//! Fixed-size lists of numbers, read without expanding their levels.
 //!
-//! The parquet crate's reader handles levels one by one, and a list of 784 bytes has 1,568 of them a row. Where the
-//! levels say that nothing is null and every list is full, they tell nothing else: here they are checked run by run,
-//! cut off, and the values are read like those of a flat column. Whatever does not fit is left to the general reader.
+//! The parquet crate's reader handles levels one by one, and a list of 784 bytes has 1,568 of them a row.
+//! Where the levels say that nothing is null and every list is full, they tell nothing else: here they are
+//! checked run by run, cut off, and the values are read like those of a flat column. Whatever does not fit is
+//! left to the general reader.
 
 use super::levels::{all_defined, all_of_length};
 use crate::parquet::chunks::SharedChunks;
@@ -83,8 +84,8 @@ impl<'a> Lists<'a> {
         Some(Self { part, chunks, leaf, length, flat: Arc::new(flat) })
     }
 
-    /// All values; none if a list turns out not to be full. `narrow` is a type of its own each time: called by address, it
-    /// costs as much as all the rest.
+    /// All values; none if a list turns out not to be full. `narrow` is a type of its own each time: called
+    /// by address, it costs as much as all the rest.
     fn values<P, A>(&self, narrow: impl Fn(P::T) -> A::Native) -> Result<Option<ArrayRef>, ParquetError>
     where
         P: physical::DataType,

@@ -1,0 +1,119 @@
+use super::*;
+use std::time::Duration;
+
+fn files() -> tempfile::TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(
+        dir.path().join("credentials"),
+        "# mine\n[default]\naws_access_key_id = D\naws_secret_access_key=s3cret=\n\n[w]\naws_access_key_id=W\n\
+         aws_secret_access_key=ws\naws_session_token=t\n",
+    )
+    .unwrap();
+    std::fs::write(
+        dir.path().join("config"),
+        "[default]\nregion = eu-west-1\n[profile w]\nregion=ap-south-1\nendpoint_url = http://h:1/\ns3 =\n  \
+         region = nested\n[profile sso]\nsso_session = x\n[profile bare]\nregion = x\n",
+    )
+    .unwrap();
+    dir
+}
+
+fn resolve_in(dir: &tempfile::TempDir, settings: &SourceSettings, vars: &[(&str, &str)]) -> Result<Resolved> {
+    let at = |f: &str| Some(dir.path().join(f).display().to_string());
+    resolve(settings, &|name| match name {
+        "AWS_SHARED_CREDENTIALS_FILE" => at("credentials"),
+        "AWS_CONFIG_FILE" => at("config"),
+        _ => vars.iter().find(|(k, _)| *k == name).map(|(_, v)| v.to_string()),
+    })
+}
+
+fn run(settings: &SourceSettings, vars: &[(&str, &str)]) -> Result<Resolved> {
+    resolve_in(&files(), settings, vars)
+}
+
+async fn keys(resolved: &Resolved) -> Arc<AwsCredential> {
+    match &resolved.credentials {
+        Credentials::Fixed(keys) => keys.clone(),
+        Credentials::Renewed(provider) => provider.get_credential().await.unwrap(),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[tokio::test]
+async fn files_then_environment_then_settings() {
+    let none = SourceSettings::default();
+    let r = run(&none, &[]).unwrap();
+    assert_eq!((r.region.as_str(), r.endpoint.as_deref(), r.path_style), ("eu-west-1", None, false));
+    let k = keys(&r).await;
+    assert_eq!((k.key_id.as_str(), k.secret_key.as_str(), k.token.is_none()), ("D", "s3cret=", true));
+    assert!(!format!("{r:?}").contains("s3cret"));
+
+    let env = [("AWS_ACCESS_KEY_ID", "E"), ("AWS_SECRET_ACCESS_KEY", "es"), ("AWS_REGION", "r")];
+    let r = run(&none, &env).unwrap();
+    assert_eq!((keys(&r).await.key_id.as_str(), r.region.as_str()), ("E", "r"));
+    assert!(!format!("{r:?}").contains("es\""));
+
+    let w = SourceSettings { s3_profile: Some("w".into()), ..Default::default() };
+    let r = run(&w, &env[..2]).unwrap();
+    assert_eq!((r.region.as_str(), r.endpoint.as_deref()), ("ap-south-1", Some("http://h:1")));
+    assert_eq!((keys(&r).await.key_id.as_str(), r.path_style), ("W", true));
+
+    let s =
+        SourceSettings { s3_access_key_id: Some("S".into()), s3_secret_access_key: Some("x".into()), ..w };
+    assert_eq!(keys(&run(&s, &env).unwrap()).await.key_id, "S");
+}
+
+#[test]
+fn contradictions_are_told() {
+    let half = SourceSettings { s3_access_key_id: Some("S".into()), ..Default::default() };
+    assert!(run(&half, &[]).unwrap_err().message.contains("go together"));
+    let anonymous =
+        SourceSettings { s3_anonymous: true, s3_secret_access_key: Some("x".into()), ..half.clone() };
+    assert!(run(&anonymous, &[]).unwrap_err().message.contains("contradict"));
+    for (profile, hint) in [("nope", "no profile"), ("bare", "holds no access key")] {
+        let s = SourceSettings { s3_profile: Some(profile.into()), ..Default::default() };
+        let e = run(&s, &[]).unwrap_err();
+        assert!(e.message.contains(hint), "{e}");
+    }
+    let sso = SourceSettings { s3_profile: Some("sso".into()), ..Default::default() };
+    assert_eq!(run(&sso, &[]).is_ok(), cfg!(feature = "aws-config"));
+    let s = SourceSettings { s3_endpoint: Some("localhost:9000".into()), ..Default::default() };
+    assert!(run(&s, &[]).is_err());
+    let s = SourceSettings { s3_endpoint: Some("http://me:hunter2@h:1".into()), ..Default::default() };
+    let e = run(&s, &[]).unwrap_err();
+    assert!(e.message.contains("holds credentials") && !e.message.contains("hunter2"), "{e}");
+}
+
+#[test]
+fn a_custom_endpoint_is_not_asked_for_by_an_instances_role() {
+    let empty = tempfile::tempdir().unwrap();
+    let custom = SourceSettings { s3_endpoint: Some("http://h:1".into()), ..Default::default() };
+    let resolved = |vars: &[(&str, &str)]| resolve_in(&empty, &custom, vars).unwrap().credentials;
+    assert!(matches!(resolved(&[]), Credentials::Missing));
+    assert!(!matches!(resolved(&[("AWS_WEB_IDENTITY_TOKEN_FILE", "/t")]), Credentials::Missing));
+    let aws = resolve_in(&empty, &SourceSettings::default(), &[]).unwrap().credentials;
+    assert!(!matches!(aws, Credentials::Missing));
+}
+
+/// A session token that is renewed in the file is used, and a file that is gone leaves the last one.
+#[tokio::test]
+async fn session_tokens_are_read_again() {
+    let dir = files();
+    let path = dir.path().join("credentials");
+    let at = |f: &str| Some(dir.path().join(f).display().to_string());
+    let env = |name: &str| match name {
+        "AWS_SHARED_CREDENTIALS_FILE" => at("credentials"),
+        "AWS_CONFIG_FILE" => at("config"),
+        _ => None,
+    };
+    let profile = Profile::load(Some("w".into()), &env).unwrap();
+    let first = profile.keys().unwrap().unwrap();
+    let keys = ProfileKeys::new(profile, first);
+    let token = async |max_age| keys.at_most(max_age).await.token.clone().unwrap();
+    let text = std::fs::read_to_string(&path).unwrap();
+    std::fs::write(&path, text.replace("aws_session_token=t", "aws_session_token=renewed")).unwrap();
+    assert_eq!(token(Duration::from_secs(3600)).await, "t", "it is not read for each request");
+    assert_eq!(token(Duration::ZERO).await, "renewed");
+    std::fs::remove_file(&path).unwrap();
+    assert_eq!(token(Duration::ZERO).await, "renewed");
+}

@@ -1,0 +1,198 @@
+//! Google Cloud Storage, Azure Blob Storage and AWS STS, as far as a reader asks for them: listings, ranged
+//! and conditional GETs, and temporary keys for a web identity. One HTTP server on the loopback; nothing is
+//! signed or checked but `If-Match`.
+//!
+//! It knows the services apart by the request: Azure's listings say `comp=list`, Google's `list-type=2`, and
+//! STS is asked by POST.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use bytes::Bytes;
+use http_body_util::{BodyExt, Full};
+use hyper::body::Incoming;
+use hyper::header::{CONTENT_RANGE, ETAG, HeaderName, IF_MATCH, LAST_MODIFIED, RANGE};
+use hyper::{Method, Request, Response, StatusCode};
+use parking_lot::Mutex;
+
+use super::serve::{ResponseBody, Serving};
+
+const MODIFIED: &str = "Tue, 05 Aug 2025 12:00:00 GMT";
+
+/// Temporary keys, as STS gives them.
+pub struct TemporaryKeys {
+    /// The access key's id.
+    pub id: String,
+    /// Its secret.
+    pub secret: String,
+    /// How long it is valid.
+    pub lifetime: Duration,
+}
+
+/// Makes the keys of each request to STS.
+type Issue = Box<dyn Fn() -> TemporaryKeys + Send + Sync>;
+
+/// A running server; stops when dropped.
+pub struct CloudServer {
+    /// `http://127.0.0.1:PORT`
+    pub endpoint: String,
+    objects: Arc<Mutex<BTreeMap<String, Bytes>>>,
+    _serving: Serving,
+}
+
+impl CloudServer {
+    /// Starts a server without objects on a free port.
+    pub fn start(issue: impl Fn() -> TemporaryKeys + Send + Sync + 'static) -> Self {
+        let objects = Arc::<Mutex<BTreeMap<String, Bytes>>>::default();
+        let (served, issue): (_, Arc<Issue>) = (objects.clone(), Arc::new(Box::new(issue)));
+        let serving = Serving::start("cloud", move || {
+            let (objects, issue) = (served.clone(), issue.clone());
+            Arc::new(move |request| {
+                let answer = answer(&objects.lock(), &issue, &request);
+                Box::pin(async move { answer })
+            })
+        });
+        let serving = serving.expect("start the cloud server");
+        Self { endpoint: format!("http://{}", serving.address), objects, _serving: serving }
+    }
+
+    /// Puts an object; `path` is its bucket or container, and its key.
+    pub fn put(&self, path: &str, data: impl Into<Bytes>) {
+        self.objects.lock().insert(path.to_owned(), data.into());
+    }
+}
+
+fn answer(
+    objects: &BTreeMap<String, Bytes>,
+    issue: &Issue,
+    request: &Request<Incoming>,
+) -> Response<ResponseBody> {
+    if request.method() == Method::POST {
+        return text(StatusCode::OK, sts(&issue()));
+    }
+    let path = request.uri().path().trim_matches('/').replace("%20", " ");
+    let query = request.uri().query().unwrap_or_default();
+    let bucket = path.split('/').next().unwrap_or_default();
+    let is_azure = query.contains("comp=list");
+    if !objects.keys().any(|key| key.starts_with(&format!("{bucket}/"))) {
+        let code = if is_azure { "ContainerNotFound" } else { "NoSuchBucket" };
+        return text(StatusCode::NOT_FOUND, refusal(code));
+    }
+    if is_azure || query.contains("list-type=2") {
+        let prefix = query.split('&').find_map(|pair| pair.strip_prefix("prefix=")).unwrap_or_default();
+        let start = format!("{bucket}/{}", prefix.replace("%2F", "/"));
+        let listed = objects.iter().filter(|(key, _)| key.starts_with(&start));
+        let listed = listed.map(|(key, data)| (&key[bucket.len() + 1..], data));
+        return text(StatusCode::OK, if is_azure { azure(listed) } else { google(listed) });
+    }
+    let Some(data) = objects.get(&path) else {
+        return text(StatusCode::NOT_FOUND, refusal("NoSuchKey"));
+    };
+    get(request, data)
+}
+
+/// A ranged, conditional GET.
+fn get(request: &Request<Incoming>, data: &Bytes) -> Response<ResponseBody> {
+    let header = |name: &HeaderName| request.headers().get(name).and_then(|value| value.to_str().ok());
+    let etag = etag(data);
+    if header(&IF_MATCH).is_some_and(|wanted| wanted != etag) {
+        return text(StatusCode::PRECONDITION_FAILED, refusal("ConditionNotMet"));
+    }
+    let range = header(&RANGE).and_then(|range| {
+        let (first, last) = range.strip_prefix("bytes=")?.split_once('-')?;
+        Some(first.parse::<usize>().ok()?..last.parse::<usize>().ok()?.saturating_add(1).min(data.len()))
+    });
+    let (status, range) = match range {
+        Some(range) => (StatusCode::PARTIAL_CONTENT, range),
+        None => (StatusCode::OK, 0..data.len()),
+    };
+    let Some(body) = data.get(range.clone()).filter(|body| !body.is_empty()) else {
+        return text(StatusCode::RANGE_NOT_SATISFIABLE, refusal("InvalidRange"));
+    };
+    let mut response = Response::new(whole(Bytes::copy_from_slice(body)));
+    *response.status_mut() = status;
+    let headers = response.headers_mut();
+    headers.insert(ETAG, etag.parse().expect("an ETag"));
+    headers.insert(LAST_MODIFIED, MODIFIED.parse().expect("a date"));
+    let content_range = format!("bytes {}-{}/{}", range.start, range.end - 1, data.len());
+    headers.insert(CONTENT_RANGE, content_range.parse().expect("a range"));
+    response
+}
+
+fn google<'a>(listed: impl Iterator<Item = (&'a str, &'a Bytes)>) -> String {
+    let entry = |(key, data): (&str, &Bytes)| {
+        format!(
+            "<Contents><Key>{key}</Key><Size>{}</Size><LastModified>2025-08-05T12:00:00.000Z</LastModified>\
+             <ETag>{}</ETag></Contents>",
+            data.len(),
+            etag(data)
+        )
+    };
+    format!("<ListBucketResult>{}</ListBucketResult>", listed.map(entry).collect::<String>())
+}
+
+fn azure<'a>(listed: impl Iterator<Item = (&'a str, &'a Bytes)>) -> String {
+    let entry = |(key, data): (&str, &Bytes)| {
+        format!(
+            "<Blob><Name>{key}</Name><Properties><Last-Modified>{MODIFIED}</Last-Modified><Etag>{}</Etag>\
+             <Content-Length>{}</Content-Length><Content-Type>application/octet-stream</Content-Type>\
+             <ResourceType>file</ResourceType></Properties></Blob>",
+            etag(data).trim_matches('"'),
+            data.len()
+        )
+    };
+    format!(
+        "<EnumerationResults><Blobs>{}</Blobs><NextMarker/></EnumerationResults>",
+        listed.map(entry).collect::<String>()
+    )
+}
+
+fn sts(keys: &TemporaryKeys) -> String {
+    let expires = SystemTime::now() + keys.lifetime;
+    let expires = expires.duration_since(SystemTime::UNIX_EPOCH).expect("a time after 1970").as_secs();
+    format!(
+        "<AssumeRoleWithWebIdentityResponse xmlns=\"https://sts.amazonaws.com/doc/2011-06-15/\">\
+         <AssumeRoleWithWebIdentityResult><Credentials><AccessKeyId>{}</AccessKeyId>\
+         <SecretAccessKey>{}</SecretAccessKey><SessionToken>session</SessionToken>\
+         <Expiration>{}</Expiration></Credentials>\
+         <AssumedRoleUser><Arn>arn:aws:sts::1:assumed-role/r/s</Arn><AssumedRoleId>A:s</AssumedRoleId>\
+         </AssumedRoleUser></AssumeRoleWithWebIdentityResult></AssumeRoleWithWebIdentityResponse>",
+        keys.id,
+        keys.secret,
+        utc(expires)
+    )
+}
+
+/// Seconds since 1970 as `2025-08-05T12:00:00Z` (days to dates: H. Hinnant, "chrono-compatible low-level date
+/// algorithms").
+fn utc(seconds: u64) -> String {
+    let (days, rest) = (seconds / 86_400 + 719_468, seconds % 86_400);
+    let (era, day) = (days / 146_097, days % 146_097);
+    let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;
+    let day = day - (365 * year + year / 4 - year / 100);
+    let month = (5 * day + 2) / 153;
+    let (date, month) = (day - (153 * month + 2) / 5 + 1, if month < 10 { month + 3 } else { month - 9 });
+    let year = era * 400 + year + u64::from(month <= 2);
+    format!("{year:04}-{month:02}-{date:02}T{:02}:{:02}:{:02}Z", rest / 3600, rest / 60 % 60, rest % 60)
+}
+
+fn etag(data: &Bytes) -> String {
+    use md5::{Digest, Md5};
+    let digest: String = Md5::digest(data).iter().map(|byte| format!("{byte:02x}")).collect();
+    format!("\"{digest}\"")
+}
+
+fn refusal(code: &str) -> String {
+    format!("<?xml version=\"1.0\"?><Error><Code>{code}</Code><Message>refused</Message></Error>")
+}
+
+fn text(status: StatusCode, body: String) -> Response<ResponseBody> {
+    let mut response = Response::new(whole(Bytes::from(body)));
+    *response.status_mut() = status;
+    response
+}
+
+fn whole(bytes: Bytes) -> ResponseBody {
+    Full::new(bytes).map_err(|never| match never {}).boxed_unsync()
+}
