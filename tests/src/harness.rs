@@ -9,6 +9,7 @@
 pub(crate) mod answers;
 pub(crate) mod background;
 pub mod check;
+pub mod cloud;
 pub mod etcd;
 pub mod fault;
 pub mod mnist;

@@ -11,7 +11,7 @@ use arrow::array::{AsArray, Int64Array, RecordBatch};
 use arrow::datatypes::Int64Type;
 use forebay_dataset::{SegmentReader, SourceSettings, Urgency};
 use forebay_proto::Kind;
-use forebay_tests::harness::cloud::{CloudServer, TemporaryKeys};
+use forebay_tests::harness::cloud::{CloudServer, KEYS, TemporaryKeys};
 use forebay_tests::harness::s3::S3Server;
 use parquet::arrow::ArrowWriter;
 use parquet::file::properties::WriterProperties;
@@ -109,35 +109,53 @@ async fn reads_a_bucket() {
     assert_eq!(e.kind, Kind::Changed, "{e}");
 }
 
-/// Temporary keys of a web identity expire every second while a child reads for five: no read fails.
+/// The temporary keys of a container expire every two seconds while a child reads for five: no read fails.
 #[test]
 fn credentials_that_expire_are_renewed_without_a_failed_read() {
+    reads_with_temporary_keys(|cloud, token| {
+        vec![
+            ("AWS_CONTAINER_CREDENTIALS_FULL_URI", format!("{}/{KEYS}", cloud.endpoint)),
+            ("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE", token.to_owned()),
+        ]
+    });
+}
+
+/// The same with keys that STS gives for a web identity. Only the AWS SDK asks an STS without TLS.
+#[test]
+#[cfg_attr(not(feature = "aws-config"), ignore = "needs the feature aws-config")]
+fn a_web_identity_is_renewed_without_a_failed_read() {
+    reads_with_temporary_keys(|cloud, token| {
+        vec![
+            ("AWS_ENDPOINT_URL_STS", cloud.endpoint.clone()),
+            ("AWS_WEB_IDENTITY_TOKEN_FILE", token.to_owned()),
+            ("AWS_ROLE_ARN", "arn:aws:iam::1:role/reader".to_owned()),
+            ("AWS_ROLE_SESSION_NAME", "test".to_owned()),
+        ]
+    });
+}
+
+fn reads_with_temporary_keys(variables: impl Fn(&CloudServer, &str) -> Vec<(&'static str, String)>) {
     let s3 = S3Server::start();
     s3.put("a.parquet", parquet(0..1000));
     let (keys, issued) = (s3.keys(), Arc::new(AtomicUsize::new(0)));
     let count = issued.clone();
     let cloud = CloudServer::start(move || {
         let id = format!("TEMPORARY{}", count.fetch_add(1, Relaxed));
-        // STS gives whole seconds: the key dies no sooner than it says.
         let lifetime = Duration::from_secs(2);
         keys.add(&id, "temporary-secret", Some(lifetime));
         TemporaryKeys { id, secret: "temporary-secret".into(), lifetime }
     });
     let token = tempfile::NamedTempFile::new().unwrap();
-    std::fs::write(token.path(), "web identity").unwrap();
-    child(
-        "reads_for_a_while",
-        &[
-            (S3, &s3.endpoint),
-            ("AWS_ENDPOINT_URL_STS", &cloud.endpoint),
-            ("AWS_WEB_IDENTITY_TOKEN_FILE", token.path().to_str().unwrap()),
-            ("AWS_ROLE_ARN", "arn:aws:iam::1:role/reader"),
-            ("AWS_ROLE_SESSION_NAME", "test"),
-            ("AWS_REGION", "us-east-1"),
-            ("AWS_CONFIG_FILE", "/nonexistent"),
-            ("AWS_SHARED_CREDENTIALS_FILE", "/nonexistent"),
-        ],
-    );
+    std::fs::write(token.path(), "identity").unwrap();
+    let named = variables(&cloud, token.path().to_str().unwrap());
+    let mut all: Vec<_> = named.iter().map(|(name, value)| (*name, value.as_str())).collect();
+    all.extend([
+        (S3, s3.endpoint.as_str()),
+        ("AWS_REGION", "us-east-1"),
+        ("AWS_CONFIG_FILE", "/nonexistent"),
+        ("AWS_SHARED_CREDENTIALS_FILE", "/nonexistent"),
+    ]);
+    child("reads_for_a_while", &all);
     assert!(issued.load(Relaxed) >= 3, "{} keys were issued", issued.load(Relaxed));
 }
 

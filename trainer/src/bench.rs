@@ -292,7 +292,7 @@ fn report(args: &BenchArgs, ways: &[Way]) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use forebay_client::args::SourceArgs;
+    use forebay_client::args::DirectArgs;
 
     #[test]
     fn flags_are_left_out_with_their_values() {
@@ -302,7 +302,7 @@ mod tests {
         let own = without(&words, &OWN);
         assert_eq!(own, ["--train", "s3://b/d", "--s3-region", "r", "--batch", "8"]);
         assert_eq!(without(&own, &SOURCE), ["--train", "s3://b/d", "--batch", "8"]);
-        let all = <SourceArgs as clap::Args>::augment_args(clap::Command::new("all"));
+        let all = <DirectArgs as clap::Args>::augment_args(clap::Command::new("all"));
         for flag in all.get_arguments().filter_map(|arg| Some((format!("--{}", arg.get_long()?), arg))) {
             let takes = flag.1.get_action().takes_values();
             assert!(SOURCE.iter().any(|(name, value)| (*name, *value) == (&flag.0, takes)), "{}", flag.0);

@@ -1,5 +1,5 @@
-//! Google Cloud Storage, Azure Blob Storage and AWS STS, as far as a reader asks for them: listings, ranged
-//! and conditional GETs, and temporary keys for a web identity. One HTTP server on the loopback; nothing is
+//! Google Cloud Storage, Azure Blob Storage, AWS STS and a container's credentials, as far as a reader asks for
+//! them: listings, ranged and conditional GETs, and temporary keys. One HTTP server on the loopback; nothing is
 //! signed or checked but `If-Match`.
 //!
 //! It knows the services apart by the request: Azure's listings say `comp=list`, Google's `list-type=2`, and
@@ -17,6 +17,9 @@ use hyper::{Method, Request, Response, StatusCode};
 use parking_lot::Mutex;
 
 use super::serve::{ResponseBody, Serving};
+
+/// The path of the keys that a container is given.
+pub const KEYS: &str = "keys";
 
 const MODIFIED: &str = "Tue, 05 Aug 2025 12:00:00 GMT";
 
@@ -71,7 +74,10 @@ fn answer(
     if request.method() == Method::POST {
         return text(StatusCode::OK, sts(&issue()));
     }
-    let path = request.uri().path().trim_matches('/').replace("%20", " ");
+    let path = request.uri().path().trim_matches('/').replace("%2F", "/");
+    if path == KEYS {
+        return text(StatusCode::OK, container(&issue()));
+    }
     let query = request.uri().query().unwrap_or_default();
     let bucket = path.split('/').next().unwrap_or_default();
     let is_azure = query.contains("comp=list");
@@ -148,9 +154,16 @@ fn azure<'a>(listed: impl Iterator<Item = (&'a str, &'a Bytes)>) -> String {
     )
 }
 
+fn container(keys: &TemporaryKeys) -> String {
+    format!(
+        "{{\"AccessKeyId\":\"{}\",\"SecretAccessKey\":\"{}\",\"Token\":\"session\",\"Expiration\":\"{}\"}}",
+        keys.id,
+        keys.secret,
+        utc(keys.lifetime)
+    )
+}
+
 fn sts(keys: &TemporaryKeys) -> String {
-    let expires = SystemTime::now() + keys.lifetime;
-    let expires = expires.duration_since(SystemTime::UNIX_EPOCH).expect("a time after 1970").as_secs();
     format!(
         "<AssumeRoleWithWebIdentityResponse xmlns=\"https://sts.amazonaws.com/doc/2011-06-15/\">\
          <AssumeRoleWithWebIdentityResult><Credentials><AccessKeyId>{}</AccessKeyId>\
@@ -160,13 +173,15 @@ fn sts(keys: &TemporaryKeys) -> String {
          </AssumedRoleUser></AssumeRoleWithWebIdentityResult></AssumeRoleWithWebIdentityResponse>",
         keys.id,
         keys.secret,
-        utc(expires)
+        utc(keys.lifetime)
     )
 }
 
-/// Seconds since 1970 as `2025-08-05T12:00:00Z` (days to dates: H. Hinnant, "chrono-compatible low-level date
+/// The time when `lifetime` has passed, as `2025-08-05T12:00:00Z` (days to dates: H. Hinnant, "chrono-compatible low-level date
 /// algorithms").
-fn utc(seconds: u64) -> String {
+fn utc(lifetime: Duration) -> String {
+    let end = SystemTime::now() + lifetime;
+    let seconds = end.duration_since(SystemTime::UNIX_EPOCH).expect("a time after 1970").as_secs();
     let (days, rest) = (seconds / 86_400 + 719_468, seconds % 86_400);
     let (era, day) = (days / 146_097, days % 146_097);
     let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;

@@ -63,7 +63,7 @@ fn command(settings: &Settings, shuffle: Shuffle, step: BadStep) -> String {
         }
     }
     words.extend(settings.split.map(|split| format!("--split {split}")));
-    let (endpoints, source) = (&settings.access.endpoint.endpoint, &settings.access.source);
+    let (endpoints, source) = (&settings.access.endpoint.endpoint, &settings.access.direct_args.source);
     let endpoint = (!endpoints.is_empty()).then(|| endpoints.join(","));
     let flags = [
         ("--endpoint", &endpoint),
