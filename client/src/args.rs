@@ -8,7 +8,7 @@ use crate::access::Access;
 use crate::direct::{self, Direct};
 use crate::endpoints::Endpoints;
 use clap::Args;
-use forebay_dataset::SourceSettings;
+use forebay_dataset::{SourceArgs, SourceSettings};
 pub use forebay_proto::units::bytes;
 use forebay_proto::{Error, Result};
 
@@ -20,7 +20,7 @@ pub const ZONE_VARIABLE: &str = "FOREBAY_ZONE";
 
 /// The heading in help for the flags of direct reading. It is set flag by flag: else later flags would fall
 /// under it.
-const DIRECT: &str = "Reading the object store directly";
+const DIRECT: &str = "Reading the object store";
 
 /// Requests to the object store that a reader has under way at once when the cache is gone, by default.
 const FALLBACK_REQUESTS: usize = 4;
@@ -28,34 +28,12 @@ const FALLBACK_REQUESTS: usize = 4;
 /// Bytes a second that it reads then, by default: when a cache dies all its readers come at once.
 const FALLBACK_BYTES_PER_S: u64 = 64_000_000;
 
-/// How to reach the object store when reading it directly.
+/// How to read the object store directly.
 #[derive(Debug, Clone, Default, Args)]
-pub struct SourceArgs {
-    /// URL of an S3-compatible object store, such as http://127.0.0.1:9000 [default: AWS]
-    #[arg(help_heading = DIRECT, long, value_name = "URL")]
-    pub s3_endpoint: Option<String>,
-    /// Region to sign for [default: AWS_REGION, the profile's region, or us-east-1]
-    #[arg(help_heading = DIRECT, long, value_name = "REGION")]
-    pub s3_region: Option<String>,
-    /// Profile of ~/.aws/credentials and ~/.aws/config [default: AWS_PROFILE, or `default`]
-    #[arg(help_heading = DIRECT, long, value_name = "NAME")]
-    pub s3_profile: Option<String>,
-    /// Bucket in the path rather than in the host name [default: true exactly with an endpoint]
-    #[arg(help_heading = DIRECT, long, value_name = "BOOL")]
-    pub s3_path_style: Option<bool>,
-    /// Send no credentials: for public buckets
-    #[arg(help_heading = DIRECT, long)]
-    pub s3_anonymous: bool,
-    /// Requests to the object store under way at once [default: 32]
-    #[arg(help_heading = DIRECT, long, value_name = "N")]
-    pub s3_max_requests: Option<usize>,
-    /// Bytes a second read from the object store by all requests of this process, e.g. 500MB [default: no
-    /// limit]
-    #[arg(help_heading = DIRECT, long, value_name = "BYTES", value_parser = bytes)]
-    pub s3_max_bytes_per_s: Option<u64>,
-    /// How long a request that fails is tried again, in seconds [default: 60]
-    #[arg(help_heading = DIRECT, long, value_name = "S")]
-    pub patience_s: Option<f64>,
+pub struct DirectArgs {
+    #[command(flatten)]
+    #[expect(missing_docs, reason = "documented at its type")]
+    pub source: SourceArgs,
     /// Decoded bytes to keep in memory when reading directly, e.g. 4GB [default: 1GiB]
     #[arg(help_heading = DIRECT, long, value_name = "BYTES", value_parser = bytes)]
     pub direct_memory_bytes: Option<u64>,
@@ -97,30 +75,14 @@ pub struct AccessArgs {
     pub zone: Option<String>,
     #[command(flatten)]
     #[expect(missing_docs, reason = "documented at its type")]
-    pub source: SourceArgs,
+    pub direct_args: DirectArgs,
 }
 
-impl SourceArgs {
-    /// The settings of a source; what no flag says is left to the environment and the AWS files.
-    pub fn settings(&self) -> SourceSettings {
-        let default = SourceSettings::default();
-        SourceSettings {
-            s3_endpoint: self.s3_endpoint.clone(),
-            s3_region: self.s3_region.clone(),
-            s3_profile: self.s3_profile.clone(),
-            s3_path_style: self.s3_path_style,
-            s3_anonymous: self.s3_anonymous,
-            s3_max_requests: self.s3_max_requests.unwrap_or(default.s3_max_requests),
-            s3_max_bytes_per_s: self.s3_max_bytes_per_s,
-            patience_s: self.patience_s.unwrap_or(default.patience_s),
-            ..default
-        }
-    }
-
+impl DirectArgs {
     /// The object store, by these flags.
     pub fn access(&self) -> Result<Access> {
         let memory_bytes = self.direct_memory_bytes.unwrap_or(direct::MEMORY_BYTES);
-        Direct::new(self.settings(), memory_bytes).map(Access::Direct)
+        Direct::new(self.source.settings(), memory_bytes).map(Access::Direct)
     }
 
     /// The object store as a reader's last resort: slowly, unless these flags allow more.
@@ -130,27 +92,16 @@ impl SourceArgs {
 
     fn fallback_settings(&self) -> SourceSettings {
         SourceSettings {
-            s3_max_requests: self.s3_max_requests.unwrap_or(FALLBACK_REQUESTS),
-            s3_max_bytes_per_s: self.s3_max_bytes_per_s.or(Some(FALLBACK_BYTES_PER_S)),
-            ..self.settings()
+            s3_max_requests: self.source.s3_max_requests.unwrap_or(FALLBACK_REQUESTS),
+            s3_max_bytes_per_s: self.source.s3_max_bytes_per_s.or(Some(FALLBACK_BYTES_PER_S)),
+            ..self.source.settings()
         }
     }
 
     /// The first of these flags that was given.
     fn given(&self) -> Option<&'static str> {
-        [
-            (self.s3_endpoint.is_some(), "--s3-endpoint"),
-            (self.s3_region.is_some(), "--s3-region"),
-            (self.s3_profile.is_some(), "--s3-profile"),
-            (self.s3_path_style.is_some(), "--s3-path-style"),
-            (self.s3_anonymous, "--s3-anonymous"),
-            (self.s3_max_requests.is_some(), "--s3-max-requests"),
-            (self.s3_max_bytes_per_s.is_some(), "--s3-max-bytes-per-s"),
-            (self.patience_s.is_some(), "--patience-s"),
-            (self.direct_memory_bytes.is_some(), "--direct-memory-bytes"),
-        ]
-        .into_iter()
-        .find_map(|(given, flag)| given.then_some(flag))
+        let memory = self.direct_memory_bytes.map(|_| "--direct-memory-bytes");
+        self.source.given().or(memory)
     }
 }
 
@@ -183,11 +134,11 @@ impl AccessArgs {
                 let endpoints = Endpoints::parse(&urls)?.in_zone(zone);
                 let endpoints = match self.fallback {
                     Fallback::None => endpoints,
-                    Fallback::Direct => endpoints.with_fallback(self.source.fallback()?),
+                    Fallback::Direct => endpoints.with_fallback(self.direct_args.fallback()?),
                 };
                 Ok(Access::Endpoint(endpoints.spread()))
             }
-            None => self.source.access(),
+            None => self.direct_args.access(),
         }
     }
 
@@ -201,7 +152,7 @@ impl AccessArgs {
         if self.direct {
             return Ok(None);
         }
-        if let Some(flag) = self.source.given().filter(|_| self.fallback == Fallback::None) {
+        if let Some(flag) = self.direct_args.given().filter(|_| self.fallback == Fallback::None) {
             return Err(Error::invalid(format!(
                 "{flag} is for reading the object store directly: add --direct, or leave it out and set it at the cache"
             )));
@@ -271,7 +222,7 @@ mod tests {
             "--s3-path-style",
             "true",
         ]);
-        let settings = line.unwrap_or_else(|e| panic!("{e}")).access.source.settings();
+        let settings = line.unwrap_or_else(|e| panic!("{e}")).access.direct_args.source.settings();
         assert_eq!(settings.s3_endpoint.as_deref(), Some("http://s:1"));
         assert_eq!((settings.s3_region.as_deref(), settings.s3_path_style), (Some("r"), Some(true)));
         assert_eq!(SourceArgs::default().settings().s3_path_style, None);
@@ -281,7 +232,7 @@ mod tests {
     fn the_last_resort_is_slow_unless_told_otherwise() {
         let limits = |line: &[&str]| {
             let line = Line::try_parse_from(["x"].iter().chain(line)).unwrap_or_else(|e| panic!("{e}"));
-            let settings = line.access.source.fallback_settings();
+            let settings = line.access.direct_args.fallback_settings();
             (settings.s3_max_requests, settings.s3_max_bytes_per_s)
         };
         assert_eq!(limits(&[]), (FALLBACK_REQUESTS, Some(FALLBACK_BYTES_PER_S)));

@@ -18,7 +18,7 @@ use std::sync::Arc;
 /// A dataset frozen, with what its footers tell beyond the manifest.
 #[derive(Debug, Clone)]
 pub struct Frozen {
-    /// The manifest.
+    /// Names objects in their versions, and cuts them into segments.
     pub manifest: Manifest,
     /// Its schema, decoded.
     pub schema: SchemaRef,
@@ -40,7 +40,10 @@ impl Frozen {
             && m.objects().iter().zip(objects).all(same)
     }
 
-    /// Indices of `columns`, ascending; no columns = all. `Invalid` for an unknown or repeated one.
+    /// Indices of `columns`, ascending; no columns = all.
+    ///
+    /// # Errors
+    /// `Invalid` for an unknown or repeated one.
     pub fn projection(&self, columns: &[String]) -> Result<Vec<usize>> {
         projection(&self.schema, columns).map_err(|e| e.context(self.manifest.uri()))
     }

@@ -30,7 +30,10 @@ pub fn from_ipc(bytes: &[u8]) -> Result<SchemaRef> {
     schema.map(Arc::new).map_err(|e| Error::corrupt(format!("malformed schema in the manifest: {e}")))
 }
 
-/// Indices of `columns` in `schema`, ascending; no columns = all. `Invalid` for an unknown or repeated one.
+/// Indices of `columns` in `schema`, ascending; no columns = all.
+///
+/// # Errors
+/// `Invalid` for an unknown or repeated one.
 pub fn projection(schema: &Schema, columns: &[String]) -> Result<Vec<usize>> {
     if columns.is_empty() {
         return Ok((0..schema.fields().len()).collect());

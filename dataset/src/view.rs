@@ -11,7 +11,7 @@ use std::sync::Arc;
 /// A dataset as it is read.
 #[derive(Debug, Clone)]
 pub struct View {
-    /// Its manifest.
+    /// Of the split or the mix, where it is one.
     pub manifest: Arc<Manifest>,
     /// All its columns.
     pub schema: SchemaRef,
@@ -19,8 +19,10 @@ pub struct View {
     behind: Vec<(Arc<Frozen>, f64)>,
 }
 
-/// The URIs of the datasets that must be frozen for `spec`. `Invalid` if it names none, or both one and a
-/// mix.
+/// The URIs of the datasets that must be frozen for `spec`.
+///
+/// # Errors
+/// `Invalid` if it names none, or both one and a mix.
 pub fn uris(spec: &v1::DatasetSpec) -> Result<Vec<&str>> {
     match (spec.uri.as_str(), spec.mix.as_slice()) {
         ("", []) => Err(Error::invalid("no dataset given: name a URI, or the datasets of a mix")),

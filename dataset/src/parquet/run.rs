@@ -56,11 +56,6 @@ impl SegmentRun {
         Ok(Self { reader, manifest, segments, projection, urgency, fetched })
     }
 
-    /// The segments of the run.
-    pub fn segments(&self) -> Range<u32> {
-        self.segments.clone()
-    }
-
     /// Reads one segment, as [`SegmentReader::read_segment`] does. One whose bytes do not decode is read by
     /// itself.
     pub async fn read(&self, segment: u32, urgency: &Urgency) -> Result<RecordBatch> {

@@ -11,7 +11,7 @@ pub struct SourceCounters {
     pub s3_bytes: AtomicU64,
     /// Listings, heads and footers.
     pub footer_requests: AtomicU64,
-    /// Bytes of footers.
+    /// Bytes received by these.
     pub footer_bytes: AtomicU64,
     /// Attempts that failed and could be tried again.
     pub retries: AtomicU64,

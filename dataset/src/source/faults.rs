@@ -1,7 +1,7 @@
 //! What an object store's error means for the caller, in one line.
 //!
-//! `object_store` keeps the status and the body of an answer in the text of its errors only, so that is what
-//! is read here.
+//! `object_store` keeps the status and the body of an answer only in the text of its errors, so that text is
+//! read here.
 
 use super::watch::Watch;
 use forebay_proto::{Error, Kind};

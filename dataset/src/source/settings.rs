@@ -3,7 +3,7 @@
 use forebay_proto::{Error, Result};
 use std::fmt;
 
-/// How to reach object stores. What is unset comes from the environment (`AWS_*`), then from the AWS files.
+/// How to reach object stores. Unset values come from the environment (`AWS_*`), then from the AWS files.
 #[derive(Clone, serde::Deserialize, serde::Serialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct SourceSettings {
@@ -13,7 +13,7 @@ pub struct SourceSettings {
     pub s3_region: Option<String>,
     /// Access key id; goes with the secret.
     pub s3_access_key_id: Option<String>,
-    /// Secret access key.
+    /// Goes with the id; never written out.
     #[serde(skip_serializing)]
     pub s3_secret_access_key: Option<String>,
     /// Session token of temporary credentials.
@@ -39,8 +39,8 @@ pub struct SourceSettings {
     /// claim anything. 8 GiB is far beyond sensible row groups, and still an error rather than a machine out
     /// of memory.
     pub segment_memory_bytes: u64,
-    /// Bytes of Parquet footers kept in memory. A larger one is refused, but for those of up to 16 MiB: what
-    /// is parsed of it takes several times its size.
+    /// Bytes of Parquet footers kept in memory. A larger footer is refused, unless it has at most 16 MiB:
+    /// parsed, it takes several times its size.
     pub footer_cache_bytes: usize,
 }
 

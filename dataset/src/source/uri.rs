@@ -37,12 +37,14 @@ impl Scheme {
 }
 
 /// The one spelling of a dataset's URI: no slash at the end, and for `file://` symbolic links resolved as far
-/// as the path exists. `Invalid` for an unknown scheme, `..`, an empty bucket, a query or credentials in the
-/// URI.
+/// as the path exists.
 ///
 /// Two URIs name the same place if and only if their normal forms are equal, and one lies under the other if
-/// and only if [`is_under`](crate::source::is_under) says so of the normal forms: what an allow list
-/// compares.
+/// and only if [`is_under`](crate::source::is_under) says so of the normal forms. An allow list compares
+/// these.
+///
+/// # Errors
+/// `Invalid` for an unknown scheme, `..`, an empty bucket, a query or credentials in the URI.
 pub fn normalise(uri: &str) -> Result<String> {
     let location = locate(uri)?;
     // An object below may well have one in its key.
