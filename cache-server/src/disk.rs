@@ -16,10 +16,10 @@
 //! Each part owns its state. One arrow means "uses":
 //!
 //! ```text
-//! cache ─► segment_files ─► dirs ─► file, file_system      directories: health, lock, block sizes
-//!   │            │   └────► evict ─► index ─► quota, map   who leaves; which files there are
-//!   ├─► rebuild ─► recover                                 a directory's files, at start and when it comes back
-//!   └─► pins, sidecar, copies, scrub                       each over segment_files
+//! cache ─► segment_files ─► dirs ─► file, file_system     health, lock, block sizes
+//!   │            │   └────► evict ─► index ─► quota, map  who leaves; which files there are
+//!   ├─► rebuild ─► recover                                the files of a directory that is opened
+//!   └─► pins, sidecar, copies, scrub                      each over segment_files
 //! ```
 
 mod cache;

@@ -270,7 +270,7 @@ impl DiskCache {
         self.files.index().quotas.used_bytes()
     }
 
-    /// The byte limit.
+    /// Bytes that all directories may use together.
     pub fn limit_bytes(&self) -> u64 {
         self.limit_bytes
     }

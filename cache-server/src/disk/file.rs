@@ -48,7 +48,6 @@ pub struct Header {
     /// Names of the columns, in order.
     #[prost(string, repeated, tag = "4")]
     pub columns: Vec<String>,
-    /// Rows.
     #[prost(uint64, tag = "5")]
     pub rows: u64,
     /// The columns' schema: an IPC Schema message.
@@ -66,12 +65,10 @@ pub struct Header {
 }
 
 impl Header {
-    /// The segment's id.
     pub fn segment_id(&self) -> Result<SegmentId> {
         Digest::from_bytes(&self.id).map(SegmentId)
     }
 
-    /// Bytes of the body.
     pub fn body_bytes(&self) -> u64 {
         self.part_bytes.iter().fold(0, |a, b| a.saturating_add(*b))
     }
@@ -165,7 +162,6 @@ impl Unsealed {
         Ok(Self { header, body })
     }
 
-    /// Bytes that the file will have.
     pub fn bytes(&self) -> u64 {
         self.body_offset() as u64 + self.header.body_bytes()
     }
@@ -204,7 +200,6 @@ impl Encoded {
         Ok(Unsealed::new(origin, batch)?.seal())
     }
 
-    /// Bytes that the file will have.
     pub fn bytes(&self) -> u64 {
         (self.prefix.len() + self.body.iter().map(Bytes::len).sum::<usize>()) as u64
     }
@@ -256,8 +251,7 @@ fn damaged(why: impl Into<String>) -> Unreadable {
     Unreadable::Damaged(why.into())
 }
 
-/// Reads and checks a file's header, and that the file is as long as it says. Answers with the body's offset
-/// too.
+/// Reads and checks a file's header, and that the file is as long as it says. Returns the body's offset too.
 pub fn read_header(disk: &dyn Disk, file: &File, file_bytes: u64) -> Result<(Header, u64), Unreadable> {
     header(|piece, at| disk.read(file, piece, at), file_bytes)
 }

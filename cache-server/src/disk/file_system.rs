@@ -61,7 +61,7 @@ pub trait Disk: std::fmt::Debug + Send + Sync {
     fn write(&self, file: &mut File, parts: &mut [IoSlice<'_>]) -> io::Result<()>;
     /// Waits until the file is on the medium.
     fn sync(&self, file: &File) -> io::Result<()>;
-    /// Renames, replacing what is there.
+    /// Renames; a file of the new name is replaced.
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
     /// Removes a file.
     fn remove(&self, path: &Path) -> io::Result<()>;

@@ -43,7 +43,7 @@ impl Pins {
     pub fn unpin(&self, uri: &str) -> Result<(u64, u64)> {
         self.change(uri, |pins| match pins.remove(uri) {
             true => Ok(true),
-            false => Err(Error::not_found(format!("{uri} is not pinned: forebay status lists what is"))),
+            false => Err(Error::not_found(format!("{uri} is not pinned: forebay status lists the pins"))),
         })
     }
 

@@ -3,7 +3,7 @@
 use forebay_proto::manifest::SegmentId;
 
 /// When a segment will be read next, as far as announced plans tell. The later of two is the greater, and
-/// what is in no plan comes after everything that is in one.
+/// a segment in no plan comes after all that are in one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum NextUse {
     /// So far from now, in samples of the nearest job at the common pace; 0 = being read. All values of one

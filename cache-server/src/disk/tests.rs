@@ -77,7 +77,7 @@ fn empty_bytes() -> u64 {
     open(dir.path(), 1 << 20).unwrap().used_bytes()
 }
 
-/// A limit for this number of files of one size: folders, what is booked while one is written, and the files.
+/// A limit for this number of files of one size: folders, the bytes reserved while one is written, and the files.
 fn limit_for(files: u64, each: u64) -> u64 {
     empty_bytes() + FOLDER_GROWTH_BLOCKS * BLOCK_BYTES + files * each
 }
@@ -199,7 +199,7 @@ fn the_length_of_a_file_is_known_before_it_is_hashed() {
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
-    /// Random writes, reads, frees and restarts: the limit holds on disk after each, and what is found is
+    /// Random writes, reads, frees and restarts: the limit holds on disk after each, and the rows found are
     /// right.
     #[test]
     fn holds_its_limit_and_never_lies(ops in prop::collection::vec((0u8..10, 1u128..9, 1i64..200), 1..40)) {

@@ -1,4 +1,4 @@
-//! Decisions as traces, without a disk: what is held, what is wanted, who leaves.
+//! Decisions as traces, without a disk: the files held, the one wanted, those that leave.
 
 use super::*;
 use crate::disk::quota::Quotas;

@@ -92,7 +92,7 @@ mod tests {
             assert!(touched.bytes <= 150_000 && touched.maps.len() == 1, "{touched:?}");
         }
         let held: Vec<_> = (0..3).map(|i| cache.find(SegmentId(Digest(i)), &["id".into()])).collect();
-        assert_eq!(cache.pages.touched.lock().maps.len(), 3, "what is being read keeps its pages");
+        assert_eq!(cache.pages.touched.lock().maps.len(), 3, "a map that is being read keeps its pages");
         drop(held);
         cache.find(SegmentId(Digest(4)), &["id".into()]);
         assert_eq!(cache.pages.touched.lock().maps.len(), 1);

@@ -47,7 +47,7 @@ fn replicas_leave_before_primaries_and_a_precaution_pushes_nothing_out() {
     assert_eq!(held(&cache), [0, 7, 8, 9]);
     assert!(write(&cache, 10, Admit::IfWorthIt, Role::Primary));
     assert_eq!(held(&cache), [7, 8, 9, 10]);
-    // Among primaries it is as ever: what is read last stays out.
+    // Among primaries it is as ever: the one that is read last stays out.
     assert!(!write(&cache, 11, Admit::IfWorthIt, Role::Primary));
     // Once this node is not their owner any more, they go first.
     cache.copies().set_roles(false, |_| vec![Role::Replica; 4]);

@@ -195,7 +195,7 @@ fn what_is_above_a_lower_limit_and_cannot_be_removed_counts() {
 fn a_list_of_pins_counts_while_the_one_before_it_is_there() {
     let two = Two::new(13);
     let cache = Arc::new(two.open(40).unwrap());
-    // Much longer than what is booked beside the files anyway.
+    // Much longer than the blocks reserved beside the files anyway.
     let uri = |n: usize| format!("s3://b/{n}/{}", "long".repeat(500));
     for n in 0..20 {
         cache.pin(&uri(n)).unwrap();
@@ -337,8 +337,8 @@ proptest! {
         }
     }
 
-    /// Killed anywhere between two operations, or in the middle of a write: what is there afterwards
-    /// verifies.
+    /// Killed anywhere between two operations, or in the middle of a write: the files left
+    /// verify.
     #[test]
     fn a_kill_leaves_only_what_verifies(operation in 0u64..400) {
         let two = Two::new(0);

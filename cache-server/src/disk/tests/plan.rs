@@ -55,7 +55,7 @@ fn replay(cache: &DiskCache, plan: &Plan) -> usize {
     hits
 }
 
-/// Belady with bypass: keeps what is read soonest, and does not take in what is read last.
+/// Belady with bypass: keeps the segments read soonest, and does not take in the one read last.
 fn belady(order: &[u128], files: usize) -> usize {
     let (mut cache, mut hits) = (Vec::new(), 0);
     for (at, n) in order.iter().enumerate() {
@@ -84,7 +84,7 @@ proptest! {
         prop_assert_eq!(replay(&cache, &plan), belady(&order, files as usize));
     }
 
-    /// Whatever happens, what is pinned or held by a reader is not evicted, and the limit holds.
+    /// Whatever happens, a segment that is pinned or held by a reader is not evicted, and the limit holds.
     #[test]
     fn the_pinned_and_the_read_stay(
         order in prop::collection::vec(0u128..20, 1..60),
