@@ -1,7 +1,7 @@
 //! Reading the object store without a cache: segments decoded in this process, kept in memory within a bound.
 //!
-//! A window of a shuffle comes back to each of its segments many times, so decoded segments are kept until
-//! [`Direct::memory_bytes`] are exceeded. However many readers want a segment that is not there, it is read
+//! A window of a shuffle comes back to each of its segments many times, so decoded segments are kept as long
+//! as there is room for them. However many readers want a segment that is not there, it is read
 //! once. Nothing is kept on disk, and nothing is shared between processes: that is the cache's work.
 
 use arrow::array::RecordBatch;
@@ -30,7 +30,6 @@ pub struct Direct(Arc<DirectInner>);
 
 struct DirectInner {
     source: SegmentReader,
-    memory_bytes: u64,
     segments: Cache<SegmentKey, Arc<RecordBatch>, SegmentBytes, DefaultHashBuilder, CountEvictions>,
     hits: AtomicU64,
     joins: AtomicU64,
@@ -65,7 +64,7 @@ impl Lifecycle<SegmentKey, Arc<RecordBatch>> for CountEvictions {
 }
 
 impl Direct {
-    /// `Invalid` if the settings contradict each other.
+    /// Keeps up to `memory_bytes` of decoded segments. `Invalid` if the settings contradict each other.
     pub fn new(settings: SourceSettings, memory_bytes: u64) -> Result<Self> {
         let source = SegmentReader::new(settings)?;
         // One shard, for a share of the memory may be smaller than a segment; and half of it for segments
@@ -81,17 +80,12 @@ impl Direct {
         let count = CountEvictions(evictions.clone());
         let segments = Cache::with_options(options, SegmentBytes, DefaultHashBuilder::default(), count);
         let [hits, joins, misses] = [const { AtomicU64::new(0) }; 3];
-        Ok(Self(Arc::new(DirectInner { source, memory_bytes, segments, hits, joins, misses, evictions })))
+        Ok(Self(Arc::new(DirectInner { source, segments, hits, joins, misses, evictions })))
     }
 
     /// The object stores.
     pub fn source(&self) -> &SegmentReader {
         &self.0.source
-    }
-
-    /// Decoded bytes that are kept at most.
-    pub fn memory_bytes(&self) -> u64 {
-        self.0.memory_bytes
     }
 
     /// What was read and decoded so far.
@@ -154,7 +148,7 @@ impl Segments for Direct {
 
 impl fmt::Debug for Direct {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Direct").field("memory_bytes", &self.0.memory_bytes).finish_non_exhaustive()
+        f.debug_struct("Direct").finish_non_exhaustive()
     }
 }
 
