@@ -11,7 +11,8 @@ use arrow::datatypes::{DataType, Field, Int64Type, Schema};
 use forebay_dataset::{SegmentReader, SegmentRun, SourceSettings, Urgency};
 use forebay_proto::{Kind, Manifest};
 use forebay_tests::harness::fault::{self, Fault};
-use forebay_tests::harness::s3::{S3Server, SeenRequest};
+use forebay_tests::harness::s3::S3Server;
+use forebay_tests::harness::seen::SeenRequest;
 use parquet::arrow::ArrowWriter;
 use parquet::file::properties::WriterProperties;
 
@@ -186,8 +187,8 @@ async fn scattered_faults_cost_little() {
     }
 }
 
-/// An object store bears a limited number of requests at once: the source finds the limit. When the machine stalls,
-/// requests come in bursts: one try of three must go well.
+/// An object store bears a limited number of requests at once: the source finds the limit. When the machine
+/// stalls, requests come in bursts: one try of three must go well.
 #[tokio::test]
 async fn a_store_that_throttles_is_asked_less() {
     let mut seen = Vec::new();

@@ -5,17 +5,17 @@
 //! Each part can be run by itself (`--only`), and the tests run the faster ones at a smaller size.
 
 pub mod amplification;
-pub mod cold;
+mod cold;
 pub mod faults;
 pub mod flips;
 pub mod folder;
-pub mod hits;
+mod hits;
 pub mod kills;
-pub mod memory;
+mod memory;
 mod node;
 mod replay;
 pub mod restart;
-pub mod ticker;
+mod ticker;
 
 use super::stages::{Stages, runtime, wanted};
 use crate::harness::check::Findings;

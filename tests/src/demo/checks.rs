@@ -1,8 +1,8 @@
 //! The demo's claims, each a check of measured figures.
 
-use super::DemoOptions;
 use super::figures::{TrainedEpoch, Training};
 use super::job::Outcome;
+use super::options::DemoOptions;
 use crate::harness::check::Check;
 
 /// At most this many bytes may leave S3 per byte of the columns read; footers are counted apart.

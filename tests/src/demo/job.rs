@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 
-use super::DemoOptions;
 use super::figures::{NodeCounters, Status, Training};
+use super::options::DemoOptions;
 use crate::harness::answers::EpochsReport;
 use crate::harness::mnist;
 use crate::harness::process::{Run, Server, ServerOptions};

@@ -2,11 +2,12 @@
 
 mod chart;
 
-use super::DemoOptions;
 use super::checks;
 use super::job::Outcome;
+use super::options::DemoOptions;
 use super::table::{self, megabytes};
 use crate::harness::check::Check;
+use crate::harness::html::{escaped, page};
 use crate::harness::report;
 
 const STYLE: &str = include_str!("page/style.css");
@@ -14,23 +15,21 @@ const STYLE: &str = include_str!("page/style.css");
 /// The whole page.
 pub(super) fn html(options: &DemoOptions, outcome: &Outcome, checks: &[Check]) -> String {
     let form = if options.short { " (short form)" } else { "" };
-    format!(
-        "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
-         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
-         <title>Forebay: first light</title>\n<style>\n{STYLE}</style>\n</head>\n<body>\n<main>\n\
-         <header>\n<h1>Forebay: first light{form}</h1>\n<p>{story}</p>\n</header>\n\
+    let body = format!(
+        "<header>\n<h1>Forebay: first light{form}</h1>\n<p>{story}</p>\n</header>\n\
          <section class=\"tiles\">\n{tiles}</section>\n\
          <section class=\"charts\">\n{charts}</section>\n\
          <section>\n<h2>Epoch by epoch</h2>\n{table}</section>\n\
          <section>\n<h2>Checks</h2>\n{checks}</section>\n\
-         <footer>\n{footer}</footer>\n</main>\n</body>\n</html>\n",
+         <footer>\n{footer}</footer>\n",
         story = story(outcome),
         tiles = tiles(outcome),
         charts = chart::all(&outcome.training.epochs),
         table = epochs(outcome),
         checks = check_list(checks),
         footer = footer(options, outcome),
-    )
+    );
+    page("Forebay: first light", STYLE, &body)
 }
 
 fn story(outcome: &Outcome) -> String {
@@ -113,10 +112,6 @@ fn footer(options: &DemoOptions, outcome: &Outcome) -> String {
         escaped(&report::commit()),
         escaped(&report::machine()),
     )
-}
-
-fn escaped(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }
 
 #[cfg(test)]

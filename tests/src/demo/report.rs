@@ -2,10 +2,10 @@
 
 use serde_json::{Value, json};
 
-use super::DemoOptions;
 use super::checks;
 use super::figures::TrainedEpoch;
 use super::job::Outcome;
+use super::options::DemoOptions;
 use crate::harness::check::Check;
 use crate::harness::report::{self, Row};
 

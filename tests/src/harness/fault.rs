@@ -13,7 +13,7 @@ use hyper::body::{Body, Frame, SizeHint};
 use hyper::header::{CONTENT_LENGTH, CONTENT_TYPE};
 use hyper::{Response, StatusCode};
 
-use crate::harness::s3::SeenRequest;
+use crate::harness::seen::SeenRequest;
 use crate::harness::serve::{BoxError, ResponseBody};
 
 /// What goes wrong with one request.

@@ -12,7 +12,7 @@ mod objects;
 #[cfg(test)]
 pub(crate) mod tests;
 
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -23,14 +23,12 @@ use s3s::auth::{S3Auth, SecretKey};
 use s3s::service::S3ServiceBuilder;
 use s3s::{S3Result, s3_error};
 
-pub use edge::SeenRequest;
+pub use edge::REGION;
 pub use objects::Objects;
 
 use crate::harness::fault::{Fault, Plan};
+use crate::harness::seen::SeenRequest;
 use crate::harness::serve::Serving;
-
-/// The region that requests must be signed for, as with S3 itself.
-pub const REGION: &str = "us-east-1";
 
 /// A running S3 server with one bucket; stops when dropped.
 pub struct S3Server {
@@ -168,9 +166,4 @@ impl S3Auth for AccessKeys {
             Some(key) => Ok(SecretKey::from(key.secret.as_str())),
         }
     }
-}
-
-/// A poisoned lock means that another test thread has panicked; what it guards is still good.
-pub(crate) fn locked<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock()
 }

@@ -25,7 +25,6 @@ use hyper_util::rt::TokioExecutor;
 use tokio::time::Sleep;
 
 use crate::harness::fault;
-use crate::harness::s3::locked;
 use crate::harness::serve::{BoxError, Handler, ResponseBody, Serving};
 
 /// Bodies are paced in pieces of this size.
@@ -118,7 +117,7 @@ impl SlowProxy {
 
     /// Changes the behaviour for requests from now on.
     pub fn set(&self, slowness: Slowness) {
-        *locked(&self.inner.slowness) = slowness;
+        *self.inner.slowness.lock() = slowness;
     }
 
     /// The traffic so far.
@@ -147,11 +146,11 @@ impl Inner {
 
     async fn forward(&self, mut request: Request<Incoming>, connection: Arc<Pace>) -> Response<ResponseBody> {
         let start = Instant::now();
-        let slowness = locked(&self.slowness).clone();
+        let slowness = self.slowness.lock().clone();
         let is_object = is_object_get(&request);
         self.passed.requests.fetch_add(1, Ordering::Relaxed);
         self.passed.object_gets.fetch_add(u64::from(is_object), Ordering::Relaxed);
-        if locked(&self.dice).f64() < slowness.slow_down {
+        if self.dice.lock().f64() < slowness.slow_down {
             self.passed.slow_downs.fetch_add(1, Ordering::Relaxed);
             return fault::slow_down();
         }
@@ -165,7 +164,7 @@ impl Inner {
             Err(error) => return bad_gateway(&error.to_string()),
         };
         tokio::time::sleep_until((start + slowness.first_byte).into()).await;
-        let cut = is_object && locked(&self.dice).f64() < slowness.cut;
+        let cut = is_object && self.dice.lock().f64() < slowness.cut;
         self.passed.cuts.fetch_add(u64::from(cut), Ordering::Relaxed);
         let passed = self.passed.clone();
         let total = self.total.clone();
@@ -192,7 +191,7 @@ impl Pace {
         }
         // An idle channel saves up no more than a few milliseconds of capacity.
         let earliest = Instant::now().checked_sub(Duration::from_millis(4))?;
-        let mut busy_until = locked(&self.0);
+        let mut busy_until = self.0.lock();
         let until = busy_until.map_or(earliest, |until| until.max(earliest))
             + Duration::from_secs_f64(bytes as f64 / (mb_s * 1e6));
         *busy_until = Some(until);

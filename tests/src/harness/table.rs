@@ -4,7 +4,8 @@
 //! Row `r` has `id = r` and three columns `a`, `b`, `c` of 336 bytes each, so that 1,024 rows are almost 1
 //! MiB.
 
-use crate::harness::s3::{S3Server, SeenRequest};
+use crate::harness::s3::S3Server;
+use crate::harness::seen::SeenRequest;
 use arrow::array::{ArrayRef, AsArray, FixedSizeBinaryArray, Int64Array, RecordBatch};
 use arrow::datatypes::Int64Type;
 use bytes::Bytes;
@@ -37,8 +38,6 @@ pub struct Table {
     pub uri: String,
     /// How many segments it has.
     pub segments: u64,
-    /// How many rows.
-    pub rows: u64,
     /// Decoded bytes that segments have to aim at so that each row group is one.
     pub segment_bytes: u64,
     /// Keys of the objects, and how many bytes of each come before its footer.
@@ -75,7 +74,7 @@ impl Table {
             first = last;
         }
         let segment_bytes = segment_rows * ROW_BYTES;
-        Ok(Self { uri: s3.uri(name), segments, rows: segments * segment_rows, segment_bytes, footers })
+        Ok(Self { uri: s3.uri(name), segments, segment_bytes, footers })
     }
 
     /// Bytes of column data in the log of the S3 server. Footers are left out, and so are refusals; a body

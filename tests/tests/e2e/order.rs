@@ -9,7 +9,8 @@ use forebay_proto::digest::OrderDigest;
 use forebay_tests::harness::mnist;
 use forebay_tests::harness::ports::free_addresses;
 use forebay_tests::harness::process::{Server, ServerOptions};
-use forebay_tests::harness::s3::{S3Server, SeenRequest};
+use forebay_tests::harness::s3::S3Server;
+use forebay_tests::harness::seen::SeenRequest;
 use serde_json::Value;
 
 use crate::commands::{cached, counter, digest, direct, epoch, json};

@@ -1,7 +1,8 @@
 //! Trying again: a right product succeeds on a machine that does not stall, a wrong one never.
 
-/// Plays a scenario until it goes well, three times at most. The scenario asserts everything that must hold every
-/// time; it returns what a stall of the machine may have spoilt: a node is silent too long and is passed over.
+/// Plays a scenario until it goes well, three times at most. The scenario asserts everything that must hold
+/// every time; it returns what a stall of the machine may have spoilt: a node is silent too long and is
+/// passed over.
 ///
 /// # Panics
 /// If it never goes well.

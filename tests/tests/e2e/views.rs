@@ -1,4 +1,5 @@
-//! Splits, mixes and `forebay plan`: readers get the rows that the plan names, and views take no more from S3.
+//! Splits, mixes and `forebay plan`: readers get the rows that the plan names, and views take no more from
+//! S3.
 
 use forebay_tests::harness::mnist;
 use forebay_tests::harness::process::ServerOptions;

@@ -2,7 +2,7 @@
 
 use super::super::figures::TrainedEpoch;
 use super::super::table::megabytes;
-use super::escaped;
+use crate::harness::html::escaped;
 
 const WIDTH: f64 = 440.0;
 const HEIGHT: f64 = 260.0;

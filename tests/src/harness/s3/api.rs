@@ -12,7 +12,6 @@ use md5::{Digest, Md5};
 use s3s::dto::*;
 use s3s::{S3, S3Error, S3ErrorCode, S3Request, S3Response, S3Result, s3_error};
 
-use super::locked;
 use super::objects::{Object as Stored, Objects, hex, list};
 
 /// Bodies go out in pieces of this size: large enough to be fast, small enough to share a connection fairly.
@@ -189,7 +188,7 @@ impl S3 for Api {
         r: S3Request<CreateMultipartUploadInput>,
     ) -> S3Result<S3Response<CreateMultipartUploadOutput>> {
         let id = format!("upload-{}", self.next_upload.fetch_add(1, Ordering::Relaxed));
-        locked(&self.uploads).insert(id.clone(), Upload::default());
+        self.uploads.lock().insert(id.clone(), Upload::default());
         Ok(S3Response::new(CreateMultipartUploadOutput {
             bucket: Some(r.input.bucket),
             key: Some(r.input.key),
@@ -201,7 +200,8 @@ impl S3 for Api {
     async fn upload_part(&self, r: S3Request<UploadPartInput>) -> S3Result<S3Response<UploadPartOutput>> {
         let data = read(r.input.body).await?;
         let e_tag = Some(ETag::Strong(hex(&Md5::digest(&data))));
-        locked(&self.uploads)
+        self.uploads
+            .lock()
             .get_mut(&r.input.upload_id)
             .ok_or_else(|| s3_error!(NoSuchUpload))?
             .0
@@ -213,7 +213,7 @@ impl S3 for Api {
         &self,
         r: S3Request<AbortMultipartUploadInput>,
     ) -> S3Result<S3Response<AbortMultipartUploadOutput>> {
-        locked(&self.uploads).remove(&r.input.upload_id).ok_or_else(|| s3_error!(NoSuchUpload))?;
+        self.uploads.lock().remove(&r.input.upload_id).ok_or_else(|| s3_error!(NoSuchUpload))?;
         Ok(S3Response::new(AbortMultipartUploadOutput::default()))
     }
 
@@ -223,13 +223,13 @@ impl S3 for Api {
     ) -> S3Result<S3Response<CompleteMultipartUploadOutput>> {
         let input = r.input;
         let upload =
-            locked(&self.uploads).get(&input.upload_id).cloned().ok_or_else(|| s3_error!(NoSuchUpload))?;
+            self.uploads.lock().get(&input.upload_id).cloned().ok_or_else(|| s3_error!(NoSuchUpload))?;
         let object =
             upload.assemble(input.multipart_upload.and_then(|upload| upload.parts).unwrap_or_default())?;
         let e_tag = Some(ETag::Strong(object.etag.clone()));
         let key = input.key.clone();
         self.store(&input.bucket, key, object, input.if_match.as_ref(), input.if_none_match.as_ref())?;
-        locked(&self.uploads).remove(&input.upload_id);
+        self.uploads.lock().remove(&input.upload_id);
         Ok(S3Response::new(CompleteMultipartUploadOutput {
             bucket: Some(input.bucket),
             key: Some(input.key),

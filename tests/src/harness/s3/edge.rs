@@ -2,70 +2,20 @@
 //! every `x-amz-*` header is signed, then hands over to `s3s`.
 
 use parking_lot::Mutex;
-use std::ops::Range;
 use std::sync::Arc;
 
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
-use hyper::header::{AUTHORIZATION, HeaderName, IF_MATCH, IF_NONE_MATCH, RANGE};
+use hyper::header::{AUTHORIZATION, HeaderName};
 use hyper::{Method, Request, Response, StatusCode};
 use s3s::service::S3Service;
 
-use super::{REGION, locked};
 use crate::harness::fault::{self, Fault, Plan};
+use crate::harness::seen::SeenRequest;
 use crate::harness::serve::{Handler, ResponseBody};
 
-/// One request, as the log keeps it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct SeenRequest {
-    /// GET, HEAD, PUT, POST or DELETE.
-    pub method: Method,
-    /// The bucket, from a path-style URL.
-    pub bucket: String,
-    /// The key, percent-decoded; empty for requests on the bucket itself.
-    pub key: String,
-    /// The query string as sent.
-    pub query: String,
-    /// The `Range` header as sent.
-    pub range: Option<String>,
-    /// The `If-Match` header as sent.
-    pub if_match: Option<String>,
-    /// The `If-None-Match` header as sent.
-    pub if_none_match: Option<String>,
-    /// The status of the answer (0 while it is not answered).
-    pub status: u16,
-    /// The bytes of the answer's body, as announced.
-    pub bytes: u64,
-}
-
-impl SeenRequest {
-    fn of(request: &Request<Incoming>) -> Self {
-        let path = percent_decode(request.uri().path().trim_start_matches('/'));
-        let (bucket, key) = path.split_once('/').unwrap_or((&path, ""));
-        Self {
-            method: request.method().clone(),
-            bucket: bucket.to_owned(),
-            key: key.to_owned(),
-            query: request.uri().query().unwrap_or_default().to_owned(),
-            range: header(request, &RANGE),
-            if_match: header(request, &IF_MATCH),
-            if_none_match: header(request, &IF_NONE_MATCH),
-            status: 0,
-            bytes: 0,
-        }
-    }
-
-    /// Is this a GET of (part of) an object, as opposed to a listing or a write?
-    pub fn is_object_get(&self) -> bool {
-        self.method == Method::GET && !self.key.is_empty()
-    }
-
-    /// The range as `first..end`, when it names both ends.
-    pub fn range_bytes(&self) -> Option<Range<u64>> {
-        let (first, last) = self.range.as_deref()?.strip_prefix("bytes=")?.split_once('-')?;
-        Some(first.parse().ok()?..last.parse::<u64>().ok()? + 1)
-    }
-}
+/// The region that requests must be signed for, as with S3 itself.
+pub const REGION: &str = "us-east-1";
 
 /// Logs, breaks and serves.
 pub(super) struct Edge {
@@ -87,20 +37,20 @@ impl Edge {
     }
 
     pub(super) fn set_plan(&self, plan: Option<Plan>) {
-        *locked(&self.plan) = plan;
+        *self.plan.lock() = plan;
     }
 
     pub(super) fn log(&self) -> Vec<SeenRequest> {
-        locked(&self.log).clone()
+        self.log.lock().clone()
     }
 
     pub(super) fn take_log(&self) -> Vec<SeenRequest> {
-        std::mem::take(&mut locked(&self.log))
+        std::mem::take(&mut self.log.lock())
     }
 
     async fn answer(&self, request: Request<Incoming>) -> Response<ResponseBody> {
         let mut seen = SeenRequest::of(&request);
-        let fault = locked(&self.plan).as_mut().and_then(|plan| plan(&seen));
+        let fault = self.plan.lock().as_mut().and_then(|plan| plan(&seen));
         let response = match fault {
             Some(Fault::SlowDown) => fault::slow_down(),
             Some(Fault::Deny) => fault::refusal(StatusCode::FORBIDDEN, "AccessDenied", "Access Denied"),
@@ -115,7 +65,7 @@ impl Edge {
         };
         seen.status = response.status().as_u16();
         seen.bytes = if seen.method == Method::HEAD { 0 } else { fault::body_bytes(&response) };
-        locked(&self.log).push(seen);
+        self.log.lock().push(seen);
         response
     }
 
@@ -156,24 +106,4 @@ fn unsigned_header(request: &Request<Incoming>) -> Option<&str> {
     let signed: Vec<&str> = signed.split(',').next()?.split(';').collect();
     let mut names = request.headers().keys().map(HeaderName::as_str);
     names.find(|name| name.starts_with("x-amz-") && !signed.contains(name))
-}
-
-fn header(request: &Request<Incoming>, name: &HeaderName) -> Option<String> {
-    Some(request.headers().get(name)?.to_str().ok()?.to_owned())
-}
-
-fn percent_decode(path: &str) -> String {
-    let mut decoded = Vec::with_capacity(path.len());
-    let mut rest = path.as_bytes();
-    while let [first, tail @ ..] = rest {
-        let escaped = match rest {
-            [b'%', high, low, ..] => {
-                std::str::from_utf8(&[*high, *low]).ok().and_then(|hex| u8::from_str_radix(hex, 16).ok())
-            }
-            _ => None,
-        };
-        decoded.push(escaped.unwrap_or(*first));
-        rest = if escaped.is_some() { &rest[3..] } else { tail };
-    }
-    String::from_utf8_lossy(&decoded).into_owned()
 }

@@ -8,8 +8,6 @@ use std::time::SystemTime;
 use bytes::Bytes;
 use md5::{Digest, Md5};
 
-use super::locked;
-
 /// A handle on all buckets; clones share them.
 #[derive(Clone, Default)]
 pub struct Objects(Arc<Mutex<BTreeMap<String, Bucket>>>);
@@ -43,29 +41,29 @@ impl Objects {
 
     /// The bytes of an object.
     pub fn get(&self, bucket: &str, key: &str) -> Option<Bytes> {
-        Some(locked(&self.0).get(bucket)?.get(key)?.data.clone())
+        Some(self.0.lock().get(bucket)?.get(key)?.data.clone())
     }
 
     /// Removes an object; no matter if there is none.
     pub fn delete(&self, bucket: &str, key: &str) {
-        if let Some(bucket) = locked(&self.0).get_mut(bucket) {
+        if let Some(bucket) = self.0.lock().get_mut(bucket) {
             bucket.remove(key);
         }
     }
 
     pub(super) fn create_bucket(&self, bucket: &str) {
-        locked(&self.0).entry(bucket.to_owned()).or_default();
+        self.0.lock().entry(bucket.to_owned()).or_default();
     }
 
     /// None if there is no such bucket.
     pub(super) fn with_bucket<T>(&self, bucket: &str, f: impl FnOnce(&mut Bucket) -> T) -> Option<T> {
-        locked(&self.0).get_mut(bucket).map(f)
+        self.0.lock().get_mut(bucket).map(f)
     }
 
     #[expect(clippy::disallowed_methods, reason = "S3 tells when an object was written")]
     fn insert(&self, bucket: &str, key: &str, data: Bytes, etag: String) {
         let object = Object { data, etag, modified: SystemTime::now() };
-        locked(&self.0).entry(bucket.to_owned()).or_default().insert(key.to_owned(), object);
+        self.0.lock().entry(bucket.to_owned()).or_default().insert(key.to_owned(), object);
     }
 }
 
