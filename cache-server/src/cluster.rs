@@ -7,8 +7,8 @@
 //! * [`hot`]: extra copies of segments that are read more than one node can serve.
 
 mod candidates;
-pub mod hot;
-pub mod membership;
-pub mod ownership;
-pub mod peers;
-pub mod replicate;
+pub(crate) mod hot;
+pub(crate) mod membership;
+pub(crate) mod ownership;
+pub(crate) mod peers;
+pub(crate) mod replicate;

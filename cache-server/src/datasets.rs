@@ -3,15 +3,17 @@
 //! Manifests are kept on disk too, so that a restarted node serves its segments without asking the object
 //! store. So are frozen datasets: one that has not changed is opened without reading its footers.
 
+mod dataset;
 mod files;
 mod frozen;
 mod known;
+
+pub use dataset::Dataset;
 
 use crate::cluster::ownership::Ownership;
 use crate::disk::DiskCache;
 use crate::read::single_flight::Flights;
 use crate::runtime::blocking;
-use arrow::datatypes::SchemaRef;
 use files::ManifestFiles;
 use forebay_dataset::{Frozen, SegmentReader, View, schema, source, view};
 use forebay_proto::manifest::{DatasetId, Digest, Manifest, SEGMENT_BYTES};
@@ -20,22 +22,6 @@ use frozen::FrozenFiles;
 use known::{Known, MadeBy};
 use parking_lot::{Mutex, MutexGuard};
 use std::sync::Arc;
-
-/// A frozen dataset with its decoded schema.
-#[derive(Debug, Clone)]
-pub struct Dataset {
-    /// The manifest.
-    pub manifest: Arc<Manifest>,
-    /// All columns.
-    pub schema: SchemaRef,
-}
-
-impl Dataset {
-    /// Whether it reads anything under a URI.
-    fn is_of(&self, uri: &str) -> bool {
-        self.manifest.parts().iter().any(|p| source::is_under(&p.uri, uri))
-    }
-}
 
 /// The datasets of a node.
 pub struct Datasets {

@@ -22,7 +22,6 @@ mod server;
 mod service;
 mod settings;
 
-pub use cluster::membership;
 pub use runtime::runtime;
 pub use server::Server;
 pub use settings::{Flags, Settings};

@@ -1,7 +1,7 @@
 //! Work on a timer: tries cache directories that were set aside, and reads segment files through (the scrub)
 //! at a modest rate.
 
-pub mod stall_probe;
+pub(crate) mod stall_probe;
 
 use crate::disk::DiskCache;
 use crate::runtime::blocking;

@@ -3,7 +3,8 @@
 //! The services and the background tasks take from here the parts that they use. No part reaches back to the
 //! node.
 
-use crate::cluster::hot::{HotSegments, Publisher};
+use crate::cluster::hot::HotSegments;
+use crate::cluster::hot::publisher::Publisher;
 use crate::cluster::membership::{EtcdSettings, Membership};
 use crate::cluster::ownership::Ownership;
 use crate::cluster::peers::Peers;

@@ -4,11 +4,11 @@
 //! * [`control`] answers `forebay.v1.Cache`, [`peer`] other nodes.
 //! * [`metrics`] serves `/metrics` and `/health` over HTTP, [`health`] the same to gRPC.
 
-pub mod control;
-pub mod flight;
-pub mod frames;
-pub mod gate;
-pub mod health;
-pub mod metrics;
-pub mod peer;
-pub mod stream;
+pub(crate) mod control;
+pub(crate) mod flight;
+pub(crate) mod frames;
+pub(crate) mod gate;
+pub(crate) mod health;
+pub(crate) mod metrics;
+pub(crate) mod peer;
+pub(crate) mod stream;

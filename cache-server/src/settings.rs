@@ -84,7 +84,7 @@ impl Default for Settings {
 impl Settings {
     /// Merges flags, environment and file, and checks the whole. `Invalid` names the setting.
     pub fn load(flags: &Flags) -> Result<Self> {
-        let settings = load::load(flags)?;
+        let settings = load::merge(&Self::default(), flags.config.as_deref(), flags)?;
         settings.check()?;
         Ok(settings)
     }

@@ -13,11 +13,10 @@
 mod detection;
 mod limiter;
 mod load;
-mod publisher;
+pub(crate) mod publisher;
 mod tuning;
 
 pub use detection::OwnedSegment;
-pub use publisher::Publisher;
 
 use crate::cluster::ownership::Ownership;
 use detection::Detection;

@@ -4,6 +4,7 @@
 //! has one key under a lease. No timer changes the topology while etcd is away: the last one stays in force,
 //! and [`Membership::state`] says since when. Nothing here is in the read path.
 
+mod context;
 mod etcd;
 mod follow;
 mod node_set;
@@ -11,6 +12,7 @@ mod register;
 
 pub use etcd::EtcdSettings;
 
+use context::{EtcdContext, EtcdHealth, Intent};
 use forebay_proto::{Error, v1};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -23,9 +25,6 @@ const LEAVE: Duration = Duration::from_secs(3);
 
 /// How long taking the keys away may take.
 const GO: Duration = Duration::from_secs(1);
-
-/// How long etcd does not answer before that is worth a warning.
-const TELL: Duration = Duration::from_secs(3);
 
 /// This node's view of the cluster, and its place in it.
 #[derive(Debug)]
@@ -40,43 +39,6 @@ pub struct Membership {
     /// Keeps the topology's channel open where nothing else does.
     _fixed: Option<watch::Sender<v1::Topology>>,
     tasks: Vec<JoinHandle<()>>,
-}
-
-/// Whether this node wants to be in the topology.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Intent {
-    Stay,
-    /// Takes no readers any more, but is still there for other nodes.
-    Leave,
-    /// Ends.
-    Go,
-}
-
-/// How things stand with etcd.
-#[derive(Debug, Clone)]
-struct EtcdHealth {
-    /// It answers.
-    connected: bool,
-    /// Since when that is so.
-    since: Instant,
-    /// Why it does not.
-    error: String,
-    /// That it does not was said in the log.
-    told: bool,
-    /// This node's key is there, under a lease that was kept alive when last tried.
-    registered: bool,
-    /// etcd's revision when this node last put its key. Earlier values of the key are a predecessor's.
-    registered_at: i64,
-    /// This node cannot be a member: another one has its name.
-    refused: Option<Error>,
-}
-
-/// What the two tasks that talk to etcd share.
-#[derive(Debug, Clone)]
-struct EtcdContext {
-    settings: Arc<EtcdSettings>,
-    me: node_set::Member,
-    health: watch::Sender<EtcdHealth>,
 }
 
 impl Membership {
@@ -225,45 +187,5 @@ impl Membership {
 impl Drop for Membership {
     fn drop(&mut self) {
         self.tasks.iter().for_each(JoinHandle::abort);
-    }
-}
-
-impl EtcdContext {
-    /// Notes that etcd answered; says so if it did not before.
-    fn reached(&self, url: &str) {
-        let was = self.health.borrow().connected;
-        if !was {
-            tracing::info!(etcd = url, "etcd answers");
-            self.health
-                .send_modify(|h| (h.connected, h.since, h.error) = (true, Instant::now(), String::new()));
-        }
-    }
-
-    /// Notes that etcd does not answer; says so if it has not for a while: a connection may just have broken.
-    fn lost(&self, error: &str) {
-        self.health.send_modify(|h| {
-            if h.connected {
-                (h.connected, h.since, h.told) = (false, Instant::now(), false);
-            }
-            h.error = error.to_owned();
-            if !h.told && h.since.elapsed() >= TELL {
-                h.told = true;
-                tracing::warn!(error, "etcd does not answer: the topology stays as it is, trying again");
-            }
-        });
-    }
-
-    /// Notes that this node put its key, which made `revision`.
-    fn registered(&self, revision: i64) {
-        self.health.send_modify(|h| (h.registered, h.registered_at) = (true, revision));
-    }
-
-    /// Notes that this node's key is gone, or may be.
-    fn unregistered(&self) {
-        self.health.send_if_modified(|h| std::mem::take(&mut h.registered));
-    }
-
-    fn refuse(&self, error: Error) {
-        self.health.send_modify(|h| h.refused = Some(error));
     }
 }

@@ -8,7 +8,7 @@
 //! not redirect those who read the first. Estimated sizes are no part of either. So another node's manifest
 //! replaces none, and serves only tickets that state the same sizes.
 
-use super::Dataset;
+use super::dataset::Dataset;
 use forebay_proto::manifest::{DatasetId, Digest};
 use forebay_proto::{Error, Result};
 use std::collections::HashMap;

@@ -1,12 +1,12 @@
 //! Merges the command line, the environment, a TOML file and the defaults.
 
-use super::{Flags, Settings};
 use figment::Figment;
 use figment::providers::{Env, Format, Serialized, Toml};
 use forebay_proto::units::bytes;
 use forebay_proto::{Error, Result};
-use serde::Deserialize;
-use std::path::PathBuf;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use std::path::{Path, PathBuf};
 
 /// Settings that are text whatever they look like: in a variable, `0123` would else become a number.
 const TEXTS: [&str; 10] = [
@@ -22,10 +22,14 @@ const TEXTS: [&str; 10] = [
     "source__s3_profile",
 ];
 
-/// Flags over environment over file over defaults. `Invalid` names the setting.
-pub(super) fn load(flags: &Flags) -> Result<Settings> {
-    let mut figment = Figment::from(Serialized::defaults(Settings::default()));
-    if let Some(path) = &flags.config {
+/// Flags over environment over `file` over defaults. `Invalid` names the setting.
+pub(super) fn merge<T: Serialize + DeserializeOwned>(
+    defaults: &T,
+    file: Option<&Path>,
+    flags: &impl Serialize,
+) -> Result<T> {
+    let mut figment = Figment::from(Serialized::defaults(defaults));
+    if let Some(path) = file {
         if !path.is_file() {
             return Err(Error::not_found(format!("settings file {} does not exist", path.display())));
         }
@@ -78,7 +82,7 @@ pub(super) fn one_or_many<'de, D: serde::Deserializer<'de>>(
     })
 }
 
-/// Says what is wrong with the settings, without the value of a secret.
+/// Names the setting that is wrong, without the value of a secret.
 fn wrong(e: figment::Error) -> Error {
     let key = e.path.join(".").to_ascii_lowercase();
     match ["secret", "token"].iter().any(|word| key.contains(word)) {

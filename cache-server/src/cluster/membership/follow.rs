@@ -3,7 +3,7 @@
 //!
 //! After any end of the watch (a restart, a lost quorum, compaction) it lists again.
 
-use super::EtcdContext;
+use super::context::EtcdContext;
 use super::etcd::{BACKOFF, CALL, HOT, NODES, REPLICAS, call, connect, failed};
 use super::node_set::{Member, NodeSet};
 use etcd_client::{EventType, GetOptions, KeyValue, WatchOptions, WatchResponse};
@@ -191,7 +191,8 @@ impl Published {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{EtcdHealth, EtcdSettings};
+    use super::super::context::EtcdHealth;
+    use super::super::etcd::EtcdSettings;
     use super::*;
     use std::sync::Arc;
 

@@ -5,9 +5,9 @@
 //! A lease that may be lost is not asked after: a new one is granted and the key moves to it. The old one
 //! runs out with nothing attached.
 
+use super::context::{EtcdContext, Intent};
 use super::etcd::{BACKOFF, HOT, NODES, call, connect, failed};
 use super::node_set::Member;
-use super::{EtcdContext, Intent};
 use etcd_client::{Client, Compare, CompareOp, PutOptions, Txn, TxnOp, TxnOpResponse};
 use forebay_proto::{Error, v1};
 use prost::Message as _;
