@@ -1,7 +1,7 @@
 //! How soon a read is needed: demands, for which somebody waits, come before prefetches.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 use tokio::sync::Notify;
 
 /// The urgency of a read. Clones share it, so that a read ahead of time can be hurried once somebody waits
@@ -13,6 +13,7 @@ pub struct Urgency(Arc<Wanted>);
 struct Wanted {
     now: AtomicBool,
     raised: Notify,
+    fetched_bytes: AtomicU64,
 }
 
 impl Default for Urgency {
@@ -54,8 +55,18 @@ impl Urgency {
         self.0.now.load(SeqCst)
     }
 
+    /// Bytes of column data that the reads of this urgency fetched from the object store.
+    pub fn fetched_bytes(&self) -> u64 {
+        self.0.fetched_bytes.load(Relaxed)
+    }
+
+    pub(crate) fn add_fetched(&self, bytes: u64) {
+        self.0.fetched_bytes.fetch_add(bytes, Relaxed);
+    }
+
     fn new(now: bool) -> Self {
-        Self(Arc::new(Wanted { now: AtomicBool::new(now), raised: Notify::new() }))
+        let (now, raised) = (AtomicBool::new(now), Notify::new());
+        Self(Arc::new(Wanted { now, raised, fetched_bytes: AtomicU64::new(0) }))
     }
 }
 

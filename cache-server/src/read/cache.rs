@@ -211,6 +211,17 @@ impl Cache {
         done.is_ok() && self.has(reading, id)
     }
 
+    /// Reads a segment that somebody waits for. `urgency` counts the bytes that it fetches from the object store.
+    pub(crate) async fn get_counted(
+        &self,
+        reading: &Reading,
+        segment: u32,
+        urgency: &Urgency,
+    ) -> Result<ReadySegment> {
+        let demand = Prefetch { urgency: urgency.clone(), share: None, room: None };
+        self.read(reading, segment, Some(demand), None).await
+    }
+
     fn prefetches(&self) -> MutexGuard<'_, HashMap<SegmentId, Urgency>> {
         self.prefetches.lock()
     }
@@ -225,7 +236,7 @@ impl Cache {
     ) -> Result<ReadySegment> {
         let id = reading.manifest.segment_id(segment)?;
         let rows = reading.manifest.segment(segment)?.total_rows;
-        let is_prefetch = prefetch.is_some();
+        let is_prefetch = prefetch.as_ref().is_some_and(|prefetch| prefetch.share.is_some());
         let mut seat = None;
         loop {
             let (parts, columns) = (self.parts.clone(), reading.columns().cloned().collect());
@@ -250,7 +261,8 @@ impl Cache {
             if let Some(joined) = &mut prefetch {
                 // Another's flight has memory of its own, or waits for what is held here.
                 joined.share = None;
-            } else if !is_prefetch && let Some(urgency) = self.prefetches().get(&id) {
+            }
+            if !is_prefetch && let Some(urgency) = self.prefetches().get(&id) {
                 urgency.raise();
             }
             let filled = match landing.await? {

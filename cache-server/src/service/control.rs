@@ -7,15 +7,14 @@ use crate::disk::policy::Role;
 use crate::node::Node;
 use crate::runtime::blocking;
 use forebay_dataset::ready::drop_aside;
-use forebay_dataset::source;
 use forebay_dataset::stream::{Reading, Segments};
+use forebay_dataset::{Urgency, source};
 use forebay_proto::manifest::SegmentId;
 use forebay_proto::v1::cache_server::Cache as Service;
 use forebay_proto::{Error, SegmentSet, v1};
 use futures::StreamExt;
 use futures::stream::BoxStream;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 use tokio::sync::{Mutex, mpsc};
 use tokio_stream::wrappers::{ReceiverStream, WatchStream};
@@ -235,7 +234,8 @@ async fn load(
 ) -> forebay_proto::Result<()> {
     let manifest = &reading.manifest;
     let segments = manifest.segments();
-    let before = node.source.counters().s3_bytes.load(Relaxed);
+    // Other loads and jobs read at the same time: only what this one fetches counts.
+    let urgency = &Urgency::demand();
     let mut progress = v1::LoadProgress {
         segments_total: wanted.len() as u64,
         decoded_bytes_total: wanted.iter().map(|&s| segments[s as usize].decoded_bytes).sum(),
@@ -245,7 +245,7 @@ async fn load(
     sender.send(Ok(progress)).await.map_err(gone)?;
     let mut filled = futures::stream::iter(wanted.clone())
         .map(|s| async move {
-            let ready = node.cache.get(reading, s).await?;
+            let ready = node.cache.get_counted(reading, s, urgency).await?;
             drop_aside([ready]);
             Ok::<_, Error>(s)
         })
@@ -253,7 +253,7 @@ async fn load(
     while let Some(segment) = filled.next().await {
         progress.segments_held += 1;
         progress.decoded_bytes_held += segments[segment? as usize].decoded_bytes;
-        progress.s3_bytes = node.source.counters().s3_bytes.load(Relaxed) - before;
+        progress.s3_bytes = urgency.fetched_bytes();
         sender.send(Ok(progress)).await.map_err(gone)?;
     }
     let columns: Vec<String> = reading.columns().cloned().collect();

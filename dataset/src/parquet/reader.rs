@@ -217,7 +217,11 @@ impl SegmentReader {
         piece_bytes: u64,
         urgency: &Urgency,
     ) -> Result<Arc<Chunks>> {
-        fetch(&self.source, (&layout.place, &layout.version), ranges, piece_bytes, urgency).await
+        let bytes = ranges.iter().map(|range| range.end - range.start).sum();
+        let chunks =
+            fetch(&self.source, (&layout.place, &layout.version), ranges, piece_bytes, urgency).await?;
+        urgency.add_fetched(bytes);
+        Ok(chunks)
     }
 
     /// The segment, out of chunks that hold its bytes.

@@ -197,6 +197,24 @@ async fn zero_rows_are_no_error() {
 }
 
 #[tokio::test]
+async fn each_read_counts_its_own_bytes() {
+    let dir = Dir::new();
+    write(&dir.path("a.parquet"), &ints(0..100), 10, WriterProperties::builder());
+    let source = source();
+    let frozen = source.freeze(&dir.uri(), 1).await.unwrap();
+    let (one, two) = (Urgency::demand(), Urgency::demand());
+    let read = async |segments: std::ops::Range<u32>, urgency: &Urgency| {
+        for segment in segments {
+            source.read_segment(&frozen.manifest, segment, &[0], urgency).await.unwrap();
+        }
+    };
+    tokio::join!(read(0..1, &one), read(1..4, &two));
+    let (one, two) = (one.fetched_bytes(), two.fetched_bytes());
+    assert!(one > 0 && two > one, "{one} {two}");
+    assert_eq!(one + two, source.counters().s3_bytes.load(Relaxed));
+}
+
+#[tokio::test]
 async fn an_overwritten_object_is_changed() {
     let dir = Dir::new();
     write(&dir.path("a.parquet"), &ints(0..100), 10, WriterProperties::builder());
