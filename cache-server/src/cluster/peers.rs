@@ -40,7 +40,7 @@ pub struct Peers {
 pub struct PeerCounters {
     /// Segments that came from other nodes.
     pub fills: AtomicU64,
-    /// Their bytes.
+    /// Bytes of those segments.
     pub bytes: AtomicU64,
     /// Bytes sent to other nodes.
     pub bytes_served: AtomicU64,

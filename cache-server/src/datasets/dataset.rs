@@ -8,7 +8,6 @@ use std::sync::Arc;
 /// A frozen dataset with its decoded schema.
 #[derive(Debug, Clone)]
 pub struct Dataset {
-    /// The manifest.
     pub manifest: Arc<Manifest>,
     /// All columns.
     pub schema: SchemaRef,

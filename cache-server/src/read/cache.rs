@@ -211,7 +211,7 @@ impl Cache {
         done.is_ok() && self.has(reading, id)
     }
 
-    /// Reads a segment that somebody waits for. `urgency` counts the bytes that it fetches from the object store.
+    /// Reads a segment on demand. `urgency` counts the bytes that it fetches from the object store.
     pub(crate) async fn get_counted(
         &self,
         reading: &Reading,
