@@ -7,7 +7,7 @@ use crate::disk::policy::Role;
 use crate::node::Node;
 use crate::runtime::blocking;
 use forebay_dataset::ready::drop_aside;
-use forebay_dataset::stream::{Reading, Segments};
+use forebay_dataset::stream::Reading;
 use forebay_dataset::{Urgency, source};
 use forebay_proto::manifest::SegmentId;
 use forebay_proto::v1::cache_server::Cache as Service;
