@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 use arrow::array::{AsArray, Int64Array, RecordBatch};
 use arrow::datatypes::Int64Type;
 use forebay_dataset::{SegmentReader, SourceSettings, Urgency};
-use forebay_proto::Kind;
+use forebay_proto::manifest::{Object, Segment, SegmentSize};
+use forebay_proto::{Kind, Manifest};
 use forebay_tests::harness::cloud::{CloudServer, KEYS, TemporaryKeys};
 use forebay_tests::harness::s3::S3Server;
 use parquet::arrow::ArrowWriter;
@@ -102,9 +103,17 @@ async fn reads_a_bucket() {
 
     // Another version than the one that was frozen is refused by If-Match.
     let old = source.freeze(&format!("{bucket}/train/a.parquet"), 0).await.unwrap();
-    let mut wire = forebay_proto::v1::Manifest::from(&old.manifest);
-    wire.objects[0].etag = "another".into();
-    let other = forebay_proto::Manifest::try_from(wire).unwrap();
+    let m = &old.manifest;
+    let objects = vec![Object { etag: "another".into(), ..m.objects()[0].clone() }];
+    let size = |s: &Segment| SegmentSize {
+        object: s.object,
+        row_groups: s.row_groups,
+        rows: s.rows,
+        decoded_bytes: s.decoded_bytes,
+    };
+    let sizes: Vec<_> = m.segments().iter().map(size).collect();
+    let other =
+        Manifest::new(m.uri().to_owned(), m.segment_bytes(), m.schema().to_vec(), objects, &sizes).unwrap();
     let e = source.read_segment(&other, 0, &[0], &Urgency::demand()).await.unwrap_err();
     assert_eq!(e.kind, Kind::Changed, "{e}");
 }

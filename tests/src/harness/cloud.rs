@@ -74,7 +74,7 @@ fn answer(
     if request.method() == Method::POST {
         return text(StatusCode::OK, sts(&issue()));
     }
-    let path = request.uri().path().trim_matches('/').replace("%2F", "/");
+    let path = decode(request.uri().path().trim_matches('/'));
     if path == KEYS {
         return text(StatusCode::OK, container(&issue()));
     }
@@ -87,7 +87,7 @@ fn answer(
     }
     if is_azure || query.contains("list-type=2") {
         let prefix = query.split('&').find_map(|pair| pair.strip_prefix("prefix=")).unwrap_or_default();
-        let start = format!("{bucket}/{}", prefix.replace("%2F", "/"));
+        let start = format!("{bucket}/{}", decode(prefix));
         let listed = objects.iter().filter(|(key, _)| key.starts_with(&start));
         let listed = listed.map(|(key, data)| (&key[bucket.len() + 1..], data));
         return text(StatusCode::OK, if is_azure { azure(listed) } else { google(listed) });
@@ -190,6 +190,18 @@ fn utc(lifetime: Duration) -> String {
     let (date, month) = (day - (153 * month + 2) / 5 + 1, if month < 10 { month + 3 } else { month - 9 });
     let year = era * 400 + year + u64::from(month <= 2);
     format!("{year:04}-{month:02}-{date:02}T{:02}:{:02}:{:02}Z", rest / 3600, rest / 60 % 60, rest % 60)
+}
+
+/// Without percent signs: Google's client encodes all but letters and digits.
+fn decode(text: &str) -> String {
+    let mut parts = text.split('%');
+    let mut decoded = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        let (code, rest) = part.split_at(part.len().min(2));
+        decoded.push(u8::from_str_radix(code, 16).map_or('?', char::from));
+        decoded.push_str(rest);
+    }
+    decoded
 }
 
 fn etag(data: &Bytes) -> String {
