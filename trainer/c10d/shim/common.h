@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 
 #include <cstring>
+#include <string>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
@@ -12,18 +13,30 @@ using StorePtr = c10::intrusive_ptr<c10d::Store>;
 using GroupPtr = c10::intrusive_ptr<c10d::ProcessGroup>;
 using std::chrono::milliseconds;
 
-// Runs `body`; whatever it throws becomes a message that Rust owns.
+// The first letter of a message says what threw it, for src/error.rs to tell whose fault it is: the connection to
+// another process or to the store, a backend (NCCL), or anything else.
+constexpr char kNetwork = 'P', kBackend = 'N', kOther = 'O';
+
+inline char* message(char thrower, const char* text) { return strdup((thrower + std::string(text)).c_str()); }
+
+// Runs `body`; an exception becomes a message that Rust owns.
 template <class Body>
 char* guard(Body&& body) {
   try {
     body();
     return nullptr;
+  } catch (const c10::DistNetworkError& error) {
+    return message(kNetwork, error.what_without_backtrace());
+  } catch (const c10::DistStoreError& error) {
+    return message(kNetwork, error.what_without_backtrace());
+  } catch (const c10::DistBackendError& error) {
+    return message(kBackend, error.what_without_backtrace());
   } catch (const c10::Error& error) {
-    return strdup(error.what_without_backtrace());
+    return message(kOther, error.what_without_backtrace());
   } catch (const std::exception& error) {
-    return strdup(error.what());
+    return message(kOther, error.what());
   } catch (...) {
-    return strdup("an unknown C++ exception");
+    return message(kOther, "an unknown C++ exception");
   }
 }
 

@@ -145,10 +145,11 @@ char* fb_ddp_before_backward(void* handle, void* const* outputs, size_t count) {
 }
 
 // A static graph's first backward pass only counts hooks. In Python a callback of the autograd engine then reduces
-// everything at the end of the pass; here the pass is over when this is called, which comes to the same.
-char* fb_ddp_after_backward(void* handle) {
+// everything at the end of the pass; here that is done when the pass is over, which comes to the same.
+char* fb_ddp_backward(void* handle, void* loss, int sync) {
   return guard([&] {
-    if (std::exchange(ddp(handle).static_graph, false)) ddp(handle).reducer->delay_all_reduce();
+    tensor(loss).backward();
+    if (sync && std::exchange(ddp(handle).static_graph, false)) ddp(handle).reducer->delay_all_reduce();
   });
 }
 

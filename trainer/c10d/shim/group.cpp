@@ -154,8 +154,4 @@ char* fb_work_wait(void* handle, int64_t timeout_ms) {
   });
 }
 
-char* fb_work_completed(void* handle, int* out) {
-  return guard([&] { *out = static_cast<Pending*>(handle)->work->isCompleted(); });
-}
-
 void fb_work_free(void* handle) { delete static_cast<Pending*>(handle); }

@@ -3,7 +3,7 @@
 // handles that pass through it, raises the number.
 #include <cstdint>
 
-#define FB_PLUGIN_ABI 1
+#define FB_PLUGIN_ABI 2
 
 extern "C" {
 struct FbNcclOptions {

@@ -1,6 +1,6 @@
 #pragma once
 // The C face of c10d and libtorch that src/ffi/ declares. Every call that can fail returns null, or a message to be
-// freed with fb_free; no C++ exception leaves. A `tensor` is an at::Tensor*, which is what tch's C_tensor* is.
+// freed with fb_free, whose first letter says what threw it (common.h); no C++ exception leaves. A `tensor` is an at::Tensor*, which is what tch's C_tensor* is.
 #include <cstddef>
 #include <cstdint>
 
@@ -35,7 +35,6 @@ char* fb_group_send(void* group, void* tensor, int to, int tag, void** work);
 char* fb_group_recv(void* group, void* tensor, int from, int tag, void** work);
 char* fb_group_barrier(void* group, void** work);
 char* fb_work_wait(void* work, int64_t timeout_ms);
-char* fb_work_completed(void* work, int* out);
 void fb_work_free(void* work);
 
 enum { FB_HOOK_NONE = 0, FB_HOOK_FP16 = 1, FB_HOOK_BF16 = 2 };
@@ -54,7 +53,7 @@ char* fb_ddp_new(void* group, void* const* parameters, size_t parameter_count, v
 char* fb_ddp_before_forward(void* ddp);
 char* fb_ddp_broadcast_buffers(void* ddp);
 char* fb_ddp_before_backward(void* ddp, void* const* outputs, size_t count);
-char* fb_ddp_after_backward(void* ddp);
+char* fb_ddp_backward(void* ddp, void* loss, int sync);
 char* fb_ddp_bucket_sizes(void* ddp, int64_t* out, size_t capacity, size_t* count);
 char* fb_ddp_record(void* ddp);
 char* fb_ddp_stats(void* ddp, const char* const* keys, size_t count, int64_t* out);
@@ -86,11 +85,9 @@ char* fb_stream_from_pool(int device_type, int device_index, int high_priority, 
 char* fb_stream_current(int device_type, int device_index, FbStream* out);
 char* fb_stream_exchange(const FbStream* stream, FbStream* before);
 char* fb_stream_synchronize(const FbStream* stream);
-char* fb_stream_query(const FbStream* stream, int* out);
 char* fb_event_new(int device_type, int timing, void** out);
 char* fb_event_record(void* event, const FbStream* stream);
 char* fb_event_block(void* event, const FbStream* stream);
-char* fb_event_query(void* event, int* out);
 char* fb_event_synchronize(void* event);
 char* fb_event_elapsed_ms(void* start, void* end, double* out);
 void fb_event_free(void* event);

@@ -19,7 +19,13 @@ char* fb_store_tcp(const char* host, uint16_t port, int world, int is_master, in
     options.waitWorkers = wait_workers;
     options.timeout = milliseconds(timeout_ms);
     if (listen_fd >= 0) options.masterListenFd = listen_fd;
-    *out = new StorePtr(c10::make_intrusive<c10d::TCPStore>(host, options));
+    try {
+      *out = new StorePtr(c10::make_intrusive<c10d::TCPStore>(host, options));
+    } catch (const c10::DistNetworkError& error) {
+      // A server that cannot listen has nobody else to blame.
+      if (is_master) throw std::runtime_error(error.what_without_backtrace());
+      throw;
+    }
   });
 }
 

@@ -133,10 +133,6 @@ char* fb_stream_synchronize(const FbStream* stream) {
   return guard([&] { stream_of(stream).synchronize(); });
 }
 
-char* fb_stream_query(const FbStream* stream, int* out) {
-  return guard([&] { *out = stream_of(stream).query(); });
-}
-
 char* fb_event_new(int device_type, int timing, void** out) {
   return guard([&] {
     auto flag = timing ? c10::EventFlag::BACKEND_DEFAULT : c10::EventFlag::PYTORCH_DEFAULT;
@@ -150,10 +146,6 @@ char* fb_event_record(void* handle, const FbStream* stream) {
 
 char* fb_event_block(void* handle, const FbStream* stream) {
   return guard([&] { event(handle).block(stream_of(stream)); });
-}
-
-char* fb_event_query(void* handle, int* out) {
-  return guard([&] { *out = event(handle).query(); });
 }
 
 char* fb_event_synchronize(void* handle) {

@@ -19,7 +19,7 @@ pub fn autocast<R>(device: Device, kind: Kind, f: impl FnOnce() -> R) -> Result<
     if !matches!(kind, Kind::BFloat16 | Kind::Half) {
         return Err(refuse(&format!("to BFloat16 or Half, not to {kind:?}")));
     }
-    let _guard = Guard(AutocastState::enter(device, kind).map_err(|text| refuse(&text))?);
+    let _guard = Guard(AutocastState::enter(device, kind).map_err(|failure| refuse(&failure.text))?);
     Ok(f())
 }
 

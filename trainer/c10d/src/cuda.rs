@@ -62,11 +62,12 @@ impl Cuda {
             Some(plugin) => plugin,
             None => {
                 let path = find().map_err(|text| failed(&text))?;
-                let opened = Plugin::open(&path).map_err(|text| failed(&explain(&path, &text)))?;
+                let opened = Plugin::open(&path).map_err(|failure| failed(&explain(&path, &failure.text)))?;
                 LOADED.get_or_init(|| opened)
             }
         };
-        let devices = plugin.device_count().map_err(|text| failed(&format!("no CUDA device: {text}")))?;
+        let devices =
+            plugin.device_count().map_err(|failure| failed(&format!("no CUDA device: {}", failure.text)))?;
         Ok(Self { plugin, devices })
     }
 
@@ -152,6 +153,6 @@ mod tests {
         assert!(Plugin::open(&own).is_err());
         let text = Path::new(env!("CARGO_MANIFEST_DIR")).join("Cargo.toml");
         let error = Plugin::open(&text).unwrap_err();
-        assert!(error.contains("Cargo.toml"), "{error}");
+        assert!(error.text.contains("Cargo.toml"), "{error:?}");
     }
 }

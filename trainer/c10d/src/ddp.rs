@@ -11,7 +11,7 @@ use tch::Tensor;
 
 use crate::error::{Error, Result};
 use crate::ffi::{self, DdpHandle, DdpOptions, Hook};
-use crate::group::{ProcessGroup, tch_message};
+use crate::group::ProcessGroup;
 
 /// How gradients travel between the ranks.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -167,11 +167,7 @@ impl Ddp {
     /// The backward pass of `loss`, gradients reduced over the ranks on return. A peer that died is an error here.
     pub fn backward(&self, loss: &Tensor) -> Result<()> {
         self.group.count();
-        loss.f_backward().map_err(|error| self.group.failed("backward", &tch_message(&error)))?;
-        if self.sync.get() {
-            self.group.named("backward", self.handle.after_backward())?;
-        }
-        Ok(())
+        self.group.named("backward", self.handle.backward(loss, self.sync.get()))
     }
 
     /// Runs `f`, in which forward and backward passes only accumulate gradients locally; the first pass after it
@@ -227,5 +223,5 @@ impl Ddp {
 /// Clears gradients, which PyTorch accumulates from pass to pass. Works for views into DDP's buckets, as torch's own
 /// `zero_grad` does not. `set_to_none` drops them; otherwise they are filled with 0.
 pub fn zero_grads(parameters: &[Tensor], set_to_none: bool) -> Result<()> {
-    ffi::zero_grads(parameters, set_to_none).map_err(|text| Error::new("zero_grads", None, &text))
+    ffi::zero_grads(parameters, set_to_none).map_err(|failure| Error::new("zero_grads", None, failure))
 }

@@ -21,6 +21,8 @@ use std::time::Duration;
 
 use tch::{Device, Kind, Tensor};
 
+use crate::error::Failure;
+
 pub(crate) use cuda::{NcclOptions, Plugin};
 pub(crate) use ddp::{DdpHandle, DdpOptions, Hook, zero_grads};
 pub(crate) use group::{GroupHandle, WorkHandle};
@@ -29,8 +31,8 @@ pub(crate) use store::{StoreHandle, TcpStore};
 pub(crate) use stream::{EventHandle, RawStream};
 pub(crate) use tensor::{AutocastState, copy, pinned, record_stream, tensor_from_owner, to_device};
 
-/// The first failure's text, as C++ gave it.
-pub(crate) type FfiResult<T> = Result<T, String>;
+/// The first failure, as C++ told it.
+pub(crate) type FfiResult<T> = Result<T, Failure>;
 
 unsafe extern "C" {
     fn fb_free(memory: *mut c_void);
@@ -47,11 +49,11 @@ fn check(message: *mut c_char) -> FfiResult<()> {
     let text = unsafe { CStr::from_ptr(message) }.to_string_lossy().into_owned();
     // SAFETY: see above; no reference to the string is left.
     unsafe { fb_free(message.cast()) };
-    Err(text)
+    Err(Failure::thrown(&text))
 }
 
 fn c_string(what: &str, text: &str) -> FfiResult<CString> {
-    CString::new(text).map_err(|_| format!("the {what} {text:?} contains a NUL byte"))
+    CString::new(text).map_err(|_| Failure::own(format!("the {what} {text:?} contains a NUL byte")))
 }
 
 fn milliseconds(timeout: Duration) -> i64 {
@@ -68,7 +70,7 @@ fn handles(tensors: &[Tensor]) -> Vec<*mut c_void> {
 }
 
 fn made(pointer: *mut c_void) -> FfiResult<NonNull<c_void>> {
-    NonNull::new(pointer).ok_or_else(|| "the shim made nothing".to_owned())
+    NonNull::new(pointer).ok_or_else(|| Failure::own("the shim made nothing"))
 }
 
 /// A tensor that the shim has just made, for tch to own.
@@ -104,7 +106,7 @@ fn scalar_type(kind: Kind) -> FfiResult<c_int> {
         Kind::Float => 6,
         Kind::Double => 7,
         Kind::BFloat16 => 15,
-        other => return Err(format!("no plain buffers of {other:?}")),
+        other => return Err(Failure::own(format!("no plain buffers of {other:?}"))),
     })
 }
 

@@ -62,7 +62,7 @@ pub fn unscale(x: &[Tensor], factor: f64) -> Result<bool> {
 }
 
 fn named<T>(operation: &'static str, result: FfiResult<T>) -> Result<T> {
-    result.map_err(|text| Error::new(operation, None, &text))
+    result.map_err(|failure| Error::new(operation, None, failure))
 }
 
 #[cfg(test)]

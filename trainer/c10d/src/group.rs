@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use tch::Tensor;
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Failure, Result};
 use crate::ffi::{FfiResult, GroupHandle, WorkHandle};
 use crate::heartbeat::{Absent, Heartbeat};
 use crate::store::{Store, count};
@@ -64,7 +64,6 @@ struct Inner {
     /// None in a group of one.
     heartbeat: Option<Heartbeat>,
     store: Store,
-    barriers: std::cell::Cell<u64>,
     /// Calls of [`ProcessGroup::only`].
     turns: std::cell::Cell<u64>,
     rank: usize,
@@ -77,24 +76,24 @@ impl ProcessGroup {
     pub fn gloo(store: Store, rank: usize, world: usize, timeout: Duration) -> Result<Self> {
         let world_count = count("world", world)?;
         if rank >= world {
-            return Err(Error::new("rank", None, &format!("{rank} is not below the world size {world}")));
+            return Err(Error::new("rank", None, format!("{rank} is not below the world size {world}")));
         }
-        let failed = |text: String| Error::new("join the group", Some((rank, world)), &text);
+        let failed = |failure: Failure| Error::new("join the group", Some((rank, world)), failure);
         let beats = || {
             let connection = store.handle.connect_again()?;
             Heartbeat::start(Store { handle: connection, served_by: store.served_by }, rank, world)
         };
         let heartbeat = if world > 1 { Some(beats().map_err(failed)?) } else { None };
         let joined = GroupHandle::gloo(&store.handle, rank as i32, world_count, timeout);
-        let handle = joined.map_err(|text| {
-            let error = failed(text);
+        let handle = joined.map_err(|failure| {
+            let error = failed(failure);
             match heartbeat.as_ref().map(|heartbeat| heartbeat.absent(None, BLAME)) {
                 Some(Ok(absent)) => error.blaming(&absent),
                 _ => error,
             }
         })?;
-        let (barriers, turns) = Default::default();
-        Ok(Self { inner: Rc::new(Inner { handle, heartbeat, store, barriers, turns, rank, world }) })
+        let turns = std::cell::Cell::new(0);
+        Ok(Self { inner: Rc::new(Inner { handle, heartbeat, store, turns, rank, world }) })
     }
 
     /// This process's rank.
@@ -129,10 +128,10 @@ impl ProcessGroup {
         let (rows, world) = (input.size().first().copied().unwrap_or(0), self.world() as i64);
         if rows == 0 || rows % world != 0 {
             let text = format!("{:?} has no rows that {world} ranks could share evenly", input.size());
-            return Err(self.error(operation, &text));
+            return Err(self.error(operation, text));
         }
         let output = input.detach().f_narrow(0, 0, rows / world).and_then(|part| part.f_zeros_like());
-        let output = output.map_err(|error| self.error(operation, &tch_message(&error)))?;
+        let output = output.map_err(|error| self.error(operation, tch_message(&error)))?;
         let input = input.detach().contiguous();
         self.begin(operation, |handle| handle.reduce_scatter(&input, &output, op.code()))?.wait()?;
         Ok(output)
@@ -182,37 +181,6 @@ impl ProcessGroup {
         self.begin("barrier", GroupHandle::barrier)?.wait()
     }
 
-    /// A barrier over the store, which knows who has come: after `timeout` the error lists the ranks that have not.
-    /// For the long waits (a checkpoint, a start-up), not for every step. `torch.distributed.monitored_barrier`
-    /// tells rank 0 alone.
-    pub fn barrier_within(&self, timeout: Duration) -> Result<()> {
-        let operation = "barrier";
-        let number = self.inner.barriers.replace(self.inner.barriers.get() + 1);
-        let key = |rank: usize| format!("forebay/barrier/{number}/{rank}");
-        let store = &self.inner.store.handle;
-        self.named(operation, store.set(&key(self.rank()), b""))?;
-        let deadline = Instant::now() + timeout;
-        let mut awaited: Vec<usize> = (0..self.world()).collect();
-        loop {
-            let mut still = Vec::new();
-            for rank in awaited {
-                if !self.named(operation, store.contains(&key(rank)))? {
-                    still.push(rank);
-                }
-            }
-            awaited = still;
-            let left = deadline.saturating_duration_since(Instant::now());
-            let Some(first) = awaited.first() else { return Ok(()) };
-            if left.is_zero() {
-                let text = format!("{} did not come within {timeout:?}", names(&awaited));
-                return Err(Error { missing: awaited, ..self.error(operation, &text) });
-            }
-            // Until the next one comes; in turns, so that a request never holds the store for long.
-            let turn = left.min(TURN);
-            let _ = store.wait(&[&key(*first)], turn);
-        }
-    }
-
     /// The ranks that give no sign of life, after watching them for at most `timeout`; at once if all do. A rank
     /// counts as alive while its process runs, whatever it is doing.
     ///
@@ -220,9 +188,9 @@ impl ProcessGroup {
     pub fn missing(&self, timeout: Duration) -> Result<Vec<usize>> {
         match self.absent(None, timeout) {
             Ok(absent) => Ok(absent.dead),
-            Err(text) => match self.store_rank() {
+            Err(failure) => match self.store_rank() {
                 Some(rank) => Ok(vec![rank]),
-                None => Err(self.error("look for missing ranks", &text)),
+                None => Err(self.error("look for missing ranks", failure)),
             },
         }
     }
@@ -246,11 +214,11 @@ impl ProcessGroup {
         }
         loop {
             let began = Instant::now();
-            let Err(text) = store.wait(&[&key], TURN) else { return Ok(None) };
+            let Err(failure) = store.wait(&[&key], TURN) else { return Ok(None) };
             let lives = self.absent(Some(rank), SILENCE).is_ok_and(|absent| absent.dead.is_empty());
             // A wait that failed at once will not do better.
             if !lives || began.elapsed() < TURN / 2 {
-                return Err(self.failed(operation, &text));
+                return Err(self.failed(operation, failure));
             }
         }
     }
@@ -267,7 +235,7 @@ impl ProcessGroup {
         let alarm = move |absent: Absent| {
             let text =
                 verdict(&absent).unwrap_or_else(|| "no answer over the connection to the store".to_owned());
-            let error = Error::new("watch over the ranks", Some((rank, world)), &text);
+            let error = Error::new("watch over the ranks", Some((rank, world)), Failure::peers(text));
             lost(Error { missing: absent.ranks().to_vec(), ..error });
         };
         heartbeat.watch(silence, Box::new(alarm));
@@ -319,13 +287,13 @@ impl ProcessGroup {
     }
 
     /// A failure that is the caller's own.
-    pub(crate) fn error(&self, operation: &'static str, text: &str) -> Error {
-        Error::new(operation, Some((self.rank(), self.world())), text)
+    pub(crate) fn error(&self, operation: &'static str, failure: impl Into<Failure>) -> Error {
+        Error::new(operation, Some((self.rank(), self.world())), failure)
     }
 
     /// A failure of c10d: when it speaks of a lost peer, those to blame are looked for and named.
-    pub(crate) fn failed(&self, operation: &'static str, text: &str) -> Error {
-        let mut error = self.error(operation, text);
+    pub(crate) fn failed(&self, operation: &'static str, failure: Failure) -> Error {
+        let mut error = self.error(operation, failure);
         self.inner.handle.failed.set(true);
         if self.inner.heartbeat.is_none() || !error.peer_lost() {
             return error;
@@ -345,7 +313,7 @@ impl ProcessGroup {
     }
 
     pub(crate) fn named<T>(&self, operation: &'static str, result: FfiResult<T>) -> Result<T> {
-        result.map_err(|text| self.failed(operation, &text))
+        result.map_err(|failure| self.failed(operation, failure))
     }
 
     fn absent(&self, of: Option<usize>, timeout: Duration) -> FfiResult<Absent> {
@@ -378,7 +346,7 @@ impl ProcessGroup {
     fn peer(&self, operation: &'static str, what: &str, rank: usize) -> Result<i32> {
         if rank >= self.world() {
             let text = format!("{what} {rank} is not below the world size {}", self.world());
-            return Err(self.error(operation, &text));
+            return Err(self.error(operation, text));
         }
         Ok(rank as i32)
     }
@@ -387,7 +355,7 @@ impl ProcessGroup {
     fn places(&self, operation: &'static str, tensor: &Tensor) -> Result<Vec<Tensor>> {
         let place = |_| tensor.detach().f_zeros_like();
         let places = (0..self.world()).map(place).collect::<std::result::Result<_, _>>();
-        places.map_err(|error| self.error(operation, &tch_message(&error)))
+        places.map_err(|error| self.error(operation, tch_message(&error)))
     }
 
     fn values<'a, T: TryFrom<&'a Tensor, Error = tch::TchError>>(
@@ -395,7 +363,7 @@ impl ProcessGroup {
         operation: &'static str,
         tensor: &'a Tensor,
     ) -> Result<T> {
-        T::try_from(tensor).map_err(|error| self.error(operation, &error.to_string()))
+        T::try_from(tensor).map_err(|error| self.error(operation, error.to_string()))
     }
 }
 
@@ -429,11 +397,6 @@ impl Work<'_> {
     fn end(&mut self, timeout: Option<Duration>) -> Result<()> {
         self.open = false;
         self.group.named(self.operation, self.handle.wait(timeout))
-    }
-
-    /// Whether it is through, well or not.
-    pub fn is_completed(&self) -> Result<bool> {
-        self.group.named(self.operation, self.handle.completed())
     }
 }
 

@@ -18,6 +18,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::time::{Duration, Instant};
 
+use crate::error::Failure;
 use crate::ffi::FfiResult;
 use crate::store::Store;
 
@@ -162,7 +163,7 @@ impl Heartbeat {
             drop(pulse);
             let _ = end.send(());
         });
-        spawned.map_err(|error| format!("start a thread: {error}"))?;
+        spawned.map_err(|error| Failure::own(format!("start a thread: {error}")))?;
         Ok(Self { begun, signs, served_by, alarm: RefCell::default(), ask: Some(ask), ended })
     }
 
@@ -174,7 +175,7 @@ impl Heartbeat {
     /// Watches the others, or `of` alone, until all have shown life, at most for `timeout`. An error: the store does
     /// not answer. Whoever asks about all has failed, and is not to be alarmed as well.
     pub fn absent(&self, of: Option<usize>, timeout: Duration) -> FfiResult<Absent> {
-        let gone = || "the store does not answer".to_owned();
+        let gone = || Failure::peers("the store does not answer");
         if of.is_none() {
             self.rest();
         }
@@ -232,7 +233,7 @@ struct Pulse {
     /// What some rank has found out, once it has; `true` if that is a death.
     lost: Option<(bool, Absent)>,
     /// Why the store did not answer: a broken connection stays broken.
-    broken: Option<String>,
+    broken: Option<Failure>,
     watch: Option<Watch>,
 }
 
@@ -267,7 +268,7 @@ impl Pulse {
         if let Some(broken) = &self.broken {
             return Err(broken.clone());
         }
-        self.try_beat().inspect_err(|text| self.broken = Some(text.clone()))
+        self.try_beat().inspect_err(|failure| self.broken = Some(failure.clone()))
     }
 
     fn try_beat(&mut self) -> FfiResult<()> {

@@ -36,7 +36,7 @@ pub use cuda::{Cuda, NcclSettings, PLUGIN_FILE, PLUGIN_VARIABLE};
 pub use ddp::{Compression, Ddp, DdpSettings, DdpStats, PassTimes, zero_grads};
 pub use error::{Error, Result};
 pub use group::{Op, ProcessGroup, Work};
-pub use profiler::{Aside, Profiler, ProfilerSettings, Span};
+pub use profiler::{BackgroundSpan, Profiler, ProfilerSettings, Span};
 pub use store::Store;
 pub use stream::{Event, Stream};
 pub use tensor::{copy_into, pinned, tensor_from_owner, to_device};
@@ -46,7 +46,7 @@ pub use tensor::{copy_into, pinned, tensor_from_owner, to_device};
 /// libtorch logs most of the errors that it raises, with their stacks; here they come back as [`Error`]s anyway, so
 /// `FATAL` keeps stderr readable.
 pub fn init_logging() -> Result<()> {
-    ffi::init_logging().map_err(|text| Error::new("init_logging", None, &text))
+    ffi::init_logging().map_err(|failure| Error::new("init_logging", None, failure))
 }
 
 /// Ends the process at once: no destructor runs, neither Rust's nor C++'s. With a GPU that waits for a lost peer those would

@@ -3,16 +3,16 @@
 //! `torch.profiler.profile` and `torch.profiler.record_function`, without Python. On a CUDA build it says on stderr,
 //! once and harmlessly, that it found no device where there is none.
 
-mod aside;
+mod background;
 
-pub use aside::Aside;
+pub use background::BackgroundSpan;
 
 use std::marker::PhantomData;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::error::{Error, Result};
-use crate::ffi::{SpanHandle, profiler_start, profiler_stop};
+use crate::ffi::{FfiResult, SpanHandle, profiler_start, profiler_stop};
 
 /// One per process: Kineto has a single session.
 static RUNNING: AtomicBool = AtomicBool::new(false);
@@ -29,7 +29,7 @@ pub struct ProfilerSettings {
 }
 
 /// A profiler at work: it sees this thread, and the autograd threads that run its backward passes; of others, what they
-/// say by [`Aside`].
+/// say by [`BackgroundSpan`].
 ///
 /// Dropped without [`Profiler::stop`], it forgets what it saw.
 #[derive(Debug)]
@@ -46,27 +46,27 @@ impl Profiler {
             return Err(Error::new("start the profiler", None, "one is already at work in this process"));
         }
         let started = profiler_start(settings.cuda, settings.shapes, settings.memory);
-        if let Err(text) = started {
+        if let Err(failure) = started {
             RUNNING.store(false, Ordering::SeqCst);
-            return Err(Error::new("start the profiler", None, &text));
+            return Err(Error::new("start the profiler", None, failure));
         }
-        aside::collect(true);
+        background::collect(true);
         Ok(Self { running: true, _here: PhantomData })
     }
 
     /// Stops it and writes the trace to `file`, whose folder must exist. Spans that have not ended are lost.
     pub fn stop(mut self, file: &Path) -> Result<()> {
-        let failed = |text: &str| Error::new("write the trace", None, &format!("{}: {text}", file.display()));
+        let failed = |text: &str| Error::new("write the trace", None, format!("{}: {text}", file.display()));
         let path = file.to_str().ok_or_else(|| failed("is no UTF-8 text"))?;
         // Kineto only logs what it cannot write, so it is tried here.
         std::fs::File::create(file).map_err(|error| failed(&error.to_string()))?;
-        self.end(Some(path)).map_err(|text| failed(&text))?;
-        aside::put_into(file).map_err(|error| failed(&error.to_string()))
+        self.end(Some(path)).map_err(|failure| failed(&failure.text))?;
+        background::put_into(file).map_err(|error| failed(&error.to_string()))
     }
 
-    fn end(&mut self, path: Option<&str>) -> std::result::Result<(), String> {
+    fn end(&mut self, path: Option<&str>) -> FfiResult<()> {
         self.running = false;
-        aside::collect(false);
+        background::collect(false);
         let stopped = profiler_stop(path);
         RUNNING.store(false, Ordering::SeqCst);
         stopped
@@ -91,7 +91,7 @@ pub struct Span {
 impl Span {
     /// Begins it. Spans nest; each must end on the thread that began it, which the type sees to.
     pub fn new(name: &str) -> Result<Self> {
-        let begun = SpanHandle::begin(name).map_err(|text| Error::new("begin a span", None, &text))?;
+        let begun = SpanHandle::begin(name).map_err(|failure| Error::new("begin a span", None, failure))?;
         Ok(Self { _handle: begun })
     }
 }
@@ -103,7 +103,7 @@ mod tests {
     use super::*;
 
     fn aside() {
-        let _made = Aside::new("made elsewhere");
+        let _made = BackgroundSpan::new("made elsewhere");
         std::thread::sleep(std::time::Duration::from_millis(2));
     }
 

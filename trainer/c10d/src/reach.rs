@@ -9,6 +9,9 @@ use std::io::{self, ErrorKind, Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
 use std::time::{Duration, Instant};
 
+use crate::error::Failure;
+use crate::ffi::FfiResult;
+
 /// `QueryType::VALIDATE` and its magic number, which every connection begins with.
 const VALIDATE: (u8, u32) = (0, 0x3C85_F7CE);
 /// `QueryType::PING`, with a number that comes back.
@@ -25,7 +28,7 @@ const PAUSE: Duration = Duration::from_millis(200);
 /// What an attempt found instead of a store.
 enum Found {
     /// It may come yet.
-    Nobody(String),
+    Nobody(Failure),
     /// It hung up.
     Closed,
     /// Something else.
@@ -33,7 +36,7 @@ enum Found {
 }
 
 /// Returns once a store answers at `host:port`; waits for one to be served there for at most `timeout`.
-pub(crate) fn reach(host: &str, port: u16, timeout: Duration) -> Result<(), String> {
+pub(crate) fn reach(host: &str, port: u16, timeout: Duration) -> FfiResult<()> {
     let deadline = Instant::now() + timeout;
     let mut closed_since = None;
     loop {
@@ -41,13 +44,13 @@ pub(crate) fn reach(host: &str, port: u16, timeout: Duration) -> Result<(), Stri
         let foreign = |what: &str| format!("what listens at {host}:{port} is no TCP store: {what}");
         let nobody = match attempt(host, port, left) {
             Ok(()) => return Ok(()),
-            Err(Found::Other(what)) => return Err(foreign(&what)),
+            Err(Found::Other(what)) => return Err(Failure::own(foreign(&what))),
             Err(Found::Closed) => {
                 let since = *closed_since.get_or_insert_with(Instant::now);
                 if since.elapsed() >= CLOSED {
-                    return Err(foreign("it closes every connection"));
+                    return Err(Failure::peers(foreign("it closes every connection")));
                 }
-                "connections are closed at once".to_owned()
+                Failure::peers("connections are closed at once")
             }
             Err(Found::Nobody(why)) => {
                 closed_since = None;
@@ -55,7 +58,8 @@ pub(crate) fn reach(host: &str, port: u16, timeout: Duration) -> Result<(), Stri
             }
         };
         if Instant::now() >= deadline {
-            return Err(format!("nobody serves a store at {host}:{port}: {nobody}"));
+            let text = format!("nobody serves a store at {host}:{port}: {}", nobody.text);
+            return Err(Failure { text, fault: nobody.fault });
         }
         std::thread::sleep(PAUSE.min(left));
     }
@@ -64,13 +68,17 @@ pub(crate) fn reach(host: &str, port: u16, timeout: Duration) -> Result<(), Stri
 fn attempt(host: &str, port: u16, left: Duration) -> Result<(), Found> {
     let addresses = (host, port).to_socket_addrs().map_err(|error| match error.kind() {
         ErrorKind::InvalidInput => Found::Other(error.to_string()),
-        _ => Found::Nobody(error.to_string()),
+        _ => Found::Nobody(Failure::own(error.to_string())),
     })?;
-    let mut refused = "it has no address".to_owned();
+    let mut refused = Failure::own("it has no address");
     for address in addresses {
         match TcpStream::connect_timeout(&address, CONNECT.min(left)) {
             Ok(stream) => return greet(stream),
-            Err(error) => refused = error.to_string(),
+            Err(error) => {
+                let is_there = matches!(error.kind(), ErrorKind::ConnectionRefused | ErrorKind::TimedOut);
+                let failure = if is_there { Failure::peers } else { Failure::own };
+                refused = failure(error.to_string());
+            }
         }
     }
     Err(Found::Nobody(refused))
@@ -118,14 +126,14 @@ mod tests {
         let port = talks.local_addr().unwrap().port();
         let thread =
             std::thread::spawn(move || talks.accept().unwrap().0.write_all(b"HTTP/1.1 400 Bad Request\r\n"));
-        let error = reach("127.0.0.1", port, timeout).unwrap_err();
+        let error = reach("127.0.0.1", port, timeout).unwrap_err().text;
         assert_eq!(error, format!("what listens at 127.0.0.1:{port} is no TCP store: it says \"HTTP\""));
         thread.join().unwrap().unwrap();
 
         // Accepts, as the kernel does for it, and says nothing.
         let silent = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = silent.local_addr().unwrap().port();
-        let error = reach("127.0.0.1", port, timeout).unwrap_err();
+        let error = reach("127.0.0.1", port, timeout).unwrap_err().text;
         assert!(error.ends_with("is no TCP store: it has not answered within 10 s"), "{error}");
     }
 
@@ -134,7 +142,7 @@ mod tests {
         // One that nobody is given who asks for any: those are higher ones.
         let first = 10_000 + (std::process::id() % 300) as u16 * 16;
         let free = (first..).find(|port| TcpStream::connect(("127.0.0.1", *port)).is_err()).unwrap();
-        let error = reach("127.0.0.1", free, Duration::from_millis(300)).unwrap_err();
+        let error = reach("127.0.0.1", free, Duration::from_millis(300)).unwrap_err().text;
         assert!(
             error.starts_with(&format!("nobody serves a store at 127.0.0.1:{free}: Connection refused")),
             "{error}"

@@ -23,7 +23,7 @@ const OWN_ADDRESS: Duration = Duration::from_secs(30);
 
 fn astray(host: &str, why: &str) -> Error {
     let text = format!("{host} does not lead to this machine, where rank 0 serves the store: {why}");
-    Error::new("open the store", None, &text)
+    Error::new("open the store", None, text)
 }
 
 impl Store {
@@ -35,7 +35,7 @@ impl Store {
     pub fn tcp(host: &str, port: u16, world: usize, is_master: bool, timeout: Duration) -> Result<Self> {
         let world = count("world", world)?;
         if !is_master {
-            reach(host, port, timeout).map_err(|text| Error::new("open the store", None, &text))?;
+            reach(host, port, timeout).map_err(|failure| Error::new("open the store", None, failure))?;
         }
         let settings = TcpStore { host, port, world, is_master, wait_workers: true, listener: None, timeout };
         Self::open(settings)
@@ -44,7 +44,7 @@ impl Store {
     /// Serves a store on a free loopback port for `world` clients, without waiting for them: the launcher's side.
     /// The socket is bound before the port is known to anyone, so two launchers cannot take the same one.
     pub fn serve(world: usize, timeout: Duration) -> Result<Self> {
-        let failed = |error: std::io::Error| Error::new("serve a store", None, &error.to_string());
+        let failed = |error: std::io::Error| Error::new("serve a store", None, error.to_string());
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(failed)?;
         let port = listener.local_addr().map_err(failed)?.port();
         Self::open(TcpStore {
@@ -86,7 +86,8 @@ impl Store {
     }
 
     fn open(settings: TcpStore<'_>) -> Result<Self> {
-        let handle = StoreHandle::tcp(settings).map_err(|text| Error::new("open the store", None, &text))?;
+        let handle =
+            StoreHandle::tcp(settings).map_err(|failure| Error::new("open the store", None, failure))?;
         Ok(Self { handle, served_by: None })
     }
 
@@ -96,54 +97,54 @@ impl Store {
         Self { served_by: Some(rank), ..self }
     }
 
-    /// The same store with `prefix` put before every key: what was left there by others is not seen. After a restart
-    /// by torchrun, whose store lives on, `/worker/attempt_N` keeps the attempts apart, as in Python.
+    /// The same store with `prefix` put before every key: keys that others left there are not seen. torchrun's store
+    /// lives on when its ranks are started again; a prefix for each start keeps the starts apart.
     pub fn prefixed(&self, prefix: &str) -> Result<Self> {
         let made = self.handle.prefixed(prefix);
-        let handle = made.map_err(|text| Error::new("prefix the store", None, &text))?;
+        let handle = made.map_err(|failure| Error::new("prefix the store", None, failure))?;
         Ok(Self { handle, served_by: self.served_by })
     }
 
     /// The same store over a connection of its own.
     pub fn connect_again(&self) -> Result<Self> {
         let made = self.handle.connect_again();
-        let handle = made.map_err(|text| Error::new("open the store", None, &text))?;
+        let handle = made.map_err(|failure| Error::new("open the store", None, failure))?;
         Ok(Self { handle, served_by: self.served_by })
     }
 
     /// The port of the server.
     pub fn port(&self) -> Result<u16> {
-        self.handle.port().map_err(|text| Error::new("store port", None, &text))
+        self.handle.port().map_err(|failure| Error::new("store port", None, failure))
     }
 
     /// Sets `key`, for every process to see.
     pub fn set(&self, key: &str, value: &[u8]) -> Result<()> {
-        self.handle.set(key, value).map_err(|text| Error::new("store set", None, &text))
+        self.handle.set(key, value).map_err(|failure| Error::new("store set", None, failure))
     }
 
     /// The value of `key`; waits for it to be set, up to the store's timeout.
     pub fn get(&self, key: &str) -> Result<Vec<u8>> {
-        self.handle.get(key).map_err(|text| Error::new("store get", None, &text))
+        self.handle.get(key).map_err(|failure| Error::new("store get", None, failure))
     }
 
     /// Adds `amount` to the number at `key`, which starts at 0, and gives the sum. Such a key is read by adding 0.
     pub fn add(&self, key: &str, amount: i64) -> Result<i64> {
-        self.handle.add(key, amount).map_err(|text| Error::new("store add", None, &text))
+        self.handle.add(key, amount).map_err(|failure| Error::new("store add", None, failure))
     }
 
     /// Whether `key` is set; does not wait.
     pub fn contains(&self, key: &str) -> Result<bool> {
-        self.handle.contains(key).map_err(|text| Error::new("store check", None, &text))
+        self.handle.contains(key).map_err(|failure| Error::new("store check", None, failure))
     }
 
     /// Removes `key`; gives whether it was there.
     pub fn delete(&self, key: &str) -> Result<bool> {
-        self.handle.delete(key).map_err(|text| Error::new("store delete", None, &text))
+        self.handle.delete(key).map_err(|failure| Error::new("store delete", None, failure))
     }
 
     /// Waits until all of `keys` are set.
     pub fn wait(&self, keys: &[&str], timeout: Duration) -> Result<()> {
-        self.handle.wait(keys, timeout).map_err(|text| Error::new("store wait", None, &text))
+        self.handle.wait(keys, timeout).map_err(|failure| Error::new("store wait", None, failure))
     }
 }
 
@@ -152,7 +153,7 @@ pub(crate) fn count(what: &'static str, value: usize) -> Result<i32> {
     match i32::try_from(value) {
         Ok(0) => Err(Error::new(what, None, "must be at least 1")),
         Ok(value) => Ok(value),
-        Err(_) => Err(Error::new(what, None, &format!("{value} is too large"))),
+        Err(_) => Err(Error::new(what, None, format!("{value} is too large"))),
     }
 }
 
@@ -203,6 +204,14 @@ mod tests {
         assert!(error.to_string().ends_with(" is in use by another program"), "{error}");
         let error = Store::host("nowhere.invalid", 0, Duration::from_millis(300)).unwrap_err();
         assert!(error.to_string().contains("nowhere.invalid does not lead to this machine"), "{error}");
+        assert!(!error.peer_lost(), "{error}");
+        // The words in a key are no sign of a lost peer.
+        let error = server.set("socket timeout\0", b"").unwrap_err();
+        assert!(error.to_string().contains("timeout") && !error.peer_lost(), "{error}");
+        let listening = TcpListener::bind("127.0.0.1:0").unwrap();
+        let taken = listening.local_addr().unwrap().port();
+        let error = Store::tcp("127.0.0.1", taken, 1, true, TIMEOUT).unwrap_err();
+        assert!(error.to_string().contains("socket") && !error.peer_lost(), "{error}");
         let error = server.wait(&["never"], Duration::from_millis(100)).unwrap_err();
         assert!(error.peer_lost(), "{error}");
     }

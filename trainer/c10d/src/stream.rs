@@ -10,7 +10,7 @@
 
 use tch::{Device, Tensor};
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Failure, Result};
 use crate::ffi::{self, EventHandle, FfiResult, RawStream};
 
 /// A queue of work on one device, run in order. A clone is the same stream.
@@ -46,11 +46,6 @@ impl Stream {
         self.0.synchronize().map_err(named("synchronize a stream"))
     }
 
-    /// Whether the device has done all that the stream holds.
-    pub fn is_idle(&self) -> Result<bool> {
-        self.0.query().map_err(named("query a stream"))
-    }
-
     /// Keeps the memory of `tensor`, made on another stream, from being given to others before this stream has done
     /// what it holds now (`Tensor.record_stream`).
     pub fn keep(&self, tensor: &Tensor) -> Result<()> {
@@ -78,11 +73,6 @@ impl Event {
         self.0.block(&stream.0).map_err(named("wait for an event"))
     }
 
-    /// Whether it has been reached; true as well if it was never recorded.
-    pub fn is_reached(&self) -> Result<bool> {
-        self.0.query().map_err(named("query an event"))
-    }
-
     /// Waits until it is reached.
     pub fn synchronize(&self) -> Result<()> {
         self.0.synchronize().map_err(named("synchronize an event"))
@@ -94,8 +84,8 @@ impl Event {
     }
 }
 
-fn named(operation: &'static str) -> impl Fn(String) -> Error {
-    move |text| Error::new(operation, None, &text)
+fn named(operation: &'static str) -> impl Fn(Failure) -> Error {
+    move |failure| Error::new(operation, None, failure)
 }
 
 /// For other modules' calls of the same kind.

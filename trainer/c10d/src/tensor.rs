@@ -33,7 +33,7 @@ where
     if !owner.as_ptr().addr().is_multiple_of(element.max(1)) {
         return Err(refuse(&format!("the owner's bytes are not aligned for {kind:?}")));
     }
-    ffi::tensor_from_owner(owner, sizes, kind).map_err(|text| refuse(&text))
+    ffi::tensor_from_owner(owner, sizes, kind).map_err(|failure| refuse(&failure.text))
 }
 
 /// A tensor of shape `sizes` in page-locked memory, its values undefined: copies from and to it can run beside other

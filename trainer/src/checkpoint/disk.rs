@@ -9,7 +9,7 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
-use forebay_c10d::Aside;
+use forebay_c10d::BackgroundSpan;
 use tch::{TchError, Tensor};
 use xxhash_rust::xxh3::{Xxh3, xxh3_128};
 
@@ -54,7 +54,7 @@ impl Damage {
 /// Writes a checkpoint into `folder`; gives its directory. Weights that are not finite are an error: the loss shows it a
 /// step later only, and a run that went on from them would fail for ever.
 pub fn write(folder: &Path, checkpoint: &Checkpoint) -> Result<PathBuf> {
-    let _span = Aside::new("write checkpoint");
+    let _span = BackgroundSpan::new("write checkpoint");
     for (name, tensor) in &checkpoint.weights {
         ensure!(
             !tensor.is_floating_point() || bool::try_from(tensor.isfinite().all())?,

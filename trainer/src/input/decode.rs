@@ -11,7 +11,7 @@ use arrow::array::{Array, AsArray};
 use arrow::datatypes::UInt8Type;
 use fast_image_resize::images::{Image, ImageRef};
 use fast_image_resize::{FilterType, PixelType, ResizeAlg, ResizeOptions, Resizer};
-use forebay_c10d::{Aside, tensor_from_owner};
+use forebay_c10d::{BackgroundSpan, tensor_from_owner};
 use image::{DynamicImage, ImageFormat, ImageReader, Limits};
 use rayon::prelude::*;
 use rayon::{ThreadPool, ThreadPoolBuilder};
@@ -74,7 +74,7 @@ impl Decoder {
         let sources = sources(column, settings.source, rows.column)?;
         let mut bytes = vec![0; settings.bytes() * sources.len()];
         let one = |index: usize, place: &mut [u8]| -> Result<()> {
-            let _span = Aside::new("decode image");
+            let _span = BackgroundSpan::new("decode image");
             let sample = rows.samples[index];
             self.image(sources[index], settings, sample, rows.vary, place)
                 .with_context(|| format!("column `{}`, sample {sample}", rows.column))

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use forebay_c10d::{Aside, Span};
+use forebay_c10d::{BackgroundSpan, Span};
 use forebay_client::loader::LoaderState;
 use forebay_client::{Batch, Dataset, Event, Loader, LoaderSettings};
 use tokio::runtime::Handle;
@@ -73,10 +73,10 @@ impl Feed {
                 let preparer = preparer.clone();
                 let make = move |batch: &Batch| {
                     let input = {
-                        let _span = Aside::new("make input");
+                        let _span = BackgroundSpan::new("make input");
                         preparer.input(batch)?
                     };
-                    let _span = Aside::new("stage");
+                    let _span = BackgroundSpan::new("stage");
                     compute.stage(input)
                 };
                 Source::Ahead(Ahead::start(runtime, loader, ready_bytes, make)?)

@@ -7,9 +7,10 @@ use std::time::Duration;
 use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW, Symbol};
 
 use super::{FfiResult, GroupHandle, StoreHandle, check, milliseconds};
+use crate::error::Failure;
 
 /// `FB_PLUGIN_ABI`: the interface that this file is written for.
-const ABI: c_int = 1;
+const ABI: c_int = 2;
 
 unsafe extern "C" {
     fn fb_torch_version() -> *const c_char;
@@ -53,15 +54,16 @@ impl Plugin {
         // SAFETY: the plugin's own initialisers are libtorch's, which expect to be run like this; a file that is no
         // plugin fails in a check below, before anything of it is called.
         let library = unsafe { Library::open(Some(path), RTLD_NOW | RTLD_GLOBAL) };
-        let library = std::mem::ManuallyDrop::new(library.map_err(|error| loader_text(&error))?);
+        let library =
+            std::mem::ManuallyDrop::new(library.map_err(|error| Failure::own(loader_text(&error)))?);
         // SAFETY: the types are those of `plugin.h`; the number is the same in every version of the interface.
         let abi: Symbol<unsafe extern "C" fn() -> c_int> = unsafe { symbol(&library, "fb_plugin_abi") }?;
         // SAFETY: takes nothing.
         let abi = unsafe { abi() };
         if abi != ABI {
-            return Err(format!(
+            return Err(Failure::own(format!(
                 "it has interface {abi}, but this program wants {ABI}: build both from the same tree"
-            ));
+            )));
         }
         // SAFETY: the number says that the types are those of `plugin.h`, here and below.
         let version: Symbol<unsafe extern "C" fn() -> *const c_char> =
@@ -69,11 +71,11 @@ impl Plugin {
         // SAFETY: both give constant strings.
         let (theirs, ours) = unsafe { (CStr::from_ptr(version()), CStr::from_ptr(fb_torch_version())) };
         if theirs != ours {
-            return Err(format!(
+            return Err(Failure::own(format!(
                 "it was built against libtorch {}, this program against {}",
                 theirs.to_string_lossy(),
                 ours.to_string_lossy()
-            ));
+            )));
         }
         // SAFETY: see above.
         let device_count: Symbol<DeviceCount> = unsafe { symbol(&library, "fb_plugin_device_count") }?;
@@ -97,7 +99,7 @@ impl Plugin {
         device: usize,
         options: &NcclOptions,
     ) -> FfiResult<()> {
-        let device = c_int::try_from(device).map_err(|_| format!("no CUDA device {device}"))?;
+        let device = c_int::try_from(device).map_err(|_| Failure::own(format!("no CUDA device {device}")))?;
         // SAFETY: the library stays open, both handles are live, and the options are only read.
         check(unsafe { (self.add_nccl)(group.as_ptr(), store.as_ptr(), device, options) })
     }
@@ -108,7 +110,7 @@ impl Plugin {
 unsafe fn symbol<T>(library: &Library, name: &str) -> FfiResult<Symbol<T>> {
     // SAFETY: the caller's promise.
     unsafe { library.get(name.as_bytes()) }
-        .map_err(|_| format!("it has no {name}: it is no plugin of Forebay's"))
+        .map_err(|_| Failure::own(format!("it has no {name}: it is no plugin of Forebay's")))
 }
 
 /// What the loader said, which names a library that is missing.

@@ -20,7 +20,7 @@ unsafe extern "C" {
     fn fb_ddp_before_forward(ddp: *mut c_void) -> *mut c_char;
     fn fb_ddp_broadcast_buffers(ddp: *mut c_void) -> *mut c_char;
     fn fb_ddp_before_backward(ddp: *mut c_void, outputs: *const *mut c_void, count: usize) -> *mut c_char;
-    fn fb_ddp_after_backward(ddp: *mut c_void) -> *mut c_char;
+    fn fb_ddp_backward(ddp: *mut c_void, loss: *mut c_void, sync: c_int) -> *mut c_char;
     fn fb_ddp_bucket_sizes(
         ddp: *mut c_void,
         out: *mut i64,
@@ -101,9 +101,9 @@ impl DdpHandle {
         check(unsafe { fb_ddp_before_backward(self.0.as_ptr(), outputs.as_ptr(), outputs.len()) })
     }
 
-    pub fn after_backward(&self) -> FfiResult<()> {
-        // SAFETY: the handle is live.
-        check(unsafe { fb_ddp_after_backward(self.0.as_ptr()) })
+    pub fn backward(&self, loss: &Tensor, sync: bool) -> FfiResult<()> {
+        // SAFETY: both handles are live.
+        check(unsafe { fb_ddp_backward(self.0.as_ptr(), handle(loss), c_int::from(sync)) })
     }
 
     pub fn bucket_sizes(&self) -> FfiResult<Vec<i64>> {

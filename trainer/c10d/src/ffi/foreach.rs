@@ -6,6 +6,7 @@ use std::ptr::null_mut;
 use tch::Tensor;
 
 use super::{FfiResult, check, handles};
+use crate::error::Failure;
 
 unsafe extern "C" {
     fn fb_foreach(
@@ -43,7 +44,8 @@ pub(crate) fn apply(
     number: f64,
 ) -> FfiResult<()> {
     if first.len() != into.len() || second.len() != into.len() {
-        return Err(format!("lists of {}, {} and {} tensors", into.len(), first.len(), second.len()));
+        let text = format!("lists of {}, {} and {} tensors", into.len(), first.len(), second.len());
+        return Err(Failure::own(text));
     }
     let (into, first, second) = (handles(into), handles(first), handles(second));
     // SAFETY: the handles are live and the three arrays, equally long, are only read during the call.
@@ -55,7 +57,7 @@ pub(crate) fn apply(
 /// `first + factor * second` of each, in new tensors.
 pub(crate) fn sums(first: &[Tensor], second: &[Tensor], factor: f64) -> FfiResult<Vec<Tensor>> {
     if first.len() != second.len() {
-        return Err(format!("lists of {} and {} tensors", first.len(), second.len()));
+        return Err(Failure::own(format!("lists of {} and {} tensors", first.len(), second.len())));
     }
     let (first, second) = (handles(first), handles(second));
     let mut out = vec![null_mut(); first.len()];

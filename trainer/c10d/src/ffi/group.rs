@@ -68,7 +68,6 @@ unsafe extern "C" {
     ) -> *mut c_char;
     fn fb_group_barrier(group: *mut c_void, work: *mut *mut c_void) -> *mut c_char;
     fn fb_work_wait(work: *mut c_void, timeout_ms: i64) -> *mut c_char;
-    fn fb_work_completed(work: *mut c_void, out: *mut c_int) -> *mut c_char;
     fn fb_work_free(work: *mut c_void);
 }
 
@@ -175,13 +174,6 @@ impl WorkHandle {
     pub fn wait(&self, timeout: Option<Duration>) -> FfiResult<()> {
         // SAFETY: the handle is live.
         check(unsafe { fb_work_wait(self.0.as_ptr(), timeout.map_or(-1, milliseconds)) })
-    }
-
-    pub fn completed(&self) -> FfiResult<bool> {
-        let mut completed = 0;
-        // SAFETY: the handle is live.
-        check(unsafe { fb_work_completed(self.0.as_ptr(), &mut completed) })?;
-        Ok(completed != 0)
     }
 }
 

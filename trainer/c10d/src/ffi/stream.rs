@@ -17,11 +17,9 @@ unsafe extern "C" {
     fn fb_stream_current(device_type: c_int, device_index: c_int, out: *mut RawStream) -> *mut c_char;
     fn fb_stream_exchange(stream: *const RawStream, before: *mut RawStream) -> *mut c_char;
     fn fb_stream_synchronize(stream: *const RawStream) -> *mut c_char;
-    fn fb_stream_query(stream: *const RawStream, out: *mut c_int) -> *mut c_char;
     fn fb_event_new(device_type: c_int, timing: c_int, out: *mut *mut c_void) -> *mut c_char;
     fn fb_event_record(event: *mut c_void, stream: *const RawStream) -> *mut c_char;
     fn fb_event_block(event: *mut c_void, stream: *const RawStream) -> *mut c_char;
-    fn fb_event_query(event: *mut c_void, out: *mut c_int) -> *mut c_char;
     fn fb_event_synchronize(event: *mut c_void) -> *mut c_char;
     fn fb_event_elapsed_ms(start: *mut c_void, end: *mut c_void, out: *mut f64) -> *mut c_char;
     fn fb_event_free(event: *mut c_void);
@@ -65,13 +63,6 @@ impl RawStream {
         // SAFETY: only read.
         check(unsafe { fb_stream_synchronize(self) })
     }
-
-    pub fn query(&self) -> FfiResult<bool> {
-        let mut done = 0;
-        // SAFETY: only read.
-        check(unsafe { fb_stream_query(self, &mut done) })?;
-        Ok(done != 0)
-    }
 }
 
 /// An owned `c10::Event`.
@@ -94,13 +85,6 @@ impl EventHandle {
     pub fn block(&self, stream: &RawStream) -> FfiResult<()> {
         // SAFETY: the handle is live.
         check(unsafe { fb_event_block(self.0.as_ptr(), stream) })
-    }
-
-    pub fn query(&self) -> FfiResult<bool> {
-        let mut done = 0;
-        // SAFETY: the handle is live.
-        check(unsafe { fb_event_query(self.0.as_ptr(), &mut done) })?;
-        Ok(done != 0)
     }
 
     pub fn synchronize(&self) -> FfiResult<()> {

@@ -152,35 +152,6 @@ fn a_frozen_rank_is_noticed_by_those_who_watch() {
     }
 }
 
-pub fn barrier(group: &ProcessGroup) -> Result<()> {
-    group.barrier_within(TIMEOUT)?;
-    say("passed");
-    if group.rank() == 0 {
-        let error = group.barrier_within(Duration::from_millis(1500)).unwrap_err();
-        say(format!("{:?} {error}", error.missing));
-        say(format!("missing {:?}", group.missing(TIMEOUT)?));
-        group.store().set("given up", b"")?;
-    } else {
-        group.store().wait(&["given up"], TIMEOUT)?;
-    }
-    Ok(())
-}
-
-#[test]
-fn a_barrier_over_the_store_lists_who_did_not_come() {
-    let said = run_well("barrier", 3);
-    assert_eq!(
-        said[0],
-        [
-            "passed",
-            "[1, 2] rank 0 of 3: barrier: ranks 1, 2 did not come within 1.5s",
-            // They live.
-            "missing []",
-        ]
-    );
-    assert_eq!(said[1], ["passed"]);
-}
-
 pub fn shapes(group: &ProcessGroup) -> Result<()> {
     let (vs, _net) = model(group.rank(), 64 + group.rank() as i64);
     match Ddp::new(group, &vs.trainable_variables(), &[], &DdpSettings::default()) {

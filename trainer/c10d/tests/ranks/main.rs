@@ -96,7 +96,6 @@ fn rank_process() {
         "abandoned" => faults::abandoned(&group),
         "only" => faults::only(&group),
         "frozen" => faults::frozen(&group),
-        "barrier" => faults::barrier(&group),
         "shapes" => faults::shapes(&group),
         "refusals" => faults::refusals(&group),
         other => panic!("no case {other}"),

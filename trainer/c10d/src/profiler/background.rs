@@ -14,11 +14,11 @@ const SPANS_MAX: usize = 1 << 18;
 static ON: AtomicBool = AtomicBool::new(false);
 static SPANS: Mutex<Vec<Ended>> = Mutex::new(Vec::new());
 
-/// A named stretch of time in the trace, from [`Aside::new`] until it is dropped, on any thread but those that the profiler
+/// A named stretch of time in the trace, from [`BackgroundSpan::new`] until it is dropped, on any thread but those that the profiler
 /// follows: there it is [`crate::Span`]. Almost free while no profiler runs.
 #[derive(Debug)]
 #[must_use]
-pub struct Aside {
+pub struct BackgroundSpan {
     name: &'static str,
     began: Option<(SystemTime, Instant)>,
 }
@@ -33,7 +33,7 @@ struct Ended {
     thread_name: String,
 }
 
-impl Aside {
+impl BackgroundSpan {
     /// Begins it.
     #[expect(clippy::disallowed_methods, reason = "the profiler's traces bear the time of day")]
     pub fn new(name: &'static str) -> Self {
@@ -42,7 +42,7 @@ impl Aside {
     }
 }
 
-impl Drop for Aside {
+impl Drop for BackgroundSpan {
     fn drop(&mut self) {
         let Some((at, began)) = self.began else { return };
         let took_ns = began.elapsed().as_nanos();
@@ -150,7 +150,7 @@ mod tests {
 
     #[test]
     fn nothing_is_collected_while_no_profiler_runs() {
-        assert!(Aside::new("never").began.is_none());
+        assert!(BackgroundSpan::new("never").began.is_none());
         assert!(thread_id() > 0);
     }
 }
