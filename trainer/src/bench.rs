@@ -1,7 +1,7 @@
 //! `forebay-train bench`: the same training four ways, timed: from an empty cache, from a full one, in new processes on
 //! a full one, and without a cache.
 //!
-//! Each way is a run of this program with the flags that were given, so what is timed is what a user gets. It leaves one
+//! Each way is a run of this program with the flags that were given, so the times are those that a user gets. It leaves one
 //! table, one page with a chart, and a report of rows.
 
 mod page;
@@ -125,7 +125,7 @@ pub fn run(args: &BenchArgs) -> Result<()> {
             eprintln!("run {} of {}: direct", run + 1, args.runs);
             match train(&direct, &["--epochs", "1", "--direct"], true) {
                 Ok(epochs) => ways[3].epochs.push(epochs[0]),
-                // Whoever has a cache need not have access to the store.
+                // A user of a cache need not have access to the object store.
                 Err(error) => failed = Some(format!("direct was not measured: {error:#}")),
             }
         }

@@ -6,7 +6,7 @@
 //!
 //! * [`columns`]: which columns, and whether they fit. [`tensors`]: from Arrow to tensors. [`prepare`]: of a batch.
 //! * [`ahead`]: inputs made ahead of their step.
-//! * [`image`]: images, their flags and shapes. [`augment`]: what is seen of them. [`decode`]: the threads at work.
+//! * [`image`]: images, their flags and shapes. [`augment`]: which part of them a model sees. [`decode`]: the threads at work.
 
 pub(crate) mod ahead;
 pub(crate) mod augment;
@@ -35,7 +35,7 @@ pub enum Role {
     Features,
     /// Text in numbers.
     Tokens,
-    /// What is to be found.
+    /// The answer that the model is to find.
     Label,
 }
 

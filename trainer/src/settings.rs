@@ -43,7 +43,7 @@ pub struct Settings {
     /// Dataset to evaluate on after the last epoch
     #[arg(long, value_name = "URI")]
     pub test: Option<String>,
-    /// Evaluate after every so many epochs as well
+    /// Evaluate after every N-th epoch as well
     #[arg(long, value_name = "N", requires = "test")]
     pub eval_every: Option<u64>,
     /// Evaluate only on a stretch of its rows
@@ -64,13 +64,13 @@ pub struct Settings {
     /// per rank that fits into the memory
     #[arg(long, value_name = "G", default_value_t = 128, value_parser = batch)]
     pub batch: u64,
-    /// With --batch auto on the CPU: the memory that each rank may take [default: its share of half of what is free]
+    /// With --batch auto on the CPU: the memory that each rank may take [default: its share of half of the free memory]
     #[arg(long, value_name = "SIZE", value_parser = forebay_proto::units::bytes)]
     pub batch_memory: Option<u64>,
     /// Seed of the order of samples and of the parameters
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
-    /// Shuffle rows among so many segments at a time [default: 4]
+    /// Shuffle rows among this number of segments at a time [default: 4]
     #[arg(long, value_name = "W", conflicts_with = "shuffle")]
     pub window: Option<u32>,
     /// Keep file order, or shuffle all rows uniformly
@@ -84,7 +84,7 @@ pub struct Settings {
     /// Ranks to start on this machine [default: 1]; not with torchrun, which starts them itself
     #[arg(long, value_name = "N")]
     pub nproc: Option<usize>,
-    /// Start all ranks anew, up to so many times, if one fails; they go on from the newest checkpoint
+    /// Restart all ranks, up to N times, if one fails; they go on from the newest checkpoint
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub max_restarts: u32,
     /// Where to compute; cuda needs the plugin that `make nccl` builds, auto takes it if it finds GPUs by it
@@ -100,7 +100,7 @@ pub struct Settings {
     /// Read all batches, but train nothing: the loader alone
     #[arg(long)]
     pub data_only: bool,
-    /// Train nothing, but let each step take so many milliseconds: stands in for an accelerator
+    /// Train nothing, but let each step take this long, in milliseconds: stands in for an accelerator
     #[arg(long, value_name = "MS", conflicts_with = "test")]
     pub emulate_step_ms: Option<f64>,
     /// Write what happened to this file, as JSON
@@ -197,8 +197,8 @@ impl Settings {
         Ok(())
     }
 
-    /// Refuses a `--report` that cannot be written, better now than after the last epoch. For whoever writes it: the
-    /// machines of other ranks need no such folder.
+    /// Refuses a `--report` that cannot be written, better now than after the last epoch. For rank 0 and the
+    /// launcher: the machines of other ranks need no such folder.
     pub fn check_report(&self) -> Result<()> {
         let Some(file) = &self.report else { return Ok(()) };
         let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty());

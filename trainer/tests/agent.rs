@@ -1,4 +1,4 @@
-//! The trainer under torchrun's agents, imitated: they serve the store, which outlives the ranks, and start the ranks anew
+//! The trainer under torchrun's agents, imitated: they serve the store, which outlives the ranks, and restart the ranks
 //! when one has ended by an error, or when a machine has left.
 
 use std::path::{Path, PathBuf};
@@ -121,7 +121,7 @@ fn a_job_outlives_a_killed_rank_and_a_machine_that_is_taken_away() {
     let last = stderr(&ended[0]).lines().last().map(str::to_owned);
     assert_eq!(last, Some(format!("forebay-train: rank 0 of 2: {}", job.error(0))));
 
-    // All anew, one more of them, at the same store. The machine of the last one is told to go.
+    // All start again, one more of them, at the same store. The machine of the last one is told to go.
     let before = job.last_step();
     let ranks = job.start(1, 3);
     job.wait_for(before + 10);

@@ -15,7 +15,7 @@ use image::{ImageFormat, Rgb, RgbImage};
 use parquet::arrow::ArrowWriter;
 use serde_json::Value;
 
-/// A dataset of one object, made anew.
+/// A dataset of one object, made again.
 fn dataset(name: &str, columns: Vec<(&str, ArrayRef)>) -> PathBuf {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("models").join(name);
     std::fs::create_dir_all(&folder).unwrap();

@@ -135,7 +135,7 @@ fn a_killed_run_goes_on_to_the_very_same_parameters() {
     // The three newest are kept.
     assert_eq!(run.steps(), [180, 190, 200]);
 
-    // Nothing is left to train; what is there is told again.
+    // Nothing is left to train; the earlier results are told again.
     let (again, _) = run.end(&flags);
     assert_eq!(again["parameter_hashes"], straight["parameter_hashes"]);
     assert_eq!((again["epochs"].as_array().unwrap().len(), epochs(&again)), (0, epochs(&straight)));
@@ -163,7 +163,7 @@ fn stopped_and_resumed_by_other_ranks_at_another_batch_each_sample_is_seen_once(
     assert_eq!((report["stopped"].as_bool(), report["steps"].as_u64()), (Some(true), run.steps().pop()));
     let last = run.checkpoints.join(format!("step-{:010}/checkpoint.json", run.steps().pop().unwrap()));
     let last: Value = serde_json::from_slice(&std::fs::read(last).unwrap()).unwrap();
-    assert_eq!(report["order_digest"], last["order_digest"], "what is said is what is written");
+    assert_eq!(report["order_digest"], last["order_digest"], "the report and the checkpoint agree");
 
     let (resumed, _) = run.end(&flags("3", "90"));
     assert_eq!(resumed["order_digest"], straight["order_digest"]);
@@ -237,7 +237,7 @@ fn another_run_s_checkpoint_is_refused_by_name_and_fresh_starts_anew() {
     assert!(failure(&output).contains(&format!("--checkpoint-dir {file}")), "{}", failure(&output));
 
     let (fresh, stdout) = run.end(&[&flags[..], &["--seed", "9", "--fresh"]].concat());
-    assert!(stdout.contains("starting anew: the checkpoints so far are now in "), "{stdout}");
+    assert!(stdout.contains("starting over: the checkpoints so far are now in "), "{stdout}");
     assert!(fresh["resumed"].is_null() && run.checkpoints.join("before-1/step-0000000020").is_dir());
 }
 

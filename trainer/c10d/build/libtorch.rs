@@ -26,7 +26,7 @@ pub fn check(libtorch: Option<&str>) -> Result<PathBuf, String> {
         )
     })?;
     let found = version(&text).ok_or_else(|| {
-        format!("{} has no __version__: run `make setup` to install it anew", version_file.display())
+        format!("{} has no __version__: run `make setup` to install it again", version_file.display())
     })?;
     // "2.11.0+cu130": what follows the plus is the build, not the release.
     if found.split('+').next() != Some(WANTED) {
@@ -38,7 +38,7 @@ pub fn check(libtorch: Option<&str>) -> Result<PathBuf, String> {
     for needed in ["include/ATen/ATen.h", "lib/libtorch_cpu.so"] {
         if !Path::exists(&dir.join(needed)) {
             return Err(format!(
-                "libtorch at {} lacks {needed}: run `make setup` to install it anew",
+                "libtorch at {} lacks {needed}: run `make setup` to install it again",
                 dir.display()
             ));
         }

@@ -45,9 +45,9 @@ pub struct DdpSettings {
     /// Before each forward pass that follows a synchronised one, every rank takes rank 0's buffers (BatchNorm's
     /// running statistics), as in Python (`broadcast_buffers`).
     pub broadcast_buffers: bool,
-    /// Rounding of what is sent.
+    /// Rounding of the gradients that are sent.
     pub compression: Compression,
-    /// After the first ten, one pass in so many is timed for [`Ddp::stats`]. On a CPU that takes some microseconds.
+    /// After the first ten, one pass in this many is timed for [`Ddp::stats`]. On a CPU that takes some microseconds.
     pub sample_every: u32,
 }
 
@@ -92,7 +92,7 @@ pub struct DdpStats {
 
 /// Keeps the gradients of one model equal on all ranks.
 ///
-/// Make the model, move and convert it, load its checkpoint and freeze what is to be frozen *first*: the constructor
+/// Make the model, move and convert it, load its checkpoint and freeze the parameters that do not learn *first*: the constructor
 /// takes the parameters as they are then.
 ///
 /// Every rank must run the same number of passes. Python's `Join` is for ranks whose data end at different times;

@@ -420,7 +420,7 @@ impl Error {
     }
 }
 
-/// What is known of the missing, in words.
+/// The missing ranks and their state, in words.
 fn verdict(absent: &Absent) -> Option<String> {
     if absent.given_up {
         Some("the other ranks had given this one up".to_owned())

@@ -12,13 +12,13 @@ pub struct CheckpointArgs {
     /// Keep checkpoints in this directory, and go on from the newest one there
     #[arg(long, value_name = "DIR")]
     pub checkpoint_dir: Option<PathBuf>,
-    /// Write one every so many steps, besides those at each epoch's end and on SIGTERM
+    /// Write one every K steps, besides those at each epoch's end and on SIGTERM
     #[arg(long, value_name = "K", requires = "checkpoint_dir")]
     pub checkpoint_every: Option<u64>,
-    /// Keep so many, the newest ones
+    /// Number of checkpoints kept, the newest ones
     #[arg(long, value_name = "N", default_value_t = 3)]
     pub keep: usize,
-    /// Start anew; checkpoints that are there are moved into a directory beside them
+    /// Start over; checkpoints that are there are moved into a directory beside them
     #[arg(long, requires = "checkpoint_dir")]
     pub fresh: bool,
 }

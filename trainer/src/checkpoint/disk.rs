@@ -129,7 +129,7 @@ fn read_meta(place: &Path) -> Result<Meta, Damage> {
         let writer = value["version"].as_str().unwrap_or("unknown");
         return Err(Damage::Refused(anyhow!(
             "it has format {format} (written by forebay-train {writer}), this build reads format {FORMAT}: use that \
-             version, or start anew with --fresh"
+             version, or start over with --fresh"
         )));
     }
     serde_json::from_value(value).map_err(|error| Damage::Refused(error.into()))

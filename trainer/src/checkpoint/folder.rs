@@ -108,7 +108,7 @@ impl Folder {
         match steps.len() {
             0 => Ok(None),
             all => {
-                bail!("all {all} checkpoints in {} are damaged: start anew with --fresh", self.path.display())
+                bail!("all {all} checkpoints in {} are damaged: start over with --fresh", self.path.display())
             }
         }
     }

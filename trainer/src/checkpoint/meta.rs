@@ -147,7 +147,7 @@ impl Meta {
         let differ = |what: &str, own: &dyn std::fmt::Display, run: &dyn std::fmt::Display, hint: &str| {
             anyhow::anyhow!("it is of {what} {own}, but this run has {what} {run}: {hint}")
         };
-        let other = "give another --checkpoint-dir, or start anew with --fresh";
+        let other = "give another --checkpoint-dir, or start over with --fresh";
         ensure!(own.model == run.model, differ("the model", &own.model, &run.model, other));
         ensure!(
             own.columns == run.columns,

@@ -1,4 +1,4 @@
-//! When checkpoints are written: every so many steps, at an epoch's end, when the run is told to stop.
+//! When checkpoints are written: every K steps, at an epoch's end, when the run is told to stop.
 
 use std::path::PathBuf;
 
@@ -48,7 +48,7 @@ impl CheckpointSchedule {
             if args.fresh && !begun {
                 if let Some(aside) = folder.set_aside()? {
                     session.say(&format!(
-                        "starting anew: the checkpoints so far are now in {}",
+                        "starting over: the checkpoints so far are now in {}",
                         aside.display()
                     ));
                 }

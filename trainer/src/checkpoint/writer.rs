@@ -35,7 +35,7 @@ impl Writer {
             if !steps.contains(&checkpoint.meta.step) {
                 steps.push(checkpoint.meta.step);
             }
-            // A newer one was passed over as damaged: it must not push out what is whole.
+            // A newer one was passed over as damaged: it must not push out checkpoints that are whole.
             steps.retain(|step| *step <= checkpoint.meta.step);
             steps.sort_unstable_by(|a, b| b.cmp(a));
             Folder::prune(&path, keep, &steps);

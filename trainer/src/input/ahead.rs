@@ -1,7 +1,7 @@
 //! Inputs made ahead of the step that takes them.
 //!
 //! A thread takes the loader's batches and makes inputs of them (decoding and varying images, staging them for a GPU), so that
-//! the training waits only where that is slower than the training itself. What is ready and not yet taken is bounded in
+//! the training waits only where that is slower than the training itself. Inputs that are ready and not yet taken are bounded in
 //! bytes. Each item carries the loader's state after it, for a checkpoint must not skip what was made but not trained.
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
@@ -57,8 +57,8 @@ struct Queue {
 }
 
 impl Ahead {
-    /// Starts to work; `make` makes the input of a batch. What is ready has at most so many bytes with its batches, or
-    /// is a single input.
+    /// Starts to work; `make` makes the input of a batch. The ready inputs have at most `ready_bytes` with their
+    /// batches, or are a single one.
     pub fn start(
         runtime: &Handle,
         loader: Loader,

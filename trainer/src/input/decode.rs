@@ -79,7 +79,7 @@ impl Decoder {
             self.image(sources[index], settings, sample, rows.vary, place)
                 .with_context(|| format!("column `{}`, sample {sample}", rows.column))
         };
-        // The first error in the order of rows, whoever met one first.
+        // The first error in the order of rows, whichever thread met one first.
         let failed = self.pool.install(|| {
             let places = bytes.par_chunks_mut(settings.bytes().max(1)).enumerate();
             places
@@ -145,7 +145,7 @@ fn unpack(file: &[u8], channels: i64) -> Result<Pixels> {
         bail!("these {} bytes are neither JPEG nor PNG", file.len());
     };
     let end = match format {
-        // The decoder fills what is missing of a JPEG with grey.
+        // The decoder fills the missing part of a JPEG with grey.
         ImageFormat::Jpeg => jpeg_end(file).context("the image is damaged: it breaks off")?,
         _ => file.len(),
     };
@@ -162,7 +162,7 @@ fn unpack(file: &[u8], channels: i64) -> Result<Pixels> {
 /// editor has put behind it (previews, video, depth) is none of its business. `None`: it breaks off before.
 fn jpeg_end(jpeg: &[u8]) -> Option<usize> {
     const END: u8 = 0xd9;
-    // Markers that stand alone: what is stuffed into a scan, restarts, the beginning, fill bytes.
+    // Markers that stand alone: bytes stuffed into a scan, restarts, the beginning, fill bytes.
     let alone = |marker: u8| matches!(marker, 0x00 | 0x01 | 0xd0..=0xd8);
     let mut at = 0;
     loop {

@@ -28,7 +28,7 @@ pub struct Feed {
     state: LoaderState,
     /// The input of the batch that was handed out last, until it is asked for.
     current: Option<Sent>,
-    /// What is handed out next, if its input is on its way already.
+    /// The next item to hand out, if its input is on its way already.
     next: Option<Coming>,
     /// Where the device waited for the input that was handed out last.
     stall: Option<Stall>,

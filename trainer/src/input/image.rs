@@ -73,7 +73,7 @@ pub enum Augment {
     None,
 }
 
-/// What is done to images.
+/// How images are read, cropped and normalised.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Images")]
 pub struct ImageArgs {
@@ -185,7 +185,7 @@ impl Raw {
 }
 
 impl Normalise {
-    /// As the flags say, for so many channels.
+    /// As the flags say, for images of this many channels.
     pub fn of(args: &ImageArgs, channels: i64) -> Result<Self> {
         let pick = |given: &[f64], flag: &str, colours: [f64; 3], grey: f64| -> Result<Vec<f64>> {
             ensure!(

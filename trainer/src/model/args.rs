@@ -1,4 +1,4 @@
-//! The flags that say what is trained, and on which columns.
+//! The flags that choose the model and the columns that it reads.
 
 use anyhow::{Result, ensure};
 use clap::{Args, ValueEnum};

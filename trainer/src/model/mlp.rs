@@ -14,7 +14,7 @@ use super::{Metric, Model, ModelSettings, cross_entropies, hits};
 use crate::input::columns::{kind_of, numbers};
 use crate::input::{Columns, Input, Role, Takes};
 
-/// What is to be found in a table's rows.
+/// What the model predicts from a table's rows.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Task {
@@ -33,7 +33,7 @@ pub struct MlpSettings {
     pub features: i64,
     /// Widths of the layers between.
     pub hidden: Vec<i64>,
-    /// What is to be found.
+    /// What the model predicts.
     pub task: Task,
     /// Numbers that come out: the classes, or 1.
     pub outputs: i64,

@@ -9,7 +9,7 @@ use anyhow::{Context, Result, ensure};
 /// Set by our own launcher to its process id: it reads the error files and speaks for its ranks.
 pub const LAUNCHER: &str = "FOREBAY_LAUNCHER";
 
-/// How often the ranks have been started anew, as torchrun and our own launcher say it.
+/// How often the ranks have been restarted, as torchrun and our own launcher say it.
 pub const RESTART_COUNT: &str = "TORCHELASTIC_RESTART_COUNT";
 
 /// Set by torchrun's agents.
@@ -34,7 +34,7 @@ pub struct RankEnv {
     pub agent_store: bool,
     /// The process id of our own launcher, if that started it.
     pub launcher: Option<u32>,
-    /// How often ranks have been started anew before, after one failed.
+    /// How often the ranks have been restarted after one failed.
     pub restart: u64,
     /// The process that starts and restarts this rank, if one does: no other has had, or will have, that name.
     pub agent: Option<String>,

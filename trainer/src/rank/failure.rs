@@ -116,7 +116,7 @@ pub fn lacks_memory(error: &anyhow::Error) -> bool {
 fn words(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<String>().map(String::as_str);
     let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no message");
-    // tch unwraps a result, and what is printed so has its quotes and ends of lines escaped.
+    // tch unwraps a result, and a result printed so has its quotes and ends of lines escaped.
     match text.split_once("Torch(\"") {
         Some((_, words)) => {
             let words = words.split("\\n").next().unwrap_or(words);

@@ -2,7 +2,7 @@
 //!
 //! It serves the store that the ranks meet at, as torchrun's agent does, on a loopback port that it has bound before
 //! anyone is told of it. A failed rank is named within seconds; ranks that do not end by themselves by then, because
-//! they wait for a peer that no longer exists, are killed. With restarts left, all ranks are then started anew, from
+//! they wait for a peer that no longer exists, are killed. With restarts left, all ranks are then restarted, from
 //! the newest checkpoint if they keep any. Should the launcher itself be killed, its ranks go with it; should it be
 //! told to end (SIGTERM), they are told too and have time to write a checkpoint.
 
@@ -50,7 +50,7 @@ fn run_command(mut command: Command, world: usize, restarts: u32, told: &Told) -
         .env("TORCHELASTIC_MAX_RESTARTS", restarts.to_string())
         .stdin(Stdio::null());
     // Ranks of one machine need no other interface. c10d also logs each error that it returns, with its stack; the
-    // errors themselves are reported. Whoever sets these variables is asking for something else.
+    // errors themselves are reported. A user who sets these variables wants something else.
     for (key, value) in [("GLOO_SOCKET_IFNAME", "lo"), ("TORCH_CPP_LOG_LEVEL", "FATAL")] {
         if std::env::var_os(key).is_none() {
             command.env(key, value);

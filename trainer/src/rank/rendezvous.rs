@@ -3,11 +3,11 @@
 //! Rank 0 waits until every rank has come, so that one that never does is named, by all, rather than waited for by each in
 //! its first collective; and every rank says how many ranks it believes there are.
 //!
-//! A launcher's store may outlive its ranks: torchrun starts them anew after a failure, and when machines come or go. What
-//! is left in it must not be taken for these ranks' own. How often they were started does not tell them
+//! A launcher's store may outlive its ranks: torchrun restarts them after a failure, and when machines come or go. Keys
+//! that are left in it must not be taken for these ranks' own. How often they were started does not tell them
 //! apart: torchrun's agents count failures of their own machine, so that the counts of two machines may differ, or be
 //! the same as before. So each start gets a name of its own, by a handshake that nothing old can answer: every rank asks with a
-//! number drawn for this start, and rank 0 answers with the name until every rank has said that it has it.
+//! number drawn for this start, and rank 0 answers by the name until every rank has said that it has it.
 
 use std::thread::sleep;
 use std::time::{Duration, Instant};

@@ -2,11 +2,11 @@
 //!
 //! A rank that was told to stop cannot just do so: its peers may already be in the next step and would wait for it. So
 //! the ranks compare notes, all at the same steps, as often as costs next to nothing: every step where steps are
-//! long, every so many where they are short.
+//! long, once in many steps where they are short.
 //!
 //! Under torchrun the agent of each machine judges by its own ranks' exit codes: were all of them 0 after one machine was
 //! told to go, the job would be over for the others as well. So ranks that were not told themselves end with
-//! [`StoppedByPeer`], and their agents start them anew.
+//! [`StoppedByPeer`], and their agents restart them.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -28,7 +28,7 @@ const TOLD_APART: Duration = Duration::from_secs(2);
 /// All ranks have stopped because another one was told to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "other ranks were told to stop (SIGTERM), so all have: what is done is kept, and this rank ends to be started anew"
+    "other ranks were told to stop (SIGTERM), so all have: the steps done are kept, and this rank ends to be restarted"
 )]
 pub struct StoppedByPeer;
 

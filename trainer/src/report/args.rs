@@ -1,4 +1,4 @@
-//! The flags of what is seen of a run while it goes on.
+//! The flags for watching a run while it goes on.
 
 use std::path::{Path, PathBuf};
 

@@ -263,8 +263,8 @@ impl Report {
     }
 }
 
-/// Where an epoch's bytes came from, judged by what the store was asked for. Without a cache, what is not read anew is
-/// what the ranks' own memory still holds, or has prefetched in the epoch before.
+/// Where an epoch's bytes came from, judged by the requests to the object store. Without a cache, bytes that are not
+/// read again are in the ranks' own memory still, or were prefetched in the epoch before.
 fn source(s3_requests: u64, s3_bytes: u64, projected_bytes: u64, direct: bool) -> &'static str {
     match (s3_requests, s3_bytes) {
         (0, _) if direct => "memory",

@@ -134,7 +134,7 @@ impl Stopwatch {
 #[derive(Debug, Default)]
 pub struct Ledger {
     steps: Vec<StepTimes>,
-    /// Every so many steps are remembered, if not 0.
+    /// One step in this many is remembered.
     stride: usize,
     count: usize,
     first: StepTimes,
@@ -162,7 +162,7 @@ pub struct StepMedians {
     pub communication_ms: f64,
     /// The part of it that computation hid.
     pub overlap_ms: f64,
-    /// The parts without what is waiting for other ranks.
+    /// The parts, without the time that went into waiting for other ranks.
     #[serde(skip)]
     own: [f64; PARTS],
     /// Quartiles of what a step takes without that: of a quarter of the steps less than the first, and so on.

@@ -31,7 +31,7 @@ const ROWS_MAX: u64 = 1 << 14;
 /// Times that each candidate is run; the first of them warms up, the median of the others counts.
 const RUNS: usize = 4;
 
-/// What is tried.
+/// The training that candidates are tried on.
 #[derive(Debug, Clone)]
 struct BatchFinder<'a> {
     /// The ranks that must agree.
@@ -216,7 +216,7 @@ fn table(tried: &[Trial], world: usize, chosen: u64) -> String {
     format!("{table}\n--batch auto: {chosen} rows on each of {world} ranks, {} in all", chosen * world as u64)
 }
 
-/// So many rows, those of `sample` again and again.
+/// `rows` rows: those of `sample`, again and again.
 fn repeated(sample: &Input, rows: i64, device: Device) -> Result<Input> {
     let index = Tensor::arange(rows, (Kind::Int64, Device::Cpu)).remainder(sample.rows().max(1));
     let rows = sample.select(&index)?;

@@ -25,7 +25,7 @@ struct Score {
 /// What came out, over all ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Evaluation {
-    /// What is measured.
+    /// Which measure `value` is.
     pub metric: Metric,
     /// The measure.
     pub value: f64,

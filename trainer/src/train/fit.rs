@@ -156,7 +156,7 @@ impl<'a> Fit<'a> {
         self.trainer.as_ref()
     }
 
-    /// Evaluates after so many epochs, if there is something to evaluate on; `false` if all ranks were told to stop
+    /// Evaluates after this number of epochs, if there is a dataset to evaluate on; `false` if all ranks were told to stop
     /// meanwhile.
     fn evaluate(&mut self, epochs: u64, report: &mut Report) -> Result<bool> {
         let (Some(trainer), Some(test)) = (&self.trainer, self.test) else { return Ok(true) };
@@ -188,7 +188,7 @@ impl<'a> Fit<'a> {
         Ok(self.stop.as_ref().map_or(Ok(()), Stop::told)?)
     }
 
-    /// One pass over the training dataset, or what is left of it; `None` if all ranks stop in the middle.
+    /// One pass over the training dataset, or over the rest of it; `None` if all ranks stop in the middle.
     fn epoch(&mut self, epoch: u64) -> Result<Option<Stretch>> {
         let samples = self.train.dataset.epoch_samples();
         let (first, done) = self.run_state.first();
@@ -268,7 +268,7 @@ impl<'a> Fit<'a> {
             schedule.keep(group, &self.run_state, (epoch, tally), &state, self.trainer.as_ref())?;
         }
         if stopping {
-            // What is said at the end is what the checkpoint says: this epoch's own stretch counts.
+            // The end of the run says what the checkpoint says: this epoch's own stretch counts.
             self.run_state.epochs = self.run_state.epochs_with(group, epoch, tally)?;
         }
         Ok(stopping)

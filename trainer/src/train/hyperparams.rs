@@ -21,7 +21,7 @@ pub struct Hyperparams {
     pub schedule: Schedule,
     /// Gradients are shrunk to this norm if they are above it.
     pub clip_norm: Option<f64>,
-    /// Each step's rows take so many passes.
+    /// Passes that share the rows of a step.
     pub accumulate: u64,
     /// What the network computes in.
     pub precision: Precision,
@@ -34,7 +34,7 @@ impl Hyperparams {
         ensure!(
             own.name() == other.name(),
             "it is of --optimizer {}, but this run has --optimizer {}, to which what the first one kept means nothing: \
-             use the same, or start anew with --fresh",
+             use the same, or start over with --fresh",
             own.name(),
             other.name()
         );
@@ -44,7 +44,7 @@ impl Hyperparams {
         };
         ensure!(
             own.buffers() == other.buffers(),
-            "its optimizer kept {} for each parameter, this run's keeps {}: use the same --momentum, or start anew with \
+            "its optimizer kept {} for each parameter, this run's keeps {}: use the same --momentum, or start over with \
              --fresh",
             kept(&own),
             kept(&other)
@@ -52,7 +52,7 @@ impl Hyperparams {
         Ok(())
     }
 
-    /// What is different `now`, on one line: `schedule.lr 0.1 -> 0.05, clip_norm none -> 1.0`; `None` if nothing is.
+    /// The differences to `now`, on one line: `schedule.lr 0.1 -> 0.05, clip_norm none -> 1.0`; `None` if nothing is.
     pub fn changes(&self, now: &Self) -> Option<String> {
         let (mut own, mut other) = (Vec::new(), Vec::new());
         flat("", &serde_json::to_value(self).unwrap_or_default(), &mut own);

@@ -189,7 +189,7 @@ mod tests {
         for _ in 0..SKIPPED_MAX - 1 {
             assert!(!scaler.unscale(std::slice::from_ref(&bad)).unwrap());
         }
-        // A good one in between begins anew.
+        // A good one in between restarts the count.
         assert!(scaler.unscale(&[parameter(1.0)]).unwrap());
         for _ in 0..SKIPPED_MAX - 1 {
             assert!(!scaler.unscale(std::slice::from_ref(&bad)).unwrap());

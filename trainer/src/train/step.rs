@@ -194,7 +194,7 @@ impl Trainer {
         let (scaling, optimizer): (Vec<_>, Vec<_>) =
             state.iter().map(clone).partition(|(name, _)| Scaler::owns(name));
         self.optimizer.load_state(&optimizer).context("the optimizer's state")?;
-        // A run that goes on in another precision starts its scaling anew.
+        // A run that goes on in another precision restarts its scaling.
         if let (Some(scaler), false) = (&mut self.scaler, scaling.is_empty()) {
             scaler.load_state(&scaling)?;
         }

@@ -158,7 +158,7 @@ impl GroupHandle {
 
 impl Drop for GroupHandle {
     fn drop(&mut self) {
-        // A panic is a failure too: peers may never come to what is under way.
+        // A panic is a failure too: peers may never come to the collectives under way.
         let failed = self.failed.get() || std::thread::panicking();
         // SAFETY: made by the shim, freed here only; a reducer holds its own reference to the group.
         unsafe { fb_group_free(self.as_ptr(), failed.into()) }
@@ -179,7 +179,7 @@ impl WorkHandle {
 
 impl Drop for WorkHandle {
     fn drop(&mut self) {
-        // SAFETY: made by the shim, freed here only; what is still under way holds its own references.
+        // SAFETY: made by the shim, freed here only; a collective still under way holds its own references.
         unsafe { fb_work_free(self.0.as_ptr()) }
     }
 }

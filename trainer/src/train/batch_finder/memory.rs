@@ -1,4 +1,5 @@
-//! Main memory: what is free, for the machine and for the container that this process runs in, and what was used.
+//! Main memory: how much is free, for the machine and for the container that this process runs in, and the peak of this
+//! process.
 //!
 //! A container's limit is its control group's or that of a group above it, whichever is lower, of either version of control groups.
 
@@ -18,7 +19,7 @@ const VERSION_1: Files =
     Files { limit: "memory.limit_in_bytes", used: "memory.usage_in_bytes", cache: "total_inactive_file" };
 const VERSION_2: Files = Files { limit: "memory.max", used: "memory.current", cache: "inactive_file" };
 
-/// Half of what is free, shared by the ranks of this machine.
+/// Half of the free memory, shared by the ranks of this machine.
 pub fn default_bytes(local_world: usize) -> u64 {
     let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let machine = number(&text, "MemAvailable:").unwrap_or(2 << 20) * 1024;

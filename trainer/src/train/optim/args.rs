@@ -40,7 +40,7 @@ pub struct OptimArgs {
     /// Shrink gradients whose norm, over all parameters, is above this
     #[arg(long, value_name = "X")]
     pub clip_norm: Option<f64>,
-    /// Share each rank's rows of a step out to so many passes, one after the other: memory of one, gradient of all
+    /// Share each rank's rows of a step out to K passes, one after the other: memory of one, gradient of all
     #[arg(long, value_name = "K", default_value_t = 1)]
     pub accumulate: u64,
 }
@@ -106,7 +106,7 @@ impl OptimArgs {
         self.lr.unwrap_or(if self.optimizer == OptimizerName::Sgd { 0.1 } else { 1e-3 })
     }
 
-    /// The learning rates of a run of so many steps.
+    /// The learning rates of a run of `steps` steps.
     pub fn schedule(&self, steps: u64) -> Schedule {
         Schedule { lr: self.lr(), shape: self.schedule, warmup_steps: self.warmup_steps, steps }
     }

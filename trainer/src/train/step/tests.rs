@@ -108,7 +108,7 @@ fn passes_of_any_number_give_the_step_of_all_rows() {
     }
 }
 
-/// Runs `rank` on so many ranks, each a thread with a group of its own.
+/// Runs `rank` on `world` ranks, each a thread with a group of its own.
 fn on_ranks<R: Send + 'static>(
     world: usize,
     rank: impl Fn(ProcessGroup) -> R + Send + Sync + 'static,
@@ -268,7 +268,7 @@ fn a_step_is_counted_without_a_gap() {
     assert!(all.iter().any(gapless), "{all:?}");
 }
 
-/// A network whose forward pass takes longer by what is told.
+/// A network whose forward pass takes longer by a time that it is told.
 #[derive(Debug)]
 struct Slow {
     model: Box<dyn Model>,
@@ -348,7 +348,7 @@ fn epochs_of(
 /// What both ranks take for a step: much, beside what a busy machine adds by chance.
 const BOTH_MS: u64 = 50;
 
-/// For what a busy machine can spoil: it must go well once, and has so many runs for that.
+/// For what a busy machine can spoil: it must go well once in several runs.
 fn any_of(runs: usize, run: impl Fn()) {
     let well = |_| std::panic::catch_unwind(std::panic::AssertUnwindSafe(&run)).is_ok();
     assert!((0..runs).any(well), "none of {runs} runs went well");
