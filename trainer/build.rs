@@ -1,4 +1,5 @@
-//! Gives the binary a run path to libtorch, so that it runs without `LD_LIBRARY_PATH` (which still overrides it).
+//! Gives the binary a run path to libtorch, so that it runs without `LD_LIBRARY_PATH` (which still overrides
+//! it).
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");

@@ -1,6 +1,7 @@
-//! Checks `$LIBTORCH` and CUDA's headers, then compiles the plugin's C++. No GPU and no CUDA toolkit are needed: the
-//! headers come from small wheels (`scripts/setup.sh nccl`), nccl.h is in `vendor/`, and of cuBLAS, cuSPARSE and
-//! cuSOLVER, whose wheels are big, libtorch's headers want only names of types, which `stubs/` declares.
+//! Checks `$LIBTORCH` and CUDA's headers, then compiles the plugin's C++. No GPU and no CUDA toolkit are
+//! needed: the headers come from small wheels (`scripts/setup.sh nccl`), nccl.h is in `vendor/`, and of
+//! cuBLAS, cuSPARSE and cuSOLVER, whose wheels are big, libtorch's headers want only names of types, which
+//! `stubs/` declares.
 
 use std::path::{Path, PathBuf};
 

@@ -1,7 +1,7 @@
 //! Checks `$LIBTORCH`, then compiles the C++ shim against it.
 //!
-//! Nothing here waits for torch-sys (this crate does not depend on it directly), so a missing or wrong libtorch is
-//! reported within a second, in one line, before torch-sys has got far with its own compilation.
+//! Nothing here waits for torch-sys (this crate does not depend on it directly), so a missing or wrong
+//! libtorch is reported within a second, in one line, before torch-sys has got far with its own compilation.
 
 use std::path::Path;
 
@@ -27,8 +27,8 @@ fn main() {
     println!("cargo::rustc-link-search=native={}", lib.display());
     println!("cargo::rustc-link-lib=torch_cpu");
     println!("cargo::rustc-link-lib=c10");
-    // The run path of this crate's own tests. A binary that depends on the crate prints the same line from its
-    // build script, with the folder that it finds in DEP_FOREBAY_C10D_LIBTORCH_LIB.
+    // The run path of this crate's own tests. A binary that depends on the crate prints the same line from
+    // its build script, with the folder that it finds in DEP_FOREBAY_C10D_LIBTORCH_LIB.
     println!("cargo::rustc-link-arg=-Wl,-rpath,{}", lib.display());
     println!("cargo::metadata=libtorch_lib={}", lib.display());
 }

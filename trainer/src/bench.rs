@@ -1,8 +1,8 @@
-//! `forebay-train bench`: the same training four ways, timed: from an empty cache, from a full one, in new processes on
-//! a full one, and without a cache.
+//! `forebay-train bench`: the same training four ways, timed: from an empty cache, from a full one, in new
+//! processes on a full one, and without a cache.
 //!
-//! Each way is a run of this program with the flags that were given, so the times are those that a user gets. It leaves one
-//! table, one page with a chart, and a report of rows.
+//! Each way is a run of this program with the flags that were given, so the times are those that a user gets.
+//! It leaves one table, one page with a chart, and a report of rows.
 
 mod page;
 
@@ -93,7 +93,6 @@ const SOURCE: [(&str, bool); 9] = [
 /// Flags of the cache.
 const CACHE: [(&str, bool); 2] = [("--endpoint", true), ("--zone", true)];
 
-/// Runs it.
 pub fn run(args: &BenchArgs) -> Result<()> {
     ensure!(
         args.settings.batch != AUTO_BATCH,

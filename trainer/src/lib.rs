@@ -1,9 +1,10 @@
-//! `forebay-train`: trains a model on a dataset that the cache (or, with `--direct`, the store itself) streams to it,
-//! on one or many ranks kept together by PyTorch's own DDP.
+//! `forebay-train`: trains a model on a dataset that the cache (or, with `--direct`, the store itself)
+//! streams to it, on one or many ranks kept together by PyTorch's own DDP.
 //!
-//! Started plainly, the process is the launcher: it starts `--nproc` copies of itself, one per rank, and waits. A
-//! process with torchrun's variables in its environment (the launcher's copies have them) is one rank. Whatever goes
-//! wrong ends all ranks within seconds, with one line on stderr and an exit code other than 0.
+//! Started plainly, the process is the launcher: it starts `--nproc` copies of itself, one per rank, and
+//! waits. A process with torchrun's variables in its environment (the launcher's copies have them) is one
+//! rank. Whatever goes wrong ends all ranks within seconds, with one line on stderr and an exit code other
+//! than 0.
 //!
 //! * [`settings`]: the flags, checked.
 //! * [`rank`]: one process: which rank it is, how it meets the others, how it ends.
@@ -41,11 +42,11 @@ struct CommandLine {
     #[command(flatten)]
     settings: Settings,
     #[command(subcommand)]
-    command: Option<Task>,
+    command: Option<CommandName>,
 }
 
 #[derive(Debug, Subcommand)]
-enum Task {
+enum CommandName {
     Bench(Box<BenchArgs>),
 }
 
@@ -58,7 +59,7 @@ pub fn main() -> ExitCode {
         )
         .with_writer(std::io::stderr)
         .init();
-    if let Some(Task::Bench(args)) = command {
+    if let Some(CommandName::Bench(args)) = command {
         return failure::end_launcher(bench::run(&args));
     }
     match RankEnv::from_env() {

@@ -1,8 +1,8 @@
 //! The models, behind one trait: what a step, an evaluation and a checkpoint need to know of any of them.
 //!
-//! A model is made from [`ModelSettings`], which are plain data: they are kept in checkpoints, and equal settings mean
-//! the same tensors. [`resolve`] makes them from the flags and a dataset's schema, together with the columns that the
-//! model takes; it is where a model and a dataset that do not fit are refused.
+//! A model is made from [`ModelSettings`], which are plain data: they are kept in checkpoints, and equal
+//! settings mean the same tensors. [`resolve`] makes them from the flags and a dataset's schema, together
+//! with the columns that the model takes; it is where a model and a dataset that do not fit are refused.
 //!
 //! Parameters start from the seed, alike on every rank and on every device: they are drawn on the CPU.
 //!
@@ -40,13 +40,15 @@ pub trait Model: Debug {
     /// Where its parameters and buffers live.
     fn vars(&self) -> &VarStore;
 
-    /// The network's output for a batch. `training` turns on what differs then: batch statistics, dropout.
+    /// The network's output for a batch of `B` rows: logits `[B, classes]` of images (`[B, 784]` bytes for
+    /// the convnet, `[B, C, H, W]` bytes for the ResNets) or of features `[B, F]`; numbers `[B, 1]` for a
+    /// regression; logits `[B, T, vocab]` of tokens `[B, T + 1]`. `training` turns on batch statistics.
     fn forward(&self, input: &Input, training: bool) -> Result<Tensor>;
 
-    /// The loss of each row, `[rows]`, from the output of [`Model::forward`].
+    /// The loss of each row, `[B]`, from the output of [`Model::forward`].
     fn row_losses(&self, output: &Tensor, input: &Input) -> Result<Tensor>;
 
-    /// What the evaluation averages, `[rows]`, from the output of [`Model::forward`].
+    /// The score of each row that the evaluation averages, `[B]`, from the output of [`Model::forward`].
     fn row_scores(&self, output: &Tensor, input: &Input) -> Result<Tensor>;
 
     /// What that average means.
@@ -139,8 +141,8 @@ impl ModelSettings {
     }
 }
 
-/// The model that the flags ask for on a dataset of this schema, and what it takes of it. The error names the shape
-/// that the dataset has and the one that the model takes.
+/// The model that the flags ask for on a dataset of this schema, and what it takes of it. The error names the
+/// shape that the dataset has and the one that the model takes.
 pub fn resolve(args: &ModelArgs, schema: &Schema, uri: &str) -> Result<(ModelSettings, Columns)> {
     match args.model {
         ModelName::Convnet => {
@@ -155,8 +157,8 @@ pub fn resolve(args: &ModelArgs, schema: &Schema, uri: &str) -> Result<(ModelSet
     }
 }
 
-/// Runs `f`, whose random numbers follow from `seed`. libtorch has one generator for all threads of the process, so
-/// only one at a time may draw from a seed.
+/// Runs `f`, whose random numbers follow from `seed`. libtorch has one generator for all threads of the
+/// process, so only one at a time may draw from a seed.
 pub(crate) fn seeded<R>(seed: u64, f: impl FnOnce() -> R) -> R {
     static DRAWING: Mutex<()> = Mutex::new(());
     let _drawing = DRAWING.lock();
@@ -186,7 +188,8 @@ pub fn buffers(vars: &VarStore) -> Vec<NamedTensor> {
     buffers
 }
 
-/// FNV-1a over the bits of all parameters: equal on two ranks exactly when their parameters are (up to chance).
+/// FNV-1a over the bits of all parameters: equal on two ranks exactly when their parameters are (up to
+/// chance).
 pub fn parameter_hash(vars: &VarStore) -> u64 {
     let mut hash = 0xcbf2_9ce4_8422_2325;
     for parameter in vars.trainable_variables() {
@@ -200,12 +203,12 @@ pub fn parameter_hash(vars: &VarStore) -> u64 {
     hash
 }
 
-/// The cross entropy of each row, `[rows]`, for logits `[rows, classes]` and labels `[rows]`.
+/// The cross entropy of each row, `[B]`, for logits `[B, classes]` and labels `[B]`.
 fn cross_entropies(logits: &Tensor, labels: &Tensor) -> Result<Tensor> {
     Ok(logits.f_cross_entropy_loss::<Tensor>(labels, None, tch::Reduction::None, -100, 0.0)?)
 }
 
-/// 1 for each row whose largest logit is its label's, else 0.
+/// `[B]`: 1 for each row whose largest of the logits `[B, classes]` is its label's `[B]`, else 0.
 fn hits(logits: &Tensor, labels: &Tensor) -> Result<Tensor> {
     Ok(logits.f_argmax(-1, false)?.f_eq_tensor(labels)?.to_kind(Kind::Float))
 }

@@ -1,7 +1,7 @@
 //! What people and programs see of a run.
 //!
-//! * [`observer`]: what people see while it goes on: [`progress`], the line on the terminal, and [`events`], for
-//!   TensorBoard. [`args`]: the flags.
+//! * [`observer`]: what people see while it goes on: [`progress`], the line on the terminal, and [`events`],
+//!   for TensorBoard. [`args`]: the flags.
 //! * [`timing`]: where the time of a step goes. [`epoch_stats`]: what an epoch cost. [`summary`]: the report.
 
 pub(crate) mod args;

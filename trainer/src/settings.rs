@@ -60,11 +60,12 @@ pub struct Settings {
     /// Passes over the training dataset
     #[arg(long, value_name = "N", default_value_t = 3)]
     pub epochs: u64,
-    /// Samples per step over all ranks together, a multiple of the number of ranks; or auto: the fastest power of two
-    /// per rank that fits into the memory
+    /// Samples per step over all ranks together, a multiple of the number of ranks; or auto: the fastest
+    /// power of two per rank that fits into the memory
     #[arg(long, value_name = "G", default_value_t = 128, value_parser = batch)]
     pub batch: u64,
-    /// With --batch auto on the CPU: the memory that each rank may take [default: its share of half of the free memory]
+    /// With --batch auto on the CPU: the memory that each rank may take [default: its share of half of the
+    /// free memory]
     #[arg(long, value_name = "SIZE", value_parser = forebay_proto::units::bytes)]
     pub batch_memory: Option<u64>,
     /// Seed of the order of samples and of the parameters
@@ -76,8 +77,9 @@ pub struct Settings {
     /// Keep file order, or shuffle all rows uniformly
     #[arg(long, value_name = "HOW")]
     pub shuffle: Option<ShuffleAll>,
-    /// Bytes of batches that each rank reads ahead, e.g. 64MB [default: 256MiB]; half of them are for inputs made of the
-    /// batches where that is work (images, GPUs); each of its streams holds no more than that on the way
+    /// Bytes of batches that each rank reads ahead, e.g. 64MB [default: 256MiB]; half of them are for inputs
+    /// made of the batches where that is work (images, GPUs); each of its streams holds no more than that on
+    /// the way
     #[arg(long, value_name = "BYTES", value_parser = forebay_proto::units::bytes)]
     pub prefetch_bytes: Option<u64>,
 
@@ -93,8 +95,9 @@ pub struct Settings {
     /// Give up on a peer that stays silent for so long, in seconds
     #[arg(long, value_name = "S", default_value_t = 300, value_parser = value_parser!(u64).range(1..=SECONDS_MAX))]
     pub peer_timeout_s: u64,
-    /// End the run when a peer has given no sign of life for so long, in seconds; 0 leaves it to the connections to it,
-    /// which a machine that freezes or vanishes does not break [default: 5 with GPUs, 30 with CPUs]
+    /// End the run when a peer has given no sign of life for so long, in seconds; 0 leaves it to the
+    /// connections to it, which a machine that freezes or vanishes does not break [default: 5 with GPUs, 30
+    /// with CPUs]
     #[arg(long, value_name = "S", value_parser = value_parser!(u64).range(..=SECONDS_MAX))]
     pub peer_silence_s: Option<u64>,
     /// Read all batches, but train nothing: the loader alone
@@ -142,7 +145,8 @@ const MS_MAX: f64 = 3_600_000.0;
 /// Segments mixed unless told otherwise: enough for training, while a rank holds four segments' rows at most.
 const WINDOW: u32 = 4;
 
-/// `--batch auto`, which [`crate::train::batch_finder`] replaces before the training begins. No batch has as many rows.
+/// `--batch auto`, which [`crate::train::batch_finder`] replaces before the training begins. No batch has as
+/// many rows.
 pub const AUTO_BATCH: u64 = u64::MAX;
 
 impl Settings {
@@ -187,7 +191,8 @@ impl Settings {
             );
         }
         self.gradients.check()?;
-        // c10d's Reducer then leaves out what the passes before the first synchronised one have counted: ranks part.
+        // c10d's Reducer then leaves out what the passes before the first synchronised one have counted:
+        // ranks part.
         ensure!(
             !self.gradients.static_graph || self.optim.accumulate == 1,
             "--static-graph does not go with --accumulate: every pass must be one in which gradients travel"

@@ -1,7 +1,9 @@
 //! The training: the loop, the step, and the settings of both.
 //!
-//! * [`run`]: one rank from its start to its report. [`data`]: the datasets, opened. [`fit`]: the loop over epochs and steps. [`step`]: forward, backward, optimizer. [`evaluate`]: a model's quality.
-//! * [`hyperparams`]: how a run learns: [`optim`], [`schedule`], [`precision`]. [`gradients`]: how gradients travel.
+//! * [`run`]: one rank from its start to its report. [`data`]: the datasets, opened. [`fit`]: the loop over
+//!   epochs and steps. [`step`]: forward, backward, optimizer. [`evaluate`]: a model's quality.
+//! * [`hyperparams`]: how a run learns: [`optim`], [`schedule`], [`precision`]. [`gradients`]: how gradients
+//!   travel.
 //! * [`batch_finder`]: `--batch auto`. [`bad_step`]: the samples of a step whose loss is no number.
 //! * [`run_state`]: how far a run has come, over all its restarts.
 

@@ -1,5 +1,5 @@
-//! The trainer under torchrun's agents, imitated: they serve the store, which outlives the ranks, and restart the ranks
-//! when one has ended by an error, or when a machine has left.
+//! The trainer under torchrun's agents, imitated: they serve the store, which outlives the ranks, and restart
+//! the ranks when one has ended by an error, or when a machine has left.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};

@@ -171,7 +171,8 @@ fn a_run_of_one_step_leaves_a_trace_and_a_run_of_none_says_why_not() {
     let named =
         |name: &str| events.iter().filter(|event| event["ph"] == "X" && event["name"] == name).count();
     assert_eq!((named("forward"), named("optimizer")), (1, 1));
-    // The copy for the checkpoint is made by the same thread; the end of the run waits for the one that writes it.
+    // The copy for the checkpoint is made by the same thread; the end of the run waits for the one that
+    // writes it.
     assert_eq!((named("snapshot"), named("write checkpoint")), (1, 1));
     std::fs::remove_file(&trace).unwrap();
     let said = train(&flags);

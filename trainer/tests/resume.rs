@@ -1,6 +1,7 @@
 //! Checkpoints of the real trainer: killed, stopped and resumed runs end as undisturbed ones do.
 //!
-//! MNIST's smaller split (10,000 samples), read without a cache; what needs one is tested in `tests/tests/e2e`.
+//! MNIST's smaller split (10,000 samples), read without a cache; what needs one is tested in
+//! `tests/tests/e2e`.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};

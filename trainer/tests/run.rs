@@ -189,8 +189,8 @@ fn signal(pid: u32, signal: Signal) {
     kill_process(pid, signal).unwrap();
 }
 
-/// One that nobody is given who asks for any: those are higher ones. It is not bound to find out: another thread's child
-/// could have inherited the socket.
+/// One that nobody is given who asks for any: those are higher ones. It is not bound to find out: another
+/// thread's child could have inherited the socket.
 fn free_port() -> String {
     static TAKEN: AtomicU16 = AtomicU16::new(0);
     let first = 10_000 + (std::process::id() % 300) as u16 * 16;

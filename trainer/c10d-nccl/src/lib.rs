@@ -1,11 +1,12 @@
 //! The plugin that `forebay-c10d` opens by `dlopen` when a run asks for a GPU. It does two things.
 //!
 //! * Its need for `libtorch_cuda.so` brings PyTorch's CUDA kernels into the process. The program itself links
-//!   `libtorch_cpu.so` alone, so it runs where there is no CUDA; until the plugin is open, libtorch knows no GPU.
+//!   `libtorch_cpu.so` alone, so it runs where there is no CUDA; until the plugin is open, libtorch knows no
+//!   GPU.
 //! * It adds the NCCL backend (`c10d::ProcessGroupNCCL`) to a group that the program has made.
 //!
-//! The work is C++, in `shim/nccl.cpp`; a cdylib exports Rust's functions only, so they are forwarded here. The
-//! interface is `trainer/c10d/shim/plugin.h`, and its number is checked when the plugin is opened.
+//! The work is C++, in `shim/nccl.cpp`; a cdylib exports Rust's functions only, so they are forwarded here.
+//! The interface is `trainer/c10d/shim/plugin.h`, and its number is checked when the plugin is opened.
 
 use std::ffi::{c_char, c_int, c_void};
 

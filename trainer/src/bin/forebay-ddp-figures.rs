@@ -1,10 +1,11 @@
-//! `forebay-ddp-figures FOLDER`: what `make bench-train` reports of DDP, measured on two ranks over Gloo, into
-//! `FOLDER/train-ddp.json`.
+//! `forebay-ddp-figures FOLDER`: what `make bench-train` reports of DDP, measured on two ranks over Gloo,
+//! into `FOLDER/train-ddp.json`.
 //!
-//! * `comm_overlap_share`: of the time that gradients of a model of 11.5 million parameters travel, the share during
-//!   which the backward pass still computes; c10d's own logger measured it, over the passes after the first ten.
-//! * `accumulation_worst_difference`: gradients of k micro-steps (`no_sync`) against those of the whole batch at once,
-//!   the largest difference relative to the largest gradient, for k = 2, 4 and 8.
+//! * `comm_overlap_share`: of the time that gradients of a model of 11.5 million parameters travel, the share
+//!   during which the backward pass still computes; c10d's own logger measured it, over the passes after the
+//!   first ten.
+//! * `accumulation_worst_difference`: gradients of k micro-steps (`no_sync`) against those of the whole batch
+//!   at once, the largest difference relative to the largest gradient, for k = 2, 4 and 8.
 
 use std::path::Path;
 use std::process::{Command, ExitCode, Stdio};

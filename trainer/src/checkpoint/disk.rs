@@ -1,8 +1,8 @@
 //! One checkpoint on disk: written so that it is there whole or not at all, read so that damage shows.
 //!
-//! The files are written into a directory of another name, each flushed to the disk, then that directory, which is then
-//! renamed, then its parent is flushed. A crash at any moment leaves at most a directory that nobody takes for a
-//! checkpoint.
+//! The files are written into a directory of another name, each flushed to the disk, then that directory,
+//! which is then renamed, then its parent is flushed. A crash at any moment leaves at most a directory that
+//! nobody takes for a checkpoint.
 
 use std::fs::{self, File};
 use std::io::Read;
@@ -14,7 +14,8 @@ use tch::{TchError, Tensor};
 use xxhash_rust::xxh3::{Xxh3, xxh3_128};
 
 use super::meta::FORMAT;
-use super::{Checkpoint, Meta, NamedTensors};
+use super::meta::Meta;
+use super::state::{Checkpoint, NamedTensors};
 
 /// Directories that are being written begin so.
 pub(super) const UNFINISHED: &str = ".writing-";
@@ -36,8 +37,8 @@ pub enum Damage {
 }
 
 impl Damage {
-    /// Of a failure on the way to its bytes: a file that is gone or no file is damage, but one that the disk, or a server
-    /// behind it, does not give now may be as good as ever.
+    /// Of a failure on the way to its bytes: a file that is gone or no file is damage, but one that the disk,
+    /// or a server behind it, does not give now may be as good as ever.
     fn of(error: anyhow::Error) -> Self {
         use std::io::ErrorKind::{InvalidData, IsADirectory, NotADirectory, NotFound};
         let io = error.chain().find_map(|cause| match cause.downcast_ref::<TchError>() {
@@ -51,8 +52,8 @@ impl Damage {
     }
 }
 
-/// Writes a checkpoint into `folder`; gives its directory. Weights that are not finite are an error: the loss shows it a
-/// step later only, and a run that went on from them would fail for ever.
+/// Writes a checkpoint into `folder`; gives its directory. Weights that are not finite are an error: the loss
+/// shows it a step later only, and a run that went on from them would fail for ever.
 pub fn write(folder: &Path, checkpoint: &Checkpoint) -> Result<PathBuf> {
     let _span = BackgroundSpan::new("write checkpoint");
     for (name, tensor) in &checkpoint.weights {

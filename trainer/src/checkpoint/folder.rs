@@ -8,12 +8,13 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 
 use super::disk::{self, Damage, UNFINISHED};
-use super::{Checkpoint, Identity};
+use super::meta::Identity;
+use super::state::Checkpoint;
 
 /// Held by the run that has the directory.
 const LOCK: &str = ".lock";
-/// Names the processes that have started the ranks of the run whose checkpoints these are, a line each. After a restart one
-/// of them is still there, whatever became of the others: the run is the same.
+/// Names the processes that have started the ranks of the run whose checkpoints these are, a line each. After
+/// a restart one of them is still there, whatever became of the others: the run is the same.
 const AGENTS: &str = ".agents";
 /// A run that was killed a moment ago may still hold it, until the kernel is done with what it was writing.
 const DYING: Duration = Duration::from_secs(10);
@@ -56,7 +57,6 @@ impl Folder {
         Ok(folder)
     }
 
-    /// Where it is.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -74,9 +74,9 @@ impl Folder {
         Ok(steps)
     }
 
-    /// The newest checkpoint that is whole; `None` if there is none at all. Damaged ones are passed over with a
-    /// warning; it is an error if all are damaged, if one cannot be read now, or if the newest whole one does not belong
-    /// to this run.
+    /// The newest checkpoint that is whole; `None` if there is none at all. Damaged ones are passed over with
+    /// a warning; it is an error if all are damaged, if one cannot be read now, or if the newest whole one
+    /// does not belong to this run.
     pub fn newest(&self, run: &Identity) -> Result<Option<Checkpoint>> {
         let steps = self.steps()?;
         for step in &steps {
@@ -137,7 +137,8 @@ impl Folder {
         }
     }
 
-    /// Moves the checkpoints that there are out of the way, into a directory beside them; gives it if there were any.
+    /// Moves the checkpoints that there are out of the way, into a directory beside them; gives it if there
+    /// were any.
     pub fn set_aside(&self) -> Result<Option<PathBuf>> {
         let steps = self.steps()?;
         if steps.is_empty() {

@@ -63,7 +63,6 @@ pub struct EpochSeen {
     pub epoch: u64,
     /// Samples, padding apart.
     pub samples: u64,
-    /// Steps.
     pub steps: u64,
     /// The order digest of those samples, in hex.
     pub order_digest: String,
@@ -82,7 +81,6 @@ impl EpochSeen {
         epochs.iter().find(|seen| seen.epoch == epoch).cloned().unwrap_or_else(|| Self::none(epoch))
     }
 
-    /// The digest.
     pub fn digest(&self) -> Result<OrderDigest> {
         Ok(self.order_digest.parse()?)
     }

@@ -26,9 +26,9 @@ pub struct CheckpointSchedule {
 }
 
 impl CheckpointSchedule {
-    /// Takes the directory that the flags name, and gives every rank the checkpoint to go on from, if there is one;
-    /// `None` without a directory. Later checkpoints are of a run of this identity that learns by `hyperparams`.
-    /// Collective.
+    /// Takes the directory that the flags name, and gives every rank the checkpoint to go on from, if there
+    /// is one; `None` without a directory. Later checkpoints are of a run of this identity that learns by
+    /// `hyperparams`. Collective.
     pub fn open(
         session: &Session,
         identity: Identity,
@@ -124,8 +124,8 @@ impl CheckpointSchedule {
         writer.begin(Checkpoint { meta, weights, training })
     }
 
-    /// Waits until what was begun is on disk; gives its directory, on rank 0. Collective: the disk may take longer than
-    /// ranks wait for each other in what comes next.
+    /// Waits until what was begun is on disk; gives its directory, on rank 0. Collective: the disk may take
+    /// longer than ranks wait for each other in what comes next.
     pub fn finish(&mut self, group: &ProcessGroup) -> Result<Option<PathBuf>> {
         let written = group.only(0, || self.writer.as_mut().map_or(Ok(None), Writer::finish))?;
         Ok(written.transpose()?.flatten())

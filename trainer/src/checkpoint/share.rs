@@ -5,19 +5,20 @@ use forebay_c10d::ProcessGroup;
 use serde::{Deserialize, Serialize};
 use tch::{Device, Kind, Tensor};
 
-use super::{Checkpoint, Meta, NamedTensors};
+use super::meta::Meta;
+use super::state::{Checkpoint, NamedTensors};
 
 /// What travels ahead of the tensors.
 #[derive(Serialize, Deserialize)]
 struct Head {
     meta: Meta,
-    weights: Vec<Shape>,
-    training: Vec<Shape>,
+    weights: Vec<TensorShape>,
+    training: Vec<TensorShape>,
 }
 
 /// A tensor's name, kind and sizes.
 #[derive(Serialize, Deserialize)]
-struct Shape(String, String, Vec<i64>);
+struct TensorShape(String, String, Vec<i64>);
 
 /// The kinds that a checkpoint's files can hold.
 const KINDS: [Kind; 10] = [
@@ -68,9 +69,9 @@ pub fn share(group: &ProcessGroup, own: Option<Checkpoint>) -> Result<Option<Che
     }))
 }
 
-fn shapes(tensors: &NamedTensors) -> Vec<Shape> {
+fn shapes(tensors: &NamedTensors) -> Vec<TensorShape> {
     let shape = |(name, tensor): &(String, Tensor)| {
-        Shape(name.clone(), format!("{:?}", tensor.kind()), tensor.size())
+        TensorShape(name.clone(), format!("{:?}", tensor.kind()), tensor.size())
     };
     tensors.iter().map(shape).collect()
 }
@@ -80,9 +81,9 @@ fn empty(bytes: i64) -> Tensor {
 }
 
 /// Tensors travel as bytes, for gloo does not know every kind.
-fn tensors(group: &ProcessGroup, shapes: &[Shape], own: Option<NamedTensors>) -> Result<NamedTensors> {
+fn tensors(group: &ProcessGroup, shapes: &[TensorShape], own: Option<NamedTensors>) -> Result<NamedTensors> {
     let mut all = Vec::with_capacity(shapes.len());
-    for (at, Shape(name, kind, sizes)) in shapes.iter().enumerate() {
+    for (at, TensorShape(name, kind, sizes)) in shapes.iter().enumerate() {
         let known = KINDS.into_iter().find(|known| format!("{known:?}") == *kind);
         let kind = known.with_context(|| format!("`{name}` is of the unknown kind {kind}"))?;
         let elements: i64 = sizes.iter().product();

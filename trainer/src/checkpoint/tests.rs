@@ -9,6 +9,7 @@ use forebay_proto::state::LoaderState;
 use tch::Kind;
 
 use super::disk::{Damage, read, write};
+use super::state::NamedTensors;
 use super::*;
 use crate::train::hyperparams::Hyperparams;
 use crate::train::optim::OptimizerSettings;

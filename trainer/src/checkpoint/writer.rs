@@ -6,7 +6,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 
-use super::{Checkpoint, Folder, disk};
+use super::disk;
+use super::folder::Folder;
+use super::state::Checkpoint;
 
 /// Rank 0's writer.
 #[derive(Debug)]
@@ -23,8 +25,8 @@ impl Writer {
         Self { folder, keep, under_way: None, waited: Duration::ZERO }
     }
 
-    /// Begins to write; waits for the one before it, whose error is this call's. The checkpoint's tensors must be
-    /// copies that the training does not change.
+    /// Begins to write; waits for the one before it, whose error is this call's. The checkpoint's tensors
+    /// must be copies that the training does not change.
     pub fn begin(&mut self, checkpoint: Checkpoint) -> Result<()> {
         self.finish()?;
         let (path, keep) = (self.folder.path().to_owned(), self.keep);

@@ -1,8 +1,9 @@
 //! Inputs made ahead of the step that takes them.
 //!
-//! A thread takes the loader's batches and makes inputs of them (decoding and varying images, staging them for a GPU), so that
-//! the training waits only where that is slower than the training itself. Inputs that are ready and not yet taken are bounded in
-//! bytes. Each item carries the loader's state after it, for a checkpoint must not skip what was made but not trained.
+//! A thread takes the loader's batches and makes inputs of them (decoding and varying images, staging them
+//! for a GPU), so that the training waits only where that is slower than the training itself. Inputs that are
+//! ready and not yet taken are bounded in bytes. Each item carries the loader's state after it, for a
+//! checkpoint must not skip what was made but not trained.
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::VecDeque;
@@ -16,7 +17,7 @@ use forebay_client::{Batch, Event, Loader};
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
 
-use super::Input;
+use super::rows::Input;
 
 /// A batch or an epoch's end, the input of the batch, and the loader's state after it.
 #[derive(Debug)]
@@ -57,8 +58,8 @@ struct Queue {
 }
 
 impl Ahead {
-    /// Starts to work; `make` makes the input of a batch. The ready inputs have at most `ready_bytes` with their
-    /// batches, or are a single one.
+    /// Starts to work; `make` makes the input of a batch. The ready inputs have at most `ready_bytes` with
+    /// their batches, or are a single one.
     pub fn start(
         runtime: &Handle,
         loader: Loader,

@@ -1,5 +1,5 @@
-//! What part of an image the model sees: a pure function of (seed, epoch, sample), so the same pixels come whatever
-//! thread works on it, on any number of ranks, and after a resume.
+//! What part of an image the model sees: a pure function of (seed, epoch, sample), so the same pixels come
+//! whatever thread works on it, on any number of ranks, and after a resume.
 
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -10,7 +10,6 @@ use super::image::Augment;
 pub struct Key {
     /// The run's seed.
     pub seed: u64,
-    /// The epoch.
     pub epoch: u64,
     /// The sample's number in the dataset.
     pub sample: u64,

@@ -1,10 +1,10 @@
 //! Which columns a model takes, and whether a dataset has them in the right shape.
 
-use anyhow::{Result, bail, ensure};
+use anyhow::{Result, bail};
 use arrow::datatypes::{DataType, Schema};
 
-use super::Role;
-use super::image::{ImageSettings, Source};
+use super::image::{ImageSettings, ImageSource};
+use super::schema::{Role, is_number, kind_of, numbers, shape};
 
 /// The columns that a model takes, in a fixed order.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -25,7 +25,7 @@ pub(super) struct Wanted {
 /// What a column must hold.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Takes {
-    /// `FixedSizeList<UInt8>[length]`: the tensor `[rows, length]` is the loader's own memory.
+    /// `FixedSizeList<UInt8>[length]`: the tensor `[B, length]` is the loader's own memory.
     Bytes {
         /// Bytes of a row.
         length: i64,
@@ -34,19 +34,19 @@ pub enum Takes {
         /// The same shape in other words.
         also: &'static str,
     },
-    /// An integer from 0 to below `classes`: the tensor is `[rows]` of 64-bit integers.
+    /// An integer from 0 to below `classes`: the tensor is `[B]` of 64-bit integers.
     Class {
         /// The number of classes.
         classes: i64,
     },
-    /// Images of any kind that its settings name: the tensor is `[rows, channels, size, size]` of bytes.
+    /// Images of any kind that its settings name: the tensor is `[B, C, H, W]` of bytes.
     Image(ImageSettings),
-    /// A number: the tensor is `[rows]` of 32-bit floats.
+    /// A number: the tensor is `[B]` of 32-bit floats.
     Number,
-    /// A number, or a list of numbers of a fixed length. Several such columns are one tensor, `[rows, numbers]` of
+    /// A number, or a list of numbers of a fixed length. Several such columns are one tensor, `[B, F]` of
     /// 32-bit floats.
     Numbers,
-    /// Integers from 0 to below `vocab` in a list of a fixed length: the tensor is `[rows, length]`.
+    /// Integers from 0 to below `vocab` in a list of a fixed length: the tensor is `[B, length]`.
     Tokens {
         /// Tokens of a row.
         length: i64,
@@ -62,7 +62,6 @@ impl Columns {
         self
     }
 
-    /// Their names.
     pub fn names(&self) -> Vec<String> {
         self.wanted.iter().map(|wanted| wanted.name.clone()).collect()
     }
@@ -99,8 +98,8 @@ impl Takes {
             }
             Self::Image(image) => {
                 let fits = match (kind, image.source) {
-                    (DataType::Binary | DataType::LargeBinary, Source::Encoded) => true,
-                    (DataType::FixedSizeList(item, size), Source::Raw(raw)) => {
+                    (DataType::Binary | DataType::LargeBinary, ImageSource::Encoded) => true,
+                    (DataType::FixedSizeList(item, size), ImageSource::Raw(raw)) => {
                         *item.data_type() == DataType::UInt8 && i64::from(*size) == raw.bytes()
                     }
                     _ => false,
@@ -124,40 +123,6 @@ impl Takes {
                 })
             }
         }
-    }
-}
-
-fn is_number(kind: &DataType) -> bool {
-    kind.is_integer() || kind.is_floating() || *kind == DataType::Boolean
-}
-
-/// How many numbers a row of such a column holds.
-pub fn numbers(kind: &DataType) -> Option<i64> {
-    match kind {
-        DataType::FixedSizeList(item, length) if is_number(item.data_type()) => Some(i64::from(*length)),
-        kind => is_number(kind).then_some(1),
-    }
-}
-
-/// The type of a column; the error names the columns that there are.
-pub fn kind_of<'a>(schema: &'a Schema, name: &str, uri: &str) -> Result<&'a DataType> {
-    let found = schema.field_with_name(name).ok().map(|field| field.data_type());
-    ensure!(found.is_some(), "{uri} has no column `{name}`: there are {}", names(schema));
-    Ok(found.unwrap_or(&DataType::Null))
-}
-
-fn names(schema: &Schema) -> String {
-    schema.fields().iter().map(|field| field.name().as_str()).collect::<Vec<_>>().join(", ")
-}
-
-/// A column's type as a reader of shapes says it: `UInt8[784]`.
-pub fn shape(kind: &DataType) -> String {
-    match kind {
-        DataType::FixedSizeList(item, size) => format!("{}[{size}]", shape(item.data_type())),
-        DataType::List(item) | DataType::LargeList(item) => {
-            format!("{}[of varying length]", shape(item.data_type()))
-        }
-        other => other.to_string(),
     }
 }
 

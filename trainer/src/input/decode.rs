@@ -1,8 +1,8 @@
 //! From a column of images to the tensor that a model takes, on a pool of threads.
 //!
-//! A batch is worked on at a time, each row by whichever thread is free, into its own place: the result does not depend
-//! on the number of threads. Decoders are bounded in the size of what they unpack. An image that is damaged is an error
-//! that names its sample.
+//! A batch is worked on at a time, each row by whichever thread is free, into its own place: the result does
+//! not depend on the number of threads. Decoders are bounded in the size of what they unpack. An image that
+//! is damaged is an error that names its sample.
 
 use std::io::Cursor;
 
@@ -18,7 +18,7 @@ use rayon::{ThreadPool, ThreadPoolBuilder};
 use tch::{Kind, Tensor};
 
 use super::augment::{Key, View};
-use super::image::{Augment, ImageArgs, ImageSettings, Raw, Source};
+use super::image::{Augment, ImageArgs, ImageSettings, Raw, ImageSource};
 
 /// The largest side of an image that is unpacked, and the memory that one may take while it is.
 const SIDE_MAX: u32 = 32_768;
@@ -62,7 +62,7 @@ impl Decoder {
         Ok(Self { pool, augment: args.augment, crop_share: args.crop_share })
     }
 
-    /// `[rows, channels, size, size]` of bytes.
+    /// `[B, C, H, W]` of bytes.
     pub fn images(&self, column: &dyn Array, settings: &ImageSettings, rows: Rows<'_>) -> Result<Tensor> {
         ensure!(
             rows.samples.len() == column.len(),
@@ -102,8 +102,8 @@ impl Decoder {
         place: &mut [u8],
     ) -> Result<()> {
         let pixels = match settings.source {
-            Source::Encoded => unpack(source, settings.channels)?,
-            Source::Raw(raw) => interleaved(source, raw, settings.channels),
+            ImageSource::Encoded => unpack(source, settings.channels)?,
+            ImageSource::Raw(raw) => interleaved(source, raw, settings.channels),
         };
         let (full, size) = ((pixels.width, pixels.height), settings.size as u32);
         let view = match vary {
@@ -120,10 +120,10 @@ impl Decoder {
 }
 
 /// Each row's bytes.
-fn sources<'a>(column: &'a dyn Array, source: Source, name: &str) -> Result<Vec<&'a [u8]>> {
+fn sources<'a>(column: &'a dyn Array, source: ImageSource, name: &str) -> Result<Vec<&'a [u8]>> {
     let wrong = || anyhow!("column `{name}` does not hold the images that its schema promised");
     let rows = 0..column.len();
-    if let Source::Raw(raw) = source {
+    if let ImageSource::Raw(raw) = source {
         let list = column.as_fixed_size_list_opt().ok_or_else(wrong)?;
         let values = list.values().as_primitive_opt::<UInt8Type>().ok_or_else(wrong)?;
         ensure!(
@@ -158,8 +158,9 @@ fn unpack(file: &[u8], channels: i64) -> Result<Pixels> {
     Ok(pixels(image, channels))
 }
 
-/// Where a JPEG's image ends (ITU-T T.81, annex B): behind the end marker that follows its scans. What a camera or an
-/// editor has put behind it (previews, video, depth) is none of its business. `None`: it breaks off before.
+/// Where a JPEG's image ends (ITU-T T.81, annex B): behind the end marker that follows its scans. What a
+/// camera or an editor has put behind it (previews, video, depth) is none of its business. `None`: it breaks
+/// off before.
 fn jpeg_end(jpeg: &[u8]) -> Option<usize> {
     const END: u8 = 0xd9;
     // Markers that stand alone: bytes stuffed into a scan, restarts, the beginning, fill bytes.
@@ -272,7 +273,7 @@ mod tests {
     }
 
     fn encoded(size: i64) -> ImageSettings {
-        ImageSettings { source: Source::Encoded, channels: 3, size }
+        ImageSettings { source: ImageSource::Encoded, channels: 3, size }
     }
 
     fn images(line: &str, column: &dyn Array, settings: &ImageSettings, rows: Rows<'_>) -> Result<Tensor> {
@@ -372,7 +373,7 @@ mod tests {
         let picture = picture(9, 24, 20);
         let settings = |planar, channels, size| {
             let raw = Raw { height: 20, width: 24, channels: 3, planar };
-            ImageSettings { source: Source::Raw(raw), channels, size }
+            ImageSettings { source: ImageSource::Raw(raw), channels, size }
         };
         let rows = Rows { column: "x", samples: &[5], vary: Some((1, 1)) };
         let png = BinaryArray::from_iter_values([file(&picture, ImageFormat::Png)]);
@@ -392,7 +393,7 @@ mod tests {
     fn what_has_the_size_already_is_only_mirrored() {
         let picture = picture(3, 20, 20);
         let of_raw = Raw { height: 20, width: 20, channels: 3, planar: true };
-        let settings = ImageSettings { source: Source::Raw(of_raw), channels: 3, size: 20 };
+        let settings = ImageSettings { source: ImageSource::Raw(of_raw), channels: 3, size: 20 };
         let column = raw(&picture, true);
         let rows = Rows { column: "x", samples: &[5], vary: None };
         let whole = images("", &column, &settings, rows).unwrap();

@@ -1,9 +1,10 @@
 //! Batches for one rank, and the inputs made of them.
 //!
-//! The training loop is plain sequential code; the loader lives on a tokio runtime and prefetches there, and inputs that
-//! take work are made by a thread of their own ([`crate::input::ahead`]). This is the one place where they meet, so the
-//! time spent here is exactly the time that training stands still for data. With each input that is taken, the next one
-//! is sent to the device, if it is ready: it travels while the step computes.
+//! The training loop is plain sequential code; the loader lives on a tokio runtime and prefetches there, and
+//! inputs that take work are made by a thread of their own ([`crate::input::ahead`]). This is the one place
+//! where they meet, so the time spent here is exactly the time that training stands still for data. With each
+//! input that is taken, the next one is sent to the device, if it is ready: it travels while the step
+//! computes.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,15 +15,16 @@ use forebay_client::loader::LoaderState;
 use forebay_client::{Batch, Dataset, Event, Loader, LoaderSettings};
 use tokio::runtime::Handle;
 
-use crate::input::ahead::{Ahead, Item};
-use crate::input::transfer::{Compute, Sent, Stall};
-use crate::input::{Input, Preparer};
+use super::ahead::{Ahead, Item};
+use super::transfer::{Compute, Sent, Stall};
+use super::prepare::Preparer;
+use super::rows::Input;
 
 /// A loader, called from outside its runtime.
 #[derive(Debug)]
 pub struct Feed {
     runtime: Handle,
-    source: Source,
+    source: BatchSource,
     preparer: Arc<Preparer>,
     compute: Compute,
     state: LoaderState,
@@ -35,7 +37,7 @@ pub struct Feed {
 }
 
 #[derive(Debug)]
-enum Source {
+enum BatchSource {
     /// Inputs are made when they are asked for: nothing to do for them, or nobody wants any.
     Loader(Box<Loader>),
     Ahead(Ahead),
@@ -50,8 +52,8 @@ struct Coming {
 }
 
 impl Feed {
-    /// Starts to prefetch. Inputs, for `compute`, are made ahead only if `with_inputs`, and if that is work; they then have
-    /// half of the bytes that are prefetched.
+    /// Starts to prefetch. Inputs, for `compute`, are made ahead only if `with_inputs`, and if that is work;
+    /// they then have half of the bytes that are prefetched.
     pub fn start(
         runtime: &Handle,
         dataset: &Dataset,
@@ -79,15 +81,16 @@ impl Feed {
                     let _span = BackgroundSpan::new("stage");
                     compute.stage(input)
                 };
-                Source::Ahead(Ahead::start(runtime, loader, ready_bytes, make)?)
+                BatchSource::Ahead(Ahead::start(runtime, loader, ready_bytes, make)?)
             }
-            false => Source::Loader(Box::new(loader)),
+            false => BatchSource::Loader(Box::new(loader)),
         };
         let (runtime, preparer) = (runtime.clone(), preparer.clone());
         Ok(Self { runtime, source, preparer, compute, state, current: None, next: None, stall: None })
     }
 
-    /// The next batch, or an epoch's end. It is an error if there is none: the caller knows how many epochs it asked for.
+    /// The next batch, or an epoch's end. It is an error if there is none: the caller knows how many epochs
+    /// it asked for.
     pub fn next_event(&mut self) -> Result<Event> {
         let next = self.next.take().map_or_else(|| self.wait(), Ok)?;
         let Coming { event, input, state } = next;
@@ -98,11 +101,11 @@ impl Feed {
     fn wait(&mut self) -> Result<Coming> {
         let none = "the loader ended before the last epoch did";
         match &mut self.source {
-            Source::Ahead(ahead) => {
+            BatchSource::Ahead(ahead) => {
                 let item = ahead.next_item()?.context(none)?;
                 self.send(item)
             }
-            Source::Loader(loader) => {
+            BatchSource::Loader(loader) => {
                 let event = self.runtime.block_on(loader.next())?.context(none)?;
                 Ok(Coming { event, input: None, state: loader.state() })
             }
@@ -115,11 +118,11 @@ impl Feed {
             return Ok(());
         }
         self.next = match &mut self.source {
-            Source::Ahead(ahead) => {
+            BatchSource::Ahead(ahead) => {
                 let ready = ahead.ready_item();
                 ready.map(|item| self.send(item)).transpose()?
             }
-            Source::Loader(loader) => {
+            BatchSource::Loader(loader) => {
                 loader.ready().map(|event| Coming { event, input: None, state: loader.state() })
             }
         };
@@ -141,14 +144,14 @@ impl Feed {
         };
         let (input, stall) = self.compute.receive(sent)?;
         self.stall = stall;
-        if let Source::Ahead(_) = &self.source {
+        if let BatchSource::Ahead(_) = &self.source {
             self.look_ahead()?;
         }
         Ok(input)
     }
 
-    /// For how long the device stood still because the input that was handed out last was still on its way. To be asked
-    /// when what was computed on it is through.
+    /// For how long the device stood still because the input that was handed out last was still on its way.
+    /// To be asked when what was computed on it is through.
     pub fn stalled(&mut self) -> Result<Duration> {
         self.stall.take().map_or(Ok(Duration::ZERO), |stall| stall.time())
     }

@@ -1,23 +1,23 @@
 //! Images: which a column holds, how they become the model's size, and how bytes become numbers.
 //!
 //! A column holds either encoded files (JPEG or PNG in `Binary` or `LargeBinary`) or raw pixels
-//! (`FixedSizeList<UInt8>`). Both are cropped, resized and flipped alike ([`super::augment`]), on a pool of threads
-//! ([`super::decode`]); the model takes `[rows, channels, size, size]` of bytes and normalises them on its own device,
-//! so that one byte per value travels there.
+//! (`FixedSizeList<UInt8>`). Both are cropped, resized and flipped alike ([`super::augment`]), on a pool of
+//! threads ([`super::decode`]); the model takes `[B, C, H, W]` of bytes and normalises them on its own
+//! device, so that one byte per value travels there.
 
 use anyhow::{Context, Result, bail, ensure};
 use arrow::datatypes::{DataType, Schema};
 use clap::{Args, ValueEnum};
 use serde::{Deserialize, Serialize};
 
-use super::columns::{kind_of, shape};
+use super::schema::{kind_of, shape};
 
 /// What a column of images holds, and what the model makes of it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ImageSettings {
     /// What the column holds.
-    pub source: Source,
+    pub source: ImageSource,
     /// 3 for colours, 1 for grey.
     pub channels: i64,
     /// Side of the square that the model takes.
@@ -27,7 +27,7 @@ pub struct ImageSettings {
 /// What a column of images holds.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Source {
+pub enum ImageSource {
     /// JPEG or PNG files, of any size.
     Encoded,
     /// Pixels.
@@ -48,11 +48,11 @@ pub struct Raw {
     pub planar: bool,
 }
 
-/// How bytes become numbers: divided by 255, less the mean, divided by the deviation; one of each per channel.
+/// How bytes become numbers: divided by 255, less the mean, divided by the deviation; one of each per
+/// channel.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Normalise {
-    /// Means.
     pub mean: Vec<f64>,
     /// Standard deviations.
     pub std: Vec<f64>,
@@ -77,8 +77,8 @@ pub enum Augment {
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Images")]
 pub struct ImageArgs {
-    /// Shape of raw pixels: HEIGHTxWIDTHxCHANNELS, or CHANNELSxHEIGHTxWIDTH for one channel after the other [default:
-    /// a square with the channels last]
+    /// Shape of raw pixels: HEIGHTxWIDTHxCHANNELS, or CHANNELSxHEIGHTxWIDTH for one channel after the other
+    /// [default: a square with the channels last]
     #[arg(long, value_name = "SHAPE", value_parser = raw)]
     pub image_shape: Option<Raw>,
     /// Side of the square that a model takes, in pixels [default: 224; a square raw image's own side]
@@ -136,7 +136,7 @@ impl ImageSettings {
                 "--image-shape is for raw pixels, but `{column}` holds files"
             );
             let channels = if args.grey { 1 } else { 3 };
-            return Ok(Self { source: Source::Encoded, channels, size: args.image_size.unwrap_or(224) });
+            return Ok(Self { source: ImageSource::Encoded, channels, size: args.image_size.unwrap_or(224) });
         };
         let raw = match args.image_shape {
             Some(raw) => raw,
@@ -155,7 +155,7 @@ impl ImageSettings {
         );
         let size = args.image_size.or((raw.height == raw.width).then_some(raw.height)).unwrap_or(224);
         let channels = if args.grey { 1 } else { raw.channels };
-        Ok(Self { source: Source::Raw(raw), channels, size })
+        Ok(Self { source: ImageSource::Raw(raw), channels, size })
     }
 
     /// Bytes of an image as the model takes it.
@@ -248,7 +248,7 @@ pub(crate) mod tests {
     #[test]
     fn columns_of_files_and_of_pixels_are_told_apart() {
         let files = resolve("--image-size 64", DataType::LargeBinary).unwrap();
-        assert_eq!(files, ImageSettings { source: Source::Encoded, channels: 3, size: 64 });
+        assert_eq!(files, ImageSettings { source: ImageSource::Encoded, channels: 3, size: 64 });
         assert_eq!(resolve("--grey", DataType::Binary).unwrap().channels, 1);
         let grey = resolve("", bytes(784)).unwrap();
         assert_eq!((grey.channels, grey.size, grey.bytes()), (1, 28, 784));
@@ -256,7 +256,7 @@ pub(crate) mod tests {
         assert_eq!((colour.channels, colour.size), (3, 32));
         let planar = resolve("--image-shape 3x4x8 --image-size 8", bytes(96)).unwrap();
         let raw = Raw { height: 4, width: 8, channels: 3, planar: true };
-        assert_eq!((planar.source, planar.size), (Source::Raw(raw), 8));
+        assert_eq!((planar.source, planar.size), (ImageSource::Raw(raw), 8));
     }
 
     #[test]

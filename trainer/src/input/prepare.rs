@@ -5,7 +5,7 @@ use arrow::array::Array;
 use forebay_client::Batch;
 use tch::Tensor;
 
-use super::Input;
+use super::rows::Input;
 use super::columns::{Columns, Takes};
 use super::decode::{Decoder, Rows};
 use super::image::{ImageArgs, ImageSettings};
@@ -21,8 +21,8 @@ pub struct Preparer {
 }
 
 impl Preparer {
-    /// For these columns. `threads` decode images unless the flags say otherwise; with `vary`, the run's seed, they are
-    /// varied as training wants them.
+    /// For these columns. `threads` decode images unless the flags say otherwise; with `vary`, the run's
+    /// seed, they are varied as training wants them.
     pub fn new(columns: Columns, args: &ImageArgs, threads: usize, vary: Option<u64>) -> Result<Self> {
         let has_images = columns.wanted.iter().any(|wanted| matches!(wanted.takes, Takes::Image(_)));
         let decoder = has_images.then(|| Decoder::new(args, threads)).transpose()?;

@@ -10,13 +10,15 @@ use tch::{Kind, Tensor};
 
 use super::columns::{Columns, Takes, Wanted};
 use super::image::ImageSettings;
-use super::{Input, Role};
+use super::rows::Input;
+use super::schema::Role;
 
 /// What decodes a column of images.
 pub(super) type Images<'a> = &'a dyn Fn(&dyn Array, &ImageSettings, &str) -> Result<Tensor>;
 
 impl Columns {
-    /// The tensors of a batch of a dataset that [`Columns::check`] has passed; those of images come from `images`.
+    /// The tensors of a batch of a dataset that [`Columns::check`] has passed; those of images come from
+    /// `images`.
     pub(super) fn tensors(
         &self,
         batch: &RecordBatch,

@@ -1,9 +1,9 @@
 //! The device that a rank computes on, and how batches reach it.
 //!
-//! Batches reach a GPU from pinned memory, on a stream of their own, one ahead of the step: while the GPU computes on one,
-//! the next one travels. The thread that prepares a batch stages it ([`Compute::stage`]), so that the training thread
-//! only has to put the copy on the stream ([`Compute::send`]), and the step waits for it on the device, not on the host
-//! ([`Compute::receive`]). On a CPU nothing is copied.
+//! Batches reach a GPU from pinned memory, on a stream of their own, one ahead of the step: while the GPU
+//! computes on one, the next one travels. The thread that prepares a batch stages it ([`Compute::stage`]), so
+//! that the training thread only has to put the copy on the stream ([`Compute::send`]), and the step waits
+//! for it on the device, not on the host ([`Compute::receive`]). On a CPU nothing is copied.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use anyhow::{Result, ensure};
 use forebay_c10d::{Cuda, Event, NcclSettings, ProcessGroup, Stream, copy_into, pinned, to_device};
 use tch::{Device, Tensor};
 
-use super::Input;
+use super::rows::Input;
 
 /// A rank's device, ready for use.
 #[derive(Debug, Clone, Copy)]
@@ -94,8 +94,9 @@ impl Compute {
         })
     }
 
-    /// Begins to copy a staged batch to the device. libtorch gives pinned memory to nobody else before the copy is
-    /// through, and takes for the copy no memory of the device that a step still reads ([`Compute::receive`]).
+    /// Begins to copy a staged batch to the device. libtorch gives pinned memory to nobody else before the
+    /// copy is through, and takes for the copy no memory of the device that a step still reads
+    /// ([`Compute::receive`]).
     pub fn send(&self, staged: Input) -> Result<Sent> {
         let Some(copies) = &self.copies else { return Ok(Sent { input: staged, copied: None }) };
         let input = copies.run(|| staged.try_map(|tensor| Ok(to_device(tensor, self.device, true)?)))??;
@@ -104,8 +105,8 @@ impl Compute {
         Ok(Sent { input, copied: Some(copied) })
     }
 
-    /// The batch on the device, for this thread's operations: they wait for the copy, the host does not. Gives too how
-    /// to find out for how long they did.
+    /// The batch on the device, for this thread's operations: they wait for the copy, the host does not.
+    /// Gives too how to find out for how long they did.
     pub fn receive(&self, sent: Sent) -> Result<(Input, Option<Stall>)> {
         let Sent { input, copied } = sent;
         let Some(copied) = copied else { return Ok((input, None)) };
@@ -124,7 +125,8 @@ impl Compute {
 }
 
 impl Stall {
-    /// For how long the device had nothing to do but wait for the batch; to be asked when the step is through.
+    /// For how long the device had nothing to do but wait for the batch; to be asked when the step is
+    /// through.
     pub fn time(&self) -> Result<Duration> {
         let ms = self.asked.elapsed_ms(&self.there)?;
         Ok(Duration::from_secs_f64(ms.max(0.0) / 1e3))
@@ -134,7 +136,7 @@ impl Stall {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::input::Role;
+    use super::super::schema::Role;
 
     #[test]
     fn the_cpu_takes_batches_as_they_are() {

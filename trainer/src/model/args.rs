@@ -13,7 +13,8 @@ pub struct ModelArgs {
     /// What to train
     #[arg(long, value_enum, default_value_t)]
     pub model: ModelName,
-    /// Column of images: raw pixels, or JPEG or PNG files; for the convnet 784 bytes each, 28 x 28, row by row
+    /// Column of images: raw pixels, or JPEG or PNG files; for the convnet 784 bytes each, 28 x 28, row by
+    /// row
     #[arg(long, value_name = "NAME", default_value = "image")]
     pub image_column: String,
     /// Column of labels: integers from 0 on, or numbers with --task regression

@@ -1,7 +1,7 @@
 //! A small convolutional network for 28 x 28 greyscale digits.
 //!
-//! It takes the loader's bytes as they are (`[rows, 784]`, unsigned) and normalises them itself, so that an epoch moves
-//! one byte per pixel.
+//! It takes the loader's bytes as they are (`[B, 784]`, unsigned) and normalises them itself, so that an
+//! epoch moves one byte per pixel.
 
 use anyhow::Result;
 use tch::nn::{self, Module, VarStore};
@@ -66,10 +66,10 @@ impl Model for ConvNet {
         &self.vs
     }
 
-    /// Logits `[rows, 10]` of images `[rows, 784]` of bytes.
+    /// Logits `[B, 10]` of images `[B, 784]` of bytes.
     fn forward(&self, input: &Input, _training: bool) -> Result<Tensor> {
-        // (x / 255 - mean) / std in one multiplication and one addition; the bytes themselves are shared memory and
-        // stay as they are.
+        // (x / 255 - mean) / std in one multiplication and one addition; the bytes themselves are shared
+        // memory and stay as they are.
         let x = input.get(Role::Image)?.to_kind(Kind::Float).view([-1, 1, SIDE, SIDE]);
         let x = x * (1.0 / (255.0 * STD)) - MEAN / STD;
         let x = self.conv1.forward(&x).relu().max_pool2d_default(2);

@@ -1,7 +1,13 @@
-//! A small GPT: a decoder-only transformer that predicts the next token (Radford et al. 2019).
+//! A small GPT: a decoder-only transformer that predicts the next token (Radford et al. 2019, GPT-2; the
+//! attention is that of Vaswani et al. 2017, section 3.2).
 //!
-//! Each row is `context + 1` tokens: the first `context` of them are read, the last `context` are to be predicted.
-//! A row's loss is the mean over its tokens. The output layer shares its weights with the embedding.
+//! As in GPT-2: the layer norms stand before attention and MLP (`x + f(norm(x))`) and one more behind the
+//! last block; the MLP is 4 times as wide inside, with GELU; positions are learnt; the output layer shares
+//! its weights with the embedding. GPT-2's smallest has 12 layers, 12 heads, a width of 768 and a context of
+//! 1,024; the flags' defaults are far smaller.
+//!
+//! Each row is `T + 1` tokens, `[B, T + 1]` with `T` = `context`: the first `T` of them are read, the last
+//! `T` are to be predicted. Inside, a batch is `[B, T, width]`. A row's loss is the mean over its tokens.
 
 use anyhow::{Result, bail, ensure};
 use arrow::datatypes::{DataType, Schema};
@@ -11,7 +17,7 @@ use tch::{Device, Kind, Tensor};
 
 use super::args::ModelArgs;
 use super::{Metric, Model, ModelSettings};
-use crate::input::columns::{kind_of, shape};
+use crate::input::schema::{kind_of, shape};
 use crate::input::{Columns, Input, Role, Takes};
 
 /// The spread of fresh weights, as in GPT-2.
@@ -40,12 +46,12 @@ pub struct Gpt {
     settings: GptSettings,
     tokens: Tensor,
     positions: Tensor,
-    blocks: Vec<Block>,
+    blocks: Vec<TransformerBlock>,
     norm: nn::LayerNorm,
 }
 
 #[derive(Debug)]
-struct Block {
+struct TransformerBlock {
     norm_1: nn::LayerNorm,
     attention: nn::Linear,
     attention_out: nn::Linear,
@@ -117,20 +123,20 @@ impl Gpt {
         let tokens = (&root / "wte").var("weight", &[vocab, width], normal);
         let positions = (&root / "wpe").var("weight", &[context, width], normal);
         let blocks =
-            (0..layers).map(|index| Block::new(&root / "h" / index.to_string(), &settings)).collect();
+            (0..layers).map(|index| TransformerBlock::new(&root / "h" / index.to_string(), &settings)).collect();
         let norm = nn::layer_norm(&root / "ln_f", vec![width], Default::default());
         vs.set_device(device);
         Ok(Self { vs, settings, tokens, positions, blocks, norm })
     }
 
-    /// The tokens to predict, `[rows, context]`.
+    /// The tokens to predict, `[B, T]`.
     fn targets(&self, input: &Input) -> Result<Tensor> {
         let tokens = input.get(Role::Tokens)?;
         Ok(tokens.narrow(1, 1, self.settings.context).to_kind(Kind::Int64))
     }
 }
 
-impl Block {
+impl TransformerBlock {
     fn new(path: nn::Path<'_>, settings: &GptSettings) -> Self {
         let width = settings.width;
         let linear = |path: nn::Path<'_>, from: i64, to: i64, stdev: f64| {
@@ -154,7 +160,7 @@ impl Block {
         }
     }
 
-    /// `[rows, context, width]` to the same.
+    /// `[B, T, width]` to the same.
     fn forward(&self, x: &Tensor, heads: i64) -> Result<Tensor> {
         let x = x + self.attend(&self.norm_1.forward(x), heads)?;
         let hidden = self.hidden.forward(&self.norm_2.forward(&x)).f_gelu("tanh")?;
@@ -163,7 +169,7 @@ impl Block {
 
     fn attend(&self, x: &Tensor, heads: i64) -> Result<Tensor> {
         let [rows, context, width] = x.size()[..] else {
-            bail!("the attention takes [rows, context, width]")
+            bail!("the attention takes [B, T, width]")
         };
         let parts = self.attention.forward(x).f_chunk(3, -1)?;
         let by_head = |part: &Tensor| part.view([rows, context, heads, width / heads]).transpose(1, 2);
@@ -183,7 +189,7 @@ impl Model for Gpt {
         &self.vs
     }
 
-    /// Logits `[rows, context, vocab]`.
+    /// Logits `[B, T, vocab]` of tokens `[B, T + 1]`.
     fn forward(&self, input: &Input, _training: bool) -> Result<Tensor> {
         let read = input.get(Role::Tokens)?.narrow(1, 0, self.settings.context).to_kind(Kind::Int64);
         let mut x = Tensor::f_embedding(&self.tokens, &read, -1, false, false)? + &self.positions;

@@ -11,7 +11,7 @@ use tch::{Device, Kind, Tensor};
 
 use super::args::ModelArgs;
 use super::{Metric, Model, ModelSettings, cross_entropies, hits};
-use crate::input::columns::{kind_of, numbers};
+use crate::input::schema::{kind_of, numbers};
 use crate::input::{Columns, Input, Role, Takes};
 
 /// What the model predicts from a table's rows.
@@ -100,7 +100,7 @@ impl Model for Mlp {
         &self.vs
     }
 
-    /// Logits `[rows, classes]`, or numbers `[rows, 1]`.
+    /// Logits `[B, classes]`, or numbers `[B, 1]`.
     fn forward(&self, input: &Input, training: bool) -> Result<Tensor> {
         let mut x = self.norm.forward_t(input.get(Role::Features)?, training);
         for (index, layer) in self.layers.iter().enumerate() {

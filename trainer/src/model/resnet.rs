@@ -1,4 +1,11 @@
-//! Residual networks for images (He et al. 2015), with the layers, names and first values of torchvision's.
+//! Residual networks for images `[B, C, H, W]` (He et al. 2015), with the layers, names and first values of
+//! torchvision's.
+//!
+//! Table 1 of the paper: a stem (7 x 7 convolution, stride 2, 64 channels; 3 x 3 max pooling, stride 2), then
+//! four stages of 64, 128, 256 and 512 channels at 1/4, 1/8, 1/16 and 1/32 of the side, then the mean of each
+//! channel and a linear layer. ResNet-18 has 2, 2, 2, 2 blocks of two 3 x 3 convolutions; ResNet-50 has 3, 4,
+//! 6, 3 bottlenecks of 1 x 1, 3 x 3 and 1 x 1, the last one 4 times as wide. As in torchvision a bottleneck's
+//! stride is in its 3 x 3 convolution.
 
 use anyhow::Result;
 use arrow::datatypes::Schema;
@@ -44,7 +51,7 @@ pub struct Resnet {
     mean: Tensor,
     deviation: Tensor,
     stem: Convolution,
-    blocks: Vec<Block>,
+    blocks: Vec<ResidualBlock>,
     out: nn::Linear,
 }
 
@@ -56,7 +63,7 @@ struct Convolution {
 }
 
 #[derive(Debug)]
-struct Block {
+struct ResidualBlock {
     convolutions: Vec<Convolution>,
     /// Where the shape changes.
     shortcut: Option<Convolution>,
@@ -111,7 +118,7 @@ impl Resnet {
             for index in 0..count {
                 let stride = if stage > 0 && index == 0 { 2 } else { 1 };
                 let path = &root / format!("layer{}", stage + 1) / index.to_string();
-                blocks.push(Block::new(&path, depth, from, inside, stride));
+                blocks.push(ResidualBlock::new(&path, depth, from, inside, stride));
                 from = inside * depth.expansion();
             }
         }
@@ -146,7 +153,7 @@ impl Convolution {
     }
 }
 
-impl Block {
+impl ResidualBlock {
     fn new(path: &nn::Path<'_>, depth: Depth, from: i64, inside: i64, stride: i64) -> Self {
         let to = inside * depth.expansion();
         let sizes = match depth {
@@ -188,7 +195,7 @@ impl Model for Resnet {
         &self.vs
     }
 
-    /// Logits `[rows, classes]` of images `[rows, channels, height, width]` of bytes.
+    /// Logits `[B, classes]` of images `[B, channels, height, width]` of bytes.
     fn forward(&self, input: &Input, training: bool) -> Result<Tensor> {
         let x = (input.get(Role::Image)? - &self.mean) / &self.deviation;
         let x = self.stem.forward(&x, training).relu().max_pool2d([3, 3], [2, 2], [1, 1], [1, 1], false);

@@ -5,7 +5,7 @@ use forebay_c10d::{DdpSettings, ProcessGroup, Store};
 use tch::nn::ModuleT;
 
 use crate::input::Role;
-use crate::input::image::{ImageSettings, Normalise, Source};
+use crate::input::image::{ImageSettings, Normalise, ImageSource};
 use crate::model::mlp::Task;
 use crate::report::timing::Stopwatch;
 use crate::train::hyperparams::Hyperparams;
@@ -17,7 +17,7 @@ use crate::train::step::{At, Trainer};
 const CPU: Device = Device::Cpu;
 
 fn resnet(depth: Depth, size: i64) -> ModelSettings {
-    let image = ImageSettings { source: Source::Encoded, channels: 3, size };
+    let image = ImageSettings { source: ImageSource::Encoded, channels: 3, size };
     let normalise = Normalise { mean: vec![0.5; 3], std: vec![0.25; 3] };
     ModelSettings::Resnet(ResnetSettings { depth, classes: 4, image, normalise })
 }

@@ -9,8 +9,8 @@ use crate::rank::rendezvous::FAREWELL;
 use crate::report::progress::say;
 use crate::settings::DeviceName;
 
-/// Opens this rank's device. With `auto` all ranks come to the same, by way of `store`; rank 0 says which, and why.
-/// Collective.
+/// Opens this rank's device. With `auto` all ranks come to the same, by way of `store`; rank 0 says which,
+/// and why. Collective.
 pub fn open(name: DeviceName, env: &RankEnv, store: &Store) -> Result<Compute> {
     match name {
         DeviceName::Cpu => Ok(Compute::CPU),
@@ -19,7 +19,8 @@ pub fn open(name: DeviceName, env: &RankEnv, store: &Store) -> Result<Compute> {
     }
 }
 
-/// What this rank has found; an error if it or another has found nothing, for no rank can begin without the others.
+/// What this rank has found; an error if it or another has found nothing, for no rank can begin without the
+/// others.
 fn all(found: Result<Compute>, env: &RankEnv, store: &Store) -> Result<Compute> {
     let lacking = lacking(&found, env, store)?;
     if !lacking.is_empty() && env.is_first() && env.world > 1 && !env.agent_store {

@@ -1,8 +1,8 @@
 //! Which rank this process is: torchrun's contract of environment variables.
 //!
 //! `RANK`, `WORLD_SIZE`, `LOCAL_RANK`, `MASTER_ADDR` and `MASTER_PORT`; `LOCAL_WORLD_SIZE`,
-//! `TORCHELASTIC_USE_AGENT_STORE` and `TORCHELASTIC_RESTART_COUNT` where they are set. Our own launcher speaks the same
-//! language.
+//! `TORCHELASTIC_USE_AGENT_STORE` and `TORCHELASTIC_RESTART_COUNT` where they are set. Our own launcher
+//! speaks the same language.
 
 use anyhow::{Context, Result, ensure};
 
@@ -36,7 +36,8 @@ pub struct RankEnv {
     pub launcher: Option<u32>,
     /// How often the ranks have been restarted after one failed.
     pub restart: u64,
-    /// The process that starts and restarts this rank, if one does: no other has had, or will have, that name.
+    /// The process that starts and restarts this rank, if one does: no other has had, or will have, that
+    /// name.
     pub agent: Option<String>,
 }
 

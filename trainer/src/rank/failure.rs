@@ -1,11 +1,12 @@
 //! How a rank tells why it ended.
 //!
-//! A rank that fails writes its message where `TORCHELASTIC_ERROR_FILE` says, in torchrun's format, and ends with an
-//! exit code: [`PEER_LOST`] when all it knows is that another rank went away, 1 otherwise. The launcher (ours, or
-//! torchrun's agent) so finds the rank whose failure came first among those that merely noticed.
+//! A rank that fails writes its message where `TORCHELASTIC_ERROR_FILE` says, in torchrun's format, and ends
+//! with an exit code: [`PEER_LOST`] when all it knows is that another rank went away, 1 otherwise. The
+//! launcher (ours, or torchrun's agent) so finds the rank whose failure came first among those that merely
+//! noticed.
 //!
-//! A panic is told in the same way ([`caught`]): tch's operations panic with libtorch's words, and too little memory is
-//! something that every user meets.
+//! A panic is told in the same way ([`caught`]): tch's operations panic with libtorch's words, and too little
+//! memory is something that every user meets.
 
 use std::any::Any;
 use std::cell::RefCell;
@@ -70,8 +71,8 @@ thread_local! {
     static PANICKED_AT: RefCell<String> = const { RefCell::new(String::new()) };
 }
 
-/// From now on a panic of the calling thread prints nothing by itself: [`caught`] tells it. With `RUST_BACKTRACE` set it
-/// prints all the same. Panics of other threads are as loud as ever.
+/// From now on a panic of the calling thread prints nothing by itself: [`caught`] tells it. With
+/// `RUST_BACKTRACE` set it prints all the same. Panics of other threads are as loud as ever.
 pub fn tell_panics() {
     let (own, print) = (std::thread::current().id(), take_hook());
     set_hook(Box::new(move |panic| {
@@ -83,7 +84,8 @@ pub fn tell_panics() {
     }));
 }
 
-/// Runs a part of a rank. A panic becomes an error; too little memory, however it showed, one that says what to do.
+/// Runs a part of a rank. A panic becomes an error; too little memory, however it showed, one that says what
+/// to do.
 pub fn caught<T>(run: impl FnOnce() -> Result<T>) -> Result<T> {
     without_panic(run).map_err(|error| match lacks_memory(&error) && !one_line(&error).contains(NO_MEMORY) {
         true => error.context(NO_MEMORY),
@@ -96,8 +98,8 @@ pub fn without_panic<T>(run: impl FnOnce() -> Result<T>) -> Result<T> {
     catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|panic| Err(anyhow!(words(&*panic))))
 }
 
-/// Whether an error says that memory ran out, on a GPU or on the host: in libtorch's words or in those of CUDA's
-/// libraries, which take memory for themselves.
+/// Whether an error says that memory ran out, on a GPU or on the host: in libtorch's words or in those of
+/// CUDA's libraries, which take memory for themselves.
 pub fn lacks_memory(error: &anyhow::Error) -> bool {
     let signs = [
         "out of memory",
@@ -151,7 +153,8 @@ fn peer_lost(error: &anyhow::Error) -> bool {
     })
 }
 
-/// The error with its causes, whatever they contain, on one line. Of libtorch's errors the C++ stack is left out.
+/// The error with its causes, whatever they contain, on one line. Of libtorch's errors the C++ stack is left
+/// out.
 fn one_line(error: &anyhow::Error) -> String {
     let cause = |cause: &(dyn std::error::Error + 'static)| {
         let text = cause.to_string();

@@ -1,10 +1,11 @@
 //! The launcher: starts the ranks of one machine and ends all of them when one fails.
 //!
-//! It serves the store that the ranks meet at, as torchrun's agent does, on a loopback port that it has bound before
-//! anyone is told of it. A failed rank is named within seconds; ranks that do not end by themselves by then, because
-//! they wait for a peer that no longer exists, are killed. With restarts left, all ranks are then restarted, from
-//! the newest checkpoint if they keep any. Should the launcher itself be killed, its ranks go with it; should it be
-//! told to end (SIGTERM), they are told too and have time to write a checkpoint.
+//! It serves the store that the ranks meet at, as torchrun's agent does, on a loopback port that it has bound
+//! before anyone is told of it. A failed rank is named within seconds; ranks that do not end by themselves by
+//! then, because they wait for a peer that no longer exists, are killed. With restarts left, all ranks are
+//! then restarted, from the newest checkpoint if they keep any. Should the launcher itself be killed, its
+//! ranks go with it; should it be told to end (SIGTERM), they are told too and have time to write a
+//! checkpoint.
 
 use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
@@ -31,8 +32,8 @@ const STOP_GRACE: Duration = Duration::from_secs(120);
 /// The store's timeout for the launcher itself, which asks it nothing.
 const STORE_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Runs this program's own command line on `world` ranks, and up to `restarts` times again if a rank fails. The error
-/// names the rank that failed first.
+/// Runs this program's own command line on `world` ranks, and up to `restarts` times again if a rank fails.
+/// The error names the rank that failed first.
 pub fn run(world: usize, restarts: u32) -> Result<()> {
     let program = std::env::current_exe().context("find this program's own file")?;
     let mut command = Command::new(program);
@@ -49,8 +50,8 @@ fn run_command(mut command: Command, world: usize, restarts: u32, told: &Told) -
         .envs([("WORLD_SIZE", world.to_string()), ("LOCAL_WORLD_SIZE", world.to_string())])
         .env("TORCHELASTIC_MAX_RESTARTS", restarts.to_string())
         .stdin(Stdio::null());
-    // Ranks of one machine need no other interface. c10d also logs each error that it returns, with its stack; the
-    // errors themselves are reported. A user who sets these variables wants something else.
+    // Ranks of one machine need no other interface. c10d also logs each error that it returns, with its
+    // stack; the errors themselves are reported. A user who sets these variables wants something else.
     for (key, value) in [("GLOO_SOCKET_IFNAME", "lo"), ("TORCH_CPP_LOG_LEVEL", "FATAL")] {
         if std::env::var_os(key).is_none() {
             command.env(key, value);
@@ -113,10 +114,12 @@ impl Ranks {
             if self.all.iter().any(Rank::failed) {
                 let since = *first_failure.get_or_insert_with(Instant::now);
                 polls += 1;
-                // Looked at as often as time allows: a machine that stood still takes from nobody's time to say why.
+                // Looked at as often as time allows: a machine that stood still takes from nobody's time to
+                // say why.
                 if !running || (since.elapsed() > GRACE && polls > POLLS) {
                     let failed = |rank: &&Rank| rank.failed();
-                    // Before a rank has begun, and where none keeps checkpoints, SIGTERM ends it as any process.
+                    // Before a rank has begun, and where none keeps checkpoints, SIGTERM ends it as any
+                    // process.
                     if told.is_set() && self.all.iter().filter(failed).all(Rank::ended_by_sigterm) {
                         bail!("stopped by SIGTERM: no checkpoint was written for it");
                     }

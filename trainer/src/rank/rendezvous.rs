@@ -1,13 +1,14 @@
 //! Where the ranks of one start meet: a part of the store that no other start has used or will use.
 //!
-//! Rank 0 waits until every rank has come, so that one that never does is named, by all, rather than waited for by each in
-//! its first collective; and every rank says how many ranks it believes there are.
+//! Rank 0 waits until every rank has come, so that one that never does is named, by all, rather than waited
+//! for by each in its first collective; and every rank says how many ranks it believes there are.
 //!
-//! A launcher's store may outlive its ranks: torchrun restarts them after a failure, and when machines come or go. Keys
-//! that are left in it must not be taken for these ranks' own. How often they were started does not tell them
-//! apart: torchrun's agents count failures of their own machine, so that the counts of two machines may differ, or be
-//! the same as before. So each start gets a name of its own, by a handshake that nothing old can answer: every rank asks with a
-//! number drawn for this start, and rank 0 answers by the name until every rank has said that it has it.
+//! A launcher's store may outlive its ranks: torchrun restarts them after a failure, and when machines come
+//! or go. Keys that are left in it must not be taken for these ranks' own. How often they were started does
+//! not tell them apart: torchrun's agents count failures of their own machine, so that the counts of two
+//! machines may differ, or be the same as before. So each start gets a name of its own, by a handshake that
+//! nothing old can answer: every rank asks with a number drawn for this start, and rank 0 answers by the name
+//! until every rank has said that it has it.
 
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -21,7 +22,8 @@ use crate::rank::env::RankEnv;
 const POLL: Duration = Duration::from_millis(20);
 /// How long the store that rank 0 serves outlives a failed meeting, for the others to read why it failed.
 pub(crate) const FAREWELL: Duration = Duration::from_secs(1);
-/// In a store of rank 0's own: its world size; what another rank found wrong; how the meeting ended (empty: well).
+/// In a store of rank 0's own: its world size; what another rank found wrong; how the meeting ended (empty:
+/// well).
 const WORLD: &str = "forebay/world";
 const WRONG: &str = "forebay/wrong";
 const MET: &str = "forebay/met";
@@ -258,8 +260,8 @@ mod tests {
         assert_eq!(error.to_string(), "rank 0 has not answered at the store");
     }
 
-    /// One that nobody is given who asks for any: those are higher ones. It is not bound to find out: another thread's
-    /// child could have inherited the socket.
+    /// One that nobody is given who asks for any: those are higher ones. It is not bound to find out: another
+    /// thread's child could have inherited the socket.
     fn free_port() -> u16 {
         static TAKEN: AtomicU16 = AtomicU16::new(0);
         let first = 10_000 + (std::process::id() % 300) as u16 * 16;

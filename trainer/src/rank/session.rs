@@ -1,4 +1,5 @@
-//! What a rank has once it has joined the others: its settings, its peers, its device and its way to the data.
+//! What a rank has once it has joined the others: its settings, its peers, its device and its way to the
+//! data.
 //!
 //! The functions of a run take it by reference: [`crate::train::data::open`], [`crate::train::fit`],
 //! [`crate::train::evaluate`].
@@ -18,8 +19,9 @@ use crate::rank::{device, failure, rendezvous};
 use crate::report::progress;
 use crate::settings::Settings;
 
-/// How long a peer may give no sign of life. The host of a GPU that waits for a lost peer waits as well, and so notices
-/// in no other way; elsewhere the connections to a process break when it dies, though not when its machine does.
+/// How long a peer may give no sign of life. The host of a GPU that waits for a lost peer waits as well, and
+/// so notices in no other way; elsewhere the connections to a process break when it dies, though not when its
+/// machine does.
 const GPU_SILENCE_S: u64 = 5;
 const SILENCE_S: u64 = 30;
 
@@ -64,9 +66,10 @@ impl Session {
         }
     }
 
-    /// What this rank has to add to the cost of an epoch: its own counters when it reads the object store itself; the
-    /// cache's on the first rank alone, as all ranks share them. The cache may be away for as long as `patience`; after
-    /// that the cost is not known, which is no reason to lose the epoch. Without patience that is an error.
+    /// What this rank has to add to the cost of an epoch: its own counters when it reads the object store
+    /// itself; the cache's on the first rank alone, as all ranks share them. The cache may be away for as
+    /// long as `patience`; after that the cost is not known, which is no reason to lose the epoch. Without
+    /// patience that is an error.
     pub fn counters(&self, patience: Duration) -> Result<Readings> {
         if !self.env.is_first() && !self.reads_itself() {
             return Ok(Readings::default());

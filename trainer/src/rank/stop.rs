@@ -1,12 +1,12 @@
 //! SIGTERM: the ranks agree on a step after which all of them stop.
 //!
-//! A rank that was told to stop cannot just do so: its peers may already be in the next step and would wait for it. So
-//! the ranks compare notes, all at the same steps, as often as costs next to nothing: every step where steps are
-//! long, once in many steps where they are short.
+//! A rank that was told to stop cannot just do so: its peers may already be in the next step and would wait
+//! for it. So the ranks compare notes, all at the same steps, as often as costs next to nothing: every step
+//! where steps are long, once in many steps where they are short.
 //!
-//! Under torchrun the agent of each machine judges by its own ranks' exit codes: were all of them 0 after one machine was
-//! told to go, the job would be over for the others as well. So ranks that were not told themselves end with
-//! [`StoppedByPeer`], and their agents restart them.
+//! Under torchrun the agent of each machine judges by its own ranks' exit codes: were all of them 0 after one
+//! machine was told to go, the job would be over for the others as well. So ranks that were not told
+//! themselves end with [`StoppedByPeer`], and their agents restart them.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -94,7 +94,8 @@ impl Stop {
         self.agree(group, self.stride)
     }
 
-    /// Once all ranks have stopped: an error if this rank was not told to itself. It may yet be: that is waited for.
+    /// Once all ranks have stopped: an error if this rank was not told to itself. It may yet be: that is
+    /// waited for.
     pub fn told(&self) -> Result<(), StoppedByPeer> {
         let began = Instant::now();
         while !self.told.is_set() {

@@ -12,7 +12,8 @@ pub struct ObserveArgs {
     /// Write TensorBoard event files into this directory
     #[arg(long, value_name = "DIR")]
     pub tensorboard: Option<PathBuf>,
-    /// Write a trace of some steps to this file, for Perfetto or chrome://tracing; rank 1 writes NAME.rank1.json and so on
+    /// Write a trace of some steps to this file, for Perfetto or chrome://tracing; rank 1 writes
+    /// NAME.rank1.json and so on
     #[arg(long, value_name = "FILE")]
     pub profile: Option<PathBuf>,
     /// Steps in the trace, after the first one, which is like no other

@@ -39,7 +39,8 @@ pub struct EpochTotal {
     pub loss_sum: f64,
     /// Of all samples.
     pub digest: OrderDigest,
-    /// What this stretch of reading cost, as far as this process's own counters (or the cache's, on rank 0) say.
+    /// What this stretch of reading cost, as far as this process's own counters (or the cache's, on rank 0)
+    /// say.
     pub counters: Counters,
 }
 
@@ -70,15 +71,16 @@ impl Tally {
         self.began.elapsed()
     }
 
-    /// Merges all ranks' counts. `seconds` is how long this rank's epoch took, `counters` what it has to add to the
-    /// cost: ranks that share one counter leave it to the first.
+    /// Merges all ranks' counts. `seconds` is how long this rank's epoch took, `counters` what it has to add
+    /// to the cost: ranks that share one counter leave it to the first.
     pub fn merge(&self, group: &ProcessGroup, took: Duration, counters: &Counters) -> Result<EpochTotal> {
         let numbers = [
             self.samples as i64,
             self.steps as i64,
             nanoseconds(self.waited),
             nanoseconds(took),
-            // Bits, not a value: i64 is what travels, and the sum below is in the order of ranks on every rank.
+            // Bits, not a value: i64 is what travels, and the sum below is in the order of ranks on every
+            // rank.
             self.loss_sum.to_bits() as i64,
             counters.s3_requests as i64,
             counters.s3_bytes as i64,

@@ -1,7 +1,8 @@
 //! TensorBoard's event files: scalars by step.
 //!
-//! A file of records, each framed by its length and two masked CRC-32Cs (the TFRecord format), each holding an `Event`
-//! message of which only what scalars need is known here. TensorBoard's own reader checks this in the tests.
+//! A file of records, each framed by its length and two masked CRC-32Cs (the TFRecord format), each holding
+//! an `Event` message of which only what scalars need is known here. TensorBoard's own reader checks this in
+//! the tests.
 
 use std::fs::File;
 use std::io::{BufWriter, Write};
@@ -24,8 +25,8 @@ pub struct Events {
 }
 
 impl Events {
-    /// A new file in `folder`, which is made if it is not there. `first_step` is where a resumed run goes on: what
-    /// an earlier file says of steps from there on is then not shown.
+    /// A new file in `folder`, which is made if it is not there. `first_step` is where a resumed run goes on:
+    /// what an earlier file says of steps from there on is then not shown.
     pub fn create(folder: &Path, first_step: u64) -> Result<Self> {
         let seconds = now() as u64;
         let name = format!("events.out.tfevents.{seconds}.{}.{}", host(), std::process::id());

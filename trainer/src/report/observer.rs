@@ -65,7 +65,8 @@ impl Observer {
         })
     }
 
-    /// A step begins, or an epoch ends: the trace begins with the second step, and ends when it has as many as it should.
+    /// A step begins, or an epoch ends: the trace begins with the second step, and ends when it has as many
+    /// as it should.
     pub fn begin_step(&mut self) -> Result<()> {
         let Some(profile) = &mut self.profile else { return Ok(()) };
         if profile.done >= profile.before.saturating_add(profile.steps) {

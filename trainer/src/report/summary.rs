@@ -108,7 +108,6 @@ pub struct EpochReport {
     pub s3_bytes: u64,
     /// Requests for listings, heads and footers.
     pub s3_footer_requests: u64,
-    /// Bytes of footers.
     pub s3_footer_bytes: u64,
     /// Compressed Parquet bytes decoded.
     pub parquet_bytes_decoded: u64,
@@ -131,7 +130,8 @@ pub struct EpochReport {
 }
 
 impl EpochReport {
-    /// From the merged count of an epoch. `direct` says that there was no cache, `trained` that there was a model.
+    /// From the merged count of an epoch. `direct` says that there was no cache, `trained` that there was a
+    /// model.
     pub fn new(epoch: u64, total: &EpochTotal, projected_bytes: u64, direct: bool, trained: bool) -> Self {
         let counters = &total.counters;
         Self {
@@ -263,13 +263,14 @@ impl Report {
     }
 }
 
-/// Where an epoch's bytes came from, judged by the requests to the object store. Without a cache, bytes that are not
-/// read again are in the ranks' own memory still, or were prefetched in the epoch before.
+/// Where an epoch's bytes came from, judged by the requests to the object store. Without a cache, bytes that
+/// are not read again are in the ranks' own memory still, or were prefetched in the epoch before.
 fn source(s3_requests: u64, s3_bytes: u64, projected_bytes: u64, direct: bool) -> &'static str {
     match (s3_requests, s3_bytes) {
         (0, _) if direct => "memory",
         (0, _) => "cache",
-        // A cold epoch reads the projection once; a request more or less for alignment does not change the word.
+        // A cold epoch reads the projection once; a request more or less for alignment does not change the
+        // word.
         (_, read) if read as f64 >= 0.95 * projected_bytes as f64 => "S3",
         _ if direct => "S3 + memory",
         _ => "S3 + cache",

@@ -1,10 +1,12 @@
-//! Where a step's time goes, and what an epoch's steps add up to: medians, accelerator utilisation, the slowest rank.
+//! Where a step's time goes, and what an epoch's steps add up to: medians, accelerator utilisation, the
+//! slowest rank.
 //!
-//! Times are the host's. On a CPU they are those of the work itself. A GPU's work is only queued: what it still has to do
-//! when all of a step's passes are queued is waited for and counts as the backward pass, so that forward, backward and
-//! optimizer together are the time in which the device computes. Two corrections: where the device itself waited for a
-//! batch that was still travelling, that is copying ([`Stopwatch::shift`]); and what the optimizer leaves to do is in
-//! the next step's wait for the device, or, if data comes late, in that for data.
+//! Times are the host's. On a CPU they are those of the work itself. A GPU's work is only queued: what it
+//! still has to do when all of a step's passes are queued is waited for and counts as the backward pass, so
+//! that forward, backward and optimizer together are the time in which the device computes. Two corrections:
+//! where the device itself waited for a batch that was still travelling, that is copying
+//! ([`Stopwatch::shift`]); and what the optimizer leaves to do is in the next step's wait for the device, or,
+//! if data comes late, in that for data.
 
 use std::time::{Duration, Instant};
 
@@ -68,8 +70,8 @@ impl StepTimes {
         self.of(Part::Forward) + self.of(Part::Backward) + self.of(Part::Optimizer)
     }
 
-    /// What a rank can be slow at by itself. Fast ranks wait for slow ones where they talk to each other: communication
-    /// that nothing hid is left out.
+    /// What a rank can be slow at by itself. Fast ranks wait for slow ones where they talk to each other:
+    /// communication that nothing hid is left out.
     fn own(&self) -> [Duration; PARTS] {
         let Exchange { communication, overlap, buffers } = self.exchange;
         let mut own = self.parts;
@@ -173,14 +175,15 @@ pub struct StepMedians {
 /// The epoch's steps over all ranks.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct EpochTimes {
-    /// Accelerator utilisation as DLIO has it, mean over the ranks, 0 to 1: the time spent computing over the time of
-    /// the epoch, the first step left out of both. None if there was no second step.
+    /// Accelerator utilisation as DLIO has it, mean over the ranks, 0 to 1: the time spent computing over the
+    /// time of the epoch, the first step left out of both. None if there was no second step.
     pub accelerator_utilisation: Option<f64>,
     /// What a step computes on average over steps and ranks, in milliseconds, the first one left out.
     pub compute_ms_mean: f64,
     /// Of each rank.
     pub ranks: Vec<StepMedians>,
-    /// The longest that a step of any rank waited for the loader, in milliseconds: what a fault of the cache costs.
+    /// The longest that a step of any rank waited for the loader, in milliseconds: what a fault of the cache
+    /// costs.
     pub data_wait_ms_max: f64,
     /// The rank that holds up the others, if one does.
     pub straggler: Option<Straggler>,
@@ -189,7 +192,6 @@ pub struct EpochTimes {
 /// A rank that needs longer than the others.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Straggler {
-    /// Which.
     pub rank: usize,
     /// The part of the step in which it loses most against the fastest rank.
     pub part: &'static str,
@@ -253,7 +255,8 @@ impl Ledger {
         })
     }
 
-    /// DLIO's utils/statscounter.py, `compute_metrics_train`, with one step left out at the start and none at the end.
+    /// DLIO's utils/statscounter.py, `compute_metrics_train`, with one step left out at the start and none at
+    /// the end.
     fn utilisation(&self, took: Duration) -> Option<f64> {
         let total = took.checked_sub(self.first.total).filter(|total| !total.is_zero())?;
         (self.count > 1).then(|| self.compute.as_secs_f64() / total.as_secs_f64())
@@ -299,8 +302,8 @@ impl StepMedians {
     }
 }
 
-/// The slowest rank, if it is notably slower than the fastest, and where it loses most. Chance makes steps longer or
-/// shorter too: most steps of a slow rank are longer than most of a fast one's.
+/// The slowest rank, if it is notably slower than the fastest, and where it loses most. Chance makes steps
+/// longer or shorter too: most steps of a slow rank are longer than most of a fast one's.
 fn straggler(ranks: &[StepMedians]) -> Option<Straggler> {
     let median = |rank: &StepMedians| rank.own_total[1];
     let by_median =

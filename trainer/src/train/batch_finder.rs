@@ -1,8 +1,9 @@
 //! `--batch auto`: the batch that trains fastest among those that fit.
 //!
-//! Candidates are powers of two of rows per rank. Each is tried on real rows, forward, backward and optimizer, on a model
-//! of its own that nobody keeps, and without talking to the other ranks: one that ran out of memory could not answer
-//! them. What fits on all ranks is then compared by speed, the slowest rank's. All ranks come to the same answer.
+//! Candidates are powers of two of rows per rank. Each is tried on real rows, forward, backward and
+//! optimizer, on a model of its own that nobody keeps, and without talking to the other ranks: one that ran
+//! out of memory could not answer them. What fits on all ranks is then compared by speed, the slowest rank's.
+//! All ranks come to the same answer.
 
 mod memory;
 
@@ -36,11 +37,9 @@ const RUNS: usize = 4;
 struct BatchFinder<'a> {
     /// The ranks that must agree.
     pub group: &'a ProcessGroup,
-    /// The model.
     pub model: &'a ModelSettings,
     /// Where it computes.
     pub device: Device,
-    /// In what.
     pub precision: Precision,
     /// What moves it: its state needs memory too.
     pub optimizer: OptimizerSettings,
@@ -97,8 +96,8 @@ pub fn find(session: &Session) -> Result<Option<u64>> {
 }
 
 impl BatchFinder<'_> {
-    /// Tries candidates on the rows of `sample`, repeated as needed, for a dataset of which each rank has `rows` in an
-    /// epoch. Gives all that were tried; collective.
+    /// Tries candidates on the rows of `sample`, repeated as needed, for a dataset of which each rank has
+    /// `rows` in an epoch. Gives all that were tried; collective.
     fn try_all(&self, sample: &Input, rows: u64) -> Result<Vec<Trial>> {
         let mut tried = Vec::new();
         let least = self.model.rows_min().max(1) as u64;
@@ -112,8 +111,8 @@ impl BatchFinder<'_> {
             let world = self.group.world() as f64;
             let samples_per_s = seconds.is_finite().then(|| world * rows_now as f64 / seconds);
             tried.push(Trial { rows: rows_now, samples_per_s });
-            // On the CPU nothing fails before the machine does: the next one is not tried if it may be too large.
-            // What does not grow with the rows is counted twice too.
+            // On the CPU nothing fails before the machine does: the next one is not tried if it may be too
+            // large. What does not grow with the rows is counted twice too.
             let next_fits = self.device != Device::Cpu || peak.saturating_mul(2) <= self.memory_bytes;
             if samples_per_s.is_none() || self.agreed(f64::from(u8::from(next_fits)), Op::Min)? == 0.0 {
                 break;
@@ -157,8 +156,8 @@ impl BatchFinder<'_> {
         }
     }
 
-    /// What a training holds beside what a trial does: the buckets of gradients, rounded for the way too where they are,
-    /// and on a GPU the next batch, which is on its way.
+    /// What a training holds beside what a trial does: the buckets of gradients, rounded for the way too
+    /// where they are, and on a GPU the next batch, which is on its way.
     fn beside(&self, parameters: &[Tensor], input: &Input) -> Result<Vec<Tensor>> {
         let kinds = [Some(Kind::Float), (self.ddp.compression != Compression::None).then_some(Kind::Half)];
         let mut beside = Vec::new();

@@ -22,7 +22,8 @@ pub struct ModelData {
     preparer: Arc<Preparer>,
 }
 
-/// Opens a dataset and checks that it can be trained on. `vary`: the seed by which its images are varied. Collective.
+/// Opens a dataset and checks that it can be trained on. `vary`: the seed by which its images are varied.
+/// Collective.
 pub fn open(session: &Session, spec: DatasetSpec, vary: Option<u64>) -> Result<ModelData> {
     let args = &session.settings.model;
     let spec = DatasetSpec { columns: Some(args.column_names()), ..spec };

@@ -38,7 +38,8 @@ pub struct Evaluation {
 /// Rows that each rank labels at a time, at most.
 const ROWS_MAX: u64 = 250;
 
-/// Scores a model on a dataset; `None` if all ranks were told to stop meanwhile, which `stop` knows. Collective.
+/// Scores a model on a dataset; `None` if all ranks were told to stop meanwhile, which `stop` knows.
+/// Collective.
 pub fn evaluate(
     session: &Session,
     model: &dyn Model,

@@ -1,7 +1,7 @@
 //! The training loop: steps, epochs, and what happens between them.
 //!
-//! Each step is timed part by part. Between steps all ranks do the same in the same order, so that each can count on
-//! the others in every collective: agree whether to stop, write a checkpoint if one is due.
+//! Each step is timed part by part. Between steps all ranks do the same in the same order, so that each can
+//! count on the others in every collective: agree whether to stop, write a checkpoint if one is due.
 
 use std::time::{Duration, Instant};
 
@@ -60,8 +60,8 @@ struct Stretch {
 }
 
 impl<'a> Fit<'a> {
-    /// Takes up a run: from the newest checkpoint if there is one, else from the beginning. `cost` is what the
-    /// counters said before the dataset was opened. Collective.
+    /// Takes up a run: from the newest checkpoint if there is one, else from the beginning. `cost` is what
+    /// the counters said before the dataset was opened. Collective.
     pub fn begin(
         session: &'a Session,
         train: &'a ModelData,
@@ -156,8 +156,8 @@ impl<'a> Fit<'a> {
         self.trainer.as_ref()
     }
 
-    /// Evaluates after this number of epochs, if there is a dataset to evaluate on; `false` if all ranks were told to stop
-    /// meanwhile.
+    /// Evaluates after this number of epochs, if there is a dataset to evaluate on; `false` if all ranks were
+    /// told to stop meanwhile.
     fn evaluate(&mut self, epochs: u64, report: &mut Report) -> Result<bool> {
         let (Some(trainer), Some(test)) = (&self.trainer, self.test) else { return Ok(true) };
         let Some(evaluation) = evaluate(self.session, trainer.model(), test, self.stop.as_mut())? else {
@@ -339,8 +339,8 @@ fn new_trainer(session: &Session, train: &ModelData, hyperparams: Hyperparams) -
     Trainer::new(&session.group, model, hyperparams, &session.settings.gradients.ddp())
 }
 
-/// Stands in for the step of an accelerator: takes its time, the same on all ranks. Meanwhile the host takes the next
-/// batch, as it does beside a real one.
+/// Stands in for the step of an accelerator: takes its time, the same on all ranks. Meanwhile the host takes
+/// the next batch, as it does beside a real one.
 fn emulate_step(session: &Session, feed: &mut Feed, watch: &mut Stopwatch) -> Result<()> {
     let Some(ms) = session.settings.emulate_step_ms else { return Ok(()) };
     watch.lap(Part::Copy);

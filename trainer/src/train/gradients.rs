@@ -95,7 +95,8 @@ impl GradientArgs {
                 CompressionName::Fp16 => Compression::Fp16,
                 CompressionName::Bf16 => Compression::Bf16,
             },
-            // Every step's communication is told, and the slow rank of a short epoch found: every pass is timed.
+            // Every step's communication is told, and the slow rank of a short epoch found: every pass is
+            // timed.
             sample_every: 1,
             ..default
         }

@@ -1,7 +1,8 @@
 //! How a run learns: the settings that decide, besides model, data and seed, what becomes of its parameters.
 //!
-//! They are part of a checkpoint, so that a run that goes on with others says so ([`Hyperparams::changes`]), and one
-//! whose optimizer could make nothing of what the checkpoint holds is refused ([`Hyperparams::check_state`]).
+//! They are part of a checkpoint, so that a run that goes on with others says so ([`Hyperparams::changes`]),
+//! and one whose optimizer could make nothing of what the checkpoint holds is refused
+//! ([`Hyperparams::check_state`]).
 
 use anyhow::{Result, ensure};
 use serde::{Deserialize, Serialize};
@@ -52,7 +53,8 @@ impl Hyperparams {
         Ok(())
     }
 
-    /// The differences to `now`, on one line: `schedule.lr 0.1 -> 0.05, clip_norm none -> 1.0`; `None` if nothing is.
+    /// The differences to `now`, on one line: `schedule.lr 0.1 -> 0.05, clip_norm none -> 1.0`; `None` if
+    /// nothing is.
     pub fn changes(&self, now: &Self) -> Option<String> {
         let (mut own, mut other) = (Vec::new(), Vec::new());
         flat("", &serde_json::to_value(self).unwrap_or_default(), &mut own);

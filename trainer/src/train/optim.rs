@@ -1,8 +1,10 @@
-//! Optimizers, over plain tensors: SGD, Adam and AdamW, with PyTorch's formulas and with state that can be saved.
+//! Optimizers, over plain tensors: SGD, Adam and AdamW, with PyTorch's formulas and with state that can be
+//! saved.
 //!
-//! tch's own optimizers hide their state in C++, where no checkpoint reaches it. These keep it as named tensors:
-//! [`Optimizer::state`] and [`Optimizer::load_state`] give and take it exactly. Each operation is the one that
-//! PyTorch's optimizers run on the CPU, in their order, so that the parameters come out alike bit for bit.
+//! tch's own optimizers hide their state in C++, where no checkpoint reaches it. These keep it as named
+//! tensors: [`Optimizer::state`] and [`Optimizer::load_state`] give and take it exactly. Each operation is
+//! the one that PyTorch's optimizers run on the CPU, in their order, so that the parameters come out alike
+//! bit for bit.
 //!
 //! * [`schedule`]: the learning rate as a function of the step. [`args`]: the flags.
 //! * Gradient clipping is [`clip_by_norm`].
@@ -135,8 +137,8 @@ impl Optimizer {
         Ok(())
     }
 
-    /// Everything that the next steps depend on besides the parameters, sorted by name. The tensors are those that
-    /// the optimizer goes on using: write them down before the next step.
+    /// Everything that the next steps depend on besides the parameters, sorted by name. The tensors are those
+    /// that the optimizer goes on using: write them down before the next step.
     pub fn state(&self) -> Vec<NamedTensor> {
         let mut state = Vec::new();
         for slot in &self.slots {
@@ -149,8 +151,8 @@ impl Optimizer {
         state
     }
 
-    /// Goes on from a state that [`Optimizer::state`] gave. It must be of the same optimizer over parameters of the
-    /// same names and shapes; otherwise nothing is changed.
+    /// Goes on from a state that [`Optimizer::state`] gave. It must be of the same optimizer over parameters
+    /// of the same names and shapes; otherwise nothing is changed.
     pub fn load_state(&mut self, state: &[NamedTensor]) -> Result<()> {
         let optimizer = self.settings.name();
         let mut state: BTreeMap<_, _> = state.iter().map(|(name, tensor)| (name.clone(), tensor)).collect();
@@ -270,8 +272,8 @@ fn adam(mut group: Group<'_>, lr: f64, betas: (f64, f64), eps: f64, steps: i64) 
     Ok(foreach::add_quotient(&parameters, &means, &denominators, -(lr / correction(betas.0)))?)
 }
 
-/// Shrinks the gradients so that the norm of all of them together is at most `max`; gives the norm before that.
-/// Waits for the device.
+/// Shrinks the gradients so that the norm of all of them together is at most `max`; gives the norm before
+/// that. Waits for the device.
 pub fn clip_by_norm(parameters: &[Tensor], max: f64) -> Result<f64> {
     let gradients: Vec<_> = parameters.iter().map(Tensor::grad).filter(Tensor::defined).collect();
     let norm = foreach::global_norm(&gradients)?;

@@ -1,9 +1,11 @@
-//! Precision: full, or matrix products and convolutions in 16 bits (autocast), with the loss scaled where fp16 needs it.
+//! Precision: full, or matrix products and convolutions in 16 bits (autocast), with the loss scaled where
+//! fp16 needs it.
 //!
-//! Parameters, their gradients and the optimizer stay in 32 bits. fp16 has a small range: gradients would vanish in it,
-//! so the loss is multiplied by a large scale before the backward pass, and the gradients divided by it afterwards. A
-//! scale too large shows as gradients that are not finite: that step is skipped and the scale halved. As gradients are
-//! averaged over the ranks before they are looked at, all ranks skip the same steps.
+//! Parameters, their gradients and the optimizer stay in 32 bits. fp16 has a small range: gradients would
+//! vanish in it, so the loss is multiplied by a large scale before the backward pass, and the gradients
+//! divided by it afterwards. A scale too large shows as gradients that are not finite: that step is skipped
+//! and the scale halved. As gradients are averaged over the ranks before they are looked at, all ranks skip
+//! the same steps.
 
 use anyhow::{Context, Result, ensure};
 use clap::ValueEnum;
@@ -89,8 +91,8 @@ impl Scaler {
         self.skipped
     }
 
-    /// Takes the scale out of the parameters' gradients. `false`: they are not finite, skip this step; the hundredth such
-    /// step in a row is an error. Waits for the device.
+    /// Takes the scale out of the parameters' gradients. `false`: they are not finite, skip this step; the
+    /// hundredth such step in a row is an error. Waits for the device.
     pub fn unscale(&mut self, parameters: &[Tensor]) -> Result<bool> {
         let gradients: Vec<_> = parameters.iter().map(Tensor::grad).filter(Tensor::defined).collect();
         let finite = foreach::unscale(&gradients, 1.0 / self.scale)?;

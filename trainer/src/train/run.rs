@@ -46,7 +46,8 @@ fn open_and_fit(session: &Session) -> Result<()> {
     let report = new_report(session, &train, test.as_ref());
     let mut fit = Fit::begin(session, &train, test.as_ref(), cost)?;
     let result = failure::caught(|| fit_and_report(session, &mut fit, report));
-    // Before `fit` is dropped, which may write the rest of a checkpoint: the other ranks end now, and not by a death.
+    // Before `fit` is dropped, which may write the rest of a checkpoint: the other ranks end now, and not by
+    // a death.
     match &result {
         Ok(()) => session.group.rest(),
         Err(_) => session.group.abandon(),
@@ -136,7 +137,8 @@ fn finish(session: &Session, report: &Report) -> Result<()> {
     Ok(())
 }
 
-/// A rank must not outlive the launcher that would have stopped it, not even if that ended before it got here.
+/// A rank must not outlive the launcher that would have stopped it, not even if that ended before it got
+/// here.
 fn end_with_the_launcher(env: &RankEnv) -> Result<()> {
     use rustix::process::{Signal, getppid, set_parent_process_death_signal};
     if let Some(launcher) = env.launcher {
@@ -147,8 +149,9 @@ fn end_with_the_launcher(env: &RankEnv) -> Result<()> {
     Ok(())
 }
 
-/// Ranks of one machine share its cores but one, which is left to the loaders: OpenMP's threads wait for each other by
-/// spinning, so that one thread too many costs ten times what it brings. OMP_NUM_THREADS has the last word.
+/// Ranks of one machine share its cores but one, which is left to the loaders: OpenMP's threads wait for each
+/// other by spinning, so that one thread too many costs ten times what it brings. OMP_NUM_THREADS has the
+/// last word.
 fn keep_to_own_cores(env: &RankEnv) {
     if std::env::var_os("OMP_NUM_THREADS").is_none() {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);

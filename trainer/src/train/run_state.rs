@@ -13,8 +13,8 @@ use crate::report::epoch_stats::Tally;
 pub struct RunState {
     /// Steps taken.
     pub step: u64,
-    /// What was seen of each epoch by the end of its last stretch. Of the one under way, what this process has not seen
-    /// itself: what its checkpoint says.
+    /// What was seen of each epoch by the end of its last stretch. Of the one under way, what this process
+    /// has not seen itself: what its checkpoint says.
     pub epochs: Vec<EpochSeen>,
     /// Where this process began to go on, if the run was resumed.
     pub resumed: Option<Resumed>,

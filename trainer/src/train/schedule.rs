@@ -29,14 +29,16 @@ pub struct Schedule {
     pub lr: f64,
     /// What follows the warm-up.
     pub shape: Shape,
-    /// Steps in which the rate rises straight from near 0; `None` = the shape's own: 15 % for one-cycle, else 0.
+    /// Steps in which the rate rises straight from near 0; `None` = the shape's own: 15 % for one-cycle, else
+    /// 0.
     pub warmup_steps: Option<u64>,
     /// Steps of the whole run, warm-up included.
     pub steps: u64,
 }
 
 impl Schedule {
-    /// The rate of step `done`, counted from 0 over the whole run. Steps beyond the end have the last one's or 0.
+    /// The rate of step `done`, counted from 0 over the whole run. Steps beyond the end have the last one's
+    /// or 0.
     ///
     /// Each is taken from the middle of the step: neither the first nor the last is wasted on a rate of 0.
     pub fn rate(&self, done: u64) -> f64 {

@@ -52,8 +52,8 @@ pub struct At {
 }
 
 impl Trainer {
-    /// Takes the model into training; every rank starts from rank 0's parameters and buffers. [`Exchange`] is told of
-    /// those passes that the settings of `ddp` have timed.
+    /// Takes the model into training; every rank starts from rank 0's parameters and buffers. [`Exchange`] is
+    /// told of those passes that the settings of `ddp` have timed.
     pub fn new(
         group: &ProcessGroup,
         model: Box<dyn Model>,
@@ -76,11 +76,12 @@ impl Trainer {
         })
     }
 
-    /// One step on this rank's rows; gives the sum of its samples' losses, and tells `watch` where its time went.
+    /// One step on this rank's rows; gives the sum of its samples' losses, and tells `watch` where its time
+    /// went.
     ///
-    /// The loss is the sum over this rank's samples, divided by the samples of all ranks and multiplied by their
-    /// number: averaged over the ranks, as DDP does with the gradients, it is the mean over the samples of the step,
-    /// however they and the padding are spread, and however many passes share the rows.
+    /// The loss is the sum over this rank's samples, divided by the samples of all ranks and multiplied by
+    /// their number: averaged over the ranks, as DDP does with the gradients, it is the mean over the samples
+    /// of the step, however they and the padding are spread, and however many passes share the rows.
     pub fn step(&mut self, input: &Input, at: At, watch: &mut Stopwatch) -> Result<f64> {
         zero_grads(&self.parameters, true)?;
         let scale = self.scaler.as_ref().map_or(1.0, Scaler::scale);
@@ -158,7 +159,6 @@ impl Trainer {
         })?
     }
 
-    /// The model.
     pub fn model(&self) -> &dyn Model {
         &*self.model
     }
@@ -187,7 +187,8 @@ impl Trainer {
         state
     }
 
-    /// Goes on from what [`Trainer::weights`] and [`Trainer::state`] gave, after `done` steps of the schedule.
+    /// Goes on from what [`Trainer::weights`] and [`Trainer::state`] gave, after `done` steps of the
+    /// schedule.
     pub fn load(&mut self, weights: &[NamedTensor], state: &[NamedTensor], done: u64) -> Result<()> {
         checkpoint::restore("parameter", &self.weights(), weights)?;
         let clone = |(name, tensor): &NamedTensor| (name.clone(), tensor.shallow_clone());
@@ -203,8 +204,8 @@ impl Trainer {
     }
 }
 
-/// The sum of the passes' losses, each read by `value`. A device that only queues its work is waited for here: what it
-/// does meanwhile is the passes' work.
+/// The sum of the passes' losses, each read by `value`. A device that only queues its work is waited for
+/// here: what it does meanwhile is the passes' work.
 fn read(sums: &[Tensor], value: impl Fn(&Tensor) -> f64, watch: &mut Stopwatch) -> f64 {
     let sum = sums.iter().map(value).sum();
     watch.lap(Part::Backward);

@@ -1,14 +1,16 @@
-//! Main memory: how much is free, for the machine and for the container that this process runs in, and the peak of this
-//! process.
+//! Main memory: how much is free, for the machine and for the container that this process runs in, and the
+//! peak of this process.
 //!
-//! A container's limit is its control group's or that of a group above it, whichever is lower, of either version of control groups.
+//! A container's limit is its control group's or that of a group above it, whichever is lower, of either
+//! version of control groups.
 
 use std::path::Path;
 
 /// Where control groups are found.
 const GROUPS: &str = "/sys/fs/cgroup";
 
-/// The files of a memory group: its limit, what it uses, and what of it is cache that goes when memory is wanted.
+/// The files of a memory group: its limit, what it uses, and what of it is cache that goes when memory is
+/// wanted.
 struct Files {
     limit: &'static str,
     used: &'static str,
@@ -45,8 +47,8 @@ fn container_free(own: &str, groups: &Path) -> Option<u64> {
     free.min()
 }
 
-/// The least that a group or one above it leaves. Within a container the path may be the host's: then only the
-/// topmost folder is there, which is the container's own.
+/// The least that a group or one above it leaves. Within a container the path may be the host's: then only
+/// the topmost folder is there, which is the container's own.
 fn least_free(root: &Path, path: &str, files: &Files) -> Option<u64> {
     let own = root.join(path.trim_start_matches('/'));
     own.ancestors()
@@ -70,7 +72,8 @@ pub(super) fn peak_bytes() -> u64 {
     number(&status, "VmHWM:").unwrap_or(0) * 1024
 }
 
-/// Linux: writing 5 there resets the peak. Where that is not allowed the peak only grows, and the limit comes sooner.
+/// Linux: writing 5 there resets the peak. Where that is not allowed the peak only grows, and the limit comes
+/// sooner.
 pub(super) fn forget_peak() {
     let _ = std::fs::write("/proc/self/clear_refs", "5");
 }

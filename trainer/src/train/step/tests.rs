@@ -205,7 +205,8 @@ fn a_step_whose_gradients_overflow_on_one_rank_is_skipped_on_all() {
     assert!((10..30).contains(&skipped), "{skipped} steps were skipped");
 }
 
-/// A device that queues what it is asked for: the host comes back at once, and waits when it asks for a result.
+/// A device that queues what it is asked for: the host comes back at once, and waits when it asks for a
+/// result.
 #[test]
 fn a_device_that_queues_its_work_is_busy_while_it_is_waited_for() {
     let mut ledger = Ledger::default();
@@ -302,8 +303,8 @@ impl Model for Slow {
     }
 }
 
-/// Trains two ranks for two short epochs of `STEPS`; rank r waits for data, and then takes longer in its forward pass, by
-/// `data(r, step)` and `forward(r, step)` ms. Gives what each epoch's report says.
+/// Trains two ranks for two short epochs of `STEPS`; rank r waits for data, and then takes longer in its
+/// forward pass, by `data(r, step)` and `forward(r, step)` ms. Gives what each epoch's report says.
 fn epochs_of(
     buffers: bool,
     data: impl Fn(usize, u64) -> u64 + Send + Sync + 'static,
