@@ -19,7 +19,7 @@ setup: ## Install what building needs: system packages, libtorch in .torch/
 	@scripts/setup.sh
 
 build: setup ## Build everything, optimised, into target/release
-	cargo build --release --workspace --bins
+	cargo build --release --workspace --bins --features forebay-tests/gpu
 
 demo: setup ## MNIST from S3 through the cache into a training run of two ranks (DEMO_ARGS=--short for CI)
 	cargo build --release --workspace $(DEMO)
@@ -34,7 +34,7 @@ check: ## Formatting, lints, and the rules in tests/tests/tidy with their figure
 	@scripts/setup.sh check
 	cargo fmt --all --check
 	cargo fmt --check --manifest-path trainer/c10d-nccl/Cargo.toml
-	cargo clippy --workspace --all-targets -- -D warnings
+	cargo clippy --workspace --all-targets --features forebay-tests/gpu -- -D warnings
 	cargo test -q -p forebay-tests --test tidy -- --nocapture
 
 bench-epoch: build ## Time epochs through the cache, cold and warm, beside reading S3 directly

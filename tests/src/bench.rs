@@ -6,3 +6,5 @@ pub mod epoch;
 pub mod order;
 pub mod stages;
 pub mod train;
+#[cfg(feature = "gpu")]
+pub mod ways;

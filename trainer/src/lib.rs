@@ -10,9 +10,7 @@
 //! * [`rank`]: one process: which rank it is, how it meets the others, how it ends.
 //! * [`input`]: batches as tensors. [`model`]: the networks. [`train`]: the loop, the step, the optimizer.
 //! * [`checkpoint`]: what a run needs to go on, on disk. [`report`]: what people and programs see.
-//! * [`bench`]: the same training several ways, timed.
 
-mod bench;
 mod checkpoint;
 mod input;
 mod model;
@@ -23,45 +21,24 @@ mod train;
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::Parser;
 
-use crate::bench::BenchArgs;
 use crate::rank::env::RankEnv;
 use crate::rank::{failure, launch};
-use crate::settings::Settings;
 
-/// Train a model on a Parquet dataset that the cache streams, on one or several ranks
-#[derive(Debug, Parser)]
-#[command(
-    name = "forebay-train",
-    version,
-    args_conflicts_with_subcommands = true,
-    subcommand_negates_reqs = true
-)]
-struct CommandLine {
-    #[command(flatten)]
-    settings: Settings,
-    #[command(subcommand)]
-    command: Option<CommandName>,
-}
-
-#[derive(Debug, Subcommand)]
-enum CommandName {
-    Bench(Box<BenchArgs>),
-}
+pub use crate::rank::failure::{ERROR_FILE, PREFIX};
+pub use crate::report::summary::bytes;
+pub use crate::settings::{AUTO_BATCH, Settings};
 
 /// The program: parses the command line and runs as launcher or as rank.
 pub fn main() -> ExitCode {
-    let CommandLine { settings, command } = CommandLine::parse();
+    let settings = Settings::parse();
     tracing_subscriber::fmt()
         .with_env_filter(
             tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "warn".into()),
         )
         .with_writer(std::io::stderr)
         .init();
-    if let Some(CommandName::Bench(args)) = command {
-        return failure::end_launcher(bench::run(&args));
-    }
     match RankEnv::from_env() {
         Ok(Some(env)) => {
             failure::tell_panics();

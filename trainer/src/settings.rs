@@ -22,6 +22,7 @@ use crate::train::precision::Precision;
 #[command(name = "forebay-train", version)]
 pub struct Settings {
     #[command(flatten)]
+    #[expect(missing_docs, reason = "documented at its type")]
     pub access: AccessArgs,
 
     /// Dataset to train on: s3://bucket/prefix or file:///folder
@@ -50,8 +51,10 @@ pub struct Settings {
     #[arg(long, value_name = "FROM:TO", requires = "test")]
     pub test_split: Option<Split>,
     #[command(flatten)]
+    #[expect(missing_docs, reason = "documented at its type")]
     pub model: ModelArgs,
     #[command(flatten)]
+    #[expect(missing_docs, reason = "documented at its type")]
     pub optim: OptimArgs,
     /// What the network computes in
     #[arg(long, value_enum, default_value_t)]
@@ -110,10 +113,13 @@ pub struct Settings {
     #[arg(long, value_name = "FILE")]
     pub report: Option<PathBuf>,
     #[command(flatten)]
+    #[expect(missing_docs, reason = "documented at its type")]
     pub gradients: GradientArgs,
     #[command(flatten)]
+    #[expect(missing_docs, reason = "documented at its type")]
     pub checkpoint: CheckpointArgs,
     #[command(flatten)]
+    #[expect(missing_docs, reason = "documented at its type")]
     pub observe: ObserveArgs,
 }
 

@@ -6,7 +6,7 @@ use forebay_proto::digest::OrderDigest;
 use forebay_proto::manifest::Digest;
 use forebay_proto::plan::{PlanKey, Shuffle};
 use forebay_proto::state::LoaderState;
-use tch::Kind;
+use tch::{Device, Kind, Tensor};
 
 use super::disk::{Damage, read, write};
 use super::state::NamedTensors;

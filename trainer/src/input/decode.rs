@@ -18,7 +18,7 @@ use rayon::{ThreadPool, ThreadPoolBuilder};
 use tch::{Kind, Tensor};
 
 use super::augment::{Key, View};
-use super::image::{Augment, ImageArgs, ImageSettings, Raw, ImageSource};
+use super::image::{Augment, ImageArgs, ImageSettings, ImageSource, Raw};
 
 /// The largest side of an image that is unpacked, and the memory that one may take while it is.
 const SIDE_MAX: u32 = 32_768;

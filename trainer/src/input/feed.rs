@@ -16,9 +16,9 @@ use forebay_client::{Batch, Dataset, Event, Loader, LoaderSettings};
 use tokio::runtime::Handle;
 
 use super::ahead::{Ahead, Item};
-use super::transfer::{Compute, Sent, Stall};
 use super::prepare::Preparer;
 use super::rows::Input;
+use super::transfer::{Compute, Sent, Stall};
 
 /// A loader, called from outside its runtime.
 #[derive(Debug)]

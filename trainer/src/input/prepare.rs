@@ -5,10 +5,10 @@ use arrow::array::Array;
 use forebay_client::Batch;
 use tch::Tensor;
 
-use super::rows::Input;
 use super::columns::{Columns, Takes};
 use super::decode::{Decoder, Rows};
 use super::image::{ImageArgs, ImageSettings};
+use super::rows::Input;
 
 /// Makes inputs of batches, the same for the same batch whatever runs beside it.
 #[derive(Debug)]

@@ -135,8 +135,8 @@ impl Stall {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use super::super::schema::Role;
+    use super::*;
 
     #[test]
     fn the_cpu_takes_batches_as_they_are() {

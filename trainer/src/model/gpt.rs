@@ -122,8 +122,9 @@ impl Gpt {
         let GptSettings { vocab, context, layers, width, .. } = settings;
         let tokens = (&root / "wte").var("weight", &[vocab, width], normal);
         let positions = (&root / "wpe").var("weight", &[context, width], normal);
-        let blocks =
-            (0..layers).map(|index| TransformerBlock::new(&root / "h" / index.to_string(), &settings)).collect();
+        let blocks = (0..layers)
+            .map(|index| TransformerBlock::new(&root / "h" / index.to_string(), &settings))
+            .collect();
         let norm = nn::layer_norm(&root / "ln_f", vec![width], Default::default());
         vs.set_device(device);
         Ok(Self { vs, settings, tokens, positions, blocks, norm })
@@ -168,9 +169,7 @@ impl TransformerBlock {
     }
 
     fn attend(&self, x: &Tensor, heads: i64) -> Result<Tensor> {
-        let [rows, context, width] = x.size()[..] else {
-            bail!("the attention takes [B, T, width]")
-        };
+        let [rows, context, width] = x.size()[..] else { bail!("the attention takes [B, T, width]") };
         let parts = self.attention.forward(x).f_chunk(3, -1)?;
         let by_head = |part: &Tensor| part.view([rows, context, heads, width / heads]).transpose(1, 2);
         let [q, k, v] = [by_head(&parts[0]), by_head(&parts[1]), by_head(&parts[2])];

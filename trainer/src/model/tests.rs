@@ -5,7 +5,7 @@ use forebay_c10d::{DdpSettings, ProcessGroup, Store};
 use tch::nn::ModuleT;
 
 use crate::input::Role;
-use crate::input::image::{ImageSettings, Normalise, ImageSource};
+use crate::input::image::{ImageSettings, ImageSource, Normalise};
 use crate::model::mlp::Task;
 use crate::report::timing::Stopwatch;
 use crate::train::hyperparams::Hyperparams;

@@ -1,33 +1,35 @@
-//! `forebay-train bench`: the same training four ways, timed: from an empty cache, from a full one, in new
+//! `forebay-bench-ways`: the same training four ways, timed: from an empty cache, from a full one, in new
 //! processes on a full one, and without a cache.
 //!
-//! Each way is a run of this program with the flags that were given, so the times are those that a user gets.
+//! Each way is a run of `forebay-train` with the flags that were given, so the times are those that a user gets.
 //! It leaves one table, one page with a chart, and a report of rows.
 
 mod page;
+mod way;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail, ensure};
-use clap::Args;
+use clap::Parser;
 use comfy_table::{CellAlignment, Table, presets};
 use forebay_client::Node;
 use forebay_client::args::ENDPOINT_VARIABLE;
 use forebay_client::{origin, survey};
 use forebay_proto::v1::FreeRequest;
+use forebay_train::{AUTO_BATCH, ERROR_FILE, PREFIX, Settings};
 use serde_json::{Value, json};
 
-use crate::rank::failure::{self, ERROR_FILE};
-use crate::report::summary::bytes;
-use crate::settings::{AUTO_BATCH, Settings};
+use self::way::{Epoch, Way, cells};
 
 /// Time epochs of a training: cold, warm, restarted, and direct
 ///
 /// Takes all flags of a training, those of the cache and those for reading the store directly at once.
-#[derive(Debug, Clone, Args)]
-pub struct BenchArgs {
+#[derive(Debug, Clone, Parser)]
+#[command(name = "forebay-bench-ways", version)]
+pub struct Options {
+    /// The training.
     #[command(flatten)]
     pub settings: Settings,
     /// How often each way is taken; the table shows medians
@@ -36,26 +38,6 @@ pub struct BenchArgs {
     /// Write bench.json and bench.html into this directory
     #[arg(long, value_name = "DIR", default_value = ".")]
     pub out: PathBuf,
-}
-
-/// One way, and the epochs that were timed on it.
-#[derive(Debug)]
-struct Way {
-    name: &'static str,
-    /// What that means, for the page.
-    what: &'static str,
-    epochs: Vec<Epoch>,
-}
-
-/// What the report of a training says of an epoch.
-#[derive(Debug, Clone, Copy, PartialEq)]
-struct Epoch {
-    seconds: f64,
-    samples_per_s: f64,
-    wait_share: f64,
-    utilisation: Option<f64>,
-    s3_requests: f64,
-    s3_bytes: f64,
 }
 
 /// Flags that the benchmark sets by itself, or that have no place in it; with a value or without.
@@ -93,7 +75,8 @@ const SOURCE: [(&str, bool); 9] = [
 /// Flags of the cache.
 const CACHE: [(&str, bool); 2] = [("--endpoint", true), ("--zone", true)];
 
-pub fn run(args: &BenchArgs) -> Result<()> {
+/// Trains each way and writes the table, the page and the report.
+pub fn run(args: &Options) -> Result<()> {
     ensure!(
         args.settings.batch != AUTO_BATCH,
         "bench compares runs of one batch: give --batch a number, such as the one that --batch auto chose"
@@ -101,7 +84,7 @@ pub fn run(args: &BenchArgs) -> Result<()> {
     // Before the cache is emptied.
     args.settings.check_training(args.settings.nproc.unwrap_or(1))?;
     ensure!(args.out.is_dir(), "--out {}: there is no such directory", args.out.display());
-    let words: Vec<_> = std::env::args_os().skip_while(|word| word != "bench").skip(1).collect();
+    let words: Vec<_> = std::env::args_os().skip(1).collect();
     let cached = without(&without(&words, &OWN), &SOURCE);
     let direct = without(&without(&words, &OWN), &CACHE);
     let way = |name, what| Way { name, what, epochs: Vec::new() };
@@ -167,7 +150,8 @@ fn free(settings: &Settings) -> Result<()> {
 fn train(flags: &[OsString], more: &[&str], direct: bool) -> Result<Vec<Epoch>> {
     let folder = tempfile::tempdir()?;
     let (report, errors) = (folder.path().join("report.json"), folder.path().join("stderr"));
-    let mut command = Command::new(std::env::current_exe().context("find this program's own file")?);
+    let own = std::env::current_exe().context("find this program's own file")?;
+    let mut command = Command::new(own.with_file_name("forebay-train"));
     command.args(flags).args(more).arg("--report").arg(&report);
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(std::fs::File::create(&errors)?);
     command.env_remove(ERROR_FILE);
@@ -177,34 +161,11 @@ fn train(flags: &[OsString], more: &[&str], direct: bool) -> Result<Vec<Epoch>> 
     if !command.status()?.success() {
         let said = std::fs::read_to_string(&errors).unwrap_or_default();
         let last = said.lines().rfind(|line| !line.trim().is_empty()).unwrap_or("it ended without a word");
-        bail!("{}", last.strip_prefix(failure::PREFIX).unwrap_or(last));
+        bail!("{}", last.strip_prefix(PREFIX).unwrap_or(last));
     }
     let report: Value = serde_json::from_slice(&std::fs::read(&report)?)?;
     let epochs = report["epochs"].as_array().context("the report has no epochs")?;
     epochs.iter().map(Epoch::of).collect::<Option<Vec<_>>>().context("the report lacks figures")
-}
-
-impl Epoch {
-    fn of(report: &Value) -> Option<Self> {
-        let number = |name: &str| report[name].as_f64();
-        Some(Self {
-            seconds: number("seconds")?,
-            samples_per_s: number("samples_per_s")?,
-            wait_share: number("data_wait_share")?,
-            utilisation: report["times"]["accelerator_utilisation"].as_f64(),
-            s3_requests: number("s3_requests")?,
-            s3_bytes: number("s3_bytes")?,
-        })
-    }
-}
-
-impl Way {
-    /// The median of a figure.
-    fn median(&self, figure: impl Fn(&Epoch) -> f64) -> Option<f64> {
-        let mut values: Vec<_> = self.epochs.iter().map(figure).collect();
-        values.sort_by(f64::total_cmp);
-        values.get(values.len() / 2).copied()
-    }
 }
 
 /// The words of a command line without some flags and their values.
@@ -243,23 +204,8 @@ fn table(ways: &[Way]) -> String {
     table.to_string()
 }
 
-/// A way's figures in the table's order.
-fn cells(way: &Way) -> [String; 6] {
-    let show = |value: Option<f64>, form: &dyn Fn(f64) -> String| value.map_or_else(|| "-".to_owned(), form);
-    let percent = |share: f64| format!("{:.1} %", 100.0 * share);
-    let utilisation = way.median(|epoch| epoch.utilisation.unwrap_or(f64::NAN)).filter(|au| !au.is_nan());
-    [
-        show(way.median(|epoch| epoch.seconds), &|seconds| format!("{seconds:.2}")),
-        show(way.median(|epoch| epoch.samples_per_s), &|speed| format!("{speed:.0}")),
-        show(way.median(|epoch| epoch.wait_share), &percent),
-        show(utilisation, &percent),
-        show(way.median(|epoch| epoch.s3_requests), &|count| format!("{count:.0}")),
-        show(way.median(|epoch| epoch.s3_bytes), &|count| bytes(count as u64)),
-    ]
-}
-
 /// The rows, in the form that all benchmark reports of the project have.
-fn report(args: &BenchArgs, ways: &[Way]) -> Value {
+fn report(args: &Options, ways: &[Way]) -> Value {
     let mut rows = Vec::new();
     for way in ways.iter().filter(|way| !way.epochs.is_empty()) {
         let mut row = |name: &str, unit: &str, figure: &dyn Fn(&Epoch) -> f64| {
@@ -330,7 +276,7 @@ mod tests {
             html.contains("<svg") && html.contains("&lt;no cache&gt;") && !html.contains("<d>"),
             "{html}"
         );
-        let args = BenchArgs { settings, runs: 3, out: ".".into() };
+        let args = Options { settings, runs: 3, out: ".".into() };
         let rows = report(&args, &ways);
         assert_eq!(rows["rows"][1]["name"], "cold_samples_per_s");
         assert!(rows["commit"].is_string() && rows["machine"].as_str().unwrap().contains(" cores"));

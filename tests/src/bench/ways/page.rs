@@ -1,7 +1,8 @@
 //! `bench.html`: the chart and the table in one file that needs nothing from elsewhere.
 
-use super::{Way, cells};
-use crate::settings::Settings;
+use forebay_train::Settings;
+
+use super::way::{Way, cells};
 
 const STYLE: &str = "body{font:16px/1.5 system-ui,sans-serif;max-width:46rem;margin:2rem auto;padding:0 1rem;color:#1c2733}\
     svg{width:100%;height:auto}table{border-collapse:collapse;width:100%}th,td{padding:.3rem .6rem;text-align:right;\
