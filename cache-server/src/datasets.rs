@@ -12,7 +12,7 @@ pub use dataset::Dataset;
 
 use crate::cluster::ownership::Ownership;
 use crate::disk::DiskCache;
-use crate::read::single_flight::Flights;
+use crate::read::single_flight::SingleFlight;
 use crate::runtime::blocking;
 use files::ManifestFiles;
 use forebay_dataset::{Frozen, SegmentReader, View, schema, source, view};
@@ -32,7 +32,7 @@ pub struct Datasets {
     ownership: Arc<Ownership>,
     known: Mutex<Known>,
     /// Datasets being frozen, by URI and segment size: the ranks of a job all open theirs at once.
-    freezing: Flights<(String, u64), Arc<Frozen>>,
+    freezing: SingleFlight<(String, u64), Arc<Frozen>>,
 }
 
 impl Datasets {
@@ -49,7 +49,7 @@ impl Datasets {
             .map(|root| source::normalise(root).map_err(|e| e.context(format!("--allow {root}"))))
             .collect::<Result<Arc<[_]>>>()?;
         let (files, frozen) = (ManifestFiles::new(&disk), FrozenFiles::new(&disk));
-        let (known, freezing) = (Mutex::default(), Flights::default());
+        let (known, freezing) = (Mutex::default(), SingleFlight::default());
         let datasets = Self { source, allow, files, frozen, ownership, known, freezing };
         datasets.recover();
         Ok(datasets)
@@ -68,7 +68,7 @@ impl Datasets {
         for uri in uris {
             let (source, files, place) = (self.source.clone(), self.frozen.clone(), uri.clone());
             let freeze = || frozen::freeze(source, files, place, segment_bytes);
-            all.push(self.freezing.fly((uri, segment_bytes), freeze).await.1?);
+            all.push(self.freezing.join_or_lead((uri, segment_bytes), freeze).1.await?);
         }
         // Of a split or a mix it makes a manifest of its own.
         let view = blocking(move || View::of(&spec, all)).await??;

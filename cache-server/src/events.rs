@@ -1,6 +1,6 @@
 //! What the read path reports, counted here and nowhere else.
 
-use crate::read::single_flight::Seat;
+use crate::read::single_flight::Turnout;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// What the read path reports.
@@ -8,14 +8,17 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 pub enum Event {
     /// A read ended: all columns were in the disk cache, or in transit.
     Hit,
-    /// A read ended: some columns were not there, it filled them (`Led`) or waited for the fill (`Joined`).
-    Miss(Seat),
+    /// A read ended: some columns were not there, it filled them (`Leader`) or waited for the fill
+    /// (`Follower`).
+    Miss(Turnout),
     /// A segment was filled before anybody asked for it.
     Prefetched,
     /// What was filled was stored.
     Stored,
-    /// What was filled was not stored: it is served from memory.
-    Bypassed,
+    /// A filled segment was not stored: memory serves it until no stream needs it.
+    KeptInMemory,
+    /// A filled segment found no place, neither on disk nor in memory: who needs it next fetches it again.
+    Unplaced,
 }
 
 /// Sums since start.
@@ -31,6 +34,8 @@ pub struct Events {
     pub prefetched: AtomicU64,
     /// Fills that were not stored.
     pub bypassed: AtomicU64,
+    /// Those of them that found no place in memory either: they are fetched again when they are needed again.
+    pub unplaced: AtomicU64,
     /// Rows sent on batch streams.
     pub rows_served: AtomicU64,
     /// Body bytes sent on batch streams.
@@ -44,14 +49,29 @@ impl Events {
     pub fn record(&self, event: Event) {
         let counters: &[&AtomicU64] = match event {
             Event::Hit => &[&self.hits],
-            Event::Miss(Seat::Joined) => &[&self.joins],
-            Event::Miss(Seat::Led) => &[&self.misses],
+            Event::Miss(Turnout::Follower) => &[&self.joins],
+            Event::Miss(Turnout::Leader) => &[&self.misses],
             Event::Prefetched => &[&self.misses, &self.prefetched],
             Event::Stored => &[],
-            Event::Bypassed => &[&self.bypassed],
+            Event::KeptInMemory => &[&self.bypassed],
+            Event::Unplaced => &[&self.bypassed, &self.unplaced],
         };
         for counter in counters {
             counter.fetch_add(1, Relaxed);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_segment_that_found_no_place_is_told_from_one_that_memory_keeps() {
+        let events = Events::default();
+        events.record(Event::KeptInMemory);
+        assert_eq!((events.bypassed.load(Relaxed), events.unplaced.load(Relaxed)), (1, 0));
+        events.record(Event::Unplaced);
+        assert_eq!((events.bypassed.load(Relaxed), events.unplaced.load(Relaxed)), (2, 1));
     }
 }

@@ -22,6 +22,8 @@ mod server;
 mod service;
 mod settings;
 
+#[doc(hidden)]
+pub use read::plans::measure;
 pub use runtime::runtime;
 pub use server::Server;
 pub use settings::{Flags, Settings};

@@ -13,9 +13,12 @@ use crate::datasets::Datasets;
 use crate::disk::{DiskCache, DiskCacheSettings};
 use crate::events::Events;
 use crate::maintenance::stall_probe::StallProbe;
-use crate::read::cache::{Cache, Stored};
+use crate::read::cache::Cache;
+use crate::read::copies::SegmentExchange;
 use crate::read::memory::Memory;
 use crate::read::plans::Plans;
+use crate::read::prefetch::Prefetcher;
+use crate::read::recent_writes::RecentWrites;
 use crate::runtime::blocking;
 use crate::service::gate::Gate;
 use crate::service::health::ServingState;
@@ -41,7 +44,7 @@ pub struct Node {
     pub plans: Arc<Plans>,
     pub cache: Arc<Cache>,
     /// What the cache wrote to disk lately.
-    pub stored: Stored,
+    pub recent_writes: RecentWrites,
     pub datasets: Arc<Datasets>,
     pub hot: Arc<HotSegments>,
     pub events: Arc<Events>,
@@ -74,6 +77,7 @@ impl Node {
         let peers = Arc::new(Peers::new(ownership.clone()));
         let datasets =
             Arc::new(Datasets::open(source.clone(), &settings.allow, disk.clone(), ownership.clone())?);
+        let recent_writes = RecentWrites::default();
         let cache = Cache::new(
             source.clone(),
             disk.clone(),
@@ -81,6 +85,7 @@ impl Node {
             plans.clone(),
             memory.clone(),
             peers.clone(),
+            recent_writes.clone(),
         );
         Ok(Self {
             name,
@@ -93,8 +98,8 @@ impl Node {
             disk,
             memory,
             plans,
-            stored: cache.stored().clone(),
-            cache: Arc::new(cache),
+            recent_writes,
+            cache,
             datasets,
             hot: Arc::new(HotSegments::new(settings.serve_bytes_per_s)),
             events,
@@ -113,7 +118,28 @@ impl Node {
             disk: self.disk.clone(),
             plans: self.plans.clone(),
             datasets: self.datasets.clone(),
-            stored: self.stored.clone(),
+            recent_writes: self.recent_writes.clone(),
+        }
+    }
+
+    /// The task that prefetches for announced plans.
+    pub fn prefetcher(&self) -> Prefetcher {
+        Prefetcher {
+            cache: self.cache.clone(),
+            plans: self.plans.clone(),
+            memory: self.memory.clone(),
+            disk: self.disk.clone(),
+            source: self.source.clone(),
+        }
+    }
+
+    /// The segments that the node gives to others and takes from them.
+    pub fn exchange(&self) -> SegmentExchange {
+        SegmentExchange {
+            cache: self.cache.clone(),
+            disk: self.disk.clone(),
+            peers: self.peers.clone(),
+            memory: self.memory.clone(),
         }
     }
 

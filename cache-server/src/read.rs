@@ -1,8 +1,20 @@
-//! The read path: a segment from the disk cache or filled once, ahead of those who will ask, within a memory budget.
+//! The read path: a segment from the disk cache or filled once, ahead of those who will ask, within a memory
+//! budget.
+//!
+//! * [`cache`] is the path itself: look-up, fill, placement. [`copies`] reads and writes segments for other
+//!   nodes.
+//! * [`plans`] knows which segment will be read when, [`prefetch`] fills the segments read next.
+//! * [`memory`] divides the node's memory; `memory_tier` holds segments that are not worth storing.
+//! * [`single_flight`] lets one caller do what many wait for.
 
-pub mod budget;
-pub mod cache;
-pub mod memory;
-pub mod plans;
-pub mod prefetch;
-pub mod single_flight;
+pub(crate) mod cache;
+pub(crate) mod copies;
+pub(crate) mod fill;
+mod lookup;
+pub(crate) mod memory;
+mod memory_tier;
+mod placement;
+pub(crate) mod plans;
+pub(crate) mod prefetch;
+pub(crate) mod recent_writes;
+pub(crate) mod single_flight;

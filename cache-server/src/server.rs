@@ -3,7 +3,6 @@
 use crate::cluster::replicate::Replicator;
 use crate::maintenance;
 use crate::node::Node;
-use crate::read::prefetch;
 use crate::service::control::Control;
 use crate::service::flight::Flight;
 use crate::service::{metrics, peer};
@@ -123,7 +122,7 @@ impl Server {
     fn start_background(&mut self, replicator: &Replicator) -> JoinSet<()> {
         let node = &self.node;
         let mut background = JoinSet::new();
-        background.spawn(prefetch::run(node.cache.clone()));
+        background.spawn(node.prefetcher().run());
         background.spawn(replicator.clone().run());
         background.spawn(node.publisher().run());
         if let Some(listener) = self.metrics.take() {

@@ -9,6 +9,8 @@ pub(crate) mod flight;
 pub(crate) mod frames;
 pub(crate) mod gate;
 pub(crate) mod health;
+mod meter;
 pub(crate) mod metrics;
 pub(crate) mod peer;
 pub(crate) mod stream;
+mod ticket;

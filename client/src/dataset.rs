@@ -4,7 +4,7 @@ use crate::access::Access;
 use crate::direct::Direct;
 use crate::node::Node;
 use arrow::datatypes::SchemaRef;
-use forebay_dataset::stream::Segments;
+use forebay_dataset::stream::SegmentSource;
 use forebay_dataset::{View, schema, view};
 use forebay_proto::manifest::Manifest;
 use forebay_proto::plan::Order;
@@ -154,7 +154,7 @@ impl Dataset {
     }
 
     /// Where an answer made in this process gets its segments; `Invalid` when the data comes through a cache.
-    pub fn segments(&self) -> Result<Arc<dyn Segments>> {
+    pub fn segments(&self) -> Result<Arc<dyn SegmentSource>> {
         match &self.access {
             Access::Direct(direct) => Ok(Arc::new(direct.clone())),
             Access::Endpoint(nodes) => Err(Error::invalid(format!(

@@ -5,7 +5,7 @@
 //! once. Nothing is kept on disk, and nothing is shared between processes: that is the cache's work.
 
 use arrow::array::RecordBatch;
-use forebay_dataset::stream::{Reading, Segments};
+use forebay_dataset::stream::{Reading, SegmentSource};
 use forebay_dataset::{ReadySegment, SegmentReader, SourceSettings, Urgency};
 use forebay_proto::manifest::{DatasetId, Manifest};
 use forebay_proto::v1::Counters;
@@ -140,7 +140,7 @@ impl Direct {
     }
 }
 
-impl Segments for Direct {
+impl SegmentSource for Direct {
     fn get<'a>(&'a self, reading: &'a Reading, segment: u32) -> BoxFuture<'a, Result<ReadySegment>> {
         self.read(&reading.manifest, segment, &reading.projection).map_ok(ReadySegment::from).boxed()
     }

@@ -1,8 +1,9 @@
 //! A segment that is ready to be read: its rows, and what its reader owes for them.
 //!
-//! A segment lies in this process's own memory, or in a file that is mapped. Its memory is accounted for by a guard. A
-//! mapped file can be damaged by others while it is read: its verifier says after the use whether the bytes were still
-//! those that had been checked. Readers call [`ReadySegment::verify`] and know nothing of files.
+//! A segment lies in this process's own memory, or in a file that is mapped. Its memory is accounted for by a
+//! guard. A mapped file can be damaged by others while it is read: its verifier says after the use whether
+//! the bytes were still those that had been checked. Readers call [`ReadySegment::verify`] and know nothing
+//! of files.
 
 use arrow::array::{Array, ArrayData, RecordBatch};
 use std::any::Any;
@@ -54,8 +55,8 @@ impl ReadySegment {
         Self { batch, guard, verifiers }
     }
 
-    /// Whether the segment is still what was checked. To be asked once after each use, before anything is made of what
-    /// was read: what is not sound any more has to be got again. Not for an async thread.
+    /// Whether the segment is still what was checked. To be asked once after each use, before anything is
+    /// made of the rows read: a segment that is no longer sound has to be got again. Not for an async thread.
     pub fn verify(&self) -> bool {
         self.verifiers.iter().all(|verifier| verifier.is_sound())
     }
@@ -75,8 +76,8 @@ pub fn drop_aside(segments: impl IntoIterator<Item = ReadySegment> + Send + 'sta
     }
 }
 
-/// Bytes of memory that a segment's buffers keep, each piece of memory once: all columns of a segment from another node
-/// lie in one.
+/// Bytes of memory that a segment's buffers keep, each piece of memory once: all columns of a segment from
+/// another node lie in one.
 pub fn memory_bytes(segment: &RecordBatch) -> usize {
     fn collect(data: &ArrayData, pieces: &mut HashMap<usize, usize>) {
         let own = data.buffers().iter().chain(data.nulls().map(|nulls| nulls.buffer()));

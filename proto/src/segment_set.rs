@@ -105,6 +105,11 @@ impl SegmentSet {
         })
     }
 
+    /// Bytes of memory that the set takes.
+    pub fn bytes(&self) -> usize {
+        size_of_val(self.words.as_slice())
+    }
+
     /// Clears the bits past the last segment.
     fn cut(&mut self) {
         if let Some(last) = self.words.last_mut().filter(|_| !self.count.is_multiple_of(64)) {

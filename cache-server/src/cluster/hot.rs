@@ -20,12 +20,11 @@ pub use detection::OwnedSegment;
 
 use crate::cluster::ownership::Ownership;
 use detection::Detection;
-use forebay_proto::manifest::{Manifest, SegmentId};
-use forebay_proto::{RowRun, v1};
+use forebay_proto::manifest::SegmentId;
+use forebay_proto::v1;
 use limiter::Limiter;
 use load::LoadMeter;
 use parking_lot::Mutex;
-use std::collections::HashMap;
 use std::time::Duration;
 
 /// How busy the node is, and with which segments.
@@ -49,21 +48,16 @@ impl HotSegments {
         self.limiter.throttle(bytes).await;
     }
 
-    /// Counts a message that was sent, only while the node has much to do.
-    pub fn note(&self, manifest: &Manifest, rows: impl Iterator<Item = RowRun>, bytes: u64) {
-        if self.load() < tuning::COUNTING_LOAD {
-            return;
+    /// Whether the node has so much to do that streams are to count what they send of each segment.
+    pub fn is_counting(&self) -> bool {
+        self.load() >= tuning::COUNTING_LOAD
+    }
+
+    /// A stream sent these bytes of segments.
+    pub fn note(&self, served: Vec<(SegmentId, f64)>) {
+        if !served.is_empty() {
+            self.detection.lock().note(served);
         }
-        let mut by_segment: HashMap<u32, u64> = HashMap::new();
-        for run in rows {
-            *by_segment.entry(run.segment).or_default() += u64::from(run.rows);
-        }
-        let row_bytes = bytes as f64 / by_segment.values().sum::<u64>().max(1) as f64;
-        let served: Vec<_> = by_segment
-            .into_iter()
-            .filter_map(|(segment, rows)| Some((manifest.segment_id(segment).ok()?, rows as f64 * row_bytes)))
-            .collect();
-        self.detection.lock().note(served);
     }
 
     /// How busy the node is, 0 to 1.

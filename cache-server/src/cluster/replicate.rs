@@ -12,8 +12,8 @@ use crate::datasets::Datasets;
 use crate::disk::DiskCache;
 use crate::disk::copies::CopyInfo;
 use crate::disk::policy::Forecast;
-use crate::read::cache::Stored;
 use crate::read::plans::Plans;
+use crate::read::recent_writes::RecentWrites;
 use crate::runtime::blocking;
 use forebay_proto::manifest::SegmentId;
 use forebay_proto::{Backoff, v1};
@@ -49,7 +49,7 @@ pub struct Replicator {
     pub plans: Arc<Plans>,
     pub datasets: Arc<Datasets>,
     /// What was written to disk lately.
-    pub stored: Stored,
+    pub recent_writes: RecentWrites,
 }
 
 impl Replicator {
@@ -82,9 +82,9 @@ impl Replicator {
                     false => return,
                 },
                 () = sleep_until(again.unwrap_or_else(Instant::now)), if again.is_some() => true,
-                () = self.stored.any() => {
+                () = self.recent_writes.any() => {
                     sleep(GATHER).await;
-                    match self.stored.take() {
+                    match self.recent_writes.take() {
                         None => true,
                         Some(ids) => tokio::select! {
                             biased;

@@ -95,6 +95,21 @@ impl DiskCache {
         Ok(Self { files, pages, pins, copies, limit_bytes: settings.limit_bytes })
     }
 
+    /// The wanted columns of a segment if one file holds them all and is mapped, its pages in use. Does not
+    /// touch the disk: the reader verifies after the use that the file is still the one that was mapped.
+    #[tracing::instrument(level = "trace", skip_all)]
+    pub fn mapped(&self, id: SegmentId, columns: &[String]) -> Option<ReadySegment> {
+        let mut index = self.files.index();
+        let is_warm = |key: &FileKey| {
+            let entry = index.get(key)?;
+            let has_all = columns.iter().all(|c| entry.columns.contains(c));
+            entry.map.as_ref().filter(|map| has_all && map.is_touched())
+        };
+        let key = index.files_of(id).into_iter().find(|key| is_warm(key).is_some())?;
+        let (_, map) = index.touch(&key)?;
+        map.map(|map| map.ready())
+    }
+
     /// Finds the wanted columns of a segment, mapping files that are not mapped yet (and checking every byte
     /// of those this process did not write, or that changed since). A file that does not verify is removed
     /// and counts as absent.
@@ -130,6 +145,7 @@ impl DiskCache {
 
     /// Writes columns of a segment and returns them ready to be read. When it does not store them, the disk
     /// cache is as before, and the bytes of the columns were not even looked at.
+    #[tracing::instrument(level = "trace", skip_all)]
     pub fn write(&self, origin: &Origin, batch: &RecordBatch, admit: Admit, role: Role) -> Result<Written> {
         let columns: Arc<[String]> = batch.schema().fields().iter().map(|f| f.name().clone()).collect();
         let key = FileKey::new(origin.id, &columns);

@@ -46,6 +46,11 @@ impl Mapped {
         Arc::strong_count(&self.batch) > 1 || self.body.strong_count() > self.holders
     }
 
+    /// Whether its pages may be in the process's memory, and no reader found the file changed.
+    pub fn is_touched(&self) -> bool {
+        self.touched.load(Relaxed) && !self.place.guard.is_torn() && !self.place.is_damaged.load(Relaxed)
+    }
+
     /// Notes that it is about to be read. Returns whether that was known.
     pub fn set_touched(&self) -> bool {
         self.touched.swap(true, Relaxed)
@@ -77,6 +82,8 @@ struct MappedFile {
     path: PathBuf,
     stamp: Stamp,
     guard: guard::Guard,
+    /// A reader found that it is not the file any more that was mapped.
+    is_damaged: AtomicBool,
 }
 
 impl MappedFile {
@@ -87,7 +94,11 @@ impl MappedFile {
 
 impl Verifier for MappedFile {
     fn is_sound(&self) -> bool {
-        self.disk.stat_path(&self.path).is_ok_and(|now| self.is_of(&now.stamp))
+        let is_sound = self.disk.stat_path(&self.path).is_ok_and(|now| self.is_of(&now.stamp));
+        if !is_sound {
+            self.is_damaged.store(true, Relaxed);
+        }
+        is_sound
     }
 }
 
@@ -129,7 +140,8 @@ pub fn open(disk: &Arc<dyn Disk>, path: &Path, verify: bool) -> Result<Mapped, U
     }
     let start = map.as_ptr() as usize;
     let guard = guard::Guard::new(start, start + map.len());
-    let place = Arc::new(MappedFile { disk: disk.clone(), path: path.to_owned(), stamp: stat.stamp, guard });
+    let (disk, path, is_damaged) = (disk.clone(), path.to_owned(), AtomicBool::new(false));
+    let place = Arc::new(MappedFile { disk, path, stamp: stat.stamp, guard, is_damaged });
     let owner = GuardedMap { map, place: place.clone() };
     let body = Buffer::from(Bytes::from_owner(owner).slice(body_offset as usize..));
     let batch = Arc::new(header.batch_of(&body)?);

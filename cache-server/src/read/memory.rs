@@ -3,28 +3,40 @@
 //! | part | share | what it holds |
 //! |---|---|---|
 //! | fills | 3/8 | segments being fetched and decoded; prefetches use at most half of it |
-//! | transit | 2/8 | segments served without being stored, until no stream needs them; where these have no other place a quarter of that more, and one for each stream |
-//! | streams | 1/8 | messages made but not sent; a stream may hold one whatever the others do |
+//! | tier | 2/8 | segments served without being stored, until no stream needs them; and see below |
+//! | streams | 3/32 | messages made but not sent; a stream may hold one whatever the others do |
+//! | tickets | 1/32 | tickets, and the places of the rows of the steps that streams are at |
 //! | maps | 2/8 | mapped segment files whose pages are in the process's memory |
+//!
+//! Segments for which there is no other place go beyond the tier's limit: by a quarter of it, and one segment
+//! for each stream.
 //!
 //! What this does not count: footers, manifests and the index of the disk cache, which have bounds of their
 //! own.
 
-use crate::read::budget::Room;
+use forebay_dataset::{PrioritySemaphore, SemaphorePermit};
 use std::sync::Arc;
+
+/// Bytes of memory that one purpose may use at once.
+pub type MemoryBudget = PrioritySemaphore;
+
+/// Bytes of memory in use.
+pub type MemoryPermit = SemaphorePermit;
 
 /// The parts of a node's memory.
 #[derive(Debug, Clone)]
 pub struct Memory {
     limit_bytes: u64,
     /// Fetching and decoding.
-    pub fills: Arc<Room>,
+    pub fills: Arc<MemoryBudget>,
     /// The part of `fills` that prefetches may use.
-    pub prefetch: Arc<Room>,
+    pub prefetch: Arc<MemoryBudget>,
     /// Segments served without being stored.
-    pub transit: Arc<Room>,
+    pub tier: Arc<MemoryBudget>,
     /// Messages on their way.
-    pub streams: Arc<Room>,
+    pub streams: Arc<MemoryBudget>,
+    /// Tickets, and the places of the rows of a step.
+    pub tickets: Arc<MemoryBudget>,
     /// Mapped files with pages in memory: the disk cache sees to that.
     pub maps_bytes: u64,
 }
@@ -35,10 +47,11 @@ impl Memory {
         let eighths = |n: u64| limit_bytes / 8 * n;
         Self {
             limit_bytes,
-            fills: Room::new(eighths(3)),
-            prefetch: Room::new(eighths(3) / 2),
-            transit: Room::new(eighths(2)),
-            streams: Room::new(eighths(1)),
+            fills: MemoryBudget::new(eighths(3)),
+            prefetch: MemoryBudget::new(eighths(3) / 2),
+            tier: MemoryBudget::new(eighths(2)),
+            streams: MemoryBudget::new(eighths(1) / 4 * 3),
+            tickets: MemoryBudget::new(eighths(1) / 4),
             maps_bytes: eighths(2),
         }
     }
@@ -48,16 +61,16 @@ impl Memory {
         self.limit_bytes
     }
 
-    /// Bytes of segments in transit that one stream may keep there for a message: less by what all of it is
-    /// over its limit, down to none, which is one segment at a time.
+    /// Bytes of segments in the memory tier that one stream may keep there for a message: less by what all of
+    /// it is over its limit, down to none, which is one segment at a time.
     pub fn held_bytes(&self) -> u64 {
-        let limit = self.transit.limit_bytes();
-        (limit / 4).saturating_sub(self.transit.used_bytes().saturating_sub(limit))
+        let limit = self.tier.limit();
+        (limit / 4).saturating_sub(self.tier.used().saturating_sub(limit))
     }
 
     /// Bytes of the plan that are made ready ahead of the fastest stream, for all jobs together.
     pub fn ahead_bytes(&self) -> u64 {
-        self.transit.limit_bytes()
+        self.tier.limit()
     }
 }
 
@@ -66,10 +79,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn streams_hold_less_the_more_transit_is_over_its_limit() {
+    fn streams_hold_less_the_more_the_tier_is_over_its_limit() {
         let memory = Memory::new(1600);
-        assert_eq!((memory.transit.limit_bytes(), memory.held_bytes()), (400, 100));
-        let mut held = memory.transit.hold_anyway(400);
+        assert_eq!((memory.tier.limit(), memory.held_bytes()), (400, 100));
+        let mut held = memory.tier.acquire_now(400);
         assert_eq!(memory.held_bytes(), 100);
         held.resize(460);
         assert_eq!(memory.held_bytes(), 40);

@@ -1,44 +1,48 @@
 //! The announced plans: which segment will be read when.
 //!
-//! Whoever asks for a plan's rows announces it: every position of the epoch, and of those that follow, is
-//! known from then on. Streams of one dataset version, seed and shuffle are one **job**, which stands where
-//! the slowest of its streams does. What no stream of the job needs any more in this epoch it needs again in
+//! A stream announces the plan that it reads: every position of the epoch, and of those that follow, is known
+//! from then on. Streams of one dataset version, seed and shuffle are one **job**, which stands where its
+//! slowest stream does. A segment that no stream of the job needs any more in this epoch is needed again in
 //! the next one, if there is one. Jobs advance at different speeds: distances are measured in samples of the
-//! fastest, by each job's own pace. A segment may be in several datasets, splits and mixes: its next use is
-//! the nearest of all.
+//! fastest, by each job's own throughput. A segment may be in several datasets, splits and mixes: its next
+//! use is the nearest of all.
 //!
-//! What a run has read for the last time is needed after all that is planned, but before what is in no plan
-//! at all; it is not worth another's place.
+//! A segment that a run has read for the last time is needed after all that is planned, but before segments
+//! in no plan at all; it is not worth another's place.
 //!
-//! A job whose streams have all gone is remembered for a minute, so that it may come back, or at once
-//! forgotten if its last epoch was over.
+//! A job whose streams have all gone is remembered for a minute, so that it may come back; it is forgotten at
+//! once if its last epoch was over.
 //!
-//! Memory: 24 bytes for each segment of a job, 32 more for each of its epochs that is known, and a bit for
-//! each of its streams that wants only some; [`BYTES_MAX`] for all jobs together. A stream beyond that is
-//! read like any other, but unannounced.
+//! Memory: 16 bytes for each segment of a job, 32 more for each of its epochs that is known, and a bit for
+//! each distinct set of segments that its streams want; [`BYTES_MAX`] for all jobs together. A stream beyond
+//! that is read like any other, but unannounced.
 
 mod ids;
 mod job;
-mod pace;
-mod uses;
+pub mod measure;
+mod schedule;
+mod throughput;
+mod view;
+mod wanted;
 
 use crate::disk::policy::{Forecast, NextUse};
-use forebay_dataset::stream::Reading;
+use forebay_dataset::stream::{Orders, PlanWalk, Reading};
+use forebay_proto::Result;
 use forebay_proto::manifest::SegmentId;
-use forebay_proto::plan::steps::Ending;
-use forebay_proto::plan::{Order, PlanKey};
-use forebay_proto::{Result, v1};
-use ids::Ids;
-use job::{Job, Place, Reader, View};
-pub use job::{JobKey, Pass};
-use pace::Pace;
+use forebay_proto::plan::Order;
+use forebay_proto::plan::steps::{Cut, Ending};
+use ids::SegmentIds;
+pub use job::JobKey;
+use job::{Job, Reader, RunPosition};
 use parking_lot::{Mutex, MutexGuard};
+use schedule::AccessSchedule;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Instant;
 use tokio::sync::Notify;
-use uses::Uses;
+use view::JobView;
+pub use view::ReadSpan;
 
 /// Bytes that all jobs may take together: one of two million segments, or many small ones.
 pub const BYTES_MAX: usize = 256 << 20;
@@ -46,8 +50,10 @@ pub const BYTES_MAX: usize = 256 << 20;
 /// All announced plans.
 #[derive(Debug, Default)]
 pub struct Plans {
-    state: Mutex<State>,
-    /// Held while a plan's turns are computed: the ranks of a job all announce at once.
+    state: Mutex<Jobs>,
+    /// The orders that streams follow.
+    orders: Orders,
+    /// Held while a plan's schedule is computed: the ranks of a job all announce at once.
     computing: Mutex<()>,
     /// Told when a stream has come further, joined or gone.
     moved: Notify,
@@ -55,12 +61,12 @@ pub struct Plans {
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct Jobs {
     jobs: HashMap<JobKey, Job>,
     next_reader: u64,
-    /// Segments that are served from memory until their pass is over: nobody reads the disk cache for them
-    /// before.
-    in_memory: Arc<HashMap<SegmentId, Arc<Pass>>>,
+    /// Segments that are served from memory until their read span is over: nobody reads the disk cache for
+    /// them before.
+    in_memory: Arc<HashMap<SegmentId, Arc<ReadSpan>>>,
 }
 
 /// A segment that a job will read soon.
@@ -68,45 +74,42 @@ struct State {
 pub struct Due {
     /// The segment.
     pub segment: u32,
-    /// Whether a stream has come to its turn.
+    /// Whether a stream has come to where it is read.
     pub is_read: bool,
-    place: Place,
+    at: RunPosition,
 }
 
 impl Plans {
-    /// Announces a checked ticket's plan and its stream, which lasts as long as the answer. Computes the
-    /// turns of an epoch if they are not known: milliseconds for each 100,000 segments, not for an async
-    /// thread.
-    pub fn announce(self: &Arc<Self>, reading: &Reading, ticket: &v1::PlanTicket) -> Result<Announced> {
-        let plan = ticket.plan.clone().unwrap_or_default();
-        let key = PlanKey::try_from(plan)?;
-        let job = JobKey { manifest: key.manifest, seed: key.seed, shuffle: key.shuffle };
-        let position = Arc::new(AtomicU64::new(ticket.first_position));
-        let samples = Order::samples(&reading.manifest);
+    /// The orders that streams follow, shared among them.
+    pub fn orders(&self) -> &Orders {
+        &self.orders
+    }
+
+    /// Announces a stream over a plan, which lasts as long as the value returned. Computes an epoch's
+    /// schedule if it is not known: milliseconds for each 100,000 segments, not for an async thread.
+    #[tracing::instrument(level = "trace", skip_all)]
+    pub fn announce(self: &Arc<Self>, reading: &Reading, walk: &PlanWalk) -> Result<Announced> {
+        let (key, cut) = (*walk.order.key(), walk.cut);
+        let job = JobKey { dataset: reading.manifest.id(), seed: key.seed, shuffle: key.shuffle };
+        let position = Arc::new(AtomicU64::new(cut.first_position));
         let segments = reading.manifest.segments().len().max(1) as u64;
         let mut announced = Announced {
             plans: self.clone(),
             job: None,
             position: position.clone(),
-            step: (samples / segments / 4).max(1),
-            told: AtomicU64::new(ticket.first_position),
+            step: (walk.order.len() / segments / 4).max(1),
+            told: AtomicU64::new(cut.first_position),
         };
-        let padding = match Ending::from(ticket.ending()) {
-            Ending::Drop => 0,
-            Ending::Pad => padding(samples, ticket.first_position, ticket.global_batch),
-            Ending::Exact => padding(samples, ticket.first_position, u64::from(ticket.world)),
-        };
-        let last_epoch = ticket.epochs_after.map(|n| key.epoch.saturating_add(n));
         let reader = Reader {
-            rank: ticket.rank,
-            world: ticket.world,
+            rank: walk.rank,
+            world: cut.world,
             epoch: key.epoch,
             position,
-            wanted: ticket.segments.clone(),
+            wanted: walk.wanted.clone(),
             reading: reading.clone(),
             left: None,
         };
-        match self.join(job, reader, padding, last_epoch) {
+        match self.join(job, reader, walk) {
             Some(number) => announced.job = Some((job, number)),
             None => tracing::warn!(
                 dataset = reading.manifest.uri(),
@@ -119,19 +122,20 @@ impl Plans {
         Ok(announced)
     }
 
-    /// Adds a stream to its job, with the turns of its epoch and of the one after it. `None` if there is no
-    /// room for it.
-    fn join(&self, job: JobKey, reader: Reader, padding: u64, last_epoch: Option<u64>) -> Option<u64> {
-        let (manifest, epoch) = (reader.reading.manifest.clone(), reader.epoch);
+    /// Adds a stream to its job, with the schedules of its epoch and of the one after it. `None` if there is
+    /// no room for it.
+    fn join(&self, key: JobKey, reader: Reader, walk: &PlanWalk) -> Option<u64> {
+        let (manifest, epoch, samples) = (reader.reading.manifest.clone(), reader.epoch, walk.order.len());
+        let last_epoch = walk.epochs_after.map(|n| epoch.saturating_add(n));
         let _computing = self.computing.lock();
         let segments = manifest.segments().len();
         let (known, ids, held) = {
             let mut state = self.state();
             state.forget(Instant::now());
-            let known = state.jobs.get(&job);
-            let same = state.jobs.iter().find(|(k, _)| k.manifest == job.manifest);
+            let known = state.jobs.get(&key);
+            let same = state.jobs.iter().find(|(k, _)| k.dataset == key.dataset);
             (
-                known.map(|j| j.uses.clone()),
+                known.map(|j| j.schedules.clone()),
                 same.map(|(_, j)| j.ids.clone()),
                 state.jobs.values().map(Job::bytes).sum::<usize>(),
             )
@@ -139,75 +143,67 @@ impl Plans {
         let after = epoch.checked_add(1).filter(|e| last_epoch.is_none_or(|last| *e <= last));
         let epochs = || [Some(epoch), after].into_iter().flatten();
         let own = if known.is_some() { 0 } else { ids::bytes(segments) };
-        let mut uses: BTreeMap<u64, Arc<Uses>> = known.unwrap_or_default();
-        let new = epochs().filter(|epoch| !uses.contains_key(epoch)).count() * uses::bytes(segments);
-        if held + own + new + reader.wanted.len() > BYTES_MAX {
+        let mut schedules: BTreeMap<u64, Arc<AccessSchedule>> = known.unwrap_or_default();
+        let new = epochs().filter(|epoch| !schedules.contains_key(epoch)).count() * schedule::bytes(segments);
+        let wanted = reader.wanted.as_ref().map_or(0, |wanted| wanted.bytes());
+        if held + own + new + wanted > BYTES_MAX {
             return None;
         }
-        let ids = ids.unwrap_or_else(|| Arc::new(Ids::of(&manifest)));
-        for epoch in epochs() {
-            uses.entry(epoch).or_insert_with(|| {
-                let order = Order::new(&manifest, job.seed, epoch, job.shuffle);
-                Arc::new(Uses::new(&order, segments, padding))
+        let ids = ids.unwrap_or_else(|| Arc::new(SegmentIds::of(&manifest)));
+        let padding = padding(samples, &walk.cut);
+        for of in epochs() {
+            schedules.entry(of).or_insert_with(|| {
+                let next = (of != epoch).then(|| Order::new(&manifest, key.seed, of, key.shuffle));
+                Arc::new(AccessSchedule::new(next.as_ref().unwrap_or(&walk.order), segments, padding))
             });
         }
-        let samples = Order::samples(&manifest);
         let mut state = self.state();
         state.next_reader += 1;
         let number = state.next_reader;
-        let known = state.jobs.entry(job).or_insert_with(|| Job {
-            ids,
-            samples,
-            uses: BTreeMap::new(),
-            last_epoch,
-            readers: HashMap::new(),
-            muster: Default::default(),
-            prefetched: None,
-            pace: Pace::new(Instant::now(), u128::from(epoch) * u128::from(samples)),
-        });
-        known.uses.extend(uses);
-        known.last_epoch = last_epoch.or(known.last_epoch);
-        known.join(number, reader, Instant::now());
+        let job = state.jobs.entry(key).or_insert_with(|| Job::new(ids, samples, epoch, Instant::now()));
+        job.schedules.extend(schedules);
+        job.last_epoch = last_epoch.or(job.last_epoch);
+        job.join(number, reader, Instant::now());
         Some(number)
     }
 
-    /// The turn that a segment is filled for: that of each job that reads it now, or else the next there is.
-    /// A stream may want a segment a message before it says that it has come there.
-    pub fn pass(&self, id: SegmentId) -> Pass {
-        let mut pass = Pass::default();
+    /// The reads that a segment is filled for: those of each job that reads it now, or else the next there
+    /// are. A stream may want a segment a message before it says that it has come there.
+    pub fn read_span(&self, id: SegmentId) -> ReadSpan {
+        let mut span = ReadSpan::default();
         let mut state = self.state();
         let fronts: Vec<_> = state.jobs.iter().filter_map(|(key, job)| Some((*key, job.front()?))).collect();
         let views = state.views(Instant::now());
         drop(state);
         for view in &views {
             if let Some((_, front)) = fronts.iter().find(|(key, _)| *key == view.key) {
-                view.pass(id, *front, &mut pass);
+                view.extend_span(id, *front, &mut span);
             }
         }
-        if pass.is_empty() {
-            let distance = |view: &View| view.ids.find(id).map(|segment| view.distance(segment)).min();
+        if span.is_empty() {
+            let distance = |view: &JobView| view.ids.find(id).map(|segment| view.distance(segment)).min();
             let nearest = views.iter().filter_map(|v| Some((distance(v)?, v))).min_by_key(|(d, _)| *d);
             if let Some((_, view)) = nearest {
-                view.pass(id, Place { epoch: u64::MAX, position: 0 }, &mut pass);
+                view.extend_span(id, RunPosition { epoch: u64::MAX, position: 0 }, &mut span);
             }
         }
-        pass
+        span
     }
 
-    /// Whether a pass is over for every job.
-    pub fn is_over(&self, pass: &Pass) -> bool {
+    /// Whether a read span is over for every job.
+    pub fn is_over(&self, span: &ReadSpan) -> bool {
         let mut state = self.state();
         state.forget(Instant::now());
-        pass.ends.iter().all(|(key, end)| {
-            let place = state.jobs.get(key).and_then(Job::place);
-            place.is_none_or(|p| p >= *end || p.epoch > end.epoch)
+        span.ends.iter().all(|(key, end)| {
+            let at = state.jobs.get(key).and_then(Job::at);
+            at.is_none_or(|at| at >= *end || at.epoch > end.epoch)
         })
     }
 
-    /// From now on a segment is served from memory until its pass is over: in the disk cache it is needed
-    /// after that only.
-    pub fn keep_in_memory(&self, id: SegmentId, pass: Arc<Pass>) {
-        Arc::make_mut(&mut self.state().in_memory).insert(id, pass);
+    /// From now on a segment is served from memory until its read span is over: on disk it is needed after
+    /// that only.
+    pub fn keep_in_memory(&self, id: SegmentId, span: Arc<ReadSpan>) {
+        Arc::make_mut(&mut self.state().in_memory).insert(id, span);
     }
 
     /// A segment is no longer served from memory.
@@ -222,17 +218,17 @@ impl Plans {
         state.jobs.iter().filter(|(_, job)| job.is_read()).map(|(key, _)| *key).collect()
     }
 
-    /// What a job will read soon, in the order of need, this epoch and the next; `None` if it has no open
-    /// stream.
+    /// The segments that a job will read soon, in the order of need, this epoch and the next; `None` if it
+    /// has no open stream.
     pub fn due(&self, job: JobKey) -> Option<(Reading, Vec<Due>)> {
         let state = self.state();
         let job = state.jobs.get(&job)?;
         let (reading, due) = job.due()?;
-        let front = job.readers.values().map(Reader::place).max()?;
-        let due = due.into_iter().map(|(place, turn)| Due {
-            segment: turn.segment,
-            is_read: place <= front,
-            place,
+        let fastest = job.fastest()?;
+        let due = due.into_iter().map(|(at, interval)| Due {
+            segment: interval.segment,
+            is_read: at <= fastest,
+            at,
         });
         Some((reading, due.collect()))
     }
@@ -240,7 +236,7 @@ impl Plans {
     /// A prefetch of a job has come this far.
     pub fn prefetched(&self, job: JobKey, due: &Due) {
         if let Some(job) = self.state().jobs.get_mut(&job) {
-            job.prefetched = job.prefetched.max(Some(due.place));
+            job.set_prefetched(due.at);
         }
     }
 
@@ -254,25 +250,25 @@ impl Plans {
         self.announced.load(Relaxed)
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, Jobs> {
         self.state.lock()
     }
 }
 
-impl State {
+impl Jobs {
     fn forget(&mut self, now: Instant) {
         self.jobs.retain(|_, job| job.is_alive(now));
     }
 
-    /// All jobs as they stand, paces looked at.
-    fn views(&mut self, now: Instant) -> Vec<View> {
+    /// All jobs as they stand now.
+    fn views(&mut self, now: Instant) -> Vec<JobView> {
         self.forget(now);
         for job in self.jobs.values_mut() {
             let done = job.done();
-            job.pace.look(now, done);
+            job.throughput.observe(now, done);
         }
-        let fastest = self.jobs.values().filter_map(|j| j.pace.per_s()).fold(0.0, f64::max);
-        self.jobs.iter().filter_map(|(key, job)| job.view(*key, fastest)).collect()
+        let fastest = self.jobs.values().filter_map(|job| job.throughput.per_s()).fold(0.0, f64::max);
+        self.jobs.iter().filter_map(|(key, job)| JobView::new(*key, job, fastest)).collect()
     }
 }
 
@@ -283,10 +279,10 @@ impl Forecast for Plans {
             (state.views(Instant::now()), state.in_memory.clone())
         };
         let next_use = |id: &SegmentId| {
-            let pass = in_memory.get(id);
+            let span = in_memory.get(id);
             let distances = views.iter().flat_map(|view| {
-                view.ids.find(*id).map(move |segment| match pass {
-                    Some(pass) => view.distance_after(segment, pass),
+                view.ids.find(*id).map(move |segment| match span {
+                    Some(span) => view.distance_after(segment, span),
                     None => view.distance(segment),
                 })
             });
@@ -296,9 +292,14 @@ impl Forecast for Plans {
     }
 }
 
-/// Rows of the epoch's beginning that fill the last step up to a multiple of `slots`.
-fn padding(samples: u64, first: u64, slots: u64) -> u64 {
-    match samples.saturating_sub(first) % slots.max(1) {
+/// Rows of the epoch's beginning that fill up the last step.
+fn padding(samples: u64, cut: &Cut) -> u64 {
+    let slots = match cut.ending {
+        Ending::Drop => return 0,
+        Ending::Pad => cut.global_batch,
+        Ending::Exact => u64::from(cut.world),
+    };
+    match samples.saturating_sub(cut.first_position) % slots.max(1) {
         0 => 0,
         short => slots - short,
     }

@@ -4,15 +4,18 @@
 //! says, shared by all jobs; at an epoch's end that goes on into the next. It yields to demand: it uses a
 //! part of the memory for fills and of the requests to the source, and starts nothing while a read waits for
 //! memory. It fetches nothing that it could not keep: either the disk cache has free room, or room in transit
-//! is set aside first. What is stored pushes out only what is needed later, as with any fill.
+//! is set aside first. A segment that is stored pushes out only those needed later, as with any fill.
 //!
 //! [`Memory::ahead_bytes`]: crate::read::memory::Memory::ahead_bytes
 
-use crate::read::budget::Held;
+use crate::disk::DiskCache;
 use crate::read::cache::Cache;
-use crate::read::plans::{Due, JobKey};
+use crate::read::fill::Ahead;
+use crate::read::memory::Memory;
+use crate::read::plans::{Due, JobKey, Plans};
 use crate::runtime::blocking;
 use forebay_dataset::stream::Reading;
+use forebay_dataset::{SegmentReader, SegmentRun};
 use forebay_proto::manifest::{Manifest, SegmentId};
 use futures::FutureExt;
 use std::collections::{HashMap, HashSet};
@@ -25,54 +28,26 @@ use tokio::task::JoinSet;
 /// way the others wait for their turn, and those that lie side by side in an object are sent as one.
 const CONCURRENCY: usize = 16;
 
-/// A segment that could not be fetched, or that nothing could hold, is left alone for so long: whoever needs
-/// it tries, and is told.
+/// A segment that could not be fetched, or that nothing could hold, is left alone for this time: a reader who
+/// needs it tries, and is told.
 const PAUSE: Duration = Duration::from_secs(5);
 
 /// Decoded bytes of segments that are read in one request, about.
 const RUN_BYTES: u64 = 128 << 20;
 
-/// Prefetches for all announced plans, until it is dropped.
-pub async fn run(cache: Arc<Cache>) {
-    let mut under_way = JoinSet::new();
-    let mut course = Course::default();
-    loop {
-        let moved = cache.plans().moved();
-        let (looking, mut looked) = (cache.clone(), std::mem::take(&mut course));
-        let look = blocking(move || {
-            looking.sweep();
-            let starts = looked.look(&looking);
-            (looked, starts)
-        });
-        let starts = match look.await {
-            Ok((looked, starts)) => {
-                course = looked;
-                starts
-            }
-            Err(_) => Vec::new(),
-        };
-        for start in starts {
-            let cache = cache.clone();
-            under_way.spawn(async move {
-                let Start { id, reading, segment, share, room } = start;
-                let held = AssertUnwindSafe(cache.prefetch(&reading, segment, share, room)).catch_unwind();
-                (id, held.await.unwrap_or(false))
-            });
-        }
-        tokio::select! {
-            () = moved => {}
-            // A job that does not come back, and what failed a while ago: only time tells of these.
-            () = tokio::time::sleep(PAUSE) => {}
-            Some(landed) = under_way.join_next() => if let Ok((id, is_held)) = landed {
-                course.landed(id, is_held);
-            },
-        }
-    }
+/// The task that prefetches for all announced plans.
+#[derive(Clone)]
+pub struct Prefetcher {
+    pub cache: Arc<Cache>,
+    pub plans: Arc<Plans>,
+    pub memory: Memory,
+    pub disk: Arc<DiskCache>,
+    pub source: SegmentReader,
 }
 
-/// What is being fetched, and what failed.
+/// The segments being fetched, and those that failed.
 #[derive(Debug, Default)]
-struct Course {
+struct PrefetchState {
     /// With the bytes that it may add to the disk cache.
     under_way: HashMap<SegmentId, u64>,
     failed: HashMap<SegmentId, Instant>,
@@ -83,14 +58,51 @@ struct Start {
     id: SegmentId,
     reading: Reading,
     segment: u32,
-    /// Where it is kept if it is not stored.
-    room: Option<Held>,
-    /// Its part of the memory for prefetches, by what the manifest says.
-    share: Held,
+    ahead: Ahead,
 }
 
-impl Course {
-    fn landed(&mut self, id: SegmentId, is_held: bool) {
+impl Prefetcher {
+    /// Prefetches until it is dropped.
+    pub async fn run(self) {
+        let mut under_way = JoinSet::new();
+        let mut state = PrefetchState::default();
+        loop {
+            let moved = self.plans.moved();
+            let (own, mut looked) = (self.clone(), std::mem::take(&mut state));
+            let look = blocking(move || {
+                own.cache.sweep();
+                let starts = looked.look(&own);
+                (looked, starts)
+            });
+            let starts = match look.await {
+                Ok((looked, starts)) => {
+                    state = looked;
+                    starts
+                }
+                Err(_) => Vec::new(),
+            };
+            for start in starts {
+                let cache = self.cache.clone();
+                under_way.spawn(async move {
+                    let Start { id, reading, segment, ahead } = start;
+                    let held = AssertUnwindSafe(cache.prefetch(&reading, segment, ahead)).catch_unwind();
+                    (id, held.await.unwrap_or(false))
+                });
+            }
+            tokio::select! {
+                () = moved => {}
+                // A job that does not come back, and what failed a while ago: only time tells of these.
+                () = tokio::time::sleep(PAUSE) => {}
+                Some(ended) = under_way.join_next() => if let Ok((id, is_held)) = ended {
+                    state.ended(id, is_held);
+                },
+            }
+        }
+    }
+}
+
+impl PrefetchState {
+    fn ended(&mut self, id: SegmentId, is_held: bool) {
         self.under_way.remove(&id);
         if !is_held {
             self.failed.insert(id, Instant::now());
@@ -98,92 +110,142 @@ impl Course {
     }
 
     /// What to start now.
-    fn look(&mut self, cache: &Cache) -> Vec<Start> {
+    fn look(&mut self, of: &Prefetcher) -> Vec<Start> {
         self.failed.retain(|_, at| at.elapsed() < PAUSE);
-        let jobs = cache.plans().jobs();
-        let ahead = cache.memory().ahead_bytes() / jobs.len().max(1) as u64;
+        let jobs = of.plans.jobs();
+        let ahead = of.memory.ahead_bytes() / jobs.len().max(1) as u64;
         let mut starts = Vec::new();
         for job in jobs {
-            self.look_at(cache, job, ahead, &mut starts);
+            self.look_at(of, job, ahead, &mut starts);
         }
         starts
     }
 
-    fn look_at(&mut self, cache: &Cache, job: JobKey, ahead: u64, starts: &mut Vec<Start>) {
-        let Some((reading, mut due)) = cache.plans().due(job) else { return };
-        // What is kept anyway may come early: then requests that wait for each other become fewer.
-        if cache.source().prefers_runs() && cache.disk().free_bytes() > ahead {
-            due = in_runs(&reading.manifest, due, ahead);
-        }
+    fn look_at(&mut self, of: &Prefetcher, job: JobKey, ahead: u64, starts: &mut Vec<Start>) {
+        let Some((reading, due)) = of.plans.due(job) else { return };
+        let first = starts.len();
         let mut bytes_ahead = 0;
-        for due in due {
-            let (Ok(s), Ok(id)) =
-                (reading.manifest.segment(due.segment), reading.manifest.segment_id(due.segment))
-            else {
-                return;
-            };
-            if !due.is_read {
-                bytes_ahead += s.decoded_bytes;
-                if bytes_ahead > ahead {
-                    return;
-                }
+        for run in runs_of(of, &reading.manifest, due, ahead) {
+            // A run is one request: it begins as a whole.
+            if !self.under_way.is_empty() && self.under_way.len() + run.len() > CONCURRENCY {
+                break;
             }
-            if self.under_way.contains_key(&id) || self.failed.contains_key(&id) || cache.has(&reading, id) {
-                continue;
+            let mut due = run.iter();
+            if !due.all(|due| self.start(of, (job, &reading), due, (&mut bytes_ahead, ahead), starts)) {
+                break;
             }
-            if self.under_way.len() >= CONCURRENCY || cache.memory().fills.is_short() {
-                return;
+        }
+        join_neighbours(of, &mut starts[first..]);
+    }
+
+    /// Starts a segment that is due, unless there is no need; false if there is no memory for it, or it is
+    /// too far ahead.
+    fn start(
+        &mut self,
+        of: &Prefetcher,
+        (job, reading): (JobKey, &Reading),
+        due: &Due,
+        (bytes_ahead, ahead): (&mut u64, u64),
+        starts: &mut Vec<Start>,
+    ) -> bool {
+        let (Ok(s), Ok(id)) =
+            (reading.manifest.segment(due.segment), reading.manifest.segment_id(due.segment))
+        else {
+            return false;
+        };
+        if !due.is_read {
+            *bytes_ahead += s.decoded_bytes;
+            if *bytes_ahead > ahead {
+                return false;
             }
-            let Some(share) = cache.memory().prefetch.try_hold(s.decoded_bytes.saturating_mul(2)) else {
-                return;
-            };
-            let coming = self.under_way.values().copied().filter(|bytes| *bytes > 0);
-            let is_free = cache.disk().has_room(coming.chain([s.decoded_bytes]));
-            let room = if is_free { None } else { cache.transit_room(s.decoded_bytes) };
-            if !is_free && room.is_none() {
-                return;
-            }
-            cache.plans().prefetched(job, &due);
-            self.under_way.insert(id, if is_free { s.decoded_bytes } else { 0 });
-            starts.push(Start { id, reading: reading.clone(), segment: due.segment, room, share });
+        }
+        if self.under_way.contains_key(&id) || self.failed.contains_key(&id) || of.cache.has(reading, id) {
+            return true;
+        }
+        if self.under_way.len() >= CONCURRENCY || of.memory.fills.is_short() {
+            return false;
+        }
+        let Some(share) = of.memory.prefetch.try_acquire(s.decoded_bytes.saturating_mul(2)) else {
+            return false;
+        };
+        let coming = self.under_way.values().copied().filter(|bytes| *bytes > 0);
+        let is_free = of.disk.has_room(coming.chain([s.decoded_bytes]));
+        let tier = if is_free { None } else { of.cache.tier_permit(s.decoded_bytes) };
+        if !is_free && tier.is_none() {
+            return false;
+        }
+        of.plans.prefetched(job, due);
+        self.under_way.insert(id, if is_free { s.decoded_bytes } else { 0 });
+        let ahead = Ahead::prefetch(share, tier);
+        starts.push(Start { id, reading: reading.clone(), segment: due.segment, ahead });
+        true
+    }
+}
+
+/// The due segments, those that are to begin together side by side.
+fn runs_of(of: &Prefetcher, manifest: &Manifest, due: Vec<Due>, ahead: u64) -> Vec<Vec<Due>> {
+    // A segment that is stored anyway may come early: then fewer requests do.
+    if !of.source.prefers_runs() || of.disk.free_bytes() <= ahead {
+        return due.into_iter().map(|due| vec![due]).collect();
+    }
+    in_runs(manifest, due, ahead)
+}
+
+/// Has segments that begin together and follow each other in an object read in one request.
+fn join_neighbours(of: &Prefetcher, starts: &mut [Start]) {
+    if !of.source.prefers_runs() {
+        return;
+    }
+    let object = |start: &Start| start.reading.manifest.segment(start.segment).ok().map(|s| s.object);
+    let follows = |a: &Start, b: &Start| a.segment + 1 == b.segment && object(a) == object(b);
+    for run in starts.chunk_by_mut(follows).filter(|run| run.len() > 1) {
+        let (segments, reading) = (run[0].segment..run[0].segment + run.len() as u32, &run[0].reading);
+        let (manifest, projection) = (reading.manifest.clone(), reading.projection.to_vec());
+        if let Ok(joined) = SegmentRun::new(of.source.clone(), manifest, segments, projection) {
+            let joined = Arc::new(joined);
+            run.iter_mut().for_each(|start| start.ahead.run = Some(joined.clone()));
         }
     }
 }
 
-/// What is due within so many bytes, each followed by those that lie right behind it in its object: the
-/// source reads them in one request. What a stream has come to stays first.
-fn in_runs(manifest: &Manifest, due: Vec<Due>, ahead: u64) -> Vec<Due> {
-    let (mut order, later): (Vec<Due>, Vec<Due>) = due.into_iter().partition(|due| due.is_read);
+/// The segments due within `ahead` bytes in runs: each with those that lie right behind it in its object.
+/// Segments that a stream has come to stay first, each by itself.
+fn in_runs(manifest: &Manifest, due: Vec<Due>, ahead: u64) -> Vec<Vec<Due>> {
+    let (now, later): (Vec<Due>, Vec<Due>) = due.into_iter().partition(|due| due.is_read);
     let place = |segment| manifest.segment(segment).ok().map(|s| (s.object, s.decoded_bytes));
     let runs = runs(&later.iter().map(|due| due.segment).collect::<Vec<_>>(), place, ahead);
     let first: HashMap<u32, Due> = later.into_iter().rev().map(|due| (due.segment, due)).collect();
-    order.extend(runs.iter().filter_map(|segment| first.get(segment)));
-    order
+    let run = |segments: Vec<u32>| segments.iter().filter_map(|s| first.get(s).copied()).collect();
+    now.into_iter().map(|due| vec![due]).chain(runs.into_iter().map(run)).collect()
 }
 
-/// The first of `segments` that make up so many bytes, each once, and each followed by those of them that lie
+/// The first of `segments` that make up `ahead` bytes, each once, in runs: each with those of them that lie
 /// behind it in its object; `place` says a segment's object and bytes.
-fn runs(segments: &[u32], place: impl Fn(u32) -> Option<(u32, u64)>, ahead: u64) -> Vec<u32> {
+fn runs(segments: &[u32], place: impl Fn(u32) -> Option<(u32, u64)>, ahead: u64) -> Vec<Vec<u32>> {
     let mut sum = 0;
     let is_within = |segment: &&u32| {
         sum += place(**segment).map_or(0, |(_, bytes)| bytes);
         sum <= ahead
     };
     let within: Vec<u32> = segments.iter().take_while(is_within).copied().collect();
-    let (mut left, mut order): (HashSet<u32>, _) = (within.iter().copied().collect(), Vec::new());
+    let (mut left, mut runs): (HashSet<u32>, _) = (within.iter().copied().collect(), Vec::new());
     for first in within {
-        let (mut segment, mut run) = (first, 0);
-        while run < RUN_BYTES
+        let (mut segment, mut bytes_so_far, mut run) = (first, 0, Vec::new());
+        while bytes_so_far < RUN_BYTES
+            && run.len() < CONCURRENCY
             && let Some((object, bytes)) = place(segment)
             && place(first).is_some_and(|(of, _)| of == object)
             && left.remove(&segment)
         {
-            order.push(segment);
-            run += bytes;
+            run.push(segment);
+            bytes_so_far += bytes;
             segment += 1;
         }
+        if !run.is_empty() {
+            runs.push(run);
+        }
     }
-    order
+    runs
 }
 
 #[cfg(test)]
@@ -194,7 +256,7 @@ mod tests {
     fn each_is_followed_by_what_lies_behind_it_in_its_object() {
         // Objects of four segments, a third of a run each.
         let place = |segment: u32| Some((segment / 4, RUN_BYTES / 3 + 1));
-        let order = |segments: &[u32], n| runs(segments, place, (RUN_BYTES / 3 + 1) * n);
+        let order = |segments: &[u32], n| runs(segments, place, (RUN_BYTES / 3 + 1) * n).concat();
         assert_eq!(order(&[5, 9, 2, 3, 6, 4, 8], 9), [5, 6, 9, 2, 3, 4, 8]);
         assert_eq!(
             order(&[0, 9, 3, 2, 1], 9),

@@ -184,10 +184,10 @@ async fn drain(node: &Node) -> forebay_proto::Result<u64> {
 fn memory(node: &Node) -> v1::Memory {
     v1::Memory {
         limit_bytes: node.memory.limit_bytes(),
-        fills_bytes: node.memory.fills.used_bytes(),
-        prefetch_bytes: node.memory.prefetch.used_bytes(),
-        transit_bytes: node.memory.transit.used_bytes(),
-        streams_bytes: node.memory.streams.used_bytes(),
+        fills_bytes: node.memory.fills.used(),
+        prefetch_bytes: node.memory.prefetch.used(),
+        transit_bytes: node.memory.tier.used(),
+        streams_bytes: node.memory.streams.used() + node.memory.tickets.used(),
         resident_bytes: metrics::resident_bytes(),
     }
 }

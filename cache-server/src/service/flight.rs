@@ -1,10 +1,14 @@
-//! Arrow Flight: `DoGet` is the batch stream; `GetFlightInfo` and `GetSchema` let any Flight client read a dataset.
+//! Arrow Flight: `DoGet` is the batch stream; `GetFlightInfo` and `GetSchema` let any Flight client read a
+//! dataset.
 //!
 //! `DoGet` goes around tonic's encoder (see [`super::frames`]); all other methods are tonic's.
 
-use super::frames::AnswerBody;
+use super::frames::BatchBody;
+use super::meter::StreamMeter;
+use super::ticket::{HeldTicket, hold_more};
 use crate::datasets::Dataset;
 use crate::node::Node;
+use crate::read::memory::MemoryPermit;
 use crate::runtime::blocking;
 use crate::service::stream::StreamSegments;
 use arrow_flight::flight_descriptor::DescriptorType;
@@ -14,20 +18,16 @@ use arrow_flight::{
     HandshakeRequest, HandshakeResponse, IpcMessage, PollInfo, PutResult, SchemaAsIpc, SchemaResult, Ticket,
 };
 use arrow_ipc::writer::IpcWriteOptions;
-use forebay_dataset::stream::{self, Answer, Budget, Reading};
+use forebay_dataset::stream::{BatchStream, PlanWalk, Reading, StreamBudget, StreamSetup};
 use forebay_proto::{Error, Manifest, Result, v1};
 use futures::future::BoxFuture;
 use futures::stream::BoxStream;
-use http_body_util::{BodyExt, Limited};
 use prost::Message as _;
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use tonic::body::Body;
 use tonic::{Request, Response, Status, Streaming};
-
-/// Bytes that a ticket may have: a bit per segment of 100 million, or a few million explicit rows.
-const TICKET_BYTES_MAX: usize = 32 << 20;
 
 /// The Flight service.
 #[derive(Clone)]
@@ -64,17 +64,8 @@ impl tower::Service<http::Request<Body>> for Flight {
         }
         let node = self.node.clone();
         Box::pin(async move {
-            let opened = async {
-                let pass = node.gate.enter()?;
-                let (answer, manifest) = open(&node, request).await?;
-                let hot = node.hot.clone();
-                let sent = move |meta: &v1::MessageMeta, bytes| hot.note(&manifest, meta.row_runs(), bytes);
-                Ok::<_, Error>((answer, Box::new(sent), pass))
-            };
-            let body = match opened.await {
-                Ok((answer, sent, pass)) => {
-                    Body::new(AnswerBody::new(answer, node.events.clone(), sent, pass))
-                }
+            let body = match open(&node, request).await {
+                Ok(body) => Body::new(body),
                 Err(e) => return Ok(Status::from(e).into_http()),
             };
             let mut response = http::Response::new(body);
@@ -85,54 +76,70 @@ impl tower::Service<http::Request<Body>> for Flight {
     }
 }
 
-/// Reads the ticket of a `DoGet` request and opens its answer; with it comes the dataset.
-async fn open(node: &Node, request: http::Request<Body>) -> Result<(Answer, Arc<Manifest>)> {
-    let body = Limited::new(request.into_body(), TICKET_BYTES_MAX)
-        .collect()
-        .await
-        .map_err(|e| Error::invalid(format!("the ticket cannot be read: {e}")))?
-        .to_bytes();
-    let message = match body.first_chunk::<5>() {
-        Some([0, length @ ..]) if u32::from_be_bytes(*length) as usize == body.len() - 5 => body.slice(5..),
-        _ => return Err(Error::invalid("DoGet wants one uncompressed gRPC message with a ticket")),
-    };
-    let bad = |e: prost::DecodeError| Error::invalid(format!("the ticket cannot be read: {e}"));
-    let flight = Ticket::decode(message).map_err(bad)?;
-    let ticket = v1::Ticket::decode(flight.ticket).map_err(bad)?;
-    // The node prefetches for all streams of a plan at once.
-    let budget = Budget { segments_ahead: None, ..Budget::default() };
-    let plain = || Arc::new(StreamSegments::new(node.cache.clone(), node.hot.clone(), None));
-    let of = |d: &Dataset, answer: Result<Answer>| Ok((answer?, d.manifest.clone()));
+/// Reads the ticket of a `DoGet` request and opens the batch stream that it asks for.
+#[tracing::instrument(level = "trace", skip_all)]
+async fn open(node: &Node, request: http::Request<Body>) -> Result<BatchBody> {
+    node.gate.check()?;
+    let HeldTicket { ticket, memory } = HeldTicket::read(request.into_body(), &node.memory.tickets).await?;
+    // A slow sender is not inside yet.
+    let pass = node.gate.enter()?;
+    let link = || StreamSegments::new(node.cache.clone(), node.memory.clone());
     let known = |manifest: &[u8]| node.datasets.get(manifest, &ticket.uri, ticket.sizes_hash);
-    match ticket.kind.ok_or_else(|| Error::invalid("the ticket is empty"))? {
-        v1::ticket::Kind::Plan(t) => {
-            let manifest = t.plan.as_ref().map(|p| p.manifest.clone()).unwrap_or_default();
-            let d = known(&manifest)?;
-            let (cache, hot, dataset) = (node.cache.clone(), node.hot.clone(), d.clone());
-            // An order of millions of segments takes milliseconds.
-            let open = move || {
-                // Whoever asks for what is held reads by another node's plan.
-                let segments = if t.held_only {
-                    StreamSegments::held_only(cache, hot)
-                } else {
-                    let reading = Reading::new(d.manifest.clone(), &d.schema, &t.columns)?;
-                    stream::check(&reading.manifest, &t)?;
-                    let announced = cache.plans().announce(&reading, &t)?;
-                    StreamSegments::new(cache, hot, Some(announced))
-                };
-                stream::plan(Arc::new(segments), d.manifest, &d.schema, &t, budget)
-            };
-            of(&dataset, blocking(open).await?)
+    let (stream, manifest, memory) = match ticket.kind.ok_or_else(|| Error::invalid("the ticket is empty"))? {
+        v1::ticket::Kind::Plan(ticket) => {
+            let plan = ticket.plan.as_ref().map(|plan| plan.manifest.clone()).unwrap_or_default();
+            open_plan(node, known(&plan)?, ticket, memory).await?
         }
-        v1::ticket::Kind::Scan(t) => {
-            let d = known(&t.manifest)?;
-            of(&d, stream::scan(plain(), d.manifest.clone(), &d.schema, &t, budget))
+        v1::ticket::Kind::Scan(ticket) => {
+            let dataset = known(&ticket.manifest)?;
+            let setup = setup(&dataset, &ticket.columns, link())?;
+            (BatchStream::scan(setup, &ticket), dataset.manifest, memory)
         }
-        v1::ticket::Kind::Rows(t) => {
-            let d = known(&t.manifest)?;
-            of(&d, stream::rows(plain(), d.manifest.clone(), &d.schema, &t, budget))
+        v1::ticket::Kind::Rows(ticket) => {
+            let dataset = known(&ticket.manifest)?;
+            let setup = setup(&dataset, &ticket.columns, link())?;
+            (BatchStream::rows(setup, &ticket)?, dataset.manifest, memory)
         }
-    }
+    };
+    let meter = StreamMeter::new(node.hot.clone(), node.events.clone(), manifest);
+    BatchBody::new(stream, meter, pass, memory)
+}
+
+/// Checks a plan ticket, announces its plan and starts its stream.
+async fn open_plan(
+    node: &Node,
+    dataset: Dataset,
+    ticket: v1::PlanTicket,
+    memory: MemoryPermit,
+) -> Result<(BatchStream, Arc<Manifest>, MemoryPermit)> {
+    let manifest = dataset.manifest.clone();
+    let link = StreamSegments::new(node.cache.clone(), node.memory.clone());
+    let plans = node.plans.clone();
+    // An order of millions of segments takes milliseconds.
+    let checked = blocking(move || {
+        let walk = PlanWalk::new(&dataset.manifest, &ticket, plans.orders())?;
+        let reading = Reading::new(dataset.manifest, &dataset.schema, &ticket.columns)?;
+        // A reader that asks only for held segments reads by another node's plan.
+        let link = match ticket.held_only {
+            true => link.held_only(),
+            false => link.following(plans.announce(&reading, &walk)?),
+        };
+        Ok::<_, Error>((walk, setup_of(reading, link)))
+    });
+    let (walk, setup) = checked.await??;
+    let memory = hold_more(memory, walk.step_bytes(), &node.memory.tickets).await?;
+    Ok((BatchStream::plan(setup, walk), manifest, memory))
+}
+
+fn setup(dataset: &Dataset, columns: &[String], link: StreamSegments) -> Result<StreamSetup> {
+    Ok(setup_of(Reading::new(dataset.manifest.clone(), &dataset.schema, columns)?, link))
+}
+
+fn setup_of(reading: Reading, link: StreamSegments) -> StreamSetup {
+    let link = Arc::new(link);
+    // The node prefetches for all streams of a plan at once.
+    let budget = StreamBudget { segments_ahead: None, ..StreamBudget::default() };
+    StreamSetup { reading, segments: link.clone(), hooks: link, budget }
 }
 
 /// The methods that describe: tonic's own.

@@ -1,7 +1,7 @@
 //! The gate that batch streams pass: open, or closed while the node drains or stops.
 //!
-//! A closed gate lets nobody in, and streams that are inside end with `Retry` after a whole message, so that their
-//! readers go on elsewhere at that very row.
+//! A closed gate lets nobody in, and streams that are inside end with `Retry` after a whole message, so that
+//! their readers go on elsewhere at that very row.
 
 use forebay_proto::{Error, Result};
 use parking_lot::{Mutex, MutexGuard};
@@ -12,7 +12,7 @@ use tokio_util::sync::CancellationToken;
 /// The gate.
 #[derive(Debug)]
 pub struct Gate {
-    /// Ends whatever is inside for good: the node stops.
+    /// Ends all streams inside for good: the node stops.
     stop: CancellationToken,
     /// Ends the streams that came in since the gate was last opened; `None` while it is closed.
     inside: Mutex<Option<CancellationToken>>,
@@ -35,12 +35,15 @@ impl Gate {
         Self { stop, inside, streams: Arc::new(watch::channel(0).0) }
     }
 
+    /// `Retry` when the gate is closed.
+    pub fn check(&self) -> Result<()> {
+        if self.is_closed() { Err(draining()) } else { Ok(()) }
+    }
+
     /// Lets a stream in; `Retry` when the gate is closed.
     pub fn enter(&self) -> Result<Pass> {
         let inside = self.lock();
-        let end = inside
-            .clone()
-            .ok_or_else(|| Error::retry("this node is draining: go on with another, or when it is back"))?;
+        let end = inside.clone().ok_or_else(draining)?;
         self.streams.send_modify(|n| *n += 1);
         Ok(Pass { end, streams: self.streams.clone() })
     }
@@ -76,6 +79,10 @@ impl Gate {
     fn lock(&self) -> MutexGuard<'_, Option<CancellationToken>> {
         self.inside.lock()
     }
+}
+
+fn draining() -> Error {
+    Error::retry("this node is draining: go on with another, or when it is back")
 }
 
 impl Drop for Pass {

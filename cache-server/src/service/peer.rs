@@ -43,7 +43,7 @@ impl Service for PeerService {
     async fn holds(&self, request: Request<v1::HoldsRequest>) -> Reply<v1::HoldsReply> {
         let r = request.into_inner();
         let holds = |id: &Bytes| -> forebay_proto::Result<bool> {
-            Ok(self.node.cache.offers(SegmentId(Digest::from_bytes(id)?), &r.columns))
+            Ok(self.node.exchange().offers(SegmentId(Digest::from_bytes(id)?), &r.columns))
         };
         let held = r.segments.iter().map(holds).collect::<forebay_proto::Result<_>>()?;
         Ok(Response::new(v1::HoldsReply { held }))
@@ -53,14 +53,14 @@ impl Service for PeerService {
         let r = request.into_inner();
         let id = SegmentId(Digest::from_bytes(&r.segment)?);
         let (file, guard) = match r.fill {
-            None => self.node.cache.held_file(id, r.columns).await?,
+            None => self.node.exchange().held_file(id, r.columns).await?,
             Some(fill) => {
                 let dataset = self.node.datasets.get(&fill.manifest, &fill.uri, None)?;
                 if dataset.manifest.segment_id(fill.segment)? != id {
                     return Err(Error::invalid("the segment is not where it is said to be").into());
                 }
                 let reading = Reading::new(dataset.manifest, &dataset.schema, &r.columns)?;
-                self.node.cache.filled_file(&reading, fill.segment).await?
+                self.node.exchange().filled_file(&reading, fill.segment).await?
             }
         };
         let mut file_bytes = file.bytes();
@@ -103,7 +103,7 @@ impl Service for PeerService {
                     let node = node.clone();
                     move |object: &str| node.datasets.allowed(object).map(drop)
                 };
-                let taken = node.cache.take_copy(&from, &item, allowed).await;
+                let taken = node.exchange().take_copy(&from, &item, allowed).await;
                 if let (Ok(true), true, Ok(id)) = (&taken, hot, Digest::from_bytes(&item.segment)) {
                     node.hot.took_copy(SegmentId(id));
                 }

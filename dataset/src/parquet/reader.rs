@@ -119,6 +119,7 @@ impl SegmentReader {
     /// # Errors
     /// `Changed` if the object was overwritten, `Corrupt` if it does not decode however often it is fetched,
     /// `Invalid` if the decoder says twice that it cannot read such an object.
+    #[tracing::instrument(level = "trace", skip_all)]
     pub async fn read_segment(
         &self,
         manifest: &Manifest,

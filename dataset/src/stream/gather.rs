@@ -1,7 +1,7 @@
 //! Gather: chosen rows of segments, in the chosen order, as one batch.
 //!
-//! Columns of fixed width without nulls are copied row by row into one buffer; every other column goes through Arrow's
-//! `interleave`.
+//! Columns of fixed width without nulls are copied row by row into one buffer; every other column goes
+//! through Arrow's `interleave`.
 
 use arrow::array::{Array, ArrayData, ArrayRef, AsArray, RecordBatch, RecordBatchOptions, make_array};
 use arrow::buffer::{Buffer, MutableBuffer};
@@ -14,6 +14,7 @@ use forebay_proto::{Error, Result};
 pub type Pick = (usize, usize);
 
 /// The picked rows of `sources`, which all have `schema`. `Invalid` if a pick lies outside.
+#[tracing::instrument(level = "trace", skip_all)]
 pub fn gather(schema: &SchemaRef, sources: &[&RecordBatch], picks: &[Pick]) -> Result<RecordBatch> {
     if let Some(bad) = picks.iter().find(|p| sources.get(p.0).is_none_or(|s| p.1 >= s.num_rows())) {
         return Err(Error::invalid(format!("gather: there is no row {} in source {}", bad.1, bad.0)));

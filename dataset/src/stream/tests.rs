@@ -1,19 +1,20 @@
-//! Answers against the plan's own words: every slot of every step, in order, with the right values.
+//! BatchStreams against the plan's own words: every slot of every step, in order, with the right values.
 
 use super::*;
-use crate::ready::Verifier;
+use crate::ready::{MemoryGuard, ReadySegment, Verifier};
 use arrow::array::{ArrayRef, Int64Array, RecordBatch, StringArray};
 use forebay_proto::digest::OrderDigest;
-use forebay_proto::manifest::{Object, SegmentSize};
+use forebay_proto::manifest::{Manifest, Object, SegmentSize};
 use forebay_proto::plan::steps::{Cut, Ending, Layout, Steps};
 use forebay_proto::plan::{Order, PlanKey, Shuffle};
 use forebay_proto::view::Split;
 use futures::FutureExt;
+use futures::future::BoxFuture;
 use parking_lot::Mutex;
-use prost::Message as _;
 use std::time::{Duration, Instant};
 
-/// Segments made on the spot: row r of segment s holds its row number in the dataset, as a number and as text.
+/// Segments made on the spot: row r of segment s holds its row number in the dataset, as a number and as
+/// text.
 struct Made {
     rows: Vec<u64>,
     asked: Mutex<Vec<u32>>,
@@ -28,7 +29,7 @@ fn batch(first: i64, rows: u64) -> RecordBatch {
     .unwrap()
 }
 
-impl Segments for Made {
+impl SegmentSource for Made {
     fn get<'a>(&'a self, reading: &'a Reading, segment: u32) -> BoxFuture<'a, Result<ReadySegment>> {
         async move {
             self.asked.lock().push(segment);
@@ -62,12 +63,56 @@ fn dataset(rows: &[u64]) -> (Arc<Made>, Arc<Manifest>, SchemaRef) {
     (Arc::new(Made { rows: rows.to_vec(), asked: Mutex::default() }), Arc::new(manifest), schema)
 }
 
+fn setup(
+    segments: Arc<dyn SegmentSource>,
+    manifest: &Arc<Manifest>,
+    schema: &SchemaRef,
+    budget: StreamBudget,
+) -> StreamSetup {
+    let reading = Reading::new(manifest.clone(), schema, &[]).unwrap();
+    StreamSetup { budget, ..StreamSetup::new(reading, segments) }
+}
+
+fn plan(
+    segments: Arc<dyn SegmentSource>,
+    manifest: Arc<Manifest>,
+    schema: &SchemaRef,
+    ticket: &v1::PlanTicket,
+    budget: StreamBudget,
+) -> Result<BatchStream> {
+    let walk = PlanWalk::new(&manifest, ticket, &Orders::default())?;
+    let reading = Reading::new(manifest, schema, &ticket.columns)?;
+    Ok(BatchStream::plan(StreamSetup { budget, ..StreamSetup::new(reading, segments) }, walk))
+}
+
+fn scan(
+    segments: Arc<dyn SegmentSource>,
+    manifest: Arc<Manifest>,
+    schema: &SchemaRef,
+    ticket: &v1::ScanTicket,
+    budget: StreamBudget,
+) -> Result<BatchStream> {
+    let reading = Reading::new(manifest, schema, &ticket.columns)?;
+    Ok(BatchStream::scan(StreamSetup { budget, ..StreamSetup::new(reading, segments) }, ticket))
+}
+
+fn rows(
+    segments: Arc<dyn SegmentSource>,
+    manifest: Arc<Manifest>,
+    schema: &SchemaRef,
+    ticket: &v1::RowsTicket,
+    budget: StreamBudget,
+) -> Result<BatchStream> {
+    let reading = Reading::new(manifest, schema, &ticket.columns)?;
+    BatchStream::rows(StreamSetup { budget, ..StreamSetup::new(reading, segments) }, ticket)
+}
+
 /// (step, segment, id) of every row of an answer, and its merged digest.
-async fn read(mut answer: Answer) -> Result<(Vec<(u64, u32, i64)>, OrderDigest)> {
+async fn read(mut answer: BatchStream) -> Result<(Vec<(u64, u32, i64)>, OrderDigest)> {
     let (mut rows, mut digest) = (Vec::new(), OrderDigest::default());
     while let Some(message) = answer.messages.recv().await {
         let message = message?;
-        let meta = v1::MessageMeta::decode(message.meta.clone()).unwrap();
+        let meta = message.meta.clone().unwrap();
         let batch = message.to_record_batch(&answer.schema)?;
         let column = batch.column_by_name("id").unwrap().clone();
         let ids = arrow::array::AsArray::as_primitive::<arrow::datatypes::Int64Type>(&column).clone();
@@ -116,7 +161,7 @@ fn ticket(manifest: &Manifest, shuffle: Shuffle, cut: Cut, rank: u32) -> v1::Pla
 async fn plans_are_followed_slot_by_slot() {
     let sizes = [50u64, 7, 120, 33, 64, 1, 90];
     let (made, manifest, schema) = dataset(&sizes);
-    let small = Budget { message_bytes: 300, messages: 1, segments_ahead: Some(1) };
+    let small = StreamBudget { message_bytes: 300, messages: 1, segments_ahead: Some(1) };
     for (shuffle, layout, ending) in [
         (Shuffle::Window(3), Layout::Segment, Ending::Pad),
         (Shuffle::Full, Layout::Position, Ending::Exact),
@@ -162,7 +207,7 @@ async fn splits_and_mixes_are_read_like_datasets() {
     let split = whole.split(&Split::Rows(30, 150)).unwrap();
     let other = dataset(&[20, 40]).1;
     let mix = Manifest::mix(&[(split.clone(), 0.75), ((*other).clone(), 0.25)]).unwrap();
-    let small = Budget { message_bytes: 300, messages: 1, segments_ahead: Some(1) };
+    let small = StreamBudget { message_bytes: 300, messages: 1, segments_ahead: Some(1) };
     for (manifest, rows, samples) in [(split, vec![50, 7, 120], 120), (mix, vec![50, 7, 120, 20, 40], 160)] {
         let manifest = Arc::new(manifest);
         let made = Arc::new(Made { rows, asked: Mutex::default() });
@@ -196,7 +241,7 @@ async fn splits_and_mixes_are_read_like_datasets() {
 #[tokio::test]
 async fn scans_and_rows_keep_their_order() {
     let (made, manifest, schema) = dataset(&[5, 6, 7]);
-    let tiny = Budget { message_bytes: 30, messages: 1, segments_ahead: Some(1) };
+    let tiny = StreamBudget { message_bytes: 30, messages: 1, segments_ahead: Some(1) };
     let digest = manifest.digest().to_bytes().to_vec();
     for limit in [0, 8, 18, 100] {
         let t = v1::ScanTicket { manifest: digest.clone().into(), columns: vec!["id".into()], limit };
@@ -223,7 +268,7 @@ async fn mistakes_are_named() {
     let cut =
         Cut { first_position: 0, global_batch: 4, world: 2, ending: Ending::Pad, layout: Layout::Segment };
     let good = ticket(&manifest, Shuffle::Full, cut, 0);
-    let ask = |t: &v1::PlanTicket| plan(made.clone(), manifest.clone(), &schema, t, Budget::default());
+    let ask = |t: &v1::PlanTicket| plan(made.clone(), manifest.clone(), &schema, t, StreamBudget::default());
     assert!(ask(&good).is_ok());
     for (bad, word) in [
         (v1::PlanTicket { rank: 2, ..good.clone() }, "rank 2 of 2"),
@@ -245,7 +290,7 @@ async fn mistakes_are_named() {
 #[tokio::test]
 async fn an_answer_that_breaks_off_is_an_error() {
     struct Broken;
-    impl Segments for Broken {
+    impl SegmentSource for Broken {
         fn get<'a>(&'a self, _: &'a Reading, segment: u32) -> BoxFuture<'a, Result<ReadySegment>> {
             match segment {
                 0 => async { Ok(Arc::new(batch(0, 5)).into()) }.boxed(),
@@ -255,7 +300,7 @@ async fn an_answer_that_breaks_off_is_an_error() {
     }
     let (_, manifest, schema) = dataset(&[5, 5]);
     let t = v1::ScanTicket::default();
-    let answer = scan(Arc::new(Broken), manifest, &schema, &t, Budget::default()).unwrap();
+    let answer = scan(Arc::new(Broken), manifest, &schema, &t, StreamBudget::default()).unwrap();
     assert!(read(answer).await.unwrap_err().message.contains("failed"));
 }
 
@@ -264,7 +309,7 @@ async fn a_reader_that_leaves_ends_the_work() {
     let (made, manifest, schema) = dataset(&[1000; 50]);
     let cut =
         Cut { first_position: 0, global_batch: 10, world: 1, ending: Ending::Pad, layout: Layout::Segment };
-    let small = Budget { message_bytes: 100, messages: 1, segments_ahead: Some(1) };
+    let small = StreamBudget { message_bytes: 100, messages: 1, segments_ahead: Some(1) };
     let t = ticket(&manifest, Shuffle::Window(1), cut, 0);
     let mut answer = plan(made.clone(), manifest, &schema, &t, small).unwrap();
     answer.messages.recv().await.unwrap().unwrap();
@@ -276,7 +321,7 @@ async fn a_reader_that_leaves_ends_the_work() {
 #[tokio::test]
 async fn messages_keep_their_size_when_rows_grow() {
     struct Growing;
-    impl Segments for Growing {
+    impl SegmentSource for Growing {
         fn get<'a>(&'a self, reading: &'a Reading, segment: u32) -> BoxFuture<'a, Result<ReadySegment>> {
             async move {
                 let s = reading.manifest.segment(segment)?;
@@ -305,7 +350,7 @@ async fn messages_keep_their_size_when_rows_grow() {
     let cut =
         Cut { first_position: 0, global_batch: 100, world: 1, ending: Ending::Pad, layout: Layout::Segment };
     let t = ticket(&manifest, Shuffle::None, cut, 0);
-    let budget = Budget { message_bytes: 30_000, messages: 1, segments_ahead: Some(1) };
+    let budget = StreamBudget { message_bytes: 30_000, messages: 1, segments_ahead: Some(1) };
     let mut answer = plan(Arc::new(Growing), manifest, &schema, &t, budget).unwrap();
     let mut messages = 0;
     while let Some(message) = answer.messages.recv().await {
@@ -322,7 +367,7 @@ async fn a_rank_without_rows_in_most_segments_still_reads_ahead() {
     let cut =
         Cut { first_position: 0, global_batch: 16, world: 8, ending: Ending::Pad, layout: Layout::Segment };
     let t = ticket(&manifest, Shuffle::None, cut, 3);
-    let budget = Budget { message_bytes: 1, messages: 1, segments_ahead: Some(4) };
+    let budget = StreamBudget { message_bytes: 1, messages: 1, segments_ahead: Some(4) };
     let mut answer = plan(made.clone(), manifest, &schema, &t, budget).unwrap();
     // Its rows are 6, 7, 22, 23, 38, 39, ...
     for _ in 0..4 {
@@ -338,7 +383,7 @@ async fn a_rank_without_rows_in_most_segments_still_reads_ahead() {
 /// Segments of which every other one got is damaged: its rows are wrong, and it says so when it is asked.
 struct Rotting(Arc<Made>);
 
-impl Segments for Rotting {
+impl SegmentSource for Rotting {
     fn get<'a>(&'a self, reading: &'a Reading, segment: u32) -> BoxFuture<'a, Result<ReadySegment>> {
         async move {
             let good = self.0.get(reading, segment).await?;
@@ -368,16 +413,16 @@ impl Verifier for Signs {
 }
 
 #[tokio::test]
-async fn what_was_made_of_damaged_segments_is_made_anew() {
+async fn rows_of_damaged_segments_are_gathered_again() {
     let (made, manifest, schema) = dataset(&[500]);
-    let rotting: Arc<dyn Segments> = Arc::new(Rotting(made));
+    let rotting: Arc<dyn SegmentSource> = Arc::new(Rotting(made));
     let ticket = v1::ScanTicket::default();
-    let answer = scan(rotting.clone(), manifest.clone(), &schema, &ticket, Budget::default()).unwrap();
+    let answer = scan(rotting.clone(), manifest.clone(), &schema, &ticket, StreamBudget::default()).unwrap();
     let (rows, _) = read(answer).await.unwrap();
     assert_eq!(rows.iter().map(|r| r.2).collect::<Vec<_>>(), (0..500).collect::<Vec<_>>());
     let ticket = v1::RowsTicket { segment: vec![0, 0], row: vec![7, 3], ..Default::default() };
     // That was an even number of gets: the next one is damaged again.
-    let answer = super::rows(rotting, manifest, &schema, &ticket, Budget::default()).unwrap();
+    let answer = super::tests::rows(rotting, manifest, &schema, &ticket, StreamBudget::default()).unwrap();
     let (rows, _) = read(answer).await.unwrap();
     assert_eq!(rows.iter().map(|r| r.2).collect::<Vec<_>>(), [7, 3]);
 }
@@ -396,7 +441,7 @@ impl Drop for Counted {
     }
 }
 
-impl Segments for Tight {
+impl SegmentSource for Tight {
     fn get<'a>(&'a self, reading: &'a Reading, segment: u32) -> BoxFuture<'a, Result<ReadySegment>> {
         async move {
             let ReadySegment { batch, .. } = self.made.get(reading, segment).await?;
@@ -407,9 +452,20 @@ impl Segments for Tight {
         }
         .boxed()
     }
+}
+
+/// Memory for one segment at a time.
+struct Scarce;
+
+impl StreamHooks for Scarce {
+    fn reached(&self, _: u64) {}
 
     fn held_bytes(&self) -> usize {
         1
+    }
+
+    fn permit(&self, _: usize) -> BoxFuture<'_, MemoryGuard> {
+        std::future::ready(None).boxed()
     }
 }
 
@@ -424,10 +480,13 @@ async fn a_message_of_more_segments_than_memory_holds_is_gathered_in_parts() {
         layout: Layout::Segment,
     };
     for shuffle in [Shuffle::Full, Shuffle::Window(20)] {
-        let budget = Budget { message_bytes: 20_000, messages: 1, segments_ahead: None };
+        let budget = StreamBudget { message_bytes: 20_000, messages: 1, segments_ahead: None };
         let ticket = ticket(&manifest, shuffle, cut, 0);
         let tight = Arc::new(Tight { made: made.clone(), held: Arc::default() });
-        let parts = plan(tight.clone(), manifest.clone(), &schema, &ticket, budget).unwrap();
+        let setup =
+            StreamSetup { hooks: Arc::new(Scarce), ..setup(tight.clone(), &manifest, &schema, budget) };
+        let walk = PlanWalk::new(&manifest, &ticket, &Orders::default()).unwrap();
+        let parts = BatchStream::plan(setup, walk);
         let whole = plan(made.clone(), manifest.clone(), &schema, &ticket, budget).unwrap();
         assert_eq!(read(parts).await.unwrap(), read(whole).await.unwrap());
         assert_eq!(tight.held.lock().1, 1, "segments held at once");

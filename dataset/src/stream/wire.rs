@@ -1,7 +1,7 @@
 //! What travels: the three parts of a Flight message, and their way from and to Arrow.
 //!
-//! A [`Message`] is one `FlightData` before protobuf framing: an IPC RecordBatch header, our `MessageMeta`, and the body
-//! as the Arrow buffers themselves, uncopied. Dictionaries and compression do not occur.
+//! A [`Message`] is one `FlightData` before protobuf framing: an IPC RecordBatch header, our `MessageMeta`,
+//! and the body as the Arrow buffers themselves, uncopied. Dictionaries and compression do not occur.
 
 use crate::ready::MemoryGuard;
 use arrow::array::RecordBatch;
@@ -10,33 +10,64 @@ use arrow::datatypes::{Schema, SchemaRef};
 use arrow_ipc::MessageHeader;
 use arrow_ipc::writer::{DictionaryTracker, IpcDataGenerator, IpcWriteOptions, StreamEncoder};
 use bytes::{Bytes, BytesMut};
-use forebay_proto::{Error, Result, v1};
+use forebay_proto::{Error, Result, RowRun, v1};
 use prost::Message as _;
 use xxhash_rust::xxh3::Xxh3;
 
 /// Body parts smaller than this are copied together: a frame of their own would cost more.
 const SMALL_PART_BYTES: usize = 8 << 10;
 
+/// Bytes that a message may have: Flight clients refuse longer ones, whose lengths are signed 32-bit numbers
+/// to them.
+const MESSAGE_BYTES_MAX: usize = i32::MAX as usize - (1 << 20);
+
 /// One message of a batch stream.
 #[derive(Debug, Clone)]
 pub struct Message {
     /// The IPC RecordBatch message (a flatbuffer): FlightData's `data_header`.
     pub header: Bytes,
-    /// An encoded `MessageMeta`: FlightData's `app_metadata`.
-    pub meta: Bytes,
+    /// FlightData's `app_metadata`, to be encoded when the message is sent; `None` for the schema.
+    pub meta: Option<v1::MessageMeta>,
     /// FlightData's `data_body` in parts, to be read one after the other.
     pub body: Vec<Bytes>,
 }
 
 impl Message {
-    /// Encodes a batch; `meta.hash` is filled in here.
-    pub fn new(batch: &RecordBatch, mut meta: v1::MessageMeta) -> Result<Self> {
+    /// The message that begins every stream.
+    pub fn schema(schema: &Schema) -> Self {
+        Self { header: schema_header(schema), meta: None, body: Vec::new() }
+    }
+
+    /// Encodes a batch; `meta.hash` is filled in here. `Invalid` if the batch is too large for a message.
+    pub fn new(batch: &RecordBatch, meta: v1::MessageMeta) -> Result<Self> {
         let (header, body) = encode(batch)?;
+        Self::of(header, body, meta)
+    }
+
+    fn of(header: Bytes, body: Vec<Bytes>, mut meta: v1::MessageMeta) -> Result<Self> {
+        let (bytes, rows) =
+            (body.iter().map(Bytes::len).sum::<usize>(), meta.row_runs().map(|r| r.rows).sum::<u32>());
+        if bytes > MESSAGE_BYTES_MAX {
+            return Err(Error::invalid(format!(
+                "{rows} rows have {bytes} bytes, and a message can have {MESSAGE_BYTES_MAX}: leave out the column \
+                 with the large values, or store these in several rows"
+            )));
+        }
         let mut hash = Xxh3::new();
         hash.update(&header);
         body.iter().for_each(|part| hash.update(part));
         meta.hash = hash.digest();
-        Ok(Self { header, meta: meta.encode_to_vec().into(), body })
+        Ok(Self { header, meta: Some(meta), body })
+    }
+
+    /// The rows by step and segment.
+    pub fn row_runs(&self) -> impl Iterator<Item = RowRun> + '_ {
+        self.meta.iter().flat_map(v1::MessageMeta::row_runs)
+    }
+
+    /// FlightData's `app_metadata`; empty for the schema.
+    pub fn encoded_meta(&self) -> Bytes {
+        self.meta.as_ref().map(|meta| meta.encode_to_vec().into()).unwrap_or_default()
     }
 
     /// Bytes of the body.
@@ -44,7 +75,7 @@ impl Message {
         self.body.iter().map(Bytes::len).sum()
     }
 
-    /// The message, its body holding `guard` until the last byte of it is let go.
+    /// The message, its body holding `guard` until its last byte is dropped.
     pub fn guarded(mut self, guard: MemoryGuard) -> Self {
         struct Guarded {
             bytes: Bytes,
@@ -73,6 +104,7 @@ impl Message {
 }
 
 /// A batch's IPC header and body. The body's parts share the batch's buffers.
+#[tracing::instrument(level = "trace", skip_all)]
 pub fn encode(batch: &RecordBatch) -> Result<(Bytes, Vec<Bytes>)> {
     let fail = |e: arrow::error::ArrowError| Error::invalid(format!("encode a record batch: {e}"));
     let mut encoder = StreamEncoder::try_new(&batch.schema()).map_err(fail)?;
@@ -125,8 +157,8 @@ impl From<Buffer> for Part {
     }
 }
 
-/// Takes one encapsulated message's metadata (continuation marker, length, flatbuffer, padding) off the parts; what
-/// follows it in its last part goes to `rest`.
+/// Takes one encapsulated message's metadata (continuation marker, length, flatbuffer, padding) off the
+/// parts; what follows it in its last part goes to `rest`.
 fn take_header(parts: &mut impl Iterator<Item = Part>, rest: &mut Vec<Part>) -> Option<Bytes> {
     let mut got = BytesMut::new();
     loop {
@@ -184,14 +216,21 @@ mod tests {
         .unwrap();
         let (header, body) = encode(&batch).unwrap();
         assert!(body.iter().any(|p| p.as_ptr() == address), "the large buffer is shared");
-        let m = Message { header, meta: Bytes::new(), body };
+        let m = Message { header, meta: None, body };
         assert_eq!(m.to_record_batch(&batch.schema()).unwrap(), batch);
         let empty = batch.slice(5, 0);
         let (header, body) = encode(&empty).unwrap();
-        assert_eq!(
-            Message { header, meta: Bytes::new(), body }.to_record_batch(&batch.schema()).unwrap(),
-            empty
-        );
+        assert_eq!(Message { header, meta: None, body }.to_record_batch(&batch.schema()).unwrap(), empty);
+    }
+
+    #[test]
+    fn a_message_that_is_too_large_says_so() {
+        // The same megabyte 2,048 times: nothing of that size is in memory.
+        let body = vec![Bytes::from(vec![0; 1 << 20]); 2048];
+        let meta = v1::MessageMeta { runs: vec![0, 7, 1], ..Default::default() };
+        let e = Message::of(Bytes::new(), body, meta).unwrap_err();
+        assert_eq!(e.kind, forebay_proto::Kind::Invalid);
+        assert!(e.message.contains("1 rows have 2147483648 bytes"), "{e}");
     }
 
     #[test]

@@ -1,5 +1,5 @@
 //! The read path: its parts, its policy as a trace of events (`trace`), what that is worth (`hits`), and what
-//! it does when there is no place for what is read (`memory`).
+//! it does when there is no place for a segment (`memory`).
 
 mod hits;
 mod memory;
@@ -10,7 +10,9 @@ use super::*;
 use crate::disk::DiskCacheSettings;
 use crate::disk::policy::Role;
 use arrow::array::{ArrayRef, ListArray};
-use arrow::datatypes::{DataType, Int64Type};
+use arrow::datatypes::{DataType, Field, Int64Type};
+use forebay_dataset::schema;
+use forebay_proto::Error;
 use std::time::Duration;
 use tokio::sync::Notify;
 use world::{Dataset, World};
@@ -40,7 +42,7 @@ async fn a_fill_that_comes_too_late_fetches_nothing() {
         Arc::new(arrow::array::Int64Array::from_iter_values(0..5)) as ArrayRef,
     )])
     .unwrap();
-    // The object does not exist: whoever tries to fetch it fails.
+    // The object does not exist: a fetch of it fails.
     let object = Object { key: "gone.parquet".into(), etag: "e".into(), size: 9 };
     let size = SegmentSize { object: 0, row_groups: 1, rows: 5, decoded_bytes: 40 };
     let ipc = schema::to_ipc(&batch.schema()).unwrap();
@@ -56,11 +58,12 @@ async fn a_fill_that_comes_too_late_fetches_nothing() {
         plans,
         Memory::new(1 << 23),
         Arc::new(Peers::none()),
+        RecentWrites::default(),
     );
     let reading = Reading::new(manifest.clone(), &batch.schema(), &[]).unwrap();
     let fill = || {
-        let wish = Wish { role: Role::Primary, ahead: Prefetch::none() };
-        cache.parts.clone().fill(reading.clone(), 0, vec!["id".into()], wish)
+        let options = FillOptions { role: Role::Primary, ahead: Ahead::demand() };
+        cache.clone().fill(reading.clone(), 0, vec!["id".into()], options)
     };
     assert!(fill().await.is_err(), "nothing is stored yet");
     let id = manifest.segment_id(0).unwrap();
@@ -76,14 +79,14 @@ async fn columns_that_fail_for_one_reader_do_not_fail_for_another() {
     let world = World::new(&dataset, 1 << 30, 1 << 26);
     let (cache, id) = (&world.cache, dataset.ids()[0]);
     for (failed, succeeds) in [(["other"].as_slice(), true), (&["id", "other"], true), (&["id"], false)] {
-        cache.disk().free("file:///");
+        cache.disk.free("file:///");
         let (columns, land) = (failed.iter().map(|c| c.to_string()).collect(), Arc::new(Notify::new()));
         let landed = land.clone();
         let fails = || async move {
             landed.notified().await;
-            Ok(Landed::Failed(Error::corrupt("it does not decode"), columns))
+            Ok(FillOutcome::Failed(Error::corrupt("it does not decode"), columns))
         };
-        let (_, flight) = cache.flights.board((id, Role::Primary), fails);
+        let (_, flight) = cache.fills.join_or_lead((id, Role::Primary), fails);
         let joined = async {
             // The table holds it, this test does, and the reader that is aboard.
             while flight.strong_count() != Some(3) {

@@ -1,24 +1,17 @@
-//! Which segments of a dataset an id names, found in two reads of memory.
-//!
-//! Ids are hashes, so their upper bits say where to look: a directory of as many buckets as there are segments, and the
-//! segments in the order of their ids. 12 to 20 bytes for each segment.
+//! Which segments of a dataset an id names: the ids in order, to be searched by halves.
 
 use forebay_proto::manifest::{Manifest, SegmentId};
 
 /// The segments of a dataset by id.
 #[derive(Debug)]
-pub(super) struct Ids {
-    /// Upper bits of an id's 64 that name its bucket.
-    bits: u32,
-    /// Where each bucket begins in `entries`; one more at the end.
-    buckets: Vec<u32>,
+pub(super) struct SegmentIds {
     /// Half of an id, and the segment's number; ascending.
     entries: Vec<(u64, u32)>,
 }
 
-/// Bytes that the ids of so many segments take.
+/// Bytes that the ids of a dataset's segments take.
 pub(super) fn bytes(segments: usize) -> usize {
-    24 * segments
+    size_of::<(u64, u32)>() * segments
 }
 
 /// Half of an id is enough: two segments that share it would only be taken for needed as soon as the other.
@@ -26,7 +19,7 @@ fn half(id: SegmentId) -> u64 {
     id.0.0 as u64
 }
 
-impl Ids {
+impl SegmentIds {
     /// The ids of a dataset's segments. A mix may hold a segment more than once.
     pub fn of(manifest: &Manifest) -> Self {
         let numbers = 0..manifest.segments().len() as u32;
@@ -35,20 +28,9 @@ impl Ids {
 
     fn new(mut entries: Vec<(u64, u32)>) -> Self {
         entries.sort_unstable();
-        let bits = entries.len().next_power_of_two().trailing_zeros();
-        let mut buckets = Vec::with_capacity((1 << bits) + 1);
-        let mut at = 0;
-        for bucket in 0..1 << bits {
-            while at < entries.len() && bucket_of(entries[at].0, bits) < bucket {
-                at += 1;
-            }
-            buckets.push(at as u32);
-        }
-        buckets.push(entries.len() as u32);
-        Self { bits, buckets, entries }
+        Self { entries }
     }
 
-    /// How many segments there are.
     pub fn len(&self) -> usize {
         self.entries.len()
     }
@@ -56,14 +38,9 @@ impl Ids {
     /// The numbers of the segments with this id: mostly one or none.
     pub fn find(&self, id: SegmentId) -> impl Iterator<Item = u32> + '_ {
         let half = half(id);
-        let bucket = bucket_of(half, self.bits);
-        let range = self.buckets[bucket] as usize..self.buckets[bucket + 1] as usize;
-        self.entries[range].iter().filter(move |(have, _)| *have == half).map(|(_, number)| *number)
+        let first = self.entries.partition_point(|(have, _)| *have < half);
+        self.entries[first..].iter().take_while(move |(have, _)| *have == half).map(|(_, number)| *number)
     }
-}
-
-fn bucket_of(half: u64, bits: u32) -> usize {
-    half.checked_shr(64 - bits).unwrap_or(0) as usize
 }
 
 #[cfg(test)]
@@ -78,7 +55,7 @@ mod tests {
             halves in prop::collection::vec(prop_oneof![any::<u64>(), 0u64..4, (u64::MAX - 2)..=u64::MAX], 0..200),
             other: u64,
         ) {
-            let ids = Ids::new(halves.iter().zip(0..).map(|(h, i)| (*h, i)).collect());
+            let ids = SegmentIds::new(halves.iter().zip(0..).map(|(h, i)| (*h, i)).collect());
             for wanted in halves.iter().chain([&other]) {
                 let found: Vec<u32> = ids.find(SegmentId(Digest(u128::from(*wanted)))).collect();
                 let all = halves.iter().zip(0u32..).filter(|(h, _)| *h == wanted);

@@ -139,6 +139,10 @@ pub const METRICS: &[Metric] = &[
             "segments filled and served from memory without being stored: others are needed sooner",
         )
         .in_status(|c| &mut c.bypassed),
+    counter("segments_unplaced", |n| get(&n.events.unplaced)).help(
+        "those of them for which memory had no room either: they are fetched again when they are needed again; if it \
+         grows, raise `--memory-bytes` or `--cache-bytes`",
+    ),
     counter("plans_announced", |n| n.plans.announced())
         .help("plans announced, one for each stream that reads one")
         .in_status(|c| &mut c.plans_announced),
@@ -198,16 +202,16 @@ pub const METRICS: &[Metric] = &[
         .help("for how long etcd does not answer; the last topology stays in force meanwhile"),
     gauge("memory_limit_bytes", |n| n.memory.limit_bytes())
         .help("bytes of memory that may be used: `--memory-bytes`"),
-    gauge("memory_fills_bytes", |n| n.memory.fills.used_bytes())
+    gauge("memory_fills_bytes", |n| n.memory.fills.used())
         .help("bytes in segments being fetched and decoded; 3/8 of the limit at most"),
-    gauge("memory_prefetch_bytes", |n| n.memory.prefetch.used_bytes())
+    gauge("memory_prefetch_bytes", |n| n.memory.prefetch.used())
         .help("the part of the fills that no reader waits for yet; half of them at most"),
-    gauge("memory_transit_bytes", |n| n.memory.transit.used_bytes())
+    gauge("memory_transit_bytes", |n| n.memory.tier.used())
         .help(
             "bytes in segments served without being stored; 2/8 of the limit at most, unless neither \
              the cache nor memory has room",
         ),
-    gauge("memory_streams_bytes", |n| n.memory.streams.used_bytes())
+    gauge("memory_streams_bytes", |n| n.memory.streams.used() + n.memory.tickets.used())
         .help(
             "bytes in messages that are not sent yet; 1/8 of the limit at most, or one message for each \
              stream",

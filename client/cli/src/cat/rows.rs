@@ -6,7 +6,7 @@ use arrow_flight::decode::FlightRecordBatchStream;
 use arrow_flight::error::FlightError;
 use arrow_flight::flight_service_client::FlightServiceClient;
 use forebay_client::{Access, Dataset, Node};
-use forebay_dataset::stream::{self, Answer, Budget};
+use forebay_dataset::stream::{BatchStream, Reading, StreamSetup};
 use forebay_proto::{Error, Result, v1};
 use futures::StreamExt;
 use prost::Message;
@@ -16,7 +16,7 @@ use xxhash_rust::xxh3::Xxh3;
 /// Batches in file order.
 pub(super) enum Rows {
     Endpoint(Node, Box<FlightRecordBatchStream>),
-    Direct(Answer),
+    Direct(BatchStream),
 }
 
 impl Rows {
@@ -33,10 +33,10 @@ impl Rows {
                 Self::ask(nodes.node(), ticket).await
             }
             Access::Direct(_) => {
-                let segments = dataset.segments()?;
                 let manifest = dataset.manifest().clone();
-                stream::scan(segments, manifest, dataset.schema(), &ticket, Budget::default())
-                    .map(Rows::Direct)
+                let reading = Reading::new(manifest, dataset.schema(), &ticket.columns)?;
+                let setup = StreamSetup::new(reading, dataset.segments()?);
+                Ok(Rows::Direct(BatchStream::scan(setup, &ticket)))
             }
         }
     }

@@ -10,7 +10,7 @@ use arrow_flight::{
     HandshakeResponse, PollInfo, PutResult, SchemaResult, Ticket,
 };
 use forebay_dataset::stream::wire;
-use forebay_dataset::stream::{self, Budget};
+use forebay_dataset::stream::{BatchStream, Orders, PlanWalk, Reading, StreamBudget, StreamSetup};
 use forebay_proto::v1::cache_server::{Cache, CacheServer};
 use forebay_proto::{Error, v1};
 use futures::StreamExt;
@@ -253,7 +253,7 @@ fn is_hedge(ticket: &[u8]) -> bool {
 }
 
 impl FakeNode {
-    fn answer(&self, ticket: &[u8]) -> forebay_proto::Result<stream::Answer> {
+    fn answer(&self, ticket: &[u8]) -> forebay_proto::Result<BatchStream> {
         if let Some(e) = self.conduct.fails.lock().clone() {
             return Err(e);
         }
@@ -266,9 +266,11 @@ impl FakeNode {
         }
         let Access::Direct(direct) = self.dataset.access() else { unreachable!() };
         let message_bytes = self.conduct.message_bytes.load(SeqCst) as usize;
-        let budget = Budget { message_bytes, ..Default::default() };
-        let manifest = self.dataset.manifest().clone();
-        stream::plan(Arc::new(direct.clone()), manifest, self.dataset.schema(), &ticket, budget)
+        let budget = StreamBudget { message_bytes, ..Default::default() };
+        let reading = Reading::new(self.dataset.manifest().clone(), self.dataset.schema(), &ticket.columns)?;
+        let walk = PlanWalk::new(&reading.manifest, &ticket, &Orders::default())?;
+        let setup = StreamSetup::new(reading, Arc::new(direct.clone()));
+        Ok(BatchStream::plan(StreamSetup { budget, ..setup }, walk))
     }
 }
 
@@ -315,7 +317,7 @@ impl FlightService for FakeNode {
                 }
                 Some(Ok(FlightData {
                     data_header: header.into(),
-                    app_metadata: message.meta,
+                    app_metadata: message.encoded_meta(),
                     data_body: body.into(),
                     flight_descriptor: None,
                 }))

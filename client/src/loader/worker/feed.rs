@@ -4,7 +4,7 @@
 use crate::dataset::Dataset;
 use crate::direct::Direct;
 use crate::stream::{Head, Stream, StreamEvent, StreamSettings};
-use forebay_dataset::stream::{self, Answer, Budget};
+use forebay_dataset::stream::{BatchStream, Orders, PlanWalk, Reading, StreamSetup};
 use forebay_proto::{Manifest, Result, v1};
 use prost::Message as _;
 use std::collections::VecDeque;
@@ -14,7 +14,7 @@ use std::sync::Arc;
 #[derive(Debug)]
 pub(crate) enum Feed {
     Stream(Box<Stream>),
-    Direct { answer: Answer, events: VecDeque<StreamEvent> },
+    Direct { answer: BatchStream, events: VecDeque<StreamEvent> },
 }
 
 impl Feed {
@@ -31,9 +31,9 @@ impl Feed {
 
     /// Answers the ticket in this process.
     pub fn direct(direct: &Direct, dataset: &Dataset, ticket: &v1::PlanTicket) -> Result<Self> {
-        let segments = Arc::new(direct.clone());
-        let manifest = dataset.manifest().clone();
-        let answer = stream::plan(segments, manifest, dataset.schema(), ticket, Budget::default())?;
+        let reading = Reading::new(dataset.manifest().clone(), dataset.schema(), &ticket.columns)?;
+        let walk = PlanWalk::new(&reading.manifest, ticket, &Orders::default())?;
+        let answer = BatchStream::plan(StreamSetup::new(reading, Arc::new(direct.clone())), walk);
         Ok(Self::Direct { answer, events: VecDeque::new() })
     }
 
@@ -46,8 +46,8 @@ impl Feed {
                     let Some(message) = answer.messages.recv().await.transpose()? else { return Ok(None) };
                     let body_bytes = message.body_bytes();
                     events.push_back(StreamEvent::Head(Head {
+                        meta: message.encoded_meta(),
                         header: message.header,
-                        meta: message.meta,
                         body_bytes,
                     }));
                     events.extend(message.body.into_iter().map(StreamEvent::Body));

@@ -3,7 +3,6 @@
 
 use super::super::*;
 use super::world::{Dataset, ROWS, Run, SEGMENT_BYTES, World, tried};
-use crate::read::prefetch;
 use std::sync::atomic::Ordering::Relaxed;
 
 const SEGMENTS: u32 = 60;
@@ -16,7 +15,7 @@ const AHEAD: u32 = 12;
 async fn hit_ratio(dataset: &Dataset, percent: u32, runs: &[Run]) -> f64 {
     let limit = dataset.limit_bytes(SEGMENTS * percent / 100).await;
     let world = Arc::new(World::new(dataset, limit, 4 * u64::from(AHEAD) * SEGMENT_BYTES));
-    let prefetching = tokio::spawn(prefetch::run(world.cache.clone()));
+    let prefetching = tokio::spawn(world.prefetcher().run());
     let mut first = 0;
     for epoch in 0..runs[0].epochs {
         let streams = runs.iter().flat_map(|run| {
@@ -28,7 +27,7 @@ async fn hit_ratio(dataset: &Dataset, percent: u32, runs: &[Run]) -> f64 {
         if epoch == 0 {
             first = world.events.misses.load(Relaxed);
         }
-        assert!(world.cache.disk().used_bytes() <= limit);
+        assert!(world.cache.disk.used_bytes() <= limit);
     }
     prefetching.abort();
     // In the first epoch the next one's first segments are prefetched already: of one run it is known what it

@@ -2,9 +2,9 @@
 
 use super::super::*;
 use super::world::{Dataset, Run, SEGMENT_BYTES, World};
-use crate::read::prefetch;
 use arrow::array::{ArrayRef, ListArray};
 use arrow::datatypes::Int64Type;
+use forebay_dataset::Urgency;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 use tokio::task::JoinHandle;
@@ -24,11 +24,11 @@ async fn until(what: &str, mut is: impl FnMut() -> bool) {
 async fn nothing_is_prefetched_that_no_directory_could_hold() {
     let dataset = Dataset::new(12).await;
     // Each of four directories has less room than a segment takes, all of them together have more.
-    let empty = World::with_dirs(&dataset, 4, 1 << 30, 1 << 26).cache.disk().used_bytes();
+    let empty = World::with_dirs(&dataset, 4, 1 << 30, 1 << 26).cache.disk.used_bytes();
     let limit = empty + 2 * SEGMENT_BYTES;
     let world = World::with_dirs(&dataset, 4, limit, 4 * 3 * SEGMENT_BYTES);
     let stream = world.announce(&dataset, &RUN, 0, 0);
-    let prefetching = tokio::spawn(prefetch::run(world.cache.clone()));
+    let prefetching = tokio::spawn(world.prefetcher().run());
     until("nothing is fetched", || world.events.misses.load(Relaxed) > 0).await;
     // Time for more of them than there may be.
     sleep(Duration::from_millis(500)).await;
@@ -54,29 +54,34 @@ async fn memory_that_a_footer_did_not_announce_is_counted() {
     // The disk cache has no room for it at all.
     let world = World::new(&dataset, 1 << 20, 1 << 26);
     let stream = world.announce(&dataset, &RUN, 0, 0);
-    let memory = world.cache.memory();
-    let (share, room) = (memory.prefetch.try_hold(said).unwrap(), world.cache.transit_room(said));
-    assert!(world.cache.prefetch(&dataset.reading, 0, share, room).await, "it is in transit");
-    let in_transit = memory.transit.used_bytes();
+    let memory = &world.cache.memory;
+    let (share, room) = (memory.prefetch.try_acquire(said).unwrap(), world.cache.tier_permit(said));
+    assert!(
+        world.cache.prefetch(&dataset.reading, 0, Ahead::prefetch(share, room)).await,
+        "it is in transit"
+    );
+    let in_transit = memory.tier.used();
     assert!(in_transit >= is, "{in_transit} of {is} bytes are counted");
-    assert_eq!((memory.fills.used_bytes(), memory.prefetch.used_bytes()), (0, 0));
+    assert_eq!((memory.fills.used(), memory.prefetch.used()), (0, 0));
     drop(stream);
 }
 
 /// A world in which `N` prefetches of the only segment wait: of all memory that they may use `other` leaves
 /// less than one costs.
-async fn waiting_prefetches<const N: usize>(dataset: &Dataset) -> (World, Held, [JoinHandle<bool>; N]) {
+async fn waiting_prefetches<const N: usize>(
+    dataset: &Dataset,
+) -> (World, MemoryPermit, [JoinHandle<bool>; N]) {
     // The disk cache has no room for the segment.
     let world = World::new(dataset, 1 << 20, 1 << 26);
-    let (memory, demand) = (world.cache.memory(), Urgency::demand());
+    let (memory, demand) = (&world.cache.memory, Urgency::demand());
     let manifest = &dataset.reading.manifest;
-    let cost = world.cache.source().segment_cost(manifest, 0, &[0], &demand).await.unwrap().total();
-    let shares = [(); N].map(|()| memory.prefetch.try_hold(1).unwrap());
-    let other = memory.prefetch.try_hold(memory.prefetch.limit_bytes() - cost + 1).unwrap();
+    let cost = world.cache.source.segment_cost(manifest, 0, &[0], &demand).await.unwrap().total();
+    let shares = [(); N].map(|()| memory.prefetch.try_acquire(1).unwrap());
+    let other = memory.prefetch.try_acquire(memory.prefetch.limit() - cost + 1).unwrap();
     let prefetches = shares.map(|share| {
         let (cache, reading) = (world.cache.clone(), dataset.reading.clone());
-        let room = cache.transit_room(1);
-        tokio::spawn(async move { cache.prefetch(&reading, 0, share, room).await })
+        let room = cache.tier_permit(1);
+        tokio::spawn(async move { cache.prefetch(&reading, 0, Ahead::prefetch(share, room)).await })
     });
     until("none of them waits", || memory.prefetch.is_short()).await;
     (world, other, prefetches)
@@ -87,15 +92,15 @@ async fn a_prefetch_waits_until_there_is_what_it_really_costs() {
     let dataset = Dataset::of([larger_than_said()]).await;
     let (world, other, prefetches) = waiting_prefetches::<2>(&dataset).await;
     let stream = world.announce(&dataset, &RUN, 0, 0);
-    let memory = world.cache.memory();
+    let memory = &world.cache.memory;
     // The one that joined the other's flight gives back what it has.
-    until("it keeps its share", || memory.prefetch.used_bytes() == other.bytes()).await;
-    assert!(prefetches.iter().all(|prefetch| !prefetch.is_finished()) && memory.fills.used_bytes() == 0);
+    until("it keeps its share", || memory.prefetch.used() == other.weight()).await;
+    assert!(prefetches.iter().all(|prefetch| !prefetch.is_finished()) && memory.fills.used() == 0);
     drop(other);
     for prefetch in prefetches {
         assert!(prefetch.await.unwrap());
     }
-    assert_eq!(memory.prefetch.used_bytes(), 0);
+    assert_eq!(memory.prefetch.used(), 0);
     drop(stream);
 }
 
@@ -108,6 +113,6 @@ async fn once_somebody_waits_for_a_segment_its_prefetch_waits_for_no_others() {
     let ready = tokio::time::timeout(Duration::from_secs(30), read).await;
     assert_eq!(ready.expect("it waits for the others").unwrap().batch.num_rows(), 2000);
     prefetch.await.unwrap();
-    assert_eq!(world.cache.memory().prefetch.used_bytes(), other.bytes());
+    assert_eq!(world.cache.memory.prefetch.used(), other.weight());
     drop(stream);
 }

@@ -1,5 +1,5 @@
 //! The policy as a trace: a scripted workload, and what the cache does at each step. A change of policy is a
-//! change of `trace.txt`: run the test with `FOREBAY_BLESS=1` to write it anew, and read the difference.
+//! change of `trace.txt`: run the test with `FOREBAY_BLESS=1` to write it again, and read the difference.
 
 use super::super::*;
 use super::world::{Dataset, Run, SEGMENT_BYTES, World, tried};
@@ -60,7 +60,7 @@ async fn scripted(dataset: &Dataset, limit: u64, memory: u64, text: &mut String)
 
 /// Reads a segment and tells what that did.
 async fn step(world: &World, dataset: &Dataset, ids: &[SegmentId], segment: u32, text: &mut String) {
-    let held = || ids.iter().map(|id| world.cache.disk().holds_any(*id)).collect::<Vec<_>>();
+    let held = || ids.iter().map(|id| world.cache.disk.holds_any(*id)).collect::<Vec<_>>();
     let count = || {
         let e = &world.events;
         [&e.hits, &e.misses, &e.bypassed].map(|counter| counter.load(Relaxed))
@@ -77,6 +77,6 @@ async fn step(world: &World, dataset: &Dataset, ids: &[SegmentId], segment: u32,
     };
     let gone: Vec<_> = (0..ids.len()).filter(|&s| before[s] && !after[s]).collect();
     let evicted = if gone.is_empty() { String::new() } else { format!(", evict {gone:?}") };
-    let in_transit = world.cache.memory().transit.used_bytes() / SEGMENT_BYTES;
+    let in_transit = world.cache.memory.tier.used() / SEGMENT_BYTES;
     writeln!(text, "  read {segment}: {what}{evicted}; in transit {in_transit}").unwrap();
 }

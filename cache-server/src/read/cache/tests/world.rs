@@ -1,16 +1,16 @@
 //! A cache over objects in a folder, each one segment, small enough to read thousands of times.
 
 use super::super::*;
-use crate::cluster::hot::HotSegments;
 use crate::disk::DiskCacheSettings;
 use crate::read::plans::Announced;
+use crate::read::prefetch::Prefetcher;
 use crate::service::stream::StreamSegments;
 use arrow::array::{ArrayRef, Int64Array};
-use forebay_dataset::stream::{self, Budget};
+use forebay_dataset::schema;
+use forebay_dataset::stream::{BatchStream, PlanWalk, StreamBudget, StreamSetup};
 use forebay_proto::plan::{Order, PlanKey, Shuffle};
 use forebay_proto::v1;
 use parquet::arrow::ArrowWriter;
-use prost::Message as _;
 use std::path::Path;
 use tempfile::TempDir;
 
@@ -28,7 +28,7 @@ pub struct Dataset {
 }
 
 impl Dataset {
-    /// Of so many segments.
+    /// Of `segments` segments.
     pub async fn new(segments: u32) -> Self {
         Self::of((0..segments).map(batch)).await
     }
@@ -52,7 +52,7 @@ impl Dataset {
         segments.map(|s| self.reading.manifest.segment_id(s).unwrap()).collect()
     }
 
-    /// A limit under which so many of its segments fit, wherever they lie, and no more.
+    /// A limit under which `fit` of its segments fit, wherever they lie, and no more.
     pub async fn limit_bytes(&self, fit: u32) -> u64 {
         let world = World::new(self, 1 << 30, 1 << 26);
         let all = self.reading.manifest.segments().len() as u32;
@@ -61,12 +61,12 @@ impl Dataset {
         }
         // Files take whole blocks; a file more needs room for its folder to grow.
         let file = (SEGMENT_BYTES + 1).next_multiple_of(4096);
-        world.cache.disk().used_bytes() - u64::from(all - fit) * file + file / 2
+        world.cache.disk.used_bytes() - u64::from(all - fit) * file + file / 2
     }
 }
 
 fn batch(i: u32) -> RecordBatch {
-    // Not compressible: what is read from the source is as large as what is decoded.
+    // Not compressible: bytes read from the source are as many as those decoded.
     let ids: ArrayRef = Arc::new(Int64Array::from_iter_values(
         (0..ROWS as i64).map(|r| (i64::from(i) * 4000 + r).wrapping_mul(0x9e37_79b9_7f4a_7c15_u64 as i64)),
     ));
@@ -92,7 +92,7 @@ impl World {
         Self::with_dirs(dataset, 1, limit_bytes, memory_bytes)
     }
 
-    /// With so many directories, which share the limit.
+    /// With several directories, which share the limit.
     pub fn with_dirs(dataset: &Dataset, dirs: u32, limit_bytes: u64, memory_bytes: u64) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let plans = Arc::new(Plans::default());
@@ -101,38 +101,47 @@ impl World {
         let disk = DiskCache::open(&settings, plans.clone()).unwrap();
         let events = Arc::new(Events::default());
         let memory = Memory::new(memory_bytes);
-        let cache = Arc::new(Cache::new(
+        let cache = Cache::new(
             dataset.source.clone(),
             Arc::new(disk),
             events.clone(),
             plans,
             memory,
             Arc::new(Peers::none()),
-        ));
+            RecentWrites::default(),
+        );
         Self { cache, events, _dir: dir }
+    }
+
+    pub fn prefetcher(&self) -> Prefetcher {
+        let Cache { plans, memory, disk, source, .. } = self.cache.as_ref();
+        let (plans, memory, disk) = (plans.clone(), memory.clone(), disk.clone());
+        Prefetcher { cache: self.cache.clone(), plans, memory, disk, source: source.clone() }
     }
 
     /// Announces one rank's stream of an epoch.
     pub fn announce(&self, dataset: &Dataset, run: &Run, epoch: u64, rank: u32) -> Announced {
-        self.cache.plans().announce(&dataset.reading, &run.ticket(dataset, epoch, rank)).unwrap()
+        let plans = &self.cache.plans;
+        let ticket = run.ticket(dataset, epoch, rank);
+        let walk = PlanWalk::new(&dataset.reading.manifest, &ticket, plans.orders()).unwrap();
+        plans.announce(&dataset.reading, &walk).unwrap()
     }
 
     /// Reads one rank's rows of an epoch as a stream does, and counts them.
     pub async fn stream(&self, dataset: &Dataset, run: &Run, epoch: u64, rank: u32) -> u64 {
         let announced = self.announce(dataset, run, epoch, rank);
-        let segments = Arc::new(StreamSegments::new(
-            self.cache.clone(),
-            Arc::new(HotSegments::new(None)),
-            Some(announced),
-        ));
-        let budget = Budget { message_bytes: SEGMENT_BYTES as usize / 4, messages: 1, segments_ahead: None };
-        let (manifest, schema) = (dataset.reading.manifest.clone(), dataset.reading.schema.clone());
+        let segments = StreamSegments::new(self.cache.clone(), self.cache.memory.clone());
+        let segments = Arc::new(segments.following(announced));
+        let message_bytes = SEGMENT_BYTES as usize / 4;
+        let budget = StreamBudget { message_bytes, messages: 1, segments_ahead: None };
+        let reading = dataset.reading.clone();
         let ticket = run.ticket(dataset, epoch, rank);
-        let mut answer = stream::plan(segments, manifest, &schema, &ticket, budget).unwrap();
+        let walk = PlanWalk::new(&reading.manifest, &ticket, self.cache.plans.orders()).unwrap();
+        let setup = StreamSetup { reading, segments: segments.clone(), hooks: segments, budget };
+        let mut answer = BatchStream::plan(setup, walk);
         let mut rows = 0;
         while let Some(message) = answer.messages.recv().await {
-            let meta = v1::MessageMeta::decode(message.unwrap().meta).unwrap();
-            rows += meta.runs.chunks_exact(3).map(|run| u64::from(run[2])).sum::<u64>();
+            rows += message.unwrap().row_runs().map(|run| u64::from(run.rows)).sum::<u64>();
         }
         rows
     }

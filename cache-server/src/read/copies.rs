@@ -1,0 +1,132 @@
+//! Segments for other nodes, and from them ahead of any demand.
+
+use super::cache::Cache;
+use super::fill::FillOutcome;
+use super::lookup::{Lookup, compose, origin};
+use super::memory::Memory;
+use crate::cluster::peers::Peers;
+use crate::disk::DiskCache;
+use crate::disk::file::{Encoded, Origin};
+use crate::disk::policy::Role;
+use crate::runtime::blocking;
+use arrow::datatypes::{Schema, SchemaRef};
+use forebay_dataset::stream::Reading;
+use forebay_dataset::{MemoryGuard, ReadySegment, Urgency};
+use forebay_proto::manifest::{Digest, SegmentId};
+use forebay_proto::{Error, Result, v1};
+use std::sync::Arc;
+
+/// What a node gives to others and takes from them. Cheap to clone.
+#[derive(Clone)]
+pub struct SegmentExchange {
+    pub cache: Arc<Cache>,
+    pub disk: Arc<DiskCache>,
+    pub peers: Arc<Peers>,
+    pub memory: Memory,
+}
+
+impl SegmentExchange {
+    /// Whether another node could have these columns at once. Does not touch the disk.
+    pub fn offers(&self, id: SegmentId, columns: &[String]) -> bool {
+        self.disk.holds(id, columns)
+    }
+
+    /// Columns of a segment for another node, and what must live as long as they do, if they are held;
+    /// `NotFound` if one is missing.
+    pub async fn held_file(&self, id: SegmentId, columns: Vec<String>) -> Result<(Encoded, MemoryGuard)> {
+        let cache = self.cache.clone();
+        blocking(move || file_of(&cache, id, &columns)).await?
+    }
+
+    /// The same of a segment that this node owns, filled if need be.
+    pub async fn filled_file(&self, reading: &Reading, segment: u32) -> Result<(Encoded, MemoryGuard)> {
+        let columns: Vec<String> = reading.columns().cloned().collect();
+        let origin = origin(&reading.manifest, segment)?;
+        let is_owner = self.peers.ownership().role(origin.id) == Role::Primary;
+        if !is_owner && !self.offers(origin.id, &columns) {
+            return Err(Error::invalid("this node is not the segment's owner, and does not hold it"));
+        }
+        let ready = self.cache.read(reading, segment, None, Some(Role::Primary)).await?;
+        blocking(move || encode(&origin, &ready)).await?
+    }
+
+    /// Takes a copy of a file that another node offers, if there is free room for it; whether it is held
+    /// then. `allowed` says which objects may be here at all.
+    pub async fn take_copy(
+        &self,
+        from: &str,
+        item: &v1::CopyItem,
+        allowed: impl Fn(&str) -> Result<()> + Send + 'static,
+    ) -> Result<bool> {
+        let id = SegmentId(Digest::from_bytes(&item.segment)?);
+        if self.offers(id, &item.columns) {
+            return Ok(true);
+        }
+        if !self.disk.has_room([item.bytes]) {
+            return Ok(false);
+        }
+        let (own, from, wanted) = (self.clone(), from.to_owned(), item.clone());
+        let copy = || async move {
+            // Others who wait for it too look again, and get it elsewhere.
+            let copied = own.copy(&from, &wanted, allowed).await.unwrap_or_else(|e| {
+                tracing::debug!(error = %e, from, "a copy did not come");
+                None
+            });
+            Ok(copied.map_or(FillOutcome::Retry, FillOutcome::Filled))
+        };
+        self.cache.join_or_lead_with(id, copy).await?;
+        Ok(self.offers(id, &item.columns))
+    }
+
+    async fn copy(
+        &self,
+        from: &str,
+        item: &v1::CopyItem,
+        allowed: impl Fn(&str) -> Result<()> + Send + 'static,
+    ) -> Result<Option<ReadySegment>> {
+        // Like any prefetch a copy is a part of the fills, and holds its share of them first.
+        let hold = |bytes| async move {
+            let urgency = Urgency::prefetch();
+            let share = self.memory.prefetch.acquire(bytes, &urgency).await;
+            (share, self.memory.fills.acquire(bytes, &urgency).await)
+        };
+        let (origin, batch, memory) = self.peers.copy(from, item, hold).await?;
+        let cache = self.cache.clone();
+        let written = blocking(move || {
+            allowed(&origin.object)?;
+            let taken = cache.take(&origin, &batch);
+            drop((batch, memory));
+            taken
+        });
+        written.await?
+    }
+}
+
+fn file_of(cache: &Cache, id: SegmentId, columns: &[String]) -> Result<(Encoded, MemoryGuard)> {
+    let lacks = || Error::not_found(format!("segment {id} is not held here"));
+    let Lookup { found, missing } = cache.look(id, columns.to_vec());
+    if !missing.is_empty() {
+        return Err(lacks());
+    }
+    let origin = cache.held_origin(id).ok_or_else(lacks)?;
+    let field = |c: &String| {
+        let field = found.iter().find_map(|p| p.batch.schema().field_with_name(c).ok().cloned());
+        field.ok_or_else(lacks)
+    };
+    let fields = columns.iter().map(field).collect::<Result<Vec<_>>>()?;
+    let rows = found.first().map_or(0, |p| p.batch.num_rows() as u64);
+    let wanted: SchemaRef = Arc::new(Schema::new(fields));
+    encode(&origin, &compose(&wanted, &found, rows)?)
+}
+
+/// As a segment file. `Retry` if the file behind it changed meanwhile.
+fn encode(origin: &Origin, ready: &ReadySegment) -> Result<(Encoded, MemoryGuard)> {
+    let encoded = Encoded::new(origin, &ready.batch)?;
+    match ready.verify() {
+        true => Ok((encoded, ready.guard.clone())),
+        false => Err(Error::retry(format!("segment {} changed while it was read", origin.id))),
+    }
+}
+
+#[cfg(test)]
+mod tests;

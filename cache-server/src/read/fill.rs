@@ -1,0 +1,129 @@
+//! How a fill is wanted, and what comes of it.
+
+use super::memory::{Memory, MemoryPermit};
+use crate::disk::policy::Role;
+use forebay_dataset::{ReadySegment, SegmentRun, Urgency};
+use forebay_proto::manifest::SegmentId;
+use forebay_proto::{Error, Result};
+use parking_lot::Mutex;
+use std::collections::HashMap;
+use std::sync::Arc;
+
+/// What a fill brings to all who wait for it, whichever columns they want.
+#[derive(Clone)]
+pub enum FillOutcome {
+    /// These columns.
+    Filled(ReadySegment),
+    /// None: some of the columns were found just before it began, or a copy of them did not come. Look again.
+    Retry,
+    /// These columns could not be filled. That says nothing of others.
+    Failed(Error, Vec<String>),
+}
+
+impl FillOutcome {
+    /// What came of filling `columns`.
+    pub fn of(filled: Result<Option<ReadySegment>>, columns: Vec<String>) -> Self {
+        match filled {
+            Ok(Some(ready)) => Self::Filled(ready),
+            Ok(None) => Self::Retry,
+            Err(e) => Self::Failed(e, columns),
+        }
+    }
+}
+
+/// How a fill is wanted.
+pub struct FillOptions {
+    /// The node's role for the segment.
+    pub role: Role,
+    pub ahead: Ahead,
+}
+
+/// What a read ahead of any demand holds.
+pub struct Ahead {
+    pub urgency: Urgency,
+    /// Its part of the memory that prefetches may use for fills; none where somebody waits for it.
+    pub share: Option<MemoryPermit>,
+    /// Memory to keep the segment in if it is not worth storing.
+    pub tier: Option<MemoryPermit>,
+    /// Reads the segment in one request with its neighbours.
+    pub run: Option<Arc<SegmentRun>>,
+}
+
+impl Ahead {
+    /// A read that somebody waits for.
+    pub fn demand() -> Self {
+        Self { urgency: Urgency::demand(), share: None, tier: None, run: None }
+    }
+
+    /// A prefetch, with its share of the memory for prefetches.
+    pub fn prefetch(share: MemoryPermit, tier: Option<MemoryPermit>) -> Self {
+        Self { urgency: Urgency::prefetch(), share: Some(share), tier, run: None }
+    }
+
+    /// Makes its share what the fill really costs. For more than it has it waits, and holds nothing
+    /// meanwhile. As soon as somebody waits for the segment it needs no share, also while it waits: the
+    /// memory that others hold may be for segments that wait for this one, at another node.
+    pub async fn take_share(&mut self, bytes: u64, memory: &Memory) {
+        let Some(mut share) = self.share.take().filter(|_| !self.urgency.is_demand()) else { return };
+        if bytes > share.weight() {
+            drop(share);
+            share = tokio::select! {
+                biased;
+                () = self.urgency.raised() => return,
+                share = memory.prefetch.acquire(bytes, &self.urgency) => share,
+            };
+        } else {
+            share.resize(bytes);
+        }
+        self.share = Some(share);
+    }
+}
+
+/// The prefetches under way, so that a reader who comes for one can raise its urgency.
+#[derive(Debug, Default)]
+pub struct Prefetches(Mutex<HashMap<SegmentId, Urgency>>);
+
+/// A prefetch under way, until it is dropped.
+#[derive(Debug)]
+pub struct Prefetching<'a> {
+    all: &'a Prefetches,
+    id: SegmentId,
+}
+
+impl Prefetches {
+    /// A prefetch begins.
+    pub fn begin(&self, id: SegmentId, urgency: Urgency) -> Prefetching<'_> {
+        self.0.lock().insert(id, urgency);
+        Prefetching { all: self, id }
+    }
+
+    /// Somebody waits for a segment.
+    pub fn raise(&self, id: SegmentId) {
+        if let Some(urgency) = self.0.lock().get(&id) {
+            urgency.raise();
+        }
+    }
+}
+
+impl Drop for Prefetching<'_> {
+    fn drop(&mut self) {
+        self.all.0.lock().remove(&self.id);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+
+    #[test]
+    fn a_prefetch_that_panics_is_not_under_way_any_more() {
+        let (prefetches, id) = (Prefetches::default(), SegmentId(Default::default()));
+        let broken = catch_unwind(AssertUnwindSafe(|| {
+            let _prefetching = prefetches.begin(id, Urgency::prefetch());
+            assert_eq!(prefetches.0.lock().len(), 1);
+            panic!("for the test");
+        }));
+        assert!(broken.is_err() && prefetches.0.lock().is_empty());
+    }
+}

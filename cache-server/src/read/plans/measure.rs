@@ -1,0 +1,70 @@
+//! What plans cost: for `benches/plans.rs`.
+
+use super::Plans;
+use arrow::datatypes::{DataType, Field, Schema};
+use forebay_dataset::schema;
+use forebay_dataset::stream::{Orders, PlanWalk, Reading};
+use forebay_proto::manifest::{Manifest, Object, SegmentSize};
+use forebay_proto::plan::{PlanKey, Shuffle};
+use forebay_proto::{SegmentSet, v1};
+use std::hint::black_box;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// The shortest of `times` looks at the segments due for a job of `ranks` streams, which each want half of
+/// `segments`.
+///
+/// # Panics
+/// If a plan over made-up segments cannot be announced: that is a bug.
+pub fn look(ranks: u32, segments: u32, times: u32) -> Duration {
+    let (plans, reading) = (Arc::new(Plans::default()), reading(segments));
+    let mut wanted = SegmentSet::new(segments);
+    wanted.extend((0..segments).step_by(2));
+    let open: Vec<_> = (0..ranks)
+        .map(|rank| {
+            let walk = walk(&reading, plans.orders(), rank, ranks, &wanted);
+            plans.announce(&reading, &walk).expect("announced")
+        })
+        .collect();
+    let job = plans.jobs()[0];
+    let look = || {
+        let begun = Instant::now();
+        black_box(plans.due(job));
+        begun.elapsed()
+    };
+    let took = (0..times.max(1)).map(|_| look()).min().unwrap_or_default();
+    drop(open);
+    took
+}
+
+/// The streams of a job, for as long as the value lives: the plan that each of them walks.
+///
+/// # Panics
+/// If a plan over made-up segments is refused: that is a bug.
+pub fn walks(ranks: u32, segments: u32) -> Vec<PlanWalk> {
+    let (orders, reading, all) = (Orders::default(), reading(segments), SegmentSet::all(segments));
+    (0..ranks).map(|rank| walk(&reading, &orders, rank, ranks, &all)).collect()
+}
+
+fn walk(reading: &Reading, orders: &Orders, rank: u32, world: u32, wanted: &SegmentSet) -> PlanWalk {
+    let manifest = reading.manifest.digest();
+    let ticket = v1::PlanTicket {
+        plan: Some(PlanKey { manifest, seed: 1, epoch: 0, shuffle: Shuffle::Window(16) }.into()),
+        global_batch: u64::from(world),
+        rank,
+        world,
+        segments: wanted.to_wire().into(),
+        ..Default::default()
+    };
+    PlanWalk::new(&reading.manifest, &ticket, orders).expect("a good ticket")
+}
+
+fn reading(segments: u32) -> Reading {
+    let columns = Arc::new(Schema::new(vec![Field::new("id", DataType::Int64, true)]));
+    let object = Object { key: "o".into(), etag: "e".into(), size: 1 };
+    let size = SegmentSize { object: 0, row_groups: 1, rows: 100, decoded_bytes: 800 };
+    let ipc = schema::to_ipc(&columns).expect("a schema");
+    let sizes = vec![size; segments as usize];
+    let manifest = Manifest::new("s3://b/d", 1, ipc, vec![object], &sizes).expect("a manifest");
+    Reading::new(Arc::new(manifest), &columns, &[]).expect("a reading")
+}

@@ -1,0 +1,162 @@
+//! Reads the ticket of a `DoGet` request: within a time, and within the memory for tickets.
+//!
+//! A ticket may name millions of rows. Its bytes are accounted for from the first one on, and a slow sender
+//! holds nothing but them: the stream enters the gate only with its whole ticket.
+
+use crate::read::memory::{MemoryBudget, MemoryPermit};
+use bytes::{Bytes, BytesMut};
+use forebay_dataset::Urgency;
+use forebay_proto::{Error, Result, v1};
+use http_body::Body;
+use http_body_util::BodyExt;
+use prost::Message;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::time::timeout;
+
+/// Bytes that a ticket may have: a bit per segment of 100 million, or a few million explicit rows.
+const TICKET_BYTES_MAX: usize = 32 << 20;
+
+/// Most tickets are smaller; a larger one waits until there is memory for the largest.
+const SMALL_BYTES: usize = 64 << 10;
+
+/// How long a ticket may take to come, and a stream may wait for its memory.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// A ticket, and the memory that it and its stream take beside their messages.
+pub struct HeldTicket {
+    pub ticket: v1::Ticket,
+    /// Lives as long as the stream.
+    pub memory: MemoryPermit,
+}
+
+impl HeldTicket {
+    /// Reads a ticket. `Invalid` if it is too large or no ticket, `Retry` if it does not come in time.
+    pub async fn read<B>(body: B, memory: &Arc<MemoryBudget>) -> Result<Self>
+    where
+        B: Body<Data = Bytes> + Unpin,
+        B::Error: std::fmt::Display,
+    {
+        Self::read_within(PATIENCE, body, memory).await
+    }
+
+    async fn read_within<B>(patience: Duration, body: B, memory: &Arc<MemoryBudget>) -> Result<Self>
+    where
+        B: Body<Data = Bytes> + Unpin,
+        B::Error: std::fmt::Display,
+    {
+        let late = |_| Error::retry(format!("the ticket did not come within {} s", patience.as_secs()));
+        let (message, mut memory) = timeout(patience, collect(body, memory)).await.map_err(late)??;
+        memory.resize(message.len() as u64);
+        let message = match message.first_chunk::<5>() {
+            Some([0, length @ ..]) if u32::from_be_bytes(*length) as usize == message.len() - 5 => {
+                message.slice(5..)
+            }
+            _ => return Err(Error::invalid("DoGet wants one uncompressed gRPC message with a ticket")),
+        };
+        let bad = |e: prost::DecodeError| Error::invalid(format!("the ticket cannot be read: {e}"));
+        let flight = arrow_flight::Ticket::decode(message).map_err(bad)?;
+        let ticket = v1::Ticket::decode(flight.ticket).map_err(bad)?;
+        Ok(Self { ticket, memory })
+    }
+}
+
+/// Memory for a stream's ticket and for `bytes` more that it keeps beside its messages. `Invalid` if that is
+/// more than the node has for all streams, `Retry` if others hold it for too long.
+pub async fn hold_more(
+    mut ticket: MemoryPermit,
+    bytes: u64,
+    memory: &Arc<MemoryBudget>,
+) -> Result<MemoryPermit> {
+    let all = ticket.weight().saturating_add(bytes);
+    if all <= SMALL_BYTES as u64 {
+        ticket.resize(all);
+        return Ok(ticket);
+    }
+    if all > memory.limit() {
+        return Err(Error::invalid(format!(
+            "the stream takes {all} bytes for its ticket and the places of a step's rows, the node has {}: use a smaller \
+             batch, or raise --memory-bytes",
+            memory.limit()
+        )));
+    }
+    // A stream that waits holds nothing: so none wait for each other.
+    drop(ticket);
+    let late = |_| Error::retry("the memory that this node has for tickets is in use: try again");
+    timeout(PATIENCE, memory.acquire(all, &Urgency::demand())).await.map_err(late)
+}
+
+async fn collect<B>(mut body: B, memory: &Arc<MemoryBudget>) -> Result<(Bytes, MemoryPermit)>
+where
+    B: Body<Data = Bytes> + Unpin,
+    B::Error: std::fmt::Display,
+{
+    let demand = Urgency::demand();
+    let mut held = memory.acquire(SMALL_BYTES as u64, &demand).await;
+    let mut message = BytesMut::new();
+    while let Some(frame) = body.frame().await {
+        let frame = frame.map_err(|e| Error::invalid(format!("the ticket cannot be read: {e}")))?;
+        let Ok(data) = frame.into_data() else { continue };
+        let bytes = message.len() + data.len();
+        if bytes > TICKET_BYTES_MAX {
+            return Err(Error::invalid(format!("the ticket has more than {TICKET_BYTES_MAX} bytes")));
+        }
+        if bytes > SMALL_BYTES && held.weight() < TICKET_BYTES_MAX as u64 {
+            // Who waits for this much holds none of it: so none wait for each other.
+            drop(held);
+            held = memory.acquire(TICKET_BYTES_MAX as u64, &demand).await;
+        }
+        message.extend_from_slice(&data);
+    }
+    Ok((message.freeze(), held))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use futures::FutureExt;
+    use http_body_util::{Full, StreamBody};
+
+    fn request(rows: usize) -> Bytes {
+        let rows = v1::RowsTicket { segment: vec![1 << 20; rows], row: vec![0; rows], ..Default::default() };
+        let ticket =
+            v1::Ticket { kind: Some(v1::ticket::Kind::Rows(rows)), ..Default::default() }.encode_to_vec();
+        let flight = arrow_flight::Ticket { ticket: ticket.into() }.encode_to_vec();
+        [&[0][..], &(flight.len() as u32).to_be_bytes(), &flight].concat().into()
+    }
+
+    #[tokio::test]
+    async fn the_bytes_of_a_ticket_are_accounted_for() {
+        let memory = MemoryBudget::new(40 << 20);
+        let small = HeldTicket::read(Full::new(request(9)), &memory).await.unwrap();
+        assert_eq!(memory.used(), request(9).len() as u64);
+        let large = HeldTicket::read(Full::new(request(100_000)), &memory).await.unwrap();
+        assert_eq!(memory.used(), (request(9).len() + request(100_000).len()) as u64);
+        drop((small, large));
+        assert_eq!(memory.used(), 0);
+    }
+
+    #[tokio::test]
+    async fn a_large_ticket_waits_for_memory_and_a_stream_for_its_steps() {
+        let (memory, demand) = (MemoryBudget::new(33 << 20), Urgency::demand());
+        let others = memory.acquire(2 << 20, &demand).await;
+        let mut large = Box::pin(HeldTicket::read(Full::new(request(100_000)), &memory));
+        assert!((&mut large).now_or_never().is_none());
+        drop(others);
+        let large = large.await.unwrap().memory;
+        let bytes = memory.used();
+        let more = hold_more(large, 1 << 20, &memory).await.unwrap();
+        assert_eq!(memory.used(), bytes + (1 << 20));
+        let refused = hold_more(more, 64 << 20, &memory).await.unwrap_err();
+        assert_eq!((refused.kind, memory.used()), (forebay_proto::Kind::Invalid, 0));
+    }
+
+    #[tokio::test]
+    async fn a_ticket_that_does_not_come_ends_in_time() {
+        let memory = MemoryBudget::new(1 << 20);
+        let never = StreamBody::new(futures::stream::pending::<std::result::Result<_, std::io::Error>>());
+        let soon = Duration::from_millis(20);
+        let late = HeldTicket::read_within(soon, never, &memory).await.err().unwrap();
+        assert_eq!((late.kind, memory.used()), (forebay_proto::Kind::Retry, 0));
+    }
+}

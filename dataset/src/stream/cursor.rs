@@ -1,0 +1,129 @@
+//! Cursors: they go through the rows that a ticket asks for, and have messages built of them.
+
+use super::builder::{MESSAGE_ROWS, MessageBuilder, MessageRows};
+use super::read_ahead::ReadAhead;
+use super::walk::PlanWalk;
+use crate::ready::ReadySegment;
+use arrow::array::RecordBatch;
+use forebay_proto::Result;
+use forebay_proto::plan::Sample;
+use forebay_proto::plan::steps::{Slot, Steps};
+use std::collections::HashSet;
+
+/// Rows of the plan that are passed in one go where none of them is wanted: a fraction of a millisecond.
+const STRETCH_ROWS: usize = 16 << 10;
+
+/// A rank's place in a plan: it goes from step to step.
+struct PlanCursor<'a> {
+    walk: &'a PlanWalk,
+    steps: Steps<'a>,
+    step: u64,
+    slots: Vec<Slot>,
+    /// Rows passed since other tasks had their turn.
+    passed: usize,
+}
+
+impl<'a> PlanCursor<'a> {
+    fn new(walk: &'a PlanWalk) -> Result<Self> {
+        Ok(Self { walk, steps: walk.steps()?, step: 0, slots: Vec::new(), passed: 0 })
+    }
+
+    /// The number of the step that comes next; `None` after the last.
+    fn step(&self) -> Option<u64> {
+        (self.step < self.steps.count()).then_some(self.step)
+    }
+
+    /// The wanted rows of the next step, to which the cursor moves on.
+    async fn rows(&mut self) -> impl Iterator<Item = &Slot> + '_ {
+        self.steps.batch(self.step, self.walk.rank, &mut self.slots);
+        self.step += 1;
+        self.passed += self.slots.len();
+        if self.passed >= STRETCH_ROWS {
+            self.passed = 0;
+            tokio::task::yield_now().await;
+        }
+        self.slots.iter().filter(|slot| self.walk.wants(slot.sample.segment))
+    }
+}
+
+/// The rows of a plan that a rank reads, in step order.
+#[tracing::instrument(level = "trace", skip_all)]
+pub(super) async fn follow_plan(walk: PlanWalk, mut builder: MessageBuilder) -> Result<()> {
+    let manifest = builder.reading.manifest.clone();
+    let mut ahead = ReadAhead::start(&builder, &walk);
+    let mut cursor = PlanCursor::new(&walk)?;
+    let steps = cursor.steps;
+    let mut message = MessageRows::default();
+    while let Some(step) = cursor.step() {
+        let position = steps.position(step);
+        if message.is_empty() {
+            builder.hooks.reached(position);
+        }
+        for slot in cursor.rows().await {
+            if let Some(ahead) = &mut ahead {
+                ahead.reached(slot.sample.segment);
+            }
+            let segment = manifest.segment(slot.sample.segment)?;
+            message.push(step, slot.sample, &segment);
+            if steps.is_real(slot) {
+                message.digest.add(slot.position, segment.first_row + u64::from(slot.sample.row));
+            }
+            if builder.is_full(&message) {
+                builder.send(std::mem::take(&mut message)).await?;
+                builder.hooks.reached(position);
+            }
+        }
+    }
+    if !message.is_empty() {
+        builder.send(message).await?;
+    }
+    builder.hooks.reached(u64::MAX);
+    Ok(())
+}
+
+/// All rows in file order, up to `limit`.
+pub(super) async fn scan(mut builder: MessageBuilder, limit: u64) -> Result<()> {
+    let mut left = limit;
+    let manifest = builder.reading.manifest.clone();
+    for segment in 0..manifest.segments().len() as u32 {
+        if left == 0 {
+            break;
+        }
+        builder.hold(&HashSet::from([segment])).await?;
+        let Some(ReadySegment { batch, .. }) = builder.held(segment).cloned() else { continue };
+        let part = manifest.segment(segment)?;
+        let rows = part.rows.min(left) as usize;
+        let bytes = used_bytes(&batch) / batch.num_rows().max(1);
+        let per_message = (builder.budget.message_bytes / bytes.max(1)).clamp(1, MESSAGE_ROWS);
+        drop(batch);
+        for first in (0..rows).step_by(per_message) {
+            let n = per_message.min(rows - first);
+            let message = builder.stretch(segment, part.skip as usize + first, n, bytes * n).await?;
+            builder.deliver(message).await?;
+        }
+        left -= rows as u64;
+    }
+    Ok(())
+}
+
+/// Explicit rows in the order asked for.
+pub(super) async fn rows(mut builder: MessageBuilder, samples: Vec<Sample>) -> Result<()> {
+    let manifest = builder.reading.manifest.clone();
+    let mut message = MessageRows::default();
+    for sample in samples {
+        message.push(0, sample, &manifest.segment(sample.segment)?);
+        if builder.is_full(&message) {
+            builder.send(std::mem::take(&mut message)).await?;
+        }
+    }
+    if !message.is_empty() {
+        builder.send(message).await?;
+    }
+    Ok(())
+}
+
+/// Bytes of the batch's own values. Its buffers may keep the whole mapping, which would count once for each
+/// of them.
+fn used_bytes(batch: &RecordBatch) -> usize {
+    batch.columns().iter().map(|c| c.to_data().get_slice_memory_size().unwrap_or(0)).sum()
+}

@@ -1,0 +1,36 @@
+//! The columns that are read of a dataset.
+
+use arrow::datatypes::SchemaRef;
+use forebay_proto::manifest::Manifest;
+use forebay_proto::{Error, Result};
+use std::sync::Arc;
+
+/// A dataset and those of its columns that are read.
+#[derive(Debug, Clone)]
+pub struct Reading {
+    /// The dataset.
+    pub manifest: Arc<Manifest>,
+    /// All its columns.
+    pub schema: SchemaRef,
+    /// The columns that are read: ascending indices into `schema`.
+    pub projection: Arc<[usize]>,
+    /// The schema of these columns alone.
+    pub projected: SchemaRef,
+}
+
+impl Reading {
+    /// The named columns of a dataset whose columns are `schema`; no names mean all. `Invalid` names a column
+    /// that does not exist.
+    pub fn new(manifest: Arc<Manifest>, schema: &SchemaRef, columns: &[String]) -> Result<Self> {
+        let projection = crate::schema::projection(schema, columns).map_err(|e| e.context(manifest.uri()))?;
+        let projected = schema.project(&projection);
+        let projected = projected.map_err(|e| Error::invalid(format!("project columns: {e}")))?;
+        let (schema, projected) = (schema.clone(), Arc::new(projected));
+        Ok(Self { manifest, schema, projection: projection.into(), projected })
+    }
+
+    /// The names of the columns that are read.
+    pub fn columns(&self) -> impl Iterator<Item = &String> {
+        self.projected.fields().iter().map(|f| f.name())
+    }
+}
