@@ -17,7 +17,7 @@ use tokio::time::timeout;
 /// Bytes that a ticket may have: a bit per segment of 100 million, or a few million explicit rows.
 const TICKET_BYTES_MAX: usize = 32 << 20;
 
-/// Most tickets are smaller; a larger one waits until there is memory for the largest.
+/// Most tickets are smaller; a larger one waits for memory while it comes.
 const SMALL_BYTES: usize = 64 << 10;
 
 /// How long a ticket may take to come, and a stream may wait for its memory.
@@ -101,10 +101,11 @@ where
         if bytes > TICKET_BYTES_MAX {
             return Err(Error::invalid(format!("the ticket has more than {TICKET_BYTES_MAX} bytes")));
         }
-        if bytes > SMALL_BYTES && held.weight() < TICKET_BYTES_MAX as u64 {
-            // Who waits for this much holds none of it: so none wait for each other.
+        if bytes as u64 > held.weight() {
+            // Twice as much, so that a large ticket waits seldom. A sender that waits for memory holds none: so none
+            // wait for each other.
             drop(held);
-            held = memory.acquire(TICKET_BYTES_MAX as u64, &demand).await;
+            held = memory.acquire((2 * bytes).min(TICKET_BYTES_MAX) as u64, &demand).await;
         }
         message.extend_from_slice(&data);
     }
@@ -138,8 +139,9 @@ mod tests {
 
     #[tokio::test]
     async fn a_large_ticket_waits_for_memory_and_a_stream_for_its_steps() {
-        let (memory, demand) = (MemoryBudget::new(33 << 20), Urgency::demand());
-        let others = memory.acquire(2 << 20, &demand).await;
+        let memory = MemoryBudget::new((32 << 20) + (128 << 10));
+        let demand = Urgency::demand();
+        let others = memory.acquire(32 << 20, &demand).await;
         let mut large = Box::pin(HeldTicket::read(Full::new(request(100_000)), &memory));
         assert!((&mut large).now_or_never().is_none());
         drop(others);
