@@ -35,7 +35,6 @@ mod direct;
 mod endpoints;
 pub mod loader;
 mod node;
-pub mod origin;
 mod pool;
 pub mod routing;
 pub mod stream;

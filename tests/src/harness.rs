@@ -4,7 +4,7 @@
 //! on demand; [`slow`] is a proxy that makes it behave like remote S3; [`process`] starts the real binaries
 //! and watches their logs; [`etcd`] starts real etcd. [`mnist`] and [`table`] are the data, [`reader`] reads
 //! a table and checks every value. [`check`] and [`report`] are the form in which measurements tell what they
-//! found.
+//! found, [`origin`] says which commit and machine they are of.
 
 pub(crate) mod answers;
 pub(crate) mod background;
@@ -14,6 +14,7 @@ pub mod etcd;
 pub mod fault;
 pub(crate) mod html;
 pub mod mnist;
+pub mod origin;
 pub mod ports;
 pub mod process;
 pub(crate) mod reader;

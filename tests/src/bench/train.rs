@@ -15,9 +15,9 @@ mod trainer;
 
 use std::path::{Path, PathBuf};
 
+use crate::harness::origin::UNKNOWN;
 use anyhow::{Context, Result};
 use clap::Parser;
-use forebay_client::origin::UNKNOWN;
 use serde::Deserialize;
 use serde_json::json;
 

@@ -11,12 +11,13 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
+use crate::harness::origin;
 use anyhow::{Context, Result, bail, ensure};
 use clap::Parser;
 use comfy_table::{CellAlignment, Table, presets};
 use forebay_client::Node;
 use forebay_client::args::ENDPOINT_VARIABLE;
-use forebay_client::{origin, survey};
+use forebay_client::survey;
 use forebay_proto::v1::FreeRequest;
 use forebay_train::{AUTO_BATCH, ERROR_FILE, PREFIX, Settings};
 use serde_json::{Value, json};

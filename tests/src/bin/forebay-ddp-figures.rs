@@ -12,7 +12,7 @@ use std::process::{Command, ExitCode, Stdio};
 use std::time::Duration;
 
 use forebay_c10d::{Ddp, DdpSettings, ProcessGroup, Store, zero_grads};
-use forebay_client::origin;
+use forebay_tests::harness::origin;
 use serde_json::{Value, json};
 use tch::nn::{self, Module};
 use tch::{Device, Kind, Tensor};

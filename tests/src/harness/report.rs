@@ -1,7 +1,7 @@
 //! The one form of all benchmark reports: rows with a value and, where there is one, the floor taken in the
 //! same run.
 
-pub use forebay_client::origin::{commit, machine};
+pub use crate::harness::origin::{commit, machine};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::borrow::Cow;
