@@ -35,7 +35,7 @@ check: ## Formatting, lints, and the rules in tests/tests/tidy with their figure
 	cargo fmt --all --check
 	cargo fmt --check --manifest-path trainer/c10d-nccl/Cargo.toml
 	cargo clippy --workspace --all-targets --features forebay-tests/gpu -- -D warnings
-	cargo test -q -p forebay-tests --test tidy -- --nocapture
+	cargo test -q --workspace --features forebay-tests/gpu --test tidy -- --nocapture
 
 bench-epoch: build ## Time epochs through the cache, cold and warm, beside reading S3 directly
 	target/release/forebay-bench-epoch $(BENCH_ARGS)

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Makes target/dist/forebay-VERSION-TARGET.tar.gz of the release programs: stripped, with licences, a systemd unit and
-# completions; their debug information goes into a tarball of its own. `make dist` builds the programs first. No network.
+# completions; their debug information goes into a tarball of its own. `make dist` builds the programs first, and by that
+# fetches all that this needs.
 #
 #   scripts/dist.sh [FOLDER]    of the programs in FOLDER instead of target/release
 set -euo pipefail
@@ -35,7 +36,7 @@ install -m 644 deploy/dist/forebay-server.service "$stage/systemd/"
 "$stage/bin/forebay" completions bash >"$stage/completions/forebay.bash"
 "$stage/bin/forebay" completions zsh >"$stage/completions/_forebay"
 "$stage/bin/forebay" completions fish >"$stage/completions/forebay.fish"
-cargo metadata --offline --locked --format-version 1 --filter-platform "$target" |
+cargo metadata --locked --format-version 1 --filter-platform "$target" |
     python3 scripts/third_party.py forebay-server forebay-cli forebay-train >"$stage/THIRD-PARTY.txt"
 
 for folder in "$name" "$name-debug"; do

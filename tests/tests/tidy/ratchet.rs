@@ -2,7 +2,7 @@
 //! only shrink.
 //!
 //! A rule fails on an offender that is not listed, on one that offends more often than its line says, and on
-//! a line whose offender has been mended. `TIDY_WRITE=1 cargo test -p forebay-tests --test tidy` writes the
+//! a line whose offender has been mended. `TIDY_WRITE=1 cargo test --workspace --test tidy` writes the
 //! lists as they are now.
 
 use crate::source::root;
