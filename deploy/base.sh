@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Makes the base image forebay/base:SUITE out of Debian packages, for machines that reach a Debian mirror but no image
-# registry. Does nothing if it is there (--force makes it anew). Prints its name. Needs root, or sudo, and one to three minutes.
+# registry. Does nothing if it is there (--force makes it again). Prints its name. Needs root, or sudo, and one to three minutes.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-# Not only root shall read what is in an image.
+# An image's files are for all users to read.
 umask 022
 
 say() { echo "base: $*" >&2; }

@@ -17,13 +17,13 @@ from pathlib import Path
 
 # Bytes that may leave S3 per byte of the columns read; footers are counted apart.
 COLD_RATIO = 1.02
-# The longest that a step may wait when a node is killed: with replicas, and when what died must be read anew.
+# The longest that a step may wait when a node is killed: with replicas, and when its data must be read again.
 STALL_MS = {True: 1000, False: 3000}
 # The longest when a node hangs: it has to be silent for a while before it counts as gone.
 SILENCE_MS = 2000
 
 HEADER = ["epoch", "", "bytes from", "seconds", "samples/s", "data wait", "longest", "S3 requests", "S3 MB", "order digest"]
-# Columns that a node's death spoils: they are differences of all nodes' counters. A node that starts anew counts from its
+# Columns that a node's death spoils: they are differences of all nodes' counters. A restarted node counts from its
 # start; one that does not answer is counted when it answers again, or not at all.
 SPOILT = {"bytes from", "S3 requests", "S3 MB"}
 

@@ -3,7 +3,7 @@
 
 usage: cargo metadata --offline --format-version 1 | third_party.py PACKAGE...
 
-Only what is linked counts: dependencies of builds and tests are left out. Equal texts are printed once.
+Only linked packages count: dependencies of builds and tests are left out. Equal texts are printed once.
 """
 
 import json

@@ -8,13 +8,13 @@
 //! * [`view`]: splits and mixes of datasets.
 //! * [`ring`]: which nodes own a segment.
 //! * [`units`]: sizes as people write them.
-//! * [`error`]: the few kinds of error and their gRPC status.
+//! * [`Error`]: the few kinds of error and their gRPC status.
 //!
 //! Pure tools that all crates share: [`Backoff`], [`TokenBucket`], [`SegmentSet`], [`RowRun`].
 
 mod backoff;
 pub mod digest;
-pub mod error;
+mod error;
 pub mod manifest;
 pub mod plan;
 pub mod ring;

@@ -2,14 +2,14 @@
 
 use std::ops::Range;
 
-/// One object of a dataset.
+/// One Parquet file of a dataset.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Object {
     /// Key relative to the manifest's URI; empty when the URI names the object itself.
     pub key: String,
-    /// The store's version tag.
+    /// The object store's tag of this version of the bytes.
     pub etag: String,
-    /// Bytes.
+    /// In bytes.
     pub size: u64,
 }
 
@@ -18,9 +18,9 @@ pub struct Object {
 pub struct Segment {
     /// Index into [`Manifest::objects`].
     pub object: u32,
-    /// The first row group.
+    /// Index of the first row group in the object.
     pub first_row_group: u32,
-    /// How many row groups.
+    /// Number of consecutive row groups.
     pub row_groups: u32,
     /// Rows that belong to the dataset: consecutive ones of the segment's.
     pub rows: u64,
@@ -37,11 +37,11 @@ pub struct Segment {
 /// One dataset of a mix, or the only one: consecutive segments of a manifest.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Part {
-    /// The dataset's URI.
+    /// Where the dataset lies, in normal form.
     pub uri: String,
-    /// Its segments.
+    /// Indices into [`Manifest::segments`](super::Manifest::segments).
     pub segments: Range<u32>,
-    /// Its rows.
+    /// Sum over the segments.
     pub rows: u64,
     /// Samples of this part in each block of samples; a block has the sum of all parts' slots.
     pub slots: u32,
@@ -50,11 +50,11 @@ pub struct Part {
 /// A segment before it has its place in a manifest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SegmentSize {
-    /// Index of the object.
+    /// Index into the manifest's objects.
     pub object: u32,
     /// Consecutive row groups.
     pub row_groups: u32,
-    /// Rows.
+    /// Sum over the row groups.
     pub rows: u64,
     /// Estimated decoded bytes of all columns.
     pub decoded_bytes: u64,

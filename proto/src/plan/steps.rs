@@ -42,7 +42,7 @@ pub enum Layout {
 /// One slot of a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Slot {
-    /// The sample in it.
+    /// For padding, one of the epoch's first samples.
     pub sample: Sample,
     /// Its position in the epoch; `len` of the order or more for padding.
     pub position: u64,
@@ -51,9 +51,9 @@ pub struct Slot {
 /// A run: consecutive slots of a batch filled from one segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Run {
-    /// The segment.
+    /// Index into the manifest's segments.
     pub segment: u32,
-    /// Number of slots.
+    /// Number of slots, one for each row.
     pub rows: u32,
 }
 
@@ -70,9 +70,9 @@ pub struct Cut {
     pub global_batch: u64,
     /// Number of ranks.
     pub world: u32,
-    /// The last step.
+    /// What becomes of the last, incomplete step.
     pub ending: Ending,
-    /// Where rows lie.
+    /// Where the rows of a batch lie.
     pub layout: Layout,
 }
 
