@@ -43,6 +43,7 @@ pub(super) enum Credentials {
     /// Keys that are renewed.
     Renewed(AwsCredentialProvider),
     /// Whatever `object_store` finds: a web identity, a container's or an instance's role.
+    #[cfg_attr(feature = "aws-config", expect(dead_code, reason = "the AWS SDK finds more"))]
     Ambient,
     /// There are none.
     Missing,
