@@ -1,8 +1,8 @@
-//! Dependencies by `deny.toml`: licences, sources and bans, read from `cargo metadata --offline`.
+//! Dependencies by `deny.toml`: licences, sources and bans of the packages that cargo builds.
 
 use crate::source::root;
 use serde_json::Value;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::process::Command;
 use toml::{Table, Value as Setting};
 
@@ -17,20 +17,30 @@ fn dependencies_are_those_that_deny_toml_allows() {
     assert!(wrong.is_empty(), "dependencies that deny.toml does not allow:\n{}", wrong.join("\n"));
 }
 
-/// The packages that are built for the targets, without this workspace's own.
+/// The packages built for the targets, without those of this workspace. `cargo metadata` also lists packages
+/// of optional features that nothing switches on, so `cargo tree` says which are built.
 fn packages(rules: &Table) -> Vec<Value> {
-    let mut command = Command::new(env!("CARGO"));
-    command.current_dir(root()).args(["metadata", "--offline", "--locked", "--format-version", "1"]);
+    let mut built = BTreeSet::new();
     for target in strings(&rules["graph"]["targets"]) {
-        command.args(["--filter-platform", target]);
+        let tree =
+            ["tree", "--workspace", "-e", "all", "--prefix", "none", "--format", "{p}", "--target", target];
+        let tree = cargo(&tree);
+        let tree = String::from_utf8_lossy(&tree);
+        built.extend(tree.lines().filter_map(|line| Some(line.split_once(" v")?.0.to_owned())));
     }
-    let output = command.output().expect("start cargo metadata");
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let metadata: Value = serde_json::from_slice(&output.stdout).expect("metadata is JSON");
-    let built = metadata["resolve"]["nodes"].as_array().expect("nodes");
-    let is_built = |id: &Value| built.iter().any(|node| node["id"] == *id);
+    let metadata = cargo(&["metadata", "--format-version", "1"]);
+    let metadata: Value = serde_json::from_slice(&metadata).expect("metadata is JSON");
     let packages = metadata["packages"].as_array().expect("packages");
-    packages.iter().filter(|p| !p["source"].is_null() && is_built(&p["id"])).cloned().collect()
+    packages.iter().filter(|p| !p["source"].is_null() && built.contains(name(p))).cloned().collect()
+}
+
+/// What a cargo command prints, without asking the network and with the lock file as it is.
+fn cargo(arguments: &[&str]) -> Vec<u8> {
+    let mut command = Command::new(env!("CARGO"));
+    command.current_dir(root()).args(arguments).args(["--offline", "--locked"]);
+    let output = command.output().expect("start cargo");
+    assert!(output.status.success(), "cargo {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+    output.stdout
 }
 
 fn licences(rules: &Table, packages: &[Value]) -> Vec<String> {
@@ -40,12 +50,15 @@ fn licences(rules: &Table, packages: &[Value]) -> Vec<String> {
     packages.iter().filter(is_wrong).map(|p| format!("{}: licence {}", name(p), p["license"])).collect()
 }
 
+/// Packages from anywhere but cargo's registry: a git repository, or a second registry.
 fn origins(rules: &Table, packages: &[Value]) -> Vec<String> {
-    let allowed: Vec<&str> = strings(&rules["sources"]["allow-registry"]).collect();
-    let comes_from = |package: &Value, registry: &str| {
-        package["source"].as_str().is_some_and(|source| source.trim_start_matches("registry+") == registry)
-    };
-    let is_wrong = |package: &&Value| !allowed.iter().any(|registry| comes_from(package, registry));
+    for kind in ["unknown-registry", "unknown-git"] {
+        assert_eq!(rules["sources"][kind].as_str(), Some("deny"), "deny.toml: sources.{kind}");
+    }
+    let source = |package: &Value| package["source"].as_str().unwrap_or_default().to_owned();
+    let registries: BTreeSet<String> =
+        packages.iter().map(source).filter(|source| source.starts_with("registry+")).collect();
+    let is_wrong = |package: &&Value| registries.len() != 1 || !registries.contains(&source(package));
     packages.iter().filter(is_wrong).map(|p| format!("{}: from {}", name(p), p["source"])).collect()
 }
 
