@@ -1,8 +1,9 @@
 //! Mapping or `pread`: what it costs to gather rows from segment files, each way.
 //!
-//! `cargo bench -p forebay-server --bench read_path`; `-- --help` lists the options. The rows of eight segments are read
-//! once each in a random order, in messages of 1.5 MiB, as a node serves a shuffled window. Figures are medians of rounds
-//! in which the ways take turns: GB/s of gathered rows, and seconds of processor time (user and system) per GB.
+//! `cargo bench -p forebay-server --bench read_path`; `-- --help` lists the options. The rows of eight
+//! segments are read once each in a random order, in messages of 1.5 MiB, as a node serves a shuffled window.
+//! Figures are medians of rounds in which the ways take turns: GB/s of gathered rows, and seconds of
+//! processor time (user and system) per GB.
 //!
 //! * `map`: each file is mapped, and rows are copied out of the mapping, as the disk cache does it.
 //! * `map+populate`: the same, but all pages are asked for (`MADV_POPULATE_READ`) when a file is mapped.

@@ -6,7 +6,7 @@
 //! |---|---|
 //! | `weights.safetensors` | the model's parameters and buffers, by their names |
 //! | `training.safetensors` | the optimizer's state, the gradient scaler's and the schedule's, by theirs |
-//! | `checkpoint.json` | [`Meta`]: the loader state, what was seen so far with its order digests, and what it all belongs to |
+//! | `checkpoint.json` | [`Meta`]: the loader state, the order digests so far, and its run's identity |
 //! | `CHECKSUMS` | length and xxh3-128 of each of them, and of itself; written last |
 //!
 //! It promises that a directory of that name is whole: it is written beside its place, flushed and renamed

@@ -77,7 +77,8 @@ fn empty_bytes() -> u64 {
     open(dir.path(), 1 << 20).unwrap().used_bytes()
 }
 
-/// A limit for this number of files of one size: folders, the bytes reserved while one is written, and the files.
+/// A limit for this number of files of one size: folders, the bytes reserved while one is written, and the
+/// files.
 fn limit_for(files: u64, each: u64) -> u64 {
     empty_bytes() + FOLDER_GROWTH_BLOCKS * BLOCK_BYTES + files * each
 }

@@ -102,8 +102,8 @@ where
             return Err(Error::invalid(format!("the ticket has more than {TICKET_BYTES_MAX} bytes")));
         }
         if bytes as u64 > held.weight() {
-            // Twice as much, so that a large ticket waits seldom. A sender that waits for memory holds none: so none
-            // wait for each other.
+            // Twice as much, so that a large ticket waits seldom. A sender that waits for memory holds none:
+            // so none wait for each other.
             drop(held);
             held = memory.acquire((2 * bytes).min(TICKET_BYTES_MAX) as u64, &demand).await;
         }

@@ -1,8 +1,8 @@
 //! `forebay-bench-ways`: the same training four ways, timed: from an empty cache, from a full one, in new
 //! processes on a full one, and without a cache.
 //!
-//! Each way is a run of `forebay-train` with the flags that were given, so the times are those that a user gets.
-//! It leaves one table, one page with a chart, and a report of rows.
+//! Each way is a run of `forebay-train` with the flags that were given, so the times are those that a user
+//! gets. It leaves one table, one page with a chart, and a report of rows.
 
 mod page;
 mod way;

@@ -1,9 +1,9 @@
-//! `forebay-parity FOLDER MODEL STEPS`: the Rust half of `make parity`, which runs the same training in Rust and in
-//! Python and compares the parameters bit for bit. Python's half is `tests/parity/train.py`.
+//! `forebay-parity FOLDER MODEL STEPS`: the Rust half of `make parity`, which runs the same training in Rust
+//! and in Python and compares the parameters bit for bit. Python's half is `tests/parity/train.py`.
 //!
-//! Without `RANK` in its environment it writes what both halves start from: the model's first parameters and its
-//! batches, as raw numbers. With it (torchrun sets it) it is one rank: it trains and, on rank 0, leaves the parameters
-//! in `MODEL.rust.parameters` and the milliseconds of each step in `MODEL.rust.steps`.
+//! Without `RANK` in its environment it writes what both halves start from: the model's first parameters and
+//! its batches, as raw numbers. With it (torchrun sets it) it is one rank: it trains and, on rank 0, leaves
+//! the parameters in `MODEL.rust.parameters` and the milliseconds of each step in `MODEL.rust.steps`.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;

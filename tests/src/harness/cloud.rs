@@ -1,6 +1,6 @@
-//! Google Cloud Storage, Azure Blob Storage, AWS STS and a container's credentials, as far as a reader asks for
-//! them: listings, ranged and conditional GETs, and temporary keys. One HTTP server on the loopback; nothing is
-//! signed or checked but `If-Match`.
+//! Google Cloud Storage, Azure Blob Storage, AWS STS and a container's credentials, as far as a reader asks
+//! for them: listings, ranged and conditional GETs, and temporary keys. One HTTP server on the loopback;
+//! nothing is signed or checked but `If-Match`.
 //!
 //! It knows the services apart by the request: Azure's listings say `comp=list`, Google's `list-type=2`, and
 //! STS is asked by POST.
@@ -177,8 +177,8 @@ fn sts(keys: &TemporaryKeys) -> String {
     )
 }
 
-/// The time when `lifetime` has passed, as `2025-08-05T12:00:00Z` (days to dates: H. Hinnant, "chrono-compatible low-level date
-/// algorithms").
+/// The time when `lifetime` has passed, as `2025-08-05T12:00:00Z` (days to dates: H. Hinnant,
+/// "chrono-compatible low-level date algorithms").
 fn utc(lifetime: Duration) -> String {
     let end = SystemTime::now() + lifetime;
     let seconds = end.duration_since(SystemTime::UNIX_EPOCH).expect("a time after 1970").as_secs();

@@ -1,7 +1,8 @@
-//! Automatic mixed precision: matrix products and convolutions in bf16 or fp16, the rest as libtorch sees fit.
+//! Automatic mixed precision: matrix products and convolutions in bf16 or fp16, the rest as libtorch sees
+//! fit.
 //!
-//! `torch.autocast` (torch/amp/autocast_mode.py): tch's own form knows CUDA only, leaves the kind at fp16, and stays
-//! switched on when what it runs panics.
+//! `torch.autocast` (torch/amp/autocast_mode.py): tch's own form knows CUDA only, leaves the kind at fp16,
+//! and stays switched on when what it runs panics.
 
 use tch::{Device, Kind};
 
@@ -10,8 +11,9 @@ use crate::ffi::AutocastState;
 
 /// Runs `f` with operations on `device` autocast to `kind`, [`Kind::BFloat16`] or [`Kind::Half`].
 ///
-/// The setting is this thread's; what was set before is restored when `f` ends, by a panic too. Run the forward pass
-/// and the loss in it, and the backward pass outside: it uses the kinds that the forward pass chose. May be nested.
+/// The setting is this thread's; what was set before is restored when `f` ends, by a panic too. Run the
+/// forward pass and the loss in it, and the backward pass outside: it uses the kinds that the forward pass
+/// chose. May be nested.
 ///
 /// Fails, without running `f`, for another kind or a device that autocast does not know.
 pub fn autocast<R>(device: Device, kind: Kind, f: impl FnOnce() -> R) -> Result<R> {

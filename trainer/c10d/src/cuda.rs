@@ -1,8 +1,8 @@
 //! GPUs: the plugin `libforebay_c10d_nccl.so`, and NCCL for the tensors on them.
 //!
 //! A program built here links libtorch's CPU part alone and so runs on machines without CUDA. On others,
-//! [`Cuda::load`] opens the plugin, which brings libtorch's CUDA part with it; tch sees the GPUs from then on. Load it
-//! before the first question about CUDA, for a single GPU too: libtorch remembers the answer.
+//! [`Cuda::load`] opens the plugin, which brings libtorch's CUDA part with it; tch sees the GPUs from then
+//! on. Load it before the first question about CUDA, for a single GPU too: libtorch remembers the answer.
 //!
 //! NCCL's own settings are its variables (`NCCL_BUFFSIZE`, `NCCL_ALGO`, `NCCL_PROTO`, `NCCL_SOCKET_IFNAME`,
 //! `NCCL_DEBUG`, ..), which it reads when a group is made; those of c10d's wrapper are `TORCH_NCCL_..`.
@@ -52,10 +52,11 @@ pub struct Cuda {
 }
 
 impl Cuda {
-    /// Opens the plugin that `FOREBAY_NCCL_PLUGIN` names, or that lies beside the program. Later calls find it open.
+    /// Opens the plugin that `FOREBAY_NCCL_PLUGIN` names, or that lies beside the program. Later calls find
+    /// it open.
     ///
-    /// Fails when there is no such file, when a library that it needs is missing (the message names it), when it was
-    /// built for another program or libtorch, and when there is no GPU.
+    /// Fails when there is no such file, when a library that it needs is missing (the message names it), when
+    /// it was built for another program or libtorch, and when there is no GPU.
     pub fn load() -> Result<Self> {
         let failed = |text: &str| Error::new("load CUDA", None, text);
         let plugin = match LOADED.get() {
@@ -76,13 +77,14 @@ impl Cuda {
         self.devices
     }
 
-    /// Has a group use NCCL for the tensors on the GPU `device`, which becomes the thread's current one; tensors in main
-    /// memory go on using Gloo. Takes every rank. Two ranks need two GPUs: NCCL refuses to share.
+    /// Has a group use NCCL for the tensors on the GPU `device`, which becomes the thread's current one;
+    /// tensors in main memory go on using Gloo. Takes every rank. Two ranks need two GPUs: NCCL refuses to
+    /// share.
     ///
     /// NCCL waits for the other ranks without a limit: let [`ProcessGroup::watch`] look after them before.
     ///
-    /// Collectives on the GPU are queued on its streams, so most of their failures show later: NCCL's watchdog, a
-    /// thread of libtorch's, ends the process when one has not finished within `timeout`.
+    /// Collectives on the GPU are queued on its streams, so most of their failures show later: NCCL's
+    /// watchdog, a thread of libtorch's, ends the process when one has not finished within `timeout`.
     pub fn nccl(
         &self,
         group: &ProcessGroup,

@@ -77,8 +77,8 @@ impl Error {
         Self { operation, rank, message: first_line(&text), missing: Vec::new(), fault }
     }
 
-    /// True when the cause lies with another process (it died, closed its connection or stayed silent), as far as the
-    /// failure tells: the report worth reading is then that process's.
+    /// True when the cause lies with another process (it died, closed its connection or stayed silent), as
+    /// far as the failure tells: the report worth reading is then that process's.
     pub fn peer_lost(&self) -> bool {
         !self.missing.is_empty() || self.fault == Fault::Peer
     }
@@ -88,8 +88,9 @@ impl Error {
     }
 }
 
-/// Gloo's exceptions have types that libtorch's headers do not show. What its transport throws begins with the place in
-/// its source; what goes wrong while the ranks connect, and a wait without a result, libtorch puts in words of its own.
+/// Gloo's exceptions have types that libtorch's headers do not show. What its transport throws begins with
+/// the place in its source; what goes wrong while the ranks connect, and a wait without a result, libtorch
+/// puts in words of its own.
 fn is_gloos_word_of_a_peer(text: &str) -> bool {
     let text = text.trim_start();
     let text = text.strip_prefix("Gloo connectFullMesh failed with ").unwrap_or(text);

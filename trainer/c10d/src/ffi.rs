@@ -1,8 +1,10 @@
-//! The boundary to the C++ in `shim/`: this file and those under `ffi/` are the only ones of the crate with `unsafe`.
+//! The boundary to the C++ in `shim/`: this file and those under `ffi/` are the only ones of the crate with
+//! `unsafe`.
 //!
-//! Each C++ object is held by one handle that frees it once; each call turns the shim's message into a `String`.
-//! The rest of the crate sees safe functions only. The handles hold bare pointers and so are neither `Send` nor
-//! `Sync`, but for the store's: c10d's groups and reducers want to be called from one thread in one order.
+//! Each C++ object is held by one handle that frees it once; each call turns the shim's message into a
+//! `String`. The rest of the crate sees safe functions only. The handles hold bare pointers and so are
+//! neither `Send` nor `Sync`, but for the store's: c10d's groups and reducers want to be called from one
+//! thread in one order.
 
 #![expect(unsafe_code, reason = "calls into C++; every block says what makes it sound")]
 
@@ -45,7 +47,8 @@ fn check(message: *mut c_char) -> FfiResult<()> {
     if message.is_null() {
         return Ok(());
     }
-    // SAFETY: the shim returns null or a NUL-terminated string from strdup that is ours; it is read, then freed once.
+    // SAFETY: the shim returns null or a NUL-terminated string from strdup that is ours; it is read, then
+    // freed once.
     let text = unsafe { CStr::from_ptr(message) }.to_string_lossy().into_owned();
     // SAFETY: see above; no reference to the string is left.
     unsafe { fb_free(message.cast()) };

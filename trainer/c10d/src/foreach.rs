@@ -1,8 +1,9 @@
-//! Arithmetic over lists of tensors, most of it in place, without autograd: what optimizers are made of and `tch` lacks.
+//! Arithmetic over lists of tensors, most of it in place, without autograd: what optimizers are made of and
+//! `tch` lacks.
 //!
-//! On a GPU each call is a few kernels for a whole model (libtorch's `_foreach_*`), on a CPU a loop. Every element is
-//! rounded as by the tensor method that PyTorch's own optimizers call (`add_` with `alpha`, `lerp_`, `addcmul_`,
-//! `addcdiv_`), so they can be rebuilt bit for bit.
+//! On a GPU each call is a few kernels for a whole model (libtorch's `_foreach_*`), on a CPU a loop. Every
+//! element is rounded as by the tensor method that PyTorch's own optimizers call (`add_` with `alpha`,
+//! `lerp_`, `addcmul_`, `addcdiv_`), so they can be rebuilt bit for bit.
 
 use tch::Tensor;
 
@@ -56,7 +57,8 @@ pub fn global_norm(values: &[Tensor]) -> Result<f64> {
     named("global_norm", ffi::global_norm(values))
 }
 
-/// `x *= factor`, as gradients of a scaled loss need it; `false` if any value was not finite. Waits for the device.
+/// `x *= factor`, as gradients of a scaled loss need it; `false` if any value was not finite. Waits for the
+/// device.
 pub fn unscale(x: &[Tensor], factor: f64) -> Result<bool> {
     named("unscale", ffi::unscale(x, factor))
 }

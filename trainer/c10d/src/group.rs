@@ -1,5 +1,5 @@
-//! A group of ranks and its collectives: `c10d::ProcessGroup`, with Gloo for tensors in main memory and, from the
-//! plugin, NCCL for those on a GPU.
+//! A group of ranks and its collectives: `c10d::ProcessGroup`, with Gloo for tensors in main memory and, from
+//! the plugin, NCCL for those on a GPU.
 
 use std::marker::PhantomData;
 use std::rc::Rc;
@@ -48,10 +48,10 @@ impl Op {
 
 /// This process's membership in a group of ranks. A clone is the same membership.
 ///
-/// Collectives block until every rank has made the same call, and return an error when a peer's connection breaks or
-/// the group's timeout passes; the error names the ranks to blame, as far as their heartbeats tell. After an error
-/// the group is of no more use. All ranks make the same calls in the same order, with tensors of the same shape and
-/// kind unless a method says otherwise.
+/// Collectives block until every rank has made the same call, and return an error when a peer's connection
+/// breaks or the group's timeout passes; the error names the ranks to blame, as far as their heartbeats tell.
+/// After an error the group is of no more use. All ranks make the same calls in the same order, with tensors
+/// of the same shape and kind unless a method says otherwise.
 #[derive(Debug, Clone)]
 pub struct ProcessGroup {
     inner: Rc<Inner>,
@@ -71,8 +71,8 @@ struct Inner {
 }
 
 impl ProcessGroup {
-    /// Joins as `rank` of `world` and connects to all peers, which takes every rank. `timeout` bounds this and each
-    /// collective later. Gloo picks its address by the host name or by `GLOO_SOCKET_IFNAME`.
+    /// Joins as `rank` of `world` and connects to all peers, which takes every rank. `timeout` bounds this
+    /// and each collective later. Gloo picks its address by the host name or by `GLOO_SOCKET_IFNAME`.
     pub fn gloo(store: Store, rank: usize, world: usize, timeout: Duration) -> Result<Self> {
         let world_count = count("world", world)?;
         if rank >= world {
@@ -121,8 +121,8 @@ impl ProcessGroup {
         self.begin("all_reduce", |handle| handle.all_reduce(tensor, op.code()))
     }
 
-    /// Combines all ranks' `input` of shape `[world * n, ..]` and gives each its part: rows `rank * n` and the
-    /// `n - 1` after it, as `[n, ..]`.
+    /// Combines all ranks' `input` of shape `[world * n, ..]` and gives each its part: rows `rank * n` and
+    /// the `n - 1` after it, as `[n, ..]`.
     pub fn reduce_scatter(&self, input: &Tensor, op: Op) -> Result<Tensor> {
         let operation = "reduce_scatter";
         let (rows, world) = (input.size().first().copied().unwrap_or(0), self.world() as i64);
@@ -164,7 +164,8 @@ impl ProcessGroup {
         Ok(here.then_some(outputs))
     }
 
-    /// Sends `tensor` to the rank `to`, which calls [`ProcessGroup::recv`] with the same `tag`. Only the two take part.
+    /// Sends `tensor` to the rank `to`, which calls [`ProcessGroup::recv`] with the same `tag`. Only the two
+    /// take part.
     pub fn send(&self, tensor: &Tensor, to: usize, tag: i32) -> Result<()> {
         let to = self.peer("send", "receiver", to)?;
         self.start("send", |handle| handle.send(tensor, to, tag))?.wait()
@@ -181,8 +182,8 @@ impl ProcessGroup {
         self.begin("barrier", GroupHandle::barrier)?.wait()
     }
 
-    /// The ranks that give no sign of life, after watching them for at most `timeout`; at once if all do. A rank
-    /// counts as alive while its process runs, whatever it is doing.
+    /// The ranks that give no sign of life, after watching them for at most `timeout`; at once if all do. A
+    /// rank counts as alive while its process runs, whatever it is doing.
     ///
     /// Fails when the store does not answer, unless a rank serves it: then that rank is the missing one.
     pub fn missing(&self, timeout: Duration) -> Result<Vec<usize>> {
@@ -195,8 +196,8 @@ impl ProcessGroup {
         }
     }
 
-    /// Runs `work` on `rank` alone; the others wait for it as long as that rank gives signs of life, however long that
-    /// is: the group's timeout is for collectives. Collective; `Some` on `rank`.
+    /// Runs `work` on `rank` alone; the others wait for it as long as that rank gives signs of life, however
+    /// long that is: the group's timeout is for collectives. Collective; `Some` on `rank`.
     ///
     /// The others go on whatever came of the work. An error names a rank that died over it.
     pub fn only<R>(&self, rank: usize, work: impl FnOnce() -> R) -> Result<Option<R>> {
@@ -223,12 +224,13 @@ impl ProcessGroup {
         }
     }
 
-    /// From now on the others' signs of life are watched, whatever this rank does: when one has given none for
-    /// `silence`, when another rank says that it has found one dead, and when the store has not answered for as long, `lost`
-    /// is called, once, on a thread of its own. For
-    /// groups whose operations do not fail over a lost peer: with NCCL the host waits for the GPU, and the GPU for ever.
+    /// From now on the others' signs of life are watched, whatever this rank does: when one has given none
+    /// for `silence`, when another rank says that it has found one dead, and when the store has not answered
+    /// for as long, `lost` is called, once, on a thread of its own. For groups whose operations do not fail
+    /// over a lost peer: with NCCL the host waits for the GPU, and the GPU for ever.
     ///
-    /// A rank that is only slow is no cause. Ends by itself when an operation of the group has failed over a peer.
+    /// A rank that is only slow is no cause. Ends by itself when an operation of the group has failed over a
+    /// peer.
     pub fn watch(&self, silence: Duration, lost: impl FnOnce(Error) + Send + 'static) {
         let Some(heartbeat) = &self.inner.heartbeat else { return };
         let (rank, world) = (self.rank(), self.world());
@@ -246,7 +248,8 @@ impl ProcessGroup {
         self.inner.heartbeat.iter().for_each(Heartbeat::rest);
     }
 
-    /// This rank ends by an error: when the group goes, it is not to wait for its peers, and they are not watched.
+    /// This rank ends by an error: when the group goes, it is not to wait for its peers, and they are not
+    /// watched.
     pub fn abandon(&self) {
         self.rest();
         self.inner.handle.failed.set(true);
@@ -369,8 +372,9 @@ impl ProcessGroup {
 
 /// A collective under way; its tensor belongs to it until it is through.
 ///
-/// Dropped, it is waited for all the same, for as long as the group's timeout lets it: libtorch's threads write into
-/// the tensor until then. How it ended nobody learns, but after a failure the next call on the group fails as well.
+/// Dropped, it is waited for all the same, for as long as the group's timeout lets it: libtorch's threads
+/// write into the tensor until then. How it ended nobody learns, but after a failure the next call on the
+/// group fails as well.
 #[must_use = "dropped, it is waited for, and nobody learns how it ended"]
 #[derive(Debug)]
 pub struct Work<'t> {
@@ -388,8 +392,9 @@ impl Work<'_> {
         self.end(None)
     }
 
-    /// Waits for at most `timeout`, less than the group's. An error leaves the group unusable, as any other does, and
-    /// the tensor without a value: libtorch keeps its memory for as long as it may still write into it.
+    /// Waits for at most `timeout`, less than the group's. An error leaves the group unusable, as any other
+    /// does, and the tensor without a value: libtorch keeps its memory for as long as it may still write into
+    /// it.
     pub fn wait_for(mut self, timeout: Duration) -> Result<()> {
         self.end(Some(timeout))
     }

@@ -1,15 +1,16 @@
 //! Who is still there.
 //!
-//! When a collective fails, c10d says that a connection broke or that time ran out, seldom who is to blame. So every
-//! rank leaves a sign of life in the store four times a second, together with how many collectives it has begun. A
-//! rank whose operation failed watches the others' signs for a while: those that stand still belong to the dead, and
-//! a lower count to one that lives but has not come. The first to find out writes it down for the rest, for by the
-//! time the last rank notices, the first may have ended because of it.
+//! When a collective fails, c10d says that a connection broke or that time ran out, seldom who is to blame.
+//! So every rank leaves a sign of life in the store four times a second, together with how many collectives
+//! it has begun. A rank whose operation failed watches the others' signs for a while: those that stand still
+//! belong to the dead, and a lower count to one that lives but has not come. The first to find out writes it
+//! down for the rest, for by the time the last rank notices, the first may have ended because of it.
 //!
-//! It names, and decides nothing: a rank that is only silent loses nothing by it. Where no operation would ever fail,
-//! because the host waits for a GPU that waits for a peer, a rank can have the others watched ([`Heartbeat::watch`]):
-//! each rank looks at the next one's signs, so that the store has as little to do on many ranks as on few. A request to
-//! a store that froze, or vanished with its machine, never returns: a second thread sees that the signs have stopped.
+//! It names, and decides nothing: a rank that is only silent loses nothing by it. Where no operation would
+//! ever fail, because the host waits for a GPU that waits for a peer, a rank can have the others watched
+//! ([`Heartbeat::watch`]): each rank looks at the next one's signs, so that the store has as little to do on
+//! many ranks as on few. A request to a store that froze, or vanished with its machine, never returns: a
+//! second thread sees that the signs have stopped.
 
 use parking_lot::Mutex;
 use std::cell::RefCell;
@@ -101,8 +102,8 @@ impl Alarm {
         self.0.lock().is_some()
     }
 
-    /// Sounds it if this rank's own `signs` stop for `silence`, in time that passes for this process too: the store is
-    /// gone, and with it the rank that served it.
+    /// Sounds it if this rank's own `signs` stop for `silence`, in time that passes for this process too: the
+    /// store is gone, and with it the rank that served it.
     fn keep(&self, signs: &AtomicU64, silence: Duration, served_by: Option<usize>) {
         let (mut last, mut still) = (0, Duration::ZERO);
         while self.is_on() {
@@ -172,8 +173,8 @@ impl Heartbeat {
         self.begun.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Watches the others, or `of` alone, until all have shown life, at most for `timeout`. An error: the store does
-    /// not answer. Whoever asks about all has failed, and is not to be alarmed as well.
+    /// Watches the others, or `of` alone, until all have shown life, at most for `timeout`. An error: the
+    /// store does not answer. Whoever asks about all has failed, and is not to be alarmed as well.
     pub fn absent(&self, of: Option<usize>, timeout: Duration) -> FfiResult<Absent> {
         let gone = || Failure::peers("the store does not answer");
         if of.is_none() {
@@ -186,8 +187,9 @@ impl Heartbeat {
         answered.recv_timeout(timeout + END).or_else(again).map_err(|_| gone())?
     }
 
-    /// Calls `alarm`, once and on a thread of its own, when a rank has given no sign of life for `silence`, or another rank
-    /// says so; and when the store has not answered for as long, with the rank that served it, if one did.
+    /// Calls `alarm`, once and on a thread of its own, when a rank has given no sign of life for `silence`,
+    /// or another rank says so; and when the store has not answered for as long, with the rank that served
+    /// it, if one did.
     pub fn watch(&self, silence: Duration, alarm: Box<dyn FnOnce(Absent) + Send>) {
         let alarm = Arc::new(Alarm(Mutex::new(Some(alarm))));
         self.rest();
@@ -216,8 +218,8 @@ impl Drop for Heartbeat {
     fn drop(&mut self) {
         self.rest();
         self.ask = None;
-        // A thread that outlives `main` could meet libtorch's globals as they are torn down. One that hangs in a
-        // request is left alone all the same.
+        // A thread that outlives `main` could meet libtorch's globals as they are torn down. One that hangs
+        // in a request is left alone all the same.
         let _ = self.ended.recv_timeout(END);
     }
 }
@@ -241,8 +243,8 @@ struct Pulse {
 struct Watch {
     silence: Duration,
     alarm: Arc<Alarm>,
-    /// Its last sign, and the number of this rank's own beat when it came. This rank's beats are the clock: while it is
-    /// frozen itself, or the store is, nobody is silent.
+    /// Its last sign, and the number of this rank's own beat when it came. This rank's beats are the clock:
+    /// while it is frozen itself, or the store is, nobody is silent.
     last: Option<(usize, u64)>,
 }
 
@@ -362,8 +364,8 @@ impl Pulse {
         Ok(absent)
     }
 
-    /// Writes down who is missing. The store may be in this very process, which will end over it: the others get
-    /// two beats to read it.
+    /// Writes down who is missing. The store may be in this very process, which will end over it: the others
+    /// get two beats to read it.
     fn tell(&self, absent: &Absent) {
         if self.store.handle.set(LOST_KEY, absent.note().as_bytes()).is_ok() {
             std::thread::sleep(2 * BEAT);

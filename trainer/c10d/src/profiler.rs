@@ -1,7 +1,8 @@
-//! libtorch's own profiler (Kineto): what ran when, as a Chrome trace that Perfetto and `chrome://tracing` open.
+//! libtorch's own profiler (Kineto): what ran when, as a Chrome trace that Perfetto and `chrome://tracing`
+//! open.
 //!
-//! `torch.profiler.profile` and `torch.profiler.record_function`, without Python. On a CUDA build it says on stderr,
-//! once and harmlessly, that it found no device where there is none.
+//! `torch.profiler.profile` and `torch.profiler.record_function`, without Python. On a CUDA build it says on
+//! stderr, once and harmlessly, that it found no device where there is none.
 
 mod background;
 
@@ -28,8 +29,8 @@ pub struct ProfilerSettings {
     pub memory: bool,
 }
 
-/// A profiler at work: it sees this thread, and the autograd threads that run its backward passes; of others, what they
-/// say by [`BackgroundSpan`].
+/// A profiler at work: it sees this thread, and the autograd threads that run its backward passes; of others,
+/// what they say by [`BackgroundSpan`].
 ///
 /// Dropped without [`Profiler::stop`], it forgets what it saw.
 #[derive(Debug)]
@@ -82,7 +83,8 @@ impl Drop for Profiler {
     }
 }
 
-/// A named stretch of time in the trace, from [`Span::new`] until it is dropped. Almost free while no profiler runs.
+/// A named stretch of time in the trace, from [`Span::new`] until it is dropped. Almost free while no
+/// profiler runs.
 #[derive(Debug)]
 pub struct Span {
     _handle: SpanHandle,

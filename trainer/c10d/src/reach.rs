@@ -1,9 +1,9 @@
 //! Is there a store at an address?
 //!
-//! libtorch's client takes whatever accepts its connection for a store: it waits for the first answer without a limit,
-//! and where another program listens (`MASTER_PORT` is taken, `MASTER_ADDR` is a wrong one) a rank would hang. So one
-//! exchange of the store's own protocol goes first, with limits: the client's opening words and a ping
-//! (`TCPStoreBackend.hpp`).
+//! libtorch's client takes whatever accepts its connection for a store: it waits for the first answer without
+//! a limit, and where another program listens (`MASTER_PORT` is taken, `MASTER_ADDR` is a wrong one) a rank
+//! would hang. So one exchange of the store's own protocol goes first, with limits: the client's opening
+//! words and a ping (`TCPStoreBackend.hpp`).
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
@@ -20,7 +20,8 @@ const PING: (u8, u32) = (13, 0x0F0E_BA11);
 const CONNECT: Duration = Duration::from_secs(10);
 /// How long what has accepted it may take to answer; a store takes milliseconds.
 const ANSWER: Duration = Duration::from_secs(10);
-/// How long connections may be accepted and closed again: what stands before a store that is not up yet does so.
+/// How long connections may be accepted and closed again: what stands before a store that is not up yet does
+/// so.
 const CLOSED: Duration = Duration::from_secs(30);
 /// Between two attempts.
 const PAUSE: Duration = Duration::from_millis(200);

@@ -9,8 +9,8 @@ use crate::reach::reach;
 
 /// A connection to a TCP store, and the store itself on the master. Values are small byte strings.
 ///
-/// It may be used by several threads; a request that waits holds up the others, so a thread that must not wait wants
-/// a connection of its own ([`Store::connect_again`]).
+/// It may be used by several threads; a request that waits holds up the others, so a thread that must not
+/// wait wants a connection of its own ([`Store::connect_again`]).
 #[derive(Debug)]
 pub struct Store {
     pub(crate) handle: StoreHandle,
@@ -27,11 +27,13 @@ fn astray(host: &str, why: &str) -> Error {
 }
 
 impl Store {
-    /// Connects to the store at `host:port`, or serves it there when `is_master`. The master waits until `world`
-    /// processes, itself among them, have connected. `timeout` bounds connecting, waiting and each later call.
+    /// Connects to the store at `host:port`, or serves it there when `is_master`. The master waits until
+    /// `world` processes, itself among them, have connected. `timeout` bounds connecting, waiting and each
+    /// later call.
     ///
     /// The master is rank 0, unless the launcher serves the store (torchrun says so by
-    /// `TORCHELASTIC_USE_AGENT_STORE=True`). For others it is an error within seconds if what listens there is no store.
+    /// `TORCHELASTIC_USE_AGENT_STORE=True`). For others it is an error within seconds if what listens there
+    /// is no store.
     pub fn tcp(host: &str, port: u16, world: usize, is_master: bool, timeout: Duration) -> Result<Self> {
         let world = count("world", world)?;
         if !is_master {
@@ -41,8 +43,9 @@ impl Store {
         Self::open(settings)
     }
 
-    /// Serves a store on a free loopback port for `world` clients, without waiting for them: the launcher's side.
-    /// The socket is bound before the port is known to anyone, so two launchers cannot take the same one.
+    /// Serves a store on a free loopback port for `world` clients, without waiting for them: the launcher's
+    /// side. The socket is bound before the port is known to anyone, so two launchers cannot take the same
+    /// one.
     pub fn serve(world: usize, timeout: Duration) -> Result<Self> {
         let failed = |error: std::io::Error| Error::new("serve a store", None, error.to_string());
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(failed)?;
@@ -58,8 +61,8 @@ impl Store {
         })
     }
 
-    /// Serves a store on `port` of all this machine's addresses, without waiting for clients. An error if it is not what
-    /// `host` leads to, by which the others will look for it.
+    /// Serves a store on `port` of all this machine's addresses, without waiting for clients. An error if it
+    /// is not what `host` leads to, by which the others will look for it.
     pub fn host(host: &str, port: u16, timeout: Duration) -> Result<Self> {
         let here = "127.0.0.1";
         let settings = TcpStore {
@@ -97,8 +100,9 @@ impl Store {
         Self { served_by: Some(rank), ..self }
     }
 
-    /// The same store with `prefix` put before every key: keys that others left there are not seen. torchrun's store
-    /// lives on when its ranks are started again; a prefix for each start keeps the starts apart.
+    /// The same store with `prefix` put before every key: keys that others left there are not seen.
+    /// torchrun's store lives on when its ranks are started again; a prefix for each start keeps the starts
+    /// apart.
     pub fn prefixed(&self, prefix: &str) -> Result<Self> {
         let made = self.handle.prefixed(prefix);
         let handle = made.map_err(|failure| Error::new("prefix the store", None, failure))?;
@@ -127,7 +131,8 @@ impl Store {
         self.handle.get(key).map_err(|failure| Error::new("store get", None, failure))
     }
 
-    /// Adds `amount` to the number at `key`, which starts at 0, and gives the sum. Such a key is read by adding 0.
+    /// Adds `amount` to the number at `key`, which starts at 0, and gives the sum. Such a key is read by
+    /// adding 0.
     pub fn add(&self, key: &str, amount: i64) -> Result<i64> {
         self.handle.add(key, amount).map_err(|failure| Error::new("store add", None, failure))
     }

@@ -1,8 +1,8 @@
 //! Streams and events: work on a device that runs beside other work, and points in it to wait for.
 //!
-//! `torch.Stream` and `torch.Event`, of whatever device libtorch knows; with a CPU alone they are an [`Error`]. Copies
-//! overlap with computation when they go from pinned memory ([`crate::pinned`]), do not block
-//! ([`crate::copy_into`]), and run on a stream of their own:
+//! `torch.Stream` and `torch.Event`, of whatever device libtorch knows; with a CPU alone they are an
+//! [`Error`]. Copies overlap with computation when they go from pinned memory ([`crate::pinned`]), do not
+//! block ([`crate::copy_into`]), and run on a stream of their own:
 //!
 //! 1. inside `copies.run(..)` copy the next batch, then `copied.record(&copies)`;
 //! 2. before it is used: `copied.block(&Stream::current(device)?)`;
@@ -28,7 +28,8 @@ impl Stream {
         RawStream::current(device).map(Self).map_err(named("current stream"))
     }
 
-    /// Runs `f` with this as the thread's current stream; the one before is restored afterwards, by a panic too.
+    /// Runs `f` with this as the thread's current stream; the one before is restored afterwards, by a panic
+    /// too.
     pub fn run<R>(&self, f: impl FnOnce() -> R) -> Result<R> {
         struct Restore(RawStream);
         impl Drop for Restore {
@@ -46,8 +47,8 @@ impl Stream {
         self.0.synchronize().map_err(named("synchronize a stream"))
     }
 
-    /// Keeps the memory of `tensor`, made on another stream, from being given to others before this stream has done
-    /// what it holds now (`Tensor.record_stream`).
+    /// Keeps the memory of `tensor`, made on another stream, from being given to others before this stream
+    /// has done what it holds now (`Tensor.record_stream`).
     pub fn keep(&self, tensor: &Tensor) -> Result<()> {
         ffi::record_stream(tensor, &self.0).map_err(named("keep a tensor for a stream"))
     }

@@ -1,4 +1,5 @@
-//! Tensors over memory that something else allocated, without a copy; pinned memory, and copies that do not wait.
+//! Tensors over memory that something else allocated, without a copy; pinned memory, and copies that do not
+//! wait.
 
 use std::ops::Deref;
 
@@ -10,11 +11,12 @@ use crate::stream::check;
 
 /// A tensor of shape `sizes` over the bytes of `owner` (an Arrow buffer, a `Vec<u8>`, `Bytes`, a memory map).
 ///
-/// The tensor keeps the owner, and drops it with the last view of its storage, autograd's saved copies included, on
-/// whatever thread that happens. Bytes and shape must match exactly, and the bytes must be aligned for `kind`.
+/// The tensor keeps the owner, and drops it with the last view of its storage, autograd's saved copies
+/// included, on whatever thread that happens. Bytes and shape must match exactly, and the bytes must be
+/// aligned for `kind`.
 ///
-/// libtorch knows no read-only tensors: **do not run in-place operations** on the result if the owner shares its
-/// bytes with others, as an Arrow buffer does; derive a new tensor first (`to_kind`, arithmetic).
+/// libtorch knows no read-only tensors: **do not run in-place operations** on the result if the owner shares
+/// its bytes with others, as an Arrow buffer does; derive a new tensor first (`to_kind`, arithmetic).
 pub fn tensor_from_owner<O>(owner: O, sizes: &[i64], kind: Kind) -> Result<Tensor>
 where
     O: Deref<Target = [u8]> + Send + 'static,
@@ -36,16 +38,18 @@ where
     ffi::tensor_from_owner(owner, sizes, kind).map_err(|failure| refuse(&failure.text))
 }
 
-/// A tensor of shape `sizes` in page-locked memory, its values undefined: copies from and to it can run beside other
-/// work. libtorch keeps freed pinned memory for the next one, so a pool is not needed. An error without CUDA.
+/// A tensor of shape `sizes` in page-locked memory, its values undefined: copies from and to it can run
+/// beside other work. libtorch keeps freed pinned memory for the next one, so a pool is not needed. An error
+/// without CUDA.
 pub fn pinned(sizes: &[i64], kind: Kind) -> Result<Tensor> {
     check("pin memory", ffi::pinned(sizes, kind))
 }
 
 /// Copies the values of `from` into `to`, of the same or a broadcast shape, converting device and kind.
 ///
-/// With `non_blocking` a copy between pinned memory and a GPU is only put on the current stream: do not write to
-/// `from`, nor read `to` from the CPU, before an event behind it is reached. Other copies are done on return.
+/// With `non_blocking` a copy between pinned memory and a GPU is only put on the current stream: do not write
+/// to `from`, nor read `to` from the CPU, before an event behind it is reached. Other copies are done on
+/// return.
 pub fn copy_into(to: &mut Tensor, from: &Tensor, non_blocking: bool) -> Result<()> {
     check("copy a tensor", ffi::copy(to, from, non_blocking))
 }

@@ -1,4 +1,5 @@
-//! The build script's check of `$LIBTORCH`: an error names the file that is missing or wrong, and says what to do.
+//! The build script's check of `$LIBTORCH`: an error names the file that is missing or wrong, and says what
+//! to do.
 
 #[path = "../build/libtorch.rs"]
 mod libtorch;

@@ -384,7 +384,8 @@ mod tests {
                 let raw = raw(&picture, planar);
                 let got = images("", &raw, &settings(planar, channels, 12), rows).unwrap();
                 let difference = (got.to_kind(Kind::Int) - expected.to_kind(Kind::Int)).abs().max();
-                assert!(difference.int64_value(&[]) <= channels % 3, "{planar} {channels}"); // Grey may be rounded.
+                // Grey may be rounded.
+                assert!(difference.int64_value(&[]) <= channels % 3, "{planar} {channels}");
             }
         }
     }

@@ -103,8 +103,8 @@ impl Dir {
         self.path.join("v1/tmp").join(format!("{}.{n}", std::process::id()))
     }
 
-    /// Writes a file under a temporary name and renames it. Returns the stat of the written file. What must survive a
-    /// power loss is flushed (`is_flushed`) before it takes its name.
+    /// Writes a file under a temporary name and renames it. Returns the stat of the written file. What must
+    /// survive a power loss is flushed (`is_flushed`) before it takes its name.
     pub fn place(&self, path: &Path, parts: &mut [IoSlice<'_>], is_flushed: bool) -> io::Result<Stat> {
         let tmp = self.tmp();
         let bytes: usize = parts.iter().map(|part| part.len()).sum();

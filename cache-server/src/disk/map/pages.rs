@@ -1,7 +1,8 @@
 //! The pages of maps that count as this process's memory.
 //!
-//! A page counts once the process has touched it. When the touched maps exceed the limit, the pages of the map that was
-//! touched first are given back to the kernel's page cache, unless it is being read. A later reader finds them there.
+//! A page counts once the process has touched it. When the touched maps exceed the limit, the pages of the
+//! map that was touched first are given back to the kernel's page cache, unless it is being read. A later
+//! reader finds them there.
 
 use super::Mapped;
 use parking_lot::Mutex;

@@ -1,8 +1,8 @@
 //! `forebay-gpu-check [NAME..]`: what this crate does on a GPU, checked on a machine that has one.
 //!
-//! Prints a line for each check: `PASS`, `FAIL` or `SKIP`, the name, and what was seen; exits with 1 if one failed.
-//! Without names it makes all checks; `list` lists them. `tests/gpu/run.sh` makes them one by one, each in a process
-//! of its own, because a fault on a GPU can end or hang the process.
+//! Prints a line for each check: `PASS`, `FAIL` or `SKIP`, the name, and what was seen; exits with 1 if one
+//! failed. Without names it makes all checks; `list` lists them. `tests/gpu/run.sh` makes them one by one,
+//! each in a process of its own, because a fault on a GPU can end or hang the process.
 //!
 //! `nccl` and `ddp` start one process per GPU, two at most, which meet at a store as training ranks do.
 

@@ -1,4 +1,5 @@
-//! One process per GPU: NCCL and DDP. The process that was asked starts them and reads their exit codes and words.
+//! One process per GPU: NCCL and DDP. The process that was asked starts them and reads their exit codes and
+//! words.
 
 use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};

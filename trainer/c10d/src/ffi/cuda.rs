@@ -39,8 +39,8 @@ impl NcclOptions {
 type DeviceCount = unsafe extern "C" fn(*mut c_int) -> *mut c_char;
 type AddNccl = unsafe extern "C" fn(*mut c_void, *mut c_void, c_int, *const NcclOptions) -> *mut c_char;
 
-/// The plugin's functions. The library is never closed: libtorch's CUDA part has registered itself by then, and keeps
-/// threads and destructors in it.
+/// The plugin's functions. The library is never closed: libtorch's CUDA part has registered itself by then,
+/// and keeps threads and destructors in it.
 #[derive(Debug)]
 pub(crate) struct Plugin {
     device_count: DeviceCount,
@@ -51,12 +51,13 @@ impl Plugin {
     /// Opens the plugin at `path` and checks that it was built for this program.
     pub fn open(path: &Path) -> FfiResult<Self> {
         // RTLD_GLOBAL: what libtorch_cuda defines must be seen by everything that libtorch opens later.
-        // SAFETY: the plugin's own initialisers are libtorch's, which expect to be run like this; a file that is no
-        // plugin fails in a check below, before anything of it is called.
+        // SAFETY: the plugin's own initialisers are libtorch's, which expect to be run like this; a file that
+        // is no plugin fails in a check below, before anything of it is called.
         let library = unsafe { Library::open(Some(path), RTLD_NOW | RTLD_GLOBAL) };
         let library =
             std::mem::ManuallyDrop::new(library.map_err(|error| Failure::own(loader_text(&error)))?);
-        // SAFETY: the types are those of `plugin.h`; the number is the same in every version of the interface.
+        // SAFETY: the types are those of `plugin.h`; the number is the same in every version of the
+        // interface.
         let abi: Symbol<unsafe extern "C" fn() -> c_int> = unsafe { symbol(&library, "fb_plugin_abi") }?;
         // SAFETY: takes nothing.
         let abi = unsafe { abi() };

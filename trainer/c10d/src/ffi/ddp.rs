@@ -69,8 +69,8 @@ impl DdpHandle {
     ) -> FfiResult<Self> {
         let (parameters, buffers) = (handles(parameters), handles(buffers));
         let mut out = null_mut();
-        // SAFETY: all handles are live; the shim copies the tensors' references and the options, and keeps none of
-        // these arrays.
+        // SAFETY: all handles are live; the shim copies the tensors' references and the options, and keeps
+        // none of these arrays.
         check(unsafe {
             fb_ddp_new(
                 group.as_ptr(),
@@ -133,7 +133,8 @@ impl DdpHandle {
 
 impl Drop for DdpHandle {
     fn drop(&mut self) {
-        // SAFETY: made by the shim, freed here only; the reducer takes its hooks off the parameters as it goes.
+        // SAFETY: made by the shim, freed here only; the reducer takes its hooks off the parameters as it
+        // goes.
         unsafe { fb_ddp_free(self.0.as_ptr()) }
     }
 }

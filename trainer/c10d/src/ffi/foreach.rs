@@ -1,4 +1,5 @@
-//! The boundary to `shim/foreach.cpp`. Safe functions outside; every list is as long as the first, checked here.
+//! The boundary to `shim/foreach.cpp`. Safe functions outside; every list is as long as the first, checked
+//! here.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::ptr::null_mut;

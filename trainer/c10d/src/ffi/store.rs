@@ -55,8 +55,8 @@ pub(crate) struct TcpStore<'a> {
 #[derive(Debug)]
 pub(crate) struct StoreHandle(NonNull<c_void>);
 
-// SAFETY: the pointer's reference count is atomic, and a TCP store (or a prefix over one) takes its own lock around
-// every request; it is bound to no thread.
+// SAFETY: the pointer's reference count is atomic, and a TCP store (or a prefix over one) takes its own lock
+// around every request; it is bound to no thread.
 unsafe impl Send for StoreHandle {}
 
 impl StoreHandle {

@@ -36,14 +36,15 @@ unsafe extern "C" {
     fn fb_autocast_exit(before: *const AutocastState) -> *mut c_char;
 }
 
-/// A tensor over the bytes of `owner`, which it owns. The caller has checked that they hold exactly `sizes` elements
-/// of `kind` and are aligned for it.
+/// A tensor over the bytes of `owner`, which it owns. The caller has checked that they hold exactly `sizes`
+/// elements of `kind` and are aligned for it.
 pub(crate) fn tensor_from_owner<O>(owner: Box<O>, sizes: &[i64], kind: Kind) -> FfiResult<Tensor>
 where
     O: std::ops::Deref<Target = [u8]> + Send + 'static,
 {
     unsafe extern "C" fn drop_owner<O>(owner: *mut c_void) {
-        // SAFETY: `owner` is the box that was leaked below, and libtorch calls this once, with the last reference.
+        // SAFETY: `owner` is the box that was leaked below, and libtorch calls this once, with the last
+        // reference.
         let owner = unsafe { Box::from_raw(owner.cast::<O>()) };
         // A panic must not reach C++: the process would abort without a word.
         if std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| drop(owner))).is_err() {
@@ -52,12 +53,14 @@ where
     }
 
     let scalar_type = scalar_type(kind)?;
-    // The box does not move from here on, so the slice stays where it is even if the owner holds its bytes inline.
+    // The box does not move from here on, so the slice stays where it is even if the owner holds its bytes
+    // inline.
     let data = owner.as_ptr().cast_mut().cast();
     let owner = Box::into_raw(owner);
     let mut out = null_mut();
-    // SAFETY: `data` is valid for the tensor's elements as long as the owner lives (checked by the caller), which is
-    // until the storage's last view calls `drop_owner`; `O: Send`, as that may happen on an autograd thread.
+    // SAFETY: `data` is valid for the tensor's elements as long as the owner lives (checked by the caller),
+    // which is until the storage's last view calls `drop_owner`; `O: Send`, as that may happen on an autograd
+    // thread.
     let result = check(unsafe {
         fb_tensor_from_owner(
             data,

@@ -1,4 +1,5 @@
-//! Spans of threads that libtorch's profiler does not see: it follows the thread that started it and its autograd threads.
+//! Spans of threads that libtorch's profiler does not see: it follows the thread that started it and its
+//! autograd threads.
 //!
 //! They are collected here, on the profiler's clock, and put into its trace when that is written.
 
@@ -14,8 +15,8 @@ const SPANS_MAX: usize = 1 << 18;
 static ON: AtomicBool = AtomicBool::new(false);
 static SPANS: Mutex<Vec<Ended>> = Mutex::new(Vec::new());
 
-/// A named stretch of time in the trace, from [`BackgroundSpan::new`] until it is dropped, on any thread but those that the profiler
-/// follows: there it is [`crate::Span`]. Almost free while no profiler runs.
+/// A named stretch of time in the trace, from [`BackgroundSpan::new`] until it is dropped, on any thread but
+/// those that the profiler follows: there it is [`crate::Span`]. Almost free while no profiler runs.
 #[derive(Debug)]
 #[must_use]
 pub struct BackgroundSpan {

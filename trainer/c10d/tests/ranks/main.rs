@@ -1,4 +1,5 @@
-//! Real processes, real sockets: each test starts this binary again, once per rank, and reads what the ranks print.
+//! Real processes, real sockets: each test starts this binary again, once per rank, and reads what the ranks
+//! print.
 //!
 //! A rank process runs only the test `rank_process`, which does nothing unless `FOREBAY_CASE` names a case.
 

@@ -239,8 +239,9 @@ pub fn buffers(group: &ProcessGroup) -> Result<()> {
 #[test]
 fn buffers_are_rank_0s_before_each_pass_that_follows_a_synchronised_one() {
     let said = run_well("buffers", 2);
-    // mean <- 0.9 mean + 0.1 x, with x = 1 on rank 0 and 2 on rank 1. The first pass of `no_sync` still takes rank
-    // 0's, for the pass before was synchronised; the second one and the pass after it do not, as in Python.
+    // mean <- 0.9 mean + 0.1 x, with x = 1 on rank 0 and 2 on rank 1. The first pass of `no_sync` still takes
+    // rank 0's, for the pass before was synchronised; the second one and the pass after it do not, as in
+    // Python.
     assert_eq!(said[0], ["0.0000 0.1000 0.1900 0.2710 0.3439"]);
     assert_eq!(said[1], ["0.0000 0.1000 0.2900 0.4610 0.3439"]);
 }
