@@ -204,7 +204,7 @@ impl Encoded {
         (self.prefix.len() + self.body.iter().map(Bytes::len).sum::<usize>()) as u64
     }
 
-    /// All of it, in pieces.
+    /// The bytes of the file in order; the large buffers are not copied.
     pub fn into_pieces(self) -> impl Iterator<Item = Bytes> {
         std::iter::once(Bytes::from(self.prefix)).chain(self.body)
     }

@@ -56,7 +56,7 @@ impl Memory {
         }
     }
 
-    /// All of it.
+    /// The node's `--memory-bytes`, which the budgets divide.
     pub fn limit_bytes(&self) -> u64 {
         self.limit_bytes
     }

@@ -72,7 +72,7 @@ struct Jobs {
 /// A segment that a job will read soon.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Due {
-    /// The segment.
+    /// Index into the manifest's segments.
     pub segment: u32,
     /// Whether a stream has come to where it is read.
     pub is_read: bool,

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-/// The gate.
+/// Counts the streams inside, and ends them when it closes.
 #[derive(Debug)]
 pub struct Gate {
     /// Ends all streams inside for good: the node stops.

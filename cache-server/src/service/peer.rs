@@ -22,7 +22,7 @@ const CHUNKS: usize = 2;
 /// Copies that one request takes at once.
 const COPIES: usize = 4;
 
-/// The service.
+/// Answers the other nodes of the cluster; clients have no business here.
 pub struct PeerService {
     node: Arc<Node>,
 }

@@ -70,7 +70,7 @@ impl Message {
         self.meta.as_ref().map(|meta| meta.encode_to_vec().into()).unwrap_or_default()
     }
 
-    /// Bytes of the body.
+    /// Length of the Arrow buffers; header and metadata are not counted.
     pub fn body_bytes(&self) -> usize {
         self.body.iter().map(Bytes::len).sum()
     }

@@ -38,14 +38,14 @@ pub struct EpochOptions {
     folder: PathBuf,
 }
 
-/// One way to read, and its figures.
+/// The speeds of the epochs that were read one way.
 #[derive(Default)]
-struct Way {
+struct WayRates {
     samples_per_s: Vec<f64>,
     mb_per_s: Vec<f64>,
 }
 
-impl Way {
+impl WayRates {
     fn add(&mut self, epoch: &EpochReport, cold: bool) -> anyhow::Result<()> {
         let (samples, requests) = (epoch.samples, epoch.s3_requests);
         anyhow::ensure!(samples == mnist::TRAIN_SAMPLES, "an epoch had {samples} samples");
@@ -88,7 +88,7 @@ fn measure(
         report.epochs.into_iter().next().context("forebay epoch read no epoch")
     };
     let (mut cold, mut warm, mut direct, mut floor) =
-        (Way::default(), Way::default(), Way::default(), Vec::new());
+        (WayRates::default(), WayRates::default(), WayRates::default(), Vec::new());
     for _ in 0..options.runs {
         cached("free")?.stdout()?;
         cold.add(&epoch(cached("epoch")?)?, true)?;

@@ -177,13 +177,13 @@ impl Ddp {
     /// Runs `f`, in which forward and backward passes only accumulate gradients locally; the first pass after
     /// it reduces the sum. Every rank must do so alike.
     pub fn no_sync<R>(&self, f: impl FnOnce() -> R) -> R {
-        struct Restore<'a>(&'a Cell<bool>, bool);
-        impl Drop for Restore<'_> {
+        struct RestoreSync<'a>(&'a Cell<bool>, bool);
+        impl Drop for RestoreSync<'_> {
             fn drop(&mut self) {
                 self.0.set(self.1);
             }
         }
-        let _restore = Restore(&self.sync, self.sync.replace(false));
+        let _restore = RestoreSync(&self.sync, self.sync.replace(false));
         f()
     }
 

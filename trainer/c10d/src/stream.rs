@@ -31,14 +31,14 @@ impl Stream {
     /// Runs `f` with this as the thread's current stream; the one before is restored afterwards, by a panic
     /// too.
     pub fn run<R>(&self, f: impl FnOnce() -> R) -> Result<R> {
-        struct Restore(RawStream);
-        impl Drop for Restore {
+        struct RestoreStream(RawStream);
+        impl Drop for RestoreStream {
             fn drop(&mut self) {
                 // It was current before, so it exists.
                 let _ = self.0.exchange();
             }
         }
-        let _restore = Restore(self.0.exchange().map_err(named("switch streams"))?);
+        let _restore = RestoreStream(self.0.exchange().map_err(named("switch streams"))?);
         Ok(f())
     }
 
