@@ -215,30 +215,7 @@ fn the_resnet_learns_images_from_files_and_from_pixels() {
     );
     assert!(losses(&deep)[0] > 0.1 && deep["test"]["samples"] == 4, "{deep}");
 
-    // Inputs are made ahead of their step, and sent ahead; a checkpoint is of what was trained on.
-    let checkpoints = data.join("checkpoints");
-    let _ = std::fs::remove_dir_all(&checkpoints);
-    let flags_kept = format!(
-        "{flags} --image-column pixels --augment shift --device auto --checkpoint-every 1 --keep 20 --checkpoint-dir {}",
-        checkpoints.display()
-    );
-    // No more than a batch or two is ready, so that inputs are made while the steps of the trace run.
-    let flags_kept = format!("{flags_kept} --prefetch-bytes 100kB");
-    let trace = data.join("trace.json");
-    let straight =
-        train("straight", &data, &format!("{flags_kept} --profile {} --profile-steps 4", trace.display()));
-    let text = std::fs::read_to_string(&trace).unwrap();
-    assert!(serde_json::from_str::<Value>(&text).is_ok());
-    for span in ["decode image", "make input", "stage", "snapshot", "write checkpoint"] {
-        assert!(text.contains(&format!("\"{span}\"")), "no {span} in the trace");
-    }
-    for step in 7..=12 {
-        std::fs::remove_dir_all(checkpoints.join(format!("step-{step:010}"))).unwrap();
-    }
-    let resumed = train("resumed", &data, &flags_kept);
-    assert_eq!((resumed["resumed"]["step"].as_u64(), resumed["steps"].as_u64()), (Some(6), Some(12)));
-    assert_eq!(resumed["parameter_hashes"], straight["parameter_hashes"]);
-    assert_eq!(resumed["order_digest"], straight["order_digest"]);
+    a_checkpoint_is_of_what_was_trained_on(&data, flags);
 
     let error = refused(&data, "--model convnet");
     assert!(error.contains("is Binary, but the convnet takes images as UInt8[784] (28 x 28)"), "{error}");
@@ -256,4 +233,31 @@ fn the_resnet_learns_images_from_files_and_from_pixels() {
     let damaged = dataset("damaged", vec![("image", files), ("label", label)]);
     let error = refused(&damaged, "--model resnet18 --classes 3 --image-size 32 --batch 48 --epochs 1");
     assert!(error.contains("column `image`, sample 7: the image is damaged"), "{error}");
+}
+
+/// Inputs are made ahead of their step, and sent ahead: a run that resumes comes to the same parameters.
+fn a_checkpoint_is_of_what_was_trained_on(data: &Path, flags: &str) {
+    let checkpoints = data.join("checkpoints");
+    let _ = std::fs::remove_dir_all(&checkpoints);
+    let flags_kept = format!(
+        "{flags} --image-column pixels --augment shift --device auto --checkpoint-every 1 --keep 20 --checkpoint-dir {}",
+        checkpoints.display()
+    );
+    // No more than a batch or two is ready, so that inputs are made while the steps of the trace run.
+    let flags_kept = format!("{flags_kept} --prefetch-bytes 100kB");
+    let trace = data.join("trace.json");
+    let straight =
+        train("straight", data, &format!("{flags_kept} --profile {} --profile-steps 4", trace.display()));
+    let text = std::fs::read_to_string(&trace).unwrap();
+    assert!(serde_json::from_str::<Value>(&text).is_ok());
+    for span in ["decode image", "make input", "stage", "snapshot", "write checkpoint"] {
+        assert!(text.contains(&format!("\"{span}\"")), "no {span} in the trace");
+    }
+    for step in 7..=12 {
+        std::fs::remove_dir_all(checkpoints.join(format!("step-{step:010}"))).unwrap();
+    }
+    let resumed = train("resumed", data, &flags_kept);
+    assert_eq!((resumed["resumed"]["step"].as_u64(), resumed["steps"].as_u64()), (Some(6), Some(12)));
+    assert_eq!(resumed["parameter_hashes"], straight["parameter_hashes"]);
+    assert_eq!(resumed["order_digest"], straight["order_digest"]);
 }

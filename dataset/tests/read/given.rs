@@ -70,48 +70,21 @@ pub fn write_empty_groups(path: &Path, groups: &[u64]) {
     write_groups(path, groups, 0);
 }
 
+/// Columns by their names.
+type Columns = Vec<(&'static str, ArrayRef)>;
+
 /// A column of every kind, most with nulls.
 pub fn all_types(rows: usize) -> RecordBatch {
     let n = rows as i64;
-    let some = |i: &i64| i % 5 != 2;
-    let opt = move |i: i64| some(&i).then_some(i);
-    let text = move |i: i64| opt(i).map(|i| "é".repeat((i % 7) as usize) + &i.to_string());
-    let texts: Vec<Option<String>> = (0..n).map(text).collect();
-    let bytes: Vec<Option<Vec<u8>>> =
-        (0..n).map(|i| opt(i).map(|i| vec![i as u8; (i * 13 % 50) as usize])).collect();
-    let nulls = || Some(NullBuffer::from_iter((0..n).map(|i| some(&i))));
-    let offsets = |k: i64| OffsetBuffer::<i32>::from_lengths((0..n).map(move |i| (i % k) as usize));
-    let count = |k: i64| (0..n).map(|i| i % k).sum::<i64>();
-    let item = |t: DataType, nullable| Arc::new(Field::new_list_field(t, nullable));
-    let numbers =
-        |len: i64| Arc::new(Int32Array::from_iter((0..len).map(|i| opt(i).map(|i| i as i32)))) as ArrayRef;
+    let null: Columns = vec![("null", Arc::new(NullArray::new(rows)))];
+    let columns = [number_columns(n), text_columns(n), time_columns(n), null, nested_columns(n)].concat();
+    let schema: Vec<_> = columns.iter().map(|(n, c)| Field::new(*n, c.data_type().clone(), true)).collect();
+    let schema = Schema::new(schema).with_metadata([("pandas", "{}")]);
+    RecordBatch::try_new(Arc::new(schema), columns.into_iter().map(|(_, c)| c).collect()).unwrap()
+}
 
-    let dictionary: DictionaryArray<Int32Type> = texts.iter().map(|t| t.as_deref()).collect();
-    let list = ListArray::new(item(DataType::Int32, true), offsets(4), numbers(count(4)), nulls());
-    let inner = StringArray::from_iter((0..count(3)).map(text));
-    let list_of_text = ListArray::new(item(DataType::Utf8, true), offsets(3), Arc::new(inner), None);
-    let pixels = Arc::new(UInt8Array::from_iter_values((0..n * 9).map(|i| i as u8)));
-    let fixed = FixedSizeListArray::new(item(DataType::UInt8, false), 9, pixels.clone(), None);
-    let fixed_nulls = FixedSizeListArray::new(item(DataType::UInt8, false), 9, pixels, nulls());
-    let fields =
-        Fields::from(vec![Field::new("a", DataType::Int32, true), Field::new("b", DataType::Utf8, true)]);
-    let parts: Vec<ArrayRef> = vec![numbers(n), Arc::new(StringArray::from(texts.clone()))];
-    let structs = StructArray::new(fields, parts, nulls());
-    let mut map = MapBuilder::new(None, StringBuilder::new(), Int64Builder::new());
-    for i in 0..n {
-        for k in 0..i % 3 {
-            map.keys().append_value(format!("k{k}"));
-            map.values().append_option(opt(i + k));
-        }
-        map.append(some(&i)).unwrap();
-    }
-    let fixed_binary = (0..n).map(|i| opt(i).map(|i| (i as u32).to_le_bytes()));
-    let fixed_binary = FixedSizeBinaryArray::try_from_sparse_iter_with_size(fixed_binary, 4).unwrap();
-    let decimal = Decimal128Array::from_iter((0..n).map(|i| opt(i).map(|i| i128::from(i) * -12345)));
-    let wide =
-        Decimal256Array::from_iter((0..n).map(|i| opt(i).map(|i| arrow::datatypes::i256::from(i * 77))));
-
-    let columns: Vec<(&str, ArrayRef)> = vec![
+fn number_columns(n: i64) -> Columns {
+    vec![
         ("bool", Arc::new(BooleanArray::from_iter((0..n).map(|i| opt(i).map(|i| i % 2 == 0))))),
         ("i8", Arc::new(Int8Array::from_iter((0..n).map(|i| opt(i).map(|i| i as i8))))),
         ("i16", Arc::new(Int16Array::from_iter((0..n).map(|i| opt(i).map(|i| i as i16))))),
@@ -128,6 +101,18 @@ pub fn all_types(rows: usize) -> RecordBatch {
         ),
         ("f32", Arc::new(Float32Array::from_iter((0..n).map(|i| opt(i).map(|i| i as f32 / 3.0))))),
         ("f64", Arc::new(Float64Array::from_iter((0..n).map(|i| opt(i).map(|i| i as f64 / 3.0))))),
+    ]
+}
+
+/// Texts and bytes, in each of their encodings.
+fn text_columns(n: i64) -> Columns {
+    let texts = texts(n);
+    let bytes: Vec<Option<Vec<u8>>> =
+        (0..n).map(|i| opt(i).map(|i| vec![i as u8; (i * 13 % 50) as usize])).collect();
+    let fixed_binary = (0..n).map(|i| opt(i).map(|i| (i as u32).to_le_bytes()));
+    let fixed_binary = FixedSizeBinaryArray::try_from_sparse_iter_with_size(fixed_binary, 4).unwrap();
+    let dictionary: DictionaryArray<Int32Type> = texts.iter().map(|t| t.as_deref()).collect();
+    vec![
         ("utf8", Arc::new(StringArray::from(texts.clone()))),
         ("large_utf8", Arc::new(LargeStringArray::from(texts.clone()))),
         ("utf8_view", Arc::new(StringViewArray::from_iter(texts.iter().map(Option::as_deref)))),
@@ -135,6 +120,15 @@ pub fn all_types(rows: usize) -> RecordBatch {
         ("large_binary", Arc::new(LargeBinaryArray::from_iter(bytes.iter().map(Option::as_deref)))),
         ("fixed_binary", Arc::new(fixed_binary)),
         ("dictionary", Arc::new(dictionary)),
+    ]
+}
+
+/// Dates, times and decimals.
+fn time_columns(n: i64) -> Columns {
+    let decimal = Decimal128Array::from_iter((0..n).map(|i| opt(i).map(|i| i128::from(i) * -12345)));
+    let wide =
+        Decimal256Array::from_iter((0..n).map(|i| opt(i).map(|i| arrow::datatypes::i256::from(i * 77))));
+    vec![
         ("date32", Arc::new(Date32Array::from_iter((0..n).map(|i| opt(i).map(|i| i as i32))))),
         ("time64", Arc::new(Time64MicrosecondArray::from_iter((0..n).map(opt)))),
         ("ts_s", Arc::new(TimestampSecondArray::from_iter((0..n).map(opt)))),
@@ -145,15 +139,56 @@ pub fn all_types(rows: usize) -> RecordBatch {
         ("duration", Arc::new(DurationMillisecondArray::from_iter((0..n).map(opt)))),
         ("decimal", Arc::new(decimal.with_precision_and_scale(20, 3).unwrap())),
         ("decimal256", Arc::new(wide.with_precision_and_scale(50, 3).unwrap())),
-        ("null", Arc::new(NullArray::new(rows))),
+    ]
+}
+
+/// Lists, structs and a map.
+fn nested_columns(n: i64) -> Columns {
+    let nulls = || Some(NullBuffer::from_iter((0..n).map(is_set)));
+    let offsets = |k: i64| OffsetBuffer::<i32>::from_lengths((0..n).map(move |i| (i % k) as usize));
+    let count = |k: i64| (0..n).map(|i| i % k).sum::<i64>();
+    let item = |t: DataType, nullable| Arc::new(Field::new_list_field(t, nullable));
+    let list = ListArray::new(item(DataType::Int32, true), offsets(4), numbers(count(4)), nulls());
+    let inner = StringArray::from(texts(count(3)));
+    let list_of_text = ListArray::new(item(DataType::Utf8, true), offsets(3), Arc::new(inner), None);
+    let pixels = Arc::new(UInt8Array::from_iter_values((0..n * 9).map(|i| i as u8)));
+    let fixed = FixedSizeListArray::new(item(DataType::UInt8, false), 9, pixels.clone(), None);
+    let fixed_nulls = FixedSizeListArray::new(item(DataType::UInt8, false), 9, pixels, nulls());
+    let fields =
+        Fields::from(vec![Field::new("a", DataType::Int32, true), Field::new("b", DataType::Utf8, true)]);
+    let parts: Vec<ArrayRef> = vec![numbers(n), Arc::new(StringArray::from(texts(n)))];
+    let structs = StructArray::new(fields, parts, nulls());
+    let mut map = MapBuilder::new(None, StringBuilder::new(), Int64Builder::new());
+    for i in 0..n {
+        for k in 0..i % 3 {
+            map.keys().append_value(format!("k{k}"));
+            map.values().append_option(opt(i + k));
+        }
+        map.append(is_set(i)).unwrap();
+    }
+    vec![
         ("list", Arc::new(list)),
         ("list_of_text", Arc::new(list_of_text)),
         ("fixed", Arc::new(fixed)),
         ("fixed_nulls", Arc::new(fixed_nulls)),
         ("struct", Arc::new(structs)),
         ("map", Arc::new(map.finish())),
-    ];
-    let schema: Vec<_> = columns.iter().map(|(n, c)| Field::new(*n, c.data_type().clone(), true)).collect();
-    let schema = Schema::new(schema).with_metadata([("pandas", "{}")]);
-    RecordBatch::try_new(Arc::new(schema), columns.into_iter().map(|(_, c)| c).collect()).unwrap()
+    ]
+}
+
+/// One number in five is null.
+fn is_set(i: i64) -> bool {
+    i % 5 != 2
+}
+
+fn opt(i: i64) -> Option<i64> {
+    is_set(i).then_some(i)
+}
+
+fn texts(n: i64) -> Vec<Option<String>> {
+    (0..n).map(|i| opt(i).map(|i| "é".repeat((i % 7) as usize) + &i.to_string())).collect()
+}
+
+fn numbers(n: i64) -> ArrayRef {
+    Arc::new(Int32Array::from_iter((0..n).map(|i| opt(i).map(|i| i as i32))))
 }
