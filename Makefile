@@ -43,7 +43,7 @@ bench-epoch: build ## Time epochs through the cache, cold and warm, beside readi
 bench-order: build ## Measure the order: speed, quality of the shuffle, resuming, 200 kills
 	target/release/forebay-bench-order $(BENCH_ARGS)
 
-bench-store: build ## Measure the store: hits, amplification, restarts; 200 kills, 1,000 damaged files, failing disks and S3
+bench-store: build ## Measure the disk cache: hits, amplification, restarts; 200 kills, 1,000 damaged files, failing disks and S3
 	target/release/forebay-bench-store $(BENCH_ARGS)
 
 bench-train: build ## Measure the trainer: accelerator utilisation, lost ranks, resumes, 100 crashes while writing checkpoints

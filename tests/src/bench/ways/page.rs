@@ -20,7 +20,7 @@ pub(super) fn html(settings: &Settings, ways: &[Way]) -> String {
         false => "a mix of datasets".to_owned(),
     };
     format!(
-        "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><title>forebay-train bench</title>\
+        "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><title>forebay-bench-ways</title>\
          <style>{STYLE}</style></head><body>\n<h1>One training, four ways</h1>\n<p>{} in steps of {} samples. Seconds \
          per epoch; the light part is waiting for data.</p>\n{}{}</body></html>\n",
         escaped(&what),
