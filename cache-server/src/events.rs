@@ -24,7 +24,7 @@ pub enum Event {
 /// Sums since start.
 #[derive(Debug, Default)]
 pub struct Events {
-    /// Reads answered from the disk cache or from what is in transit.
+    /// Reads answered from the disk cache or from the memory tier.
     pub hits: AtomicU64,
     /// Reads that waited for a fill under way.
     pub joins: AtomicU64,

@@ -28,7 +28,7 @@ finish() {
     exit "$failed"
 }
 
-# --- what is here ---------------------------------------------------------------------------------------------------
+# --- the machine ----------------------------------------------------------------------------------------------------
 for file in forebay-gpu-check forebay-train libforebay_c10d_nccl.so; do
     [ -s "$kit/$file" ] || fail kit "$kit/$file is missing: run 'make gpu-kit' where Forebay is built"
 done

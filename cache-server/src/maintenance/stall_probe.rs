@@ -1,4 +1,4 @@
-//! The stall probe: how late the async threads wake what is due, which is how late they are for every stream.
+//! The stall probe: how late the async threads wake a due task, which is how late they are for every stream.
 //!
 //! It sleeps for a millisecond again and again and remembers the worst delay of the last seconds.
 

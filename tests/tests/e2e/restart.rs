@@ -161,7 +161,7 @@ fn an_object_overwritten_while_the_node_was_away_is_changed() {
     let other = std::fs::read(mnist::folder().join("test/part-00000.parquet")).expect("read");
     interrupted.s3.put("mnist/train/part-00003.parquet", other);
     let server = interrupted.restart();
-    check(run.end(), &["s3://forebay/mnist/train", "overwritten", "start anew"]);
+    check(run.end(), &["s3://forebay/mnist/train", "overwritten", "start a new run"]);
     server.stop();
 }
 

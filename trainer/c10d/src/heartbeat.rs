@@ -27,7 +27,7 @@ use crate::store::Store;
 const BEAT: Duration = Duration::from_millis(250);
 /// How often the others' signs are read while they are watched.
 const LOOK: Duration = Duration::from_millis(100);
-/// Looks at least, however late it is by then: whoever stood still with the whole machine gets two beats.
+/// Looks at least, however late it is then: a rank that stood still with the whole machine gets two beats.
 const LOOKS: u32 = 6;
 /// How long the thread has to end with its group; it ends at once unless the store has stopped answering.
 const END: Duration = Duration::from_secs(3);
@@ -160,7 +160,7 @@ impl Heartbeat {
         let (end, ended) = sync_channel(1);
         let spawned = std::thread::Builder::new().name("forebay-heartbeat".into()).spawn(move || {
             pulse.run(&asked);
-            // Before the thread ends, not after: whoever waits wants the store's connection closed.
+            // Before the thread ends, not after: the waiting caller wants the store's connection closed.
             drop(pulse);
             let _ = end.send(());
         });
@@ -174,7 +174,7 @@ impl Heartbeat {
     }
 
     /// Watches the others, or `of` alone, until all have shown life, at most for `timeout`. An error: the
-    /// store does not answer. Whoever asks about all has failed, and is not to be alarmed as well.
+    /// store does not answer. A caller that asks about all has failed, and is not to be alarmed as well.
     pub fn absent(&self, of: Option<usize>, timeout: Duration) -> FfiResult<Absent> {
         let gone = || Failure::peers("the store does not answer");
         if of.is_none() {
@@ -258,7 +258,7 @@ impl Pulse {
                     self.look();
                 }
                 Err(RecvTimeoutError::Disconnected) => return,
-                // Whoever asked may have given up waiting.
+                // The caller may have given up waiting.
                 Ok(Ask::Absent { of, timeout, answer }) => drop(answer.send(self.examine(of, timeout))),
                 Ok(Ask::Watch(silence, alarm)) => self.watch = Some(Watch { silence, alarm, last: None }),
             }
@@ -393,7 +393,7 @@ fn beat_key(rank: usize) -> String {
     format!("forebay/beat/{rank}")
 }
 
-/// The numbers in a value of the store; what is none is left out.
+/// The numbers in a value of the store; words that are no numbers are left out.
 fn numbers(value: &[u8]) -> Vec<usize> {
     String::from_utf8_lossy(value).split_whitespace().filter_map(|word| word.parse().ok()).collect()
 }

@@ -239,8 +239,7 @@ fn what_is_in_memory_is_stored_for_what_comes_after_its_pass() {
     let (_, due) = plans.due(plans.jobs()[0]).unwrap();
     assert_eq!(due.iter().map(|d| d.segment).collect::<Vec<_>>(), (3..10).chain(0..10).collect::<Vec<_>>());
     assert_eq!(due.iter().filter(|d| d.is_read).count(), 1);
-    // Whoever fills a segment fills it for its next turn, whether a stream has said that it has come there or
-    // not.
+    // A segment is filled for its next turn, whether a stream has said that it has come there or not.
     let ahead = plans.read_span(ids[6]);
     a.reached(69);
     assert!(!plans.is_over(&ahead));

@@ -1,4 +1,4 @@
-//! What is done with segments for which neither the disk cache nor memory has much room.
+//! What becomes of segments for which neither the disk cache nor memory has much room.
 
 use super::super::*;
 use super::world::{Dataset, Run, SEGMENT_BYTES, World};
