@@ -18,12 +18,13 @@ use bytes::Bytes;
 use clap::Parser;
 use forebay_dataset::stream::gather::{Pick, gather};
 use forebay_dataset::stream::wire;
+use parking_lot::Mutex;
 use std::fs::File;
 use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -227,11 +228,11 @@ impl Dataset {
                 Bytes::from_owner(map)
             }
             Way::PreadFile | Way::PreadRows => {
-                let mut buffer = pool.free.lock().expect("pool").pop().unwrap_or_default();
+                let mut buffer = pool.free.lock().pop().unwrap_or_default();
                 buffer.resize(self.file_bytes, 0);
                 self.files[i].read_exact_at(&mut buffer, 0).expect("read");
                 let buffer = Pooled(Arc::new(buffer));
-                pool.lent.lock().expect("pool").push(buffer.0.clone());
+                pool.lent.lock().push(buffer.0.clone());
                 Bytes::from_owner(buffer)
             }
         };

@@ -9,7 +9,7 @@ use forebay_proto::{Error, Result};
 use std::cell::Cell;
 use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-use std::sync::mpsc::{Sender, channel};
+use std::sync::mpsc::{SyncSender, sync_channel};
 use std::thread::available_parallelism;
 use std::time::{Duration, Instant};
 use tokio::runtime::{Builder, Runtime};
@@ -37,7 +37,7 @@ pub fn runtime() -> io::Result<Runtime> {
     let cores = available_parallelism().map_or(2, usize::from);
     let begun = AtomicUsize::new(0);
     let name = move || (if begun.fetch_add(1, Relaxed) < cores { ASYNC } else { BLOCKING }).to_owned();
-    let (idle, idled) = channel();
+    let (idle, idled) = sync_channel(cores + BLOCKING_MAX);
     let runtime = Builder::new_multi_thread()
         .worker_threads(cores)
         .max_blocking_threads(BLOCKING_MAX)
@@ -59,11 +59,11 @@ pub fn runtime() -> io::Result<Runtime> {
 }
 
 /// Tells that this thread is an async one; the others never call it.
-fn tell_once(idle: &Sender<()>) {
+fn tell_once(idle: &SyncSender<()>) {
     thread_local!(static HAS_TOLD: Cell<bool> = const { Cell::new(false) });
     if !HAS_TOLD.replace(true) {
         // Nobody listens after the start.
-        idle.send(()).ok();
+        idle.try_send(()).ok();
     }
 }
 

@@ -60,11 +60,14 @@ pub(crate) struct Source {
     inner: Arc<Inner>,
 }
 
+/// A scheme and a bucket; `None` is the file system.
+type BucketName = Option<(Scheme, String)>;
+
 struct Inner {
     settings: SourceSettings,
     s3: credentials::Resolved,
     /// By name; the file system has none.
-    buckets: Mutex<HashMap<Option<(Scheme, String)>, Arc<Bucket>>>,
+    buckets: Mutex<HashMap<BucketName, Arc<Bucket>>>,
     retries: Retries,
     counters: SourceCounters,
 }

@@ -8,7 +8,7 @@
 //!
 //! * `limiter`: bytes served a second. `load`: how busy the node is.
 //! * `detection`: which segments are hot, and where their copies are. `publisher`: makes copies, and drops
-//! them.
+//!   them.
 
 mod detection;
 mod limiter;

@@ -126,7 +126,7 @@ impl Peers {
             holders.extend(owner.take());
         }
         if let Some(owner) = owner.and_then(|address| self.peer(&address)).filter(|o| !o.is_suspended()) {
-            match self.from_owner(&owner, wanted, &hold).await {
+            match self.ask_owner(&owner, wanted, &hold).await {
                 Ok(columns) => return Ok(Some(columns)),
                 Err(e) if matches!(e.kind, Kind::Retry | Kind::Full) => return Err(e),
                 Err(e) => {
@@ -153,7 +153,7 @@ impl Peers {
 
     /// Columns from their owner, which fills them if need be and is told the dataset version if it does not
     /// know it.
-    async fn from_owner<M, F: Future<Output = M>>(
+    async fn ask_owner<M, F: Future<Output = M>>(
         &self,
         owner: &Arc<Peer>,
         wanted: &WantedColumns<'_>,

@@ -242,7 +242,10 @@ mod tests {
         fault(0);
         assert_eq!((lost.get(), dirs.writable()), (1, vec![1]));
         let (later, filled) = (Instant::now() + Duration::from_secs(3600), Cell::new(0));
-        let fill = |_| Ok(filled.set(filled.get() + 1));
+        let fill = |_| {
+            filled.set(filled.get() + 1);
+            Ok(())
+        };
         assert!(dirs.heal(later, fill).is_empty(), "it fails still");
         fs::remove_file(temp.path().join("a")).unwrap();
         assert!(dirs.heal(later, fill).is_empty(), "not before its time");

@@ -82,8 +82,7 @@ mod tests {
     fn a_stream_is_counted_by_itself_and_told_when_it_ends() {
         let object = Object { key: "o".into(), etag: "e".into(), size: 1 };
         let size = SegmentSize { object: 0, row_groups: 1, rows: 9, decoded_bytes: 90 };
-        let manifest =
-            Arc::new(Manifest::new("s3://b/p", 1, Vec::new().into(), vec![object], &[size; 2]).unwrap());
+        let manifest = Arc::new(Manifest::new("s3://b/p", 1, Vec::new(), vec![object], &[size; 2]).unwrap());
         let (hot, events) = (Arc::new(HotSegments::new(None)), Arc::new(Events::default()));
         let mut meter = StreamMeter::new(hot, events.clone(), manifest);
         let meta = v1::MessageMeta { runs: vec![0, 1, 2, 1, 0, 4], ..Default::default() };

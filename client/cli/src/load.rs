@@ -124,10 +124,12 @@ impl Load {
         let (mut parts, mut failed) = (vec![v1::LoadProgress::default(); shares.len()], Vec::new());
         while let Some((i, progress)) = all.next().await {
             match progress {
-                Ok(progress) => parts[i] = progress,
+                Ok(progress) => {
+                    parts[i] = progress;
+                    shown.show(&sum(&parts));
+                }
                 Err(e) => failed.push(FailedNode::new(&shares[i].node, &e)),
             }
-            shown.show(&sum(&parts));
         }
         Ok(Loaded { progress: sum(&parts), nodes: shares.len(), failed })
     }

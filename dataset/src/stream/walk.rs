@@ -131,7 +131,7 @@ mod tests {
     fn streams_of_one_plan_share_its_order() {
         let object = Object { key: "o".into(), etag: "e".into(), size: 1 };
         let size = SegmentSize { object: 0, row_groups: 1, rows: 5, decoded_bytes: 40 };
-        let manifest = Manifest::new("s3://b/p", 1, Vec::new().into(), vec![object], &[size]).unwrap();
+        let manifest = Manifest::new("s3://b/p", 1, Vec::new(), vec![object], &[size]).unwrap();
         let orders = Orders::default();
         let key = |epoch| PlanKey { manifest: manifest.digest(), seed: 1, epoch, shuffle: Shuffle::Full };
         let (one, other) = (orders.of(&manifest, key(0)), orders.of(&manifest, key(0)));

@@ -93,7 +93,7 @@ fn modules_are_private_unless_used_outside() {
     for (folder, name) in CRATES {
         for (path, module) in modules(folder) {
             for child in &module.public {
-                let full = [&[name.to_owned()], &path[..], &[child.clone()]].concat();
+                let full = [&[name.to_owned()], &path[..], std::slice::from_ref(child)].concat();
                 let is_used = used.iter().any(|path| path.starts_with(&full));
                 found.extend((!is_used).then(|| (full.join("::"), 1)));
             }

@@ -230,7 +230,7 @@ impl FaultsStage {
     /// more than a minute. For a job that stands still nothing is written: its next segments are in memory.
     async fn stores_again(&self, server: &Server, reader: &mut Reader) -> anyhow::Result<Option<f64>> {
         let written = async || {
-            let status = status(&server).await?;
+            let status = status(server).await?;
             anyhow::Ok(status.counters.context("a node has counters")?.store_bytes_written)
         };
         let (before, since) = (written().await?, Instant::now());
@@ -299,7 +299,7 @@ impl FaultsStage {
         }
         let training = TrainingBeside::start(server, &self.s3.uri("mnist"), folder)?;
         let since = Instant::now();
-        while status(&server).await?.counters.is_none_or(|counters| counters.rows_served == 0) {
+        while status(server).await?.counters.is_none_or(|counters| counters.rows_served == 0) {
             anyhow::ensure!(since.elapsed() < Duration::from_secs(60), "training asks for no rows");
             tokio::time::sleep(Duration::from_millis(20)).await;
         }

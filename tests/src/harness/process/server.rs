@@ -8,7 +8,7 @@ use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::time::{Duration, Instant};
 
 /// How long a server may take until it listens, and until it has ended after SIGTERM.
@@ -275,9 +275,12 @@ impl Drop for Server {
     }
 }
 
-/// Copies the server's stdout to its log, and hands the lines on as long as somebody receives them.
+/// Lines of stdout that may wait to be received. A server says where it listens in its first two.
+const LINES_KEPT: usize = 64;
+
+/// Copies the server's stdout to its log, and hands the lines on while there is room for them.
 fn follow(stdout: ChildStdout, log: &Path) -> Receiver<String> {
-    let (sender, receiver) = channel();
+    let (sender, receiver) = sync_channel(LINES_KEPT);
     let log = File::options().append(true).open(log);
     std::thread::spawn(move || {
         let mut log = log.ok();
@@ -286,7 +289,7 @@ fn follow(stdout: ChildStdout, log: &Path) -> Receiver<String> {
                 // In one piece, for the server appends to the same file.
                 let _ = log.write_all(format!("{line}\n").as_bytes());
             }
-            let _ = sender.send(line);
+            let _ = sender.try_send(line);
         }
     });
     receiver
