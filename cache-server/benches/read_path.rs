@@ -267,8 +267,8 @@ impl AsRef<[u8]> for Pooled {
 impl Pool {
     /// Takes back the buffers that nobody uses any more.
     fn take_back(&mut self) {
-        let lent = std::mem::take(self.lent.get_mut().expect("pool"));
-        self.free.get_mut().expect("pool").extend(lent.into_iter().filter_map(Arc::into_inner));
+        let lent = std::mem::take(self.lent.get_mut());
+        self.free.get_mut().extend(lent.into_iter().filter_map(Arc::into_inner));
     }
 }
 
