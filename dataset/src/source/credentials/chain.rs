@@ -1,5 +1,6 @@
 //! Credentials by the AWS SDK: SSO, `credential_process`, roles, web identity, containers and instances
 //! (IMDSv2).
+#![expect(clippy::disallowed_methods, reason = "credentials expire at a time of day")]
 
 use crate::source::faults::CREDENTIALS;
 use async_trait::async_trait;
