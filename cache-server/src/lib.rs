@@ -1,8 +1,8 @@
 //! The Forebay daemon: decoded segments on local disk, served as batch streams.
 //!
 //! * [`service`]: the edge. gRPC, the batch stream, metrics. Nothing else knows gRPC.
-//! * [`read`]: a segment from the disk cache, from another node, or filled from its object; which segments plans
-//!   will read, and when.
+//! * [`read`]: a segment from the disk cache, from another node, or filled from its object; and when plans
+//!   will read it.
 //! * [`disk`]: the disk cache. Segment files under a byte limit.
 //! * [`cluster`]: the other nodes: who they are, what they hold, who serves what.
 //! * [`datasets`]: the manifests that this node knows.

@@ -1,8 +1,7 @@
 //! Dependencies by `deny.toml`: licences, sources and bans of the packages that cargo builds.
 
 use crate::source::root;
-use serde_json::Value;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::process::Command;
 use toml::{Table, Value as Setting};
 
@@ -12,77 +11,83 @@ fn dependencies_are_those_that_deny_toml_allows() {
     let rules: Table = rules.parse().expect("deny.toml is TOML");
     let packages = packages(&rules);
     let mut wrong = licences(&rules, &packages);
-    wrong.extend(origins(&rules, &packages));
+    wrong.extend(origins(&rules));
     wrong.extend(bans(&rules, &packages));
     assert!(wrong.is_empty(), "dependencies that deny.toml does not allow:\n{}", wrong.join("\n"));
 }
 
-/// The packages built for the targets, without those of this workspace. `cargo metadata` also lists packages
-/// of optional features that nothing switches on, so `cargo tree` says which are built.
-fn packages(rules: &Table) -> Vec<Value> {
+/// A package that is built.
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+struct Package {
+    name: String,
+    version: String,
+    licence: String,
+}
+
+/// The packages built for the targets, but for this workspace. `cargo tree` knows them: it leaves out the
+/// packages of optional features that nothing switches on, and so needs none that was not fetched.
+fn packages(rules: &Table) -> Vec<Package> {
     let mut built = BTreeSet::new();
     for target in strings(&rules["graph"]["targets"]) {
-        let tree =
-            ["tree", "--workspace", "-e", "all", "--prefix", "none", "--format", "{p}", "--target", target];
-        let tree = cargo(&tree);
-        let tree = String::from_utf8_lossy(&tree);
-        built.extend(tree.lines().filter_map(|line| Some(line.split_once(" v")?.0.to_owned())));
+        let mut command = Command::new(env!("CARGO"));
+        command.current_dir(root()).args([
+            "tree",
+            "--workspace",
+            "--offline",
+            "--locked",
+            "--target",
+            target,
+        ]);
+        command.args(["--edges", "normal,build,dev", "--prefix", "none", "--format", "{p}\t{l}\t"]);
+        let output = command.output().expect("start cargo");
+        assert!(output.status.success(), "cargo tree: {}", String::from_utf8_lossy(&output.stderr));
+        built.extend(String::from_utf8_lossy(&output.stdout).lines().filter_map(package));
     }
-    let metadata = cargo(&["metadata", "--format-version", "1"]);
-    let metadata: Value = serde_json::from_slice(&metadata).expect("metadata is JSON");
-    let packages = metadata["packages"].as_array().expect("packages");
-    packages.iter().filter(|p| !p["source"].is_null() && built.contains(name(p))).cloned().collect()
+    assert!(built.len() > 100, "cargo tree names {} packages only", built.len());
+    built.into_iter().collect()
 }
 
-/// What a cargo command prints, without asking the network and with the lock file as it is.
-fn cargo(arguments: &[&str]) -> Vec<u8> {
-    let mut command = Command::new(env!("CARGO"));
-    command.current_dir(root()).args(arguments).args(["--offline", "--locked"]);
-    let output = command.output().expect("start cargo");
-    assert!(output.status.success(), "cargo {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
-    output.stdout
+/// A line `NAME vVERSION (WHERE)<tab>LICENCE<tab>`. Packages of this workspace are at a path, and left out.
+fn package(line: &str) -> Option<Package> {
+    let mut fields = line.split('\t');
+    let (package, licence) = (fields.next()?, fields.next()?);
+    let (name, rest) = package.split_once(" v")?;
+    let (version, place) = rest.split_once(' ').unwrap_or((rest, ""));
+    let found = Package { name: name.into(), version: version.into(), licence: licence.into() };
+    (!place.starts_with("(/")).then_some(found)
 }
 
-fn licences(rules: &Table, packages: &[Value]) -> Vec<String> {
+fn licences(rules: &Table, packages: &[Package]) -> Vec<String> {
     let allowed: Vec<&str> = strings(&rules["licenses"]["allow"]).collect();
-    let is_wrong =
-        |package: &&Value| !package["license"].as_str().is_some_and(|text| is_allowed(text, &allowed));
-    packages.iter().filter(is_wrong).map(|p| format!("{}: licence {}", name(p), p["license"])).collect()
+    let wrong = packages.iter().filter(|package| !is_allowed(&package.licence, &allowed));
+    wrong.map(|package| format!("{}: licence '{}'", package.name, package.licence)).collect()
 }
 
-/// Packages from anywhere but cargo's registry: a git repository, or a second registry.
-fn origins(rules: &Table, packages: &[Value]) -> Vec<String> {
+/// Packages in Cargo.lock from anywhere but one registry: a git repository, or a second registry.
+fn origins(rules: &Table) -> Vec<String> {
     for kind in ["unknown-registry", "unknown-git"] {
         assert_eq!(rules["sources"][kind].as_str(), Some("deny"), "deny.toml: sources.{kind}");
     }
-    let source = |package: &Value| package["source"].as_str().unwrap_or_default().to_owned();
-    let registries: BTreeSet<String> =
-        packages.iter().map(source).filter(|source| source.starts_with("registry+")).collect();
-    let is_wrong = |package: &&Value| registries.len() != 1 || !registries.contains(&source(package));
-    packages.iter().filter(is_wrong).map(|p| format!("{}: from {}", name(p), p["source"])).collect()
+    let lock = std::fs::read_to_string(root().join("Cargo.lock")).expect("read Cargo.lock");
+    let sources: BTreeSet<&str> = lock.lines().filter_map(|line| line.strip_prefix("source = ")).collect();
+    let is_wrong = |source: &&&str| sources.len() != 1 || !source.starts_with("\"registry+");
+    sources.iter().filter(is_wrong).map(|source| format!("Cargo.lock: packages from {source}")).collect()
 }
 
-fn bans(rules: &Table, packages: &[Value]) -> Vec<String> {
-    let mut versions: BTreeMap<&str, usize> = BTreeMap::new();
-    for package in packages {
-        *versions.entry(name(package)).or_default() += 1;
-    }
+fn bans(rules: &Table, packages: &[Package]) -> Vec<String> {
     let mut wrong = Vec::new();
     for ban in rules["bans"]["deny"].as_array().expect("bans.deny") {
         let banned = ban["crate"].as_str().expect("a crate's name");
         let only_several = ban.get("deny-multiple-versions").and_then(Setting::as_bool).unwrap_or_default();
-        let found = versions.get(banned).copied().unwrap_or_default();
+        let found: BTreeSet<&str> =
+            packages.iter().filter(|p| p.name == banned).map(|p| p.version.as_str()).collect();
         match only_several {
-            true if found > 1 => wrong.push(format!("{banned}: {found} versions")),
-            false if found > 0 => wrong.push(format!("{banned}: {}", ban["reason"])),
+            true if found.len() > 1 => wrong.push(format!("{banned}: versions {found:?}")),
+            false if !found.is_empty() => wrong.push(format!("{banned}: {}", ban["reason"])),
             _ => {}
         }
     }
     wrong
-}
-
-fn name(package: &Value) -> &str {
-    package["name"].as_str().expect("a package's name")
 }
 
 fn strings(list: &Setting) -> impl Iterator<Item = &str> {
