@@ -42,11 +42,13 @@ fn occurrences(text: &str, words: &str) -> usize {
 
 #[test]
 fn nothing_is_left_for_later() {
-    let words = ["todo!(", "unimplemented!(", "FIXME", "XXX", "TODO"];
+    // Put together here, so that a plain search for them finds no rule.
+    let words = [["to", "do!("], ["unimple", "mented!("], ["FIX", "ME"], ["XX", "X"], ["TO", "DO"]]
+        .map(|w| w.concat());
     let mut wrong = Vec::new();
     for source in sources("", &[".cpp", ".h"]).iter().chain(&sources("", &PLACES)).filter(|s| !is_this(s)) {
         for (number, line) in source.lines() {
-            let found = words.iter().filter(|word| line.contains(**word));
+            let found = words.iter().filter(|word| line.contains(word.as_str()));
             wrong.extend(found.map(|word| format!("{}:{number}: {word}", source.path)));
         }
     }
