@@ -1,6 +1,6 @@
 # The only commands; CI calls the same ones. Each sets up what it needs by itself.
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo test check bench-epoch bench-order bench-store bench-train nccl gpu-kit parity bench-cluster dist images compose-demo clean
+.PHONY: help setup build demo test check bench-epoch bench-order bench-store bench-train bench-warm nccl gpu-kit parity bench-cluster dist images compose-demo clean
 
 DEMO_ARGS ?=
 BENCH_ARGS ?=
@@ -49,6 +49,9 @@ bench-store: build ## Measure the disk cache: hits, amplification, restarts; 200
 bench-train: build ## Measure the trainer: accelerator utilisation, lost ranks, resumes, 100 crashes while writing checkpoints
 	target/release/forebay-ddp-figures target/bench
 	target/release/forebay-bench-train $(BENCH_ARGS)
+
+bench-warm: build ## Measure warm epochs beside raw TCP, memcpy and reads of a file (BENCH_ARGS=--check: against stored figures)
+	target/release/forebay-bench-warm $(BENCH_ARGS)
 
 nccl: setup ## Build the plugin for GPUs (no GPU needed): target/nccl/release, where the programs find it
 	@scripts/setup.sh nccl

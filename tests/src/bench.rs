@@ -6,5 +6,6 @@ pub mod epoch;
 pub mod order;
 pub mod stages;
 pub mod train;
+pub mod warm;
 #[cfg(feature = "gpu")]
 pub mod ways;

@@ -10,6 +10,7 @@
 //! * [`replicas`]: several copies of a segment, who makes them and who reads them.
 //! * [`restart`]: the faults that a run survives without an error.
 //! * [`store`]: the faster checks of `make bench-store`.
+//! * [`warm`]: `make bench-warm`, at a small size.
 //! * [`demo`]: that it leaves nothing behind.
 //!
 //! One executable, so that the fixtures are written once. `make test` builds the binaries before.
@@ -31,3 +32,4 @@ mod tickets;
 mod trainer;
 mod tries;
 mod views;
+mod warm;

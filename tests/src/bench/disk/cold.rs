@@ -17,7 +17,7 @@ mod stock;
 
 use crate::harness::answers::EpochsReport;
 use crate::harness::check::Findings;
-use crate::harness::process::{Run, Server, ServerOptions};
+use crate::harness::process::{Run, ServerOptions};
 use crate::harness::report::Row;
 use crate::harness::s3::{REGION, S3Server};
 use crate::harness::slow::{SlowProxy, Slowness};
@@ -163,7 +163,7 @@ fn through_cache(
     let options = options.args(["--s3-max-requests", &connections.to_string()]);
     let server = options.try_start()?;
     let read = epoch(s3, &["--endpoint", &server.endpoint], rows);
-    let cpu = cpu_s(&server);
+    let cpu = server.cpu_s();
     server.try_stop()?;
     Ok((read?, cpu?))
 }
@@ -182,14 +182,6 @@ fn epoch(s3: &S3Server, from: &[&str], rows: u64) -> anyhow::Result<f64> {
     anyhow::ensure!(epoch.samples == rows, "{} rows were read, not {rows}", epoch.samples);
     anyhow::ensure!(epoch.s3_requests > 0, "the epoch was not cold");
     Ok(epoch.samples_per_s)
-}
-
-/// Seconds of processor time that a process has used (`utime` and `stime` of proc(5), in hundredths).
-fn cpu_s(server: &Server) -> anyhow::Result<f64> {
-    let stat = std::fs::read_to_string(format!("/proc/{}/stat", server.pid()))?;
-    let after = stat.rsplit_once(')').context("a name in /proc/PID/stat")?.1;
-    let ticks = after.split_whitespace().skip(11).take(2).map(str::parse::<u64>);
-    Ok(ticks.sum::<Result<u64, _>>()? as f64 / 100.0)
 }
 
 /// Decoded bytes of a row.

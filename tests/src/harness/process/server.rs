@@ -161,6 +161,14 @@ impl Server {
         self.child.id()
     }
 
+    /// Seconds of processor time that it has used (`utime` and `stime` of proc(5), in hundredths).
+    pub fn cpu_s(&self) -> anyhow::Result<f64> {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.pid()))?;
+        let after = stat.rsplit_once(')').context("a name in /proc/PID/stat")?.1;
+        let ticks = after.split_whitespace().skip(11).take(2).map(str::parse::<u64>);
+        Ok(ticks.sum::<Result<u64, _>>()? as f64 / 100.0)
+    }
+
     /// Its log so far.
     pub fn log(&self) -> String {
         std::fs::read_to_string(&self.log).unwrap_or_default()

@@ -1,0 +1,110 @@
+//! `make bench-warm`: warm epochs at the machine's limit. A node serves data that it has on disk to one, two
+//! or four loaders, each in a process of its own, beside what the same machine gives in the same minute to
+//! programs that only move bytes ([`floor`]).
+//!
+//! Nothing here is changed once figures were seen: a new measurement is a new row.
+
+mod child;
+mod compare;
+mod floor;
+mod marks;
+mod rank;
+mod rounds;
+mod shape;
+mod span;
+mod subject;
+
+use super::stages::{Stages, wanted};
+use clap::{Parser, Subcommand};
+use rounds::Settings;
+use serde_json::json;
+use shape::Shape;
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use subject::{Subject, Target};
+
+/// Measures warm epochs beside raw TCP, a Unix socket, memcpy, reads of a file and batches in memory.
+#[derive(Debug, Clone, Parser)]
+#[command(name = "forebay-bench-warm", version)]
+pub struct WarmOptions {
+    /// Only these shapes of rows, separated by commas.
+    #[arg(long, value_enum, value_delimiter = ',')]
+    only: Vec<Shape>,
+    /// How often each figure is measured.
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
+    rounds: u32,
+    /// The share of the data that there is: for a look at whether it works. Targets are judged at 1 only.
+    #[arg(long, default_value_t = 1.0)]
+    scale: f64,
+    /// Compares ratios with the stored ones, and fails if one has lost more than 10 %.
+    #[arg(long)]
+    check: bool,
+    /// Stores the ratios for `--check`.
+    #[arg(long, conflicts_with_all = ["check", "only", "scale"])]
+    store: bool,
+    /// Where the ratios are stored.
+    #[arg(long, default_value = "tests/figures/warm.json")]
+    figures: PathBuf,
+    /// Where the report goes.
+    #[arg(long, default_value = "target/bench")]
+    folder: PathBuf,
+    #[command(subcommand)]
+    role: Option<ChildRole>,
+}
+
+/// The processes that the benchmark itself starts.
+#[derive(Debug, Clone, Subcommand)]
+enum ChildRole {
+    /// A rank.
+    #[command(hide = true)]
+    Rank(rank::RankOptions),
+    /// A process of a floor.
+    #[command(hide = true)]
+    Floor(floor::PartOptions),
+}
+
+/// Runs it; false if a promise was broken.
+pub fn run(options: &WarmOptions) -> anyhow::Result<bool> {
+    match &options.role {
+        Some(ChildRole::Rank(rank)) => rank::run(rank).map(|()| true),
+        Some(ChildRole::Floor(part)) => floor::run(part).map(|()| true),
+        None => measure(options),
+    }
+}
+
+fn measure(options: &WarmOptions) -> anyhow::Result<bool> {
+    let WarmOptions { rounds, scale, .. } = *options;
+    anyhow::ensure!(scale > 0.0 && scale <= 1.0, "--scale {scale}: between 0 and 1");
+    let shapes: Vec<Shape> = wanted(&options.only).collect();
+    let settings = Settings { shapes: shapes.clone(), rounds, scale };
+    let mut stages = Stages::default();
+    stages.run("Warm", || rounds::run(&settings));
+    let rows = stages.found().rows.clone();
+    if options.check {
+        stages.run("Compare", || compare::check(&options.figures, &rows));
+    }
+    let kept = stages.end(&options.folder, "warm", described(&settings))?;
+    if options.store {
+        compare::store(&options.figures, &rows)?;
+    }
+    Ok(kept)
+}
+
+fn described(settings: &Settings) -> serde_json::Value {
+    let Settings { shapes, rounds, scale } = settings;
+    let targets = Subject::all(shapes).into_iter().filter_map(|subject| {
+        let Target { ratio, cpu_s_per_gb } = subject.target()?;
+        Some((subject.name(), json!({"ratio": ratio, "cpu_s_per_gb": cpu_s_per_gb})))
+    });
+    json!({
+        "rounds": rounds,
+        "scale": scale,
+        "seed": rank::SEED,
+        "batch_rows": shapes.iter().map(|s| (format!("{s:?}"), s.batch_rows())).collect::<BTreeMap<_, _>>(),
+        "targets": targets.collect::<BTreeMap<_, _>>(),
+        "of_one_rank": subject::OF_ONE_RANK,
+        "floor_bytes": floor::FILE,
+        "floor_piece_bytes": floor::PIECE,
+        "floor_ring_bytes": floor::RING,
+    })
+}

@@ -1,0 +1,159 @@
+//! One rank: a process with a loader, as a trainer has one. It reads an epoch to warm everything and checks
+//! each value, and another one that is measured.
+
+use super::child::{run_when_told, say_ready, say_report};
+use super::marks::{row_marks, sample_mark, sum};
+use super::span::Span;
+use crate::bench::stages::runtime;
+use anyhow::Context;
+use arrow::array::{AsArray, RecordBatch};
+use arrow::datatypes::{DataType, Float32Type, Int64Type, UInt8Type};
+use clap::Args;
+use forebay_client::loader::Shuffle;
+use forebay_client::{Access, Batch, Dataset, DatasetSpec, Event, Loader, LoaderSettings};
+use forebay_proto::digest::OrderDigest;
+use serde::{Deserialize, Serialize};
+use std::hint::black_box;
+use std::time::Instant;
+
+/// The order's seed.
+pub const SEED: u64 = 15;
+
+/// The epoch that is measured; the one before it warms.
+pub const MEASURED_EPOCH: u64 = 1;
+
+#[derive(Debug, Clone, Args)]
+pub struct RankOptions {
+    #[arg(long)]
+    pub endpoint: String,
+    #[arg(long)]
+    pub uri: String,
+    #[arg(long)]
+    pub shuffle: Shuffle,
+    #[arg(long)]
+    pub world: u32,
+    #[arg(long)]
+    pub rank: u32,
+    /// Samples of a step over all ranks.
+    #[arg(long)]
+    pub global_batch: u64,
+}
+
+/// The report of a rank.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct RankRead {
+    pub span: Span,
+    /// Samples of the measured epoch, padding left out.
+    pub samples: u64,
+    pub first_batch_ms: f64,
+    /// Of the measured epoch, as text.
+    pub digest: String,
+    /// The marks of the samples of the epoch before it.
+    pub mark: u64,
+}
+
+impl RankOptions {
+    /// What its process is started with.
+    pub fn arguments(&self) -> Vec<String> {
+        let Self { endpoint, uri, shuffle, world, rank, global_batch } = self;
+        let (shuffle, world, rank) = (shuffle.to_string(), world.to_string(), rank.to_string());
+        let pairs = [
+            ("--endpoint", endpoint),
+            ("--uri", uri),
+            ("--shuffle", &shuffle),
+            ("--world", &world),
+            ("--rank", &rank),
+            ("--global-batch", &global_batch.to_string()),
+        ];
+        let pairs = pairs.into_iter().flat_map(|(flag, value)| [flag.to_owned(), value.clone()]);
+        std::iter::once("rank".to_owned()).chain(pairs).collect()
+    }
+
+    /// What its loader does, but for the epoch: the defaults.
+    pub fn settings(&self) -> LoaderSettings {
+        LoaderSettings {
+            seed: SEED,
+            shuffle: self.shuffle,
+            global_batch: self.global_batch,
+            rank: self.rank,
+            world: self.world,
+            epochs: Some(1),
+            ..Default::default()
+        }
+    }
+}
+
+/// Is a rank, in a process of its own.
+pub fn run(options: &RankOptions) -> anyhow::Result<()> {
+    let runtime = runtime()?;
+    let dataset = runtime.block_on(async {
+        let access = Access::endpoint(&options.endpoint)?;
+        Dataset::open(&access, &DatasetSpec::new(&options.uri)).await
+    })?;
+    let mut mark = 0;
+    let warm = epoch(&dataset, options, MEASURED_EPOCH - 1, |batch| {
+        mark = sum([mark, mark_of(batch)?]);
+        Ok(())
+    });
+    runtime.block_on(warm)?;
+    say_ready("")?;
+    let read = || {
+        runtime.block_on(epoch(&dataset, options, MEASURED_EPOCH, |batch| touch(&batch.to_record_batch())))
+    };
+    let (span, MeasuredEpoch { samples, digest, first_batch_ms }) = run_when_told(read)?;
+    say_report(&RankRead { span, samples, first_batch_ms, digest: digest.to_string(), mark })
+}
+
+/// An epoch of one rank.
+struct MeasuredEpoch {
+    samples: u64,
+    digest: OrderDigest,
+    first_batch_ms: f64,
+}
+
+async fn epoch(
+    dataset: &Dataset,
+    options: &RankOptions,
+    epoch: u64,
+    mut each: impl FnMut(&Batch) -> anyhow::Result<()>,
+) -> anyhow::Result<MeasuredEpoch> {
+    let began = Instant::now();
+    let mut loader = Loader::start(dataset, LoaderSettings { first_epoch: epoch, ..options.settings() })?;
+    let mut first_batch_ms = None;
+    loop {
+        match loader.next().await?.context("an epoch has an end")? {
+            Event::Batch(batch) => {
+                first_batch_ms.get_or_insert_with(|| began.elapsed().as_secs_f64() * 1e3);
+                each(&batch)?;
+            }
+            Event::EpochEnd(end) => {
+                let first_batch_ms = first_batch_ms.context("an epoch has batches")?;
+                return Ok(MeasuredEpoch { samples: end.samples, digest: end.digest, first_batch_ms });
+            }
+        }
+    }
+}
+
+/// What a consumer does that costs nothing: it reads the first byte of each column.
+pub fn touch(columns: &RecordBatch) -> anyhow::Result<()> {
+    for column in columns.columns() {
+        let byte = match column.data_type() {
+            DataType::Float32 => column.as_primitive::<Float32Type>().value(0).to_bits() as u8,
+            DataType::Int64 => column.as_primitive::<Int64Type>().value(0) as u8,
+            DataType::FixedSizeList(..) => {
+                column.as_fixed_size_list().values().as_primitive::<UInt8Type>().value(0)
+            }
+            DataType::Binary => *column.as_binary::<i32>().value(0).first().context("a value has bytes")?,
+            other => anyhow::bail!("a column is {other}"),
+        };
+        black_box(byte);
+    }
+    Ok(())
+}
+
+fn mark_of(batch: &Batch) -> anyhow::Result<u64> {
+    let marks = row_marks(&batch.to_record_batch())?;
+    let rows = batch.sample_ids().iter().zip(marks).enumerate();
+    let real = rows.filter(|(row, _)| batch.mask().is_none_or(|mask| mask.value(*row)));
+    Ok(sum(real.map(|(_, (sample, mark))| sample_mark(*sample, mark))))
+}

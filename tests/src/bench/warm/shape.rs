@@ -1,0 +1,168 @@
+//! The data: three shapes of rows, made by rule and written as Parquet as pyarrow would: every column is
+//! nullable, and nothing is null.
+//!
+//! The objects of a dataset have equal content, so only one is made. To a cache they are as different as any.
+
+use super::marks::{row_marks, sample_mark, sum};
+use crate::harness::s3::S3Server;
+use anyhow::Context;
+use arrow::array::{
+    ArrayRef, BinaryArray, FixedSizeListArray, Float32Array, Int64Array, RecordBatch, UInt8Array,
+};
+use arrow::buffer::{OffsetBuffer, ScalarBuffer};
+use arrow::datatypes::{DataType, Field};
+use bytes::Bytes;
+use clap::ValueEnum;
+use fastrand::Rng;
+use parquet::arrow::ArrowWriter;
+use parquet::basic::{Compression, ZstdLevel};
+use parquet::file::properties::WriterProperties;
+use std::sync::Arc;
+
+/// Objects of a dataset.
+const OBJECTS: usize = 8;
+
+/// Bytes of a row of X: one list.
+const LIST: usize = 3136;
+
+/// Columns of single floats of T; two of 64-bit integers follow them.
+const FLOATS: usize = 38;
+
+/// A shape of rows. Each dataset has about 1 GB.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
+pub enum Shape {
+    /// One list of 3,136 bytes.
+    #[value(name = "X", alias = "x")]
+    X,
+    /// A table: 38 columns of f32, 2 of i64.
+    #[value(name = "T", alias = "t")]
+    T,
+    /// One binary of 60 to 140 KB.
+    #[value(name = "B", alias = "b")]
+    B,
+}
+
+/// A dataset in the S3 server.
+#[derive(Debug, Clone)]
+pub struct Stored {
+    pub shape: Shape,
+    pub uri: String,
+    pub rows: u64,
+    /// Bytes that its values take as Arrow arrays.
+    pub arrow_bytes: u64,
+    /// The mark of each of its epochs.
+    pub mark: u64,
+}
+
+impl Shape {
+    /// Rows of a batch of one rank.
+    pub fn batch_rows(self) -> usize {
+        match self {
+            Self::X | Self::T => 1024,
+            Self::B => 32,
+        }
+    }
+
+    /// Row groups of an object, and rows of each: 32, 11 and 32 MB.
+    fn groups(self) -> (usize, usize) {
+        match self {
+            Self::X => (4, 10_240),
+            Self::T => (12, 65_536),
+            Self::B => (4, 320),
+        }
+    }
+
+    /// Makes rows; `first` is the number of the first one.
+    pub fn batch(self, rows: usize, first: usize, dice: &mut Rng) -> anyhow::Result<RecordBatch> {
+        let columns = match self {
+            Self::X => vec![("x".to_owned(), lists(rows, dice)?)],
+            Self::T => {
+                let float = |i| {
+                    let values = Float32Array::from_iter_values((0..rows).map(|_| dice.f32()));
+                    (format!("f{i:02}"), Arc::new(values) as ArrayRef)
+                };
+                let mut columns: Vec<_> = (0..FLOATS).map(float).collect();
+                let ids = Int64Array::from_iter_values((first..first + rows).map(|row| row as i64));
+                columns.push(("id".to_owned(), Arc::new(ids)));
+                let labels = Int64Array::from_iter_values((0..rows).map(|_| dice.i64(0..1000)));
+                columns.push(("label".to_owned(), Arc::new(labels)));
+                columns
+            }
+            Self::B => vec![("b".to_owned(), binaries(rows, dice)?)],
+        };
+        Ok(RecordBatch::try_from_iter_with_nullable(columns.into_iter().map(|(n, c)| (n, c, true)))?)
+    }
+
+    /// Makes the dataset. `scale` is the share of its rows that there are.
+    pub fn upload(self, s3: &S3Server, scale: f64) -> anyhow::Result<Stored> {
+        let (groups, rows) = self.groups();
+        let rows = (rows as f64 * scale).ceil() as usize;
+        let (mut dice, mut marks, mut arrow_bytes) = (Rng::with_seed(self as u64 + 1), Vec::new(), 0);
+        let mut writer: Option<ArrowWriter<Vec<u8>>> = None;
+        for group in 0..groups {
+            let batch = self.batch(rows, group * rows, &mut dice)?;
+            marks.extend(row_marks(&batch)?);
+            arrow_bytes += arrow_bytes_of(&batch)?;
+            let writer = match &mut writer {
+                Some(writer) => writer,
+                None => writer.insert(ArrowWriter::try_new(
+                    Vec::new(),
+                    batch.schema(),
+                    Some(self.properties(rows)?),
+                )?),
+            };
+            writer.write(&batch)?;
+        }
+        let object = Bytes::from(writer.context("an object has row groups")?.into_inner()?);
+        let folder = format!("warm/{self:?}");
+        for number in 0..OBJECTS {
+            s3.put(&format!("{folder}/part-{number:05}.parquet"), object.clone());
+        }
+        let samples = (0..).zip((0..OBJECTS).flat_map(|_| &marks));
+        Ok(Stored {
+            shape: self,
+            uri: s3.uri(&folder),
+            rows: (OBJECTS * groups * rows) as u64,
+            arrow_bytes: (OBJECTS * arrow_bytes) as u64,
+            mark: sum(samples.map(|(sample, row)| sample_mark(sample, *row))),
+        })
+    }
+
+    /// Binaries are like images: not compressible, and each one its own.
+    fn properties(self, group_rows: usize) -> anyhow::Result<WriterProperties> {
+        let properties = WriterProperties::builder().set_max_row_group_row_count(Some(group_rows));
+        let zstd = Compression::ZSTD(ZstdLevel::try_new(1)?);
+        Ok(match self {
+            Self::X | Self::T => properties.set_compression(zstd),
+            Self::B => properties.set_compression(Compression::UNCOMPRESSED).set_dictionary_enabled(false),
+        }
+        .build())
+    }
+}
+
+/// Bytes of the values of a batch without nulls.
+pub fn arrow_bytes_of(batch: &RecordBatch) -> anyhow::Result<usize> {
+    let bytes = batch.columns().iter().map(|column| column.to_data().get_slice_memory_size());
+    Ok(bytes.sum::<Result<_, _>>()?)
+}
+
+fn lists(rows: usize, dice: &mut Rng) -> anyhow::Result<ArrayRef> {
+    let mut bytes = vec![0; rows * LIST];
+    dice.fill(&mut bytes);
+    let item = Arc::new(Field::new("element", DataType::UInt8, true));
+    let lists = FixedSizeListArray::try_new(item, LIST as i32, Arc::new(UInt8Array::from(bytes)), None)?;
+    Ok(Arc::new(lists))
+}
+
+fn binaries(rows: usize, dice: &mut Rng) -> anyhow::Result<ArrayRef> {
+    let mut ends = vec![0];
+    let mut end = 0;
+    ends.extend((0..rows).map(|_| {
+        end += dice.i32(60_000..=140_000);
+        end
+    }));
+    let mut bytes = vec![0; end as usize];
+    dice.fill(&mut bytes);
+    let offsets = OffsetBuffer::new(ScalarBuffer::from(ends));
+    Ok(Arc::new(BinaryArray::try_new(offsets, bytes.into(), None)?))
+}

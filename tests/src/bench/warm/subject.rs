@@ -1,0 +1,161 @@
+//! The subjects: epochs of a shape, in an order, by a number of ranks; and the target of each.
+
+use super::child::{ChildProcess, run_together};
+use super::rank::{MEASURED_EPOCH, RankOptions, RankRead};
+use super::shape::{Shape, Stored};
+use super::span::Span;
+use crate::harness::process::Server;
+use crate::harness::reader::planned_digest;
+use crate::harness::s3::S3Server;
+use anyhow::Context;
+use forebay_client::loader::Shuffle;
+use forebay_client::{Access, Dataset, DatasetSpec};
+use forebay_proto::digest::OrderDigest;
+use tokio::runtime::Runtime;
+
+/// Ranks that read at once.
+const RANKS: [u32; 3] = [1, 2, 4];
+
+/// The orders.
+const SHUFFLES: [Shuffle; 2] = [Shuffle::None, Shuffle::Window(16)];
+
+/// What several ranks together must at least reach of one rank's speed.
+pub const OF_ONE_RANK: f64 = 0.9;
+
+/// Epochs that are measured.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Subject {
+    pub shape: Shape,
+    pub shuffle: Shuffle,
+    pub ranks: u32,
+}
+
+/// The bounds of a subject with one rank.
+#[derive(Debug, Clone, Copy)]
+pub struct Target {
+    /// Its speed over that of TCP, at least.
+    pub ratio: f64,
+    /// Processor time of node and client, at most.
+    pub cpu_s_per_gb: Option<f64>,
+}
+
+/// One measured epoch of all ranks together.
+#[derive(Debug, Clone, Copy)]
+pub struct SubjectRead {
+    pub mb_per_s: f64,
+    pub rows_per_s: f64,
+    pub node_cpu_s_per_gb: f64,
+    pub client_cpu_s_per_gb: f64,
+    /// The wait of the rank that waited longest.
+    pub first_batch_ms: f64,
+}
+
+impl Subject {
+    /// All, those of one order one after the other, one rank first.
+    pub fn all(shapes: &[Shape]) -> Vec<Self> {
+        let orders = shapes.iter().flat_map(|shape| SHUFFLES.map(|shuffle| (*shape, shuffle)));
+        orders.flat_map(|(shape, shuffle)| RANKS.map(|ranks| Self { shape, shuffle, ranks })).collect()
+    }
+
+    /// Its name in the report.
+    pub fn name(self) -> String {
+        let order = match self.shuffle {
+            Shuffle::None => "sequential".to_owned(),
+            Shuffle::Full => "full".to_owned(),
+            Shuffle::Window(segments) => format!("window{segments}"),
+        };
+        let ranks = if self.ranks == 1 { String::new() } else { format!(".{}ranks", self.ranks) };
+        format!("warm.grpc.{:?}.{order}{ranks}", self.shape)
+    }
+
+    /// The same with one rank.
+    pub fn alone(self) -> Self {
+        Self { ranks: 1, ..self }
+    }
+
+    /// Its bounds; those of several ranks are in [`OF_ONE_RANK`].
+    pub fn target(self) -> Option<Target> {
+        let target = |ratio, cpu_s_per_gb| Target { ratio, cpu_s_per_gb };
+        (self.ranks == 1).then(|| match (self.shape, self.shuffle) {
+            (Shape::X, Shuffle::None) => target(1.0, Some(0.5)),
+            (Shape::X, _) => target(0.8, None),
+            (Shape::T, Shuffle::None) => target(0.8, None),
+            (Shape::T, _) => target(0.5, Some(1.2)),
+            (Shape::B, _) => target(0.9, None),
+        })
+    }
+
+    /// The digest of the measured epoch, by the plan.
+    pub fn planned(self, runtime: &Runtime, node: &Server, data: &Stored) -> anyhow::Result<OrderDigest> {
+        let dataset = runtime.block_on(async {
+            let access = Access::endpoint(&node.endpoint)?;
+            Dataset::open(&access, &DatasetSpec::new(&data.uri)).await
+        })?;
+        let settings = self.rank(0, node, data).settings();
+        planned_digest(dataset.manifest(), &settings, MEASURED_EPOCH)
+    }
+
+    fn rank(self, rank: u32, node: &Server, data: &Stored) -> RankOptions {
+        RankOptions {
+            endpoint: node.endpoint.clone(),
+            uri: data.uri.clone(),
+            shuffle: self.shuffle,
+            world: self.ranks,
+            rank,
+            global_batch: self.shape.batch_rows() as u64 * u64::from(self.ranks),
+        }
+    }
+
+    /// Reads an epoch to warm everything, and one that is measured. An error if a value of the first one or
+    /// the order of the second one is wrong, or if the second one read the object store.
+    pub fn measure(
+        self,
+        s3: &S3Server,
+        node: &Server,
+        data: &Stored,
+        planned: OrderDigest,
+    ) -> anyhow::Result<SubjectRead> {
+        let start = |rank| ChildProcess::start(self.rank(rank, node, data).arguments());
+        let mut ranks = (0..self.ranks).map(start).collect::<Result<Vec<_>, _>>()?;
+        for rank in &ranks {
+            rank.ready()?;
+        }
+        s3.take_log();
+        let node_cpu = node.cpu_s()?;
+        let reads: Vec<RankRead> = run_together(&mut ranks)?;
+        let node_cpu = node.cpu_s()? - node_cpu;
+        check(&reads, data, planned)?;
+        let requests = s3.take_log();
+        anyhow::ensure!(requests.is_empty(), "a warm epoch sent requests to S3: {requests:?}");
+        let span = Span::together(reads.iter().map(|read| read.span)).context("a job has ranks")?;
+        let gigabytes = data.arrow_bytes as f64 / 1e9;
+        Ok(SubjectRead {
+            mb_per_s: 1e3 * gigabytes / span.seconds(),
+            rows_per_s: data.rows as f64 / span.seconds(),
+            node_cpu_s_per_gb: node_cpu / gigabytes,
+            client_cpu_s_per_gb: span.cpu_s / gigabytes,
+            first_batch_ms: reads.iter().map(|read| read.first_batch_ms).fold(0.0, f64::max),
+        })
+    }
+}
+
+impl SubjectRead {
+    /// Of node and client.
+    pub fn cpu_s_per_gb(&self) -> f64 {
+        self.node_cpu_s_per_gb + self.client_cpu_s_per_gb
+    }
+}
+
+/// Every sample came once with its own values, and those of the measured epoch in the plan's order.
+fn check(reads: &[RankRead], data: &Stored, planned: OrderDigest) -> anyhow::Result<()> {
+    let samples: u64 = reads.iter().map(|read| read.samples).sum();
+    anyhow::ensure!(samples == data.rows, "{samples} samples were read of {}", data.rows);
+    let marks = super::marks::sum(reads.iter().map(|read| read.mark));
+    anyhow::ensure!(marks == data.mark, "the values of an epoch of {:?} are wrong", data.shape);
+    let mut digest = OrderDigest::default();
+    for read in reads {
+        digest.merge(read.digest.parse()?);
+    }
+    anyhow::ensure!(digest == planned, "the order digest is {digest}, the plan's is {planned}");
+    Ok(())
+}

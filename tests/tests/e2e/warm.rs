@@ -1,0 +1,46 @@
+//! `make bench-warm` at a five-hundredth of its size: no figure is judged, but every value and order is, and
+//! that warm epochs leave the object store alone.
+
+use forebay_tests::harness::process::Run;
+use serde_json::Value;
+
+#[test]
+fn warm_epochs_are_measured_beside_their_floors() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let run = Run::new("forebay-bench-warm").args(["--rounds", "1", "--scale", "0.002", "--folder"]);
+    run.arg(folder.path()).end().expect_success();
+    let report = std::fs::read(folder.path().join("warm.json")).expect("a report");
+    let report: Value = serde_json::from_slice(&report).expect("JSON");
+    let mut names: Vec<String> = ["tcp", "unix", "memcpy", "pread", "prebuilt.X", "prebuilt.T", "prebuilt.B"]
+        .iter()
+        .flat_map(|floor| ["mb_per_s", "cpu_s_per_gb"].map(|what| format!("floor.{floor}.{what}")))
+        .collect();
+    let figures = [
+        "",
+        ".mb_per_s",
+        ".rows_per_s",
+        ".cpu_s_per_gb",
+        ".node_cpu_s_per_gb",
+        ".client_cpu_s_per_gb",
+        ".first_batch_ms",
+    ];
+    for subject in ["X", "T", "B"].iter().flat_map(|s| ["sequential", "window16"].map(|o| format!("{s}.{o}")))
+    {
+        for ranks in ["", ".2ranks", ".4ranks"] {
+            names.extend(figures.iter().map(|what| format!("warm.grpc.{subject}{ranks}{what}")));
+            names.extend((!ranks.is_empty()).then(|| format!("warm.grpc.{subject}{ranks}.of_one_rank")));
+        }
+    }
+    let rows = report["rows"].as_array().expect("rows");
+    let mut found: Vec<&str> = rows.iter().filter_map(|row| row["name"].as_str()).collect();
+    found.sort_unstable();
+    names.sort();
+    assert_eq!(found, names);
+    for row in rows {
+        let value = row["value"].as_f64().unwrap_or_else(|| panic!("no value: {row}"));
+        // The node's clock counts hundredths of a second: at this size it may say nothing.
+        let is_positive = value > 0.0 || row["unit"] == "s/GB" && value == 0.0;
+        assert!(is_positive, "{row}");
+    }
+    assert_eq!(report["settings"]["targets"]["warm.grpc.T.window16"]["cpu_s_per_gb"], 1.2);
+}
