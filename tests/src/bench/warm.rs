@@ -30,6 +30,9 @@ pub struct WarmOptions {
     /// Only these shapes of rows, separated by commas.
     #[arg(long, value_enum, value_delimiter = ',')]
     only: Vec<Shape>,
+    /// Only these subjects, separated by commas: names as in the report, or their ends, as in `T.window16`.
+    #[arg(long, value_delimiter = ',')]
+    subjects: Vec<String>,
     /// How often each figure is measured.
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
@@ -40,7 +43,7 @@ pub struct WarmOptions {
     #[arg(long)]
     check: bool,
     /// Stores the ratios for `--check`.
-    #[arg(long, conflicts_with_all = ["check", "only", "scale"])]
+    #[arg(long, conflicts_with_all = ["check", "only", "subjects", "scale"])]
     store: bool,
     /// Where the ratios are stored.
     #[arg(long, default_value = "tests/figures/warm.json")]
@@ -72,11 +75,20 @@ pub fn run(options: &WarmOptions) -> anyhow::Result<bool> {
     }
 }
 
+impl WarmOptions {
+    fn chosen(&self) -> anyhow::Result<Vec<Subject>> {
+        let mut chosen = Subject::all(&wanted(&self.only).collect::<Vec<_>>());
+        let is_named = |subject: &Subject| self.subjects.iter().any(|name| subject.name().ends_with(name));
+        chosen.retain(|subject| self.subjects.is_empty() || is_named(subject));
+        anyhow::ensure!(!chosen.is_empty(), "no subject is called {}", self.subjects.join(" or "));
+        Ok(chosen)
+    }
+}
+
 fn measure(options: &WarmOptions) -> anyhow::Result<bool> {
     let WarmOptions { rounds, scale, .. } = *options;
     anyhow::ensure!(scale > 0.0 && scale <= 1.0, "--scale {scale}: between 0 and 1");
-    let shapes: Vec<Shape> = wanted(&options.only).collect();
-    let settings = Settings { shapes: shapes.clone(), rounds, scale };
+    let settings = Settings { subjects: options.chosen()?, rounds, scale };
     let mut stages = Stages::default();
     stages.run("Warm", || rounds::run(&settings));
     let rows = stages.found().rows.clone();
@@ -91,8 +103,8 @@ fn measure(options: &WarmOptions) -> anyhow::Result<bool> {
 }
 
 fn described(settings: &Settings) -> serde_json::Value {
-    let Settings { shapes, rounds, scale } = settings;
-    let targets = Subject::all(shapes).into_iter().filter_map(|subject| {
+    let Settings { subjects, rounds, scale } = settings;
+    let targets = subjects.iter().filter_map(|subject| {
         let Target { ratio, cpu_s_per_gb } = subject.target()?;
         Some((subject.name(), json!({"ratio": ratio, "cpu_s_per_gb": cpu_s_per_gb})))
     });
@@ -100,11 +112,27 @@ fn described(settings: &Settings) -> serde_json::Value {
         "rounds": rounds,
         "scale": scale,
         "seed": rank::SEED,
-        "batch_rows": shapes.iter().map(|s| (format!("{s:?}"), s.batch_rows())).collect::<BTreeMap<_, _>>(),
+        "batch_rows": settings.shapes().iter().map(|s| (format!("{s:?}"), s.batch_rows())).collect::<BTreeMap<_, _>>(),
         "targets": targets.collect::<BTreeMap<_, _>>(),
         "of_one_rank": subject::OF_ONE_RANK,
         "floor_bytes": floor::FILE,
         "floor_piece_bytes": floor::PIECE,
         "floor_ring_bytes": floor::RING,
     })
+}
+
+#[test]
+fn subjects_go_by_the_ends_of_their_names() {
+    let chosen = |arguments: &[&str]| {
+        let options = WarmOptions::parse_from([&["bench"], arguments].concat());
+        let names = options.chosen()?.into_iter().map(Subject::name).collect::<Vec<_>>();
+        anyhow::Ok(names.join(" "))
+    };
+    assert_eq!(chosen(&[]).expect("all").split(' ').count(), 18);
+    assert_eq!(
+        chosen(&["--subjects", "T.window16,X.sequential.4ranks"]).expect("two"),
+        "warm.grpc.X.sequential.4ranks warm.grpc.T.window16"
+    );
+    assert_eq!(chosen(&["--only", "B", "--subjects", "window16"]).expect("one"), "warm.grpc.B.window16");
+    assert!(chosen(&["--only", "B", "--subjects", "T.window16"]).is_err());
 }

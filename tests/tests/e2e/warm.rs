@@ -15,6 +15,7 @@ fn warm_epochs_are_measured_beside_their_floors() {
         .iter()
         .flat_map(|floor| ["mb_per_s", "cpu_s_per_gb"].map(|what| format!("floor.{floor}.{what}")))
         .collect();
+    names.extend(["X", "T", "B"].map(|shape| format!("data.{shape}.segments")));
     let figures = [
         "",
         ".mb_per_s",

@@ -3,15 +3,18 @@
 //! connections beside it.
 
 use super::floor::{FILE, FloorKind, FloorRead, PIECE};
+use super::rank::MEASURED_EPOCH;
 use super::shape::{Shape, Stored};
 use super::subject::{OF_ONE_RANK, Subject, SubjectRead};
 use crate::bench::stages::runtime;
 use crate::harness::check::Findings;
 use crate::harness::process::{Server, ServerOptions};
+use crate::harness::reader::planned_digest;
 use crate::harness::report::Row;
 use crate::harness::s3::S3Server;
 use anyhow::Context;
 use fastrand::Rng;
+use forebay_client::{Access, Dataset, DatasetSpec};
 use forebay_proto::digest::OrderDigest;
 use std::fs::File;
 use std::io::Write;
@@ -24,9 +27,18 @@ pub const RATIO: &str = "of floor.tcp";
 /// How large the measurement is.
 #[derive(Debug, Clone)]
 pub struct Settings {
-    pub shapes: Vec<Shape>,
+    pub subjects: Vec<Subject>,
     pub rounds: u32,
     pub scale: f64,
+}
+
+impl Settings {
+    /// The shapes of the subjects.
+    pub fn shapes(&self) -> Vec<Shape> {
+        let mut shapes: Vec<Shape> = self.subjects.iter().map(|subject| subject.shape).collect();
+        shapes.dedup();
+        shapes
+    }
 }
 
 /// Data in an object store, and a node that has read it.
@@ -53,11 +65,12 @@ struct Measured {
 pub fn run(settings: &Settings) -> anyhow::Result<Findings> {
     let began = Instant::now();
     let stage = WarmStage::new(settings)?;
-    let mut subjects = stage.subjects(&settings.shapes)?;
+    let mut found = Findings::default();
+    let mut subjects = stage.subjects(&settings.subjects, &mut found)?;
     stage.warm(&subjects)?;
     println!("  data made and read once: {:.0} s", began.elapsed().as_secs_f64());
     let mut floors: Vec<(FloorKind, Vec<FloorRead>)> =
-        FloorKind::of_round(&settings.shapes).into_iter().map(|floor| (floor, Vec::new())).collect();
+        FloorKind::of_round(&settings.shapes()).into_iter().map(|floor| (floor, Vec::new())).collect();
     let mut tcp = Vec::new();
     for round in 1..=settings.rounds {
         let began = Instant::now();
@@ -70,7 +83,6 @@ pub fn run(settings: &Settings) -> anyhow::Result<Findings> {
     floors.insert(0, (FloorKind::Tcp, tcp));
     stage.node.try_stop()?;
     print_table(&subjects);
-    let mut found = Findings::default();
     floors.iter().for_each(|(floor, reads)| add_floor(&mut found, *floor, reads));
     for measured in &subjects {
         measured.add_rows(&mut found, &subjects);
@@ -85,19 +97,29 @@ impl WarmStage {
         let file = folder.path().join("floor");
         write_file(&file, settings.scale)?;
         let s3 = S3Server::start();
-        let data = settings.shapes.iter().map(|shape| shape.upload(&s3, settings.scale));
+        let data = settings.shapes().into_iter().map(|shape| shape.upload(&s3, settings.scale));
         let data = data.collect::<Result<_, _>>()?;
         let node = ServerOptions::for_s3(&s3).try_start()?;
         Ok(Self { node, s3, data, file, _folder: folder })
     }
 
-    fn subjects(&self, shapes: &[Shape]) -> anyhow::Result<Vec<Measured>> {
+    /// The subjects, each with its plan's digest; and how many segments each dataset has.
+    fn subjects(&self, subjects: &[Subject], found: &mut Findings) -> anyhow::Result<Vec<Measured>> {
         let runtime = runtime()?;
-        let measured = |subject: Subject| {
-            let planned = subject.planned(&runtime, &self.node, self.data(subject)?)?;
-            Ok(Measured { subject, planned, reads: Vec::new(), tcp: Vec::new() })
-        };
-        Subject::all(shapes).into_iter().map(measured).collect()
+        let access = Access::endpoint(&self.node.endpoint)?;
+        let mut measured = Vec::new();
+        for data in &self.data {
+            let dataset = runtime.block_on(Dataset::open(&access, &DatasetSpec::new(&data.uri)))?;
+            let manifest = dataset.manifest();
+            let segments = manifest.segments().len() as f64;
+            found.value(format!("data.{:?}.segments", data.shape), "segments", segments);
+            for subject in subjects.iter().filter(|subject| subject.shape == data.shape) {
+                let settings = subject.rank(0, &self.node, data).settings();
+                let planned = planned_digest(manifest, &settings, MEASURED_EPOCH)?;
+                measured.push(Measured { subject: *subject, planned, reads: Vec::new(), tcp: Vec::new() });
+            }
+        }
+        Ok(measured)
     }
 
     fn data(&self, subject: Subject) -> anyhow::Result<&Stored> {

@@ -1,17 +1,14 @@
 //! The subjects: epochs of a shape, in an order, by a number of ranks; and the target of each.
 
 use super::child::{ChildProcess, run_together};
-use super::rank::{MEASURED_EPOCH, RankOptions, RankRead};
+use super::rank::{RankOptions, RankRead};
 use super::shape::{Shape, Stored};
 use super::span::Span;
 use crate::harness::process::Server;
-use crate::harness::reader::planned_digest;
 use crate::harness::s3::S3Server;
 use anyhow::Context;
 use forebay_client::loader::Shuffle;
-use forebay_client::{Access, Dataset, DatasetSpec};
 use forebay_proto::digest::OrderDigest;
-use tokio::runtime::Runtime;
 
 /// Ranks that read at once.
 const RANKS: [u32; 3] = [1, 2, 4];
@@ -85,17 +82,8 @@ impl Subject {
         })
     }
 
-    /// The digest of the measured epoch, by the plan.
-    pub fn planned(self, runtime: &Runtime, node: &Server, data: &Stored) -> anyhow::Result<OrderDigest> {
-        let dataset = runtime.block_on(async {
-            let access = Access::endpoint(&node.endpoint)?;
-            Dataset::open(&access, &DatasetSpec::new(&data.uri)).await
-        })?;
-        let settings = self.rank(0, node, data).settings();
-        planned_digest(dataset.manifest(), &settings, MEASURED_EPOCH)
-    }
-
-    fn rank(self, rank: u32, node: &Server, data: &Stored) -> RankOptions {
+    /// One of its ranks.
+    pub fn rank(self, rank: u32, node: &Server, data: &Stored) -> RankOptions {
         RankOptions {
             endpoint: node.endpoint.clone(),
             uri: data.uri.clone(),
