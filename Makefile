@@ -9,8 +9,6 @@ BENCH_ARGS ?=
 # then gives each dependency the same features as in every other build, and compiles none twice.
 SHIPPED := --bin forebay-server --bin forebay --bin forebay-train
 DEMO := $(SHIPPED) --bin forebay-demo
-# Shipped programs know all ways to credentials of AWS. The SDK behind that costs more to build than the demo should.
-AWS := --features forebay-server/aws-config,forebay-cli/aws-config,forebay-train/aws-config
 
 help: ## Say what there is
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 22
@@ -68,7 +66,7 @@ bench-cluster: build ## Kill, silence, cut off, drain, restart and add nodes, st
 	target/release/forebay-bench-cluster $(BENCH_ARGS)
 
 dist: setup ## Make tarballs in target/dist: the programs, licences, a systemd unit, completions; debug information apart
-	cargo build --release --workspace $(SHIPPED) $(AWS)
+	cargo build --release --workspace $(SHIPPED)
 	@scripts/dist.sh
 
 images: dist ## Build the images of deploy/docker-compose.yml (FOREBAY_BASE=IMAGE to build on; without one, no registry is needed)

@@ -99,8 +99,8 @@ impl DirectArgs {
     }
 
     /// The first of these flags that was given.
-    fn given(&self) -> Option<&'static str> {
-        let memory = self.direct_memory_bytes.map(|_| "--direct-memory-bytes");
+    fn given(&self) -> Option<String> {
+        let memory = self.direct_memory_bytes.map(|_| "--direct-memory-bytes".to_owned());
         self.source.given().or(memory)
     }
 }

@@ -5,12 +5,12 @@
 use crate::parquet::cost::column_bytes;
 use crate::parquet::footer::Footer;
 use crate::parquet::footers::Footers;
-use crate::schema::{projection, to_ipc, unify};
-use crate::source::{Place, Source, Version, blocking, normalise};
+use crate::schema::{to_ipc, unify};
+use crate::source::{Source, SourceObject, blocking, normalise};
 use crate::urgency::Urgency;
 use arrow::datatypes::{Schema, SchemaRef};
 use forebay_proto::manifest::{Object, SEGMENT_BYTES, SEGMENT_BYTES_MAX, SegmentSize};
-use forebay_proto::{Error, Manifest, Result};
+use forebay_proto::{Error, Kind, Manifest, Result};
 use futures::future::BoxFuture;
 use futures::{FutureExt, StreamExt, TryStreamExt, stream};
 use std::sync::Arc;
@@ -30,22 +30,14 @@ pub struct Frozen {
 
 impl Frozen {
     /// Whether freezing these objects would give the same.
-    fn is_of(&self, uri: &str, segment_bytes: u64, objects: &[(String, Place, Version)]) -> bool {
+    fn is_of(&self, uri: &str, segment_bytes: u64, objects: &[Listed]) -> bool {
         let m = &self.manifest;
-        let same = |(known, (key, _, v)): (&Object, &(String, Place, Version))| {
-            (&known.key, &known.etag, known.size) == (key, &v.etag, v.size)
+        let same = |(known, (key, o)): (&Object, &Listed)| {
+            (&known.key, &known.etag, known.size) == (key, &o.etag, o.size)
         };
         (m.uri(), m.segment_bytes()) == (uri, segment_bytes)
             && m.objects().len() == objects.len()
             && m.objects().iter().zip(objects).all(same)
-    }
-
-    /// Indices of `columns`, ascending; no columns = all.
-    ///
-    /// # Errors
-    /// `Invalid` for an unknown or repeated one.
-    pub fn projection(&self, columns: &[String]) -> Result<Vec<usize>> {
-        projection(&self.schema, columns).map_err(|e| e.context(self.manifest.uri()))
     }
 
     /// Compressed bytes of the projected column chunks: what a cold epoch must read.
@@ -78,12 +70,12 @@ pub(crate) async fn freeze(
     // Boxed one by one: the compiler cannot see through the closure's lifetimes that the whole future is
     // Send.
     let reads: Vec<BoxFuture<'_, Result<Arc<Footer>>>> =
-        objects.iter().map(|(_, place, version)| footers.get(place, version, &demand).boxed()).collect();
+        objects.iter().map(|(_, object)| footers.get(object, &demand).boxed()).collect();
     // One after the other: the footers of a large dataset together are larger than memory.
     let mut footers = stream::iter(reads).buffered(source.settings().s3_max_requests);
     let (mut schema, mut column_bytes) = (Schema::empty(), Vec::new());
     let (mut sizes, mut row_groups) = (Vec::new(), 0);
-    for (i, (_, place, _)) in objects.iter().enumerate() {
+    for (i, (_, object)) in objects.iter().enumerate() {
         let Some(footer) = footers.try_next().await? else { break };
         row_groups += footer.row_groups().len() as u64;
         if i == 0 {
@@ -91,10 +83,8 @@ pub(crate) async fn freeze(
             column_bytes = vec![0u64; schema.fields().len()];
         } else if footer.schema.as_ref() != &schema {
             schema = unify(&schema, &footer.schema).map_err(|why| {
-                Error::invalid(format!(
-                    "{}: schema differs from that of the objects before it: {why}",
-                    place.uri()
-                ))
+                let uri = &object.place.uri;
+                Error::invalid(format!("{uri}: schema differs from that of the objects before it: {why}"))
             })?;
         }
         let mut groups = Vec::with_capacity(footer.row_groups().len());
@@ -113,30 +103,27 @@ pub(crate) async fn freeze(
         }));
     }
     drop(footers);
-    let named = objects.into_iter().map(|(key, _, v)| Object { key, etag: v.etag, size: v.size }).collect();
+    let named = objects.into_iter().map(|(key, o)| Object { key, etag: o.etag, size: o.size }).collect();
     let manifest = Manifest::new(uri, segment_bytes, to_ipc(&schema)?, named, &sizes)?;
     Ok(Arc::new(Frozen { manifest, schema: Arc::new(schema), column_bytes, row_groups }))
 }
 
+/// An object's key below the dataset's URI, and the object.
+type Listed = (String, SourceObject);
+
 /// The dataset's objects in byte order of their keys.
-async fn objects(source: &Source, uri: &str) -> Result<Vec<(String, Place, Version)>> {
+async fn objects(source: &Source, uri: &str) -> Result<Vec<Listed>> {
     let root = source.place(uri)?;
-    let none = || Error::not_found(format!("{uri}: no Parquet objects under it"));
-    let single = |version| vec![(String::new(), root.clone(), version)];
-    if root.is_file() {
-        let path = format!("/{}", root.path());
-        let meta = tokio::fs::metadata(&path).await;
-        match meta {
-            Ok(m) if m.is_file() => return Ok(single(source.head(&root).await?)),
-            Ok(_) => {}
-            // The error of a request names the fault best.
-            Err(_) => return source.head(&root).await.map(single),
-        }
-    } else if root.path().ends_with(".parquet") {
+    let single = |object| vec![(String::new(), object)];
+    // An object, by its name or by what the file system says. The error of a request names a fault best.
+    let is_object = match root.is_file() {
+        true => !tokio::fs::metadata(format!("/{}", root.path())).await.is_ok_and(|m| !m.is_file()),
+        false => root.path().ends_with(".parquet"),
+    };
+    if is_object {
         match source.head(&root).await {
-            Ok(version) => return Ok(single(version)),
-            Err(e) if e.kind != forebay_proto::Kind::NotFound => return Err(e),
-            Err(_) => {}
+            Err(e) if e.kind == Kind::NotFound && !root.is_file() => {}
+            head => return head.map(single),
         }
     }
     let mut objects = Vec::new();
@@ -145,30 +132,28 @@ async fn objects(source: &Source, uri: &str) -> Result<Vec<(String, Place, Versi
         let Some(key) = full.strip_prefix(root.path()).map(|k| k.trim_start_matches('/')) else {
             continue;
         };
-        if !wanted(key) {
-            continue;
+        if wanted(key) {
+            objects.push((key.to_owned(), source.place(&object_uri(uri, key))?.object(&meta)?));
         }
-        let place = source.place(&object_uri(uri, key))?;
-        let version = place.version(&meta)?;
-        objects.push((key.to_owned(), place, version));
     }
     if root.is_file() {
         let uri = uri.to_owned();
         let all_stay =
-            move || objects.iter().try_for_each(|(_, place, _)| place.stays_under(&uri)).map(|()| objects);
+            move || objects.iter().try_for_each(|(_, o)| o.place.stays_under(&uri)).map(|()| objects);
         objects = blocking(all_stay).await?;
     }
     objects.sort_unstable_by(|a, b| a.0.cmp(&b.0));
     drop_markers(&mut objects);
-    match objects.is_empty() {
-        false => Ok(objects),
+    if objects.is_empty() && !root.is_file() && !root.path().is_empty() && !is_object {
         // It may name an object with another ending.
-        true if !root.is_file() && !root.path().is_empty() => match source.head(&root).await {
-            Ok(version) => Ok(single(version)),
-            Err(e) if e.kind == forebay_proto::Kind::NotFound => Err(none()),
-            Err(e) => Err(e),
-        },
-        true => Err(none()),
+        match source.head(&root).await {
+            Err(e) if e.kind == Kind::NotFound => {}
+            head => return head.map(single),
+        }
+    }
+    match objects.is_empty() {
+        true => Err(Error::not_found(format!("{uri}: no Parquet objects under it"))),
+        false => Ok(objects),
     }
 }
 
@@ -184,13 +169,13 @@ fn wanted(key: &str) -> bool {
 
 /// Drops what some tools leave to mark a directory `x.parquet/`: an object without bytes, whose key others go
 /// on from.
-fn drop_markers(objects: &mut Vec<(String, Place, Version)>) {
+fn drop_markers(objects: &mut Vec<Listed>) {
     let markers: Vec<bool> = objects
         .iter()
-        .map(|(key, _, version)| {
+        .map(|(key, object)| {
             let inside = format!("{key}/");
-            let next = objects.partition_point(|(other, ..)| *other < inside);
-            version.size == 0 && objects.get(next).is_some_and(|(other, ..)| other.starts_with(&inside))
+            let next = objects.partition_point(|(other, _)| *other < inside);
+            object.size == 0 && objects.get(next).is_some_and(|(other, _)| other.starts_with(&inside))
         })
         .collect();
     let mut markers = markers.into_iter();

@@ -3,7 +3,6 @@
 mod chunks;
 pub(crate) mod cost;
 mod decode;
-mod decoders;
 mod fetch;
 pub(crate) mod footer;
 pub(crate) mod footers;

@@ -9,23 +9,18 @@ use crate::urgency::Urgency;
 use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::Instant;
-use tokio::sync::{Notify, oneshot};
+use tokio::sync::oneshot;
 
 /// A semaphore with weights and two priorities.
 #[derive(Debug)]
 pub struct PrioritySemaphore {
     state: Mutex<State>,
-    /// Rung when a pause begins or ends.
-    paused: Notify,
 }
 
 #[derive(Debug)]
 struct State {
     limit: u64,
     used: u64,
-    /// Nothing is granted before.
-    paused_until: Option<Instant>,
     waiters: VecDeque<Waiter>,
 }
 
@@ -46,8 +41,7 @@ pub struct SemaphorePermit {
 impl PrioritySemaphore {
     /// A semaphore whose permits together weigh at most `limit`.
     pub fn new(limit: u64) -> Arc<Self> {
-        let state = State { limit, used: 0, paused_until: None, waiters: VecDeque::new() };
-        Arc::new(Self { state: Mutex::new(state), paused: Notify::new() })
+        Arc::new(Self { state: Mutex::new(State { limit, used: 0, waiters: VecDeque::new() }) })
     }
 
     /// Waits for a permit. Cancelling the wait takes nothing.
@@ -58,25 +52,20 @@ impl PrioritySemaphore {
                 None => true,
                 Some(first) => urgency.is_demand() && !state.waiters[first].urgency.is_demand(),
             };
-            if is_first && state.is_open() && state.fits(weight) {
+            if is_first && state.fits(weight) {
                 return self.grant(&mut state, weight);
             }
             let (grant, granted) = oneshot::channel();
             state.waiters.push_back(Waiter { weight, urgency: urgency.clone(), grant });
             Waiting { semaphore: self, granted, weight, is_served: false }
         };
-        let mut is_demand = urgency.is_demand();
-        loop {
-            let paused = self.paused.notified();
-            let opens = self.serve();
-            let opened = tokio::time::sleep_until(opens.unwrap_or_else(Instant::now).into());
-            tokio::select! {
-                biased;
-                // The sender is dropped only with a permit granted, or together with this future.
-                _ = &mut waiting.granted => break,
-                () = urgency.raised(), if !is_demand => is_demand = true,
-                () = paused => {}
-                () = opened, if opens.is_some() => {}
+        // The sender is dropped only with a permit granted, or together with this future.
+        tokio::select! {
+            biased;
+            _ = &mut waiting.granted => {}
+            () = urgency.raised() => {
+                self.serve();
+                (&mut waiting.granted).await.ok();
             }
         }
         waiting.is_served = true;
@@ -86,8 +75,7 @@ impl PrioritySemaphore {
     /// A permit if one is free at once and nobody waits for it.
     pub fn try_acquire(self: &Arc<Self>, weight: u64) -> Option<SemaphorePermit> {
         let mut state = self.state.lock();
-        let is_free =
-            state.waiters.is_empty() && state.is_open() && state.used.saturating_add(weight) <= state.limit;
+        let is_free = state.waiters.is_empty() && state.used.saturating_add(weight) <= state.limit;
         is_free.then(|| self.grant(&mut state, weight))
     }
 
@@ -99,16 +87,6 @@ impl PrioritySemaphore {
     /// Changes the limit. Permits that are held stay.
     pub fn set_limit(&self, limit: u64) {
         self.state.lock().limit = limit;
-        self.serve();
-    }
-
-    /// Grants nothing before `until`; none ends the pause.
-    pub fn pause(&self, until: Option<Instant>) {
-        let before = std::mem::replace(&mut self.state.lock().paused_until, until);
-        if before == until {
-            return;
-        }
-        self.paused.notify_waiters();
         self.serve();
     }
 
@@ -143,12 +121,9 @@ impl PrioritySemaphore {
         self.serve();
     }
 
-    /// Grants what can be granted. Says when the pause ends if there is one.
-    fn serve(&self) -> Option<Instant> {
+    /// Grants what can be granted.
+    fn serve(&self) {
         let mut state = self.state.lock();
-        if !state.is_open() {
-            return state.paused_until;
-        }
         while let Some(first) = state.first()
             && state.fits(state.waiters[first].weight)
         {
@@ -158,7 +133,6 @@ impl PrioritySemaphore {
                 state.used += waiter.weight;
             }
         }
-        None
     }
 }
 
@@ -171,10 +145,6 @@ impl State {
 
     fn fits(&self, weight: u64) -> bool {
         self.used == 0 || self.used.saturating_add(weight) <= self.limit
-    }
-
-    fn is_open(&self) -> bool {
-        self.paused_until.is_none_or(|until| until <= Instant::now())
     }
 }
 

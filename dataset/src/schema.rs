@@ -3,9 +3,8 @@
 //! Dictionaries, run-end encodings and views become the plain types of their values, as they are choices of
 //! how to store an object. Metadata is dropped, except the names and parameters of extension types.
 
-use arrow::array::{
-    Array, ArrayRef, AsArray, FixedSizeListArray, GenericListArray, MapArray, OffsetSizeTrait, StructArray,
-};
+use arrow::array::{Array, ArrayRef};
+use arrow::compute::cast;
 use arrow::datatypes::{DataType, Field, FieldRef, Fields, Schema, SchemaRef};
 use arrow::error::ArrowError;
 use arrow_ipc::convert::try_schema_from_ipc_buffer;
@@ -83,35 +82,37 @@ fn plain_type(data_type: &DataType) -> DataType {
     }
 }
 
+/// Puts two types of one form together, leaf by leaf.
+#[derive(Clone, Copy)]
+struct Merge {
+    leaf: fn(&DataType, &DataType) -> Option<DataType>,
+    /// Nullable where either is; else where the first is.
+    widens: bool,
+}
+
+/// The same types, nullable where either is.
+const UNIFIED: Merge = Merge { leaf: |a, b| (a == b).then(|| a.clone()), widens: true };
+
+/// The first, with the time zones of the second.
+const ZONED: Merge = Merge {
+    leaf: |a, b| match (a, b) {
+        (DataType::Timestamp(unit, Some(_)), DataType::Timestamp(_, Some(zone))) => {
+            Some(DataType::Timestamp(*unit, Some(zone.clone())))
+        }
+        _ => Some(a.clone()),
+    },
+    widens: false,
+};
+
 /// `read` with the time zones that `written` names for the same columns. Parquet only knows that a timestamp
 /// is in UTC; the parquet crate takes the zone from the writer's schema, but not where that has another unit
 /// (seconds, which Parquet lacks). Both must be plain; where they do not fit each other, `read` stands.
 pub(crate) fn with_zones(read: Schema, written: &Schema) -> Schema {
     let field = |f: &FieldRef| match written.column_with_name(f.name()) {
-        Some((_, w)) => zoned_field(f, w),
+        Some((_, w)) => ZONED.field(f, w).unwrap_or_else(|| f.clone()),
         None => f.clone(),
     };
     Schema::new(read.fields().iter().map(field).collect::<Fields>())
-}
-
-fn zoned_field(read: &FieldRef, written: &Field) -> FieldRef {
-    let data_type = zoned_type(read.data_type(), written.data_type());
-    Arc::new(read.as_ref().clone().with_data_type(data_type))
-}
-
-fn zoned_type(read: &DataType, written: &DataType) -> DataType {
-    use DataType::*;
-    match (read, written) {
-        (Timestamp(unit, Some(_)), Timestamp(_, Some(zone))) => Timestamp(*unit, Some(zone.clone())),
-        (List(r), List(w)) => List(zoned_field(r, w)),
-        (LargeList(r), LargeList(w)) => LargeList(zoned_field(r, w)),
-        (FixedSizeList(r, n), FixedSizeList(w, m)) if n == m => FixedSizeList(zoned_field(r, w), *n),
-        (Map(r, sorted), Map(w, _)) => Map(zoned_field(r, w), *sorted),
-        (Struct(r), Struct(w)) if r.len() == w.len() => {
-            Struct(r.iter().zip(w).map(|(r, w)| zoned_field(r, w)).collect())
-        }
-        _ => read.clone(),
-    }
 }
 
 /// Widens `schema` so that it holds `other` too: nullable where either is. Extension types are `schema`'s.
@@ -138,42 +139,43 @@ pub(crate) fn unify(schema: &Schema, other: &Schema) -> Result<Schema, String> {
         if a.name() != b.name() {
             return Err(format!("column '{}' stands where the others have '{}'", b.name(), a.name()));
         }
-        unify_field(a, b).ok_or_else(|| {
+        UNIFIED.field(a, b).ok_or_else(|| {
             format!("column '{}' is {}, not {} as before", a.name(), b.data_type(), a.data_type())
         })
     });
     Ok(Schema::new(fields.collect::<Result<Fields, _>>()?))
 }
 
-fn unify_field(a: &FieldRef, b: &FieldRef) -> Option<FieldRef> {
-    let data_type = unify_type(a.data_type(), b.data_type())?;
-    let nullable = a.is_nullable() || b.is_nullable();
-    Some(Arc::new(a.as_ref().clone().with_data_type(data_type).with_nullable(nullable)))
-}
+impl Merge {
+    fn field(self, a: &FieldRef, b: &Field) -> Option<FieldRef> {
+        let data_type = self.data_type(a.data_type(), b.data_type())?;
+        let nullable = a.is_nullable() || self.widens && b.is_nullable();
+        Some(Arc::new(a.as_ref().clone().with_data_type(data_type).with_nullable(nullable)))
+    }
 
-fn unify_type(a: &DataType, b: &DataType) -> Option<DataType> {
-    use DataType::*;
-    // The name of a list's element is the writer's whim ("item", "element", "array").
-    Some(match (a, b) {
-        (List(a), List(b)) => List(unify_field(a, b)?),
-        (LargeList(a), LargeList(b)) => LargeList(unify_field(a, b)?),
-        (FixedSizeList(a, n), FixedSizeList(b, m)) if n == m => FixedSizeList(unify_field(a, b)?, *n),
-        (Map(a, sorted), Map(b, _)) => Map(unify_entries(a, b)?, *sorted),
-        (Struct(a), Struct(b)) if a.len() == b.len() => {
-            let same = a.iter().zip(b).all(|(a, b)| a.name() == b.name());
-            let fields = a.iter().zip(b).map(|(a, b)| unify_field(a, b)).collect::<Option<Fields>>()?;
-            same.then_some(Struct(fields))?
-        }
-        (a, b) if a == b => a.clone(),
-        _ => return None,
-    })
-}
+    fn data_type(self, a: &DataType, b: &DataType) -> Option<DataType> {
+        use DataType::*;
+        // The name of a list's element is the writer's whim ("item", "element", "array").
+        Some(match (a, b) {
+            (List(a), List(b)) => List(self.field(a, b)?),
+            (LargeList(a), LargeList(b)) => LargeList(self.field(a, b)?),
+            (FixedSizeList(a, n), FixedSizeList(b, m)) if n == m => FixedSizeList(self.field(a, b)?, *n),
+            (Map(a, sorted), Map(b, _)) => Map(self.entries(a, b)?, *sorted),
+            (Struct(a), Struct(b)) if a.len() == b.len() => {
+                let same = a.iter().zip(b).all(|(a, b)| a.name() == b.name());
+                let fields = a.iter().zip(b).map(|(a, b)| self.field(a, b)).collect::<Option<Fields>>()?;
+                same.then_some(Struct(fields))?
+            }
+            (a, b) => (self.leaf)(a, b)?,
+        })
+    }
 
-/// A map's entries: names ("entries", "key_value") are ignored too.
-fn unify_entries(a: &FieldRef, b: &FieldRef) -> Option<FieldRef> {
-    let ((ka, va), (kb, vb)) = (key_value(a)?, key_value(b)?);
-    let fields = Fields::from(vec![unify_field(ka, kb)?, unify_field(va, vb)?]);
-    Some(Arc::new(a.as_ref().clone().with_data_type(DataType::Struct(fields))))
+    /// A map's entries: names ("entries", "key_value") are ignored too.
+    fn entries(self, a: &FieldRef, b: &FieldRef) -> Option<FieldRef> {
+        let ((ka, va), (kb, vb)) = (key_value(a)?, key_value(b)?);
+        let fields = Fields::from(vec![self.field(ka, kb)?, self.field(va, vb)?]);
+        Some(Arc::new(a.as_ref().clone().with_data_type(DataType::Struct(fields))))
+    }
 }
 
 fn key_value(entries: &Field) -> Option<(&FieldRef, &FieldRef)> {
@@ -185,57 +187,15 @@ fn key_value(entries: &Field) -> Option<(&FieldRef, &FieldRef)> {
 
 /// `array` as `wanted`, which may differ from its type in names and nullability of nested fields only.
 pub fn retype(array: ArrayRef, wanted: &DataType) -> Result<ArrayRef, ArrowError> {
-    if array.data_type() == wanted {
+    let found = array.data_type();
+    if found == wanted {
         return Ok(array);
     }
-    Ok(match wanted {
-        DataType::List(f) => retype_list::<i32>(&array, f)?,
-        DataType::LargeList(f) => retype_list::<i64>(&array, f)?,
-        DataType::FixedSizeList(f, n) => {
-            let list = array.as_fixed_size_list_opt().ok_or_else(|| mismatch(&array, wanted))?;
-            let values = retype(list.values().clone(), f.data_type())?;
-            Arc::new(FixedSizeListArray::try_new_with_length(
-                f.clone(),
-                *n,
-                values,
-                list.nulls().cloned(),
-                list.len(),
-            )?)
-        }
-        DataType::Struct(fields) => Arc::new(retype_struct(&array, fields)?),
-        DataType::Map(entries, sorted) => {
-            let map = array.as_map_opt().ok_or_else(|| mismatch(&array, wanted))?;
-            let DataType::Struct(fields) = entries.data_type() else { return Err(mismatch(&array, wanted)) };
-            let inner: ArrayRef = Arc::new(map.entries().clone());
-            let inner = retype_struct(&inner, fields)?;
-            let nulls = map.nulls().cloned();
-            Arc::new(MapArray::try_new(entries.clone(), map.offsets().clone(), inner, nulls, *sorted)?)
-        }
-        _ => return Err(mismatch(&array, wanted)),
-    })
-}
-
-fn retype_list<O: OffsetSizeTrait>(array: &ArrayRef, field: &FieldRef) -> Result<ArrayRef, ArrowError> {
-    let list = array.as_list_opt::<O>().ok_or_else(|| mismatch(array, field.data_type()))?;
-    let values = retype(list.values().clone(), field.data_type())?;
-    let nulls = list.nulls().cloned();
-    Ok(Arc::new(GenericListArray::<O>::try_new(field.clone(), list.offsets().clone(), values, nulls)?))
-}
-
-fn retype_struct(array: &ArrayRef, fields: &Fields) -> Result<StructArray, ArrowError> {
-    let s = array.as_struct_opt().filter(|s| s.num_columns() == fields.len());
-    let s = s.ok_or_else(|| mismatch(array, &DataType::Struct(fields.clone())))?;
-    let columns = s.columns().iter().zip(fields).map(|(c, f)| retype(c.clone(), f.data_type()));
-    StructArray::try_new_with_length(
-        fields.clone(),
-        columns.collect::<Result<_, _>>()?,
-        s.nulls().cloned(),
-        s.len(),
-    )
-}
-
-fn mismatch(array: &ArrayRef, wanted: &DataType) -> ArrowError {
-    ArrowError::SchemaError(format!("decoded {} where the manifest has {wanted}", array.data_type()))
+    match UNIFIED.data_type(found, wanted) {
+        // Of types of one form it copies no values.
+        Some(_) => cast(&array, wanted),
+        None => Err(ArrowError::SchemaError(format!("decoded {found} where the manifest has {wanted}"))),
+    }
 }
 
 #[cfg(test)]

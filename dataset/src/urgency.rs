@@ -1,8 +1,8 @@
 //! How soon a read is needed: demands, for which somebody waits, come before prefetches.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
-use tokio::sync::Notify;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use tokio::sync::watch;
 
 /// The urgency of a read. Clones share it, so that a read ahead of time can be hurried once somebody waits
 /// for it.
@@ -11,15 +11,8 @@ pub struct Urgency(Arc<Wanted>);
 
 #[derive(Debug)]
 struct Wanted {
-    now: AtomicBool,
-    raised: Notify,
+    now: watch::Sender<bool>,
     fetched_bytes: AtomicU64,
-}
-
-impl Default for Urgency {
-    fn default() -> Self {
-        Self::demand()
-    }
 }
 
 impl Urgency {
@@ -35,24 +28,17 @@ impl Urgency {
 
     /// From now on somebody waits for it: its requests that have not begun go with the demands.
     pub fn raise(&self) {
-        self.0.now.store(true, SeqCst);
-        self.0.raised.notify_waiters();
+        self.0.now.send_replace(true);
     }
 
     /// Returns once somebody waits for it. May be cancelled.
     pub async fn raised(&self) {
-        loop {
-            let raise = self.0.raised.notified();
-            if self.is_demand() {
-                return;
-            }
-            raise.await;
-        }
+        self.0.now.subscribe().wait_for(|now| *now).await.ok();
     }
 
     /// Whether somebody waits for it.
     pub fn is_demand(&self) -> bool {
-        self.0.now.load(SeqCst)
+        *self.0.now.borrow()
     }
 
     /// Bytes of column data that the reads of this urgency fetched from the object store.
@@ -65,8 +51,7 @@ impl Urgency {
     }
 
     fn new(now: bool) -> Self {
-        let (now, raised) = (AtomicBool::new(now), Notify::new());
-        Self(Arc::new(Wanted { now, raised, fetched_bytes: AtomicU64::new(0) }))
+        Self(Arc::new(Wanted { now: watch::Sender::new(now), fetched_bytes: AtomicU64::new(0) }))
     }
 }
 
@@ -80,7 +65,7 @@ mod tests {
         let clone = urgency.clone();
         assert!(!clone.is_demand());
         urgency.raise();
-        assert!(clone.is_demand() && Urgency::default().is_demand());
+        assert!(clone.is_demand() && Urgency::demand().is_demand());
     }
 
     #[tokio::test]

@@ -129,9 +129,8 @@ fn credentials_that_expire_are_renewed_without_a_failed_read() {
     });
 }
 
-/// The same with keys that STS gives for a web identity. Only the AWS SDK asks an STS without TLS.
+/// The same with keys that STS gives for a web identity.
 #[test]
-#[cfg_attr(not(feature = "aws-config"), ignore = "needs the feature aws-config")]
 fn a_web_identity_is_renewed_without_a_failed_read() {
     reads_with_temporary_keys(|cloud, token| {
         vec![

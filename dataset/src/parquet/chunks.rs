@@ -11,31 +11,28 @@ pub(crate) struct FetchedRange {
     pub bytes: Bytes,
 }
 
-/// Fetched ranges of an object of `size` bytes, in ascending order.
+/// Fetched ranges of an object of `size` bytes, in ascending order. Cheap to clone.
+#[derive(Clone)]
 pub(crate) struct Chunks {
     pub size: u64,
-    pub ranges: Vec<FetchedRange>,
+    pub ranges: Arc<[FetchedRange]>,
 }
 
-/// Chunks for several readers.
-#[derive(Clone)]
-pub(crate) struct SharedChunks(pub Arc<Chunks>);
-
-impl Length for SharedChunks {
+impl Length for Chunks {
     fn len(&self) -> u64 {
-        self.0.size
+        self.size
     }
 }
 
-impl ChunkReader for SharedChunks {
+impl ChunkReader for Chunks {
     type T = bytes::buf::Reader<Bytes>;
 
     fn get_read(&self, start: u64) -> Result<Self::T, ParquetError> {
-        Ok(self.0.from(start)?.reader())
+        Ok(self.from(start)?.reader())
     }
 
     fn get_bytes(&self, start: u64, length: usize) -> Result<Bytes, ParquetError> {
-        let bytes = self.0.from(start)?;
+        let bytes = self.from(start)?;
         match bytes.len() >= length {
             true => Ok(bytes.slice(..length)),
             false => Err(outside(start, length)),

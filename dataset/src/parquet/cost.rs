@@ -76,7 +76,7 @@ pub(crate) fn column_bytes(footer: &Footer, group: &RowGroupMetaData, column: us
 }
 
 /// Whether the counts are those of full lists, whose levels are not expanded (`decode/lists.rs`).
-fn is_full_list(footer: &Footer, group: &RowGroupMetaData, column: usize) -> bool {
+pub(crate) fn is_full_list(footer: &Footer, group: &RowGroupMetaData, column: usize) -> bool {
     let Some(DataType::FixedSizeList(_, n)) = footer.schema.fields().get(column).map(|f| f.data_type())
     else {
         return false;

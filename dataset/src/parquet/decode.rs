@@ -1,16 +1,19 @@
 //! Decoding: the fetched column chunks of a segment become one record batch.
 //!
-//! Runs on blocking threads, columns apart from each other. Whatever the bytes are, the result is a batch of
-//! the expected type and row count or an error: panics of the decoders are caught, and a segment that turns
-//! out much larger than its footer says is given up.
+//! Runs on blocking threads, one per core at most, columns apart from each other. Whatever the bytes are, the
+//! result is a batch of the expected type and row count or an error: panics of the decoders are caught, and a
+//! segment that turns out much larger than its footer says is given up.
 
 mod levels;
 mod lists;
 
-use crate::parquet::chunks::SharedChunks;
+use crate::parquet::chunks::Chunks;
 use crate::parquet::cost::column_bytes;
 use crate::parquet::footer::RowGroups;
+use crate::priority::PrioritySemaphore;
 use crate::schema::retype;
+use crate::source::blocking;
+use crate::urgency::Urgency;
 use arrow::array::{ArrayRef, RecordBatch, RecordBatchOptions};
 use arrow::compute::concat;
 use arrow::datatypes::{DataType, SchemaRef};
@@ -31,8 +34,6 @@ pub(crate) struct DecodeTask {
     pub columns: Vec<usize>,
     /// Of the projected columns.
     pub schema: SchemaRef,
-    /// Read full lists without expanding their levels.
-    pub lists: bool,
     /// With more decoded bytes than this the footer is called a lie.
     pub limit: u64,
     /// Decoded bytes so far.
@@ -42,8 +43,36 @@ pub(crate) struct DecodeTask {
 /// Columns of less than this are not worth a thread of their own.
 const HAND_BYTES: u64 = 4 << 20;
 
+/// Decodes a segment, columns at once where `decoders` are free. A permit goes with the work, which goes on
+/// to its end even if this future is dropped.
+///
+/// # Errors
+/// `Corrupt` or `Invalid` if these bytes do not decode, `Closed` if the runtime shuts down.
+pub(crate) async fn decode(
+    task: DecodeTask,
+    chunks: Chunks,
+    decoders: &Arc<PrioritySemaphore>,
+    urgency: &Urgency,
+) -> Result<RecordBatch> {
+    let task = Arc::new(task);
+    let hands = task.deal(decoders.limit() as usize);
+    let work = hands.iter().map(|hand| async {
+        let permit = decoders.acquire(1, urgency).await;
+        let (task, chunks, hand) = (task.clone(), chunks.clone(), hand.clone());
+        blocking(move || {
+            let _permit = permit;
+            columns(&task, &chunks, &hand)
+        })
+        .await
+    });
+    let decoded = futures::future::try_join_all(work).await?;
+    let mut placed: Vec<_> = hands.into_iter().flatten().zip(decoded.into_iter().flatten()).collect();
+    placed.sort_unstable_by_key(|(place, _)| *place);
+    assemble(&task, placed.into_iter().map(|(_, column)| column).collect())
+}
+
 /// Decodes columns of the task, named by their place in the projection; in the order they are named.
-pub(crate) fn columns(task: &DecodeTask, chunks: &SharedChunks, places: &[usize]) -> Result<Vec<ArrayRef>> {
+fn columns(task: &DecodeTask, chunks: &Chunks, places: &[usize]) -> Result<Vec<ArrayRef>> {
     match catch_unwind(AssertUnwindSafe(|| {
         places.iter().map(|place| task.column(chunks, *place)).collect::<Result<Vec<_>, _>>()
     })) {
@@ -57,10 +86,7 @@ pub(crate) fn columns(task: &DecodeTask, chunks: &SharedChunks, places: &[usize]
 }
 
 /// The batch of all columns of the task.
-pub(crate) fn assemble(task: &DecodeTask, columns: Vec<ArrayRef>) -> Result<RecordBatch> {
-    if let Some(wrong) = columns.iter().find(|c| c.len() as u64 != task.part.rows) {
-        return Err(task.corrupt(&format!("{} rows decoded, {} expected", wrong.len(), task.part.rows)));
-    }
+fn assemble(task: &DecodeTask, columns: Vec<ArrayRef>) -> Result<RecordBatch> {
     let options = RecordBatchOptions::new().with_row_count(Some(task.part.rows as usize));
     RecordBatch::try_new_with_options(task.schema.clone(), columns, &options)
         .map_err(|e| task.fault(&e.into()))
@@ -69,7 +95,7 @@ pub(crate) fn assemble(task: &DecodeTask, columns: Vec<ArrayRef>) -> Result<Reco
 impl DecodeTask {
     /// Places in the projection, dealt out to at most `hands` that decode at once: the largest column first,
     /// always to the hand with least to do.
-    pub(crate) fn deal(&self, hands: usize) -> Vec<Vec<usize>> {
+    fn deal(&self, hands: usize) -> Vec<Vec<usize>> {
         let footer = &self.part.footer;
         let bytes =
             |column| self.part.metadata().iter().map(|g| column_bytes(footer, g, column)).sum::<u64>();
@@ -88,24 +114,20 @@ impl DecodeTask {
     }
 
     /// One column.
-    fn column(&self, chunks: &SharedChunks, place: usize) -> Result<ArrayRef, ParquetError> {
-        let fast = if self.lists {
-            lists::read(&self.part, chunks, self.columns[place], self.schema.field(place))?
-        } else {
-            None
-        };
-        let column = match fast {
+    fn column(&self, chunks: &Chunks, place: usize) -> Result<ArrayRef, ParquetError> {
+        let column = match lists::read(&self.part, chunks, self.columns[place], self.schema.field(place))? {
             Some(column) => column,
             None => self.general(chunks, place)?,
         };
         let column = exact(retype(column, self.schema.field(place).data_type())?);
-        self.count(column.get_array_memory_size())?;
+        self.decoded.fetch_add(column.get_array_memory_size() as u64, Relaxed);
+        self.check(0)?;
         Ok(column)
     }
 
     /// A column by the parquet crate's reader. One batch of all rows where its size is known: anything less
     /// is copied once more when the batches are joined.
-    fn general(&self, chunks: &SharedChunks, place: usize) -> Result<ArrayRef, ParquetError> {
+    fn general(&self, chunks: &Chunks, place: usize) -> Result<ArrayRef, ParquetError> {
         let mask = ProjectionMask::roots(self.part.footer.arrow.parquet_schema(), [self.columns[place]]);
         let rows = self.part.rows as usize;
         let batch_rows =
@@ -131,14 +153,7 @@ impl DecodeTask {
         }
     }
 
-    /// Counts decoded bytes: an error when there are many more than the footer announced.
-    fn count(&self, bytes: usize) -> Result<(), ParquetError> {
-        self.check(0)?;
-        self.decoded.fetch_add(bytes as u64, Relaxed);
-        self.check(0)
-    }
-
-    /// An error if `more` bytes on top of those counted are too many.
+    /// An error if `more` bytes on top of those decoded are many more than the footer announced.
     fn check(&self, more: usize) -> Result<(), ParquetError> {
         if self.decoded.load(Relaxed).saturating_add(more as u64) <= self.limit {
             return Ok(());

@@ -5,12 +5,11 @@
 
 use crate::parquet::chunks::{Chunks, FetchedRange};
 use crate::parquet::footer::RowGroups;
-use crate::source::{Place, Purpose, Source, Version};
+use crate::source::{Source, SourceObject};
 use crate::urgency::Urgency;
 use forebay_proto::Result;
 use futures::{StreamExt, TryStreamExt, stream};
 use std::ops::Range;
-use std::sync::Arc;
 
 /// A gap up to this is read along: cheaper than one more request.
 const GAP_BYTES: u64 = 4 << 10;
@@ -21,18 +20,18 @@ pub(crate) const PIECE_BYTES: u64 = 8 << 20;
 /// The bytes of `ranges` of an object, in requests of at most `piece_bytes`.
 pub(crate) async fn fetch(
     source: &Source,
-    (place, version): (&Place, &Version),
+    object: &SourceObject,
     ranges: Vec<Range<u64>>,
     piece_bytes: u64,
     urgency: &Urgency,
-) -> Result<Arc<Chunks>> {
+) -> Result<Chunks> {
     let joined = coalesce(ranges);
     let mut fetched: Vec<Vec<u8>> = joined.iter().map(|r| vec![0; (r.end - r.start) as usize]).collect();
     let mut pieces = Vec::new();
     for (range, mut rest) in joined.iter().zip(fetched.iter_mut().map(Vec::as_mut_slice)) {
         for piece in split(range, piece_bytes) {
             let (part, after) = rest.split_at_mut((piece.end - piece.start) as usize);
-            pieces.push(source.get_into(place, version, piece.start, part, Purpose::Data, urgency));
+            pieces.push(source.get_into(object, piece.start, part, urgency));
             rest = after;
         }
     }
@@ -40,7 +39,7 @@ pub(crate) async fn fetch(
     stream::iter(pieces).buffer_unordered(source.settings().s3_max_requests).try_collect::<()>().await?;
     let ranges = joined.iter().zip(fetched);
     let ranges = ranges.map(|(range, bytes)| FetchedRange { start: range.start, bytes: bytes.into() });
-    Ok(Arc::new(Chunks { size: version.size, ranges: ranges.collect() }))
+    Ok(Chunks { size: object.size, ranges: ranges.collect() })
 }
 
 /// Where the chunks of `columns` lie.

@@ -3,16 +3,15 @@
 use crate::freeze::{self, Frozen};
 use crate::parquet::chunks::Chunks;
 use crate::parquet::cost::{Cost, cost};
-use crate::parquet::decode::DecodeTask;
-use crate::parquet::decoders::Decoders;
+use crate::parquet::decode::{DecodeTask, decode};
 use crate::parquet::fetch::{PIECE_BYTES, chunk_ranges, fetch};
 use crate::parquet::footer::RowGroups;
 use crate::parquet::footers::Footers;
+use crate::priority::PrioritySemaphore;
 use crate::schema::from_ipc;
-use crate::source::{Place, Source, SourceCounters, SourceSettings, Version, blocking};
+use crate::source::{Source, SourceCounters, SourceObject, SourceSettings, blocking};
 use crate::urgency::Urgency;
 use arrow::array::RecordBatch;
-use arrow::datatypes::SchemaRef;
 use forebay_proto::{Error, Kind, Manifest, Result};
 use std::ops::Range;
 use std::sync::Arc;
@@ -31,33 +30,15 @@ const FEW_REQUESTS: usize = 4;
 pub struct SegmentReader {
     source: Source,
     footers: Footers,
-    decoders: Decoders,
-}
-
-/// Where a segment lies.
-struct Origin {
-    place: Place,
-    version: Version,
-    part: RowGroups,
+    /// One per core.
+    decoders: Arc<PrioritySemaphore>,
 }
 
 /// A segment that may be fetched and decoded.
 pub(super) struct SegmentLayout {
-    pub place: Place,
-    pub version: Version,
-    part: RowGroups,
-    /// Ascending.
-    columns: Vec<usize>,
-    schema: SchemaRef,
-    decoded_limit: u64,
-}
-
-/// Why a reading of a segment failed.
-enum Failure {
-    /// These bytes are not sound. Bytes that are fetched again may be.
-    Bytes(Error),
-    /// Fetching again changes nothing.
-    Final(Error),
+    pub object: SourceObject,
+    task: DecodeTask,
+    cost: Cost,
 }
 
 impl SegmentReader {
@@ -67,7 +48,9 @@ impl SegmentReader {
     /// `Invalid` if settings, environment and AWS files contradict each other.
     pub fn new(settings: SourceSettings) -> Result<Self> {
         let source = Source::new(settings)?;
-        Ok(Self { footers: Footers::new(source.clone()), decoders: Decoders::new(), source })
+        let cores = std::thread::available_parallelism().map_or(2, usize::from);
+        let decoders = PrioritySemaphore::new(cores as u64);
+        Ok(Self { footers: Footers::new(source.clone()), decoders, source })
     }
 
     /// The sums of all requests and decoded bytes so far.
@@ -107,8 +90,7 @@ impl SegmentReader {
         projection: &[usize],
         urgency: &Urgency,
     ) -> Result<Cost> {
-        let Origin { place, part, .. } = self.origin(manifest, segment, urgency).await?;
-        Ok(cost(&part, projection, place.is_file()))
+        Ok(self.layout(manifest, segment, projection, urgency).await?.cost)
     }
 
     /// Reads one segment: all its rows in file order, the columns of `projection` (indices into the
@@ -129,10 +111,20 @@ impl SegmentReader {
     ) -> Result<RecordBatch> {
         let mut before: Option<Error> = None;
         for reading in 1.. {
-            let e = match self.read_once(manifest, segment, projection, urgency).await {
+            let fetched = async {
+                let layout = self.layout(manifest, segment, projection, urgency).await?;
+                let chunks = self.fetch(&layout, layout.ranges(), PIECE_BYTES, urgency).await?;
+                Ok((layout, chunks))
+            };
+            let (decoded, is_fetched) = match fetched.await {
+                Ok((layout, chunks)) => (self.decode(layout, chunks, urgency).await, true),
+                Err(e) => (Err(e), false),
+            };
+            let e = match decoded {
                 Ok(batch) => return Ok(batch),
-                Err(Failure::Final(e)) => return Err(e),
-                Err(Failure::Bytes(e)) => e,
+                // Bytes that are fetched again may be sound.
+                Err(e) if e.kind == Kind::Corrupt || is_fetched && e.kind == Kind::Invalid => e,
+                Err(e) => return Err(e),
             };
             let is_same = before.is_some_and(|before| before.message == e.message);
             if e.kind == Kind::Invalid && is_same {
@@ -143,8 +135,7 @@ impl SegmentReader {
             }
             tracing::info!(error = %e, "a segment does not decode: it is fetched again");
             self.counters().damaged.fetch_add(1, Relaxed);
-            let (place, version, _) = self.object(manifest, segment)?;
-            self.footers.forget(&place, &version);
+            self.footers.forget(&self.object(manifest, segment)?.0);
             before = Some(e);
         }
         unreachable!("the last reading returns")
@@ -156,21 +147,6 @@ impl SegmentReader {
         self.source.settings().s3_max_requests <= FEW_REQUESTS
     }
 
-    async fn read_once(
-        &self,
-        manifest: &Manifest,
-        segment: u32,
-        projection: &[usize],
-        urgency: &Urgency,
-    ) -> Result<RecordBatch, Failure> {
-        let layout = self.layout(manifest, segment, projection, urgency).await?;
-        let chunks = self.fetch(&layout, layout.ranges(), PIECE_BYTES, urgency).await?;
-        self.decode(layout, chunks, urgency).await.map_err(|e| match e.kind {
-            Kind::Corrupt | Kind::Invalid => Failure::Bytes(e),
-            _ => Failure::Final(e),
-        })
-    }
-
     /// Where a segment's column chunks lie, checked against the manifest and the settings.
     pub(super) async fn layout(
         &self,
@@ -179,35 +155,36 @@ impl SegmentReader {
         projection: &[usize],
         urgency: &Urgency,
     ) -> Result<SegmentLayout> {
-        let Origin { place, version, part } = self.origin(manifest, segment, urgency).await?;
-        let schema = from_ipc(manifest.schema())?;
+        let (object, range) = self.object(manifest, segment)?;
+        let uri = object.place.uri.clone();
+        self.check_place(manifest, segment, &object).await?;
+        let footer = self.footers.get(&object, urgency).await?;
+        let part = RowGroups { footer, range, rows: manifest.segment(segment)?.total_rows };
         let mut columns = projection.to_vec();
         columns.sort_unstable();
         columns.dedup();
+        let schema = from_ipc(manifest.schema())?.project(&columns);
         let schema = schema
-            .project(&columns)
             .map_err(|_| Error::invalid(format!("{}: no column {:?}", manifest.uri(), columns.last())))?;
         let rows: u64 = part.metadata().iter().map(|g| g.num_rows() as u64).sum();
         let has_columns = part.footer.schema.fields().len() > columns.last().copied().unwrap_or(0);
         if part.metadata().len() != part.range.len() || rows != part.rows || !has_columns {
-            return Err(Error::changed(format!(
-                "{}: its footer does not fit the manifest: open the dataset again",
-                place.uri()
-            )));
+            let why = "its footer does not fit the manifest: open the dataset again";
+            return Err(Error::changed(format!("{uri}: {why}")));
         }
-        let cost = cost(&part, &columns, place.is_file());
+        let cost = cost(&part, &columns, object.place.is_file());
         let max = self.source.settings().segment_memory_bytes;
         if cost.total() > max {
             return Err(Error::invalid(format!(
-                "{}: row groups {:?} take {} bytes of memory to read, segment_memory_bytes (and on a cache node \
+                "{uri}: row groups {:?} take {} bytes of memory to read, segment_memory_bytes (and on a cache node \
                  --memory-bytes) allows {max}: write it with smaller row groups, or allow more",
-                place.uri(),
                 part.range,
                 cost.total()
             )));
         }
-        let schema = Arc::new(schema);
-        Ok(SegmentLayout { place, version, part, columns, schema, decoded_limit: cost.limit() })
+        let (schema, limit, decoded) = (Arc::new(schema), cost.limit(), AtomicU64::new(0));
+        let task = DecodeTask { uri, part, columns, schema, limit, decoded };
+        Ok(SegmentLayout { object, task, cost })
     }
 
     /// The bytes of `ranges` of the layout's object.
@@ -217,10 +194,9 @@ impl SegmentReader {
         ranges: Vec<Range<u64>>,
         piece_bytes: u64,
         urgency: &Urgency,
-    ) -> Result<Arc<Chunks>> {
+    ) -> Result<Chunks> {
         let bytes = ranges.iter().map(|range| range.end - range.start).sum();
-        let chunks =
-            fetch(&self.source, (&layout.place, &layout.version), ranges, piece_bytes, urgency).await?;
+        let chunks = fetch(&self.source, &layout.object, ranges, piece_bytes, urgency).await?;
         urgency.add_fetched(bytes);
         Ok(chunks)
     }
@@ -229,64 +205,43 @@ impl SegmentReader {
     pub(super) async fn decode(
         &self,
         layout: SegmentLayout,
-        chunks: Arc<Chunks>,
+        chunks: Chunks,
         urgency: &Urgency,
     ) -> Result<RecordBatch> {
         let compressed: u64 = layout.ranges().iter().map(|r| r.end - r.start).sum();
-        let task = DecodeTask {
-            uri: layout.place.uri().to_owned(),
-            part: layout.part,
-            columns: layout.columns,
-            schema: layout.schema,
-            lists: true,
-            limit: layout.decoded_limit,
-            decoded: AtomicU64::new(0),
-        };
-        let batch = self.decoders.decode(task, chunks, urgency).await?;
+        let batch = decode(layout.task, chunks, &self.decoders, urgency).await?;
         let c = self.counters();
         c.parquet_bytes_decoded.fetch_add(compressed, Relaxed);
         c.arrow_bytes_decoded.fetch_add(batch.get_array_memory_size() as u64, Relaxed);
         Ok(batch)
     }
 
-    /// Where a segment lies: nowhere outside of its dataset. Reads the footer if it is not cached.
-    async fn origin(&self, manifest: &Manifest, segment: u32, urgency: &Urgency) -> Result<Origin> {
-        let (place, version, range) = self.object(manifest, segment)?;
-        let dataset = manifest.parts().iter().find(|p| p.segments.contains(&segment));
-        if place.is_file() {
-            let (place, dataset) = (place.clone(), dataset.map_or(manifest.uri(), |p| &p.uri).to_owned());
-            blocking(move || place.stays_under(&dataset)).await?;
+    /// `Denied` if a segment's object lies outside of its dataset.
+    async fn check_place(&self, manifest: &Manifest, segment: u32, object: &SourceObject) -> Result<()> {
+        if !object.place.is_file() {
+            return Ok(());
         }
-        let footer = self.footers.get(&place, &version, urgency).await?;
-        let rows = manifest.segment(segment)?.total_rows;
-        Ok(Origin { place, version, part: RowGroups { footer, range, rows } })
+        let dataset = manifest.parts().iter().find(|p| p.segments.contains(&segment));
+        let (place, dataset) = (object.place.clone(), dataset.map_or(manifest.uri(), |p| &p.uri).to_owned());
+        blocking(move || place.stays_under(&dataset)).await
     }
 
     /// A segment's object, and its row groups in it.
-    fn object(&self, manifest: &Manifest, segment: u32) -> Result<(Place, Version, Range<usize>)> {
+    fn object(&self, manifest: &Manifest, segment: u32) -> Result<(SourceObject, Range<usize>)> {
         let part = manifest.segment(segment)?;
         let object = manifest.objects().get(part.object as usize);
         let object =
             object.ok_or_else(|| Error::invalid(format!("{}: malformed manifest", manifest.uri())))?;
         let place = self.source.place(&manifest.object_uri(object))?;
-        let version = Version { etag: object.etag.clone(), size: object.size };
         let first = part.first_row_group as usize;
-        Ok((place, version, first..first + part.row_groups as usize))
+        let row_groups = first..first + part.row_groups as usize;
+        Ok((SourceObject { place, etag: object.etag.clone(), size: object.size }, row_groups))
     }
 }
 
 impl SegmentLayout {
     /// Where the column chunks lie in the object.
     pub(super) fn ranges(&self) -> Vec<Range<u64>> {
-        chunk_ranges(&self.part, &self.columns)
-    }
-}
-
-impl From<Error> for Failure {
-    fn from(e: Error) -> Self {
-        match e.kind {
-            Kind::Corrupt => Self::Bytes(e),
-            _ => Self::Final(e),
-        }
+        chunk_ranges(&self.task.part, &self.task.columns)
     }
 }

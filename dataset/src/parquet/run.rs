@@ -29,7 +29,7 @@ pub struct SegmentRun {
     projection: Vec<usize>,
     /// Raised as soon as somebody waits for one of the segments.
     urgency: Urgency,
-    fetched: OnceCell<Result<Arc<Chunks>>>,
+    fetched: OnceCell<Result<Chunks>>,
 }
 
 impl SegmentRun {
@@ -84,7 +84,7 @@ impl SegmentRun {
         }
     }
 
-    async fn fetch(&self) -> Result<Arc<Chunks>> {
+    async fn fetch(&self) -> Result<Chunks> {
         let (mut ranges, mut first) = (Vec::new(), None);
         for segment in self.segments.clone() {
             let layout = self.reader.layout(&self.manifest, segment, &self.projection, &self.urgency).await?;

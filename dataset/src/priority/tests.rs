@@ -1,7 +1,6 @@
 use super::*;
 use futures::FutureExt;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
-use std::time::Duration;
 
 #[tokio::test]
 async fn waiters_are_served_in_order() {
@@ -135,34 +134,4 @@ async fn never_more_than_the_limit_at_once() {
     });
     futures::future::join_all(work).await;
     assert!((1..=4).contains(&most.load(SeqCst)));
-}
-
-#[tokio::test]
-async fn a_pause_keeps_all_waiting_until_it_ends() {
-    let (semaphore, demand) = (PrioritySemaphore::new(1), Urgency::demand());
-    let ms = Duration::from_millis;
-    let until = Instant::now() + ms(50);
-    semaphore.pause(Some(until));
-    assert!(semaphore.try_acquire(1).is_none());
-    drop(semaphore.acquire(1, &demand).await);
-    assert!(Instant::now() >= until);
-    // A pause that begins while somebody waits, and a permit that is released within it.
-    let held = semaphore.acquire(1, &demand).await;
-    let waiting = tokio::spawn({
-        let semaphore = semaphore.clone();
-        async move { drop(semaphore.acquire(1, &Urgency::demand()).await) }
-    });
-    tokio::time::sleep(ms(10)).await;
-    let until = Instant::now() + ms(50);
-    semaphore.pause(Some(until));
-    tokio::time::sleep(ms(10)).await;
-    drop(held);
-    waiting.await.unwrap();
-    assert!(Instant::now() >= until);
-    // A pause that ends early.
-    semaphore.pause(Some(Instant::now() + ms(60_000)));
-    let mut waiting = Box::pin(semaphore.acquire(1, &demand));
-    assert!((&mut waiting).now_or_never().is_none());
-    semaphore.pause(None);
-    waiting.await;
 }

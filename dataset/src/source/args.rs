@@ -63,19 +63,9 @@ impl SourceArgs {
         }
     }
 
-    /// The first of these flags that was given.
-    pub fn given(&self) -> Option<&'static str> {
-        [
-            (self.s3_endpoint.is_some(), "--s3-endpoint"),
-            (self.s3_region.is_some(), "--s3-region"),
-            (self.s3_profile.is_some(), "--s3-profile"),
-            (self.s3_path_style.is_some(), "--s3-path-style"),
-            (self.s3_anonymous, "--s3-anonymous"),
-            (self.s3_max_requests.is_some(), "--s3-max-requests"),
-            (self.s3_max_bytes_per_s.is_some(), "--s3-max-bytes-per-s"),
-            (self.patience_s.is_some(), "--patience-s"),
-        ]
-        .into_iter()
-        .find_map(|(given, flag)| given.then_some(flag))
+    /// One of these flags, if any was given.
+    pub fn given(&self) -> Option<String> {
+        let given = serde_json::to_value(self).ok()?;
+        given.as_object()?.keys().next().map(|name| format!("--{}", name.replace('_', "-")))
     }
 }

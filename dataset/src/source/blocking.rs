@@ -7,5 +7,5 @@ pub(crate) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> Result<T> {
     let done = tokio::task::spawn_blocking(work).await;
-    done.unwrap_or_else(|e| Err(Error::closed(format!("asking the file system: {e}"))))
+    done.unwrap_or_else(|e| Err(Error::closed(format!("on a blocking thread: {e}"))))
 }

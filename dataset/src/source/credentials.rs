@@ -1,28 +1,24 @@
 //! Which endpoint, region and credentials an `s3://` source uses: settings first, then the environment, then
 //! the usual AWS files. A profile that is asked for by name comes before the environment's keys.
 //!
-//! Credentials that may change while the process runs come from a provider, which is asked before each
-//! request: [`ProfileKeys`] for keys in the AWS files; beyond these (SSO, roles, `credential_process`, web
-//! identity, metadata services) `chain`, with the feature `aws-config`, or else the few that `object_store`
-//! knows.
+//! The AWS SDK reads the files. Keys that may change while the process runs come from [`Chain`].
 
-#[cfg(feature = "aws-config")]
 mod chain;
 mod profile;
 
 use super::settings::SourceSettings;
+use aws_config::profile::ProfileSet;
+use aws_types::os_shim_internal::Env;
+use chain::{ASK_AGAIN, Chain};
 use forebay_proto::{Error, Result};
+use object_store::StaticCredentialProvider;
 use object_store::aws::{AwsCredential, AwsCredentialProvider};
-use profile::{Env, Profile, ProfileKeys, pair};
-use std::fmt;
+use profile::{profile, value, variable};
 use std::sync::Arc;
 
-/// Variables that name a role; one that is set counts even for a custom endpoint.
-const ROLES: [&str; 3] = [
-    "AWS_WEB_IDENTITY_TOKEN_FILE",
-    "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
-    "AWS_CONTAINER_CREDENTIALS_FULL_URI",
-];
+/// Settings of a profile that name another source of its keys.
+const PROVIDERS: [&str; 5] =
+    ["role_arn", "sso_session", "sso_start_url", "credential_process", "web_identity_token_file"];
 
 /// What settings, environment and files come to.
 #[derive(Debug, Clone)]
@@ -30,48 +26,23 @@ pub(super) struct Resolved {
     pub endpoint: Option<String>,
     pub region: String,
     pub path_style: bool,
-    pub credentials: Credentials,
-}
-
-/// Where credentials come from.
-#[derive(Clone)]
-pub(super) enum Credentials {
-    /// Requests are not signed.
-    Anonymous,
-    /// Keys that do not change.
-    Fixed(Arc<AwsCredential>),
-    /// Keys that are renewed.
-    Renewed(AwsCredentialProvider),
-    /// Whatever `object_store` finds: a web identity, a container's or an instance's role.
-    #[cfg_attr(feature = "aws-config", expect(dead_code, reason = "the AWS SDK finds more"))]
-    Ambient,
-    /// There are none.
-    Missing,
-}
-
-impl fmt::Debug for Credentials {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Anonymous => "Anonymous",
-            Self::Fixed(_) => "Fixed(..)",
-            Self::Renewed(_) => "Renewed(..)",
-            Self::Ambient => "Ambient",
-            Self::Missing => "Missing",
-        })
-    }
+    /// Without any, requests are not signed.
+    pub credentials: Option<AwsCredentialProvider>,
+    /// The id of a key that stays the same.
+    pub key_id: Option<String>,
 }
 
 /// Resolves `settings`.
 ///
 /// # Errors
 /// `Invalid` if they contradict each other or name a profile that does not exist.
-pub(super) fn resolve(settings: &SourceSettings, env: Env<'_>) -> Result<Resolved> {
+pub(super) fn resolve(settings: &SourceSettings, env: &Env) -> Result<Resolved> {
     let named = given(&settings.s3_profile);
-    let profile = Profile::load(named.clone().or_else(|| env("AWS_PROFILE")), env)?;
+    let profile = profile(named.clone().or_else(|| variable(env, "AWS_PROFILE")), env)?;
     let endpoint = given(&settings.s3_endpoint)
-        .or_else(|| env("AWS_ENDPOINT_URL_S3"))
-        .or_else(|| env("AWS_ENDPOINT_URL"))
-        .or_else(|| profile.get("endpoint_url"))
+        .or_else(|| variable(env, "AWS_ENDPOINT_URL_S3"))
+        .or_else(|| variable(env, "AWS_ENDPOINT_URL"))
+        .or_else(|| value(&profile, "endpoint_url"))
         .map(|e| e.trim_end_matches('/').to_owned());
     if endpoint.as_ref().is_some_and(|e| e.contains('@')) {
         // Not repeated: it is in every message and log that names the endpoint otherwise.
@@ -86,64 +57,75 @@ pub(super) fn resolve(settings: &SourceSettings, env: Env<'_>) -> Result<Resolve
         return Err(Error::invalid(format!("s3_endpoint: {e}: must start with http:// or https://")));
     }
     let region = given(&settings.s3_region)
-        .or_else(|| env("AWS_REGION"))
-        .or_else(|| env("AWS_DEFAULT_REGION"))
-        .or_else(|| profile.get("region"))
+        .or_else(|| variable(env, "AWS_REGION"))
+        .or_else(|| variable(env, "AWS_DEFAULT_REGION"))
+        .or_else(|| value(&profile, "region"))
         .unwrap_or_else(|| "us-east-1".into());
     let path_style = settings.s3_path_style.unwrap_or(endpoint.is_some());
-    // A custom endpoint is hardly ever reached by an instance's role, whose absence takes a minute to notice.
-    let may_ask = endpoint.is_none() || profile.names_provider() || ROLES.iter().any(|r| env(r).is_some());
-    let credentials = choose(settings, profile, named.is_some(), may_ask, env)?;
-    Ok(Resolved { endpoint, region, path_style, credentials })
+    let keys = fixed_keys(settings, named.is_some(), env)?;
+    let key_id = keys.as_ref().map(|keys| keys.key_id.clone());
+    let credentials: Option<AwsCredentialProvider> = match keys {
+        Some(keys) => Some(Arc::new(StaticCredentialProvider::new(keys))),
+        None if settings.s3_anonymous => None,
+        None => Some(Arc::new(Chain {
+            env: env.clone(),
+            region: region.clone(),
+            read_again: holds_keys(&profile, named.is_some())?.then_some(ASK_AGAIN),
+            profile: profile.selected_profile().to_owned(),
+            is_named: named.is_some(),
+            // A custom endpoint is hardly ever reached by an instance's role; its absence is noticed late.
+            asks_instance: endpoint.is_none(),
+            last: Default::default(),
+        })),
+    };
+    Ok(Resolved { endpoint, region, path_style, credentials, key_id })
 }
 
-fn choose(
-    settings: &SourceSettings,
-    profile: Profile,
-    is_named: bool,
-    may_ask: bool,
-    env: Env<'_>,
-) -> Result<Credentials> {
+/// Keys in the settings, or in the environment unless a profile is named.
+fn fixed_keys(settings: &SourceSettings, is_named: bool, env: &Env) -> Result<Option<AwsCredential>> {
     let keys = pair(
         given(&settings.s3_access_key_id),
         given(&settings.s3_secret_access_key),
         given(&settings.s3_session_token),
         "s3_access_key_id and s3_secret_access_key",
     )?;
-    match (keys, settings.s3_anonymous) {
-        (Some(_), true) => {
-            return Err(Error::invalid("s3_anonymous and s3_access_key_id contradict each other: give one"));
-        }
-        (Some(keys), false) => return Ok(Credentials::Fixed(Arc::new(keys))),
-        (None, true) => return Ok(Credentials::Anonymous),
-        (None, false) => {}
+    if keys.is_some() && settings.s3_anonymous {
+        return Err(Error::invalid("s3_anonymous and s3_access_key_id contradict each other: give one"));
     }
-    if !is_named {
-        let (id, secret) = (env("AWS_ACCESS_KEY_ID"), env("AWS_SECRET_ACCESS_KEY"));
-        let names = "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY";
-        if let Some(keys) = pair(id, secret, env("AWS_SESSION_TOKEN"), names)? {
-            return Ok(Credentials::Fixed(Arc::new(keys)));
-        }
+    if keys.is_some() || settings.s3_anonymous || is_named {
+        return Ok(keys);
     }
-    if let Some(keys) = profile.keys()? {
-        return Ok(Credentials::Renewed(Arc::new(ProfileKeys::new(profile, keys))));
+    let [id, secret, token] =
+        ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"].map(|name| variable(env, name));
+    pair(id, secret, token, "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY")
+}
+
+/// Whether the profile holds keys itself. `Invalid` if it is named, and does not say how to get any either.
+fn holds_keys(profile: &ProfileSet, is_named: bool) -> Result<bool> {
+    let [id, secret] = ["aws_access_key_id", "aws_secret_access_key"].map(|key| value(profile, key));
+    let name = profile.selected_profile();
+    let names = format!("profile '{name}': aws_access_key_id and aws_secret_access_key");
+    let holds_keys = pair(id, secret, None, &names)?.is_some();
+    if is_named && !holds_keys && PROVIDERS.iter().all(|key| value(profile, key).is_none()) {
+        return Err(Error::invalid(format!(
+            "profile '{name}' holds no access key, and names no way to get one: name another by s3_profile"
+        )));
     }
-    if is_named && !profile.names_provider() {
-        return Err(profile.no_keys("names no way to get one"));
+    Ok(holds_keys)
+}
+
+/// Both of a key's halves, or none.
+fn pair(
+    id: Option<String>,
+    secret: Option<String>,
+    token: Option<String>,
+    names: &str,
+) -> Result<Option<AwsCredential>> {
+    match (id, secret) {
+        (Some(key_id), Some(secret_key)) => Ok(Some(AwsCredential { key_id, secret_key, token })),
+        (None, None) => Ok(None),
+        _ => Err(Error::invalid(format!("{names} go together: only one of them is set"))),
     }
-    if !may_ask {
-        return Ok(Credentials::Missing);
-    }
-    #[cfg(feature = "aws-config")]
-    return Ok(Credentials::Renewed(Arc::new(chain::Chain::new(
-        is_named.then(|| profile.name().to_owned()),
-    ))));
-    #[cfg(not(feature = "aws-config"))]
-    if is_named {
-        return Err(profile.no_keys("this program was built without SSO, roles and credential_process"));
-    }
-    #[cfg(not(feature = "aws-config"))]
-    Ok(Credentials::Ambient)
 }
 
 fn given(value: &Option<String>) -> Option<String> {

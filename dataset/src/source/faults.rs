@@ -10,8 +10,10 @@ use std::io;
 use std::time::Instant;
 
 /// The name under which a provider of credentials reports that it failed.
-#[cfg(feature = "aws-config")]
 pub(super) const CREDENTIALS: &str = "credentials";
+
+/// What tells that it was the request for an instance's credentials that failed.
+const INSTANCE: [&str; 4] = ["169.254.169.254", "metadata/", "InstanceCredential", "instance metadata"];
 
 /// An object store as errors name it; without a bucket it is the file system.
 #[derive(Debug, Default)]
@@ -26,52 +28,66 @@ pub(super) struct Endpoint {
     pub watch: Watch,
 }
 
+/// What happened, and what to do about it.
+type Verdict = (Kind, String);
+
 impl Endpoint {
-    /// The error for the caller of a request for `uri`, begun at `start`; `frozen`: the tag of the version
-    /// asked for.
+    /// The error for the caller of a request for `uri` that failed first at `since`, if not just now;
+    /// `frozen`: the tag of the version asked for.
     pub(super) fn fault(
         &self,
         uri: &str,
         frozen: Option<&str>,
-        start: Instant,
-        e: object_store::Error,
+        since: Option<Instant>,
+        e: &object_store::Error,
     ) -> Error {
-        let fault = Fault::new(&e);
-        if matches!(e, object_store::Error::Precondition { .. }) || fault.status == Some(412) {
+        let f = Fault::new(e);
+        let tried = format!("tried for {:.1} s", since.map_or(0.0, |since| since.elapsed().as_secs_f64()));
+        let is_missing = f.status == Some(404)
+            || self.bucket.is_none() && f.io == Some(io::ErrorKind::NotFound)
+            || matches!(e, object_store::Error::NotFound { .. });
+        let (kind, why) = if matches!(e, object_store::Error::Precondition { .. }) || f.status == Some(412) {
             let etag = frozen.unwrap_or("unknown");
-            return Error::changed(format!(
-                "{uri}: was overwritten since the dataset was frozen (etag {etag}): open the dataset again"
-            ));
-        }
-        if self.bucket.is_none() {
-            return file(uri, frozen, &e, &fault);
-        }
-        let tried = format!("tried for {:.1} s", start.elapsed().as_secs_f64());
-        self.refusal(uri, &tried, &e, &fault).unwrap_or_else(|| self.failure(uri, frozen, &tried, &e, &fault))
+            let why =
+                format!("was overwritten since the dataset was frozen (etag {etag}): open the dataset again");
+            (Kind::Changed, why)
+        } else if let Some(refused) = self.bucket.as_ref().and_then(|b| self.refusal(b, &tried, e, &f)) {
+            refused
+        } else if is_missing && frozen.is_some() {
+            (Kind::NotFound, "was deleted since the dataset was frozen: open the dataset again".into())
+        } else if is_missing {
+            let what = if self.bucket.is_some() { "object" } else { "file or directory" };
+            (Kind::NotFound, format!("no such {what}"))
+        } else if self.bucket.is_some() {
+            self.failure(frozen, &tried, &f)
+        } else {
+            file(e, &f)
+        };
+        Error::new(kind, format!("{uri}: {why}"))
     }
 
     /// The bucket or the credentials are refused.
-    fn refusal(&self, uri: &str, tried: &str, e: &object_store::Error, f: &Fault) -> Option<Error> {
-        let (bucket, endpoint, said) = (self.bucket.as_deref().unwrap_or_default(), &self.name, f.said());
+    fn refusal(&self, bucket: &str, tried: &str, e: &object_store::Error, f: &Fault) -> Option<Verdict> {
+        let (endpoint, said, root) = (&self.name, f.said(), &f.root);
         let code = f.code.as_deref().unwrap_or_default();
         if matches!(code, "NoSuchBucket" | "ContainerNotFound") {
-            return Some(Error::not_found(format!("{uri}: no such bucket '{bucket}' at {endpoint}")));
+            return Some((Kind::NotFound, format!("no such bucket '{bucket}' at {endpoint}")));
         }
-        let is_redirect =
-            matches!(code, "AuthorizationHeaderMalformed" | "PermanentRedirect" | "TemporaryRedirect");
+        let is_redirect = f.text.contains("redirect without LOCATION")
+            || matches!(code, "AuthorizationHeaderMalformed" | "PermanentRedirect" | "TemporaryRedirect");
         if let Some(region) = &self.region
-            && (is_redirect || f.bare_redirect || matches!(f.status, Some(301 | 307)))
+            && (is_redirect || matches!(f.status, Some(301 | 307)))
         {
             let wanted = f.region.clone().or_else(|| self.watch.region());
             let hint = wanted.map_or_else(
                 || format!("the bucket is not in it{said}: set s3_region"),
                 |r| format!("the bucket is in '{r}': set s3_region to that"),
             );
-            return Some(Error::invalid(format!("{uri}: {endpoint} refuses region '{region}': {hint}")));
+            return Some((Kind::Invalid, format!("{endpoint} refuses region '{region}': {hint}")));
         }
         if code == "ExpiredToken" && self.renews {
             let why = "the session token has expired and is not renewed";
-            return Some(Error::retry(format!("{uri}: {why} ({tried}): check what renews it")));
+            return Some((Kind::Retry, format!("{why} ({tried}): check what renews it")));
         }
         let is_denied = matches!(
             code,
@@ -83,88 +99,60 @@ impl Endpoint {
                 (None, true) => "its credentials".into(),
                 (None, false) => "the request without keys".into(),
             };
-            return Some(Error::denied(format!(
-                "{uri}: {endpoint} refuses {credentials}{said}: check credentials and policy"
-            )));
+            let why = format!("{endpoint} refuses {credentials}{said}: check credentials and policy");
+            return Some((Kind::Denied, why));
         }
+        let public = "set s3_anonymous for a public bucket";
         match e {
             object_store::Error::Unauthenticated { .. } => {
-                Some(Error::denied(format!("{uri}: no credentials: {}", f.root)))
+                Some((Kind::Denied, format!("no credentials: {root}; {public}")))
             }
-            #[cfg(feature = "aws-config")]
             object_store::Error::Generic { store: CREDENTIALS, .. } => {
-                Some(Error::retry(format!("{uri}: no credentials ({tried}): {}", f.root)))
+                Some((Kind::Retry, format!("no credentials ({tried}): {root}")))
             }
-            _ if self.key_id.is_none() && f.instance => Some(Error::denied(format!(
-                "{uri}: no credentials: none in settings, environment or the provider's files, and no metadata service \
-                 answers; set s3_anonymous for a public bucket"
-            ))),
+            _ if self.key_id.is_none() && INSTANCE.iter().any(|sign| f.text.contains(sign)) => {
+                let why = "none in the environment or the provider's files, and no metadata service answers";
+                Some((Kind::Denied, format!("no credentials: {why}; {public}")))
+            }
             _ => None,
         }
     }
 
-    /// The object is not there, or no good answer came.
-    fn failure(
-        &self,
-        uri: &str,
-        frozen: Option<&str>,
-        tried: &str,
-        e: &object_store::Error,
-        f: &Fault,
-    ) -> Error {
-        let (endpoint, said) = (&self.name, f.said());
-        let is_missing = f.status == Some(404) || matches!(e, object_store::Error::NotFound { .. });
+    /// No good answer came.
+    fn failure(&self, frozen: Option<&str>, tried: &str, f: &Fault) -> Verdict {
+        let (endpoint, said, root) = (&self.name, f.said(), &f.root);
         match (f.status, f.http) {
-            _ if is_missing && frozen.is_some() => Error::not_found(format!(
-                "{uri}: was deleted since the dataset was frozen: open the dataset again"
-            )),
-            _ if is_missing => Error::not_found(format!("{uri}: no such object")),
-            (Some(416), _) if frozen.is_none() => Error::corrupt(format!("{uri}: has 0 bytes: not Parquet")),
-            (Some(416), _) => {
-                Error::changed(format!("{uri}: is shorter than listed: open the dataset again"))
+            (Some(416), _) if frozen.is_none() => (Kind::Corrupt, "has 0 bytes: not Parquet".into()),
+            (Some(416), _) => (Kind::Changed, "is shorter than listed: open the dataset again".into()),
+            (Some(s @ (408 | 429 | 500..)), _) => {
+                (Kind::Retry, format!("{endpoint} keeps answering {s}{said} ({tried}): try again later"))
             }
-            (Some(s @ (408 | 429 | 500..)), _) => Error::retry(format!(
-                "{uri}: {endpoint} keeps answering {s}{said} ({tried}): try again later"
-            )),
-            (Some(s), _) => Error::invalid(format!("{uri}: {endpoint} answered {s}{said}")),
-            (None, Some(HttpErrorKind::Connect)) => Error::retry(format!(
-                "{uri}: cannot connect to {endpoint} ({tried}): {}: is the endpoint right, and up?",
-                f.root
-            )),
-            (None, Some(_)) => {
-                Error::retry(format!("{uri}: no complete answer from {endpoint} ({tried}): {}", f.root))
+            (Some(s), _) => (Kind::Invalid, format!("{endpoint} answered {s}{said}")),
+            (None, Some(HttpErrorKind::Connect)) => {
+                let why = format!("cannot connect to {endpoint} ({tried}): {root}");
+                (Kind::Retry, format!("{why}: is the endpoint right, and up?"))
             }
+            (None, Some(_)) => (Kind::Retry, format!("no complete answer from {endpoint} ({tried}): {root}")),
             (None, None) => {
                 let service = if self.region.is_some() { "S3" } else { "an object store" };
-                Error::invalid(format!(
-                    "{uri}: {endpoint} does not answer like {service} ({}): is the endpoint right?",
-                    f.root
-                ))
+                let why = format!("{endpoint} does not answer like {service} ({root})");
+                (Kind::Invalid, format!("{why}: is the endpoint right?"))
             }
         }
     }
 }
 
-fn file(uri: &str, frozen: Option<&str>, e: &object_store::Error, f: &Fault) -> Error {
-    use object_store::Error as E;
+/// A file cannot be read.
+fn file(e: &object_store::Error, f: &Fault) -> Verdict {
+    let is_short = f.text.contains("Out of range") || f.text.contains("range was invalid");
     match (e, f.io) {
-        (E::NotFound { .. }, _) | (_, Some(io::ErrorKind::NotFound)) => match frozen {
-            Some(_) => Error::not_found(format!(
-                "{uri}: was deleted since the dataset was frozen: open the dataset again"
-            )),
-            None => Error::not_found(format!("{uri}: no such file or directory")),
-        },
         (_, Some(io::ErrorKind::PermissionDenied)) => {
-            Error::denied(format!("{uri}: permission denied: let this user read it"))
+            (Kind::Denied, "permission denied: let this user read it".into())
         }
-        _ if f.text.contains("Out of range") || f.text.contains("range was invalid") => {
-            Error::changed(format!("{uri}: is shorter than it was: open the dataset again"))
-        }
-        (E::InvalidPath { .. }, _) => Error::invalid(format!("{uri}: {}", f.root)),
-        (_, io) => {
-            let kind = if io.is_some() { Kind::Retry } else { Kind::Invalid };
-            Error::new(kind, format!("{uri}: cannot be read: {}", f.root))
-        }
+        _ if is_short => (Kind::Changed, "is shorter than it was: open the dataset again".into()),
+        (object_store::Error::InvalidPath { .. }, _) => (Kind::Invalid, f.root.clone()),
+        (_, Some(_)) => (Kind::Retry, format!("cannot be read: {}", f.root)),
+        (_, None) => (Kind::Invalid, format!("cannot be read: {}", f.root)),
     }
 }
 
@@ -178,9 +166,6 @@ struct Fault {
     region: Option<String>,
     http: Option<HttpErrorKind>,
     io: Option<io::ErrorKind>,
-    bare_redirect: bool,
-    /// It was the request for an instance's credentials that failed.
-    instance: bool,
     /// The whole text, and that of the innermost error.
     text: String,
     root: String,
@@ -193,11 +178,10 @@ impl Fault {
             status: text.split_once("status code: ").and_then(|(_, rest)| rest.get(..3)?.parse().ok()),
             code: element(&text, "Code"),
             message: element(&text, "Message"),
-            region: element(&text, "Region"),
-            bare_redirect: text.contains("redirect without LOCATION"),
-            instance: ["169.254.169.254", "metadata/", "InstanceCredential", "instance metadata"]
-                .iter()
-                .any(|t| text.contains(t)),
+            region: element(&text, "Region").or_else(|| {
+                let (_, rest) = text.split_once("expecting '")?;
+                Some(rest.split_once('\'')?.0.to_owned())
+            }),
             ..Default::default()
         };
         let mut next = Some(e);
@@ -210,12 +194,6 @@ impl Fault {
             }
             fault.root = e.to_string();
             next = e.source();
-        }
-        if fault.region.is_none()
-            && let Some(m) = &fault.message
-            && let Some((_, rest)) = m.split_once("expecting '")
-        {
-            fault.region = rest.split('\'').next().map(str::to_owned);
         }
         fault.root = fault.root.chars().take(300).collect();
         fault.text = text;
@@ -258,7 +236,7 @@ mod tests {
         let text =
             "status code: 400 Bad Request: <Error><Code>ExpiredToken</Code><Message>x</Message></Error>";
         for (renews, kind) in [(true, Kind::Retry), (false, Kind::Denied)] {
-            let e = Endpoint { renews, ..endpoint() }.fault("s3://b/k", None, Instant::now(), generic(text));
+            let e = Endpoint { renews, ..endpoint() }.fault("s3://b/k", None, None, &generic(text));
             assert_eq!(e.kind, kind, "{e}");
         }
     }
@@ -287,7 +265,7 @@ mod tests {
             (format!("{status}412 Failed: "), Kind::Changed, "overwritten"),
             ("expected <html>".into(), Kind::Invalid, "not answer like S3"),
         ] {
-            let e = endpoint().fault("s3://b/k", None, Instant::now(), generic(&text));
+            let e = endpoint().fault("s3://b/k", None, None, &generic(&text));
             assert_eq!(e.kind, kind, "{text} -> {e}");
             assert!(e.message.contains(says) && e.message.starts_with("s3://b/k: "), "{text} -> {e}");
         }

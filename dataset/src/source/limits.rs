@@ -10,9 +10,13 @@ use forebay_proto::TokenBucket;
 use parking_lot::Mutex;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use tokio::task::AbortHandle;
 
 /// Seconds' worth of bytes that an idle process saves up: the rate holds on average and not for each request.
 const BURST_S: f64 = 0.1;
+
+/// More than any limit on requests.
+const ALL: u64 = 1 << 32;
 
 /// The limits of one process.
 #[derive(Debug)]
@@ -20,7 +24,7 @@ pub(super) struct Limits {
     rate: Option<RateLimit>,
     requests: Arc<PrioritySemaphore>,
     answers: Mutex<Answers>,
-    patience: Duration,
+    pub patience: Duration,
 }
 
 /// How requests are answered.
@@ -29,6 +33,8 @@ struct Answers {
     concurrency: ConcurrencyLimit,
     /// When the object store began to answer nothing well.
     failing_since: Option<Instant>,
+    /// Holds all requests back.
+    pause: Option<AbortHandle>,
 }
 
 /// A request may be sent, or is under way.
@@ -38,26 +44,20 @@ pub(super) struct Pass {
     era: u64,
 }
 
-/// Nothing was let through for as long as the patience lasts.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) struct Closed {
-    pub patience: Duration,
-}
-
 impl Limits {
     pub(super) fn new(settings: &SourceSettings) -> Self {
         let concurrency = ConcurrencyLimit::new(settings.s3_max_requests);
         Self {
             rate: settings.s3_max_bytes_per_s.map(|per_s| RateLimit::new(per_s as f64)),
             requests: PrioritySemaphore::new(concurrency.get() as u64),
-            answers: Mutex::new(Answers { concurrency, failing_since: None }),
+            answers: Mutex::new(Answers { concurrency, failing_since: None, pause: None }),
             patience: Duration::from_secs_f64(settings.patience_s),
         }
     }
 
-    /// Waits until a request for `bytes` may be sent. `Closed` if the object store has answered nothing well
-    /// for the whole patience since `since`.
-    pub(super) async fn enter(&self, urgency: &Urgency, bytes: u64, since: Instant) -> Result<Pass, Closed> {
+    /// Waits until a request for `bytes` may be sent. None if the object store has answered nothing well for
+    /// the whole patience since `since`.
+    pub(super) async fn enter(&self, urgency: &Urgency, bytes: u64, since: Instant) -> Option<Pass> {
         let permit = async {
             if let Some(rate) = &self.rate {
                 rate.pass(bytes, urgency).await;
@@ -70,10 +70,10 @@ impl Limits {
             // A long queue before an object store that works is no reason to give up.
             let until = failing_since.map_or(now, |failing| failing.max(since)) + self.patience;
             if failing_since.is_some() && until <= now {
-                return Err(Closed { patience: self.patience });
+                return None;
             }
             if let Ok(permit) = tokio::time::timeout_at(until.into(), &mut permit).await {
-                return Ok(Pass { permit, era: self.answers.lock().concurrency.era() });
+                return Some(Pass { permit, era: self.answers.lock().concurrency.era() });
             }
         }
     }
@@ -85,7 +85,9 @@ impl Limits {
         answers.failing_since = None;
         answers.concurrency.on_success(pass.era, is_full);
         self.requests.set_limit(answers.concurrency.get() as u64);
-        self.requests.pause(None);
+        if let Some(pause) = answers.pause.take() {
+            pause.abort();
+        }
     }
 
     /// The request was refused for now, or its answer broke off.
@@ -96,18 +98,28 @@ impl Limits {
             answers.failing_since.get_or_insert(now);
             let pause = answers.concurrency.on_throttle(pass.era, now);
             self.requests.set_limit(answers.concurrency.get() as u64);
-            if pause.is_some() {
-                self.requests.pause(pause);
+            if let Some(until) = pause {
+                let paused = hold_until(until, self.requests.acquire_now(ALL));
+                answers.pause.replace(paused).inspect(AbortHandle::abort);
             }
         }
         drop(pass.permit);
     }
 }
 
+/// Keeps others waiting for a while.
+fn hold_until(until: Instant, permit: SemaphorePermit) -> AbortHandle {
+    let hold = async move {
+        tokio::time::sleep_until(until.into()).await;
+        drop(permit);
+    };
+    tokio::spawn(hold).abort_handle()
+}
+
 /// Bytes a second.
 #[derive(Debug)]
 struct RateLimit {
-    /// Held for an instant by each request in turn, and paused while its bytes are paid for.
+    /// Held by each request in turn until its bytes are paid for.
     turns: Arc<PrioritySemaphore>,
     bucket: Mutex<TokenBucket>,
 }
@@ -124,11 +136,9 @@ impl RateLimit {
         let now = Instant::now();
         let mut bucket = self.bucket.lock();
         bucket.charge(bytes as f64, now);
-        let debt = bucket.debt(now);
-        if !debt.is_zero() {
-            self.turns.pause(now.checked_add(debt));
+        if let Some(paid) = now.checked_add(bucket.debt(now)) {
+            hold_until(paid, turn);
         }
-        drop(turn);
     }
 }
 
@@ -154,7 +164,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn requests_at_once_are_bounded_and_an_outage_ends_in_closed() {
+    async fn requests_at_once_are_bounded_and_an_outage_closes_them() {
         let settings = SourceSettings { s3_max_requests: 1, patience_s: 0.05, ..Default::default() };
         let (limits, demand, now) = (Limits::new(&settings), Urgency::demand(), Instant::now());
         let first = limits.enter(&demand, 1, now).await.unwrap();
@@ -163,6 +173,29 @@ mod tests {
         let refused = limits.enter(&demand, 1, now).await.unwrap();
         limits.on_throttle(refused);
         let _under_way = limits.enter(&demand, 1, now).await.unwrap();
-        assert_eq!(limits.enter(&demand, 1, now).await.unwrap_err(), Closed { patience: limits.patience });
+        assert!(limits.enter(&demand, 1, now).await.is_none());
+    }
+
+    /// When nothing is answered well any more, nothing is sent for a while; a good answer ends that.
+    #[tokio::test]
+    async fn an_outage_pauses_and_a_good_answer_ends_the_pause() {
+        let limits = Limits::new(&SourceSettings::default());
+        let (demand, now) = (Urgency::demand(), Instant::now());
+        let fill = || std::iter::from_fn(|| limits.enter(&demand, 1, now).now_or_never().flatten());
+        for at_once in [4, 8, 16] {
+            let passes: Vec<Pass> = fill().collect();
+            assert_eq!(passes.len(), at_once);
+            passes.into_iter().for_each(|pass| limits.on_success(pass));
+        }
+        let early = limits.enter(&demand, 1, now).await.unwrap();
+        for at_once in [31, 15, 7, 3] {
+            let passes: Vec<Pass> = fill().collect();
+            assert_eq!(passes.len(), at_once);
+            passes.into_iter().for_each(|pass| limits.on_throttle(pass));
+        }
+        assert!(limits.enter(&demand, 1, now).now_or_never().is_none(), "one more fits, but not now");
+        limits.on_success(early);
+        tokio::task::yield_now().await;
+        assert!(limits.enter(&demand, 1, now).now_or_never().is_some());
     }
 }

@@ -19,30 +19,20 @@ pub(super) struct Bucket {
 pub(crate) struct Place {
     pub(super) bucket: Arc<Bucket>,
     pub(super) path: Path,
-    pub(super) uri: String,
+    /// What the place was opened by.
+    pub(crate) uri: String,
 }
 
-/// The version of an object: its tag without quotes, and its size.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Version {
+/// An object in one of its versions.
+#[derive(Clone)]
+pub(crate) struct SourceObject {
+    pub place: Place,
+    /// The tag of the version, without quotes.
     pub etag: String,
     pub size: u64,
 }
 
-/// Which counters a request belongs to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Purpose {
-    Footer,
-    /// Column chunks.
-    Data,
-}
-
 impl Place {
-    /// The URI that the place was opened by.
-    pub(crate) fn uri(&self) -> &str {
-        &self.uri
-    }
-
     /// The path in the bucket: a listed object's key starts with it.
     pub(crate) fn path(&self) -> &str {
         self.path.as_ref()
@@ -65,8 +55,8 @@ impl Place {
         )))
     }
 
-    /// The version that a listing or an answer names.
-    pub(crate) fn version(&self, meta: &ObjectMeta) -> Result<Version> {
+    /// The object here, in the version that a listing or an answer names.
+    pub(crate) fn object(&self, meta: &ObjectMeta) -> Result<SourceObject> {
         let etag = meta.e_tag.as_deref().map(|e| e.trim_matches('"')).filter(|e| !e.is_empty());
         let etag = etag.ok_or_else(|| {
             Error::invalid(format!(
@@ -74,6 +64,6 @@ impl Place {
                 self.uri
             ))
         })?;
-        Ok(Version { etag: etag.to_owned(), size: meta.size })
+        Ok(SourceObject { place: self.clone(), etag: etag.to_owned(), size: meta.size })
     }
 }

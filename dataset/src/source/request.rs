@@ -1,74 +1,148 @@
 //! One request for one object or listing: sent until it is answered or its patience ends.
+//!
+//! `object_store` retries each request by itself and holds its place meanwhile; many at once make a storm of
+//! a fault. So its retries are switched off, and these stand in their place: each after a wait of its own,
+//! from a budget shared by all ([`RetryBudget`]), for a bounded time.
 
 use super::counters::SourceCounters;
-use super::limits::{Closed, Pass};
-use super::object::{Place, Version};
-use super::retry::{Attempts, Retries};
+use super::limits::{Limits, Pass};
+use super::object::Place;
+use super::retry::RetryBudget;
+use super::settings::SourceSettings;
 use crate::urgency::Urgency;
-use forebay_proto::{Error, Kind, Result};
+use forebay_proto::{Backoff, Error, Kind, Result};
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-/// A request and its attempts.
+const WAIT_FIRST: Duration = Duration::from_millis(100);
+const WAIT_MAX: Duration = Duration::from_secs(5);
+
+/// What all requests of a process share.
+pub(super) struct Requests {
+    limits: Limits,
+    retries: RetryBudget,
+    pub counters: SourceCounters,
+}
+
+impl Requests {
+    pub(super) fn new(settings: &SourceSettings) -> Self {
+        let (retries, counters) = (RetryBudget::new(), SourceCounters::default());
+        Self { limits: Limits::new(settings), retries, counters }
+    }
+}
+
+/// A request and its attempts. Its patience runs from its first failure.
 pub(super) struct Request<'a> {
+    all: &'a Requests,
     place: &'a Place,
-    version: Option<&'a Version>,
-    attempts: Attempts<'a>,
-    counters: &'a SourceCounters,
-    start: Option<Instant>,
+    /// The tag of the version asked for.
+    etag: Option<&'a str>,
+    urgency: &'a Urgency,
+    waits: Backoff,
+    first_failure: Option<Instant>,
     last: Option<Error>,
 }
 
 impl<'a> Request<'a> {
     pub(super) fn new(
-        retries: &'a Retries,
-        counters: &'a SourceCounters,
+        all: &'a Requests,
         place: &'a Place,
-        version: Option<&'a Version>,
+        etag: Option<&'a str>,
         urgency: &'a Urgency,
     ) -> Self {
-        Self { place, version, attempts: retries.attempts(urgency), counters, start: None, last: None }
+        let waits = Backoff::new(WAIT_FIRST, WAIT_MAX);
+        Self { all, place, etag, urgency, waits, first_failure: None, last: None }
     }
 
     /// Waits until an attempt for `bytes` may begin.
     pub(super) async fn begin(&mut self, bytes: u64) -> Result<Pass> {
-        let pass = self.attempts.begin(bytes).await.map_err(|closed| self.closed(&closed))?;
-        self.start.get_or_insert_with(Instant::now);
-        Ok(pass)
+        let since = match self.first_failure {
+            Some(since) => {
+                tokio::time::sleep(self.waits.next()).await;
+                self.all.retries.pay().await;
+                since
+            }
+            None => {
+                self.all.retries.earn();
+                Instant::now()
+            }
+        };
+        let pass = self.all.limits.enter(self.urgency, bytes, since).await;
+        pass.ok_or_else(|| {
+            self.last.take().unwrap_or_else(|| {
+                let (endpoint, patience) = (&self.place.bucket.endpoint.name, self.all.limits.patience);
+                let (uri, patience) = (&self.place.uri, patience.as_secs_f64());
+                Error::retry(format!(
+                    "{uri}: not tried, as {endpoint} has answered no request for {patience} s: try again later"
+                ))
+            })
+        })
     }
 
     /// The attempt's outcome: none if it is to be tried again.
     pub(super) fn end<T>(&mut self, pass: Pass, outcome: object_store::Result<T>) -> Result<Option<T>> {
-        let e = match outcome {
-            Ok(value) => {
-                self.attempts.on_success(pass);
-                return Ok(Some(value));
+        let Requests { limits, retries, counters } = self.all;
+        let failed = match outcome {
+            Ok(value) => Ok(value),
+            Err(e) => {
+                let endpoint = &self.place.bucket.endpoint;
+                Err(endpoint.fault(&self.place.uri, self.etag, self.first_failure, &e))
             }
-            Err(e) => e,
         };
-        let start = self.start.unwrap_or_else(Instant::now);
-        let etag = self.version.map(|v| v.etag.as_str());
-        let e = self.place.bucket.endpoint.fault(&self.place.uri, etag, start, e);
-        if e.kind != Kind::Retry || self.place.is_file() {
-            self.attempts.on_success(pass);
-            return Err(e);
+        match failed {
+            Err(e) if e.kind == Kind::Retry && !self.place.is_file() => {
+                limits.on_throttle(pass);
+                let since = self.first_failure.get_or_insert_with(Instant::now);
+                if since.elapsed() >= limits.patience {
+                    return Err(e);
+                }
+                counters.retries.fetch_add(1, Relaxed);
+                self.last = Some(e);
+                Ok(None)
+            }
+            // Answered, if only with a refusal that a retry would not change.
+            answered => {
+                limits.on_success(pass);
+                if self.first_failure.is_some() {
+                    retries.refund();
+                }
+                answered.map(Some)
+            }
         }
-        if !self.attempts.on_throttle(pass) {
-            return Err(e);
-        }
-        self.counters.retries.fetch_add(1, Relaxed);
-        self.last = Some(e);
-        Ok(None)
     }
+}
 
-    fn closed(&mut self, closed: &Closed) -> Error {
-        self.last.take().unwrap_or_else(|| {
-            Error::retry(format!(
-                "{}: not tried, as {} has answered no request for {} s: try again later",
-                self.place.uri,
-                self.place.bucket.endpoint.name,
-                closed.patience.as_secs_f64()
-            ))
-        })
+#[cfg(test)]
+mod tests {
+    use super::super::faults::Endpoint;
+    use super::super::object::Bucket;
+    use super::super::retry::SAVED;
+    use super::*;
+    use object_store::memory::InMemory;
+    use std::sync::Arc;
+
+    #[tokio::test]
+    async fn retries_cost_and_those_that_succeed_are_given_back() {
+        let settings = SourceSettings { patience_s: 0.3, ..Default::default() };
+        let (all, demand, start) = (Requests::new(&settings), Urgency::demand(), Instant::now());
+        let endpoint = Endpoint { bucket: Some("b".into()), ..Default::default() };
+        let bucket = Arc::new(Bucket { objects: Box::new(InMemory::new()), endpoint });
+        let place = Place { bucket, path: "k".into(), uri: "s3://b/k".into() };
+        let busy = || -> object_store::Result<()> {
+            let source = "status code: 503 Slow".into();
+            Err(object_store::Error::Generic { store: "S3", source })
+        };
+        let left = || all.retries.left();
+        let mut request = Request::new(&all, &place, None, &demand);
+        let pass = request.begin(1).await.unwrap();
+        assert!(request.end(pass, busy()).unwrap().is_none());
+        let pass = request.begin(1).await.unwrap();
+        assert!(start.elapsed() >= WAIT_FIRST / 2, "it waits before it tries again");
+        assert!(left().take(SAVED, start).is_err(), "a retry is paid for");
+        assert!(request.end(pass, Ok(())).unwrap().is_some());
+        assert!(left().take(SAVED, start).is_ok());
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        let pass = request.begin(1).await.unwrap();
+        assert!(request.end(pass, busy()).is_err(), "its patience has ended");
     }
 }

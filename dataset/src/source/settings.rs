@@ -67,48 +67,27 @@ impl Default for SourceSettings {
 
 impl fmt::Debug for SourceSettings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let hidden = |v: &Option<String>| v.as_ref().map(|_| "(hidden)");
-        f.debug_struct("SourceSettings")
-            .field("s3_endpoint", &self.s3_endpoint)
-            .field("s3_region", &self.s3_region)
-            .field("s3_access_key_id", &self.s3_access_key_id)
-            .field("s3_secret_access_key", &hidden(&self.s3_secret_access_key))
-            .field("s3_session_token", &hidden(&self.s3_session_token))
-            .field("s3_profile", &self.s3_profile)
-            .field("s3_path_style", &self.s3_path_style)
-            .field("s3_anonymous", &self.s3_anonymous)
-            .field("s3_max_requests", &self.s3_max_requests)
-            .field("s3_max_bytes_per_s", &self.s3_max_bytes_per_s)
-            .field("request_timeout_s", &self.request_timeout_s)
-            .field("patience_s", &self.patience_s)
-            .field("segment_memory_bytes", &self.segment_memory_bytes)
-            .field("footer_cache_bytes", &self.footer_cache_bytes)
-            .finish()
+        // Secrets are not serialised.
+        f.write_str(&serde_json::to_string(self).map_err(|_| fmt::Error)?)
     }
 }
 
 impl SourceSettings {
     /// `Invalid` if a value makes no sense.
     pub(super) fn check(&self) -> Result<()> {
-        for (name, value) in [("request_timeout_s", self.request_timeout_s), ("patience_s", self.patience_s)]
-        {
-            if !(value > 0.0 && value <= 86_400.0) {
-                return Err(Error::invalid(format!(
-                    "{name} = {value}: must be more than 0 and at most 86400"
-                )));
-            }
-        }
-        if self.s3_max_requests == 0 || self.s3_max_requests > 4096 {
-            return Err(Error::invalid(format!(
-                "s3_max_requests = {}: must be 1 to 4096",
-                self.s3_max_requests
-            )));
-        }
-        if self.s3_max_bytes_per_s == Some(0) {
-            return Err(Error::invalid(
-                "s3_max_bytes_per_s = 0: nothing could be read: leave it out for no limit".to_owned(),
-            ));
-        }
-        Ok(())
+        let (timeout, patience, requests) = (self.request_timeout_s, self.patience_s, self.s3_max_requests);
+        let is_time = |seconds: f64| seconds > 0.0 && seconds <= 86_400.0;
+        let why = if !is_time(timeout) {
+            format!("request_timeout_s = {timeout}: must be more than 0 and at most 86400")
+        } else if !is_time(patience) {
+            format!("patience_s = {patience}: must be more than 0 and at most 86400")
+        } else if !(1..=4096).contains(&requests) {
+            format!("s3_max_requests = {requests}: must be 1 to 4096")
+        } else if self.s3_max_bytes_per_s == Some(0) {
+            "s3_max_bytes_per_s = 0: nothing could be read: leave it out for no limit".into()
+        } else {
+            return Ok(());
+        };
+        Err(Error::invalid(why))
     }
 }

@@ -1,39 +1,19 @@
 //! Dataset and object URIs: one spelling each, and nothing that could lead out of what a prefix allows.
 
 use forebay_proto::{Error, Result};
-use std::path::{Component, Path as FsPath, PathBuf};
+use std::path::{Path, PathBuf};
+
+/// The schemes of object stores. Azure's buckets are called containers.
+const SCHEMES: [&str; 3] = ["s3", "gs", "az"];
+
+/// A scheme and a bucket; `None` is the file system.
+pub(super) type BucketName = Option<(&'static str, String)>;
 
 /// What a URI points to.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Location {
-    /// A bucket and a key or prefix (no slash at either end, maybe empty).
-    Bucket { scheme: Scheme, bucket: String, key: String },
-    /// An absolute path.
-    File { path: PathBuf },
-}
-
-/// The kinds of object stores.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) enum Scheme {
-    S3,
-    /// Google Cloud Storage.
-    Gs,
-    /// Azure Blob Storage; its buckets are called containers.
-    Az,
-}
-
-impl Scheme {
-    pub(super) fn name(self) -> &'static str {
-        match self {
-            Self::S3 => "s3",
-            Self::Gs => "gs",
-            Self::Az => "az",
-        }
-    }
-
-    fn parse(name: &str) -> Option<Self> {
-        [Self::S3, Self::Gs, Self::Az].into_iter().find(|scheme| scheme.name() == name)
-    }
+pub(super) struct Location {
+    pub bucket: BucketName,
+    /// A key, a prefix, or a path below the root: no slash at either end, maybe empty.
+    pub path: String,
 }
 
 /// The one spelling of a dataset's URI: no slash at the end, and for `file://` symbolic links resolved as far
@@ -57,25 +37,20 @@ pub fn normalise(uri: &str) -> Result<String> {
 }
 
 /// The normal form of a place.
-pub(crate) fn spell(uri: &str, location: Location) -> Result<String> {
-    match location {
-        Location::Bucket { scheme, bucket, key } => {
-            let slash = if key.is_empty() { "" } else { "/" };
-            Ok(format!("{}://{bucket}{slash}{key}", scheme.name()))
-        }
-        Location::File { path } => {
-            let path = resolve(&path);
-            match path.to_str() {
-                Some("/") => Ok("file:///".into()),
-                Some(text) => Ok(format!("file://{text}")),
-                None => Err(Error::invalid(format!("{uri}: resolves to a path that is not UTF-8"))),
-            }
-        }
+pub(super) fn spell(uri: &str, location: Location) -> Result<String> {
+    let Location { bucket, path } = location;
+    match bucket {
+        Some((scheme, bucket)) if path.is_empty() => Ok(format!("{scheme}://{bucket}")),
+        Some((scheme, bucket)) => Ok(format!("{scheme}://{bucket}/{path}")),
+        None => match resolve(&Path::new("/").join(path)).to_str() {
+            Some(text) => Ok(format!("file://{text}")),
+            None => Err(Error::invalid(format!("{uri}: resolves to a path that is not UTF-8"))),
+        },
     }
 }
 
 /// Takes a URI apart, checking it; reads no file system.
-pub(crate) fn locate(uri: &str) -> Result<Location> {
+pub(super) fn locate(uri: &str) -> Result<Location> {
     if uri.is_empty() {
         return Err(Error::invalid("the URI is empty: give s3://BUCKET/PREFIX or file:///PATH"));
     }
@@ -99,7 +74,7 @@ pub(crate) fn locate(uri: &str) -> Result<Location> {
     if dots(path) {
         return Err(Error::invalid(format!("{uri}: '.' and '..' are not allowed in a URI")));
     }
-    if let Some(scheme) = Scheme::parse(scheme) {
+    if let Some(scheme) = SCHEMES.into_iter().find(|known| *known == scheme) {
         let fits = |c: char| c.is_ascii_alphanumeric() || "-._".contains(c);
         let is_name = (1..=255).contains(&authority.len()) && authority.chars().all(fits) && !dots(authority);
         if !is_name {
@@ -108,12 +83,12 @@ pub(crate) fn locate(uri: &str) -> Result<Location> {
         if path.starts_with('/') || path.contains("//") {
             return Err(Error::invalid(format!("{uri}: keys with empty parts (//) cannot be read")));
         }
-        return Ok(Location::Bucket { scheme, bucket: authority.into(), key: path.into() });
+        return Ok(Location { bucket: Some((scheme, authority.into())), path: path.into() });
     }
     match (scheme, authority) {
         ("file", "") if rest.starts_with('/') => {
-            let parts = path.split('/').filter(|part| !part.is_empty());
-            Ok(Location::File { path: FsPath::new("/").join(parts.collect::<PathBuf>()) })
+            let parts: Vec<_> = path.split('/').filter(|part| !part.is_empty()).collect();
+            Ok(Location { bucket: None, path: parts.join("/") })
         }
         ("file", _) => {
             Err(Error::invalid(format!("{uri}: give an absolute path with three slashes: file:///PATH")))
@@ -125,20 +100,11 @@ pub(crate) fn locate(uri: &str) -> Result<Location> {
 }
 
 /// `path` with symbolic links resolved in the longest part of it that exists.
-fn resolve(path: &FsPath) -> PathBuf {
-    let mut rest = Vec::new();
-    let mut head = path;
-    loop {
-        if let Ok(real) = head.canonicalize() {
-            return rest.iter().rev().fold(real, |p, part| p.join(part));
-        }
-        match (head.components().next_back(), head.parent()) {
-            (Some(Component::Normal(part)), Some(parent)) => {
-                rest.push(part);
-                head = parent;
-            }
-            _ => return path.to_owned(),
-        }
+fn resolve(path: &Path) -> PathBuf {
+    let head = |head: &Path| Some((head.canonicalize().ok()?, path.strip_prefix(head).ok()?));
+    match path.ancestors().find_map(head) {
+        Some((real, rest)) => real.components().chain(rest.components()).collect(),
+        None => path.to_owned(),
     }
 }
 

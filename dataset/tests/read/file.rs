@@ -4,7 +4,7 @@ use crate::given::{self, Dir, all_types, ints, write, write_empty_groups};
 use arrow::array::{Array, ArrayRef, AsArray, RecordBatch, StructArray, TimestampMillisecondArray};
 use arrow::compute::{cast, concat_batches};
 use arrow::datatypes::{DataType, Field, Fields, Int64Type, Schema, TimeUnit};
-use forebay_dataset::{SegmentReader, SourceSettings, Urgency};
+use forebay_dataset::{SegmentReader, SourceSettings, Urgency, schema};
 use forebay_proto::{Kind, Manifest, v1};
 use parquet::arrow::arrow_writer::ArrowWriterOptions;
 use parquet::arrow::{ARROW_SCHEMA_META_KEY, ArrowWriter, encode_arrow_schema};
@@ -53,7 +53,7 @@ async fn every_type_survives() {
             write(&dir.path("a.parquet"), &batch, group_rows, properties.clone());
             let source = source();
             let frozen = source.freeze(&dir.uri(), 4096).await.unwrap();
-            let all = frozen.projection(&[]).unwrap();
+            let all = schema::projection(&frozen.schema, &[]).unwrap();
             let read = read_all(&source, &frozen.manifest, &all).await;
             let read = concat_batches(&frozen.schema, &read).unwrap();
             for (want, got) in batch.columns().iter().zip(read.columns()) {
@@ -152,18 +152,21 @@ async fn only_projected_columns_are_read() {
     let source = source();
     let frozen = source.freeze(&dir.uri(), 0).await.unwrap();
     let names = |n: &[&str]| n.iter().map(|n| n.to_string()).collect::<Vec<_>>();
-    let projection = frozen.projection(&names(&["utf8", "bool"])).unwrap();
+    let projection = schema::projection(&frozen.schema, &names(&["utf8", "bool"])).unwrap();
     let batch = source.read_segment(&frozen.manifest, 0, &projection, &Urgency::demand()).await.unwrap();
     let schema = batch.schema();
     assert_eq!(schema.fields().iter().map(|f| f.name().as_str()).collect::<Vec<_>>(), ["bool", "utf8"]);
     let read = source.counters().s3_bytes.load(Relaxed);
     let projected = frozen.projected_bytes(&projection);
     assert!(read >= projected && read <= projected + 4096, "{read} of {projected}");
-    assert!(read < frozen.projected_bytes(&frozen.projection(&[]).unwrap()) / 2);
+    assert!(read < frozen.projected_bytes(&schema::projection(&frozen.schema, &[]).unwrap()) / 2);
 
-    let e = frozen.projection(&names(&["nope"])).unwrap_err();
+    let e = schema::projection(&frozen.schema, &names(&["nope"])).unwrap_err();
     assert!(e.kind == Kind::Invalid && e.message.contains("nope") && e.message.contains("utf8"), "{e}");
-    assert_eq!(frozen.projection(&names(&["bool", "bool"])).unwrap_err().kind, Kind::Invalid);
+    assert_eq!(
+        schema::projection(&frozen.schema, &names(&["bool", "bool"])).unwrap_err().kind,
+        Kind::Invalid
+    );
     assert_eq!(
         source.read_segment(&frozen.manifest, 0, &[999], &Urgency::demand()).await.unwrap_err().kind,
         Kind::Invalid
@@ -412,7 +415,7 @@ proptest! {
             match source.freeze(&dir.uri(), 1).await {
                 Err(e) => prop_assert!(fits(e.kind), "{}", e),
                 Ok(frozen) => {
-                    let all = frozen.projection(&[]).unwrap();
+                    let all = schema::projection(&frozen.schema, &[]).unwrap();
                     for i in 0..frozen.manifest.segments().len() as u32 {
                         if let Err(e) = source.read_segment(&frozen.manifest, i, &all, &Urgency::demand()).await {
                             prop_assert!(fits(e.kind) && e.message.contains("a.parquet"), "{}", e);

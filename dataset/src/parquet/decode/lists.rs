@@ -6,7 +6,8 @@
 //! left to the general reader.
 
 use super::levels::{all_defined, all_of_length};
-use crate::parquet::chunks::SharedChunks;
+use crate::parquet::chunks::Chunks;
+use crate::parquet::cost::is_full_list;
 use crate::parquet::footer::RowGroups;
 use arrow::array::{ArrayRef, ArrowPrimitiveType, FixedSizeListArray, PrimitiveArray};
 use arrow::buffer::ScalarBuffer;
@@ -31,7 +32,7 @@ const STEP: usize = 16 << 10;
 /// Column number `column` of the object, which becomes `field`, if it can be read this way.
 pub(super) fn read(
     part: &RowGroups,
-    chunks: &SharedChunks,
+    chunks: &Chunks,
     column: usize,
     field: &Field,
 ) -> Result<Option<ArrayRef>, ParquetError> {
@@ -58,7 +59,7 @@ pub(super) fn read(
 /// A column of lists that may be full.
 struct Lists<'a> {
     part: &'a RowGroups,
-    chunks: &'a SharedChunks,
+    chunks: &'a Chunks,
     leaf: usize,
     length: u64,
     /// The leaf as if it were a column without levels.
@@ -66,18 +67,13 @@ struct Lists<'a> {
 }
 
 impl<'a> Lists<'a> {
-    fn new(part: &'a RowGroups, chunks: &'a SharedChunks, column: usize, length: i32) -> Option<Self> {
+    fn new(part: &'a RowGroups, chunks: &'a Chunks, column: usize, length: i32) -> Option<Self> {
         let leaves = part.footer.leaves.get(column).filter(|l| l.len() == 1)?;
         let leaf = leaves.start;
         let length = u64::try_from(length).ok().filter(|n| *n > 0)?;
         let descriptor = part.footer.arrow.parquet_schema().column(leaf);
-        if descriptor.max_rep_level() != 1 {
-            return None;
-        }
-        let full = |rows: i64, values: i64| {
-            u64::try_from(rows).ok().and_then(|r| r.checked_mul(length)) == u64::try_from(values).ok()
-        };
-        if !part.metadata().iter().all(|g| full(g.num_rows(), g.column(leaf).num_values())) {
+        let is_full = part.metadata().iter().all(|g| is_full_list(&part.footer, g, column));
+        if descriptor.max_rep_level() != 1 || !is_full {
             return None;
         }
         let flat = ColumnDescriptor::new(descriptor.self_type_ptr(), 0, 0, descriptor.path().clone());

@@ -1,5 +1,6 @@
 use super::*;
-use std::time::Duration;
+use object_store::CredentialProvider;
+use std::time::{Duration, Instant};
 
 fn files() -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
@@ -18,13 +19,15 @@ fn files() -> tempfile::TempDir {
     dir
 }
 
+fn env(dir: &tempfile::TempDir, vars: &[(&str, &str)]) -> Env {
+    let at = |f: &str| dir.path().join(f).display().to_string();
+    let (credentials, config) = (at("credentials"), at("config"));
+    let files = [("AWS_SHARED_CREDENTIALS_FILE", &*credentials), ("AWS_CONFIG_FILE", &*config)];
+    Env::from_slice(&[&files, vars].concat())
+}
+
 fn resolve_in(dir: &tempfile::TempDir, settings: &SourceSettings, vars: &[(&str, &str)]) -> Result<Resolved> {
-    let at = |f: &str| Some(dir.path().join(f).display().to_string());
-    resolve(settings, &|name| match name {
-        "AWS_SHARED_CREDENTIALS_FILE" => at("credentials"),
-        "AWS_CONFIG_FILE" => at("config"),
-        _ => vars.iter().find(|(k, _)| *k == name).map(|(_, v)| v.to_string()),
-    })
+    resolve(settings, &env(dir, vars))
 }
 
 fn run(settings: &SourceSettings, vars: &[(&str, &str)]) -> Result<Resolved> {
@@ -32,15 +35,13 @@ fn run(settings: &SourceSettings, vars: &[(&str, &str)]) -> Result<Resolved> {
 }
 
 async fn keys(resolved: &Resolved) -> Arc<AwsCredential> {
-    match &resolved.credentials {
-        Credentials::Fixed(keys) => keys.clone(),
-        Credentials::Renewed(provider) => provider.get_credential().await.unwrap(),
-        other => panic!("{other:?}"),
-    }
+    resolved.credentials.as_ref().unwrap().get_credential().await.unwrap()
 }
 
 #[tokio::test]
 async fn files_then_environment_then_settings() {
+    let dir = files();
+    let run = |settings: &SourceSettings, vars: &[(&str, &str)]| resolve_in(&dir, settings, vars);
     let none = SourceSettings::default();
     let r = run(&none, &[]).unwrap();
     assert_eq!((r.region.as_str(), r.endpoint.as_deref(), r.path_style), ("eu-west-1", None, false));
@@ -76,7 +77,7 @@ fn contradictions_are_told() {
         assert!(e.message.contains(hint), "{e}");
     }
     let sso = SourceSettings { s3_profile: Some("sso".into()), ..Default::default() };
-    assert_eq!(run(&sso, &[]).is_ok(), cfg!(feature = "aws-config"));
+    assert!(run(&sso, &[]).is_ok());
     let s = SourceSettings { s3_endpoint: Some("localhost:9000".into()), ..Default::default() };
     assert!(run(&s, &[]).is_err());
     let s = SourceSettings { s3_endpoint: Some("http://me:hunter2@h:1".into()), ..Default::default() };
@@ -84,15 +85,17 @@ fn contradictions_are_told() {
     assert!(e.message.contains("holds credentials") && !e.message.contains("hunter2"), "{e}");
 }
 
-#[test]
-fn a_custom_endpoint_is_not_asked_for_by_an_instances_role() {
+#[tokio::test]
+async fn a_custom_endpoint_is_not_asked_for_by_an_instances_role() {
     let empty = tempfile::tempdir().unwrap();
     let custom = SourceSettings { s3_endpoint: Some("http://h:1".into()), ..Default::default() };
-    let resolved = |vars: &[(&str, &str)]| resolve_in(&empty, &custom, vars).unwrap().credentials;
-    assert!(matches!(resolved(&[]), Credentials::Missing));
-    assert!(!matches!(resolved(&[("AWS_WEB_IDENTITY_TOKEN_FILE", "/t")]), Credentials::Missing));
-    let aws = resolve_in(&empty, &SourceSettings::default(), &[]).unwrap().credentials;
-    assert!(!matches!(aws, Credentials::Missing));
+    let start = Instant::now();
+    let none = resolve_in(&empty, &custom, &[]).unwrap().credentials.unwrap().get_credential().await;
+    assert!(matches!(none, Err(object_store::Error::Unauthenticated { .. })), "{none:?}");
+    assert!(start.elapsed() < Duration::from_millis(900), "no service was waited for");
+    let chain = |settings| format!("{:?}", resolve_in(&empty, settings, &[]).unwrap().credentials);
+    assert!(chain(&custom).contains("asks_instance: false"));
+    assert!(chain(&SourceSettings::default()).contains("asks_instance: true"));
 }
 
 /// A session token that is renewed in the file is used, and a file that is gone leaves the last one.
@@ -100,20 +103,23 @@ fn a_custom_endpoint_is_not_asked_for_by_an_instances_role() {
 async fn session_tokens_are_read_again() {
     let dir = files();
     let path = dir.path().join("credentials");
-    let at = |f: &str| Some(dir.path().join(f).display().to_string());
-    let env = |name: &str| match name {
-        "AWS_SHARED_CREDENTIALS_FILE" => at("credentials"),
-        "AWS_CONFIG_FILE" => at("config"),
-        _ => None,
+    let mut keys = Chain {
+        env: env(&dir, &[]),
+        region: "us-east-1".into(),
+        profile: "w".into(),
+        is_named: true,
+        asks_instance: false,
+        read_again: Some(Duration::from_secs(3600)),
+        last: Default::default(),
     };
-    let profile = Profile::load(Some("w".into()), &env).unwrap();
-    let first = profile.keys().unwrap().unwrap();
-    let keys = ProfileKeys::new(profile, first);
-    let token = async |max_age| keys.at_most(max_age).await.token.clone().unwrap();
+    let token = async |keys: &Chain| keys.get_credential().await.unwrap().token.clone().unwrap();
+    assert_eq!(token(&keys).await, "t");
     let text = std::fs::read_to_string(&path).unwrap();
     std::fs::write(&path, text.replace("aws_session_token=t", "aws_session_token=renewed")).unwrap();
-    assert_eq!(token(Duration::from_secs(3600)).await, "t", "it is not read for each request");
-    assert_eq!(token(Duration::ZERO).await, "renewed");
+    assert_eq!(token(&keys).await, "t", "it is not read for each request");
+    keys.read_again = Some(Duration::ZERO);
+    keys.last = Default::default();
+    assert_eq!(token(&keys).await, "renewed");
     std::fs::remove_file(&path).unwrap();
-    assert_eq!(token(Duration::ZERO).await, "renewed");
+    assert_eq!(token(&keys).await, "renewed");
 }
