@@ -20,7 +20,7 @@ use forebay_proto::manifest::{DatasetId, Digest, Manifest, SEGMENT_BYTES};
 use forebay_proto::{Error, Result, v1};
 use frozen::FrozenFiles;
 use known::{Known, MadeBy};
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use std::sync::Arc;
 
 /// The datasets of a node.
@@ -68,7 +68,7 @@ impl Datasets {
         for uri in uris {
             let (source, files, place) = (self.source.clone(), self.frozen.clone(), uri.clone());
             let freeze = || frozen::freeze(source, files, place, segment_bytes);
-            all.push(self.freezing.join_or_lead((uri, segment_bytes), freeze).1.await?);
+            all.push(self.freezing.join_or_lead((uri, segment_bytes), (), freeze).1.value.await?);
         }
         // Of a split or a mix it makes a manifest of its own.
         let view = blocking(move || View::of(&spec, all)).await??;
@@ -101,7 +101,7 @@ impl Datasets {
 
     async fn take(&self, dataset: Dataset, made_by: MadeBy) -> Result<()> {
         let manifest = dataset.manifest.clone();
-        let (new, gone) = self.known().insert(dataset, made_by, known::LIMIT);
+        let (new, gone) = self.known.lock().insert(dataset, made_by, known::LIMIT);
         if new || !gone.is_empty() {
             let (files, ownership, all) = (self.files.clone(), self.ownership.clone(), self.list());
             let kept = blocking(move || {
@@ -126,7 +126,7 @@ impl Datasets {
                 "dataset version {digest} is not known to this node: open the dataset on it first"
             ))
         };
-        let mut known = self.known();
+        let mut known = self.known.lock();
         let id = match uri {
             "" => known.only(digest)?.ok_or_else(unknown)?,
             uri => DatasetId::new(digest, uri),
@@ -136,7 +136,7 @@ impl Datasets {
 
     /// All known datasets.
     pub fn list(&self) -> Vec<Dataset> {
-        let mut all = self.known().list();
+        let mut all = self.known.lock().list();
         all.sort_by(|a, b| a.manifest.uri().cmp(b.manifest.uri()));
         all
     }
@@ -147,7 +147,7 @@ impl Datasets {
         let uri = self.allowed(uri)?;
         let mut gone: Vec<_> =
             self.list().into_iter().filter(|d| d.is_of(&uri)).map(|d| d.manifest.id()).collect();
-        gone.retain(|id| self.known().remove(id));
+        gone.retain(|id| self.known.lock().remove(id));
         self.files.remove(&gone);
         self.frozen.forget(&uri);
         Ok(uri)
@@ -161,13 +161,9 @@ impl Datasets {
 
     fn recover(&self) {
         for dataset in self.files.recover(|manifest| self.checked(manifest)) {
-            let gone = self.known().insert(dataset, MadeBy::Another, known::LIMIT).1;
+            let gone = self.known.lock().insert(dataset, MadeBy::Another, known::LIMIT).1;
             self.files.remove(&gone);
         }
-    }
-
-    fn known(&self) -> MutexGuard<'_, Known> {
-        self.known.lock()
     }
 }
 

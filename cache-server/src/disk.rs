@@ -18,7 +18,7 @@
 //! ```text
 //! cache ─► segment_files ─► dirs ─► file, file_system     health, lock, block sizes
 //!   │            │   └────► evict ─► index ─► quota, map  who leaves; which files there are
-//!   ├─► rebuild ─► recover                                the files of a directory that is opened
+//!   ├─► rebuild                                           the files of a directory that is opened
 //!   └─► pins, sidecar, copies, scrub                      each over segment_files
 //! ```
 
@@ -36,12 +36,11 @@ mod pins;
 pub mod policy;
 mod quota;
 mod rebuild;
-mod recover;
-pub mod scrub;
+mod scrub;
 mod segment_files;
 mod sidecar;
 
-pub use cache::{DiskCache, DiskCacheSettings, Written};
+pub use cache::{DiskCache, DiskCacheSettings, Found, Written};
 pub use sidecar::Sidecar;
 
 #[cfg(test)]

@@ -22,8 +22,6 @@ mod server;
 mod service;
 mod settings;
 
-#[doc(hidden)]
-pub use read::plans::measure;
 pub use runtime::runtime;
 pub use server::Server;
-pub use settings::{Flags, Settings};
+pub use settings::Settings;

@@ -2,8 +2,7 @@
 #![expect(unsafe_code, reason = "the allocator reads its settings from a symbol of a given name")]
 
 use anyhow::Context;
-use clap::Parser;
-use forebay_server::{Flags, Server, Settings};
+use forebay_server::{Server, Settings};
 use std::process::ExitCode;
 use std::time::Duration;
 use tokio::signal::unix::{SignalKind, signal};
@@ -26,9 +25,8 @@ static ALLOCATOR_SETTINGS: &[u8; 69] =
 const END: Duration = Duration::from_secs(5);
 
 fn main() -> ExitCode {
-    let flags = Flags::parse();
     let served = forebay_server::runtime().context("start threads").and_then(|runtime| {
-        let served = runtime.block_on(run(&flags));
+        let served = runtime.block_on(run());
         // A thread may hang in a disk that does not answer.
         runtime.shutdown_timeout(END);
         served
@@ -42,8 +40,8 @@ fn main() -> ExitCode {
     }
 }
 
-async fn run(flags: &Flags) -> anyhow::Result<()> {
-    let settings = Settings::load(flags)?;
+async fn run() -> anyhow::Result<()> {
+    let settings = Settings::load(std::env::args_os())?;
     logs(settings.log_json);
     let stop = CancellationToken::new();
     let (mut term, mut int) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);

@@ -8,6 +8,8 @@ use crate::runtime::blocking;
 use forebay_proto::{Error, Kind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use tokio::runtime::Handle;
+use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 /// How often directories that were set aside are looked at; how often each is tried is the disk cache's
@@ -19,21 +21,10 @@ const SCRUB_PAUSE: Duration = Duration::from_secs(1);
 
 /// Keeps the disk cache in order until `stop` is called. `scrub_mb_per_s` = 0: nothing is scrubbed.
 pub async fn run(disk: Arc<DiskCache>, scrub_mb_per_s: f64, stop: CancellationToken) {
-    let work = async {
-        match scrub_mb_per_s > 0.0 {
-            true => drop(tokio::join!(heal(disk.clone()), scrub(disk.clone(), scrub_mb_per_s * 1e6))),
-            false => heal(disk.clone()).await,
-        }
-    };
-    tokio::select! {
-        () = work => {}
-        () = stop.cancelled() => {}
+    if scrub_mb_per_s > 0.0 {
+        tokio::spawn(scrub(disk.clone(), scrub_mb_per_s * 1e6, stop.clone()));
     }
-}
-
-async fn heal(disk: Arc<DiskCache>) {
-    loop {
-        tokio::time::sleep(HEAL_EVERY).await;
+    while timeout(HEAL_EVERY, stop.cancelled()).await.is_err() {
         let disk = disk.clone();
         if let Err(e) = blocking(move || disk.heal(Instant::now())).await {
             return gave_up(&e, "cache directories are no longer tried again");
@@ -48,23 +39,18 @@ fn gave_up(e: &Error, what: &str) {
     }
 }
 
-async fn scrub(disk: Arc<DiskCache>, bytes_per_s: f64) {
-    let mut scrub = disk.scrub();
-    loop {
-        let begun = Instant::now();
-        let step = blocking(move || {
-            let read = scrub.step();
-            (scrub, read)
-        });
-        let read;
-        (scrub, read) = match step.await {
-            Ok(done) => done,
-            Err(e) => return gave_up(&e, "segment files are no longer scrubbed"),
+async fn scrub(disk: Arc<DiskCache>, bytes_per_s: f64, stop: CancellationToken) {
+    let runtime = Handle::current();
+    while timeout(SCRUB_PAUSE, stop.cancelled()).await.is_err() {
+        let (disk, stop, runtime, mut begun) = (disk.clone(), stop.clone(), runtime.clone(), Instant::now());
+        let pause = move |read| {
+            let due = Duration::from_secs_f64(read as f64 / bytes_per_s);
+            let stopped = runtime.block_on(timeout(due.saturating_sub(begun.elapsed()), stop.cancelled()));
+            begun = Instant::now();
+            stopped.is_err()
         };
-        let pause = match read {
-            0 => SCRUB_PAUSE,
-            read => Duration::from_secs_f64(read as f64 / bytes_per_s).saturating_sub(begun.elapsed()),
-        };
-        tokio::time::sleep(pause).await;
+        if let Err(e) = blocking(move || disk.scrub(pause)).await {
+            return gave_up(&e, "segment files are no longer scrubbed");
+        }
     }
 }

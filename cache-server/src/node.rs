@@ -5,7 +5,7 @@
 
 use crate::cluster::hot::HotSegments;
 use crate::cluster::hot::publisher::Publisher;
-use crate::cluster::membership::{EtcdSettings, Membership};
+use crate::cluster::membership::Membership;
 use crate::cluster::ownership::Ownership;
 use crate::cluster::peers::Peers;
 use crate::cluster::replicate::Replicator;
@@ -14,11 +14,8 @@ use crate::disk::{DiskCache, DiskCacheSettings};
 use crate::events::Events;
 use crate::maintenance::stall_probe::StallProbe;
 use crate::read::cache::Cache;
-use crate::read::copies::SegmentExchange;
 use crate::read::memory::Memory;
 use crate::read::plans::Plans;
-use crate::read::prefetch::Prefetcher;
-use crate::read::recent_writes::RecentWrites;
 use crate::runtime::blocking;
 use crate::service::gate::Gate;
 use crate::service::health::ServingState;
@@ -32,8 +29,6 @@ use tokio_util::sync::CancellationToken;
 /// The parts of a node.
 pub struct Node {
     pub name: String,
-    /// Where others reach it.
-    pub url: String,
     pub started: Instant,
     pub membership: Arc<Membership>,
     pub ownership: Arc<Ownership>,
@@ -43,8 +38,6 @@ pub struct Node {
     pub memory: Memory,
     pub plans: Arc<Plans>,
     pub cache: Arc<Cache>,
-    /// What the cache wrote to disk lately.
-    pub recent_writes: RecentWrites,
     pub datasets: Arc<Datasets>,
     pub hot: Arc<HotSegments>,
     pub events: Arc<Events>,
@@ -77,7 +70,6 @@ impl Node {
         let peers = Arc::new(Peers::new(ownership.clone()));
         let datasets =
             Arc::new(Datasets::open(source.clone(), &settings.allow, disk.clone(), ownership.clone())?);
-        let recent_writes = RecentWrites::default();
         let cache = Cache::new(
             source.clone(),
             disk.clone(),
@@ -85,11 +77,9 @@ impl Node {
             plans.clone(),
             memory.clone(),
             peers.clone(),
-            recent_writes.clone(),
         );
         Ok(Self {
             name,
-            url,
             started: Instant::now(),
             membership,
             ownership,
@@ -98,7 +88,6 @@ impl Node {
             disk,
             memory,
             plans,
-            recent_writes,
             cache,
             datasets,
             hot: Arc::new(HotSegments::new(settings.serve_bytes_per_s)),
@@ -112,46 +101,21 @@ impl Node {
     /// The task that keeps copies at the other nodes.
     pub fn replicator(&self) -> Replicator {
         Replicator {
-            url: self.url.clone(),
-            ownership: self.ownership.clone(),
             peers: self.peers.clone(),
             disk: self.disk.clone(),
             plans: self.plans.clone(),
             datasets: self.datasets.clone(),
-            recent_writes: self.recent_writes.clone(),
-        }
-    }
-
-    /// The task that prefetches for announced plans.
-    pub fn prefetcher(&self) -> Prefetcher {
-        Prefetcher {
-            cache: self.cache.clone(),
-            plans: self.plans.clone(),
-            memory: self.memory.clone(),
-            disk: self.disk.clone(),
-            source: self.source.clone(),
-        }
-    }
-
-    /// The segments that the node gives to others and takes from them.
-    pub fn exchange(&self) -> SegmentExchange {
-        SegmentExchange {
-            cache: self.cache.clone(),
-            disk: self.disk.clone(),
-            peers: self.peers.clone(),
-            memory: self.memory.clone(),
+            written: self.cache.written().clone(),
         }
     }
 
     /// The task that spreads the readers of hot segments.
     pub fn publisher(&self) -> Publisher {
         Publisher {
-            url: self.url.clone(),
             hot: self.hot.clone(),
             source: self.source.clone(),
             disk: self.disk.clone(),
             membership: self.membership.clone(),
-            ownership: self.ownership.clone(),
             peers: self.peers.clone(),
         }
     }
@@ -195,19 +159,14 @@ async fn open_disk(settings: &Settings, plans: &Arc<Plans>, memory: &Memory) -> 
 
 fn membership(settings: &Settings, me: v1::Node) -> Membership {
     let cluster = &settings.cluster;
-    if !settings.nodes.is_empty() {
-        let node = |node: &StaticNode| v1::Node {
-            name: node.name.clone(),
-            address: node.url.clone(),
-            weight: 1.0,
-            zone: String::new(),
-        };
-        return Membership::fixed(me, settings.nodes.iter().map(node).collect(), cluster.replicas);
+    if !cluster.etcd.is_empty() {
+        return Membership::etcd(cluster.clone(), me);
     }
-    if cluster.etcd.is_empty() {
-        return Membership::alone(me);
-    }
-    let (endpoints, prefix, lease_ttl_s) =
-        (cluster.etcd.clone(), cluster.etcd_prefix.clone(), cluster.lease_ttl_s);
-    Membership::etcd(EtcdSettings { endpoints, prefix, lease_ttl_s }, me, cluster.replicas)
+    let node = |node: &StaticNode| v1::Node {
+        name: node.name.clone(),
+        address: node.url.clone(),
+        weight: 1.0,
+        zone: String::new(),
+    };
+    Membership::fixed(me, settings.nodes.iter().map(node).collect(), cluster.replicas)
 }

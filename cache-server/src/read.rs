@@ -16,5 +16,4 @@ mod memory_tier;
 mod placement;
 pub(crate) mod plans;
 pub(crate) mod prefetch;
-pub(crate) mod recent_writes;
 pub(crate) mod single_flight;

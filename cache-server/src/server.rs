@@ -3,6 +3,7 @@
 use crate::cluster::replicate::Replicator;
 use crate::maintenance;
 use crate::node::Node;
+use crate::read::prefetch;
 use crate::service::control::Control;
 use crate::service::flight::Flight;
 use crate::service::{metrics, peer};
@@ -104,8 +105,12 @@ impl Server {
             .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
             .build_v1()
             .map_err(|e| Error::invalid(format!("gRPC reflection: {e}")))?;
-        let control = CacheServer::new(Control::new(node.clone(), self.streams.clone()));
-        let peer = PeerServer::new(peer::PeerService::new(node.clone()));
+        let control = CacheServer::new(Control {
+            node: node.clone(),
+            stop: self.streams.clone(),
+            draining: Arc::default(),
+        });
+        let peer = PeerServer::new(peer::PeerService(node.clone()));
         Ok(tonic::transport::Server::builder()
             .http2_keepalive_interval(Some(PING))
             .http2_keepalive_timeout(Some(PING))
@@ -114,7 +119,7 @@ impl Server {
             .add_service(reflection)
             .add_service(control.max_decoding_message_size(REQUEST_BYTES_MAX))
             .add_service(peer.max_decoding_message_size(PEER_BYTES_MAX))
-            .add_service(Flight::new(node.clone())))
+            .add_service(Flight(node.clone())))
     }
 
     /// Starts the node's own work. Most of it ends when the set is dropped; metrics and the care of the disk
@@ -122,7 +127,7 @@ impl Server {
     fn start_background(&mut self, replicator: &Replicator) -> JoinSet<()> {
         let node = &self.node;
         let mut background = JoinSet::new();
-        background.spawn(node.prefetcher().run());
+        background.spawn(prefetch::run(node.cache.clone()));
         background.spawn(replicator.clone().run());
         background.spawn(node.publisher().run());
         if let Some(listener) = self.metrics.take() {

@@ -1,90 +1,116 @@
 //! Settings: flags over environment (`FOREBAY_*`) over a TOML file over defaults.
 
 mod cluster;
-mod flags;
 mod load;
 
 pub use cluster::{ClusterSettings, StaticNode};
-pub use flags::Flags;
 
+use clap::{Args, CommandFactory, FromArgMatches, Parser};
 use cluster::is_node_url;
-use forebay_dataset::SourceSettings;
+use forebay_dataset::{SourceArgs, SourceSettings};
+use forebay_proto::units::bytes;
 use forebay_proto::{Error, Result};
 use serde::{Deserialize, Serialize};
+use std::ffi::OsString;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-/// All settings of a node. In the file and the environment they have these names; nested ones are
-/// `[source] s3_endpoint` in the file and `FOREBAY_SOURCE__S3_ENDPOINT` in the environment.
-#[derive(Debug, Clone, Serialize, Deserialize)]
+/// forebay-server: a node of the Forebay data cache.
+#[derive(Debug, Parser)]
+#[command(version, about, long_about = None)]
+struct Flags {
+    /// TOML file with settings: the names of the long flags, `_` for `-`. But --cluster-node is `nodes`; the
+    /// flags of a cluster (--etcd, --advertise, --zone and so on) stand in `[cluster]`, --s3-* and
+    /// --patience-s in `[source]`.
+    #[arg(long, env = "FOREBAY_CONFIG")]
+    config: Option<PathBuf>,
+    #[command(flatten)]
+    settings: Settings,
+    #[command(flatten)]
+    source: SourceArgs,
+    /// Access key id [default: AWS_ACCESS_KEY_ID, then the AWS files]; the secret only comes from the
+    /// environment, the settings file or the AWS files.
+    #[arg(long)]
+    s3_access_key_id: Option<String>,
+}
+
+/// All settings of a node, most of them flags. In the file and the environment they have these names; nested
+/// ones are `[source] s3_endpoint` in the file and `FOREBAY_SOURCE__S3_ENDPOINT` in the environment.
+#[derive(Debug, Clone, Args, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Settings {
-    /// Where gRPC listens. Loopback unless told otherwise: the service has no authentication of its own.
+    /// Address of the gRPC service; port 0 picks a free one.
+    // Loopback unless told otherwise: the service has no authentication of its own.
+    #[arg(long, default_value = "127.0.0.1:7070")]
     pub listen: SocketAddr,
-    /// Where `/metrics` and `/health` are served over HTTP; unset: nowhere.
+    /// Address of /metrics and /health over HTTP [default: off].
+    #[arg(long)]
     pub metrics_listen: Option<SocketAddr>,
-    /// The node's name; unset: its address.
+    /// The node's name [default: its address].
+    #[arg(long)]
     pub node: Option<String>,
-    /// Directories of segment files, this server's alone: one, or one for each disk.
+    /// Directory of segment files, this server's alone; repeat it for several disks.
+    #[arg(long, default_value = "/var/cache/forebay")]
     #[serde(deserialize_with = "load::one_or_many")]
     pub cache_dir: Vec<PathBuf>,
-    /// Bytes that the directories may use on their disks, all together and all included; each gets an equal
-    /// share.
+    /// Bytes that the cache directories may use together, each an equal share, e.g. 500GB or 64GiB.
+    #[arg(long, value_parser = bytes, default_value = "10GB")]
     #[serde(deserialize_with = "load::size")]
     pub cache_bytes: u64,
-    /// Megabytes a second at which segment files are read through in the background, to find damage early; 0:
-    /// not at all.
+    /// MB/s at which segment files are read through in the background, to find damage early; 0: off.
+    // A day for 1.7 TB, and a disk does not notice.
+    #[arg(long, default_value = "20")]
     pub scrub_mb_per_s: f64,
-    /// Memory for segments being fetched, in transit and mapped, and for messages: [`crate::read::memory`]
-    /// divides it.
+    /// Memory: 3/8 of it for segments being fetched and decoded, 2/8 for those served without being stored,
+    /// 2/8 for mapped files, 1/8 for messages.
+    #[arg(long, value_parser = bytes, default_value = "2GiB")]
     #[serde(deserialize_with = "load::size")]
     pub memory_bytes: u64,
-    /// URIs under which data may be read. There is no default: nothing can be read unless it is allowed
-    /// here.
-    pub allow: Vec<String>,
-    /// All nodes of a fixed cluster, this one included; empty: a cluster of one, or the nodes that etcd
-    /// lists. Every node must be given the same list: segments are placed by the names in it.
-    pub nodes: Vec<StaticNode>,
-    /// Its place in a cluster that etcd keeps.
-    pub cluster: ClusterSettings,
-    /// Bytes a second that the node serves at most, as its network gives; unset: no limit. A node near it has
-    /// other nodes share the segments that are read most.
+    /// Bytes a second that the node serves at most, e.g. 1GB: the bandwidth of its network [default: no
+    /// limit]. A node near it has other nodes share the segments that are read most.
+    #[arg(long, value_name = "BYTES", value_parser = bytes)]
     #[serde(deserialize_with = "load::maybe_size")]
     pub serve_bytes_per_s: Option<u64>,
+    /// URI under which data may be read, e.g. s3://bucket/prefix; may be repeated.
+    // There is no default: nothing can be read unless it is allowed here.
+    #[arg(long)]
+    pub allow: Vec<String>,
+    /// A node of a fixed cluster, as in cache-1=http://10.0.0.1:7070; repeat it for all nodes, this one
+    /// included. Without a name the node's name is its host and port.
+    // The same list on every node: segments are placed by the names in it. Empty: a cluster of one, or the
+    // nodes that etcd lists.
+    #[arg(long = "cluster-node", value_name = "[NAME=]URL")]
+    pub nodes: Vec<StaticNode>,
+    /// Its place in a cluster that etcd keeps.
+    #[command(flatten)]
+    pub cluster: ClusterSettings,
     /// Seconds that open streams get to finish at shutdown.
+    #[arg(skip = 5.0)]
     pub drain_s: f64,
-    /// Logs as JSON lines rather than text.
+    /// Logs as JSON lines.
+    #[arg(long)]
     pub log_json: bool,
     /// How to reach object stores.
+    #[arg(skip)]
     pub source: SourceSettings,
 }
 
 impl Default for Settings {
+    /// As without any flag.
     fn default() -> Self {
-        Self {
-            listen: SocketAddr::from(([127, 0, 0, 1], 7070)),
-            metrics_listen: None,
-            node: None,
-            cache_dir: vec![PathBuf::from("/var/cache/forebay")],
-            cache_bytes: 10_000_000_000,
-            // A day for 1.7 TB, and a disk does not notice.
-            scrub_mb_per_s: 20.0,
-            memory_bytes: 2 << 30,
-            allow: Vec::new(),
-            nodes: Vec::new(),
-            cluster: ClusterSettings::default(),
-            serve_bytes_per_s: None,
-            drain_s: 5.0,
-            log_json: false,
-            source: SourceSettings::default(),
-        }
+        Flags::parse_from(["forebay-server"]).settings
     }
 }
 
 impl Settings {
-    /// Merges flags, environment and file, and checks the whole. `Invalid` names the setting.
-    pub fn load(flags: &Flags) -> Result<Self> {
-        let settings = load::merge(&Self::default(), flags.config.as_deref(), flags)?;
+    /// Merges flags, environment and file, and checks the whole. `Invalid` names the setting. Ends the process
+    /// where the command line is wrong or asks for help.
+    pub fn load(command_line: impl IntoIterator<Item = OsString>) -> Result<Self> {
+        let matches = Flags::command().get_matches_from(command_line);
+        let Flags { config, mut settings, source, s3_access_key_id } =
+            Flags::from_arg_matches(&matches).unwrap_or_else(|e| e.exit());
+        settings.source = SourceSettings { s3_access_key_id, ..source.settings() };
+        let settings = load::merge(&settings, &matches, config.as_deref())?;
         settings.check()?;
         Ok(settings)
     }
@@ -122,81 +148,57 @@ impl Settings {
     }
 
     fn check(&self) -> Result<()> {
-        let bad = |why: String| Err(Error::invalid(why));
-        if self.allow.is_empty() {
-            return bad(
-                "no data may be read: allow at least one root, e.g. --allow s3://bucket/prefix".into()
-            );
-        }
-        if self.cache_dir.is_empty() {
-            return bad("no cache directory: give one with --cache-dir".into());
-        }
+        let is_name = |name: &str| !name.is_empty() && !name.chars().any(char::is_control);
+        let (dirs, rate) = (self.cache_dir.len().max(1) as u64, self.serve_bytes_per_s);
+        let (cache, memory, drain_s) = (self.cache_bytes, self.memory_bytes, self.drain_s);
+        let scrub = self.scrub_mb_per_s;
+        let allow = "no data may be read: allow at least one root, e.g. --allow s3://bucket/prefix";
+        refuse(self.allow.is_empty(), allow)?;
+        refuse(self.cache_dir.is_empty(), "no cache directory: give one with --cache-dir")?;
         for (i, dir) in self.cache_dir.iter().enumerate() {
-            if self.cache_dir[..i].contains(dir) {
-                return bad(format!("cache directory {} is named twice", dir.display()));
-            }
+            let is_twice = self.cache_dir[..i].contains(dir);
+            refuse(is_twice, format!("cache directory {} is named twice", dir.display()))?;
         }
-        if self.cache_bytes / (self.cache_dir.len() as u64) < 1 << 20 {
-            return bad(format!(
-                "cache_bytes = {}: less than 1 MiB for each cache directory cannot hold a segment",
-                self.cache_bytes
-            ));
-        }
-        if self.memory_bytes < 8 << 20 {
-            return bad(format!("memory_bytes = {}: less than 8 MiB is not enough", self.memory_bytes));
-        }
-        if !(self.scrub_mb_per_s >= 0.0 && self.scrub_mb_per_s <= 1e6) {
-            return bad(format!("scrub_mb_per_s = {}: must be 0 (off) to 1000000", self.scrub_mb_per_s));
-        }
-        if self.serve_bytes_per_s.is_some_and(|rate| rate < 1 << 20) {
-            return bad("serve_bytes_per_s: less than 1 MiB a second is not enough".into());
-        }
-        if !(self.drain_s >= 0.0 && self.drain_s <= 3600.0) {
-            return bad(format!("drain_s = {}: must be 0 to 3600 seconds", self.drain_s));
-        }
-        for (i, node) in self.nodes.iter().enumerate() {
-            if !is_node_url(&node.url) {
-                return bad(format!("cluster node `{}`: use its URL, as in http://cache-1:7070", node.url));
-            }
-            if node.name.is_empty() || node.name.chars().any(char::is_control) {
-                return bad(format!(
-                    "cluster node {}: a name must have letters, and no line breaks",
-                    node.url
-                ));
-            }
-            if self.nodes[..i].iter().any(|other| other.url == node.url || other.name == node.name) {
-                return bad(format!("cluster node {} is named twice", node.url));
-            }
+        let small = "less than 1 MiB for each cache directory cannot hold a segment";
+        refuse(cache / dirs < 1 << 20, format!("cache_bytes = {cache}: {small}"))?;
+        refuse(memory < 8 << 20, format!("memory_bytes = {memory}: less than 8 MiB is not enough"))?;
+        let scrub_range = format!("scrub_mb_per_s = {scrub}: must be 0 (off) to 1000000");
+        refuse(!(0.0..=1e6).contains(&scrub), scrub_range)?;
+        let slow = "serve_bytes_per_s: less than 1 MiB a second is not enough";
+        refuse(rate.is_some_and(|rate| rate < 1 << 20), slow)?;
+        let drain_range = format!("drain_s = {drain_s}: must be 0 to 3600 seconds");
+        refuse(!(0.0..=3600.0).contains(&drain_s), drain_range)?;
+        for (i, StaticNode { name, url }) in self.nodes.iter().enumerate() {
+            let bad_url = format!("cluster node `{url}`: use its URL, as in http://cache-1:7070");
+            refuse(!is_node_url(url), bad_url)?;
+            let bad_name = format!("cluster node {url}: a name must have letters, and no line breaks");
+            refuse(!is_name(name), bad_name)?;
+            let is_twice = self.nodes[..i].iter().any(|other| other.url == *url || other.name == *name);
+            refuse(is_twice, format!("cluster node {url} is named twice"))?;
         }
         self.cluster.check()?;
-        if !self.nodes.is_empty() && !self.cluster.etcd.is_empty() {
-            return bad(
-                "--etcd and --cluster-node contradict each other: either etcd keeps the list of nodes, or \
-                        it is fixed"
-                    .into(),
-            );
-        }
-        let name = self.node.as_deref().unwrap_or("node");
-        if name.is_empty() || name.chars().any(char::is_control) {
-            return bad("node: a name must have letters, and no line breaks".into());
-        }
-        if self.metrics_listen == Some(self.listen) && self.listen.port() != 0 {
-            return bad(format!(
-                "listen and metrics_listen are both {}: give each its own port",
-                self.listen
-            ));
-        }
-        Ok(())
+        let both = "--etcd and --cluster-node contradict each other: either etcd keeps the list of nodes, or it \
+                    is fixed";
+        refuse(!self.nodes.is_empty() && !self.cluster.etcd.is_empty(), both)?;
+        let bad_name = "node: a name must have letters, and no line breaks";
+        refuse(self.node.as_deref().is_some_and(|name| !is_name(name)), bad_name)?;
+        let same = self.metrics_listen == Some(self.listen) && self.listen.port() != 0;
+        let same_port = format!("listen and metrics_listen are both {}: give each its own port", self.listen);
+        refuse(same, same_port)
     }
+}
+
+/// `Invalid` if something is wrong.
+fn refuse(is_wrong: bool, why: impl Into<String>) -> Result<()> {
+    if is_wrong { Err(Error::invalid(why)) } else { Ok(()) }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::Parser;
 
     fn load(args: &[&str]) -> Result<Settings> {
-        Settings::load(&Flags::parse_from([&["forebay-server"], args].concat()))
+        Settings::load([&["forebay-server"], args].concat().into_iter().map(OsString::from))
     }
 
     #[test]

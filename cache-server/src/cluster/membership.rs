@@ -10,8 +10,7 @@ mod follow;
 mod node_set;
 mod register;
 
-pub use etcd::EtcdSettings;
-
+use crate::settings::ClusterSettings;
 use context::{EtcdContext, EtcdHealth, Intent};
 use forebay_proto::{Error, v1};
 use std::sync::Arc;
@@ -35,67 +34,47 @@ pub struct Membership {
     health: watch::Receiver<EtcdHealth>,
     intent: watch::Sender<Intent>,
     hot: watch::Sender<Vec<v1::HotSegment>>,
-    settings: Option<Arc<EtcdSettings>>,
+    settings: Option<Arc<ClusterSettings>>,
     /// Keeps the topology's channel open where nothing else does.
     _fixed: Option<watch::Sender<v1::Topology>>,
     tasks: Vec<JoinHandle<()>>,
 }
 
 impl Membership {
-    /// A cluster of one.
-    pub fn alone(node: v1::Node) -> Self {
-        Self::still(Kind::Alone, node.clone(), vec![node], 1)
-    }
-
-    /// A fixed set of nodes, of which `me` is one; each segment is to be held by `replicas` of them.
+    /// A fixed set of nodes, of which `me` is one, or a cluster of one where there is no set; each segment is
+    /// to be held by `replicas` of them.
     pub fn fixed(me: v1::Node, nodes: Vec<v1::Node>, replicas: u32) -> Self {
-        Self::still(Kind::Fixed, me, nodes, replicas)
-    }
-
-    fn still(kind: Kind, me: v1::Node, nodes: Vec<v1::Node>, replicas: u32) -> Self {
-        let told = v1::Topology { revision: 1, nodes, replicas, ..Default::default() };
-        let (sender, topology) = watch::channel(told);
-        let health = EtcdHealth {
-            connected: true,
-            since: Instant::now(),
-            error: String::new(),
-            told: false,
-            registered: true,
-            registered_at: 0,
-            refused: None,
+        let (kind, nodes, replicas) = match nodes.is_empty() {
+            true => (Kind::Alone, vec![me.clone()], 1),
+            false => (Kind::Fixed, nodes, replicas),
         };
-        let (intent, health) = (watch::channel(Intent::Stay).0, watch::channel(health).1);
-        let (hot, settings) = (watch::channel(Vec::new()).0, None);
-        Self { kind, me, topology, health, intent, hot, settings, _fixed: Some(sender), tasks: Vec::new() }
+        let first = v1::Topology { revision: 1, nodes, replicas, ..Default::default() };
+        let registered = EtcdHealth { registered_at: Some(0), ..Default::default() };
+        let (sender, topology) = watch::channel(first);
+        let (hot, health) = (watch::channel(Vec::new()).0, watch::channel(registered).1);
+        let intent = watch::channel(Intent::Stay).0;
+        let (settings, tasks) = (None, Vec::new());
+        Self { kind, me, topology, health, intent, hot, settings, _fixed: Some(sender), tasks }
     }
 
     /// Follows the nodes in etcd. This node is not among them before [`Membership::enter`]. Returns at once,
     /// whether etcd answers or not. Must be called within a Tokio runtime.
-    pub fn etcd(settings: EtcdSettings, node: v1::Node, replicas: u32) -> Self {
-        let first = v1::Topology { nodes: vec![node.clone()], ..Default::default() };
+    pub fn etcd(settings: ClusterSettings, me: v1::Node) -> Self {
+        let first = v1::Topology { nodes: vec![me.clone()], ..Default::default() };
+        let silent = Some((Instant::now(), "etcd was not reached yet".to_owned()));
         let (sender, topology) = watch::channel(first);
         let (intent, intents) = watch::channel(Intent::Leave);
         let (hot, hot_seen) = watch::channel(Vec::new());
+        let (health, health_seen) = watch::channel(EtcdHealth { silent, ..Default::default() });
         let settings = Arc::new(settings);
-        let since = Instant::now();
-        let error = "etcd was not reached yet".to_owned();
-        let (health, health_seen) = watch::channel(EtcdHealth {
-            connected: false,
-            since,
-            error,
-            told: false,
-            registered: false,
-            registered_at: 0,
-            refused: None,
-        });
-        let me = node_set::Member::new(node.clone(), replicas);
-        let context = EtcdContext { settings: settings.clone(), me, health };
+        let member = node_set::Member::new(me.clone(), settings.replicas);
+        let context = EtcdContext { settings: settings.clone(), me: member, health };
         let tasks = vec![
             tokio::spawn(follow::run(context.clone(), sender)),
             tokio::spawn(register::run(context, intents, hot_seen)),
         ];
         let (kind, settings) = (Kind::Etcd, Some(settings));
-        Self { kind, me: node, topology, health: health_seen, intent, hot, settings, _fixed: None, tasks }
+        Self { kind, me, topology, health: health_seen, intent, hot, settings, _fixed: None, tasks }
     }
 
     /// The topology now and whenever it changes.
@@ -113,7 +92,7 @@ impl Membership {
         self.intent.send_replace(Intent::Leave);
         let mut health = self.health.clone();
         if self.kind == Kind::Etcd
-            && tokio::time::timeout(LEAVE, health.wait_for(|h| !h.registered)).await.is_err()
+            && tokio::time::timeout(LEAVE, health.wait_for(|h| h.registered_at.is_none())).await.is_err()
         {
             tracing::info!("etcd does not take this node's leave: its lease will run out");
         }
@@ -170,13 +149,13 @@ impl Membership {
     /// For people and metrics.
     pub fn state(&self) -> v1::MembershipStatus {
         let (health, topology) = (self.health.borrow().clone(), self.topology.borrow());
-        let silent = if health.connected { 0.0 } else { health.since.elapsed().as_secs_f64() };
+        let silent_s = health.silent.as_ref().map_or(0.0, |(since, _)| since.elapsed().as_secs_f64());
         v1::MembershipStatus {
             kind: self.kind.into(),
-            connected: health.connected,
-            silent_s: silent,
-            error: health.error,
-            registered: health.registered,
+            connected: health.silent.is_none(),
+            silent_s,
+            error: health.silent.map(|(_, error)| error).unwrap_or_default(),
+            registered: health.registered_at.is_some(),
             revision: topology.revision,
             nodes: topology.nodes.len() as u64,
             draining: false,

@@ -70,6 +70,11 @@ impl Ownership {
         Self::new("", watch::channel(v1::Topology::default()).1)
     }
 
+    /// This node's address.
+    pub fn me(&self) -> &str {
+        &self.me
+    }
+
     /// The topology, now and whenever it changes.
     pub fn topology(&self) -> watch::Receiver<v1::Topology> {
         self.topology.clone()
@@ -128,16 +133,16 @@ impl Ownership {
         self.snapshot().roles(ids.iter().copied(), &self.me).collect()
     }
 
+    /// How many of some segments there are, and how many of them this node owns.
+    pub fn count(&self, ids: impl Iterator<Item = SegmentId>) -> (u64, u64) {
+        let is_owned = |role| u64::from(role == Role::Primary);
+        let snapshot = self.snapshot();
+        snapshot.roles(ids, &self.me).fold((0, 0), |(all, owned), role| (all + 1, owned + is_owned(role)))
+    }
+
     /// How many nodes are to hold a segment of an object.
     pub fn replicas(&self, object: &str) -> usize {
         self.snapshot().placement().replicas(object)
-    }
-
-    /// Names of the other nodes that are to hold a copy of a segment.
-    pub fn replica_names(&self, id: SegmentId, object: &str) -> Vec<String> {
-        let snapshot = self.snapshot();
-        let copies = snapshot.copies(id, object);
-        snapshot.holders(&copies).filter(|n| n.address != self.me).map(|n| n.name.clone()).collect()
     }
 
     /// Whether this node is to hold a copy of a segment for good.
@@ -147,17 +152,15 @@ impl Ownership {
         snapshot.holders(&copies).any(|n| n.address == self.me)
     }
 
-    /// For each of some segments, with the URIs of their objects, the addresses of the others that are to
-    /// hold a copy.
-    pub fn places(&self, segments: &[(SegmentId, String)]) -> Vec<Vec<String>> {
+    /// For each of some segments, with the URIs of their objects, the other nodes that are to hold a copy.
+    pub fn other_holders(&self, segments: &[(SegmentId, String)]) -> Vec<Vec<v1::Node>> {
         let snapshot = self.snapshot();
         let placement = snapshot.placement();
-        let places = |(id, object): &(SegmentId, String)| {
+        let others = |(id, object): &(SegmentId, String)| {
             let copies = placement.copies(*id, placement.replicas(object));
-            let others = snapshot.holders(&copies).map(|n| n.address.clone());
-            others.filter(|a| *a != self.me).collect()
+            snapshot.holders(&copies).filter(|n| n.address != self.me).cloned().collect()
         };
-        segments.iter().map(places).collect()
+        segments.iter().map(others).collect()
     }
 
     /// Whether readers are told to read this node's copy of a hot segment.

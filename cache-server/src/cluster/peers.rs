@@ -125,8 +125,32 @@ impl Peers {
         if !wanted.ask_owner {
             holders.extend(owner.take());
         }
+        let request = v1::FetchRequest {
+            segment: wanted.origin.id.0.to_bytes().to_vec().into(),
+            columns: wanted.columns.to_vec(),
+            fill: None,
+        };
+        let limit_bytes = wanted.limit_bytes()?;
+        let right = |origin: &Origin, batch: &RecordBatch| wanted.check(origin, batch);
+        let receive = async |from: &Arc<Peer>, request| {
+            let received = self.receive(from, request, limit_bytes, &hold, right).await;
+            received.map(|(_, batch, memory)| (batch, memory))
+        };
         if let Some(owner) = owner.and_then(|address| self.peer(&address)).filter(|o| !o.is_suspended()) {
-            match self.ask_owner(&owner, wanted, &hold).await {
+            let fill = v1::FillFrom {
+                manifest: wanted.manifest.digest().to_bytes().to_vec().into(),
+                segment: wanted.segment,
+                uri: wanted.manifest.uri().to_owned(),
+            };
+            let filled = v1::FetchRequest { fill: Some(fill), ..request.clone() };
+            let mut received = receive(&owner, filled.clone()).await;
+            // It may not know the dataset version yet.
+            if received.as_ref().is_err_and(|e| e.kind == Kind::NotFound)
+                && owner.learn(wanted.manifest).await.is_ok()
+            {
+                received = receive(&owner, filled).await;
+            }
+            match received {
                 Ok(columns) => return Ok(Some(columns)),
                 Err(e) if matches!(e.kind, Kind::Retry | Kind::Full) => return Err(e),
                 Err(e) => {
@@ -134,15 +158,9 @@ impl Peers {
                 }
             }
         }
-        let segment = wanted.origin.id.0.to_bytes().to_vec();
-        let columns = wanted.columns.to_vec();
-        for holder in self.holding(&holders, &segment, &columns).await {
-            let (segment, columns) = (segment.clone().into(), columns.clone());
-            let request = v1::FetchRequest { segment, columns, fill: None };
-            let limit_bytes = wanted.limit_bytes()?;
-            let check = |origin: &Origin, batch: &RecordBatch| wanted.check(origin, batch);
-            match self.receive(&holder, request, limit_bytes, &hold, check).await {
-                Ok((_, batch, memory)) => return Ok(Some((batch, memory))),
+        for holder in self.holding(&holders, &request).await {
+            match receive(&holder, request.clone()).await {
+                Ok(columns) => return Ok(Some(columns)),
                 // Another's copy would find no more of it.
                 Err(e) if e.kind == Kind::Full => break,
                 Err(e) => tracing::debug!(error = %e, node = holder.address(), "a copy did not come"),
@@ -151,44 +169,14 @@ impl Peers {
         Ok(None)
     }
 
-    /// Columns from their owner, which fills them if need be and is told the dataset version if it does not
-    /// know it.
-    async fn ask_owner<M, F: Future<Output = M>>(
-        &self,
-        owner: &Arc<Peer>,
-        wanted: &WantedColumns<'_>,
-        hold: &impl Fn(u64) -> F,
-    ) -> Result<(RecordBatch, M)> {
-        let fill = v1::FillFrom {
-            manifest: wanted.manifest.digest().to_bytes().to_vec().into(),
-            segment: wanted.segment,
-            uri: wanted.manifest.uri().to_owned(),
-        };
-        let request = v1::FetchRequest {
-            segment: wanted.origin.id.0.to_bytes().to_vec().into(),
-            columns: wanted.columns.to_vec(),
-            fill: Some(fill),
-        };
-        let limit_bytes = wanted.limit_bytes()?;
-        let check = |origin: &Origin, batch: &RecordBatch| wanted.check(origin, batch);
-        let mut received = self.receive(owner, request.clone(), limit_bytes, hold, check).await;
-        if received.as_ref().is_err_and(|e| e.kind == Kind::NotFound)
-            && owner.learn(wanted.manifest).await.is_ok()
-        {
-            received = self.receive(owner, request, limit_bytes, hold, check).await;
-        }
-        received.map(|(_, batch, memory)| (batch, memory))
-    }
-
-    /// The nodes at some addresses that say they hold columns of a segment.
-    async fn holding(&self, addresses: &[String], segment: &[u8], columns: &[String]) -> Vec<Arc<Peer>> {
+    /// The nodes at some addresses that say they hold the columns of a request.
+    async fn holding(&self, addresses: &[String], request: &v1::FetchRequest) -> Vec<Arc<Peer>> {
         let ask = |address: &String| {
             let peer = self.peer(address).filter(|p| !p.is_suspended());
-            let segments = vec![segment.to_vec().into()];
-            let request = v1::HoldsRequest { segments, columns: columns.to_vec() };
+            let (segments, columns) = (vec![request.segment.clone()], request.columns.clone());
             async move {
                 let peer = peer?;
-                let held = peer.holds(request).await.ok()?;
+                let held = peer.holds(v1::HoldsRequest { segments, columns }).await.ok()?;
                 (held == [true]).then_some(peer)
             }
         };

@@ -13,7 +13,6 @@ use crate::disk::DiskCache;
 use crate::disk::copies::CopyInfo;
 use crate::disk::policy::Forecast;
 use crate::read::plans::Plans;
-use crate::read::recent_writes::RecentWrites;
 use crate::runtime::blocking;
 use forebay_proto::manifest::SegmentId;
 use forebay_proto::{Backoff, v1};
@@ -21,7 +20,8 @@ use futures::future::join_all;
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::watch;
+use tokio::sync::broadcast::error::{RecvError, TryRecvError};
+use tokio::sync::{broadcast, watch};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 /// After a change of the topology: more may follow at once.
@@ -42,20 +42,18 @@ const OFFER: usize = 16;
 /// What this node's copies are to the others.
 #[derive(Clone)]
 pub struct Replicator {
-    pub url: String,
-    pub ownership: Arc<Ownership>,
     pub peers: Arc<Peers>,
     pub disk: Arc<DiskCache>,
     pub plans: Arc<Plans>,
     pub datasets: Arc<Datasets>,
-    /// What was written to disk lately.
-    pub recent_writes: RecentWrites,
+    /// Tells the segments that are written to disk.
+    pub written: broadcast::Sender<SegmentId>,
 }
 
 impl Replicator {
     /// Keeps copies where they belong, until it is dropped.
     pub async fn run(self) {
-        let mut topology = self.ownership.topology();
+        let (mut topology, mut written) = (self.ownership().topology(), self.written.subscribe());
         let (mut again, mut backoff) = (None, AGAIN);
         let (mut whole, mut placed) = (true, v1::Topology::default());
         loop {
@@ -82,22 +80,19 @@ impl Replicator {
                     false => return,
                 },
                 () = sleep_until(again.unwrap_or_else(Instant::now)), if again.is_some() => true,
-                () = self.recent_writes.any() => {
-                    sleep(GATHER).await;
-                    match self.recent_writes.take() {
-                        None => true,
-                        Some(ids) => tokio::select! {
-                            biased;
-                            taken = self.offer_some(ids) => {
-                                if !taken {
-                                    again = again.or_else(|| Some(Instant::now() + backoff.next()));
-                                }
-                                false
+                some = gather(&mut written) => match some {
+                    None => true,
+                    Some(ids) => tokio::select! {
+                        biased;
+                        taken = self.offer(move |disk| disk.copies().list_of(ids)) => {
+                            if !taken {
+                                again = again.or_else(|| Some(Instant::now() + backoff.next()));
                             }
-                            // All held segments are offered again, these among them.
-                            true = moved(&mut topology, &placed) => true,
-                        },
-                    }
+                            false
+                        }
+                        // All held segments are offered again, these among them.
+                        true = moved(&mut topology, &placed) => true,
+                    },
                 }
             };
         }
@@ -110,22 +105,22 @@ impl Replicator {
 
     /// Before this node ends: waits until the topology lists it no more, then offers all that it holds.
     pub async fn hand_over(&self) {
-        if !self.ownership.has_others() {
+        if !self.ownership().has_others() {
             return;
         }
-        let mut topology = self.ownership.topology();
-        let gone = topology.wait_for(|t| t.nodes.iter().all(|n| n.address != self.url));
+        let mut topology = self.ownership().topology();
+        let gone = topology.wait_for(|t| t.nodes.iter().all(|n| n.address != self.ownership().me()));
         if timeout(LISTED, gone).await.is_ok() {
             self.offer_all().await;
         }
     }
 
-    async fn offer_some(&self, ids: HashSet<SegmentId>) -> bool {
-        self.offer(move |disk| disk.copies().list_of(ids)).await
+    fn ownership(&self) -> &Ownership {
+        self.peers.ownership()
     }
 
     async fn offer(&self, kept: impl FnOnce(&DiskCache) -> Vec<CopyInfo> + Send + 'static) -> bool {
-        if !self.ownership.has_others() {
+        if !self.ownership().has_others() {
             return true;
         }
         let this = self.clone();
@@ -139,13 +134,13 @@ impl Replicator {
         let ids: Vec<SegmentId> = kept.iter().map(|k| k.id).collect();
         let next = self.plans.next_uses(&ids);
         let segments: Vec<_> = kept.iter_mut().map(|k| (k.id, std::mem::take(&mut k.object))).collect();
-        let places = self.ownership.places(&segments);
+        let places = self.ownership().other_holders(&segments);
         let mut order: Vec<_> = next.into_iter().zip(kept).zip(places).collect();
         order.sort_by_key(|((next, _), _)| *next);
         let mut offers: BTreeMap<String, Vec<Arc<CopyInfo>>> = BTreeMap::new();
         for ((_, kept), places) in order {
             let kept = Arc::new(kept);
-            places.into_iter().for_each(|address| offers.entry(address).or_default().push(kept.clone()));
+            places.into_iter().for_each(|n| offers.entry(n.address).or_default().push(kept.clone()));
         }
         offers
     }
@@ -155,7 +150,7 @@ impl Replicator {
         let (mut taken, offered) = (0, files.len());
         for files in files.chunks(OFFER) {
             let items = files.iter().map(|kept| (&**kept).into()).collect();
-            let request = v1::CopyRequest { from: self.url.clone(), items, hot: false };
+            let request = v1::CopyRequest { from: self.ownership().me().to_owned(), items, hot: false };
             match peer.copy(request).await {
                 Ok(held) => taken += held.into_iter().filter(|held| *held).count(),
                 Err(e) => {
@@ -172,9 +167,27 @@ impl Replicator {
         let this = self.clone();
         let tell = move || {
             this.datasets.balance();
-            this.disk.copies().set_roles(demote, |segments| this.ownership.roles(segments));
+            this.disk.copies().set_roles(demote, |segments| this.ownership().roles(segments));
         };
         blocking(tell).await.ok();
+    }
+}
+
+/// The segments written since the last time, once there are some. `None`: only a look at the whole disk cache
+/// finds them all.
+async fn gather(written: &mut broadcast::Receiver<SegmentId>) -> Option<HashSet<SegmentId>> {
+    let mut ids = match written.recv().await {
+        Ok(id) => HashSet::from([id]),
+        Err(RecvError::Lagged(_)) => return None,
+        Err(RecvError::Closed) => std::future::pending().await,
+    };
+    sleep(GATHER).await;
+    loop {
+        match written.try_recv() {
+            Ok(id) => drop(ids.insert(id)),
+            Err(TryRecvError::Lagged(_)) => return None,
+            Err(TryRecvError::Empty | TryRecvError::Closed) => return Some(ids),
+        }
     }
 }
 

@@ -10,16 +10,17 @@ use super::index::Entry;
 use super::map::pages::Pages;
 use super::map::{self, Mapped};
 use super::pins::Pins;
-use super::policy::{Admit, Forecast, Role};
+use super::policy::{Admit, Forecast, Refusal, Role};
 use super::quota::Reservation;
 use super::rebuild::rebuild;
-use super::scrub::Scrub;
-use super::segment_files::{Allocation, SegmentFiles};
+use super::scrub;
+use super::segment_files::SegmentFiles;
 use super::sidecar::Sidecar;
 use arrow::array::RecordBatch;
 use forebay_dataset::ReadySegment;
 use forebay_proto::manifest::SegmentId;
 use forebay_proto::{Error, Result};
+use std::cell::LazyCell;
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -35,15 +36,24 @@ pub struct Found {
     pub missing: Vec<String>,
 }
 
+impl Found {
+    /// Adds columns if one of them is missing.
+    pub fn add(&mut self, part: ReadySegment) {
+        let has = |c: &String| part.batch.column_by_name(c).is_some();
+        if self.missing.iter().any(has) {
+            self.missing.retain(|c| !has(c));
+            self.parts.push(part);
+        }
+    }
+}
+
 /// How a write ended.
 #[derive(Debug, Clone)]
 pub enum Written {
     /// Stored, and ready to be read from there.
     Stored(ReadySegment),
-    /// Everything that would have to go will be read sooner: not stored, and nothing was evicted.
-    NotWorthIt,
-    /// No room (all is being read or pinned), or no directory works: not stored.
-    NoRoom,
+    /// Not stored, and nothing was evicted.
+    Refused(Refusal),
 }
 
 /// Where segment files go, and how many.
@@ -73,7 +83,6 @@ pub struct DiskCache {
     pub(super) files: Arc<SegmentFiles>,
     pub(super) pages: Pages,
     pins: Pins,
-    copies: Copies,
     limit_bytes: u64,
 }
 
@@ -90,9 +99,10 @@ impl DiskCache {
         let files = Arc::new(SegmentFiles::new(dirs, settings.limit_bytes, forecast, counters));
         let pins = Pins::new(files.clone());
         // The pins must be known before anything is evicted.
-        files.dirs().start(|| pins.load(), |dir| rebuild(&files, dir))?;
-        let (pages, copies) = (Pages::new(settings.maps_bytes), Copies::new(files.clone()));
-        Ok(Self { files, pages, pins, copies, limit_bytes: settings.limit_bytes })
+        pins.load();
+        files.dirs().start(|dir| rebuild(&files, dir))?;
+        let pages = Pages::new(settings.maps_bytes);
+        Ok(Self { files, pages, pins, limit_bytes: settings.limit_bytes })
     }
 
     /// The wanted columns of a segment if one file holds them all and is mapped, its pages in use. Does not
@@ -106,8 +116,7 @@ impl DiskCache {
             entry.map.as_ref().filter(|map| has_all && map.is_touched())
         };
         let key = index.files_of(id).into_iter().find(|key| is_warm(key).is_some())?;
-        let (_, map) = index.touch(&key)?;
-        map.map(|map| map.ready())
+        index.touch(&key)?.map.as_ref().map(|map| map.ready())
     }
 
     /// Finds the wanted columns of a segment, mapping files that are not mapped yet (and checking every byte
@@ -126,8 +135,7 @@ impl DiskCache {
                 .get(&key)
                 .is_some_and(|e| found.missing.iter().any(|c| e.columns.contains(c)));
             if covers && let Some(part) = self.map(&key) {
-                found.missing.retain(|c| part.batch.column_by_name(c).is_none());
-                found.parts.push(part);
+                found.add(part);
             }
         }
         found
@@ -154,7 +162,8 @@ impl DiskCache {
         let is_going = self.files.index().is_going(&key);
         let unsealed = Unsealed::new(origin, batch)?;
         let file_bytes = unsealed.bytes();
-        let (mut unsealed, mut encoded) = (Some(unsealed), None);
+        // Sealed only once there is room for it.
+        let encoded = LazyCell::new(|| unsealed.seal());
         // A directory that fails is set aside, so each is tried once.
         for _ in 0..self.files.dirs().all().len() {
             if is_going {
@@ -163,21 +172,17 @@ impl DiskCache {
             let bytes = self.file_bytes(file_bytes);
             let wanted = Wanted { id: origin.id, bytes, admit, role };
             let reservation = match self.files.reserve(wanted, None) {
-                Allocation::Reserved(reservation) => reservation,
-                Allocation::NotWorthIt => return Ok(Written::NotWorthIt),
-                Allocation::NoRoom => break,
+                Ok(reservation) => reservation,
+                Err(Refusal::NotWorthIt) => return Ok(Written::Refused(Refusal::NotWorthIt)),
+                Err(Refusal::NoRoom) => break,
             };
-            if let Some(unsealed) = unsealed.take() {
-                encoded = Some(unsealed.seal());
-            }
-            let Some(encoded) = &encoded else { break };
-            match self.place(&key, encoded, reservation) {
+            match self.place(&key, &encoded, reservation) {
                 Ok((mapped, reservation)) => {
                     let ready = mapped.ready();
                     self.pages.touch(&mapped);
-                    let (object, replica, map) = (origin.object.clone(), role == Role::Replica, Some(mapped));
-                    let (dir, bytes) = (reservation.dir, reservation.bytes);
-                    let entry = Entry { object, columns, bytes, dir, used: 0, pinned: false, replica, map };
+                    let (object, replica) = (origin.object.clone(), role == Role::Replica);
+                    let (checked, map) = (Some(mapped.stat.stamp), Some(mapped));
+                    let entry = Entry { object, columns, replica, checked, map, ..Entry::default() };
                     self.files.add(key, entry, reservation);
                     self.counters().bytes_written.fetch_add(file_bytes, Ordering::Relaxed);
                     return Ok(Written::Stored(ready));
@@ -194,7 +199,7 @@ impl DiskCache {
             self.pins.warn_full(&origin.object);
         }
         tracing::debug!(segment = %origin.id, "no room in the cache: served without storing");
-        Ok(Written::NoRoom)
+        Ok(Written::Refused(Refusal::NoRoom))
     }
 
     /// Removes every segment of objects under a URI. Returns how many files and bytes went.
@@ -202,7 +207,7 @@ impl DiskCache {
         let keys = self.files.index().files_under(uri);
         let mut gone = (0, 0);
         for key in keys {
-            if let Some(bytes) = self.files.remove(&key) {
+            if let Some(bytes) = self.files.remove(&key, |_| true) {
                 gone = (gone.0 + 1, gone.1 + bytes);
             }
         }
@@ -213,23 +218,32 @@ impl DiskCache {
     /// removed. To be called every second or so.
     pub fn heal(&self, now: Instant) {
         self.files.unlink_stuck(now);
-        let healed = self.files.dirs().heal(now, |dir| rebuild(&self.files, dir));
-        self.pins.save_in(&healed);
+        for (dir, tried) in self.files.dirs().heal(now, |dir| rebuild(&self.files, dir)) {
+            let path = self.files.dirs().get(dir).path().display();
+            match tried {
+                Ok(()) => {
+                    tracing::info!(dir = %path, "a cache directory works again");
+                    self.pins.save_in(dir);
+                }
+                Err(e) => tracing::debug!(dir = %path, error = %e, "a cache directory is still set aside"),
+            }
+        }
     }
 
-    /// A scrub of all files, from the first.
-    pub fn scrub(&self) -> Scrub {
-        Scrub::new(self.files.clone())
+    /// Reads all files from the disk and checks them. `go_on` is told the bytes of each piece when that is
+    /// read, and returns whether to go on, after a pause if need be.
+    pub fn scrub(&self, go_on: impl FnMut(u64) -> bool) {
+        scrub::scrub(&self.files, go_on);
     }
 
     /// The files as copies for other nodes.
-    pub fn copies(&self) -> &Copies {
-        &self.copies
+    pub fn copies(&self) -> Copies<'_> {
+        Copies(&self.files)
     }
 
     /// Small files beside the segments, in a folder of this name under each directory.
     pub fn sidecar(&self, area: &'static str) -> Sidecar {
-        Sidecar::new(self.files.clone(), area)
+        Sidecar { files: self.files.clone(), area }
     }
 
     /// Pins what lies under a URI, now and in future. Returns the files and bytes of it that are held.
@@ -317,7 +331,8 @@ impl DiskCache {
     }
 
     fn map(&self, key: &FileKey) -> Option<ReadySegment> {
-        let (dir, kept) = self.files.index().touch(key)?;
+        let (dir, kept, mut checked) =
+            self.files.index().touch(key).map(|e| (e.dir, e.map.clone(), e.checked))?;
         let place = self.files.dirs().get(dir);
         let path = place.segment(key);
         if let Some(kept) = kept {
@@ -327,14 +342,15 @@ impl DiskCache {
             }
             // Somebody changed it behind our back: only the file on the disk counts.
             self.files.index().drop_map(key, &kept);
+            checked = None;
         }
         let before = place.disk().stat_path(&path);
-        match map::open(place.shared_disk(), &path, true) {
+        match map::open(place.shared_disk(), &path, checked) {
             Ok(opened) => {
                 let opened = Arc::new(opened);
                 let (mapped, gone) = {
                     let mut index = self.files.index();
-                    (index.keep_map(key, &opened), index.take_old_maps())
+                    (index.keep_map(key, &opened), index.take_idle_maps())
                 };
                 drop((gone, opened));
                 self.pages.touch(&mapped);
@@ -362,28 +378,24 @@ impl DiskCache {
         let dir = self.files.dirs().get(reservation.dir);
         let path = dir.segment(key);
         let stat = dir.place(&path, &mut encoded.parts(), false)?;
-        let name = key.file_name();
         let placed = (|| -> io::Result<_> {
-            let shard = dir.disk().stat_path(&dir.shard(&name))?.allocated_bytes;
-            let tmp = dir.disk().stat_path(&dir.path().join("v1/tmp"))?.allocated_bytes;
-            let mapped = map::open(dir.shared_disk(), &path, false).map_err(|e| match e {
+            let mapped = map::open(dir.shared_disk(), &path, Some(stat.stamp)).map_err(|e| match e {
                 Unreadable::Disk(e) => e,
                 other => io::Error::other(other.to_string()),
             })?;
-            Ok((shard, tmp, mapped))
+            Ok((self.files.dirs().measure(reservation.dir)?, mapped))
         })();
         if placed.is_err() {
             dir.disk().remove(&path).ok();
         }
-        let (shard, tmp, mapped) = placed?;
+        let (folders, mapped) = placed?;
         let mut index = self.files.index();
         let quotas = &mut index.quotas;
         if quotas.is_valid(&reservation) {
             // It may take more than was reserved: that counts too, and the next file goes without.
             let allocated = self.files.dirs().allocated_bytes(encoded.bytes()).max(stat.allocated_bytes);
             quotas.resize(&mut reservation, allocated);
-            quotas.set_folder(reservation.dir, &name[..1], shard);
-            quotas.set_folder(reservation.dir, "tmp", tmp);
+            quotas.set_folders(reservation.dir, folders);
         }
         Ok((Arc::new(mapped), reservation))
     }

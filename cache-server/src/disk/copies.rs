@@ -37,24 +37,17 @@ impl From<&CopyInfo> for v1::CopyItem {
 }
 
 /// The files of the disk cache as copies.
-#[derive(Debug, Clone)]
-pub struct Copies {
-    files: Arc<SegmentFiles>,
-}
+pub struct Copies<'a>(pub(super) &'a SegmentFiles);
 
-impl Copies {
-    pub(super) fn new(files: Arc<SegmentFiles>) -> Self {
-        Self { files }
-    }
-
+impl Copies<'_> {
     /// All files.
     pub fn list(&self) -> Vec<CopyInfo> {
-        self.files.index().entries().map(CopyInfo::from).collect()
+        self.0.index().entries().map(CopyInfo::from).collect()
     }
 
     /// The files of some segments.
     pub fn list_of(&self, ids: impl IntoIterator<Item = SegmentId>) -> Vec<CopyInfo> {
-        let index = self.files.index();
+        let index = self.0.index();
         let keys = ids.into_iter().flat_map(|id| index.files_of(id));
         keys.filter_map(|key| index.get(&key).map(|e| CopyInfo::from((&key, e)))).collect()
     }
@@ -62,11 +55,11 @@ impl Copies {
     /// Which object version a segment is of, from the header of one of its files.
     pub fn origin(&self, id: SegmentId) -> Option<Origin> {
         let (key, dir) = {
-            let index = self.files.index();
+            let index = self.0.index();
             let key = *index.files_of(id).first()?;
             (key, index.get(&key)?.dir)
         };
-        let place = self.files.dirs().get(dir);
+        let place = self.0.dirs().get(dir);
         let file = place.disk().open(&place.segment(&key)).ok()?;
         let bytes = place.disk().stat(&file).ok()?.stamp.bytes;
         read_header(place.disk(), &file, bytes).ok()?.0.origin().ok()
@@ -75,23 +68,23 @@ impl Copies {
     /// Says which files are primaries now, and if `demote` which are not any more: `roles` is asked about
     /// segments and the URIs of their objects.
     pub fn set_roles(&self, demote: bool, roles: impl Fn(&[SegmentId]) -> Vec<Role>) {
-        let keys: Vec<FileKey> = self.files.index().entries().map(|(key, _)| *key).collect();
+        let keys: Vec<FileKey> = self.0.index().entries().map(|(key, _)| *key).collect();
         let roles = roles(&keys.iter().map(|key| key.id).collect::<Vec<_>>());
         {
-            let mut index = self.files.index();
+            let mut index = self.0.index();
             let told = keys.iter().zip(roles).filter(|(_, role)| demote || *role == Role::Primary);
             told.for_each(|(key, role)| index.set_replica(key, role == Role::Replica));
         }
-        self.files.evictor().forget_victims();
+        self.0.evictor().forget_victims();
     }
 
     /// Removes all files of a segment, unless they are pinned or being read; false if any is left.
     pub fn remove(&self, id: SegmentId) -> bool {
-        let keys = self.files.index().files_of(id);
+        let keys = self.0.index().files_of(id);
         for key in &keys {
             // Checked as it is taken: somebody may pin it or begin to read it at any time.
-            self.files.remove_if(key, Entry::may_leave);
+            self.0.remove(key, Entry::may_leave);
         }
-        !self.files.index().holds_any(id)
+        !self.0.index().holds_any(id)
     }
 }

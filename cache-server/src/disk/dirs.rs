@@ -63,27 +63,11 @@ impl Dirs {
         (0..self.dirs.len()).filter(|dir| self.dirs[*dir].health() == Health::Up).collect()
     }
 
-    /// Takes all directories into use, at once: each is locked, then `first` is called, then `fill` for each
-    /// that could be locked. Those that fail are set aside; only when all do it is an error.
-    pub fn start(&self, first: impl FnOnce(), fill: impl Fn(usize) -> Result<()> + Sync) -> Result<()> {
-        let prepared: Vec<Result<()>> = self.dirs.iter().map(|dir| dir.prepare(&mut dir.state())).collect();
-        first();
-        let begin = |(i, prepared): (usize, Result<()>)| {
-            let dir = &self.dirs[i];
-            let mut state = dir.state();
-            let begun = prepared.and_then(|()| fill(i));
-            match &begun {
-                Ok(()) => dir.set_up(&mut state),
-                Err(_) => dir.set_aside(&mut state, Health::Away, 0),
-            }
-            begun
-        };
-        let begun: Vec<Result<()>> = std::thread::scope(|scope| {
-            let threads: Vec<_> =
-                prepared.into_iter().enumerate().map(|work| scope.spawn(|| begin(work))).collect();
-            let failed = |_| Err(Error::corrupt("a thread that opened a cache directory panicked"));
-            threads.into_iter().map(|t| t.join().unwrap_or_else(failed)).collect()
-        });
+    /// Takes all directories into use; `fill` indexes each. Those that fail are set aside; only when all do it
+    /// is an error.
+    pub fn start(&self, fill: impl Fn(usize) -> Result<()> + Sync) -> Result<()> {
+        let begun: Vec<Result<()>> =
+            self.heal(Instant::now(), fill).into_iter().map(|(_, begun)| begun).collect();
         if begun.iter().all(Result::is_err) {
             return begun.into_iter().collect();
         }
@@ -129,27 +113,28 @@ impl Dirs {
         }
     }
 
-    /// Tries directories that were set aside, where their next attempt is due; `fill` indexes one that was
-    /// away. Returns those that work again.
-    pub fn heal(&self, now: Instant, fill: impl Fn(usize) -> Result<()>) -> Vec<usize> {
-        let mut healed = Vec::new();
-        for (i, dir) in self.dirs.iter().enumerate().filter(|(_, dir)| dir.is_due(now)) {
+    /// Tries directories that do not work, where their next attempt is due, at once; `fill` indexes one that
+    /// was away. Returns what came of each.
+    pub fn heal(&self, now: Instant, fill: impl Fn(usize) -> Result<()> + Sync) -> Vec<(usize, Result<()>)> {
+        let attempt = |(i, dir): (usize, &Dir)| {
             let mut state = dir.state();
             let was = dir.health();
-            let back = dir.retry(&mut state, now).and_then(|()| match was {
+            let tried = dir.retry(&mut state).and_then(|()| match was {
                 Health::Away => fill(i),
                 _ => Ok(()),
             });
-            match back {
-                Ok(()) => {
-                    dir.set_up(&mut state);
-                    healed.push(i);
-                    tracing::info!(dir = %dir.path().display(), "a cache directory works again");
-                }
-                Err(e) => tracing::debug!(error = %e, "a cache directory is still set aside"),
+            match tried {
+                Ok(()) => dir.set_up(&mut state),
+                Err(_) => dir.postpone(&mut state, now),
             }
-        }
-        healed
+            tried
+        };
+        std::thread::scope(|scope| {
+            let due = self.dirs.iter().enumerate().filter(|(_, dir)| dir.is_due(now));
+            let threads: Vec<_> = due.map(|dir| (dir.0, scope.spawn(move || attempt(dir)))).collect();
+            let failed = |_| Err(Error::corrupt("a thread that opened a cache directory panicked"));
+            threads.into_iter().map(|(i, thread)| (i, thread.join().unwrap_or_else(failed))).collect()
+        })
     }
 
     /// Learns how large the blocks of a directory's file system are.
@@ -182,23 +167,17 @@ impl Dirs {
         FOLDER_GROWTH_BLOCKS * self.block_bytes()
     }
 
-    /// What a directory's folders take, by name, and what it takes besides its files.
-    pub fn measure(&self, dir: usize) -> io::Result<Vec<(&'static str, u64)>> {
+    /// What a directory takes besides its files, with a block for the file that a probe writes.
+    pub fn measure(&self, dir: usize) -> io::Result<u64> {
         let place = &self.dirs[dir];
-        let (disk, root) = (place.disk(), place.path());
-        let mut folders = Vec::new();
+        let bytes = |path: PathBuf| place.disk().stat_path(&path).map(|stat| stat.allocated_bytes);
+        let mut all = bytes(place.path().to_owned())? + bytes(place.path().join("v1/tmp"))?;
         for shard in SHARDS {
-            folders.push((shard, disk.stat_path(&place.shard(shard))?.allocated_bytes));
+            all += bytes(place.shard(shard))?;
         }
-        folders.push(("tmp", disk.stat_path(&root.join("v1/tmp"))?.allocated_bytes));
-        let mut rest = disk.stat_path(root)?.allocated_bytes;
-        for name in ["lock", "v1", "v1/segments", "v1/pins"] {
-            rest += disk.stat_path(&root.join(name)).map_or(0, |s| s.allocated_bytes);
-        }
-        folders.push(("rest", rest));
-        // For the file that a probe writes.
-        folders.push(("spare", self.block_bytes()));
-        Ok(folders)
+        let others = ["lock", "v1", "v1/segments", "v1/pins"];
+        all += others.iter().filter_map(|name| bytes(place.path().join(name)).ok()).sum::<u64>();
+        Ok(all + self.block_bytes())
     }
 }
 
@@ -221,7 +200,7 @@ mod tests {
     use std::fs;
     use std::time::Duration;
 
-    fn dirs(paths: &[PathBuf]) -> Dirs {
+    fn new_dirs(paths: &[PathBuf]) -> Dirs {
         let disk: Arc<dyn Disk> = Arc::new(RealDisk);
         Dirs::new(paths, &disk, Arc::default())
     }
@@ -229,8 +208,8 @@ mod tests {
     #[test]
     fn a_directory_that_fails_loses_its_files_once_and_is_filled_again_when_it_works() {
         let temp = tempfile::tempdir().unwrap();
-        let dirs = dirs(&[temp.path().join("a"), temp.path().join("b")]);
-        dirs.start(|| (), |_| Ok(())).unwrap();
+        let dirs = new_dirs(&[temp.path().join("a"), temp.path().join("b")]);
+        dirs.start(|_| Ok(())).unwrap();
         assert_eq!(dirs.writable(), [0, 1]);
         let (lost, error) = (Cell::new(0), io::Error::from_raw_os_error(5));
         let fault = |dir| dirs.fault(dir, &error, 0, || lost.set(lost.get() + 1));
@@ -241,31 +220,37 @@ mod tests {
         fault(0);
         fault(0);
         assert_eq!((lost.get(), dirs.writable()), (1, vec![1]));
-        let (later, filled) = (Instant::now() + Duration::from_secs(3600), Cell::new(0));
-        let fill = |_| {
-            filled.set(filled.get() + 1);
-            Ok(())
+        let (later, filled) = (Instant::now() + Duration::from_secs(3600), AtomicU64::new(0));
+        let heal = |now| {
+            let fill = |_| {
+                filled.fetch_add(1, Ordering::Relaxed);
+                Ok(())
+            };
+            let tried = dirs.heal(now, fill).into_iter();
+            tried.filter(|(_, tried)| tried.is_ok()).map(|(dir, _)| dir).collect::<Vec<_>>()
         };
-        assert!(dirs.heal(later, fill).is_empty(), "it fails still");
+        assert!(heal(later).is_empty(), "it fails still");
         fs::remove_file(temp.path().join("a")).unwrap();
-        assert!(dirs.heal(later, fill).is_empty(), "not before its time");
-        assert_eq!(dirs.heal(later + Duration::from_secs(60), fill), [0]);
-        assert_eq!((filled.get(), dirs.writable()), (1, vec![0, 1]));
+        assert!(heal(later).is_empty(), "not before its time");
+        assert_eq!(heal(later + Duration::from_secs(60)), [0]);
+        assert_eq!((filled.into_inner(), dirs.writable()), (1, vec![0, 1]));
     }
 
     #[test]
     fn only_when_no_directory_works_is_it_an_error_to_start() {
         let temp = tempfile::tempdir().unwrap();
-        let dirs = dirs(&[temp.path().join("a"), temp.path().join("b")]);
+        let paths = [temp.path().join("a"), temp.path().join("b")];
+        let dirs = new_dirs(&paths);
         let only = |good| move |dir| if dir == good { Ok(()) } else { Err(Error::denied("no")) };
-        dirs.start(|| (), only(1)).unwrap();
+        dirs.start(only(1)).unwrap();
         assert_eq!(dirs.writable(), [1]);
-        assert!(dirs.start(|| (), only(7)).is_err());
+        let dirs = new_dirs(&paths);
+        assert!(dirs.start(only(7)).is_err());
     }
 
     #[test]
     fn a_file_takes_whole_blocks_and_one_for_its_extents() {
-        let dirs = dirs(&[]);
+        let dirs = new_dirs(&[]);
         let blocks = |bytes| dirs.allocated_bytes(bytes) / BLOCK_BYTES;
         assert_eq!([0, 1, 4096, 4097, 4 * 4096, 4 * 4096 + 1].map(blocks), [0, 1, 1, 2, 4, 6]);
         assert_eq!(dirs.allocated_bytes(u64::MAX), u64::MAX, "also a length that somebody made up");

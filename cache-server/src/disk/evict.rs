@@ -24,8 +24,8 @@
 
 use super::counters::DiskCounters;
 use super::file::FileKey;
-use super::index::{Entry, Index};
-use super::policy::{Admit, Forecast, NextUse, Role};
+use super::index::{Entry, Index, Taken};
+use super::policy::{Admit, Forecast, NextUse, Refusal, Role};
 use super::quota::Reservation;
 use forebay_proto::manifest::SegmentId;
 use parking_lot::Mutex;
@@ -48,31 +48,6 @@ pub struct Wanted {
     pub role: Role,
 }
 
-/// How space for a new file is come by.
-#[derive(Debug)]
-pub enum Decision {
-    /// It was free, and is reserved.
-    Free(Reservation),
-    /// These files leave for it.
-    Evict(Victims),
-    /// Everything that would have to leave is needed sooner.
-    NotWorthIt,
-    /// There are no victims, or none that would be enough.
-    NoRoom,
-    /// Other callers were faster, or the plans changed: decide again.
-    Again,
-}
-
-/// Files that were taken out of the index and are to be unlinked.
-#[derive(Debug)]
-pub struct Victims {
-    pub keys: Vec<FileKey>,
-    /// The bytes of each.
-    pub held: Vec<u64>,
-    /// The bytes of all of them, or as many as are wanted.
-    pub reservation: Reservation,
-}
-
 /// Decides who leaves.
 #[derive(Debug)]
 pub struct Evictor {
@@ -87,36 +62,64 @@ impl Evictor {
         Self { index, forecast, counters, queue: Mutex::default() }
     }
 
-    /// Decides in which of these directories a new file goes, and which files leave for it.
-    pub fn decide(&self, wanted: Wanted, dirs: &[usize]) -> Decision {
+    /// Reserves space for a new file in one of these directories, and has files leave for it: `unlink` removes
+    /// one from its directory, and says whether it is gone. `None`: other callers were faster, or the plans
+    /// changed, or a file would not go. Then it is worth another try.
+    pub fn reserve(
+        &self,
+        wanted: Wanted,
+        dirs: &[usize],
+        unlink: impl Fn(usize, &FileKey) -> bool,
+    ) -> Result<Option<Reservation>, Refusal> {
         // First the free bytes: a caller that finds enough waits for no scan.
         let short = match self.reserve_free(wanted.bytes, dirs) {
-            Ok(reservation) => return Decision::Free(reservation),
-            Err(short) if short.is_empty() => return Decision::NoRoom,
-            Err(_) if wanted.admit == Admit::IfFree => return Decision::NotWorthIt,
+            Ok(reservation) => return Ok(Some(reservation)),
+            Err(short) if short.is_empty() => return Err(Refusal::NoRoom),
+            Err(_) if wanted.admit == Admit::IfFree => return Err(Refusal::NotWorthIt),
             Err(short) => short,
         };
+        let Some((more, victims)) = self.take_victims(wanted, &short)? else { return Ok(None) };
+        self.counters.evictions.fetch_add(victims.len() as u64, Ordering::Relaxed);
+        let unlink = |Taken { key, reservation, map }| {
+            drop(map);
+            (key, reservation, unlink(more.dir, &key))
+        };
+        let unlinked: Vec<_> = victims.into_iter().map(unlink).collect();
+        let mut index = self.index.lock();
+        let is_all = unlinked.iter().all(|(_, _, is_unlinked)| *is_unlinked);
+        unlinked
+            .into_iter()
+            .for_each(|(key, reservation, is_unlinked)| index.gone(&key, reservation, is_unlinked));
+        index.quotas.release(more);
+        // Unless the directory was set aside meanwhile.
+        let is_free = is_all && index.quotas.is_valid(&more);
+        Ok(is_free.then(|| index.quotas.reserve(more.dir, wanted.bytes)))
+    }
+
+    /// Takes the files out of the index that leave for a new one, of a directory that is short of so many
+    /// bytes, and reserves the rest.
+    fn take_victims(
+        &self,
+        wanted: Wanted,
+        short: &[(usize, u64)],
+    ) -> Result<Option<(Reservation, Vec<Taken>)>, Refusal> {
         let mut queue = self.queue.lock();
         if queue.is_stale(&self.index.lock()) {
             self.scan(&mut queue, false);
         }
-        let mut groups = queue.groups(&self.index.lock(), &short);
+        let mut groups = queue.groups(&self.index.lock(), short);
         if groups.is_empty() {
             // The queue may lack what was being read when it was made.
             self.scan(&mut queue, true);
-            groups = queue.groups(&self.index.lock(), &short);
+            groups = queue.groups(&self.index.lock(), short);
         }
         if groups.is_empty() {
-            return Decision::NoRoom;
+            return Err(Refusal::NoRoom);
         }
-        let Some((dir, group)) = self.choose(&mut queue, wanted, groups) else { return Decision::Again };
-        let Some(keys) = group else { return Decision::NotWorthIt };
-        let taken = self.index.lock().take(dir, &keys, wanted.bytes);
+        let Some((dir, group)) = self.choose(&mut queue, wanted, groups) else { return Ok(None) };
+        let keys = group.ok_or(Refusal::NotWorthIt)?;
         // Other callers look for their victims while these are unlinked, and while their maps are dropped.
-        drop(queue);
-        let Some((reservation, entries)) = taken else { return Decision::Again };
-        let held = entries.iter().map(|e| e.bytes).collect();
-        Decision::Evict(Victims { keys, held, reservation })
+        Ok(self.index.lock().take(dir, &keys, wanted.bytes))
     }
 
     /// Has the next decision begin with a scan: the queued victims may be the wrong ones now.

@@ -65,17 +65,14 @@ pub struct Header {
 }
 
 impl Header {
-    pub fn segment_id(&self) -> Result<SegmentId> {
-        Digest::from_bytes(&self.id).map(SegmentId)
-    }
-
     pub fn body_bytes(&self) -> u64 {
         self.part_bytes.iter().fold(0, |a, b| a.saturating_add(*b))
     }
 
     /// Which segment it is of.
     pub fn origin(&self) -> Result<Origin> {
-        Ok(Origin { id: self.segment_id()?, object: self.object.clone(), etag: self.etag.clone() })
+        let id = SegmentId(Digest::from_bytes(&self.id)?);
+        Ok(Origin { id, object: self.object.clone(), etag: self.etag.clone() })
     }
 
     /// The columns, over a body that was checked or is trusted.
@@ -173,12 +170,9 @@ impl Unsealed {
         let body_offset = self.body_offset();
         self.header.part_hashes = self.body.iter().map(|p| xxh3_64(p)).collect();
         let header = self.header.encode_to_vec();
-        let mut prefix = Vec::with_capacity(body_offset);
-        prefix.extend_from_slice(MAGIC);
-        prefix.extend_from_slice(&(header.len() as u32).to_le_bytes());
-        prefix.extend_from_slice(&(body_offset as u32).to_le_bytes());
-        prefix.extend_from_slice(&xxh3_64(&header).to_le_bytes());
-        prefix.extend_from_slice(&header);
+        let lengths = [header.len() as u32, body_offset as u32].map(u32::to_le_bytes);
+        let hash = xxh3_64(&header).to_le_bytes();
+        let mut prefix = [&MAGIC[..], lengths.as_flattened(), &hash, &header].concat();
         prefix.resize(body_offset, 0);
         Encoded { prefix, body: self.body }
     }

@@ -51,47 +51,15 @@ impl From<&fs::Metadata> for Stat {
     }
 }
 
-/// File operations, each as the system call of its name.
+/// File operations, each as the system call of its name: those of the disk that is there, unless another
+/// implementation says otherwise.
 pub trait Disk: std::fmt::Debug + Send + Sync {
     /// Makes a directory and those above it; it may be there already.
-    fn make_dir(&self, path: &Path) -> io::Result<()>;
-    /// Makes a file of this length, with room for all of them on the disk.
-    fn create(&self, path: &Path, bytes: u64) -> io::Result<File>;
-    /// Writes all parts, one after the other.
-    fn write(&self, file: &mut File, parts: &mut [IoSlice<'_>]) -> io::Result<()>;
-    /// Waits until the file is on the medium.
-    fn sync(&self, file: &File) -> io::Result<()>;
-    /// Renames; a file of the new name is replaced.
-    fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
-    /// Removes a file.
-    fn remove(&self, path: &Path) -> io::Result<()>;
-    /// Opens for reading.
-    fn open(&self, path: &Path) -> io::Result<File>;
-    /// Opens for reading from the medium rather than from the page cache, where the file system can.
-    fn open_direct(&self, path: &Path) -> io::Result<File>;
-    /// Reads up to `into.len()` bytes at an offset; fewer only at the end.
-    fn read(&self, file: &File, into: &mut [u8], at: u64) -> io::Result<usize>;
-    /// What an open file is.
-    fn stat(&self, file: &File) -> io::Result<Stat>;
-    /// What a path is.
-    fn stat_path(&self, path: &Path) -> io::Result<Stat>;
-    /// Names in a directory.
-    fn list(&self, path: &Path) -> io::Result<Vec<String>>;
-    /// Bytes that the file system has left for us.
-    fn free_bytes(&self, path: &Path) -> io::Result<u64>;
-    /// Bytes of the blocks that the file system hands out.
-    fn block_bytes(&self, path: &Path) -> io::Result<u64>;
-}
-
-/// The disk that is there.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct RealDisk;
-
-impl Disk for RealDisk {
     fn make_dir(&self, path: &Path) -> io::Result<()> {
         fs::create_dir_all(path)
     }
 
+    /// Makes a file of this length, with room for all of them on the disk.
     fn create(&self, path: &Path, bytes: u64) -> io::Result<File> {
         let file = File::create(path)?;
         if bytes == 0 {
@@ -105,6 +73,7 @@ impl Disk for RealDisk {
         }
     }
 
+    /// Writes all parts, one after the other.
     fn write(&self, file: &mut File, parts: &mut [IoSlice<'_>]) -> io::Result<()> {
         let mut rest = parts;
         while !rest.is_empty() {
@@ -118,22 +87,27 @@ impl Disk for RealDisk {
         Ok(())
     }
 
+    /// Waits until the file is on the medium.
     fn sync(&self, file: &File) -> io::Result<()> {
         file.sync_all()
     }
 
+    /// Renames; a file of the new name is replaced.
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
         fs::rename(from, to)
     }
 
+    /// Removes a file.
     fn remove(&self, path: &Path) -> io::Result<()> {
         fs::remove_file(path)
     }
 
+    /// Opens for reading.
     fn open(&self, path: &Path) -> io::Result<File> {
         File::open(path)
     }
 
+    /// Opens for reading from the medium rather than from the page cache, where the file system can.
     fn open_direct(&self, path: &Path) -> io::Result<File> {
         let flags = rustix::fs::OFlags::DIRECT.bits() as i32;
         match fs::OpenOptions::new().read(true).custom_flags(flags).open(path) {
@@ -147,6 +121,7 @@ impl Disk for RealDisk {
         }
     }
 
+    /// Reads up to `into.len()` bytes at an offset; fewer only at the end.
     fn read(&self, file: &File, into: &mut [u8], at: u64) -> io::Result<usize> {
         let mut done = 0;
         while done < into.len() {
@@ -162,24 +137,35 @@ impl Disk for RealDisk {
         Ok(done)
     }
 
+    /// What an open file is.
     fn stat(&self, file: &File) -> io::Result<Stat> {
         file.metadata().map(|m| Stat::from(&m))
     }
 
+    /// What a path is.
     fn stat_path(&self, path: &Path) -> io::Result<Stat> {
         fs::symlink_metadata(path).map(|m| Stat::from(&m))
     }
 
+    /// Names in a directory.
     fn list(&self, path: &Path) -> io::Result<Vec<String>> {
         fs::read_dir(path)?.map(|e| e.map(|e| e.file_name().to_string_lossy().into_owned())).collect()
     }
 
+    /// Bytes that the file system has left for us.
     fn free_bytes(&self, path: &Path) -> io::Result<u64> {
         let s = rustix::fs::statvfs(path)?;
         Ok(s.f_bavail.saturating_mul(s.f_frsize))
     }
 
+    /// Bytes of the blocks that the file system hands out.
     fn block_bytes(&self, path: &Path) -> io::Result<u64> {
         rustix::fs::statvfs(path).map(|s| s.f_frsize).map_err(Into::into)
     }
 }
+
+/// The disk that is there.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct RealDisk;
+
+impl Disk for RealDisk {}

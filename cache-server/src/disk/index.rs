@@ -2,6 +2,7 @@
 //! plans. A caller that takes a file out of the index unlinks it, and says so when that is done.
 
 use super::file::FileKey;
+use super::file_system::Stamp;
 use super::map::Mapped;
 use super::quota::{Quotas, Reservation};
 use forebay_dataset::source::is_under;
@@ -10,14 +11,15 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Maps kept open at most: well under the kernel's limit on a process (65,530 by default).
+/// Maps kept open at most: well under the kernel's limit on a process (65,530 by default). A file whose map
+/// was dropped is opened again, but not checked again.
 const MAPS_MAX: usize = 16 << 10;
 
 /// How long files that could not be unlinked are left alone.
 const STUCK_PAUSE: Duration = Duration::from_secs(10);
 
-/// A file that the index knows.
-#[derive(Debug)]
+/// A file that the index knows. Its bytes, its directory and when it was used are set as it is inserted.
+#[derive(Debug, Default)]
 pub struct Entry {
     /// URI of the object it was made from.
     pub object: String,
@@ -34,6 +36,8 @@ pub struct Entry {
     pub replica: bool,
     /// Its map, kept for the next reader.
     pub map: Option<Arc<Mapped>>,
+    /// The file as it was when this process wrote it, or checked every byte of it last.
+    pub checked: Option<Stamp>,
 }
 
 impl Entry {
@@ -57,6 +61,16 @@ pub struct Replaced {
     pub elsewhere: Option<Reservation>,
 }
 
+/// A file that was taken out of the index, and is to be unlinked.
+#[derive(Debug)]
+pub struct Taken {
+    pub key: FileKey,
+    /// Its bytes.
+    pub reservation: Reservation,
+    /// Its map, to be dropped without the index's lock held.
+    pub map: Option<Arc<Mapped>>,
+}
+
 /// The index. Every change of bytes in use happens under its lock.
 #[derive(Debug, Default)]
 pub struct Index {
@@ -73,13 +87,18 @@ pub struct Index {
     /// since.
     scanned_at: u64,
     changes: u64,
-    maps: MapCount,
+    /// Maps that are kept, how many may be, and at how many the idle ones are dropped: at more while that many
+    /// are being read.
+    maps: usize,
+    maps_max: usize,
+    maps_bound: usize,
 }
 
 impl Index {
     /// An empty index of directories with these limits.
     pub fn new(limits: impl IntoIterator<Item = u64>) -> Self {
-        Self { quotas: Quotas::new(limits), ..Self::default() }
+        let quotas = Quotas::new(limits);
+        Self { quotas, maps_max: MAPS_MAX, maps_bound: MAPS_MAX, ..Self::default() }
     }
 
     pub fn len(&self) -> usize {
@@ -136,13 +155,13 @@ impl Index {
         }
     }
 
-    /// Marks a file as used now. Returns its directory and its map, where one is kept.
-    pub fn touch(&mut self, key: &FileKey) -> Option<(usize, Option<Arc<Mapped>>)> {
+    /// Marks a file as used now. Returns its entry.
+    pub fn touch(&mut self, key: &FileKey) -> Option<&Entry> {
         let entry = self.entries.get_mut(key)?;
         self.changes += u64::from(entry.used <= self.scanned_at);
         self.clock += 1;
         entry.used = self.clock;
-        Some((entry.dir, entry.map.clone()))
+        Some(entry)
     }
 
     /// Notes that all entries are looked at for victims.
@@ -163,27 +182,33 @@ impl Index {
         if let Some(kept) = e.map.as_ref().filter(|kept| kept.is_of(&map.stat.stamp)) {
             return kept.clone();
         }
-        self.maps.kept += usize::from(e.map.replace(map.clone()).is_none());
+        e.checked = Some(map.stat.stamp);
+        self.maps += usize::from(e.map.replace(map.clone()).is_none());
         map.clone()
     }
 
-    /// Forgets a file's map, if it is still this one: the next reader opens the file again.
+    /// Forgets a file's map, if it is still this one: the next reader opens the file again, and checks it.
     pub fn drop_map(&mut self, key: &FileKey, map: &Arc<Mapped>) {
         if let Some(e) = self.entries.get_mut(key)
-            && e.map.as_ref().is_some_and(|m| Arc::ptr_eq(m, map))
+            && e.map.take_if(|kept| Arc::ptr_eq(kept, map)).is_some()
         {
-            e.map = None;
-            self.maps.kept -= 1;
+            e.checked = None;
+            self.maps -= 1;
         }
     }
 
-    /// Where there are too many maps: takes those used longest ago, to be dropped without the index's lock
-    /// held.
-    pub fn take_old_maps(&mut self) -> Vec<Arc<Mapped>> {
-        match self.maps.is_over() {
-            true => self.maps.take_old(&mut self.entries),
-            false => Vec::new(),
+    /// Where there are too many maps: takes all of files that nobody reads, to be dropped without the index's
+    /// lock held. One that is being read keeps its map: dropping it would free nothing, and the file would be
+    /// taken for one that may be evicted.
+    pub fn take_idle_maps(&mut self) -> Vec<Arc<Mapped>> {
+        if self.maps <= self.maps_bound {
+            return Vec::new();
         }
+        let idle = self.entries.values_mut().filter(|e| !e.is_in_use());
+        let gone: Vec<_> = idle.filter_map(|e| e.map.take()).collect();
+        self.maps -= gone.len();
+        self.maps_bound = self.maps_max.max(self.maps + self.maps / 16);
+        gone
     }
 
     /// Adds a file; its bytes are those of the reservation. A file of the same name in the same directory is
@@ -210,7 +235,7 @@ impl Index {
         unstuck.into_iter().for_each(|(_, theirs)| self.quotas.release(theirs));
         self.changes += 1;
         self.clock += 1;
-        self.maps.kept += usize::from(entry.map.is_some());
+        self.maps += usize::from(entry.map.is_some());
         entry.used = self.clock;
         entry.bytes = reservation.bytes;
         entry.dir = reservation.dir;
@@ -219,11 +244,10 @@ impl Index {
         replaced
     }
 
-    /// Takes files of one directory out so that `bytes` can be written in their place. Returns their bytes,
-    /// or as many as are wanted, reserved, and their entries, whose maps are to be dropped without the
-    /// index's lock held. `None`, and nothing has happened, if one of them is gone, pinned or in use, or they
-    /// are not enough any more.
-    pub fn take(&mut self, dir: usize, keys: &[FileKey], bytes: u64) -> Option<(Reservation, Vec<Entry>)> {
+    /// Takes files of one directory out so that `bytes` can be written in their place. Returns what is
+    /// reserved for that besides their bytes, and them. `None`, and nothing has happened, if one of them is
+    /// gone, pinned or in use, or they are not enough any more.
+    pub fn take(&mut self, dir: usize, keys: &[FileKey], bytes: u64) -> Option<(Reservation, Vec<Taken>)> {
         let mut theirs = 0;
         for key in keys {
             theirs += self.entries.get(key).filter(|e| e.dir == dir && e.may_leave())?.bytes;
@@ -231,22 +255,16 @@ impl Index {
         if self.quotas.of(dir).short_bytes(bytes) > theirs {
             return None;
         }
-        let entries = keys.iter().filter_map(|key| self.forget(key)).collect();
-        self.going.extend(keys);
-        self.quotas.reserve(dir, bytes.saturating_sub(theirs));
-        Some((self.quotas.in_use(dir, theirs.max(bytes)), entries))
+        let more = self.quotas.reserve(dir, bytes.saturating_sub(theirs));
+        Some((more, keys.iter().filter_map(|key| self.take_one(key, |_| true)).collect()))
     }
 
     /// Takes a file out if its entry is `such`; its bytes stay reserved until it is unlinked.
-    pub fn take_one(
-        &mut self,
-        key: &FileKey,
-        such: impl FnOnce(&Entry) -> bool,
-    ) -> Option<(Reservation, Entry)> {
+    pub fn take_one(&mut self, key: &FileKey, such: impl FnOnce(&Entry) -> bool) -> Option<Taken> {
         self.entries.get(key).filter(|e| such(e))?;
-        let e = self.forget(key)?;
+        let entry = self.forget(key)?;
         self.going.insert(*key);
-        Some((self.quotas.in_use(e.dir, e.bytes), e))
+        Some(Taken { key: *key, reservation: self.quotas.in_use(entry.dir, entry.bytes), map: entry.map })
     }
 
     /// Whether a file of this name is being removed.
@@ -254,7 +272,7 @@ impl Index {
         self.going.contains(key)
     }
 
-    /// A file that was taken out is unlinked, or, if it could not be, its bytes stay reserved.
+    /// A file that was taken out is unlinked, or, if it could not be, its bytes stay reserved until it can.
     pub fn gone(&mut self, key: &FileKey, reservation: Reservation, is_unlinked: bool) {
         self.going.remove(key);
         match is_unlinked {
@@ -262,28 +280,6 @@ impl Index {
             false if self.quotas.is_valid(&reservation) => self.stuck.push((*key, reservation)),
             false => {}
         }
-    }
-
-    /// Victims that were taken out together are unlinked, but for those that are `stuck`. Returns `bytes`
-    /// reserved in their place; `None` if some are stuck: what those take stays reserved until they can be
-    /// unlinked.
-    pub fn victims_gone(
-        &mut self,
-        keys: &[FileKey],
-        stuck: &[(FileKey, u64)],
-        mut reservation: Reservation,
-        bytes: u64,
-    ) -> Option<Reservation> {
-        self.going.retain(|key| !keys.contains(key));
-        if stuck.is_empty() {
-            self.quotas.resize(&mut reservation, bytes);
-            return Some(reservation);
-        }
-        self.quotas.resize(&mut reservation, stuck.iter().map(|(_, bytes)| bytes).sum());
-        if self.quotas.is_valid(&reservation) {
-            self.stuck.extend(stuck.iter().map(|(key, bytes)| (*key, reservation.part(*bytes))));
-        }
-        None
     }
 
     /// Takes the files that could not be unlinked, if it is time to try again; nothing may take their names
@@ -308,7 +304,7 @@ impl Index {
 
     fn forget(&mut self, key: &FileKey) -> Option<Entry> {
         let entry = self.entries.remove(key)?;
-        self.maps.kept -= usize::from(entry.map.is_some());
+        self.maps -= usize::from(entry.map.is_some());
         if let Some(files) = self.by_segment.get_mut(&key.id) {
             files.retain(|k| k != key);
             if files.is_empty() {
@@ -316,43 +312,6 @@ impl Index {
             }
         }
         Some(entry)
-    }
-}
-
-/// How many maps are kept, and how many may be.
-#[derive(Debug)]
-struct MapCount {
-    kept: usize,
-    kept_max: usize,
-    /// At how many the next are dropped: more than may be kept while that many are being read.
-    bound: usize,
-}
-
-impl Default for MapCount {
-    fn default() -> Self {
-        Self { kept: 0, kept_max: MAPS_MAX, bound: MAPS_MAX }
-    }
-}
-
-impl MapCount {
-    fn is_over(&self) -> bool {
-        self.kept > self.bound
-    }
-
-    /// Takes those used longest ago, a sixteenth of all. A file that is being read keeps its map: dropping it
-    /// would free nothing, and the file would be taken for one that may be evicted.
-    fn take_old(&mut self, entries: &mut HashMap<FileKey, Entry>) -> Vec<Arc<Mapped>> {
-        let idle = |e: &&mut Entry| e.map.is_some() && !e.is_in_use();
-        let mut idle: Vec<&mut Entry> = entries.values_mut().filter(idle).collect();
-        let (over, in_use) = (self.kept - self.kept_max, self.kept - idle.len());
-        let count = (over + self.kept_max / 16).min(idle.len());
-        if count < idle.len() {
-            idle.select_nth_unstable_by_key(count, |e| e.used);
-        }
-        let gone: Vec<_> = idle.into_iter().take(count).filter_map(|e| e.map.take()).collect();
-        self.kept -= gone.len();
-        self.bound = self.kept_max.max(in_use + in_use / 16);
-        gone
     }
 }
 

@@ -59,7 +59,7 @@ impl Mapped {
     /// Gives its pages back to the kernel's page cache. A reader that is at it gets them from there.
     pub fn let_go(&self) {
         self.touched.store(false, Relaxed);
-        let page_bytes = guard::page_bytes();
+        let page_bytes = rustix::param::page_size();
         let start = (self.body.as_ptr() as usize).next_multiple_of(page_bytes);
         let end = (self.body.as_ptr() as usize + self.body.len()) / page_bytes * page_bytes;
         if start < end {
@@ -121,13 +121,13 @@ impl Drop for GuardedMap {
     }
 }
 
-/// Opens a segment file as a batch over its mapping. With `verify` every byte is checked first; call it off
-/// the async threads.
-pub fn open(disk: &Arc<dyn Disk>, path: &Path, verify: bool) -> Result<Mapped, Unreadable> {
+/// Opens a segment file as a batch over its mapping. Unless it is still the file of `checked` every byte is
+/// checked first; call it off the async threads.
+pub fn open(disk: &Arc<dyn Disk>, path: &Path, checked: Option<Stamp>) -> Result<Mapped, Unreadable> {
     let file = disk.open(path)?;
     let stat = disk.stat(&file)?;
     let (header, body_offset) = read_header(&**disk, &file, stat.stamp.bytes)?;
-    if verify {
+    if checked != Some(stat.stamp) {
         verify_body(&**disk, &file, &header, body_offset)?;
     }
     // SAFETY: the file is private to this disk cache, immutable once renamed into place, and only ever

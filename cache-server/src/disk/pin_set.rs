@@ -9,9 +9,6 @@ use xxhash_rust::xxh3::xxh3_64;
 const PINS_MAX: usize = 1000;
 const URI_BYTES_MAX: usize = 2048;
 
-/// Bytes of the file at most.
-pub const FILE_BYTES_MAX: usize = PINS_MAX * (URI_BYTES_MAX + 1) + 64;
-
 /// A set of URIs.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PinSet {

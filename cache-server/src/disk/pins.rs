@@ -2,11 +2,11 @@
 //! restart and the loss of a disk.
 
 use super::dirs::{Dir, Health};
-use super::pin_set::{FILE_BYTES_MAX, PinSet};
+use super::pin_set::PinSet;
 use super::segment_files::SegmentFiles;
 use forebay_proto::{Error, Result};
 use parking_lot::Mutex;
-use std::io::{self, IoSlice};
+use std::io::IoSlice;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -29,8 +29,7 @@ impl Pins {
     /// Reads the list that was written last, of those in the directories.
     pub fn load(&self) {
         let dirs = self.files.dirs().all().iter();
-        let all = dirs.map(|dir| load(dir).unwrap_or_default());
-        self.files.set_pins(all.fold(PinSet::default(), |latest, pins| pins.later(latest)));
+        self.files.set_pins(dirs.map(load).fold(PinSet::default(), |latest, pins| pins.later(latest)));
     }
 
     /// Pins what lies under a URI, now and in future. Returns the files and bytes of it that are held.
@@ -47,13 +46,10 @@ impl Pins {
         })
     }
 
-    /// Has directories that came back keep the pins as they are now.
-    pub fn save_in(&self, dirs: &[usize]) {
+    /// Has a directory that came back keep the pins as they are now.
+    pub fn save_in(&self, dir: usize) {
         let _changing = self.changing.lock();
-        let pins = self.files.pins();
-        for dir in dirs {
-            self.save(*dir, &pins);
-        }
+        self.save(dir, &self.files.pins());
     }
 
     /// Says once, until the pins change, that a pinned object's segments have no room.
@@ -110,20 +106,13 @@ impl Pins {
 }
 
 /// Reads the pins of a directory. A damaged list is said, and is none.
-fn load(dir: &Dir) -> io::Result<PinSet> {
+fn load(dir: &Dir) -> PinSet {
     let path = path(dir);
-    let file = match dir.disk().open(&path) {
-        Ok(file) => file,
-        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(PinSet::default()),
-        Err(e) => return Err(e),
-    };
-    let mut text = vec![0; FILE_BYTES_MAX];
-    let got = dir.disk().read(&file, &mut text, 0)?;
-    let pins = std::str::from_utf8(&text[..got]).ok().and_then(PinSet::from_text);
-    Ok(pins.unwrap_or_else(|| {
+    let Ok(text) = dir.read(&path) else { return PinSet::default() };
+    std::str::from_utf8(&text).ok().and_then(PinSet::from_text).unwrap_or_else(|| {
         tracing::warn!(path = %path.display(), "the list of pins is damaged: what only it named is no longer pinned");
         PinSet::default()
-    }))
+    })
 }
 
 fn path(dir: &Dir) -> PathBuf {

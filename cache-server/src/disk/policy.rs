@@ -44,6 +44,15 @@ pub enum Admit {
     IfFree,
 }
 
+/// Why a segment is not stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Refusal {
+    /// Everything that would have to go will be read sooner.
+    NotWorthIt,
+    /// Everything is being read or pinned, or no directory works.
+    NoRoom,
+}
+
 /// What a copy is to the cluster.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Role {

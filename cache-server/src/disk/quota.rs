@@ -1,7 +1,5 @@
 //! The quotas of the directories: which bytes are in use, and which are reserved for files to come.
 
-use std::collections::HashMap;
-
 /// The quota of one directory.
 #[derive(Debug, Default)]
 pub struct Quota {
@@ -9,8 +7,8 @@ pub struct Quota {
     pub limit_bytes: u64,
     /// Bytes in use: files, those being written and those being removed, folders.
     pub used_bytes: u64,
-    /// Bytes of the folders that files go to, as last seen.
-    folders: HashMap<String, u64>,
+    /// Bytes of what there is besides files, at most so far.
+    folders_bytes: u64,
     /// How often the directory was set aside. Its bytes are forgotten then, as its files count as absent: a
     /// reservation of an earlier era is void, and is neither resized nor released.
     era: u64,
@@ -33,13 +31,6 @@ pub struct Reservation {
     pub dir: usize,
     pub bytes: u64,
     era: u64,
-}
-
-impl Reservation {
-    /// The part of it that one of its files takes.
-    pub fn part(self, bytes: u64) -> Self {
-        Self { bytes, ..self }
-    }
 }
 
 /// The quotas of all directories, by their numbers.
@@ -91,20 +82,18 @@ impl Quotas {
         self.0[reservation.dir].era == reservation.era
     }
 
-    /// Counts what a folder takes now. Folders do not shrink.
-    pub fn set_folder(&mut self, dir: usize, name: &str, bytes: u64) {
+    /// Counts what a directory takes now besides its files. Folders do not shrink.
+    pub fn set_folders(&mut self, dir: usize, bytes: u64) {
         let quota = &mut self.0[dir];
-        let seen = quota.folders.entry(name.to_owned()).or_default();
-        quota.used_bytes += bytes.saturating_sub(*seen);
-        *seen = bytes.max(*seen);
+        quota.used_bytes += bytes.saturating_sub(quota.folders_bytes);
+        quota.folders_bytes = bytes.max(quota.folders_bytes);
     }
 
     /// Forgets all bytes of a directory, and begins its next era.
     pub fn clear(&mut self, dir: usize) {
         let quota = &mut self.0[dir];
         quota.era += 1;
-        quota.used_bytes = 0;
-        quota.folders.clear();
+        (quota.used_bytes, quota.folders_bytes) = (0, 0);
     }
 }
 
@@ -135,9 +124,9 @@ mod tests {
     fn folders_count_as_large_as_they_ever_were() {
         let mut quotas = Quotas::new([100]);
         for bytes in [4, 8, 4] {
-            quotas.set_folder(0, "a", bytes);
+            quotas.set_folders(0, bytes);
         }
-        quotas.set_folder(0, "b", 1);
+        quotas.set_folders(0, 9);
         assert_eq!(quotas.used_bytes(), 9);
     }
 }

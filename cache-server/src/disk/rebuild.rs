@@ -1,17 +1,31 @@
 //! Takes the files of a directory into the index, when the cache is opened and when the directory comes back.
+//! Only headers are read, each in one read, by several threads; bodies are checked when they are opened.
 
-use super::dirs::Dir;
-use super::index::Entry;
-use super::recover::{recover, sidecar_lengths};
+use super::dirs::{Dir, SHARDS};
+use super::file::{FileKey, Unreadable, read_header};
+use super::file_system::Stat;
+use super::index::{Entry, Taken};
 use super::segment_files::SegmentFiles;
 use forebay_proto::Result;
 use std::collections::HashSet;
 use std::io;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 /// Folders that are kept beside the segments: a block of each counts from the start.
 const SIDECAR_FOLDERS: u64 = 2;
+
+/// Threads that read the headers of one directory: enough to keep a disk busy whose every read takes a while.
+const THREADS: usize = 4;
+
+/// A file whose header verifies.
+struct Seen {
+    key: FileKey,
+    object: String,
+    columns: Vec<String>,
+    stat: Stat,
+}
 
 /// Indexes every file whose header verifies and removes the rest, then evicts down to the limit, which may
 /// have been lowered since. Of files that another directory holds as well one is enough.
@@ -19,17 +33,12 @@ pub fn rebuild(files: &SegmentFiles, dir: usize) -> Result<()> {
     let place = files.dirs().get(dir);
     let fail = |e: io::Error| place.refusal("cannot be read", e);
     files.dirs().note_block_bytes(dir).map_err(fail)?;
-    let found = recover(place).map_err(fail)?;
-    for (path, why) in found.damaged {
-        files.counters().corrupt.fetch_add(1, Ordering::Relaxed);
-        tracing::warn!(error = %format!("{}: {why}", path.display()), "a segment file is damaged: removed, it will be filled again");
-        place.disk().remove(&path).ok();
-    }
+    let found = recover(files, place).map_err(fail)?;
     let mut names: HashSet<Arc<[String]>> = HashSet::new();
     let mut twice = Vec::new();
     let mut index = files.index();
     index.clear(dir);
-    for seen in found.seen {
+    for seen in found {
         if index.get(&seen.key).is_some() {
             twice.push(place.segment(&seen.key));
             continue;
@@ -39,8 +48,7 @@ pub fn rebuild(files: &SegmentFiles, dir: usize) -> Result<()> {
         let bytes = files.dirs().allocated_bytes(seen.stat.stamp.bytes).max(seen.stat.allocated_bytes);
         let reservation = index.quotas.reserve(dir, bytes);
         let pinned = files.is_pinned(&seen.object);
-        let entry =
-            Entry { object: seen.object, columns, bytes, dir, used: 0, pinned, replica: false, map: None };
+        let entry = Entry { object: seen.object, columns, pinned, ..Entry::default() };
         index.insert(seen.key, entry, reservation);
     }
     drop(index);
@@ -53,10 +61,68 @@ pub fn rebuild(files: &SegmentFiles, dir: usize) -> Result<()> {
     Ok(())
 }
 
+/// Reads the headers of all segment files in a directory: least recently written first. Those that do not
+/// verify are removed.
+fn recover(files: &SegmentFiles, dir: &Dir) -> io::Result<Vec<Seen>> {
+    let work = |shards: &[&str]| -> io::Result<Vec<Seen>> {
+        let mut found = Vec::new();
+        for shard in shards {
+            let folder = dir.shard(shard);
+            for name in dir.disk().list(&folder)? {
+                let path = folder.join(&name);
+                match recover_file(dir, &path, &name) {
+                    Ok(seen) => found.push(seen),
+                    Err(Unreadable::Gone) => {}
+                    Err(why) => {
+                        if matches!(why, Unreadable::Disk(_)) {
+                            dir.probe()?;
+                        }
+                        files.note_damaged(&path, &why);
+                        dir.disk().remove(&path).ok();
+                    }
+                }
+            }
+        }
+        Ok(found)
+    };
+    let failed = |_| Err(io::Error::other("a thread that read it panicked"));
+    let found: io::Result<Vec<Vec<Seen>>> = std::thread::scope(|scope| {
+        let shards = SHARDS.chunks(SHARDS.len() / THREADS);
+        let threads: Vec<_> = shards.map(|shards| scope.spawn(|| work(shards))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap_or_else(failed)).collect()
+    });
+    let mut found: Vec<Seen> = found?.into_iter().flatten().collect();
+    found.sort_by_key(|s| (s.stat.stamp.modified, s.key));
+    Ok(found)
+}
+
+fn recover_file(dir: &Dir, path: &Path, name: &str) -> Result<Seen, Unreadable> {
+    let file = dir.disk().open(path)?;
+    let stat = dir.disk().stat(&file)?;
+    let (header, _) = read_header(dir.disk(), &file, stat.stamp.bytes)?;
+    let origin = header.origin().map_err(|e| Unreadable::Damaged(e.message))?;
+    let key = FileKey::new(origin.id, &header.columns);
+    match name == key.file_name() {
+        true => Ok(Seen { key, object: origin.object, columns: header.columns, stat }),
+        false => Err(Unreadable::Damaged("its name is not that of its content".into())),
+    }
+}
+
+/// Bytes of the small files that are kept beside the segments, in whatever folders.
 fn sidecar_bytes(files: &SegmentFiles, dir: &Dir) -> io::Result<u64> {
-    let folders = SIDECAR_FOLDERS * files.dirs().sidecar_bytes(0);
-    let lengths = sidecar_lengths(dir)?;
-    Ok(folders + lengths.into_iter().map(|bytes| files.dirs().sidecar_bytes(bytes)).sum::<u64>())
+    let (disk, root, mut bytes) =
+        (dir.disk(), dir.path().join("v1"), SIDECAR_FOLDERS * files.dirs().sidecar_bytes(0));
+    for name in disk.list(&root)? {
+        let folder = root.join(&name);
+        if ["segments", "tmp"].contains(&name.as_str()) || !disk.stat_path(&folder)?.is_dir {
+            continue;
+        }
+        for name in disk.list(&folder)? {
+            let stat = disk.stat_path(&folder.join(name)).ok();
+            bytes += stat.map_or(0, |stat| files.dirs().sidecar_bytes(stat.stamp.bytes));
+        }
+    }
+    Ok(bytes)
 }
 
 /// Evicts files above the limit: by recency, pinned ones last.
@@ -70,16 +136,16 @@ fn trim(files: &SegmentFiles, dir: usize) {
         if index.quotas.of(dir).short_bytes(0) <= going_bytes {
             break;
         }
-        let Some((reservation, entry)) = index.take_one(&key, |_| true) else { continue };
-        going_bytes += reservation.bytes;
+        let Some(file) = index.take_one(&key, |_| true) else { continue };
+        going_bytes += file.reservation.bytes;
         pinned_gone += u64::from(pinned);
-        going.push((key, reservation, entry));
+        going.push(file);
     }
     drop(index);
-    for (key, reservation, entry) in going {
-        drop(entry);
+    files.counters().evictions.fetch_add(going.len() as u64, Ordering::Relaxed);
+    for Taken { key, reservation, map } in going {
+        drop(map);
         files.unlink_taken(&key, reservation);
-        files.counters().evictions.fetch_add(1, Ordering::Relaxed);
     }
     if pinned_gone > 0 {
         tracing::warn!(

@@ -3,11 +3,11 @@
 
 use super::counters::DiskCounters;
 use super::dirs::{self, Dirs};
-use super::evict::{Decision, Evictor, Victims, Wanted};
+use super::evict::{Evictor, Wanted};
 use super::file::{FileKey, Unreadable};
-use super::index::{Entry, Index};
+use super::index::{Entry, Index, Taken};
 use super::pin_set::PinSet;
-use super::policy::{Admit, Forecast, Role};
+use super::policy::{Admit, Forecast, Refusal, Role};
 use super::quota::Reservation;
 use forebay_proto::manifest::{Digest, SegmentId};
 use parking_lot::{Mutex, MutexGuard};
@@ -20,15 +20,6 @@ use std::time::Instant;
 /// Decisions about victims for one file at most: other callers may take them, or they may be read, in
 /// between.
 const ATTEMPTS: usize = 8;
-
-/// How a wish for space ended.
-#[derive(Debug)]
-pub enum Allocation {
-    Reserved(Reservation),
-    /// Only at the price of what will be read sooner.
-    NotWorthIt,
-    NoRoom,
-}
 
 /// The segment files of all directories, and the space that they take.
 #[derive(Debug)]
@@ -91,33 +82,23 @@ impl SegmentFiles {
 
     /// Reserves space for a file, in any directory that can be written or in one of them alone. Victims are
     /// unlinked first.
-    pub fn reserve(&self, wanted: Wanted, only: Option<usize>) -> Allocation {
+    pub fn reserve(&self, wanted: Wanted, only: Option<usize>) -> Result<Reservation, Refusal> {
         for _ in 0..ATTEMPTS {
             let mut dirs = self.dirs.writable();
             dirs.retain(|dir| only.is_none_or(|only| only == *dir));
-            match self.evictor.decide(wanted, &dirs) {
-                Decision::Free(reservation) => return Allocation::Reserved(reservation),
-                Decision::Evict(victims) => {
-                    if let Some(reservation) = self.unlink_victims(victims, wanted.bytes) {
-                        return Allocation::Reserved(reservation);
-                    }
-                }
-                Decision::Again => {}
-                Decision::NotWorthIt => return Allocation::NotWorthIt,
-                Decision::NoRoom => return Allocation::NoRoom,
+            let reserved = self.evictor.reserve(wanted, &dirs, |dir, key| self.unlink(dir, key))?;
+            if let Some(reservation) = reserved {
+                return Ok(reservation);
             }
         }
-        Allocation::NoRoom
+        Err(Refusal::NoRoom)
     }
 
     /// Reserves space for a small file in one directory, whatever has to leave for it.
     pub fn reserve_sidecar(&self, dir: usize, bytes: u64) -> Option<Reservation> {
         let id = SegmentId(Digest(0));
         let wanted = Wanted { id, bytes, admit: Admit::Always, role: Role::Primary };
-        match self.reserve(wanted, Some(dir)) {
-            Allocation::Reserved(reservation) => Some(reservation),
-            Allocation::NotWorthIt | Allocation::NoRoom => None,
-        }
+        self.reserve(wanted, Some(dir)).ok()
     }
 
     /// Adds a file that was written where space is reserved.
@@ -126,7 +107,7 @@ impl SegmentFiles {
             let mut index = self.index();
             entry.pinned = self.is_pinned(&entry.object);
             let replaced = index.insert(key, entry, reservation);
-            (replaced, index.quotas.is_valid(&reservation), index.take_old_maps())
+            (replaced, index.quotas.is_valid(&reservation), index.take_idle_maps())
         };
         drop((old_maps, replaced.map));
         if let Some(old) = replaced.elsewhere {
@@ -137,15 +118,10 @@ impl SegmentFiles {
         }
     }
 
-    /// Removes a file. Returns its bytes.
-    pub fn remove(&self, key: &FileKey) -> Option<u64> {
-        self.remove_if(key, |_| true)
-    }
-
     /// Removes a file if its entry is `such`. Returns its bytes.
-    pub fn remove_if(&self, key: &FileKey, such: impl FnOnce(&Entry) -> bool) -> Option<u64> {
-        let (reservation, entry) = self.index().take_one(key, such)?;
-        drop(entry);
+    pub fn remove(&self, key: &FileKey, such: impl FnOnce(&Entry) -> bool) -> Option<u64> {
+        let Taken { reservation, map, .. } = self.index().take_one(key, such)?;
+        drop(map);
         self.unlink_taken(key, reservation);
         Some(reservation.bytes)
     }
@@ -185,11 +161,16 @@ impl SegmentFiles {
         }
         // One that the index does not know was evicted a moment ago, or its directory was set aside: nothing
         // is wrong.
-        if self.remove(key).is_some() {
-            self.counters.corrupt.fetch_add(1, Ordering::Relaxed);
-            let error = format!("{}: {why}", path.display());
-            tracing::warn!(error, "a segment file is damaged: removed, it will be filled again");
+        if self.remove(key, |_| true).is_some() {
+            self.note_damaged(path, &why);
         }
+    }
+
+    /// Counts a damaged file, and says so.
+    pub fn note_damaged(&self, path: &Path, why: &Unreadable) {
+        self.counters.corrupt.fetch_add(1, Ordering::Relaxed);
+        let error = format!("{}: {why}", path.display());
+        tracing::warn!(error, "a segment file is damaged: removed, it will be filled again");
     }
 
     /// Reports that an operation failed. A directory that does not work is set aside, and its files count as
@@ -198,11 +179,10 @@ impl SegmentFiles {
         self.dirs.fault(dir, e, wanted_bytes, || self.index().clear(dir));
     }
 
-    /// Counts what a directory's folders take now.
+    /// Counts what a directory takes now besides its files.
     pub fn measure(&self, dir: usize) -> io::Result<()> {
-        let folders = self.dirs.measure(dir)?;
-        let mut index = self.index();
-        folders.into_iter().for_each(|(name, bytes)| index.quotas.set_folder(dir, name, bytes));
+        let bytes = self.dirs.measure(dir)?;
+        self.index().quotas.set_folders(dir, bytes);
         Ok(())
     }
 
@@ -216,19 +196,6 @@ impl SegmentFiles {
         if place.health() != dirs::Health::Away && !is_known {
             place.disk().remove(&place.segment(key)).ok();
         }
-    }
-
-    /// Unlinks victims. `None` when one of them cannot be unlinked: what it takes stays reserved until it
-    /// can.
-    fn unlink_victims(
-        &self,
-        Victims { keys, held, reservation }: Victims,
-        bytes: u64,
-    ) -> Option<Reservation> {
-        let files = keys.iter().copied().zip(held);
-        let stuck: Vec<_> = files.filter(|(key, _)| !self.unlink(reservation.dir, key)).collect();
-        self.counters.evictions.fetch_add(keys.len() as u64, Ordering::Relaxed);
-        self.index().victims_gone(&keys, &stuck, reservation, bytes)
     }
 
     /// Removes a file from its directory; false when it is still there.

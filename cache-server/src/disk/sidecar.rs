@@ -16,16 +16,12 @@ use std::sync::Arc;
 /// The files of one area.
 #[derive(Debug, Clone)]
 pub struct Sidecar {
-    files: Arc<SegmentFiles>,
-    area: &'static str,
+    pub(super) files: Arc<SegmentFiles>,
+    /// The folder under every directory, e.g. `v1/manifests`.
+    pub(super) area: &'static str,
 }
 
 impl Sidecar {
-    /// The files under this folder of every directory, e.g. `v1/manifests`.
-    pub fn new(files: Arc<SegmentFiles>, area: &'static str) -> Self {
-        Self { files, area }
-    }
-
     /// The names of all files, the one written longest ago first.
     pub fn list(&self) -> Vec<String> {
         let mut written: BTreeMap<String, i128> = BTreeMap::new();
@@ -51,16 +47,8 @@ impl Sidecar {
 
     /// A file's content; `None` if no directory has it.
     pub fn read(&self, name: &str) -> Option<Vec<u8>> {
-        let (i, _, stat) = self.find(name).into_iter().max_by_key(|(_, _, stat)| stat.stamp.modified)?;
-        let dir = self.files.dirs().get(i);
-        let read = || -> io::Result<Vec<u8>> {
-            let file = dir.disk().open(&self.path(dir, name))?;
-            let mut content = vec![0; stat.stamp.bytes as usize];
-            let got = dir.disk().read(&file, &mut content, 0)?;
-            content.truncate(got);
-            Ok(content)
-        };
-        read().map_err(|e| self.failed(i, &self.path(dir, name), &e, 0)).ok()
+        let (dir, path, _) = self.find(name).into_iter().max_by_key(|(_, _, stat)| stat.stamp.modified)?;
+        self.files.dirs().get(dir).read(&path).map_err(|e| self.failed(dir, &path, &e, 0)).ok()
     }
 
     /// Writes a file. The one of its name before it stays until this one has taken its place. `Full` where

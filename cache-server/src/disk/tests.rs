@@ -22,7 +22,7 @@ fn open(dir: &Path, limit_bytes: u64) -> Result<DiskCache> {
 fn put(cache: &DiskCache, n: u128, rows: i64, columns: &[&str]) -> Option<Arc<RecordBatch>> {
     match cache.write(&origin(n), &batch(n, rows, columns), Admit::IfWorthIt, Role::Primary).unwrap() {
         Written::Stored(ready) => Some(ready.batch),
-        Written::NotWorthIt | Written::NoRoom => None,
+        Written::Refused(_) => None,
     }
 }
 

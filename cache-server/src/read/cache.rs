@@ -5,19 +5,17 @@
 //! that are missing; then the segment goes where [`place`] says. Memory is bounded by [`Memory`]: a fill
 //! waits for memory before it fetches anything, and holds nothing else then.
 
-use super::fill::{Ahead, FillOptions, FillOutcome, Prefetches};
-use super::lookup::{Lookup, compose, origin};
+use super::fill::{Ahead, FillOutcome};
+use super::lookup::{compose, origin};
 use super::memory::{Memory, MemoryPermit};
 use super::memory_tier::MemoryTier;
-use super::placement::{DiskOffer, Placement, place};
+use super::placement::{Placement, place};
 use super::plans::{Plans, ReadSpan};
-use super::recent_writes::RecentWrites;
 use super::single_flight::{InFlight, SingleFlight, Turnout};
-use crate::cluster::ownership::Ownership;
 use crate::cluster::peers::{Peers, WantedColumns};
 use crate::disk::file::Origin;
-use crate::disk::policy::{Admit, Role};
-use crate::disk::{DiskCache, Written};
+use crate::disk::policy::{Admit, Refusal, Role};
+use crate::disk::{DiskCache, Found, Written};
 use crate::events::{Event, Events};
 use crate::runtime::blocking;
 use arrow::array::RecordBatch;
@@ -28,28 +26,31 @@ use forebay_proto::Result;
 use forebay_proto::manifest::SegmentId;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use tokio::sync::broadcast;
+
+/// Segments written that replication may be late for: beyond that it looks at all that are held.
+const WRITTEN_MAX: usize = 4096;
 
 /// The cache of one node.
 pub struct Cache {
-    source: SegmentReader,
-    disk: Arc<DiskCache>,
+    pub(super) source: SegmentReader,
+    pub(super) disk: Arc<DiskCache>,
     events: Arc<Events>,
-    plans: Arc<Plans>,
-    memory: Memory,
-    ownership: Arc<Ownership>,
-    peers: Arc<Peers>,
-    recent_writes: RecentWrites,
-    memory_tier: MemoryTier,
+    pub(super) plans: Arc<Plans>,
+    pub(super) memory: Memory,
+    pub(super) peers: Arc<Peers>,
+    /// Told of each segment that is written to disk.
+    written: broadcast::Sender<SegmentId>,
+    pub(super) memory_tier: MemoryTier,
     /// By this node's role when they began: an owner's fill waits for no other node's, so that none wait for
-    /// each other in a circle.
-    fills: SingleFlight<(SegmentId, Role), FillOutcome>,
-    prefetches: Prefetches,
+    /// each other in a circle. A reader who joins one that was begun ahead of it makes it urgent.
+    fills: SingleFlight<(SegmentId, Role), FillOutcome, Urgency>,
     warned_full: AtomicBool,
 }
 
 impl Cache {
-    /// A cache that fills `disk` from `peers` and `source` within `memory`, and notes what it writes; `plans`
-    /// is what the disk cache was opened with.
+    /// A cache that fills `disk` from `peers` and `source` within `memory`; `plans` is what the disk cache was
+    /// opened with.
     pub fn new(
         source: SegmentReader,
         disk: Arc<DiskCache>,
@@ -57,25 +58,27 @@ impl Cache {
         plans: Arc<Plans>,
         memory: Memory,
         peers: Arc<Peers>,
-        recent_writes: RecentWrites,
     ) -> Arc<Self> {
         let memory_tier = MemoryTier::new(plans.clone(), memory.tier.clone());
-        let (fills, prefetches) = (SingleFlight::default(), Prefetches::default());
-        let (ownership, warned_full) = (peers.ownership().clone(), AtomicBool::new(false));
+        let (written, fills) = (broadcast::Sender::new(WRITTEN_MAX), SingleFlight::default());
+        let warned_full = AtomicBool::new(false);
         Arc::new(Self {
             source,
             disk,
             events,
             plans,
             memory,
-            ownership,
             peers,
-            recent_writes,
+            written,
             memory_tier,
             fills,
-            prefetches,
             warned_full,
         })
+    }
+
+    /// Tells the segments that are written to disk.
+    pub fn written(&self) -> &broadcast::Sender<SegmentId> {
+        &self.written
     }
 
     /// A segment with the columns of `reading`. If a file that holds them is mapped and warm, it is found at
@@ -89,7 +92,7 @@ impl Cache {
             let rows = reading.manifest.segment(segment)?.total_rows;
             return compose(&reading.projected, &[ready], rows);
         }
-        self.read(reading, segment, None, None).await
+        self.read(reading, segment, Ahead::demand(), None).await
     }
 
     /// Whether a read of the segment would fetch nothing. Does not touch the disk.
@@ -104,11 +107,8 @@ impl Cache {
     /// Makes a segment ready before anybody asks, with what `ahead` holds. Says whether it is held then: it
     /// may be that it could not be fetched, or that there is no place for it.
     pub async fn prefetch(self: &Arc<Self>, reading: &Reading, segment: u32, ahead: Ahead) -> bool {
-        let Ok(id) = reading.manifest.segment_id(segment) else { return false };
-        let prefetching = self.prefetches.begin(id, ahead.urgency.clone());
-        let done = self.read(reading, segment, Some(ahead), None).await;
-        drop(prefetching);
-        done.is_ok() && self.has(reading, id)
+        let done = self.read(reading, segment, ahead, None).await;
+        done.is_ok() && reading.manifest.segment_id(segment).is_ok_and(|id| self.has(reading, id))
     }
 
     /// Reads a segment on demand. `urgency` counts the bytes that it fetches from the object store.
@@ -119,17 +119,7 @@ impl Cache {
         urgency: &Urgency,
     ) -> Result<ReadySegment> {
         let demand = Ahead { urgency: urgency.clone(), ..Ahead::demand() };
-        self.read(reading, segment, Some(demand), None).await
-    }
-
-    /// Memory for a segment that may not be worth storing, if there is some at once.
-    pub fn tier_permit(&self, bytes: u64) -> Option<MemoryPermit> {
-        self.memory_tier.permit(bytes)
-    }
-
-    /// Drops segments in memory that no stream needs any more. Not for an async thread.
-    pub fn sweep(&self) {
-        self.memory_tier.sweep();
+        self.read(reading, segment, demand, None).await
     }
 
     /// Reads a segment, in the role that this node has for it, or in another.
@@ -138,32 +128,36 @@ impl Cache {
         self: &Arc<Self>,
         reading: &Reading,
         segment: u32,
-        mut ahead: Option<Ahead>,
+        ahead: Ahead,
         role: Option<Role>,
     ) -> Result<ReadySegment> {
         let id = reading.manifest.segment_id(segment)?;
         let rows = reading.manifest.segment(segment)?.total_rows;
-        let is_prefetch = ahead.as_ref().is_some_and(|ahead| ahead.share.is_some());
-        let mut turnout = None;
+        let is_prefetch = ahead.share.is_some();
+        let report = |turnout| match (is_prefetch, turnout) {
+            (false, None) => self.events.record(Event::Hit),
+            (false, Some(turnout)) => self.events.record(Event::Miss(turnout)),
+            (true, Some(Turnout::Leader)) => self.events.record(Event::Prefetched),
+            (true, _) => {}
+        };
+        let (mut ahead, mut turnout) = (Some(ahead), None);
         loop {
             let (cache, columns) = (self.clone(), reading.columns().cloned().collect());
-            let Lookup { mut found, missing } = blocking(move || cache.look(id, columns)).await?;
+            let Found { parts: mut found, missing } = blocking(move || cache.look(id, columns)).await?;
             if missing.is_empty() {
-                if !is_prefetch || turnout.is_some() {
-                    self.events.record(turnout.map_or(Event::Hit, Event::Miss));
-                }
+                report(turnout);
                 return compose(&reading.projected, &found, rows);
             }
-            let role = role.unwrap_or_else(|| self.ownership.role(id));
+            let role = role.unwrap_or_else(|| self.peers.ownership().role(id));
             let (now, filling) = self.join_or_lead(reading, segment, (id, role), &missing, &mut ahead);
             if let Some(joined) = &mut ahead {
                 // Another's fill has memory of its own, or waits for the share held here.
                 joined.share = None;
             }
             if !is_prefetch {
-                self.prefetches.raise(id);
+                filling.about.raise();
             }
-            match filling.await? {
+            match filling.value.await? {
                 FillOutcome::Filled(filled) => found.push(filled),
                 FillOutcome::Retry => continue,
                 // What could not be filled is another's: look again, and lead if need be.
@@ -171,15 +165,9 @@ impl Cache {
                 FillOutcome::Failed(e, _) => return Err(e),
             }
             // Led once is led; a join of another's columns may be followed by a lead for the rest.
-            let led = turnout == Some(Turnout::Leader) || now == Turnout::Leader;
-            let so_far = if led { Turnout::Leader } else { Turnout::Follower };
-            turnout = Some(so_far);
+            turnout = turnout.filter(|so_far| *so_far == Turnout::Leader).or(Some(now));
             if reading.columns().all(|c| found.iter().any(|p| p.batch.column_by_name(c).is_some())) {
-                match (is_prefetch, so_far) {
-                    (true, Turnout::Follower) => {}
-                    (true, Turnout::Leader) => self.events.record(Event::Prefetched),
-                    (false, _) => self.events.record(Event::Miss(so_far)),
-                }
+                report(turnout);
                 return compose(&reading.projected, &found, rows);
             }
         }
@@ -194,37 +182,37 @@ impl Cache {
         key: (SegmentId, Role),
         missing: &[String],
         ahead: &mut Option<Ahead>,
-    ) -> (Turnout, InFlight<FillOutcome>) {
-        self.fills.join_or_lead(key, || {
-            let options = FillOptions { role: key.1, ahead: ahead.take().unwrap_or_else(Ahead::demand) };
-            let columns = missing.to_vec();
-            let filled = self.clone().fill(reading.clone(), segment, columns.clone(), options);
+    ) -> (Turnout, InFlight<FillOutcome, Urgency>) {
+        let urgency = ahead.as_ref().map_or_else(Urgency::demand, |ahead| ahead.urgency.clone());
+        self.fills.join_or_lead(key, urgency, || {
+            let (ahead, columns) = (ahead.take().unwrap_or_else(Ahead::demand), missing.to_vec());
+            let filled = self.clone().fill(reading.clone(), segment, columns.clone(), key.1, ahead);
             async move { Ok(FillOutcome::of(filled.await, columns)) }
         })
     }
 
     /// Joins the fill of a segment as its owner's, or leads it with other `work`: for copies that other nodes
     /// offer.
-    pub(super) fn join_or_lead_with<F>(
+    pub(super) async fn fill_with<F>(
         &self,
         id: SegmentId,
+        urgency: Urgency,
         work: impl FnOnce() -> F,
-    ) -> InFlight<FillOutcome>
+    ) -> Result<FillOutcome>
     where
         F: Future<Output = Result<FillOutcome>> + Send + 'static,
     {
         // The owner's fills wait for none at another node, and neither does a copy.
-        self.fills.join_or_lead((id, Role::Primary), work).1
+        self.fills.join_or_lead((id, Role::Primary), urgency, work).1.value.await
     }
 
     /// The columns of a segment that are on disk or in memory. Touches the disk.
-    pub(super) fn look(&self, id: SegmentId, columns: Vec<String>) -> Lookup {
-        let stored = self.disk.find(id, &columns);
-        let mut lookup = Lookup { found: stored.parts, missing: stored.missing };
-        if !lookup.missing.is_empty() {
-            self.memory_tier.find(id).into_iter().for_each(|ready| lookup.add(ready));
+    pub(super) fn look(&self, id: SegmentId, columns: Vec<String>) -> Found {
+        let mut found = self.disk.find(id, &columns);
+        if !found.missing.is_empty() {
+            self.memory_tier.find(id).into_iter().for_each(|ready| found.add(ready));
         }
-        lookup
+        found
     }
 
     /// Which object version a segment is of that is on disk or in memory.
@@ -239,14 +227,15 @@ impl Cache {
         reading: Reading,
         segment: u32,
         columns: Vec<String>,
-        FillOptions { role, mut ahead }: FillOptions,
+        role: Role,
+        mut ahead: Ahead,
     ) -> Result<Option<ReadySegment>> {
         let origin = origin(&reading.manifest, segment)?;
         let id = origin.id;
         // Only this fill leads now. Another may have ended between the look of this one's caller and its
         // lead.
         let (cache, wanted) = (self.clone(), columns.clone());
-        if !blocking(move || cache.look(id, wanted)).await?.found.is_empty() {
+        if !blocking(move || cache.look(id, wanted)).await?.parts.is_empty() {
             return Ok(None);
         }
         let wanted = WantedColumns {
@@ -309,17 +298,17 @@ impl Cache {
             self.plans.keep_in_memory(id, span.clone());
         }
         let mut stored = self.write(origin, &batch, Admit::IfWorthIt);
-        let offer = match &stored {
-            Ok(Written::Stored(_)) => DiskOffer::Stored,
-            Ok(Written::NotWorthIt) => DiskOffer::NotWorthIt,
-            Ok(Written::NoRoom) | Err(_) => DiskOffer::NoRoom,
+        let refused = match &stored {
+            Ok(Written::Stored(_)) => None,
+            Ok(Written::Refused(why)) => Some(*why),
+            Err(_) => Some(Refusal::NoRoom),
         };
         let mut permit = tier;
         let has_room = || {
             permit = permit.take().or_else(|| self.memory_tier.permit(bytes));
             permit.is_some()
         };
-        let mut placement = place(offer, !span.is_empty() && stored.is_ok(), has_room);
+        let mut placement = place(refused, !span.is_empty() && stored.is_ok(), has_room);
         if placement == Placement::OnDiskAnyway {
             self.plans.left_memory(id);
             stored = self.write(origin, &batch, Admit::Always);
@@ -333,7 +322,8 @@ impl Cache {
             (_, Ok(Written::Stored(ready)), _) => {
                 self.plans.left_memory(id);
                 self.events.record(Event::Stored);
-                self.recent_writes.note(id);
+                // Nobody may listen.
+                self.written.send(id).ok();
                 Ok(ready)
             }
             (_, Ok(_), _) => Ok(self.serve_once(id, batch)),
@@ -345,7 +335,7 @@ impl Cache {
     }
 
     fn write(&self, origin: &Origin, batch: &RecordBatch, admit: Admit) -> Result<Written> {
-        self.disk.write(origin, batch, admit, self.ownership.role(origin.id))
+        self.disk.write(origin, batch, admit, self.peers.ownership().role(origin.id))
     }
 
     fn keep_in_memory(
@@ -383,7 +373,7 @@ impl Cache {
     pub(super) fn take(&self, origin: &Origin, batch: &RecordBatch) -> Result<Option<ReadySegment>> {
         Ok(match self.write(origin, batch, Admit::IfFree)? {
             Written::Stored(ready) => Some(ready),
-            Written::NotWorthIt | Written::NoRoom => None,
+            Written::Refused(_) => None,
         })
     }
 }

@@ -1,11 +1,9 @@
 //! Segments for other nodes, and from them ahead of any demand.
 
 use super::cache::Cache;
-use super::fill::FillOutcome;
-use super::lookup::{Lookup, compose, origin};
-use super::memory::Memory;
-use crate::cluster::peers::Peers;
-use crate::disk::DiskCache;
+use super::fill::{Ahead, FillOutcome};
+use super::lookup::{compose, origin};
+use crate::disk::Found;
 use crate::disk::file::{Encoded, Origin};
 use crate::disk::policy::Role;
 use crate::runtime::blocking;
@@ -18,23 +16,18 @@ use std::sync::Arc;
 
 /// What a node gives to others and takes from them. Cheap to clone.
 #[derive(Clone)]
-pub struct SegmentExchange {
-    pub cache: Arc<Cache>,
-    pub disk: Arc<DiskCache>,
-    pub peers: Arc<Peers>,
-    pub memory: Memory,
-}
+pub struct SegmentExchange(pub Arc<Cache>);
 
 impl SegmentExchange {
     /// Whether another node could have these columns at once. Does not touch the disk.
     pub fn offers(&self, id: SegmentId, columns: &[String]) -> bool {
-        self.disk.holds(id, columns)
+        self.0.disk.holds(id, columns)
     }
 
     /// Columns of a segment for another node, and what must live as long as they do, if they are held;
     /// `NotFound` if one is missing.
     pub async fn held_file(&self, id: SegmentId, columns: Vec<String>) -> Result<(Encoded, MemoryGuard)> {
-        let cache = self.cache.clone();
+        let cache = self.0.clone();
         blocking(move || file_of(&cache, id, &columns)).await?
     }
 
@@ -42,11 +35,11 @@ impl SegmentExchange {
     pub async fn filled_file(&self, reading: &Reading, segment: u32) -> Result<(Encoded, MemoryGuard)> {
         let columns: Vec<String> = reading.columns().cloned().collect();
         let origin = origin(&reading.manifest, segment)?;
-        let is_owner = self.peers.ownership().role(origin.id) == Role::Primary;
+        let is_owner = self.0.peers.ownership().role(origin.id) == Role::Primary;
         if !is_owner && !self.offers(origin.id, &columns) {
             return Err(Error::invalid("this node is not the segment's owner, and does not hold it"));
         }
-        let ready = self.cache.read(reading, segment, None, Some(Role::Primary)).await?;
+        let ready = self.0.read(reading, segment, Ahead::demand(), Some(Role::Primary)).await?;
         blocking(move || encode(&origin, &ready)).await?
     }
 
@@ -62,7 +55,7 @@ impl SegmentExchange {
         if self.offers(id, &item.columns) {
             return Ok(true);
         }
-        if !self.disk.has_room([item.bytes]) {
+        if !self.0.disk.has_room([item.bytes]) {
             return Ok(false);
         }
         let (own, from, wanted) = (self.clone(), from.to_owned(), item.clone());
@@ -74,7 +67,7 @@ impl SegmentExchange {
             });
             Ok(copied.map_or(FillOutcome::Retry, FillOutcome::Filled))
         };
-        self.cache.join_or_lead_with(id, copy).await?;
+        self.0.fill_with(id, Urgency::prefetch(), copy).await?;
         Ok(self.offers(id, &item.columns))
     }
 
@@ -87,11 +80,11 @@ impl SegmentExchange {
         // Like any prefetch a copy is a part of the fills, and holds its share of them first.
         let hold = |bytes| async move {
             let urgency = Urgency::prefetch();
-            let share = self.memory.prefetch.acquire(bytes, &urgency).await;
-            (share, self.memory.fills.acquire(bytes, &urgency).await)
+            let share = self.0.memory.prefetch.acquire(bytes, &urgency).await;
+            (share, self.0.memory.fills.acquire(bytes, &urgency).await)
         };
-        let (origin, batch, memory) = self.peers.copy(from, item, hold).await?;
-        let cache = self.cache.clone();
+        let (origin, batch, memory) = self.0.peers.copy(from, item, hold).await?;
+        let cache = self.0.clone();
         let written = blocking(move || {
             allowed(&origin.object)?;
             let taken = cache.take(&origin, &batch);
@@ -104,7 +97,7 @@ impl SegmentExchange {
 
 fn file_of(cache: &Cache, id: SegmentId, columns: &[String]) -> Result<(Encoded, MemoryGuard)> {
     let lacks = || Error::not_found(format!("segment {id} is not held here"));
-    let Lookup { found, missing } = cache.look(id, columns.to_vec());
+    let Found { parts: found, missing } = cache.look(id, columns.to_vec());
     if !missing.is_empty() {
         return Err(lacks());
     }

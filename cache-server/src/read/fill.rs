@@ -1,12 +1,8 @@
 //! How a fill is wanted, and what comes of it.
 
 use super::memory::{Memory, MemoryPermit};
-use crate::disk::policy::Role;
 use forebay_dataset::{ReadySegment, SegmentRun, Urgency};
-use forebay_proto::manifest::SegmentId;
 use forebay_proto::{Error, Result};
-use parking_lot::Mutex;
-use std::collections::HashMap;
 use std::sync::Arc;
 
 /// What a fill brings to all who wait for it, whichever columns they want.
@@ -31,13 +27,6 @@ impl FillOutcome {
     }
 }
 
-/// How a fill is wanted.
-pub struct FillOptions {
-    /// The node's role for the segment.
-    pub role: Role,
-    pub ahead: Ahead,
-}
-
 /// What a read ahead of any demand holds.
 pub struct Ahead {
     pub urgency: Urgency,
@@ -53,11 +42,6 @@ impl Ahead {
     /// A read that somebody waits for.
     pub fn demand() -> Self {
         Self { urgency: Urgency::demand(), share: None, tier: None, run: None }
-    }
-
-    /// A prefetch, with its share of the memory for prefetches.
-    pub fn prefetch(share: MemoryPermit, tier: Option<MemoryPermit>) -> Self {
-        Self { urgency: Urgency::prefetch(), share: Some(share), tier, run: None }
     }
 
     /// Makes its share what the fill really costs. For more than it has it waits, and holds nothing
@@ -76,54 +60,5 @@ impl Ahead {
             share.resize(bytes);
         }
         self.share = Some(share);
-    }
-}
-
-/// The prefetches under way, so that a reader who comes for one can raise its urgency.
-#[derive(Debug, Default)]
-pub struct Prefetches(Mutex<HashMap<SegmentId, Urgency>>);
-
-/// A prefetch under way, until it is dropped.
-#[derive(Debug)]
-pub struct Prefetching<'a> {
-    all: &'a Prefetches,
-    id: SegmentId,
-}
-
-impl Prefetches {
-    /// A prefetch begins.
-    pub fn begin(&self, id: SegmentId, urgency: Urgency) -> Prefetching<'_> {
-        self.0.lock().insert(id, urgency);
-        Prefetching { all: self, id }
-    }
-
-    /// Somebody waits for a segment.
-    pub fn raise(&self, id: SegmentId) {
-        if let Some(urgency) = self.0.lock().get(&id) {
-            urgency.raise();
-        }
-    }
-}
-
-impl Drop for Prefetching<'_> {
-    fn drop(&mut self) {
-        self.all.0.lock().remove(&self.id);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use std::panic::{AssertUnwindSafe, catch_unwind};
-
-    #[test]
-    fn a_prefetch_that_panics_is_not_under_way_any_more() {
-        let (prefetches, id) = (Prefetches::default(), SegmentId(Default::default()));
-        let broken = catch_unwind(AssertUnwindSafe(|| {
-            let _prefetching = prefetches.begin(id, Urgency::prefetch());
-            assert_eq!(prefetches.0.lock().len(), 1);
-            panic!("for the test");
-        }));
-        assert!(broken.is_err() && prefetches.0.lock().is_empty());
     }
 }

@@ -1,4 +1,4 @@
-//! The columns of a segment that a look-up found, and the batch that is composed of them.
+//! Which segment is looked up, and the batch that is composed of what is found.
 
 use crate::disk::file::Origin;
 use arrow::array::{RecordBatch, RecordBatchOptions};
@@ -7,25 +7,6 @@ use forebay_dataset::{ReadySegment, schema};
 use forebay_proto::manifest::Manifest;
 use forebay_proto::{Error, Result};
 use std::sync::Arc;
-
-/// What a look-up found of the wanted columns.
-#[derive(Debug)]
-pub struct Lookup {
-    /// Batches that hold them together, as far as they are there.
-    pub found: Vec<ReadySegment>,
-    pub missing: Vec<String>,
-}
-
-impl Lookup {
-    /// Adds a batch if it holds a column that is missing.
-    pub fn add(&mut self, ready: ReadySegment) {
-        let has = |c: &String| ready.batch.column_by_name(c).is_some();
-        if self.missing.iter().any(has) {
-            self.missing.retain(|c| !has(c));
-            self.found.push(ready);
-        }
-    }
-}
 
 /// Which object version a segment of a dataset is of.
 pub fn origin(manifest: &Manifest, segment: u32) -> Result<Origin> {

@@ -8,7 +8,7 @@ use crate::disk::file::Origin;
 use arrow::array::RecordBatch;
 use forebay_dataset::ReadySegment;
 use forebay_proto::manifest::SegmentId;
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -34,12 +34,12 @@ impl MemoryTier {
 
     /// The columns of a segment that are in memory.
     pub fn find(&self, id: SegmentId) -> Vec<ReadySegment> {
-        self.entries().get(&id).map(|e| e.parts.clone()).unwrap_or_default()
+        self.entries.lock().get(&id).map(|e| e.parts.clone()).unwrap_or_default()
     }
 
     /// Which object version a segment in memory is of.
     pub fn origin(&self, id: SegmentId) -> Option<Origin> {
-        self.entries().get(&id).map(|e| e.origin.clone())
+        self.entries.lock().get(&id).map(|e| e.origin.clone())
     }
 
     /// Memory for a segment of this size, if there is some at once.
@@ -62,7 +62,7 @@ impl MemoryTier {
         let id = origin.id;
         let ready = ReadySegment::in_memory(Arc::new(batch), Some(Arc::new(held)));
         self.plans.keep_in_memory(id, span.clone());
-        let mut entries = self.entries();
+        let mut entries = self.entries.lock();
         let new = || TierEntry { origin: origin.clone(), span: span.clone(), parts: Vec::new() };
         let entry = entries.entry(id).or_insert_with(new);
         entry.span = span;
@@ -73,13 +73,9 @@ impl MemoryTier {
     /// Drops the segments that every stream has passed. Frees memory by megabytes: not for an async thread.
     pub fn sweep(&self) {
         let over: Vec<_> = {
-            let mut entries = self.entries();
+            let mut entries = self.entries.lock();
             entries.extract_if(|_, entry| self.plans.is_over(&entry.span)).collect()
         };
         over.iter().for_each(|(id, _)| self.plans.left_memory(*id));
-    }
-
-    fn entries(&self) -> MutexGuard<'_, HashMap<SegmentId, TierEntry>> {
-        self.entries.lock()
     }
 }

@@ -8,15 +8,7 @@
 //! | no room | yes | no | nowhere: served once, and fetched again |
 //! | not worth it, no room | no | | nowhere |
 
-/// What the disk cache did with a segment that it was offered, to be stored if that is worth it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum DiskOffer {
-    Stored,
-    /// All that would have to leave is needed sooner.
-    NotWorthIt,
-    /// Everything is being read or pinned, or no directory works.
-    NoRoom,
-}
+use crate::disk::policy::Refusal;
 
 /// Where a segment goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,14 +23,14 @@ pub enum Placement {
     Nowhere,
 }
 
-/// Places a segment. `is_planned`: an announced plan reads it now or next. `tier_has_room` is asked only
-/// where it matters.
-pub fn place(disk: DiskOffer, is_planned: bool, tier_has_room: impl FnOnce() -> bool) -> Placement {
-    match disk {
-        DiskOffer::Stored => Placement::OnDisk,
+/// Places a segment that the disk cache stored, or refused. `is_planned`: an announced plan reads it now or
+/// next. `tier_has_room` is asked only where it matters.
+pub fn place(refused: Option<Refusal>, is_planned: bool, tier_has_room: impl FnOnce() -> bool) -> Placement {
+    match refused {
+        None => Placement::OnDisk,
         _ if is_planned && tier_has_room() => Placement::InMemory,
-        DiskOffer::NotWorthIt if is_planned => Placement::OnDiskAnyway,
-        DiskOffer::NotWorthIt | DiskOffer::NoRoom => Placement::Nowhere,
+        Some(Refusal::NotWorthIt) if is_planned => Placement::OnDiskAnyway,
+        Some(_) => Placement::Nowhere,
     }
 }
 
@@ -48,21 +40,23 @@ mod tests {
 
     #[test]
     fn segments_go_where_the_table_says() {
-        use DiskOffer::{NoRoom, NotWorthIt, Stored};
+        const STORED: Option<Refusal> = None;
+        const NOT_WORTH_IT: Option<Refusal> = Some(Refusal::NotWorthIt);
+        const NO_ROOM: Option<Refusal> = Some(Refusal::NoRoom);
         use Placement::{InMemory, Nowhere, OnDisk, OnDiskAnyway};
         let (planned, unplanned, room, full) = (true, false, true, false);
         for (disk, is_planned, has_room, placement) in [
-            (Stored, planned, room, OnDisk),
-            (Stored, planned, full, OnDisk),
-            (Stored, unplanned, full, OnDisk),
-            (NotWorthIt, planned, room, InMemory),
-            (NotWorthIt, planned, full, OnDiskAnyway),
-            (NotWorthIt, unplanned, room, Nowhere),
-            (NotWorthIt, unplanned, full, Nowhere),
-            (NoRoom, planned, room, InMemory),
-            (NoRoom, planned, full, Nowhere),
-            (NoRoom, unplanned, room, Nowhere),
-            (NoRoom, unplanned, full, Nowhere),
+            (STORED, planned, room, OnDisk),
+            (STORED, planned, full, OnDisk),
+            (STORED, unplanned, full, OnDisk),
+            (NOT_WORTH_IT, planned, room, InMemory),
+            (NOT_WORTH_IT, planned, full, OnDiskAnyway),
+            (NOT_WORTH_IT, unplanned, room, Nowhere),
+            (NOT_WORTH_IT, unplanned, full, Nowhere),
+            (NO_ROOM, planned, room, InMemory),
+            (NO_ROOM, planned, full, Nowhere),
+            (NO_ROOM, unplanned, room, Nowhere),
+            (NO_ROOM, unplanned, full, Nowhere),
         ] {
             let case = format!("{disk:?}, planned: {is_planned}, room: {has_room}");
             assert_eq!(place(disk, is_planned, || has_room), placement, "{case}");

@@ -19,7 +19,6 @@
 
 mod ids;
 mod job;
-pub mod measure;
 mod schedule;
 mod throughput;
 mod view;
@@ -34,7 +33,7 @@ use forebay_proto::plan::steps::{Cut, Ending};
 use ids::SegmentIds;
 pub use job::JobKey;
 use job::{Job, Reader, RunPosition};
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use schedule::AccessSchedule;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -130,7 +129,7 @@ impl Plans {
         let _computing = self.computing.lock();
         let segments = manifest.segments().len();
         let (known, ids, held) = {
-            let mut state = self.state();
+            let mut state = self.state.lock();
             state.forget(Instant::now());
             let known = state.jobs.get(&key);
             let same = state.jobs.iter().find(|(k, _)| k.dataset == key.dataset);
@@ -157,7 +156,7 @@ impl Plans {
                 Arc::new(AccessSchedule::new(next.as_ref().unwrap_or(&walk.order), segments, padding))
             });
         }
-        let mut state = self.state();
+        let mut state = self.state.lock();
         state.next_reader += 1;
         let number = state.next_reader;
         let job = state.jobs.entry(key).or_insert_with(|| Job::new(ids, samples, epoch, Instant::now()));
@@ -171,7 +170,7 @@ impl Plans {
     /// are. A stream may want a segment a message before it says that it has come there.
     pub fn read_span(&self, id: SegmentId) -> ReadSpan {
         let mut span = ReadSpan::default();
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let fronts: Vec<_> = state.jobs.iter().filter_map(|(key, job)| Some((*key, job.front()?))).collect();
         let views = state.views(Instant::now());
         drop(state);
@@ -192,7 +191,7 @@ impl Plans {
 
     /// Whether a read span is over for every job.
     pub fn is_over(&self, span: &ReadSpan) -> bool {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         state.forget(Instant::now());
         span.ends.iter().all(|(key, end)| {
             let at = state.jobs.get(key).and_then(Job::at);
@@ -203,17 +202,17 @@ impl Plans {
     /// From now on a segment is served from memory until its read span is over: on disk it is needed after
     /// that only.
     pub fn keep_in_memory(&self, id: SegmentId, span: Arc<ReadSpan>) {
-        Arc::make_mut(&mut self.state().in_memory).insert(id, span);
+        Arc::make_mut(&mut self.state.lock().in_memory).insert(id, span);
     }
 
     /// A segment is no longer served from memory.
     pub fn left_memory(&self, id: SegmentId) {
-        Arc::make_mut(&mut self.state().in_memory).remove(&id);
+        Arc::make_mut(&mut self.state.lock().in_memory).remove(&id);
     }
 
     /// The jobs that have an open stream.
     pub fn jobs(&self) -> Vec<JobKey> {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         state.forget(Instant::now());
         state.jobs.iter().filter(|(_, job)| job.is_read()).map(|(key, _)| *key).collect()
     }
@@ -221,7 +220,7 @@ impl Plans {
     /// The segments that a job will read soon, in the order of need, this epoch and the next; `None` if it
     /// has no open stream.
     pub fn due(&self, job: JobKey) -> Option<(Reading, Vec<Due>)> {
-        let state = self.state();
+        let state = self.state.lock();
         let job = state.jobs.get(&job)?;
         let (reading, due) = job.due()?;
         let fastest = job.fastest()?;
@@ -235,7 +234,7 @@ impl Plans {
 
     /// A prefetch of a job has come this far.
     pub fn prefetched(&self, job: JobKey, due: &Due) {
-        if let Some(job) = self.state().jobs.get_mut(&job) {
+        if let Some(job) = self.state.lock().jobs.get_mut(&job) {
             job.set_prefetched(due.at);
         }
     }
@@ -248,10 +247,6 @@ impl Plans {
     /// Plans announced since start, one for each stream.
     pub fn announced(&self) -> u64 {
         self.announced.load(Relaxed)
-    }
-
-    fn state(&self) -> MutexGuard<'_, Jobs> {
-        self.state.lock()
     }
 }
 
@@ -275,7 +270,7 @@ impl Jobs {
 impl Forecast for Plans {
     fn next_uses(&self, ids: &[SegmentId]) -> Vec<NextUse> {
         let (views, in_memory) = {
-            let mut state = self.state();
+            let mut state = self.state.lock();
             (state.views(Instant::now()), state.in_memory.clone())
         };
         let next_use = |id: &SegmentId| {
@@ -330,7 +325,7 @@ impl Announced {
 impl Drop for Announced {
     fn drop(&mut self) {
         if let Some((key, number)) = self.job {
-            let mut state = self.plans.state();
+            let mut state = self.plans.state.lock();
             if let Some(job) = state.jobs.get_mut(&key) {
                 job.leave(number, Instant::now());
             }

@@ -8,14 +8,12 @@
 //!
 //! [`Memory::ahead_bytes`]: crate::read::memory::Memory::ahead_bytes
 
-use crate::disk::DiskCache;
 use crate::read::cache::Cache;
 use crate::read::fill::Ahead;
-use crate::read::memory::Memory;
-use crate::read::plans::{Due, JobKey, Plans};
+use crate::read::plans::{Due, JobKey};
 use crate::runtime::blocking;
 use forebay_dataset::stream::Reading;
-use forebay_dataset::{SegmentReader, SegmentRun};
+use forebay_dataset::{SegmentRun, Urgency};
 use forebay_proto::manifest::{Manifest, SegmentId};
 use futures::FutureExt;
 use std::collections::{HashMap, HashSet};
@@ -35,16 +33,6 @@ const PAUSE: Duration = Duration::from_secs(5);
 /// Decoded bytes of segments that are read in one request, about.
 const RUN_BYTES: u64 = 128 << 20;
 
-/// The task that prefetches for all announced plans.
-#[derive(Clone)]
-pub struct Prefetcher {
-    pub cache: Arc<Cache>,
-    pub plans: Arc<Plans>,
-    pub memory: Memory,
-    pub disk: Arc<DiskCache>,
-    pub source: SegmentReader,
-}
-
 /// The segments being fetched, and those that failed.
 #[derive(Debug, Default)]
 struct PrefetchState {
@@ -61,42 +49,40 @@ struct Start {
     ahead: Ahead,
 }
 
-impl Prefetcher {
-    /// Prefetches until it is dropped.
-    pub async fn run(self) {
-        let mut under_way = JoinSet::new();
-        let mut state = PrefetchState::default();
-        loop {
-            let moved = self.plans.moved();
-            let (own, mut looked) = (self.clone(), std::mem::take(&mut state));
-            let look = blocking(move || {
-                own.cache.sweep();
-                let starts = looked.look(&own);
-                (looked, starts)
+/// Prefetches into a cache until it is dropped.
+pub async fn run(cache: Arc<Cache>) {
+    let mut under_way = JoinSet::new();
+    let mut state = PrefetchState::default();
+    loop {
+        let moved = cache.plans.moved();
+        let (own, mut looked) = (cache.clone(), std::mem::take(&mut state));
+        let look = blocking(move || {
+            own.memory_tier.sweep();
+            let starts = looked.look(&own);
+            (looked, starts)
+        });
+        let starts = match look.await {
+            Ok((looked, starts)) => {
+                state = looked;
+                starts
+            }
+            Err(_) => Vec::new(),
+        };
+        for start in starts {
+            let cache = cache.clone();
+            under_way.spawn(async move {
+                let Start { id, reading, segment, ahead } = start;
+                let held = AssertUnwindSafe(cache.prefetch(&reading, segment, ahead)).catch_unwind();
+                (id, held.await.unwrap_or(false))
             });
-            let starts = match look.await {
-                Ok((looked, starts)) => {
-                    state = looked;
-                    starts
-                }
-                Err(_) => Vec::new(),
-            };
-            for start in starts {
-                let cache = self.cache.clone();
-                under_way.spawn(async move {
-                    let Start { id, reading, segment, ahead } = start;
-                    let held = AssertUnwindSafe(cache.prefetch(&reading, segment, ahead)).catch_unwind();
-                    (id, held.await.unwrap_or(false))
-                });
-            }
-            tokio::select! {
-                () = moved => {}
-                // A job that does not come back, and what failed a while ago: only time tells of these.
-                () = tokio::time::sleep(PAUSE) => {}
-                Some(ended) = under_way.join_next() => if let Ok((id, is_held)) = ended {
-                    state.ended(id, is_held);
-                },
-            }
+        }
+        tokio::select! {
+            () = moved => {}
+            // A job that does not come back, and what failed a while ago: only time tells of these.
+            () = tokio::time::sleep(PAUSE) => {}
+            Some(ended) = under_way.join_next() => if let Ok((id, is_held)) = ended {
+                state.ended(id, is_held);
+            },
         }
     }
 }
@@ -110,7 +96,7 @@ impl PrefetchState {
     }
 
     /// What to start now.
-    fn look(&mut self, of: &Prefetcher) -> Vec<Start> {
+    fn look(&mut self, of: &Cache) -> Vec<Start> {
         self.failed.retain(|_, at| at.elapsed() < PAUSE);
         let jobs = of.plans.jobs();
         let ahead = of.memory.ahead_bytes() / jobs.len().max(1) as u64;
@@ -121,7 +107,7 @@ impl PrefetchState {
         starts
     }
 
-    fn look_at(&mut self, of: &Prefetcher, job: JobKey, ahead: u64, starts: &mut Vec<Start>) {
+    fn look_at(&mut self, of: &Cache, job: JobKey, ahead: u64, starts: &mut Vec<Start>) {
         let Some((reading, due)) = of.plans.due(job) else { return };
         let first = starts.len();
         let mut bytes_ahead = 0;
@@ -142,7 +128,7 @@ impl PrefetchState {
     /// too far ahead.
     fn start(
         &mut self,
-        of: &Prefetcher,
+        of: &Cache,
         (job, reading): (JobKey, &Reading),
         due: &Due,
         (bytes_ahead, ahead): (&mut u64, u64),
@@ -159,7 +145,7 @@ impl PrefetchState {
                 return false;
             }
         }
-        if self.under_way.contains_key(&id) || self.failed.contains_key(&id) || of.cache.has(reading, id) {
+        if self.under_way.contains_key(&id) || self.failed.contains_key(&id) || of.has(reading, id) {
             return true;
         }
         if self.under_way.len() >= CONCURRENCY || of.memory.fills.is_short() {
@@ -170,20 +156,20 @@ impl PrefetchState {
         };
         let coming = self.under_way.values().copied().filter(|bytes| *bytes > 0);
         let is_free = of.disk.has_room(coming.chain([s.decoded_bytes]));
-        let tier = if is_free { None } else { of.cache.tier_permit(s.decoded_bytes) };
+        let tier = if is_free { None } else { of.memory_tier.permit(s.decoded_bytes) };
         if !is_free && tier.is_none() {
             return false;
         }
         of.plans.prefetched(job, due);
         self.under_way.insert(id, if is_free { s.decoded_bytes } else { 0 });
-        let ahead = Ahead::prefetch(share, tier);
+        let ahead = Ahead { urgency: Urgency::prefetch(), share: Some(share), tier, run: None };
         starts.push(Start { id, reading: reading.clone(), segment: due.segment, ahead });
         true
     }
 }
 
 /// The due segments, those that are to begin together side by side.
-fn runs_of(of: &Prefetcher, manifest: &Manifest, due: Vec<Due>, ahead: u64) -> Vec<Vec<Due>> {
+fn runs_of(of: &Cache, manifest: &Manifest, due: Vec<Due>, ahead: u64) -> Vec<Vec<Due>> {
     // A segment that is stored anyway may come early: then fewer requests do.
     if !of.source.prefers_runs() || of.disk.free_bytes() <= ahead {
         return due.into_iter().map(|due| vec![due]).collect();
@@ -192,7 +178,7 @@ fn runs_of(of: &Prefetcher, manifest: &Manifest, due: Vec<Due>, ahead: u64) -> V
 }
 
 /// Has segments that begin together and follow each other in an object read in one request.
-fn join_neighbours(of: &Prefetcher, starts: &mut [Start]) {
+fn join_neighbours(of: &Cache, starts: &mut [Start]) {
     if !of.source.prefers_runs() {
         return;
     }

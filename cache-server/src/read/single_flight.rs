@@ -12,13 +12,20 @@ use std::hash::Hash;
 use std::sync::Arc;
 use tokio::sync::oneshot;
 
-/// The value of work under way, for all who wait for it.
-pub type InFlight<V> = Shared<BoxFuture<'static, Result<V>>>;
+/// Work under way, for all who wait for it.
+#[derive(Debug, Clone)]
+pub struct InFlight<V: Clone, T> {
+    pub value: Shared<BoxFuture<'static, Result<V>>>,
+    /// What its leader said of it.
+    pub about: T,
+}
+
+type Table<K, V, T> = Arc<Mutex<HashMap<K, InFlight<V, T>>>>;
 
 /// Work under way, by key.
 #[derive(Debug)]
-pub struct SingleFlight<K, V: Clone> {
-    table: Arc<Mutex<HashMap<K, InFlight<V>>>>,
+pub struct SingleFlight<K, V: Clone, T = ()> {
+    table: Table<K, V, T>,
 }
 
 /// How a caller came by its value.
@@ -30,30 +37,32 @@ pub enum Turnout {
     Follower,
 }
 
-impl<K, V: Clone> Default for SingleFlight<K, V> {
+impl<K, V: Clone, T> Default for SingleFlight<K, V, T> {
     fn default() -> Self {
         Self { table: Arc::default() }
     }
 }
 
-impl<K, V> SingleFlight<K, V>
+impl<K, V, T> SingleFlight<K, V, T>
 where
     K: Hash + Eq + Clone + Send + 'static,
     V: Clone + Send + Sync + 'static,
+    T: Clone + Send + 'static,
 {
-    /// Joins the work under way for `key`, or starts `work` where there is none.
-    pub fn join_or_lead<F>(&self, key: K, work: impl FnOnce() -> F) -> (Turnout, InFlight<V>)
+    /// Joins the work under way for `key`, or starts `work` where there is none, and says `about` it.
+    pub fn join_or_lead<F>(&self, key: K, about: T, work: impl FnOnce() -> F) -> (Turnout, InFlight<V, T>)
     where
         F: Future<Output = Result<V>> + Send + 'static,
     {
         let mut table = self.table.lock();
-        if let Some(value) = table.get(&key) {
-            return (Turnout::Follower, value.clone());
+        if let Some(joined) = table.get(&key) {
+            return (Turnout::Follower, joined.clone());
         }
         let (sender, receiver) = oneshot::channel();
         let broken = |_| Err(Error::corrupt("the work broke off: the log of the process says why"));
         let value = receiver.map(move |value| value.unwrap_or_else(broken)).boxed().shared();
-        table.insert(key.clone(), value.clone());
+        let led = InFlight { value, about };
+        table.insert(key.clone(), led.clone());
         drop(table);
         let mut lead = Lead { table: self.table.clone(), key, sender: Some(sender) };
         let work = work();
@@ -65,18 +74,18 @@ where
             drop(lead);
             sender.map(|sender| sender.send(value).ok())
         });
-        (Turnout::Leader, value)
+        (Turnout::Leader, led)
     }
 }
 
 /// Takes the work off the table when its task ends, and only then lets its waiters go.
-struct Lead<K: Hash + Eq, V: Clone> {
-    table: Arc<Mutex<HashMap<K, InFlight<V>>>>,
+struct Lead<K: Hash + Eq, V: Clone, T> {
+    table: Table<K, V, T>,
     key: K,
     sender: Option<oneshot::Sender<Result<V>>>,
 }
 
-impl<K: Hash + Eq, V: Clone> Drop for Lead<K, V> {
+impl<K: Hash + Eq, V: Clone, T> Drop for Lead<K, V, T> {
     fn drop(&mut self) {
         self.table.lock().remove(&self.key);
     }
@@ -89,8 +98,8 @@ mod tests {
     use std::time::Duration;
     use tokio::sync::Notify;
 
-    async fn value_of<V: Clone>((turnout, value): (Turnout, InFlight<V>)) -> (Turnout, Result<V>) {
-        (turnout, value.await)
+    async fn value_of<V: Clone>((turnout, joined): (Turnout, InFlight<V, ()>)) -> (Turnout, Result<V>) {
+        (turnout, joined.value.await)
     }
 
     #[tokio::test]
@@ -104,7 +113,7 @@ mod tests {
                     tokio::time::sleep(Duration::from_millis(ms)).await;
                     Ok(count.fetch_add(1, Ordering::SeqCst))
                 };
-                value_of(flights.join_or_lead(7, work)).await
+                value_of(flights.join_or_lead(7, (), work)).await
             }
         };
         let all = futures::future::join_all((0..50).map(|_| go(20))).await;
@@ -123,16 +132,16 @@ mod tests {
             Ok(5)
         };
         let quit =
-            tokio::time::timeout(Duration::from_millis(5), value_of(flights.join_or_lead(1, slow))).await;
+            tokio::time::timeout(Duration::from_millis(5), value_of(flights.join_or_lead(1, (), slow))).await;
         assert!(quit.is_err());
         // The second one is aboard before the work can end.
-        let again = value_of(flights.join_or_lead(1, || async { Ok(6) }));
+        let again = value_of(flights.join_or_lead(1, (), || async { Ok(6) }));
         let (again, ()) = futures::future::join(again, async { gate.notify_one() }).await;
         assert!(matches!(again, (Turnout::Follower, Ok(5))));
-        let (_, failed) = value_of(flights.join_or_lead(2, || async { panic!("for the test") })).await;
+        let (_, failed) = value_of(flights.join_or_lead(2, (), || async { panic!("for the test") })).await;
         assert!(failed.is_err());
         assert!(matches!(
-            value_of(flights.join_or_lead(2, || async { Ok(6) })).await,
+            value_of(flights.join_or_lead(2, (), || async { Ok(6) })).await,
             (Turnout::Leader, Ok(6))
         ));
     }
@@ -143,7 +152,7 @@ mod tests {
     impl Drop for Late {
         fn drop(&mut self) {
             let _inside = self.1.enter();
-            drop(self.0.join_or_lead(1, || async { Ok(1) }));
+            drop(self.0.join_or_lead(1, (), || async { Ok(1) }));
         }
     }
 

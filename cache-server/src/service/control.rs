@@ -3,13 +3,11 @@
 use super::metrics;
 use crate::datasets::Dataset;
 use crate::disk::dirs::{DirStatus, Health};
-use crate::disk::policy::Role;
 use crate::node::Node;
 use crate::runtime::blocking;
 use forebay_dataset::ready::drop_aside;
 use forebay_dataset::stream::Reading;
 use forebay_dataset::{Urgency, source};
-use forebay_proto::manifest::SegmentId;
 use forebay_proto::v1::cache_server::Cache as Service;
 use forebay_proto::{Error, SegmentSet, v1};
 use futures::StreamExt;
@@ -26,17 +24,11 @@ const LOAD_CONCURRENCY: usize = 8;
 
 /// The service.
 pub struct Control {
-    node: Arc<Node>,
-    stop: CancellationToken,
+    pub node: Arc<Node>,
+    /// Ends open streams.
+    pub stop: CancellationToken,
     /// Held while the node begins or ends to drain.
-    draining: Arc<Mutex<()>>,
-}
-
-impl Control {
-    /// Serves `node`; open streams end when `stop` is called.
-    pub fn new(node: Arc<Node>, stop: CancellationToken) -> Self {
-        Self { node, stop, draining: Arc::default() }
-    }
+    pub draining: Arc<Mutex<()>>,
 }
 
 /// How long streams may take to end when the node drains: a reader that stands still does not end its.
@@ -125,7 +117,7 @@ impl Service for Control {
             pinned_bytes,
             dirs: disk.dirs().into_iter().map(dir).collect(),
             membership: Some(self.node.membership()),
-            segments_hot: self.node.hot.published() as u64,
+            segments_hot: self.node.hot.detection().published().len() as u64,
             load: self.node.hot.load(),
             memory: Some(memory),
         }))
@@ -210,17 +202,16 @@ fn dir(dir: DirStatus) -> v1::DirStatus {
 fn dataset_status(node: &Node, dataset: &Dataset) -> v1::DatasetStatus {
     let m = &dataset.manifest;
     let ids = (0..m.segments().len() as u32).filter_map(|s| m.segment_id(s).ok());
-    let held: Vec<SegmentId> = ids.filter(|id| node.disk.holds_any(*id)).collect();
-    let owned = node.ownership.roles(&held).into_iter().filter(|role| *role == Role::Primary).count();
+    let (segments_held, segments_owned) = node.ownership.count(ids.filter(|id| node.disk.holds_any(*id)));
     let object = m.objects().first().map(|object| m.object_uri(object));
     v1::DatasetStatus {
         uri: m.uri().into(),
         digest: m.digest().to_bytes().to_vec().into(),
         rows: m.rows(),
         segments: m.segments().len() as u64,
-        segments_held: held.len() as u64,
+        segments_held,
         replicas: object.map_or(1, |object| node.ownership.replicas(&object) as u32),
-        segments_owned: owned as u64,
+        segments_owned,
     }
 }
 

@@ -4,20 +4,17 @@
 //! `data_body`, so a small head goes out first and the Arrow buffers follow as they are, each a frame of its
 //! own.
 
-use super::gate::Pass;
+use super::gate::{Pass, draining};
 use super::meter::StreamMeter;
 use crate::read::memory::MemoryPermit;
 use bytes::{BufMut, Bytes, BytesMut};
 use forebay_dataset::stream::{BatchStream, Message};
 use forebay_proto::{Error, Result};
-use futures::FutureExt;
-use futures::future::BoxFuture;
 use http::HeaderMap;
 use http_body::Frame;
+use http_body_util::StreamBody;
 use prost::encoding::{WireType, encode_key, encode_varint};
 use std::collections::VecDeque;
-use std::pin::Pin;
-use std::task::{Context, Poll, ready};
 use tonic::Status;
 
 const DATA_HEADER: u32 = 2;
@@ -29,33 +26,50 @@ pub struct BatchBody {
     stream: BatchStream,
     /// Parts of the message that is being sent.
     pending: VecDeque<Bytes>,
-    /// The next message, and the wait until the serving limit allows it.
-    throttled: Option<(Message, BoxFuture<'static, ()>)>,
-    trailers_sent: bool,
+    has_ended: bool,
     meter: StreamMeter,
-    stopping: BoxFuture<'static, ()>,
-    _pass: Pass,
+    pass: Pass,
     _memory: MemoryPermit,
 }
 
 impl BatchBody {
     /// Sends `stream`, schema first; ends early with `Retry`, after a whole message, when the pass says so.
     /// `memory` is held until then.
-    pub fn new(stream: BatchStream, meter: StreamMeter, pass: Pass, memory: MemoryPermit) -> Result<Self> {
+    pub fn start(
+        stream: BatchStream,
+        meter: StreamMeter,
+        pass: Pass,
+        memory: MemoryPermit,
+    ) -> Result<tonic::body::Body> {
         let pending = frame(Message::schema(&stream.schema))?;
-        let stopping = pass.end.clone().cancelled_owned().boxed();
-        let (throttled, trailers_sent) = (None, false);
-        Ok(Self { stream, pending, throttled, trailers_sent, meter, stopping, _pass: pass, _memory: memory })
+        let body = Self { stream, pending, has_ended: false, meter, pass, _memory: memory };
+        let frames = futures::stream::unfold(body, |mut body| async move {
+            let frame = body.next().await?;
+            Some((Ok::<_, Status>(frame), body))
+        });
+        Ok(tonic::body::Body::new(StreamBody::new(frames)))
     }
 
-    fn end(&mut self, status: Status) -> Frame<Bytes> {
-        self.trailers_sent = true;
-        self.stream.messages.close();
-        let mut trailers = HeaderMap::new();
-        if status.add_header(&mut trailers).is_err() {
-            trailers.insert("grpc-status", http::HeaderValue::from(status.code() as i32));
+    async fn next(&mut self) -> Option<Frame<Bytes>> {
+        if self.has_ended {
+            return None;
         }
-        Frame::trailers(trailers)
+        if let Some(part) = self.pending.pop_front() {
+            return Some(Frame::data(part));
+        }
+        let message = tokio::select! {
+            biased;
+            () = self.pass.end.cancelled() => return Some(self.end(draining().into())),
+            message = self.stream.messages.recv() => message,
+        };
+        Some(match message {
+            None => self.end(Status::ok("")),
+            Some(Err(e)) => self.fail(e),
+            Some(Ok(message)) => {
+                self.meter.throttle(message.body_bytes() as u64).await;
+                self.put_on_wire(message)
+            }
+        })
     }
 
     /// Counts a message and begins to send it.
@@ -76,52 +90,14 @@ impl BatchBody {
         self.end(e.into())
     }
 
-    /// The next message that may be sent, or the frame that ends the stream.
-    fn poll_message(&mut self, cx: &mut Context<'_>) -> Poll<std::result::Result<Message, Frame<Bytes>>> {
-        if self.throttled.is_none() {
-            if self.stopping.as_mut().poll(cx).is_ready() {
-                let stopping = Error::retry("this node is draining: go on with another, or when it is back");
-                return Poll::Ready(Err(self.end(stopping.into())));
-            }
-            match ready!(self.stream.messages.poll_recv(cx)) {
-                None => return Poll::Ready(Err(self.end(Status::ok("")))),
-                Some(Err(e)) => return Poll::Ready(Err(self.fail(e))),
-                Some(Ok(message)) => {
-                    let allowed = self.meter.throttle(message.body_bytes() as u64);
-                    self.throttled = Some((message, allowed));
-                }
-            }
+    fn end(&mut self, status: Status) -> Frame<Bytes> {
+        self.has_ended = true;
+        self.stream.messages.close();
+        let mut trailers = HeaderMap::new();
+        if status.add_header(&mut trailers).is_err() {
+            trailers.insert("grpc-status", http::HeaderValue::from(status.code() as i32));
         }
-        if let Some((_, allowed)) = &mut self.throttled {
-            ready!(allowed.as_mut().poll(cx));
-        }
-        match self.throttled.take() {
-            Some((message, _)) => Poll::Ready(Ok(message)),
-            None => Poll::Pending,
-        }
-    }
-}
-
-impl http_body::Body for BatchBody {
-    type Data = Bytes;
-    type Error = Status;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<std::result::Result<Frame<Bytes>, Status>>> {
-        if self.trailers_sent {
-            return Poll::Ready(None);
-        }
-        if let Some(part) = self.pending.pop_front() {
-            return Poll::Ready(Some(Ok(Frame::data(part))));
-        }
-        let message = match ready!(self.poll_message(cx)) {
-            Ok(message) => message,
-            Err(end) => return Poll::Ready(Some(Ok(end))),
-        };
-        let sent = self.put_on_wire(message);
-        Poll::Ready(Some(Ok(sent)))
+        Frame::trailers(trailers)
     }
 }
 

@@ -4,10 +4,10 @@
 //! their readers go on elsewhere at that very row.
 
 use forebay_proto::{Error, Result};
-use parking_lot::{Mutex, MutexGuard};
-use std::sync::Arc;
-use tokio::sync::watch;
+use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use tokio_util::task::task_tracker::TaskTrackerToken;
 
 /// Counts the streams inside, and ends them when it closes.
 #[derive(Debug)]
@@ -16,8 +16,7 @@ pub struct Gate {
     stop: CancellationToken,
     /// Ends the streams that came in since the gate was last opened; `None` while it is closed.
     inside: Mutex<Option<CancellationToken>>,
-    /// How many are inside.
-    streams: Arc<watch::Sender<u64>>,
+    streams: TaskTracker,
 }
 
 /// A stream's stay inside.
@@ -25,14 +24,16 @@ pub struct Gate {
 pub struct Pass {
     /// Called when the stream shall end.
     pub end: CancellationToken,
-    streams: Arc<watch::Sender<u64>>,
+    _inside: TaskTrackerToken,
 }
 
 impl Gate {
     /// An open gate. `stop` ends everything.
     pub fn new(stop: CancellationToken) -> Self {
-        let inside = Mutex::new(Some(stop.child_token()));
-        Self { stop, inside, streams: Arc::new(watch::channel(0).0) }
+        let (inside, streams) = (Mutex::new(Some(stop.child_token())), TaskTracker::new());
+        // A tracker is waited for only once it is closed; it counts all the same.
+        streams.close();
+        Self { stop, inside, streams }
     }
 
     /// `Retry` when the gate is closed.
@@ -42,53 +43,42 @@ impl Gate {
 
     /// Lets a stream in; `Retry` when the gate is closed.
     pub fn enter(&self) -> Result<Pass> {
-        let inside = self.lock();
+        let inside = self.inside.lock();
         let end = inside.clone().ok_or_else(draining)?;
-        self.streams.send_modify(|n| *n += 1);
-        Ok(Pass { end, streams: self.streams.clone() })
+        Ok(Pass { end, _inside: self.streams.token() })
     }
 
     /// Closes it and tells those inside to end.
     pub fn close(&self) {
-        if let Some(inside) = self.lock().take() {
+        if let Some(inside) = self.inside.lock().take() {
             inside.cancel();
         }
     }
 
     /// Opens it again.
     pub fn open(&self) {
-        self.lock().get_or_insert_with(|| self.stop.child_token());
+        self.inside.lock().get_or_insert_with(|| self.stop.child_token());
     }
 
     /// Whether it is closed.
     pub fn is_closed(&self) -> bool {
-        self.lock().is_none()
+        self.inside.lock().is_none()
     }
 
     /// How many streams are inside.
     pub fn streams(&self) -> u64 {
-        *self.streams.borrow()
+        self.streams.len() as u64
     }
 
     /// Waits until none is inside.
     pub async fn empty(&self) {
-        // The sender lives as long as the gate, so this does not fail.
-        self.streams.subscribe().wait_for(|n| *n == 0).await.ok();
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Option<CancellationToken>> {
-        self.inside.lock()
+        self.streams.wait().await;
     }
 }
 
-fn draining() -> Error {
+/// Why nobody comes in, and those inside are to go.
+pub fn draining() -> Error {
     Error::retry("this node is draining: go on with another, or when it is back")
-}
-
-impl Drop for Pass {
-    fn drop(&mut self) {
-        self.streams.send_modify(|n| *n -= 1);
-    }
 }
 
 #[cfg(test)]

@@ -7,8 +7,6 @@ use crate::cluster::hot::HotSegments;
 use crate::events::Events;
 use forebay_dataset::stream::Message;
 use forebay_proto::manifest::Manifest;
-use futures::FutureExt;
-use futures::future::BoxFuture;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -35,9 +33,8 @@ impl StreamMeter {
     }
 
     /// Waits until the node's limit allows it to serve these bytes too.
-    pub fn throttle(&self, bytes: u64) -> BoxFuture<'static, ()> {
-        let hot = self.hot.clone();
-        async move { hot.throttle(bytes).await }.boxed()
+    pub async fn throttle(&self, bytes: u64) {
+        self.hot.throttle(bytes).await;
     }
 
     /// Counts a message. By segment only while the node has much to do.
@@ -61,7 +58,10 @@ impl StreamMeter {
         self.told = Instant::now();
         let by_segment = self.bytes.drain();
         let heat = by_segment.filter_map(|(s, bytes)| Some((self.manifest.segment_id(s).ok()?, bytes)));
-        self.hot.note(heat.collect());
+        let heat: Vec<_> = heat.collect();
+        if !heat.is_empty() {
+            self.hot.detection().note(heat);
+        }
     }
 }
 

@@ -55,7 +55,8 @@ impl std::fmt::Debug for NodeMetrics {
 
 impl Collector for NodeMetrics {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
-        for Metric { name, help, value, .. } in METRICS {
+        for metric @ Metric { name, value, .. } in METRICS {
+            let help = metric.help();
             match value {
                 Value::Counter(value) => {
                     encode(&mut encoder, name, help, &ConstCounter::new(value(&self.0)))?

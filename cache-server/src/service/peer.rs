@@ -1,6 +1,7 @@
 //! `forebay.v1.Peer`: what other nodes ask.
 
 use crate::node::Node;
+use crate::read::copies::SegmentExchange;
 use crate::runtime::blocking;
 use bytes::Bytes;
 use forebay_dataset::stream::Reading;
@@ -23,14 +24,11 @@ const CHUNKS: usize = 2;
 const COPIES: usize = 4;
 
 /// Answers the other nodes of the cluster; clients have no business here.
-pub struct PeerService {
-    node: Arc<Node>,
-}
+pub struct PeerService(pub Arc<Node>);
 
 impl PeerService {
-    /// Serves `node`.
-    pub fn new(node: Arc<Node>) -> Self {
-        Self { node }
+    fn exchange(&self) -> SegmentExchange {
+        SegmentExchange(self.0.cache.clone())
     }
 }
 
@@ -43,7 +41,7 @@ impl Service for PeerService {
     async fn holds(&self, request: Request<v1::HoldsRequest>) -> Reply<v1::HoldsReply> {
         let r = request.into_inner();
         let holds = |id: &Bytes| -> forebay_proto::Result<bool> {
-            Ok(self.node.exchange().offers(SegmentId(Digest::from_bytes(id)?), &r.columns))
+            Ok(self.exchange().offers(SegmentId(Digest::from_bytes(id)?), &r.columns))
         };
         let held = r.segments.iter().map(holds).collect::<forebay_proto::Result<_>>()?;
         Ok(Response::new(v1::HoldsReply { held }))
@@ -53,14 +51,14 @@ impl Service for PeerService {
         let r = request.into_inner();
         let id = SegmentId(Digest::from_bytes(&r.segment)?);
         let (file, guard) = match r.fill {
-            None => self.node.exchange().held_file(id, r.columns).await?,
+            None => self.exchange().held_file(id, r.columns).await?,
             Some(fill) => {
-                let dataset = self.node.datasets.get(&fill.manifest, &fill.uri, None)?;
+                let dataset = self.0.datasets.get(&fill.manifest, &fill.uri, None)?;
                 if dataset.manifest.segment_id(fill.segment)? != id {
                     return Err(Error::invalid("the segment is not where it is said to be").into());
                 }
                 let reading = Reading::new(dataset.manifest, &dataset.schema, &r.columns)?;
-                self.node.exchange().filled_file(&reading, fill.segment).await?
+                self.exchange().filled_file(&reading, fill.segment).await?
             }
         };
         let mut file_bytes = file.bytes();
@@ -72,7 +70,7 @@ impl Service for PeerService {
         });
         let chunks =
             chunks.map(move |data| v1::FetchChunk { data, file_bytes: std::mem::take(&mut file_bytes) });
-        let node = self.node.clone();
+        let node = self.0.clone();
         // Paid for as one: a saturated node would let each piece wait behind all its readers, and so be
         // saturated longer.
         node.hot.throttle(file_bytes).await;
@@ -97,15 +95,15 @@ impl Service for PeerService {
     async fn copy(&self, request: Request<v1::CopyRequest>) -> Reply<v1::CopyReply> {
         let v1::CopyRequest { from, items, hot } = request.into_inner();
         let taken = futures::stream::iter(items).map(|item| {
-            let (node, from) = (self.node.clone(), from.clone());
+            let (node, exchange, from) = (self.0.clone(), self.exchange(), from.clone());
             async move {
                 let allowed = {
                     let node = node.clone();
                     move |object: &str| node.datasets.allowed(object).map(drop)
                 };
-                let taken = node.exchange().take_copy(&from, &item, allowed).await;
+                let taken = exchange.take_copy(&from, &item, allowed).await;
                 if let (Ok(true), true, Ok(id)) = (&taken, hot, Digest::from_bytes(&item.segment)) {
-                    node.hot.took_copy(SegmentId(id));
+                    node.hot.detection().took_copy(SegmentId(id));
                 }
                 taken.unwrap_or_else(|e| {
                     tracing::debug!(error = %e, from, "a copy could not be taken");
@@ -117,14 +115,14 @@ impl Service for PeerService {
     }
 
     async fn learn(&self, request: Request<v1::Manifest>) -> Reply<v1::LearnReply> {
-        let (node, wire) = (self.node.clone(), request.into_inner());
+        let (node, wire) = (self.0.clone(), request.into_inner());
         let dataset = blocking(move || node.datasets.checked(Manifest::try_from(wire)?)).await??;
-        self.node.datasets.learn(dataset).await?;
+        self.0.datasets.learn(dataset).await?;
         Ok(Response::new(v1::LearnReply {}))
     }
 
     async fn load(&self, _: Request<v1::LoadOfRequest>) -> Reply<v1::NodeLoad> {
-        let free_bytes = self.node.disk.free_bytes();
-        Ok(Response::new(v1::NodeLoad { load: self.node.hot.load(), free_bytes }))
+        let free_bytes = self.0.disk.free_bytes();
+        Ok(Response::new(v1::NodeLoad { load: self.0.hot.load(), free_bytes }))
     }
 }

@@ -2,7 +2,7 @@
 //! may use.
 
 use crate::read::cache::Cache;
-use crate::read::memory::{Memory, MemoryPermit};
+use crate::read::memory::Memory;
 use crate::read::plans::Announced;
 use forebay_dataset::stream::{Reading, SegmentSource, StreamHooks};
 use forebay_dataset::{MemoryGuard, ReadySegment, Urgency};
@@ -10,75 +10,39 @@ use forebay_proto::{Error, Result};
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
-use tokio::sync::Notify;
+use tokio_util::task::TaskTracker;
 
 /// The cache as one stream sees it.
 pub struct StreamSegments {
     cache: Arc<Cache>,
     memory: Memory,
-    plan: Option<Announced>,
-    own: Arc<OwnMessages>,
-    held_only: bool,
-}
-
-/// The stream's messages that are not sent yet.
-#[derive(Debug, Default)]
-struct OwnMessages {
-    count: AtomicUsize,
-    none_left: Notify,
-}
-
-/// A message's memory.
-struct MessagePermit {
-    own: Arc<OwnMessages>,
-    _held: MemoryPermit,
+    /// The announced plan that the stream follows.
+    pub plan: Option<Announced>,
+    /// Whether the stream must not make the node fetch anything.
+    pub held_only: bool,
+    /// Its messages that are not sent yet.
+    messages: TaskTracker,
 }
 
 impl StreamSegments {
     /// For a stream that follows no announced plan.
     pub fn new(cache: Arc<Cache>, memory: Memory) -> Self {
-        Self { cache, memory, plan: None, own: Arc::default(), held_only: false }
-    }
-
-    /// For a stream that follows an announced plan.
-    pub fn following(self, plan: Announced) -> Self {
-        Self { plan: Some(plan), ..self }
-    }
-
-    /// For a stream that must not make the node fetch anything.
-    pub fn held_only(self) -> Self {
-        Self { held_only: true, ..self }
+        let messages = TaskTracker::new();
+        // A tracker is waited for only once it is closed; it counts all the same.
+        messages.close();
+        Self { cache, memory, plan: None, held_only: false, messages }
     }
 
     /// Memory for a message. A stream may always hold one, so that none waits for others that do not move.
     #[tracing::instrument(level = "trace", skip_all)]
-    async fn message_permit(&self, bytes: u64) -> MessagePermit {
+    async fn message_permit(&self, bytes: u64) -> MemoryGuard {
         let (room, demand) = (&self.memory.streams, Urgency::demand());
-        let none_left = async {
-            loop {
-                let told = self.own.none_left.notified();
-                if self.own.count.load(SeqCst) == 0 {
-                    return;
-                }
-                told.await;
-            }
-        };
         let held = tokio::select! {
             biased;
             held = room.acquire(bytes, &demand) => held,
-            () = none_left => room.acquire_now(bytes),
+            () = self.messages.wait() => room.acquire_now(bytes),
         };
-        self.own.count.fetch_add(1, SeqCst);
-        MessagePermit { own: self.own.clone(), _held: held }
-    }
-}
-
-impl Drop for MessagePermit {
-    fn drop(&mut self) {
-        if self.own.count.fetch_sub(1, SeqCst) == 1 {
-            self.own.none_left.notify_waiters();
-        }
+        Some(Arc::new((held, self.messages.token())))
     }
 }
 
@@ -105,10 +69,6 @@ impl StreamHooks for StreamSegments {
     }
 
     fn permit(&self, message_bytes: usize) -> BoxFuture<'_, MemoryGuard> {
-        async move {
-            let guard: MemoryGuard = Some(Arc::new(self.message_permit(message_bytes as u64).await));
-            guard
-        }
-        .boxed()
+        self.message_permit(message_bytes as u64).boxed()
     }
 }

@@ -7,12 +7,12 @@ use crate::read::memory::{MemoryBudget, MemoryPermit};
 use bytes::{Bytes, BytesMut};
 use forebay_dataset::Urgency;
 use forebay_proto::{Error, Result, v1};
-use http_body::Body;
 use http_body_util::BodyExt;
 use prost::Message;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::timeout;
+use tonic::body::Body;
 
 /// Bytes that a ticket may have: a bit per segment of 100 million, or a few million explicit rows.
 const TICKET_BYTES_MAX: usize = 32 << 20;
@@ -21,44 +21,27 @@ const TICKET_BYTES_MAX: usize = 32 << 20;
 const SMALL_BYTES: usize = 64 << 10;
 
 /// How long a ticket may take to come, and a stream may wait for its memory.
-const PATIENCE: Duration = Duration::from_secs(20);
+pub const PATIENCE: Duration = Duration::from_secs(20);
 
-/// A ticket, and the memory that it and its stream take beside their messages.
-pub struct HeldTicket {
-    pub ticket: v1::Ticket,
-    /// Lives as long as the stream.
-    pub memory: MemoryPermit,
-}
-
-impl HeldTicket {
-    /// Reads a ticket. `Invalid` if it is too large or no ticket, `Retry` if it does not come in time.
-    pub async fn read<B>(body: B, memory: &Arc<MemoryBudget>) -> Result<Self>
-    where
-        B: Body<Data = Bytes> + Unpin,
-        B::Error: std::fmt::Display,
-    {
-        Self::read_within(PATIENCE, body, memory).await
-    }
-
-    async fn read_within<B>(patience: Duration, body: B, memory: &Arc<MemoryBudget>) -> Result<Self>
-    where
-        B: Body<Data = Bytes> + Unpin,
-        B::Error: std::fmt::Display,
-    {
-        let late = |_| Error::retry(format!("the ticket did not come within {} s", patience.as_secs()));
-        let (message, mut memory) = timeout(patience, collect(body, memory)).await.map_err(late)??;
-        memory.resize(message.len() as u64);
-        let message = match message.first_chunk::<5>() {
-            Some([0, length @ ..]) if u32::from_be_bytes(*length) as usize == message.len() - 5 => {
-                message.slice(5..)
-            }
-            _ => return Err(Error::invalid("DoGet wants one uncompressed gRPC message with a ticket")),
-        };
-        let bad = |e: prost::DecodeError| Error::invalid(format!("the ticket cannot be read: {e}"));
-        let flight = arrow_flight::Ticket::decode(message).map_err(bad)?;
-        let ticket = v1::Ticket::decode(flight.ticket).map_err(bad)?;
-        Ok(Self { ticket, memory })
-    }
+/// Reads a ticket; the memory that it takes lives as long as its stream. `Invalid` if it is too large or no
+/// ticket, `Retry` if it does not come in time.
+pub async fn read_ticket(
+    body: Body,
+    memory: &Arc<MemoryBudget>,
+    patience: Duration,
+) -> Result<(v1::Ticket, MemoryPermit)> {
+    let late = |_| Error::retry(format!("the ticket did not come within {} s", patience.as_secs()));
+    let (message, mut memory) = timeout(patience, collect(body, memory)).await.map_err(late)??;
+    memory.resize(message.len() as u64);
+    let message = match message.first_chunk::<5>() {
+        Some([0, length @ ..]) if u32::from_be_bytes(*length) as usize == message.len() - 5 => {
+            message.slice(5..)
+        }
+        _ => return Err(Error::invalid("DoGet wants one uncompressed gRPC message with a ticket")),
+    };
+    let bad = |e: prost::DecodeError| Error::invalid(format!("the ticket cannot be read: {e}"));
+    let flight = arrow_flight::Ticket::decode(message).map_err(bad)?;
+    Ok((v1::Ticket::decode(flight.ticket).map_err(bad)?, memory))
 }
 
 /// Memory for a stream's ticket and for `bytes` more that it keeps beside its messages. `Invalid` if that is
@@ -86,11 +69,7 @@ pub async fn hold_more(
     timeout(PATIENCE, memory.acquire(all, &Urgency::demand())).await.map_err(late)
 }
 
-async fn collect<B>(mut body: B, memory: &Arc<MemoryBudget>) -> Result<(Bytes, MemoryPermit)>
-where
-    B: Body<Data = Bytes> + Unpin,
-    B::Error: std::fmt::Display,
-{
+async fn collect(mut body: Body, memory: &Arc<MemoryBudget>) -> Result<(Bytes, MemoryPermit)> {
     let demand = Urgency::demand();
     let mut held = memory.acquire(SMALL_BYTES as u64, &demand).await;
     let mut message = BytesMut::new();
@@ -129,9 +108,10 @@ mod tests {
     #[tokio::test]
     async fn the_bytes_of_a_ticket_are_accounted_for() {
         let memory = MemoryBudget::new(40 << 20);
-        let small = HeldTicket::read(Full::new(request(9)), &memory).await.unwrap();
+        let read = |rows| read_ticket(Body::new(Full::new(request(rows))), &memory, PATIENCE);
+        let small = read(9).await.unwrap();
         assert_eq!(memory.used(), request(9).len() as u64);
-        let large = HeldTicket::read(Full::new(request(100_000)), &memory).await.unwrap();
+        let large = read(100_000).await.unwrap();
         assert_eq!(memory.used(), (request(9).len() + request(100_000).len()) as u64);
         drop((small, large));
         assert_eq!(memory.used(), 0);
@@ -142,10 +122,11 @@ mod tests {
         let memory = MemoryBudget::new((32 << 20) + (128 << 10));
         let demand = Urgency::demand();
         let others = memory.acquire(32 << 20, &demand).await;
-        let mut large = Box::pin(HeldTicket::read(Full::new(request(100_000)), &memory));
+        let request = Body::new(Full::new(request(100_000)));
+        let mut large = Box::pin(read_ticket(request, &memory, PATIENCE));
         assert!((&mut large).now_or_never().is_none());
         drop(others);
-        let large = large.await.unwrap().memory;
+        let large = large.await.unwrap().1;
         let bytes = memory.used();
         let more = hold_more(large, 1 << 20, &memory).await.unwrap();
         assert_eq!(memory.used(), bytes + (1 << 20));
@@ -158,7 +139,7 @@ mod tests {
         let memory = MemoryBudget::new(1 << 20);
         let never = StreamBody::new(futures::stream::pending::<std::result::Result<_, std::io::Error>>());
         let soon = Duration::from_millis(20);
-        let late = HeldTicket::read_within(soon, never, &memory).await.err().unwrap();
+        let late = read_ticket(Body::new(never), &memory, soon).await.err().unwrap();
         assert_eq!((late.kind, memory.used()), (forebay_proto::Kind::Retry, 0));
     }
 }

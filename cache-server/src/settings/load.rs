@@ -1,11 +1,14 @@
 //! Merges the command line, the environment, a TOML file and the defaults.
 
+use super::Settings;
+use clap::parser::ValueSource;
+use clap::{ArgMatches, Id};
 use figment::Figment;
 use figment::providers::{Env, Format, Serialized, Toml};
+use figment::value::{Dict, Value};
 use forebay_proto::units::bytes;
 use forebay_proto::{Error, Result};
-use serde::de::DeserializeOwned;
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 use std::path::{Path, PathBuf};
 
 /// Settings that are text whatever they look like: in a variable, `0123` would else become a number.
@@ -22,13 +25,13 @@ const TEXTS: [&str; 10] = [
     "source__s3_profile",
 ];
 
-/// Flags over environment over `file` over defaults. `Invalid` names the setting.
-pub(super) fn merge<T: Serialize + DeserializeOwned>(
-    defaults: &T,
-    file: Option<&Path>,
-    flags: &impl Serialize,
-) -> Result<T> {
-    let mut figment = Figment::from(Serialized::defaults(defaults));
+/// Flags over environment over `file` over defaults: `settings` holds flags and defaults, `matches` says which
+/// are which. `Invalid` names the setting.
+pub(super) fn merge(settings: &Settings, matches: &ArgMatches, file: Option<&Path>) -> Result<Settings> {
+    let all = Value::serialize(settings).map_err(wrong)?;
+    let is_flag = |id: &&str| matches.value_source(id) == Some(ValueSource::CommandLine);
+    let flags = given(&all, &matches.ids().map(Id::as_str).filter(is_flag).collect::<Vec<_>>());
+    let mut figment = Figment::from(Serialized::defaults(all));
     if let Some(path) = file {
         if !path.is_file() {
             return Err(Error::not_found(format!("settings file {} does not exist", path.display())));
@@ -44,6 +47,19 @@ pub(super) fn merge<T: Serialize + DeserializeOwned>(
         }
     }
     figment.merge(Serialized::defaults(flags)).extract().map_err(wrong)
+}
+
+/// The settings with these names, those nested in others included.
+fn given(all: &Value, names: &[&str]) -> Value {
+    let mut some = Dict::new();
+    for (key, value) in all.as_dict().into_iter().flatten() {
+        match value {
+            Value::Dict(..) => drop(some.insert(key.clone(), given(value, names))),
+            value if names.contains(&key.as_str()) => drop(some.insert(key.clone(), value.clone())),
+            _ => {}
+        }
+    }
+    some.into()
 }
 
 /// Bytes, as a number or as people write them: 500GB, 64GiB.

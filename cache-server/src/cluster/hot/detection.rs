@@ -9,14 +9,7 @@ use forebay_proto::v1;
 use std::collections::HashMap;
 use std::time::Instant;
 
-/// A segment that this node owns.
-#[derive(Debug, Clone, Copy)]
-pub struct OwnedSegment {
-    pub id: SegmentId,
-    /// Nodes besides this one that hold it for good.
-    pub replicas: usize,
-}
-
+/// What is known of hot segments.
 #[derive(Debug, Default)]
 pub struct Detection {
     /// Bytes served of each segment, each second worth half of the one after it.
@@ -26,10 +19,11 @@ pub struct Detection {
     copies: HashMap<SegmentId, ExtraCopy>,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct PublishedSegment {
     /// Names of the nodes that hold further copies.
     nodes: Vec<String>,
+    /// Nodes besides this one that hold it for good.
     replicas: usize,
 }
 
@@ -81,30 +75,26 @@ impl Detection {
         hottest.map(|(_, id)| (id, self.published.get(&id).map(|hot| hot.nodes.clone()))).collect()
     }
 
-    /// Readers are to use the replicas of a segment, and its copy at a further node. False if that is not
+    /// Readers are to use the `replicas` of a segment, and its copy at a further node. False if that is not
     /// new, or too many segments are published.
-    pub fn publish(&mut self, segment: &OwnedSegment, copy_at: Option<&str>) -> bool {
-        let is_known = self.published.contains_key(&segment.id);
+    pub fn publish(&mut self, id: SegmentId, replicas: usize, copy_at: Option<&str>) -> bool {
+        let is_known = self.published.contains_key(&id);
         if !is_known && self.published.len() >= SEGMENTS_MAX {
             return false;
         }
-        let new = || PublishedSegment { nodes: Vec::new(), replicas: 0 };
-        let hot = self.published.entry(segment.id).or_insert_with(new);
-        hot.replicas = segment.replicas;
+        let hot = self.published.entry(id).or_default();
+        hot.replicas = replicas;
         let new = copy_at.filter(|name| !hot.nodes.iter().any(|node| node == name));
         hot.nodes.extend(new.filter(|_| hot.nodes.len() < COPIES_MAX).map(str::to_owned));
         new.is_some() || !is_known
     }
 
-    pub fn published(&self) -> usize {
-        self.published.len()
-    }
-
     /// The published segments.
-    pub fn ids(&self) -> Vec<SegmentId> {
+    pub fn published(&self) -> Vec<SegmentId> {
         self.published.keys().copied().collect()
     }
 
+    /// Withdraws all.
     pub fn withdraw(&mut self) {
         self.published.clear();
     }
@@ -159,15 +149,14 @@ mod tests {
         d.note([(id(1), 5e6), (id(2), 3e6), (id(3), 2e6)]);
         let ids: Vec<_> = d.hottest().into_iter().map(|(id, _)| id).collect();
         assert_eq!(ids, [id(1), id(2)]);
-        let segment = OwnedSegment { id: id(1), replicas: 1 };
         assert_eq!(d.hottest()[0].1, None);
-        let mut made = |at| d.publish(&segment, at);
+        let mut made = |at| d.publish(id(1), 1, at);
         assert!(made(None) && !made(None) && made(Some("b")) && !made(Some("b")));
         assert_eq!(d.hottest()[0].1, Some(vec!["b".to_owned()]));
         assert_eq!(d.share_alone(), 2.0, "half of all is read here, and as much at a replica and at b");
         d.fade();
         assert_eq!(d.heat[&id(1)], 2.5e6);
-        assert!(d.withdraw_disowned([(id(1), Role::Replica)].into_iter()) && d.published() == 0);
+        assert!(d.withdraw_disowned([(id(1), Role::Replica)].into_iter()) && d.published().is_empty());
     }
 
     #[test]

@@ -1,11 +1,10 @@
 //! Copies the hottest segments to other nodes, tells readers where, and drops copies that are not read any
 //! more.
 
+use super::HotSegments;
 use super::load::ProcessorMeter;
 use super::tuning::{BUSY_LOAD, COOL, COPY, MEASURE_EVERY, SATURATED};
-use super::{HotSegments, OwnedSegment};
 use crate::cluster::membership::Membership;
-use crate::cluster::ownership::Ownership;
 use crate::cluster::peers::{Peer, Peers};
 use crate::disk::DiskCache;
 use crate::disk::policy::Role;
@@ -20,13 +19,10 @@ use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 
 /// The parts of a node that this uses.
 pub struct Publisher {
-    /// Where other nodes fetch the copies.
-    pub url: String,
     pub hot: Arc<HotSegments>,
     pub source: SegmentReader,
     pub disk: Arc<DiskCache>,
     pub membership: Arc<Membership>,
-    pub ownership: Arc<Ownership>,
     pub peers: Arc<Peers>,
 }
 
@@ -36,7 +32,8 @@ struct Taker {
     peer: Arc<Peer>,
     load: f64,
     free_bytes: u64,
-    wanted: Vec<(OwnedSegment, v1::CopyItem)>,
+    /// With the number of its replicas.
+    wanted: Vec<(SegmentId, usize, v1::CopyItem)>,
 }
 
 impl Publisher {
@@ -54,23 +51,27 @@ impl Publisher {
             let s3_bytes = self.source.counters().s3_bytes.load(Relaxed);
             let fills = std::mem::replace(&mut fetched, s3_bytes) != s3_bytes;
             let busy = processor.share(elapsed);
-            let load = self.hot.measure(elapsed, if fills { 0.0 } else { busy });
+            self.hot.detection().fade();
+            let load = self.hot.load.measure(elapsed, if fills { 0.0 } else { busy });
             self.drop_stale().await;
             if !self.membership.can_publish() {
                 continue;
             }
             saturated = if load >= SATURATED.0 { saturated + 1 } else { 0 };
-            if self.hot.withdraw_disowned(&self.ownership) {
+            let published = self.hot.detection().published();
+            // Without the lock: every message that is sent waits for it.
+            let roles = self.peers.ownership().roles(&published);
+            let is_hot = !published.is_empty();
+            if self.hot.detection().withdraw_disowned(published.into_iter().zip(roles)) {
                 self.publish();
             }
-            let is_hot = self.hot.published() > 0;
             cool = if is_hot && self.hot.load_alone() < COOL.0 { cool + 1 } else { 0 };
-            if saturated >= SATURATED.1 && self.ownership.has_others() {
+            if saturated >= SATURATED.1 && self.peers.ownership().has_others() {
                 saturated = 0;
                 self.spread().await;
             } else if cool >= COOL.1 {
                 cool = 0;
-                self.hot.withdraw();
+                self.hot.detection().withdraw();
                 self.publish();
                 tracing::info!("no segment is hot any more");
             }
@@ -78,33 +79,35 @@ impl Publisher {
     }
 
     fn publish(&self) {
-        self.membership.publish_hot(self.hot.to_wire());
+        self.membership.publish_hot(self.hot.detection().to_wire());
     }
 
     /// Gives one more node each of the hottest segments, and tells readers.
     async fn spread(&self) {
-        let mut takers = self.takers().await;
+        let (mut takers, ownership) = (self.takers().await, self.peers.ownership());
         let mut news = 0;
-        for (id, copies) in self.hot.hottest() {
+        let hottest = self.hot.detection().hottest();
+        for (id, copies) in hottest {
             let disk = self.disk.clone();
             let Ok(files) = blocking(move || disk.copies().list_of([id])).await else { return };
             let Some(object) = files.first().map(|file| file.object.clone()) else { continue };
-            if self.ownership.role(id) != Role::Primary {
+            if ownership.role(id) != Role::Primary {
                 continue;
             }
-            let replicas = self.ownership.replica_names(id, &object);
-            let segment = OwnedSegment { id, replicas: replicas.len() };
+            let replicas = ownership.other_holders(&[(id, object)]).concat();
             // Replicas hold it already: readers need only be told.
             if copies.is_none() && !replicas.is_empty() {
-                news += usize::from(self.hot.publish(&segment, None));
+                news += usize::from(self.hot.detection().publish(id, replicas.len(), None));
                 continue;
             }
-            let holders = [replicas, copies.unwrap_or_default()].concat();
+            let copies = copies.unwrap_or_default();
+            let holds =
+                |name: &String| copies.contains(name) || replicas.iter().any(|node| node.name == *name);
             let bytes: u64 = files.iter().map(|file| file.bytes).sum();
-            let fits = |taker: &&mut Taker| taker.free_bytes >= bytes && !holders.contains(&taker.name);
+            let fits = |taker: &&mut Taker| taker.free_bytes >= bytes && !holds(&taker.name);
             if let Some(taker) = takers.iter_mut().find(fits) {
                 taker.free_bytes -= bytes;
-                taker.wanted.extend(files.iter().map(|file| (segment, file.into())));
+                taker.wanted.extend(files.iter().map(|file| (id, replicas.len(), file.into())));
             }
         }
         for taker in takers.into_iter().filter(|taker| !taker.wanted.is_empty()) {
@@ -135,19 +138,22 @@ impl Publisher {
 
     /// Has a node take its copies; returns how many segments have news for readers.
     async fn copy_to(&self, taker: Taker) -> usize {
-        let items = taker.wanted.iter().map(|(_, item)| item.clone()).collect();
-        let request = v1::CopyRequest { from: self.url.clone(), items, hot: true };
+        let items = taker.wanted.iter().map(|(_, _, item)| item.clone()).collect();
+        let from = self.peers.ownership().me().to_owned();
+        let request = v1::CopyRequest { from, items, hot: true };
         let held = timeout(COPY, taker.peer.copy(request)).await.ok().and_then(Result::ok);
         let held = taker.wanted.iter().zip(held.unwrap_or_default()).filter(|(_, held)| *held);
-        held.filter(|((segment, _), _)| self.hot.publish(segment, Some(&taker.name))).count()
+        let publish = |id, replicas| self.hot.detection().publish(id, replicas, Some(&taker.name));
+        held.filter(|((id, replicas, _), _)| publish(*id, *replicas)).count()
     }
 
     async fn drop_stale(&self) {
-        let stale = self.hot.take_stale(&self.ownership);
+        let ownership = self.peers.ownership().clone();
+        let stale = self.hot.detection().take_stale(|id| ownership.is_hot_here(id));
         if stale.is_empty() {
             return;
         }
-        let (disk, ownership) = (self.disk.clone(), self.ownership.clone());
+        let disk = self.disk.clone();
         let dropped = blocking(move || {
             let files = disk.copies().list_of(stale.iter().copied());
             let is_ours =

@@ -3,6 +3,7 @@
 //! A client that balances over all members now and then asks a dead one; a node needs so little of etcd that
 //! one connection does. HTTP/2 pings notice a silent member, `require_leader` one that lost its quorum.
 
+use crate::settings::ClusterSettings;
 use etcd_client::{Client, ConnectOptions};
 use forebay_proto::{Backoff, Error};
 use std::time::Duration;
@@ -18,38 +19,19 @@ pub(super) const BACKOFF: Backoff = Backoff::new(Duration::from_millis(200), Dur
 /// often than its `--grpc-keepalive-min-time`.
 const PING: Duration = Duration::from_secs(6);
 
-/// How to reach etcd and what this node writes there.
-#[derive(Debug, Clone)]
-pub struct EtcdSettings {
-    /// URLs of etcd's members.
-    pub endpoints: Vec<String>,
-    /// What all keys begin with: clusters with different prefixes share one etcd.
-    pub prefix: String,
-    /// How long this node's key outlives it, in seconds.
-    pub lease_ttl_s: u64,
-}
-
 /// What a key is about; its name follows.
 pub(super) const NODES: &str = "nodes/";
 pub(super) const REPLICAS: &str = "replicas/";
 pub(super) const HOT: &str = "hot/";
 
-impl EtcdSettings {
-    /// What all keys begin with.
-    pub(super) fn root(&self) -> String {
-        format!("{}/", self.prefix.trim_end_matches('/'))
-    }
-
-    /// A key.
-    pub(super) fn key(&self, kind: &str, name: &str) -> String {
-        format!("{}{kind}{name}", self.root())
-    }
+/// A key; clusters with different prefixes share one etcd.
+pub(super) fn key(settings: &ClusterSettings, kind: &str, name: &str) -> String {
+    format!("{}/{kind}{name}", settings.etcd_prefix)
 }
 
 /// Connects to the `attempt`-th member, round and round; returns its URL too.
-pub(super) async fn connect(settings: &EtcdSettings, attempt: usize) -> Result<(Client, String), String> {
-    let url =
-        settings.endpoints.get(attempt % settings.endpoints.len().max(1)).ok_or("no etcd is configured")?;
+pub(super) async fn connect(settings: &ClusterSettings, attempt: usize) -> Result<(Client, String), String> {
+    let url = settings.etcd.get(attempt % settings.etcd.len().max(1)).ok_or("no etcd is configured")?;
     let options = ConnectOptions::new()
         .with_connect_timeout(Duration::from_secs(2))
         .with_keep_alive(PING, CALL)
@@ -60,10 +42,10 @@ pub(super) async fn connect(settings: &EtcdSettings, attempt: usize) -> Result<(
 }
 
 /// Writes how many copies there are to be of what lies under a URI, at the first member that takes it.
-pub(super) async fn set_replicas(settings: &EtcdSettings, uri: &str, replicas: u32) -> Result<(), Error> {
-    let key = settings.key(REPLICAS, uri);
+pub(super) async fn set_replicas(settings: &ClusterSettings, uri: &str, replicas: u32) -> Result<(), Error> {
+    let key = key(settings, REPLICAS, uri);
     let mut failed = String::new();
-    for attempt in 0..settings.endpoints.len() {
+    for attempt in 0..settings.etcd.len() {
         let written = async {
             let (mut client, url) = connect(settings, attempt).await?;
             match replicas {

@@ -4,23 +4,27 @@
 //! After any end of the watch (a restart, a lost quorum, compaction) it lists again.
 
 use super::context::EtcdContext;
-use super::etcd::{BACKOFF, CALL, HOT, NODES, REPLICAS, call, connect, failed};
+use super::etcd::{BACKOFF, CALL, HOT, NODES, REPLICAS, call, connect, failed, key};
 use super::node_set::{Member, NodeSet};
 use etcd_client::{EventType, GetOptions, KeyValue, WatchOptions, WatchResponse};
 use forebay_proto::{Error, v1};
 use prost::Message as _;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use tokio::sync::watch;
 use tokio::time::{sleep, sleep_until};
 
+/// How long etcd does not answer before that is worth a warning.
+const TELL: Duration = Duration::from_secs(3);
+
 /// Keeps the topology current until the task is aborted.
 pub(super) async fn run(context: EtcdContext, topology: watch::Sender<v1::Topology>) {
-    let mut follower = Follower { context, topology, nodes: NodeSet::default(), cluster: 0, revision: 0 };
+    let nodes = NodeSet::default();
+    let mut follower = Follower { context, topology, nodes, cluster: 0, revision: 0, told_silent: false };
     let (mut attempt, mut backoff) = (0, BACKOFF);
     loop {
         let began = Instant::now();
         let Err(error) = follower.follow(attempt).await;
-        follower.context.lost(&error);
+        follower.lost(error);
         attempt += 1;
         if began.elapsed() > 2 * CALL {
             backoff.reset();
@@ -36,32 +40,27 @@ struct Follower {
     cluster: u64,
     /// The last one heard of.
     revision: i64,
+    /// That etcd does not answer was said in the log.
+    told_silent: bool,
 }
 
 impl Follower {
     async fn follow(&mut self, attempt: usize) -> Result<std::convert::Infallible, String> {
         let (mut client, url) = connect(&self.context.settings, attempt).await?;
-        let prefix = self.context.settings.root();
+        let prefix = key(&self.context.settings, "", "");
         let list = call(&url, client.get(prefix.as_str(), Some(GetOptions::new().with_prefix()))).await?;
         let header = list.header().ok_or_else(|| format!("{url}: an answer without a header"))?;
         self.revision = header.revision();
         self.cluster = header.cluster_id();
-        let said: Vec<Published> =
-            list.kvs().iter().map(|kv| Published::read(&prefix, kv, Some(kv.value()))).collect();
-        let (mut members, mut others) = (Vec::new(), Vec::new());
-        for said in said {
-            match said {
-                Published::Member(member, revision) => {
-                    self.check(&member, revision);
-                    members.push(member);
-                }
-                other => others.push(other),
-            }
-        }
-        self.nodes.replace(members, Instant::now());
-        self.nodes.clear_copies();
-        others.into_iter().for_each(|said| self.take(said));
-        self.context.reached(&url);
+        let said = list.kvs().iter().map(|kv| Published::read(&prefix, kv, Some(kv.value())));
+        let said: Vec<Published> = said.collect();
+        let name = |said: &Published| match said {
+            Published::Member(member, _) => Some(member.name.clone()),
+            _ => None,
+        };
+        self.nodes.relist(&said.iter().filter_map(name).collect::<Vec<_>>(), Instant::now());
+        said.into_iter().for_each(|said| self.take(said));
+        self.reached(&url);
         self.tell();
         let options = WatchOptions::new().with_prefix().with_start_revision(self.revision + 1);
         let mut changes = call(&url, client.watch(prefix.as_str(), Some(options))).await?;
@@ -84,6 +83,24 @@ impl Follower {
                 None => return Err(format!("{url}: the watch ended")),
             }
         }
+    }
+
+    /// Notes that etcd answers; says so if it did not before.
+    fn reached(&mut self, url: &str) {
+        self.told_silent = false;
+        if self.context.health.send_if_modified(|h| h.silent.take().is_some()) {
+            tracing::info!(etcd = url, "etcd answers");
+        }
+    }
+
+    /// Notes that etcd does not answer; says so if it has not for a while: a connection may just have broken.
+    fn lost(&mut self, error: String) {
+        let since = self.context.health.borrow().silent.as_ref().map_or_else(Instant::now, |(at, _)| *at);
+        if !self.told_silent && since.elapsed() >= TELL {
+            self.told_silent = true;
+            tracing::warn!(error, "etcd does not answer: the topology stays as it is, trying again");
+        }
+        self.context.health.send_modify(|h| h.silent = Some((since, error)));
     }
 
     fn change(&mut self, prefix: &str, change: &WatchResponse) {
@@ -117,10 +134,7 @@ impl Follower {
     /// and be heard after it.
     fn check(&self, member: &Member, revision: i64) {
         let me = &self.context.me;
-        let is_later = {
-            let health = self.context.health.borrow();
-            health.registered && revision > health.registered_at
-        };
+        let is_later = self.context.health.borrow().registered_at.is_some_and(|at| revision > at);
         if member.name == me.name && member.instance != me.instance && is_later {
             self.context.refuse(Error::invalid(format!(
                 "another node took this one's name, `{}`, and is at {}: give each its own --node",
@@ -192,27 +206,20 @@ impl Published {
 #[cfg(test)]
 mod tests {
     use super::super::context::EtcdHealth;
-    use super::super::etcd::EtcdSettings;
     use super::*;
+    use crate::settings::ClusterSettings;
     use std::sync::Arc;
 
     /// A follower of node `a`, which put its key at this revision.
     fn follower(registered_at: i64) -> (Follower, watch::Receiver<EtcdHealth>) {
         let node = v1::Node { name: "a".into(), address: "http://a:1".into(), ..Default::default() };
-        let settings = EtcdSettings { endpoints: Vec::new(), prefix: "/p".into(), lease_ttl_s: 5 };
-        let health = EtcdHealth {
-            connected: true,
-            since: Instant::now(),
-            error: String::new(),
-            told: false,
-            registered: true,
-            registered_at,
-            refused: None,
-        };
+        let settings = ClusterSettings::default();
+        let health = EtcdHealth { registered_at: Some(registered_at), ..Default::default() };
         let (health, seen) = watch::channel(health);
         let context = EtcdContext { settings: Arc::new(settings), me: Member::new(node, 1), health };
         let topology = watch::channel(v1::Topology::default()).0;
-        (Follower { context, topology, nodes: NodeSet::default(), cluster: 1, revision: 0 }, seen)
+        let nodes = NodeSet::default();
+        (Follower { context, topology, nodes, cluster: 1, revision: 0, told_silent: false }, seen)
     }
 
     #[test]

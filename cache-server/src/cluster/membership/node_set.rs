@@ -97,15 +97,14 @@ impl NodeSet {
         }
     }
 
-    /// All that is listed now.
-    pub fn replace(&mut self, members: Vec<Member>, now: Instant) {
-        let names: Vec<String> = self.listed.keys().chain(self.leaving.keys()).cloned().collect();
-        for name in names.iter().filter(|name| !members.iter().any(|m| m.name == **name)) {
-            self.remove(name, now);
-        }
+    /// Nodes of these names are all that is listed now; what the list says of them, and of copies, follows.
+    pub fn relist(&mut self, names: &[String], now: Instant) {
+        let known: Vec<String> = self.listed.keys().chain(self.leaving.keys()).cloned().collect();
+        known.iter().filter(|name| !names.contains(name)).for_each(|name| self.remove(name, now));
         // Time without etcd does not count.
         self.gone.values_mut().for_each(|(_, until)| *until = now + SETTLE);
-        members.into_iter().for_each(|member| self.put(member));
+        self.replicas.clear();
+        self.hot.clear();
     }
 
     /// Drops those whose time is over; true if there were any.
@@ -134,12 +133,6 @@ impl NodeSet {
             true => self.hot.remove(node),
             false => self.hot.insert(node.to_owned(), segments),
         };
-    }
-
-    /// Forgets replicas and hot segments, before they are listed again.
-    pub fn clear_copies(&mut self) {
-        self.replicas.clear();
-        self.hot.clear();
     }
 
     /// The topology, nodes by name; its revision is for others to tell.
@@ -175,6 +168,12 @@ mod tests {
         )
     }
 
+    /// All that is listed now.
+    fn replace(nodes: &mut NodeSet, members: Vec<Member>, now: Instant) {
+        nodes.relist(&members.iter().map(|m| m.name.clone()).collect::<Vec<_>>(), now);
+        members.into_iter().for_each(|member| nodes.put(member));
+    }
+
     fn names(nodes: &NodeSet) -> String {
         nodes.topology().nodes.into_iter().map(|n| n.name).collect::<Vec<_>>().join(" ")
     }
@@ -189,7 +188,7 @@ mod tests {
     #[test]
     fn who_leaves_goes_at_once_and_who_vanishes_later() {
         let (mut r, t) = (NodeSet::default(), Instant::now());
-        r.replace(vec![member("a"), member("b"), member("c")], t);
+        replace(&mut r, vec![member("a"), member("b"), member("c")], t);
         r.put(Member { leaving: true, ..member("b") });
         assert_eq!((names(&r).as_str(), r.topology().leaving[0].name.as_str()), ("a c", "b"));
         r.remove("b", t);
@@ -205,7 +204,7 @@ mod tests {
     fn a_restarted_node_is_noticed() {
         let (mut r, t) = (NodeSet::default(), Instant::now());
         let first = member("a");
-        r.replace(vec![first.clone(), member("b")], t);
+        replace(&mut r, vec![first.clone(), member("b")], t);
         let before = r.topology();
         r.put(first);
         assert_eq!(r.topology(), before);
@@ -216,7 +215,7 @@ mod tests {
     #[test]
     fn what_is_said_of_copies_is_told() {
         let (mut r, t) = (NodeSet::default(), Instant::now());
-        r.replace(vec![member("a"), Member { replicas: 3, ..member("b") }], t);
+        replace(&mut r, vec![member("a"), Member { replicas: 3, ..member("b") }], t);
         r.set_replicas("s3://b", Some(4));
         r.set_hot("a", vec![v1::HotSegment { segment: vec![1; 16].into(), nodes: vec!["b".into()] }]);
         let told = r.topology();
@@ -229,9 +228,9 @@ mod tests {
     #[test]
     fn an_etcd_that_lost_everything_changes_nothing_while_nodes_return() {
         let (mut r, t) = (NodeSet::default(), Instant::now());
-        r.replace(vec![member("a"), member("b")], t);
+        replace(&mut r, vec![member("a"), member("b")], t);
         let back = t + 100 * SETTLE;
-        r.replace(vec![member("a")], back);
+        replace(&mut r, vec![member("a")], back);
         assert_eq!(names(&r), "a b");
         r.put(member("b"));
         assert!(!r.settle(back + 2 * SETTLE));

@@ -6,9 +6,9 @@
 //! runs out with nothing attached.
 
 use super::context::{EtcdContext, Intent};
-use super::etcd::{BACKOFF, HOT, NODES, call, connect, failed};
+use super::etcd::{BACKOFF, HOT, NODES, call, connect, failed, key};
 use super::node_set::Member;
-use etcd_client::{Client, Compare, CompareOp, PutOptions, Txn, TxnOp, TxnOpResponse};
+use etcd_client::{Client, Compare, CompareOp, PutOptions, Txn, TxnOp};
 use forebay_proto::{Error, v1};
 use prost::Message as _;
 use std::time::{Duration, Instant};
@@ -36,7 +36,7 @@ pub(super) async fn run(
             Err(error) => tracing::debug!(error, "this node's key in etcd cannot be kept, trying again"),
         }
         attempt += 1;
-        if registrar.context.health.borrow().registered {
+        if registrar.context.health.borrow().registered_at.is_some() {
             backoff.reset();
         }
         registrar.context.unregistered();
@@ -115,7 +115,7 @@ impl Registrar {
         };
         self.held_since = None;
         self.was_registered = true;
-        self.context.registered(revision);
+        self.context.health.send_modify(|h| h.registered_at = Some(revision));
         tracing::info!(etcd = url, lease_ttl_s = ttl, node = self.context.me.name, "registered");
         let limit = Duration::from_secs(ttl);
         let (mut keeper, mut answers) = call(&url, client.lease_keep_alive(lease)).await?;
@@ -151,32 +151,25 @@ impl Registrar {
     /// ended.
     async fn put(&self, client: &mut Client, url: &str, lease: i64) -> Result<Put, String> {
         let me = &self.context.me;
-        let key = self.context.settings.key(NODES, &me.name);
-        let put = || TxnOp::put(key.as_str(), me.value(), Some(PutOptions::new().with_lease(lease)));
-        let mut when = Compare::version(key.as_str(), CompareOp::Equal, 0);
+        let key = key(&self.context.settings, NODES, &me.name);
         for _ in 0..3 {
-            let get = TxnOp::get(key.as_str(), None);
-            let txn = Txn::new().when([when]).and_then([put()]).or_else([get]);
-            let answer = call(url, client.txn(txn)).await?;
-            if answer.succeeded() {
-                let header = answer.header().ok_or_else(|| format!("{url}: an answer without a header"))?;
-                return Ok(Put::Done(header.revision()));
-            }
-            let found = answer.op_responses().into_iter().find_map(|response| match response {
-                TxnOpResponse::Get(get) => get.kvs().first().cloned(),
-                _ => None,
-            });
-            let Some(found) = found else {
-                when = Compare::version(key.as_str(), CompareOp::Equal, 0);
-                continue;
-            };
-            if let Some(other) = Member::read(&me.name, found.value()) {
+            let found = call(url, client.get(key.as_str(), None)).await?.kvs().first().cloned();
+            if let Some(other) = found.as_ref().and_then(|found| Member::read(&me.name, found.value())) {
                 let predecessor = other.address == me.address && !self.was_registered;
                 if other.instance != me.instance && !other.leaving && !predecessor {
                     return Ok(Put::Held(other));
                 }
             }
-            when = Compare::mod_revision(key.as_str(), CompareOp::Equal, found.mod_revision());
+            // 0: there is none.
+            let revision = found.map_or(0, |found| found.mod_revision());
+            let same = Compare::mod_revision(key.as_str(), CompareOp::Equal, revision);
+            let with_lease = Some(PutOptions::new().with_lease(lease));
+            let put = TxnOp::put(key.as_str(), me.value(), with_lease);
+            let answer = call(url, client.txn(Txn::new().when([same]).and_then([put]))).await?;
+            if answer.succeeded() {
+                let header = answer.header().ok_or_else(|| format!("{url}: an answer without a header"))?;
+                return Ok(Put::Done(header.revision()));
+            }
         }
         Err(format!("{url}: the key {key} changes all the time"))
     }
@@ -200,7 +193,7 @@ impl Registrar {
     /// Says that this node takes no readers any more.
     async fn leave(&mut self, client: &mut Client, url: &str, lease: i64) -> Result<(), String> {
         let me = Member { leaving: true, ..self.context.me.clone() };
-        let key = self.context.settings.key(NODES, &me.name);
+        let key = key(&self.context.settings, NODES, &me.name);
         let with_lease = Some(PutOptions::new().with_lease(lease));
         call(url, client.put(key, me.value(), with_lease)).await?;
         self.was_registered = false;
@@ -220,7 +213,7 @@ impl Registrar {
     /// Says which segments' readers are to spread.
     async fn put_hot(&mut self, client: &mut Client, url: &str, lease: i64) -> Result<(), String> {
         let segments = self.hot.borrow_and_update().clone();
-        let key = self.context.settings.key(HOT, &self.context.me.name);
+        let key = key(&self.context.settings, HOT, &self.context.me.name);
         if segments.is_empty() {
             return call(url, client.delete(key, None)).await.map(drop);
         }

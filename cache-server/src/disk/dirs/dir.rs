@@ -8,7 +8,7 @@ use std::fs::{File, TryLockError};
 use std::io::{self, IoSlice};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// Folders that segment files are spread over, by the first digit of their names.
@@ -21,14 +21,13 @@ const PAUSE_MAX: Duration = Duration::from_secs(60);
 
 /// How a directory is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(u8)]
 pub enum Health {
     /// It works.
-    Up = 0,
+    Up,
     /// Its disk is full though our limit is not reached: read, not written.
-    Full = 1,
+    Full,
     /// It failed: its files count as absent.
-    Away = 2,
+    Away,
 }
 
 /// A cache directory.
@@ -36,7 +35,8 @@ pub enum Health {
 pub struct Dir {
     path: PathBuf,
     disk: Arc<dyn Disk>,
-    health: AtomicU8,
+    /// Changed with `state` locked, which may take long: looking need not wait.
+    health: Mutex<Health>,
     names: AtomicU64,
     state: Mutex<DirState>,
 }
@@ -53,11 +53,11 @@ pub struct DirState {
 }
 
 impl Dir {
-    /// A directory that is not used yet.
+    /// A directory that is not used yet: one that is to be tried at once.
     pub fn new(path: PathBuf, disk: Arc<dyn Disk>) -> Self {
         let backoff = Backoff::new(PAUSE_FIRST, PAUSE_MAX);
-        let state = DirState { lock: None, next_probe: None, backoff, wanted_bytes: 0 };
-        let health = AtomicU8::new(Health::Away as u8);
+        let state = DirState { lock: None, next_probe: Some(Instant::now()), backoff, wanted_bytes: 0 };
+        let health = Mutex::new(Health::Away);
         Self { path, disk, health, names: AtomicU64::new(0), state: Mutex::new(state) }
     }
 
@@ -75,11 +75,7 @@ impl Dir {
     }
 
     pub fn health(&self) -> Health {
-        match self.health.load(Ordering::Acquire) {
-            0 => Health::Up,
-            1 => Health::Full,
-            _ => Health::Away,
-        }
+        *self.health.lock()
     }
 
     /// Locks the directory's health: it is neither set aside nor taken back meanwhile.
@@ -123,6 +119,15 @@ impl Dir {
         written
     }
 
+    /// A small file's content.
+    pub fn read(&self, path: &Path) -> io::Result<Vec<u8>> {
+        let file = self.disk.open(path)?;
+        let mut content = vec![0; self.disk.stat(&file)?.stamp.bytes as usize];
+        let got = self.disk.read(&file, &mut content, 0)?;
+        content.truncate(got);
+        Ok(content)
+    }
+
     /// Whether it works: writes a small file, flushes it, reads it back and removes it.
     pub fn probe(&self) -> io::Result<()> {
         const TEXT: &[u8] = b"forebay: does this disk work?";
@@ -146,7 +151,7 @@ impl Dir {
     }
 
     /// Makes the directory's folders, takes its lock, checks that it can be written, empties `tmp`.
-    pub fn prepare(&self, state: &mut DirState) -> Result<()> {
+    fn prepare(&self, state: &mut DirState) -> Result<()> {
         // A lock of ours on the same file would stand in our own way.
         state.lock = None;
         let fail = |what: &str, e: io::Error| self.refusal(what, e);
@@ -176,7 +181,7 @@ impl Dir {
 
     /// Sets it aside, or to read only where its disk is full.
     pub fn set_aside(&self, state: &mut DirState, health: Health, wanted_bytes: u64) {
-        self.health.store(health as u8, Ordering::Release);
+        *self.health.lock() = health;
         if health == Health::Away {
             state.lock = None;
         }
@@ -186,7 +191,7 @@ impl Dir {
     }
 
     pub fn set_up(&self, state: &mut DirState) {
-        self.health.store(Health::Up as u8, Ordering::Release);
+        *self.health.lock() = Health::Up;
         state.next_probe = None;
     }
 
@@ -195,17 +200,13 @@ impl Dir {
         self.health() != Health::Up && self.state().next_probe.is_some_and(|at| at <= now)
     }
 
-    /// Tries to use a directory again that is not up. An error says why not, and the next attempt comes
-    /// later.
-    pub fn retry(&self, state: &mut DirState, now: Instant) -> Result<()> {
-        let tried = self.try_again(state);
-        if tried.is_err() {
-            state.next_probe = Some(now + state.backoff.next());
-        }
-        tried
+    /// Puts the next probe off.
+    pub fn postpone(&self, state: &mut DirState, now: Instant) {
+        state.next_probe = Some(now + state.backoff.next());
     }
 
-    fn try_again(&self, state: &mut DirState) -> Result<()> {
+    /// Tries to use a directory that is not up. An error says why not.
+    pub fn retry(&self, state: &mut DirState) -> Result<()> {
         let wrong = |e: io::Error| self.refusal("does not work", e);
         if self.health() == Health::Full {
             let free = self.disk.free_bytes(&self.path).map_err(wrong)?;

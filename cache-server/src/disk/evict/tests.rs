@@ -51,43 +51,35 @@ impl Trace {
     /// Writes a segment as the disk cache would, and notes what came of it.
     fn write(&mut self, new: char, admit: Admit, role: Role) {
         let wanted = Wanted { id: id(new), bytes: 10, admit, role };
+        let leave = Mutex::new(String::new());
+        let unlink = |_, key: &FileKey| {
+            leave.lock().push(letter(key.id));
+            true
+        };
         let reservation = loop {
-            match self.evictor.decide(wanted, &self.dirs) {
-                Decision::Free(reservation) => break Some((reservation, "free".to_owned())),
-                Decision::Evict(Victims { keys, reservation, .. }) => {
-                    let leave: String = keys.iter().map(|key| letter(key.id)).collect();
-                    let mut index = self.evictor.index.lock();
-                    let reserved = index.victims_gone(&keys, &[], reservation, 10);
-                    break reserved.map(|r| (r, format!("{leave} leaves")));
-                }
-                Decision::NotWorthIt => break self.note(new, "not worth it"),
-                Decision::NoRoom => break self.note(new, "no room"),
-                Decision::Again => {}
+            match self.evictor.reserve(wanted, &self.dirs, unlink) {
+                Ok(Some(reservation)) => break reservation,
+                Ok(None) => {}
+                Err(Refusal::NotWorthIt) => return self.note(new, "not worth it"),
+                Err(Refusal::NoRoom) => return self.note(new, "no room"),
             }
         };
-        let Some((reservation, how)) = reservation else { return };
+        let how = match leave.into_inner() {
+            leave if leave.is_empty() => "free".to_owned(),
+            leave => format!("{leave} leaves"),
+        };
         let key = FileKey::new(id(new), &[]);
         let (columns, replica) = (Arc::from([]), role == Role::Replica);
-        let entry = Entry {
-            object: new.into(),
-            columns,
-            bytes: 0,
-            dir: 0,
-            used: 0,
-            pinned: false,
-            replica,
-            map: None,
-        };
+        let entry = Entry { object: new.into(), columns, replica, ..Entry::default() };
         self.evictor.index.lock().insert(key, entry, reservation);
-        self.note::<()>(new, &format!("{how}, in {}", reservation.dir));
+        self.note(new, &format!("{how}, in {}", reservation.dir));
     }
 
-    fn note<T>(&mut self, new: char, what: &str) -> Option<T> {
+    fn note(&mut self, new: char, what: &str) {
         let index = self.evictor.index.lock();
         let mut held: Vec<char> = index.entries().map(|(key, _)| letter(key.id)).collect();
         held.sort_unstable();
         self.lines.push(format!("{new}: {what}: {}", held.into_iter().collect::<String>()));
-        None
     }
 
     fn writes(&mut self, new: &str) {
@@ -187,8 +179,7 @@ fn how_long_a_scan_for_victims_takes() {
         let reservation = index.quotas.reserve(0, 32 << 20);
         let object = "s3://bucket/a/dataset/with/a/path/part-00000.parquet".to_owned();
         let columns = columns.clone();
-        let entry =
-            Entry { object, columns, bytes: 0, dir: 0, used: 0, pinned: false, replica: false, map: None };
+        let entry = Entry { object, columns, ..Entry::default() };
         index.insert(FileKey::new(id, &entry.columns.clone()), entry, reservation);
     }
     let evictor = Evictor::new(index, Arc::new(Far), Arc::default());

@@ -26,13 +26,13 @@ fn maps_of_idle_files_go_and_those_being_read_stay() {
     let cache = open();
     {
         let mut index = cache.files.index();
-        (index.maps.kept_max, index.maps.bound) = (8, 8);
+        (index.maps_max, index.maps_bound) = (8, 8);
     }
     let find = |i| cache.find(SegmentId(Digest(i)), &["id".into()]);
     let kept = || {
         let index = cache.files.index();
         let kept = index.entries.values().filter(|e| e.map.is_some()).count();
-        assert_eq!(kept, index.maps.kept);
+        assert_eq!(kept, index.maps);
         kept
     };
     let read: Vec<_> = (0..20).map(find).collect();
@@ -58,7 +58,7 @@ fn a_file_that_two_open_at_once_has_one_map() {
     let key = index.files_of(origin.id)[0];
     let open = || {
         let place = &cache.files.dirs().get(0);
-        Arc::new(map::open(place.shared_disk(), &place.segment(&key), true).unwrap())
+        Arc::new(map::open(place.shared_disk(), &place.segment(&key), None).unwrap())
     };
     let written = index.get(&key).unwrap().map.clone().unwrap();
     index.drop_map(&key, &written);
@@ -69,7 +69,7 @@ fn a_file_that_two_open_at_once_has_one_map() {
     assert!(index.get(&key).unwrap().is_in_use(), "the first still reads it");
     drop(read);
     assert!(!index.get(&key).unwrap().is_in_use());
-    assert_eq!(index.maps.kept, 1);
+    assert_eq!(index.maps, 1);
 }
 
 fn key(n: u128, column: &str) -> FileKey {
@@ -79,7 +79,7 @@ fn key(n: u128, column: &str) -> FileKey {
 fn add(index: &mut Index, n: u128, column: &str, dir: usize, bytes: u64) -> super::Replaced {
     let reservation = index.quotas.reserve(dir, bytes);
     let (object, columns) = (format!("s3://b/d{}/o{n}", n % 2), Arc::from([column.to_owned()]));
-    let entry = Entry { object, columns, bytes, dir, used: 0, pinned: false, replica: false, map: None };
+    let entry = Entry { object, columns, ..Entry::default() };
     index.insert(key(n, column), entry, reservation)
 }
 
@@ -123,11 +123,10 @@ fn victims_make_room_all_together_or_not_at_all() {
     index.set_pinned(|object| object.ends_with("o2"));
     assert!(index.take(0, &keys, 40).is_none() && index.len() == 4, "one is pinned");
     index.set_pinned(|_| false);
-    let (reservation, entries) = index.take(0, &keys, 40).unwrap();
-    assert_eq!((reservation.bytes, entries.len(), index.quotas.used_bytes()), (50, 2, 100));
+    let (more, taken) = index.take(0, &keys, 40).unwrap();
+    assert_eq!((more.bytes, taken.len(), index.quotas.used_bytes()), (0, 2, 100));
     // The second cannot be unlinked: its bytes stay reserved, and it is tried again later.
-    let stuck = [(keys[1], 25)];
-    assert!(index.victims_gone(&keys, &stuck, reservation, 40).is_none());
+    taken.iter().for_each(|file| index.gone(&file.key, file.reservation, file.key == keys[0]));
     assert_eq!(index.quotas.used_bytes(), 75);
     let now = Instant::now();
     let again = index.take_stuck(now);

@@ -5,6 +5,7 @@
 //! and throws away what it made. For any other address the signal does what it always does.
 
 use parking_lot::Mutex;
+use rustix::param::page_size;
 use std::sync::Once;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
 
@@ -16,9 +17,6 @@ static SLOTS: [Slot; SLOTS_MAX] = [const { Slot::new() }; SLOTS_MAX];
 /// Slots that were ever used, and those of them that are free again.
 static USED: AtomicUsize = AtomicUsize::new(0);
 static FREE: Mutex<Vec<usize>> = Mutex::new(Vec::new());
-
-/// 0 as long as the kernel was not asked.
-static PAGE_BYTES: AtomicUsize = AtomicUsize::new(0);
 
 static HANDLER: Once = Once::new();
 
@@ -110,23 +108,9 @@ impl Slot {
     }
 }
 
-/// Bytes of a page, as the kernel says.
-pub fn page_bytes() -> usize {
-    match PAGE_BYTES.load(Ordering::Relaxed) {
-        0 => {
-            // SAFETY: it only reads a setting.
-            let bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
-            let bytes = usize::try_from(bytes).unwrap_or(4096);
-            PAGE_BYTES.store(bytes, Ordering::Relaxed);
-            bytes
-        }
-        bytes => bytes,
-    }
-}
-
 fn install() {
-    // Asked here, so that the handler need not.
-    page_bytes();
+    // Asked here, so that the handler finds the answer.
+    page_size();
     // SAFETY: an all-zero sigaction is a valid one, and its fields are set before it is used; the handler
     // only reads atomics and makes system calls.
     let installed = unsafe {
@@ -150,7 +134,7 @@ fn page_of(address: usize, page_bytes: usize) -> usize {
 extern "C" fn on_sigbus(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
     // SAFETY: the kernel passes a valid siginfo to a handler that was installed with SA_SIGINFO.
     let at = unsafe { (*info).si_addr() } as usize;
-    let page = page_of(at, page_bytes());
+    let page = page_of(at, page_size());
     let used = USED.load(Ordering::Acquire).min(SLOTS_MAX);
     for slot in &SLOTS[..used] {
         let Some(end) = slot.end_if_covering(at, || ()) else { continue };

@@ -1,7 +1,7 @@
 //! Eviction and admission against a reference model: Belady's rule with bypass, on random plans.
 
 use super::*;
-use policy::NextUse;
+use policy::{NextUse, Refusal};
 
 /// A plan: segments in the order in which they will be read, and how far it has come.
 #[derive(Debug, Default)]
@@ -148,7 +148,7 @@ fn unplanned_data_goes_first_by_recency_and_pushes_out_nothing_planned() {
     assert_eq!(held(&cache), [1, 2, 14, 15]);
     *plan.order.lock() = vec![63, 14, 15, 1, 2];
     let written = cache.write(&origin(16), &batch(16, 50, &["a"]), Admit::IfWorthIt, Role::Primary).unwrap();
-    assert!(matches!(written, Written::NotWorthIt));
+    assert!(matches!(written, Written::Refused(Refusal::NotWorthIt)));
     assert_eq!(cache.counters().not_stored.load(Ordering::Relaxed), 0);
     // Who reads it now and cannot keep it elsewhere gets it whatever is planned.
     let written = cache.write(&origin(16), &batch(16, 50, &["a"]), Admit::Always, Role::Primary).unwrap();
@@ -165,7 +165,7 @@ fn a_segment_that_is_not_worth_writing_is_not_hashed() {
     let write = |n| cache.write(&origin(n), &batch(n, 50, &["a"]), Admit::IfWorthIt, Role::Primary).unwrap();
     (1..=2).for_each(|n| assert!(matches!(write(n), Written::Stored(_))));
     let before = file::SEALED.get();
-    assert!(matches!(write(3), Written::NotWorthIt));
+    assert!(matches!(write(3), Written::Refused(Refusal::NotWorthIt)));
     assert_eq!(file::SEALED.get(), before);
 }
 

@@ -58,13 +58,9 @@ async fn a_fill_that_comes_too_late_fetches_nothing() {
         plans,
         Memory::new(1 << 23),
         Arc::new(Peers::none()),
-        RecentWrites::default(),
     );
     let reading = Reading::new(manifest.clone(), &batch.schema(), &[]).unwrap();
-    let fill = || {
-        let options = FillOptions { role: Role::Primary, ahead: Ahead::demand() };
-        cache.clone().fill(reading.clone(), 0, vec!["id".into()], options)
-    };
+    let fill = || cache.clone().fill(reading.clone(), 0, vec!["id".into()], Role::Primary, Ahead::demand());
     assert!(fill().await.is_err(), "nothing is stored yet");
     let id = manifest.segment_id(0).unwrap();
     let origin = Origin { id, object: "file:///none/gone.parquet".into(), etag: "e".into() };
@@ -86,10 +82,10 @@ async fn columns_that_fail_for_one_reader_do_not_fail_for_another() {
             landed.notified().await;
             Ok(FillOutcome::Failed(Error::corrupt("it does not decode"), columns))
         };
-        let (_, flight) = cache.fills.join_or_lead((id, Role::Primary), fails);
+        let (_, flight) = cache.fills.join_or_lead((id, Role::Primary), Urgency::demand(), fails);
         let joined = async {
             // The table holds it, this test does, and the reader that is aboard.
-            while flight.strong_count() != Some(3) {
+            while flight.value.strong_count() != Some(3) {
                 tokio::time::sleep(Duration::from_millis(1)).await;
             }
             land.notify_one();

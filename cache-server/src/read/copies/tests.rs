@@ -2,9 +2,11 @@
 
 use super::*;
 use crate::cluster::ownership::Ownership;
+use crate::cluster::peers::Peers;
+use crate::disk::DiskCache;
 use crate::disk::DiskCacheSettings;
+use crate::read::memory::Memory;
 use crate::read::plans::Plans;
-use crate::read::recent_writes::RecentWrites;
 use arrow::array::{ArrayRef, Int64Array, RecordBatch};
 use forebay_dataset::SegmentReader;
 use forebay_proto::v1::peer_server::{Peer, PeerServer};
@@ -53,16 +55,7 @@ fn exchange(dir: &std::path::Path, topology: v1::Topology) -> SegmentExchange {
     let ownership = Ownership::new("http://me", watch::channel(topology).1);
     let (disk, peers) = (Arc::new(disk), Arc::new(Peers::new(Arc::new(ownership))));
     let source = SegmentReader::new(Default::default()).unwrap();
-    let cache = Cache::new(
-        source,
-        disk.clone(),
-        Arc::default(),
-        plans,
-        memory.clone(),
-        peers.clone(),
-        RecentWrites::default(),
-    );
-    SegmentExchange { cache, disk, peers, memory }
+    SegmentExchange(Cache::new(source, disk, Arc::default(), plans, memory, peers))
 }
 
 #[tokio::test]
@@ -86,12 +79,12 @@ async fn a_copy_waits_for_memory_that_fills_use() {
     let own = exchange(dir.path(), v1::Topology { nodes: vec![node], ..Default::default() });
     let segment = id.0.to_bytes().to_vec().into();
     let item = v1::CopyItem { segment, columns: vec!["id".into()], bytes };
-    let fills = own.memory.fills.acquire_now(own.memory.fills.limit());
+    let fills = own.0.memory.fills.acquire_now(own.0.memory.fills.limit());
     let mut taking = Box::pin(own.take_copy(&address, &item, |_| Ok(())));
     // The fills that are under way use all the memory that there is: a copy goes without until they end.
     assert!(tokio::time::timeout(Duration::from_millis(500), &mut taking).await.is_err());
     drop(fills);
     assert!(taking.await.unwrap());
-    assert_eq!((own.memory.fills.used(), own.memory.prefetch.used()), (0, 0));
+    assert_eq!((own.0.memory.fills.used(), own.0.memory.prefetch.used()), (0, 0));
     serving.abort();
 }

@@ -171,7 +171,7 @@ impl Job {
         reader.left = Some(now);
         let wanted = reader.wanted.take();
         let is_over = self.last_epoch.is_some_and(|last| reader.at().epoch > last);
-        self.wanted.remove(wanted.as_ref());
+        self.wanted.remove(&wanted);
         if is_over {
             self.readers.remove(&number);
         }

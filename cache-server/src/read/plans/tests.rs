@@ -1,5 +1,7 @@
 //! The registry against brute force: every position of every stream, row by row.
 
+mod measure;
+
 use super::*;
 use arrow::datatypes::{DataType, Field, Schema};
 use forebay_proto::manifest::{Manifest, Object, SegmentSize};
@@ -209,7 +211,7 @@ fn a_stream_that_broke_is_awaited_for_a_while_and_another_world_takes_over_at_on
     again.reached(40);
     assert_eq!(plans.next_uses(&ids[3..4]), [NextUse::Planned(60 + 30)], "the old rank 0 is no more");
     drop((b, again));
-    let mut state = plans.state();
+    let mut state = plans.state.lock();
     state.forget(Instant::now());
     assert_eq!(state.jobs.len(), 1);
     state.forget(Instant::now() + job::GRACE);
@@ -272,7 +274,7 @@ fn ranks_that_have_not_come_yet_are_awaited_where_the_first_began() {
     let lone = open(0, 3);
     lone.reached(80);
     assert_eq!(plans.next_uses(&ids[..1]), [NextUse::Planned(0)]);
-    plans.state().forget(Instant::now() + std::time::Duration::from_secs(11));
+    plans.state.lock().forget(Instant::now() + std::time::Duration::from_secs(11));
     assert_eq!(plans.next_uses(&ids[..1]), [NextUse::Planned(view::AFTER_THE_RUN)], "enough is enough");
 }
 
@@ -314,7 +316,7 @@ fn streams_of_one_job_do_not_make_it_grow_without_bounds() {
         announce(&plans, &reading, &v1::PlanTicket { segments: wanted.into(), ..ticket }).unwrap()
     };
     let streams: Vec<_> = (0..15).map(|n| open(10 * n)).collect();
-    let state = plans.state();
+    let state = plans.state.lock();
     let job = state.jobs.values().next().unwrap();
     let (bytes, epochs) = (job.bytes(), job.schedules.len());
     assert!(bytes <= BYTES_MAX && bytes > BYTES_MAX / 2, "{bytes} bytes");
@@ -340,7 +342,8 @@ fn a_stream_that_stands_still_costs_no_memory_while_others_of_its_job_go_on() {
         open(epoch).reached(u64::MAX);
     }
     let epochs: Vec<u64> = plans
-        .state()
+        .state
+        .lock()
         .jobs
         .values()
         .flat_map(|job| job.schedules.keys().copied().collect::<Vec<_>>())

@@ -1,4 +1,5 @@
-//! The cost of plans for a node: `cache-server/benches/plans.rs` measures it, as only the server's crate can.
+//! The cost of plans for a node: a test of the server's crate measures it (`read/plans/tests/measure.rs`), as
+//! only that can.
 
 use crate::harness::check::Findings;
 use crate::harness::process::Run;
@@ -19,8 +20,15 @@ const LIMIT: Duration = Duration::from_secs(1800);
 pub fn run() -> anyhow::Result<Findings> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let workspace = concat!(env!("CARGO_MANIFEST_DIR"), "/../Cargo.toml");
-    let run = Run::program(cargo, "cargo bench").args(["bench", "--quiet", "--manifest-path", workspace]);
-    let text = run.args(["--package", "forebay-server", "--bench", "plans"]).limit(LIMIT).stdout()?;
+    let run = Run::program(cargo, "cargo test").args([
+        "test",
+        "--release",
+        "--quiet",
+        "--manifest-path",
+        workspace,
+    ]);
+    let run = run.args(["--package", "forebay-server", "--lib", "what_plans_cost"]);
+    let text = run.args(["--", "--ignored", "--nocapture"]).limit(LIMIT).stdout()?;
     findings(&String::from_utf8_lossy(&text))
 }
 

@@ -15,7 +15,7 @@ const AHEAD: u32 = 12;
 async fn hit_ratio(dataset: &Dataset, percent: u32, runs: &[Run]) -> f64 {
     let limit = dataset.limit_bytes(SEGMENTS * percent / 100).await;
     let world = Arc::new(World::new(dataset, limit, 4 * u64::from(AHEAD) * SEGMENT_BYTES));
-    let prefetching = tokio::spawn(world.prefetcher().run());
+    let prefetching = tokio::spawn(crate::read::prefetch::run(world.cache.clone()));
     let mut first = 0;
     for epoch in 0..runs[0].epochs {
         let streams = runs.iter().flat_map(|run| {

@@ -20,6 +20,10 @@ async fn until(what: &str, mut is: impl FnMut() -> bool) {
     }
 }
 
+fn prefetch(share: MemoryPermit, tier: Option<MemoryPermit>) -> Ahead {
+    Ahead { urgency: Urgency::prefetch(), share: Some(share), tier, run: None }
+}
+
 #[tokio::test]
 async fn nothing_is_prefetched_that_no_directory_could_hold() {
     let dataset = Dataset::new(12).await;
@@ -28,7 +32,7 @@ async fn nothing_is_prefetched_that_no_directory_could_hold() {
     let limit = empty + 2 * SEGMENT_BYTES;
     let world = World::with_dirs(&dataset, 4, limit, 4 * 3 * SEGMENT_BYTES);
     let stream = world.announce(&dataset, &RUN, 0, 0);
-    let prefetching = tokio::spawn(world.prefetcher().run());
+    let prefetching = tokio::spawn(crate::read::prefetch::run(world.cache.clone()));
     until("nothing is fetched", || world.events.misses.load(Relaxed) > 0).await;
     // Time for more of them than there may be.
     sleep(Duration::from_millis(500)).await;
@@ -55,11 +59,8 @@ async fn memory_that_a_footer_did_not_announce_is_counted() {
     let world = World::new(&dataset, 1 << 20, 1 << 26);
     let stream = world.announce(&dataset, &RUN, 0, 0);
     let memory = &world.cache.memory;
-    let (share, room) = (memory.prefetch.try_acquire(said).unwrap(), world.cache.tier_permit(said));
-    assert!(
-        world.cache.prefetch(&dataset.reading, 0, Ahead::prefetch(share, room)).await,
-        "it is in transit"
-    );
+    let (share, room) = (memory.prefetch.try_acquire(said).unwrap(), world.cache.memory_tier.permit(said));
+    assert!(world.cache.prefetch(&dataset.reading, 0, prefetch(share, room)).await, "it is in transit");
     let in_transit = memory.tier.used();
     assert!(in_transit >= is, "{in_transit} of {is} bytes are counted");
     assert_eq!((memory.fills.used(), memory.prefetch.used()), (0, 0));
@@ -80,8 +81,8 @@ async fn waiting_prefetches<const N: usize>(
     let other = memory.prefetch.try_acquire(memory.prefetch.limit() - cost + 1).unwrap();
     let prefetches = shares.map(|share| {
         let (cache, reading) = (world.cache.clone(), dataset.reading.clone());
-        let room = cache.tier_permit(1);
-        tokio::spawn(async move { cache.prefetch(&reading, 0, Ahead::prefetch(share, room)).await })
+        let room = cache.memory_tier.permit(1);
+        tokio::spawn(async move { cache.prefetch(&reading, 0, prefetch(share, room)).await })
     });
     until("none of them waits", || memory.prefetch.is_short()).await;
     (world, other, prefetches)

@@ -35,7 +35,7 @@ async fn scripted(dataset: &Dataset, limit: u64, memory: u64, text: &mut String)
         let announced = world.announce(dataset, &run, epoch, 0);
         for (i, (segment, span)) in run.order(dataset, epoch).spans().into_iter().enumerate() {
             announced.reached(span.start);
-            world.cache.sweep();
+            world.cache.memory_tier.sweep();
             step(&world, dataset, &ids, segment, text).await;
             if epoch == 1 && i == 3 {
                 // In between a second job wants other segments, and is over.
@@ -52,7 +52,7 @@ async fn scripted(dataset: &Dataset, limit: u64, memory: u64, text: &mut String)
         announced.reached(u64::MAX);
     }
     writeln!(text, "in no plan").unwrap();
-    world.cache.sweep();
+    world.cache.memory_tier.sweep();
     for segment in 0..8 {
         step(&world, dataset, &ids, segment, text).await;
     }

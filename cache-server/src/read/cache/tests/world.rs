@@ -3,7 +3,6 @@
 use super::super::*;
 use crate::disk::DiskCacheSettings;
 use crate::read::plans::Announced;
-use crate::read::prefetch::Prefetcher;
 use crate::service::stream::StreamSegments;
 use arrow::array::{ArrayRef, Int64Array};
 use forebay_dataset::schema;
@@ -108,15 +107,8 @@ impl World {
             plans,
             memory,
             Arc::new(Peers::none()),
-            RecentWrites::default(),
         );
         Self { cache, events, _dir: dir }
-    }
-
-    pub fn prefetcher(&self) -> Prefetcher {
-        let Cache { plans, memory, disk, source, .. } = self.cache.as_ref();
-        let (plans, memory, disk) = (plans.clone(), memory.clone(), disk.clone());
-        Prefetcher { cache: self.cache.clone(), plans, memory, disk, source: source.clone() }
     }
 
     /// Announces one rank's stream of an epoch.
@@ -130,8 +122,9 @@ impl World {
     /// Reads one rank's rows of an epoch as a stream does, and counts them.
     pub async fn stream(&self, dataset: &Dataset, run: &Run, epoch: u64, rank: u32) -> u64 {
         let announced = self.announce(dataset, run, epoch, rank);
-        let segments = StreamSegments::new(self.cache.clone(), self.cache.memory.clone());
-        let segments = Arc::new(segments.following(announced));
+        let mut segments = StreamSegments::new(self.cache.clone(), self.cache.memory.clone());
+        segments.plan = Some(announced);
+        let segments = Arc::new(segments);
         let message_bytes = SEGMENT_BYTES as usize / 4;
         let budget = StreamBudget { message_bytes, messages: 1, segments_ahead: None };
         let reading = dataset.reading.clone();
