@@ -44,4 +44,4 @@ pub use cache::{DiskCache, DiskCacheSettings, Found, Written};
 pub use sidecar::Sidecar;
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

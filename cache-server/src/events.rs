@@ -13,8 +13,6 @@ pub enum Event {
     Miss(Turnout),
     /// A segment was filled before anybody asked for it.
     Prefetched,
-    /// What was filled was stored.
-    Stored,
     /// A filled segment was not stored: memory serves it until no stream needs it.
     KeptInMemory,
     /// A filled segment found no place, neither on disk nor in memory: who needs it next fetches it again.
@@ -52,7 +50,6 @@ impl Events {
             Event::Miss(Turnout::Follower) => &[&self.joins],
             Event::Miss(Turnout::Leader) => &[&self.misses],
             Event::Prefetched => &[&self.misses, &self.prefetched],
-            Event::Stored => &[],
             Event::KeptInMemory => &[&self.bypassed],
             Event::Unplaced => &[&self.bypassed, &self.unplaced],
         };

@@ -18,7 +18,7 @@ use crate::read::memory::Memory;
 use crate::read::plans::Plans;
 use crate::runtime::blocking;
 use crate::service::gate::Gate;
-use crate::service::health::ServingState;
+use crate::service::health::{HealthReporter, set_serving};
 use crate::settings::{Settings, StaticNode};
 use forebay_dataset::SegmentReader;
 use forebay_proto::{Result, v1};
@@ -44,7 +44,7 @@ pub struct Node {
     pub stall_probe: Arc<StallProbe>,
     /// What batch streams pass.
     pub gate: Gate,
-    pub health: ServingState,
+    pub health: HealthReporter,
 }
 
 impl Node {
@@ -94,7 +94,7 @@ impl Node {
             events,
             stall_probe: Arc::default(),
             gate: Gate::new(streams),
-            health: ServingState::default(),
+            health: HealthReporter::default(),
         })
     }
 
@@ -123,7 +123,7 @@ impl Node {
     /// Takes its place in the topology and serves.
     pub async fn enter(&self) {
         self.gate.open();
-        self.health.set_serving(true).await;
+        set_serving(&self.health, true).await;
         self.membership.enter();
     }
 
@@ -131,7 +131,7 @@ impl Node {
     /// gate is closed.
     pub async fn leave(&self) {
         self.membership.leave().await;
-        self.health.set_serving(false).await;
+        set_serving(&self.health, false).await;
     }
 
     /// The node's place in its cluster.

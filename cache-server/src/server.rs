@@ -19,6 +19,8 @@ use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tonic::transport::server::{Router, TcpIncoming};
+use tonic_health::pb::health_server::HealthServer;
+use tonic_health::server::HealthService;
 
 /// Bytes of a request that is not a ticket.
 const REQUEST_BYTES_MAX: usize = 4 << 20;
@@ -99,7 +101,8 @@ impl Server {
 
     async fn services(&self) -> Result<Router> {
         let node = &self.node;
-        node.health.add::<CacheServer<Control>>().await;
+        node.health.set_serving::<CacheServer<Control>>().await;
+        let health = HealthService::from_health_reporter(node.health.clone());
         let reflection = tonic_reflection::server::Builder::configure()
             .register_encoded_file_descriptor_set(v1::DESCRIPTORS)
             .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
@@ -115,7 +118,7 @@ impl Server {
             .http2_keepalive_interval(Some(PING))
             .http2_keepalive_timeout(Some(PING))
             .http2_max_pending_accept_reset_streams(Some(RESETS_MAX))
-            .add_service(node.health.service())
+            .add_service(HealthServer::new(health))
             .add_service(reflection)
             .add_service(control.max_decoding_message_size(REQUEST_BYTES_MAX))
             .add_service(peer.max_decoding_message_size(PEER_BYTES_MAX))

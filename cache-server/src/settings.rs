@@ -10,6 +10,7 @@ use cluster::is_node_url;
 use forebay_dataset::{SourceArgs, SourceSettings};
 use forebay_proto::units::bytes;
 use forebay_proto::{Error, Result};
+use load::refuse;
 use serde::{Deserialize, Serialize};
 use std::ffi::OsString;
 use std::net::SocketAddr;
@@ -102,9 +103,15 @@ impl Default for Settings {
     }
 }
 
+impl Default for ClusterSettings {
+    fn default() -> Self {
+        Settings::default().cluster
+    }
+}
+
 impl Settings {
-    /// Merges flags, environment and file, and checks the whole. `Invalid` names the setting. Ends the process
-    /// where the command line is wrong or asks for help.
+    /// Merges flags, environment and file, and checks the whole. `Invalid` names the setting. Ends the
+    /// process where the command line is wrong or asks for help.
     pub fn load(command_line: impl IntoIterator<Item = OsString>) -> Result<Self> {
         let matches = Flags::command().get_matches_from(command_line);
         let Flags { config, mut settings, source, s3_access_key_id } =
@@ -186,11 +193,6 @@ impl Settings {
         let same_port = format!("listen and metrics_listen are both {}: give each its own port", self.listen);
         refuse(same, same_port)
     }
-}
-
-/// `Invalid` if something is wrong.
-fn refuse(is_wrong: bool, why: impl Into<String>) -> Result<()> {
-    if is_wrong { Err(Error::invalid(why)) } else { Ok(()) }
 }
 
 #[cfg(test)]

@@ -108,11 +108,9 @@ impl Membership {
 
     /// Tells readers which segments to read from further nodes too.
     pub fn publish_hot(&self, segments: Vec<v1::HotSegment>) {
-        self.hot.send_if_modified(|published| {
-            let news = *published != segments;
-            *published = segments;
-            news
-        });
+        if *self.hot.borrow() != segments {
+            self.hot.send_replace(segments);
+        }
     }
 
     /// Whether [`Membership::publish_hot`] reaches anybody.

@@ -64,12 +64,6 @@ impl Ownership {
         Self { me: me.into(), topology, snapshot: Mutex::new((seen, Arc::default())) }
     }
 
-    /// A cluster of one.
-    #[cfg(test)]
-    pub fn alone() -> Self {
-        Self::new("", watch::channel(v1::Topology::default()).1)
-    }
-
     /// This node's address.
     pub fn me(&self) -> &str {
         &self.me
@@ -182,6 +176,13 @@ impl Ownership {
 mod tests {
     use super::*;
     use forebay_proto::manifest::Digest;
+
+    impl Ownership {
+        /// A cluster of one.
+        pub fn alone() -> Self {
+            Self::new("", watch::channel(v1::Topology::default()).1)
+        }
+    }
 
     #[test]
     fn a_node_that_leaves_owns_nothing_also_where_only_one_other_is_left() {

@@ -79,12 +79,6 @@ impl Peers {
         Self { ownership, known: Mutex::default(), counters: PeerCounters::default() }
     }
 
-    /// A cluster of one.
-    #[cfg(test)]
-    pub fn none() -> Self {
-        Self::new(Arc::new(Ownership::alone()))
-    }
-
     pub fn ownership(&self) -> &Arc<Ownership> {
         &self.ownership
     }
@@ -214,13 +208,13 @@ impl Peers {
     ) -> Result<(Origin, RecordBatch, M)> {
         // Until the node sends, nothing is held here: two nodes that fill for each other would else wait for
         // each other's memory.
-        let incoming = peer.fetch(request, limit_bytes).await?;
+        let (file_bytes, chunks) = peer.fetch(request, limit_bytes).await?;
         let full = |_| {
             let (from, s) = (peer.address(), MEMORY.as_secs());
             Error::full(format!("no memory for a segment from {from} within {s} s: raise --memory-bytes"))
         };
-        let memory = timeout(MEMORY, hold(incoming.file_bytes())).await.map_err(full)?;
-        let bytes = peer.read(incoming).await?;
+        let memory = timeout(MEMORY, hold(file_bytes)).await.map_err(full)?;
+        let bytes = peer.read(chunks).await?;
         let received = bytes.len() as u64;
         // Every byte is hashed: not for an async thread.
         let read = blocking(move || file::from_bytes(&bytes)).await?;
@@ -271,12 +265,19 @@ mod tests {
     use arrow::buffer::Buffer;
     use forebay_proto::manifest::{Digest, SegmentId};
 
+    impl Peers {
+        /// A cluster of one.
+        pub fn none() -> Self {
+            Self::new(Arc::new(Ownership::alone()))
+        }
+    }
+
     #[test]
     fn a_damaged_segment_from_another_node_is_counted_and_not_used() {
         let ids: ArrayRef = Arc::new(Int64Array::from_iter_values(0..100));
         let batch = RecordBatch::try_from_iter([("id", ids)]).unwrap();
         let origin = Origin { id: SegmentId(Digest(7)), object: "s3://b/o".into(), etag: "e".into() };
-        let sent = Encoded::new(&origin, &batch).unwrap().into_pieces().collect::<Vec<_>>().concat();
+        let sent = Encoded::new(&origin, &batch).unwrap().0.into_iter().collect::<Vec<_>>().concat();
         let mut damaged = sent.clone();
         *damaged.last_mut().unwrap() ^= 1;
         let peers = Peers::none();

@@ -69,7 +69,7 @@ fn name(id: DatasetId) -> String {
 mod tests {
     use super::*;
     use crate::disk::DiskCacheSettings;
-    use crate::disk::policy::NoForecast;
+    use crate::disk::tests::NoForecast;
     use forebay_proto::manifest::{Object, SegmentSize};
     use std::fs;
     use std::sync::Arc;

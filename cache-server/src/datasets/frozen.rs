@@ -135,7 +135,7 @@ fn name(uri: &str, segment_bytes: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::disk::policy::NoForecast;
+    use crate::disk::tests::NoForecast;
     use crate::disk::{DiskCache, DiskCacheSettings};
     use arrow::datatypes::{DataType, Field, Schema};
     use forebay_proto::manifest::{Object, SegmentSize};

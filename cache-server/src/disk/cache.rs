@@ -21,7 +21,7 @@ use forebay_dataset::ReadySegment;
 use forebay_proto::manifest::SegmentId;
 use forebay_proto::{Error, Result};
 use std::cell::LazyCell;
-use std::io;
+use std::io::{self, IoSlice};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -100,7 +100,7 @@ impl DiskCache {
         let pins = Pins::new(files.clone());
         // The pins must be known before anything is evicted.
         pins.load();
-        files.dirs().start(|dir| rebuild(&files, dir))?;
+        files.dirs.start(|dir| rebuild(&files, dir))?;
         let pages = Pages::new(settings.maps_bytes);
         Ok(Self { files, pages, pins, limit_bytes: settings.limit_bytes })
     }
@@ -165,7 +165,7 @@ impl DiskCache {
         // Sealed only once there is room for it.
         let encoded = LazyCell::new(|| unsealed.seal());
         // A directory that fails is set aside, so each is tried once.
-        for _ in 0..self.files.dirs().all().len() {
+        for _ in 0..self.files.dirs.all().len() {
             if is_going {
                 break;
             }
@@ -218,8 +218,8 @@ impl DiskCache {
     /// removed. To be called every second or so.
     pub fn heal(&self, now: Instant) {
         self.files.unlink_stuck(now);
-        for (dir, tried) in self.files.dirs().heal(now, |dir| rebuild(&self.files, dir)) {
-            let path = self.files.dirs().get(dir).path().display();
+        for (dir, tried) in self.files.dirs.heal(now, |dir| rebuild(&self.files, dir)) {
+            let path = self.files.dirs.get(dir).path().display();
             match tried {
                 Ok(()) => {
                     tracing::info!(dir = %path, "a cache directory works again");
@@ -265,7 +265,7 @@ impl DiskCache {
     /// The directories. Does not touch the disk.
     pub fn dirs(&self) -> Vec<DirStatus> {
         let index = self.files.index();
-        let dirs = self.files.dirs().all().iter().enumerate();
+        let dirs = self.files.dirs.all().iter().enumerate();
         dirs.map(|(i, dir)| DirStatus {
             path: dir.path().to_owned(),
             health: dir.health(),
@@ -286,7 +286,7 @@ impl DiskCache {
     /// disk.
     pub fn has_room(&self, files: impl IntoIterator<Item = u64>) -> bool {
         let mut free: Vec<u64> = self.free_of_dirs().collect();
-        let growth = self.files.dirs().folder_growth();
+        let growth = self.files.dirs.folder_growth();
         files.into_iter().all(|bytes| {
             let most = free.iter_mut().max();
             // The length may be one that another node made up.
@@ -317,12 +317,12 @@ impl DiskCache {
 
     /// Sums since start.
     pub fn counters(&self) -> &DiskCounters {
-        self.files.counters()
+        &self.files.counters
     }
 
     /// Bytes to reserve for a file of this length.
     fn file_bytes(&self, bytes: u64) -> u64 {
-        self.files.dirs().allocated_bytes(bytes) + self.files.dirs().folder_growth()
+        self.files.dirs.allocated_bytes(bytes) + self.files.dirs.folder_growth()
     }
 
     fn free_of_dirs(&self) -> impl Iterator<Item = u64> {
@@ -333,7 +333,7 @@ impl DiskCache {
     fn map(&self, key: &FileKey) -> Option<ReadySegment> {
         let (dir, kept, mut checked) =
             self.files.index().touch(key).map(|e| (e.dir, e.map.clone(), e.checked))?;
-        let place = self.files.dirs().get(dir);
+        let place = self.files.dirs.get(dir);
         let path = place.segment(key);
         if let Some(kept) = kept {
             if place.disk().stat_path(&path).is_ok_and(|now| kept.is_of(&now.stamp)) {
@@ -375,15 +375,16 @@ impl DiskCache {
         encoded: &Encoded,
         mut reservation: Reservation,
     ) -> io::Result<(Arc<Mapped>, Reservation)> {
-        let dir = self.files.dirs().get(reservation.dir);
+        let dir = self.files.dirs.get(reservation.dir);
         let path = dir.segment(key);
-        let stat = dir.place(&path, &mut encoded.parts(), false)?;
+        let mut parts: Vec<IoSlice<'_>> = encoded.0.iter().map(|piece| IoSlice::new(piece)).collect();
+        let stat = dir.place(&path, &mut parts, false)?;
         let placed = (|| -> io::Result<_> {
             let mapped = map::open(dir.shared_disk(), &path, Some(stat.stamp)).map_err(|e| match e {
                 Unreadable::Disk(e) => e,
                 other => io::Error::other(other.to_string()),
             })?;
-            Ok((self.files.dirs().measure(reservation.dir)?, mapped))
+            Ok((self.files.dirs.measure(reservation.dir)?, mapped))
         })();
         if placed.is_err() {
             dir.disk().remove(&path).ok();
@@ -393,7 +394,7 @@ impl DiskCache {
         let quotas = &mut index.quotas;
         if quotas.is_valid(&reservation) {
             // It may take more than was reserved: that counts too, and the next file goes without.
-            let allocated = self.files.dirs().allocated_bytes(encoded.bytes()).max(stat.allocated_bytes);
+            let allocated = self.files.dirs.allocated_bytes(encoded.bytes()).max(stat.allocated_bytes);
             quotas.resize(&mut reservation, allocated);
             quotas.set_folders(reservation.dir, folders);
         }

@@ -59,7 +59,7 @@ impl Copies<'_> {
             let key = *index.files_of(id).first()?;
             (key, index.get(&key)?.dir)
         };
-        let place = self.0.dirs().get(dir);
+        let place = self.0.dirs.get(dir);
         let file = place.disk().open(&place.segment(&key)).ok()?;
         let bytes = place.disk().stat(&file).ok()?.stamp.bytes;
         read_header(place.disk(), &file, bytes).ok()?.0.origin().ok()
@@ -75,7 +75,7 @@ impl Copies<'_> {
             let told = keys.iter().zip(roles).filter(|(_, role)| demote || *role == Role::Primary);
             told.for_each(|(key, role)| index.set_replica(key, role == Role::Replica));
         }
-        self.0.evictor().forget_victims();
+        self.0.evictor.forget_victims();
     }
 
     /// Removes all files of a segment, unless they are pinned or being read; false if any is left.

@@ -63,8 +63,8 @@ impl Dirs {
         (0..self.dirs.len()).filter(|dir| self.dirs[*dir].health() == Health::Up).collect()
     }
 
-    /// Takes all directories into use; `fill` indexes each. Those that fail are set aside; only when all do it
-    /// is an error.
+    /// Takes all directories into use; `fill` indexes each. Those that fail are set aside; only when all do
+    /// it is an error.
     pub fn start(&self, fill: impl Fn(usize) -> Result<()> + Sync) -> Result<()> {
         let begun: Vec<Result<()>> =
             self.heal(Instant::now(), fill).into_iter().map(|(_, begun)| begun).collect();

@@ -62,9 +62,9 @@ impl Evictor {
         Self { index, forecast, counters, queue: Mutex::default() }
     }
 
-    /// Reserves space for a new file in one of these directories, and has files leave for it: `unlink` removes
-    /// one from its directory, and says whether it is gone. `None`: other callers were faster, or the plans
-    /// changed, or a file would not go. Then it is worth another try.
+    /// Reserves space for a new file in one of these directories, and has files leave for it: `unlink`
+    /// removes one from its directory, and says whether it is gone. `None`: other callers were faster, or the
+    /// plans changed, or a file would not go. Then it is worth another try.
     pub fn reserve(
         &self,
         wanted: Wanted,
@@ -96,8 +96,8 @@ impl Evictor {
         Ok(is_free.then(|| index.quotas.reserve(more.dir, wanted.bytes)))
     }
 
-    /// Takes the files out of the index that leave for a new one, of a directory that is short of so many
-    /// bytes, and reserves the rest.
+    /// Takes the files out of the index that leave for a new one, all of one of the directories that are
+    /// `short` of bytes, and reserves the rest.
     fn take_victims(
         &self,
         wanted: Wanted,
@@ -186,7 +186,11 @@ impl Evictor {
         let mut all: Vec<Candidate> = {
             let mut index = self.index.lock();
             index.scanned();
-            index.entries().filter(|(_, e)| e.may_leave()).map(Candidate::from).collect()
+            let candidate = |(key, e): (&FileKey, &Entry)| {
+                let (dir, bytes, used, replica) = (e.dir, e.bytes, e.used, e.replica);
+                Candidate { key: *key, dir, bytes, used, replica, next: NextUse::Unplanned }
+            };
+            index.entries().filter(|(_, e)| e.may_leave()).map(candidate).collect()
         };
         let ids: Vec<SegmentId> = all.iter().map(|v| v.key.id).collect();
         for (victim, next) in all.iter_mut().zip(self.forecast.next_uses(&ids)) {
@@ -214,13 +218,6 @@ struct Candidate {
     used: u64,
     replica: bool,
     next: NextUse,
-}
-
-impl From<(&FileKey, &Entry)> for Candidate {
-    fn from((key, e): (&FileKey, &Entry)) -> Self {
-        let (dir, bytes, used, replica) = (e.dir, e.bytes, e.used, e.replica);
-        Self { key: *key, dir, bytes, used, replica, next: NextUse::Unplanned }
-    }
 }
 
 /// Candidates for eviction, the best first.

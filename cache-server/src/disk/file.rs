@@ -19,7 +19,7 @@ use forebay_proto::Result;
 use forebay_proto::manifest::{Digest, SegmentId};
 use prost::Message as _;
 use std::fs::File;
-use std::io::{self, IoSlice};
+use std::io;
 use std::sync::Arc;
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
@@ -174,7 +174,7 @@ impl Unsealed {
         let hash = xxh3_64(&header).to_le_bytes();
         let mut prefix = [&MAGIC[..], lengths.as_flattened(), &hash, &header].concat();
         prefix.resize(body_offset, 0);
-        Encoded { prefix, body: self.body }
+        Encoded(std::iter::once(Bytes::from(prefix)).chain(self.body).collect())
     }
 
     fn body_offset(&self) -> usize {
@@ -182,32 +182,17 @@ impl Unsealed {
     }
 }
 
-/// A segment file ready to be written.
-pub struct Encoded {
-    prefix: Vec<u8>,
-    body: Vec<Bytes>,
-}
+/// A segment file ready to be written: its pieces in order. The large buffers are shared, not copied.
+pub struct Encoded(pub Vec<Bytes>);
 
 impl Encoded {
-    /// Encodes columns of a segment. The large buffers are shared, not copied.
+    /// Encodes columns of a segment.
     pub fn new(origin: &Origin, batch: &RecordBatch) -> Result<Self> {
         Ok(Unsealed::new(origin, batch)?.seal())
     }
 
     pub fn bytes(&self) -> u64 {
-        (self.prefix.len() + self.body.iter().map(Bytes::len).sum::<usize>()) as u64
-    }
-
-    /// The bytes of the file in order; the large buffers are not copied.
-    pub fn into_pieces(self) -> impl Iterator<Item = Bytes> {
-        std::iter::once(Bytes::from(self.prefix)).chain(self.body)
-    }
-
-    /// Its parts, to be written one after the other.
-    pub fn parts(&self) -> Vec<IoSlice<'_>> {
-        let mut parts = vec![IoSlice::new(&self.prefix)];
-        parts.extend(self.body.iter().map(|p| IoSlice::new(p)));
-        parts
+        self.0.iter().map(|piece| piece.len() as u64).sum()
     }
 }
 

@@ -87,8 +87,8 @@ pub struct Index {
     /// since.
     scanned_at: u64,
     changes: u64,
-    /// Maps that are kept, how many may be, and at how many the idle ones are dropped: at more while that many
-    /// are being read.
+    /// Maps that are kept, how many may be, and at how many the idle ones are dropped: at more while that
+    /// many are being read.
     maps: usize,
     maps_max: usize,
     maps_bound: usize,
@@ -244,8 +244,8 @@ impl Index {
         replaced
     }
 
-    /// Takes files of one directory out so that `bytes` can be written in their place. Returns what is
-    /// reserved for that besides their bytes, and them. `None`, and nothing has happened, if one of them is
+    /// Takes files of one directory out so that `bytes` can be written in their place. Returns them,
+    /// and the bytes that are reserved besides theirs. `None`, and nothing has happened, if one of them is
     /// gone, pinned or in use, or they are not enough any more.
     pub fn take(&mut self, dir: usize, keys: &[FileKey], bytes: u64) -> Option<(Reservation, Vec<Taken>)> {
         let mut theirs = 0;

@@ -28,7 +28,7 @@ impl Pins {
 
     /// Reads the list that was written last, of those in the directories.
     pub fn load(&self) {
-        let dirs = self.files.dirs().all().iter();
+        let dirs = self.files.dirs.all().iter();
         self.files.set_pins(dirs.map(load).fold(PinSet::default(), |latest, pins| pins.later(latest)));
     }
 
@@ -67,7 +67,7 @@ impl Pins {
         let mut pins = self.files.pins();
         if change(&mut pins)? {
             // In every directory that works.
-            let saved = (0..self.files.dirs().all().len()).filter(|dir| self.save(*dir, &pins)).count();
+            let saved = (0..self.files.dirs.all().len()).filter(|dir| self.save(*dir, &pins)).count();
             if saved == 0 {
                 return Err(Error::retry(format!(
                     "{uri}: no cache directory could keep the list of pins: nothing was changed; the node's log says why"
@@ -84,12 +84,12 @@ impl Pins {
 
     /// Writes pins to a directory; false if it does not keep them.
     fn save(&self, dir: usize, pins: &PinSet) -> bool {
-        let place = self.files.dirs().get(dir);
+        let place = self.files.dirs.get(dir);
         if place.health() == Health::Away {
             return false;
         }
         let text = pins.to_text();
-        let bytes = self.files.dirs().allocated_bytes(text.len() as u64);
+        let bytes = self.files.dirs.allocated_bytes(text.len() as u64);
         // Space for this list while the one before it is still there. Where there is none it is reserved all
         // the same: the cache may be full of segments that are to be unpinned.
         let reserved = self.files.reserve_sidecar(dir, bytes);

@@ -20,18 +20,6 @@ pub trait Forecast: Send + Sync + std::fmt::Debug {
     fn next_uses(&self, ids: &[SegmentId]) -> Vec<NextUse>;
 }
 
-/// No plan is known: everything leaves by recency.
-#[cfg(test)]
-#[derive(Debug, Clone, Copy, Default)]
-pub struct NoForecast;
-
-#[cfg(test)]
-impl Forecast for NoForecast {
-    fn next_uses(&self, ids: &[SegmentId]) -> Vec<NextUse> {
-        vec![NextUse::Unplanned; ids.len()]
-    }
-}
-
 /// What a write may push out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Admit {

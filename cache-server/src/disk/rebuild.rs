@@ -30,9 +30,9 @@ struct Seen {
 /// Indexes every file whose header verifies and removes the rest, then evicts down to the limit, which may
 /// have been lowered since. Of files that another directory holds as well one is enough.
 pub fn rebuild(files: &SegmentFiles, dir: usize) -> Result<()> {
-    let place = files.dirs().get(dir);
+    let place = files.dirs.get(dir);
     let fail = |e: io::Error| place.refusal("cannot be read", e);
-    files.dirs().note_block_bytes(dir).map_err(fail)?;
+    files.dirs.note_block_bytes(dir).map_err(fail)?;
     let found = recover(files, place).map_err(fail)?;
     let mut names: HashSet<Arc<[String]>> = HashSet::new();
     let mut twice = Vec::new();
@@ -45,7 +45,7 @@ pub fn rebuild(files: &SegmentFiles, dir: usize) -> Result<()> {
         }
         let columns = names.get(seen.columns.as_slice()).cloned().unwrap_or_else(|| seen.columns.into());
         names.insert(columns.clone());
-        let bytes = files.dirs().allocated_bytes(seen.stat.stamp.bytes).max(seen.stat.allocated_bytes);
+        let bytes = files.dirs.allocated_bytes(seen.stat.stamp.bytes).max(seen.stat.allocated_bytes);
         let reservation = index.quotas.reserve(dir, bytes);
         let pinned = files.is_pinned(&seen.object);
         let entry = Entry { object: seen.object, columns, pinned, ..Entry::default() };
@@ -111,7 +111,7 @@ fn recover_file(dir: &Dir, path: &Path, name: &str) -> Result<Seen, Unreadable> 
 /// Bytes of the small files that are kept beside the segments, in whatever folders.
 fn sidecar_bytes(files: &SegmentFiles, dir: &Dir) -> io::Result<u64> {
     let (disk, root, mut bytes) =
-        (dir.disk(), dir.path().join("v1"), SIDECAR_FOLDERS * files.dirs().sidecar_bytes(0));
+        (dir.disk(), dir.path().join("v1"), SIDECAR_FOLDERS * files.dirs.sidecar_bytes(0));
     for name in disk.list(&root)? {
         let folder = root.join(&name);
         if ["segments", "tmp"].contains(&name.as_str()) || !disk.stat_path(&folder)?.is_dir {
@@ -119,7 +119,7 @@ fn sidecar_bytes(files: &SegmentFiles, dir: &Dir) -> io::Result<u64> {
         }
         for name in disk.list(&folder)? {
             let stat = disk.stat_path(&folder.join(name)).ok();
-            bytes += stat.map_or(0, |stat| files.dirs().sidecar_bytes(stat.stamp.bytes));
+            bytes += stat.map_or(0, |stat| files.dirs.sidecar_bytes(stat.stamp.bytes));
         }
     }
     Ok(bytes)
@@ -142,7 +142,7 @@ fn trim(files: &SegmentFiles, dir: usize) {
         going.push(file);
     }
     drop(index);
-    files.counters().evictions.fetch_add(going.len() as u64, Ordering::Relaxed);
+    files.counters.evictions.fetch_add(going.len() as u64, Ordering::Relaxed);
     for Taken { key, reservation, map } in going {
         drop(map);
         files.unlink_taken(&key, reservation);

@@ -24,12 +24,12 @@ const ATTEMPTS: usize = 8;
 /// The segment files of all directories, and the space that they take.
 #[derive(Debug)]
 pub struct SegmentFiles {
-    dirs: Dirs,
+    pub dirs: Dirs,
     index: Arc<Mutex<Index>>,
-    evictor: Evictor,
+    pub evictor: Evictor,
     /// Locked after the index where both are.
     pins: Mutex<PinSet>,
-    counters: Arc<DiskCounters>,
+    pub counters: Arc<DiskCounters>,
 }
 
 impl SegmentFiles {
@@ -46,20 +46,8 @@ impl SegmentFiles {
         Self { dirs, index, evictor, pins: Mutex::default(), counters }
     }
 
-    pub fn dirs(&self) -> &Dirs {
-        &self.dirs
-    }
-
     pub fn index(&self) -> MutexGuard<'_, Index> {
         self.index.lock()
-    }
-
-    pub fn evictor(&self) -> &Evictor {
-        &self.evictor
-    }
-
-    pub fn counters(&self) -> &DiskCounters {
-        &self.counters
     }
 
     pub fn pins(&self) -> PinSet {

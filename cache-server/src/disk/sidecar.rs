@@ -48,15 +48,15 @@ impl Sidecar {
     /// A file's content; `None` if no directory has it.
     pub fn read(&self, name: &str) -> Option<Vec<u8>> {
         let (dir, path, _) = self.find(name).into_iter().max_by_key(|(_, _, stat)| stat.stamp.modified)?;
-        self.files.dirs().get(dir).read(&path).map_err(|e| self.failed(dir, &path, &e, 0)).ok()
+        self.files.dirs.get(dir).read(&path).map_err(|e| self.failed(dir, &path, &e, 0)).ok()
     }
 
     /// Writes a file. The one of its name before it stays until this one has taken its place. `Full` where
     /// the limit has no room for it, `Retry` where no directory could write it.
     pub fn write(&self, name: &str, content: &[u8]) -> Result<()> {
-        let bytes = self.files.dirs().sidecar_bytes(content.len() as u64);
+        let bytes = self.files.dirs.sidecar_bytes(content.len() as u64);
         let mut why = Error::retry(format!("{name}: no cache directory works now"));
-        for dir in self.files.dirs().writable() {
+        for dir in self.files.dirs.writable() {
             let Some(reservation) = self.files.reserve_sidecar(dir, bytes) else {
                 why = Error::full(format!("{name}: the cache has no room for it: raise --cache-bytes"));
                 continue;
@@ -72,7 +72,7 @@ impl Sidecar {
                 }
                 Err(e) => {
                     self.files.index().quotas.release(reservation);
-                    let path = self.path(self.files.dirs().get(dir), name);
+                    let path = self.path(self.files.dirs.get(dir), name);
                     self.failed(dir, &path, &e, bytes);
                     why = Error::retry(format!("{}: write: {e}", path.display()));
                 }
@@ -87,14 +87,14 @@ impl Sidecar {
     }
 
     fn place(&self, dir: usize, name: &str, content: &[u8]) -> io::Result<()> {
-        let dir = self.files.dirs().get(dir);
+        let dir = self.files.dirs.get(dir);
         // The folder is made again if the directory lost all it held.
         dir.disk().make_dir(&dir.path().join(self.area))?;
         dir.place(&self.path(dir, name), &mut [IoSlice::new(content)], false).map(drop)
     }
 
     fn remove_at(&self, dir: usize, path: &Path, stat: Stat) {
-        match self.files.dirs().get(dir).disk().remove(path) {
+        match self.files.dirs.get(dir).disk().remove(path) {
             Ok(()) => self.release(dir, stat),
             Err(e) if e.kind() == io::ErrorKind::NotFound => {}
             Err(e) => self.failed(dir, path, &e, 0),
@@ -102,7 +102,7 @@ impl Sidecar {
     }
 
     fn release(&self, dir: usize, stat: Stat) {
-        let bytes = self.files.dirs().sidecar_bytes(stat.stamp.bytes);
+        let bytes = self.files.dirs.sidecar_bytes(stat.stamp.bytes);
         let mut index = self.files.index();
         let reservation = index.quotas.in_use(dir, bytes);
         index.quotas.release(reservation);
@@ -124,7 +124,7 @@ impl Sidecar {
     }
 
     fn readable(&self) -> impl Iterator<Item = (usize, &Dir)> {
-        self.files.dirs().all().iter().enumerate().filter(|(_, dir)| dir.health() != Health::Away)
+        self.files.dirs.all().iter().enumerate().filter(|(_, dir)| dir.health() != Health::Away)
     }
 
     fn path(&self, dir: &Dir, name: &str) -> PathBuf {
@@ -135,7 +135,7 @@ impl Sidecar {
 #[cfg(test)]
 mod tests {
     use crate::disk::dirs::Health;
-    use crate::disk::policy::NoForecast;
+    use crate::disk::tests::NoForecast;
     use crate::disk::{DiskCache, DiskCacheSettings};
     use forebay_proto::Kind;
     use std::fs;

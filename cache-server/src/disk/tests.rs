@@ -2,7 +2,7 @@
 
 use super::dirs::{BLOCK_BYTES, FOLDER_GROWTH_BLOCKS, Health};
 use super::file::{Encoded, FileKey, Origin, Unsealed};
-use super::policy::{Admit, Forecast, Role};
+use super::policy::{Admit, Forecast, NextUse, Role};
 use super::*;
 use arrow::array::{ArrayRef, Int64Array, RecordBatch, StringArray};
 use forebay_proto::Result;
@@ -15,8 +15,18 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
+/// No plan is known: everything leaves by recency.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct NoForecast;
+
+impl Forecast for NoForecast {
+    fn next_uses(&self, ids: &[SegmentId]) -> Vec<NextUse> {
+        vec![NextUse::Unplanned; ids.len()]
+    }
+}
+
 fn open(dir: &Path, limit_bytes: u64) -> Result<DiskCache> {
-    DiskCache::open(&DiskCacheSettings::new(dir, limit_bytes), Arc::new(policy::NoForecast))
+    DiskCache::open(&DiskCacheSettings::new(dir, limit_bytes), Arc::new(NoForecast))
 }
 
 fn put(cache: &DiskCache, n: u128, rows: i64, columns: &[&str]) -> Option<Arc<RecordBatch>> {
@@ -108,7 +118,7 @@ fn every_damaged_byte_is_a_miss() {
     let path = {
         let cache = open(dir.path(), 1 << 20).unwrap();
         put(&cache, 3, 40, &["a", "s"]);
-        cache.files.dirs().get(0).segment(&FileKey::new(origin(3).id, &names(&["a", "s"])))
+        cache.files.dirs.get(0).segment(&FileKey::new(origin(3).id, &names(&["a", "s"])))
     };
     let good = fs::read(&path).unwrap();
     let header_end = 24 + u32::from_le_bytes(good[8..12].try_into().unwrap()) as usize;
@@ -193,7 +203,7 @@ fn the_length_of_a_file_is_known_before_it_is_hashed() {
     for (rows, columns) in [(0, vec!["a"]), (5, vec!["a"]), (5000, vec!["a", "s", "more"])] {
         let unsealed = Unsealed::new(&origin(1), &batch(1, rows, &columns)).unwrap();
         let bytes = unsealed.bytes();
-        let written: usize = unsealed.seal().into_pieces().map(|piece| piece.len()).sum();
+        let written: usize = unsealed.seal().0.into_iter().map(|piece| piece.len()).sum();
         assert_eq!(bytes, written as u64, "{rows} rows of {columns:?}");
     }
 }

@@ -49,8 +49,8 @@ pub struct Cache {
 }
 
 impl Cache {
-    /// A cache that fills `disk` from `peers` and `source` within `memory`; `plans` is what the disk cache was
-    /// opened with.
+    /// A cache that fills `disk` from `peers` and `source` within `memory`. The disk cache was opened with
+    /// `plans`.
     pub fn new(
         source: SegmentReader,
         disk: Arc<DiskCache>,
@@ -187,7 +187,13 @@ impl Cache {
         self.fills.join_or_lead(key, urgency, || {
             let (ahead, columns) = (ahead.take().unwrap_or_else(Ahead::demand), missing.to_vec());
             let filled = self.clone().fill(reading.clone(), segment, columns.clone(), key.1, ahead);
-            async move { Ok(FillOutcome::of(filled.await, columns)) }
+            async move {
+                Ok(match filled.await {
+                    Ok(Some(ready)) => FillOutcome::Filled(ready),
+                    Ok(None) => FillOutcome::Retry,
+                    Err(e) => FillOutcome::Failed(e, columns),
+                })
+            }
         })
     }
 
@@ -321,7 +327,6 @@ impl Cache {
             }
             (_, Ok(Written::Stored(ready)), _) => {
                 self.plans.left_memory(id);
-                self.events.record(Event::Stored);
                 // Nobody may listen.
                 self.written.send(id).ok();
                 Ok(ready)

@@ -2,7 +2,7 @@
 
 use super::memory::{Memory, MemoryPermit};
 use forebay_dataset::{ReadySegment, SegmentRun, Urgency};
-use forebay_proto::{Error, Result};
+use forebay_proto::Error;
 use std::sync::Arc;
 
 /// What a fill brings to all who wait for it, whichever columns they want.
@@ -14,17 +14,6 @@ pub enum FillOutcome {
     Retry,
     /// These columns could not be filled. That says nothing of others.
     Failed(Error, Vec<String>),
-}
-
-impl FillOutcome {
-    /// What came of filling `columns`.
-    pub fn of(filled: Result<Option<ReadySegment>>, columns: Vec<String>) -> Self {
-        match filled {
-            Ok(Some(ready)) => Self::Filled(ready),
-            Ok(None) => Self::Retry,
-            Err(e) => Self::Failed(e, columns),
-        }
-    }
 }
 
 /// What a read ahead of any demand holds.

@@ -1,4 +1,4 @@
-//! Which segment is looked up, and the batch that is composed of what is found.
+//! Which segment is looked up, and the batch that is composed of the columns found.
 
 use crate::disk::file::Origin;
 use arrow::array::{RecordBatch, RecordBatchOptions};

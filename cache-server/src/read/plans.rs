@@ -31,7 +31,7 @@ use forebay_proto::manifest::SegmentId;
 use forebay_proto::plan::Order;
 use forebay_proto::plan::steps::{Cut, Ending};
 use ids::SegmentIds;
-pub use job::JobKey;
+pub use job::{Due, JobKey};
 use job::{Job, Reader, RunPosition};
 use parking_lot::Mutex;
 use schedule::AccessSchedule;
@@ -68,16 +68,6 @@ struct Jobs {
     in_memory: Arc<HashMap<SegmentId, Arc<ReadSpan>>>,
 }
 
-/// A segment that a job will read soon.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Due {
-    /// Index into the manifest's segments.
-    pub segment: u32,
-    /// Whether a stream has come to where it is read.
-    pub is_read: bool,
-    at: RunPosition,
-}
-
 impl Plans {
     /// The orders that streams follow, shared among them.
     pub fn orders(&self) -> &Orders {
@@ -92,33 +82,27 @@ impl Plans {
         let job = JobKey { dataset: reading.manifest.id(), seed: key.seed, shuffle: key.shuffle };
         let position = Arc::new(AtomicU64::new(cut.first_position));
         let segments = reading.manifest.segments().len().max(1) as u64;
-        let mut announced = Announced {
-            plans: self.clone(),
-            job: None,
-            position: position.clone(),
-            step: (walk.order.len() / segments / 4).max(1),
-            told: AtomicU64::new(cut.first_position),
-        };
         let reader = Reader {
             rank: walk.rank,
             world: cut.world,
             epoch: key.epoch,
-            position,
+            position: position.clone(),
             wanted: walk.wanted.clone(),
             reading: reading.clone(),
             left: None,
         };
-        match self.join(job, reader, walk) {
-            Some(number) => announced.job = Some((job, number)),
-            None => tracing::warn!(
+        let job = self.join(job, reader, walk).map(|number| (job, number));
+        if job.is_none() {
+            tracing::warn!(
                 dataset = reading.manifest.uri(),
                 limit_bytes = BYTES_MAX,
                 "the announced plans take too much memory: what this stream will read is not foreseen"
-            ),
+            );
         }
         self.announced.fetch_add(1, Relaxed);
         self.moved.notify_waiters();
-        Ok(announced)
+        let step = (walk.order.len() / segments / 4).max(1);
+        Ok(Announced { plans: self.clone(), job, position, step, told: AtomicU64::new(cut.first_position) })
     }
 
     /// Adds a stream to its job, with the schedules of its epoch and of the one after it. `None` if there is
@@ -220,16 +204,7 @@ impl Plans {
     /// The segments that a job will read soon, in the order of need, this epoch and the next; `None` if it
     /// has no open stream.
     pub fn due(&self, job: JobKey) -> Option<(Reading, Vec<Due>)> {
-        let state = self.state.lock();
-        let job = state.jobs.get(&job)?;
-        let (reading, due) = job.due()?;
-        let fastest = job.fastest()?;
-        let due = due.into_iter().map(|(at, interval)| Due {
-            segment: interval.segment,
-            is_read: at <= fastest,
-            at,
-        });
-        Some((reading, due.collect()))
+        self.state.lock().jobs.get(&job)?.due()
     }
 
     /// A prefetch of a job has come this far.

@@ -16,7 +16,7 @@ use forebay_dataset::stream::Reading;
 use forebay_dataset::{SegmentRun, Urgency};
 use forebay_proto::manifest::{Manifest, SegmentId};
 use futures::FutureExt;
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -174,7 +174,11 @@ fn runs_of(of: &Cache, manifest: &Manifest, due: Vec<Due>, ahead: u64) -> Vec<Ve
     if !of.source.prefers_runs() || of.disk.free_bytes() <= ahead {
         return due.into_iter().map(|due| vec![due]).collect();
     }
-    in_runs(manifest, due, ahead)
+    // Segments that a stream has come to stay first, each by itself.
+    let (now, later): (Vec<Due>, Vec<Due>) = due.into_iter().partition(|due| due.is_read);
+    let place = |segment| manifest.segment(segment).ok().map(|s| (s.object, s.decoded_bytes));
+    let later = runs(&later, |due| due.segment, place, ahead);
+    now.into_iter().map(|due| vec![due]).chain(later).collect()
 }
 
 /// Has segments that begin together and follow each other in an object read in one request.
@@ -194,36 +198,31 @@ fn join_neighbours(of: &Cache, starts: &mut [Start]) {
     }
 }
 
-/// The segments due within `ahead` bytes in runs: each with those that lie right behind it in its object.
-/// Segments that a stream has come to stay first, each by itself.
-fn in_runs(manifest: &Manifest, due: Vec<Due>, ahead: u64) -> Vec<Vec<Due>> {
-    let (now, later): (Vec<Due>, Vec<Due>) = due.into_iter().partition(|due| due.is_read);
-    let place = |segment| manifest.segment(segment).ok().map(|s| (s.object, s.decoded_bytes));
-    let runs = runs(&later.iter().map(|due| due.segment).collect::<Vec<_>>(), place, ahead);
-    let first: HashMap<u32, Due> = later.into_iter().rev().map(|due| (due.segment, due)).collect();
-    let run = |segments: Vec<u32>| segments.iter().filter_map(|s| first.get(s).copied()).collect();
-    now.into_iter().map(|due| vec![due]).chain(runs.into_iter().map(run)).collect()
-}
-
-/// The first of `segments` that make up `ahead` bytes, each once, in runs: each with those of them that lie
-/// behind it in its object; `place` says a segment's object and bytes.
-fn runs(segments: &[u32], place: impl Fn(u32) -> Option<(u32, u64)>, ahead: u64) -> Vec<Vec<u32>> {
+/// The first of `due` that make up `ahead` bytes, each segment once, in runs: each with those of them that
+/// lie right behind it in its object; `place` says a segment's object and bytes.
+fn runs<T: Copy>(
+    due: &[T],
+    segment: impl Fn(&T) -> u32,
+    place: impl Fn(u32) -> Option<(u32, u64)>,
+    ahead: u64,
+) -> Vec<Vec<T>> {
     let mut sum = 0;
-    let is_within = |segment: &&u32| {
-        sum += place(**segment).map_or(0, |(_, bytes)| bytes);
+    let is_within = |due: &&T| {
+        sum += place(segment(due)).map_or(0, |(_, bytes)| bytes);
         sum <= ahead
     };
-    let within: Vec<u32> = segments.iter().take_while(is_within).copied().collect();
-    let (mut left, mut runs): (HashSet<u32>, _) = (within.iter().copied().collect(), Vec::new());
-    for first in within {
+    let within: Vec<T> = due.iter().take_while(is_within).copied().collect();
+    let mut left: HashMap<u32, T> = within.iter().rev().map(|due| (segment(due), *due)).collect();
+    let mut runs = Vec::new();
+    for first in within.iter().map(segment) {
         let (mut segment, mut bytes_so_far, mut run) = (first, 0, Vec::new());
         while bytes_so_far < RUN_BYTES
             && run.len() < CONCURRENCY
             && let Some((object, bytes)) = place(segment)
             && place(first).is_some_and(|(of, _)| of == object)
-            && left.remove(&segment)
+            && let Some(due) = left.remove(&segment)
         {
-            run.push(segment);
+            run.push(due);
             bytes_so_far += bytes;
             segment += 1;
         }
@@ -242,7 +241,7 @@ mod tests {
     fn each_is_followed_by_what_lies_behind_it_in_its_object() {
         // Objects of four segments, a third of a run each.
         let place = |segment: u32| Some((segment / 4, RUN_BYTES / 3 + 1));
-        let order = |segments: &[u32], n| runs(segments, place, (RUN_BYTES / 3 + 1) * n).concat();
+        let order = |segments: &[u32], n| runs(segments, |s| *s, place, (RUN_BYTES / 3 + 1) * n).concat();
         assert_eq!(order(&[5, 9, 2, 3, 6, 4, 8], 9), [5, 6, 9, 2, 3, 4, 8]);
         assert_eq!(
             order(&[0, 9, 3, 2, 1], 9),

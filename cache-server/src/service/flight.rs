@@ -95,31 +95,23 @@ async fn open(node: &Node, request: http::Request<Body>) -> Result<Body> {
     let (ticket, memory) = read_ticket(request.into_body(), &node.memory.tickets, PATIENCE).await?;
     // A slow sender is not inside yet.
     let pass = node.gate.enter()?;
-    let reading = |manifest: &[u8], columns: &[String]| {
-        let dataset = node.datasets.get(manifest, &ticket.uri, ticket.sizes_hash)?;
-        Reading::new(dataset.manifest, &dataset.schema, columns)
-    };
-    let link = StreamSegments::new(node.cache.clone(), node.memory.clone());
-    let (stream, manifest, memory) = match ticket.kind.ok_or_else(|| Error::invalid("the ticket is empty"))? {
+    let kind = ticket.kind.ok_or_else(|| Error::invalid("the ticket is empty"))?;
+    let (version, columns) = match &kind {
         v1::ticket::Kind::Plan(ticket) => {
-            let plan = ticket.plan.as_ref().map(|plan| plan.manifest.clone()).unwrap_or_default();
-            let reading = reading(&plan, &ticket.columns)?;
-            let manifest = reading.manifest.clone();
-            let (stream, memory) = open_plan(node, reading, link, ticket, memory).await?;
-            (stream, manifest, memory)
+            (ticket.plan.as_ref().map(|plan| &plan.manifest[..]).unwrap_or_default(), &ticket.columns)
         }
-        v1::ticket::Kind::Scan(ticket) => {
-            let reading = reading(&ticket.manifest, &ticket.columns)?;
-            let manifest = reading.manifest.clone();
-            (BatchStream::scan(setup(reading, link), &ticket), manifest, memory)
-        }
-        v1::ticket::Kind::Rows(ticket) => {
-            let reading = reading(&ticket.manifest, &ticket.columns)?;
-            let manifest = reading.manifest.clone();
-            (BatchStream::rows(setup(reading, link), &ticket)?, manifest, memory)
-        }
+        v1::ticket::Kind::Scan(ticket) => (&ticket.manifest[..], &ticket.columns),
+        v1::ticket::Kind::Rows(ticket) => (&ticket.manifest[..], &ticket.columns),
     };
-    let meter = StreamMeter::new(node.hot.clone(), node.events.clone(), manifest);
+    let dataset = node.datasets.get(version, &ticket.uri, ticket.sizes_hash)?;
+    let reading = Reading::new(dataset.manifest.clone(), &dataset.schema, columns)?;
+    let link = StreamSegments::new(node.cache.clone(), node.memory.clone());
+    let (stream, memory) = match kind {
+        v1::ticket::Kind::Plan(ticket) => open_plan(node, reading, link, ticket, memory).await?,
+        v1::ticket::Kind::Scan(ticket) => (BatchStream::scan(setup(reading, link), &ticket), memory),
+        v1::ticket::Kind::Rows(ticket) => (BatchStream::rows(setup(reading, link), &ticket)?, memory),
+    };
+    let meter = StreamMeter::new(node.hot.clone(), node.events.clone(), dataset.manifest);
     BatchBody::start(stream, meter, pass, memory)
 }
 

@@ -57,33 +57,20 @@ impl Collector for NodeMetrics {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
         for metric @ Metric { name, value, .. } in METRICS {
             let help = metric.help();
-            match value {
-                Value::Counter(value) => {
-                    encode(&mut encoder, name, help, &ConstCounter::new(value(&self.0)))?
-                }
-                Value::Gauge(value) => {
-                    encode(&mut encoder, name, help, &ConstGauge::new(value(&self.0) as i64))?;
-                }
-                Value::FloatGauge(value) => {
-                    encode(&mut encoder, name, help, &ConstGauge::new(value(&self.0)))?;
-                }
+            let figure: Box<dyn EncodeMetric> = match value {
+                Value::Counter(value) => Box::new(ConstCounter::new(value(&self.0))),
+                Value::Gauge(value) => Box::new(ConstGauge::new(value(&self.0) as i64)),
+                Value::FloatGauge(value) => Box::new(ConstGauge::new(value(&self.0))),
                 Value::DirGauge(value) => {
                     let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
                     for (dir, value) in value(&self.0) {
                         ConstGauge::new(value as i64).encode(family.encode_family(&[("dir", dir)])?)?;
                     }
+                    continue;
                 }
-            }
+            };
+            figure.encode(encoder.encode_descriptor(name, help, None, figure.metric_type())?)?;
         }
         Ok(())
     }
-}
-
-fn encode(
-    encoder: &mut DescriptorEncoder<'_>,
-    name: &str,
-    help: &str,
-    metric: &impl EncodeMetric,
-) -> Result<(), std::fmt::Error> {
-    metric.encode(encoder.encode_descriptor(name, help, None, metric.metric_type())?)
 }

@@ -62,20 +62,19 @@ impl Service for PeerService {
             }
         };
         let mut file_bytes = file.bytes();
-        let chunks = file.into_pieces().flat_map(|mut piece| {
+        let chunks = file.0.into_iter().flat_map(|mut piece| {
             std::iter::from_fn(move || {
                 let n = piece.len().min(CHUNK_BYTES);
                 (n > 0).then(|| piece.split_to(n))
             })
         });
-        let chunks =
-            chunks.map(move |data| v1::FetchChunk { data, file_bytes: std::mem::take(&mut file_bytes) });
         let node = self.0.clone();
         // Paid for as one: a saturated node would let each piece wait behind all its readers, and so be
         // saturated longer.
         node.hot.throttle(file_bytes).await;
-        let sent = futures::stream::iter(chunks).map(move |v1::FetchChunk { data, file_bytes }| {
-            let (node, held) = (node.clone(), guard.clone());
+        let sent = futures::stream::iter(chunks).map(move |data| {
+            // The first chunk says how long the file is.
+            let (node, held, file_bytes) = (node.clone(), guard.clone(), std::mem::take(&mut file_bytes));
             async move {
                 // It lies in the file: reading that may wait for the disk, and sending is an async thread's
                 // work.

@@ -1,6 +1,6 @@
 //! Settings of a node's place in a cluster.
 
-use super::refuse;
+use super::load::refuse;
 use clap::Args;
 use forebay_proto::{Error, Result};
 use serde::{Deserialize, Serialize};
@@ -36,12 +36,6 @@ pub struct ClusterSettings {
     /// object store.
     #[arg(long, value_name = "N", default_value = "1")]
     pub replicas: u32,
-}
-
-impl Default for ClusterSettings {
-    fn default() -> Self {
-        super::Settings::default().cluster
-    }
 }
 
 /// A node of a fixed cluster; `NAME=URL` or `URL` in the settings.

@@ -1,6 +1,5 @@
 //! Merges the command line, the environment, a TOML file and the defaults.
 
-use super::Settings;
 use clap::parser::ValueSource;
 use clap::{ArgMatches, Id};
 use figment::Figment;
@@ -8,7 +7,8 @@ use figment::providers::{Env, Format, Serialized, Toml};
 use figment::value::{Dict, Value};
 use forebay_proto::units::bytes;
 use forebay_proto::{Error, Result};
-use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 
 /// Settings that are text whatever they look like: in a variable, `0123` would else become a number.
@@ -25,9 +25,13 @@ const TEXTS: [&str; 10] = [
     "source__s3_profile",
 ];
 
-/// Flags over environment over `file` over defaults: `settings` holds flags and defaults, `matches` says which
-/// are which. `Invalid` names the setting.
-pub(super) fn merge(settings: &Settings, matches: &ArgMatches, file: Option<&Path>) -> Result<Settings> {
+/// Flags over environment over `file` over defaults: `settings` holds flags and defaults, `matches` says
+/// which are which. `Invalid` names the setting.
+pub(super) fn merge<T: Serialize + DeserializeOwned>(
+    settings: &T,
+    matches: &ArgMatches,
+    file: Option<&Path>,
+) -> Result<T> {
     let all = Value::serialize(settings).map_err(wrong)?;
     let is_flag = |id: &&str| matches.value_source(id) == Some(ValueSource::CommandLine);
     let flags = given(&all, &matches.ids().map(Id::as_str).filter(is_flag).collect::<Vec<_>>());
@@ -96,6 +100,11 @@ pub(super) fn one_or_many<'de, D: serde::Deserializer<'de>>(
         Paths::One(path) => vec![path],
         Paths::Many(paths) => paths,
     })
+}
+
+/// `Invalid` if something is wrong.
+pub(super) fn refuse(is_wrong: bool, why: impl Into<String>) -> Result<()> {
+    if is_wrong { Err(Error::invalid(why)) } else { Ok(()) }
 }
 
 /// Names the setting that is wrong, without the value of a secret.

@@ -9,14 +9,15 @@ use forebay_proto::v1;
 use std::collections::HashMap;
 use std::time::Instant;
 
-/// What is known of hot segments.
+/// Heat, the segments published for it, and the copies taken for others' readers.
 #[derive(Debug, Default)]
 pub struct Detection {
     /// Bytes served of each segment, each second worth half of the one after it.
     heat: HashMap<SegmentId, f64>,
     published: HashMap<SegmentId, PublishedSegment>,
     /// Copies that this node holds for the readers of others' hot segments.
-    copies: HashMap<SegmentId, ExtraCopy>,
+    /// Each until then, unless the topology lists it again.
+    copies: HashMap<SegmentId, Instant>,
 }
 
 #[derive(Debug, Default)]
@@ -25,19 +26,6 @@ struct PublishedSegment {
     nodes: Vec<String>,
     /// Nodes besides this one that hold it for good.
     replicas: usize,
-}
-
-#[derive(Debug)]
-struct ExtraCopy {
-    /// When it was taken, or last seen listed.
-    seen: Instant,
-    was_listed: bool,
-}
-
-impl ExtraCopy {
-    fn is_stale(&self) -> bool {
-        self.seen.elapsed() > if self.was_listed { UNLISTED } else { NEVER_LISTED }
-    }
 }
 
 impl Detection {
@@ -94,7 +82,7 @@ impl Detection {
         self.published.keys().copied().collect()
     }
 
-    /// Withdraws all.
+    /// From now on no segment is hot.
     pub fn withdraw(&mut self) {
         self.published.clear();
     }
@@ -119,16 +107,17 @@ impl Detection {
     }
 
     pub fn took_copy(&mut self, id: SegmentId) {
-        self.copies.entry(id).or_insert(ExtraCopy { seen: Instant::now(), was_listed: false });
+        self.copies.entry(id).or_insert(Instant::now() + NEVER_LISTED);
     }
 
     /// Takes out the copies for others' readers that have not been listed for a while.
     pub fn take_stale(&mut self, is_listed: impl Fn(SegmentId) -> bool) -> Vec<SegmentId> {
-        let stale = self.copies.extract_if(|id, copy| {
+        let now = Instant::now();
+        let stale = self.copies.extract_if(|id, until| {
             if is_listed(*id) {
-                *copy = ExtraCopy { seen: Instant::now(), was_listed: true };
+                *until = now + UNLISTED;
             }
-            copy.is_stale()
+            *until < now
         });
         stale.map(|(id, _)| id).collect()
     }
@@ -167,8 +156,7 @@ mod tests {
         assert_eq!(d.take_stale(|listed| listed == id(1)), [], "one is listed, the other may be soon");
         assert_eq!(d.take_stale(|_| false), [], "it may be listed again at once");
         for (ago, gone) in [(2 * UNLISTED, id(1)), (2 * NEVER_LISTED, id(2))] {
-            let long_ago = Instant::now().checked_sub(ago).unwrap();
-            d.copies.values_mut().for_each(|copy| copy.seen = long_ago);
+            d.copies.values_mut().for_each(|until| *until = until.checked_sub(ago).unwrap());
             assert_eq!(d.take_stale(|_| false), [gone]);
         }
     }

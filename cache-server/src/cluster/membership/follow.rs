@@ -52,14 +52,10 @@ impl Follower {
         let header = list.header().ok_or_else(|| format!("{url}: an answer without a header"))?;
         self.revision = header.revision();
         self.cluster = header.cluster_id();
-        let said = list.kvs().iter().map(|kv| Published::read(&prefix, kv, Some(kv.value())));
-        let said: Vec<Published> = said.collect();
-        let name = |said: &Published| match said {
-            Published::Member(member, _) => Some(member.name.clone()),
-            _ => None,
-        };
-        self.nodes.relist(&said.iter().filter_map(name).collect::<Vec<_>>(), Instant::now());
-        said.into_iter().for_each(|said| self.take(said));
+        let names = list.kvs().iter().filter_map(|kv| parse(&prefix, kv.key()));
+        let names: Vec<&str> = names.filter(|(kind, _)| *kind == NODES).map(|(_, name)| name).collect();
+        self.nodes.relist(&names, Instant::now());
+        list.kvs().iter().for_each(|kv| self.take(&prefix, kv, Some(kv.value())));
         self.reached(&url);
         self.tell();
         let options = WatchOptions::new().with_prefix().with_start_revision(self.revision + 1);
@@ -110,23 +106,40 @@ impl Follower {
                 EventType::Put => Some(kv.value()),
                 EventType::Delete => None,
             };
-            self.take(Published::read(prefix, kv, value));
+            self.take(prefix, kv, value);
             self.revision = kv.mod_revision();
             self.tell();
         }
     }
 
-    fn take(&mut self, said: Published) {
-        match said {
-            Published::Member(member, revision) => {
-                self.check(&member, revision);
-                self.nodes.put(member);
-            }
-            Published::Gone(name) => self.nodes.remove(&name, Instant::now()),
-            Published::Replicas(uri, n) => self.nodes.set_replicas(&uri, n),
-            Published::Hot(node, segments) => self.nodes.set_hot(&node, segments),
-            Published::Nothing => {}
+    /// Takes what a key says; without a value it was deleted.
+    fn take(&mut self, prefix: &str, kv: &KeyValue, value: Option<&[u8]>) {
+        if self.understand(prefix, kv, value).is_none() {
+            let key = String::from_utf8_lossy(kv.key());
+            tracing::warn!(%key, "a key in etcd makes no sense: is another program using this prefix?");
         }
+    }
+
+    fn understand(&mut self, prefix: &str, kv: &KeyValue, value: Option<&[u8]>) -> Option<()> {
+        match (parse(prefix, kv.key())?, value) {
+            ((NODES, name), Some(value)) => self.member(Member::read(name, value)?, kv.mod_revision()),
+            ((NODES, name), None) => self.nodes.remove(name, Instant::now()),
+            ((REPLICAS, uri), Some(n)) => {
+                self.nodes.set_replicas(uri, Some(std::str::from_utf8(n).ok()?.parse().ok()?));
+            }
+            ((REPLICAS, uri), None) => self.nodes.set_replicas(uri, None),
+            ((_, node), value) => {
+                let hot = v1::HotSegments::decode(value.unwrap_or_default()).ok()?;
+                self.nodes.set_hot(node, hot.segments);
+            }
+        }
+        Some(())
+    }
+
+    /// A node's key, as it was put at a revision.
+    fn member(&mut self, member: Member, revision: i64) {
+        self.check(&member, revision);
+        self.nodes.put(member);
     }
 
     /// This node's own key must hold this process, or another one with its name came later. A value from
@@ -161,46 +174,12 @@ impl Follower {
     }
 }
 
-/// What a key in etcd says.
-enum Published {
-    /// With the revision at which the key was put.
-    Member(Member, i64),
-    /// A node's key is not there any more.
-    Gone(String),
-    /// Copies of what lies under a URI; `None`: nothing is said of it any more.
-    Replicas(String, Option<u32>),
-    /// Segments that a node's readers are to spread.
-    Hot(String, Vec<v1::HotSegment>),
-    Nothing,
-}
-
-impl Published {
-    /// Of a key and its value; `None` if it was deleted.
-    fn read(prefix: &str, kv: &KeyValue, value: Option<&[u8]>) -> Self {
-        let rest = std::str::from_utf8(kv.key()).ok().and_then(|key| key.strip_prefix(prefix));
-        let named = |kind| rest.and_then(|rest| rest.strip_prefix(kind)).filter(|name| !name.is_empty());
-        let said = if let Some(name) = named(NODES) {
-            match value {
-                Some(value) => Member::read(name, value).map(|m| Self::Member(m, kv.mod_revision())),
-                None => Some(Self::Gone(name.into())),
-            }
-        } else if let Some(uri) = named(REPLICAS) {
-            match value.map(|n| std::str::from_utf8(n).unwrap_or_default().parse()) {
-                Some(n) => n.ok().map(|n| Self::Replicas(uri.into(), Some(n))),
-                None => Some(Self::Replicas(uri.into(), None)),
-            }
-        } else if let Some(node) = named(HOT) {
-            let hot = v1::HotSegments::decode(value.unwrap_or_default()).ok();
-            hot.map(|hot| Self::Hot(node.into(), hot.segments))
-        } else {
-            None
-        };
-        said.unwrap_or_else(|| {
-            let key = String::from_utf8_lossy(kv.key());
-            tracing::warn!(%key, "a key in etcd makes no sense: is another program using this prefix?");
-            Self::Nothing
-        })
-    }
+/// What a key is about, and its name.
+fn parse<'a>(prefix: &str, key: &'a [u8]) -> Option<(&'static str, &'a str)> {
+    let rest = std::str::from_utf8(key).ok()?.strip_prefix(prefix)?;
+    let kinds = [NODES, REPLICAS, HOT].into_iter();
+    let named = |kind: &'static str| Some((kind, rest.strip_prefix(kind).filter(|name| !name.is_empty())?));
+    kinds.filter_map(named).next()
 }
 
 #[cfg(test)]
@@ -226,9 +205,9 @@ mod tests {
     fn a_predecessor_heard_of_late_is_not_taken_for_another_node() {
         let (mut follower, health) = follower(10);
         let other = Member { instance: 7, ..follower.context.me.clone() };
-        follower.take(Published::Member(other.clone(), 9));
+        follower.member(other.clone(), 9);
         assert!(health.borrow().refused.is_none(), "a value from before its own put");
-        follower.take(Published::Member(other, 11));
+        follower.member(other, 11);
         assert!(health.borrow().refused.is_some(), "a value from after it");
     }
 }

@@ -68,9 +68,8 @@ impl Member {
 /// The nodes that etcd lists, and those that it no longer does; and what else it says of copies.
 #[derive(Debug, Default)]
 pub(super) struct NodeSet {
-    listed: BTreeMap<String, Member>,
-    leaving: BTreeMap<String, Member>,
-    gone: BTreeMap<String, (Member, Instant)>,
+    /// By name; with the end of its time if its key has gone.
+    nodes: BTreeMap<String, (Member, Option<Instant>)>,
     /// By URI.
     replicas: BTreeMap<String, u32>,
     /// By the node that says so.
@@ -80,43 +79,42 @@ pub(super) struct NodeSet {
 impl NodeSet {
     /// A node's key was written.
     pub fn put(&mut self, member: Member) {
-        self.gone.remove(&member.name);
-        let (to, from) = match member.leaving {
-            true => (&mut self.leaving, &mut self.listed),
-            false => (&mut self.listed, &mut self.leaving),
-        };
-        from.remove(&member.name);
-        to.insert(member.name.clone(), member);
+        self.nodes.insert(member.name.clone(), (member, None));
     }
 
     /// A node's key has gone.
     pub fn remove(&mut self, name: &str, now: Instant) {
-        self.leaving.remove(name);
-        if let Some(member) = self.listed.remove(name) {
-            self.gone.insert(name.to_owned(), (member, now + SETTLE));
+        match self.nodes.get_mut(name) {
+            Some((member, _)) if member.leaving => drop(self.nodes.remove(name)),
+            Some((_, until)) => drop(until.get_or_insert(now + SETTLE)),
+            None => {}
         }
     }
 
     /// Nodes of these names are all that is listed now; what the list says of them, and of copies, follows.
-    pub fn relist(&mut self, names: &[String], now: Instant) {
-        let known: Vec<String> = self.listed.keys().chain(self.leaving.keys()).cloned().collect();
-        known.iter().filter(|name| !names.contains(name)).for_each(|name| self.remove(name, now));
+    pub fn relist(&mut self, names: &[&str], now: Instant) {
+        let others = self.nodes.keys().filter(|name| !names.contains(&name.as_str()));
+        let others: Vec<String> = others.cloned().collect();
+        others.iter().for_each(|name| self.remove(name, now));
         // Time without etcd does not count.
-        self.gone.values_mut().for_each(|(_, until)| *until = now + SETTLE);
+        self.nodes
+            .values_mut()
+            .filter_map(|(_, until)| until.as_mut())
+            .for_each(|until| *until = now + SETTLE);
         self.replicas.clear();
         self.hot.clear();
     }
 
     /// Drops those whose time is over; true if there were any.
     pub fn settle(&mut self, now: Instant) -> bool {
-        let before = self.gone.len();
-        self.gone.retain(|_, (_, until)| *until > now);
-        self.gone.len() < before
+        let before = self.nodes.len();
+        self.nodes.retain(|_, (_, until)| until.is_none_or(|until| until > now));
+        self.nodes.len() < before
     }
 
     /// When the next one's time is over.
     pub fn next(&self) -> Option<Instant> {
-        self.gone.values().map(|(_, until)| *until).min()
+        self.nodes.values().filter_map(|(_, until)| *until).min()
     }
 
     /// How many copies there are to be of what lies under a URI; `None`: as of all else.
@@ -137,15 +135,15 @@ impl NodeSet {
 
     /// The topology, nodes by name; its revision is for others to tell.
     pub fn topology(&self) -> v1::Topology {
-        let mut all: Vec<&Member> = self.listed.values().chain(self.gone.values().map(|(m, _)| m)).collect();
-        all.sort_by(|a, b| a.name.cmp(&b.name));
+        let all = self.nodes.values().map(|(member, _)| member);
+        let (leaving, all): (Vec<&Member>, Vec<&Member>) = all.partition(|member| member.leaving);
         let set = |(uri, n): (&String, &u32)| v1::Replicas { uri: uri.clone(), replicas: *n };
         v1::Topology {
             replicas: all.iter().map(|m| m.replicas).max().unwrap_or_default(),
             starts: all.iter().fold(0, |starts, m| starts ^ m.instance),
             nodes: all.into_iter().map(Member::node).collect(),
             datasets: self.replicas.iter().map(set).collect(),
-            leaving: self.leaving.values().map(Member::node).collect(),
+            leaving: leaving.into_iter().map(Member::node).collect(),
             hot: self.hot.values().flatten().cloned().collect(),
             ..Default::default()
         }
@@ -170,7 +168,7 @@ mod tests {
 
     /// All that is listed now.
     fn replace(nodes: &mut NodeSet, members: Vec<Member>, now: Instant) {
-        nodes.relist(&members.iter().map(|m| m.name.clone()).collect::<Vec<_>>(), now);
+        nodes.relist(&members.iter().map(|m| m.name.as_str()).collect::<Vec<_>>(), now);
         members.into_iter().for_each(|member| nodes.put(member));
     }
 

@@ -40,17 +40,8 @@ pub struct Peer {
     suspension: Mutex<Suspension>,
 }
 
-/// A segment file on its way.
-pub struct IncomingFile {
-    first: v1::FetchChunk,
-    rest: Streaming<v1::FetchChunk>,
-}
-
-impl IncomingFile {
-    pub fn file_bytes(&self) -> u64 {
-        self.first.file_bytes
-    }
-}
+/// A segment file on its way: its first chunk, and those that follow.
+pub type FileChunks = (v1::FetchChunk, Streaming<v1::FetchChunk>);
 
 /// For how long a node is left alone.
 #[derive(Debug)]
@@ -148,8 +139,8 @@ impl Peer {
     }
 
     /// Asks for a segment file of `limit_bytes` at most. Waits as long as the node lives: it may be filling
-    /// the segment.
-    pub async fn fetch(&self, request: v1::FetchRequest, limit_bytes: u64) -> Result<IncomingFile> {
+    /// the segment. Returns its length, and its chunks.
+    pub async fn fetch(&self, request: v1::FetchRequest, limit_bytes: u64) -> Result<(u64, FileChunks)> {
         let mut client = self.client.clone();
         let mut chunks = self.while_alive(client.fetch(request)).await?.into_inner();
         let first = self.while_alive(chunks.message()).await?;
@@ -158,12 +149,12 @@ impl Peer {
             bytes if bytes > limit_bytes => {
                 Err(self.wrong(&format!("a segment of {bytes} bytes, at most {limit_bytes} are right")))
             }
-            _ => Ok(IncomingFile { first, rest: chunks }),
+            bytes => Ok((bytes, (first, chunks))),
         }
     }
 
     /// The bytes of a segment file, aligned as Arrow likes it.
-    pub async fn read(&self, IncomingFile { first, mut rest }: IncomingFile) -> Result<Buffer> {
+    pub async fn read(&self, (first, mut rest): FileChunks) -> Result<Buffer> {
         let file_bytes = first.file_bytes as usize;
         let mut file = MutableBuffer::with_capacity(file_bytes);
         let mut next = Some(first);

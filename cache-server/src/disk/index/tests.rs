@@ -3,7 +3,8 @@
 use super::{Entry, Index};
 use crate::disk::file::{FileKey, Origin};
 use crate::disk::map;
-use crate::disk::policy::{Admit, NoForecast, Role};
+use crate::disk::policy::{Admit, Role};
+use crate::disk::tests::NoForecast;
 use crate::disk::{DiskCache, DiskCacheSettings};
 use arrow::array::{ArrayRef, Int64Array, RecordBatch};
 use forebay_proto::manifest::{Digest, SegmentId};
@@ -57,7 +58,7 @@ fn a_file_that_two_open_at_once_has_one_map() {
     let mut index = cache.files.index();
     let key = index.files_of(origin.id)[0];
     let open = || {
-        let place = &cache.files.dirs().get(0);
+        let place = &cache.files.dirs.get(0);
         Arc::new(map::open(place.shared_disk(), &place.segment(&key), None).unwrap())
     };
     let written = index.get(&key).unwrap().map.clone().unwrap();

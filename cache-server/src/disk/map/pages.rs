@@ -65,7 +65,8 @@ impl Pages {
 #[cfg(test)]
 mod tests {
     use crate::disk::file::Origin;
-    use crate::disk::policy::{Admit, NoForecast, Role};
+    use crate::disk::policy::{Admit, Role};
+    use crate::disk::tests::NoForecast;
     use crate::disk::{DiskCache, DiskCacheSettings};
     use arrow::array::{ArrayRef, Int64Array, RecordBatch};
     use forebay_proto::manifest::{Digest, SegmentId};

@@ -87,7 +87,7 @@ proptest! {
     #[test]
     fn a_file_that_was_damaged_on_its_way_is_noticed(at in any::<prop::sample::Index>(), flip in 1u8.., cut in any::<bool>()) {
         let (origin, batch) = (origin(3), batch(3, 40, &["a", "s"]));
-        let file: Vec<u8> = Encoded::new(&origin, &batch).unwrap().into_pieces().flatten().collect();
+        let file: Vec<u8> = Encoded::new(&origin, &batch).unwrap().0.into_iter().flatten().collect();
         let (header, whole) = file::from_bytes(&Buffer::from(&file[..])).unwrap();
         prop_assert_eq!((header.origin().unwrap(), whole), (origin, batch.clone()));
         let at = at.index(file.len());

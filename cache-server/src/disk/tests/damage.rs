@@ -20,7 +20,7 @@ impl Dice {
 }
 
 fn path(cache: &DiskCache, n: u128) -> PathBuf {
-    cache.files.dirs().get(0).segment(&FileKey::new(origin(n).id, &names(&["a"])))
+    cache.files.dirs.get(0).segment(&FileKey::new(origin(n).id, &names(&["a"])))
 }
 
 /// Flips a bit or cuts a file, in place; not in the zeros between header and body, which carry nothing.

@@ -111,7 +111,7 @@ fn one_bad_file_is_not_a_bad_directory() {
     put(&cache, 1, 50, &["a"]).unwrap();
     drop(cache);
     let cache = two.open(10).unwrap();
-    let file = cache.files.dirs().get(0).segment(&FileKey::new(origin(1).id, &names(&["a"])));
+    let file = cache.files.dirs.get(0).segment(&FileKey::new(origin(1).id, &names(&["a"])));
     two.disk.set(&file, Wrong::All(EIO));
     assert_eq!(held(&cache), 0);
     assert_eq!(health(&cache), [Health::Up, Health::Up]);
@@ -146,7 +146,7 @@ fn what_cannot_be_removed_is_removed_later() {
     let used = cache.used_bytes();
     let key = |n| FileKey::new(origin(n).id, &names(&["a"]));
     let dir = cache.files.index().get(&key(1)).unwrap().dir;
-    let file = cache.files.dirs().get(dir).segment(&key(1));
+    let file = cache.files.dirs.get(dir).segment(&key(1));
     two.disk.set(&file, Wrong::All(EACCES));
     assert!(cache.copies().remove(origin(1).id));
     assert_eq!((cache.files(), cache.used_bytes()), (1, used), "it is still there");
@@ -159,7 +159,7 @@ fn what_cannot_be_removed_is_removed_later() {
     assert!(!file.exists());
     assert_eq!(cache.used_bytes(), used - file_bytes(50, &["a"]));
     // A successor of the same name stays.
-    two.disk.set(&cache.files.dirs().get(1 - dir).segment(&key(2)), Wrong::All(EACCES));
+    two.disk.set(&cache.files.dirs.get(1 - dir).segment(&key(2)), Wrong::All(EACCES));
     assert!(cache.copies().remove(origin(2).id));
     two.disk.set(Path::new("/"), Wrong::Nothing);
     (10..20).for_each(|n| drop(put(&cache, n, 50, &["a"])));
@@ -177,7 +177,7 @@ fn what_is_above_a_lower_limit_and_cannot_be_removed_counts() {
     (0..10).for_each(|n| drop(put(&cache, n, 50, &["a"]).unwrap()));
     let key = FileKey::new(origin(0).id, &names(&["a"]));
     let dir = cache.files.index().get(&key).unwrap().dir;
-    let oldest = cache.files.dirs().get(dir).segment(&key);
+    let oldest = cache.files.dirs.get(dir).segment(&key);
     drop(cache);
     two.disk.set(&oldest, Wrong::Writes(EACCES));
     let cache = two.open(0).unwrap();
@@ -236,7 +236,7 @@ fn a_sound_file_that_took_the_name_of_a_damaged_one_stays() {
     put(&cache, 1, 50, &["a"]).unwrap();
     drop(cache);
     let cache = two.open(10).unwrap();
-    let path = cache.files.dirs().get(0).segment(&FileKey::new(origin(1).id, &names(&["a"])));
+    let path = cache.files.dirs.get(0).segment(&FileKey::new(origin(1).id, &names(&["a"])));
     let sound = fs::read(&path).unwrap();
     let mut damaged = sound.clone();
     *damaged.last_mut().unwrap() ^= 1;
@@ -287,7 +287,7 @@ fn large_blocks_are_counted_whether_the_disk_tells_of_them_or_not() {
         let dirs = vec![two.one.path().to_owned()];
         let limit_bytes = empty_bytes() + 10 * LARGE;
         let settings = DiskCacheSettings { dirs, limit_bytes, maps_bytes: u64::MAX, disk: two.disk.clone() };
-        let cache = DiskCache::open(&settings, Arc::new(policy::NoForecast)).unwrap();
+        let cache = DiskCache::open(&settings, Arc::new(NoForecast)).unwrap();
         for n in 0..20 {
             put(&cache, n, 50, &["a"]);
             let on_disk = cache.files() * LARGE;

@@ -182,6 +182,6 @@ impl Two {
         let dirs = vec![self.one.path().to_owned(), self.two.path().to_owned()];
         let limit_bytes = 2 * limit_for(files, file_bytes(50, &["a"]));
         let settings = DiskCacheSettings { dirs, limit_bytes, maps_bytes: u64::MAX, disk: self.disk.clone() };
-        DiskCache::open(&settings, Arc::new(policy::NoForecast))
+        DiskCache::open(&settings, Arc::new(NoForecast))
     }
 }

@@ -39,7 +39,7 @@ fn du_never_shows_more_than_the_limit() {
         dirs: vec![one.path().to_owned(), two.path().to_owned()],
         ..DiskCacheSettings::new("", limit)
     };
-    let cache = DiskCache::open(&settings, Arc::new(policy::NoForecast)).unwrap();
+    let cache = DiskCache::open(&settings, Arc::new(NoForecast)).unwrap();
     let (done, looks, began) = (AtomicBool::new(false), AtomicU64::new(0), Instant::now());
     let mut most = 0;
     std::thread::scope(|scope| {

@@ -66,7 +66,7 @@ async fn a_copy_waits_for_memory_that_fills_use() {
     let origin = Origin { id, object: "file:///a/b.parquet".into(), etag: "e".into() };
     let file = Encoded::new(&origin, &batch).unwrap();
     let bytes = file.bytes();
-    let file = OneFile(file.into_pieces().flat_map(|piece| piece.to_vec()).collect());
+    let file = OneFile(file.0.into_iter().flat_map(|piece| piece.to_vec()).collect());
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = format!("http://{}", listener.local_addr().unwrap());
     let serving = tonic::transport::Server::builder()

@@ -1,7 +1,7 @@
 //! A job: the streams of one run (dataset version, seed, shuffle), and what they will need.
 
 use super::ids::{self, SegmentIds};
-use super::schedule::{self, AccessInterval, AccessSchedule};
+use super::schedule::{self, AccessSchedule};
 use super::throughput::Throughput;
 use super::wanted::WantedSegments;
 use forebay_dataset::stream::Reading;
@@ -38,6 +38,17 @@ pub struct JobKey {
 pub(super) struct RunPosition {
     pub epoch: u64,
     pub position: u64,
+}
+
+/// A segment that a job will read soon.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Due {
+    /// Index into the manifest's segments.
+    pub segment: u32,
+    /// Whether a stream has come to where it is read.
+    pub is_read: bool,
+    /// Where it is read.
+    pub(super) at: RunPosition,
 }
 
 /// One stream, or the position that it left and is expected back at.
@@ -196,17 +207,20 @@ impl Job {
         u128::from(at.epoch) * u128::from(self.samples) + u128::from(at.position.min(self.samples))
     }
 
-    /// The intervals that are not over, in the order of need, of segments that an open stream wants.
-    pub fn due(&self) -> Option<(Reading, Vec<(RunPosition, AccessInterval)>)> {
-        let at = self.at()?;
+    /// The segments whose intervals are not over, in the order of need, as far as an open stream wants them.
+    pub fn due(&self) -> Option<(Reading, Vec<Due>)> {
+        let (at, fastest) = (self.at()?, self.fastest()?);
         let reading = self.readers.values().find(|r| r.left.is_none())?.reading.clone();
         let epochs = self.schedules.iter().filter(|(e, _)| **e >= at.epoch);
         let epochs = epochs.filter(|(e, _)| self.last_epoch.is_none_or(|last| **e <= last));
         let due = epochs.flat_map(|(&epoch, schedule)| {
             let from = if epoch == at.epoch { at.position } else { 0 };
-            schedule.due(from).map(move |i| (RunPosition { epoch, position: i.start }, i))
+            schedule.due(from).map(move |interval| {
+                let at = RunPosition { epoch, position: interval.start };
+                Due { segment: interval.segment, is_read: at <= fastest, at }
+            })
         });
-        let wanted = due.filter(|(_, interval)| self.wanted.contains(interval.segment));
+        let wanted = due.filter(|due| self.wanted.contains(due.segment));
         Some((reading, wanted.take(DUE_MAX).collect()))
     }
 }
