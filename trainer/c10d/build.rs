@@ -10,7 +10,7 @@ mod libtorch;
 
 fn main() {
     println!("cargo::rerun-if-env-changed=LIBTORCH");
-    for path in ["build.rs", "build", "shim"] {
+    for path in ["build.rs", "build", "shim", "src/ffi.rs"] {
         println!("cargo::rerun-if-changed={path}");
     }
     let dir = match libtorch::check(std::env::var("LIBTORCH").ok().as_deref()) {
@@ -34,8 +34,7 @@ fn main() {
 }
 
 fn compile(include: &Path) {
-    cc::Build::new()
-        .cpp(true)
+    cxx_build::bridge("src/ffi.rs")
         .pic(true)
         .warnings(false)
         .std("c++17")

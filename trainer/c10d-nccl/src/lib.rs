@@ -18,6 +18,7 @@ unsafe extern "C" {
         group: *mut c_void,
         store: *mut c_void,
         device: c_int,
+        timeout_ms: i64,
         options: *const c_void,
     ) -> *mut c_char;
 }
@@ -55,8 +56,9 @@ pub unsafe extern "C" fn fb_plugin_add_nccl(
     group: *mut c_void,
     store: *mut c_void,
     device: c_int,
+    timeout_ms: i64,
     options: *const c_void,
 ) -> *mut c_char {
     // SAFETY: the caller's promise.
-    unsafe { fb_plugin_add_nccl_impl(group, store, device, options) }
+    unsafe { fb_plugin_add_nccl_impl(group, store, device, timeout_ms, options) }
 }

@@ -1,5 +1,6 @@
 #pragma once
-// What the files of the shim share: errors as messages, and handles as the objects behind them.
+// What the files of the shim share: errors as messages, and handles as the objects behind them. The NCCL plugin includes
+// it too, which knows no `cxx`.
 #include <ATen/ATen.h>
 
 #include <cstring>
@@ -17,48 +18,33 @@ using std::chrono::milliseconds;
 // another process or to the store, a backend (NCCL), or anything else.
 constexpr char kNetwork = 'P', kBackend = 'N', kOther = 'O';
 
-inline char* message(char thrower, const char* text) { return strdup((thrower + std::string(text)).c_str()); }
-
-// Runs `body`; an exception becomes a message that Rust owns.
-template <class Body>
-char* guard(Body&& body) {
+// Runs `body`; an exception becomes a message for `fail`.
+template <class Body, class Fail>
+void told(Body&& body, Fail&& fail) {
+  auto tell = [&](char thrower, const char* text) { fail((thrower + std::string(text)).c_str()); };
   try {
     body();
-    return nullptr;
   } catch (const c10::DistNetworkError& error) {
-    return message(kNetwork, error.what_without_backtrace());
+    tell(kNetwork, error.what_without_backtrace());
   } catch (const c10::DistStoreError& error) {
-    return message(kNetwork, error.what_without_backtrace());
+    tell(kNetwork, error.what_without_backtrace());
   } catch (const c10::DistBackendError& error) {
-    return message(kBackend, error.what_without_backtrace());
+    tell(kBackend, error.what_without_backtrace());
   } catch (const c10::Error& error) {
-    return message(kOther, error.what_without_backtrace());
+    tell(kOther, error.what_without_backtrace());
   } catch (const std::exception& error) {
-    return message(kOther, error.what());
+    tell(kOther, error.what());
   } catch (...) {
-    return message(kOther, "an unknown C++ exception");
+    tell(kOther, "an unknown C++ exception");
   }
 }
 
-inline at::Tensor& tensor(void* pointer) { return *static_cast<at::Tensor*>(pointer); }
-inline StorePtr& store(void* pointer) { return *static_cast<StorePtr*>(pointer); }
-inline GroupPtr& group(void* pointer) { return *static_cast<GroupPtr*>(pointer); }
-
-// Collectives work on storage, not on the autograd graph: detach() shares the storage.
-inline at::Tensor storage_of(void* pointer) {
-  auto& value = tensor(pointer);
-  TORCH_CHECK(value.defined(), "the tensor is undefined");
-  return value.detach();
-}
-
-inline std::vector<at::Tensor> tensors(void* const* pointers, size_t count) {
-  std::vector<at::Tensor> values;
-  values.reserve(count);
-  for (size_t i = 0; i < count; i++) {
-    values.push_back(tensor(pointers[i]));
-    TORCH_CHECK(values.back().defined(), "tensor ", i, " is undefined");
-  }
-  return values;
+// The same with a message from strdup, or null.
+template <class Body>
+char* guard(Body&& body) {
+  char* message = nullptr;
+  told(body, [&](const char* text) { message = strdup(text); });
+  return message;
 }
 
 }  // namespace forebay

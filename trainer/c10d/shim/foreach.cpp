@@ -2,84 +2,81 @@
 // as the tensor method of the same name does, so optimizers built of them give PyTorch's values bit for bit.
 #include <ATen/ops/_amp_foreach_non_finite_check_and_unscale.h>
 
-#include "common.h"
-#include "foreach.h"
+#include "tensors.h"
 
-using namespace forebay;
+namespace forebay {
 
 namespace {
 
-// Numbers shared with src/foreach.rs.
-constexpr int kScale = 0, kAddScaled = 1, kLerp = 2, kAddProduct = 3, kAddQuotient = 4;
+// Lists of as many tensors each, of which there is at least one.
+template <class... Lists>
+bool alike(Tensors first, Lists... others) {
+  if (!((others.size() == first.size()) && ...)) {
+    std::string text = "lists of " + std::to_string(first.size());
+    size_t left = sizeof...(others);
+    ((text += (--left == 0 ? " and " : ", ") + std::to_string(others.size())), ...);
+    TORCH_CHECK(false, text, " tensors");
+  }
+  return !first.empty();
+}
 
 }  // namespace
 
-extern "C" {
-
-char* fb_foreach(int operation, void* const* into, void* const* first, void* const* second, size_t count,
-                 double number) {
-  return guard([&] {
-    if (count == 0) return;
-    at::NoGradGuard no_grad;
-    auto x = tensors(into, count);
-    auto list = [&](void* const* pointers) { return tensors(pointers, count); };
-    switch (operation) {
-      case kScale:
-        return at::_foreach_mul_(x, number);
-      case kAddScaled:
-        return at::_foreach_add_(x, list(first), number);
-      case kLerp:
-        return at::_foreach_lerp_(x, list(first), number);
-      case kAddProduct:
-        return at::_foreach_addcmul_(x, list(first), list(second), number);
-      case kAddQuotient:
-        return at::_foreach_addcdiv_(x, list(first), list(second), number);
-    }
-    TORCH_CHECK(false, "no such operation: ", operation);
-  });
+void foreach_scale(Tensors x, double factor) {
+  at::NoGradGuard no_grad;
+  if (alike(x)) at::_foreach_mul_(list(x), factor);
 }
 
-char* fb_foreach_sums(void* const* first, void* const* second, size_t count, double factor, void** out) {
-  return guard([&] {
-    if (count == 0) return;
-    at::NoGradGuard no_grad;
-    auto sums = at::_foreach_add(tensors(first, count), tensors(second, count), factor);
-    for (size_t i = 0; i < count; i++) out[i] = new at::Tensor(std::move(sums[i]));
-  });
+void foreach_add_scaled(Tensors x, Tensors y, double factor) {
+  at::NoGradGuard no_grad;
+  if (alike(x, y)) at::_foreach_add_(list(x), list(y), factor);
 }
 
-char* fb_foreach_adam_denominators(void* const* squares, size_t count, double correction, double eps, void** out) {
-  return guard([&] {
-    if (count == 0) return;
-    at::NoGradGuard no_grad;
-    auto roots = at::_foreach_sqrt(tensors(squares, count));
-    at::_foreach_div_(roots, correction);
-    at::_foreach_add_(roots, eps);
-    for (size_t i = 0; i < count; i++) out[i] = new at::Tensor(std::move(roots[i]));
-  });
+void foreach_lerp(Tensors x, Tensors y, double weight) {
+  at::NoGradGuard no_grad;
+  if (alike(x, y)) at::_foreach_lerp_(list(x), list(y), weight);
 }
 
-char* fb_global_norm(void* const* values, size_t count, double* out) {
-  return guard([&] {
-    *out = 0;
-    if (count == 0) return;
-    at::NoGradGuard no_grad;
-    auto norms = at::_foreach_norm(tensors(values, count));
-    *out = at::stack(norms).norm().item<double>();
-  });
+void foreach_add_product(Tensors x, Tensors y, Tensors z, double factor) {
+  at::NoGradGuard no_grad;
+  if (alike(x, y, z)) at::_foreach_addcmul_(list(x), list(y), list(z), factor);
 }
 
-char* fb_unscale(void* const* values, size_t count, double factor, int* finite) {
-  return guard([&] {
-    *finite = 1;
-    if (count == 0) return;
-    at::NoGradGuard no_grad;
-    auto list = tensors(values, count);
-    auto options = list[0].options().dtype(at::kFloat);
-    auto bad = at::zeros({1}, options);
-    at::_amp_foreach_non_finite_check_and_unscale_(list, bad, at::full({1}, factor, options));
-    *finite = bad.item<float>() == 0;
-  });
+void foreach_add_quotient(Tensors x, Tensors y, Tensors z, double factor) {
+  at::NoGradGuard no_grad;
+  if (alike(x, y, z)) at::_foreach_addcdiv_(list(x), list(y), list(z), factor);
 }
 
-}  // extern "C"
+NewTensors foreach_sums(Tensors x, Tensors y, double factor) {
+  at::NoGradGuard no_grad;
+  auto sums = std::make_unique<std::vector<at::Tensor>>();
+  if (alike(x, y)) *sums = at::_foreach_add(list(x), list(y), factor);
+  return sums;
+}
+
+NewTensors foreach_adam_denominators(Tensors squares, double correction, double eps) {
+  at::NoGradGuard no_grad;
+  auto roots = std::make_unique<std::vector<at::Tensor>>();
+  if (!alike(squares)) return roots;
+  *roots = at::_foreach_sqrt(list(squares));
+  at::_foreach_div_(*roots, correction);
+  at::_foreach_add_(*roots, eps);
+  return roots;
+}
+
+double foreach_norm(Tensors values) {
+  at::NoGradGuard no_grad;
+  return alike(values) ? at::stack(at::_foreach_norm(list(values))).norm().item<double>() : 0;
+}
+
+bool foreach_unscale(Tensors values, double factor) {
+  at::NoGradGuard no_grad;
+  if (!alike(values)) return true;
+  auto all = list(values);
+  auto options = all[0].options().dtype(at::kFloat);
+  auto bad = at::zeros({1}, options);
+  at::_amp_foreach_non_finite_check_and_unscale_(all, bad, at::full({1}, factor, options));
+  return bad.item<float>() == 0;
+}
+
+}  // namespace forebay

@@ -6,8 +6,8 @@
 
 use tch::{Device, Kind};
 
-use crate::error::{Error, Result};
-use crate::ffi::AutocastState;
+use crate::error::{Error, Result, named};
+use crate::ffi::{at, bridge, gpu, like};
 
 /// Runs `f` with operations on `device` autocast to `kind`, [`Kind::BFloat16`] or [`Kind::Half`].
 ///
@@ -17,22 +17,11 @@ use crate::ffi::AutocastState;
 ///
 /// Fails, without running `f`, for another kind or a device that autocast does not know.
 pub fn autocast<R>(device: Device, kind: Kind, f: impl FnOnce() -> R) -> Result<R> {
-    let refuse = |text: &str| Error::new("autocast", None, text);
     if !matches!(kind, Kind::BFloat16 | Kind::Half) {
-        return Err(refuse(&format!("to BFloat16 or Half, not to {kind:?}")));
+        return Err(Error::new("autocast", None, format!("to BFloat16 or Half, not to {kind:?}")));
     }
-    let _guard = Guard(AutocastState::enter(device, kind).map_err(|failure| refuse(&failure.text))?);
+    let _before = bridge::enter_autocast(gpu(device), at(&like(kind))).map_err(named("autocast"))?;
     Ok(f())
-}
-
-/// Restores the thread's settings.
-struct Guard(AutocastState);
-
-impl Drop for Guard {
-    fn drop(&mut self) {
-        // It fails for a device that autocast does not know, which `enter` has refused.
-        let _ = self.0.restore();
-    }
 }
 
 #[cfg(test)]

@@ -12,7 +12,7 @@ use std::sync::OnceLock;
 use std::time::Duration;
 
 use crate::error::{Error, Result};
-use crate::ffi::{NcclOptions, Plugin};
+use crate::ffi::{NcclSettings, Plugin, milliseconds};
 use crate::group::ProcessGroup;
 
 /// Names the plugin's file, if it does not lie beside the program.
@@ -25,24 +25,6 @@ pub const PLUGIN_FILE: &str = "libforebay_c10d_nccl.so";
 const BUILT: &str = "../nccl/release";
 
 static LOADED: OnceLock<Plugin> = OnceLock::new();
-
-/// How NCCL runs, beside what its variables say.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct NcclSettings {
-    /// Collectives run on a stream of high priority: they start sooner beside heavy computation.
-    pub high_priority_stream: bool,
-    /// The least thread blocks per collective (`ncclConfig_t::minCTAs`); 0 leaves it to NCCL.
-    pub min_ctas: u16,
-    /// The most; likewise.
-    pub max_ctas: u16,
-}
-
-impl Default for NcclSettings {
-    /// PyTorch's.
-    fn default() -> Self {
-        Self { high_priority_stream: false, min_ctas: 0, max_ctas: 0 }
-    }
-}
 
 /// Proof that CUDA is there: the plugin is open, and there is at least one GPU.
 #[derive(Debug, Clone, Copy)]
@@ -92,9 +74,8 @@ impl Cuda {
         timeout: Duration,
         settings: &NcclSettings,
     ) -> Result<()> {
-        let (priority, least, most) = (settings.high_priority_stream, settings.min_ctas, settings.max_ctas);
-        let options = NcclOptions::new(timeout, priority, least, most);
-        let added = self.plugin.add_nccl(group.handle(), &group.store().handle, device, &options);
+        let (store, timeout_ms) = (&group.store().handle, milliseconds(timeout));
+        let added = self.plugin.add_nccl(group.handle(), store, device, timeout_ms, settings);
         group.named("join the group by NCCL", added)
     }
 }

@@ -67,6 +67,21 @@ impl From<String> for Failure {
     }
 }
 
+impl From<tch::TchError> for Failure {
+    fn from(error: tch::TchError) -> Self {
+        match error {
+            // Its own first words, `Internal torch error`, say nothing.
+            tch::TchError::Torch(text) => Self::own(text),
+            other => Self::own(other.to_string()),
+        }
+    }
+}
+
+/// What a failure of an operation that no group takes part in becomes.
+pub(crate) fn named<F: Into<Failure>>(operation: &'static str) -> impl Fn(F) -> Error {
+    move |failure| Error::new(operation, None, failure)
+}
+
 impl Error {
     pub(crate) fn new(
         operation: &'static str,

@@ -7,64 +7,54 @@
 
 use tch::Tensor;
 
-use crate::error::{Error, Result};
-use crate::ffi::{FfiResult, foreach as ffi};
-
-/// Numbers shared with `shim/foreach.cpp`.
-const SCALE: i32 = 0;
-const ADD_SCALED: i32 = 1;
-const LERP: i32 = 2;
-const ADD_PRODUCT: i32 = 3;
-const ADD_QUOTIENT: i32 = 4;
+use crate::error::{Result, named};
+use crate::ffi::{all_owned, bridge, list};
 
 /// `x *= factor`.
 pub fn scale(x: &[Tensor], factor: f64) -> Result<()> {
-    named("foreach scale", ffi::apply(SCALE, x, x, x, factor))
+    bridge::foreach_scale(&list(x), factor).map_err(named("foreach scale"))
 }
 
 /// `x += factor * y`.
 pub fn add_scaled(x: &[Tensor], y: &[Tensor], factor: f64) -> Result<()> {
-    named("foreach add_scaled", ffi::apply(ADD_SCALED, x, y, y, factor))
+    bridge::foreach_add_scaled(&list(x), &list(y), factor).map_err(named("foreach add_scaled"))
 }
 
 /// `x += weight * (y - x)`.
 pub fn lerp(x: &[Tensor], y: &[Tensor], weight: f64) -> Result<()> {
-    named("foreach lerp", ffi::apply(LERP, x, y, y, weight))
+    bridge::foreach_lerp(&list(x), &list(y), weight).map_err(named("foreach lerp"))
 }
 
 /// `x += factor * y * z`.
 pub fn add_product(x: &[Tensor], y: &[Tensor], z: &[Tensor], factor: f64) -> Result<()> {
-    named("foreach add_product", ffi::apply(ADD_PRODUCT, x, y, z, factor))
+    bridge::foreach_add_product(&list(x), &list(y), &list(z), factor).map_err(named("foreach add_product"))
 }
 
 /// `x += factor * y / z`.
 pub fn add_quotient(x: &[Tensor], y: &[Tensor], z: &[Tensor], factor: f64) -> Result<()> {
-    named("foreach add_quotient", ffi::apply(ADD_QUOTIENT, x, y, z, factor))
+    bridge::foreach_add_quotient(&list(x), &list(y), &list(z), factor).map_err(named("foreach add_quotient"))
 }
 
 /// New tensors `x + factor * y`.
 pub fn sums(x: &[Tensor], y: &[Tensor], factor: f64) -> Result<Vec<Tensor>> {
-    named("foreach sums", ffi::sums(x, y, factor))
+    bridge::foreach_sums(&list(x), &list(y), factor).map(all_owned).map_err(named("foreach sums"))
 }
 
 /// New tensors `sqrt(square) / correction + eps`: what Adam divides by.
 pub fn adam_denominators(squares: &[Tensor], correction: f64, eps: f64) -> Result<Vec<Tensor>> {
-    named("foreach adam_denominators", ffi::adam_denominators(squares, correction, eps))
+    let made = bridge::foreach_adam_denominators(&list(squares), correction, eps);
+    made.map(all_owned).map_err(named("foreach adam_denominators"))
 }
 
 /// The Euclidean norm of all values together. Waits for the device.
 pub fn global_norm(values: &[Tensor]) -> Result<f64> {
-    named("global_norm", ffi::global_norm(values))
+    bridge::foreach_norm(&list(values)).map_err(named("global_norm"))
 }
 
 /// `x *= factor`, as gradients of a scaled loss need it; `false` if any value was not finite. Waits for the
 /// device.
 pub fn unscale(x: &[Tensor], factor: f64) -> Result<bool> {
-    named("unscale", ffi::unscale(x, factor))
-}
-
-fn named<T>(operation: &'static str, result: FfiResult<T>) -> Result<T> {
-    result.map_err(|failure| Error::new(operation, None, failure))
+    bridge::foreach_unscale(&list(x), factor).map_err(named("unscale"))
 }
 
 #[cfg(test)]
@@ -115,7 +105,7 @@ mod tests {
         scale(&parameter, 3.0).unwrap();
         assert_eq!(firsts(&parameter), [3.0]);
         let error = add_scaled(&parameter, &[], 1.0).unwrap_err().to_string();
-        assert!(error.contains("lists of 1, 0 and 0 tensors"), "{error}");
+        assert!(error.contains("lists of 1 and 0 tensors"), "{error}");
         let error = sums(&parameter, &[], 1.0).unwrap_err().to_string();
         assert!(error.contains("lists of 1 and 0 tensors"), "{error}");
         let error = add_scaled(&parameter, &[Tensor::new()], 1.0).unwrap_err().to_string();

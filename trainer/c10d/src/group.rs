@@ -5,12 +5,17 @@ use std::marker::PhantomData;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
+use cxx::UniquePtr;
 use tch::Tensor;
 
 use crate::error::{Error, Failure, Result};
-use crate::ffi::{FfiResult, GroupHandle, WorkHandle};
+use crate::ffi::bridge::{self, GroupHandle, Op, WorkHandle};
+use crate::ffi::{FfiResult, at, list, milliseconds};
 use crate::heartbeat::{Absent, Heartbeat};
 use crate::store::{Store, count};
+
+/// A collective that has begun, or why it has not.
+type Started = std::result::Result<UniquePtr<WorkHandle>, cxx::Exception>;
 
 /// How long a failed operation looks for the rank that is to blame.
 const BLAME: Duration = Duration::from_secs(2);
@@ -18,33 +23,6 @@ const BLAME: Duration = Duration::from_secs(2);
 const SILENCE: Duration = Duration::from_secs(5);
 /// A request to the store that waits ends after so long, so that the wait can be looked at.
 const TURN: Duration = Duration::from_secs(1);
-
-/// How values of the ranks are combined, element by element.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Op {
-    /// Their sum.
-    Sum,
-    /// Their mean; floating point only.
-    Avg,
-    /// The smallest.
-    Min,
-    /// The largest.
-    Max,
-    /// Their product.
-    Product,
-}
-
-impl Op {
-    fn code(self) -> i32 {
-        match self {
-            Op::Sum => 0,
-            Op::Avg => 1,
-            Op::Min => 2,
-            Op::Max => 3,
-            Op::Product => 4,
-        }
-    }
-}
 
 /// This process's membership in a group of ranks. A clone is the same membership.
 ///
@@ -60,7 +38,7 @@ pub struct ProcessGroup {
 #[derive(Debug)]
 struct Inner {
     // Before `store`: the group goes first.
-    handle: GroupHandle,
+    handle: UniquePtr<GroupHandle>,
     /// None in a group of one.
     heartbeat: Option<Heartbeat>,
     store: Store,
@@ -68,6 +46,15 @@ struct Inner {
     turns: std::cell::Cell<u64>,
     rank: usize,
     world: usize,
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        // A panic is a failure too: peers may never come to the collectives under way.
+        if std::thread::panicking() {
+            self.handle.fail();
+        }
+    }
 }
 
 impl ProcessGroup {
@@ -84,9 +71,9 @@ impl ProcessGroup {
             Heartbeat::start(Store { handle: connection, served_by: store.served_by }, rank, world)
         };
         let heartbeat = if world > 1 { Some(beats().map_err(failed)?) } else { None };
-        let joined = GroupHandle::gloo(&store.handle, rank as i32, world_count, timeout);
-        let handle = joined.map_err(|failure| {
-            let error = failed(failure);
+        let joined = bridge::gloo_group(&store.handle, rank as i32, world_count, milliseconds(timeout));
+        let handle = joined.map_err(|thrown| {
+            let error = failed(thrown.into());
             match heartbeat.as_ref().map(|heartbeat| heartbeat.absent(None, BLAME)) {
                 Some(Ok(absent)) => error.blaming(&absent),
                 _ => error,
@@ -118,7 +105,7 @@ impl ProcessGroup {
 
     /// Begins an [`ProcessGroup::all_reduce`], which runs beside what the caller does until [`Work::wait`].
     pub fn all_reduce_async<'t>(&self, tensor: &'t mut Tensor, op: Op) -> Result<Work<'t>> {
-        self.begin("all_reduce", |handle| handle.all_reduce(tensor, op.code()))
+        self.begin("all_reduce", |handle| handle.all_reduce(at(tensor), op))
     }
 
     /// Combines all ranks' `input` of shape `[world * n, ..]` and gives each its part: rows `rank * n` and
@@ -131,9 +118,9 @@ impl ProcessGroup {
             return Err(self.error(operation, text));
         }
         let output = input.detach().f_narrow(0, 0, rows / world).and_then(|part| part.f_zeros_like());
-        let output = output.map_err(|error| self.error(operation, tch_message(&error)))?;
+        let output = output.map_err(|error| self.error(operation, error))?;
         let input = input.detach().contiguous();
-        self.begin(operation, |handle| handle.reduce_scatter(&input, &output, op.code()))?.wait()?;
+        self.begin(operation, |handle| handle.reduce_scatter(at(&input), at(&output), op))?.wait()?;
         Ok(output)
     }
 
@@ -145,13 +132,13 @@ impl ProcessGroup {
     /// Begins a [`ProcessGroup::broadcast`].
     pub fn broadcast_async<'t>(&self, tensor: &'t mut Tensor, root: usize) -> Result<Work<'t>> {
         let root = self.peer("broadcast", "root", root)?;
-        self.begin("broadcast", |handle| handle.broadcast(tensor, root))
+        self.begin("broadcast", |handle| handle.broadcast(at(tensor), root))
     }
 
     /// Every rank's `tensor`, in the order of ranks.
     pub fn all_gather(&self, tensor: &Tensor) -> Result<Vec<Tensor>> {
         let outputs = self.places("all_gather", tensor)?;
-        self.begin("all_gather", |handle| handle.all_gather(tensor, &outputs))?.wait()?;
+        self.begin("all_gather", |handle| handle.all_gather(at(tensor), &list(&outputs)))?.wait()?;
         Ok(outputs)
     }
 
@@ -160,7 +147,7 @@ impl ProcessGroup {
         let code = self.peer("gather", "root", root)?;
         let here = root == self.rank();
         let outputs = if here { self.places("gather", tensor)? } else { Vec::new() };
-        self.begin("gather", |handle| handle.gather(tensor, &outputs, code))?.wait()?;
+        self.begin("gather", |handle| handle.gather(at(tensor), &list(&outputs), code))?.wait()?;
         Ok(here.then_some(outputs))
     }
 
@@ -168,13 +155,13 @@ impl ProcessGroup {
     /// take part.
     pub fn send(&self, tensor: &Tensor, to: usize, tag: i32) -> Result<()> {
         let to = self.peer("send", "receiver", to)?;
-        self.start("send", |handle| handle.send(tensor, to, tag))?.wait()
+        self.start("send", |handle| handle.send(at(tensor), to, tag))?.wait()
     }
 
     /// Replaces `tensor` by what the rank `from` sends.
     pub fn recv(&self, tensor: &mut Tensor, from: usize, tag: i32) -> Result<()> {
         let from = self.peer("recv", "sender", from)?;
-        self.start("recv", |handle| handle.recv(tensor, from, tag))?.wait()
+        self.start("recv", |handle| handle.recv(at(tensor), from, tag))?.wait()
     }
 
     /// Returns when every rank has called it.
@@ -188,7 +175,7 @@ impl ProcessGroup {
     /// Fails when the store does not answer, unless a rank serves it: then that rank is the missing one.
     pub fn missing(&self, timeout: Duration) -> Result<Vec<usize>> {
         match self.absent(None, timeout) {
-            Ok(absent) => Ok(absent.dead),
+            Ok(absent) => Ok(if absent.dead { absent.ranks } else { Vec::new() }),
             Err(failure) => match self.store_rank() {
                 Some(rank) => Ok(vec![rank]),
                 None => Err(self.error("look for missing ranks", failure)),
@@ -215,11 +202,12 @@ impl ProcessGroup {
         }
         loop {
             let began = Instant::now();
-            let Err(failure) = store.wait(&[&key], TURN) else { return Ok(None) };
-            let lives = self.absent(Some(rank), SILENCE).is_ok_and(|absent| absent.dead.is_empty());
+            let Err(failure) = store.wait(&[&key], milliseconds(TURN)) else { return Ok(None) };
+            let lives =
+                self.absent(Some(rank), SILENCE).is_ok_and(|absent| !absent.dead || absent.ranks.is_empty());
             // A wait that failed at once will not do better.
             if !lives || began.elapsed() < TURN / 2 {
-                return Err(self.failed(operation, failure));
+                return Err(self.failed(operation, failure.into()));
             }
         }
     }
@@ -238,7 +226,7 @@ impl ProcessGroup {
             let text =
                 verdict(&absent).unwrap_or_else(|| "no answer over the connection to the store".to_owned());
             let error = Error::new("watch over the ranks", Some((rank, world)), Failure::peers(text));
-            lost(Error { missing: absent.ranks().to_vec(), ..error });
+            lost(Error { missing: absent.ranks.clone(), ..error });
         };
         heartbeat.watch(silence, Box::new(alarm));
     }
@@ -252,7 +240,7 @@ impl ProcessGroup {
     /// watched.
     pub fn abandon(&self) {
         self.rest();
-        self.inner.handle.failed.set(true);
+        self.inner.handle.fail();
     }
 
     /// Every rank's `values`, in the order of ranks. All ranks must pass the same number of values.
@@ -297,7 +285,7 @@ impl ProcessGroup {
     /// A failure of c10d: when it speaks of a lost peer, those to blame are looked for and named.
     pub(crate) fn failed(&self, operation: &'static str, failure: Failure) -> Error {
         let mut error = self.error(operation, failure);
-        self.inner.handle.failed.set(true);
+        self.inner.handle.fail();
         if self.inner.heartbeat.is_none() || !error.peer_lost() {
             return error;
         }
@@ -315,8 +303,12 @@ impl ProcessGroup {
         error
     }
 
-    pub(crate) fn named<T>(&self, operation: &'static str, result: FfiResult<T>) -> Result<T> {
-        result.map_err(|failure| self.failed(operation, failure))
+    pub(crate) fn named<T, F: Into<Failure>>(
+        &self,
+        operation: &'static str,
+        result: std::result::Result<T, F>,
+    ) -> Result<T> {
+        result.map_err(|failure| self.failed(operation, failure.into()))
     }
 
     fn absent(&self, of: Option<usize>, timeout: Duration) -> FfiResult<Absent> {
@@ -331,7 +323,7 @@ impl ProcessGroup {
     fn begin<'t>(
         &self,
         operation: &'static str,
-        start: impl FnOnce(&GroupHandle) -> FfiResult<WorkHandle>,
+        start: impl FnOnce(&GroupHandle) -> Started,
     ) -> Result<Work<'t>> {
         self.count();
         self.start(operation, start)
@@ -340,7 +332,7 @@ impl ProcessGroup {
     fn start<'t>(
         &self,
         operation: &'static str,
-        start: impl FnOnce(&GroupHandle) -> FfiResult<WorkHandle>,
+        start: impl FnOnce(&GroupHandle) -> Started,
     ) -> Result<Work<'t>> {
         let handle = self.named(operation, start(&self.inner.handle))?;
         Ok(Work { handle, group: self.clone(), operation, open: true, tensor: PhantomData })
@@ -357,8 +349,8 @@ impl ProcessGroup {
     /// A tensor like `tensor` for each rank.
     fn places(&self, operation: &'static str, tensor: &Tensor) -> Result<Vec<Tensor>> {
         let place = |_| tensor.detach().f_zeros_like();
-        let places = (0..self.world()).map(place).collect::<std::result::Result<_, _>>();
-        places.map_err(|error| self.error(operation, tch_message(&error)))
+        let places = (0..self.world()).map(place).collect::<std::result::Result<_, tch::TchError>>();
+        places.map_err(|error| self.error(operation, error))
     }
 
     fn values<'a, T: TryFrom<&'a Tensor, Error = tch::TchError>>(
@@ -366,7 +358,7 @@ impl ProcessGroup {
         operation: &'static str,
         tensor: &'a Tensor,
     ) -> Result<T> {
-        T::try_from(tensor).map_err(|error| self.error(operation, error.to_string()))
+        T::try_from(tensor).map_err(|error| self.error(operation, error))
     }
 }
 
@@ -378,7 +370,7 @@ impl ProcessGroup {
 #[must_use = "dropped, it is waited for, and nobody learns how it ended"]
 #[derive(Debug)]
 pub struct Work<'t> {
-    handle: WorkHandle,
+    handle: UniquePtr<WorkHandle>,
     group: ProcessGroup,
     operation: &'static str,
     /// Nobody has waited for it yet.
@@ -401,7 +393,7 @@ impl Work<'_> {
 
     fn end(&mut self, timeout: Option<Duration>) -> Result<()> {
         self.open = false;
-        self.group.named(self.operation, self.handle.wait(timeout))
+        self.group.named(self.operation, self.handle.wait(timeout.map_or(-1, milliseconds)))
     }
 }
 
@@ -420,21 +412,18 @@ impl Error {
         if let Some(verdict) = verdict(absent) {
             self.message = format!("{}; {verdict}", self.message);
         }
-        self.missing = absent.ranks().to_vec();
+        self.missing = absent.ranks.clone();
         self
     }
 }
 
 /// The missing ranks and their state, in words.
 fn verdict(absent: &Absent) -> Option<String> {
-    if absent.given_up {
-        Some("the other ranks had given this one up".to_owned())
-    } else if !absent.dead.is_empty() {
-        Some(format!("{} gave no sign of life", names(&absent.dead)))
-    } else if !absent.behind.is_empty() {
-        Some(format!("{} had not come to it", names(&absent.behind)))
-    } else {
-        None
+    match (absent.given_up, absent.ranks.is_empty(), absent.dead) {
+        (true, ..) => Some("the other ranks had given this one up".to_owned()),
+        (_, true, _) => None,
+        (_, _, true) => Some(format!("{} gave no sign of life", names(&absent.ranks))),
+        (_, _, false) => Some(format!("{} had not come to it", names(&absent.ranks))),
     }
 }
 
@@ -442,12 +431,4 @@ fn verdict(absent: &Absent) -> Option<String> {
 fn names(ranks: &[usize]) -> String {
     let list = ranks.iter().map(usize::to_string).collect::<Vec<_>>().join(", ");
     format!("{} {list}", if ranks.len() == 1 { "rank" } else { "ranks" })
-}
-
-/// tch's text is `Internal torch error: ...`; its own first words say nothing.
-pub(crate) fn tch_message(error: &tch::TchError) -> String {
-    match error {
-        tch::TchError::Torch(text) => text.clone(),
-        other => other.to_string(),
-    }
 }

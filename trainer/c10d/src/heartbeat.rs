@@ -13,7 +13,6 @@
 //! second thread sees that the signs have stopped.
 
 use parking_lot::Mutex;
-use std::cell::RefCell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
@@ -41,119 +40,113 @@ const BEHIND: &str = "behind";
 /// What watching the others for a while has shown.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Absent {
-    /// No sign of life.
-    pub dead: Vec<usize>,
-    /// Alive, but not come to as many collectives as this rank.
-    pub behind: Vec<usize>,
+    /// The ranks to blame.
+    pub ranks: Vec<usize>,
+    /// They give no sign of life; else they live, but have not come to as many collectives as this rank.
+    pub dead: bool,
     /// Another rank has found this one missing.
     pub given_up: bool,
 }
 
 impl Absent {
-    /// The ranks to blame.
-    pub fn ranks(&self) -> &[usize] {
-        if self.dead.is_empty() { &self.behind } else { &self.dead }
+    fn dead(ranks: Vec<usize>) -> Self {
+        Self { dead: !ranks.is_empty(), ranks, given_up: false }
     }
 
     /// As the first to find out leaves it for the others.
     fn note(&self) -> String {
-        let kind = if self.dead.is_empty() { BEHIND } else { DEAD };
-        let ranks = self.ranks().iter().map(|rank| format!(" {rank}"));
-        ranks.fold(kind.to_owned(), |note, rank| note + &rank)
+        let kind = if self.dead { DEAD } else { BEHIND };
+        self.ranks.iter().fold(kind.to_owned(), |note, rank| format!("{note} {rank}"))
     }
 
     /// A note as `rank` of `world` reads it.
-    fn noted(dead: bool, note: &[u8], rank: usize, world: usize) -> Self {
-        let ranks = numbers(note);
+    fn noted(note: &[u8], rank: usize, world: usize) -> Self {
+        let mut ranks = numbers(note);
         let given_up = ranks.contains(&rank);
-        let others = ranks.into_iter().filter(|other| *other != rank && *other < world).collect();
-        match dead {
-            true => Self { dead: others, behind: Vec::new(), given_up },
-            false => Self { dead: Vec::new(), behind: others, given_up },
-        }
+        ranks.retain(|other| *other != rank && *other < world);
+        Self { ranks, dead: note.starts_with(DEAD.as_bytes()), given_up }
     }
 }
 
-/// Whom to tell of lost ranks, once, unless it is off by then.
-struct Alarm(Mutex<Option<Loss>>);
-
-type Loss = Box<dyn FnOnce(Absent) + Send>;
-
-impl std::fmt::Debug for Alarm {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_tuple("Alarm").field(&self.is_on()).finish()
-    }
+/// What the caller and the threads know in common.
+#[derive(Default)]
+struct Shared {
+    /// Collectives that this rank has begun.
+    begun: AtomicU64,
+    /// Signs of life that the store has taken.
+    signs: AtomicU64,
+    /// Whom to tell of ranks that were silent for so long, once, unless it is off by then.
+    alarm: Mutex<Option<(Duration, Alarm)>>,
 }
 
-impl Alarm {
+type Alarm = Box<dyn FnOnce(Absent) + Send>;
+
+impl Shared {
+    fn silence(&self) -> Option<Duration> {
+        self.alarm.lock().as_ref().map(|(silence, _)| *silence)
+    }
+
     fn sound(&self, absent: Absent) {
         // Not under the lock: it may end the process, or take its time.
-        let call = self.take();
-        if let Some(call) = call {
-            call(absent);
+        let alarm = self.alarm.lock().take();
+        if let Some((_, alarm)) = alarm {
+            alarm(absent);
         }
     }
 
-    fn take(&self) -> Option<Box<dyn FnOnce(Absent) + Send>> {
-        self.0.lock().take()
-    }
-
-    fn is_on(&self) -> bool {
-        self.0.lock().is_some()
-    }
-
-    /// Sounds it if this rank's own `signs` stop for `silence`, in time that passes for this process too: the
-    /// store is gone, and with it the rank that served it.
-    fn keep(&self, signs: &AtomicU64, silence: Duration, served_by: Option<usize>) {
+    /// Sounds the alarm if this rank's own signs stop for as long, in time that passes for this process too:
+    /// the store is gone, and with it the rank that served it.
+    fn keep(&self, served_by: Option<usize>) {
         let (mut last, mut still) = (0, Duration::ZERO);
-        while self.is_on() {
-            let now = signs.load(Ordering::Relaxed);
+        while let Some(silence) = self.silence() {
+            let now = self.signs.load(Ordering::Relaxed);
             still = if now == last { still + BEAT } else { Duration::ZERO };
             last = now;
             if still >= silence {
-                self.sound(Absent { dead: served_by.into_iter().collect(), ..Absent::default() });
+                self.sound(Absent::dead(served_by.into_iter().collect()));
             }
             std::thread::sleep(BEAT);
         }
     }
 }
 
-/// What the thread is asked.
-enum Ask {
-    /// Who is absent? Of all ranks, or of one alone, of which nobody else is told then.
-    Absent { of: Option<usize>, timeout: Duration, answer: SyncSender<FfiResult<Absent>> },
-    /// Sound the alarm when a rank gives no sign of life for so long.
-    Watch(Duration, Arc<Alarm>),
+/// A question to the thread that holds the store.
+struct Ask {
+    /// About all ranks, or one, which nobody else is told then.
+    of: Option<usize>,
+    timeout: Duration,
+    answer: SyncSender<FfiResult<Absent>>,
 }
 
 /// This rank's signs of life, given by a thread of its own as long as this lives.
-#[derive(Debug)]
 pub(crate) struct Heartbeat {
-    begun: Arc<AtomicU64>,
-    /// Signs of life that the store has taken.
-    signs: Arc<AtomicU64>,
+    shared: Arc<Shared>,
     /// The rank that serves the store, if another one does.
     served_by: Option<usize>,
-    alarm: RefCell<Option<Arc<Alarm>>>,
     ask: Option<SyncSender<Ask>>,
     ended: Receiver<()>,
+}
+
+impl std::fmt::Debug for Heartbeat {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Heartbeat").field("served_by", &self.served_by).finish_non_exhaustive()
+    }
 }
 
 impl Heartbeat {
     /// Gives the first sign at once. `store` is a connection that nobody else waits on.
     pub fn start(store: Store, rank: usize, world: usize) -> FfiResult<Self> {
-        let (begun, signs) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
+        let shared = Arc::new(Shared::default());
         let served_by = store.served_by.filter(|server| *server != rank);
         let mut pulse = Pulse {
             store,
             rank,
             world,
-            begun: begun.clone(),
-            signs: signs.clone(),
+            shared: shared.clone(),
             beats: 0,
             lost: None,
             broken: None,
-            watch: None,
+            last: None,
         };
         pulse.beat()?;
         let (ask, asked) = sync_channel(4);
@@ -165,12 +158,12 @@ impl Heartbeat {
             let _ = end.send(());
         });
         spawned.map_err(|error| Failure::own(format!("start a thread: {error}")))?;
-        Ok(Self { begun, signs, served_by, alarm: RefCell::default(), ask: Some(ask), ended })
+        Ok(Self { shared, served_by, ask: Some(ask), ended })
     }
 
     /// This rank begins a collective.
     pub fn begin(&self) {
-        self.begun.fetch_add(1, Ordering::Relaxed);
+        self.shared.begun.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Watches the others, or `of` alone, until all have shown life, at most for `timeout`. An error: the
@@ -181,7 +174,8 @@ impl Heartbeat {
             self.rest();
         }
         let (answer, answered) = sync_channel(1);
-        self.send(Ask::Absent { of, timeout, answer }).ok_or_else(gone)?;
+        let asked = self.ask.as_ref().and_then(|ask| ask.try_send(Ask { of, timeout, answer }).ok());
+        asked.ok_or_else(gone)?;
         // Who stood still with the whole machine finds the answer the second time.
         let again = |_| answered.recv_timeout(END);
         answered.recv_timeout(timeout + END).or_else(again).map_err(|_| gone())?
@@ -190,27 +184,17 @@ impl Heartbeat {
     /// Calls `alarm`, once and on a thread of its own, when a rank has given no sign of life for `silence`,
     /// or another rank says so; and when the store has not answered for as long, with the rank that served
     /// it, if one did.
-    pub fn watch(&self, silence: Duration, alarm: Box<dyn FnOnce(Absent) + Send>) {
-        let alarm = Arc::new(Alarm(Mutex::new(Some(alarm))));
-        self.rest();
-        self.alarm.replace(Some(alarm.clone()));
-        self.send(Ask::Watch(silence, alarm.clone()));
-        let (signs, served_by) = (self.signs.clone(), self.served_by);
+    pub fn watch(&self, silence: Duration, alarm: Alarm) {
+        *self.shared.alarm.lock() = Some((silence, alarm));
+        let (shared, served_by) = (self.shared.clone(), self.served_by);
         // Without it the store alone is not watched.
-        let _ = std::thread::Builder::new()
-            .name("forebay-watch".into())
-            .spawn(move || alarm.keep(&signs, silence, served_by));
+        let _ =
+            std::thread::Builder::new().name("forebay-watch".into()).spawn(move || shared.keep(served_by));
     }
 
     /// Ends [`Heartbeat::watch`].
     pub fn rest(&self) {
-        if let Some(alarm) = self.alarm.take() {
-            alarm.take();
-        }
-    }
-
-    fn send(&self, ask: Ask) -> Option<()> {
-        self.ask.as_ref()?.try_send(ask).ok()
+        drop(self.shared.alarm.lock().take());
     }
 }
 
@@ -229,22 +213,14 @@ struct Pulse {
     store: Store,
     rank: usize,
     world: usize,
-    begun: Arc<AtomicU64>,
-    signs: Arc<AtomicU64>,
+    shared: Arc<Shared>,
     beats: u64,
-    /// What some rank has found out, once it has; `true` if that is a death.
-    lost: Option<(bool, Absent)>,
+    /// What some rank has found out, once it has.
+    lost: Option<Absent>,
     /// Why the store did not answer: a broken connection stays broken.
     broken: Option<Failure>,
-    watch: Option<Watch>,
-}
-
-/// How the next rank is watched.
-struct Watch {
-    silence: Duration,
-    alarm: Arc<Alarm>,
-    /// Its last sign, and the number of this rank's own beat when it came. This rank's beats are the clock:
-    /// while it is frozen itself, or the store is, nobody is silent.
+    /// The watched rank's last sign, and the number of this rank's own beat when it came. This rank's beats
+    /// are the clock: while it is frozen itself, or the store is, nobody is silent.
     last: Option<(usize, u64)>,
 }
 
@@ -259,8 +235,7 @@ impl Pulse {
                 }
                 Err(RecvTimeoutError::Disconnected) => return,
                 // The caller may have given up waiting.
-                Ok(Ask::Absent { of, timeout, answer }) => drop(answer.send(self.examine(of, timeout))),
-                Ok(Ask::Watch(silence, alarm)) => self.watch = Some(Watch { silence, alarm, last: None }),
+                Ok(Ask { of, timeout, answer }) => drop(answer.send(self.examine(of, timeout))),
             }
         }
     }
@@ -275,54 +250,49 @@ impl Pulse {
 
     fn try_beat(&mut self) -> FfiResult<()> {
         self.beats += 1;
-        let sign = format!("{} {}", self.beats, self.begun.load(Ordering::Relaxed));
+        let sign = format!("{} {}", self.beats, self.shared.begun.load(Ordering::Relaxed));
         self.store.handle.set(&beat_key(self.rank), sign.as_bytes())?;
         if self.lost.is_none() && self.store.handle.contains(LOST_KEY)? {
             let note = self.store.handle.get(LOST_KEY)?;
-            let dead = note.starts_with(DEAD.as_bytes());
-            self.lost = Some((dead, Absent::noted(dead, &note, self.rank, self.world)));
+            self.lost = Some(Absent::noted(&note, self.rank, self.world));
         }
-        self.signs.store(self.beats, Ordering::Relaxed);
+        self.shared.signs.store(self.beats, Ordering::Relaxed);
         Ok(())
     }
 
     /// Looks after the next rank, if that is wanted, and sounds the alarm if it must be.
     fn look(&mut self) {
-        self.watch.take_if(|watch| !watch.alarm.is_on());
-        if let Some(lost) = self.loss()
-            && let Some(watch) = self.watch.take()
-        {
-            watch.alarm.sound(lost);
+        match self.shared.silence() {
+            Some(silence) => self.loss(silence).into_iter().for_each(|lost| self.shared.sound(lost)),
+            None => self.last = None,
         }
     }
 
-    fn loss(&mut self) -> Option<Absent> {
-        let silence = self.watch.as_ref()?.silence;
+    fn loss(&mut self, silence: Duration) -> Option<Absent> {
         if self.broken.is_some() {
             // The other thread's affair.
             return None;
         }
-        if let Some((true, lost)) = &self.lost {
+        if let Some(lost) = self.lost.as_ref().filter(|lost| lost.dead) {
             return Some(lost.clone());
         }
         let next = (self.rank + 1) % self.world;
         let sign = self.sign(next).ok()?.map_or(0, |sign| sign.beats);
-        let (beats, watch) = (self.beats, self.watch.as_mut()?);
-        let since = match watch.last {
+        let since = match self.last {
             Some((last, since)) if last == sign => since,
-            _ => beats,
+            _ => self.beats,
         };
-        watch.last = Some((sign, since));
-        if BEAT * u32::try_from(beats - since).unwrap_or(u32::MAX) < silence {
+        self.last = Some((sign, since));
+        if BEAT * u32::try_from(self.beats - since).unwrap_or(u32::MAX) < silence {
             return None;
         }
-        watch.last = None;
+        self.last = None;
         // Somebody has only called others late: then nobody else is looked at.
         if self.lost.is_some() {
-            return Some(Absent { dead: vec![next], ..Absent::default() });
+            return Some(Absent::dead(vec![next]));
         }
         let absent = self.examine(None, EXAMINE).ok()?;
-        (!absent.dead.is_empty() || absent.given_up).then_some(absent)
+        (absent.dead || absent.given_up).then_some(absent)
     }
 
     fn examine(&mut self, of: Option<usize>, timeout: Duration) -> FfiResult<Absent> {
@@ -330,12 +300,10 @@ impl Pulse {
         let asked = |rank: &usize| *rank != self.rank && of.is_none_or(|of| of == *rank);
         let mut unseen: Vec<(usize, Option<Sign>)> =
             (0..self.world).filter(asked).map(|rank| (rank, None)).collect();
-        let (mut absent, mut looks) = (Absent::default(), 0);
+        let (mut behind, mut looks) = (Vec::new(), 0);
         loop {
             let beaten = self.beat();
-            if let Some((dead, lost)) = &self.lost
-                && (*dead || of.is_none())
-            {
+            if let Some(lost) = self.lost.as_ref().filter(|lost| lost.dead || of.is_none()) {
                 return Ok(lost.clone());
             }
             beaten?;
@@ -343,8 +311,8 @@ impl Pulse {
             for (rank, first) in unseen {
                 match (first, self.sign(rank)?) {
                     (Some(first), Some(now)) if first.beats != now.beats => {
-                        if now.begun < self.begun.load(Ordering::Relaxed) {
-                            absent.behind.push(rank);
+                        if now.begun < self.shared.begun.load(Ordering::Relaxed) {
+                            behind.push(rank);
                         }
                     }
                     (first, now) => still.push((rank, first.or(now))),
@@ -357,8 +325,11 @@ impl Pulse {
             }
             std::thread::sleep(LOOK);
         }
-        absent.dead = unseen.into_iter().map(|(rank, _)| rank).collect();
-        if of.is_none() && !absent.ranks().is_empty() {
+        let absent = match unseen.is_empty() {
+            true => Absent { ranks: behind, ..Absent::default() },
+            false => Absent::dead(unseen.into_iter().map(|(rank, _)| rank).collect()),
+        };
+        if of.is_none() && !absent.ranks.is_empty() {
             self.tell(&absent);
         }
         Ok(absent)
@@ -434,10 +405,10 @@ mod tests {
         let (first, second, third) = (ranks.start(0), ranks.start(1), ranks.start(2));
         drop(second);
         let absent = first.absent(None, Duration::from_secs(8)).unwrap();
-        assert_eq!((absent.ranks(), absent.given_up), (&[1][..], false));
+        assert_eq!((&absent.ranks[..], absent.given_up), (&[1][..], false));
         drop(first);
         // It would take the whole timeout by itself, and find two.
-        assert_eq!(third.absent(None, TIMEOUT).unwrap().dead, [1]);
+        assert_eq!(third.absent(None, TIMEOUT).unwrap(), Absent::dead(vec![1]));
         assert!(ranks.start(1).absent(None, TIMEOUT).unwrap().given_up);
     }
 
@@ -448,7 +419,7 @@ mod tests {
         all[0].begin();
         all[2].begin();
         let expected =
-            |given_up| Absent { dead: vec![], behind: if given_up { vec![] } else { vec![1] }, given_up };
+            |given_up| Absent { ranks: if given_up { vec![] } else { vec![1] }, dead: false, given_up };
         assert_eq!(all[0].absent(None, TIMEOUT).unwrap(), expected(false));
         // It is late, not dead, to those who read it as well.
         assert_eq!(all[2].absent(None, TIMEOUT).unwrap(), expected(false));
@@ -461,7 +432,7 @@ mod tests {
         let (first, second, third) = (ranks.start(0), ranks.start(1), ranks.start(2));
         first.begin();
         drop(second);
-        assert_eq!(first.absent(Some(1), Duration::from_secs(1)).unwrap().dead, [1]);
+        assert_eq!(first.absent(Some(1), Duration::from_secs(1)).unwrap(), Absent::dead(vec![1]));
         assert_eq!(third.absent(Some(0), TIMEOUT).unwrap(), Absent::default());
     }
 
@@ -480,8 +451,12 @@ mod tests {
         assert!(heard.recv_timeout(Duration::from_secs(6)).is_err() && also.try_recv().is_err());
         second.rest();
         drop(second);
-        assert_eq!(heard.recv_timeout(TIMEOUT).unwrap().dead, [1], "it looks after the second itself");
-        assert_eq!(also.recv_timeout(TIMEOUT).unwrap().dead, [1], "it is told by the first");
+        assert_eq!(
+            heard.recv_timeout(TIMEOUT).unwrap(),
+            Absent::dead(vec![1]),
+            "it looks after the second itself"
+        );
+        assert_eq!(also.recv_timeout(TIMEOUT).unwrap(), Absent::dead(vec![1]), "it is told by the first");
         assert!(rests.recv().is_err());
     }
 
@@ -495,7 +470,7 @@ mod tests {
             let (alarm, heard) = sync_channel(1);
             second.watch(Duration::from_secs(1), Box::new(move |absent| alarm.send(absent).unwrap()));
             drop(ranks);
-            let expected = Absent { dead: served_by.into_iter().collect(), ..Absent::default() };
+            let expected = Absent::dead(served_by.into_iter().collect());
             assert_eq!(heard.recv_timeout(TIMEOUT).unwrap(), expected);
         }
     }

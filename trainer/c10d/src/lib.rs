@@ -7,7 +7,8 @@
 //! Python gives, bit for bit, and can share a group with Python ranks.
 //!
 //! Beside it stands what tch leaves out of libtorch and training needs: [`autocast`], a [`Profiler`],
-//! [`Stream`]s, [`pinned`] memory, and arithmetic over many tensors at once ([`foreach`]).
+//! [`Stream`]s, [`pinned`] memory, tensors over others' memory ([`tensor_from_owner`]), and arithmetic over
+//! many tensors at once ([`foreach`]).
 //!
 //! The crate promises that every C++ exception becomes an [`Error`] of one line that names the operation, the
 //! rank that saw it and, where a peer is to blame, that peer; and that nothing unwinds across the boundary.
@@ -34,14 +35,16 @@ mod stream;
 mod tensor;
 
 pub use autocast::autocast;
-pub use cuda::{Cuda, NcclSettings, PLUGIN_FILE, PLUGIN_VARIABLE};
-pub use ddp::{Compression, Ddp, DdpSettings, DdpStats, PassTimes, zero_grads};
+pub use cuda::{Cuda, PLUGIN_FILE, PLUGIN_VARIABLE};
+pub use ddp::{Ddp, zero_grads};
 pub use error::{Error, Result};
-pub use group::{Op, ProcessGroup, Work};
-pub use profiler::{BackgroundSpan, Profiler, ProfilerSettings, Span};
+pub use ffi::NcclSettings;
+pub use ffi::bridge::{Compression, DdpSettings, DdpStats, Op, PassTimes, Stream};
+pub use group::{ProcessGroup, Work};
+pub use profiler::{Profiler, ProfilerSettings, Span};
 pub use store::Store;
-pub use stream::{Event, Stream};
-pub use tensor::{copy_into, pinned, tensor_from_owner, to_device};
+pub use stream::Event;
+pub use tensor::{pinned, tensor_from_owner};
 
 /// Applies `TORCH_CPP_LOG_LEVEL` (`INFO`, `WARNING`, `ERROR` or `FATAL`), as Python does when it imports
 /// torch.
@@ -49,11 +52,12 @@ pub use tensor::{copy_into, pinned, tensor_from_owner, to_device};
 /// libtorch logs most of the errors that it raises, with their stacks; here they come back as [`Error`]s
 /// anyway, so `FATAL` keeps stderr readable.
 pub fn init_logging() -> Result<()> {
-    ffi::init_logging().map_err(|failure| Error::new("init_logging", None, failure))
+    ffi::bridge::init_logging().map_err(error::named("init_logging"))
 }
 
 /// Ends the process at once: no destructor runs, neither Rust's nor C++'s. With a GPU that waits for a lost
 /// peer those would wait as well.
 pub fn exit(code: u8) -> ! {
-    ffi::exit(code)
+    ffi::bridge::exit_at_once(code.into());
+    unreachable!("the process has ended")
 }

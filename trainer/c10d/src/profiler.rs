@@ -4,16 +4,15 @@
 //! `torch.profiler.profile` and `torch.profiler.record_function`, without Python. On a CUDA build it says on
 //! stderr, once and harmlessly, that it found no device where there is none.
 
-mod background;
-
-pub use background::BackgroundSpan;
-
 use std::marker::PhantomData;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::error::{Error, Result};
-use crate::ffi::{FfiResult, SpanHandle, profiler_start, profiler_stop};
+use cxx::UniquePtr;
+
+use crate::error::{Error, Result, named};
+use crate::ffi::FfiResult;
+use crate::ffi::bridge::{self, SpanHandle};
 
 /// One per process: Kineto has a single session.
 static RUNNING: AtomicBool = AtomicBool::new(false);
@@ -29,8 +28,7 @@ pub struct ProfilerSettings {
     pub memory: bool,
 }
 
-/// A profiler at work: it sees this thread, and the autograd threads that run its backward passes; of others,
-/// what they say by [`BackgroundSpan`].
+/// A profiler at work: it sees all threads of the process.
 ///
 /// Dropped without [`Profiler::stop`], it forgets what it saw.
 #[derive(Debug)]
@@ -46,12 +44,11 @@ impl Profiler {
         if RUNNING.swap(true, Ordering::SeqCst) {
             return Err(Error::new("start the profiler", None, "one is already at work in this process"));
         }
-        let started = profiler_start(settings.cuda, settings.shapes, settings.memory);
+        let started = bridge::start_profiler(settings.cuda, settings.shapes, settings.memory);
         if let Err(failure) = started {
             RUNNING.store(false, Ordering::SeqCst);
             return Err(Error::new("start the profiler", None, failure));
         }
-        background::collect(true);
         Ok(Self { running: true, _here: PhantomData })
     }
 
@@ -61,16 +58,15 @@ impl Profiler {
         let path = file.to_str().ok_or_else(|| failed("is no UTF-8 text"))?;
         // Kineto only logs what it cannot write, so it is tried here.
         std::fs::File::create(file).map_err(|error| failed(&error.to_string()))?;
-        self.end(Some(path)).map_err(|failure| failed(&failure.text))?;
-        background::put_into(file).map_err(|error| failed(&error.to_string()))
+        self.end(path).map_err(|failure| failed(&failure.text))
     }
 
-    fn end(&mut self, path: Option<&str>) -> FfiResult<()> {
+    /// To nowhere, if the path is empty.
+    fn end(&mut self, path: &str) -> FfiResult<()> {
         self.running = false;
-        background::collect(false);
-        let stopped = profiler_stop(path);
+        let stopped = bridge::stop_profiler(path);
         RUNNING.store(false, Ordering::SeqCst);
-        stopped
+        Ok(stopped?)
     }
 }
 
@@ -78,7 +74,7 @@ impl Drop for Profiler {
     fn drop(&mut self) {
         if self.running {
             // The trace is not wanted, and what could be done about a failure?
-            let _ = self.end(None);
+            let _ = self.end("");
         }
     }
 }
@@ -86,15 +82,12 @@ impl Drop for Profiler {
 /// A named stretch of time in the trace, from [`Span::new`] until it is dropped. Almost free while no
 /// profiler runs.
 #[derive(Debug)]
-pub struct Span {
-    _handle: SpanHandle,
-}
+pub struct Span(#[expect(dead_code, reason = "it ends when it goes")] UniquePtr<SpanHandle>);
 
 impl Span {
     /// Begins it. Spans nest; each must end on the thread that began it, which the type sees to.
     pub fn new(name: &str) -> Result<Self> {
-        let begun = SpanHandle::begin(name).map_err(|failure| Error::new("begin a span", None, failure))?;
-        Ok(Self { _handle: begun })
+        bridge::begin_span(name).map(Self).map_err(named("begin a span"))
     }
 }
 
@@ -105,7 +98,7 @@ mod tests {
     use super::*;
 
     fn aside() {
-        let _made = BackgroundSpan::new("made elsewhere");
+        let _made = Span::new("made elsewhere").unwrap();
         std::thread::sleep(std::time::Duration::from_millis(2));
     }
 
@@ -135,15 +128,9 @@ mod tests {
         let text = std::fs::read_to_string(&file).unwrap();
         std::fs::remove_file(&file).unwrap();
         assert!(text.trim_start().starts_with('{') && text.contains("\"traceEvents\""));
-        for name in [
-            "one step",
-            "forward",
-            "backward",
-            "aten::matmul",
-            "MmBackward",
-            "made elsewhere",
-            "\"elsewhere\"",
-        ] {
+        for name in
+            ["one step", "forward", "backward", "aten::matmul", "MmBackward", "made elsewhere", "(elsewhere)"]
+        {
             assert!(text.contains(name), "no {name} in the trace");
         }
         assert_eq!(text.matches("made elsewhere").count(), 1);

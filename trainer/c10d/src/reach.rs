@@ -5,7 +5,7 @@
 //! would hang. So one exchange of the store's own protocol goes first, with limits: the client's opening
 //! words and a ping (`TCPStoreBackend.hpp`).
 
-use std::io::{self, ErrorKind, Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
 use std::time::{Duration, Instant};
 
@@ -86,28 +86,21 @@ fn attempt(host: &str, port: u16, left: Duration) -> Result<(), Found> {
 }
 
 fn greet(mut stream: TcpStream) -> Result<(), Found> {
-    let expected = PING.1.to_ne_bytes();
-    match exchange(&mut stream) {
-        Ok(answer) if answer == expected => Ok(()),
-        Ok(answer) => Err(Found::Other(format!("it says {:?}", String::from_utf8_lossy(&answer)))),
-        Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
-            Err(Found::Other(format!("it has not answered within {} s", ANSWER.as_secs())))
-        }
-        Err(_) => Err(Found::Closed),
-    }
-}
-
-fn exchange(stream: &mut TcpStream) -> io::Result<[u8; 4]> {
-    stream.set_read_timeout(Some(ANSWER))?;
     let mut words = Vec::with_capacity(10);
     for (query, number) in [VALIDATE, PING] {
         words.push(query);
         words.extend(number.to_ne_bytes());
     }
-    stream.write_all(&words)?;
     let mut answer = [0; 4];
-    stream.read_exact(&mut answer)?;
-    Ok(answer)
+    let asked = stream.set_read_timeout(Some(ANSWER)).and_then(|()| stream.write_all(&words));
+    match asked.and_then(|()| stream.read_exact(&mut answer)) {
+        Ok(()) if answer == PING.1.to_ne_bytes() => Ok(()),
+        Ok(()) => Err(Found::Other(format!("it says {:?}", String::from_utf8_lossy(&answer)))),
+        Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
+            Err(Found::Other(format!("it has not answered within {} s", ANSWER.as_secs())))
+        }
+        Err(_) => Err(Found::Closed),
+    }
 }
 
 #[cfg(test)]

@@ -1,10 +1,14 @@
 //! Rendezvous: `c10d::TCPStore`, the small key-value service through which ranks find each other.
 
 use std::net::{Ipv4Addr, TcpListener};
+use std::os::fd::IntoRawFd;
 use std::time::Duration;
 
-use crate::error::{Error, Result};
-use crate::ffi::{StoreHandle, TcpStore};
+use cxx::UniquePtr;
+
+use crate::error::{Error, Result, named};
+use crate::ffi::bridge::{self, StoreHandle};
+use crate::ffi::milliseconds;
 use crate::reach::reach;
 
 /// A connection to a TCP store, and the store itself on the master. Values are small byte strings.
@@ -13,11 +17,13 @@ use crate::reach::reach;
 /// wait wants a connection of its own ([`Store::connect_again`]).
 #[derive(Debug)]
 pub struct Store {
-    pub(crate) handle: StoreHandle,
+    pub(crate) handle: UniquePtr<StoreHandle>,
     /// The rank that serves it, if a rank does.
     pub(crate) served_by: Option<usize>,
 }
 
+/// What a server's own connection leads to.
+const HERE: &str = "127.0.0.1";
 /// How long a machine may take to reach itself by its own address.
 const OWN_ADDRESS: Duration = Duration::from_secs(30);
 
@@ -37,10 +43,9 @@ impl Store {
     pub fn tcp(host: &str, port: u16, world: usize, is_master: bool, timeout: Duration) -> Result<Self> {
         let world = count("world", world)?;
         if !is_master {
-            reach(host, port, timeout).map_err(|failure| Error::new("open the store", None, failure))?;
+            reach(host, port, timeout).map_err(named("open the store"))?;
         }
-        let settings = TcpStore { host, port, world, is_master, wait_workers: true, listener: None, timeout };
-        Self::open(settings)
+        Self::opened(bridge::tcp_store(host, port, world, is_master, true, -1, milliseconds(timeout)))
     }
 
     /// Serves a store on a free loopback port for `world` clients, without waiting for them: the launcher's
@@ -48,33 +53,18 @@ impl Store {
     /// one.
     pub fn serve(world: usize, timeout: Duration) -> Result<Self> {
         let failed = |error: std::io::Error| Error::new("serve a store", None, error.to_string());
+        let world = count("world", world)?;
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(failed)?;
         let port = listener.local_addr().map_err(failed)?.port();
-        Self::open(TcpStore {
-            host: "127.0.0.1",
-            port,
-            world: count("world", world)?,
-            is_master: true,
-            wait_workers: false,
-            listener: Some(listener),
-            timeout,
-        })
+        let socket = listener.into_raw_fd();
+        Self::opened(bridge::tcp_store(HERE, port, world, true, false, socket, milliseconds(timeout)))
     }
 
     /// Serves a store on `port` of all this machine's addresses, without waiting for clients. An error if it
     /// is not what `host` leads to, by which the others will look for it.
     pub fn host(host: &str, port: u16, timeout: Duration) -> Result<Self> {
-        let here = "127.0.0.1";
-        let settings = TcpStore {
-            host: here,
-            port,
-            world: 1,
-            is_master: true,
-            wait_workers: false,
-            listener: None,
-            timeout,
-        };
-        let store = Self::open(settings).map_err(|error| match error.message.contains("EADDRINUSE") {
+        let served = Self::opened(bridge::tcp_store(HERE, port, 1, true, false, -1, milliseconds(timeout)));
+        let store = served.map_err(|error| match error.message.contains("EADDRINUSE") {
             true => Error { message: format!("port {port} is in use by another program"), ..error },
             false => error,
         })?;
@@ -88,10 +78,8 @@ impl Store {
         }
     }
 
-    fn open(settings: TcpStore<'_>) -> Result<Self> {
-        let handle =
-            StoreHandle::tcp(settings).map_err(|failure| Error::new("open the store", None, failure))?;
-        Ok(Self { handle, served_by: None })
+    fn opened(made: std::result::Result<UniquePtr<StoreHandle>, cxx::Exception>) -> Result<Self> {
+        Ok(Self { handle: made.map_err(named("open the store"))?, served_by: None })
     }
 
     /// Says that `rank` serves the store, not a launcher: when the store goes, that rank has gone.
@@ -104,52 +92,50 @@ impl Store {
     /// torchrun's store lives on when its ranks are started again; a prefix for each start keeps the starts
     /// apart.
     pub fn prefixed(&self, prefix: &str) -> Result<Self> {
-        let made = self.handle.prefixed(prefix);
-        let handle = made.map_err(|failure| Error::new("prefix the store", None, failure))?;
+        let handle = self.handle.prefixed(prefix).map_err(named("prefix the store"))?;
         Ok(Self { handle, served_by: self.served_by })
     }
 
     /// The same store over a connection of its own.
     pub fn connect_again(&self) -> Result<Self> {
-        let made = self.handle.connect_again();
-        let handle = made.map_err(|failure| Error::new("open the store", None, failure))?;
+        let handle = self.handle.connect_again().map_err(named("open the store"))?;
         Ok(Self { handle, served_by: self.served_by })
     }
 
     /// The port of the server.
     pub fn port(&self) -> Result<u16> {
-        self.handle.port().map_err(|failure| Error::new("store port", None, failure))
+        self.handle.port().map_err(named("store port"))
     }
 
     /// Sets `key`, for every process to see.
     pub fn set(&self, key: &str, value: &[u8]) -> Result<()> {
-        self.handle.set(key, value).map_err(|failure| Error::new("store set", None, failure))
+        self.handle.set(key, value).map_err(named("store set"))
     }
 
     /// The value of `key`; waits for it to be set, up to the store's timeout.
     pub fn get(&self, key: &str) -> Result<Vec<u8>> {
-        self.handle.get(key).map_err(|failure| Error::new("store get", None, failure))
+        self.handle.get(key).map_err(named("store get"))
     }
 
     /// Adds `amount` to the number at `key`, which starts at 0, and gives the sum. Such a key is read by
     /// adding 0.
     pub fn add(&self, key: &str, amount: i64) -> Result<i64> {
-        self.handle.add(key, amount).map_err(|failure| Error::new("store add", None, failure))
+        self.handle.add(key, amount).map_err(named("store add"))
     }
 
     /// Whether `key` is set; does not wait.
     pub fn contains(&self, key: &str) -> Result<bool> {
-        self.handle.contains(key).map_err(|failure| Error::new("store check", None, failure))
+        self.handle.contains(key).map_err(named("store check"))
     }
 
     /// Removes `key`; gives whether it was there.
     pub fn delete(&self, key: &str) -> Result<bool> {
-        self.handle.delete(key).map_err(|failure| Error::new("store delete", None, failure))
+        self.handle.remove(key).map_err(named("store delete"))
     }
 
     /// Waits until all of `keys` are set.
     pub fn wait(&self, keys: &[&str], timeout: Duration) -> Result<()> {
-        self.handle.wait(keys, timeout).map_err(|failure| Error::new("store wait", None, failure))
+        self.handle.wait(keys, milliseconds(timeout)).map_err(named("store wait"))
     }
 }
 

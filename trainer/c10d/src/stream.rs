@@ -2,96 +2,78 @@
 //!
 //! `torch.Stream` and `torch.Event`, of whatever device libtorch knows; with a CPU alone they are an
 //! [`Error`]. Copies overlap with computation when they go from pinned memory ([`crate::pinned`]), do not
-//! block ([`crate::copy_into`]), and run on a stream of their own:
+//! block (`Tensor::to_device_`), and run on a stream of their own:
 //!
 //! 1. inside `copies.run(..)` copy the next batch, then `copied.record(&copies)`;
 //! 2. before it is used: `copied.block(&Stream::current(device)?)`;
 //! 3. tell the allocator by [`Stream::keep`] that the computing stream uses it as well.
 
+use cxx::UniquePtr;
 use tch::{Device, Tensor};
 
-use crate::error::{Error, Failure, Result};
-use crate::ffi::{self, EventHandle, FfiResult, RawStream};
-
-/// A queue of work on one device, run in order. A clone is the same stream.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Stream(RawStream);
+use crate::error::{Result, named};
+use crate::ffi::bridge::{self, EventHandle, Stream};
+use crate::ffi::{at, gpu};
 
 impl Stream {
     /// One of the device's pool of streams, handed out in turn: after 32 of them the first comes again.
     pub fn from_pool(device: Device, high_priority: bool) -> Result<Self> {
-        RawStream::from_pool(device, high_priority).map(Self).map_err(named("take a stream"))
+        bridge::stream_from_pool(gpu(device), high_priority).map_err(named("take a stream"))
     }
 
     /// The stream that this thread's operations on `device` go to.
     pub fn current(device: Device) -> Result<Self> {
-        RawStream::current(device).map(Self).map_err(named("current stream"))
+        bridge::current_stream(gpu(device)).map_err(named("current stream"))
     }
 
     /// Runs `f` with this as the thread's current stream; the one before is restored afterwards, by a panic
     /// too.
     pub fn run<R>(&self, f: impl FnOnce() -> R) -> Result<R> {
-        struct RestoreStream(RawStream);
-        impl Drop for RestoreStream {
-            fn drop(&mut self) {
-                // It was current before, so it exists.
-                let _ = self.0.exchange();
-            }
-        }
-        let _restore = RestoreStream(self.0.exchange().map_err(named("switch streams"))?);
+        let _before = bridge::switch_stream(self).map_err(named("switch streams"))?;
         Ok(f())
     }
 
     /// Waits until the device has done all that the stream holds.
     pub fn synchronize(&self) -> Result<()> {
-        self.0.synchronize().map_err(named("synchronize a stream"))
+        bridge::synchronize_stream(self).map_err(named("synchronize a stream"))
     }
 
     /// Keeps the memory of `tensor`, made on another stream, from being given to others before this stream
     /// has done what it holds now (`Tensor.record_stream`).
     pub fn keep(&self, tensor: &Tensor) -> Result<()> {
-        ffi::record_stream(tensor, &self.0).map_err(named("keep a tensor for a stream"))
+        bridge::keep_for_stream(at(tensor), self).map_err(named("keep a tensor for a stream"))
     }
 }
 
 /// A point in a stream's work.
 #[derive(Debug)]
-pub struct Event(EventHandle);
+pub struct Event(UniquePtr<EventHandle>);
 
 impl Event {
     /// An event for the streams of `device`'s kind; with `timing` it also tells when it was reached.
     pub fn new(device: Device, timing: bool) -> Result<Self> {
-        EventHandle::new(device, timing).map(Self).map_err(named("make an event"))
+        bridge::make_event(gpu(device), timing).map(Self).map_err(named("make an event"))
     }
 
     /// Puts the event behind what `stream` holds now.
     pub fn record(&mut self, stream: &Stream) -> Result<()> {
-        self.0.record(&stream.0).map_err(named("record an event"))
+        bridge::record_event(self.0.pin_mut(), stream).map_err(named("record an event"))
     }
 
     /// Makes `stream` wait, and nobody else, until the event is reached.
     pub fn block(&self, stream: &Stream) -> Result<()> {
-        self.0.block(&stream.0).map_err(named("wait for an event"))
+        bridge::block_stream(&self.0, stream).map_err(named("wait for an event"))
     }
 
     /// Waits until it is reached.
     pub fn synchronize(&self) -> Result<()> {
-        self.0.synchronize().map_err(named("synchronize an event"))
+        bridge::synchronize_event(&self.0).map_err(named("synchronize an event"))
     }
 
     /// Milliseconds on the device from this event to `end`, both made with `timing` and reached.
     pub fn elapsed_ms(&self, end: &Self) -> Result<f64> {
-        self.0.elapsed_ms(&end.0).map_err(named("time between events"))
+        bridge::elapsed_ms(&self.0, &end.0).map_err(named("time between events"))
     }
-}
-
-fn named(operation: &'static str) -> impl Fn(Failure) -> Error {
-    move |failure| Error::new(operation, None, failure)
-}
-
-/// For other modules' calls of the same kind.
-pub(crate) fn check<T>(operation: &'static str, result: FfiResult<T>) -> Result<T> {
-    result.map_err(named(operation))
 }
 
 #[cfg(test)]

@@ -1,13 +1,11 @@
-//! Tensors over memory that something else allocated, without a copy; pinned memory, and copies that do not
-//! wait.
+//! Tensors over memory that something else allocated, without a copy, and pinned memory.
 
 use std::ops::Deref;
 
-use tch::{Device, Kind, Tensor};
+use tch::{Kind, Tensor};
 
-use crate::error::{Error, Result};
-use crate::ffi;
-use crate::stream::check;
+use crate::error::{Error, Result, named};
+use crate::ffi::{Owner, at, bridge, like, owned};
 
 /// A tensor of shape `sizes` over the bytes of `owner` (an Arrow buffer, a `Vec<u8>`, `Bytes`, a memory map).
 ///
@@ -35,28 +33,14 @@ where
     if !owner.as_ptr().addr().is_multiple_of(element.max(1)) {
         return Err(refuse(&format!("the owner's bytes are not aligned for {kind:?}")));
     }
-    ffi::tensor_from_owner(owner, sizes, kind).map_err(|failure| refuse(&failure.text))
+    let made = bridge::tensor_over(Box::new(Owner(owner)), sizes, at(&like(kind)));
+    made.map(owned).map_err(named("tensor_from_owner"))
 }
 
-/// A tensor of shape `sizes` in page-locked memory, its values undefined: copies from and to it can run
-/// beside other work. libtorch keeps freed pinned memory for the next one, so a pool is not needed. An error
-/// without CUDA.
-pub fn pinned(sizes: &[i64], kind: Kind) -> Result<Tensor> {
-    check("pin memory", ffi::pinned(sizes, kind))
-}
-
-/// Copies the values of `from` into `to`, of the same or a broadcast shape, converting device and kind.
-///
-/// With `non_blocking` a copy between pinned memory and a GPU is only put on the current stream: do not write
-/// to `from`, nor read `to` from the CPU, before an event behind it is reached. Other copies are done on
-/// return.
-pub fn copy_into(to: &mut Tensor, from: &Tensor, non_blocking: bool) -> Result<()> {
-    check("copy a tensor", ffi::copy(to, from, non_blocking))
-}
-
-/// `from` on `device`; the same tensor if it is there already. `non_blocking` as in [`copy_into`].
-pub fn to_device(from: &Tensor, device: Device, non_blocking: bool) -> Result<Tensor> {
-    check("copy to a device", ffi::to_device(from, device, non_blocking))
+/// A copy of `tensor` in page-locked memory, from which copies to a GPU can run beside other work. libtorch
+/// keeps freed pinned memory for the next one, so a pool is not needed. An error without CUDA.
+pub fn pinned(tensor: &Tensor) -> Result<Tensor> {
+    bridge::pinned(at(tensor)).map(owned).map_err(named("pin memory"))
 }
 
 #[cfg(test)]
@@ -121,22 +105,7 @@ mod tests {
 
     #[test]
     fn without_cuda_nothing_is_pinned() {
-        let error = pinned(&[4], Kind::Float).unwrap_err().to_string();
+        let error = pinned(&Tensor::from_slice(&[1f32])).unwrap_err().to_string();
         assert!(error.starts_with("pin memory: ") && error.lines().count() == 1, "{error}");
-        assert!(pinned(&[-1], Kind::Float).is_err());
-    }
-
-    #[test]
-    fn copies_convert_and_refuse_what_does_not_fit() {
-        let from = Tensor::from_slice(&[1u8, 2, 3]);
-        let mut to = Tensor::zeros([2, 3], (Kind::BFloat16, Device::Cpu));
-        copy_into(&mut to, &from, true).unwrap();
-        assert_eq!(to.sum(Kind::Double).double_value(&[]), 12.0);
-        let error = copy_into(&mut to, &Tensor::zeros([5], (Kind::Float, Device::Cpu)), false).unwrap_err();
-        assert!(error.to_string().starts_with("copy a tensor: "), "{error}");
-
-        assert_eq!(to_device(&from, Device::Cpu, true).unwrap().data_ptr(), from.data_ptr());
-        assert!(to_device(&from, Device::Cuda(0), true).is_err());
-        assert!(copy_into(&mut to, &Tensor::new(), false).is_err());
     }
 }

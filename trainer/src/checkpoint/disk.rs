@@ -9,7 +9,7 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
-use forebay_c10d::BackgroundSpan;
+use forebay_c10d::Span;
 use tch::{TchError, Tensor};
 use xxhash_rust::xxh3::{Xxh3, xxh3_128};
 
@@ -55,7 +55,7 @@ impl Damage {
 /// Writes a checkpoint into `folder`; gives its directory. Weights that are not finite are an error: the loss
 /// shows it a step later only, and a run that went on from them would fail for ever.
 pub fn write(folder: &Path, checkpoint: &Checkpoint) -> Result<PathBuf> {
-    let _span = BackgroundSpan::new("write checkpoint");
+    let _span = Span::new("write checkpoint")?;
     for (name, tensor) in &checkpoint.weights {
         ensure!(
             !tensor.is_floating_point() || bool::try_from(tensor.isfinite().all())?,
@@ -95,9 +95,9 @@ fn write_files(folder: &Path, checkpoint: &Checkpoint) -> Result<()> {
         sums.push_str(&format!("{hash:032x} {bytes} {file}\n"));
         Ok(())
     };
-    write_tensors(&folder.join(WEIGHTS), &checkpoint.weights)?;
+    Tensor::write_safetensors(&checkpoint.weights, folder.join(WEIGHTS))?;
     sum(WEIGHTS)?;
-    write_tensors(&folder.join(TRAINING), &checkpoint.training)?;
+    Tensor::write_safetensors(&checkpoint.training, folder.join(TRAINING))?;
     sum(TRAINING)?;
     fs::write(folder.join(META), serde_json::to_string_pretty(&checkpoint.meta)? + "\n")?;
     sum(META)?;
@@ -105,10 +105,6 @@ fn write_files(folder: &Path, checkpoint: &Checkpoint) -> Result<()> {
     fs::write(folder.join(CHECKSUMS), format!("{sums}{own:032x} {} {CHECKSUMS}\n", sums.len()))?;
     flush(&folder.join(CHECKSUMS))?;
     Ok(flush(folder)?)
-}
-
-fn write_tensors(file: &Path, tensors: &NamedTensors) -> Result<()> {
-    Ok(Tensor::write_safetensors(tensors, file)?)
 }
 
 /// Reads a checkpoint, every byte of it verified.

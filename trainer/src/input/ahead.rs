@@ -5,56 +5,51 @@
 //! ready and not yet taken are bounded in bytes. Each item carries the loader's state after it, for a
 //! checkpoint must not skip what was made but not trained.
 
-use parking_lot::{Condvar, Mutex, MutexGuard};
-use std::collections::VecDeque;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Context, Result, bail};
 use forebay_client::loader::LoaderState;
 use forebay_client::{Batch, Event, Loader};
 use tokio::runtime::Handle;
-use tokio::sync::Notify;
+use tokio::sync::mpsc::{Receiver, Sender, channel};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::rows::Input;
 
+/// Items that are ready at most, however small they are.
+const ITEMS_MAX: usize = 1024;
+
 /// A batch or an epoch's end, the input of the batch, and the loader's state after it.
 #[derive(Debug)]
-pub struct Item {
+pub struct Item<I> {
     /// What the loader said.
     pub event: Event,
     /// The batch as a model's input.
-    pub input: Option<Input>,
+    pub input: Option<I>,
     /// Where the loader stood.
     pub state: LoaderState,
 }
 
+/// An item with the room that it takes.
+type Ready = (Item<Input>, OwnedSemaphorePermit);
+
 /// The thread and what it has ready.
 #[derive(Debug)]
 pub struct Ahead {
-    shared: Arc<Shared>,
-    thread: Option<JoinHandle<()>>,
+    /// `None` when no more is wanted.
+    ready: Option<Receiver<Ready>>,
+    /// `None` once its end has been told.
+    thread: Option<JoinHandle<Result<()>>>,
 }
 
-#[derive(Debug, Default)]
-struct Shared {
-    /// Bytes of inputs that are ready, with their batches. One is made even if it is larger.
-    ready_bytes: u64,
-    queue: Mutex<Queue>,
-    changed: Condvar,
-    /// Wakes the thread where it waits for the loader.
-    closed: Notify,
-}
-
-#[derive(Debug, Default)]
-struct Queue {
-    items: VecDeque<(Item, u64)>,
-    bytes: u64,
-    /// How it ended, until that is told; the items before it come first.
-    end: Option<Result<()>>,
-    ended: bool,
-    closed: bool,
+/// The thread's end of what is ready.
+#[derive(Debug)]
+struct ReadyQueue {
+    items: Sender<Ready>,
+    /// A permit for each KiB of inputs that are ready, with their batches.
+    room: Arc<Semaphore>,
+    room_kib: u32,
 }
 
 impl Ahead {
@@ -66,46 +61,35 @@ impl Ahead {
         ready_bytes: u64,
         make: impl Fn(&Batch) -> Result<Input> + Send + 'static,
     ) -> Result<Self> {
-        let shared = Arc::new(Shared { ready_bytes, ..Default::default() });
-        let (theirs, runtime) = (shared.clone(), runtime.clone());
-        let work = move || {
-            // Whatever happens here, nobody must wait for it in vain.
-            let end = catch_unwind(AssertUnwindSafe(|| fill(&runtime, loader, &make, &theirs)));
-            let end = end.unwrap_or_else(|_| Err(anyhow!("the thread that prepares inputs panicked")));
-            let mut queue = theirs.lock();
-            (queue.end, queue.ended) = (Some(end), true);
-            theirs.changed.notify_all();
-        };
+        let (queue, ready) = ReadyQueue::new(ready_bytes);
+        let runtime = runtime.clone();
+        let work = move || runtime.block_on(fill(loader, &make, &queue));
         let thread = std::thread::Builder::new().name("input".to_owned()).spawn(work);
-        Ok(Self { shared, thread: Some(thread.context("start the thread that prepares inputs")?) })
+        let thread = Some(thread.context("start the thread that prepares inputs")?);
+        Ok(Self { ready: Some(ready), thread })
     }
 
     /// The next item, waited for; `None` when the loader has no more.
-    pub fn next_item(&mut self) -> Result<Option<Item>> {
-        let mut queue = self.shared.lock();
-        loop {
-            if let Some(item) = self.shared.pop(&mut queue) {
-                return Ok(Some(item));
-            }
-            if queue.ended {
-                return queue.end.take().unwrap_or(Ok(())).map(|()| None);
-            }
-            self.shared.changed.wait(&mut queue);
+    pub fn next_item(&mut self) -> Result<Option<Item<Input>>> {
+        if let Some((item, _)) = self.ready.as_mut().and_then(Receiver::blocking_recv) {
+            return Ok(Some(item));
+        }
+        match self.thread.take().map(JoinHandle::join) {
+            None => Ok(None),
+            Some(Ok(end)) => end.map(|()| None),
+            Some(Err(_)) => bail!("the thread that prepares inputs panicked"),
         }
     }
 
     /// The next item if it is there already.
-    pub fn ready_item(&mut self) -> Option<Item> {
-        let mut queue = self.shared.lock();
-        self.shared.pop(&mut queue)
+    pub fn ready_item(&mut self) -> Option<Item<Input>> {
+        Some(self.ready.as_mut()?.try_recv().ok()?.0)
     }
 }
 
 impl Drop for Ahead {
     fn drop(&mut self) {
-        self.shared.lock().closed = true;
-        self.shared.changed.notify_all();
-        self.shared.closed.notify_one();
+        self.ready = None;
         // It ends with the image that it is at; nothing it could still say matters.
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
@@ -113,46 +97,34 @@ impl Drop for Ahead {
     }
 }
 
-impl Shared {
-    fn lock(&self) -> MutexGuard<'_, Queue> {
-        self.queue.lock()
+impl ReadyQueue {
+    fn new(ready_bytes: u64) -> (Self, Receiver<Ready>) {
+        let (items, ready) = channel(ITEMS_MAX);
+        let room_kib = u32::try_from(ready_bytes / 1024).unwrap_or(u32::MAX >> 3);
+        (Self { items, room: Arc::new(Semaphore::new(room_kib as usize)), room_kib }, ready)
     }
 
-    fn pop(&self, queue: &mut Queue) -> Option<Item> {
-        let (item, bytes) = queue.items.pop_front()?;
-        queue.bytes -= bytes;
-        self.changed.notify_all();
-        Some(item)
-    }
-
-    /// Waits for room; `false` if nobody wants more.
-    fn push(&self, item: Item, bytes: u64) -> bool {
-        let mut queue = self.lock();
-        while !queue.closed && !queue.items.is_empty() && queue.bytes + bytes > self.ready_bytes {
-            self.changed.wait(&mut queue);
+    /// Waits for room; `false` if nobody wants more. One that is larger than the room takes all of it.
+    async fn push(&self, item: Item<Input>, bytes: u64) -> bool {
+        let kib = u32::try_from(bytes.div_ceil(1024)).unwrap_or(u32::MAX).min(self.room_kib);
+        tokio::select! {
+            () = self.items.closed() => false,
+            Ok(room) = self.room.clone().acquire_many_owned(kib) => self.items.send((item, room)).await.is_ok(),
         }
-        queue.items.push_back((item, bytes));
-        queue.bytes += bytes;
-        self.changed.notify_all();
-        !queue.closed
     }
 }
 
-fn fill(
-    runtime: &Handle,
+async fn fill(
     mut loader: Loader,
-    make: &dyn Fn(&Batch) -> Result<Input>,
-    shared: &Shared,
+    make: &(dyn Fn(&Batch) -> Result<Input> + Send),
+    queue: &ReadyQueue,
 ) -> Result<()> {
     loop {
-        let next = runtime.block_on(async {
-            tokio::select! {
-                event = loader.next() => Some(event),
-                () = shared.closed.notified() => None,
-            }
-        });
-        let Some(event) = next else { return Ok(()) };
-        let Some(event) = event? else { return Ok(()) };
+        let event = tokio::select! {
+            event = loader.next() => event?,
+            () = queue.items.closed() => None,
+        };
+        let Some(event) = event else { return Ok(()) };
         let (mut input, mut bytes) = (None, 0);
         if let Event::Batch(batch) = &event {
             let place = || format!("epoch {} step {}", batch.epoch() + 1, batch.step() + 1);
@@ -161,7 +133,7 @@ fn fill(
             input = Some(made);
         }
         let state = loader.state();
-        if !shared.push(Item { event, input, state }, bytes) {
+        if !queue.push(Item { event, input, state }, bytes).await {
             return Ok(());
         }
     }
@@ -179,7 +151,7 @@ mod tests {
 
     use super::*;
 
-    fn item(epoch: u64) -> Item {
+    fn item(epoch: u64) -> Item<Input> {
         let key = PlanKey { manifest: Digest(7), seed: 5, epoch, shuffle: Shuffle::None };
         let summary = EpochSummary { epoch, digest: OrderDigest::default(), samples: 0, steps: 0 };
         Item { event: Event::EpochEnd(summary), input: None, state: LoaderState { key, samples_done: 0 } }
@@ -187,16 +159,14 @@ mod tests {
 
     #[test]
     fn what_is_ready_keeps_to_its_bytes() {
-        let shared = Arc::new(Shared { ready_bytes: 100, ..Default::default() });
-        let theirs = shared.clone();
+        let (queue, mut taken) = ReadyQueue::new(100 << 10);
+        let (queue, runtime) = (Arc::new(queue), tokio::runtime::Runtime::new().unwrap());
+        let (theirs, handle) = (queue.clone(), runtime.handle().clone());
         // The first is larger than all, and is made all the same.
-        let making =
-            std::thread::spawn(move || [150, 60, 40, 10].map(|bytes| theirs.push(item(bytes), bytes)));
-        let ready = || {
-            let queue = shared.lock();
-            (queue.items.len(), queue.bytes)
-        };
-        let settles_at = |expected: (usize, u64)| {
+        let push = move |kib: u64| handle.block_on(theirs.push(item(kib), kib << 10));
+        let making = std::thread::spawn(move || [150, 60, 40, 10].map(push));
+        let settles_at = |taken: &Receiver<Ready>, expected: (usize, usize)| {
+            let ready = || (taken.len(), 100 - queue.room.available_permits());
             let began = Instant::now();
             while ready() != expected && began.elapsed() < Duration::from_secs(30) {
                 std::thread::sleep(Duration::from_millis(5));
@@ -205,11 +175,11 @@ mod tests {
             std::thread::sleep(Duration::from_millis(100));
             assert_eq!(ready(), expected);
         };
-        settles_at((1, 150));
-        shared.pop(&mut shared.lock());
-        settles_at((2, 100));
-        shared.pop(&mut shared.lock());
-        settles_at((2, 50));
+        settles_at(&taken, (1, 100));
+        drop(taken.blocking_recv());
+        settles_at(&taken, (2, 100));
+        drop(taken.blocking_recv());
+        settles_at(&taken, (2, 50));
         assert_eq!(making.join().unwrap(), [true; 4]);
     }
 }

@@ -11,8 +11,8 @@ use arrow::array::{Array, AsArray};
 use arrow::datatypes::UInt8Type;
 use fast_image_resize::images::{Image, ImageRef};
 use fast_image_resize::{FilterType, PixelType, ResizeAlg, ResizeOptions, Resizer};
-use forebay_c10d::{BackgroundSpan, tensor_from_owner};
-use image::{DynamicImage, ImageFormat, ImageReader, Limits};
+use forebay_c10d::{Span, tensor_from_owner};
+use image::{ImageFormat, ImageReader, Limits};
 use rayon::prelude::*;
 use rayon::{ThreadPool, ThreadPoolBuilder};
 use tch::{Kind, Tensor};
@@ -74,7 +74,7 @@ impl Decoder {
         let sources = sources(column, settings.source, rows.column)?;
         let mut bytes = vec![0; settings.bytes() * sources.len()];
         let one = |index: usize, place: &mut [u8]| -> Result<()> {
-            let _span = BackgroundSpan::new("decode image");
+            let _span = Span::new("decode image")?;
             let sample = rows.samples[index];
             self.image(sources[index], settings, sample, rows.vary, place)
                 .with_context(|| format!("column `{}`, sample {sample}", rows.column))
@@ -155,7 +155,9 @@ fn unpack(file: &[u8], channels: i64) -> Result<Pixels> {
     limits.max_alloc = Some(UNPACKED_BYTES_MAX);
     reader.limits(limits);
     let image = reader.decode().context("the image is damaged")?;
-    Ok(pixels(image, channels))
+    let (width, height) = (image.width(), image.height());
+    let bytes = if channels == 1 { image.into_luma8().into_raw() } else { image.into_rgb8().into_raw() };
+    Ok(Pixels { width, height, bytes })
 }
 
 /// Where a JPEG's image ends (ITU-T T.81, annex B): behind the end marker that follows its scans. What a
@@ -180,12 +182,6 @@ fn jpeg_end(jpeg: &[u8]) -> Option<usize> {
             }
         }
     }
-}
-
-fn pixels(image: DynamicImage, channels: i64) -> Pixels {
-    let (width, height) = (image.width(), image.height());
-    let bytes = if channels == 1 { image.into_luma8().into_raw() } else { image.into_rgb8().into_raw() };
-    Pixels { width, height, bytes }
 }
 
 /// Raw pixels as the resizer takes them, in the channels that the model takes.

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use forebay_c10d::{BackgroundSpan, Span};
+use forebay_c10d::Span;
 use forebay_client::loader::LoaderState;
 use forebay_client::{Batch, Dataset, Event, Loader, LoaderSettings};
 use tokio::runtime::Handle;
@@ -31,7 +31,7 @@ pub struct Feed {
     /// The input of the batch that was handed out last, until it is asked for.
     current: Option<Sent>,
     /// The next item to hand out, if its input is on its way already.
-    next: Option<Coming>,
+    next: Option<Item<Sent>>,
     /// Where the device waited for the input that was handed out last.
     stall: Option<Stall>,
 }
@@ -41,14 +41,6 @@ enum BatchSource {
     /// Inputs are made when they are asked for: nothing to do for them, or nobody wants any.
     Loader(Box<Loader>),
     Ahead(Ahead),
-}
-
-/// An event, the input of its batch, and the loader's state after it.
-#[derive(Debug)]
-struct Coming {
-    event: Event,
-    input: Option<Sent>,
-    state: LoaderState,
 }
 
 impl Feed {
@@ -75,10 +67,10 @@ impl Feed {
                 let preparer = preparer.clone();
                 let make = move |batch: &Batch| {
                     let input = {
-                        let _span = BackgroundSpan::new("make input");
+                        let _span = Span::new("make input")?;
                         preparer.input(batch)?
                     };
-                    let _span = BackgroundSpan::new("stage");
+                    let _span = Span::new("stage")?;
                     compute.stage(input)
                 };
                 BatchSource::Ahead(Ahead::start(runtime, loader, ready_bytes, make)?)
@@ -93,12 +85,12 @@ impl Feed {
     /// it asked for.
     pub fn next_event(&mut self) -> Result<Event> {
         let next = self.next.take().map_or_else(|| self.wait(), Ok)?;
-        let Coming { event, input, state } = next;
+        let Item { event, input, state } = next;
         (self.current, self.state) = (input, state);
         Ok(event)
     }
 
-    fn wait(&mut self) -> Result<Coming> {
+    fn wait(&mut self) -> Result<Item<Sent>> {
         let none = "the loader ended before the last epoch did";
         match &mut self.source {
             BatchSource::Ahead(ahead) => {
@@ -107,7 +99,7 @@ impl Feed {
             }
             BatchSource::Loader(loader) => {
                 let event = self.runtime.block_on(loader.next())?.context(none)?;
-                Ok(Coming { event, input: None, state: loader.state() })
+                Ok(Item { event, input: None, state: loader.state() })
             }
         }
     }
@@ -123,17 +115,17 @@ impl Feed {
                 ready.map(|item| self.send(item)).transpose()?
             }
             BatchSource::Loader(loader) => {
-                loader.ready().map(|event| Coming { event, input: None, state: loader.state() })
+                loader.ready().map(|event| Item { event, input: None, state: loader.state() })
             }
         };
         Ok(())
     }
 
-    fn send(&self, item: Item) -> Result<Coming> {
+    fn send(&self, item: Item<Input>) -> Result<Item<Sent>> {
         let _span = Span::new("send ahead")?;
         let Item { event, input, state } = item;
         let input = input.map(|staged| self.compute.send(staged)).transpose()?;
-        Ok(Coming { event, input, state })
+        Ok(Item { event, input, state })
     }
 
     /// The input of the batch that was handed out last, on the device.

@@ -8,7 +8,7 @@
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use forebay_c10d::{Cuda, Event, NcclSettings, ProcessGroup, Stream, copy_into, pinned, to_device};
+use forebay_c10d::{Cuda, Event, Stream, pinned};
 use tch::{Device, Tensor};
 
 use super::rows::Input;
@@ -17,7 +17,8 @@ use super::rows::Input;
 #[derive(Debug, Clone, Copy)]
 pub struct Compute {
     device: Device,
-    cuda: Option<Cuda>,
+    /// By which a group learns NCCL, if it is a GPU.
+    pub cuda: Option<Cuda>,
     /// The stream that batches are copied on.
     copies: Option<Stream>,
 }
@@ -53,26 +54,6 @@ impl Compute {
         Ok(Self { device, cuda: Some(cuda), copies: Some(Stream::from_pool(device, true)?) })
     }
 
-    /// As if there was a GPU, which nothing is computed on.
-    #[cfg(test)]
-    pub fn fake_gpu() -> Self {
-        Self { device: Device::Cuda(0), ..Self::CPU }
-    }
-
-    /// Has a group use NCCL besides Gloo, if this is a GPU. Collective.
-    pub fn join_nccl(
-        &self,
-        group: &ProcessGroup,
-        local_rank: usize,
-        timeout: Duration,
-        settings: &NcclSettings,
-    ) -> Result<()> {
-        if let Some(cuda) = &self.cuda {
-            cuda.nccl(group, local_rank, timeout, settings)?;
-        }
-        Ok(())
-    }
-
     pub fn device(&self) -> Device {
         self.device
     }
@@ -87,11 +68,7 @@ impl Compute {
         if !self.copies() {
             return Ok(input);
         }
-        input.try_map(|tensor| {
-            let mut staged = pinned(&tensor.size(), tensor.kind())?;
-            copy_into(&mut staged, tensor, false)?;
-            Ok(staged)
-        })
+        input.try_map(|tensor| Ok(pinned(tensor)?))
     }
 
     /// Begins to copy a staged batch to the device. libtorch gives pinned memory to nobody else before the
@@ -99,7 +76,8 @@ impl Compute {
     /// ([`Compute::receive`]).
     pub fn send(&self, staged: Input) -> Result<Sent> {
         let Some(copies) = &self.copies else { return Ok(Sent { input: staged, copied: None }) };
-        let input = copies.run(|| staged.try_map(|tensor| Ok(to_device(tensor, self.device, true)?)))??;
+        let there = |tensor: &Tensor| tensor.f_to_device_(self.device, tensor.kind(), true, false);
+        let input = copies.run(|| staged.try_map(|tensor| Ok(there(tensor)?)))??;
         let mut copied = Event::new(self.device, false)?;
         copied.record(copies)?;
         Ok(Sent { input, copied: Some(copied) })
@@ -134,18 +112,4 @@ impl Stall {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::super::schema::Role;
-    use super::*;
-
-    #[test]
-    fn the_cpu_takes_batches_as_they_are() {
-        let compute = Compute::CPU;
-        let labels = Tensor::from_slice(&[1i64, 2]);
-        let input = Input::new(2, vec![(Role::Label, labels.shallow_clone())], None);
-        let sent = compute.send(compute.stage(input).unwrap()).unwrap();
-        let (taken, stall) = compute.receive(sent).unwrap();
-        assert_eq!(taken.get(Role::Label).unwrap().data_ptr(), labels.data_ptr());
-        assert_eq!((compute.device(), compute.copies(), stall.is_none()), (Device::Cpu, false, true));
-    }
-}
+pub(crate) mod tests;

@@ -73,6 +73,8 @@ mod tests {
 
     use tch::Device;
 
+    use crate::input::transfer::tests::fake_gpu;
+
     fn env(rank: usize, world: usize) -> RankEnv {
         RankEnv {
             rank,
@@ -105,7 +107,7 @@ mod tests {
 
     #[test]
     fn one_rank_without_a_gpu_keeps_all_from_theirs() {
-        let gpu = Compute::fake_gpu();
+        let gpu = fake_gpu();
         for (lacking, expected) in [(None, gpu.device()), (Some(2), Device::Cpu)] {
             let server = Store::serve(1, TIMEOUT).unwrap();
             let rank = |rank: usize| {
@@ -127,7 +129,7 @@ mod tests {
         let server = Store::serve(1, TIMEOUT).unwrap();
         let rank = |rank: usize| {
             let store = Store::tcp("127.0.0.1", server.port().unwrap(), 1, false, TIMEOUT).unwrap();
-            let gpu = Compute::fake_gpu();
+            let gpu = fake_gpu();
             let found = if rank == 1 { Err(anyhow::anyhow!("no GPU")) } else { Ok(gpu) };
             std::thread::spawn(move || all(found, &env(rank, 3), &store).unwrap_err().to_string())
         };

@@ -55,7 +55,9 @@ impl Session {
             let env = env.clone();
             group.watch(Duration::from_secs(silence), move |lost| failure::end_now(&env, lost));
         }
-        compute.join_nccl(&group, env.local_rank, timeout, &settings.gradients.nccl()).context(joining)?;
+        if let Some(cuda) = compute.cuda {
+            cuda.nccl(&group, env.local_rank, timeout, &settings.gradients.nccl()).context(joining)?;
+        }
         Ok(Self { settings, env, compute, group, runtime, access })
     }
 

@@ -1,8 +1,6 @@
 //! One process, one GPU.
 
-use forebay_c10d::{
-    Cuda, Event, Profiler, ProfilerSettings, Result, Span, Stream, autocast, copy_into, pinned, to_device,
-};
+use forebay_c10d::{Cuda, Event, Profiler, ProfilerSettings, Result, Span, Stream, autocast, pinned};
 use tch::{Device, Kind, Tensor};
 
 use crate::Outcome;
@@ -16,8 +14,8 @@ pub fn matmul(cuda: Cuda) -> Result<Outcome> {
     }
     tch::manual_seed(1);
     let a = Tensor::randn([256, 256], (Kind::Double, Device::Cpu));
-    let there = to_device(&a, GPU, false)?;
-    let back = to_device(&there.matmul(&there), Device::Cpu, false)?;
+    let there = a.to_device(GPU);
+    let back = there.matmul(&there).to_device(Device::Cpu);
     let difference = (back - a.matmul(&a)).abs().max().double_value(&[]);
     Ok(Outcome::of(difference < 1e-9, format!("{} GPUs, worst difference {difference:e}", cuda.devices())))
 }
@@ -44,16 +42,13 @@ pub fn bf16(_: Cuda) -> Result<Outcome> {
 /// A copy from pinned memory on a stream of its own is through while the default stream still computes.
 pub fn pinned_copies_overlap(_: Cuda) -> Result<Outcome> {
     let rows = 16 << 20;
-    let mut here = pinned(&[rows], Kind::Float)?;
+    let here = pinned(&Tensor::arange(rows, (Kind::Float, Device::Cpu)))?;
     if !here.f_is_pinned(GPU).unwrap_or(false) {
         return Ok(Outcome::Fail("the memory is not pinned".into()));
     }
-    copy_into(&mut here, &Tensor::arange(rows, (Kind::Float, Device::Cpu)), false)?;
-    let mut there = Tensor::zeros([rows], (Kind::Float, GPU));
     let a = Tensor::randn([4096, 4096], (Kind::Float, GPU));
     let mut product = a.matmul(&a);
     let (computing, copying) = (Stream::current(GPU)?, Stream::from_pool(GPU, false)?);
-    copying.keep(&there)?;
     let mut marks = (0..3).map(|_| Event::new(GPU, true)).collect::<Result<Vec<_>>>()?;
     computing.synchronize()?;
 
@@ -61,11 +56,12 @@ pub fn pinned_copies_overlap(_: Cuda) -> Result<Outcome> {
     for _ in 0..60 {
         product = (&a + &product * 0.0).matmul(&a);
     }
-    copying.run(|| copy_into(&mut there, &here, true))??;
+    let there = copying.run(|| here.to_device_(GPU, Kind::Float, true, false))?;
     marks[1].record(&copying)?;
     marks[2].record(&computing)?;
     // Whatever uses the copy waits for it on the device, not here.
     marks[1].block(&computing)?;
+    computing.keep(&there)?;
     let sum = there.narrow(0, rows - 4, 4).to_kind(Kind::Double).sum(Kind::Double);
     marks[2].synchronize()?;
     let (copied, computed) = (marks[0].elapsed_ms(&marks[1])?, marks[0].elapsed_ms(&marks[2])?);

@@ -2,42 +2,41 @@
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::path::Path;
-use std::time::Duration;
 
-use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW, Symbol};
+use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
 
-use super::{FfiResult, GroupHandle, StoreHandle, check, milliseconds};
+use super::FfiResult;
+use super::bridge::{GroupHandle, StoreHandle, torch_version};
 use crate::error::Failure;
 
 /// `FB_PLUGIN_ABI`: the interface that this file is written for.
-const ABI: c_int = 2;
+const ABI: c_int = 3;
 
 unsafe extern "C" {
-    fn fb_torch_version() -> *const c_char;
+    fn free(memory: *mut c_void);
 }
 
-/// `FbNcclOptions` of the shim.
+/// How NCCL runs, beside what its variables say; the defaults are PyTorch's. `FbNcclOptions` of the shim.
 #[repr(C)]
-pub(crate) struct NcclOptions {
-    timeout_ms: i64,
-    high_priority_stream: c_int,
-    min_ctas: c_int,
-    max_ctas: c_int,
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct NcclSettings {
+    /// Collectives run on a stream of high priority: they start sooner beside heavy computation.
+    pub high_priority_stream: bool,
+    /// The least thread blocks per collective (`ncclConfig_t::minCTAs`); 0 leaves it to NCCL.
+    pub min_ctas: u16,
+    /// The most; likewise.
+    pub max_ctas: u16,
 }
 
-impl NcclOptions {
-    pub fn new(timeout: Duration, high_priority_stream: bool, min_ctas: u16, max_ctas: u16) -> Self {
-        Self {
-            timeout_ms: milliseconds(timeout),
-            high_priority_stream: high_priority_stream.into(),
-            min_ctas: min_ctas.into(),
-            max_ctas: max_ctas.into(),
-        }
-    }
-}
-
+type Version = unsafe extern "C" fn() -> *const c_char;
 type DeviceCount = unsafe extern "C" fn(*mut c_int) -> *mut c_char;
-type AddNccl = unsafe extern "C" fn(*mut c_void, *mut c_void, c_int, *const NcclOptions) -> *mut c_char;
+type AddNccl = unsafe extern "C" fn(
+    *const GroupHandle,
+    *const StoreHandle,
+    c_int,
+    i64,
+    *const NcclSettings,
+) -> *mut c_char;
 
 /// The plugin's functions. The library is never closed: libtorch's CUDA part has registered itself by then,
 /// and keeps threads and destructors in it.
@@ -56,33 +55,25 @@ impl Plugin {
         let library = unsafe { Library::open(Some(path), RTLD_NOW | RTLD_GLOBAL) };
         let library =
             std::mem::ManuallyDrop::new(library.map_err(|error| Failure::own(loader_text(&error)))?);
-        // SAFETY: the types are those of `plugin.h`; the number is the same in every version of the
-        // interface.
-        let abi: Symbol<unsafe extern "C" fn() -> c_int> = unsafe { symbol(&library, "fb_plugin_abi") }?;
-        // SAFETY: takes nothing.
-        let abi = unsafe { abi() };
+        // SAFETY: it takes nothing, in every version of the interface.
+        let abi = unsafe { symbol::<unsafe extern "C" fn() -> c_int>(&library, "fb_plugin_abi")?() };
         if abi != ABI {
             return Err(Failure::own(format!(
                 "it has interface {abi}, but this program wants {ABI}: build both from the same tree"
             )));
         }
         // SAFETY: the number says that the types are those of `plugin.h`, here and below.
-        let version: Symbol<unsafe extern "C" fn() -> *const c_char> =
-            unsafe { symbol(&library, "fb_plugin_torch_version") }?;
-        // SAFETY: both give constant strings.
-        let (theirs, ours) = unsafe { (CStr::from_ptr(version()), CStr::from_ptr(fb_torch_version())) };
+        let version = unsafe { symbol::<Version>(&library, "fb_plugin_torch_version")? };
+        // SAFETY: it gives a constant string.
+        let (theirs, ours) = (unsafe { CStr::from_ptr(version()) }.to_string_lossy(), torch_version());
         if theirs != ours {
-            return Err(Failure::own(format!(
-                "it was built against libtorch {}, this program against {}",
-                theirs.to_string_lossy(),
-                ours.to_string_lossy()
-            )));
+            let text = format!("it was built against libtorch {theirs}, this program against {ours}");
+            return Err(Failure::own(text));
         }
         // SAFETY: see above.
-        let device_count: Symbol<DeviceCount> = unsafe { symbol(&library, "fb_plugin_device_count") }?;
+        let device_count = unsafe { symbol(&library, "fb_plugin_device_count")? };
         // SAFETY: see above.
-        let add_nccl: Symbol<AddNccl> = unsafe { symbol(&library, "fb_plugin_add_nccl") }?;
-        Ok(Self { device_count: *device_count, add_nccl: *add_nccl })
+        Ok(Self { device_count, add_nccl: unsafe { symbol(&library, "fb_plugin_add_nccl")? } })
     }
 
     /// How many GPUs there are; the error says why there is none.
@@ -98,19 +89,34 @@ impl Plugin {
         group: &GroupHandle,
         store: &StoreHandle,
         device: usize,
-        options: &NcclOptions,
+        timeout_ms: i64,
+        settings: &NcclSettings,
     ) -> FfiResult<()> {
         let device = c_int::try_from(device).map_err(|_| Failure::own(format!("no CUDA device {device}")))?;
-        // SAFETY: the library stays open, both handles are live, and the options are only read.
-        check(unsafe { (self.add_nccl)(group.as_ptr(), store.as_ptr(), device, options) })
+        // SAFETY: the library stays open, both handles are live and begin with the pointers that are wanted
+        // (`shim.h`), and the settings are only read.
+        check(unsafe { (self.add_nccl)(group, store, device, timeout_ms, settings) })
     }
+}
+
+/// Takes the plugin's message, if there is one.
+fn check(message: *mut c_char) -> FfiResult<()> {
+    if message.is_null() {
+        return Ok(());
+    }
+    // SAFETY: a NUL-terminated string from strdup that is ours; it is read, then freed once.
+    let text = unsafe { CStr::from_ptr(message) }.to_string_lossy().into_owned();
+    // SAFETY: see above; no reference to the string is left.
+    unsafe { free(message.cast()) };
+    Err(Failure::thrown(&text))
 }
 
 /// # Safety
 /// `T` is the type of what the library calls `name`.
-unsafe fn symbol<T>(library: &Library, name: &str) -> FfiResult<Symbol<T>> {
+unsafe fn symbol<T: Copy>(library: &Library, name: &str) -> FfiResult<T> {
     // SAFETY: the caller's promise.
-    unsafe { library.get(name.as_bytes()) }
+    unsafe { library.get::<T>(name.as_bytes()) }
+        .map(|symbol| *symbol)
         .map_err(|_| Failure::own(format!("it has no {name}: it is no plugin of Forebay's")))
 }
 
