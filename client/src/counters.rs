@@ -81,7 +81,7 @@ macro_rules! each {
         }
 
         /// Both together.
-        fn sum(a: &Counters, b: &Counters) -> Counters {
+        pub fn sum(a: &Counters, b: &Counters) -> Counters {
             Counters { $($field: a.$field + b.$field),* }
         }
 

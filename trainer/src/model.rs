@@ -1,4 +1,4 @@
-//! The models, behind one trait: what a step, an evaluation and a checkpoint need to know of any of them.
+//! The models, behind one type: what a step, an evaluation and a checkpoint need to know of any of them.
 //!
 //! A model is made from [`ModelSettings`], which are plain data: they are kept in checkpoints, and equal
 //! settings mean the same tensors. [`resolve`] makes them from the flags and a dataset's schema, together
@@ -25,34 +25,80 @@ use serde::{Deserialize, Serialize};
 use tch::nn::{BatchNormConfig, Init, VarStore};
 use tch::{Device, Kind, Tensor};
 
-use crate::input::{Columns, Input};
+use crate::input::{Columns, Input, Role};
 use crate::train::optim::NamedTensor;
 use args::{ModelArgs, ModelName};
 use gpt::GptSettings;
-use mlp::MlpSettings;
+use mlp::{MlpSettings, Task};
 use resnet::{Depth, ResnetSettings};
 
-/// A network with its loss and its measure of quality.
-pub trait Model: Debug {
+/// The layers of a model.
+pub trait Network: Debug {
+    /// The output for a batch of `B` rows: logits `[B, classes]` of images (`[B, 784]` bytes for the convnet,
+    /// `[B, C, H, W]` bytes for the ResNets) or of features `[B, F]`; numbers `[B, 1]` for a regression;
+    /// logits `[B, T, vocab]` of tokens `[B, T + 1]`. `training` turns on batch statistics.
+    fn forward(&self, input: &Input, training: bool) -> Result<Tensor>;
+}
+
+/// A network with its parameters, its loss and its measure of quality.
+#[derive(Debug)]
+pub struct Model {
+    settings: ModelSettings,
+    vars: VarStore,
+    pub(crate) network: Box<dyn Network>,
+}
+
+impl Model {
     /// What it was made from.
-    fn settings(&self) -> ModelSettings;
+    pub fn settings(&self) -> &ModelSettings {
+        &self.settings
+    }
 
     /// Where its parameters and buffers live.
-    fn vars(&self) -> &VarStore;
+    pub fn vars(&self) -> &VarStore {
+        &self.vars
+    }
 
-    /// The network's output for a batch of `B` rows: logits `[B, classes]` of images (`[B, 784]` bytes for
-    /// the convnet, `[B, C, H, W]` bytes for the ResNets) or of features `[B, F]`; numbers `[B, 1]` for a
-    /// regression; logits `[B, T, vocab]` of tokens `[B, T + 1]`. `training` turns on batch statistics.
-    fn forward(&self, input: &Input, training: bool) -> Result<Tensor>;
+    /// As [`Network::forward`].
+    pub fn forward(&self, input: &Input, training: bool) -> Result<Tensor> {
+        self.network.forward(input, training)
+    }
 
-    /// The loss of each row, `[B]`, from the output of [`Model::forward`].
-    fn row_losses(&self, output: &Tensor, input: &Input) -> Result<Tensor>;
+    /// The loss of each row, `[B]`, from the output of [`Model::forward`]. That of a text is the mean over
+    /// its tokens.
+    pub fn row_losses(&self, output: &Tensor, input: &Input) -> Result<Tensor> {
+        match self.metric() {
+            Metric::Accuracy => cross_entropies(output, input.get(Role::Label)?),
+            Metric::SquaredError => {
+                Ok((output.squeeze_dim(1).to_kind(Kind::Float) - input.get(Role::Label)?).square())
+            }
+            Metric::Perplexity => {
+                let targets = input.get(Role::Tokens)?.narrow(1, 1, output.size()[1]).to_kind(Kind::Int64);
+                let losses = cross_entropies(&output.flatten(0, 1), &targets.flatten(0, 1))?;
+                Ok(losses.view_as(&targets).mean_dim(1, false, Kind::Float))
+            }
+        }
+    }
 
-    /// The score of each row that the evaluation averages, `[B]`, from the output of [`Model::forward`].
-    fn row_scores(&self, output: &Tensor, input: &Input) -> Result<Tensor>;
+    /// The score of each row that the evaluation averages, `[B]`, from the output of [`Model::forward`]: 1
+    /// for a class that is found and 0 for another, else the loss.
+    pub fn row_scores(&self, output: &Tensor, input: &Input) -> Result<Tensor> {
+        match self.metric() {
+            Metric::Accuracy => {
+                Ok(output.f_argmax(-1, false)?.f_eq_tensor(input.get(Role::Label)?)?.to_kind(Kind::Float))
+            }
+            _ => self.row_losses(output, input),
+        }
+    }
 
     /// What that average means.
-    fn metric(&self) -> Metric;
+    pub fn metric(&self) -> Metric {
+        match self.settings {
+            ModelSettings::Mlp(MlpSettings { task: Task::Regression, .. }) => Metric::SquaredError,
+            ModelSettings::Gpt(_) => Metric::Perplexity,
+            _ => Metric::Accuracy,
+        }
+    }
 }
 
 /// The settings of a model: which one, and of which size.
@@ -121,15 +167,19 @@ impl ModelSettings {
     }
 
     /// A fresh model on `device`, its parameters drawn from `seed`.
-    pub fn build(&self, seed: u64, device: Device) -> Result<Box<dyn Model>> {
-        seeded(seed, || {
+    pub fn build(&self, seed: u64, device: Device) -> Result<Model> {
+        let mut vars = VarStore::new(Device::Cpu);
+        let root = vars.root();
+        let network = seeded(seed, || -> Result<Box<dyn Network>> {
             Ok(match self {
-                Self::Convnet => Box::new(convnet::ConvNet::fresh(device)) as Box<dyn Model>,
-                Self::Resnet(settings) => Box::new(resnet::Resnet::fresh(settings.clone(), device)),
-                Self::Mlp(settings) => Box::new(mlp::Mlp::fresh(settings.clone(), device)),
-                Self::Gpt(settings) => Box::new(gpt::Gpt::fresh(*settings, device)?),
+                Self::Convnet => Box::new(convnet::ConvNet::fresh(&root)),
+                Self::Resnet(settings) => Box::new(resnet::Resnet::fresh(&root, settings, device)),
+                Self::Mlp(settings) => Box::new(mlp::Mlp::fresh(&root, settings)),
+                Self::Gpt(settings) => Box::new(gpt::Gpt::fresh(&root, *settings)?),
             })
-        })
+        })?;
+        vars.set_device(device);
+        Ok(Model { settings: self.clone(), vars, network })
     }
 
     /// Rows that a pass of training needs at least: a batch norm knows no spread of one.
@@ -144,17 +194,15 @@ impl ModelSettings {
 /// The model that the flags ask for on a dataset of this schema, and what it takes of it. The error names the
 /// shape that the dataset has and the one that the model takes.
 pub fn resolve(args: &ModelArgs, schema: &Schema, uri: &str) -> Result<(ModelSettings, Columns)> {
-    match args.model {
-        ModelName::Convnet => {
-            let columns = convnet::columns(args);
-            columns.check(schema, uri)?;
-            Ok((ModelSettings::Convnet, columns))
-        }
-        ModelName::Resnet18 => resnet::resolve(args, Depth::Resnet18, schema, uri),
-        ModelName::Resnet50 => resnet::resolve(args, Depth::Resnet50, schema, uri),
-        ModelName::Mlp => mlp::resolve(args, schema, uri),
-        ModelName::Gpt => gpt::resolve(args, schema, uri),
-    }
+    let (model, columns) = match args.model {
+        ModelName::Convnet => (ModelSettings::Convnet, convnet::columns(args)),
+        ModelName::Resnet18 => resnet::resolve(args, Depth::Resnet18, schema, uri)?,
+        ModelName::Resnet50 => resnet::resolve(args, Depth::Resnet50, schema, uri)?,
+        ModelName::Mlp => mlp::resolve(args, schema, uri)?,
+        ModelName::Gpt => gpt::resolve(args, schema, uri)?,
+    };
+    columns.check(schema, uri)?;
+    Ok((model, columns))
 }
 
 /// Runs `f`, whose random numbers follow from `seed`. libtorch has one generator for all threads of the
@@ -206,11 +254,6 @@ pub fn parameter_hash(vars: &VarStore) -> u64 {
 /// The cross entropy of each row, `[B]`, for logits `[B, classes]` and labels `[B]`.
 fn cross_entropies(logits: &Tensor, labels: &Tensor) -> Result<Tensor> {
     Ok(logits.f_cross_entropy_loss::<Tensor>(labels, None, tch::Reduction::None, -100, 0.0)?)
-}
-
-/// `[B]`: 1 for each row whose largest of the logits `[B, classes]` is its label's `[B]`, else 0.
-fn hits(logits: &Tensor, labels: &Tensor) -> Result<Tensor> {
-    Ok(logits.f_argmax(-1, false)?.f_eq_tensor(labels)?.to_kind(Kind::Float))
 }
 
 /// As PyTorch starts batch norms: tch draws their weights at random.

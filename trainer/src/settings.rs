@@ -11,7 +11,7 @@ use forebay_proto::view::{MixPart, Split};
 
 use crate::checkpoint::args::CheckpointArgs;
 use crate::model::args::ModelArgs;
-use crate::report::args::ObserveArgs;
+use crate::report::args::{ObserveArgs, check_file};
 use crate::train::gradients::GradientArgs;
 use crate::train::hyperparams::Hyperparams;
 use crate::train::optim::args::OptimArgs;
@@ -21,8 +21,8 @@ use crate::train::precision::Precision;
 #[derive(Debug, Clone, Parser)]
 #[command(name = "forebay-train", version)]
 pub struct Settings {
+    /// Where data comes from.
     #[command(flatten)]
-    #[expect(missing_docs, reason = "documented at its type")]
     pub access: AccessArgs,
 
     /// Dataset to train on: s3://bucket/prefix or file:///folder
@@ -50,11 +50,11 @@ pub struct Settings {
     /// Evaluate only on a stretch of its rows
     #[arg(long, value_name = "FROM:TO", requires = "test")]
     pub test_split: Option<Split>,
+    /// Which network, of which size, on which columns.
     #[command(flatten)]
-    #[expect(missing_docs, reason = "documented at its type")]
     pub model: ModelArgs,
+    /// How the parameters move.
     #[command(flatten)]
-    #[expect(missing_docs, reason = "documented at its type")]
     pub optim: OptimArgs,
     /// What the network computes in
     #[arg(long, value_enum, default_value_t)]
@@ -112,14 +112,14 @@ pub struct Settings {
     /// Write what happened to this file, as JSON
     #[arg(long, value_name = "FILE")]
     pub report: Option<PathBuf>,
+    /// How gradients travel.
     #[command(flatten)]
-    #[expect(missing_docs, reason = "documented at its type")]
     pub gradients: GradientArgs,
+    /// Where a run is kept, and how often.
     #[command(flatten)]
-    #[expect(missing_docs, reason = "documented at its type")]
     pub checkpoint: CheckpointArgs,
+    /// TensorBoard, and a trace of some steps.
     #[command(flatten)]
-    #[expect(missing_docs, reason = "documented at its type")]
     pub observe: ObserveArgs,
 }
 
@@ -211,13 +211,7 @@ impl Settings {
     /// Refuses a `--report` that cannot be written, better now than after the last epoch. For rank 0 and the
     /// launcher: the machines of other ranks need no such folder.
     pub fn check_report(&self) -> Result<()> {
-        let Some(file) = &self.report else { return Ok(()) };
-        let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty());
-        if let Some(folder) = folder.filter(|folder| !folder.is_dir()) {
-            bail!("--report {}: there is no folder {}", file.display(), folder.display());
-        }
-        ensure!(!file.is_dir(), "--report {} is a folder", file.display());
-        Ok(())
+        self.report.as_ref().map_or(Ok(()), |file| check_file("--report", file))
     }
 
     /// Whether there is a model: with the loader alone, or an emulated accelerator, there is none.
@@ -299,6 +293,11 @@ mod tests {
             ("--lr 0", 1, "--lr must be a number above 0, not 0"),
             ("--window 0", 1, "--window must be at least 1 segment; for file order use --shuffle none"),
             ("--label-column image", 1, "--image-column and --label-column name the same column"),
+            (
+                "--model mlp --feature-columns a,label",
+                1,
+                "--feature-columns and --label-column name the same column",
+            ),
         ] {
             assert_eq!(refused(line, world), expected);
         }

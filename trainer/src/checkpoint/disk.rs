@@ -8,7 +8,7 @@ use std::fs::{self, File};
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, anyhow, bail, ensure};
+use anyhow::{Context, Result, anyhow, ensure};
 use forebay_c10d::Span;
 use tch::{TchError, Tensor};
 use xxhash_rust::xxh3::{Xxh3, xxh3_128};
@@ -24,6 +24,8 @@ const WEIGHTS: &str = "weights.safetensors";
 const TRAINING: &str = "training.safetensors";
 const META: &str = "checkpoint.json";
 const CHECKSUMS: &str = "CHECKSUMS";
+/// Those that the last one tells of, in its order.
+const FILES: [&str; 3] = [WEIGHTS, TRAINING, META];
 
 /// Why a checkpoint cannot be used.
 #[derive(Debug)]
@@ -87,24 +89,25 @@ pub fn write(folder: &Path, checkpoint: &Checkpoint) -> Result<PathBuf> {
 }
 
 fn write_files(folder: &Path, checkpoint: &Checkpoint) -> Result<()> {
-    let mut sums = String::new();
-    let mut sum = |file: &str| -> Result<()> {
-        let path = folder.join(file);
-        flush(&path)?;
-        let (bytes, hash) = measure(&path)?;
-        sums.push_str(&format!("{hash:032x} {bytes} {file}\n"));
-        Ok(())
-    };
     Tensor::write_safetensors(&checkpoint.weights, folder.join(WEIGHTS))?;
-    sum(WEIGHTS)?;
     Tensor::write_safetensors(&checkpoint.training, folder.join(TRAINING))?;
-    sum(TRAINING)?;
     fs::write(folder.join(META), serde_json::to_string_pretty(&checkpoint.meta)? + "\n")?;
-    sum(META)?;
-    let own = xxh3_128(sums.as_bytes());
-    fs::write(folder.join(CHECKSUMS), format!("{sums}{own:032x} {} {CHECKSUMS}\n", sums.len()))?;
+    FILES.iter().try_for_each(|file| flush(&folder.join(file)))?;
+    fs::write(folder.join(CHECKSUMS), checksums(folder)?)?;
     flush(&folder.join(CHECKSUMS))?;
     Ok(flush(folder)?)
+}
+
+/// The text of `CHECKSUMS` for the files as they are: hash, length and name of each, and of its own lines so
+/// far.
+fn checksums(folder: &Path) -> Result<String> {
+    let mut sums = String::new();
+    for file in FILES {
+        let (bytes, hash) = measure(&folder.join(file)).context(file)?;
+        sums += &format!("{hash:032x} {bytes} {file}\n");
+    }
+    let own = xxh3_128(sums.as_bytes());
+    Ok(format!("{sums}{own:032x} {} {CHECKSUMS}\n", sums.len()))
 }
 
 /// Reads a checkpoint, every byte of it verified.
@@ -134,29 +137,14 @@ fn read_meta(place: &Path) -> Result<Meta, Damage> {
 
 /// Compares every file with what `CHECKSUMS` says of it.
 fn verify(place: &Path) -> Result<()> {
-    let text = fs::read_to_string(place.join(CHECKSUMS)).context(CHECKSUMS)?;
-    let lines: Vec<_> =
-        text.lines().map(parse).collect::<Option<_>>().context("CHECKSUMS has other lines")?;
-    let Some(((own, length, CHECKSUMS), files)) = lines.split_last() else {
-        bail!("CHECKSUMS does not end in its own line");
-    };
-    let before = text.get(..*length as usize).context("CHECKSUMS has another length")?;
-    ensure!(xxh3_128(before.as_bytes()) == *own, "CHECKSUMS does not match its own checksum");
-    ensure!(before.lines().count() == files.len(), "CHECKSUMS has another length");
-    let names: Vec<_> = files.iter().map(|(_, _, name)| *name).collect();
-    ensure!(names == [WEIGHTS, TRAINING, META], "CHECKSUMS lists other files");
-    for (hash, bytes, name) in files {
-        let found = measure(&place.join(name)).with_context(|| (*name).to_owned())?;
-        ensure!(found.0 == *bytes, "{name} has {} bytes, it had {bytes}", found.0);
-        ensure!(found.1 == *hash, "{name} does not match its checksum");
+    let written = fs::read_to_string(place.join(CHECKSUMS)).context(CHECKSUMS)?;
+    let found = checksums(place)?;
+    for (written, found) in written.lines().zip(found.lines()) {
+        let name = found.rsplit(' ').next().unwrap_or_default();
+        ensure!(written == found, "{name} does not match its checksum");
     }
+    ensure!(written == found, "CHECKSUMS has another length");
     Ok(())
-}
-
-fn parse(line: &str) -> Option<(u128, u64, &str)> {
-    let mut words = line.split(' ');
-    let hash = u128::from_str_radix(words.next()?, 16).ok()?;
-    Some((hash, words.next()?.parse().ok()?, words.next()?))
 }
 
 /// Length and hash of a file.

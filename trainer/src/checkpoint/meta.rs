@@ -142,25 +142,18 @@ impl Meta {
     /// Refuses a run that it does not belong to, naming what differs.
     pub fn check(&self, run: &Identity) -> Result<()> {
         let own = &self.identity;
-        let differ = |what: &str, own: &dyn std::fmt::Display, run: &dyn std::fmt::Display, hint: &str| {
-            anyhow::anyhow!("it is of {what} {own}, but this run has {what} {run}: {hint}")
-        };
         let other = "give another --checkpoint-dir, or start over with --fresh";
-        ensure!(own.model == run.model, differ("the model", &own.model, &run.model, other));
-        ensure!(
-            own.columns == run.columns,
-            differ("the columns", &own.columns.join(", "), &run.columns.join(", "), other)
-        );
-        ensure!(own.dataset == run.dataset, differ("the dataset", &own.dataset, &run.dataset, other));
-        ensure!(
-            own.manifest_digest == run.manifest_digest,
-            differ("the dataset version", &own.manifest_digest, &run.manifest_digest, other)
-        );
-        ensure!(own.seed == run.seed, differ("--seed", &own.seed, &run.seed, "use the same, or --fresh"));
-        ensure!(
-            own.shuffle == run.shuffle,
-            differ("the shuffle", &own.shuffle, &run.shuffle, "use the same, or --fresh")
-        );
+        let same = "use the same, or --fresh";
+        for (what, own, run, hint) in [
+            ("the model", &own.model, &run.model, other),
+            ("the columns", &own.columns.join(", "), &run.columns.join(", "), other),
+            ("the dataset", &own.dataset, &run.dataset, other),
+            ("the dataset version", &own.manifest_digest, &run.manifest_digest, other),
+            ("--seed", &own.seed.to_string(), &run.seed.to_string(), same),
+            ("the shuffle", &own.shuffle, &run.shuffle, same),
+        ] {
+            ensure!(own == run, "it is of {what} {own}, but this run has {what} {run}: {hint}");
+        }
         Ok(())
     }
 }

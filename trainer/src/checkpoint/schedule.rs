@@ -9,9 +9,7 @@ use forebay_proto::state::LoaderState;
 use crate::checkpoint::{self, Checkpoint, EpochSeen, Folder, Identity, Meta, Writer};
 use crate::rank::env::RankEnv;
 use crate::rank::session::Session;
-use crate::report::epoch_stats::Tally;
 use crate::train::hyperparams::Hyperparams;
-use crate::train::run_state::RunState;
 use crate::train::step::Trainer;
 
 /// One rank's part in keeping checkpoints.
@@ -80,31 +78,9 @@ impl CheckpointSchedule {
         self.every.is_some_and(|every| step.is_multiple_of(every))
     }
 
-    /// Begins a checkpoint in mid-epoch; `tally` is this rank's count of the epoch so far. Collective.
+    /// Begins the checkpoint of a run that has seen this of each epoch, in mid-epoch or at an epoch's end.
+    /// Collective.
     pub fn keep(
-        &mut self,
-        group: &ProcessGroup,
-        run_state: &RunState,
-        (epoch, tally): (u64, &Tally),
-        state: &LoaderState,
-        trainer: Option<&Trainer>,
-    ) -> Result<()> {
-        let epochs = run_state.epochs_with(group, epoch, tally)?;
-        self.begin(group, run_state.step, epochs, state, trainer)
-    }
-
-    /// Begins the checkpoint of an epoch's end. Collective.
-    pub fn keep_epoch(
-        &mut self,
-        group: &ProcessGroup,
-        run_state: &RunState,
-        state: &LoaderState,
-        trainer: Option<&Trainer>,
-    ) -> Result<()> {
-        self.begin(group, run_state.step, run_state.epochs.clone(), state, trainer)
-    }
-
-    fn begin(
         &mut self,
         group: &ProcessGroup,
         step: u64,
@@ -159,7 +135,12 @@ mod tests {
     fn keeper(rank: usize, folder: &Path) -> CheckpointSchedule {
         let busy = || {
             let mut writer = Writer::new(Folder::open(folder).unwrap(), 3);
-            writer.occupy(Duration::from_secs(12));
+            // As if a checkpoint was being written.
+            let path = folder.to_owned();
+            writer.under_way = Some(std::thread::spawn(move || {
+                std::thread::sleep(Duration::from_secs(12));
+                Ok(path)
+            }));
             writer
         };
         let [model, dataset, manifest_digest, shuffle] = [(); 4].map(|()| String::new());

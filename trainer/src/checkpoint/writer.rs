@@ -15,7 +15,7 @@ use super::state::Checkpoint;
 pub struct Writer {
     folder: Folder,
     keep: usize,
-    under_way: Option<JoinHandle<Result<PathBuf>>>,
+    pub(super) under_way: Option<JoinHandle<Result<PathBuf>>>,
     waited: Duration,
 }
 
@@ -45,16 +45,6 @@ impl Writer {
         };
         self.under_way = Some(std::thread::Builder::new().name("checkpoint".to_owned()).spawn(write)?);
         Ok(())
-    }
-
-    /// As if a checkpoint was being written for so long.
-    #[cfg(test)]
-    pub(crate) fn occupy(&mut self, time: Duration) {
-        let path = self.folder.path().to_owned();
-        self.under_way = Some(std::thread::spawn(move || {
-            std::thread::sleep(time);
-            Ok(path)
-        }));
     }
 
     /// Waits until what was begun is on disk; gives its directory.

@@ -43,7 +43,7 @@ pub struct Ahead {
     thread: Option<JoinHandle<Result<()>>>,
 }
 
-/// The thread's end of what is ready.
+/// Where the thread puts items that are ready.
 #[derive(Debug)]
 struct ReadyQueue {
     items: Sender<Ready>,

@@ -55,8 +55,8 @@ impl View {
         let (width, height) = (f64::from(width), f64::from(height));
         let whole = Self { left: 0.0, top: 0.0, width, height, mirrored: false };
         let view = match augment {
-            Augment::None | Augment::Flip => square(whole),
-            Augment::Shift => shifted(square(whole), &mut draw),
+            Augment::None | Augment::Flip => middle(whole, 1.0),
+            Augment::Shift => shifted(middle(whole, 1.0), &mut draw),
             Augment::Crop => cropped(whole, crop_share, &mut draw),
         };
         Self { mirrored: draw.share() < 0.5, ..view }
@@ -67,22 +67,19 @@ impl View {
         // What has the model's size already, as raw pixels of a small dataset do, is seen whole.
         let share = if (width, height) == (size, size) { 1.0 } else { MIDDLE };
         let (width, height) = (f64::from(width), f64::from(height));
-        let side = width.min(height) * share;
-        let (left, top) = ((width - side) / 2.0, (height - side) / 2.0);
-        Self { left, top, width: side, height: side, mirrored: false }
+        middle(Self { left: 0.0, top: 0.0, width, height, mirrored: false }, share)
     }
 }
 
-/// The middle square of the whole shorter side.
-fn square(whole: View) -> View {
-    let side = whole.width.min(whole.height);
-    View {
-        left: (whole.width - side) / 2.0,
-        top: (whole.height - side) / 2.0,
-        width: side,
-        height: side,
-        mirrored: false,
-    }
+/// The middle square, this share of the shorter side.
+fn middle(whole: View, share: f64) -> View {
+    let side = whole.width.min(whole.height) * share;
+    centred(whole, side, side)
+}
+
+fn centred(whole: View, width: f64, height: f64) -> View {
+    let (left, top) = ((whole.width - width) / 2.0, (whole.height - height) / 2.0);
+    View { left, top, width, height, ..whole }
 }
 
 /// Moved by up to an eighth of the side within the image's own edges, and so as much smaller.
@@ -94,7 +91,7 @@ fn shifted(view: View, draw: &mut Draw) -> View {
         top: view.top + down,
         width: view.width - room,
         height: view.height - room,
-        mirrored: false,
+        ..view
     }
 }
 
@@ -108,19 +105,13 @@ fn cropped(whole: View, least: f64, draw: &mut Draw) -> View {
         if (1.0..=whole.width).contains(&width) && (1.0..=whole.height).contains(&height) {
             let left = (draw.share() * (whole.width - width + 1.0)).floor().min(whole.width - width);
             let top = (draw.share() * (whole.height - height + 1.0)).floor().min(whole.height - height);
-            return View { left, top, width, height, mirrored: false };
+            return View { left, top, width, height, ..whole };
         }
     }
     // A strip: the most of it that has an allowed shape.
     let width = whole.width.min(whole.height * RATIOS.1);
     let height = whole.height.min(whole.width / RATIOS.0);
-    View {
-        left: (whole.width - width) / 2.0,
-        top: (whole.height - height) / 2.0,
-        width,
-        height,
-        mirrored: false,
-    }
+    centred(whole, width, height)
 }
 
 /// Random numbers that depend on the key alone: SplitMix64 (Steele, Lea & Flood 2014), started from its hash.

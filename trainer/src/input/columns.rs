@@ -29,10 +29,6 @@ pub enum Takes {
     Bytes {
         /// Bytes of a row.
         length: i64,
-        /// Who takes it as what, for the error.
-        what: &'static str,
-        /// The same shape in other words.
-        also: &'static str,
     },
     /// An integer from 0 to below `classes`: the tensor is `[B]` of 64-bit integers.
     Class {
@@ -62,10 +58,6 @@ impl Columns {
         self
     }
 
-    pub fn names(&self) -> Vec<String> {
-        self.wanted.iter().map(|wanted| wanted.name.clone()).collect()
-    }
-
     /// Refuses a dataset whose columns are missing or are not what the model takes.
     pub fn check(&self, schema: &Schema, uri: &str) -> Result<()> {
         for wanted in &self.wanted {
@@ -73,12 +65,6 @@ impl Columns {
             let Some(expected) = wanted.takes.mismatch(kind) else { continue };
             let Wanted { name, flag, .. } = wanted;
             bail!("column `{name}` of {uri} is {}, but {expected}: choose another {flag}", shape(kind));
-        }
-        for (index, wanted) in self.wanted.iter().enumerate() {
-            let again = self.wanted[..index].iter().find(|other| other.name == wanted.name);
-            if let Some(other) = again {
-                bail!("{} and {} name the same column", other.flag, wanted.flag);
-            }
         }
         Ok(())
     }
@@ -88,10 +74,11 @@ impl Takes {
     /// What was expected, if `kind` is something else.
     fn mismatch(&self, kind: &DataType) -> Option<String> {
         match self {
-            Self::Bytes { length, what, also } => {
+            Self::Bytes { length } => {
                 let fits = matches!(kind, DataType::FixedSizeList(item, size)
                     if *item.data_type() == DataType::UInt8 && i64::from(*size) == *length);
-                (!fits).then(|| format!("{what} UInt8[{length}] ({also})"))
+                let side = length.isqrt();
+                (!fits).then(|| format!("the convnet takes images as UInt8[{length}] ({side} x {side})"))
             }
             Self::Class { .. } => {
                 (!kind.is_integer()).then(|| "labels are one integer each, such as Int64".to_owned())
@@ -132,7 +119,7 @@ mod tests {
     use arrow::datatypes::Field;
 
     fn check(image: DataType, label: DataType) -> String {
-        let pixels = Takes::Bytes { length: 784, what: "the convnet takes images as", also: "28 x 28" };
+        let pixels = Takes::Bytes { length: 784 };
         let columns = Columns::default().with(Role::Image, "image", "--image-column", pixels).with(
             Role::Label,
             "label",
@@ -169,15 +156,12 @@ mod tests {
     }
 
     #[test]
-    fn a_column_that_is_missing_or_named_twice_is_refused() {
+    fn a_column_that_is_missing_is_refused() {
         let schema =
             Schema::new(vec![Field::new("a", DataType::Int64, true), Field::new("b", bytes(784), true)]);
         let class = Takes::Class { classes: 2 };
         let columns = |name| Columns::default().with(Role::Label, name, "--label-column", class.clone());
         let missing = columns("image").check(&schema, "s3://b/d").unwrap_err().to_string();
         assert_eq!(missing, "s3://b/d has no column `image`: there are a, b");
-        let twice = columns("a").with(Role::Label, "a", "--token-column", class.clone());
-        let twice = twice.check(&schema, "s3://b/d").unwrap_err().to_string();
-        assert_eq!(twice, "--label-column and --token-column name the same column");
     }
 }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result};
 use arrow::datatypes::{DataType, Schema};
 
 /// What a tensor is to the model.
@@ -44,13 +44,10 @@ pub fn numbers(kind: &DataType) -> Option<i64> {
 
 /// The type of a column; the error names the columns that there are.
 pub fn kind_of<'a>(schema: &'a Schema, name: &str, uri: &str) -> Result<&'a DataType> {
-    let found = schema.field_with_name(name).ok().map(|field| field.data_type());
-    ensure!(found.is_some(), "{uri} has no column `{name}`: there are {}", names(schema));
-    Ok(found.unwrap_or(&DataType::Null))
-}
-
-fn names(schema: &Schema) -> String {
-    schema.fields().iter().map(|field| field.name().as_str()).collect::<Vec<_>>().join(", ")
+    let names = || schema.fields().iter().map(|field| field.name().as_str()).collect::<Vec<_>>().join(", ");
+    let found = schema.field_with_name(name).ok();
+    let field = found.with_context(|| format!("{uri} has no column `{name}`: there are {}", names()))?;
+    Ok(field.data_type())
 }
 
 /// A column's type as a reader of shapes says it: `UInt8[784]`.

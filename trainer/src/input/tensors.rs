@@ -50,7 +50,7 @@ fn tensor(wanted: &Wanted, column: &dyn Array, images: Images<'_>) -> Result<Ten
     let name = &wanted.name;
     ensure!(column.null_count() == 0, "column `{name}` has nulls, which have no place in a tensor");
     match &wanted.takes {
-        Takes::Bytes { length, .. } => bytes(name, column, *length),
+        Takes::Bytes { length } => bytes(name, column, *length),
         Takes::Class { classes } => labels(name, column, *classes),
         Takes::Image(settings) => images(column, settings, name),
         Takes::Number => floats(name, column)?.f_squeeze_dim(1).map_err(Into::into),
@@ -135,7 +135,7 @@ mod tests {
     const PIXELS: usize = 784;
 
     fn columns() -> Columns {
-        let pixels = Takes::Bytes { length: PIXELS as i64, what: "the test takes", also: "28 x 28" };
+        let pixels = Takes::Bytes { length: PIXELS as i64 };
         Columns::default().with(Role::Image, "image", "--image-column", pixels).with(
             Role::Label,
             "label",

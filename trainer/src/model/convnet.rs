@@ -4,11 +4,11 @@
 //! epoch moves one byte per pixel.
 
 use anyhow::Result;
-use tch::nn::{self, Module, VarStore};
-use tch::{Device, Kind, Tensor};
+use tch::nn::{self, Module};
+use tch::{Kind, Tensor};
 
+use super::Network;
 use super::args::ModelArgs;
-use super::{Metric, Model, ModelSettings, cross_entropies, hits};
 use crate::input::{Columns, Input, Role, Takes};
 
 /// Pixels of one image: 28 rows of 28.
@@ -24,7 +24,6 @@ const STD: f64 = 0.3081;
 /// Two convolutions and two linear layers: 52,138 parameters, 98.9 % of MNIST after three epochs.
 #[derive(Debug)]
 pub struct ConvNet {
-    vs: VarStore,
     conv1: nn::Conv2D,
     conv2: nn::Conv2D,
     hidden: nn::Linear,
@@ -33,7 +32,7 @@ pub struct ConvNet {
 
 /// What it takes of a dataset.
 pub(super) fn columns(args: &ModelArgs) -> Columns {
-    let pixels = Takes::Bytes { length: PIXELS, what: "the convnet takes images as", also: "28 x 28" };
+    let pixels = Takes::Bytes { length: PIXELS };
     Columns::default().with(Role::Image, &args.image_column, "--image-column", pixels).with(
         Role::Label,
         &args.label_column,
@@ -44,28 +43,17 @@ pub(super) fn columns(args: &ModelArgs) -> Columns {
 
 impl ConvNet {
     /// A fresh network, its parameters drawn from libtorch's generator as it is.
-    pub fn fresh(device: Device) -> Self {
-        let mut vs = VarStore::new(Device::Cpu);
-        let root = vs.root();
+    pub(super) fn fresh(root: &nn::Path<'_>) -> Self {
         let conv = |stride| nn::ConvConfig { stride, padding: 1, ..Default::default() };
-        let conv1 = nn::conv2d(&root / "conv1", 1, 8, 3, conv(1));
-        let conv2 = nn::conv2d(&root / "conv2", 8, 16, 3, conv(1));
-        let hidden = nn::linear(&root / "hidden", 16 * 7 * 7, 64, Default::default());
-        let out = nn::linear(&root / "out", 64, CLASSES, Default::default());
-        vs.set_device(device);
-        Self { vs, conv1, conv2, hidden, out }
+        let conv1 = nn::conv2d(root / "conv1", 1, 8, 3, conv(1));
+        let conv2 = nn::conv2d(root / "conv2", 8, 16, 3, conv(1));
+        let hidden = nn::linear(root / "hidden", 16 * 7 * 7, 64, Default::default());
+        let out = nn::linear(root / "out", 64, CLASSES, Default::default());
+        Self { conv1, conv2, hidden, out }
     }
 }
 
-impl Model for ConvNet {
-    fn settings(&self) -> ModelSettings {
-        ModelSettings::Convnet
-    }
-
-    fn vars(&self) -> &VarStore {
-        &self.vs
-    }
-
+impl Network for ConvNet {
     /// Logits `[B, 10]` of images `[B, 784]` of bytes.
     fn forward(&self, input: &Input, _training: bool) -> Result<Tensor> {
         // (x / 255 - mean) / std in one multiplication and one addition; the bytes themselves are shared
@@ -76,17 +64,5 @@ impl Model for ConvNet {
         let x = self.conv2.forward(&x).relu().max_pool2d_default(2);
         let x = x.flatten(1, -1);
         Ok(self.out.forward(&self.hidden.forward(&x).relu()))
-    }
-
-    fn row_losses(&self, output: &Tensor, input: &Input) -> Result<Tensor> {
-        cross_entropies(output, input.get(Role::Label)?)
-    }
-
-    fn row_scores(&self, output: &Tensor, input: &Input) -> Result<Tensor> {
-        hits(output, input.get(Role::Label)?)
-    }
-
-    fn metric(&self) -> Metric {
-        Metric::Accuracy
     }
 }

@@ -12,11 +12,11 @@
 use anyhow::{Result, bail, ensure};
 use arrow::datatypes::{DataType, Schema};
 use serde::{Deserialize, Serialize};
-use tch::nn::{self, Init, Module, VarStore};
-use tch::{Device, Kind, Tensor};
+use tch::nn::{self, Init, Module};
+use tch::{Kind, Tensor};
 
 use super::args::ModelArgs;
-use super::{Metric, Model, ModelSettings};
+use super::{ModelSettings, Network};
 use crate::input::schema::{kind_of, shape};
 use crate::input::{Columns, Input, Role, Takes};
 
@@ -42,7 +42,6 @@ pub struct GptSettings {
 /// The transformer.
 #[derive(Debug)]
 pub struct Gpt {
-    vs: VarStore,
     settings: GptSettings,
     tokens: Tensor,
     positions: Tensor,
@@ -62,7 +61,7 @@ struct TransformerBlock {
 
 /// The model for a dataset of this schema, and what it takes of it.
 pub(super) fn resolve(args: &ModelArgs, schema: &Schema, uri: &str) -> Result<(ModelSettings, Columns)> {
-    let GptArgs { context, vocab, layers, heads, width } = GptArgs::of(args);
+    let ModelArgs { context, vocab, layers, heads, width, .. } = *args;
     let name = &args.token_column;
     let kind = kind_of(schema, name, uri)?;
     let length = match kind {
@@ -78,24 +77,7 @@ pub(super) fn resolve(args: &ModelArgs, schema: &Schema, uri: &str) -> Result<(M
     settings.check()?;
     let takes = Takes::Tokens { length: settings.context + 1, vocab };
     let columns = Columns::default().with(Role::Tokens, name, "--token-column", takes);
-    columns.check(schema, uri)?;
     Ok((ModelSettings::Gpt(settings), columns))
-}
-
-/// The flags that matter here.
-struct GptArgs {
-    context: Option<i64>,
-    vocab: i64,
-    layers: i64,
-    heads: i64,
-    width: i64,
-}
-
-impl GptArgs {
-    fn of(args: &ModelArgs) -> Self {
-        let ModelArgs { context, vocab, layers, heads, width, .. } = *args;
-        Self { context, vocab, layers, heads, width }
-    }
 }
 
 impl GptSettings {
@@ -114,26 +96,17 @@ impl GptSettings {
 
 impl Gpt {
     /// A fresh network, its parameters drawn from libtorch's generator.
-    pub(super) fn fresh(settings: GptSettings, device: Device) -> Result<Self> {
+    pub(super) fn fresh(root: &nn::Path<'_>, settings: GptSettings) -> Result<Self> {
         settings.check()?;
-        let mut vs = VarStore::new(Device::Cpu);
-        let root = vs.root();
         let normal = Init::Randn { mean: 0.0, stdev: INIT_STD };
         let GptSettings { vocab, context, layers, width, .. } = settings;
-        let tokens = (&root / "wte").var("weight", &[vocab, width], normal);
-        let positions = (&root / "wpe").var("weight", &[context, width], normal);
+        let tokens = (root / "wte").var("weight", &[vocab, width], normal);
+        let positions = (root / "wpe").var("weight", &[context, width], normal);
         let blocks = (0..layers)
-            .map(|index| TransformerBlock::new(&root / "h" / index.to_string(), &settings))
+            .map(|index| TransformerBlock::new(root / "h" / index.to_string(), &settings))
             .collect();
-        let norm = nn::layer_norm(&root / "ln_f", vec![width], Default::default());
-        vs.set_device(device);
-        Ok(Self { vs, settings, tokens, positions, blocks, norm })
-    }
-
-    /// The tokens to predict, `[B, T]`.
-    fn targets(&self, input: &Input) -> Result<Tensor> {
-        let tokens = input.get(Role::Tokens)?;
-        Ok(tokens.narrow(1, 1, self.settings.context).to_kind(Kind::Int64))
+        let norm = nn::layer_norm(root / "ln_f", vec![width], Default::default());
+        Ok(Self { settings, tokens, positions, blocks, norm })
     }
 }
 
@@ -179,15 +152,7 @@ impl TransformerBlock {
     }
 }
 
-impl Model for Gpt {
-    fn settings(&self) -> ModelSettings {
-        ModelSettings::Gpt(self.settings)
-    }
-
-    fn vars(&self) -> &VarStore {
-        &self.vs
-    }
-
+impl Network for Gpt {
     /// Logits `[B, T, vocab]` of tokens `[B, T + 1]`.
     fn forward(&self, input: &Input, _training: bool) -> Result<Tensor> {
         let read = input.get(Role::Tokens)?.narrow(1, 0, self.settings.context).to_kind(Kind::Int64);
@@ -196,19 +161,5 @@ impl Model for Gpt {
             x = block.forward(&x, self.settings.heads)?;
         }
         Ok(self.norm.forward(&x).f_linear::<&Tensor>(&self.tokens, None)?)
-    }
-
-    fn row_losses(&self, output: &Tensor, input: &Input) -> Result<Tensor> {
-        let targets = self.targets(input)?;
-        let losses = super::cross_entropies(&output.flatten(0, 1), &targets.flatten(0, 1))?;
-        Ok(losses.view_as(&targets).mean_dim(1, false, Kind::Float))
-    }
-
-    fn row_scores(&self, output: &Tensor, input: &Input) -> Result<Tensor> {
-        self.row_losses(output, input)
-    }
-
-    fn metric(&self) -> Metric {
-        Metric::Perplexity
     }
 }

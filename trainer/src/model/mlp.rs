@@ -6,11 +6,11 @@ use anyhow::{Result, ensure};
 use arrow::datatypes::Schema;
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
-use tch::nn::{self, Module, ModuleT, VarStore};
-use tch::{Device, Kind, Tensor};
+use tch::Tensor;
+use tch::nn::{self, Module, ModuleT};
 
 use super::args::ModelArgs;
-use super::{Metric, Model, ModelSettings, cross_entropies, hits};
+use super::{ModelSettings, Network};
 use crate::input::schema::{kind_of, numbers};
 use crate::input::{Columns, Input, Role, Takes};
 
@@ -42,8 +42,6 @@ pub struct MlpSettings {
 /// The network.
 #[derive(Debug)]
 pub struct Mlp {
-    vs: VarStore,
-    settings: MlpSettings,
     norm: nn::BatchNorm,
     layers: Vec<nn::Linear>,
 }
@@ -65,41 +63,25 @@ pub(super) fn resolve(args: &ModelArgs, schema: &Schema, uri: &str) -> Result<(M
         Task::Regression => (1, Takes::Number),
     };
     columns = columns.with(Role::Label, &args.label_column, "--label-column", label);
-    columns.check(schema, uri)?;
     let settings = MlpSettings { features, hidden: args.hidden.clone(), task: args.task, outputs };
     Ok((ModelSettings::Mlp(settings), columns))
 }
 
 impl Mlp {
     /// A fresh network, its parameters drawn from libtorch's generator.
-    pub(super) fn fresh(settings: MlpSettings, device: Device) -> Self {
-        let mut vs = VarStore::new(Device::Cpu);
-        let root = vs.root();
-        let norm = nn::batch_norm1d(&root / "norm", settings.features, super::batch_norm());
+    pub(super) fn fresh(root: &nn::Path<'_>, settings: &MlpSettings) -> Self {
+        let norm = nn::batch_norm1d(root / "norm", settings.features, super::batch_norm());
         let widths: Vec<_> =
             [settings.features].iter().chain(&settings.hidden).chain([&settings.outputs]).copied().collect();
         let layer = |(index, pair): (usize, &[i64])| {
-            nn::linear(&root / format!("layer{index}"), pair[0], pair[1], Default::default())
+            nn::linear(root / format!("layer{index}"), pair[0], pair[1], Default::default())
         };
         let layers = widths.windows(2).enumerate().map(layer).collect();
-        vs.set_device(device);
-        Self { vs, settings, norm, layers }
-    }
-
-    fn errors(&self, output: &Tensor, input: &Input) -> Result<Tensor> {
-        Ok((output.squeeze_dim(1).to_kind(Kind::Float) - input.get(Role::Label)?).square())
+        Self { norm, layers }
     }
 }
 
-impl Model for Mlp {
-    fn settings(&self) -> ModelSettings {
-        ModelSettings::Mlp(self.settings.clone())
-    }
-
-    fn vars(&self) -> &VarStore {
-        &self.vs
-    }
-
+impl Network for Mlp {
     /// Logits `[B, classes]`, or numbers `[B, 1]`.
     fn forward(&self, input: &Input, training: bool) -> Result<Tensor> {
         let mut x = self.norm.forward_t(input.get(Role::Features)?, training);
@@ -107,26 +89,5 @@ impl Model for Mlp {
             x = layer.forward(&if index == 0 { x } else { x.relu() });
         }
         Ok(x)
-    }
-
-    fn row_losses(&self, output: &Tensor, input: &Input) -> Result<Tensor> {
-        match self.settings.task {
-            Task::Classification => cross_entropies(output, input.get(Role::Label)?),
-            Task::Regression => self.errors(output, input),
-        }
-    }
-
-    fn row_scores(&self, output: &Tensor, input: &Input) -> Result<Tensor> {
-        match self.settings.task {
-            Task::Classification => hits(output, input.get(Role::Label)?),
-            Task::Regression => self.errors(output, input),
-        }
-    }
-
-    fn metric(&self) -> Metric {
-        match self.settings.task {
-            Task::Classification => Metric::Accuracy,
-            Task::Regression => Metric::SquaredError,
-        }
     }
 }

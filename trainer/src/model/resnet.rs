@@ -10,11 +10,11 @@
 use anyhow::Result;
 use arrow::datatypes::Schema;
 use serde::{Deserialize, Serialize};
-use tch::nn::{self, Init, Module, ModuleT, VarStore};
+use tch::nn::{self, Init, Module, ModuleT};
 use tch::{Device, Tensor};
 
 use super::args::ModelArgs;
-use super::{Metric, Model, ModelSettings, cross_entropies, hits};
+use super::{ModelSettings, Network};
 use crate::input::image::{ImageSettings, Normalise};
 use crate::input::{Columns, Input, Role, Takes};
 
@@ -45,8 +45,6 @@ pub struct ResnetSettings {
 /// The network.
 #[derive(Debug)]
 pub struct Resnet {
-    vs: VarStore,
-    settings: ResnetSettings,
     /// Mean and deviation of each channel, `[1, channels, 1, 1]`, in bytes.
     mean: Tensor,
     deviation: Tensor,
@@ -82,7 +80,6 @@ pub(super) fn resolve(
     let columns = Columns::default()
         .with(Role::Image, &args.image_column, "--image-column", Takes::Image(image.clone()))
         .with(Role::Label, &args.label_column, "--label-column", Takes::Class { classes });
-    columns.check(schema, uri)?;
     Ok((ModelSettings::Resnet(ResnetSettings { depth, classes, image, normalise }), columns))
 }
 
@@ -106,30 +103,27 @@ impl Depth {
 
 impl Resnet {
     /// A fresh network, its parameters drawn from libtorch's generator.
-    pub(super) fn fresh(settings: ResnetSettings, device: Device) -> Self {
-        let mut vs = VarStore::new(Device::Cpu);
-        let root = vs.root();
+    pub(super) fn fresh(root: &nn::Path<'_>, settings: &ResnetSettings, device: Device) -> Self {
         let depth = settings.depth;
-        let stem = Convolution::new(&root / "conv1", &root / "bn1", settings.image.channels, 64, (7, 2));
+        let stem = Convolution::new(root / "conv1", root / "bn1", settings.image.channels, 64, (7, 2));
         let mut blocks = Vec::new();
         let mut from = 64;
         for (stage, count) in depth.blocks().into_iter().enumerate() {
             let inside = 64 << stage;
             for index in 0..count {
                 let stride = if stage > 0 && index == 0 { 2 } else { 1 };
-                let path = &root / format!("layer{}", stage + 1) / index.to_string();
+                let path = root / format!("layer{}", stage + 1) / index.to_string();
                 blocks.push(ResidualBlock::new(&path, depth, from, inside, stride));
                 from = inside * depth.expansion();
             }
         }
-        let out = nn::linear(&root / "fc", from, settings.classes, Default::default());
-        vs.set_device(device);
+        let out = nn::linear(root / "fc", from, settings.classes, Default::default());
         let bytes = |values: &[f64]| {
             let values: Vec<_> = values.iter().map(|value| (255.0 * value) as f32).collect();
             Tensor::from_slice(&values).view([1, -1, 1, 1]).to_device(device)
         };
         let (mean, deviation) = (bytes(&settings.normalise.mean), bytes(&settings.normalise.std));
-        Self { vs, settings, mean, deviation, stem, blocks, out }
+        Self { mean, deviation, stem, blocks, out }
     }
 }
 
@@ -186,32 +180,12 @@ impl ResidualBlock {
     }
 }
 
-impl Model for Resnet {
-    fn settings(&self) -> ModelSettings {
-        ModelSettings::Resnet(self.settings.clone())
-    }
-
-    fn vars(&self) -> &VarStore {
-        &self.vs
-    }
-
+impl Network for Resnet {
     /// Logits `[B, classes]` of images `[B, channels, height, width]` of bytes.
     fn forward(&self, input: &Input, training: bool) -> Result<Tensor> {
         let x = (input.get(Role::Image)? - &self.mean) / &self.deviation;
         let x = self.stem.forward(&x, training).relu().max_pool2d([3, 3], [2, 2], [1, 1], [1, 1], false);
         let x = self.blocks.iter().fold(x, |x, block| block.forward(&x, training));
         Ok(self.out.forward(&x.adaptive_avg_pool2d([1, 1]).flatten(1, -1)))
-    }
-
-    fn row_losses(&self, output: &Tensor, input: &Input) -> Result<Tensor> {
-        cross_entropies(output, input.get(Role::Label)?)
-    }
-
-    fn row_scores(&self, output: &Tensor, input: &Input) -> Result<Tensor> {
-        hits(output, input.get(Role::Label)?)
-    }
-
-    fn metric(&self) -> Metric {
-        Metric::Accuracy
     }
 }

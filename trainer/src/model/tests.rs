@@ -4,9 +4,7 @@ use std::time::Duration;
 use forebay_c10d::{DdpSettings, ProcessGroup, Store};
 use tch::nn::ModuleT;
 
-use crate::input::Role;
 use crate::input::image::{ImageSettings, ImageSource, Normalise};
-use crate::model::mlp::Task;
 use crate::report::timing::Stopwatch;
 use crate::train::hyperparams::Hyperparams;
 use crate::train::optim::OptimizerSettings;
@@ -274,7 +272,7 @@ fn settings_are_data() {
         let text = serde_json::to_string(&settings).unwrap();
         assert_eq!(serde_json::from_str::<ModelSettings>(&text).unwrap(), settings, "{text}");
         let model = settings.build(5, CPU).unwrap();
-        assert_eq!(model.settings(), settings);
+        assert_eq!(*model.settings(), settings);
         assert_eq!(parameter_hash(model.vars()), parameter_hash(settings.build(5, CPU).unwrap().vars()));
         let parameters = parameters(model.vars());
         assert!(parameters.iter().all(|(name, _)| !name.is_empty()));

@@ -189,6 +189,7 @@ impl Drop for Ranks {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::atomic::Ordering;
 
     /// Runs a shell script as the ranks; gives the outcome and the seconds it took.
     fn script(text: &str, world: usize) -> (Result<()>, f64) {
@@ -271,7 +272,7 @@ mod tests {
             while !up() && !run.is_finished() {
                 sleep(POLL);
             }
-            told.set();
+            told.0.store(true, Ordering::Relaxed);
             run.join().unwrap().unwrap();
         });
         assert!(folder.path().join("ended0").exists() && folder.path().join("ended1").exists());
@@ -280,7 +281,7 @@ mod tests {
     #[test]
     fn ranks_that_sigterm_ends_are_blamed_for_nothing() {
         let told = Told::default();
-        told.set();
+        told.0.store(true, Ordering::Relaxed);
         let mut command = Command::new("sh");
         command.args(["-c", "exec sleep 60"]);
         let error = run_command(command, 2, 3, &told).unwrap_err().to_string();

@@ -34,7 +34,7 @@ pub struct StoppedByPeer;
 
 /// Set once the process is told to end.
 #[derive(Debug, Clone, Default)]
-pub struct Told(Arc<AtomicBool>);
+pub struct Told(pub(super) Arc<AtomicBool>);
 
 impl Told {
     /// From now on SIGTERM does not end this process, but is remembered.
@@ -42,12 +42,6 @@ impl Told {
         let told = Self::default();
         signal_hook::flag::register(SIGTERM, told.0.clone()).context("listen for SIGTERM")?;
         Ok(told)
-    }
-
-    /// As if SIGTERM had come.
-    #[cfg(test)]
-    pub(crate) fn set(&self) {
-        self.0.store(true, Ordering::Relaxed);
     }
 
     /// Whether SIGTERM has come.
@@ -136,7 +130,7 @@ mod tests {
             let mut stop = Stop::new(told.clone());
             for step in 0..100_000 {
                 if rank == 1 && step == 2500 {
-                    told.set();
+                    told.0.store(true, Ordering::Relaxed);
                 }
                 if stop.after_step(&group).unwrap() {
                     return step;
@@ -160,7 +154,7 @@ mod tests {
         let late = told.clone();
         let other = std::thread::spawn(move || {
             std::thread::sleep(Duration::from_millis(200));
-            late.set();
+            late.0.store(true, Ordering::Relaxed);
         });
         assert_eq!(stop.told(), Ok(()));
         other.join().unwrap();

@@ -31,14 +31,16 @@ impl ObserveArgs {
             }
         }
         ensure!(self.profile_steps > 0, "--profile-steps must be at least 1");
-        // Better now than after the last step of the trace.
-        if let Some(file) = &self.profile {
-            let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty());
-            if let Some(folder) = folder.filter(|folder| !folder.is_dir()) {
-                bail!("--profile {}: there is no folder {}", file.display(), folder.display());
-            }
-            ensure!(!file.is_dir(), "--profile {} is a folder", file.display());
-        }
-        Ok(())
+        self.profile.as_ref().map_or(Ok(()), |file| check_file("--profile", file))
     }
+}
+
+/// Refuses a file that cannot be written, better now than after the last step.
+pub fn check_file(flag: &str, file: &Path) -> Result<()> {
+    let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty());
+    if let Some(folder) = folder.filter(|folder| !folder.is_dir()) {
+        bail!("{flag} {}: there is no folder {}", file.display(), folder.display());
+    }
+    ensure!(!file.is_dir(), "{flag} {} is a folder", file.display());
+    Ok(())
 }

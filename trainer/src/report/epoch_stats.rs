@@ -4,9 +4,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use forebay_c10d::ProcessGroup;
-use forebay_client::Batch;
+use forebay_client::{Batch, counters};
 use forebay_proto::digest::OrderDigest;
 use forebay_proto::v1::Counters;
+use prost::Message;
 
 use crate::report::timing::nanoseconds;
 
@@ -71,9 +72,9 @@ impl Tally {
         self.began.elapsed()
     }
 
-    /// Merges all ranks' counts. `seconds` is how long this rank's epoch took, `counters` what it has to add
+    /// Merges all ranks' counts. `seconds` is how long this rank's epoch took, `cost` what it has to add
     /// to the cost: ranks that share one counter leave it to the first.
-    pub fn merge(&self, group: &ProcessGroup, took: Duration, counters: &Counters) -> Result<EpochTotal> {
+    pub fn merge(&self, group: &ProcessGroup, took: Duration, cost: &Counters) -> Result<EpochTotal> {
         let numbers = [
             self.samples as i64,
             self.steps as i64,
@@ -82,14 +83,6 @@ impl Tally {
             // Bits, not a value: i64 is what travels, and the sum below is in the order of ranks on every
             // rank.
             self.loss_sum.to_bits() as i64,
-            counters.s3_requests as i64,
-            counters.s3_bytes as i64,
-            counters.s3_footer_requests as i64,
-            counters.s3_footer_bytes as i64,
-            counters.parquet_bytes_decoded as i64,
-            counters.hits as i64,
-            counters.joins as i64,
-            counters.misses as i64,
         ];
         let ranks = group.all_gather_i64(&numbers)?;
         let sum = |index: usize| ranks.iter().map(|numbers| numbers[index] as u64).sum::<u64>();
@@ -98,27 +91,26 @@ impl Tally {
             "the ranks took different numbers of steps: {:?}",
             ranks.iter().map(|numbers| numbers[1]).collect::<Vec<_>>()
         );
-        let mut digest = OrderDigest::default();
-        for bytes in group.all_gather_bytes(&self.digest.to_bytes())? {
-            digest.merge(OrderDigest::from_bytes(&bytes)?);
+        let mut all_counters = Counters::default();
+        for bytes in group.all_gather_bytes(&cost.encode_to_vec())? {
+            all_counters = counters::sum(&all_counters, &Counters::decode(&bytes[..])?);
         }
         Ok(EpochTotal {
             samples: sum(0),
             seconds: ranks.iter().map(|numbers| numbers[3]).max().unwrap_or_default() as f64 / 1e9,
             wait_share: (sum(2) as f64 / sum(3).max(1) as f64).min(1.0),
             loss_sum: ranks.iter().map(|numbers| f64::from_bits(numbers[4] as u64)).sum(),
-            digest,
-            counters: Counters {
-                s3_requests: sum(5),
-                s3_bytes: sum(6),
-                s3_footer_requests: sum(7),
-                s3_footer_bytes: sum(8),
-                parquet_bytes_decoded: sum(9),
-                hits: sum(10),
-                joins: sum(11),
-                misses: sum(12),
-                ..Default::default()
-            },
+            digest: merged(group, self.digest)?,
+            counters: all_counters,
         })
     }
+}
+
+/// The digest of all ranks' samples. Collective.
+pub fn merged(group: &ProcessGroup, own: OrderDigest) -> Result<OrderDigest> {
+    let mut all = OrderDigest::default();
+    for bytes in group.all_gather_bytes(&own.to_bytes())? {
+        all.merge(OrderDigest::from_bytes(&bytes)?);
+    }
+    Ok(all)
 }

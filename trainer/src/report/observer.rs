@@ -70,7 +70,7 @@ impl Observer {
     pub fn begin_step(&mut self) -> Result<()> {
         let Some(profile) = &mut self.profile else { return Ok(()) };
         if profile.done >= profile.before.saturating_add(profile.steps) {
-            return self.end_trace();
+            return self.finish();
         }
         if profile.done == profile.before && profile.profiler.is_none() {
             profile.profiler = Some(Profiler::start(profile.settings)?);
@@ -78,7 +78,8 @@ impl Observer {
         Ok(())
     }
 
-    fn end_trace(&mut self) -> Result<()> {
+    /// The run is over, or the trace has all its steps: it is written.
+    pub fn finish(&mut self) -> Result<()> {
         match self.profile.take() {
             Some(Profile { file, profiler: Some(profiler), .. }) => Ok(profiler.stop(&file)?),
             Some(Profile { file, done, .. }) => {
@@ -153,11 +154,6 @@ impl Observer {
         let Some(events) = &mut self.events else { return };
         let metric = format!("epoch/test_{}", test.metric.name().replace(' ', "_"));
         events.scalars(step, &[(metric.as_str(), test.value), ("epoch/test_loss", test.loss)]);
-    }
-
-    /// The run is over; a trace that has not got all its steps is written now.
-    pub fn finish(&mut self) -> Result<()> {
-        self.end_trace()
     }
 }
 

@@ -18,7 +18,7 @@ use crate::train::precision::Scaling;
 use crate::train::run_state::Resumed;
 
 /// Everything worth keeping of a run.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Default, Serialize)]
 pub struct Report {
     /// `forebay-train`'s version.
     pub version: &'static str,
@@ -59,7 +59,7 @@ pub struct Report {
 }
 
 /// The settings that decide what a run does.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Default, Serialize)]
 pub struct SettingsReport {
     /// The cache's endpoint, or `direct`.
     pub access: String,
@@ -86,7 +86,7 @@ pub struct SettingsReport {
 }
 
 /// One epoch, over all ranks.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Default, Serialize)]
 pub struct EpochReport {
     /// Counted from 0.
     pub epoch: u64,
@@ -139,7 +139,6 @@ impl EpochReport {
             source: source(counters.s3_requests, counters.s3_bytes, projected_bytes, direct),
             seconds: total.seconds,
             samples: total.samples,
-            samples_before_resume: 0,
             samples_per_s: total.samples as f64 / total.seconds.max(1e-9),
             data_wait_share: total.wait_share,
             s3_requests: counters.s3_requests,
@@ -152,9 +151,7 @@ impl EpochReport {
             cache_misses: counters.misses,
             order_digest: total.digest.to_string(),
             loss: trained.then(|| total.loss_sum / total.samples.max(1) as f64),
-            times: None,
-            scaling: None,
-            test: None,
+            ..Self::default()
         }
     }
 

@@ -64,18 +64,16 @@ fn command(settings: &Settings, shuffle: Shuffle, step: BadStep) -> String {
     }
     words.extend(settings.split.map(|split| format!("--split {split}")));
     let (endpoints, source) = (&settings.access.endpoint.endpoint, &settings.access.direct_args.source);
+    words.extend(settings.access.direct.then(|| "--direct".to_owned()));
     let endpoint = (!endpoints.is_empty()).then(|| endpoints.join(","));
-    let flags = [
+    for (flag, value) in [
         ("--endpoint", &endpoint),
         ("--s3-endpoint", &source.s3_endpoint),
         ("--s3-region", &source.s3_region),
         ("--s3-profile", &source.s3_profile),
-    ];
-    let given = |(flag, value): (&str, &Option<String>)| {
-        value.as_ref().map(|value| format!("{flag} {}", quoted(value)))
-    };
-    words.extend(settings.access.direct.then(|| "--direct".to_owned()));
-    words.extend(flags.into_iter().filter_map(given));
+    ] {
+        words.extend(value.as_ref().map(|value| format!("{flag} {}", quoted(value))));
+    }
     words.extend((settings.access.fallback == Fallback::Direct).then(|| "--fallback direct".to_owned()));
     words.extend(source.s3_path_style.map(|path_style| format!("--s3-path-style {path_style}")));
     words.extend(source.s3_anonymous.then(|| "--s3-anonymous".to_owned()));

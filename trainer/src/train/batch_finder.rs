@@ -103,10 +103,7 @@ impl BatchFinder<'_> {
         let least = self.model.rows_min().max(1) as u64;
         let mut rows_now = least.next_power_of_two();
         while rows_now <= rows.min(ROWS_MAX).max(least) {
-            let (seconds, peak) = match self.attempt(sample, rows_now)? {
-                Some((seconds, peak)) => (seconds, peak),
-                None => (f64::INFINITY, u64::MAX),
-            };
+            let (seconds, peak) = self.attempt(sample, rows_now)?.unwrap_or((f64::INFINITY, u64::MAX));
             let seconds = self.agreed(seconds, Op::Max)?;
             let world = self.group.world() as f64;
             let samples_per_s = seconds.is_finite().then(|| world * rows_now as f64 / seconds);
@@ -142,7 +139,7 @@ impl BatchFinder<'_> {
             let mut times = Vec::with_capacity(RUNS);
             for _ in 0..RUNS {
                 let began = Instant::now();
-                self.pass(&*model, &mut optimizer, &input)?;
+                self.pass(&model, &mut optimizer, &input)?;
                 times.push(began.elapsed().as_secs_f64());
             }
             times.remove(0);
@@ -174,7 +171,7 @@ impl BatchFinder<'_> {
         Ok(beside)
     }
 
-    fn pass(&self, model: &dyn Model, optimizer: &mut Optimizer, input: &Input) -> Result<()> {
+    fn pass(&self, model: &Model, optimizer: &mut Optimizer, input: &Input) -> Result<()> {
         zero_grads(&model.vars().trainable_variables(), true)?;
         let loss = self.precision.run(self.device, || -> Result<Tensor> {
             let output = model.forward(input, true)?;

@@ -109,13 +109,10 @@ impl ModelData {
 
 /// Refuses ranks that opened different versions of a dataset: they would follow different orders.
 fn same_version(versions: &[Vec<i64>]) -> Result<()> {
-    let other = versions.iter().position(|version| *version != versions[0]);
-    match other {
-        None => Ok(()),
-        Some(rank) => {
-            bail!("rank {rank} opened another version than rank 0: it was overwritten just now, start again")
-        }
+    if let Some(rank) = versions.iter().position(|version| *version != versions[0]) {
+        bail!("rank {rank} opened another version than rank 0: it was overwritten just now, start again");
     }
+    Ok(())
 }
 
 #[cfg(test)]

@@ -42,7 +42,7 @@ const ROWS_MAX: u64 = 250;
 /// Collective.
 pub fn evaluate(
     session: &Session,
-    model: &dyn Model,
+    model: &Model,
     test: &ModelData,
     mut stop: Option<&mut Stop>,
 ) -> Result<Option<Evaluation>> {
@@ -83,7 +83,7 @@ impl Evaluation {
 
 impl Score {
     /// Adds a batch; padding does not count.
-    fn add(&mut self, model: &dyn Model, precision: Precision, input: &Input) -> Result<()> {
+    fn add(&mut self, model: &Model, precision: Precision, input: &Input) -> Result<()> {
         let scored = || -> Result<_> {
             let output = model.forward(input, false)?;
             Ok((model.row_losses(&output, input)?, model.row_scores(&output, input)?))
@@ -117,13 +117,12 @@ impl Score {
 mod tests {
     use super::*;
     use crate::input::Role;
-    use crate::model::convnet::ConvNet;
-    use crate::model::seeded;
+    use crate::model::{ModelSettings, seeded};
     use tch::Device;
 
     #[test]
     fn padding_is_not_counted() {
-        let model = seeded(1, || ConvNet::fresh(Device::Cpu));
+        let model = ModelSettings::Convnet.build(1, Device::Cpu).unwrap();
         let images = seeded(2, || Tensor::randint(256, [4, 784], (Kind::Uint8, Device::Cpu)));
         let input = |labels: Tensor, mask| {
             Input::new(4, vec![(Role::Image, images.shallow_clone()), (Role::Label, labels)], mask)

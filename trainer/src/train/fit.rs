@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail, ensure};
 use forebay_c10d::Span;
 use forebay_client::counters::Readings;
 use forebay_client::{Batch, Event, LoaderSettings};
-use forebay_proto::state::LoaderState;
+use forebay_proto::v1::Counters;
 
 use crate::checkpoint::schedule::CheckpointSchedule;
 use crate::input::feed::Feed;
@@ -40,23 +40,6 @@ pub struct Fit<'a> {
     observer: Observer,
     /// The counters when the epoch began.
     cost: Readings,
-}
-
-/// How a run ends.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum End {
-    /// All epochs are done.
-    Done,
-    /// It was told to stop, and kept a checkpoint.
-    Stopped,
-}
-
-/// An epoch on this rank.
-struct Stretch {
-    epoch: u64,
-    tally: Tally,
-    ledger: Ledger,
-    took: Duration,
 }
 
 impl<'a> Fit<'a> {
@@ -121,30 +104,30 @@ impl<'a> Fit<'a> {
         report.resumed = self.run_state.resumed.clone();
         report.earlier_epochs = self.run_state.epochs.clone();
         let (first, last) = (self.run_state.first().0, self.session.settings.epochs);
-        let mut end = End::Done;
         for epoch in first..last {
-            let Some(stretch) = self.epoch(epoch)? else {
-                end = End::Stopped;
+            let Some((tally, ledger)) = self.epoch(epoch)? else {
+                report.stopped = true;
                 break;
             };
-            report.epochs.push(self.end_epoch(stretch)?);
+            report.epochs.push(self.end_epoch(epoch, &tally, &ledger)?);
             let every = self.session.settings.eval_every;
             if epoch + 1 < last && every.is_some_and(|every| (epoch + 1).is_multiple_of(every)) {
                 if !self.evaluate(epoch + 1, report)? {
-                    end = End::Stopped;
+                    report.stopped = true;
                     break;
                 }
-                self.read_cost()?;
+                self.take_cost()?;
+                self.session.group.barrier()?;
             }
             // After the last epoch there is nothing left to stop.
             let group = &self.session.group;
             if epoch + 1 < last && self.stop.as_mut().map_or(Ok(false), |stop| stop.now(group))? {
-                end = End::Stopped;
+                report.stopped = true;
                 break;
             }
         }
-        self.finish(end, report)?;
-        if end == End::Done && !self.evaluate(last, report)? {
+        self.finish(report)?;
+        if !report.stopped && !self.evaluate(last, report)? {
             report.stopped = true;
             self.session.say("stopped by SIGTERM in the evaluation: the same command takes it up again");
         }
@@ -175,12 +158,14 @@ impl<'a> Fit<'a> {
         Ok(true)
     }
 
-    /// What comes from now on is the next epoch's cost.
-    fn read_cost(&mut self) -> Result<()> {
+    /// The cost since the last call; what comes from now on is the next epoch's. It is read when every rank
+    /// has come, and before any of them goes on, if a collective follows.
+    fn take_cost(&mut self) -> Result<Counters> {
         self.session.group.barrier()?;
         let now = self.session.counters(LoaderSettings::default().patience)?;
+        let cost = now.since(&self.cost);
         self.cost = now.over(std::mem::take(&mut self.cost));
-        Ok(self.session.group.barrier()?)
+        Ok(cost)
     }
 
     /// After all ranks have stopped: an error if only others were told to.
@@ -189,7 +174,7 @@ impl<'a> Fit<'a> {
     }
 
     /// One pass over the training dataset, or over the rest of it; `None` if all ranks stop in the middle.
-    fn epoch(&mut self, epoch: u64) -> Result<Option<Stretch>> {
+    fn epoch(&mut self, epoch: u64) -> Result<Option<(Tally, Ledger)>> {
         let samples = self.train.dataset.epoch_samples();
         let (first, done) = self.run_state.first();
         let mut position = if epoch == first { done } else { 0 };
@@ -208,8 +193,7 @@ impl<'a> Fit<'a> {
                 Event::Batch(batch) => batch,
                 Event::EpochEnd(_) => {
                     tally.waited = ledger.waited();
-                    let took = tally.elapsed();
-                    return Ok(Some(Stretch { epoch, tally, ledger, took }));
+                    return Ok(Some((tally, ledger)));
                 }
             };
             let at = At { epoch, step: batch.step(), samples: batch.samples_done() - position };
@@ -261,28 +245,24 @@ impl<'a> Fit<'a> {
     /// Writes a checkpoint if one is due; `true` if all ranks stop here, after writing one.
     fn between_steps(&mut self, epoch: u64, tally: &Tally) -> Result<bool> {
         let Some(schedule) = &mut self.schedule else { return Ok(false) };
-        let group = &self.session.group;
+        let (group, step) = (&self.session.group, self.run_state.step);
         let stopping = self.stop.as_mut().map_or(Ok(false), |stop| stop.after_step(group))?;
-        if stopping || schedule.is_due(self.run_state.step) {
-            let state = self.feed.state();
-            schedule.keep(group, &self.run_state, (epoch, tally), &state, self.trainer.as_ref())?;
-        }
-        if stopping {
-            // The end of the run says what the checkpoint says: this epoch's own stretch counts.
-            self.run_state.epochs = self.run_state.epochs_with(group, epoch, tally)?;
+        if stopping || schedule.is_due(step) {
+            let epochs = self.run_state.epochs_with(group, epoch, tally)?;
+            schedule.keep(group, step, epochs.clone(), &self.feed.state(), self.trainer.as_ref())?;
+            if stopping {
+                // The end of the run says what the checkpoint says: this epoch's own stretch counts.
+                self.run_state.epochs = epochs;
+            }
         }
         Ok(stopping)
     }
 
     /// Merges the ranks' counts of an epoch that is over, and writes its checkpoint.
-    fn end_epoch(&mut self, stretch: Stretch) -> Result<EpochReport> {
-        let Stretch { epoch, tally, ledger, took } = stretch;
+    fn end_epoch(&mut self, epoch: u64, tally: &Tally, ledger: &Ledger) -> Result<EpochReport> {
+        let took = tally.elapsed();
         let (session, dataset) = (self.session, &self.train.dataset);
-        // The cost is read when every rank has its last batch, and before any of them goes on.
-        session.group.barrier()?;
-        let now = session.counters(LoaderSettings::default().patience)?;
-        let total = tally.merge(&session.group, took, &now.since(&self.cost))?;
-        self.cost = now.over(std::mem::take(&mut self.cost));
+        let total = tally.merge(&session.group, took, &self.take_cost()?)?;
         let times = ledger.merge(&session.group, took)?;
         let mut seen = self.run_state.before(epoch);
         let samples_before = seen.samples;
@@ -306,23 +286,22 @@ impl<'a> Fit<'a> {
         report.scaling = self.trainer.as_ref().and_then(Trainer::scaling);
         self.run_state.end_epoch(seen);
         if let Some(schedule) = &mut self.schedule {
-            let state: LoaderState = self.feed.state();
-            schedule.keep_epoch(&session.group, &self.run_state, &state, self.trainer.as_ref())?;
+            let (step, epochs) = (self.run_state.step, self.run_state.epochs.clone());
+            schedule.keep(&session.group, step, epochs, &self.feed.state(), self.trainer.as_ref())?;
         }
         self.observer.epoch(self.run_state.step, &report, session.settings.epochs);
         Ok(report)
     }
 
     /// Waits for the last checkpoint, and says how the run ended.
-    fn finish(&mut self, end: End, report: &mut Report) -> Result<()> {
+    fn finish(&mut self, report: &mut Report) -> Result<()> {
         let group = &self.session.group;
         let place = self.schedule.as_mut().map_or(Ok(None), |schedule| schedule.finish(group))?;
         self.observer.finish()?;
         report.order_digest = self.run_state.digest()?.to_string();
         report.steps = self.run_state.step;
-        report.stopped = end == End::Stopped;
         report.checkpoint_wait_s = self.schedule.as_ref().map_or(0.0, CheckpointSchedule::waited_s);
-        if let (End::Stopped, Some(place)) = (end, place) {
+        if let (true, Some(place)) = (report.stopped, place) {
             self.session.say(&format!(
                 "stopped by SIGTERM after step {}: {} is written; the same command goes on from there",
                 self.run_state.step,

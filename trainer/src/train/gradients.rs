@@ -6,15 +6,15 @@ use forebay_c10d::{Compression, DdpSettings, NcclSettings};
 use serde::Serialize;
 
 /// PyTorch's defaults.
-#[derive(Debug, Clone, Args)]
+#[derive(Debug, Clone, Args, Serialize)]
 #[command(next_help_heading = "Gradients between ranks")]
 pub struct GradientArgs {
-    /// Gradients travel in buckets of about this size [default: 25MiB]
-    #[arg(long, value_name = "SIZE", value_parser = forebay_proto::units::bytes)]
-    pub bucket_bytes: Option<u64>,
-    /// The bucket that travels first is smaller, so that it leaves early [default: 1MiB]
-    #[arg(long, value_name = "SIZE", value_parser = forebay_proto::units::bytes)]
-    pub first_bucket_bytes: Option<u64>,
+    /// Gradients travel in buckets of about this size
+    #[arg(long, value_name = "SIZE", default_value = "25MiB", value_parser = forebay_proto::units::bytes)]
+    pub bucket_bytes: u64,
+    /// The bucket that travels first is smaller, so that it leaves early
+    #[arg(long, value_name = "SIZE", default_value = "1MiB", value_parser = forebay_proto::units::bytes)]
+    pub first_bucket_bytes: u64,
     /// Round gradients for the way to half their bytes
     #[arg(long, value_enum, value_name = "HOW", default_value_t)]
     pub gradient_compression: CompressionName,
@@ -29,12 +29,15 @@ pub struct GradientArgs {
     pub gradient_as_bucket_view: bool,
     /// With --device cuda: collectives go before heavy computation on the GPU
     #[arg(long)]
+    #[serde(skip)]
     pub nccl_high_priority: bool,
     /// Least thread blocks of a collective on the GPU; 0 leaves it to NCCL
     #[arg(long, value_name = "N", default_value_t = 0)]
+    #[serde(skip)]
     pub nccl_min_ctas: u16,
     /// Most thread blocks of a collective on the GPU; 0 leaves it to NCCL
     #[arg(long, value_name = "N", default_value_t = 0)]
+    #[serde(skip)]
     pub nccl_max_ctas: u16,
 }
 
@@ -52,19 +55,15 @@ pub enum CompressionName {
 }
 
 /// What a report says of it.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Serialize)]
 pub struct GradientReport {
-    bucket_bytes: u64,
-    first_bucket_bytes: u64,
-    gradient_compression: CompressionName,
-    find_unused: bool,
-    static_graph: bool,
-    gradient_as_bucket_view: bool,
+    #[serde(flatten)]
+    gradients: GradientArgs,
     /// With NCCL alone.
     nccl: Option<NcclReport>,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Serialize)]
 struct NcclReport {
     high_priority: bool,
     min_ctas: u16,
@@ -83,10 +82,9 @@ impl GradientArgs {
 
     /// The reducer's settings.
     pub fn ddp(&self) -> DdpSettings {
-        let default = DdpSettings::default();
         DdpSettings {
-            bucket_bytes: self.bucket_bytes.unwrap_or(default.bucket_bytes),
-            first_bucket_bytes: self.first_bucket_bytes.unwrap_or(default.first_bucket_bytes),
+            bucket_bytes: self.bucket_bytes,
+            first_bucket_bytes: self.first_bucket_bytes,
             find_unused: self.find_unused,
             static_graph: self.static_graph,
             gradient_as_bucket_view: self.gradient_as_bucket_view,
@@ -98,7 +96,7 @@ impl GradientArgs {
             // Every step's communication is told, and the slow rank of a short epoch found: every pass is
             // timed.
             sample_every: 1,
-            ..default
+            ..Default::default()
         }
     }
 
@@ -113,7 +111,6 @@ impl GradientArgs {
 
     /// For the report of a run; `nccl` says that the ranks talk by it.
     pub fn report(&self, nccl: bool) -> GradientReport {
-        let ddp = self.ddp();
         let variables = std::env::vars_os().filter_map(|(name, value)| {
             let name = name.into_string().ok()?;
             let ours = ["NCCL_", "TORCH_NCCL_"].iter().any(|start| name.starts_with(start));
@@ -122,12 +119,7 @@ impl GradientArgs {
         let mut variables: Vec<_> = variables.collect();
         variables.sort_unstable();
         GradientReport {
-            bucket_bytes: ddp.bucket_bytes,
-            first_bucket_bytes: ddp.first_bucket_bytes,
-            gradient_compression: self.gradient_compression,
-            find_unused: ddp.find_unused,
-            static_graph: ddp.static_graph,
-            gradient_as_bucket_view: ddp.gradient_as_bucket_view,
+            gradients: self.clone(),
             nccl: nccl.then_some(NcclReport {
                 high_priority: self.nccl_high_priority,
                 min_ctas: self.nccl_min_ctas,

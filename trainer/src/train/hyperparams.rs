@@ -4,6 +4,8 @@
 //! and one whose optimizer could make nothing of what the checkpoint holds is refused
 //! ([`Hyperparams::check_state`]).
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use anyhow::{Result, ensure};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -56,15 +58,11 @@ impl Hyperparams {
     /// The differences to `now`, on one line: `schedule.lr 0.1 -> 0.05, clip_norm none -> 1.0`; `None` if
     /// nothing is.
     pub fn changes(&self, now: &Self) -> Option<String> {
-        let (mut own, mut other) = (Vec::new(), Vec::new());
+        let (mut own, mut other) = (BTreeMap::new(), BTreeMap::new());
         flat("", &serde_json::to_value(self).unwrap_or_default(), &mut own);
         flat("", &serde_json::to_value(now).unwrap_or_default(), &mut other);
-        let value = |of: &[(String, String)], name: &str| {
-            of.iter().find(|(known, _)| known == name).map_or("none".to_owned(), |(_, value)| value.clone())
-        };
-        let mut names: Vec<_> = own.iter().chain(&other).map(|(name, _)| name).collect();
-        names.sort_unstable();
-        names.dedup();
+        let names: BTreeSet<_> = own.keys().chain(other.keys()).collect();
+        let value = |of: &BTreeMap<String, String>, name| of.get(name).cloned().unwrap_or("none".to_owned());
         let changed = names.into_iter().filter_map(|name| {
             let (old, new) = (value(&own, name), value(&other, name));
             (old != new).then(|| format!("{name} {old} -> {new}"))
@@ -75,18 +73,20 @@ impl Hyperparams {
 }
 
 /// Each value with the names that lead to it.
-fn flat(name: &str, value: &Value, into: &mut Vec<(String, String)>) {
-    match value {
+fn flat(name: &str, value: &Value, into: &mut BTreeMap<String, String>) {
+    let text = match value {
         Value::Object(fields) => {
             for (field, value) in fields {
                 let separator = if name.is_empty() { "" } else { "." };
                 flat(&format!("{name}{separator}{field}"), value, into);
             }
+            return;
         }
-        Value::Null => into.push((name.to_owned(), "none".to_owned())),
-        Value::String(text) => into.push((name.to_owned(), text.clone())),
-        other => into.push((name.to_owned(), other.to_string())),
-    }
+        Value::Null => return,
+        Value::String(text) => text.clone(),
+        other => other.to_string(),
+    };
+    into.insert(name.to_owned(), text);
 }
 
 #[cfg(test)]

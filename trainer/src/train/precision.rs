@@ -53,11 +53,12 @@ impl Precision {
 /// Loss scaling.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Scaler {
-    scale: f64,
+    /// What the loss is multiplied by.
+    pub scale: f64,
     /// Good steps since the scale was last changed.
     streak: i64,
     /// Steps skipped in all.
-    skipped: i64,
+    pub skipped: i64,
     /// Steps skipped since the last good one, in this process.
     in_a_row: u32,
 }
@@ -81,16 +82,6 @@ impl Default for Scaler {
 }
 
 impl Scaler {
-    /// What the loss is multiplied by.
-    pub fn scale(&self) -> f64 {
-        self.scale
-    }
-
-    /// Steps skipped so far.
-    pub fn skipped(&self) -> i64 {
-        self.skipped
-    }
-
     /// Takes the scale out of the parameters' gradients. `false`: they are not finite, skip this step; the
     /// hundredth such step in a row is an error. Waits for the device.
     pub fn unscale(&mut self, parameters: &[Tensor]) -> Result<bool> {
@@ -168,19 +159,19 @@ mod tests {
     #[test]
     fn a_scale_shrinks_when_it_overflows_and_grows_when_it_has_not_for_long() {
         let mut scaler = Precision::Fp16.scaler().unwrap();
-        assert_eq!(scaler.scale(), 65536.0);
+        assert_eq!(scaler.scale, 65536.0);
         let fine = parameter(65536.0 * 3.0);
         assert!(scaler.unscale(std::slice::from_ref(&fine)).unwrap());
         assert_eq!(fine.grad().double_value(&[0]), 3.0);
         assert!(!scaler.unscale(&[parameter(f32::INFINITY)]).unwrap());
         assert!(!scaler.unscale(&[fine, parameter(f32::NAN)]).unwrap());
-        assert_eq!((scaler.scale(), scaler.skipped()), (16384.0, 2));
+        assert_eq!((scaler.scale, scaler.skipped), (16384.0, 2));
         for _ in 0..GROWTH_INTERVAL - 1 {
             scaler.update(true);
         }
-        assert_eq!(scaler.scale(), 16384.0);
+        assert_eq!(scaler.scale, 16384.0);
         scaler.update(true);
-        assert_eq!((scaler.scale(), scaler.streak), (32768.0, 0));
+        assert_eq!((scaler.scale, scaler.streak), (32768.0, 0));
         assert_eq!((Precision::Fp32.scaler(), Precision::Bf16.scaler()), (None, None));
     }
 
@@ -199,7 +190,7 @@ mod tests {
         let error = scaler.unscale(&[bad]).unwrap_err().to_string();
         assert!(error.starts_with("the gradients of 100 steps in a row were not finite"), "{error}");
         assert!(error.ends_with("use --precision bf16, or lower --lr"), "{error}");
-        assert_eq!(scaler.skipped(), 199);
+        assert_eq!(scaler.skipped, 199);
     }
 
     #[test]

@@ -74,7 +74,7 @@ fn fit_and_report(session: &Session, fit: &mut Fit<'_>, mut report: Report) -> R
 /// The report of a run that has not begun.
 fn new_report(session: &Session, train: &ModelData, test: Option<&ModelData>) -> Report {
     let settings = &session.settings;
-    let ModelData { dataset, model, columns, .. } = train;
+    let ModelData { dataset, model, .. } = train;
     Report {
         version: env!("CARGO_PKG_VERSION"),
         settings: SettingsReport {
@@ -85,7 +85,7 @@ fn new_report(session: &Session, train: &ModelData, test: Option<&ModelData>) ->
             train: dataset.manifest().uri().to_owned(),
             test: settings.test.clone(),
             model: settings.trains().then(|| model.clone()),
-            columns: columns.names(),
+            columns: settings.model.column_names(),
             optimizer: settings.trains().then(|| settings.optim.settings()),
             gradients: settings
                 .trains()
@@ -100,17 +100,8 @@ fn new_report(session: &Session, train: &ModelData, test: Option<&ModelData>) ->
         steps_per_epoch: train.steps(settings.batch),
         train_samples: dataset.epoch_samples(),
         manifest_digest: dataset.manifest().digest().to_string(),
-        resumed: None,
-        earlier_epochs: Vec::new(),
-        epochs: Vec::new(),
-        stopped: false,
-        steps: 0,
-        order_digest: String::new(),
-        checkpoint_wait_s: 0.0,
         test_samples: test.map(|test| test.dataset.epoch_samples()),
-        test_accuracy: None,
-        test: None,
-        parameter_hashes: Vec::new(),
+        ..Report::default()
     }
 }
 

@@ -6,7 +6,7 @@ use forebay_proto::digest::OrderDigest;
 use serde::Serialize;
 
 use crate::checkpoint::{EpochSeen, Meta, digest_of};
-use crate::report::epoch_stats::Tally;
+use crate::report::epoch_stats::{Tally, merged};
 
 /// A run, from its first step to where it is.
 #[derive(Debug, Clone, Default)]
@@ -67,10 +67,7 @@ impl RunState {
 
     /// All epochs with the stretch of one that is under way. Collective.
     pub fn epochs_with(&self, group: &ProcessGroup, epoch: u64, tally: &Tally) -> Result<Vec<EpochSeen>> {
-        let mut digest = OrderDigest::default();
-        for bytes in group.all_gather_bytes(&tally.digest.to_bytes())? {
-            digest.merge(OrderDigest::from_bytes(&bytes)?);
-        }
+        let digest = merged(group, tally.digest)?;
         let ranks = group.all_gather_i64(&[tally.samples as i64, tally.loss_sum.to_bits() as i64])?;
         let samples = ranks.iter().map(|rank| rank[0] as u64).sum();
         let loss_sum = ranks.iter().map(|rank| f64::from_bits(rank[1] as u64)).sum();

@@ -21,7 +21,7 @@ pub struct Trainer {
     ddp: Ddp,
     parameters: Vec<Tensor>,
     optimizer: Optimizer,
-    model: Box<dyn Model>,
+    model: Model,
     settings: Hyperparams,
     /// Only where the precision needs it.
     scaler: Option<Scaler>,
@@ -54,12 +54,7 @@ pub struct At {
 impl Trainer {
     /// Takes the model into training; every rank starts from rank 0's parameters and buffers. [`Exchange`] is
     /// told of those passes that the settings of `ddp` have timed.
-    pub fn new(
-        group: &ProcessGroup,
-        model: Box<dyn Model>,
-        settings: Hyperparams,
-        ddp: &DdpSettings,
-    ) -> Result<Self> {
+    pub fn new(group: &ProcessGroup, model: Model, settings: Hyperparams, ddp: &DdpSettings) -> Result<Self> {
         let parameters = model.vars().trainable_variables();
         let buffers: Vec<_> = model::buffers(model.vars()).into_iter().map(|(_, tensor)| tensor).collect();
         let ddp = Ddp::new(group, &parameters, &buffers, ddp)?;
@@ -84,7 +79,7 @@ impl Trainer {
     /// of the step, however they and the padding are spread, and however many passes share the rows.
     pub fn step(&mut self, input: &Input, at: At, watch: &mut Stopwatch) -> Result<f64> {
         zero_grads(&self.parameters, true)?;
-        let scale = self.scaler.as_ref().map_or(1.0, Scaler::scale);
+        let scale = self.scaler.map_or(1.0, |scaler| scaler.scale);
         let weight = self.world as f64 / at.samples.max(1) as f64 * scale;
         let parts = input.split(self.settings.accumulate);
         let mut sums = Vec::with_capacity(parts.len());
@@ -159,13 +154,13 @@ impl Trainer {
         })?
     }
 
-    pub fn model(&self) -> &dyn Model {
-        &*self.model
+    pub fn model(&self) -> &Model {
+        &self.model
     }
 
     /// How the loss is scaled now, if it is.
     pub fn scaling(&self) -> Option<Scaling> {
-        self.scaler.map(|scaler| Scaling { loss_scale: scaler.scale(), skipped: scaler.skipped() })
+        self.scaler.map(|scaler| Scaling { loss_scale: scaler.scale, skipped: scaler.skipped })
     }
 
     /// The learning rate of the step that was last taken.

@@ -5,9 +5,8 @@ use forebay_c10d::Store;
 use tch::Device;
 
 use crate::input::Role;
-use crate::model::convnet::ConvNet;
 use crate::model::mlp::{MlpSettings, Task};
-use crate::model::seeded;
+use crate::model::{ModelSettings, Network};
 use crate::report::timing::{EpochTimes, Ledger, StepTimes};
 use crate::train::optim::OptimizerSettings;
 use crate::train::precision::Precision;
@@ -36,7 +35,11 @@ fn ddp() -> DdpSettings {
 }
 
 fn trainer(group: &ProcessGroup, settings: Hyperparams) -> Trainer {
-    Trainer::new(group, Box::new(seeded(3, || ConvNet::fresh(Device::Cpu))), settings, &ddp()).unwrap()
+    Trainer::new(group, convnet(), settings, &ddp()).unwrap()
+}
+
+fn convnet() -> Model {
+    ModelSettings::Convnet.build(3, Device::Cpu).unwrap()
 }
 
 #[test]
@@ -72,7 +75,7 @@ fn training_lowers_the_loss_and_is_reproducible() {
         hashes.push(model::parameter_hash(trainer.model().vars()));
     }
     assert_eq!(hashes[0], hashes[1]);
-    assert_ne!(hashes[0], model::parameter_hash(seeded(3, || ConvNet::fresh(Device::Cpu)).vars()));
+    assert_ne!(hashes[0], model::parameter_hash(convnet().vars()));
 }
 
 #[test]
@@ -186,13 +189,13 @@ fn a_step_whose_gradients_overflow_on_one_rank_is_skipped_on_all() {
             let sum = |tensor: &Tensor| tensor.abs().sum(Kind::Double).double_value(&[]);
             let state = trainer.optimizer.state().iter().map(|(_, tensor)| sum(tensor)).collect();
             let hash = model::parameter_hash(trainer.model().vars());
-            seen.push((scaler.scale(), scaler.skipped(), hash, state));
+            seen.push((scaler.scale, scaler.skipped, hash, state));
         }
         seen
     });
     assert_eq!(seen[0], seen[1], "the ranks go on alike");
     let all = &seen[0];
-    let untouched = model::parameter_hash(seeded(3, || ConvNet::fresh(Device::Cpu)).vars());
+    let untouched = model::parameter_hash(convnet().vars());
     let (mut scale, mut skipped, mut hash, mut state) = (FIRST, 0, untouched, vec![0.0; all[0].3.len()]);
     for (step, now) in all.iter().enumerate() {
         match now.1 - skipped {
@@ -272,34 +275,14 @@ fn a_step_is_counted_without_a_gap() {
 /// A network whose forward pass takes longer by a time that it is told.
 #[derive(Debug)]
 struct Slow {
-    model: Box<dyn Model>,
+    network: Box<dyn Network>,
     pauses: std::cell::RefCell<std::vec::IntoIter<u64>>,
 }
 
-impl Model for Slow {
-    fn settings(&self) -> model::ModelSettings {
-        self.model.settings()
-    }
-
-    fn vars(&self) -> &tch::nn::VarStore {
-        self.model.vars()
-    }
-
+impl Network for Slow {
     fn forward(&self, input: &Input, training: bool) -> Result<Tensor> {
         std::thread::sleep(Duration::from_millis(self.pauses.borrow_mut().next().unwrap_or(0)));
-        self.model.forward(input, training)
-    }
-
-    fn row_losses(&self, output: &Tensor, input: &Input) -> Result<Tensor> {
-        self.model.row_losses(output, input)
-    }
-
-    fn row_scores(&self, output: &Tensor, input: &Input) -> Result<Tensor> {
-        self.model.row_scores(output, input)
-    }
-
-    fn metric(&self) -> model::Metric {
-        self.model.metric()
+        self.network.forward(input, training)
     }
 }
 
@@ -320,14 +303,14 @@ fn epochs_of(
                 let input = Input::new(4, vec![(Role::Features, features), (Role::Label, labels)], None);
                 let mlp =
                     MlpSettings { features: 3, hidden: vec![8], task: Task::Classification, outputs: 2 };
-                (model::ModelSettings::Mlp(mlp), input)
+                (ModelSettings::Mlp(mlp), input)
             }
-            false => (model::ModelSettings::Convnet, input(4)),
+            false => (ModelSettings::Convnet, input(4)),
         };
         let pauses: Vec<_> = (0..2 * STEPS).map(|step| forward(rank, step)).collect();
-        let model =
-            Slow { model: settings.build(3, Device::Cpu).unwrap(), pauses: pauses.into_iter().into() };
-        let mut trainer = Trainer::new(&group, Box::new(model), self::settings(0.01, 99), &ddp()).unwrap();
+        let mut model = settings.build(3, Device::Cpu).unwrap();
+        model.network = Box::new(Slow { network: model.network, pauses: pauses.into_iter().into() });
+        let mut trainer = Trainer::new(&group, model, self::settings(0.01, 99), &ddp()).unwrap();
         let mut seen = Vec::new();
         for epoch in 0..2 {
             let (mut ledger, mut watch, began) =
