@@ -96,7 +96,7 @@ impl Datasets {
 
     /// Evens out which nodes own what of the datasets. Not for an async thread.
     pub fn balance(&self) {
-        balance(&self.ownership, &self.list());
+        self.ownership.balance(self.list().iter().map(|d| &*d.manifest));
     }
 
     async fn take(&self, dataset: Dataset, made_by: MadeBy) -> Result<()> {
@@ -105,7 +105,7 @@ impl Datasets {
         if new || !gone.is_empty() {
             let (files, ownership, all) = (self.files.clone(), self.ownership.clone(), self.list());
             let kept = blocking(move || {
-                balance(&ownership, &all);
+                ownership.balance(all.iter().map(|d| &*d.manifest));
                 files.remove(&gone);
                 if new { files.keep(&manifest) } else { Ok(()) }
             });
@@ -176,8 +176,4 @@ fn allowed(allow: &[String], uri: &str) -> Result<String> {
             allow.join(", ")
         ))),
     }
-}
-
-fn balance(ownership: &Ownership, datasets: &[Dataset]) {
-    ownership.balance(datasets.iter().map(|d| &*d.manifest));
 }

@@ -41,6 +41,7 @@ mod segment_files;
 mod sidecar;
 
 pub use cache::{DiskCache, DiskCacheSettings, Found, Written};
+pub use file_system::RealDisk;
 pub use sidecar::Sidecar;
 
 #[cfg(test)]

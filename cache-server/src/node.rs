@@ -10,7 +10,7 @@ use crate::cluster::ownership::Ownership;
 use crate::cluster::peers::Peers;
 use crate::cluster::replicate::Replicator;
 use crate::datasets::Datasets;
-use crate::disk::{DiskCache, DiskCacheSettings};
+use crate::disk::{DiskCache, DiskCacheSettings, RealDisk};
 use crate::events::Events;
 use crate::maintenance::stall_probe::StallProbe;
 use crate::read::cache::Cache;
@@ -142,9 +142,10 @@ impl Node {
 
 async fn open_disk(settings: &Settings, plans: &Arc<Plans>, memory: &Memory) -> Result<Arc<DiskCache>> {
     let disk = DiskCacheSettings {
-        maps_bytes: memory.maps_bytes,
         dirs: settings.cache_dir.clone(),
-        ..DiskCacheSettings::new("", settings.cache_bytes)
+        limit_bytes: settings.cache_bytes,
+        maps_bytes: memory.maps_bytes,
+        disk: Arc::new(RealDisk),
     };
     let (started, forecast) = (Instant::now(), plans.clone());
     let disk = blocking(move || DiskCache::open(&disk, forecast)).await??;

@@ -63,11 +63,6 @@ impl HotSegments {
     pub fn detection(&self) -> MutexGuard<'_, Detection> {
         self.detection.lock()
     }
-
-    /// How busy the node would be if it served its hot segments alone.
-    fn load_alone(&self) -> f64 {
-        self.load() * self.detection().share_alone()
-    }
 }
 
 #[cfg(test)]

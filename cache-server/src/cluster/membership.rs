@@ -16,7 +16,7 @@ use forebay_proto::{Error, v1};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::watch;
-use tokio::task::JoinHandle;
+use tokio::task::JoinSet;
 use v1::membership_status::Kind;
 
 /// How long leaving may take: when etcd does not answer, the lease runs out by itself.
@@ -37,7 +37,8 @@ pub struct Membership {
     settings: Option<Arc<ClusterSettings>>,
     /// Keeps the topology's channel open where nothing else does.
     _fixed: Option<watch::Sender<v1::Topology>>,
-    tasks: Vec<JoinHandle<()>>,
+    /// Aborted as this is dropped.
+    _tasks: JoinSet<()>,
 }
 
 impl Membership {
@@ -53,8 +54,8 @@ impl Membership {
         let (sender, topology) = watch::channel(first);
         let (hot, health) = (watch::channel(Vec::new()).0, watch::channel(registered).1);
         let intent = watch::channel(Intent::Stay).0;
-        let (settings, tasks) = (None, Vec::new());
-        Self { kind, me, topology, health, intent, hot, settings, _fixed: Some(sender), tasks }
+        let (settings, tasks) = (None, JoinSet::new());
+        Self { kind, me, topology, health, intent, hot, settings, _fixed: Some(sender), _tasks: tasks }
     }
 
     /// Follows the nodes in etcd. This node is not among them before [`Membership::enter`]. Returns at once,
@@ -69,12 +70,11 @@ impl Membership {
         let settings = Arc::new(settings);
         let member = node_set::Member::new(me.clone(), settings.replicas);
         let context = EtcdContext { settings: settings.clone(), me: member, health };
-        let tasks = vec![
-            tokio::spawn(follow::run(context.clone(), sender)),
-            tokio::spawn(register::run(context, intents, hot_seen)),
-        ];
+        let mut tasks = JoinSet::new();
+        tasks.spawn(follow::run(context.clone(), sender));
+        tasks.spawn(register::run(context, intents, hot_seen));
         let (kind, settings) = (Kind::Etcd, Some(settings));
-        Self { kind, me, topology, health: health_seen, intent, hot, settings, _fixed: None, tasks }
+        Self { kind, me, topology, health: health_seen, intent, hot, settings, _fixed: None, _tasks: tasks }
     }
 
     /// The topology now and whenever it changes.
@@ -158,11 +158,5 @@ impl Membership {
             nodes: topology.nodes.len() as u64,
             draining: false,
         }
-    }
-}
-
-impl Drop for Membership {
-    fn drop(&mut self) {
-        self.tasks.iter().for_each(JoinHandle::abort);
     }
 }

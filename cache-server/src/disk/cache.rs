@@ -5,7 +5,7 @@ use super::counters::DiskCounters;
 use super::dirs::{DirStatus, Dirs, Health};
 use super::evict::Wanted;
 use super::file::{Encoded, FileKey, Origin, Unreadable, Unsealed};
-use super::file_system::{Disk, RealDisk};
+use super::file_system::Disk;
 use super::index::Entry;
 use super::map::pages::Pages;
 use super::map::{self, Mapped};
@@ -69,13 +69,6 @@ pub struct DiskCacheSettings {
     pub disk: Arc<dyn Disk>,
 }
 
-impl DiskCacheSettings {
-    /// One directory on the real disk.
-    pub fn new(dir: impl Into<PathBuf>, limit_bytes: u64) -> Self {
-        Self { dirs: vec![dir.into()], limit_bytes, maps_bytes: u64::MAX, disk: Arc::new(RealDisk) }
-    }
-}
-
 /// Segment files in some directories. All methods touch the disk but those that say that they do not: call
 /// them off the async threads.
 #[derive(Debug)]
@@ -126,9 +119,6 @@ impl DiskCache {
         let mut found = Found { missing: columns.to_vec(), ..Found::default() };
         let keys = self.files.index().files_of(id);
         for key in keys {
-            if found.missing.is_empty() {
-                break;
-            }
             let covers = self
                 .files
                 .index()
@@ -141,14 +131,10 @@ impl DiskCache {
         found
     }
 
-    /// Whether all these columns of a segment are held. Touches neither disk nor recency.
+    /// Whether all these columns of a segment are held; of no columns, whether anything of it is. Touches
+    /// neither disk nor recency.
     pub fn holds(&self, id: SegmentId, columns: &[String]) -> bool {
         self.files.index().holds(id, columns)
-    }
-
-    /// Whether any column of a segment is held. Touches neither disk nor recency.
-    pub fn holds_any(&self, id: SegmentId) -> bool {
-        self.files.index().holds_any(id)
     }
 
     /// Writes columns of a segment and returns them ready to be read. When it does not store them, the disk
@@ -165,10 +151,8 @@ impl DiskCache {
         // Sealed only once there is room for it.
         let encoded = LazyCell::new(|| unsealed.seal());
         // A directory that fails is set aside, so each is tried once.
-        for _ in 0..self.files.dirs.all().len() {
-            if is_going {
-                break;
-            }
+        let tries = if is_going { 0 } else { self.files.dirs.all().len() };
+        for _ in 0..tries {
             let bytes = self.file_bytes(file_bytes);
             let wanted = Wanted { id: origin.id, bytes, admit, role };
             let reservation = match self.files.reserve(wanted, None) {

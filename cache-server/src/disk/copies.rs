@@ -85,6 +85,6 @@ impl Copies<'_> {
             // Checked as it is taken: somebody may pin it or begin to read it at any time.
             self.0.remove(key, Entry::may_leave);
         }
-        !self.0.index().holds_any(id)
+        !self.0.index().holds(id, &[])
     }
 }

@@ -127,15 +127,11 @@ impl Index {
         self.entries.iter().filter(|(_, e)| is_under(&e.object, uri)).map(|(k, _)| *k).collect()
     }
 
-    /// Whether the segment's files together hold all these columns.
+    /// Whether the segment's files together hold all these columns; of no columns, whether there is any file.
     pub fn holds(&self, id: SegmentId, columns: &[String]) -> bool {
         let Some(files) = self.by_segment.get(&id) else { return false };
         let has = |key, column| self.entries.get(key).is_some_and(|e: &Entry| e.columns.contains(column));
         columns.iter().all(|column| files.iter().any(|key| has(key, column)))
-    }
-
-    pub fn holds_any(&self, id: SegmentId) -> bool {
-        self.by_segment.contains_key(&id)
     }
 
     /// Bytes of files that are pinned.

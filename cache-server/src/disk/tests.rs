@@ -25,6 +25,16 @@ impl Forecast for NoForecast {
     }
 }
 
+impl DiskCacheSettings {
+    /// One directory on the real disk.
+    pub fn new(dir: impl Into<PathBuf>, limit_bytes: u64) -> Self {
+        Self { dirs: vec![dir.into()], limit_bytes, maps_bytes: u64::MAX, disk: Arc::new(RealDisk) }
+    }
+}
+
+// Segment files that this thread has sealed.
+thread_local!(pub static SEALED: std::cell::Cell<u64> = const { std::cell::Cell::new(0) });
+
 fn open(dir: &Path, limit_bytes: u64) -> Result<DiskCache> {
     DiskCache::open(&DiskCacheSettings::new(dir, limit_bytes), Arc::new(NoForecast))
 }
@@ -174,7 +184,7 @@ fn what_is_being_read_stays_and_what_has_no_room_is_not_stored() {
     assert!(put(&cache, 3, 50, &["a"]).is_none(), "both are being read");
     drop(first);
     assert!(put(&cache, 3, 50, &["a"]).is_some());
-    assert!(cache.holds_any(origin(2).id) && !cache.holds_any(origin(1).id));
+    assert!(cache.holds(origin(2).id, &[]) && !cache.holds(origin(1).id, &[]));
     assert!(put(&cache, 4, 500, &["a"]).is_none(), "larger than the cache");
     assert_eq!(*second, batch(2, 50, &["a"]));
 }

@@ -111,20 +111,9 @@ impl Cache {
         done.is_ok() && reading.manifest.segment_id(segment).is_ok_and(|id| self.has(reading, id))
     }
 
-    /// Reads a segment on demand. `urgency` counts the bytes that it fetches from the object store.
-    pub async fn get_counted(
-        self: &Arc<Self>,
-        reading: &Reading,
-        segment: u32,
-        urgency: &Urgency,
-    ) -> Result<ReadySegment> {
-        let demand = Ahead { urgency: urgency.clone(), ..Ahead::demand() };
-        self.read(reading, segment, demand, None).await
-    }
-
     /// Reads a segment, in the role that this node has for it, or in another.
     #[tracing::instrument(level = "trace", skip_all)]
-    pub(super) async fn read(
+    pub async fn read(
         self: &Arc<Self>,
         reading: &Reading,
         segment: u32,
@@ -221,11 +210,6 @@ impl Cache {
         found
     }
 
-    /// Which object version a segment is of that is on disk or in memory.
-    pub(super) fn held_origin(&self, id: SegmentId) -> Option<Origin> {
-        self.disk.copies().origin(id).or_else(|| self.memory_tier.origin(id))
-    }
-
     /// Fetches, decodes and places columns of a segment; `None` if some of them are there now.
     #[tracing::instrument(level = "trace", skip_all)]
     async fn fill(
@@ -300,7 +284,7 @@ impl Cache {
         let span = Arc::new(self.plans.read_span(id));
         // On disk it would be needed only after the reads that it was filled for: memory can serve those. But
         // not if other columns of it are read from disk.
-        if !self.disk.holds_any(id) {
+        if !self.disk.holds(id, &[]) {
             self.plans.keep_in_memory(id, span.clone());
         }
         let mut stored = self.write(origin, &batch, Admit::IfWorthIt);

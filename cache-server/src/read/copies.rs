@@ -101,7 +101,7 @@ fn file_of(cache: &Cache, id: SegmentId, columns: &[String]) -> Result<(Encoded,
     if !missing.is_empty() {
         return Err(lacks());
     }
-    let origin = cache.held_origin(id).ok_or_else(lacks)?;
+    let origin = cache.disk.copies().origin(id).or_else(|| cache.memory_tier.origin(id)).ok_or_else(lacks)?;
     let field = |c: &String| {
         let field = found.iter().find_map(|p| p.batch.schema().field_with_name(c).ok().cloned());
         field.ok_or_else(lacks)

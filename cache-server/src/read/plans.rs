@@ -210,7 +210,7 @@ impl Plans {
     /// A prefetch of a job has come this far.
     pub fn prefetched(&self, job: JobKey, due: &Due) {
         if let Some(job) = self.state.lock().jobs.get_mut(&job) {
-            job.set_prefetched(due.at);
+            job.prefetched = job.prefetched.max(Some(due.at));
         }
     }
 

@@ -4,6 +4,7 @@ use super::metrics;
 use crate::datasets::Dataset;
 use crate::disk::dirs::{DirStatus, Health};
 use crate::node::Node;
+use crate::read::fill::Ahead;
 use crate::runtime::blocking;
 use forebay_dataset::ready::drop_aside;
 use forebay_dataset::stream::Reading;
@@ -202,7 +203,7 @@ fn dir(dir: DirStatus) -> v1::DirStatus {
 fn dataset_status(node: &Node, dataset: &Dataset) -> v1::DatasetStatus {
     let m = &dataset.manifest;
     let ids = (0..m.segments().len() as u32).filter_map(|s| m.segment_id(s).ok());
-    let (segments_held, segments_owned) = node.ownership.count(ids.filter(|id| node.disk.holds_any(*id)));
+    let (segments_held, segments_owned) = node.ownership.count(ids.filter(|id| node.disk.holds(*id, &[])));
     let object = m.objects().first().map(|object| m.object_uri(object));
     v1::DatasetStatus {
         uri: m.uri().into(),
@@ -236,7 +237,8 @@ async fn load(
     sender.send(Ok(progress)).await.map_err(gone)?;
     let mut filled = futures::stream::iter(wanted.clone())
         .map(|s| async move {
-            let ready = node.cache.get_counted(reading, s, urgency).await?;
+            let demand = Ahead { urgency: urgency.clone(), ..Ahead::demand() };
+            let ready = node.cache.read(reading, s, demand, None).await?;
             drop_aside([ready]);
             Ok::<_, Error>(s)
         })

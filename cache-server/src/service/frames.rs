@@ -7,18 +7,18 @@
 use super::gate::{Pass, draining};
 use super::meter::StreamMeter;
 use crate::read::memory::MemoryPermit;
+use arrow_flight::FlightData;
 use bytes::{BufMut, Bytes, BytesMut};
 use forebay_dataset::stream::{BatchStream, Message};
 use forebay_proto::{Error, Result};
 use http::HeaderMap;
 use http_body::Frame;
 use http_body_util::StreamBody;
+use prost::Message as _;
 use prost::encoding::{WireType, encode_key, encode_varint};
 use std::collections::VecDeque;
 use tonic::Status;
 
-const DATA_HEADER: u32 = 2;
-const APP_METADATA: u32 = 3;
 const DATA_BODY: u32 = 1000;
 
 /// A batch stream as an HTTP/2 body.
@@ -103,16 +103,11 @@ impl BatchBody {
 
 /// A message as the parts of a gRPC frame. `Invalid` if its length does not fit into the frame's 32 bits.
 fn frame(message: Message) -> Result<VecDeque<Bytes>> {
-    let meta = message.encoded_meta();
-    let mut head = BytesMut::with_capacity(64 + message.header.len() + meta.len());
+    let (data_header, app_metadata) = (message.header.clone(), message.encoded_meta());
+    let mut head = BytesMut::with_capacity(64 + data_header.len() + app_metadata.len());
     head.put_slice(&[0; 5]);
-    for (tag, value) in [(DATA_HEADER, &message.header), (APP_METADATA, &meta)] {
-        if !value.is_empty() {
-            encode_key(tag, WireType::LengthDelimited, &mut head);
-            encode_varint(value.len() as u64, &mut head);
-            head.put_slice(value);
-        }
-    }
+    let data = FlightData { data_header, app_metadata, ..Default::default() };
+    data.encode(&mut head).map_err(|e| Error::invalid(format!("a message cannot be sent: {e}")))?;
     let body_bytes = message.body_bytes();
     if body_bytes > 0 {
         encode_key(DATA_BODY, WireType::LengthDelimited, &mut head);
@@ -128,9 +123,7 @@ fn frame(message: Message) -> Result<VecDeque<Bytes>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use arrow_flight::FlightData;
     use forebay_proto::{Kind, v1};
-    use prost::Message as _;
 
     #[test]
     fn frames_are_protobuf() {

@@ -4,7 +4,7 @@ use clap::parser::ValueSource;
 use clap::{ArgMatches, Id};
 use figment::Figment;
 use figment::providers::{Env, Format, Serialized, Toml};
-use figment::value::{Dict, Value};
+use figment::value::Value;
 use forebay_proto::units::bytes;
 use forebay_proto::{Error, Result};
 use serde::de::DeserializeOwned;
@@ -33,9 +33,7 @@ pub(super) fn merge<T: Serialize + DeserializeOwned>(
     file: Option<&Path>,
 ) -> Result<T> {
     let all = Value::serialize(settings).map_err(wrong)?;
-    let is_flag = |id: &&str| matches.value_source(id) == Some(ValueSource::CommandLine);
-    let flags = given(&all, &matches.ids().map(Id::as_str).filter(is_flag).collect::<Vec<_>>());
-    let mut figment = Figment::from(Serialized::defaults(all));
+    let mut figment = Figment::from(Serialized::defaults(&all));
     if let Some(path) = file {
         if !path.is_file() {
             return Err(Error::not_found(format!("settings file {} does not exist", path.display())));
@@ -50,20 +48,15 @@ pub(super) fn merge<T: Serialize + DeserializeOwned>(
             figment = figment.merge((key.replace("__", "."), text));
         }
     }
-    figment.merge(Serialized::defaults(flags)).extract().map_err(wrong)
-}
-
-/// The settings with these names, those nested in others included.
-fn given(all: &Value, names: &[&str]) -> Value {
-    let mut some = Dict::new();
-    for (key, value) in all.as_dict().into_iter().flatten() {
-        match value {
-            Value::Dict(..) => drop(some.insert(key.clone(), given(value, names))),
-            value if names.contains(&key.as_str()) => drop(some.insert(key.clone(), value.clone())),
-            _ => {}
+    let is_flag = |id: &&str| matches.value_source(id) == Some(ValueSource::CommandLine);
+    for flag in matches.ids().map(Id::as_str).filter(is_flag) {
+        for place in [flag.to_owned(), format!("cluster.{flag}"), format!("source.{flag}")] {
+            if let Some(value) = all.find_ref(&place) {
+                figment = figment.merge((place, value));
+            }
         }
     }
-    some.into()
+    figment.extract().map_err(wrong)
 }
 
 /// Bytes, as a number or as people write them: 500GB, 64GiB.

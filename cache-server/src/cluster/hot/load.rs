@@ -1,5 +1,6 @@
 //! How busy the node is: with serving bytes, and on its processors.
 
+use parking_lot::Mutex;
 use rustix::time::{ClockId, clock_gettime};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::thread::available_parallelism;
@@ -11,13 +12,12 @@ pub struct LoadMeter {
     limit_bytes_per_s: Option<u64>,
     /// Bytes since the last measurement.
     served: AtomicU64,
-    /// An `f64`'s bits.
-    load: AtomicU64,
+    load: Mutex<f64>,
 }
 
 impl LoadMeter {
     pub fn new(limit_bytes_per_s: Option<u64>) -> Self {
-        Self { limit_bytes_per_s, served: AtomicU64::new(0), load: AtomicU64::new(0) }
+        Self { limit_bytes_per_s, served: AtomicU64::new(0), load: Mutex::new(0.0) }
     }
 
     pub fn served(&self, bytes: u64) {
@@ -26,7 +26,7 @@ impl LoadMeter {
 
     /// 0 to 1.
     pub fn get(&self) -> f64 {
-        f64::from_bits(self.load.load(Relaxed))
+        *self.load.lock()
     }
 
     /// Measures the load of the time since the last measurement; `processor` is the share of the machine's
@@ -34,9 +34,9 @@ impl LoadMeter {
     pub fn measure(&self, elapsed: Duration, processor: f64) -> f64 {
         let served = self.served.swap(0, Relaxed) as f64 / elapsed.as_secs_f64();
         let of_limit = self.limit_bytes_per_s.map_or(0.0, |limit| served / limit as f64);
-        let load = (self.get() + of_limit.max(processor).min(1.0)) / 2.0;
-        self.load.store(load.to_bits(), Relaxed);
-        load
+        let mut load = self.load.lock();
+        *load = (*load + of_limit.max(processor).min(1.0)) / 2.0;
+        *load
     }
 }
 

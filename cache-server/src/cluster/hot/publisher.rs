@@ -61,11 +61,13 @@ impl Publisher {
             let published = self.hot.detection().published();
             // Without the lock: every message that is sent waits for it.
             let roles = self.peers.ownership().roles(&published);
-            let is_hot = !published.is_empty();
             if self.hot.detection().withdraw_disowned(published.into_iter().zip(roles)) {
                 self.publish();
             }
-            cool = if is_hot && self.hot.load_alone() < COOL.0 { cool + 1 } else { 0 };
+            let is_hot = !self.hot.detection().published().is_empty();
+            // As if it served its hot segments alone.
+            let alone = load * self.hot.detection().share_alone();
+            cool = if is_hot && alone < COOL.0 { cool + 1 } else { 0 };
             if saturated >= SATURATED.1 && self.peers.ownership().has_others() {
                 saturated = 0;
                 self.spread().await;

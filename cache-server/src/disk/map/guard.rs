@@ -6,16 +6,15 @@
 
 use parking_lot::Mutex;
 use rustix::param::page_size;
-use std::sync::Once;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
+use std::sync::{LazyLock, Once};
 
 /// Maps guarded at once. More maps than this go unguarded: the disk cache keeps half as many.
 const SLOTS_MAX: usize = 32 << 10;
 
-static SLOTS: [Slot; SLOTS_MAX] = [const { Slot::new() }; SLOTS_MAX];
+static SLOTS: LazyLock<Vec<Slot>> = LazyLock::new(|| (0..SLOTS_MAX).map(|_| Slot::default()).collect());
 
-/// Slots that were ever used, and those of them that are free again.
-static USED: AtomicUsize = AtomicUsize::new(0);
+/// Slots that no map has.
 static FREE: Mutex<Vec<usize>> = Mutex::new(Vec::new());
 
 static HANDLER: Once = Once::new();
@@ -31,16 +30,7 @@ impl Guard {
     /// Guards these addresses.
     pub fn new(start: usize, end: usize) -> Self {
         HANDLER.call_once(install);
-        let slot = {
-            let mut free = FREE.lock();
-            free.pop().or_else(|| {
-                let next = USED.load(Ordering::Relaxed);
-                (next < SLOTS_MAX).then(|| {
-                    USED.store(next + 1, Ordering::Release);
-                    next
-                })
-            })
-        };
+        let slot = FREE.lock().pop();
         if let Some(slot) = slot.map(|i| &SLOTS[i]) {
             slot.torn.store(false, Ordering::Relaxed);
             slot.set(start, end);
@@ -66,6 +56,7 @@ impl Guard {
 
 /// The addresses of a map. The handler may neither lock nor allocate, so it looks through plain slots: each
 /// is a seqlock, so that it never sees one map's start with another one's end.
+#[derive(Default)]
 struct Slot {
     /// Odd while the addresses change.
     version: AtomicUsize,
@@ -75,15 +66,6 @@ struct Slot {
 }
 
 impl Slot {
-    const fn new() -> Self {
-        Self {
-            version: AtomicUsize::new(0),
-            start: AtomicUsize::new(0),
-            end: AtomicUsize::new(0),
-            torn: AtomicBool::new(false),
-        }
-    }
-
     /// Sets the addresses. One thread at a time: the one that has the slot.
     fn set(&self, start: usize, end: usize) {
         let version = self.version.load(Ordering::Relaxed);
@@ -109,8 +91,9 @@ impl Slot {
 }
 
 fn install() {
-    // Asked here, so that the handler finds the answer.
+    // Asked and made here, so that the handler finds them.
     page_size();
+    FREE.lock().extend(0..SLOTS.len());
     // SAFETY: an all-zero sigaction is a valid one, and its fields are set before it is used; the handler
     // only reads atomics and makes system calls.
     let installed = unsafe {
@@ -135,8 +118,7 @@ extern "C" fn on_sigbus(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc
     // SAFETY: the kernel passes a valid siginfo to a handler that was installed with SA_SIGINFO.
     let at = unsafe { (*info).si_addr() } as usize;
     let page = page_of(at, page_size());
-    let used = USED.load(Ordering::Acquire).min(SLOTS_MAX);
-    for slot in &SLOTS[..used] {
+    for slot in SLOTS.iter() {
         let Some(end) = slot.end_if_covering(at, || ()) else { continue };
         slot.torn.store(true, Ordering::Release);
         // SAFETY: the pages from here to the map's end belong to a map of ours, which is read only; zeros
@@ -166,7 +148,7 @@ mod tests {
 
     #[test]
     fn a_slot_that_is_given_to_another_map_while_it_is_read_covers_nothing() {
-        let slot = Slot::new();
+        let slot = Slot::default();
         slot.set(1000, 2000);
         assert_eq!(slot.end_if_covering(1500, || ()), Some(2000));
         assert_eq!([999, 2000].map(|at| slot.end_if_covering(at, || ())), [None; 2]);

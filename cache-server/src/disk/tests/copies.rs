@@ -25,7 +25,7 @@ fn write(cache: &DiskCache, n: u128, admit: Admit, role: Role) -> bool {
 }
 
 fn held(cache: &DiskCache) -> Vec<u128> {
-    (0..16).filter(|&n| cache.holds_any(origin(n).id)).collect()
+    (0..16).filter(|&n| cache.holds(origin(n).id, &[])).collect()
 }
 
 #[test]

@@ -121,7 +121,7 @@ fn the_scrub_finds_what_nobody_reads() {
             freed.free(&origin(4).object);
         }
     }));
-    let held: Vec<u128> = (0..8).filter(|&n| cache.holds_any(origin(n).id)).collect();
+    let held: Vec<u128> = (0..8).filter(|&n| cache.holds(origin(n).id, &[])).collect();
     assert!(!held.contains(&1) && !held.contains(&5), "{held:?}");
     let found = cache.counters().corrupt.load(Ordering::Relaxed);
     assert!(found >= 2, "{found} found");

@@ -40,7 +40,7 @@ fn a_directory_that_fails_is_set_aside_and_comes_back_with_what_it_held() {
         assert_eq!(health(&cache), [Health::Away, Health::Up]);
         assert_eq!(cache.counters().dir_faults.load(Ordering::Relaxed), 1);
         // Its files count as absent, and are filled again, elsewhere.
-        for n in (0..12).filter(|&n| !cache.holds_any(origin(n).id)).take(2).collect::<Vec<_>>() {
+        for n in (0..12).filter(|&n| !cache.holds(origin(n).id, &[])).take(2).collect::<Vec<_>>() {
             assert!(put(&cache, n, 50, &["a"]).is_some());
         }
         cache.heal(later());
@@ -181,7 +181,7 @@ fn what_is_above_a_lower_limit_and_cannot_be_removed_counts() {
     drop(cache);
     two.disk.set(&oldest, Wrong::Writes(EACCES));
     let cache = two.open(0).unwrap();
-    assert!(!cache.holds_any(origin(0).id) && oldest.exists());
+    assert!(!cache.holds(origin(0).id, &[]) && oldest.exists());
     let on_disk = disk_bytes(two.one.path()) + disk_bytes(two.two.path());
     let used = cache.used_bytes();
     assert!(on_disk <= used, "{on_disk} {used}");

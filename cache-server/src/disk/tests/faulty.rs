@@ -1,7 +1,7 @@
 //! A disk that fails on purpose: a wrapper around the real one, with a seed.
 
 use super::*;
-use file_system::{Disk, RealDisk, Stat};
+use file_system::{Disk, Stat};
 use std::fs::File;
 use std::io::{self, IoSlice};
 use std::path::PathBuf;

@@ -36,7 +36,7 @@ fn planned(dir: &Path, files: u64, plan: &Arc<Plan>) -> DiskCache {
 }
 
 fn held(cache: &DiskCache) -> Vec<u128> {
-    (0..64).filter(|&n| cache.holds_any(origin(n).id)).collect()
+    (0..64).filter(|&n| cache.holds(origin(n).id, &[])).collect()
 }
 
 /// Reads a plan through a disk cache; returns the hits.
@@ -109,10 +109,10 @@ proptest! {
                 }
             }
             for (n, map) in &kept {
-                prop_assert!(cache.holds_any(origin(*n).id));
+                prop_assert!(cache.holds(origin(*n).id, &[]));
                 prop_assert_eq!(&*map.batch, &batch(*n, 50, &["a"]));
             }
-            prop_assert!(!pinned_held || cache.holds_any(origin(pinned).id));
+            prop_assert!(!pinned_held || cache.holds(origin(pinned).id, &[]));
             prop_assert!(disk_bytes(dir.path()) <= cache.limit_bytes());
         }
     }
@@ -164,9 +164,9 @@ fn a_segment_that_is_not_worth_writing_is_not_hashed() {
     let cache = planned(dir.path(), 2, &plan);
     let write = |n| cache.write(&origin(n), &batch(n, 50, &["a"]), Admit::IfWorthIt, Role::Primary).unwrap();
     (1..=2).for_each(|n| assert!(matches!(write(n), Written::Stored(_))));
-    let before = file::SEALED.get();
+    let before = SEALED.get();
     assert!(matches!(write(3), Written::Refused(Refusal::NotWorthIt)));
-    assert_eq!(file::SEALED.get(), before);
+    assert_eq!(SEALED.get(), before);
 }
 
 #[test]
@@ -180,11 +180,11 @@ fn a_victim_that_draws_near_is_spared() {
         put(&cache, new, 50, &["a"]).unwrap();
         new += 1;
     }
-    let gone = (0..new).take_while(|&n| !cache.holds_any(origin(n).id)).count() as u128;
+    let gone = (0..new).take_while(|&n| !cache.holds(origin(n).id, &[])).count() as u128;
     // The queue of victims goes on with the next ones. Now two of them get planned.
     *plan.order.lock() = vec![999, gone, gone + 1];
     put(&cache, new, 50, &["a"]).unwrap();
-    let missing: Vec<u128> = (0..new).filter(|&n| !cache.holds_any(origin(n).id)).collect();
+    let missing: Vec<u128> = (0..new).filter(|&n| !cache.holds(origin(n).id, &[])).collect();
     assert_eq!(missing, (0..gone).chain([gone + 2]).collect::<Vec<_>>());
     let scans = cache.counters().scans.load(Ordering::Relaxed);
     assert!(scans <= 2, "one scan, and one more for the new plan: {scans}");

@@ -112,7 +112,7 @@ pub(super) struct Job {
     /// What the open streams want.
     wanted: WantedSegments,
     /// How far it was prefetched.
-    prefetched: Option<RunPosition>,
+    pub prefetched: Option<RunPosition>,
 }
 
 impl Job {
@@ -151,11 +151,6 @@ impl Job {
     /// Up to where its segments are being read or made ready.
     pub fn front(&self) -> Option<RunPosition> {
         self.fastest().max(self.prefetched)
-    }
-
-    /// A prefetch has come this far.
-    pub fn set_prefetched(&mut self, at: RunPosition) {
-        self.prefetched = self.prefetched.max(Some(at));
     }
 
     /// Adds a stream. It takes the place of one that went and had its rank; those of another world will not

@@ -60,7 +60,7 @@ async fn scripted(dataset: &Dataset, limit: u64, memory: u64, text: &mut String)
 
 /// Reads a segment and tells what that did.
 async fn step(world: &World, dataset: &Dataset, ids: &[SegmentId], segment: u32, text: &mut String) {
-    let held = || ids.iter().map(|id| world.cache.disk.holds_any(*id)).collect::<Vec<_>>();
+    let held = || ids.iter().map(|id| world.cache.disk.holds(*id, &[])).collect::<Vec<_>>();
     let count = || {
         let e = &world.events;
         [&e.hits, &e.misses, &e.bypassed].map(|counter| counter.load(Relaxed))
