@@ -133,6 +133,12 @@ pub struct Unsealed {
     body: Vec<Bytes>,
 }
 
+#[cfg(test)]
+thread_local! {
+    /// Files that this thread has sealed.
+    pub static SEALED: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
+}
+
 impl Unsealed {
     /// Lays out columns of a segment. The large buffers are shared, not copied.
     pub fn new(origin: &Origin, batch: &RecordBatch) -> Result<Self> {
@@ -160,7 +166,7 @@ impl Unsealed {
     /// Computes the checksums.
     pub fn seal(mut self) -> Encoded {
         #[cfg(test)]
-        super::tests::SEALED.set(super::tests::SEALED.get() + 1);
+        SEALED.set(SEALED.get() + 1);
         let body_offset = self.body_offset();
         self.header.part_hashes = self.body.iter().map(|p| xxh3_64(p)).collect();
         let header = self.header.encode_to_vec();

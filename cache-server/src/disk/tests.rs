@@ -32,9 +32,6 @@ impl DiskCacheSettings {
     }
 }
 
-// Segment files that this thread has sealed.
-thread_local!(pub static SEALED: std::cell::Cell<u64> = const { std::cell::Cell::new(0) });
-
 fn open(dir: &Path, limit_bytes: u64) -> Result<DiskCache> {
     DiskCache::open(&DiskCacheSettings::new(dir, limit_bytes), Arc::new(NoForecast))
 }

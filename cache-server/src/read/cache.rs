@@ -298,28 +298,21 @@ impl Cache {
             permit = permit.take().or_else(|| self.memory_tier.permit(bytes));
             permit.is_some()
         };
-        let mut placement = place(refused, !span.is_empty() && stored.is_ok(), has_room);
-        if placement == Placement::OnDiskAnyway {
-            self.plans.left_memory(id);
-            stored = self.write(origin, &batch, Admit::Always);
-            let is_stored = matches!(stored, Ok(Written::Stored(_)));
-            placement = if is_stored { Placement::OnDisk } else { Placement::Nowhere };
+        let placement = place(refused, !span.is_empty() && stored.is_ok(), has_room);
+        if let (Placement::InMemory, Some(permit)) = (placement, permit) {
+            return Ok(self.keep_in_memory(origin, batch, span, permit, filling));
         }
-        match (placement, stored, permit) {
-            (Placement::InMemory, _, Some(permit)) => {
-                Ok(self.keep_in_memory(origin, batch, span, permit, filling))
-            }
-            (_, Ok(Written::Stored(ready)), _) => {
-                self.plans.left_memory(id);
+        self.plans.left_memory(id);
+        if placement == Placement::OnDiskAnyway {
+            stored = self.write(origin, &batch, Admit::Always);
+        }
+        match stored? {
+            Written::Stored(ready) => {
                 // Nobody may listen.
                 self.written.send(id).ok();
                 Ok(ready)
             }
-            (_, Ok(_), _) => Ok(self.serve_once(id, batch)),
-            (_, Err(e), _) => {
-                self.plans.left_memory(id);
-                Err(e)
-            }
+            Written::Refused(_) => Ok(self.serve_once(id, batch)),
         }
     }
 
@@ -344,7 +337,6 @@ impl Cache {
 
     /// A segment that has no place anywhere.
     fn serve_once(&self, id: SegmentId, batch: RecordBatch) -> ReadySegment {
-        self.plans.left_memory(id);
         self.events.record(Event::Unplaced);
         let tier = &self.memory.tier;
         let permit = tier.acquire_now(memory_bytes(&batch) as u64);

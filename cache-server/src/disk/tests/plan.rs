@@ -164,9 +164,9 @@ fn a_segment_that_is_not_worth_writing_is_not_hashed() {
     let cache = planned(dir.path(), 2, &plan);
     let write = |n| cache.write(&origin(n), &batch(n, 50, &["a"]), Admit::IfWorthIt, Role::Primary).unwrap();
     (1..=2).for_each(|n| assert!(matches!(write(n), Written::Stored(_))));
-    let before = SEALED.get();
+    let before = file::SEALED.get();
     assert!(matches!(write(3), Written::Refused(Refusal::NotWorthIt)));
-    assert_eq!(SEALED.get(), before);
+    assert_eq!(file::SEALED.get(), before);
 }
 
 #[test]
