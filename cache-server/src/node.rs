@@ -105,7 +105,7 @@ impl Node {
             disk: self.disk.clone(),
             plans: self.plans.clone(),
             datasets: self.datasets.clone(),
-            written: self.cache.written().clone(),
+            written: self.cache.written.clone(),
         }
     }
 

@@ -30,9 +30,9 @@ const MEMORY: Duration = Duration::from_secs(20);
 /// The other nodes.
 #[derive(Debug)]
 pub struct Peers {
-    ownership: Arc<Ownership>,
+    pub ownership: Arc<Ownership>,
     known: Mutex<HashMap<String, Arc<Peer>>>,
-    counters: PeerCounters,
+    pub counters: PeerCounters,
 }
 
 /// Sums since start.
@@ -77,14 +77,6 @@ impl WantedColumns<'_> {
 impl Peers {
     pub fn new(ownership: Arc<Ownership>) -> Self {
         Self { ownership, known: Mutex::default(), counters: PeerCounters::default() }
-    }
-
-    pub fn ownership(&self) -> &Arc<Ownership> {
-        &self.ownership
-    }
-
-    pub fn counters(&self) -> &PeerCounters {
-        &self.counters
     }
 
     /// The other nodes of the topology that answer, as far as is known, with their names.
@@ -285,7 +277,7 @@ mod tests {
             let read = file::from_bytes(&Buffer::from(bytes.as_slice()));
             peers.classify("http://other", read, |_, batch| check_columns(batch, columns))
         };
-        let corrupt = || peers.counters().corrupt.load(Relaxed);
+        let corrupt = || peers.counters.corrupt.load(Relaxed);
         let wanted = ["id".to_owned()];
         assert_eq!(classify(&sent, &wanted).unwrap(), (origin, batch));
         assert_eq!(corrupt(), 0);

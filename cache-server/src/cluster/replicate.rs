@@ -6,7 +6,6 @@
 //! other nodes fetch from this one what they lack, into free room only: a copy pushes nothing out. Copies
 //! that they could not take are offered again later.
 
-use crate::cluster::ownership::Ownership;
 use crate::cluster::peers::Peers;
 use crate::datasets::Datasets;
 use crate::disk::DiskCache;
@@ -53,7 +52,7 @@ pub struct Replicator {
 impl Replicator {
     /// Keeps copies where they belong, until it is dropped.
     pub async fn run(self) {
-        let (mut topology, mut written) = (self.ownership().topology(), self.written.subscribe());
+        let (mut topology, mut written) = (self.peers.ownership.topology(), self.written.subscribe());
         let (mut again, mut backoff) = (None, AGAIN);
         let (mut whole, mut placed) = (true, v1::Topology::default());
         loop {
@@ -105,22 +104,18 @@ impl Replicator {
 
     /// Before this node ends: waits until the topology lists it no more, then offers all that it holds.
     pub async fn hand_over(&self) {
-        if !self.ownership().has_others() {
+        if !self.peers.ownership.has_others() {
             return;
         }
-        let mut topology = self.ownership().topology();
-        let gone = topology.wait_for(|t| t.nodes.iter().all(|n| n.address != self.ownership().me()));
+        let mut topology = self.peers.ownership.topology();
+        let gone = topology.wait_for(|t| t.nodes.iter().all(|n| n.address != self.peers.ownership.me()));
         if timeout(LISTED, gone).await.is_ok() {
             self.offer_all().await;
         }
     }
 
-    fn ownership(&self) -> &Ownership {
-        self.peers.ownership()
-    }
-
     async fn offer(&self, kept: impl FnOnce(&DiskCache) -> Vec<CopyInfo> + Send + 'static) -> bool {
-        if !self.ownership().has_others() {
+        if !self.peers.ownership.has_others() {
             return true;
         }
         let this = self.clone();
@@ -134,7 +129,7 @@ impl Replicator {
         let ids: Vec<SegmentId> = kept.iter().map(|k| k.id).collect();
         let next = self.plans.next_uses(&ids);
         let segments: Vec<_> = kept.iter_mut().map(|k| (k.id, std::mem::take(&mut k.object))).collect();
-        let places = self.ownership().other_holders(&segments);
+        let places = self.peers.ownership.other_holders(&segments);
         let mut order: Vec<_> = next.into_iter().zip(kept).zip(places).collect();
         order.sort_by_key(|((next, _), _)| *next);
         let mut offers: BTreeMap<String, Vec<Arc<CopyInfo>>> = BTreeMap::new();
@@ -150,7 +145,7 @@ impl Replicator {
         let (mut taken, offered) = (0, files.len());
         for files in files.chunks(OFFER) {
             let items = files.iter().map(|kept| (&**kept).into()).collect();
-            let request = v1::CopyRequest { from: self.ownership().me().to_owned(), items, hot: false };
+            let request = v1::CopyRequest { from: self.peers.ownership.me().to_owned(), items, hot: false };
             match peer.copy(request).await {
                 Ok(held) => taken += held.into_iter().filter(|held| *held).count(),
                 Err(e) => {
@@ -167,7 +162,7 @@ impl Replicator {
         let this = self.clone();
         let tell = move || {
             this.datasets.balance();
-            this.disk.copies().set_roles(demote, |segments| this.ownership().roles(segments));
+            this.disk.copies().set_roles(demote, |segments| this.peers.ownership.roles(segments));
         };
         blocking(tell).await.ok();
     }

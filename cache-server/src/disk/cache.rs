@@ -203,7 +203,7 @@ impl DiskCache {
     pub fn heal(&self, now: Instant) {
         self.files.unlink_stuck(now);
         for (dir, tried) in self.files.dirs.heal(now, |dir| rebuild(&self.files, dir)) {
-            let path = self.files.dirs.get(dir).path().display();
+            let path = self.files.dirs.get(dir).path.display();
             match tried {
                 Ok(()) => {
                     tracing::info!(dir = %path, "a cache directory works again");
@@ -251,7 +251,7 @@ impl DiskCache {
         let index = self.files.index();
         let dirs = self.files.dirs.all().iter().enumerate();
         dirs.map(|(i, dir)| DirStatus {
-            path: dir.path().to_owned(),
+            path: dir.path.clone(),
             health: dir.health(),
             used_bytes: index.quotas.of(i).used_bytes,
             limit_bytes: index.quotas.of(i).limit_bytes,
@@ -320,7 +320,7 @@ impl DiskCache {
         let place = self.files.dirs.get(dir);
         let path = place.segment(key);
         if let Some(kept) = kept {
-            if place.disk().stat_path(&path).is_ok_and(|now| kept.is_of(&now.stamp)) {
+            if place.disk.stat_path(&path).is_ok_and(|now| kept.is_of(&now.stamp)) {
                 self.pages.touch(&kept);
                 return Some(kept.ready());
             }
@@ -328,8 +328,8 @@ impl DiskCache {
             self.files.index().drop_map(key, &kept);
             checked = None;
         }
-        let before = place.disk().stat_path(&path);
-        match map::open(place.shared_disk(), &path, checked) {
+        let before = place.disk.stat_path(&path);
+        match map::open(&place.disk, &path, checked) {
             Ok(opened) => {
                 let opened = Arc::new(opened);
                 let (mapped, gone) = {
@@ -342,7 +342,7 @@ impl DiskCache {
             }
             Err(e) => {
                 // Unless another has taken its name meanwhile: evicted, and filled again.
-                let now = place.disk().stat_path(&path);
+                let now = place.disk.stat_path(&path);
                 let is_another = now.is_ok_and(|now| before.is_ok_and(|b| !now.stamp.is_same_file(&b.stamp)));
                 if !is_another {
                     self.files.discard(key, dir, &path, e);
@@ -364,14 +364,14 @@ impl DiskCache {
         let mut parts: Vec<IoSlice<'_>> = encoded.0.iter().map(|piece| IoSlice::new(piece)).collect();
         let stat = dir.place(&path, &mut parts, false)?;
         let placed = (|| -> io::Result<_> {
-            let mapped = map::open(dir.shared_disk(), &path, Some(stat.stamp)).map_err(|e| match e {
+            let mapped = map::open(&dir.disk, &path, Some(stat.stamp)).map_err(|e| match e {
                 Unreadable::Disk(e) => e,
                 other => io::Error::other(other.to_string()),
             })?;
             Ok((self.files.dirs.measure(reservation.dir)?, mapped))
         })();
         if placed.is_err() {
-            dir.disk().remove(&path).ok();
+            dir.disk.remove(&path).ok();
         }
         let (folders, mapped) = placed?;
         let mut index = self.files.index();

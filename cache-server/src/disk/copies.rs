@@ -60,9 +60,9 @@ impl Copies<'_> {
             (key, index.get(&key)?.dir)
         };
         let place = self.0.dirs.get(dir);
-        let file = place.disk().open(&place.segment(&key)).ok()?;
-        let bytes = place.disk().stat(&file).ok()?.stamp.bytes;
-        read_header(place.disk(), &file, bytes).ok()?.0.origin().ok()
+        let file = place.disk.open(&place.segment(&key)).ok()?;
+        let bytes = place.disk.stat(&file).ok()?.stamp.bytes;
+        read_header(&*place.disk, &file, bytes).ok()?.0.origin().ok()
     }
 
     /// Says which files are primaries now, and if `demote` which are not any more: `roles` is asked about

@@ -104,7 +104,7 @@ impl Dirs {
         }
         place.set_aside(&mut state, health, wanted_bytes);
         self.counters.dir_faults.fetch_add(1, Ordering::Relaxed);
-        let path = place.path().display();
+        let path = place.path.display();
         if health == Health::Away {
             lost();
             tracing::warn!(dir = %path, error = %e, "a cache directory fails and is set aside: it is tried again until it works");
@@ -140,7 +140,7 @@ impl Dirs {
     /// Learns how large the blocks of a directory's file system are.
     pub fn note_block_bytes(&self, dir: usize) -> io::Result<()> {
         let dir = &self.dirs[dir];
-        let bytes = dir.disk().block_bytes(dir.path())?;
+        let bytes = dir.disk.block_bytes(&dir.path)?;
         self.block_bytes.fetch_max(bytes, Ordering::Relaxed);
         Ok(())
     }
@@ -170,13 +170,13 @@ impl Dirs {
     /// What a directory takes besides its files, with a block for the file that a probe writes.
     pub fn measure(&self, dir: usize) -> io::Result<u64> {
         let place = &self.dirs[dir];
-        let bytes = |path: PathBuf| place.disk().stat_path(&path).map(|stat| stat.allocated_bytes);
-        let mut all = bytes(place.path().to_owned())? + bytes(place.path().join("v1/tmp"))?;
+        let bytes = |path: PathBuf| place.disk.stat_path(&path).map(|stat| stat.allocated_bytes);
+        let mut all = bytes(place.path.clone())? + bytes(place.path.join("v1/tmp"))?;
         for shard in SHARDS {
             all += bytes(place.shard(shard))?;
         }
         let others = ["lock", "v1", "v1/segments", "v1/pins"];
-        all += others.iter().filter_map(|name| bytes(place.path().join(name)).ok()).sum::<u64>();
+        all += others.iter().filter_map(|name| bytes(place.path.join(name)).ok()).sum::<u64>();
         Ok(all + self.block_bytes())
     }
 }

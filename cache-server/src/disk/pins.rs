@@ -97,7 +97,7 @@ impl Pins {
         let saved = place.place(&path(place), &mut [IoSlice::new(text.as_bytes())], true);
         let is_saved = saved.is_ok();
         if let Err(e) = saved.and_then(|_| self.files.measure(dir)) {
-            tracing::warn!(dir = %place.path().display(), error = %e, "the pins could not be kept in this directory");
+            tracing::warn!(dir = %place.path.display(), error = %e, "the pins could not be kept in this directory");
             self.files.fault(dir, &e, bytes);
         }
         self.files.index().quotas.release(reservation);
@@ -116,5 +116,5 @@ fn load(dir: &Dir) -> PinSet {
 }
 
 fn path(dir: &Dir) -> PathBuf {
-    dir.path().join("v1/pins")
+    dir.path.join("v1/pins")
 }

@@ -53,7 +53,7 @@ pub fn rebuild(files: &SegmentFiles, dir: usize) -> Result<()> {
     }
     drop(index);
     // Unlinking takes the disk's time: readers of other directories need the index meanwhile.
-    twice.iter().for_each(|path| drop(place.disk().remove(path)));
+    twice.iter().for_each(|path| drop(place.disk.remove(path)));
     let sidecar = sidecar_bytes(files, place).map_err(fail)?;
     files.index().quotas.reserve(dir, sidecar);
     files.measure(dir).map_err(fail)?;
@@ -68,7 +68,7 @@ fn recover(files: &SegmentFiles, dir: &Dir) -> io::Result<Vec<Seen>> {
         let mut found = Vec::new();
         for shard in shards {
             let folder = dir.shard(shard);
-            for name in dir.disk().list(&folder)? {
+            for name in dir.disk.list(&folder)? {
                 let path = folder.join(&name);
                 match recover_file(dir, &path, &name) {
                     Ok(seen) => found.push(seen),
@@ -78,7 +78,7 @@ fn recover(files: &SegmentFiles, dir: &Dir) -> io::Result<Vec<Seen>> {
                             dir.probe()?;
                         }
                         files.note_damaged(&path, &why);
-                        dir.disk().remove(&path).ok();
+                        dir.disk.remove(&path).ok();
                     }
                 }
             }
@@ -97,9 +97,9 @@ fn recover(files: &SegmentFiles, dir: &Dir) -> io::Result<Vec<Seen>> {
 }
 
 fn recover_file(dir: &Dir, path: &Path, name: &str) -> Result<Seen, Unreadable> {
-    let file = dir.disk().open(path)?;
-    let stat = dir.disk().stat(&file)?;
-    let (header, _) = read_header(dir.disk(), &file, stat.stamp.bytes)?;
+    let file = dir.disk.open(path)?;
+    let stat = dir.disk.stat(&file)?;
+    let (header, _) = read_header(&*dir.disk, &file, stat.stamp.bytes)?;
     let origin = header.origin().map_err(|e| Unreadable::Damaged(e.message))?;
     let key = FileKey::new(origin.id, &header.columns);
     match name == key.file_name() {
@@ -111,7 +111,7 @@ fn recover_file(dir: &Dir, path: &Path, name: &str) -> Result<Seen, Unreadable> 
 /// Bytes of the small files that are kept beside the segments, in whatever folders.
 fn sidecar_bytes(files: &SegmentFiles, dir: &Dir) -> io::Result<u64> {
     let (disk, root, mut bytes) =
-        (dir.disk(), dir.path().join("v1"), SIDECAR_FOLDERS * files.dirs.sidecar_bytes(0));
+        (&dir.disk, dir.path.join("v1"), SIDECAR_FOLDERS * files.dirs.sidecar_bytes(0));
     for name in disk.list(&root)? {
         let folder = root.join(&name);
         if ["segments", "tmp"].contains(&name.as_str()) || !disk.stat_path(&folder)?.is_dir {

@@ -30,12 +30,12 @@ pub(super) fn scrub(files: &SegmentFiles, mut go_on: impl FnMut(u64) -> bool) {
             go_on(read)
         };
         let mut stamp = None;
-        match scrub_file(files.dirs.get(dir).disk(), &path, &mut stamp, &mut buffer, &mut go_on) {
+        match scrub_file(&*files.dirs.get(dir).disk, &path, &mut stamp, &mut buffer, &mut go_on) {
             Ok(true) => {}
             Ok(false) => return,
             Err(why) => {
                 // Unless another has taken its name meanwhile.
-                let now = files.dirs.get(dir).disk().stat_path(&path);
+                let now = files.dirs.get(dir).disk.stat_path(&path);
                 if stamp.is_none_or(|read: Stamp| now.is_ok_and(|now| now.stamp.is_same_file(&read))) {
                     files.discard(&key, dir, &path, why);
                 }

@@ -129,7 +129,7 @@ impl SegmentFiles {
             // A file that was written since has its name.
             let is_replaced = self.index().get(&key).is_some_and(|e| e.dir == reservation.dir);
             let is_gone = is_replaced
-                || match dir.disk().remove(&dir.segment(&key)) {
+                || match dir.disk.remove(&dir.segment(&key)) {
                     Err(e) => e.kind() == io::ErrorKind::NotFound,
                     Ok(()) => true,
                 };
@@ -182,7 +182,7 @@ impl SegmentFiles {
         let _no_change = place.state();
         let is_known = self.index().get(key).is_some_and(|e| e.dir == dir);
         if place.health() != dirs::Health::Away && !is_known {
-            place.disk().remove(&place.segment(key)).ok();
+            place.disk.remove(&place.segment(key)).ok();
         }
     }
 
@@ -190,7 +190,7 @@ impl SegmentFiles {
     fn unlink(&self, dir: usize, key: &FileKey) -> bool {
         let place = self.dirs.get(dir);
         let path = place.segment(key);
-        match place.disk().remove(&path) {
+        match place.disk.remove(&path) {
             Err(e) if e.kind() != io::ErrorKind::NotFound => {
                 tracing::warn!(error = %e, path = %path.display(), "a segment file could not be removed");
                 self.fault(dir, &e, 0);

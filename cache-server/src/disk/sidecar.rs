@@ -26,7 +26,7 @@ impl Sidecar {
     pub fn list(&self) -> Vec<String> {
         let mut written: BTreeMap<String, i128> = BTreeMap::new();
         for (i, dir) in self.readable() {
-            let names = match dir.disk().list(&dir.path().join(self.area)) {
+            let names = match dir.disk.list(&dir.path.join(self.area)) {
                 Err(e) if e.kind() != io::ErrorKind::NotFound => {
                     self.files.fault(i, &e, 0);
                     continue;
@@ -34,7 +34,7 @@ impl Sidecar {
                 names => names.unwrap_or_default(),
             };
             for name in names {
-                let stat = dir.disk().stat_path(&self.path(dir, &name));
+                let stat = dir.disk.stat_path(&self.path(dir, &name));
                 let Some(stat) = stat.ok().filter(|stat| !stat.is_dir) else { continue };
                 let at = written.entry(name).or_insert(stat.stamp.modified);
                 *at = stat.stamp.modified.max(*at);
@@ -89,12 +89,12 @@ impl Sidecar {
     fn place(&self, dir: usize, name: &str, content: &[u8]) -> io::Result<()> {
         let dir = self.files.dirs.get(dir);
         // The folder is made again if the directory lost all it held.
-        dir.disk().make_dir(&dir.path().join(self.area))?;
+        dir.disk.make_dir(&dir.path.join(self.area))?;
         dir.place(&self.path(dir, name), &mut [IoSlice::new(content)], false).map(drop)
     }
 
     fn remove_at(&self, dir: usize, path: &Path, stat: Stat) {
-        match self.files.dirs.get(dir).disk().remove(path) {
+        match self.files.dirs.get(dir).disk.remove(path) {
             Ok(()) => self.release(dir, stat),
             Err(e) if e.kind() == io::ErrorKind::NotFound => {}
             Err(e) => self.failed(dir, path, &e, 0),
@@ -117,7 +117,7 @@ impl Sidecar {
     fn find(&self, name: &str) -> Vec<(usize, PathBuf, Stat)> {
         let in_dir = |(i, dir): (usize, &Dir)| {
             let path = self.path(dir, name);
-            let stat = dir.disk().stat_path(&path).ok()?;
+            let stat = dir.disk.stat_path(&path).ok()?;
             Some((i, path, stat))
         };
         self.readable().filter_map(in_dir).collect()
@@ -128,7 +128,7 @@ impl Sidecar {
     }
 
     fn path(&self, dir: &Dir, name: &str) -> PathBuf {
-        dir.path().join(self.area).join(name)
+        dir.path.join(self.area).join(name)
     }
 }
 

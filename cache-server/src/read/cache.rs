@@ -40,7 +40,7 @@ pub struct Cache {
     pub(super) memory: Memory,
     pub(super) peers: Arc<Peers>,
     /// Told of each segment that is written to disk.
-    written: broadcast::Sender<SegmentId>,
+    pub written: broadcast::Sender<SegmentId>,
     pub(super) memory_tier: MemoryTier,
     /// By this node's role when they began: an owner's fill waits for no other node's, so that none wait for
     /// each other in a circle. A reader who joins one that was begun ahead of it makes it urgent.
@@ -74,11 +74,6 @@ impl Cache {
             fills,
             warned_full,
         })
-    }
-
-    /// Tells the segments that are written to disk.
-    pub fn written(&self) -> &broadcast::Sender<SegmentId> {
-        &self.written
     }
 
     /// A segment with the columns of `reading`. If a file that holds them is mapped and warm, it is found at
@@ -137,7 +132,7 @@ impl Cache {
                 report(turnout);
                 return compose(&reading.projected, &found, rows);
             }
-            let role = role.unwrap_or_else(|| self.peers.ownership().role(id));
+            let role = role.unwrap_or_else(|| self.peers.ownership.role(id));
             let (now, filling) = self.join_or_lead(reading, segment, (id, role), &missing, &mut ahead);
             if let Some(joined) = &mut ahead {
                 // Another's fill has memory of its own, or waits for the share held here.
@@ -317,7 +312,7 @@ impl Cache {
     }
 
     fn write(&self, origin: &Origin, batch: &RecordBatch, admit: Admit) -> Result<Written> {
-        self.disk.write(origin, batch, admit, self.peers.ownership().role(origin.id))
+        self.disk.write(origin, batch, admit, self.peers.ownership.role(origin.id))
     }
 
     fn keep_in_memory(

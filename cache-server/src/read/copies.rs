@@ -35,7 +35,7 @@ impl SegmentExchange {
     pub async fn filled_file(&self, reading: &Reading, segment: u32) -> Result<(Encoded, MemoryGuard)> {
         let columns: Vec<String> = reading.columns().cloned().collect();
         let origin = origin(&reading.manifest, segment)?;
-        let is_owner = self.0.peers.ownership().role(origin.id) == Role::Primary;
+        let is_owner = self.0.peers.ownership.role(origin.id) == Role::Primary;
         if !is_owner && !self.offers(origin.id, &columns) {
             return Err(Error::invalid("this node is not the segment's owner, and does not hold it"));
         }

@@ -26,7 +26,8 @@ pub type MemoryPermit = SemaphorePermit;
 /// The parts of a node's memory.
 #[derive(Debug, Clone)]
 pub struct Memory {
-    limit_bytes: u64,
+    /// The node's `--memory-bytes`, which the budgets divide.
+    pub limit_bytes: u64,
     /// Fetching and decoding.
     pub fills: Arc<MemoryBudget>,
     /// The part of `fills` that prefetches may use.
@@ -54,11 +55,6 @@ impl Memory {
             tickets: MemoryBudget::new(eighths(1) / 4),
             maps_bytes: eighths(2),
         }
-    }
-
-    /// The node's `--memory-bytes`, which the budgets divide.
-    pub fn limit_bytes(&self) -> u64 {
-        self.limit_bytes
     }
 
     /// Bytes of segments in the memory tier that one stream may keep there for a message: less by what all of

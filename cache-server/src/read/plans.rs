@@ -50,13 +50,14 @@ pub const BYTES_MAX: usize = 256 << 20;
 #[derive(Debug, Default)]
 pub struct Plans {
     state: Mutex<Jobs>,
-    /// The orders that streams follow.
-    orders: Orders,
+    /// The orders that streams follow, shared among them.
+    pub orders: Orders,
     /// Held while a plan's schedule is computed: the ranks of a job all announce at once.
     computing: Mutex<()>,
     /// Told when a stream has come further, joined or gone.
     moved: Notify,
-    announced: AtomicU64,
+    /// Plans announced since start, one for each stream.
+    pub announced: AtomicU64,
 }
 
 #[derive(Debug, Default)]
@@ -69,11 +70,6 @@ struct Jobs {
 }
 
 impl Plans {
-    /// The orders that streams follow, shared among them.
-    pub fn orders(&self) -> &Orders {
-        &self.orders
-    }
-
     /// Announces a stream over a plan, which lasts as long as the value returned. Computes an epoch's
     /// schedule if it is not known: milliseconds for each 100,000 segments, not for an async thread.
     #[tracing::instrument(level = "trace", skip_all)]
@@ -217,11 +213,6 @@ impl Plans {
     /// Waits until a stream has come further, joined or gone, from when this was called.
     pub fn moved(&self) -> tokio::sync::futures::Notified<'_> {
         self.moved.notified()
-    }
-
-    /// Plans announced since start, one for each stream.
-    pub fn announced(&self) -> u64 {
-        self.announced.load(Relaxed)
     }
 }
 

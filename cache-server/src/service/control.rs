@@ -176,7 +176,7 @@ async fn drain(node: &Node) -> forebay_proto::Result<u64> {
 /// The memory in use, part by part.
 fn memory(node: &Node) -> v1::Memory {
     v1::Memory {
-        limit_bytes: node.memory.limit_bytes(),
+        limit_bytes: node.memory.limit_bytes,
         fills_bytes: node.memory.fills.used(),
         prefetch_bytes: node.memory.prefetch.used(),
         transit_bytes: node.memory.tier.used(),

@@ -126,7 +126,7 @@ async fn open_plan(
     let plans = node.plans.clone();
     // An order of millions of segments takes milliseconds.
     let checked = blocking(move || {
-        let walk = PlanWalk::new(&reading.manifest, &ticket, plans.orders())?;
+        let walk = PlanWalk::new(&reading.manifest, &ticket, &plans.orders)?;
         // A reader that asks only for held segments reads by another node's plan.
         link.held_only = ticket.held_only;
         if !ticket.held_only {

@@ -84,7 +84,7 @@ impl Service for PeerService {
                     copied
                 };
                 let data = blocking(copy).await?;
-                node.peers.counters().bytes_served.fetch_add(data.len() as u64, Relaxed);
+                node.peers.counters.bytes_served.fetch_add(data.len() as u64, Relaxed);
                 Ok(v1::FetchChunk { data, file_bytes })
             }
         });

@@ -60,7 +60,7 @@ impl Publisher {
             saturated = if load >= SATURATED.0 { saturated + 1 } else { 0 };
             let published = self.hot.detection().published();
             // Without the lock: every message that is sent waits for it.
-            let roles = self.peers.ownership().roles(&published);
+            let roles = self.peers.ownership.roles(&published);
             if self.hot.detection().withdraw_disowned(published.into_iter().zip(roles)) {
                 self.publish();
             }
@@ -68,7 +68,7 @@ impl Publisher {
             // As if it served its hot segments alone.
             let alone = load * self.hot.detection().share_alone();
             cool = if is_hot && alone < COOL.0 { cool + 1 } else { 0 };
-            if saturated >= SATURATED.1 && self.peers.ownership().has_others() {
+            if saturated >= SATURATED.1 && self.peers.ownership.has_others() {
                 saturated = 0;
                 self.spread().await;
             } else if cool >= COOL.1 {
@@ -86,7 +86,7 @@ impl Publisher {
 
     /// Gives one more node each of the hottest segments, and tells readers.
     async fn spread(&self) {
-        let (mut takers, ownership) = (self.takers().await, self.peers.ownership());
+        let (mut takers, ownership) = (self.takers().await, &self.peers.ownership);
         let mut news = 0;
         let hottest = self.hot.detection().hottest();
         for (id, copies) in hottest {
@@ -141,7 +141,7 @@ impl Publisher {
     /// Has a node take its copies; returns how many segments have news for readers.
     async fn copy_to(&self, taker: Taker) -> usize {
         let items = taker.wanted.iter().map(|(_, _, item)| item.clone()).collect();
-        let from = self.peers.ownership().me().to_owned();
+        let from = self.peers.ownership.me().to_owned();
         let request = v1::CopyRequest { from, items, hot: true };
         let held = timeout(COPY, taker.peer.copy(request)).await.ok().and_then(Result::ok);
         let held = taker.wanted.iter().zip(held.unwrap_or_default()).filter(|(_, held)| *held);
@@ -150,7 +150,7 @@ impl Publisher {
     }
 
     async fn drop_stale(&self) {
-        let ownership = self.peers.ownership().clone();
+        let ownership = self.peers.ownership.clone();
         let stale = self.hot.detection().take_stale(|id| ownership.is_hot_here(id));
         if stale.is_empty() {
             return;

@@ -33,8 +33,8 @@ pub enum Health {
 /// A cache directory.
 #[derive(Debug)]
 pub struct Dir {
-    path: PathBuf,
-    disk: Arc<dyn Disk>,
+    pub path: PathBuf,
+    pub disk: Arc<dyn Disk>,
     /// Changed with `state` locked, which may take long: looking need not wait.
     health: Mutex<Health>,
     names: AtomicU64,
@@ -59,19 +59,6 @@ impl Dir {
         let state = DirState { lock: None, next_probe: Some(Instant::now()), backoff, wanted_bytes: 0 };
         let health = Mutex::new(Health::Away);
         Self { path, disk, health, names: AtomicU64::new(0), state: Mutex::new(state) }
-    }
-
-    pub fn path(&self) -> &Path {
-        &self.path
-    }
-
-    pub fn disk(&self) -> &dyn Disk {
-        &*self.disk
-    }
-
-    /// The same, for what outlives a call.
-    pub fn shared_disk(&self) -> &Arc<dyn Disk> {
-        &self.disk
     }
 
     pub fn health(&self) -> Health {

@@ -59,7 +59,7 @@ fn a_file_that_two_open_at_once_has_one_map() {
     let key = index.files_of(origin.id)[0];
     let open = || {
         let place = &cache.files.dirs.get(0);
-        Arc::new(map::open(place.shared_disk(), &place.segment(&key), None).unwrap())
+        Arc::new(map::open(&place.disk, &place.segment(&key), None).unwrap())
     };
     let written = index.get(&key).unwrap().map.clone().unwrap();
     index.drop_map(&key, &written);

@@ -115,7 +115,7 @@ impl World {
     pub fn announce(&self, dataset: &Dataset, run: &Run, epoch: u64, rank: u32) -> Announced {
         let plans = &self.cache.plans;
         let ticket = run.ticket(dataset, epoch, rank);
-        let walk = PlanWalk::new(&dataset.reading.manifest, &ticket, plans.orders()).unwrap();
+        let walk = PlanWalk::new(&dataset.reading.manifest, &ticket, &plans.orders).unwrap();
         plans.announce(&dataset.reading, &walk).unwrap()
     }
 
@@ -129,7 +129,7 @@ impl World {
         let budget = StreamBudget { message_bytes, messages: 1, segments_ahead: None };
         let reading = dataset.reading.clone();
         let ticket = run.ticket(dataset, epoch, rank);
-        let walk = PlanWalk::new(&reading.manifest, &ticket, self.cache.plans.orders()).unwrap();
+        let walk = PlanWalk::new(&reading.manifest, &ticket, &self.cache.plans.orders).unwrap();
         let setup = StreamSetup { reading, segments: segments.clone(), hooks: segments, budget };
         let mut answer = BatchStream::plan(setup, walk);
         let mut rows = 0;

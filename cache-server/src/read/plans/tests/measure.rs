@@ -41,7 +41,7 @@ pub fn look(ranks: u32, segments: u32, times: u32) -> Duration {
     wanted.extend((0..segments).step_by(2));
     let open: Vec<_> = (0..ranks)
         .map(|rank| {
-            let walk = walk(&reading, plans.orders(), rank, ranks, &wanted);
+            let walk = walk(&reading, &plans.orders, rank, ranks, &wanted);
             plans.announce(&reading, &walk).expect("announced")
         })
         .collect();
