@@ -2,7 +2,35 @@
 
 fn main() -> std::io::Result<()> {
     let out = std::path::PathBuf::from(std::env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
-    tonic_prost_build::configure()
+    // What `forebay` prints as JSON (docs/cli.md).
+    let printed = [
+        "Counters",
+        "DatasetStatus",
+        "DirStatus",
+        "LoadProgress",
+        "MembershipStatus",
+        "Memory",
+        "Node",
+        "Object",
+        "StatusReply",
+    ];
+    let attributes = [
+        ("DatasetStatus.digest", r#"serialize_with = "crate::json::digest""#),
+        ("MembershipStatus.kind", r#"serialize_with = "crate::json::membership_kind""#),
+        ("MembershipStatus.connected", r#"rename = "etcd_connected""#),
+        ("MembershipStatus.silent_s", r#"rename = "etcd_silent_s""#),
+        ("MembershipStatus.error", r#"rename = "etcd_error""#),
+        ("Node.name", r#"rename = "node""#),
+        ("Object.size", r#"rename = "bytes""#),
+    ];
+    let messages = tonic_prost_build::configure();
+    let messages = printed.iter().fold(messages, |messages, name| {
+        messages.type_attribute(format!(".forebay.v1.{name}"), "#[derive(serde::Serialize)]")
+    });
+    let messages = attributes.iter().fold(messages, |messages, (field, attribute)| {
+        messages.field_attribute(format!(".forebay.v1.{field}"), format!("#[serde({attribute})]"))
+    });
+    messages
         .file_descriptor_set_path(out.join("forebay.bin"))
         .bytes(".")
         .compile_protos(&["proto/forebay/v1/cache.proto", "proto/forebay/v1/peer.proto"], &["proto"])

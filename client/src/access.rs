@@ -33,6 +33,14 @@ impl Access {
         Ok(Access::Endpoint(Endpoints::parse(urls)?.spread()))
     }
 
+    /// The object store: instead of a cache, or as its fallback.
+    pub(crate) fn direct_source(&self) -> Option<&Direct> {
+        match self {
+            Access::Endpoint(endpoints) => endpoints.fallback.as_ref(),
+            Access::Direct(direct) => Some(direct),
+        }
+    }
+
     /// The object store without a cache; `Invalid` if the settings contradict each other.
     pub fn direct(settings: SourceSettings) -> Result<Self> {
         Direct::new(settings, direct::MEMORY_BYTES).map(Access::Direct)

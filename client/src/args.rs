@@ -79,17 +79,12 @@ pub struct AccessArgs {
 }
 
 impl DirectArgs {
-    /// The object store, by these flags.
-    pub fn access(&self) -> Result<Access> {
-        let memory_bytes = self.direct_memory_bytes.unwrap_or(direct::MEMORY_BYTES);
-        Direct::new(self.source.settings(), memory_bytes).map(Access::Direct)
+    /// The object store, by these settings.
+    fn open(&self, settings: SourceSettings) -> Result<Direct> {
+        Direct::new(settings, self.direct_memory_bytes.unwrap_or(direct::MEMORY_BYTES))
     }
 
-    /// The object store as a reader's last resort: slowly, unless these flags allow more.
-    fn fallback(&self) -> Result<Direct> {
-        Direct::new(self.fallback_settings(), self.direct_memory_bytes.unwrap_or(direct::MEMORY_BYTES))
-    }
-
+    /// Of a reader's last resort: slow, unless these flags allow more.
     fn fallback_settings(&self) -> SourceSettings {
         SourceSettings {
             s3_max_requests: self.source.s3_max_requests.unwrap_or(FALLBACK_REQUESTS),
@@ -108,12 +103,9 @@ impl DirectArgs {
 impl EndpointArgs {
     /// The cache that flag or environment names; `Invalid` if neither does.
     pub fn endpoints(&self) -> Result<Endpoints> {
-        match self.resolve(variable(ENDPOINT_VARIABLE)) {
-            Some(urls) => Endpoints::parse(&urls),
-            None => Err(Error::invalid(format!(
-                "no cache endpoint: pass --endpoint URL or set {ENDPOINT_VARIABLE}"
-            ))),
-        }
+        let none =
+            || Error::invalid(format!("no cache endpoint: pass --endpoint URL or set {ENDPOINT_VARIABLE}"));
+        Endpoints::parse(&self.resolve(variable(ENDPOINT_VARIABLE)).ok_or_else(none)?)
     }
 
     /// The flag wins over the environment; empty counts as absent.
@@ -131,14 +123,14 @@ impl AccessArgs {
             Some(urls) => {
                 let zone =
                     self.zone.clone().or_else(|| variable(ZONE_VARIABLE)).filter(|zone| !zone.is_empty());
-                let endpoints = Endpoints::parse(&urls)?.in_zone(zone);
-                let endpoints = match self.fallback {
-                    Fallback::None => endpoints,
-                    Fallback::Direct => endpoints.with_fallback(self.direct_args.fallback()?),
-                };
-                Ok(Access::Endpoint(endpoints.spread()))
+                let mut endpoints = Endpoints::parse(&urls)?.spread();
+                endpoints.zone = zone;
+                if self.fallback == Fallback::Direct {
+                    endpoints.fallback = Some(self.direct_args.open(self.direct_args.fallback_settings())?);
+                }
+                Ok(Access::Endpoint(endpoints))
             }
-            None => self.direct_args.access(),
+            None => self.direct_args.open(self.direct_args.source.settings()).map(Access::Direct),
         }
     }
 
@@ -157,13 +149,13 @@ impl AccessArgs {
                 "{flag} is for reading the object store directly: add --direct, or leave it out and set it at the cache"
             )));
         }
-        match self.endpoint.resolve(variable) {
-            Some(url) => Ok(Some(url)),
-            None => Err(Error::invalid(format!(
+        let none = || {
+            Error::invalid(format!(
                 "no cache endpoint: pass --endpoint URL or set {ENDPOINT_VARIABLE}, or read the object store directly with \
                  --direct"
-            ))),
-        }
+            ))
+        };
+        self.endpoint.resolve(variable).map(Some).ok_or_else(none)
     }
 }
 
@@ -247,6 +239,6 @@ mod tests {
         let line =
             Line::try_parse_from(["x", "--endpoint", "a:1", "--zone", "z"]).unwrap_or_else(|e| panic!("{e}"));
         let Access::Endpoint(endpoints) = line.access.access().unwrap() else { panic!("a cache") };
-        assert_eq!(endpoints.zone(), Some("z"));
+        assert_eq!(endpoints.zone.as_deref(), Some("z"));
     }
 }

@@ -4,7 +4,6 @@ use crate::access::Access;
 use crate::direct::Direct;
 use crate::node::Node;
 use arrow::datatypes::SchemaRef;
-use forebay_dataset::stream::SegmentSource;
 use forebay_dataset::{View, schema, view};
 use forebay_proto::manifest::Manifest;
 use forebay_proto::plan::Order;
@@ -14,16 +13,23 @@ use std::sync::Arc;
 
 /// Which dataset, and which of its columns.
 #[derive(Debug, Clone, Default, PartialEq)]
+#[cfg_attr(feature = "cli", derive(clap::Args))]
 pub struct DatasetSpec {
-    /// All Parquet objects under this URI, or the one object that it names; empty for a mix.
+    /// Dataset: s3://BUCKET/PREFIX or file:///PATH, a folder of Parquet objects or one of them
+    #[cfg_attr(feature = "cli", arg(required_unless_present = "mix", conflicts_with = "mix"))]
+    #[cfg_attr(feature = "cli", arg(default_value = "", hide_default_value = true))]
     pub uri: String,
-    /// Only these rows of it; `None` = all. Part of the dataset's version.
+    /// Read only some of its rows, in file order: shares as in 0:0.9, or rows as in 1000:5000
+    #[cfg_attr(feature = "cli", arg(long, value_name = "FROM:TO", conflicts_with = "mix"))]
     pub split: Option<Split>,
-    /// Several datasets in proportion, instead of one. Part of the dataset's version.
+    /// Several datasets in proportion instead of one, separated by commas, as in s3://b/x=0.7,s3://b/y=0.3
+    #[cfg_attr(feature = "cli", arg(long, value_name = "URI=SHARE", value_delimiter = ','))]
     pub mix: Vec<MixPart>,
-    /// Columns to read; `None` = all. They are read in the schema's order, whatever the order here.
+    /// Columns to read, separated by commas [default: all]
+    #[cfg_attr(feature = "cli", arg(long, value_name = "NAMES", value_delimiter = ','))]
     pub columns: Option<Vec<String>>,
-    /// Decoded bytes that a segment aims at; `None` = the default, 32 MiB. Part of the dataset's version.
+    /// Target size of a segment in decoded bytes, e.g. 8MiB; part of the dataset's version [default: 32MiB]
+    #[cfg_attr(feature = "cli", arg(long, value_name = "BYTES", value_parser = crate::args::bytes))]
     pub segment_bytes: Option<u64>,
 }
 
@@ -38,8 +44,8 @@ impl DatasetSpec {
         v1::DatasetSpec {
             uri: self.uri.clone(),
             segment_bytes: self.segment_bytes.unwrap_or(0),
-            split: self.split.map(Into::into),
-            mix: self.mix.iter().cloned().map(Into::into).collect(),
+            split: self.split.map(|split| v1::Split { by: Some(split) }),
+            mix: self.mix.clone(),
         }
     }
 
@@ -64,20 +70,28 @@ impl DatasetSpec {
 /// let uri = format!("file://{}", folder.display());
 /// let spec = DatasetSpec { columns: Some(vec!["label".into()]), ..DatasetSpec::new(uri) };
 /// let dataset = Dataset::open(&access, &spec).await?;
-/// assert_eq!(dataset.projected_schema().fields().len(), 1);
-/// assert_eq!(dataset.manifest().rows(), dataset.epoch_samples());
+/// assert_eq!(dataset.projected_schema.fields().len(), 1);
+/// assert_eq!(dataset.manifest.rows(), dataset.epoch_samples());
 /// # Ok(())
 /// # }
 /// ```
 #[derive(Debug, Clone)]
+#[non_exhaustive]
 pub struct Dataset {
-    access: Access,
-    spec: DatasetSpec,
-    manifest: Arc<Manifest>,
-    schema: SchemaRef,
-    projection: Arc<[usize]>,
-    projected_schema: SchemaRef,
-    projected_bytes: u64,
+    /// Where its data comes from.
+    pub access: Access,
+    /// What was asked for.
+    pub spec: DatasetSpec,
+    /// The frozen dataset.
+    pub manifest: Arc<Manifest>,
+    /// All columns.
+    pub schema: SchemaRef,
+    /// The columns to read: ascending indices into `schema`.
+    pub projection: Arc<[usize]>,
+    /// The columns to read, in the schema's order: what batches look like.
+    pub projected_schema: SchemaRef,
+    /// Compressed bytes of the projected column chunks: what a cold epoch must read from the object store.
+    pub projected_bytes: u64,
 }
 
 impl Dataset {
@@ -86,7 +100,7 @@ impl Dataset {
     pub async fn open(access: &Access, spec: &DatasetSpec) -> Result<Self> {
         let (manifest, projected_bytes) = match access {
             Access::Endpoint(nodes) => {
-                match (nodes.ask(|node| async move { ask(&node, spec).await }).await, nodes.fallback()) {
+                match (nodes.ask(|node| async move { ask(&node, spec).await }).await, &nodes.fallback) {
                     (Err(e), Some(direct)) if e.kind == Kind::Retry => read(direct, spec).await?,
                     (answer, _) => answer?,
                 }
@@ -110,34 +124,9 @@ impl Dataset {
         })
     }
 
-    /// The frozen dataset.
-    pub fn manifest(&self) -> &Arc<Manifest> {
-        &self.manifest
-    }
-
-    /// What was asked for.
-    pub fn spec(&self) -> &DatasetSpec {
-        &self.spec
-    }
-
     /// Samples of an epoch: the dataset's rows, or what a mix of them gives.
     pub fn epoch_samples(&self) -> u64 {
         Order::samples(&self.manifest)
-    }
-
-    /// All columns.
-    pub fn schema(&self) -> &SchemaRef {
-        &self.schema
-    }
-
-    /// The columns to read: ascending indices into [`Dataset::schema`].
-    pub fn projection(&self) -> &[usize] {
-        &self.projection
-    }
-
-    /// The columns to read, in the schema's order: what batches look like.
-    pub fn projected_schema(&self) -> &SchemaRef {
-        &self.projected_schema
     }
 
     /// The names of the columns to read, in the schema's order, for a ticket; empty = all.
@@ -147,43 +136,15 @@ impl Dataset {
             false => self.projected_schema.fields().iter().map(|f| f.name().clone()).collect(),
         }
     }
-
-    /// Compressed bytes of the projected column chunks: what a cold epoch must read from the object store.
-    pub fn projected_bytes(&self) -> u64 {
-        self.projected_bytes
-    }
-
-    /// Where an answer made in this process gets its segments; `Invalid` when the data comes through a cache.
-    pub fn segments(&self) -> Result<Arc<dyn SegmentSource>> {
-        match &self.access {
-            Access::Direct(direct) => Ok(Arc::new(direct.clone())),
-            Access::Endpoint(nodes) => Err(Error::invalid(format!(
-                "{} is read through the cache at {}",
-                self.manifest.uri(),
-                nodes.url()
-            ))),
-        }
-    }
-
-    /// Where its data comes from.
-    pub fn access(&self) -> &Access {
-        &self.access
-    }
 }
 
 /// The manifest from a cache node.
 async fn ask(node: &Node, spec: &DatasetSpec) -> Result<(Arc<Manifest>, u64)> {
     let request =
         v1::OpenRequest { dataset: Some(spec.to_wire()), columns: spec.columns.clone().unwrap_or_default() };
-    let reply = node.client().open(request).await.map_err(|s| node.error(s))?.into_inner();
-    let manifest = reply.manifest.ok_or_else(|| {
-        Error::invalid(format!(
-            "{}: {} sent no manifest: use equal versions of Forebay",
-            spec.name(),
-            node.url()
-        ))
-    })?;
-    Ok((Arc::new(Manifest::try_from(manifest)?), reply.projected_bytes))
+    let reply = node.reply(node.client().open(request)).await?;
+    let manifest = Manifest::try_from(reply.manifest.unwrap_or_default())?;
+    Ok((Arc::new(manifest), reply.projected_bytes))
 }
 
 /// The manifest from the object store.

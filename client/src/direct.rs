@@ -12,8 +12,8 @@ use forebay_proto::v1::Counters;
 use forebay_proto::{Error, Result};
 use futures::future::BoxFuture;
 use futures::{FutureExt, TryFutureExt};
-use quick_cache::sync::Cache;
-use quick_cache::{DefaultHashBuilder, Lifecycle, OptionsBuilder, Weighter};
+use quick_cache::sync::{Cache, DefaultLifecycle};
+use quick_cache::{DefaultHashBuilder, OptionsBuilder, Weighter};
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -30,11 +30,10 @@ pub struct Direct(Arc<DirectInner>);
 
 struct DirectInner {
     source: SegmentReader,
-    segments: Cache<SegmentKey, Arc<RecordBatch>, SegmentBytes, DefaultHashBuilder, CountEvictions>,
+    segments: Cache<SegmentKey, Arc<RecordBatch>, SegmentBytes>,
     hits: AtomicU64,
     joins: AtomicU64,
     misses: AtomicU64,
-    evictions: Arc<AtomicU64>,
 }
 
 /// A segment's columns: manifest, segment, projection.
@@ -47,19 +46,6 @@ struct SegmentBytes;
 impl Weighter<SegmentKey, Arc<RecordBatch>> for SegmentBytes {
     fn weight(&self, _: &SegmentKey, batch: &Arc<RecordBatch>) -> u64 {
         (batch.get_array_memory_size() as u64).max(1)
-    }
-}
-
-#[derive(Clone)]
-struct CountEvictions(Arc<AtomicU64>);
-
-impl Lifecycle<SegmentKey, Arc<RecordBatch>> for CountEvictions {
-    type RequestState = ();
-
-    fn begin_request(&self) {}
-
-    fn on_evict(&self, (): &mut (), _: SegmentKey, _: Arc<RecordBatch>) {
-        self.0.fetch_add(1, Relaxed);
     }
 }
 
@@ -76,11 +62,10 @@ impl Direct {
             .weight_capacity(memory_bytes)
             .build()
             .map_err(|e| Error::invalid(format!("cannot keep {memory_bytes} bytes of segments: {e}")))?;
-        let evictions = Arc::new(AtomicU64::new(0));
-        let count = CountEvictions(evictions.clone());
-        let segments = Cache::with_options(options, SegmentBytes, DefaultHashBuilder::default(), count);
+        let (hash, lifecycle) = (DefaultHashBuilder::default(), DefaultLifecycle::default());
+        let segments = Cache::with_options(options, SegmentBytes, hash, lifecycle);
         let [hits, joins, misses] = [const { AtomicU64::new(0) }; 3];
-        Ok(Self(Arc::new(DirectInner { source, segments, hits, joins, misses, evictions })))
+        Ok(Self(Arc::new(DirectInner { source, segments, hits, joins, misses })))
     }
 
     /// The object stores.
@@ -90,8 +75,8 @@ impl Direct {
 
     /// What was read and decoded so far.
     pub fn counters(&self) -> Counters {
-        let DirectInner { source, hits, joins, misses, evictions, .. } = &*self.0;
-        let c = source.counters();
+        let DirectInner { source, segments, hits, joins, misses } = &*self.0;
+        let (c, misses) = (source.counters(), misses.load(Relaxed));
         Counters {
             s3_requests: c.s3_requests.load(Relaxed),
             s3_bytes: c.s3_bytes.load(Relaxed),
@@ -102,8 +87,9 @@ impl Direct {
             arrow_bytes_decoded: c.arrow_bytes_decoded.load(Relaxed),
             hits: hits.load(Relaxed),
             joins: joins.load(Relaxed),
-            misses: misses.load(Relaxed),
-            evictions: evictions.load(Relaxed),
+            misses,
+            // Each that was read is still there, or has gone.
+            evictions: misses.saturating_sub(segments.len() as u64),
             ..Default::default()
         }
     }
@@ -115,28 +101,23 @@ impl Direct {
         segment: u32,
         projection: &[usize],
     ) -> Result<Arc<RecordBatch>> {
-        let DirectInner { source, segments, hits, joins, misses, .. } = &*self.0;
+        let DirectInner { source, segments, hits, joins, misses } = &*self.0;
         let key = (manifest.id(), segment, projection.to_vec());
         if let Some(batch) = segments.get(&key) {
             hits.fetch_add(1, Relaxed);
             return Ok(batch);
         }
+        let mut was_read = false;
+        let read = async {
+            was_read = true;
+            let batch = source.read_segment(manifest, segment, projection, &Urgency::demand()).await?;
+            Ok::<_, Error>(Arc::new(batch))
+        };
         // If this reader goes away in mid-read, or fails, the next one in line reads.
-        match segments.get_value_or_guard_async(&key).await {
-            Ok(batch) => {
-                joins.fetch_add(1, Relaxed);
-                Ok(batch)
-            }
-            Err(guard) => {
-                let urgency = Urgency::demand();
-                let batch = source.read_segment(manifest, segment, projection, &urgency).await?;
-                let batch = Arc::new(batch);
-                misses.fetch_add(1, Relaxed);
-                // Should the entry be gone, the segment is only read again.
-                guard.insert(batch.clone()).ok();
-                Ok(batch)
-            }
-        }
+        let batch = segments.get_or_insert_async(&key, read).await?;
+        let count = if was_read { misses } else { joins };
+        count.fetch_add(1, Relaxed);
+        Ok(batch)
     }
 }
 

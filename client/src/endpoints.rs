@@ -16,7 +16,13 @@ const PROBE: Duration = Duration::from_secs(1);
 
 /// Nodes by which a cache is entered. Cheap to clone.
 #[derive(Debug, Clone)]
-pub struct Endpoints(Arc<KnownNodes>);
+pub struct Endpoints {
+    known: Arc<KnownNodes>,
+    /// The object store, as the last resort when no node answers.
+    pub fallback: Option<Direct>,
+    /// The reader's own zone, whose copies it prefers.
+    pub zone: Option<String>,
+}
 
 #[derive(Debug)]
 struct KnownNodes {
@@ -25,57 +31,35 @@ struct KnownNodes {
     preferred: AtomicUsize,
     /// Nodes that the topology had beside them, when it was last heard.
     told: Mutex<Vec<Node>>,
-    fallback: Option<Direct>,
-    zone: Option<String>,
 }
 
 impl Endpoints {
     /// Of URLs separated by commas; `Invalid` if one is no address, or there is none.
     pub fn parse(urls: &str) -> Result<Self> {
         let urls = urls.split(',').map(str::trim).filter(|url| !url.is_empty());
-        let nodes = urls.map(Node::new).collect::<Result<Vec<_>>>()?;
-        match nodes.is_empty() {
-            true => Node::new("").map(Self::from),
-            false => Ok(Self::new(nodes, None, None)),
+        let mut nodes = urls.map(Node::new).collect::<Result<Vec<_>>>()?;
+        if nodes.is_empty() {
+            nodes.push(Node::new("")?);
         }
-    }
-
-    /// The same, with the object store as the last resort when no node answers.
-    pub fn with_fallback(&self, direct: Direct) -> Self {
-        Self::new(self.0.nodes.clone(), Some(direct), self.0.zone.clone())
-    }
-
-    /// The same for a reader in a zone, which prefers the copies there.
-    pub fn in_zone(&self, zone: Option<String>) -> Self {
-        Self::new(self.0.nodes.clone(), self.0.fallback.clone(), zone)
+        Ok(Self::new(nodes))
     }
 
     /// The same, beginning at any of the nodes: where many readers are given one list, they do not all ask
     /// the first.
-    pub fn spread(&self) -> Self {
-        let spread = Self::new(self.0.nodes.clone(), self.0.fallback.clone(), self.0.zone.clone());
-        spread.0.preferred.store(fastrand::usize(..self.0.nodes.len()), Relaxed);
-        spread
+    pub fn spread(self) -> Self {
+        self.known.preferred.store(fastrand::usize(..self.known.nodes.len()), Relaxed);
+        self
     }
 
-    fn new(nodes: Vec<Node>, fallback: Option<Direct>, zone: Option<String>) -> Self {
+    /// Of nodes, one at least.
+    pub(crate) fn new(nodes: Vec<Node>) -> Self {
         let (preferred, told) = Default::default();
-        Self(Arc::new(KnownNodes { nodes, preferred, told, fallback, zone }))
-    }
-
-    /// The reader's own zone.
-    pub fn zone(&self) -> Option<&str> {
-        self.0.zone.as_deref()
-    }
-
-    /// The last resort.
-    pub fn fallback(&self) -> Option<&Direct> {
-        self.0.fallback.as_ref()
+        Self { known: Arc::new(KnownNodes { nodes, preferred, told }), fallback: None, zone: None }
     }
 
     /// The named node that answered last; at first, the one that was named first.
     pub fn node(&self) -> &Node {
-        &self.0.nodes[self.0.preferred.load(Relaxed)]
+        &self.known.nodes[self.known.preferred.load(Relaxed)]
     }
 
     /// The address of [`Endpoints::node`].
@@ -85,13 +69,13 @@ impl Endpoints {
 
     /// All of them, as named.
     pub fn nodes(&self) -> &[Node] {
-        &self.0.nodes
+        &self.known.nodes
     }
 
     /// All of them, the preferred one first, then the others that the topology had when it was last heard.
     pub fn known(&self) -> Vec<Node> {
-        let (before, from) = self.0.nodes.split_at(self.0.preferred.load(Relaxed));
-        let told = self.0.told.lock();
+        let (before, from) = self.known.nodes.split_at(self.known.preferred.load(Relaxed));
+        let told = self.known.told.lock();
         from.iter().chain(before).chain(&*told).cloned().collect()
     }
 
@@ -100,18 +84,13 @@ impl Endpoints {
         if topology.nodes.len() < 2 {
             return;
         }
-        let mut told = self.0.told.lock();
-        let before = std::mem::take(&mut *told);
-        for address in topology.nodes.iter().map(|node| node.address.as_str()) {
-            if self.0.nodes.iter().any(|node| node.url() == address) {
-                continue;
-            }
-            // Its connection is kept.
-            match before.iter().find(|node| node.url() == address) {
-                Some(node) => told.push(node.clone()),
-                None => told.extend(Node::new(address)),
-            }
-        }
+        let mut told = self.known.told.lock();
+        let others = topology.nodes.iter().map(|node| node.address.as_str());
+        let others = others.filter(|url| !self.nodes().iter().any(|node| node.url() == *url));
+        // Connections are kept.
+        let kept = |url: &str| told.iter().find(|node| node.url() == url).cloned();
+        let others: Vec<_> = others.filter_map(|url| kept(url).or_else(|| Node::new(url).ok())).collect();
+        *told = others;
     }
 
     /// A node that answers, the preferred one first, those that were only told of last. Of one node alone it
@@ -121,10 +100,10 @@ impl Endpoints {
         if let [only] = known.as_slice() {
             return Ok(only.clone());
         }
-        let KnownNodes { nodes, preferred, .. } = &*self.0;
+        let KnownNodes { nodes, preferred, .. } = &*self.known;
         for node in &known {
             if node.is_serving(PROBE).await {
-                if let Some(named) = nodes.iter().position(|named| named == node) {
+                if let Some(named) = nodes.iter().position(|named| named.url() == node.url()) {
                     preferred.store(named, Relaxed);
                 }
                 return Ok(node.clone());
@@ -153,12 +132,6 @@ impl Endpoints {
     }
 }
 
-impl From<Node> for Endpoints {
-    fn from(node: Node) -> Self {
-        Self::new(vec![node], None, None)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -176,11 +149,12 @@ mod tests {
     fn readers_of_one_list_begin_at_any_node_of_it() {
         let named = Endpoints::parse("a:1,b:1,c:1").unwrap();
         assert_eq!(named.url(), "http://a:1");
-        let mut firsts: Vec<_> = (0..100).map(|_| named.spread().known()[0].url().to_owned()).collect();
+        let mut firsts: Vec<_> =
+            (0..100).map(|_| named.clone().spread().known()[0].url().to_owned()).collect();
         firsts.sort();
         firsts.dedup();
         assert_eq!(firsts, ["http://a:1", "http://b:1", "http://c:1"]);
-        assert_eq!(named.spread().known().len(), 3);
+        assert_eq!(named.clone().spread().known().len(), 3);
     }
 
     #[test]

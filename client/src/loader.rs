@@ -38,8 +38,8 @@ use reorder::ReorderBuffer;
 use run_plan::RunPlan;
 pub use settings::LoaderSettings;
 use std::sync::Arc;
-use tokio::task::JoinHandle;
-use worker::{ReadContext, RetryPolicy, Supply};
+use tokio_util::task::AbortOnDropHandle;
+use worker::{ReadContext, RetryPolicy};
 use xxhash_rust::xxh3::xxh3_64;
 
 /// What comes next.
@@ -52,7 +52,7 @@ pub enum Event {
 }
 
 /// What this rank has read of an epoch since the loader started.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct EpochSummary {
     /// Its number, from 0.
     pub epoch: u64,
@@ -77,20 +77,20 @@ pub struct EpochSummary {
 /// let mut settings = LoaderSettings { seed: 1, global_batch: 1000, epochs: Some(1), ..Default::default() };
 /// let mut loader = Loader::start(&dataset, settings.clone())?;
 /// let Some(Event::Batch(first)) = loader.next().await? else { panic!("no batch") };
-/// assert_eq!((first.rows(), first.mask()), (1000, None));
+/// assert_eq!((first.rows(), first.mask.is_some()), (1000, false));
 ///
 /// // Another loader goes on from here, on any number of ranks.
 /// settings.load_state_dict(&loader.state_dict())?;
 /// let mut resumed = Loader::start(&dataset, settings)?;
 /// let Some(Event::Batch(second)) = resumed.next().await? else { panic!("no batch") };
-/// assert_eq!(second.samples_done(), 2000);
+/// assert_eq!(second.samples_done, 2000);
 /// # Ok(())
 /// # }
 /// ```
 #[derive(Debug)]
 pub struct Loader {
     context: Arc<ReadContext>,
-    driver: JoinHandle<()>,
+    _driver: AbortOnDropHandle<()>,
     plan: RunPlan,
     /// Number of the next batch.
     seq: u64,
@@ -104,29 +104,31 @@ impl Loader {
     pub fn start(dataset: &Dataset, settings: LoaderSettings) -> Result<Self> {
         let plan = RunPlan::new(dataset, settings)?;
         let settings = &plan.settings;
-        let supply = match dataset.access() {
-            Access::Endpoint(nodes) => Supply::Cluster(Cluster::follow(nodes, offset(settings))),
-            Access::Direct(direct) => Supply::Direct(direct.clone()),
+        let cluster = match &dataset.access {
+            Access::Endpoint(nodes) => Some(Cluster::follow(nodes, offset(settings))),
+            Access::Direct(_) => None,
         };
         // Batches in the caller's hands come back too; beyond that the pool keeps nothing.
         let pool = Pool::new(
             usize::try_from(settings.prefetch_bytes).unwrap_or(usize::MAX).saturating_add(64 << 20),
         );
-        let schema = dataset.projected_schema().clone();
+        let schema = dataset.projected_schema.clone();
         let context = Arc::new(ReadContext {
             dataset: dataset.clone(),
             buffer: ReorderBuffer::new(schema, pool, settings.prefetch_bytes, row_bytes(dataset)),
-            supply,
+            cluster,
             policy: RetryPolicy {
                 patience: settings.patience,
                 fallback_after: settings.fallback_after.mul_f64(1.0 + 0.5 * fastrand::f64()),
             },
-            stream: settings.stream.clone(),
+            window_bytes: settings.window_bytes,
         });
         let driver =
             tokio::spawn(driver::watched(context.clone(), driver::run(context.clone(), plan.clone())));
         let (epoch, samples_done) = plan.first;
-        Ok(Self { context, driver, plan, seq: 0, samples_done, so_far: EpochSummary::of(epoch) })
+        let (_driver, so_far) =
+            (AbortOnDropHandle::new(driver), EpochSummary { epoch, ..Default::default() });
+        Ok(Self { context, _driver, plan, seq: 0, samples_done, so_far })
     }
 
     /// The next batch or the end of an epoch; `None` after the last epoch. An error is final. May be
@@ -166,16 +168,16 @@ impl Loader {
             return None;
         }
         self.samples_done = 0;
-        let next = EpochSummary::of(self.so_far.epoch + 1);
+        let next = EpochSummary { epoch: self.so_far.epoch + 1, ..Default::default() };
         Some(Event::EpochEnd(std::mem::replace(&mut self.so_far, next)))
     }
 
     fn hand_out(&mut self, batch: Batch) -> Event {
         self.seq += 1;
-        self.samples_done = batch.samples_done();
+        self.samples_done = batch.samples_done;
         self.so_far.steps += 1;
-        self.so_far.samples += batch.real_rows() as u64;
-        self.so_far.digest.merge(batch.digest());
+        self.so_far.samples += batch.real_rows as u64;
+        self.so_far.digest.merge(batch.digest);
         Event::Batch(batch)
     }
 
@@ -202,18 +204,6 @@ impl Loader {
     }
 }
 
-impl Drop for Loader {
-    fn drop(&mut self) {
-        self.driver.abort();
-    }
-}
-
-impl EpochSummary {
-    fn of(epoch: u64) -> Self {
-        Self { epoch, digest: OrderDigest::default(), samples: 0, steps: 0 }
-    }
-}
-
 /// Sets this reader apart from others where they are to spread over copies: ranks of one job by turns, jobs
 /// by chance.
 fn offset(settings: &LoaderSettings) -> u64 {
@@ -222,11 +212,11 @@ fn offset(settings: &LoaderSettings) -> u64 {
 
 /// Bytes of a row of a batch: exact for fixed-width columns, else the manifest's estimate for all columns.
 fn row_bytes(dataset: &Dataset) -> f64 {
-    let widths = dataset.projected_schema().fields().iter().map(|f| plain_width(f.data_type()));
+    let widths = dataset.projected_schema.fields().iter().map(|f| plain_width(f.data_type()));
     if let Some(widths) = widths.collect::<Option<Vec<_>>>() {
         return widths.iter().sum::<usize>() as f64;
     }
-    let segments = dataset.manifest().segments().iter().take(64);
+    let segments = dataset.manifest.segments().iter().take(64);
     let (bytes, rows) = segments.fold((0, 0), |(b, r), s| (b + s.decoded_bytes, r + s.rows));
     bytes as f64 / rows.max(1) as f64
 }

@@ -10,7 +10,7 @@ use forebay_proto::{Error, Kind, Result};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tonic::transport::{Channel, Endpoint};
-use tonic::{Code, Status};
+use tonic::{Code, Response, Status};
 use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_health::pb::health_client::HealthClient;
@@ -75,8 +75,12 @@ impl Node {
 
     /// What the node holds and has done.
     pub async fn status(&self) -> Result<StatusReply> {
-        let reply = self.client().status(forebay_proto::v1::StatusRequest {}).await;
-        reply.map(tonic::Response::into_inner).map_err(|s| self.error(s))
+        self.reply(self.client().status(forebay_proto::v1::StatusRequest {})).await
+    }
+
+    /// What the node answers to a call of [`Node::client`].
+    pub async fn reply<T>(&self, call: impl Future<Output = Result<Response<T>, Status>>) -> Result<T> {
+        call.await.map(Response::into_inner).map_err(|status| self.error(status))
     }
 
     /// Whether the node says, within `limit`, that it serves. Costs it next to nothing: this tells one that
@@ -110,16 +114,19 @@ impl Node {
 
 /// The innermost cause of a failure on this side; `None` when the other side answered with an error.
 fn root_cause(status: &Status) -> Option<String> {
-    let mut cause: &dyn std::error::Error = std::error::Error::source(status)?;
-    while let Some(inner) = cause.source() {
-        cause = inner;
-    }
-    match cause.to_string() {
+    match innermost(std::error::Error::source(status)?).to_string() {
         text if text == "deadline has elapsed" => {
             Some(format!("no connection within {} s", CONNECT_TIMEOUT.as_secs()))
         }
         text => Some(text),
     }
+}
+
+/// The error behind all others.
+pub(crate) fn innermost<'a>(
+    e: &'a (dyn std::error::Error + 'static),
+) -> &'a (dyn std::error::Error + 'static) {
+    e.source().map_or(e, innermost)
 }
 
 /// `http://host:port` of what a person typed.

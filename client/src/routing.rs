@@ -12,7 +12,6 @@ mod health;
 mod router;
 mod throughput;
 
-use crate::direct::Direct;
 use crate::endpoints::Endpoints;
 use crate::node::Node;
 use budget::AttemptBudget;
@@ -23,13 +22,14 @@ use forebay_proto::{Error, Result, v1};
 use health::Health;
 use parking_lot::Mutex;
 use router::{ReadPolicy, Router};
-use std::collections::{BTreeMap, HashSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use throughput::Throughput;
 use tokio::sync::watch;
-use tokio::task::{JoinHandle, spawn_blocking};
+use tokio::task::spawn_blocking;
 use tokio::time::timeout;
+use tokio_util::task::AbortOnDropHandle;
 
 /// How long the first topology may take before the endpoints themselves serve instead.
 const FIRST: Duration = Duration::from_secs(5);
@@ -50,13 +50,14 @@ pub fn route(
 #[derive(Debug)]
 pub(crate) struct Cluster {
     entry: Endpoints,
-    topology: watch::Receiver<Published>,
+    topology: Arc<watch::Sender<Published>>,
     health: Arc<Health>,
     policy: ReadPolicy,
     budget: AttemptBudget,
-    throughput: Throughput,
+    /// How long messages usually take.
+    pub throughput: Throughput,
     balance: Arc<Mutex<Option<BalanceOf>>>,
-    follower: JoinHandle<()>,
+    _follower: AbortOnDropHandle<()>,
 }
 
 /// The balance of a dataset on some nodes.
@@ -67,84 +68,20 @@ struct BalanceOf {
     balance: Arc<Balance>,
 }
 
-/// What routes are computed from, apart from the async threads: it takes seconds for a hundred thousand
-/// segments on a thousand nodes.
-struct RouteInputs {
-    topology: Arc<v1::Topology>,
-    manifest: Arc<Manifest>,
-    out: HashSet<String>,
-    policy: ReadPolicy,
-    balance: Arc<Mutex<Option<BalanceOf>>>,
-}
-
-/// Segments that one node answers for.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Group {
-    pub node: Node,
-    /// Ascending.
-    pub segments: Vec<u32>,
-}
-
 /// Tells when segments may have other nodes than before.
 #[derive(Debug, Clone)]
-pub(crate) struct News {
-    topology: watch::Receiver<Published>,
-    back: watch::Receiver<u64>,
-}
+pub(crate) struct News(watch::Receiver<Published>);
 
 impl News {
     /// Whether the topology changed or a node came back since the last time this was asked.
     pub fn any(&mut self) -> bool {
-        seen(&mut self.topology) | seen(&mut self.back)
-    }
-}
-
-/// Whether something is new, which from then on it no longer is. What comes right after the look is not
-/// missed.
-fn seen<T>(news: &mut watch::Receiver<T>) -> bool {
-    // Nobody may be left to tell anything: then nothing is new.
-    let new = news.has_changed().unwrap_or(false);
-    if new {
-        news.mark_unchanged();
-    }
-    new
-}
-
-impl RouteInputs {
-    /// The segments of each node, by its index in the topology.
-    fn groups(&self, segments: &[u32]) -> Result<BTreeMap<usize, Vec<u32>>> {
-        let nodes = self.with_router(|router| router.nodes(&self.manifest, segments))?;
-        let mut by_node: BTreeMap<usize, Vec<u32>> = BTreeMap::new();
-        for (&segment, node) in segments.iter().zip(nodes) {
-            let node = node.ok_or_else(|| Error::retry("no node of the cache takes segments"))?;
-            by_node.entry(node).or_default().push(segment);
+        // Nobody may be left to tell anything: then nothing is new.
+        let new = self.0.has_changed().unwrap_or(false);
+        if new {
+            // What comes right after the look is not missed.
+            self.0.mark_unchanged();
         }
-        Ok(by_node)
-    }
-
-    /// Another node than `asked` that most likely has a segment, by its index in the topology.
-    fn other_than(&self, asked: &str, segment: u32) -> Option<usize> {
-        self.with_router(|router| router.others(&self.manifest, segment, asked)).ok()?.first().copied()
-    }
-
-    fn with_router<T>(&self, ask: impl FnOnce(&Router<'_>) -> T) -> T {
-        let balance = self.current_balance();
-        ask(&Router::new(&self.topology, &balance, |url| self.out.contains(url), &self.policy))
-    }
-
-    /// The balance of the dataset on the nodes of the topology, computed again when either changed.
-    fn current_balance(&self) -> Arc<Balance> {
-        let (nodes, dataset) = (&self.topology.nodes, self.manifest.id());
-        // Held while it is computed: the other workers of an epoch need the same.
-        let mut known = self.balance.lock();
-        match &*known {
-            Some(of) if of.dataset == dataset && of.nodes == *nodes => of.balance.clone(),
-            _ => {
-                let balance = Arc::new(Balance::of(nodes, [&*self.manifest]));
-                *known = Some(BalanceOf { nodes: nodes.clone(), dataset, balance: balance.clone() });
-                balance
-            }
-        }
+        new
     }
 }
 
@@ -152,24 +89,23 @@ impl Cluster {
     /// Follows the topology that any of `entry` tells. `offset` sets this reader apart from others where
     /// readers are to spread over nodes or copies. Must be called within a Tokio runtime.
     pub fn follow(entry: &Endpoints, offset: u64) -> Self {
-        let (sender, topology) = watch::channel(None);
-        let health = Arc::new(Health::default());
-        let follower = tokio::spawn(follow::run(entry.clone(), health.clone(), offset as usize, sender));
+        let topology = Arc::new(watch::Sender::new(None));
+        let follower = tokio::spawn(follow::run(entry.clone(), offset as usize, topology.clone()));
         Self {
             entry: entry.clone(),
-            topology,
-            health,
-            policy: ReadPolicy { zone: entry.zone().map(str::to_owned), offset },
+            topology: topology.clone(),
+            health: Arc::new(Health::new(topology)),
+            policy: ReadPolicy { zone: entry.zone.clone(), offset },
             budget: AttemptBudget::default(),
             throughput: Throughput::default(),
             balance: Arc::default(),
-            follower,
+            _follower: AbortOnDropHandle::new(follower),
         }
     }
 
     /// Waits until a topology is known, or until it is clear that none will come soon.
     pub async fn ready(&self) {
-        let mut topology = self.topology.clone();
+        let mut topology = self.topology.subscribe();
         if timeout(FIRST, topology.wait_for(Option::is_some)).await.is_err() {
             tracing::debug!(endpoint = self.entry.url(), "no topology yet, asking the endpoint itself");
         }
@@ -177,47 +113,62 @@ impl Cluster {
 
     /// Tells of changes from now on.
     pub fn news(&self) -> News {
-        let mut news = News { topology: self.topology.clone(), back: self.health.back() };
-        news.topology.mark_unchanged();
-        news
+        News(self.topology.subscribe())
     }
 
-    /// Which node to ask for which of `segments`.
-    pub async fn groups(&self, manifest: &Arc<Manifest>, segments: &Arc<[u32]>) -> Result<Vec<Group>> {
+    /// Which node to ask for which of `segments`, in ascending order.
+    pub async fn groups(
+        &self,
+        manifest: &Arc<Manifest>,
+        segments: Vec<u32>,
+    ) -> Result<Vec<(Node, Vec<u32>)>> {
         let topology = self.topology.borrow().clone().unwrap_or_default();
         // A cluster of one is called by the address by which it was reached.
         if topology.nodes.is_empty() || topology.nodes.len() == 1 && topology.cluster == 0 {
             let mut named = self.entry.known().into_iter().take(self.entry.nodes().len());
             let node = named.find(|n| !self.health.is_out(n.url()));
             let node = node.unwrap_or_else(|| self.entry.node().clone());
-            return Ok(vec![Group { node, segments: segments.to_vec() }]);
+            return Ok(vec![(node, segments)]);
         }
-        let (inputs, segments) = (self.route_inputs(topology.clone(), manifest), segments.clone());
-        let by_node = spawn_blocking(move || inputs.groups(&segments)).await.map_err(broke_off)??;
-        let group = |(n, segments): (usize, _)| {
-            Ok(Group { node: self.health.node(&topology.nodes[n].address)?, segments })
-        };
-        by_node.into_iter().map(group).collect()
+        let by_node = self.route(&topology, manifest, move |router, manifest| {
+            let mut by_node: BTreeMap<usize, Vec<u32>> = BTreeMap::new();
+            for (&segment, node) in segments.iter().zip(router.nodes(manifest, &segments)?) {
+                let node = node.ok_or_else(|| Error::retry("no node of the cache takes segments"))?;
+                by_node.entry(node).or_default().push(segment);
+            }
+            Ok(by_node)
+        });
+        let group = |(n, segments): (usize, _)| Ok((self.health.node(&topology.nodes[n].address)?, segments));
+        by_node.await?.into_iter().map(group).collect()
     }
 
     /// Another node that most likely has a segment than the one that was asked, and leave to ask it; `None`
     /// without either.
     pub async fn hedge_node(&self, manifest: &Arc<Manifest>, segment: u32, asked: &Node) -> Option<Node> {
         let topology = self.topology.borrow().clone()?;
-        let (inputs, asked) = (self.route_inputs(topology.clone(), manifest), asked.url().to_owned());
-        let other = spawn_blocking(move || inputs.other_than(&asked, segment)).await.ok()??;
+        let asked = asked.url().to_owned();
+        let others = move |router: &Router<'_>, manifest: &_| router.others(manifest, segment, &asked);
+        let other = *self.route(&topology, manifest, others).await.ok()?.first()?;
         self.budget.try_take(Instant::now()).ok()?;
         self.health.node(&topology.nodes[other].address).ok()
     }
 
-    fn route_inputs(&self, topology: Arc<v1::Topology>, manifest: &Arc<Manifest>) -> RouteInputs {
-        RouteInputs {
-            topology,
-            manifest: manifest.clone(),
-            out: self.health.out(),
-            policy: self.policy.clone(),
-            balance: self.balance.clone(),
-        }
+    /// Asks a router apart from the async threads: it takes seconds for a hundred thousand segments on a
+    /// thousand nodes.
+    async fn route<T: Send + 'static>(
+        &self,
+        topology: &Arc<v1::Topology>,
+        manifest: &Arc<Manifest>,
+        ask: impl FnOnce(&Router<'_>, &Manifest) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        let (topology, manifest, out) = (topology.clone(), manifest.clone(), self.health.out());
+        let (policy, balance) = (self.policy.clone(), self.balance.clone());
+        let route = move || {
+            let balance = current_balance(&balance, &topology.nodes, &manifest);
+            ask(&Router::new(&topology, &balance, |url| out.contains(url), &policy), &manifest)
+        };
+        let broke_off = |e| Error::corrupt(format!("choosing nodes for segments broke off: {e}"));
+        spawn_blocking(route).await.map_err(broke_off)?
     }
 
     /// How many nodes there are, as far as the topology says.
@@ -241,11 +192,6 @@ impl Cluster {
         self.budget.take().await;
     }
 
-    /// How long messages usually take.
-    pub fn throughput(&self) -> &Throughput {
-        &self.throughput
-    }
-
     /// Whether any node that is known can be asked.
     pub fn has_nodes(&self) -> bool {
         let topology = self.topology.borrow();
@@ -253,19 +199,23 @@ impl Cluster {
         let named = self.entry.nodes().iter().map(Node::url);
         told.chain(named).any(|url| !self.health.is_out(url))
     }
-
-    /// The object store, if it is to be read when no node answers.
-    pub fn fallback(&self) -> Option<&Direct> {
-        self.entry.fallback()
-    }
 }
 
-impl Drop for Cluster {
-    fn drop(&mut self) {
-        self.follower.abort();
+/// The balance of a dataset on some nodes, computed again when either changed.
+fn current_balance(
+    known: &Mutex<Option<BalanceOf>>,
+    nodes: &[v1::Node],
+    manifest: &Manifest,
+) -> Arc<Balance> {
+    // Held while it is computed: the other workers of an epoch need the same.
+    let mut known = known.lock();
+    match &*known {
+        Some(of) if of.dataset == manifest.id() && of.nodes == nodes => of.balance.clone(),
+        _ => {
+            let balance = Arc::new(Balance::of(nodes, [manifest]));
+            let (nodes, dataset) = (nodes.to_vec(), manifest.id());
+            *known = Some(BalanceOf { nodes, dataset, balance: balance.clone() });
+            balance
+        }
     }
-}
-
-fn broke_off(e: tokio::task::JoinError) -> Error {
-    Error::corrupt(format!("choosing nodes for segments broke off: {e}"))
 }

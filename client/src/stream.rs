@@ -3,7 +3,7 @@
 //!
 //! A stock gRPC client collects each message before it hands it on; this one yields the pieces as the frames
 //! arrive ([`StreamEvent`]), so that a body is copied once, to its final place. Frames are large
-//! ([`StreamSettings::frame_bytes`]): that is worth half the CPU time of the default. A caller that does not
+//! (`FRAME_BYTES`): that is worth half the CPU time of the default. A caller that does not
 //! ask for the next event holds the server back: no more than a window is ever under way. Pings go out all
 //! the while, so a silent server is noticed within seconds.
 //!
@@ -11,6 +11,7 @@
 
 mod parse;
 
+use crate::node::innermost;
 use bytes::{BufMut, Bytes, BytesMut};
 use forebay_proto::{Error, Result};
 use http_body_util::{BodyExt, Full};
@@ -22,37 +23,25 @@ pub use parse::{Head, StreamEvent};
 use prost::Message as _;
 use std::time::Duration;
 use tokio::net::TcpStream;
-use tokio::task::AbortHandle;
 use tokio::time::timeout;
+use tokio_util::task::AbortOnDropHandle;
 use tonic::{Code, Status};
 
-/// How a stream's connection behaves.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct StreamSettings {
-    /// How long connecting may take.
-    pub connect_timeout: Duration,
-    /// A connection without traffic is asked for a sign of life this often.
-    pub ping_interval: Duration,
-    /// How long the sign of life may take.
-    pub ping_timeout: Duration,
-    /// Bytes that the server may send ahead of what was taken. Rounded into 64 KiB .. 16 MiB.
-    pub window_bytes: u32,
-    /// The largest HTTP/2 frame. Rounded into 16 KiB .. 4 MiB.
-    pub frame_bytes: u32,
-}
+/// Bytes that the server may send ahead of what was taken, unless the reader says otherwise: the plateau of
+/// throughput, measured.
+pub const WINDOW_BYTES: u32 = 8 << 20;
 
-impl Default for StreamSettings {
-    /// 1 MiB frames and an 8 MiB window: the plateau of throughput, measured.
-    fn default() -> Self {
-        Self {
-            connect_timeout: Duration::from_secs(5),
-            ping_interval: Duration::from_secs(1),
-            ping_timeout: Duration::from_secs(4),
-            window_bytes: 8 << 20,
-            frame_bytes: 1 << 20,
-        }
-    }
-}
+/// The largest HTTP/2 frame.
+const FRAME_BYTES: u32 = 1 << 20;
+
+/// How long connecting may take.
+const CONNECT: Duration = Duration::from_secs(5);
+
+/// A connection without traffic is asked for a sign of life so often, which may take so long.
+const PING: (Duration, Duration) = match cfg!(test) {
+    false => (Duration::from_secs(1), Duration::from_secs(4)),
+    true => (Duration::from_millis(200), Duration::from_millis(300)),
+};
 
 /// A running `DoGet`. Dropping it ends the call.
 #[derive(Debug)]
@@ -61,21 +50,20 @@ pub struct Stream {
     body: Incoming,
     parser: Parser,
     input: Bytes,
-    connection: AbortHandle,
+    _connection: AbortOnDropHandle<()>,
 }
 
 const PATH: &str = "/arrow.flight.protocol.FlightService/DoGet";
 
 impl Stream {
-    /// Connects to `http://host:port` and asks for `ticket`. `Retry` when the node cannot be reached.
-    pub async fn open(address: &str, ticket: &[u8], settings: &StreamSettings) -> Result<Self> {
-        let connecting = connect(address, settings);
+    /// Connects to `http://host:port` and asks for `ticket`. `window_bytes`, rounded into 64 KiB .. 16 MiB, are
+    /// what the server may send ahead of what was taken. `Retry` when the node cannot be reached.
+    pub async fn open(address: &str, ticket: &[u8], window_bytes: u32) -> Result<Self> {
         let (mut send, connection) =
-            timeout(settings.connect_timeout, connecting).await.map_err(|_| {
-                let seconds = settings.connect_timeout.as_secs_f32();
+            timeout(CONNECT, connect(address, window_bytes)).await.map_err(|_| {
+                let seconds = CONNECT.as_secs();
                 Error::retry(format!("cannot reach the cache at {address}: no connection within {seconds} s"))
             })??;
-        let guard = AbortOnDrop(Some(connection));
         let request = http::Request::post(format!("{address}{PATH}"))
             .header("content-type", "application/grpc")
             .header("te", "trailers")
@@ -95,7 +83,7 @@ impl Stream {
         }
         let body = reply.into_body();
         let (parser, input) = (Parser::default(), Bytes::new());
-        Ok(Self { address: address.to_owned(), body, parser, input, connection: guard.into_inner() })
+        Ok(Self { address: address.to_owned(), body, parser, input, _connection: connection })
     }
 
     /// The next event; `None` after a whole and successful stream. `Retry` when the connection breaks, or
@@ -126,32 +114,9 @@ impl Stream {
     }
 }
 
-impl Drop for Stream {
-    fn drop(&mut self) {
-        self.connection.abort();
-    }
-}
-
-/// Ends the connection unless the stream takes it over.
-struct AbortOnDrop(Option<AbortHandle>);
-
-impl AbortOnDrop {
-    fn into_inner(mut self) -> AbortHandle {
-        self.0.take().expect("taken once, here")
-    }
-}
-
-impl Drop for AbortOnDrop {
-    fn drop(&mut self) {
-        if let Some(connection) = self.0.take() {
-            connection.abort();
-        }
-    }
-}
-
 type Sender = http2::SendRequest<Full<Bytes>>;
 
-async fn connect(address: &str, settings: &StreamSettings) -> Result<(Sender, AbortHandle)> {
+async fn connect(address: &str, window_bytes: u32) -> Result<(Sender, AbortOnDropHandle<()>)> {
     let not_one =
         || Error::invalid(format!("`{address}` is not the address of a cache: use http://host:port"));
     let uri: http::Uri = address.parse().map_err(|_| not_one())?;
@@ -161,20 +126,20 @@ async fn connect(address: &str, settings: &StreamSettings) -> Result<(Sender, Ab
         .await
         .map_err(|e| Error::retry(format!("cannot reach the cache at {address}: {e}")))?;
     tcp.set_nodelay(true).map_err(|e| broken(address, &e))?;
-    let window = settings.window_bytes.clamp(64 << 10, 16 << 20);
+    let window = window_bytes.clamp(64 << 10, 16 << 20);
     let (send, connection) = http2::Builder::new(TokioExecutor::new())
         .timer(TokioTimer::new())
         .initial_stream_window_size(window)
         .initial_connection_window_size(window)
-        .max_frame_size(settings.frame_bytes.clamp(16 << 10, 4 << 20))
-        .keep_alive_interval(settings.ping_interval)
-        .keep_alive_timeout(settings.ping_timeout)
+        .max_frame_size(FRAME_BYTES)
+        .keep_alive_interval(PING.0)
+        .keep_alive_timeout(PING.1)
         .handshake(TokioIo::new(tcp))
         .await
         .map_err(|e| broken(address, &e))?;
     // How a connection fails is told by the stream on it.
-    let task = tokio::spawn(async move { connection.await.ok() });
-    Ok((send, task.abort_handle()))
+    let task = tokio::spawn(async move { drop(connection.await) });
+    Ok((send, AbortOnDropHandle::new(task)))
 }
 
 /// A gRPC message that holds a Flight `Ticket`.
@@ -201,11 +166,7 @@ fn outcome(headers: &http::HeaderMap) -> Option<Result<()>> {
 }
 
 fn broken(address: &str, e: &(dyn std::error::Error + 'static)) -> Error {
-    let mut cause = e;
-    while let Some(inner) = cause.source() {
-        cause = inner;
-    }
-    Error::retry(format!("the stream from {address} broke: {cause}"))
+    Error::retry(format!("the stream from {address} broke: {}", innermost(e)))
 }
 
 #[cfg(test)]
@@ -248,17 +209,10 @@ mod tests {
 
     #[tokio::test]
     async fn a_silent_server_is_noticed() {
-        // Only the pings can notice it in time.
-        let settings = StreamSettings {
-            connect_timeout: Duration::from_secs(120),
-            ping_interval: Duration::from_millis(200),
-            ping_timeout: Duration::from_millis(300),
-            ..Default::default()
-        };
         // Once silent from the start, once after its (empty) HTTP/2 settings.
         for greeting in [&b""[..], b"\0\0\0\x04\0\0\0\0\0"] {
             let address = server(greeting).await;
-            let open = timeout(Duration::from_secs(30), Stream::open(&address, b"t", &settings));
+            let open = timeout(Duration::from_secs(30), Stream::open(&address, b"t", WINDOW_BYTES));
             let e = open.await.expect("it is noticed").unwrap_err();
             assert_eq!(e.kind, Kind::Retry);
             assert!(e.message.contains(&address), "{e}");
@@ -267,17 +221,16 @@ mod tests {
 
     #[tokio::test]
     async fn other_servers_and_none_are_clear_errors() {
-        let settings = StreamSettings::default();
         let address = server(b"HTTP/1.1 400 Bad Request\r\n\r\n").await;
-        let e = Stream::open(&address, b"t", &settings).await.unwrap_err();
+        let e = Stream::open(&address, b"t", WINDOW_BYTES).await.unwrap_err();
         assert!(e.kind == Kind::Retry && e.message.contains(&address), "{e}");
         // Nobody listens there; a port that was free a moment ago may be taken.
         let address = "http://127.0.0.1:1";
-        let e = Stream::open(address, b"t", &settings).await.unwrap_err();
+        let e = Stream::open(address, b"t", WINDOW_BYTES).await.unwrap_err();
         assert!(
             e.message.starts_with(&format!("cannot reach the cache at {address}: Connection refused")),
             "{e}"
         );
-        assert_eq!(Stream::open("nonsense", b"t", &settings).await.unwrap_err().kind, Kind::Invalid);
+        assert_eq!(Stream::open("nonsense", b"t", WINDOW_BYTES).await.unwrap_err().kind, Kind::Invalid);
     }
 }

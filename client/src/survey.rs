@@ -36,9 +36,8 @@ pub async fn topology(endpoints: &Endpoints) -> Result<v1::Topology> {
 async fn told(node: &Node) -> Result<v1::Topology> {
     let none = || Error::retry(format!("{} tells no topology", node.url()));
     let call = async {
-        let mut client = node.client();
-        let reply = client.watch_topology(v1::WatchTopologyRequest {}).await.map_err(|s| node.error(s))?;
-        reply.into_inner().message().await.map_err(|s| node.error(s))?.ok_or_else(none)
+        let mut told = node.reply(node.client().watch_topology(v1::WatchTopologyRequest {})).await?;
+        told.message().await.map_err(|s| node.error(s))?.ok_or_else(none)
     };
     timeout(2 * CONNECT_TIMEOUT, call).await.unwrap_or_else(|_| Err(none()))
 }
@@ -56,15 +55,22 @@ pub async fn survey(endpoints: &Endpoints) -> Result<(v1::Topology, Vec<Surveyed
 /// The same of a topology that is known.
 pub async fn each(topology: &v1::Topology) -> Vec<Surveyed> {
     let alone = topology.nodes.len() == 1;
+    let limit = if alone { Duration::MAX } else { ANSWER };
+    let asked = ask_each(topology, limit, |node| async move { node.status().await }).await;
+    asked.into_iter().map(|(node, status)| Surveyed { node, status }).collect()
+}
+
+/// Asks every node of the topology something, in the topology's order, with a limit for each.
+pub async fn ask_each<T, F: Future<Output = Result<T>>>(
+    topology: &v1::Topology,
+    limit: Duration,
+    call: impl Fn(Node) -> F,
+) -> Vec<(v1::Node, Result<T>)> {
+    let call = &call;
     join_all(topology.nodes.iter().map(|node| async move {
-        let asked = async { Node::new(&node.address)?.status().await };
-        let status = match alone {
-            true => asked.await,
-            false => timeout(ANSWER, asked).await.unwrap_or_else(|_| {
-                Err(Error::retry(format!("{} does not answer within {} s", node.address, ANSWER.as_secs())))
-            }),
-        };
-        Surveyed { node: node.clone(), status }
+        let reply = async { call(Node::new(&node.address)?).await };
+        let late = |_| Err(Error::retry(format!("{} did not answer in {} s", node.address, limit.as_secs())));
+        (node.clone(), timeout(limit, reply).await.unwrap_or_else(late))
     }))
     .await
 }
@@ -74,25 +80,21 @@ pub async fn each(topology: &v1::Topology) -> Vec<Surveyed> {
 /// time.
 pub async fn readings(access: &Access) -> Result<Readings> {
     let mut readings = Readings::default();
-    match access {
-        Access::Endpoint(nodes) => {
-            let surveyed = match survey(nodes).await {
-                Err(e) if e.kind == Kind::Retry && nodes.fallback().is_some() => Vec::new(),
-                surveyed => surveyed?.1,
-            };
-            for one in surveyed {
-                if let (node, Ok(StatusReply { counters: Some(counters), uptime_s, .. })) =
-                    (one.node, one.status)
-                {
-                    let who = format!("{} at {}", node.name, node.address);
-                    readings.add(who, counters, Instant::now(), Duration::from_secs(uptime_s));
-                }
-            }
-            if let Some(direct) = nodes.fallback() {
-                readings.add_own(direct.counters());
+    let direct = access.direct_source();
+    if let Access::Endpoint(nodes) = access {
+        let surveyed = match survey(nodes).await {
+            Err(e) if e.kind == Kind::Retry && direct.is_some() => Vec::new(),
+            surveyed => surveyed?.1,
+        };
+        for Surveyed { node, status } in surveyed {
+            if let Ok(StatusReply { counters: Some(counters), uptime_s, .. }) = status {
+                let who = format!("{} at {}", node.name, node.address);
+                readings.add(who, counters, Instant::now(), Duration::from_secs(uptime_s));
             }
         }
-        Access::Direct(direct) => readings.add_own(direct.counters()),
+    }
+    if let Some(direct) = direct {
+        readings.add_own(direct.counters());
     }
     Ok(readings)
 }

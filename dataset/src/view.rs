@@ -4,7 +4,7 @@ use crate::freeze::Frozen;
 use crate::schema;
 use arrow::datatypes::SchemaRef;
 use forebay_proto::manifest::Manifest;
-use forebay_proto::view::{PARTS_MAX, Split};
+use forebay_proto::view::PARTS_MAX;
 use forebay_proto::{Error, Result, v1};
 use std::sync::Arc;
 
@@ -52,7 +52,8 @@ impl View {
         let mut behind = Vec::with_capacity(frozen.len());
         for (frozen, split) in frozen.into_iter().zip(splits) {
             let manifest = match split {
-                Some(split) => frozen.manifest.split(&Split::try_from(split)?)?,
+                Some(v1::Split { by: Some(split) }) => frozen.manifest.split(&split)?,
+                Some(_) => return Err(Error::invalid("a split says neither rows nor shares")),
                 None => frozen.manifest.clone(),
             };
             let touched: u64 = manifest.segments().iter().map(|s| s.total_rows).sum();

@@ -82,18 +82,21 @@ impl Error {
     }
 }
 
+/// The gRPC code of each kind.
+const CODES: [(Kind, Code); 8] = [
+    (Kind::NotFound, Code::NotFound),
+    (Kind::Invalid, Code::InvalidArgument),
+    (Kind::Denied, Code::PermissionDenied),
+    (Kind::Retry, Code::Unavailable),
+    (Kind::Corrupt, Code::DataLoss),
+    (Kind::Changed, Code::FailedPrecondition),
+    (Kind::Full, Code::ResourceExhausted),
+    (Kind::Closed, Code::Aborted),
+];
+
 impl From<Error> for Status {
     fn from(e: Error) -> Self {
-        let code = match e.kind {
-            Kind::NotFound => Code::NotFound,
-            Kind::Invalid => Code::InvalidArgument,
-            Kind::Denied => Code::PermissionDenied,
-            Kind::Retry => Code::Unavailable,
-            Kind::Corrupt => Code::DataLoss,
-            Kind::Changed => Code::FailedPrecondition,
-            Kind::Full => Code::ResourceExhausted,
-            Kind::Closed => Code::Aborted,
-        };
+        let code = CODES.iter().find(|(kind, _)| *kind == e.kind).map_or(Code::Unknown, |(_, code)| *code);
         Status::new(code, e.message)
     }
 }
@@ -101,20 +104,12 @@ impl From<Error> for Status {
 impl From<Status> for Error {
     fn from(s: Status) -> Self {
         let kind = match s.code() {
-            Code::NotFound => Kind::NotFound,
-            Code::PermissionDenied | Code::Unauthenticated => Kind::Denied,
-            Code::DataLoss => Kind::Corrupt,
-            Code::FailedPrecondition => Kind::Changed,
-            Code::ResourceExhausted => Kind::Full,
-            Code::Aborted => Kind::Closed,
-            // Transport failures surface as Unknown, Cancelled or Internal (a reset stream): worth another
-            // try.
-            Code::Unavailable | Code::Unknown | Code::Cancelled | Code::DeadlineExceeded | Code::Internal => {
-                Kind::Retry
-            }
-            _ => Kind::Invalid,
+            Code::Unauthenticated => Kind::Denied,
+            // Transport failures surface as these (a reset stream as Internal): worth another try.
+            Code::Unknown | Code::Cancelled | Code::DeadlineExceeded | Code::Internal => Kind::Retry,
+            code => CODES.iter().find(|(_, of)| *of == code).map_or(Kind::Invalid, |(kind, _)| *kind),
         };
-        Error::new(kind, s.message().to_owned())
+        Error::new(kind, s.message())
     }
 }
 

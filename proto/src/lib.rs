@@ -15,6 +15,7 @@
 mod backoff;
 pub mod digest;
 mod error;
+mod json;
 pub mod manifest;
 pub mod plan;
 pub mod ring;

@@ -11,9 +11,11 @@ mod tests;
 mod wire;
 
 use crate::error::{Error, Result};
+use crate::v1;
 
+pub use crate::v1::Object;
 pub use identity::{DatasetId, Digest, SegmentId};
-pub use layout::{Object, Part, Segment, SegmentSize};
+pub use layout::{Part, Segment, SegmentSize};
 
 /// Decoded bytes that a segment aims at unless the dataset says otherwise: large enough that a fill is a few
 /// big ranged reads, small enough that eviction and replication stay fine-grained.
@@ -53,25 +55,16 @@ impl Manifest {
         objects: Vec<Object>,
         sizes: &[SegmentSize],
     ) -> Result<Self> {
-        let mut next = (0, 0u32);
-        let mut segments = Vec::with_capacity(sizes.len());
-        for s in sizes {
-            if s.object != next.0 {
-                next = (s.object, 0);
-            }
-            segments.push(Segment {
-                object: s.object,
-                first_row_group: next.1,
-                row_groups: s.row_groups,
-                rows: s.rows,
-                skip: 0,
-                total_rows: s.rows,
-                first_row: 0,
-                decoded_bytes: s.decoded_bytes,
-            });
-            next.1 = next.1.saturating_add(s.row_groups);
-        }
-        Self::build(uri.into(), segment_bytes, schema, objects, segments, Vec::new())
+        let columns = v1::Segments {
+            object: sizes.iter().map(|s| s.object).collect(),
+            row_groups: sizes.iter().map(|s| s.row_groups).collect(),
+            rows: sizes.iter().map(|s| s.rows).collect(),
+            decoded_bytes: sizes.iter().map(|s| s.decoded_bytes).collect(),
+            ..Default::default()
+        };
+        let (uri, parts) = (uri.into(), Vec::new());
+        let segments = layout::segments(&uri, columns)?;
+        Self::build(uri, segment_bytes, schema, objects, segments, parts)
     }
 
     /// Numbers the rows, checks everything, computes the digest. No parts: all segments are one.

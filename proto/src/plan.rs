@@ -121,10 +121,8 @@ impl Order {
     /// prefetch must know. Ends with the epoch. A mix that reads a part more than once names its segments as
     /// often.
     pub fn segments_from(&self, from: u64) -> Vec<u32> {
-        match &self.kind {
-            OrderKind::One(sequence) => sequence.segments_from(from).map(|(_, s)| s).collect(),
-            OrderKind::Mix(mix) => mix.segments_from(from),
-        }
+        let spans = self.spans().into_iter().filter(|(_, span)| span.end > from);
+        spans.map(|(segment, _)| segment).collect()
     }
 
     /// Which segments are read between which positions, in the order in which they are first needed: every

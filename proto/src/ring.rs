@@ -62,16 +62,6 @@ impl<'a> Ring<'a> {
     }
 }
 
-/// The indices of `nodes` in falling order of claim on `segment`, see [`Ring::ranked`].
-pub fn ranked(nodes: &[v1::Node], segment: SegmentId) -> Vec<usize> {
-    Ring::new(nodes).ranked(segment)
-}
-
-/// The index of the segment's owner; `None` without nodes.
-pub fn owner(nodes: &[v1::Node], segment: SegmentId) -> Option<usize> {
-    Ring::new(nodes).owner(segment)
-}
-
 /// How much more than its share of a dataset a node may own.
 const SLACK: f64 = 1.05;
 
@@ -221,6 +211,14 @@ pub fn is_under(uri: &str, root: &str) -> bool {
 mod tests {
     use super::*;
     use crate::manifest::Digest;
+
+    fn ranked(nodes: &[v1::Node], segment: SegmentId) -> Vec<usize> {
+        Ring::new(nodes).ranked(segment)
+    }
+
+    fn owner(nodes: &[v1::Node], segment: SegmentId) -> Option<usize> {
+        Ring::new(nodes).owner(segment)
+    }
 
     fn node(name: &str, weight: f64) -> v1::Node {
         v1::Node { name: name.into(), weight, ..Default::default() }

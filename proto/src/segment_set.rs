@@ -1,5 +1,7 @@
 //! A set of a dataset's segments, by index, and its form on the wire.
 
+use fixedbitset::FixedBitSet;
+
 /// Some of `count` segments: a bit for each, and their number.
 ///
 /// On the wire (`segments` in tickets and loads) bit s is bit `s % 8` of byte `s / 8`, and no bytes mean all
@@ -15,23 +17,18 @@
 /// assert_eq!(SegmentSet::from_wire(&[], 10).len(), 10);
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct SegmentSet {
-    words: Vec<u64>,
-    /// Segments of the dataset.
-    count: u32,
-    len: u32,
-}
+pub struct SegmentSet(FixedBitSet);
 
 impl SegmentSet {
     /// None of `count` segments.
     pub fn new(count: u32) -> Self {
-        Self { words: vec![0; count.div_ceil(64) as usize], count, len: 0 }
+        Self(FixedBitSet::with_capacity(count as usize))
     }
 
     /// All of `count` segments.
     pub fn all(count: u32) -> Self {
-        let mut set = Self { words: vec![u64::MAX; count.div_ceil(64) as usize], count, len: count };
-        set.cut();
+        let mut set = Self::new(count);
+        set.0.insert_range(..);
         set
     }
 
@@ -40,81 +37,50 @@ impl SegmentSet {
         if bytes.is_empty() {
             return Self::all(count);
         }
+        let is_named = |s: &u32| bytes.get(*s as usize / 8).is_some_and(|byte| byte & (1 << (s % 8)) != 0);
         let mut set = Self::new(count);
-        for (word, bytes) in set.words.iter_mut().zip(bytes.chunks(8)) {
-            let mut whole = [0; 8];
-            whole[..bytes.len()].copy_from_slice(bytes);
-            *word = u64::from_le_bytes(whole);
-        }
-        set.cut();
-        set.len = set.words.iter().map(|word| word.count_ones()).sum();
+        set.extend((0..count).filter(is_named));
         set
     }
 
     /// The bytes that name these segments on the wire.
     pub fn to_wire(&self) -> Vec<u8> {
-        if self.len == self.count {
+        if self.0.is_full() {
             return Vec::new();
         }
-        let mut bytes: Vec<u8> = self.words.iter().flat_map(|word| word.to_le_bytes()).collect();
-        bytes.truncate(self.count.div_ceil(8) as usize);
+        let mut bytes = vec![0; self.0.len().div_ceil(8)];
+        self.iter().for_each(|s| bytes[s as usize / 8] |= 1 << (s % 8));
         bytes
     }
 
     /// Adds a segment; false if it was there or the dataset has no such segment.
     pub fn insert(&mut self, segment: u32) -> bool {
-        let is_new = segment < self.count && !self.contains(segment);
-        if is_new {
-            self.words[segment as usize / 64] |= 1 << (segment % 64);
-            self.len += 1;
-        }
-        is_new
-    }
-
-    /// Takes a segment out; false if it was not there.
-    pub fn remove(&mut self, segment: u32) -> bool {
-        let was_there = self.contains(segment);
-        if was_there {
-            self.words[segment as usize / 64] &= !(1 << (segment % 64));
-            self.len -= 1;
-        }
-        was_there
+        (segment as usize) < self.0.len() && !self.0.put(segment as usize)
     }
 
     /// Whether a segment is in the set.
     pub fn contains(&self, segment: u32) -> bool {
-        self.words.get(segment as usize / 64).is_some_and(|word| word & (1 << (segment % 64)) != 0)
+        self.0.contains(segment as usize)
     }
 
     /// Number of segments in the set.
     pub fn len(&self) -> u32 {
-        self.len
+        self.0.count_ones(..) as u32
     }
 
     /// Whether the set has no segment.
     pub fn is_empty(&self) -> bool {
-        self.len == 0
+        self.0.is_clear()
     }
 
     /// The segments, lowest first.
     pub fn iter(&self) -> impl Iterator<Item = u32> + '_ {
-        (0u32..).zip(&self.words).flat_map(|(i, &word)| {
-            let next = |rest: &u64| Some(rest & (rest - 1)).filter(|rest| *rest != 0);
-            let bits = std::iter::successors(Some(word).filter(|word| *word != 0), next);
-            bits.map(move |rest| i * 64 + rest.trailing_zeros())
-        })
+        self.0.ones().map(|segment| segment as u32)
     }
 
     /// Bytes of memory that the set takes.
     pub fn bytes(&self) -> usize {
-        size_of_val(self.words.as_slice())
-    }
-
-    /// Clears the bits past the last segment.
-    fn cut(&mut self) {
-        if let Some(last) = self.words.last_mut().filter(|_| !self.count.is_multiple_of(64)) {
-            *last &= (1 << (self.count % 64)) - 1;
-        }
+        size_of_val(self.0.as_slice())
     }
 }
 
@@ -147,13 +113,10 @@ mod tests {
 
     proptest! {
         #[test]
-        fn it_is_a_set(count in 1u32..300, changes in prop::collection::vec((any::<bool>(), 0u32..320), 0..400)) {
+        fn it_is_a_set(count in 1u32..300, segments in prop::collection::vec(0u32..320, 0..400)) {
             let (mut set, mut model) = (SegmentSet::new(count), BTreeSet::new());
-            for (is_insert, segment) in changes {
-                match is_insert {
-                    true => prop_assert_eq!(set.insert(segment), segment < count && model.insert(segment)),
-                    false => prop_assert_eq!(set.remove(segment), model.remove(&segment)),
-                }
+            for segment in segments {
+                prop_assert_eq!(set.insert(segment), segment < count && model.insert(segment));
                 prop_assert_eq!(set.contains(segment), model.contains(&segment));
             }
             prop_assert_eq!((set.len() as usize, set.is_empty()), (model.len(), model.is_empty()));

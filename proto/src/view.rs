@@ -3,39 +3,21 @@
 
 use crate::error::{Error, Result};
 use crate::manifest::{BLOCK_MAX, Manifest, Object, Part, Segment};
-use crate::v1;
+use crate::v1::split::{Rows, Shares};
 use std::fmt;
+
+pub use crate::v1::MixPart;
+pub use crate::v1::split::By as Split;
 
 /// Datasets that a mix may have.
 pub const PARTS_MAX: usize = 100;
-
-/// A stretch of a dataset's rows in file order, from included, to excluded.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Split {
-    /// By row numbers.
-    Rows(u64, u64),
-    /// By shares of the rows, 0 to 1. The row at which a share begins is its product with the rows, rounded
-    /// down, so that `0:0.9` and `0.9:1` are disjoint and complete.
-    Shares(f64, f64),
-}
-
-/// One dataset of a mix.
-#[derive(Debug, Clone, PartialEq)]
-pub struct MixPart {
-    /// All Parquet objects under this URI, or the one object that it names.
-    pub uri: String,
-    /// Its share of the samples, relative to the other parts'.
-    pub share: f64,
-    /// Only these rows of it.
-    pub split: Option<Split>,
-}
 
 impl Split {
     /// The rows of a dataset of `rows` rows; `Invalid` if the split does not fit it.
     pub fn of(&self, rows: u64) -> Result<std::ops::Range<u64>> {
         let (from, to) = match *self {
-            Split::Rows(from, to) => (from, to),
-            Split::Shares(from, to) => {
+            Split::Rows(Rows { from, to }) => (from, to),
+            Split::Shares(Shares { from, to }) => {
                 if !(0.0..=1.0).contains(&from) || !(0.0..=1.0).contains(&to) {
                     return Err(Error::invalid(format!("split {self}: shares are 0 to 1")));
                 }
@@ -53,8 +35,8 @@ impl Split {
 impl fmt::Display for Split {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Split::Rows(from, to) => write!(f, "{from}:{to}"),
-            Split::Shares(from, to) => {
+            Split::Rows(Rows { from, to }) => write!(f, "{from}:{to}"),
+            Split::Shares(Shares { from, to }) => {
                 // With a point in any case, and without an exponent.
                 let digits = |share: &f64| if share.fract() == 0.0 { 1 } else { share.to_string().len() - 2 };
                 write!(f, "{from:.0$}:{to:.1$}", digits(from), digits(to))
@@ -77,10 +59,10 @@ impl std::str::FromStr for Split {
         let (from, to) = s.split_once(':').ok_or_else(bad)?;
         if !s.contains(['.', '%']) {
             let (from, to) = (from.parse().map_err(|_| bad())?, to.parse().map_err(|_| bad())?);
-            return if from <= to { Ok(Split::Rows(from, to)) } else { Err(bad()) };
+            return if from <= to { Ok(Split::Rows(Rows { from, to })) } else { Err(bad()) };
         }
         let (from, to) = (share(from).ok_or_else(bad)?, share(to).ok_or_else(bad)?);
-        if from <= to { Ok(Split::Shares(from, to)) } else { Err(bad()) }
+        if from <= to { Ok(Split::Shares(Shares { from, to })) } else { Err(bad()) }
     }
 }
 
@@ -176,41 +158,20 @@ fn slots(shares: &[f64]) -> Result<Vec<u32>> {
     Ok(slots)
 }
 
-impl From<Split> for v1::Split {
-    fn from(s: Split) -> Self {
-        use v1::split::{By, Rows, Shares};
-        let by = match s {
-            Split::Rows(from, to) => By::Rows(Rows { from, to }),
-            Split::Shares(from, to) => By::Shares(Shares { from, to }),
-        };
-        v1::Split { by: Some(by) }
-    }
-}
-
-impl From<MixPart> for v1::MixPart {
-    fn from(p: MixPart) -> Self {
-        Self { uri: p.uri, share: p.share, split: p.split.map(Into::into) }
-    }
-}
-
-impl TryFrom<v1::Split> for Split {
-    type Error = Error;
-
-    fn try_from(s: v1::Split) -> Result<Self> {
-        use v1::split::By;
-        match s.by {
-            Some(By::Rows(r)) => Ok(Split::Rows(r.from, r.to)),
-            Some(By::Shares(r)) => Ok(Split::Shares(r.from, r.to)),
-            None => Err(Error::invalid("a split says neither rows nor shares")),
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::manifest::SegmentSize;
     use crate::plan::{Order, Shuffle};
+    use crate::v1;
+
+    fn rows(from: u64, to: u64) -> Split {
+        Split::Rows(Rows { from, to })
+    }
+
+    fn shares(from: f64, to: f64) -> Split {
+        Split::Shares(Shares { from, to })
+    }
 
     fn dataset(uri: &str, rows: &[u64]) -> Manifest {
         let size = |&rows| SegmentSize { object: 0, row_groups: 2, rows, decoded_bytes: rows * 8 };
@@ -221,7 +182,7 @@ mod tests {
     #[test]
     fn splits_are_disjoint_and_complete() {
         let whole = dataset("s3://b/a", &[10, 7, 20]);
-        let (train, test) = (Split::Shares(0.0, 0.4), Split::Shares(0.4, 1.0));
+        let (train, test) = (shares(0.0, 0.4), shares(0.4, 1.0));
         let (a, b) = (whole.split(&train).unwrap(), whole.split(&test).unwrap());
         assert_eq!((a.rows(), b.rows()), (14, 23));
         let places = |m: &Manifest| {
@@ -235,9 +196,9 @@ mod tests {
         for m in [&a, &b] {
             assert_eq!(&Manifest::try_from(v1::Manifest::from(m)).unwrap(), m);
         }
-        assert_eq!(whole.split(&Split::Rows(0, 37)).unwrap().digest(), whole.digest());
-        assert!(whole.split(&Split::Rows(5, 38)).is_err());
-        assert_eq!(whole.split(&Split::Rows(5, 5)).unwrap().rows(), 0);
+        assert_eq!(whole.split(&rows(0, 37)).unwrap().digest(), whole.digest());
+        assert!(whole.split(&rows(5, 38)).is_err());
+        assert_eq!(whole.split(&rows(5, 5)).unwrap().rows(), 0);
     }
 
     #[test]
@@ -259,7 +220,7 @@ mod tests {
             assert!((0..order.len()).all(|position| order.at(position).is_some()));
         }
         assert!(Manifest::mix(&[(a.clone(), 0.0)]).is_err());
-        let nothing = a.split(&Split::Rows(3, 3)).unwrap();
+        let nothing = a.split(&rows(3, 3)).unwrap();
         assert!(Manifest::mix(&[(a, 1.0), (nothing, 1.0)]).unwrap_err().message.contains("no rows"));
     }
 
@@ -275,11 +236,11 @@ mod tests {
 
     #[test]
     fn splits_are_read() {
-        assert_eq!("0:0.9".parse::<Split>().unwrap(), Split::Shares(0.0, 0.9));
-        assert_eq!("0:1".parse::<Split>().unwrap(), Split::Rows(0, 1));
-        assert_eq!("0:1.0".parse::<Split>().unwrap(), Split::Shares(0.0, 1.0));
-        assert_eq!("90%:100%".parse::<Split>().unwrap(), Split::Shares(0.9, 1.0));
-        assert_eq!("10:500".parse::<Split>().unwrap(), Split::Rows(10, 500));
+        assert_eq!("0:0.9".parse::<Split>().unwrap(), shares(0.0, 0.9));
+        assert_eq!("0:1".parse::<Split>().unwrap(), rows(0, 1));
+        assert_eq!("0:1.0".parse::<Split>().unwrap(), shares(0.0, 1.0));
+        assert_eq!("90%:100%".parse::<Split>().unwrap(), shares(0.9, 1.0));
+        assert_eq!("10:500".parse::<Split>().unwrap(), rows(10, 500));
         for bad in ["", "5", "0.5:0.1", "a:b", "0:1.5", "-1:1", "2:1", "0:101%"] {
             assert!(bad.parse::<Split>().is_err(), "{bad}");
         }
@@ -287,13 +248,7 @@ mod tests {
 
     #[test]
     fn splits_are_read_as_they_are_printed() {
-        let splits = [
-            Split::Rows(0, 0),
-            Split::Rows(0, 1),
-            Split::Rows(7, 1 << 40),
-            Split::Shares(0.0, 1.0),
-            Split::Shares(1e-9, 2.5e-7),
-        ];
+        let splits = [rows(0, 0), rows(0, 1), rows(7, 1 << 40), shares(0.0, 1.0), shares(1e-9, 2.5e-7)];
         for split in splits {
             assert_eq!(split.to_string().parse::<Split>().unwrap(), split);
         }

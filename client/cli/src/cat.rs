@@ -7,23 +7,21 @@
 mod jsonl;
 mod rows;
 
-use crate::dataset_args::DatasetArgs;
 use crate::failure::Failure;
 use crate::output::Out;
-use arrow::array::RecordBatch;
-use arrow::datatypes::SchemaRef;
+use arrow::record_batch::RecordBatchWriter;
 use arrow_ipc::writer::StreamWriter;
 use clap::{Args, ValueEnum};
-use forebay_client::Dataset;
 use forebay_client::args::AccessArgs;
+use forebay_client::{Dataset, DatasetSpec};
 use forebay_proto::{Error, Result as Outcome};
-use std::io::Write;
+use futures::TryStreamExt;
 use std::sync::Arc;
 
 #[derive(Debug, Args)]
 pub(crate) struct Cat {
     #[command(flatten)]
-    dataset: DatasetArgs,
+    dataset: DatasetSpec,
     #[command(flatten)]
     access: AccessArgs,
     /// How to write rows
@@ -44,62 +42,40 @@ enum Format {
 
 impl Cat {
     pub(crate) async fn run(self, out: Out<'_>) -> Result<(), Failure> {
-        let dataset = Dataset::open(&self.access.access()?, &self.dataset.spec()).await?;
+        let dataset = Dataset::open(&self.access.access()?, &self.dataset).await?;
         let order = as_asked(&dataset, self.dataset.columns.as_deref())?;
-        let schema = Arc::new(dataset.projected_schema().project(&order).map_err(not_projected)?);
-        let mut printer = Printer::new(self.format, out, &schema)?;
-        if self.limit != Some(0) {
-            let mut rows = rows::Rows::start(&dataset, self.limit.unwrap_or(0)).await?;
-            while let Some(batch) = rows.next().await? {
-                printer.print(&batch.project(&order).map_err(not_projected)?)?;
-            }
+        let schema = Arc::new(dataset.projected_schema.project(&order).map_err(not_projected)?);
+        match self.format {
+            Format::Arrow => print(&dataset, &order, self.limit, StreamWriter::try_new(out, &schema)?).await,
+            Format::Jsonl => print(&dataset, &order, self.limit, jsonl::Lines::new(out)).await,
         }
-        printer.finish()
     }
+}
+
+async fn print(
+    dataset: &Dataset,
+    order: &[usize],
+    limit: Option<u64>,
+    mut writer: impl RecordBatchWriter,
+) -> Result<(), Failure> {
+    if limit != Some(0) {
+        let mut rows = rows::read(dataset, limit.unwrap_or(0)).await?;
+        while let Some(batch) = rows.try_next().await? {
+            writer.write(&batch.project(order).map_err(not_projected)?)?;
+        }
+    }
+    Ok(writer.close()?)
 }
 
 /// For each column that was asked for, its index in the projected schema (which is in the dataset's order).
 fn as_asked(dataset: &Dataset, columns: Option<&[String]>) -> Outcome<Vec<usize>> {
-    let schema = dataset.projected_schema();
+    let schema = &dataset.projected_schema;
     match columns {
         None => Ok((0..schema.fields().len()).collect()),
-        Some(names) => {
-            let index = |name: &String| {
-                schema.index_of(name).map_err(|_| Error::invalid(format!("no column `{name}` to print")))
-            };
-            names.iter().map(index).collect()
-        }
+        Some(names) => names.iter().map(|name| schema.index_of(name).map_err(not_projected)).collect(),
     }
 }
 
 fn not_projected(e: arrow::error::ArrowError) -> Error {
     Error::corrupt(format!("the rows that came do not fit the dataset's schema: {e}"))
-}
-
-enum Printer<W: Write> {
-    Arrow(StreamWriter<W>),
-    Jsonl(jsonl::Lines<W>),
-}
-
-impl<W: Write> Printer<W> {
-    fn new(format: Format, out: W, schema: &SchemaRef) -> Result<Self, Failure> {
-        Ok(match format {
-            Format::Arrow => Printer::Arrow(StreamWriter::try_new(out, schema)?),
-            Format::Jsonl => Printer::Jsonl(jsonl::Lines::new(out)),
-        })
-    }
-
-    fn print(&mut self, batch: &RecordBatch) -> Result<(), Failure> {
-        match self {
-            Printer::Arrow(w) => Ok(w.write(batch)?),
-            Printer::Jsonl(w) => Ok(w.write(batch)?),
-        }
-    }
-
-    fn finish(self) -> Result<(), Failure> {
-        match self {
-            Printer::Arrow(mut w) => Ok(w.finish()?),
-            Printer::Jsonl(w) => Ok(w.finish()?),
-        }
-    }
 }

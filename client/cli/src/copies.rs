@@ -2,70 +2,59 @@
 
 use crate::figures;
 use forebay_client::survey::Surveyed;
-use forebay_proto::manifest::Digest;
+use forebay_proto::v1::DatasetStatus;
 use serde::Serialize;
 use std::collections::BTreeMap;
 
 /// What all nodes that answer hold of one dataset version together.
 #[derive(Debug, Serialize)]
-pub(crate) struct Copies<'a> {
-    uri: &'a str,
-    digest: String,
-    rows: u64,
-    segments: u64,
-    /// Of each segment.
-    replicas: u32,
+pub(crate) struct Copies {
+    #[serde(flatten)]
+    dataset: DatasetStatus,
     copies_wanted: u64,
     copies_held: u64,
-    /// Segments that their owners hold.
-    segments_owned: u64,
 }
 
 /// Of each dataset that a node knows, by URI and digest.
-pub(crate) fn of(nodes: &[Surveyed]) -> Vec<Copies<'_>> {
-    let mut all: BTreeMap<(&str, &[u8]), Copies<'_>> = BTreeMap::new();
+pub(crate) fn of(nodes: &[Surveyed]) -> Vec<Copies> {
+    let mut all: BTreeMap<(&str, &[u8]), DatasetStatus> = BTreeMap::new();
     for d in nodes.iter().flat_map(|n| &n.status).flat_map(|s| &s.datasets) {
-        let entry = all.entry((&d.uri, &d.digest)).or_insert_with(|| Copies {
-            uri: &d.uri,
-            digest: Digest::from_bytes(&d.digest).map(|d| d.to_string()).unwrap_or_default(),
-            rows: d.rows,
-            segments: d.segments,
-            replicas: 1,
-            copies_wanted: 0,
-            copies_held: 0,
-            segments_owned: 0,
-        });
+        let none = || DatasetStatus { replicas: 1, segments_held: 0, segments_owned: 0, ..d.clone() };
+        let sum = all.entry((&d.uri, &d.digest)).or_insert_with(none);
         // A node may not have heard of a change yet.
-        entry.replicas = entry.replicas.max(d.replicas);
-        entry.copies_held += d.segments_held;
-        entry.segments_owned += d.segments_owned;
+        sum.replicas = sum.replicas.max(d.replicas);
+        sum.segments_held += d.segments_held;
+        sum.segments_owned += d.segments_owned;
     }
     let takers = nodes.iter().filter(|n| n.node.weight > 0.0).count() as u64;
-    let mut all: Vec<_> = all.into_values().collect();
-    all.iter_mut().for_each(|c| c.copies_wanted = c.segments * u64::from(c.replicas).min(takers));
-    all
+    let copies = |dataset: DatasetStatus| Copies {
+        copies_wanted: dataset.segments * u64::from(dataset.replicas).min(takers),
+        copies_held: dataset.segments_held,
+        dataset,
+    };
+    all.into_values().map(copies).collect()
 }
 
 /// A line for each dataset; nothing without any.
-pub(crate) fn table(copies: &[Copies<'_>]) -> String {
+pub(crate) fn table(copies: &[Copies]) -> String {
     if copies.is_empty() {
         return String::new();
     }
     let header = ["dataset", "rows", "segments", "replicas", "copies held", "digest"];
     let mut table = figures::table(&header, &[1, 2, 3, 4]);
-    for c in copies {
+    for Copies { dataset: d, copies_wanted, copies_held } in copies {
         let [rows, segments, held, wanted] =
-            [c.rows, c.segments, c.copies_held, c.copies_wanted].map(figures::count);
-        let held = format!("{held} of {wanted}");
-        table.add_row([c.uri.to_owned(), rows, segments, c.replicas.to_string(), held, c.digest.clone()]);
+            [d.rows, d.segments, *copies_held, *copies_wanted].map(figures::count);
+        let (held, digest) = (format!("{held} of {wanted}"), figures::digest(&d.digest));
+        table.add_row([d.uri.clone(), rows, segments, d.replicas.to_string(), held, digest]);
     }
-    table.to_string().lines().fold("\n".to_owned(), |text, line| text + line.trim_end() + "\n")
+    format!("\n{}\n", table.trim_fmt())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use forebay_proto::v1::{DatasetStatus, Node, StatusReply};
+    use forebay_proto::v1::{Node, StatusReply};
 
     #[test]
     fn copies_of_all_nodes_together() {

@@ -8,7 +8,7 @@ use clap::Args;
 use forebay_client::args::EndpointArgs;
 use forebay_client::{Node, survey};
 use forebay_proto::v1;
-use serde::Serialize;
+use serde_json::json;
 
 #[derive(Debug, Args)]
 pub(crate) struct Drain {
@@ -21,37 +21,31 @@ pub(crate) struct Drain {
     json: bool,
 }
 
-#[derive(Serialize)]
-struct DrainReport<'a> {
-    node: &'a str,
-    draining: bool,
-    streams_ended: u64,
-    streams_left: u64,
-}
-
 impl Drain {
     /// Drains it, or brings it back.
     pub(crate) async fn run(self, out: Out<'_>, undo: bool) -> Result<(), Failure> {
         let node = self.find().await?;
-        let reply = node.client().drain(v1::DrainRequest { undo }).await.map_err(|s| node.error(s))?;
-        let v1::DrainReply { streams_ended, streams_left } = reply.into_inner();
+        let reply = node.reply(node.client().drain(v1::DrainRequest { undo })).await?;
+        let v1::DrainReply { streams_ended, streams_left } = reply;
         if self.json {
-            let answer = DrainReport { node: &self.node, draining: !undo, streams_ended, streams_left };
-            return write_json(out, &answer);
+            let report = json!({
+                "node": self.node,
+                "draining": !undo,
+                "streams_ended": streams_ended,
+                "streams_left": streams_left,
+            });
+            return write_json(out, &report);
         }
+        let sent = figures::of(streams_ended, "stream");
         match (undo, streams_left) {
             (true, _) => writeln!(out, "{}: back in service", self.node)?,
-            (false, 0) => writeln!(
-                out,
-                "{}: drained, {} sent to other nodes; it may be stopped",
-                self.node,
-                figures::of(streams_ended, "stream")
-            )?,
+            (false, 0) => {
+                writeln!(out, "{}: drained, {sent} sent to other nodes; it may be stopped", self.node)?;
+            }
             (false, left) => writeln!(
                 out,
-                "{}: out of the topology, {} sent to other nodes; {} of readers that stand still left",
+                "{}: out of the topology, {sent} sent to other nodes; {} of readers that stand still left",
                 self.node,
-                figures::of(streams_ended, "stream"),
                 figures::of(left, "stream")
             )?,
         }

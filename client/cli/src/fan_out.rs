@@ -3,11 +3,10 @@
 use crate::failure::Failure;
 use crate::figures;
 use forebay_client::Node;
+use forebay_client::survey::ask_each;
 use forebay_proto::{Error, Kind, Result, v1};
-use futures::future::join_all;
 use serde::Serialize;
 use std::time::Duration;
-use tokio::time::timeout;
 
 /// How long a node of several may take.
 const LIMIT: Duration = Duration::from_secs(30);
@@ -22,13 +21,6 @@ pub(crate) struct FailedNode {
     kind: Kind,
 }
 
-/// What the nodes answered, and which did not.
-#[derive(Debug)]
-pub(crate) struct FanOut<T> {
-    pub replies: Vec<T>,
-    pub failed: Vec<FailedNode>,
-}
-
 impl FailedNode {
     pub fn new(node: &v1::Node, e: &Error) -> Self {
         let (name, address) = (node.name.clone(), node.address.clone());
@@ -36,27 +28,19 @@ impl FailedNode {
     }
 }
 
-impl<T> FanOut<T> {
-    /// Asks every node of the topology.
-    pub async fn ask<F: Future<Output = Result<T>>>(
-        topology: &v1::Topology,
-        call: impl Fn(Node) -> F,
-    ) -> Self {
-        let call = &call;
-        let asked = join_all(topology.nodes.iter().map(|node| async move {
-            let late = || Error::retry(format!("{} did not answer in {} s", node.address, LIMIT.as_secs()));
-            let reply = async { call(Node::new(&node.address)?).await };
-            timeout(LIMIT, reply).await.unwrap_or_else(|_| Err(late())).map_err(|e| FailedNode::new(node, &e))
-        }));
-        let mut all = Self { replies: Vec::new(), failed: Vec::new() };
-        for reply in asked.await {
-            match reply {
-                Ok(reply) => all.replies.push(reply),
-                Err(failed) => all.failed.push(failed),
-            }
+/// Asks every node of the topology: what the nodes answered, and which did not.
+pub(crate) async fn ask_all<T, F: Future<Output = Result<T>>>(
+    topology: &v1::Topology,
+    call: impl Fn(Node) -> F,
+) -> (Vec<T>, Vec<FailedNode>) {
+    let (mut replies, mut failed) = (Vec::new(), Vec::new());
+    for (node, reply) in ask_each(topology, LIMIT, call).await {
+        match reply {
+            Ok(reply) => replies.push(reply),
+            Err(e) => failed.push(FailedNode::new(&node, &e)),
         }
-        all
     }
+    (replies, failed)
 }
 
 /// An error if some nodes failed: how many did `what`, and why the others did not.
@@ -89,7 +73,7 @@ mod tests {
     async fn a_dead_node_keeps_no_other_from_its_part() {
         let asked = &AtomicUsize::new(0);
         let three = topology(3);
-        let all = FanOut::ask(&three, |node: Node| async move {
+        let (replies, failed) = ask_all(&three, |node: Node| async move {
             asked.fetch_add(1, Relaxed);
             match node.url() {
                 "http://n0:1" => Err(Error::retry("n0 is gone")),
@@ -98,12 +82,10 @@ mod tests {
         })
         .await;
         assert_eq!(
-            (asked.load(Relaxed), &all.replies[..]),
+            (asked.load(Relaxed), &replies[..]),
             (3, &["http://n1:1".into(), "http://n2:1".into()][..])
         );
-        let Err(Failure::Error(e)) = check("freed", all.replies.len(), &all.failed) else {
-            panic!("no error")
-        };
+        let Err(Failure::Error(e)) = check("freed", replies.len(), &failed) else { panic!("no error") };
         assert!(e.message.starts_with("freed on 2 of 3 nodes; run the command again"), "{e}");
         assert!(e.message.ends_with("(n0: n0 is gone)"), "{e}");
         assert!(check("freed", 3, &[]).is_ok());
@@ -113,11 +95,12 @@ mod tests {
     async fn nodes_are_asked_at_the_same_time() {
         let meeting = &tokio::sync::Barrier::new(3);
         let three = topology(3);
-        let all = FanOut::ask(&three, |_| async move {
+        let all = ask_all(&three, |_| async move {
             meeting.wait().await;
             Ok(())
         });
-        let all = timeout(Duration::from_secs(20), all).await.expect("one waits for the other");
-        assert_eq!((all.replies.len(), all.failed.len()), (3, 0));
+        let all = tokio::time::timeout(Duration::from_secs(20), all);
+        let (replies, failed) = all.await.expect("one waits for the other");
+        assert_eq!((replies.len(), failed.len()), (3, 0));
     }
 }

@@ -1,6 +1,8 @@
 //! Numbers for people: decimal units, thousands apart. Programs get exact ones, by `--json`.
 
 use comfy_table::{CellAlignment, Table, presets};
+use forebay_proto::manifest::Digest;
+use indicatif::HumanCount;
 
 /// `12.3 MB`, decimal.
 pub(crate) fn bytes(n: u64) -> String {
@@ -21,15 +23,7 @@ pub(crate) fn bytes(n: u64) -> String {
 
 /// `60,000`.
 pub(crate) fn count(n: u64) -> String {
-    let digits = n.to_string();
-    let mut out = String::with_capacity(digits.len() * 4 / 3 + 1);
-    for (i, c) in digits.chars().enumerate() {
-        if i > 0 && (digits.len() - i).is_multiple_of(3) {
-            out.push(',');
-        }
-        out.push(c);
-    }
-    out
+    HumanCount(n).to_string()
 }
 
 /// `1 segment`, `3 segments`.
@@ -51,6 +45,11 @@ pub(crate) fn duration(seconds: u64) -> String {
         (0, _, _) => format!("{h} h {min} min"),
         _ => format!("{d} d {h} h"),
     }
+}
+
+/// A digest's hex digits; empty if the node sent none.
+pub(crate) fn digest(bytes: &[u8]) -> String {
+    Digest::from_bytes(bytes).map(|d| d.to_string()).unwrap_or_default()
 }
 
 /// An amount per second; 0 when no time passed.

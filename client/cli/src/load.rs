@@ -1,21 +1,20 @@
 //! `forebay load`: fill the cache with a dataset, each node with what it owns, and show how far it is.
 
-use crate::dataset_args::DatasetArgs;
 use crate::failure::Failure;
 use crate::fan_out::{FailedNode, check};
 use crate::figures;
 use crate::output::{Out, write_json};
 use clap::Args;
 use forebay_client::args::EndpointArgs;
-use forebay_client::{Access, Dataset, Endpoints, Node, survey};
+use forebay_client::survey::ask_each;
+use forebay_client::{Access, Dataset, DatasetSpec, Endpoints, Node, survey};
 use forebay_proto::ring::{Balance, Ring};
 use forebay_proto::{Error, Result, SegmentSet, v1};
-use futures::future::join_all;
 use futures::stream::select_all;
 use futures::{StreamExt, TryFutureExt, TryStreamExt};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
-use std::io::{IsTerminal, Write};
+use std::io::Write;
 use std::time::{Duration, Instant};
 
 /// Plain progress lines come no faster than this.
@@ -27,7 +26,7 @@ const ALIVE: Duration = Duration::from_secs(3);
 #[derive(Debug, Args)]
 pub(crate) struct Load {
     #[command(flatten)]
-    dataset: DatasetArgs,
+    dataset: DatasetSpec,
     #[command(flatten)]
     endpoint: EndpointArgs,
     /// Answer in JSON, when done
@@ -39,11 +38,8 @@ pub(crate) struct Load {
 struct LoadReport<'a> {
     uri: &'a str,
     seconds: f64,
-    segments_total: u64,
-    segments_held: u64,
-    decoded_bytes_total: u64,
-    decoded_bytes_held: u64,
-    s3_bytes: u64,
+    #[serde(flatten)]
+    progress: v1::LoadProgress,
     failed: Vec<FailedNode>,
 }
 
@@ -54,20 +50,12 @@ struct Share {
     segments: SegmentSet,
 }
 
-/// How a load ended.
-struct Loaded {
-    /// Of all nodes together.
-    progress: v1::LoadProgress,
-    nodes: usize,
-    failed: Vec<FailedNode>,
-}
-
 impl Load {
     pub(crate) async fn run(self, out: Out<'_>) -> Result<(), Failure> {
         let started = Instant::now();
         let mut shown = Progress::new();
-        let Loaded { progress: last, nodes, failed } = self.fill(&mut shown).await?;
-        shown.done();
+        let (last, nodes, failed) = self.fill(&mut shown).await?;
+        shown.bar.finish_and_clear();
         let uri = self.dataset.uri.as_str();
         let done = check("loaded", nodes - failed.len(), &failed);
         if done.is_ok() && last.segments_held < last.segments_total {
@@ -79,17 +67,7 @@ impl Load {
         }
         let seconds = started.elapsed().as_secs_f64();
         if self.json && failed.len() < nodes {
-            let report = LoadReport {
-                uri,
-                seconds,
-                segments_total: last.segments_total,
-                segments_held: last.segments_held,
-                decoded_bytes_total: last.decoded_bytes_total,
-                decoded_bytes_held: last.decoded_bytes_held,
-                s3_bytes: last.s3_bytes,
-                failed,
-            };
-            write_json(out, &report)?;
+            write_json(out, &LoadReport { uri, seconds, progress: last, failed })?;
             return done;
         }
         done?;
@@ -104,18 +82,19 @@ impl Load {
     }
 
     /// Has each node fill its share, all at once. A node that fails keeps no other from filling its own.
-    async fn fill(&self, shown: &mut Progress) -> Result<Loaded> {
+    /// What all of them hold then, how many they were, and those that failed.
+    async fn fill(&self, shown: &mut Progress) -> Result<(v1::LoadProgress, usize, Vec<FailedNode>)> {
         let endpoints = self.endpoint.endpoints()?;
         let shares = self.shares(&endpoints).await?;
         let streams = shares.iter().enumerate().map(|(i, share)| {
             let request = v1::LoadRequest {
-                dataset: Some(self.dataset.spec().to_wire()),
+                dataset: Some(self.dataset.to_wire()),
                 columns: self.dataset.columns.clone().unwrap_or_default(),
                 segments: share.segments.to_wire().into(),
             };
             let node = share.client.clone();
             let opened = async move {
-                let stream = node.client().load(request).await.map_err(|s| node.error(s))?.into_inner();
+                let stream = node.reply(node.client().load(request)).await?;
                 Ok::<_, Error>(stream.map_err(move |s| node.error(s)))
             };
             opened.try_flatten_stream().map(move |progress| (i, progress)).boxed()
@@ -131,7 +110,7 @@ impl Load {
                 Err(e) => failed.push(FailedNode::new(&shares[i].node, &e)),
             }
         }
-        Ok(Loaded { progress: sum(&parts), nodes: shares.len(), failed })
+        Ok((sum(&parts), shares.len(), failed))
     }
 
     /// The nodes that answer, and the segments that each is to fill: those that it owns when the others are
@@ -143,25 +122,26 @@ impl Load {
             let client = endpoints.answering().await?;
             return Ok(vec![Share { node, client, segments: SegmentSet::all(0) }]);
         }
-        let alive = join_all(topology.nodes.iter().map(|node| async {
-            let node = Node::new(&node.address)?;
-            Ok(node.is_serving(ALIVE).await.then_some(node))
-        }));
-        let alive = alive.await.into_iter().collect::<Result<Vec<_>>>()?;
-        let mut alive = alive.into_iter();
-        let mut clients = Vec::new();
-        topology.nodes.retain(|_| alive.next().flatten().map(|client| clients.push(client)).is_some());
-        let dataset = Dataset::open(&Access::Endpoint(endpoints.clone()), &self.dataset.spec()).await?;
-        let manifest = dataset.manifest();
+        let is_alive = |node: Node| async move { Ok(node.is_serving(ALIVE).await.then_some(node)) };
+        let alive = ask_each(&topology, Duration::MAX, is_alive).await;
+        let (mut nodes, mut clients) = (Vec::new(), Vec::new());
+        for (node, client) in alive {
+            if let Some(client) = client? {
+                nodes.push(node);
+                clients.push(client);
+            }
+        }
+        let dataset = Dataset::open(&Access::Endpoint(endpoints.clone()), &self.dataset).await?;
+        let manifest = &dataset.manifest;
         let count = manifest.segments().len() as u32;
         let mut owned = vec![SegmentSet::new(count); clients.len()];
-        let (ring, balance) = (Ring::new(&topology.nodes), Balance::of(&topology.nodes, [&**manifest]));
+        let (ring, balance) = (Ring::new(&nodes), Balance::of(&nodes, [&**manifest]));
         for segment in 0..count {
             if let Some(owner) = balance.owner(&ring, manifest.segment_id(segment)?) {
                 owned[owner].insert(segment);
             }
         }
-        let shares = topology.nodes.into_iter().zip(clients).zip(owned);
+        let shares = nodes.into_iter().zip(clients).zip(owned);
         let shares = shares.map(|((node, client), segments)| Share { node, client, segments });
         Ok(shares.filter(|share| !share.segments.is_empty()).collect())
     }
@@ -178,41 +158,28 @@ fn sum(parts: &[v1::LoadProgress]) -> v1::LoadProgress {
 }
 
 /// A bar on a terminal, a line now and then elsewhere; both on standard error.
-enum Progress {
-    Bar(ProgressBar),
-    Lines(Option<Instant>),
+struct Progress {
+    bar: ProgressBar,
+    /// The time of the last line.
+    line: Option<Instant>,
 }
 
 impl Progress {
     fn new() -> Self {
-        if !std::io::stderr().is_terminal() {
-            return Progress::Lines(None);
-        }
-        let bar = ProgressBar::new(0);
         let style = "{bar:40} {percent:>3} %  {msg}  {elapsed} (eta {eta})";
-        bar.set_style(ProgressStyle::with_template(style).unwrap_or_else(|_| ProgressStyle::default_bar()));
-        Progress::Bar(bar)
+        let style = ProgressStyle::with_template(style).unwrap_or_else(|_| ProgressStyle::default_bar());
+        Self { bar: ProgressBar::new(0).with_style(style), line: None }
     }
 
     fn show(&mut self, p: &v1::LoadProgress) {
-        match self {
-            Progress::Bar(bar) => {
-                bar.set_length(p.decoded_bytes_total);
-                bar.set_position(p.decoded_bytes_held);
-                bar.set_message(line(p));
-            }
-            Progress::Lines(last) if last.is_none_or(|at| at.elapsed() >= LINE_EVERY) => {
-                *last = Some(Instant::now());
-                // Progress that nobody reads is no reason to stop.
-                writeln!(std::io::stderr(), "{}", line(p)).ok();
-            }
-            Progress::Lines(_) => {}
-        }
-    }
-
-    fn done(&self) {
-        if let Progress::Bar(bar) = self {
-            bar.finish_and_clear();
+        if !self.bar.is_hidden() {
+            self.bar.set_length(p.decoded_bytes_total);
+            self.bar.set_position(p.decoded_bytes_held);
+            self.bar.set_message(line(p));
+        } else if self.line.is_none_or(|at| at.elapsed() >= LINE_EVERY) {
+            self.line = Some(Instant::now());
+            // Progress that nobody reads is no reason to stop.
+            writeln!(std::io::stderr(), "{}", line(p)).ok();
         }
     }
 }

@@ -6,7 +6,6 @@
 
 mod cat;
 mod copies;
-mod dataset_args;
 mod drain;
 mod epoch;
 mod failure;
@@ -20,6 +19,7 @@ mod output;
 mod pin;
 mod plan;
 mod replicas;
+mod run_args;
 mod status;
 mod top;
 
@@ -27,10 +27,9 @@ use clap::{CommandFactory, Parser, Subcommand};
 use failure::Failure;
 use output::Out;
 use std::io::{BufWriter, Write};
-use std::process::ExitCode;
 
 /// The exit status after Ctrl-C, as shells expect it.
-const INTERRUPTED: u8 = 130;
+const INTERRUPTED: i32 = 130;
 
 /// Forebay: training data from object storage through a cache of decoded Arrow.
 #[derive(Debug, Parser)]
@@ -73,34 +72,29 @@ enum Command {
     Completions { shell: clap_complete::Shell },
 }
 
-/// Runs the command line of this process and says with which status to exit.
-fn main() -> ExitCode {
+/// Runs the command line of this process.
+#[tokio::main]
+async fn main() {
     let cli = Cli::parse();
     let filter = tracing_subscriber::EnvFilter::try_from_default_env();
     let filter = filter.unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("off"));
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
-    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
-        Ok(runtime) => runtime,
-        Err(e) => return report(format_args!("cannot start threads: {e}")),
-    };
-    let status = runtime.block_on(async {
-        // A task of its own: writing to a slow pipe must not keep Ctrl-C from being heard.
-        let command = tokio::spawn(async move {
-            let mut out = BufWriter::with_capacity(1 << 16, std::io::stdout());
-            let done = run(cli.command, &mut out).await;
-            done.and_then(|()| Ok(out.flush()?))
-        });
-        tokio::select! {
-            done = command => match done {
-                Ok(Ok(())) | Ok(Err(Failure::ReaderGone)) => ExitCode::SUCCESS,
-                Ok(Err(Failure::Error(e))) => report(e),
-                Err(e) => report(format_args!("the command broke off: {e}")),
-            },
-            _ = tokio::signal::ctrl_c() => ExitCode::from(INTERRUPTED),
-        }
+    // A task of its own: writing to a slow pipe must not keep Ctrl-C from being heard.
+    let command = tokio::spawn(async move {
+        let mut out = BufWriter::with_capacity(1 << 16, std::io::stdout());
+        let done = run(cli.command, &mut out).await;
+        done.and_then(|()| Ok(out.flush()?))
     });
-    runtime.shutdown_background();
-    status
+    let status = tokio::select! {
+        done = command => match done {
+            Ok(Ok(())) | Ok(Err(Failure::ReaderGone)) => 0,
+            Ok(Err(Failure::Error(e))) => report(e),
+            Err(e) => report(format_args!("the command broke off: {e}")),
+        },
+        _ = tokio::signal::ctrl_c() => INTERRUPTED,
+    };
+    // At once, whatever a thread still waits for: a key, or the reader of a slow pipe.
+    std::process::exit(status)
 }
 
 async fn run(command: Command, out: Out<'_>) -> Result<(), Failure> {
@@ -125,10 +119,11 @@ async fn run(command: Command, out: Out<'_>) -> Result<(), Failure> {
     }
 }
 
-fn report(message: impl std::fmt::Display) -> ExitCode {
+/// Says what went wrong, and with which status to exit.
+fn report(message: impl std::fmt::Display) -> i32 {
     // Standard error may be closed: then there is nobody to tell.
     writeln!(std::io::stderr(), "forebay: error: {message}").ok();
-    ExitCode::FAILURE
+    1
 }
 
 #[cfg(test)]

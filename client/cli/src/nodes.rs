@@ -3,7 +3,7 @@
 use crate::figures;
 use forebay_client::survey::Surveyed;
 use forebay_proto::v1;
-use serde::Serialize;
+use serde_json::{Value, json};
 use std::collections::HashMap;
 use std::time::Instant;
 
@@ -13,42 +13,6 @@ pub(crate) struct Rates {
     last: HashMap<String, (Instant, v1::Counters)>,
     /// By name: bytes served, bytes from the object store.
     rates: HashMap<String, (f64, f64)>,
-}
-
-/// One node for programs.
-#[derive(Serialize)]
-pub(crate) struct NodeReport<'a> {
-    node: &'a str,
-    address: &'a str,
-    zone: &'a str,
-    weight: f64,
-    answers: bool,
-    error: Option<&'a str>,
-    segments_held: u64,
-    cache_bytes_used: u64,
-    cache_bytes_limit: u64,
-    served_bytes_per_s: f64,
-    s3_bytes_per_s: f64,
-    s3_bytes: u64,
-    bytes_served: u64,
-    load: f64,
-    segments_hot: u64,
-    peer_bytes: u64,
-    peer_bytes_served: u64,
-    membership: Option<MembershipReport<'a>>,
-}
-
-/// A node's place in its cluster.
-#[derive(Serialize)]
-pub(crate) struct MembershipReport<'a> {
-    kind: &'static str,
-    registered: bool,
-    draining: bool,
-    revision: u64,
-    nodes: u64,
-    etcd_connected: bool,
-    etcd_silent_s: f64,
-    etcd_error: &'a str,
 }
 
 impl Rates {
@@ -103,14 +67,11 @@ pub(crate) fn table(nodes: &[Surveyed], rates: &Rates) -> String {
     let mut table = figures::table(&header, &[2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12]);
     for n in nodes {
         let (served, fetched) = rates.of(&n.node.name);
-        let (zone, weight) = (n.node.zone.clone(), n.node.weight.to_string());
-        let row = match &n.status {
+        let mut row = vec![n.node.name.clone(), n.node.zone.clone(), n.node.weight.to_string()];
+        match &n.status {
             Ok(s) => {
                 let c = s.counters.unwrap_or_default();
-                vec![
-                    n.node.name.clone(),
-                    zone,
-                    weight,
+                row.extend([
                     format!("{:.0} %", 100.0 * s.load),
                     figures::count(s.segments_held),
                     figures::count(s.segments_hot),
@@ -122,19 +83,16 @@ pub(crate) fn table(nodes: &[Surveyed], rates: &Rates) -> String {
                     figures::bytes(c.peer_bytes),
                     figures::count(c.streams),
                     state(s.membership.as_ref()),
-                ]
+                ]);
             }
             Err(_) => {
-                let mut row = vec![n.node.name.clone(), zone, weight];
                 row.resize(header.len() - 1, "-".to_owned());
                 row.push("does not answer".to_owned());
-                row
             }
-        };
+        }
         table.add_row(row);
     }
-    let lines: Vec<String> = table.to_string().lines().map(|l| l.trim_end().to_owned()).collect();
-    lines.join("\n") + "\n"
+    table.trim_fmt() + "\n"
 }
 
 /// How a node stands to its cluster, in a few words.
@@ -147,53 +105,31 @@ pub(crate) fn state(membership: Option<&v1::MembershipStatus>) -> String {
     }
 }
 
-impl<'a> MembershipReport<'a> {
-    pub(crate) fn of(m: &'a v1::MembershipStatus) -> Self {
-        use v1::membership_status::Kind;
-        let kind = match m.kind() {
-            Kind::Alone => "alone",
-            Kind::Fixed => "fixed",
-            Kind::Etcd => "etcd",
-        };
-        Self {
-            kind,
-            registered: m.registered,
-            draining: m.draining,
-            revision: m.revision,
-            nodes: m.nodes,
-            etcd_connected: m.connected,
-            etcd_silent_s: m.silent_s,
-            etcd_error: &m.error,
-        }
-    }
-}
-
-impl<'a> NodeReport<'a> {
-    pub(crate) fn of(n: &'a Surveyed, rates: &Rates) -> Self {
-        let status = n.status.as_ref().ok();
-        let c = status.and_then(|s| s.counters).unwrap_or_default();
-        let (served_bytes_per_s, s3_bytes_per_s) = rates.of(&n.node.name);
-        Self {
-            node: &n.node.name,
-            address: &n.node.address,
-            zone: &n.node.zone,
-            weight: n.node.weight,
-            answers: status.is_some(),
-            error: n.status.as_ref().err().map(|e| e.message.as_str()),
-            segments_held: status.map_or(0, |s| s.segments_held),
-            cache_bytes_used: status.map_or(0, |s| s.cache_bytes_used),
-            cache_bytes_limit: status.map_or(0, |s| s.cache_bytes_limit),
-            served_bytes_per_s,
-            s3_bytes_per_s,
-            s3_bytes: c.s3_bytes,
-            bytes_served: c.bytes_served,
-            load: status.map_or(0.0, |s| s.load),
-            segments_hot: status.map_or(0, |s| s.segments_hot),
-            peer_bytes: c.peer_bytes,
-            peer_bytes_served: c.peer_bytes_served,
-            membership: status.and_then(|s| s.membership.as_ref()).map(MembershipReport::of),
-        }
-    }
+/// One node for programs.
+pub(crate) fn report(n: &Surveyed, rates: &Rates) -> Value {
+    let s = n.status.clone().unwrap_or_default();
+    let c = s.counters.unwrap_or_default();
+    let (served_bytes_per_s, s3_bytes_per_s) = rates.of(&n.node.name);
+    json!({
+        "node": n.node.name,
+        "address": n.node.address,
+        "zone": n.node.zone,
+        "weight": n.node.weight,
+        "answers": n.status.is_ok(),
+        "error": n.status.as_ref().err().map(|e| &e.message),
+        "segments_held": s.segments_held,
+        "cache_bytes_used": s.cache_bytes_used,
+        "cache_bytes_limit": s.cache_bytes_limit,
+        "served_bytes_per_s": served_bytes_per_s,
+        "s3_bytes_per_s": s3_bytes_per_s,
+        "s3_bytes": c.s3_bytes,
+        "bytes_served": c.bytes_served,
+        "load": s.load,
+        "segments_hot": s.segments_hot,
+        "peer_bytes": c.peer_bytes,
+        "peer_bytes_served": c.peer_bytes_served,
+        "membership": s.membership,
+    })
 }
 
 #[cfg(test)]
@@ -233,7 +169,7 @@ mod tests {
             assert!(lines[1].contains(figure), "{text}");
         }
         assert!(lines[2].ends_with("does not answer"), "{text}");
-        let json = serde_json::to_value(NodeReport::of(&down, &rates)).unwrap();
+        let json = report(&down, &rates);
         assert_eq!((&json["answers"], &json["error"]), (&false.into(), &"gone".into()));
         let silent = v1::MembershipStatus { silent_s: 61.5, ..Default::default() };
         assert_eq!(state(Some(&silent)), "etcd silent for 1 min 1 s");

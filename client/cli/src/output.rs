@@ -11,11 +11,3 @@ pub(crate) fn write_json(out: Out<'_>, value: &impl serde::Serialize) -> Result<
     serde_json::to_writer_pretty(&mut *out, value).map_err(std::io::Error::from)?;
     Ok(writeln!(out)?)
 }
-
-/// Writes a table without the blanks at the ends of its lines.
-pub(crate) fn write_table(out: Out<'_>, table: &comfy_table::Table) -> Result<(), Failure> {
-    for line in table.to_string().lines() {
-        writeln!(out, "{}", line.trim_end())?;
-    }
-    Ok(())
-}

@@ -2,14 +2,14 @@
 //! it go again.
 
 use crate::failure::Failure;
-use crate::fan_out::{FailedNode, FanOut, check};
+use crate::fan_out::{ask_all, check};
 use crate::figures;
 use crate::output::{Out, write_json};
 use clap::Args;
 use forebay_client::args::EndpointArgs;
-use forebay_client::survey;
-use forebay_proto::{Error, Kind, v1};
-use serde::Serialize;
+use forebay_client::{Node, survey};
+use forebay_proto::{Kind, v1};
+use serde_json::json;
 
 #[derive(Debug, Args)]
 pub(crate) struct Pin {
@@ -22,57 +22,33 @@ pub(crate) struct Pin {
     json: bool,
 }
 
-#[derive(Serialize)]
-struct PinReport {
-    uri: String,
-    files: u64,
-    bytes: u64,
-    failed: Vec<FailedNode>,
-}
-
-/// What a node did.
-enum Pinned {
-    Done(v1::PinReply),
-    /// There was nothing to unpin: the node joined after the pin, or was unpinned before.
-    NotThere(Error),
-}
-
 impl Pin {
     /// Pins, or with `pinned` = false unpins.
     pub(crate) async fn run(self, pinned: bool, out: Out<'_>) -> Result<(), Failure> {
         let topology = survey::topology(&self.endpoint.endpoints()?).await?;
         let uri = &self.uri;
-        let FanOut { replies, failed } = FanOut::ask(&topology, |node| async move {
-            let request = v1::PinRequest { uri: uri.clone() };
-            let mut client = node.client();
+        let (replies, failed) = ask_all(&topology, |node: Node| async move {
+            let (request, mut client) = (v1::PinRequest { uri: uri.clone() }, node.client());
             let reply = match pinned {
-                true => client.pin(request).await,
-                false => client.unpin(request).await,
+                true => node.reply(client.pin(request)).await,
+                false => node.reply(client.unpin(request)).await,
             };
-            match reply.map_err(|s| node.error(s)) {
-                Ok(reply) => Ok(Pinned::Done(reply.into_inner())),
-                Err(e) if !pinned && e.kind == Kind::NotFound => Ok(Pinned::NotThere(e)),
-                Err(e) => Err(e),
+            match reply {
+                // There was nothing to unpin: the node joined after the pin, or was unpinned before.
+                Err(e) if !pinned && e.kind == Kind::NotFound => Ok(Err(e)),
+                reply => reply.map(Ok),
             }
         })
         .await;
-        let (mut files, mut bytes, mut had, mut not_there) = (0, 0, false, None);
-        let answered = replies.len();
-        for reply in replies {
-            match reply {
-                Pinned::Done(reply) => {
-                    (files, bytes, had) = (files + reply.files, bytes + reply.bytes, true);
-                }
-                Pinned::NotThere(e) => not_there = Some(e),
-            }
-        }
-        let done = check(if pinned { "pinned" } else { "unpinned" }, answered, &failed);
-        if !had {
+        let done = check(if pinned { "pinned" } else { "unpinned" }, replies.len(), &failed);
+        if replies.iter().all(Result::is_err) {
             done?;
-            return not_there.map_or(Ok(()), |e| Err(e.into()));
+            return Ok(replies.into_iter().next().map_or(Ok(()), |reply| reply.map(drop))?);
         }
+        let files: u64 = replies.iter().flatten().map(|reply| reply.files).sum();
+        let bytes: u64 = replies.iter().flatten().map(|reply| reply.bytes).sum();
         if self.json {
-            write_json(out, &PinReport { uri: self.uri, files, bytes, failed })?;
+            write_json(out, &json!({"uri": uri, "files": files, "bytes": bytes, "failed": failed}))?;
             return done;
         }
         let what = if pinned { "pinned" } else { "no longer pinned" };
@@ -80,7 +56,7 @@ impl Pin {
             0 => "nothing of it is held yet".to_owned(),
             n => format!("{} in {} held", figures::bytes(bytes), figures::of(n, "file")),
         };
-        writeln!(out, "{}: {what}, {held}", self.uri)?;
+        writeln!(out, "{uri}: {what}, {held}")?;
         done
     }
 }

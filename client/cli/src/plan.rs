@@ -3,53 +3,34 @@
 //!
 //! It computes what a loader with the same settings reads; nothing but the dataset's footers is read for it.
 
-use crate::dataset_args::DatasetArgs;
 use crate::failure::Failure;
 use crate::figures;
 use crate::output::{Out, write_json};
+use crate::run_args::RunArgs;
 use clap::Args;
-use forebay_client::Dataset;
 use forebay_client::args::AccessArgs;
-use forebay_client::loader::{Ending, Layout, Shuffle};
+use forebay_client::{Dataset, DatasetSpec};
 use forebay_proto::manifest::Manifest;
 use forebay_proto::plan::Order;
-use forebay_proto::plan::steps::{Cut, Slot, Steps};
+use forebay_proto::plan::steps::{Slot, Steps};
 use forebay_proto::{Error, Result as Outcome};
 use serde::Serialize;
+use serde_json::json;
 
 #[derive(Debug, Args)]
 pub(crate) struct Plan {
     #[command(flatten)]
-    dataset: DatasetArgs,
+    dataset: DatasetSpec,
     #[command(flatten)]
     access: AccessArgs,
-    /// The run's seed
-    #[arg(long, value_name = "SEED", default_value_t = 0)]
-    seed: u64,
+    #[command(flatten)]
+    run: RunArgs,
     /// The epoch, from 0
     #[arg(long, value_name = "N", default_value_t = 0)]
     epoch: u64,
     /// The step of the epoch, from 0
     #[arg(long, value_name = "N", default_value_t = 0)]
     step: u64,
-    /// How rows are shuffled: none, full, or a window of segments as in window(4)
-    #[arg(long, value_name = "HOW", default_value = "window(4)")]
-    shuffle: Shuffle,
-    /// Segments mixed together: the same as --shuffle window(N)
-    #[arg(long, value_name = "N", conflicts_with = "shuffle", value_parser = clap::value_parser!(u32).range(1..))]
-    window: Option<u32>,
-    /// Samples of one step over all ranks
-    #[arg(long, value_name = "SAMPLES", default_value_t = 256)]
-    batch: u64,
-    /// What to do with an epoch's last, incomplete step: drop, pad or exact
-    #[arg(long, value_name = "HOW", default_value = "pad")]
-    ending: Ending,
-    /// Ranks that share each step
-    #[arg(long, value_name = "N", default_value_t = 1)]
-    world: u32,
-    /// Only this rank's rows [default: all ranks']
-    #[arg(long, value_name = "RANK")]
-    rank: Option<u32>,
     /// The epoch's position at which step 0 began: the samples done of the state that the run was resumed
     /// from
     #[arg(long, value_name = "SAMPLES", default_value_t = 0)]
@@ -57,17 +38,6 @@ pub(crate) struct Plan {
     /// Answer in JSON
     #[arg(long)]
     json: bool,
-}
-
-#[derive(Serialize)]
-struct PlanReport {
-    uri: String,
-    digest: String,
-    epoch: u64,
-    step: u64,
-    steps: u64,
-    samples_per_epoch: u64,
-    slots: Vec<SlotReport>,
 }
 
 /// One slot of a rank's batch.
@@ -88,33 +58,23 @@ struct SlotReport {
 
 impl Plan {
     pub(crate) async fn run(self, out: Out<'_>) -> Result<(), Failure> {
-        let (first_position, global_batch, world, ending) =
-            (self.first_position, self.batch, self.world, self.ending);
-        let cut = Cut { first_position, global_batch, world, ending, layout: Layout::default() };
-        cut.check()?;
-        if let Some(rank) = self.rank.filter(|r| *r >= world) {
-            return Err(Error::invalid(format!(
-                "rank {rank} of {world}: ranks count from 0, pass --world too"
-            ))
-            .into());
-        }
-        let dataset = Dataset::open(&self.access.access()?, &self.dataset.spec()).await?;
-        let manifest = dataset.manifest();
-        let shuffle = self.window.map_or(self.shuffle, Shuffle::Window);
-        let order = Order::new(manifest, self.seed, self.epoch, shuffle);
+        let cut = self.run.cut(self.first_position)?;
+        let dataset = Dataset::open(&self.access.access()?, &self.dataset).await?;
+        let manifest = &dataset.manifest;
+        let order = Order::new(manifest, self.run.seed, self.epoch, self.run.shuffle());
         let steps = Steps::new(&order, cut)?;
         let slots = self.slots(manifest, &steps)?;
         if self.json {
-            let answer = PlanReport {
-                uri: manifest.uri().to_owned(),
-                digest: manifest.digest().to_string(),
-                epoch: self.epoch,
-                step: self.step,
-                steps: steps.count(),
-                samples_per_epoch: order.len(),
-                slots,
-            };
-            return write_json(out, &answer);
+            let report = json!({
+                "uri": manifest.uri(),
+                "digest": manifest.digest().to_string(),
+                "epoch": self.epoch,
+                "step": self.step,
+                "steps": steps.count(),
+                "samples_per_epoch": order.len(),
+                "slots": slots,
+            });
+            return write_json(out, &report);
         }
         let mut table = figures::table(
             &["rank", "slot", "position", "row", "segment", "object row", "object"],
@@ -127,8 +87,7 @@ impl Plan {
             let position = s.position.map_or_else(|| "padding".to_owned(), |p| p.to_string());
             table.add_row([rank, slot, position, row, segment.to_string(), known(s.object_row), s.object]);
         }
-        writeln!(out, "{table}")?;
-        Ok(())
+        Ok(writeln!(out, "{}", table.trim_fmt())?)
     }
 
     /// The slots of the wanted ranks; `Invalid` if the epoch has no such step.
@@ -139,12 +98,11 @@ impl Plan {
                 manifest.uri(),
                 self.step,
                 steps.count(),
-                self.batch
+                self.run.batch
             )));
         }
-        let ranks = self.rank.map_or(0..self.world, |r| r..r + 1);
         let (mut all, mut batch) = (Vec::new(), Vec::new());
-        for rank in ranks {
+        for rank in self.run.ranks() {
             steps.batch(self.step, rank, &mut batch);
             for (slot, s) in batch.iter().enumerate() {
                 all.push(row(manifest, rank, slot as u64, s, steps.is_real(s))?);

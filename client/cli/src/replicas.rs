@@ -5,7 +5,7 @@ use crate::output::{Out, write_json};
 use clap::Args;
 use forebay_client::args::EndpointArgs;
 use forebay_proto::v1;
-use serde::Serialize;
+use serde_json::json;
 
 #[derive(Debug, Args)]
 pub(crate) struct Replicas {
@@ -20,21 +20,15 @@ pub(crate) struct Replicas {
     json: bool,
 }
 
-#[derive(Serialize)]
-struct ReplicasReport {
-    uri: String,
-    replicas: u32,
-}
-
 impl Replicas {
     pub(crate) async fn run(self, out: Out<'_>) -> Result<(), Failure> {
         let Self { uri, replicas, .. } = self;
         let request = v1::SetReplicasRequest { uri: uri.clone(), replicas };
         // Any node can do it: what it sets is the cluster's.
         let node = self.endpoint.endpoints()?.answering().await?;
-        node.client().set_replicas(request).await.map_err(|s| node.error(s))?;
+        node.reply(node.client().set_replicas(request)).await?;
         if self.json {
-            return write_json(out, &ReplicasReport { uri, replicas });
+            return write_json(out, &json!({"uri": uri, "replicas": replicas}));
         }
         match replicas {
             0 => writeln!(out, "{uri}: as many replicas as the cluster's default says")?,

@@ -4,18 +4,16 @@
 use crate::copies::{self, Copies};
 use crate::failure::Failure;
 use crate::figures::{self, bytes, count, of, plural};
-use crate::nodes::{MembershipReport, NodeReport, Rates};
+use crate::nodes::Rates;
 use crate::output::{Out, write_json};
 use clap::Args;
-use comfy_table::Table;
 use forebay_client::args::EndpointArgs;
-use forebay_client::counters;
 use forebay_client::survey::{self, Surveyed};
 use forebay_proto::Error;
-use forebay_proto::manifest::Digest;
 use forebay_proto::v1::membership_status::Kind;
-use forebay_proto::v1::{DatasetStatus, StatusReply, Topology};
+use forebay_proto::v1::{StatusReply, Topology};
 use serde::Serialize;
+use serde_json::Value;
 use std::time::Duration;
 use tokio::time::sleep;
 
@@ -34,52 +32,13 @@ pub(crate) struct Status {
 #[derive(Serialize)]
 struct StatusReport<'a> {
     endpoint: &'a str,
-    node: &'a str,
-    version: &'a str,
-    uptime_s: u64,
-    cache_bytes_used: u64,
-    cache_bytes_limit: u64,
-    segments_held: u64,
-    counters: serde_json::Map<String, serde_json::Value>,
-    memory: MemoryUse,
-    datasets: Vec<Held<'a>>,
-    pins: &'a [String],
-    pinned_bytes: u64,
-    dirs: Vec<Dir<'a>>,
-    membership: Option<MembershipReport<'a>>,
+    /// Of the node that was asked.
+    #[serde(flatten)]
+    status: &'a StatusReply,
     /// Every node of the topology.
-    nodes: Vec<NodeReport<'a>>,
+    nodes: Vec<Value>,
     /// Of each dataset, what all nodes together hold.
-    copies: Vec<Copies<'a>>,
-}
-
-#[derive(Serialize)]
-struct Dir<'a> {
-    path: &'a str,
-    health: &'a str,
-    bytes_used: u64,
-    bytes_limit: u64,
-}
-
-#[derive(Serialize)]
-struct MemoryUse {
-    limit_bytes: u64,
-    fills_bytes: u64,
-    prefetch_bytes: u64,
-    transit_bytes: u64,
-    streams_bytes: u64,
-    resident_bytes: u64,
-}
-
-#[derive(Serialize)]
-struct Held<'a> {
-    uri: &'a str,
-    digest: String,
-    rows: u64,
-    segments: u64,
-    segments_held: u64,
-    segments_owned: u64,
-    replicas: u32,
+    copies: Vec<Copies>,
 }
 
 impl Status {
@@ -117,60 +76,12 @@ fn several(topology: &Topology, nodes: &[Surveyed], rates: &Rates) -> String {
 
 fn answer<'a>(
     endpoint: &'a str,
-    s: &'a StatusReply,
-    nodes: &'a [Surveyed],
+    status: &'a StatusReply,
+    nodes: &[Surveyed],
     rates: &Rates,
 ) -> StatusReport<'a> {
-    let m = s.memory.unwrap_or_default();
-    StatusReport {
-        endpoint,
-        node: &s.node,
-        version: &s.version,
-        uptime_s: s.uptime_s,
-        cache_bytes_used: s.cache_bytes_used,
-        cache_bytes_limit: s.cache_bytes_limit,
-        segments_held: s.segments_held,
-        counters: counters::named(&s.counters.unwrap_or_default())
-            .into_iter()
-            .map(|(name, n)| (name.to_owned(), n.into()))
-            .collect(),
-        memory: MemoryUse {
-            limit_bytes: m.limit_bytes,
-            fills_bytes: m.fills_bytes,
-            prefetch_bytes: m.prefetch_bytes,
-            transit_bytes: m.transit_bytes,
-            streams_bytes: m.streams_bytes,
-            resident_bytes: m.resident_bytes,
-        },
-        datasets: s
-            .datasets
-            .iter()
-            .map(|d| Held {
-                uri: &d.uri,
-                digest: digest(&d.digest),
-                rows: d.rows,
-                segments: d.segments,
-                segments_held: d.segments_held,
-                segments_owned: d.segments_owned,
-                replicas: d.replicas,
-            })
-            .collect(),
-        pins: &s.pins,
-        pinned_bytes: s.pinned_bytes,
-        dirs: s
-            .dirs
-            .iter()
-            .map(|d| Dir {
-                path: &d.path,
-                health: &d.health,
-                bytes_used: d.bytes_used,
-                bytes_limit: d.bytes_limit,
-            })
-            .collect(),
-        membership: s.membership.as_ref().map(MembershipReport::of),
-        nodes: nodes.iter().map(|n| NodeReport::of(n, rates)).collect(),
-        copies: copies::of(nodes),
-    }
+    let of_each = nodes.iter().map(|n| crate::nodes::report(n, rates)).collect();
+    StatusReport { endpoint, status, nodes: of_each, copies: copies::of(nodes) }
 }
 
 /// One node for people: a line for each kind of figure, then its datasets.
@@ -181,9 +92,12 @@ fn text(endpoint: &str, s: &StatusReply) -> String {
         text += &format!("{label:<10}{value}\n");
     }
     if !s.datasets.is_empty() {
-        let table = datasets_table(&s.datasets).to_string();
-        text.push('\n');
-        table.lines().for_each(|line| text += &format!("{}\n", line.trim_end()));
+        let mut table = figures::table(&["dataset", "rows", "segments", "held", "digest"], &[1, 2, 3]);
+        for d in &s.datasets {
+            let [rows, segments, held] = [d.rows, d.segments, d.segments_held].map(count);
+            table.add_row([d.uri.clone(), rows, segments, held, figures::digest(&d.digest)]);
+        }
+        text += &format!("\n{}\n", table.trim_fmt());
     }
     text
 }
@@ -257,24 +171,10 @@ fn state_rows(s: &StatusReply) -> Vec<(&'static str, String)> {
     rows
 }
 
-fn datasets_table(datasets: &[DatasetStatus]) -> Table {
-    let mut table = figures::table(&["dataset", "rows", "segments", "held", "digest"], &[1, 2, 3]);
-    for d in datasets {
-        let [rows, segments, held] = [d.rows, d.segments, d.segments_held].map(count);
-        table.add_row([d.uri.clone(), rows, segments, held, digest(&d.digest)]);
-    }
-    table
-}
-
-/// A digest for people and programs; empty if the node sent none.
-fn digest(bytes: &[u8]) -> String {
-    Digest::from_bytes(bytes).map(|d| d.to_string()).unwrap_or_default()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use forebay_proto::v1::{Counters, DirStatus, Memory};
+    use forebay_proto::v1::{Counters, DatasetStatus, DirStatus, Memory};
 
     #[test]
     fn for_people_and_for_programs() {

@@ -12,7 +12,6 @@ use forebay_client::survey::{self, Surveyed};
 use forebay_proto::v1;
 use std::io::IsTerminal;
 use std::time::Duration;
-use tokio::sync::oneshot;
 use tokio::time::sleep;
 
 #[derive(Debug, Args)]
@@ -42,14 +41,12 @@ impl Top {
             rates.add(&nodes);
             return Ok(out.write_all(page(&topology, &nodes, &rates).as_bytes())?);
         }
-        let (quit, mut quitted) = oneshot::channel();
-        // A thread of its own: reading a key blocks, and the process ends around it.
-        std::thread::spawn(move || {
-            let term = Term::stdout();
-            while !matches!(term.read_key(), Ok(Key::Char('q' | 'Q') | Key::Escape) | Err(_)) {}
-            quit.send(()).ok();
-        });
         let term = Term::stdout();
+        let keys = term.clone();
+        // Reading a key blocks; the process ends around it.
+        let mut quitted = tokio::task::spawn_blocking(move || {
+            while !matches!(keys.read_key(), Ok(Key::Char('q' | 'Q') | Key::Escape) | Err(_)) {}
+        });
         term.hide_cursor()?;
         let done = loop {
             tokio::select! {

@@ -142,8 +142,8 @@ impl BatchBuilder {
         let columns = RecordBatch::try_new(schema.clone(), arrays)
             .map_err(|e| Error::corrupt(format!("epoch {epoch} step {step}: {e}")))?;
         let StepPlan { samples_done, real, ref samples, ref mask, .. } = self.plan;
-        let (samples, mask, real_rows) = (samples.clone(), mask.clone(), real as usize);
-        Ok(Batch { epoch, step, samples_done, samples, mask, real_rows, digest, columns })
+        let (sample_ids, mask, real_rows) = (samples.clone(), mask.clone(), real as usize);
+        Ok(Batch { epoch, step, samples_done, sample_ids, mask, real_rows, digest, columns })
     }
 }
 

@@ -1,29 +1,24 @@
 //! Keeps the workers of one epoch after the other going.
 
 use super::run_plan::RunPlan;
-use super::worker::{EpochRun, ReadContext, StreamWorker, Supply};
+use super::worker::{ReadContext, StreamWorker};
 use forebay_proto::{Error, Result};
+use futures::FutureExt;
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::Ordering::Relaxed;
 use tokio::task::JoinSet;
 
 /// Runs the driver. Should it panic, the reader gets an error: it would wait for ever.
 pub(super) async fn watched(context: Arc<ReadContext>, driver: impl Future<Output = ()>) {
-    struct OnPanic(Arc<ReadContext>);
-    impl Drop for OnPanic {
-        fn drop(&mut self) {
-            if std::thread::panicking() {
-                self.0.buffer.fail(Error::corrupt("the loader panicked: its message is above"));
-            }
-        }
+    if AssertUnwindSafe(driver).catch_unwind().await.is_err() {
+        context.buffer.fail(Error::corrupt("the loader panicked: its message is above"));
     }
-    let _guard = OnPanic(context);
-    driver.await;
 }
 
 /// Reads all epochs of a run.
 pub(super) async fn run(context: Arc<ReadContext>, plan: RunPlan) {
-    if let Supply::Cluster(cluster) = &context.supply {
+    if let Some(cluster) = &context.cluster {
         cluster.ready().await;
     }
     let (mut epoch, mut seq) = (plan.first.0, 0);
@@ -39,15 +34,14 @@ pub(super) async fn run(context: Arc<ReadContext>, plan: RunPlan) {
 
 /// Reads one epoch; its steps are numbered from `seq`.
 async fn one_epoch(context: &Arc<ReadContext>, plan: &RunPlan, epoch: u64, seq: u64) -> Result<()> {
-    let epoch = plan.epoch(&context.dataset, epoch, seq)?;
-    let run = Arc::new(EpochRun { epoch, workers: AtomicUsize::new(0) });
+    let epoch = Arc::new(plan.epoch(&context.dataset, epoch, seq)?);
     let mut running = JoinSet::new();
-    let mut next = StreamWorker::all(context, &run).await?;
+    let mut next = StreamWorker::all(context, &epoch).await?;
     loop {
         for worker in next {
             running.spawn(worker.run());
         }
-        run.workers.store(running.len(), Relaxed);
+        epoch.workers.store(running.len(), Relaxed);
         next = match running.join_next().await {
             Some(ended) => ended.map_err(|e| Error::corrupt(format!("reading a stream failed: {e}")))??,
             None => break,
@@ -56,9 +50,8 @@ async fn one_epoch(context: &Arc<ReadContext>, plan: &RunPlan, epoch: u64, seq: 
     // Each worker checks that it brought all it owed; if together they did not, waiting would be without end.
     match context.buffer.is_complete() {
         true => Ok(()),
-        false => Err(Error::corrupt(format!(
-            "epoch {}: all streams ended but a batch lacks rows",
-            run.epoch.number()
-        ))),
+        false => {
+            Err(Error::corrupt(format!("epoch {}: all streams ended but a batch lacks rows", epoch.number())))
+        }
     }
 }

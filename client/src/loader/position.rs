@@ -4,8 +4,9 @@
 use super::builder::BatchBuilder;
 use super::decoder::RowCopy;
 use super::reorder::{Opened, ReorderBuffer};
-use super::sampler::{Epoch, Piece};
+use super::sampler::Epoch;
 use forebay_proto::digest::OrderDigest;
+use forebay_proto::plan::steps::Run;
 use forebay_proto::{Error, Result, SegmentSet};
 use std::sync::Arc;
 
@@ -90,33 +91,31 @@ impl Position {
             return Err(self.unexpected(run, scope, "the epoch is over"));
         }
         while self.step < run.step {
-            if self.load(scope, if_full).await?.is_none() {
+            if !self.load(scope, if_full).await? {
                 return Ok(None);
             }
             if let Some(piece) = self.next_piece(scope.segments) {
-                return Err(self.unexpected(
-                    run,
-                    scope,
-                    &format!("segment {} of step {}", piece.segment, self.step),
-                ));
+                let want = format_args!("segment {} of step {}", piece.segment, self.step);
+                return Err(self.unexpected(run, scope, want));
             }
             *self = Self::at(self.step + 1);
         }
         if self.step > run.step {
-            return Err(self.unexpected(run, scope, &format!("step {} or later", self.step)));
+            return Err(self.unexpected(run, scope, format_args!("step {} or later", self.step)));
         }
-        let builder = match self.load(scope, if_full).await? {
-            None => return Ok(None),
-            Some(Some(builder)) => builder,
-            Some(None) => return Err(self.unexpected(run, scope, "a later step")),
+        if !self.load(scope, if_full).await? {
+            return Ok(None);
+        }
+        let Some(builder) = self.builder.clone() else {
+            return Err(self.unexpected(run, scope, "a later step"));
         };
         let mut advance = Advance::default();
         let mut left = run.rows;
         while left > 0 {
             let piece = match self.next_piece(scope.segments) {
                 Some(piece) if piece.segment == run.segment => piece,
-                Some(piece) => {
-                    return Err(self.unexpected(run, scope, &format!("segment {}", piece.segment)));
+                Some(other) => {
+                    return Err(self.unexpected(run, scope, format_args!("segment {}", other.segment)));
                 }
                 None => return Err(self.unexpected(run, scope, "no more rows of this step")),
             };
@@ -162,28 +161,23 @@ impl Position {
         }
     }
 
-    /// The step's batch, `Some(None)` if it was handed out; `None` if there is no room.
-    async fn load(
-        &mut self,
-        scope: &Scope<'_>,
-        if_full: IfFull,
-    ) -> Result<Option<Option<Arc<BatchBuilder>>>> {
-        if let Some(builder) = &self.builder {
-            return Ok(Some(Some(builder.clone())));
+    /// Finds the step's batch, unless it was handed out; false if there is no room.
+    async fn load(&mut self, scope: &Scope<'_>, if_full: IfFull) -> Result<bool> {
+        if self.builder.is_none() {
+            self.builder = match if_full {
+                IfFull::Wait => scope.buffer.open(scope.epoch, self.step).await?,
+                IfFull::Return => match scope.buffer.try_open(scope.epoch, self.step)? {
+                    Opened::Open(builder) => Some(builder),
+                    Opened::Past => None,
+                    Opened::Full => return Ok(false),
+                },
+            };
         }
-        self.builder = match if_full {
-            IfFull::Wait => scope.buffer.open(scope.epoch, self.step).await?,
-            IfFull::Return => match scope.buffer.try_open(scope.epoch, self.step)? {
-                Opened::Open(builder) => Some(builder),
-                Opened::Past => None,
-                Opened::Full => return Ok(None),
-            },
-        };
-        Ok(Some(self.builder.clone()))
+        Ok(true)
     }
 
     /// The piece that the stream's next row belongs to. A batch that was handed out has none.
-    fn next_piece(&mut self, segments: &SegmentSet) -> Option<Piece> {
+    fn next_piece(&mut self, segments: &SegmentSet) -> Option<Run> {
         let pieces = &self.builder.as_ref()?.plan.pieces;
         loop {
             let piece = *pieces.get(self.piece)?;
@@ -195,7 +189,7 @@ impl Position {
         }
     }
 
-    fn unexpected(&self, run: StepRun, scope: &Scope<'_>, want: &str) -> Error {
+    fn unexpected(&self, run: StepRun, scope: &Scope<'_>, want: impl std::fmt::Display) -> Error {
         Error::corrupt(format!(
             "a message of epoch {} brings {} rows of segment {} for step {}, the plan has {want} next",
             scope.epoch.number(),

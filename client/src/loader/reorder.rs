@@ -279,7 +279,7 @@ mod tests {
         first.prepare(0, 1, &pool);
         let digest = first.plan.digest(0..rows as u32);
         buffer.commit(&first, Commit { rows: rows as u32, digest, odd: Vec::new() }).unwrap();
-        let (past, samples) = (Arc::downgrade(&first), buffer.try_take(0).unwrap().unwrap().samples);
+        let (past, samples) = (Arc::downgrade(&first), buffer.try_take(0).unwrap().unwrap().sample_ids);
         drop(first);
         assert!(past.upgrade().is_some(), "the taker has left it to the streams");
         assert!(matches!(buffer.try_open(&epoch, 0), Ok(Opened::Past)));

@@ -23,7 +23,7 @@ pub(super) struct RunPlan {
 impl RunPlan {
     /// `Invalid` if the settings do not fit each other or the dataset.
     pub fn new(dataset: &Dataset, settings: LoaderSettings) -> Result<Self> {
-        let manifest = dataset.manifest();
+        let manifest = &dataset.manifest;
         if settings.rank >= settings.world.max(1) {
             let (rank, world) = (settings.rank, settings.world);
             return Err(Error::invalid(format!("rank {rank} of {world}: ranks count from 0")));
@@ -56,7 +56,7 @@ impl RunPlan {
 
     pub fn key(&self, dataset: &Dataset, epoch: u64) -> PlanKey {
         let LoaderSettings { seed, shuffle, .. } = self.settings;
-        PlanKey { manifest: dataset.manifest().digest(), seed, epoch, shuffle }
+        PlanKey { manifest: dataset.manifest.digest(), seed, epoch, shuffle }
     }
 
     fn cut(&self, first_position: u64) -> Cut {
@@ -70,7 +70,7 @@ impl RunPlan {
 
     /// An epoch, its steps numbered from `first_seq`.
     pub fn epoch(&self, dataset: &Dataset, epoch: u64, first_seq: u64) -> Result<Epoch> {
-        let manifest = dataset.manifest();
+        let manifest = &dataset.manifest;
         let LoaderSettings { seed, shuffle, rank, .. } = self.settings;
         let first_position = if epoch == self.first.0 { self.first.1 } else { 0 };
         let order = Order::new(manifest, seed, epoch, shuffle);
@@ -82,7 +82,7 @@ impl RunPlan {
 
 /// Epoch and position to resume from, if the state belongs to this dataset and these settings.
 fn resume(state: &LoaderState, settings: &LoaderSettings, dataset: &Dataset) -> Result<(u64, u64)> {
-    let (uri, digest) = (dataset.manifest().uri(), dataset.manifest().digest());
+    let (uri, digest) = (dataset.manifest.uri(), dataset.manifest.digest());
     let key = &state.key;
     if key.manifest != digest {
         return Err(Error::changed(format!(

@@ -10,9 +10,10 @@ use forebay_proto::digest::OrderDigest;
 use forebay_proto::manifest::Manifest;
 use forebay_proto::plan::Order;
 use forebay_proto::plan::steps::{Cut, Run, Slot, Steps, runs};
-use forebay_proto::{Error, SegmentSet, v1};
+use forebay_proto::{SegmentSet, v1};
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
 
 /// One epoch, or the rest of one, as one rank reads it.
 #[derive(Debug)]
@@ -27,15 +28,8 @@ pub(crate) struct Epoch {
     pub count: u64,
     /// Epochs that follow, if that is known.
     pub epochs_after: Option<u64>,
-}
-
-/// A stretch of a batch's rows from one segment.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Piece {
-    pub segment: u32,
-    /// The first row within the batch.
-    pub first: u32,
-    pub rows: u32,
+    /// How many workers read it at the moment.
+    pub workers: AtomicUsize,
 }
 
 /// One rank's batch of one step, before its data.
@@ -54,7 +48,7 @@ pub(crate) struct StepPlan {
     /// The number of each row's sample in the dataset.
     pub samples: ScalarBuffer<u64>,
     /// In the order of the batch's rows.
-    pub pieces: Vec<Piece>,
+    pub pieces: Vec<Run>,
     /// Entry i is the digest of rows `0 .. i`.
     running: Vec<OrderDigest>,
 }
@@ -63,10 +57,8 @@ impl Epoch {
     /// Cuts an order; `Invalid` if the numbers do not fit.
     pub fn new(manifest: Arc<Manifest>, order: Order, cut: Cut, rank: u32, first_seq: u64) -> Result<Self> {
         let count = Steps::new(&order, cut)?.count();
-        if rank >= cut.world {
-            return Err(Error::invalid(format!("rank {rank} of {}: ranks count from 0", cut.world)));
-        }
-        Ok(Self { manifest, order, cut, rank, first_seq, count, epochs_after: None })
+        let (epochs_after, workers) = Default::default();
+        Ok(Self { manifest, order, cut, rank, first_seq, count, epochs_after, workers })
     }
 
     /// The epoch's number.
@@ -91,8 +83,8 @@ impl Epoch {
     }
 
     /// The pieces of a step, counted from `cut.first_position`.
-    pub fn pieces(&self, step: u64) -> Result<Vec<Piece>> {
-        Ok(pieces(&self.slots(step)?))
+    pub fn pieces(&self, step: u64) -> Result<Vec<Run>> {
+        Ok(runs(&self.slots(step)?).collect())
     }
 
     /// Plans a step, counted likewise. What outlives the plan with its batch comes from the pool.
@@ -125,7 +117,7 @@ impl Epoch {
             rows,
             real,
             samples,
-            pieces: pieces(&slots),
+            pieces: runs(&slots).collect(),
             mask: (real < rows).then(|| slots.iter().map(|s| steps.is_real(s)).collect()),
             running,
         })
@@ -140,22 +132,13 @@ impl Epoch {
             global_batch: self.cut.global_batch,
             rank: self.rank,
             world: self.cut.world,
-            ending: v1::plan_ticket::Ending::from(self.cut.ending).into(),
-            layout: v1::plan_ticket::Layout::from(self.cut.layout).into(),
+            ending: self.cut.ending.into(),
+            layout: self.cut.layout.into(),
             segments: segments.to_wire().into(),
             held_only: false,
             epochs_after: self.epochs_after,
         }
     }
-}
-
-fn pieces(slots: &[Slot]) -> Vec<Piece> {
-    let mut first = 0;
-    let piece = |r: Run| {
-        first += r.rows;
-        Piece { segment: r.segment, first: first - r.rows, rows: r.rows }
-    };
-    runs(slots).map(piece).collect()
 }
 
 impl StepPlan {

@@ -1,6 +1,6 @@
 //! What a loader reads and how.
 
-use crate::stream::StreamSettings;
+use crate::stream;
 use forebay_proto::Result;
 use forebay_proto::plan::Shuffle;
 use forebay_proto::plan::steps::{Ending, Layout};
@@ -38,8 +38,8 @@ pub struct LoaderSettings {
     pub fallback_after: Duration,
     /// Go on from here instead of the first epoch's beginning.
     pub resume: Option<LoaderState>,
-    /// How streams behave. Each holds up to its window beyond `prefetch_bytes`.
-    pub stream: StreamSettings,
+    /// Bytes that a node may send ahead on each stream, beyond `prefetch_bytes`; 64 KiB to 16 MiB.
+    pub window_bytes: u32,
 }
 
 impl Default for LoaderSettings {
@@ -47,7 +47,7 @@ impl Default for LoaderSettings {
         Self {
             seed: 0,
             shuffle: Shuffle::Window(4),
-            ending: Ending::default(),
+            ending: Ending::Pad,
             layout: Layout::default(),
             global_batch: 256,
             rank: 0,
@@ -58,7 +58,7 @@ impl Default for LoaderSettings {
             patience: Duration::from_secs(60),
             fallback_after: Duration::from_secs(5),
             resume: None,
-            stream: StreamSettings::default(),
+            window_bytes: stream::WINDOW_BYTES,
         }
     }
 }

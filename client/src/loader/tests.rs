@@ -29,7 +29,7 @@ async fn direct_reads_equal_the_reference() {
     let dataset = world.open().await;
     let all = all_rows(&dataset).await;
     assert_eq!(all.num_rows(), 245);
-    assert!(dataset.manifest().segments().len() > 5);
+    assert!(dataset.manifest.segments().len() > 5);
     for (i, ending) in [Ending::Drop, Ending::Pad, Ending::Exact].into_iter().enumerate() {
         for (j, layout) in [Layout::Segment, Layout::Position].into_iter().enumerate() {
             let shuffle = SHUFFLES[(i + 2 * j) % 4];
@@ -51,8 +51,9 @@ async fn a_driver_that_panics_is_an_error_to_the_reader() {
     let world = World::new(&[130]);
     let dataset = world.open().await;
     let mut loader = Loader::start(&dataset, LoaderSettings { epochs: None, ..settings(10) }).unwrap();
-    loader.driver.abort();
-    loader.driver = tokio::spawn(watched(loader.context.clone(), async { panic!("as a test") }));
+    loader._driver.abort();
+    let driver = tokio::spawn(watched(loader.context.clone(), async { panic!("as a test") }));
+    loader._driver = AbortOnDropHandle::new(driver);
     let fails = async {
         loop {
             if let Err(error) = loader.next().await {
@@ -73,7 +74,7 @@ async fn several_nodes_and_any_budget_equal_the_reference() {
     for nodes in [1, 3] {
         let fleet = Fleet::start(&world, nodes, None).await;
         let dataset = fleet.open(&world).await;
-        assert_eq!(dataset.manifest().digest(), direct.manifest().digest());
+        assert_eq!(dataset.manifest.digest(), direct.manifest.digest());
         for case in 0..12 {
             let mut pick = |of: u64| random.next() % of;
             let prefetch_bytes = [0, 3000, 20_000, 1 << 20][pick(4) as usize];
@@ -188,10 +189,7 @@ async fn resumes_exactly_with_another_world_and_batch() {
     other.key.manifest = forebay_proto::manifest::Digest(7);
     let e = refuse(LoaderSettings { resume: Some(other), ..first.clone() });
     assert_eq!(e.kind, Kind::Changed);
-    assert!(
-        e.message.contains(&dataset.manifest().digest().to_string()) && e.message.contains("0007"),
-        "{e}"
-    );
+    assert!(e.message.contains(&dataset.manifest.digest().to_string()) && e.message.contains("0007"), "{e}");
     let e = refuse(LoaderSettings { resume: Some(state), seed: 3, ..first.clone() });
     assert_eq!(e.kind, Kind::Invalid);
     assert_eq!(refuse(LoaderSettings { rank: 2, world: 2, ..first.clone() }).kind, Kind::Invalid);
@@ -224,7 +222,7 @@ async fn a_node_that_forgot_the_dataset_is_told_again() {
     let mut loader = Loader::start(&dataset, settings).unwrap();
     let e = loader.next().await.unwrap_err();
     assert_eq!(e.kind, Kind::Changed, "{e}");
-    assert!(e.message.contains(&dataset.manifest().digest().to_string()), "{e}");
+    assert!(e.message.contains(&dataset.manifest.digest().to_string()), "{e}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -19,10 +19,10 @@ use super::reorder::ReorderBuffer;
 use super::sampler::Epoch;
 use crate::access::Access;
 use crate::dataset::Dataset;
-use crate::direct::Direct;
+use crate::endpoints::Endpoints;
 use crate::node::Node;
 use crate::routing::Cluster;
-use crate::stream::{StreamEvent, StreamSettings};
+use crate::stream::StreamEvent;
 use assignment::Assignment;
 #[cfg(test)]
 pub(super) use assignment::CALM;
@@ -34,7 +34,7 @@ use policy::{Failure, FailureKind, History, Next, Situation, SourceKind};
 use receiver::Receiver;
 use silence::{SUSPICION, owed};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::Ordering::Relaxed;
 use tokio::time::{Instant, sleep};
 
 /// What all workers of a loader share.
@@ -42,100 +42,42 @@ use tokio::time::{Instant, sleep};
 pub(crate) struct ReadContext {
     pub dataset: Dataset,
     pub buffer: ReorderBuffer,
-    pub supply: Supply,
+    /// The cache; `None` where the object store is read without one.
+    pub cluster: Option<Cluster>,
     pub policy: RetryPolicy,
-    pub stream: StreamSettings,
-}
-
-/// Where rows come from.
-#[derive(Debug)]
-pub(crate) enum Supply {
-    Cluster(Cluster),
-    Direct(Direct),
-}
-
-/// What all workers of an epoch share.
-#[derive(Debug)]
-pub(crate) struct EpochRun {
-    pub epoch: Epoch,
-    /// How many workers the epoch has at the moment.
-    pub workers: AtomicUsize,
+    pub window_bytes: u32,
 }
 
 /// One stream's share of an epoch.
 #[derive(Debug)]
 pub(crate) struct StreamWorker {
     context: Arc<ReadContext>,
-    run: Arc<EpochRun>,
-    source: RowSource,
+    epoch: Arc<Epoch>,
+    /// The node that the segments belong to; `None` without a cache, and while no node answers.
+    owner: Option<Node>,
+    /// Another node, which was faster and is read from instead, as far as it holds the segments.
+    hedge: Option<Node>,
     assignment: Assignment,
     committed: Committed,
     history: History,
 }
 
-/// Where a worker's rows come from.
-#[derive(Debug, Clone)]
-enum RowSource {
-    /// The object store, without any cache.
-    Direct,
-    /// The node that the segments belong to.
-    Owner(Node),
-    /// Another node, which was faster and brings only the segments that it holds.
-    Hedge { node: Node, owner: Node },
-    /// The object store, while no node answers.
-    Fallback,
-}
-
-/// What came first.
-enum First {
-    Event(Option<StreamEvent>),
-    Hedge(Box<HedgedStream>),
-}
-
-impl RowSource {
-    fn kind(&self) -> SourceKind {
-        match self {
-            Self::Direct => SourceKind::Direct,
-            Self::Owner(_) => SourceKind::Owner,
-            Self::Hedge { .. } => SourceKind::Hedge,
-            Self::Fallback => SourceKind::Fallback,
-        }
-    }
-
-    /// The node that is read from.
-    fn node(&self) -> Option<&Node> {
-        match self {
-            Self::Owner(node) | Self::Hedge { node, .. } => Some(node),
-            Self::Direct | Self::Fallback => None,
-        }
-    }
-
-    /// The node that the segments belong to.
-    fn owner(&self) -> Option<&Node> {
-        match self {
-            Self::Owner(owner) | Self::Hedge { owner, .. } => Some(owner),
-            Self::Direct | Self::Fallback => None,
-        }
-    }
-}
-
 impl StreamWorker {
     /// The workers of an epoch.
-    pub async fn all(context: &Arc<ReadContext>, run: &Arc<EpochRun>) -> Result<Vec<Self>> {
-        let manifest = context.dataset.manifest();
+    pub async fn all(context: &Arc<ReadContext>, epoch: &Arc<Epoch>) -> Result<Vec<Self>> {
+        let manifest = &context.dataset.manifest;
         let whole = Self {
             context: context.clone(),
-            run: run.clone(),
-            source: RowSource::Direct,
+            epoch: epoch.clone(),
+            owner: None,
+            hedge: None,
             assignment: Assignment::all(manifest),
             committed: Committed::default(),
             history: History::default(),
         };
-        match &context.supply {
-            Supply::Direct(_) => Ok(vec![whole]),
-            Supply::Cluster(cluster) => {
-                Ok(whole.successors(whole.assignment.divide(cluster, manifest).await?))
-            }
+        match &context.cluster {
+            None => Ok(vec![whole]),
+            Some(cluster) => Ok(whole.successors(whole.assignment.divide(cluster, manifest).await?)),
         }
     }
 
@@ -157,7 +99,7 @@ impl StreamWorker {
     /// over.
     async fn attempt(&mut self) -> Result<Vec<Self>, Failure> {
         self.settle()?;
-        if self.committed.step >= self.run.epoch.count {
+        if self.committed.step >= self.epoch.count {
             return Ok(Vec::new());
         }
         let mut receiver = Receiver::new(self.committed.step);
@@ -165,17 +107,7 @@ impl StreamWorker {
         loop {
             let event = match receiver.is_between_messages() {
                 false => self.owed(feed.next()).await?,
-                true => match self.next_or_hedge(&mut feed).await? {
-                    First::Event(event) => event,
-                    First::Hedge(hedged) => {
-                        let HedgedStream { node, feed: faster, head } = *hedged;
-                        if let Some(owner) = self.source.owner().cloned() {
-                            self.source = RowSource::Hedge { node, owner };
-                        }
-                        (feed, receiver) = (faster, Receiver::new(self.committed.step));
-                        Some(StreamEvent::Head(head))
-                    }
-                },
+                true => self.next_or_hedge(&mut feed, &mut receiver).await?,
             };
             let Some(event) = event else { break };
             if self.receive(&mut receiver, event).await? {
@@ -200,31 +132,37 @@ impl StreamWorker {
         taken
     }
 
-    /// Waits for what comes first: the next event of the worker's stream, or another node that is faster.
-    async fn next_or_hedge(&self, feed: &mut Feed) -> Result<First, Failure> {
-        let Supply::Cluster(cluster) = &self.context.supply else {
-            return Ok(First::Event(self.owed(feed.next()).await?));
-        };
+    /// Waits for what comes first: the next event of the worker's stream, or one of another node that is
+    /// faster, which is read from then on.
+    async fn next_or_hedge(
+        &mut self,
+        feed: &mut Feed,
+        receiver: &mut Receiver,
+    ) -> Result<Option<StreamEvent>, Failure> {
+        let Some(cluster) = &self.context.cluster else { return self.owed(feed.next()).await };
         let began = Instant::now();
         let event = async {
             let event = self.owed(feed.next()).await;
-            cluster.throughput().note(began.elapsed());
+            cluster.throughput.note(began.elapsed());
             event
         };
-        let RowSource::Owner(node) = &self.source else { return Ok(First::Event(event.await?)) };
+        let (Some(node), None) = (&self.owner, &self.hedge) else { return event.await };
         let hedge = Hedge {
             cluster,
             node,
             scope: self.scope(),
             committed: self.committed,
             dataset: &self.context.dataset,
-            stream: &self.context.stream,
+            window_bytes: self.context.window_bytes,
         };
-        tokio::select! {
+        let HedgedStream { node, feed: faster, head } = tokio::select! {
             biased;
-            event = event => Ok(First::Event(event?)),
-            hedged = hedge.run() => Ok(First::Hedge(Box::new(hedged))),
-        }
+            event = event => return event,
+            hedged = hedge.run() => hedged,
+        };
+        self.hedge = Some(node);
+        (*feed, *receiver) = (faster, Receiver::new(self.committed.step));
+        Ok(Some(StreamEvent::Head(head)))
     }
 
     /// After a failure: the successors that take over, or `None` when this worker is to try again.
@@ -251,9 +189,12 @@ impl StreamWorker {
                     tracing::warn!(
                         "no node of the cache answers: reading from the object store until one does"
                     );
-                    self.source = RowSource::Fallback;
+                    (self.owner, self.hedge) = (None, None);
                 }
-                Next::GiveUp(error) => return Err(self.explain(error)),
+                Next::GiveUp(error) => {
+                    let (manifest, epoch) = (&self.context.dataset.manifest, self.epoch.number());
+                    return Err(error.context(format!("{}: epoch {epoch}", manifest.uri())));
+                }
             }
             return Ok(None);
         }
@@ -262,48 +203,44 @@ impl StreamWorker {
     /// The facts that decide what to do after a failure. A node that failed is probed the first time; if it
     /// does not serve, it is out for all workers until it does.
     async fn situation(&mut self, failure: &Failure) -> Situation {
-        let source = self.source.kind();
+        let source = self.source();
         let mut situation = Situation { source, node_serves: false, nodes_left: true, has_fallback: false };
         let is_nodes_fault = matches!(failure.kind, FailureKind::Broken | FailureKind::NodeDead);
-        let Supply::Cluster(cluster) = &self.context.supply else { return situation };
+        let Some(cluster) = &self.context.cluster else { return situation };
         if !is_nodes_fault || source == SourceKind::Hedge {
             return situation;
         }
         cluster.may_try_again().await;
-        if let Some(node) = self.source.node() {
+        if let Some(node) = self.node().cloned() {
             let is_first = !std::mem::replace(&mut self.history.probed, true);
             let may_serve = is_first && failure.kind == FailureKind::Broken;
             situation.node_serves = may_serve && node.is_serving(SUSPICION).await;
             if !situation.node_serves {
-                cluster.failed(node);
+                cluster.failed(&node);
             }
         }
-        (situation.nodes_left, situation.has_fallback) = (cluster.has_nodes(), cluster.fallback().is_some());
+        situation.nodes_left = cluster.has_nodes();
+        situation.has_fallback = self.context.dataset.access.direct_source().is_some();
         situation
     }
 
     /// The workers at the nodes that can be asked now; `None` where those are the one that failed, or none.
     async fn divide(&mut self) -> Option<Vec<Self>> {
-        let Supply::Cluster(cluster) = &self.context.supply else { return None };
-        let parts = self.assignment.divide(cluster, self.context.dataset.manifest()).await.ok();
-        let is_same = |parts: &Vec<(Node, Assignment)>| matches!(&parts[..], [(only, _)] if Some(only) == self.source.node());
-        match parts.filter(|parts| !is_same(parts)) {
-            Some(parts) => Some(self.successors(parts)),
-            None => {
-                if let RowSource::Hedge { owner, .. } = &self.source {
-                    self.source = RowSource::Owner(owner.clone());
-                }
-                None
-            }
+        let Some(cluster) = &self.context.cluster else { return None };
+        let parts = self.assignment.divide(cluster, &self.context.dataset.manifest).await.ok();
+        let is_same =
+            |parts: &Vec<(Node, Assignment)>| matches!(&parts[..], [(only, _)] if Some(only) == self.node());
+        let parts = parts.filter(|parts| !is_same(parts));
+        if parts.is_none() {
+            self.hedge = None;
         }
+        Some(self.successors(parts?))
     }
 
     /// The workers that are to go on if the segments have other nodes now.
     async fn follow(&mut self) -> Option<Vec<Self>> {
-        let (Supply::Cluster(cluster), Some(owner)) = (&self.context.supply, self.source.owner()) else {
-            return None;
-        };
-        let (manifest, streams) = (self.context.dataset.manifest(), self.run.workers.load(Relaxed));
+        let (Some(cluster), Some(owner)) = (&self.context.cluster, &self.owner) else { return None };
+        let (manifest, streams) = (&self.context.dataset.manifest, self.epoch.workers.load(Relaxed));
         let parts = self.assignment.redivide(cluster, manifest, owner, streams).await?;
         tracing::debug!(step = self.committed.step, nodes = parts.len(), "segments have other nodes");
         // Whatever went wrong before is over: a message came.
@@ -314,8 +251,9 @@ impl StreamWorker {
     fn successors(&self, parts: Vec<(Node, Assignment)>) -> Vec<Self> {
         let successor = |(node, assignment)| Self {
             context: self.context.clone(),
-            run: self.run.clone(),
-            source: RowSource::Owner(node),
+            epoch: self.epoch.clone(),
+            owner: Some(node),
+            hedge: None,
             assignment,
             committed: self.committed,
             history: History { probed: false, ..self.history.clone() },
@@ -325,15 +263,15 @@ impl StreamWorker {
 
     /// Tells the node of the dataset again; `Changed` if the dataset has another version now.
     async fn reopen(&self, why: &Error) -> Result<(), Failure> {
-        let Some(node) = self.source.node() else { return Err(Failure::from(why.clone())) };
-        let manifest = self.context.dataset.manifest();
-        let access = Access::Endpoint(node.clone().into());
+        let Some(node) = self.node() else { return Err(Failure::from(why.clone())) };
+        let manifest = &self.context.dataset.manifest;
+        let access = Access::Endpoint(Endpoints::new(vec![node.clone()]));
         let opened =
-            self.owed(Dataset::open(&access, self.context.dataset.spec())).await.map_err(|failure| {
+            self.owed(Dataset::open(&access, &self.context.dataset.spec)).await.map_err(|failure| {
                 let may_help = failure.error.kind == Kind::Retry;
                 if may_help { failure } else { Failure { kind: FailureKind::Final, ..failure } }
             })?;
-        let (old, new) = (manifest.digest(), opened.manifest().digest());
+        let (old, new) = (manifest.digest(), opened.manifest.digest());
         match old == new {
             true => Ok(()),
             false => Err(Failure::from(Error::changed(format!(
@@ -345,14 +283,11 @@ impl StreamWorker {
 
     /// After a message: notes that the node works. `Retry` if this was the fallback and a node is back.
     fn note_progress(&self) -> Result<()> {
-        match (&self.context.supply, &self.source) {
-            (Supply::Cluster(cluster), RowSource::Fallback) if cluster.has_nodes() => {
-                return Err(Error::retry("a node of the cache is back"));
-            }
-            (Supply::Cluster(cluster), source) => {
-                source.node().into_iter().for_each(|node| cluster.works(node))
-            }
-            (Supply::Direct(_), _) => {}
+        let Some(cluster) = &self.context.cluster else { return Ok(()) };
+        match self.node() {
+            Some(node) => cluster.works(node),
+            None if cluster.has_nodes() => return Err(Error::retry("a node of the cache is back")),
+            None => {}
         }
         Ok(())
     }
@@ -360,10 +295,10 @@ impl StreamWorker {
     /// Goes on to the next step if nothing more of this one is owed: a step that lacks nothing may be gone.
     fn settle(&mut self) -> Result<()> {
         let Committed { step, row } = self.committed;
-        if row == 0 || step >= self.run.epoch.count {
+        if row == 0 || step >= self.epoch.count {
             return Ok(());
         }
-        let (pieces, segments) = (self.run.epoch.pieces(step)?, self.assignment.segments());
+        let (pieces, segments) = (self.epoch.pieces(step)?, self.assignment.segments());
         if !pieces.iter().any(|p| segments.contains(p.segment) && p.first + p.rows > row) {
             self.committed = Committed { step: step + 1, row: 0 };
         }
@@ -371,35 +306,42 @@ impl StreamWorker {
     }
 
     async fn open(&self) -> Result<Feed> {
-        let dataset = &self.context.dataset;
-        match (&self.context.supply, self.source.node()) {
-            (Supply::Direct(direct), _) => Feed::direct(direct, dataset, &self.ticket()),
-            (Supply::Cluster(_), Some(node)) => {
-                Feed::stream(node.url(), dataset.manifest(), self.ticket(), &self.context.stream).await
+        let (dataset, ticket) = (&self.context.dataset, self.ticket());
+        match (self.node(), dataset.access.direct_source()) {
+            (Some(node), _) => {
+                Feed::stream(node.url(), &dataset.manifest, ticket, self.context.window_bytes).await
             }
-            (Supply::Cluster(cluster), None) => match cluster.fallback() {
-                Some(direct) => Feed::direct(direct, dataset, &self.ticket()),
-                None => Err(Error::retry("no node of the cache answers")),
-            },
+            (None, Some(direct)) => Feed::direct(direct, dataset, &ticket),
+            (None, None) => Err(Error::retry("no node of the cache answers")),
+        }
+    }
+
+    /// The node that is read from.
+    fn node(&self) -> Option<&Node> {
+        self.hedge.as_ref().or(self.owner.as_ref())
+    }
+
+    fn source(&self) -> SourceKind {
+        match (&self.context.cluster, &self.hedge, &self.owner) {
+            (None, ..) => SourceKind::Direct,
+            (_, Some(_), _) => SourceKind::Hedge,
+            (_, None, Some(_)) => SourceKind::Owner,
+            (_, None, None) => SourceKind::Fallback,
         }
     }
 
     /// Asks for the worker's rows from the first that is not committed.
     fn ticket(&self) -> v1::PlanTicket {
         let columns = self.context.dataset.ticket_columns();
-        self.run.epoch.ticket(self.committed.step, columns, self.assignment.segments())
+        self.epoch.ticket(self.committed.step, columns, self.assignment.segments())
     }
 
     fn scope(&self) -> Scope<'_> {
-        Scope { epoch: &self.run.epoch, buffer: &self.context.buffer, segments: self.assignment.segments() }
+        Scope { epoch: &self.epoch, buffer: &self.context.buffer, segments: self.assignment.segments() }
     }
 
     /// Waits for what the worker's node owes.
     async fn owed<T>(&self, what: impl Future<Output = Result<T>>) -> Result<T, Failure> {
-        owed(self.source.node(), self.context.policy.patience, what).await
-    }
-
-    fn explain(&self, e: Error) -> Error {
-        e.context(format!("{}: epoch {}", self.context.dataset.manifest().uri(), self.run.epoch.number()))
+        owed(self.node(), self.context.policy.patience, what).await
     }
 }

@@ -5,7 +5,6 @@
 //! itself. But if nobody tells anything newer, the newest that was
 //! told counts: a new etcd counts from the beginning.
 
-use super::health::Health;
 use crate::endpoints::Endpoints;
 use crate::node::{CONNECT_TIMEOUT, Node};
 use forebay_proto::{Backoff, v1};
@@ -23,38 +22,30 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from
 /// The topology as last heard; `None` before the first.
 pub(super) type Published = Option<Arc<v1::Topology>>;
 
-/// Keeps the topology current until nobody wants it. A broken watch is taken up again, at the next of the
+/// Keeps the topology current. A broken watch is taken up again, at the next of the
 /// nodes that were named or told of. Readers with different offsets begin at different nodes.
-pub(super) async fn run(
-    entry: Endpoints,
-    health: Arc<Health>,
-    offset: usize,
-    sender: watch::Sender<Published>,
-) {
+pub(super) async fn run(entry: Endpoints, offset: usize, topology: Arc<watch::Sender<Published>>) {
     let (mut backoff, mut turn) = (Backoff::new(PAUSES.0, PAUSES.1), 0);
     // Of this round: the newest topology that was told and not believed, and whether any was.
     let (mut old, mut heard): (Option<v1::Topology>, bool) = (None, false);
-    while !sender.is_closed() {
-        let nodes = candidates(&entry, &health, sender.borrow().as_deref());
+    loop {
+        let nodes = entry.known();
         let node = &nodes[offset.wrapping_add(turn) % nodes.len()];
-        match watch_at(node, nodes.len() > 1, &entry, &sender).await {
+        match watch_at(node, nodes.len() > 1, &entry, &topology).await {
             Watched::Heard => {
                 backoff.reset();
                 heard = true;
             }
-            Watched::Unknown if nodes.len() == 1 => {
-                sender.send_replace(Some(Arc::default()));
-                return;
-            }
             Watched::Old(told) if old.as_ref().is_none_or(|o| o.revision < told.revision) => old = Some(told),
-            Watched::Old(_) | Watched::Unknown | Watched::Failed => {}
+            Watched::Old(_) | Watched::Failed => {}
         }
         turn += 1;
         // One round without a pause: the next node may well answer.
         if turn.is_multiple_of(nodes.len()) {
             if let Some(told) = old.take().filter(|told| told.revision > 0 && !heard) {
                 tracing::info!(revision = told.revision, "no node tells the topology that was known");
-                sender.send_replace(Some(Arc::new(told)));
+                entry.learn(&told);
+                topology.send_replace(Some(Arc::new(told)));
             }
             heard = false;
             sleep(backoff.next()).await;
@@ -67,8 +58,6 @@ enum Watched {
     Heard,
     /// The node tells an older topology than is known.
     Old(v1::Topology),
-    /// The node does not know the call.
-    Unknown,
     Failed,
 }
 
@@ -83,11 +72,8 @@ async fn watch_at(
     }
     let mut client = node.client();
     let call = client.watch_topology(v1::WatchTopologyRequest {});
-    let mut updates = match timeout(CONNECT_TIMEOUT, call).await {
-        Ok(Ok(reply)) => reply.into_inner(),
-        Ok(Err(status)) if status.code() == tonic::Code::Unimplemented => return Watched::Unknown,
-        _ => return Watched::Failed,
-    };
+    let Ok(Ok(updates)) = timeout(CONNECT_TIMEOUT, call).await else { return Watched::Failed };
+    let mut updates = updates.into_inner();
     let mut heard = Watched::Failed;
     while let Ok(Some(topology)) = updates.message().await {
         if matches!(heard, Watched::Failed) && !is_news(sender.borrow().as_deref(), &topology) {
@@ -114,18 +100,6 @@ fn is_news(known: Option<&v1::Topology>, told: &v1::Topology) -> bool {
         Some(known) if known.cluster == told.cluster => told.revision >= known.revision,
         Some(_) => told.revision > 0,
     }
-}
-
-/// The nodes that may be asked for the topology: those that were named, then those told of, now or to others
-/// before.
-fn candidates(entry: &Endpoints, health: &Health, topology: Option<&v1::Topology>) -> Vec<Node> {
-    let mut nodes = entry.known();
-    for address in topology.iter().flat_map(|t| &t.nodes).map(|n| &n.address) {
-        if !nodes.iter().any(|n| n.url() == address) {
-            nodes.extend(health.node(address).ok());
-        }
-    }
-    nodes
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@
 //! time in a row. A node that brings rows is forgiven everything. The topology has no part in this: it only
 //! confirms later.
 
+use super::follow::Published;
 use crate::node::Node;
 use forebay_proto::{Backoff, Result};
 use parking_lot::Mutex;
@@ -20,11 +21,11 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(500), Duration::from
 const PROBE: Duration = Duration::from_secs(1);
 
 /// The state of the nodes.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Health {
     nodes: Mutex<HashMap<String, NodeHealth>>,
-    /// How often a node came back.
-    back: watch::Sender<u64>,
+    /// Its readers are told when a node comes back, as they are when the topology changes.
+    topology: Arc<watch::Sender<Published>>,
 }
 
 #[derive(Debug)]
@@ -42,6 +43,10 @@ impl NodeHealth {
 }
 
 impl Health {
+    pub fn new(topology: Arc<watch::Sender<Published>>) -> Self {
+        Self { nodes: Mutex::default(), topology }
+    }
+
     /// The node at an address, with the connection that it already has.
     pub fn node(&self, address: &str) -> Result<Node> {
         let mut nodes = self.nodes.lock();
@@ -76,11 +81,6 @@ impl Health {
         }
     }
 
-    /// Tells when nodes come back, from now on.
-    pub fn back(&self) -> watch::Receiver<u64> {
-        self.back.subscribe()
-    }
-
     /// Notes that a node brings rows.
     pub fn works(&self, node: &Node) {
         if let Some(known) = self.nodes.lock().get_mut(node.url()) {
@@ -104,5 +104,5 @@ async fn readmit(health: Weak<Health>, node: Node, mut backoff: Backoff) {
     let since = health.nodes.lock().get_mut(node.url()).and_then(|known| known.out_since.take());
     let ms = since.map_or(0, |since| since.elapsed().as_millis() as u64);
     tracing::debug!(node = node.url(), ms, "a node is back");
-    health.back.send_modify(|times| *times += 1);
+    health.topology.send_modify(|_| ());
 }

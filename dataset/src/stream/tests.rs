@@ -9,6 +9,7 @@ use forebay_proto::digest::OrderDigest;
 use forebay_proto::manifest::{Manifest, Object, SegmentSize};
 use forebay_proto::plan::steps::{Cut, Ending, Layout, Steps};
 use forebay_proto::plan::{Order, PlanKey, Shuffle};
+use forebay_proto::v1::split::Rows;
 use forebay_proto::view::Split;
 use futures::FutureExt;
 use futures::future::BoxFuture;
@@ -151,8 +152,8 @@ fn ticket(manifest: &Manifest, shuffle: Shuffle, cut: Cut, rank: u32) -> v1::Pla
         global_batch: cut.global_batch,
         rank,
         world: cut.world,
-        ending: v1::plan_ticket::Ending::from(cut.ending).into(),
-        layout: v1::plan_ticket::Layout::from(cut.layout).into(),
+        ending: cut.ending.into(),
+        layout: cut.layout.into(),
         segments: Default::default(),
         held_only: false,
         epochs_after: None,
@@ -206,7 +207,7 @@ async fn plans_are_followed_slot_by_slot() {
 #[tokio::test]
 async fn splits_and_mixes_are_read_like_datasets() {
     let (_, whole, schema) = dataset(&[50, 7, 120, 33]);
-    let split = whole.split(&Split::Rows(30, 150)).unwrap();
+    let split = whole.split(&Split::Rows(Rows { from: 30, to: 150 })).unwrap();
     let other = dataset(&[20, 40]).1;
     let mix = Manifest::mix(&[(split.clone(), 0.75), ((*other).clone(), 0.25)]).unwrap();
     let small = StreamBudget { message_bytes: 300, messages: 1, segments_ahead: Some(1) };

@@ -1,7 +1,7 @@
 //! A plan ticket, checked once: which rows of which order a stream reads.
 
 use forebay_proto::manifest::Manifest;
-use forebay_proto::plan::steps::{Cut, Slot, Steps};
+use forebay_proto::plan::steps::{Cut, Ending, Layout, Slot, Steps};
 use forebay_proto::plan::{Order, PlanKey, Sample};
 use forebay_proto::{Error, Result, SegmentSet, v1};
 use parking_lot::Mutex;
@@ -64,8 +64,8 @@ impl PlanWalk {
             first_position: ticket.first_position,
             global_batch: ticket.global_batch,
             world: ticket.world,
-            ending: v1::plan_ticket::Ending::try_from(ticket.ending).map_err(|_| unknown("ending"))?.into(),
-            layout: v1::plan_ticket::Layout::try_from(ticket.layout).map_err(|_| unknown("layout"))?.into(),
+            ending: Ending::try_from(ticket.ending).map_err(|_| unknown("ending"))?,
+            layout: Layout::try_from(ticket.layout).map_err(|_| unknown("layout"))?,
         };
         cut.check()?;
         if ticket.rank >= ticket.world {

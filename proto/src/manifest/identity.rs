@@ -1,7 +1,8 @@
 //! Digests, and what each identifies: a dataset's version, one copy of it, a segment.
 
-use super::layout::{Object, Part, Segment, is_whole};
+use super::layout::{Part, Segment, is_whole};
 use crate::error::{Error, Result};
+use crate::v1::Object;
 use std::fmt;
 use xxhash_rust::xxh3::Xxh3;
 

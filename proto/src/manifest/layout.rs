@@ -1,20 +1,11 @@
 //! The pieces of a manifest: objects, segments, and the parts of a mix.
 
+use crate::error::{Error, Result};
+use crate::v1;
 use std::ops::Range;
 
-/// One Parquet file of a dataset.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Object {
-    /// Key relative to the manifest's URI; empty when the URI names the object itself.
-    pub key: String,
-    /// The object store's tag of this version of the bytes.
-    pub etag: String,
-    /// In bytes.
-    pub size: u64,
-}
-
 /// One segment: consecutive row groups of one object.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
 pub struct Segment {
     /// Index into [`Manifest::objects`].
     pub object: u32,
@@ -68,4 +59,33 @@ pub(super) fn is_whole(segments: &[Segment]) -> bool {
         next = (s.object, s.first_row_group + s.row_groups);
         s.first_row_group == first && s.skip == 0 && s.rows == s.total_rows
     })
+}
+
+/// Segments from their columns; `Corrupt` if those are of different lengths.
+pub(super) fn segments(uri: &str, w: v1::Segments) -> Result<Vec<Segment>> {
+    let n = w.object.len();
+    let optional = [w.first_row_group.len(), w.skip.len(), w.total_rows.len()];
+    if [w.row_groups.len(), w.rows.len(), w.decoded_bytes.len()] != [n; 3]
+        || (optional != [0; 3] && optional != [n; 3])
+    {
+        return Err(Error::corrupt(format!("{uri}: malformed manifest: ragged segments")));
+    }
+    let mut next = (0, 0u32);
+    let segment = |i: usize| {
+        let (object, row_groups) = (w.object[i], w.row_groups[i]);
+        let follows = if object == next.0 { next.1 } else { 0 };
+        let first_row_group = w.first_row_group.get(i).copied().unwrap_or(follows);
+        next = (object, first_row_group.saturating_add(row_groups));
+        Segment {
+            object,
+            first_row_group,
+            row_groups,
+            rows: w.rows[i],
+            skip: w.skip.get(i).copied().unwrap_or(0),
+            total_rows: w.total_rows.get(i).copied().unwrap_or(w.rows[i]),
+            first_row: 0,
+            decoded_bytes: w.decoded_bytes[i],
+        }
+    };
+    Ok((0..n).map(segment).collect())
 }

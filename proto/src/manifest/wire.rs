@@ -2,7 +2,7 @@
 
 use super::Manifest;
 use super::identity::{Digest, FORMAT};
-use super::layout::{Object, Part, Segment, is_whole};
+use super::layout::{Part, is_whole, segments};
 use crate::error::{Error, Result};
 use crate::v1;
 
@@ -23,11 +23,7 @@ impl From<&Manifest> for v1::Manifest {
             uri: m.uri.clone(),
             segment_bytes: m.segment_bytes,
             schema: m.schema.clone().into(),
-            objects: m
-                .objects
-                .iter()
-                .map(|o| v1::Object { key: o.key.clone(), etag: o.etag.clone(), size: o.size })
-                .collect(),
+            objects: m.objects.clone(),
             segments: Some(v1::Segments {
                 object: s.iter().map(|s| s.object).collect(),
                 row_groups: s.iter().map(|s| s.row_groups).collect(),
@@ -38,17 +34,15 @@ impl From<&Manifest> for v1::Manifest {
                 total_rows: s.iter().filter(|_| !whole).map(|s| s.total_rows).collect(),
             }),
             digest: m.digest.to_bytes().to_vec().into(),
-            parts: m
-                .parts
-                .iter()
-                .filter(|_| mixed)
-                .map(|p| v1::Part {
-                    uri: p.uri.clone(),
-                    segments: p.segments.end - p.segments.start,
-                    slots: p.slots,
-                })
-                .collect(),
+            parts: m.parts.iter().filter(|_| mixed).map(v1::Part::from).collect(),
         }
+    }
+}
+
+impl From<&Part> for v1::Part {
+    fn from(p: &Part) -> Self {
+        let segments = p.segments.end - p.segments.start;
+        Self { uri: p.uri.clone(), segments, slots: p.slots }
     }
 }
 
@@ -65,8 +59,6 @@ impl TryFrom<v1::Manifest> for Manifest {
         }
         let claimed = Digest::from_bytes(&w.digest)?;
         let segments = segments(&w.uri, w.segments.unwrap_or_default())?;
-        let objects =
-            w.objects.into_iter().map(|o| Object { key: o.key, etag: o.etag, size: o.size }).collect();
         let mut at = 0u32;
         let mut parts = Vec::with_capacity(w.parts.len());
         for p in w.parts {
@@ -74,7 +66,7 @@ impl TryFrom<v1::Manifest> for Manifest {
             at = at.saturating_add(p.segments);
             parts.push(Part { uri: p.uri, segments: start..at, rows: 0, slots: p.slots });
         }
-        let m = Manifest::build(w.uri, w.segment_bytes, w.schema.to_vec(), objects, segments, parts)?;
+        let m = Manifest::build(w.uri, w.segment_bytes, w.schema.to_vec(), w.objects, segments, parts)?;
         match m.digest == claimed {
             true => Ok(m),
             false => Err(Error::corrupt(format!(
@@ -83,33 +75,4 @@ impl TryFrom<v1::Manifest> for Manifest {
             ))),
         }
     }
-}
-
-/// Segments from their columns; `Corrupt` if those are of different lengths.
-fn segments(uri: &str, w: v1::Segments) -> Result<Vec<Segment>> {
-    let n = w.object.len();
-    let optional = [w.first_row_group.len(), w.skip.len(), w.total_rows.len()];
-    if [w.row_groups.len(), w.rows.len(), w.decoded_bytes.len()] != [n; 3]
-        || (optional != [0; 3] && optional != [n; 3])
-    {
-        return Err(Error::corrupt(format!("{uri}: malformed manifest: ragged segments")));
-    }
-    let mut next = (0, 0u32);
-    let segment = |i: usize| {
-        let (object, row_groups) = (w.object[i], w.row_groups[i]);
-        let follows = if object == next.0 { next.1 } else { 0 };
-        let first_row_group = w.first_row_group.get(i).copied().unwrap_or(follows);
-        next = (object, first_row_group.saturating_add(row_groups));
-        Segment {
-            object,
-            first_row_group,
-            row_groups,
-            rows: w.rows[i],
-            skip: w.skip.get(i).copied().unwrap_or(0),
-            total_rows: w.total_rows.get(i).copied().unwrap_or(w.rows[i]),
-            first_row: 0,
-            decoded_bytes: w.decoded_bytes[i],
-        }
-    };
-    Ok((0..n).map(segment).collect())
 }

@@ -85,26 +85,6 @@ impl Mix {
         }
     }
 
-    /// The segments from a position on, in the order of the blocks that first need them.
-    pub fn segments_from(&self, from: u64) -> Vec<u32> {
-        let from = from / self.block;
-        let mut all: Vec<(u64, u32)> = Vec::new();
-        for part in &self.parts {
-            let (begin, end) = (part.first + from * part.slots, part.first + self.blocks * part.slots);
-            for (i, order) in part.orders.iter().enumerate() {
-                let start = (part.first_epoch + i as u64) * part.rows;
-                let needed = order
-                    .segments_from(begin.saturating_sub(start))
-                    .map(|(at, segment)| (start + at, segment))
-                    .take_while(|(at, _)| *at < end)
-                    .map(|(at, segment)| (at.saturating_sub(part.first) / part.slots, segment));
-                all.extend(needed);
-            }
-        }
-        all.sort_by_key(|(block, _)| *block);
-        all.into_iter().map(|(_, segment)| segment).collect()
-    }
-
     /// Each segment with the positions between which it is read, once for each time that its part comes
     /// round.
     pub fn spans(&self) -> Vec<(u32, Range<u64>)> {

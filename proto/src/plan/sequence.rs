@@ -76,23 +76,9 @@ impl Sequence {
         }
     }
 
-    /// The segments that positions `from ..` touch, each with the position at which its window begins.
-    pub fn segments_from(&self, from: u64) -> impl Iterator<Item = (u64, u32)> + '_ {
-        let first = match from < self.len() {
-            true => match self.key.shuffle {
-                Shuffle::None => self.entry_of(from, 0, self.sequence.len()),
-                _ => self.window_of(from).first,
-            },
-            false => self.sequence.len(),
-        };
-        // In file order there are no windows: each segment begins where it lies.
-        let width = if self.key.shuffle == Shuffle::None { 1 } else { self.window };
-        (first..self.sequence.len())
-            .map(move |i| (self.starts[i / width * width], self.first_segment + self.sequence[i]))
-    }
-
     /// Each segment with the positions between which it is read, in the order of `sequence`.
     pub fn spans(&self) -> impl Iterator<Item = (u32, Range<u64>)> + '_ {
+        // In file order there are no windows: each segment lies by itself.
         let width = if self.key.shuffle == Shuffle::None { 1 } else { self.window };
         self.sequence.iter().enumerate().map(move |(i, segment)| {
             let first = i / width * width;

@@ -15,29 +15,8 @@
 use super::{Order, Sample};
 use crate::digest::OrderDigest;
 use crate::error::{Error, Result};
-use crate::v1;
 
-/// What becomes of the last, incomplete step.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-pub enum Ending {
-    /// Left out.
-    Drop,
-    /// Filled up to the global batch.
-    #[default]
-    Pad,
-    /// Filled up to the next multiple of the number of ranks.
-    Exact,
-}
-
-/// Where the rows of a batch lie. A batch is a set: the plan fixes which rows it holds.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-pub enum Layout {
-    /// By segment number, then position; padding last in each segment. An answer from a segment is one run.
-    #[default]
-    Segment,
-    /// By position.
-    Position,
-}
+pub use crate::v1::plan_ticket::{Ending, Layout};
 
 /// One slot of a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -53,6 +32,8 @@ pub struct Slot {
 pub struct Run {
     /// Index into the manifest's segments.
     pub segment: u32,
+    /// The first slot within the batch.
+    pub first: u32,
     /// Number of slots, one for each row.
     pub rows: u32,
 }
@@ -195,58 +176,19 @@ impl<'a> Steps<'a> {
 
 /// The runs of a batch: maximal stretches of slots from one segment.
 pub fn runs(slots: &[Slot]) -> impl Iterator<Item = Run> + '_ {
-    slots
-        .chunk_by(|a, b| a.sample.segment == b.sample.segment)
-        .map(|c| Run { segment: c[0].sample.segment, rows: c.len() as u32 })
+    let mut next = 0;
+    slots.chunk_by(|a, b| a.sample.segment == b.sample.segment).map(move |c| {
+        let (first, rows) = (next, c.len() as u32);
+        next += rows;
+        Run { segment: c[0].sample.segment, first, rows }
+    })
 }
 
 impl std::str::FromStr for Ending {
     type Err = Error;
 
     fn from_str(s: &str) -> Result<Self> {
-        match s {
-            "drop" => Ok(Ending::Drop),
-            "pad" => Ok(Ending::Pad),
-            "exact" => Ok(Ending::Exact),
-            _ => Err(Error::invalid(format!("ending `{s}` is unknown: use drop, pad or exact"))),
-        }
-    }
-}
-
-impl From<Ending> for v1::plan_ticket::Ending {
-    fn from(e: Ending) -> Self {
-        match e {
-            Ending::Drop => Self::Drop,
-            Ending::Pad => Self::Pad,
-            Ending::Exact => Self::Exact,
-        }
-    }
-}
-
-impl From<v1::plan_ticket::Ending> for Ending {
-    fn from(e: v1::plan_ticket::Ending) -> Self {
-        match e {
-            v1::plan_ticket::Ending::Drop => Self::Drop,
-            v1::plan_ticket::Ending::Pad => Self::Pad,
-            v1::plan_ticket::Ending::Exact => Self::Exact,
-        }
-    }
-}
-
-impl From<Layout> for v1::plan_ticket::Layout {
-    fn from(l: Layout) -> Self {
-        match l {
-            Layout::Segment => Self::Segment,
-            Layout::Position => Self::Position,
-        }
-    }
-}
-
-impl From<v1::plan_ticket::Layout> for Layout {
-    fn from(l: v1::plan_ticket::Layout) -> Self {
-        match l {
-            v1::plan_ticket::Layout::Segment => Self::Segment,
-            v1::plan_ticket::Layout::Position => Self::Position,
-        }
+        Ending::from_str_name(&s.to_uppercase())
+            .ok_or_else(|| Error::invalid(format!("ending `{s}` is unknown: use drop, pad or exact")))
     }
 }

@@ -108,7 +108,7 @@ impl BackgroundReader {
     /// Compares the epochs that all ranks are through with the plan and with the table's rule.
     pub fn compare(&self) -> anyhow::Result<EpochsRead> {
         let epochs = self.progress.lock().epochs.clone();
-        let (manifest, mut all) = (self.dataset.manifest(), EpochsRead::default());
+        let (manifest, mut all) = (&self.dataset.manifest, EpochsRead::default());
         for (number, epoch) in epochs.into_iter().filter(|(_, epoch)| epoch.ranks == self.job.world) {
             let planned = planned_digest(manifest, &self.job.settings, number)?;
             let is_planned = epoch.digest == planned && epoch.samples == manifest.rows();

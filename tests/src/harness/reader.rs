@@ -6,7 +6,6 @@
 use super::table::{Checked, Table};
 use anyhow::Context;
 use forebay_client::loader::{Ending, LoaderState, Shuffle};
-use forebay_client::stream::StreamSettings;
 use forebay_client::{Access, Dataset, DatasetSpec, Event, Loader, LoaderSettings};
 use forebay_proto::digest::OrderDigest;
 use forebay_proto::manifest::Manifest;
@@ -42,7 +41,7 @@ impl Job {
             // Little is read ahead, so that the work of a node belongs to the epoch that is being read.
             prefetch_bytes: 2 << 20,
             patience: Duration::from_secs(90),
-            stream: StreamSettings { window_bytes: 1 << 20, ..Default::default() },
+            window_bytes: 1 << 20,
             ..Default::default()
         };
         Self { columns: None, world: 1, step: Duration::ZERO, settings }
@@ -105,14 +104,14 @@ impl Reader {
     /// Starts all ranks of `job`.
     pub async fn start(endpoint: &str, table: &Table, job: &Job) -> anyhow::Result<Self> {
         let dataset = job.open(endpoint, table).await?;
-        Ok(Self { ranks: job.ranks(&dataset)?, rows: dataset.manifest().rows() })
+        Ok(Self { ranks: job.ranks(&dataset)?, rows: dataset.manifest.rows() })
     }
 
     /// The segments of one of its epochs in the order in which they are read.
     pub fn trace(&self, epoch: u64) -> anyhow::Result<Vec<u32>> {
         let loader = self.ranks.first().context("a job has ranks")?;
         let LoaderState { key, .. } = loader.state();
-        Ok(Order::new(loader.dataset().manifest(), key.seed, epoch, key.shuffle).segments_from(0))
+        Ok(Order::new(&loader.dataset().manifest, key.seed, epoch, key.shuffle).segments_from(0))
     }
 
     /// Reads to the end of the epoch.

@@ -159,14 +159,14 @@ pub struct Checked {
 impl Checked {
     /// Compares every value of a batch with the rule.
     pub fn add(&mut self, batch: &Batch) {
-        let columns = batch.to_record_batch();
+        let columns = &batch.columns;
         let Some(ids) = columns.column_by_name("id").and_then(|ids| ids.as_primitive_opt::<Int64Type>())
         else {
             self.wrong += 1;
             return;
         };
         for (slot, id) in ids.values().iter().enumerate() {
-            if batch.mask().is_none_or(|mask| mask.value(slot)) {
+            if batch.mask.as_ref().is_none_or(|mask| mask.value(slot)) {
                 self.rows += 1;
                 self.marks = self.marks.wrapping_add(mark(*id as u64));
             }

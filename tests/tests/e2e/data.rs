@@ -188,7 +188,7 @@ fn each_position_holds_the_sample_that_the_plan_says() {
             ..Default::default()
         };
         let (dataset, batches) = stage.read(&access, &uri, Some(8_000), &settings).expect("read");
-        let manifest = dataset.manifest();
+        let manifest = &dataset.manifest;
         assert!(manifest.segments().len() > 5, "{} segments", manifest.segments().len());
         let row = |s: Sample| manifest.segments()[s.segment as usize].first_row + u64::from(s.row);
         let order = Order::new(manifest, 11, 0, shuffle);
@@ -246,7 +246,7 @@ impl Stage {
             let dataset = Dataset::open(access, &spec).await?;
             let mut batches = Vec::new();
             // An epoch of nothing is an error, for it would never end.
-            let ranks = if dataset.manifest().rows() == 0 { 0 } else { settings.world };
+            let ranks = if dataset.manifest.rows() == 0 { 0 } else { settings.world };
             for rank in 0..ranks {
                 let settings = LoaderSettings { rank, epochs: Some(1), ..settings.clone() };
                 let mut loader = Loader::start(&dataset, settings)?;
@@ -269,19 +269,18 @@ impl Stage {
         settings: &LoaderSettings,
     ) -> Vec<u8> {
         match self.read(access, uri, segment_bytes, settings) {
-            Ok((dataset, batches)) => ipc(dataset.projected_schema(), &batches),
+            Ok((dataset, batches)) => ipc(&dataset.projected_schema, &batches),
             Err(e) => panic!("{uri}: {e}"),
         }
     }
 }
 
 fn unpadded(batch: &Batch) -> RecordBatch {
-    let columns = batch.to_record_batch();
-    let left = match batch.mask() {
-        Some(mask) => filter_record_batch(&columns, &BooleanArray::from(mask.clone())).expect("filter"),
-        None => columns,
+    let left = match &batch.mask {
+        Some(mask) => filter_record_batch(&batch.columns, &BooleanArray::from(mask.clone())).expect("filter"),
+        None => batch.columns.clone(),
     };
-    assert_eq!(left.num_rows(), batch.real_rows());
+    assert_eq!(left.num_rows(), batch.real_rows);
     left
 }
 

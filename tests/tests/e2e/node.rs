@@ -4,7 +4,7 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::Duration;
 
-use forebay_client::stream::{Stream, StreamSettings};
+use forebay_client::stream::Stream;
 use forebay_client::{Access, Dataset, DatasetSpec};
 use forebay_proto::v1;
 use forebay_tests::harness::mnist;
@@ -135,12 +135,11 @@ fn a_reader_that_stands_still_does_not_keep_the_node_from_stopping() {
         let access = Access::endpoint(&server.endpoint).expect("an endpoint");
         let spec = DatasetSpec { uri: s3.uri("mnist/test"), ..Default::default() };
         let dataset = Dataset::open(&access, &spec).await.expect("open");
-        let manifest = dataset.manifest().digest().to_bytes().to_vec().into();
+        let manifest = dataset.manifest.digest().to_bytes().to_vec().into();
         let scan = v1::ScanTicket { manifest, ..Default::default() };
         let ticket =
             v1::Ticket { kind: Some(v1::ticket::Kind::Scan(scan)), ..Default::default() }.encode_to_vec();
-        let settings = StreamSettings { window_bytes: 64 << 10, ..Default::default() };
-        let mut stream = Stream::open(&server.endpoint, &ticket, &settings).await.expect("a stream");
+        let mut stream = Stream::open(&server.endpoint, &ticket, 64 << 10).await.expect("a stream");
         stream.next().await.expect("the schema");
         // Its window fills up while pings are still answered.
         tokio::time::sleep(Duration::from_millis(500)).await;

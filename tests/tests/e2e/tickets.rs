@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use forebay_client::stream::{Stream, StreamSettings};
+use forebay_client::stream::{Stream, WINDOW_BYTES};
 use forebay_client::{Access, Dataset, DatasetSpec};
 use forebay_proto::plan::{PlanKey, Shuffle};
 use forebay_proto::{Error, v1};
@@ -17,7 +17,7 @@ use crate::fixtures;
 /// The answer to a ticket: how many events came, or the error.
 async fn ask(address: &str, ticket: &[u8]) -> Result<usize, Error> {
     let reading = async {
-        let mut stream = Stream::open(address, ticket, &StreamSettings::default()).await?;
+        let mut stream = Stream::open(address, ticket, WINDOW_BYTES).await?;
         let mut events = 0;
         while stream.next().await?.is_some() {
             events += 1;
@@ -63,7 +63,7 @@ fn tickets_that_make_no_sense_are_refused() {
     let access = Access::endpoint(address).expect("an endpoint");
     let spec = DatasetSpec { uri: uri.clone(), ..Default::default() };
     let dataset = runtime.block_on(Dataset::open(&access, &spec)).expect("open");
-    let manifest = dataset.manifest().digest();
+    let manifest = dataset.manifest.digest();
     let key = PlanKey { manifest, seed: 0, epoch: 0, shuffle: Shuffle::Window(2) };
     let good = v1::PlanTicket {
         plan: Some(key.into()),

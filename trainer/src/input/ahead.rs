@@ -127,7 +127,7 @@ async fn fill(
         let Some(event) = event else { return Ok(()) };
         let (mut input, mut bytes) = (None, 0);
         if let Event::Batch(batch) = &event {
-            let place = || format!("epoch {} step {}", batch.epoch() + 1, batch.step() + 1);
+            let place = || format!("epoch {} step {}", batch.epoch + 1, batch.step + 1);
             let made = make(batch).with_context(place)?;
             bytes = made.bytes() + batch.bytes() as u64;
             input = Some(made);

@@ -36,8 +36,8 @@ impl Preparer {
 
     /// The tensors of a batch. What needs no decoding shares the batch's memory.
     pub fn input(&self, batch: &Batch) -> Result<Input> {
-        let samples = batch.sample_ids();
-        let vary = self.vary.map(|seed| (seed, batch.epoch()));
+        let samples = &batch.sample_ids;
+        let vary = self.vary.map(|seed| (seed, batch.epoch));
         let images = |column: &dyn Array, settings: &ImageSettings, name: &str| -> Result<Tensor> {
             let rows = Rows { column: name, samples, vary };
             match &self.decoder {
@@ -45,6 +45,6 @@ impl Preparer {
                 None => anyhow::bail!("there are no threads to decode `{name}`"),
             }
         };
-        self.columns.tensors(&batch.to_record_batch(), batch.mask(), &images)
+        self.columns.tensors(&batch.columns, batch.mask.as_ref(), &images)
     }
 }

@@ -61,8 +61,8 @@ impl Default for Tally {
 impl Tally {
     /// Adds a batch and the sum of its samples' losses.
     pub fn add(&mut self, batch: &Batch, loss_sum: Option<f64>) {
-        self.samples += batch.real_rows() as u64;
-        self.digest.merge(batch.digest());
+        self.samples += batch.real_rows as u64;
+        self.digest.merge(batch.digest);
         self.loss_sum += loss_sum.unwrap_or(0.0);
         self.steps += 1;
     }

@@ -27,7 +27,7 @@ pub struct BadStep {
 
 /// The rows (in the dataset, in file order) that the rank took in this step, and the command that shows them.
 pub fn describe(settings: &Settings, dataset: &Dataset, shuffle: Shuffle, step: BadStep) -> Result<String> {
-    let order = Order::new(dataset.manifest(), settings.seed, step.epoch, shuffle);
+    let order = Order::new(&dataset.manifest, settings.seed, step.epoch, shuffle);
     let cut = Cut {
         first_position: step.position,
         global_batch: settings.batch,
@@ -38,7 +38,7 @@ pub fn describe(settings: &Settings, dataset: &Dataset, shuffle: Shuffle, step: 
     let steps = Steps::new(&order, cut)?;
     let mut slots = Vec::new();
     steps.batch(0, step.rank as u32, &mut slots);
-    let segments = dataset.manifest().segments();
+    let segments = dataset.manifest.segments();
     let row = |sample: forebay_proto::plan::Sample| {
         segments[sample.segment as usize].first_row + u64::from(sample.row)
     };

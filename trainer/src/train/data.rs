@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, bail, ensure};
 use forebay_client::loader::{Ending, Shuffle};
-use forebay_client::stream::StreamSettings;
 use forebay_client::{Dataset, DatasetSpec, LoaderSettings};
 
 use crate::checkpoint::Identity;
@@ -28,11 +27,11 @@ pub fn open(session: &Session, spec: DatasetSpec, vary: Option<u64>) -> Result<M
     let args = &session.settings.model;
     let spec = DatasetSpec { columns: Some(args.column_names()), ..spec };
     let dataset = session.runtime.block_on(Dataset::open(&session.access, &spec))?;
-    let uri = dataset.manifest().uri();
-    let (model, columns) = model::resolve(args, dataset.schema(), uri)?;
+    let uri = dataset.manifest.uri();
+    let (model, columns) = model::resolve(args, &dataset.schema, uri)?;
     ensure!(dataset.epoch_samples() > 0, "{uri} has no rows");
     // Each rank opens it by itself: it may have been overwritten in between.
-    let digest = dataset.manifest().digest().0;
+    let digest = dataset.manifest.digest().0;
     let versions = session.group.all_gather_i64(&[(digest >> 64) as i64, digest as i64])?;
     same_version(&versions).with_context(|| uri.to_owned())?;
     let threads = std::thread::available_parallelism().map_or(1, usize::from) / session.env.local_world;
@@ -45,7 +44,7 @@ pub fn loader_settings(session: &Session, shuffle: Shuffle, global_batch: u64) -
     let default = LoaderSettings::default();
     let prefetch_bytes = session.settings.prefetch_bytes.unwrap_or(default.prefetch_bytes);
     // What a stream holds is read ahead too.
-    let window_bytes = u32::try_from(prefetch_bytes).unwrap_or(u32::MAX).min(default.stream.window_bytes);
+    let window_bytes = u32::try_from(prefetch_bytes).unwrap_or(u32::MAX).min(default.window_bytes);
     LoaderSettings {
         seed: session.settings.seed,
         shuffle,
@@ -56,7 +55,7 @@ pub fn loader_settings(session: &Session, shuffle: Shuffle, global_batch: u64) -
         first_epoch: 0,
         epochs: Some(1),
         prefetch_bytes,
-        stream: StreamSettings { window_bytes, ..default.stream },
+        window_bytes,
         ..default
     }
 }
@@ -75,7 +74,7 @@ impl ModelData {
 
     /// What a checkpoint of a run on this dataset belongs to.
     pub fn identity(&self, session: &Session) -> Identity {
-        let (manifest, settings) = (self.dataset.manifest(), &session.settings);
+        let (manifest, settings) = (&self.dataset.manifest, &session.settings);
         let model = match settings.trains() {
             // Settings are plain data, and JSON the form in which people may read them.
             true => serde_json::to_string(&self.model).unwrap_or_else(|_| self.model.name().to_owned()),
@@ -96,8 +95,8 @@ impl ModelData {
         ensure!(
             self.model == test.model && self.columns == test.columns,
             "{} and {} do not fit the same model: one makes it {:?} on {:?}, the other {:?} on {:?}",
-            self.dataset.manifest().uri(),
-            test.dataset.manifest().uri(),
+            self.dataset.manifest.uri(),
+            test.dataset.manifest.uri(),
             self.model,
             self.columns,
             test.model,

@@ -196,15 +196,15 @@ impl<'a> Fit<'a> {
                     return Ok(Some((tally, ledger)));
                 }
             };
-            let at = At { epoch, step: batch.step(), samples: batch.samples_done() - position };
+            let at = At { epoch, step: batch.step, samples: batch.samples_done - position };
             let loss = self.step(&batch, at, position, &mut watch)?;
-            position = batch.samples_done();
+            position = batch.samples_done;
             tally.add(&batch, loss);
             self.run_state.step += 1;
             let times = watch.end();
             ledger.add(times);
             tally.waited = ledger.waited();
-            let loss = loss.map(|sum| sum / batch.real_rows().max(1) as f64);
+            let loss = loss.map(|sum| sum / batch.real_rows.max(1) as f64);
             self.observer.step(self.run_state.step, epoch, &tally, (loss, self.trainer.as_ref()), &times);
             if position < samples && self.between_steps(epoch, &tally)? {
                 return Ok(None);
@@ -277,7 +277,7 @@ impl<'a> Fit<'a> {
         let mut report = EpochReport::new(
             epoch,
             &total,
-            dataset.projected_bytes(),
+            dataset.projected_bytes,
             session.reads_itself(),
             self.trainer.is_some(),
         );

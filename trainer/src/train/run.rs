@@ -82,7 +82,7 @@ fn new_report(session: &Session, train: &ModelData, test: Option<&ModelData>) ->
                 Access::Endpoint(node) => node.url().to_owned(),
                 Access::Direct(_) => "direct".to_owned(),
             },
-            train: dataset.manifest().uri().to_owned(),
+            train: dataset.manifest.uri().to_owned(),
             test: settings.test.clone(),
             model: settings.trains().then(|| model.clone()),
             columns: settings.model.column_names(),
@@ -99,7 +99,7 @@ fn new_report(session: &Session, train: &ModelData, test: Option<&ModelData>) ->
         global_batch: settings.batch,
         steps_per_epoch: train.steps(settings.batch),
         train_samples: dataset.epoch_samples(),
-        manifest_digest: dataset.manifest().digest().to_string(),
+        manifest_digest: dataset.manifest.digest().to_string(),
         test_samples: test.map(|test| test.dataset.epoch_samples()),
         ..Report::default()
     }

@@ -4,9 +4,10 @@
 //! database is not built in. Binary is hexadecimal, decimals are numbers with all their digits, NaN and
 //! infinities are null (JSON has none).
 
-use arrow::array::{ArrayData, ArrayRef, RecordBatch, make_array};
+use arrow::compute::cast;
 use arrow::datatypes::{DataType, Field, FieldRef, Schema};
 use arrow::error::ArrowError;
+use arrow::record_batch::{RecordBatch, RecordBatchWriter};
 use arrow_json::WriterBuilder;
 use arrow_json::writer::{LineDelimited, Writer};
 use std::io::Write;
@@ -19,35 +20,28 @@ impl<W: Write> Lines<W> {
     pub(super) fn new(out: W) -> Self {
         Self(WriterBuilder::new().with_explicit_nulls(true).build(out))
     }
+}
 
-    pub(super) fn write(&mut self, batch: &RecordBatch) -> Result<(), ArrowError> {
+impl<W: Write> RecordBatchWriter for Lines<W> {
+    fn write(&mut self, batch: &RecordBatch) -> Result<(), ArrowError> {
         self.0.write(&in_utc(batch)?)
     }
 
-    pub(super) fn finish(mut self) -> Result<(), ArrowError> {
+    fn close(mut self) -> Result<(), ArrowError> {
         self.0.finish()
     }
 }
 
-/// The same instants, with every time zone named `+00:00`. Shares the batch's buffers.
+/// The same instants, with every time zone named `+00:00`.
 fn in_utc(batch: &RecordBatch) -> Result<RecordBatch, ArrowError> {
     let schema = batch.schema();
     if schema.fields().iter().all(|f| utc(f.data_type()) == *f.data_type()) {
         return Ok(batch.clone());
     }
     let fields: Vec<FieldRef> = schema.fields().iter().map(utc_field).collect();
-    let columns = batch.columns().iter().map(|c| relabelled(c.to_data()).map(make_array));
-    let columns: Vec<ArrayRef> = columns.collect::<Result<_, _>>()?;
+    let columns = batch.columns().iter().zip(&fields).map(|(c, field)| cast(c, field.data_type()));
+    let columns = columns.collect::<Result<Vec<_>, _>>()?;
     RecordBatch::try_new(Arc::new(Schema::new(fields)), columns)
-}
-
-fn relabelled(data: ArrayData) -> Result<ArrayData, ArrowError> {
-    let wanted = utc(data.data_type());
-    if wanted == *data.data_type() {
-        return Ok(data);
-    }
-    let children = data.child_data().iter().cloned().map(relabelled).collect::<Result<_, _>>()?;
-    data.into_builder().data_type(wanted).child_data(children).build()
 }
 
 fn utc_field(f: &FieldRef) -> FieldRef {

@@ -6,7 +6,6 @@ use forebay_client::Dataset;
 use forebay_client::loader::{Batch, Event, Loader, LoaderSettings};
 use forebay_proto::{Error, Result};
 use indicatif::{ProgressBar, ProgressStyle};
-use std::io::IsTerminal;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 use tokio::task::JoinSet;
@@ -47,7 +46,7 @@ async fn one(mut loader: Loader, bar: ProgressBar) -> Result<Read> {
         match event {
             Some(Event::Batch(batch)) => {
                 read.bytes += bytes(&batch);
-                bar.inc(batch.real_rows() as u64);
+                bar.inc(batch.real_rows as u64);
             }
             Some(Event::EpochEnd(summary)) => {
                 read.samples += summary.samples;
@@ -61,16 +60,12 @@ async fn one(mut loader: Loader, bar: ProgressBar) -> Result<Read> {
 
 /// Bytes of the batch's values, without what its buffers have to spare.
 fn bytes(batch: &Batch) -> u64 {
-    let columns = batch.to_record_batch();
-    let sizes = columns.columns().iter().map(|c| c.to_data().get_slice_memory_size().unwrap_or(0));
+    let sizes = batch.columns.columns().iter().map(|c| c.to_data().get_slice_memory_size().unwrap_or(0));
     sizes.sum::<usize>() as u64
 }
 
 /// A live line on a terminal, nothing elsewhere.
 fn progress(dataset: &Dataset, epoch: u64) -> ProgressBar {
-    if !std::io::stderr().is_terminal() {
-        return ProgressBar::hidden();
-    }
     let style = "epoch {msg} {bar:30} {human_pos} of {human_len} samples, {per_sec}";
     let style = ProgressStyle::with_template(style).unwrap_or_else(|_| ProgressStyle::default_bar());
     let bar = ProgressBar::new(dataset.epoch_samples()).with_style(style).with_message(epoch.to_string());

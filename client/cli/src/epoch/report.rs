@@ -12,35 +12,32 @@ pub(super) struct EpochRow {
     /// Where the bytes came from: `s3` (`files` for file://), `cache`, `memory` (of this process), or
     /// `mixed`.
     pub source: &'static str,
-    pub seconds: f64,
-    /// Samples delivered, padding left out.
-    pub samples: u64,
+    #[serde(flatten)]
+    pub read: Read,
     pub samples_per_s: f64,
-    /// Arrow bytes delivered.
-    pub bytes: u64,
     pub mb_per_s: f64,
     /// Share of the time that ranks waited for data.
     pub data_wait_pct: f64,
-    pub steps: u64,
-    pub s3_requests: u64,
-    pub s3_bytes: u64,
-    pub s3_footer_requests: u64,
-    pub s3_footer_bytes: u64,
-    pub s3_retries: u64,
-    pub parquet_bytes_decoded: u64,
     pub order_digest: String,
+    #[serde(flatten)]
+    pub cost: Counters,
 }
 
 /// What the ranks counted in one epoch.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Copy, Default, Serialize)]
 pub(super) struct Read {
     pub seconds: f64,
+    /// Samples delivered, padding left out.
     pub samples: u64,
+    /// Arrow bytes delivered.
     pub bytes: u64,
     pub steps: u64,
     /// Seconds of waiting for data, over all ranks.
+    #[serde(skip)]
     pub wait_s: f64,
+    #[serde(skip)]
     pub ranks: u32,
+    #[serde(skip)]
     pub digest: OrderDigest,
 }
 
@@ -53,26 +50,38 @@ pub(super) struct Place {
 }
 
 impl EpochRow {
-    pub(super) fn new(epoch: u64, read: &Read, cost: &Counters, place: Place) -> Self {
+    pub(super) fn new(epoch: u64, read: Read, cost: Counters, place: Place) -> Self {
         let waited = figures::rate(read.wait_s, read.seconds * f64::from(read.ranks));
         Self {
             epoch,
-            source: source(read, cost, place),
-            seconds: read.seconds,
-            samples: read.samples,
+            source: source(&read, &cost, place),
             samples_per_s: figures::rate(read.samples as f64, read.seconds),
-            bytes: read.bytes,
             mb_per_s: figures::rate(read.bytes as f64 / 1e6, read.seconds),
             data_wait_pct: 100.0 * waited.min(1.0),
-            steps: read.steps,
-            s3_requests: cost.s3_requests,
-            s3_bytes: cost.s3_bytes,
-            s3_footer_requests: cost.s3_footer_requests,
-            s3_footer_bytes: cost.s3_footer_bytes,
-            s3_retries: cost.s3_retries,
-            parquet_bytes_decoded: cost.parquet_bytes_decoded,
             order_digest: read.digest.to_string(),
+            read,
+            cost,
         }
+    }
+
+    /// The row of the table. Widths are fixed, so that rows can be printed as epochs end.
+    pub(super) fn line(&self) -> String {
+        let (read, cost) = (&self.read, &self.cost);
+        let source = if self.source == "s3" { "S3" } else { self.source };
+        line([
+            self.epoch.to_string(),
+            source.to_owned(),
+            format!("{:.3}", read.seconds),
+            figures::count(read.samples),
+            figures::count(self.samples_per_s.round() as u64),
+            format!("{:.1}", self.mb_per_s),
+            format!("{:.1} %", self.data_wait_pct),
+            figures::count(cost.s3_requests),
+            figures::bytes(cost.s3_bytes),
+            figures::bytes(cost.s3_footer_bytes),
+            figures::bytes(cost.parquet_bytes_decoded),
+            self.order_digest.clone(),
+        ])
     }
 }
 
@@ -109,27 +118,6 @@ const COLUMNS: [(&str, usize); 12] = [
 /// The table's head.
 pub(super) fn head() -> String {
     line(COLUMNS.map(|(name, _)| name.to_owned()))
-}
-
-impl EpochRow {
-    /// The row of the table. Widths are fixed, so that rows can be printed as epochs end.
-    pub(super) fn line(&self) -> String {
-        let source = if self.source == "s3" { "S3" } else { self.source };
-        line([
-            self.epoch.to_string(),
-            source.to_owned(),
-            format!("{:.3}", self.seconds),
-            figures::count(self.samples),
-            figures::count(self.samples_per_s.round() as u64),
-            format!("{:.1}", self.mb_per_s),
-            format!("{:.1} %", self.data_wait_pct),
-            figures::count(self.s3_requests),
-            figures::bytes(self.s3_bytes),
-            figures::bytes(self.s3_footer_bytes),
-            figures::bytes(self.parquet_bytes_decoded),
-            self.order_digest.clone(),
-        ])
-    }
 }
 
 fn line(cells: [String; COLUMNS.len()]) -> String {
@@ -171,7 +159,7 @@ mod tests {
             ..Default::default()
         };
         let cost = Counters { s3_requests: 16, s3_bytes: 9_912_422, misses: 10, ..Default::default() };
-        let row = EpochRow::new(0, &read, &cost, PLACE);
+        let row = EpochRow::new(0, read, cost, PLACE);
         assert_eq!((row.samples_per_s, row.mb_per_s, row.data_wait_pct), (30_000.0, 23.5, 75.0));
         let (head, line) = (head(), row.line());
         let end_of = |text: &str, cell: &str| text.find(cell).map(|i| i + cell.len());
@@ -184,7 +172,7 @@ mod tests {
 
     #[test]
     fn an_epoch_of_no_time_is_not_infinitely_fast() {
-        let row = EpochRow::new(0, &Read::default(), &Counters::default(), PLACE);
+        let row = EpochRow::new(0, Read::default(), Counters::default(), PLACE);
         assert_eq!((row.samples_per_s, row.mb_per_s, row.data_wait_pct), (0.0, 0.0, 0.0));
     }
 }

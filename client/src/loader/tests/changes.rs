@@ -17,7 +17,7 @@ use tokio::time::sleep;
 /// A copy of some nodes on each of `segments`.
 fn heat(dataset: &Dataset, segments: impl Iterator<Item = u32>, nodes: &[&str]) -> Vec<v1::HotSegment> {
     let hot = |s| v1::HotSegment {
-        segment: dataset.manifest().segment_id(s).unwrap().0.to_bytes().to_vec().into(),
+        segment: dataset.manifest.segment_id(s).unwrap().0.to_bytes().to_vec().into(),
         nodes: nodes.iter().map(|n| (*n).into()).collect(),
     };
     segments.map(hot).collect()
@@ -39,7 +39,7 @@ fn any_topology(random: &mut Random, all: &[v1::Node], dataset: &Dataset, t: &mu
     }
     t.replicas = (random.next() % 4) as u32;
     let hot = random.next() % 4 * 10;
-    let count = dataset.manifest().segments().len() as u32;
+    let count = dataset.manifest.segments().len() as u32;
     let some: Vec<u32> = (0..count).filter(|_| random.next() % 40 < hot).collect();
     t.hot = heat(dataset, some.into_iter(), &names[(random.next() % names.len() as u64) as usize..]);
 }
@@ -135,7 +135,7 @@ async fn readers_spread_over_hot_copies_and_come_back() {
     let conducts: Vec<_> = fleet.nodes.iter().map(|n| n.conduct.clone()).collect();
     let (mut phase, mut then) = (Phase::Before, Vec::<u64>::new());
     read(&world, &fleet, &slowly(), async |step, dataset| {
-        let (now, count) = (streams(&fleet), dataset.manifest().segments().len() as u32);
+        let (now, count) = (streams(&fleet), dataset.manifest.segments().len() as u32);
         // How soon a change is heard of depends on the machine: a phase lasts until what it waits for is so.
         phase = match phase {
             Phase::Before if step == 20 => {
@@ -233,7 +233,7 @@ async fn streams_do_not_become_ever_more() {
     let (mut random, mut most) = (Random(3), 0);
     let settings = LoaderSettings { prefetch_bytes: 20_000, shuffle: Shuffle::Full, ..slowly() };
     read(&world, &fleet, &settings, async |step, dataset| {
-        let count = dataset.manifest().segments().len() as u32;
+        let count = dataset.manifest.segments().len() as u32;
         assert!(count > 100, "{count} segments");
         if step % 2 == 0 && step < 700 {
             let some: Vec<u32> = (0..count).filter(|_| random.next().is_multiple_of(2)).collect();
@@ -287,8 +287,8 @@ async fn a_new_count_of_revisions_is_followed() {
     fleet.change(|t| (t.cluster, t.revision) = (7, 500));
     let Access::Endpoint(all) = Access::endpoint(&fleet.addresses.join(",")).unwrap() else { unreachable!() };
     let cluster = Cluster::follow(&all, 0);
-    let list: Arc<[u32]> = (0..direct.manifest().segments().len() as u32).collect();
-    let nodes = async || cluster.groups(direct.manifest(), &list).await.unwrap().len();
+    let list = || (0..direct.manifest.segments().len() as u32).collect();
+    let nodes = async || cluster.groups(&direct.manifest, list()).await.unwrap().len();
     cluster.ready().await;
     assert_eq!(nodes().await, 3);
     // The node that is watched tells it itself.
@@ -308,7 +308,7 @@ async fn a_new_count_of_revisions_is_followed() {
         tell(1, 4, &nodes_told[..1]);
         tell(2, 500, &nodes_told);
         let cluster = Cluster::follow(&all, offset);
-        let nodes = async || cluster.groups(direct.manifest(), &list).await.unwrap().len();
+        let nodes = async || cluster.groups(&direct.manifest, list()).await.unwrap().len();
         cluster.ready().await;
         until("the first topology", async || nodes().await == 3).await;
         sleep(Duration::from_millis(500)).await;

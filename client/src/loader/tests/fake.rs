@@ -204,7 +204,7 @@ impl Cache for FakeNode {
             ..Default::default()
         };
         let now = Dataset::open(&Access::direct(Default::default())?, &spec).await?;
-        let manifest = Some(v1::Manifest::from(now.manifest().as_ref()));
+        let manifest = Some(v1::Manifest::from(now.manifest.as_ref()));
         Ok(Response::new(v1::OpenReply { manifest, projected_bytes: 1 }))
     }
 
@@ -264,10 +264,10 @@ impl FakeNode {
         if self.conduct.forgets.load(SeqCst) > 0 {
             return Err(Error::not_found("manifest unknown: open the dataset"));
         }
-        let Access::Direct(direct) = self.dataset.access() else { unreachable!() };
+        let Access::Direct(direct) = &self.dataset.access else { unreachable!() };
         let message_bytes = self.conduct.message_bytes.load(SeqCst) as usize;
         let budget = StreamBudget { message_bytes, ..Default::default() };
-        let reading = Reading::new(self.dataset.manifest().clone(), self.dataset.schema(), &ticket.columns)?;
+        let reading = Reading::new(self.dataset.manifest.clone(), &self.dataset.schema, &ticket.columns)?;
         let walk = PlanWalk::new(&reading.manifest, &ticket, &Orders::default())?;
         let setup = StreamSetup::new(reading, Arc::new(direct.clone()));
         Ok(BatchStream::plan(StreamSetup { budget, ..setup }, walk))

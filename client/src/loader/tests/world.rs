@@ -108,12 +108,12 @@ impl World {
 
 /// All rows of a dataset, read segment by segment.
 pub async fn all_rows(dataset: &Dataset) -> RecordBatch {
-    let Access::Direct(direct) = dataset.access() else { panic!("needs direct access") };
+    let Access::Direct(direct) = &dataset.access else { panic!("needs direct access") };
     let mut segments = Vec::new();
-    for segment in 0..dataset.manifest().segments().len() as u32 {
-        segments.push(direct.read(dataset.manifest(), segment, dataset.projection()).await.unwrap());
+    for segment in 0..dataset.manifest.segments().len() as u32 {
+        segments.push(direct.read(&dataset.manifest, segment, &dataset.projection).await.unwrap());
     }
-    concat_batches(dataset.projected_schema(), segments.iter().map(AsRef::as_ref)).unwrap()
+    concat_batches(&dataset.projected_schema, segments.iter().map(AsRef::as_ref)).unwrap()
 }
 
 /// The batches of one epoch from a position on, straight from the plan.
@@ -124,10 +124,10 @@ pub fn reference(
     epoch: u64,
     first_position: u64,
 ) -> (Vec<(RecordBatch, Vec<bool>)>, OrderDigest) {
-    let order = Order::new(dataset.manifest(), settings.seed, epoch, settings.shuffle);
+    let order = Order::new(&dataset.manifest, settings.seed, epoch, settings.shuffle);
     let &LoaderSettings { global_batch, world, ending, layout, rank, .. } = settings;
     let steps = Steps::new(&order, Cut { first_position, global_batch, world, ending, layout }).unwrap();
-    let first_row = |s: u32| dataset.manifest().segments()[s as usize].first_row;
+    let first_row = |s: u32| dataset.manifest.segments()[s as usize].first_row;
     let (mut batches, mut digest, mut slots) = (Vec::new(), OrderDigest::default(), Vec::new());
     for step in 0..steps.count() {
         steps.batch(step, rank, &mut slots);
@@ -143,18 +143,18 @@ pub fn reference(
 
 /// Checks one batch against its reference.
 pub fn same(batch: &Batch, want: &(RecordBatch, Vec<bool>), what: &str) {
-    let mask: Vec<bool> = match batch.mask() {
+    let mask: Vec<bool> = match &batch.mask {
         Some(mask) => mask.iter().collect(),
         None => vec![true; batch.rows()],
     };
     assert_eq!(mask, want.1, "{what}: mask");
-    assert_eq!(batch.real_rows(), want.1.iter().filter(|m| **m).count(), "{what}");
-    let got = batch.to_record_batch();
+    assert_eq!(batch.real_rows, want.1.iter().filter(|m| **m).count(), "{what}");
+    let got = &batch.columns;
     for (i, field) in want.0.schema().fields().iter().enumerate() {
         assert_eq!(got.column(i).as_ref(), want.0.column(i).as_ref(), "{what}: column {}", field.name());
         assert_eq!(batch.column(field.name()).unwrap().as_ref(), got.column(i).as_ref());
     }
-    assert_eq!(got, want.0, "{what}");
+    assert_eq!(*got, want.0, "{what}");
 }
 
 /// Reads a loader to its end and checks every batch and digest.
@@ -183,9 +183,9 @@ pub async fn check(
             let next = tokio::time::timeout(std::time::Duration::from_secs(30), next).await;
             match next.unwrap_or_else(|_| panic!("{what}: stuck")) {
                 Ok(Some(Event::Batch(batch))) => {
-                    assert_eq!((batch.epoch(), batch.bytes() > 0), (epoch, true));
+                    assert_eq!((batch.epoch, batch.bytes() > 0), (epoch, true));
                     same(&batch, want, &what);
-                    assert_eq!(loader.state().samples_done, batch.samples_done(), "{what}");
+                    assert_eq!(loader.state().samples_done, batch.samples_done, "{what}");
                 }
                 other => panic!("{what}: {other:?}"),
             }

@@ -7,7 +7,7 @@
 //! an epoch that has many streams already is divided no further until the next one.
 
 use crate::node::Node;
-use crate::routing::{Cluster, Group, News};
+use crate::routing::{Cluster, News};
 use forebay_proto::manifest::Manifest;
 use forebay_proto::{Result, SegmentSet};
 use std::sync::Arc;
@@ -23,7 +23,6 @@ const STREAMS_MAX: usize = 32;
 /// Some of a dataset's segments.
 #[derive(Debug, Clone)]
 pub(super) struct Assignment {
-    list: Arc<[u32]>,
     set: SegmentSet,
     /// Tells of changes since the segments were assigned.
     news: Option<News>,
@@ -34,8 +33,7 @@ pub(super) struct Assignment {
 impl Assignment {
     /// All segments of a dataset.
     pub fn all(manifest: &Manifest) -> Self {
-        let count = manifest.segments().len() as u32;
-        Self { list: (0..count).collect(), set: SegmentSet::all(count), news: None, divided_at: None }
+        Self { set: SegmentSet::all(manifest.segments().len() as u32), news: None, divided_at: None }
     }
 
     pub fn segments(&self) -> &SegmentSet {
@@ -50,13 +48,11 @@ impl Assignment {
     ) -> Result<Vec<(Node, Assignment)>> {
         // Taken first, so that no change after the look is missed.
         let news = cluster.news();
-        let groups = cluster.groups(manifest, &self.list).await?;
-        let part = |Group { node, segments }: Group| {
+        let groups = cluster.groups(manifest, self.set.iter().collect()).await?;
+        let part = |(node, segments): (Node, Vec<u32>)| {
             let mut set = SegmentSet::new(manifest.segments().len() as u32);
-            set.extend(segments.iter().copied());
-            let part =
-                Self { list: segments.into(), set, news: Some(news.clone()), divided_at: self.divided_at };
-            (node, part)
+            set.extend(segments);
+            (node, Self { set, news: Some(news.clone()), divided_at: self.divided_at })
         };
         Ok(groups.into_iter().map(part).collect())
     }

@@ -3,7 +3,7 @@
 
 use crate::dataset::Dataset;
 use crate::direct::Direct;
-use crate::stream::{Head, Stream, StreamEvent, StreamSettings};
+use crate::stream::{Head, Stream, StreamEvent};
 use forebay_dataset::stream::{BatchStream, Orders, PlanWalk, Reading, StreamSetup};
 use forebay_proto::{Manifest, Result, v1};
 use prost::Message as _;
@@ -23,15 +23,15 @@ impl Feed {
         address: &str,
         manifest: &Manifest,
         ticket: v1::PlanTicket,
-        settings: &StreamSettings,
+        window_bytes: u32,
     ) -> Result<Self> {
         let ticket = v1::Ticket::new(manifest, v1::ticket::Kind::Plan(ticket));
-        Ok(Self::Stream(Box::new(Stream::open(address, &ticket.encode_to_vec(), settings).await?)))
+        Ok(Self::Stream(Box::new(Stream::open(address, &ticket.encode_to_vec(), window_bytes).await?)))
     }
 
     /// Answers the ticket in this process.
     pub fn direct(direct: &Direct, dataset: &Dataset, ticket: &v1::PlanTicket) -> Result<Self> {
-        let reading = Reading::new(dataset.manifest().clone(), dataset.schema(), &ticket.columns)?;
+        let reading = Reading::new(dataset.manifest.clone(), &dataset.schema, &ticket.columns)?;
         let walk = PlanWalk::new(&reading.manifest, ticket, &Orders::default())?;
         let answer = BatchStream::plan(StreamSetup::new(reading, Arc::new(direct.clone())), walk);
         Ok(Self::Direct { answer, events: VecDeque::new() })

@@ -11,7 +11,7 @@ use crate::dataset::Dataset;
 use crate::loader::position::{Committed, Scope};
 use crate::node::Node;
 use crate::routing::Cluster;
-use crate::stream::{Head, StreamEvent, StreamSettings};
+use crate::stream::{Head, StreamEvent};
 use forebay_proto::{Error, Result};
 use std::time::Duration;
 use tokio::time::sleep;
@@ -26,7 +26,7 @@ pub(super) struct Hedge<'a> {
     pub scope: Scope<'a>,
     pub committed: Committed,
     pub dataset: &'a Dataset,
-    pub stream: &'a StreamSettings,
+    pub window_bytes: u32,
 }
 
 /// Another node's stream, which brought rows first.
@@ -41,7 +41,7 @@ impl Hedge<'_> {
     /// Ends when another node brings the rows that are late; mostly never. To be dropped as soon as the
     /// worker's own node brings anything.
     pub async fn run(&self) -> HedgedStream {
-        sleep(self.cluster.throughput().late_after()).await;
+        sleep(self.cluster.throughput.late_after()).await;
         loop {
             if let Some(segment) = self.wanted()
                 && let Some(other) =
@@ -75,7 +75,7 @@ impl Hedge<'_> {
         let (Scope { epoch, segments, .. }, columns) = (self.scope, self.dataset.ticket_columns());
         let mut ticket = epoch.ticket(self.committed.step, columns, segments);
         ticket.held_only = true;
-        let mut feed = Feed::stream(node.url(), self.dataset.manifest(), ticket, self.stream).await?;
+        let mut feed = Feed::stream(node.url(), &self.dataset.manifest, ticket, self.window_bytes).await?;
         loop {
             match feed.next().await? {
                 // The schema comes first, without any rows.

@@ -124,7 +124,7 @@ fn kills(
 fn owned_bytes(reader: &BackgroundReader, table: &Table, count: usize, node: usize) -> f64 {
     let members: Vec<v1::Node> =
         (0..count).map(|node| v1::Node { name: name(node), weight: 1.0, ..Default::default() }).collect();
-    let manifest = reader.dataset().manifest();
+    let manifest = &reader.dataset().manifest;
     let (ring, balance) = (ring::Ring::new(&members), ring::Balance::of(&members, [&**manifest]));
     let owner = |segment| manifest.segment_id(segment).ok().and_then(|id| balance.owner(&ring, id));
     let owned = (0..table.segments as u32).filter(|&segment| owner(segment) == Some(node)).count();

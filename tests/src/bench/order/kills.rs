@@ -25,7 +25,7 @@ pub fn run(
     let endpoint = endpoints.first().context("there is a cluster")?.as_str();
     let folder = tempfile::tempdir()?;
     let (steps_per_epoch, dataset_rows) = {
-        let rows = runtime.block_on(open(endpoint, uri))?.manifest().rows();
+        let rows = runtime.block_on(open(endpoint, uri))?.manifest.rows();
         (rows.div_ceil(GLOBAL_BATCH), rows)
     };
     let most = 40;
@@ -106,8 +106,8 @@ async fn planned(endpoint: &str, uri: &str, epochs: u64) -> anyhow::Result<BTree
     let dataset = open(endpoint, uri).await?;
     let settings = settings();
     let seen = |epoch| {
-        let digest = planned_digest(dataset.manifest(), &settings, epoch)?;
-        Ok((epoch, EpochSeen { digest: digest.to_string(), samples: dataset.manifest().rows() }))
+        let digest = planned_digest(&dataset.manifest, &settings, epoch)?;
+        Ok((epoch, EpochSeen { digest: digest.to_string(), samples: dataset.manifest.rows() }))
     };
     (0..epochs).map(seen).collect()
 }

@@ -98,15 +98,15 @@ pub async fn run(options: &ReaderOptions) -> anyhow::Result<()> {
             match rank.next().await? {
                 Some(Event::Batch(batch)) => {
                     going = true;
-                    let seen = checkpoint.seen.entry(batch.epoch()).or_insert_with(|| EpochSeen {
+                    let seen = checkpoint.seen.entry(batch.epoch).or_insert_with(|| EpochSeen {
                         digest: OrderDigest::default().to_string(),
                         samples: 0,
                     });
                     let mut digest: OrderDigest = seen.digest.parse()?;
-                    digest.merge(batch.digest());
+                    digest.merge(batch.digest);
                     *seen = EpochSeen {
                         digest: digest.to_string(),
-                        samples: seen.samples + batch.real_rows() as u64,
+                        samples: seen.samples + batch.real_rows as u64,
                     };
                 }
                 Some(Event::EpochEnd(_)) => going = true,

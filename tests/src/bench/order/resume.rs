@@ -38,14 +38,14 @@ async fn ttfb(endpoint: &str, uri: &str) -> anyhow::Result<Vec<Row>> {
     let dataset = open(endpoint, uri).await?;
     let settings = settings();
     let key = PlanKey {
-        manifest: dataset.manifest().digest(),
+        manifest: dataset.manifest.digest(),
         seed: settings.seed,
         epoch: 0,
         shuffle: settings.shuffle,
     };
     let at = |share: f64| LoaderState {
         key,
-        samples_done: (dataset.manifest().rows() as f64 * share) as u64 / settings.global_batch
+        samples_done: (dataset.manifest.rows() as f64 * share) as u64 / settings.global_batch
             * settings.global_batch,
     };
     let (mut start, mut late) = (Vec::new(), Vec::new());
@@ -77,7 +77,7 @@ async fn rollover(endpoint: &str, uri: &str) -> anyhow::Result<Vec<Row>> {
         match loader.next().await? {
             Some(Event::Batch(batch)) => {
                 let waited = begin.elapsed().as_secs_f64() * 1e3;
-                match (batch.epoch(), std::mem::take(&mut fresh)) {
+                match (batch.epoch, std::mem::take(&mut fresh)) {
                     (0, _) => {}
                     (_, true) => first.push(waited),
                     (_, false) => other.push(waited),
@@ -106,7 +106,7 @@ async fn throughput(endpoint: &str, uri: &str) -> anyhow::Result<Vec<Row>> {
             let begin = Instant::now();
             let mut loader = Loader::start(&dataset, LoaderSettings { shuffle, ..settings() })?;
             while loader.next().await?.is_some() {}
-            speed.push(dataset.manifest().rows() as f64 / begin.elapsed().as_secs_f64());
+            speed.push(dataset.manifest.rows() as f64 / begin.elapsed().as_secs_f64());
         }
     }
     let row = |((name, _), speed): ((&str, Shuffle), &Vec<f64>)| {

@@ -97,9 +97,7 @@ pub fn run(options: &RankOptions) -> anyhow::Result<()> {
     });
     runtime.block_on(warm)?;
     say_ready("")?;
-    let read = || {
-        runtime.block_on(epoch(&dataset, options, MEASURED_EPOCH, |batch| touch(&batch.to_record_batch())))
-    };
+    let read = || runtime.block_on(epoch(&dataset, options, MEASURED_EPOCH, |batch| touch(&batch.columns)));
     let (span, MeasuredEpoch { samples, digest, first_batch_ms }) = run_when_told(read)?;
     say_report(&RankRead { span, samples, first_batch_ms, digest: digest.to_string(), mark })
 }
@@ -152,8 +150,8 @@ pub fn touch(columns: &RecordBatch) -> anyhow::Result<()> {
 }
 
 fn mark_of(batch: &Batch) -> anyhow::Result<u64> {
-    let marks = row_marks(&batch.to_record_batch())?;
-    let rows = batch.sample_ids().iter().zip(marks).enumerate();
-    let real = rows.filter(|(row, _)| batch.mask().is_none_or(|mask| mask.value(*row)));
+    let marks = row_marks(&batch.columns)?;
+    let rows = batch.sample_ids.iter().zip(marks).enumerate();
+    let real = rows.filter(|(row, _)| batch.mask.as_ref().is_none_or(|mask| mask.value(*row)));
     Ok(sum(real.map(|(_, (sample, mark))| sample_mark(*sample, mark))))
 }

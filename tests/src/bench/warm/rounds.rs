@@ -110,7 +110,7 @@ impl WarmStage {
         let mut measured = Vec::new();
         for data in &self.data {
             let dataset = runtime.block_on(Dataset::open(&access, &DatasetSpec::new(&data.uri)))?;
-            let manifest = dataset.manifest();
+            let manifest = &dataset.manifest;
             let segments = manifest.segments().len() as f64;
             found.value(format!("data.{:?}.segments", data.shape), "segments", segments);
             for subject in subjects.iter().filter(|subject| subject.shape == data.shape) {

@@ -11,7 +11,7 @@ fn lines(array: impl Array + 'static) -> (Value, Value) {
     let mut out = Vec::new();
     let mut lines = Lines::new(&mut out);
     lines.write(&batch).unwrap();
-    lines.finish().unwrap();
+    lines.close().unwrap();
     let text = String::from_utf8(out).unwrap();
     assert!(text.ends_with('\n'));
     let rows: Vec<Value> = text.lines().map(|l| serde_json::from_str(l).unwrap()).collect();
