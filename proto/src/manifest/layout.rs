@@ -1,4 +1,4 @@
-//! The pieces of a manifest: objects, segments, and the parts of a mix.
+//! The pieces of a manifest: segments, and the parts of a mix.
 
 use crate::error::{Error, Result};
 use crate::v1;
