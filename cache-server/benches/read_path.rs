@@ -13,11 +13,11 @@
 
 use arrow::array::{ArrayRef, BinaryArray, FixedSizeBinaryArray, Int64Array, RecordBatch};
 use arrow::buffer::Buffer;
-use arrow::datatypes::SchemaRef;
 use bytes::Bytes;
 use clap::Parser;
 use forebay_dataset::stream::gather::{Pick, gather};
 use forebay_dataset::stream::wire;
+use forebay_dataset::{Form, PackedSchema, SegmentBatch};
 use parking_lot::Mutex;
 use std::fs::File;
 use std::io::Write;
@@ -152,7 +152,9 @@ struct Dataset {
     files: Vec<File>,
     file_bytes: usize,
     header: Bytes,
-    schema: SchemaRef,
+    wanted: PackedSchema,
+    /// Where the messages' buffers come from.
+    buffers: forebay_dataset::pool::Pool,
     row_bytes: usize,
     /// Where the first row lies in a file.
     values_at: u64,
@@ -181,7 +183,9 @@ impl Dataset {
         let mut picks: Vec<Pick> = (0..SEGMENTS).flat_map(|s| (0..rows).map(move |r| (s, r))).collect();
         picks.sort_by_cached_key(|(s, r)| xxh3_64(&((s << 40) + r).to_le_bytes()));
         let messages = picks.chunks((MESSAGE_BYTES / shape.row_bytes).max(1)).map(<[Pick]>::to_vec).collect();
-        Self { files, file_bytes, header, schema, row_bytes: shape.row_bytes, values_at, messages }
+        let wanted = PackedSchema::unpacked(schema);
+        let buffers = forebay_dataset::pool::Pool::new(64 * MESSAGE_BYTES);
+        Self { buffers, files, file_bytes, header, wanted, row_bytes: shape.row_bytes, values_at, messages }
     }
 
     /// Has the kernel forget the files' pages.
@@ -193,7 +197,7 @@ impl Dataset {
 
     /// Makes all messages. Returns the bytes of their rows.
     fn read(&self, way: Way, streams: usize, pool: &mut Pool) -> u64 {
-        let segments: Vec<OnceLock<RecordBatch>> = self.files.iter().map(|_| OnceLock::new()).collect();
+        let segments: Vec<OnceLock<SegmentBatch>> = self.files.iter().map(|_| OnceLock::new()).collect();
         let (next, bytes) = (AtomicUsize::new(0), AtomicU64::new(0));
         let shared = &*pool;
         let stream = || {
@@ -202,8 +206,9 @@ impl Dataset {
                     Way::PreadRows => self.read_rows(picks),
                     _ => {
                         let open = |i: usize| segments[i].get_or_init(|| self.open(way, i, shared));
-                        let sources: Vec<&RecordBatch> = (0..segments.len()).map(open).collect();
-                        let batch = gather(&self.schema, &sources, picks).expect("gather");
+                        let sources: Vec<&SegmentBatch> = (0..segments.len()).map(open).collect();
+                        let batch = gather(&self.wanted, &sources, picks, Form::Columns, &self.buffers)
+                            .expect("gather");
                         std::hint::black_box(&batch);
                         picks.len() * self.row_bytes
                     }
@@ -217,7 +222,7 @@ impl Dataset {
         bytes.into_inner()
     }
 
-    fn open(&self, way: Way, i: usize, pool: &Pool) -> RecordBatch {
+    fn open(&self, way: Way, i: usize, pool: &Pool) -> SegmentBatch {
         let body = match way {
             Way::Map | Way::MapPopulated => {
                 // SAFETY: the file is this program's alone, and is not changed.
@@ -236,7 +241,7 @@ impl Dataset {
                 Bytes::from_owner(buffer)
             }
         };
-        wire::decode(&self.header, &Buffer::from(body), &self.schema).expect("decode")
+        wire::decode(&self.header, &Buffer::from(body), &self.wanted.schema).expect("decode").into()
     }
 
     fn read_rows(&self, picks: &[Pick]) -> usize {

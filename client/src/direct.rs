@@ -4,9 +4,8 @@
 //! as there is room for them. However many readers want a segment that is not there, it is read
 //! once. Nothing is kept on disk, and nothing is shared between processes: that is the cache's work.
 
-use arrow::array::RecordBatch;
 use forebay_dataset::stream::{Reading, SegmentSource};
-use forebay_dataset::{ReadySegment, SegmentReader, SourceSettings, Urgency};
+use forebay_dataset::{ReadySegment, SegmentBatch, SegmentReader, SourceSettings, Urgency};
 use forebay_proto::manifest::{DatasetId, Manifest};
 use forebay_proto::v1::Counters;
 use forebay_proto::{Error, Result};
@@ -30,7 +29,7 @@ pub struct Direct(Arc<DirectInner>);
 
 struct DirectInner {
     source: SegmentReader,
-    segments: Cache<SegmentKey, Arc<RecordBatch>, SegmentBytes>,
+    segments: Cache<SegmentKey, Arc<SegmentBatch>, SegmentBytes>,
     hits: AtomicU64,
     joins: AtomicU64,
     misses: AtomicU64,
@@ -43,9 +42,9 @@ type SegmentKey = (DatasetId, u32, Vec<usize>);
 #[derive(Clone)]
 struct SegmentBytes;
 
-impl Weighter<SegmentKey, Arc<RecordBatch>> for SegmentBytes {
-    fn weight(&self, _: &SegmentKey, batch: &Arc<RecordBatch>) -> u64 {
-        (batch.get_array_memory_size() as u64).max(1)
+impl Weighter<SegmentKey, Arc<SegmentBatch>> for SegmentBytes {
+    fn weight(&self, _: &SegmentKey, batch: &Arc<SegmentBatch>) -> u64 {
+        (batch.memory_bytes() as u64).max(1)
     }
 }
 
@@ -100,7 +99,7 @@ impl Direct {
         manifest: &Arc<Manifest>,
         segment: u32,
         projection: &[usize],
-    ) -> Result<Arc<RecordBatch>> {
+    ) -> Result<Arc<SegmentBatch>> {
         let DirectInner { source, segments, hits, joins, misses } = &*self.0;
         let key = (manifest.id(), segment, projection.to_vec());
         if let Some(batch) = segments.get(&key) {
@@ -111,7 +110,7 @@ impl Direct {
         let read = async {
             was_read = true;
             let batch = source.read_segment(manifest, segment, projection, &Urgency::demand()).await?;
-            Ok::<_, Error>(Arc::new(batch))
+            Ok::<_, Error>(Arc::new(SegmentBatch::pack_aside(batch).await?))
         };
         // If this reader goes away in mid-read, or fails, the next one in line reads.
         let batch = segments.get_or_insert_async(&key, read).await?;

@@ -35,7 +35,6 @@ mod direct;
 mod endpoints;
 pub mod loader;
 mod node;
-mod pool;
 pub mod routing;
 pub mod stream;
 pub mod survey;

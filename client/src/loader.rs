@@ -25,9 +25,9 @@ mod worker;
 
 use crate::access::Access;
 use crate::dataset::Dataset;
-use crate::pool::Pool;
 use crate::routing::Cluster;
 pub use batch::Batch;
+use forebay_dataset::pool::Pool;
 use forebay_dataset::stream::gather::plain_width;
 use forebay_proto::Result;
 use forebay_proto::digest::OrderDigest;

@@ -6,23 +6,30 @@
 //!   those decoded to one record batch; `freeze`.
 //! * [`schema`]: the Arrow schema that a dataset's segments have.
 //! * [`view`]: a split of a dataset, or a mix of several.
+//! * [`SegmentBatch`]: the rows of a segment, narrow columns packed row by row ([`PackedSchema`]).
+//! * [`pool`]: large buffers that are used again.
 //! * [`ready`]: a segment that is ready to be read.
 //! * [`stream`]: the messages that a ticket asks for, made of chosen rows of segments.
 
 mod freeze;
+mod packed;
 mod parquet;
+pub mod pool;
 mod priority;
 pub mod ready;
 pub mod schema;
+mod segment_batch;
 pub mod source;
 pub mod stream;
 mod urgency;
 pub mod view;
 
 pub use freeze::Frozen;
+pub use packed::{Form, PackedSchema};
 pub use parquet::{Cost, SegmentReader, SegmentRun};
 pub use priority::{PrioritySemaphore, SemaphorePermit};
 pub use ready::{MemoryGuard, ReadySegment};
+pub use segment_batch::SegmentBatch;
 #[cfg(feature = "cli")]
 pub use source::SourceArgs;
 pub use source::{SourceCounters, SourceSettings};

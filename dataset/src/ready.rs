@@ -5,9 +5,8 @@
 //! the bytes were still those that had been checked. Readers call [`ReadySegment::verify`] and know nothing
 //! of files.
 
-use arrow::array::{Array, ArrayData, RecordBatch};
+use crate::segment_batch::SegmentBatch;
 use std::any::Any;
-use std::collections::HashMap;
 use std::fmt::Debug;
 use std::sync::Arc;
 
@@ -24,31 +23,31 @@ pub trait Verifier: Debug + Send + Sync {
 #[derive(Debug, Clone)]
 pub struct ReadySegment {
     /// All rows of the segment in file order, with the columns that are read.
-    pub batch: Arc<RecordBatch>,
+    pub batch: Arc<SegmentBatch>,
     /// Accounts for the batch's memory.
     pub guard: MemoryGuard,
     verifiers: Vec<Arc<dyn Verifier>>,
 }
 
-impl From<Arc<RecordBatch>> for ReadySegment {
-    fn from(batch: Arc<RecordBatch>) -> Self {
+impl From<Arc<SegmentBatch>> for ReadySegment {
+    fn from(batch: Arc<SegmentBatch>) -> Self {
         Self::in_memory(batch, None)
     }
 }
 
 impl ReadySegment {
     /// A segment in this process's own memory, accounted for by `guard`.
-    pub fn in_memory(batch: Arc<RecordBatch>, guard: MemoryGuard) -> Self {
+    pub fn in_memory(batch: Arc<SegmentBatch>, guard: MemoryGuard) -> Self {
         Self { batch, guard, verifiers: Vec::new() }
     }
 
     /// A segment in a mapped file, which takes none of the process's own memory.
-    pub fn in_file(batch: Arc<RecordBatch>, verifier: Arc<dyn Verifier>) -> Self {
+    pub fn in_file(batch: Arc<SegmentBatch>, verifier: Arc<dyn Verifier>) -> Self {
         Self { batch, guard: None, verifiers: vec![verifier] }
     }
 
     /// A batch made of columns of several segments, which lives as long as they do.
-    pub fn composed(batch: Arc<RecordBatch>, parts: &[Self]) -> Self {
+    pub fn composed(batch: Arc<SegmentBatch>, parts: &[Self]) -> Self {
         let guards: Vec<_> = parts.iter().filter_map(|part| part.guard.clone()).collect();
         let guard: MemoryGuard = if guards.is_empty() { None } else { Some(Arc::new(guards)) };
         let verifiers = parts.iter().flat_map(|part| part.verifiers.clone()).collect();
@@ -63,7 +62,7 @@ impl ReadySegment {
 
     /// Bytes that the segment takes of the process's own memory; 0 if it lies in a file.
     pub fn own_bytes(&self) -> usize {
-        if self.guard.is_some() { memory_bytes(&self.batch) } else { 0 }
+        if self.guard.is_some() { self.batch.memory_bytes() } else { 0 }
     }
 }
 
@@ -74,17 +73,4 @@ pub fn drop_aside(segments: impl IntoIterator<Item = ReadySegment> + Send + 'sta
         Ok(runtime) => drop(runtime.spawn_blocking(drop_all)),
         Err(_) => drop_all(),
     }
-}
-
-/// Bytes of memory that a segment's buffers keep, each piece of memory once: all columns of a segment from
-/// another node lie in one.
-pub fn memory_bytes(segment: &RecordBatch) -> usize {
-    fn collect(data: &ArrayData, pieces: &mut HashMap<usize, usize>) {
-        let own = data.buffers().iter().chain(data.nulls().map(|nulls| nulls.buffer()));
-        pieces.extend(own.map(|buffer| (buffer.data_ptr().as_ptr() as usize, buffer.capacity())));
-        data.child_data().iter().for_each(|child| collect(child, pieces));
-    }
-    let mut pieces = HashMap::new();
-    segment.columns().iter().for_each(|column| collect(&column.to_data(), &mut pieces));
-    pieces.values().sum()
 }

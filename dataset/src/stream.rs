@@ -16,82 +16,69 @@
 mod builder;
 mod cursor;
 pub mod gather;
+mod prefetch;
 mod read_ahead;
 mod reading;
+mod setup;
 mod source;
 mod walk;
 pub mod wire;
 
+use crate::packed::Form;
 use arrow::datatypes::SchemaRef;
 use builder::MessageBuilder;
 use forebay_proto::{Error, Result, v1};
 use futures::FutureExt;
 use std::panic::AssertUnwindSafe;
-use std::sync::Arc;
 use tokio::sync::mpsc;
 
 pub use reading::Reading;
+pub use setup::StreamSetup;
 pub use source::{NoHooks, SegmentSource, StreamBudget, StreamHooks};
 pub use walk::{Orders, PlanWalk};
 pub use wire::Message;
 
-/// What a stream reads, from where, and within which bounds.
-#[derive(Clone)]
-pub struct StreamSetup {
-    /// The dataset and the columns that are read.
-    pub reading: Reading,
-    /// Yields the segments.
-    pub segments: Arc<dyn SegmentSource>,
-    /// Hears of progress and grants memory.
-    pub hooks: Arc<dyn StreamHooks>,
-    /// Bounds what the stream holds.
-    pub budget: StreamBudget,
-}
-
 /// The messages that a ticket asks for.
 #[derive(Debug)]
 pub struct BatchStream {
-    /// The projected schema, columns in the dataset's order.
+    /// The schema of the messages: the projected one, columns in the dataset's order, or the form in which
+    /// its narrow columns are packed.
     pub schema: SchemaRef,
     /// The messages; ends after the last, or after an error.
     pub messages: mpsc::Receiver<Result<Message>>,
-}
-
-impl StreamSetup {
-    /// A stream that nobody watches, within the default budget.
-    pub fn new(reading: Reading, segments: Arc<dyn SegmentSource>) -> Self {
-        Self { reading, segments, hooks: Arc::new(NoHooks), budget: StreamBudget::default() }
-    }
 }
 
 impl BatchStream {
     /// The rows of a plan that a rank reads, step by step.
     #[tracing::instrument(name = "plan", level = "trace", skip_all)]
     pub fn plan(setup: StreamSetup, walk: PlanWalk) -> Self {
-        Self::start(setup, |builder| cursor::follow_plan(walk, builder))
+        let form = walk.form;
+        Self::start(setup, form, |builder| cursor::follow_plan(walk, builder))
     }
 
     /// Rows in file order, each message a stretch of one segment.
     pub fn scan(setup: StreamSetup, ticket: &v1::ScanTicket) -> Self {
         let limit = if ticket.limit == 0 { u64::MAX } else { ticket.limit };
-        Self::start(setup, move |builder| cursor::scan(builder, limit))
+        Self::start(setup, Form::Columns, move |builder| cursor::scan(builder, limit))
     }
 
     /// Explicit rows in the order asked for, as step 0. `Invalid` names the first that does not exist.
     pub fn rows(setup: StreamSetup, ticket: &v1::RowsTicket) -> Result<Self> {
         let samples = walk::explicit_rows(&setup.reading.manifest, ticket)?;
-        Ok(Self::start(setup, move |builder| cursor::rows(builder, samples)))
+        Ok(Self::start(setup, Form::Columns, move |builder| cursor::rows(builder, samples)))
     }
 
-    fn start<F, W>(setup: StreamSetup, work: F) -> Self
+    fn start<F, W>(setup: StreamSetup, form: Form, work: F) -> Self
     where
         F: FnOnce(MessageBuilder) -> W,
         W: Future<Output = Result<()>> + Send + 'static,
     {
-        let schema = setup.reading.projected.clone();
+        let schema = match form {
+            Form::Columns => setup.reading.projected.clone(),
+            Form::Packed => setup.reading.packed.physical.clone(),
+        };
         let (sender, messages) = mpsc::channel(setup.budget.messages.max(1));
-        let StreamSetup { reading, segments, hooks, budget } = setup;
-        let builder = MessageBuilder::new(reading, segments, hooks, budget, sender.clone());
+        let builder = MessageBuilder::new(setup, form, sender.clone());
         // A stream that broke off must not look like one that is over.
         let work = AssertUnwindSafe(work(builder)).catch_unwind().map(|done| {
             done.unwrap_or_else(|_| {

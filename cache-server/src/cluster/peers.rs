@@ -14,7 +14,7 @@ use crate::cluster::candidates::Candidates;
 use crate::cluster::ownership::Ownership;
 use crate::disk::file::{self, Header, Origin, Unreadable};
 use crate::runtime::blocking;
-use arrow::array::RecordBatch;
+use forebay_dataset::SegmentBatch;
 use forebay_proto::{Error, Kind, Manifest, Result, v1};
 use futures::future::join_all;
 use parking_lot::Mutex;
@@ -66,7 +66,7 @@ impl WantedColumns<'_> {
         Ok(decoded_bytes.saturating_mul(4).saturating_add(64 << 20))
     }
 
-    fn check(&self, origin: &Origin, batch: &RecordBatch) -> Result<()> {
+    fn check(&self, origin: &Origin, batch: &SegmentBatch) -> Result<()> {
         check(origin == self.origin, "it is of another segment or object version")?;
         check_columns(batch, self.columns)?;
         let rows = self.manifest.segment(self.segment)?.total_rows;
@@ -105,7 +105,7 @@ impl Peers {
         &self,
         wanted: &WantedColumns<'_>,
         hold: impl Fn(u64) -> F,
-    ) -> Result<Option<(RecordBatch, M)>> {
+    ) -> Result<Option<(SegmentBatch, M)>> {
         let Candidates { mut owner, mut holders } =
             self.ownership.candidates(wanted.origin.id, &wanted.origin.object);
         if !wanted.ask_owner {
@@ -117,7 +117,7 @@ impl Peers {
             fill: None,
         };
         let limit_bytes = wanted.limit_bytes()?;
-        let right = |origin: &Origin, batch: &RecordBatch| wanted.check(origin, batch);
+        let right = |origin: &Origin, batch: &SegmentBatch| wanted.check(origin, batch);
         let receive = async |from: &Arc<Peer>, request| {
             let received = self.receive(from, request, limit_bytes, &hold, right).await;
             received.map(|(_, batch, memory)| (batch, memory))
@@ -176,12 +176,12 @@ impl Peers {
         from: &str,
         item: &v1::CopyItem,
         hold: impl Fn(u64) -> F,
-    ) -> Result<(Origin, RecordBatch, M)> {
+    ) -> Result<(Origin, SegmentBatch, M)> {
         let refused = || Error::denied(format!("`{from}` is no node of this cluster"));
         let peer = if self.ownership.is_node(from) { self.peer(from) } else { None }.ok_or_else(refused)?;
         let request =
             v1::FetchRequest { segment: item.segment.clone(), columns: item.columns.clone(), fill: None };
-        let right = |origin: &Origin, batch: &RecordBatch| {
+        let right = |origin: &Origin, batch: &SegmentBatch| {
             check(origin.id.0.to_bytes()[..] == item.segment[..], "it is of another segment")?;
             check_columns(batch, &item.columns)
         };
@@ -196,8 +196,8 @@ impl Peers {
         request: v1::FetchRequest,
         limit_bytes: u64,
         hold: &impl Fn(u64) -> F,
-        right: impl Fn(&Origin, &RecordBatch) -> Result<()>,
-    ) -> Result<(Origin, RecordBatch, M)> {
+        right: impl Fn(&Origin, &SegmentBatch) -> Result<()>,
+    ) -> Result<(Origin, SegmentBatch, M)> {
         // Until the node sends, nothing is held here: two nodes that fill for each other would else wait for
         // each other's memory.
         let (file_bytes, chunks) = peer.fetch(request, limit_bytes).await?;
@@ -221,9 +221,9 @@ impl Peers {
     fn classify(
         &self,
         node: &str,
-        read: std::result::Result<(Header, RecordBatch), Unreadable>,
-        right: impl Fn(&Origin, &RecordBatch) -> Result<()>,
-    ) -> Result<(Origin, RecordBatch)> {
+        read: std::result::Result<(Header, SegmentBatch), Unreadable>,
+        right: impl Fn(&Origin, &SegmentBatch) -> Result<()>,
+    ) -> Result<(Origin, SegmentBatch)> {
         let damaged = |e| Error::corrupt(format!("a segment from another node: {e}"));
         let sound = read.map_err(damaged).and_then(|(header, batch)| {
             let origin = header.origin()?;
@@ -244,16 +244,16 @@ fn check(holds: bool, why: &str) -> Result<()> {
     }
 }
 
-fn check_columns(batch: &RecordBatch, columns: &[String]) -> Result<()> {
-    let has = |c: &String| batch.column_by_name(c).is_some();
-    check(batch.num_columns() == columns.len() && columns.iter().all(has), "it has other columns")
+fn check_columns(batch: &SegmentBatch, columns: &[String]) -> Result<()> {
+    let has = |c: &String| batch.has(c);
+    check(batch.schema().fields().len() == columns.len() && columns.iter().all(has), "it has other columns")
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::disk::file::Encoded;
-    use arrow::array::{ArrayRef, Int64Array};
+    use arrow::array::{ArrayRef, Int64Array, RecordBatch};
     use arrow::buffer::Buffer;
     use forebay_proto::manifest::{Digest, SegmentId};
 
@@ -269,7 +269,8 @@ mod tests {
         let ids: ArrayRef = Arc::new(Int64Array::from_iter_values(0..100));
         let batch = RecordBatch::try_from_iter([("id", ids)]).unwrap();
         let origin = Origin { id: SegmentId(Digest(7)), object: "s3://b/o".into(), etag: "e".into() };
-        let sent = Encoded::new(&origin, &batch).unwrap().0.into_iter().collect::<Vec<_>>().concat();
+        let sent =
+            Encoded::new(&origin, &batch.clone().into()).unwrap().0.into_iter().collect::<Vec<_>>().concat();
         let mut damaged = sent.clone();
         *damaged.last_mut().unwrap() ^= 1;
         let peers = Peers::none();
@@ -279,7 +280,8 @@ mod tests {
         };
         let corrupt = || peers.counters.corrupt.load(Relaxed);
         let wanted = ["id".to_owned()];
-        assert_eq!(classify(&sent, &wanted).unwrap(), (origin, batch));
+        let (from, read) = classify(&sent, &wanted).unwrap();
+        assert_eq!((from, read.columns().unwrap()), (origin, batch));
         assert_eq!(corrupt(), 0);
         assert_eq!(classify(&damaged, &wanted).unwrap_err().kind, Kind::Corrupt);
         assert_eq!(classify(&sent, &["other".to_owned()]).unwrap_err().kind, Kind::Corrupt);

@@ -16,8 +16,7 @@ use super::rebuild::rebuild;
 use super::scrub;
 use super::segment_files::SegmentFiles;
 use super::sidecar::Sidecar;
-use arrow::array::RecordBatch;
-use forebay_dataset::ReadySegment;
+use forebay_dataset::{ReadySegment, SegmentBatch};
 use forebay_proto::manifest::SegmentId;
 use forebay_proto::{Error, Result};
 use std::cell::LazyCell;
@@ -39,7 +38,7 @@ pub struct Found {
 impl Found {
     /// Adds columns if one of them is missing.
     pub fn add(&mut self, part: ReadySegment) {
-        let has = |c: &String| part.batch.column_by_name(c).is_some();
+        let has = |c: &String| part.batch.has(c);
         if self.missing.iter().any(has) {
             self.missing.retain(|c| !has(c));
             self.parts.push(part);
@@ -140,7 +139,7 @@ impl DiskCache {
     /// Writes columns of a segment and returns them ready to be read. When it does not store them, the disk
     /// cache is as before, and the bytes of the columns were not even looked at.
     #[tracing::instrument(level = "trace", skip_all)]
-    pub fn write(&self, origin: &Origin, batch: &RecordBatch, admit: Admit, role: Role) -> Result<Written> {
+    pub fn write(&self, origin: &Origin, batch: &SegmentBatch, admit: Admit, role: Role) -> Result<Written> {
         let columns: Arc<[String]> = batch.schema().fields().iter().map(|f| f.name().clone()).collect();
         let key = FileKey::new(origin.id, &columns);
         let is_pinned = self.files.is_pinned(&origin.object);

@@ -1,20 +1,23 @@
 //! The segment file: some columns of a segment as 64-byte-aligned Arrow buffers that verify themselves.
 //!
 //! ```text
-//! 0   magic "FBSEG", zero, zero, format (1)
+//! 0   magic "FBSEG", zero, zero, format (2; 1 is read too)
 //! 8   header bytes (u32 LE)      12  body offset (u32 LE, a multiple of 64)
 //! 16  xxh3-64 of the header      24  header: protobuf `Header`, then zeros up to the body
 //! body: the IPC record batch body, in parts; each part's length and xxh3-64 stand in the header
 //! ```
 //!
+//! In format 2 the record batch holds narrow columns as packed rows ([`PackedSchema`]), in format 1
+//! as columns like all others.
+//!
 //! A file is written once, under a temporary name, and renamed; it is never changed. Nothing is flushed to
 //! the medium: after a power loss a file verifies, or it counts as absent, like all that does not.
 
 use super::file_system::Disk;
-use arrow::array::RecordBatch;
 use arrow::buffer::Buffer;
 use bytes::Bytes;
 use forebay_dataset::stream::wire;
+use forebay_dataset::{PackedSchema, SegmentBatch};
 use forebay_proto::Result;
 use forebay_proto::manifest::{Digest, SegmentId};
 use prost::Message as _;
@@ -23,7 +26,8 @@ use std::io;
 use std::sync::Arc;
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
-const MAGIC: &[u8; 8] = b"FBSEG\0\0\x01";
+const MAGIC: &[u8; 8] = b"FBSEG\0\0\x02";
+const OLD_MAGIC: &[u8; 8] = b"FBSEG\0\0\x01";
 const PREFIX_BYTES: usize = 24;
 const ALIGNMENT: usize = 64;
 
@@ -62,6 +66,9 @@ pub struct Header {
     /// xxh3-64 of each part.
     #[prost(fixed64, repeated, tag = "9")]
     pub part_hashes: Vec<u64>,
+    /// The record batch is the physical form of `schema`: from format 2 on.
+    #[prost(bool, tag = "10")]
+    pub packed: bool,
 }
 
 impl Header {
@@ -76,13 +83,19 @@ impl Header {
     }
 
     /// The columns, over a body that was checked or is trusted.
-    pub fn batch_of(&self, body: &Buffer) -> Result<RecordBatch, Unreadable> {
+    pub fn batch_of(&self, body: &Buffer) -> Result<SegmentBatch, Unreadable> {
         let schema = arrow_ipc::root_as_message(&self.schema)
             .ok()
             .and_then(|m| m.header_as_schema())
             .and_then(|s| arrow_ipc::convert::try_fb_to_schema(s).ok())
             .ok_or_else(|| damaged("its schema cannot be read"))?;
-        let batch = wire::decode(&self.batch, body, &Arc::new(schema)).map_err(|e| damaged(e.message))?;
+        let packed = match self.packed {
+            true => PackedSchema::new(Arc::new(schema)),
+            false => PackedSchema::unpacked(Arc::new(schema)),
+        };
+        let batch = wire::decode(&self.batch, body, &packed.physical)
+            .and_then(|batch| SegmentBatch::from_physical(&packed, batch))
+            .map_err(|e| damaged(e.message))?;
         match batch.num_rows() as u64 == self.rows {
             true => Ok(batch),
             false => Err(damaged("it holds another number of rows than its header says")),
@@ -141,20 +154,22 @@ thread_local! {
 
 impl Unsealed {
     /// Lays out columns of a segment. The large buffers are shared, not copied.
-    pub fn new(origin: &Origin, batch: &RecordBatch) -> Result<Self> {
-        let (message, body) = wire::encode(batch)?;
+    pub fn new(origin: &Origin, batch: &SegmentBatch) -> Result<Self> {
         let schema = batch.schema();
+        let packed = PackedSchema::new(schema.clone());
+        let (message, body) = wire::encode(&batch.to_physical(&packed)?)?;
         let header = Header {
             id: origin.id.0.to_bytes().to_vec().into(),
             object: origin.object.clone(),
             etag: origin.etag.clone(),
             columns: schema.fields().iter().map(|f| f.name().clone()).collect(),
             rows: batch.num_rows() as u64,
-            schema: wire::schema_header(&schema),
+            schema: wire::schema_header(schema),
             batch: message,
             part_bytes: body.iter().map(|p| p.len() as u64).collect(),
             // As long as the checksums will be: their encoding has a fixed width.
             part_hashes: vec![0; body.len()],
+            packed: true,
         };
         Ok(Self { header, body })
     }
@@ -187,7 +202,7 @@ pub struct Encoded(pub Vec<Bytes>);
 
 impl Encoded {
     /// Encodes columns of a segment.
-    pub fn new(origin: &Origin, batch: &RecordBatch) -> Result<Self> {
+    pub fn new(origin: &Origin, batch: &SegmentBatch) -> Result<Self> {
         Ok(Unsealed::new(origin, batch)?.seal())
     }
 
@@ -236,7 +251,7 @@ pub fn read_header(disk: &dyn Disk, file: &File, file_bytes: u64) -> Result<(Hea
 }
 
 /// A file's columns from all its bytes, every one of them checked.
-pub fn from_bytes(file: &Buffer) -> Result<(Header, RecordBatch), Unreadable> {
+pub fn from_bytes(file: &Buffer) -> Result<(Header, SegmentBatch), Unreadable> {
     let read = |piece: &mut [u8], at: u64| {
         let rest = file.as_slice().get(at as usize..).unwrap_or_default();
         let n = piece.len().min(rest.len());
@@ -265,7 +280,7 @@ fn header(
         |i: usize| u32::from_le_bytes([prefix[i], prefix[i + 1], prefix[i + 2], prefix[i + 3]]) as usize;
     let (header_bytes, body_offset) = (u32_at(8), u32_at(12));
     let hash = prefix[16..24].to_vec();
-    if &prefix[..8] != MAGIC {
+    if &prefix[..8] != MAGIC && &prefix[..8] != OLD_MAGIC {
         return Err(damaged("not a segment file of this format"));
     }
     if header_bytes > HEADER_BYTES_MAX

@@ -12,11 +12,10 @@ pub mod pages;
 
 use super::file::{Unreadable, read_header, verify_body};
 use super::file_system::{Disk, Stamp, Stat};
-use arrow::array::RecordBatch;
 use arrow::buffer::Buffer;
 use bytes::Bytes;
-use forebay_dataset::ReadySegment;
 use forebay_dataset::ready::Verifier;
+use forebay_dataset::{ReadySegment, SegmentBatch};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -26,7 +25,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 pub struct Mapped {
     /// The file, as it was when it was mapped or checked.
     pub stat: Stat,
-    batch: Arc<RecordBatch>,
+    batch: Arc<SegmentBatch>,
     place: Arc<MappedFile>,
     body: Buffer,
     /// Its pages may be in the process's memory.

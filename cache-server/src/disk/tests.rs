@@ -37,8 +37,8 @@ fn open(dir: &Path, limit_bytes: u64) -> Result<DiskCache> {
 }
 
 fn put(cache: &DiskCache, n: u128, rows: i64, columns: &[&str]) -> Option<Arc<RecordBatch>> {
-    match cache.write(&origin(n), &batch(n, rows, columns), Admit::IfWorthIt, Role::Primary).unwrap() {
-        Written::Stored(ready) => Some(ready.batch),
+    match cache.write(&origin(n), &batch(n, rows, columns).into(), Admit::IfWorthIt, Role::Primary).unwrap() {
+        Written::Stored(ready) => Some(ready.batch.columns().unwrap().into()),
         Written::Refused(_) => None,
     }
 }
@@ -70,7 +70,7 @@ fn charge(bytes: u64) -> u64 {
 }
 
 fn file_bytes(rows: i64, columns: &[&str]) -> u64 {
-    charge(Encoded::new(&origin(1), &batch(1, rows, columns)).unwrap().bytes())
+    charge(Encoded::new(&origin(1), &batch(1, rows, columns).into()).unwrap().bytes())
 }
 
 /// What `du` says of a directory.
@@ -115,7 +115,7 @@ fn written_columns_are_found_also_after_a_restart() {
     assert_eq!(cache.files(), 2);
     let found = cache.find(origin(5).id, &names(&["s", "more", "none"]));
     assert_eq!(found.missing, ["none"]);
-    assert!(found.parts.iter().any(|p| *p.batch == both));
+    assert!(found.parts.iter().any(|p| p.batch.columns().unwrap() == both));
     assert_eq!(cache.find(origin(6).id, &names(&["a"])).missing, ["a"]);
 }
 
@@ -208,7 +208,7 @@ fn a_length_that_another_node_made_up_has_no_room() {
 #[test]
 fn the_length_of_a_file_is_known_before_it_is_hashed() {
     for (rows, columns) in [(0, vec!["a"]), (5, vec!["a"]), (5000, vec!["a", "s", "more"])] {
-        let unsealed = Unsealed::new(&origin(1), &batch(1, rows, &columns)).unwrap();
+        let unsealed = Unsealed::new(&origin(1), &batch(1, rows, &columns).into()).unwrap();
         let bytes = unsealed.bytes();
         let written: usize = unsealed.seal().0.into_iter().map(|piece| piece.len()).sum();
         assert_eq!(bytes, written as u64, "{rows} rows of {columns:?}");
@@ -232,7 +232,7 @@ proptest! {
                     let found = cache.find(origin(n).id, &names(&["a", "s"]));
                     prop_assert!(found.parts.is_empty() != found.missing.is_empty());
                     for part in &found.parts {
-                        prop_assert_eq!(&*part.batch, &batch(n, rows(n), &["a", "s"]));
+                        prop_assert_eq!(&part.batch.columns().unwrap(), &batch(n, rows(n), &["a", "s"]));
                     }
                 }
                 8 => { cache.free("s3://b/d0"); }

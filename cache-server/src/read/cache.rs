@@ -18,10 +18,8 @@ use crate::disk::policy::{Admit, Refusal, Role};
 use crate::disk::{DiskCache, Found, Written};
 use crate::events::{Event, Events};
 use crate::runtime::blocking;
-use arrow::array::RecordBatch;
-use forebay_dataset::ready::memory_bytes;
 use forebay_dataset::stream::Reading;
-use forebay_dataset::{ReadySegment, SegmentReader, Urgency};
+use forebay_dataset::{ReadySegment, SegmentBatch, SegmentReader, Urgency};
 use forebay_proto::Result;
 use forebay_proto::manifest::SegmentId;
 use std::sync::Arc;
@@ -93,8 +91,7 @@ impl Cache {
     /// Whether a read of the segment would fetch nothing. Does not touch the disk.
     pub fn has(&self, reading: &Reading, id: SegmentId) -> bool {
         let columns: Vec<String> = reading.columns().cloned().collect();
-        let in_memory =
-            |c: &String| self.memory_tier.find(id).iter().any(|p| p.batch.column_by_name(c).is_some());
+        let in_memory = |c: &String| self.memory_tier.find(id).iter().any(|p| p.batch.has(c));
         self.disk.holds(id, &columns)
             || columns.iter().all(|c| in_memory(c) || self.disk.holds(id, std::slice::from_ref(c)))
     }
@@ -150,7 +147,7 @@ impl Cache {
             }
             // Led once is led; a join of another's columns may be followed by a lead for the rest.
             turnout = turnout.filter(|so_far| *so_far == Turnout::Leader).or(Some(now));
-            if reading.columns().all(|c| found.iter().any(|p| p.batch.column_by_name(c).is_some())) {
+            if reading.columns().all(|c| found.iter().any(|p| p.batch.has(c))) {
                 report(turnout);
                 return compose(&reading.projected, &found, rows);
             }
@@ -249,7 +246,7 @@ impl Cache {
         segment: u32,
         columns: &[String],
         ahead: &mut Ahead,
-    ) -> Result<(RecordBatch, MemoryPermit)> {
+    ) -> Result<(SegmentBatch, MemoryPermit)> {
         let index = |c: &String| reading.schema.index_of(c).ok();
         let projection: Vec<usize> = columns.iter().filter_map(index).collect();
         let (manifest, urgency) = (&reading.manifest, ahead.urgency.clone());
@@ -260,7 +257,7 @@ impl Cache {
             Some(run) => run.read(segment, &urgency).await?,
             None => self.source.read_segment(manifest, segment, &projection, &urgency).await?,
         };
-        Ok((batch, filling))
+        Ok((SegmentBatch::pack_aside(batch).await?, filling))
     }
 
     /// Puts a filled segment where it belongs.
@@ -268,12 +265,12 @@ impl Cache {
     fn put(
         &self,
         origin: &Origin,
-        batch: RecordBatch,
+        batch: SegmentBatch,
         tier: Option<MemoryPermit>,
         mut filling: MemoryPermit,
     ) -> Result<ReadySegment> {
         // A footer may say less than the segment has: the rest counts too.
-        let bytes = memory_bytes(&batch) as u64;
+        let bytes = batch.memory_bytes() as u64;
         filling.resize(bytes);
         let id = origin.id;
         let span = Arc::new(self.plans.read_span(id));
@@ -311,14 +308,14 @@ impl Cache {
         }
     }
 
-    fn write(&self, origin: &Origin, batch: &RecordBatch, admit: Admit) -> Result<Written> {
+    fn write(&self, origin: &Origin, batch: &SegmentBatch, admit: Admit) -> Result<Written> {
         self.disk.write(origin, batch, admit, self.peers.ownership.role(origin.id))
     }
 
     fn keep_in_memory(
         &self,
         origin: &Origin,
-        batch: RecordBatch,
+        batch: SegmentBatch,
         span: Arc<ReadSpan>,
         mut permit: MemoryPermit,
         filling: MemoryPermit,
@@ -331,10 +328,10 @@ impl Cache {
     }
 
     /// A segment that has no place anywhere.
-    fn serve_once(&self, id: SegmentId, batch: RecordBatch) -> ReadySegment {
+    fn serve_once(&self, id: SegmentId, batch: SegmentBatch) -> ReadySegment {
         self.events.record(Event::Unplaced);
         let tier = &self.memory.tier;
-        let permit = tier.acquire_now(memory_bytes(&batch) as u64);
+        let permit = tier.acquire_now(batch.memory_bytes() as u64);
         if tier.used() > tier.limit() && !self.warned_full.swap(true, Relaxed) {
             tracing::warn!(
                 segment = %id,
@@ -346,7 +343,7 @@ impl Cache {
     }
 
     /// Stores a copy that came from another node, into free room only; `None` if there is none.
-    pub(super) fn take(&self, origin: &Origin, batch: &RecordBatch) -> Result<Option<ReadySegment>> {
+    pub(super) fn take(&self, origin: &Origin, batch: &SegmentBatch) -> Result<Option<ReadySegment>> {
         Ok(match self.write(origin, batch, Admit::IfFree)? {
             Written::Stored(ready) => Some(ready),
             Written::Refused(_) => None,

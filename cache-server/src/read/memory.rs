@@ -4,7 +4,8 @@
 //! |---|---|---|
 //! | fills | 3/8 | segments being fetched and decoded; prefetches use at most half of it |
 //! | tier | 2/8 | segments served without being stored, until no stream needs them; and see below |
-//! | streams | 3/32 | messages made but not sent; a stream may hold one whatever the others do |
+//! | streams | 5/64 | messages made but not sent; a stream may hold one whatever the others do |
+//! | pool | 1/64 | buffers of messages that were sent, to be used again |
 //! | tickets | 1/32 | tickets, and the places of the rows of the steps that streams are at |
 //! | maps | 2/8 | mapped segment files whose pages are in the process's memory |
 //!
@@ -14,6 +15,7 @@
 //! What this does not count: footers, manifests and the index of the disk cache, which have bounds of their
 //! own.
 
+use forebay_dataset::pool::Pool;
 use forebay_dataset::{PrioritySemaphore, SemaphorePermit};
 use std::sync::Arc;
 
@@ -38,6 +40,8 @@ pub struct Memory {
     pub streams: Arc<MemoryBudget>,
     /// Tickets, and the places of the rows of a step.
     pub tickets: Arc<MemoryBudget>,
+    /// Buffers of messages that were sent, to be used again.
+    pub pool: Pool,
     /// Mapped files with pages in memory: the disk cache sees to that.
     pub maps_bytes: u64,
 }
@@ -51,7 +55,8 @@ impl Memory {
             fills: MemoryBudget::new(eighths(3)),
             prefetch: MemoryBudget::new(eighths(3) / 2),
             tier: MemoryBudget::new(eighths(2)),
-            streams: MemoryBudget::new(eighths(1) / 4 * 3),
+            streams: MemoryBudget::new(eighths(1) / 8 * 5),
+            pool: Pool::new((eighths(1) / 8) as usize),
             tickets: MemoryBudget::new(eighths(1) / 4),
             maps_bytes: eighths(2),
         }

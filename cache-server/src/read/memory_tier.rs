@@ -5,8 +5,7 @@
 use super::memory::{MemoryBudget, MemoryPermit};
 use super::plans::{Plans, ReadSpan};
 use crate::disk::file::Origin;
-use arrow::array::RecordBatch;
-use forebay_dataset::ReadySegment;
+use forebay_dataset::{ReadySegment, SegmentBatch};
 use forebay_proto::manifest::SegmentId;
 use parking_lot::Mutex;
 use std::collections::HashMap;
@@ -55,7 +54,7 @@ impl MemoryTier {
     pub fn put(
         &self,
         origin: &Origin,
-        batch: RecordBatch,
+        batch: SegmentBatch,
         span: Arc<ReadSpan>,
         held: MemoryPermit,
     ) -> ReadySegment {

@@ -140,10 +140,10 @@ async fn open_plan(
 }
 
 fn setup(reading: Reading, link: StreamSegments) -> StreamSetup {
-    let link = Arc::new(link);
+    let (pool, link) = (link.pool(), Arc::new(link));
     // The node prefetches for all streams of a plan at once.
     let budget = StreamBudget { segments_ahead: None, ..StreamBudget::default() };
-    StreamSetup { reading, segments: link.clone(), hooks: link, budget }
+    StreamSetup { reading, segments: link.clone(), hooks: link, budget, pool }
 }
 
 /// The dataset of a descriptor, and its bytes: the path is the URI, whole or in parts.

@@ -4,6 +4,7 @@
 use crate::read::cache::Cache;
 use crate::read::memory::Memory;
 use crate::read::plans::Announced;
+use forebay_dataset::pool::Pool;
 use forebay_dataset::stream::{Reading, SegmentSource, StreamHooks};
 use forebay_dataset::{MemoryGuard, ReadySegment, Urgency};
 use forebay_proto::{Error, Result};
@@ -43,6 +44,13 @@ impl StreamSegments {
             () = self.messages.wait() => room.acquire_now(bytes),
         };
         Some(Arc::new((held, self.messages.token())))
+    }
+}
+
+impl StreamSegments {
+    /// Where the buffers of messages come from.
+    pub fn pool(&self) -> Pool {
+        self.memory.pool.clone()
     }
 }
 

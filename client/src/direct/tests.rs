@@ -1,5 +1,5 @@
 use super::*;
-use arrow::array::{ArrayRef, Int64Array};
+use arrow::array::{ArrayRef, Int64Array, RecordBatch};
 use forebay_proto::Kind;
 use futures::future::join_all;
 use parquet::arrow::ArrowWriter;

@@ -6,11 +6,11 @@
 
 use super::batch::Batch;
 use super::sampler::StepPlan;
-use crate::pool::Pool;
-use arrow::array::{Array, ArrayRef, RecordBatch};
+use arrow::array::{Array, ArrayRef, AsArray, RecordBatch};
 use arrow::buffer::MutableBuffer;
-use arrow::datatypes::SchemaRef;
-use forebay_dataset::stream::gather::{plain_array, plain_width};
+use forebay_dataset::PackedSchema;
+use forebay_dataset::pool::Pool;
+use forebay_dataset::stream::gather::{concat, plain_array, plain_width};
 use forebay_proto::digest::OrderDigest;
 use forebay_proto::{Error, Result};
 use parking_lot::Mutex;
@@ -82,7 +82,7 @@ impl BatchBuilder {
 
     /// Adds rows that have arrived whole. If they were the last, puts the batch together and says what it
     /// counts for.
-    pub fn commit(&self, commit: Commit, schema: &SchemaRef, pool: &Pool) -> Result<Option<Completed>> {
+    pub fn commit(&self, commit: Commit, schema: &PackedSchema, pool: &Pool) -> Result<Option<Completed>> {
         for (column, row, array) in commit.odd {
             if let Some(column) = &mut *self.columns[column].lock() {
                 column.odd.push((row, array));
@@ -120,7 +120,7 @@ impl BatchBuilder {
         Some((batch, progress.budget_bytes))
     }
 
-    fn build(&self, digest: OrderDigest, schema: &SchemaRef, pool: &Pool) -> Result<Batch> {
+    fn build(&self, digest: OrderDigest, schema: &PackedSchema, pool: &Pool) -> Result<Batch> {
         let rows = self.plan.rows as usize;
         let (epoch, step) = (self.plan.epoch, self.plan.step);
         let planned = self.plan.digest(0..self.plan.rows);
@@ -130,21 +130,35 @@ impl BatchBuilder {
             )));
         }
         let mut arrays = Vec::with_capacity(self.columns.len());
-        for (column, field) in self.columns.iter().zip(schema.fields()) {
+        for (column, field) in self.columns.iter().zip(schema.physical.fields()) {
             let ColumnBuilder { plain, odd } = column.lock().take().unwrap_or_default();
             let width = plain_width(field.data_type()).unwrap_or(0);
             let plain = match plain {
                 Some(plain) => Some(plain_array(field.data_type(), rows, pool.share(plain, rows * width))?),
                 None => None,
             };
-            arrays.push(collate(plain, odd, rows).map_err(|e| e.context(field.name()))?);
+            arrays.push(collate(plain, odd, rows, pool).map_err(|e| e.context(field.name()))?);
         }
-        let columns = RecordBatch::try_new(schema.clone(), arrays)
+        let arrays = split(schema, arrays, pool)?;
+        let columns = RecordBatch::try_new(schema.schema.clone(), arrays)
             .map_err(|e| Error::corrupt(format!("epoch {epoch} step {step}: {e}")))?;
         let StepPlan { samples_done, real, ref samples, ref mask, .. } = self.plan;
         let (sample_ids, mask, real_rows) = (samples.clone(), mask.clone(), real as usize);
         Ok(Batch { epoch, step, samples_done, sample_ids, mask, real_rows, digest, columns })
     }
+}
+
+/// The batch's columns out of those that were sent: packed rows become columns.
+fn split(schema: &PackedSchema, mut sent: Vec<ArrayRef>, pool: &Pool) -> Result<Vec<ArrayRef>> {
+    let Some(layout) = &schema.layout else { return Ok(sent) };
+    let packed = sent.remove(0);
+    let packed =
+        packed.as_fixed_size_binary_opt().ok_or_else(|| Error::corrupt("there are no packed rows"))?;
+    let (rows, bytes) = (packed.value_data(), layout.split_bytes(packed.len()));
+    let mut values = pool.take(bytes);
+    layout.split(rows, values.as_slice_mut());
+    let narrow = layout.arrays(&schema.schema, rows, &pool.share(values, bytes))?;
+    Ok(schema.columns(narrow, sent))
 }
 
 /// Bytes of a batch's data: what its buffers hold, not what they could hold.
@@ -155,7 +169,12 @@ fn payload_bytes(batch: &Batch) -> u64 {
 }
 
 /// One column of `rows` rows from its plain part, if any, and its odd stretches (first row, rows), which win.
-fn collate(plain: Option<ArrayRef>, mut odd: Vec<(u32, ArrayRef)>, rows: usize) -> Result<ArrayRef> {
+fn collate(
+    plain: Option<ArrayRef>,
+    mut odd: Vec<(u32, ArrayRef)>,
+    rows: usize,
+    pool: &Pool,
+) -> Result<ArrayRef> {
     if odd.is_empty() {
         return plain.ok_or_else(|| Error::corrupt("a column of a batch has no data"));
     }
@@ -181,6 +200,5 @@ fn collate(plain: Option<ArrayRef>, mut odd: Vec<(u32, ArrayRef)>, rows: usize) 
         return Ok(only.clone());
     }
     let pieces: Vec<&dyn Array> = pieces.iter().map(AsRef::as_ref).collect();
-    arrow::compute::concat(&pieces)
-        .map_err(|e| Error::corrupt(format!("a batch cannot be put together: {e}")))
+    concat(&pieces, pool).map_err(|e| Error::corrupt(format!("a batch cannot be put together: {e}")))
 }

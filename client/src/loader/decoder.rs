@@ -9,12 +9,12 @@ mod layout;
 
 use super::builder::{BatchBuilder, Commit};
 use super::reorder::ReorderBuffer;
-use crate::pool::Pool;
 use crate::stream::Head;
 use arrow::array::{Array, ArrayRef};
 use arrow::buffer::{Buffer, MutableBuffer};
 use arrow::datatypes::SchemaRef;
 use bytes::Bytes;
+use forebay_dataset::pool::Pool;
 use forebay_proto::digest::OrderDigest;
 use forebay_proto::{Error, Result};
 pub(crate) use layout::is_schema;

@@ -8,8 +8,9 @@
 use super::batch::Batch;
 use super::builder::{BatchBuilder, Commit};
 use super::sampler::Epoch;
-use crate::pool::Pool;
 use arrow::datatypes::SchemaRef;
+use forebay_dataset::PackedSchema;
+use forebay_dataset::pool::Pool;
 use forebay_proto::{Error, Result};
 use parking_lot::Mutex;
 use std::collections::VecDeque;
@@ -23,7 +24,7 @@ const WAKE_PARTS: u64 = 8;
 /// The open steps.
 #[derive(Debug)]
 pub(crate) struct ReorderBuffer {
-    schema: SchemaRef,
+    schema: PackedSchema,
     pool: Pool,
     budget: u64,
     open_steps: Mutex<OpenSteps>,
@@ -81,12 +82,13 @@ impl ReorderBuffer {
         };
         let (planning, past) = (Mutex::default(), Mutex::default());
         let open_steps = Mutex::new(open_steps);
+        let schema = PackedSchema::new(schema);
         Self { schema, pool, budget, open_steps, planning, past, room: Notify::new(), ready: Notify::new() }
     }
 
-    /// The columns of the batches.
-    pub fn schema(&self) -> &SchemaRef {
-        &self.schema
+    /// The columns of the messages.
+    pub fn message_schema(&self) -> &SchemaRef {
+        &self.schema.physical
     }
 
     /// Where large buffers come from.
@@ -108,7 +110,8 @@ impl ReorderBuffer {
                 Found::Known(opened) => return Ok(opened),
                 Found::Next(next, bytes) => (next, bytes),
             };
-            let builder = BatchBuilder::new(epoch.plan(next, &self.pool)?, self.schema.fields().len(), bytes);
+            let builder =
+                BatchBuilder::new(epoch.plan(next, &self.pool)?, self.message_schema().fields().len(), bytes);
             let mut open = self.open_steps.lock();
             open.bytes += bytes;
             open.builders.push_back(Arc::new(builder));
@@ -216,8 +219,8 @@ impl ReorderBuffer {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::pool::POOLED_BYTES;
     use arrow::datatypes::{DataType, Field, Schema};
+    use forebay_dataset::pool::POOLED_BYTES;
     use forebay_proto::manifest::{Digest, Manifest, Object, SegmentSize};
     use forebay_proto::plan::steps::{Cut, Ending, Layout};
     use forebay_proto::plan::{Order, PlanKey, Shuffle};

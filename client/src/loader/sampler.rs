@@ -3,8 +3,8 @@
 //! Planning is pure; a step's plan costs 24 bytes for each row (its sample's number, and running digests, so
 //! that the digest of any stretch of rows is a subtraction and each row is hashed once).
 
-use crate::pool::Pool;
 use arrow::buffer::{BooleanBuffer, ScalarBuffer};
+use forebay_dataset::pool::Pool;
 use forebay_proto::Result;
 use forebay_proto::digest::OrderDigest;
 use forebay_proto::manifest::Manifest;
@@ -137,6 +137,7 @@ impl Epoch {
             segments: segments.to_wire().into(),
             held_only: false,
             epochs_after: self.epochs_after,
+            packed: true,
         }
     }
 }

@@ -4,10 +4,12 @@
 //! bytes are exact and fixed-width columns too. Strings and the like are counted as the writer's statistics
 //! say; a writer that keeps none, or lies, is found out while decoding ([`Cost::limit`]).
 
+use crate::packed::PackedSchema;
 use crate::parquet::footer::{Footer, RowGroups};
 use arrow::datatypes::DataType;
 use parquet::basic::Type as Physical;
 use parquet::file::metadata::{ColumnChunkMetaData, RowGroupMetaData};
+use std::sync::Arc;
 
 /// Pages are unpacked one by one: what they take at most, unless one is larger than its writer said.
 const PAGE_BYTES: u64 = 16 << 20;
@@ -19,7 +21,8 @@ pub struct Cost {
     pub fetched: u64,
     /// The batch that comes of them.
     pub decoded: u64,
-    /// Needed beside these by the decoder: levels of nested columns, values as Parquet stores them, pages.
+    /// Needed beside these: by the decoder for levels of nested columns, values as Parquet stores them and
+    /// pages, and for the packed rows that are made of the batch.
     pub working: u64,
 }
 
@@ -57,7 +60,15 @@ pub(crate) fn cost(part: &RowGroups, columns: &[usize], is_file: bool) -> Cost {
         working = working.saturating_add(fetched);
     }
     // A page, and its dictionary.
-    Cost { fetched, decoded, working: working.saturating_add(2 * page) }
+    working = working.saturating_add(2 * page).saturating_add(packed_bytes(part, columns));
+    Cost { fetched, decoded, working }
+}
+
+/// Bytes of the packed rows of some columns.
+fn packed_bytes(part: &RowGroups, columns: &[usize]) -> u64 {
+    let row = part.footer.schema.project(columns).ok().map(|schema| PackedSchema::new(Arc::new(schema)));
+    let layout = row.and_then(|packed| packed.layout);
+    layout.map_or(0, |layout| part.rows.saturating_mul(layout.width as u64))
 }
 
 /// Estimated decoded bytes of one column of a row group: exact for fixed widths, else what the footer says of

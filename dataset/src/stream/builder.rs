@@ -2,11 +2,13 @@
 
 use super::gather::{Pick, gather};
 use super::reading::Reading;
+use super::setup::StreamSetup;
 use super::source::{SegmentSource, StreamBudget, StreamHooks};
 use super::wire::Message;
+use crate::packed::{Form, PackedSchema};
+use crate::pool::Pool;
 use crate::ready::{ReadySegment, drop_aside};
-use arrow::array::RecordBatch;
-use arrow::datatypes::SchemaRef;
+use crate::segment_batch::SegmentBatch;
 use bytes::Bytes;
 use forebay_proto::digest::OrderDigest;
 use forebay_proto::manifest::{Manifest, Segment};
@@ -14,6 +16,7 @@ use forebay_proto::plan::Sample;
 use forebay_proto::{Error, Result, RowRun, v1};
 use futures::{StreamExt, TryStreamExt, stream};
 use std::collections::{HashMap, HashSet};
+use std::ops::Range;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -34,6 +37,8 @@ pub(super) struct MessageBuilder {
     pub segments: Arc<dyn SegmentSource>,
     pub hooks: Arc<dyn StreamHooks>,
     pub budget: StreamBudget,
+    form: Form,
+    pool: Pool,
     sender: mpsc::Sender<Result<Message>>,
     /// Segments that the last message used.
     held: HashMap<u32, ReadySegment>,
@@ -55,8 +60,8 @@ pub(super) struct MessageRows {
 /// Those of a message's rows that lie in the segments held now.
 struct HeldRows {
     sources: Vec<ReadySegment>,
-    /// For each row its number in the message.
-    numbers: Vec<usize>,
+    /// Their numbers in the message.
+    numbers: Vec<Range<usize>>,
     /// For each row where it lies.
     picks: Vec<Pick>,
 }
@@ -66,28 +71,40 @@ impl MessageRows {
         self.samples.is_empty()
     }
 
-    pub fn push(&mut self, step: u64, sample: Sample, of: &Segment) {
-        self.bytes += of.decoded_bytes as f64 / of.total_rows as f64;
-        if self.samples.is_empty() {
+    /// Adds rows of one segment, at least one.
+    pub fn push(&mut self, step: u64, samples: impl Iterator<Item = Sample>, of: &Segment) {
+        let before = self.samples.len();
+        if before == 0 {
             self.first_step = step;
         }
-        let step = (step - self.first_step) as u32;
+        self.samples.extend(samples);
+        let (added, step) = (self.samples.len() - before, (step - self.first_step) as u32);
+        let Some(Sample { segment, .. }) = self.samples.last().copied() else { return };
+        self.bytes += row_bytes(of) * added as f64;
+        let rows = added as u32;
         match self.runs.last_mut() {
-            Some(run) if run.step == step && run.segment == sample.segment => run.rows += 1,
-            _ => self.runs.push(RowRun { step, segment: sample.segment, rows: 1 }),
+            Some(run) if run.step == step && run.segment == segment => run.rows += rows,
+            _ => self.runs.push(RowRun { step, segment, rows }),
         }
-        self.samples.push(sample);
     }
 
-    /// These rows as a message.
-    fn message(&self, batch: &RecordBatch) -> Result<Message> {
+    /// These rows as a message, out of the picks of `sources` that hold them.
+    fn message(
+        &self,
+        wanted: &PackedSchema,
+        sources: &[&SegmentBatch],
+        picks: &[Pick],
+        form: Form,
+        pool: &Pool,
+    ) -> Result<Message> {
+        let batch = gather(wanted, sources, picks, form, pool)?.to_form(wanted, form)?;
         let meta = v1::MessageMeta {
             runs: RowRun::to_wire(&self.runs),
             first_step: self.first_step,
             digest: self.digest.to_bytes().to_vec().into(),
             hash: 0,
         };
-        Message::new(batch, meta)
+        Message::new(&batch, meta)
     }
 }
 
@@ -98,14 +115,9 @@ impl Drop for MessageBuilder {
 }
 
 impl MessageBuilder {
-    pub fn new(
-        reading: Reading,
-        segments: Arc<dyn SegmentSource>,
-        hooks: Arc<dyn StreamHooks>,
-        budget: StreamBudget,
-        sender: mpsc::Sender<Result<Message>>,
-    ) -> Self {
-        Self { reading, segments, hooks, budget, sender, held: HashMap::new(), share: 1.0 }
+    pub fn new(setup: StreamSetup, form: Form, sender: mpsc::Sender<Result<Message>>) -> Self {
+        let StreamSetup { reading, segments, hooks, budget, pool } = setup;
+        Self { reading, segments, hooks, budget, form, pool, sender, held: HashMap::new(), share: 1.0 }
     }
 
     /// A segment that is held.
@@ -113,10 +125,14 @@ impl MessageBuilder {
         self.held.get(&segment)
     }
 
-    /// Whether the collected rows are a message's worth. Each row counts as its own segment's rows do, so
-    /// that small rows before large ones do not make a message of gigabytes.
-    pub fn is_full(&self, rows: &MessageRows) -> bool {
-        rows.samples.len() >= MESSAGE_ROWS || rows.bytes * self.share >= self.budget.message_bytes as f64
+    /// How many rows of a segment the message has room for; 0 once the collected rows are a message's worth.
+    /// Each row counts as its own segment's rows do, so that small rows before large ones do not make a
+    /// message of gigabytes.
+    pub fn room(&self, rows: &MessageRows, of: &Segment) -> usize {
+        let bytes = self.budget.message_bytes as f64 / self.share - rows.bytes;
+        // A row that begins within the message's bytes belongs to it.
+        let fit = (bytes / row_bytes(of)).ceil().max(0.0) as usize;
+        fit.min(MESSAGE_ROWS.saturating_sub(rows.samples.len()))
     }
 
     /// Gathers and sends the collected rows.
@@ -151,7 +167,8 @@ impl MessageBuilder {
             let runs = RowRun::to_wire(&[RowRun { step: 0, segment, rows: rows as u32 }]);
             let meta = v1::MessageMeta { runs, ..Default::default() };
             let made = made_of(sources, move |sources| {
-                let mut message = Message::new(&sources[0].batch.slice(first, rows), meta)?;
+                let mut message =
+                    Message::new(&sources[0].batch.to_record_batch(first..first + rows)?, meta)?;
                 if sources[0].guard.is_none() {
                     // It may lie in a file, whose pages may have gone when an async thread sends the message.
                     message.body.iter_mut().for_each(|part| *part = Bytes::copy_from_slice(part));
@@ -227,23 +244,27 @@ impl MessageBuilder {
     /// all its segments at once, their rows are gathered a few segments at a time, and put in order at the
     /// end.
     async fn message(&mut self, rows: &Arc<MessageRows>) -> Result<Option<Message>> {
-        let mut left = self.hold(&rows.samples.iter().map(|s| s.segment).collect()).await?;
+        let mut left = self.hold(&rows.runs.iter().map(|run| run.segment).collect()).await?;
         let permit = self.hooks.permit((rows.bytes * self.share) as usize).await;
-        let schema = self.reading.projected.clone();
+        let (wanted, form, pool) = (self.reading.packed.clone(), self.form, self.pool.clone());
         let rows = rows.clone();
         if left.is_empty() {
             let HeldRows { sources, picks, .. } = self.held_rows(&rows)?;
-            let made = made_of(sources, move |sources| rows.message(&gathered(&schema, sources, &picks)?));
+            let make =
+                move |sources: &[ReadySegment]| rows.message(&wanted, &batches(sources), &picks, form, &pool);
+            let made = made_of(sources, make);
             return Ok(made.await?.map(|m| m.guarded(permit)));
         }
         let (mut parts, mut order) = (Vec::new(), vec![(0, 0); rows.samples.len()]);
         loop {
             let HeldRows { sources, numbers, picks } = self.held_rows(&rows)?;
-            for (row, number) in numbers.into_iter().enumerate() {
+            for (row, number) in numbers.into_iter().flatten().enumerate() {
                 order[number] = (parts.len(), row);
             }
-            let schema = schema.clone();
-            let made = made_of(sources, move |sources| gathered(&schema, sources, &picks));
+            let (wanted, pool) = (wanted.clone(), pool.clone());
+            let gather =
+                move |sources: &[ReadySegment]| gather(&wanted, &batches(sources), &picks, form, &pool);
+            let made = made_of(sources, gather);
             let Some(part) = made.await? else { return Ok(None) };
             parts.push(part);
             if left.is_empty() {
@@ -251,7 +272,7 @@ impl MessageBuilder {
             }
             left = self.hold(&left).await?;
         }
-        let join = move || rows.message(&gather(&schema, &parts.iter().collect::<Vec<_>>(), &order)?);
+        let join = move || rows.message(&wanted, &parts.iter().collect::<Vec<_>>(), &order, form, &pool);
         Ok(Some(blocking(join).await?.guarded(permit)))
     }
 
@@ -264,11 +285,15 @@ impl MessageBuilder {
             places.insert(*segment, (sources.len(), skip));
             sources.push(ready.clone());
         }
-        let pick = |(number, sample): (usize, &Sample)| {
-            let (source, skip) = places.get(&sample.segment)?;
-            Some((number, (*source, skip + sample.row as usize)))
-        };
-        let (numbers, picks) = rows.samples.iter().enumerate().filter_map(pick).unzip();
+        let (mut numbers, mut picks) = (Vec::new(), Vec::with_capacity(rows.samples.len()));
+        let mut first = 0;
+        for run in &rows.runs {
+            let all = first..first + run.rows as usize;
+            first = all.end;
+            let Some(&(source, skip)) = places.get(&run.segment) else { continue };
+            picks.extend(rows.samples[all.clone()].iter().map(|s| (source, skip + s.row as usize)));
+            numbers.push(all);
+        }
         Ok(HeldRows { sources, numbers, picks })
     }
 
@@ -294,8 +319,13 @@ async fn made_of<T: Send + 'static>(
     .await
 }
 
-fn gathered(schema: &SchemaRef, sources: &[ReadySegment], picks: &[Pick]) -> Result<RecordBatch> {
-    gather(schema, &sources.iter().map(|ready| ready.batch.as_ref()).collect::<Vec<_>>(), picks)
+fn batches(sources: &[ReadySegment]) -> Vec<&SegmentBatch> {
+    sources.iter().map(|ready| &*ready.batch).collect()
+}
+
+/// What the manifest estimates a row of a segment at, all columns.
+fn row_bytes(of: &Segment) -> f64 {
+    (of.decoded_bytes as f64 / of.total_rows.max(1) as f64).max(f64::MIN_POSITIVE)
 }
 
 /// `Corrupt` unless a segment has the rows that the manifest says.

@@ -4,7 +4,6 @@ use super::builder::{MESSAGE_ROWS, MessageBuilder, MessageRows};
 use super::read_ahead::ReadAhead;
 use super::walk::PlanWalk;
 use crate::ready::ReadySegment;
-use arrow::array::RecordBatch;
 use forebay_proto::Result;
 use forebay_proto::plan::Sample;
 use forebay_proto::plan::steps::{Slot, Steps};
@@ -33,8 +32,8 @@ impl<'a> PlanCursor<'a> {
         (self.step < self.steps.count()).then_some(self.step)
     }
 
-    /// The wanted rows of the next step, to which the cursor moves on.
-    async fn rows(&mut self) -> impl Iterator<Item = &Slot> + '_ {
+    /// The rank's rows of the next step, to which the cursor moves on.
+    async fn rows(&mut self) -> &[Slot] {
         self.steps.batch(self.step, self.walk.rank, &mut self.slots);
         self.step += 1;
         self.passed += self.slots.len();
@@ -42,7 +41,7 @@ impl<'a> PlanCursor<'a> {
             self.passed = 0;
             tokio::task::yield_now().await;
         }
-        self.slots.iter().filter(|slot| self.walk.wants(slot.sample.segment))
+        &self.slots
     }
 }
 
@@ -59,18 +58,28 @@ pub(super) async fn follow_plan(walk: PlanWalk, mut builder: MessageBuilder) -> 
         if message.is_empty() {
             builder.hooks.reached(position);
         }
-        for slot in cursor.rows().await {
+        // By segment, to do once all that is the same for the rows of a run.
+        for run in cursor.rows().await.chunk_by(|a, b| a.sample.segment == b.sample.segment) {
+            let number = run[0].sample.segment;
+            if !walk.wants(number) {
+                continue;
+            }
             if let Some(ahead) = &mut ahead {
-                ahead.reached(slot.sample.segment);
+                ahead.reached(number);
             }
-            let segment = manifest.segment(slot.sample.segment)?;
-            message.push(step, slot.sample, &segment);
-            if steps.is_real(slot) {
-                message.digest.add(slot.position, segment.first_row + u64::from(slot.sample.row));
-            }
-            if builder.is_full(&message) {
-                builder.send(std::mem::take(&mut message)).await?;
-                builder.hooks.reached(position);
+            let segment = manifest.segment(number)?;
+            let mut left = run;
+            while !left.is_empty() {
+                let (now, later) = left.split_at(builder.room(&message, &segment).min(left.len()));
+                message.push(step, now.iter().map(|slot| slot.sample), &segment);
+                for slot in now.iter().filter(|slot| steps.is_real(slot)) {
+                    message.digest.add(slot.position, segment.first_row + u64::from(slot.sample.row));
+                }
+                left = later;
+                if builder.room(&message, &segment) == 0 {
+                    builder.send(std::mem::take(&mut message)).await?;
+                    builder.hooks.reached(position);
+                }
             }
         }
     }
@@ -93,7 +102,7 @@ pub(super) async fn scan(mut builder: MessageBuilder, limit: u64) -> Result<()> 
         let Some(ReadySegment { batch, .. }) = builder.held(segment).cloned() else { continue };
         let part = manifest.segment(segment)?;
         let rows = part.rows.min(left) as usize;
-        let bytes = used_bytes(&batch) / batch.num_rows().max(1);
+        let bytes = batch.value_bytes() / batch.num_rows().max(1);
         let per_message = (builder.budget.message_bytes / bytes.max(1)).clamp(1, MESSAGE_ROWS);
         drop(batch);
         for first in (0..rows).step_by(per_message) {
@@ -111,8 +120,9 @@ pub(super) async fn rows(mut builder: MessageBuilder, samples: Vec<Sample>) -> R
     let manifest = builder.reading.manifest.clone();
     let mut message = MessageRows::default();
     for sample in samples {
-        message.push(0, sample, &manifest.segment(sample.segment)?);
-        if builder.is_full(&message) {
+        let segment = manifest.segment(sample.segment)?;
+        message.push(0, std::iter::once(sample), &segment);
+        if builder.room(&message, &segment) == 0 {
             builder.send(std::mem::take(&mut message)).await?;
         }
     }
@@ -120,10 +130,4 @@ pub(super) async fn rows(mut builder: MessageBuilder, samples: Vec<Sample>) -> R
         builder.send(message).await?;
     }
     Ok(())
-}
-
-/// Bytes of the batch's own values. Its buffers may keep the whole mapping, which would count once for each
-/// of them.
-fn used_bytes(batch: &RecordBatch) -> usize {
-    batch.columns().iter().map(|c| c.to_data().get_slice_memory_size().unwrap_or(0)).sum()
 }

@@ -1,42 +1,157 @@
 //! Gather: chosen rows of segments, in the chosen order, as one batch.
 //!
-//! Columns of fixed width without nulls are copied row by row into one buffer; every other column goes
-//! through Arrow's `interleave`.
+//! Packed rows are copied as they are. Columns of fixed width without nulls, strings and binaries are copied
+//! value by value into one buffer; every other column goes through Arrow's `interleave`.
 
-use arrow::array::{Array, ArrayData, ArrayRef, AsArray, RecordBatch, RecordBatchOptions, make_array};
-use arrow::buffer::{Buffer, MutableBuffer};
+use super::prefetch::{ROWS_AHEAD, prefetch};
+use crate::packed::{Form, PackedSchema, RowLayout, value_bytes};
+use crate::pool::Pool;
+use crate::segment_batch::SegmentBatch;
+use arrow::array::{Array, ArrayData, ArrayRef, AsArray, GenericByteArray, make_array};
+use arrow::buffer::{Buffer, OffsetBuffer};
 use arrow::compute::interleave;
-use arrow::datatypes::{ArrowNativeType, DataType, SchemaRef};
+use arrow::datatypes::{
+    ArrowNativeType, BinaryType, ByteArrayType, DataType, LargeBinaryType, LargeUtf8Type, Utf8Type,
+};
 use arrow::error::ArrowError;
 use forebay_proto::{Error, Result};
+use std::sync::Arc;
 
 /// A chosen row: index into the sources, row in that source.
 pub type Pick = (usize, usize);
 
-/// The picked rows of `sources`, which all have `schema`. `Invalid` if a pick lies outside.
+/// The picked rows of `sources`, which all have the columns of `wanted`. Of narrow columns those are packed
+/// that any source holds packed; with [`Form::Packed`] all. `Invalid` if a pick lies outside.
 #[tracing::instrument(level = "trace", skip_all)]
-pub fn gather(schema: &SchemaRef, sources: &[&RecordBatch], picks: &[Pick]) -> Result<RecordBatch> {
+pub fn gather(
+    wanted: &PackedSchema,
+    sources: &[&SegmentBatch],
+    picks: &[Pick],
+    form: Form,
+    pool: &Pool,
+) -> Result<SegmentBatch> {
     if let Some(bad) = picks.iter().find(|p| sources.get(p.0).is_none_or(|s| p.1 >= s.num_rows())) {
         return Err(Error::invalid(format!("gather: there is no row {} in source {}", bad.1, bad.0)));
     }
-    let columns = (0..schema.fields().len())
-        .map(|c| {
-            let arrays: Vec<&dyn Array> = sources.iter().map(|s| s.column(c).as_ref()).collect();
-            column(schema.field(c).data_type(), &arrays, picks)
-        })
-        .collect::<Result<Vec<_>>>()?;
-    let options = RecordBatchOptions::new().with_row_count(Some(picks.len()));
-    RecordBatch::try_new_with_options(schema.clone(), columns, &options)
-        .map_err(|e| Error::invalid(format!("gather: {e}")))
+    let layout = match (form, &wanted.layout) {
+        (Form::Packed, Some(layout)) => layout.clone(),
+        _ => RowLayout::over(&wanted.schema, |c| sources.iter().any(|source| source.is_packed(c))),
+    };
+    let mut others = Vec::new();
+    for c in (0..wanted.schema.fields().len()).filter(|c| !layout.has(*c)) {
+        let arrays = sources.iter().map(|source| source.array(c)).collect::<Result<Vec<_>>>()?;
+        let arrays: Vec<&dyn Array> = arrays.iter().map(AsRef::as_ref).collect();
+        others.push(column(wanted.schema.field(c).data_type(), &arrays, picks, pool)?);
+    }
+    let rows = packed_rows(&layout, sources, picks, pool)?;
+    Ok(SegmentBatch::of_rows(&wanted.schema, &layout, rows, others, picks.len()))
 }
 
-fn column(data_type: &DataType, arrays: &[&dyn Array], picks: &[Pick]) -> Result<ArrayRef> {
+fn packed_rows(layout: &RowLayout, sources: &[&SegmentBatch], picks: &[Pick], pool: &Pool) -> Result<Buffer> {
+    if layout.columns.is_empty() {
+        return Ok(Buffer::default());
+    }
+    let sources = sources.iter().map(|source| source.source(layout)).collect::<Result<Vec<_>>>()?;
+    let bytes = picks.len() * layout.width;
+    let mut out = pool.take(bytes);
+    let (mut rest, mut ahead) = (out.as_slice_mut(), runs(picks).skip(ROWS_AHEAD));
+    for (source, row, count) in runs(picks) {
+        if let Some(next) = ahead.next().and_then(|(source, row, _)| sources[source].row(row, layout)) {
+            prefetch(next);
+        }
+        let (now, after) = rest.split_at_mut(count * layout.width);
+        sources[source].copy(row, layout, now);
+        rest = after;
+    }
+    Ok(pool.share(out, bytes))
+}
+
+/// Picks of consecutive rows together: source, first row, rows.
+fn runs(picks: &[Pick]) -> impl Iterator<Item = (usize, usize, usize)> + '_ {
+    let continues = |a: &Pick, b: &Pick| a.0 == b.0 && a.1 + 1 == b.1;
+    picks.chunk_by(continues).map(|run| (run[0].0, run[0].1, run.len()))
+}
+
+fn column(data_type: &DataType, arrays: &[&dyn Array], picks: &[Pick], pool: &Pool) -> Result<ArrayRef> {
     let plain: Option<Vec<&[u8]>> = arrays.iter().map(|a| plain_bytes(*a)).collect();
     let bad = |e: ArrowError| Error::invalid(format!("gather a column of {data_type}: {e}"));
     match (plain, plain_width(data_type)) {
-        (Some(sources), Some(width)) => plain_array(data_type, picks.len(), rows(&sources, width, picks)),
-        _ => interleave(arrays, picks).map_err(bad),
+        (Some(sources), Some(width)) => {
+            plain_array(data_type, picks.len(), rows(&sources, width, picks, pool))
+        }
+        _ => match data_type {
+            DataType::Binary => variable::<BinaryType>(arrays, picks, pool),
+            DataType::Utf8 => variable::<Utf8Type>(arrays, picks, pool),
+            DataType::LargeBinary => variable::<LargeBinaryType>(arrays, picks, pool),
+            DataType::LargeUtf8 => variable::<LargeUtf8Type>(arrays, picks, pool),
+            _ => interleave(arrays, picks),
+        }
+        .map_err(bad),
     }
+}
+
+/// Binaries or strings: their lengths first, so that the bytes go straight to their place.
+fn variable<T: ByteArrayType>(
+    arrays: &[&dyn Array],
+    picks: &[Pick],
+    pool: &Pool,
+) -> Result<ArrayRef, ArrowError> {
+    let arrays: Vec<&GenericByteArray<T>> = arrays.iter().map(|array| array.as_bytes::<T>()).collect();
+    let place = |&(source, row): &Pick| {
+        let offsets = &arrays[source].value_offsets()[row..row + 2];
+        offsets[0].as_usize()..offsets[1].as_usize()
+    };
+    let lengths: Vec<usize> = picks.iter().map(|pick| place(pick).len()).collect();
+    let bytes: usize = lengths.iter().sum();
+    T::Offset::from_usize(bytes).ok_or(ArrowError::OffsetOverflowError(bytes))?;
+    let mut values = pool.take(bytes);
+    let mut rest = values.as_slice_mut();
+    for (pick, length) in picks.iter().zip(&lengths) {
+        let (now, after) = rest.split_at_mut(*length);
+        now.copy_from_slice(&arrays[pick.0].value_data()[place(pick)]);
+        rest = after;
+    }
+    let has_nulls = arrays.iter().any(|array| array.null_count() > 0);
+    let nulls = has_nulls.then(|| picks.iter().map(|&(source, row)| arrays[source].is_valid(row)).collect());
+    let offsets = OffsetBuffer::from_lengths(lengths);
+    let array = GenericByteArray::<T>::try_new(offsets, pool.share(values, bytes), nulls)?;
+    Ok(Arc::new(array))
+}
+
+/// Arrays of one type, one after the other. The bytes of strings and binaries come to lie in a buffer of the
+/// pool.
+pub fn concat(arrays: &[&dyn Array], pool: &Pool) -> Result<ArrayRef, ArrowError> {
+    match arrays.first().map(|array| array.data_type()) {
+        Some(DataType::Binary) => concat_variable::<BinaryType>(arrays, pool),
+        Some(DataType::Utf8) => concat_variable::<Utf8Type>(arrays, pool),
+        Some(DataType::LargeBinary) => concat_variable::<LargeBinaryType>(arrays, pool),
+        Some(DataType::LargeUtf8) => concat_variable::<LargeUtf8Type>(arrays, pool),
+        _ => arrow::compute::concat(arrays),
+    }
+}
+
+fn concat_variable<T: ByteArrayType>(arrays: &[&dyn Array], pool: &Pool) -> Result<ArrayRef, ArrowError> {
+    let arrays: Vec<&GenericByteArray<T>> = arrays.iter().map(|array| array.as_bytes::<T>()).collect();
+    let place = |array: &GenericByteArray<T>| {
+        let offsets = array.value_offsets();
+        offsets[0].as_usize()..offsets[array.len()].as_usize()
+    };
+    let bytes: usize = arrays.iter().map(|array| place(array).len()).sum();
+    T::Offset::from_usize(bytes).ok_or(ArrowError::OffsetOverflowError(bytes))?;
+    let mut values = pool.take(bytes);
+    let mut rest = values.as_slice_mut();
+    for array in &arrays {
+        let (now, after) = rest.split_at_mut(place(array).len());
+        now.copy_from_slice(&array.value_data()[place(array)]);
+        rest = after;
+    }
+    let offsets = OffsetBuffer::from_lengths(arrays.iter().flat_map(|array| array.offsets().lengths()));
+    let has_nulls = arrays.iter().any(|array| array.null_count() > 0);
+    let valid =
+        |array: &&GenericByteArray<T>| (0..array.len()).map(|row| array.is_valid(row)).collect::<Vec<_>>();
+    let nulls = has_nulls.then(|| arrays.iter().flat_map(valid).collect());
+    let array = GenericByteArray::<T>::try_new(offsets, pool.share(values, bytes), nulls)?;
+    Ok(Arc::new(array))
 }
 
 /// Bytes of one value of a type whose values lie side by side in whole bytes; `None` for every other type.
@@ -61,20 +176,7 @@ fn plain_bytes(array: &dyn Array) -> Option<&[u8]> {
             let bytes = plain_width(item.data_type())? * usize::try_from(*n).ok()? * array.len();
             plain_bytes(array.as_fixed_size_list().values().as_ref())?.get(..bytes)
         }
-        DataType::FixedSizeBinary(n) => {
-            array.as_fixed_size_binary().value_data().get(..array.len() * usize::try_from(*n).ok()?)
-        }
-        t if t.is_primitive() => {
-            let width = t.primitive_width()?;
-            arrow::downcast_primitive_array!(
-                array => {
-                    let bytes = array.values().inner().as_slice();
-                    bytes.get(..array.len() * width)
-                }
-                _ => None
-            )
-        }
-        _ => None,
+        _ => value_bytes(array),
     }
 }
 
@@ -94,7 +196,7 @@ pub fn plain_array(data_type: &DataType, rows: usize, values: Buffer) -> Result<
         .map_err(|e| Error::corrupt(format!("a column of {data_type} cannot be put together: {e}")))
 }
 
-fn rows(sources: &[&[u8]], width: usize, picks: &[Pick]) -> Buffer {
+fn rows(sources: &[&[u8]], width: usize, picks: &[Pick], pool: &Pool) -> Buffer {
     match width {
         1 => narrow(sources, picks, u8::from_ne_bytes),
         2 => narrow(sources, picks, u16::from_ne_bytes),
@@ -102,9 +204,17 @@ fn rows(sources: &[&[u8]], width: usize, picks: &[Pick]) -> Buffer {
         8 => narrow(sources, picks, u64::from_ne_bytes),
         16 => narrow(sources, picks, i128::from_ne_bytes),
         _ => {
-            let mut out = MutableBuffer::with_capacity(picks.len() * width);
-            picks.iter().for_each(|&(s, r)| out.extend_from_slice(&sources[s][r * width..][..width]));
-            out.into()
+            let mut out = pool.take(picks.len() * width);
+            let (mut rest, mut ahead) = (out.as_slice_mut(), runs(picks).skip(ROWS_AHEAD));
+            for (source, row, count) in runs(picks) {
+                if let Some((source, row, _)) = ahead.next() {
+                    prefetch(&sources[source][row * width..(row + 1) * width]);
+                }
+                let (now, after) = rest.split_at_mut(count * width);
+                now.copy_from_slice(&sources[source][row * width..][..now.len()]);
+                rest = after;
+            }
+            pool.share(out, picks.len() * width)
         }
     }
 }

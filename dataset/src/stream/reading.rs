@@ -1,5 +1,6 @@
 //! The columns that are read of a dataset.
 
+use crate::packed::PackedSchema;
 use arrow::datatypes::SchemaRef;
 use forebay_proto::manifest::Manifest;
 use forebay_proto::{Error, Result};
@@ -16,6 +17,8 @@ pub struct Reading {
     pub projection: Arc<[usize]>,
     /// The schema of these columns alone.
     pub projected: SchemaRef,
+    /// The same, and how their narrow ones are packed.
+    pub packed: Arc<PackedSchema>,
 }
 
 impl Reading {
@@ -26,7 +29,8 @@ impl Reading {
         let projected = schema.project(&projection);
         let projected = projected.map_err(|e| Error::invalid(format!("project columns: {e}")))?;
         let (schema, projected) = (schema.clone(), Arc::new(projected));
-        Ok(Self { manifest, schema, projection: projection.into(), projected })
+        let packed = Arc::new(PackedSchema::new(projected.clone()));
+        Ok(Self { manifest, schema, projection: projection.into(), projected, packed })
     }
 
     /// The names of the columns that are read.

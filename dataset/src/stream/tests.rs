@@ -3,8 +3,10 @@
 mod faults;
 
 use super::*;
+use crate::packed::PackedSchema;
 use crate::ready::{MemoryGuard, ReadySegment};
-use arrow::array::{ArrayRef, Int64Array, RecordBatch, StringArray};
+use crate::segment_batch::SegmentBatch;
+use arrow::array::{ArrayRef, Int32Array, Int64Array, RecordBatch, StringArray};
 use forebay_proto::digest::OrderDigest;
 use forebay_proto::manifest::{Manifest, Object, SegmentSize};
 use forebay_proto::plan::steps::{Cut, Ending, Layout, Steps};
@@ -14,6 +16,7 @@ use forebay_proto::view::Split;
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use parking_lot::Mutex;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Segments made on the spot: row r of segment s holds its row number in the dataset, as a number and as
@@ -27,7 +30,8 @@ fn batch(first: i64, rows: u64) -> RecordBatch {
     let ids = first..first + rows as i64;
     RecordBatch::try_from_iter([
         ("id", Arc::new(Int64Array::from_iter_values(ids.clone())) as ArrayRef),
-        ("name", Arc::new(StringArray::from_iter_values(ids.map(|i| format!("row {i}"))))),
+        ("name", Arc::new(StringArray::from_iter_values(ids.clone().map(|i| format!("row {i}"))))),
+        ("half", Arc::new(Int32Array::from_iter_values(ids.map(|i| (i / 2) as i32)))),
     ])
     .unwrap()
 }
@@ -40,7 +44,10 @@ impl SegmentSource for Made {
             assert_eq!(s.total_rows, self.rows[segment as usize]);
             // Whole segments are read; the rows that belong to a split hold their number in it.
             let first = s.first_row as i64 - s.skip as i64;
-            Ok(Arc::new(batch(first, s.total_rows).project(&reading.projection).unwrap()).into())
+            let batch = batch(first, s.total_rows).project(&reading.projection).unwrap();
+            // As from disk, or as they were decoded.
+            let batch = if segment.is_multiple_of(3) { batch.into() } else { SegmentBatch::pack(batch)? };
+            Ok(Arc::new(batch).into())
         }
         .boxed()
     }
@@ -116,7 +123,11 @@ async fn read(mut answer: BatchStream) -> Result<(Vec<(u64, u32, i64)>, OrderDig
     while let Some(message) = answer.messages.recv().await {
         let message = message?;
         let meta = message.meta.clone().unwrap();
-        let batch = message.to_record_batch(&answer.schema)?;
+        let columns = PackedSchema::new(batch(0, 0).schema());
+        let mut batch = message.to_record_batch(&answer.schema)?;
+        if answer.schema == columns.physical {
+            batch = SegmentBatch::from_physical(&columns, batch)?.columns()?;
+        }
         let column = batch.column_by_name("id").unwrap().clone();
         let ids = arrow::array::AsArray::as_primitive::<arrow::datatypes::Int64Type>(&column).clone();
         let mut at = 0;
@@ -157,6 +168,7 @@ fn ticket(manifest: &Manifest, shuffle: Shuffle, cut: Cut, rank: u32) -> v1::Pla
         segments: Default::default(),
         held_only: false,
         epochs_after: None,
+        packed: false,
     }
 }
 
@@ -183,7 +195,7 @@ async fn plans_are_followed_slot_by_slot() {
                     (step, s.sample.segment, (first(s.sample.segment) + u64::from(s.sample.row)) as i64)
                 }));
             }
-            let ask = ticket(&manifest, shuffle, cut, rank);
+            let ask = v1::PlanTicket { packed: rank == 0, ..ticket(&manifest, shuffle, cut, rank) };
             let whole = plan(made.clone(), manifest.clone(), &schema, &ask, small).unwrap();
             assert_eq!(read(whole).await.unwrap(), (want.clone(), digest), "{shuffle} rank {rank}");
             // Split between two owners: even and odd segments. Together they are the whole.
@@ -276,10 +288,11 @@ async fn messages_keep_their_size_when_rows_grow() {
                 let text = "x".repeat(if segment == 0 { 1 } else { 10_000 });
                 let texts = (0..s.rows).map(|_| text.as_str());
                 let columns = [
-                    ("id", Arc::new(Int64Array::from_iter_values(ids)) as ArrayRef),
+                    ("id", Arc::new(Int64Array::from_iter_values(ids.clone())) as ArrayRef),
                     ("name", Arc::new(StringArray::from_iter_values(texts))),
+                    ("half", Arc::new(Int32Array::from_iter_values(ids.map(|i| (i / 2) as i32)))),
                 ];
-                Ok(Arc::new(RecordBatch::try_from_iter(columns).unwrap()).into())
+                Ok(Arc::new(SegmentBatch::from(RecordBatch::try_from_iter(columns).unwrap())).into())
             }
             .boxed()
         }

@@ -1,5 +1,6 @@
 //! A plan ticket, checked once: which rows of which order a stream reads.
 
+use crate::packed::Form;
 use forebay_proto::manifest::Manifest;
 use forebay_proto::plan::steps::{Cut, Ending, Layout, Slot, Steps};
 use forebay_proto::plan::{Order, PlanKey, Sample};
@@ -27,6 +28,8 @@ pub struct PlanWalk {
     pub wanted: Option<Arc<SegmentSet>>,
     /// Epochs that the run reads after this one, if that is known.
     pub epochs_after: Option<u64>,
+    /// The form that the reader asked for.
+    pub form: Form,
 }
 
 impl Orders {
@@ -78,7 +81,8 @@ impl PlanWalk {
         let wanted = Some(&ticket.segments).filter(|bytes| !bytes.is_empty());
         let wanted = wanted.map(|bytes| Arc::new(SegmentSet::from_wire(bytes, count)));
         let (rank, epochs_after) = (ticket.rank, ticket.epochs_after);
-        let walk = Self { order: orders.of(manifest, key), cut, rank, wanted, epochs_after };
+        let form = if ticket.packed { Form::Packed } else { Form::Columns };
+        let walk = Self { order: orders.of(manifest, key), cut, rank, wanted, epochs_after, form };
         walk.steps()?;
         Ok(walk)
     }

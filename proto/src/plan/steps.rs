@@ -150,11 +150,12 @@ impl<'a> Steps<'a> {
             padded += n;
         }
         out.clear();
-        out.extend(
-            samples.into_iter().enumerate().map(|(i, sample)| Slot { sample, position: first + i as u64 }),
-        );
-        if self.cut.layout == Layout::Segment {
-            out.sort_by_key(|s| s.sample.segment);
+        let slot = |i: usize| Slot { sample: samples[i], position: first + i as u64 };
+        match self.cut.layout {
+            Layout::Position => out.extend((0..samples.len()).map(slot)),
+            Layout::Segment => {
+                out.extend(by_segment(&samples).into_iter().map(|i| slot(i as usize)));
+            }
         }
     }
 
@@ -191,4 +192,29 @@ impl std::str::FromStr for Ending {
         Ending::from_str_name(&s.to_uppercase())
             .ok_or_else(|| Error::invalid(format!("ending `{s}` is unknown: use drop, pad or exact")))
     }
+}
+
+/// The places of samples in the order of their segments, and of one segment in their own order. A radix sort:
+/// segments have small numbers, so that one or two passes are enough.
+fn by_segment(samples: &[Sample]) -> Vec<u32> {
+    let last = samples.iter().map(|sample| sample.segment).max().unwrap_or(0);
+    let mut order: Vec<u32> = (0..samples.len() as u32).collect();
+    let mut sorted = vec![0; samples.len()];
+    for shift in (0..u32::BITS).step_by(8).take_while(|shift| last >> shift > 0) {
+        let digit = |i: u32| (samples[i as usize].segment >> shift) as usize & 0xff;
+        let mut places = [0usize; 256];
+        order.iter().for_each(|i| places[digit(*i)] += 1);
+        let mut first = 0;
+        for place in &mut places {
+            let count = std::mem::replace(place, first);
+            first += count;
+        }
+        for &i in &order {
+            let place = &mut places[digit(i)];
+            sorted[*place] = i;
+            *place += 1;
+        }
+        std::mem::swap(&mut order, &mut sorted);
+    }
+    order
 }

@@ -222,6 +222,26 @@ fn layout_groups_by_segment_and_keeps_positions() {
 }
 
 #[test]
+fn the_layout_of_many_segments_is_by_segment_too() {
+    // More than a byte counts, and more than two.
+    for segments in [1, 2, 255, 256, 257, 70_000] {
+        let o = order(&vec![3; segments], 3, 0, Shuffle::Full);
+        let cut = Cut {
+            first_position: 0,
+            global_batch: 500,
+            world: 1,
+            ending: Ending::Pad,
+            layout: Layout::Segment,
+        };
+        let (mut slots, mut wanted) = (vec![], vec![]);
+        Steps::new(&o, cut).unwrap().batch(0, 0, &mut slots);
+        Steps::new(&o, Cut { layout: Layout::Position, ..cut }).unwrap().batch(0, 0, &mut wanted);
+        wanted.sort_by_key(|s| s.sample.segment);
+        assert_eq!(slots, wanted, "{segments} segments");
+    }
+}
+
+#[test]
 fn padding_wraps_and_is_not_counted() {
     let o = order(&[3], 0, 0, Shuffle::None);
     let cut =

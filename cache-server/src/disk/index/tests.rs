@@ -21,7 +21,7 @@ fn maps_of_idle_files_go_and_those_being_read_stay() {
         let values = Arc::new(Int64Array::from_iter_values(0..100)) as ArrayRef;
         let batch = RecordBatch::try_from_iter([("id", values)]).unwrap();
         let origin = Origin { id: SegmentId(Digest(i)), object: "file:///o".into(), etag: "e".into() };
-        cache.write(&origin, &batch, Admit::Always, Role::Primary).unwrap();
+        cache.write(&origin, &batch.clone().into(), Admit::Always, Role::Primary).unwrap();
     }
     drop(cache);
     let cache = open();
@@ -54,7 +54,7 @@ fn a_file_that_two_open_at_once_has_one_map() {
     let values = Arc::new(Int64Array::from_iter_values(0..100)) as ArrayRef;
     let batch = RecordBatch::try_from_iter([("id", values)]).unwrap();
     let origin = Origin { id: SegmentId(Digest(1)), object: "file:///o".into(), etag: "e".into() };
-    drop(cache.write(&origin, &batch, Admit::Always, Role::Primary).unwrap());
+    drop(cache.write(&origin, &batch.clone().into(), Admit::Always, Role::Primary).unwrap());
     let mut index = cache.files.index();
     let key = index.files_of(origin.id)[0];
     let open = || {

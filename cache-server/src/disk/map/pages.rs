@@ -85,11 +85,11 @@ mod tests {
         for i in 0..5 {
             let origin =
                 Origin { id: SegmentId(Digest(i)), object: format!("file:///{i}"), etag: "e".into() };
-            cache.write(&origin, &batch(i as i64), Admit::Always, Role::Primary).unwrap();
+            cache.write(&origin, &batch(i as i64).into(), Admit::Always, Role::Primary).unwrap();
         }
         for i in [0, 1, 2, 3, 4, 0, 4, 2] {
             let found = cache.find(SegmentId(Digest(i)), &["id".into()]);
-            assert_eq!(*found.parts[0].batch, batch(i as i64));
+            assert_eq!(found.parts[0].batch.columns().unwrap(), batch(i as i64));
             let touched = cache.pages.touched.lock();
             assert!(touched.bytes <= 150_000 && touched.maps.len() == 1, "{touched:?}");
         }
@@ -99,7 +99,10 @@ mod tests {
         cache.find(SegmentId(Digest(4)), &["id".into()]);
         assert_eq!(cache.pages.touched.lock().maps.len(), 1);
         for i in 0..5 {
-            assert_eq!(*cache.find(SegmentId(Digest(i)), &["id".into()]).parts[0].batch, batch(i as i64));
+            assert_eq!(
+                cache.find(SegmentId(Digest(i)), &["id".into()]).parts[0].batch.columns().unwrap(),
+                batch(i as i64)
+            );
         }
     }
 }

@@ -63,8 +63,15 @@ fn a_thousand_damages_in_a_running_store_are_all_found() {
         let what = format!("{what}; seed {seed}, round {round}");
         for ready in &reader {
             // Reading what was cut off must not end the process. What was read does not count.
-            let sum: i64 =
-                ready.batch.column(0).as_primitive::<Int64Type>().values().iter().fold(0, |a, b| a ^ b);
+            let sum: i64 = ready
+                .batch
+                .columns()
+                .unwrap()
+                .column(0)
+                .as_primitive::<Int64Type>()
+                .values()
+                .iter()
+                .fold(0, |a, b| a ^ b);
             std::hint::black_box(sum);
             assert!(!ready.verify(), "{what}");
         }
@@ -75,7 +82,10 @@ fn a_thousand_damages_in_a_running_store_are_all_found() {
         reader.iter().for_each(|ready| assert!(!ready.verify(), "{what}, and filled again"));
     }
     for n in 0..8 {
-        assert_eq!(*cache.find(origin(n).id, &names(&["a"])).parts[0].batch, batch(n, 5000, &["a"]));
+        assert_eq!(
+            cache.find(origin(n).id, &names(&["a"])).parts[0].batch.columns().unwrap(),
+            batch(n, 5000, &["a"])
+        );
     }
 }
 
@@ -90,8 +100,8 @@ fn a_file_that_was_only_touched_is_checked_and_kept() {
     assert!(!held.verify(), "who read it meanwhile reads again");
     let again = cache.find(origin(1).id, &names(&["a"])).parts;
     assert!(again[0].verify());
-    assert_eq!((&*again[0].batch, cache.files()), (&batch(1, 500, &["a"]), 1));
-    let in_memory = ReadySegment::in_memory(Arc::new(batch(1, 500, &["a"])), None);
+    assert_eq!((&again[0].batch.columns().unwrap(), cache.files()), (&batch(1, 500, &["a"]), 1));
+    let in_memory = ReadySegment::in_memory(Arc::new(batch(1, 500, &["a"]).into()), None);
     assert!(in_memory.verify(), "what lies in memory alone");
 }
 
@@ -138,7 +148,10 @@ fn a_header_longer_than_the_first_read_is_read_whole() {
     put(&cache, 1, 5, &columns).unwrap();
     drop(cache);
     let cache = open(dir.path(), 32 << 20).unwrap();
-    assert_eq!(*cache.find(origin(1).id, &names(&columns)).parts[0].batch, batch(1, 5, &columns));
+    assert_eq!(
+        cache.find(origin(1).id, &names(&columns)).parts[0].batch.columns().unwrap(),
+        batch(1, 5, &columns)
+    );
 }
 
 /// `cargo test --release -p forebay-server --lib how_ -- --ignored --nocapture`.

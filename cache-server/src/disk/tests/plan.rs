@@ -47,9 +47,11 @@ fn replay(cache: &DiskCache, plan: &Plan) -> usize {
         plan.at.store(at as u64, Ordering::Relaxed);
         match cache.find(origin(n).id, &names(&["a"])).missing.is_empty() {
             true => hits += 1,
-            false => {
-                drop(cache.write(&origin(n), &batch(n, 50, &["a"]), Admit::IfWorthIt, Role::Primary).unwrap())
-            }
+            false => drop(
+                cache
+                    .write(&origin(n), &batch(n, 50, &["a"]).into(), Admit::IfWorthIt, Role::Primary)
+                    .unwrap(),
+            ),
         }
     }
     hits
@@ -101,7 +103,7 @@ proptest! {
         for (at, n) in order.iter().copied().enumerate() {
             plan.at.store(at as u64, Ordering::Relaxed);
             let admit = if always { Admit::Always } else { Admit::IfWorthIt };
-            let written = cache.write(&origin(n), &batch(n, 50, &["a"]), admit, Role::Primary).unwrap();
+            let written = cache.write(&origin(n), &batch(n, 50, &["a"]).into(), admit, Role::Primary).unwrap();
             if let Written::Stored(map) = written {
                 pinned_held |= n == pinned;
                 if read.contains(&n) {
@@ -110,7 +112,7 @@ proptest! {
             }
             for (n, map) in &kept {
                 prop_assert!(cache.holds(origin(*n).id, &[]));
-                prop_assert_eq!(&*map.batch, &batch(*n, 50, &["a"]));
+                prop_assert_eq!(&map.batch.columns().unwrap(), &batch(*n, 50, &["a"]));
             }
             prop_assert!(!pinned_held || cache.holds(origin(pinned).id, &[]));
             prop_assert!(disk_bytes(dir.path()) <= cache.limit_bytes());
@@ -147,11 +149,13 @@ fn unplanned_data_goes_first_by_recency_and_pushes_out_nothing_planned() {
     }
     assert_eq!(held(&cache), [1, 2, 14, 15]);
     *plan.order.lock() = vec![63, 14, 15, 1, 2];
-    let written = cache.write(&origin(16), &batch(16, 50, &["a"]), Admit::IfWorthIt, Role::Primary).unwrap();
+    let written =
+        cache.write(&origin(16), &batch(16, 50, &["a"]).into(), Admit::IfWorthIt, Role::Primary).unwrap();
     assert!(matches!(written, Written::Refused(Refusal::NotWorthIt)));
     assert_eq!(cache.counters().not_stored.load(Ordering::Relaxed), 0);
     // Who reads it now and cannot keep it elsewhere gets it whatever is planned.
-    let written = cache.write(&origin(16), &batch(16, 50, &["a"]), Admit::Always, Role::Primary).unwrap();
+    let written =
+        cache.write(&origin(16), &batch(16, 50, &["a"]).into(), Admit::Always, Role::Primary).unwrap();
     assert!(matches!(written, Written::Stored(_)));
     assert_eq!(held(&cache), [1, 14, 15, 16], "2 is read last");
 }
@@ -162,7 +166,8 @@ fn a_segment_that_is_not_worth_writing_is_not_hashed() {
     let dir = tempfile::tempdir().unwrap();
     let plan = Plan::new(&[63, 1, 2, 3]);
     let cache = planned(dir.path(), 2, &plan);
-    let write = |n| cache.write(&origin(n), &batch(n, 50, &["a"]), Admit::IfWorthIt, Role::Primary).unwrap();
+    let write =
+        |n| cache.write(&origin(n), &batch(n, 50, &["a"]).into(), Admit::IfWorthIt, Role::Primary).unwrap();
     (1..=2).for_each(|n| assert!(matches!(write(n), Written::Stored(_))));
     let before = file::SEALED.get();
     assert!(matches!(write(3), Written::Refused(Refusal::NotWorthIt)));

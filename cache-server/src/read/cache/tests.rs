@@ -9,7 +9,7 @@ mod world;
 use super::*;
 use crate::disk::DiskCacheSettings;
 use crate::disk::policy::Role;
-use arrow::array::{ArrayRef, ListArray};
+use arrow::array::{ArrayRef, ListArray, RecordBatch};
 use arrow::datatypes::{DataType, Field, Int64Type};
 use forebay_dataset::schema;
 use forebay_proto::Error;
@@ -26,10 +26,10 @@ fn columns_stored_for_another_dataset_fit_whatever_it_called_their_parts() {
         let item = Arc::new(Field::new(name, DataType::Int64, true));
         Arc::new(ListArray::new(item, offsets, values, nulls))
     };
-    let batch = |name| Arc::new(RecordBatch::try_from_iter([("ids", list(name))]).unwrap());
+    let batch = |name| RecordBatch::try_from_iter([("ids", list(name))]).unwrap();
     let (stored, wanted) = (batch("element"), batch("item"));
-    let composed = compose(&wanted.schema(), &[stored.into()], 3).unwrap();
-    assert_eq!(composed.batch, wanted);
+    let composed = compose(&wanted.schema(), &[Arc::new(SegmentBatch::from(stored)).into()], 3).unwrap();
+    assert_eq!(composed.batch.columns().unwrap(), wanted);
 }
 
 /// What happens when a flight lands between a reader's look into the disk cache and its own take-off.
@@ -64,9 +64,9 @@ async fn a_fill_that_comes_too_late_fetches_nothing() {
     assert!(fill().await.is_err(), "nothing is stored yet");
     let id = manifest.segment_id(0).unwrap();
     let origin = Origin { id, object: "file:///none/gone.parquet".into(), etag: "e".into() };
-    disk.write(&origin, &batch, Admit::Always, Role::Primary).unwrap();
+    disk.write(&origin, &batch.clone().into(), Admit::Always, Role::Primary).unwrap();
     assert!(fill().await.unwrap().is_none(), "look again");
-    assert_eq!(*cache.get(&reading, 0).await.unwrap().batch, batch);
+    assert_eq!(cache.get(&reading, 0).await.unwrap().batch.columns().unwrap(), batch);
 }
 
 #[tokio::test]

@@ -64,7 +64,7 @@ async fn a_copy_waits_for_memory_that_fills_use() {
     let batch = RecordBatch::try_from_iter([("id", ids)]).unwrap();
     let id = SegmentId(Digest::from_bytes(&[7; 16]).unwrap());
     let origin = Origin { id, object: "file:///a/b.parquet".into(), etag: "e".into() };
-    let file = Encoded::new(&origin, &batch).unwrap();
+    let file = Encoded::new(&origin, &batch.into()).unwrap();
     let bytes = file.bytes();
     let file = OneFile(file.0.into_iter().flat_map(|piece| piece.to_vec()).collect());
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();

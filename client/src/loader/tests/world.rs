@@ -111,9 +111,10 @@ pub async fn all_rows(dataset: &Dataset) -> RecordBatch {
     let Access::Direct(direct) = &dataset.access else { panic!("needs direct access") };
     let mut segments = Vec::new();
     for segment in 0..dataset.manifest.segments().len() as u32 {
-        segments.push(direct.read(&dataset.manifest, segment, &dataset.projection).await.unwrap());
+        let read = direct.read(&dataset.manifest, segment, &dataset.projection).await.unwrap();
+        segments.push(read.columns().unwrap());
     }
-    concat_batches(&dataset.projected_schema, segments.iter().map(AsRef::as_ref)).unwrap()
+    concat_batches(&dataset.projected_schema, &segments).unwrap()
 }
 
 /// The batches of one epoch from a position on, straight from the plan.

@@ -71,7 +71,7 @@ impl Receiver {
         scope: Scope<'_>,
         committed: Committed,
     ) -> Result<Option<PartialMessage>, Failure> {
-        let schema = scope.buffer.schema();
+        let schema = scope.buffer.message_schema();
         if is_schema(&head.header, schema).map_err(Failure::damaged)? {
             return Ok(None);
         }
@@ -107,7 +107,7 @@ impl Receiver {
         let PartialMessage { decoder, runs, meta, placed } = message;
         let buffer = scope.buffer;
         let decoded =
-            decoder.complete(meta.hash, buffer.schema(), buffer.pool()).map_err(Failure::damaged)?;
+            decoder.complete(meta.hash, buffer.message_schema(), buffer.pool()).map_err(Failure::damaged)?;
         let sent = OrderDigest::from_bytes(&meta.digest)?;
         if let Some((advance, after)) = placed {
             same_digest(advance.digest, sent)?;

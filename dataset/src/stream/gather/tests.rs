@@ -56,6 +56,7 @@ proptest! {
     fn equals_take(
         sizes in prop::collection::vec((1usize..40, any::<bool>(), 0usize..4), 1..5),
         raw in prop::collection::vec((any::<prop::sample::Index>(), any::<prop::sample::Index>()), 0..80),
+        pack in prop::collection::vec(any::<bool>(), 5),
     ) {
         let sources: Vec<RecordBatch> = sizes
             .iter()
@@ -67,12 +68,22 @@ proptest! {
             (s, r.index(sources[s].num_rows()))
         }).collect();
         let schema = sources[0].schema();
-        let got = gather(&schema, &sources.iter().collect::<Vec<_>>(), &picks).unwrap();
+        let wanted = PackedSchema::new(schema.clone());
+        let packed = |(batch, pack): (&RecordBatch, &bool)| match pack {
+            true => SegmentBatch::pack(batch.clone()).unwrap(),
+            false => batch.clone().into(),
+        };
+        let batches: Vec<SegmentBatch> = sources.iter().zip(&pack).map(packed).collect();
+        let batches: Vec<&SegmentBatch> = batches.iter().collect();
         let starts: Vec<usize> =
             sources.iter().scan(0, |t, b| { *t += b.num_rows(); Some(*t - b.num_rows()) }).collect();
         let whole = concat_batches(&schema, &sources).unwrap();
         let places = UInt64Array::from_iter_values(picks.iter().map(|&(s, r)| (starts[s] + r) as u64));
-        prop_assert_eq!(got, take_record_batch(&whole, &places).unwrap());
+        let taken = take_record_batch(&whole, &places).unwrap();
+        for form in [Form::Columns, Form::Packed] {
+            let got = gather(&wanted, &batches, &picks, form, &Pool::new(1 << 20)).unwrap();
+            prop_assert_eq!(&got.columns().unwrap(), &taken);
+        }
     }
 }
 
@@ -80,6 +91,28 @@ proptest! {
 fn picks_outside_are_refused() {
     let s = source(3, 0, false);
     for pick in [(0, 3), (1, 0)] {
-        assert!(gather(&s.schema(), &[&s], &[pick]).is_err());
+        let wanted = PackedSchema::new(s.schema());
+        assert!(gather(&wanted, &[&s.clone().into()], &[pick], Form::Columns, &Pool::new(0)).is_err());
+    }
+}
+
+proptest! {
+    #[test]
+    fn concatenated_strings_are_arrows(
+        pieces in prop::collection::vec((prop::collection::vec(prop::option::of("[a-z]{0,9}"), 0..20), 0usize..4), 1..5),
+    ) {
+        let piece = |(values, skip): &(Vec<Option<String>>, usize)| {
+            let array = StringArray::from(values.clone());
+            array.slice((*skip).min(array.len()), array.len().saturating_sub(*skip))
+        };
+        let strings: Vec<StringArray> = pieces.iter().map(piece).collect();
+        let strings: Vec<&dyn Array> = strings.iter().map(|a| a as &dyn Array).collect();
+        let binaries: Vec<ArrayRef> =
+            strings.iter().map(|a| arrow::compute::cast(*a, &DataType::LargeBinary).unwrap()).collect();
+        let binaries: Vec<&dyn Array> = binaries.iter().map(AsRef::as_ref).collect();
+        for arrays in [strings, binaries] {
+            let got = concat(&arrays, &Pool::new(0)).unwrap();
+            prop_assert_eq!(&got, &arrow::compute::concat(&arrays).unwrap());
+        }
     }
 }

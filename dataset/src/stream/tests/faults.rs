@@ -34,7 +34,7 @@ async fn an_answer_that_breaks_off_is_an_error() {
     impl SegmentSource for Broken {
         fn get<'a>(&'a self, _: &'a Reading, segment: u32) -> BoxFuture<'a, Result<ReadySegment>> {
             match segment {
-                0 => async { Ok(Arc::new(batch(0, 5)).into()) }.boxed(),
+                0 => async { Ok(Arc::new(SegmentBatch::from(batch(0, 5))).into()) }.boxed(),
                 _ => panic!("for the test"),
             }
         }
@@ -70,7 +70,7 @@ impl SegmentSource for Rotting {
             let batch = match asked % 2 {
                 1 => {
                     let wrong = batch(-1_000_000, good.batch.num_rows() as u64);
-                    Arc::new(wrong.project(&reading.projection).unwrap())
+                    Arc::new(wrong.project(&reading.projection).unwrap().into())
                 }
                 _ => good.batch,
             };
@@ -82,11 +82,12 @@ impl SegmentSource for Rotting {
 
 /// Takes negative numbers for damage.
 #[derive(Debug)]
-struct Signs(Arc<RecordBatch>);
+struct Signs(Arc<SegmentBatch>);
 
 impl Verifier for Signs {
     fn is_sound(&self) -> bool {
-        let ids = self.0.column_by_name("id").unwrap();
+        let batch = self.0.columns().unwrap();
+        let ids = batch.column_by_name("id").unwrap();
         arrow::array::AsArray::as_primitive::<arrow::datatypes::Int64Type>(ids).value(0) >= 0
     }
 }

@@ -2,7 +2,7 @@
 
 use super::super::*;
 use super::world::{Dataset, Run, SEGMENT_BYTES, World};
-use arrow::array::{ArrayRef, ListArray};
+use arrow::array::{ArrayRef, ListArray, RecordBatch};
 use arrow::datatypes::Int64Type;
 use forebay_dataset::Urgency;
 use std::sync::atomic::Ordering::Relaxed;

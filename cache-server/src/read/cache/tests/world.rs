@@ -4,7 +4,7 @@ use super::super::*;
 use crate::disk::DiskCacheSettings;
 use crate::read::plans::Announced;
 use crate::service::stream::StreamSegments;
-use arrow::array::{ArrayRef, Int64Array};
+use arrow::array::{ArrayRef, Int64Array, RecordBatch};
 use forebay_dataset::schema;
 use forebay_dataset::stream::{BatchStream, PlanWalk, StreamBudget, StreamSetup};
 use forebay_proto::plan::{Order, PlanKey, Shuffle};
@@ -130,7 +130,8 @@ impl World {
         let reading = dataset.reading.clone();
         let ticket = run.ticket(dataset, epoch, rank);
         let walk = PlanWalk::new(&reading.manifest, &ticket, &self.cache.plans.orders).unwrap();
-        let setup = StreamSetup { reading, segments: segments.clone(), hooks: segments, budget };
+        let pool = segments.pool();
+        let setup = StreamSetup { reading, segments: segments.clone(), hooks: segments, budget, pool };
         let mut answer = BatchStream::plan(setup, walk);
         let mut rows = 0;
         while let Some(message) = answer.messages.recv().await {

@@ -59,6 +59,12 @@ impl Pool {
         let bytes = bytes.min(whole.len());
         whole.slice_with_length(0, bytes)
     }
+
+    /// Bytes of the buffers that nobody uses at the moment.
+    pub fn idle_bytes(&self) -> usize {
+        let shelf = self.0.lock();
+        shelf.buffers.iter().filter(|b| b.strong_count() == 1).map(Buffer::len).sum()
+    }
 }
 
 impl Shelf {
@@ -84,14 +90,6 @@ impl Shelf {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    impl Pool {
-        /// Bytes of the buffers that nobody uses at the moment.
-        pub fn idle_bytes(&self) -> usize {
-            let shelf = self.0.lock();
-            shelf.buffers.iter().filter(|b| b.strong_count() == 1).map(Buffer::len).sum()
-        }
-    }
 
     #[test]
     fn a_dropped_buffer_is_used_again() {

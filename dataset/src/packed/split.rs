@@ -1,0 +1,113 @@
+//! From packed rows to columns and back, a few rows at a time, so that these stay in the processor's cache.
+
+use super::layout::{PackedColumn, RowLayout};
+use arrow::array::{ArrayData, ArrayRef, make_array};
+use arrow::buffer::{BooleanBuffer, Buffer, MutableBuffer, NullBuffer};
+use arrow::datatypes::Schema;
+use forebay_proto::{Error, Result};
+
+/// Rows that are split or packed before the next column's turn.
+pub(super) const TILE_ROWS: usize = 32;
+
+/// Each column's values begin at a multiple of this.
+const ALIGNMENT: usize = 64;
+
+impl RowLayout {
+    /// Bytes that the columns of `rows` rows take, split.
+    pub fn split_bytes(&self, rows: usize) -> usize {
+        self.columns.iter().map(|c| (c.width * rows).next_multiple_of(ALIGNMENT)).sum()
+    }
+
+    /// Writes the values of packed rows to `values`, column after column.
+    ///
+    /// # Panics
+    /// If `rows` are not whole rows, or `values` is shorter than [`RowLayout::split_bytes`].
+    pub fn split(&self, rows: &[u8], values: &mut [u8]) {
+        assert!(rows.len().is_multiple_of(self.width), "whole rows");
+        let count = rows.len() / self.width;
+        let mut columns = Vec::with_capacity(self.columns.len());
+        let mut rest = values;
+        for column in &self.columns {
+            let (values, after) = rest.split_at_mut((column.width * count).next_multiple_of(ALIGNMENT));
+            columns.push(&mut values[..column.width * count]);
+            rest = after;
+        }
+        for (tile, rows) in rows.chunks(TILE_ROWS * self.width).enumerate() {
+            for (column, values) in self.columns.iter().zip(&mut columns) {
+                let values = &mut values[tile * TILE_ROWS * column.width..];
+                match column.width {
+                    1 => column.split::<1>(rows, self.width, values),
+                    2 => column.split::<2>(rows, self.width, values),
+                    4 => column.split::<4>(rows, self.width, values),
+                    8 => column.split::<8>(rows, self.width, values),
+                    16 => column.split::<16>(rows, self.width, values),
+                    width => {
+                        let values = values.chunks_exact_mut(width);
+                        for (value, row) in values.zip(rows.chunks_exact(self.width)) {
+                            value.copy_from_slice(&row[column.offset..column.offset + width]);
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// The columns over the values of packed `rows` that [`RowLayout::split`] has written. `schema` is the
+    /// one that the layout is of.
+    pub fn arrays(&self, schema: &Schema, rows: &[u8], values: &Buffer) -> Result<Vec<ArrayRef>> {
+        let count = rows.len() / self.width;
+        let all_valid = self.all_valid(rows);
+        let (mut at, mut arrays) = (0, Vec::with_capacity(self.columns.len()));
+        for column in &self.columns {
+            let bytes = column.width * count;
+            let data_type = schema.field(column.column).data_type();
+            let data = ArrayData::builder(data_type.clone())
+                .len(count)
+                .add_buffer(values.slice_with_length(at, bytes))
+                .nulls(column.nulls(rows, self, &all_valid))
+                .build();
+            arrays.push(make_array(data.map_err(|e| {
+                Error::corrupt(format!("a packed column of {data_type} cannot be put together: {e}"))
+            })?));
+            at += bytes.next_multiple_of(ALIGNMENT);
+        }
+        Ok(arrays)
+    }
+
+    /// The columns of packed rows, in memory of their own.
+    pub fn unpack(&self, schema: &Schema, rows: &[u8]) -> Result<Vec<ArrayRef>> {
+        let mut values = MutableBuffer::from_len_zeroed(self.split_bytes(rows.len() / self.width));
+        self.split(rows, values.as_slice_mut());
+        self.arrays(schema, rows, &values.into())
+    }
+
+    /// The bits that tell nulls, of all rows together: set where no row has a null.
+    fn all_valid(&self, rows: &[u8]) -> Vec<u8> {
+        let mut all = vec![0xff; self.width - self.validity];
+        if !all.is_empty() {
+            for row in rows.chunks_exact(self.width) {
+                all.iter_mut().zip(&row[self.validity..]).for_each(|(all, bits)| *all &= bits);
+            }
+        }
+        all
+    }
+}
+
+impl PackedColumn {
+    fn split<const W: usize>(&self, rows: &[u8], row_width: usize, values: &mut [u8]) {
+        let values = values.as_chunks_mut::<W>().0.iter_mut();
+        for (value, row) in values.zip(rows.chunks_exact(row_width)) {
+            value.copy_from_slice(&row[self.offset..self.offset + W]);
+        }
+    }
+
+    fn nulls(&self, rows: &[u8], layout: &RowLayout, all_valid: &[u8]) -> Option<NullBuffer> {
+        let bit = self.valid?;
+        let (byte, mask) = (bit / 8, 1 << (bit % 8));
+        if all_valid[byte - layout.validity] & mask != 0 {
+            return None;
+        }
+        let is_valid = |row: usize| rows[row * layout.width + byte] & mask != 0;
+        Some(NullBuffer::new(BooleanBuffer::collect_bool(rows.len() / layout.width, is_valid)))
+    }
+}
