@@ -58,6 +58,10 @@ enum DiskFault {
     LosesFiles,
 }
 
+/// Epochs that are read at most until a fault of one request in ten has struck: a small epoch has few
+/// requests.
+const EPOCHS_MAX: u32 = 20;
+
 /// A dataset, MNIST, and the object store that holds them.
 pub struct FaultsStage {
     s3: S3Server,
@@ -146,9 +150,10 @@ impl FaultsStage {
         };
         self.s3.inject(counted(plan, struck.clone()));
         let outcome = async {
-            loop {
+            for epoch in 1.. {
                 read = read.and(reader.epoch().await?);
-                if Instant::now() >= until {
+                let has_struck = struck.load(Ordering::Relaxed) > 0 || epoch == EPOCHS_MAX;
+                if Instant::now() >= until && has_struck {
                     break;
                 }
             }
