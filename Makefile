@@ -1,6 +1,6 @@
 # The only commands; CI calls the same ones. Each sets up what it needs by itself.
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo test check bench-epoch bench-order bench-store bench-train bench-warm nccl gpu-kit parity bench-cluster dist images compose-demo clean
+.PHONY: help setup build demo test check bench-cold bench-epoch bench-order bench-peers bench-python bench-store bench-train bench-warm nccl gpu-kit parity bench-cluster dist wheel wheel-check images compose-demo clean
 
 DEMO_ARGS ?=
 BENCH_ARGS ?=
@@ -20,13 +20,14 @@ build: setup ## Build everything, optimised, into target/release
 	cargo build --release --workspace --bins --features forebay-tests/gpu
 
 demo: setup ## MNIST from S3 through the cache into a training run of two ranks (DEMO_ARGS=--short for CI)
-	cargo build --release --workspace $(DEMO)
+	cargo build --release --workspace --no-default-features $(DEMO)
 	target/release/forebay-demo $(DEMO_ARGS)
 
-test: ## Build and run all tests
+test: ## Build and run all tests, those of the Python package last
 	@scripts/setup.sh tests
-	cargo build --workspace --bins
+	cargo build --workspace --bins --lib
 	cargo test --workspace --no-fail-fast
+	@scripts/test-python.sh
 
 check: ## Formatting, lints, and the rules in tests/tests/tidy with their figures
 	@scripts/setup.sh check
@@ -35,11 +36,23 @@ check: ## Formatting, lints, and the rules in tests/tests/tidy with their figure
 	cargo clippy --workspace --all-targets --features forebay-tests/gpu -- -D warnings
 	cargo test -q --workspace --features forebay-tests/gpu --test tidy -- --nocapture
 
+bench-cold: build ## Measure cold epochs beside reading S3 directly, with 1 to 32 requests at once
+	target/release/forebay-bench-store --only cold $(BENCH_ARGS)
+
 bench-epoch: build ## Time epochs through the cache, cold and warm, beside reading S3 directly
 	target/release/forebay-bench-epoch $(BENCH_ARGS)
 
 bench-order: build ## Measure the order: speed, quality of the shuffle, resuming, 200 kills
 	target/release/forebay-bench-order $(BENCH_ARGS)
+
+bench-peers: build ## Measure warm epochs beside pyarrow, torch's DataLoader, HF datasets, LitData, Mosaic, DuckDB, nginx (installs them in .peers)
+	@tests/peers/setup.sh
+	target/release/forebay-bench-peers $(BENCH_ARGS)
+
+bench-python: setup ## Measure the Python loader beside the Rust loader: speed, hand-over of a batch, memory
+	@scripts/setup.sh tests
+	cargo build --release --workspace --bins --lib
+	target/release/forebay-bench-python $(BENCH_ARGS)
 
 bench-store: build ## Measure the disk cache: hits, amplification, restarts; 200 kills, 1,000 damaged files, failing disks and S3
 	target/release/forebay-bench-store $(BENCH_ARGS)
@@ -69,11 +82,18 @@ dist: setup ## Make tarballs in target/dist: the programs, licences, a systemd u
 	cargo build --release --workspace $(SHIPPED)
 	@scripts/dist.sh
 
+wheel: setup ## Pack the Python package, with the programs, into target/wheels (a build of its own: some minutes more)
+	@scripts/setup.sh wheel
+	@scripts/wheel.sh
+
+wheel-check: wheel ## Install the wheel into a clean environment, and read an epoch with it
+	@scripts/wheel.sh check
+
 images: dist ## Build the images of deploy/docker-compose.yml (FOREBAY_BASE=IMAGE to build on; without one, no registry is needed)
 	@deploy/images.sh
 
 compose-demo: images ## A cluster with etcd, S3 and two ranks in containers; a node is killed while they train
 	@deploy/demo.sh
 
-clean: ## Remove what was built (not .torch and .venv)
+clean: ## Remove what was built (not .torch, .venv and .peers)
 	cargo clean

@@ -3,7 +3,7 @@
 
     compare.py FOLDER STREAM [FOLDER STREAM]... [--columns a,b] [--limit ROWS] [--any-order]
 
-FOLDER holds the Parquet files of one dataset; STREAM is a file, or - for stdin. Ends with 0 if all are equal, with 1 if not;
+FOLDER holds the Parquet files of one dataset, or is an Arrow IPC stream (NAME.arrow) itself; STREAM is a file, or - for stdin. Ends with 0 if all are equal, with 1 if not;
 a line for each pair says so (stdout), or where the first difference is (stderr). Two types count as the same if they say the same about the
 values: a dictionary and its values, a string and a large string or string view, date32 and date64.
 """
@@ -40,6 +40,8 @@ def same_kind(kind):
 
 
 def expected_table(folder, columns):
+    if str(folder).endswith(".arrow"):
+        return pa.ipc.open_stream(str(folder)).read_all()
     paths = sorted(pathlib.Path(folder).glob("**/*.parquet"))
     if not paths:
         sys.exit(f"no Parquet files in {folder}")

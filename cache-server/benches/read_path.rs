@@ -18,6 +18,7 @@ use clap::Parser;
 use forebay_dataset::stream::gather::{Pick, gather};
 use forebay_dataset::stream::wire;
 use forebay_dataset::{Form, PackedSchema, SegmentBatch};
+use forebay_proto::hash::xxh3_64;
 use parking_lot::Mutex;
 use std::fs::File;
 use std::io::Write;
@@ -26,7 +27,6 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
-use xxhash_rust::xxh3::xxh3_64;
 
 const SEGMENTS: usize = 8;
 const MESSAGE_BYTES: usize = 3 << 19;
@@ -154,7 +154,7 @@ struct Dataset {
     header: Bytes,
     wanted: PackedSchema,
     /// Where the messages' buffers come from.
-    buffers: forebay_dataset::pool::Pool,
+    buffers: forebay_dataset::shared::MessagePool,
     row_bytes: usize,
     /// Where the first row lies in a file.
     values_at: u64,
@@ -184,7 +184,7 @@ impl Dataset {
         picks.sort_by_cached_key(|(s, r)| xxh3_64(&((s << 40) + r).to_le_bytes()));
         let messages = picks.chunks((MESSAGE_BYTES / shape.row_bytes).max(1)).map(<[Pick]>::to_vec).collect();
         let wanted = PackedSchema::unpacked(schema);
-        let buffers = forebay_dataset::pool::Pool::new(64 * MESSAGE_BYTES);
+        let buffers = forebay_dataset::pool::Pool::new(64 * MESSAGE_BYTES).into();
         Self { buffers, files, file_bytes, header, wanted, row_bytes: shape.row_bytes, values_at, messages }
     }
 

@@ -10,12 +10,13 @@ mod known;
 
 pub use dataset::Dataset;
 
+use crate::allow::Allowed;
 use crate::cluster::ownership::Ownership;
 use crate::disk::DiskCache;
 use crate::read::single_flight::SingleFlight;
 use crate::runtime::blocking;
 use files::ManifestFiles;
-use forebay_dataset::{Frozen, SegmentReader, View, schema, source, view};
+use forebay_dataset::{Frozen, SegmentReader, Selection, View, schema, view};
 use forebay_proto::manifest::{DatasetId, Digest, Manifest, SEGMENT_BYTES};
 use forebay_proto::{Error, Result, v1};
 use frozen::FrozenFiles;
@@ -23,16 +24,25 @@ use known::{Known, MadeBy};
 use parking_lot::Mutex;
 use std::sync::Arc;
 
+/// A dataset as it was opened.
+pub struct OpenDataset {
+    pub dataset: Dataset,
+    /// Compressed bytes of the columns that were asked for.
+    pub projected_bytes: u64,
+    /// For people: what was left out, and what else they may not expect.
+    pub notes: Vec<String>,
+}
+
 /// The datasets of a node.
 pub struct Datasets {
     source: SegmentReader,
-    allow: Arc<[String]>,
+    allow: Arc<Allowed>,
     files: ManifestFiles,
     frozen: FrozenFiles,
     ownership: Arc<Ownership>,
     known: Mutex<Known>,
-    /// Datasets being frozen, by URI and segment size: the ranks of a job all open theirs at once.
-    freezing: SingleFlight<(String, u64), Arc<Frozen>>,
+    /// Datasets being frozen: the ranks of a job all open theirs at once.
+    freezing: SingleFlight<Selection, Arc<Frozen>>,
 }
 
 impl Datasets {
@@ -44,10 +54,7 @@ impl Datasets {
         disk: Arc<DiskCache>,
         ownership: Arc<Ownership>,
     ) -> Result<Self> {
-        let allow = allow
-            .iter()
-            .map(|root| source::normalise(root).map_err(|e| e.context(format!("--allow {root}"))))
-            .collect::<Result<Arc<[_]>>>()?;
+        let allow = Arc::new(Allowed::new(allow)?);
         let (files, frozen) = (ManifestFiles::new(&disk), FrozenFiles::new(&disk));
         let (known, freezing) = (Mutex::default(), SingleFlight::default());
         let datasets = Self { source, allow, files, frozen, ownership, known, freezing };
@@ -56,27 +63,29 @@ impl Datasets {
     }
 
     /// Freezes a dataset. While the object store does not answer, that is the state in which it was frozen
-    /// last. Returns it with the compressed bytes of `columns` (none = all).
-    pub async fn freeze(&self, spec: v1::DatasetSpec, columns: &[String]) -> Result<(Dataset, u64)> {
+    /// last. `columns` (none = all) are those that will be read.
+    pub async fn freeze(&self, spec: v1::DatasetSpec, columns: &[String]) -> Result<OpenDataset> {
         let segment_bytes = if spec.segment_bytes == 0 { SEGMENT_BYTES } else { spec.segment_bytes };
         let (allow, wanted) = (self.allow.clone(), spec.clone());
-        let uris = blocking(move || {
-            view::uris(&wanted)?.into_iter().map(|uri| allowed(&allow, uri)).collect::<Result<Vec<_>>>()
+        let selections = blocking(move || {
+            let all = view::selections(&wanted)?.into_iter();
+            all.map(|selection| allowed_selection(&allow, selection)).collect::<Result<Vec<_>>>()
         })
         .await??;
-        let mut all = Vec::with_capacity(uris.len());
-        for uri in uris {
-            let (source, files, place) = (self.source.clone(), self.frozen.clone(), uri.clone());
-            let freeze = || frozen::freeze(source, files, place, segment_bytes);
-            all.push(self.freezing.join_or_lead((uri, segment_bytes), (), freeze).1.value.await?);
+        let mut all = Vec::with_capacity(selections.len());
+        for selection in selections {
+            let selection = Selection { segment_bytes, ..selection };
+            let (source, files, wanted) = (self.source.clone(), self.frozen.clone(), selection.clone());
+            let freeze = || frozen::freeze(source, files, wanted);
+            all.push(self.freezing.join_or_lead(selection, (), freeze).1.value.await?);
         }
         // Of a split or a mix it makes a manifest of its own.
         let view = blocking(move || View::of(&spec, all)).await??;
-        let (manifest, schema) = (view.manifest.clone(), view.schema.clone());
-        let projection = schema::projection(&schema, columns).map_err(|e| e.context(manifest.uri()))?;
-        let dataset = Dataset { manifest, schema };
+        let projection = view.projection(columns)?;
+        let dataset = Dataset { manifest: view.manifest.clone(), schema: view.schema.clone() };
         self.take(dataset.clone(), MadeBy::ThisNode).await?;
-        Ok((dataset, view.projected_bytes(&projection)))
+        let projected_bytes = view.projected_bytes(&projection);
+        Ok(OpenDataset { dataset, projected_bytes, notes: view.notes() })
     }
 
     /// Gets to know a dataset version that another node froze, and that was [`Datasets::checked`].
@@ -134,6 +143,11 @@ impl Datasets {
         known.get(id, sizes_hash).ok_or_else(unknown)
     }
 
+    /// Whether another version of the same dataset was opened or read later.
+    pub fn is_superseded(&self, dataset: &Dataset) -> bool {
+        self.known.lock().is_superseded(dataset)
+    }
+
     /// All known datasets.
     pub fn list(&self) -> Vec<Dataset> {
         let mut all = self.known.lock().list();
@@ -156,7 +170,7 @@ impl Datasets {
     /// The normal form of a URI that the settings allow; `Denied` for any other. Follows links where it names
     /// a file: not for an async thread.
     pub fn allowed(&self, uri: &str) -> Result<String> {
-        allowed(&self.allow, uri)
+        self.allow.check(uri)
     }
 
     fn recover(&self) {
@@ -167,13 +181,10 @@ impl Datasets {
     }
 }
 
-fn allowed(allow: &[String], uri: &str) -> Result<String> {
-    let uri = source::normalise(uri)?;
-    match allow.iter().any(|root| source::is_under(&uri, root)) {
-        true => Ok(uri),
-        false => Err(Error::denied(format!(
-            "{uri}: this server may not read it; it reads under {} (see --allow)",
-            allow.join(", ")
-        ))),
-    }
+/// A selection with its URI in normal form; `Denied` if it, or an object of its list, is not allowed.
+fn allowed_selection(allow: &Allowed, selection: Selection) -> Result<Selection> {
+    let selection = Selection { uri: allow.check(&selection.uri)?, ..selection };
+    let mut listed = selection.objects.iter().map(|object| selection.object_uri(&object.key));
+    listed.try_for_each(|uri| allow.check(&uri).map(drop))?;
+    Ok(selection)
 }

@@ -38,6 +38,8 @@ pub struct Events {
     pub rows_served: AtomicU64,
     /// Body bytes sent on batch streams.
     pub bytes_served: AtomicU64,
+    /// Those of them that readers took from shared memory.
+    pub bytes_shared: AtomicU64,
     /// Batch streams opened.
     pub streams: AtomicU64,
 }

@@ -5,11 +5,13 @@
 //!   will read it.
 //! * [`disk`]: the disk cache. Segment files under a byte limit.
 //! * [`cluster`]: the other nodes: who they are, what they hold, who serves what.
+//! * [`allow`]: which URIs this node may read.
 //! * [`datasets`]: the manifests that this node knows.
 //! * [`maintenance`]: work on a timer, and the probe for stalled async threads.
 //!
 //! ARCHITECTURE.md follows a read hop by hop.
 
+mod allow;
 mod cluster;
 mod datasets;
 mod disk;
@@ -24,4 +26,4 @@ mod settings;
 
 pub use runtime::runtime;
 pub use server::Server;
-pub use settings::Settings;
+pub use settings::{ListenAddress, Settings};

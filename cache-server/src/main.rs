@@ -1,5 +1,8 @@
 //! `forebay-server`: settings, logs, signals; the rest is the library.
-#![expect(unsafe_code, reason = "the allocator reads its settings from a symbol of a given name")]
+#![expect(
+    unsafe_code,
+    reason = "the allocator reads its settings from a symbol of a given name; files are closed by number"
+)]
 
 use anyhow::Context;
 use forebay_server::{Server, Settings};
@@ -25,13 +28,7 @@ static ALLOCATOR_SETTINGS: &[u8; 69] =
 const END: Duration = Duration::from_secs(5);
 
 fn main() -> ExitCode {
-    let served = forebay_server::runtime().context("start threads").and_then(|runtime| {
-        let served = runtime.block_on(run());
-        // A thread may hang in a disk that does not answer.
-        runtime.shutdown_timeout(END);
-        served
-    });
-    match served {
+    match serve() {
         Ok(()) => ExitCode::SUCCESS,
         Err(e) => {
             eprintln!("forebay-server: error: {e:#}");
@@ -40,8 +37,28 @@ fn main() -> ExitCode {
     }
 }
 
-async fn run() -> anyhow::Result<()> {
+fn serve() -> anyhow::Result<()> {
     let settings = Settings::load(std::env::args_os())?;
+    if settings.detach {
+        detach();
+    }
+    let runtime = forebay_server::runtime().context("start threads")?;
+    let served = runtime.block_on(run(settings));
+    // A thread may hang in a disk that does not answer.
+    runtime.shutdown_timeout(END);
+    served
+}
+
+/// Leaves the session of the program that started this one, so that Ctrl-C there does not end this one, and
+/// closes what was open there: a port that a trainer listens on must be free when the trainer has gone.
+fn detach() {
+    // It fails only where this process leads a session or group already.
+    rustix::process::setsid().ok();
+    // SAFETY: nothing was opened in this process yet, so nothing of it owns a file of these numbers.
+    unsafe { libc::close_range(3, libc::c_uint::MAX, 0) };
+}
+
+async fn run(settings: Settings) -> anyhow::Result<()> {
     logs(settings.log_json);
     let stop = CancellationToken::new();
     let (mut term, mut int) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
@@ -58,7 +75,7 @@ async fn run() -> anyhow::Result<()> {
         () = stop.cancelled() => return Ok(()),
     };
     // The program that started this one learns the ports from these lines.
-    println!("listening {}", server.address()?);
+    println!("listening {}", server.address());
     if let Some(at) = server.metrics_address()? {
         println!("metrics {at}");
     }

@@ -10,6 +10,7 @@ use crate::cluster::ownership::Ownership;
 use crate::cluster::peers::Peers;
 use crate::cluster::replicate::Replicator;
 use crate::datasets::Datasets;
+use crate::disk::dirs::DirStatus;
 use crate::disk::{DiskCache, DiskCacheSettings, RealDisk};
 use crate::events::Events;
 use crate::maintenance::stall_probe::StallProbe;
@@ -19,6 +20,7 @@ use crate::read::plans::Plans;
 use crate::runtime::blocking;
 use crate::service::gate::Gate;
 use crate::service::health::{HealthReporter, set_serving};
+use crate::service::shared::SharedReaders;
 use crate::settings::{Settings, StaticNode};
 use forebay_dataset::SegmentReader;
 use forebay_proto::{Result, v1};
@@ -42,6 +44,7 @@ pub struct Node {
     pub hot: Arc<HotSegments>,
     pub events: Arc<Events>,
     pub stall_probe: Arc<StallProbe>,
+    pub shared: Arc<SharedReaders>,
     /// What batch streams pass.
     pub gate: Gate,
     pub health: HealthReporter,
@@ -64,7 +67,8 @@ impl Node {
         let source = SegmentReader::new(source)?;
         let (plans, memory) = (Arc::new(Plans::default()), Memory::new(settings.memory_bytes));
         let disk = open_disk(settings, &plans, &memory).await?;
-        let events = Arc::new(Events::default());
+        let (events, shared) =
+            (Arc::new(Events::default()), Arc::new(SharedReaders::new(memory.shared.clone())?));
         let membership = Arc::new(membership(settings, me));
         let ownership = Arc::new(Ownership::new(url.clone(), membership.topology()));
         let peers = Arc::new(Peers::new(ownership.clone()));
@@ -93,6 +97,7 @@ impl Node {
             hot: Arc::new(HotSegments::new(settings.serve_bytes_per_s)),
             events,
             stall_probe: Arc::default(),
+            shared,
             gate: Gate::new(streams),
             health: HealthReporter::default(),
         })
@@ -155,7 +160,24 @@ async fn open_disk(settings: &Settings, plans: &Arc<Plans>, memory: &Memory) -> 
         ms = started.elapsed().as_millis() as u64,
         "the index is rebuilt"
     );
+    for dir in disk.dirs() {
+        warn_of_small_disk(&dir);
+    }
     Ok(Arc::new(disk))
+}
+
+/// Says so where a directory may take more than its disk has in all: it will be full, and stay full.
+fn warn_of_small_disk(dir: &DirStatus) {
+    let Ok(disk) = rustix::fs::statvfs(&dir.path) else { return };
+    let disk_bytes = disk.f_blocks.saturating_mul(disk.f_frsize);
+    if dir.limit_bytes > disk_bytes {
+        tracing::warn!(
+            dir = %dir.path.display(),
+            limit_bytes = dir.limit_bytes,
+            disk_bytes,
+            "--cache-bytes allows more than the whole disk of a cache directory has: it is used until it is full"
+        );
+    }
 }
 
 fn membership(settings: &Settings, me: v1::Node) -> Membership {

@@ -4,19 +4,24 @@ use crate::cluster::replicate::Replicator;
 use crate::maintenance;
 use crate::node::Node;
 use crate::read::prefetch;
+use crate::service::connection::{Connection, Connections};
 use crate::service::control::Control;
 use crate::service::flight::Flight;
+use crate::service::socket::{self, Socket};
 use crate::service::{metrics, peer};
-use crate::settings::Settings;
+use crate::settings::{ListenAddress, Settings};
 use forebay_proto::v1::cache_server::CacheServer;
 use forebay_proto::v1::peer_server::PeerServer;
 use forebay_proto::{Error, Result, v1};
+use futures::stream::{self, Stream, StreamExt, TryStreamExt};
+use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::net::TcpListener;
-use tokio::sync::oneshot;
+use tokio::net::{TcpListener, UnixStream};
+use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinSet;
+use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
 use tonic::transport::server::{Router, TcpIncoming};
 use tonic_health::pb::health_server::HealthServer;
@@ -41,9 +46,13 @@ const LAST_WORDS: Duration = Duration::from_secs(1);
 /// A node whose sockets are bound and whose disk cache is open.
 pub struct Server {
     node: Arc<Node>,
-    listener: TcpListener,
+    listener: Option<TcpListener>,
+    socket: Option<Socket>,
+    address: ListenAddress,
     metrics: Option<TcpListener>,
     drain: Duration,
+    /// How long no connection is open before the node ends by itself.
+    exit_when_idle: Option<Duration>,
     scrub_mb_per_s: f64,
     /// Ends what still runs.
     streams: CancellationToken,
@@ -52,21 +61,34 @@ pub struct Server {
 impl Server {
     /// Binds the sockets, opens the disk cache, rebuilds its index. Errors name the setting to change.
     pub async fn bind(settings: Settings) -> Result<Self> {
-        let listener = bind(settings.listen, "--listen").await?;
+        let mut address = settings.listen.clone();
+        let listener = match address.tcp() {
+            Some(at) => Some(bind(at, "--listen").await?),
+            None => None,
+        };
+        if let Some(listener) = &listener {
+            address = local(listener)?.into();
+        }
         let metrics = match settings.metrics_listen {
             Some(at) => Some(bind(at, "--metrics-listen").await?),
             None => None,
         };
-        let url = settings.url(local(&listener)?)?;
+        let url = settings.url(&address)?;
         let streams = CancellationToken::new();
         let node = Arc::new(Node::open(&settings, url, streams.clone()).await?);
+        // The cache directory is this server's own since the node was opened.
+        let socket = unix_socket(&settings)?;
+        if let Some(socket) = &socket {
+            node.shared.listens_at(socket.file.path.clone());
+        }
         let (drain, scrub_mb_per_s) = (Duration::from_secs_f64(settings.drain_s), settings.scrub_mb_per_s);
-        Ok(Self { node, listener, metrics, drain, scrub_mb_per_s, streams })
+        let exit_when_idle = settings.exit_when_idle_s.map(Duration::from_secs_f64);
+        Ok(Self { node, listener, socket, address, metrics, drain, exit_when_idle, scrub_mb_per_s, streams })
     }
 
     /// Where gRPC is served.
-    pub fn address(&self) -> Result<SocketAddr> {
-        local(&self.listener)
+    pub fn address(&self) -> &ListenAddress {
+        &self.address
     }
 
     /// Where metrics are served.
@@ -74,24 +96,31 @@ impl Server {
         self.metrics.as_ref().map(local).transpose()
     }
 
-    /// Serves until `stop` is called or the cluster refuses the node. Then the node leaves the topology and
-    /// sends its streams to other nodes; without any, they get the drain time to finish. Connections that are
-    /// left after that end with the runtime.
+    /// Serves until `stop` is called, the node has been idle for long enough, or the cluster refuses it. Then
+    /// the node leaves the topology and sends its streams to other nodes; without any, they get the drain
+    /// time to finish. Connections that are left after that end with the runtime.
     pub async fn run(mut self, stop: CancellationToken) -> Result<()> {
         let services = self.services().await?;
         let replicator = self.node.replicator();
         let _background = self.start_background(&replicator);
         let (refuse, refused) = oneshot::channel();
         let (node, streams, drain) = (self.node.clone(), self.streams.clone(), self.drain);
+        let connections = Connections::default();
+        let idle = idle(connections.clone(), self.exit_when_idle);
         let shutdown = async move {
             tokio::select! {
                 () = stop.cancelled() => {}
+                () = idle => {}
                 error = node.membership.refused() => drop(refuse.send(error)),
             }
             shut_down(node, streams, drain, replicator).await;
         };
         self.node.enter().await;
-        let served = serve(services, self.listener, self.streams.clone(), shutdown).await;
+        let (_file, unix) = self.socket.map(|socket| (socket.file, socket.listener)).unzip();
+        let (readers, stop) = (self.node.shared.clone(), self.streams.clone());
+        let unix = unix.map(|listener| socket::accept(listener, readers, stop));
+        let served =
+            serve(services, incoming(self.listener, unix, connections), self.streams.clone(), shutdown).await;
         self.streams.cancel();
         match refused.await {
             Ok(error) => Err(error),
@@ -150,12 +179,10 @@ impl Server {
 /// Serves until `shutdown` ends and the connections have, or some time after the streams were told to end.
 async fn serve(
     services: Router,
-    listener: TcpListener,
+    incoming: impl Stream<Item = io::Result<Connection>>,
     streams: CancellationToken,
     shutdown: impl Future<Output = ()>,
 ) -> std::result::Result<(), tonic::transport::Error> {
-    // Nagle's delay off: heads and small messages must not wait.
-    let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
     // A body is asked for its next frame only when there is room on the wire, so it cannot end by itself
     // then.
     let overdue = async {
@@ -169,6 +196,29 @@ async fn serve(
             Ok(())
         }
     }
+}
+
+/// Waits until no connection has been open for so long; without a time, for ever.
+async fn idle(connections: Connections, time: Option<Duration>) {
+    let Some(time) = time else { return std::future::pending().await };
+    connections.idle_for(time).await;
+    tracing::info!(idle_s = time.as_secs_f64(), "no reader for so long: this node ends");
+}
+
+/// The connections that come by TCP and over the Unix socket.
+fn incoming(
+    tcp: Option<TcpListener>,
+    unix: Option<mpsc::Receiver<UnixStream>>,
+    connections: Connections,
+) -> impl Stream<Item = io::Result<Connection>> {
+    // Nagle's delay off: heads and small messages must not wait.
+    let of_unix = connections.clone();
+    let tcp = tcp.map(|listener| {
+        let streams = TcpIncoming::from(listener).with_nodelay(Some(true));
+        streams.map_ok(move |stream| connections.tcp(stream))
+    });
+    let unix = unix.map(|sockets| ReceiverStream::new(sockets).map(move |socket| Ok(of_unix.unix(socket))));
+    stream::select(stream::iter(tcp).flatten(), stream::iter(unix).flatten())
 }
 
 /// Leaves the cluster. Returns when no new connection is to be taken; streams are told to end after `drain`
@@ -190,6 +240,19 @@ async fn shut_down(node: Arc<Node>, streams: CancellationToken, drain: Duration,
     match has_others {
         true => finish.await,
         false => drop(tokio::spawn(finish)),
+    }
+}
+
+/// The node's Unix socket. Where nobody asked for it and it cannot be had, the node does without.
+fn unix_socket(settings: &Settings) -> Result<Option<Socket>> {
+    let Some(plan) = settings.socket()? else { return Ok(None) };
+    let is_wanted = settings.unix_socket.is_some() || settings.listen.tcp().is_none();
+    match Socket::bind(&plan) {
+        Err(e) if !is_wanted => {
+            tracing::info!(error = %e, "no Unix socket: readers on this host get bytes by TCP");
+            Ok(None)
+        }
+        bound => bound.map(Some),
     }
 }
 

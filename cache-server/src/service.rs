@@ -2,8 +2,11 @@
 //!
 //! * [`flight`]: Arrow Flight, whose `DoGet` is the batch stream; [`frames`]: that stream's body.
 //! * [`control`] answers `forebay.v1.Cache`, [`peer`] other nodes.
+//! * [`socket`] is the node's Unix socket, [`connection`] what comes over it or by TCP.
+//! * [`shared`]: readers on the node's host, which get batches through shared memory.
 //! * [`metrics`] serves `/metrics` and `/health` over HTTP, [`health`] the same to gRPC.
 
+pub(crate) mod connection;
 pub(crate) mod control;
 pub(crate) mod flight;
 pub(crate) mod frames;
@@ -12,5 +15,7 @@ pub(crate) mod health;
 mod meter;
 pub(crate) mod metrics;
 pub(crate) mod peer;
+pub(crate) mod shared;
+pub(crate) mod socket;
 pub(crate) mod stream;
 mod ticket;

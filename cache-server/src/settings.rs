@@ -1,10 +1,13 @@
 //! Settings: flags over environment (`FOREBAY_*`) over a TOML file over defaults.
 
 mod cluster;
+mod listen;
 mod load;
 
 pub use cluster::{ClusterSettings, StaticNode};
+pub use listen::{ListenAddress, SocketPlan};
 
+use crate::allow::is_all_buckets;
 use clap::{Args, CommandFactory, FromArgMatches, Parser};
 use cluster::is_node_url;
 use forebay_dataset::{SourceArgs, SourceSettings};
@@ -40,12 +43,24 @@ struct Flags {
 #[derive(Debug, Clone, Args, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Settings {
-    /// Address of the gRPC service; port 0 picks a free one.
+    /// Address of the gRPC service; port 0 picks a free one. Or unix:/PATH: only a Unix socket, for a node
+    /// that only this host uses.
     // Loopback unless told otherwise: the service has no authentication of its own.
     #[arg(long, default_value = "127.0.0.1:7070")]
-    pub listen: SocketAddr,
+    pub listen: ListenAddress,
+    /// Unix socket for readers on this host, which then get batches through shared memory: a path, or `off`
+    /// [default: forebay.sock in the first cache directory].
+    #[arg(long, value_name = "PATH|off")]
+    pub unix_socket: Option<String>,
+    /// Who may use the Unix socket, in octal as for chmod [default: 666, everybody on this host as with TCP;
+    /// 600 with --listen unix:/PATH].
+    #[arg(long, value_name = "MODE")]
+    pub unix_socket_mode: Option<String>,
+    /// Group of the Unix socket, by name or number [default: the server's].
+    #[arg(long, value_name = "GROUP")]
+    pub unix_socket_group: Option<String>,
     /// Address of /metrics and /health over HTTP [default: off].
-    #[arg(long)]
+    #[arg(long, value_parser = listen::address)]
     pub metrics_listen: Option<SocketAddr>,
     /// The node's name [default: its address].
     #[arg(long)]
@@ -62,8 +77,8 @@ pub struct Settings {
     // A day for 1.7 TB, and a disk does not notice.
     #[arg(long, default_value = "20")]
     pub scrub_mb_per_s: f64,
-    /// Memory: 3/8 of it for segments being fetched and decoded, 2/8 for those served without being stored,
-    /// 2/8 for mapped files, 1/8 for messages.
+    /// Memory: 5/16 of it for segments being fetched and decoded, 2/8 for those served without being stored,
+    /// 2/8 for mapped files, 1/16 shared with readers on this host, 1/8 for messages.
     #[arg(long, value_parser = bytes, default_value = "2GiB")]
     #[serde(deserialize_with = "load::size")]
     pub memory_bytes: u64,
@@ -72,7 +87,8 @@ pub struct Settings {
     #[arg(long, value_name = "BYTES", value_parser = bytes)]
     #[serde(deserialize_with = "load::maybe_size")]
     pub serve_bytes_per_s: Option<u64>,
-    /// URI under which data may be read, e.g. s3://bucket/prefix; may be repeated.
+    /// URI under which data may be read, e.g. s3://bucket/prefix; may be repeated. s3://, gs:// and az://
+    /// are all buckets, for a node that only its own user can reach.
     // There is no default: nothing can be read unless it is allowed here.
     #[arg(long)]
     pub allow: Vec<String>,
@@ -88,6 +104,13 @@ pub struct Settings {
     /// Seconds that open streams get to finish at shutdown.
     #[arg(skip = 5.0)]
     pub drain_s: f64,
+    /// Seconds without a reader's connection after which the node ends by itself [default: never].
+    // A node of a cluster holds what others read, so it is for a node alone.
+    #[arg(long, value_name = "SECONDS")]
+    pub exit_when_idle_s: Option<f64>,
+    /// Outlive the program that starts this one: leave its session, and close its open files.
+    #[arg(long)]
+    pub detach: bool,
     /// Logs as JSON lines.
     #[arg(long)]
     pub log_json: bool,
@@ -122,10 +145,19 @@ impl Settings {
         Ok(settings)
     }
 
+    /// The node's Unix socket; `None` where it is to have none. `Invalid` names the setting.
+    pub fn socket(&self) -> Result<Option<SocketPlan>> {
+        let Self { listen, unix_socket, unix_socket_mode, unix_socket_group, .. } = self;
+        let dir = self.cache_dir.first();
+        let (socket, mode) = (unix_socket.as_deref(), unix_socket_mode.as_deref());
+        SocketPlan::new(listen, dir, socket, mode, unix_socket_group.as_ref())
+    }
+
     /// The URL that others are told of a node that listens on `bound`. `Invalid` where that is every address,
     /// or not one of the fixed cluster's.
-    pub fn url(&self, bound: SocketAddr) -> Result<String> {
-        let url = self.cluster.url(bound)?;
+    pub fn url(&self, bound: &ListenAddress) -> Result<String> {
+        let ListenAddress::Tcp(bound) = bound else { return Ok(bound.to_string()) };
+        let url = self.cluster.url(*bound)?;
         if self.nodes.is_empty() || self.static_node(&url).is_some() {
             return Ok(url);
         }
@@ -189,9 +221,32 @@ impl Settings {
         refuse(!self.nodes.is_empty() && !self.cluster.etcd.is_empty(), both)?;
         let bad_name = "node: a name must have letters, and no line breaks";
         refuse(self.node.as_deref().is_some_and(|name| !is_name(name)), bad_name)?;
-        let same = self.metrics_listen == Some(self.listen) && self.listen.port() != 0;
+        let is_cluster = !self.nodes.is_empty() || !self.cluster.etcd.is_empty();
+        let lonely =
+            "--listen unix:/PATH is for a node alone: other nodes need an address such as 10.0.0.1:7070";
+        refuse(is_cluster && self.listen.tcp().is_none(), lonely)?;
+        self.check_private(is_cluster)?;
+        let same = self.listen.tcp().is_some_and(|at| self.metrics_listen == Some(at) && at.port() != 0);
         let same_port = format!("listen and metrics_listen are both {}: give each its own port", self.listen);
         refuse(same, same_port)
+    }
+
+    /// What only a node alone may do, and what only one that its own user alone can reach.
+    fn check_private(&self, is_cluster: bool) -> Result<()> {
+        let idle = self.exit_when_idle_s;
+        let range = format!("exit_when_idle_s = {}: must be 0.1 to 1e9 seconds", idle.unwrap_or_default());
+        refuse(idle.is_some_and(|idle| !(0.1..=1e9).contains(&idle)), range)?;
+        let others = "exit_when_idle_s is for a node alone: others need what a node of a cluster holds";
+        refuse(is_cluster && idle.is_some(), others)?;
+        let socket = self.socket()?;
+        let is_private = self.listen.tcp().is_none() && socket.is_some_and(|socket| socket.mode & 0o077 == 0);
+        let everything = self.allow.iter().find(|root| is_all_buckets(root));
+        let why = format!(
+            "--allow {}: all buckets only with --listen unix:/PATH and mode 600, which let in no other user: \
+             name a bucket",
+            everything.map_or("", String::as_str)
+        );
+        refuse(everything.is_some() && !is_private, why)
     }
 }
 
@@ -225,7 +280,17 @@ mod tests {
         let s = load(&["--config", file.path().to_str().unwrap()]).unwrap();
         assert_eq!((s.cache_dir.len(), s.cluster.replicas, s.source.s3_max_requests), (2, 2, 64));
         let elsewhere = Settings { nodes: vec!["http://a:1".to_owned().into()], ..s };
-        assert!(elsewhere.url(elsewhere.listen).unwrap_err().message.contains("http://cache-1:7070"));
+        assert!(elsewhere.url(&elsewhere.listen).unwrap_err().message.contains("http://cache-1:7070"));
+    }
+
+    #[test]
+    fn addresses_as_people_write_them() {
+        let listen = |text: &str| Flags::try_parse_from(["x", "--listen", text]).map(|f| f.settings.listen);
+        assert_eq!(listen("localhost:7175").unwrap().to_string(), "127.0.0.1:7175");
+        for (bad, says) in [("7175", "127.0.0.1:7175"), ("nonsense", "as in 127.0.0.1:7070")] {
+            let e = listen(bad).unwrap_err().to_string();
+            assert!(e.contains(says), "{e}");
+        }
     }
 
     #[test]
@@ -243,6 +308,28 @@ mod tests {
         std::fs::write(file.path(), "allow = ['s3://a']\ncache_bytes = 'much'\n").unwrap();
         let e = load(&["--config", path]).unwrap_err();
         assert!(e.message.contains("cache_bytes") && e.message.contains("4GB"), "{e}");
+    }
+
+    #[test]
+    fn all_buckets_are_for_a_node_that_no_other_user_can_reach() {
+        let socket = ["--listen", "unix:/run/f.sock", "--allow", "s3://", "--allow", "file:///"];
+        assert_eq!(load(&socket).unwrap().allow, ["s3://", "file:///"]);
+        for open in [&["--allow", "s3://"][..], &[&socket[..], &["--unix-socket-mode", "660"]].concat()] {
+            let e = load(open).unwrap_err();
+            assert!(e.message.contains("--allow s3://: all buckets only with --listen unix:"), "{e}");
+        }
+    }
+
+    #[test]
+    fn only_a_node_alone_ends_when_it_is_idle() {
+        let alone = ["--allow", "s3://a", "--exit-when-idle-s", "2.5"];
+        assert_eq!(load(&alone).unwrap().exit_when_idle_s, Some(2.5));
+        let others = [&alone[..], &["--cluster-node", "http://127.0.0.1:7070"]].concat();
+        assert!(load(&others).unwrap_err().message.contains("for a node alone"));
+        for bad in ["0", "nan", "1e12"] {
+            let e = load(&["--allow", "s3://a", "--exit-when-idle-s", bad]).unwrap_err();
+            assert!(e.message.contains("exit_when_idle_s"), "{e}");
+        }
     }
 
     #[test]

@@ -78,7 +78,7 @@ async fn a_batch_passes_the_functions_that_the_page_names() {
     write_dataset(folder.path());
     let uri = format!("file://{}", folder.path().display());
     let settings = Settings {
-        listen: ([127, 0, 0, 1], 0).into(),
+        listen: "127.0.0.1:0".parse().unwrap(),
         cache_dir: vec![cache.path().to_owned()],
         cache_bytes: 1 << 28,
         memory_bytes: 1 << 28,
@@ -86,7 +86,7 @@ async fn a_batch_passes_the_functions_that_the_page_names() {
         ..Settings::default()
     };
     let server = Server::bind(settings).await.unwrap();
-    let address = format!("http://{}", server.address().unwrap());
+    let address = format!("http://{}", server.address());
     let stop = CancellationToken::new();
     let running = tokio::spawn(server.run(stop.clone()));
 

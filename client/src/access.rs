@@ -2,8 +2,15 @@
 
 use crate::direct::{self, Direct};
 use crate::endpoints::Endpoints;
+use crate::local_node::LocalNode;
 use forebay_dataset::SourceSettings;
 use forebay_proto::Result;
+
+/// The variable that names the cache where no setting does.
+pub const ENDPOINT_VARIABLE: &str = "FOREBAY_ENDPOINT";
+
+/// The variable that names the reader's zone where no setting does.
+pub const ZONE_VARIABLE: &str = "FOREBAY_ZONE";
 
 /// Where data comes from. Cheap to clone.
 ///
@@ -31,6 +38,11 @@ impl Access {
     /// commas; `Invalid` if that is not an address.
     pub fn endpoint(urls: &str) -> Result<Self> {
         Ok(Access::Endpoint(Endpoints::parse(urls)?.spread()))
+    }
+
+    /// A cache node of this machine, started when it is first asked.
+    pub fn local(node: LocalNode) -> Self {
+        Access::Endpoint(Endpoints::local(node))
     }
 
     /// The object store: instead of a cache, or as its fallback.

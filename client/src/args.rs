@@ -4,19 +4,15 @@
 //! Turns flags and environment into an [`Access`]. Secrets come from the environment or the usual AWS files
 //! only: there is no flag for them, so they never show in a process list or a help text.
 
-use crate::access::Access;
+use crate::access::{Access, ENDPOINT_VARIABLE, ZONE_VARIABLE};
 use crate::direct::{self, Direct};
 use crate::endpoints::Endpoints;
+use crate::environment::variable;
+use crate::local_node::{LOCAL, LocalNode, LocalNodeSettings};
 use clap::Args;
 use forebay_dataset::{SourceArgs, SourceSettings};
 pub use forebay_proto::units::bytes;
 use forebay_proto::{Error, Result};
-
-/// The variable that names the cache when `--endpoint` does not.
-pub const ENDPOINT_VARIABLE: &str = "FOREBAY_ENDPOINT";
-
-/// The variable that names the reader's zone when `--zone` does not.
-pub const ZONE_VARIABLE: &str = "FOREBAY_ZONE";
 
 /// The heading in help for the flags of direct reading. It is set flag by flag: else later flags would fall
 /// under it.
@@ -43,7 +39,7 @@ pub struct DirectArgs {
 #[derive(Debug, Clone, Default, Args)]
 pub struct EndpointArgs {
     /// Cache node, such as http://127.0.0.1:7070; several (repeated, or separated by commas): any that
-    /// answers [env: FOREBAY_ENDPOINT]
+    /// answers; or `local`: a node of your own on this machine, started if none runs [env: FOREBAY_ENDPOINT]
     #[arg(long, value_name = "URL", value_delimiter = ',')]
     pub endpoint: Vec<String>,
 }
@@ -56,6 +52,16 @@ pub enum Fallback {
     None,
     /// Read the object store directly, slowly, until a node answers again
     Direct,
+}
+
+/// How batches come from a node on the reader's own host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
+pub enum SameHost {
+    /// Through shared memory, where the node's Unix socket can be reached
+    #[default]
+    Auto,
+    /// As bytes, as from any other node
+    Off,
 }
 
 /// Where data comes from: a cache, or the object store without one.
@@ -105,7 +111,11 @@ impl EndpointArgs {
     pub fn endpoints(&self) -> Result<Endpoints> {
         let none =
             || Error::invalid(format!("no cache endpoint: pass --endpoint URL or set {ENDPOINT_VARIABLE}"));
-        Endpoints::parse(&self.resolve(variable(ENDPOINT_VARIABLE)).ok_or_else(none)?)
+        let urls = self.resolve(variable(ENDPOINT_VARIABLE)).ok_or_else(none)?;
+        match is_local(&urls) {
+            true => Ok(Endpoints::local(LocalNode::new(LocalNodeSettings::default())?)),
+            false => Endpoints::parse(&urls),
+        }
     }
 
     /// The flag wins over the environment; empty counts as absent.
@@ -115,15 +125,23 @@ impl EndpointArgs {
     }
 }
 
+fn is_local(urls: &str) -> bool {
+    urls.trim() == LOCAL
+}
+
 impl AccessArgs {
     /// What flags and environment say; `Invalid` if they contradict each other or say nothing. `--direct`
     /// wins over the environment's endpoint, as any flag does over a variable.
     pub fn access(&self) -> Result<Access> {
         match self.choose(variable(ENDPOINT_VARIABLE))? {
             Some(urls) => {
-                let zone =
-                    self.zone.clone().or_else(|| variable(ZONE_VARIABLE)).filter(|zone| !zone.is_empty());
-                let mut endpoints = Endpoints::parse(&urls)?.spread();
+                let zone = self.zone.clone().filter(|zone| !zone.is_empty());
+                let zone = zone.or_else(|| variable(ZONE_VARIABLE));
+                let source = &self.direct_args.source;
+                let mut endpoints = match is_local(&urls) {
+                    true => Endpoints::local(LocalNode::new(LocalNodeSettings::of(source.settings()))?),
+                    false => Endpoints::parse(&urls)?.spread(),
+                };
                 endpoints.zone = zone;
                 if self.fallback == Fallback::Direct {
                     endpoints.fallback = Some(self.direct_args.open(self.direct_args.fallback_settings())?);
@@ -144,7 +162,13 @@ impl AccessArgs {
         if self.direct {
             return Ok(None);
         }
-        if let Some(flag) = self.direct_args.given().filter(|_| self.fallback == Fallback::None) {
+        let urls = self.endpoint.resolve(variable);
+        // A node of this machine is started with the flags of the object store.
+        let flag = match urls.as_deref().is_some_and(is_local) {
+            true => self.direct_args.direct_memory_bytes.map(|_| "--direct-memory-bytes".to_owned()),
+            false => self.direct_args.given(),
+        };
+        if let Some(flag) = flag.filter(|_| self.fallback == Fallback::None) {
             return Err(Error::invalid(format!(
                 "{flag} is for reading the object store directly: add --direct, or leave it out and set it at the cache"
             )));
@@ -155,12 +179,8 @@ impl AccessArgs {
                  --direct"
             ))
         };
-        self.endpoint.resolve(variable).map(Some).ok_or_else(none)
+        urls.map(Some).ok_or_else(none)
     }
-}
-
-fn variable(name: &str) -> Option<String> {
-    std::env::var(name).ok()
 }
 
 #[cfg(test)]
@@ -201,6 +221,16 @@ mod tests {
         assert!(choose(&["--direct", "--endpoint", "a:1"], None).unwrap_err().contains("contradict"));
         let flag = choose(&["--endpoint", "a:1", "--s3-region", "x"], None).unwrap_err();
         assert!(flag.starts_with("--s3-region is for reading the object store directly"), "{flag}");
+    }
+
+    #[test]
+    fn a_node_of_this_machine_takes_the_flags_of_the_object_store() {
+        let given = ["--endpoint", "local", "--s3-region", "x"];
+        assert_eq!(choose(&given, None), Ok(Some("local".into())));
+        assert!(choose(&["--endpoint", "local", "--direct-memory-bytes", "1GB"], None).is_err());
+        let line = Line::try_parse_from(["x", "--endpoint", "local"]).unwrap_or_else(|e| panic!("{e}"));
+        let Access::Endpoint(endpoints) = line.access.access().unwrap() else { panic!("a cache") };
+        assert!(endpoints.url().starts_with("unix:/") && endpoints.url().ends_with(".sock"));
     }
 
     #[test]

@@ -101,6 +101,7 @@ fn combine(a: &Counters, b: &Counters, f: impl Fn(u64, u64) -> u64) -> Counters 
         peer_fills: f(a.peer_fills, b.peer_fills),
         peer_bytes: f(a.peer_bytes, b.peer_bytes),
         peer_bytes_served: f(a.peer_bytes_served, b.peer_bytes_served),
+        shared_bytes: f(a.shared_bytes, b.shared_bytes),
     }
 }
 

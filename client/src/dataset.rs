@@ -2,10 +2,11 @@
 
 use crate::access::Access;
 use crate::direct::Direct;
+use crate::list;
 use crate::node::Node;
 use arrow::datatypes::SchemaRef;
 use forebay_dataset::{View, schema, view};
-use forebay_proto::manifest::Manifest;
+use forebay_proto::manifest::{Manifest, Object};
 use forebay_proto::plan::Order;
 use forebay_proto::view::{MixPart, Split};
 use forebay_proto::{Error, Kind, Result, v1};
@@ -15,7 +16,8 @@ use std::sync::Arc;
 #[derive(Debug, Clone, Default, PartialEq)]
 #[cfg_attr(feature = "cli", derive(clap::Args))]
 pub struct DatasetSpec {
-    /// Dataset: s3://BUCKET/PREFIX or file:///PATH, a folder of Parquet objects or one of them
+    /// Dataset: s3://BUCKET/PREFIX or file:///PATH, a folder of Parquet objects, one of them, or a pattern
+    /// (*, **, {a,b}); or @FILE, a list of objects or what `forebay inspect --json` printed
     #[cfg_attr(feature = "cli", arg(required_unless_present = "mix", conflicts_with = "mix"))]
     #[cfg_attr(feature = "cli", arg(default_value = "", hide_default_value = true))]
     pub uri: String,
@@ -31,12 +33,52 @@ pub struct DatasetSpec {
     /// Target size of a segment in decoded bytes, e.g. 8MiB; part of the dataset's version [default: 32MiB]
     #[cfg_attr(feature = "cli", arg(long, value_name = "BYTES", value_parser = crate::args::bytes))]
     pub segment_bytes: Option<u64>,
+    /// Take the schema of this object (a key below the dataset's URI) instead of the union of all schemas
+    #[cfg_attr(feature = "cli", arg(long, value_name = "OBJECT"))]
+    pub schema_of: Option<String>,
+    /// Make no columns of directories such as year=2024/
+    #[cfg_attr(feature = "cli", arg(long))]
+    pub no_partitions: bool,
+    /// Read only rows for which this is true, as in 'price > 3 and country = "ch"' (docs/datasets.md)
+    #[cfg_attr(feature = "cli", arg(long = "where", value_name = "FILTER"))]
+    pub filter: Option<String>,
+    /// Exactly these objects, in this order, instead of all under the URI: keys below it, or full URIs. One
+    /// without a tag is taken as it is now.
+    #[cfg_attr(feature = "cli", arg(skip))]
+    pub objects: Vec<Object>,
 }
 
 impl DatasetSpec {
     /// All rows and columns of one dataset.
     pub fn new(uri: impl Into<String>) -> Self {
         Self { uri: uri.into(), ..Self::default() }
+    }
+
+    /// With the objects of a list that [`DatasetSpec::uri`] names as `@FILE`, and their common prefix for a
+    /// URI.
+    pub async fn resolved(&self) -> Result<Self> {
+        if self.filter.as_ref().is_some_and(|filter| filter.trim().is_empty()) {
+            let why = "the filter is empty: write a condition, as in price > 3, or leave it out";
+            return Err(Error::invalid(format!("{}: {why}", self.name())));
+        }
+        let Some(path) = self.uri.strip_prefix('@') else { return Ok(self.clone()) };
+        let text = tokio::fs::read(path).await.map_err(|e| Error::invalid(format!("{}: {e}", self.uri)))?;
+        let listed = tokio::task::spawn_blocking(move || list::read(&text)).await;
+        let listed = listed.map_err(|e| Error::closed(format!("reading a list broke off: {e}")))?;
+        let listed = listed.map_err(|e| e.context(&self.uri))?;
+        if self.filter.is_some() && listed.filter.is_some() {
+            let why = "it is a version that has a filter: leave --where out, or read the URI instead";
+            return Err(Error::invalid(format!("{}: {why}", self.uri)));
+        }
+        Ok(Self {
+            uri: listed.uri,
+            filter: self.filter.clone().or(listed.filter),
+            objects: listed.objects,
+            segment_bytes: self.segment_bytes.or(listed.segment_bytes),
+            schema_of: self.schema_of.clone().or(listed.schema_of),
+            no_partitions: self.no_partitions || listed.no_partitions,
+            ..self.clone()
+        })
     }
 
     /// What a node is asked for.
@@ -46,6 +88,10 @@ impl DatasetSpec {
             segment_bytes: self.segment_bytes.unwrap_or(0),
             split: self.split.map(|split| v1::Split { by: Some(split) }),
             mix: self.mix.clone(),
+            schema_of: self.schema_of.clone().unwrap_or_default(),
+            no_partitions: self.no_partitions,
+            objects: self.objects.clone(),
+            filter: self.filter.clone().unwrap_or_default(),
         }
     }
 
@@ -92,13 +138,23 @@ pub struct Dataset {
     pub projected_schema: SchemaRef,
     /// Compressed bytes of the projected column chunks: what a cold epoch must read from the object store.
     pub projected_bytes: u64,
+    /// For people: objects that were left out, and what else they may not expect.
+    pub notes: Vec<String>,
+}
+
+/// What opening gives.
+struct Answer {
+    manifest: Arc<Manifest>,
+    projected_bytes: u64,
+    notes: Vec<String>,
 }
 
 impl Dataset {
-    /// Freezes the dataset as it is now. `NotFound` when there is none, `Invalid` when a column does not
-    /// exist.
+    /// Freezes the dataset as it is now, or as its list says. `NotFound` when there is none, `Invalid` when a
+    /// column does not exist or objects do not agree on its type.
     pub async fn open(access: &Access, spec: &DatasetSpec) -> Result<Self> {
-        let (manifest, projected_bytes) = match access {
+        let spec = &spec.resolved().await?;
+        let Answer { manifest, projected_bytes, notes } = match access {
             Access::Endpoint(nodes) => {
                 match (nodes.ask(|node| async move { ask(&node, spec).await }).await, &nodes.fallback) {
                     (Err(e), Some(direct)) if e.kind == Kind::Retry => read(direct, spec).await?,
@@ -121,6 +177,7 @@ impl Dataset {
             projection: projection.into(),
             projected_schema,
             projected_bytes,
+            notes,
         })
     }
 
@@ -139,23 +196,37 @@ impl Dataset {
 }
 
 /// The manifest from a cache node.
-async fn ask(node: &Node, spec: &DatasetSpec) -> Result<(Arc<Manifest>, u64)> {
+async fn ask(node: &Node, spec: &DatasetSpec) -> Result<Answer> {
     let request =
         v1::OpenRequest { dataset: Some(spec.to_wire()), columns: spec.columns.clone().unwrap_or_default() };
-    let reply = node.reply(node.client().open(request)).await?;
-    let manifest = Manifest::try_from(reply.manifest.unwrap_or_default())?;
-    Ok((Arc::new(manifest), reply.projected_bytes))
+    let v1::OpenReply { manifest, projected_bytes, notes } = node.reply(node.client().open(request)).await?;
+    let manifest = Manifest::try_from(manifest.unwrap_or_default())?;
+    // A node of before knows no lists, and would answer with all that lies under the URI.
+    let is_listed = || manifest.objects().iter().map(|o| &o.key).eq(spec.objects.iter().map(|o| &o.key));
+    if !spec.objects.is_empty() && !is_listed() {
+        return Err(Error::invalid(format!(
+            "{}: the node did not take the list of objects: use equal versions of Forebay",
+            spec.name()
+        )));
+    }
+    if spec.filter.is_some() && manifest.filter().is_none() {
+        return Err(Error::invalid(format!(
+            "{}: the node did not take the filter: use equal versions of Forebay",
+            spec.name()
+        )));
+    }
+    Ok(Answer { manifest: Arc::new(manifest), projected_bytes, notes })
 }
 
 /// The manifest from the object store.
-async fn read(direct: &Direct, spec: &DatasetSpec) -> Result<(Arc<Manifest>, u64)> {
+async fn read(direct: &Direct, spec: &DatasetSpec) -> Result<Answer> {
     let wire = spec.to_wire();
     let mut frozen = Vec::new();
-    for uri in view::uris(&wire)? {
-        frozen.push(direct.source().freeze(uri, wire.segment_bytes).await?);
+    for selection in view::selections(&wire)? {
+        frozen.push(direct.source().freeze_again(&selection, None).await?);
     }
     let view = View::of(&wire, frozen)?;
-    let projection = schema::projection(&view.schema, spec.columns.as_deref().unwrap_or_default())
-        .map_err(|e| e.context(spec.name()))?;
-    Ok((view.manifest.clone(), view.projected_bytes(&projection)))
+    let projection = view.projection(spec.columns.as_deref().unwrap_or_default())?;
+    let projected_bytes = view.projected_bytes(&projection);
+    Ok(Answer { manifest: view.manifest.clone(), projected_bytes, notes: view.notes() })
 }

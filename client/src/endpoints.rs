@@ -4,6 +4,7 @@
 //! that node dies.
 
 use crate::direct::Direct;
+use crate::local_node::LocalNode;
 use crate::node::Node;
 use forebay_proto::{Error, Kind, Result, v1};
 use parking_lot::Mutex;
@@ -22,6 +23,8 @@ pub struct Endpoints {
     pub fallback: Option<Direct>,
     /// The reader's own zone, whose copies it prefers.
     pub zone: Option<String>,
+    /// The node, if it is one that is started where it is missing.
+    local: Option<LocalNode>,
 }
 
 #[derive(Debug)]
@@ -44,6 +47,21 @@ impl Endpoints {
         Ok(Self::new(nodes))
     }
 
+    /// A node of this machine, which is started when it is asked and does not run.
+    pub fn local(node: LocalNode) -> Self {
+        Self { local: Some(node.clone()), ..Self::new(vec![node.node().clone()]) }
+    }
+
+    /// Starts the node again if it is one of this machine's that does not run any more. For those that do not
+    /// ask by [`Endpoints::answering`].
+    pub(crate) async fn revive(&self) {
+        if let Some(local) = &self.local
+            && let Err(e) = local.start().await
+        {
+            tracing::warn!(error = %e, "the cache node of this machine cannot be started");
+        }
+    }
+
     /// The same, beginning at any of the nodes: where many readers are given one list, they do not all ask
     /// the first.
     pub fn spread(self) -> Self {
@@ -54,7 +72,12 @@ impl Endpoints {
     /// Of nodes, one at least.
     pub(crate) fn new(nodes: Vec<Node>) -> Self {
         let (preferred, told) = Default::default();
-        Self { known: Arc::new(KnownNodes { nodes, preferred, told }), fallback: None, zone: None }
+        Self {
+            known: Arc::new(KnownNodes { nodes, preferred, told }),
+            fallback: None,
+            zone: None,
+            local: None,
+        }
     }
 
     /// The named node that answered last; at first, the one that was named first.
@@ -94,8 +117,11 @@ impl Endpoints {
     }
 
     /// A node that answers, the preferred one first, those that were only told of last. Of one node alone it
-    /// is not asked whether it does.
+    /// is not asked whether it does; one of this machine's is started if it does not run.
     pub async fn answering(&self) -> Result<Node> {
+        if let Some(local) = &self.local {
+            local.start().await?;
+        }
         let known = self.known();
         if let [only] = known.as_slice() {
             return Ok(only.clone());
@@ -121,7 +147,8 @@ impl Endpoints {
         &self,
         call: impl Fn(Node) -> F + Send + Sync,
     ) -> Result<T> {
-        let mut left = self.known().len();
+        // One that is started again is as good as another.
+        let mut left = self.known().len() + usize::from(self.local.is_some());
         loop {
             let node = self.answering().await?;
             match call(node).await {

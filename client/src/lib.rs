@@ -2,8 +2,10 @@
 //! store itself.
 //!
 //! [`Access`] says where data comes from, [`Dataset`] is a dataset opened there, [`Loader`] hands out its
-//! batches. [`survey`] asks all nodes of a cache what they hold; [`counters`] says what a stretch of reading
-//! cost; [`routing::route`] chooses the node for each segment.
+//! batches; [`LocalNode`] is a cache that is started on this machine; [`rows`] are read outside of any plan.
+//! [`fill`] and [`fan_out`] have all nodes of a cache hold a dataset or drop it. [`survey`] asks all nodes of
+//! a cache what they hold; [`counters`] says what a stretch of reading cost; [`routing::route`] chooses the
+//! node for each segment.
 //!
 //! ```
 //! use forebay_client::{Access, Dataset, DatasetSpec, Event, Loader, LoaderSettings, SourceSettings};
@@ -29,21 +31,33 @@
 mod access;
 #[cfg(feature = "cli")]
 pub mod args;
+mod cause;
+mod content;
 pub mod counters;
 mod dataset;
 mod direct;
 mod endpoints;
+mod environment;
+pub mod fan_out;
+pub mod fill;
+mod list;
 pub mod loader;
+mod local_node;
 mod node;
 pub mod routing;
+pub mod rows;
+mod same_host;
 pub mod stream;
 pub mod survey;
 
-pub use access::Access;
+pub use access::{Access, ENDPOINT_VARIABLE, ZONE_VARIABLE};
 pub use dataset::{Dataset, DatasetSpec};
 pub use direct::Direct;
+pub use direct::MEMORY_BYTES as DIRECT_MEMORY_BYTES;
 pub use endpoints::Endpoints;
+pub use environment::variable;
 pub use loader::{Batch, EpochSummary, Event, Loader, LoaderSettings};
+pub use local_node::{LOCAL, LocalNode, LocalNodeSettings, LocalNodeStatus};
 pub use node::Node;
 
 pub use forebay_dataset::SourceSettings;

@@ -10,12 +10,15 @@
 //!   itself, and checks with its `position` that each message brings the rows that the plan has next;
 //! * `decoder` takes a message apart and copies it into the batches;
 //! * `reorder` holds the batches that are being filled (`builder`), and the byte budget;
-//! * [`Batch`] is the result: one contiguous array per column.
+//! * [`Batch`] is the result: one contiguous array per column;
+//! * [`EpochPlan`] says without reading what each step would hold.
 
 mod batch;
 mod builder;
+mod byte_column;
 mod decoder;
 mod driver;
+mod epoch_plan;
 mod position;
 mod reorder;
 mod run_plan;
@@ -27,20 +30,22 @@ use crate::access::Access;
 use crate::dataset::Dataset;
 use crate::routing::Cluster;
 pub use batch::Batch;
+pub use epoch_plan::{EpochPlan, PlannedStep};
 use forebay_dataset::pool::Pool;
 use forebay_dataset::stream::gather::plain_width;
 use forebay_proto::Result;
-use forebay_proto::digest::OrderDigest;
+use forebay_proto::digest::{ContentDigest, OrderDigest};
+use forebay_proto::hash::xxh3_64;
 pub use forebay_proto::plan::Shuffle;
 pub use forebay_proto::plan::steps::{Ending, Layout};
 pub use forebay_proto::state::LoaderState;
 use reorder::ReorderBuffer;
 use run_plan::RunPlan;
+pub use run_plan::RunStart;
 pub use settings::LoaderSettings;
 use std::sync::Arc;
 use tokio_util::task::AbortOnDropHandle;
-use worker::{ReadContext, RetryPolicy};
-use xxhash_rust::xxh3::xxh3_64;
+use worker::{ReadContext, RetryPolicy, Wire};
 
 /// What comes next.
 #[derive(Debug, Clone)]
@@ -58,6 +63,8 @@ pub struct EpochSummary {
     pub epoch: u64,
     /// The order digest of the samples, checked against the plan.
     pub digest: OrderDigest,
+    /// The content digest of the samples, if the settings ask for it.
+    pub content: Option<ContentDigest>,
     /// Samples, padding left out.
     pub samples: u64,
     /// How many batches.
@@ -121,7 +128,7 @@ impl Loader {
                 patience: settings.patience,
                 fallback_after: settings.fallback_after.mul_f64(1.0 + 0.5 * fastrand::f64()),
             },
-            window_bytes: settings.window_bytes,
+            wire: Wire { window_bytes: settings.window_bytes, same_host: settings.same_host },
         });
         let driver =
             tokio::spawn(driver::watched(context.clone(), driver::run(context.clone(), plan.clone())));
@@ -178,6 +185,9 @@ impl Loader {
         self.so_far.steps += 1;
         self.so_far.samples += batch.real_rows as u64;
         self.so_far.digest.merge(batch.digest);
+        if let Some(content) = batch.content {
+            self.so_far.content.get_or_insert_default().merge(content);
+        }
         Event::Batch(batch)
     }
 

@@ -4,6 +4,9 @@
 //! failure to reach it comes within [`CONNECT_TIMEOUT`] and names its address. Going over to another node is
 //! not its concern.
 
+use crate::cause::innermost;
+use crate::same_host::HostOf;
+use crate::stream::Stream;
 use forebay_proto::v1::StatusReply;
 use forebay_proto::v1::cache_client::CacheClient;
 use forebay_proto::{Error, Kind, Result};
@@ -30,6 +33,7 @@ struct Connection {
     url: String,
     endpoint: Endpoint,
     channel: OnceLock<Channel>,
+    host: HostOf,
 }
 
 impl PartialEq for Node {
@@ -55,10 +59,10 @@ impl Node {
             .keep_alive_while_idle(true)
             .initial_stream_window_size(8 << 20)
             .initial_connection_window_size(16 << 20);
-        Ok(Self(Arc::new(Connection { url, endpoint, channel: OnceLock::new() })))
+        Ok(Self(Arc::new(Connection { url, endpoint, channel: OnceLock::new(), host: HostOf::default() })))
     }
 
-    /// `http://host:port`.
+    /// `http://host:port`, or `unix:/path`.
     pub fn url(&self) -> &str {
         &self.0.url
     }
@@ -76,6 +80,24 @@ impl Node {
     /// What the node holds and has done.
     pub async fn status(&self) -> Result<StatusReply> {
         self.reply(self.client().status(forebay_proto::v1::StatusRequest {})).await
+    }
+
+    /// Opens a batch stream, see [`Stream::open`]; if `same_host` and the node is on this host, through
+    /// shared memory.
+    pub(crate) async fn stream(&self, ticket: &[u8], window_bytes: u32, same_host: bool) -> Result<Stream> {
+        let shared = match same_host {
+            true => self.0.host.session(&self.client(), self.url(), window_bytes).await,
+            false => None,
+        };
+        if let Some((address, session)) = shared {
+            match Stream::open_shared(&address, ticket, window_bytes, session).await {
+                Err(e) if e.kind == Kind::Retry => {
+                    tracing::debug!(error = %e, "a stream through shared memory cannot be opened");
+                }
+                opened => return opened,
+            }
+        }
+        Stream::open(self.url(), ticket, window_bytes).await
     }
 
     /// What the node answers to a call of [`Node::client`].
@@ -122,16 +144,17 @@ fn root_cause(status: &Status) -> Option<String> {
     }
 }
 
-/// The error behind all others.
-pub(crate) fn innermost<'a>(
-    e: &'a (dyn std::error::Error + 'static),
-) -> &'a (dyn std::error::Error + 'static) {
-    e.source().map_or(e, innermost)
-}
-
-/// `http://host:port` of what a person typed.
+/// `http://host:port` or `unix:/path` of what a person typed.
 fn normal(url: &str) -> Result<String> {
     let trimmed = url.trim().trim_end_matches('/');
+    if let Some(path) = trimmed.strip_prefix("unix:") {
+        // Some write the path with an empty host.
+        let path = path.strip_prefix("//").unwrap_or(path);
+        return match path.starts_with('/') {
+            true => Ok(format!("unix:{path}")),
+            false => Err(not_an_address(url)),
+        };
+    }
     let full = match trimmed.contains("://") {
         true => trimmed.to_owned(),
         false => format!("http://{trimmed}"),
@@ -147,7 +170,7 @@ fn normal(url: &str) -> Result<String> {
 }
 
 fn not_an_address(url: &str) -> Error {
-    Error::invalid(format!("`{url}` is not the address of a cache: use http://host:port"))
+    Error::invalid(format!("`{url}` is not the address of a cache: use http://host:port, or unix:/path"))
 }
 
 #[cfg(test)]
@@ -160,6 +183,9 @@ mod tests {
             assert_eq!(normal(good).unwrap(), "http://h:1", "{good}");
         }
         assert_eq!(normal("[::1]:7070").unwrap(), "http://[::1]:7070");
+        for good in ["unix:/run/f.sock", "unix:///run/f.sock"] {
+            assert_eq!(normal(good).unwrap(), "unix:/run/f.sock");
+        }
         for bad in [
             "",
             "h",
@@ -171,6 +197,8 @@ mod tests {
             "h:1/path",
             "http://a b:1",
             "https://h:1",
+            "unix:f.sock",
+            "unix:",
         ] {
             let e = normal(bad).unwrap_err();
             assert_eq!(e.kind, Kind::Invalid);

@@ -10,8 +10,9 @@
 //! It does not retry, and does not know what a message means.
 
 mod parse;
+mod shared;
 
-use crate::node::innermost;
+use crate::cause::innermost;
 use bytes::{BufMut, Bytes, BytesMut};
 use forebay_proto::{Error, Result};
 use http_body_util::{BodyExt, Full};
@@ -21,8 +22,11 @@ use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use parse::Parser;
 pub use parse::{Head, StreamEvent};
 use prost::Message as _;
+pub(crate) use shared::SharedSession;
+use std::collections::VecDeque;
 use std::time::Duration;
-use tokio::net::TcpStream;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpStream, UnixStream};
 use tokio::time::timeout;
 use tokio_util::task::AbortOnDropHandle;
 use tonic::{Code, Status};
@@ -50,21 +54,55 @@ pub struct Stream {
     body: Incoming,
     parser: Parser,
     input: Bytes,
+    /// Where messages lie that do not come as bytes.
+    session: Option<SharedSession>,
+    /// What follows of such a message.
+    pieces: VecDeque<StreamEvent>,
     _connection: AbortOnDropHandle<()>,
 }
+
+/// Names the session to the node.
+const TOKEN_HEADER: &str = "forebay-session";
+
+/// What the address of a Unix socket begins with.
+const UNIX: &str = "unix:";
 
 const PATH: &str = "/arrow.flight.protocol.FlightService/DoGet";
 
 impl Stream {
-    /// Connects to `http://host:port` and asks for `ticket`. `window_bytes`, rounded into 64 KiB .. 16 MiB, are
+    /// Connects to `http://host:port` or `unix:/path` and asks for `ticket`. `window_bytes`, rounded into 64 KiB .. 16 MiB, are
     /// what the server may send ahead of what was taken. `Retry` when the node cannot be reached.
     pub async fn open(address: &str, ticket: &[u8], window_bytes: u32) -> Result<Self> {
+        Self::start(address, ticket, window_bytes, None).await
+    }
+
+    /// The same, and messages lie in the session's memory as far as the node has room for them there.
+    pub(crate) async fn open_shared(
+        address: &str,
+        ticket: &[u8],
+        window_bytes: u32,
+        session: SharedSession,
+    ) -> Result<Self> {
+        Self::start(address, ticket, window_bytes, Some(session)).await
+    }
+
+    async fn start(
+        address: &str,
+        ticket: &[u8],
+        window_bytes: u32,
+        session: Option<SharedSession>,
+    ) -> Result<Self> {
         let (mut send, connection) =
             timeout(CONNECT, connect(address, window_bytes)).await.map_err(|_| {
                 let seconds = CONNECT.as_secs();
                 Error::retry(format!("cannot reach the cache at {address}: no connection within {seconds} s"))
             })??;
-        let request = http::Request::post(format!("{address}{PATH}"))
+        let host = if address.starts_with(UNIX) { "http://localhost" } else { address };
+        let mut request = http::Request::post(format!("{host}{PATH}"));
+        if let Some(session) = &session {
+            request = request.header(TOKEN_HEADER, session.token());
+        }
+        let request = request
             .header("content-type", "application/grpc")
             .header("te", "trailers")
             .header("user-agent", concat!("forebay/", env!("CARGO_PKG_VERSION")))
@@ -82,16 +120,26 @@ impl Stream {
             )));
         }
         let body = reply.into_body();
-        let (parser, input) = (Parser::default(), Bytes::new());
-        Ok(Self { address: address.to_owned(), body, parser, input, _connection: connection })
+        let (parser, input, pieces) = Default::default();
+        let address = address.to_owned();
+        Ok(Self { address, body, parser, input, session, pieces, _connection: connection })
     }
 
     /// The next event; `None` after a whole and successful stream. `Retry` when the connection breaks, or
     /// what comes over it makes no sense.
     pub async fn next(&mut self) -> Result<Option<StreamEvent>> {
         loop {
+            if let Some(piece) = self.pieces.pop_front() {
+                return Ok(Some(piece));
+            }
             let parsed = self.parser.next(&mut self.input);
-            if let Some(event) = parsed.map_err(|e| Error::retry(format!("{}: {e}", self.address)))? {
+            if let Some(mut event) = parsed.map_err(|e| Error::retry(format!("{}: {e}", self.address)))? {
+                if let StreamEvent::Head(head) = &mut event
+                    && let Some(body) = head.shared.take()
+                {
+                    let unasked = || Error::retry(format!("{} shares memory unasked", self.address));
+                    self.pieces = self.session.as_ref().ok_or_else(unasked)?.events(body)?;
+                }
                 return Ok(Some(event));
             }
             let frame = match self.body.frame().await {
@@ -117,15 +165,28 @@ impl Stream {
 type Sender = http2::SendRequest<Full<Bytes>>;
 
 async fn connect(address: &str, window_bytes: u32) -> Result<(Sender, AbortOnDropHandle<()>)> {
-    let not_one =
-        || Error::invalid(format!("`{address}` is not the address of a cache: use http://host:port"));
+    if let Some(path) = address.strip_prefix(UNIX) {
+        let unix = UnixStream::connect(path).await.map_err(|e| unreachable(address, &e))?;
+        return handshake(address, unix, window_bytes).await;
+    }
+    let not_one = || {
+        Error::invalid(format!(
+            "`{address}` is not the address of a cache: use http://host:port, or unix:/path"
+        ))
+    };
     let uri: http::Uri = address.parse().map_err(|_| not_one())?;
     let (host, port) = (uri.host().ok_or_else(not_one)?, uri.port_u16().ok_or_else(not_one)?);
     let host = host.trim_start_matches('[').trim_end_matches(']');
-    let tcp = TcpStream::connect((host, port))
-        .await
-        .map_err(|e| Error::retry(format!("cannot reach the cache at {address}: {e}")))?;
+    let tcp = TcpStream::connect((host, port)).await.map_err(|e| unreachable(address, &e))?;
     tcp.set_nodelay(true).map_err(|e| broken(address, &e))?;
+    handshake(address, tcp, window_bytes).await
+}
+
+async fn handshake<T: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
+    address: &str,
+    socket: T,
+    window_bytes: u32,
+) -> Result<(Sender, AbortOnDropHandle<()>)> {
     let window = window_bytes.clamp(64 << 10, 16 << 20);
     let (send, connection) = http2::Builder::new(TokioExecutor::new())
         .timer(TokioTimer::new())
@@ -134,7 +195,7 @@ async fn connect(address: &str, window_bytes: u32) -> Result<(Sender, AbortOnDro
         .max_frame_size(FRAME_BYTES)
         .keep_alive_interval(PING.0)
         .keep_alive_timeout(PING.1)
-        .handshake(TokioIo::new(tcp))
+        .handshake(TokioIo::new(socket))
         .await
         .map_err(|e| broken(address, &e))?;
     // How a connection fails is told by the stream on it.
@@ -163,6 +224,10 @@ fn outcome(headers: &http::HeaderMap) -> Option<Result<()>> {
         }
         _ => Some(Err(Error::from(status))),
     }
+}
+
+fn unreachable(address: &str, e: &std::io::Error) -> Error {
+    Error::retry(format!("cannot reach the cache at {address}: {e}"))
 }
 
 fn broken(address: &str, e: &(dyn std::error::Error + 'static)) -> Error {

@@ -1,18 +1,30 @@
 //! Freezing: a URI becomes a manifest, from a listing and the objects' footers.
 //!
-//! The same objects always give the same manifest, wherever it is made. Column data is not read.
+//! The same objects always give the same manifest, wherever it is made. Column data is not read, but for a
+//! filter's ([`filtered`]).
 
-use crate::parquet::cost::column_bytes;
+mod filtered;
+mod objects;
+mod pattern;
+mod shape;
+
+use crate::filter::Filter;
+use crate::parquet::cost::group_bytes;
+use crate::parquet::counting::{FilteredTable, Tools};
 use crate::parquet::footer::Footer;
-use crate::parquet::footers::Footers;
-use crate::schema::{to_ipc, unify};
-use crate::source::{Source, SourceObject, blocking, normalise};
+use crate::schema::to_ipc;
+use crate::schema::union::{Conflict, Sighting};
+use crate::selection::Selection;
+use crate::source::{blocking, normalise};
 use crate::urgency::Urgency;
-use arrow::datatypes::{Schema, SchemaRef};
+use arrow::datatypes::SchemaRef;
 use forebay_proto::manifest::{Object, SEGMENT_BYTES, SEGMENT_BYTES_MAX, SegmentSize};
-use forebay_proto::{Error, Kind, Manifest, Result};
+use forebay_proto::{Error, Manifest, Result};
 use futures::future::BoxFuture;
 use futures::{FutureExt, StreamExt, TryStreamExt, stream};
+use objects::{Found, Listed};
+pub(crate) use pattern::base;
+use shape::{Schemas, Table};
 use std::sync::Arc;
 
 /// A dataset frozen, with what its footers tell beyond the manifest.
@@ -26,9 +38,21 @@ pub struct Frozen {
     pub column_bytes: Vec<u64>,
     /// Row groups of all objects.
     pub row_groups: u64,
+    /// Columns that the dataset has not, as the objects do not agree on their types.
+    pub conflicts: Vec<Conflict>,
+    /// For people: objects that were left out.
+    pub left_out: Vec<String>,
+    /// For people: what else they may not expect.
+    pub notes: Vec<String>,
 }
 
 impl Frozen {
+    fn of(manifest: Manifest, table: Table, column_bytes: Vec<u64>, row_groups: u64) -> Result<Self> {
+        let Table { schema, shape, conflicts, notes } = table;
+        let (manifest, schema) = (manifest.shaped(shape)?, Arc::new(schema));
+        Ok(Self { manifest, schema, column_bytes, row_groups, conflicts, left_out: Vec::new(), notes })
+    }
+
     /// Whether freezing these objects would give the same.
     fn is_of(&self, uri: &str, segment_bytes: u64, objects: &[Listed]) -> bool {
         let m = &self.manifest;
@@ -48,138 +72,174 @@ impl Frozen {
 
 /// Freezes as [`SegmentReader::freeze_again`](crate::SegmentReader::freeze_again) says.
 pub(crate) async fn freeze(
-    source: &Source,
-    footers: &Footers,
-    uri: &str,
-    segment_bytes: u64,
+    tools: Tools<'_>,
+    selection: &Selection,
     known: Option<Arc<Frozen>>,
 ) -> Result<Arc<Frozen>> {
-    let uri = uri.to_owned();
+    let uri = selection.uri.clone();
     let uri = blocking(move || normalise(&uri)).await?;
-    let segment_bytes = if segment_bytes == 0 { SEGMENT_BYTES } else { segment_bytes };
+    let segment_bytes = if selection.segment_bytes == 0 { SEGMENT_BYTES } else { selection.segment_bytes };
     if segment_bytes > SEGMENT_BYTES_MAX {
         return Err(Error::invalid(format!(
             "{uri}: segments of {segment_bytes} bytes are too large: use {SEGMENT_BYTES_MAX} at most"
         )));
     }
-    let objects = objects(source, &uri).await?;
+    let filter = match selection.filter.as_str() {
+        "" => None,
+        filter => Some(Filter::parse(filter).map_err(|e| e.context(&uri))?),
+    };
+    let selection = Selection { uri: uri.clone(), segment_bytes, ..selection.clone() };
+    let Found { objects, notes } = objects::find(tools.source, &selection).await?;
     if let Some(known) = known.filter(|known| known.is_of(&uri, segment_bytes, &objects)) {
-        return Ok(known);
+        return Ok(match known.left_out == notes {
+            true => known,
+            false => Arc::new(Frozen { left_out: notes, ..known.as_ref().clone() }),
+        });
     }
+    let frozen = match filter {
+        None => whole(tools, &selection, objects).await?,
+        Some(filter) => passing(tools, &selection, filter, objects).await?,
+    };
+    Ok(Arc::new(Frozen { left_out: notes, ..frozen }))
+}
+
+/// All rows of the objects.
+async fn whole(tools: Tools<'_>, selection: &Selection, objects: Vec<Listed>) -> Result<Frozen> {
+    let opened = vec![true; objects.len()];
+    let scan = scan(tools, selection, &objects, &opened).await?;
+    let table = shape::table(selection, &objects, &scan.schemas)?;
+    let mut column_bytes = vec![0; table.schema.fields().len()];
+    for (own, bytes) in scan.schemas.distinct.iter().zip(&scan.chunk_bytes) {
+        for (field, bytes) in own.schema.fields().iter().zip(bytes) {
+            if let Ok(column) = table.schema.index_of(field.name()) {
+                column_bytes[column] += bytes;
+            }
+        }
+    }
+    let (uri, ipc) = (selection.uri.clone(), to_ipc(&table.schema)?);
+    let manifest = Manifest::new(uri, selection.segment_bytes, ipc, named(objects), &scan.sizes)?;
+    Frozen::of(manifest, table, column_bytes, scan.row_groups)
+}
+
+/// The rows of the objects for which the filter is true.
+async fn passing(
+    tools: Tools<'_>,
+    selection: &Selection,
+    filter: Filter,
+    objects: Vec<Listed>,
+) -> Result<Frozen> {
+    let uri = &selection.uri;
+    let wanted = (filter.clone(), selection.clone());
+    let (objects, (mut opened, directories)) = blocking(move || {
+        let opened = filtered::opened(&wanted.0, &wanted.1, &objects)?;
+        Ok((objects, opened))
+    })
+    .await?;
+    let mut scanned = scan(tools, selection, &objects, &opened).await?;
+    let is_own = |name: &String| scanned.schemas.distinct.iter().any(|s| s.schema.index_of(name).is_ok());
+    if opened.contains(&false) && directories.iter().any(is_own) {
+        // Objects have such a column themselves, which may say something else than their directories.
+        opened.fill(true);
+        scanned = scan(tools, selection, &objects, &opened).await?;
+    }
+    let table = shape::table(selection, &objects, &scanned.schemas)?;
+    let names = filter.names();
+    if let Some(conflict) = table.conflicts.iter().find(|conflict| names.contains(&&*conflict.column)) {
+        return Err(Error::invalid(format!(
+            "the filter needs a column that objects disagree on: {}",
+            conflict.why
+        )));
+    }
+    let predicate = Arc::new(filter.bind(&table.schema).map_err(|e| e.context(uri))?);
+    // Nodes read the normal form, which may be longer. Known before anything is counted.
+    Filter::parse(&predicate.text).map_err(|e| e.context("the filter in normal form").context(uri))?;
+    let (schema, shape, segment_bytes) = (&table.schema, table.shape.as_ref(), selection.segment_bytes);
+    let of = FilteredTable { schema, shape, predicate: &predicate };
+    let kept = filtered::kept(tools, &objects, &opened, (of, segment_bytes)).await?;
+    if kept.segments.is_empty() {
+        return Err(Error::invalid(format!(
+            "{uri}: filter `{}` leaves no row: look at some values with `forebay cat --limit 10`",
+            predicate.text
+        )));
+    }
+    let parts = (predicate.text.clone(), kept.segments);
+    let ipc = to_ipc(&table.schema)?;
+    let manifest = Manifest::new_filtered(uri.clone(), segment_bytes, ipc, named(objects), parts)?;
+    Frozen::of(manifest, table, kept.column_bytes, kept.row_groups)
+}
+
+fn named(objects: Vec<Listed>) -> Vec<Object> {
+    objects.into_iter().map(|(key, o)| Object { key, etag: o.etag, size: o.size }).collect()
+}
+
+/// What the footers of the objects say.
+#[derive(Default)]
+struct Scan {
+    schemas: Schemas,
+    /// Compressed bytes of each column, for each of the distinct schemas.
+    chunk_bytes: Vec<Vec<u64>>,
+    sizes: Vec<SegmentSize>,
+    row_groups: u64,
+}
+
+/// Reads the footers of the objects that are to be opened.
+async fn scan(tools: Tools<'_>, selection: &Selection, objects: &[Listed], opened: &[bool]) -> Result<Scan> {
+    let Selection { uri, segment_bytes, .. } = selection;
     let demand = Urgency::demand();
     // Boxed one by one: the compiler cannot see through the closure's lifetimes that the whole future is
     // Send.
-    let reads: Vec<BoxFuture<'_, Result<Arc<Footer>>>> =
-        objects.iter().map(|(_, object)| footers.get(object, &demand).boxed()).collect();
+    let reads: Vec<BoxFuture<'_, Result<Arc<Footer>>>> = objects
+        .iter()
+        .zip(opened)
+        .filter(|(_, opened)| **opened)
+        .map(|((_, object), _)| tools.footers.get(object, &demand).boxed())
+        .collect();
     // One after the other: the footers of a large dataset together are larger than memory.
-    let mut footers = stream::iter(reads).buffered(source.settings().s3_max_requests);
-    let (mut schema, mut column_bytes) = (Schema::empty(), Vec::new());
-    let (mut sizes, mut row_groups) = (Vec::new(), 0);
-    for (i, (_, object)) in objects.iter().enumerate() {
-        let Some(footer) = footers.try_next().await? else { break };
-        row_groups += footer.row_groups().len() as u64;
-        if i == 0 {
-            schema = footer.schema.as_ref().clone();
-            column_bytes = vec![0u64; schema.fields().len()];
-        } else if footer.schema.as_ref() != &schema {
-            schema = unify(&schema, &footer.schema).map_err(|why| {
-                let uri = &object.place.uri;
-                Error::invalid(format!("{uri}: schema differs from that of the objects before it: {why}"))
-            })?;
+    let mut footers = stream::iter(reads).buffered(tools.source.settings().s3_max_requests);
+    let mut scan = Scan::default();
+    for (i, ((_, object), opened)) in objects.iter().zip(opened).enumerate() {
+        if !opened {
+            scan.schemas.of.push(None);
+            continue;
         }
+        let Some(footer) = footers.try_next().await? else { break };
+        let own = scan.own_schema(&footer, &object.place.uri);
+        scan.row_groups += footer.row_groups().len() as u64;
         let mut groups = Vec::with_capacity(footer.row_groups().len());
         for group in footer.row_groups() {
-            for (column, bytes) in column_bytes.iter_mut().enumerate() {
+            for (column, bytes) in scan.chunk_bytes[own].iter_mut().enumerate() {
                 *bytes += footer.chunks(group, column).map(|chunk| chunk.byte_range().1).sum::<u64>();
             }
-            groups.push((group.num_rows() as u64, decoded_bytes(&footer, group)));
+            groups.push((group.num_rows() as u64, group_bytes(&footer, group)));
         }
         let object = u32::try_from(i).map_err(|_| Error::invalid(format!("{uri}: too many objects")))?;
-        sizes.extend(cut(&groups, segment_bytes).map(|(row_groups, rows, decoded_bytes)| SegmentSize {
+        let segments = cut(&groups, *segment_bytes);
+        scan.sizes.extend(segments.map(|(row_groups, rows, decoded_bytes)| SegmentSize {
             object,
             row_groups,
             rows,
             decoded_bytes,
         }));
     }
-    drop(footers);
-    let named = objects.into_iter().map(|(key, o)| Object { key, etag: o.etag, size: o.size }).collect();
-    let manifest = Manifest::new(uri, segment_bytes, to_ipc(&schema)?, named, &sizes)?;
-    Ok(Arc::new(Frozen { manifest, schema: Arc::new(schema), column_bytes, row_groups }))
+    Ok(scan)
 }
 
-/// An object's key below the dataset's URI, and the object.
-type Listed = (String, SourceObject);
-
-/// The dataset's objects in byte order of their keys.
-async fn objects(source: &Source, uri: &str) -> Result<Vec<Listed>> {
-    let root = source.place(uri)?;
-    let single = |object| vec![(String::new(), object)];
-    // An object, by its name or by what the file system says. The error of a request names a fault best.
-    let is_object = match root.is_file() {
-        true => !tokio::fs::metadata(format!("/{}", root.path())).await.is_ok_and(|m| !m.is_file()),
-        false => root.path().ends_with(".parquet"),
-    };
-    if is_object {
-        match source.head(&root).await {
-            Err(e) if e.kind == Kind::NotFound && !root.is_file() => {}
-            head => return head.map(single),
-        }
+impl Scan {
+    /// Which of the distinct schemas an object has.
+    fn own_schema(&mut self, footer: &Footer, object: &str) -> usize {
+        let Schemas { distinct, of } = &mut self.schemas;
+        let is_own = |known: &usize| distinct[*known].schema == footer.schema;
+        // Most have that of the object before them.
+        let known =
+            of.iter().rev().find_map(|own| *own).filter(is_own).or_else(|| (0..distinct.len()).find(is_own));
+        let own = known.unwrap_or_else(|| {
+            distinct.push(Sighting { schema: footer.schema.clone(), object: object.to_owned() });
+            self.chunk_bytes.push(vec![0; footer.schema.fields().len()]);
+            distinct.len() - 1
+        });
+        of.push(Some(own));
+        own
     }
-    let mut objects = Vec::new();
-    for meta in source.list(&root).await? {
-        let full: &str = meta.location.as_ref();
-        let Some(key) = full.strip_prefix(root.path()).map(|k| k.trim_start_matches('/')) else {
-            continue;
-        };
-        if wanted(key) {
-            objects.push((key.to_owned(), source.place(&object_uri(uri, key))?.object(&meta)?));
-        }
-    }
-    if root.is_file() {
-        let uri = uri.to_owned();
-        let all_stay =
-            move || objects.iter().try_for_each(|(_, o)| o.place.stays_under(&uri)).map(|()| objects);
-        objects = blocking(all_stay).await?;
-    }
-    objects.sort_unstable_by(|a, b| a.0.cmp(&b.0));
-    drop_markers(&mut objects);
-    if objects.is_empty() && !root.is_file() && !root.path().is_empty() && !is_object {
-        // It may name an object with another ending.
-        match source.head(&root).await {
-            Err(e) if e.kind == Kind::NotFound => {}
-            head => return head.map(single),
-        }
-    }
-    match objects.is_empty() {
-        true => Err(Error::not_found(format!("{uri}: no Parquet objects under it"))),
-        false => Ok(objects),
-    }
-}
-
-fn object_uri(uri: &str, key: &str) -> String {
-    format!("{}/{key}", uri.trim_end_matches('/'))
-}
-
-/// Whether a key under the prefix belongs to the dataset: `.parquet`, and no part of it hidden
-/// (`_delta_log/...`).
-fn wanted(key: &str) -> bool {
-    key.ends_with(".parquet") && !key.split('/').any(|part| part.starts_with(['_', '.']))
-}
-
-/// Drops what some tools leave to mark a directory `x.parquet/`: an object without bytes, whose key others go
-/// on from.
-fn drop_markers(objects: &mut Vec<Listed>) {
-    let markers: Vec<bool> = objects
-        .iter()
-        .map(|(key, object)| {
-            let inside = format!("{key}/");
-            let next = objects.partition_point(|(other, _)| *other < inside);
-            object.size == 0 && objects.get(next).is_some_and(|(other, _)| other.starts_with(&inside))
-        })
-        .collect();
-    let mut markers = markers.into_iter();
-    objects.retain(|_| !markers.next().unwrap_or(false));
 }
 
 /// Row groups joined into segments: (row groups, rows, decoded bytes). A row group without rows joins a
@@ -200,12 +260,6 @@ fn cut(groups: &[(u64, u64)], aim: u64) -> impl Iterator<Item = (u32, u64, u64)>
     segments.into_iter()
 }
 
-/// Estimated decoded bytes of a row group.
-fn decoded_bytes(footer: &Footer, group: &parquet::file::metadata::RowGroupMetaData) -> u64 {
-    let columns = 0..footer.schema.fields().len();
-    columns.map(|column| column_bytes(footer, group, column)).fold(0, u64::saturating_add)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -218,13 +272,5 @@ mod tests {
         assert_eq!(run(&[(0, 0), (1, 100), (0, 0), (1, 100), (0, 0)]), [(3, 1, 100), (2, 1, 100)]);
         assert_eq!(run(&[(0, 0), (0, 0)]), []);
         assert_eq!(run(&[]), []);
-    }
-
-    #[test]
-    fn hidden_names_are_left_out() {
-        assert!(wanted("a.parquet") && wanted("x=1/a.parquet"));
-        for key in ["_a.parquet", ".a.parquet", "_log/a.parquet", "a.csv", "", "a.parquet/"] {
-            assert!(!wanted(key), "{key}");
-        }
     }
 }

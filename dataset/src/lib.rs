@@ -9,16 +9,22 @@
 //! * [`SegmentBatch`]: the rows of a segment, narrow columns packed row by row ([`PackedSchema`]).
 //! * [`pool`]: large buffers that are used again.
 //! * [`ready`]: a segment that is ready to be read.
+//! * [`shared`]: memory that a node shares with a reader on its host.
 //! * [`stream`]: the messages that a ticket asks for, made of chosen rows of segments.
 
+mod filter;
 mod freeze;
 mod packed;
 mod parquet;
+mod partitions;
 pub mod pool;
 mod priority;
 pub mod ready;
 pub mod schema;
 mod segment_batch;
+mod selection;
+pub mod shared;
+mod slice_bytes;
 pub mod source;
 pub mod stream;
 mod urgency;
@@ -29,7 +35,10 @@ pub use packed::{Form, PackedSchema};
 pub use parquet::{Cost, SegmentReader, SegmentRun};
 pub use priority::{PrioritySemaphore, SemaphorePermit};
 pub use ready::{MemoryGuard, ReadySegment};
+pub use schema::union::Conflict;
 pub use segment_batch::SegmentBatch;
+pub use selection::Selection;
+pub use slice_bytes::slice_bytes;
 #[cfg(feature = "cli")]
 pub use source::SourceArgs;
 pub use source::{SourceCounters, SourceSettings};

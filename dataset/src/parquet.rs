@@ -1,13 +1,17 @@
 //! Parquet objects: their footers, the cost of a segment, its bytes in few ranged reads, and those decoded.
 
 mod chunks;
+mod column_origin;
 pub(crate) mod cost;
+pub(crate) mod counting;
 mod decode;
 mod fetch;
+mod filtered;
 pub(crate) mod footer;
 pub(crate) mod footers;
 mod reader;
 mod run;
+mod statistics;
 
 pub use cost::Cost;
 pub use reader::SegmentReader;

@@ -2,14 +2,20 @@
 //!
 //! Dictionaries, run-end encodings and views become the plain types of their values, as they are choices of
 //! how to store an object. Metadata is dropped, except the names and parameters of extension types.
+//! [`union`] makes one schema of several, [`widen`] says which types fit into one.
 
-use arrow::array::{Array, ArrayRef};
+pub(crate) mod merge;
+pub(crate) mod union;
+pub(crate) mod widen;
+
+use arrow::array::{Array, ArrayRef, new_null_array};
 use arrow::compute::cast;
 use arrow::datatypes::{DataType, Field, FieldRef, Fields, Schema, SchemaRef};
 use arrow::error::ArrowError;
 use arrow_ipc::convert::try_schema_from_ipc_buffer;
 use arrow_ipc::writer::{DictionaryTracker, IpcDataGenerator, IpcWriteOptions, write_message};
 use forebay_proto::{Error, Result};
+use merge::{UNIFIED, ZONED};
 use std::sync::Arc;
 
 /// The encapsulated IPC Schema message of `schema`; equal schemas give equal bytes.
@@ -82,28 +88,6 @@ fn plain_type(data_type: &DataType) -> DataType {
     }
 }
 
-/// Puts two types of one form together, leaf by leaf.
-#[derive(Clone, Copy)]
-struct Merge {
-    leaf: fn(&DataType, &DataType) -> Option<DataType>,
-    /// Nullable where either is; else where the first is.
-    widens: bool,
-}
-
-/// The same types, nullable where either is.
-const UNIFIED: Merge = Merge { leaf: |a, b| (a == b).then(|| a.clone()), widens: true };
-
-/// The first, with the time zones of the second.
-const ZONED: Merge = Merge {
-    leaf: |a, b| match (a, b) {
-        (DataType::Timestamp(unit, Some(_)), DataType::Timestamp(_, Some(zone))) => {
-            Some(DataType::Timestamp(*unit, Some(zone.clone())))
-        }
-        _ => Some(a.clone()),
-    },
-    widens: false,
-};
-
 /// `read` with the time zones that `written` names for the same columns. Parquet only knows that a timestamp
 /// is in UTC; the parquet crate takes the zone from the writer's schema, but not where that has another unit
 /// (seconds, which Parquet lacks). Both must be plain; where they do not fit each other, `read` stands.
@@ -115,77 +99,8 @@ pub(crate) fn with_zones(read: Schema, written: &Schema) -> Schema {
     Schema::new(read.fields().iter().map(field).collect::<Fields>())
 }
 
-/// Widens `schema` so that it holds `other` too: nullable where either is. Extension types are `schema`'s.
-/// The error says which column differs and how.
-pub(crate) fn unify(schema: &Schema, other: &Schema) -> Result<Schema, String> {
-    let names =
-        |s: &Schema| s.fields().iter().map(|f| format!("'{}'", f.name())).collect::<Vec<_>>().join(", ");
-    for f in other.fields() {
-        if schema.index_of(f.name()).is_err() {
-            return Err(format!(
-                "it has a column '{}' that the others lack (they have {})",
-                f.name(),
-                names(schema)
-            ));
-        }
-    }
-    for f in schema.fields() {
-        if other.index_of(f.name()).is_err() {
-            return Err(format!("it lacks column '{}' (it has {})", f.name(), names(other)));
-        }
-    }
-    let pairs = schema.fields().iter().zip(other.fields());
-    let fields = pairs.map(|(a, b)| {
-        if a.name() != b.name() {
-            return Err(format!("column '{}' stands where the others have '{}'", b.name(), a.name()));
-        }
-        UNIFIED.field(a, b).ok_or_else(|| {
-            format!("column '{}' is {}, not {} as before", a.name(), b.data_type(), a.data_type())
-        })
-    });
-    Ok(Schema::new(fields.collect::<Result<Fields, _>>()?))
-}
-
-impl Merge {
-    fn field(self, a: &FieldRef, b: &Field) -> Option<FieldRef> {
-        let data_type = self.data_type(a.data_type(), b.data_type())?;
-        let nullable = a.is_nullable() || self.widens && b.is_nullable();
-        Some(Arc::new(a.as_ref().clone().with_data_type(data_type).with_nullable(nullable)))
-    }
-
-    fn data_type(self, a: &DataType, b: &DataType) -> Option<DataType> {
-        use DataType::*;
-        // The name of a list's element is the writer's whim ("item", "element", "array").
-        Some(match (a, b) {
-            (List(a), List(b)) => List(self.field(a, b)?),
-            (LargeList(a), LargeList(b)) => LargeList(self.field(a, b)?),
-            (FixedSizeList(a, n), FixedSizeList(b, m)) if n == m => FixedSizeList(self.field(a, b)?, *n),
-            (Map(a, sorted), Map(b, _)) => Map(self.entries(a, b)?, *sorted),
-            (Struct(a), Struct(b)) if a.len() == b.len() => {
-                let same = a.iter().zip(b).all(|(a, b)| a.name() == b.name());
-                let fields = a.iter().zip(b).map(|(a, b)| self.field(a, b)).collect::<Option<Fields>>()?;
-                same.then_some(Struct(fields))?
-            }
-            (a, b) => (self.leaf)(a, b)?,
-        })
-    }
-
-    /// A map's entries: names ("entries", "key_value") are ignored too.
-    fn entries(self, a: &FieldRef, b: &FieldRef) -> Option<FieldRef> {
-        let ((ka, va), (kb, vb)) = (key_value(a)?, key_value(b)?);
-        let fields = Fields::from(vec![self.field(ka, kb)?, self.field(va, vb)?]);
-        Some(Arc::new(a.as_ref().clone().with_data_type(DataType::Struct(fields))))
-    }
-}
-
-fn key_value(entries: &Field) -> Option<(&FieldRef, &FieldRef)> {
-    match entries.data_type() {
-        DataType::Struct(fields) if fields.len() == 2 => Some((&fields[0], &fields[1])),
-        _ => None,
-    }
-}
-
-/// `array` as `wanted`, which may differ from its type in names and nullability of nested fields only.
+/// `array` as `wanted`, which may differ from its type in names and nullability of nested fields only, unless
+/// all of it is null.
 pub fn retype(array: ArrayRef, wanted: &DataType) -> Result<ArrayRef, ArrowError> {
     let found = array.data_type();
     if found == wanted {
@@ -194,6 +109,10 @@ pub fn retype(array: ArrayRef, wanted: &DataType) -> Result<ArrayRef, ArrowError
     match UNIFIED.data_type(found, wanted) {
         // Of types of one form it copies no values.
         Some(_) => cast(&array, wanted),
+        // An object that lacks the column has nulls of any type.
+        None if array.null_count() == array.len() || found == &DataType::Null => {
+            Ok(new_null_array(wanted, array.len()))
+        }
         None => Err(ArrowError::SchemaError(format!("decoded {found} where the manifest has {wanted}"))),
     }
 }
@@ -226,21 +145,6 @@ mod tests {
         assert_eq!(bytes, to_ipc(&p).unwrap());
         assert_eq!(from_ipc(&bytes).unwrap().as_ref(), &p);
         assert!(from_ipc(&bytes[..bytes.len() / 2]).is_err());
-    }
-
-    #[test]
-    fn nullability_widens_and_types_do_not() {
-        let a = schema(vec![Field::new("x", DataType::new_list(DataType::Int32, false), false)]);
-        let element = Arc::new(Field::new("element", DataType::Int32, true));
-        let b = schema(vec![Field::new("x", DataType::List(element), true)]);
-        let u = unify(&a, &b).unwrap();
-        assert_eq!(u.field(0), &Field::new("x", DataType::new_list(DataType::Int32, true), true));
-        let c = schema(vec![Field::new("x", DataType::Int64, false)]);
-        let e = unify(&a, &c).unwrap_err();
-        assert!(e.contains("'x'") && e.contains("Int64") && e.contains("List"), "{e}");
-        let d = schema(vec![Field::new("y", DataType::Int64, false)]);
-        assert!(unify(&a, &d).unwrap_err().contains("'y'"));
-        assert!(unify(&a, &schema(vec![])).unwrap_err().contains("lacks column 'x'"));
     }
 
     #[test]

@@ -3,6 +3,7 @@
 
 use crate::packed::{ColumnPlace, Form, PackedColumn, PackedSchema, RowBlock, RowLayout, RowSource};
 use crate::schema;
+use crate::slice_bytes::slice_bytes;
 use crate::source::blocking;
 use arrow::array::{
     Array, ArrayData, ArrayRef, AsArray, FixedSizeBinaryArray, RecordBatch, RecordBatchOptions,
@@ -261,7 +262,7 @@ impl SegmentBatch {
     /// Bytes of the values themselves, whatever memory their buffers keep.
     pub fn value_bytes(&self) -> usize {
         let arrays = self.places.iter().filter_map(|place| match place {
-            ColumnPlace::Array(array) => Some(array.to_data().get_slice_memory_size().unwrap_or(0)),
+            ColumnPlace::Array(array) => Some(slice_bytes(array)),
             ColumnPlace::Rows { .. } => None,
         });
         let narrow: usize = self.places.iter().map(ColumnPlace::packed_width).sum();

@@ -63,7 +63,8 @@ impl BatchStream {
     }
 
     /// Explicit rows in the order asked for, as step 0. `Invalid` names the first that does not exist.
-    pub fn rows(setup: StreamSetup, ticket: &v1::RowsTicket) -> Result<Self> {
+    pub fn rows(mut setup: StreamSetup, ticket: &v1::RowsTicket) -> Result<Self> {
+        setup.reading.is_sparse = true;
         let samples = walk::explicit_rows(&setup.reading.manifest, ticket)?;
         Ok(Self::start(setup, Form::Columns, move |builder| cursor::rows(builder, samples)))
     }

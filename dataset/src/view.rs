@@ -2,6 +2,7 @@
 
 use crate::freeze::Frozen;
 use crate::schema;
+use crate::selection::Selection;
 use arrow::datatypes::SchemaRef;
 use forebay_proto::manifest::Manifest;
 use forebay_proto::view::PARTS_MAX;
@@ -19,19 +20,21 @@ pub struct View {
     behind: Vec<(Arc<Frozen>, f64)>,
 }
 
-/// The URIs of the datasets that must be frozen for `spec`.
+/// The datasets that must be frozen for `spec`.
 ///
 /// # Errors
 /// `Invalid` if it names none, or both one and a mix.
-pub fn uris(spec: &v1::DatasetSpec) -> Result<Vec<&str>> {
+pub fn selections(spec: &v1::DatasetSpec) -> Result<Vec<Selection>> {
     match (spec.uri.as_str(), spec.mix.as_slice()) {
         ("", []) => Err(Error::invalid("no dataset given: name a URI, or the datasets of a mix")),
-        (uri, []) => Ok(vec![uri]),
+        (uri, []) => Ok(vec![Selection::of(spec, uri)]),
         (_, mix) if mix.len() > PARTS_MAX => Err(Error::invalid(format!(
             "a mix of {} datasets is too large: use {PARTS_MAX} at most",
             mix.len()
         ))),
-        ("", mix) if spec.split.is_none() => Ok(mix.iter().map(|p| p.uri.as_str()).collect()),
+        ("", mix) if spec.split.is_none() && spec.objects.is_empty() => {
+            Ok(mix.iter().map(|p| Selection::of(spec, &p.uri)).collect())
+        }
         _ => Err(Error::invalid(
             "a dataset and a mix contradict each other: give one, and splits with the mix's parts",
         )),
@@ -39,7 +42,7 @@ pub fn uris(spec: &v1::DatasetSpec) -> Result<Vec<&str>> {
 }
 
 impl View {
-    /// Puts the view together from the datasets of [`uris`], in that order.
+    /// Puts the view together from the datasets of [`selections`], in that order.
     pub fn of(spec: &v1::DatasetSpec, frozen: Vec<Arc<Frozen>>) -> Result<Self> {
         let splits: Vec<_> = match spec.mix.as_slice() {
             [] => vec![spec.split],
@@ -72,6 +75,24 @@ impl View {
         Ok(Self { manifest: Arc::new(manifest), schema, behind })
     }
 
+    /// Indices of `columns`, ascending; no columns = all.
+    ///
+    /// # Errors
+    /// `Invalid` for an unknown or repeated one, and for one on whose type the objects do not agree.
+    pub fn projection(&self, columns: &[String]) -> Result<Vec<usize>> {
+        let mut conflicts = self.behind.iter().flat_map(|(frozen, _)| &frozen.conflicts);
+        match conflicts.find(|conflict| columns.is_empty() || columns.contains(&conflict.column)) {
+            Some(conflict) => Err(Error::invalid(&conflict.why)),
+            None => schema::projection(&self.schema, columns),
+        }
+        .map_err(|e| e.context(self.manifest.uri()))
+    }
+
+    /// For people: what was left out of the datasets, and what else they may not expect.
+    pub fn notes(&self) -> Vec<String> {
+        self.behind.iter().flat_map(|(f, _)| f.left_out.iter().chain(&f.notes)).cloned().collect()
+    }
+
     /// Compressed bytes of the projected column chunks. Of a split: the dataset's, in proportion to the rows
     /// of the segments that it touches.
     pub fn projected_bytes(&self, projection: &[usize]) -> u64 {
@@ -89,12 +110,13 @@ mod tests {
     fn what_is_named_is_one_dataset_or_a_mix_of_some() {
         let part = |uri: &str| v1::MixPart { uri: uri.into(), share: 1.0, split: None };
         let spec = |uri: &str, mix| v1::DatasetSpec { uri: uri.into(), mix, ..Default::default() };
-        assert_eq!(uris(&spec("s3://b", vec![])).unwrap(), ["s3://b"]);
-        assert_eq!(uris(&spec("", vec![part("s3://b"), part("s3://c")])).unwrap(), ["s3://b", "s3://c"]);
+        let uris = |spec| selections(&spec).map(|all| all.into_iter().map(|s| s.uri).collect::<Vec<_>>());
+        assert_eq!(uris(spec("s3://b", vec![])).unwrap(), ["s3://b"]);
+        assert_eq!(uris(spec("", vec![part("s3://b"), part("s3://c")])).unwrap(), ["s3://b", "s3://c"]);
         for bad in
             [spec("", vec![]), spec("s3://b", vec![part("s3://c")]), spec("", vec![part("s3://b"); 101])]
         {
-            assert!(uris(&bad).is_err());
+            assert!(uris(bad).is_err());
         }
     }
 }

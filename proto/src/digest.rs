@@ -1,19 +1,70 @@
-//! The order digest: proof that the same samples were seen in the same places.
+//! Digests of an epoch: proof that the same samples were seen in the same places, and with the same values.
 //!
-//! A digest is a set hash of (position, sample id) pairs: the wrapping sum, over the pairs, of xxh3-128 of
-//! the 16 bytes position, sample id (little endian, 8 bytes each). Sums commute, so the digests of ranks,
-//! steps, messages and stretches of a run merge in any order, and two epochs have equal digests exactly when
-//! the same samples stood in the same places (up to a chance of about 2^-128). The sample id is the sample's
-//! row in the whole dataset in file order.
+//! Both are set hashes: the wrapping sum, over the samples, of a 128-bit hash. Sums commute, so the digests
+//! of ranks, steps, messages and stretches of a run merge in any order, and two epochs have equal digests
+//! exactly when they saw the same (up to a chance of about 2^-128).
+//!
+//! * [`OrderDigest`] hashes position and sample id (little endian, 8 bytes each) by xxh3-128. The sample id
+//!   is the sample's row in the whole dataset in file order. It follows from the plan alone.
+//! * [`ContentDigest`] hashes position and the canonical bytes of the row, which docs/order.md defines. It
+//!   follows from the plan and the data.
 
 use crate::error::Result;
+use crate::hash::xxh3_128;
 use crate::manifest::Digest;
 use std::fmt;
-use xxhash_rust::xxh3::xxh3_128;
 
-/// A mergeable digest; the default is that of no sample.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]
-pub struct OrderDigest(u128);
+/// A mergeable digest, and its text of 32 hex digits.
+macro_rules! set_digest {
+    ($(#[$docs:meta])* $name:ident) => {
+        $(#[$docs])*
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]
+        pub struct $name(u128);
+
+        impl $name {
+            /// Adds all samples of another digest.
+            pub fn merge(&mut self, other: $name) {
+                self.0 = self.0.wrapping_add(other.0);
+            }
+
+            /// The 16 bytes, big endian.
+            pub fn to_bytes(self) -> [u8; 16] {
+                self.0.to_be_bytes()
+            }
+
+            /// From the 16 bytes of `to_bytes`.
+            pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
+                Ok(Self(Digest::from_bytes(bytes)?.0))
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                Digest(self.0).fmt(f)
+            }
+        }
+
+        impl std::str::FromStr for $name {
+            type Err = crate::Error;
+
+            fn from_str(s: &str) -> Result<Self> {
+                u128::from_str_radix(s, 16)
+                    .map(Self)
+                    .map_err(|_| crate::Error::invalid(format!("`{s}` is not a digest of 32 hex digits")))
+            }
+        }
+    };
+}
+
+set_digest!(
+    /// Which samples stood where; the default is that of no sample.
+    OrderDigest
+);
+
+set_digest!(
+    /// Which values stood where; the default is that of no sample.
+    ContentDigest
+);
 
 impl OrderDigest {
     /// Adds one sample.
@@ -23,37 +74,12 @@ impl OrderDigest {
         pair[8..].copy_from_slice(&sample.to_le_bytes());
         self.0 = self.0.wrapping_add(xxh3_128(&pair));
     }
-
-    /// Adds all samples of another digest.
-    pub fn merge(&mut self, other: OrderDigest) {
-        self.0 = self.0.wrapping_add(other.0);
-    }
-
-    /// The 16 bytes, big endian.
-    pub fn to_bytes(self) -> [u8; 16] {
-        self.0.to_be_bytes()
-    }
-
-    /// From the 16 bytes of [`OrderDigest::to_bytes`].
-    pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
-        Ok(Self(Digest::from_bytes(bytes)?.0))
-    }
 }
 
-impl fmt::Display for OrderDigest {
-    /// 32 hex digits.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        Digest(self.0).fmt(f)
-    }
-}
-
-impl std::str::FromStr for OrderDigest {
-    type Err = crate::Error;
-
-    fn from_str(s: &str) -> Result<Self> {
-        u128::from_str_radix(s, 16)
-            .map(Self)
-            .map_err(|_| crate::Error::invalid(format!("`{s}` is not a digest of 32 hex digits")))
+impl ContentDigest {
+    /// Adds one sample: its position as 8 bytes, little endian, and behind them its row's canonical bytes.
+    pub fn add(&mut self, positioned_row: &[u8]) {
+        self.0 = self.0.wrapping_add(xxh3_128(positioned_row));
     }
 }
 

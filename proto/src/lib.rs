@@ -4,6 +4,7 @@
 //! * [`manifest`]: a dataset frozen, its digest, the ids of its segments.
 //! * [`plan`]: the global order of samples, steps and ranks: a pure function.
 //! * [`digest`]: the mergeable order digest.
+//! * [`hash`]: the hash of digests, checksums and placement.
 //! * [`state`]: the loader state, under 100 bytes.
 //! * [`view`]: splits and mixes of datasets.
 //! * [`ring`]: which nodes own a segment.
@@ -15,6 +16,7 @@
 mod backoff;
 pub mod digest;
 mod error;
+pub mod hash;
 mod json;
 pub mod manifest;
 pub mod plan;

@@ -4,6 +4,7 @@
 //! every sample's place. The manifest is built by `forebay-dataset`; this module gives it meaning and checks
 //! it.
 
+mod filter;
 mod identity;
 mod layout;
 #[cfg(test)]
@@ -13,7 +14,8 @@ mod wire;
 use crate::error::{Error, Result};
 use crate::v1;
 
-pub use crate::v1::Object;
+pub use crate::v1::{Object, Shape};
+pub use filter::{FILTER_BYTES_MAX, Filter, FilteredSegment};
 pub use identity::{DatasetId, Digest, SegmentId};
 pub use layout::{Part, Segment, SegmentSize};
 
@@ -39,6 +41,8 @@ pub struct Manifest {
     objects: Vec<Object>,
     segments: Vec<Segment>,
     parts: Vec<Part>,
+    shape: Option<Shape>,
+    filter: Option<Filter>,
     rows: u64,
     digest: Digest,
     id: DatasetId,
@@ -67,6 +71,66 @@ impl Manifest {
         Self::build(uri, segment_bytes, schema, objects, segments, parts)
     }
 
+    /// The manifest of objects whose schemas are not all the manifest's; `Invalid` if the shape does not fit
+    /// the objects.
+    pub fn shaped(mut self, shape: Option<Shape>) -> Result<Self> {
+        if shape.as_ref().is_some_and(|shape| shape.forms.len() != self.objects.len()) {
+            return Err(Error::invalid(format!("{}: malformed manifest: ragged forms", self.uri)));
+        }
+        if shape == self.shape {
+            return Ok(self);
+        }
+        self.shape = shape;
+        Ok(self.identified())
+    }
+
+    /// Freezes a dataset that has only the rows for which a predicate is true.
+    ///
+    /// # Errors
+    /// `Invalid` if the segments do not fit the objects, or have other rows than their row groups.
+    pub fn new_filtered(
+        uri: impl Into<String>,
+        segment_bytes: u64,
+        schema: Vec<u8>,
+        objects: Vec<Object>,
+        (predicate, kept): (String, Vec<FilteredSegment>),
+    ) -> Result<Self> {
+        let sizes = || kept.iter().map(|s| s.size);
+        let columns = v1::Segments {
+            object: sizes().map(|s| s.object).collect(),
+            row_groups: sizes().map(|s| s.row_groups).collect(),
+            rows: sizes().map(|s| s.rows).collect(),
+            decoded_bytes: sizes().map(|s| s.decoded_bytes).collect(),
+            first_row_group: kept.iter().map(|s| s.first_row_group).collect(),
+            skip: vec![0; kept.len()],
+            total_rows: sizes().map(|s| s.rows).collect(),
+        };
+        let uri = uri.into();
+        let segments = layout::segments(&uri, columns)?;
+        let rows = kept.into_iter().flat_map(|s| s.rows).collect();
+        Self::build(uri, segment_bytes, schema, objects, segments, Vec::new())?
+            .filtered(Some(v1::Filter { predicate, rows }))
+    }
+
+    /// The manifest of a dataset that has not all rows of its objects; `Invalid` if the filter does not fit
+    /// the segments.
+    pub(crate) fn filtered(mut self, filter: Option<v1::Filter>) -> Result<Self> {
+        let Some(wire) = filter else { return Ok(self) };
+        let filter = Filter::new(wire, &self.segments);
+        let malformed = |why| Error::invalid(format!("{}: malformed manifest: {why}", self.uri));
+        self.filter = Some(filter.map_err(malformed)?);
+        Ok(self.identified())
+    }
+
+    /// With the digest and the id of what it has now.
+    fn identified(mut self) -> Self {
+        let Self { schema, objects, segments, parts, shape, filter, .. } = &self;
+        let more = (shape.as_ref(), filter.as_ref());
+        self.digest = identity::version(schema, objects, segments, parts, more);
+        self.id = DatasetId::new(self.digest, &self.uri);
+        self
+    }
+
     /// Numbers the rows, checks everything, computes the digest. No parts: all segments are one.
     pub(crate) fn build(
         uri: String,
@@ -85,9 +149,11 @@ impl Manifest {
         if let Some(empty) = parts.iter().find(|p| p.rows == 0).filter(|_| parts.len() > 1) {
             return Err(Error::invalid(format!("{} has no rows to mix", empty.uri)));
         }
-        let digest = identity::version(&schema, &objects, &segments, &parts);
-        let id = DatasetId::new(digest, &uri);
-        Ok(Self { uri, segment_bytes, schema, objects, segments, parts, rows, digest, id })
+        let (digest, id) = (Digest::default(), DatasetId::new(Digest::default(), &uri));
+        let (shape, filter) = (None, None);
+        let manifest =
+            Self { uri, segment_bytes, schema, objects, segments, parts, shape, filter, rows, digest, id };
+        Ok(manifest.identified())
     }
 
     /// The dataset's URI.
@@ -120,6 +186,16 @@ impl Manifest {
         &self.parts
     }
 
+    /// How objects of different schemas become one dataset; none where all have the manifest's.
+    pub fn shape(&self) -> Option<&Shape> {
+        self.shape.as_ref()
+    }
+
+    /// Which rows of its objects it has; none where it has all.
+    pub fn filter(&self) -> Option<&Filter> {
+        self.filter.as_ref()
+    }
+
     /// Rows of the whole dataset; of a mix, of all its parts together.
     pub fn rows(&self) -> u64 {
         self.rows
@@ -150,11 +226,14 @@ impl Manifest {
         }
     }
 
-    /// The id of a segment, the same whichever dataset or segment size led to it. `Invalid` if there is none.
+    /// The id of a segment, the same whichever dataset or segment size led to it, as long as its columns have
+    /// the same types and values there, and the same rows belong to it. `Invalid` if there is none.
     pub fn segment_id(&self, segment: u32) -> Result<SegmentId> {
         let s = self.segment(segment)?;
         let object = &self.objects[s.object as usize];
-        Ok(SegmentId::new(&self.object_uri(object), object, &s))
+        let form = self.shape.as_ref().and_then(|shape| shape.forms.get(s.object as usize));
+        let filter = self.filter.as_ref().map(|filter| (filter.predicate(), filter.rows_of(segment)));
+        Ok(SegmentId::new(&self.object_uri(object), object, &s, form.copied().unwrap_or(0), filter))
     }
 
     /// Segment number `segment`; `Invalid` if there is none.

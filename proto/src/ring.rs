@@ -11,10 +11,10 @@
 //! a dataset may disagree about the few segments that this moves; then one is copied from node to node, never
 //! wrong.
 
+use crate::hash::xxh3_64_with_seed;
 use crate::manifest::{Manifest, SegmentId};
 use crate::v1;
 use std::collections::HashMap;
-use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 /// Some nodes, ready to be asked for the claims on many segments.
 #[derive(Debug, Clone)]
@@ -225,7 +225,7 @@ mod tests {
     }
 
     fn id(i: u64) -> SegmentId {
-        SegmentId(Digest(xxhash_rust::xxh3::xxh3_128(&i.to_le_bytes())))
+        SegmentId(Digest(crate::hash::xxh3_128(&i.to_le_bytes())))
     }
 
     #[test]

@@ -1,9 +1,9 @@
 //! The loader state: all that a resume needs, under 100 bytes and the same on every rank.
 
 use crate::error::{Error, Result};
+use crate::hash::xxh3_64;
 use crate::manifest::Digest;
 use crate::plan::{self, PlanKey, Shuffle};
-use xxhash_rust::xxh3::xxh3_64;
 
 /// Bytes of an encoded state.
 pub const BYTES: usize = 65;

@@ -2,7 +2,8 @@
 //! reads them, and their segments are those of the datasets behind them: nothing is cached twice.
 
 use crate::error::{Error, Result};
-use crate::manifest::{BLOCK_MAX, Manifest, Object, Part, Segment};
+use crate::manifest::{BLOCK_MAX, Filter, Manifest, Object, Part, Segment, Shape};
+use crate::v1;
 use crate::v1::split::{Rows, Shares};
 use std::fmt;
 
@@ -104,8 +105,16 @@ impl Manifest {
             (from < to).then(|| Segment { skip: s.skip + from - s.first_row, rows: to - from, ..*s })
         };
         let segments = self.segments().iter().filter_map(cut).collect();
+        let touches = |s: &Segment| s.first_row < rows.end && s.first_row + s.rows > rows.start;
+        let filter = self.filter().map(|filter| {
+            let kept = (0u32..).zip(self.segments()).filter(|(_, s)| touches(s));
+            filter.with_rows(kept.flat_map(|(i, _)| filter.rows_of(i)).copied().collect())
+        });
         let (schema, objects) = (self.schema().to_vec(), self.objects().to_vec());
-        Manifest::build(self.uri().to_owned(), self.segment_bytes(), schema, objects, segments, Vec::new())
+        let uri = self.uri().to_owned();
+        Manifest::build(uri, self.segment_bytes(), schema, objects, segments, Vec::new())?
+            .shaped(self.shape().cloned())?
+            .filtered(filter)
     }
 
     /// Several datasets in proportion to their shares. They must have one schema: `Invalid` names the one
@@ -132,8 +141,46 @@ impl Manifest {
         }
         let named: Vec<String> = own.iter().map(|p| format!("{}={}", p.uri, p.slots)).collect();
         let uri = format!("mix({})", named.join(","));
-        Manifest::build(uri, first.segment_bytes(), first.schema().to_vec(), objects, segments, own)
+        let schema = first.schema().to_vec();
+        Manifest::build(uri, first.segment_bytes(), schema, objects, segments, own)?
+            .shaped(mixed_shape(parts)?)?
+            .filtered(mixed_filter(parts)?)
     }
+}
+
+/// The shape of a mix, if any of its parts has one.
+fn mixed_shape(parts: &[(Manifest, f64)]) -> Result<Option<Shape>> {
+    if parts.iter().all(|(m, _)| m.shape().is_none()) {
+        return Ok(None);
+    }
+    let partitions = |m: &Manifest| m.shape().map(|shape| shape.partitions.clone()).unwrap_or_default();
+    let mut mixed = Shape { partitions: partitions(&parts[0].0), forms: Vec::new() };
+    for (m, _) in parts {
+        if partitions(m) != mixed.partitions {
+            return Err(Error::invalid(format!(
+                "{} and {} cannot be mixed: a column of one is a directory (NAME=VALUE) of the other: use --no-partitions",
+                parts[0].0.uri(),
+                m.uri()
+            )));
+        }
+        match m.shape() {
+            Some(shape) => mixed.forms.extend(&shape.forms),
+            None => mixed.forms.resize(mixed.forms.len() + m.objects().len(), 0),
+        }
+    }
+    Ok(Some(mixed))
+}
+
+/// The filter of a mix, which is that of all its parts.
+fn mixed_filter(parts: &[(Manifest, f64)]) -> Result<Option<v1::Filter>> {
+    let predicate = |m: &Manifest| m.filter().map(Filter::predicate).map(str::to_owned);
+    let first = &parts[0].0;
+    if let Some((other, _)) = parts.iter().find(|(m, _)| predicate(m) != predicate(first)) {
+        let (a, b) = (first.uri(), other.uri());
+        return Err(Error::invalid(format!("{a} and {b} cannot be mixed: their filters differ")));
+    }
+    let rows = || parts.iter().filter_map(|(m, _)| m.filter()).flat_map(Filter::rows).copied().collect();
+    Ok(first.filter().map(|filter| filter.with_rows(rows())))
 }
 
 /// Shares as whole slots of the smallest block that fits them: 0.7 and 0.3 are 7 and 3. If none up to
@@ -163,7 +210,6 @@ mod tests {
     use super::*;
     use crate::manifest::SegmentSize;
     use crate::plan::{Order, Shuffle};
-    use crate::v1;
 
     fn rows(from: u64, to: u64) -> Split {
         Split::Rows(Rows { from, to })

@@ -4,6 +4,8 @@ pub mod cluster;
 pub mod disk;
 pub mod epoch;
 pub mod order;
+pub mod peers;
+pub mod python;
 pub mod stages;
 pub mod train;
 pub mod warm;

@@ -1,14 +1,17 @@
 //! The demo: real MNIST travels from S3 through one cache node into a training run of two ranks.
 //!
 //! It starts an S3 server behind a proxy that makes it remote, one `forebay-server` with an empty cache, then
-//! `forebay-train`; at the end it reads the same epochs by one rank, prints one table and the checks, and
-//! leaves `report.json` and `report.html`. Everything it starts, it stops.
+//! `forebay-train`; then it reads the same epochs by one rank, and for an emulated accelerator without a
+//! cache, cold and warm. It prints two tables and the checks, and leaves `report.json` and `report.html`.
+//! Everything it starts, it stops.
 
+mod accelerator;
 mod checks;
 mod figures;
 mod job;
 mod options;
 mod page;
+mod parts;
 mod report;
 mod table;
 
@@ -24,6 +27,7 @@ pub fn run(options: &DemoOptions) -> anyhow::Result<bool> {
     let outcome = job::run(options)?;
     let checks = checks::all(options, &outcome);
     println!("\n{}", table::epochs(&outcome));
+    println!("{}", table::accelerated(&outcome.accelerated));
     println!("{}", table::checks(&checks));
     let json = options.folder.join("report.json");
     let html = options.folder.join("report.html");

@@ -27,7 +27,7 @@ mod state;
 mod writer;
 
 pub use folder::Folder;
-pub use meta::{EpochSeen, Identity, Meta, digest_of};
+pub use meta::{Digests, EpochSeen, Identity, Meta, digest_of};
 pub use share::share;
 pub use state::{Checkpoint, restore, snapshot};
 pub use writer::Writer;

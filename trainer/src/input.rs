@@ -5,8 +5,8 @@
 //! the process deep inside the loss.
 //!
 //! * [`rows`]: rows as tensors. [`schema`]: what a column is.
-//! * [`columns`]: which columns, and whether they fit. [`tensors`]: from Arrow to tensors. [`prepare`]: of a
-//!   batch.
+//! * [`columns`]: which columns, and whether they fit. [`tensors`]: from Arrow to tensors, for which
+//!   [`numbers`] and [`tokens`] know their types and [`fill`] what stands for nulls. [`prepare`]: of a batch.
 //! * [`ahead`]: inputs made ahead of their step.
 //! * [`image`]: images, their flags and shapes. [`augment`]: which part of them a model sees. [`decode`]: the
 //!   threads at work.
@@ -16,11 +16,14 @@ pub(crate) mod augment;
 pub(crate) mod columns;
 pub(crate) mod decode;
 pub(crate) mod feed;
+pub(crate) mod fill;
 pub(crate) mod image;
+pub(crate) mod numbers;
 pub(crate) mod prepare;
 pub(crate) mod rows;
 pub(crate) mod schema;
 pub(crate) mod tensors;
+mod tokens;
 pub(crate) mod transfer;
 
 pub use columns::{Columns, Takes};

@@ -75,7 +75,11 @@ impl Model {
             Metric::Perplexity => {
                 let targets = input.get(Role::Tokens)?.narrow(1, 1, output.size()[1]).to_kind(Kind::Int64);
                 let losses = cross_entropies(&output.flatten(0, 1), &targets.flatten(0, 1))?;
-                Ok(losses.view_as(&targets).mean_dim(1, false, Kind::Float))
+                let losses = losses.view_as(&targets);
+                Ok(match input.find(Role::Lengths) {
+                    Some(lengths) => mean_of_first(&losses, &(lengths - 1)),
+                    None => losses.mean_dim(1, false, Kind::Float),
+                })
             }
         }
     }
@@ -191,14 +195,39 @@ impl ModelSettings {
     }
 }
 
+/// What the training data says about a model's settings where the flags do not.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct DataFacts {
+    /// The number of classes.
+    pub classes: i64,
+    /// The means of columns whose nulls they stand for.
+    pub means: HashMap<String, f64>,
+}
+
 /// The model that the flags ask for on a dataset of this schema, and what it takes of it. The error names the
 /// shape that the dataset has and the one that the model takes.
-pub fn resolve(args: &ModelArgs, schema: &Schema, uri: &str) -> Result<(ModelSettings, Columns)> {
+pub fn resolve(
+    args: &ModelArgs,
+    facts: &DataFacts,
+    schema: &Schema,
+    uri: &str,
+) -> Result<(ModelSettings, Columns)> {
+    let (model, columns) = unfilled(args, facts, schema, uri)?;
+    Ok((model, columns.filled(&args.fill, &facts.means)?))
+}
+
+/// As [`resolve`], but with nothing in place of nulls.
+pub fn unfilled(
+    args: &ModelArgs,
+    facts: &DataFacts,
+    schema: &Schema,
+    uri: &str,
+) -> Result<(ModelSettings, Columns)> {
     let (model, columns) = match args.model {
         ModelName::Convnet => (ModelSettings::Convnet, convnet::columns(args)),
-        ModelName::Resnet18 => resnet::resolve(args, Depth::Resnet18, schema, uri)?,
-        ModelName::Resnet50 => resnet::resolve(args, Depth::Resnet50, schema, uri)?,
-        ModelName::Mlp => mlp::resolve(args, schema, uri)?,
+        ModelName::Resnet18 => resnet::resolve(args, Depth::Resnet18, facts, schema, uri)?,
+        ModelName::Resnet50 => resnet::resolve(args, Depth::Resnet50, facts, schema, uri)?,
+        ModelName::Mlp => mlp::resolve(args, facts, schema, uri)?,
         ModelName::Gpt => gpt::resolve(args, schema, uri)?,
     };
     columns.check(schema, uri)?;
@@ -254,6 +283,14 @@ pub fn parameter_hash(vars: &VarStore) -> u64 {
 /// The cross entropy of each row, `[B]`, for logits `[B, classes]` and labels `[B]`.
 fn cross_entropies(logits: &Tensor, labels: &Tensor) -> Result<Tensor> {
     Ok(logits.f_cross_entropy_loss::<Tensor>(labels, None, tch::Reduction::None, -100, 0.0)?)
+}
+
+/// The mean of the first values of each row, `[B]`, of `[B, T]` values and `[B]` counts; 0 where there are
+/// none.
+fn mean_of_first(values: &Tensor, counts: &Tensor) -> Tensor {
+    let places = Tensor::arange(values.size()[1], (Kind::Int64, values.device()));
+    let is_behind = places.ge_tensor(&counts.unsqueeze(1));
+    values.masked_fill(&is_behind, 0).sum_dim_intlist(1, false, Kind::Float) / counts.clamp_min(1)
 }
 
 /// As PyTorch starts batch norms: tch draws their weights at random.

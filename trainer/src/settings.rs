@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use anyhow::{Result, bail, ensure};
 use clap::{Parser, ValueEnum, value_parser};
 use forebay_client::DatasetSpec;
-use forebay_client::args::AccessArgs;
+use forebay_client::args::{AccessArgs, SameHost};
 use forebay_proto::plan::Shuffle;
 use forebay_proto::view::{MixPart, Split};
 
@@ -41,6 +41,15 @@ pub struct Settings {
     /// Train on several datasets in proportion, separated by commas, as in s3://b/x=0.7,s3://b/y=0.3
     #[arg(long, value_name = "URI=SHARE", value_delimiter = ',')]
     pub mix: Vec<MixPart>,
+    /// Take the schema of this object (a key below the dataset's URI) instead of the union of all schemas
+    #[arg(long, value_name = "OBJECT")]
+    pub schema_of: Option<String>,
+    /// Make no columns of directories such as year=2024/
+    #[arg(long)]
+    pub no_partitions: bool,
+    /// Train only on rows for which this is true, as in 'price > 3 and country = "ch"'
+    #[arg(long = "where", value_name = "FILTER")]
+    pub filter: Option<String>,
     /// Dataset to evaluate on after the last epoch
     #[arg(long, value_name = "URI")]
     pub test: Option<String>,
@@ -50,6 +59,9 @@ pub struct Settings {
     /// Evaluate only on a stretch of its rows
     #[arg(long, value_name = "FROM:TO", requires = "test")]
     pub test_split: Option<Split>,
+    /// Evaluate only on rows for which this is true
+    #[arg(long = "test-where", value_name = "FILTER", requires = "test")]
+    pub test_filter: Option<String>,
     /// Which network, of which size, on which columns.
     #[command(flatten)]
     pub model: ModelArgs,
@@ -72,7 +84,7 @@ pub struct Settings {
     #[arg(long, value_name = "SIZE", value_parser = forebay_proto::units::bytes)]
     pub batch_memory: Option<u64>,
     /// Seed of the order of samples and of the parameters
-    #[arg(long, default_value_t = 1)]
+    #[arg(long, default_value_t = 1, allow_negative_numbers = true)]
     pub seed: u64,
     /// Shuffle rows among this number of segments at a time [default: 4]
     #[arg(long, value_name = "W", conflicts_with = "shuffle")]
@@ -85,6 +97,9 @@ pub struct Settings {
     /// the way
     #[arg(long, value_name = "BYTES", value_parser = forebay_proto::units::bytes)]
     pub prefetch_bytes: Option<u64>,
+    /// How batches come from a node on this host: through shared memory where that works, or as bytes
+    #[arg(long, value_enum, value_name = "HOW", default_value_t)]
+    pub same_host: SameHost,
 
     /// Ranks to start on this machine [default: 1]; not with torchrun, which starts them itself
     #[arg(long, value_name = "N")]
@@ -103,6 +118,10 @@ pub struct Settings {
     /// with CPUs]
     #[arg(long, value_name = "S", value_parser = value_parser!(u64).range(..=SECONDS_MAX))]
     pub peer_silence_s: Option<u64>,
+    /// Compute the content digest of each epoch: proof of the values that were trained on, as the order
+    /// digest is of their order
+    #[arg(long)]
+    pub verify: bool,
     /// Read all batches, but train nothing: the loader alone
     #[arg(long)]
     pub data_only: bool,
@@ -221,13 +240,22 @@ impl Settings {
 
     /// The dataset to train on.
     pub fn train_spec(&self) -> DatasetSpec {
-        DatasetSpec { split: self.split, mix: self.mix.clone(), ..DatasetSpec::new(&self.train) }
+        DatasetSpec {
+            split: self.split,
+            mix: self.mix.clone(),
+            schema_of: self.schema_of.clone(),
+            no_partitions: self.no_partitions,
+            filter: self.filter.clone(),
+            ..DatasetSpec::new(&self.train)
+        }
     }
 
     /// The dataset to evaluate on.
     pub fn test_spec(&self) -> Option<DatasetSpec> {
         let uri = self.test.as_ref()?;
-        Some(DatasetSpec { split: self.test_split, ..DatasetSpec::new(uri) })
+        let no_partitions = self.no_partitions;
+        let filter = self.test_filter.clone();
+        Some(DatasetSpec { split: self.test_split, no_partitions, filter, ..DatasetSpec::new(uri) })
     }
 
     /// How the run learns; `None` if there is no model.

@@ -1,7 +1,8 @@
 //! The training: the loop, the step, and the settings of both.
 //!
-//! * [`run`]: one rank from its start to its report. [`data`]: the datasets, opened. [`fit`]: the loop over
-//!   epochs and steps. [`step`]: forward, backward, optimizer. [`evaluate`]: a model's quality.
+//! * [`run`]: one rank from its start to its report. [`data`]: the datasets, opened. [`survey`]: what they
+//!   say where the flags say nothing. [`fit`]: the loop over epochs and steps. [`step`]: forward, backward,
+//!   optimizer. [`evaluate`]: a model's quality.
 //! * [`hyperparams`]: how a run learns: [`optim`], [`schedule`], [`precision`]. [`gradients`]: how gradients
 //!   travel.
 //! * [`batch_finder`]: `--batch auto`. [`bad_step`]: the samples of a step whose loss is no number.
@@ -20,3 +21,4 @@ pub(crate) mod run;
 pub(crate) mod run_state;
 pub(crate) mod schedule;
 pub(crate) mod step;
+mod survey;

@@ -7,10 +7,10 @@ use std::process::{Command, Output, Stdio};
 use std::sync::Arc;
 
 use arrow::array::{
-    ArrayRef, BinaryArray, FixedSizeListArray, Float64Array, Int32Array, Int64Array, RecordBatch, UInt8Array,
-    UInt16Array,
+    ArrayRef, BinaryArray, BooleanArray, Date32Array, FixedSizeListArray, Float64Array, Int32Array,
+    Int64Array, ListArray, RecordBatch, StringArray, StructArray, UInt8Array, UInt16Array,
 };
-use arrow::datatypes::Field;
+use arrow::datatypes::{DataType, Field, Fields, Int32Type};
 use image::{ImageFormat, Rgb, RgbImage};
 use parquet::arrow::ArrowWriter;
 use serde_json::Value;
@@ -119,6 +119,88 @@ fn the_mlp_learns_tables() {
     );
     let error = refused(&data, "--model mlp --feature-columns a,b --batch 4 --accumulate 4 --classes 2");
     assert!(error.contains("a pass of 1 rows is too small for the batch norms of the mlp"), "{error}");
+}
+
+#[test]
+fn the_mlp_learns_a_table_with_nulls_and_dates() {
+    let rows = 400;
+    let amount = |row: usize| (!row.is_multiple_of(5)).then(|| noise(row) as f64);
+    let day = |row: usize| 18_000 + (noise(row + 5000) % 365) as i32;
+    let is_late = |row: usize| noise(row + 9000).is_multiple_of(2);
+    // Two classes, of a null the smaller one.
+    let label = |row: usize| i64::from(amount(row).unwrap_or(0.0) + f64::from(day(row) - 18_000) > 700.0);
+    let data = dataset(
+        "nullable",
+        vec![
+            ("amount", Arc::new(Float64Array::from_iter((0..rows).map(amount))) as ArrayRef),
+            ("day", Arc::new(Date32Array::from_iter_values((0..rows).map(day)))),
+            ("late", Arc::new(BooleanArray::from_iter((0..rows).map(is_late).map(Some)))),
+            ("label", Arc::new(Int64Array::from_iter_values((0..rows).map(label)))),
+        ],
+    );
+    let flags =
+        "--model mlp --feature-columns amount,day,late --batch 40 --optimizer adamw --lr 0.01 --epochs 5";
+    let uri = format!("file://{}", data.display());
+    let zero = train("zero", &data, &format!("{flags} --fill 0 --nproc 2 --test {uri}"));
+    let loss = losses(&zero);
+    assert!(loss[4] < 0.6 * loss[0], "{loss:?}");
+    assert!(zero["test_accuracy"].as_f64().unwrap() > 0.85, "{zero}");
+    assert_eq!(zero["settings"]["model"]["outputs"], 2);
+    let filled = |report: &Value| report["settings"]["columns"][0].as_str().unwrap().to_owned();
+    assert_eq!(filled(&zero), "amount (null = 0)");
+
+    // The mean is the same on any number of ranks, and part of what a checkpoint belongs to.
+    let (sum, count) = (0..rows).filter_map(amount).fold((0.0, 0), |(sum, count), x| (sum + x, count + 1));
+    let checkpoints = data.join("checkpoints");
+    let _ = std::fs::remove_dir_all(&checkpoints);
+    let kept = format!("{flags} --checkpoint-dir {}", checkpoints.display());
+    let mean =
+        train("mean", &data, &format!("{kept} --fill amount=mean --epochs 1").replacen("--epochs 5", "", 1));
+    assert_eq!(filled(&mean), format!("amount (null = {})", sum / f64::from(count)));
+    let resumed = train("resumed", &data, &format!("{kept} --fill amount=mean --nproc 2"));
+    assert_eq!((resumed["resumed"]["step"].as_u64(), resumed["steps"].as_u64()), (Some(10), Some(50)));
+    let error = refused(&data, &format!("{kept} --fill amount=1"));
+    assert!(error.contains("(null = 1)"), "{error}");
+
+    let error = refused(&data, flags);
+    let advice = "which have no place in a tensor: say what stands for them, as in --fill amount=0";
+    assert!(
+        error.contains("column `amount` has nulls, the first in row") && error.contains(advice),
+        "{error}"
+    );
+    let error = refused(&data, &format!("{flags} --fill price=0"));
+    assert!(error.contains("--fill names the column `price`, which the model does not read"), "{error}");
+}
+
+#[test]
+fn the_gpt_learns_rows_of_any_length() {
+    let rows = 240;
+    let token = |row: usize, place: usize| ((1 + row % 3) * place + row) % 50;
+    let text = |row: usize| (0..row % 24).map(move |place| Some(token(row, place) as i32));
+    let texts = ListArray::from_iter_primitive::<Int32Type, _, _>((0..rows).map(|row| Some(text(row))));
+    let cut = |row: usize| (0..17).map(move |place| token(row, place) as u16);
+    let whole = UInt16Array::from_iter_values((0..rows).flat_map(cut));
+    let data = dataset(
+        "ragged",
+        vec![("tokens", Arc::new(texts) as ArrayRef), ("whole", list(Arc::new(whole), 17))],
+    );
+    let flags = "--model gpt --vocab 50 --context 16 --layers 2 --heads 2 --width 32 --batch 24 --optimizer adamw \
+                 --lr 0.01 --schedule cosine --warmup-steps 5 --epochs 3";
+    let uri = format!("file://{}", data.display());
+    let ragged = train("ragged", &data, &format!("{flags} --test {uri}"));
+    let loss = losses(&ragged);
+    assert!(loss[0] < 4.0 && loss[2] < 0.85 * loss[0], "{loss:?}");
+    // What stands behind a row's end changes nothing, nor does the number of ranks but for rounding.
+    let other = train("other", &data, &format!("{flags} --pad-token 49 --nproc 2"));
+    for (a, b) in loss.iter().zip(losses(&other)) {
+        assert!((a - b).abs() < 0.02 * a, "{loss:?} against {:?}", losses(&other));
+    }
+    assert_eq!(ragged["settings"]["model"]["pad_token"], 0);
+
+    let error = refused(&data, "--model gpt --vocab 50 --width 32");
+    assert!(error.contains("the rows of column `tokens`") && error.contains("say --context N"), "{error}");
+    let error = refused(&data, "--model gpt --vocab 50 --context 16 --pad-token 50");
+    assert!(error.contains("--pad-token 50 is no token: --vocab 50 ends at 49"), "{error}");
 }
 
 #[test]
@@ -233,6 +315,34 @@ fn the_resnet_learns_images_from_files_and_from_pixels() {
     let damaged = dataset("damaged", vec![("image", files), ("label", label)]);
     let error = refused(&damaged, "--model resnet18 --classes 3 --image-size 32 --batch 48 --epochs 1");
     assert!(error.contains("column `image`, sample 7: the image is damaged"), "{error}");
+}
+
+#[test]
+fn images_in_structs_as_hugging_face_writes_them_are_learnt() {
+    let rows = 48;
+    let files: Vec<_> = (0..rows).map(|row| file(&picture(row, 40), ImageFormat::Jpeg)).collect();
+    let fields = Fields::from(vec![
+        Field::new("bytes", DataType::Binary, true),
+        Field::new("path", DataType::Utf8, true),
+    ]);
+    let names = StringArray::from_iter_values((0..rows).map(|row| format!("{row}.jpg")));
+    let image = StructArray::new(
+        fields,
+        vec![Arc::new(BinaryArray::from_iter_values(&files)), Arc::new(names)],
+        None,
+    );
+    let label: ArrayRef = Arc::new(Int64Array::from_iter_values((0..rows as i64).map(|row| row % 3)));
+    let data = dataset("structs", vec![("image", Arc::new(image) as ArrayRef), ("label", label)]);
+    let flags = "--model resnet18 --image-size 32 --batch 12 --optimizer adam --lr 0.002";
+    // The classes are counted. The column by its name, or its field by a path, are the same.
+    let named = train("named", &data, &format!("{flags} --epochs 3"));
+    let loss = losses(&named);
+    assert!(loss[2] < 0.9 * loss[0], "{loss:?}");
+    assert_eq!(named["settings"]["model"]["classes"], 3);
+    let by_path = train("path", &data, &format!("{flags} --epochs 3 --image-column image.bytes"));
+    assert_eq!(losses(&by_path), losses(&named));
+    let error = refused(&data, &format!("{flags} --image-column image.file"));
+    assert!(error.contains("no column `image.file`: in `image` there are bytes, path"), "{error}");
 }
 
 /// Inputs are made ahead of their step, and sent ahead: a run that resumes comes to the same parameters.

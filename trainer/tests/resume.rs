@@ -175,6 +175,26 @@ fn stopped_and_resumed_by_other_ranks_at_another_batch_each_sample_is_seen_once(
 }
 
 #[test]
+fn ctrl_c_stops_with_a_checkpoint_and_the_second_at_once() {
+    let flags = ["--nproc", "2", "--batch", "60", "--epochs", "200", "--checkpoint-every", "7"];
+    let run = Run::new();
+    let stopped = run.start_until(&flags, 14);
+    signal(stopped.id(), Signal::INT);
+    let output = stopped.wait_with_output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let said = String::from_utf8(output.stdout).unwrap();
+    assert!(said.contains(" is written; the same command goes on from there"), "{said}");
+    let report: Value = serde_json::from_slice(&std::fs::read(&run.report).unwrap()).unwrap();
+    assert_eq!((report["stopped"].as_bool(), report["steps"].as_u64()), (Some(true), run.steps().pop()));
+
+    let mut twice = run.start_until(&flags, run.steps().pop().unwrap() + 14);
+    signal(twice.id(), Signal::INT);
+    signal(twice.id(), Signal::INT);
+    // The launcher may have been quicker than the second signal.
+    assert!(matches!(twice.wait().unwrap().code(), Some(0 | 130)));
+}
+
+#[test]
 fn sigterm_ends_the_evaluation_too_and_the_same_command_takes_it_up() {
     let flags = ["--nproc", "2", "--epochs", "1", "--batch", "500", "--test"];
     let run = Run::new();

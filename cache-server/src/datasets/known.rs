@@ -44,7 +44,9 @@ struct KnownDataset {
 fn memory_bytes(dataset: &Dataset) -> usize {
     let m = &dataset.manifest;
     let names: usize = m.objects().iter().map(|object| object.key.len() + object.etag.len()).sum();
-    size_of_val(m.segments()) + size_of_val(m.objects()) + names + m.schema().len()
+    // Counts of row groups, and a place for each segment's.
+    let filter = m.filter().map_or(0, |filter| size_of_val(filter.rows()) + 8 * m.segments().len());
+    size_of_val(m.segments()) + size_of_val(m.objects()) + names + m.schema().len() + filter
 }
 
 impl Known {
@@ -96,6 +98,17 @@ impl Known {
             ))),
             _ => Ok(first.map(|manifest| manifest.id())),
         }
+    }
+
+    /// Whether another version of the same dataset was used later: one of other objects.
+    pub fn is_superseded(&self, dataset: &Dataset) -> bool {
+        let m = &dataset.manifest;
+        let used = self.entries.get(&m.id()).map_or(0, |entry| entry.used);
+        let is_later = |entry: &KnownDataset| {
+            let other = &entry.dataset.manifest;
+            entry.used > used && other.uri() == m.uri() && other.objects() != m.objects()
+        };
+        self.entries.values().any(is_later)
     }
 
     /// All of them.

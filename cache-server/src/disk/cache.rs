@@ -130,6 +130,16 @@ impl DiskCache {
         found
     }
 
+    /// Has the kernel read the mapped files of a segment into memory, each in one go: on most disks that is
+    /// faster than page by page as a reader touches them.
+    pub fn populate(&self, id: SegmentId) {
+        let maps: Vec<Arc<Mapped>> = {
+            let index = self.files.index();
+            index.files_of(id).iter().filter_map(|key| index.get(key)?.map.clone()).collect()
+        };
+        maps.iter().for_each(|map| map.populate());
+    }
+
     /// Whether all these columns of a segment are held; of no columns, whether anything of it is. Touches
     /// neither disk nor recency.
     pub fn holds(&self, id: SegmentId, columns: &[String]) -> bool {

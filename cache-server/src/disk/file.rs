@@ -19,12 +19,12 @@ use bytes::Bytes;
 use forebay_dataset::stream::wire;
 use forebay_dataset::{PackedSchema, SegmentBatch};
 use forebay_proto::Result;
+use forebay_proto::hash::{Hash64, xxh3_64};
 use forebay_proto::manifest::{Digest, SegmentId};
 use prost::Message as _;
 use std::fs::File;
 use std::io;
 use std::sync::Arc;
-use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
 const MAGIC: &[u8; 8] = b"FBSEG\0\0\x02";
 const OLD_MAGIC: &[u8; 8] = b"FBSEG\0\0\x01";
@@ -125,7 +125,7 @@ pub struct FileKey {
 impl FileKey {
     /// The file that holds these columns of a segment.
     pub fn new(id: SegmentId, columns: &[String]) -> Self {
-        let mut h = Xxh3::new();
+        let mut h = Hash64::default();
         for c in columns {
             h.update(&(c.len() as u64).to_le_bytes());
             h.update(c.as_bytes());
@@ -316,7 +316,7 @@ pub struct BodyCheck {
     parts: std::vec::IntoIter<(u64, u64)>,
     /// Bytes of the current part still to come, and its checksum.
     current: (u64, u64),
-    hash: Box<Xxh3>,
+    hash: Hash64,
 }
 
 impl BodyCheck {
@@ -333,8 +333,8 @@ impl BodyCheck {
     fn of(mut parts: Vec<(u64, u64)>, header: &Header) -> Self {
         parts.extend(header.part_bytes.iter().copied().zip(header.part_hashes.iter().copied()));
         let mut parts = parts.into_iter();
-        let current = parts.next().unwrap_or((0, Xxh3::new().digest()));
-        Self { parts, current, hash: Box::new(Xxh3::new()) }
+        let current = parts.next().unwrap_or((0, Hash64::default().digest()));
+        Self { parts, current, hash: Hash64::default() }
     }
 
     /// Takes the next bytes of the body; false when a part does not match.
@@ -351,7 +351,7 @@ impl BodyCheck {
                 return false;
             }
             match self.parts.next() {
-                Some(next) => (self.current, *self.hash) = (next, Xxh3::new()),
+                Some(next) => (self.current, self.hash) = (next, Hash64::default()),
                 // Matched again and again, it stays matched.
                 None => return bytes.is_empty(),
             }

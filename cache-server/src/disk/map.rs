@@ -58,13 +58,24 @@ impl Mapped {
     /// Gives its pages back to the kernel's page cache. A reader that is at it gets them from there.
     pub fn let_go(&self) {
         self.touched.store(false, Relaxed);
+        self.advise(libc::MADV_DONTNEED);
+    }
+
+    /// Has the kernel read and map all pages that are not in memory. Waits for the disk. A page that cannot
+    /// be read is found out by the reader that touches it.
+    pub fn populate(&self) {
+        self.advise(libc::MADV_POPULATE_READ);
+    }
+
+    /// Says something of the whole pages of the body. A kernel that does not know `advice` does nothing.
+    fn advise(&self, advice: libc::c_int) {
         let page_bytes = rustix::param::page_size();
         let start = (self.body.as_ptr() as usize).next_multiple_of(page_bytes);
         let end = (self.body.as_ptr() as usize + self.body.len()) / page_bytes * page_bytes;
         if start < end {
             // SAFETY: whole pages of a mapping that `self.body` keeps; it is of a file and only read, so that
-            // a page that was let go comes back with the file's bytes.
-            unsafe { libc::madvise(start as *mut libc::c_void, end - start, libc::MADV_DONTNEED) };
+            // a page that was let go comes back with the file's bytes, as does one that is read ahead.
+            unsafe { libc::madvise(start as *mut libc::c_void, end - start, advice) };
         }
     }
 

@@ -1,9 +1,9 @@
 //! The set of pinned URIs, and its form as a file.
 
 use forebay_dataset::source::is_under;
+use forebay_proto::hash::xxh3_64;
 use forebay_proto::{Error, Result};
 use std::collections::BTreeSet;
-use xxhash_rust::xxh3::xxh3_64;
 
 /// Pins at most, and bytes of a pinned URI: the file that holds them stays small.
 const PINS_MAX: usize = 1000;

@@ -124,7 +124,15 @@ impl Cache {
         let (mut ahead, mut turnout) = (Some(ahead), None);
         loop {
             let (cache, columns) = (self.clone(), reading.columns().cloned().collect());
-            let Found { parts: mut found, missing } = blocking(move || cache.look(id, columns)).await?;
+            let is_sparse = reading.is_sparse;
+            let Found { parts: mut found, missing } = blocking(move || {
+                let found = cache.look(id, columns);
+                if !is_sparse {
+                    cache.disk.populate(id);
+                }
+                found
+            })
+            .await?;
             if missing.is_empty() {
                 report(turnout);
                 return compose(&reading.projected, &found, rows);

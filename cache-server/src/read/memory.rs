@@ -2,12 +2,13 @@
 //!
 //! | part | share | what it holds |
 //! |---|---|---|
-//! | fills | 3/8 | segments being fetched and decoded; prefetches use at most half of it |
+//! | fills | 5/16 | segments being fetched and decoded; prefetches use at most 3/5 of it |
 //! | tier | 2/8 | segments served without being stored, until no stream needs them; and see below |
 //! | streams | 5/64 | messages made but not sent; a stream may hold one whatever the others do |
 //! | pool | 1/64 | buffers of messages that were sent, to be used again |
 //! | tickets | 1/32 | tickets, and the places of the rows of the steps that streams are at |
-//! | maps | 2/8 | mapped segment files whose pages are in the process's memory |
+//! | maps | 2/8 | mapped segment files whose pages are in the process's memory: a window of 16 segments |
+//! | shared | 1/16 | memory shared with readers on the node's host |
 //!
 //! Segments for which there is no other place go beyond the tier's limit: by a quarter of it, and one segment
 //! for each stream.
@@ -40,6 +41,8 @@ pub struct Memory {
     pub streams: Arc<MemoryBudget>,
     /// Tickets, and the places of the rows of a step.
     pub tickets: Arc<MemoryBudget>,
+    /// Memory shared with readers on the node's host.
+    pub shared: Arc<MemoryBudget>,
     /// Buffers of messages that were sent, to be used again.
     pub pool: Pool,
     /// Mapped files with pages in memory: the disk cache sees to that.
@@ -52,13 +55,14 @@ impl Memory {
         let eighths = |n: u64| limit_bytes / 8 * n;
         Self {
             limit_bytes,
-            fills: MemoryBudget::new(eighths(3)),
-            prefetch: MemoryBudget::new(eighths(3) / 2),
+            fills: MemoryBudget::new(eighths(1) / 2 * 5),
+            prefetch: MemoryBudget::new(eighths(1) / 2 * 3),
             tier: MemoryBudget::new(eighths(2)),
             streams: MemoryBudget::new(eighths(1) / 8 * 5),
             pool: Pool::new((eighths(1) / 8) as usize),
             tickets: MemoryBudget::new(eighths(1) / 4),
             maps_bytes: eighths(2),
+            shared: MemoryBudget::new(eighths(1) / 2),
         }
     }
 

@@ -1,16 +1,16 @@
 //! `forebay.v1.Cache`: open, load, free, status, topology, drain.
 
 use super::metrics;
-use crate::datasets::Dataset;
+use crate::datasets::{Dataset, OpenDataset};
+use crate::disk::DiskCache;
 use crate::disk::dirs::{DirStatus, Health};
 use crate::node::Node;
 use crate::read::fill::Ahead;
 use crate::runtime::blocking;
-use forebay_dataset::ready::drop_aside;
 use forebay_dataset::stream::Reading;
 use forebay_dataset::{Urgency, source};
 use forebay_proto::v1::cache_server::Cache as Service;
-use forebay_proto::{Error, SegmentSet, v1};
+use forebay_proto::{Error, Manifest, SegmentSet, v1};
 use futures::StreamExt;
 use futures::stream::BoxStream;
 use std::sync::Arc;
@@ -45,16 +45,17 @@ impl Service for Control {
     async fn open(&self, request: Request<v1::OpenRequest>) -> Reply<v1::OpenReply> {
         let r = request.into_inner();
         let spec = r.dataset.ok_or_else(|| Error::invalid("open: no dataset given"))?;
-        let (dataset, projected_bytes) = self.node.datasets.freeze(spec, &r.columns).await?;
+        let OpenDataset { dataset, projected_bytes, notes } =
+            self.node.datasets.freeze(spec, &r.columns).await?;
         // Millions of segments: not for an async thread.
         let manifest = blocking(move || (&*dataset.manifest).into()).await?;
-        Ok(Response::new(v1::OpenReply { manifest: Some(manifest), projected_bytes }))
+        Ok(Response::new(v1::OpenReply { manifest: Some(manifest), projected_bytes, notes }))
     }
 
     async fn load(&self, request: Request<v1::LoadRequest>) -> Reply<Self::LoadStream> {
         let r = request.into_inner();
         let spec = r.dataset.ok_or_else(|| Error::invalid("load: no dataset given"))?;
-        let (dataset, _) = self.node.datasets.freeze(spec, &r.columns).await?;
+        let OpenDataset { dataset, .. } = self.node.datasets.freeze(spec, &r.columns).await?;
         let reading = Reading::new(dataset.manifest.clone(), &dataset.schema, &r.columns)?;
         let count = dataset.manifest.segments().len() as u32;
         let wanted: Vec<u32> = SegmentSet::from_wire(&r.segments, count).iter().collect();
@@ -100,7 +101,8 @@ impl Service for Control {
         // A look at every segment of every dataset, and at every file: milliseconds, but not for an async
         // thread.
         let look = move || {
-            let datasets = node.datasets.list().iter().map(|d| dataset_status(&node, d)).collect();
+            let all = node.datasets.list();
+            let datasets = all.iter().map(|d| dataset_status(&node, d, &all)).collect();
             (datasets, node.disk.pinned(), memory(&node))
         };
         let (datasets, (pins, pinned_bytes), memory) = blocking(look).await?;
@@ -134,6 +136,10 @@ impl Service for Control {
         let uri = blocking(move || node.datasets.allowed(&uri)).await??;
         self.node.membership.set_replicas(&uri, replicas).await?;
         Ok(Response::new(v1::SetReplicasReply {}))
+    }
+
+    async fn same_host(&self, _: Request<v1::SameHostRequest>) -> Reply<v1::SameHostReply> {
+        Ok(Response::new(self.node.shared.same_host()))
     }
 
     async fn drain(&self, request: Request<v1::DrainRequest>) -> Reply<v1::DrainReply> {
@@ -200,7 +206,7 @@ fn dir(dir: DirStatus) -> v1::DirStatus {
 }
 
 /// How much of a dataset is here. Looks at each of its segments: not for an async thread.
-fn dataset_status(node: &Node, dataset: &Dataset) -> v1::DatasetStatus {
+fn dataset_status(node: &Node, dataset: &Dataset, all: &[Dataset]) -> v1::DatasetStatus {
     let m = &dataset.manifest;
     let ids = (0..m.segments().len() as u32).filter_map(|s| m.segment_id(s).ok());
     let (segments_held, segments_owned) = node.ownership.count(ids.filter(|id| node.disk.holds(*id, &[])));
@@ -213,6 +219,9 @@ fn dataset_status(node: &Node, dataset: &Dataset) -> v1::DatasetStatus {
         segments_held,
         replicas: object.map_or(1, |object| node.ownership.replicas(&object) as u32),
         segments_owned,
+        part: dataset.part(all),
+        superseded: node.datasets.is_superseded(dataset),
+        filter: dataset.filter().to_owned(),
     }
 }
 
@@ -224,38 +233,95 @@ async fn load(
     wanted: Vec<u32>,
     sender: &mpsc::Sender<Result<v1::LoadProgress, Status>>,
 ) -> forebay_proto::Result<()> {
-    let manifest = &reading.manifest;
-    let segments = manifest.segments();
     // Other loads and jobs read at the same time: only what this one fetches counts.
     let urgency = &Urgency::demand();
-    let mut progress = v1::LoadProgress {
-        segments_total: wanted.len() as u64,
-        decoded_bytes_total: wanted.iter().map(|&s| segments[s as usize].decoded_bytes).sum(),
-        ..Default::default()
-    };
+    let mut loaded = Loaded::new(node, reading, &wanted);
     let gone = |_| Error::closed("the caller has gone");
-    sender.send(Ok(progress)).await.map_err(gone)?;
-    let mut filled = futures::stream::iter(wanted.clone())
+    sender.send(Ok(loaded.progress)).await.map_err(gone)?;
+    let mut filled = futures::stream::iter(wanted)
         .map(|s| async move {
             let demand = Ahead { urgency: urgency.clone(), ..Ahead::demand() };
             let ready = node.cache.read(reading, s, demand, None).await?;
-            drop_aside([ready]);
-            Ok::<_, Error>(s)
+            // It is looked at, and let go, off the async threads.
+            let bytes = blocking(move || ready.batch.value_bytes() as u64).await?;
+            Ok::<_, Error>((s, bytes))
         })
         .buffer_unordered(LOAD_CONCURRENCY);
-    while let Some(segment) = filled.next().await {
-        progress.segments_held += 1;
-        progress.decoded_bytes_held += segments[segment? as usize].decoded_bytes;
-        progress.s3_bytes = urgency.fetched_bytes();
-        sender.send(Ok(progress)).await.map_err(gone)?;
+    while let Some(read) = filled.next().await {
+        let (segment, bytes) = read?;
+        loaded.add(segment, bytes);
+        loaded.progress.s3_bytes = urgency.fetched_bytes();
+        sender.send(Ok(loaded.progress)).await.map_err(gone)?;
     }
-    let columns: Vec<String> = reading.columns().cloned().collect();
-    let (disk, manifest) = (node.disk.clone(), manifest.clone());
-    let held = blocking(move || {
-        let held = |s: &u32| manifest.segment_id(*s).is_ok_and(|id| disk.holds(id, &columns));
-        let held = wanted.into_iter().filter(held);
-        held.fold((0, 0), |(n, bytes), s| (n + 1, bytes + manifest.segments()[s as usize].decoded_bytes))
-    });
-    (progress.segments_held, progress.decoded_bytes_held) = held.await?;
-    sender.send(Ok(progress)).await.map_err(gone)
+    let last = blocking(move || loaded.held_now()).await?;
+    sender.send(Ok(last)).await.map_err(gone)
+}
+
+/// How far a load is.
+struct Loaded {
+    disk: Arc<DiskCache>,
+    manifest: Arc<Manifest>,
+    columns: Vec<String>,
+    /// The segments read, and the decoded bytes of each.
+    read: Vec<(u32, u64)>,
+    /// Decoded bytes of those read, and as the manifest has them; and of all that are wanted.
+    read_bytes: u64,
+    announced_bytes: u64,
+    wanted_bytes: u64,
+    progress: v1::LoadProgress,
+}
+
+impl Loaded {
+    fn new(node: &Node, reading: &Reading, wanted: &[u32]) -> Self {
+        let (disk, manifest) = (node.disk.clone(), reading.manifest.clone());
+        let wanted_bytes = wanted.iter().map(|&s| manifest.segments()[s as usize].decoded_bytes).sum();
+        let segments_total = wanted.len() as u64;
+        Self {
+            disk,
+            manifest,
+            columns: reading.columns().cloned().collect(),
+            read: Vec::new(),
+            read_bytes: 0,
+            announced_bytes: 0,
+            wanted_bytes,
+            progress: v1::LoadProgress {
+                segments_total,
+                decoded_bytes_total: wanted_bytes,
+                ..Default::default()
+            },
+        }
+    }
+
+    /// A segment was read.
+    fn add(&mut self, segment: u32, bytes: u64) {
+        self.read.push((segment, bytes));
+        self.read_bytes += bytes;
+        self.announced_bytes += self.manifest.segments()[segment as usize].decoded_bytes;
+        // Those to come are taken to be off by as much as those that came.
+        let factor = self.read_bytes as f64 / self.announced_bytes.max(1) as f64;
+        let left = self.wanted_bytes.saturating_sub(self.announced_bytes) as f64 * factor;
+        let is_held = self.holds(segment);
+        let p = &mut self.progress;
+        p.segments_read += 1;
+        p.decoded_bytes_total = self.read_bytes + left as u64;
+        if is_held {
+            p.segments_held += 1;
+            p.decoded_bytes_held += bytes;
+        }
+    }
+
+    /// Segments held now: one read before may have been evicted for a later one.
+    fn held_now(&self) -> v1::LoadProgress {
+        let held: Vec<u64> = self.read.iter().filter(|(s, _)| self.holds(*s)).map(|(_, n)| *n).collect();
+        v1::LoadProgress {
+            segments_held: held.len() as u64,
+            decoded_bytes_held: held.iter().sum(),
+            dirs_full: self.disk.dirs().iter().filter(|dir| dir.health == Health::Full).count() as u64,
+            ..self.progress
+        }
+    }
+
+    fn holds(&self, segment: u32) -> bool {
+        self.manifest.segment_id(segment).is_ok_and(|id| self.disk.holds(id, &self.columns))
+    }
 }

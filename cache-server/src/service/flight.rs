@@ -7,7 +7,7 @@ use super::frames::BatchBody;
 use super::meter::StreamMeter;
 use super::stream::StreamSegments;
 use super::ticket::{PATIENCE, hold_more, read_ticket};
-use crate::datasets::Dataset;
+use crate::datasets::OpenDataset;
 use crate::node::Node;
 use crate::read::memory::MemoryPermit;
 use crate::runtime::blocking;
@@ -92,6 +92,7 @@ where
 #[tracing::instrument(level = "trace", skip_all)]
 async fn open(node: &Node, request: http::Request<Body>) -> Result<Body> {
     node.gate.check()?;
+    let mut reader = node.shared.named(request.headers());
     let (ticket, memory) = read_ticket(request.into_body(), &node.memory.tickets, PATIENCE).await?;
     // A slow sender is not inside yet.
     let pass = node.gate.enter()?;
@@ -105,14 +106,17 @@ async fn open(node: &Node, request: http::Request<Body>) -> Result<Body> {
     };
     let dataset = node.datasets.get(version, &ticket.uri, ticket.sizes_hash)?;
     let reading = Reading::new(dataset.manifest.clone(), &dataset.schema, columns)?;
-    let link = StreamSegments::new(node.cache.clone(), node.memory.clone());
+    let mut link = StreamSegments::new(node.cache.clone(), node.memory.clone());
+    // Other answers are short, or copied anyway.
+    reader = reader.filter(|_| matches!(kind, v1::ticket::Kind::Plan(_)));
+    link.region = reader.as_ref().map(|reader| reader.region.clone());
     let (stream, memory) = match kind {
         v1::ticket::Kind::Plan(ticket) => open_plan(node, reading, link, ticket, memory).await?,
         v1::ticket::Kind::Scan(ticket) => (BatchStream::scan(setup(reading, link), &ticket), memory),
         v1::ticket::Kind::Rows(ticket) => (BatchStream::rows(setup(reading, link), &ticket)?, memory),
     };
     let meter = StreamMeter::new(node.hot.clone(), node.events.clone(), dataset.manifest);
-    BatchBody::start(stream, meter, pass, memory)
+    BatchBody::start(stream, meter, pass, memory, reader)
 }
 
 /// Checks a plan ticket, announces its plan and starts its stream.
@@ -146,8 +150,8 @@ fn setup(reading: Reading, link: StreamSegments) -> StreamSetup {
     StreamSetup { reading, segments: link.clone(), hooks: link, budget, pool }
 }
 
-/// The dataset of a descriptor, and its bytes: the path is the URI, whole or in parts.
-async fn described(node: &Node, descriptor: &FlightDescriptor) -> Result<(Dataset, u64)> {
+/// The dataset of a descriptor: the path is the URI, whole or in parts.
+async fn described(node: &Node, descriptor: &FlightDescriptor) -> Result<OpenDataset> {
     if descriptor.r#type != DescriptorType::Path as i32 || descriptor.path.is_empty() {
         return Err(Error::invalid("describe a dataset by path: its URI, as in s3://bucket/prefix"));
     }
@@ -156,7 +160,7 @@ async fn described(node: &Node, descriptor: &FlightDescriptor) -> Result<(Datase
 }
 
 async fn flight_info(node: Arc<Node>, descriptor: FlightDescriptor) -> Result<FlightInfo> {
-    let (dataset, bytes) = described(&node, &descriptor).await?;
+    let OpenDataset { dataset, projected_bytes, .. } = described(&node, &descriptor).await?;
     let manifest = dataset.manifest.digest().to_bytes().to_vec().into();
     let scan = v1::ScanTicket { manifest, ..Default::default() };
     let ticket = v1::Ticket::new(&dataset.manifest, v1::ticket::Kind::Scan(scan));
@@ -166,12 +170,12 @@ async fn flight_info(node: Arc<Node>, descriptor: FlightDescriptor) -> Result<Fl
         .with_descriptor(descriptor)
         .with_endpoint(endpoint)
         .with_total_records(dataset.manifest.rows() as i64)
-        .with_total_bytes(bytes as i64)
+        .with_total_bytes(projected_bytes as i64)
         .with_ordered(true))
 }
 
 async fn schema(node: Arc<Node>, descriptor: FlightDescriptor) -> Result<SchemaResult> {
-    let (dataset, _) = described(&node, &descriptor).await?;
+    let OpenDataset { dataset, .. } = described(&node, &descriptor).await?;
     let options = IpcWriteOptions::default();
     let IpcMessage(schema) = SchemaAsIpc::new(&dataset.schema, &options).try_into().map_err(unfit)?;
     Ok(SchemaResult { schema })

@@ -2,24 +2,29 @@
 //!
 //! A gRPC message is 5 bytes (0, length) and a protobuf `FlightData`. Its last field on the wire is
 //! `data_body`, so a small head goes out first and the Arrow buffers follow as they are, each a frame of its
-//! own.
+//! own. Of a body that the reader sees in shared memory only its place is sent.
 
 use super::gate::{Pass, draining};
 use super::meter::StreamMeter;
+use super::shared::SharedReader;
 use crate::read::memory::MemoryPermit;
 use arrow_flight::FlightData;
 use bytes::{BufMut, Bytes, BytesMut};
 use forebay_dataset::stream::{BatchStream, Message};
-use forebay_proto::{Error, Result};
+use forebay_proto::{Error, Result, v1};
 use http::HeaderMap;
 use http_body::Frame;
 use http_body_util::StreamBody;
 use prost::Message as _;
 use prost::encoding::{WireType, encode_key, encode_varint};
 use std::collections::VecDeque;
+use std::sync::Arc;
 use tonic::Status;
 
 const DATA_BODY: u32 = 1000;
+
+/// A `SharedBody` in place of it.
+const SHARED_BODY: u32 = 999;
 
 /// A batch stream as an HTTP/2 body.
 pub struct BatchBody {
@@ -29,6 +34,8 @@ pub struct BatchBody {
     has_ended: bool,
     meter: StreamMeter,
     pass: Pass,
+    /// The reader, if it shares memory.
+    reader: Option<Arc<SharedReader>>,
     _memory: MemoryPermit,
 }
 
@@ -40,9 +47,10 @@ impl BatchBody {
         meter: StreamMeter,
         pass: Pass,
         memory: MemoryPermit,
+        reader: Option<Arc<SharedReader>>,
     ) -> Result<tonic::body::Body> {
-        let pending = frame(Message::schema(&stream.schema))?;
-        let body = Self { stream, pending, has_ended: false, meter, pass, _memory: memory };
+        let pending = frame(Message::schema(&stream.schema), None)?;
+        let body = Self { stream, pending, has_ended: false, meter, pass, reader, _memory: memory };
         let frames = futures::stream::unfold(body, |mut body| async move {
             let frame = body.next().await?;
             Some((Ok::<_, Status>(frame), body))
@@ -76,7 +84,12 @@ impl BatchBody {
     #[tracing::instrument(level = "trace", skip_all)]
     fn put_on_wire(&mut self, message: Message) -> Frame<Bytes> {
         self.meter.sent(&message);
-        match frame(message) {
+        let reader = self.reader.as_ref().filter(|_| message.is_shared);
+        let shared = reader.map(|reader| reader.lend(&message.body)).transpose();
+        match shared.and_then(|shared| {
+            self.meter.shared(shared.as_ref());
+            frame(message, shared)
+        }) {
             Ok(parts) => {
                 self.pending = parts;
                 Frame::data(self.pending.pop_front().unwrap_or_default())
@@ -101,13 +114,18 @@ impl BatchBody {
     }
 }
 
-/// A message as the parts of a gRPC frame. `Invalid` if its length does not fit into the frame's 32 bits.
-fn frame(message: Message) -> Result<VecDeque<Bytes>> {
+/// A message as the parts of a gRPC frame; of its body only the place, if it is shared. `Invalid` if its
+/// length does not fit into the frame's 32 bits.
+fn frame(mut message: Message, shared: Option<v1::SharedBody>) -> Result<VecDeque<Bytes>> {
     let (data_header, app_metadata) = (message.header.clone(), message.encoded_meta());
     let mut head = BytesMut::with_capacity(64 + data_header.len() + app_metadata.len());
     head.put_slice(&[0; 5]);
     let data = FlightData { data_header, app_metadata, ..Default::default() };
     data.encode(&mut head).map_err(|e| Error::invalid(format!("a message cannot be sent: {e}")))?;
+    if let Some(shared) = shared {
+        message.body.clear();
+        prost::encoding::message::encode(SHARED_BODY, &shared, &mut head);
+    }
     let body_bytes = message.body_bytes();
     if body_bytes > 0 {
         encode_key(DATA_BODY, WireType::LengthDelimited, &mut head);
@@ -123,7 +141,7 @@ fn frame(message: Message) -> Result<VecDeque<Bytes>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use forebay_proto::{Kind, v1};
+    use forebay_proto::Kind;
 
     #[test]
     fn frames_are_protobuf() {
@@ -132,8 +150,9 @@ mod tests {
             header: Bytes::from_static(b"head"),
             meta: Some(meta.clone()),
             body: vec![Bytes::from_static(b"ab"), Bytes::from_static(b"cde")],
+            is_shared: false,
         };
-        let all: Vec<u8> = frame(m).unwrap().iter().flat_map(|p| p.to_vec()).collect();
+        let all: Vec<u8> = frame(m, None).unwrap().iter().flat_map(|p| p.to_vec()).collect();
         assert_eq!(all[0], 0);
         assert_eq!(u32::from_be_bytes(all[1..5].try_into().unwrap()) as usize, all.len() - 5);
         let data = FlightData::decode(&all[5..]).unwrap();
@@ -147,7 +166,8 @@ mod tests {
     fn a_length_that_does_not_fit_is_an_error() {
         // The same megabyte again and again: nothing of that size is in memory.
         let body = vec![Bytes::from(vec![0; 1 << 20]); 4096];
-        let e = frame(Message { header: Bytes::new(), meta: None, body }).unwrap_err();
+        let e =
+            frame(Message { header: Bytes::new(), meta: None, body, is_shared: false }, None).unwrap_err();
         assert!(e.kind == Kind::Invalid && e.message.contains("too large"), "{e}");
     }
 }

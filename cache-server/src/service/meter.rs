@@ -7,6 +7,7 @@ use crate::cluster::hot::HotSegments;
 use crate::events::Events;
 use forebay_dataset::stream::Message;
 use forebay_proto::manifest::Manifest;
+use forebay_proto::v1;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -54,6 +55,12 @@ impl StreamMeter {
         }
     }
 
+    /// Counts what of a message the reader takes from shared memory.
+    pub fn shared(&self, body: Option<&v1::SharedBody>) {
+        let bytes = body.iter().flat_map(|body| &body.parts).map(|part| part.length).sum();
+        self.events.bytes_shared.fetch_add(bytes, Relaxed);
+    }
+
     fn tell(&mut self) {
         self.told = Instant::now();
         let by_segment = self.bytes.drain();
@@ -76,7 +83,6 @@ mod tests {
     use super::*;
     use bytes::Bytes;
     use forebay_proto::manifest::{Object, SegmentSize};
-    use forebay_proto::v1;
 
     #[test]
     fn a_stream_is_counted_by_itself_and_told_when_it_ends() {
@@ -86,8 +92,12 @@ mod tests {
         let (hot, events) = (Arc::new(HotSegments::new(None)), Arc::new(Events::default()));
         let mut meter = StreamMeter::new(hot, events.clone(), manifest);
         let meta = v1::MessageMeta { runs: vec![0, 1, 2, 1, 0, 4], ..Default::default() };
-        let message =
-            Message { header: Bytes::new(), meta: Some(meta), body: vec![Bytes::from(vec![0; 60])] };
+        let message = Message {
+            header: Bytes::new(),
+            meta: Some(meta),
+            body: vec![Bytes::from(vec![0; 60])],
+            is_shared: false,
+        };
         meter.sent(&message);
         meter.sent(&message);
         drop(meter);

@@ -4,7 +4,7 @@
 use crate::read::cache::Cache;
 use crate::read::memory::Memory;
 use crate::read::plans::Announced;
-use forebay_dataset::pool::Pool;
+use forebay_dataset::shared::{MessagePool, SharedRegion};
 use forebay_dataset::stream::{Reading, SegmentSource, StreamHooks};
 use forebay_dataset::{MemoryGuard, ReadySegment, Urgency};
 use forebay_proto::{Error, Result};
@@ -12,6 +12,9 @@ use futures::FutureExt;
 use futures::future::BoxFuture;
 use std::sync::Arc;
 use tokio_util::task::TaskTracker;
+
+/// Room that a message takes beyond its bytes: this part of them.
+const ROOM_PART: u64 = 16;
 
 /// The cache as one stream sees it.
 pub struct StreamSegments {
@@ -21,6 +24,8 @@ pub struct StreamSegments {
     pub plan: Option<Announced>,
     /// Whether the stream must not make the node fetch anything.
     pub held_only: bool,
+    /// Where its messages are put, if its reader shares memory.
+    pub region: Option<SharedRegion>,
     /// Its messages that are not sent yet.
     messages: TaskTracker,
 }
@@ -31,12 +36,17 @@ impl StreamSegments {
         let messages = TaskTracker::new();
         // A tracker is waited for only once it is closed; it counts all the same.
         messages.close();
-        Self { cache, memory, plan: None, held_only: false, messages }
+        Self { cache, memory, plan: None, held_only: false, region: None, messages }
     }
 
-    /// Memory for a message. A stream may always hold one, so that none waits for others that do not move.
+    /// Memory for a message, and room for it where it is shared. A stream may always hold one, so that none
+    /// waits for others that do not move.
     #[tracing::instrument(level = "trace", skip_all)]
     async fn message_permit(&self, bytes: u64) -> MemoryGuard {
+        if let Some(region) = &self.region {
+            // A little more: each buffer takes whole pages. Without any room it travels as bytes.
+            region.room((bytes + bytes / ROOM_PART) as usize).await;
+        }
         let (room, demand) = (&self.memory.streams, Urgency::demand());
         let held = tokio::select! {
             biased;
@@ -49,8 +59,8 @@ impl StreamSegments {
 
 impl StreamSegments {
     /// Where the buffers of messages come from.
-    pub fn pool(&self) -> Pool {
-        self.memory.pool.clone()
+    pub fn pool(&self) -> MessagePool {
+        MessagePool::new(self.memory.pool.clone(), self.region.clone())
     }
 }
 

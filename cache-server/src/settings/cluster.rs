@@ -63,7 +63,7 @@ impl From<StaticNode> for String {
 
 /// A node's name where it is given none.
 pub(super) fn host_and_port(url: &str) -> &str {
-    url.trim_start_matches("http://")
+    url.trim_start_matches("http://").trim_start_matches("unix:")
 }
 
 /// Whether `url` is `http://host:port`.

@@ -12,8 +12,11 @@ use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 
 /// Settings that are text whatever they look like: in a variable, `0123` would else become a number.
-const TEXTS: [&str; 10] = [
+const TEXTS: [&str; 13] = [
     "node",
+    "unix_socket",
+    "unix_socket_mode",
+    "unix_socket_group",
     "cluster__advertise",
     "cluster__etcd_prefix",
     "cluster__zone",
@@ -41,7 +44,19 @@ pub(super) fn merge<T: Serialize + DeserializeOwned>(
         figment = figment.merge(Toml::file_exact(path));
     }
     // Variables of ours that are no settings of a node.
-    let others = ["config", "endpoint", "log", "zone", "nccl_plugin", "launcher", "base", "tag"];
+    let others = [
+        "config",
+        "endpoint",
+        "log",
+        "zone",
+        "server",
+        "runtime_dir",
+        "idle_s",
+        "nccl_plugin",
+        "launcher",
+        "base",
+        "tag",
+    ];
     figment = figment.merge(Env::prefixed("FOREBAY_").ignore(&others).ignore(&TEXTS).split("__"));
     for key in TEXTS {
         if let Ok(text) = std::env::var(format!("FOREBAY_{}", key.to_ascii_uppercase())) {

@@ -1,22 +1,18 @@
 //! `forebay cat`: rows in file order on standard output, for eyes, pipes and tests.
 //!
-//! Through a cache the rows come by Arrow Flight with a scan ticket, directly they come from the same answer
-//! code. Each message's checksum is verified before anything of it is printed. Columns come in the order in
-//! which they were asked for.
+//! Columns come in the order in which they were asked for.
 
 mod jsonl;
-mod rows;
 
 use crate::failure::Failure;
+use crate::open::open;
 use crate::output::Out;
 use arrow::record_batch::RecordBatchWriter;
 use arrow_ipc::writer::StreamWriter;
 use clap::{Args, ValueEnum};
 use forebay_client::args::AccessArgs;
-use forebay_client::{Dataset, DatasetSpec};
-use forebay_proto::{Error, Result as Outcome};
+use forebay_client::{Dataset, DatasetSpec, rows};
 use futures::TryStreamExt;
-use std::sync::Arc;
 
 #[derive(Debug, Args)]
 pub(crate) struct Cat {
@@ -42,40 +38,23 @@ enum Format {
 
 impl Cat {
     pub(crate) async fn run(self, out: Out<'_>) -> Result<(), Failure> {
-        let dataset = Dataset::open(&self.access.access()?, &self.dataset).await?;
-        let order = as_asked(&dataset, self.dataset.columns.as_deref())?;
-        let schema = Arc::new(dataset.projected_schema.project(&order).map_err(not_projected)?);
+        let dataset = open(&self.access.access()?, &self.dataset).await?;
+        let schema = rows::schema(&dataset)?;
         match self.format {
-            Format::Arrow => print(&dataset, &order, self.limit, StreamWriter::try_new(out, &schema)?).await,
-            Format::Jsonl => print(&dataset, &order, self.limit, jsonl::Lines::new(out)).await,
+            Format::Arrow => print(&dataset, self.limit, StreamWriter::try_new(out, &schema)?).await,
+            Format::Jsonl => print(&dataset, self.limit, jsonl::Lines::new(out)).await,
         }
     }
 }
 
 async fn print(
     dataset: &Dataset,
-    order: &[usize],
     limit: Option<u64>,
     mut writer: impl RecordBatchWriter,
 ) -> Result<(), Failure> {
-    if limit != Some(0) {
-        let mut rows = rows::read(dataset, limit.unwrap_or(0)).await?;
-        while let Some(batch) = rows.try_next().await? {
-            writer.write(&batch.project(order).map_err(not_projected)?)?;
-        }
+    let mut rows = rows::scan(dataset, limit).await?;
+    while let Some(batch) = rows.try_next().await? {
+        writer.write(&batch)?;
     }
     Ok(writer.close()?)
-}
-
-/// For each column that was asked for, its index in the projected schema (which is in the dataset's order).
-fn as_asked(dataset: &Dataset, columns: Option<&[String]>) -> Outcome<Vec<usize>> {
-    let schema = &dataset.projected_schema;
-    match columns {
-        None => Ok((0..schema.fields().len()).collect()),
-        Some(names) => names.iter().map(|name| schema.index_of(name).map_err(not_projected)).collect(),
-    }
-}
-
-fn not_projected(e: arrow::error::ArrowError) -> Error {
-    Error::corrupt(format!("the rows that came do not fit the dataset's schema: {e}"))
 }

@@ -35,6 +35,18 @@ pub(crate) fn of(nodes: &[Surveyed]) -> Vec<Copies> {
     all.into_values().map(copies).collect()
 }
 
+/// A dataset for people: its URI, and what tells it apart from others of the same.
+pub(crate) fn name(d: &DatasetStatus) -> String {
+    let part = match d.part.as_str() {
+        "" => String::new(),
+        "?" => ", a part of its rows".to_owned(),
+        rows => format!(", rows {rows}"),
+    };
+    let age = if d.superseded { ", an older version" } else { "" };
+    let filter = if d.filter.is_empty() { String::new() } else { format!(" where {}", d.filter) };
+    format!("{}{filter}{part}{age}", d.uri)
+}
+
 /// A line for each dataset; nothing without any.
 pub(crate) fn table(copies: &[Copies]) -> String {
     if copies.is_empty() {
@@ -44,9 +56,13 @@ pub(crate) fn table(copies: &[Copies]) -> String {
     let mut table = figures::table(&header, &[1, 2, 3, 4]);
     for Copies { dataset: d, copies_wanted, copies_held } in copies {
         let [rows, segments, held, wanted] =
-            [d.rows, d.segments, *copies_held, *copies_wanted].map(figures::count);
-        let (held, digest) = (format!("{held} of {wanted}"), figures::digest(&d.digest));
-        table.add_row([d.uri.clone(), rows, segments, d.replicas.to_string(), held, digest]);
+            [d.rows, d.segments, *copies_held.min(copies_wanted), *copies_wanted].map(figures::count);
+        let more = match copies_held.saturating_sub(*copies_wanted) {
+            0 => String::new(),
+            more => format!(" ({} more than wanted)", figures::count(more)),
+        };
+        let (held, digest) = (format!("{held} of {wanted}{more}"), figures::digest(&d.digest));
+        table.add_row([name(d), rows, segments, d.replicas.to_string(), held, digest]);
     }
     format!("\n{}\n", table.trim_fmt())
 }
@@ -69,6 +85,7 @@ mod tests {
                     segments_held,
                     replicas,
                     segments_owned: 13,
+                    ..Default::default()
                 }],
                 ..Default::default()
             }),
@@ -77,6 +94,8 @@ mod tests {
         assert!(text.contains("s3://b/d  60,000        40         2     75 of 80"), "{text}");
         let json = serde_json::to_value(of(&[node(7, 30), node(7, 25)])).unwrap();
         assert_eq!((&json[0]["copies_wanted"], &json[0]["segments_owned"]), (&80.into(), &26.into()));
+        let text = table(&of(&[node(1, 40), node(1, 20)]));
+        assert!(text.contains("40 of 40 (20 more than wanted)"), "{text}");
         assert_eq!(table(&[]), "");
     }
 }

@@ -8,16 +8,19 @@ mod ranks;
 mod report;
 
 use crate::failure::Failure;
+use crate::figures;
+use crate::open::open;
 use crate::output::{Out, write_json};
 use crate::run_args::RunArgs;
 use clap::Args;
-use forebay_client::args::AccessArgs;
+use forebay_client::args::{AccessArgs, SameHost};
 use forebay_client::loader::LoaderSettings;
-use forebay_client::{Access, Dataset, DatasetSpec, survey};
+use forebay_client::{Access, Dataset, DatasetSpec, Endpoints, survey};
 use forebay_proto::plan::steps::Cut;
 use forebay_proto::{Error, Result as Outcome};
 use report::{EpochRow, Place};
 use serde_json::{Value, json};
+use std::io::Write;
 use std::ops::Range;
 
 /// Ranks that one process reads as: each has loaders, streams and buffers of its own.
@@ -34,6 +37,12 @@ pub(crate) struct Epoch {
     epochs: u64,
     #[command(flatten)]
     run: RunArgs,
+    /// Compute the content digest of each epoch: proof of the values, as the order digest is of the order
+    #[arg(long)]
+    verify: bool,
+    /// How batches come from a node on this host: through shared memory where that works, or as bytes
+    #[arg(long, value_enum, value_name = "HOW", default_value_t)]
+    same_host: SameHost,
     /// Answer in JSON, when done
     #[arg(long)]
     json: bool,
@@ -44,7 +53,7 @@ impl Epoch {
         let ranks = self.ranks()?;
         let access = self.access.access()?;
         let mut before = survey::readings(&access).await?;
-        let dataset = Dataset::open(&access, &self.dataset).await?;
+        let dataset = open(&access, &self.dataset).await?;
         let manifest = &dataset.manifest;
         let place = Place {
             segments: manifest.segments().len() as u64,
@@ -53,7 +62,7 @@ impl Epoch {
         };
         let mut rows = Vec::new();
         if !self.json {
-            writeln!(out, "{}", report::head())?;
+            writeln!(out, "{}", report::head(self.verify))?;
             out.flush()?;
         }
         for epoch in 0..self.epochs {
@@ -67,6 +76,9 @@ impl Epoch {
                 out.flush()?;
             }
             rows.push(row);
+        }
+        if let (Some(last), Access::Endpoint(endpoints), true) = (rows.last(), &access, self.epochs > 1) {
+            hint(endpoints, last).await?;
         }
         match self.json {
             true => write_json(out, &self.report(&dataset, &rows)),
@@ -94,6 +106,8 @@ impl Epoch {
             world: self.run.world,
             first_epoch: epoch,
             epochs: Some(1),
+            content_digest: self.verify,
+            same_host: self.same_host == SameHost::Auto,
             ..Default::default()
         }
     }
@@ -118,5 +132,42 @@ impl Epoch {
             },
             "epochs": epochs,
         })
+    }
+}
+
+/// Says so, on standard error, where the nodes are too small for what an epoch reads: the last of several
+/// should have come from the cache.
+async fn hint(endpoints: &Endpoints, last: &EpochRow) -> Outcome<()> {
+    if last.cost.s3_bytes == 0 || last.cost.evictions + last.cost.bypassed == 0 {
+        return Ok(());
+    }
+    let nodes = survey::survey(endpoints).await?.1;
+    let limit: u64 = nodes.iter().flat_map(|n| &n.status).map(|status| status.cache_bytes_limit).sum();
+    let note = too_small(last.read.bytes, last.cost.s3_bytes, limit);
+    // Standard error may be closed: then there is nobody to tell.
+    writeln!(std::io::stderr(), "forebay: note: {note}").ok();
+    Ok(())
+}
+
+fn too_small(epoch_bytes: u64, s3_bytes: u64, limit: u64) -> String {
+    format!(
+        "the cache is too small for this job: each epoch reads {} from S3 again. An epoch is {} decoded, the nodes \
+         hold {} in all: give them {} or more (--cache-bytes)",
+        figures::bytes(s3_bytes),
+        figures::bytes(epoch_bytes),
+        figures::bytes(limit),
+        // Some room for segments written before others are let go.
+        figures::bytes(epoch_bytes + epoch_bytes / 10)
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn a_cache_that_is_too_small_is_told_the_size_that_would_do() {
+        let note = super::too_small(585_000_000, 262_000_000, 200_000_000);
+        for part in ["262.0 MB from S3 again", "585.0 MB decoded", "hold 200.0 MB", "643.5 MB or more"] {
+            assert!(note.contains(part), "{note}");
+        }
     }
 }

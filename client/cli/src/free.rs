@@ -1,13 +1,11 @@
 //! `forebay free`: drop a dataset from the cache, on every node of it.
 
 use crate::failure::Failure;
-use crate::fan_out::{ask_all, check};
 use crate::figures;
 use crate::output::{Out, write_json};
 use clap::Args;
 use forebay_client::args::EndpointArgs;
-use forebay_client::{Node, survey};
-use forebay_proto::v1;
+use forebay_client::fan_out::{self, FanOut};
 use serde_json::json;
 
 #[derive(Debug, Args)]
@@ -23,17 +21,12 @@ pub(crate) struct Free {
 
 impl Free {
     pub(crate) async fn run(self, out: Out<'_>) -> Result<(), Failure> {
-        let topology = survey::topology(&self.endpoint.endpoints()?).await?;
         let uri = &self.uri;
-        let (replies, failed) = ask_all(&topology, |node: Node| async move {
-            node.reply(node.client().free(v1::FreeRequest { uri: uri.clone() })).await
-        })
-        .await;
-        let segments: u64 = replies.iter().map(|reply| reply.segments).sum();
-        let bytes: u64 = replies.iter().map(|reply| reply.bytes).sum();
-        let done = check("freed", replies.len(), &failed);
+        let FanOut { files: segments, bytes, failed, replies } =
+            fan_out::free(&self.endpoint.endpoints()?, uri).await?;
+        let done = fan_out::check("freed", replies, &failed);
         match (self.json, segments) {
-            _ if replies.is_empty() => {}
+            _ if replies == 0 => {}
             (true, _) => {
                 let report = json!({"uri": uri, "segments": segments, "bytes": bytes, "failed": failed});
                 write_json(out, &report)?;
@@ -43,6 +36,6 @@ impl Free {
                 writeln!(out, "{uri}: freed {}, {}", figures::of(n, "segment"), figures::bytes(bytes))?;
             }
         }
-        done
+        Ok(done?)
     }
 }

@@ -2,6 +2,7 @@
 
 use crate::failure::Failure;
 use crate::figures;
+use crate::open::open;
 use crate::output::{Out, write_json};
 use arrow::datatypes::FieldRef;
 use clap::Args;
@@ -20,6 +21,9 @@ pub(crate) struct Inspect {
     dataset: DatasetSpec,
     #[command(flatten)]
     access: AccessArgs,
+    /// List the segments too
+    #[arg(long)]
+    segments: bool,
     /// Answer in JSON, with every object and segment
     #[arg(long)]
     json: bool,
@@ -36,10 +40,13 @@ struct ObjectReport<'a> {
 
 impl Inspect {
     pub(crate) async fn run(self, out: Out<'_>) -> Result<(), Failure> {
-        let dataset = Dataset::open(&self.access.access()?, &self.dataset).await?;
+        let dataset = open(&self.access.access()?, &self.dataset).await?;
         match self.json {
             true => write_json(out, &report(&dataset)),
-            false => write_text(out, &dataset),
+            false => {
+                write_text(out, &dataset)?;
+                if self.segments { write_segments(out, &dataset.manifest) } else { Ok(()) }
+            }
         }
     }
 }
@@ -72,6 +79,9 @@ fn report(dataset: &Dataset) -> Value {
         "decoded_bytes": sum(m, |s| s.decoded_bytes),
         "projected_bytes": dataset.projected_bytes,
         "segment_bytes": m.segment_bytes(),
+        "schema_of": dataset.spec.schema_of,
+        "no_partitions": dataset.spec.no_partitions,
+        "where": m.filter().map(|filter| filter.predicate()),
         "columns": dataset.schema.fields().iter().enumerate().map(column).collect::<Vec<_>>(),
         "objects": objects(m),
         "segments": m.segments(),
@@ -95,6 +105,9 @@ fn write_text(out: Out<'_>, dataset: &Dataset) -> Result<(), Failure> {
     let (m, objects) = (&dataset.manifest, objects(&dataset.manifest));
     writeln!(out, "{}", m.uri())?;
     writeln!(out, "version   {}", m.digest())?;
+    if let Some(filter) = m.filter() {
+        writeln!(out, "where     {}", filter.predicate())?;
+    }
     writeln!(
         out,
         "holds     {} in {}, {} and {} of about {}",
@@ -128,5 +141,18 @@ fn write_text(out: Out<'_>, dataset: &Dataset) -> Result<(), Failure> {
     if let Some(more @ 1..) = objects.len().checked_sub(OBJECTS_SHOWN) {
         writeln!(out, "and {} (--json lists all)", figures::of(more as u64, "further object"))?;
     }
+    Ok(())
+}
+
+fn write_segments(out: Out<'_>, m: &Manifest) -> Result<(), Failure> {
+    let mut table =
+        figures::table(&["segment", "object", "row groups", "rows", "decoded, about"], &[0, 3, 4]);
+    for (i, s) in m.segments().iter().enumerate() {
+        let object = m.objects().get(s.object as usize).map_or("", |o| o.key.as_str());
+        let groups = format!("{} to {}", s.first_row_group, s.first_row_group + s.row_groups - 1);
+        let (rows, bytes) = (figures::count(s.rows), figures::bytes(s.decoded_bytes));
+        table.add_row([&i.to_string(), object, &groups, &rows, &bytes]);
+    }
+    writeln!(out, "\n{}", table.trim_fmt())?;
     Ok(())
 }

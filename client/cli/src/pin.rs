@@ -2,13 +2,11 @@
 //! it go again.
 
 use crate::failure::Failure;
-use crate::fan_out::{ask_all, check};
 use crate::figures;
 use crate::output::{Out, write_json};
 use clap::Args;
 use forebay_client::args::EndpointArgs;
-use forebay_client::{Node, survey};
-use forebay_proto::{Kind, v1};
+use forebay_client::fan_out::{self, FanOut};
 use serde_json::json;
 
 #[derive(Debug, Args)]
@@ -25,31 +23,16 @@ pub(crate) struct Pin {
 impl Pin {
     /// Pins, or with `pinned` = false unpins.
     pub(crate) async fn run(self, pinned: bool, out: Out<'_>) -> Result<(), Failure> {
-        let topology = survey::topology(&self.endpoint.endpoints()?).await?;
         let uri = &self.uri;
-        let (replies, failed) = ask_all(&topology, |node: Node| async move {
-            let (request, mut client) = (v1::PinRequest { uri: uri.clone() }, node.client());
-            let reply = match pinned {
-                true => node.reply(client.pin(request)).await,
-                false => node.reply(client.unpin(request)).await,
-            };
-            match reply {
-                // There was nothing to unpin: the node joined after the pin, or was unpinned before.
-                Err(e) if !pinned && e.kind == Kind::NotFound => Ok(Err(e)),
-                reply => reply.map(Ok),
-            }
-        })
-        .await;
-        let done = check(if pinned { "pinned" } else { "unpinned" }, replies.len(), &failed);
-        if replies.iter().all(Result::is_err) {
-            done?;
-            return Ok(replies.into_iter().next().map_or(Ok(()), |reply| reply.map(drop))?);
+        let FanOut { files, bytes, failed, replies } =
+            fan_out::pin(&self.endpoint.endpoints()?, uri, pinned).await?;
+        let done = fan_out::check(if pinned { "pinned" } else { "unpinned" }, replies, &failed);
+        if replies == 0 {
+            return Ok(done?);
         }
-        let files: u64 = replies.iter().flatten().map(|reply| reply.files).sum();
-        let bytes: u64 = replies.iter().flatten().map(|reply| reply.bytes).sum();
         if self.json {
             write_json(out, &json!({"uri": uri, "files": files, "bytes": bytes, "failed": failed}))?;
-            return done;
+            return Ok(done?);
         }
         let what = if pinned { "pinned" } else { "no longer pinned" };
         let held = match files {
@@ -57,6 +40,6 @@ impl Pin {
             n => format!("{} in {} held", figures::bytes(bytes), figures::of(n, "file")),
         };
         writeln!(out, "{uri}: {what}, {held}")?;
-        done
+        Ok(done?)
     }
 }

@@ -5,11 +5,12 @@
 
 use crate::failure::Failure;
 use crate::figures;
+use crate::open::open;
 use crate::output::{Out, write_json};
 use crate::run_args::RunArgs;
 use clap::Args;
+use forebay_client::DatasetSpec;
 use forebay_client::args::AccessArgs;
-use forebay_client::{Dataset, DatasetSpec};
 use forebay_proto::manifest::Manifest;
 use forebay_proto::plan::Order;
 use forebay_proto::plan::steps::{Slot, Steps};
@@ -52,14 +53,14 @@ struct SlotReport {
     segment: u32,
     object: String,
     /// The row in the object; null if the manifest does not tell (a split that begins in the middle of an
-    /// object).
+    /// object, and of a filter).
     object_row: Option<u64>,
 }
 
 impl Plan {
     pub(crate) async fn run(self, out: Out<'_>) -> Result<(), Failure> {
         let cut = self.run.cut(self.first_position)?;
-        let dataset = Dataset::open(&self.access.access()?, &self.dataset).await?;
+        let dataset = open(&self.access.access()?, &self.dataset).await?;
         let manifest = &dataset.manifest;
         let order = Order::new(manifest, self.run.seed, self.epoch, self.run.shuffle());
         let steps = Steps::new(&order, cut)?;
@@ -123,7 +124,7 @@ fn row(manifest: &Manifest, rank: u32, slot: u64, s: &Slot, real: bool) -> Outco
         }
         (rows_before, group) = (rows_before + before.total_rows, before.first_row_group);
     }
-    let rows_before = (group == 0).then_some(rows_before);
+    let rows_before = (group == 0 && manifest.filter().is_none()).then_some(rows_before);
     Ok(SlotReport {
         rank,
         slot,

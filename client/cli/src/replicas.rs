@@ -4,6 +4,7 @@ use crate::failure::Failure;
 use crate::output::{Out, write_json};
 use clap::Args;
 use forebay_client::args::EndpointArgs;
+use forebay_client::survey;
 use forebay_proto::v1;
 use serde_json::json;
 
@@ -25,7 +26,8 @@ impl Replicas {
         let Self { uri, replicas, .. } = self;
         let request = v1::SetReplicasRequest { uri: uri.clone(), replicas };
         // Any node can do it: what it sets is the cluster's.
-        let node = self.endpoint.endpoints()?.answering().await?;
+        let endpoints = self.endpoint.endpoints()?;
+        let node = endpoints.answering().await?;
         node.reply(node.client().set_replicas(request)).await?;
         if self.json {
             return write_json(out, &json!({"uri": uri, "replicas": replicas}));
@@ -33,8 +35,27 @@ impl Replicas {
         match replicas {
             0 => writeln!(out, "{uri}: as many replicas as the cluster's default says")?,
             1 => writeln!(out, "{uri}: 1 node holds each segment")?,
-            n => writeln!(out, "{uri}: {n} nodes hold each segment, or all nodes if there are fewer")?,
+            n => writeln!(out, "{uri}: {}", several(n, survey::topology(&endpoints).await?.nodes.len()))?,
         }
         Ok(())
+    }
+}
+
+/// How many nodes of `nodes` hold each segment.
+fn several(replicas: u32, nodes: usize) -> String {
+    match nodes < replicas as usize {
+        true => format!("{replicas} nodes hold each segment, {nodes} now: there are no more"),
+        false => format!("{replicas} nodes hold each segment"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::several;
+
+    #[test]
+    fn more_copies_than_nodes_are_told() {
+        assert_eq!(several(2, 3), "2 nodes hold each segment");
+        assert_eq!(several(9, 3), "9 nodes hold each segment, 3 now: there are no more");
     }
 }

@@ -10,7 +10,7 @@ use std::ops::Range;
 #[derive(Debug, Clone, Args)]
 pub(crate) struct RunArgs {
     /// The run's seed
-    #[arg(long, value_name = "SEED", default_value_t = 0)]
+    #[arg(long, value_name = "SEED", default_value_t = 0, allow_negative_numbers = true)]
     pub(crate) seed: u64,
     /// How rows are shuffled: none, full, or a window of segments as in window(4)
     #[arg(long, value_name = "HOW", default_value = "window(4)")]

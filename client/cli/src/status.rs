@@ -9,9 +9,10 @@ use crate::output::{Out, write_json};
 use clap::Args;
 use forebay_client::args::EndpointArgs;
 use forebay_client::survey::{self, Surveyed};
-use forebay_proto::Error;
+use forebay_dataset::source;
 use forebay_proto::v1::membership_status::Kind;
 use forebay_proto::v1::{StatusReply, Topology};
+use forebay_proto::{Error, v1};
 use serde::Serialize;
 use serde_json::Value;
 use std::time::Duration;
@@ -24,6 +25,8 @@ const SAMPLE: Duration = Duration::from_millis(500);
 pub(crate) struct Status {
     #[command(flatten)]
     endpoint: EndpointArgs,
+    /// Only datasets under this URI
+    uri: Option<String>,
     /// Answer in JSON
     #[arg(long)]
     json: bool,
@@ -52,13 +55,22 @@ impl Status {
             nodes = survey::each(&topology).await;
             rates.add(&nodes);
         }
+        if let Some(uri) = &self.uri {
+            let uri = source::normalise(uri)?;
+            for status in nodes.iter_mut().filter_map(|n| n.status.as_mut().ok()) {
+                status.datasets.retain(|d| source::is_under(&d.uri, &uri));
+            }
+        }
         // Of several nodes, the figures at the top are those of the one that was asked.
         let asked = nodes.iter().find(|n| n.node.address == endpoints.url()).or(nodes.first());
         let reply = asked.ok_or_else(|| Error::retry("the topology is empty"))?.status.clone()?;
         match self.json {
             true => write_json(out, &answer(endpoints.url(), &reply, &nodes, &rates)),
             false if nodes.len() > 1 => Ok(out.write_all(several(&topology, &nodes, &rates).as_bytes())?),
-            false => Ok(out.write_all(text(endpoints.url(), &reply).as_bytes())?),
+            false => {
+                let text = text(endpoints.url(), &reply) + &leaving(&topology);
+                Ok(out.write_all(text.as_bytes())?)
+            }
         }
     }
 }
@@ -66,12 +78,27 @@ impl Status {
 /// The table of the nodes, and of each dataset how many copies of its segments they hold.
 fn several(topology: &Topology, nodes: &[Surveyed], rates: &Rates) -> String {
     format!(
-        "{}, topology revision {}\n\n{}{}",
+        "{}, topology revision {}\n\n{}{}{}",
         figures::of(topology.nodes.len() as u64, "node"),
         topology.revision,
         crate::nodes::table(nodes, rates),
+        leaving(topology),
         copies::table(&copies::of(nodes))
     )
+}
+
+/// Nodes that are out of the topology and still answer; nothing without any.
+fn leaving(topology: &Topology) -> String {
+    let line = |node: &v1::Node| {
+        format!(
+            "{}: out of the topology, at {} (`forebay undrain {}` brings it back)\n",
+            node.name, node.address, node.name
+        )
+    };
+    match topology.leaving.iter().map(line).collect::<String>() {
+        none if none.is_empty() => none,
+        lines => format!("\n{lines}"),
+    }
 }
 
 fn answer<'a>(
@@ -95,7 +122,7 @@ fn text(endpoint: &str, s: &StatusReply) -> String {
         let mut table = figures::table(&["dataset", "rows", "segments", "held", "digest"], &[1, 2, 3]);
         for d in &s.datasets {
             let [rows, segments, held] = [d.rows, d.segments, d.segments_held].map(count);
-            table.add_row([d.uri.clone(), rows, segments, held, figures::digest(&d.digest)]);
+            table.add_row([copies::name(d), rows, segments, held, figures::digest(&d.digest)]);
         }
         text += &format!("\n{}\n", table.trim_fmt());
     }
@@ -201,6 +228,9 @@ mod tests {
                 segments_held: 1,
                 replicas: 2,
                 segments_owned: 1,
+                part: "0:60000".into(),
+                superseded: true,
+                filter: "x > 3".into(),
             }],
             segments_hot: 0,
             load: 0.5,
@@ -219,12 +249,16 @@ mod tests {
         let text = text("http://h:1", &reply);
         assert!(text.starts_with("http://h:1: node a, version 0.1.0, up 1 min 1 s\n"), "{text}");
         assert!(text.contains("holds     1.50 MB of 10.0 GB in 1 segment\n"), "{text}");
-        assert!(text.contains("s3://b/d  60,000"), "{text}");
+        assert!(text.contains("s3://b/d where x > 3, rows 0:60000, an older version  60,000"), "{text}");
         assert!(text.contains("pinned    2.50 kB: s3://b/d, s3://b/e\n"), "{text}");
         assert!(text.contains("directory /disk/away: it failed") && !text.contains("/disk/up"), "{text}");
+        let left = v1::Node { name: "b".into(), address: "http://b:1".into(), ..Default::default() };
+        let topology = Topology { leaving: vec![left], ..Default::default() };
+        assert!(leaving(&topology).contains("b: out of the topology, at http://b:1 (`forebay undrain b`"));
+        assert_eq!(leaving(&Topology::default()), "");
         let json = serde_json::to_value(answer("http://h:1", &reply, &[], &Rates::default())).unwrap();
         assert_eq!(json["counters"]["s3_bytes"], 3_000);
-        assert_eq!(json["counters"].as_object().unwrap().len(), 22);
+        assert_eq!(json["counters"].as_object().unwrap().len(), 23);
         assert!(text.contains("peers     5.00 kB in 2 segments taken, 0 B given\n"), "{text}");
         assert_eq!(json["datasets"][0]["replicas"], 2);
         assert!(text.contains("in transit 1.00 MB, messages 0 B of 8.00 MB"), "{text}");

@@ -250,3 +250,9 @@ async fn epochs_that_cannot_be_are_refused() {
         assert_eq!(Cli::try_parse_from(line).unwrap_err().exit_code(), 2);
     }
 }
+
+#[test]
+fn a_seed_below_zero_is_told_as_such() {
+    let e = Cli::try_parse_from(["forebay", "epoch", "s3://b/d", "--seed", "-1"]).unwrap_err().to_string();
+    assert!(e.contains("invalid value '-1' for '--seed"), "{e}");
+}

@@ -1,8 +1,9 @@
 //! A finished batch: one contiguous array per column.
 
-use arrow::array::{Array, ArrayRef, RecordBatch};
+use arrow::array::{ArrayRef, RecordBatch};
 use arrow::buffer::{BooleanBuffer, ScalarBuffer};
-use forebay_proto::digest::OrderDigest;
+use forebay_dataset::slice_bytes;
+use forebay_proto::digest::{ContentDigest, OrderDigest};
 use forebay_proto::{Error, Result};
 
 /// One rank's rows of a step. Cheap to clone; its memory returns to the loader's pool when the last clone is
@@ -25,7 +26,9 @@ pub struct Batch {
     pub real_rows: usize,
     /// The order digest of its samples, as delivered.
     pub digest: OrderDigest,
-    /// Its data.
+    /// The content digest of its samples, if the settings ask for it.
+    pub content: Option<ContentDigest>,
+    /// Its data. Memory of fixed-width columns is read by nobody else, and may be handed to who writes to it.
     pub columns: RecordBatch,
 }
 
@@ -44,8 +47,8 @@ impl Batch {
         })
     }
 
-    /// Bytes that its columns hold in memory.
+    /// Bytes of its values, whatever more its buffers have room for.
     pub fn bytes(&self) -> usize {
-        self.columns.columns().iter().map(|c| c.get_buffer_memory_size()).sum()
+        self.columns.columns().iter().map(|c| slice_bytes(c)).sum()
     }
 }

@@ -1,12 +1,14 @@
 //! One batch being filled by several streams.
 //!
-//! Streams copy plain rows straight to their place, each column under a lock of its own, and then commit
-//! them. The rows that complete the batch put it together, outside of all locks: taking other batches
-//! meanwhile does not wait.
+//! Streams copy plain rows, and values that come in order, straight to their place, each column under a lock
+//! of its own, and then commit them. The rows that complete the batch put it together, outside of all locks:
+//! taking other batches meanwhile does not wait.
 
 use super::batch::Batch;
+use super::byte_column::ByteColumn;
 use super::sampler::StepPlan;
-use arrow::array::{Array, ArrayRef, AsArray, RecordBatch};
+use crate::content::content_digest;
+use arrow::array::{Array, ArrayRef, AsArray, MutableArrayData, RecordBatch, make_array};
 use arrow::buffer::MutableBuffer;
 use forebay_dataset::PackedSchema;
 use forebay_dataset::pool::Pool;
@@ -14,6 +16,7 @@ use forebay_dataset::stream::gather::{concat, plain_array, plain_width};
 use forebay_proto::digest::OrderDigest;
 use forebay_proto::{Error, Result};
 use parking_lot::Mutex;
+use std::sync::Arc;
 
 /// A batch under construction.
 #[derive(Debug)]
@@ -27,6 +30,8 @@ pub(crate) struct BatchBuilder {
 #[derive(Debug, Default)]
 struct ColumnBuilder {
     plain: Option<MutableBuffer>,
+    /// Values of strings or binaries that landed in order.
+    bytes: ByteColumn,
     /// First row and rows.
     odd: Vec<(u32, ArrayRef)>,
 }
@@ -41,12 +46,23 @@ struct Progress {
 }
 
 /// Rows of a batch that have arrived whole.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Commit {
     pub rows: u32,
     pub digest: OrderDigest,
     /// Column, the batch's row, and the rows.
     pub odd: Vec<(usize, u32, ArrayRef)>,
+    /// Column, and the lengths of the values that landed there.
+    pub landed: Vec<(usize, Vec<usize>)>,
+}
+
+/// Consecutive rows of a message that go to consecutive rows of a batch.
+#[derive(Debug, Clone)]
+pub(crate) struct RowCopy {
+    pub builder: Arc<BatchBuilder>,
+    pub message_row: u32,
+    pub batch_row: u32,
+    pub rows: u32,
 }
 
 /// What a step counts for in the byte budget: estimated until it is complete, then exactly.
@@ -54,6 +70,24 @@ pub(crate) struct Commit {
 pub(crate) struct Completed {
     pub estimated_bytes: u64,
     pub bytes: u64,
+}
+
+impl RowCopy {
+    /// The digest of its samples according to the plan.
+    pub fn digest(&self) -> OrderDigest {
+        self.builder.plan.digest(self.batch_row..self.batch_row + self.rows)
+    }
+
+    /// Adds `next` if it continues these rows on both sides.
+    pub fn extend(&mut self, next: &RowCopy) -> bool {
+        let continues = Arc::ptr_eq(&self.builder, &next.builder)
+            && self.message_row + self.rows == next.message_row
+            && self.batch_row + self.rows == next.batch_row;
+        if continues {
+            self.rows += next.rows;
+        }
+        continues
+    }
 }
 
 impl BatchBuilder {
@@ -80,12 +114,43 @@ impl BatchBuilder {
         }
     }
 
+    /// Claims the place behind a column's last value for a message whose rows begin at `row`; see
+    /// [`ByteColumn::claim`].
+    pub fn claim(&self, column: usize, row: u32) -> bool {
+        self.columns[column].lock().as_mut().is_some_and(|column| column.bytes.claim(row))
+    }
+
+    /// Gives a claimed place back.
+    pub fn release(&self, column: usize) {
+        if let Some(column) = &mut *self.columns[column].lock() {
+            column.bytes.release();
+        }
+    }
+
+    /// Makes room at a claimed place for `bytes` of `rows` rows, and returns where they begin.
+    pub fn reserve(&self, column: usize, bytes: usize, rows: usize, pool: &Pool) -> usize {
+        let all = self.plan.rows as usize;
+        self.columns[column].lock().as_mut().map_or(0, |column| column.bytes.reserve(bytes, rows, all, pool))
+    }
+
+    /// Copies bytes of values to a place that was reserved. A batch that is complete ignores them.
+    pub fn land(&self, column: usize, at: usize, bytes: &[u8]) {
+        if let Some(column) = &mut *self.columns[column].lock() {
+            column.bytes.write(at, bytes);
+        }
+    }
+
     /// Adds rows that have arrived whole. If they were the last, puts the batch together and says what it
     /// counts for.
     pub fn commit(&self, commit: Commit, schema: &PackedSchema, pool: &Pool) -> Result<Option<Completed>> {
         for (column, row, array) in commit.odd {
             if let Some(column) = &mut *self.columns[column].lock() {
                 column.odd.push((row, array));
+            }
+        }
+        for (column, lengths) in commit.landed {
+            if let Some(column) = &mut *self.columns[column].lock() {
+                column.bytes.append(lengths.into_iter());
             }
         }
         let digest = {
@@ -101,7 +166,7 @@ impl BatchBuilder {
             progress.digest
         };
         let batch = self.build(digest, schema, pool)?;
-        let bytes = payload_bytes(&batch);
+        let bytes = batch.bytes() as u64;
         let mut progress = self.progress.lock();
         let estimated_bytes = std::mem::replace(&mut progress.budget_bytes, bytes);
         progress.batch = Some(batch);
@@ -131,7 +196,10 @@ impl BatchBuilder {
         }
         let mut arrays = Vec::with_capacity(self.columns.len());
         for (column, field) in self.columns.iter().zip(schema.physical.fields()) {
-            let ColumnBuilder { plain, odd } = column.lock().take().unwrap_or_default();
+            let ColumnBuilder { plain, bytes, mut odd } = column.lock().take().unwrap_or_default();
+            let landed = bytes.finish(field.data_type(), pool);
+            let landed = landed.map_err(|e| Error::corrupt(format!("{}: {e}", field.name())))?;
+            odd.extend(landed.map(|rows| (0, rows)));
             let width = plain_width(field.data_type()).unwrap_or(0);
             let plain = match plain {
                 Some(plain) => Some(plain_array(field.data_type(), rows, pool.share(plain, rows * width))?),
@@ -142,9 +210,11 @@ impl BatchBuilder {
         let arrays = split(schema, arrays, pool)?;
         let columns = RecordBatch::try_new(schema.schema.clone(), arrays)
             .map_err(|e| Error::corrupt(format!("epoch {epoch} step {step}: {e}")))?;
-        let StepPlan { samples_done, real, ref samples, ref mask, .. } = self.plan;
+        let StepPlan { samples_done, real, ref samples, ref mask, ref positions, .. } = self.plan;
+        let content = positions.as_ref().map(|positions| content_digest(&columns, positions, mask.as_ref()));
+        let content = content.transpose()?;
         let (sample_ids, mask, real_rows) = (samples.clone(), mask.clone(), real as usize);
-        Ok(Batch { epoch, step, samples_done, sample_ids, mask, real_rows, digest, columns })
+        Ok(Batch { epoch, step, samples_done, sample_ids, mask, real_rows, digest, content, columns })
     }
 }
 
@@ -161,11 +231,13 @@ fn split(schema: &PackedSchema, mut sent: Vec<ArrayRef>, pool: &Pool) -> Result<
     Ok(schema.columns(narrow, sent))
 }
 
-/// Bytes of a batch's data: what its buffers hold, not what they could hold.
-fn payload_bytes(batch: &Batch) -> u64 {
-    let size =
-        |c: &ArrayRef| c.to_data().get_slice_memory_size().unwrap_or_else(|_| c.get_array_memory_size());
-    batch.columns.columns().iter().map(size).sum::<usize>() as u64
+/// The same values in memory of their own.
+fn copied(array: &ArrayRef) -> Result<ArrayRef> {
+    let data = array.to_data();
+    let mut copy = MutableArrayData::new(vec![&data], false, data.len());
+    copy.try_extend(0, 0, data.len())
+        .map_err(|e| Error::corrupt(format!("a batch cannot be put together: {e}")))?;
+    Ok(make_array(copy.freeze()))
 }
 
 /// One column of `rows` rows from its plain part, if any, and its odd stretches (first row, rows), which win.
@@ -197,7 +269,8 @@ fn collate(
         pieces.push(gap(at, rows)?);
     }
     if let [only] = &pieces[..] {
-        return Ok(only.clone());
+        // Memory of a message. Values of a fixed width are promised to lie in the batch's own.
+        return if plain_width(only.data_type()).is_some() { copied(only) } else { Ok(only.clone()) };
     }
     let pieces: Vec<&dyn Array> = pieces.iter().map(AsRef::as_ref).collect();
     concat(&pieces, pool).map_err(|e| Error::corrupt(format!("a batch cannot be put together: {e}")))

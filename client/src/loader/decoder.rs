@@ -1,13 +1,15 @@
 //! One message on its way into batches.
 //!
-//! Plain columns are copied frame by frame straight to their place in the batch; odd ones are collected,
-//! become arrays when the message is complete, and are cut up for the batches. A message for whose steps
+//! Plain columns are copied frame by frame straight to their place in the batch, and so are strings and
+//! binaries that continue what the batch has. Odd columns are collected, become arrays when the message is
+//! complete, and are cut up for the batches. A message for whose steps
 //! there is no room yet is collected whole instead. Nothing counts before the body's hash was found right, so
 //! a message that breaks off leaves no trace but bytes that the next attempt overwrites.
 
+mod landing;
 mod layout;
 
-use super::builder::{BatchBuilder, Commit};
+use super::builder::{BatchBuilder, Commit, RowCopy};
 use super::reorder::ReorderBuffer;
 use crate::stream::Head;
 use arrow::array::{Array, ArrayRef};
@@ -15,21 +17,13 @@ use arrow::buffer::{Buffer, MutableBuffer};
 use arrow::datatypes::SchemaRef;
 use bytes::Bytes;
 use forebay_dataset::pool::Pool;
-use forebay_proto::digest::OrderDigest;
+use forebay_proto::hash::Hash64;
 use forebay_proto::{Error, Result};
+use landing::Landing;
 pub(crate) use layout::is_schema;
 use layout::{ColumnLayout, MessageLayout};
+use std::ops::Range;
 use std::sync::Arc;
-use xxhash_rust::xxh3::Xxh3;
-
-/// Consecutive rows of a message that go to consecutive rows of a batch.
-#[derive(Debug, Clone)]
-pub(crate) struct RowCopy {
-    pub builder: Arc<BatchBuilder>,
-    pub message_row: u32,
-    pub batch_row: u32,
-    pub rows: u32,
-}
 
 /// A message while its body arrives.
 pub(crate) struct MessageDecoder {
@@ -40,10 +34,16 @@ pub(crate) struct MessageDecoder {
     targets: Vec<Target>,
     /// The first target that is not full yet.
     next: usize,
+    /// Columns whose values land in batches, in the order of their offsets.
+    landings: Vec<Landing>,
+    /// How many of them have their offsets.
+    aimed: usize,
+    /// Where the batches' memory comes from.
+    pool: Option<Pool>,
     /// Bytes of the body so far.
     at: usize,
     scratch: Option<MutableBuffer>,
-    hash: Xxh3,
+    hash: Hash64,
     held: bool,
 }
 
@@ -58,6 +58,10 @@ struct Target {
 enum Destination {
     /// A column of a batch, from a byte on.
     Batch { builder: Arc<BatchBuilder>, column: usize, at: usize },
+    /// A column's values in a batch, from a byte on.
+    Values { builder: Arc<BatchBuilder>, column: usize, at: usize },
+    /// The offsets of one of the landings.
+    Offsets { landing: usize },
     /// The same place in the scratch buffer.
     Scratch,
 }
@@ -67,33 +71,16 @@ enum Destination {
 pub(crate) struct DecodedMessage {
     layout: MessageLayout,
     odd: Vec<(usize, ArrayRef)>,
+    landings: Vec<Landing>,
     /// The whole body, if its plain columns are not in their places yet.
     held: Option<Buffer>,
-}
-
-impl RowCopy {
-    /// The digest of its samples according to the plan.
-    pub fn digest(&self) -> OrderDigest {
-        self.builder.plan.digest(self.batch_row..self.batch_row + self.rows)
-    }
-
-    /// Adds `next` if it continues these rows on both sides.
-    pub fn extend(&mut self, next: &RowCopy) -> bool {
-        let continues = Arc::ptr_eq(&self.builder, &next.builder)
-            && self.message_row + self.rows == next.message_row
-            && self.batch_row + self.rows == next.batch_row;
-        if continues {
-            self.rows += next.rows;
-        }
-        continues
-    }
 }
 
 impl MessageDecoder {
     /// Reads a message's header; `Corrupt` if it does not fit `schema`.
     pub fn new(head: &Head, schema: &SchemaRef) -> Result<Self> {
         let layout = layout::read(&head.header, head.body_bytes, schema)?;
-        let mut hash = Xxh3::new();
+        let mut hash = Hash64::default();
         hash.update(&head.header);
         Ok(Self {
             header: head.header.clone(),
@@ -101,6 +88,9 @@ impl MessageDecoder {
             layout,
             targets: Vec::new(),
             next: 0,
+            landings: Vec::new(),
+            aimed: 0,
+            pool: None,
             at: 0,
             scratch: None,
             hash,
@@ -113,17 +103,22 @@ impl MessageDecoder {
         self.layout.rows
     }
 
-    /// Sends plain columns to the batches of `copies`.
+    /// Sends columns to the batches of `copies` as far as their places are known.
     pub fn scatter(&mut self, copies: &[RowCopy], pool: &Pool) {
+        let scratch =
+            |all: &Range<usize>| Target { start: all.start, bytes: all.len(), to: Destination::Scratch };
         for (column, place) in self.layout.columns.iter().enumerate() {
             let (start, width) = match place {
                 ColumnLayout::Plain { start, width } => (*start, *width),
-                ColumnLayout::Odd(range) => {
-                    self.targets.push(Target {
-                        start: range.start,
-                        bytes: range.len(),
-                        to: Destination::Scratch,
-                    });
+                ColumnLayout::Variable { all, .. } => {
+                    match Landing::claim(column, place, copies) {
+                        Some(landing) => self.landings.push(landing),
+                        None => self.targets.push(scratch(all)),
+                    }
+                    continue;
+                }
+                ColumnLayout::Odd(all) => {
+                    self.targets.push(scratch(all));
                     continue;
                 }
             };
@@ -140,11 +135,18 @@ impl MessageDecoder {
                 });
             }
         }
+        self.landings.sort_by_key(|landing| landing.offsets.end);
+        self.targets.extend(self.landings.iter().enumerate().map(|(number, landing)| Target {
+            start: landing.offsets.start,
+            bytes: landing.offsets.len(),
+            to: Destination::Offsets { landing: number },
+        }));
         self.targets.retain(|t| t.bytes > 0);
         self.targets.sort_by_key(|t| t.start);
         if self.targets.iter().any(|t| matches!(t.to, Destination::Scratch)) {
             self.scratch = Some(pool.take(self.body_bytes));
         }
+        self.pool = Some(pool.clone());
     }
 
     /// Collects the whole body: its batches cannot be opened yet.
@@ -157,6 +159,40 @@ impl MessageDecoder {
     /// Takes the next bytes of the body.
     pub fn push(&mut self, bytes: &[u8]) {
         self.hash.update(bytes);
+        self.push_shared(bytes);
+    }
+
+    /// Takes the next bytes of the body, which lie in shared memory: the message's hash leaves them out.
+    pub fn push_shared(&mut self, mut bytes: &[u8]) {
+        // Offsets decide where the bytes behind them go.
+        while let Some(end) = self.landings.get(self.aimed).map(|landing| landing.offsets.end) {
+            let (now, rest) = bytes.split_at(bytes.len().min(end.saturating_sub(self.at)));
+            self.place(now);
+            bytes = rest;
+            if self.at < end {
+                return;
+            }
+            self.aim();
+        }
+        self.place(bytes);
+    }
+
+    /// The offsets of the next landing have come.
+    fn aim(&mut self) {
+        let (Some(landing), Some(pool)) = (self.landings.get_mut(self.aimed), &self.pool) else { return };
+        self.aimed += 1;
+        let column = landing.column;
+        for (copy, values) in landing.aim().filter(|(_, values)| !values.is_empty()) {
+            let builder = copy.builder.clone();
+            let at = builder.reserve(column, values.len(), copy.rows as usize, pool);
+            let to = Destination::Values { builder, column, at };
+            let place = self.targets.partition_point(|target| target.start <= values.start);
+            self.targets.insert(place, Target { start: values.start, bytes: values.len(), to });
+        }
+    }
+
+    /// Copies bytes to where they go.
+    fn place(&mut self, bytes: &[u8]) {
         let (start, end) = (self.at, self.at + bytes.len());
         self.at = end;
         for target in &self.targets[self.next..] {
@@ -164,18 +200,18 @@ impl MessageDecoder {
                 break;
             }
             let (from, to) = (target.start.max(start), (target.start + target.bytes).min(end));
-            if from < to {
-                let piece = &bytes[from - start..to - start];
-                match &target.to {
-                    Destination::Batch { builder, column, at } => {
-                        builder.write(*column, at + from - target.start, piece);
-                    }
-                    Destination::Scratch => {
-                        if let Some(place) =
-                            self.scratch.as_mut().and_then(|s| s.as_slice_mut().get_mut(from..to))
-                        {
-                            place.copy_from_slice(piece);
-                        }
+            if from >= to {
+                continue;
+            }
+            let (piece, within) = (&bytes[from - start..to - start], from - target.start);
+            match &target.to {
+                Destination::Batch { builder, column, at } => builder.write(*column, at + within, piece),
+                Destination::Values { builder, column, at } => builder.land(*column, at + within, piece),
+                Destination::Offsets { landing } => self.landings[*landing].push(within, piece),
+                Destination::Scratch => {
+                    let scratch = self.scratch.as_mut().and_then(|s| s.as_slice_mut().get_mut(from..to));
+                    if let Some(place) = scratch {
+                        place.copy_from_slice(piece);
                     }
                 }
             }
@@ -191,9 +227,15 @@ impl MessageDecoder {
         if self.at != self.body_bytes || self.hash.digest() != hash {
             return Err(Error::corrupt("a message does not match its hash: it was damaged on the way"));
         }
-        let is_odd = |l: &ColumnLayout| matches!(l, ColumnLayout::Odd(_));
+        if !self.landings.iter().all(Landing::is_sound) {
+            return Err(Error::corrupt("the offsets of a column in a message make no sense"));
+        }
+        let is_placed = |column: usize, layout: &ColumnLayout| match layout {
+            ColumnLayout::Plain { .. } => true,
+            _ => self.landings.iter().any(|landing| landing.column == column),
+        };
         let columns = self.layout.columns.iter().enumerate();
-        let odd: Vec<usize> = columns.filter(|(_, l)| is_odd(l)).map(|(i, _)| i).collect();
+        let odd: Vec<usize> = columns.filter(|(i, l)| !is_placed(*i, l)).map(|(i, _)| i).collect();
         let body = self.scratch.map(|s| pool.share(s, self.body_bytes));
         let arrays = match odd.is_empty() {
             true => Vec::new(),
@@ -203,7 +245,8 @@ impl MessageDecoder {
             }
         };
         let held = body.filter(|_| self.held);
-        Ok(DecodedMessage { layout: self.layout, odd: odd.into_iter().zip(arrays).collect(), held })
+        let (odd, landings) = (odd.into_iter().zip(arrays).collect(), self.landings);
+        Ok(DecodedMessage { layout: self.layout, odd, landings, held })
     }
 }
 
@@ -222,7 +265,9 @@ impl DecodedMessage {
         let odd = self.odd.iter().map(|(column, array)| {
             (*column, copy.batch_row, array.slice(copy.message_row as usize, copy.rows as usize))
         });
-        let commit = Commit { rows: copy.rows, digest: copy.digest(), odd: odd.collect() };
+        let landed = self.landings.iter().map(|landing| (landing.column, landing.lengths(copy)));
+        let (odd, landed) = (odd.collect(), landed.collect());
+        let commit = Commit { rows: copy.rows, digest: copy.digest(), odd, landed };
         buffer.commit(&copy.builder, commit)
     }
 }

@@ -1,8 +1,7 @@
 //! A stream's place in the plan: which rows it must bring next, checked against what its messages say they
 //! bring.
 
-use super::builder::BatchBuilder;
-use super::decoder::RowCopy;
+use super::builder::{BatchBuilder, RowCopy};
 use super::reorder::{Opened, ReorderBuffer};
 use super::sampler::Epoch;
 use forebay_proto::digest::OrderDigest;

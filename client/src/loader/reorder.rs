@@ -253,7 +253,7 @@ mod tests {
             builder.prepare(0, 1, &pool);
             builder.write(0, 0, &[7; ROWS as usize]);
             let digest = builder.plan.digest(0..ROWS);
-            buffer.commit(&builder, Commit { rows: ROWS, digest, odd: Vec::new() }).unwrap();
+            buffer.commit(&builder, Commit { rows: ROWS, digest, ..Commit::default() }).unwrap();
             opened += 1;
         }
         assert_eq!((opened, buffer.bytes()), (16, 160));
@@ -281,7 +281,7 @@ mod tests {
         assert_eq!(buffer.wanted(), None, "who only looks does not wait");
         first.prepare(0, 1, &pool);
         let digest = first.plan.digest(0..rows as u32);
-        buffer.commit(&first, Commit { rows: rows as u32, digest, odd: Vec::new() }).unwrap();
+        buffer.commit(&first, Commit { rows: rows as u32, digest, ..Commit::default() }).unwrap();
         let (past, samples) = (Arc::downgrade(&first), buffer.try_take(0).unwrap().unwrap().sample_ids);
         drop(first);
         assert!(past.upgrade().is_some(), "the taker has left it to the streams");

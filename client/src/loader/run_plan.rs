@@ -20,6 +20,27 @@ pub(super) struct RunPlan {
     steps: (u64, u64),
 }
 
+/// Where a run begins, and how many steps its epochs have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RunStart {
+    /// The first epoch: the one after a resumed state's if that one was complete.
+    pub epoch: u64,
+    /// Samples of it that all ranks together have taken already.
+    pub samples_done: u64,
+    /// From there to its end.
+    pub steps_left: u64,
+    /// Of every other epoch, from its beginning to its end.
+    pub steps: u64,
+}
+
+impl RunStart {
+    /// Of a loader with these settings, without starting it; errors as
+    /// [`Loader::start`](crate::Loader::start).
+    pub fn of(dataset: &Dataset, settings: &LoaderSettings) -> Result<Self> {
+        Ok(RunPlan::new(dataset, settings.clone())?.start())
+    }
+}
+
 impl RunPlan {
     /// `Invalid` if the settings do not fit each other or the dataset.
     pub fn new(dataset: &Dataset, settings: LoaderSettings) -> Result<Self> {
@@ -54,6 +75,12 @@ impl RunPlan {
         }
     }
 
+    /// Where the run begins.
+    pub fn start(&self) -> RunStart {
+        let ((epoch, samples_done), (steps_left, steps)) = (self.first, self.steps);
+        RunStart { epoch, samples_done, steps_left, steps }
+    }
+
     pub fn key(&self, dataset: &Dataset, epoch: u64) -> PlanKey {
         let LoaderSettings { seed, shuffle, .. } = self.settings;
         PlanKey { manifest: dataset.manifest.digest(), seed, epoch, shuffle }
@@ -76,6 +103,7 @@ impl RunPlan {
         let order = Order::new(manifest, seed, epoch, shuffle);
         let mut this = Epoch::new(manifest.clone(), order, self.cut(first_position), rank, first_seq)?;
         this.epochs_after = self.end.map(|end| end.saturating_sub(epoch + 1));
+        this.keeps_positions = self.settings.content_digest;
         Ok(this)
     }
 }

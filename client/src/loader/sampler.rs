@@ -30,6 +30,8 @@ pub(crate) struct Epoch {
     pub epochs_after: Option<u64>,
     /// How many workers read it at the moment.
     pub workers: AtomicUsize,
+    /// Whether plans of steps know the position of each row.
+    pub keeps_positions: bool,
 }
 
 /// One rank's batch of one step, before its data.
@@ -47,6 +49,8 @@ pub(crate) struct StepPlan {
     pub mask: Option<BooleanBuffer>,
     /// The number of each row's sample in the dataset.
     pub samples: ScalarBuffer<u64>,
+    /// The position of each row in the epoch, if the epoch keeps them.
+    pub positions: Option<Vec<u64>>,
     /// In the order of the batch's rows.
     pub pieces: Vec<Run>,
     /// Entry i is the digest of rows `0 .. i`.
@@ -57,8 +61,8 @@ impl Epoch {
     /// Cuts an order; `Invalid` if the numbers do not fit.
     pub fn new(manifest: Arc<Manifest>, order: Order, cut: Cut, rank: u32, first_seq: u64) -> Result<Self> {
         let count = Steps::new(&order, cut)?.count();
-        let (epochs_after, workers) = Default::default();
-        Ok(Self { manifest, order, cut, rank, first_seq, count, epochs_after, workers })
+        let (epochs_after, workers, keeps_positions) = Default::default();
+        Ok(Self { manifest, order, cut, rank, first_seq, count, epochs_after, workers, keeps_positions })
     }
 
     /// The epoch's number.
@@ -117,6 +121,7 @@ impl Epoch {
             rows,
             real,
             samples,
+            positions: self.keeps_positions.then(|| slots.iter().map(|s| s.position).collect()),
             pieces: runs(&slots).collect(),
             mask: (real < rows).then(|| slots.iter().map(|s| steps.is_real(s)).collect()),
             running,

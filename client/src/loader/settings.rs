@@ -39,7 +39,13 @@ pub struct LoaderSettings {
     /// Go on from here instead of the first epoch's beginning.
     pub resume: Option<LoaderState>,
     /// Bytes that a node may send ahead on each stream, beyond `prefetch_bytes`; 64 KiB to 16 MiB.
+    /// From a node on this host also the length of the memory that it shares, for each stream.
     pub window_bytes: u32,
+    /// Whether batches have their content digest, which costs about a second of processor time per GB.
+    pub content_digest: bool,
+    /// Whether batches of a node on this host come through shared memory, where its Unix socket can be
+    /// reached.
+    pub same_host: bool,
 }
 
 impl Default for LoaderSettings {
@@ -59,6 +65,8 @@ impl Default for LoaderSettings {
             fallback_after: Duration::from_secs(5),
             resume: None,
             window_bytes: stream::WINDOW_BYTES,
+            content_digest: false,
+            same_host: true,
         }
     }
 }

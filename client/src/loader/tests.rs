@@ -1,5 +1,6 @@
 mod changes;
 mod fake;
+mod same_host;
 mod world;
 
 use super::*;

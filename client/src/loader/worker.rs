@@ -27,6 +27,7 @@ use assignment::Assignment;
 #[cfg(test)]
 pub(super) use assignment::CALM;
 use feed::Feed;
+pub(crate) use feed::Wire;
 use forebay_proto::{Error, Kind, Result, v1};
 use hedge::{Hedge, HedgedStream};
 pub(crate) use policy::RetryPolicy;
@@ -45,7 +46,7 @@ pub(crate) struct ReadContext {
     /// The cache; `None` where the object store is read without one.
     pub cluster: Option<Cluster>,
     pub policy: RetryPolicy,
-    pub window_bytes: u32,
+    pub wire: Wire,
 }
 
 /// One stream's share of an epoch.
@@ -153,7 +154,7 @@ impl StreamWorker {
             scope: self.scope(),
             committed: self.committed,
             dataset: &self.context.dataset,
-            window_bytes: self.context.window_bytes,
+            wire: self.context.wire,
         };
         let HedgedStream { node, feed: faster, head } = tokio::select! {
             biased;
@@ -308,9 +309,7 @@ impl StreamWorker {
     async fn open(&self) -> Result<Feed> {
         let (dataset, ticket) = (&self.context.dataset, self.ticket());
         match (self.node(), dataset.access.direct_source()) {
-            (Some(node), _) => {
-                Feed::stream(node.url(), &dataset.manifest, ticket, self.context.window_bytes).await
-            }
+            (Some(node), _) => Feed::stream(node, &dataset.manifest, ticket, self.context.wire).await,
             (None, Some(direct)) => Feed::direct(direct, dataset, &ticket),
             (None, None) => Err(Error::retry("no node of the cache answers")),
         }

@@ -23,12 +23,14 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from
 pub(super) type Published = Option<Arc<v1::Topology>>;
 
 /// Keeps the topology current. A broken watch is taken up again, at the next of the
-/// nodes that were named or told of. Readers with different offsets begin at different nodes.
+/// nodes that were named or told of; a node of this machine that died is started again. Readers with
+/// different offsets begin at different nodes.
 pub(super) async fn run(entry: Endpoints, offset: usize, topology: Arc<watch::Sender<Published>>) {
     let (mut backoff, mut turn) = (Backoff::new(PAUSES.0, PAUSES.1), 0);
     // Of this round: the newest topology that was told and not believed, and whether any was.
     let (mut old, mut heard): (Option<v1::Topology>, bool) = (None, false);
     loop {
+        entry.revive().await;
         let nodes = entry.known();
         let node = &nodes[offset.wrapping_add(turn) % nodes.len()];
         match watch_at(node, nodes.len() > 1, &entry, &topology).await {

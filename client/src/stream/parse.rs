@@ -7,7 +7,8 @@
 //! before anything is kept; malformed input is an error, never a panic.
 
 use bytes::{Buf, Bytes};
-use forebay_proto::{Error, Result};
+use forebay_proto::{Error, Result, v1};
+use prost::Message;
 
 /// Bytes of header or metadata that a message may have.
 const HEAD_BYTES_MAX: u64 = 64 << 20;
@@ -15,19 +16,22 @@ const HEAD_BYTES_MAX: u64 = 64 << 20;
 /// Bytes of body that a message may have.
 const BODY_BYTES_MAX: u64 = 2 << 30;
 
-/// What the bytes mean, in order: one `Head`, any number of `Body`, one `End` for each message.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// What the bytes mean, in order: one `Head`, any number of `Body` and `Shared`, one `End` for each message.
+#[derive(Debug, Clone, PartialEq)]
 pub enum StreamEvent {
     /// A message begins.
     Head(Head),
     /// The next bytes of its body; never empty.
     Body(Bytes),
+    /// The same, in memory that the node shares: they did not travel, and its hash leaves them out. To be let
+    /// go soon, as the node wants the memory back.
+    Shared(Bytes),
     /// Its body is complete.
     End,
 }
 
 /// What precedes a message's body.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Default)]
 pub struct Head {
     /// The IPC message (a flatbuffer): `data_header`.
     pub header: Bytes,
@@ -35,6 +39,8 @@ pub struct Head {
     pub meta: Bytes,
     /// Length of the body.
     pub body_bytes: usize,
+    /// Where the body lies, if it does not travel.
+    pub shared: Option<v1::SharedBody>,
 }
 
 #[derive(Debug)]
@@ -93,7 +99,8 @@ impl Parser {
                     let kept = Bytes::from(std::mem::take(&mut self.kept));
                     match field {
                         2 => self.head.header = kept,
-                        _ => self.head.meta = kept,
+                        3 => self.head.meta = kept,
+                        _ => self.shared(kept)?,
                     }
                     self.state = ParserState::Tag;
                 }
@@ -194,6 +201,14 @@ impl Parser {
         }
     }
 
+    /// The place of a body has come.
+    fn shared(&mut self, kept: Bytes) -> Result<()> {
+        let body = v1::SharedBody::decode(kept).map_err(|e| malformed(&e.to_string()))?;
+        self.head.body_bytes = body_bytes(&body).ok_or_else(|| malformed("a shared body is too large"))?;
+        self.head.shared = Some(body);
+        Ok(())
+    }
+
     /// The length of a field has come.
     fn field(&mut self, field: u64, bytes: u64) -> Result<Option<StreamEvent>> {
         let limit = if field == BODY { BODY_BYTES_MAX } else { HEAD_BYTES_MAX };
@@ -210,12 +225,15 @@ impl Parser {
                 self.head.body_bytes = bytes;
                 return Ok(Some(StreamEvent::Head(std::mem::take(&mut self.head))));
             }
-            2 | 3 => self.state = ParserState::Keep { field, bytes },
+            2 | 3 | SHARED_BODY => self.state = ParserState::Keep { field, bytes },
             _ => self.state = ParserState::Skip { bytes },
         }
         Ok(None)
     }
 }
+
+/// Field number of a `SharedBody`.
+const SHARED_BODY: u64 = 999;
 
 /// Field number of `data_body`.
 const BODY: u64 = 1000;
@@ -229,6 +247,13 @@ fn after_tag(tag: u64) -> Result<ParserState> {
         5 => Ok(ParserState::Skip { bytes: 4 }),
         other => Err(malformed(&format!("field {field} has wire type {other}"))),
     }
+}
+
+/// The length of a body that lies in shared memory; `None` if that is no length.
+fn body_bytes(body: &v1::SharedBody) -> Option<usize> {
+    let mut lengths = body.parts.iter().map(|part| part.length.checked_add(part.bytes.len() as u64));
+    let all = lengths.try_fold(0u64, |all, length| all.checked_add(length?))?;
+    (all <= BODY_BYTES_MAX).then_some(all as usize)
 }
 
 fn malformed(why: &str) -> Error {

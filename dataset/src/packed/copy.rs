@@ -7,6 +7,7 @@ use super::split::TILE_ROWS;
 use arrow::array::Array;
 use arrow::buffer::NullBuffer;
 use forebay_proto::{Error, Result};
+use std::slice::ChunksExactMut;
 
 /// A batch that rows of a layout are copied from.
 pub(crate) enum RowSource<'a> {
@@ -110,29 +111,50 @@ impl RowPart<'_> {
 
     /// Copies this part of the rows from `row` on.
     fn copy(&self, row: usize, to_width: usize, to_rows: &mut [u8]) {
-        let to_rows = to_rows.chunks_exact_mut(to_width).zip(row..);
+        let to_rows = to_rows.chunks_exact_mut(to_width);
         match *self {
             Self::Values { rows, width, from, to, bytes } => {
-                for (out, row) in to_rows {
+                for (out, row) in to_rows.zip(row..) {
                     out[to..to + bytes].copy_from_slice(&rows[row * width + from..][..bytes]);
                 }
             }
             Self::Valid { rows, width, from, to } => {
-                for (out, row) in to_rows {
+                for (out, row) in to_rows.zip(row..) {
                     out[to / 8] |= (rows[row * width + from / 8] >> (from % 8) & 1) << (to % 8);
                 }
             }
-            Self::Always { to } => to_rows.for_each(|(out, _)| set(out, to)),
-            Self::Array { values, width, nulls, to, valid } => {
-                let is_valid = |row: usize| nulls.is_none_or(|nulls| nulls.is_valid(row));
-                for (out, row) in to_rows.filter(|(_, row)| is_valid(*row)) {
-                    out[to..to + width].copy_from_slice(&values[row * width..][..width]);
-                    if let Some(bit) = valid {
-                        set(out, bit);
+            Self::Always { to } => to_rows.for_each(|out| set(out, to)),
+            Self::Array { values, width, nulls: None, to, valid } => {
+                let values = &values[row * width..];
+                match width {
+                    1 => put::<1>(values, to_rows, to, valid),
+                    2 => put::<2>(values, to_rows, to, valid),
+                    4 => put::<4>(values, to_rows, to, valid),
+                    8 => put::<8>(values, to_rows, to, valid),
+                    16 => put::<16>(values, to_rows, to, valid),
+                    _ => {
+                        for (out, value) in to_rows.zip(values.chunks_exact(width)) {
+                            out[to..to + width].copy_from_slice(value);
+                            valid.iter().for_each(|bit| set(out, *bit));
+                        }
                     }
                 }
             }
+            Self::Array { values, width, nulls: Some(nulls), to, valid } => {
+                for (out, row) in to_rows.zip(row..).filter(|(_, row)| nulls.is_valid(*row)) {
+                    out[to..to + width].copy_from_slice(&values[row * width..][..width]);
+                    valid.iter().for_each(|bit| set(out, *bit));
+                }
+            }
         }
+    }
+}
+
+/// Copies values of a known width, none of which is null.
+fn put<const W: usize>(values: &[u8], to_rows: ChunksExactMut<'_, u8>, to: usize, valid: Option<usize>) {
+    for (out, value) in to_rows.zip(values.as_chunks::<W>().0) {
+        out[to..to + W].copy_from_slice(value);
+        valid.iter().for_each(|bit| set(out, *bit));
     }
 }
 

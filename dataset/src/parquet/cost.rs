@@ -5,8 +5,9 @@
 //! say; a writer that keeps none, or lies, is found out while decoding ([`Cost::limit`]).
 
 use crate::packed::PackedSchema;
+use crate::parquet::column_origin::ColumnOrigin;
 use crate::parquet::footer::{Footer, RowGroups};
-use arrow::datatypes::DataType;
+use arrow::datatypes::{DataType, Schema};
 use parquet::basic::Type as Physical;
 use parquet::file::metadata::{ColumnChunkMetaData, RowGroupMetaData};
 use std::sync::Arc;
@@ -41,10 +42,17 @@ impl Cost {
 
 /// The cost of reading `columns` of a segment. Pieces of a file are read as wholes before they are put in
 /// their place, so from a file the fetched bytes count twice.
-pub(crate) fn cost(part: &RowGroups, columns: &[usize], is_file: bool) -> Cost {
+pub(crate) fn cost(part: &RowGroups, columns: &[ColumnOrigin], schema: &Schema, is_file: bool) -> Cost {
     let (footer, groups) = (&*part.footer, part.metadata());
     let (mut fetched, mut decoded, mut working, mut page) = (0u64, 0u64, 0u64, 0u64);
-    for (group, &column) in groups.iter().flat_map(|g| columns.iter().map(move |c| (g, c))) {
+    for (origin, field) in columns.iter().zip(schema.fields()) {
+        let adapted = adapted_bytes(origin, part.rows, field.data_type());
+        decoded = decoded.saturating_add(adapted);
+        // As it was, beside what it becomes, and as it was again where that is compared.
+        working = working.saturating_add(adapted.saturating_mul(2));
+    }
+    let own = columns.iter().filter_map(ColumnOrigin::own);
+    for (group, column) in groups.iter().flat_map(|g| own.clone().map(move |c| (g, c))) {
         decoded = decoded.saturating_add(column_bytes(footer, group, column));
         let plain_list = is_full_list(footer, group, column);
         for chunk in footer.chunks(group, column) {
@@ -60,15 +68,26 @@ pub(crate) fn cost(part: &RowGroups, columns: &[usize], is_file: bool) -> Cost {
         working = working.saturating_add(fetched);
     }
     // A page, and its dictionary.
-    working = working.saturating_add(2 * page).saturating_add(packed_bytes(part, columns));
+    working = working.saturating_add(2 * page).saturating_add(packed_bytes(part.rows, schema));
     Cost { fetched, decoded, working }
 }
 
+/// Estimated bytes of the column made of `origin`; 0 for the object's column as it is.
+fn adapted_bytes(origin: &ColumnOrigin, rows: u64, wanted: &DataType) -> u64 {
+    let fixed = fixed_bits(wanted).map(|bits| rows.saturating_mul(bits).div_ceil(8));
+    match origin {
+        ColumnOrigin::Own(_) => 0,
+        // Values of no fixed width stay as long, and their offsets may double.
+        ColumnOrigin::Adapted(_) | ColumnOrigin::Missing => fixed.unwrap_or(rows.saturating_mul(8)),
+        ColumnOrigin::Partition(value) => fixed
+            .unwrap_or_else(|| rows.saturating_mul(4 + value.as_ref().map_or(0, |value| value.len() as u64))),
+    }
+}
+
 /// Bytes of the packed rows of some columns.
-fn packed_bytes(part: &RowGroups, columns: &[usize]) -> u64 {
-    let row = part.footer.schema.project(columns).ok().map(|schema| PackedSchema::new(Arc::new(schema)));
-    let layout = row.and_then(|packed| packed.layout);
-    layout.map_or(0, |layout| part.rows.saturating_mul(layout.width as u64))
+fn packed_bytes(rows: u64, schema: &Schema) -> u64 {
+    let layout = PackedSchema::new(Arc::new(schema.clone())).layout;
+    layout.map_or(0, |layout| rows.saturating_mul(layout.width as u64))
 }
 
 /// Estimated decoded bytes of one column of a row group: exact for fixed widths, else what the footer says of
@@ -84,6 +103,12 @@ pub(crate) fn column_bytes(footer: &Footer, group: &RowGroupMetaData, column: us
         plain.max(c.uncompressed_size()).max(0) as u64
     });
     stored.fold(rows.saturating_mul(8), u64::saturating_add)
+}
+
+/// Estimated decoded bytes of all columns of a row group.
+pub(crate) fn group_bytes(footer: &Footer, group: &RowGroupMetaData) -> u64 {
+    let columns = 0..footer.schema.fields().len();
+    columns.map(|column| column_bytes(footer, group, column)).fold(0, u64::saturating_add)
 }
 
 /// Whether the counts are those of full lists, whose levels are not expanded (`decode/lists.rs`).

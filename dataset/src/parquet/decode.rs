@@ -8,15 +8,17 @@ mod levels;
 mod lists;
 
 use crate::parquet::chunks::Chunks;
+use crate::parquet::column_origin::ColumnOrigin;
 use crate::parquet::cost::column_bytes;
 use crate::parquet::footer::RowGroups;
+use crate::partitions::constant;
 use crate::priority::PrioritySemaphore;
-use crate::schema::retype;
+use crate::schema::{retype, widen};
 use crate::source::blocking;
 use crate::urgency::Urgency;
-use arrow::array::{ArrayRef, RecordBatch, RecordBatchOptions};
+use arrow::array::{ArrayRef, RecordBatch, RecordBatchOptions, new_null_array};
 use arrow::compute::concat;
-use arrow::datatypes::{DataType, SchemaRef};
+use arrow::datatypes::{DataType, Field, SchemaRef};
 use forebay_proto::{Error, Result};
 use parquet::arrow::ProjectionMask;
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
@@ -30,8 +32,8 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 pub(crate) struct DecodeTask {
     pub uri: String,
     pub part: RowGroups,
-    /// Ascending.
-    pub columns: Vec<usize>,
+    /// Where each of the projected columns comes from.
+    pub columns: Vec<ColumnOrigin>,
     /// Of the projected columns.
     pub schema: SchemaRef,
     /// With more decoded bytes than this the footer is called a lie.
@@ -39,6 +41,9 @@ pub(crate) struct DecodeTask {
     /// Decoded bytes so far.
     pub decoded: AtomicU64,
 }
+
+/// Tells that a value has no place in its column's type.
+const UNFIT: &str = "does not fit the dataset's type";
 
 /// Columns of less than this are not worth a thread of their own.
 const HAND_BYTES: u64 = 4 << 20;
@@ -99,7 +104,7 @@ impl DecodeTask {
         let footer = &self.part.footer;
         let bytes =
             |column| self.part.metadata().iter().map(|g| column_bytes(footer, g, column)).sum::<u64>();
-        let mut sizes: Vec<_> = self.columns.iter().map(|c| bytes(*c)).enumerate().collect();
+        let mut sizes: Vec<_> = self.columns.iter().map(|c| c.own().map_or(0, bytes)).enumerate().collect();
         let total: u64 = sizes.iter().map(|(_, bytes)| bytes).sum();
         let hands = (total / HAND_BYTES).clamp(1, hands.max(1) as u64) as usize;
         sizes.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
@@ -115,23 +120,38 @@ impl DecodeTask {
 
     /// One column.
     fn column(&self, chunks: &Chunks, place: usize) -> Result<ArrayRef, ParquetError> {
-        let column = match lists::read(&self.part, chunks, self.columns[place], self.schema.field(place))? {
-            Some(column) => column,
-            None => self.general(chunks, place)?,
+        let (field, rows) = (self.schema.field(place), self.part.rows as usize);
+        let wanted = field.data_type();
+        let column = match &self.columns[place] {
+            ColumnOrigin::Own(column) => exact(retype(self.own(chunks, *column, field)?, wanted)?),
+            ColumnOrigin::Adapted(column) => {
+                let own = self.own(chunks, *column, self.part.footer.schema.field(*column))?;
+                adapt(field.name(), &own, wanted)?
+            }
+            ColumnOrigin::Partition(value) => constant(value.as_deref(), wanted, rows).map_err(|e| {
+                ParquetError::General(format!("not supported: column '{}': {e}", field.name()))
+            })?,
+            ColumnOrigin::Missing => new_null_array(wanted, rows),
         };
-        let column = exact(retype(column, self.schema.field(place).data_type())?);
         self.decoded.fetch_add(column.get_array_memory_size() as u64, Relaxed);
         self.check(0)?;
         Ok(column)
     }
 
+    /// A column of the object, which becomes `field`, of the same form.
+    fn own(&self, chunks: &Chunks, column: usize, field: &Field) -> Result<ArrayRef, ParquetError> {
+        match lists::read(&self.part, chunks, column, field)? {
+            Some(column) => Ok(column),
+            None => self.general(chunks, column, field),
+        }
+    }
+
     /// A column by the parquet crate's reader. One batch of all rows where its size is known: anything less
     /// is copied once more when the batches are joined.
-    fn general(&self, chunks: &Chunks, place: usize) -> Result<ArrayRef, ParquetError> {
-        let mask = ProjectionMask::roots(self.part.footer.arrow.parquet_schema(), [self.columns[place]]);
+    fn general(&self, chunks: &Chunks, column: usize, field: &Field) -> Result<ArrayRef, ParquetError> {
+        let mask = ProjectionMask::roots(self.part.footer.arrow.parquet_schema(), [column]);
         let rows = self.part.rows as usize;
-        let batch_rows =
-            if is_unbounded(self.schema.field(place).data_type()) { rows / 16 + 1024 } else { rows };
+        let batch_rows = if is_unbounded(field.data_type()) { rows / 16 + 1024 } else { rows };
         let mut reader = ParquetRecordBatchReaderBuilder::new_with_metadata(
             chunks.clone(),
             self.part.footer.arrow.clone(),
@@ -168,6 +188,11 @@ impl DecodeTask {
     /// bytes can look like either: only bytes that were fetched twice tell.
     fn fault(&self, e: &ParquetError) -> Error {
         let text = e.to_string();
+        if let ParquetError::General(why) = e
+            && why.contains(UNFIT)
+        {
+            return Error::invalid(format!("{}: {why}: leave the column out with --columns", self.uri));
+        }
         if matches!(e, ParquetError::NYI(_)) || text.contains("not supported") {
             return Error::invalid(format!("{}: cannot be read: {text}", self.uri));
         }
@@ -197,6 +222,14 @@ fn is_unbounded(data_type: &DataType) -> bool {
         DataType::Struct(fields) => fields.iter().any(|f| is_unbounded(f.data_type())),
         _ => false,
     }
+}
+
+/// A column of another type, each value unchanged.
+fn adapt(name: &str, own: &ArrayRef, wanted: &DataType) -> Result<ArrayRef, ParquetError> {
+    widen::exact(own, wanted).map_err(|e| {
+        let found = own.data_type();
+        ParquetError::General(format!("column '{name}': a value of {found} {UNFIT} {wanted} ({e})"))
+    })
 }
 
 /// The array with buffers of its own size.

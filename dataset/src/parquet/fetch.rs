@@ -43,9 +43,12 @@ pub(crate) async fn fetch(
 }
 
 /// Where the chunks of `columns` lie.
-pub(crate) fn chunk_ranges(part: &RowGroups, columns: &[usize]) -> Vec<Range<u64>> {
+pub(crate) fn chunk_ranges(
+    part: &RowGroups,
+    columns: impl Iterator<Item = usize> + Clone,
+) -> Vec<Range<u64>> {
     let groups = part.metadata().iter();
-    let chunks = groups.flat_map(|g| columns.iter().flat_map(|c| part.footer.chunks(g, *c)));
+    let chunks = groups.flat_map(|g| columns.clone().flat_map(|c| part.footer.chunks(g, c)));
     let ranges = chunks.map(|chunk| {
         let (start, length) = chunk.byte_range();
         start..start + length

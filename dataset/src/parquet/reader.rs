@@ -1,21 +1,23 @@
 //! Segments of frozen datasets: what they cost to read, and their rows as a record batch.
 
-use crate::freeze::{self, Frozen};
+use crate::freeze::{self, Frozen, base};
 use crate::parquet::chunks::Chunks;
-use crate::parquet::cost::{Cost, cost};
-use crate::parquet::decode::{DecodeTask, decode};
-use crate::parquet::fetch::{PIECE_BYTES, chunk_ranges, fetch};
-use crate::parquet::footer::RowGroups;
+use crate::parquet::cost::Cost;
+use crate::parquet::counting::Tools;
+use crate::parquet::fetch::{PIECE_BYTES, fetch};
+use crate::parquet::filtered::{self, GroupTask, ObjectColumns};
 use crate::parquet::footers::Footers;
 use crate::priority::PrioritySemaphore;
 use crate::schema::from_ipc;
+use crate::selection::Selection;
 use crate::source::{Source, SourceCounters, SourceObject, SourceSettings, blocking};
 use crate::urgency::Urgency;
 use arrow::array::RecordBatch;
+use arrow::datatypes::SchemaRef;
 use forebay_proto::{Error, Kind, Manifest, Result};
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::Ordering::Relaxed;
 
 /// A segment that does not decode is fetched this often before its object is called corrupt: the bytes may
 /// have been damaged in transit.
@@ -32,12 +34,20 @@ pub struct SegmentReader {
     footers: Footers,
     /// One per core.
     decoders: Arc<PrioritySemaphore>,
+    /// Bytes of memory for columns of filters, while datasets are frozen.
+    filtering: Arc<PrioritySemaphore>,
 }
+
+/// Memory that all filters take together while their rows are counted, at most: they are narrow columns of a
+/// few row groups at once.
+const FILTERING_BYTES: u64 = 256 << 20;
 
 /// A segment that may be fetched and decoded.
 pub(super) struct SegmentLayout {
     pub object: SourceObject,
-    task: DecodeTask,
+    tasks: Vec<GroupTask>,
+    /// Of the columns that are read.
+    schema: SchemaRef,
     cost: Cost,
 }
 
@@ -50,7 +60,8 @@ impl SegmentReader {
         let source = Source::new(settings)?;
         let cores = std::thread::available_parallelism().map_or(2, usize::from);
         let decoders = PrioritySemaphore::new(cores as u64);
-        Ok(Self { footers: Footers::new(source.clone()), decoders, source })
+        let filtering = PrioritySemaphore::new(FILTERING_BYTES.min(source.settings().segment_memory_bytes));
+        Ok(Self { footers: Footers::new(source.clone()), decoders, filtering, source })
     }
 
     /// The sums of all requests and decoded bytes so far.
@@ -61,24 +72,24 @@ impl SegmentReader {
     /// Freezes the dataset under `uri` into segments of about `segment_bytes` decoded bytes (0 = the
     /// default).
     ///
-    /// Its objects are the `.parquet` ones under the prefix, or the one object that `uri` names; names that
-    /// start with `_` or `.` are left out.
+    /// Its objects are the Parquet ones under the prefix, or the one object that `uri` names (see
+    /// docs/datasets.md); names that start with `_` or `.` are left out.
     ///
     /// # Errors
-    /// `NotFound` if there are no objects, `Corrupt` if one is not Parquet, `Invalid` if schemas differ.
+    /// `NotFound` if there are no objects, `Corrupt` if one is not Parquet.
     pub async fn freeze(&self, uri: &str, segment_bytes: u64) -> Result<Arc<Frozen>> {
-        self.freeze_again(uri, segment_bytes, None).await
+        self.freeze_again(&Selection::new(uri, segment_bytes), None).await
     }
 
-    /// As [`SegmentReader::freeze`]. If the listing still has the objects of `known` in the same versions,
-    /// that is returned and no footer is read.
+    /// As [`SegmentReader::freeze`], whatever is selected. If the listing still has the objects of `known`,
+    /// which was frozen of the same selection, in the same versions, that is returned and no footer is read.
     pub async fn freeze_again(
         &self,
-        uri: &str,
-        segment_bytes: u64,
+        selection: &Selection,
         known: Option<Arc<Frozen>>,
     ) -> Result<Arc<Frozen>> {
-        freeze::freeze(&self.source, &self.footers, uri, segment_bytes, known).await
+        let Self { source, footers, decoders, filtering } = self;
+        freeze::freeze(Tools { source, footers, decoders, filtering }, selection, known).await
     }
 
     /// The memory that [`SegmentReader::read_segment`] of the same arguments holds at most. Reads the footer
@@ -159,32 +170,37 @@ impl SegmentReader {
         let uri = object.place.uri.clone();
         self.check_place(manifest, segment, &object).await?;
         let footer = self.footers.get(&object, urgency).await?;
-        let part = RowGroups { footer, range, rows: manifest.segment(segment)?.total_rows };
         let mut columns = projection.to_vec();
         columns.sort_unstable();
         columns.dedup();
-        let schema = from_ipc(manifest.schema())?.project(&columns);
+        let all = from_ipc(manifest.schema())?;
+        let schema = all.project(&columns);
         let schema = schema
             .map_err(|_| Error::invalid(format!("{}: no column {:?}", manifest.uri(), columns.last())))?;
-        let rows: u64 = part.metadata().iter().map(|g| g.num_rows() as u64).sum();
-        let has_columns = part.footer.schema.fields().len() > columns.last().copied().unwrap_or(0);
-        if part.metadata().len() != part.range.len() || rows != part.rows || !has_columns {
-            let why = "its footer does not fit the manifest: open the dataset again";
-            return Err(Error::changed(format!("{uri}: {why}")));
-        }
-        let cost = cost(&part, &columns, object.place.is_file());
+        let (shape, is_file) = (manifest.shape(), object.place.is_file());
+        let of = ObjectColumns { schema: &all, shape, footer: &footer, uri: &uri, is_file };
+        let found = match manifest.filter() {
+            Some(filter) => {
+                let groups = (range.start, filter.rows_of(segment));
+                of.filtered(filter.predicate(), groups, &columns).map_err(|e| e.context(manifest.uri()))?
+            }
+            None => {
+                let whole = of.task(range.clone(), manifest.segment(segment)?.total_rows, &columns)?;
+                whole.map(|(task, cost)| (vec![GroupTask::whole(task)], cost))
+            }
+        };
+        let (tasks, cost) = found.ok_or_else(|| {
+            Error::changed(format!("{uri}: its footer does not fit the manifest: open the dataset again"))
+        })?;
         let max = self.source.settings().segment_memory_bytes;
         if cost.total() > max {
             return Err(Error::invalid(format!(
-                "{uri}: row groups {:?} take {} bytes of memory to read, segment_memory_bytes (and on a cache node \
+                "{uri}: row groups {range:?} take {} bytes of memory to read, segment_memory_bytes (and on a cache node \
                  --memory-bytes) allows {max}: write it with smaller row groups, or allow more",
-                part.range,
                 cost.total()
             )));
         }
-        let (schema, limit, decoded) = (Arc::new(schema), cost.limit(), AtomicU64::new(0));
-        let task = DecodeTask { uri, part, columns, schema, limit, decoded };
-        Ok(SegmentLayout { object, task, cost })
+        Ok(SegmentLayout { object, tasks, schema: Arc::new(schema), cost })
     }
 
     /// The bytes of `ranges` of the layout's object.
@@ -209,7 +225,7 @@ impl SegmentReader {
         urgency: &Urgency,
     ) -> Result<RecordBatch> {
         let compressed: u64 = layout.ranges().iter().map(|r| r.end - r.start).sum();
-        let batch = decode(layout.task, chunks, &self.decoders, urgency).await?;
+        let batch = filtered::read(layout.tasks, layout.schema, chunks, &self.decoders, urgency).await?;
         let c = self.counters();
         c.parquet_bytes_decoded.fetch_add(compressed, Relaxed);
         c.arrow_bytes_decoded.fetch_add(batch.get_array_memory_size() as u64, Relaxed);
@@ -222,7 +238,8 @@ impl SegmentReader {
             return Ok(());
         }
         let dataset = manifest.parts().iter().find(|p| p.segments.contains(&segment));
-        let (place, dataset) = (object.place.clone(), dataset.map_or(manifest.uri(), |p| &p.uri).to_owned());
+        let dataset = base(dataset.map_or(manifest.uri(), |p| &p.uri));
+        let (place, dataset) = (object.place.clone(), dataset.to_owned());
         blocking(move || place.stays_under(&dataset)).await
     }
 
@@ -242,6 +259,6 @@ impl SegmentReader {
 impl SegmentLayout {
     /// Where the column chunks lie in the object.
     pub(super) fn ranges(&self) -> Vec<Range<u64>> {
-        chunk_ranges(&self.task.part, &self.task.columns)
+        self.tasks.iter().flat_map(GroupTask::ranges).collect()
     }
 }

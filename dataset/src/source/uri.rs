@@ -6,6 +6,9 @@ use std::path::{Path, PathBuf};
 /// The schemes of object stores. Azure's buckets are called containers.
 const SCHEMES: [&str; 3] = ["s3", "gs", "az"];
 
+/// What Hadoop calls S3.
+const S3_ALIASES: [&str; 2] = ["s3a", "s3n"];
+
 /// A scheme and a bucket; `None` is the file system.
 pub(super) type BucketName = Option<(&'static str, String)>;
 
@@ -74,6 +77,7 @@ pub(super) fn locate(uri: &str) -> Result<Location> {
     if dots(path) {
         return Err(Error::invalid(format!("{uri}: '.' and '..' are not allowed in a URI")));
     }
+    let scheme = if S3_ALIASES.contains(&scheme) { "s3" } else { scheme };
     if let Some(scheme) = SCHEMES.into_iter().find(|known| *known == scheme) {
         let fits = |c: char| c.is_ascii_alphanumeric() || "-._".contains(c);
         let is_name = (1..=255).contains(&authority.len()) && authority.chars().all(fits) && !dots(authority);
@@ -128,6 +132,7 @@ mod tests {
             ("s3://my.bucket-1/a b/x.parquet", "s3://my.bucket-1/a b/x.parquet"),
             ("gs://b/train/", "gs://b/train"),
             ("az://container", "az://container"),
+            ("s3a://b/x/*.parquet", "s3://b/x/*.parquet"),
             ("file:///no/such//dir/", "file:///no/such/dir"),
             ("file:///", "file:///"),
         ] {
@@ -149,7 +154,6 @@ mod tests {
             "s3://../c",
             "s3://b/x?versionId=1",
             "s3://b c/x",
-            "s3a://b/x",
             "gs:///x",
             "az://b/../c",
             "http://b/x",

@@ -6,9 +6,9 @@ use super::setup::StreamSetup;
 use super::source::{SegmentSource, StreamBudget, StreamHooks};
 use super::wire::Message;
 use crate::packed::{Form, PackedSchema};
-use crate::pool::Pool;
 use crate::ready::{ReadySegment, drop_aside};
 use crate::segment_batch::SegmentBatch;
+use crate::shared::MessagePool;
 use bytes::Bytes;
 use forebay_proto::digest::OrderDigest;
 use forebay_proto::manifest::{Manifest, Segment};
@@ -38,7 +38,7 @@ pub(super) struct MessageBuilder {
     pub hooks: Arc<dyn StreamHooks>,
     pub budget: StreamBudget,
     form: Form,
-    pool: Pool,
+    pool: MessagePool,
     sender: mpsc::Sender<Result<Message>>,
     /// Segments that the last message used.
     held: HashMap<u32, ReadySegment>,
@@ -95,7 +95,7 @@ impl MessageRows {
         sources: &[&SegmentBatch],
         picks: &[Pick],
         form: Form,
-        pool: &Pool,
+        pool: &MessagePool,
     ) -> Result<Message> {
         let batch = gather(wanted, sources, picks, form, pool)?.to_form(wanted, form)?;
         let meta = v1::MessageMeta {
@@ -104,7 +104,7 @@ impl MessageRows {
             digest: self.digest.to_bytes().to_vec().into(),
             hash: 0,
         };
-        Message::new(&batch, meta)
+        Message::new(&batch, meta, pool)
     }
 }
 
@@ -165,10 +165,10 @@ impl MessageBuilder {
             let sources: Vec<_> = self.held.values().cloned().collect();
             let permit = self.hooks.permit(bytes).await;
             let runs = RowRun::to_wire(&[RowRun { step: 0, segment, rows: rows as u32 }]);
-            let meta = v1::MessageMeta { runs, ..Default::default() };
+            let (meta, pool) = (v1::MessageMeta { runs, ..Default::default() }, self.pool.clone());
             let made = made_of(sources, move |sources| {
                 let mut message =
-                    Message::new(&sources[0].batch.to_record_batch(first..first + rows)?, meta)?;
+                    Message::new(&sources[0].batch.to_record_batch(first..first + rows)?, meta, &pool)?;
                 if sources[0].guard.is_none() {
                     // It may lie in a file, whose pages may have gone when an async thread sends the message.
                     message.body.iter_mut().for_each(|part| *part = Bytes::copy_from_slice(part));

@@ -7,6 +7,7 @@ use super::prefetch::{ROWS_AHEAD, prefetch};
 use crate::packed::{Form, PackedSchema, RowLayout, value_bytes};
 use crate::pool::Pool;
 use crate::segment_batch::SegmentBatch;
+use crate::shared::MessagePool;
 use arrow::array::{Array, ArrayData, ArrayRef, AsArray, GenericByteArray, make_array};
 use arrow::buffer::{Buffer, OffsetBuffer};
 use arrow::compute::interleave;
@@ -28,7 +29,7 @@ pub fn gather(
     sources: &[&SegmentBatch],
     picks: &[Pick],
     form: Form,
-    pool: &Pool,
+    pool: &MessagePool,
 ) -> Result<SegmentBatch> {
     if let Some(bad) = picks.iter().find(|p| sources.get(p.0).is_none_or(|s| p.1 >= s.num_rows())) {
         return Err(Error::invalid(format!("gather: there is no row {} in source {}", bad.1, bad.0)));
@@ -47,7 +48,12 @@ pub fn gather(
     Ok(SegmentBatch::of_rows(&wanted.schema, &layout, rows, others, picks.len()))
 }
 
-fn packed_rows(layout: &RowLayout, sources: &[&SegmentBatch], picks: &[Pick], pool: &Pool) -> Result<Buffer> {
+fn packed_rows(
+    layout: &RowLayout,
+    sources: &[&SegmentBatch],
+    picks: &[Pick],
+    pool: &MessagePool,
+) -> Result<Buffer> {
     if layout.columns.is_empty() {
         return Ok(Buffer::default());
     }
@@ -72,7 +78,12 @@ fn runs(picks: &[Pick]) -> impl Iterator<Item = (usize, usize, usize)> + '_ {
     picks.chunk_by(continues).map(|run| (run[0].0, run[0].1, run.len()))
 }
 
-fn column(data_type: &DataType, arrays: &[&dyn Array], picks: &[Pick], pool: &Pool) -> Result<ArrayRef> {
+fn column(
+    data_type: &DataType,
+    arrays: &[&dyn Array],
+    picks: &[Pick],
+    pool: &MessagePool,
+) -> Result<ArrayRef> {
     let plain: Option<Vec<&[u8]>> = arrays.iter().map(|a| plain_bytes(*a)).collect();
     let bad = |e: ArrowError| Error::invalid(format!("gather a column of {data_type}: {e}"));
     match (plain, plain_width(data_type)) {
@@ -94,7 +105,7 @@ fn column(data_type: &DataType, arrays: &[&dyn Array], picks: &[Pick], pool: &Po
 fn variable<T: ByteArrayType>(
     arrays: &[&dyn Array],
     picks: &[Pick],
-    pool: &Pool,
+    pool: &MessagePool,
 ) -> Result<ArrayRef, ArrowError> {
     let arrays: Vec<&GenericByteArray<T>> = arrays.iter().map(|array| array.as_bytes::<T>()).collect();
     let place = |&(source, row): &Pick| {
@@ -196,7 +207,7 @@ pub fn plain_array(data_type: &DataType, rows: usize, values: Buffer) -> Result<
         .map_err(|e| Error::corrupt(format!("a column of {data_type} cannot be put together: {e}")))
 }
 
-fn rows(sources: &[&[u8]], width: usize, picks: &[Pick], pool: &Pool) -> Buffer {
+fn rows(sources: &[&[u8]], width: usize, picks: &[Pick], pool: &MessagePool) -> Buffer {
     match width {
         1 => narrow(sources, picks, u8::from_ne_bytes),
         2 => narrow(sources, picks, u16::from_ne_bytes),

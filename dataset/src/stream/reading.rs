@@ -19,6 +19,8 @@ pub struct Reading {
     pub projected: SchemaRef,
     /// The same, and how their narrow ones are packed.
     pub packed: Arc<PackedSchema>,
+    /// Only some rows of a segment are read, not all of them sooner or later.
+    pub is_sparse: bool,
 }
 
 impl Reading {
@@ -30,7 +32,8 @@ impl Reading {
         let projected = projected.map_err(|e| Error::invalid(format!("project columns: {e}")))?;
         let (schema, projected) = (schema.clone(), Arc::new(projected));
         let packed = Arc::new(PackedSchema::new(projected.clone()));
-        Ok(Self { manifest, schema, projection: projection.into(), projected, packed })
+        let projection = projection.into();
+        Ok(Self { manifest, schema, projection, projected, packed, is_sparse: false })
     }
 
     /// The names of the columns that are read.

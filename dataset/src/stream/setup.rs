@@ -3,6 +3,7 @@
 use super::reading::Reading;
 use super::source::{NoHooks, SegmentSource, StreamBudget, StreamHooks};
 use crate::pool::Pool;
+use crate::shared::MessagePool;
 use std::sync::Arc;
 
 /// Messages of a stream that nobody watches whose buffers are kept to be used again.
@@ -20,14 +21,14 @@ pub struct StreamSetup {
     /// Bounds what the stream holds.
     pub budget: StreamBudget,
     /// Where the messages' buffers come from.
-    pub pool: Pool,
+    pub pool: MessagePool,
 }
 
 impl StreamSetup {
     /// A stream that nobody watches, within the default budget.
     pub fn new(reading: Reading, segments: Arc<dyn SegmentSource>) -> Self {
         let budget = StreamBudget::default();
-        let pool = Pool::new(MESSAGES_POOLED * budget.message_bytes);
+        let pool = Pool::new(MESSAGES_POOLED * budget.message_bytes).into();
         Self { reading, segments, hooks: Arc::new(NoHooks), budget, pool }
     }
 }

@@ -4,15 +4,16 @@
 //! and the body as the Arrow buffers themselves, uncopied. Dictionaries and compression do not occur.
 
 use crate::ready::MemoryGuard;
+use crate::shared::MessagePool;
 use arrow::array::RecordBatch;
 use arrow::buffer::Buffer;
 use arrow::datatypes::{Schema, SchemaRef};
 use arrow_ipc::MessageHeader;
 use arrow_ipc::writer::{DictionaryTracker, IpcDataGenerator, IpcWriteOptions, StreamEncoder};
 use bytes::{Bytes, BytesMut};
+use forebay_proto::hash::Hash64;
 use forebay_proto::{Error, Result, RowRun, v1};
 use prost::Message as _;
-use xxhash_rust::xxh3::Xxh3;
 
 /// Body parts smaller than this are copied together: a frame of their own would cost more.
 const SMALL_PART_BYTES: usize = 8 << 10;
@@ -30,21 +31,25 @@ pub struct Message {
     pub meta: Option<v1::MessageMeta>,
     /// FlightData's `data_body` in parts, to be read one after the other.
     pub body: Vec<Bytes>,
+    /// Its large parts lie in the memory that is shared with the reader, and need not travel.
+    pub is_shared: bool,
 }
 
 impl Message {
     /// The message that begins every stream.
     pub fn schema(schema: &Schema) -> Self {
-        Self { header: schema_header(schema), meta: None, body: Vec::new() }
+        Self { header: schema_header(schema), meta: None, body: Vec::new(), is_shared: false }
     }
 
-    /// Encodes a batch; `meta.hash` is filled in here. `Invalid` if the batch is too large for a message.
-    pub fn new(batch: &RecordBatch, meta: v1::MessageMeta) -> Result<Self> {
+    /// Encodes a batch whose buffers come from `pool`; `meta.hash` is filled in here. `Invalid` if the batch
+    /// is too large for a message.
+    pub fn new(batch: &RecordBatch, meta: v1::MessageMeta, pool: &MessagePool) -> Result<Self> {
         let (header, body) = encode(batch)?;
-        Self::of(header, body, meta)
+        Self::of(header, body, meta, pool)
     }
 
-    fn of(header: Bytes, body: Vec<Bytes>, mut meta: v1::MessageMeta) -> Result<Self> {
+    fn of(header: Bytes, body: Vec<Bytes>, mut meta: v1::MessageMeta, pool: &MessagePool) -> Result<Self> {
+        let (body, is_shared) = pool.place(body);
         let (bytes, rows) =
             (body.iter().map(Bytes::len).sum::<usize>(), meta.row_runs().map(|r| r.rows).sum::<u32>());
         if bytes > MESSAGE_BYTES_MAX {
@@ -53,11 +58,13 @@ impl Message {
                  with the large values, or store these in several rows"
             )));
         }
-        let mut hash = Xxh3::new();
+        let mut hash = Hash64::default();
         hash.update(&header);
-        body.iter().for_each(|part| hash.update(part));
+        // What the reader sees in shared memory does not travel.
+        let travels = |part: &&Bytes| !is_shared || !pool.is_shared(part);
+        body.iter().filter(travels).for_each(|part| hash.update(part));
         meta.hash = hash.digest();
-        Ok(Self { header, meta: Some(meta), body })
+        Ok(Self { header, meta: Some(meta), body, is_shared })
     }
 
     /// The rows by step and segment.
@@ -199,6 +206,7 @@ fn join_small(parts: Vec<Bytes>) -> Vec<Bytes> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::pool::Pool;
     use arrow::array::{ArrayRef, FixedSizeListArray, Int64Array, StringArray, UInt8Array};
     use arrow::datatypes::{DataType, Field};
     use std::sync::Arc;
@@ -216,11 +224,14 @@ mod tests {
         .unwrap();
         let (header, body) = encode(&batch).unwrap();
         assert!(body.iter().any(|p| p.as_ptr() == address), "the large buffer is shared");
-        let m = Message { header, meta: None, body };
+        let m = Message { header, meta: None, body, is_shared: false };
         assert_eq!(m.to_record_batch(&batch.schema()).unwrap(), batch);
         let empty = batch.slice(5, 0);
         let (header, body) = encode(&empty).unwrap();
-        assert_eq!(Message { header, meta: None, body }.to_record_batch(&batch.schema()).unwrap(), empty);
+        assert_eq!(
+            Message { header, meta: None, body, is_shared: false }.to_record_batch(&batch.schema()).unwrap(),
+            empty
+        );
     }
 
     #[test]
@@ -228,7 +239,7 @@ mod tests {
         // The same megabyte 2,048 times: nothing of that size is in memory.
         let body = vec![Bytes::from(vec![0; 1 << 20]); 2048];
         let meta = v1::MessageMeta { runs: vec![0, 7, 1], ..Default::default() };
-        let e = Message::of(Bytes::new(), body, meta).unwrap_err();
+        let e = Message::of(Bytes::new(), body, meta, &Pool::new(0).into()).unwrap_err();
         assert_eq!(e.kind, forebay_proto::Kind::Invalid);
         assert!(e.message.contains("1 rows have 2147483648 bytes"), "{e}");
     }

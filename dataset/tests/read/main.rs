@@ -1,4 +1,6 @@
 //! Datasets, frozen and read.
 
 mod file;
+mod filters;
 mod given;
+mod tables;

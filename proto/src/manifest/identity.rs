@@ -1,13 +1,20 @@
 //! Digests, and what each identifies: a dataset's version, one copy of it, a segment.
 
+use super::filter::Filter;
 use super::layout::{Part, Segment, is_whole};
 use crate::error::{Error, Result};
-use crate::v1::Object;
+use crate::hash::{Hash64, Hash128};
+use crate::v1::{Object, Shape};
 use std::fmt;
-use xxhash_rust::xxh3::Xxh3;
 
-/// The manifest format that this build writes and understands.
+/// The manifest format of datasets whose objects have one schema.
 pub const FORMAT: u32 = 1;
+
+/// The manifest format of datasets that have a [`Shape`].
+pub const SHAPED_FORMAT: u32 = 2;
+
+/// The manifest format of datasets that have a [`Filter`](super::Filter).
+pub const FILTERED_FORMAT: u32 = 3;
 
 /// A 128-bit digest, printed as 32 hex digits.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
@@ -46,10 +53,10 @@ pub struct DatasetId(Digest);
 impl DatasetId {
     /// The id of the version `digest` at `uri`, written as the manifest writes it.
     pub fn new(digest: Digest, uri: &str) -> Self {
-        let mut h = Xxh3::new();
+        let mut h = Hash128::default();
         h.update(&digest.to_bytes());
         put(&mut h, uri.as_bytes());
-        Self(Digest(h.digest128()))
+        Self(Digest(h.digest()))
     }
 }
 
@@ -70,27 +77,49 @@ impl fmt::Display for SegmentId {
 }
 
 impl SegmentId {
-    /// The id of a segment of `object`, which lies at `uri`.
-    pub(super) fn new(uri: &str, object: &Object, segment: &Segment) -> Self {
-        let mut h = Xxh3::new();
+    /// The id of a segment of `object`, which lies at `uri` and has `form` in its dataset's [`Shape`]. Of a
+    /// filter: the predicate, and how many rows of each row group it leaves.
+    pub(super) fn new(
+        uri: &str,
+        object: &Object,
+        segment: &Segment,
+        form: u64,
+        filter: Option<(&str, &[u32])>,
+    ) -> Self {
+        let mut h = Hash128::default();
         put(&mut h, uri.as_bytes());
         put(&mut h, object.etag.as_bytes());
         for n in [object.size, u64::from(segment.first_row_group), u64::from(segment.row_groups)] {
             h.update(&n.to_le_bytes());
         }
-        Self(Digest(h.digest128()))
+        if form != 0 {
+            h.update(&form.to_le_bytes());
+        }
+        if let Some((predicate, rows)) = filter {
+            put(&mut h, predicate.as_bytes());
+            rows.iter().for_each(|rows| h.update(&rows.to_le_bytes()));
+        }
+        Self(Digest(h.digest()))
     }
 }
 
 /// xxh3-128 over, in this order: the format (u32), the schema, the number of objects and each one's key, etag
 /// and size, the number of segments and each one's object (u32), row groups (u32) and rows (u64); then, only
 /// if a split or mix made it something else than whole objects, each segment's first row group (u32), skip
-/// and total rows, the number of parts and each one's number of segments (u32) and slots (u32). Integers are
-/// little endian, u64 unless said; texts and bytes are preceded by their length. Sizes that are estimates
+/// and total rows, the number of parts and each one's number of segments (u32) and slots (u32); then, only if
+/// there is a shape, the number of partitions and each one's name, the number of forms and each one; then,
+/// only if there is a filter, the predicate, the number of row groups and the rows (u32) of each. Integers
+/// are little endian, u64 unless said; texts and bytes are preceded by their length. Sizes that are estimates
 /// stay out.
-pub(super) fn version(schema: &[u8], objects: &[Object], segments: &[Segment], parts: &[Part]) -> Digest {
-    let mut h = Xxh3::new();
-    h.update(&FORMAT.to_le_bytes());
+pub(super) fn version(
+    schema: &[u8],
+    objects: &[Object],
+    segments: &[Segment],
+    parts: &[Part],
+    (shape, filter): (Option<&Shape>, Option<&Filter>),
+) -> Digest {
+    let mut h = Hash128::default();
+    h.update(&format_of(shape, filter).to_le_bytes());
     put(&mut h, schema);
     h.update(&(objects.len() as u64).to_le_bytes());
     for o in objects {
@@ -116,17 +145,37 @@ pub(super) fn version(schema: &[u8], objects: &[Object], segments: &[Segment], p
             h.update(&p.slots.to_le_bytes());
         }
     }
-    Digest(h.digest128())
+    if let Some(shape) = shape {
+        h.update(&(shape.partitions.len() as u64).to_le_bytes());
+        shape.partitions.iter().for_each(|name| put(&mut h, name.as_bytes()));
+        h.update(&(shape.forms.len() as u64).to_le_bytes());
+        shape.forms.iter().for_each(|form| h.update(&form.to_le_bytes()));
+    }
+    if let Some(filter) = filter {
+        put(&mut h, filter.predicate().as_bytes());
+        h.update(&(filter.rows().len() as u64).to_le_bytes());
+        filter.rows().iter().for_each(|rows| h.update(&rows.to_le_bytes()));
+    }
+    Digest(h.digest())
+}
+
+/// The format of a manifest with this shape and this filter.
+pub(super) fn format_of(shape: Option<&Shape>, filter: Option<&Filter>) -> u32 {
+    match (filter, shape) {
+        (Some(_), _) => FILTERED_FORMAT,
+        (None, Some(_)) => SHAPED_FORMAT,
+        (None, None) => FORMAT,
+    }
 }
 
 /// xxh3-64 over the estimated sizes of the segments, which the version leaves out.
 pub(super) fn sizes_hash(segments: &[Segment]) -> u64 {
-    let mut h = Xxh3::new();
+    let mut h = Hash64::default();
     segments.iter().for_each(|s| h.update(&s.decoded_bytes.to_le_bytes()));
     h.digest()
 }
 
-fn put(h: &mut Xxh3, bytes: &[u8]) {
+fn put(h: &mut Hash128, bytes: &[u8]) {
     h.update(&(bytes.len() as u64).to_le_bytes());
     h.update(bytes);
 }

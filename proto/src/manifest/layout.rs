@@ -38,7 +38,7 @@ pub struct Part {
     pub slots: u32,
 }
 
-/// A segment before it has its place in a manifest.
+/// A segment before it has its place in a manifest. Segments of an object follow each other without gaps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SegmentSize {
     /// Index into the manifest's objects.

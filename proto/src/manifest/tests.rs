@@ -79,3 +79,22 @@ fn copies_of_a_version_have_ids_of_their_own() {
     assert_eq!(resized.id(), copy.id());
     assert_ne!(resized.sizes_hash(), copy.sizes_hash());
 }
+
+#[test]
+fn a_shape_is_part_of_the_version_and_forms_of_the_segments() {
+    let plain = sample();
+    let shape = |forms: &[u64]| Some(Shape { partitions: vec!["year".into()], forms: forms.to_vec() });
+    let shaped = sample().shaped(shape(&[7, 0, 9])).unwrap();
+    let w = v1::Manifest::from(&shaped);
+    assert_eq!((v1::Manifest::from(&plain).format, w.format), (1, 2));
+    assert_eq!(Manifest::try_from(w.clone()).unwrap(), shaped);
+    assert_ne!(shaped.digest(), plain.digest());
+    assert_ne!(shaped.digest(), sample().shaped(shape(&[7, 0, 8])).unwrap().digest());
+    assert_ne!(shaped.segment_id(0).unwrap(), plain.segment_id(0).unwrap());
+    let same = sample().shaped(shape(&[0, 0, 0])).unwrap();
+    assert_eq!(same.segment_id(0).unwrap(), plain.segment_id(0).unwrap(), "its columns are as they are");
+    assert_eq!(shaped.shaped(None).unwrap(), plain);
+    assert!(sample().shaped(shape(&[1])).is_err());
+    let format = v1::Manifest { format: 1, ..w };
+    assert_eq!(Manifest::try_from(format).unwrap_err().kind, crate::Kind::Invalid);
+}

@@ -1,7 +1,7 @@
 //! Manifests as messages.
 
 use super::Manifest;
-use super::identity::{Digest, FORMAT};
+use super::identity::{Digest, FILTERED_FORMAT, format_of};
 use super::layout::{Part, is_whole, segments};
 use crate::error::{Error, Result};
 use crate::v1;
@@ -19,7 +19,7 @@ impl From<&Manifest> for v1::Manifest {
         let whole = is_whole(s);
         let mixed = m.parts.len() > 1;
         v1::Manifest {
-            format: FORMAT,
+            format: format_of(m.shape.as_ref(), m.filter.as_ref()),
             uri: m.uri.clone(),
             segment_bytes: m.segment_bytes,
             schema: m.schema.clone().into(),
@@ -35,6 +35,8 @@ impl From<&Manifest> for v1::Manifest {
             }),
             digest: m.digest.to_bytes().to_vec().into(),
             parts: m.parts.iter().filter(|_| mixed).map(v1::Part::from).collect(),
+            shape: m.shape.clone(),
+            filter: m.filter.as_ref().map(v1::Filter::from),
         }
     }
 }
@@ -51,11 +53,9 @@ impl TryFrom<v1::Manifest> for Manifest {
 
     /// Rebuilds and checks: a manifest whose digest does not match its content is `Corrupt`.
     fn try_from(w: v1::Manifest) -> Result<Self> {
-        if w.format != FORMAT {
-            return Err(Error::invalid(format!(
-                "{}: manifest format {} is unknown here, this build knows {FORMAT}: use equal versions of Forebay",
-                w.uri, w.format
-            )));
+        let format = w.format;
+        if !(1..=FILTERED_FORMAT).contains(&format) {
+            return Err(unknown(format, &w.uri));
         }
         let claimed = Digest::from_bytes(&w.digest)?;
         let segments = segments(&w.uri, w.segments.unwrap_or_default())?;
@@ -67,6 +67,10 @@ impl TryFrom<v1::Manifest> for Manifest {
             parts.push(Part { uri: p.uri, segments: start..at, rows: 0, slots: p.slots });
         }
         let m = Manifest::build(w.uri, w.segment_bytes, w.schema.to_vec(), w.objects, segments, parts)?;
+        let m = m.shaped(w.shape)?.filtered(w.filter)?;
+        if format != format_of(m.shape.as_ref(), m.filter.as_ref()) {
+            return Err(unknown(format, &m.uri));
+        }
         match m.digest == claimed {
             true => Ok(m),
             false => Err(Error::corrupt(format!(
@@ -75,4 +79,11 @@ impl TryFrom<v1::Manifest> for Manifest {
             ))),
         }
     }
+}
+
+fn unknown(format: u32, uri: &str) -> Error {
+    Error::invalid(format!(
+        "{uri}: manifest format {format} is unknown here, this build knows up to {FILTERED_FORMAT}: use equal versions of \
+         Forebay"
+    ))
 }

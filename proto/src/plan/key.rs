@@ -1,9 +1,9 @@
 //! What makes an order, and what an order is made of.
 
 use crate::error::{Error, Result};
+use crate::hash::xxh3_64;
 use crate::manifest::Digest;
 use crate::v1;
-use xxhash_rust::xxh3::xxh3_64;
 
 /// The order's version. Changing what any plan yields means changing this.
 pub const VERSION: u32 = 1;

@@ -63,7 +63,8 @@ pub fn run(options: &DiskOptions) -> anyhow::Result<bool> {
     for part in wanted(&options.only) {
         stages.run(part, || one(part, &runtime, options));
     }
-    stages.end(&options.folder, "store", json!({"seed": options.seed, "short": options.short}))
+    let name = if options.only == [Part::Cold] { "cold" } else { "store" };
+    stages.end(&options.folder, name, json!({"seed": options.seed, "short": options.short}))
 }
 
 fn one(part: Part, runtime: &Runtime, options: &DiskOptions) -> anyhow::Result<Findings> {

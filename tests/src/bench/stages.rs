@@ -6,7 +6,6 @@ use clap::ValueEnum;
 use serde_json::Value;
 use std::fmt::Debug;
 use std::path::Path;
-use std::process::ExitCode;
 use std::time::Instant;
 use tokio::runtime::Runtime;
 
@@ -52,16 +51,4 @@ impl Stages {
 /// The runtime that readers live on.
 pub fn runtime() -> std::io::Result<Runtime> {
     tokio::runtime::Builder::new_multi_thread().enable_all().build()
-}
-
-/// How a program ends: well if all promises were kept.
-pub fn exit(program: &str, kept: anyhow::Result<bool>) -> ExitCode {
-    match kept {
-        Ok(true) => ExitCode::SUCCESS,
-        Ok(false) => ExitCode::FAILURE,
-        Err(error) => {
-            eprintln!("{program}: error: {error:#}");
-            ExitCode::FAILURE
-        }
-    }
 }

@@ -14,14 +14,19 @@ mod shape;
 mod span;
 mod subject;
 
+pub(super) use child::ChildProcess;
+pub(super) use rank::{MEASURED_EPOCH, SEED, touch};
+pub(super) use shape::{Shape, Stored};
+pub(super) use span::Span;
+pub(super) use subject::{Subject, Transport};
+
 use super::stages::{Stages, wanted};
 use clap::{Parser, Subcommand};
 use rounds::Settings;
 use serde_json::json;
-use shape::Shape;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use subject::{Subject, Target};
+use subject::Target;
 
 /// Measures warm epochs beside raw TCP, a Unix socket, memcpy, reads of a file and batches in memory.
 #[derive(Debug, Clone, Parser)]
@@ -128,11 +133,14 @@ fn subjects_go_by_the_ends_of_their_names() {
         let names = options.chosen()?.into_iter().map(Subject::name).collect::<Vec<_>>();
         anyhow::Ok(names.join(" "))
     };
-    assert_eq!(chosen(&[]).expect("all").split(' ').count(), 18);
+    assert_eq!(chosen(&[]).expect("all").split(' ').count(), 24);
     assert_eq!(
-        chosen(&["--subjects", "T.window16,X.sequential.4ranks"]).expect("two"),
-        "warm.grpc.X.sequential.4ranks warm.grpc.T.window16"
+        chosen(&["--subjects", "T.window16,X.sequential.4ranks"]).expect("by the ends"),
+        "warm.grpc.X.sequential.4ranks warm.grpc.T.window16 warm.fd.T.window16"
     );
-    assert_eq!(chosen(&["--only", "B", "--subjects", "window16"]).expect("one"), "warm.grpc.B.window16");
+    assert_eq!(
+        chosen(&["--only", "B", "--subjects", "window16"]).expect("both ways"),
+        "warm.grpc.B.window16 warm.fd.B.window16"
+    );
     assert!(chosen(&["--only", "B", "--subjects", "T.window16"]).is_err());
 }

@@ -15,8 +15,8 @@ use crate::harness::origin;
 use anyhow::{Context, Result, bail, ensure};
 use clap::Parser;
 use comfy_table::{CellAlignment, Table, presets};
+use forebay_client::ENDPOINT_VARIABLE;
 use forebay_client::Node;
-use forebay_client::args::ENDPOINT_VARIABLE;
 use forebay_client::survey;
 use forebay_proto::v1::FreeRequest;
 use forebay_train::{AUTO_BATCH, ERROR_FILE, PREFIX, Settings};
@@ -84,7 +84,7 @@ pub fn run(args: &Options) -> Result<()> {
     );
     // Before the cache is emptied.
     args.settings.check_training(args.settings.nproc.unwrap_or(1))?;
-    ensure!(args.out.is_dir(), "--out {}: there is no such directory", args.out.display());
+    std::fs::create_dir_all(&args.out).with_context(|| format!("--out {}", args.out.display()))?;
     let words: Vec<_> = std::env::args_os().skip(1).collect();
     let cached = without(&without(&words, &OWN), &SOURCE);
     let direct = without(&without(&words, &OWN), &CACHE);

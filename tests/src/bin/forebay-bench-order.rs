@@ -2,7 +2,7 @@
 
 use clap::Parser;
 use forebay_tests::bench::order::{OrderOptions, run};
-use forebay_tests::bench::stages::exit;
+use forebay_tests::harness::check::exit;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {

@@ -2,8 +2,8 @@
 //! end.
 
 use clap::Parser;
-use forebay_tests::bench::stages::exit;
 use forebay_tests::demo::{DemoOptions, run};
+use forebay_tests::harness::check::exit;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {

@@ -20,6 +20,8 @@ pub(super) fn all(options: &DemoOptions, outcome: &Outcome) -> Vec<Check> {
         same_order(options, outcome),
         reread_without_s3(outcome),
         counted_alike(outcome),
+        same_order_when_faster(outcome),
+        warm_when_faster(outcome),
     ]
 }
 
@@ -101,10 +103,28 @@ fn counted_alike(outcome: &Outcome) -> Check {
     )
 }
 
+/// Without a cache, cold and warm, another consumer sees what the training saw.
+fn same_order_when_faster(outcome: &Outcome) -> Check {
+    let seen: Vec<&str> =
+        outcome.accelerated.ways.iter().map(|way| way.epoch.order_digest.as_str()).collect();
+    let trained: Vec<&str> =
+        outcome.training.epochs.iter().map(|epoch| epoch.order_digest.as_str()).collect();
+    let passed = trained.len() >= 2 && seen == [trained[0], trained[0], trained[1]];
+    Check::of("without a cache, cold and warm: the order of the training", seen.join(" "), passed)
+}
+
+fn warm_when_faster(outcome: &Outcome) -> Check {
+    let epoch = &outcome.accelerated.ways[2].epoch;
+    let (requests, bytes) = (epoch.s3_requests, epoch.parquet_bytes_decoded);
+    let measured = format!("{requests} requests, {bytes} bytes decoded");
+    Check::of("the fast accelerator's warm epoch is warm", measured, requests == 0 && bytes == 0)
+}
+
 #[cfg(test)]
 pub(super) mod tests {
     use clap::Parser;
 
+    use super::super::accelerator::tests::accelerated;
     use super::super::figures::{NodeCounters, tests::training};
     use super::*;
     use crate::harness::answers::{EpochReport, EpochsReport};
@@ -137,6 +157,7 @@ pub(super) mod tests {
             served,
             passed,
             passed_reread: Passed::default(),
+            accelerated: accelerated(),
             dataset_bytes: 12_300_000,
             seconds: 61.5,
         }
@@ -153,7 +174,7 @@ pub(super) mod tests {
     #[test]
     fn a_good_run_passes_and_each_fault_is_seen() {
         assert_eq!(failed(|_| ()), [""; 0]);
-        let faults: [(Fault, &str); 9] = [
+        let faults: [(Fault, &str); 11] = [
             (|o| o.training.test_accuracy = 0.97, "test accuracy is at least 0.98"),
             (|o| o.training.test_accuracy = f64::NAN, "test accuracy"),
             (|o| o.training.epochs[0].s3_bytes *= 2, "the cold epoch"),
@@ -163,6 +184,8 @@ pub(super) mod tests {
             (|o| o.training.parameter_hashes[1] = "1".into(), "all ranks end"),
             (|o| o.reread.epochs[1].order_digest = "1".into(), "2 ranks and 1 rank"),
             (|o| o.passed.requests += 1, "the cache's count"),
+            (|o| o.accelerated.ways[0].epoch.order_digest = "1".into(), "without a cache, cold and warm"),
+            (|o| o.accelerated.ways[2].epoch.s3_requests = 1, "the fast accelerator"),
         ];
         for (fault, claim) in faults {
             let failed = failed(fault);
@@ -172,7 +195,7 @@ pub(super) mod tests {
         assert_eq!(failed(|o| o.training.parameter_hashes.truncate(1)).len(), 1);
         assert_eq!(
             failed(|o| o.training.epochs.truncate(1)).len(),
-            3,
+            4,
             "a run without warm epochs proves nothing"
         );
     }

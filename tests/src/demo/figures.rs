@@ -36,7 +36,8 @@ pub(super) struct TrainedEpoch {
     pub(super) cache_hits: u64,
     pub(super) cache_misses: u64,
     pub(super) order_digest: String,
-    pub(super) loss: f64,
+    /// `None` in front of an emulated accelerator, where there is no model.
+    pub(super) loss: Option<f64>,
 }
 
 /// `forebay status --json`.
@@ -83,7 +84,7 @@ pub(super) mod tests {
             cache_hits: 0,
             cache_misses: 8,
             order_digest: "aa00".into(),
-            loss: 0.25,
+            loss: Some(0.25),
         };
         let warm = TrainedEpoch {
             epoch: 1,
@@ -99,7 +100,7 @@ pub(super) mod tests {
             cache_hits: 16,
             cache_misses: 0,
             order_digest: "bb11".into(),
-            loss: 0.07,
+            loss: Some(0.07),
             ..cold.clone()
         };
         Training {

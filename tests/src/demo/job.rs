@@ -5,8 +5,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 
+use super::accelerator::{self, Accelerated};
 use super::figures::{NodeCounters, Status, Training};
 use super::options::DemoOptions;
+use super::parts::Parts;
 use crate::harness::answers::EpochsReport;
 use crate::harness::mnist;
 use crate::harness::process::{Run, Server, ServerOptions};
@@ -26,6 +28,7 @@ pub(super) struct Outcome {
     pub(super) passed: Passed,
     /// The proxy's count while one rank read the epochs again.
     pub(super) passed_reread: Passed,
+    pub(super) accelerated: Accelerated,
     /// Bytes of the Parquet objects.
     pub(super) dataset_bytes: u64,
     /// The whole run, without builds.
@@ -47,52 +50,51 @@ pub(super) fn run(options: &DemoOptions) -> anyhow::Result<Outcome> {
         .folder(&folder)
         .try_start()?;
     println!("cache   {} (empty; log in {})", server.endpoint, folder.join("server.log").display());
-    let measured = measure(options, &s3, &proxy, &server, &folder);
+    let parts = Parts { options, s3: &s3, proxy: &proxy, server: &server, folder: &folder };
+    let outcome = measure(&parts, dataset_bytes, start);
     let stopped = server.try_stop();
-    let (training, reread, served, passed, passed_reread) = measured?;
+    let outcome = outcome?;
     stopped?;
-    let seconds = start.elapsed().as_secs_f64();
-    Ok(Outcome { training, reread, served, passed, passed_reread, dataset_bytes, seconds })
+    Ok(outcome)
 }
 
-fn measure(
-    options: &DemoOptions,
-    s3: &S3Server,
-    proxy: &SlowProxy,
-    server: &Server,
-    folder: &Path,
-) -> anyhow::Result<(Training, EpochsReport, NodeCounters, Passed, Passed)> {
+fn measure(parts: &Parts<'_>, dataset_bytes: u64, start: Instant) -> anyhow::Result<Outcome> {
+    let options = parts.options;
     println!("train   {} ranks, {} epochs, global batch {}", options.nproc, options.epochs(), options.batch);
-    let training = train(options, s3, server, folder)?;
-    let passed = proxy.passed();
-    let served = status(server)?.counters;
+    let training = train(parts)?;
+    let passed = parts.proxy.passed();
+    let served = status(parts.server)?.counters;
     println!("reread  the same epochs by one rank");
-    let reread = reread(options, s3, server)?;
-    Ok((training, reread, served, passed, proxy.passed().since(&passed)))
+    let reread = reread(parts)?;
+    let passed_reread = parts.proxy.passed().since(&passed);
+    println!("faster  the same epochs on an emulated accelerator: without a cache, cold, warm");
+    let accelerated = accelerator::run(parts, &training)?;
+    let seconds = start.elapsed().as_secs_f64();
+    Ok(Outcome { training, reread, served, passed, passed_reread, accelerated, dataset_bytes, seconds })
 }
 
-fn train(options: &DemoOptions, s3: &S3Server, server: &Server, folder: &Path) -> anyhow::Result<Training> {
-    let report = folder.join("training.json");
+fn train(parts: &Parts<'_>) -> anyhow::Result<Training> {
+    let report = parts.folder.join("training.json");
     let ended = Run::find("forebay-train")?
-        .args(["--endpoint", &server.endpoint])
-        .args(["--train", &s3.uri("mnist/train/"), "--test", &s3.uri("mnist/test/")])
-        .args(["--nproc", &options.nproc.to_string(), "--epochs", &options.epochs().to_string()])
-        .args(["--batch", &options.batch.to_string(), "--seed", &options.seed.to_string()])
-        .args(["--window", &options.window.to_string()])
+        .args(["--endpoint", &parts.server.endpoint])
+        .args(["--train", &parts.train_uri(), "--test", &parts.s3.uri("mnist/test/")])
+        .args(["--epochs", &parts.options.epochs().to_string()])
+        .args(parts.options.run_flags())
         .arg("--report")
         .arg(&report)
-        .limit(options.patience())
+        .limit(parts.options.patience())
         .show_progress()
         .try_end()?;
-    let (code, log) = (ended.code, server.log());
+    let (code, log) = (ended.code, parts.server.log());
     anyhow::ensure!(code == Some(0), "forebay-train ended with {code:?}; the cache's log:\n{log}");
     let text = std::fs::read(&report).with_context(|| format!("read {}", report.display()))?;
     serde_json::from_slice(&text).with_context(|| format!("read {}", report.display()))
 }
 
-fn reread(options: &DemoOptions, s3: &S3Server, server: &Server) -> anyhow::Result<EpochsReport> {
+fn reread(parts: &Parts<'_>) -> anyhow::Result<EpochsReport> {
+    let options = parts.options;
     Run::find("forebay")?
-        .args(["epoch", &s3.uri("mnist/train/"), "--endpoint", &server.endpoint, "--world", "1"])
+        .args(["epoch", &parts.train_uri(), "--endpoint", &parts.server.endpoint, "--world", "1"])
         .args(["--batch", &options.batch.to_string(), "--epochs", &options.epochs().to_string()])
         .args(["--seed", &options.seed.to_string(), "--window", &options.window.to_string()])
         .limit(Duration::from_secs(300))
@@ -111,7 +113,7 @@ fn fresh(folder: &Path) -> anyhow::Result<PathBuf> {
 fn emptied(folder: &Path) -> std::io::Result<PathBuf> {
     std::fs::create_dir_all(folder)?;
     let folder = folder.canonicalize()?;
-    for name in ["cache", "server.log", "training.json", "report.json", "report.html"] {
+    for name in ["cache", "server.log", "training.json", "accelerated.json", "report.json", "report.html"] {
         let path = folder.join(name);
         let removed =
             if path.is_dir() { std::fs::remove_dir_all(&path) } else { std::fs::remove_file(&path) };

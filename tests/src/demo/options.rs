@@ -42,6 +42,16 @@ impl DemoOptions {
         if self.short { 0.96 } else { 0.98 }
     }
 
+    /// The flags of `forebay-train` that all its runs have.
+    pub(super) fn run_flags(&self) -> [String; 4] {
+        [
+            format!("--nproc={}", self.nproc),
+            format!("--batch={}", self.batch),
+            format!("--seed={}", self.seed),
+            format!("--window={}", self.window),
+        ]
+    }
+
     /// How long training may take before it counts as hung.
     pub(super) fn patience(&self) -> Duration {
         Duration::from_secs(300 + 240 * u64::from(self.epochs()))

@@ -20,12 +20,14 @@ pub(super) fn html(options: &DemoOptions, outcome: &Outcome, checks: &[Check]) -
          <section class=\"tiles\">\n{tiles}</section>\n\
          <section class=\"charts\">\n{charts}</section>\n\
          <section>\n<h2>Epoch by epoch</h2>\n{table}</section>\n\
+         <section>\n<h2>With and without a cache</h2>\n{accelerated}</section>\n\
          <section>\n<h2>Checks</h2>\n{checks}</section>\n\
          <footer>\n{footer}</footer>\n",
         story = story(outcome),
         tiles = tiles(outcome),
-        charts = chart::all(&outcome.training.epochs),
+        charts = chart::all(&outcome.training.epochs, &outcome.accelerated),
         table = epochs(outcome),
+        accelerated = accelerated(outcome),
         checks = check_list(checks),
         footer = footer(options, outcome),
     );
@@ -65,17 +67,26 @@ fn tiles(outcome: &Outcome) -> String {
     .concat()
 }
 
+fn rows<const N: usize>(header: [&str; N], rows: impl Iterator<Item = [String; N]>) -> String {
+    let cells = |tag: &str, cells: &[String]| {
+        let cell = |text: &String| format!("<{tag}>{}</{tag}>", escaped(text));
+        format!("<tr>{}</tr>\n", cells.iter().map(cell).collect::<String>())
+    };
+    let body: String = rows.map(|row| cells("td", &row)).collect();
+    format!(
+        "<div class=\"scroll\"><table>\n{}{body}</table></div>\n",
+        cells("th", &header.map(str::to_owned))
+    )
+}
+
+fn accelerated(outcome: &Outcome) -> String {
+    let note = table::fast_title(&outcome.accelerated);
+    rows(table::FAST_HEADER, outcome.accelerated.ways.iter().map(table::fast_cells))
+        + &format!("<p class=\"note\">{}</p>\n", escaped(&note))
+}
+
 fn epochs(outcome: &Outcome) -> String {
-    let mut text = "<div class=\"scroll\"><table>\n<tr>".to_owned();
-    text.extend(table::HEADER.iter().map(|name| format!("<th>{name}</th>")));
-    text += "</tr>\n";
-    for epoch in &outcome.training.epochs {
-        let cells = table::cells(epoch);
-        text += "<tr>";
-        text.extend(cells.iter().map(|cell| format!("<td>{}</td>", escaped(cell))));
-        text += "</tr>\n";
-    }
-    text += "</table></div>\n";
+    let mut text = rows(table::HEADER, outcome.training.epochs.iter().map(table::cells));
     let footers: u64 = outcome.training.epochs.iter().map(|epoch| epoch.s3_footer_requests).sum();
     text += &format!(
         "<p class=\"note\">Listings and footers ({footers} requests) are counted apart. In all, the test split \

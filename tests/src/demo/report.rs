@@ -36,6 +36,7 @@ pub(super) fn json(options: &DemoOptions, outcome: &Outcome, checks: &[Check]) -
         "projected_bytes": training.epochs.first().map(|epoch| epoch.projected_bytes),
         "epochs": training.epochs,
         "reread_epochs": outcome.reread.epochs,
+        "accelerated": outcome.accelerated,
         "s3_seen_by_cache": outcome.served,
         "s3_seen_by_proxy": {
             "requests": outcome.passed.requests,
@@ -61,6 +62,11 @@ fn rows(outcome: &Outcome) -> Vec<Row> {
         row("warm_s3_requests", sum(|epoch| epoch.s3_requests), "requests"),
         row("warm_parquet_bytes_decoded", sum(|epoch| epoch.parquet_bytes_decoded), "bytes"),
     ];
+    for (way, name) in outcome.accelerated.ways.iter().zip(["direct", "cold", "warm"]) {
+        rows.push(row(&format!("fast_{name}_seconds"), way.epoch.seconds, "s"));
+        rows.push(row(&format!("fast_{name}_data_wait_share"), way.epoch.data_wait_share, "share"));
+        rows.push(row(&format!("fast_{name}_busy_share"), way.busy_share, "share"));
+    }
     for epoch in &training.epochs {
         rows.push(row(&format!("epoch_{}_samples_per_s", epoch.epoch), epoch.samples_per_s, "samples/s"));
         rows.push(row(&format!("epoch_{}_data_wait_share", epoch.epoch), epoch.data_wait_share, "share"));
@@ -85,6 +91,6 @@ mod tests {
         assert_eq!(report["epochs"][0]["s3_bytes"], 10_610_000);
         assert_eq!(report["passed"], true);
         let rows = report["rows"].as_array().map(Vec::len);
-        assert_eq!(rows, Some(8));
+        assert_eq!(rows, Some(17));
     }
 }

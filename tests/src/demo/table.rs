@@ -1,5 +1,6 @@
 //! The tables for people on the terminal.
 
+use super::accelerator::{Accelerated, FASTER, FastWay};
 use super::figures::TrainedEpoch;
 use super::job::Outcome;
 use crate::harness::check::Check;
@@ -29,7 +30,7 @@ pub(super) fn cells(epoch: &TrainedEpoch) -> [String; 10] {
         epoch.s3_requests.to_string(),
         megabytes(epoch.s3_bytes),
         format!("{} MB", megabytes(epoch.parquet_bytes_decoded)),
-        format!("{:.4}", epoch.loss),
+        epoch.loss.map_or_else(|| "-".to_owned(), |loss| format!("{loss:.4}")),
         epoch.order_digest.clone(),
     ]
 }
@@ -56,6 +57,36 @@ pub(super) fn epochs(outcome: &Outcome) -> String {
         outcome.seconds,
     );
     text
+}
+
+/// The columns of the table of the accelerator.
+pub(super) const FAST_HEADER: [&str; 8] =
+    ["way", "bytes from", "seconds", "samples/s", "data wait", "accelerator busy", "S3 MB", "order digest"];
+
+/// One row of it.
+pub(super) fn fast_cells(way: &FastWay) -> [String; 8] {
+    [
+        way.name.to_owned(),
+        way.epoch.source.clone(),
+        format!("{:.2}", way.epoch.seconds),
+        format!("{:.0}", way.epoch.samples_per_s),
+        format!("{:.1} %", 100.0 * way.epoch.data_wait_share),
+        format!("{:.1} %", 100.0 * way.busy_share),
+        megabytes(way.epoch.s3_bytes),
+        way.epoch.order_digest.clone(),
+    ]
+}
+
+/// What the table of the accelerator is of.
+pub(super) fn fast_title(accelerated: &Accelerated) -> String {
+    let ms = accelerated.step_ms;
+    format!("one epoch each on an accelerator {FASTER} times as fast (emulated: {ms} ms a step)")
+}
+
+/// The table of the accelerator.
+pub(super) fn accelerated(accelerated: &Accelerated) -> String {
+    let rows: Vec<_> = accelerated.ways.iter().map(fast_cells).collect();
+    format!("{}\n{}", fast_title(accelerated), aligned(&FAST_HEADER.map(str::to_owned), &rows))
 }
 
 /// One line per check.
@@ -104,6 +135,13 @@ mod tests {
         assert_eq!(
             lines[2],
             "2      cache          16.0       3744      1.0 %            0      0             0 MB  0.0700  bb11"
+        );
+        let text = accelerated(&outcome().accelerated);
+        let lines: Vec<_> = text.lines().collect();
+        assert_eq!(lines.len(), 5);
+        assert_eq!(
+            lines[4],
+            "cache, warm  cache          0.50     119808      1.0 %            90.0 %      0  bb11"
         );
         let lines = checks(&super::super::checks::all(&options(), &outcome()));
         assert!(lines.lines().all(|line| line.starts_with("PASS  ")), "{lines}");

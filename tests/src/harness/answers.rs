@@ -9,7 +9,7 @@ pub struct EpochsReport {
     pub epochs: Vec<EpochReport>,
 }
 
-/// One epoch of it; the reports of `forebay-train` have these fields too, but for `mb_per_s`.
+/// One epoch of it; the reports of `forebay-train` have these fields too, but for those with a default.
 #[derive(Debug, Clone, Default, Deserialize, Serialize)]
 pub struct EpochReport {
     pub epoch: u64,
@@ -18,5 +18,9 @@ pub struct EpochReport {
     #[serde(default)]
     pub mb_per_s: f64,
     pub s3_requests: u64,
+    #[serde(default)]
+    pub first_batch_s: f64,
+    #[serde(default)]
+    pub cpu_s: f64,
     pub order_digest: String,
 }

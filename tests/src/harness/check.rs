@@ -3,6 +3,7 @@
 use crate::harness::report::Row;
 use serde::Serialize;
 use std::fmt;
+use std::process::ExitCode;
 
 /// The findings of a measurement.
 #[derive(Debug, Default)]
@@ -81,5 +82,17 @@ impl fmt::Display for Check {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let colon = if self.measured.is_empty() { "" } else { ": " };
         write!(f, "{}  {}{colon}{}", self.verdict(), self.claim, self.measured)
+    }
+}
+
+/// How a program ends: well if all promises were kept.
+pub fn exit(program: &str, kept: anyhow::Result<bool>) -> ExitCode {
+    match kept {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("{program}: error: {error:#}");
+            ExitCode::FAILURE
+        }
     }
 }

@@ -58,7 +58,7 @@ impl Comparison {
         Self { streams: tempfile::tempdir().expect("make a folder"), pairs: Vec::new() }
     }
 
-    /// Adds a stream and the folder with what it should hold.
+    /// Adds a stream and the folder with what it should hold, or the stream that it should equal.
     pub fn add(&mut self, folder: PathBuf, stream: &[u8]) {
         let file = self.streams.path().join(self.pairs.len().to_string());
         std::fs::write(&file, stream).expect("write a stream");
@@ -87,6 +87,26 @@ pub fn script(name: &str) -> Run {
     let python = project.join(".venv/bin/python");
     assert!(python.exists(), "there is no {}: run `make test`, which sets it up", python.display());
     Run::program(python, name).arg(project.join("scripts").join(name))
+}
+
+/// Where the tables are that `scripts/make_real_tables.py` writes, once for all tests of this executable.
+pub fn real_tables() -> &'static Path {
+    static ROOT: OnceLock<PathBuf> = OnceLock::new();
+    ROOT.get_or_init(|| {
+        let root = Path::new(env!("CARGO_TARGET_TMPDIR")).join("real-tables");
+        script("make_real_tables.py").arg(&root).end().expect_success();
+        root
+    })
+}
+
+/// Where the tables are that `scripts/make_filters.py` writes, once for all tests of this executable.
+pub fn filters() -> &'static Path {
+    static ROOT: OnceLock<PathBuf> = OnceLock::new();
+    ROOT.get_or_init(|| {
+        let root = Path::new(env!("CARGO_TARGET_TMPDIR")).join("filters");
+        script("make_filters.py").arg(&root).end().expect_success();
+        root
+    })
 }
 
 /// Where the fixtures are.

@@ -1,32 +1,46 @@
 //! End to end: the real binaries against an S3 server in this process.
 //!
 //! * [`data`]: delivered values equal those that pyarrow reads.
+//! * [`content`]: the content digest, the same by every way and by other people's reader.
 //! * [`order`]: the order of samples, and the S3 requests of an epoch.
 //! * [`bad_input`]: every error is told in one line, soon, and without a secret.
+//! * [`filters`]: datasets of some rows only.
+//! * [`real`]: tables as real writers leave them.
 //! * [`node`]: status and metrics of a cache node, and the commands that it takes.
 //! * [`tickets`]: requests to a node that are wrong.
 //! * [`trainer`]: training runs on a cache.
 //! * [`refused`]: how a command that cannot succeed must end.
 //! * [`replicas`]: several copies of a segment, who makes them and who reads them.
 //! * [`restart`]: the faults that a run survives without an error.
+//! * [`local_node`]: a node that the commands start by themselves.
+//! * [`same_host`]: readers on the node's own host.
 //! * [`store`]: the faster checks of `make bench-store`.
 //! * [`warm`]: `make bench-warm`, at a small size.
+//! * [`peers`]: `make bench-peers`, at a small size, with the peers that need no more than pyarrow.
+//! * [`python`]: `make bench-python`, at a small size.
 //! * [`demo`]: that it leaves nothing behind.
 //!
 //! One executable, so that the fixtures are written once. `make test` builds the binaries before.
 
 mod bad_input;
 mod commands;
+mod content;
 mod data;
 mod demo;
 mod failover;
+mod filters;
 mod fixtures;
+mod local_node;
 mod membership;
 mod node;
 mod order;
+mod peers;
+mod python;
+mod real;
 mod refused;
 mod replicas;
 mod restart;
+mod same_host;
 mod store;
 mod tickets;
 mod trainer;

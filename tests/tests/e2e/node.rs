@@ -17,7 +17,7 @@ use crate::fixtures;
 use crate::refused::check;
 
 /// The body of what an HTTP server answers; panics unless the status is 200.
-fn get(base: &str, path: &str) -> String {
+pub fn get(base: &str, path: &str) -> String {
     let address = base.trim_start_matches("http://");
     let mut stream = TcpStream::connect(address).expect("connect");
     write!(stream, "GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n").expect("ask");
@@ -107,7 +107,7 @@ fn what_does_not_fit_is_not_said_to_be_held() {
     let server = ServerOptions::for_s3(&s3).args(["--cache-bytes", "20MB"]).start();
     let uri = s3.uri("mnist/train");
     let why = cached(&server, &["load", &uri, "--segment-bytes", "8MiB"]).end().expect_failure();
-    assert!(why.contains("the cache holds") && why.contains("give it more room"), "{why}");
+    assert!(why.contains("the cache holds") && why.contains("more room (--cache-bytes)"), "{why}");
     cached(&server, &["load", &uri, "--segment-bytes", "8MiB", "--columns", "label"]).end().expect_success();
     server.stop();
 }

@@ -27,6 +27,7 @@ fn warm_epochs_are_measured_beside_their_floors() {
     ];
     for subject in ["X", "T", "B"].iter().flat_map(|s| ["sequential", "window16"].map(|o| format!("{s}.{o}")))
     {
+        names.extend(figures.iter().map(|what| format!("warm.fd.{subject}{what}")));
         for ranks in ["", ".2ranks", ".4ranks"] {
             names.extend(figures.iter().map(|what| format!("warm.grpc.{subject}{ranks}{what}")));
             names.extend((!ranks.is_empty()).then(|| format!("warm.grpc.{subject}{ranks}.of_one_rank")));
@@ -44,4 +45,5 @@ fn warm_epochs_are_measured_beside_their_floors() {
         assert!(is_positive, "{row}");
     }
     assert_eq!(report["settings"]["targets"]["warm.grpc.T.window16"]["cpu_s_per_gb"], 1.2);
+    assert_eq!(report["settings"]["targets"]["warm.fd.T.window16"]["ratio"], 0.25);
 }

@@ -5,7 +5,7 @@ use crate::tokens::{Token, tokens};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Roots of the crates, with the names by which other crates use them.
-pub const CRATES: [(&str, &str); 8] = [
+pub const CRATES: [(&str, &str); 9] = [
     ("proto/src", "forebay_proto"),
     ("dataset/src", "forebay_dataset"),
     ("cache-server/src", "forebay_server"),
@@ -13,6 +13,7 @@ pub const CRATES: [(&str, &str); 8] = [
     ("client/cli/src", "forebay_cli"),
     ("trainer/src", "forebay_train"),
     ("trainer/c10d/src", "forebay_c10d"),
+    ("python/src", "_forebay"),
     ("tests/src", "forebay_tests"),
 ];
 

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 /// Files of the product: its crates without their tests, and without the tests crate.
-const PRODUCT: [&str; 7] = [
+const PRODUCT: [&str; 8] = [
     "proto/src/",
     "dataset/src/",
     "cache-server/src/",
@@ -11,6 +11,7 @@ const PRODUCT: [&str; 7] = [
     "client/cli/src/",
     "trainer/src/",
     "trainer/c10d/src/",
+    "python/src/",
 ];
 
 /// A file: its path below the repository's root, and its text.

@@ -10,8 +10,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow, ensure};
 use forebay_c10d::Span;
+use forebay_proto::hash::{Hash128, xxh3_128};
 use tch::{TchError, Tensor};
-use xxhash_rust::xxh3::{Xxh3, xxh3_128};
 
 use super::meta::FORMAT;
 use super::meta::Meta;
@@ -150,11 +150,11 @@ fn verify(place: &Path) -> Result<()> {
 /// Length and hash of a file.
 fn measure(file: &Path) -> std::io::Result<(u64, u128)> {
     let mut source = File::open(file)?;
-    let (mut hash, mut bytes) = (Xxh3::new(), 0);
+    let (mut hash, mut bytes) = (Hash128::default(), 0);
     let mut buffer = vec![0; 1 << 20];
     loop {
         match source.read(&mut buffer)? {
-            0 => return Ok((bytes, hash.digest128())),
+            0 => return Ok((bytes, hash.digest())),
             read => {
                 hash.update(&buffer[..read]);
                 bytes += read as u64;

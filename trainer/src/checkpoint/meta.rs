@@ -1,7 +1,7 @@
 //! What a checkpoint says about itself.
 
 use anyhow::{Result, ensure};
-use forebay_proto::digest::OrderDigest;
+use forebay_proto::digest::{ContentDigest, OrderDigest};
 use forebay_proto::state::LoaderState;
 use serde::{Deserialize, Serialize};
 
@@ -66,14 +66,26 @@ pub struct EpochSeen {
     pub steps: u64,
     /// The order digest of those samples, in hex.
     pub order_digest: String,
+    /// Their content digest, in hex, if all of them were verified.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub content_digest: Option<String>,
     /// Sum of the samples' losses.
     pub loss_sum: f64,
+}
+
+/// The digests of a stretch of an epoch.
+#[derive(Debug, Clone, Copy)]
+pub struct Digests {
+    pub order: OrderDigest,
+    /// If its values were verified.
+    pub content: Option<ContentDigest>,
 }
 
 impl EpochSeen {
     /// Nothing of this epoch.
     pub fn none(epoch: u64) -> Self {
-        Self { epoch, samples: 0, steps: 0, order_digest: OrderDigest::default().to_string(), loss_sum: 0.0 }
+        let order_digest = OrderDigest::default().to_string();
+        Self { epoch, samples: 0, steps: 0, order_digest, content_digest: None, loss_sum: 0.0 }
     }
 
     /// What `epochs` say of one of them; nothing if they do not have it.
@@ -86,9 +98,17 @@ impl EpochSeen {
     }
 
     /// Adds a further stretch of the same epoch.
-    pub fn add(&mut self, samples: u64, steps: u64, digest: OrderDigest, loss_sum: f64) -> Result<()> {
-        let mut all = self.digest()?;
-        all.merge(digest);
+    pub fn add(&mut self, samples: u64, steps: u64, digests: Digests, loss_sum: f64) -> Result<()> {
+        let (mut all, mut content) = (self.digest()?, digests.content);
+        all.merge(digests.order);
+        if self.samples > 0 {
+            let before = self.content_digest.as_deref().map(str::parse).transpose()?;
+            content = content.zip(before).map(|(mut content, before): (ContentDigest, _)| {
+                content.merge(before);
+                content
+            });
+        }
+        self.content_digest = content.map(|content| content.to_string());
         self.samples += samples;
         self.steps += steps;
         self.order_digest = all.to_string();

@@ -2,7 +2,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use forebay_c10d::{ProcessGroup, Store};
-use forebay_proto::digest::OrderDigest;
+use forebay_proto::digest::{ContentDigest, OrderDigest};
 use forebay_proto::manifest::Digest;
 use forebay_proto::plan::{PlanKey, Shuffle};
 use forebay_proto::state::LoaderState;
@@ -32,7 +32,7 @@ fn checkpoint(step: u64) -> Checkpoint {
     let mut digest = OrderDigest::default();
     digest.add(step, 3);
     let mut seen = EpochSeen::none(1);
-    seen.add(step * 100, step, digest, 0.1).unwrap();
+    seen.add(step * 100, step, Digests { order: digest, content: None }, 0.1).unwrap();
     let weights = vec![
         ("a.weight".to_owned(), Tensor::arange(6, (Kind::Float, Device::Cpu)).view([2, 3]) + step as f64),
         ("a.bias".to_owned(), Tensor::from_slice(&[1.5f32]).to_kind(Kind::BFloat16)),
@@ -306,7 +306,19 @@ fn a_digest_is_the_sum_of_the_stretches() {
     let mut whole = parts[0];
     whole.merge(parts[1]);
     let mut seen = EpochSeen::none(0);
-    seen.add(1, 1, parts[0], 1.0).unwrap();
-    seen.add(1, 1, parts[1], 2.0).unwrap();
+    let mut values = [ContentDigest::default(); 2];
+    values[0].add(b"first");
+    values[1].add(b"second");
+    let stretch = |part: usize| Digests { order: parts[part], content: Some(values[part]) };
+    seen.add(1, 1, stretch(0), 1.0).unwrap();
+    seen.add(1, 1, stretch(1), 2.0).unwrap();
     assert_eq!((seen.digest().unwrap(), seen.samples, seen.loss_sum), (whole, 2, 3.0));
+    let mut content = values[0];
+    content.merge(values[1]);
+    assert_eq!(seen.content_digest.as_deref(), Some(content.to_string().as_str()));
+    // Of an epoch that was not verified from its beginning there is none.
+    seen.add(1, 1, Digests { content: None, ..stretch(0) }, 1.0).unwrap();
+    assert_eq!(seen.content_digest, None);
+    seen.add(1, 1, stretch(1), 1.0).unwrap();
+    assert_eq!(seen.content_digest, None);
 }

@@ -145,7 +145,6 @@ mod tests {
 
     use forebay_client::EpochSummary;
     use forebay_client::loader::Shuffle;
-    use forebay_proto::digest::OrderDigest;
     use forebay_proto::manifest::Digest;
     use forebay_proto::plan::PlanKey;
 
@@ -153,7 +152,7 @@ mod tests {
 
     fn item(epoch: u64) -> Item<Input> {
         let key = PlanKey { manifest: Digest(7), seed: 5, epoch, shuffle: Shuffle::None };
-        let summary = EpochSummary { epoch, digest: OrderDigest::default(), samples: 0, steps: 0 };
+        let summary = EpochSummary { epoch, ..EpochSummary::default() };
         Item { event: Event::EpochEnd(summary), input: None, state: LoaderState { key, samples_done: 0 } }
     }
 

@@ -1,7 +1,7 @@
 //! What part of an image the model sees: a pure function of (seed, epoch, sample), so the same pixels come
 //! whatever thread works on it, on any number of ranks, and after a resume.
 
-use xxhash_rust::xxh3::xxh3_64;
+use forebay_proto::hash::xxh3_64;
 
 use super::image::Augment;
 

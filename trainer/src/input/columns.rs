@@ -1,8 +1,11 @@
 //! Which columns a model takes, and whether a dataset has them in the right shape.
 
-use anyhow::{Result, bail};
+use std::collections::HashMap;
+
+use anyhow::{Context, Result, bail, ensure};
 use arrow::datatypes::{DataType, Schema};
 
+use super::fill::{Fill, FillRule};
 use super::image::{ImageSettings, ImageSource};
 use super::schema::{Role, is_number, kind_of, numbers, shape};
 
@@ -16,10 +19,13 @@ pub struct Columns {
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Wanted {
     pub role: Role,
+    /// A column, or a field of a struct column by its path.
     pub name: String,
     /// The flag that chooses another.
     pub flag: &'static str,
     pub takes: Takes,
+    /// What stands for a null.
+    pub fill: Option<f64>,
 }
 
 /// What a column must hold.
@@ -37,10 +43,10 @@ pub enum Takes {
     },
     /// Images of any kind that its settings name: the tensor is `[B, C, H, W]` of bytes.
     Image(ImageSettings),
-    /// A number: the tensor is `[B]` of 32-bit floats.
+    /// A number or a time: the tensor is `[B]` of 32-bit floats.
     Number,
-    /// A number, or a list of numbers of a fixed length. Several such columns are one tensor, `[B, F]` of
-    /// 32-bit floats.
+    /// A number or a time, or a list of them of a fixed length. Several such columns are one tensor, `[B, F]`
+    /// of 32-bit floats.
     Numbers,
     /// Integers from 0 to below `vocab` in a list of a fixed length: the tensor is `[B, length]`.
     Tokens {
@@ -49,13 +55,67 @@ pub enum Takes {
         /// The number of different tokens.
         vocab: i64,
     },
+    /// The same in lists of any length, whose tokens beyond `length` are left out: the tensor is
+    /// `[B, length]`, with `pad` where a row is shorter, and another of [`Role::Lengths`] goes with it.
+    RaggedTokens {
+        /// Tokens of a row of the tensor.
+        length: i64,
+        /// The number of different tokens.
+        vocab: i64,
+        /// One of them.
+        pad: i64,
+    },
 }
 
 impl Columns {
     /// With one more. `flag` chooses the column.
     pub fn with(mut self, role: Role, name: &str, flag: &'static str, takes: Takes) -> Self {
-        self.wanted.push(Wanted { role, name: name.to_owned(), flag, takes });
+        self.wanted.push(Wanted { role, name: name.to_owned(), flag, takes, fill: None });
         self
+    }
+
+    /// With what the rules put in place of nulls; `means` are those of the columns that a rule wants it of.
+    pub fn filled(mut self, rules: &[FillRule], means: &HashMap<String, f64>) -> Result<Self> {
+        for rule in rules {
+            let named = rule.column.as_deref();
+            let mut found = false;
+            for wanted in self.wanted.iter_mut().filter(|wanted| wanted.follows(rule, rules)) {
+                found = true;
+                ensure!(
+                    wanted.takes.can_be_filled(rule.fill),
+                    "--fill: the nulls of `{}` cannot be filled: only features, and labels by a number, can",
+                    wanted.name
+                );
+                wanted.fill = Some(match rule.fill {
+                    Fill::Value(value) => value,
+                    Fill::Mean => *means.get(&wanted.name).context("a mean that is not known")?,
+                });
+            }
+            ensure!(
+                found || named.is_none(),
+                "--fill names the column `{}`, which the model does not read",
+                named.unwrap_or_default()
+            );
+        }
+        Ok(self)
+    }
+
+    /// The columns as a checkpoint keeps them: by name, with what stands for nulls.
+    pub fn describe(&self) -> Vec<String> {
+        let text = |wanted: &Wanted| match wanted.fill {
+            Some(fill) => format!("{} (null = {fill})", wanted.name),
+            None => wanted.name.clone(),
+        };
+        self.wanted.iter().map(text).collect()
+    }
+
+    /// The columns of numbers that the rules fill by their mean.
+    pub fn means_wanted(&self, rules: &[FillRule]) -> Vec<&str> {
+        let is_mean = |wanted: &&Wanted| {
+            let mut own = rules.iter().filter(|rule| wanted.follows(rule, rules));
+            wanted.takes.can_be_filled(Fill::Mean) && own.any(|rule| rule.fill == Fill::Mean)
+        };
+        self.wanted.iter().filter(is_mean).map(|wanted| wanted.name.as_str()).collect()
     }
 
     /// Refuses a dataset whose columns are missing or are not what the model takes.
@@ -70,7 +130,23 @@ impl Columns {
     }
 }
 
+impl Wanted {
+    /// Whether it is this rule that says what stands for its nulls.
+    fn follows(&self, rule: &FillRule, rules: &[FillRule]) -> bool {
+        let is_own = |rule: &FillRule| rule.column.as_ref() == Some(&self.name);
+        is_own(rule) || rule.column.is_none() && self.role == Role::Features && !rules.iter().any(is_own)
+    }
+}
+
 impl Takes {
+    fn can_be_filled(&self, fill: Fill) -> bool {
+        match self {
+            Self::Numbers | Self::Number => true,
+            Self::Class { .. } => matches!(fill, Fill::Value(class) if class.fract() == 0.0),
+            _ => false,
+        }
+    }
+
     /// What was expected, if `kind` is something else.
     fn mismatch(&self, kind: &DataType) -> Option<String> {
         match self {
@@ -97,7 +173,8 @@ impl Takes {
                 (!is_number(kind)).then(|| "with --task regression labels are one number each".to_owned())
             }
             Self::Numbers => numbers(kind).is_none().then(|| {
-                "the mlp takes numbers, or lists of numbers of a fixed length, such as Float32[16]".to_owned()
+                "the mlp takes numbers and times, or lists of them of a fixed length, such as Float32[16]"
+                    .to_owned()
             }),
             Self::Tokens { length, .. } => {
                 let fits = matches!(kind, DataType::FixedSizeList(item, size)
@@ -108,6 +185,11 @@ impl Takes {
                         length - 1
                     )
                 })
+            }
+            Self::RaggedTokens { .. } => {
+                let fits = matches!(kind, DataType::List(item) | DataType::LargeList(item)
+                    if item.data_type().is_integer());
+                (!fits).then(|| "the gpt takes tokens as lists of integers, such as List<Int32>".to_owned())
             }
         }
     }

@@ -117,6 +117,15 @@ impl ImageArgs {
     }
 }
 
+/// The path of the files of a column of images: the field `bytes` of a struct, as Hugging Face's datasets
+/// have them, or the column itself.
+pub fn files_in(column: &str, schema: &Schema) -> String {
+    match kind_of(schema, column, "") {
+        Ok(DataType::Struct(fields)) if fields.find("bytes").is_some() => format!("{column}.bytes"),
+        _ => column.to_owned(),
+    }
+}
+
 impl ImageSettings {
     /// For a column of this schema. The error names what the column holds.
     pub fn resolve(args: &ImageArgs, column: &str, schema: &Schema, uri: &str) -> Result<Self> {

@@ -24,8 +24,12 @@ impl Input {
 
     /// The tensor of a role.
     pub fn get(&self, role: Role) -> Result<&Tensor> {
-        let found = self.tensors.iter().find(|(own, _)| *own == role);
-        found.map(|(_, tensor)| tensor).with_context(|| format!("the batch has no {role}"))
+        self.find(role).with_context(|| format!("the batch has no {role}"))
+    }
+
+    /// The tensor of a role that not every batch has.
+    pub fn find(&self, role: Role) -> Option<&Tensor> {
+        self.tensors.iter().find(|(own, _)| *own == role).map(|(_, tensor)| tensor)
     }
 
     /// `[B]` of 1 for samples and 0 for padding; `None` when all are samples.

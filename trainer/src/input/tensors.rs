@@ -1,17 +1,19 @@
 //! From Arrow columns to tensors: the loader's own memory where the model takes it as it is.
 
-use anyhow::{Context, Result, anyhow, bail, ensure};
-use arrow::array::{Array, AsArray, RecordBatch};
+use anyhow::{Context, Result, bail, ensure};
+use arrow::array::{Array, ArrayRef, AsArray, RecordBatch};
 use arrow::buffer::{BooleanBuffer, Buffer};
 use arrow::compute::cast;
-use arrow::datatypes::{DataType, Float32Type, Int32Type, Int64Type, UInt8Type};
+use arrow::datatypes::{DataType, Int64Type, UInt8Type};
 use forebay_c10d::tensor_from_owner;
 use tch::{Kind, Tensor};
 
 use super::columns::{Columns, Takes, Wanted};
+use super::fill::{filled, null_error, unfilled};
 use super::image::ImageSettings;
 use super::rows::Input;
-use super::schema::Role;
+use super::schema::{Role, values_of};
+use super::{numbers, tokens};
 
 /// What decodes a column of images.
 pub(super) type Images<'a> = &'a dyn Fn(&dyn Array, &ImageSettings, &str) -> Result<Tensor>;
@@ -27,13 +29,12 @@ impl Columns {
     ) -> Result<Input> {
         let mut tensors: Vec<(Role, Vec<Tensor>)> = Vec::new();
         for wanted in &self.wanted {
-            let column = batch
-                .column_by_name(&wanted.name)
-                .with_context(|| format!("the batch has no column `{}`", wanted.name))?;
-            let tensor = tensor(wanted, column, images)?;
-            match tensors.iter_mut().find(|(role, _)| *role == wanted.role) {
-                Some((_, parts)) => parts.push(tensor),
-                None => tensors.push((wanted.role, vec![tensor])),
+            let column = values_of(batch, &wanted.name)?;
+            for (role, tensor) in tensors_of(wanted, &column, images)? {
+                match tensors.iter_mut().find(|(other, _)| *other == role) {
+                    Some((_, parts)) => parts.push(tensor),
+                    None => tensors.push((role, vec![tensor])),
+                }
             }
         }
         let join = |(role, mut parts): (Role, Vec<Tensor>)| match parts.len() {
@@ -46,54 +47,33 @@ impl Columns {
     }
 }
 
-fn tensor(wanted: &Wanted, column: &dyn Array, images: Images<'_>) -> Result<Tensor> {
-    let name = &wanted.name;
-    ensure!(column.null_count() == 0, "column `{name}` has nulls, which have no place in a tensor");
-    match &wanted.takes {
-        Takes::Bytes { length } => bytes(name, column, *length),
-        Takes::Class { classes } => labels(name, column, *classes),
-        Takes::Image(settings) => images(column, settings, name),
-        Takes::Number => floats(name, column)?.f_squeeze_dim(1).map_err(Into::into),
-        Takes::Numbers => floats(name, column),
-        Takes::Tokens { length, vocab } => tokens(name, column, *length, *vocab),
-    }
+fn tensors_of(wanted: &Wanted, column: &ArrayRef, images: Images<'_>) -> Result<Vec<(Role, Tensor)>> {
+    let Wanted { role, name, fill, .. } = wanted;
+    let whole = || match column.nulls().and_then(|nulls| (0..nulls.len()).find(|row| nulls.is_null(*row))) {
+        Some(row) => bail!("{}: leave such rows out where the dataset is written", null_error(name, row)),
+        None => Ok(()),
+    };
+    let tensor = match &wanted.takes {
+        Takes::Bytes { length } => whole().and_then(|()| bytes(name, column, *length))?,
+        Takes::Class { classes } => labels(name, column, *classes, *fill)?,
+        Takes::Image(settings) => whole().and_then(|()| images(column, settings, name))?,
+        Takes::Number => floats(name, column, *fill)?.f_squeeze_dim(1)?,
+        Takes::Numbers => floats(name, column, *fill)?,
+        Takes::Tokens { length, vocab } => tokens::whole(name, column, *length, *vocab)?,
+        Takes::RaggedTokens { length, vocab, pad } => {
+            let (tokens, lengths) = tokens::padded(name, column, *length, *vocab, *pad)?;
+            return Ok(vec![(*role, tokens), (Role::Lengths, lengths)]);
+        }
+    };
+    Ok(vec![(*role, tensor)])
 }
 
 /// `[rows, numbers]` of a column of numbers, or of lists of them.
-fn floats(name: &str, column: &dyn Array) -> Result<Tensor> {
-    let values = match column.as_fixed_size_list_opt() {
-        Some(list) => list.values().as_ref(),
-        None => column,
-    };
-    ensure!(values.null_count() == 0, "column `{name}` has nulls inside, which have no place in a tensor");
-    let values = cast(values, &DataType::Float32).with_context(|| format!("the numbers in `{name}`"))?;
-    let values = values.as_primitive::<Float32Type>().values();
+fn floats(name: &str, column: &dyn Array, fill: Option<f64>) -> Result<Tensor> {
+    let (values, nulls) = numbers::floats(name, column)?;
     let rows = column.len() as i64;
-    shared(values.inner(), &[rows, values.len() as i64 / rows.max(1)], Kind::Float)
-}
-
-/// `[rows, length]` of 32-bit or 64-bit integers, shared if they are that already.
-fn tokens(name: &str, column: &dyn Array, length: i64, vocab: i64) -> Result<Tensor> {
-    let list = column.as_fixed_size_list_opt().with_context(|| format!("column `{name}` is no list"))?;
-    let values = list.values();
-    ensure!(values.null_count() == 0, "column `{name}` has nulls inside, which are no tokens");
-    let sizes = [list.len() as i64, length];
-    let refuse = |bad: Option<i64>| match bad {
-        Some(bad) => {
-            Err(anyhow!("column `{name}` holds the token {bad}, but --vocab {vocab} ends at {}", vocab - 1))
-        }
-        None => Ok(()),
-    };
-    if let Some(values) = values.as_primitive_opt::<Int32Type>() {
-        let bad = values.values().iter().find(|value| !(0..vocab).contains(&i64::from(**value)));
-        refuse(bad.map(|value| i64::from(*value)))?;
-        return shared(values.values().inner(), &sizes, Kind::Int);
-    }
-    let values = cast(values, &DataType::Int64).with_context(|| format!("the tokens in `{name}`"))?;
-    ensure!(values.null_count() == 0, "column `{name}` holds a token beyond the range of Int64");
-    let values = values.as_primitive::<Int64Type>().values();
-    refuse(values.iter().find(|value| !(0..vocab).contains(*value)).copied())?;
-    shared(values.inner(), &sizes, Kind::Int64)
+    let sizes = [rows, values.len() as i64 / rows.max(1)];
+    shared(&filled(name, &values, nulls.as_ref(), (fill, column.len()))?, &sizes, Kind::Float)
 }
 
 fn bytes(name: &str, column: &dyn Array, length: i64) -> Result<Tensor> {
@@ -104,11 +84,16 @@ fn bytes(name: &str, column: &dyn Array, length: i64) -> Result<Tensor> {
     shared(bytes.values().inner(), &[list.len() as i64, length], Kind::Uint8)
 }
 
-fn labels(name: &str, column: &dyn Array, classes: i64) -> Result<Tensor> {
+fn labels(name: &str, column: &dyn Array, classes: i64, fill: Option<f64>) -> Result<Tensor> {
     // What does not fit into 64 bits becomes a null; that of the type itself costs nothing.
+    let nulls = column.null_count();
     let column = cast(column, &DataType::Int64).with_context(|| format!("the labels in `{name}`"))?;
-    ensure!(column.null_count() == 0, "column `{name}` holds a label beyond the range of Int64");
-    let labels = column.as_primitive::<Int64Type>();
+    ensure!(column.null_count() == nulls, "column `{name}` holds a label beyond the range of Int64");
+    let mut labels = column.as_primitive::<Int64Type>().clone();
+    match fill {
+        Some(class) if nulls > 0 => labels = labels.iter().map(|l| l.unwrap_or(class as i64)).collect(),
+        _ => ensure!(nulls == 0, "{}", unfilled(name, labels.iter().position(|l| l.is_none()).unwrap_or(0))),
+    }
     // Padding repeats rows, so its labels are as good as any.
     if let Some(bad) = labels.values().iter().find(|value| !(0..classes).contains(*value)) {
         bail!("column `{name}` holds the label {bad}, but the model's classes are 0 to {}", classes - 1);
@@ -127,9 +112,7 @@ mod tests {
     use std::sync::Arc;
 
     use arrow::array::UInt64Array;
-    use arrow::array::{
-        ArrayRef, FixedSizeListArray, Float64Array, Int32Array, Int64Array, UInt8Array, UInt16Array,
-    };
+    use arrow::array::{FixedSizeListArray, Float64Array, Int32Array, Int64Array, UInt8Array};
     use arrow::datatypes::Field;
 
     const PIXELS: usize = 784;
@@ -189,7 +172,7 @@ mod tests {
         assert!(refused(Arc::new(Int64Array::from(vec![-1, 0]))).contains("the label -1"));
         assert!(refused(Arc::new(UInt64Array::from(vec![u64::MAX, 0]))).contains("beyond the range"));
         let nulls = refused(Arc::new(Int64Array::from(vec![Some(1), None])));
-        assert!(nulls.starts_with("column `label` has nulls"), "{nulls}");
+        assert!(nulls.starts_with("column `label` has nulls, the first in row 1 of the batch"), "{nulls}");
     }
 
     #[test]
@@ -212,35 +195,30 @@ mod tests {
     }
 
     #[test]
-    fn tokens_of_any_integer_type_are_taken_and_checked() {
-        let columns = Columns::default().with(
-            Role::Tokens,
-            "t",
-            "--token-column",
-            Takes::Tokens { length: 3, vocab: 100 },
-        );
-        let batch = |values: ArrayRef| {
-            let item = Arc::new(Field::new("item", values.data_type().clone(), true));
-            let list = FixedSizeListArray::new(item, 3, values, None);
-            RecordBatch::try_from_iter([("t", Arc::new(list) as ArrayRef)]).unwrap()
+    fn nulls_are_filled_by_their_rules() {
+        let columns = Columns::default()
+            .with(Role::Features, "a", "--feature-columns", Takes::Numbers)
+            .with(Role::Features, "b", "--feature-columns", Takes::Numbers)
+            .with(Role::Label, "y", "--label-column", Takes::Class { classes: 3 });
+        let rules = ["0", "b=mean", "y=2"].map(|rule| rule.parse().unwrap());
+        assert_eq!(columns.means_wanted(&rules), ["b"]);
+        let filled = columns.clone().filled(&rules, &[("b".to_owned(), 4.5)].into()).unwrap();
+        assert_eq!(filled.describe(), ["a (null = 0)", "b (null = 4.5)", "y (null = 2)"]);
+        let a: ArrayRef = Arc::new(Int32Array::from(vec![Some(7), None, Some(9)]));
+        let b: ArrayRef = Arc::new(Float64Array::from(vec![None, Some(f64::NAN), Some(3.0)]));
+        let y: ArrayRef = Arc::new(Int32Array::from(vec![None, Some(0), Some(1)]));
+        let batch = RecordBatch::try_from_iter([("a", a), ("b", b), ("y", y)]).unwrap();
+        let input = tensors(&filled, &batch, None).unwrap();
+        let features = input.get(Role::Features).unwrap().flatten(0, -1);
+        assert_eq!(Vec::<f32>::try_from(features).unwrap(), [7.0, 4.5, 0.0, 4.5, 9.0, 3.0]);
+        assert_eq!(Vec::<i64>::try_from(input.get(Role::Label).unwrap()).unwrap(), [2, 0, 1]);
+        let error = tensors(&columns, &batch, None).unwrap_err().to_string();
+        assert!(error.starts_with("column `a` has nulls") && error.ends_with("--fill a=0"), "{error}");
+        let refused = |rule: &str| {
+            columns.clone().filled(&[rule.parse().unwrap()], &[].into()).unwrap_err().to_string()
         };
-        let arrays: [ArrayRef; 3] = [
-            Arc::new(UInt16Array::from(vec![1, 2, 3, 4, 5, 99])),
-            Arc::new(Int32Array::from(vec![1, 2, 3, 4, 5, 99])),
-            Arc::new(Int64Array::from(vec![1, 2, 3, 4, 5, 99])),
-        ];
-        for values in arrays {
-            let input = tensors(&columns, &batch(values), None).unwrap();
-            let tokens = input.get(Role::Tokens).unwrap().to_kind(Kind::Int64);
-            assert_eq!(tokens.size(), [2, 3]);
-            assert_eq!(Vec::<i64>::try_from(tokens.flatten(0, -1)).unwrap(), [1, 2, 3, 4, 5, 99]);
-        }
-        let wrong = "column `t` holds the token 100, but --vocab 100 ends at 99";
-        for values in [
-            Arc::new(UInt16Array::from(vec![1, 2, 100])) as ArrayRef,
-            Arc::new(Int32Array::from(vec![1, 2, 100])),
-        ] {
-            assert_eq!(tensors(&columns, &batch(values), None).unwrap_err().to_string(), wrong);
-        }
+        assert_eq!(refused("z=0"), "--fill names the column `z`, which the model does not read");
+        assert!(refused("y=0.5").contains("the nulls of `y` cannot be filled"), "{}", refused("y=0.5"));
+        assert!(refused("y=mean").contains("the nulls of `y` cannot be filled"));
     }
 }

@@ -4,6 +4,7 @@ use anyhow::{Result, ensure};
 use clap::{Args, ValueEnum};
 
 use super::mlp::Task;
+use crate::input::fill::FillRule;
 use crate::input::image::ImageArgs;
 
 /// Which model, of which size, on which columns.
@@ -13,28 +14,36 @@ pub struct ModelArgs {
     /// What to train
     #[arg(long, value_enum, default_value_t)]
     pub model: ModelName,
-    /// Column of images: raw pixels, or JPEG or PNG files; for the convnet 784 bytes each, 28 x 28, row by
-    /// row
+    /// Column of images: raw pixels, or JPEG or PNG files, also in a struct with a field `bytes`; for the
+    /// convnet 784 bytes each, 28 x 28, row by row. Any column may be a field of a struct: image.bytes
     #[arg(long, value_name = "NAME", default_value = "image")]
     pub image_column: String,
     /// Column of labels: integers from 0 on, or numbers with --task regression
     #[arg(long, value_name = "NAME", default_value = "label")]
     pub label_column: String,
-    /// Number of classes of the label [default: 10]
+    /// Number of classes of the label [default: as many as the training dataset has; 10 for the convnet]
     #[arg(long, value_name = "N")]
     pub classes: Option<i64>,
-    /// Columns that the mlp reads: numbers, or lists of numbers of a fixed length
+    /// Columns that the mlp reads: numbers, booleans, dates and times, or lists of them of a fixed length
     #[arg(long, value_name = "A,B,..", value_delimiter = ',')]
     pub feature_columns: Vec<String>,
+    /// What stands for nulls and NaNs: a number, or the mean of the column in the training dataset; for one
+    /// column, as in price=0 or age=mean, or for all features that have no rule of their own, as in 0
+    #[arg(long, value_name = "COLUMN=VALUE,..", value_delimiter = ',', allow_hyphen_values = true)]
+    pub fill: Vec<FillRule>,
     /// What the mlp finds
     #[arg(long, value_enum, default_value_t)]
     pub task: Task,
     /// Widths of the mlp's inner layers
     #[arg(long, value_name = "N,M,..", value_delimiter = ',', default_value = "64,64")]
     pub hidden: Vec<i64>,
-    /// Column of tokens for the gpt: integers, one more per row than the context is long
+    /// Column of tokens for the gpt: lists of integers, one more per row than the context is long; with
+    /// --context of any length: longer rows are cut, shorter ones padded
     #[arg(long, value_name = "NAME", default_value = "tokens")]
     pub token_column: String,
+    /// Token behind the end of rows that are shorter than the context; nothing is learnt of it
+    #[arg(long, value_name = "ID", default_value_t = 0)]
+    pub pad_token: i64,
     /// Number of different tokens
     #[arg(long, value_name = "N", default_value_t = 256)]
     pub vocab: i64,
@@ -85,12 +94,17 @@ impl ModelArgs {
         Ok(())
     }
 
-    /// The number of classes.
-    pub fn classes(&self) -> i64 {
-        self.classes.unwrap_or(10)
+    /// Whether the number of classes is to be found in the data.
+    pub fn infers_classes(&self) -> bool {
+        let has_classes = match self.model {
+            ModelName::Resnet18 | ModelName::Resnet50 => true,
+            ModelName::Mlp => self.task == Task::Classification,
+            ModelName::Convnet | ModelName::Gpt => false,
+        };
+        has_classes && self.classes.is_none()
     }
 
-    /// The columns that the model reads.
+    /// The columns that the model reads, or fields of them by their paths.
     pub fn column_names(&self) -> Vec<String> {
         self.columns().into_iter().map(|(_, name)| name.to_owned()).collect()
     }

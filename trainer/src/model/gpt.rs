@@ -7,7 +7,9 @@
 //! 1,024; the flags' defaults are far smaller.
 //!
 //! Each row is `T + 1` tokens, `[B, T + 1]` with `T` = `context`: the first `T` of them are read, the last
-//! `T` are to be predicted. Inside, a batch is `[B, T, width]`. A row's loss is the mean over its tokens.
+//! `T` are to be predicted. Inside, a batch is `[B, T, width]`. A row's loss is the mean over its tokens;
+//! padding, which can only stand behind them, is neither predicted nor seen by them. A row of fewer than two
+//! tokens has nothing to predict, and a loss of 0.
 
 use anyhow::{Result, bail, ensure};
 use arrow::datatypes::{DataType, Schema};
@@ -37,6 +39,9 @@ pub struct GptSettings {
     pub heads: i64,
     /// Numbers that stand for a token inside; a multiple of `heads`.
     pub width: i64,
+    /// What stands behind the end of rows that are shorter than the context, if they may be.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pad_token: Option<i64>,
 }
 
 /// The transformer.
@@ -66,6 +71,13 @@ pub(super) fn resolve(args: &ModelArgs, schema: &Schema, uri: &str) -> Result<(M
     let kind = kind_of(schema, name, uri)?;
     let length = match kind {
         DataType::FixedSizeList(_, length) => i64::from(*length),
+        DataType::List(_) | DataType::LargeList(_) => match context {
+            Some(context) => context + 1,
+            None => bail!(
+                "the rows of column `{name}` of {uri} are of varying length: say --context N. Rows of more than \
+                 N + 1 tokens are cut, shorter ones are padded with --pad-token"
+            ),
+        },
         other => bail!(
             "column `{name}` of {uri} is {}, but the gpt takes tokens as integers of a fixed length, such as \
              Int32[{}]: choose another --token-column",
@@ -73,9 +85,14 @@ pub(super) fn resolve(args: &ModelArgs, schema: &Schema, uri: &str) -> Result<(M
             context.unwrap_or(256) + 1
         ),
     };
-    let settings = GptSettings { vocab, context: context.unwrap_or(length - 1), layers, heads, width };
+    let pad_token = (!matches!(kind, DataType::FixedSizeList(..))).then_some(args.pad_token);
+    let context = context.unwrap_or(length - 1);
+    let settings = GptSettings { vocab, context, layers, heads, width, pad_token };
     settings.check()?;
-    let takes = Takes::Tokens { length: settings.context + 1, vocab };
+    let takes = match pad_token {
+        Some(pad) => Takes::RaggedTokens { length: context + 1, vocab, pad },
+        None => Takes::Tokens { length: context + 1, vocab },
+    };
     let columns = Columns::default().with(Role::Tokens, name, "--token-column", takes);
     Ok((ModelSettings::Gpt(settings), columns))
 }
@@ -83,12 +100,18 @@ pub(super) fn resolve(args: &ModelArgs, schema: &Schema, uri: &str) -> Result<(M
 impl GptSettings {
     /// Refuses a size that cannot be.
     pub fn check(&self) -> Result<()> {
-        let Self { vocab, context, layers, heads, width } = *self;
+        let Self { vocab, context, layers, heads, width, pad_token } = *self;
         let sizes =
             [("vocab", vocab), ("context", context), ("layers", layers), ("heads", heads), ("width", width)];
         for (name, value) in sizes {
             ensure!(value > 0, "the gpt needs --{name} of at least 1, not {value}");
         }
+        let pad = pad_token.unwrap_or(0);
+        ensure!(
+            (0..vocab).contains(&pad),
+            "--pad-token {pad} is no token: --vocab {vocab} ends at {}",
+            vocab - 1
+        );
         ensure!(width % heads == 0, "--width {width} cannot be shared evenly by {heads} --heads");
         Ok(())
     }

@@ -10,7 +10,7 @@ use tch::Tensor;
 use tch::nn::{self, Module, ModuleT};
 
 use super::args::ModelArgs;
-use super::{ModelSettings, Network};
+use super::{DataFacts, ModelSettings, Network};
 use crate::input::schema::{kind_of, numbers};
 use crate::input::{Columns, Input, Role, Takes};
 
@@ -47,7 +47,12 @@ pub struct Mlp {
 }
 
 /// The model for a dataset of this schema, and what it takes of it.
-pub(super) fn resolve(args: &ModelArgs, schema: &Schema, uri: &str) -> Result<(ModelSettings, Columns)> {
+pub(super) fn resolve(
+    args: &ModelArgs,
+    facts: &DataFacts,
+    schema: &Schema,
+    uri: &str,
+) -> Result<(ModelSettings, Columns)> {
     ensure!(
         !args.feature_columns.is_empty(),
         "the mlp needs --feature-columns: the columns it reads, as in a,b,c"
@@ -59,7 +64,7 @@ pub(super) fn resolve(args: &ModelArgs, schema: &Schema, uri: &str) -> Result<(M
         features += numbers(kind_of(schema, name, uri)?).unwrap_or(0);
     }
     let (outputs, label) = match args.task {
-        Task::Classification => (args.classes(), Takes::Class { classes: args.classes() }),
+        Task::Classification => (facts.classes, Takes::Class { classes: facts.classes }),
         Task::Regression => (1, Takes::Number),
     };
     columns = columns.with(Role::Label, &args.label_column, "--label-column", label);

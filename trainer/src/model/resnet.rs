@@ -14,8 +14,8 @@ use tch::nn::{self, Init, Module, ModuleT};
 use tch::{Device, Tensor};
 
 use super::args::ModelArgs;
-use super::{ModelSettings, Network};
-use crate::input::image::{ImageSettings, Normalise};
+use super::{DataFacts, ModelSettings, Network};
+use crate::input::image::{ImageSettings, Normalise, files_in};
 use crate::input::{Columns, Input, Role, Takes};
 
 /// How deep a ResNet is.
@@ -71,14 +71,16 @@ struct ResidualBlock {
 pub(super) fn resolve(
     args: &ModelArgs,
     depth: Depth,
+    facts: &DataFacts,
     schema: &Schema,
     uri: &str,
 ) -> Result<(ModelSettings, Columns)> {
-    let image = ImageSettings::resolve(&args.image, &args.image_column, schema, uri)?;
-    let classes = args.classes();
+    let column = files_in(&args.image_column, schema);
+    let image = ImageSettings::resolve(&args.image, &column, schema, uri)?;
+    let classes = facts.classes;
     let normalise = Normalise::of(&args.image, image.channels)?;
     let columns = Columns::default()
-        .with(Role::Image, &args.image_column, "--image-column", Takes::Image(image.clone()))
+        .with(Role::Image, &column, "--image-column", Takes::Image(image.clone()))
         .with(Role::Label, &args.label_column, "--label-column", Takes::Class { classes });
     Ok((ModelSettings::Resnet(ResnetSettings { depth, classes, image, normalise }), columns))
 }

@@ -26,7 +26,14 @@ fn mlp(task: Task) -> ModelSettings {
 }
 
 fn gpt() -> ModelSettings {
-    ModelSettings::Gpt(GptSettings { vocab: 23, context: 12, layers: 2, heads: 2, width: 16 })
+    ModelSettings::Gpt(GptSettings {
+        vocab: 23,
+        context: 12,
+        layers: 2,
+        heads: 2,
+        width: 16,
+        pad_token: None,
+    })
 }
 
 /// Rows that have something to learn in them.
@@ -281,7 +288,31 @@ fn settings_are_data() {
         names.dedup();
         assert_eq!(names.len(), parameters.len());
     }
-    let wrong = GptSettings { vocab: 3, context: 4, layers: 1, heads: 3, width: 16 };
+    let wrong = GptSettings { vocab: 3, context: 4, layers: 1, heads: 3, width: 16, pad_token: None };
     let error = ModelSettings::Gpt(wrong).build(1, CPU).unwrap_err().to_string();
     assert_eq!(error, "--width 16 cannot be shared evenly by 3 --heads");
+}
+
+#[test]
+fn padding_of_a_text_is_neither_learnt_nor_counted() {
+    let ModelSettings::Gpt(settings) = gpt() else { unreachable!() };
+    let model = gpt().build(5, CPU).unwrap();
+    let tokens = seeded(6, || Tensor::randint(23, [3, settings.context + 1], (Kind::Int64, CPU)));
+    let loss = |tokens: &Tensor, lengths: Option<&[i64]>| -> Vec<f32> {
+        let mut tensors = vec![(Role::Tokens, tokens.shallow_clone())];
+        tensors.extend(lengths.map(|lengths| (Role::Lengths, Tensor::from_slice(lengths))));
+        let input = Input::new(tokens.size()[0], tensors, None);
+        let output = tch::no_grad(|| model.forward(&input, false).unwrap());
+        model.row_losses(&output, &input).unwrap().try_into().unwrap()
+    };
+    let whole = settings.context + 1;
+    let all = loss(&tokens, None);
+    assert_eq!(loss(&tokens, Some(&[whole; 3])), all);
+    // A shorter row, whatever stands behind it: the mean over its own tokens. None of one token or less.
+    let padded = tokens.copy();
+    let _ = padded.narrow(1, 5, whole - 5).fill_(7);
+    let lengths = [5, 1, 0];
+    let short = loss(&tokens, Some(&lengths));
+    assert_eq!(short, loss(&padded, Some(&lengths)));
+    assert!(short[0] > 0.0 && short[0] != all[0] && short[1..] == [0.0, 0.0], "{short:?}");
 }

@@ -4,7 +4,7 @@
 //! before anyone is told of it. A failed rank is named within seconds; ranks that do not end by themselves by
 //! then, because they wait for a peer that no longer exists, are killed. With restarts left, all ranks are
 //! then restarted, from the newest checkpoint if they keep any. Should the launcher itself be killed, its
-//! ranks go with it; should it be told to end (SIGTERM), they are told too and have time to write a
+//! ranks go with it; should it be told to end (SIGTERM, Ctrl-C), they are told too and have time to write a
 //! checkpoint.
 
 use std::os::unix::process::ExitStatusExt;
@@ -118,10 +118,10 @@ impl Ranks {
                 // say why.
                 if !running || (since.elapsed() > GRACE && polls > POLLS) {
                     let failed = |rank: &&Rank| rank.failed();
-                    // Before a rank has begun, and where none keeps checkpoints, SIGTERM ends it as any
+                    // Before a rank has begun, and where none keeps checkpoints, a signal ends it as any
                     // process.
-                    if told.is_set() && self.all.iter().filter(failed).all(Rank::ended_by_sigterm) {
-                        bail!("stopped by SIGTERM: no checkpoint was written for it");
+                    if told.is_set() && self.all.iter().filter(failed).all(Rank::ended_by_signal) {
+                        bail!("stopped by {}: no checkpoint was written for it", told.by());
                     }
                     return self.blame();
                 }
@@ -132,7 +132,11 @@ impl Ranks {
                 self.all.iter().filter(|rank| rank.end.is_none()).for_each(Rank::tell);
             }
             if told_at.is_some_and(|at| at.elapsed() > STOP_GRACE) {
-                bail!("the ranks did not end within {} s of SIGTERM and were killed", STOP_GRACE.as_secs());
+                bail!(
+                    "the ranks did not end within {} s of {} and were killed",
+                    STOP_GRACE.as_secs(),
+                    told.by()
+                );
             }
             sleep(POLL);
         }
@@ -159,8 +163,9 @@ impl Rank {
         self.end.is_some_and(|(_, status)| !status.success())
     }
 
-    fn ended_by_sigterm(&self) -> bool {
-        self.end.is_some_and(|(_, status)| status.signal() == Some(Signal::TERM.as_raw()))
+    fn ended_by_signal(&self) -> bool {
+        let told = [Signal::TERM, Signal::INT].map(Signal::as_raw);
+        self.end.is_some_and(|(_, status)| status.signal().is_some_and(|signal| told.contains(&signal)))
     }
 
     /// Passes SIGTERM on.

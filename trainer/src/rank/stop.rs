@@ -1,4 +1,4 @@
-//! SIGTERM: the ranks agree on a step after which all of them stop.
+//! SIGTERM and Ctrl-C: the ranks agree on a step after which all of them stop.
 //!
 //! A rank that was told to stop cannot just do so: its peers may already be in the next step and would wait
 //! for it. So the ranks compare notes, all at the same steps, as often as costs next to nothing: every step
@@ -14,7 +14,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use forebay_c10d::{Op, ProcessGroup};
-use signal_hook::consts::SIGTERM;
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::flag::{register, register_conditional_shutdown};
 use tch::Tensor;
 
 /// Between two comparisons, about.
@@ -32,16 +33,30 @@ const TOLD_APART: Duration = Duration::from_secs(2);
 )]
 pub struct StoppedByPeer;
 
+/// The exit status after a second Ctrl-C, as shells expect it.
+const INTERRUPTED: i32 = 130;
+
 /// Set once the process is told to end.
 #[derive(Debug, Clone, Default)]
-pub struct Told(pub(super) Arc<AtomicBool>);
+pub struct Told(pub(super) Arc<AtomicBool>, pub(super) Arc<AtomicBool>);
 
 impl Told {
-    /// From now on SIGTERM does not end this process, but is remembered.
+    /// From now on SIGTERM does not end this process, but is remembered; nor does Ctrl-C the first time: the
+    /// second time it ends the process at once.
     pub fn listen() -> Result<Self> {
         let told = Self::default();
-        signal_hook::flag::register(SIGTERM, told.0.clone()).context("listen for SIGTERM")?;
+        register(SIGTERM, told.0.clone()).context("listen for SIGTERM")?;
+        // In this order: the first finds the second's flag as it was before.
+        register_conditional_shutdown(SIGINT, INTERRUPTED, told.1.clone())
+            .and_then(|_| register(SIGINT, told.1.clone()))
+            .and_then(|_| register(SIGINT, told.0.clone()))
+            .context("listen for Ctrl-C")?;
         Ok(told)
+    }
+
+    /// What told it, for people.
+    pub fn by(&self) -> &'static str {
+        if self.1.load(Ordering::Relaxed) { "Ctrl-C" } else { "SIGTERM" }
     }
 
     /// Whether SIGTERM has come.
@@ -86,6 +101,11 @@ impl Stop {
     /// The same as [`Stop::after_step`] at a moment that all ranks come to anyway; always collective.
     pub fn now(&mut self, group: &ProcessGroup) -> Result<bool> {
         self.agree(group, self.stride)
+    }
+
+    /// What told this rank, if anything did, for people.
+    pub fn by(&self) -> &'static str {
+        self.told.by()
     }
 
     /// Once all ranks have stopped: an error if this rank was not told to itself. It may yet be: that is
@@ -141,6 +161,14 @@ mod tests {
         let threads = [0, 1, 2].map(|number| std::thread::spawn(move || rank(number)));
         let steps = threads.map(|thread| thread.join().unwrap());
         assert!(steps[0] >= 2500 && steps.iter().all(|step| *step == steps[0]), "{steps:?}");
+    }
+
+    #[test]
+    fn ctrl_c_is_remembered_as_sigterm_is() {
+        let told = Told::listen().unwrap();
+        assert!(!told.is_set() && told.by() == "SIGTERM");
+        signal_hook::low_level::raise(SIGINT).unwrap();
+        assert!(told.is_set() && told.by() == "Ctrl-C");
     }
 
     #[test]

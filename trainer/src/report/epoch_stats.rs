@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, ensure};
 use forebay_c10d::ProcessGroup;
 use forebay_client::{Batch, counters};
-use forebay_proto::digest::OrderDigest;
+use forebay_proto::digest::{ContentDigest, OrderDigest};
 use forebay_proto::v1::Counters;
 use prost::Message;
 
@@ -25,6 +25,8 @@ pub struct Tally {
     pub loss_sum: f64,
     /// Of the samples taken.
     pub digest: OrderDigest,
+    /// Of their values, if they are verified.
+    pub content: Option<ContentDigest>,
 }
 
 /// The epoch over all ranks; the same on each of them.
@@ -40,6 +42,8 @@ pub struct EpochTotal {
     pub loss_sum: f64,
     /// Of all samples.
     pub digest: OrderDigest,
+    /// Of all values, if they are verified.
+    pub content: Option<ContentDigest>,
     /// What this stretch of reading cost, as far as this process's own counters (or the cache's, on rank 0)
     /// say.
     pub counters: Counters,
@@ -54,6 +58,7 @@ impl Default for Tally {
             waited: Duration::ZERO,
             loss_sum: 0.0,
             digest: OrderDigest::default(),
+            content: None,
         }
     }
 }
@@ -63,6 +68,9 @@ impl Tally {
     pub fn add(&mut self, batch: &Batch, loss_sum: Option<f64>) {
         self.samples += batch.real_rows as u64;
         self.digest.merge(batch.digest);
+        if let Some(content) = batch.content {
+            self.content.get_or_insert_default().merge(content);
+        }
         self.loss_sum += loss_sum.unwrap_or(0.0);
         self.steps += 1;
     }
@@ -101,6 +109,7 @@ impl Tally {
             wait_share: (sum(2) as f64 / sum(3).max(1) as f64).min(1.0),
             loss_sum: ranks.iter().map(|numbers| f64::from_bits(numbers[4] as u64)).sum(),
             digest: merged(group, self.digest)?,
+            content: merged_content(group, self.content)?,
             counters: all_counters,
         })
     }
@@ -111,6 +120,18 @@ pub fn merged(group: &ProcessGroup, own: OrderDigest) -> Result<OrderDigest> {
     let mut all = OrderDigest::default();
     for bytes in group.all_gather_bytes(&own.to_bytes())? {
         all.merge(OrderDigest::from_bytes(&bytes)?);
+    }
+    Ok(all)
+}
+
+/// The content digest of all ranks' samples, if they have one. Collective.
+pub fn merged_content(group: &ProcessGroup, own: Option<ContentDigest>) -> Result<Option<ContentDigest>> {
+    let mut all = None;
+    let own = own.map(ContentDigest::to_bytes);
+    for bytes in group.all_gather_bytes(own.as_ref().map_or(&[], |bytes| &bytes[..]))? {
+        if !bytes.is_empty() {
+            all.get_or_insert_with(ContentDigest::default).merge(ContentDigest::from_bytes(&bytes)?);
+        }
     }
     Ok(all)
 }

@@ -119,6 +119,9 @@ pub struct EpochReport {
     pub cache_misses: u64,
     /// The order digest of all samples, in hex.
     pub order_digest: String,
+    /// The content digest of all samples, in hex; with --verify.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub content_digest: Option<String>,
     /// Mean loss of the samples; none with the loader alone.
     pub loss: Option<f64>,
     /// Where the time of its steps went.
@@ -159,6 +162,7 @@ impl EpochReport {
     pub fn complete(&mut self, seen: &EpochSeen, samples_before: u64) {
         (self.samples, self.samples_before_resume) = (seen.samples, samples_before);
         self.order_digest = seen.order_digest.clone();
+        self.content_digest = seen.content_digest.clone();
         self.loss = self.loss.map(|_| seen.loss_sum / seen.samples.max(1) as f64);
     }
 
@@ -175,6 +179,9 @@ impl EpochReport {
         let mut end = String::new();
         if self.samples_before_resume > 0 {
             end = format!("  resumed at sample {}", self.samples_before_resume);
+        }
+        if let Some(digest) = &self.content_digest {
+            end.push_str(&format!("  content digest {digest}"));
         }
         if let Some(Straggler { rank, part, slower_by_ms }) =
             self.times.as_ref().and_then(|times| times.straggler.as_ref())
@@ -302,6 +309,7 @@ mod tests {
             wait_share: 0.125,
             loss_sum: 15_000.0,
             digest,
+            content: None,
             counters,
         };
         EpochReport::new(0, &total, 9_900_000, false, true)

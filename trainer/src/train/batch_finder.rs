@@ -69,7 +69,9 @@ pub fn find(session: &Session) -> Result<Option<u64>> {
     if settings.batch != AUTO_BATCH {
         return Ok(None);
     }
-    let train = data::open(session, settings.train_spec(), Some(settings.seed))?;
+    let train = data::open(session, settings.train_spec())?;
+    let facts = train.facts(session)?;
+    let train = train.with_model(session, &facts, Some(settings.seed))?;
     let world = session.env.world as u64;
     let rows = (train.dataset.epoch_samples() / world).max(1);
     let loader = data::loader_settings(session, Shuffle::None, rows.min(SAMPLE_ROWS) * world);

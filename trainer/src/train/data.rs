@@ -3,15 +3,18 @@
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail, ensure};
+use forebay_client::args::SameHost;
 use forebay_client::loader::{Ending, Shuffle};
-use forebay_client::{Dataset, DatasetSpec, LoaderSettings};
+use forebay_client::{Access, Dataset, DatasetSpec, LoaderSettings};
 
 use crate::checkpoint::Identity;
 use crate::input::feed::Feed;
+use crate::input::schema::top_level;
 use crate::input::transfer::Compute;
 use crate::input::{Columns, Preparer};
-use crate::model::{self, ModelSettings};
+use crate::model::{self, DataFacts, ModelSettings};
 use crate::rank::session::Session;
+use crate::train::survey;
 
 /// A dataset and what a model takes of it.
 pub struct ModelData {
@@ -21,22 +24,55 @@ pub struct ModelData {
     preparer: Arc<Preparer>,
 }
 
-/// Opens a dataset and checks that it can be trained on. `vary`: the seed by which its images are varied.
-/// Collective.
-pub fn open(session: &Session, spec: DatasetSpec, vary: Option<u64>) -> Result<ModelData> {
-    let args = &session.settings.model;
-    let spec = DatasetSpec { columns: Some(args.column_names()), ..spec };
-    let dataset = session.runtime.block_on(Dataset::open(&session.access, &spec))?;
+/// A dataset that is open on all ranks in the same version, before it is known what a model takes of it.
+pub struct OpenData {
+    spec: DatasetSpec,
+    dataset: Dataset,
+}
+
+/// Opens a dataset with the columns that the model reads. Collective.
+pub fn open(session: &Session, spec: DatasetSpec) -> Result<OpenData> {
+    let paths = session.settings.model.column_names();
+    let spec = DatasetSpec { columns: Some(paths), ..spec };
+    let dataset = session.runtime.block_on(open_columns(&session.access, &spec))?;
+    dataset.notes.iter().for_each(|note| session.say(&format!("note: {note}")));
     let uri = dataset.manifest.uri();
-    let (model, columns) = model::resolve(args, &dataset.schema, uri)?;
     ensure!(dataset.epoch_samples() > 0, "{uri} has no rows");
     // Each rank opens it by itself: it may have been overwritten in between.
     let digest = dataset.manifest.digest().0;
     let versions = session.group.all_gather_i64(&[(digest >> 64) as i64, digest as i64])?;
     same_version(&versions).with_context(|| uri.to_owned())?;
-    let threads = std::thread::available_parallelism().map_or(1, usize::from) / session.env.local_world;
-    let preparer = Preparer::new(columns.clone(), &args.image, threads, vary)?;
-    Ok(ModelData { dataset, model, columns, preparer: Arc::new(preparer) })
+    Ok(OpenData { spec, dataset })
+}
+
+/// Opens a dataset, some of whose columns may be named by a path: which of them are is known with the schema.
+async fn open_columns(access: &Access, spec: &DatasetSpec) -> forebay_proto::Result<Dataset> {
+    let paths = spec.columns.as_deref().unwrap_or_default();
+    if !paths.iter().any(|path| path.contains('.')) {
+        return Dataset::open(access, spec).await;
+    }
+    let whole = Dataset::open(access, &DatasetSpec { columns: None, ..spec.clone() }).await?;
+    let mut columns: Vec<_> = paths.iter().map(|path| top_level(&whole.schema, path).to_owned()).collect();
+    columns.sort_unstable();
+    columns.dedup();
+    Dataset::open(access, &DatasetSpec { columns: Some(columns), ..spec.clone() }).await
+}
+
+impl OpenData {
+    /// What this training dataset says of what the flags leave open. Collective.
+    pub fn facts(&self, session: &Session) -> Result<DataFacts> {
+        survey::facts(session, &self.spec, &self.dataset)
+    }
+
+    /// With the model that fits it, and a check that there is one. `vary`: the seed by which its images are
+    /// varied.
+    pub fn with_model(self, session: &Session, facts: &DataFacts, vary: Option<u64>) -> Result<ModelData> {
+        let (args, dataset) = (&session.settings.model, self.dataset);
+        let (model, columns) = model::resolve(args, facts, &dataset.schema, dataset.manifest.uri())?;
+        let threads = std::thread::available_parallelism().map_or(1, usize::from) / session.env.local_world;
+        let preparer = Preparer::new(columns.clone(), &args.image, threads, vary)?;
+        Ok(ModelData { dataset, model, columns, preparer: Arc::new(preparer) })
+    }
 }
 
 /// One epoch of this rank's share, from the beginning; the caller changes what it wants otherwise.
@@ -56,6 +92,8 @@ pub fn loader_settings(session: &Session, shuffle: Shuffle, global_batch: u64) -
         epochs: Some(1),
         prefetch_bytes,
         window_bytes,
+        content_digest: session.settings.verify,
+        same_host: session.settings.same_host == SameHost::Auto,
         ..default
     }
 }
@@ -82,7 +120,7 @@ impl ModelData {
         };
         Identity {
             model,
-            columns: settings.model.column_names(),
+            columns: self.columns.describe(),
             dataset: manifest.uri().to_owned(),
             manifest_digest: manifest.digest().to_string(),
             seed: settings.seed,

@@ -2,8 +2,8 @@
 
 use anyhow::{Context, Result, ensure};
 use forebay_c10d::ProcessGroup;
-use forebay_client::Event;
 use forebay_client::loader::Shuffle;
+use forebay_client::{Event, LoaderSettings};
 use serde::Serialize;
 use tch::{Kind, Tensor};
 
@@ -51,6 +51,7 @@ pub fn evaluate(
     // As many rows as a pass of the training has at most: they fit.
     let pass = (settings.batch / world / settings.optim.accumulate).max(1);
     let loader = data::loader_settings(session, Shuffle::None, ROWS_MAX.min(pass) * world);
+    let loader = LoaderSettings { content_digest: false, ..loader };
     // Each rank has running means of its own: those of rank 0 are the ones that a checkpoint keeps.
     for (_, mut buffer) in model::buffers(model.vars()) {
         group.broadcast(&mut buffer, 0)?;

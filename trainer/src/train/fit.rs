@@ -11,6 +11,7 @@ use forebay_client::counters::Readings;
 use forebay_client::{Batch, Event, LoaderSettings};
 use forebay_proto::v1::Counters;
 
+use crate::checkpoint::Digests;
 use crate::checkpoint::schedule::CheckpointSchedule;
 use crate::input::feed::Feed;
 use crate::rank::session::Session;
@@ -129,7 +130,9 @@ impl<'a> Fit<'a> {
         self.finish(report)?;
         if !report.stopped && !self.evaluate(last, report)? {
             report.stopped = true;
-            self.session.say("stopped by SIGTERM in the evaluation: the same command takes it up again");
+            let by = self.stop.as_ref().map_or("SIGTERM", Stop::by);
+            self.session
+                .say(&format!("stopped by {by} in the evaluation: the same command takes it up again"));
         }
         Ok(())
     }
@@ -266,7 +269,8 @@ impl<'a> Fit<'a> {
         let times = ledger.merge(&session.group, took)?;
         let mut seen = self.run_state.before(epoch);
         let samples_before = seen.samples;
-        seen.add(total.samples, tally.steps, total.digest, total.loss_sum)?;
+        let digests = Digests { order: total.digest, content: total.content };
+        seen.add(total.samples, tally.steps, digests, total.loss_sum)?;
         ensure!(
             seen.samples == dataset.epoch_samples(),
             "epoch {} gave {} samples, but the dataset has {}",
@@ -303,7 +307,8 @@ impl<'a> Fit<'a> {
         report.checkpoint_wait_s = self.schedule.as_ref().map_or(0.0, CheckpointSchedule::waited_s);
         if let (true, Some(place)) = (report.stopped, place) {
             self.session.say(&format!(
-                "stopped by SIGTERM after step {}: {} is written; the same command goes on from there",
+                "stopped by {} after step {}: {} is written; the same command goes on from there",
+                self.stop.as_ref().map_or("SIGTERM", Stop::by),
                 self.run_state.step,
                 place.display()
             ));

@@ -35,11 +35,14 @@ pub fn run(settings: &Settings, env: &RankEnv) -> Result<()> {
 fn open_and_fit(session: &Session) -> Result<()> {
     let settings = &session.settings;
     // The test dataset first: an error in it should show before the training, not after.
-    let test = settings.test_spec().map(|spec| data::open(session, spec, None)).transpose()?;
+    let test = settings.test_spec().map(|spec| data::open(session, spec)).transpose()?;
     session.group.barrier()?;
     let cost = session.counters(Duration::ZERO)?;
     session.group.barrier()?;
-    let train = data::open(session, settings.train_spec(), Some(settings.seed))?;
+    let train = data::open(session, settings.train_spec())?;
+    let facts = train.facts(session)?;
+    let test = test.map(|test| test.with_model(session, &facts, None)).transpose()?;
+    let train = train.with_model(session, &facts, Some(settings.seed))?;
     if let Some(test) = &test {
         train.check_same_model(test)?;
     }
@@ -74,7 +77,7 @@ fn fit_and_report(session: &Session, fit: &mut Fit<'_>, mut report: Report) -> R
 /// The report of a run that has not begun.
 fn new_report(session: &Session, train: &ModelData, test: Option<&ModelData>) -> Report {
     let settings = &session.settings;
-    let ModelData { dataset, model, .. } = train;
+    let ModelData { dataset, model, columns, .. } = train;
     Report {
         version: env!("CARGO_PKG_VERSION"),
         settings: SettingsReport {
@@ -85,7 +88,7 @@ fn new_report(session: &Session, train: &ModelData, test: Option<&ModelData>) ->
             train: dataset.manifest.uri().to_owned(),
             test: settings.test.clone(),
             model: settings.trains().then(|| model.clone()),
-            columns: settings.model.column_names(),
+            columns: columns.describe(),
             optimizer: settings.trains().then(|| settings.optim.settings()),
             gradients: settings
                 .trains()

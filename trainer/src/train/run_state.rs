@@ -5,8 +5,8 @@ use forebay_c10d::ProcessGroup;
 use forebay_proto::digest::OrderDigest;
 use serde::Serialize;
 
-use crate::checkpoint::{EpochSeen, Meta, digest_of};
-use crate::report::epoch_stats::{Tally, merged};
+use crate::checkpoint::{Digests, EpochSeen, Meta, digest_of};
+use crate::report::epoch_stats::{Tally, merged, merged_content};
 
 /// A run, from its first step to where it is.
 #[derive(Debug, Clone, Default)]
@@ -67,12 +67,13 @@ impl RunState {
 
     /// All epochs with the stretch of one that is under way. Collective.
     pub fn epochs_with(&self, group: &ProcessGroup, epoch: u64, tally: &Tally) -> Result<Vec<EpochSeen>> {
-        let digest = merged(group, tally.digest)?;
+        let digests =
+            Digests { order: merged(group, tally.digest)?, content: merged_content(group, tally.content)? };
         let ranks = group.all_gather_i64(&[tally.samples as i64, tally.loss_sum.to_bits() as i64])?;
         let samples = ranks.iter().map(|rank| rank[0] as u64).sum();
         let loss_sum = ranks.iter().map(|rank| f64::from_bits(rank[1] as u64)).sum();
         let mut seen = self.before(epoch);
-        seen.add(samples, tally.steps, digest, loss_sum)?;
+        seen.add(samples, tally.steps, digests, loss_sum)?;
         let mut all = self.clone();
         all.end_epoch(seen);
         Ok(all.epochs)

@@ -174,7 +174,7 @@ fn how_long_a_scan_for_victims_takes() {
     let index = Arc::new(Mutex::new(Index::new([1 << 50])));
     let columns: Arc<[String]> = Arc::from(["a".to_owned()]);
     for n in 0..100_000u64 {
-        let id = SegmentId(Digest(u128::from(xxhash_rust::xxh3::xxh3_64(&n.to_le_bytes())) << 64));
+        let id = SegmentId(Digest(u128::from(forebay_proto::hash::xxh3_64(&n.to_le_bytes())) << 64));
         let mut index = index.lock();
         let reservation = index.quotas.reserve(0, 32 << 20);
         let object = "s3://bucket/a/dataset/with/a/path/part-00000.parquet".to_owned();

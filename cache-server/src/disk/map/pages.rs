@@ -64,29 +64,61 @@ impl Pages {
 
 #[cfg(test)]
 mod tests {
-    use crate::disk::file::Origin;
+    use crate::disk::file::{FileKey, Origin};
     use crate::disk::policy::{Admit, Role};
     use crate::disk::tests::NoForecast;
     use crate::disk::{DiskCache, DiskCacheSettings};
     use arrow::array::{ArrayRef, Int64Array, RecordBatch};
     use forebay_proto::manifest::{Digest, SegmentId};
+    use std::path::Path;
     use std::sync::Arc;
+
+    fn batch(i: i64) -> RecordBatch {
+        let values = Arc::new(Int64Array::from_iter_values((0..10_000).map(|r| r * i))) as ArrayRef;
+        RecordBatch::try_from_iter([("id", values)]).unwrap()
+    }
+
+    fn open(dir: &Path, maps_bytes: u64) -> DiskCache {
+        let settings = DiskCacheSettings { maps_bytes, ..DiskCacheSettings::new(dir, 1 << 30) };
+        DiskCache::open(&settings, Arc::new(NoForecast)).unwrap()
+    }
+
+    fn write(cache: &DiskCache, segments: u64) {
+        for i in 0..segments {
+            let id = SegmentId(Digest(i.into()));
+            let origin = Origin { id, object: format!("file:///{i}"), etag: "e".into() };
+            cache.write(&origin, &batch(i as i64).into(), Admit::Always, Role::Primary).unwrap();
+        }
+    }
+
+    /// Bytes of the mapping of a file that are in this process's memory.
+    fn resident(file: &Path) -> usize {
+        let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+        let of_file = maps.lines().skip_while(|line| !line.ends_with(file.to_str().unwrap()));
+        let rss = of_file.filter_map(|line| line.strip_prefix("Rss:")).next().expect("the file is mapped");
+        rss.trim().trim_end_matches(" kB").parse::<usize>().unwrap() << 10
+    }
+
+    #[test]
+    fn a_populated_map_is_in_memory_before_anybody_reads_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let id = SegmentId(Digest(0));
+        write(&open(dir.path(), 1 << 20), 1);
+        let cache = open(dir.path(), 1 << 20);
+        let found = cache.find(id, &["id".into()]);
+        let name = FileKey::new(id, &["id".into()]).file_name();
+        let file = dir.path().join("v1/segments").join(&name[..1]).join(name);
+        assert!(resident(&file) < 40_000, "nobody has touched its rows");
+        cache.populate(id);
+        assert!(resident(&file) >= 80_000, "{} bytes are in memory", resident(&file));
+        assert_eq!(found.parts[0].batch.columns().unwrap(), batch(0));
+    }
 
     #[test]
     fn what_was_let_go_is_read_again_as_it_was() {
         let dir = tempfile::tempdir().unwrap();
-        let settings =
-            DiskCacheSettings { maps_bytes: 150_000, ..DiskCacheSettings::new(dir.path(), 1 << 30) };
-        let cache = DiskCache::open(&settings, Arc::new(NoForecast)).unwrap();
-        let batch = |i: i64| {
-            let values = Arc::new(Int64Array::from_iter_values((0..10_000).map(|r| r * i))) as ArrayRef;
-            RecordBatch::try_from_iter([("id", values)]).unwrap()
-        };
-        for i in 0..5 {
-            let origin =
-                Origin { id: SegmentId(Digest(i)), object: format!("file:///{i}"), etag: "e".into() };
-            cache.write(&origin, &batch(i as i64).into(), Admit::Always, Role::Primary).unwrap();
-        }
+        let cache = open(dir.path(), 150_000);
+        write(&cache, 5);
         for i in [0, 1, 2, 3, 4, 0, 4, 2] {
             let found = cache.find(SegmentId(Digest(i)), &["id".into()]);
             assert_eq!(found.parts[0].batch.columns().unwrap(), batch(i as i64));

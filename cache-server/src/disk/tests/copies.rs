@@ -4,9 +4,9 @@ use super::*;
 use crate::disk::copies::CopyInfo;
 use arrow::buffer::Buffer;
 use forebay_dataset::stream::wire;
+use forebay_proto::hash::xxh3_64;
 use policy::{NextUse, Role};
 use prost::Message;
-use xxhash_rust::xxh3::xxh3_64;
 
 /// All are read soon; the higher its number, the later.
 #[derive(Debug)]

@@ -163,7 +163,7 @@ fn how_fast_the_index_is_rebuilt() {
     let cache = open(dir.path(), 4 << 30).unwrap();
     for n in 0..u128::from(count) {
         // As ids are: spread.
-        let id = u128::from(xxhash_rust::xxh3::xxh3_64(&n.to_le_bytes()));
+        let id = u128::from(forebay_proto::hash::xxh3_64(&n.to_le_bytes()));
         drop(put(&cache, id << 64 >> 64, 5, &["a", "b"]));
     }
     drop(cache);

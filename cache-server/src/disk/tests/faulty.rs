@@ -90,7 +90,7 @@ impl Faulty {
     /// Weyl's sequence, hashed: a number for each operation.
     fn roll(&self) -> u32 {
         let n = self.seed.fetch_add(0x9E37_79B9_7F4A_7C15, Ordering::Relaxed);
-        (xxhash_rust::xxh3::xxh3_64(&n.to_le_bytes()) % 1000) as u32
+        (forebay_proto::hash::xxh3_64(&n.to_le_bytes()) % 1000) as u32
     }
 
     fn check(&self, path: Option<&Path>, writes: bool) -> io::Result<()> {

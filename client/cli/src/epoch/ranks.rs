@@ -1,43 +1,58 @@
 //! One epoch read by several ranks at the same time, as a training run would, and what they counted together.
 
 use super::report::Read;
-use arrow::array::Array;
 use forebay_client::Dataset;
-use forebay_client::loader::{Batch, Event, Loader, LoaderSettings};
+use forebay_client::loader::{Event, Loader, LoaderSettings};
 use forebay_proto::{Error, Result};
 use indicatif::{ProgressBar, ProgressStyle};
+use rustix::time::{ClockId, Timespec, clock_gettime};
+use std::convert::Infallible;
+use std::io::Write;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 use tokio::task::JoinSet;
 
+/// Data that does not come is told of so often.
+const WAIT_TOLD: Duration = Duration::from_secs(5);
+
 /// Reads the epoch that `settings` name as each of `ranks`; the first error ends all.
 pub(super) async fn read(dataset: &Dataset, settings: &LoaderSettings, ranks: Range<u32>) -> Result<Read> {
     let bar = progress(dataset, settings.first_epoch);
-    let started = Instant::now();
+    let (started, cpu_before) = (Instant::now(), cpu_s());
     let mut tasks = JoinSet::new();
     for rank in ranks.clone() {
         let settings = LoaderSettings { rank, ..settings.clone() };
         // Room for ahead of all ranks together is what one rank has by default.
         let prefetch_bytes = settings.prefetch_bytes / u64::from(ranks.end - ranks.start).max(1);
         let loader = Loader::start(dataset, LoaderSettings { prefetch_bytes, ..settings })?;
-        tasks.spawn(one(loader, bar.clone()));
+        tasks.spawn(one(loader, started, bar.clone()));
     }
     let mut all = Read { ranks: ranks.end - ranks.start, ..Default::default() };
-    while let Some(done) = tasks.join_next().await {
+    let telling = tell_of_waiting(&bar);
+    tokio::pin!(telling);
+    loop {
+        let done = tokio::select! {
+            done = tasks.join_next() => done,
+            never = &mut telling => match never {},
+        };
+        let Some(done) = done else { break };
         let one = done.map_err(|e| Error::closed(format!("reading broke off: {e}")))??;
         all.samples += one.samples;
         all.bytes += one.bytes;
         all.wait_s += one.wait_s;
+        all.first_batch_s = all.first_batch_s.max(one.first_batch_s);
         // Every rank takes part in every step.
         all.steps = one.steps;
         all.digest.merge(one.digest);
+        all.add_content(one.content);
     }
     all.seconds = started.elapsed().as_secs_f64();
+    all.cpu_s = cpu_s() - cpu_before;
     bar.finish_and_clear();
     Ok(all)
 }
 
-async fn one(mut loader: Loader, bar: ProgressBar) -> Result<Read> {
+async fn one(mut loader: Loader, started: Instant, bar: ProgressBar) -> Result<Read> {
     let mut read = Read::default();
     loop {
         let asked = Instant::now();
@@ -45,23 +60,42 @@ async fn one(mut loader: Loader, bar: ProgressBar) -> Result<Read> {
         read.wait_s += asked.elapsed().as_secs_f64();
         match event {
             Some(Event::Batch(batch)) => {
-                read.bytes += bytes(&batch);
+                if read.bytes == 0 {
+                    read.first_batch_s = started.elapsed().as_secs_f64();
+                }
+                read.bytes += batch.bytes() as u64;
                 bar.inc(batch.real_rows as u64);
             }
             Some(Event::EpochEnd(summary)) => {
                 read.samples += summary.samples;
                 read.steps += summary.steps;
                 read.digest.merge(summary.digest);
+                read.add_content(summary.content);
             }
             None => return Ok(read),
         }
     }
 }
 
-/// Bytes of the batch's values, without what its buffers have to spare.
-fn bytes(batch: &Batch) -> u64 {
-    let sizes = batch.columns.columns().iter().map(|c| c.to_data().get_slice_memory_size().unwrap_or(0));
-    sizes.sum::<usize>() as u64
+/// Says on standard error when no rank's data comes.
+async fn tell_of_waiting(bar: &ProgressBar) -> Infallible {
+    let (mut before, mut waited) = (0, Duration::ZERO);
+    loop {
+        tokio::time::sleep(WAIT_TOLD).await;
+        let samples = bar.position();
+        waited = if samples == before { waited + WAIT_TOLD } else { Duration::ZERO };
+        before = samples;
+        if !waited.is_zero() {
+            let line = format!("forebay: no data for {} s, {samples} samples were read", waited.as_secs());
+            bar.suspend(|| writeln!(std::io::stderr(), "{line}").ok());
+        }
+    }
+}
+
+/// Processor time of this process so far, in seconds.
+fn cpu_s() -> f64 {
+    let Timespec { tv_sec, tv_nsec } = clock_gettime(ClockId::ProcessCPUTime);
+    tv_sec as f64 + tv_nsec as f64 / 1e9
 }
 
 /// A live line on a terminal, nothing elsewhere.

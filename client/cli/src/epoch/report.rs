@@ -1,7 +1,7 @@
 //! What an epoch came to: the numbers, the row of the table, and the JSON.
 
 use crate::figures;
-use forebay_proto::digest::OrderDigest;
+use forebay_proto::digest::{ContentDigest, OrderDigest};
 use forebay_proto::v1::Counters;
 use serde::Serialize;
 
@@ -19,6 +19,9 @@ pub(super) struct EpochRow {
     /// Share of the time that ranks waited for data.
     pub data_wait_pct: f64,
     pub order_digest: String,
+    /// With --verify.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub content_digest: Option<String>,
     #[serde(flatten)]
     pub cost: Counters,
 }
@@ -32,6 +35,10 @@ pub(super) struct Read {
     /// Arrow bytes delivered.
     pub bytes: u64,
     pub steps: u64,
+    /// From the beginning until every rank had its first batch.
+    pub first_batch_s: f64,
+    /// Processor time of this process.
+    pub cpu_s: f64,
     /// Seconds of waiting for data, over all ranks.
     #[serde(skip)]
     pub wait_s: f64,
@@ -39,6 +46,16 @@ pub(super) struct Read {
     pub ranks: u32,
     #[serde(skip)]
     pub digest: OrderDigest,
+    #[serde(skip)]
+    pub content: Option<ContentDigest>,
+}
+
+impl Read {
+    pub(super) fn add_content(&mut self, content: Option<ContentDigest>) {
+        if let Some(content) = content {
+            self.content.get_or_insert_default().merge(content);
+        }
+    }
 }
 
 /// Where the bytes of a dataset can come from.
@@ -59,6 +76,7 @@ impl EpochRow {
             mb_per_s: figures::rate(read.bytes as f64 / 1e6, read.seconds),
             data_wait_pct: 100.0 * waited.min(1.0),
             order_digest: read.digest.to_string(),
+            content_digest: read.content.map(|content| content.to_string()),
             read,
             cost,
         }
@@ -68,7 +86,8 @@ impl EpochRow {
     pub(super) fn line(&self) -> String {
         let (read, cost) = (&self.read, &self.cost);
         let source = if self.source == "s3" { "S3" } else { self.source };
-        line([
+        let content = self.content_digest.as_ref().map(|digest| format!("  {digest}")).unwrap_or_default();
+        let cells = line([
             self.epoch.to_string(),
             source.to_owned(),
             format!("{:.3}", read.seconds),
@@ -81,7 +100,8 @@ impl EpochRow {
             figures::bytes(cost.s3_footer_bytes),
             figures::bytes(cost.parquet_bytes_decoded),
             self.order_digest.clone(),
-        ])
+        ]);
+        cells + &content
     }
 }
 
@@ -115,9 +135,11 @@ const COLUMNS: [(&str, usize); 12] = [
     ("order digest", 0),
 ];
 
-/// The table's head.
-pub(super) fn head() -> String {
-    line(COLUMNS.map(|(name, _)| name.to_owned()))
+/// The table's head; with --verify each line has the content digest too.
+pub(super) fn head(verify: bool) -> String {
+    let head = line(COLUMNS.map(|(name, _)| name.to_owned()));
+    // As far as an order digest is wide.
+    if verify { format!("{head:<width$}  content digest", width = head.len() + 20) } else { head }
 }
 
 fn line(cells: [String; COLUMNS.len()]) -> String {
@@ -161,7 +183,7 @@ mod tests {
         let cost = Counters { s3_requests: 16, s3_bytes: 9_912_422, misses: 10, ..Default::default() };
         let row = EpochRow::new(0, read, cost, PLACE);
         assert_eq!((row.samples_per_s, row.mb_per_s, row.data_wait_pct), (30_000.0, 23.5, 75.0));
-        let (head, line) = (head(), row.line());
+        let (head, line) = (head(false), row.line());
         let end_of = |text: &str, cell: &str| text.find(cell).map(|i| i + cell.len());
         assert_eq!(end_of(&head, "samples/s"), end_of(&line, "30,000"));
         assert_eq!(end_of(&head, "S3 bytes"), end_of(&line, "9.91 MB"));

@@ -2,9 +2,11 @@
 //! length.
 //!
 //! A column is *plain* in a message when its rows are fixed-width values without nulls: then they are one
-//! stretch of the body, row after row, and can go straight to their place. All others are *odd* and must
-//! become Arrow arrays first. A column may be plain in one message and odd in the next.
+//! stretch of the body, row after row, and can go straight to their place. So can strings and binaries
+//! without nulls, once their offsets have come: they are *variable*. All others are *odd* and must become
+//! Arrow arrays first. A column may be plain in one message and odd in the next.
 
+use crate::loader::byte_column::offset_bytes;
 use arrow::array::ArrayRef;
 use arrow::buffer::Buffer;
 use arrow::datatypes::{DataType, Field, SchemaRef, UnionMode};
@@ -19,6 +21,9 @@ use std::ops::Range;
 pub(crate) enum ColumnLayout {
     /// Rows of `width` bytes each, from byte `start` of the body on.
     Plain { start: usize, width: usize },
+    /// One offset more than there are rows, of `width` bytes each, and behind them the values. All its
+    /// buffers lie in `all`.
+    Variable { offsets: Range<usize>, width: usize, values: Range<usize>, all: Range<usize> },
     /// The stretch of the body that holds all its buffers.
     Odd(Range<usize>),
 }
@@ -143,7 +148,17 @@ impl HeaderWalk {
         }
         let used = self.buffers[first_buffer..self.buffer].iter().filter(|b| !b.is_empty());
         let start = used.clone().map(|b| b.start).min().unwrap_or(0);
-        Ok(ColumnLayout::Odd(start..used.map(|b| b.end).max().unwrap_or(start)))
+        let all = start..used.map(|b| b.end).max().unwrap_or(start);
+        if let Some(width) = offset_bytes(field.data_type())
+            && let [_, offsets, values] = &self.buffers[first_buffer..self.buffer]
+        {
+            let end = offsets.start + (rows as usize + 1) * width;
+            if self.nodes[first_node].1 == 0 && end <= offsets.end && offsets.end <= values.start {
+                let (offsets, values) = (offsets.start..end, values.clone());
+                return Ok(ColumnLayout::Variable { offsets, width, values, all });
+            }
+        }
+        Ok(ColumnLayout::Odd(all))
     }
 
     /// Whether a fixed-width column's nodes have the lengths that its lists imply.
@@ -278,6 +293,9 @@ mod tests {
                     match column {
                         ColumnLayout::Plain { start, width } => {
                             prop_assert!(start + width * layout.rows as usize <= body.len());
+                        }
+                        ColumnLayout::Variable { offsets, values, .. } => {
+                            prop_assert!(offsets.end <= values.start && values.end <= body.len());
                         }
                         ColumnLayout::Odd(range) => prop_assert!(range.end <= body.len()),
                     }

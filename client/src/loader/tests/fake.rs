@@ -54,6 +54,8 @@ pub struct Conduct {
     /// machine stands still for a moment: these are not among the streams.
     pub hedges: AtomicU64,
     pub opens: AtomicU64,
+    /// What it says of its host; by default that it has no socket.
+    pub same_host: Mutex<v1::SameHostReply>,
     pub streams: AtomicU64,
     /// Streams that are open now.
     pub open: AtomicU64,
@@ -205,7 +207,7 @@ impl Cache for FakeNode {
         };
         let now = Dataset::open(&Access::direct(Default::default())?, &spec).await?;
         let manifest = Some(v1::Manifest::from(now.manifest.as_ref()));
-        Ok(Response::new(v1::OpenReply { manifest, projected_bytes: 1 }))
+        Ok(Response::new(v1::OpenReply { manifest, projected_bytes: 1, notes: Vec::new() }))
     }
 
     async fn load(&self, _: Request<v1::LoadRequest>) -> Reply<Self::LoadStream> {
@@ -226,6 +228,10 @@ impl Cache for FakeNode {
 
     async fn status(&self, _: Request<v1::StatusRequest>) -> Reply<v1::StatusReply> {
         Err(Status::unimplemented(""))
+    }
+
+    async fn same_host(&self, _: Request<v1::SameHostRequest>) -> Reply<v1::SameHostReply> {
+        Ok(Response::new(self.conduct.same_host.lock().clone()))
     }
 
     async fn drain(&self, _: Request<v1::DrainRequest>) -> Reply<v1::DrainReply> {

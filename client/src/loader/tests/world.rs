@@ -24,7 +24,7 @@ pub struct Random(pub u64);
 impl Random {
     pub fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(1 << 32);
-        xxhash_rust::xxh3::xxh3_64(&self.0.to_le_bytes())
+        forebay_proto::hash::xxh3_64(&self.0.to_le_bytes())
     }
 }
 

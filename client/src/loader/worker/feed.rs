@@ -3,12 +3,22 @@
 
 use crate::dataset::Dataset;
 use crate::direct::Direct;
+use crate::node::Node;
 use crate::stream::{Head, Stream, StreamEvent};
 use forebay_dataset::stream::{BatchStream, Orders, PlanWalk, Reading, StreamSetup};
 use forebay_proto::{Manifest, Result, v1};
 use prost::Message as _;
 use std::collections::VecDeque;
 use std::sync::Arc;
+
+/// How the messages of nodes come.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Wire {
+    /// Bytes that a node may send ahead.
+    pub window_bytes: u32,
+    /// Through shared memory from a node on this host.
+    pub same_host: bool,
+}
 
 /// A source of messages.
 #[derive(Debug)]
@@ -18,15 +28,16 @@ pub(crate) enum Feed {
 }
 
 impl Feed {
-    /// Asks the node at `address`.
+    /// Asks a node.
     pub async fn stream(
-        address: &str,
+        node: &Node,
         manifest: &Manifest,
         ticket: v1::PlanTicket,
-        window_bytes: u32,
+        wire: Wire,
     ) -> Result<Self> {
-        let ticket = v1::Ticket::new(manifest, v1::ticket::Kind::Plan(ticket));
-        Ok(Self::Stream(Box::new(Stream::open(address, &ticket.encode_to_vec(), window_bytes).await?)))
+        let ticket = v1::Ticket::new(manifest, v1::ticket::Kind::Plan(ticket)).encode_to_vec();
+        let Wire { window_bytes, same_host } = wire;
+        Ok(Self::Stream(Box::new(node.stream(&ticket, window_bytes, same_host).await?)))
     }
 
     /// Answers the ticket in this process.
@@ -49,6 +60,7 @@ impl Feed {
                         meta: message.encoded_meta(),
                         header: message.header,
                         body_bytes,
+                        shared: None,
                     }));
                     events.extend(message.body.into_iter().map(StreamEvent::Body));
                     events.push_back(StreamEvent::End);

@@ -6,7 +6,7 @@
 //! object store. Only whole messages count, and the loser's stream is dropped before the winner's first rows
 //! are looked at, so nothing is taken twice. Hedges are paid for from the budget of all attempts.
 
-use super::feed::Feed;
+use super::feed::{Feed, Wire};
 use crate::dataset::Dataset;
 use crate::loader::position::{Committed, Scope};
 use crate::node::Node;
@@ -26,7 +26,7 @@ pub(super) struct Hedge<'a> {
     pub scope: Scope<'a>,
     pub committed: Committed,
     pub dataset: &'a Dataset,
-    pub window_bytes: u32,
+    pub wire: Wire,
 }
 
 /// Another node's stream, which brought rows first.
@@ -75,7 +75,7 @@ impl Hedge<'_> {
         let (Scope { epoch, segments, .. }, columns) = (self.scope, self.dataset.ticket_columns());
         let mut ticket = epoch.ticket(self.committed.step, columns, segments);
         ticket.held_only = true;
-        let mut feed = Feed::stream(node.url(), &self.dataset.manifest, ticket, self.window_bytes).await?;
+        let mut feed = Feed::stream(&node, &self.dataset.manifest, ticket, self.wire).await?;
         loop {
             match feed.next().await? {
                 // The schema comes first, without any rows.

@@ -49,6 +49,11 @@ impl Receiver {
                     message.decoder.push(&bytes);
                 }
             }
+            StreamEvent::Shared(bytes) => {
+                if let Some(message) = &mut self.message {
+                    message.decoder.push_shared(&bytes);
+                }
+            }
             StreamEvent::End => {
                 if let Some(message) = self.message.take() {
                     self.end(message, scope, committed).await?;

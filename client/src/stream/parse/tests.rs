@@ -2,7 +2,6 @@ use super::*;
 use arrow_flight::{FlightData, FlightDescriptor};
 use bytes::{BufMut, BytesMut};
 use proptest::prelude::*;
-use prost::Message;
 
 /// A message of these parts, as any encoder in order of fields writes it.
 fn framed(data: &FlightData) -> Vec<u8> {
@@ -41,6 +40,7 @@ fn parse<'a>(pieces: impl Iterator<Item = &'a [u8]>) -> Result<(Vec<Parts>, bool
                     assert!(!bytes.is_empty());
                     open.as_mut().unwrap().1.extend_from_slice(&bytes);
                 }
+                StreamEvent::Shared(_) => panic!("the parser has no shared memory"),
                 StreamEvent::End => {
                     let (head, body) = open.take().unwrap();
                     assert_eq!(head.body_bytes, body.len());
@@ -138,6 +138,28 @@ fn unknown_fields_are_skipped() {
     bytes.put_slice(&known);
     let (messages, _) = parse(bytes.chunks(1)).unwrap();
     same(&messages, &[data(b"head", b"", b"body")]);
+}
+
+#[test]
+fn a_body_may_lie_elsewhere() {
+    let part = |length| v1::SharedPart { bytes: Bytes::new(), offset: 4096, length };
+    let told = |parts| {
+        let mut message = data(b"head", b"meta", b"").encode_to_vec();
+        prost::encoding::message::encode(999, &v1::SharedBody { lease: 7, parts }, &mut message);
+        let mut bytes = BytesMut::new();
+        bytes.put_u8(0);
+        bytes.put_u32(message.len() as u32);
+        bytes.put_slice(&message);
+        let (mut parser, mut bytes) = (Parser::default(), bytes.freeze());
+        parser.next(&mut bytes)
+    };
+    let inline = v1::SharedPart { bytes: Bytes::from_static(b"abc"), ..Default::default() };
+    let Some(StreamEvent::Head(head)) = told(vec![part(100), inline.clone()]).unwrap() else {
+        panic!("a head")
+    };
+    assert_eq!((head.body_bytes, &head.meta[..]), (103, &b"meta"[..]));
+    assert_eq!(head.shared.unwrap().parts, [part(100), inline]);
+    assert!(told(vec![part(u64::MAX), part(2)]).is_err() && told(vec![part(1 << 40)]).is_err());
 }
 
 proptest! {

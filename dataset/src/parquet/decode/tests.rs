@@ -36,7 +36,7 @@ fn task(columns: &[ArrayRef], group_rows: usize, properties: WriterPropertiesBui
     let rows = batch.num_rows() as u64;
     let task = DecodeTask {
         uri: "file:///x".into(),
-        columns: (0..columns.len()).collect(),
+        columns: (0..columns.len()).map(ColumnOrigin::Own).collect(),
         schema: footer.schema.clone(),
         part: RowGroups { range: 0..footer.row_groups().len(), footer: Arc::new(footer), rows },
         limit: u64::MAX,
@@ -87,7 +87,8 @@ fn both(columns: &[ArrayRef], fast: bool) {
             }
             let a = decode(&t, &bytes).unwrap();
             for (c, want) in columns.iter().enumerate() {
-                let b = retype(t.general(&chunks, c).unwrap(), t.schema.field(c).data_type()).unwrap();
+                let field = t.schema.field(c);
+                let b = retype(t.general(&chunks, c, field).unwrap(), field.data_type()).unwrap();
                 assert_eq!(a.column(c), &b, "column {c}, variant {i}");
                 assert_eq!(a.column(c).as_ref(), want.as_ref(), "column {c}, variant {i}");
             }

@@ -6,6 +6,10 @@ use aws_types::os_shim_internal::{Env, Fs};
 use forebay_proto::{Error, Result};
 use futures::FutureExt;
 
+/// The AWS files: the variable that says where each lies, and its usual name.
+const CONFIG: (&str, &str) = ("AWS_CONFIG_FILE", "config");
+const CREDENTIALS: (&str, &str) = ("AWS_SHARED_CREDENTIALS_FILE", "credentials");
+
 /// The profile `wanted`, or the default one. `Invalid` if neither file has the one wanted.
 pub(super) fn profile(wanted: Option<String>, env: &Env) -> Result<ProfileSet> {
     let name = wanted.clone().unwrap_or_else(|| "default".into());
@@ -14,9 +18,13 @@ pub(super) fn profile(wanted: Option<String>, env: &Env) -> Result<ProfileSet> {
     let profile = loaded.transpose().map_err(|e| Error::invalid(format!("the AWS files: {e}")))?;
     let profile = profile.unwrap_or_default();
     match wanted {
-        Some(name) if profile.get_profile(&name).is_none() => Err(Error::invalid(format!(
-            "no profile '{name}' in ~/.aws/credentials or ~/.aws/config: correct s3_profile or AWS_PROFILE"
-        ))),
+        Some(name) if profile.get_profile(&name).is_none() => {
+            let at = |file| path(env, file).unwrap_or_else(|| "(no HOME)".into());
+            let (config, credentials) = (at(CONFIG), at(CREDENTIALS));
+            Err(Error::invalid(format!(
+                "no profile '{name}' in {credentials} or {config}: correct s3_profile or AWS_PROFILE"
+            )))
+        }
         _ => Ok(profile),
     }
 }
@@ -24,16 +32,16 @@ pub(super) fn profile(wanted: Option<String>, env: &Env) -> Result<ProfileSet> {
 /// The AWS files as they are now; what cannot be read counts as empty.
 pub(super) fn files(env: &Env) -> EnvConfigFiles {
     let mut files = EnvConfigFiles::builder();
-    for (kind, name, default) in [
-        (EnvConfigFileKind::Config, "AWS_CONFIG_FILE", "config"),
-        (EnvConfigFileKind::Credentials, "AWS_SHARED_CREDENTIALS_FILE", "credentials"),
-    ] {
-        let usual = || Some(format!("{}/.aws/{default}", variable(env, "HOME")?));
-        let path = variable(env, name).or_else(usual);
-        let text = path.and_then(|path| std::fs::read_to_string(path).ok());
+    for (kind, file) in [(EnvConfigFileKind::Config, CONFIG), (EnvConfigFileKind::Credentials, CREDENTIALS)] {
+        let text = path(env, file).and_then(|path| std::fs::read_to_string(path).ok());
         files = files.with_contents(kind, text.unwrap_or_default());
     }
     files.build()
+}
+
+/// Where an AWS file lies.
+fn path(env: &Env, (name, usual): (&str, &str)) -> Option<String> {
+    variable(env, name).or_else(|| Some(format!("{}/.aws/{usual}", variable(env, "HOME")?)))
 }
 
 /// A variable; empty counts as unset.

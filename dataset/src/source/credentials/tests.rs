@@ -76,6 +76,9 @@ fn contradictions_are_told() {
         let e = run(&s, &[]).unwrap_err();
         assert!(e.message.contains(hint), "{e}");
     }
+    let s = SourceSettings { s3_profile: Some("nope".into()), ..Default::default() };
+    let e = run(&s, &[("AWS_SHARED_CREDENTIALS_FILE", "/my/keys")]).unwrap_err();
+    assert!(e.message.contains("no profile 'nope' in /my/keys or "), "{e}");
     let sso = SourceSettings { s3_profile: Some("sso".into()), ..Default::default() };
     assert!(run(&sso, &[]).is_ok());
     let s = SourceSettings { s3_endpoint: Some("localhost:9000".into()), ..Default::default() };

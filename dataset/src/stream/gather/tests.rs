@@ -81,7 +81,7 @@ proptest! {
         let places = UInt64Array::from_iter_values(picks.iter().map(|&(s, r)| (starts[s] + r) as u64));
         let taken = take_record_batch(&whole, &places).unwrap();
         for form in [Form::Columns, Form::Packed] {
-            let got = gather(&wanted, &batches, &picks, form, &Pool::new(1 << 20)).unwrap();
+            let got = gather(&wanted, &batches, &picks, form, &Pool::new(1 << 20).into()).unwrap();
             prop_assert_eq!(&got.columns().unwrap(), &taken);
         }
     }
@@ -92,7 +92,7 @@ fn picks_outside_are_refused() {
     let s = source(3, 0, false);
     for pick in [(0, 3), (1, 0)] {
         let wanted = PackedSchema::new(s.schema());
-        assert!(gather(&wanted, &[&s.clone().into()], &[pick], Form::Columns, &Pool::new(0)).is_err());
+        assert!(gather(&wanted, &[&s.clone().into()], &[pick], Form::Columns, &Pool::new(0).into()).is_err());
     }
 }
 

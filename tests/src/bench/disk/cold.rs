@@ -12,10 +12,11 @@
 //! A virtual machine may give memory that was not used for seconds back to its host. Taking a page back costs
 //! ten times as much as writing it. Only the cache needs new memory, for the files that it keeps, so it alone
 //! would pay. Before each way as much memory as any of them needs is taken and released ([`take_memory`]).
+//! Rows called `untaken` are without that.
 
 mod stock;
 
-use crate::harness::answers::EpochsReport;
+use crate::harness::answers::{EpochReport, EpochsReport};
 use crate::harness::check::Findings;
 use crate::harness::process::{Run, ServerOptions};
 use crate::harness::report::Row;
@@ -36,6 +37,19 @@ use tokio::runtime::Runtime;
 
 /// Requests at once, the same on every way.
 const CONNECTIONS: [usize; 4] = [1, 2, 4, 32];
+
+/// What cold through the cache must at least reach of the better direct way: with one request at once, and
+/// with more.
+const OF_DIRECT: (f64, f64) = (1.0, 0.9);
+
+/// The same, of the stock reader.
+const OF_STOCK: f64 = 1.2;
+
+/// The node's processor time over that of our direct reader, at most.
+const CPU_OF_DIRECT: f64 = 1.25;
+
+/// The time until the first batch over that of our direct reader, at most.
+const FIRST_OF_DIRECT: f64 = 1.1;
 
 /// With this many requests S3 is the limit for every reader, as the promise has it. Two cores need more time
 /// to decode the bytes of two such connections than S3 needs to send them.
@@ -71,22 +85,55 @@ pub fn run(runtime: &Runtime, settings: &ColdSettings) -> anyhow::Result<Finding
     let mut found = Findings::default();
     let mut memory = Vec::new();
     for connections in CONNECTIONS {
-        let mut ways = Ways::default();
+        let (mut ways, mut untaken) = (Ways::default(), Ways::default());
         for _ in 0..settings.runs {
-            stage.each_way(runtime, connections, &mut ways)?;
+            stage.each_way(runtime, connections, true, &mut ways)?;
+            stage.each_way(runtime, connections, false, &mut untaken)?;
         }
         memory.append(&mut ways.memory);
+        ways.add_rows(&stage, connections, stored, &mut found);
+        ways.judge(connections, "", &mut found);
+        untaken.judge(connections, "untaken_", &mut found);
+    }
+    found.rows.push(Row::of("cold_memory_s_per_gb", "s/GB", &memory));
+    Ok(found)
+}
+
+/// Each way, run by run.
+#[derive(Debug, Default)]
+struct Ways {
+    cache: Vec<EpochReport>,
+    direct: Vec<EpochReport>,
+    /// Rows a second.
+    stock: Vec<f64>,
+    /// The node's processor time in seconds.
+    node_cpu: Vec<f64>,
+    /// Seconds for taking a gigabyte of memory, before each.
+    memory: Vec<f64>,
+}
+
+impl Ways {
+    /// Something of each run.
+    fn each(&self, of: impl Fn(usize) -> f64) -> Vec<f64> {
+        (0..self.cache.len()).map(of).collect()
+    }
+
+    /// Cold through the cache over the better direct way.
+    fn of_direct(&self) -> Vec<f64> {
+        self.each(|i| self.cache[i].samples_per_s / self.direct[i].samples_per_s.max(self.stock[i]))
+    }
+
+    fn add_rows(&self, stage: &ColdStage, connections: usize, stored: usize, found: &mut Findings) {
         let name = |what: &str| format!("cold_{connections}_{what}");
         let row = |what: &str, values: &[f64]| Row::of(name(what), "rows/s", values);
-        let (direct, plain) = (row("direct_rows_per_s", &ways.direct), row("stock_rows_per_s", &ways.stock));
+        let direct = row("direct_rows_per_s", &self.each(|i| self.direct[i].samples_per_s));
+        let plain = row("stock_rows_per_s", &self.stock);
         let best = direct.value.max(plain.value);
-        let ratios: Vec<f64> =
-            (0..settings.runs).map(|i| ways.cache[i] / ways.direct[i].max(ways.stock[i])).collect();
-        let ratio = |name| Row::of(name, "ratio", &ratios).against("the better direct way, run by run", 1.0);
         let gives = Slowness::remote_s3().connection_mb_s * 1e6 * connections as f64;
         let taken = best / stage.rows as f64 * stored as f64 / gives;
         if connections == BEHIND_S3 {
-            let row = ratio("cold_vs_direct".to_owned());
+            let row = Row::of("cold_vs_direct", "ratio", &self.of_direct())
+                .against("the better direct way, run by run", 1.0);
             let (value, least) = (row.value, row.min);
             let text = format!(
                 "cold through the cache is {value:.2} x direct (least {least:.2}) with {connections} requests at once, 1 wanted"
@@ -94,28 +141,37 @@ pub fn run(runtime: &Runtime, settings: &ColdSettings) -> anyhow::Result<Finding
             found.check(value >= 1.0, text);
             found.rows.push(row);
         }
+        let gigabytes = stage.rows as f64 * row_bytes() as f64 / 1e9;
+        let cache = self.each(|i| self.cache[i].samples_per_s);
         found.rows.extend([
-            ratio(name("vs_direct")),
-            row("rows_per_s", &ways.cache).against("the better direct way", best),
+            row("rows_per_s", &cache).against("the better direct way", best),
             direct,
             plain,
             Row::of(name("s3_taken"), "of what S3 gives", &[taken]),
-            Row::of(name("node_cpu_s_per_gb"), "s/GB", &ways.cpu),
+            Row::of(name("node_cpu_s_per_gb"), "s/GB", &self.each(|i| self.node_cpu[i] / gigabytes)),
+            Row::of(name("first_batch_s"), "s", &self.each(|i| self.cache[i].first_batch_s)),
         ]);
     }
-    found.rows.push(Row::of("cold_memory_s_per_gb", "s/GB", &memory));
-    Ok(found)
-}
 
-/// Rows a second of each way, the node's processor time for a gigabyte, and what memory cost, run by run.
-#[derive(Debug, Default)]
-struct Ways {
-    cache: Vec<f64>,
-    direct: Vec<f64>,
-    stock: Vec<f64>,
-    cpu: Vec<f64>,
-    /// Seconds for taking a gigabyte of memory, before each.
-    memory: Vec<f64>,
+    /// Adds the ratios that there are promises about; `kind` tells their rows apart.
+    fn judge(&self, connections: usize, kind: &str, found: &mut Findings) {
+        let of_direct = if connections == 1 { OF_DIRECT.0 } else { OF_DIRECT.1 };
+        let of_stock = self.each(|i| self.cache[i].samples_per_s / self.stock[i]);
+        let cpu = self.each(|i| self.node_cpu[i] / self.direct[i].cpu_s);
+        let first = self.each(|i| self.cache[i].first_batch_s / self.direct[i].first_batch_s);
+        for (what, values, bound, at_least) in [
+            ("vs_direct", self.of_direct(), of_direct, true),
+            ("vs_stock", of_stock, OF_STOCK, true),
+            ("node_cpu_vs_direct", cpu, CPU_OF_DIRECT, false),
+            ("ttfb_vs_direct", first, FIRST_OF_DIRECT, false),
+        ] {
+            let row = Row::of(format!("cold_{connections}_{kind}{what}"), "ratio", &values);
+            let kept = if at_least { row.value >= bound } else { row.value <= bound };
+            let side = if at_least { "least" } else { "most" };
+            found.check(kept, format!("{} = {:.2}, at {side} {bound} wanted", row.name, row.value));
+            found.rows.push(row);
+        }
+    }
 }
 
 /// A slow S3 with a dataset in it.
@@ -126,17 +182,31 @@ struct ColdStage {
 }
 
 impl ColdStage {
-    /// Takes each way once.
-    fn each_way(&self, runtime: &Runtime, connections: usize, ways: &mut Ways) -> anyhow::Result<()> {
+    /// Takes each way once, with memory taken before it or not.
+    fn each_way(
+        &self,
+        runtime: &Runtime,
+        connections: usize,
+        taken: bool,
+        ways: &mut Ways,
+    ) -> anyhow::Result<()> {
         let Self { s3, proxy, rows } = self;
-        ways.memory.push(take_memory()?);
-        let (rate, seconds) = through_cache(s3, proxy, *rows, connections)?;
-        ways.cache.push(rate);
-        ways.cpu.push(seconds / (*rows as f64 * row_bytes() as f64 / 1e9));
-        ways.memory.push(take_memory()?);
+        let mut memory = Vec::new();
+        let mut take = || {
+            if taken {
+                memory.push(take_memory()?);
+            }
+            anyhow::Ok(())
+        };
+        take()?;
+        let (epoch, cpu) = through_cache(s3, proxy, *rows, connections)?;
+        ways.cache.push(epoch);
+        ways.node_cpu.push(cpu);
+        take()?;
         ways.direct.push(directly(s3, proxy, *rows, connections)?);
-        ways.memory.push(take_memory()?);
+        take()?;
         ways.stock.push(runtime.block_on(stock::read(s3, &proxy.endpoint, "cold", connections, *rows))?);
+        ways.memory.append(&mut memory);
         Ok(())
     }
 }
@@ -152,13 +222,13 @@ fn take_memory() -> anyhow::Result<f64> {
     Ok(began.elapsed().as_secs_f64() / (MEMORY_MB << 20) as f64 * 1e9)
 }
 
-/// Rows a second of an epoch through a new cache, and the seconds of processor time that its node took.
+/// An epoch through a new cache, and the seconds of processor time that its node took.
 fn through_cache(
     s3: &S3Server,
     proxy: &SlowProxy,
     rows: u64,
     connections: usize,
-) -> anyhow::Result<(f64, f64)> {
+) -> anyhow::Result<(EpochReport, f64)> {
     let options = ServerOptions::for_endpoint(s3, &proxy.endpoint);
     let options = options.args(["--s3-max-requests", &connections.to_string()]);
     let server = options.try_start()?;
@@ -168,20 +238,20 @@ fn through_cache(
     Ok((read?, cpu?))
 }
 
-/// Rows a second of an epoch without a cache, by our own reader.
-fn directly(s3: &S3Server, proxy: &SlowProxy, rows: u64, connections: usize) -> anyhow::Result<f64> {
+/// An epoch without a cache, by our own reader.
+fn directly(s3: &S3Server, proxy: &SlowProxy, rows: u64, connections: usize) -> anyhow::Result<EpochReport> {
     let requests = connections.to_string();
     let store = ["--s3-endpoint", &proxy.endpoint, "--s3-region", REGION, "--s3-max-requests", &requests];
     epoch(s3, &[["--direct"].as_slice(), &store].concat(), rows)
 }
 
-fn epoch(s3: &S3Server, from: &[&str], rows: u64) -> anyhow::Result<f64> {
+fn epoch(s3: &S3Server, from: &[&str], rows: u64) -> anyhow::Result<EpochReport> {
     let run = Run::find("forebay")?.args(["epoch", &s3.uri("cold")]).args(from).envs(s3.credentials());
     let answer: EpochsReport = run.limit(Duration::from_secs(600)).json()?;
-    let epoch = answer.epochs.first().context("an epoch was read")?;
+    let epoch = answer.epochs.into_iter().next().context("an epoch was read")?;
     anyhow::ensure!(epoch.samples == rows, "{} rows were read, not {rows}", epoch.samples);
     anyhow::ensure!(epoch.s3_requests > 0, "the epoch was not cold");
-    Ok(epoch.samples_per_s)
+    Ok(epoch)
 }
 
 /// Decoded bytes of a row.

@@ -30,12 +30,18 @@ impl ChildProcess {
         let arguments: Vec<String> = arguments.into_iter().map(|a| a.as_ref().to_owned()).collect();
         let mut command = Command::new(run::find("forebay-bench-warm")?);
         run::scrub(&mut command);
+        command.args(&arguments);
+        Self::of(command, arguments.join(" "))
+    }
+
+    /// Starts another program that keeps to the same lines.
+    pub fn of(mut command: Command, name: String) -> anyhow::Result<Self> {
         tie::tie(&mut command);
-        command.args(&arguments).stdin(Stdio::piped()).stdout(Stdio::piped());
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command.spawn().context("start a child")?;
         let (stdin, stdout) = (child.stdin.take(), child.stdout.take());
         let lines = follow(stdout.context("a child has stdout")?);
-        Ok(Self { child, stdin: stdin.context("a child has stdin")?, lines, name: arguments.join(" ") })
+        Ok(Self { child, stdin: stdin.context("a child has stdin")?, lines, name })
     }
 
     /// Waits until it is ready, and returns what it says then.

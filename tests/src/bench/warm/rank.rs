@@ -37,6 +37,9 @@ pub struct RankOptions {
     /// Samples of a step over all ranks.
     #[arg(long)]
     pub global_batch: u64,
+    /// Batches come through shared memory.
+    #[arg(long)]
+    pub same_host: bool,
 }
 
 /// The report of a rank.
@@ -55,7 +58,7 @@ pub struct RankRead {
 impl RankOptions {
     /// What its process is started with.
     pub fn arguments(&self) -> Vec<String> {
-        let Self { endpoint, uri, shuffle, world, rank, global_batch } = self;
+        let Self { endpoint, uri, shuffle, world, rank, global_batch, same_host } = self;
         let (shuffle, world, rank) = (shuffle.to_string(), world.to_string(), rank.to_string());
         let pairs = [
             ("--endpoint", endpoint),
@@ -66,10 +69,11 @@ impl RankOptions {
             ("--global-batch", &global_batch.to_string()),
         ];
         let pairs = pairs.into_iter().flat_map(|(flag, value)| [flag.to_owned(), value.clone()]);
-        std::iter::once("rank".to_owned()).chain(pairs).collect()
+        let same_host = same_host.then(|| "--same-host".to_owned());
+        std::iter::once("rank".to_owned()).chain(pairs).chain(same_host).collect()
     }
 
-    /// What its loader does, but for the epoch: the defaults.
+    /// What its loader does, but for the epoch and the way: the defaults.
     pub fn settings(&self) -> LoaderSettings {
         LoaderSettings {
             seed: SEED,
@@ -78,6 +82,7 @@ impl RankOptions {
             rank: self.rank,
             world: self.world,
             epochs: Some(1),
+            same_host: self.same_host,
             ..Default::default()
         }
     }

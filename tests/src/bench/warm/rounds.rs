@@ -1,6 +1,6 @@
-//! The rounds: every floor and every subject once in each, and one TCP connection before and after each
-//! subject. A machine that is shared changes its speed within seconds, so a subject is compared with the two
-//! connections beside it.
+//! The rounds: every floor and every subject once in each, and before and after each subject its own floor:
+//! one TCP connection, or a copy in memory for what comes through shared memory. A machine that is shared
+//! changes its speed within seconds, so a subject is compared with the two beside it.
 
 use super::floor::{FILE, FloorKind, FloorRead, PIECE};
 use super::rank::MEASURED_EPOCH;
@@ -21,8 +21,8 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-/// The unit of a speed over that of TCP.
-pub const RATIO: &str = "of floor.tcp";
+/// What the unit of a speed over that of a floor begins with; the floor's name follows.
+pub const RATIO: &str = "of floor.";
 
 /// How large the measurement is.
 #[derive(Debug, Clone)]
@@ -57,8 +57,8 @@ struct Measured {
     subject: Subject,
     planned: OrderDigest,
     reads: Vec<SubjectRead>,
-    /// MB/s of TCP beside each: the mean of before and after.
-    tcp: Vec<f64>,
+    /// MB/s of its floor beside each: the mean of before and after.
+    floor: Vec<f64>,
 }
 
 /// Runs it.
@@ -116,7 +116,7 @@ impl WarmStage {
             for subject in subjects.iter().filter(|subject| subject.shape == data.shape) {
                 let settings = subject.rank(0, &self.node, data).settings();
                 let planned = planned_digest(manifest, &settings, MEASURED_EPOCH)?;
-                measured.push(Measured { subject: *subject, planned, reads: Vec::new(), tcp: Vec::new() });
+                measured.push(Measured { subject: *subject, planned, reads: Vec::new(), floor: Vec::new() });
             }
         }
         Ok(measured)
@@ -145,17 +145,24 @@ impl WarmStage {
         read.with_context(|| subject.name())
     }
 
-    /// Each subject once, between two TCP connections.
+    /// Each subject once, between two measurements of its floor.
     fn round(&self, subjects: &mut [Measured], tcp: &mut Vec<FloorRead>) -> anyhow::Result<()> {
-        let floor = || FloorKind::Tcp.measure(&self.file).context("floor.tcp");
-        let mut before = floor()?;
-        tcp.push(before);
+        let mut measure = |floor: FloorKind| {
+            let read = floor.measure(&self.file).with_context(|| floor.name())?;
+            tcp.extend((floor == FloorKind::Tcp).then_some(read));
+            anyhow::Ok(read)
+        };
+        let mut last: Option<(FloorKind, FloorRead)> = None;
         for measured in subjects {
+            let floor = measured.subject.transport.floor();
+            let before = match last {
+                Some((kind, read)) if kind == floor => read,
+                _ => measure(floor)?,
+            };
             measured.reads.push(self.measure(measured)?);
-            let after = floor()?;
-            measured.tcp.push((before.mb_per_s + after.mb_per_s) / 2.0);
-            tcp.push(after);
-            before = after;
+            let after = measure(floor)?;
+            measured.floor.push((before.mb_per_s + after.mb_per_s) / 2.0);
+            last = Some((floor, after));
         }
         Ok(())
     }
@@ -166,11 +173,11 @@ impl Measured {
         self.reads.iter().map(of).collect()
     }
 
-    /// The speed over that of TCP, round by round.
+    /// The speed over that of its floor, round by round.
     fn ratio(&self) -> Row {
         let ratios: Vec<f64> =
-            self.reads.iter().zip(&self.tcp).map(|(read, tcp)| read.mb_per_s / tcp).collect();
-        Row::of(self.subject.name(), RATIO, &ratios)
+            self.reads.iter().zip(&self.floor).map(|(read, floor)| read.mb_per_s / floor).collect();
+        Row::of(self.subject.name(), self.subject.transport.units().0, &ratios)
     }
 
     fn cpu(&self) -> Row {
@@ -190,10 +197,10 @@ impl Measured {
 
     fn add_rows(&self, found: &mut Findings, subjects: &[Self]) {
         let row = |what, unit, of: fn(&SubjectRead) -> f64| Row::of(self.named(what), unit, &self.all(of));
-        let tcp = Row::of("", "", &self.tcp).value;
+        let floor = Row::of("", "", &self.floor).value;
         found.rows.extend([
             self.ratio(),
-            row("mb_per_s", "MB/s", |read| read.mb_per_s).against("floor.tcp beside it", tcp),
+            row("mb_per_s", "MB/s", |read| read.mb_per_s).against(self.subject.transport.units().1, floor),
             row("rows_per_s", "rows/s", |read| read.rows_per_s),
             self.cpu(),
             row("node_cpu_s_per_gb", "s/GB", |read| read.node_cpu_s_per_gb),
@@ -241,13 +248,13 @@ fn add_floor(found: &mut Findings, floor: FloorKind, reads: &[FloorRead]) {
 /// The main figures, a line for each subject.
 fn print_table(subjects: &[Measured]) {
     println!(
-        "{:32}{:>8}{:>8}{:>10}{:>8}{:>8}{:>12}",
-        "", "MB/s", "of TCP", "k rows/s", "node", "client", "first batch"
+        "{:32}{:>8}{:>9}{:>10}{:>8}{:>8}{:>12}",
+        "", "MB/s", "of floor", "k rows/s", "node", "client", "first batch"
     );
     for measured in subjects {
         let median = |of: fn(&SubjectRead) -> f64| Row::of("", "", &measured.all(of)).value;
         println!(
-            "{:32}{:>8.0}{:>8.2}{:>10.1}{:>8.3}{:>8.3}{:>9.1} ms",
+            "{:32}{:>8.0}{:>9.2}{:>10.1}{:>8.3}{:>8.3}{:>9.1} ms",
             measured.subject.name(),
             median(|read| read.mb_per_s),
             measured.ratio().value,
@@ -257,7 +264,7 @@ fn print_table(subjects: &[Measured]) {
             median(|read| read.first_batch_ms),
         );
     }
-    println!("{:58}(processor time: s/GB)", "");
+    println!("{:59}(processor time: s/GB)", "");
 }
 
 /// The bytes that floors move.

@@ -114,22 +114,28 @@ impl Shape {
             writer.write(&batch)?;
         }
         let object = Bytes::from(writer.context("an object has row groups")?.into_inner()?);
-        let folder = format!("warm/{self:?}");
-        for number in 0..OBJECTS {
-            s3.put(&format!("{folder}/part-{number:05}.parquet"), object.clone());
-        }
+        self.keys().for_each(|key| s3.put(&key, object.clone()));
         let samples = (0..).zip((0..OBJECTS).flat_map(|_| &marks));
         Ok(Stored {
             shape: self,
-            uri: s3.uri(&folder),
+            uri: s3.uri(&self.folder()),
             rows: (OBJECTS * groups * rows) as u64,
             arrow_bytes: (OBJECTS * arrow_bytes) as u64,
             mark: sum(samples.map(|(sample, row)| sample_mark(sample, *row))),
         })
     }
 
-    /// Binaries are like images: not compressible, and each one its own.
-    fn properties(self, group_rows: usize) -> anyhow::Result<WriterProperties> {
+    /// Of its objects, in order.
+    pub fn keys(self) -> impl Iterator<Item = String> {
+        (0..OBJECTS).map(move |number| format!("{}/part-{number:05}.parquet", self.folder()))
+    }
+
+    fn folder(self) -> String {
+        format!("warm/{self:?}")
+    }
+
+    /// How its files are written. Binaries are like images: not compressible, and each one its own.
+    pub fn properties(self, group_rows: usize) -> anyhow::Result<WriterProperties> {
         let properties = WriterProperties::builder().set_max_row_group_row_count(Some(group_rows));
         let zstd = Compression::ZSTD(ZstdLevel::try_new(1)?);
         Ok(match self {

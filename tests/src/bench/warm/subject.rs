@@ -1,6 +1,8 @@
-//! The subjects: epochs of a shape, in an order, by a number of ranks; and the target of each.
+//! The subjects: epochs of a shape, in an order, by a number of ranks, by TCP or through shared memory; and
+//! the target of each.
 
 use super::child::{ChildProcess, run_together};
+use super::floor::FloorKind;
 use super::rank::{RankOptions, RankRead};
 use super::shape::{Shape, Stored};
 use super::span::Span;
@@ -19,18 +21,28 @@ const SHUFFLES: [Shuffle; 2] = [Shuffle::None, Shuffle::Window(16)];
 /// What several ranks together must at least reach of one rank's speed.
 pub const OF_ONE_RANK: f64 = 0.9;
 
+/// How batches come.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Transport {
+    /// By gRPC over TCP.
+    Grpc,
+    /// Through memory that the node shares.
+    Fd,
+}
+
 /// Epochs that are measured.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Subject {
     pub shape: Shape,
     pub shuffle: Shuffle,
     pub ranks: u32,
+    pub transport: Transport,
 }
 
 /// The bounds of a subject with one rank.
 #[derive(Debug, Clone, Copy)]
 pub struct Target {
-    /// Its speed over that of TCP, at least.
+    /// Its speed over that of its floor, at least.
     pub ratio: f64,
     /// Processor time of node and client, at most.
     pub cpu_s_per_gb: Option<f64>,
@@ -47,11 +59,34 @@ pub struct SubjectRead {
     pub first_batch_ms: f64,
 }
 
+impl Transport {
+    /// What it is compared with.
+    pub fn floor(self) -> FloorKind {
+        match self {
+            Self::Grpc => FloorKind::Tcp,
+            Self::Fd => FloorKind::Memcpy,
+        }
+    }
+
+    /// The unit of a speed over that of the floor, and what the floor's figure is called beside the
+    /// subject's.
+    pub fn units(self) -> (&'static str, &'static str) {
+        match self {
+            Self::Grpc => ("of floor.tcp", "floor.tcp beside it"),
+            Self::Fd => ("of floor.memcpy", "floor.memcpy beside it"),
+        }
+    }
+}
+
 impl Subject {
     /// All, those of one order one after the other, one rank first.
     pub fn all(shapes: &[Shape]) -> Vec<Self> {
         let orders = shapes.iter().flat_map(|shape| SHUFFLES.map(|shuffle| (*shape, shuffle)));
-        orders.flat_map(|(shape, shuffle)| RANKS.map(|ranks| Self { shape, shuffle, ranks })).collect()
+        let of_order = |(shape, shuffle)| {
+            let grpc = RANKS.map(|ranks| Self { shape, shuffle, ranks, transport: Transport::Grpc });
+            grpc.into_iter().chain([Self { shape, shuffle, ranks: 1, transport: Transport::Fd }])
+        };
+        orders.flat_map(of_order).collect()
     }
 
     /// Its name in the report.
@@ -62,7 +97,11 @@ impl Subject {
             Shuffle::Window(segments) => format!("window{segments}"),
         };
         let ranks = if self.ranks == 1 { String::new() } else { format!(".{}ranks", self.ranks) };
-        format!("warm.grpc.{:?}.{order}{ranks}", self.shape)
+        let transport = match self.transport {
+            Transport::Grpc => "grpc",
+            Transport::Fd => "fd",
+        };
+        format!("warm.{transport}.{:?}.{order}{ranks}", self.shape)
     }
 
     /// The same with one rank.
@@ -73,6 +112,16 @@ impl Subject {
     /// Its bounds; those of several ranks are in [`OF_ONE_RANK`].
     pub fn target(self) -> Option<Target> {
         let target = |ratio, cpu_s_per_gb| Target { ratio, cpu_s_per_gb };
+        if self.transport == Transport::Fd {
+            return Some(match (self.shape, self.shuffle) {
+                (Shape::X, Shuffle::None) => target(0.8, None),
+                (Shape::X, _) => target(0.6, None),
+                (Shape::T, Shuffle::None) => return None,
+                (Shape::T, _) => target(0.25, None),
+                (Shape::B, Shuffle::None) => return None,
+                (Shape::B, _) => target(0.8, None),
+            });
+        }
         (self.ranks == 1).then(|| match (self.shape, self.shuffle) {
             (Shape::X, Shuffle::None) => target(1.0, Some(0.5)),
             (Shape::X, _) => target(0.8, None),
@@ -91,6 +140,7 @@ impl Subject {
             world: self.ranks,
             rank,
             global_batch: self.shape.batch_rows() as u64 * u64::from(self.ranks),
+            same_host: self.transport == Transport::Fd,
         }
     }
 

@@ -1,5 +1,7 @@
-//! The charts of the page, as inline SVG: the time of each epoch, and its bytes from S3.
+//! The charts of the page, as inline SVG: the time of each epoch, its bytes from S3, and the time of epochs
+//! on a fast accelerator.
 
+use super::super::accelerator::{Accelerated, FASTER};
 use super::super::figures::TrainedEpoch;
 use super::super::table::megabytes;
 use crate::harness::html::escaped;
@@ -19,18 +21,23 @@ struct Bar {
     below: String,
 }
 
-/// Both charts, each with its title and legend.
-pub(super) fn all(epochs: &[TrainedEpoch]) -> String {
-    let time = epochs.iter().map(|epoch| {
-        let wait = epoch.seconds * epoch.data_wait_share;
-        Bar {
-            parts: vec![
-                ("compute", epoch.seconds - wait, format!("{:.1} s computing", epoch.seconds - wait)),
-                ("wait", wait, format!("{wait:.1} s waiting for data")),
-            ],
-            above: format!("{:.0} samples/s", epoch.samples_per_s),
-            below: label(epoch),
-        }
+/// The colours of [`time`].
+const LEGEND: &str = "<span class=\"key\"><i class=\"compute\"></i>computing</span>\
+                      <span class=\"key\"><i class=\"wait\"></i>waiting for data</span>";
+
+/// All charts, each with its title and legend.
+pub(super) fn all(epochs: &[TrainedEpoch], accelerated: &Accelerated) -> String {
+    let times = epochs.iter().map(|epoch| {
+        time(
+            epoch.seconds,
+            epoch.data_wait_share,
+            format!("{:.0} samples/s", epoch.samples_per_s),
+            label(epoch),
+        )
+    });
+    let fast = accelerated.ways.iter().map(|way| {
+        let busy = format!("{:.0} % busy", 100.0 * way.busy_share);
+        time(way.epoch.seconds, way.epoch.data_wait_share, busy, way.name.to_owned())
     });
     let bytes = epochs.iter().map(|epoch| Bar {
         parts: vec![(
@@ -41,14 +48,27 @@ pub(super) fn all(epochs: &[TrainedEpoch]) -> String {
         above: format!("{} MB", megabytes(epoch.s3_bytes)),
         below: label(epoch),
     });
-    let legend = "<span class=\"key\"><i class=\"compute\"></i>computing</span>\
-                  <span class=\"key\"><i class=\"wait\"></i>waiting for data</span>";
-    figure("Seconds per epoch", legend, &time.collect::<Vec<_>>())
+    figure("Seconds per epoch", LEGEND, &times.collect::<Vec<_>>())
         + &figure(
             "Megabytes from S3 per epoch",
             "<span class=\"key\">footers apart</span>",
             &bytes.collect::<Vec<_>>(),
         )
+        + &figure(
+            &format!("Seconds per epoch, accelerator {FASTER} times as fast"),
+            LEGEND,
+            &fast.collect::<Vec<_>>(),
+        )
+}
+
+/// An epoch's time, and the part of it that went into waiting.
+fn time(seconds: f64, wait_share: f64, above: String, below: String) -> Bar {
+    let wait = seconds * wait_share;
+    let parts = vec![
+        ("compute", seconds - wait, format!("{:.1} s computing", seconds - wait)),
+        ("wait", wait, format!("{wait:.1} s waiting for data")),
+    ];
+    Bar { parts, above, below }
 }
 
 fn label(epoch: &TrainedEpoch) -> String {

@@ -142,7 +142,7 @@ impl ServerOptions {
 
 /// A running `forebay-server`; killed when dropped.
 pub struct Server {
-    /// `http://127.0.0.1:PORT`, where it listens.
+    /// `http://127.0.0.1:PORT` or `unix:/PATH`, where it listens.
     pub endpoint: String,
     /// `http://127.0.0.1:PORT`, where its metrics are, if it said so.
     pub metrics: Option<String>,
@@ -244,7 +244,10 @@ impl Server {
             match lines.recv_timeout(patience) {
                 Ok(line) => {
                     if let Some(address) = line.strip_prefix("listening ") {
-                        self.endpoint = format!("http://{}", address.trim());
+                        self.endpoint = match address.trim() {
+                            socket if socket.starts_with("unix:") => socket.to_owned(),
+                            address => format!("http://{address}"),
+                        };
                     } else if let Some(address) = line.strip_prefix("metrics ") {
                         self.metrics = Some(format!("http://{}", address.trim()));
                     }

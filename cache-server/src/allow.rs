@@ -1,0 +1,63 @@
+//! Which URIs a node may read: those under the roots that its settings allow.
+
+use forebay_dataset::source;
+use forebay_proto::{Error, Result};
+
+/// Roots that are all buckets of a kind of object store. `file:///` is a root as any other.
+const ALL_BUCKETS: [&str; 3] = ["s3://", "gs://", "az://"];
+
+/// The roots, in normal form.
+#[derive(Debug)]
+pub struct Allowed(Vec<String>);
+
+/// Whether a root is every bucket of a kind of object store.
+pub fn is_all_buckets(root: &str) -> bool {
+    ALL_BUCKETS.contains(&root)
+}
+
+impl Allowed {
+    /// `Invalid` when a root cannot be one.
+    pub fn new(roots: &[String]) -> Result<Self> {
+        let root = |root: &String| match is_all_buckets(root) {
+            true => Ok(root.clone()),
+            false => source::normalise(root).map_err(|e| e.context(format!("--allow {root}"))),
+        };
+        roots.iter().map(root).collect::<Result<_>>().map(Self)
+    }
+
+    /// The normal form of a URI under one of the roots; `Denied` for any other. Follows links where it names
+    /// a file: not for an async thread.
+    pub fn check(&self, uri: &str) -> Result<String> {
+        let uri = source::normalise(uri)?;
+        let is_under = |root: &String| match is_all_buckets(root) {
+            true => uri.starts_with(root.as_str()),
+            false => source::is_under(&uri, root),
+        };
+        match self.0.iter().any(is_under) {
+            true => Ok(uri),
+            false => Err(Error::denied(format!(
+                "{uri}: this server may not read it; it reads under {} (see --allow)",
+                self.0.join(", ")
+            ))),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn roots_cover_what_lies_under_them() {
+        let allowed = |roots: &[&str], uri: &str| {
+            let roots: Vec<String> = roots.iter().map(|root| (*root).to_owned()).collect();
+            Allowed::new(&roots).unwrap().check(uri).map_err(|e| e.message)
+        };
+        assert_eq!(allowed(&["s3://b/x/"], "s3://b/x/y/").unwrap(), "s3://b/x/y");
+        assert!(allowed(&["s3://b/x"], "s3://b/xy").unwrap_err().contains("it reads under s3://b/x"));
+        assert_eq!(allowed(&["s3://"], "s3a://any/key").unwrap(), "s3://any/key");
+        assert!(allowed(&["s3://"], "gs://any/key").is_err());
+        assert!(allowed(&["s3://"], "s3://").is_err(), "a root is no dataset");
+        assert!(Allowed::new(&["s3:".into()]).is_err());
+    }
+}

@@ -1,0 +1,162 @@
+//! Filling a cache with a dataset, each node with what it owns.
+
+use crate::dataset::Dataset;
+use crate::endpoints::Endpoints;
+use crate::fan_out::FailedNode;
+use crate::node::Node;
+use crate::survey::{self, ask_each};
+use forebay_proto::ring::{Balance, Ring};
+use forebay_proto::{Error, Result, SegmentSet, v1};
+use futures::stream::select_all;
+use futures::{StreamExt, TryFutureExt, TryStreamExt};
+use std::time::Duration;
+
+/// How long a node of several may take to say that it serves; without an answer the others fill its share.
+const ALIVE: Duration = Duration::from_secs(3);
+
+/// How filling a cache ended.
+#[derive(Debug, Clone)]
+pub struct Filled {
+    /// What all nodes together hold.
+    pub progress: v1::LoadProgress,
+    /// How many nodes had a share of the dataset.
+    pub nodes: usize,
+    /// Nodes that did not fill their share, and why.
+    pub failed: Vec<FailedNode>,
+}
+
+/// What one node is to fill.
+struct Share {
+    node: v1::Node,
+    client: Node,
+    segments: SegmentSet,
+}
+
+impl Filled {
+    /// `Full` if the cache has no room for all of the dataset at `uri`, or the error of the nodes that
+    /// failed.
+    pub fn check(&self, uri: &str) -> Result<()> {
+        crate::fan_out::check("loaded", self.nodes - self.failed.len(), &self.failed)?;
+        match self.progress.segments_held < self.progress.segments_total {
+            true => Err(no_room(uri, &self.progress)),
+            false => Ok(()),
+        }
+    }
+}
+
+/// Has each node fill its share, all at once, and shows how far they are. A node that fails keeps no other
+/// from filling its own.
+pub async fn fill(
+    endpoints: &Endpoints,
+    dataset: &Dataset,
+    mut show: impl FnMut(&v1::LoadProgress),
+) -> Result<Filled> {
+    let shares = shares(endpoints, dataset).await?;
+    let streams = shares.iter().enumerate().map(|(i, share)| {
+        let request = v1::LoadRequest {
+            dataset: Some(dataset.spec.to_wire()),
+            columns: dataset.spec.columns.clone().unwrap_or_default(),
+            segments: share.segments.to_wire().into(),
+        };
+        let node = share.client.clone();
+        let opened = async move {
+            let stream = node.reply(node.client().load(request)).await?;
+            Ok::<_, Error>(stream.map_err(move |s| node.error(s)))
+        };
+        opened.try_flatten_stream().map(move |progress| (i, progress)).boxed()
+    });
+    let mut all = select_all(streams);
+    let (mut parts, mut failed) = (vec![v1::LoadProgress::default(); shares.len()], Vec::new());
+    let mut silent = shares.len();
+    while let Some((i, progress)) = all.next().await {
+        match progress {
+            Ok(progress) => {
+                silent -= usize::from(parts[i].segments_total == 0);
+                parts[i] = progress;
+                // A part of the nodes would show as less than there is to do.
+                if silent <= failed.len() {
+                    show(&sum(&parts));
+                }
+            }
+            Err(e) => failed.push(FailedNode::new(&shares[i].node, &e)),
+        }
+    }
+    Ok(Filled { progress: sum(&parts), nodes: shares.len(), failed })
+}
+
+/// The nodes that answer, and the segments that each is to fill: those that it owns when the others are
+/// left out.
+async fn shares(endpoints: &Endpoints, dataset: &Dataset) -> Result<Vec<Share>> {
+    let mut topology = survey::topology(endpoints).await?;
+    if topology.nodes.len() < 2 {
+        let node = topology.nodes.pop().unwrap_or_default();
+        let client = endpoints.answering().await?;
+        return Ok(vec![Share { node, client, segments: SegmentSet::all(0) }]);
+    }
+    let is_alive = |node: Node| async move { Ok(node.is_serving(ALIVE).await.then_some(node)) };
+    let alive = ask_each(&topology, Duration::MAX, is_alive).await;
+    let (mut nodes, mut clients) = (Vec::new(), Vec::new());
+    for (node, client) in alive {
+        if let Some(client) = client? {
+            nodes.push(node);
+            clients.push(client);
+        }
+    }
+    let manifest = &dataset.manifest;
+    let count = manifest.segments().len() as u32;
+    let mut owned = vec![SegmentSet::new(count); clients.len()];
+    let (ring, balance) = (Ring::new(&nodes), Balance::of(&nodes, [&**manifest]));
+    for segment in 0..count {
+        if let Some(owner) = balance.owner(&ring, manifest.segment_id(segment)?) {
+            owned[owner].insert(segment);
+        }
+    }
+    let shares = nodes.into_iter().zip(clients).zip(owned);
+    let shares = shares.map(|((node, client), segments)| Share { node, client, segments });
+    Ok(shares.filter(|share| !share.segments.is_empty()).collect())
+}
+
+/// The error of a load that found no room for all segments.
+fn no_room(uri: &str, p: &v1::LoadProgress) -> Error {
+    let held = format!("{uri}: the cache holds {} of {} segments", p.segments_held, p.segments_total);
+    let missing = p.decoded_bytes_total.saturating_sub(p.decoded_bytes_held).div_ceil(1_000_000);
+    Error::full(match p.dirs_full {
+        0 => format!("{held}: give it {missing} MB more room (--cache-bytes), or load fewer columns"),
+        n => format!(
+            "{held}: the disks of {n} cache directories are full: free {missing} MB there, or load fewer columns"
+        ),
+    })
+}
+
+fn sum(parts: &[v1::LoadProgress]) -> v1::LoadProgress {
+    parts.iter().fold(v1::LoadProgress::default(), |a, b| v1::LoadProgress {
+        segments_total: a.segments_total + b.segments_total,
+        segments_held: a.segments_held + b.segments_held,
+        decoded_bytes_total: a.decoded_bytes_total + b.decoded_bytes_total,
+        decoded_bytes_held: a.decoded_bytes_held + b.decoded_bytes_held,
+        s3_bytes: a.s3_bytes + b.s3_bytes,
+        segments_read: a.segments_read + b.segments_read,
+        dirs_full: a.dirs_full + b.dirs_full,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn missing_room_is_told_in_megabytes() {
+        let mut p = v1::LoadProgress {
+            segments_total: 20,
+            segments_held: 4,
+            decoded_bytes_total: 424_000_000,
+            decoded_bytes_held: 85_000_000,
+            ..Default::default()
+        };
+        let why = no_room("s3://b/d", &p).message;
+        assert!(why.contains("holds 4 of 20") && why.contains("339 MB more room (--cache-bytes)"), "{why}");
+        p.dirs_full = 1;
+        let why = no_room("s3://b/d", &p).message;
+        assert!(why.contains("the disks of 1 cache directories are full: free 339 MB"), "{why}");
+    }
+}

@@ -1,0 +1,137 @@
+//! Lists of objects: a dataset that is not all that lies under a prefix.
+//!
+//! A list is a text with a URI on each line (`#` begins a comment), or the JSON of `forebay inspect --json`,
+//! which also names the version of each object: opened again it is the same dataset, whatever was added
+//! since.
+
+use forebay_dataset::source::normalise;
+use forebay_proto::manifest::Object;
+use forebay_proto::{Error, Result};
+use serde::Deserialize;
+
+/// The fields read of the JSON of `forebay inspect --json`.
+#[derive(Deserialize)]
+struct Inspected {
+    uri: String,
+    segment_bytes: u64,
+    schema_of: Option<String>,
+    #[serde(default)]
+    no_partitions: bool,
+    #[serde(rename = "where")]
+    filter: Option<String>,
+    objects: Vec<InspectedObject>,
+}
+
+#[derive(Deserialize)]
+struct InspectedObject {
+    key: String,
+    etag: String,
+    bytes: u64,
+}
+
+/// The dataset that a list is.
+#[derive(Debug, Default)]
+pub(crate) struct List {
+    pub uri: String,
+    pub objects: Vec<Object>,
+    /// As it was inspected.
+    pub segment_bytes: Option<u64>,
+    pub schema_of: Option<String>,
+    pub no_partitions: bool,
+    pub filter: Option<String>,
+}
+
+/// Reads a list. Follows links: not for an async thread.
+pub(crate) fn read(list: &[u8]) -> Result<List> {
+    let text = str::from_utf8(list).map_err(|_| Error::invalid("the list is not UTF-8"))?;
+    if text.trim_start().starts_with('{') { version(text) } else { lines(text) }
+}
+
+fn version(text: &str) -> Result<List> {
+    let bad = |e| Error::invalid(format!("is not JSON of `forebay inspect --json`: {e}"));
+    let Inspected { uri, segment_bytes, schema_of, no_partitions, filter, objects } =
+        serde_json::from_str(text).map_err(bad)?;
+    let object = |o: InspectedObject| Object { key: o.key, etag: o.etag, size: o.bytes };
+    if objects.is_empty() || objects.iter().any(|o| o.etag.is_empty()) {
+        return Err(Error::invalid("it names no objects, or some without their versions"));
+    }
+    let (uri, objects) = (normalise(&uri)?, objects.into_iter().map(object).collect());
+    Ok(List { uri, objects, segment_bytes: Some(segment_bytes), schema_of, no_partitions, filter })
+}
+
+fn lines(text: &str) -> Result<List> {
+    let lines = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
+    let uris = lines.map(normalise).collect::<Result<Vec<_>>>()?;
+    let uri = common(&uris)?.to_owned();
+    let key = |object: &String| object[uri.len()..].trim_start_matches('/').to_owned();
+    let objects = uris.iter().map(|object| Object { key: key(object), ..Object::default() }).collect();
+    Ok(List { uri, objects, ..List::default() })
+}
+
+/// The prefix of all objects, above directories that are columns (`year=2024`).
+fn common(uris: &[String]) -> Result<&str> {
+    let Some(first) = uris.first() else { return Err(Error::invalid("the list names no objects")) };
+    let directory = |uri: &str| uri.rfind('/').unwrap_or(0);
+    let root = first.find("://").map_or(0, |at| at + 3);
+    let is_below = |uri: &str, end: usize| uri.strip_prefix(&first[..end]).is_some_and(|key| key.starts_with('/'));
+    let mut end = directory(first);
+    while let Some(other) = uris.iter().find(|uri| !is_below(uri, end)) {
+        end = directory(&first[..end]);
+        if end <= root {
+            return Err(Error::invalid(format!(
+                "{first} and {other} have no bucket or top directory in common: a list has one, --mix reads several"
+            )));
+        }
+    }
+    let bucket = first[root..].find('/').map_or(end, |at| root + at);
+    let parts = first[..end].match_indices('/').map(|(at, _)| at).chain([end]);
+    let mut before = bucket;
+    for at in parts.filter(|at| *at > bucket) {
+        if first[before..at].contains('=') {
+            return Ok(&first[..before]);
+        }
+        before = at;
+    }
+    Ok(&first[..end])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn listed(text: &str) -> Result<(String, Vec<String>)> {
+        let spec = read(text.as_bytes())?;
+        Ok((spec.uri, spec.objects.into_iter().map(|o| o.key).collect()))
+    }
+
+    #[test]
+    fn a_list_lies_under_its_common_prefix() {
+        let of = |uri: &str, keys: &[&str]| (uri.to_owned(), keys.iter().map(|k| k.to_string()).collect());
+        let list = "# mine\n s3a://b/t/y/2.parquet\n\ns3://b/t/x/1.parquet\n";
+        assert_eq!(listed(list).unwrap(), of("s3://b/t", &["y/2.parquet", "x/1.parquet"]));
+        let list = "s3://b/t/year=1/m=2/a\ns3://b/t/year=1/m=2/b";
+        assert_eq!(listed(list).unwrap(), of("s3://b/t", &["year=1/m=2/a", "year=1/m=2/b"]));
+        assert_eq!(listed("s3://b/one").unwrap(), of("s3://b", &["one"]));
+        assert_eq!(listed("s3://b/ab/x\ns3://b/a/x").unwrap(), of("s3://b", &["ab/x", "a/x"]));
+        for (bad, says) in
+            [("", "no objects"), ("# x", "no objects"), ("s3://a/x\ns3://b/x", "--mix"), ("x", "not a URI")]
+        {
+            let e = listed(bad).unwrap_err();
+            assert!(e.message.contains(says), "{e}");
+        }
+        assert!(read(b"\xff").unwrap_err().message.contains("UTF-8"));
+    }
+
+    #[test]
+    fn a_version_is_what_inspect_prints() {
+        let json = r#"{"uri": "s3://b/t", "segment_bytes": 5, "no_partitions": true, "where": "x > 3", "rows": 1,
+            "objects": [{"key": "a", "etag": "e", "bytes": 9, "rows": 1}]}"#;
+        let spec = read(json.as_bytes()).unwrap();
+        assert_eq!((spec.uri.as_str(), spec.segment_bytes, spec.no_partitions), ("s3://b/t", Some(5), true));
+        assert_eq!(spec.filter.as_deref(), Some("x > 3"));
+        assert_eq!(spec.objects, [Object { key: "a".into(), etag: "e".into(), size: 9 }]);
+        for bad in ["{}", &json.replace("\"e\"", "\"\""), &json.replace("s3://b/t", "mix(s3://b/t=1)")] {
+            assert!(read(bad.as_bytes()).is_err(), "{bad}");
+        }
+    }
+}

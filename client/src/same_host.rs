@@ -1,0 +1,126 @@
+//! Whether a node is on the reader's own host and its Unix socket can be reached: then batch streams go over
+//! it, and their messages through shared memory. Whatever fails on the way, the stream goes by the node's
+//! address as if there were nothing else.
+
+use crate::stream::SharedSession;
+use bytes::Bytes;
+use forebay_dataset::shared::host_id;
+use forebay_proto::v1;
+use forebay_proto::v1::cache_client::CacheClient;
+use parking_lot::Mutex;
+use std::io::ErrorKind;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::time::timeout;
+use tonic::transport::Channel;
+
+/// How long a node may take to say where it is.
+const PATIENCE: Duration = Duration::from_millis(500);
+
+/// As much as is known of a node's place.
+#[derive(Debug, Default)]
+pub(crate) struct HostOf(Mutex<Place>);
+
+#[derive(Debug, Default, Clone)]
+enum Place {
+    #[default]
+    Unknown,
+    /// On another host, or without a socket.
+    Elsewhere,
+    Here(Arc<Door>),
+}
+
+/// The way in on the same host.
+#[derive(Debug)]
+struct Door {
+    socket: String,
+    instance: Bytes,
+}
+
+impl HostOf {
+    /// The address of the node's socket and a region that it shares with one batch stream; `None` where the
+    /// node's own address is the way.
+    pub async fn session(
+        &self,
+        node: &CacheClient<Channel>,
+        url: &str,
+        bytes: u32,
+    ) -> Option<(String, SharedSession)> {
+        for _ in 0..2 {
+            let (door, is_known) = self.door(node, url).await?;
+            match SharedSession::open(door.socket.clone(), door.instance.clone(), bytes).await {
+                Ok(session) => return Some((format!("unix:{}", door.socket), session)),
+                Err(e) => {
+                    tracing::debug!(error = %e, socket = door.socket, "no memory is shared with a node");
+                    // A node that was restarted is another process, and says so when it is asked again.
+                    if !is_known || e.kind() == ErrorKind::OutOfMemory {
+                        return None;
+                    }
+                    *self.0.lock() = Place::Unknown;
+                }
+            }
+        }
+        None
+    }
+
+    /// The way in, and whether that was known before.
+    async fn door(&self, node: &CacheClient<Channel>, url: &str) -> Option<(Arc<Door>, bool)> {
+        let known = self.0.lock().clone();
+        match known {
+            Place::Elsewhere => return None,
+            Place::Here(door) => return Some((door, true)),
+            Place::Unknown => {}
+        }
+        let reply = timeout(PATIENCE, node.clone().same_host(v1::SameHostRequest {})).await.ok()?;
+        let place = match reply {
+            Ok(reply) => place(reply.into_inner(), url, &host_id()),
+            // It does not know the question.
+            Err(status) if status.code() == tonic::Code::Unimplemented => Place::Elsewhere,
+            Err(_) => Place::Unknown,
+        };
+        let door = if let Place::Here(door) = &place { Some(door.clone()) } else { None };
+        if door.is_none() {
+            tracing::debug!(url, ?place, "batches come by the node's own address");
+        }
+        *self.0.lock() = place;
+        Some((door?, false))
+    }
+}
+
+fn place(reply: v1::SameHostReply, url: &str, host: &str) -> Place {
+    // By its own socket's path it can be reached, whatever it calls it.
+    let socket = url.strip_prefix("unix:").map_or(reply.socket, str::to_owned);
+    match !host.is_empty() && reply.host == host && socket.starts_with('/') {
+        true => Place::Here(Arc::new(Door { socket, instance: reply.instance })),
+        false => Place::Elsewhere,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_node_on_this_host_with_a_socket_is_here() {
+        let reply = |host: &str, socket: &str| v1::SameHostReply {
+            host: host.into(),
+            socket: socket.into(),
+            instance: Bytes::from_static(b"i"),
+        };
+        let socket = |reply, url: &str, host: &str| match place(reply, url, host) {
+            Place::Here(door) => Some(door.socket.clone()),
+            _ => None,
+        };
+        let url = "http://h:1";
+        assert_eq!(socket(reply("a", "/s"), url, "a").as_deref(), Some("/s"));
+        assert_eq!(socket(reply("a", "/s"), "unix:/here/s", "a").as_deref(), Some("/here/s"));
+        for (reply, host) in [
+            (reply("b", "/s"), "a"),
+            (reply("a", ""), "a"),
+            (reply("", "/s"), ""),
+            (v1::SameHostReply::default(), "a"),
+        ] {
+            assert_eq!(socket(reply, url, host), None);
+        }
+    }
+}

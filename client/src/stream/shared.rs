@@ -1,0 +1,111 @@
+//! The reader's end of a node's shared memory: for one batch stream, a region that the node puts messages
+//! into, and the connection over which they are given back.
+
+use super::parse::StreamEvent;
+use bytes::Bytes;
+use forebay_dataset::shared::SharedMap;
+use forebay_dataset::shared::channel::{Hello, receive_grant};
+use forebay_proto::{Error, Result, v1};
+use std::collections::VecDeque;
+use std::io::{self, ErrorKind, Write};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::task::spawn_blocking;
+
+/// How long the node may take to answer.
+const PATIENCE: Duration = Duration::from_millis(500);
+
+/// Shorter regions would not hold the messages of one stream.
+const BYTES_MIN: u32 = 4 << 20;
+
+/// A region shared with a node; the node forgets it when this and all pieces of messages are dropped.
+#[derive(Debug)]
+pub struct SharedSession {
+    token: [u8; 16],
+    region: Arc<SessionRegion>,
+}
+
+#[derive(Debug)]
+struct SessionRegion {
+    map: SharedMap,
+    socket: UnixStream,
+}
+
+/// A message that lies in the region. Given back when dropped.
+#[derive(Debug)]
+struct Lease {
+    number: u64,
+    region: Arc<SessionRegion>,
+}
+
+/// A stretch of such a message.
+struct SharedPiece {
+    lease: Arc<Lease>,
+    offset: u64,
+    bytes: u64,
+}
+
+impl SharedSession {
+    /// Asks the node that listens at `socket`, which must be the process `instance`, for a region of about
+    /// `bytes` bytes.
+    pub async fn open(socket: String, instance: Bytes, bytes: u32) -> io::Result<Self> {
+        let open = move || Self::connect(&socket, &instance, bytes);
+        spawn_blocking(open).await.map_err(io::Error::other)?
+    }
+
+    fn connect(socket: &str, instance: &[u8], bytes: u32) -> io::Result<Self> {
+        let bytes = bytes.max(BYTES_MIN);
+        let mut socket = UnixStream::connect(socket)?;
+        socket.set_read_timeout(Some(PATIENCE))?;
+        socket.write_all(&Hello { bytes: bytes.into() }.encode())?;
+        let (grant, region) = receive_grant(&socket)?;
+        if grant.instance != instance {
+            return Err(io::Error::new(ErrorKind::NotFound, "another node listens there"));
+        }
+        let none = || io::Error::new(ErrorKind::OutOfMemory, "the node has no memory to share");
+        let map = SharedMap::new(&region.ok_or_else(none)?, usize::try_from(grant.bytes).unwrap_or(0))?;
+        // Giving a message back never waits.
+        socket.set_nonblocking(true)?;
+        Ok(Self { token: grant.token, region: Arc::new(SessionRegion { map, socket }) })
+    }
+
+    /// What a request for a batch stream names.
+    pub fn token(&self) -> String {
+        format!("{:032x}", u128::from_be_bytes(self.token))
+    }
+
+    /// The events of a message's body. `Retry` if it lies outside the region.
+    pub fn events(&self, body: v1::SharedBody) -> Result<VecDeque<StreamEvent>> {
+        let lease = Arc::new(Lease { number: body.lease, region: self.region.clone() });
+        let event = |part: v1::SharedPart| {
+            if part.length == 0 {
+                return Ok(StreamEvent::Body(part.bytes));
+            }
+            let v1::SharedPart { offset, length: bytes, .. } = part;
+            let outside = || Error::retry("a message lies outside the memory that the node shares");
+            self.region.map.get(offset, bytes).ok_or_else(outside)?;
+            let piece = SharedPiece { lease: lease.clone(), offset, bytes };
+            Ok(StreamEvent::Shared(Bytes::from_owner(piece)))
+        };
+        body.parts.into_iter().map(event).collect()
+    }
+}
+
+impl AsRef<[u8]> for SharedPiece {
+    fn as_ref(&self) -> &[u8] {
+        // It was looked at before.
+        self.lease.region.map.get(self.offset, self.bytes).unwrap_or_default()
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        let socket = &self.region.socket;
+        match (&*socket).write(&self.number.to_le_bytes()) {
+            Ok(8) => {}
+            // The node has gone, or does not listen any more: then all is over.
+            _ => drop(socket.shutdown(std::net::Shutdown::Both)),
+        }
+    }
+}

@@ -1,0 +1,148 @@
+//! Patterns over keys: `*` is any part of a name, `**` any number of directories, `{a,b}` one of several.
+
+use forebay_proto::{Error, Result};
+
+/// Alternatives that the braces of a pattern may stand for.
+const ALTERNATIVES_MAX: usize = 1000;
+
+/// A URI that names many objects.
+#[derive(Debug)]
+pub(super) struct Pattern {
+    /// The URI above the first name that is not literal.
+    pub base: String,
+    /// The names below it, one list for each alternative.
+    alternatives: Vec<Vec<String>>,
+}
+
+/// How a pattern fits a key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Fit {
+    /// It names the object.
+    Object,
+    /// It names a directory above the object.
+    Directory,
+}
+
+impl Pattern {
+    /// The pattern in a normalised URI; `None` if it is no pattern.
+    pub fn of(uri: &str) -> Result<Option<Self>> {
+        let base = base(uri);
+        if base.len() == uri.len() {
+            return Ok(None);
+        }
+        if base.ends_with(":/") {
+            return Err(Error::invalid(format!("{uri}: a pattern needs a bucket or directory before it")));
+        }
+        let rest = uri[base.len()..].trim_start_matches('/');
+        let mut texts = vec![String::new()];
+        expand(uri, rest, &mut texts)?;
+        let parts = |text: &String| text.split('/').map(str::to_owned).collect();
+        Ok(Some(Self { base: base.to_owned(), alternatives: texts.iter().map(parts).collect() }))
+    }
+
+    /// Whether the pattern names a key below [`Pattern::base`], or a directory that it lies in.
+    pub fn fit(&self, key: &str) -> Option<Fit> {
+        let key: Vec<&str> = key.split('/').collect();
+        let fits: Vec<Fit> = self.alternatives.iter().filter_map(|parts| fit(parts, &key)).collect();
+        fits.iter().find(|fit| **fit == Fit::Object).or(fits.first()).copied()
+    }
+}
+
+/// What a URI has above the first name that is not literal; all of it if it is no pattern.
+pub(crate) fn base(uri: &str) -> &str {
+    let Some(first) = uri.find(['*', '{']) else { return uri };
+    match uri[..first].rfind('/').map(|slash| &uri[..slash]) {
+        Some("file://") => "file:///",
+        Some(base) => base,
+        None => "",
+    }
+}
+
+/// Appends `rest` to each of `texts`, once for each way to read its braces.
+fn expand(uri: &str, rest: &str, texts: &mut Vec<String>) -> Result<()> {
+    let Some((before, braced)) = rest.split_once('{') else {
+        texts.iter_mut().for_each(|text| text.push_str(rest));
+        return Ok(());
+    };
+    let inside = braced.split_once('}').filter(|(inside, _)| !inside.contains('{'));
+    let (inside, after) = inside.ok_or_else(|| {
+        Error::invalid(format!("{uri}: braces in a pattern stand as in {{a,b}}, and not in each other"))
+    })?;
+    let choices: Vec<&str> = inside.split(',').collect();
+    if texts.len() * choices.len() > ALTERNATIVES_MAX {
+        return Err(Error::invalid(format!("{uri}: a pattern may stand for {ALTERNATIVES_MAX} at most")));
+    }
+    *texts =
+        texts.iter().flat_map(|text| choices.iter().map(move |c| format!("{text}{before}{c}"))).collect();
+    expand(uri, after, texts)
+}
+
+fn fit(pattern: &[String], key: &[&str]) -> Option<Fit> {
+    match (pattern.split_first(), key.split_first()) {
+        (None, None) => Some(Fit::Object),
+        (None, Some(_)) => Some(Fit::Directory),
+        (Some((first, rest)), _) if first == "**" => {
+            let fits = (0..=key.len()).filter_map(|skipped| fit(rest, &key[skipped..]));
+            fits.reduce(|a, b| if a == Fit::Object { a } else { b })
+        }
+        (Some((first, rest)), Some((name, below))) if fits_name(first, name) => fit(rest, below),
+        _ => None,
+    }
+}
+
+/// Whether a name is as `pattern` says, whose `*` are any text.
+fn fits_name(pattern: &str, name: &str) -> bool {
+    let Some((first, rest)) = pattern.split_once('*') else { return pattern == name };
+    let Some(mut name) = name.strip_prefix(first) else { return false };
+    let mut pieces: Vec<&str> = rest.split('*').collect();
+    let last = pieces.pop().unwrap_or_default();
+    for piece in pieces {
+        match name.find(piece) {
+            Some(at) => name = &name[at + piece.len()..],
+            None => return false,
+        }
+    }
+    name.ends_with(last)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn fit(uri: &str, key: &str) -> Option<Fit> {
+        Pattern::of(uri).unwrap().unwrap().fit(key)
+    }
+
+    #[test]
+    fn stars_and_braces() {
+        for (uri, key, want) in [
+            ("s3://b/*", "x", Some(Fit::Object)),
+            ("s3://b/*", "x/y", Some(Fit::Directory)),
+            ("s3://b/t/*.parquet", "x/y.parquet", None),
+            ("s3://b/t/**/*.parquet", "x/y.parquet", Some(Fit::Object)),
+            ("s3://b/t/**/*.parquet", "y.parquet", Some(Fit::Object)),
+            ("s3://b/t/**", "x/y", Some(Fit::Object)),
+            ("s3://b/*/month=01/*.parquet", "year=1/month=01/a.parquet", Some(Fit::Object)),
+            ("s3://b/*/month=01/*.parquet", "year=1/month=02/a.parquet", None),
+            ("s3://b/t/month={01,03}", "month=03/a", Some(Fit::Directory)),
+            ("s3://b/t/month={01,03}", "month=02/a", None),
+            ("s3://b/t/a*b*c", "a-b-b-c", Some(Fit::Object)),
+            ("s3://b/t/a*b*c", "a-c-b", None),
+            ("s3://b/t/ab*ba", "aba", None),
+        ] {
+            assert_eq!(fit(uri, key), want, "{uri} {key}");
+        }
+    }
+
+    #[test]
+    fn the_base_is_what_is_literal() {
+        let base = |uri| Pattern::of(uri).map(|p| p.map(|p| p.base));
+        assert_eq!(base("s3://b/t/x*/y").unwrap().as_deref(), Some("s3://b/t"));
+        assert_eq!(base("s3://b/*").unwrap().as_deref(), Some("s3://b"));
+        assert_eq!(base("file:///*").unwrap().as_deref(), Some("file:///"));
+        assert_eq!(base("s3://b/t").unwrap(), None);
+        for bad in ["s3://*", "s3://b/{a", "s3://b/{a,{b,c}}"] {
+            assert!(base(bad).is_err(), "{bad}");
+        }
+    }
+}

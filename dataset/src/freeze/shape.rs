@@ -1,0 +1,152 @@
+//! The schema of a dataset whose objects have several, and what each object's columns become in it.
+
+use super::objects::Listed;
+use super::pattern::base;
+use crate::partitions;
+use crate::schema::to_ipc;
+use crate::schema::union::{self, Conflict, Sighting};
+use crate::selection::Selection;
+use arrow::datatypes::{Field, Schema};
+use forebay_proto::hash::Hash64;
+use forebay_proto::manifest::Shape;
+use forebay_proto::{Error, Result};
+use std::collections::HashSet;
+use std::sync::Arc;
+
+/// The schemas of all objects.
+#[derive(Default)]
+pub(super) struct Schemas {
+    /// All that there are, in order of first sight.
+    pub distinct: Vec<Sighting>,
+    /// Which of them each object has; none of one that was not opened, as a filter leaves no row of it.
+    pub of: Vec<Option<usize>>,
+}
+
+/// The table that the objects are together.
+pub(super) struct Table {
+    pub schema: Schema,
+    /// None where all objects have this schema.
+    pub shape: Option<Shape>,
+    pub conflicts: Vec<Conflict>,
+    pub notes: Vec<String>,
+}
+
+/// Puts the schemas of `objects` together as `selection` says. `Invalid` if it names an object that is not
+/// there, or directories that cannot be columns.
+pub(super) fn table(selection: &Selection, objects: &[Listed], schemas: &Schemas) -> Result<Table> {
+    let all = &schemas.distinct;
+    let union = match selection.schema_of.as_str() {
+        "" => union::all(all),
+        name => {
+            let own = schemas.of[position(selection, objects, name)?].unwrap_or_default();
+            union::like(&all[own], all)
+        }
+    };
+    let mut notes = Vec::new();
+    let partitions = partition_names(selection, objects, all, &mut notes)?;
+    let values = partition_values(selection, objects, &partitions)?;
+    let mut fields = union.fields;
+    for (i, name) in partitions.iter().enumerate() {
+        let data_type = partitions::infer(values.iter().filter_map(|of| of[i].as_deref()));
+        fields.push(Arc::new(Field::new(name, data_type, true)));
+    }
+    let schema = Schema::new(fields);
+    for (a, b) in union::differing_in_case(&schema) {
+        notes.push(format!("{}: columns '{a}' and '{b}' differ in case only: both are kept", selection.uri));
+    }
+    let is_plain = union.conflicts.is_empty() && partitions.is_empty();
+    let shape = match is_plain && all.iter().all(|own| union::is_plain(&schema, &own.schema)) {
+        true => None,
+        false => Some(Shape { forms: forms(&schema, schemas, &partitions, &values)?, partitions }),
+    };
+    Ok(Table { schema, shape, conflicts: union.conflicts, notes })
+}
+
+/// Which object is meant.
+fn position(selection: &Selection, objects: &[Listed], name: &str) -> Result<usize> {
+    let uri = selection.object_uri(name);
+    objects.iter().position(|(key, object)| key == name || object.place.uri == uri).ok_or_else(|| {
+        let one = objects.first().map_or("", |(key, _)| key);
+        Error::invalid(format!(
+            "{}: no object '{name}' to take the schema of: there is '{one}'",
+            selection.uri
+        ))
+    })
+}
+
+/// The directories that become columns: not those that objects have as columns themselves.
+fn partition_names(
+    selection: &Selection,
+    objects: &[Listed],
+    all: &[Sighting],
+    notes: &mut Vec<String>,
+) -> Result<Vec<String>> {
+    if selection.no_partitions {
+        return Ok(Vec::new());
+    }
+    let below = |key| str::strip_prefix(key, base(&selection.uri)).unwrap_or(key);
+    let mut names = partitions::names(objects.iter().map(|(key, _)| below(key)))?;
+    let columns: HashSet<&str> =
+        all.iter().flat_map(|s| s.schema.fields().iter().map(|f| f.name().as_str())).collect();
+    names.retain(|name| {
+        let is_free = !columns.contains(name.as_str());
+        if !is_free {
+            notes.push(format!(
+                "{}: column '{name}' is read from the objects that have it, not from their directories '{name}=..'",
+                selection.uri
+            ));
+        }
+        is_free
+    });
+    Ok(names)
+}
+
+/// For each object the values of `names`.
+fn partition_values(
+    selection: &Selection,
+    objects: &[Listed],
+    names: &[String],
+) -> Result<Vec<Vec<Option<String>>>> {
+    let of = |(key, _): &Listed| {
+        let uri = selection.object_uri(key);
+        names.iter().map(|name| partitions::value(&uri, name)).collect()
+    };
+    objects.iter().map(of).collect()
+}
+
+/// For each object a hash of what its columns become: those of another type, and its partitions.
+fn forms(
+    schema: &Schema,
+    schemas: &Schemas,
+    partitions: &[String],
+    values: &[Vec<Option<String>>],
+) -> Result<Vec<u64>> {
+    let adapted = |own: &Sighting| match union::adapted(schema, &own.schema) {
+        fields if fields.is_empty() => Ok(Vec::new()),
+        fields => to_ipc(&Schema::new(fields)),
+    };
+    let adapted = schemas.distinct.iter().map(adapted).collect::<Result<Vec<_>>>()?;
+    let types = partitions.iter().map(|name| Ok(schema.field_with_name(name)?.clone()));
+    let types = types.collect::<Result<Vec<_>, arrow::error::ArrowError>>();
+    let types = to_ipc(&Schema::new(types.map_err(|e| Error::invalid(e.to_string()))?))?;
+    let form = |(own, values): (&Option<usize>, &Vec<Option<String>>)| {
+        let mut h = Hash64::default();
+        let Some(own) = own else { return 0 };
+        if adapted[*own].is_empty() && values.is_empty() {
+            return 0;
+        }
+        let mut put = |bytes: &[u8]| {
+            h.update(&(bytes.len() as u64).to_le_bytes());
+            h.update(bytes);
+        };
+        put(&adapted[*own]);
+        put(&types);
+        for value in values {
+            put(&[u8::from(value.is_some())]);
+            put(value.as_deref().unwrap_or_default().as_bytes());
+        }
+        // 0 is for columns as they are.
+        h.digest().max(1)
+    };
+    Ok(schemas.of.iter().zip(values).map(form).collect())
+}

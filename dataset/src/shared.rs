@@ -1,0 +1,29 @@
+//! Memory that a node shares with a reader on its host, instead of sending bytes.
+//!
+//! For each reader that asks, the node makes a [`SharedRegion`]: a sealed memory file, whose descriptor goes
+//! over a Unix socket ([`channel`]). The node gathers messages right into it; what travels is where they lie.
+//! The reader maps the region read-only ([`SharedMap`]) and gives each message back when it has copied it.
+//!
+//! Who may use which bytes is decided by ownership alone: a range is free again when its [`SharedBuffer`] is
+//! dropped, and for a message that was sent the node keeps that until the reader has given it back, or is
+//! gone. So no byte changes under a reader. The seals see to it that the file keeps its length and that the
+//! reader cannot write to it.
+
+pub mod channel;
+mod map;
+mod message_pool;
+mod ranges;
+mod region;
+#[cfg(test)]
+mod tests;
+
+pub use map::SharedMap;
+pub use message_pool::MessagePool;
+pub use region::{SharedBuffer, SharedLease, SharedRegion};
+
+/// What tells this host from others: processes with equal answers may share memory if one reaches the other's
+/// socket. Empty where it is not known. Containers on one machine have the same.
+pub fn host_id() -> String {
+    let id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    id.trim().to_owned()
+}

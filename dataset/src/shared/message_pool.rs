@@ -1,0 +1,89 @@
+//! Where the buffers of a stream's messages come from: the shared region of its reader, if it has one with
+//! room, else this process's own pool.
+
+use super::region::{SharedBuffer, SharedRegion};
+use crate::pool::{POOLED_BYTES, Pool};
+use arrow::buffer::{Buffer, MutableBuffer};
+use bytes::Bytes;
+
+/// Shorter parts travel as bytes: to say where they lie would cost as much.
+const SHARED_BYTES: usize = 8 << 10;
+
+/// Memory for the messages of a stream.
+#[derive(Debug, Clone)]
+pub struct MessagePool {
+    own: Pool,
+    region: Option<SharedRegion>,
+}
+
+/// A buffer to be written.
+#[derive(Debug)]
+pub(crate) enum MessageBuffer {
+    Own(MutableBuffer),
+    Shared(SharedBuffer),
+}
+
+impl From<Pool> for MessagePool {
+    fn from(own: Pool) -> Self {
+        Self { own, region: None }
+    }
+}
+
+impl MessagePool {
+    /// A pool over `own` and, before it, the region of the stream's reader.
+    pub fn new(own: Pool, region: Option<SharedRegion>) -> Self {
+        Self { own, region }
+    }
+
+    /// A buffer of at least `bytes` bytes with arbitrary contents.
+    pub(crate) fn take(&self, bytes: usize) -> MessageBuffer {
+        let region = self.region.as_ref().filter(|_| bytes >= POOLED_BYTES);
+        match region.and_then(|region| region.take(bytes)) {
+            Some(buffer) => MessageBuffer::Shared(buffer),
+            None => MessageBuffer::Own(self.own.take(bytes)),
+        }
+    }
+
+    /// Ends writing: the first `bytes` bytes of a taken buffer.
+    pub(crate) fn share(&self, buffer: MessageBuffer, bytes: usize) -> Buffer {
+        match (buffer, &self.region) {
+            (MessageBuffer::Own(buffer), _) => self.own.share(buffer, bytes),
+            (MessageBuffer::Shared(buffer), Some(region)) => region.share(buffer, bytes).into(),
+            // Only a pool with a region gives such buffers.
+            (MessageBuffer::Shared(mut buffer), None) => Buffer::from(&buffer.as_slice_mut()[..bytes]),
+        }
+    }
+
+    /// A message's body, its large parts in the region if there is room; true if all of them are there.
+    pub(crate) fn place(&self, body: Vec<Bytes>) -> (Vec<Bytes>, bool) {
+        let body: Vec<Bytes> = body.into_iter().map(|part| self.place_part(part)).collect();
+        let mut large = body.iter().filter(|part| part.len() >= SHARED_BYTES).peekable();
+        let is_shared = large.peek().is_some() && large.all(|part| self.is_shared(part));
+        (body, is_shared)
+    }
+
+    /// Copies a large part that lies elsewhere into the region.
+    fn place_part(&self, part: Bytes) -> Bytes {
+        let Some(region) = &self.region else { return part };
+        if part.len() < SHARED_BYTES || region.has(&part) {
+            return part;
+        }
+        let Some(mut buffer) = region.take(part.len()) else { return part };
+        buffer.as_slice_mut()[..part.len()].copy_from_slice(&part);
+        region.share(buffer, part.len())
+    }
+
+    /// Whether a part of a message lies in the region: its reader sees it there.
+    pub(crate) fn is_shared(&self, part: &[u8]) -> bool {
+        self.region.as_ref().is_some_and(|region| region.has(part))
+    }
+}
+
+impl MessageBuffer {
+    pub(crate) fn as_slice_mut(&mut self) -> &mut [u8] {
+        match self {
+            Self::Own(buffer) => buffer.as_slice_mut(),
+            Self::Shared(buffer) => buffer.as_slice_mut(),
+        }
+    }
+}

@@ -1,0 +1,217 @@
+//! Tables as real writers leave them: schemas that grow, directories that are columns, odd names.
+
+use crate::given::{Dir, write};
+use arrow::array::*;
+use arrow::compute::concat_batches;
+use arrow::datatypes::{DataType, Int64Type};
+use forebay_dataset::{Frozen, SegmentReader, Selection, SourceSettings, Urgency, View};
+use forebay_proto::manifest::Object;
+use forebay_proto::{Kind, Manifest, v1};
+use parquet::file::properties::WriterProperties;
+use std::sync::Arc;
+
+fn source() -> SegmentReader {
+    SegmentReader::new(SourceSettings::default()).unwrap()
+}
+
+fn put(dir: &Dir, name: &str, columns: &[(&str, ArrayRef)]) {
+    let columns = columns.iter().map(|(name, column)| (*name, column.clone(), true));
+    let batch = RecordBatch::try_from_iter_with_nullable(columns).unwrap();
+    write(&dir.path(name), &batch, 100, WriterProperties::builder());
+}
+
+fn longs(values: &[i64]) -> ArrayRef {
+    Arc::new(Int64Array::from(values.to_vec()))
+}
+
+fn texts(values: &[&str]) -> ArrayRef {
+    Arc::new(StringArray::from(values.to_vec()))
+}
+
+/// All rows and columns, read by nothing but the manifest.
+async fn rows(frozen: &Frozen) -> RecordBatch {
+    let manifest = Manifest::try_from(v1::Manifest::from(&frozen.manifest)).unwrap();
+    let all: Vec<usize> = (0..frozen.schema.fields().len()).collect();
+    let (reader, mut batches) = (source(), Vec::new());
+    for segment in 0..manifest.segments().len() as u32 {
+        let cost = reader.segment_cost(&manifest, segment, &all, &Urgency::demand()).await.unwrap();
+        let batch = reader.read_segment(&manifest, segment, &all, &Urgency::demand()).await.unwrap();
+        assert!(cost.decoded as usize >= batch.num_rows());
+        batches.push(batch);
+    }
+    concat_batches(&frozen.schema, &batches).unwrap()
+}
+
+async fn refused(selection: &Selection) -> (Kind, String) {
+    let e = source().freeze_again(selection, None).await.unwrap_err();
+    (e.kind, e.message)
+}
+
+#[tokio::test]
+async fn a_schema_that_grows_is_the_union_of_all() {
+    let dir = Dir::new();
+    put(&dir, "a.parquet", &[("id", Arc::new(Int32Array::from(vec![1, 2]))), ("x", longs(&[1, 2]))]);
+    put(&dir, "b.parquet", &[("country", texts(&["ch"])), ("id", longs(&[1 << 40]))]);
+    let frozen = source().freeze(&dir.uri(), 0).await.unwrap();
+    let names: Vec<_> = frozen.schema.fields().iter().map(|f| f.name().as_str()).collect();
+    assert_eq!(names, ["id", "x", "country"]);
+    let read = rows(&frozen).await;
+    assert_eq!(read.column(0).as_primitive::<Int64Type>().values(), &[1, 2, 1 << 40]);
+    assert_eq!(read.column(1).as_ref(), &Int64Array::from(vec![Some(1), Some(2), None]));
+    assert_eq!(read.column(2).as_ref(), &StringArray::from(vec![None, None, Some("ch")]));
+    // The segments of an object that lacks columns are those of the object alone; those of another type not.
+    let alone = async |name: &str| source().freeze(&format!("{}/{name}", dir.uri()), 0).await.unwrap();
+    let ids = |frozen: &Arc<Frozen>| {
+        let m = &frozen.manifest;
+        (0..m.segments().len() as u32).map(|s| m.segment_id(s).unwrap()).collect::<Vec<_>>()
+    };
+    assert_ne!(ids(&frozen)[0], ids(&alone("a.parquet").await)[0]);
+    assert_eq!(ids(&frozen)[1], ids(&alone("b.parquet").await)[0]);
+    assert!(frozen.manifest.shape().is_some() && alone("a.parquet").await.manifest.shape().is_none());
+}
+
+#[tokio::test]
+async fn a_conflict_hurts_those_who_read_the_column() {
+    let dir = Dir::new();
+    put(&dir, "a.parquet", &[("id", longs(&[1])), ("x", longs(&[1]))]);
+    put(&dir, "b.parquet", &[("id", longs(&[2])), ("x", texts(&["two"]))]);
+    let open = async |selection: &Selection| {
+        let frozen = source().freeze_again(selection, None).await.unwrap();
+        let spec = v1::DatasetSpec { uri: dir.uri(), ..Default::default() };
+        (View::of(&spec, vec![frozen.clone()]).unwrap(), frozen)
+    };
+    let mut selection = Selection::new(dir.uri(), 0);
+    let (view, frozen) = open(&selection).await;
+    assert_eq!(view.projection(&["id".into()]).unwrap(), [0]);
+    assert_eq!(rows(&frozen).await.column(0).as_primitive::<Int64Type>().values(), &[1, 2]);
+    for columns in [vec![], vec!["x".to_owned()]] {
+        let message = view.projection(&columns).unwrap_err().message;
+        for part in ["'x' is Int64 in", "a.parquet but Utf8 in", "b.parquet", "--schema-of"] {
+            assert!(message.contains(part), "{message}");
+        }
+    }
+    selection.schema_of = "b.parquet".into();
+    assert!(open(&selection).await.0.projection(&[]).unwrap_err().message.contains("Int64 in"));
+    selection.schema_of = "c.parquet".into();
+    let (kind, message) = refused(&selection).await;
+    assert!(kind == Kind::Invalid && message.contains("no object 'c.parquet'"), "{message}");
+}
+
+#[tokio::test]
+async fn one_object_may_say_the_schema_of_all() {
+    let dir = Dir::new();
+    put(&dir, "a.parquet", &[("id", Arc::new(Int32Array::from(vec![1])))]);
+    put(&dir, "b.parquet", &[("id", longs(&[2])), ("more", longs(&[3]))]);
+    put(&dir, "c.parquet", &[("id", longs(&[1 << 40]))]);
+    let selection = Selection { schema_of: "a.parquet".into(), ..Selection::new(dir.uri(), 0) };
+    let frozen = source().freeze_again(&selection, None).await.unwrap();
+    assert_eq!(frozen.schema.fields().len(), 1);
+    assert_eq!(frozen.schema.field(0).data_type(), &DataType::Int32);
+    let read =
+        async |segment| source().read_segment(&frozen.manifest, segment, &[0], &Urgency::demand()).await;
+    assert_eq!(read(1).await.unwrap().column(0).as_ref(), &Int32Array::from(vec![2]));
+    let e = read(2).await.unwrap_err();
+    assert!(e.kind == Kind::Invalid && e.message.contains("c.parquet: "), "{e}");
+    assert!(e.message.contains("'id'") && e.message.contains("does not fit"), "{e}");
+}
+
+#[tokio::test]
+async fn directories_are_columns_unless_they_are_not_wanted() {
+    let dir = Dir::new();
+    for (name, id) in [
+        ("year=2024/city=Z%C3%BCrich/a.parquet", 1),
+        ("year=2024/city=__HIVE_DEFAULT_PARTITION__/a.parquet", 2),
+        ("year=2025/b.parquet", 3),
+    ] {
+        put(&dir, name, &[("id", longs(&[id]))]);
+    }
+    let frozen = source().freeze(&dir.uri(), 0).await.unwrap();
+    let read = rows(&frozen).await;
+    let column = |name: &str| read.column_by_name(name).unwrap().clone();
+    assert_eq!(column("id").as_primitive::<Int64Type>().values(), &[1, 2, 3]);
+    assert_eq!(column("year").as_ref(), &Int32Array::from(vec![2024, 2024, 2025]));
+    assert_eq!(column("city").as_ref(), &StringArray::from(vec![Some("Zürich"), None, None]));
+    let plain = Selection { no_partitions: true, ..Selection::new(dir.uri(), 0) };
+    let plain = source().freeze_again(&plain, None).await.unwrap();
+    assert_eq!((plain.schema.fields().len(), plain.manifest.shape()), (1, None));
+
+    put(&dir, "year=2026/c.parquet", &[("id", longs(&[4])), ("year", longs(&[7]))]);
+    let frozen = source().freeze(&dir.uri(), 0).await.unwrap();
+    assert_eq!(rows(&frozen).await.column_by_name("year").unwrap().null_count(), 3);
+    assert!(frozen.notes[0].contains("'year' is read from the objects"), "{:?}", frozen.notes);
+}
+
+#[tokio::test]
+async fn names_that_count_and_notes_of_those_left_out() {
+    let dir = Dir::new();
+    for name in ["a.parquet", "B.PARQUET", "c.parq", "d.pq", "_temporary/e.parquet"] {
+        put(&dir, name, &[("id", longs(&[1]))]);
+    }
+    put(&dir, "000000_0", &[("id", longs(&[1]))]);
+    for name in ["_SUCCESS", "z.parquet", "readme"] {
+        std::fs::write(dir.path(name), if name == "readme" { "no Parquet here" } else { "" }).unwrap();
+    }
+    let frozen = source().freeze(&dir.uri(), 0).await.unwrap();
+    let keys: Vec<_> = frozen.manifest.objects().iter().map(|o| o.key.as_str()).collect();
+    assert_eq!(keys, ["B.PARQUET", "a.parquet", "c.parq", "d.pq"]);
+    assert!(frozen.left_out[0].contains("1 object without bytes (z.parquet)"), "{:?}", frozen.left_out);
+    let star = source().freeze(&format!("{}/*.{{parq,pq}}", dir.uri()), 0).await.unwrap();
+    assert_eq!(star.manifest.objects().len(), 2);
+    assert_eq!(rows(&star).await.num_rows(), 2);
+
+    for name in keys {
+        std::fs::remove_file(dir.path(name)).unwrap();
+    }
+    let hive = source().freeze(&dir.uri(), 0).await.unwrap();
+    assert_eq!(hive.manifest.objects()[0].key, "000000_0");
+    std::fs::remove_file(dir.path("000000_0")).unwrap();
+    let (kind, message) = refused(&Selection::new(dir.uri(), 0)).await;
+    assert_eq!(kind, Kind::NotFound);
+    for part in ["1 object of other kinds (readme)", "1 object without bytes", "2 objects with hidden names"]
+    {
+        assert!(message.contains(part), "{message}");
+    }
+}
+
+#[tokio::test]
+async fn a_list_names_objects_and_may_name_their_versions() {
+    let dir = Dir::new();
+    for (name, id) in [("a.parquet", 1), ("b.parquet", 2), ("c.parquet", 3)] {
+        put(&dir, name, &[("id", longs(&[id]))]);
+    }
+    let object = |key: &str| Object { key: key.into(), ..Default::default() };
+    let uri = format!("{}/a.parquet", dir.uri());
+    let objects = vec![object("c.parquet"), object(&uri)];
+    let list = Selection { objects, ..Selection::new(dir.uri(), 0) };
+    let frozen = source().freeze_again(&list, None).await.unwrap();
+    assert_eq!(rows(&frozen).await.column(0).as_primitive::<Int64Type>().values(), &[3, 1]);
+    let twice = Selection { objects: vec![object("a.parquet"); 2], ..list.clone() };
+    assert!(refused(&twice).await.1.contains("names it twice"));
+    let gone = Selection { objects: vec![object("gone.parquet")], ..list };
+    assert_eq!(refused(&gone).await.0, Kind::NotFound);
+
+    // Exactly a version that was, whatever came since.
+    let whole = source().freeze(&dir.uri(), 0).await.unwrap();
+    put(&dir, "d.parquet", &[("id", longs(&[4]))]);
+    let objects = whole.manifest.objects().to_vec();
+    let version = Selection { objects, ..Selection::new(dir.uri(), 0) };
+    let again = source().freeze_again(&version, None).await.unwrap();
+    assert_eq!(again.manifest, whole.manifest);
+    put(&dir, "a.parquet", &[("id", longs(&[1, 2]))]);
+    assert_eq!(refused(&version).await.0, Kind::Changed);
+}
+
+#[cfg(unix)]
+#[tokio::test]
+async fn a_name_that_is_no_text_is_named() {
+    use std::os::unix::ffi::OsStrExt;
+    let dir = Dir::new();
+    put(&dir, "a.parquet", &[("id", longs(&[1]))]);
+    std::fs::copy(dir.path("a.parquet"), dir.path("").join(std::ffi::OsStr::from_bytes(b"b\xff.parquet")))
+        .unwrap();
+    let (kind, message) = refused(&Selection::new(dir.uri(), 0)).await;
+    assert_eq!(kind, Kind::Invalid, "{message}");
+    assert!(message.contains("b\u{fffd}.parquet") || message.contains("b\\xFF.parquet"), "{message}");
+    let (kind, message) = refused(&Selection::new(format!("{}/k=%FF/x.parquet", dir.uri()), 0)).await;
+    assert_eq!(kind, Kind::NotFound, "{message}");
+}

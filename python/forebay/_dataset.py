@@ -1,0 +1,276 @@
+"""Datasets: Parquet objects under a URI, frozen at one version, read through a cache or directly."""
+
+from __future__ import annotations
+
+import json
+import logging
+import operator
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex, TypedDict
+
+from forebay import _forebay
+from forebay._errors import ChangedError, InvalidError
+from forebay._html import table
+from forebay._local_node import LocalNode, local_settings
+from forebay._source import source_settings
+
+if TYPE_CHECKING:
+    import pyarrow
+
+    from forebay._forebay import RecordBatchReader, Schema
+
+_log = logging.getLogger("forebay")
+
+
+class Progress(NamedTuple):
+    """How much of a dataset the cache holds: segments, and bytes as decoded; and what that took from the store."""
+
+    segments_held: int
+    segments: int
+    bytes_held: int
+    bytes: int
+    store_bytes: int
+
+
+class NodeStatus(TypedDict, total=False):
+    """What a node of the cache says of itself and a dataset; `error` and no figures if it does not answer."""
+
+    node: str
+    address: str
+    segments_held: int
+    cache_bytes_used: int
+    cache_bytes_limit: int
+    version: str
+    error: str
+
+
+def dataset(
+    uri: str | os.PathLike[str] | Mapping[str, float],
+    *,
+    endpoint: str | Sequence[str] | LocalNode | None = None,
+    direct: bool = False,
+    columns: Sequence[str] | None = None,
+    split: str | tuple[int, int] | tuple[float, float] | None = None,
+    segment_bytes: int | None = None,
+    schema_of: str | None = None,
+    partitions: bool = True,
+    where: str | None = None,
+    zone: str | None = None,
+    direct_memory_bytes: int | None = None,
+    **store: Any,
+) -> Dataset:
+    """Opens a dataset and freezes its version.
+
+    `uri` names a folder of Parquet objects, one of them or a pattern (`s3://`, `gs://`, `az://`, `file://`), or is
+    ``@FILE``, a list of objects, or a mix: ``{uri: share}``. `endpoint` is a node of the cache, or several; unset, it is
+    ``$FOREBAY_ENDPOINT``, and where that is unset too, or either is "local", this machine's own node, which is started
+    if it does not run (`forebay.local_node`). With ``direct=True`` this process reads the object store itself, without
+    any cache. How the object store is read, by this machine's node or directly, `store` says: ``s3_endpoint``, ``s3_region``, ``s3_profile``, ``s3_access_key_id`` and ``s3_secret_access_key``,
+    ``s3_session_token``, ``s3_path_style``, ``s3_anonymous``, ``s3_max_requests``, ``s3_max_bytes_per_s``,
+    ``patience_s``; the rest comes from the usual AWS variables and files.
+
+    `columns` are those to read, in this order. `split` takes only some rows, in file order: ``(0.0, 0.9)`` by shares,
+    ``(1000, 5000)`` by numbers, or as text as the command `forebay` takes it. Where schemas of objects differ, `schema_of`
+    names the object whose schema counts. Directories such as ``year=2024/`` are columns, unless `partitions` is False.
+    With `where`, as in ``"price > 3 and country = 'ch'"``, the dataset has only the rows for which that is true.
+    What a reader may not expect (objects that were left out) is logged, and in `Dataset.notes`.
+
+    Raises `NotFoundError` if there is nothing, `InvalidError` if arguments contradict each other or the schema,
+    `RetryError` if neither cache nor store answer.
+    """
+    source, local = source_settings("dataset", store), local_settings()
+    if isinstance(endpoint, LocalNode):
+        if source:
+            raise InvalidError("keywords for the object store (s3_...) are the node's: pass them to forebay.local_node()")
+        (local, source), endpoint = endpoint._asked, "local"
+    mix = [f"{part}={share}" for part, share in uri.items()] if isinstance(uri, Mapping) else []
+    options: dict[str, Any] = {
+        "columns": None if columns is None else _names(columns),
+        "split": _split(split),
+        "mix": mix,
+        "segment_bytes": segment_bytes,
+        "schema_of": schema_of,
+        "partitions": partitions,
+        "where": where,
+        "place": {
+            "endpoint": endpoint if endpoint is None or isinstance(endpoint, str) else ",".join(endpoint),
+            "direct": direct,
+            "zone": zone,
+            "local": local,
+            "source": source,
+            "direct_memory_bytes": direct_memory_bytes,
+        },
+    }
+    return Dataset("" if isinstance(uri, Mapping) else os.fspath(uri), options)
+
+
+def _names(columns: Sequence[str]) -> list[str]:
+    if isinstance(columns, str):
+        raise InvalidError(f"columns={columns!r} is one text: pass a list of names, as in [{columns!r}]")
+    return list(columns)
+
+
+def _split(split: str | tuple[float, float] | None) -> str | None:
+    if split is None or isinstance(split, str):
+        return split
+    start, stop = split
+    if isinstance(start, int) and isinstance(stop, int):
+        return f"{start}:{stop}"
+    return f"{float(start)}:{float(stop)}"
+
+
+class Dataset:
+    """A dataset at one version: rows of named columns, in file order. Made by `forebay.dataset`.
+
+    Immutable, and may be used by several threads. Any reader of Arrow takes it as it is (`pyarrow.table(ds)`,
+    `polars.DataFrame(ds)`, `duckdb.sql("from ds")`). It can be pickled: the copy opens the dataset again, with the
+    same keywords (credentials among them), and refuses another version.
+    """
+
+    def __init__(self, uri: str, options: dict[str, Any]) -> None:
+        self._asked = (uri, options)
+        self._core = _forebay.open(uri, **options)
+        for note in self.notes:
+            _log.warning("%s", note)
+
+    @property
+    def uri(self) -> str:
+        """Where it is; of a mix, the URIs of its parts."""
+        return self._core.uri
+
+    @property
+    def version(self) -> str:
+        """The digest of its objects, their versions and its schema, in hexadecimal digits."""
+        return self._core.version
+
+    @property
+    def schema(self) -> Schema:
+        """Names and types of the columns that are read; `pyarrow.schema(ds.schema)` makes pyarrow's of it."""
+        return self._core.schema
+
+    @property
+    def columns(self) -> list[str]:
+        """The names of the columns that are read."""
+        return self.schema.names
+
+    @property
+    def num_rows(self) -> int:
+        """Rows; known without reading any."""
+        return self._core.num_rows
+
+    def count_rows(self) -> int:
+        """The same as `num_rows`."""
+        return self.num_rows
+
+    def __len__(self) -> int:
+        return self.num_rows
+
+    @property
+    def num_segments(self) -> int:
+        """How many segments it has: the units in which a cache holds it."""
+        return self._core.num_segments
+
+    @property
+    def notes(self) -> list[str]:
+        """For people: objects that were left out, and what else they may not expect."""
+        return self._core.notes
+
+    @property
+    def objects(self) -> list[tuple[str, str, int]]:
+        """URI, version (ETag) and bytes of each object."""
+        return self._core.objects
+
+    def select(self, columns: Sequence[str]) -> Dataset:
+        """The same rows with only these columns, in this order."""
+        uri, options = self._asked
+        return self._same_version(Dataset(uri, {**options, "columns": _names(columns)}))
+
+    def scan(self, limit: int | None = None) -> RecordBatchReader:
+        """The first `limit` rows, or all, in file order, as a stream of Arrow record batches."""
+        return self._core.scan(limit)
+
+    def to_table(self) -> pyarrow.Table:
+        """All rows as a pyarrow table."""
+        return _table(self.scan())
+
+    def head(self, rows: int = 5) -> pyarrow.Table:
+        """The first rows as a pyarrow table."""
+        return _table(self.scan(rows))
+
+    def take(self, rows: SupportsIndex | Iterable[SupportsIndex]) -> pyarrow.Table:
+        """Rows by their numbers, in this order, as a pyarrow table; negative numbers count from the end.
+
+        Raises `IndexError` for a row that does not exist.
+        """
+        numbers = [rows] if isinstance(rows, SupportsIndex) and not isinstance(rows, Iterable) else rows
+        assert isinstance(numbers, Iterable)
+        return _table(self._core.take([self._row(number) for number in numbers]))
+
+    def _row(self, number: SupportsIndex) -> int:
+        row = operator.index(number)
+        if not -self.num_rows <= row < self.num_rows:
+            raise IndexError(f"{self.uri} has {self.num_rows} rows: there is no row {row}")
+        return row % self.num_rows
+
+    def load(self, progress: Callable[[Progress], object] | None = None) -> Progress:
+        """Has the cache fill itself with the dataset, and waits for it. `progress` is called now and then.
+
+        Raises `FullError` if the cache has no room for all of it.
+        """
+        report = None if progress is None else lambda held: progress(Progress(*held))
+        return Progress(*self._core.load(report))
+
+    def free(self) -> int:
+        """Drops it from the cache; returns the bytes that were freed."""
+        return self._core.free()[1]
+
+    def pin(self, pinned: bool = True) -> int:
+        """Keeps what the cache holds of it, now and later, or no longer; returns the bytes held now."""
+        return self._core.pin(pinned)[1]
+
+    def status(self) -> list[NodeStatus]:
+        """What each node of the cache holds of it."""
+        status: list[NodeStatus] = json.loads(self._core.status())
+        return status
+
+    def __arrow_c_schema__(self) -> object:
+        return self.schema.__arrow_c_schema__()
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        return self.scan().__arrow_c_stream__(requested_schema)
+
+    def __reduce__(self) -> tuple[Callable[..., Dataset], tuple[str, dict[str, Any], str]]:
+        return _reopen, (*self._asked, self.version)
+
+    def _same_version(self, other: Dataset) -> Dataset:
+        return _of_version(other, self.version)
+
+    def __repr__(self) -> str:
+        return f"<forebay.Dataset {self.uri} version {self.version}: {self.num_rows} rows of {', '.join(self.columns)}>"
+
+    def _repr_html_(self) -> str:
+        title = f"forebay.Dataset {self.uri} version {self.version}: {self.num_rows} rows, {self.num_segments} segments"
+        return table(title, zip(self.schema.names, self.schema.types, strict=True), ("column", "type"))
+
+
+def _reopen(uri: str, options: dict[str, Any], version: str) -> Dataset:
+    return _of_version(Dataset(uri, options), version)
+
+
+def _of_version(dataset: Dataset, version: str) -> Dataset:
+    if dataset.version != version:
+        raise ChangedError(
+            f"{dataset.uri} has version {dataset.version} now, not {version} as when it was first opened: open it again"
+        )
+    return dataset
+
+
+def _table(rows: RecordBatchReader) -> pyarrow.Table:
+    try:
+        import pyarrow
+    except ModuleNotFoundError as e:
+        raise ModuleNotFoundError("tables need pyarrow: pip install pyarrow, or iterate over Dataset.scan()") from e
+    # Batch by batch: pyarrow's own reading of a stream would turn every error into one of its own.
+    batches = [pyarrow.record_batch(batch) for batch in rows]
+    return pyarrow.Table.from_batches(batches, schema=pyarrow.schema(rows.schema))

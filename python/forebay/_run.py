@@ -1,0 +1,236 @@
+"""A training run over a dataset: its epochs and steps, and where it stands."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Literal, TypedDict
+
+from forebay._dataset import Dataset
+from forebay._dataset import dataset as open_dataset
+from forebay._errors import ChangedError, CorruptError, InvalidError
+from forebay._forebay import Settings
+from forebay._html import table
+from forebay._plan import Plan
+from forebay._ranks import rank_and_world
+
+_log = logging.getLogger("forebay")
+
+
+class State(TypedDict):
+    """Where a run stands: plain texts and numbers, the same on every rank. `state` holds all of it."""
+
+    forebay: int
+    dataset: str
+    epoch: int
+    samples_done: int
+    state: str
+
+
+class RunOptions(TypedDict, total=False):
+    """The keywords that all loaders and samplers have in common.
+
+    Exactly one of `batch_size` (rows of a rank) and `global_batch` (rows of all ranks together) is given. `shuffle` (4)
+    mixes that many segments at a time; "full" mixes all rows, None keeps file order. `ending` says what to do with an
+    epoch's last, incomplete step: "drop" it (the default), "pad" it with rows that `mask` marks, or keep it "exact",
+    shorter. `rank` and `world` come from torch.distributed or the launcher's environment, unless given. `epochs` ends
+    the run; unset, it goes on as long as it is iterated over. `prefetch_bytes` (256 MiB) bounds the memory of batches
+    that are ready or being filled. `patience_s` (60) is how long rows may fail to come before that is an error.
+    """
+
+    batch_size: int | None
+    global_batch: int | None
+    seed: int
+    shuffle: int | Literal["full"] | None
+    ending: Literal["drop", "pad", "exact"]
+    rank: int | None
+    world: int | None
+    epochs: int | None
+    columns: Sequence[str] | None
+    prefetch_bytes: int
+    patience_s: float
+
+
+class Run:
+    """What loaders and samplers have in common: a place in the order of a dataset's epochs."""
+
+    def __init__(
+        self,
+        dataset: Dataset | str,
+        *,
+        batch_size: int | None = None,
+        global_batch: int | None = None,
+        seed: int = 0,
+        shuffle: int | Literal["full"] | None = 4,
+        ending: Literal["drop", "pad", "exact"] = "drop",
+        rank: int | None = None,
+        world: int | None = None,
+        epochs: int | None = None,
+        columns: Sequence[str] | None = None,
+        prefetch_bytes: int = 256 << 20,
+        patience_s: float = 60.0,
+    ) -> None:
+        """Plans a run; nothing is read yet. The keywords are described in `RunOptions`."""
+        opened = open_dataset(dataset, columns=columns) if isinstance(dataset, str) else dataset
+        if columns is not None and not isinstance(dataset, str):
+            opened = opened.select(columns)
+        self.rank, self.world, said_by = rank_and_world(rank, world)
+        if (batch_size is None) == (global_batch is None):
+            raise InvalidError("pass one of batch_size= (rows of each rank) and global_batch= (rows of all ranks together)")
+        self.data = opened
+        self.global_batch = global_batch if global_batch is not None else (batch_size or 0) * self.world
+        self.ending = ending
+        self._settings = Settings(
+            seed=seed,
+            shuffle=_shuffle(shuffle),
+            ending=ending,
+            global_batch=self.global_batch,
+            rank=self.rank,
+            world=self.world,
+            epochs=epochs,
+            prefetch_bytes=prefetch_bytes,
+            patience_s=patience_s,
+        )
+        self._epochs = epochs
+        # Counts iterations: only the last one may go on.
+        self._turn = 0
+        self._place(self._settings)
+        _log.info("rank %d of %d (%s)", self.rank, self.world, said_by)
+
+    def _place(self, settings: Settings) -> None:
+        """Stands where `settings` begin: at the position of the next batch."""
+        self._epoch, self._samples_done, self._steps_left, self._steps = settings.start(self.data._core)
+        self._settings = settings
+        # Whether batches of the epoch were handed out by an iteration that has not ended it.
+        self._begun = False
+
+    def _stop(self) -> None:
+        """Ends the iteration that is under way, if there is one."""
+        self._turn += 1
+
+    def _begin(self) -> int:
+        """Begins an iteration: of the rest of an epoch that was resumed, or of the next one."""
+        if self._begun:
+            # The epoch was left early.
+            self._stop()
+            self._place(self._settings.at_epoch(self._epoch + 1))
+        if self._epochs is not None and self._epoch >= self._epochs:
+            raise InvalidError(f"all {self._epochs} epochs of this run are over: pass a larger epochs=, or set_epoch()")
+        self._turn += 1
+        return self._turn
+
+    def _step(self, samples_done: int) -> bool:
+        """A step was handed out; says whether it was the epoch's last."""
+        self._samples_done, self._steps_left = samples_done, self._steps_left - 1
+        self._begun = self._steps_left > 0
+        if self._begun:
+            return False
+        # After an epoch's last batch the run stands at the beginning of the next epoch.
+        self._epoch, self._samples_done, self._steps_left = self._epoch + 1, 0, self._steps
+        return True
+
+    def __len__(self) -> int:
+        """Steps of a whole epoch, the same on every rank; of one that was resumed, `steps_left` are left."""
+        return self._steps
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that is being read, or that comes next; counted from 0."""
+        return self._epoch
+
+    @property
+    def steps_left(self) -> int:
+        """Steps of that epoch that were not handed out yet."""
+        return self._steps_left
+
+    @property
+    def seed(self) -> int:
+        """The run's seed: that of the state if one was loaded."""
+        return self._settings.seed
+
+    @property
+    def shuffle(self) -> str:
+        """How rows are shuffled: none, full or window(N) for N segments; that of the state if one was loaded."""
+        return self._settings.shuffle
+
+    def plan(self, epoch: int | None = None) -> Plan:
+        """Which rows this rank's steps of an epoch hold; unset, the steps that come next."""
+        settings = self._at(self._epoch, self._samples_done) if epoch is None else self._settings.at_epoch(epoch)
+        ranks = f"rank {self.rank} of {self.world}, seed {self.seed}, shuffle {self.shuffle}, ending {self.ending}"
+        return Plan(settings.plan(self.data._core), f"{self.data.uri}, {ranks}")
+
+    def set_epoch(self, epoch: int) -> None:
+        """The next iteration reads this epoch from its beginning. Changes nothing if it would read this epoch
+        anyway, so an epoch that was resumed in its middle goes on there."""
+        if epoch == self._epoch and not self._begun:
+            return
+        self._stop()
+        self._place(self._settings.at_epoch(epoch))
+
+    def state_dict(self) -> State:
+        """Where the run stands after the batch that was handed out last, whatever was read ahead."""
+        return {
+            "forebay": 1,
+            "dataset": self.data.version,
+            "epoch": self._epoch,
+            "samples_done": self._samples_done,
+            "state": self._state(self._epoch, self._samples_done).hex(),
+        }
+
+    def load_state_dict(self, state: State) -> None:
+        """The next iteration goes on there, on any number of ranks and with any batch size. Seed and shuffle become
+        the state's.
+
+        Raises `ChangedError` for a state of another dataset or version, `CorruptError` for a damaged one.
+        """
+        try:
+            version, encoded = state["dataset"], bytes.fromhex(state["state"])
+        except (KeyError, TypeError, ValueError) as e:
+            raise CorruptError(f"this is no state of a Forebay loader: {e!r}") from e
+        if state.get("forebay") != 1:
+            raise InvalidError(f"a state of form {state.get('forebay')}: this version of Forebay knows form 1")
+        if version != self.data.version:
+            raise ChangedError(
+                f"the state is of dataset version {version}, {self.data.uri} has {self.data.version}: "
+                "resume with the dataset that it was saved from"
+            )
+        settings = self._settings.at_epoch(0).resumed(encoded)
+        self._stop()
+        self._place(settings)
+
+    def _state(self, epoch: int, samples_done: int) -> bytes:
+        return self._settings.state(self.data._core, epoch, samples_done)
+
+    def _at(self, epoch: int, samples_done: int) -> Settings:
+        return self._settings.at_epoch(0).resumed(self._state(epoch, samples_done))
+
+    def _whereabouts(self) -> str:
+        return f"epoch {self._epoch}, {self._steps_left} of {self._steps} steps of {self.global_batch} rows left"
+
+    def __reduce__(self) -> tuple[object, ...]:
+        raise TypeError("a loader cannot be pickled: pickle its dataset and state_dict(), and make a loader of them")
+
+    def __repr__(self) -> str:
+        return (
+            f"<{type(self).__module__}.{type(self).__name__} of {self.data.uri}: {self._whereabouts()}, "
+            f"rank {self.rank} of {self.world}, seed {self.seed}, shuffle {self.shuffle}, ending {self.ending}>"
+        )
+
+    def _repr_html_(self) -> str:
+        rows = [
+            ("dataset", self.data.uri),
+            ("version", self.data.version),
+            ("columns", ", ".join(self.data.columns)),
+            ("stands at", self._whereabouts()),
+            ("rank", f"{self.rank} of {self.world}"),
+            ("seed", self.seed),
+            ("shuffle", self.shuffle),
+            ("ending", self.ending),
+        ]
+        return table(f"{type(self).__module__}.{type(self).__name__}", rows)
+
+
+def _shuffle(shuffle: int | str | None) -> str:
+    if shuffle is None:
+        return "none"
+    return shuffle if isinstance(shuffle, str) else f"window({shuffle})"

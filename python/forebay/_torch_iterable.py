@@ -1,0 +1,187 @@
+"""The loader's batches for `torch.utils.data.DataLoader`, with worker processes too."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, TypedDict, Unpack
+
+import torch
+import torch.utils.data
+
+from forebay._dataset import Dataset
+from forebay._errors import InvalidError
+from forebay._run import RunOptions, State
+from forebay._sharding import refuse_sharding
+from forebay._tensors import TensorOptions
+from forebay._torch_loader import Batch, Loader
+
+
+class IterableState(TypedDict):
+    """Where an iteration stands: from where it began, and how many batches this process has given of it since."""
+
+    began: State
+    batches: int
+    workers: int
+
+
+class LoaderOptions(RunOptions, TensorOptions, total=False):
+    """The keywords of `IterableDataset`."""
+
+
+class IterableDataset(torch.utils.data.IterableDataset[Batch]):
+    """Whole batches of one rank, for a `DataLoader` or torchdata's `StatefulDataLoader`:
+
+    >>> data = forebay.torch.IterableDataset("s3://bucket/train", batch_size=256)  # doctest: +SKIP
+    >>> loader = DataLoader(data, batch_size=None, num_workers=2, multiprocessing_context="forkserver")  # doctest: +SKIP
+
+    The keywords are those of `forebay.torch.Loader` but for `transform`: use it, and no DataLoader, where you can; a batch's
+    way out of a worker process costs a thousand times as much as its way out of a loader. With n workers, worker i reads
+    steps i, i + n, i + 2n and so on, so that the DataLoader, which takes batches from its workers in turn, gives exactly the
+    batches of a loader in their order.
+
+    In the process itself each iteration is the next epoch, as with a loader. Worker processes get a copy of this: call
+    `set_epoch` before each iteration over the DataLoader, or they refuse to repeat an epoch. With
+    ``persistent_workers=True`` the copies go on by themselves.
+    """
+
+    def __init__(self, dataset: Dataset | str, **options: Unpack[LoaderOptions]) -> None:
+        self._loader: Loader[Batch] | None = None
+        loader: Loader[Batch] = Loader(dataset, **options)
+        self._data = loader.data
+        self._options: dict[str, Any] = {**options, "rank": loader.rank, "world": loader.world}
+        self._options.pop("columns", None)
+        self._steps = len(loader)
+        self._began = loader.state_dict()
+        # Of this process's share of the iteration that is under way, or was loaded.
+        self._batches = 0
+        self._resumed = False
+        # Copies that were made for workers since the epoch was set, and which of them this is.
+        self._copies = 0
+        self._copy: int | None = None
+        loader.close()
+
+    def __len__(self) -> int:
+        """Batches of a whole epoch of this rank."""
+        return self._steps
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that comes next, or that is being read."""
+        return self._began["epoch"] if self._loader is None else self._loader.epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        """The next iteration reads this epoch. Changes nothing if it is to go on within this epoch anyway."""
+        self._copies = 0
+        if self._loader is not None:
+            self._loader.set_epoch(epoch)
+        elif not self._resumed or epoch != self._began["epoch"]:
+            self._place(epoch)
+
+    def state_dict(self) -> IterableState:
+        """Where this process's share of the iteration stands, after the batch that it gave last."""
+        if self._loader is not None:
+            return {"began": self._loader.state_dict(), "batches": 0, "workers": 1}
+        return {"began": self._began, "batches": self._batches, "workers": _worker()[1]}
+
+    def load_state_dict(self, state: IterableState) -> None:
+        """The next iteration goes on there: in as many workers, or without any from a state without any."""
+        began, self._batches = state["began"], state["batches"]
+        if state["workers"] != _worker()[1]:
+            raise InvalidError(f"the state is of {state['workers']} workers, this DataLoader has {_worker()[1]}")
+        # Checks it.
+        self._one(began).close()
+        self._began, self._resumed, self._copies = began, True, 0
+        if self._loader is not None:
+            self._loader.load_state_dict(began)
+
+    def __iter__(self) -> Iterator[Batch]:
+        refuse_sharding(self._options["world"])
+        worker, workers = _worker()
+        if torch.utils.data.get_worker_info() is None:
+            return self._here()
+        if self._copy is not None and self._copy >= workers and not self._resumed:
+            raise InvalidError(
+                f"epoch {self._began['epoch']} was given to workers before: call set_epoch() of this dataset before each "
+                "iteration over the DataLoader"
+            )
+        # A later iteration in this process is the next epoch.
+        self._copy = None
+        return self._share(worker, workers)
+
+    def _here(self) -> Iterator[Batch]:
+        if self._loader is None:
+            self._loader = self._one(self._began)
+            self._resumed = False
+        return iter(self._loader)
+
+    def _share(self, worker: int, workers: int) -> Iterator[Batch]:
+        """Every n-th step from where the iteration began, without those that were given already."""
+        began, given = self._began, self._batches
+        if not self._resumed and given:
+            # The iteration before was left, or has ended.
+            self._place(began["epoch"] + 1)
+            began, given = self._began, 0
+        self._resumed = False
+        with self._one(began) as plain:
+            batch, left, done = plain.global_batch, plain.steps_left, began["samples_done"]
+            samples = self._data._core.epoch_samples
+            first = done // batch
+            state = plain._state
+            # Steps of n global batches, of which this worker is n x world ranks' one.
+            groups = (samples - done) // (batch * workers)
+            if given < groups:
+                at = state(began["epoch"], done + given * workers * batch)
+                for number, taken in enumerate(self._grouped(worker, workers, batch, began, at), start=given):
+                    taken.step = first + number * workers + worker
+                    self._batches = number + 1
+                    yield taken
+            step = groups * workers + worker
+            if step < left and self._batches == groups:
+                at = state(began["epoch"], done + step * batch)
+                with self._one(_moved(began, at), epochs=began["epoch"] + 1) as loader:
+                    taken = next(iter(loader))
+                self._batches = groups + 1
+                yield taken
+
+    def _grouped(self, worker: int, workers: int, batch: int, began: State, at: bytes) -> Iterator[Batch]:
+        rank, world = self._options["rank"], self._options["world"]
+        shares = {
+            "batch_size": None,
+            "global_batch": batch * workers,
+            "rank": worker * world + rank,
+            "world": workers * world,
+            "ending": "drop",
+            "epochs": began["epoch"] + 1,
+        }
+        with self._one(_moved(began, at), **shares) as loader:
+            yield from loader
+
+    def _one(self, state: State, **options: Any) -> Loader[Batch]:
+        loader: Loader[Batch] = Loader(self._data, **{**self._options, **options})
+        loader.load_state_dict(state)
+        return loader
+
+    def _place(self, epoch: int) -> None:
+        run = self._one(self._began)
+        run.set_epoch(epoch)
+        self._began, self._batches, self._resumed = run.state_dict(), 0, False
+
+    def __getstate__(self) -> dict[str, Any]:
+        copy = {**self.__dict__, "_copy": self._copies, "_copies": 0, "_loader": None}
+        if self._loader is not None:
+            copy["_began"] = self._loader.state_dict()
+        self._copies += 1
+        return copy
+
+    def __repr__(self) -> str:
+        return f"<forebay.torch.IterableDataset of {self._data.uri}: epoch {self.epoch}, {len(self)} batches>"
+
+
+def _moved(state: State, encoded: bytes) -> State:
+    return {**state, "state": encoded.hex()}
+
+
+def _worker() -> tuple[int, int]:
+    """Which worker this process is, and of how many."""
+    info = torch.utils.data.get_worker_info()
+    return (0, 1) if info is None else (info.id, info.num_workers)

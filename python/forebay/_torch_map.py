@@ -1,0 +1,147 @@
+"""Rows by number, for the samplers of `torch.utils.data`, and a sampler in Forebay's order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal, Unpack
+
+import torch
+import torch.utils.data
+
+from forebay._dataset import Dataset
+from forebay._dataset import dataset as open_dataset
+from forebay._errors import ClosedError
+from forebay._run import Run, RunOptions
+from forebay._sharding import refuse_sharding
+from forebay._tensors import Tensors
+from forebay._torch_loader import Batch
+
+
+class Rows(Sequence[dict[str, Any]]):
+    """Rows that were read together, and lie together until one is asked for: `MapDataset.collate` takes them whole."""
+
+    def __init__(self, columns: Batch, count: int) -> None:
+        self.columns = columns
+        self._count = count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, row: Any) -> Any:
+        if isinstance(row, slice):
+            return [self[number] for number in range(*row.indices(self._count))]
+        if not -self._count <= row < self._count:
+            raise IndexError(f"there are {self._count} rows: there is no row {row}")
+        return _row(self.columns, row)
+
+
+class MapDataset(torch.utils.data.Dataset[dict[str, Any]]):
+    """Any row of a dataset by its number, as dicts of tensors: for `DistributedSampler` and other samplers.
+
+    >>> data = forebay.torch.MapDataset("s3://bucket/train", columns=["image", "label"])  # doctest: +SKIP
+    >>> loader = DataLoader(data, batch_size=64, shuffle=True, collate_fn=data.collate)  # doctest: +SKIP
+
+    `nulls` and `ragged` are those of `forebay.torch.Loader`. The rows of a batch are read by one request. It can be pickled;
+    worker processes need the start method "forkserver" or "spawn". A random row costs much more than the next row of a
+    loader: prefer that, or `forebay.torch.Sampler`, whose order has the rows of few segments at a time.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset | str,
+        *,
+        columns: Sequence[str] | None = None,
+        nulls: Mapping[str, int | float | bool | str | bytes] | None = None,
+        ragged: Literal["list", "pad"] | None = None,
+    ) -> None:
+        opened = open_dataset(dataset, columns=columns) if isinstance(dataset, str) else dataset
+        self.data = opened.select(columns) if columns is not None and not isinstance(dataset, str) else opened
+        self._tensors = Tensors(self.data.columns, nulls=nulls, ragged=ragged)
+
+    def __len__(self) -> int:
+        """Rows."""
+        return len(self.data)
+
+    def __getitem__(self, row: int) -> dict[str, Any]:
+        """A row: numbers as tensors without dimensions, lists of numbers `[n]`, strings and binaries as they are.
+
+        Raises `IndexError` for a row that does not exist.
+        """
+        sample: dict[str, Any] = self.__getitems__([row])[0]
+        return sample
+
+    def __getitems__(self, rows: Sequence[int]) -> Rows:
+        """These rows, in this order."""
+        numbers = [self.data._row(row) for row in rows]
+        parts = []
+        for part in self.data._core.take(numbers):
+            parts.append({name: self._tensors.column(part[name]) for name in part.keys()})
+        return Rows(Batch(_joined(parts)), len(numbers))
+
+    @staticmethod
+    def collate(rows: Sequence[dict[str, Any]]) -> Any:
+        """For `DataLoader(collate_fn=...)`: a `Batch` of rows that were read together, without taking them apart."""
+        return rows.columns if isinstance(rows, Rows) else torch.utils.data.default_collate(list(rows))
+
+    def __repr__(self) -> str:
+        return f"<forebay.torch.MapDataset of {self.data.uri}: {len(self)} rows of {', '.join(self.data.columns)}>"
+
+
+def _row(column: Any, row: int) -> Any:
+    if isinstance(column, dict):
+        return {name: _row(field, row) for name, field in column.items()}
+    return column[row]
+
+
+def _joined(parts: list[dict[str, Any]]) -> dict[str, Any]:
+    """The columns of parts one after the other."""
+    if len(parts) == 1:
+        return parts[0]
+    return {name: _joined_column([part[name] for part in parts]) for name in (parts[0] if parts else ())}
+
+
+def _joined_column(parts: list[Any]) -> Any:
+    if isinstance(parts[0], dict):
+        return _joined(parts)
+    if isinstance(parts[0], list):
+        return [value for part in parts for value in part]
+    width = max(part.shape[1] for part in parts) if parts[0].dim() > 1 else 0
+    # Only lists that were filled up differ in their width.
+    parts = [_widened(part, width) for part in parts]
+    return torch.cat(parts)
+
+
+def _widened(part: torch.Tensor, width: int) -> torch.Tensor:
+    if part.dim() < 2 or part.shape[1] == width:
+        return part
+    return torch.nn.functional.pad(part, [0, 0] * (part.dim() - 2) + [0, width - part.shape[1]])
+
+
+class Sampler(Run, torch.utils.data.Sampler[list[int]]):
+    """Forebay's order for `DataLoader(batch_sampler=...)`: for each of this rank's steps, the numbers of its rows.
+
+    >>> data = forebay.torch.MapDataset("s3://bucket/train")  # doctest: +SKIP
+    >>> sampler = forebay.torch.Sampler(data.data, batch_size=64, seed=1)  # doctest: +SKIP
+    >>> loader = StatefulDataLoader(data, batch_sampler=sampler, collate_fn=data.collate)  # doctest: +SKIP
+
+    The keywords are those of `forebay.RunOptions`; epochs and state are as with `forebay.torch.Loader`, and the state is that
+    of the step whose numbers were handed out last. A DataLoader with workers asks for steps ahead: there, keep the state of
+    torchdata's `StatefulDataLoader`, which has this one's within it. Padding repeats rows, and nothing marks it.
+    """
+
+    def __init__(self, dataset: Dataset | str, **options: Unpack[RunOptions]) -> None:
+        super().__init__(dataset, **options)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        """One epoch: that of `set_epoch`, the rest of one that was resumed, or the one after the last."""
+        refuse_sharding(self.world)
+        return self._steps_from(self._begin())
+
+    def _steps_from(self, turn: int) -> Iterator[list[int]]:
+        plan = self._at(self._epoch, self._samples_done).plan(self.data._core)
+        for number in range(plan.steps):
+            if turn != self._turn:
+                raise ClosedError("another iteration over this sampler began, or it was placed elsewhere: iterate again")
+            rows, _, samples_done = plan.step(number)
+            self._step(samples_done)
+            yield rows

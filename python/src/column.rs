@@ -1,0 +1,153 @@
+//! One column of a batch, taken apart as far as Python needs: the values of numbers, the items of lists, the
+//! fields of structs.
+
+use crate::capsule::{self, ArrayCapsules};
+use crate::dlpack::{self, Tensor};
+use crate::errors;
+use arrow::array::{Array, ArrayRef, AsArray, BooleanArray, Int64Array, OffsetSizeTrait};
+use arrow::datatypes::DataType;
+use forebay_proto::Error;
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyList, PyString};
+use std::sync::Arc;
+
+/// One column of a batch.
+#[pyclass(frozen, module = "forebay")]
+pub(crate) struct Column {
+    pub name: String,
+    pub array: ArrayRef,
+    /// As [`crate::batch::RecordBatch`] says.
+    pub is_own: bool,
+}
+
+impl Column {
+    fn part(&self, name: &str, array: ArrayRef) -> Self {
+        Self { name: format!("{}.{name}", self.name), array, is_own: false }
+    }
+
+    fn unfit(&self, py: Python<'_>, why: &str) -> PyErr {
+        errors::raise(
+            py,
+            Error::invalid(format!("column `{}` of type {}: {why}", self.name, self.array.data_type())),
+        )
+    }
+}
+
+#[pymethods]
+impl Column {
+    #[getter]
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    #[getter]
+    fn r#type(&self) -> String {
+        self.array.data_type().to_string()
+    }
+
+    #[getter]
+    fn null_count(&self) -> usize {
+        self.array.null_count()
+    }
+
+    fn __len__(&self) -> usize {
+        self.array.len()
+    }
+
+    /// In which form it becomes part of a batch of tensors: "tensor", "list", "struct", "values" (strings and
+    /// binaries), or "other" (none).
+    #[getter]
+    fn form(&self) -> &'static str {
+        match self.array.data_type() {
+            t if dlpack::element(t).is_some() => "tensor",
+            DataType::List(_) | DataType::LargeList(_) => "list",
+            DataType::Struct(_) => "struct",
+            DataType::Utf8 | DataType::LargeUtf8 | DataType::Binary | DataType::LargeBinary => "values",
+            _ => "other",
+        }
+    }
+
+    /// Which rows are not null.
+    fn valid(&self) -> Column {
+        let all = || BooleanArray::from(vec![true; self.array.len()]);
+        let valid =
+            self.array.nulls().map_or_else(all, |nulls| BooleanArray::new(nulls.inner().clone(), None));
+        self.part("valid", Arc::new(valid))
+    }
+
+    /// Of a list column, all items one after the other, and where each row's begin: one offset more than
+    /// rows.
+    fn items(&self, py: Python<'_>) -> PyResult<(Column, Column)> {
+        let (items, offsets) = match self.array.data_type() {
+            DataType::List(_) => items::<i32>(self.array.as_ref()),
+            DataType::LargeList(_) => items::<i64>(self.array.as_ref()),
+            _ => return Err(self.unfit(py, "has no items")),
+        };
+        Ok((self.part("item", items), self.part("offsets", offsets)))
+    }
+
+    /// Of a struct column, its fields.
+    fn fields(&self, py: Python<'_>) -> PyResult<Vec<(String, Column)>> {
+        let fields = self.array.as_struct_opt().ok_or_else(|| self.unfit(py, "has no fields"))?;
+        let names = fields.column_names().into_iter().zip(fields.columns());
+        Ok(names.map(|(name, array)| (name.to_owned(), self.part(name, array.clone()))).collect())
+    }
+
+    /// Of a column of strings or binaries, its values; None where a row is null.
+    fn values<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
+        let array = &self.array;
+        let text = |value: Option<&str>| value.map(|value| PyString::new(py, value));
+        let binary = |value: Option<&[u8]>| value.map(|value| PyBytes::new(py, value));
+        match array.data_type() {
+            DataType::Utf8 => PyList::new(py, array.as_string::<i32>().iter().map(text)),
+            DataType::LargeUtf8 => PyList::new(py, array.as_string::<i64>().iter().map(text)),
+            DataType::Binary => PyList::new(py, array.as_binary::<i32>().iter().map(binary)),
+            DataType::LargeBinary => PyList::new(py, array.as_binary::<i64>().iter().map(binary)),
+            _ => Err(self.unfit(py, "has no strings or binaries")),
+        }
+    }
+
+    /// The memory as a tensor on the CPU; a copy of it unless it belongs to this column alone. Values of null
+    /// rows are arbitrary.
+    #[pyo3(signature = (*, stream=None, max_version=None, dl_device=None, copy=None))]
+    fn __dlpack__<'py>(
+        &self,
+        py: Python<'py>,
+        stream: Option<&Bound<'_, PyAny>>,
+        max_version: Option<(u32, u32)>,
+        dl_device: Option<(i32, i32)>,
+        copy: Option<bool>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let _ = stream;
+        if dl_device.is_some_and(|device| device != dlpack::CPU) {
+            return Err(self.unfit(py, "lies in memory of the CPU: move the tensor afterwards"));
+        }
+        let tensor = Tensor::of(self.array.as_ref(), self.is_own && copy != Some(true));
+        let tensor = tensor.map_err(|why| self.unfit(py, why))?;
+        dlpack::capsule(py, tensor, max_version.is_some_and(|(major, _)| major >= 1))
+    }
+
+    fn __dlpack_device__(&self) -> (i32, i32) {
+        dlpack::CPU
+    }
+
+    #[pyo3(signature = (requested_schema=None))]
+    fn __arrow_c_array__<'py>(
+        &self,
+        py: Python<'py>,
+        requested_schema: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<ArrayCapsules<'py>> {
+        let _ = requested_schema;
+        capsule::array(py, self.array.as_ref(), None)
+    }
+}
+
+/// The items of lists and their offsets, counted from 0.
+fn items<O: OffsetSizeTrait>(array: &dyn Array) -> (ArrayRef, ArrayRef) {
+    let list = array.as_list::<O>();
+    let offsets = list.value_offsets();
+    let (first, last) = (offsets[0].as_usize(), offsets[list.len()].as_usize());
+    let items = list.values().slice(first, last - first);
+    let offsets = offsets.iter().map(|offset| (offset.as_usize() - first) as i64);
+    (items, Arc::new(Int64Array::from_iter_values(offsets)))
+}

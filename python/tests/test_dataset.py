@@ -1,0 +1,151 @@
+"""Datasets as tables: the same rows as pyarrow reads, whichever way they are asked for."""
+
+from __future__ import annotations
+
+import logging
+import pickle
+
+import pyarrow as pa
+import pytest
+from conftest import ROWS, Cluster
+
+import forebay
+
+
+def test_what_is_known_without_reading(cluster: Cluster, table: pa.Table) -> None:
+    ds = cluster.dataset()
+    assert (ds.num_rows, len(ds), ds.count_rows()) == (ROWS, ROWS, ROWS)
+    assert ds.columns == table.column_names
+    assert pa.schema(ds.schema).equals(table.schema)
+    assert ds.num_segments > 4
+    assert [uri.rsplit("/", 1)[1] for uri, _, _ in ds.objects] == ["0.parquet", "1.parquet", "2.parquet"]
+    assert cluster.uri() in repr(ds) and ds.version in repr(ds) and "600 rows" in repr(ds)
+
+
+@pytest.mark.parametrize("way", ["dataset", "direct"])
+def test_rows_are_those_of_the_files(cluster: Cluster, table: pa.Table, way: str) -> None:
+    ds: forebay.Dataset = getattr(cluster, way)()
+    assert ds.version == cluster.dataset().version
+    assert ds.to_table().equals(table)
+    assert ds.head(7).equals(table.slice(0, 7))
+    chosen = [599, 0, 300, 300, 7, -1]
+    assert ds.take(chosen).equals(table.take([599, 0, 300, 300, 7, 599]))
+    assert ds.take(3).equals(table.slice(3, 1)) and ds.take([]).equals(table.slice(0, 0))
+    some = ds.select(["name", "id"])
+    assert some.to_table().equals(table.select(["name", "id"])) and some.version == ds.version
+    assert some.take([5]).equals(table.select(["name", "id"]).slice(5, 1))
+
+
+def test_any_reader_of_arrow_takes_it(cluster: Cluster, table: pa.Table) -> None:
+    ds = cluster.dataset()
+    assert pa.table(ds).equals(table)
+    reader = pa.RecordBatchReader.from_stream(ds)
+    assert reader.schema.equals(table.schema) and reader.read_all().equals(table)
+    batches = [pa.record_batch(batch) for batch in ds.scan()]
+    for batch in batches:
+        batch.validate(full=True)
+    assert pa.Table.from_batches(batches).equals(table)
+    first = next(iter(ds.scan()))
+    assert pa.array(first["name"]).to_pylist()[:2] == ["row 0", "row 1"]
+    assert first.keys() == ds.columns and len(first) == first.num_rows
+
+
+def test_a_scan_is_read_once(cluster: Cluster) -> None:
+    rows = cluster.dataset().scan()
+    assert sum(len(batch) for batch in rows) == ROWS
+    assert list(rows) == []
+    with cluster.dataset().scan() as rows:
+        next(rows)
+    with pytest.raises(forebay.ClosedError, match="scan again"):
+        next(rows)
+
+
+def test_a_split_is_a_dataset(cluster: Cluster, table: pa.Table) -> None:
+    assert cluster.dataset(split=(0.0, 0.5)).to_table().equals(table.slice(0, 300))
+    tail = cluster.dataset(split=(450, 600), columns=["id"])
+    assert tail.to_table()["id"].to_pylist() == list(range(450, 600))
+    assert tail.take([0, -1])["id"].to_pylist() == [450, 599]
+    uris = {cluster.uri(): 0.5, cluster.uri("other"): 0.5}
+    mixed = forebay.dataset(uris, endpoint=cluster.endpoint, segment_bytes=4096)
+    assert mixed.num_rows == ROWS + 100
+
+
+def test_the_cache_is_filled_pinned_asked_and_freed(cluster: Cluster) -> None:
+    ds = cluster.dataset("other")
+    seen: list[forebay.Progress] = []
+    held = ds.load(seen.append)
+    assert held.segments_held == held.segments == ds.num_segments and held.bytes_held == held.bytes > 0
+    assert seen[-1] == held
+    nodes = ds.status()
+    assert sum(node["segments_held"] for node in nodes) == ds.num_segments and len(nodes) == 2
+    assert ds.pin() > 0
+    assert ds.pin(False) > 0
+    with pytest.raises(forebay.NotFoundError, match="pin"):
+        ds.pin(False)
+    assert ds.free() > 0
+    assert sum(node["segments_held"] for node in ds.status()) == 0
+
+    def stop(_: forebay.Progress) -> None:
+        raise RuntimeError("enough")
+
+    with pytest.raises(RuntimeError, match="enough"):
+        ds.load(stop)
+
+
+def test_it_is_pickled_as_what_was_asked_for(cluster: Cluster, table: pa.Table) -> None:
+    ds = cluster.dataset(columns=["id"])
+    copy = pickle.loads(pickle.dumps(ds))
+    assert copy.to_table().equals(table.select(["id"])) and copy.version == ds.version
+    function, (uri, options, _) = ds.__reduce__()
+    with pytest.raises(forebay.ChangedError, match="open it again"):
+        function(uri, options, "0" * 32)
+
+
+def test_the_environment_names_the_cache(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FOREBAY_ENDPOINT", cluster.endpoint)
+    assert forebay.dataset(cluster.uri()).num_rows == ROWS
+    assert forebay.dataset(cluster.uri(), direct=True, **cluster.store).num_rows == ROWS
+
+
+def test_what_was_left_out_is_told(cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "forebay"):
+        ds = cluster.dataset("grown")
+    assert len(ds.notes) == 1 and "without bytes" in ds.notes[0] and ds.notes[0] in caplog.text
+    assert ds.to_table().to_pydict() == {"id": [1, 2], "x": [None, 2.5]}
+    assert cluster.dataset("grown", schema_of="0.parquet").columns == ["id"]
+
+
+def test_rows_may_be_filtered(cluster: Cluster) -> None:
+    few = cluster.dataset("grown", where="x > 2 or x is not null and id = 7")
+    assert few.to_table().to_pydict() == {"id": [2], "x": [2.5]}
+    assert pickle.loads(pickle.dumps(few)).version == few.version != cluster.dataset("grown").version
+    with pytest.raises(forebay.InvalidError, match="did you mean 'id'"):
+        cluster.dataset("grown", where="ix = 1")
+
+
+def test_bad_input(cluster: Cluster) -> None:
+    with pytest.raises(FileNotFoundError, match=cluster.uri("none")) as caught:
+        cluster.dataset("none")
+    assert isinstance(caught.value, forebay.NotFoundError)
+    with pytest.raises(ValueError, match="nope"):
+        cluster.dataset(columns=["nope"])
+    with pytest.raises(forebay.InvalidError, match="pass a list of names"):
+        cluster.dataset(columns="id")
+    with pytest.raises(TypeError, match="'endpiont'"):
+        forebay.dataset(cluster.uri(), endpiont="x")
+    with pytest.raises(forebay.InvalidError, match="contradict"):
+        forebay.dataset(cluster.uri(), endpoint=cluster.endpoint, direct=True)
+    with pytest.raises(forebay.InvalidError, match="need direct=True"):
+        forebay.dataset(cluster.uri(), endpoint=cluster.endpoint, s3_region="x")
+    with pytest.raises(ConnectionError, match="cannot reach the cache at http://127.0.0.1:1"):
+        forebay.dataset(cluster.uri(), endpoint="127.0.0.1:1")
+    with pytest.raises(forebay.InvalidError, match="no address"):
+        forebay.dataset(cluster.uri(), endpoint="no address")
+    with pytest.raises(IndexError, match="no row 600"):
+        cluster.dataset().take([0, ROWS])
+    with pytest.raises(forebay.InvalidError, match="split"):
+        cluster.dataset(split="half")
+    with pytest.raises(forebay.InvalidError, match="direct=True"):
+        cluster.direct().load()
+    with pytest.raises(PermissionError):
+        forebay.dataset(cluster.uri(), direct=True, **{**cluster.store, "s3_secret_access_key": "wrong"})

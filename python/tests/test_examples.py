@@ -1,0 +1,119 @@
+"""The examples, as their texts say."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import BIN, Cluster, needs
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+MNIST = Path(__file__).parent.parent.parent / "tests/data/mnist/test"
+
+
+def test_epoch() -> None:
+    command = [sys.executable, str(EXAMPLES / "epoch.py"), f"file://{MNIST}"]
+    read = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=60).stdout.strip()
+    command = [str(BIN / "forebay"), "epoch", f"file://{MNIST}", "--direct", "--json", "--batch", "500", "--seed", "1"]
+    said = subprocess.run([*command, "--ending", "drop"], stdout=subprocess.PIPE, text=True, check=True, timeout=60)
+    assert f'"order_digest": "{read}"' in said.stdout and re.fullmatch("[0-9a-f]{32}", read)
+
+
+def torchrun(cluster: Cluster, world: int, script: str, *arguments: object) -> str:
+    """Runs an example's ranks as torchrun would; what rank 0 says."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, str(EXAMPLES / script), cluster.uri("mnist"), *map(str, arguments)]
+    common = {**os.environ, "FOREBAY_ENDPOINT": cluster.endpoint, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(world)}
+    ranks = [
+        subprocess.Popen(
+            command, env={**common, "RANK": str(rank), "LOCAL_RANK": str(rank)}, stdout=subprocess.PIPE, text=True
+        )
+        for rank in range(world)
+    ]
+    said: list[str] = [rank.communicate(timeout=240)[0] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0] * world
+    return said[0].strip()
+
+
+def alone(cluster: Cluster, script: str, *arguments: object) -> str:
+    """Runs an example that has one process; what it says."""
+    command = [sys.executable, str(EXAMPLES / script), cluster.uri("mnist"), *map(str, arguments)]
+    settings = {"FOREBAY_ENDPOINT": cluster.endpoint, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    environment = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
+    run = subprocess.run(
+        command, env={**environment, **settings}, stdout=subprocess.PIPE, text=True, check=True, timeout=240
+    )
+    return run.stdout.strip()
+
+
+def test_ddp_resumed_is_as_if_never_stopped(cluster: Cluster, tmp_path: Path) -> None:
+    torch = needs("torch")
+    straight = torchrun(cluster, 2, "ddp.py", tmp_path / "straight")
+    assert "epoch 2, 39 steps left" in straight
+    assert "epoch 0, 29 steps left" in torchrun(cluster, 2, "ddp.py", tmp_path / "stopped", 10)
+    shutil.copy(tmp_path / "stopped", tmp_path / "one")
+    assert torchrun(cluster, 2, "ddp.py", tmp_path / "stopped") == straight
+    one, other = (torch.load(tmp_path / name, weights_only=True) for name in ["straight", "stopped"])
+    assert one["data"] == other["data"]
+    assert all(torch.equal(one["model"][name], other["model"][name]) for name in one["model"])
+    # Other sums of gradients, the same samples.
+    assert "epoch 2, 39 steps left" in torchrun(cluster, 1, "ddp.py", tmp_path / "one")
+    assert torch.load(tmp_path / "one", weights_only=True)["data"] == one["data"]
+
+
+def test_transforms_resumed_are_as_if_never_stopped(cluster: Cluster, tmp_path: Path) -> None:
+    torch = needs("torch")
+    straight = alone(cluster, "train.py", tmp_path / "straight")
+    assert "epoch 2, 39 steps left" in straight
+    assert "epoch 0, 29 steps left" in alone(cluster, "train.py", tmp_path / "stopped", 10)
+    assert alone(cluster, "train.py", tmp_path / "stopped") == straight
+    one, other = (torch.load(tmp_path / name, weights_only=True)["model"] for name in ["straight", "stopped"])
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_stateful_data_loaders_give_one_order_in_all_ways(cluster: Cluster, tmp_path: Path) -> None:
+    needs("torch")
+    said = set()
+    for way in ["here", "workers", "sampler"]:
+        assert alone(cluster, "stateful_dataloader.py", tmp_path / way, way, 53) == ""
+        said.add(alone(cluster, "stateful_dataloader.py", tmp_path / way, way))
+    said.add(alone(cluster, "stateful_dataloader.py", tmp_path / "straight", "here"))
+    assert len(said) == 1 and re.fullmatch(r"checksum \d+", said.pop())
+
+
+@pytest.mark.parametrize("script", ["lightning_resume.py", "hf_trainer.py"])
+def test_frameworks_resumed_are_as_if_never_stopped(cluster: Cluster, tmp_path: Path, script: str) -> None:
+    needs("torch")
+    for folder in ["straight", "stopped"]:
+        (tmp_path / folder).mkdir()
+    straight = alone(cluster, script, tmp_path / "straight").splitlines()[-1]
+    assert straight.startswith("step 78, epoch 2, 39 steps left, weights ")
+    stopped = alone(cluster, script, tmp_path / "stopped", 10).splitlines()[-1]
+    assert stopped.startswith("step 10, epoch 0, 29 steps left")
+    assert alone(cluster, script, tmp_path / "stopped").splitlines()[-1] == straight
+
+
+def test_accelerate_resumed_on_another_number_of_processes(cluster: Cluster, tmp_path: Path) -> None:
+    needs("torch")
+    straight = torchrun(cluster, 2, "accelerate_loop.py", tmp_path / "straight")
+    assert "epoch 2, 39 steps left" in straight
+    assert "epoch 0, 29 steps left" in torchrun(cluster, 2, "accelerate_loop.py", tmp_path / "stopped", 10)
+    shutil.copytree(tmp_path / "stopped", tmp_path / "one")
+    assert torchrun(cluster, 2, "accelerate_loop.py", tmp_path / "stopped") == straight
+    assert "epoch 2, 39 steps left" in torchrun(cluster, 1, "accelerate_loop.py", tmp_path / "one")
+
+
+def test_ranks_of_a_mesh_share_their_data(cluster: Cluster) -> None:
+    """The same global batches, however the ranks share layers: the same losses but for the order of sums."""
+    needs("torch")
+    losses = [float(torchrun(cluster, 4, "mesh.py", ranks).rpartition("loss ")[2]) for ranks in [1, 2]]
+    assert losses[0] == pytest.approx(losses[1], abs=1e-3) and 0 < losses[0] < 2.3

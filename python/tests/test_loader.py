@@ -1,0 +1,227 @@
+"""The loader: exactly the plan's order on any number of ranks, and resumed anywhere."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from conftest import ROWS, Cluster
+
+import forebay
+
+BATCH = 48
+SETTINGS: dict[str, Any] = {"global_batch": BATCH, "seed": 3, "shuffle": 2, "columns": ["id", "x"]}
+
+
+def ids(batches: Iterable[forebay.Batch]) -> list[int]:
+    """Samples of batches, padding left out."""
+    found: list[int] = []
+    for batch in batches:
+        numbers = pa.array(batch.sample_ids)
+        real = pa.array([True] * len(numbers)) if batch.mask is None else pa.array(batch.mask)
+        found += numbers.filter(real).to_pylist()
+    return found
+
+
+def epoch_of(cluster: Cluster, world: int, **settings: Any) -> list[list[int]]:
+    """Each rank's samples of an epoch."""
+    ranks = [forebay.Loader(cluster.dataset(), rank=rank, world=world, **{**SETTINGS, **settings}) for rank in range(world)]
+    return [ids(loader) for loader in ranks]
+
+
+@pytest.mark.parametrize("world", [1, 2, 4])
+@pytest.mark.parametrize("ending", ["drop", "pad", "exact"])
+def test_order_and_digests_are_those_of_the_command(cluster: Cluster, table: pa.Table, world: int, ending: Any) -> None:
+    flags = ["--batch", str(BATCH), "--seed", "3", "--window", "2", "--world", str(world), "--ending", ending]
+    all_ids: list[int] = []
+    for rank in range(world):
+        said = cluster.forebay("epoch", cluster.uri(), *flags, "--rank", str(rank), "--epochs", "2")["epochs"]
+        loader = forebay.Loader(cluster.dataset(), rank=rank, world=world, ending=ending, **SETTINGS)
+        assert len(loader) == said[0]["steps"]
+        for epoch in range(2):
+            assert loader.epoch == epoch
+            batches = list(loader)
+            assert [batch.step for batch in batches] == list(range(len(loader)))
+            assert loader.digest == said[epoch]["order_digest"]
+            for batch in batches:
+                expected = table.select(["id", "x"]).take(pa.array(batch.sample_ids))
+                assert pa.Table.from_batches([pa.record_batch(batch)]).equals(expected.combine_chunks())
+            if epoch == 0:
+                all_ids += ids(batches)
+        loader.close()
+    assert len(set(all_ids)) == len(all_ids) == (ROWS // BATCH * BATCH if ending == "drop" else ROWS)
+
+
+def test_steps_are_those_of_the_plan(cluster: Cluster) -> None:
+    loader = forebay.Loader(cluster.dataset(), rank=1, world=2, **SETTINGS)
+    loader.set_epoch(5)
+    flags = ["--batch", str(BATCH), "--seed", "3", "--window", "2", "--world", "2", "--rank", "1", "--epoch", "5"]
+    for step, batch in zip(range(2), loader, strict=False):
+        slots = cluster.forebay("plan", cluster.uri(), *flags, "--step", str(step))["slots"]
+        assert ids([batch]) == [slot["row"] for slot in slots]
+    assert loader.epoch == 5
+
+
+@pytest.mark.parametrize("before", [1, 2, 4])
+def test_resumed_at_every_step_on_another_number_of_ranks(cluster: Cluster, before: int) -> None:
+    whole = {rank: ids(forebay.Loader(cluster.dataset(), rank=rank, world=before, **SETTINGS)) for rank in range(before)}
+    order = set().union(*map(set, whole.values()))
+    loaders = [forebay.Loader(cluster.dataset(), rank=rank, world=before, **SETTINGS) for rank in range(before)]
+    epochs = [iter(loader) for loader in loaders]
+    seen: set[int] = set()
+    steps = len(loaders[0])
+    for step in range(1, steps + 1):
+        seen |= {sample for epoch in epochs for sample in ids([next(epoch)])}
+        states = [json.loads(json.dumps(loader.state_dict())) for loader in loaders]
+        assert all(state == states[0] for state in states)
+        after = {1: 4, 2: 1, 4: 2}[before]
+        resumed = [forebay.Loader(cluster.dataset(), rank=rank, world=after, **{**SETTINGS, "seed": 0}) for rank in range(after)]
+        rest: list[int] = []
+        for loader in resumed:
+            loader.load_state_dict(states[0])
+            assert loader.seed == 3 and len(loader) == steps
+            if step == steps:
+                assert (loader.epoch, loader.steps_left) == (1, steps)
+                break
+            assert (loader.epoch, loader.steps_left) == (0, steps - step)
+            loader.set_epoch(0)  # The epoch that was resumed: nothing begins again.
+            rest += ids(loader)
+            assert loader.epoch == 1
+            loader.close()
+        if step < steps:
+            assert len(rest) == len(set(rest)) and not seen & set(rest) and seen | set(rest) == order
+    for loader in loaders:
+        loader.close()
+
+
+def test_a_resumed_run_goes_on_as_it_would_have(cluster: Cluster) -> None:
+    straight = forebay.Loader(cluster.dataset(), **SETTINGS)
+    batches = [ids([batch]) for _ in range(2) for batch in straight]
+    first = forebay.Loader(cluster.dataset(), **SETTINGS)
+    done = [ids([batch]) for _, batch in zip(range(5), first, strict=False)]
+    second = forebay.Loader(cluster.dataset(), **SETTINGS)
+    second.load_state_dict(first.state_dict())
+    done += [ids([batch]) for _ in range(2) for batch in second]
+    assert done == batches
+    assert second.state_dict()["epoch"] == 2 and second.state_dict()["samples_done"] == 0
+
+
+def test_epochs_follow_each_other_or_are_chosen(cluster: Cluster) -> None:
+    loader = forebay.Loader(cluster.dataset(), **SETTINGS)
+    first, second = ids(loader), ids(loader)
+    assert first != second and loader.epoch == 2
+    loader.set_epoch(0)
+    assert ids(loader) == first
+    loader.set_epoch(1)  # It comes next anyway.
+    assert ids(loader) == second
+    # Left early: the next iteration is the next epoch, unless the state says otherwise.
+    loader.set_epoch(0)
+    for _ in loader:
+        break
+    state = loader.state_dict()
+    assert ids(loader) == second
+    loader.load_state_dict(state)
+    assert ids(loader) == first[BATCH:] and loader.epoch == 1
+    # Stopped at the last batch, before the end was noticed.
+    loader.set_epoch(0)
+    steps = iter(loader)
+    assert [next(steps) for _ in range(len(loader))][-1].epoch == 0
+    assert ids(loader) == second
+    ended = forebay.Loader(cluster.dataset(), epochs=1, **SETTINGS)
+    assert ids(ended) == first
+    with pytest.raises(forebay.InvalidError, match="all 1 epochs"):
+        iter(ended)
+
+
+def test_directly_is_the_same_order(cluster: Cluster) -> None:
+    through = forebay.Loader(cluster.dataset(), **SETTINGS)
+    directly = forebay.Loader(cluster.direct(), **SETTINGS)
+    assert ids(through) == ids(directly) and through.digest == directly.digest
+
+
+def test_file_order_and_full_shuffles(cluster: Cluster) -> None:
+    settings: dict[str, Any] = {"batch_size": 100, "ending": "exact"}
+    assert ids(forebay.Loader(cluster.dataset(), shuffle=None, **settings)) == list(range(ROWS))
+    full = ids(forebay.Loader(cluster.dataset(), shuffle="full", **settings))
+    assert sorted(full) == list(range(ROWS)) and full != list(range(ROWS))
+
+
+def test_padding_is_marked(cluster: Cluster) -> None:
+    last = list(forebay.Loader(cluster.dataset(), ending="pad", **SETTINGS))[-1]
+    assert last.mask is not None and (len(last), last.real_rows) == (BATCH, ROWS % BATCH)
+    assert pa.array(last.mask).to_pylist().count(True) == last.real_rows
+
+
+def test_a_uri_will_do(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FOREBAY_ENDPOINT", cluster.endpoint)
+    with forebay.Loader(cluster.uri(), batch_size=200, columns=["x", "id"]) as loader:
+        batch = next(iter(loader))
+        assert batch.keys() == ["x", "id"] and len(loader) == 3
+        assert "epoch 0, 2 of 3 steps" in repr(loader) and "ending drop" in repr(loader)
+
+
+def test_bad_input(cluster: Cluster) -> None:
+    ds = cluster.dataset()
+    with pytest.raises(forebay.InvalidError, match="one of batch_size"):
+        forebay.Loader(ds)
+    with pytest.raises(forebay.InvalidError, match="one of batch_size"):
+        forebay.Loader(ds, batch_size=1, global_batch=1)
+    with pytest.raises(forebay.InvalidError, match="use 99 or 102"):
+        forebay.Loader(ds, global_batch=100, rank=0, world=3)
+    with pytest.raises(forebay.InvalidError, match="rank 3 of 2"):
+        forebay.Loader(ds, batch_size=1, rank=3, world=2)
+    with pytest.raises(forebay.InvalidError, match="go together"):
+        forebay.Loader(ds, batch_size=1, rank=3)
+    with pytest.raises(forebay.InvalidError, match="fewer than the global batch"):
+        forebay.Loader(ds, batch_size=1000)
+    with pytest.raises(forebay.InvalidError, match="shuffle"):
+        forebay.Loader(ds, batch_size=1, shuffle="wild")  # type: ignore[call-overload]
+    with pytest.raises(forebay.InvalidError, match="ending"):
+        forebay.Loader(ds, batch_size=1, ending="x")  # type: ignore[call-overload]
+
+
+def test_states_that_are_not_of_this_run(cluster: Cluster) -> None:
+    loader = forebay.Loader(cluster.dataset(), **SETTINGS)
+    state = loader.state_dict()
+    other = forebay.Loader(cluster.dataset("other"), **SETTINGS)
+    with pytest.raises(forebay.ChangedError, match="version"):
+        other.load_state_dict(state)
+    damaged = state["state"].replace(state["state"][20], "0" if state["state"][20] != "0" else "1")
+    with pytest.raises(forebay.CorruptError):
+        loader.load_state_dict({**state, "state": damaged})
+    with pytest.raises(forebay.CorruptError, match="no state"):
+        loader.load_state_dict({"x": 1})  # type: ignore[typeddict-item, typeddict-unknown-key]
+    with pytest.raises(forebay.InvalidError, match="form 2"):
+        loader.load_state_dict({**state, "forebay": 2})
+    assert ids(loader), "it reads as before"
+
+
+def test_a_loader_is_iterated_once_at_a_time(cluster: Cluster) -> None:
+    loader = forebay.Loader(cluster.dataset(), **SETTINGS)
+    first = iter(loader)
+    next(first)
+    second = iter(loader)
+    with pytest.raises(forebay.ClosedError, match="another iteration"):
+        next(first)
+    next(second)
+    loader.close()
+    with pytest.raises(forebay.ClosedError, match="closed"):
+        next(second)
+    with pytest.raises(forebay.ClosedError, match="closed"):
+        iter(loader)
+    loader.close()
+
+
+def test_several_loaders_at_once(cluster: Cluster) -> None:
+    ds = cluster.dataset()
+    one, two = forebay.Loader(ds, **SETTINGS), forebay.Loader(ds, **SETTINGS)
+    assert [ids([a]) == ids([b]) for a, b in zip(one, two, strict=True)] == [True] * len(one)
+
+
+def test_attributes_that_frameworks_probe_are_absent(cluster: Cluster) -> None:
+    loader = forebay.Loader(cluster.dataset(), **SETTINGS)
+    for name in ["dataset", "sampler", "batch_sampler", "worker_init_fn"]:
+        assert not hasattr(loader, name)

@@ -1,0 +1,236 @@
+"""What becomes of a run when its process is interrupted, killed or forked, or a node dies under it."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from conftest import ROWS, SEGMENT_BYTES, Cluster
+
+import forebay
+
+BATCH = 20
+PREFETCH_BYTES = 1 << 20
+
+
+@pytest.fixture
+def own(data: Path) -> Iterator[Cluster]:
+    """Two nodes that this test may kill."""
+    cluster = Cluster(data, 2)
+    yield cluster
+    cluster.stop()
+
+
+def start(cluster: Cluster, script: str, data: str = "rows") -> subprocess.Popen[str]:
+    """A process that runs a script with `dataset` and `loader`, and says lines."""
+    head = f"""
+import json, signal, sys, time
+import forebay
+# Where the tests themselves run in the background, interrupts are ignored, and children inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+dataset = forebay.dataset({cluster.uri(data)!r}, endpoint={cluster.endpoint!r}, segment_bytes={SEGMENT_BYTES})
+loader = forebay.Loader(dataset, batch_size={BATCH}, seed=1, shuffle=2, prefetch_bytes={PREFETCH_BYTES})
+def say(what): print(json.dumps(what), flush=True)
+"""
+    command = [sys.executable, "-c", head + script]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def hear(process: subprocess.Popen[str]) -> Any:
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    assert line, process.stderr.read() if process.stderr else ""
+    return json.loads(line)
+
+
+BLOCKED = """
+batches = iter(loader)
+next(batches)
+say("reading")
+assert sys.stdin.readline()
+say("blocked")
+try:
+    for batch in batches: pass
+except KeyboardInterrupt:
+    say("interrupted")
+"""
+
+
+def test_ctrl_c_ends_a_blocked_next(own: Cluster) -> None:
+    process = start(own, BLOCKED, "wide")
+    assert hear(process) == "reading"
+    own.kill(0)
+    own.kill(1)
+    assert process.stdin is not None
+    process.stdin.write("go\n")
+    process.stdin.flush()
+    assert hear(process) == "blocked"
+    time.sleep(1)
+    assert process.poll() is None, "it waits for nodes to come back"
+    sent = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    assert hear(process) == "interrupted"
+    assert time.monotonic() - sent < 1
+    assert process.wait(timeout=10) == 0
+
+
+def test_a_node_that_dies_is_no_error(own: Cluster) -> None:
+    loader = forebay.Loader(own.dataset("wide"), batch_size=BATCH, seed=1, prefetch_bytes=PREFETCH_BYTES)
+    whole = forebay.Loader(own.direct("wide"), batch_size=BATCH, seed=1)
+    seen = []
+    for batch in loader:
+        if batch.step == 3:
+            own.kill(1)
+        seen.append(pa.array(batch["id"]).to_pylist())
+    assert seen == [pa.array(batch["id"]).to_pylist() for batch in whole] and loader.digest == whole.digest
+
+
+def test_without_any_node_patience_ends(own: Cluster) -> None:
+    loader = forebay.Loader(own.dataset("wide"), batch_size=BATCH, prefetch_bytes=PREFETCH_BYTES, patience_s=3)
+    batches = iter(loader)
+    next(batches)
+    own.kill(0)
+    own.kill(1)
+    state = loader.state_dict()
+    with pytest.raises(forebay.RetryError):
+        for _ in batches:
+            state = loader.state_dict()
+    assert loader.state_dict() == state, "it would go on with the batch that did not come"
+
+
+KILLED = """
+state = json.loads(sys.stdin.readline())
+if state: loader.load_state_dict(state)
+for batch in loader:
+    say([memoryview(forebay_ids(batch)).tolist(), loader.state_dict()])
+    time.sleep(0.02)
+say("done")
+"""
+
+
+def test_killed_in_mid_epoch_and_started_again(cluster: Cluster) -> None:
+    ids = "import pyarrow\ndef forebay_ids(batch): return pyarrow.array(batch['id']).to_numpy()\n"
+    whole = forebay.Loader(cluster.dataset(columns=["id"]), batch_size=BATCH, seed=1, shuffle=2)
+    expected = [pa.array(batch["id"]).to_pylist() for batch in whole]
+    seen, state = [], None
+    for steps in [3, 7, 1, 5, None]:
+        process = start(cluster, ids + KILLED)
+        assert process.stdin is not None
+        process.stdin.write(json.dumps(state) + "\n")
+        process.stdin.flush()
+        count = 0
+        while count != steps and (said := hear(process)) != "done":
+            seen.append(said[0])
+            state, count = said[1], count + 1
+        process.kill()
+        process.communicate()
+    assert seen == expected
+
+
+def in_child(ds: forebay.Dataset, out: Any) -> None:
+    try:
+        out.put(len(ds.take([0, 1])))
+    except forebay.Error as e:
+        out.put((type(e).__name__, str(e)))
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+def test_processes_work_or_are_refused_with_advice(cluster: Cluster, method: Any) -> None:
+    ds = cluster.dataset(columns=["id"])
+    context = multiprocessing.get_context(method)
+    out = context.Queue()
+    child = context.Process(target=in_child, args=(ds, out))
+    child.start()
+    said = out.get(timeout=60)
+    child.join(timeout=30)
+    assert child.exitcode == 0
+    if method == "fork":
+        assert said[0] == "ClosedError" and "forkserver" in said[1]
+    else:
+        assert said == 2
+
+
+def test_a_fork_harms_neither_side(cluster: Cluster) -> None:
+    """A child that inherits a live loader, tries it and drops it, ends well; the parent goes on."""
+    loader = forebay.Loader(cluster.dataset(columns=["id"]), batch_size=BATCH)
+    count = 0
+    for _ in loader:
+        count += 1
+        if count in (1, 5, 9):
+            child = os.fork()
+            if child == 0:
+                refused = 1
+                try:
+                    next(iter(loader))
+                except forebay.ClosedError:
+                    refused = 0
+                try:
+                    forebay.dataset(cluster.uri(), endpoint=cluster.endpoint)
+                    refused = 1
+                except forebay.ClosedError:
+                    pass
+                del loader
+                os._exit(refused)
+            assert os.waitpid(child, 0)[1] == 0
+    assert count == ROWS // BATCH
+
+
+def test_other_threads_run_while_one_waits(own: Cluster) -> None:
+    loader = forebay.Loader(own.dataset("wide"), batch_size=BATCH, prefetch_bytes=PREFETCH_BYTES, patience_s=1.5)
+    batches = iter(loader)
+    next(batches)
+    own.kill(0)
+    own.kill(1)
+    failed: list[str] = []
+
+    def read() -> None:
+        try:
+            list(batches)
+        except forebay.RetryError as e:
+            failed.append(str(e))
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    ticks = 0
+    while thread.is_alive():
+        time.sleep(0.01)
+        ticks += 1
+    assert failed and ticks > 50
+
+
+def test_a_process_ends_with_a_live_loader(cluster: Cluster) -> None:
+    process = start(cluster, "batches = iter(loader)\nnext(batches)\n")
+    out, errors = process.communicate(timeout=30)
+    assert (process.returncode, out, errors) == (0, "", "")
+
+
+def test_loaders_are_not_pickled(cluster: Cluster) -> None:
+    with pytest.raises(TypeError, match="state_dict"):
+        pickle.dumps(forebay.Loader(cluster.dataset(), batch_size=10))
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_memory_stays_flat(cluster: Cluster) -> None:
+    """Epochs of 60 MB each, a part of every batch kept in hand while the next ones come."""
+    loader = forebay.Loader(cluster.dataset("wide"), batch_size=BATCH, prefetch_bytes=4 << 20)
+    after = []
+    for _ in range(6):
+        for batch in loader:
+            assert len(batch["blob"].values()) == BATCH
+        after.append(resident_bytes())
+    assert max(after) - after[1] < 30 << 20, after

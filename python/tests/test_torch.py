@@ -1,0 +1,155 @@
+"""Batches as dicts of torch tensors: the values of the store, in memory that belongs to the batch."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from conftest import Cluster, needs
+
+import forebay
+
+torch = needs("torch")
+
+import forebay.torch
+
+NUMBERS = ["id", "x", "image", "flag", "blob", "at"]
+SETTINGS: dict[str, Any] = {"global_batch": 50, "seed": 3, "shuffle": 2}
+
+
+def batches(cluster: Cluster, columns: list[str], **options: Any) -> list[forebay.torch.Batch]:
+    return list(forebay.torch.Loader(cluster.dataset(), columns=columns, **{**SETTINGS, **options}))
+
+
+def test_tensors_hold_the_values(cluster: Cluster, table: pa.Table) -> None:
+    shapes = {"id": [50], "x": [50], "image": [50, 12], "flag": [50], "blob": [50, 4], "at": [50]}
+    types = [torch.int64, torch.float32, torch.uint8, torch.bool, torch.uint8, torch.int64]
+    all_batches = batches(cluster, NUMBERS)
+    assert len(all_batches) == 12
+    for batch in all_batches:
+        assert {name: list(tensor.shape) for name, tensor in batch.items()} == shapes
+        assert [tensor.dtype for tensor in batch.values()] == types
+        rows = table.take(batch.sample_ids.tolist())
+        for name in ["id", "x", "image", "flag"]:
+            assert batch[name].tolist() == rows[name].to_pylist(), name
+        assert [bytes(row) for row in batch["blob"].tolist()] == rows["blob"].to_pylist()
+        assert batch["at"].tolist() == rows["at"].cast(pa.int64()).to_pylist()
+        assert batch.mask is None and batch.epoch == 0 and batch.sample_ids.dtype == torch.int64
+
+
+def test_strings_and_structs(cluster: Cluster, table: pa.Table) -> None:
+    for batch in batches(cluster, ["name", "place", "id"]):
+        assert batch["name"] == [f"row {i}" for i in batch["id"].tolist()]
+        assert torch.equal(batch["place"]["north"], batch["id"].int())
+        assert torch.equal(batch["place"]["east"], -batch["id"].int())
+
+
+def test_nulls_need_a_rule(cluster: Cluster) -> None:
+    with pytest.raises(forebay.InvalidError, match=r"column 'age' has \d+ nulls.*pass nulls=\{'age': VALUE\}"):
+        batches(cluster, ["age"])
+    with pytest.raises(forebay.InvalidError, match="'none'"):
+        batches(cluster, ["age"], nulls={"none": 0})
+    for batch in batches(cluster, ["id", "age"], nulls={"age": -7}):
+        assert batch["age"].tolist() == [-7 if i % 5 == 0 else i for i in batch["id"].tolist()]
+
+
+@pytest.mark.parametrize("way", ["dataset", "direct"])
+def test_filling_nulls_writes_to_no_one_else_s_memory(cluster: Cluster, way: str) -> None:
+    ds = getattr(cluster, way)(columns=["id", "vector"])
+    for shuffle in [None, 2]:
+        loader = forebay.torch.Loader(ds, batch_size=10, shuffle=shuffle, nulls={"vector": -1})
+        for _ in range(2):
+            loader.set_epoch(0)
+            for batch in loader:
+                expected = [[-1, -1] if i % 7 == 0 else [i, i + 1] for i in batch["id"].tolist()]
+                assert batch["vector"].tolist() == expected
+                batch["vector"].fill_(3)
+
+
+def test_ragged_columns_need_a_rule(cluster: Cluster) -> None:
+    with pytest.raises(forebay.InvalidError, match="column 'tags' .* pass ragged="):
+        batches(cluster, ["tags"])
+    with pytest.raises(forebay.InvalidError, match="there are 'list'"):
+        batches(cluster, ["tags"], ragged="x")
+    lists = batches(cluster, ["id", "tags"], ragged="list")
+    padded = batches(cluster, ["id", "tags"], ragged="pad")
+    for of_lists, of_pads in zip(lists, padded, strict=True):
+        expected = [list(range(i % 4)) for i in of_lists["id"].tolist()]
+        assert [tags.tolist() for tags in of_lists["tags"]] == expected
+        assert of_pads["tags"].tolist() == [row + [0] * (3 - len(row)) for row in expected]
+
+
+def test_after_a_batch_that_cannot_be_the_run_stands_before_it(cluster: Cluster) -> None:
+    loader = forebay.torch.Loader(cluster.dataset(), columns=["age"], **SETTINGS)
+    state = loader.state_dict()
+    with pytest.raises(forebay.InvalidError):
+        next(iter(loader))
+    assert loader.state_dict() == state
+
+
+@pytest.mark.parametrize("way", ["dataset", "direct"])
+def test_memory_is_shared_and_the_batch_s_own(cluster: Cluster, way: str) -> None:
+    """Whatever is done to a batch changes nothing that is read later, and a batch that is kept stays as it is."""
+    ds = getattr(cluster, way)(columns=NUMBERS)
+    arrow = next(iter(forebay.Loader(ds, **SETTINGS)))
+    once, twice = (torch.utils.dlpack.from_dlpack(arrow["image"]) for _ in range(2))
+    assert once.data_ptr() == twice.data_ptr()
+    loader = forebay.torch.Loader(ds, **SETTINGS)
+    clean = [{name: tensor.clone() for name, tensor in batch.items()} for batch in loader]
+    kept = []
+    loader.set_epoch(0)
+    for batch, expected in zip(loader, clean, strict=True):
+        assert all(torch.equal(batch[name], expected[name]) for name in expected)
+        if batch.step % 2:
+            kept.append((batch, expected))
+        else:
+            for tensor in batch.values():
+                tensor.fill_(1)
+    loader.close()
+    for batch, expected in kept:
+        assert all(torch.equal(batch[name], expected[name]) for name in expected)
+    assert ds.take([0]).column("id").to_pylist() == [0]
+    again = forebay.torch.Loader(ds, **SETTINGS)
+    for batch, expected in zip(again, clean, strict=True):
+        assert all(torch.equal(batch[name], expected[name]) for name in expected)
+
+
+def test_rows_of_a_scan_are_copied(cluster: Cluster) -> None:
+    """A scan's memory may be a segment's that others read too."""
+    for ds in [cluster.dataset(columns=["id"]), cluster.direct(columns=["id"])]:
+        batch = next(iter(ds.scan()))
+        torch.utils.dlpack.from_dlpack(batch["id"]).zero_()
+        assert pa.array(batch["id"]).to_pylist()[:3] == [0, 1, 2]
+        assert ds.head(3)["id"].to_pylist() == [0, 1, 2]
+
+
+def test_numpy_takes_columns_too(cluster: Cluster) -> None:
+    numpy = pytest.importorskip("numpy")
+    batch = next(iter(forebay.Loader(cluster.dataset(), columns=["id", "image"], **SETTINGS)))
+    image = numpy.from_dlpack(batch["image"])
+    assert image.shape == (50, 12) and image.dtype == numpy.uint8
+    assert (image[:, 0] == numpy.from_dlpack(batch["id"]) % 256).all()
+
+
+def test_the_state_is_a_checkpoint_s(cluster: Cluster) -> None:
+    loader = forebay.torch.Loader(cluster.dataset(), columns=["id"], **SETTINGS)
+    rest = [batch["id"].tolist() for batch in loader][3:]
+    loader.set_epoch(0)
+    for _, _ in zip(range(3), loader, strict=False):
+        pass
+    file = io.BytesIO()
+    torch.save({"data": loader.state_dict()}, file)
+    file.seek(0)
+    resumed = forebay.torch.Loader(cluster.dataset(), columns=["id"], **SETTINGS)
+    resumed.load_state_dict(torch.load(file, weights_only=True)["data"])
+    assert [batch["id"].tolist() for batch in resumed] == rest
+
+
+def test_columns_without_a_form(cluster: Cluster) -> None:
+    batch = next(iter(forebay.Loader(cluster.dataset(), columns=["name", "tags"], **SETTINGS)))
+    with pytest.raises(forebay.InvalidError, match="`name` of type Utf8: cannot be a tensor"):
+        torch.utils.dlpack.from_dlpack(batch["name"])
+    with pytest.raises(forebay.NotFoundError, match="no column `x`"):
+        batch["x"]

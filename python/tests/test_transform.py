@@ -1,0 +1,165 @@
+"""Functions of batches in threads: values, order, state, errors, and the end of the threads."""
+
+from __future__ import annotations
+
+import gc
+import signal
+import threading
+import time
+import traceback
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from conftest import Cluster
+from test_process import hear, start
+
+import forebay
+
+SETTINGS: dict[str, Any] = {"global_batch": 50, "seed": 3, "shuffle": 2, "columns": ["id", "x"]}
+STEPS = 12
+
+
+def rows_of(batch: forebay.Batch) -> tuple[int, list[int], list[float]]:
+    return batch.step, pa.array(batch["id"]).to_pylist(), pa.array(batch["x"]).to_pylist()
+
+
+def late_if_even(batch: forebay.Batch) -> tuple[int, list[int], list[float]]:
+    """So that batches become ready in another order than theirs."""
+    time.sleep(0.02 if batch.step % 2 == 0 else 0)
+    return rows_of(batch)
+
+
+def transform_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name.startswith("forebay-transform")]
+
+
+def wait_for_the_end_of_threads() -> None:
+    until = time.monotonic() + 10
+    while transform_threads() and time.monotonic() < until:
+        time.sleep(0.01)
+    assert not transform_threads()
+
+
+@pytest.mark.parametrize(("threads", "prefetch"), [(1, 1), (2, 4), (4, 3)])
+def test_results_come_in_the_order_of_the_batches(
+    cluster: Cluster, table: pa.Table, threads: int, prefetch: int
+) -> None:
+    plain = forebay.Loader(cluster.dataset(), **SETTINGS)
+    with forebay.Loader(
+        cluster.dataset(), transform=late_if_even, threads=threads, prefetch=prefetch, **SETTINGS
+    ) as loader:
+        for _ in range(2):
+            expected = [rows_of(batch) for batch in plain]
+            assert list(loader) == expected and len(expected) == STEPS
+            assert loader.digest == plain.digest and loader.epoch == plain.epoch
+    for _, ids, xs in expected:
+        assert xs == table.take(ids)["x"].to_pylist()
+    wait_for_the_end_of_threads()
+
+
+def test_no_more_batches_are_ahead_than_asked_for(cluster: Cluster) -> None:
+    begun: list[int] = []
+
+    def note(batch: forebay.Batch) -> int:
+        begun.append(batch.step)
+        return batch.step
+
+    loader = forebay.Loader(cluster.dataset(), transform=note, threads=3, prefetch=3, **SETTINGS)
+    for step in loader:
+        time.sleep(0.02)
+        # The one in hand and two more.
+        assert max(begun) <= step + 2
+    assert begun and sorted(begun) == list(range(STEPS))
+    loader.close()
+
+
+@pytest.mark.parametrize("stop", range(1, STEPS + 1))
+def test_the_state_is_that_of_the_batch_in_hand(cluster: Cluster, stop: int) -> None:
+    plain = forebay.Loader(cluster.dataset(), **SETTINGS)
+    expected = [rows_of(batch)[1] for _ in range(2) for batch in plain]
+    with forebay.Loader(cluster.dataset(), transform=late_if_even, **SETTINGS) as loader:
+        done = [ids for _, (_, ids, _) in zip(range(stop), loader, strict=False)]
+        state = loader.state_dict()
+    with forebay.Loader(cluster.dataset(), transform=late_if_even, **SETTINGS) as resumed:
+        resumed.load_state_dict(state)
+        assert (resumed.epoch, resumed.steps_left) == ((0, STEPS - stop) if stop < STEPS else (1, STEPS))
+        done += [ids for _ in range(2 if stop < STEPS else 1) for _, ids, _ in resumed]
+    assert done == expected
+
+
+def broken(batch: forebay.Batch) -> int:
+    if batch.step == 5:
+        raise ZeroDivisionError("no such thing")
+    return batch.step
+
+
+def test_what_a_transform_raises_comes_with_its_own_traceback(cluster: Cluster) -> None:
+    plan = forebay.Loader(cluster.dataset(), **SETTINGS).plan()
+    loader = forebay.Loader(cluster.dataset(), transform=broken, **SETTINGS)
+    seen: list[int] = []
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError, match="no such thing") as raised:
+            seen.extend(loader)
+        told = "".join(traceback.format_exception(raised.value))
+        assert "in broken" in told and "epoch 0, step 5, samples " in told
+        assert ", ".join(map(str, plan[5][:32])) + " and 18 more" in told
+        assert (loader.epoch, loader.steps_left) == (0, STEPS - 5), "it stands before that batch"
+    assert seen == list(range(5))
+    loader.close()
+    del raised
+    wait_for_the_end_of_threads()
+
+
+def test_an_end_of_iteration_within_a_transform_is_no_end_of_the_epoch(cluster: Cluster) -> None:
+    with forebay.Loader(cluster.dataset(), transform=lambda batch: next(iter(())), **SETTINGS) as loader:
+        with pytest.raises(RuntimeError, match="raised StopIteration"):
+            list(loader)
+
+
+def test_an_epoch_that_is_left_early_drops_what_was_ahead(cluster: Cluster) -> None:
+    whole = [rows_of(batch) for batch in forebay.Loader(cluster.dataset(), **SETTINGS)]
+    with forebay.Loader(cluster.dataset(), transform=late_if_even, **SETTINGS) as loader:
+        assert next(iter(loader)) == whole[0]
+        loader.set_epoch(0)
+        assert list(loader) == whole
+
+
+def test_threads_end_with_a_loader_that_is_dropped(cluster: Cluster) -> None:
+    loader = forebay.Loader(cluster.dataset(), transform=late_if_even, **SETTINGS)
+    next(iter(loader))
+    assert transform_threads()
+    del loader
+    gc.collect()
+    wait_for_the_end_of_threads()
+
+
+def test_bad_settings(cluster: Cluster) -> None:
+    for wrong in ["threads", "prefetch"]:
+        settings: dict[str, Any] = {wrong: 0, **SETTINGS}
+        with pytest.raises(forebay.InvalidError, match="at least 1"):
+            forebay.Loader(cluster.dataset(), transform=rows_of, **settings)
+
+
+SLOW = """
+def slow(batch):
+    say("blocked")
+    time.sleep(20)
+with forebay.Loader(dataset, batch_size=20, transform=slow, threads=1) as slow_loader:
+    try:
+        next(iter(slow_loader))
+    except KeyboardInterrupt:
+        say("interrupted")
+"""
+
+
+def test_ctrl_c_ends_a_wait_for_a_transform(cluster: Cluster) -> None:
+    process = start(cluster, SLOW)
+    assert hear(process) == "blocked"
+    time.sleep(0.2)
+    sent = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    assert hear(process) == "interrupted"
+    assert time.monotonic() - sent < 1
+    assert process.wait(timeout=10) == 0
+    assert process.stderr is not None and process.stderr.read() == ""

@@ -1,0 +1,19 @@
+#!/usr/bin/env bash
+# Tests the Python package against servers of this workspace, with the extension as cargo builds it. Arguments go to
+# pytest. scripts/setup.sh tests installs what this needs.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+cargo build --quiet --workspace --bins --lib
+target=$(realpath "${CARGO_TARGET_DIR:-target}")/debug
+ln -sfn "$target/lib_forebay.so" python/forebay/_forebay.so
+
+# torch as setup.sh unpacked it for the trainer, with stand-ins for the CUDA libraries that were left out.
+export PYTHONPATH=$PWD/python:$PWD/.torch LD_LIBRARY_PATH=$PWD/.venv/torch-stand-ins
+export FOREBAY_BIN=$target PYTHONDONTWRITEBYTECODE=1
+unset FOREBAY_ENDPOINT
+
+cd python
+../.venv/bin/python -m mypy --no-incremental --cache-dir=/dev/null forebay examples tests
+../.venv/bin/python -m mypy.stubtest forebay._forebay
+exec ../.venv/bin/python -m pytest -p no:cacheprovider "$@"

@@ -1,0 +1,107 @@
+"""A measured process of `make bench-python`: reads epochs into dicts of tensors. Its argument is the job in JSON.
+
+Like the ranks of `make bench-warm` it makes everything ready, says so in a line, waits for a line, runs, and leaves its
+report in another line.
+"""
+
+import json
+import os
+import statistics
+import sys
+import time
+from pathlib import Path
+
+import forebay.torch
+
+MASK = (1 << 64) - 1
+
+
+def main(job):
+    dataset = forebay.dataset(job["uri"], endpoint=job["endpoint"])
+    options = {"seed": job["seed"], "shuffle": job["window"], "batch_size": job["batch_rows"], "ending": "pad"}
+
+    def loader(epoch):
+        loader = forebay.torch.Loader(dataset, epochs=epoch + 1, rank=0, world=1, **options)
+        loader.set_epoch(epoch)
+        return loader
+
+    with loader(job["epoch"] - 1) as warming:
+        checksum = sum(checksum_of(job["shape"], batch) for batch in warming) & MASK
+    if job["what"] == "handover":
+        report({"handover_us": handover_us(dataset, options)})
+    elif job["what"] == "memory":
+        report({"rss_growth_mb": rss_growth_mb(dataset, options, job["epochs"])})
+    else:
+        print(flush=True)
+        assert sys.stdin.readline(), "the benchmark has gone"
+        report(measured(loader, job["epoch"]) | {"checksum": checksum})
+
+
+def report(found):
+    print(json.dumps(found), flush=True)
+
+
+def measured(loader_of, epoch):
+    began, cpu = now(time.CLOCK_MONOTONIC), now(time.CLOCK_PROCESS_CPUTIME_ID)
+    samples, first = 0, None
+    with loader_of(epoch) as loader:
+        for batch in loader:
+            first = first or now(time.CLOCK_MONOTONIC)
+            samples += len(batch.sample_ids) if batch.mask is None else int(batch.mask.sum())
+        ended, cpu_ended = now(time.CLOCK_MONOTONIC), now(time.CLOCK_PROCESS_CPUTIME_ID)
+        digest = loader.digest
+    span = {"began_ns": began, "ended_ns": ended, "cpu_s": (cpu_ended - cpu) / 1e9}
+    return {"span": span, "samples": samples, "first_batch_ms": (first - began) / 1e6, "digest": digest}
+
+
+def handover_us(dataset, options):
+    """The time that a batch takes from where it lies ready to the loop: the median of 40."""
+    with forebay.torch.Loader(dataset, rank=0, world=1, **options) as loader:
+        batches = all_batches(loader)
+        next(batches)
+        # Until batches fill what may be read ahead.
+        time.sleep(2)
+        times = []
+        for _ in range(40):
+            began = time.perf_counter_ns()
+            next(batches)
+            times.append((time.perf_counter_ns() - began) / 1e3)
+    return statistics.median(times)
+
+
+def all_batches(loader):
+    while True:
+        yield from loader
+
+
+def rss_growth_mb(dataset, options, epochs):
+    """Growth of the resident memory from the second epoch on, while four batches are kept."""
+    after, kept = [], []
+    with forebay.torch.Loader(dataset, rank=0, world=1, **options) as loader:
+        for _ in range(epochs):
+            for batch in loader:
+                if batch.step % 16 == 0:
+                    kept = [*kept[-3:], batch]
+            after.append(resident_mb())
+    return max(after[2:]) - after[1]
+
+
+def resident_mb():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+
+def checksum_of(shape, batch):
+    """The last byte of each row of X; the ids of T; the length and the last byte of each row of B."""
+    rows = range(len(batch.sample_ids)) if batch.mask is None else batch.mask.nonzero().flatten().tolist()
+    if shape == "X":
+        return int(batch["x"][list(rows), -1].long().sum())
+    if shape == "T":
+        return int(batch["id"][list(rows)].sum())
+    return sum(len(batch["b"][row]) + batch["b"][row][-1] for row in rows)
+
+
+def now(clock):
+    return time.clock_gettime_ns(clock)
+
+
+main(json.loads(sys.argv[1]))

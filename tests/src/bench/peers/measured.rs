@@ -1,0 +1,130 @@
+//! A subject and its figures.
+
+use super::consumer::{PeerEpoch, PeerEpochs};
+use super::peer::Peer;
+use super::stage::PeerStage;
+use crate::bench::warm::Shape;
+use crate::harness::check::Findings;
+use crate::harness::report::Row;
+
+/// A subject with its measurements, one of each round.
+pub struct MeasuredPeer {
+    pub shape: Shape,
+    pub peer: Peer,
+    pub reads: Vec<PeerEpochs>,
+    /// Why there are none.
+    pub reason: Option<String>,
+}
+
+impl MeasuredPeer {
+    /// Not measured yet.
+    pub fn new(shape: Shape, peer: Peer) -> Self {
+        Self { shape, peer, reads: Vec::new(), reason: None }
+    }
+
+    /// Its name in the report.
+    pub fn name(&self) -> String {
+        format!("peers.{:?}.{}", self.shape, self.peer.name)
+    }
+
+    /// Measures it once. A peer that breaks off is left out from then on; our own reader may not break off.
+    pub fn measure(&mut self, stage: &PeerStage, found: &mut Findings) -> anyhow::Result<()> {
+        let read = match stage.measure(&self.peer, self.shape) {
+            Err(error) if self.peer.script.is_none() => return Err(error.context(self.name())),
+            Err(error) => return self.leave_out(in_a_line(&error)),
+            Ok(PeerEpochs { cannot: Some(reason), .. }) => return self.leave_out(reason),
+            Ok(read) => read,
+        };
+        let expected = stage.content(&self.peer, self.shape)?;
+        match read.epochs.iter().find(|epoch| epoch.content != expected) {
+            None => self.reads.push(read),
+            Some(wrong) => {
+                let text = format!("{}: {expected:?} expected, {:?} read", self.name(), wrong.content);
+                found.check(false, text.clone());
+                return self.leave_out(text);
+            }
+        }
+        Ok(())
+    }
+
+    fn leave_out(&mut self, reason: String) -> anyhow::Result<()> {
+        println!("  {} is left out: {reason}", self.name());
+        self.reads.clear();
+        self.reason = Some(reason);
+        Ok(())
+    }
+
+    /// Rows a second of the warm epochs, round by round.
+    pub fn rows_per_s(&self) -> Vec<f64> {
+        self.warm(|epochs, rows| rows / epochs.iter().map(|epoch| epoch.seconds).sum::<f64>())
+    }
+
+    /// Seconds of processor time for a million rows of the warm epochs, round by round.
+    pub fn cpu_s_per_m_rows(&self) -> Vec<f64> {
+        self.warm(|epochs, rows| 1e6 * epochs.iter().map(|epoch| epoch.cpu_s).sum::<f64>() / rows)
+    }
+
+    /// The longer one of the waits for the first batch of a warm epoch, round by round.
+    fn first_batch_ms(&self) -> Vec<f64> {
+        self.warm(|epochs, _| epochs.iter().map(|epoch| epoch.first_batch_ms).fold(0.0, f64::max))
+    }
+
+    fn warm(&self, of: impl Fn(&[PeerEpoch], f64) -> f64) -> Vec<f64> {
+        let warm = self.reads.iter().filter_map(|read| read.epochs.get(1..)).filter(|warm| !warm.is_empty());
+        warm.map(|warm| of(warm, warm.iter().map(|epoch| epoch.content.rows as f64).sum())).collect()
+    }
+
+    fn first(&self, of: impl Fn(&PeerEpoch) -> f64) -> Vec<f64> {
+        self.reads.iter().filter_map(|read| read.epochs.first()).map(of).collect()
+    }
+
+    /// Its figures, or why there are none.
+    pub fn add_rows(&self, found: &mut Findings) {
+        if let Some(reason) = &self.reason {
+            let row = Row::of(format!("{}.rows_per_s", self.name()), "", &[]);
+            found.rows.push(Row { unit: format!("not measured: {reason}").into(), ..row });
+            return found.skip(format!("{}: not measured: {reason}", self.name()));
+        }
+        let mut add = |what: &str, unit, values: &[f64]| {
+            found.rows.push(Row::of(format!("{}.{what}", self.name()), unit, values));
+        };
+        if self.peer.epochs > 1 {
+            add("rows_per_s", "rows/s", &self.rows_per_s());
+            add("cpu_s_per_m_rows", "s/M rows", &self.cpu_s_per_m_rows());
+            add("first_batch_ms", "ms", &self.first_batch_ms());
+        }
+        add("epoch1.rows_per_s", "rows/s", &self.first(|epoch| epoch.content.rows as f64 / epoch.seconds));
+        let cpu = self.first(|epoch| 1e6 * epoch.cpu_s / epoch.content.rows as f64);
+        add("epoch1.cpu_s_per_m_rows", "s/M rows", &cpu);
+        add("epoch1.first_batch_ms", "ms", &self.first(|epoch| epoch.first_batch_ms));
+        add("peak_mb", "MB", &self.reads.iter().map(|read| read.peak_mb).collect::<Vec<_>>());
+    }
+}
+
+/// An error's last line, which of a script in Python is the exception.
+pub fn in_a_line(error: &anyhow::Error) -> String {
+    let text = format!("{error:#}");
+    text.lines().rfind(|line| !line.trim().is_empty()).unwrap_or_default().trim().to_owned()
+}
+
+/// The main figures, a line for each subject.
+pub fn print_table(subjects: &[MeasuredPeer]) {
+    let heads = ["rows/s", "CPU s/M", "first ms", "peak MB", "epoch 1"];
+    println!("{:40}{}", "", heads.map(|head| format!("{head:>12}")).concat());
+    for subject in subjects.iter().filter(|subject| !subject.reads.is_empty()) {
+        let columns = [
+            subject.rows_per_s(),
+            subject.cpu_s_per_m_rows(),
+            subject.first_batch_ms(),
+            subject.reads.iter().map(|read| read.peak_mb).collect(),
+            subject.first(|epoch| epoch.content.rows as f64 / epoch.seconds),
+        ];
+        let cell = |values: &Vec<f64>| match Row::of("", "", values).value {
+            value if value.is_nan() => format!("{:>12}", "-"),
+            value if value < 100.0 => format!("{value:>12.1}"),
+            value => format!("{value:>12.0}"),
+        };
+        println!("{:40}{}", subject.name(), columns.each_ref().map(cell).concat());
+    }
+    println!("{:40}(epochs 2 and 3; the last column: rows/s of epoch 1)", "");
+}

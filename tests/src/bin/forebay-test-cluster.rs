@@ -1,0 +1,81 @@
+//! A cluster for tests in other languages: an S3 server and nodes that read it, until standard input ends.
+//!
+//! Its first line on standard output is JSON: `s3_endpoint`, `s3_region`, `bucket`, `access_key`,
+//! `secret_key`, and `nodes`, the URLs of the nodes. After that it does what each line on standard input
+//! says: `kill N` kills node N (counted from 0) and writes `done`; `gets` writes how many objects were read
+//! from the S3 server so far, wholly or in part.
+
+use anyhow::Context;
+use clap::Parser;
+use forebay_tests::harness::mnist;
+use forebay_tests::harness::ports::free_addresses;
+use forebay_tests::harness::process::{Server, ServerOptions};
+use forebay_tests::harness::s3::{REGION, S3Server};
+use serde_json::json;
+use std::io::BufRead;
+use std::path::PathBuf;
+
+#[derive(Parser)]
+struct Options {
+    /// Put the files of each folder in this one into the bucket, under the folder's name
+    #[arg(long)]
+    data: PathBuf,
+    /// How many nodes
+    #[arg(long, default_value_t = 1)]
+    nodes: usize,
+}
+
+fn main() -> anyhow::Result<()> {
+    let Options { data, nodes } = Options::parse();
+    let s3 = S3Server::start();
+    for entry in std::fs::read_dir(&data).with_context(|| format!("list {}", data.display()))? {
+        let folder = entry?.path();
+        let name = folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        mnist::upload_folder(&s3, &folder, &name)?;
+    }
+    let mut servers = start(&s3, nodes)?;
+    let endpoints: Vec<&str> = servers.iter().map(|server| server.endpoint.as_str()).collect();
+    println!(
+        "{}",
+        json!({
+            "s3_endpoint": s3.endpoint,
+            "s3_region": REGION,
+            "bucket": s3.bucket,
+            "access_key": s3.access_key,
+            "secret_key": s3.secret_key,
+            "nodes": endpoints,
+        })
+    );
+    for line in std::io::stdin().lock().lines() {
+        let line = line?;
+        let words: Vec<&str> = line.split(' ').collect();
+        match (words[0], words.get(1).and_then(|number| number.parse::<usize>().ok())) {
+            ("kill", Some(node)) if node < servers.len() => {
+                servers[node].kill();
+                println!("done");
+            }
+            ("gets", None) => println!("{}", s3.log().iter().filter(|seen| seen.is_object_get()).count()),
+            _ => anyhow::bail!("`{line}` is no command: use `kill N` or `gets`"),
+        }
+    }
+    // What the nodes logged is the business of the tests, which may kill them.
+    servers.iter_mut().for_each(Server::kill);
+    Ok(())
+}
+
+/// Nodes that know each other, each at a port of its own.
+fn start(s3: &S3Server, count: usize) -> anyhow::Result<Vec<Server>> {
+    let addresses = free_addresses(count)?;
+    let names = |address: &String| format!("http://{address}");
+    let members: Vec<String> = addresses.iter().map(names).collect();
+    let one = |address: &String| {
+        // Tests kill nodes and stop readers in mid-stream: then nodes warn. The empty text is in every line.
+        let mut options = ServerOptions::for_s3(s3).args(["--listen", address]).allow_log("");
+        options = options.args(["--cache-bytes", "1GB", "--memory-bytes", "512MB"]);
+        if count > 1 {
+            options = options.args(members.iter().flat_map(|member| ["--cluster-node", member]));
+        }
+        options.try_start()
+    };
+    addresses.iter().map(one).collect()
+}

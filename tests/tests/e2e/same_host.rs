@@ -1,0 +1,174 @@
+//! Readers on the node's own host: over its Unix socket, and through shared memory. The values and their
+//! order are those that come by TCP, and the node's counters say which way they came.
+
+use crate::commands::{cached, counter, digest, epoch, json};
+use crate::fixtures;
+use crate::node::get;
+use arrow::array::RecordBatch;
+use forebay_client::loader::{Ending, Event, Loader, LoaderSettings, Shuffle};
+use forebay_client::{Access, Dataset, DatasetSpec};
+use forebay_tests::harness::mnist;
+use forebay_tests::harness::ports::free_address;
+use forebay_tests::harness::process::{Run, Server, ServerOptions};
+use forebay_tests::harness::s3::S3Server;
+use std::time::{Duration, Instant};
+use tokio::runtime::Runtime;
+
+/// MNIST's training images in an object store, and a node that reads them.
+fn stage() -> (S3Server, String, Server) {
+    let s3 = S3Server::start();
+    mnist::upload(&s3).expect("read MNIST");
+    let uri = s3.uri("mnist/train/");
+    let server = ServerOptions::for_s3(&s3).start();
+    (s3, uri, server)
+}
+
+/// All batches of an epoch, rank by rank.
+fn read(endpoint: &str, uri: &str, segment_bytes: u64, settings: &LoaderSettings) -> Vec<RecordBatch> {
+    let runtime = Runtime::new().expect("threads");
+    runtime.block_on(async {
+        let access = Access::endpoint(endpoint).expect("an endpoint");
+        let spec = DatasetSpec { segment_bytes: Some(segment_bytes), ..DatasetSpec::new(uri) };
+        let dataset = Dataset::open(&access, &spec).await.expect("open");
+        let mut batches = Vec::new();
+        for rank in 0..settings.world {
+            let settings = LoaderSettings { rank, epochs: Some(1), ..settings.clone() };
+            let mut loader = Loader::start(&dataset, settings).expect("start");
+            while let Some(Event::Batch(batch)) = loader.next().await.expect("a batch") {
+                batches.push(batch.columns);
+            }
+        }
+        batches
+    })
+}
+
+/// A figure of the node's metrics.
+fn metric(server: &Server, name: &str) -> u64 {
+    let text = get(server.metrics.as_ref().expect("an address of metrics"), "/metrics");
+    let line = text.lines().find_map(|line| line.strip_prefix(&format!("forebay_{name} ")));
+    line.unwrap_or_else(|| panic!("no {name} in {text}")).parse().expect("a number")
+}
+
+/// Waits until `happened`, at most half a minute.
+fn until(what: &str, mut happened: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !happened() {
+        assert!(start.elapsed() < Duration::from_secs(30), "{what} does not happen");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn shared_memory_brings_what_tcp_brings() {
+    let (s3, uri, server) = stage();
+    let mut datasets: Vec<(String, u64)> =
+        fixtures::upload_good(&s3).into_iter().map(|(_, uri)| (uri, 30_000)).collect();
+    // A loader refuses datasets without rows.
+    datasets.retain(|(uri, _)| !uri.contains("/no-row") && !uri.contains("/zero-row"));
+    datasets.push((uri, 1 << 20));
+    for (shuffle, world) in [(Shuffle::None, 1), (Shuffle::Window(4), 2), (Shuffle::Full, 1)] {
+        // Every type of column in one order, large messages in all.
+        let all = if world == 2 { &datasets[..] } else { &datasets[datasets.len() - 1..] };
+        for (uri, segment_bytes) in all {
+            let ending = Ending::Pad;
+            let settings =
+                LoaderSettings { seed: 5, shuffle, ending, world, global_batch: 132, ..Default::default() };
+            let (shared, readers) =
+                (counter(&server, "shared_bytes"), metric(&server, "shared_readers_total"));
+            let bytes = LoaderSettings { same_host: false, ..settings.clone() };
+            let by_tcp = read(&server.endpoint, uri, *segment_bytes, &bytes);
+            assert_eq!(counter(&server, "shared_bytes"), shared, "{uri}: it was switched off");
+            assert!(by_tcp == read(&server.endpoint, uri, *segment_bytes, &settings), "{uri} differs");
+            assert_eq!(metric(&server, "shared_readers_total"), readers + u64::from(world));
+            if uri.contains("mnist") {
+                let taken = counter(&server, "shared_bytes") - shared;
+                assert!(taken > 5_000_000, "{taken} bytes came through shared memory");
+            }
+        }
+    }
+    until("the end of all readers", || metric(&server, "memory_shared_bytes") == 0);
+    assert_eq!(metric(&server, "shared_refused_total"), 0);
+    server.stop();
+}
+
+#[test]
+fn a_node_may_listen_on_a_socket_alone() {
+    let (s3, uri, server) = stage();
+    let wanted = digest(&json(cached(&server, &["epoch", &uri, "--same-host", "off"])), 0);
+    assert_eq!(counter(&server, "shared_bytes"), 0);
+    // The same node by its socket.
+    let socket = server.folder.join("cache/forebay.sock");
+    let endpoint = format!("unix:{}", socket.display());
+    let over = json(Run::new("forebay").args(["epoch", &uri, "--endpoint", &endpoint]));
+    assert_eq!(digest(&over, 0), wanted);
+    assert!(counter(&server, "shared_bytes") > 0);
+    server.stop();
+    assert!(!socket.exists(), "it is removed at the end");
+
+    let folder = tempfile::tempdir().expect("a folder");
+    let listen = format!("unix:{}", folder.path().join("f.sock").display());
+    let alone = ServerOptions::for_s3(&s3).args(["--listen", &listen]).start();
+    assert_eq!(alone.endpoint, listen);
+    let answer = json(cached(&alone, &["epoch", &uri, "--world", "2"]));
+    assert_eq!(epoch(&answer, 0, "samples"), mnist::TRAIN_SAMPLES);
+    assert!(counter(&alone, "shared_bytes") > 0);
+    alone.stop();
+}
+
+#[test]
+fn a_reader_that_is_killed_leaves_no_memory_taken() {
+    let (_s3, uri, server) = stage();
+    let run = cached(&server, &["epoch", &uri, "--epochs", "1000000"]).start();
+    until("the reader's memory", || counter(&server, "shared_bytes") > 0);
+    until("a stream", || metric(&server, "shared_readers_open") == 1);
+    // kill -9: a running command that is dropped.
+    drop(run);
+    until("the reader's end", || metric(&server, "shared_readers_open") == 0);
+    until("its memory's", || metric(&server, "memory_shared_bytes") == 0);
+    server.stop();
+}
+
+#[test]
+fn without_memory_to_share_bytes_are_sent() {
+    let s3 = S3Server::start();
+    mnist::upload(&s3).expect("read MNIST");
+    let uri = s3.uri("mnist/test/");
+    // A sixteenth of it is less than the smallest region.
+    let server = ServerOptions::for_s3(&s3).args(["--memory-bytes", "12MiB"]).start();
+    let answer = json(cached(&server, &["epoch", &uri]));
+    assert_eq!(epoch(&answer, 0, "samples"), mnist::TEST_SAMPLES);
+    assert_eq!(counter(&server, "shared_bytes"), 0);
+    assert_eq!(metric(&server, "shared_refused_total"), 1);
+    server.stop();
+    let off = ServerOptions::for_s3(&s3).args(["--unix-socket", "off"]).start();
+    let answer = json(cached(&off, &["epoch", &uri]));
+    assert_eq!(epoch(&answer, 0, "samples"), mnist::TEST_SAMPLES);
+    assert!(!off.folder.join("cache/forebay.sock").exists());
+    assert_eq!((counter(&off, "shared_bytes"), metric(&off, "shared_refused_total")), (0, 0));
+    off.stop();
+}
+
+#[test]
+fn a_node_that_is_killed_under_its_readers_is_no_error() {
+    let s3 = S3Server::start();
+    mnist::upload(&s3).expect("read MNIST");
+    let uri = s3.uri("mnist/train/");
+    let folder = tempfile::tempdir().expect("a folder");
+    let address = free_address().expect("a free port");
+    let start = || ServerOptions::for_s3(&s3).folder(folder.path()).args(["--listen", &address]).start();
+    let mut server = start();
+    let wanted = json(cached(&server, &["epoch", &uri, "--epochs", "30", "--same-host", "off"]));
+    let run = cached(&server, &["epoch", &uri, "--epochs", "30", "--world", "2", "--json"]).start();
+    for _ in 0..2 {
+        until("bytes through shared memory", || counter(&server, "shared_bytes") > 20_000_000);
+        server.kill();
+        // The socket that it left behind is replaced.
+        server = start();
+    }
+    let answer = run.end().expect_success();
+    let answer: serde_json::Value = serde_json::from_slice(&answer).expect("JSON");
+    for number in 0..30 {
+        assert_eq!(digest(&answer, number), digest(&wanted, number), "epoch {number}");
+    }
+    server.stop();
+}

@@ -1,0 +1,181 @@
+//! What the training data says about a model's settings where the flags leave it open: the number of classes,
+//! and the means that stand for nulls.
+//!
+//! The first rank reads the columns in question once, in file order, so that the answer does not depend on
+//! the number of ranks. The cache keeps what it read.
+
+use std::collections::HashMap;
+
+use anyhow::{Context, Result, ensure};
+use arrow::array::{AsArray, RecordBatch};
+use arrow::compute::cast;
+use arrow::datatypes::{DataType, Int64Type};
+use forebay_client::loader::{Ending, Shuffle};
+use forebay_client::{Dataset, DatasetSpec, Event, Loader, LoaderSettings};
+
+use crate::input::numbers::floats;
+use crate::input::schema::{top_level, values_of};
+use crate::model::{self, DataFacts};
+use crate::rank::session::Session;
+
+/// Rows that are looked at together.
+const ROWS: u64 = 16 << 10;
+/// More classes than this are hardly meant.
+const CLASSES_MAX: i64 = 1 << 20;
+
+/// Questions to the data, and the answer so far.
+#[derive(Debug, Default)]
+struct Survey {
+    /// The column of labels, if the number of classes is asked for.
+    label: Option<String>,
+    /// The largest label.
+    last: Option<i64>,
+    means: Vec<Mean>,
+}
+
+#[derive(Debug)]
+struct Mean {
+    column: String,
+    sum: f64,
+    count: u64,
+}
+
+/// What the data says of what the flags leave open. Collective.
+pub(super) fn facts(session: &Session, spec: &DatasetSpec, dataset: &Dataset) -> Result<DataFacts> {
+    let (args, uri) = (&session.settings.model, dataset.manifest.uri());
+    let given = DataFacts { classes: args.classes.unwrap_or(CLASSES_MAX), ..DataFacts::default() };
+    let (_, columns) = model::unfilled(args, &given, &dataset.schema, uri)?;
+    let mean = |column: &str| Mean { column: column.to_owned(), sum: 0.0, count: 0 };
+    let mut survey = Survey {
+        label: args.infers_classes().then(|| args.label_column.clone()),
+        last: None,
+        means: columns.means_wanted(&args.fill).into_iter().map(mean).collect(),
+    };
+    if survey.label.is_none() && survey.means.is_empty() {
+        return Ok(given);
+    }
+    let mut told = vec![0; 1 + survey.means.len()];
+    if session.env.is_first() {
+        let reading = survey.read(session, spec, dataset);
+        told = reading.and_then(|()| survey.answer()).context(uri.to_owned())?;
+    }
+    let told = &session.group.all_gather_i64(&told)?[0];
+    let means = survey.means.iter().zip(&told[1..]);
+    let means: HashMap<_, _> =
+        means.map(|(mean, bits)| (mean.column.clone(), f64::from_bits(*bits as u64))).collect();
+    for (column, mean) in &means {
+        session.say(&format!("nulls of `{column}` are filled with its mean, {mean}"));
+    }
+    match &survey.label {
+        Some(label) => {
+            session.say(&format!("`{label}` has {} classes", told[0]));
+            Ok(DataFacts { classes: told[0], means })
+        }
+        None => Ok(DataFacts { means, ..given }),
+    }
+}
+
+impl Survey {
+    fn read(&mut self, session: &Session, spec: &DatasetSpec, dataset: &Dataset) -> Result<()> {
+        let asked = self.label.iter().chain(self.means.iter().map(|mean| &mean.column));
+        let columns = asked.map(|path| top_level(&dataset.schema, path).to_owned()).collect();
+        let spec = DatasetSpec { columns: Some(columns), ..spec.clone() };
+        let settings = LoaderSettings {
+            shuffle: Shuffle::None,
+            ending: Ending::Exact,
+            global_batch: ROWS,
+            epochs: Some(1),
+            ..LoaderSettings::default()
+        };
+        session.runtime.block_on(async {
+            let dataset = Dataset::open(&session.access, &spec).await?;
+            let mut loader = Loader::start(&dataset, settings)?;
+            while let Some(event) = loader.next().await? {
+                if let Event::Batch(batch) = event {
+                    self.add(&batch.columns)?;
+                }
+            }
+            Ok(())
+        })
+    }
+
+    fn add(&mut self, batch: &RecordBatch) -> Result<()> {
+        if let Some(column) = &self.label {
+            let labels = cast(&values_of(batch, column)?, &DataType::Int64)?;
+            let last = labels.as_primitive::<Int64Type>().iter().flatten().max();
+            self.last = self.last.max(last);
+        }
+        for mean in &mut self.means {
+            let (values, nulls) = floats(&mean.column, &values_of(batch, &mean.column)?)?;
+            for (index, value) in values.values().iter().enumerate() {
+                if !value.is_nan() && nulls.as_ref().is_none_or(|nulls| nulls.is_valid(index)) {
+                    mean.sum += f64::from(*value);
+                    mean.count += 1;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The number of classes, 0 if it was not asked for, and the bits of the means.
+    fn answer(&self) -> Result<Vec<i64>> {
+        let mut told = vec![0];
+        if let Some(column) = &self.label {
+            let last = self.last.with_context(|| format!("column `{column}` has no label but nulls"))?;
+            let classes = last.saturating_add(1);
+            ensure!(
+                classes <= CLASSES_MAX,
+                "column `{column}` holds the label {last}: if that is no class, choose another --label-column or \
+                 --task regression; if it is, say --classes"
+            );
+            ensure!(
+                classes > 1,
+                "column `{column}` holds no label above {last}: there is nothing to tell apart; if there are more \
+                 classes, say --classes"
+            );
+            told[0] = classes;
+        }
+        for Mean { column, sum, count } in &self.means {
+            let mean = sum / *count as f64;
+            ensure!(
+                mean.is_finite(),
+                "column `{column}` has no mean, as {}: say a number, as in --fill {column}=0",
+                if *count == 0 { "all of it is null" } else { "it holds infinite numbers" }
+            );
+            told.push(mean.to_bits() as i64);
+        }
+        Ok(told)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+
+    use arrow::array::{ArrayRef, Float64Array, UInt8Array};
+
+    fn survey(labels: Vec<Option<u8>>, values: Vec<Option<f64>>) -> Result<Vec<i64>> {
+        let mean = Mean { column: "x".to_owned(), sum: 0.0, count: 0 };
+        let mut survey = Survey { label: Some("y".to_owned()), last: None, means: vec![mean] };
+        let x: ArrayRef = Arc::new(Float64Array::from(values));
+        let y: ArrayRef = Arc::new(UInt8Array::from(labels));
+        let batch = RecordBatch::try_from_iter([("x", x), ("y", y)]).unwrap();
+        // In parts, as it comes.
+        survey.add(&batch.slice(0, 1))?;
+        survey.add(&batch.slice(1, batch.num_rows() - 1))?;
+        survey.answer()
+    }
+
+    #[test]
+    fn classes_are_counted_and_means_leave_out_gaps() {
+        let told = survey(vec![Some(1), None, Some(4)], vec![Some(1.0), Some(f64::NAN), Some(2.0)]).unwrap();
+        assert_eq!((told[0], f64::from_bits(told[1] as u64)), (5, 1.5));
+        let error = |labels, values| survey(labels, values).unwrap_err().to_string();
+        let one = Some(1.0);
+        assert!(error(vec![Some(0); 2], vec![one; 2]).contains("no label above 0"));
+        assert!(error(vec![None; 2], vec![one; 2]).contains("`y` has no label but nulls"));
+        assert!(error(vec![Some(1); 2], vec![None; 2]).contains("all of it is null: say a number"));
+        assert!(error(vec![Some(1); 2], vec![one, Some(f64::INFINITY)]).contains("infinite numbers"));
+    }
+}
