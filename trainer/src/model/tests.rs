@@ -185,10 +185,13 @@ fn resnets_compute_what_tchs_do() {
         let settings = resnet(depth, 64);
         let ours = settings.build(3, CPU).unwrap();
         let vs = VarStore::new(CPU);
-        let theirs: Box<dyn ModuleT> = match depth {
-            Depth::Resnet18 => Box::new(tch::vision::resnet::resnet18(&vs.root(), 4)),
-            Depth::Resnet50 => Box::new(tch::vision::resnet::resnet50(&vs.root(), 4)),
-        };
+        // It draws its parameters too: by itself it would change those of a model built beside it.
+        let theirs = seeded(3, || -> Box<dyn ModuleT> {
+            match depth {
+                Depth::Resnet18 => Box::new(tch::vision::resnet::resnet18(&vs.root(), 4)),
+                Depth::Resnet50 => Box::new(tch::vision::resnet::resnet50(&vs.root(), 4)),
+            }
+        });
         let into = vs.variables();
         let own: Vec<_> = parameters(ours.vars()).into_iter().chain(buffers(ours.vars())).collect();
         assert_eq!(own.len(), into.len());
