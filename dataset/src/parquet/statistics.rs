@@ -30,7 +30,7 @@ pub(crate) fn facts(
             let bound = constant(Some(value), field.data_type(), 1).ok();
             Facts { nulls: Nulls::None, bounds: bound.map(|bound| (bound.clone(), bound)) }
         }
-        // What is counted as null is not the list or the struct: an empty list is, and a null within.
+        // The nulls counted are not the list's or the struct's alone: empty lists and nulls within count too.
         ColumnOrigin::Own(column) | ColumnOrigin::Adapted(column)
             if footer.schema.field(*column).data_type().is_nested() =>
         {
