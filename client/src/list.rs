@@ -73,7 +73,8 @@ fn common(uris: &[String]) -> Result<&str> {
     let Some(first) = uris.first() else { return Err(Error::invalid("the list names no objects")) };
     let directory = |uri: &str| uri.rfind('/').unwrap_or(0);
     let root = first.find("://").map_or(0, |at| at + 3);
-    let is_below = |uri: &str, end: usize| uri.strip_prefix(&first[..end]).is_some_and(|key| key.starts_with('/'));
+    let is_below =
+        |uri: &str, end: usize| uri.strip_prefix(&first[..end]).is_some_and(|key| key.starts_with('/'));
     let mut end = directory(first);
     while let Some(other) = uris.iter().find(|uri| !is_below(uri, end)) {
         end = directory(&first[..end]);

@@ -57,7 +57,8 @@ impl Number {
         }
         let exponent = exponent.parse::<i32>().ok();
         let exponent = exponent.map(|e| i64::from(e) - fraction.len() as i64 + dropped);
-        let exponent = exponent.and_then(|e| i32::try_from(e).ok()).filter(|e| e.unsigned_abs() <= EXPONENT_MAX);
+        let exponent =
+            exponent.and_then(|e| i32::try_from(e).ok()).filter(|e| e.unsigned_abs() <= EXPONENT_MAX);
         let exponent = exponent.ok_or_else(|| format!("the number {text} is too large or too small"))?;
         let mantissa: i128 = significant.parse().map_err(|_| format!("`{text}` is no number"))?;
         Ok(Self { mantissa: if negative { -mantissa } else { mantissa }, exponent })

@@ -58,7 +58,12 @@ pub(super) fn run(parts: &Parts<'_>, training: &Training) -> anyhow::Result<Acce
 }
 
 /// The first `count` epochs in front of the accelerator.
-fn epochs(parts: &Parts<'_>, step_ms: f64, count: usize, access: &[&str]) -> anyhow::Result<Vec<TrainedEpoch>> {
+fn epochs(
+    parts: &Parts<'_>,
+    step_ms: f64,
+    count: usize,
+    access: &[&str],
+) -> anyhow::Result<Vec<TrainedEpoch>> {
     let report = parts.folder.join("accelerated.json");
     Run::find("forebay-train")?
         .args(["--train", &parts.train_uri(), "--emulate-step-ms", &step_ms.to_string()])
