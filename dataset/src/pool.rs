@@ -7,6 +7,7 @@
 
 use arrow::buffer::{Buffer, MutableBuffer};
 use parking_lot::Mutex;
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 /// Buffers smaller than this are not worth keeping.
@@ -18,8 +19,9 @@ pub struct Pool(Arc<Mutex<Shelf>>);
 
 #[derive(Debug)]
 struct Shelf {
-    /// Every buffer given away or idle.
-    buffers: Vec<Buffer>,
+    /// Every buffer given away or idle, the one given away first in front: batches are dropped in the order in
+    /// which they were made, so that the first is mostly the one that is free.
+    buffers: VecDeque<Buffer>,
     bytes: usize,
     limit: usize,
 }
@@ -27,7 +29,7 @@ struct Shelf {
 impl Pool {
     /// A pool that keeps at most `limit` bytes alive on its own account.
     pub fn new(limit: usize) -> Self {
-        Self(Arc::new(Mutex::new(Shelf { buffers: Vec::new(), bytes: 0, limit })))
+        Self(Arc::new(Mutex::new(Shelf { buffers: VecDeque::new(), bytes: 0, limit })))
     }
 
     /// A buffer of at least `bytes` bytes with arbitrary contents, aligned for every Arrow type.
@@ -38,11 +40,9 @@ impl Pool {
         let bytes = bytes.next_multiple_of(POOLED_BYTES);
         let mut shelf = self.0.lock();
         let fits = |b: &Buffer| (bytes..=bytes.saturating_mul(2)).contains(&b.len()) && b.strong_count() == 1;
-        if let Some(i) = shelf.buffers.iter().position(fits) {
-            let buffer = shelf.remove(i);
-            if let Ok(buffer) = buffer.into_mutable() {
-                return buffer;
-            }
+        let free = shelf.buffers.iter().position(fits).and_then(|i| shelf.remove(i));
+        if let Some(Ok(buffer)) = free.map(Buffer::into_mutable) {
+            return buffer;
         }
         drop(shelf);
         MutableBuffer::from_len_zeroed(bytes)
@@ -68,10 +68,10 @@ impl Pool {
 }
 
 impl Shelf {
-    fn remove(&mut self, index: usize) -> Buffer {
-        let buffer = self.buffers.swap_remove(index);
+    fn remove(&mut self, index: usize) -> Option<Buffer> {
+        let buffer = self.buffers.remove(index)?;
         self.bytes -= buffer.len();
-        buffer
+        Some(buffer)
     }
 
     fn keep(&mut self, buffer: Buffer) {
@@ -83,7 +83,7 @@ impl Shelf {
             }
         }
         self.bytes += buffer.len();
-        self.buffers.push(buffer);
+        self.buffers.push_back(buffer);
     }
 }
 
