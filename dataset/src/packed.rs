@@ -15,6 +15,7 @@ mod form;
 mod layout;
 mod place;
 mod split;
+mod transpose;
 
 pub(crate) use copy::RowSource;
 pub use form::{Form, PackedSchema};

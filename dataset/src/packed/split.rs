@@ -1,6 +1,7 @@
 //! From packed rows to columns and back, a few rows at a time, so that these stay in the processor's cache.
 
 use super::layout::{PackedColumn, RowLayout};
+use super::transpose;
 use arrow::array::{ArrayData, ArrayRef, make_array};
 use arrow::buffer::{BooleanBuffer, Buffer, MutableBuffer, NullBuffer};
 use arrow::datatypes::Schema;
@@ -15,7 +16,7 @@ const ALIGNMENT: usize = 64;
 impl RowLayout {
     /// Bytes that the columns of `rows` rows take, split.
     pub fn split_bytes(&self, rows: usize) -> usize {
-        self.columns.iter().map(|c| (c.width * rows).next_multiple_of(ALIGNMENT)).sum()
+        self.columns.iter().map(|column| column.split_bytes(rows)).sum()
     }
 
     /// Writes the values of packed rows to `values`, column after column.
@@ -28,27 +29,26 @@ impl RowLayout {
         let mut columns = Vec::with_capacity(self.columns.len());
         let mut rest = values;
         for column in &self.columns {
-            let (values, after) = rest.split_at_mut((column.width * count).next_multiple_of(ALIGNMENT));
+            let (values, after) = rest.split_at_mut(column.split_bytes(count));
             columns.push(&mut values[..column.width * count]);
             rest = after;
         }
         for (tile, rows) in rows.chunks(TILE_ROWS * self.width).enumerate() {
-            for (column, values) in self.columns.iter().zip(&mut columns) {
-                let values = &mut values[tile * TILE_ROWS * column.width..];
-                match column.width {
-                    1 => column.split::<1>(rows, self.width, values),
-                    2 => column.split::<2>(rows, self.width, values),
-                    4 => column.split::<4>(rows, self.width, values),
-                    8 => column.split::<8>(rows, self.width, values),
-                    16 => column.split::<16>(rows, self.width, values),
-                    width => {
-                        let values = values.chunks_exact_mut(width);
-                        for (value, row) in values.zip(rows.chunks_exact(self.width)) {
-                            value.copy_from_slice(&row[column.offset..column.offset + width]);
-                        }
-                    }
-                }
+            self.split_tile(rows, tile * TILE_ROWS, &mut columns);
+        }
+    }
+
+    /// Splits rows that are the columns' from row `first` on.
+    fn split_tile(&self, rows: &[u8], first: usize, values: &mut [&mut [u8]]) {
+        let mut c = 0;
+        while c < self.columns.len() {
+            let block = &self.columns[c..];
+            let (columns, done) = transpose::split(block, rows, self.width, first, &mut values[c..]);
+            for (column, values) in block[..columns].iter().zip(&mut values[c..]) {
+                let values = &mut values[(first + done) * column.width..];
+                column.split(&rows[done * self.width..], self.width, values);
             }
+            c += columns;
         }
     }
 
@@ -69,7 +69,7 @@ impl RowLayout {
             arrays.push(make_array(data.map_err(|e| {
                 Error::corrupt(format!("a packed column of {data_type} cannot be put together: {e}"))
             })?));
-            at += bytes.next_multiple_of(ALIGNMENT);
+            at += column.split_bytes(count);
         }
         Ok(arrays)
     }
@@ -94,7 +94,29 @@ impl RowLayout {
 }
 
 impl PackedColumn {
-    fn split<const W: usize>(&self, rows: &[u8], row_width: usize, values: &mut [u8]) {
+    /// Bytes from the beginning of this column's values to the next's. Columns of a power of two of bytes
+    /// would share few places of the processor's cache: they lie some bytes further apart.
+    fn split_bytes(&self, rows: usize) -> usize {
+        (self.width * rows).next_multiple_of(ALIGNMENT) + ALIGNMENT
+    }
+
+    /// Writes the values of rows.
+    fn split(&self, rows: &[u8], row_width: usize, values: &mut [u8]) {
+        match self.width {
+            1 => self.split_values::<1>(rows, row_width, values),
+            2 => self.split_values::<2>(rows, row_width, values),
+            4 => self.split_values::<4>(rows, row_width, values),
+            8 => self.split_values::<8>(rows, row_width, values),
+            16 => self.split_values::<16>(rows, row_width, values),
+            width => {
+                for (value, row) in values.chunks_exact_mut(width).zip(rows.chunks_exact(row_width)) {
+                    value.copy_from_slice(&row[self.offset..self.offset + width]);
+                }
+            }
+        }
+    }
+
+    fn split_values<const W: usize>(&self, rows: &[u8], row_width: usize, values: &mut [u8]) {
         let values = values.as_chunks_mut::<W>().0.iter_mut();
         for (value, row) in values.zip(rows.chunks_exact(row_width)) {
             value.copy_from_slice(&row[self.offset..self.offset + W]);

@@ -104,6 +104,24 @@ proptest! {
     }
 
     #[test]
+    fn neighbours_of_equal_width_are_split_together_as_alone(
+        rows in 0usize..150, widths in prop::collection::vec(prop::sample::select(vec![1, 4, 8]), 2..14),
+    ) {
+        let column = |(c, width): (usize, &i32)| {
+            let value = |row: usize| (row * 1_000 + c * 37) as i64;
+            let array: ArrayRef = match width {
+                1 => Arc::new((0..rows).map(|row| value(row) as i8).collect::<Int8Array>()),
+                4 => Arc::new((0..rows).map(|row| value(row) as f32).collect::<Float32Array>()),
+                _ => Arc::new((0..rows).map(value).collect::<Int64Array>()),
+            };
+            (c.to_string(), array)
+        };
+        let whole = RecordBatch::try_from_iter(widths.iter().enumerate().map(column)).unwrap();
+        let packed = SegmentBatch::pack(whole.clone()).unwrap();
+        prop_assert_eq!(packed.to_record_batch(0..rows).unwrap(), whole);
+    }
+
+    #[test]
     fn columns_of_several_packed_files_make_one_batch(
         rows in 1usize..60, nulls in any::<bool>(), owner in prop::collection::vec(0usize..3, 9),
         wanted in prop::collection::btree_set(0usize..9, 1..9),
