@@ -3,7 +3,11 @@
 
 use std::fmt;
 use std::hash::Hasher;
-use twox_hash::{XxHash3_64, XxHash3_128};
+use twox_hash::xxhash3_64::{self, DEFAULT_SECRET_LENGTH};
+use twox_hash::{XxHash3_64, XxHash3_128, xxhash3_128};
+
+/// The secret of hashes without a seed, as it lies in the program: nothing is allocated.
+type Secret = &'static [u8; DEFAULT_SECRET_LENGTH];
 
 /// xxh3-64 of `bytes`.
 pub fn xxh3_64(bytes: &[u8]) -> u64 {
@@ -21,12 +25,24 @@ pub fn xxh3_128(bytes: &[u8]) -> u128 {
 }
 
 /// xxh3-64 of bytes that come piece by piece.
-#[derive(Clone, Default)]
-pub struct Hash64(XxHash3_64);
+#[derive(Clone)]
+pub struct Hash64(xxhash3_64::RawHasher<Secret>);
 
 /// xxh3-128 of bytes that come piece by piece.
-#[derive(Clone, Default)]
-pub struct Hash128(XxHash3_128);
+#[derive(Clone)]
+pub struct Hash128(xxhash3_128::RawHasher<Secret>);
+
+impl Default for Hash64 {
+    fn default() -> Self {
+        Self(xxhash3_64::RawHasher::new(xxhash3_64::SecretBuffer::default()))
+    }
+}
+
+impl Default for Hash128 {
+    fn default() -> Self {
+        Self(xxhash3_128::RawHasher::new(xxhash3_128::SecretBuffer::default()))
+    }
+}
 
 impl Hash64 {
     /// Adds the next bytes.

@@ -68,18 +68,16 @@ impl Manifest {
         };
         let (uri, parts) = (uri.into(), Vec::new());
         let segments = layout::segments(&uri, columns)?;
-        Self::build(uri, segment_bytes, schema, objects, segments, parts)
+        Self::build(uri, segment_bytes, schema, objects, segments, parts, (None, None))
     }
 
     /// The manifest of objects whose schemas are not all the manifest's; `Invalid` if the shape does not fit
     /// the objects.
     pub fn shaped(mut self, shape: Option<Shape>) -> Result<Self> {
-        if shape.as_ref().is_some_and(|shape| shape.forms.len() != self.objects.len()) {
-            return Err(Error::invalid(format!("{}: malformed manifest: ragged forms", self.uri)));
-        }
         if shape == self.shape {
             return Ok(self);
         }
+        check_forms(shape.as_ref(), &self.objects).map_err(|why| malformed(&self.uri, why))?;
         self.shape = shape;
         Ok(self.identified())
     }
@@ -108,21 +106,11 @@ impl Manifest {
         let uri = uri.into();
         let segments = layout::segments(&uri, columns)?;
         let rows = kept.into_iter().flat_map(|s| s.rows).collect();
-        Self::build(uri, segment_bytes, schema, objects, segments, Vec::new())?
-            .filtered(Some(v1::Filter { predicate, rows }))
+        let filter = v1::Filter { predicate, rows };
+        Self::build(uri, segment_bytes, schema, objects, segments, Vec::new(), (None, Some(filter)))
     }
 
-    /// The manifest of a dataset that has not all rows of its objects; `Invalid` if the filter does not fit
-    /// the segments.
-    pub(crate) fn filtered(mut self, filter: Option<v1::Filter>) -> Result<Self> {
-        let Some(wire) = filter else { return Ok(self) };
-        let filter = Filter::new(wire, &self.segments);
-        let malformed = |why| Error::invalid(format!("{}: malformed manifest: {why}", self.uri));
-        self.filter = Some(filter.map_err(malformed)?);
-        Ok(self.identified())
-    }
-
-    /// With the digest and the id of what it has now.
+    /// With the digest and the id of what it has now: a pass over all of it.
     fn identified(mut self) -> Self {
         let Self { schema, objects, segments, parts, shape, filter, .. } = &self;
         let more = (shape.as_ref(), filter.as_ref());
@@ -131,7 +119,7 @@ impl Manifest {
         self
     }
 
-    /// Numbers the rows, checks everything, computes the digest. No parts: all segments are one.
+    /// Numbers the rows, checks everything, computes the digest, once. No parts: all segments are one.
     pub(crate) fn build(
         uri: String,
         segment_bytes: u64,
@@ -139,8 +127,9 @@ impl Manifest {
         objects: Vec<Object>,
         mut segments: Vec<Segment>,
         mut parts: Vec<Part>,
+        (shape, filter): (Option<Shape>, Option<v1::Filter>),
     ) -> Result<Self> {
-        let malformed = |why| Error::invalid(format!("{uri}: malformed manifest: {why}"));
+        let malformed = |why| malformed(&uri, why);
         let rows = number_rows(&mut segments, objects.len()).map_err(malformed)?;
         if parts.is_empty() {
             parts.push(Part { uri: uri.clone(), segments: 0..segments.len() as u32, rows, slots: 1 });
@@ -149,8 +138,9 @@ impl Manifest {
         if let Some(empty) = parts.iter().find(|p| p.rows == 0).filter(|_| parts.len() > 1) {
             return Err(Error::invalid(format!("{} has no rows to mix", empty.uri)));
         }
+        check_forms(shape.as_ref(), &objects).map_err(malformed)?;
+        let filter = filter.map(|wire| Filter::new(wire, &segments)).transpose().map_err(malformed)?;
         let (digest, id) = (Digest::default(), DatasetId::new(Digest::default(), &uri));
-        let (shape, filter) = (None, None);
         let manifest =
             Self { uri, segment_bytes, schema, objects, segments, parts, shape, filter, rows, digest, id };
         Ok(manifest.identified())
@@ -241,6 +231,18 @@ impl Manifest {
         self.segments.get(segment as usize).copied().ok_or_else(|| {
             Error::invalid(format!("{}: no segment {segment}, there are {}", self.uri, self.segments.len()))
         })
+    }
+}
+
+fn malformed(uri: &str, why: String) -> Error {
+    Error::invalid(format!("{uri}: malformed manifest: {why}"))
+}
+
+/// Why the shape cannot be that of the objects.
+fn check_forms(shape: Option<&Shape>, objects: &[Object]) -> Result<(), String> {
+    match shape.is_some_and(|shape| shape.forms.len() != objects.len()) {
+        true => Err("ragged forms".into()),
+        false => Ok(()),
     }
 }
 

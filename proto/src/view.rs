@@ -111,10 +111,8 @@ impl Manifest {
             filter.with_rows(kept.flat_map(|(i, _)| filter.rows_of(i)).copied().collect())
         });
         let (schema, objects) = (self.schema().to_vec(), self.objects().to_vec());
-        let uri = self.uri().to_owned();
-        Manifest::build(uri, self.segment_bytes(), schema, objects, segments, Vec::new())?
-            .shaped(self.shape().cloned())?
-            .filtered(filter)
+        let (uri, more) = (self.uri().to_owned(), (self.shape().cloned(), filter));
+        Manifest::build(uri, self.segment_bytes(), schema, objects, segments, Vec::new(), more)
     }
 
     /// Several datasets in proportion to their shares. They must have one schema: `Invalid` names the one
@@ -141,10 +139,8 @@ impl Manifest {
         }
         let named: Vec<String> = own.iter().map(|p| format!("{}={}", p.uri, p.slots)).collect();
         let uri = format!("mix({})", named.join(","));
-        let schema = first.schema().to_vec();
-        Manifest::build(uri, first.segment_bytes(), schema, objects, segments, own)?
-            .shaped(mixed_shape(parts)?)?
-            .filtered(mixed_filter(parts)?)
+        let (schema, more) = (first.schema().to_vec(), (mixed_shape(parts)?, mixed_filter(parts)?));
+        Manifest::build(uri, first.segment_bytes(), schema, objects, segments, own, more)
     }
 }
 

@@ -66,8 +66,8 @@ impl TryFrom<v1::Manifest> for Manifest {
             at = at.saturating_add(p.segments);
             parts.push(Part { uri: p.uri, segments: start..at, rows: 0, slots: p.slots });
         }
-        let m = Manifest::build(w.uri, w.segment_bytes, w.schema.to_vec(), w.objects, segments, parts)?;
-        let m = m.shaped(w.shape)?.filtered(w.filter)?;
+        let (schema, more) = (w.schema.to_vec(), (w.shape, w.filter));
+        let m = Manifest::build(w.uri, w.segment_bytes, schema, w.objects, segments, parts, more)?;
         if format != format_of(m.shape.as_ref(), m.filter.as_ref()) {
             return Err(unknown(format, &m.uri));
         }
