@@ -89,11 +89,12 @@ fn common(uris: &[String]) -> Result<&str> {
     let mut before = bucket;
     for at in parts.filter(|at| *at > bucket) {
         if first[before..at].contains('=') {
-            return Ok(&first[..before]);
+            break;
         }
         before = at;
     }
-    Ok(&first[..end])
+    // The root of the file system is `file:///`.
+    Ok(&first[..before.max(root + 1)])
 }
 
 #[cfg(test)]
@@ -114,9 +115,19 @@ mod tests {
         assert_eq!(listed(list).unwrap(), of("s3://b/t", &["year=1/m=2/a", "year=1/m=2/b"]));
         assert_eq!(listed("s3://b/one").unwrap(), of("s3://b", &["one"]));
         assert_eq!(listed("s3://b/ab/x\ns3://b/a/x").unwrap(), of("s3://b", &["ab/x", "a/x"]));
-        for (bad, says) in
-            [("", "no objects"), ("# x", "no objects"), ("s3://a/x\ns3://b/x", "--mix"), ("x", "not a URI")]
-        {
+        assert_eq!(listed("s3://b/a/x\ns3://b/a").unwrap(), of("s3://b", &["a/x", "a"]));
+        assert_eq!(listed("s3://b/a\ns3://b/a/x").unwrap(), of("s3://b", &["a", "a/x"]));
+        assert_eq!(listed("file:///no-x").unwrap(), of("file:///", &["no-x"]));
+        assert_eq!(listed("file:///no=1/x").unwrap(), of("file:///", &["no=1/x"]));
+        assert_eq!(listed("file:///no-a/b/x\nfile:///no-a/y").unwrap(), of("file:///no-a", &["b/x", "y"]));
+        for (bad, says) in [
+            ("", "no objects"),
+            ("# x", "no objects"),
+            ("s3://a/x\ns3://b/x", "--mix"),
+            ("x", "not a URI"),
+            ("file:///no-a/x\nfile:///no-b/x", "no bucket or top directory in common"),
+            ("s3://a/x\ngs://a/x", "--mix"),
+        ] {
             let e = listed(bad).unwrap_err();
             assert!(e.message.contains(says), "{e}");
         }

@@ -1,6 +1,6 @@
 //! A dataset before it is frozen: which objects, and how they become one table.
 
-use forebay_proto::manifest::Object;
+use forebay_proto::manifest::{Object, object_uri};
 use forebay_proto::v1;
 
 /// One dataset, before it is frozen. Equal ones freeze to equal manifests while their objects stay the same.
@@ -46,10 +46,6 @@ impl Selection {
 
     /// The full URI of an object that is named by its key below the dataset's URI or by its own.
     pub fn object_uri(&self, key: &str) -> String {
-        match key {
-            "" => self.uri.clone(),
-            key if key.contains("://") => key.to_owned(),
-            key => format!("{}/{key}", self.uri.trim_end_matches('/')),
-        }
+        object_uri(&self.uri, key)
     }
 }

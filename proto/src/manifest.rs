@@ -209,11 +209,7 @@ impl Manifest {
 
     /// The full URI of an object.
     pub fn object_uri(&self, object: &Object) -> String {
-        match object.key.as_str() {
-            "" => self.uri.clone(),
-            key if key.contains("://") => key.to_owned(),
-            key => format!("{}/{key}", self.uri.trim_end_matches('/')),
-        }
+        object_uri(&self.uri, &object.key)
     }
 
     /// The id of a segment, the same whichever dataset or segment size led to it, as long as its columns have
@@ -231,6 +227,25 @@ impl Manifest {
         self.segments.get(segment as usize).copied().ok_or_else(|| {
             Error::invalid(format!("{}: no segment {segment}, there are {}", self.uri, self.segments.len()))
         })
+    }
+}
+
+/// The full URI of an object that is named by its key below the dataset at `uri`, or by its own URI. Without
+/// a key it is the dataset itself.
+pub fn object_uri(uri: &str, key: &str) -> String {
+    match key {
+        "" => uri.to_owned(),
+        key if key.contains("://") => key.to_owned(),
+        key => uri_below(uri, key),
+    }
+}
+
+/// The URI of what lies at `key` below `uri`.
+pub fn uri_below(uri: &str, key: &str) -> String {
+    match uri.trim_end_matches('/') {
+        // The root of the file system.
+        "file:" => format!("file:///{key}"),
+        uri => format!("{uri}/{key}"),
     }
 }
 

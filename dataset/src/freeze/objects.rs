@@ -10,6 +10,7 @@ use super::pattern::{Fit, Pattern};
 use crate::selection::Selection;
 use crate::source::{Place, Source, SourceObject, blocking};
 use crate::urgency::Urgency;
+use forebay_proto::manifest::uri_below;
 use forebay_proto::{Error, Kind, Result};
 use futures::future::BoxFuture;
 use futures::{FutureExt, StreamExt, TryStreamExt, stream};
@@ -141,7 +142,7 @@ async fn under(source: &Source, root: &Place, pattern: Option<&Pattern>) -> Resu
             listing.other.add(key);
             continue;
         }
-        let uri = format!("{}/{key}", root.uri.trim_end_matches('/'));
+        let uri = uri_below(&root.uri, key);
         let object = source.place(&uri)?.object(&meta)?;
         let key = if pattern.is_some() { uri } else { key.to_owned() };
         if is_counted { &mut listing.counted } else { &mut listing.unsaid }.push((key, object));

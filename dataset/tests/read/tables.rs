@@ -3,7 +3,7 @@
 use crate::given::{Dir, write};
 use arrow::array::*;
 use arrow::compute::concat_batches;
-use arrow::datatypes::{DataType, Int64Type};
+use arrow::datatypes::{DataType, Int32Type, Int64Type};
 use forebay_dataset::{Frozen, SegmentReader, Selection, SourceSettings, Urgency, View};
 use forebay_proto::manifest::Object;
 use forebay_proto::{Kind, Manifest, v1};
@@ -171,6 +171,22 @@ async fn names_that_count_and_notes_of_those_left_out() {
     {
         assert!(message.contains(part), "{message}");
     }
+}
+
+#[tokio::test]
+async fn objects_may_lie_below_the_root_of_the_file_system() {
+    let dir = Dir::new();
+    put(&dir, "year=2024/a.parquet", &[("id", longs(&[7, 8]))]);
+    let path = dir.path("year=2024/a.parquet").canonicalize().unwrap();
+    let key = path.to_str().unwrap().trim_start_matches('/').to_owned();
+    let objects = vec![Object { key, ..Object::default() }];
+    let root = Selection { objects, ..Selection::new("file:///", 0) };
+    let frozen = source().freeze_again(&root, None).await.unwrap();
+    let manifest = &frozen.manifest;
+    assert_eq!(manifest.object_uri(&manifest.objects()[0]), format!("file://{}", path.display()));
+    let read = rows(&frozen).await;
+    assert_eq!(read.column(0).as_primitive::<Int64Type>().values(), &[7, 8]);
+    assert_eq!(read.column(1).as_primitive::<Int32Type>().values(), &[2024, 2024]);
 }
 
 #[tokio::test]

@@ -44,6 +44,20 @@ fn digest_is_pinned() {
 }
 
 #[test]
+fn objects_lie_below_their_dataset_or_have_uris_of_their_own() {
+    for (uri, key, wanted) in [
+        ("s3://b/t", "x/a", "s3://b/t/x/a"),
+        ("s3://b", "a", "s3://b/a"),
+        ("s3://b/t/a", "", "s3://b/t/a"),
+        ("s3://b/*/a", "s3://b/x/a", "s3://b/x/a"),
+        ("file:///t", "a", "file:///t/a"),
+        ("file:///", "t/a", "file:///t/a"),
+    ] {
+        assert_eq!(object_uri(uri, key), wanted, "{uri} {key}");
+    }
+}
+
+#[test]
 fn ids_tell_versions_apart() {
     let m = sample();
     let mut w = v1::Manifest::from(&m);
