@@ -3,6 +3,7 @@
 //! The same objects always give the same manifest, wherever it is made. Column data is not read, but for a
 //! filter's ([`filtered`]).
 
+mod directories;
 mod filtered;
 mod objects;
 mod pattern;

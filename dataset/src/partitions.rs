@@ -3,6 +3,7 @@
 //! A partition has one value for all rows of an object. Names and values are URL-decoded. The type is what
 //! pyarrow infers: `Int32` if all values are such numbers, else `Utf8`.
 
+use crate::filter::{Facts, Nulls};
 use arrow::array::{ArrayRef, Int32Array, StringArray, new_null_array};
 use arrow::datatypes::DataType;
 use forebay_proto::{Error, Result};
@@ -59,6 +60,13 @@ pub(crate) fn constant(value: Option<&str>, data_type: &DataType, rows: usize) -
         }
         _ => return Err(unfit()),
     })
+}
+
+/// All that is known of a column of one value.
+pub(crate) fn facts(value: Option<&str>, data_type: &DataType) -> Facts {
+    let bound = value.and_then(|value| constant(Some(value), data_type, 1).ok());
+    let nulls = if value.is_some() { Nulls::None } else { Nulls::All };
+    Facts { nulls, bounds: bound.map(|bound| (bound.clone(), bound)) }
 }
 
 /// The `NAME=VALUE` directories of a key or URI.

@@ -3,16 +3,16 @@
 //! Directories (`country=ch/`) decide first: an object that they rule out is not opened, and has no say in
 //! the schema. Statistics of row groups decide next. Of row groups that remain the filter's columns are read.
 
+use super::directories::Directories;
 use super::objects::Listed;
-use super::pattern::base;
-use crate::filter::{Facts, Filter, Nulls};
+use crate::filter::{Facts, Filter};
 use crate::parquet::cost::group_bytes;
 use crate::parquet::counting::{FilteredTable, Tools};
 use crate::parquet::footer::Footer;
 use crate::partitions;
 use crate::selection::Selection;
 use crate::urgency::Urgency;
-use arrow::datatypes::{Field, Schema};
+use arrow::datatypes::Schema;
 use forebay_proto::Result;
 use forebay_proto::manifest::{FilteredSegment, SegmentSize};
 use futures::future::BoxFuture;
@@ -41,30 +41,17 @@ pub(super) fn opened(
     objects: &[Listed],
 ) -> Result<(Vec<bool>, Vec<String>)> {
     let mut opened = vec![true; objects.len()];
-    if selection.no_partitions {
-        return Ok((opened, Vec::new()));
-    }
-    let below = |key| str::strip_prefix(key, base(&selection.uri)).unwrap_or(key);
-    let names = partitions::names(objects.iter().map(|(key, _)| below(key)))?;
-    let names: Vec<String> = names.into_iter().filter(|name| filter.names().contains(&&**name)).collect();
+    let mut names = Directories::all(selection, objects)?;
+    names.retain(|name| filter.names().contains(&&**name));
     if names.is_empty() {
         return Ok((opened, names));
     }
-    let value = |key: &String, name: &String| partitions::value(&selection.object_uri(key), name);
-    let values = objects.iter().map(|(key, _)| names.iter().map(|name| value(key, name)).collect());
-    let values = values.collect::<Result<Vec<Vec<Option<String>>>>>()?;
-    let field = |(i, name): (usize, &String)| {
-        Field::new(name, partitions::infer(values.iter().filter_map(|of| of[i].as_deref())), true)
-    };
-    let schema = Schema::new(names.iter().enumerate().map(field).collect::<Vec<_>>());
+    let directories = Directories::read(selection, objects, names)?;
+    let schema = Schema::new(directories.fields().collect::<Vec<_>>());
     let predicate = filter.bind_partly(&schema);
-    for ((opened, (key, object)), values) in opened.iter_mut().zip(objects).zip(values) {
-        let constant = |column: &usize| {
-            let nulls = if values[*column].is_some() { Nulls::None } else { Nulls::All };
-            let bound =
-                partitions::constant(values[*column].as_deref(), schema.field(*column).data_type(), 1);
-            Facts { nulls, bounds: bound.ok().filter(|_| nulls == Nulls::None).map(|b| (b.clone(), b)) }
-        };
+    for ((opened, (key, object)), values) in opened.iter_mut().zip(objects).zip(&directories.values) {
+        let constant =
+            |column: &usize| partitions::facts(values[*column].as_deref(), schema.field(*column).data_type());
         let facts: Vec<Facts> = predicate.columns.iter().map(constant).collect();
         let is_named = *key == selection.schema_of || object.place.uri == selection.schema_of;
         *opened = predicate.outcomes(&facts).is_true || is_named;
@@ -74,7 +61,7 @@ pub(super) fn opened(
     {
         *first = true;
     }
-    Ok((opened, names))
+    Ok((opened, directories.names))
 }
 
 /// Counts what passes, and makes segments that aim at `segment_bytes` decoded bytes.

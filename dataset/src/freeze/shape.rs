@@ -1,12 +1,11 @@
 //! The schema of a dataset whose objects have several, and what each object's columns become in it.
 
+use super::directories::Directories;
 use super::objects::Listed;
-use super::pattern::base;
-use crate::partitions;
 use crate::schema::to_ipc;
 use crate::schema::union::{self, Conflict, Sighting};
 use crate::selection::Selection;
-use arrow::datatypes::{Field, Schema};
+use arrow::datatypes::Schema;
 use forebay_proto::hash::Hash64;
 use forebay_proto::manifest::Shape;
 use forebay_proto::{Error, Result};
@@ -44,12 +43,10 @@ pub(super) fn table(selection: &Selection, objects: &[Listed], schemas: &Schemas
     };
     let mut notes = Vec::new();
     let partitions = partition_names(selection, objects, all, &mut notes)?;
-    let values = partition_values(selection, objects, &partitions)?;
+    let directories = Directories::read(selection, objects, partitions)?;
     let mut fields = union.fields;
-    for (i, name) in partitions.iter().enumerate() {
-        let data_type = partitions::infer(values.iter().filter_map(|of| of[i].as_deref()));
-        fields.push(Arc::new(Field::new(name, data_type, true)));
-    }
+    fields.extend(directories.fields().map(Arc::new));
+    let Directories { names: partitions, values } = directories;
     let schema = Schema::new(fields);
     for (a, b) in union::differing_in_case(&schema) {
         notes.push(format!("{}: columns '{a}' and '{b}' differ in case only: both are kept", selection.uri));
@@ -81,11 +78,7 @@ fn partition_names(
     all: &[Sighting],
     notes: &mut Vec<String>,
 ) -> Result<Vec<String>> {
-    if selection.no_partitions {
-        return Ok(Vec::new());
-    }
-    let below = |key| str::strip_prefix(key, base(&selection.uri)).unwrap_or(key);
-    let mut names = partitions::names(objects.iter().map(|(key, _)| below(key)))?;
+    let mut names = Directories::all(selection, objects)?;
     let columns: HashSet<&str> =
         all.iter().flat_map(|s| s.schema.fields().iter().map(|f| f.name().as_str())).collect();
     names.retain(|name| {
@@ -99,19 +92,6 @@ fn partition_names(
         is_free
     });
     Ok(names)
-}
-
-/// For each object the values of `names`.
-fn partition_values(
-    selection: &Selection,
-    objects: &[Listed],
-    names: &[String],
-) -> Result<Vec<Vec<Option<String>>>> {
-    let of = |(key, _): &Listed| {
-        let uri = selection.object_uri(key);
-        names.iter().map(|name| partitions::value(&uri, name)).collect()
-    };
-    objects.iter().map(of).collect()
 }
 
 /// For each object a hash of what its columns become: those of another type, and its partitions.

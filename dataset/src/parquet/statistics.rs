@@ -7,7 +7,7 @@
 use crate::filter::{Facts, Nulls};
 use crate::parquet::column_origin::ColumnOrigin;
 use crate::parquet::footer::Footer;
-use crate::partitions::constant;
+use crate::partitions;
 use crate::schema::widen;
 use arrow::array::{Array, ArrayRef};
 use arrow::datatypes::{DataType, Field};
@@ -23,13 +23,9 @@ pub(crate) fn facts(
     origin: &ColumnOrigin,
     field: &Field,
 ) -> Facts {
-    let all_null = Facts { nulls: Nulls::All, bounds: None };
     match origin {
-        ColumnOrigin::Missing | ColumnOrigin::Partition(None) => all_null,
-        ColumnOrigin::Partition(Some(value)) => {
-            let bound = constant(Some(value), field.data_type(), 1).ok();
-            Facts { nulls: Nulls::None, bounds: bound.map(|bound| (bound.clone(), bound)) }
-        }
+        ColumnOrigin::Missing => partitions::facts(None, field.data_type()),
+        ColumnOrigin::Partition(value) => partitions::facts(value.as_deref(), field.data_type()),
         // The nulls counted are not the list's or the struct's alone: empty lists and nulls within count too.
         ColumnOrigin::Own(column) | ColumnOrigin::Adapted(column)
             if footer.schema.field(*column).data_type().is_nested() =>
