@@ -63,5 +63,12 @@ mod tests {
         assert_eq!(find_in(None, &folders).unwrap(), b.path().join(NAME), "the other is no program");
         let named = find_in(Some("/no/such".into()), &folders).unwrap_err().message;
         assert!(named.starts_with("FOREBAY_SERVER=/no/such"), "{named}");
+        // The node starts in another directory than this process runs in.
+        let here = std::env::current_dir().unwrap();
+        let up: PathBuf = here.ancestors().skip(1).map(|_| "..").collect();
+        let relative = up.join(b.path().strip_prefix("/").unwrap()).join(NAME);
+        assert!(relative.is_relative() && relative.is_file());
+        let found = find_in(Some(relative), &folders).unwrap();
+        assert!(found.is_absolute() && is_program(&found), "{}", found.display());
     }
 }

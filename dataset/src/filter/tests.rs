@@ -61,7 +61,9 @@ fn a_filter_has_one_normal_form() {
         ("i in (2, 1, 2)", "i = 1 or i = 2"),
         ("i not in (7)", "not (i = 7)"),
         ("i between 1 and 5 and b", "b = true and i <= 5 and i >= 1"),
-        ("not not (i = 1 and b)", "not (not (b = true and i = 1))"),
+        ("not not (i = 1 and b)", "b = true and i = 1"),
+        ("not not not i is null", "not (i is null)"),
+        ("not (i is not null) and not i not in (7, 8)", "(i = 7 or i = 8) and i is null"),
         ("i is not null", "not (i is null)"),
         ("t like 'ab%'", "t like 'ab%'"),
         ("d >= '2024-01-31'", "d >= date '2024-01-31'"),
@@ -116,6 +118,9 @@ fn faults_say_where_and_what_to_do() {
         ("i in ()", "a value is expected"),
         ("i > - t", "no number follows the `-`"),
         ("i > 1e999", "too large or too small"),
+        ("i > 1e-2147483648", "too large or too small"),
+        ("i > 1.5e-2147483648", "too large or too small"),
+        ("i > 1e99999999999", "too large or too small"),
         ("i > 123456789012345678901234567890123456789", "more than 38 digits"),
     ] {
         let found = fault(text);
@@ -127,6 +132,17 @@ fn faults_say_where_and_what_to_do() {
     assert!(fault(&format!("{}i = 1", "not ".repeat(60))).contains("nested too deep"));
     assert!(fault(&vec!["i=1"; 501].join(" or ")).contains("too many comparisons"));
     assert!(!normal(&vec!["i=1"; 500].join(" or ")).is_empty());
+}
+
+/// All that open a manifest parse the normal form.
+#[test]
+fn the_longest_filters_have_a_normal_form_that_parses() {
+    let values: Vec<String> = (1000..1499).map(|value| value.to_string()).collect();
+    let list = format!("i not in ({}) or b", values.join(","));
+    assert_eq!(normal(&list), normal(&normal(&list)));
+    assert_eq!(normal(&list).matches(" or ").count(), 499, "b, and the values within `not`");
+    // Each pair of words would be a level more than was written.
+    assert_eq!(normal(&format!("{}i = 1", "not ".repeat(50))), "i = 1");
 }
 
 /// What a filter is for each of some values, as text: t, f or n.

@@ -2,8 +2,9 @@
 
 use crate::given::{Dir, write};
 use arrow::array::*;
+use arrow::buffer::NullBuffer;
 use arrow::compute::concat_batches;
-use arrow::datatypes::{DataType, Float64Type, Int64Type};
+use arrow::datatypes::{DataType, Field, Float64Type, Int64Type};
 use forebay_dataset::{Frozen, SegmentReader, Selection, SourceSettings, Urgency};
 use forebay_proto::{Manifest, v1};
 use parquet::file::properties::{EnabledStatistics, WriterProperties};
@@ -252,6 +253,25 @@ async fn columns_may_be_missing_wider_or_not_read() {
 }
 
 #[tokio::test]
+async fn what_lists_and_structs_hold_does_not_make_them_null() {
+    let dir = Dir::new();
+    // Row groups of two: empty lists, lists of nulls, nulls; and structs of nulls, of numbers, nulls.
+    let lists: [Option<Vec<Option<i64>>>; 6] =
+        [Some(vec![]), Some(vec![]), Some(vec![None]), Some(vec![None]), None, None];
+    let lists = ListArray::from_iter_primitive::<Int64Type, _, _>(lists);
+    let inner: ArrayRef = Arc::new(Int64Array::from(vec![None, None, Some(1), Some(2), None, None]));
+    let fields = vec![Field::new("x", DataType::Int64, true)].into();
+    let valid = NullBuffer::from(vec![true, true, true, true, false, false]);
+    let structs = StructArray::new(fields, vec![inner], Some(valid));
+    put(&dir, "a.parquet", &[("n", longs(0..6)), ("l", Arc::new(lists)), ("s", Arc::new(structs))], 2);
+    for column in ["l", "s"] {
+        assert_eq!(left(&filtered(&dir, &format!("{column} is null"), 0)).await, [4, 5], "{column}");
+        let not_null = left(&filtered(&dir, &format!("{column} is not null"), 0)).await;
+        assert_eq!(not_null, [0, 1, 2, 3], "{column}");
+    }
+}
+
+#[tokio::test]
 async fn a_clustered_table_is_frozen_and_read_for_what_passes() {
     let dir = Dir::new();
     let wide = |n: std::ops::Range<i64>| -> ArrayRef {
@@ -291,4 +311,15 @@ async fn what_cannot_be_filtered_names_the_dataset_and_the_remedy() {
         assert!(e.message.contains(says), "{filter}: {e}");
         assert!(e.message.contains(&dir.uri()) && e.kind == forebay_proto::Kind::Invalid, "{filter}: {e}");
     }
+    // In normal form the column is named for each value.
+    let name = "a_name_as_long_as_those_of_wide_tables_may_be";
+    put(&dir, "c/a.parquet", &[(name, longs(0..10))], 5);
+    let values: Vec<String> = (0..500).map(|value| value.to_string()).collect();
+    let filter = format!("{name} in ({})", values.join(", "));
+    let selection = Selection { uri: format!("{}/c", dir.uri()), ..filtered(&dir, &filter, 0) };
+    let e = source().freeze_again(&selection, None).await.unwrap_err();
+    assert!(
+        e.message.contains("the filter in normal form: ") && e.message.contains("use 16384 at most"),
+        "{e}"
+    );
 }
