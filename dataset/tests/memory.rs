@@ -5,7 +5,7 @@ use arrow::array::{
     ArrayRef, FixedSizeListArray, Float32Array, Int64Array, ListArray, RecordBatch, StringArray, UInt8Array,
 };
 use arrow::datatypes::{DataType, Field, UInt16Type};
-use forebay_dataset::{SegmentReader, SourceSettings, Urgency};
+use forebay_dataset::{SegmentReader, Selection, SourceSettings, Urgency};
 use forebay_proto::Kind;
 use parquet::arrow::ArrowWriter;
 use parquet::file::properties::WriterProperties;
@@ -32,13 +32,17 @@ fn forget_peak() {
 
 fn write(path: &Path, column: ArrayRef, dictionary: bool) {
     let batch = RecordBatch::try_from_iter([("c", column)]).unwrap();
+    write_batch(path, &batch, batch.num_rows(), dictionary);
+}
+
+fn write_batch(path: &Path, batch: &RecordBatch, group_rows: usize, dictionary: bool) {
     let properties = WriterProperties::builder()
         .set_dictionary_enabled(dictionary)
-        .set_max_row_group_row_count(Some(batch.num_rows()))
+        .set_max_row_group_row_count(Some(group_rows))
         .build();
     let mut writer =
         ArrowWriter::try_new(File::create(path).unwrap(), batch.schema(), Some(properties)).unwrap();
-    writer.write(&batch).unwrap();
+    writer.write(batch).unwrap();
     writer.close().unwrap();
 }
 
@@ -88,4 +92,33 @@ async fn reading_takes_what_was_said_or_less() {
             SegmentReader::new(tight).unwrap().read_segment(&manifest, 0, &[0], &demand).await.unwrap_err();
         assert!(e.kind == Kind::Invalid && e.message.contains("smaller row groups"), "{e}");
     }
+    filtered(&dir.path().join("filtered.parquet")).await;
+}
+
+/// A few texts of each of several row groups.
+async fn filtered(path: &Path) {
+    let n = 1 << 20;
+    let keys: ArrayRef = Arc::new(Int64Array::from_iter_values((0..n).map(|i| i % 50)));
+    let texts: ArrayRef = Arc::new(StringArray::from_iter_values((0..n).map(|i| format!("{i:0100}"))));
+    write_batch(
+        path,
+        &RecordBatch::try_from_iter([("k", keys), ("t", texts)]).unwrap(),
+        n as usize / 4,
+        false,
+    );
+    let source = SegmentReader::new(SourceSettings::default()).unwrap();
+    let uri = format!("file://{}", path.display());
+    let selection = Selection { filter: "k < 5".into(), ..Selection::new(uri, 0) };
+    let manifest = source.freeze_again(&selection, None).await.unwrap().manifest.clone();
+    assert_eq!(manifest.segments().len(), 1);
+    let demand = Urgency::demand();
+    let cost = source.segment_cost(&manifest, 0, &[1], &demand).await.unwrap();
+    forget_peak();
+    let before = resident().0;
+    let batch = source.read_segment(&manifest, 0, &[1], &demand).await.unwrap();
+    let took = resident().1.saturating_sub(before);
+    assert!(took <= cost.total() + SLACK_BYTES, "filtered: took {took}, {cost:?} was said");
+    assert!(cost.decoded >= batch.get_array_memory_size() as u64, "{cost:?}");
+    let bound = 2 * cost.fetched + SLACK_BYTES;
+    assert!(cost.total() < bound, "{cost:?}: a tenth is left");
 }

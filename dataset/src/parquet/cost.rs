@@ -15,7 +15,7 @@ use std::sync::Arc;
 /// Pages are unpacked one by one: what they take at most, unless one is larger than its writer said.
 const PAGE_BYTES: u64 = 16 << 20;
 
-/// Bytes that reading a segment holds at once, at most.
+/// Bytes that reading a segment holds at once, at most, as far as its footer tells.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Cost {
     /// Compressed bytes, as they come from the object store; freed when all is decoded.
@@ -33,6 +33,12 @@ impl Cost {
         self.fetched.saturating_add(self.decoded).saturating_add(self.working)
     }
 
+    /// The same where it is read from a file: pieces of one are read as wholes before they are put in their
+    /// place, so until all is there the fetched bytes are held twice.
+    pub(crate) fn of_file(self) -> Self {
+        Self { working: self.working.max(self.fetched.saturating_sub(self.decoded)), ..self }
+    }
+
     /// Decoded bytes at which a segment is called a lie: twice what was announced, and a little for small
     /// ones.
     pub(crate) fn limit(&self) -> u64 {
@@ -40,9 +46,8 @@ impl Cost {
     }
 }
 
-/// The cost of reading `columns` of a segment. Pieces of a file are read as wholes before they are put in
-/// their place, so from a file the fetched bytes count twice.
-pub(crate) fn cost(part: &RowGroups, columns: &[ColumnOrigin], schema: &Schema, is_file: bool) -> Cost {
+/// The cost of reading `columns` of a segment.
+pub(crate) fn cost(part: &RowGroups, columns: &[ColumnOrigin], schema: &Schema) -> Cost {
     let (footer, groups) = (&*part.footer, part.metadata());
     let (mut fetched, mut decoded, mut working, mut page) = (0u64, 0u64, 0u64, 0u64);
     for (origin, field) in columns.iter().zip(schema.fields()) {
@@ -64,9 +69,6 @@ pub(crate) fn cost(part: &RowGroups, columns: &[ColumnOrigin], schema: &Schema, 
             }
         }
     }
-    if is_file {
-        working = working.saturating_add(fetched);
-    }
     // A page, and its dictionary.
     working = working.saturating_add(2 * page).saturating_add(packed_bytes(part.rows, schema));
     Cost { fetched, decoded, working }
@@ -85,7 +87,7 @@ fn adapted_bytes(origin: &ColumnOrigin, rows: u64, wanted: &DataType) -> u64 {
 }
 
 /// Bytes of the packed rows of some columns.
-fn packed_bytes(rows: u64, schema: &Schema) -> u64 {
+pub(crate) fn packed_bytes(rows: u64, schema: &Schema) -> u64 {
     let layout = PackedSchema::new(Arc::new(schema.clone())).layout;
     layout.map_or(0, |layout| rows.saturating_mul(layout.width as u64))
 }

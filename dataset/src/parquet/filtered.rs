@@ -7,7 +7,7 @@
 use crate::filter::{Filter, Predicate};
 use crate::parquet::chunks::Chunks;
 use crate::parquet::column_origin::{ColumnOrigin, origin};
-use crate::parquet::cost::{Cost, column_bytes, cost, fixed_bits};
+use crate::parquet::cost::{Cost, column_bytes, cost, fixed_bits, packed_bytes};
 use crate::parquet::decode::{DecodeTask, decode};
 use crate::parquet::fetch::chunk_ranges;
 use crate::parquet::footer::{Footer, RowGroups};
@@ -74,7 +74,8 @@ impl ObjectColumns<'_> {
         }
         let schema = self.schema.project(columns);
         let schema = schema.map_err(|_| Error::invalid(format!("no column {:?}", columns.last())))?;
-        let cost = cost(&part, &origins, &schema, self.is_file);
+        let cost = cost(&part, &origins, &schema);
+        let cost = if self.is_file { cost.of_file() } else { cost };
         let (uri, schema, limit) = (self.uri.to_owned(), Arc::new(schema), cost.limit());
         let task = DecodeTask { uri, part, columns: origins, schema, limit, decoded: AtomicU64::new(0) };
         Ok(Some((task, cost)))
@@ -101,15 +102,15 @@ impl ObjectColumns<'_> {
         both.dedup();
         let places = |of: &[usize]| of.iter().filter_map(|c| both.binary_search(c).ok()).collect::<Vec<_>>();
         let (mut tasks, mut sum) = (Vec::new(), Cost { fetched: 0, decoded: 0, working: 0 });
-        let mut largest = 0;
+        let (mut largest, mut rows_left) = (0, 0u64);
         for i in (0..counts.len()).filter(|i| counts[*i] > 0) {
             let read = if is_all(i) { columns } else { &both };
             let group = first + i;
             let Some((task, cost)) = self.task(group..group + 1, all_rows(i), read)? else { return Ok(None) };
             sum.fetched = sum.fetched.saturating_add(cost.fetched);
-            // What passes, and again when all of it is joined.
-            let passing = self.passing_bytes(group, u64::from(counts[i]), columns);
-            sum.decoded = sum.decoded.saturating_add(passing.saturating_mul(2));
+            sum.decoded =
+                sum.decoded.saturating_add(self.passing_bytes(group, u64::from(counts[i]), columns));
+            rows_left += u64::from(counts[i]);
             largest = largest.max(cost.decoded.saturating_add(cost.working));
             let (places, wanted, predicate) =
                 (places(&predicate.columns), places(columns), predicate.clone());
@@ -119,23 +120,30 @@ impl ObjectColumns<'_> {
             };
             tasks.push(GroupTask { task, rows });
         }
-        sum.working = largest;
-        Ok(Some((tasks, sum)))
+        // One row group after the other is decoded; then all that passes is joined, if it is of several, and
+        // packed.
+        let joined = if tasks.len() > 1 { sum.decoded } else { 0 };
+        let read = self.schema.project(columns).map_err(|e| Error::invalid(format!("{}: {e}", self.uri)))?;
+        let packed = packed_bytes(rows_left, &read);
+        sum.working = largest.max(joined).max(packed);
+        Ok(Some((tasks, if self.is_file { sum.of_file() } else { sum })))
     }
 
-    /// Bytes of some rows of a row group at most.
+    /// Bytes of some rows of a row group. Where values are not all as long: twice their share, as those that
+    /// pass may be the longer ones.
     fn passing_bytes(&self, group: usize, rows: u64, columns: &[usize]) -> u64 {
+        let metadata = &self.footer.row_groups()[group];
+        let all_rows = u64::try_from(metadata.num_rows()).unwrap_or(0);
         let bytes = |column: &usize| {
             let field = self.schema.field(*column);
             match fixed_bits(field.data_type()) {
                 Some(bits) => rows.saturating_mul(bits).div_ceil(8),
-                // Any of them may be those that are long.
                 None => {
                     let own = self.footer.schema.column_with_name(field.name());
-                    let all = own.map_or(0, |(own, _)| {
-                        column_bytes(self.footer, &self.footer.row_groups()[group], own)
-                    });
-                    all.saturating_add(rows.saturating_mul(16))
+                    let all = own.map_or(0, |(own, _)| column_bytes(self.footer, metadata, own));
+                    let share = u128::from(all) * u128::from(rows) / u128::from(all_rows.max(1));
+                    let twice = u64::try_from(share.saturating_mul(2)).unwrap_or(u64::MAX);
+                    all.min(twice).saturating_add(rows.saturating_mul(16))
                 }
             }
         };
@@ -196,6 +204,7 @@ pub(super) async fn read(
     for task in tasks {
         batches.push(task.read(chunks.clone(), decoders, urgency).await?);
     }
+    drop(chunks);
     if batches.len() == 1
         && let Some(only) = batches.pop()
     {

@@ -296,6 +296,32 @@ async fn a_clustered_table_is_frozen_and_read_for_what_passes() {
     assert!(reader.counters().s3_bytes.load(Relaxed) - before < whole.column_bytes[1] + 100);
 }
 
+/// Of long texts only those that pass are kept.
+#[tokio::test]
+async fn few_texts_out_of_many_fit_into_little_memory() {
+    let dir = Dir::new();
+    let texts = (0..20_000u64).map(|i| format!("{:0>800}", i.wrapping_mul(0x9e37_79b9_7f4a_7c15)));
+    let texts: ArrayRef = Arc::new(StringArray::from_iter_values(texts));
+    let hundreds: ArrayRef = Arc::new(Int64Array::from_iter_values((0..20_000).map(|i| i % 100)));
+    put(&dir, "a.parquet", &[("k", hundreds), ("t", texts.clone())], 1000);
+    let selection = filtered(&dir, "k = 7", 0);
+    let frozen = source().freeze_again(&selection, None).await.unwrap();
+    let (m, demand) = (&frozen.manifest, Urgency::demand());
+    assert_eq!((m.rows(), m.segments().len()), (200, 1), "20 row groups");
+    let cost = source().segment_cost(m, 0, &[1], &demand).await.unwrap();
+    // What a file has is held twice until all is there; then a row group of 800 kB is decoded at a time.
+    let limit = 2 * cost.fetched + (1 << 20);
+    let settings = SourceSettings { segment_memory_bytes: limit, ..SourceSettings::default() };
+    let read = SegmentReader::new(settings).unwrap().read_segment(m, 0, &[1], &demand).await.unwrap();
+    let (read, texts) = (read.column(0).as_string::<i32>(), texts.as_string::<i32>());
+    assert!((0..200).all(|i| read.value(i) == texts.value(i * 100 + 7)));
+    let bytes: usize = read.iter().flatten().map(str::len).sum();
+    assert!(
+        cost.decoded as usize >= bytes && cost.decoded as usize <= 3 * bytes,
+        "{cost:?} for {bytes} bytes"
+    );
+}
+
 #[tokio::test]
 async fn what_cannot_be_filtered_names_the_dataset_and_the_remedy() {
     let dir = Dir::new();
