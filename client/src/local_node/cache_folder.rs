@@ -41,17 +41,14 @@ impl CacheFolder {
         let deadline = Instant::now() + PATIENCE;
         for slot in 0..SLOTS {
             let path = all.join(if slot == 0 { name.to_owned() } else { format!("{name}.{slot}") });
-            make(&path)?;
-            while is_used(&path) {
+            loop {
+                if claim(&path)? {
+                    return Ok(Self { path, all });
+                }
                 if slot > 0 || Instant::now() > deadline {
                     break;
                 }
                 std::thread::sleep(Duration::from_millis(50));
-            }
-            if !is_used(&path) {
-                // When it was last used.
-                fs::write(path.join("used"), "").map_err(|e| denied(&path, e))?;
-                return Ok(Self { path, all });
             }
         }
         Err(Error::full(format!(
@@ -88,13 +85,12 @@ impl CacheFolder {
                 fs::remove_dir_all(&path).ok();
                 continue;
             }
-            let used = fs::metadata(path.join("used")).and_then(|file| file.modified());
-            others.push((used.unwrap_or(SystemTime::UNIX_EPOCH), path.clone(), size(&path)));
+            others.push((last_used(&path), path.clone(), size(&path)));
         }
         others.sort();
         let mut bytes: u64 = others.iter().map(|(_, _, bytes)| bytes).sum();
-        for (_, path, its) in others {
-            if bytes > limit_bytes && remove(&path) {
+        for (used, path, its) in others {
+            if bytes > limit_bytes && remove(&path, used) {
                 tracing::info!(folder = %path.display(), bytes = its, "removed what a cache node of before had kept");
                 bytes -= its;
             }
@@ -102,11 +98,33 @@ impl CacheFolder {
     }
 }
 
-/// Removes a folder, unless a node uses it.
-fn remove(path: &Path) -> bool {
+/// Makes a folder one that is used now, for a node that is about to lock it; false if another has it, or it
+/// is just being removed.
+fn claim(path: &Path) -> Result<bool> {
+    make(path)?;
+    // In this order: a removal looks at `used` with the lock held, and takes it away with the folder.
+    let used = path.join("used");
+    match fs::write(&used, "") {
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(false),
+        Err(e) => Err(denied(path, e)),
+        Ok(()) => Ok(!is_used(path) && used.exists()),
+    }
+}
+
+/// When a node last began to use a folder.
+fn last_used(path: &Path) -> SystemTime {
+    let used = fs::metadata(path.join("used")).and_then(|file| file.modified());
+    used.unwrap_or(SystemTime::UNIX_EPOCH)
+}
+
+/// Removes a folder that was last used at `used`, unless a node uses it or is about to.
+fn remove(path: &Path, used: SystemTime) -> bool {
     // Held until it has another name: no node takes it in between.
     let lock = File::options().create(true).append(true).open(path.join("lock"));
     let Some(_lock) = lock.ok().filter(|lock| lock.try_lock().is_ok()) else { return false };
+    if last_used(path) != used {
+        return false;
+    }
     let gone = PathBuf::from(format!("{}.{GONE}", path.display()));
     fs::rename(path, &gone).and_then(|()| fs::remove_dir_all(&gone)).is_ok()
 }
@@ -202,6 +220,19 @@ mod tests {
         own.sweep(0);
         assert!(folders[0].path.exists() && !folders[1].path.exists());
         assert!(own.path.exists() && foreign.exists());
+    }
+
+    #[test]
+    fn a_folder_that_is_taken_after_the_look_is_not_removed() {
+        let root = tempfile::tempdir().unwrap();
+        let take = || CacheFolder::take(root.path(), &"0".repeat(32)).unwrap();
+        let folder = take();
+        let looked = last_used(&folder.path);
+        std::thread::sleep(Duration::from_millis(50));
+        // Its node is started, and has not locked it yet.
+        take();
+        assert!(!remove(&folder.path, looked) && folder.path.exists());
+        assert!(remove(&folder.path, last_used(&folder.path)) && !folder.path.exists());
     }
 
     #[test]
