@@ -17,6 +17,7 @@ mod private_folder;
 mod process;
 mod program;
 mod settings;
+mod variables;
 
 pub use settings::LocalNodeSettings;
 

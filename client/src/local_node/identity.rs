@@ -4,6 +4,7 @@
 //! could not: settings, and every variable that names credentials, endpoints or proxies. Contents of files
 //! that these name do not: keys in them change while a node runs, and it reads them again.
 
+use super::variables::variables;
 use forebay_dataset::SourceSettings;
 use forebay_proto::hash::Hash128;
 use rustix::system::uname;
@@ -22,7 +23,7 @@ const OTHERS: [&str; 7] =
 /// The name of the node of this version, on this machine, that reads with `source` and this process's
 /// environment, and keeps segments under `cache_dir`: 32 hexadecimal digits.
 pub(super) fn name(source: &SourceSettings, cache_dir: &Path) -> String {
-    name_with(source, cache_dir, std::env::vars_os())
+    name_with(source, cache_dir, variables())
 }
 
 fn name_with(

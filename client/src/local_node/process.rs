@@ -1,5 +1,6 @@
 //! The process of a node: started so that it outlives the one that starts it.
 
+use super::variables::variables;
 use forebay_dataset::SourceSettings;
 use forebay_proto::{Error, Result};
 use serde_json::Value;
@@ -49,9 +50,7 @@ impl NodeProcess {
         command.args(arguments(plan)).current_dir("/");
         // Variables that were set for programs of ours in general are not meant for this one.
         let ours = |name: &str| name.starts_with("FOREBAY_") && name != "FOREBAY_LOG";
-        for (name, _) in std::env::vars_os().filter(|(name, _)| ours(&name.to_string_lossy())) {
-            command.env_remove(name);
-        }
+        command.env_clear().envs(variables().filter(|(name, _)| !ours(&name.to_string_lossy())));
         command.envs(environment(plan));
         command.stdin(Stdio::null()).stdout(output.try_clone().map_err(fail)?).stderr(output);
         let child = Some(command.spawn().map_err(fail)?);
