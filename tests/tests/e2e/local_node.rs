@@ -17,8 +17,13 @@ fn stage() -> (S3Server, String) {
 
 /// `forebay ARGUMENTS` through a node that is started in `folder`, and ends soon after.
 fn local(folder: &Path, arguments: &[&str]) -> Run {
+    of_its_own(Run::new("forebay").args(arguments), folder)
+}
+
+/// With such a node.
+fn of_its_own(run: Run, folder: &Path) -> Run {
     let folder = |name: &str| folder.join(name).display().to_string();
-    Run::new("forebay").args(arguments).args(["--endpoint", "local"]).envs([
+    run.args(["--endpoint", "local"]).envs([
         ("FOREBAY_RUNTIME_DIR", folder("run")),
         ("FOREBAY_CACHE_DIR", folder("cache")),
         ("FOREBAY_CACHE_BYTES", "500MB".into()),
@@ -59,6 +64,25 @@ fn commands_share_a_node_of_their_own_which_ends_when_idle() {
     }
     assert_eq!(digest(&read(), 0), digest(&wanted, 0));
     assert!(!s3.take_log().iter().any(|seen| seen.is_object_get()), "what it had cached is there");
+}
+
+#[test]
+fn a_training_run_on_a_node_of_its_own_sees_the_rows_that_a_filter_leaves() {
+    let (s3, uri) = stage();
+    let folder = tempfile::tempdir().expect("a folder");
+    let report = folder.path().join("report.json").to_string_lossy().into_owned();
+    let line = ["--train", &uri, "--where", "label < 5", "--epochs", "1", "--batch", "571", "--seed", "3"];
+    let run = of_its_own(Run::new("forebay-train"), folder.path()).args(line).args(["--report", &report]);
+    let store = ["--s3-endpoint", &s3.endpoint, "--s3-region", REGION];
+    run.args(store).envs(s3.credentials()).envs([("OMP_NUM_THREADS", "1")]).end().expect_success();
+    let report = std::fs::read(report).expect("a report");
+    let report: serde_json::Value = serde_json::from_slice(&report).expect("the report is JSON");
+    // 980 + 1135 + 1032 + 1010 + 982 digits below 5.
+    assert_eq!((&report["train_samples"], &report["epochs"][0]["samples"]), (&5139.into(), &5139.into()));
+    let line = ["epoch", &uri, "--where", "label < 5", "--batch", "571", "--seed", "3"];
+    let wanted = json(direct(&s3, &line));
+    assert_eq!(epoch(&wanted, 0, "samples"), 5139);
+    assert_eq!(report["epochs"][0]["order_digest"], digest(&wanted, 0), "these rows, in this order");
 }
 
 #[test]
