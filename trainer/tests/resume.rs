@@ -95,6 +95,11 @@ fn failure(output: &Output) -> String {
     text.lines().last().unwrap().to_owned()
 }
 
+fn children(pid: u32) -> Vec<u32> {
+    let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
+    children.split_whitespace().map(|child| child.parse().unwrap()).collect()
+}
+
 /// Digest and samples of every epoch, whichever process ended it.
 fn epochs(report: &Value) -> Vec<(u64, String, u64)> {
     let seen = |epoch: &Value| {
@@ -188,10 +193,15 @@ fn ctrl_c_stops_with_a_checkpoint_and_the_second_at_once() {
     assert_eq!((report["stopped"].as_bool(), report["steps"].as_u64()), (Some(true), run.steps().pop()));
 
     let mut twice = run.start_until(&flags, run.steps().pop().unwrap() + 14);
+    // A rank that stands still keeps the first signal from ending the run.
+    let rank = children(twice.id())[0];
+    signal(rank, Signal::STOP);
     signal(twice.id(), Signal::INT);
+    sleep(Duration::from_millis(500));
+    assert!(twice.try_wait().unwrap().is_none(), "the first asks for a checkpoint");
     signal(twice.id(), Signal::INT);
-    // The launcher may have been quicker than the second signal.
-    assert!(matches!(twice.wait().unwrap().code(), Some(0 | 130)));
+    assert_eq!(twice.wait().unwrap().code(), Some(130));
+    signal(rank, Signal::KILL);
 }
 
 #[test]
@@ -223,9 +233,7 @@ fn a_killed_rank_is_started_anew_with_all_others() {
     let run = Run::new();
     let flags = [&flags[..], &["--max-restarts", "2", "--fresh"]].concat();
     let launcher = run.start_until(&flags, 20);
-    let pid = launcher.id();
-    let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
-    signal(children.split_whitespace().next().unwrap().parse().unwrap(), Signal::KILL);
+    signal(children(launcher.id())[0], Signal::KILL);
     let output = launcher.wait_with_output().unwrap();
     let stderr = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{stderr}");
