@@ -23,7 +23,7 @@ use crate::model::{self, Model, ModelSettings};
 use crate::rank::failure;
 use crate::rank::session::Session;
 use crate::settings::AUTO_BATCH;
-use crate::train::data;
+use crate::train::data::{self, KnownFacts};
 use crate::train::optim::{Optimizer, OptimizerSettings};
 use crate::train::precision::Precision;
 
@@ -63,15 +63,16 @@ struct Trial {
     pub samples_per_s: Option<f64>,
 }
 
-/// The global batch that `--batch auto` stands for; `None` if the flags give a number. Collective.
-pub fn find(session: &Session) -> Result<Option<u64>> {
+/// The global batch that `--batch auto` stands for, and what was found out about the dataset on the way;
+/// `None` if the flags give a number. Collective.
+pub fn find(session: &Session) -> Result<Option<(u64, KnownFacts)>> {
     let settings = &session.settings;
     if settings.batch != AUTO_BATCH {
         return Ok(None);
     }
     let train = data::open(session, settings.train_spec())?;
-    let facts = train.facts(session)?;
-    let train = train.with_model(session, &facts, Some(settings.seed))?;
+    let known = train.facts(session, None)?;
+    let train = train.with_model(session, &known.facts, Some(settings.seed))?;
     let world = session.env.world as u64;
     let rows = (train.dataset.epoch_samples() / world).max(1);
     let loader = data::loader_settings(session, Shuffle::None, rows.min(SAMPLE_ROWS) * world);
@@ -94,7 +95,7 @@ pub fn find(session: &Session) -> Result<Option<u64>> {
     let tried = finder.try_all(&sample, (rows / settings.optim.accumulate).max(1))?;
     let chosen = finder.choose(&tried)?;
     session.say(&table(&tried, session.env.world, chosen));
-    Ok(Some(chosen * world))
+    Ok(Some((chosen * world, known)))
 }
 
 impl BatchFinder<'_> {

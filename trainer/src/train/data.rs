@@ -6,6 +6,7 @@ use anyhow::{Context, Result, bail, ensure};
 use forebay_client::args::SameHost;
 use forebay_client::loader::{Ending, Shuffle};
 use forebay_client::{Access, Dataset, DatasetSpec, LoaderSettings};
+use forebay_proto::manifest::Digest;
 
 use crate::checkpoint::Identity;
 use crate::input::feed::Feed;
@@ -28,6 +29,12 @@ pub struct ModelData {
 pub struct OpenData {
     spec: DatasetSpec,
     dataset: Dataset,
+}
+
+/// What a version of a dataset says of what the flags leave open.
+pub struct KnownFacts {
+    version: Digest,
+    pub facts: DataFacts,
 }
 
 /// Opens a dataset with the columns that the model reads. Collective.
@@ -59,9 +66,14 @@ async fn open_columns(access: &Access, spec: &DatasetSpec) -> forebay_proto::Res
 }
 
 impl OpenData {
-    /// What this training dataset says of what the flags leave open. Collective.
-    pub fn facts(&self, session: &Session) -> Result<DataFacts> {
-        survey::facts(session, &self.spec, &self.dataset)
+    /// What this training dataset says of what the flags leave open. It is not read again if `known` are the
+    /// facts of this very version. Collective.
+    pub fn facts(&self, session: &Session, known: Option<KnownFacts>) -> Result<KnownFacts> {
+        let version = self.dataset.manifest.digest();
+        match known.filter(|known| known.version == version) {
+            Some(known) => Ok(known),
+            None => Ok(KnownFacts { version, facts: survey::facts(session, &self.spec, &self.dataset)? }),
+        }
     }
 
     /// With the model that fits it, and a check that there is one. `vary`: the seed by which its images are

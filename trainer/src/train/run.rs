@@ -12,7 +12,7 @@ use crate::rank::session::Session;
 use crate::report::summary::{Report, SettingsReport};
 use crate::settings::Settings;
 use crate::train::batch_finder;
-use crate::train::data::{self, ModelData};
+use crate::train::data::{self, KnownFacts, ModelData};
 use crate::train::fit::Fit;
 
 /// Runs this rank to its end.
@@ -22,17 +22,18 @@ pub fn run(settings: &Settings, env: &RankEnv) -> Result<()> {
     keep_to_own_cores(env);
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     let result = Session::join(settings, env, runtime.handle()).and_then(|mut session| {
-        if let Some(batch) = batch_finder::find(&session)? {
+        let known = batch_finder::find(&session)?.map(|(batch, known)| {
             session.settings.batch = batch;
-        }
-        open_and_fit(&session)
+            known
+        });
+        open_and_fit(&session, known)
     });
     // Prefetches that still run have no reader any more.
     runtime.shutdown_background();
     result
 }
 
-fn open_and_fit(session: &Session) -> Result<()> {
+fn open_and_fit(session: &Session, known: Option<KnownFacts>) -> Result<()> {
     let settings = &session.settings;
     // The test dataset first: an error in it should show before the training, not after.
     let test = settings.test_spec().map(|spec| data::open(session, spec)).transpose()?;
@@ -40,7 +41,7 @@ fn open_and_fit(session: &Session) -> Result<()> {
     let cost = session.counters(Duration::ZERO)?;
     session.group.barrier()?;
     let train = data::open(session, settings.train_spec())?;
-    let facts = train.facts(session)?;
+    let facts = train.facts(session, known)?.facts;
     let test = test.map(|test| test.with_model(session, &facts, None)).transpose()?;
     let train = train.with_model(session, &facts, Some(settings.seed))?;
     if let Some(test) = &test {

@@ -5,18 +5,25 @@
 //! the number of ranks. The cache keeps what it read.
 
 use std::collections::HashMap;
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use arrow::array::{AsArray, RecordBatch};
 use arrow::compute::cast;
 use arrow::datatypes::{DataType, Int64Type};
+use forebay_c10d::ProcessGroup;
 use forebay_client::loader::{Ending, Shuffle};
 use forebay_client::{Dataset, DatasetSpec, Event, Loader, LoaderSettings};
+use tokio::runtime::Handle;
+use tokio::time::timeout;
 
 use crate::input::numbers::floats;
 use crate::input::schema::{top_level, values_of};
 use crate::model::{self, DataFacts};
 use crate::rank::session::Session;
+
+/// Between two words of the first rank while it reads: far less than peers wait for each other.
+const TURN: Duration = Duration::from_millis(200);
 
 /// Rows that are looked at together.
 const ROWS: u64 = 16 << 10;
@@ -54,11 +61,15 @@ pub(super) fn facts(session: &Session, spec: &DatasetSpec, dataset: &Dataset) ->
     if survey.label.is_none() && survey.means.is_empty() {
         return Ok(given);
     }
-    let mut told = vec![0; 1 + survey.means.len()];
-    if session.env.is_first() {
-        let reading = survey.read(session, spec, dataset);
-        told = reading.and_then(|()| survey.answer()).context(uri.to_owned())?;
-    }
+    let reading = match session.env.is_first() {
+        true => Some(async { survey.read(session, spec, dataset).await.context(uri.to_owned()) }),
+        false => None,
+    };
+    first_alone(&session.group, &session.runtime, TURN, reading)?;
+    let told = match session.env.is_first() {
+        true => survey.answer().context(uri.to_owned())?,
+        false => vec![0; 1 + survey.means.len()],
+    };
     let told = &session.group.all_gather_i64(&told)?[0];
     let means = survey.means.iter().zip(&told[1..]);
     let means: HashMap<_, _> =
@@ -75,8 +86,28 @@ pub(super) fn facts(session: &Session, spec: &DatasetSpec, dataset: &Dataset) ->
     }
 }
 
+/// Returns on all ranks when the `work` that the first has is done, which may take longer than peers wait for
+/// each other: after each `turn` the ranks tell each other that it is not. Collective.
+fn first_alone(
+    group: &ProcessGroup,
+    runtime: &Handle,
+    turn: Duration,
+    work: Option<impl Future<Output = Result<()>>>,
+) -> Result<()> {
+    let mut work = work.map(Box::pin);
+    loop {
+        let done = match &mut work {
+            Some(work) => runtime.block_on(async { timeout(turn, work.as_mut()).await }).ok().transpose()?,
+            None => None,
+        };
+        if group.all_gather_i64(&[i64::from(done.is_some())])?[0] == [1] {
+            return Ok(());
+        }
+    }
+}
+
 impl Survey {
-    fn read(&mut self, session: &Session, spec: &DatasetSpec, dataset: &Dataset) -> Result<()> {
+    async fn read(&mut self, session: &Session, spec: &DatasetSpec, dataset: &Dataset) -> Result<()> {
         let asked = self.label.iter().chain(self.means.iter().map(|mean| &mean.column));
         let columns = asked.map(|path| top_level(&dataset.schema, path).to_owned()).collect();
         let spec = DatasetSpec { columns: Some(columns), ..spec.clone() };
@@ -87,16 +118,14 @@ impl Survey {
             epochs: Some(1),
             ..LoaderSettings::default()
         };
-        session.runtime.block_on(async {
-            let dataset = Dataset::open(&session.access, &spec).await?;
-            let mut loader = Loader::start(&dataset, settings)?;
-            while let Some(event) = loader.next().await? {
-                if let Event::Batch(batch) = event {
-                    self.add(&batch.columns)?;
-                }
+        let dataset = Dataset::open(&session.access, &spec).await?;
+        let mut loader = Loader::start(&dataset, settings)?;
+        while let Some(event) = loader.next().await? {
+            if let Event::Batch(batch) = event {
+                self.add(&batch.columns)?;
             }
-            Ok(())
-        })
+        }
+        Ok(())
     }
 
     fn add(&mut self, batch: &RecordBatch) -> Result<()> {
@@ -154,6 +183,7 @@ mod tests {
     use std::sync::Arc;
 
     use arrow::array::{ArrayRef, Float64Array, UInt8Array};
+    use forebay_c10d::Store;
 
     fn survey(labels: Vec<Option<u8>>, values: Vec<Option<f64>>) -> Result<Vec<i64>> {
         let mean = Mean { column: "x".to_owned(), sum: 0.0, count: 0 };
@@ -165,6 +195,25 @@ mod tests {
         survey.add(&batch.slice(0, 1))?;
         survey.add(&batch.slice(1, batch.num_rows() - 1))?;
         survey.answer()
+    }
+
+    #[test]
+    fn the_first_rank_may_read_for_longer_than_its_peers_wait() {
+        let patience = Duration::from_secs(3);
+        let store = Store::serve(2, patience).unwrap();
+        let port = store.port().unwrap();
+        let rank = move |rank: usize| {
+            let store = Store::tcp("127.0.0.1", port, 2, false, patience).unwrap();
+            let group = ProcessGroup::gloo(store, rank, 2, patience).unwrap();
+            let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+            let reading = (rank == 0).then(|| async move {
+                tokio::time::sleep(2 * patience).await;
+                Ok(())
+            });
+            first_alone(&group, runtime.handle(), TURN, reading)
+        };
+        let ranks = [0, 1].map(|number| std::thread::spawn(move || rank(number)));
+        ranks.into_iter().for_each(|rank| rank.join().unwrap().unwrap());
     }
 
     #[test]
