@@ -118,7 +118,7 @@ impl EndpointArgs {
         }
     }
 
-    /// The flag wins over the environment; empty counts as absent.
+    /// The flag takes precedence over the environment; empty counts as absent.
     fn resolve(&self, variable: Option<String>) -> Option<String> {
         let flags = (!self.endpoint.is_empty()).then(|| self.endpoint.join(","));
         flags.or(variable).filter(|urls| !urls.trim().is_empty())
@@ -131,7 +131,7 @@ fn is_local(urls: &str) -> bool {
 
 impl AccessArgs {
     /// What flags and environment say; `Invalid` if they contradict each other or say nothing. `--direct`
-    /// wins over the environment's endpoint, as any flag does over a variable.
+    /// takes precedence over the environment's endpoint, as any flag does over a variable.
     pub fn access(&self) -> Result<Access> {
         match self.choose(variable(ENDPOINT_VARIABLE))? {
             Some(urls) => {

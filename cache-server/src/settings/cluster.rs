@@ -27,7 +27,7 @@ pub struct ClusterSettings {
     /// Where the node stands, such as a rack or an availability zone.
     #[arg(long, default_value = "", hide_default_value = true)]
     pub zone: String,
-    /// Seconds after which etcd takes a node that died for gone, 2 to 3600.
+    /// Seconds without a sign of life after which etcd considers a node dead, 2 to 3600.
     // Clients notice a dead node by themselves within a second, so it need not be short.
     #[arg(long, value_name = "S", default_value = "5")]
     pub lease_ttl_s: u64,
