@@ -23,6 +23,7 @@ fn main() -> std::io::Result<()> {
         ("Node.name", r#"rename = "node""#),
         ("Object.size", r#"rename = "bytes""#),
     ];
+    let files = ["cache", "peer", "snapshots"].map(|name| format!("proto/forebay/v1/{name}.proto"));
     let messages = tonic_prost_build::configure();
     let messages = printed.iter().fold(messages, |messages, name| {
         messages.type_attribute(format!(".forebay.v1.{name}"), "#[derive(serde::Serialize)]")
@@ -33,5 +34,5 @@ fn main() -> std::io::Result<()> {
     messages
         .file_descriptor_set_path(out.join("forebay.bin"))
         .bytes(".")
-        .compile_protos(&["proto/forebay/v1/cache.proto", "proto/forebay/v1/peer.proto"], &["proto"])
+        .compile_protos(&files, &["proto".to_owned()])
 }

@@ -16,12 +16,14 @@ use crate::disk::DiskCache;
 use crate::read::single_flight::SingleFlight;
 use crate::runtime::blocking;
 use files::ManifestFiles;
+use forebay_dataset::source::is_under;
 use forebay_dataset::{Frozen, SegmentReader, Selection, View, schema, view};
-use forebay_proto::manifest::{DatasetId, Digest, Manifest, SEGMENT_BYTES};
+use forebay_proto::manifest::{DatasetId, Digest, Manifest, SEGMENT_BYTES, SegmentId};
 use forebay_proto::{Error, Result, v1};
 use frozen::FrozenFiles;
 use known::{Known, MadeBy};
 use parking_lot::Mutex;
+use std::collections::HashSet;
 use std::sync::Arc;
 
 /// A dataset as it was opened.
@@ -79,11 +81,12 @@ impl Datasets {
             let freeze = || frozen::freeze(source, files, wanted);
             all.push(self.freezing.join_or_lead(selection, (), freeze).1.value.await?);
         }
+        let made_by = if spec.objects.is_empty() { MadeBy::ThisNode } else { MadeBy::ThisNodeOfList };
         // Of a split or a mix it makes a manifest of its own.
         let view = blocking(move || View::of(&spec, all)).await??;
         let projection = view.projection(columns)?;
         let dataset = Dataset { manifest: view.manifest.clone(), schema: view.schema.clone() };
-        self.take(dataset.clone(), MadeBy::ThisNode).await?;
+        self.take(dataset.clone(), made_by).await?;
         let projected_bytes = view.projected_bytes(&projection);
         Ok(OpenDataset { dataset, projected_bytes, notes: view.notes() })
     }
@@ -143,7 +146,7 @@ impl Datasets {
         known.get(id, sizes_hash).ok_or_else(unknown)
     }
 
-    /// Whether another version of the same dataset was opened or read later.
+    /// Whether there is a newer version of the same dataset.
     pub fn is_superseded(&self, dataset: &Dataset) -> bool {
         self.known.lock().is_superseded(dataset)
     }
@@ -163,8 +166,28 @@ impl Datasets {
             self.list().into_iter().filter(|d| d.is_of(&uri)).map(|d| d.manifest.id()).collect();
         gone.retain(|id| self.known.lock().remove(id));
         self.files.remove(&gone);
-        self.frozen.forget(&uri);
+        self.frozen.forget(|m| is_under(m.uri(), &uri));
         Ok(uri)
+    }
+
+    /// Forgets versions under a URI: that of a digest, or else those with newer versions. Returns the
+    /// segments that no other known dataset has. Removes files: not for an async thread.
+    pub fn forget_versions(&self, uri: &str, digest: Option<Digest>) -> Result<Vec<SegmentId>> {
+        let uri = self.allowed(uri)?;
+        let is_gone = |d: &Dataset| {
+            let is_such =
+                digest.map_or_else(|| self.is_superseded(d), |digest| d.manifest.digest() == digest);
+            is_such && d.is_of(&uri)
+        };
+        let (gone, left): (Vec<_>, Vec<_>) = self.list().into_iter().partition(is_gone);
+        let ids: Vec<_> = gone.iter().map(|d| d.manifest.id()).collect();
+        for id in &ids {
+            self.known.lock().remove(id);
+        }
+        self.files.remove(&ids);
+        self.frozen.forget(|m| gone.iter().any(|d| d.manifest.digest() == m.digest()));
+        let kept: HashSet<SegmentId> = left.iter().flat_map(Dataset::segment_ids).collect();
+        Ok(gone.iter().flat_map(Dataset::segment_ids).filter(|id| !kept.contains(id)).collect())
     }
 
     /// The normal form of a URI that the settings allow; `Denied` for any other. Follows links where it names

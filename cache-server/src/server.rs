@@ -7,11 +7,13 @@ use crate::read::prefetch;
 use crate::service::connection::{Connection, Connections};
 use crate::service::control::Control;
 use crate::service::flight::Flight;
+use crate::service::snapshots::SnapshotService;
 use crate::service::socket::{self, Socket};
 use crate::service::{metrics, peer};
 use crate::settings::{ListenAddress, Settings};
 use forebay_proto::v1::cache_server::CacheServer;
 use forebay_proto::v1::peer_server::PeerServer;
+use forebay_proto::v1::snapshots_server::SnapshotsServer;
 use forebay_proto::{Error, Result, v1};
 use futures::stream::{self, Stream, StreamExt, TryStreamExt};
 use std::io;
@@ -143,6 +145,7 @@ impl Server {
             draining: Arc::default(),
         });
         let peer = PeerServer::new(peer::PeerService(node.clone()));
+        let snapshots = SnapshotsServer::new(SnapshotService(node.membership.clone()));
         Ok(tonic::transport::Server::builder()
             .http2_keepalive_interval(Some(PING))
             .http2_keepalive_timeout(Some(PING))
@@ -150,6 +153,7 @@ impl Server {
             .add_service(HealthServer::new(health))
             .add_service(reflection)
             .add_service(control.max_decoding_message_size(REQUEST_BYTES_MAX))
+            .add_service(snapshots.max_decoding_message_size(REQUEST_BYTES_MAX))
             .add_service(peer.max_decoding_message_size(PEER_BYTES_MAX))
             .add_service(Flight(node.clone())))
     }

@@ -2,22 +2,25 @@
 
 use crate::access::Access;
 use crate::direct::Direct;
-use crate::list;
+use crate::list::{self, List};
 use crate::node::Node;
+use crate::snapshot;
 use arrow::datatypes::SchemaRef;
 use forebay_dataset::{View, schema, view};
-use forebay_proto::manifest::{Manifest, Object};
+use forebay_proto::manifest::{Digest, Manifest, Object};
 use forebay_proto::plan::Order;
+use forebay_proto::snapshot::SCHEME;
 use forebay_proto::view::{MixPart, Split};
 use forebay_proto::{Error, Kind, Result, v1};
 use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Which dataset, and which of its columns.
 #[derive(Debug, Clone, Default, PartialEq)]
 #[cfg_attr(feature = "cli", derive(clap::Args))]
 pub struct DatasetSpec {
     /// Dataset: s3://BUCKET/PREFIX or file:///PATH, a folder of Parquet objects, one of them, or a pattern
-    /// (*, **, {a,b}); or @FILE, a list of objects or what `forebay inspect --json` printed
+    /// (*, **, {a,b}); @FILE, a list of objects or what `forebay inspect --json` printed; or snapshot:NAME
     #[cfg_attr(feature = "cli", arg(required_unless_present = "mix", conflicts_with = "mix"))]
     #[cfg_attr(feature = "cli", arg(default_value = "", hide_default_value = true))]
     pub uri: String,
@@ -54,23 +57,30 @@ impl DatasetSpec {
         Self { uri: uri.into(), ..Self::default() }
     }
 
-    /// With the objects of a list that [`DatasetSpec::uri`] names as `@FILE`, and their common prefix for a
-    /// URI.
-    pub async fn resolved(&self) -> Result<Self> {
+    /// With the objects of a list (`@FILE`) or a snapshot (`snapshot:NAME`) if [`DatasetSpec::uri`] names
+    /// one, and their common prefix for a URI; and the digest that all of it must have, where that is known.
+    async fn resolved(&self, access: &Access) -> Result<(Self, Option<Digest>)> {
         if self.filter.as_ref().is_some_and(|filter| filter.trim().is_empty()) {
             let why = "the filter is empty: write a condition, as in price > 3, or leave it out";
             return Err(Error::invalid(format!("{}: {why}", self.name())));
         }
-        let Some(path) = self.uri.strip_prefix('@') else { return Ok(self.clone()) };
-        let text = tokio::fs::read(path).await.map_err(|e| Error::invalid(format!("{}: {e}", self.uri)))?;
-        let listed = tokio::task::spawn_blocking(move || list::read(&text)).await;
-        let listed = listed.map_err(|e| Error::closed(format!("reading a list broke off: {e}")))?;
-        let listed = listed.map_err(|e| e.context(&self.uri))?;
+        self.check_mix()?;
+        let listed = match self.uri.strip_prefix('@') {
+            Some(path) => list_file(path).await.map_err(|e| e.context(&self.uri))?,
+            None if self.uri.starts_with(SCHEME) => List::from(snapshot::named(access, &self.uri).await?),
+            None => return Ok((self.clone(), None)),
+        };
         if self.filter.is_some() && listed.filter.is_some() {
             let why = "it is a version that has a filter: leave --where out, or read the URI instead";
             return Err(Error::invalid(format!("{}: {why}", self.uri)));
         }
-        Ok(Self {
+        let is_all = self.split.is_none()
+            && self.filter.is_none()
+            && self.segment_bytes.is_none_or(|bytes| Some(bytes) == listed.segment_bytes)
+            && self.schema_of.is_none()
+            && (!self.no_partitions || listed.no_partitions);
+        let digest = listed.digest.filter(|_| is_all);
+        let spec = Self {
             uri: listed.uri,
             filter: self.filter.clone().or(listed.filter),
             objects: listed.objects,
@@ -78,7 +88,20 @@ impl DatasetSpec {
             schema_of: self.schema_of.clone().or(listed.schema_of),
             no_partitions: self.no_partitions || listed.no_partitions,
             ..self.clone()
-        })
+        };
+        Ok((spec, digest))
+    }
+
+    /// The parts of a mix are URIs: a list or a snapshot is a dataset by itself.
+    fn check_mix(&self) -> Result<()> {
+        let is_version = |part: &&MixPart| part.uri.starts_with('@') || part.uri.starts_with(SCHEME);
+        match self.mix.iter().find(is_version) {
+            None => Ok(()),
+            Some(part) => Err(Error::invalid(format!(
+                "{}: a mix has no lists and no snapshots: give its parts by their URIs",
+                part.uri
+            ))),
+        }
     }
 
     /// What a node is asked for.
@@ -153,16 +176,28 @@ impl Dataset {
     /// Freezes the dataset as it is now, or as its list says. `NotFound` when there is none, `Invalid` when a
     /// column does not exist or objects do not agree on its type.
     pub async fn open(access: &Access, spec: &DatasetSpec) -> Result<Self> {
-        let spec = &spec.resolved().await?;
-        let Answer { manifest, projected_bytes, notes } = match access {
+        let asked = spec.uri.as_str();
+        let (spec, digest) = &spec.resolved(access).await?;
+        let answer = match access {
             Access::Endpoint(nodes) => {
                 match (nodes.ask(|node| async move { ask(&node, spec).await }).await, &nodes.fallback) {
-                    (Err(e), Some(direct)) if e.kind == Kind::Retry => read(direct, spec).await?,
-                    (answer, _) => answer?,
+                    (Err(e), Some(direct)) if e.kind == Kind::Retry => read(direct, spec).await,
+                    (answer, _) => answer,
                 }
             }
-            Access::Direct(direct) => read(direct, spec).await?,
+            Access::Direct(direct) => read(direct, spec).await,
         };
+        let Answer { manifest, projected_bytes, notes } = match spec.uri == asked {
+            true => answer?,
+            false => answer.map_err(|e| e.context(asked))?,
+        };
+        if let Some(saved) = digest.filter(|saved| *saved != manifest.digest()) {
+            return Err(Error::changed(format!(
+                "{asked}: it was saved as version {saved}, and opens as {}: its text was changed, it was made of a split, or \
+                 another version of Forebay made it; save it again",
+                manifest.digest()
+            )));
+        }
         let schema = schema::from_ipc(manifest.schema()).map_err(|e| e.context(spec.name()))?;
         let columns = spec.columns.as_deref().unwrap_or_default();
         let projection = schema::projection(&schema, columns).map_err(|e| e.context(spec.name()))?;
@@ -181,6 +216,36 @@ impl Dataset {
         })
     }
 
+    /// Its version under a name, to be kept.
+    ///
+    /// # Errors
+    /// `Invalid` for a split and for a mix.
+    #[expect(clippy::disallowed_methods, reason = "people want to know when a snapshot was saved")]
+    pub fn snapshot(&self, name: &str) -> Result<v1::Snapshot> {
+        let (m, spec) = (&self.manifest, &self.spec);
+        if spec.split.is_some() || !spec.mix.is_empty() {
+            let why = "a snapshot keeps all rows of one dataset: give --split and --mix to what reads it";
+            return Err(Error::invalid(format!("{}: {why}", m.uri())));
+        }
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let dataset = v1::DatasetSpec {
+            uri: m.uri().to_owned(),
+            segment_bytes: m.segment_bytes(),
+            objects: m.objects().to_vec(),
+            filter: m.filter().map(|filter| filter.predicate().to_owned()).unwrap_or_default(),
+            ..spec.to_wire()
+        };
+        Ok(v1::Snapshot {
+            name: name.to_owned(),
+            digest: m.digest().to_bytes().to_vec().into(),
+            rows: m.rows(),
+            objects: m.objects().len() as u64,
+            object_bytes: m.objects().iter().map(|object| object.size).sum(),
+            saved_unix_s: now.as_secs(),
+            dataset: Some(dataset),
+        })
+    }
+
     /// Samples of an epoch: the dataset's rows, or what a mix of them gives.
     pub fn epoch_samples(&self) -> u64 {
         Order::samples(&self.manifest)
@@ -193,6 +258,13 @@ impl Dataset {
             false => self.projected_schema.fields().iter().map(|f| f.name().clone()).collect(),
         }
     }
+}
+
+/// A list of objects, or a version, in a file.
+async fn list_file(path: &str) -> Result<List> {
+    let text = tokio::fs::read(path).await.map_err(|e| Error::invalid(e.to_string()))?;
+    let listed = tokio::task::spawn_blocking(move || list::read(&text)).await;
+    listed.map_err(|e| Error::closed(format!("reading a list broke off: {e}")))?
 }
 
 /// The manifest from a cache node.

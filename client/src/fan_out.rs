@@ -74,11 +74,15 @@ pub struct FanOut {
 
 /// Drops everything under `uri` from every node.
 pub async fn free(endpoints: &Endpoints, uri: &str) -> Result<FanOut> {
+    free_versions(endpoints, &v1::FreeRequest { uri: uri.to_owned(), ..Default::default() }).await
+}
+
+/// Drops a version, or all that newer ones have replaced, from every node.
+pub async fn free_versions(endpoints: &Endpoints, request: &v1::FreeRequest) -> Result<FanOut> {
     let topology = survey::topology(endpoints).await?;
-    let (replies, failed) = ask_all(&topology, |node: Node| async move {
-        node.reply(node.client().free(v1::FreeRequest { uri: uri.to_owned() })).await
-    })
-    .await;
+    let (replies, failed) =
+        ask_all(&topology, |node: Node| async move { node.reply(node.client().free(request.clone())).await })
+            .await;
     let files = replies.iter().map(|reply| reply.segments).sum();
     let bytes = replies.iter().map(|reply| reply.bytes).sum();
     Ok(FanOut { files, bytes, failed, replies: replies.len() })

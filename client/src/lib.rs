@@ -5,7 +5,7 @@
 //! batches; [`LocalNode`] is a cache that is started on this machine; [`rows`] are read outside of any plan.
 //! [`fill`] and [`fan_out`] have all nodes of a cache hold a dataset or drop it. [`survey`] asks all nodes of
 //! a cache what they hold; [`counters`] says what a stretch of reading cost; [`routing::route`] chooses the
-//! node for each segment.
+//! node for each segment; [`snapshot`] keeps versions of datasets under names.
 //!
 //! ```
 //! use forebay_client::{Access, Dataset, DatasetSpec, Event, Loader, LoaderSettings, SourceSettings};
@@ -47,6 +47,7 @@ mod node;
 pub mod routing;
 pub mod rows;
 mod same_host;
+pub mod snapshot;
 pub mod stream;
 pub mod survey;
 

@@ -4,59 +4,47 @@
 //! which also names the version of each object: opened again it is the same dataset, whatever was added
 //! since.
 
+use crate::snapshot;
 use forebay_dataset::source::normalise;
-use forebay_proto::manifest::Object;
-use forebay_proto::{Error, Result};
-use serde::Deserialize;
+use forebay_proto::manifest::{Digest, Object};
+use forebay_proto::{Error, Result, v1};
 
-/// The fields read of the JSON of `forebay inspect --json`.
-#[derive(Deserialize)]
-struct Inspected {
-    uri: String,
-    segment_bytes: u64,
-    schema_of: Option<String>,
-    #[serde(default)]
-    no_partitions: bool,
-    #[serde(rename = "where")]
-    filter: Option<String>,
-    objects: Vec<InspectedObject>,
-}
-
-#[derive(Deserialize)]
-struct InspectedObject {
-    key: String,
-    etag: String,
-    bytes: u64,
-}
-
-/// The dataset that a list is.
+/// The dataset that a list or a snapshot is.
 #[derive(Debug, Default)]
 pub(crate) struct List {
     pub uri: String,
     pub objects: Vec<Object>,
-    /// As it was inspected.
+    /// The rest as it was saved.
     pub segment_bytes: Option<u64>,
     pub schema_of: Option<String>,
     pub no_partitions: bool,
     pub filter: Option<String>,
+    pub digest: Option<Digest>,
+}
+
+impl From<v1::Snapshot> for List {
+    fn from(snapshot: v1::Snapshot) -> Self {
+        let given = |text: String| Some(text).filter(|text| !text.is_empty());
+        let dataset = snapshot.dataset.unwrap_or_default();
+        Self {
+            uri: dataset.uri,
+            objects: dataset.objects,
+            segment_bytes: Some(dataset.segment_bytes),
+            schema_of: given(dataset.schema_of),
+            no_partitions: dataset.no_partitions,
+            filter: given(dataset.filter),
+            digest: Digest::from_bytes(&snapshot.digest).ok(),
+        }
+    }
 }
 
 /// Reads a list. Follows links: not for an async thread.
 pub(crate) fn read(list: &[u8]) -> Result<List> {
     let text = str::from_utf8(list).map_err(|_| Error::invalid("the list is not UTF-8"))?;
-    if text.trim_start().starts_with('{') { version(text) } else { lines(text) }
-}
-
-fn version(text: &str) -> Result<List> {
-    let bad = |e| Error::invalid(format!("is not JSON of `forebay inspect --json`: {e}"));
-    let Inspected { uri, segment_bytes, schema_of, no_partitions, filter, objects } =
-        serde_json::from_str(text).map_err(bad)?;
-    let object = |o: InspectedObject| Object { key: o.key, etag: o.etag, size: o.bytes };
-    if objects.is_empty() || objects.iter().any(|o| o.etag.is_empty()) {
-        return Err(Error::invalid("it names no objects, or some without their versions"));
+    match text.trim_start().starts_with('{') {
+        true => snapshot::parse(text).map(List::from),
+        false => lines(text),
     }
-    let (uri, objects) = (normalise(&uri)?, objects.into_iter().map(object).collect());
-    Ok(List { uri, objects, segment_bytes: Some(segment_bytes), schema_of, no_partitions, filter })
 }
 
 fn lines(text: &str) -> Result<List> {

@@ -9,6 +9,7 @@ use crate::same_host::HostOf;
 use crate::stream::Stream;
 use forebay_proto::v1::StatusReply;
 use forebay_proto::v1::cache_client::CacheClient;
+use forebay_proto::v1::snapshots_client::SnapshotsClient;
 use forebay_proto::{Error, Kind, Result};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -75,6 +76,11 @@ impl Node {
     /// The cache's own services. Replies may be of any size: manifests of big datasets are.
     pub fn client(&self) -> CacheClient<Channel> {
         CacheClient::new(self.channel()).max_decoding_message_size(usize::MAX)
+    }
+
+    /// The cache's snapshots.
+    pub(crate) fn snapshots(&self) -> SnapshotsClient<Channel> {
+        SnapshotsClient::new(self.channel()).max_decoding_message_size(usize::MAX)
     }
 
     /// What the node holds and has done.

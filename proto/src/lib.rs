@@ -6,6 +6,7 @@
 //! * [`digest`]: the mergeable order digest.
 //! * [`hash`]: the hash of digests, checksums and placement.
 //! * [`state`]: the loader state, under 100 bytes.
+//! * [`snapshot`]: names of versions that are kept.
 //! * [`view`]: splits and mixes of datasets.
 //! * [`ring`]: which nodes own a segment.
 //! * [`units`]: sizes as people write them.
@@ -23,6 +24,7 @@ pub mod plan;
 pub mod ring;
 mod row_run;
 mod segment_set;
+pub mod snapshot;
 pub mod state;
 mod token_bucket;
 pub mod units;
@@ -39,7 +41,7 @@ pub use token_bucket::TokenBucket;
 #[expect(
     missing_docs,
     clippy::allow_attributes_without_reason,
-    reason = "generated; documented in cache.proto"
+    reason = "generated; documented in the .proto files"
 )]
 pub mod v1 {
     tonic::include_proto!("forebay.v1");

@@ -9,6 +9,9 @@ mod etcd;
 mod follow;
 mod node_set;
 mod register;
+mod snapshots;
+
+pub use snapshots::ClusterSnapshots;
 
 use crate::settings::ClusterSettings;
 use context::{EtcdContext, EtcdHealth, Intent};
@@ -127,6 +130,16 @@ impl Membership {
             ));
         };
         etcd::set_replicas(settings, uri, replicas).await
+    }
+
+    /// The cluster's snapshots. `Invalid` without etcd, which keeps them.
+    pub fn snapshots(&self) -> Result<ClusterSnapshots<'_>, Error> {
+        let without = || {
+            Error::invalid(
+                "this cache has no etcd to keep snapshots in: keep them in files, with --dir DIR or a path for a name",
+            )
+        };
+        self.settings.as_deref().map(ClusterSnapshots).ok_or_else(without)
     }
 
     /// Whether other nodes can take over what this one serves.

@@ -3,7 +3,7 @@
 use arrow::datatypes::SchemaRef;
 use forebay_dataset::source;
 use forebay_proto::Manifest;
-use forebay_proto::manifest::Segment;
+use forebay_proto::manifest::{Segment, SegmentId};
 use std::sync::Arc;
 
 /// A frozen dataset with its decoded schema.
@@ -18,6 +18,12 @@ impl Dataset {
     /// Whether it reads anything under a URI.
     pub fn is_of(&self, uri: &str) -> bool {
         self.manifest.parts().iter().any(|p| source::is_under(&p.uri, uri))
+    }
+
+    /// What its segments are held under, in file order.
+    pub fn segment_ids(&self) -> impl Iterator<Item = SegmentId> {
+        (0..self.manifest.segments().len() as u32)
+            .filter_map(|segment| self.manifest.segment_id(segment).ok())
     }
 
     /// Whether its segments are whole, and follow each other from the start of each object.

@@ -4,7 +4,6 @@
 
 use crate::disk::{DiskCache, Sidecar};
 use crate::runtime::blocking;
-use forebay_dataset::source::is_under;
 use forebay_dataset::{Conflict, Frozen, SegmentReader, Selection, schema};
 use forebay_proto::hash::{xxh3_64, xxh3_128};
 use forebay_proto::manifest::Manifest;
@@ -123,9 +122,9 @@ impl FrozenFiles {
         Self { files: disk.sidecar("v1/frozen") }
     }
 
-    /// Forgets what datasets under a URI were.
-    pub fn forget(&self, uri: &str) {
-        let is_of = |name: &String| self.read(name).is_some_and(|f| is_under(f.manifest.uri(), uri));
+    /// Forgets what such datasets were.
+    pub fn forget(&self, such: impl Fn(&Manifest) -> bool) {
+        let is_of = |name: &String| self.read(name).is_some_and(|f| such(&f.manifest));
         self.files.list().iter().filter(|name| is_of(name)).for_each(|name| self.files.remove(name));
     }
 
@@ -257,7 +256,7 @@ mod tests {
         let disk = DiskCache::open(&settings, Arc::new(NoForecast)).unwrap();
         let files = FrozenFiles::new(&disk);
         (0..2).for_each(|n| files.keep(&of(n), &frozen(n)).unwrap());
-        files.forget("s3://b/d1");
+        files.forget(|m| m.uri() == "s3://b/d1");
         assert!(files.find(&of(0)).is_some() && files.find(&of(1)).is_none());
         assert_eq!(std::fs::read_dir(dir.path().join("v1/frozen")).unwrap().count(), 1);
     }

@@ -27,8 +27,10 @@ pub(super) struct Known {
 /// Who made a manifest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum MadeBy {
-    /// This node, from the objects' footers.
+    /// This node, from the footers of the objects that a listing gave.
     ThisNode,
+    /// This node, from those that a list names: a snapshot, say, of an earlier version.
+    ThisNodeOfList,
     /// Another process.
     Another,
 }
@@ -38,6 +40,8 @@ struct KnownDataset {
     dataset: Dataset,
     made_by: MadeBy,
     used: u64,
+    /// When a listing gave it last, or another process told of it first; 0: only a list ever named it.
+    current: u64,
 }
 
 /// Bytes of memory that a dataset takes.
@@ -63,7 +67,9 @@ impl Known {
         }
         self.bytes += memory_bytes(&dataset);
         let sizes_hash = dataset.manifest.sizes_hash();
-        let old = self.entries.insert(id, KnownDataset { dataset, made_by, used: self.clock });
+        let before = self.entries.get(&id).map_or(0, |old| old.current);
+        let current = if made_by == MadeBy::ThisNodeOfList { before } else { self.clock };
+        let old = self.entries.insert(id, KnownDataset { dataset, made_by, used: self.clock, current });
         self.bytes -= old.as_ref().map_or(0, |old| memory_bytes(&old.dataset));
         let mut gone = Vec::new();
         while self.bytes > limit && self.entries.len() > 1 {
@@ -100,13 +106,13 @@ impl Known {
         }
     }
 
-    /// Whether another version of the same dataset was used later: one of other objects.
+    /// Whether there is a newer version of the same dataset: one of other objects.
     pub fn is_superseded(&self, dataset: &Dataset) -> bool {
         let m = &dataset.manifest;
-        let used = self.entries.get(&m.id()).map_or(0, |entry| entry.used);
+        let current = self.entries.get(&m.id()).map_or(0, |entry| entry.current);
         let is_later = |entry: &KnownDataset| {
             let other = &entry.dataset.manifest;
-            entry.used > used && other.uri() == m.uri() && other.objects() != m.objects()
+            entry.current > current && other.uri() == m.uri() && other.objects() != m.objects()
         };
         self.entries.values().any(is_later)
     }
@@ -178,6 +184,24 @@ mod tests {
         }
         let message = known.only(first.manifest.digest()).unwrap_err().message;
         assert!(message.contains("s3://b/p") && message.contains("s3://other/p"), "{message}");
+    }
+
+    #[test]
+    fn a_snapshot_that_is_read_makes_no_newer_version_old() {
+        let (old, new) = (dataset("s3://b/p", "a", 4, 1), dataset("s3://b/p", "b", 4, 1));
+        let mut known = Known::default();
+        known.insert(old.clone(), MadeBy::ThisNode, LIMIT);
+        assert!(!known.is_superseded(&old));
+        known.insert(new.clone(), MadeBy::ThisNode, LIMIT);
+        for _ in 0..2 {
+            assert!(known.is_superseded(&old) && !known.is_superseded(&new));
+            known.insert(old.clone(), MadeBy::ThisNodeOfList, LIMIT);
+            known.get(id(&old), None).unwrap();
+        }
+        let mut known = Known::default();
+        known.insert(new.clone(), MadeBy::Another, LIMIT);
+        known.insert(old.clone(), MadeBy::ThisNodeOfList, LIMIT);
+        assert!(known.is_superseded(&old) && !known.is_superseded(&new));
     }
 
     #[test]

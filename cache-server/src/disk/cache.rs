@@ -198,9 +198,19 @@ impl DiskCache {
     /// Removes every segment of objects under a URI. Returns how many files and bytes went.
     pub fn free(&self, uri: &str) -> (u64, u64) {
         let keys = self.files.index().files_under(uri);
+        self.remove_all(&keys)
+    }
+
+    /// Removes segments. Returns how many files and bytes went.
+    pub fn free_segments(&self, ids: &[SegmentId]) -> (u64, u64) {
+        let keys: Vec<_> = ids.iter().flat_map(|id| self.files.index().files_of(*id)).collect();
+        self.remove_all(&keys)
+    }
+
+    fn remove_all(&self, keys: &[FileKey]) -> (u64, u64) {
         let mut gone = (0, 0);
         for key in keys {
-            if let Some(bytes) = self.files.remove(&key, |_| true) {
+            if let Some(bytes) = self.files.remove(key, |_| true) {
                 gone = (gone.0 + 1, gone.1 + bytes);
             }
         }

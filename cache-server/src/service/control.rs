@@ -9,6 +9,7 @@ use crate::read::fill::Ahead;
 use crate::runtime::blocking;
 use forebay_dataset::stream::Reading;
 use forebay_dataset::{Urgency, source};
+use forebay_proto::manifest::Digest;
 use forebay_proto::v1::cache_server::Cache as Service;
 use forebay_proto::{Error, Manifest, SegmentSet, v1};
 use futures::StreamExt;
@@ -76,8 +77,16 @@ impl Service for Control {
     }
 
     async fn free(&self, request: Request<v1::FreeRequest>) -> Reply<v1::FreeReply> {
-        let (node, uri) = (self.node.clone(), request.into_inner().uri);
-        let free = move || node.datasets.forget(&uri).map(|uri| node.disk.free(&uri));
+        let (node, v1::FreeRequest { uri, digest, superseded }) = (self.node.clone(), request.into_inner());
+        let digest = match (digest.is_empty(), superseded) {
+            (true, _) => None,
+            (false, false) => Some(Digest::from_bytes(&digest)?),
+            (false, true) => return Err(Error::invalid("free: one version or the superseded ones").into()),
+        };
+        let free = move || match digest.is_some() || superseded {
+            true => node.datasets.forget_versions(&uri, digest).map(|ids| node.disk.free_segments(&ids)),
+            false => node.datasets.forget(&uri).map(|uri| node.disk.free(&uri)),
+        };
         let (segments, bytes) = blocking(free).await??;
         Ok(Response::new(v1::FreeReply { segments, bytes }))
     }
@@ -208,8 +217,8 @@ fn dir(dir: DirStatus) -> v1::DirStatus {
 /// How much of a dataset is here. Looks at each of its segments: not for an async thread.
 fn dataset_status(node: &Node, dataset: &Dataset, all: &[Dataset]) -> v1::DatasetStatus {
     let m = &dataset.manifest;
-    let ids = (0..m.segments().len() as u32).filter_map(|s| m.segment_id(s).ok());
-    let (segments_held, segments_owned) = node.ownership.count(ids.filter(|id| node.disk.holds(*id, &[])));
+    let held = dataset.segment_ids().filter(|id| node.disk.holds(*id, &[]));
+    let (segments_held, segments_owned) = node.ownership.count(held);
     let object = m.objects().first().map(|object| m.object_uri(object));
     v1::DatasetStatus {
         uri: m.uri().into(),

@@ -51,6 +51,7 @@ pub(super) fn merge<T: Serialize + DeserializeOwned>(
         "zone",
         "server",
         "runtime_dir",
+        "snapshot_dir",
         "idle_s",
         "nccl_plugin",
         "launcher",

@@ -23,6 +23,8 @@ pub(crate) fn of(nodes: &[Surveyed]) -> Vec<Copies> {
         let sum = all.entry((&d.uri, &d.digest)).or_insert_with(none);
         // A node may not have heard of a change yet.
         sum.replicas = sum.replicas.max(d.replicas);
+        // A node that has just heard of a snapshot cannot tell it from a new version.
+        sum.superseded &= d.superseded;
         sum.segments_held += d.segments_held;
         sum.segments_owned += d.segments_owned;
     }

@@ -20,6 +20,7 @@ mod pin;
 mod plan;
 mod replicas;
 mod run_args;
+mod snapshot;
 mod status;
 mod top;
 
@@ -55,6 +56,8 @@ enum Command {
     Pin(pin::Pin),
     /// Allow pinned data to be evicted again
     Unpin(pin::Pin),
+    /// Keep a dataset's version under a name, and read exactly that later
+    Snapshot(snapshot::Snapshot),
     /// Set how many nodes hold each segment under a URI
     Replicas(replicas::Replicas),
     /// Take a node out of service without an error to anyone: its readers go on with the others
@@ -105,6 +108,7 @@ async fn run(command: Command, out: Out<'_>) -> Result<(), Failure> {
         Command::Free(c) => c.run(out).await,
         Command::Pin(c) => c.run(true, out).await,
         Command::Unpin(c) => c.run(false, out).await,
+        Command::Snapshot(c) => c.run(out).await,
         Command::Replicas(c) => c.run(out).await,
         Command::Drain(c) => c.run(out, false).await,
         Command::Undrain(c) => c.run(out, true).await,

@@ -256,3 +256,5 @@ fn a_seed_below_zero_is_told_as_such() {
     let e = Cli::try_parse_from(["forebay", "epoch", "s3://b/d", "--seed", "-1"]).unwrap_err().to_string();
     assert!(e.contains("invalid value '-1' for '--seed"), "{e}");
 }
+
+mod snapshots;

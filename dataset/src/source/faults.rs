@@ -28,6 +28,10 @@ pub(super) struct Endpoint {
     pub watch: Watch,
 }
 
+/// What to do about an object that is no longer what it was.
+const AGAIN: &str =
+    "open the dataset again; a snapshot needs the object as it was: restore it, or save a new snapshot";
+
 /// What happened, and what to do about it.
 type Verdict = (Kind, String);
 
@@ -48,13 +52,12 @@ impl Endpoint {
             || matches!(e, object_store::Error::NotFound { .. });
         let (kind, why) = if matches!(e, object_store::Error::Precondition { .. }) || f.status == Some(412) {
             let etag = frozen.unwrap_or("unknown");
-            let why =
-                format!("was overwritten since the dataset was frozen (etag {etag}): open the dataset again");
+            let why = format!("was overwritten since the dataset was frozen (etag {etag}): {AGAIN}");
             (Kind::Changed, why)
         } else if let Some(refused) = self.bucket.as_ref().and_then(|b| self.refusal(b, &tried, e, &f)) {
             refused
         } else if is_missing && frozen.is_some() {
-            (Kind::NotFound, "was deleted since the dataset was frozen: open the dataset again".into())
+            (Kind::NotFound, format!("was deleted since the dataset was frozen: {AGAIN}"))
         } else if is_missing {
             let what = if self.bucket.is_some() { "object" } else { "file or directory" };
             (Kind::NotFound, format!("no such {what}"))

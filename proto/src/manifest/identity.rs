@@ -6,6 +6,7 @@ use crate::error::{Error, Result};
 use crate::hash::{Hash64, Hash128};
 use crate::v1::{Object, Shape};
 use std::fmt;
+use std::str::FromStr;
 
 /// The manifest format of datasets whose objects have one schema.
 pub const FORMAT: u32 = 1;
@@ -30,6 +31,17 @@ impl Digest {
     pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
         let bytes = bytes.try_into().map_err(|_| Error::invalid("a digest has 16 bytes"))?;
         Ok(Self(u128::from_be_bytes(bytes)))
+    }
+}
+
+impl FromStr for Digest {
+    type Err = Error;
+
+    /// From the 32 hex digits that it is printed as.
+    fn from_str(text: &str) -> Result<Self> {
+        let is_hex = text.len() == 32 && text.bytes().all(|b| b.is_ascii_hexdigit());
+        let digest = u128::from_str_radix(text, 16).ok().filter(|_| is_hex);
+        digest.map(Self).ok_or_else(|| Error::invalid(format!("`{text}` is no digest: it has 32 hex digits")))
     }
 }
 

@@ -14,6 +14,7 @@
 //! * [`restart`]: the faults that a run survives without an error.
 //! * [`local_node`]: a node that the commands start by themselves.
 //! * [`same_host`]: readers on the node's own host.
+//! * [`snapshots`]: versions of datasets under names.
 //! * [`store`]: the faster checks of `make bench-store`.
 //! * [`warm`]: `make bench-warm`, at a small size.
 //! * [`peers`]: `make bench-peers`, at a small size, with the peers that need no more than pyarrow.
@@ -41,6 +42,7 @@ mod refused;
 mod replicas;
 mod restart;
 mod same_host;
+mod snapshots;
 mod store;
 mod tickets;
 mod trainer;
