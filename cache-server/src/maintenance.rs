@@ -1,7 +1,8 @@
-//! Work on a timer: tries cache directories that were set aside, and reads segment files through (the scrub)
-//! at a modest rate.
+//! Work on the side: asks the object store at start whether it will answer, tries cache directories that were
+//! set aside, and reads segment files through (the scrub) at a modest rate.
 
 pub(crate) mod stall_probe;
+pub(crate) mod store_check;
 
 use crate::disk::DiskCache;
 use crate::runtime::blocking;

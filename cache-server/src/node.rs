@@ -152,6 +152,9 @@ async fn open_disk(settings: &Settings, plans: &Arc<Plans>, memory: &Memory) -> 
         maps_bytes: memory.maps_bytes,
         disk: Arc::new(RealDisk),
     };
+    for dir in settings.cache_dir.iter().filter(|dir| !dir.exists()) {
+        tracing::info!(dir = %dir.display(), "this cache directory did not exist: it is made");
+    }
     let (started, forecast) = (Instant::now(), plans.clone());
     let disk = blocking(move || DiskCache::open(&disk, forecast)).await??;
     tracing::info!(

@@ -1,7 +1,7 @@
 //! The daemon: binds the sockets, runs a node's services and background tasks, and ends them in order.
 
 use crate::cluster::replicate::Replicator;
-use crate::maintenance;
+use crate::maintenance::{self, store_check};
 use crate::node::Node;
 use crate::read::prefetch;
 use crate::service::connection::{Connection, Connections};
@@ -78,6 +78,11 @@ impl Server {
         let url = settings.url(&address)?;
         let streams = CancellationToken::new();
         let node = Arc::new(Node::open(&settings, url, streams.clone()).await?);
+        if settings.check_at_start {
+            let check = store_check::run(node.source.clone(), settings.allow.clone());
+            let stop = streams.clone();
+            tokio::spawn(async move { stop.run_until_cancelled_owned(check).await });
+        }
         // The cache directory is this server's own since the node was opened.
         let socket = unix_socket(&settings)?;
         if let Some(socket) = &socket {

@@ -101,6 +101,9 @@ pub struct Settings {
     /// Its place in a cluster that etcd keeps.
     #[command(flatten)]
     pub cluster: ClusterSettings,
+    /// Whether to ask the object store at start whether what `allow` names can be listed.
+    #[arg(skip = true)]
+    pub check_at_start: bool,
     /// Seconds that open streams get to finish at shutdown.
     #[arg(skip = 5.0)]
     pub drain_s: f64,

@@ -129,6 +129,14 @@ impl Source {
         }
     }
 
+    /// Whether what lies under a prefix can be listed: one attempt.
+    pub(crate) async fn try_list(&self, place: &Place) -> Result<()> {
+        self.inner.requests.counters.footer_requests.fetch_add(1, Relaxed);
+        let prefix = (!place.path.as_ref().is_empty()).then_some(&place.path);
+        let listed = place.bucket.objects.list(prefix).try_next().await;
+        listed.map(drop).map_err(|e| place.bucket.endpoint.fault(&place.uri, None, None, &e))
+    }
+
     /// One object, as it is now.
     pub(crate) async fn head(&self, place: &Place) -> Result<SourceObject> {
         let urgency = Urgency::demand();

@@ -10,7 +10,7 @@ use crate::parquet::footers::Footers;
 use crate::priority::PrioritySemaphore;
 use crate::schema::from_ipc;
 use crate::selection::Selection;
-use crate::source::{Source, SourceCounters, SourceObject, SourceSettings, blocking};
+use crate::source::{Source, SourceCounters, SourceObject, SourceSettings, blocking, normalise};
 use crate::urgency::Urgency;
 use arrow::array::RecordBatch;
 use arrow::datatypes::SchemaRef;
@@ -67,6 +67,14 @@ impl SegmentReader {
     /// The sums of all requests and decoded bytes so far.
     pub fn counters(&self) -> &SourceCounters {
         self.source.counters()
+    }
+
+    /// Asks the object store once whether what lies under a URI can be listed. The error is that which a
+    /// reader would get, without the retries.
+    pub async fn try_list(&self, uri: &str) -> Result<()> {
+        let uri = uri.to_owned();
+        let uri = blocking(move || normalise(&uri)).await?;
+        self.source.try_list(&self.source.place(&uri)?).await
     }
 
     /// Freezes the dataset under `uri` into segments of about `segment_bytes` decoded bytes (0 = the

@@ -92,6 +92,10 @@ impl Endpoint {
             let why = "the session token has expired and is not renewed";
             return Some((Kind::Retry, format!("{why} ({tried}): check what renews it")));
         }
+        if code == "RequestTimeTooSkewed" {
+            let why = format!("{endpoint} refuses the request's time{said}: set this machine's clock");
+            return Some((Kind::Denied, why));
+        }
         let is_denied = matches!(
             code,
             "InvalidAccessKeyId" | "SignatureDoesNotMatch" | "ExpiredToken" | "InvalidToken" | "AccessDenied"
@@ -261,6 +265,11 @@ mod tests {
             ),
             (format!("{status}404 Not Found: {}", doc("NoSuchKey", "x")), Kind::NotFound, "no such object"),
             (format!("{status}403 Forbidden: {}", doc("InvalidAccessKeyId", "x")), Kind::Denied, "AKID"),
+            (
+                format!("{status}403 Forbidden: {}", doc("RequestTimeTooSkewed", "x")),
+                Kind::Denied,
+                "set this machine's clock",
+            ),
             (format!("{status}400 Bad Request: {region}"), Kind::Invalid, "'eu-west-1'"),
             ("Received redirect without LOCATION, this".into(), Kind::Invalid, "us-east-1"),
             (format!("{status}503 Slow: {}", doc("SlowDown", "x")), Kind::Retry, "503"),

@@ -1,26 +1,48 @@
 //! The HTTP client under an S3 store, watched for what `object_store` drops: the region that a server says a
-//! bucket is in, and the checksums that it keeps of objects.
+//! bucket is in, the checksums that it keeps of objects, and its clock.
 
 use super::checksum::Offered;
 use async_trait::async_trait;
+use chrono::{DateTime, Utc};
 use http::HeaderMap;
+use http::header::DATE;
 use object_store::client::{
     ClientOptions, HttpClient, HttpConnector, HttpError, HttpRequest, HttpResponse, HttpService,
     ReqwestConnector,
 };
 use parking_lot::Mutex;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::SystemTime;
+
+/// Minutes by which this machine's clock may be off before that is worth a warning; S3 refuses requests from
+/// 15 on.
+const OFF_MINUTES: i64 = 5;
 
 /// Makes watched clients.
 #[derive(Debug, Default, Clone)]
 pub(super) struct Watch {
     region: Arc<Mutex<Option<String>>>,
+    /// The clocks were compared: once is enough.
+    compared: Arc<AtomicBool>,
 }
 
 impl Watch {
     /// The region that the server named last, if any.
     pub(super) fn region(&self) -> Option<String> {
         self.region.lock().clone()
+    }
+
+    /// Warns if this machine's clock is not the server's. A wrong clock is a riddle otherwise: requests are
+    /// refused as if their keys were wrong, and credentials seem to have expired.
+    #[expect(clippy::disallowed_methods, reason = "two clocks are compared by the time of day")]
+    fn compare_clocks(&self, answer: &HeaderMap) {
+        if let Some(date) = answer.get(DATE).and_then(|date| date.to_str().ok())
+            && !self.compared.swap(true, Relaxed)
+            && let Some(off) = off(date, SystemTime::now())
+        {
+            tracing::warn!(date, "this machine's clock is {off} that of the object store: set it");
+        }
     }
 }
 
@@ -44,6 +66,9 @@ struct Watched {
 impl HttpService for Watched {
     async fn call(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
         let mut answer = self.inner.execute(request).await;
+        if let Ok(r) = &answer {
+            self.watch.compare_clocks(r.headers());
+        }
         if let Ok(r) = &mut answer
             && let Some(offered) = Offered::new(r.headers())
         {
@@ -56,5 +81,30 @@ impl HttpService for Watched {
             *self.watch.region.lock() = Some(region.to_owned());
         }
         answer
+    }
+}
+
+/// By how much a clock differs from a server's, in words; nothing if it is little.
+fn off(date: &str, now: SystemTime) -> Option<String> {
+    let theirs = DateTime::parse_from_rfc2822(date).ok()?;
+    let minutes = (DateTime::<Utc>::from(now) - theirs.to_utc()).num_minutes();
+    let side = if minutes > 0 { "ahead of" } else { "behind" };
+    (minutes.abs() >= OFF_MINUTES).then(|| format!("{} min {side}", minutes.abs()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::{Duration, UNIX_EPOCH};
+
+    #[test]
+    fn a_clock_that_is_off_is_told_by_how_much() {
+        let date = "Tue, 14 Nov 2023 22:13:20 GMT";
+        let at = |minutes: i64| UNIX_EPOCH + Duration::from_secs((1_700_000_000 + 60 * minutes) as u64);
+        assert_eq!(off(date, at(0)), None);
+        assert_eq!(off(date, at(-4)), None);
+        assert_eq!(off(date, at(7)).as_deref(), Some("7 min ahead of"));
+        assert_eq!(off(date, at(-90)).as_deref(), Some("90 min behind"));
+        assert_eq!(off("soon", at(0)), None);
     }
 }

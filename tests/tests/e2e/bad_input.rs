@@ -3,6 +3,7 @@
 
 use std::net::TcpListener;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use forebay_tests::harness::fault::Fault;
 use forebay_tests::harness::process::{Run, ServerOptions};
@@ -78,7 +79,15 @@ fn credentials_and_regions_that_are_refused_are_named_and_secrets_are_not() {
             .env("AWS_ACCESS_KEY_ID", &s3.access_key)
             .env("AWS_SECRET_ACCESS_KEY", secret)
             .env("FOREBAY_LOG", "trace")
+            .env("FOREBAY_CHECK_AT_START", "true")
+            .allow_log("readers of what --allow names will fail")
             .start();
+        let told = |line: &str| line.contains("--allow names will fail") && line.contains(says);
+        let deadline = Instant::now() + Duration::from_secs(30);
+        while !server.log().lines().any(told) {
+            assert!(Instant::now() < deadline, "nobody has asked yet: {}", server.log());
+            std::thread::sleep(Duration::from_millis(20));
+        }
         refused(cached(&server, &["cat", &uri]), &[&uri, says]);
         assert!(!server.log().contains(secret), "the server's log shows the secret");
         server.stop();
