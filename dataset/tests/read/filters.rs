@@ -325,11 +325,13 @@ async fn few_texts_out_of_many_fit_into_little_memory() {
 #[tokio::test]
 async fn what_cannot_be_filtered_names_the_dataset_and_the_remedy() {
     let dir = Dir::new();
-    put(&dir, "a.parquet", &[("n", longs(0..10)), ("x", longs(0..10))], 5);
+    let within = StructArray::from(vec![(Arc::new(Field::new("f", DataType::Int64, false)), longs(0..10))]);
+    put(&dir, "a.parquet", &[("n", longs(0..10)), ("x", longs(0..10)), ("s", Arc::new(within))], 5);
     put(&dir, "b.parquet", &[("n", longs(0..10)), ("x", Arc::new(StringArray::from(vec!["a"; 10])))], 5);
     for (filter, says) in [
         ("n > 10", "filter `n > 10` leaves no row"),
         ("m > 10", "no column 'm': did you mean 'n'?"),
+        ("s.f > 10", "'s.f' lies in column 's'"),
         ("x > 10", "objects disagree on"),
         ("n >", "it ends where a value is expected"),
     ] {

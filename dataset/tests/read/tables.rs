@@ -230,4 +230,32 @@ async fn a_name_that_is_no_text_is_named() {
     assert!(message.contains("b\u{fffd}.parquet") || message.contains("b\\xFF.parquet"), "{message}");
     let (kind, message) = refused(&Selection::new(format!("{}/k=%FF/x.parquet", dir.uri()), 0)).await;
     assert_eq!(kind, Kind::NotFound, "{message}");
+    let dir = Dir::new();
+    put(&dir, "k=%FF/a.parquet", &[("id", longs(&[1]))]);
+    let (kind, message) = refused(&Selection::new(dir.uri(), 0)).await;
+    assert_eq!(kind, Kind::Invalid, "{message}");
+    for part in ["k=%FF/a.parquet", "'%FF' is not UTF-8", "--no-partitions"] {
+        assert!(message.contains(part), "{message}");
+    }
+}
+
+#[tokio::test]
+async fn columns_that_differ_in_case_only_are_two_and_told() {
+    let dir = Dir::new();
+    put(&dir, "a.parquet", &[("id", longs(&[1])), ("ID", longs(&[2]))]);
+    put(&dir, "b.parquet", &[("Id", longs(&[3]))]);
+    let frozen = source().freeze(&dir.uri(), 0).await.unwrap();
+    let read = rows(&frozen).await;
+    for (name, first) in [("id", Some(1)), ("ID", Some(2)), ("Id", None)] {
+        let column = read.column_by_name(name).unwrap().as_primitive::<Int64Type>();
+        assert_eq!(column.iter().next().unwrap(), first, "{name}");
+    }
+    let told = frozen.notes.join("; ");
+    assert!(
+        told.contains(&dir.uri()) && told.contains("'id' and 'ID' differ in case only: both are kept"),
+        "{told}"
+    );
+    let filtered = Selection { filter: "iD = 1".into(), ..Selection::new(dir.uri(), 0) };
+    let (kind, message) = refused(&filtered).await;
+    assert!(kind == Kind::Invalid && message.contains("differ in case only"), "{message}");
 }
