@@ -1,0 +1,126 @@
+"""The Trainer of transformers over a loader: the samples of every update, also after a resume in mid-epoch."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import Cluster, needs
+
+import forebay
+
+needs("torch")
+
+import torch
+import transformers
+
+import forebay.hf
+import forebay.torch
+
+EPOCHS = 2
+
+
+class Trainer(forebay.hf.TrainerMixin, transformers.Trainer):
+    pass
+
+
+class Line(torch.nn.Module):
+    """Notes the samples that it sees."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.slope = torch.nn.Parameter(torch.zeros(1))
+        self.seen: list[list[int]] = []
+
+    def forward(self, id: torch.Tensor, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        self.seen.append(id.tolist())
+        return {"loss": ((self.slope * x / 100 - 1) ** 2).mean()}
+
+
+class Updates(transformers.TrainerCallback):
+    """Notes after which batches the model was updated, and ends the run after some."""
+
+    def __init__(self, model: Line, last: int | None) -> None:
+        self.model, self.last = model, last
+        self.after: list[int] = []
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.after.append(len(self.model.seen))
+        if state.global_step == self.last:
+            control.should_save = control.should_training_stop = True
+
+
+def trained(
+    cluster: Cluster, folder: Path, batch: int, accumulated: int, last: int | None = None, resumed: bool = False
+) -> tuple[Line, Updates, Any]:
+    torch.manual_seed(0)
+    loader = forebay.torch.Loader(cluster.dataset(columns=["id", "x"]), batch_size=batch, seed=3, shuffle=2)
+    args = transformers.TrainingArguments(
+        str(folder),
+        num_train_epochs=EPOCHS,
+        gradient_accumulation_steps=accumulated,
+        save_strategy="no",
+        report_to=[],
+        use_cpu=True,
+        disable_tqdm=True,
+    )
+    model = Line()
+    updates = Updates(model, last)
+    trainer = Trainer(model=model, args=args, train_loader=loader, callbacks=[updates])
+    trainer.train(resume_from_checkpoint=resumed)
+    return model, updates, trainer
+
+
+# An epoch has 12 batches of 50: updates of 5, 5 and 2 of them.
+@pytest.mark.parametrize("last", [1, 2, 3, 4])
+def test_accumulated_gradients_resumed_are_as_if_never_stopped(cluster: Cluster, tmp_path: Path, last: int) -> None:
+    straight, updates, trainer = trained(cluster, tmp_path / "straight", 50, 5)
+    assert updates.after == [5, 10, 12, 17, 22, 24] and trainer.state.global_step == 6
+    assert trainer.num_examples(trainer.get_train_dataloader()) == 600
+    stopped, before, _ = trained(cluster, tmp_path / "stopped", 50, 5, last)
+    resumed, after, trainer = trained(cluster, tmp_path / "stopped", 50, 5, resumed=True)
+    done = len(stopped.seen)
+    assert stopped.seen + resumed.seen == straight.seen
+    assert before.after + [done + batch for batch in after.after] == updates.after
+    assert (trainer.state.global_step, trainer.state.epoch) == (6, EPOCHS)
+    assert torch.equal(resumed.slope, straight.slope)
+
+
+def test_updates_of_other_batches_and_the_same_rows_go_on(cluster: Cluster, tmp_path: Path) -> None:
+    straight, _, _ = trained(cluster, tmp_path / "straight", 50, 4)
+    stopped, _, _ = trained(cluster, tmp_path / "stopped", 50, 4, 2)
+    resumed, updates, trainer = trained(cluster, tmp_path / "stopped", 25, 8, resumed=True)
+    rows = [sum(seen, []) for seen in (stopped.seen + resumed.seen, straight.seen)]
+    for first in range(0, EPOCHS * 600, 200):
+        assert sorted(rows[0][first : first + 200]) == sorted(rows[1][first : first + 200]), "one update's"
+    assert updates.after == [8, 16, 24, 32] and trainer.state.global_step == 6
+
+
+@pytest.mark.parametrize(("batch", "accumulated"), [(50, 4), (25, 5), (50, 1)])
+def test_updates_of_other_rows_are_refused(cluster: Cluster, tmp_path: Path, batch: int, accumulated: int) -> None:
+    trained(cluster, tmp_path, 50, 5, 1)
+    told = rf"updates of 250 rows, 3 in an epoch; this one has updates of {batch * accumulated} rows, .* as they were"
+    with pytest.raises(forebay.InvalidError, match=told):
+        trained(cluster, tmp_path, batch, accumulated, resumed=True)
+
+
+def test_checkpoints_that_tell_no_place(cluster: Cluster, tmp_path: Path) -> None:
+    trained(cluster, tmp_path, 50, 5, 1)
+    state = tmp_path / "checkpoint-1" / forebay.hf.STATE_FILE
+    saved = json.loads(state.read_text())
+    del saved["updates"]
+    state.write_text(json.dumps(saved))
+    with pytest.raises(forebay.InvalidError, match="a size it does not tell"):
+        trained(cluster, tmp_path, 50, 5, resumed=True)
+    state.unlink()
+    with pytest.raises(forebay.NotFoundError, match="saved without"):
+        trained(cluster, tmp_path, 50, 5, resumed=True)
+
+
+def test_the_batch_size_is_the_loader_s(cluster: Cluster, tmp_path: Path) -> None:
+    args = transformers.TrainingArguments(str(tmp_path), auto_find_batch_size=True, use_cpu=True, report_to=[])
+    loader = forebay.torch.Loader(cluster.dataset(columns=["id", "x"]), batch_size=50)
+    with pytest.raises(forebay.InvalidError, match="auto_find_batch_size"):
+        Trainer(model=Line(), args=args, train_loader=loader)
