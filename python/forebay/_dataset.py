@@ -13,6 +13,7 @@ from forebay import _forebay
 from forebay._errors import ChangedError, InvalidError
 from forebay._html import table
 from forebay._local_node import LocalNode, local_settings
+from forebay._numbers import whole
 from forebay._source import source_settings
 
 if TYPE_CHECKING:
@@ -89,7 +90,7 @@ def dataset(
         "columns": None if columns is None else _names(columns),
         "split": _split(split),
         "mix": mix,
-        "segment_bytes": segment_bytes,
+        "segment_bytes": None if segment_bytes is None else whole("segment_bytes", segment_bytes),
         "schema_of": schema_of,
         "partitions": partitions,
         "where": where,
@@ -99,7 +100,7 @@ def dataset(
             "zone": zone,
             "local": local,
             "source": source,
-            "direct_memory_bytes": direct_memory_bytes,
+            "direct_memory_bytes": None if direct_memory_bytes is None else whole("direct_memory_bytes", direct_memory_bytes),
         },
     }
     return Dataset("" if isinstance(uri, Mapping) else os.fspath(uri), options)
@@ -188,7 +189,7 @@ class Dataset:
 
     def scan(self, limit: int | None = None) -> RecordBatchReader:
         """The first `limit` rows, or all, in file order, as a stream of Arrow record batches."""
-        return self._core.scan(limit)
+        return self._core.scan(None if limit is None else whole("limit", limit))
 
     def to_table(self) -> pyarrow.Table:
         """All rows as a pyarrow table."""
@@ -196,7 +197,7 @@ class Dataset:
 
     def head(self, rows: int = 5) -> pyarrow.Table:
         """The first rows as a pyarrow table."""
-        return _table(self.scan(rows))
+        return _table(self.scan(whole("rows", rows)))
 
     def take(self, rows: SupportsIndex | Iterable[SupportsIndex]) -> pyarrow.Table:
         """Rows by their numbers, in this order, as a pyarrow table; negative numbers count from the end.

@@ -11,6 +11,7 @@ from forebay._dataset import dataset as open_dataset
 from forebay._errors import ChangedError, CorruptError, InvalidError
 from forebay._forebay import Settings
 from forebay._html import table
+from forebay._numbers import whole
 from forebay._plan import Plan
 from forebay._ranks import rank_and_world
 
@@ -77,18 +78,22 @@ class Run:
         self.rank, self.world, said_by = rank_and_world(rank, world)
         if (batch_size is None) == (global_batch is None):
             raise InvalidError("pass one of batch_size= (rows of each rank) and global_batch= (rows of all ranks together)")
+        whole("world", self.world, least=1, bits=32)
+        whole("rank", self.rank, bits=32)
         self.data = opened
-        self.global_batch = global_batch if global_batch is not None else (batch_size or 0) * self.world
+        if global_batch is None:
+            global_batch = whole("batch_size", batch_size or 0, least=1) * self.world
+        self.global_batch = whole("global_batch", global_batch, least=1)
         self.ending = ending
         self._settings = Settings(
-            seed=seed,
+            seed=whole("seed", seed),
             shuffle=_shuffle(shuffle),
             ending=ending,
             global_batch=self.global_batch,
             rank=self.rank,
             world=self.world,
-            epochs=epochs,
-            prefetch_bytes=prefetch_bytes,
+            epochs=None if epochs is None else whole("epochs", epochs),
+            prefetch_bytes=whole("prefetch_bytes", prefetch_bytes),
             patience_s=patience_s,
         )
         self._epochs = epochs
@@ -155,14 +160,17 @@ class Run:
 
     def plan(self, epoch: int | None = None) -> Plan:
         """Which rows this rank's steps of an epoch hold; unset, the steps that come next."""
-        settings = self._at(self._epoch, self._samples_done) if epoch is None else self._settings.at_epoch(epoch)
+        if epoch is None:
+            settings = self._at(self._epoch, self._samples_done)
+        else:
+            settings = self._settings.at_epoch(whole("epoch", epoch))
         ranks = f"rank {self.rank} of {self.world}, seed {self.seed}, shuffle {self.shuffle}, ending {self.ending}"
         return Plan(settings.plan(self.data._core), f"{self.data.uri}, {ranks}")
 
     def set_epoch(self, epoch: int) -> None:
         """The next iteration reads this epoch from its beginning. Changes nothing if it would read this epoch
         anyway, so an epoch that was resumed in its middle goes on there."""
-        if epoch == self._epoch and not self._begun:
+        if whole("epoch", epoch) == self._epoch and not self._begun:
             return
         self._stop()
         self._place(self._settings.at_epoch(epoch))

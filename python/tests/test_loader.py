@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pyarrow as pa
@@ -24,12 +24,6 @@ def ids(batches: Iterable[forebay.Batch]) -> list[int]:
         real = pa.array([True] * len(numbers)) if batch.mask is None else pa.array(batch.mask)
         found += numbers.filter(real).to_pylist()
     return found
-
-
-def epoch_of(cluster: Cluster, world: int, **settings: Any) -> list[list[int]]:
-    """Each rank's samples of an epoch."""
-    ranks = [forebay.Loader(cluster.dataset(), rank=rank, world=world, **{**SETTINGS, **settings}) for rank in range(world)]
-    return [ids(loader) for loader in ranks]
 
 
 @pytest.mark.parametrize("world", [1, 2, 4])
@@ -181,6 +175,47 @@ def test_bad_input(cluster: Cluster) -> None:
         forebay.Loader(ds, batch_size=1, shuffle="wild")  # type: ignore[call-overload]
     with pytest.raises(forebay.InvalidError, match="ending"):
         forebay.Loader(ds, batch_size=1, ending="x")  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "limit"),
+    [
+        ("batch_size", -1, 1),
+        ("batch_size", 0, 1),
+        ("global_batch", -8, 1),
+        ("seed", -1, 0),
+        ("epochs", -1, 0),
+        ("prefetch_bytes", -1, 0),
+        ("rank", -1, 0),
+        ("world", -1, 1),
+    ],
+)
+def test_numbers_that_are_too_small_are_named(cluster: Cluster, name: str, value: int, limit: int) -> None:
+    settings: dict[str, Any] = {"rank": 0, "world": 1, name: value}
+    if name != "global_batch":
+        settings = {"batch_size": 10, **settings}
+    with pytest.raises(forebay.InvalidError, match=f"^{name}={value}: it must be at least {limit}$"):
+        forebay.Loader(cluster.dataset(), **settings)
+
+
+def test_numbers_elsewhere_are_named_too(cluster: Cluster) -> None:
+    ds = cluster.dataset()
+    loader = forebay.Loader(ds, **SETTINGS)
+    refused: list[Callable[[int], object]] = [loader.set_epoch, loader.plan]
+    for take in refused:
+        with pytest.raises(forebay.InvalidError, match="^epoch=-1: it must be at least 0$"):
+            take(-1)
+    with pytest.raises(forebay.InvalidError, match=r"^seed=\d+: it must be less than 2\*\*64$"):
+        forebay.Loader(ds, batch_size=1, seed=1 << 64)
+    with pytest.raises(forebay.InvalidError, match="^rows=-1"):
+        ds.head(-1)
+    with pytest.raises(forebay.InvalidError, match="^limit=-1"):
+        ds.scan(-1)
+    for name in ["segment_bytes", "direct_memory_bytes"]:
+        wrong: dict[str, Any] = {name: -1}
+        with pytest.raises(forebay.InvalidError, match=f"^{name}=-1"):
+            forebay.dataset(cluster.uri(), direct=True, **wrong)
+    assert ids(loader), "it reads as before"
 
 
 def test_states_that_are_not_of_this_run(cluster: Cluster) -> None:
