@@ -124,7 +124,7 @@ need_test_wheels() {
 }
 
 need_wheel_maker() {
-    [ -x .venv/bin/maturin ] && return
+    [ "$(.venv/bin/maturin --version 2>/dev/null)" = "${wheel_wheels[0]/==/ }" ] && return
     venv
     say "installing ${wheel_wheels[*]} into .venv: 9 MB to download"
     pip_install --only-binary=:all: "${wheel_wheels[@]}"

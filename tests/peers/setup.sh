@@ -40,7 +40,7 @@ need_environment() {
 need_stand_ins() {
     [ -e .peers/stand-ins/libnccl.so.2 ] && return
     say "writing stand-ins for CUDA's libraries"
-    .peers/main/bin/python tests/peers/torch_stand_ins.py .torch .peers/stand-ins ||
+    .peers/main/bin/python scripts/torch_stand_ins.py .torch .peers/stand-ins ||
         say "there are no stand-ins: rows of peers that need torch will say so"
 }
 
