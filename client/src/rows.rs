@@ -32,10 +32,29 @@ pub fn schema(dataset: &Dataset) -> Result<SchemaRef> {
     dataset.projected_schema.project(&as_asked(dataset)?).map(Arc::new).map_err(not_projected)
 }
 
-/// Brings the columns of a batch that has them in the dataset's order, such as a loader's, into the order in
+/// Brings the columns of batches that have them in the dataset's order, such as a loader's, into the order in
 /// which they were asked for.
-pub fn in_order(dataset: &Dataset, batch: &RecordBatch) -> Result<RecordBatch> {
-    batch.project(&as_asked(dataset)?).map_err(not_projected)
+#[derive(Debug, Clone)]
+pub struct ColumnOrder {
+    /// `None` if that is the dataset's order.
+    columns: Option<Vec<usize>>,
+}
+
+impl ColumnOrder {
+    /// That of a dataset's batches.
+    pub fn of(dataset: &Dataset) -> Result<Self> {
+        let columns = as_asked(dataset)?;
+        let is_theirs = columns.iter().copied().eq(0..dataset.projected_schema.fields().len());
+        Ok(Self { columns: (!is_theirs).then_some(columns) })
+    }
+
+    /// The batch with its columns in this order.
+    pub fn apply(&self, batch: RecordBatch) -> Result<RecordBatch> {
+        match &self.columns {
+            None => Ok(batch),
+            Some(columns) => batch.project(columns).map_err(not_projected),
+        }
+    }
 }
 
 /// The first `limit` rows in file order; `None` = all.
@@ -110,8 +129,8 @@ async fn read(dataset: &Dataset, ticket: v1::ticket::Kind) -> Result<RowStream> 
             messages.map(move |message| message?.to_record_batch(&schema)).boxed()
         }
     };
-    let order = as_asked(dataset)?;
-    Ok(rows.map(move |batch| batch?.project(&order).map_err(not_projected)).boxed())
+    let order = ColumnOrder::of(dataset)?;
+    Ok(rows.map(move |batch| order.apply(batch?)).boxed())
 }
 
 async fn from_node(node: Node, ticket: v1::Ticket) -> Result<RowStream> {

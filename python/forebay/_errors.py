@@ -13,6 +13,10 @@ class InvalidError(Error, ValueError):
     """The request is wrong as it stands: correct it."""
 
 
+class NoBufferError(InvalidError, BufferError):
+    """Memory cannot be handed over as it was asked for: what the array protocols raise."""
+
+
 class DeniedError(Error, PermissionError):
     """The caller may not do this: correct the credentials or the settings."""
 

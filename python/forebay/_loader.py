@@ -90,6 +90,8 @@ class BatchLoader(Run, Generic[T]):
         if self._threads is None:
             batch = reader.next()
             return None if batch is None else (batch.samples_done, self._transformed(batch))
+        # Threads do not come along through fork(): there a batch that is on its way would never be done.
+        reader.check_process()
         while len(self._ahead) < min(self._prefetch, self._steps_left):
             batch = reader.next(wait=not self._ahead)
             if batch is None:

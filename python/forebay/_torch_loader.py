@@ -12,7 +12,7 @@ import forebay
 from forebay._dataset import Dataset
 from forebay._loader import BatchLoader
 from forebay._run import RunOptions
-from forebay._tensors import Tensors
+from forebay._tensors import Filler, Tensors
 
 T = TypeVar("T")
 
@@ -53,7 +53,7 @@ class Loader(BatchLoader[T]):
         transform: None = None,
         threads: int = 2,
         prefetch: int = 4,
-        nulls: Mapping[str, int | float | bool | str | bytes] | None = None,
+        nulls: Mapping[str, Filler] | None = None,
         ragged: Literal["list", "pad"] | None = None,
         **options: Unpack[RunOptions],
     ) -> None: ...
@@ -65,7 +65,7 @@ class Loader(BatchLoader[T]):
         transform: Callable[[Batch], T],
         threads: int = 2,
         prefetch: int = 4,
-        nulls: Mapping[str, int | float | bool | str | bytes] | None = None,
+        nulls: Mapping[str, Filler] | None = None,
         ragged: Literal["list", "pad"] | None = None,
         **options: Unpack[RunOptions],
     ) -> None: ...
@@ -76,16 +76,17 @@ class Loader(BatchLoader[T]):
         transform: Callable[[Batch], T] | None = None,
         threads: int = 2,
         prefetch: int = 4,
-        nulls: Mapping[str, int | float | bool | str | bytes] | None = None,
+        nulls: Mapping[str, Filler] | None = None,
         ragged: Literal["list", "pad"] | None = None,
         **options: Unpack[RunOptions],
     ) -> None:
         super().__init__(dataset, transform=transform, threads=threads, prefetch=prefetch, **options)
-        self._tensors = Tensors(self.data.columns, nulls=nulls, ragged=ragged)
+        self._tensors = Tensors(self.data.schema, nulls=nulls, ragged=ragged)
 
     def _convert(self, batch: forebay.Batch) -> Batch:
-        tensors = Batch({name: self._tensors.column(batch[name]) for name in batch.keys()})
+        tensors = Batch(self._tensors.columns(batch))
         tensors.epoch, tensors.step = batch.epoch, batch.step
         tensors.sample_ids = from_dlpack(batch.sample_ids)
-        tensors.mask = None if batch.mask is None else from_dlpack(batch.mask)
+        mask = batch.mask
+        tensors.mask = None if mask is None else from_dlpack(mask)
         return tensors

@@ -13,7 +13,7 @@ from forebay._dataset import dataset as open_dataset
 from forebay._errors import ClosedError
 from forebay._run import Run, RunOptions
 from forebay._sharding import refuse_sharding
-from forebay._tensors import Tensors
+from forebay._tensors import Filler, Tensors
 from forebay._torch_loader import Batch
 
 
@@ -51,12 +51,12 @@ class MapDataset(torch.utils.data.Dataset[dict[str, Any]]):
         dataset: Dataset | str,
         *,
         columns: Sequence[str] | None = None,
-        nulls: Mapping[str, int | float | bool | str | bytes] | None = None,
+        nulls: Mapping[str, Filler] | None = None,
         ragged: Literal["list", "pad"] | None = None,
     ) -> None:
         opened = open_dataset(dataset, columns=columns) if isinstance(dataset, str) else dataset
         self.data = opened.select(columns) if columns is not None and not isinstance(dataset, str) else opened
-        self._tensors = Tensors(self.data.columns, nulls=nulls, ragged=ragged)
+        self._tensors = Tensors(self.data.schema, nulls=nulls, ragged=ragged)
 
     def __len__(self) -> int:
         """Rows."""
@@ -75,7 +75,7 @@ class MapDataset(torch.utils.data.Dataset[dict[str, Any]]):
         numbers = [self.data._row(row) for row in rows]
         parts = []
         for part in self.data._core.take(numbers):
-            parts.append({name: self._tensors.column(part[name]) for name in part.keys()})
+            parts.append(dict(self._tensors.columns(part)))
         return Rows(Batch(_joined(parts)), len(numbers))
 
     @staticmethod

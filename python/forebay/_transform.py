@@ -7,6 +7,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
 
@@ -33,14 +34,18 @@ class Task(Generic[T]):
 
     def run(self) -> None:
         work, self._work = self._work, None
-        if work is not None:
-            try:
+        try:
+            if work is not None:
                 self._result.append(work[1](work[0]))
-            except BaseException as e:
-                e.add_note(_whereabouts(work[0]))
-                self._error = e
-        del work
-        self._done.set()
+        except BaseException as e:
+            self._error = e
+            if work is not None:
+                # An exception may be of any make: one that takes no notes goes without.
+                with suppress(Exception):
+                    e.add_note(_whereabouts(work[0]))
+        finally:
+            del work
+            self._done.set()
 
     def cancel(self) -> None:
         """It does not begin any more; if it has begun, its result is dropped."""

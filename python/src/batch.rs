@@ -2,12 +2,14 @@
 
 use crate::capsule::{self, ArrayCapsules};
 use crate::column::Column;
+use crate::dlpack::{self, Tensor};
 use crate::errors;
 use crate::schema::Schema;
 use arrow::array::{ArrayRef, AsArray, BooleanArray, Int64Array, RecordBatchIterator, StructArray};
 use arrow::buffer::ScalarBuffer;
 use arrow::datatypes::Int64Type;
-use forebay_proto::Error;
+use forebay_client::rows::ColumnOrder;
+use forebay_proto::{Error, Result};
 use pyo3::prelude::*;
 use pyo3::types::PyCapsule;
 use std::sync::Arc;
@@ -48,6 +50,16 @@ impl RecordBatch {
         };
         let array = self.batch.column_by_name(name).cloned().ok_or_else(missing)?;
         Ok(Column { name: name.to_owned(), array, is_own: self.is_own })
+    }
+
+    /// Each column as a DLPack capsule, in the order of the columns; None for one that has nulls or is no
+    /// tensor.
+    fn capsules<'py>(&self, py: Python<'py>) -> PyResult<Vec<Option<Bound<'py, PyAny>>>> {
+        let capsule = |array: &ArrayRef| {
+            let plain = (array.null_count() == 0).then(|| Tensor::of(array.as_ref(), self.is_own));
+            plain.and_then(Result::ok).map(|tensor| dlpack::capsule(py, tensor, false)).transpose()
+        };
+        self.batch.columns().iter().map(capsule).collect()
     }
 
     fn __repr__(&self) -> String {
@@ -97,7 +109,8 @@ pub(crate) struct Batch {
 
 impl Batch {
     /// With its columns in the order in which they were asked for.
-    pub fn new(batch: forebay_client::Batch, columns: arrow::array::RecordBatch) -> PyClassInitializer<Self> {
+    pub fn new(batch: forebay_client::Batch, order: &ColumnOrder) -> Result<PyClassInitializer<Self>> {
+        let columns = order.apply(batch.columns)?;
         // Signed, as torch's indices are: a dataset has fewer than 2^63 rows.
         let sample_ids = ScalarBuffer::from(batch.sample_ids.into_inner());
         let sample_ids = Arc::new(Int64Array::new(sample_ids, None));
@@ -111,7 +124,7 @@ impl Batch {
             sample_ids,
             mask,
         };
-        PyClassInitializer::from(RecordBatch { batch: columns, is_own: true }).add_subclass(this)
+        Ok(PyClassInitializer::from(RecordBatch { batch: columns, is_own: true }).add_subclass(this))
     }
 }
 

@@ -4,8 +4,10 @@
 use crate::capsule::{self, ArrayCapsules};
 use crate::dlpack::{self, Tensor};
 use crate::errors;
-use arrow::array::{Array, ArrayRef, AsArray, BooleanArray, Int64Array, OffsetSizeTrait};
+use arrow::array::{Array, ArrayRef, AsArray, BooleanArray, Int64Array, OffsetSizeTrait, make_array};
+use arrow::buffer::NullBuffer;
 use arrow::datatypes::DataType;
+use arrow::error::ArrowError;
 use forebay_proto::Error;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList, PyString};
@@ -25,11 +27,12 @@ impl Column {
         Self { name: format!("{}.{name}", self.name), array, is_own: false }
     }
 
+    fn told(&self, why: &str) -> String {
+        format!("column `{}` of type {}: {why}", self.name, self.array.data_type())
+    }
+
     fn unfit(&self, py: Python<'_>, why: &str) -> PyErr {
-        errors::raise(
-            py,
-            Error::invalid(format!("column `{}` of type {}: {why}", self.name, self.array.data_type())),
-        )
+        errors::raise(py, Error::invalid(self.told(why)))
     }
 }
 
@@ -86,11 +89,14 @@ impl Column {
         Ok((self.part("item", items), self.part("offsets", offsets)))
     }
 
-    /// Of a struct column, its fields.
+    /// Of a struct column, its fields. Where the struct is null its fields are null too.
     fn fields(&self, py: Python<'_>) -> PyResult<Vec<(String, Column)>> {
         let fields = self.array.as_struct_opt().ok_or_else(|| self.unfit(py, "has no fields"))?;
-        let names = fields.column_names().into_iter().zip(fields.columns());
-        Ok(names.map(|(name, array)| (name.to_owned(), self.part(name, array.clone()))).collect())
+        let part = |(name, array): (&str, &ArrayRef)| {
+            let array = nulled(array, fields.nulls()).map_err(|e| self.unfit(py, &e.to_string()))?;
+            Ok((name.to_owned(), self.part(name, array)))
+        };
+        fields.column_names().into_iter().zip(fields.columns()).map(part).collect()
     }
 
     /// Of a column of strings or binaries, its values; None where a row is null.
@@ -119,11 +125,14 @@ impl Column {
         copy: Option<bool>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let _ = stream;
+        let refused = |why| errors::no_buffer(py, self.told(why));
         if dl_device.is_some_and(|device| device != dlpack::CPU) {
-            return Err(self.unfit(py, "lies in memory of the CPU: move the tensor afterwards"));
+            return Err(refused("lies in memory of the CPU: move the tensor afterwards"));
         }
-        let tensor = Tensor::of(self.array.as_ref(), self.is_own && copy != Some(true));
-        let tensor = tensor.map_err(|why| self.unfit(py, why))?;
+        let tensor = Tensor::of(self.array.as_ref(), self.is_own && copy != Some(true)).map_err(refused)?;
+        if tensor.is_copy && copy == Some(false) {
+            return Err(refused("is handed over as a copy only: leave out copy=False"));
+        }
         dlpack::capsule(py, tensor, max_version.is_some_and(|(major, _)| major >= 1))
     }
 
@@ -139,6 +148,20 @@ impl Column {
     ) -> PyResult<ArrayCapsules<'py>> {
         let _ = requested_schema;
         capsule::array(py, self.array.as_ref(), None)
+    }
+}
+
+/// A field of a struct, null where the struct is.
+fn nulled(field: &ArrayRef, of_struct: Option<&NullBuffer>) -> Result<ArrayRef, ArrowError> {
+    // These have no nulls of their own.
+    let has_nulls =
+        !matches!(field.data_type(), DataType::Null | DataType::Union(..) | DataType::RunEndEncoded(..));
+    match of_struct.filter(|nulls| has_nulls && nulls.null_count() > 0) {
+        None => Ok(field.clone()),
+        Some(_) => {
+            let nulls = NullBuffer::union(of_struct, field.nulls());
+            Ok(make_array(field.to_data().into_builder().nulls(nulls).build()?))
+        }
     }
 }
 

@@ -2,12 +2,13 @@
 //! without a copy. The tensor holds the memory; freeing it needs no GIL, so tensors may die on any thread.
 #![expect(unsafe_code, reason = "DLPack's structures and the capsules that carry them are C's")]
 
-use arrow::array::{Array, AsArray};
+use arrow::array::{Array, AsArray, downcast_primitive_array};
 use arrow::buffer::Buffer;
 use arrow::datatypes::DataType;
 use pyo3::ffi::{PyCapsule_GetPointer, PyCapsule_IsValid, PyCapsule_New, PyObject};
 use pyo3::prelude::*;
 use std::ffi::{CStr, c_void};
+use std::ptr::null_mut;
 
 /// Device type and number of the CPU.
 pub(crate) const CPU: (i32, i32) = (1, 0);
@@ -26,12 +27,17 @@ const UNSIGNED: u8 = 1;
 const FLOAT: u8 = 2;
 const BOOL: u8 = 6;
 
+/// Dimensions of a tensor, at most: those of a column of lists of lists, seven deep.
+const DIMENSIONS_MAX: usize = 8;
+
 /// A dense tensor in memory of the CPU.
 pub(crate) struct Tensor {
     buffer: Buffer,
     element: Element,
-    shape: Vec<i64>,
-    strides: Vec<i64>,
+    dimensions: usize,
+    shape: [i64; DIMENSIONS_MAX],
+    /// Whether its memory is a copy of the column's.
+    pub is_copy: bool,
 }
 
 /// The elements of a column that is a tensor: numbers, times, booleans, binaries of one length, and lists of
@@ -59,10 +65,16 @@ impl Tensor {
     /// Of a column; its memory is shared if `is_own`, else copied. The error says why it cannot be one.
     pub fn of(array: &dyn Array, is_own: bool) -> Result<Self, &'static str> {
         let element = element(array.data_type()).ok_or("cannot be a tensor")?;
-        let mut shape = vec![array.len() as i64];
-        let mut values = array.slice(0, array.len());
+        let (mut dimensions, mut shape) = (0, [0; DIMENSIONS_MAX]);
+        let mut add = |length: i64| -> Result<(), &'static str> {
+            *shape.get_mut(dimensions).ok_or("has more dimensions than a tensor may have")? = length;
+            dimensions += 1;
+            Ok(())
+        };
+        add(array.len() as i64)?;
+        let mut values = array;
         while let Some(list) = values.as_fixed_size_list_opt() {
-            shape.push(list.value_length().into());
+            add(list.value_length().into())?;
             let (items, length) = (list.values(), list.value_length() as usize);
             // What stands in a null row is arbitrary.
             let is_whole =
@@ -70,30 +82,37 @@ impl Tensor {
             if items.null_count() > 0 && !(0..list.len()).all(is_whole) {
                 return Err("has nulls within its lists, for which a tensor has no place");
             }
-            values = items.clone();
+            values = items.as_ref();
         }
-        let buffer = match values.as_boolean_opt() {
-            // One bit each in Arrow, one byte each in tensors.
-            Some(bits) => Buffer::from_iter(bits.values().iter().map(u8::from)),
-            None => {
-                let data = values.to_data();
-                let width = match values.data_type() {
-                    DataType::FixedSizeBinary(width) => {
-                        shape.push((*width).into());
-                        *width as usize
-                    }
-                    _ => usize::from(element.bits / 8),
-                };
-                let own = data.buffers()[0].slice_with_length(data.offset() * width, data.len() * width);
-                if is_own { own } else { Buffer::from(own.as_slice()) }
+        let own = match values.as_fixed_size_binary_opt() {
+            Some(binary) => {
+                add(binary.value_length().into())?;
+                Some(binary.values().slice_with_length(0, binary.value_data().len()))
             }
+            None => primitive(values),
         };
-        let mut strides = vec![1; shape.len()];
-        for at in (1..shape.len()).rev() {
-            strides[at - 1] = strides[at] * shape[at];
-        }
-        Ok(Self { buffer, element, shape, strides })
+        let (buffer, is_copy) = match (own, values.as_boolean_opt()) {
+            (Some(own), _) if is_own => (own, false),
+            (Some(own), _) => (Buffer::from(own.as_slice()), true),
+            // One bit each in Arrow, one byte each in tensors.
+            (None, Some(bits)) => (Buffer::from_iter(bits.values().iter().map(u8::from)), true),
+            (None, None) => return Err("cannot be a tensor"),
+        };
+        Ok(Self { buffer, element, dimensions, shape, is_copy })
     }
+
+    fn strides(&self) -> [i64; DIMENSIONS_MAX] {
+        let mut strides = [1; DIMENSIONS_MAX];
+        for at in (1..self.dimensions).rev() {
+            strides[at - 1] = strides[at] * self.shape[at];
+        }
+        strides
+    }
+}
+
+/// The memory of a column of numbers or times.
+fn primitive(array: &dyn Array) -> Option<Buffer> {
+    downcast_primitive_array!(array => Some(array.values().inner().clone()), _ => None)
 }
 
 #[repr(C)]
@@ -113,7 +132,7 @@ struct DlTensor {
 struct Managed {
     tensor: DlTensor,
     context: *mut c_void,
-    deleter: Option<unsafe extern "C" fn(*mut Managed)>,
+    deleter: Option<unsafe extern "C" fn(*mut Self)>,
 }
 
 /// `DLManagedTensorVersioned`.
@@ -122,74 +141,100 @@ struct Versioned {
     major: u32,
     minor: u32,
     context: *mut c_void,
-    deleter: Option<unsafe extern "C" fn(*mut Versioned)>,
+    deleter: Option<unsafe extern "C" fn(*mut Self)>,
     flags: u64,
     tensor: DlTensor,
 }
 
-const NAME: &CStr = c"dltensor";
-const VERSIONED_NAME: &CStr = c"dltensor_versioned";
+/// `DLPACK_FLAG_BITMASK_IS_COPIED`.
+const IS_COPIED: u64 = 2;
+
+/// What a capsule holds, in one of DLPack's two forms.
+trait Form: Sized {
+    const NAME: &'static CStr;
+
+    fn new(tensor: DlTensor, is_copy: bool) -> Self;
+
+    fn tensor(&mut self) -> &mut DlTensor;
+}
+
+impl Form for Managed {
+    const NAME: &'static CStr = c"dltensor";
+
+    fn new(tensor: DlTensor, _is_copy: bool) -> Self {
+        Self { tensor, context: null_mut(), deleter: Some(delete) }
+    }
+
+    fn tensor(&mut self) -> &mut DlTensor {
+        &mut self.tensor
+    }
+}
+
+impl Form for Versioned {
+    const NAME: &'static CStr = c"dltensor_versioned";
+
+    fn new(tensor: DlTensor, is_copy: bool) -> Self {
+        let flags = if is_copy { IS_COPIED } else { 0 };
+        Self { major: 1, minor: 0, context: null_mut(), deleter: Some(delete), flags, tensor }
+    }
+
+    fn tensor(&mut self) -> &mut DlTensor {
+        &mut self.tensor
+    }
+}
+
+/// One allocation for a tensor: batches have many.
+#[repr(C)]
+struct Owner<F> {
+    /// The first, so that its address is the owner's.
+    form: F,
+    shape: [i64; DIMENSIONS_MAX],
+    strides: [i64; DIMENSIONS_MAX],
+    _buffer: Buffer,
+}
 
 /// A tensor's capsule; `is_versioned` if the consumer knows version 1 of DLPack.
 pub(crate) fn capsule(py: Python<'_>, tensor: Tensor, is_versioned: bool) -> PyResult<Bound<'_, PyAny>> {
-    let mut owner = Box::new(tensor);
-    let tensor = DlTensor {
-        data: owner.buffer.as_ptr().cast_mut().cast(),
+    if is_versioned { hand_over::<Versioned>(py, tensor) } else { hand_over::<Managed>(py, tensor) }
+}
+
+fn hand_over<F: Form>(py: Python<'_>, tensor: Tensor) -> PyResult<Bound<'_, PyAny>> {
+    let strides = tensor.strides();
+    let Tensor { buffer, element, dimensions, shape, is_copy } = tensor;
+    let described = DlTensor {
+        data: buffer.as_ptr().cast_mut().cast(),
         device_type: CPU.0,
         device_id: CPU.1,
-        dimensions: owner.shape.len() as i32,
-        element: owner.element,
-        shape: owner.shape.as_mut_ptr(),
-        strides: owner.strides.as_mut_ptr(),
+        dimensions: dimensions as i32,
+        element,
+        shape: null_mut(),
+        strides: null_mut(),
         byte_offset: 0,
     };
-    let context = Box::into_raw(owner).cast();
-    let capsule = if is_versioned {
-        let deleter = Some(delete_versioned as unsafe extern "C" fn(*mut Versioned));
-        let managed = Versioned { major: 1, minor: 0, context, deleter, flags: 0, tensor };
-        let managed = Box::into_raw(Box::new(managed));
-        // SAFETY: the name is static, and the destructor is that of this name.
-        unsafe { PyCapsule_New(managed.cast(), VERSIONED_NAME.as_ptr(), Some(drop_versioned)) }
-    } else {
-        let managed = Managed { tensor, context, deleter: Some(delete_managed) };
-        let managed = Box::into_raw(Box::new(managed));
-        // SAFETY: as above.
-        unsafe { PyCapsule_New(managed.cast(), NAME.as_ptr(), Some(drop_managed)) }
+    let owner = Box::new(Owner { form: F::new(described, is_copy), shape, strides, _buffer: buffer });
+    let owner = Box::into_raw(owner);
+    // SAFETY: nobody else knows the owner yet. It stays where it is until `delete` frees it. The name is
+    // static, and the destructor is that of this name.
+    let capsule = unsafe {
+        let (shape, strides) = ((&raw mut (*owner).shape).cast(), (&raw mut (*owner).strides).cast());
+        let tensor = (*owner).form.tensor();
+        (tensor.shape, tensor.strides) = (shape, strides);
+        PyCapsule_New(owner.cast(), F::NAME.as_ptr(), Some(drop_capsule::<F>))
     };
     // SAFETY: a new reference, or null with an exception set; only then the tensor is leaked.
     unsafe { Bound::from_owned_ptr_or_err(py, capsule) }
 }
 
-unsafe extern "C" fn delete_managed(managed: *mut Managed) {
-    // SAFETY: both were made by `capsule`; who took the tensor calls this once.
-    unsafe {
-        let managed = Box::from_raw(managed);
-        drop(Box::from_raw(managed.context.cast::<Tensor>()));
-    }
+unsafe extern "C" fn delete<F: Form>(form: *mut F) {
+    // SAFETY: `hand_over` made it, as the first part of its owner; who took the tensor calls this once.
+    drop(unsafe { Box::from_raw(form.cast::<Owner<F>>()) });
 }
 
-unsafe extern "C" fn delete_versioned(managed: *mut Versioned) {
-    // SAFETY: as above.
-    unsafe {
-        let managed = Box::from_raw(managed);
-        drop(Box::from_raw(managed.context.cast::<Tensor>()));
-    }
-}
-
-unsafe extern "C" fn drop_managed(capsule: *mut PyObject) {
+unsafe extern "C" fn drop_capsule<F: Form>(capsule: *mut PyObject) {
     // SAFETY: who takes a tensor renames its capsule, so one of this name still holds it.
     unsafe {
-        if PyCapsule_IsValid(capsule, NAME.as_ptr()) == 1 {
-            delete_managed(PyCapsule_GetPointer(capsule, NAME.as_ptr()).cast());
-        }
-    }
-}
-
-unsafe extern "C" fn drop_versioned(capsule: *mut PyObject) {
-    // SAFETY: as above.
-    unsafe {
-        if PyCapsule_IsValid(capsule, VERSIONED_NAME.as_ptr()) == 1 {
-            delete_versioned(PyCapsule_GetPointer(capsule, VERSIONED_NAME.as_ptr()).cast());
+        if PyCapsule_IsValid(capsule, F::NAME.as_ptr()) == 1 {
+            delete::<F>(PyCapsule_GetPointer(capsule, F::NAME.as_ptr()).cast());
         }
     }
 }

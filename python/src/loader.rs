@@ -8,7 +8,7 @@ use crate::plan::Plan;
 use crate::process::OfProcess;
 use crate::runtime::{self, runtime};
 use forebay_client::loader::{EpochPlan, EpochSummary, Event, Loader, LoaderSettings, LoaderState, RunStart};
-use forebay_client::rows;
+use forebay_client::rows::ColumnOrder;
 use forebay_proto::plan::PlanKey;
 use forebay_proto::{Error, Result};
 use parking_lot::Mutex;
@@ -105,12 +105,14 @@ impl Settings {
 
     /// Starts reading.
     fn read(&self, py: Python<'_>, dataset: &Dataset) -> PyResult<BatchReader> {
-        let start = || -> Result<Loader> {
+        let start = || -> Result<(ColumnOrder, Loader)> {
             let _entered = runtime()?.enter();
-            Loader::start(dataset.get()?, self.0.clone())
+            let dataset = dataset.get()?;
+            Ok((ColumnOrder::of(dataset)?, Loader::start(dataset, self.0.clone())?))
         };
-        let loader = start().map_err(|e| errors::raise(py, e))?;
-        Ok(BatchReader { loader: OfProcess::new(Mutex::new(Some(loader))), ended: Mutex::default() })
+        let (order, loader) = start().map_err(|e| errors::raise(py, e))?;
+        let loader = OfProcess::new(Mutex::new(Some(loader)));
+        Ok(BatchReader { loader, order, ended: Mutex::default() })
     }
 }
 
@@ -118,6 +120,7 @@ impl Settings {
 #[pyclass(frozen, module = "forebay._forebay")]
 pub(crate) struct BatchReader {
     loader: OfProcess<Mutex<Option<Loader>>>,
+    order: ColumnOrder,
     /// The last epoch that was read to its end.
     ended: Mutex<Option<EpochSummary>>,
 }
@@ -143,9 +146,8 @@ impl BatchReader {
         };
         match event {
             Some(Event::Batch(batch)) => {
-                let columns = rows::in_order(loader.dataset(), &batch.columns);
-                let columns = columns.map_err(|e| errors::raise(py, e))?;
-                Py::new(py, Batch::new(batch, columns)).map(Some)
+                let batch = Batch::new(batch, &self.order).map_err(|e| errors::raise(py, e))?;
+                Py::new(py, batch).map(Some)
             }
             Some(Event::EpochEnd(summary)) => {
                 *self.ended.lock() = Some(summary);
@@ -153,6 +155,11 @@ impl BatchReader {
             }
             None => Ok(None),
         }
+    }
+
+    /// Raises `ClosedError` in a process that was forked after reading began.
+    fn check_process(&self, py: Python<'_>) -> PyResult<()> {
+        self.loader.get().map(drop).map_err(|e| errors::raise(py, e))
     }
 
     /// Of the last epoch that was read to its end: its number, this rank's order digest, samples and steps

@@ -31,6 +31,15 @@ BIN = Path(os.environ["FOREBAY_BIN"])
 ROWS = 600
 # Decoded, so that the data has more segments than a window.
 SEGMENT_BYTES = 4096
+_DEEP = pa.struct({"size": pa.int32(), "name": pa.string(), "tags": pa.list_(pa.int32())})
+HALF = pa.struct({"north": pa.int32(), "deep": _DEEP})
+GAPS = pa.struct({"name": pa.string(), "tags": pa.list_(pa.int32()), "flag": pa.bool_()})
+
+
+def half(i: int) -> dict[str, Any] | None:
+    """A struct that is null, as are its field and the struct within it, in rows of their own."""
+    deep = {"size": i, "name": f"deep {i}", "tags": [i, i]}
+    return None if i % 4 == 0 else {"north": None if i % 5 == 0 else i, "deep": None if i % 3 == 0 else deep}
 
 
 def rows(first: int, count: int) -> pa.Table:
@@ -49,6 +58,8 @@ def rows(first: int, count: int) -> pa.Table:
             "tags": pa.array([list(range(i % 4)) for i in ids], pa.list_(pa.int32())),
             "vector": pa.array([None if i % 7 == 0 else [i, i + 1] for i in ids], pa.list_(pa.float32(), 2)),
             "place": pa.array([{"north": i, "east": -i} for i in ids], pa.struct({"north": pa.int32(), "east": pa.int32()})),
+            "half": pa.array([half(i) for i in ids], HALF),
+            "gaps": pa.array([{} if i % 4 == 0 else {"name": "n", "tags": [1], "flag": False} for i in ids], GAPS),
             "at": pa.array([i * 1_000_000 for i in ids], pa.timestamp("us", "UTC")),
         }
     )

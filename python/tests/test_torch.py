@@ -55,6 +55,59 @@ def test_nulls_need_a_rule(cluster: Cluster) -> None:
         assert batch["age"].tolist() == [-7 if i % 5 == 0 else i for i in batch["id"].tolist()]
 
 
+def test_nulls_of_structs_are_their_fields(cluster: Cluster, table: pa.Table) -> None:
+    """`half` is null itself, `half.north` too, and `half.deep.name` below two structs."""
+    columns = ["id", "half"]
+    whole = {"half.north": -1, "half.deep": 0, "half.deep.name": "none", "half.deep.tags": [7]}
+    for batch in batches(cluster, columns, nulls=whole, ragged="list"):
+        half, rows = batch["half"], table.take(batch.sample_ids.tolist())["half"].to_pylist()
+        deep = [{} if row is None or row["deep"] is None else row["deep"] for row in rows]
+        norths = [None if row is None else row["north"] for row in rows]
+        assert half["north"].tolist() == [-1 if north is None else north for north in norths]
+        assert half["deep"]["size"].tolist() == [row.get("size", 0) for row in deep]
+        assert half["deep"]["name"] == [row.get("name", "none") for row in deep]
+        assert [tags.tolist() for tags in half["deep"]["tags"]] == [row.get("tags", [7]) for row in deep]
+    arrow = next(iter(forebay.Loader(cluster.dataset(), columns=columns, **SETTINGS)))
+    north = dict(arrow["half"].fields())["north"]
+    expected = pa.record_batch(arrow)["half"].flatten()[0]
+    assert pa.array(north).equals(expected) and north.null_count == expected.null_count > 0
+    with pytest.raises(forebay.InvalidError, match=r"column 'half.north' has \d+ nulls.*pass nulls=\{'half.north': VALUE\}"):
+        batches(cluster, columns, nulls={"half.deep": 0}, ragged="list")
+    with pytest.raises(forebay.InvalidError, match="'half.south', which is none of id, half.north, half.deep.size"):
+        batches(cluster, columns, nulls={"half.south": 0})
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "wanted"),
+    [
+        ("age", 0.5, "a whole number from -2147483648 to 2147483647"),
+        ("age", 1 << 31, "a whole number from -2147483648 to 2147483647"),
+        ("age", "none", "a whole number"),
+        ("vector", [1, 2], "a number"),
+        ("gaps.name", 0, "a value of type str"),
+        ("gaps.tags", 0, r"a list, such as \[\]"),
+        ("gaps.tags", [0.5], "a whole number"),
+        ("gaps.flag", 2, "True or False"),
+    ],
+)
+def test_rules_that_do_not_fit(cluster: Cluster, column: str, value: Any, wanted: str) -> None:
+    rules = {"gaps.name": "", "gaps.tags": [], "gaps.flag": False, column: value}
+    rules = {name: rule for name, rule in rules.items() if name.split(".")[0] == column.split(".")[0]}
+    told = rf"nulls= has .* for column '{column}' of type .*, where nothing but {wanted}.* can stand: pass nulls="
+    with pytest.raises(forebay.InvalidError, match=told):
+        batches(cluster, [column.split(".")[0]], nulls=rules, ragged="pad")
+
+
+def test_lists_that_are_null(cluster: Cluster) -> None:
+    with pytest.raises(forebay.InvalidError, match=r"column 'gaps.name' has \d+ nulls"):
+        batches(cluster, ["gaps"], ragged="list")
+    rules = {"gaps.flag": True, "gaps.name": "x", "gaps.tags": [3, 4]}
+    for batch in batches(cluster, ["id", "gaps"], nulls=rules, ragged="pad"):
+        gone = [i % 4 == 0 for i in batch["id"].tolist()]
+        expected = [[3, 4] if is_gone else [1, 0] for is_gone in gone]
+        assert batch["gaps"]["tags"].tolist() == expected and batch["gaps"]["flag"].tolist() == gone
+
+
 @pytest.mark.parametrize("way", ["dataset", "direct"])
 def test_filling_nulls_writes_to_no_one_else_s_memory(cluster: Cluster, way: str) -> None:
     ds = getattr(cluster, way)(columns=["id", "vector"])
@@ -145,6 +198,43 @@ def test_the_state_is_a_checkpoint_s(cluster: Cluster) -> None:
     resumed = forebay.torch.Loader(cluster.dataset(), columns=["id"], **SETTINGS)
     resumed.load_state_dict(torch.load(file, weights_only=True)["data"])
     assert [batch["id"].tolist() for batch in resumed] == rest
+
+
+def test_the_array_protocols_get_what_they_ask_for_or_a_buffer_error(cluster: Cluster) -> None:
+    numpy = pytest.importorskip("numpy")
+    batch = next(iter(forebay.Loader(cluster.dataset(), columns=["id", "flag", "name"], **SETTINGS)))
+    shared = [numpy.from_dlpack(batch["id"], copy=copy) for copy in (False, None)]
+    copied = numpy.from_dlpack(batch["id"], copy=True)
+    assert numpy.shares_memory(*shared) and not numpy.shares_memory(shared[0], copied)
+    assert (copied == shared[0]).all()
+    scanned = next(iter(cluster.dataset(columns=["id"]).scan()))["id"]
+    for column in [batch["flag"], scanned]:
+        assert len(numpy.from_dlpack(column)) == len(column)
+        with pytest.raises(BufferError, match="as a copy only"):
+            numpy.from_dlpack(column, copy=False)
+        with pytest.raises(forebay.InvalidError, match="as a copy only"):
+            torch.from_dlpack(column, copy=False)
+    with pytest.raises(BufferError, match="cannot be a tensor"):
+        batch["name"].__dlpack__()
+    with pytest.raises(BufferError, match="memory of the CPU"):
+        batch["id"].__dlpack__(dl_device=(2, 0))
+    assert batch["id"].__dlpack_device__() == (1, 0)
+    assert '"dltensor"' in repr(batch["id"].__dlpack__()) and '"dltensor"' in repr(batch["id"].__dlpack__(max_version=(0, 8)))
+    assert '"dltensor_versioned"' in repr(batch["id"].__dlpack__(max_version=(1, 1)))
+
+
+def test_all_columns_at_once(cluster: Cluster, table: pa.Table) -> None:
+    """Capsules of columns that are tensors, in their order, and nothing of others; those that nobody takes are freed."""
+    columns = ["name", "x", "age", "image", "id"]
+    batch = next(iter(forebay.Loader(cluster.dataset(), columns=columns, **SETTINGS)))
+    capsules = batch.capsules()
+    assert [capsule is None for capsule in capsules] == [True, False, True, False, False]
+    rows = table.take(pa.array(batch.sample_ids))
+    for name, capsule in zip(columns, capsules, strict=True):
+        if capsule is not None:
+            assert torch.utils.dlpack.from_dlpack(capsule).tolist() == rows[name].to_pylist()
+    for batch in batches(cluster, columns, nulls={"age": 0}):
+        assert list(batch) == columns
 
 
 def test_columns_without_a_form(cluster: Cluster) -> None:

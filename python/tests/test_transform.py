@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import signal
 import threading
 import time
@@ -109,6 +110,59 @@ def test_what_a_transform_raises_comes_with_its_own_traceback(cluster: Cluster) 
     loader.close()
     del raised
     wait_for_the_end_of_threads()
+
+
+class NoNotes(Exception):
+    def add_note(self, note: str) -> None:
+        raise TypeError("no notes")
+
+
+@pytest.mark.parametrize("kind", [NoNotes, SystemExit, KeyboardInterrupt, GeneratorExit])
+def test_whatever_a_transform_raises_comes_out(cluster: Cluster, kind: type[BaseException]) -> None:
+    """And its thread goes on: a second try fails in the same way, and does not hang."""
+
+    def raises(batch: forebay.Batch) -> int:
+        raise kind("no such thing")
+
+    with forebay.Loader(cluster.dataset(), transform=raises, threads=1, **SETTINGS) as loader:
+        for _ in range(2):
+            raised: list[BaseException] = []
+
+            def read() -> None:
+                try:
+                    next(iter(loader))
+                except BaseException as e:
+                    raised.append(e)
+
+            reader = threading.Thread(target=read, daemon=True)
+            reader.start()
+            reader.join(10)
+            assert [type(e) for e in raised] == [kind]
+
+
+@pytest.mark.parametrize("pause", [0.0, 0.5])
+def test_a_forked_child_is_refused_at_once(cluster: Cluster, pause: float) -> None:
+    """Whether batches that are ahead are on their way through the transform, or done; at the end of an epoch all are ahead."""
+
+    def slow(batch: forebay.Batch) -> int:
+        time.sleep(0.2 if batch.step >= STEPS - 2 else 0)
+        return batch.step
+
+    with forebay.Loader(cluster.dataset(), transform=slow, threads=1, prefetch=3, **SETTINGS) as loader:
+        batches = iter(loader)
+        assert [next(batches) for _ in range(STEPS - 2)] == list(range(STEPS - 2))
+        time.sleep(pause)
+        child = os.fork()
+        if child == 0:
+            # Ends it, should it hang.
+            signal.alarm(10)
+            try:
+                next(batches)
+            except forebay.ClosedError as e:
+                os._exit(0 if "forkserver" in str(e) else 2)
+            os._exit(1)
+        assert os.waitpid(child, 0)[1] == 0
+        assert list(batches) == [STEPS - 2, STEPS - 1]
 
 
 def test_an_end_of_iteration_within_a_transform_is_no_end_of_the_epoch(cluster: Cluster) -> None:
