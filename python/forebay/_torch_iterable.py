@@ -71,6 +71,7 @@ class IterableDataset(torch.utils.data.IterableDataset[Batch]):
 
     def set_epoch(self, epoch: int) -> None:
         """The next iteration reads this epoch. Changes nothing if it is to go on within this epoch anyway."""
+        refuse_sharding(self._options["world"])
         self._copies = 0
         if self._loader is not None:
             self._loader.set_epoch(epoch)
@@ -167,6 +168,8 @@ class IterableDataset(torch.utils.data.IterableDataset[Batch]):
         self._began, self._batches, self._resumed = run.state_dict(), 0, False
 
     def __getstate__(self) -> dict[str, Any]:
+        # Who reads is not to be seen in a worker process, which this is about to be a copy in.
+        refuse_sharding(self._options["world"])
         copy = {**self.__dict__, "_copy": self._copies, "_copies": 0, "_loader": None}
         if self._loader is not None:
             copy["_began"] = self._loader.state_dict()

@@ -103,10 +103,6 @@ def test_a_stateful_data_loader_resumes_exactly(cluster: Cluster, workers: int, 
     assert done == whole
 
 
-def rows_as_they_are(cluster: Cluster) -> pa.Table:
-    return cluster.dataset(columns=["id", "x", "image", "name", "place"]).to_table()
-
-
 def test_rows_by_number(cluster: Cluster, table: pa.Table) -> None:
     data = forebay.torch.MapDataset(
         cluster.dataset(), columns=["id", "image", "name", "place", "age", "tags"], nulls={"age": -1}, ragged="pad"
@@ -231,6 +227,23 @@ def test_accelerate_may_not_share_out_again(cluster: Cluster) -> None:
             else:
                 with pytest.raises(forebay.InvalidError, match=r"accelerator.prepare\(\) the model and the optimizer only"):
                     module.read(data)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize(("batch", "dispatched"), [(None, True), (None, False), (2, False)])
+def test_accelerate_s_own_loaders_are_refused(cluster: Cluster, workers: int, batch: int | None, dispatched: bool) -> None:
+    accelerate = needs("accelerate")
+    accelerate.PartialState(cpu=True)
+    data = iterable(cluster, global_batch=100, rank=0, world=2)
+    context: dict[str, Any] = {"multiprocessing_context": "forkserver"} if workers else {}
+    loader: Any = DataLoader(data, batch_size=batch, num_workers=workers, **context)
+    shared_out = accelerate.data_loader.prepare_data_loader(
+        loader, num_processes=2, process_index=0, put_on_device=dispatched, dispatch_batches=dispatched
+    )
+    with pytest.raises(forebay.InvalidError, match=r"accelerator.prepare\(\) the model and the optimizer only"):
+        next(iter(shared_out))
+    # Where accelerate has no part in it, workers get their copies.
+    assert next(iter(DataLoader(data, num_workers=workers, batch_size=None, **context))).step == 0
 
 
 def test_accelerate_leaves_a_loader_alone(cluster: Cluster) -> None:
