@@ -18,11 +18,11 @@ use tracing_subscriber::EnvFilter;
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
-/// Free pages go back to the kernel within half a second, on a thread of their own. Few arenas: each keeps
-/// its own.
+/// Free pages go back to the kernel within half a second, on a thread of their own, and come from it 2 MiB at
+/// once: page by page the memory for decoding cost 15 % of a cold epoch. Few arenas: each keeps its own.
 #[unsafe(export_name = "_rjem_malloc_conf")]
-static ALLOCATOR_SETTINGS: &[u8; 69] =
-    b"narenas:4,dirty_decay_ms:500,muzzy_decay_ms:0,background_thread:true\0";
+static ALLOCATOR_SETTINGS: &[u8; 80] =
+    b"narenas:4,thp:always,dirty_decay_ms:500,muzzy_decay_ms:0,background_thread:true\0";
 
 /// How long work that cannot be cancelled may take to end, once all else has.
 const END: Duration = Duration::from_secs(5);

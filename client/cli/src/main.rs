@@ -29,6 +29,10 @@ use failure::Failure;
 use output::Out;
 use std::io::{BufWriter, Write};
 
+/// What arrives comes and goes by the megabyte: glibc gives its pages back to the kernel each time.
+#[global_allocator]
+static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
+
 /// The exit status after Ctrl-C, as shells expect it.
 const INTERRUPTED: i32 = 130;
 

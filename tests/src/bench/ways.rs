@@ -140,7 +140,10 @@ fn free(settings: &Settings) -> Result<()> {
         for node in survey::topology(&endpoints).await?.nodes {
             let node = Node::new(&node.address)?;
             for uri in uris.clone() {
-                node.client().free(FreeRequest { uri, ..Default::default() }).await.map_err(|status| node.error(status))?;
+                node.client()
+                    .free(FreeRequest { uri, ..Default::default() })
+                    .await
+                    .map_err(|status| node.error(status))?;
             }
         }
         Ok(())
