@@ -19,8 +19,8 @@ pub struct Pool(Arc<Mutex<Shelf>>);
 
 #[derive(Debug)]
 struct Shelf {
-    /// Every buffer given away or idle, the one given away first in front: batches are dropped in the order in
-    /// which they were made, so that the first is mostly the one that is free.
+    /// Every buffer given away or idle, the one given away first in front: batches are dropped in the order
+    /// in which they were made, so that the first is mostly the one that is free.
     buffers: VecDeque<Buffer>,
     bytes: usize,
     limit: usize,

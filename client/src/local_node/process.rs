@@ -85,7 +85,7 @@ impl NodeProcess {
     pub fn leave(&mut self) {
         if let Some(mut child) = self.child.take() {
             let wait = move || drop(child.wait());
-            std::thread::Builder::new().name("forebay-node".into()).stack_size(64 << 10).spawn(wait).ok();
+            std::thread::Builder::new().name("forebay-node".into()).spawn(wait).ok();
         }
     }
 }
