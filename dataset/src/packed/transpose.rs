@@ -1,5 +1,5 @@
-//! Neighbouring columns turned from rows into columns in the processor's registers: several times as fast as
-//! value by value.
+//! Neighbouring columns turned from rows into columns and back in the processor's registers: several times as
+//! fast as value by value.
 
 use super::layout::PackedColumn;
 
@@ -32,6 +32,18 @@ pub(super) fn split(
     }
 }
 
+/// Writes values of four neighbouring columns of four bytes to rows, from their byte `offset` on, as far as
+/// blocks of rows reach. Returns how many rows that were.
+pub(super) fn join(values: [&[u8]; 4], rows: &mut [u8], row_width: usize, offset: usize) -> usize {
+    #[cfg(target_arch = "x86_64")]
+    return sse2::join_four_of_four(values, rows, row_width, offset);
+    #[cfg(not(target_arch = "x86_64"))]
+    {
+        let _ = (values, rows, row_width, offset);
+        0
+    }
+}
+
 /// Whether the first `count` columns have values of this many bytes. Those of a layout lie side by side.
 #[cfg(target_arch = "x86_64")]
 fn are_all(columns: &[PackedColumn], count: usize, width: usize) -> bool {
@@ -61,18 +73,46 @@ mod sse2 {
         rows.len() / (2 * row_width) * 2
     }
 
+    /// Four columns of four bytes into rows, four rows at a time. Returns how many rows that were.
+    pub fn join_four_of_four(values: [&[u8]; 4], rows: &mut [u8], row_width: usize, offset: usize) -> usize {
+        // SAFETY: SSE2 is part of x86-64.
+        unsafe { join_fours(values, rows, row_width, offset) }
+        rows.len() / (4 * row_width) * 4
+    }
+
     #[target_feature(enable = "sse2")]
     fn fours(rows: &[u8], row_width: usize, offset: usize, values: [&mut [u8]; 4]) {
         let [a, b, c, d] = values.map(|values| values.as_chunks_mut().0.iter_mut());
         for ((((a, b), c), d), rows) in a.zip(b).zip(c).zip(d).zip(rows.chunks_exact(4 * row_width)) {
-            let [r0, r1, r2, r3] = [0, 1, 2, 3].map(|row| load(&rows[row * row_width + offset..]));
-            let (low, high) = (_mm_unpacklo_epi32(r0, r1), _mm_unpackhi_epi32(r0, r1));
-            let (low2, high2) = (_mm_unpacklo_epi32(r2, r3), _mm_unpackhi_epi32(r2, r3));
-            *a = bytes(_mm_unpacklo_epi64(low, low2));
-            *b = bytes(_mm_unpackhi_epi64(low, low2));
-            *c = bytes(_mm_unpacklo_epi64(high, high2));
-            *d = bytes(_mm_unpackhi_epi64(high, high2));
+            let values = [0, 1, 2, 3].map(|row| load(&rows[row * row_width + offset..]));
+            [*a, *b, *c, *d] = transposed(values).map(|value| bytes(value));
         }
+    }
+
+    #[target_feature(enable = "sse2")]
+    fn join_fours(values: [&[u8]; 4], rows: &mut [u8], row_width: usize, offset: usize) {
+        let [a, b, c, d] = values.map(|values| values.as_chunks::<16>().0);
+        for ((((a, b), c), d), rows) in
+            a.iter().zip(b).zip(c).zip(d).zip(rows.chunks_exact_mut(4 * row_width))
+        {
+            let values = transposed([a, b, c, d].map(|values| load(values)));
+            for (row, value) in values.into_iter().enumerate() {
+                rows[row * row_width + offset..][..16].copy_from_slice(&bytes(value));
+            }
+        }
+    }
+
+    /// Four times four values of four bytes, the first of each first.
+    #[target_feature(enable = "sse2")]
+    fn transposed([a, b, c, d]: [__m128i; 4]) -> [__m128i; 4] {
+        let (low, high) = (_mm_unpacklo_epi32(a, b), _mm_unpackhi_epi32(a, b));
+        let (low2, high2) = (_mm_unpacklo_epi32(c, d), _mm_unpackhi_epi32(c, d));
+        [
+            _mm_unpacklo_epi64(low, low2),
+            _mm_unpackhi_epi64(low, low2),
+            _mm_unpacklo_epi64(high, high2),
+            _mm_unpackhi_epi64(high, high2),
+        ]
     }
 
     #[target_feature(enable = "sse2")]
