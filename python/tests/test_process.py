@@ -98,7 +98,7 @@ def test_a_node_that_dies_is_no_error(own: Cluster) -> None:
 
 
 def test_without_any_node_patience_ends(own: Cluster) -> None:
-    loader = forebay.Loader(own.dataset("wide"), batch_size=BATCH, prefetch_bytes=PREFETCH_BYTES, patience_s=3)
+    loader = forebay.Loader(own.dataset("wide"), batch_size=BATCH, prefetch_bytes=PREFETCH_BYTES, patience_s=10)
     batches = iter(loader)
     next(batches)
     own.kill(0)
@@ -188,7 +188,7 @@ def test_a_fork_harms_neither_side(cluster: Cluster) -> None:
 
 
 def test_other_threads_run_while_one_waits(own: Cluster) -> None:
-    loader = forebay.Loader(own.dataset("wide"), batch_size=BATCH, prefetch_bytes=PREFETCH_BYTES, patience_s=1.5)
+    loader = forebay.Loader(own.dataset("wide"), batch_size=BATCH, prefetch_bytes=PREFETCH_BYTES, patience_s=8)
     batches = iter(loader)
     next(batches)
     own.kill(0)
