@@ -23,7 +23,7 @@ pub(crate) struct Snapshot {
 #[derive(Debug, Subcommand)]
 enum Action {
     /// Keep the version that a dataset has now: snapshot:NAME is that version wherever a dataset is named
-    Save(Save),
+    Save(Box<Save>),
     /// List the snapshots
     List(List),
     /// Show one; with --json what @FILE reads

@@ -206,7 +206,7 @@ mod tests {
             let store = Store::tcp("127.0.0.1", port, 2, false, patience).unwrap();
             let group = ProcessGroup::gloo(store, rank, 2, patience).unwrap();
             let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
-            let reading = (rank == 0).then(|| async move {
+            let reading = (rank == 0).then_some(async move {
                 tokio::time::sleep(2 * patience).await;
                 Ok(())
             });
