@@ -14,7 +14,7 @@ from forebay._forebay import Column, RecordBatch, Schema
 Filler = int | float | bool | str | bytes | Sequence[int | float | bool]
 """What may stand in place of a null."""
 
-# What `from_dlpack` itself calls for a capsule: batches have many columns, and it takes three times as long.
+# What `from_dlpack` itself calls for a capsule: batches have many columns, and it takes twice as long.
 _shared: Callable[[object], torch.Tensor] = getattr(torch._C, "_from_dlpack", from_dlpack)
 
 
