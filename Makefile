@@ -1,6 +1,6 @@
 # The only commands; CI calls the same ones. Each sets up what it needs by itself.
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo test check bench-cold bench-epoch bench-order bench-peers bench-python bench-store bench-train bench-warm nccl gpu-kit parity bench-cluster dist wheel wheel-check images compose-demo clean
+.PHONY: help setup build demo test test-readers check bench-cold bench-epoch bench-order bench-peers bench-python bench-real bench-store bench-train bench-warm nccl gpu-kit parity bench-cluster dist wheel wheel-check images compose-demo clean
 
 DEMO_ARGS ?=
 BENCH_ARGS ?=
@@ -29,6 +29,10 @@ test: ## Build and run all tests, those of the Python package last
 	cargo test --workspace --no-fail-fast
 	@scripts/test-python.sh
 
+test-readers: ## Run those tests of the Python package that need Polars or matplotlib (installs them), and 50 kills of a training process
+	@scripts/setup.sh tests readers
+	@FOREBAY_TEST_KILLS=50 scripts/test-python.sh -m 'not cuda' tests/test_readers.py tests/test_plot.py tests/test_process.py
+
 check: ## Formatting, lints, and the rules in tests/tests/tidy with their figures
 	@scripts/setup.sh check
 	cargo fmt --all --check
@@ -53,6 +57,12 @@ bench-python: setup ## Measure the Python loader beside the Rust loader: speed, 
 	@scripts/setup.sh tests
 	cargo build --release --workspace --bins --lib
 	target/release/forebay-bench-python $(BENCH_ARGS)
+
+bench-real: build ## Read tables of real writers beside pyarrow and deltalake; what growth and filters cost (installs the writers in .real)
+	@scripts/setup.sh tests
+	@tests/real/setup.sh
+	@tests/real/before.sh
+	target/release/forebay-bench-real $(addprefix --before ,$(wildcard target/before/release/forebay)) $(BENCH_ARGS)
 
 bench-store: build ## Measure the disk cache: hits, amplification, restarts; 200 kills, 1,000 damaged files, failing disks and S3
 	target/release/forebay-bench-store $(BENCH_ARGS)

@@ -7,11 +7,14 @@ fn main() -> std::io::Result<()> {
         "Counters",
         "DatasetStatus",
         "DirStatus",
+        "FillObjectProgress",
         "LoadProgress",
         "MembershipStatus",
         "Memory",
         "Node",
         "Object",
+        "ObjectVersion",
+        "RawStatus",
         "StatusReply",
     ];
     let attributes = [
@@ -23,10 +26,15 @@ fn main() -> std::io::Result<()> {
         ("Node.name", r#"rename = "node""#),
         ("Object.size", r#"rename = "bytes""#),
     ];
-    let files = ["cache", "peer", "snapshots"].map(|name| format!("proto/forebay/v1/{name}.proto"));
+    let files =
+        ["cache", "objects", "peer", "snapshots"].map(|name| format!("proto/forebay/v1/{name}.proto"));
     let messages = tonic_prost_build::configure();
     let messages = printed.iter().fold(messages, |messages, name| {
         messages.type_attribute(format!(".forebay.v1.{name}"), "#[derive(serde::Serialize)]")
+    });
+    // Messages that hold others are not given it.
+    let messages = ["Shape", "Table", "TableObject"].iter().fold(messages, |messages, name| {
+        messages.type_attribute(format!(".forebay.v1.{name}"), "#[derive(Eq)]")
     });
     let messages = attributes.iter().fold(messages, |messages, (field, attribute)| {
         messages.field_attribute(format!(".forebay.v1.{field}"), format!("#[serde({attribute})]"))

@@ -160,11 +160,45 @@ def names(c):
     c.case("list-of-months", keys[1:3], listed=True)
 
 
+def of_spark(c):
+    moments = [dt.datetime(2024, 1, 1) + dt.timedelta(seconds=i) for i in range(ROWS)]
+    at = {"id": ids(), "at": pa.array(moments, pa.timestamp("ns"))}
+    keys = [f"part-0000{i}-2f6c5e0e-c000.snappy.parquet" for i in range(2)]
+    for key in keys:
+        c.write("spark-96-bits", key, at, flavor="spark", use_deprecated_int96_timestamps=True, store_schema=False)
+    c.case("spark-96-bits", keys)
+    # Lists as Hive and old versions of Spark write them, and the marks that Databricks leaves.
+    lists = pa.array([None if i % 11 == 0 else [str(j) for j in range(i % 4)] for i in range(ROWS)])
+    structs = pa.array([{"a": i, "b": None if i % 5 == 0 else str(i)} for i in range(ROWS)])
+    for i, day in enumerate(["2024-01-01", "2024-01-02"]):
+        key = f"day={day}/hour=0{i}/part-00000-tid-77-c000.snappy.parquet"
+        c.write("databricks", key, {"l": lists, "s": structs}, use_compliant_nested_type=False, store_schema=False)
+        for mark in ["_started_77", "_committed_77", "_SUCCESS"]:
+            c.put("databricks", f"day={day}/hour=0{i}/{mark}", b"{}")
+    c.case("databricks", [f"day=2024-01-0{i + 1}/hour=0{i}/part-00000-tid-77-c000.snappy.parquet" for i in range(2)])
+    for i, key in enumerate(["a.zstd.parquet", "b.gz.parquet", "c.parquet"]):
+        more = {"bytes": pa.array([bytes([j % 256]) * (j % 3) for j in range(ROWS)]), "flag": pa.array([j % 3 == 0 for j in range(ROWS)])}
+        version = {"data_page_version": ["1.0", "2.0", "2.0"][i], "compression": ["zstd", "gzip", "none"][i]}
+        c.write("encodings", key, {"id": ids()} | more, use_dictionary=i == 0, **version)
+    c.case("encodings", ["a.zstd.parquet", "b.gz.parquet", "c.parquet"])
+    for i in range(3):
+        c.write("grows-in-partitions", f"v={i}/a.parquet", {"id": ids()} | {f"x{j}": texts() for j in range(i)})
+        c.put("grows-in-partitions", f"v={i}/.a.parquet.crc", b"crc")
+    c.put("grows-in-partitions", "v=3/a.parquet")
+    c.case("grows-in-partitions", [f"v={i}/a.parquet" for i in range(3)])
+    clock = [dt.time(i % 24, i % 60, 1, i) for i in range(ROWS)]
+    kinds = {"t32": pa.array([t.replace(microsecond=0) for t in clock], pa.time32("ms")), "t64": pa.array(clock, pa.time64("us"))}
+    kinds |= {"fixed": pa.array([bytes([i % 256]) * 4 for i in range(ROWS)], pa.binary(4)), "u64": ids(pa.uint64())}
+    c.write("kinds", "a.parquet", kinds)
+    c.case("kinds", ["a.parquet"])
+
+
 def main():
     corpus = Corpus(sys.argv[1])
     growth(corpus)
     partitions(corpus)
     names(corpus)
+    of_spark(corpus)
     (corpus.root / "cases.json").write_text(json.dumps(corpus.cases, indent=1))
 
 

@@ -6,6 +6,7 @@
 #   scripts/setup.sh tests    also .venv/ with pyarrow and TensorBoard's reader, which tests compare with, pytest and mypy,
 #                             what torch needs to be imported from .torch/, the frameworks that the Python package is
 #                             tested with; and etcd
+#   scripts/setup.sh readers  also Polars and matplotlib in .venv/, for tests that are skipped without them
 #   scripts/setup.sh wheel    also maturin in .venv/, which packs the Python wheel
 #   scripts/setup.sh check    also the rustup components clippy and rustfmt
 #   scripts/setup.sh nccl     also .nccl/ with the CUDA headers that the NCCL plugin is compiled with
@@ -16,12 +17,19 @@ rust_minimum=1.95
 torch=2.11.0 # What tch =0.24.0 is made for. Other versions do not compile, or die when loaded.
 torch_wheels=("torch==$torch" nvidia-cuda-runtime==13.0.96 nvidia-cuda-cupti==13.0.85)
 # From pyelftools on: for torch, imported from .torch/.
-test_wheels=(pyarrow==26.0.1 xxhash==4.1.0 pytest==9.2.0 mypy==2.4.1 pyelftools==0.33 typing_extensions==4.16.0 sympy==1.14.0)
+# deltalake (52 MB) writes the Delta tables that tests read.
+test_wheels=(pyarrow==26.0.1 deltalake==1.6.6 arro3-core==0.9.1 deprecated==1.3.1 xxhash==4.1.0 pytest==9.2.0 mypy==2.4.1 pyelftools==0.33 typing_extensions==4.16.0 sympy==1.14.0)
 # Frameworks that the Python package is tested with (30 MB), and what they import; torch comes from .torch/.
 framework_wheels=(torchdata==0.11.0 lightning==2.6.6 lightning-utilities==0.15.3 torchmetrics==1.9.0 accelerate==1.15.0
     transformers==5.23.0 huggingface-hub==2.4.0 tokenizers==0.23.3 safetensors==0.8.0 regex==2026.11.15 psutil==7.2.2
     fsspec==2026.9.0 filelock==4.2.11 pyyaml==6.0.3 tqdm==4.70.1 jinja2==3.1.6 markupsafe==3.0.4 networkx==3.6.1
     httpx2==2.16.2 httpcore2==2.16.2 h11==0.16.0 anyio==4.16.0 idna==3.20 truststore==0.10.5 click==8.5.1)
+# Readers of Arrow, and loops that have interfaces for loaders (42 MB), with what they import.
+consumer_wheels=(pandas==3.1.1 python-dateutil==4.0.0 six==1.17.0 duckdb==2.0.0 torchtitan==0.3.0 tyro==1.0.17
+    docstring-parser==0.18.0 grain==0.2.18 array-record==0.8.6 etils==1.15.0 cloudpickle==3.1.2 portpicker==1.6.0)
+# Those that `make test` does not afford (76 MB).
+reader_wheels=(polars==2.1.0 polars-runtime-32==2.1.0 matplotlib==3.11.2 contourpy==1.3.3 cycler==0.12.1 fonttools==4.68.0
+    kiwisolver==1.5.1 pillow==13.0.0 pyparsing==3.3.3)
 wheel_wheels=(maturin==1.16.0)
 nccl_wheels=(nvidia-cuda-crt==13.0.88 nvidia-cuda-cccl==13.0.85) # Headers alone; the rest came with libtorch's.
 # Enough of TensorBoard to read event files (90 MB); its server's dependencies are left out.
@@ -113,14 +121,23 @@ need_torch() {
 }
 
 need_test_wheels() {
-    local stamp=.venv/forebay-tests wheels="${test_wheels[*]} ${event_wheels[*]} ${framework_wheels[*]}"
+    local stamp=.venv/forebay-tests wheels="${test_wheels[*]} ${event_wheels[*]} ${framework_wheels[*]} ${consumer_wheels[*]}"
     if [ -x .venv/bin/python ] && [ "$(cat "$stamp" 2>/dev/null)" = "$wheels; torch $torch" ]; then return; fi
     venv
     say "installing $wheels into .venv"
     pip_install --only-binary=:all: "${test_wheels[@]}"
-    pip_install --only-binary=:all: --no-deps "${event_wheels[@]}" "${framework_wheels[@]}"
+    pip_install --only-binary=:all: --no-deps "${event_wheels[@]}" "${framework_wheels[@]}" "${consumer_wheels[@]}"
     .venv/bin/python scripts/torch_stand_ins.py .torch .venv/torch-stand-ins
     echo "$wheels; torch $torch" >"$stamp"
+}
+
+need_readers() {
+    local stamp=.venv/forebay-readers
+    [ "$(cat "$stamp" 2>/dev/null)" = "${reader_wheels[*]}" ] && return
+    venv
+    say "installing ${reader_wheels[*]} into .venv"
+    pip_install --only-binary=:all: --no-deps "${reader_wheels[@]}"
+    echo "${reader_wheels[*]}" >"$stamp"
 }
 
 need_wheel_maker() {
@@ -149,7 +166,8 @@ for extra in "$@"; do
     tests) need_test_wheels ;;
     check) need_components ;;
     nccl) need_cuda_headers ;;
+    readers) need_readers ;;
     wheel) need_wheel_maker ;;
-    *) die "unknown argument '$extra': tests, check, nccl, wheel or nothing" ;;
+    *) die "unknown argument '$extra': tests, readers, check, nccl, wheel or nothing" ;;
     esac
 done

@@ -25,13 +25,22 @@ impl Allowed {
         roots.iter().map(root).collect::<Result<_>>().map(Self)
     }
 
-    /// The normal form of a URI under one of the roots; `Denied` for any other. Follows links where it names
-    /// a file: not for an async thread.
+    /// The normal form of a URI under one of the roots, or of a table there; `Denied` for any other. Follows
+    /// links where it names a file: not for an async thread.
     pub fn check(&self, uri: &str) -> Result<String> {
-        let uri = source::normalise(uri)?;
+        self.check_spelled(source::normalise(uri)?)
+    }
+
+    /// The same of an object, whose key may have any characters.
+    pub fn check_object(&self, uri: &str) -> Result<String> {
+        self.check_spelled(source::normalise_object(uri)?)
+    }
+
+    fn check_spelled(&self, uri: String) -> Result<String> {
+        let place = source::place_of(&uri);
         let is_under = |root: &String| match is_all_buckets(root) {
-            true => uri.starts_with(root.as_str()),
-            false => source::is_under(&uri, root),
+            true => place.starts_with(root.as_str()),
+            false => source::is_under(place, root),
         };
         match self.0.iter().any(is_under) {
             true => Ok(uri),
@@ -57,6 +66,8 @@ mod tests {
         assert!(allowed(&["s3://b/x"], "s3://b/xy").unwrap_err().contains("it reads under s3://b/x"));
         assert_eq!(allowed(&["s3://"], "s3a://any/key").unwrap(), "s3://any/key");
         assert!(allowed(&["s3://"], "gs://any/key").is_err());
+        assert_eq!(allowed(&["s3://b/x"], "delta+s3a://b/x/t@3").unwrap(), "delta+s3://b/x/t@3");
+        assert!(allowed(&["s3://b/x"], "delta+s3://b/y").is_err());
         assert!(allowed(&["s3://"], "s3://").is_err(), "a root is no dataset");
         assert!(Allowed::new(&["s3:".into()]).is_err());
     }

@@ -16,7 +16,7 @@ use crate::disk::DiskCache;
 use crate::read::single_flight::SingleFlight;
 use crate::runtime::blocking;
 use files::ManifestFiles;
-use forebay_dataset::source::is_under;
+use forebay_dataset::source::{is_under, is_version, place_of};
 use forebay_dataset::{Frozen, SegmentReader, Selection, View, schema, view};
 use forebay_proto::manifest::{DatasetId, Digest, Manifest, SEGMENT_BYTES, SegmentId};
 use forebay_proto::{Error, Result, v1};
@@ -49,14 +49,13 @@ pub struct Datasets {
 
 impl Datasets {
     /// Datasets under the `allow` roots, with manifests kept in a directory of the disk cache; `peers` are
-    /// told of them. `Invalid` when a root cannot be one.
+    /// told of them.
     pub fn open(
         source: SegmentReader,
-        allow: &[String],
+        allow: Arc<Allowed>,
         disk: Arc<DiskCache>,
         ownership: Arc<Ownership>,
     ) -> Result<Self> {
-        let allow = Arc::new(Allowed::new(allow)?);
         let (files, frozen) = (ManifestFiles::new(&disk), FrozenFiles::new(&disk));
         let (known, freezing) = (Mutex::default(), SingleFlight::default());
         let datasets = Self { source, allow, files, frozen, ownership, known, freezing };
@@ -75,13 +74,15 @@ impl Datasets {
         })
         .await??;
         let mut all = Vec::with_capacity(selections.len());
-        for selection in selections {
-            let selection = Selection { segment_bytes, ..selection };
+        for selection in &selections {
+            let selection = Selection { segment_bytes, ..selection.clone() };
             let (source, files, wanted) = (self.source.clone(), self.frozen.clone(), selection.clone());
             let freeze = || frozen::freeze(source, files, wanted);
             all.push(self.freezing.join_or_lead(selection, (), freeze).1.value.await?);
         }
-        let made_by = if spec.objects.is_empty() { MadeBy::ThisNode } else { MadeBy::ThisNodeOfList };
+        // A version that was named makes no other one old.
+        let is_named = !spec.objects.is_empty() || selections.iter().any(|s| is_version(&s.uri));
+        let made_by = if is_named { MadeBy::ThisNodeOfList } else { MadeBy::ThisNode };
         // Of a split or a mix it makes a manifest of its own.
         let view = blocking(move || View::of(&spec, all)).await??;
         let projection = view.projection(columns)?;
@@ -158,10 +159,9 @@ impl Datasets {
         all
     }
 
-    /// Forgets the datasets under a URI; returns its normal form. Removes files: not for an async
-    /// thread.
+    /// Forgets the datasets under a URI; returns where that is. Removes files: not for an async thread.
     pub fn forget(&self, uri: &str) -> Result<String> {
-        let uri = self.allowed(uri)?;
+        let uri = place_of(&self.allowed(uri)?).to_owned();
         let mut gone: Vec<_> =
             self.list().into_iter().filter(|d| d.is_of(&uri)).map(|d| d.manifest.id()).collect();
         gone.retain(|id| self.known.lock().remove(id));
@@ -173,7 +173,7 @@ impl Datasets {
     /// Forgets versions under a URI: that of a digest, or else those with newer versions. Returns the
     /// segments that no other known dataset has. Removes files: not for an async thread.
     pub fn forget_versions(&self, uri: &str, digest: Option<Digest>) -> Result<Vec<SegmentId>> {
-        let uri = self.allowed(uri)?;
+        let uri = place_of(&self.allowed(uri)?).to_owned();
         let is_gone = |d: &Dataset| {
             let is_such =
                 digest.map_or_else(|| self.is_superseded(d), |digest| d.manifest.digest() == digest);

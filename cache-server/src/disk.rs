@@ -42,6 +42,7 @@ mod sidecar;
 
 pub use cache::{DiskCache, DiskCacheSettings, Found, Written};
 pub use file_system::RealDisk;
+pub use index::RawFiles;
 pub use sidecar::Sidecar;
 
 #[cfg(test)]

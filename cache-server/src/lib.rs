@@ -3,6 +3,7 @@
 //! * [`service`]: the edge. gRPC, the batch stream, metrics. Nothing else knows gRPC.
 //! * [`read`]: a segment from the disk cache, from another node, or filled from its object; and when plans
 //!   will read it.
+//! * [`objects`]: any object, byte for byte.
 //! * [`disk`]: the disk cache. Segment files under a byte limit.
 //! * [`cluster`]: the other nodes: who they are, what they hold, who serves what.
 //! * [`allow`]: which URIs this node may read.
@@ -18,6 +19,7 @@ mod disk;
 mod events;
 mod maintenance;
 mod node;
+mod objects;
 mod read;
 mod runtime;
 mod server;

@@ -3,6 +3,7 @@
 //! The services and the background tasks take from here the parts that they use. No part reaches back to the
 //! node.
 
+use crate::allow::Allowed;
 use crate::cluster::hot::HotSegments;
 use crate::cluster::hot::publisher::Publisher;
 use crate::cluster::membership::Membership;
@@ -14,6 +15,7 @@ use crate::disk::dirs::DirStatus;
 use crate::disk::{DiskCache, DiskCacheSettings, RealDisk};
 use crate::events::Events;
 use crate::maintenance::stall_probe::StallProbe;
+use crate::objects::Objects;
 use crate::read::cache::Cache;
 use crate::read::memory::Memory;
 use crate::read::plans::Plans;
@@ -41,6 +43,7 @@ pub struct Node {
     pub plans: Arc<Plans>,
     pub cache: Arc<Cache>,
     pub datasets: Arc<Datasets>,
+    pub objects: Arc<Objects>,
     pub hot: Arc<HotSegments>,
     pub events: Arc<Events>,
     pub stall_probe: Arc<StallProbe>,
@@ -72,8 +75,9 @@ impl Node {
         let membership = Arc::new(membership(settings, me));
         let ownership = Arc::new(Ownership::new(url.clone(), membership.topology()));
         let peers = Arc::new(Peers::new(ownership.clone()));
+        let allow = Arc::new(Allowed::new(&settings.allow)?);
         let datasets =
-            Arc::new(Datasets::open(source.clone(), &settings.allow, disk.clone(), ownership.clone())?);
+            Arc::new(Datasets::open(source.clone(), allow.clone(), disk.clone(), ownership.clone())?);
         let cache = Cache::new(
             source.clone(),
             disk.clone(),
@@ -82,6 +86,8 @@ impl Node {
             memory.clone(),
             peers.clone(),
         );
+        let reader = source.objects();
+        let objects = Objects::new(cache.clone(), peers.clone(), reader, &settings.objects, allow, &memory)?;
         Ok(Self {
             name,
             started: Instant::now(),
@@ -94,6 +100,7 @@ impl Node {
             plans,
             cache,
             datasets,
+            objects: Arc::new(objects),
             hot: Arc::new(HotSegments::new(settings.serve_bytes_per_s)),
             events,
             stall_probe: Arc::default(),
@@ -149,6 +156,7 @@ async fn open_disk(settings: &Settings, plans: &Arc<Plans>, memory: &Memory) -> 
     let disk = DiskCacheSettings {
         dirs: settings.cache_dir.clone(),
         limit_bytes: settings.cache_bytes,
+        raw_share: settings.objects.share,
         maps_bytes: memory.maps_bytes,
         disk: Arc::new(RealDisk),
     };

@@ -3,10 +3,13 @@
 //!
 //! * [`cache`] is the path itself: look-up, fill, placement. [`copies`] reads and writes segments for other
 //!   nodes.
+//! * [`block`] and [`block_reader`]: raw blocks, whose readers get bytes as they come (`tail`).
 //! * [`plans`] knows which segment will be read when, [`prefetch`] fills the segments read next.
 //! * [`memory`] divides the node's memory; `memory_tier` holds segments that are not worth storing.
 //! * [`single_flight`] lets one caller do what many wait for.
 
+pub(crate) mod block;
+pub(crate) mod block_reader;
 pub(crate) mod cache;
 pub(crate) mod copies;
 pub(crate) mod fill;
@@ -17,3 +20,4 @@ mod placement;
 pub(crate) mod plans;
 pub(crate) mod prefetch;
 pub(crate) mod single_flight;
+mod tail;

@@ -5,13 +5,15 @@ use crate::maintenance::{self, store_check};
 use crate::node::Node;
 use crate::read::prefetch;
 use crate::service::connection::{Connection, Connections};
-use crate::service::control::Control;
+use crate::service::control::{Control, LISTS_AT_ONCE};
 use crate::service::flight::Flight;
+use crate::service::objects::ObjectService;
 use crate::service::snapshots::SnapshotService;
 use crate::service::socket::{self, Socket};
 use crate::service::{metrics, peer};
 use crate::settings::{ListenAddress, Settings};
 use forebay_proto::v1::cache_server::CacheServer;
+use forebay_proto::v1::objects_server::ObjectsServer;
 use forebay_proto::v1::peer_server::PeerServer;
 use forebay_proto::v1::snapshots_server::SnapshotsServer;
 use forebay_proto::{Error, Result, v1};
@@ -21,7 +23,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::{TcpListener, UnixStream};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{Semaphore, mpsc, oneshot};
 use tokio::task::JoinSet;
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
@@ -31,6 +33,9 @@ use tonic_health::server::HealthService;
 
 /// Bytes of a request that is not a ticket.
 const REQUEST_BYTES_MAX: usize = 4 << 20;
+
+/// Bytes of a request for objects: 65,536 numbers of blocks fit.
+const OBJECT_REQUEST_BYTES_MAX: usize = 512 << 10;
 
 /// Calls on one connection that were cancelled before this node came to them. Nodes and readers that think it
 /// slow ask others instead; that must not cost the waiting calls their connection.
@@ -148,7 +153,9 @@ impl Server {
             node: node.clone(),
             stop: self.streams.clone(),
             draining: Arc::default(),
+            lists: Semaphore::new(LISTS_AT_ONCE),
         });
+        let objects = ObjectsServer::new(ObjectService { node: node.clone(), stop: self.streams.clone() });
         let peer = PeerServer::new(peer::PeerService(node.clone()));
         let snapshots = SnapshotsServer::new(SnapshotService(node.membership.clone()));
         Ok(tonic::transport::Server::builder()
@@ -158,6 +165,7 @@ impl Server {
             .add_service(HealthServer::new(health))
             .add_service(reflection)
             .add_service(control.max_decoding_message_size(REQUEST_BYTES_MAX))
+            .add_service(objects.max_decoding_message_size(OBJECT_REQUEST_BYTES_MAX))
             .add_service(snapshots.max_decoding_message_size(REQUEST_BYTES_MAX))
             .add_service(peer.max_decoding_message_size(PEER_BYTES_MAX))
             .add_service(Flight(node.clone())))

@@ -1,7 +1,8 @@
 //! The edge: everything that knows gRPC or HTTP. Behind it there are only answers, datasets and the cache.
 //!
 //! * [`flight`]: Arrow Flight, whose `DoGet` is the batch stream; [`frames`]: that stream's body.
-//! * [`control`] answers `forebay.v1.Cache`, [`snapshots`] `forebay.v1.Snapshots`, [`peer`] other nodes.
+//! * [`control`] answers `forebay.v1.Cache`, [`snapshots`] `forebay.v1.Snapshots`, [`objects`]
+//!   `forebay.v1.Objects`, [`peer`] other nodes.
 //! * [`socket`] is the node's Unix socket, [`connection`] what comes over it or by TCP.
 //! * [`shared`]: readers on the node's host, which get batches through shared memory.
 //! * [`metrics`] serves `/metrics` and `/health` over HTTP, [`health`] the same to gRPC.
@@ -14,6 +15,7 @@ pub(crate) mod gate;
 pub(crate) mod health;
 mod meter;
 pub(crate) mod metrics;
+pub(crate) mod objects;
 pub(crate) mod peer;
 pub(crate) mod shared;
 pub(crate) mod snapshots;

@@ -3,9 +3,11 @@
 mod cluster;
 mod listen;
 mod load;
+mod objects;
 
 pub use cluster::{ClusterSettings, StaticNode};
 pub use listen::{ListenAddress, SocketPlan};
+pub use objects::{MetadataAge, ObjectSettings, PrefixSettings};
 
 use crate::allow::is_all_buckets;
 use clap::{Args, CommandFactory, FromArgMatches, Parser};
@@ -120,6 +122,9 @@ pub struct Settings {
     /// How to reach object stores.
     #[arg(skip)]
     pub source: SourceSettings,
+    /// Objects that are read byte for byte.
+    #[arg(skip)]
+    pub objects: ObjectSettings,
 }
 
 impl Default for Settings {
@@ -219,6 +224,7 @@ impl Settings {
             refuse(is_twice, format!("cluster node {url} is named twice"))?;
         }
         self.cluster.check()?;
+        self.objects.check()?;
         let both = "--etcd and --cluster-node contradict each other: either etcd keeps the list of nodes, or it \
                     is fixed";
         refuse(!self.nodes.is_empty() && !self.cluster.etcd.is_empty(), both)?;

@@ -20,7 +20,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 #[cfg_attr(feature = "cli", derive(clap::Args))]
 pub struct DatasetSpec {
     /// Dataset: s3://BUCKET/PREFIX or file:///PATH, a folder of Parquet objects, one of them, or a pattern
-    /// (*, **, {a,b}); @FILE, a list of objects or what `forebay inspect --json` printed; or snapshot:NAME
+    /// (*, **, {a,b}); delta+s3://BUCKET/PATH@VERSION, a Delta table, as it is now without @VERSION; @FILE, a
+    /// list of objects or what `forebay inspect --json` printed; or snapshot:NAME
     #[cfg_attr(feature = "cli", arg(required_unless_present = "mix", conflicts_with = "mix"))]
     #[cfg_attr(feature = "cli", arg(default_value = "", hide_default_value = true))]
     pub uri: String,
@@ -228,10 +229,12 @@ impl Dataset {
             return Err(Error::invalid(format!("{}: {why}", m.uri())));
         }
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let version_uri = m.version_uri();
         let dataset = v1::DatasetSpec {
-            uri: m.uri().to_owned(),
+            // The log of a table keeps which objects a version has.
+            objects: if version_uri == m.uri() { m.objects().to_vec() } else { Vec::new() },
+            uri: version_uri,
             segment_bytes: m.segment_bytes(),
-            objects: m.objects().to_vec(),
             filter: m.filter().map(|filter| filter.predicate().to_owned()).unwrap_or_default(),
             ..spec.to_wire()
         };
@@ -271,7 +274,7 @@ async fn list_file(path: &str) -> Result<List> {
 async fn ask(node: &Node, spec: &DatasetSpec) -> Result<Answer> {
     let request =
         v1::OpenRequest { dataset: Some(spec.to_wire()), columns: spec.columns.clone().unwrap_or_default() };
-    let v1::OpenReply { manifest, projected_bytes, notes } = node.reply(node.client().open(request)).await?;
+    let v1::OpenReply { manifest, projected_bytes, notes } = node.open(request).await?;
     let manifest = Manifest::try_from(manifest.unwrap_or_default())?;
     // A node of before knows no lists, and would answer with all that lies under the URI.
     let is_listed = || manifest.objects().iter().map(|o| &o.key).eq(spec.objects.iter().map(|o| &o.key));

@@ -5,10 +5,12 @@ use crate::endpoints::Endpoints;
 use crate::fan_out::FailedNode;
 use crate::node::Node;
 use crate::survey::{self, ask_each};
+use forebay_proto::object_list::MESSAGE_BYTES_MAX;
 use forebay_proto::ring::{Balance, Ring};
 use forebay_proto::{Error, Result, SegmentSet, v1};
 use futures::stream::select_all;
 use futures::{StreamExt, TryFutureExt, TryStreamExt};
+use prost::Message as _;
 use std::time::Duration;
 
 /// How long a node of several may take to say that it serves; without an answer the others fill its share.
@@ -53,13 +55,23 @@ pub async fn fill(
 ) -> Result<Filled> {
     let shares = shares(endpoints, dataset).await?;
     let streams = shares.iter().enumerate().map(|(i, share)| {
-        let request = v1::LoadRequest {
-            dataset: Some(dataset.spec.to_wire()),
-            columns: dataset.spec.columns.clone().unwrap_or_default(),
+        let (spec, columns) = (dataset.spec.to_wire(), dataset.spec.columns.clone().unwrap_or_default());
+        let mut request = v1::LoadRequest {
+            dataset: Some(spec),
+            columns,
             segments: share.segments.to_wire().into(),
+            ..Default::default()
         };
-        let node = share.client.clone();
+        let (node, manifest) = (share.client.clone(), dataset.manifest.clone());
         let opened = async move {
+            if request.encoded_len() > MESSAGE_BYTES_MAX {
+                // The list does not fit: the node is told of the dataset before.
+                let uri = manifest.uri().to_owned();
+                let (dataset, columns) = (request.dataset.take(), request.columns.clone());
+                node.open(v1::OpenRequest { dataset, columns }).await?;
+                request.dataset = Some(v1::DatasetSpec { uri, ..Default::default() });
+                request.digest = manifest.digest().to_bytes().to_vec().into();
+            }
             let stream = node.reply(node.client().load(request)).await?;
             Ok::<_, Error>(stream.map_err(move |s| node.error(s)))
         };

@@ -3,6 +3,7 @@
 //!
 //! [`Access`] says where data comes from, [`Dataset`] is a dataset opened there, [`Loader`] hands out its
 //! batches; [`LocalNode`] is a cache that is started on this machine; [`rows`] are read outside of any plan.
+//! [`objects`] reads any object byte for byte.
 //! [`fill`] and [`fan_out`] have all nodes of a cache hold a dataset or drop it. [`survey`] asks all nodes of
 //! a cache what they hold; [`counters`] says what a stretch of reading cost; [`routing::route`] chooses the
 //! node for each segment; [`snapshot`] keeps versions of datasets under names.
@@ -44,6 +45,7 @@ mod list;
 pub mod loader;
 mod local_node;
 mod node;
+pub mod objects;
 pub mod routing;
 pub mod rows;
 mod same_host;

@@ -5,7 +5,7 @@
 //! since.
 
 use crate::snapshot;
-use forebay_dataset::source::normalise;
+use forebay_dataset::source::{normalise, place_of};
 use forebay_proto::manifest::{Digest, Object};
 use forebay_proto::{Error, Result, v1};
 
@@ -50,6 +50,9 @@ pub(crate) fn read(list: &[u8]) -> Result<List> {
 fn lines(text: &str) -> Result<List> {
     let lines = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
     let uris = lines.map(normalise).collect::<Result<Vec<_>>>()?;
+    if let Some(table) = uris.iter().find(|uri| place_of(uri) != uri.as_str()) {
+        return Err(Error::invalid(format!("{table}: a list names objects, no tables: give it by its URI")));
+    }
     let uri = common(&uris)?.to_owned();
     let key = |object: &String| object[uri.len()..].trim_start_matches('/').to_owned();
     let objects = uris.iter().map(|object| Object { key: key(object), ..Object::default() }).collect();
@@ -113,6 +116,7 @@ mod tests {
             ("# x", "no objects"),
             ("s3://a/x\ns3://b/x", "--mix"),
             ("x", "not a URI"),
+            ("delta+s3://b/t", "no tables"),
             ("file:///no-a/x\nfile:///no-b/x", "no bucket or top directory in common"),
             ("s3://a/x\ngs://a/x", "--mix"),
         ] {

@@ -29,7 +29,8 @@ mod worker;
 use crate::access::Access;
 use crate::dataset::Dataset;
 use crate::routing::Cluster;
-pub use batch::Batch;
+use crate::routing::policy::RetryPolicy;
+pub use batch::{Batch, Sequences};
 pub use epoch_plan::{EpochPlan, PlannedStep};
 use forebay_dataset::pool::Pool;
 use forebay_dataset::stream::gather::plain_width;
@@ -37,6 +38,7 @@ use forebay_proto::Result;
 use forebay_proto::digest::{ContentDigest, OrderDigest};
 use forebay_proto::hash::xxh3_64;
 pub use forebay_proto::plan::Shuffle;
+pub use forebay_proto::plan::packing::Packing;
 pub use forebay_proto::plan::steps::{Ending, Layout};
 pub use forebay_proto::state::LoaderState;
 use reorder::ReorderBuffer;
@@ -45,7 +47,7 @@ pub use run_plan::RunStart;
 pub use settings::LoaderSettings;
 use std::sync::Arc;
 use tokio_util::task::AbortOnDropHandle;
-use worker::{ReadContext, RetryPolicy, Wire};
+use worker::{ReadContext, Wire};
 
 /// What comes next.
 #[derive(Debug, Clone)]
@@ -102,6 +104,8 @@ pub struct Loader {
     /// Number of the next batch.
     seq: u64,
     samples_done: u64,
+    /// Of the next sample, by a run that packs.
+    tokens_done: Option<u32>,
     so_far: EpochSummary,
 }
 
@@ -135,7 +139,8 @@ impl Loader {
         let (epoch, samples_done) = plan.first;
         let (_driver, so_far) =
             (AbortOnDropHandle::new(driver), EpochSummary { epoch, ..Default::default() });
-        Ok(Self { context, _driver, plan, seq: 0, samples_done, so_far })
+        let tokens_done = plan.tokens_done;
+        Ok(Self { context, _driver, plan, seq: 0, samples_done, tokens_done, so_far })
     }
 
     /// The next batch or the end of an epoch; `None` after the last epoch. An error is final. May be
@@ -175,6 +180,7 @@ impl Loader {
             return None;
         }
         self.samples_done = 0;
+        self.tokens_done = self.tokens_done.map(|_| 0);
         let next = EpochSummary { epoch: self.so_far.epoch + 1, ..Default::default() };
         Some(Event::EpochEnd(std::mem::replace(&mut self.so_far, next)))
     }
@@ -182,6 +188,7 @@ impl Loader {
     fn hand_out(&mut self, batch: Batch) -> Event {
         self.seq += 1;
         self.samples_done = batch.samples_done;
+        self.tokens_done = batch.sequences.map(|sequences| sequences.tokens_done);
         self.so_far.steps += 1;
         self.so_far.samples += batch.real_rows as u64;
         self.so_far.digest.merge(batch.digest);
@@ -194,7 +201,7 @@ impl Loader {
     /// Where the run stands after what was handed out so far: the same on every rank at the same step.
     pub fn state(&self) -> LoaderState {
         let key = self.plan.key(&self.context.dataset, self.so_far.epoch);
-        LoaderState { key, samples_done: self.samples_done }
+        LoaderState { key, samples_done: self.samples_done, tokens_done: self.tokens_done }
     }
 
     /// The same as bytes to keep in a checkpoint: fewer than 100. [`LoaderSettings::load_state_dict`] reads

@@ -7,10 +7,13 @@
 use crate::cause::innermost;
 use crate::same_host::HostOf;
 use crate::stream::Stream;
-use forebay_proto::v1::StatusReply;
 use forebay_proto::v1::cache_client::CacheClient;
+use forebay_proto::v1::objects_client::ObjectsClient;
 use forebay_proto::v1::snapshots_client::SnapshotsClient;
-use forebay_proto::{Error, Kind, Result};
+use forebay_proto::v1::{OpenReply, OpenRequest, StatusReply};
+use forebay_proto::{Error, Kind, Result, object_list};
+use futures::stream;
+use prost::Message as _;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tonic::transport::{Channel, Endpoint};
@@ -21,6 +24,9 @@ use tonic_health::pb::health_client::HealthClient;
 
 /// How long a connection to a cache node may take to come about.
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Bytes of a reply about objects at most: a page of a listing, or some of their bytes.
+const OBJECT_REPLY_BYTES_MAX: usize = 16 << 20;
 
 /// A silent connection is probed this often, and given up when a probe goes unanswered for as long again.
 const KEEP_ALIVE: Duration = Duration::from_secs(10);
@@ -78,9 +84,22 @@ impl Node {
         CacheClient::new(self.channel()).max_decoding_message_size(usize::MAX)
     }
 
+    /// Objects, byte for byte.
+    pub(crate) fn objects(&self) -> ObjectsClient<Channel> {
+        ObjectsClient::new(self.channel()).max_decoding_message_size(OBJECT_REPLY_BYTES_MAX)
+    }
+
     /// The cache's snapshots.
     pub(crate) fn snapshots(&self) -> SnapshotsClient<Channel> {
         SnapshotsClient::new(self.channel()).max_decoding_message_size(usize::MAX)
+    }
+
+    /// Opens a dataset, in parts if it is a list of very many objects.
+    pub(crate) async fn open(&self, request: OpenRequest) -> Result<OpenReply> {
+        match request.encoded_len() > object_list::MESSAGE_BYTES_MAX {
+            false => self.reply(self.client().open(request)).await,
+            true => self.reply(self.client().open_parts(stream::iter(object_list::parts(request)))).await,
+        }
     }
 
     /// What the node holds and has done.

@@ -4,12 +4,15 @@
 //! (`follow`), and goes on to another node that it knows when the one it asked goes away. A cluster of one,
 //! or a topology that cannot be had, means the endpoints themselves. `router` says which of a segment's
 //! copies is read. A node that failed is passed over in favour of others (`health`); the topology only
-//! confirms later. How often streams may be opened again is bounded (`budget`).
+//! confirms later. `policy` decides what follows a failure; `silence` tells a node that is slow from one that
+//! is dead. How often streams may be opened again is bounded (`budget`).
 
 mod budget;
 mod follow;
 mod health;
+pub(crate) mod policy;
 mod router;
+pub(crate) mod silence;
 mod throughput;
 
 use crate::endpoints::Endpoints;
@@ -17,6 +20,7 @@ use crate::node::Node;
 use budget::AttemptBudget;
 use follow::Published;
 use forebay_proto::manifest::{DatasetId, Manifest};
+use forebay_proto::object::ObjectVersion;
 use forebay_proto::ring::Balance;
 use forebay_proto::{Error, Result, v1};
 use health::Health;
@@ -123,11 +127,7 @@ impl Cluster {
         segments: Vec<u32>,
     ) -> Result<Vec<(Node, Vec<u32>)>> {
         let topology = self.topology.borrow().clone().unwrap_or_default();
-        // A cluster of one is called by the address by which it was reached.
-        if topology.nodes.is_empty() || topology.nodes.len() == 1 && topology.cluster == 0 {
-            let mut named = self.entry.known().into_iter().take(self.entry.nodes().len());
-            let node = named.find(|n| !self.health.is_out(n.url()));
-            let node = node.unwrap_or_else(|| self.entry.node().clone());
+        if let Some(node) = self.only_node(&topology) {
             return Ok(vec![(node, segments)]);
         }
         let by_node = self.route(&topology, manifest, move |router, manifest| {
@@ -140,6 +140,31 @@ impl Cluster {
         });
         let group = |(n, segments): (usize, _)| Ok((self.health.node(&topology.nodes[n].address)?, segments));
         by_node.await?.into_iter().map(group).collect()
+    }
+
+    /// The node to ask for each of some blocks of an object, and of some that is enough: not for thousands.
+    pub fn object_nodes(&self, object: &ObjectVersion, blocks: &[u64]) -> Result<Vec<Node>> {
+        let topology = self.topology.borrow().clone().unwrap_or_default();
+        if let Some(node) = self.only_node(&topology) {
+            return Ok(vec![node; blocks.len()]);
+        }
+        let (out, balance) = (self.health.out(), Balance::default());
+        let router = Router::new(&topology, &balance, |url| out.contains(url), &self.policy);
+        let node = |node: Option<usize>| {
+            let node = node.ok_or_else(|| Error::retry("no node of the cache takes segments"))?;
+            self.health.node(&topology.nodes[node].address)
+        };
+        router.object_nodes(object, blocks).into_iter().map(node).collect()
+    }
+
+    /// The node of a cluster of one, called by the address by which it was reached.
+    fn only_node(&self, topology: &v1::Topology) -> Option<Node> {
+        if topology.nodes.len() > 1 || topology.nodes.len() == 1 && topology.cluster != 0 {
+            return None;
+        }
+        let mut named = self.entry.known().into_iter().take(self.entry.nodes().len());
+        let node = named.find(|n| !self.health.is_out(n.url()));
+        Some(node.unwrap_or_else(|| self.entry.node().clone()))
     }
 
     /// Another node that most likely has a segment than the one that was asked, and leave to ask it; `None`

@@ -5,18 +5,20 @@
 
 mod directories;
 mod filtered;
+mod logged;
 mod objects;
 mod pattern;
 mod shape;
 
-use crate::filter::Filter;
+use crate::delta::{self, TableLog, TableVersion};
+use crate::filter::{Filter, Predicate};
 use crate::parquet::cost::group_bytes;
 use crate::parquet::counting::{FilteredTable, Tools};
 use crate::parquet::footer::Footer;
 use crate::schema::to_ipc;
 use crate::schema::union::{Conflict, Sighting};
 use crate::selection::Selection;
-use crate::source::{blocking, normalise};
+use crate::source::{TableUri, blocking, normalise, place_of};
 use crate::urgency::Urgency;
 use arrow::datatypes::SchemaRef;
 use forebay_proto::manifest::{Object, SEGMENT_BYTES, SEGMENT_BYTES_MAX, SegmentSize};
@@ -55,14 +57,23 @@ impl Frozen {
     }
 
     /// Whether freezing these objects would give the same.
-    fn is_of(&self, uri: &str, segment_bytes: u64, objects: &[Listed]) -> bool {
+    fn is_of(&self, uri: &str, segment_bytes: u64, Found { objects, log, .. }: &Found) -> bool {
         let m = &self.manifest;
+        if log.is_some() || self.table_version().is_some() {
+            return false;
+        }
         let same = |(known, (key, o)): (&Object, &Listed)| {
             (&known.key, &known.etag, known.size) == (key, &o.etag, o.size)
         };
         (m.uri(), m.segment_bytes()) == (uri, segment_bytes)
             && m.objects().len() == objects.len()
             && m.objects().iter().zip(objects).all(same)
+    }
+
+    /// The version of the Delta table that it is of.
+    fn table_version(&self) -> Option<TableVersion> {
+        let table = self.manifest.shape()?.table.as_ref()?;
+        Some(TableVersion { id: table.id.clone(), number: table.version })
     }
 
     /// Compressed bytes of the projected column chunks: what a cold epoch must read.
@@ -89,26 +100,59 @@ pub(crate) async fn freeze(
         "" => None,
         filter => Some(Filter::parse(filter).map_err(|e| e.context(&uri))?),
     };
-    let selection = Selection { uri: uri.clone(), segment_bytes, ..selection.clone() };
-    let Found { objects, notes } = objects::find(tools.source, &selection).await?;
-    if let Some(known) = known.filter(|known| known.is_of(&uri, segment_bytes, &objects)) {
-        return Ok(match known.left_out == notes {
+    let selection = Selection { uri: place_of(&uri).to_owned(), segment_bytes, ..selection.clone() };
+    let found = match TableUri::of(&uri) {
+        None => objects::find(tools.source, &selection).await?,
+        Some(_) => {
+            let is_same = |known: &&Arc<Frozen>| {
+                let m = &known.manifest;
+                (m.uri(), m.segment_bytes()) == (&selection.uri, segment_bytes)
+            };
+            let known = known.as_ref().filter(is_same);
+            check_table(&uri, &selection)?;
+            let version = known.and_then(|known| known.table_version());
+            match (delta::read(tools.source, &uri, version).await?, known) {
+                (Some(log), _) => objects::logged(tools.source, &selection.uri, log).await?,
+                (None, Some(known)) => return Ok(known.clone()),
+                (None, None) => return Err(Error::closed(format!("{uri}: its log was not read"))),
+            }
+        }
+    };
+    if let Some(known) = known.filter(|known| known.is_of(&uri, segment_bytes, &found)) {
+        return Ok(match known.left_out == found.notes {
             true => known,
-            false => Arc::new(Frozen { left_out: notes, ..known.as_ref().clone() }),
+            false => Arc::new(Frozen { left_out: found.notes, ..known.as_ref().clone() }),
         });
     }
+    let has_deleted = |log: &TableLog| log.files.iter().any(|file| !file.object.deleted.is_empty());
+    let left_out = found.notes.clone();
     let frozen = match filter {
-        None => whole(tools, &selection, objects).await?,
-        Some(filter) => passing(tools, &selection, filter, objects).await?,
+        None if !found.log.as_ref().is_some_and(has_deleted) => whole(tools, &selection, found).await?,
+        filter => passing(tools, &selection, filter, found).await?,
     };
-    Ok(Arc::new(Frozen { left_out: notes, ..frozen }))
+    Ok(Arc::new(Frozen { left_out, ..frozen }))
+}
+
+/// `Invalid` if more is asked for than a table's log leaves open.
+fn check_table(uri: &str, selection: &Selection) -> Result<()> {
+    let asked = [
+        (!selection.schema_of.is_empty(), "--schema-of"),
+        (selection.no_partitions, "--no-partitions"),
+        (!selection.objects.is_empty(), "a list of objects"),
+    ];
+    match asked.into_iter().find(|(is_asked, _)| *is_asked) {
+        None => Ok(()),
+        Some((_, what)) => Err(Error::invalid(format!(
+            "{uri}: the log of a Delta table says which objects and columns it has: leave {what} out"
+        ))),
+    }
 }
 
 /// All rows of the objects.
-async fn whole(tools: Tools<'_>, selection: &Selection, objects: Vec<Listed>) -> Result<Frozen> {
-    let opened = vec![true; objects.len()];
-    let scan = scan(tools, selection, &objects, &opened).await?;
-    let table = shape::table(selection, &objects, &scan.schemas)?;
+async fn whole(tools: Tools<'_>, selection: &Selection, found: Found) -> Result<Frozen> {
+    let opened = vec![true; found.objects.len()];
+    let scan = scan(tools, selection, &found, &opened).await?;
+    let table = table_of(selection, &found, &scan.schemas)?;
     let mut column_bytes = vec![0; table.schema.fields().len()];
     for (own, bytes) in scan.schemas.distinct.iter().zip(&scan.chunk_bytes) {
         for (field, bytes) in own.schema.fields().iter().zip(bytes) {
@@ -118,32 +162,60 @@ async fn whole(tools: Tools<'_>, selection: &Selection, objects: Vec<Listed>) ->
         }
     }
     let (uri, ipc) = (selection.uri.clone(), to_ipc(&table.schema)?);
-    let manifest = Manifest::new(uri, selection.segment_bytes, ipc, named(objects), &scan.sizes)?;
+    let manifest = Manifest::new(uri, selection.segment_bytes, ipc, named(found.objects), &scan.sizes)?;
     Frozen::of(manifest, table, column_bytes, scan.row_groups)
 }
 
-/// The rows of the objects for which the filter is true.
+/// The rows of the objects for which the filter is true, if there is one, and that no table deleted.
 async fn passing(
     tools: Tools<'_>,
     selection: &Selection,
-    filter: Filter,
-    objects: Vec<Listed>,
+    filter: Option<Filter>,
+    found: Found,
 ) -> Result<Frozen> {
     let uri = &selection.uri;
     let wanted = (filter.clone(), selection.clone());
-    let (objects, (mut opened, directories)) = blocking(move || {
-        let opened = filtered::opened(&wanted.0, &wanted.1, &objects)?;
-        Ok((objects, opened))
+    let (found, (mut opened, directories)) = blocking(move || {
+        let opened = match &wanted.0 {
+            Some(filter) => filtered::opened(filter, &wanted.1, &found)?,
+            None => (vec![true; found.objects.len()], Vec::new()),
+        };
+        Ok((found, opened))
     })
     .await?;
-    let mut scanned = scan(tools, selection, &objects, &opened).await?;
+    let mut scanned = scan(tools, selection, &found, &opened).await?;
     let is_own = |name: &String| scanned.schemas.distinct.iter().any(|s| s.schema.index_of(name).is_ok());
-    if opened.contains(&false) && directories.iter().any(is_own) {
+    if found.log.is_none() && opened.contains(&false) && directories.iter().any(is_own) {
         // Objects have such a column themselves, which may say something else than their directories.
         opened.fill(true);
-        scanned = scan(tools, selection, &objects, &opened).await?;
+        scanned = scan(tools, selection, &found, &opened).await?;
     }
-    let table = shape::table(selection, &objects, &scanned.schemas)?;
+    let table = table_of(selection, &found, &scanned.schemas)?;
+    let predicate = filter.as_ref().map(|filter| bound(uri, filter, &table)).transpose()?.map(Arc::new);
+    let (schema, shape, segment_bytes) = (&table.schema, table.shape.as_ref(), selection.segment_bytes);
+    let of = FilteredTable { schema, shape, predicate: predicate.as_ref() };
+    let kept = filtered::kept(tools, &found.objects, &opened, (of, segment_bytes)).await?;
+    let text = predicate.map(|predicate| predicate.text.clone()).unwrap_or_default();
+    if kept.segments.is_empty() && !text.is_empty() {
+        return Err(Error::invalid(format!(
+            "{uri}: filter `{text}` leaves no row: look at some values with `forebay cat --limit 10`"
+        )));
+    }
+    let parts = (text, kept.segments, table.shape.clone());
+    let ipc = to_ipc(&table.schema)?;
+    let manifest = Manifest::new_filtered(uri.clone(), segment_bytes, ipc, named(found.objects), parts)?;
+    Frozen::of(manifest, table, kept.column_bytes, kept.row_groups)
+}
+
+fn table_of(selection: &Selection, found: &Found, schemas: &Schemas) -> Result<Table> {
+    match &found.log {
+        Some(log) => logged::table(selection, found, (log, schemas)),
+        None => shape::table(selection, found, schemas),
+    }
+}
+
+/// The filter over the columns of the table.
+fn bound(uri: &str, filter: &Filter, table: &Table) -> Result<Predicate> {
     let names = filter.names();
     if let Some(conflict) = table.conflicts.iter().find(|conflict| names.contains(&&*conflict.column)) {
         return Err(Error::invalid(format!(
@@ -151,22 +223,10 @@ async fn passing(
             conflict.why
         )));
     }
-    let predicate = Arc::new(filter.bind(&table.schema).map_err(|e| e.context(uri))?);
+    let predicate = filter.bind(&table.schema).map_err(|e| e.context(uri))?;
     // Nodes read the normal form, which may be longer. Known before anything is counted.
     Filter::parse(&predicate.text).map_err(|e| e.context("the filter in normal form").context(uri))?;
-    let (schema, shape, segment_bytes) = (&table.schema, table.shape.as_ref(), selection.segment_bytes);
-    let of = FilteredTable { schema, shape, predicate: &predicate };
-    let kept = filtered::kept(tools, &objects, &opened, (of, segment_bytes)).await?;
-    if kept.segments.is_empty() {
-        return Err(Error::invalid(format!(
-            "{uri}: filter `{}` leaves no row: look at some values with `forebay cat --limit 10`",
-            predicate.text
-        )));
-    }
-    let parts = (predicate.text.clone(), kept.segments);
-    let ipc = to_ipc(&table.schema)?;
-    let manifest = Manifest::new_filtered(uri.clone(), segment_bytes, ipc, named(objects), parts)?;
-    Frozen::of(manifest, table, kept.column_bytes, kept.row_groups)
+    Ok(predicate)
 }
 
 fn named(objects: Vec<Listed>) -> Vec<Object> {
@@ -184,8 +244,8 @@ struct Scan {
 }
 
 /// Reads the footers of the objects that are to be opened.
-async fn scan(tools: Tools<'_>, selection: &Selection, objects: &[Listed], opened: &[bool]) -> Result<Scan> {
-    let Selection { uri, segment_bytes, .. } = selection;
+async fn scan(tools: Tools<'_>, selection: &Selection, found: &Found, opened: &[bool]) -> Result<Scan> {
+    let (Selection { uri, segment_bytes, .. }, Found { objects, log, .. }) = (selection, found);
     let demand = Urgency::demand();
     // Boxed one by one: the compiler cannot see through the closure's lifetimes that the whole future is
     // Send.
@@ -204,7 +264,8 @@ async fn scan(tools: Tools<'_>, selection: &Selection, objects: &[Listed], opene
             continue;
         }
         let Some(footer) = footers.try_next().await? else { break };
-        let own = scan.own_schema(&footer, &object.place.uri);
+        let schema = log.as_ref().map_or_else(|| footer.schema.clone(), |log| log.named(&footer.schema));
+        let own = scan.own_schema(schema, &object.place.uri);
         scan.row_groups += footer.row_groups().len() as u64;
         let mut groups = Vec::with_capacity(footer.row_groups().len());
         for group in footer.row_groups() {
@@ -227,15 +288,15 @@ async fn scan(tools: Tools<'_>, selection: &Selection, objects: &[Listed], opene
 
 impl Scan {
     /// Which of the distinct schemas an object has.
-    fn own_schema(&mut self, footer: &Footer, object: &str) -> usize {
+    fn own_schema(&mut self, schema: SchemaRef, object: &str) -> usize {
         let Schemas { distinct, of } = &mut self.schemas;
-        let is_own = |known: &usize| distinct[*known].schema == footer.schema;
+        let is_own = |known: &usize| distinct[*known].schema == schema;
         // Most have that of the object before them.
         let known =
             of.iter().rev().find_map(|own| *own).filter(is_own).or_else(|| (0..distinct.len()).find(is_own));
         let own = known.unwrap_or_else(|| {
-            distinct.push(Sighting { schema: footer.schema.clone(), object: object.to_owned() });
-            self.chunk_bytes.push(vec![0; footer.schema.fields().len()]);
+            self.chunk_bytes.push(vec![0; schema.fields().len()]);
+            distinct.push(Sighting { schema, object: object.to_owned() });
             distinct.len() - 1
         });
         of.push(Some(own));

@@ -4,6 +4,7 @@
 //! * [`SegmentReader`]: freezes a URI to a manifest, and reads segments of it. Below it: `source`, ranges of
 //!   objects with retries, limits and clear errors; `parquet`, footers, the bytes of a segment's columns, and
 //!   those decoded to one record batch; `freeze`.
+//! * [`ObjectReader`]: any object, byte for byte.
 //! * [`schema`]: the Arrow schema that a dataset's segments have.
 //! * [`view`]: a split of a dataset, or a mix of several.
 //! * [`SegmentBatch`]: the rows of a segment, narrow columns packed row by row ([`PackedSchema`]).
@@ -12,8 +13,10 @@
 //! * [`shared`]: memory that a node shares with a reader on its host.
 //! * [`stream`]: the messages that a ticket asks for, made of chosen rows of segments.
 
+mod delta;
 mod filter;
 mod freeze;
+mod object_reader;
 mod packed;
 mod parquet;
 mod partitions;
@@ -31,6 +34,7 @@ mod urgency;
 pub mod view;
 
 pub use freeze::Frozen;
+pub use object_reader::{ListPage, ObjectReader};
 pub use packed::{Form, PackedSchema};
 pub use parquet::{Cost, SegmentReader, SegmentRun};
 pub use priority::{PrioritySemaphore, SemaphorePermit};

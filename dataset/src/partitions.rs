@@ -1,10 +1,12 @@
 //! Columns that lie in an object's directories, as Hive and Spark write them: `year=2024/country=ch/x.pq`.
 //!
 //! A partition has one value for all rows of an object. Names and values are URL-decoded. The type is what
-//! pyarrow infers: `Int32` if all values are such numbers, else `Utf8`.
+//! pyarrow infers: `Int32` if all values are such numbers, else `Utf8`. Where a table has a log, that says
+//! which types and values there are.
 
 use crate::filter::{Facts, Nulls};
-use arrow::array::{ArrayRef, Int32Array, StringArray, new_null_array};
+use arrow::array::{ArrayRef, Int32Array, StringArray, UInt32Array, new_null_array};
+use arrow::compute::{CastOptions, cast_with_options, take};
 use arrow::datatypes::DataType;
 use forebay_proto::{Error, Result};
 use percent_encoding::percent_decode_str;
@@ -58,7 +60,15 @@ pub(crate) fn constant(value: Option<&str>, data_type: &DataType, rows: usize) -
         DataType::Utf8 if value.len().saturating_mul(rows) <= i32::MAX as usize => {
             Arc::new(StringArray::new_repeated(value, rows))
         }
-        _ => return Err(unfit()),
+        DataType::Utf8 => return Err(unfit()),
+        // Of a table's log, which writes all values as texts.
+        other => {
+            let options = CastOptions { safe: false, ..CastOptions::default() };
+            let one: ArrayRef = Arc::new(StringArray::from(vec![value]));
+            let one = cast_with_options(&one, other, &options).map_err(|_| unfit())?;
+            let first = UInt32Array::from_value(0, rows);
+            take(&one, &first, None).map_err(|e| Error::invalid(e.to_string()))?
+        }
     })
 }
 
@@ -90,6 +100,8 @@ fn number(value: &str) -> Option<i32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use arrow::array::{Array, Date32Array, Float32Array, TimestampMicrosecondArray};
+    use arrow::datatypes::TimeUnit;
 
     #[test]
     fn directories_are_columns() {
@@ -119,6 +131,18 @@ mod tests {
         assert_eq!(text.to_data(), StringArray::from(vec!["ch"; 2]).into());
         assert_eq!(constant(None, &DataType::Utf8, 2).unwrap().null_count(), 2);
         assert!(constant(Some("x"), &DataType::Int32, 1).is_err());
-        assert!(constant(Some("1"), &DataType::Float32, 1).is_err());
+        let float = constant(Some("1.5"), &DataType::Float32, 2).unwrap();
+        assert_eq!(float.to_data(), Float32Array::from(vec![1.5; 2]).to_data());
+        let day = constant(Some("2024-02-29"), &DataType::Date32, 1).unwrap();
+        assert_eq!(day.to_data(), Date32Array::from(vec![19_782]).to_data());
+        for text in ["2024-01-01 00:00:00", "2024-01-01T00:00:00Z", "2024-01-01 01:00:00+01:00"] {
+            let utc = DataType::Timestamp(TimeUnit::Microsecond, Some("UTC".into()));
+            let moment = constant(Some(text), &utc, 1).unwrap();
+            let wanted = TimestampMicrosecondArray::from(vec![1_704_067_200_000_000]).with_timezone("UTC");
+            assert_eq!(moment.to_data(), wanted.to_data(), "{text}");
+        }
+        for (text, other) in [("x", DataType::Float32), ("31.2.2024", DataType::Date32)] {
+            assert!(constant(Some(text), &other, 1).is_err());
+        }
     }
 }

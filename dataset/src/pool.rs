@@ -1,35 +1,47 @@
 //! Large buffers, used again: fresh memory of a batch's size costs more in page faults than the copy into it.
 //!
-//! The pool keeps a second handle on every buffer it has given away. Once all other handles are gone (the
-//! batch was dropped), the buffer can be taken again; nobody has to give anything back. What the pool keeps
-//! alive is bounded in bytes; beyond that, and below [`POOLED_BYTES`], buffers are ordinary ones. Contents of
-//! a taken buffer are arbitrary: write every byte of a buffer before it is shared.
+//! A shared buffer comes back by itself when its last handle is dropped (the batch was). The one that came
+//! back last is given away first: of all of them it is the likeliest to lie in the processor's cache. What
+//! the pool keeps alive is bounded in bytes; beyond that, and below [`POOLED_BYTES`], buffers are ordinary
+//! ones. Contents of a taken buffer are arbitrary: write every byte of a buffer before it is shared.
 
 use arrow::buffer::{Buffer, MutableBuffer};
+use bytes::Bytes;
 use parking_lot::Mutex;
 use std::collections::VecDeque;
+use std::ops::RangeInclusive;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 /// Buffers smaller than this are not worth keeping.
 pub const POOLED_BYTES: usize = 64 << 10;
 
+/// How often a buffer that comes back looks whether the pool is free, before it is freed instead.
+const RETURN_TRIES: usize = 10_000;
+
 /// A pool of buffers; clones share it.
 #[derive(Debug, Clone)]
-pub struct Pool(Arc<Mutex<Shelf>>);
+pub struct Pool(Arc<Shelf>);
 
 #[derive(Debug)]
 struct Shelf {
-    /// Every buffer given away or idle, the one given away first in front: batches are dropped in the order
-    /// in which they were made, so that the first is mostly the one that is free.
-    buffers: VecDeque<Buffer>,
-    bytes: usize,
+    /// Those that nobody uses, the one that came back last at the end.
+    idle: Mutex<VecDeque<MutableBuffer>>,
+    /// Bytes of these, and of those that will come back. Grows only under the lock.
+    bytes: AtomicUsize,
     limit: usize,
+}
+
+/// A buffer that was shared: it comes back when it is dropped.
+struct Lent {
+    buffer: MutableBuffer,
+    pool: Pool,
 }
 
 impl Pool {
     /// A pool that keeps at most `limit` bytes alive on its own account.
     pub fn new(limit: usize) -> Self {
-        Self(Arc::new(Mutex::new(Shelf { buffers: VecDeque::new(), bytes: 0, limit })))
+        Self(Arc::new(Shelf { idle: Mutex::default(), bytes: AtomicUsize::new(0), limit }))
     }
 
     /// A buffer of at least `bytes` bytes with arbitrary contents, aligned for every Arrow type.
@@ -38,52 +50,78 @@ impl Pool {
             return MutableBuffer::from_len_zeroed(bytes);
         }
         let bytes = bytes.next_multiple_of(POOLED_BYTES);
-        let mut shelf = self.0.lock();
-        let fits = |b: &Buffer| (bytes..=bytes.saturating_mul(2)).contains(&b.len()) && b.strong_count() == 1;
-        let free = shelf.buffers.iter().position(fits).and_then(|i| shelf.remove(i));
-        if let Some(Ok(buffer)) = free.map(Buffer::into_mutable) {
-            return buffer;
-        }
-        drop(shelf);
-        MutableBuffer::from_len_zeroed(bytes)
+        let idle = self.0.take(bytes..=bytes.saturating_mul(2));
+        idle.unwrap_or_else(|| MutableBuffer::from_len_zeroed(bytes))
     }
 
     /// Ends writing: the first `bytes` bytes of a taken buffer, to be shared. The pool takes it back by
     /// itself.
     pub fn share(&self, buffer: MutableBuffer, bytes: usize) -> Buffer {
-        let whole: Buffer = buffer.into();
-        if whole.len() >= POOLED_BYTES {
-            let mut shelf = self.0.lock();
-            shelf.keep(whole.clone());
-        }
-        let bytes = bytes.min(whole.len());
+        let bytes = bytes.min(buffer.len());
+        let comes_back = buffer.len() >= POOLED_BYTES && self.0.make_room(buffer.len());
+        let whole: Buffer = match comes_back {
+            true => Bytes::from_owner(Lent { buffer, pool: self.clone() }).into(),
+            false => buffer.into(),
+        };
         whole.slice_with_length(0, bytes)
     }
 
     /// Bytes of the buffers that nobody uses at the moment.
     pub fn idle_bytes(&self) -> usize {
-        let shelf = self.0.lock();
-        shelf.buffers.iter().filter(|b| b.strong_count() == 1).map(Buffer::len).sum()
+        self.0.idle.lock().iter().map(|buffer| buffer.len()).sum()
     }
 }
 
 impl Shelf {
-    fn remove(&mut self, index: usize) -> Option<Buffer> {
-        let buffer = self.buffers.remove(index)?;
-        self.bytes -= buffer.len();
+    /// An idle buffer of such a length.
+    fn take(&self, lengths: RangeInclusive<usize>) -> Option<MutableBuffer> {
+        let mut idle = self.idle.lock();
+        let found = idle.iter().rposition(|buffer| lengths.contains(&buffer.len()))?;
+        let buffer = idle.remove(found)?;
+        self.bytes.fetch_sub(buffer.len(), Relaxed);
         Some(buffer)
     }
 
-    fn keep(&mut self, buffer: Buffer) {
-        while self.bytes + buffer.len() > self.limit {
-            // An idle one makes room; buffers in use are not ours to free, so then this one stays outside.
-            match self.buffers.iter().position(|b| b.strong_count() == 1) {
-                Some(i) => drop(self.remove(i)),
-                None => return,
+    /// Counts a buffer of so much that will come back; idle ones make room, the oldest first. Buffers in use
+    /// are not the pool's to free: false if they leave no room.
+    fn make_room(&self, bytes: usize) -> bool {
+        let mut idle = self.idle.lock();
+        while self.bytes.load(Relaxed) + bytes > self.limit {
+            let Some(oldest) = idle.pop_front() else { return false };
+            self.bytes.fetch_sub(oldest.len(), Relaxed);
+        }
+        self.bytes.fetch_add(bytes, Relaxed);
+        true
+    }
+
+    /// Takes a buffer back, or frees it where the lock is not to be had: a child of `fork` may find it held
+    /// for ever, by a thread that it does not have.
+    fn put(&self, buffer: MutableBuffer) {
+        let idle = (0..RETURN_TRIES).find_map(|_| self.idle.try_lock().or_else(pause));
+        match idle {
+            Some(mut idle) => idle.push_back(buffer),
+            None => {
+                self.bytes.fetch_sub(buffer.len(), Relaxed);
             }
         }
-        self.bytes += buffer.len();
-        self.buffers.push_back(buffer);
+    }
+}
+
+/// Lets the one that holds a lock go on for a moment.
+fn pause<T>() -> Option<T> {
+    std::hint::spin_loop();
+    None
+}
+
+impl AsRef<[u8]> for Lent {
+    fn as_ref(&self) -> &[u8] {
+        self.buffer.as_slice()
+    }
+}
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        self.pool.0.put(std::mem::take(&mut self.buffer));
     }
 }
 
@@ -105,6 +143,10 @@ mod tests {
         drop(shared);
         assert_eq!(pool.idle_bytes(), 0, "a slice keeps it in use");
         drop(slice);
+        let later = pool.share(other, 100_000);
+        let latest = later.as_ptr();
+        drop(later);
+        assert_eq!(pool.take(90_000).as_ptr(), latest, "the one that came back last");
         assert_eq!(pool.take(90_000).as_ptr(), address);
         assert_eq!(address.align_offset(64), 0);
     }

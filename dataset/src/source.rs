@@ -15,12 +15,15 @@ mod checksum;
 mod counters;
 mod credentials;
 mod faults;
+mod landing;
 mod limits;
 mod object;
 mod open;
+mod page;
 mod request;
 mod retry;
 mod settings;
+mod table_uri;
 mod uri;
 mod watch;
 
@@ -30,8 +33,11 @@ pub(crate) use blocking::blocking;
 pub use counters::SourceCounters;
 pub use forebay_proto::ring::is_under;
 pub(crate) use object::{Place, SourceObject};
+pub(crate) use page::{FoundObject, Page, PageRequest};
 pub use settings::SourceSettings;
-pub use uri::normalise;
+pub(crate) use table_uri::TableUri;
+pub use table_uri::{is_version, place_of};
+pub use uri::{normalise, normalise_object};
 
 use crate::urgency::Urgency;
 use aws_types::os_shim_internal::Env;
@@ -39,6 +45,7 @@ use bytes::Bytes;
 use checksum::Offered;
 use forebay_proto::{Error, Result};
 use futures::{StreamExt, TryStreamExt, stream};
+use landing::{Landing, Pieces, Slice};
 use object::Bucket;
 use object_store::path::Path;
 use object_store::{GetOptions, GetRange, ObjectMeta};
@@ -106,6 +113,11 @@ impl Source {
 
     /// All objects under a prefix (on a `/` boundary), in no order.
     pub(crate) async fn list(&self, place: &Place) -> Result<Vec<ObjectMeta>> {
+        self.list_after(place, None).await
+    }
+
+    /// As [`Source::list`], of those only that come after `after`.
+    pub(crate) async fn list_after(&self, place: &Place, after: Option<&Place>) -> Result<Vec<ObjectMeta>> {
         let urgency = Urgency::demand();
         let mut request = Request::new(&self.inner.requests, place, None, &urgency);
         let prefix = (!place.path.as_ref().is_empty()).then_some(&place.path);
@@ -114,8 +126,8 @@ impl Source {
             let pass = request.begin(0).await?;
             self.inner.requests.counters.footer_requests.fetch_add(1, Relaxed);
             // S3 lists in the order of keys: a listing that broke off goes on after its last one.
-            let rest = match listed.last() {
-                Some(last) => place.bucket.objects.list_with_offset(prefix, &last.location),
+            let rest = match listed.last().map(|last| &last.location).or(after.map(|after| &after.path)) {
+                Some(last) => place.bucket.objects.list_with_offset(prefix, last),
                 None => place.bucket.objects.list(prefix),
             };
             let keep = |meta| {
@@ -125,6 +137,35 @@ impl Source {
             let done = rest.try_for_each(keep).await;
             if request.end(pass, done)?.is_some() {
                 return Ok(listed);
+            }
+        }
+    }
+
+    /// One page of a listing. `NotFound` never: what has no objects is empty.
+    pub(crate) async fn list_page(&self, place: &Place, wanted: &PageRequest) -> Result<Page> {
+        let urgency = Urgency::demand();
+        let mut request = Request::new(&self.inner.requests, place, None, &urgency);
+        loop {
+            let pass = request.begin(0).await?;
+            self.inner.requests.counters.footer_requests.fetch_add(1, Relaxed);
+            let done = place.bucket.page(&place.path, wanted).await;
+            if let Some(page) = request.end(pass, done)? {
+                return Ok(page);
+            }
+        }
+    }
+
+    /// An object as it is now, whatever is in it, by a HEAD.
+    pub(crate) async fn find(&self, place: &Place) -> Result<FoundObject> {
+        let urgency = Urgency::demand();
+        let mut request = Request::new(&self.inner.requests, place, None, &urgency);
+        loop {
+            let pass = request.begin(0).await?;
+            self.inner.requests.counters.footer_requests.fetch_add(1, Relaxed);
+            let options = GetOptions { head: true, ..Default::default() };
+            let done = place.bucket.objects.get_opts(&place.path, options).await;
+            if let Some(answer) = request.end(pass, done)? {
+                return Ok((&answer.meta).into());
             }
         }
     }
@@ -164,7 +205,7 @@ impl Source {
         let c = &self.inner.requests.counters;
         let mut bytes = vec![0; (range.end - range.start) as usize];
         let counted = [&c.footer_requests, &c.footer_bytes];
-        self.read(object, range.start, &mut bytes, counted, urgency).await?;
+        self.read(object, range, &mut Slice::new(&mut bytes), counted, urgency).await?;
         Ok(bytes.into())
     }
 
@@ -177,61 +218,83 @@ impl Source {
         bytes: &mut [u8],
         urgency: &Urgency,
     ) -> Result<()> {
-        let c = &self.inner.requests.counters;
-        self.read(object, start, bytes, [&c.s3_requests, &c.s3_bytes], urgency).await
+        let range = start..start + bytes.len() as u64;
+        self.get_data(object, range, &mut Slice::new(bytes), urgency).await
     }
 
-    /// Fills `bytes`. A body that breaks off is continued where it did.
+    /// Data of a range, handed on piece by piece as it comes. Of an answer that is the whole object, and has
+    /// a checksum of it, when that fits.
+    pub(crate) async fn get_pieces(
+        &self,
+        object: &SourceObject,
+        range: Range<u64>,
+        urgency: &Urgency,
+        hand_on: impl FnMut(Bytes) + Send,
+    ) -> Result<()> {
+        self.get_data(object, range, &mut Pieces::new(hand_on), urgency).await
+    }
+
+    /// Data that counts as such, to where it lands.
+    async fn get_data(
+        &self,
+        object: &SourceObject,
+        range: Range<u64>,
+        to: &mut impl Landing,
+        urgency: &Urgency,
+    ) -> Result<()> {
+        let c = &self.inner.requests.counters;
+        self.read(object, range, to, [&c.s3_requests, &c.s3_bytes], urgency).await
+    }
+
+    /// Reads a range. A body that breaks off is continued where it did.
     async fn read(
         &self,
         object: &SourceObject,
-        start: u64,
-        bytes: &mut [u8],
+        range: Range<u64>,
+        to: &mut impl Landing,
         counted: [&AtomicU64; 2],
         urgency: &Urgency,
     ) -> Result<()> {
         let SourceObject { place, etag, size: frozen } = object;
         let mut request = Request::new(&self.inner.requests, place, Some(etag), urgency);
-        let (mut filled, mut readings) = (0, 0);
-        let end = start + bytes.len() as u64;
+        let mut readings = 0;
         loop {
-            let rest = start + filled as u64..end;
-            let is_whole = rest == (0..*frozen);
+            let rest = range.start + to.filled()..range.end;
             let pass = request.begin(rest.end - rest.start).await?;
-            let done = attempt(object, rest, bytes, &mut filled, counted).await;
+            let done = attempt(object, rest, to, counted).await;
             let Some((size, checksum)) = request.end(pass, done)? else { continue };
-            if size != *frozen || filled < bytes.len() {
+            if size != *frozen || range.start + to.filled() < range.end {
                 return Err(Error::changed(format!(
                     "{}: has {size} bytes, not the {frozen} it was frozen with: open the dataset again",
                     place.uri
                 )));
             }
-            match checksum.filter(|checksum| is_whole && !checksum.fits(bytes)) {
-                None => return Ok(()),
-                Some(checksum) => {
-                    (filled, readings) = (0, readings + 1);
-                    if readings == READINGS {
-                        return Err(Error::corrupt(format!(
-                            "{}: does not match the {} that {} keeps of it: write the object again",
-                            place.uri, checksum, place.bucket.endpoint.name
-                        )));
-                    }
-                }
+            if to.finish(checksum.as_ref()) {
+                return Ok(());
+            }
+            readings += 1;
+            if readings == READINGS {
+                let name = checksum.map_or_else(String::new, |checksum| checksum.to_string());
+                return Err(Error::corrupt(format!(
+                    "{}: does not match the {name} that {} keeps of it: write the object again",
+                    place.uri, place.bucket.endpoint.name
+                )));
             }
         }
     }
 }
 
-/// Fills `bytes` on from `filled` with `range` of the object, as far as one answer goes. Says what the answer
-/// tells of the whole object: its size and checksum.
+/// Reads `range` of the object as far as one answer goes. Says what the answer tells of the whole object: its
+/// size, and its checksum if the answer is all of it.
 async fn attempt(
     object: &SourceObject,
     range: Range<u64>,
-    bytes: &mut [u8],
-    filled: &mut usize,
+    to: &mut impl Landing,
     [requests, received]: [&AtomicU64; 2],
 ) -> object_store::Result<(u64, Option<Offered>)> {
     requests.fetch_add(1, Relaxed);
+    let is_whole = range == (0..object.size);
+    let mut left = range.end - range.start;
     let options = GetOptions {
         range: Some(GetRange::Bounded(range)),
         if_match: Some(format!("\"{}\"", object.etag)),
@@ -239,22 +302,23 @@ async fn attempt(
     };
     let place = &object.place;
     let answer = place.bucket.objects.get_opts(&place.path, options).await?;
-    let answered = (answer.meta.size, answer.extensions.get::<Offered>().copied());
+    let checksum = answer.extensions.get::<Offered>().copied().filter(|_| is_whole);
+    let answered = (answer.meta.size, checksum);
     let mut body = match place.is_file() {
         true => stream::once(answer.bytes()).boxed(),
         false => answer.into_stream(),
     };
     loop {
         match body.try_next().await {
-            Ok(Some(piece)) => {
+            Ok(Some(mut piece)) => {
                 received.fetch_add(piece.len() as u64, Relaxed);
-                let fits = piece.len().min(bytes.len() - *filled);
-                bytes[*filled..][..fits].copy_from_slice(&piece[..fits]);
-                *filled += fits;
+                piece.truncate(left.min(piece.len() as u64) as usize);
+                left -= piece.len() as u64;
+                to.put(piece, checksum.is_some());
             }
             Ok(None) => return Ok(answered),
             // Broken after its last byte: there is nothing left to ask for.
-            Err(_) if *filled == bytes.len() => return Ok(answered),
+            Err(_) if left == 0 => return Ok(answered),
             Err(e) => return Err(e),
         }
     }

@@ -68,6 +68,7 @@ set_digest!(
 
 impl OrderDigest {
     /// Adds one sample.
+    #[inline]
     pub fn add(&mut self, position: u64, sample: u64) {
         let mut pair = [0; 16];
         pair[..8].copy_from_slice(&position.to_le_bytes());

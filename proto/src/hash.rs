@@ -20,6 +20,7 @@ pub fn xxh3_64_with_seed(bytes: &[u8], seed: u64) -> u64 {
 }
 
 /// xxh3-128 of `bytes`.
+#[inline]
 pub fn xxh3_128(bytes: &[u8]) -> u128 {
     XxHash3_128::oneshot(bytes)
 }

@@ -2,6 +2,7 @@
 //!
 //! * [`v1`]: the gRPC messages and services.
 //! * [`manifest`]: a dataset frozen, its digest, the ids of its segments.
+//! * [`object`]: any object in one of its versions, its raw blocks, ranges of its bytes.
 //! * [`plan`]: the global order of samples, steps and ranks: a pure function.
 //! * [`digest`]: the mergeable order digest.
 //! * [`hash`]: the hash of digests, checksums and placement.
@@ -20,6 +21,8 @@ mod error;
 pub mod hash;
 mod json;
 pub mod manifest;
+pub mod object;
+pub mod object_list;
 pub mod plan;
 pub mod ring;
 mod row_run;

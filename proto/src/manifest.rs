@@ -7,6 +7,7 @@
 mod filter;
 mod identity;
 mod layout;
+mod table;
 #[cfg(test)]
 mod tests;
 mod wire;
@@ -18,6 +19,7 @@ pub use crate::v1::{Object, Shape};
 pub use filter::{FILTER_BYTES_MAX, Filter, FilteredSegment};
 pub use identity::{DatasetId, Digest, SegmentId};
 pub use layout::{Part, Segment, SegmentSize};
+pub use table::{DELETED_RUNS_MAX, DELTA};
 
 /// Decoded bytes that a segment aims at unless the dataset says otherwise: large enough that a fill is a few
 /// big ranged reads, small enough that eviction and replication stay fine-grained.
@@ -82,7 +84,8 @@ impl Manifest {
         Ok(self.identified())
     }
 
-    /// Freezes a dataset that has only the rows for which a predicate is true.
+    /// Freezes a dataset that has only the rows for which a predicate is true, and that the table of its
+    /// shape has not deleted. The predicate may be empty if it deleted some.
     ///
     /// # Errors
     /// `Invalid` if the segments do not fit the objects, or have other rows than their row groups.
@@ -91,7 +94,7 @@ impl Manifest {
         segment_bytes: u64,
         schema: Vec<u8>,
         objects: Vec<Object>,
-        (predicate, kept): (String, Vec<FilteredSegment>),
+        (predicate, kept, shape): (String, Vec<FilteredSegment>, Option<Shape>),
     ) -> Result<Self> {
         let sizes = || kept.iter().map(|s| s.size);
         let columns = v1::Segments {
@@ -107,7 +110,7 @@ impl Manifest {
         let segments = layout::segments(&uri, columns)?;
         let rows = kept.into_iter().flat_map(|s| s.rows).collect();
         let filter = v1::Filter { predicate, rows };
-        Self::build(uri, segment_bytes, schema, objects, segments, Vec::new(), (None, Some(filter)))
+        Self::build(uri, segment_bytes, schema, objects, segments, Vec::new(), (shape, Some(filter)))
     }
 
     /// With the digest and the id of what it has now: a pass over all of it.
@@ -140,6 +143,7 @@ impl Manifest {
         }
         check_forms(shape.as_ref(), &objects).map_err(malformed)?;
         let filter = filter.map(|wire| Filter::new(wire, &segments)).transpose().map_err(malformed)?;
+        check_rows(shape.as_ref(), filter.as_ref()).map_err(malformed)?;
         let (digest, id) = (Digest::default(), DatasetId::new(Digest::default(), &uri));
         let manifest =
             Self { uri, segment_bytes, schema, objects, segments, parts, shape, filter, rows, digest, id };
@@ -149,6 +153,14 @@ impl Manifest {
     /// The dataset's URI.
     pub fn uri(&self) -> &str {
         &self.uri
+    }
+
+    /// The URI that names this version: of a Delta table with its version, else [`Manifest::uri`].
+    pub fn version_uri(&self) -> String {
+        match self.shape.as_ref().and_then(|shape| shape.table.as_ref()) {
+            Some(table) if self.parts.len() == 1 => format!("{DELTA}{}@{}", self.uri, table.version),
+            _ => self.uri.clone(),
+        }
     }
 
     /// Decoded bytes that segments aim at.
@@ -257,6 +269,15 @@ fn malformed(uri: &str, why: String) -> Error {
 fn check_forms(shape: Option<&Shape>, objects: &[Object]) -> Result<(), String> {
     match shape.is_some_and(|shape| shape.forms.len() != objects.len()) {
         true => Err("ragged forms".into()),
+        false => shape.map_or(Ok(()), |shape| table::check(shape, objects)),
+    }
+}
+
+/// Why a filter has no predicate, if no table deleted rows.
+fn check_rows(shape: Option<&Shape>, filter: Option<&Filter>) -> Result<(), String> {
+    let is_empty = filter.is_some_and(|filter| filter.predicate().is_empty());
+    match is_empty && !shape.is_some_and(Shape::has_deleted) {
+        true => Err("a filter of 0 bytes".into()),
         false => Ok(()),
     }
 }

@@ -26,10 +26,12 @@
 //! `full` is one window of all segments; `none` is file order. Any position is found in O(log S) without
 //! state, so a resume costs what a start costs, and nothing but the segments' sizes is kept in memory.
 //!
-//! [`steps`] cuts the order into steps and ranks, and lays the rows of a batch out.
+//! [`steps`] cuts the order into steps and ranks, and lays the rows of a batch out. [`packing`] cuts it by
+//! tokens instead.
 
 mod key;
 mod mix;
+pub mod packing;
 mod permute;
 mod sequence;
 pub mod steps;

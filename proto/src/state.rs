@@ -10,6 +10,9 @@ pub const BYTES: usize = 65;
 
 const MAGIC: &[u8; 4] = b"FBST";
 
+/// The version of states that stand between two tokens; others have that of the plan.
+const TOKENS_VERSION: u32 = 2;
+
 /// Where a run stands: epoch `key.epoch` has delivered its samples `0 .. samples_done`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LoaderState {
@@ -17,11 +20,14 @@ pub struct LoaderState {
     pub key: PlanKey,
     /// Samples of the epoch that all ranks together have taken.
     pub samples_done: u64,
+    /// Of a run that packs: tokens of the next sample that are done too.
+    pub tokens_done: Option<u32>,
 }
 
 impl LoaderState {
-    /// The state as bytes: magic, plan version (u32), manifest digest, seed, epoch, shuffle kind (u8), window
-    /// (u32), samples done, and an xxh3-64 of all that; little endian.
+    /// The state as bytes: magic, version (u32), manifest digest, seed, epoch, shuffle kind (u8), window
+    /// (u32), samples done, tokens done (u32), and an xxh3-64 of all that; little endian. The version is that
+    /// of the plan, or 2 for a run that packs.
     pub fn to_bytes(&self) -> [u8; BYTES] {
         let (kind, window) = match self.key.shuffle {
             Shuffle::None => (0u8, 0),
@@ -30,15 +36,15 @@ impl LoaderState {
         };
         let mut b = Vec::with_capacity(BYTES);
         b.extend_from_slice(MAGIC);
-        b.extend_from_slice(&plan::VERSION.to_le_bytes());
+        let version = if self.tokens_done.is_some() { TOKENS_VERSION } else { plan::VERSION };
+        b.extend_from_slice(&version.to_le_bytes());
         b.extend_from_slice(&self.key.manifest.to_bytes());
         b.extend_from_slice(&self.key.seed.to_le_bytes());
         b.extend_from_slice(&self.key.epoch.to_le_bytes());
         b.push(kind);
         b.extend_from_slice(&window.to_le_bytes());
         b.extend_from_slice(&self.samples_done.to_le_bytes());
-        // Spare bytes keep the length stable when a field grows.
-        b.extend_from_slice(&[0, 0, 0, 0]);
+        b.extend_from_slice(&self.tokens_done.unwrap_or(0).to_le_bytes());
         let hash = xxh3_64(&b);
         b.extend_from_slice(&hash.to_le_bytes());
         let mut out = [0; BYTES];
@@ -56,10 +62,10 @@ impl LoaderState {
         if &b[..4] != MAGIC || u64_at(BYTES - 8) != xxh3_64(&b[..BYTES - 8]) {
             return Err(Error::corrupt("the loader state is damaged: its checksum does not match"));
         }
-        if u32_at(4) != plan::VERSION {
+        let version = u32_at(4);
+        if ![plan::VERSION, TOKENS_VERSION].contains(&version) {
             return Err(Error::invalid(format!(
-                "the loader state is of plan version {}, this build has {}",
-                u32_at(4),
+                "the loader state is of version {version}, this build reads {} and {TOKENS_VERSION}",
                 plan::VERSION
             )));
         }
@@ -75,7 +81,8 @@ impl LoaderState {
             epoch: u64_at(32),
             shuffle,
         };
-        Ok(Self { key, samples_done: u64_at(45) })
+        let tokens_done = (version == TOKENS_VERSION).then(|| u32_at(53));
+        Ok(Self { key, samples_done: u64_at(45), tokens_done })
     }
 }
 
@@ -87,8 +94,13 @@ mod tests {
     fn survives_and_is_small() {
         for shuffle in [Shuffle::None, Shuffle::Window(7), Shuffle::Full] {
             let key = PlanKey { manifest: Digest(42 << 80), seed: u64::MAX, epoch: 3, shuffle };
-            let state = LoaderState { key, samples_done: 1 << 40 };
+            let [state, packed] =
+                [None, Some(77)].map(|tokens_done| LoaderState { key, samples_done: 1 << 40, tokens_done });
+            assert_eq!(LoaderState::from_bytes(&packed.to_bytes()).unwrap(), packed);
             let bytes = state.to_bytes();
+            // As builds before packing wrote it.
+            assert_eq!((&bytes[4..8], &bytes[53..57]), (&[1, 0, 0, 0][..], &[0; 4][..]));
+            assert_eq!((packed.to_bytes()[4], packed.to_bytes()[53]), (2, 77));
             assert!(bytes.len() < 100);
             assert_eq!(LoaderState::from_bytes(&bytes).unwrap(), state);
             for i in 0..bytes.len() {

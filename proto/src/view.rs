@@ -3,8 +3,8 @@
 
 use crate::error::{Error, Result};
 use crate::manifest::{BLOCK_MAX, Filter, Manifest, Object, Part, Segment, Shape};
-use crate::v1;
 use crate::v1::split::{Rows, Shares};
+use crate::v1::{self, Table, TableObject};
 use std::fmt;
 
 pub use crate::v1::MixPart;
@@ -150,7 +150,8 @@ fn mixed_shape(parts: &[(Manifest, f64)]) -> Result<Option<Shape>> {
         return Ok(None);
     }
     let partitions = |m: &Manifest| m.shape().map(|shape| shape.partitions.clone()).unwrap_or_default();
-    let mut mixed = Shape { partitions: partitions(&parts[0].0), forms: Vec::new() };
+    let table = mixed_table(parts)?;
+    let mut mixed = Shape { partitions: partitions(&parts[0].0), forms: Vec::new(), table };
     for (m, _) in parts {
         if partitions(m) != mixed.partitions {
             return Err(Error::invalid(format!(
@@ -163,6 +164,30 @@ fn mixed_shape(parts: &[(Manifest, f64)]) -> Result<Option<Shape>> {
             Some(shape) => mixed.forms.extend(&shape.forms),
             None => mixed.forms.resize(mixed.forms.len() + m.objects().len(), 0),
         }
+    }
+    Ok(Some(mixed))
+}
+
+/// The table of a mix, if any of its parts has one: they must have the same names for the same columns.
+fn mixed_table(parts: &[(Manifest, f64)]) -> Result<Option<Table>> {
+    let of = |m: &Manifest| m.shape().and_then(|shape| shape.table.clone());
+    if parts.iter().all(|(m, _)| of(m).is_none()) {
+        return Ok(None);
+    }
+    let renamed = |m: &Manifest| of(m).unwrap_or_default().renamed;
+    let first = &parts[0].0;
+    let mut mixed = Table { renamed: renamed(first), ..Table::default() };
+    for (m, _) in parts {
+        if renamed(m) != mixed.renamed {
+            return Err(Error::invalid(format!(
+                "{} and {} cannot be mixed: one is a Delta table whose columns have other names in its objects",
+                first.uri(),
+                m.uri()
+            )));
+        }
+        let end = mixed.objects.len() + m.objects().len();
+        mixed.objects.extend(of(m).unwrap_or_default().objects);
+        mixed.objects.resize_with(end, TableObject::default);
     }
     Ok(Some(mixed))
 }

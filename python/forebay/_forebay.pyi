@@ -1,4 +1,4 @@
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Literal, Self, final
 
@@ -9,6 +9,8 @@ __all__ = [
     "BatchReader",
     "Column",
     "Dataset",
+    "ImageDecoder",
+    "ImageForm",
     "LocalNode",
     "Plan",
     "RecordBatch",
@@ -66,6 +68,29 @@ class Column:
     ) -> Any: ...
     def __dlpack_device__(self) -> Any: ...
     def __arrow_c_array__(self, requested_schema: object | None = None) -> tuple[object, object]: ...
+
+@final
+class ImageForm:
+    def __new__(
+        cls,
+        schema: Schema,
+        path: str,
+        *,
+        size: int | None,
+        grey: bool,
+        shape: Sequence[int] | None,
+        augment: str | None,
+        crop_share: float,
+    ) -> Self: ...
+    @property
+    def channels(self) -> int: ...
+
+@final
+class ImageDecoder:
+    def __new__(cls, threads: int | None, processes: int) -> Self: ...
+    def decode(
+        self, column: Column, form: ImageForm, samples: Sequence[int], vary: tuple[int, int] | None
+    ) -> Column: ...
 
 @disjoint_base
 class RecordBatch:

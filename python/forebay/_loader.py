@@ -26,13 +26,15 @@ class BatchLoader(Run, Generic[T]):
         transform: Callable[[Any], Any] | None = None,
         threads: int = 2,
         prefetch: int = 4,
+        ahead: bool = False,
         **options: Unpack[RunOptions],
     ) -> None:
+        """With `ahead`, batches are converted in threads even if there is no transform."""
         if threads < 1 or prefetch < 1:
             raise InvalidError(f"threads={threads}, prefetch={prefetch}: each is at least 1")
         super().__init__(dataset, **options)
         self._transform = transform
-        self._threads = None if transform is None else Threads(threads)
+        self._threads = Threads(threads) if ahead or transform is not None else None
         self._prefetch = prefetch
         # Batches within the transform, in order.
         self._ahead: deque[Task[T]] = deque()
@@ -47,6 +49,10 @@ class BatchLoader(Run, Generic[T]):
         converted = self._convert(batch)
         result: T = converted if self._transform is None else self._transform(converted)
         return result
+
+    def _received(self, made: T) -> T:
+        """What the loop gets for what `_transformed` made, in the loop's own thread."""
+        return made
 
     def __iter__(self) -> Iterator[T]:
         """One epoch: that of `set_epoch`, the rest of one that was resumed, or the one after the last."""
@@ -78,7 +84,7 @@ class BatchLoader(Run, Generic[T]):
                 self._reader.next()
                 ended = self._reader.ended
                 self._digest = ended[1] if ended is not None else None
-            return step[1], is_last
+            return self._received(step[1]), is_last
         except BaseException:
             # Reading is over, interrupts included. Another iteration begins at the batch that did not come.
             self._stop()

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal, TypedDict
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, TypedDict
 
 import torch
 from torch.utils.dlpack import from_dlpack
 
 from forebay._errors import InvalidError
 from forebay._forebay import Column, RecordBatch, Schema
+from forebay._images import Image, ImageColumns
 
 Filler = int | float | bool | str | bytes | Sequence[int | float | bool]
 """What may stand in place of a null."""
@@ -18,17 +20,44 @@ Filler = int | float | bool | str | bytes | Sequence[int | float | bool]
 _shared: Callable[[object], torch.Tensor] = getattr(torch._C, "_from_dlpack", from_dlpack)
 
 
+class Ragged(NamedTuple):
+    """Rows of different lengths as two tensors, which `torch.nested.nested_tensor_from_jagged` takes as they are."""
+
+    values: torch.Tensor
+    """The values of all rows, one after the other; uint8 for strings and binaries."""
+    offsets: torch.Tensor
+    """`[rows + 1]` of int64: where each row's values begin, and where the last row's end."""
+
+    def row(self, number: int) -> torch.Tensor:
+        """A row's values, not copied."""
+        return self.values[int(self.offsets[number]) : int(self.offsets[number + 1])]
+
+
 class TensorOptions(TypedDict, total=False):
     """What becomes of columns that are no plain tensors.
 
     `nulls` says what stands in place of nulls, by column: ``nulls={"age": 0}``. A field of a struct is named with it:
     ``{"place.north": 0}``; a struct's own name is a rule for those of its fields that have none. In place of a list of any
     length stands a list: ``{"tags": []}``. `ragged` says what becomes of lists of different lengths: "list" for a list of
-    tensors, "pad" for one tensor filled up with zeros; unset, they are an error.
+    tensors, "pad" for one tensor filled up with zeros, "raw" for a `Ragged`; unset, they are an error. `binaries` says what
+    becomes of strings and binaries: "list" (the default) for a list of `str` or `bytes`, each a copy, or "raw" for a
+    `Ragged` of the loader's own memory. `images` names columns of images, which are decoded: ``images={"image":
+    forebay.torch.Image(224, augment="crop")}``, in `decode_threads` threads (a rank's share of the processors).
     """
 
     nulls: Mapping[str, Filler] | None
-    ragged: Literal["list", "pad"] | None
+    ragged: Literal["list", "pad", "raw"] | None
+    binaries: Literal["list", "raw"]
+    images: Mapping[str, Image] | None
+    decode_threads: int | None
+
+
+@dataclass(frozen=True)
+class Place:
+    """Which rows a batch holds: their numbers in the dataset; and the run's seed and the epoch, if images are varied."""
+
+    samples: Sequence[int] = ()
+    vary: tuple[int, int] | None = None
 
 
 class Tensors:
@@ -39,29 +68,38 @@ class Tensors:
         schema: Schema,
         *,
         nulls: Mapping[str, Filler] | None = None,
-        ragged: Literal["list", "pad"] | None = None,
+        ragged: Literal["list", "pad", "raw"] | None = None,
+        binaries: Literal["list", "raw"] = "list",
+        images: Mapping[str, Image] | None = None,
+        decode_threads: int | None = None,
     ) -> None:
-        if ragged not in (None, "list", "pad"):
-            raise InvalidError(f"ragged={ragged!r}: there are 'list' and 'pad'")
+        if ragged not in (None, "list", "pad", "raw"):
+            raise InvalidError(f"ragged={ragged!r}: there are 'list', 'pad' and 'raw'")
+        if binaries not in ("list", "raw"):
+            raise InvalidError(f"binaries={binaries!r}: there are 'list' and 'raw'")
         self._names = schema.names
-        self._nulls, self._ragged = dict(nulls or {}), ragged
+        self._nulls, self._ragged, self._binaries = dict(nulls or {}), ragged, binaries
         unknown = set(self._nulls) - set(schema.paths())
         if unknown:
             raise InvalidError(f"nulls= names {min(unknown)!r}, which is none of {', '.join(schema.paths())}")
+        self.images = ImageColumns(schema, images, decode_threads) if images else None
 
-    def columns(self, batch: RecordBatch) -> Iterable[tuple[str, Any]]:
+    def columns(self, batch: RecordBatch, place: Place) -> Iterable[tuple[str, Any]]:
         """The names and tensors of all columns of a batch that has the columns of the schema."""
         capsules = batch.capsules()
-        if None not in capsules:
+        images: Container[str] = () if self.images is None else self.images
+        if None not in capsules and not images:
             return zip(self._names, map(_shared, capsules), strict=True)
         return [
-            (name, self._column(batch[name], None) if capsule is None else _shared(capsule))
+            (name, self._column(batch[name], None, place) if capsule is None or name in images else _shared(capsule))
             for name, capsule in zip(self._names, capsules, strict=True)
         ]
 
-    def _column(self, column: Column, outer: Filler | None) -> Any:
+    def _column(self, column: Column, outer: Filler | None, place: Place) -> Any:
         """`outer` is the rule of the structs around it."""
         name = column.name
+        if self.images is not None and name in self.images:
+            return self.images.tensor(column, place.samples, place.vary)
         filler = self._nulls.get(name, outer)
         form = column.form
         # The nulls of a struct are its fields'.
@@ -74,11 +112,12 @@ class Tensors:
             case "tensor":
                 return _filled(column, filler)
             case "values":
-                return _values(column, filler)
+                return _values(column, filler) if self._binaries == "list" else _bytes(column, filler)
             case "list":
                 return self._lists(column, filler)
             case "struct":
-                return {name: self._column(field, filler) for name, field in column.fields()}
+                fields = column.fields()
+                return {name: self._column(field, filler, place) for name, field in fields}
         raise InvalidError(
             f"column {name!r} of type {column.type} has no form as a tensor: leave it out by columns=, or read it "
             "with forebay.Loader"
@@ -87,8 +126,8 @@ class Tensors:
     def _lists(self, column: Column, filler: Filler | None) -> Any:
         if self._ragged is None:
             raise InvalidError(
-                f"column {column.name!r} holds lists of different lengths: pass ragged='list' or 'pad', or read it with "
-                "forebay.Loader"
+                f"column {column.name!r} holds lists of different lengths: pass ragged='list', 'pad' or 'raw', or read it "
+                "with forebay.Loader"
             )
         items, offsets = column.items()
         if items.form != "tensor" or items.null_count:
@@ -96,12 +135,16 @@ class Tensors:
                 f"column {column.name!r} of type {column.type} holds lists that are no tensors: read it with forebay.Loader"
             )
         values, starts = from_dlpack(items), from_dlpack(offsets)
+        if self._ragged == "raw" and not column.null_count:
+            return Ragged(values, starts)
         lists = list(torch.split(values, starts.diff().tolist()))
         if column.null_count:
             filled = _list(column, values, filler)
             lists = [row if valid else filled.clone() for row, valid in zip(lists, from_dlpack(column.valid()).tolist())]
         if self._ragged == "list":
             return lists
+        if self._ragged == "raw":
+            return _joined(lists)
         return torch.nn.utils.rnn.pad_sequence(lists, batch_first=True)
 
 
@@ -137,6 +180,23 @@ def _values(column: Column, filler: Any) -> list[Any]:
             raise _unfit(column, filler, f"a value of type {wanted.__name__}")
         return [filler if value is None else value for value in values]
     return values
+
+
+def _bytes(column: Column, filler: Any) -> Ragged:
+    """Strings or binaries as their bytes: the column's memory if it has no nulls."""
+    if not column.null_count:
+        values, offsets = column.items()
+        return Ragged(_shared(values.__dlpack__()), _shared(offsets.__dlpack__()))
+    rows = (row.encode() if isinstance(row, str) else row for row in _values(column, filler))
+    return _joined([torch.frombuffer(bytearray(row), dtype=torch.uint8) if row else _NO_BYTES for row in rows])
+
+
+_NO_BYTES = torch.empty(0, dtype=torch.uint8)
+
+
+def _joined(rows: list[torch.Tensor]) -> Ragged:
+    lengths = torch.tensor([0, *map(len, rows)])
+    return Ragged(torch.cat(rows) if rows else _NO_BYTES, lengths.cumsum(0))
 
 
 def _list(column: Column, values: torch.Tensor, filler: Any) -> torch.Tensor:

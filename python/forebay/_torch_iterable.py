@@ -10,10 +10,9 @@ import torch.utils.data
 
 from forebay._dataset import Dataset
 from forebay._errors import InvalidError
-from forebay._run import RunOptions, State
+from forebay._run import State
 from forebay._sharding import refuse_sharding
-from forebay._tensors import TensorOptions
-from forebay._torch_loader import Batch, Loader
+from forebay._torch_loader import Batch, Loader, LoaderOptions
 
 
 class IterableState(TypedDict):
@@ -24,17 +23,13 @@ class IterableState(TypedDict):
     workers: int
 
 
-class LoaderOptions(RunOptions, TensorOptions, total=False):
-    """The keywords of `IterableDataset`."""
-
-
 class IterableDataset(torch.utils.data.IterableDataset[Batch]):
     """Whole batches of one rank, for a `DataLoader` or torchdata's `StatefulDataLoader`:
 
     >>> data = forebay.torch.IterableDataset("s3://bucket/train", batch_size=256)  # doctest: +SKIP
     >>> loader = DataLoader(data, batch_size=None, num_workers=2, multiprocessing_context="forkserver")  # doctest: +SKIP
 
-    The keywords are those of `forebay.torch.Loader` but for `transform`: use it, and no DataLoader, where you can; a batch's
+    The keywords are those of `forebay.torch.Loader` but for `transform` and `device`: use it, and no DataLoader, where you can; a batch's
     way out of a worker process costs a thousand times as much as its way out of a loader. With n workers, worker i reads
     steps i, i + n, i + 2n and so on, so that the DataLoader, which takes batches from its workers in turn, gives exactly the
     batches of a loader in their order.

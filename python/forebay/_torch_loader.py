@@ -10,9 +10,11 @@ from torch.utils.dlpack import from_dlpack
 
 import forebay
 from forebay._dataset import Dataset
+from forebay._device import Device
+from forebay._images import Image
 from forebay._loader import BatchLoader
 from forebay._run import RunOptions
-from forebay._tensors import Filler, Tensors
+from forebay._tensors import Filler, Place, TensorOptions, Tensors
 
 T = TypeVar("T")
 
@@ -35,11 +37,17 @@ class Batch(dict[str, Any]):
     """`[rows]` of bool, False for padding; None when no row is padding."""
 
 
+class LoaderOptions(RunOptions, TensorOptions, total=False):
+    """The keywords of loaders of tensors: those of a run, and of its tensors."""
+
+
 class Loader(BatchLoader[T]):
     """One rank's batches, epoch after epoch: a plain iterable with the state of a training run.
 
-    `nulls` and `ragged` say what becomes of nulls and of lists of different lengths: `forebay.torch.TensorOptions`. All
-    other arguments are those of `forebay.Loader`; `transform` gets a `Batch`.
+    `nulls`, `ragged`, `binaries`, `images` and `decode_threads` say what becomes of columns that are no plain tensors:
+    `forebay.torch.TensorOptions`. With `device` the batches arrive there, copied while the step before computes; what
+    `transform` returns is copied then. All other arguments are those of `forebay.Loader`; `transform` gets a `Batch`.
+    Images are decoded, and batches copied, ahead of the step, at most `prefetch` batches at a time, by `threads` threads.
 
     Neither a `DataLoader` nor an `IterableDataset`, and not to be wrapped in one: there are no worker processes, and
     Lightning, accelerate and others leave it alone.
@@ -53,9 +61,8 @@ class Loader(BatchLoader[T]):
         transform: None = None,
         threads: int = 2,
         prefetch: int = 4,
-        nulls: Mapping[str, Filler] | None = None,
-        ragged: Literal["list", "pad"] | None = None,
-        **options: Unpack[RunOptions],
+        device: str | torch.device | None = None,
+        **options: Unpack[LoaderOptions],
     ) -> None: ...
     @overload
     def __init__(
@@ -65,9 +72,8 @@ class Loader(BatchLoader[T]):
         transform: Callable[[Batch], T],
         threads: int = 2,
         prefetch: int = 4,
-        nulls: Mapping[str, Filler] | None = None,
-        ragged: Literal["list", "pad"] | None = None,
-        **options: Unpack[RunOptions],
+        device: str | torch.device | None = None,
+        **options: Unpack[LoaderOptions],
     ) -> None: ...
     def __init__(
         self,
@@ -76,17 +82,44 @@ class Loader(BatchLoader[T]):
         transform: Callable[[Batch], T] | None = None,
         threads: int = 2,
         prefetch: int = 4,
+        device: str | torch.device | None = None,
         nulls: Mapping[str, Filler] | None = None,
-        ragged: Literal["list", "pad"] | None = None,
+        ragged: Literal["list", "pad", "raw"] | None = None,
+        binaries: Literal["list", "raw"] = "list",
+        images: Mapping[str, Image] | None = None,
+        decode_threads: int | None = None,
         **options: Unpack[RunOptions],
     ) -> None:
-        super().__init__(dataset, transform=transform, threads=threads, prefetch=prefetch, **options)
-        self._tensors = Tensors(self.data.schema, nulls=nulls, ragged=ragged)
+        self._device = None if device is None else Device(device)
+        ahead = bool(images) or self._device is not None
+        super().__init__(dataset, transform=transform, threads=threads, prefetch=prefetch, ahead=ahead, **options)
+        self._tensors = Tensors(
+            self.data.schema,
+            nulls=nulls,
+            ragged=ragged,
+            binaries=binaries,
+            images=images,
+            decode_threads=decode_threads,
+        )
 
     def _convert(self, batch: forebay.Batch) -> Batch:
-        tensors = Batch(self._tensors.columns(batch))
+        samples = batch.first_ids(len(batch)) if self._tensors.images is not None else ()
+        tensors = Batch(self._tensors.columns(batch, Place(samples, (self.seed, batch.epoch))))
         tensors.epoch, tensors.step = batch.epoch, batch.step
         tensors.sample_ids = from_dlpack(batch.sample_ids)
         mask = batch.mask
         tensors.mask = None if mask is None else from_dlpack(mask)
         return tensors
+
+    def _transformed(self, batch: forebay.Batch) -> Any:
+        made = super()._transformed(batch)
+        return made if self._device is None else self._device.send(made)
+
+    def _received(self, made: Any) -> Any:
+        return made if self._device is None else self._device.receive(made)
+
+    def close(self) -> None:
+        """Ends the streams, and the threads of transforms and images. Batches that were handed out stay as they are."""
+        super().close()
+        if self._tensors.images is not None:
+            self._tensors.images.close()

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal, Unpack
+from collections.abc import Iterator, Sequence
+from typing import Any, Unpack
 
 import torch
 import torch.utils.data
 
 from forebay._dataset import Dataset
 from forebay._dataset import dataset as open_dataset
-from forebay._errors import ClosedError
+from forebay._errors import ClosedError, InvalidError
 from forebay._run import Run, RunOptions
 from forebay._sharding import refuse_sharding
-from forebay._tensors import Filler, Tensors
+from forebay._tensors import Place, Ragged, TensorOptions, Tensors
 from forebay._torch_loader import Batch
 
 
@@ -41,7 +41,7 @@ class MapDataset(torch.utils.data.Dataset[dict[str, Any]]):
     >>> data = forebay.torch.MapDataset("s3://bucket/train", columns=["image", "label"])  # doctest: +SKIP
     >>> loader = DataLoader(data, batch_size=64, shuffle=True, collate_fn=data.collate)  # doctest: +SKIP
 
-    `nulls` and `ragged` are those of `forebay.torch.Loader`. The rows of a batch are read by one request. It can be pickled;
+    `nulls`, `ragged`, `binaries` and `images` are those of `forebay.torch.Loader`; images are not varied. The rows of a batch are read by one request. It can be pickled;
     worker processes need the start method "forkserver" or "spawn". A random row costs much more than the next row of a
     loader: prefer that, or `forebay.torch.Sampler`, whose order has the rows of few segments at a time.
     """
@@ -51,12 +51,18 @@ class MapDataset(torch.utils.data.Dataset[dict[str, Any]]):
         dataset: Dataset | str,
         *,
         columns: Sequence[str] | None = None,
-        nulls: Mapping[str, Filler] | None = None,
-        ragged: Literal["list", "pad"] | None = None,
+        **options: Unpack[TensorOptions],
     ) -> None:
         opened = open_dataset(dataset, columns=columns) if isinstance(dataset, str) else dataset
         self.data = opened.select(columns) if columns is not None and not isinstance(dataset, str) else opened
-        self._tensors = Tensors(self.data.schema, nulls=nulls, ragged=ragged)
+        varied = [name for name, image in (options.get("images") or {}).items() if image.augment is not None]
+        if varied:
+            raise InvalidError(
+                f"images= varies {varied[0]!r}, but a row by its number has no epoch: leave augment= out, or use "
+                "forebay.torch.Loader"
+            )
+        self._options = options
+        self._tensors = Tensors(self.data.schema, **options)
 
     def __len__(self) -> int:
         """Rows."""
@@ -73,15 +79,25 @@ class MapDataset(torch.utils.data.Dataset[dict[str, Any]]):
     def __getitems__(self, rows: Sequence[int]) -> Rows:
         """These rows, in this order."""
         numbers = [self.data._row(row) for row in rows]
-        parts = []
+        parts, done = [], 0
         for part in self.data._core.take(numbers):
-            parts.append(dict(self._tensors.columns(part)))
+            place = Place(numbers[done : done + len(part)])
+            parts.append(dict(self._tensors.columns(part, place)))
+            done += len(part)
         return Rows(Batch(_joined(parts)), len(numbers))
 
     @staticmethod
     def collate(rows: Sequence[dict[str, Any]]) -> Any:
         """For `DataLoader(collate_fn=...)`: a `Batch` of rows that were read together, without taking them apart."""
         return rows.columns if isinstance(rows, Rows) else torch.utils.data.default_collate(list(rows))
+
+    def __getstate__(self) -> dict[str, Any]:
+        # The threads that decode stay here.
+        return {"data": self.data, "_options": self._options}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.data, self._options = state["data"], state["_options"]
+        self._tensors = Tensors(self.data.schema, **self._options)
 
     def __repr__(self) -> str:
         return f"<forebay.torch.MapDataset of {self.data.uri}: {len(self)} rows of {', '.join(self.data.columns)}>"
@@ -90,7 +106,7 @@ class MapDataset(torch.utils.data.Dataset[dict[str, Any]]):
 def _row(column: Any, row: int) -> Any:
     if isinstance(column, dict):
         return {name: _row(field, row) for name, field in column.items()}
-    return column[row]
+    return column.row(range(len(column.offsets) - 1)[row]) if isinstance(column, Ragged) else column[row]
 
 
 def _joined(parts: list[dict[str, Any]]) -> dict[str, Any]:
@@ -105,6 +121,10 @@ def _joined_column(parts: list[Any]) -> Any:
         return _joined(parts)
     if isinstance(parts[0], list):
         return [value for part in parts for value in part]
+    if isinstance(parts[0], Ragged):
+        ends = torch.tensor([0, *(len(part.values) for part in parts)]).cumsum(0)
+        starts = [part.offsets[:-1] + end for part, end in zip(parts, ends[:-1], strict=True)]
+        return Ragged(torch.cat([part.values for part in parts]), torch.cat([*starts, ends[-1:]]))
     width = max(part.shape[1] for part in parts) if parts[0].dim() > 1 else 0
     # Only lists that were filled up differ in their width.
     parts = [_widened(part, width) for part in parts]

@@ -12,13 +12,14 @@ a `torch.utils.data.DataLoader`.
 
 from __future__ import annotations
 
-from forebay._tensors import TensorOptions
+from forebay._images import Image
+from forebay._tensors import Ragged, TensorOptions
 from forebay._torch_iterable import IterableDataset
 from forebay._torch_loader import Batch, Loader
 from forebay._torch_map import MapDataset, Sampler
 
-__all__ = ["Batch", "IterableDataset", "Loader", "MapDataset", "Sampler", "TensorOptions"]
+__all__ = ["Batch", "Image", "IterableDataset", "Loader", "MapDataset", "Ragged", "Sampler", "TensorOptions"]
 
-for _public in (Batch, IterableDataset, Loader, MapDataset, Sampler):
+for _public in (Batch, Image, IterableDataset, Loader, MapDataset, Ragged, Sampler):
     # The files behind this one are nobody's business.
     _public.__module__ = __name__

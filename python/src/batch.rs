@@ -18,8 +18,8 @@ use std::sync::Arc;
 #[pyclass(frozen, subclass, module = "forebay")]
 pub(crate) struct RecordBatch {
     pub batch: arrow::array::RecordBatch,
-    /// Whether nobody else reads the memory of its plain columns: then tensors may share it, and be written
-    /// to.
+    /// Whether nobody else reads the memory of its plain columns, strings and binaries: then tensors may
+    /// share it, and be written to.
     pub is_own: bool,
 }
 

@@ -4,9 +4,12 @@
 use crate::capsule::{self, ArrayCapsules};
 use crate::dlpack::{self, Tensor};
 use crate::errors;
-use arrow::array::{Array, ArrayRef, AsArray, BooleanArray, Int64Array, OffsetSizeTrait, make_array};
-use arrow::buffer::NullBuffer;
-use arrow::datatypes::DataType;
+use arrow::array::{
+    Array, ArrayRef, AsArray, BooleanArray, GenericByteArray, Int64Array, OffsetSizeTrait, UInt8Array,
+    make_array,
+};
+use arrow::buffer::{NullBuffer, ScalarBuffer};
+use arrow::datatypes::{ByteArrayType, DataType};
 use arrow::error::ArrowError;
 use forebay_proto::Error;
 use pyo3::prelude::*;
@@ -78,15 +81,21 @@ impl Column {
         self.part("valid", Arc::new(valid))
     }
 
-    /// Of a list column, all items one after the other, and where each row's begin: one offset more than
-    /// rows.
+    /// Of a column of lists, strings or binaries, all items or bytes one after the other, and where each
+    /// row's begin: one offset more than rows. Bytes share the column's memory.
     fn items(&self, py: Python<'_>) -> PyResult<(Column, Column)> {
-        let (items, offsets) = match self.array.data_type() {
-            DataType::List(_) => items::<i32>(self.array.as_ref()),
-            DataType::LargeList(_) => items::<i64>(self.array.as_ref()),
+        let array = self.array.as_ref();
+        let (items, offsets) = match array.data_type() {
+            DataType::List(_) => items::<i32>(array),
+            DataType::LargeList(_) => items::<i64>(array),
+            DataType::Utf8 => bytes(array.as_string::<i32>()),
+            DataType::LargeUtf8 => bytes(array.as_string::<i64>()),
+            DataType::Binary => bytes(array.as_binary::<i32>()),
+            DataType::LargeBinary => bytes(array.as_binary::<i64>()),
             _ => return Err(self.unfit(py, "has no items")),
         };
-        Ok((self.part("item", items), self.part("offsets", offsets)))
+        let is_own = self.is_own && self.form() == "values";
+        Ok((Column { is_own, ..self.part("item", items) }, self.part("offsets", offsets)))
     }
 
     /// Of a struct column, its fields. Where the struct is null its fields are null too.
@@ -168,9 +177,21 @@ fn nulled(field: &ArrayRef, of_struct: Option<&NullBuffer>) -> Result<ArrayRef, 
 /// The items of lists and their offsets, counted from 0.
 fn items<O: OffsetSizeTrait>(array: &dyn Array) -> (ArrayRef, ArrayRef) {
     let list = array.as_list::<O>();
-    let offsets = list.value_offsets();
-    let (first, last) = (offsets[0].as_usize(), offsets[list.len()].as_usize());
-    let items = list.values().slice(first, last - first);
+    let (first, last, offsets) = counted_from_0(list.value_offsets());
+    (list.values().slice(first, last - first), offsets)
+}
+
+/// The bytes of strings or binaries and their offsets, counted from 0.
+fn bytes<T: ByteArrayType>(array: &GenericByteArray<T>) -> (ArrayRef, ArrayRef) {
+    let (first, last, offsets) = counted_from_0(array.value_offsets());
+    let values = array.values().slice_with_length(first, last - first);
+    (Arc::new(UInt8Array::new(ScalarBuffer::from(values), None)), offsets)
+}
+
+/// The first offset, the last one, and all of them less the first.
+fn counted_from_0<O: OffsetSizeTrait>(offsets: &[O]) -> (usize, usize, ArrayRef) {
+    let place = |offset: Option<&O>| offset.map_or(0, |offset| offset.as_usize());
+    let (first, last) = (place(offsets.first()), place(offsets.last()));
     let offsets = offsets.iter().map(|offset| (offset.as_usize() - first) as i64);
-    (items, Arc::new(Int64Array::from_iter_values(offsets)))
+    (first, last, Arc::new(Int64Array::from_iter_values(offsets)))
 }

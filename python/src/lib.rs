@@ -14,6 +14,7 @@ mod column;
 mod dataset;
 mod dlpack;
 mod errors;
+mod images;
 mod loader;
 mod local_node;
 mod notes;
@@ -25,6 +26,11 @@ mod schema;
 
 use pyo3::prelude::*;
 
+/// As in the programs that read: glibc returns pages of messages to the kernel and faults them in again. Its
+/// names have a prefix, so it serves the allocations of this library alone; Python's and torch's stay theirs.
+#[global_allocator]
+static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
+
 #[pymodule]
 mod _forebay {
     #[pymodule_export]
@@ -33,6 +39,8 @@ mod _forebay {
     use crate::column::Column;
     #[pymodule_export]
     use crate::dataset::{Dataset, open};
+    #[pymodule_export]
+    use crate::images::{ImageDecoder, ImageForm};
     #[pymodule_export]
     use crate::loader::{BatchReader, Settings};
     #[pymodule_export]

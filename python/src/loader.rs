@@ -94,7 +94,7 @@ impl Settings {
     ) -> PyResult<Bound<'py, PyBytes>> {
         let manifest = dataset.get().map_err(|e| errors::raise(py, e))?.manifest.digest();
         let key = PlanKey { manifest, seed: self.0.seed, epoch, shuffle: self.0.shuffle };
-        Ok(PyBytes::new(py, &LoaderState { key, samples_done }.to_bytes()))
+        Ok(PyBytes::new(py, &LoaderState { key, samples_done, tokens_done: None }.to_bytes()))
     }
 
     /// What the steps of the first epoch would hold.

@@ -14,6 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pictures import damaged, photos, poster
 
 import forebay
 
@@ -131,6 +132,15 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pq.write_table(pa.table({"id": pa.array([1], pa.int32())}), folder / "grown/0.parquet")
     pq.write_table(pa.table({"id": pa.array([2], pa.int64()), "x": [2.5]}), folder / "grown/1.parquet")
     (folder / "grown/2.parquet").touch()
+    for name, pictures in [("photos", photos(48)), ("damaged", damaged()), ("poster", poster(8))]:
+        (folder / name).mkdir()
+        pq.write_table(pictures, folder / f"{name}/0.parquet", row_group_size=6)
+    for name in ["digits", "tokens"]:
+        (folder / name).mkdir()
+    tokens = pa.array([[(i + j) % 1000 for j in range(17)] for i in range(96)], pa.list_(pa.int32(), 17))
+    pq.write_table(pa.table({"tokens": tokens}), folder / "tokens/0.parquet", row_group_size=8)
+    digits = pq.read_table(Path(__file__).parent.parent.parent / "tests/data/mnist/test").slice(0, 800)
+    pq.write_table(digits, folder / "digits/0.parquet", row_group_size=100)
     (folder / "mnist").symlink_to(Path(__file__).parent.parent.parent / "tests/data/mnist/test")
     return folder
 

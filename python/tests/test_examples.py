@@ -25,12 +25,12 @@ def test_epoch() -> None:
     assert f'"order_digest": "{read}"' in said.stdout and re.fullmatch("[0-9a-f]{32}", read)
 
 
-def torchrun(cluster: Cluster, world: int, script: str, *arguments: object) -> str:
+def torchrun(cluster: Cluster, world: int, script: str, *arguments: object, data: str = "mnist") -> str:
     """Runs an example's ranks as torchrun would; what rank 0 says."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [sys.executable, str(EXAMPLES / script), cluster.uri("mnist"), *map(str, arguments)]
+    command = [sys.executable, str(EXAMPLES / script), cluster.uri(data), *map(str, arguments)]
     common = {**os.environ, "FOREBAY_ENDPOINT": cluster.endpoint, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(world)}
     ranks = [
@@ -117,3 +117,11 @@ def test_ranks_of_a_mesh_share_their_data(cluster: Cluster) -> None:
     needs("torch")
     losses = [float(torchrun(cluster, 4, "mesh.py", ranks).rpartition("loss ")[2]) for ranks in [1, 2]]
     assert losses[0] == pytest.approx(losses[1], abs=1e-3) and 0 < losses[0] < 2.3
+
+
+def test_stages_of_a_pipeline_share_their_data(cluster: Cluster) -> None:
+    """The first stage takes the images of the batches of which the last one takes the labels."""
+    needs("torch")
+    said = [torchrun(cluster, ranks, "pipeline.py") for ranks in [1, 2]]
+    losses = [float(text.rpartition("loss ")[2]) for text in said]
+    assert said[0].startswith("78 steps") and losses[0] == pytest.approx(losses[1], abs=1e-4) and 0 < losses[0] < 2.3

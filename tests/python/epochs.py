@@ -19,6 +19,7 @@ MASK = (1 << 64) - 1
 def main(job):
     dataset = forebay.dataset(job["uri"], endpoint=job["endpoint"])
     options = {"seed": job["seed"], "shuffle": job["window"], "batch_size": job["batch_rows"], "ending": "pad"}
+    options["binaries"] = job["binaries"]
 
     def loader(epoch):
         loader = forebay.torch.Loader(dataset, epochs=epoch + 1, rank=0, world=1, **options)
@@ -97,6 +98,10 @@ def checksum_of(shape, batch):
         return int(batch["x"][list(rows), -1].long().sum())
     if shape == "T":
         return int(batch["id"][list(rows)].sum())
+    if isinstance(batch["b"], forebay.torch.Ragged):
+        values, offsets = batch["b"]
+        ends = offsets[1:][list(rows)]
+        return int((ends - offsets[:-1][list(rows)]).sum() + values[ends - 1].long().sum())
     return sum(len(batch["b"][row]) + batch["b"][row][-1] for row in rows)
 
 

@@ -6,15 +6,13 @@
 //!
 //! * [`rows`]: rows as tensors. [`schema`]: what a column is.
 //! * [`columns`]: which columns, and whether they fit. [`tensors`]: from Arrow to tensors, for which
-//!   [`numbers`] and [`tokens`] know their types and [`fill`] what stands for nulls. [`prepare`]: of a batch.
+//!   [`numbers`], [`tokens`] and [`sequences`] know their types and [`fill`] what stands for nulls.
+//!   [`prepare`]: of a batch.
 //! * [`ahead`]: inputs made ahead of their step.
-//! * [`image`]: images, their flags and shapes. [`augment`]: which part of them a model sees. [`decode`]: the
-//!   threads at work.
+//! * [`image`]: images, their flags and shapes.
 
 pub(crate) mod ahead;
-pub(crate) mod augment;
 pub(crate) mod columns;
-pub(crate) mod decode;
 pub(crate) mod feed;
 pub(crate) mod fill;
 pub(crate) mod image;
@@ -22,8 +20,9 @@ pub(crate) mod numbers;
 pub(crate) mod prepare;
 pub(crate) mod rows;
 pub(crate) mod schema;
+mod sequences;
 pub(crate) mod tensors;
-mod tokens;
+pub(crate) mod tokens;
 pub(crate) mod transfer;
 
 pub use columns::{Columns, Takes};

@@ -21,6 +21,7 @@ use std::fmt::Debug;
 
 use anyhow::Result;
 use arrow::datatypes::Schema;
+use forebay_client::loader::Packing;
 use serde::{Deserialize, Serialize};
 use tch::nn::{BatchNormConfig, Init, VarStore};
 use tch::{Device, Kind, Tensor};
@@ -76,9 +77,10 @@ impl Model {
                 let targets = input.get(Role::Tokens)?.narrow(1, 1, output.size()[1]).to_kind(Kind::Int64);
                 let losses = cross_entropies(&output.flatten(0, 1), &targets.flatten(0, 1))?;
                 let losses = losses.view_as(&targets);
-                Ok(match input.find(Role::Lengths) {
-                    Some(lengths) => mean_of_first(&losses, &(lengths - 1)),
-                    None => losses.mean_dim(1, false, Kind::Float),
+                Ok(match (input.find(Role::Documents), input.find(Role::Lengths)) {
+                    (Some(documents), _) => mean_within(&losses, documents),
+                    (None, Some(lengths)) => mean_of_first(&losses, &(lengths - 1)),
+                    (None, None) => losses.mean_dim(1, false, Kind::Float),
                 })
             }
         }
@@ -202,6 +204,8 @@ pub struct DataFacts {
     pub classes: i64,
     /// The means of columns whose nulls they stand for.
     pub means: HashMap<String, f64>,
+    /// How the documents are packed, if they are.
+    pub packing: Option<Packing>,
 }
 
 /// The model that the flags ask for on a dataset of this schema, and what it takes of it. The error names the
@@ -291,6 +295,17 @@ fn mean_of_first(values: &Tensor, counts: &Tensor) -> Tensor {
     let places = Tensor::arange(values.size()[1], (Kind::Int64, values.device()));
     let is_behind = places.ge_tensor(&counts.unsqueeze(1));
     values.masked_fill(&is_behind, 0).sum_dim_intlist(1, false, Kind::Float) / counts.clamp_min(1)
+}
+
+/// The mean of those values of each row, `[B]`, of `[B, T]`, that are of a token of the same document as the
+/// one before it, by `[B, T + 1]` numbers of documents; 0 where there are none.
+fn mean_within(values: &Tensor, documents: &Tensor) -> Tensor {
+    let length = values.size()[1];
+    let before = documents.narrow(1, 0, length);
+    let is_within = before.eq_tensor(&documents.narrow(1, 1, length)).logical_and(&before.ge(0));
+    let counts = is_within.sum_dim_intlist(1, false, Kind::Int64);
+    values.masked_fill(&is_within.logical_not(), 0).sum_dim_intlist(1, false, Kind::Float)
+        / counts.clamp_min(1)
 }
 
 /// As PyTorch starts batch norms: tch draws their weights at random.

@@ -15,6 +15,7 @@ use crate::cluster::ownership::Ownership;
 use crate::disk::file::{self, Header, Origin, Unreadable};
 use crate::runtime::blocking;
 use forebay_dataset::SegmentBatch;
+use forebay_proto::object::ObjectVersion;
 use forebay_proto::{Error, Kind, Manifest, Result, v1};
 use futures::future::join_all;
 use parking_lot::Mutex;
@@ -48,10 +49,9 @@ pub struct PeerCounters {
     pub corrupt: AtomicU64,
 }
 
-/// Columns of a segment to fetch from another node.
+/// Columns of a segment, or a raw block, to fetch from another node.
 pub struct WantedColumns<'a> {
-    pub manifest: &'a Manifest,
-    pub segment: u32,
+    pub content: Content<'a>,
     pub origin: &'a Origin,
     pub columns: &'a [String],
     /// Whether the owner may be asked to fill them. False while this node fills them as the owner: asking
@@ -59,18 +59,62 @@ pub struct WantedColumns<'a> {
     pub ask_owner: bool,
 }
 
+/// What the columns are of: how their owner makes them.
+#[derive(Clone, Copy)]
+pub enum Content<'a> {
+    /// A segment of a dataset.
+    Segment(&'a Manifest, u32),
+    /// A block of an object; each byte is a row.
+    Block(&'a ObjectVersion, u64),
+}
+
 impl WantedColumns<'_> {
     /// Bytes that their file may have.
     fn limit_bytes(&self) -> Result<u64> {
-        let decoded_bytes = self.manifest.segment(self.segment)?.decoded_bytes;
-        Ok(decoded_bytes.saturating_mul(4).saturating_add(64 << 20))
+        let bytes = match self.content {
+            Content::Segment(manifest, segment) => {
+                manifest.segment(segment)?.decoded_bytes.saturating_mul(4).saturating_add(64 << 20)
+            }
+            // The header has a URI and a tag in it.
+            Content::Block(object, _) => object.block_bytes + (64 << 10),
+        };
+        Ok(bytes)
     }
 
     fn check(&self, origin: &Origin, batch: &SegmentBatch) -> Result<()> {
         check(origin == self.origin, "it is of another segment or object version")?;
         check_columns(batch, self.columns)?;
-        let rows = self.manifest.segment(self.segment)?.total_rows;
+        let rows = match self.content {
+            Content::Segment(manifest, segment) => manifest.segment(segment)?.total_rows,
+            Content::Block(object, index) => {
+                let block = object.block(index);
+                block.end - block.start
+            }
+        };
         check(batch.num_rows() as u64 == rows, "it has another number of rows than it should")
+    }
+
+    /// Asks the owner to fill them.
+    fn fill(&self, held: &v1::FetchRequest) -> v1::FetchRequest {
+        let mut request = held.clone();
+        match self.content {
+            Content::Segment(manifest, segment) => {
+                let (digest, uri) = (manifest.digest().to_bytes().to_vec().into(), manifest.uri().to_owned());
+                request.fill = Some(v1::FillFrom { manifest: digest, segment, uri });
+            }
+            Content::Block(object, index) => {
+                request.block = Some(v1::FillBlock { object: Some(object.into()), index });
+            }
+        }
+        request
+    }
+
+    /// The dataset that the owner has to know.
+    fn manifest(&self) -> Option<&Manifest> {
+        match self.content {
+            Content::Segment(manifest, _) => Some(manifest),
+            Content::Block(..) => None,
+        }
     }
 }
 
@@ -114,7 +158,7 @@ impl Peers {
         let request = v1::FetchRequest {
             segment: wanted.origin.id.0.to_bytes().to_vec().into(),
             columns: wanted.columns.to_vec(),
-            fill: None,
+            ..Default::default()
         };
         let limit_bytes = wanted.limit_bytes()?;
         let right = |origin: &Origin, batch: &SegmentBatch| wanted.check(origin, batch);
@@ -123,22 +167,18 @@ impl Peers {
             received.map(|(_, batch, memory)| (batch, memory))
         };
         if let Some(owner) = owner.and_then(|address| self.peer(&address)).filter(|o| !o.is_suspended()) {
-            let fill = v1::FillFrom {
-                manifest: wanted.manifest.digest().to_bytes().to_vec().into(),
-                segment: wanted.segment,
-                uri: wanted.manifest.uri().to_owned(),
-            };
-            let filled = v1::FetchRequest { fill: Some(fill), ..request.clone() };
+            let filled = wanted.fill(&request);
             let mut received = receive(&owner, filled.clone()).await;
             // It may not know the dataset version yet.
             if received.as_ref().is_err_and(|e| e.kind == Kind::NotFound)
-                && owner.learn(wanted.manifest).await.is_ok()
+                && let Some(manifest) = wanted.manifest()
+                && owner.learn(manifest).await.is_ok()
             {
                 received = receive(&owner, filled).await;
             }
             match received {
                 Ok(columns) => return Ok(Some(columns)),
-                Err(e) if matches!(e.kind, Kind::Retry | Kind::Full) => return Err(e),
+                Err(e) if matches!(e.kind, Kind::Retry | Kind::Full | Kind::Changed) => return Err(e),
                 Err(e) => {
                     tracing::debug!(error = %e, owner = owner.address(), "a segment did not come from its owner")
                 }
@@ -153,6 +193,23 @@ impl Peers {
             }
         }
         Ok(None)
+    }
+
+    /// The version of an object as the node knows it that keeps it for the cluster; `None` if that is this
+    /// node, or none that answers.
+    pub async fn version(&self, uri: &str) -> Result<Option<ObjectVersion>> {
+        let owner = self.ownership.candidates(ObjectVersion::name_id(uri), uri).owner;
+        let owner = owner.and_then(|address| self.peer(&address)).filter(|owner| !owner.is_suspended());
+        let Some(owner) = owner else { return Ok(None) };
+        match owner.version(uri).await {
+            Ok(told) => {
+                let version = ObjectVersion::try_from(told)?;
+                check(*version.uri == *uri, "it is of another object").map(|()| Some(version))
+            }
+            // That node is gone, or does not know the call.
+            Err(e) if matches!(e.kind, Kind::Closed | Kind::Invalid) => Ok(None),
+            Err(e) => Err(e),
+        }
     }
 
     /// The nodes at some addresses that say they hold the columns of a request.
@@ -179,8 +236,8 @@ impl Peers {
     ) -> Result<(Origin, SegmentBatch, M)> {
         let refused = || Error::denied(format!("`{from}` is no node of this cluster"));
         let peer = if self.ownership.is_node(from) { self.peer(from) } else { None }.ok_or_else(refused)?;
-        let request =
-            v1::FetchRequest { segment: item.segment.clone(), columns: item.columns.clone(), fill: None };
+        let (segment, columns) = (item.segment.clone(), item.columns.clone());
+        let request = v1::FetchRequest { segment, columns, ..Default::default() };
         let right = |origin: &Origin, batch: &SegmentBatch| {
             check(origin.id.0.to_bytes()[..] == item.segment[..], "it is of another segment")?;
             check_columns(batch, &item.columns)

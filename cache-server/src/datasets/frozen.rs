@@ -4,6 +4,7 @@
 
 use crate::disk::{DiskCache, Sidecar};
 use crate::runtime::blocking;
+use forebay_dataset::source::place_of;
 use forebay_dataset::{Conflict, Frozen, SegmentReader, Selection, schema};
 use forebay_proto::hash::{xxh3_64, xxh3_128};
 use forebay_proto::manifest::Manifest;
@@ -132,7 +133,7 @@ impl FrozenFiles {
     fn find(&self, selection: &Selection) -> Option<Arc<Frozen>> {
         let frozen = self.read(&name(selection))?;
         let m = &frozen.manifest;
-        let is_it = (m.uri(), m.segment_bytes()) == (selection.uri.as_str(), selection.segment_bytes);
+        let is_it = (m.uri(), m.segment_bytes()) == (place_of(&selection.uri), selection.segment_bytes);
         is_it.then(|| Arc::new(frozen))
     }
 

@@ -11,6 +11,7 @@
 use super::dataset::Dataset;
 use forebay_proto::manifest::{DatasetId, Digest};
 use forebay_proto::{Error, Result};
+use prost::Message as _;
 use std::collections::HashMap;
 
 /// Bytes of all known manifests together: a dataset of a million segments is about 100 MB.
@@ -50,7 +51,8 @@ fn memory_bytes(dataset: &Dataset) -> usize {
     let names: usize = m.objects().iter().map(|object| object.key.len() + object.etag.len()).sum();
     // Counts of row groups, and a place for each segment's.
     let filter = m.filter().map_or(0, |filter| size_of_val(filter.rows()) + 8 * m.segments().len());
-    size_of_val(m.segments()) + size_of_val(m.objects()) + names + m.schema().len() + filter
+    let shape = m.shape().map_or(0, |shape| shape.encoded_len());
+    size_of_val(m.segments()) + size_of_val(m.objects()) + names + m.schema().len() + filter + 4 * shape
 }
 
 impl Known {

@@ -4,9 +4,9 @@ use super::copies::Copies;
 use super::counters::DiskCounters;
 use super::dirs::{DirStatus, Dirs, Health};
 use super::evict::Wanted;
-use super::file::{Encoded, FileKey, Origin, Unreadable, Unsealed};
+use super::file::{Encoded, FileKey, Origin, Unreadable, Unsealed, is_raw};
 use super::file_system::Disk;
-use super::index::Entry;
+use super::index::{Entry, RawFiles};
 use super::map::pages::Pages;
 use super::map::{self, Mapped};
 use super::pins::Pins;
@@ -62,6 +62,8 @@ pub struct DiskCacheSettings {
     pub dirs: Vec<PathBuf>,
     /// Bytes that they may use together; each gets an equal share.
     pub limit_bytes: u64,
+    /// The part of the limit that raw blocks keep, 0 to 1.
+    pub raw_share: f64,
     /// Bytes of mapped files whose pages may be in the process's memory.
     pub maps_bytes: u64,
     /// How files are reached.
@@ -87,8 +89,9 @@ impl DiskCache {
             return Err(Error::invalid("no cache directory: give one with --cache-dir"));
         }
         let counters = Arc::new(DiskCounters::default());
+        let limits = [settings.limit_bytes, (settings.limit_bytes as f64 * settings.raw_share) as u64];
         let dirs = Dirs::new(&settings.dirs, &settings.disk, counters.clone());
-        let files = Arc::new(SegmentFiles::new(dirs, settings.limit_bytes, forecast, counters));
+        let files = Arc::new(SegmentFiles::new(dirs, limits, forecast, counters));
         let pins = Pins::new(files.clone());
         // The pins must be known before anything is evicted.
         pins.load();
@@ -163,7 +166,7 @@ impl DiskCache {
         let tries = if is_going { 0 } else { self.files.dirs.all().len() };
         for _ in 0..tries {
             let bytes = self.file_bytes(file_bytes);
-            let wanted = Wanted { id: origin.id, bytes, admit, role };
+            let wanted = Wanted { id: origin.id, raw: is_raw(&columns), bytes, admit, role };
             let reservation = match self.files.reserve(wanted, None) {
                 Ok(reservation) => reservation,
                 Err(Refusal::NotWorthIt) => return Ok(Written::Refused(Refusal::NotWorthIt)),
@@ -174,7 +177,7 @@ impl DiskCache {
                     let ready = mapped.ready();
                     self.pages.touch(&mapped);
                     let (object, replica) = (origin.object.clone(), role == Role::Replica);
-                    let (checked, map) = (Some(mapped.stat.stamp), Some(mapped));
+                    let (checked, map) = (Some(mapped.stat.stamp.mark()), Some(mapped));
                     let entry = Entry { object, columns, replica, checked, map, ..Entry::default() };
                     self.files.add(key, entry, reservation);
                     self.counters().bytes_written.fetch_add(file_bytes, Ordering::Relaxed);
@@ -183,7 +186,7 @@ impl DiskCache {
                 Err(e) => {
                     self.files.index().quotas.release(reservation);
                     self.files.fault(reservation.dir, &e, bytes);
-                    tracing::debug!(object = origin.object, error = %e, "a segment could not be written");
+                    tracing::debug!(object = &*origin.object, error = %e, "a segment could not be written");
                 }
             }
         }
@@ -313,6 +316,16 @@ impl DiskCache {
         self.files.index().segments() as u64
     }
 
+    /// The raw blocks among the files. Does not touch the disk.
+    pub fn raw(&self) -> RawFiles {
+        self.files.index().raw()
+    }
+
+    /// Bytes that raw blocks keep whatever else is read.
+    pub fn raw_share_bytes(&self) -> u64 {
+        self.files.evictor.raw_share_bytes()
+    }
+
     /// Number of files held. Does not touch the disk.
     pub fn files(&self) -> u64 {
         self.files.index().len() as u64
@@ -335,7 +348,7 @@ impl DiskCache {
 
     fn map(&self, key: &FileKey) -> Option<ReadySegment> {
         let (dir, kept, mut checked) =
-            self.files.index().touch(key).map(|e| (e.dir, e.map.clone(), e.checked))?;
+            self.files.index().touch(key).map(|e| (e.dir(), e.map.clone(), e.checked))?;
         let place = self.files.dirs.get(dir);
         let path = place.segment(key);
         if let Some(kept) = kept {
@@ -383,7 +396,7 @@ impl DiskCache {
         let mut parts: Vec<IoSlice<'_>> = encoded.0.iter().map(|piece| IoSlice::new(piece)).collect();
         let stat = dir.place(&path, &mut parts, false)?;
         let placed = (|| -> io::Result<_> {
-            let mapped = map::open(&dir.disk, &path, Some(stat.stamp)).map_err(|e| match e {
+            let mapped = map::open(&dir.disk, &path, Some(stat.stamp.mark())).map_err(|e| match e {
                 Unreadable::Disk(e) => e,
                 other => io::Error::other(other.to_string()),
             })?;

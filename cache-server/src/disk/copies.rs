@@ -22,7 +22,7 @@ pub struct CopyInfo {
 
 impl From<(&FileKey, &Entry)> for CopyInfo {
     fn from((key, e): (&FileKey, &Entry)) -> Self {
-        Self { id: key.id, object: e.object.clone(), columns: e.columns.clone(), bytes: e.bytes }
+        Self { id: key.id, object: e.object.to_string(), columns: e.columns.clone(), bytes: e.bytes }
     }
 }
 
@@ -57,7 +57,7 @@ impl Copies<'_> {
         let (key, dir) = {
             let index = self.0.index();
             let key = *index.files_of(id).first()?;
-            (key, index.get(&key)?.dir)
+            (key, index.get(&key)?.dir())
         };
         let place = self.0.dirs.get(dir);
         let file = place.disk.open(&place.segment(&key)).ok()?;

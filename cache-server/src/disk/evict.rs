@@ -17,6 +17,10 @@
 //! | `a b d e'`    | `c`, in 900         | `e'`   | a replica leaves whenever it is needed, for a primary |
 //! | `a b d c`     | `y`, being read (`Admit::Always`) | `c` | somebody waits: the file needed last leaves |
 //!
+//! Raw blocks are in no plan, so training data would push them all out. Therefore a share of the limit is
+//! theirs: as long as they have no more than that, they leave for nothing, and a new one that fits into it is
+//! worth a planned file's place. What they have beyond it leaves as all that is in no plan.
+//!
 //! Victims are found by a scan over all entries, which is paid once for many: the best 3 per cent or so are
 //! queued, and each is looked at again, and its next use asked for again, when its turn comes. The next scan
 //! is made when the queue is used up, or when enough files were read or written that others may have become
@@ -43,6 +47,8 @@ const QUEUE_MIN: usize = 16;
 #[derive(Debug, Clone, Copy)]
 pub struct Wanted {
     pub id: SegmentId,
+    /// A raw block rather than columns of a dataset.
+    pub raw: bool,
     pub bytes: u64,
     pub admit: Admit,
     pub role: Role,
@@ -54,12 +60,25 @@ pub struct Evictor {
     index: Arc<Mutex<Index>>,
     forecast: Arc<dyn Forecast>,
     counters: Arc<DiskCounters>,
-    queue: Mutex<Queue>,
+    /// Bytes that raw blocks keep.
+    raw_share_bytes: u64,
+    /// With raw blocks among the victims, and without.
+    queues: [Mutex<Queue>; 2],
 }
 
 impl Evictor {
-    pub fn new(index: Arc<Mutex<Index>>, forecast: Arc<dyn Forecast>, counters: Arc<DiskCounters>) -> Self {
-        Self { index, forecast, counters, queue: Mutex::default() }
+    pub fn new(
+        index: Arc<Mutex<Index>>,
+        forecast: Arc<dyn Forecast>,
+        counters: Arc<DiskCounters>,
+        raw_share_bytes: u64,
+    ) -> Self {
+        Self { index, forecast, counters, raw_share_bytes, queues: Default::default() }
+    }
+
+    /// Bytes that raw blocks keep whatever else is read.
+    pub fn raw_share_bytes(&self) -> u64 {
+        self.raw_share_bytes
     }
 
     /// Reserves space for a new file in one of these directories, and has files leave for it: `unlink`
@@ -103,7 +122,12 @@ impl Evictor {
         wanted: Wanted,
         short: &[(usize, u64)],
     ) -> Result<Option<(Reservation, Vec<Taken>)>, Refusal> {
-        let mut queue = self.queue.lock();
+        let raw = self.index.lock().raw();
+        let own_bytes = if wanted.raw { wanted.bytes } else { 0 };
+        // Raw blocks with no more than their share.
+        let are_kept = raw.bytes.saturating_add(own_bytes) <= self.raw_share_bytes;
+        let mut queue = self.queues[usize::from(are_kept && raw.files > 0)].lock();
+        queue.keeps_raw = are_kept;
         if queue.is_stale(&self.index.lock()) {
             self.scan(&mut queue, false);
         }
@@ -124,7 +148,7 @@ impl Evictor {
 
     /// Has the next decision begin with a scan: the queued victims may be the wrong ones now.
     pub fn forget_victims(&self) {
-        self.queue.lock().is_scanned = false;
+        self.queues.iter().for_each(|queue| queue.lock().is_scanned = false);
     }
 
     /// Reserves free bytes, in the directory that has most of them. If there are not enough: which
@@ -147,7 +171,7 @@ impl Evictor {
     fn choose(
         &self,
         queue: &mut Queue,
-        Wanted { id, admit, role, .. }: Wanted,
+        Wanted { id, raw, admit, role, .. }: Wanted,
         groups: Vec<(usize, Vec<Candidate>)>,
     ) -> Option<(usize, Option<Vec<FileKey>>)> {
         let ids: Vec<SegmentId> =
@@ -175,7 +199,7 @@ impl Evictor {
         let (soonest, _, dir, group) = best?;
         let is_worth_it = match own {
             NextUse::Planned(_) => soonest > own,
-            NextUse::Unplanned => soonest == NextUse::Unplanned,
+            NextUse::Unplanned => soonest == NextUse::Unplanned || raw && queue.keeps_raw,
         };
         let keys = || group.iter().map(|v| v.key).collect();
         Some((dir, (is_worth_it || admit == Admit::Always).then(keys)))
@@ -185,12 +209,13 @@ impl Evictor {
     fn scan(&self, queue: &mut Queue, whole: bool) {
         let mut all: Vec<Candidate> = {
             let mut index = self.index.lock();
-            index.scanned();
+            queue.changes = index.scanned();
             let candidate = |(key, e): (&FileKey, &Entry)| {
-                let (dir, bytes, used, replica) = (e.dir, e.bytes, e.used, e.replica);
+                let (dir, bytes, used, replica) = (e.dir(), e.bytes, e.used, e.replica);
                 Candidate { key: *key, dir, bytes, used, replica, next: NextUse::Unplanned }
             };
-            index.entries().filter(|(_, e)| e.may_leave()).map(candidate).collect()
+            let may_leave = |e: &Entry| e.may_leave() && !(e.raw && queue.keeps_raw);
+            index.entries().filter(|(_, e)| may_leave(e)).map(candidate).collect()
         };
         let ids: Vec<SegmentId> = all.iter().map(|v| v.key.id).collect();
         for (victim, next) in all.iter_mut().zip(self.forecast.next_uses(&ids)) {
@@ -204,7 +229,9 @@ impl Evictor {
         }
         all.sort_unstable_by_key(order);
         let soonest = |replica| all.iter().filter(|v| v.replica == replica).map(|v| v.next).min();
-        *queue = Queue { soonest: [soonest(false), soonest(true)], is_scanned: true, candidates: all };
+        let (keeps_raw, changes) = (queue.keeps_raw, queue.changes);
+        let soonest = [soonest(false), soonest(true)];
+        *queue = Queue { candidates: all, is_scanned: true, keeps_raw, changes, soonest };
         self.counters.scans.fetch_add(1, Ordering::Relaxed);
     }
 }
@@ -225,13 +252,17 @@ struct Candidate {
 struct Queue {
     candidates: Vec<Candidate>,
     is_scanned: bool,
+    /// Raw blocks are no candidates.
+    keeps_raw: bool,
+    /// The index's changes at the scan.
+    changes: u64,
     /// The soonest next use in the queue when it was made: of primaries, of replicas.
     soonest: [Option<NextUse>; 2],
 }
 
 impl Queue {
     fn is_stale(&self, index: &Index) -> bool {
-        !self.is_scanned || index.changes() > index.len() as u64 / STALE_SHARE
+        !self.is_scanned || index.changes() - self.changes > index.len() as u64 / STALE_SHARE
     }
 
     /// Whether a candidate is needed much sooner than any was when the queue was made: it is none any more.
@@ -248,7 +279,7 @@ impl Queue {
     /// enough are left out. A file that was used, pinned or removed since the scan, or is being read, is no
     /// candidate any more.
     fn groups(&mut self, index: &Index, short: &[(usize, u64)]) -> Vec<(usize, Vec<Candidate>)> {
-        let is_same = |v: &Candidate, e: &Entry| e.used == v.used && e.dir == v.dir && e.may_leave();
+        let is_same = |v: &Candidate, e: &Entry| e.used == v.used && e.dir() == v.dir && e.may_leave();
         self.candidates.retain(|v| index.get(&v.key).is_some_and(|e| is_same(v, e)));
         let mut groups = Vec::new();
         for &(dir, short) in short {

@@ -37,6 +37,14 @@ const VERIFY_BYTES: usize = 256 << 10;
 /// Headers larger than this are damage, not headers: 100,000 columns fit.
 const HEADER_BYTES_MAX: usize = 64 << 20;
 
+/// The one column of a raw block: each byte is a row. No Parquet column can be called that.
+pub const RAW_COLUMN: &str = "\0raw";
+
+/// Whether these are the columns of a raw block.
+pub fn is_raw(columns: &[String]) -> bool {
+    matches!(columns, [only] if only == RAW_COLUMN)
+}
+
 /// What a segment file says of itself.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct Header {
@@ -79,7 +87,7 @@ impl Header {
     /// Which segment it is of.
     pub fn origin(&self) -> Result<Origin> {
         let id = SegmentId(Digest::from_bytes(&self.id)?);
-        Ok(Origin { id, object: self.object.clone(), etag: self.etag.clone() })
+        Ok(Origin { id, object: self.object.as_str().into(), etag: self.etag.as_str().into() })
     }
 
     /// The columns, over a body that was checked or is trusted.
@@ -109,13 +117,14 @@ pub struct Origin {
     /// The segment.
     pub id: SegmentId,
     /// URI of its object.
-    pub object: String,
+    pub object: Arc<str>,
     /// The object's version.
-    pub etag: String,
+    pub etag: Arc<str>,
 }
 
-/// The name of a file: some columns of a segment.
+/// The name of a file: some columns of a segment. Packed, as the index has millions: 24 bytes, not 32.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[repr(C, packed(8))]
 pub struct FileKey {
     /// The segment.
     pub id: SegmentId,
@@ -123,6 +132,11 @@ pub struct FileKey {
 }
 
 impl FileKey {
+    /// All files of a segment lie between these two.
+    pub fn all(id: SegmentId) -> std::ops::RangeInclusive<Self> {
+        Self { id, columns: 0 }..=Self { id, columns: u64::MAX }
+    }
+
     /// The file that holds these columns of a segment.
     pub fn new(id: SegmentId, columns: &[String]) -> Self {
         let mut h = Hash64::default();
@@ -135,7 +149,8 @@ impl FileKey {
 
     /// Segment and columns, both in hex.
     pub fn file_name(&self) -> String {
-        format!("{}.{:016x}", self.id, self.columns)
+        let Self { id, columns } = *self;
+        format!("{id}.{columns:016x}")
     }
 }
 
@@ -160,8 +175,8 @@ impl Unsealed {
         let (message, body) = wire::encode(&batch.to_physical(&packed)?)?;
         let header = Header {
             id: origin.id.0.to_bytes().to_vec().into(),
-            object: origin.object.clone(),
-            etag: origin.etag.clone(),
+            object: origin.object.to_string(),
+            etag: origin.etag.to_string(),
             columns: schema.fields().iter().map(|f| f.name().clone()).collect(),
             rows: batch.num_rows() as u64,
             schema: wire::schema_header(schema),

@@ -1,13 +1,13 @@
 //! The files that the disk cache holds, in memory: by name, by segment, by recency. It knows no disk and no
 //! plans. A caller that takes a file out of the index unlinks it, and says so when that is done.
 
-use super::file::FileKey;
-use super::file_system::Stamp;
+use super::file::{FileKey, is_raw};
+use super::file_system::StampMark;
 use super::map::Mapped;
 use super::quota::{Quotas, Reservation};
 use forebay_dataset::source::is_under;
 use forebay_proto::manifest::SegmentId;
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -18,29 +18,38 @@ const MAPS_MAX: usize = 16 << 10;
 /// How long files that could not be unlinked are left alone.
 const STUCK_PAUSE: Duration = Duration::from_secs(10);
 
-/// A file that the index knows. Its bytes, its directory and when it was used are set as it is inserted.
+/// A file that the index knows. Its bytes, its directory, its kind and when it was used are set as it is
+/// inserted. There may be millions.
 #[derive(Debug, Default)]
 pub struct Entry {
-    /// URI of the object it was made from.
-    pub object: String,
+    /// URI of the object it was made from, shared with the object's other files.
+    pub object: Arc<str>,
     /// Names of its columns.
     pub columns: Arc<[String]>,
     /// Bytes that it takes on the disk.
     pub bytes: u64,
-    pub dir: usize,
+    /// The number of its directory.
+    pub(super) dir: u32,
     /// When it was used last, by the index's clock.
     pub used: u64,
     /// Whether it may not be evicted.
     pub pinned: bool,
     /// Whether it leaves before all that are not.
     pub replica: bool,
+    /// Whether it is a raw block.
+    pub raw: bool,
     /// Its map, kept for the next reader.
     pub map: Option<Arc<Mapped>>,
     /// The file as it was when this process wrote it, or checked every byte of it last.
-    pub checked: Option<Stamp>,
+    pub checked: Option<StampMark>,
 }
 
 impl Entry {
+    /// The directory that it lies in, by number.
+    pub fn dir(&self) -> usize {
+        self.dir as usize
+    }
+
     /// Whether anybody reads it.
     pub fn is_in_use(&self) -> bool {
         self.map.as_ref().is_some_and(|m| Arc::strong_count(m) > 1 || m.is_in_use())
@@ -71,20 +80,31 @@ pub struct Taken {
     pub map: Option<Arc<Mapped>>,
 }
 
+/// Raw blocks, in all.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct RawFiles {
+    pub files: u64,
+    /// Bytes that they take on the disk.
+    pub bytes: u64,
+}
+
 /// The index. Every change of bytes in use happens under its lock.
 #[derive(Debug, Default)]
 pub struct Index {
     pub quotas: Quotas,
-    entries: HashMap<FileKey, Entry>,
-    by_segment: HashMap<SegmentId, Vec<FileKey>>,
+    /// The files of a segment lie side by side. In boxes, as a third of a map's places are empty.
+    entries: BTreeMap<FileKey, Box<Entry>>,
+    /// Of how many segments there are files.
+    segments: usize,
+    raw: RawFiles,
     /// Files being unlinked: nothing may take their names yet.
     going: HashSet<FileKey>,
     /// Files that could not be unlinked, whose bytes stay reserved, and when they are tried again.
     stuck: Vec<(FileKey, Reservation)>,
     stuck_due: Option<Instant>,
     clock: u64,
-    /// The clock at the last scan for victims, and how many entries are new or were used for the first time
-    /// since.
+    /// The clock at the last scan for victims, and how often entries were new or used for the first time
+    /// since a scan.
     scanned_at: u64,
     changes: u64,
     /// Maps that are kept, how many may be, and at how many the idle ones are dropped: at more while that
@@ -107,19 +127,24 @@ impl Index {
 
     /// Number of segments of which a file is held.
     pub fn segments(&self) -> usize {
-        self.by_segment.len()
+        self.segments
+    }
+
+    /// The raw blocks among the files.
+    pub fn raw(&self) -> RawFiles {
+        self.raw
     }
 
     pub fn entries(&self) -> impl Iterator<Item = (&FileKey, &Entry)> {
-        self.entries.iter()
+        self.entries.iter().map(|(key, entry)| (key, &**entry))
     }
 
     pub fn get(&self, key: &FileKey) -> Option<&Entry> {
-        self.entries.get(key)
+        self.entries.get(key).map(|entry| &**entry)
     }
 
     pub fn files_of(&self, id: SegmentId) -> Vec<FileKey> {
-        self.by_segment.get(&id).cloned().unwrap_or_default()
+        self.entries.range(FileKey::all(id)).map(|(key, _)| *key).collect()
     }
 
     /// The files of objects under a URI.
@@ -129,9 +154,8 @@ impl Index {
 
     /// Whether the segment's files together hold all these columns; of no columns, whether there is any file.
     pub fn holds(&self, id: SegmentId, columns: &[String]) -> bool {
-        let Some(files) = self.by_segment.get(&id) else { return false };
-        let has = |key, column| self.entries.get(key).is_some_and(|e: &Entry| e.columns.contains(column));
-        columns.iter().all(|column| files.iter().any(|key| has(key, column)))
+        let files = || self.entries.range(FileKey::all(id)).map(|(_, entry)| entry);
+        files().next().is_some() && columns.iter().all(|column| files().any(|e| e.columns.contains(column)))
     }
 
     /// Bytes of files that are pinned.
@@ -157,15 +181,17 @@ impl Index {
         self.changes += u64::from(entry.used <= self.scanned_at);
         self.clock += 1;
         entry.used = self.clock;
-        Some(entry)
+        Some(&**entry)
     }
 
-    /// Notes that all entries are looked at for victims.
-    pub fn scanned(&mut self) {
-        (self.scanned_at, self.changes) = (self.clock, 0);
+    /// Notes that all entries are looked at for victims. Returns the changes so far.
+    pub fn scanned(&mut self) -> u64 {
+        self.scanned_at = self.clock;
+        self.changes
     }
 
-    /// Entries that are new or were used since the last scan: each counts once, however often it is read.
+    /// How often entries were new, or used for the first time since a scan: between two scans each counts
+    /// once, however often it is read.
     pub fn changes(&self) -> u64 {
         self.changes
     }
@@ -178,7 +204,7 @@ impl Index {
         if let Some(kept) = e.map.as_ref().filter(|kept| kept.is_of(&map.stat.stamp)) {
             return kept.clone();
         }
-        e.checked = Some(map.stat.stamp);
+        e.checked = Some(map.stat.stamp.mark());
         self.maps += usize::from(e.map.replace(map.clone()).is_none());
         map.clone()
     }
@@ -215,7 +241,7 @@ impl Index {
         }
         let mut replaced = Replaced::default();
         if let Some(old) = self.forget(&key) {
-            let theirs = self.quotas.in_use(old.dir, old.bytes);
+            let theirs = self.quotas.in_use(old.dir(), old.bytes);
             match theirs.dir == reservation.dir {
                 true => self.quotas.release(theirs),
                 false => {
@@ -234,9 +260,14 @@ impl Index {
         self.maps += usize::from(entry.map.is_some());
         entry.used = self.clock;
         entry.bytes = reservation.bytes;
-        entry.dir = reservation.dir;
-        self.by_segment.entry(key.id).or_default().push(key);
-        self.entries.insert(key, entry);
+        entry.dir = reservation.dir as u32;
+        entry.raw = is_raw(&entry.columns);
+        if entry.raw {
+            self.raw.files += 1;
+            self.raw.bytes += entry.bytes;
+        }
+        self.segments += usize::from(!self.holds(key.id, &[]));
+        self.entries.insert(key, Box::new(entry));
         replaced
     }
 
@@ -246,7 +277,7 @@ impl Index {
     pub fn take(&mut self, dir: usize, keys: &[FileKey], bytes: u64) -> Option<(Reservation, Vec<Taken>)> {
         let mut theirs = 0;
         for key in keys {
-            theirs += self.entries.get(key).filter(|e| e.dir == dir && e.may_leave())?.bytes;
+            theirs += self.entries.get(key).filter(|e| e.dir() == dir && e.may_leave())?.bytes;
         }
         if self.quotas.of(dir).short_bytes(bytes) > theirs {
             return None;
@@ -260,7 +291,7 @@ impl Index {
         self.entries.get(key).filter(|e| such(e))?;
         let entry = self.forget(key)?;
         self.going.insert(*key);
-        Some(Taken { key: *key, reservation: self.quotas.in_use(entry.dir, entry.bytes), map: entry.map })
+        Some(Taken { key: *key, reservation: self.quotas.in_use(entry.dir(), entry.bytes), map: entry.map })
     }
 
     /// Whether a file of this name is being removed.
@@ -292,20 +323,19 @@ impl Index {
 
     /// Forgets everything in a directory, reservations included.
     pub fn clear(&mut self, dir: usize) {
-        let keys: Vec<_> = self.entries.iter().filter(|(_, e)| e.dir == dir).map(|(k, _)| *k).collect();
+        let keys: Vec<_> = self.entries.iter().filter(|(_, e)| e.dir() == dir).map(|(k, _)| *k).collect();
         keys.iter().for_each(|key| drop(self.forget(key)));
         self.stuck.retain(|(_, reservation)| reservation.dir != dir);
         self.quotas.clear(dir);
     }
 
     fn forget(&mut self, key: &FileKey) -> Option<Entry> {
-        let entry = self.entries.remove(key)?;
+        let entry = *self.entries.remove(key)?;
         self.maps -= usize::from(entry.map.is_some());
-        if let Some(files) = self.by_segment.get_mut(&key.id) {
-            files.retain(|k| k != key);
-            if files.is_empty() {
-                self.by_segment.remove(&key.id);
-            }
+        self.segments -= usize::from(!self.holds(key.id, &[]));
+        if entry.raw {
+            self.raw.files -= 1;
+            self.raw.bytes -= entry.bytes;
         }
         Some(entry)
     }

@@ -11,7 +11,7 @@ mod guard;
 pub mod pages;
 
 use super::file::{Unreadable, read_header, verify_body};
-use super::file_system::{Disk, Stamp, Stat};
+use super::file_system::{Disk, Stamp, StampMark, Stat};
 use arrow::buffer::Buffer;
 use bytes::Bytes;
 use forebay_dataset::ready::Verifier;
@@ -133,11 +133,11 @@ impl Drop for GuardedMap {
 
 /// Opens a segment file as a batch over its mapping. Unless it is still the file of `checked` every byte is
 /// checked first; call it off the async threads.
-pub fn open(disk: &Arc<dyn Disk>, path: &Path, checked: Option<Stamp>) -> Result<Mapped, Unreadable> {
+pub fn open(disk: &Arc<dyn Disk>, path: &Path, checked: Option<StampMark>) -> Result<Mapped, Unreadable> {
     let file = disk.open(path)?;
     let stat = disk.stat(&file)?;
     let (header, body_offset) = read_header(&**disk, &file, stat.stamp.bytes)?;
-    if checked != Some(stat.stamp) {
+    if checked != Some(stat.stamp.mark()) {
         verify_body(&**disk, &file, &header, body_offset)?;
     }
     // SAFETY: the file is private to this disk cache, immutable once renamed into place, and only ever

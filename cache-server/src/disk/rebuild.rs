@@ -22,7 +22,7 @@ const THREADS: usize = 4;
 /// A file whose header verifies.
 struct Seen {
     key: FileKey,
-    object: String,
+    object: Arc<str>,
     columns: Vec<String>,
     stat: Stat,
 }
@@ -35,6 +35,7 @@ pub fn rebuild(files: &SegmentFiles, dir: usize) -> Result<()> {
     files.dirs.note_block_bytes(dir).map_err(fail)?;
     let found = recover(files, place).map_err(fail)?;
     let mut names: HashSet<Arc<[String]>> = HashSet::new();
+    let mut objects: HashSet<Arc<str>> = HashSet::new();
     let mut twice = Vec::new();
     let mut index = files.index();
     index.clear(dir);
@@ -45,10 +46,12 @@ pub fn rebuild(files: &SegmentFiles, dir: usize) -> Result<()> {
         }
         let columns = names.get(seen.columns.as_slice()).cloned().unwrap_or_else(|| seen.columns.into());
         names.insert(columns.clone());
+        let object = objects.get(&*seen.object).cloned().unwrap_or(seen.object);
+        objects.insert(object.clone());
         let bytes = files.dirs.allocated_bytes(seen.stat.stamp.bytes).max(seen.stat.allocated_bytes);
         let reservation = index.quotas.reserve(dir, bytes);
-        let pinned = files.is_pinned(&seen.object);
-        let entry = Entry { object: seen.object, columns, pinned, ..Entry::default() };
+        let pinned = files.is_pinned(&object);
+        let entry = Entry { object, columns, pinned, ..Entry::default() };
         index.insert(seen.key, entry, reservation);
     }
     drop(index);
@@ -129,7 +132,7 @@ fn sidecar_bytes(files: &SegmentFiles, dir: &Dir) -> io::Result<u64> {
 fn trim(files: &SegmentFiles, dir: usize) {
     let mut index = files.index();
     let mut held: Vec<_> =
-        index.entries().filter(|(_, e)| e.dir == dir).map(|(key, e)| (e.pinned, e.used, *key)).collect();
+        index.entries().filter(|(_, e)| e.dir() == dir).map(|(key, e)| (e.pinned, e.used, *key)).collect();
     held.sort_unstable();
     let (mut going, mut going_bytes, mut pinned_gone) = (Vec::new(), 0, 0);
     for (pinned, _, key) in held {

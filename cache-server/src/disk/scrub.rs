@@ -23,7 +23,7 @@ pub(super) fn scrub(files: &SegmentFiles, mut go_on: impl FnMut(u64) -> bool) {
     let keys: Vec<FileKey> = files.index().entries().map(|(key, _)| *key).collect();
     let mut buffer = vec![0; PIECE_BYTES + ALIGNMENT];
     for key in keys {
-        let Some(dir) = files.index().get(&key).map(|e| e.dir) else { continue };
+        let Some(dir) = files.index().get(&key).map(|e| e.dir()) else { continue };
         let path = files.dirs.get(dir).segment(&key);
         let mut go_on = |read| {
             files.counters.scrubbed_bytes.fetch_add(read, Ordering::Relaxed);

@@ -33,16 +33,16 @@ pub struct SegmentFiles {
 }
 
 impl SegmentFiles {
-    /// Of directories that each have an equal share of `limit_bytes`.
+    /// Of directories that each have an equal share of `limit_bytes`; raw blocks keep `raw_share_bytes`.
     pub fn new(
         dirs: Dirs,
-        limit_bytes: u64,
+        [limit_bytes, raw_share_bytes]: [u64; 2],
         forecast: Arc<dyn Forecast>,
         counters: Arc<DiskCounters>,
     ) -> Self {
         let share = limit_bytes / dirs.all().len().max(1) as u64;
         let index = Arc::new(Mutex::new(Index::new(dirs.all().iter().map(|_| share))));
-        let evictor = Evictor::new(index.clone(), forecast, counters.clone());
+        let evictor = Evictor::new(index.clone(), forecast, counters.clone(), raw_share_bytes);
         Self { dirs, index, evictor, pins: Mutex::default(), counters }
     }
 
@@ -85,7 +85,7 @@ impl SegmentFiles {
     /// Reserves space for a small file in one directory, whatever has to leave for it.
     pub fn reserve_sidecar(&self, dir: usize, bytes: u64) -> Option<Reservation> {
         let id = SegmentId(Digest(0));
-        let wanted = Wanted { id, bytes, admit: Admit::Always, role: Role::Primary };
+        let wanted = Wanted { id, raw: false, bytes, admit: Admit::Always, role: Role::Primary };
         self.reserve(wanted, Some(dir)).ok()
     }
 
@@ -127,7 +127,7 @@ impl SegmentFiles {
         for (key, reservation) in stuck {
             let dir = self.dirs.get(reservation.dir);
             // A file that was written since has its name.
-            let is_replaced = self.index().get(&key).is_some_and(|e| e.dir == reservation.dir);
+            let is_replaced = self.index().get(&key).is_some_and(|e| e.dir() == reservation.dir);
             let is_gone = is_replaced
                 || match dir.disk.remove(&dir.segment(&key)) {
                     Err(e) => e.kind() == io::ErrorKind::NotFound,
@@ -180,7 +180,7 @@ impl SegmentFiles {
     fn remove_unknown(&self, key: &FileKey, dir: usize) {
         let place = self.dirs.get(dir);
         let _no_change = place.state();
-        let is_known = self.index().get(key).is_some_and(|e| e.dir == dir);
+        let is_known = self.index().get(key).is_some_and(|e| e.dir() == dir);
         if place.health() != dirs::Health::Away && !is_known {
             place.disk.remove(&place.segment(key)).ok();
         }

@@ -28,7 +28,13 @@ impl Forecast for NoForecast {
 impl DiskCacheSettings {
     /// One directory on the real disk.
     pub fn new(dir: impl Into<PathBuf>, limit_bytes: u64) -> Self {
-        Self { dirs: vec![dir.into()], limit_bytes, maps_bytes: u64::MAX, disk: Arc::new(RealDisk) }
+        Self {
+            dirs: vec![dir.into()],
+            limit_bytes,
+            raw_share: 0.25,
+            maps_bytes: u64::MAX,
+            disk: Arc::new(RealDisk),
+        }
     }
 }
 
@@ -44,7 +50,11 @@ fn put(cache: &DiskCache, n: u128, rows: i64, columns: &[&str]) -> Option<Arc<Re
 }
 
 fn origin(n: u128) -> Origin {
-    Origin { id: SegmentId(Digest(n << 64 | n)), object: format!("s3://b/d{}/o{n}", n % 2), etag: "e".into() }
+    Origin {
+        id: SegmentId(Digest(n << 64 | n)),
+        object: format!("s3://b/d{}/o{n}", n % 2).into(),
+        etag: "e".into(),
+    }
 }
 
 fn batch(n: u128, rows: i64, columns: &[&str]) -> RecordBatch {

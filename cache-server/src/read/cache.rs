@@ -5,14 +5,14 @@
 //! that are missing; then the segment goes where [`place`] says. Memory is bounded by [`Memory`]: a fill
 //! waits for memory before it fetches anything, and holds nothing else then.
 
-use super::fill::{Ahead, FillOutcome};
+use super::fill::{Ahead, FillOutcome, Underway};
 use super::lookup::{compose, origin};
 use super::memory::{Memory, MemoryPermit};
 use super::memory_tier::MemoryTier;
 use super::placement::{Placement, place};
 use super::plans::{Plans, ReadSpan};
 use super::single_flight::{InFlight, SingleFlight, Turnout};
-use crate::cluster::peers::{Peers, WantedColumns};
+use crate::cluster::peers::{Content, Peers, WantedColumns};
 use crate::disk::file::Origin;
 use crate::disk::policy::{Admit, Refusal, Role};
 use crate::disk::{DiskCache, Found, Written};
@@ -33,7 +33,7 @@ const WRITTEN_MAX: usize = 4096;
 pub struct Cache {
     pub(super) source: SegmentReader,
     pub(super) disk: Arc<DiskCache>,
-    events: Arc<Events>,
+    pub(super) events: Arc<Events>,
     pub(super) plans: Arc<Plans>,
     pub(super) memory: Memory,
     pub(super) peers: Arc<Peers>,
@@ -41,8 +41,8 @@ pub struct Cache {
     pub written: broadcast::Sender<SegmentId>,
     pub(super) memory_tier: MemoryTier,
     /// By this node's role when they began: an owner's fill waits for no other node's, so that none wait for
-    /// each other in a circle. A reader who joins one that was begun ahead of it makes it urgent.
-    fills: SingleFlight<(SegmentId, Role), FillOutcome, Urgency>,
+    /// each other in a circle.
+    pub(super) fills: SingleFlight<(SegmentId, Role), FillOutcome, Underway>,
     warned_full: AtomicBool,
 }
 
@@ -144,7 +144,7 @@ impl Cache {
                 joined.share = None;
             }
             if !is_prefetch {
-                filling.about.raise();
+                filling.about.urgency.raise();
             }
             match filling.value.await? {
                 FillOutcome::Filled(filled) => found.push(filled),
@@ -171,9 +171,9 @@ impl Cache {
         key: (SegmentId, Role),
         missing: &[String],
         ahead: &mut Option<Ahead>,
-    ) -> (Turnout, InFlight<FillOutcome, Urgency>) {
+    ) -> (Turnout, InFlight<FillOutcome, Underway>) {
         let urgency = ahead.as_ref().map_or_else(Urgency::demand, |ahead| ahead.urgency.clone());
-        self.fills.join_or_lead(key, urgency, || {
+        self.fills.join_or_lead(key, urgency.into(), || {
             let (ahead, columns) = (ahead.take().unwrap_or_else(Ahead::demand), missing.to_vec());
             let filled = self.clone().fill(reading.clone(), segment, columns.clone(), key.1, ahead);
             async move {
@@ -198,7 +198,7 @@ impl Cache {
         F: Future<Output = Result<FillOutcome>> + Send + 'static,
     {
         // The owner's fills wait for none at another node, and neither does a copy.
-        self.fills.join_or_lead((id, Role::Primary), urgency, work).1.value.await
+        self.fills.join_or_lead((id, Role::Primary), urgency.into(), work).1.value.await
     }
 
     /// The columns of a segment that are on disk or in memory. Touches the disk.
@@ -229,8 +229,7 @@ impl Cache {
             return Ok(None);
         }
         let wanted = WantedColumns {
-            manifest: &reading.manifest,
-            segment,
+            content: Content::Segment(&reading.manifest, segment),
             origin: &origin,
             columns: &columns,
             ask_owner: role == Role::Replica,
@@ -270,7 +269,7 @@ impl Cache {
 
     /// Puts a filled segment where it belongs.
     #[tracing::instrument(level = "trace", skip_all)]
-    fn put(
+    pub(super) fn put(
         &self,
         origin: &Origin,
         batch: SegmentBatch,

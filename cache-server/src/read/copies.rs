@@ -1,5 +1,7 @@
 //! Segments for other nodes, and from them ahead of any demand.
 
+use super::block::{Block, columns};
+use super::block_reader::BlockReader;
 use super::cache::Cache;
 use super::fill::{Ahead, FillOutcome};
 use super::lookup::{compose, origin};
@@ -35,12 +37,25 @@ impl SegmentExchange {
     pub async fn filled_file(&self, reading: &Reading, segment: u32) -> Result<(Encoded, MemoryGuard)> {
         let columns: Vec<String> = reading.columns().cloned().collect();
         let origin = origin(&reading.manifest, segment)?;
-        let is_owner = self.0.peers.ownership.role(origin.id) == Role::Primary;
-        if !is_owner && !self.offers(origin.id, &columns) {
-            return Err(Error::invalid("this node is not the segment's owner, and does not hold it"));
-        }
+        self.check_owner(origin.id, &columns)?;
         let ready = self.0.read(reading, segment, Ahead::demand(), Some(Role::Primary)).await?;
         blocking(move || encode(&origin, &ready)).await?
+    }
+
+    /// The same of a raw block.
+    pub async fn filled_block(&self, block: Block) -> Result<(Encoded, MemoryGuard)> {
+        let origin = block.origin();
+        self.check_owner(origin.id, &columns())?;
+        let ready = BlockReader::as_owner(&self.0, block).whole().await?;
+        blocking(move || encode(&origin, &ready)).await?
+    }
+
+    fn check_owner(&self, id: SegmentId, columns: &[String]) -> Result<()> {
+        let is_owner = self.0.peers.ownership.role(id) == Role::Primary;
+        match is_owner || self.offers(id, columns) {
+            true => Ok(()),
+            false => Err(Error::invalid("this node is not the segment's owner, and does not hold it")),
+        }
     }
 
     /// Takes a copy of a file that another node offers, if there is free room for it; whether it is held

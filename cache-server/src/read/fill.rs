@@ -1,6 +1,7 @@
 //! How a fill is wanted, and what comes of it.
 
 use super::memory::{Memory, MemoryPermit};
+use super::tail::Tail;
 use forebay_dataset::{ReadySegment, SegmentRun, Urgency};
 use forebay_proto::Error;
 use std::sync::Arc;
@@ -14,6 +15,21 @@ pub enum FillOutcome {
     Retry,
     /// These columns could not be filled. That says nothing of others.
     Failed(Error, Vec<String>),
+}
+
+/// A fill under way, for those who join it.
+#[derive(Clone)]
+pub struct Underway {
+    /// A reader who joins one that was begun ahead of it makes it urgent.
+    pub urgency: Urgency,
+    /// The bytes as they come, of a raw block.
+    pub tail: Option<Arc<Tail>>,
+}
+
+impl From<Urgency> for Underway {
+    fn from(urgency: Urgency) -> Self {
+        Self { urgency, tail: None }
+    }
 }
 
 /// What a read ahead of any demand holds.

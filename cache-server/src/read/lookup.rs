@@ -11,7 +11,7 @@ use std::sync::Arc;
 pub fn origin(manifest: &Manifest, segment: u32) -> Result<Origin> {
     let object = &manifest.objects()[manifest.segment(segment)?.object as usize];
     let id = manifest.segment_id(segment)?;
-    Ok(Origin { id, object: manifest.object_uri(object), etag: object.etag.clone() })
+    Ok(Origin { id, object: manifest.object_uri(object).into(), etag: object.etag.as_str().into() })
 }
 
 /// The wanted columns out of parts that hold them all.

@@ -2,24 +2,25 @@
 
 use super::metrics;
 use crate::datasets::{Dataset, OpenDataset};
-use crate::disk::DiskCache;
 use crate::disk::dirs::{DirStatus, Health};
+use crate::disk::{DiskCache, RawFiles};
 use crate::node::Node;
 use crate::read::fill::Ahead;
 use crate::runtime::blocking;
 use forebay_dataset::stream::Reading;
 use forebay_dataset::{Urgency, source};
 use forebay_proto::manifest::Digest;
+use forebay_proto::object_list::RequestParts;
 use forebay_proto::v1::cache_server::Cache as Service;
 use forebay_proto::{Error, Manifest, SegmentSet, v1};
 use futures::StreamExt;
 use futures::stream::BoxStream;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::{Mutex, mpsc};
+use tokio::sync::{Mutex, Semaphore, mpsc};
 use tokio_stream::wrappers::{ReceiverStream, WatchStream};
 use tokio_util::sync::CancellationToken;
-use tonic::{Request, Response, Status};
+use tonic::{Request, Response, Status, Streaming};
 
 /// Segments that `Load` fills at once; the source has limits of its own.
 const LOAD_CONCURRENCY: usize = 8;
@@ -31,12 +32,30 @@ pub struct Control {
     pub stop: CancellationToken,
     /// Held while the node begins or ends to drain.
     pub draining: Arc<Mutex<()>>,
+    /// [`LISTS_AT_ONCE`].
+    pub lists: Semaphore,
 }
 
 /// How long streams may take to end when the node drains: a reader that stands still does not end its.
 const DRAIN: Duration = Duration::from_secs(10);
 
+/// Lists of objects that are received and opened at once.
+pub const LISTS_AT_ONCE: usize = 2;
+
+/// How long the next part of a list may take.
+const PART_PATIENCE: Duration = Duration::from_secs(30);
+
 type Reply<T> = Result<Response<T>, Status>;
+
+/// Freezes the dataset of a request.
+async fn opened(node: &Node, request: v1::OpenRequest) -> forebay_proto::Result<v1::OpenReply> {
+    let spec = request.dataset.ok_or_else(|| Error::invalid("open: no dataset given"))?;
+    let OpenDataset { dataset, projected_bytes, notes } =
+        node.datasets.freeze(spec, &request.columns).await?;
+    // Millions of segments: not for an async thread.
+    let manifest = blocking(move || (&*dataset.manifest).into()).await?;
+    Ok(v1::OpenReply { manifest: Some(manifest), projected_bytes, notes })
+}
 
 #[tonic::async_trait]
 impl Service for Control {
@@ -44,19 +63,31 @@ impl Service for Control {
     type WatchTopologyStream = BoxStream<'static, Result<v1::Topology, Status>>;
 
     async fn open(&self, request: Request<v1::OpenRequest>) -> Reply<v1::OpenReply> {
-        let r = request.into_inner();
-        let spec = r.dataset.ok_or_else(|| Error::invalid("open: no dataset given"))?;
-        let OpenDataset { dataset, projected_bytes, notes } =
-            self.node.datasets.freeze(spec, &r.columns).await?;
-        // Millions of segments: not for an async thread.
-        let manifest = blocking(move || (&*dataset.manifest).into()).await?;
-        Ok(Response::new(v1::OpenReply { manifest: Some(manifest), projected_bytes, notes }))
+        Ok(Response::new(opened(&self.node, request.into_inner()).await?))
+    }
+
+    async fn open_parts(&self, request: Request<Streaming<v1::OpenRequest>>) -> Reply<v1::OpenReply> {
+        let mut stream = request.into_inner();
+        // These lists are the largest things that a stranger can have a node hold.
+        let _turn = self.lists.acquire().await.map_err(|_| Error::closed("this node is shutting down"))?;
+        let mut parts = RequestParts::default();
+        loop {
+            let part = tokio::time::timeout(PART_PATIENCE, stream.message()).await;
+            match part.map_err(|_| Error::retry("open: the rest of the list did not come"))?? {
+                Some(part) => parts.add(part)?,
+                None => break,
+            }
+        }
+        Ok(Response::new(opened(&self.node, parts.request()?).await?))
     }
 
     async fn load(&self, request: Request<v1::LoadRequest>) -> Reply<Self::LoadStream> {
         let r = request.into_inner();
         let spec = r.dataset.ok_or_else(|| Error::invalid("load: no dataset given"))?;
-        let OpenDataset { dataset, .. } = self.node.datasets.freeze(spec, &r.columns).await?;
+        let dataset = match r.digest.is_empty() {
+            true => self.node.datasets.freeze(spec, &r.columns).await?.dataset,
+            false => self.node.datasets.get(&r.digest, &spec.uri, None)?,
+        };
         let reading = Reading::new(dataset.manifest.clone(), &dataset.schema, &r.columns)?;
         let count = dataset.manifest.segments().len() as u32;
         let wanted: Vec<u32> = SegmentSet::from_wire(&r.segments, count).iter().collect();
@@ -85,7 +116,10 @@ impl Service for Control {
         };
         let free = move || match digest.is_some() || superseded {
             true => node.datasets.forget_versions(&uri, digest).map(|ids| node.disk.free_segments(&ids)),
-            false => node.datasets.forget(&uri).map(|uri| node.disk.free(&uri)),
+            false => node.datasets.forget(&uri).map(|uri| {
+                node.objects.forget(&uri);
+                node.disk.free(&uri)
+            }),
         };
         let (segments, bytes) = blocking(free).await??;
         Ok(Response::new(v1::FreeReply { segments, bytes }))
@@ -93,7 +127,7 @@ impl Service for Control {
 
     async fn pin(&self, request: Request<v1::PinRequest>) -> Reply<v1::PinReply> {
         let (node, uri) = (self.node.clone(), request.into_inner().uri);
-        let pin = move || node.datasets.allowed(&uri).and_then(|uri| node.disk.pin(&uri));
+        let pin = move || node.datasets.allowed(&uri).and_then(|uri| node.disk.pin(source::place_of(&uri)));
         let (files, bytes) = blocking(pin).await??;
         Ok(Response::new(v1::PinReply { files, bytes }))
     }
@@ -101,7 +135,8 @@ impl Service for Control {
     async fn unpin(&self, request: Request<v1::PinRequest>) -> Reply<v1::PinReply> {
         let (disk, uri) = (self.node.disk.clone(), request.into_inner().uri);
         // A URI that is no longer allowed may still be pinned.
-        let (files, bytes) = blocking(move || disk.unpin(&source::normalise(&uri)?)).await??;
+        let (files, bytes) =
+            blocking(move || disk.unpin(source::place_of(&source::normalise(&uri)?))).await??;
         Ok(Response::new(v1::PinReply { files, bytes }))
     }
 
@@ -131,6 +166,7 @@ impl Service for Control {
             membership: Some(self.node.membership()),
             segments_hot: self.node.hot.detection().published().len() as u64,
             load: self.node.hot.load(),
+            raw: Some(raw(disk)),
             memory: Some(memory),
         }))
     }
@@ -143,7 +179,7 @@ impl Service for Control {
     async fn set_replicas(&self, request: Request<v1::SetReplicasRequest>) -> Reply<v1::SetReplicasReply> {
         let (node, v1::SetReplicasRequest { uri, replicas }) = (self.node.clone(), request.into_inner());
         let uri = blocking(move || node.datasets.allowed(&uri)).await??;
-        self.node.membership.set_replicas(&uri, replicas).await?;
+        self.node.membership.set_replicas(source::place_of(&uri), replicas).await?;
         Ok(Response::new(v1::SetReplicasReply {}))
     }
 
@@ -198,6 +234,11 @@ fn memory(node: &Node) -> v1::Memory {
         streams_bytes: node.memory.streams.used() + node.memory.tickets.used(),
         resident_bytes: metrics::resident_bytes(),
     }
+}
+
+fn raw(disk: &DiskCache) -> v1::RawStatus {
+    let RawFiles { files, bytes } = disk.raw();
+    v1::RawStatus { files, bytes, guaranteed_bytes: disk.raw_share_bytes() }
 }
 
 fn dir(dir: DirStatus) -> v1::DirStatus {

@@ -1,6 +1,7 @@
 //! `forebay.v1.Peer`: what other nodes ask.
 
 use crate::node::Node;
+use crate::read::block::Block;
 use crate::read::copies::SegmentExchange;
 use crate::runtime::blocking;
 use bytes::Bytes;
@@ -50,9 +51,19 @@ impl Service for PeerService {
     async fn fetch(&self, request: Request<v1::FetchRequest>) -> Reply<Self::FetchStream> {
         let r = request.into_inner();
         let id = SegmentId(Digest::from_bytes(&r.segment)?);
-        let (file, guard) = match r.fill {
-            None => self.exchange().held_file(id, r.columns).await?,
-            Some(fill) => {
+        let (file, guard) = match (r.fill, r.block) {
+            (None, None) => self.exchange().held_file(id, r.columns).await?,
+            (_, Some(block)) => {
+                let object = block.object.ok_or_else(|| Error::invalid("a block of no object"))?;
+                let object = self.0.objects.named(object).await?;
+                let block = Block { object, index: block.index };
+                if block.id() != id {
+                    return Err(Error::invalid("the block is not what it is said to be").into());
+                }
+                block.object.check_range(&block.range())?;
+                self.exchange().filled_block(block).await?
+            }
+            (Some(fill), None) => {
                 let dataset = self.0.datasets.get(&fill.manifest, &fill.uri, None)?;
                 if dataset.manifest.segment_id(fill.segment)? != id {
                     return Err(Error::invalid("the segment is not where it is said to be").into());
@@ -98,7 +109,7 @@ impl Service for PeerService {
             async move {
                 let allowed = {
                     let node = node.clone();
-                    move |object: &str| node.datasets.allowed(object).map(drop)
+                    move |object: &str| node.objects.check(object)
                 };
                 let taken = exchange.take_copy(&from, &item, allowed).await;
                 if let (Ok(true), true, Ok(id)) = (&taken, hot, Digest::from_bytes(&item.segment)) {
@@ -118,6 +129,11 @@ impl Service for PeerService {
         let dataset = blocking(move || node.datasets.checked(Manifest::try_from(wire)?)).await??;
         self.0.datasets.learn(dataset).await?;
         Ok(Response::new(v1::LearnReply {}))
+    }
+
+    async fn version(&self, request: Request<v1::HeadObjectRequest>) -> Reply<v1::ObjectVersion> {
+        let version = self.0.objects.version_here(&request.into_inner().uri).await?;
+        Ok(Response::new((&*version).into()))
     }
 
     async fn load(&self, _: Request<v1::LoadOfRequest>) -> Reply<v1::NodeLoad> {

@@ -8,7 +8,7 @@ use arrow::datatypes::FieldRef;
 use clap::Args;
 use forebay_client::args::AccessArgs;
 use forebay_client::{Dataset, DatasetSpec};
-use forebay_proto::manifest::{Manifest, Object, Segment};
+use forebay_proto::manifest::{Filter, Manifest, Object, Segment};
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -71,7 +71,7 @@ fn report(dataset: &Dataset) -> Value {
         })
     };
     json!({
-        "uri": m.uri(),
+        "uri": m.version_uri(),
         "digest": m.digest().to_string(),
         "rows": m.rows(),
         "row_groups": sum(m, |s| s.row_groups.into()),
@@ -81,7 +81,7 @@ fn report(dataset: &Dataset) -> Value {
         "segment_bytes": m.segment_bytes(),
         "schema_of": dataset.spec.schema_of,
         "no_partitions": dataset.spec.no_partitions,
-        "where": m.filter().map(|filter| filter.predicate()),
+        "where": m.filter().map(Filter::predicate).filter(|text| !text.is_empty()),
         "columns": dataset.schema.fields().iter().enumerate().map(column).collect::<Vec<_>>(),
         "objects": objects(m),
         "segments": m.segments(),
@@ -103,9 +103,9 @@ fn objects(m: &Manifest) -> Vec<ObjectReport<'_>> {
 
 fn write_text(out: Out<'_>, dataset: &Dataset) -> Result<(), Failure> {
     let (m, objects) = (&dataset.manifest, objects(&dataset.manifest));
-    writeln!(out, "{}", m.uri())?;
+    writeln!(out, "{}", m.version_uri())?;
     writeln!(out, "version   {}", m.digest())?;
-    if let Some(filter) = m.filter() {
+    if let Some(filter) = m.filter().filter(|filter| !filter.predicate().is_empty()) {
         writeln!(out, "where     {}", filter.predicate())?;
     }
     writeln!(

@@ -1,4 +1,5 @@
-//! `forebay load`: fill the cache with a dataset, each node with what it owns, and show how far it is.
+//! `forebay load`: fill the cache with a dataset, or with objects byte for byte, each node with what it owns,
+//! and show how far it is.
 
 use crate::failure::Failure;
 use crate::figures;
@@ -8,8 +9,10 @@ use clap::Args;
 use forebay_client::args::EndpointArgs;
 use forebay_client::fan_out::FailedNode;
 use forebay_client::fill::{Filled, fill};
+use forebay_client::objects::Objects;
+use forebay_client::objects::fill::FilledObjects;
 use forebay_client::{Access, DatasetSpec};
-use forebay_proto::v1;
+use forebay_proto::{Error, v1};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 use std::io::Write;
@@ -24,9 +27,20 @@ pub(crate) struct Load {
     dataset: DatasetSpec,
     #[command(flatten)]
     endpoint: EndpointArgs,
+    /// The objects under the URI byte for byte, whatever they are, rather than a dataset
+    #[arg(long)]
+    raw: bool,
     /// Answer in JSON, when done
     #[arg(long)]
     json: bool,
+}
+
+#[derive(Serialize)]
+struct RawReport<'a> {
+    uri: &'a str,
+    seconds: f64,
+    #[serde(flatten)]
+    filled: FilledObjects,
 }
 
 #[derive(Serialize)]
@@ -43,6 +57,9 @@ impl Load {
         let started = Instant::now();
         let mut shown = Progress::new();
         let endpoints = self.endpoint.endpoints()?;
+        if self.raw {
+            return self.load_raw(&Access::Endpoint(endpoints), started, out).await;
+        }
         let dataset = open(&Access::Endpoint(endpoints.clone()), &self.dataset).await?;
         let filled = fill(&endpoints, &dataset, |progress| shown.show(progress)).await?;
         shown.bar.finish_and_clear();
@@ -69,6 +86,47 @@ impl Load {
     }
 }
 
+impl Load {
+    async fn load_raw(&self, access: &Access, started: Instant, out: Out<'_>) -> Result<(), Failure> {
+        let mut shown = Progress::new();
+        let uri = self.dataset.uri.as_str();
+        if self.dataset != (DatasetSpec { uri: uri.to_owned(), ..Default::default() }) {
+            return Err(
+                Error::invalid("load --raw takes a URI, and no flags that choose rows or columns").into()
+            );
+        }
+        let show = |p: &FilledObjects| shown.update([p.blocks_read, p.blocks], || raw_line(p));
+        let filled = Objects::new(access).fill(uri, show).await?;
+        shown.bar.finish_and_clear();
+        let seconds = started.elapsed().as_secs_f64();
+        if self.json {
+            write_json(out, &RawReport { uri, seconds, filled })?;
+            return Ok(filled.check(uri)?);
+        }
+        filled.check(uri)?;
+        writeln!(
+            out,
+            "{uri}: held, {} in {}, {}, {} from S3, {seconds:.1} s",
+            figures::of(filled.objects, "object"),
+            figures::of(filled.blocks, "block"),
+            figures::bytes(filled.bytes),
+            figures::bytes(filled.s3_bytes)
+        )?;
+        Ok(())
+    }
+}
+
+fn raw_line(p: &FilledObjects) -> String {
+    format!(
+        "{} of {} blocks held, {} of {}, {} from S3",
+        figures::count(p.blocks_held),
+        figures::count(p.blocks),
+        figures::bytes(p.bytes_held),
+        figures::bytes(p.bytes),
+        figures::bytes(p.s3_bytes)
+    )
+}
+
 /// A bar on a terminal, a line now and then elsewhere; both on standard error.
 struct Progress {
     bar: ProgressBar,
@@ -84,14 +142,20 @@ impl Progress {
     }
 
     fn show(&mut self, p: &v1::LoadProgress) {
+        let read = p.decoded_bytes_total * p.segments_read / p.segments_total.max(1);
+        self.update([read, p.decoded_bytes_total], || line(p));
+    }
+
+    /// So much of so much is done.
+    fn update(&mut self, [done, all]: [u64; 2], line: impl Fn() -> String) {
         if !self.bar.is_hidden() {
-            self.bar.set_length(p.decoded_bytes_total);
-            self.bar.set_position(p.decoded_bytes_total * p.segments_read / p.segments_total.max(1));
-            self.bar.set_message(line(p));
+            self.bar.set_length(all);
+            self.bar.set_position(done);
+            self.bar.set_message(line());
         } else if self.line.is_none_or(|at| at.elapsed() >= LINE_EVERY) {
             self.line = Some(Instant::now());
             // Progress that nobody reads is no reason to stop.
-            writeln!(std::io::stderr(), "{}", line(p)).ok();
+            writeln!(std::io::stderr(), "{}", line()).ok();
         }
     }
 }

@@ -11,8 +11,10 @@ mod epoch;
 mod failure;
 mod figures;
 mod free;
+mod get;
 mod inspect;
 mod load;
+mod ls;
 mod nodes;
 mod open;
 mod output;
@@ -72,6 +74,10 @@ enum Command {
     Epoch(epoch::Epoch),
     /// Print rows in file order
     Cat(cat::Cat),
+    /// Write an object, or ranges of its bytes
+    Get(get::Get),
+    /// List objects
+    Ls(ls::Ls),
     /// Show which rows a step holds
     Plan(plan::Plan),
     /// Print completions for a shell
@@ -119,6 +125,8 @@ async fn run(command: Command, out: Out<'_>) -> Result<(), Failure> {
         Command::Top(c) => c.run(out).await,
         Command::Epoch(c) => c.run(out).await,
         Command::Cat(c) => c.run(out).await,
+        Command::Get(c) => c.run(out).await,
+        Command::Ls(c) => c.run(out).await,
         Command::Plan(c) => c.run(out).await,
         Command::Completions { shell } => {
             clap_complete::generate(shell, &mut Cli::command(), "forebay", out);

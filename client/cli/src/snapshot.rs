@@ -132,7 +132,7 @@ impl Save {
             out,
             "{uri}: version {} of {}, {} in {}",
             figures::digest(&snapshot.digest),
-            dataset.manifest.uri(),
+            dataset.manifest.version_uri(),
             figures::of(snapshot.rows, "row"),
             figures::of(snapshot.objects, "object")
         )?;

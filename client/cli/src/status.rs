@@ -58,7 +58,7 @@ impl Status {
         if let Some(uri) = &self.uri {
             let uri = source::normalise(uri)?;
             for status in nodes.iter_mut().filter_map(|n| n.status.as_mut().ok()) {
-                status.datasets.retain(|d| source::is_under(&d.uri, &uri));
+                status.datasets.retain(|d| source::is_under(&d.uri, source::place_of(&uri)));
             }
         }
         // Of several nodes, the figures at the top are those of the one that was asked.
@@ -182,6 +182,10 @@ fn state_rows(s: &StatusReply) -> Vec<(&'static str, String)> {
         let (taken, given) = (bytes(c.peer_bytes), bytes(c.peer_bytes_served));
         rows.push(("peers", format!("{taken} in {} taken, {given} given", of(c.peer_fills, "segment"))));
     }
+    if let Some(raw) = s.raw.filter(|raw| raw.files > 0) {
+        let [held, kept] = [raw.bytes, raw.guaranteed_bytes].map(bytes);
+        rows.push(("raw", format!("{held} in {} of objects, {kept} guaranteed", of(raw.files, "block"))));
+    }
     if !s.pins.is_empty() {
         rows.push(("pinned", format!("{}: {}", bytes(s.pinned_bytes), s.pins.join(", "))));
     }
@@ -244,6 +248,7 @@ mod tests {
                 })
                 .into(),
             membership: None,
+            raw: Some(v1::RawStatus { files: 3, bytes: 12_000_000, guaranteed_bytes: 2_000_000 }),
             memory: Some(Memory { limit_bytes: 8_000_000, transit_bytes: 1_000_000, ..Default::default() }),
         };
         let text = text("http://h:1", &reply);
@@ -252,6 +257,7 @@ mod tests {
         assert!(text.contains("s3://b/d where x > 3, rows 0:60000, an older version  60,000"), "{text}");
         assert!(text.contains("pinned    2.50 kB: s3://b/d, s3://b/e\n"), "{text}");
         assert!(text.contains("directory /disk/away: it failed") && !text.contains("/disk/up"), "{text}");
+        assert!(text.contains("raw       12.0 MB in 3 blocks of objects, 2.00 MB guaranteed\n"), "{text}");
         let left = v1::Node { name: "b".into(), address: "http://b:1".into(), ..Default::default() };
         let topology = Topology { leaving: vec![left], ..Default::default() };
         assert!(leaving(&topology).contains("b: out of the topology, at http://b:1 (`forebay undrain b`"));

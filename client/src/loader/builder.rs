@@ -5,7 +5,7 @@
 //! taking other batches meanwhile does not wait.
 
 use super::batch::Batch;
-use super::byte_column::ByteColumn;
+use super::byte_column::{ByteColumn, offset_bytes};
 use super::sampler::StepPlan;
 use crate::content::content_digest;
 use arrow::array::{Array, ArrayRef, AsArray, MutableArrayData, RecordBatch, make_array};
@@ -214,7 +214,19 @@ impl BatchBuilder {
         let content = positions.as_ref().map(|positions| content_digest(&columns, positions, mask.as_ref()));
         let content = content.transpose()?;
         let (sample_ids, mask, real_rows) = (samples.clone(), mask.clone(), real as usize);
-        Ok(Batch { epoch, step, samples_done, sample_ids, mask, real_rows, digest, content, columns })
+        let sequences = self.plan.sequences;
+        Ok(Batch {
+            epoch,
+            step,
+            samples_done,
+            sample_ids,
+            mask,
+            real_rows,
+            digest,
+            content,
+            columns,
+            sequences,
+        })
     }
 }
 
@@ -269,8 +281,10 @@ fn collate(
         pieces.push(gap(at, rows)?);
     }
     if let [only] = &pieces[..] {
-        // Memory of a message. Values of a fixed width are promised to lie in the batch's own.
-        return if plain_width(only.data_type()).is_some() { copied(only) } else { Ok(only.clone()) };
+        // Memory of a message. These are promised to lie in the batch's own.
+        let t = only.data_type();
+        let is_own = plain_width(t).is_some() || offset_bytes(t).is_some();
+        return if is_own { copied(only) } else { Ok(only.clone()) };
     }
     let pieces: Vec<&dyn Array> = pieces.iter().map(AsRef::as_ref).collect();
     concat(&pieces, pool).map_err(|e| Error::corrupt(format!("a batch cannot be put together: {e}")))

@@ -34,7 +34,15 @@ pub(super) async fn run(context: Arc<ReadContext>, plan: RunPlan) {
 
 /// Reads one epoch; its steps are numbered from `seq`.
 async fn one_epoch(context: &Arc<ReadContext>, plan: &RunPlan, epoch: u64, seq: u64) -> Result<()> {
-    let epoch = Arc::new(plan.epoch(&context.dataset, epoch, seq)?);
+    let epoch = match plan.settings.pack {
+        // It looks at each row of the dataset.
+        Some(_) => {
+            let (plan, dataset) = (plan.clone(), context.dataset.clone());
+            let cut = tokio::task::spawn_blocking(move || plan.epoch(&dataset, epoch, seq)).await;
+            Arc::new(cut.map_err(|e| Error::corrupt(format!("packing failed: {e}")))??)
+        }
+        None => Arc::new(plan.epoch(&context.dataset, epoch, seq)?),
+    };
     let mut running = JoinSet::new();
     let mut next = StreamWorker::all(context, &epoch).await?;
     loop {

@@ -3,10 +3,12 @@
 use super::sampler::Epoch;
 use super::settings::LoaderSettings;
 use crate::dataset::Dataset;
-use forebay_proto::plan::steps::{Cut, Steps};
+use forebay_proto::plan::packing::{PackedSteps, Packing};
+use forebay_proto::plan::steps::{Cut, Ending, Layout, Steps};
 use forebay_proto::plan::{Order, PlanKey, Shuffle};
 use forebay_proto::state::LoaderState;
 use forebay_proto::{Error, Result};
+use std::sync::Arc;
 
 /// Which steps a loader takes.
 #[derive(Debug, Clone)]
@@ -14,10 +16,14 @@ pub(super) struct RunPlan {
     pub settings: LoaderSettings,
     /// The first epoch and where it begins.
     pub first: (u64, u64),
+    /// Of a run that packs: tokens of the first sample that are done.
+    pub tokens_done: Option<u32>,
     /// One past the last epoch.
     pub end: Option<u64>,
     /// Steps of the first epoch from there on, and of every other one.
     steps: (u64, u64),
+    /// The first epoch's, of a run that packs.
+    packed: Option<Arc<PackedSteps>>,
 }
 
 /// Where a run begins, and how many steps its epochs have.
@@ -43,18 +49,26 @@ impl RunStart {
 
 impl RunPlan {
     /// `Invalid` if the settings do not fit each other or the dataset.
-    pub fn new(dataset: &Dataset, settings: LoaderSettings) -> Result<Self> {
+    pub fn new(dataset: &Dataset, mut settings: LoaderSettings) -> Result<Self> {
         let manifest = &dataset.manifest;
         if settings.rank >= settings.world.max(1) {
             let (rank, world) = (settings.rank, settings.world);
             return Err(Error::invalid(format!("rank {rank} of {world}: ranks count from 0")));
         }
+        if settings.pack.is_some() {
+            (settings.ending, settings.layout) = (Ending::Pad, Layout::Position);
+        }
         let first = match &settings.resume {
             None => (settings.first_epoch, 0),
             Some(state) => resume(state, &settings, dataset)?,
         };
+        let done = settings.resume.and_then(|state| state.tokens_done).unwrap_or(0);
+        let tokens_done = settings.pack.as_ref().map(|_| done);
         let end = settings.epochs.map(|n| settings.first_epoch.saturating_add(n));
-        let mut plan = Self { settings, first, end, steps: (0, 0) };
+        let mut plan = Self { settings, first, tokens_done, end, steps: (0, 0), packed: None };
+        if let Some(packing) = plan.settings.pack.clone() {
+            return plan.packed(dataset, &packing);
+        }
         // Only the number of samples matters here, so file order will do.
         let order = Order::new(manifest, 0, 0, Shuffle::None);
         let left = Steps::new(&order, plan.cut(first.1))?.count();
@@ -73,6 +87,35 @@ impl RunPlan {
             ))),
             _ => Ok(plan),
         }
+    }
+
+    /// The same, its steps cut by tokens.
+    fn packed(mut self, dataset: &Dataset, packing: &Packing) -> Result<Self> {
+        let order = self.order(dataset, self.first.0);
+        let packed = self.cut_packed(dataset, packing, &order)?;
+        self.steps = (packed.steps.len() as u64, packing.steps(self.settings.global_batch));
+        self.packed = Some(Arc::new(packed));
+        if self.settings.resume.is_some() && self.steps.0 == 0 {
+            (self.first, self.tokens_done) = ((self.first.0 + 1, 0), Some(0));
+            (self.steps.0, self.packed) = (self.steps.1, None);
+        }
+        Ok(self)
+    }
+
+    fn cut_packed(&self, dataset: &Dataset, packing: &Packing, order: &Order) -> Result<PackedSteps> {
+        let is_first = order.key().epoch == self.first.0;
+        let (position, offset) = match is_first {
+            true => (self.first.1, self.tokens_done.unwrap_or(0)),
+            false => (0, 0),
+        };
+        let manifest = &dataset.manifest;
+        let packed = packing.cut(manifest, order, self.cut(position), offset, self.settings.rank);
+        packed.map_err(|e| e.context(manifest.uri()))
+    }
+
+    fn order(&self, dataset: &Dataset, epoch: u64) -> Order {
+        let LoaderSettings { seed, shuffle, .. } = self.settings;
+        Order::new(&dataset.manifest, seed, epoch, shuffle)
     }
 
     /// Where the run begins.
@@ -98,13 +141,21 @@ impl RunPlan {
     /// An epoch, its steps numbered from `first_seq`.
     pub fn epoch(&self, dataset: &Dataset, epoch: u64, first_seq: u64) -> Result<Epoch> {
         let manifest = &dataset.manifest;
-        let LoaderSettings { seed, shuffle, rank, .. } = self.settings;
+        let rank = self.settings.rank;
         let first_position = if epoch == self.first.0 { self.first.1 } else { 0 };
-        let order = Order::new(manifest, seed, epoch, shuffle);
+        let order = self.order(dataset, epoch);
+        let packed = match (&self.settings.pack, &self.packed) {
+            (Some(_), Some(packed)) if epoch == self.first.0 => Some(packed.clone()),
+            (Some(packing), _) => Some(Arc::new(self.cut_packed(dataset, packing, &order)?)),
+            (None, _) => None,
+        };
         let mut this = Epoch::new(manifest.clone(), order, self.cut(first_position), rank, first_seq)?;
         this.epochs_after = self.end.map(|end| end.saturating_sub(epoch + 1));
         this.keeps_positions = self.settings.content_digest;
-        Ok(this)
+        Ok(match packed {
+            Some(packed) => this.packed(packed),
+            None => this,
+        })
     }
 }
 
@@ -123,6 +174,11 @@ fn resume(state: &LoaderState, settings: &LoaderSettings, dataset: &Dataset) -> 
             "the loader state is of seed {} and shuffle {}, the settings say seed {} and shuffle {}: use the state's",
             key.seed, key.shuffle, settings.seed, settings.shuffle
         )));
+    }
+    if state.tokens_done.is_some() && settings.pack.is_none() {
+        return Err(Error::invalid(
+            "the loader state is of a run that packs, and may stand within a row: pack as that run did",
+        ));
     }
     Ok((key.epoch, state.samples_done))
 }

@@ -3,13 +3,15 @@
 //! Planning is pure; a step's plan costs 24 bytes for each row (its sample's number, and running digests, so
 //! that the digest of any stretch of rows is a subtraction and each row is hashed once).
 
+use super::batch::Sequences;
 use arrow::buffer::{BooleanBuffer, ScalarBuffer};
 use forebay_dataset::pool::Pool;
 use forebay_proto::Result;
 use forebay_proto::digest::OrderDigest;
 use forebay_proto::manifest::Manifest;
 use forebay_proto::plan::Order;
-use forebay_proto::plan::steps::{Cut, Run, Slot, Steps, runs};
+use forebay_proto::plan::packing::PackedSteps;
+use forebay_proto::plan::steps::{Cut, RowSpan, Run, Slot, Steps, runs};
 use forebay_proto::{SegmentSet, v1};
 use std::ops::Range;
 use std::sync::Arc;
@@ -32,6 +34,8 @@ pub(crate) struct Epoch {
     pub workers: AtomicUsize,
     /// Whether plans of steps know the position of each row.
     pub keeps_positions: bool,
+    /// Its steps, where they are cut by tokens.
+    pub packed: Option<Arc<PackedSteps>>,
 }
 
 /// One rank's batch of one step, before its data.
@@ -49,6 +53,8 @@ pub(crate) struct StepPlan {
     pub mask: Option<BooleanBuffer>,
     /// The number of each row's sample in the dataset.
     pub samples: ScalarBuffer<u64>,
+    /// The sequences that its rows make, where steps are cut by tokens.
+    pub sequences: Option<Sequences>,
     /// The position of each row in the epoch, if the epoch keeps them.
     pub positions: Option<Vec<u64>>,
     /// In the order of the batch's rows.
@@ -61,8 +67,31 @@ impl Epoch {
     /// Cuts an order; `Invalid` if the numbers do not fit.
     pub fn new(manifest: Arc<Manifest>, order: Order, cut: Cut, rank: u32, first_seq: u64) -> Result<Self> {
         let count = Steps::new(&order, cut)?.count();
-        let (epochs_after, workers, keeps_positions) = Default::default();
-        Ok(Self { manifest, order, cut, rank, first_seq, count, epochs_after, workers, keeps_positions })
+        let (epochs_after, workers, keeps_positions, packed) = Default::default();
+        Ok(Self {
+            manifest,
+            order,
+            cut,
+            rank,
+            first_seq,
+            count,
+            epochs_after,
+            workers,
+            keeps_positions,
+            packed,
+        })
+    }
+
+    /// The same with its steps cut by tokens.
+    pub fn packed(self, packed: Arc<PackedSteps>) -> Self {
+        Self { count: packed.steps.len() as u64, packed: Some(packed), ..self }
+    }
+
+    fn steps(&self) -> Result<Steps<'_>> {
+        match &self.packed {
+            Some(packed) => Steps::of_spans(&self.order, self.cut, &packed.spans),
+            None => Steps::new(&self.order, self.cut),
+        }
     }
 
     /// The epoch's number.
@@ -70,19 +99,14 @@ impl Epoch {
         self.order.key().epoch
     }
 
-    /// Position at which a step begins.
-    pub fn position(&self, step: u64) -> u64 {
-        self.cut.first_position + step * self.cut.global_batch
-    }
-
     /// Rows of a step, padding included.
     pub fn rows(&self, step: u64) -> Result<u64> {
-        Ok(Steps::new(&self.order, self.cut)?.slots(step))
+        Ok(self.steps()?.slots(step))
     }
 
     fn slots(&self, step: u64) -> Result<Vec<Slot>> {
         let mut slots = Vec::new();
-        Steps::new(&self.order, self.cut)?.batch(step, self.rank, &mut slots);
+        self.steps()?.batch(step, self.rank, &mut slots);
         Ok(slots)
     }
 
@@ -93,7 +117,7 @@ impl Epoch {
 
     /// Plans a step, counted likewise. What outlives the plan with its batch comes from the pool.
     pub fn plan(&self, step: u64, pool: &Pool) -> Result<StepPlan> {
-        let steps = Steps::new(&self.order, self.cut)?;
+        let steps = self.steps()?;
         let slots = self.slots(step)?;
         let segments = self.manifest.segments();
         let sample = |s: &Slot| segments[s.sample.segment as usize].first_row + u64::from(s.sample.row);
@@ -103,21 +127,28 @@ impl Epoch {
             *number = sample(slot);
         }
         let samples = ScalarBuffer::<u64>::from(pool.share(numbers, bytes));
+        let mut running = vec![OrderDigest::default(); slots.len() + 1];
         let mut digest = OrderDigest::default();
-        let mut running = Vec::with_capacity(slots.len() + 1);
-        running.push(digest);
-        running.extend(slots.iter().zip(samples.iter()).map(|(s, &sample)| {
-            if steps.is_real(s) {
-                digest.add(s.position, sample);
+        for ((slot, &sample), after) in slots.iter().zip(samples.iter()).zip(&mut running[1..]) {
+            if steps.is_real(slot) {
+                digest.add(slot.position, sample);
             }
-            digest
-        }));
+            *after = digest;
+        }
         let real = slots.iter().filter(|s| steps.is_real(s)).count() as u32;
         let rows = slots.len() as u32;
         Ok(StepPlan {
             epoch: self.number(),
-            step: self.cut.first_position / self.cut.global_batch + step,
-            samples_done: self.position(step + 1).min(self.order.len()),
+            step: step
+                + match &self.packed {
+                    Some(packed) => packed.first_step,
+                    None => self.cut.first_position / self.cut.global_batch,
+                },
+            samples_done: match &self.packed {
+                Some(packed) => packed.steps[step as usize].end.position,
+                None => steps.position(step + 1).min(self.order.len()),
+            },
+            sequences: self.packed.as_ref().map(|packed| Sequences::of(packed, step)),
             rows,
             real,
             samples,
@@ -130,19 +161,25 @@ impl Epoch {
 
     /// The ticket for the rows of `segments` from a step on.
     pub fn ticket(&self, step: u64, columns: Vec<String>, segments: &SegmentSet) -> v1::PlanTicket {
+        let spans = self.packed.as_ref().map(|packed| &packed.spans[step as usize..]);
         v1::PlanTicket {
             plan: Some((*self.order.key()).into()),
             columns,
-            first_position: self.position(step),
+            first_position: match spans {
+                Some(spans) => spans.first().map_or(self.order.len(), |span| span.first),
+                None => self.cut.first_position + step * self.cut.global_batch,
+            },
             global_batch: self.cut.global_batch,
             rank: self.rank,
             world: self.cut.world,
-            ending: self.cut.ending.into(),
+            // Nodes that know nothing of spans refuse it.
+            ending: spans.map_or(self.cut.ending.into(), |_| 3),
             layout: self.cut.layout.into(),
             segments: segments.to_wire().into(),
             held_only: false,
             epochs_after: self.epochs_after,
             packed: true,
+            row_spans: spans.map(RowSpan::to_wire).unwrap_or_default(),
         }
     }
 }

@@ -3,6 +3,7 @@
 use crate::stream;
 use forebay_proto::Result;
 use forebay_proto::plan::Shuffle;
+use forebay_proto::plan::packing::Packing;
 use forebay_proto::plan::steps::{Ending, Layout};
 use forebay_proto::state::LoaderState;
 use std::time::Duration;
@@ -18,7 +19,7 @@ pub struct LoaderSettings {
     pub ending: Ending,
     /// Where rows lie in a batch.
     pub layout: Layout,
-    /// Samples of one step over all ranks; a multiple of `world`.
+    /// Samples of one step over all ranks, or sequences of a run that packs; a multiple of `world`.
     pub global_batch: u64,
     /// Which rank this is, from 0.
     pub rank: u32,
@@ -41,6 +42,9 @@ pub struct LoaderSettings {
     /// Bytes that a node may send ahead on each stream, beyond `prefetch_bytes`; 64 KiB to 16 MiB.
     /// From a node on this host also the length of the memory that it shares, for each stream.
     pub window_bytes: u32,
+    /// Cut steps by tokens: batches hold the documents of a number of sequences, in the order of the epoch.
+    /// The last step is filled up then, and rows lie by position.
+    pub pack: Option<Packing>,
     /// Whether batches have their content digest, which costs about a second of processor time per GB.
     pub content_digest: bool,
     /// Whether batches of a node on this host come through shared memory, where its Unix socket can be
@@ -65,6 +69,7 @@ impl Default for LoaderSettings {
             fallback_after: Duration::from_secs(5),
             resume: None,
             window_bytes: stream::WINDOW_BYTES,
+            pack: None,
             content_digest: false,
             same_host: true,
         }

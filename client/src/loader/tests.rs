@@ -1,5 +1,6 @@
 mod changes;
 mod fake;
+mod packing;
 mod same_host;
 mod world;
 
@@ -354,7 +355,8 @@ async fn a_state_of_an_epochs_last_batch_resumes_into_the_next_epoch() {
             other => panic!("{other:?}"),
         }
         // Both epochs are read: nothing is left after the last batch of the second.
-        let resume = Some(LoaderState { key: loader.plan.key(&dataset, 1), samples_done: 157 });
+        let resume =
+            Some(LoaderState { key: loader.plan.key(&dataset, 1), samples_done: 157, tokens_done: None });
         let resume = Some(resume.filter(|_| ending != Ending::Drop).unwrap_or_else(|| loader.state()));
         let mut loader = Loader::start(&dataset, LoaderSettings { resume, ..first }).unwrap();
         assert!(loader.next().await.unwrap().is_none(), "{ending:?}");

@@ -1,18 +1,16 @@
 //! A worker: one stream's share of an epoch, from the segments it covers to the batches, through any failure.
 //!
 //! A worker asks its node for the rows of its segments from the first that is not [`Committed`] on. A stream
-//! that breaks, falls silent (`silence`) or brings damaged bytes is opened again there, skipping what was
-//! committed: nothing is lost or taken twice. Other workers go on meanwhile. What happens after a failure is
-//! decided by `policy`. Where the segments have other nodes by then (`assignment`), the worker ends in favour
-//! of successors, one for each node. `receiver` turns what a stream brings into rows of batches; `hedge` asks
-//! another node when rows are late.
+//! that breaks, falls silent (`routing::silence`) or brings damaged bytes is opened again there, skipping
+//! what was committed: nothing is lost or taken twice. Other workers go on meanwhile. What happens after a
+//! failure is decided by `routing::policy`. Where the segments have other nodes by then (`assignment`), the
+//! worker ends in favour of successors, one for each node. `receiver` turns what a stream brings into rows of
+//! batches; `hedge` asks another node when rows are late.
 
 mod assignment;
 mod feed;
 mod hedge;
-mod policy;
 mod receiver;
-mod silence;
 
 use super::position::{Committed, Scope};
 use super::reorder::ReorderBuffer;
@@ -22,6 +20,8 @@ use crate::dataset::Dataset;
 use crate::endpoints::Endpoints;
 use crate::node::Node;
 use crate::routing::Cluster;
+use crate::routing::policy::{Failure, FailureKind, History, Next, RetryPolicy, Situation, SourceKind};
+use crate::routing::silence::{SUSPICION, owed};
 use crate::stream::StreamEvent;
 use assignment::Assignment;
 #[cfg(test)]
@@ -30,10 +30,7 @@ use feed::Feed;
 pub(crate) use feed::Wire;
 use forebay_proto::{Error, Kind, Result, v1};
 use hedge::{Hedge, HedgedStream};
-pub(crate) use policy::RetryPolicy;
-use policy::{Failure, FailureKind, History, Next, Situation, SourceKind};
 use receiver::Receiver;
-use silence::{SUSPICION, owed};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use tokio::time::{Instant, sleep};

@@ -7,6 +7,7 @@
 //! itself.
 
 use forebay_proto::manifest::{Manifest, SegmentId};
+use forebay_proto::object::ObjectVersion;
 use forebay_proto::ring::{Balance, Copies, Placement};
 use forebay_proto::{Result, v1};
 
@@ -53,6 +54,12 @@ impl<'a> Router<'a> {
             Ok(self.node(manifest.segment_id(number)?, number, replicas))
         };
         segments.iter().map(choose).collect()
+    }
+
+    /// The node to ask for each of some blocks of an object.
+    pub fn object_nodes(&self, object: &ObjectVersion, blocks: &[u64]) -> Vec<Option<usize>> {
+        let replicas = self.placement.replicas(&object.uri);
+        blocks.iter().map(|&block| self.node(object.block_id(block), block as u32, replicas)).collect()
     }
 
     fn node(&self, id: SegmentId, number: u32, replicas: usize) -> Option<usize> {

@@ -1,6 +1,6 @@
 //! Snapshots as files: JSON in the form of `forebay inspect --json`, which `@FILE` reads too.
 
-use forebay_dataset::source::normalise;
+use forebay_dataset::source::{is_version, normalise};
 use forebay_proto::manifest::{Digest, Object};
 use forebay_proto::{Error, Kind, Result, v1};
 use serde::{Deserialize, Serialize};
@@ -43,7 +43,9 @@ struct ObjectEntry {
 pub(crate) fn parse(text: &str) -> Result<v1::Snapshot> {
     let bad = |e| Error::invalid(format!("is not JSON of `forebay inspect --json` or of a snapshot: {e}"));
     let f: VersionFile = serde_json::from_str(text).map_err(bad)?;
-    if f.objects.is_empty() || f.objects.iter().any(|o| o.etag.is_empty()) {
+    // The log of a table keeps which objects a version has.
+    let is_table = is_version(&f.uri);
+    if !is_table && f.objects.is_empty() || f.objects.iter().any(|o| o.etag.is_empty()) {
         return Err(Error::invalid("it names no objects, or some without their versions"));
     }
     let digest = match f.digest.as_str() {
@@ -58,7 +60,7 @@ pub(crate) fn parse(text: &str) -> Result<v1::Snapshot> {
         schema_of: f.schema_of.unwrap_or_default(),
         no_partitions: f.no_partitions,
         filter: f.filter.unwrap_or_default(),
-        objects: f.objects.into_iter().map(object).collect(),
+        objects: f.objects.into_iter().filter(|_| !is_table).map(object).collect(),
         ..Default::default()
     };
     Ok(v1::Snapshot {

@@ -4,7 +4,7 @@
 //! the schema. Statistics of row groups decide next. Of row groups that remain the filter's columns are read.
 
 use super::directories::Directories;
-use super::objects::Listed;
+use super::objects::{Found, Listed};
 use crate::filter::{Facts, Filter};
 use crate::parquet::cost::group_bytes;
 use crate::parquet::counting::{FilteredTable, Tools};
@@ -38,15 +38,16 @@ type Counted = (u32, Arc<Footer>, Vec<u32>);
 pub(super) fn opened(
     filter: &Filter,
     selection: &Selection,
-    objects: &[Listed],
+    found: &Found,
 ) -> Result<(Vec<bool>, Vec<String>)> {
+    let objects = &found.objects;
     let mut opened = vec![true; objects.len()];
-    let mut names = Directories::all(selection, objects)?;
+    let mut names = Directories::all(selection, found)?;
     names.retain(|name| filter.names().contains(&&**name));
     if names.is_empty() {
         return Ok((opened, names));
     }
-    let directories = Directories::read(selection, objects, names)?;
+    let directories = Directories::read(selection, found, names)?;
     let schema = Schema::new(directories.fields().collect::<Vec<_>>());
     let predicate = filter.bind_partly(&schema);
     for ((opened, (key, object)), values) in opened.iter_mut().zip(objects).zip(&directories.values) {
@@ -80,7 +81,7 @@ pub(super) async fn kept(
         .map(|(((_, object), i), _)| {
             async move {
                 let footer = tools.footers.get(object, &Urgency::demand()).await?;
-                let rows = table.passing_rows(tools, object, &footer).await?;
+                let rows = table.passing_rows(tools, (i, object), &footer).await?;
                 Ok((i, footer, rows))
             }
             .boxed()
@@ -91,8 +92,9 @@ pub(super) async fn kept(
         let groups = footer.row_groups();
         for (group, _) in groups.iter().zip(&rows).filter(|(_, rows)| **rows > 0) {
             kept.row_groups += 1;
-            for (column, field) in footer.schema.fields().iter().enumerate() {
-                if let Ok(of) = table.schema.index_of(field.name()) {
+            for (of, field) in table.schema.fields().iter().enumerate() {
+                let name = table.shape.map_or(field.name().as_str(), |shape| shape.source_of(field.name()));
+                if let Some((column, _)) = footer.schema.column_with_name(name) {
                     let bytes: u64 = footer.chunks(group, column).map(|chunk| chunk.byte_range().1).sum();
                     kept.column_bytes[of] += bytes;
                 }

@@ -7,6 +7,7 @@
 //! * Hidden names (`_SUCCESS`, `_temporary/..`, `.crc`) do not count, and neither do objects without bytes.
 
 use super::pattern::{Fit, Pattern};
+use crate::delta::{TableFile, TableLog};
 use crate::selection::Selection;
 use crate::source::{Place, Source, SourceObject, blocking};
 use crate::urgency::Urgency;
@@ -14,7 +15,7 @@ use forebay_proto::manifest::uri_below;
 use forebay_proto::{Error, Kind, Result};
 use futures::future::BoxFuture;
 use futures::{FutureExt, StreamExt, TryStreamExt, stream};
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 
 /// What names of Parquet objects end in.
@@ -30,6 +31,8 @@ pub(super) type Listed = (String, SourceObject);
 pub(super) struct Found {
     pub objects: Vec<Listed>,
     pub notes: Vec<String>,
+    /// What the log of a table says of them.
+    pub log: Option<TableLog>,
 }
 
 /// What lies under a URI.
@@ -55,7 +58,7 @@ struct Left {
 /// The objects of a dataset, whose URI is normalised.
 pub(super) async fn find(source: &Source, selection: &Selection) -> Result<Found> {
     if !selection.objects.is_empty() {
-        return Ok(Found { objects: listed(source, selection).await?, notes: Vec::new() });
+        return Ok(Found { objects: listed(source, selection).await?, notes: Vec::new(), log: None });
     }
     let uri = &selection.uri;
     if let Some(pattern) = Pattern::of(uri)? {
@@ -67,7 +70,7 @@ pub(super) async fn find(source: &Source, selection: &Selection) -> Result<Found
         return listing.found(source, uri).await;
     }
     let root = source.place(uri)?;
-    let single = |object| Found { objects: vec![(String::new(), object)], notes: Vec::new() };
+    let single = |object| Found { objects: vec![(String::new(), object)], notes: Vec::new(), log: None };
     // An object, by its name or by what the file system says. The error of a request names a fault best.
     let is_object = match root.is_file() {
         true => !tokio::fs::metadata(format!("/{}", root.path())).await.is_ok_and(|m| !m.is_file()),
@@ -115,6 +118,45 @@ async fn listed(source: &Source, selection: &Selection) -> Result<Vec<Listed>> {
         })
         .collect();
     stream::iter(named).buffered(source.settings().s3_max_requests).try_collect().await
+}
+
+/// The objects that the log of the table under `root` names.
+pub(super) async fn logged(source: &Source, root: &str, log: TableLog) -> Result<Found> {
+    let place = source.place(root)?;
+    let listed = source.list(&place).await?;
+    let keyed = listed.into_iter().map(|meta| {
+        let key = meta.location.as_ref().strip_prefix(place.path()).unwrap_or_default();
+        (key.trim_start_matches('/').to_owned(), meta)
+    });
+    let listed: HashMap<String, _> = keyed.collect();
+    let mut objects = Vec::with_capacity(log.files.len());
+    for TableFile { key, size, .. } in &log.files {
+        let uri = uri_below(root, key);
+        let Some(meta) = listed.get(key) else {
+            return Err(Error::not_found(format!(
+                "{uri}: is gone, and version {} of the table has it (was it vacuumed?): name another version",
+                log.version.number
+            )));
+        };
+        let object = source.place(&uri)?.object(meta)?;
+        if object.size != *size {
+            return Err(Error::corrupt(format!(
+                "{uri}: has {} bytes, the table's log says {size}: it was overwritten",
+                object.size
+            )));
+        }
+        objects.push((key.clone(), object));
+    }
+    let found = Found { objects, notes: Vec::new(), log: Some(log) };
+    if !place.is_file() {
+        return Ok(found);
+    }
+    let directory = root.to_owned();
+    blocking(move || {
+        found.objects.iter().try_for_each(|(_, object)| object.place.stays_under(&directory))?;
+        Ok(found)
+    })
+    .await
 }
 
 /// All objects under `root`, sorted out; with a pattern those that it names.
@@ -204,7 +246,7 @@ impl Listing {
             return Err(Error::not_found(format!("{uri}: no Parquet objects under it: {}", self.instead())));
         }
         let notes = self.empty.text("without bytes").map(|left| format!("{uri}: left out: {left}"));
-        Ok(Found { objects: self.counted, notes: notes.into_iter().collect() })
+        Ok(Found { objects: self.counted, notes: notes.into_iter().collect(), log: None })
     }
 
     /// What there is besides Parquet.

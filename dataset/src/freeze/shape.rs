@@ -1,7 +1,8 @@
 //! The schema of a dataset whose objects have several, and what each object's columns become in it.
 
 use super::directories::Directories;
-use super::objects::Listed;
+use super::objects::{Found, Listed};
+use crate::delta::TableLog;
 use crate::schema::to_ipc;
 use crate::schema::union::{self, Conflict, Sighting};
 use crate::selection::Selection;
@@ -32,8 +33,8 @@ pub(super) struct Table {
 
 /// Puts the schemas of `objects` together as `selection` says. `Invalid` if it names an object that is not
 /// there, or directories that cannot be columns.
-pub(super) fn table(selection: &Selection, objects: &[Listed], schemas: &Schemas) -> Result<Table> {
-    let all = &schemas.distinct;
+pub(super) fn table(selection: &Selection, found: &Found, schemas: &Schemas) -> Result<Table> {
+    let (all, objects) = (&schemas.distinct, &found.objects);
     let union = match selection.schema_of.as_str() {
         "" => union::all(all),
         name => {
@@ -42,11 +43,11 @@ pub(super) fn table(selection: &Selection, objects: &[Listed], schemas: &Schemas
         }
     };
     let mut notes = Vec::new();
-    let partitions = partition_names(selection, objects, all, &mut notes)?;
-    let directories = Directories::read(selection, objects, partitions)?;
+    let partitions = partition_names(selection, found, all, &mut notes)?;
+    let directories = Directories::read(selection, found, partitions)?;
     let mut fields = union.fields;
     fields.extend(directories.fields().map(Arc::new));
-    let Directories { names: partitions, values } = directories;
+    let Directories { names: partitions, values, .. } = directories;
     let schema = Schema::new(fields);
     for (a, b) in union::differing_in_case(&schema) {
         notes.push(format!("{}: columns '{a}' and '{b}' differ in case only: both are kept", selection.uri));
@@ -54,7 +55,10 @@ pub(super) fn table(selection: &Selection, objects: &[Listed], schemas: &Schemas
     let is_plain = union.conflicts.is_empty() && partitions.is_empty();
     let shape = match is_plain && all.iter().all(|own| union::is_plain(&schema, &own.schema)) {
         true => None,
-        false => Some(Shape { forms: forms(&schema, schemas, &partitions, &values)?, partitions }),
+        false => {
+            let forms = forms(&schema, schemas, &partitions, &values, None)?;
+            Some(Shape { forms, partitions, table: None })
+        }
     };
     Ok(Table { schema, shape, conflicts: union.conflicts, notes })
 }
@@ -74,11 +78,11 @@ fn position(selection: &Selection, objects: &[Listed], name: &str) -> Result<usi
 /// The directories that become columns: not those that objects have as columns themselves.
 fn partition_names(
     selection: &Selection,
-    objects: &[Listed],
+    found: &Found,
     all: &[Sighting],
     notes: &mut Vec<String>,
 ) -> Result<Vec<String>> {
-    let mut names = Directories::all(selection, objects)?;
+    let mut names = Directories::all(selection, found)?;
     let columns: HashSet<&str> =
         all.iter().flat_map(|s| s.schema.fields().iter().map(|f| f.name().as_str())).collect();
     names.retain(|name| {
@@ -94,12 +98,14 @@ fn partition_names(
     Ok(names)
 }
 
-/// For each object a hash of what its columns become: those of another type, and its partitions.
-fn forms(
+/// For each object a hash of what its columns become: those of another type, its partitions, and what the
+/// log of a table says of it.
+pub(super) fn forms(
     schema: &Schema,
     schemas: &Schemas,
     partitions: &[String],
     values: &[Vec<Option<String>>],
+    log: Option<&TableLog>,
 ) -> Result<Vec<u64>> {
     let adapted = |own: &Sighting| match union::adapted(schema, &own.schema) {
         fields if fields.is_empty() => Ok(Vec::new()),
@@ -109,10 +115,13 @@ fn forms(
     let types = partitions.iter().map(|name| Ok(schema.field_with_name(name)?.clone()));
     let types = types.collect::<Result<Vec<_>, arrow::error::ArrowError>>();
     let types = to_ipc(&Schema::new(types.map_err(|e| Error::invalid(e.to_string()))?))?;
-    let form = |(own, values): (&Option<usize>, &Vec<Option<String>>)| {
+    let renamed = log.map(|log| log.renamed.as_slice()).unwrap_or_default();
+    let form = |(object, (own, values)): (usize, (&Option<usize>, &Vec<Option<String>>))| {
         let mut h = Hash64::default();
         let Some(own) = own else { return 0 };
-        if adapted[*own].is_empty() && values.is_empty() {
+        let deleted = log.and_then(|log| log.files.get(object)).map(|file| file.object.deleted.as_slice());
+        let deleted = deleted.unwrap_or_default();
+        if adapted[*own].is_empty() && values.is_empty() && renamed.is_empty() && deleted.is_empty() {
             return 0;
         }
         let mut put = |bytes: &[u8]| {
@@ -125,8 +134,13 @@ fn forms(
             put(&[u8::from(value.is_some())]);
             put(value.as_deref().unwrap_or_default().as_bytes());
         }
+        for renamed in renamed {
+            put(renamed.column.as_bytes());
+            put(renamed.source.as_bytes());
+        }
+        deleted.iter().for_each(|n| put(&n.to_le_bytes()));
         // 0 is for columns as they are.
         h.digest().max(1)
     };
-    Ok(schemas.of.iter().zip(values).map(form).collect())
+    Ok(schemas.of.iter().zip(values).enumerate().map(form).collect())
 }

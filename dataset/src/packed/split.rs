@@ -8,7 +8,7 @@ use arrow::datatypes::Schema;
 use forebay_proto::{Error, Result};
 
 /// Rows that are split or packed before the next column's turn.
-pub(super) const TILE_ROWS: usize = 32;
+pub(super) const TILE_ROWS: usize = 64;
 
 /// Each column's values begin at a multiple of this.
 const ALIGNMENT: usize = 64;
@@ -44,9 +44,11 @@ impl RowLayout {
         while c < self.columns.len() {
             let block = &self.columns[c..];
             let (columns, done) = transpose::split(block, rows, self.width, first, &mut values[c..]);
-            for (column, values) in block[..columns].iter().zip(&mut values[c..]) {
-                let values = &mut values[(first + done) * column.width..];
-                column.split(&rows[done * self.width..], self.width, values);
+            let rest = &rows[done * self.width..];
+            if !rest.is_empty() {
+                for (column, values) in block[..columns].iter().zip(&mut values[c..]) {
+                    column.split(rest, self.width, &mut values[(first + done) * column.width..]);
+                }
             }
             c += columns;
         }

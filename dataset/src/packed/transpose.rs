@@ -19,6 +19,10 @@ pub(super) fn split(
             let values = [a, b, c, d].map(|values| &mut values[first * 4..]);
             (4, sse2::four_of_four(rows, row_width, column.offset, values))
         }
+        ([column, ..], [a, b, ..]) if are_all(columns, 2, 4) => {
+            let values = [a, b].map(|values| &mut values[first * 4..]);
+            (2, sse2::two_of_four(rows, row_width, column.offset, values))
+        }
         ([column, ..], [a, b, ..]) if are_all(columns, 2, 8) => {
             let values = [a, b].map(|values| &mut values[first * 8..]);
             (2, sse2::two_of_eight(rows, row_width, column.offset, values))
@@ -66,6 +70,13 @@ mod sse2 {
         rows.len() / (4 * row_width) * 4
     }
 
+    /// Two columns of four bytes, four rows at a time. Returns how many rows that were.
+    pub fn two_of_four(rows: &[u8], row_width: usize, offset: usize, values: [&mut [u8]; 2]) -> usize {
+        // SAFETY: SSE2 is part of x86-64.
+        unsafe { pairs(rows, row_width, offset, values) }
+        rows.len() / (4 * row_width) * 4
+    }
+
     /// Two columns of eight bytes, two rows at a time. Returns how many rows that were.
     pub fn two_of_eight(rows: &[u8], row_width: usize, offset: usize, values: [&mut [u8]; 2]) -> usize {
         // SAFETY: SSE2 is part of x86-64.
@@ -84,8 +95,10 @@ mod sse2 {
     fn fours(rows: &[u8], row_width: usize, offset: usize, values: [&mut [u8]; 4]) {
         let [a, b, c, d] = values.map(|values| values.as_chunks_mut().0.iter_mut());
         for ((((a, b), c), d), rows) in a.zip(b).zip(c).zip(d).zip(rows.chunks_exact(4 * row_width)) {
-            let values = [0, 1, 2, 3].map(|row| load(&rows[row * row_width + offset..]));
-            [*a, *b, *c, *d] = transposed(values).map(|value| bytes(value));
+            // Written out: `map` over the four would be a call.
+            let row = |row: usize| &rows[row * row_width + offset..];
+            let [ta, tb, tc, td] = transposed([load(row(0)), load(row(1)), load(row(2)), load(row(3))]);
+            (*a, *b, *c, *d) = (bytes(ta), bytes(tb), bytes(tc), bytes(td));
         }
     }
 
@@ -95,10 +108,11 @@ mod sse2 {
         for ((((a, b), c), d), rows) in
             a.iter().zip(b).zip(c).zip(d).zip(rows.chunks_exact_mut(4 * row_width))
         {
-            let values = transposed([a, b, c, d].map(|values| load(values)));
-            for (row, value) in values.into_iter().enumerate() {
+            let [r0, r1, r2, r3] = transposed([load(a), load(b), load(c), load(d)]);
+            let mut put = |row: usize, value: __m128i| {
                 rows[row * row_width + offset..][..16].copy_from_slice(&bytes(value));
-            }
+            };
+            [r0, r1, r2, r3].into_iter().enumerate().for_each(|(row, value)| put(row, value));
         }
     }
 
@@ -125,6 +139,17 @@ mod sse2 {
         }
     }
 
+    #[target_feature(enable = "sse2")]
+    fn pairs(rows: &[u8], row_width: usize, offset: usize, values: [&mut [u8]; 2]) {
+        let [a, b] = values.map(|values| values.as_chunks_mut().0.iter_mut());
+        for ((a, b), rows) in a.zip(b).zip(rows.chunks_exact(4 * row_width)) {
+            let row = |row: usize| load_half(&rows[row * row_width + offset..]);
+            let (low, high) = (_mm_unpacklo_epi32(row(0), row(1)), _mm_unpacklo_epi32(row(2), row(3)));
+            *a = bytes(_mm_unpacklo_epi64(low, high));
+            *b = bytes(_mm_unpackhi_epi64(low, high));
+        }
+    }
+
     /// The first 16 bytes: one instruction, as are those of [`bytes`].
     #[target_feature(enable = "sse2")]
     fn load(from: &[u8]) -> __m128i {
@@ -132,6 +157,14 @@ mod sse2 {
         first.copy_from_slice(&from[..16]);
         let value = u128::from_le_bytes(first);
         _mm_set_epi64x((value >> 64) as i64, value as i64)
+    }
+
+    /// The first 8 bytes, and zeros.
+    #[target_feature(enable = "sse2")]
+    fn load_half(from: &[u8]) -> __m128i {
+        let mut first = [0; 8];
+        first.copy_from_slice(&from[..8]);
+        _mm_set_epi64x(0, i64::from_le_bytes(first))
     }
 
     #[target_feature(enable = "sse2")]

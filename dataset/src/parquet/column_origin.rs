@@ -14,25 +14,29 @@ pub(crate) enum ColumnOrigin {
     Own(usize),
     /// The object's column of this index, in another type.
     Adapted(usize),
-    /// One value, or null, in all rows: the directory's.
+    /// One value, or null, in all rows: the directory's, or what a table's log says.
     Partition(Option<String>),
     /// The object lacks it: it is null.
     Missing,
 }
 
-/// Where `field` of a dataset of `shape`, its column number `index`, comes from in the object at `uri`.
-/// `None` if the object cannot be the one that the dataset was made of.
+/// Where `field` of a dataset of `shape`, its column number `index`, comes from in the object at `uri`, the
+/// dataset's number `object`. `None` if it cannot be the object that the dataset was made of.
 pub(crate) fn origin(
     shape: Option<&Shape>,
     footer: &Footer,
-    uri: &str,
+    (object, uri): (usize, &str),
     (index, field): (usize, &Field),
 ) -> Result<Option<ColumnOrigin>> {
+    if let Some(value) = shape.and_then(|shape| shape.value_of(object, field.name())) {
+        return Ok(Some(ColumnOrigin::Partition(value.text.clone())));
+    }
+    let name = shape.map_or(field.name().as_str(), |shape| shape.source_of(field.name()));
     // Mostly all objects have the same columns: a table of thousands is not searched for each.
-    let at_same_place = footer.schema.fields().get(index).filter(|own| own.name() == field.name());
+    let at_same_place = footer.schema.fields().get(index).filter(|own| own.name() == name);
     let own = match at_same_place {
         Some(own) => Some((index, own.as_ref())),
-        None => footer.schema.column_with_name(field.name()),
+        None => footer.schema.column_with_name(name),
     };
     let Some(shape) = shape else { return Ok(own.map(|(column, _)| ColumnOrigin::Own(column))) };
     Ok(match own {

@@ -5,7 +5,7 @@ use crate::parquet::column_origin::ColumnOrigin;
 use crate::parquet::cost::Cost;
 use crate::parquet::decode::{DecodeTask, decode};
 use crate::parquet::fetch::{PIECE_BYTES, chunk_ranges, fetch};
-use crate::parquet::filtered::ObjectColumns;
+use crate::parquet::filtered::{ObjectColumns, Passing};
 use crate::parquet::footer::Footer;
 use crate::parquet::footers::Footers;
 use crate::parquet::statistics::facts;
@@ -37,36 +37,42 @@ pub(crate) struct Tools<'a> {
 pub(crate) struct FilteredTable<'a> {
     pub schema: &'a Schema,
     pub shape: Option<&'a Shape>,
-    pub predicate: &'a Arc<Predicate>,
+    /// None where only rows that a table deleted are left out.
+    pub predicate: Option<&'a Arc<Predicate>>,
 }
 
 impl FilteredTable<'_> {
-    /// How many rows of each row group of an object pass.
+    /// How many rows of each row group of an object, which has this number in the dataset, pass.
     pub(crate) async fn passing_rows(
         self,
         tools: Tools<'_>,
-        object: &SourceObject,
+        (number, object): (u32, &SourceObject),
         footer: &Arc<Footer>,
     ) -> Result<Vec<u32>> {
         let uri = &object.place.uri;
         let Self { schema, shape, predicate } = self;
-        let of = ObjectColumns { schema, shape, footer, uri, is_file: object.place.is_file() };
+        let (is_file, number) = (object.place.is_file(), number as usize);
+        let of = ObjectColumns { schema, shape, footer, object: number, uri, is_file };
         let changed = || Error::changed(format!("{uri}: it changed while its rows were counted: try again"));
-        let columns = &predicate.columns;
+        let columns = predicate.map_or(&[][..], |predicate| &predicate.columns);
         let origins: Vec<ColumnOrigin> = of.origins(columns)?.ok_or_else(changed)?;
         let mut counts: Vec<BoxFuture<'_, Result<u64>>> = Vec::new();
         for (i, group) in footer.row_groups().iter().enumerate() {
             let rows = group.num_rows() as u64;
             let known = columns.iter().zip(&origins);
             let known = known.map(|(column, origin)| facts(footer, group, origin, schema.field(*column)));
-            let outcomes = predicate.outcomes(&known.collect::<Vec<_>>());
-            counts.push(match (outcomes.is_true, outcomes.is_false || outcomes.is_null) {
+            let outcomes = predicate.map(|predicate| {
+                let outcomes = predicate.outcomes(&known.collect::<Vec<_>>());
+                (outcomes.is_true, outcomes.is_false || outcomes.is_null)
+            });
+            let passing = of.passing(i, predicate.cloned());
+            counts.push(match outcomes.unwrap_or((true, false)) {
                 _ if rows == 0 => async { Ok(0) }.boxed(),
                 (false, _) => async { Ok(0) }.boxed(),
-                (true, false) => async move { Ok(rows) }.boxed(),
+                (true, false) => async move { Ok(passing.not_deleted()) }.boxed(),
                 (true, true) => {
                     let task = move || of.task(i..i + 1, rows, columns)?.ok_or_else(changed);
-                    count(tools, object, predicate, task).boxed()
+                    count(tools, object, Arc::new(passing), task).boxed()
                 }
             });
         }
@@ -81,7 +87,7 @@ impl FilteredTable<'_> {
 async fn count(
     tools: Tools<'_>,
     object: &SourceObject,
-    predicate: &Arc<Predicate>,
+    passing: Arc<Passing>,
     task: impl Fn() -> Result<(DecodeTask, Cost)>,
 ) -> Result<u64> {
     let (max, demand) = (tools.source.settings().segment_memory_bytes, Urgency::demand());
@@ -107,10 +113,10 @@ async fn count(
             }
             decoded => decoded?,
         };
-        let (predicate, permit) = (predicate.clone(), tools.decoders.acquire(1, &demand).await);
+        let (passing, permit) = (passing.clone(), tools.decoders.acquire(1, &demand).await);
         return blocking(move || {
             let _permit = permit;
-            let passes = predicate.evaluate(batch.columns());
+            let passes = passing.evaluate(batch.columns());
             let passes = passes.map_err(|e| Error::invalid(format!("{uri}: row group {group}: {e}")))?;
             Ok(passes.true_count() as u64)
         })

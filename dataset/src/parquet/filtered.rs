@@ -1,4 +1,4 @@
-//! Segments of filtered datasets: of each row group the rows that pass.
+//! Segments of filtered datasets: of each row group the rows that pass, and that a table has not deleted.
 //!
 //! Row groups of which all rows pass are not evaluated, so that the filter's columns need not be read for
 //! them. Of the others each is decoded by itself, so that a segment of few rows out of many takes the memory
@@ -14,11 +14,13 @@ use crate::parquet::footer::{Footer, RowGroups};
 use crate::priority::PrioritySemaphore;
 use crate::source::blocking;
 use crate::urgency::Urgency;
-use arrow::array::RecordBatch;
-use arrow::compute::{concat_batches, filter_record_batch};
+use arrow::array::{ArrayRef, BooleanArray, BooleanBufferBuilder, RecordBatch};
+use arrow::compute::{and, concat_batches, filter_record_batch};
 use arrow::datatypes::{Schema, SchemaRef};
+use arrow::error::ArrowError;
 use forebay_proto::manifest::Shape;
 use forebay_proto::{Error, Result};
+use parquet::file::metadata::RowGroupMetaData;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -34,11 +36,20 @@ enum GroupRows {
     All,
     /// Those that pass, which must be `count`. `wanted` are the places of the columns that are read.
     Passing {
-        predicate: Arc<Predicate>,
+        passing: Passing,
         places: Vec<usize>,
         wanted: Vec<usize>,
         count: u64,
     },
+}
+
+/// Which rows of a row group belong to a dataset: those that pass its filter, if it has one, and that its
+/// table has not deleted.
+pub(crate) struct Passing {
+    pub predicate: Option<Arc<Predicate>>,
+    /// In ascending order.
+    pub deleted: Vec<Range<u64>>,
+    pub rows: u64,
 }
 
 /// The columns of a dataset in one of its objects.
@@ -47,6 +58,8 @@ pub(crate) struct ObjectColumns<'a> {
     pub schema: &'a Schema,
     pub shape: Option<&'a Shape>,
     pub footer: &'a Arc<Footer>,
+    /// Its number in the dataset.
+    pub object: usize,
     pub uri: &'a str,
     pub is_file: bool,
 }
@@ -56,7 +69,7 @@ impl ObjectColumns<'_> {
     /// dataset was made of.
     pub(crate) fn origins(&self, columns: &[usize]) -> Result<Option<Vec<ColumnOrigin>>> {
         let fields = columns.iter().map(|index| (*index, self.schema.field(*index)));
-        fields.map(|field| origin(self.shape, self.footer, self.uri, field)).collect()
+        fields.map(|field| origin(self.shape, self.footer, (self.object, self.uri), field)).collect()
     }
 
     /// Decodes `columns` of some row groups, and what that costs; `None` as in [`ObjectColumns::origins`].
@@ -96,8 +109,12 @@ impl ObjectColumns<'_> {
             let task = self.task(first..first + counts.len(), rows, columns)?;
             return Ok(task.map(|(task, cost)| (vec![GroupTask { task, rows: GroupRows::All }], cost)));
         }
-        let predicate = Arc::new(Filter::parse(predicate)?.bind(self.schema)?);
-        let mut both = [columns, &predicate.columns].concat();
+        let predicate = match predicate {
+            "" => None,
+            predicate => Some(Arc::new(Filter::parse(predicate)?.bind(self.schema)?)),
+        };
+        let filtered = predicate.as_ref().map_or(&[][..], |predicate| &predicate.columns);
+        let mut both = [columns, filtered].concat();
         both.sort_unstable();
         both.dedup();
         let places = |of: &[usize]| of.iter().filter_map(|c| both.binary_search(c).ok()).collect::<Vec<_>>();
@@ -112,11 +129,13 @@ impl ObjectColumns<'_> {
                 sum.decoded.saturating_add(self.passing_bytes(group, u64::from(counts[i]), columns));
             rows_left += u64::from(counts[i]);
             largest = largest.max(cost.decoded.saturating_add(cost.working));
-            let (places, wanted, predicate) =
-                (places(&predicate.columns), places(columns), predicate.clone());
+            let (places, wanted, count) = (places(filtered), places(columns), u64::from(counts[i]));
             let rows = match is_all(i) {
                 true => GroupRows::All,
-                false => GroupRows::Passing { predicate, places, wanted, count: u64::from(counts[i]) },
+                false => {
+                    let passing = self.passing(group, predicate.clone());
+                    GroupRows::Passing { passing, places, wanted, count }
+                }
             };
             tasks.push(GroupTask { task, rows });
         }
@@ -129,6 +148,17 @@ impl ObjectColumns<'_> {
         Ok(Some((tasks, if self.is_file { sum.of_file() } else { sum })))
     }
 
+    /// Which rows of a row group belong to the dataset.
+    pub(crate) fn passing(&self, group: usize, predicate: Option<Arc<Predicate>>) -> Passing {
+        let groups = self.footer.row_groups();
+        let rows = |group: &RowGroupMetaData| u64::try_from(group.num_rows()).unwrap_or(0);
+        let first: u64 = groups[..group].iter().map(rows).sum();
+        let rows = rows(&groups[group]);
+        let deleted = self.shape.into_iter().flat_map(|s| s.deleted_of(self.object, first..first + rows));
+        let deleted = deleted.map(|run| run.start - first..run.end - first).collect();
+        Passing { predicate, deleted, rows }
+    }
+
     /// Bytes of some rows of a row group. Where values are not all as long: twice their share, as those that
     /// pass may be the longer ones.
     fn passing_bytes(&self, group: usize, rows: u64, columns: &[usize]) -> u64 {
@@ -139,7 +169,8 @@ impl ObjectColumns<'_> {
             match fixed_bits(field.data_type()) {
                 Some(bits) => rows.saturating_mul(bits).div_ceil(8),
                 None => {
-                    let own = self.footer.schema.column_with_name(field.name());
+                    let name = self.shape.map_or(field.name().as_str(), |s| s.source_of(field.name()));
+                    let own = self.footer.schema.column_with_name(name);
                     let all = own.map_or(0, |(own, _)| column_bytes(self.footer, metadata, own));
                     let share = u128::from(all) * u128::from(rows) / u128::from(all_rows.max(1));
                     let twice = u64::try_from(share.saturating_mul(2)).unwrap_or(u64::MAX);
@@ -148,6 +179,39 @@ impl ObjectColumns<'_> {
             }
         };
         columns.iter().map(bytes).fold(0, u64::saturating_add)
+    }
+}
+
+impl Passing {
+    /// Rows that are not deleted.
+    pub(crate) fn not_deleted(&self) -> u64 {
+        self.rows - self.deleted.iter().map(|run| run.end - run.start).sum::<u64>()
+    }
+
+    /// Whether each row belongs to the dataset. `columns` are those of the predicate.
+    pub(crate) fn evaluate(&self, columns: &[ArrayRef]) -> Result<BooleanArray, ArrowError> {
+        let passes = match &self.predicate {
+            Some(predicate) => Some(predicate.evaluate(columns)?),
+            None => None,
+        };
+        if self.deleted.is_empty()
+            && let Some(passes) = passes
+        {
+            return Ok(passes);
+        }
+        let mut left = BooleanBufferBuilder::new(self.rows as usize);
+        let mut next = 0;
+        for run in &self.deleted {
+            left.append_n((run.start - next) as usize, true);
+            left.append_n((run.end - run.start) as usize, false);
+            next = run.end;
+        }
+        left.append_n((self.rows - next) as usize, true);
+        let left = BooleanArray::new(left.finish(), None);
+        match passes {
+            Some(passes) => and(&passes, &left),
+            None => Ok(left),
+        }
     }
 }
 
@@ -172,17 +236,17 @@ impl GroupTask {
         let Self { task, rows } = self;
         let (uri, group) = (task.uri.clone(), task.part.range.start);
         let batch = decode(task, chunks, decoders, urgency).await?;
-        let GroupRows::Passing { predicate, places, wanted, count } = rows else { return Ok(batch) };
+        let GroupRows::Passing { passing, places, wanted, count } = rows else { return Ok(batch) };
         let permit = decoders.acquire(1, urgency).await;
         blocking(move || {
             let _permit = permit;
             let fault = |e| Error::invalid(format!("{uri}: row group {group}: {e}"));
             let columns: Vec<_> = places.iter().map(|place| batch.column(*place).clone()).collect();
-            let passes = predicate.evaluate(&columns).map_err(fault)?;
-            let passing = passes.true_count() as u64;
-            if passing != count {
+            let passes = passing.evaluate(&columns).map_err(fault)?;
+            let left = passes.true_count() as u64;
+            if left != count {
                 return Err(Error::corrupt(format!(
-                    "{uri}: the filter leaves {passing} rows of row group {group}, where the dataset has {count}"
+                    "{uri}: the filter leaves {left} rows of row group {group}, where the dataset has {count}"
                 )));
             }
             filter_record_batch(&batch.project(&wanted).map_err(fault)?, &passes).map_err(fault)

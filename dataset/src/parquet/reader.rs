@@ -1,6 +1,7 @@
 //! Segments of frozen datasets: what they cost to read, and their rows as a record batch.
 
 use crate::freeze::{self, Frozen, base};
+use crate::object_reader::ObjectReader;
 use crate::parquet::chunks::Chunks;
 use crate::parquet::cost::Cost;
 use crate::parquet::counting::Tools;
@@ -67,6 +68,11 @@ impl SegmentReader {
     /// The sums of all requests and decoded bytes so far.
     pub fn counters(&self) -> &SourceCounters {
         self.source.counters()
+    }
+
+    /// The objects themselves, read within the same limits.
+    pub fn objects(&self) -> ObjectReader {
+        ObjectReader::new(self.source.clone())
     }
 
     /// Asks the object store once whether what lies under a URI can be listed. The error is that which a
@@ -186,7 +192,8 @@ impl SegmentReader {
         let schema = schema
             .map_err(|_| Error::invalid(format!("{}: no column {:?}", manifest.uri(), columns.last())))?;
         let (shape, is_file) = (manifest.shape(), object.place.is_file());
-        let of = ObjectColumns { schema: &all, shape, footer: &footer, uri: &uri, is_file };
+        let number = manifest.segment(segment)?.object as usize;
+        let of = ObjectColumns { schema: &all, shape, footer: &footer, object: number, uri: &uri, is_file };
         let found = match manifest.filter() {
             Some(filter) => {
                 let groups = (range.start, filter.rows_of(segment));

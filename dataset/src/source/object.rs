@@ -4,6 +4,7 @@ use super::faults::Endpoint;
 use super::uri::{locate, spell};
 use forebay_proto::ring::is_under;
 use forebay_proto::{Error, Result};
+use object_store::list::PaginatedListStore;
 use object_store::path::Path;
 use object_store::{ObjectMeta, ObjectStore};
 use std::sync::Arc;
@@ -11,6 +12,8 @@ use std::sync::Arc;
 /// A bucket, or the file system.
 pub(super) struct Bucket {
     pub objects: Box<dyn ObjectStore>,
+    /// The same, where it lists page by page.
+    pub pages: Option<Box<dyn PaginatedListStore>>,
     pub endpoint: Endpoint,
 }
 

@@ -12,8 +12,9 @@ use http::header::{HeaderName, HeaderValue};
 use object_store::aws::AmazonS3Builder;
 use object_store::azure::MicrosoftAzureBuilder;
 use object_store::gcp::GoogleCloudStorageBuilder;
+use object_store::list::PaginatedListStore;
 use object_store::local::LocalFileSystem;
-use object_store::{ClientOptions, RetryConfig};
+use object_store::{ClientOptions, ObjectStore, RetryConfig};
 use std::time::Duration;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -21,7 +22,8 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// The client of a bucket. `Invalid` if the settings do not fit together. Connects to nothing yet.
 pub(super) fn open(name: &BucketName, s3: &Resolved, settings: &SourceSettings) -> Result<Bucket> {
     let Some((scheme, bucket)) = name else {
-        return Ok(Bucket { objects: Box::new(LocalFileSystem::new()), endpoint: Endpoint::default() });
+        let objects = Box::new(LocalFileSystem::new());
+        return Ok(Bucket { objects, pages: None, endpoint: Endpoint::default() });
     };
     let opened = match *scheme {
         "s3" => amazon(bucket, s3, settings),
@@ -61,7 +63,7 @@ fn amazon(bucket: &str, s3: &Resolved, settings: &SourceSettings) -> object_stor
         renews: s3.key_id.is_none() && s3.credentials.is_some(),
         watch,
     };
-    Ok(Bucket { objects: Box::new(builder.build()?), endpoint })
+    Ok(bucket_of(builder.build()?, endpoint))
 }
 
 /// A bucket of Google Cloud Storage, by the usual variables (`GOOGLE_*`) and files.
@@ -75,7 +77,7 @@ fn google(bucket: &str, settings: &SourceSettings) -> object_store::Result<Bucke
         builder = builder.with_skip_signature(true);
     }
     let endpoint = other(bucket, base, "Google Cloud Storage");
-    Ok(Bucket { objects: Box::new(builder.build()?), endpoint })
+    Ok(bucket_of(builder.build()?, endpoint))
 }
 
 /// A container of Azure Blob Storage, by the usual variables (`AZURE_STORAGE_*`).
@@ -89,7 +91,11 @@ fn azure(container: &str, settings: &SourceSettings) -> object_store::Result<Buc
         builder = builder.with_skip_signature(true);
     }
     let endpoint = other(container, base, "Azure Blob Storage");
-    Ok(Bucket { objects: Box::new(builder.build()?), endpoint })
+    Ok(bucket_of(builder.build()?, endpoint))
+}
+
+fn bucket_of(client: impl ObjectStore + PaginatedListStore + Clone, endpoint: Endpoint) -> Bucket {
+    Bucket { objects: Box::new(client.clone()), pages: Some(Box::new(client)), endpoint }
 }
 
 fn other(bucket: &str, base: Option<String>, service: &str) -> Endpoint {

@@ -1,5 +1,7 @@
 //! Dataset and object URIs: one spelling each, and nothing that could lead out of what a prefix allows.
 
+use super::table_uri::TableUri;
+use forebay_proto::manifest::DELTA;
 use forebay_proto::{Error, Result};
 use std::path::{Path, PathBuf};
 
@@ -29,11 +31,38 @@ pub(super) struct Location {
 /// # Errors
 /// `Invalid` for an unknown scheme, `..`, an empty bucket, a query or credentials in the URI.
 pub fn normalise(uri: &str) -> Result<String> {
+    if let Some(TableUri { root, version }) = TableUri::of(uri) {
+        let root = normalise(root)?;
+        if root.contains(['*', '{']) || root.starts_with(DELTA) {
+            return Err(Error::invalid(format!(
+                "{uri}: names no table: give {DELTA}s3://BUCKET/PATH@VERSION"
+            )));
+        }
+        return Ok(match version {
+            Some(version) => format!("{DELTA}{root}@{version}"),
+            None => format!("{DELTA}{root}"),
+        });
+    }
     let location = locate(uri)?;
     // An object below may well have one in its key.
     if uri.contains('?') {
         return Err(Error::invalid(format!(
             "{uri}: a query (?) has no meaning here: remove it, or name the prefix above what has it in its key"
+        )));
+    }
+    spell(uri, location)
+}
+
+/// The one spelling of an object's URI: as [`normalise`], but a `?` is a character of its key.
+///
+/// # Errors
+/// `Invalid` as there, and for a slash at the end.
+pub fn normalise_object(uri: &str) -> Result<String> {
+    let location = locate(uri)?;
+    if uri.ends_with('/') || location.path.is_empty() {
+        return Err(Error::invalid(format!(
+            "{}: names no object: it has no key, or a slash at its end",
+            shown(uri)
         )));
     }
     spell(uri, location)
@@ -98,7 +127,7 @@ pub(super) fn locate(uri: &str) -> Result<Location> {
             Err(Error::invalid(format!("{uri}: give an absolute path with three slashes: file:///PATH")))
         }
         _ => Err(Error::invalid(format!(
-            "{uri}: unknown scheme '{scheme}': use s3://, gs://, az:// or file://"
+            "{uri}: unknown scheme '{scheme}': use s3://, gs://, az:// or file://, for a Delta table delta+s3:// and so on"
         ))),
     }
 }
@@ -135,6 +164,8 @@ mod tests {
             ("s3a://b/x/*.parquet", "s3://b/x/*.parquet"),
             ("file:///no/such//dir/", "file:///no/such/dir"),
             ("file:///", "file:///"),
+            ("delta+s3a://b/t/", "delta+s3://b/t"),
+            ("delta+s3a://b/t/@007", "delta+s3://b/t@7"),
         ] {
             assert_eq!(normalise(given).unwrap(), want, "{given}");
         }
@@ -161,11 +192,24 @@ mod tests {
             "file:///a/../etc",
             "file:///a/./b",
             "s3://b/\n",
+            "delta+s3://b/*@1",
+            "delta+delta+s3://b/t",
+            "delta+t",
         ] {
             assert_eq!(normalise(uri).unwrap_err().kind, Kind::Invalid, "{uri}");
         }
-        let e = normalise("s3://AKIA:hunter2@b/x").unwrap_err();
-        assert!(!e.message.contains("hunter2"), "{e}");
+        for uri in ["s3://AKIA:hunter2@b/x", "delta+s3://AKIA:hunter2@b/x", "delta+s3://AKIA:hunter2@123"] {
+            let e = normalise(uri).unwrap_err();
+            assert!(!e.message.contains("hunter2"), "{e}");
+        }
+    }
+
+    #[test]
+    fn objects_have_one_spelling_too() {
+        assert_eq!(normalise_object("s3a://b/a?b").unwrap(), "s3://b/a?b");
+        for bad in ["s3://b", "s3://b/", "s3://b/a/", "s3://b/a//b", "s3://b/../c", "file:///", "x"] {
+            assert_eq!(normalise_object(bad).unwrap_err().kind, Kind::Invalid, "{bad}");
+        }
     }
 
     #[test]

@@ -169,6 +169,7 @@ fn ticket(manifest: &Manifest, shuffle: Shuffle, cut: Cut, rank: u32) -> v1::Pla
         held_only: false,
         epochs_after: None,
         packed: false,
+        row_spans: Vec::new(),
     }
 }
 

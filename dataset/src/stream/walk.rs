@@ -2,7 +2,7 @@
 
 use crate::packed::Form;
 use forebay_proto::manifest::Manifest;
-use forebay_proto::plan::steps::{Cut, Ending, Layout, Slot, Steps};
+use forebay_proto::plan::steps::{Cut, Ending, Layout, RowSpan, Slot, Steps};
 use forebay_proto::plan::{Order, PlanKey, Sample};
 use forebay_proto::{Error, Result, SegmentSet, v1};
 use parking_lot::Mutex;
@@ -24,6 +24,8 @@ pub struct PlanWalk {
     pub cut: Cut,
     /// The rank whose rows are read.
     pub rank: u32,
+    /// What the rank reads in each step, where steps are cut by tokens.
+    spans: Option<Arc<[RowSpan]>>,
     /// The segments whose rows are read; `None` = all.
     pub wanted: Option<Arc<SegmentSet>>,
     /// Epochs that the run reads after this one, if that is known.
@@ -63,11 +65,16 @@ impl PlanWalk {
         }
         let unknown =
             |what| Error::invalid(format!("unknown {what} in the ticket: use equal versions of Forebay"));
+        let spans = RowSpan::from_wire(&ticket.row_spans)?;
+        let spans: Option<Arc<[_]>> = (!spans.is_empty()).then(|| spans.into());
+        // That of spans says only that there are some. They take nothing from the epoch's beginning, but
+        // for a row of a rank that has none in the last step.
+        let ending = if spans.is_some() { Ending::Drop.into() } else { ticket.ending };
         let cut = Cut {
             first_position: ticket.first_position,
             global_batch: ticket.global_batch,
             world: ticket.world,
-            ending: Ending::try_from(ticket.ending).map_err(|_| unknown("ending"))?,
+            ending: Ending::try_from(ending).map_err(|_| unknown("ending"))?,
             layout: Layout::try_from(ticket.layout).map_err(|_| unknown("layout"))?,
         };
         cut.check()?;
@@ -82,14 +89,18 @@ impl PlanWalk {
         let wanted = wanted.map(|bytes| Arc::new(SegmentSet::from_wire(bytes, count)));
         let (rank, epochs_after) = (ticket.rank, ticket.epochs_after);
         let form = if ticket.packed { Form::Packed } else { Form::Columns };
-        let walk = Self { order: orders.of(manifest, key), cut, rank, wanted, epochs_after, form };
+        let walk = Self { order: orders.of(manifest, key), cut, rank, spans, wanted, epochs_after, form };
         walk.steps()?;
+        walk.spans.as_deref().map_or(Ok(()), |spans| RowSpan::check(spans, &walk.order))?;
         Ok(walk)
     }
 
     /// The order, cut into steps.
     pub fn steps(&self) -> Result<Steps<'_>> {
-        Steps::new(&self.order, self.cut)
+        match &self.spans {
+            Some(spans) => Steps::of_spans(&self.order, self.cut, spans),
+            None => Steps::new(&self.order, self.cut),
+        }
     }
 
     /// Whether rows of a segment are read.
@@ -97,9 +108,15 @@ impl PlanWalk {
         self.wanted.as_ref().is_none_or(|wanted| wanted.contains(segment))
     }
 
-    /// Bytes that a stream takes for the places of one step's rows.
+    /// Bytes that a stream takes for the places of one step's rows, and for what it knows of all steps.
     pub fn step_bytes(&self) -> u64 {
-        self.cut.global_batch.div_ceil(u64::from(self.cut.world)) * size_of::<Slot>() as u64
+        let (rows, known) = match self.spans.as_deref() {
+            Some(spans) => {
+                (spans.iter().map(|span| span.rows.into()).max().unwrap_or(0), size_of_val(spans) as u64)
+            }
+            None => (self.cut.global_batch.div_ceil(u64::from(self.cut.world)), 0),
+        };
+        rows * size_of::<Slot>() as u64 + known
     }
 }
 

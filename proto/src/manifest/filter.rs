@@ -29,7 +29,7 @@ pub struct FilteredSegment {
 }
 
 impl Filter {
-    /// The predicate, true for these rows, in normal form.
+    /// The predicate, true for these rows, in normal form; empty where only deleted rows are left out.
     pub fn predicate(&self) -> &str {
         &self.wire.predicate
     }
@@ -61,7 +61,7 @@ impl From<&Filter> for v1::Filter {
 impl Filter {
     /// The filter of some segments, or why it cannot be theirs.
     pub(super) fn new(wire: v1::Filter, segments: &[Segment]) -> Result<Self, String> {
-        if wire.predicate.is_empty() || wire.predicate.len() > FILTER_BYTES_MAX {
+        if wire.predicate.len() > FILTER_BYTES_MAX {
             return Err(format!("a filter of {} bytes", wire.predicate.len()));
         }
         let (mut starts, mut at) = (Vec::with_capacity(segments.len() + 1), 0usize);
@@ -100,7 +100,7 @@ mod tests {
             FilteredSegment { size, first_row_group, rows: rows.to_vec() }
         };
         let kept = rows.iter().map(segment).collect();
-        Manifest::new_filtered("s3://b/a", 1, vec![1], vec![object], (predicate.to_owned(), kept))
+        Manifest::new_filtered("s3://b/a", 1, vec![1], vec![object], (predicate.to_owned(), kept, None))
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use super::filter::Filter;
 use super::layout::{Part, Segment, is_whole};
+use super::table;
 use crate::error::{Error, Result};
 use crate::hash::{Hash64, Hash128};
 use crate::v1::{Object, Shape};
@@ -16,6 +17,9 @@ pub const SHAPED_FORMAT: u32 = 2;
 
 /// The manifest format of datasets that have a [`Filter`](super::Filter).
 pub const FILTERED_FORMAT: u32 = 3;
+
+/// The manifest format of Delta tables, and the highest that this build knows.
+pub const TABLE_FORMAT: u32 = 4;
 
 /// A 128-bit digest, printed as 32 hex digits.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
@@ -113,16 +117,28 @@ impl SegmentId {
         }
         Self(Digest(h.digest()))
     }
+
+    /// The id of a raw block: of the object at `uri` in the version that `etag` and `size` name, block
+    /// `index` of `block_bytes`.
+    pub(crate) fn block(uri: &str, etag: &str, [size, block_bytes, index]: [u64; 3]) -> Self {
+        let mut h = Hash128::default();
+        // A segment's begins with the length of a URI, which no URI has.
+        h.update(b"raw1\xff\xff\xff\xff");
+        put(&mut h, uri.as_bytes());
+        put(&mut h, etag.as_bytes());
+        [size, block_bytes, index].iter().for_each(|n| h.update(&n.to_le_bytes()));
+        Self(Digest(h.digest()))
+    }
 }
 
 /// xxh3-128 over, in this order: the format (u32), the schema, the number of objects and each one's key, etag
 /// and size, the number of segments and each one's object (u32), row groups (u32) and rows (u64); then, only
 /// if a split or mix made it something else than whole objects, each segment's first row group (u32), skip
 /// and total rows, the number of parts and each one's number of segments (u32) and slots (u32); then, only if
-/// there is a shape, the number of partitions and each one's name, the number of forms and each one; then,
-/// only if there is a filter, the predicate, the number of row groups and the rows (u32) of each. Integers
-/// are little endian, u64 unless said; texts and bytes are preceded by their length. Sizes that are estimates
-/// stay out.
+/// there is a shape, the number of partitions and each one's name, the number of forms and each one, and of a
+/// table what [`table::hash`] says; then, only if there is a filter, the predicate, the number of row groups
+/// and the rows (u32) of each. Integers are little endian, u64 unless said; texts and bytes are preceded by
+/// their length. Sizes that are estimates stay out.
 pub(super) fn version(
     schema: &[u8],
     objects: &[Object],
@@ -162,6 +178,9 @@ pub(super) fn version(
         shape.partitions.iter().for_each(|name| put(&mut h, name.as_bytes()));
         h.update(&(shape.forms.len() as u64).to_le_bytes());
         shape.forms.iter().for_each(|form| h.update(&form.to_le_bytes()));
+        if let Some(of) = &shape.table {
+            table::hash(&mut h, of);
+        }
     }
     if let Some(filter) = filter {
         put(&mut h, filter.predicate().as_bytes());
@@ -174,6 +193,7 @@ pub(super) fn version(
 /// The format of a manifest with this shape and this filter.
 pub(super) fn format_of(shape: Option<&Shape>, filter: Option<&Filter>) -> u32 {
     match (filter, shape) {
+        (_, Some(shape)) if shape.table.is_some() => TABLE_FORMAT,
         (Some(_), _) => FILTERED_FORMAT,
         (None, Some(_)) => SHAPED_FORMAT,
         (None, None) => FORMAT,

@@ -97,7 +97,8 @@ fn copies_of_a_version_have_ids_of_their_own() {
 #[test]
 fn a_shape_is_part_of_the_version_and_forms_of_the_segments() {
     let plain = sample();
-    let shape = |forms: &[u64]| Some(Shape { partitions: vec!["year".into()], forms: forms.to_vec() });
+    let shape =
+        |forms: &[u64]| Some(Shape { partitions: vec!["year".into()], forms: forms.to_vec(), table: None });
     let shaped = sample().shaped(shape(&[7, 0, 9])).unwrap();
     let w = v1::Manifest::from(&shaped);
     assert_eq!((v1::Manifest::from(&plain).format, w.format), (1, 2));

@@ -1,7 +1,7 @@
 //! Manifests as messages.
 
 use super::Manifest;
-use super::identity::{Digest, FILTERED_FORMAT, format_of};
+use super::identity::{Digest, TABLE_FORMAT, format_of};
 use super::layout::{Part, is_whole, segments};
 use crate::error::{Error, Result};
 use crate::v1;
@@ -54,7 +54,7 @@ impl TryFrom<v1::Manifest> for Manifest {
     /// Rebuilds and checks: a manifest whose digest does not match its content is `Corrupt`.
     fn try_from(w: v1::Manifest) -> Result<Self> {
         let format = w.format;
-        if !(1..=FILTERED_FORMAT).contains(&format) {
+        if !(1..=TABLE_FORMAT).contains(&format) {
             return Err(unknown(format, &w.uri));
         }
         let claimed = Digest::from_bytes(&w.digest)?;
@@ -83,7 +83,7 @@ impl TryFrom<v1::Manifest> for Manifest {
 
 fn unknown(format: u32, uri: &str) -> Error {
     Error::invalid(format!(
-        "{uri}: manifest format {format} is unknown here, this build knows up to {FILTERED_FORMAT}: use equal versions of \
+        "{uri}: manifest format {format} is unknown here, this build knows up to {TABLE_FORMAT}: use equal versions of \
          Forebay"
     ))
 }

@@ -57,11 +57,24 @@ pub struct Cut {
     pub layout: Layout,
 }
 
+/// The rows that a rank reads in a step that is cut by tokens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RowSpan {
+    /// The position of the first one.
+    pub first: u64,
+    /// How many, at least one. Those past the epoch's end are padding.
+    pub rows: u32,
+    /// The first one began in an earlier sequence.
+    pub continued: bool,
+}
+
 /// The steps of one epoch.
 #[derive(Debug, Clone, Copy)]
 pub struct Steps<'a> {
     order: &'a Order,
     cut: Cut,
+    /// What the one rank reads that is known, where steps are cut by tokens.
+    spans: Option<&'a [RowSpan]>,
 }
 
 impl Cut {
@@ -104,11 +117,20 @@ impl<'a> Steps<'a> {
                 order.len()
             )));
         }
-        Ok(Self { order, cut })
+        Ok(Self { order, cut, spans: None })
+    }
+
+    /// The steps of one rank that reads these rows: of an order that is cut by tokens. They must be rows that
+    /// the epoch has, as [`RowSpan::check`] says.
+    pub fn of_spans(order: &'a Order, cut: Cut, spans: &'a [RowSpan]) -> Result<Self> {
+        Ok(Self { spans: Some(spans), ..Self::new(order, cut)? })
     }
 
     /// Number of steps, the same for every rank.
     pub fn count(&self) -> u64 {
+        if let Some(spans) = self.spans {
+            return spans.len() as u64;
+        }
         let left = self.order.len() - self.cut.first_position;
         match self.cut.ending {
             Ending::Drop => left / self.cut.global_batch,
@@ -116,13 +138,19 @@ impl<'a> Steps<'a> {
         }
     }
 
-    /// Position at which a step begins.
+    /// Position at which a step begins; of spans, the rank's part of it.
     pub fn position(&self, step: u64) -> u64 {
-        self.cut.first_position + step * self.cut.global_batch
+        match self.spans {
+            Some(spans) => spans[step as usize].first,
+            None => self.cut.first_position + step * self.cut.global_batch,
+        }
     }
 
     /// Slots of each rank in a step.
     pub fn slots(&self, step: u64) -> u64 {
+        if let Some(spans) = self.spans {
+            return spans[step as usize].rows.into();
+        }
         let (g, w) = (self.cut.global_batch, u64::from(self.cut.world));
         let left = self.order.len() - self.position(step);
         match self.cut.ending {
@@ -138,7 +166,10 @@ impl<'a> Steps<'a> {
     pub fn batch(&self, step: u64, rank: u32, out: &mut Vec<Slot>) {
         assert!(step < self.count() && rank < self.cut.world, "no such step or rank");
         let (len, slots) = (self.order.len(), self.slots(step));
-        let first = self.position(step) + u64::from(rank) * slots;
+        let (first, is_continued) = match self.spans {
+            Some(spans) => (self.position(step), spans[step as usize].continued),
+            None => (self.position(step) + u64::from(rank) * slots, false),
+        };
         let real = len.saturating_sub(first).min(slots);
         let mut samples = vec![Sample { segment: 0, row: 0 }; slots as usize];
         self.order.fill(first.min(len), &mut samples[..real as usize]);
@@ -150,7 +181,9 @@ impl<'a> Steps<'a> {
             padded += n;
         }
         out.clear();
-        let slot = |i: usize| Slot { sample: samples[i], position: first + i as u64 };
+        // A row that an earlier step had is repeated, as padding is.
+        let repeated = |i: usize| if is_continued && i == 0 { len } else { 0 };
+        let slot = |i: usize| Slot { sample: samples[i], position: first + i as u64 + repeated(i) };
         match self.cut.layout {
             Layout::Position => out.extend((0..samples.len()).map(slot)),
             Layout::Segment => {
@@ -172,6 +205,43 @@ impl<'a> Steps<'a> {
             digest.add(s.position, first_row(s.sample.segment) + u64::from(s.sample.row));
         }
         digest
+    }
+}
+
+impl RowSpan {
+    /// `Invalid` if some are of rows that an epoch does not have, or of too many for a step.
+    pub fn check(spans: &[Self], order: &Order) -> Result<()> {
+        let fits = |span: &Self| {
+            let rows = 1..=RANK_BATCH_MAX;
+            rows.contains(&span.rows.into()) && span.first < order.len() + u64::from(!span.continued)
+        };
+        match !order.is_empty() && spans.iter().all(fits) {
+            true => Ok(()),
+            false => Err(Error::invalid("the ticket's steps hold rows that the epoch does not have")),
+        }
+    }
+
+    /// Spans as a ticket has them: for each of them how far it begins behind the one before, doubled, and one
+    /// more if it is continued; then its rows.
+    pub fn to_wire(spans: &[Self]) -> Vec<u64> {
+        let mut before = 0;
+        let numbers = spans.iter().flat_map(|span| {
+            let behind = span.first - std::mem::replace(&mut before, span.first);
+            [behind << 1 | u64::from(span.continued), span.rows.into()]
+        });
+        numbers.collect()
+    }
+
+    /// Reads [`RowSpan::to_wire`] back; `Invalid` if it is none.
+    pub fn from_wire(numbers: &[u64]) -> Result<Vec<Self>> {
+        let bad = || Error::invalid("the ticket's spans of rows cannot be read");
+        let (pairs, []) = numbers.as_chunks::<2>() else { return Err(bad()) };
+        let mut first = 0u64;
+        let span = |[behind, rows]: &[u64; 2]| {
+            first = first.checked_add(behind >> 1).ok_or_else(bad)?;
+            Ok(Self { first, rows: u32::try_from(*rows).map_err(|_| bad())?, continued: behind & 1 == 1 })
+        };
+        pairs.iter().map(span).collect()
     }
 }
 

@@ -19,6 +19,7 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use object_store::aws::{AmazonS3, AmazonS3Builder};
 use s3s::auth::{S3Auth, SecretKey};
 use s3s::service::S3ServiceBuilder;
 use s3s::{S3Result, s3_error};
@@ -97,6 +98,18 @@ impl S3Server {
             ("AWS_ACCESS_KEY_ID".to_owned(), self.access_key.clone()),
             ("AWS_SECRET_ACCESS_KEY".to_owned(), self.secret_key.clone()),
         ]
+    }
+
+    /// A stock client of it, by way of `endpoint`.
+    pub fn client(&self, endpoint: &str) -> object_store::Result<AmazonS3> {
+        AmazonS3Builder::new()
+            .with_endpoint(endpoint)
+            .with_allow_http(true)
+            .with_region(REGION)
+            .with_bucket_name(&self.bucket)
+            .with_access_key_id(&self.access_key)
+            .with_secret_access_key(&self.secret_key)
+            .build()
     }
 
     /// From now on `plan` decides which requests fail and how; it sees each request before it is served.

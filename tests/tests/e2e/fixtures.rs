@@ -99,6 +99,16 @@ pub fn real_tables() -> &'static Path {
     })
 }
 
+/// Where the tables are that `scripts/make_delta_tables.py` writes, once for all tests of this executable.
+pub fn delta_tables() -> &'static Path {
+    static ROOT: OnceLock<PathBuf> = OnceLock::new();
+    ROOT.get_or_init(|| {
+        let root = Path::new(env!("CARGO_TARGET_TMPDIR")).join("delta-tables");
+        script("make_delta_tables.py").arg(&root).end().expect_success();
+        root
+    })
+}
+
 /// Where the tables are that `scripts/make_filters.py` writes, once for all tests of this executable.
 pub fn filters() -> &'static Path {
     static ROOT: OnceLock<PathBuf> = OnceLock::new();

@@ -1,17 +1,21 @@
 //! End to end: the real binaries against an S3 server in this process.
 //!
 //! * [`data`]: delivered values equal those that pyarrow reads.
+//! * [`delta`]: Delta tables.
 //! * [`content`]: the content digest, the same by every way and by other people's reader.
 //! * [`order`]: the order of samples, and the S3 requests of an epoch.
 //! * [`bad_input`]: every error is told in one line, soon, and without a secret.
 //! * [`filters`]: datasets of some rows only.
 //! * [`real`]: tables as real writers leave them.
+//! * [`packing`]: documents as sequences of tokens.
 //! * [`node`]: status and metrics of a cache node, and the commands that it takes.
 //! * [`tickets`]: requests to a node that are wrong.
+//! * [`objects`]: any object, byte for byte.
 //! * [`trainer`]: training runs on a cache.
 //! * [`refused`]: how a command that cannot succeed must end.
 //! * [`replicas`]: several copies of a segment, who makes them and who reads them.
 //! * [`restart`]: the faults that a run survives without an error.
+//! * [`lists`]: lists of very many objects.
 //! * [`local_node`]: a node that the commands start by themselves.
 //! * [`same_host`]: readers on the node's own host.
 //! * [`snapshots`]: versions of datasets under names.
@@ -27,14 +31,18 @@ mod bad_input;
 mod commands;
 mod content;
 mod data;
+mod delta;
 mod demo;
 mod failover;
 mod filters;
 mod fixtures;
+mod lists;
 mod local_node;
 mod membership;
 mod node;
+mod objects;
 mod order;
+mod packing;
 mod peers;
 mod python;
 mod real;

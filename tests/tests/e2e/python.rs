@@ -24,6 +24,9 @@ fn python_is_measured_beside_rust() {
             assert!(value(&format!("python.{shape}.{what}")) > 0.0);
         }
     }
+    for what in ["vs_rust", "rows_per_s"] {
+        assert!(value(&format!("python.B.raw.{what}")) > 0.0);
+    }
     assert!(value("python.handover_us") > 0.0);
     value("python.rss_growth_mb");
 }

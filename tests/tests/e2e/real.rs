@@ -9,7 +9,7 @@ use forebay_tests::harness::s3::S3Server;
 use serde::Deserialize;
 
 use crate::commands::{cached, digest, direct, json};
-use crate::fixtures::{Comparison, real_tables};
+use crate::fixtures::{Comparison, real_tables, script};
 use crate::refused::refused;
 
 /// A dataset, as `cases.json` has it.
@@ -37,7 +37,7 @@ impl Corpus {
         let (s3, root) = (S3Server::start(), real_tables());
         let cases = std::fs::read(root.join("cases.json")).expect("read the cases");
         let cases: Vec<Case> = serde_json::from_slice(&cases).expect("JSON");
-        assert!(cases.len() >= 37, "the tables are not all there");
+        assert!(cases.len() >= 42, "the tables are not all there");
         for case in &cases {
             upload(&s3, &root.join(&case.name), &case.name);
         }
@@ -59,6 +59,21 @@ impl Corpus {
             uri = format!("@{}", list.display());
         }
         [command.to_owned(), uri].into_iter().chain(case.options.iter().cloned()).collect()
+    }
+
+    /// Compares what a stock Flight client reads of all cases that a URI alone names.
+    fn compare_flight(&self, server: &Server) {
+        let by_uri = || self.cases.iter().filter(|case| case.options.is_empty() && case.list.is_empty());
+        let stream = |case: &Case| self.folder.path().join(format!("{}.flight", case.name));
+        let read = script("flight_read.py").arg(server.endpoint.replace("http://", "grpc://"));
+        let read = by_uri().fold(read, |read, case| read.arg(self.uri(&case.uri)).arg(stream(case)));
+        read.end().expect_success();
+        let mut comparison = Comparison::new();
+        for case in by_uri() {
+            let wanted = real_tables().join(format!("{}.arrow", case.name));
+            comparison.add(wanted, &std::fs::read(stream(case)).expect("a stream"));
+        }
+        comparison.check(&[]);
     }
 
     /// Compares what `cat` prints of all cases with what pyarrow read.
@@ -99,10 +114,11 @@ fn real_tables_equal_pyarrows_cold_warm_and_after_a_restart() {
 }
 
 #[test]
-fn real_tables_equal_pyarrows_on_three_nodes() {
+fn real_tables_equal_pyarrows_on_three_nodes_and_by_flight() {
     let corpus = Corpus::upload();
     let nodes = three(&corpus.s3);
     corpus.compare(|line| cached(&nodes[1], line));
+    corpus.compare_flight(&nodes[2]);
     // Shuffled: each row exactly once, where it belongs, on any node.
     for case in corpus.cases.iter().filter(|case| ["hive-encoded", "wider-int"].contains(&case.name.as_str()))
     {

@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 
 /// The crates, and which words their sources must not contain: other crates that stand above or beside them,
 /// and what would be I/O in the contract.
-const FORBIDDEN: [(&str, &[&str]); 8] = [
+const FORBIDDEN: [(&str, &[&str]); 9] = [
     (
         "proto/src",
         &[
@@ -25,6 +25,18 @@ const FORBIDDEN: [(&str, &[&str]); 8] = [
     ("dataset/src", &["forebay_client", "forebay_server", "forebay_tests", "tonic"]),
     ("cache-server/src", &["forebay_client", "forebay_tests", "forebay_train"]),
     ("client", &["forebay_server", "forebay_tests", "forebay_train", "etcd_client"]),
+    (
+        "images/src",
+        &[
+            "forebay_dataset",
+            "forebay_client",
+            "forebay_server",
+            "forebay_train",
+            "forebay_c10d",
+            "tch::",
+            "tokio",
+        ],
+    ),
     ("trainer/src", &["forebay_server", "forebay_dataset", "forebay_tests", "tonic"]),
     ("python/src", &["forebay_server", "forebay_train", "forebay_tests", "tonic"]),
     ("trainer/c10d/src", &["forebay_proto", "forebay_client", "forebay_dataset", "forebay_server", "tokio"]),

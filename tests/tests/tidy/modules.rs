@@ -5,12 +5,13 @@ use crate::tokens::{Token, tokens};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Roots of the crates, with the names by which other crates use them.
-pub const CRATES: [(&str, &str); 9] = [
+pub const CRATES: [(&str, &str); 10] = [
     ("proto/src", "forebay_proto"),
     ("dataset/src", "forebay_dataset"),
     ("cache-server/src", "forebay_server"),
     ("client/src", "forebay_client"),
     ("client/cli/src", "forebay_cli"),
+    ("images/src", "forebay_images"),
     ("trainer/src", "forebay_train"),
     ("trainer/c10d/src", "forebay_c10d"),
     ("python/src", "_forebay"),

@@ -3,12 +3,13 @@
 use std::path::{Path, PathBuf};
 
 /// Files of the product: its crates without their tests, and without the tests crate.
-const PRODUCT: [&str; 8] = [
+const PRODUCT: [&str; 9] = [
     "proto/src/",
     "dataset/src/",
     "cache-server/src/",
     "client/src/",
     "client/cli/src/",
+    "images/src/",
     "trainer/src/",
     "trainer/c10d/src/",
     "python/src/",

@@ -69,8 +69,11 @@ pub struct EpochSeen {
     /// Their content digest, in hex, if all of them were verified.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub content_digest: Option<String>,
-    /// Sum of the samples' losses.
+    /// Sum of the samples' losses, or the sequences'.
     pub loss_sum: f64,
+    /// Sequences, if the samples were packed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sequences: Option<u64>,
 }
 
 /// The digests of a stretch of an epoch.
@@ -85,7 +88,15 @@ impl EpochSeen {
     /// Nothing of this epoch.
     pub fn none(epoch: u64) -> Self {
         let order_digest = OrderDigest::default().to_string();
-        Self { epoch, samples: 0, steps: 0, order_digest, content_digest: None, loss_sum: 0.0 }
+        Self {
+            epoch,
+            samples: 0,
+            steps: 0,
+            order_digest,
+            content_digest: None,
+            loss_sum: 0.0,
+            sequences: None,
+        }
     }
 
     /// What `epochs` say of one of them; nothing if they do not have it.
@@ -95,6 +106,17 @@ impl EpochSeen {
 
     pub fn digest(&self) -> Result<OrderDigest> {
         Ok(self.order_digest.parse()?)
+    }
+
+    /// Adds the sequences of a stretch whose samples were packed.
+    pub fn add_sequences(&mut self, sequences: Option<u64>) {
+        self.sequences =
+            sequences.map(|sequences| self.sequences.unwrap_or(0) + sequences).or(self.sequences);
+    }
+
+    /// The mean loss of a sample, or of a sequence.
+    pub fn mean_loss(&self) -> f64 {
+        self.loss_sum / self.sequences.unwrap_or(self.samples).max(1) as f64
     }
 
     /// Adds a further stretch of the same epoch.

@@ -28,7 +28,7 @@ fn identity() -> Identity {
 
 fn checkpoint(step: u64) -> Checkpoint {
     let key = PlanKey { manifest: Digest(7), seed: 5, epoch: 1, shuffle: Shuffle::Window(4) };
-    let state = LoaderState { key, samples_done: step * 100 };
+    let state = LoaderState { key, samples_done: step * 100, tokens_done: None };
     let mut digest = OrderDigest::default();
     digest.add(step, 3);
     let mut seen = EpochSeen::none(1);

@@ -153,7 +153,11 @@ mod tests {
     fn item(epoch: u64) -> Item<Input> {
         let key = PlanKey { manifest: Digest(7), seed: 5, epoch, shuffle: Shuffle::None };
         let summary = EpochSummary { epoch, ..EpochSummary::default() };
-        Item { event: Event::EpochEnd(summary), input: None, state: LoaderState { key, samples_done: 0 } }
+        Item {
+            event: Event::EpochEnd(summary),
+            input: None,
+            state: LoaderState { key, samples_done: 0, tokens_done: None },
+        }
     }
 
     #[test]

@@ -4,9 +4,9 @@ use std::collections::HashMap;
 
 use anyhow::{Context, Result, bail, ensure};
 use arrow::datatypes::{DataType, Schema};
+use forebay_images::{ImageSettings, ImageSource};
 
 use super::fill::{Fill, FillRule};
-use super::image::{ImageSettings, ImageSource};
 use super::schema::{Role, is_number, kind_of, numbers, shape};
 
 /// The columns that a model takes, in a fixed order.
@@ -65,6 +65,17 @@ pub enum Takes {
         /// One of them.
         pad: i64,
     },
+    /// The same in lists of any length that are packed to sequences of `length` tokens: the tensor is
+    /// `[B, length + 1]`, with `pad` where there is no token, and another of [`Role::Documents`] goes with
+    /// it.
+    PackedTokens {
+        /// Tokens of a sequence.
+        length: i64,
+        /// The number of different tokens.
+        vocab: i64,
+        /// One of them.
+        pad: i64,
+    },
 }
 
 impl Columns {
@@ -98,6 +109,16 @@ impl Columns {
             );
         }
         Ok(self)
+    }
+
+    /// The same with documents that are cut and padded instead of packed.
+    pub fn unpacked(mut self) -> Self {
+        for wanted in &mut self.wanted {
+            if let Takes::PackedTokens { length, vocab, pad } = wanted.takes {
+                wanted.takes = Takes::RaggedTokens { length: length + 1, vocab, pad };
+            }
+        }
+        self
     }
 
     /// The columns as a checkpoint keeps them: by name, with what stands for nulls.
@@ -186,7 +207,7 @@ impl Takes {
                     )
                 })
             }
-            Self::RaggedTokens { .. } => {
+            Self::RaggedTokens { .. } | Self::PackedTokens { .. } => {
                 let fits = matches!(kind, DataType::List(item) | DataType::LargeList(item)
                     if item.data_type().is_integer());
                 (!fits).then(|| "the gpt takes tokens as lists of integers, such as List<Int32>".to_owned())

@@ -1,14 +1,16 @@
 //! A batch of the loader as a model's input.
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use arrow::array::Array;
+use forebay_c10d::{Span, tensor_from_owner};
 use forebay_client::Batch;
-use tch::Tensor;
+use forebay_images::{Augment, Decoder, ImageSettings, Rows, Vary};
+use tch::{Kind, Tensor};
 
 use super::columns::{Columns, Takes};
-use super::decode::{Decoder, Rows};
-use super::image::{ImageArgs, ImageSettings};
+use super::image::ImageArgs;
 use super::rows::Input;
+use super::tensors::packed_input;
 
 /// Makes inputs of batches, the same for the same batch whatever runs beside it.
 #[derive(Debug)]
@@ -16,6 +18,8 @@ pub struct Preparer {
     columns: Columns,
     /// Only if there are images to decode.
     decoder: Option<Decoder>,
+    augment: Augment,
+    crop_share: f64,
     /// The run's seed, if images are to be varied.
     vary: Option<u64>,
 }
@@ -25,8 +29,9 @@ impl Preparer {
     /// seed, they are varied as training wants them.
     pub fn new(columns: Columns, args: &ImageArgs, threads: usize, vary: Option<u64>) -> Result<Self> {
         let has_images = columns.wanted.iter().any(|wanted| matches!(wanted.takes, Takes::Image(_)));
-        let decoder = has_images.then(|| Decoder::new(args, threads)).transpose()?;
-        Ok(Self { columns, decoder, vary })
+        let threads = args.decode_threads.unwrap_or(threads);
+        let decoder = has_images.then(|| Decoder::new(threads)).transpose()?;
+        Ok(Self { columns, decoder, augment: args.augment, crop_share: args.crop_share, vary })
     }
 
     /// Whether inputs take work worth doing ahead of their step.
@@ -36,15 +41,19 @@ impl Preparer {
 
     /// The tensors of a batch. What needs no decoding shares the batch's memory.
     pub fn input(&self, batch: &Batch) -> Result<Input> {
-        let samples = &batch.sample_ids;
-        let vary = self.vary.map(|seed| (seed, batch.epoch));
+        if let Some(sequences) = &batch.sequences {
+            return Ok(packed_input(&self.columns, &batch.columns, sequences)?.counted());
+        }
+        let (samples, epoch) = (&batch.sample_ids, batch.epoch);
+        let (augment, crop_share) = (self.augment, self.crop_share);
+        let vary = self.vary.map(|seed| Vary { augment, crop_share, seed, epoch });
         let images = |column: &dyn Array, settings: &ImageSettings, name: &str| -> Result<Tensor> {
             let rows = Rows { column: name, samples, vary };
-            match &self.decoder {
-                Some(decoder) => decoder.images(column, settings, rows),
-                None => anyhow::bail!("there are no threads to decode `{name}`"),
-            }
+            let Some(decoder) = &self.decoder else { bail!("there are no threads to decode `{name}`") };
+            let bytes = decoder.images(column, settings, rows, || Span::new("decode image"))?;
+            let sizes = [column.len() as i64, settings.channels, settings.size, settings.size];
+            Ok(tensor_from_owner(bytes, &sizes, Kind::Uint8)?)
         };
-        self.columns.tensors(&batch.columns, batch.mask.as_ref(), &images)
+        Ok(self.columns.tensors(&batch.columns, batch.mask.as_ref(), &images)?.counted())
     }
 }

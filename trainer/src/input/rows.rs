@@ -14,12 +14,33 @@ pub struct Input {
     /// `[B]` of 1 for samples and 0 for padding; `None` when all are samples.
     mask: Option<Tensor>,
     rows: i64,
+    text: TextCount,
+}
+
+/// How much of what a model reads is text.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct TextCount {
+    /// Tokens that are read.
+    pub tokens: u64,
+    /// Places for them, those of padding included.
+    pub places: u64,
 }
 
 impl Input {
     /// From tensors whose first dimension is the rows. They may be shared memory, not to be written.
     pub fn new(rows: i64, tensors: Vec<(Role, Tensor)>, mask: Option<Tensor>) -> Self {
-        Self { tensors, mask, rows }
+        Self { tensors, mask, rows, text: TextCount::default() }
+    }
+
+    /// The same with its [`Input::text`] counted. Not for a device: it reads values.
+    pub fn counted(mut self) -> Self {
+        self.text = self.count_text().unwrap_or_default();
+        self
+    }
+
+    /// How much of it is text, as far as that was counted.
+    pub fn text(&self) -> TextCount {
+        self.text
     }
 
     /// The tensor of a role.
@@ -37,6 +58,23 @@ impl Input {
         self.mask.as_ref()
     }
 
+    fn count_text(&self) -> Option<TextCount> {
+        let [rows, length] = self.find(Role::Tokens)?.size()[..] else { return None };
+        // The last one of each row is only predicted.
+        let length = length - 1;
+        let sum = |values: Tensor| values.sum(Kind::Int64).int64_value(&[]).max(0) as u64;
+        let samples = |own: Tensor| match &self.mask {
+            Some(mask) => own * mask.to_kind(Kind::Int64),
+            None => own,
+        };
+        let tokens = match (self.find(Role::Documents), self.find(Role::Lengths)) {
+            (Some(documents), _) => sum(documents.narrow(1, 0, length).ge(0)),
+            (None, Some(lengths)) => sum(samples(lengths.clamp_max(length))),
+            (None, None) => sum(samples(Tensor::full([rows], length, (Kind::Int64, tch::Device::Cpu)))),
+        };
+        Some(TextCount { tokens, places: (rows * length) as u64 })
+    }
+
     /// Rows, padding included.
     pub fn rows(&self) -> i64 {
         self.rows
@@ -52,7 +90,7 @@ impl Input {
     pub fn narrow(&self, first: i64, rows: i64) -> Self {
         let cut = |tensor: &Tensor| tensor.narrow(0, first, rows);
         let tensors = self.tensors.iter().map(|(role, tensor)| (*role, cut(tensor))).collect();
-        Self { tensors, mask: self.mask.as_ref().map(cut), rows }
+        Self { tensors, mask: self.mask.as_ref().map(cut), rows, text: TextCount::default() }
     }
 
     /// Its rows in `parts` stretches of about the same length, in order; fewer if there are not as many rows.
@@ -92,6 +130,7 @@ impl Input {
                 .collect::<Result<_>>()?,
             mask: self.mask.as_ref().map(f).transpose()?,
             rows: self.rows,
+            text: self.text,
         })
     }
 }
@@ -114,5 +153,20 @@ mod tests {
             assert!(Tensor::cat(&masks, 0).equal(input.mask().unwrap()));
         }
         assert_eq!(input.get(Role::Image).unwrap_err().to_string(), "the batch has no image");
+    }
+
+    #[test]
+    fn text_is_counted_apart_from_padding() {
+        let tokens = || (Role::Tokens, Tensor::zeros([3, 5], tch::kind::INT64_CPU));
+        let mask = || Some(Tensor::from_slice(&[1f32, 1., 0.]));
+        let text = |tensors, mask| Input::new(3, tensors, mask).counted().text();
+        let count = |tokens| TextCount { tokens, places: 12 };
+        assert_eq!(text(vec![tokens()], None), count(12));
+        assert_eq!(text(vec![tokens()], mask()), count(8));
+        let lengths = (Role::Lengths, Tensor::from_slice(&[5i64, 2, 5]));
+        assert_eq!(text(vec![tokens(), lengths], mask()), count(6));
+        let documents = Tensor::from_slice(&[0, 0, 1, 1, 1, 0, 0, -1, -1, -1, -1, -1, -1, -1, -1]);
+        let documents = (Role::Documents, documents.view([3, 5]));
+        assert_eq!(text(vec![tokens(), documents], mask()), count(6));
     }
 }

@@ -18,6 +18,8 @@ pub enum Role {
     Tokens,
     /// How many of a row's tokens are text and not padding, `[B]`.
     Lengths,
+    /// Which of its sequence's documents each token belongs to, `[B, T + 1]`; less than 0 for none.
+    Documents,
     /// The answer that the model is to find, `[B]`.
     Label,
 }
@@ -29,6 +31,7 @@ impl fmt::Display for Role {
             Self::Features => "features",
             Self::Tokens => "tokens",
             Self::Lengths => "lengths",
+            Self::Documents => "documents",
             Self::Label => "label",
         })
     }

@@ -6,13 +6,15 @@ use arrow::buffer::{BooleanBuffer, Buffer};
 use arrow::compute::cast;
 use arrow::datatypes::{DataType, Int64Type, UInt8Type};
 use forebay_c10d::tensor_from_owner;
+use forebay_client::loader::Sequences;
+use forebay_images::ImageSettings;
 use tch::{Kind, Tensor};
 
 use super::columns::{Columns, Takes, Wanted};
 use super::fill::{filled, null_error, unfilled};
-use super::image::ImageSettings;
 use super::rows::Input;
 use super::schema::{Role, values_of};
+use super::sequences::{PackedTokens, packed};
 use super::{numbers, tokens};
 
 /// What decodes a column of images.
@@ -20,7 +22,7 @@ pub(super) type Images<'a> = &'a dyn Fn(&dyn Array, &ImageSettings, &str) -> Res
 
 impl Columns {
     /// The tensors of a batch of a dataset that [`Columns::check`] has passed; those of images come from
-    /// `images`.
+    /// `images`. The rows of the input are those of the batch.
     pub(super) fn tensors(
         &self,
         batch: &RecordBatch,
@@ -47,6 +49,17 @@ impl Columns {
     }
 }
 
+/// The input of a batch whose rows make `sequences`: its rows are these.
+pub(super) fn packed_input(columns: &Columns, batch: &RecordBatch, sequences: &Sequences) -> Result<Input> {
+    let [Wanted { name, takes: Takes::PackedTokens { vocab, pad, .. }, .. }] = &columns.wanted[..] else {
+        bail!("only a column of tokens can be packed")
+    };
+    let column = values_of(batch, name)?;
+    let PackedTokens { tokens, documents, mask } = packed(name, &column, sequences, *vocab, *pad)?;
+    let tensors = vec![(Role::Tokens, tokens), (Role::Documents, documents)];
+    Ok(Input::new(sequences.count as i64, tensors, mask))
+}
+
 fn tensors_of(wanted: &Wanted, column: &ArrayRef, images: Images<'_>) -> Result<Vec<(Role, Tensor)>> {
     let Wanted { role, name, fill, .. } = wanted;
     let whole = || match column.nulls().and_then(|nulls| (0..nulls.len()).find(|row| nulls.is_null(*row))) {
@@ -64,6 +77,7 @@ fn tensors_of(wanted: &Wanted, column: &ArrayRef, images: Images<'_>) -> Result<
             let (tokens, lengths) = tokens::padded(name, column, *length, *vocab, *pad)?;
             return Ok(vec![(*role, tokens), (Role::Lengths, lengths)]);
         }
+        Takes::PackedTokens { .. } => bail!("the rows of `{name}` come without their sequences"),
     };
     Ok(vec![(*role, tensor)])
 }

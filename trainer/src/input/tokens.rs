@@ -52,11 +52,24 @@ pub(super) fn padded(
     Ok((tokens, tensor_from_owner(Buffer::from_vec(lengths), &sizes[..1], Kind::Int64)?))
 }
 
+/// How many tokens each row has; a null row has none.
+pub fn lengths(name: &str, column: &dyn Array) -> Result<Vec<u32>> {
+    let (rows, _) = rows_of(name, column, usize::MAX)?;
+    let length = |row: Range<usize>| {
+        u32::try_from(row.len()).with_context(|| format!("column `{name}` has a row of {} tokens", row.len()))
+    };
+    rows.into_iter().map(length).collect()
+}
+
 /// Where the first `length` tokens of each row lie among all values.
-fn rows_of(name: &str, column: &dyn Array, length: usize) -> Result<(Vec<Range<usize>>, ArrayRef)> {
+pub(super) fn rows_of(
+    name: &str,
+    column: &dyn Array,
+    length: usize,
+) -> Result<(Vec<Range<usize>>, ArrayRef)> {
     let row = |index: usize, start: usize, end: usize| match column.is_null(index) {
         true => start..start,
-        false => start..end.min(start + length),
+        false => start..end.min(start.saturating_add(length)),
     };
     if let Some(list) = column.as_list_opt::<i32>() {
         let ends = list.value_offsets().windows(2).enumerate();
@@ -72,14 +85,14 @@ fn rows_of(name: &str, column: &dyn Array, length: usize) -> Result<(Vec<Range<u
 }
 
 /// As 64-bit integers, without nulls.
-fn integers(name: &str, values: &ArrayRef) -> Result<ArrayRef> {
+pub(super) fn integers(name: &str, values: &ArrayRef) -> Result<ArrayRef> {
     ensure!(values.null_count() == 0, "column `{name}` has nulls inside, which are no tokens");
     let values = cast(values, &DataType::Int64).with_context(|| format!("the tokens in `{name}`"))?;
     ensure!(values.null_count() == 0, "column `{name}` holds a token beyond the range of Int64");
     Ok(values)
 }
 
-fn check(name: &str, mut tokens: impl Iterator<Item = i64>, vocab: i64) -> Result<()> {
+pub(super) fn check(name: &str, mut tokens: impl Iterator<Item = i64>, vocab: i64) -> Result<()> {
     match tokens.find(|token| !(0..vocab).contains(token)) {
         Some(bad) => {
             Err(anyhow!("column `{name}` holds the token {bad}, but --vocab {vocab} ends at {}", vocab - 1))
@@ -130,6 +143,7 @@ mod tests {
         for column in [&small as &dyn Array, &large] {
             let (tokens, lengths) = padded("t", &column.slice(1, 4), 3, 10, 7).unwrap();
             assert_eq!(tokens.size(), [4, 3]);
+            assert_eq!(super::lengths("t", column).unwrap(), [2, 5, 0, 0, 1]);
             let expected = [1, 2, 3, 7, 7, 7, 7, 7, 7, 6, 7, 7];
             assert_eq!(Vec::<i64>::try_from(tokens.flatten(0, -1)).unwrap(), expected);
             assert_eq!(Vec::<i64>::try_from(lengths).unwrap(), [3, 0, 0, 1]);

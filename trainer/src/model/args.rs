@@ -44,6 +44,10 @@ pub struct ModelArgs {
     /// Token behind the end of rows that are shorter than the context; nothing is learnt of it
     #[arg(long, value_name = "ID", default_value_t = 0)]
     pub pad_token: i64,
+    /// Pack rows of any length: the gpt's documents make sequences of exactly --context tokens, with nothing
+    /// seen or predicted across their borders
+    #[arg(long, requires = "context")]
+    pub pack: bool,
     /// Number of different tokens
     #[arg(long, value_name = "N", default_value_t = 256)]
     pub vocab: i64,
@@ -83,6 +87,7 @@ impl ModelArgs {
     /// Refuses what contradicts itself.
     pub fn check(&self) -> Result<()> {
         self.image.check()?;
+        ensure!(!self.pack || self.model == ModelName::Gpt, "--pack is for the documents of a --model gpt");
         ensure!(self.classes.is_none_or(|n| n > 1), "--classes must be at least 2");
         ensure!(self.hidden.iter().all(|width| *width > 0), "--hidden must be widths of at least 1");
         let names = self.columns();

@@ -10,6 +10,9 @@
 //! `T` are to be predicted. Inside, a batch is `[B, T, width]`. A row's loss is the mean over its tokens;
 //! padding, which can only stand behind them, is neither predicted nor seen by them. A row of fewer than two
 //! tokens has nothing to predict, and a loss of 0.
+//!
+//! Where documents are packed, a row is a sequence of several: positions begin again with each, a token sees
+//! those of its own document alone, and the first one of a document is not predicted.
 
 use anyhow::{Result, bail, ensure};
 use arrow::datatypes::{DataType, Schema};
@@ -42,6 +45,9 @@ pub struct GptSettings {
     /// What stands behind the end of rows that are shorter than the context, if they may be.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pad_token: Option<i64>,
+    /// Whether rows are packed to sequences as long as the context.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub pack: bool,
 }
 
 /// The transformer.
@@ -66,7 +72,7 @@ struct TransformerBlock {
 
 /// The model for a dataset of this schema, and what it takes of it.
 pub(super) fn resolve(args: &ModelArgs, schema: &Schema, uri: &str) -> Result<(ModelSettings, Columns)> {
-    let ModelArgs { context, vocab, layers, heads, width, .. } = *args;
+    let ModelArgs { context, vocab, layers, heads, width, pack, .. } = *args;
     let name = &args.token_column;
     let kind = kind_of(schema, name, uri)?;
     let length = match kind {
@@ -75,7 +81,7 @@ pub(super) fn resolve(args: &ModelArgs, schema: &Schema, uri: &str) -> Result<(M
             Some(context) => context + 1,
             None => bail!(
                 "the rows of column `{name}` of {uri} are of varying length: say --context N. Rows of more than \
-                 N + 1 tokens are cut, shorter ones are padded with --pad-token"
+                 N + 1 tokens are cut, shorter ones are padded with --pad-token; with --pack they make sequences of N"
             ),
         },
         other => bail!(
@@ -85,11 +91,18 @@ pub(super) fn resolve(args: &ModelArgs, schema: &Schema, uri: &str) -> Result<(M
             context.unwrap_or(256) + 1
         ),
     };
-    let pad_token = (!matches!(kind, DataType::FixedSizeList(..))).then_some(args.pad_token);
+    let is_ragged = !matches!(kind, DataType::FixedSizeList(..));
+    ensure!(
+        is_ragged || !pack,
+        "the rows of column `{name}` of {uri} are {}, all of one length: there is nothing to --pack",
+        shape(kind)
+    );
+    let pad_token = is_ragged.then_some(args.pad_token);
     let context = context.unwrap_or(length - 1);
-    let settings = GptSettings { vocab, context, layers, heads, width, pad_token };
+    let settings = GptSettings { vocab, context, layers, heads, width, pad_token, pack };
     settings.check()?;
     let takes = match pad_token {
+        Some(pad) if pack => Takes::PackedTokens { length: context, vocab, pad },
         Some(pad) => Takes::RaggedTokens { length: context + 1, vocab, pad },
         None => Takes::Tokens { length: context + 1, vocab },
     };
@@ -100,7 +113,7 @@ pub(super) fn resolve(args: &ModelArgs, schema: &Schema, uri: &str) -> Result<(M
 impl GptSettings {
     /// Refuses a size that cannot be.
     pub fn check(&self) -> Result<()> {
-        let Self { vocab, context, layers, heads, width, pad_token } = *self;
+        let Self { vocab, context, layers, heads, width, pad_token, .. } = *self;
         let sizes =
             [("vocab", vocab), ("context", context), ("layers", layers), ("heads", heads), ("width", width)];
         for (name, value) in sizes {
@@ -133,6 +146,30 @@ impl Gpt {
     }
 }
 
+/// What several documents in a sequence mean for a transformer.
+#[derive(Debug)]
+struct Documents {
+    /// The place of each token in its document, or the part of it that the sequence has: `[B, T]`.
+    places: Tensor,
+    /// Which tokens each one sees: those of its own document up to itself, `[B, 1, T, T]` of booleans.
+    seen: Tensor,
+}
+
+impl Documents {
+    /// Of the numbers of documents, `[B, T + 1]`. Padding counts as one of them.
+    fn new(numbers: &Tensor) -> Result<Self> {
+        let [_, length] = numbers.size()[..] else { bail!("documents are numbered by [B, T + 1]") };
+        let numbers = numbers.narrow(1, 0, length - 1);
+        let places = Tensor::f_arange(length - 1, (Kind::Int64, numbers.device()))?;
+        let (before, after) = (numbers.narrow(1, 0, length - 2), numbers.narrow(1, 1, length - 2));
+        let is_begun = after.f_ne_tensor(&before)?;
+        let begins = places.narrow(0, 1, length - 2).f_mul(&is_begun)?;
+        let begins = begins.f_constant_pad_nd([1, 0])?.f_cummax(1)?.0;
+        let is_own = numbers.unsqueeze(2).f_eq_tensor(&numbers.unsqueeze(1))?;
+        Ok(Self { places: places - begins, seen: is_own.f_tril(0)?.unsqueeze(1) })
+    }
+}
+
 impl TransformerBlock {
     fn new(path: nn::Path<'_>, settings: &GptSettings) -> Self {
         let width = settings.width;
@@ -157,20 +194,20 @@ impl TransformerBlock {
         }
     }
 
-    /// `[B, T, width]` to the same.
-    fn forward(&self, x: &Tensor, heads: i64) -> Result<Tensor> {
-        let x = x + self.attend(&self.norm_1.forward(x), heads)?;
+    /// `[B, T, width]` to the same. `seen`: as [`Documents::seen`].
+    fn forward(&self, x: &Tensor, heads: i64, seen: Option<&Tensor>) -> Result<Tensor> {
+        let x = x + self.attend(&self.norm_1.forward(x), heads, seen)?;
         let hidden = self.hidden.forward(&self.norm_2.forward(&x)).f_gelu("tanh")?;
         Ok(&x + self.hidden_out.forward(&hidden))
     }
 
-    fn attend(&self, x: &Tensor, heads: i64) -> Result<Tensor> {
+    fn attend(&self, x: &Tensor, heads: i64, seen: Option<&Tensor>) -> Result<Tensor> {
         let [rows, context, width] = x.size()[..] else { bail!("the attention takes [B, T, width]") };
         let parts = self.attention.forward(x).f_chunk(3, -1)?;
         let by_head = |part: &Tensor| part.view([rows, context, heads, width / heads]).transpose(1, 2);
         let [q, k, v] = [by_head(&parts[0]), by_head(&parts[1]), by_head(&parts[2])];
         let mixed =
-            Tensor::f_scaled_dot_product_attention::<Tensor>(&q, &k, &v, None, 0.0, true, None, false)?;
+            Tensor::f_scaled_dot_product_attention(&q, &k, &v, seen, 0.0, seen.is_none(), None, false)?;
         Ok(self.attention_out.forward(&mixed.transpose(1, 2).reshape([rows, context, width])))
     }
 }
@@ -179,9 +216,17 @@ impl Network for Gpt {
     /// Logits `[B, T, vocab]` of tokens `[B, T + 1]`.
     fn forward(&self, input: &Input, _training: bool) -> Result<Tensor> {
         let read = input.get(Role::Tokens)?.narrow(1, 0, self.settings.context).to_kind(Kind::Int64);
-        let mut x = Tensor::f_embedding(&self.tokens, &read, -1, false, false)? + &self.positions;
+        let x = Tensor::f_embedding(&self.tokens, &read, -1, false, false)?;
+        let documents = input.find(Role::Documents).map(Documents::new).transpose()?;
+        let mut x = match &documents {
+            None => x + &self.positions,
+            Some(Documents { places, .. }) => {
+                x + Tensor::f_embedding(&self.positions, places, -1, false, false)?
+            }
+        };
+        let seen = documents.as_ref().map(|documents| &documents.seen);
         for block in &self.blocks {
-            x = block.forward(&x, self.settings.heads)?;
+            x = block.forward(&x, self.settings.heads, seen)?;
         }
         Ok(self.norm.forward(&x).f_linear::<&Tensor>(&self.tokens, None)?)
     }

@@ -9,13 +9,14 @@
 
 use anyhow::Result;
 use arrow::datatypes::Schema;
+use forebay_images::ImageSettings;
 use serde::{Deserialize, Serialize};
 use tch::nn::{self, Init, Module, ModuleT};
 use tch::{Device, Tensor};
 
 use super::args::ModelArgs;
 use super::{DataFacts, ModelSettings, Network};
-use crate::input::image::{ImageSettings, Normalise, files_in};
+use crate::input::image::{self, Normalise, files_in};
 use crate::input::{Columns, Input, Role, Takes};
 
 /// How deep a ResNet is.
@@ -76,7 +77,7 @@ pub(super) fn resolve(
     uri: &str,
 ) -> Result<(ModelSettings, Columns)> {
     let column = files_in(&args.image_column, schema);
-    let image = ImageSettings::resolve(&args.image, &column, schema, uri)?;
+    let image = image::resolve(&args.image, &column, schema, uri)?;
     let classes = facts.classes;
     let normalise = Normalise::of(&args.image, image.channels)?;
     let columns = Columns::default()

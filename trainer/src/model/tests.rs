@@ -4,13 +4,14 @@ use std::time::Duration;
 use forebay_c10d::{DdpSettings, ProcessGroup, Store};
 use tch::nn::ModuleT;
 
-use crate::input::image::{ImageSettings, ImageSource, Normalise};
+use crate::input::image::Normalise;
 use crate::report::timing::Stopwatch;
 use crate::train::hyperparams::Hyperparams;
 use crate::train::optim::OptimizerSettings;
 use crate::train::precision::Precision;
 use crate::train::schedule::{Schedule, Shape};
 use crate::train::step::{At, Trainer};
+use forebay_images::{ImageSettings, ImageSource};
 
 const CPU: Device = Device::Cpu;
 
@@ -33,6 +34,7 @@ fn gpt() -> ModelSettings {
         heads: 2,
         width: 16,
         pad_token: None,
+        pack: false,
     })
 }
 
@@ -291,7 +293,8 @@ fn settings_are_data() {
         names.dedup();
         assert_eq!(names.len(), parameters.len());
     }
-    let wrong = GptSettings { vocab: 3, context: 4, layers: 1, heads: 3, width: 16, pad_token: None };
+    let wrong =
+        GptSettings { vocab: 3, context: 4, layers: 1, heads: 3, width: 16, pad_token: None, pack: false };
     let error = ModelSettings::Gpt(wrong).build(1, CPU).unwrap_err().to_string();
     assert_eq!(error, "--width 16 cannot be shared evenly by 3 --heads");
 }
@@ -318,4 +321,55 @@ fn padding_of_a_text_is_neither_learnt_nor_counted() {
     let short = loss(&tokens, Some(&lengths));
     assert_eq!(short, loss(&padded, Some(&lengths)));
     assert!(short[0] > 0.0 && short[0] != all[0] && short[1..] == [0.0, 0.0], "{short:?}");
+}
+
+#[test]
+fn packed_documents_are_what_they_are_alone() {
+    let model = gpt().build(3, CPU).unwrap();
+    let (vocab, context, wide) = (23, 12, 13);
+    // One that goes on in the second sequence, one of a single token, and padding.
+    let documents: [&[i64]; 4] =
+        [&[3, 1, 4, 1, 5], &[9], &[2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8], &[4, 6, 2, 6, 4]];
+    let sequences = [vec![(0, 0..5), (1, 0..1), (2, 0..6)], vec![(2, 6..13), (3, 0..4)]];
+    let (mut tokens, mut numbers) = (vec![0i64; 2 * wide], vec![-1i32; 2 * wide]);
+    let (mut logits_alone, mut losses_alone) = (Vec::new(), Vec::new());
+    for (sequence, parts) in sequences.into_iter().enumerate() {
+        let (mut place, mut losses) = (0, Vec::new());
+        for (number, (document, part)) in parts.into_iter().enumerate() {
+            // A token behind the end of a full sequence is predicted by it, and read by the next one.
+            let behind = usize::from(place + part.len() == context);
+            let text = &documents[document][part.start..(part.end + behind).min(documents[document].len())];
+            let first = sequence * wide + place;
+            tokens[first..first + text.len()].copy_from_slice(text);
+            numbers[first..first + text.len()].fill(number as i32);
+            let mut row = vec![22; wide];
+            row[..text.len()].copy_from_slice(text);
+            let row = Tensor::from_slice(&row).view([1, wide as i64]);
+            let input = Input::new(1, vec![(Role::Tokens, row)], None);
+            let logits = tch::no_grad(|| model.forward(&input, false).unwrap()).squeeze_dim(0);
+            let targets = Tensor::from_slice(&text[1..]);
+            let predicted = logits.narrow(0, 0, targets.numel() as i64);
+            losses.extend(Vec::<f32>::try_from(cross_entropies(&predicted, &targets).unwrap()).unwrap());
+            logits_alone.push((sequence, place, logits.narrow(0, 0, part.len() as i64)));
+            place += part.len();
+        }
+        losses_alone.push(losses.iter().sum::<f32>() / losses.len() as f32);
+    }
+    let shape = [2, wide as i64];
+    let tensors = vec![
+        (Role::Tokens, Tensor::from_slice(&tokens).view(shape)),
+        (Role::Documents, Tensor::from_slice(&numbers).view(shape)),
+    ];
+    let input = Input::new(2, tensors, None);
+    let packed = tch::no_grad(|| model.forward(&input, false).unwrap());
+    assert_eq!(packed.size(), [2, context as i64, vocab]);
+    for (sequence, place, alone) in logits_alone {
+        let within = packed.get(sequence as i64).narrow(0, place as i64, alone.size()[0]);
+        let difference = (within - alone).abs().max().double_value(&[]);
+        assert!(difference < 1e-5, "sequence {sequence} from {place}: {difference}");
+    }
+    let losses = Vec::<f32>::try_from(model.row_losses(&packed, &input).unwrap()).unwrap();
+    for (packed, alone) in losses.iter().zip(&losses_alone) {
+        assert!((packed - alone).abs() < 1e-5, "{losses:?} against {losses_alone:?}");
+    }
 }

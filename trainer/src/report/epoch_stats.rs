@@ -9,6 +9,7 @@ use forebay_proto::digest::{ContentDigest, OrderDigest};
 use forebay_proto::v1::Counters;
 use prost::Message;
 
+use crate::input::rows::TextCount;
 use crate::report::timing::nanoseconds;
 
 /// One rank's count of the epoch under way.
@@ -21,6 +22,10 @@ pub struct Tally {
     pub steps: u64,
     /// Time spent waiting for the loader.
     pub waited: Duration,
+    /// Sequences taken, those without a token apart, if samples are packed. Then these have losses.
+    pub sequences: Option<u64>,
+    /// What was read of texts.
+    pub text: TextCount,
     /// Sum of the samples' losses.
     pub loss_sum: f64,
     /// Of the samples taken.
@@ -38,7 +43,11 @@ pub struct EpochTotal {
     pub seconds: f64,
     /// The part of the ranks' time that went into waiting for data, 0 to 1.
     pub wait_share: f64,
-    /// Sum of the samples' losses.
+    /// Sequences taken, if samples are packed.
+    pub sequences: Option<u64>,
+    /// What was read of texts.
+    pub text: TextCount,
+    /// Sum of the samples' losses, or the sequences'.
     pub loss_sum: f64,
     /// Of all samples.
     pub digest: OrderDigest,
@@ -56,6 +65,8 @@ impl Default for Tally {
             samples: 0,
             steps: 0,
             waited: Duration::ZERO,
+            sequences: None,
+            text: TextCount::default(),
             loss_sum: 0.0,
             digest: OrderDigest::default(),
             content: None,
@@ -71,8 +82,17 @@ impl Tally {
         if let Some(content) = batch.content {
             self.content.get_or_insert_default().merge(content);
         }
+        if let Some(sequences) = &batch.sequences {
+            *self.sequences.get_or_insert_default() += sequences.own;
+        }
         self.loss_sum += loss_sum.unwrap_or(0.0);
         self.steps += 1;
+    }
+
+    /// Adds what a batch holds of texts.
+    pub fn add_text(&mut self, text: TextCount) {
+        self.text.tokens += text.tokens;
+        self.text.places += text.places;
     }
 
     /// Time since the epoch began.
@@ -91,6 +111,9 @@ impl Tally {
             // Bits, not a value: i64 is what travels, and the sum below is in the order of ranks on every
             // rank.
             self.loss_sum.to_bits() as i64,
+            self.sequences.unwrap_or(0) as i64,
+            self.text.tokens as i64,
+            self.text.places as i64,
         ];
         let ranks = group.all_gather_i64(&numbers)?;
         let sum = |index: usize| ranks.iter().map(|numbers| numbers[index] as u64).sum::<u64>();
@@ -107,6 +130,8 @@ impl Tally {
             samples: sum(0),
             seconds: ranks.iter().map(|numbers| numbers[3]).max().unwrap_or_default() as f64 / 1e9,
             wait_share: (sum(2) as f64 / sum(3).max(1) as f64).min(1.0),
+            sequences: self.sequences.map(|_| sum(5)),
+            text: TextCount { tokens: sum(6), places: sum(7) },
             loss_sum: ranks.iter().map(|numbers| f64::from_bits(numbers[4] as u64)).sum(),
             digest: merged(group, self.digest)?,
             content: merged_content(group, self.content)?,

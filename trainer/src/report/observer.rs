@@ -120,8 +120,9 @@ impl Observer {
             ("step/communication_ms", times.exchange.communication.as_secs_f64() * 1e3),
             ("step/overlap_ms", times.exchange.overlap.as_secs_f64() * 1e3),
             ("step/total_ms", total * 1e3),
-            ("step/samples_per_s", self.global_batch as f64 / total.max(1e-9)),
         ];
+        let rows = if tally.sequences.is_some() { "step/sequences_per_s" } else { "step/samples_per_s" };
+        scalars.push((rows, self.global_batch as f64 / total.max(1e-9)));
         scalars.extend(loss.map(|loss| ("train/loss", loss)));
         scalars.extend(trainer.map(|trainer| ("train/lr", trainer.lr())));
         if let Some(Scaling { loss_scale, skipped }) = trainer.and_then(Trainer::scaling) {
@@ -144,6 +145,8 @@ impl Observer {
             ("epoch/s3_bytes", report.s3_bytes as f64),
         ];
         scalars.extend(report.loss.map(|loss| ("epoch/loss", loss)));
+        scalars.extend(report.tokens_per_s.map(|tokens| ("epoch/tokens_per_s", tokens)));
+        scalars.extend(report.padding_share.map(|share| ("epoch/padding_share", share)));
         let au = report.times.as_ref().and_then(|times| times.accelerator_utilisation);
         scalars.extend(au.map(|au| ("epoch/accelerator_utilisation", au)));
         events.scalars(step, &scalars);

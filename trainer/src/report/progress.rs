@@ -54,8 +54,9 @@ impl Progress {
     fn line(&self, epoch: u64, tally: &Tally, loss: Option<f64>, elapsed: Duration) -> String {
         let seconds = elapsed.as_secs_f64().max(1e-9);
         let loss = loss.map(|loss| format!("loss {loss:.4}  ")).unwrap_or_default();
+        let rows = if tally.sequences.is_some() { "sequences" } else { "samples" };
         format!(
-            "epoch {}/{}  step {}/{}  {loss}{:.0} samples/s  data wait {:.1} %",
+            "epoch {}/{}  step {}/{}  {loss}{:.0} {rows}/s  data wait {:.1} %",
             epoch + 1,
             self.epochs,
             tally.steps,
@@ -83,5 +84,8 @@ mod tests {
         assert_eq!(line, "epoch 1/3  step 100/469  loss 0.2500  6400 samples/s  data wait 6.2 %");
         let line = progress.line(2, &tally, None, Duration::from_secs(2));
         assert_eq!(line, "epoch 3/3  step 100/469  6400 samples/s  data wait 6.2 %");
+        let packed = Tally { sequences: Some(12_800), ..tally };
+        let line = progress.line(2, &packed, None, Duration::from_secs(2));
+        assert!(line.contains("  6400 sequences/s  "), "{line}");
     }
 }

@@ -8,6 +8,7 @@ use comfy_table::{CellAlignment, Table, presets};
 use serde::Serialize;
 
 use crate::checkpoint::EpochSeen;
+use crate::input::rows::TextCount;
 use crate::model::{Metric, ModelSettings};
 use crate::report::epoch_stats::EpochTotal;
 use crate::report::timing::{EpochTimes, Straggler};
@@ -100,6 +101,18 @@ pub struct EpochReport {
     pub samples_before_resume: u64,
     /// Samples per second, of those since.
     pub samples_per_s: f64,
+    /// Tokens that the model read in these seconds, padding apart; of texts alone.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tokens: Option<u64>,
+    /// The same per second.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tokens_per_s: Option<f64>,
+    /// The part of the model's places for tokens that held padding, 0 to 1.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub padding_share: Option<f64>,
+    /// Sequences that the samples were packed to, before a resume too.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sequences: Option<u64>,
     /// The part of the ranks' time that went into waiting for data, 0 to 1.
     pub data_wait_share: f64,
     /// Requests for column data.
@@ -137,12 +150,18 @@ impl EpochReport {
     /// model.
     pub fn new(epoch: u64, total: &EpochTotal, projected_bytes: u64, direct: bool, trained: bool) -> Self {
         let counters = &total.counters;
+        let TextCount { tokens, places } = total.text;
+        let text = |value: f64| (places > 0).then_some(value);
         Self {
             epoch,
             source: source(counters.s3_requests, counters.s3_bytes, projected_bytes, direct),
             seconds: total.seconds,
             samples: total.samples,
             samples_per_s: total.samples as f64 / total.seconds.max(1e-9),
+            tokens: (places > 0).then_some(tokens),
+            tokens_per_s: text(tokens as f64 / total.seconds.max(1e-9)),
+            padding_share: text(1.0 - tokens as f64 / places.max(1) as f64),
+            sequences: total.sequences,
             data_wait_share: total.wait_share,
             s3_requests: counters.s3_requests,
             s3_bytes: counters.s3_bytes,
@@ -153,7 +172,7 @@ impl EpochReport {
             cache_hits: counters.hits + counters.joins,
             cache_misses: counters.misses,
             order_digest: total.digest.to_string(),
-            loss: trained.then(|| total.loss_sum / total.samples.max(1) as f64),
+            loss: trained.then(|| total.loss_sum / total.sequences.unwrap_or(total.samples).max(1) as f64),
             ..Self::default()
         }
     }
@@ -163,7 +182,8 @@ impl EpochReport {
         (self.samples, self.samples_before_resume) = (seen.samples, samples_before);
         self.order_digest = seen.order_digest.clone();
         self.content_digest = seen.content_digest.clone();
-        self.loss = self.loss.map(|_| seen.loss_sum / seen.samples.max(1) as f64);
+        self.sequences = seen.sequences;
+        self.loss = self.loss.map(|_| seen.mean_loss());
     }
 
     fn utilisation(&self) -> Option<f64> {
@@ -175,6 +195,9 @@ impl EpochReport {
         let mut loss = self.loss.map(|loss| format!("  loss {loss:.4}")).unwrap_or_default();
         if let Some(utilisation) = self.utilisation() {
             loss = format!("  AU {:.1} %{loss}", 100.0 * utilisation);
+        }
+        if let (Some(tokens), Some(padding)) = (self.tokens_per_s, self.padding_share) {
+            loss = format!("  {tokens:.0} tokens/s, {:.1} % padding{loss}", 100.0 * padding);
         }
         let mut end = String::new();
         if self.samples_before_resume > 0 {
@@ -307,6 +330,8 @@ mod tests {
             samples: 60_000,
             seconds: 4.0,
             wait_share: 0.125,
+            sequences: None,
+            text: TextCount::default(),
             loss_sum: 15_000.0,
             digest,
             content: None,
@@ -322,6 +347,12 @@ mod tests {
             "epoch 1/3  from S3  4.0 s  15000 samples/s  data wait 12.5 %  loss 0.2500  S3 16 requests, 9.9 MB"
         );
         assert_eq!(epoch().cache_hits, 5);
+        let text = EpochReport { tokens_per_s: Some(1234.5), padding_share: Some(0.25), ..epoch() };
+        assert!(
+            text.line(3).contains("12.5 %  1234 tokens/s, 25.0 % padding  loss 0.2500"),
+            "{}",
+            text.line(3)
+        );
     }
 
     #[test]

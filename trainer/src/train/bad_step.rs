@@ -17,8 +17,10 @@ const NAMED: usize = 12;
 pub struct BadStep {
     /// Counted from 0.
     pub epoch: u64,
-    /// Samples of the epoch that were done before it.
+    /// The position in the epoch at which it begins.
     pub position: u64,
+    /// Samples of all ranks.
+    pub batch: u64,
     /// The rank that saw it.
     pub rank: usize,
     /// Ranks in all.
@@ -30,7 +32,7 @@ pub fn describe(settings: &Settings, dataset: &Dataset, shuffle: Shuffle, step: 
     let order = Order::new(&dataset.manifest, settings.seed, step.epoch, shuffle);
     let cut = Cut {
         first_position: step.position,
-        global_batch: settings.batch,
+        global_batch: step.batch,
         world: step.world as u32,
         ending: Ending::Pad,
         layout: Layout::default(),
@@ -77,7 +79,7 @@ fn command(settings: &Settings, shuffle: Shuffle, step: BadStep) -> String {
     words.extend((settings.access.fallback == Fallback::Direct).then(|| "--fallback direct".to_owned()));
     words.extend(source.s3_path_style.map(|path_style| format!("--s3-path-style {path_style}")));
     words.extend(source.s3_anonymous.then(|| "--s3-anonymous".to_owned()));
-    let batch = settings.batch;
+    let batch = step.batch;
     words.push(format!("--seed {} --epoch {} --batch {batch}", settings.seed, step.epoch));
     words.push(format!("--shuffle '{shuffle}'"));
     match step.position % batch {
@@ -110,7 +112,7 @@ mod tests {
 
     #[test]
     fn the_command_can_be_pasted() {
-        let step = BadStep { epoch: 2, position: 640, rank: 1, world: 2 };
+        let step = BadStep { epoch: 2, position: 640, batch: 64, rank: 1, world: 2 };
         let line = ["--endpoint", "http://n:1", "--train", "s3://b/d", "--batch", "64", "--seed", "9"];
         assert_eq!(
             command(&settings(&line), Shuffle::Window(4), step),
@@ -118,7 +120,7 @@ mod tests {
              --world 2 --rank 1"
         );
         let line = ["--direct", "--train", "file:///a b", "--split", "0:0.5", "--batch", "64"];
-        let alone = BadStep { epoch: 0, position: 100, rank: 0, world: 1 };
+        let alone = BadStep { epoch: 0, position: 100, batch: 64, rank: 0, world: 1 };
         assert_eq!(
             command(&settings(&line), Shuffle::Full, alone),
             "forebay plan 'file:///a b' --split 0.0:0.5 --direct --seed 1 --epoch 0 --batch 64 --shuffle 'full' \

@@ -74,7 +74,7 @@ pub fn find(session: &Session) -> Result<Option<(u64, KnownFacts)>> {
     let known = train.facts(session, None)?;
     let train = train.with_model(session, &known.facts, Some(settings.seed))?;
     let world = session.env.world as u64;
-    let rows = (train.dataset.epoch_samples() / world).max(1);
+    let rows = (train.input_rows() / world).max(1);
     let loader = data::loader_settings(session, Shuffle::None, rows.min(SAMPLE_ROWS) * world);
     let mut feed = train.feed(session, loader, Compute::CPU)?;
     let Event::Batch(batch) = feed.next_event()? else { bail!("the dataset gave no batch to try") };

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, bail, ensure};
 use forebay_client::args::SameHost;
-use forebay_client::loader::{Ending, Shuffle};
+use forebay_client::loader::{Ending, Packing, RunStart, Shuffle};
 use forebay_client::{Access, Dataset, DatasetSpec, LoaderSettings};
 use forebay_proto::manifest::Digest;
 
@@ -23,6 +23,8 @@ pub struct ModelData {
     pub model: ModelSettings,
     pub columns: Columns,
     preparer: Arc<Preparer>,
+    /// How its documents are packed, if they are.
+    packing: Option<Packing>,
 }
 
 /// A dataset that is open on all ranks in the same version, before it is known what a model takes of it.
@@ -76,14 +78,18 @@ impl OpenData {
         }
     }
 
-    /// With the model that fits it, and a check that there is one. `vary`: the seed by which its images are
-    /// varied.
-    pub fn with_model(self, session: &Session, facts: &DataFacts, vary: Option<u64>) -> Result<ModelData> {
+    /// With the model that fits it, and a check that there is one. `train`: the seed of a training, by which
+    /// images are varied, and which packs documents if that was asked for.
+    pub fn with_model(self, session: &Session, facts: &DataFacts, train: Option<u64>) -> Result<ModelData> {
         let (args, dataset) = (&session.settings.model, self.dataset);
-        let (model, columns) = model::resolve(args, facts, &dataset.schema, dataset.manifest.uri())?;
+        let (model, mut columns) = model::resolve(args, facts, &dataset.schema, dataset.manifest.uri())?;
+        if train.is_none() {
+            columns = columns.unpacked();
+        }
+        let packing = facts.packing.clone().filter(|_| train.is_some());
         let threads = std::thread::available_parallelism().map_or(1, usize::from) / session.env.local_world;
-        let preparer = Preparer::new(columns.clone(), &args.image, threads, vary)?;
-        Ok(ModelData { dataset, model, columns, preparer: Arc::new(preparer) })
+        let preparer = Preparer::new(columns.clone(), &args.image, threads, train)?;
+        Ok(ModelData { dataset, model, columns, preparer: Arc::new(preparer), packing })
     }
 }
 
@@ -113,13 +119,32 @@ pub fn loader_settings(session: &Session, shuffle: Shuffle, global_batch: u64) -
 impl ModelData {
     /// Starts to read batches; their inputs are made for `compute`.
     pub fn feed(&self, session: &Session, settings: LoaderSettings, compute: Compute) -> Result<Feed> {
+        let settings = self.packed(settings);
         let with_inputs = session.settings.trains();
         Feed::start(&session.runtime, &self.dataset, settings, &self.preparer, with_inputs, compute)
     }
 
+    /// The same, in sequences of documents if they are packed.
+    fn packed(&self, settings: LoaderSettings) -> LoaderSettings {
+        LoaderSettings { pack: self.packing.clone(), ..settings }
+    }
+
+    /// Rows of inputs in an epoch: its samples, or its sequences of documents.
+    pub fn input_rows(&self) -> u64 {
+        self.packing.as_ref().map_or_else(|| self.dataset.epoch_samples(), Packing::sequences)
+    }
+
     /// Steps of an epoch.
     pub fn steps(&self, global_batch: u64) -> u64 {
-        self.dataset.epoch_samples().div_ceil(global_batch)
+        self.input_rows().div_ceil(global_batch)
+    }
+
+    /// Steps of all epochs that were done where a loader with these settings goes on, had they been taken at
+    /// its batch.
+    pub fn steps_done(&self, settings: &LoaderSettings) -> Result<u64> {
+        let RunStart { epoch, steps_left, steps, .. } =
+            RunStart::of(&self.dataset, &self.packed(settings.clone()))?;
+        Ok((epoch + 1) * steps - steps_left)
     }
 
     /// What a checkpoint of a run on this dataset belongs to.
@@ -143,7 +168,7 @@ impl ModelData {
     /// Refuses to evaluate on a dataset that the model was not trained on.
     pub fn check_same_model(&self, test: &Self) -> Result<()> {
         ensure!(
-            self.model == test.model && self.columns == test.columns,
+            self.model == test.model && self.columns.clone().unpacked() == test.columns,
             "{} and {} do not fit the same model: one makes it {:?} on {:?}, the other {:?} on {:?}",
             self.dataset.manifest.uri(),
             test.dataset.manifest.uri(),

@@ -14,6 +14,7 @@ use forebay_proto::v1::Counters;
 use crate::checkpoint::Digests;
 use crate::checkpoint::schedule::CheckpointSchedule;
 use crate::input::feed::Feed;
+use crate::input::rows::TextCount;
 use crate::rank::session::Session;
 use crate::rank::stop::{Stop, Told};
 use crate::report::epoch_stats::Tally;
@@ -79,11 +80,13 @@ impl<'a> Fit<'a> {
             epochs: Some(settings.epochs),
             ..data::loader_settings(session, settings.shuffle(), settings.batch)
         };
+        let done = match &checkpoint {
+            Some(_) => train.steps_done(&loader)?,
+            None => 0,
+        };
         let feed = train.feed(session, loader, session.compute)?;
         let mut trainer = hyperparams.map(|settings| new_trainer(session, train, settings)).transpose()?;
         if let (Some(trainer), Some(checkpoint)) = (&mut trainer, &checkpoint) {
-            let (epoch, samples_done) = run_state.first();
-            let done = epoch * train.steps(settings.batch) + samples_done.div_ceil(settings.batch);
             trainer
                 .load(&checkpoint.weights, &checkpoint.training, done)
                 .context("take up the checkpoint")?;
@@ -199,15 +202,21 @@ impl<'a> Fit<'a> {
                     return Ok(Some((tally, ledger)));
                 }
             };
-            let at = At { epoch, step: batch.step, samples: batch.samples_done - position };
-            let loss = self.step(&batch, at, position, &mut watch)?;
+            // A loss is one of a sample, or of a sequence of several.
+            let (rows, own_rows) = match &batch.sequences {
+                Some(sequences) => (sequences.all, sequences.own),
+                None => (batch.samples_done - position, batch.real_rows as u64),
+            };
+            let at = At { epoch, step: batch.step, samples: rows };
+            let (loss, text) = self.step(&batch, at, position, &mut watch)?;
             position = batch.samples_done;
             tally.add(&batch, loss);
+            tally.add_text(text);
             self.run_state.step += 1;
             let times = watch.end();
             ledger.add(times);
             tally.waited = ledger.waited();
-            let loss = loss.map(|sum| sum / batch.real_rows.max(1) as f64);
+            let loss = loss.map(|sum| sum / own_rows.max(1) as f64);
             self.observer.step(self.run_state.step, epoch, &tally, (loss, self.trainer.as_ref()), &times);
             if position < samples && self.between_steps(epoch, &tally)? {
                 return Ok(None);
@@ -215,34 +224,44 @@ impl<'a> Fit<'a> {
         }
     }
 
-    /// Trains on a batch; gives the sum of its samples' losses.
-    fn step(&mut self, batch: &Batch, at: At, position: u64, watch: &mut Stopwatch) -> Result<Option<f64>> {
+    /// Trains on a batch; gives the sum of its rows' losses, and what it holds of texts.
+    fn step(
+        &mut self,
+        batch: &Batch,
+        at: At,
+        position: u64,
+        watch: &mut Stopwatch,
+    ) -> Result<(Option<f64>, TextCount)> {
         let Some(trainer) = &mut self.trainer else {
             emulate_step(self.session, &mut self.feed, watch)?;
-            return Ok(None);
+            return Ok((None, TextCount::default()));
         };
         let input = {
             let _span = Span::new("copy")?;
             self.feed.input(batch)?
         };
+        let text = input.text();
         watch.lap(Part::Copy);
         let sum = match trainer.step(&input, at, watch) {
             Ok(sum) => sum,
             Err(error) if error.is::<NotFinite>() => {
-                let step = BadStep {
-                    epoch: at.epoch,
-                    position,
-                    rank: self.session.env.rank,
-                    world: self.session.env.world,
+                let Session { settings, env, .. } = self.session;
+                let (epoch, rank, world) = (at.epoch, env.rank, env.world);
+                let step = match &batch.sequences {
+                    // The rows that this rank took are a step by themselves.
+                    Some(sequences) => {
+                        let (position, batch) = (sequences.first, batch.rows() as u64);
+                        BadStep { epoch, position, batch, rank: 0, world: 1 }
+                    }
+                    None => BadStep { epoch, position, batch: settings.batch, rank, world },
                 };
-                let settings = &self.session.settings;
                 let samples = bad_step::describe(settings, &self.train.dataset, settings.shuffle(), step)?;
                 bail!("{error}; {samples}");
             }
             Err(error) => return Err(error),
         };
         watch.shift(Part::Backward, Part::Copy, self.feed.stalled()?);
-        Ok(Some(sum))
+        Ok((Some(sum), text))
     }
 
     /// Writes a checkpoint if one is due; `true` if all ranks stop here, after writing one.
@@ -271,6 +290,7 @@ impl<'a> Fit<'a> {
         let samples_before = seen.samples;
         let digests = Digests { order: total.digest, content: total.content };
         seen.add(total.samples, tally.steps, digests, total.loss_sum)?;
+        seen.add_sequences(total.sequences);
         ensure!(
             seen.samples == dataset.epoch_samples(),
             "epoch {} gave {} samples, but the dataset has {}",

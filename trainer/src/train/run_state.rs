@@ -69,11 +69,15 @@ impl RunState {
     pub fn epochs_with(&self, group: &ProcessGroup, epoch: u64, tally: &Tally) -> Result<Vec<EpochSeen>> {
         let digests =
             Digests { order: merged(group, tally.digest)?, content: merged_content(group, tally.content)? };
-        let ranks = group.all_gather_i64(&[tally.samples as i64, tally.loss_sum.to_bits() as i64])?;
-        let samples = ranks.iter().map(|rank| rank[0] as u64).sum();
+        let sequences = tally.sequences.unwrap_or(0) as i64;
+        let mine = [tally.samples as i64, tally.loss_sum.to_bits() as i64, sequences];
+        let ranks = group.all_gather_i64(&mine)?;
+        let sum = |index: usize| ranks.iter().map(|rank| rank[index] as u64).sum::<u64>();
+        let samples = sum(0);
         let loss_sum = ranks.iter().map(|rank| f64::from_bits(rank[1] as u64)).sum();
         let mut seen = self.before(epoch);
         seen.add(samples, tally.steps, digests, loss_sum)?;
+        seen.add_sequences(tally.sequences.map(|_| sum(2)));
         let mut all = self.clone();
         all.end_epoch(seen);
         Ok(all.epochs)

@@ -1,5 +1,5 @@
 //! What the training data says about a model's settings where the flags leave it open: the number of classes,
-//! and the means that stand for nulls.
+//! the means that stand for nulls, and the lengths of documents that are to be packed.
 //!
 //! The first rank reads the columns in question once, in file order, so that the answer does not depend on
 //! the number of ranks. The cache keeps what it read.
@@ -9,24 +9,28 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use arrow::array::{AsArray, RecordBatch};
+use arrow::buffer::Buffer;
 use arrow::compute::cast;
 use arrow::datatypes::{DataType, Int64Type};
-use forebay_c10d::ProcessGroup;
-use forebay_client::loader::{Ending, Shuffle};
-use forebay_client::{Dataset, DatasetSpec, Event, Loader, LoaderSettings};
+use forebay_c10d::{ProcessGroup, tensor_from_owner};
+use forebay_client::loader::{Ending, Packing, Shuffle};
+use forebay_client::{Batch, Dataset, DatasetSpec, Event, Loader, LoaderSettings};
+use tch::Kind;
 use tokio::runtime::Handle;
 use tokio::time::timeout;
 
 use crate::input::numbers::floats;
 use crate::input::schema::{top_level, values_of};
+use crate::input::tokens;
 use crate::model::{self, DataFacts};
 use crate::rank::session::Session;
 
 /// Between two words of the first rank while it reads: far less than peers wait for each other.
 const TURN: Duration = Duration::from_millis(200);
 
-/// Rows that are looked at together.
+/// Rows that are looked at together at most, and their bytes, about.
 const ROWS: u64 = 16 << 10;
+const ROWS_BYTES: u64 = 16 << 20;
 /// More classes than this are hardly meant.
 const CLASSES_MAX: i64 = 1 << 20;
 
@@ -38,6 +42,14 @@ struct Survey {
     /// The largest label.
     last: Option<i64>,
     means: Vec<Mean>,
+    lengths: Option<Lengths>,
+}
+
+/// How many tokens each row has.
+#[derive(Debug)]
+struct Lengths {
+    column: String,
+    rows: Vec<u32>,
 }
 
 #[derive(Debug)]
@@ -57,8 +69,12 @@ pub(super) fn facts(session: &Session, spec: &DatasetSpec, dataset: &Dataset) ->
         label: args.infers_classes().then(|| args.label_column.clone()),
         last: None,
         means: columns.means_wanted(&args.fill).into_iter().map(mean).collect(),
+        lengths: args.pack.then(|| Lengths {
+            column: args.token_column.clone(),
+            rows: vec![0; dataset.manifest.rows() as usize],
+        }),
     };
-    if survey.label.is_none() && survey.means.is_empty() {
+    if survey.label.is_none() && survey.means.is_empty() && survey.lengths.is_none() {
         return Ok(given);
     }
     let reading = match session.env.is_first() {
@@ -77,13 +93,40 @@ pub(super) fn facts(session: &Session, spec: &DatasetSpec, dataset: &Dataset) ->
     for (column, mean) in &means {
         session.say(&format!("nulls of `{column}` are filled with its mean, {mean}"));
     }
+    let packing = match survey.lengths {
+        Some(lengths) => Some(packing(session, args.context, lengths).context(uri.to_owned())?),
+        None => None,
+    };
     match &survey.label {
         Some(label) => {
             session.say(&format!("`{label}` has {} classes", told[0]));
-            Ok(DataFacts { classes: told[0], means })
+            Ok(DataFacts { classes: told[0], means, packing })
         }
-        None => Ok(DataFacts { means, ..given }),
+        None => Ok(DataFacts { means, packing, ..given }),
     }
+}
+
+/// The lengths that the first rank has read, on all ranks. Collective.
+fn packing(session: &Session, context: Option<i64>, lengths: Lengths) -> Result<Packing> {
+    let context = context.and_then(|context| u32::try_from(context).ok());
+    let context = context.context("--pack needs a --context")?;
+    let mut lengths = lengths.rows;
+    if session.env.world > 1 {
+        // As signed ones, bit for bit: there is no tensor of the others.
+        let shared = lengths.iter().map(|length| *length as i32).collect();
+        let count = [lengths.len() as i64];
+        let mut shared = tensor_from_owner(Buffer::from_vec::<i32>(shared), &count, Kind::Int)?;
+        session.group.broadcast(&mut shared, 0)?;
+        let shared = Vec::<i32>::try_from(&shared)?;
+        lengths = shared.into_iter().map(|length| length as u32).collect();
+    }
+    let packing = Packing::new(context, lengths.into())?;
+    session.say(&format!(
+        "packing: {} tokens make {} sequences of {context}",
+        packing.tokens(),
+        packing.sequences()
+    ));
+    Ok(packing)
 }
 
 /// Returns on all ranks when the `work` that the first has is done, which may take longer than peers wait for
@@ -109,20 +152,26 @@ fn first_alone(
 impl Survey {
     async fn read(&mut self, session: &Session, spec: &DatasetSpec, dataset: &Dataset) -> Result<()> {
         let asked = self.label.iter().chain(self.means.iter().map(|mean| &mean.column));
+        let asked = asked.chain(self.lengths.iter().map(|lengths| &lengths.column));
         let columns = asked.map(|path| top_level(&dataset.schema, path).to_owned()).collect();
         let spec = DatasetSpec { columns: Some(columns), ..spec.clone() };
         let settings = LoaderSettings {
             shuffle: Shuffle::None,
             ending: Ending::Exact,
-            global_batch: ROWS,
+            global_batch: (ROWS_BYTES / row_bytes(dataset).max(1)).clamp(1, ROWS),
             epochs: Some(1),
             ..LoaderSettings::default()
         };
-        let dataset = Dataset::open(&session.access, &spec).await?;
-        let mut loader = Loader::start(&dataset, settings)?;
+        let opened = Dataset::open(&session.access, &spec).await?;
+        ensure!(
+            opened.manifest.digest() == dataset.manifest.digest(),
+            "it was overwritten just now: start again"
+        );
+        let mut loader = Loader::start(&opened, settings)?;
         while let Some(event) = loader.next().await? {
             if let Event::Batch(batch) = event {
                 self.add(&batch.columns)?;
+                self.lengths.as_mut().map_or(Ok(()), |lengths| lengths.add(&batch))?;
             }
         }
         Ok(())
@@ -177,6 +226,22 @@ impl Survey {
     }
 }
 
+impl Lengths {
+    fn add(&mut self, batch: &Batch) -> Result<()> {
+        let rows = tokens::lengths(&self.column, &values_of(&batch.columns, &self.column)?)?;
+        for (row, length) in batch.sample_ids.iter().zip(rows) {
+            self.rows[*row as usize] = length;
+        }
+        Ok(())
+    }
+}
+
+/// Bytes of a row, about, with all its columns.
+fn row_bytes(dataset: &Dataset) -> u64 {
+    let segments = dataset.manifest.segments();
+    segments.iter().map(|segment| segment.decoded_bytes).sum::<u64>() / dataset.manifest.rows().max(1)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -187,7 +252,7 @@ mod tests {
 
     fn survey(labels: Vec<Option<u8>>, values: Vec<Option<f64>>) -> Result<Vec<i64>> {
         let mean = Mean { column: "x".to_owned(), sum: 0.0, count: 0 };
-        let mut survey = Survey { label: Some("y".to_owned()), last: None, means: vec![mean] };
+        let mut survey = Survey { label: Some("y".to_owned()), last: None, means: vec![mean], lengths: None };
         let x: ArrayRef = Arc::new(Float64Array::from(values));
         let y: ArrayRef = Arc::new(UInt8Array::from(labels));
         let batch = RecordBatch::try_from_iter([("x", x), ("y", y)]).unwrap();

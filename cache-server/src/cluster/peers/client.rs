@@ -120,6 +120,14 @@ impl Peer {
         Ok(self.brief(client.load(v1::LoadOfRequest {})).await?.into_inner())
     }
 
+    /// An object's version, as the node knows it. Waits as long as it lives: it may be asking the object
+    /// store.
+    pub async fn version(&self, uri: &str) -> Result<v1::ObjectVersion> {
+        let mut client = self.client.clone();
+        let request = v1::HeadObjectRequest { uri: uri.to_owned() };
+        Ok(self.while_alive(client.version(request)).await?.into_inner())
+    }
+
     /// Tells it a dataset version.
     pub async fn learn(&self, manifest: &Manifest) -> Result<()> {
         let mut learned = self.learned.lock().await;

@@ -1,6 +1,7 @@
 //! Decisions as traces, without a disk: the files held, the one wanted, those that leave.
 
 use super::*;
+use crate::disk::file::RAW_COLUMN;
 use crate::disk::quota::Quotas;
 use forebay_proto::manifest::Digest;
 use std::collections::BTreeMap;
@@ -37,10 +38,14 @@ struct Trace {
 
 impl Trace {
     fn new(dirs: usize, each: u64) -> Self {
+        Self::with_raw_share(dirs, each, 0)
+    }
+
+    fn with_raw_share(dirs: usize, each: u64, raw_share_bytes: u64) -> Self {
         let mut index = Index::default();
         index.quotas = Quotas::new((0..dirs).map(|_| each * 10));
         let (index, table) = (Arc::new(Mutex::new(index)), Arc::new(Table::default()));
-        let evictor = Evictor::new(index, table.clone(), Arc::default());
+        let evictor = Evictor::new(index, table.clone(), Arc::default(), raw_share_bytes);
         Self { evictor, table, dirs: (0..dirs).collect(), lines: Vec::new() }
     }
 
@@ -50,7 +55,9 @@ impl Trace {
 
     /// Writes a segment as the disk cache would, and notes what came of it.
     fn write(&mut self, new: char, admit: Admit, role: Role) {
-        let wanted = Wanted { id: id(new), bytes: 10, admit, role };
+        // Raw blocks are capitals.
+        let raw = new.is_uppercase();
+        let wanted = Wanted { id: id(new), raw, bytes: 10, admit, role };
         let leave = Mutex::new(String::new());
         let unlink = |_, key: &FileKey| {
             leave.lock().push(letter(key.id));
@@ -69,8 +76,9 @@ impl Trace {
             leave => format!("{leave} leaves"),
         };
         let key = FileKey::new(id(new), &[]);
-        let (columns, replica) = (Arc::from([]), role == Role::Replica);
-        let entry = Entry { object: new.into(), columns, replica, ..Entry::default() };
+        let columns = if raw { vec![RAW_COLUMN.to_owned()] } else { Vec::new() };
+        let (columns, replica) = (columns.into(), role == Role::Replica);
+        let entry = Entry { object: new.to_string().into(), columns, replica, ..Entry::default() };
         self.evictor.index.lock().insert(key, entry, reservation);
         self.note(new, &format!("{how}, in {}", reservation.dir));
     }
@@ -139,6 +147,41 @@ fn unplanned_files_leave_by_recency_and_pinned_ones_never() {
 }
 
 #[test]
+fn raw_blocks_keep_their_share_and_use_what_is_free_beyond_it() {
+    let plan = [('a', 10), ('b', 500), ('c', 900), ('d', 700), ('e', 300)];
+    let mut trace = Trace::with_raw_share(1, 4, 20);
+    trace.plan(&plan);
+    trace.writes("abcdXYZcey");
+    let expected = [
+        "a: free, in 0: a",
+        "b: free, in 0: ab",
+        "c: free, in 0: abc",
+        "d: free, in 0: abcd",
+        "X: c leaves, in 0: Xabd",
+        "Y: d leaves, in 0: XYab",
+        "Z: X leaves, in 0: YZab",
+        "c: not worth it: YZab",
+        "e: b leaves, in 0: YZae",
+        "y: not worth it: YZae",
+    ];
+    assert_eq!(trace.lines, expected);
+    let mut trace = Trace::with_raw_share(1, 4, 10);
+    trace.plan(&plan);
+    trace.writes("XYZWabcd");
+    let expected = [
+        "X: free, in 0: X",
+        "Y: free, in 0: XY",
+        "Z: free, in 0: XYZ",
+        "W: free, in 0: WXYZ",
+        "a: X leaves, in 0: WYZa",
+        "b: Y leaves, in 0: WZab",
+        "c: Z leaves, in 0: Wabc",
+        "d: c leaves, in 0: Wabd",
+    ];
+    assert_eq!(trace.lines, expected);
+}
+
+#[test]
 fn of_two_directories_the_one_whose_victim_is_needed_later_takes_the_file() {
     let mut trace = Trace::new(2, 1);
     trace.plan(&[('a', 100), ('b', 200), ('c', 50), ('d', 60)]);
@@ -177,12 +220,12 @@ fn how_long_a_scan_for_victims_takes() {
         let id = SegmentId(Digest(u128::from(forebay_proto::hash::xxh3_64(&n.to_le_bytes())) << 64));
         let mut index = index.lock();
         let reservation = index.quotas.reserve(0, 32 << 20);
-        let object = "s3://bucket/a/dataset/with/a/path/part-00000.parquet".to_owned();
+        let object = "s3://bucket/a/dataset/with/a/path/part-00000.parquet".into();
         let columns = columns.clone();
         let entry = Entry { object, columns, ..Entry::default() };
         index.insert(FileKey::new(id, &entry.columns.clone()), entry, reservation);
     }
-    let evictor = Evictor::new(index, Arc::new(Far), Arc::default());
+    let evictor = Evictor::new(index, Arc::new(Far), Arc::default(), 0);
     let mut queue = Queue::default();
     let begun = Instant::now();
     (0..10).for_each(|_| evictor.scan(&mut queue, false));

@@ -1,11 +1,12 @@
 //! Files that come, are replaced and go; which maps are kept.
 
 use super::{Entry, Index};
-use crate::disk::file::{FileKey, Origin};
+use crate::disk::file::{FileKey, Origin, RAW_COLUMN};
 use crate::disk::map;
 use crate::disk::policy::{Admit, Role};
 use crate::disk::tests::NoForecast;
 use crate::disk::{DiskCache, DiskCacheSettings};
+use crate::service::metrics::resident_bytes;
 use arrow::array::{ArrayRef, Int64Array, RecordBatch};
 use forebay_proto::manifest::{Digest, SegmentId};
 use std::sync::Arc;
@@ -79,7 +80,7 @@ fn key(n: u128, column: &str) -> FileKey {
 
 fn add(index: &mut Index, n: u128, column: &str, dir: usize, bytes: u64) -> super::Replaced {
     let reservation = index.quotas.reserve(dir, bytes);
-    let (object, columns) = (format!("s3://b/d{}/o{n}", n % 2), Arc::from([column.to_owned()]));
+    let (object, columns) = (format!("s3://b/d{}/o{n}", n % 2).into(), Arc::from([column.to_owned()]));
     let entry = Entry { object, columns, ..Entry::default() };
     index.insert(key(n, column), entry, reservation)
 }
@@ -137,4 +138,67 @@ fn victims_make_room_all_together_or_not_at_all() {
     let again = index.take_stuck(now + Duration::from_secs(60));
     index.gone(&keys[1], again[0].1, true);
     assert_eq!(index.quotas.used_bytes(), 50);
+}
+
+/// Raw files whose memory is measured, each of an object of its own.
+const RAW_FILES: u64 = 300_000;
+
+/// Bytes of the index for a raw file at most.
+const BYTES_PER_RAW_FILE: u64 = 220;
+
+/// Says that this process is the one that measures.
+const MEASURE: &str = "FOREBAY_TEST_INDEX_BYTES";
+
+/// Measured in a process of its own, in which no other test allocates.
+#[test]
+fn a_raw_file_costs_the_index_few_bytes() {
+    if std::env::var_os(MEASURE).is_some() {
+        println!("bytes per file: {}", bytes_per_raw_file());
+        return;
+    }
+    let name = "disk::index::tests::a_raw_file_costs_the_index_few_bytes";
+    let mut command = std::process::Command::new(std::env::current_exe().unwrap());
+    let output = command.args([name, "--exact", "--nocapture"]).env(MEASURE, "1").output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let figure = text.split("bytes per file: ").nth(1).and_then(|rest| rest.split_whitespace().next());
+    let bytes: u64 = figure.and_then(|figure| figure.parse().ok()).unwrap_or_else(|| panic!("{text}"));
+    assert!((50..=BYTES_PER_RAW_FILE).contains(&bytes), "{bytes} bytes per raw file");
+}
+
+fn bytes_per_raw_file() -> u64 {
+    let columns: Arc<[String]> = vec![RAW_COLUMN.to_owned()].into();
+    let mut index = Index::new([1 << 50]);
+    let before = resident_bytes();
+    for n in 0..RAW_FILES {
+        let id = SegmentId(Digest(forebay_proto::hash::xxh3_128(&n.to_le_bytes())));
+        let key = FileKey::new(id, &columns);
+        let reservation = index.quotas.reserve(0, 8192);
+        let object = format!("s3://bucket/images/train/{n:08}.jpg").into();
+        index.insert(key, Entry { object, columns: columns.clone(), ..Entry::default() }, reservation);
+    }
+    assert_eq!(index.raw().files, RAW_FILES);
+    (resident_bytes() - before) / RAW_FILES
+}
+
+#[test]
+fn segments_and_raw_blocks_are_counted() {
+    let mut index = Index::new([1 << 30]);
+    let mut insert = |id: u128, names: &[&str]| {
+        let columns: Arc<[String]> = names.iter().map(|name| (*name).to_owned()).collect();
+        let key = FileKey::new(SegmentId(Digest(id)), &columns);
+        let reservation = index.quotas.reserve(0, 100);
+        index.insert(key, Entry { columns, ..Entry::default() }, reservation);
+        key
+    };
+    let keys = [insert(1, &["a"]), insert(1, &["b"]), insert(2, &[RAW_COLUMN]), insert(2, &[RAW_COLUMN])];
+    let counts = |index: &Index| (index.len(), index.segments(), index.raw().files, index.raw().bytes);
+    assert_eq!(counts(&index), (3, 2, 1, 100));
+    assert_eq!(index.files_of(SegmentId(Digest(1))).len(), 2);
+    assert!(index.holds(SegmentId(Digest(1)), &["a".into(), "b".into()]));
+    assert!(!index.holds(SegmentId(Digest(1)), &["c".into()]) && !index.holds(SegmentId(Digest(3)), &[]));
+    let left = keys.map(|key| {
+        index.take_one(&key, |_| true);
+        counts(&index)
+    });
+    assert_eq!(left, [(2, 2, 1, 100), (1, 1, 1, 100), (0, 0, 0, 0), (0, 0, 0, 0)]);
 }

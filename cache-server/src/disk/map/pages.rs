@@ -86,7 +86,7 @@ mod tests {
     fn write(cache: &DiskCache, segments: u64) {
         for i in 0..segments {
             let id = SegmentId(Digest(i.into()));
-            let origin = Origin { id, object: format!("file:///{i}"), etag: "e".into() };
+            let origin = Origin { id, object: format!("file:///{i}").into(), etag: "e".into() };
             cache.write(&origin, &batch(i as i64).into(), Admit::Always, Role::Primary).unwrap();
         }
     }
@@ -108,9 +108,11 @@ mod tests {
         let found = cache.find(id, &["id".into()]);
         let name = FileKey::new(id, &["id".into()]).file_name();
         let file = dir.path().join("v1/segments").join(&name[..1]).join(name);
-        assert!(resident(&file) < 40_000, "nobody has touched its rows");
+        let before = resident(&file);
         cache.populate(id);
-        assert!(resident(&file) >= 80_000, "{} bytes are in memory", resident(&file));
+        let after = resident(&file);
+        assert!(before < 40_000, "nobody has touched its rows, and {before} bytes are in memory");
+        assert!(after >= 80_000, "{after} bytes are in memory");
         assert_eq!(found.parts[0].batch.columns().unwrap(), batch(0));
     }
 

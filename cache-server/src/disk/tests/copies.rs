@@ -69,7 +69,7 @@ fn a_copy_is_listed_with_its_origin_and_dropped_unless_it_is_read_or_pinned() {
     let reader = cache.write(&origin(1), &batch(1, 50, &["a"]).into(), Admit::IfFree, Role::Replica).unwrap();
     put(&cache, 1, 50, &["s"]).unwrap();
     put(&cache, 2, 50, &["a"]).unwrap();
-    let of = |kept: &CopyInfo| (kept.id, kept.object.clone());
+    let of = |kept: &CopyInfo| (kept.id, kept.object.as_str().into());
     assert_eq!(cache.copies().list().len(), 3);
     let listed = cache.copies().list_of([origin(1).id, origin(5).id]);
     assert!(listed.len() == 2 && listed.iter().all(|k| of(k) == (origin(1).id, origin(1).object)));
@@ -92,8 +92,8 @@ fn a_file_of_the_first_format_is_read() {
     let (message, body) = wire::encode(&batch).unwrap();
     let header = file::Header {
         id: origin.id.0.to_bytes().to_vec().into(),
-        object: origin.object.clone(),
-        etag: origin.etag.clone(),
+        object: origin.object.to_string(),
+        etag: origin.etag.to_string(),
         columns: names(&["a", "b", "s"]),
         rows: 40,
         schema: wire::schema_header(&batch.schema()),

@@ -145,7 +145,7 @@ fn what_cannot_be_removed_is_removed_later() {
     put(&cache, 2, 50, &["a"]).unwrap();
     let used = cache.used_bytes();
     let key = |n| FileKey::new(origin(n).id, &names(&["a"]));
-    let dir = cache.files.index().get(&key(1)).unwrap().dir;
+    let dir = cache.files.index().get(&key(1)).unwrap().dir();
     let file = cache.files.dirs.get(dir).segment(&key(1));
     two.disk.set(&file, Wrong::All(EACCES));
     assert!(cache.copies().remove(origin(1).id));
@@ -176,7 +176,7 @@ fn what_is_above_a_lower_limit_and_cannot_be_removed_counts() {
     let cache = two.open(10).unwrap();
     (0..10).for_each(|n| drop(put(&cache, n, 50, &["a"]).unwrap()));
     let key = FileKey::new(origin(0).id, &names(&["a"]));
-    let dir = cache.files.index().get(&key).unwrap().dir;
+    let dir = cache.files.index().get(&key).unwrap().dir();
     let oldest = cache.files.dirs.get(dir).segment(&key);
     drop(cache);
     two.disk.set(&oldest, Wrong::Writes(EACCES));
@@ -289,7 +289,13 @@ fn large_blocks_are_counted_whether_the_disk_tells_of_them_or_not() {
         two.disk.said_blocks.store(said, Ordering::Relaxed);
         let dirs = vec![two.one.path().to_owned()];
         let limit_bytes = empty_bytes() + 10 * LARGE;
-        let settings = DiskCacheSettings { dirs, limit_bytes, maps_bytes: u64::MAX, disk: two.disk.clone() };
+        let settings = DiskCacheSettings {
+            dirs,
+            limit_bytes,
+            raw_share: 0.25,
+            maps_bytes: u64::MAX,
+            disk: two.disk.clone(),
+        };
         let cache = DiskCache::open(&settings, Arc::new(NoForecast)).unwrap();
         for n in 0..20 {
             put(&cache, n, 50, &["a"]);

@@ -181,7 +181,13 @@ impl Two {
     pub fn open(&self, files: u64) -> Result<DiskCache> {
         let dirs = vec![self.one.path().to_owned(), self.two.path().to_owned()];
         let limit_bytes = 2 * limit_for(files, file_bytes(50, &["a"]));
-        let settings = DiskCacheSettings { dirs, limit_bytes, maps_bytes: u64::MAX, disk: self.disk.clone() };
+        let settings = DiskCacheSettings {
+            dirs,
+            limit_bytes,
+            raw_share: 0.25,
+            maps_bytes: u64::MAX,
+            disk: self.disk.clone(),
+        };
         DiskCache::open(&settings, Arc::new(NoForecast))
     }
 }

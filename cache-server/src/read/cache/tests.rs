@@ -82,7 +82,7 @@ async fn columns_that_fail_for_one_reader_do_not_fail_for_another() {
             landed.notified().await;
             Ok(FillOutcome::Failed(Error::corrupt("it does not decode"), columns))
         };
-        let (_, flight) = cache.fills.join_or_lead((id, Role::Primary), Urgency::demand(), fails);
+        let (_, flight) = cache.fills.join_or_lead((id, Role::Primary), Urgency::demand().into(), fails);
         let joined = async {
             // The table holds it, this test does, and the reader that is aboard.
             while flight.value.strong_count() != Some(3) {

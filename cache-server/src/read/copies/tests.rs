@@ -44,6 +44,10 @@ impl Peer for OneFile {
         Err(Status::unimplemented(""))
     }
 
+    async fn version(&self, _: Request<v1::HeadObjectRequest>) -> Reply<v1::ObjectVersion> {
+        Err(Status::unimplemented(""))
+    }
+
     async fn load(&self, _: Request<v1::LoadOfRequest>) -> Reply<v1::NodeLoad> {
         Err(Status::unimplemented(""))
     }

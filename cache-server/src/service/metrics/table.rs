@@ -117,6 +117,8 @@ pub const METRICS: &[Metric] = &[
     gauge("cache_limit_bytes", |n| n.disk.limit_bytes()),
     gauge("cache_pinned_bytes", |n| n.disk.pinned().1),
     gauge("segment_files", |n| n.disk.files()),
+    gauge("raw_files", |n| n.disk.raw().files),
+    gauge("raw_bytes", |n| n.disk.raw().bytes),
     metric("cache_dir_up", Value::DirGauge(dirs_up)),
     gauge("streams_open", |n| n.gate.streams()),
     gauge("shared_readers_open", |n| n.shared.count()),

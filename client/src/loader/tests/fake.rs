@@ -210,6 +210,10 @@ impl Cache for FakeNode {
         Ok(Response::new(v1::OpenReply { manifest, projected_bytes: 1, notes: Vec::new() }))
     }
 
+    async fn open_parts(&self, _: Request<tonic::Streaming<v1::OpenRequest>>) -> Reply<v1::OpenReply> {
+        Err(Status::unimplemented("not needed"))
+    }
+
     async fn load(&self, _: Request<v1::LoadRequest>) -> Reply<Self::LoadStream> {
         Err(Status::unimplemented(""))
     }

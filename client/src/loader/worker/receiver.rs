@@ -1,8 +1,8 @@
 //! The messages of one stream: decoded as they come, checked against the plan, committed when they are whole.
 
-use super::policy::Failure;
 use crate::loader::decoder::{MessageDecoder, is_schema};
 use crate::loader::position::{Advance, Committed, IfFull, Position, Scope, StepRun};
+use crate::routing::policy::Failure;
 use crate::stream::{Head, StreamEvent};
 use forebay_proto::digest::OrderDigest;
 use forebay_proto::{Error, Result, v1};

@@ -18,6 +18,10 @@ async fn mistakes_are_named() {
         (v1::PlanTicket { first_position: 6, ..good.clone() }, "sample 6"),
         (v1::PlanTicket { columns: vec!["nope".into()], ..good.clone() }, "nope"),
         (v1::PlanTicket { ending: 9, ..good.clone() }, "ending"),
+        (v1::PlanTicket { row_spans: vec![0], ..good.clone() }, "spans of rows"),
+        (v1::PlanTicket { row_spans: vec![0, 1 << 23], ..good.clone() }, "that the epoch does not have"),
+        (v1::PlanTicket { row_spans: vec![12, 1], ..good.clone() }, "that the epoch does not have"),
+        (v1::PlanTicket { row_spans: vec![0, 0], ..good.clone() }, "that the epoch does not have"),
         (v1::PlanTicket { plan: None, ..good.clone() }, "no plan"),
     ] {
         let e = ask(&bad).unwrap_err();

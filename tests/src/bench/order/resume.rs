@@ -47,6 +47,7 @@ async fn ttfb(endpoint: &str, uri: &str) -> anyhow::Result<Vec<Row>> {
         key,
         samples_done: (dataset.manifest.rows() as f64 * share) as u64 / settings.global_batch
             * settings.global_batch,
+        tokens_done: None,
     };
     let (mut start, mut late) = (Vec::new(), Vec::new());
     // Two more than are kept: the first two warm the connection's and the allocator's habits.

@@ -1,7 +1,7 @@
 //! The rounds: each shape by both sides in each, one right after the other, the first of the last round last.
 
 use super::settings::PythonSettings;
-use super::stage::{PythonData, PythonStage};
+use super::stage::{LIST, PythonStage, RAW};
 use crate::bench::warm::Shape;
 use crate::harness::check::Findings;
 use crate::harness::report::Row;
@@ -17,6 +17,15 @@ pub const HANDOVER_US: f64 = 50.0;
 
 /// Growth of the resident memory after the second epoch, at most: a few batches of 3 MB.
 pub const RSS_GROWTH_MB: f64 = 32.0;
+
+/// Rows a second, one figure for each round.
+#[derive(Default)]
+struct Speeds {
+    rust: Vec<f64>,
+    python: Vec<f64>,
+    /// Of B, with binaries as one tensor.
+    raw: Vec<f64>,
+}
 
 #[derive(Deserialize)]
 struct Handover {
@@ -37,19 +46,22 @@ pub fn run(settings: &PythonSettings) -> anyhow::Result<Findings> {
     stage.data.iter().try_for_each(|data| stage.rust(data).map(drop))?;
     rustix::fs::sync();
     println!("  data made and read once: {:.0} s", began.elapsed().as_secs_f64());
-    let mut speeds: Vec<(Vec<f64>, Vec<f64>)> = stage.data.iter().map(|_| Default::default()).collect();
+    let mut speeds: Vec<Speeds> = stage.data.iter().map(|_| Speeds::default()).collect();
     let mut handovers = Vec::new();
     // The batches whose size the target names.
     let large = stage.data.iter().find(|data| data.stored.shape == Shape::X);
     for round in 1..=settings.rounds {
         let began = Instant::now();
-        for (data, (rust, python)) in zip(&stage.data, &mut speeds) {
+        for (data, speeds) in zip(&stage.data, &mut speeds) {
             if round % 2 == 0 {
-                python.push(stage.python(data)?);
+                speeds.python.push(stage.python(data, LIST)?);
             }
-            rust.push(stage.rust(data)?);
+            speeds.rust.push(stage.rust(data)?);
             if round % 2 == 1 {
-                python.push(stage.python(data)?);
+                speeds.python.push(stage.python(data, LIST)?);
+            }
+            if data.stored.shape == Shape::B {
+                speeds.raw.push(stage.python(data, RAW)?);
             }
         }
         if let Some(data) = large {
@@ -57,8 +69,14 @@ pub fn run(settings: &PythonSettings) -> anyhow::Result<Findings> {
         }
         println!("  round {round} of {}: {:.0} s", settings.rounds, began.elapsed().as_secs_f64());
     }
-    for (data, (rust, python)) in zip(&stage.data, &speeds) {
-        add_speeds(&mut found, settings, data, rust, python);
+    for (data, Speeds { rust, python, raw }) in zip(&stage.data, &speeds) {
+        let shape = data.stored.shape;
+        add_speeds(&mut found, settings, &format!("python.{shape:?}"), rust, python);
+        if !raw.is_empty() {
+            add_speeds(&mut found, settings, &format!("python.{shape:?}.raw"), rust, raw);
+        }
+        let rust = Row::of(format!("python.{shape:?}.rust_rows_per_s"), "rows/s", rust);
+        found.rows.push(rust);
     }
     if let Some(data) = large {
         let memory: Memory = stage.one(data, "memory", settings.epochs)?;
@@ -72,21 +90,14 @@ pub fn run(settings: &PythonSettings) -> anyhow::Result<Findings> {
 }
 
 /// Each round is compared by itself.
-fn add_speeds(
-    found: &mut Findings,
-    settings: &PythonSettings,
-    data: &PythonData,
-    rust: &[f64],
-    python: &[f64],
-) {
-    let shape = data.stored.shape;
+fn add_speeds(found: &mut Findings, settings: &PythonSettings, name: &str, rust: &[f64], python: &[f64]) {
     let ratios: Vec<f64> = zip(python, rust).map(|(python, rust)| python / rust).collect();
-    let ratio = Row::of(format!("python.{shape:?}.vs_rust"), "of the Rust loader", &ratios);
+    let ratio = Row::of(format!("{name}.vs_rust"), "of the Rust loader", &ratios);
     let text = format!("{} = {:.3}, at least {VS_RUST} wanted", ratio.name, ratio.value);
     promise(found, settings, ratio.value >= VS_RUST, text);
-    let rust = Row::of(format!("python.{shape:?}.rust_rows_per_s"), "rows/s", rust);
-    let python = Row::of(format!("python.{shape:?}.rows_per_s"), "rows/s", python);
-    found.rows.extend([ratio, python.against("the Rust loader beside it", rust.value), rust]);
+    let rust = Row::of("rust", "rows/s", rust);
+    let python = Row::of(format!("{name}.rows_per_s"), "rows/s", python);
+    found.rows.extend([ratio, python.against("the Rust loader beside it", rust.value)]);
 }
 
 fn at_most(found: &mut Findings, settings: &PythonSettings, row: Row, most: f64) {

@@ -19,6 +19,10 @@ use serde_json::json;
 /// Segments that are shuffled together.
 pub const WINDOW: u32 = 16;
 
+/// Binaries as Python's `bytes`, which is the default, and as a tensor that shares the loader's memory.
+pub const LIST: &str = "list";
+pub const RAW: &str = "raw";
+
 /// Where both sides read.
 pub struct PythonStage {
     /// Dropped before the store that it reads.
@@ -63,10 +67,12 @@ impl PythonStage {
         Ok(read.rows_per_s)
     }
 
-    /// Rows a second of `forebay.torch.Loader`. An error if a row or the order is wrong, or if the measured
-    /// epoch read the object store.
-    pub fn python(&self, data: &PythonData) -> anyhow::Result<f64> {
-        let mut child = self.processes.start(&self.job(data, "epoch", 0))?;
+    /// Rows a second of `forebay.torch.Loader`, with binaries as this keyword says. An error if a row or the
+    /// order is wrong, or if the measured epoch read the object store.
+    pub fn python(&self, data: &PythonData, binaries: &str) -> anyhow::Result<f64> {
+        let mut job = self.job(data, "epoch", 0);
+        job["binaries"] = binaries.into();
+        let mut child = self.processes.start(&job)?;
         child.ready()?;
         self.s3.take_log();
         child.go()?;
@@ -98,6 +104,7 @@ impl PythonStage {
             "endpoint": self.node.endpoint,
             "uri": data.stored.uri,
             "shape": format!("{shape:?}"),
+            "binaries": LIST,
             "batch_rows": shape.batch_rows(),
             "seed": SEED,
             "window": WINDOW,

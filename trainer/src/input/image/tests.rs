@@ -1,6 +1,7 @@
 use super::*;
 use arrow::datatypes::Field;
 use clap::Parser;
+use forebay_images::ImageSource;
 
 #[derive(Debug, Parser)]
 struct Line {
@@ -8,12 +9,12 @@ struct Line {
     image: ImageArgs,
 }
 
-pub(crate) fn args(line: &str) -> ImageArgs {
+fn args(line: &str) -> ImageArgs {
     Line::try_parse_from(format!("test {line}").split_whitespace()).unwrap().image
 }
 
-fn resolve(line: &str, kind: DataType) -> Result<ImageSettings> {
-    ImageSettings::resolve(&args(line), "x", &Schema::new(vec![Field::new("x", kind, true)]), "s3://b/d")
+fn resolved(line: &str, kind: DataType) -> Result<ImageSettings> {
+    super::resolve(&args(line), "x", &Schema::new(vec![Field::new("x", kind, true)]), "s3://b/d")
 }
 
 fn bytes(length: i32) -> DataType {
@@ -21,22 +22,19 @@ fn bytes(length: i32) -> DataType {
 }
 
 #[test]
-fn columns_of_files_and_of_pixels_are_told_apart() {
-    let files = resolve("--image-size 64", DataType::LargeBinary).unwrap();
-    assert_eq!(files, ImageSettings { source: ImageSource::Encoded, channels: 3, size: 64 });
-    assert_eq!(resolve("--grey", DataType::Binary).unwrap().channels, 1);
-    let grey = resolve("", bytes(784)).unwrap();
-    assert_eq!((grey.channels, grey.size, grey.bytes()), (1, 28, 784));
-    let colour = resolve("", bytes(3072)).unwrap();
-    assert_eq!((colour.channels, colour.size), (3, 32));
-    let planar = resolve("--image-shape 3x4x8 --image-size 8", bytes(96)).unwrap();
+fn flags_say_what_images_become() {
+    let planar = resolved("--image-shape 3x4x8 --image-size 8 --grey --augment shift", bytes(96)).unwrap();
     let raw = Raw { height: 4, width: 8, channels: 3, planar: true };
-    assert_eq!((planar.source, planar.size), (ImageSource::Raw(raw), 8));
+    assert_eq!((planar.source, planar.size, planar.channels), (ImageSource::Raw(raw), 8, 1));
+    for augment in [Augment::Crop, Augment::Shift, Augment::Flip, Augment::None] {
+        assert_eq!(args(&format!("--augment {augment}")).augment, augment);
+    }
+    assert_eq!(args("").augment, Augment::Crop);
 }
 
 #[test]
 fn a_shape_that_does_not_fit_is_refused_by_both_names() {
-    let refused = |line: &str, kind| resolve(line, kind).unwrap_err().to_string();
+    let refused = |line: &str, kind| resolved(line, kind).unwrap_err().to_string();
     assert!(refused("", DataType::Utf8).contains("is Utf8, but images are encoded files"));
     assert!(refused("", bytes(95)).contains("UInt8[95], which is no square of pixels"));
     let both = refused("--image-shape 4x8x3", bytes(95));

@@ -1,12 +1,12 @@
 //! The stock way to read Parquet from S3 in Rust: `object_store` under `parquet`'s asynchronous reader, row
 //! groups in parallel, all columns to Arrow. Its default settings, but for the number of requests at once.
 
-use crate::harness::s3::{REGION, S3Server};
+use crate::harness::s3::S3Server;
 use anyhow::Context;
 use bytes::Bytes;
 use futures::future::BoxFuture;
 use futures::{FutureExt, StreamExt, TryStreamExt, stream};
-use object_store::aws::{AmazonS3, AmazonS3Builder};
+use object_store::aws::AmazonS3;
 use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt};
 use parquet::arrow::ParquetRecordBatchStreamBuilder;
@@ -26,14 +26,7 @@ pub(super) async fn read(
     concurrency: usize,
     rows: u64,
 ) -> anyhow::Result<f64> {
-    let store = AmazonS3Builder::new()
-        .with_endpoint(endpoint)
-        .with_allow_http(true)
-        .with_region(REGION)
-        .with_bucket_name(&s3.bucket)
-        .with_access_key_id(&s3.access_key)
-        .with_secret_access_key(&s3.secret_key)
-        .build()?;
+    let store = s3.client(endpoint)?;
     let store = Arc::new(store);
     let objects: Vec<_> = store.list(Some(&Path::from(prefix))).try_collect().await?;
     let mut groups = Vec::new();

@@ -18,7 +18,7 @@ pub(crate) struct RetryPolicy {
 
 /// What to do next.
 #[derive(Debug)]
-pub(super) enum Next {
+pub(crate) enum Next {
     /// Open the stream again after a pause.
     Retry(Duration),
     /// Tell the node of the dataset, then open the stream again after a pause.
@@ -32,13 +32,13 @@ pub(super) enum Next {
 
 /// Why an attempt ended.
 #[derive(Debug)]
-pub(super) struct Failure {
+pub(crate) struct Failure {
     pub error: Error,
     pub kind: FailureKind,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum FailureKind {
+pub(crate) enum FailureKind {
     /// The stream broke or brought damaged bytes, or the node is busy. The next attempt may succeed.
     Broken,
     /// The node was silent and did not answer a probe either.
@@ -51,7 +51,7 @@ pub(super) enum FailureKind {
 
 /// Where the failed rows should have come from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum SourceKind {
+pub(crate) enum SourceKind {
     /// The object store, without any cache.
     Direct,
     /// The node that the segments belong to.
@@ -64,7 +64,7 @@ pub(super) enum SourceKind {
 
 /// The facts that the decision depends on.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Situation {
+pub(crate) struct Situation {
     pub source: SourceKind,
     /// The node was probed after the failure and serves.
     pub node_serves: bool,
@@ -75,7 +75,7 @@ pub(super) struct Situation {
 
 /// The failures since rows last moved.
 #[derive(Debug, Clone)]
-pub(super) struct History {
+pub(crate) struct History {
     pub failing_since: Option<Instant>,
     /// The node was told of the dataset.
     pub reopened: bool,
@@ -111,7 +111,7 @@ impl Failure {
 
 impl RetryPolicy {
     /// The next step after `failure`.
-    pub(super) fn on(
+    pub(crate) fn on(
         &self,
         failure: &Failure,
         history: &mut History,

@@ -11,13 +11,13 @@ use std::time::Duration;
 use tokio::time::{Instant, timeout};
 
 /// Silence after which a node is asked whether it lives; and again after that each time.
-pub(super) const SUSPICION: Duration = Duration::from_millis(300);
+pub(crate) const SUSPICION: Duration = Duration::from_millis(300);
 
 /// How long its answer may take. Together with the suspicion this bounds the stall that a silent node causes.
 const PROBE: Duration = Duration::from_millis(700);
 
 /// Waits for `what` the node owes: as long as the node answers probes, and `patience` at most.
-pub(super) async fn owed<T>(
+pub(crate) async fn owed<T>(
     node: Option<&Node>,
     patience: Duration,
     what: impl Future<Output = Result<T>>,

@@ -3,7 +3,7 @@
 
 use forebay_proto::hash::xxh3_64;
 
-use super::image::Augment;
+use crate::settings::Augment;
 
 /// Which sample of which epoch of which run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

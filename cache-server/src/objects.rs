@@ -1,0 +1,171 @@
+//! Any object, byte for byte, for all protocols: its version, ranges of one version as
+//! streams of bytes, listings. What serves them (gRPC, S3) knows this and nothing behind it.
+//!
+//! ```text
+//! version(uri)          ─► one version, as old as the settings allow
+//! read(version, ranges) ─► ObjectStream ─► bytes
+//! ```
+//!
+//! A stream is of one version: every block's id has the ETag in it, every request for one `If-Match`. An
+//! object that is overwritten while it is read is an error, or the version that was begun.
+
+mod read_ahead;
+mod rules;
+mod stream;
+mod versions;
+
+pub use stream::{ObjectPiece, ObjectStream};
+
+use crate::allow::Allowed;
+use crate::cluster::peers::Peers;
+use crate::disk::policy::Role;
+use crate::read::cache::Cache;
+use crate::read::memory::{Memory, MemoryBudget};
+use crate::runtime::blocking;
+use crate::settings::{MetadataAge, ObjectSettings};
+use forebay_dataset::{ObjectReader, Urgency};
+use forebay_proto::object::{ObjectVersion, URI_BYTES_MAX};
+use forebay_proto::{Error, Result, v1};
+use rules::Rules;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::time::timeout;
+use versions::Versions;
+
+/// Ranges of one read at most.
+const RANGES_MAX: usize = 1024;
+
+/// Bytes that a stream holds of what it sends: the piece that travels, and the next one.
+const STREAM_BYTES: u64 = 2 * crate::read::block_reader::PIECE_BYTES;
+
+/// How long a stream waits for its memory, while other streams have it.
+const MEMORY: Duration = Duration::from_secs(20);
+
+/// Objects as this node serves them.
+pub struct Objects {
+    cache: Arc<Cache>,
+    peers: Arc<Peers>,
+    reader: ObjectReader,
+    allow: Arc<Allowed>,
+    rules: Rules,
+    versions: Versions,
+    streams: Arc<MemoryBudget>,
+    /// Bytes that are made ready ahead of a stream at most.
+    ahead_bytes: u64,
+}
+
+impl Objects {
+    /// `Invalid` if a prefix of the settings is no URI.
+    pub fn new(
+        cache: Arc<Cache>,
+        peers: Arc<Peers>,
+        reader: ObjectReader,
+        settings: &ObjectSettings,
+        allow: Arc<Allowed>,
+        memory: &Memory,
+    ) -> Result<Self> {
+        let ahead_bytes = read_ahead::BYTES_MAX.min(memory.prefetch.limit() / 4);
+        Ok(Self {
+            versions: Versions::new(reader.clone()),
+            rules: Rules::new(settings)?,
+            streams: memory.streams.clone(),
+            cache,
+            peers,
+            reader,
+            allow,
+            ahead_bytes,
+        })
+    }
+
+    /// The object in its version of now, or of a while ago if the settings of its prefix allow that. Where
+    /// they do, one node keeps the metadata for all, so that no reader sees an older version than another.
+    pub async fn version(&self, uri: &str) -> Result<Arc<ObjectVersion>> {
+        let uri = self.allowed(uri).await?;
+        let is_keeper = self.peers.ownership.role(ObjectVersion::name_id(&uri)) == Role::Primary;
+        if self.rules.age(&uri) != MetadataAge::Always
+            && !is_keeper
+            && let Some(told) = self.peers.version(&uri).await?
+        {
+            return Ok(Arc::new(told));
+        }
+        self.known(&uri).await
+    }
+
+    /// The same as this node knows it, whichever node keeps it.
+    pub async fn version_here(&self, uri: &str) -> Result<Arc<ObjectVersion>> {
+        let uri = self.allowed(uri).await?;
+        self.known(&uri).await
+    }
+
+    async fn known(&self, uri: &str) -> Result<Arc<ObjectVersion>> {
+        self.versions.get(uri, self.rules.age(uri), self.rules.block_bytes(uri)).await
+    }
+
+    /// The version that a caller names, who had it from a node: its URI must be allowed. Whether it ever was
+    /// the object's shows when it is read.
+    pub async fn named(&self, wire: v1::ObjectVersion) -> Result<Arc<ObjectVersion>> {
+        let version = ObjectVersion::try_from(wire)?;
+        match self.allowed(&version.uri).await? == *version.uri {
+            true => Ok(Arc::new(version)),
+            false => Err(Error::invalid(format!("{}: name the object as it was told", version.uri))),
+        }
+    }
+
+    /// The same, cut into blocks as this node does: a stranger must not have it keep an object in many ways.
+    pub async fn named_here(&self, wire: v1::ObjectVersion) -> Result<Arc<ObjectVersion>> {
+        let version = self.named(wire).await?;
+        let block_bytes = self.rules.block_bytes(&version.uri);
+        match version.block_bytes == block_bytes {
+            true => Ok(version),
+            false => Ok(Arc::new(ObjectVersion { block_bytes, ..(*version).clone() })),
+        }
+    }
+
+    /// Bytes of one version, range by range. Waits until there is memory for what travels.
+    ///
+    /// # Errors
+    /// `Invalid` for ranges that the version does not have, `Full` if other streams hold all memory.
+    pub async fn read(&self, version: Arc<ObjectVersion>, ranges: Vec<Range<u64>>) -> Result<ObjectStream> {
+        if ranges.len() > RANGES_MAX {
+            return Err(Error::invalid(format!("{}: {RANGES_MAX} ranges at once at most", version.uri)));
+        }
+        ranges.iter().try_for_each(|range| version.check_range(range))?;
+        let demand = Urgency::demand();
+        let memory = self.streams.acquire(STREAM_BYTES, &demand);
+        let full = |_| {
+            Error::full(format!(
+                "{}: too many readers at once: try again, or raise --memory-bytes",
+                version.uri
+            ))
+        };
+        let memory = timeout(MEMORY, memory).await.map_err(full)?;
+        Ok(ObjectStream::new(self.cache.clone(), version, ranges, self.ahead_bytes, memory))
+    }
+
+    /// A page of what lies under a URI, as the object store lists it now.
+    pub async fn list(&self, request: &v1::ListObjectsRequest) -> Result<v1::ListObjectsReply> {
+        let (allow, uri) = (self.allow.clone(), request.uri.clone());
+        let uri = blocking(move || allow.check(&uri)).await??;
+        let request = v1::ListObjectsRequest { uri, ..request.clone() };
+        self.reader.list(&request, |uri| self.rules.block_bytes(uri)).await
+    }
+
+    /// Forgets the metadata of the objects under a normalised URI.
+    pub fn forget(&self, uri: &str) {
+        self.versions.forget(uri);
+    }
+
+    /// `Denied` unless an object may be read here. Follows links: not for an async thread.
+    pub fn check(&self, uri: &str) -> Result<()> {
+        self.allow.check_object(uri).map(drop)
+    }
+
+    async fn allowed(&self, uri: &str) -> Result<String> {
+        if uri.len() > URI_BYTES_MAX {
+            return Err(Error::invalid(format!("an object's URI has {URI_BYTES_MAX} bytes at most")));
+        }
+        let (allow, uri) = (self.allow.clone(), uri.to_owned());
+        blocking(move || allow.check_object(&uri)).await?
+    }
+}

@@ -1,0 +1,104 @@
+//! The metadata of objects: their versions, each as old as its settings allow.
+//!
+//! Who asks while the object store is being asked waits for the next answer, not for that one: it may be of
+//! before a write that the asker knows of.
+
+use crate::read::single_flight::{SingleFlight, Turnout};
+use crate::settings::MetadataAge;
+use forebay_dataset::ObjectReader;
+use forebay_dataset::source::is_under;
+use forebay_proto::Result;
+use forebay_proto::object::ObjectVersion;
+use parking_lot::Mutex;
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::time::Instant;
+
+/// Versions that are kept at most: some 40 MB.
+const KEPT_MAX: usize = 100_000;
+
+/// The versions that were asked for last.
+pub struct Versions {
+    reader: ObjectReader,
+    kept: Mutex<Kept>,
+    asking: SingleFlight<String, Arc<ObjectVersion>>,
+}
+
+#[derive(Default)]
+struct Kept {
+    /// With the time at which the object store was asked.
+    versions: HashMap<Arc<str>, (Instant, Arc<ObjectVersion>)>,
+    /// The oldest first; some may be gone.
+    order: VecDeque<Arc<str>>,
+}
+
+impl Kept {
+    fn insert(&mut self, asked: Instant, version: Arc<ObjectVersion>) {
+        let uri = version.uri.clone();
+        if self.versions.insert(uri.clone(), (asked, version)).is_none() {
+            self.order.push_back(uri);
+        }
+        while self.order.len() > KEPT_MAX
+            && let Some(oldest) = self.order.pop_front()
+        {
+            self.versions.remove(&oldest);
+        }
+    }
+
+    fn forget(&mut self, is_gone: impl Fn(&str) -> bool) {
+        self.versions.retain(|uri, _| !is_gone(uri));
+        self.order.retain(|uri| !is_gone(uri));
+    }
+}
+
+impl Versions {
+    /// None is known yet.
+    pub fn new(reader: ObjectReader) -> Self {
+        Self { reader, kept: Mutex::default(), asking: SingleFlight::default() }
+    }
+
+    /// The version of an object, which has a normalised URI, as old as `age` allows.
+    pub async fn get(&self, uri: &str, age: MetadataAge, block_bytes: u64) -> Result<Arc<ObjectVersion>> {
+        if let Some(version) = self.young(uri, age, block_bytes) {
+            return Ok(version);
+        }
+        let (turnout, asked) = self.ask(uri, block_bytes).await;
+        if turnout == Turnout::Leader || age != MetadataAge::Always && asked.is_ok() {
+            return asked;
+        }
+        self.ask(uri, block_bytes).await.1
+    }
+
+    /// Forgets what lies under a URI.
+    pub fn forget(&self, root: &str) {
+        self.kept.lock().forget(|uri| is_under(uri, root));
+    }
+
+    fn young(&self, uri: &str, age: MetadataAge, block_bytes: u64) -> Option<Arc<ObjectVersion>> {
+        let kept = self.kept.lock();
+        let (asked, version) = kept.versions.get(uri)?;
+        let is_young = match age {
+            MetadataAge::Always => false,
+            MetadataAge::Ttl(age) => asked.elapsed() < age,
+            MetadataAge::Immutable => true,
+        };
+        (is_young && version.block_bytes == block_bytes).then(|| version.clone())
+    }
+
+    /// Asks the object store, or waits for an answer that is under way.
+    async fn ask(&self, uri: &str, block_bytes: u64) -> (Turnout, Result<Arc<ObjectVersion>>) {
+        let (reader, key) = (self.reader.clone(), uri.to_owned());
+        let asked = Instant::now();
+        let ask = || async move { reader.version(&key, block_bytes).await.map(Arc::new) };
+        let (turnout, flight) = self.asking.join_or_lead(uri.to_owned(), (), ask);
+        let answer = flight.value.await;
+        if turnout == Turnout::Leader {
+            let mut kept = self.kept.lock();
+            match &answer {
+                Ok(version) => kept.insert(asked, version.clone()),
+                Err(_) => kept.forget(|known| known == uri),
+            }
+        }
+        (turnout, answer)
+    }
+}

@@ -1,0 +1,153 @@
+//! `forebay.v1.Objects`: any object, byte for byte.
+
+use crate::node::Node;
+use crate::objects::{ObjectPiece, ObjectStream};
+use crate::read::block::{self, Block};
+use crate::read::block_reader::BlockReader;
+use crate::service::gate::{Pass, draining};
+use forebay_dataset::ready::drop_aside;
+use forebay_proto::hash::xxh3_64;
+use forebay_proto::object::ObjectVersion;
+use forebay_proto::v1::objects_server::Objects as Service;
+use forebay_proto::{Error, Result, v1};
+use futures::StreamExt;
+use futures::stream::{self, BoxStream};
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use tokio_util::sync::CancellationToken;
+use tonic::{Request, Response, Status};
+
+/// Blocks that `Fill` fills at once; the source has limits of its own.
+const FILL_CONCURRENCY: usize = 8;
+
+/// Numbers of blocks in a request at most.
+const BLOCKS_MAX: usize = 1 << 16;
+
+/// Answers what clients ask of single objects.
+pub struct ObjectService {
+    pub node: Arc<Node>,
+    /// Ends fills.
+    pub stop: CancellationToken,
+}
+
+type Reply<T> = std::result::Result<Response<T>, Status>;
+
+#[tonic::async_trait]
+impl Service for ObjectService {
+    type ReadStream = BoxStream<'static, std::result::Result<v1::ObjectBytes, Status>>;
+    type FillStream = BoxStream<'static, std::result::Result<v1::FillObjectProgress, Status>>;
+
+    async fn head(&self, request: Request<v1::HeadObjectRequest>) -> Reply<v1::ObjectVersion> {
+        let version = self.node.objects.version(&request.into_inner().uri).await?;
+        Ok(Response::new((&*version).into()))
+    }
+
+    async fn read(&self, request: Request<v1::ReadObjectRequest>) -> Reply<Self::ReadStream> {
+        let pass = self.node.gate.enter()?;
+        let v1::ReadObjectRequest { object, ranges } = request.into_inner();
+        let version = self.node.objects.named_here(named(object)?).await?;
+        let ranges: Vec<Range<u64>> = ranges.iter().map(|range| range.start..range.end).collect();
+        let pieces = self.node.objects.read(version, ranges).await?;
+        let sending = Sending { node: self.node.clone(), pieces, pass };
+        let sent = stream::unfold(Some(sending), |sending| async move {
+            let mut sending = sending?;
+            let next = sending.next().await.transpose()?;
+            let rest = next.is_ok().then_some(sending);
+            Some((next.map_err(Status::from), rest))
+        });
+        Ok(Response::new(sent.boxed()))
+    }
+
+    async fn fill(&self, request: Request<v1::FillObjectRequest>) -> Reply<Self::FillStream> {
+        let v1::FillObjectRequest { object, blocks } = request.into_inner();
+        let object = self.node.objects.named_here(named(object)?).await?;
+        if blocks.len() > BLOCKS_MAX || blocks.iter().any(|block| u64::from(*block) >= object.blocks()) {
+            let why = format!("{}: {BLOCKS_MAX} blocks at once at most, each within the object", object.uri);
+            return Err(Error::invalid(why).into());
+        }
+        let (sender, progress) = mpsc::channel(4);
+        let (node, stop) = (self.node.clone(), self.stop.clone());
+        tokio::spawn(async move {
+            tokio::select! {
+                done = fill(node, object, blocks, sender.clone()) => if let Err(e) = done {
+                    sender.send(Err(e.into())).await.ok();
+                },
+                () = stop.cancelled() => {
+                    sender.send(Err(Error::retry("this node is shutting down").into())).await.ok();
+                }
+                () = sender.closed() => {}
+            }
+        });
+        Ok(Response::new(ReceiverStream::new(progress).boxed()))
+    }
+
+    async fn list(&self, request: Request<v1::ListObjectsRequest>) -> Reply<v1::ListObjectsReply> {
+        Ok(Response::new(self.node.objects.list(&request.into_inner()).await?))
+    }
+}
+
+fn named(object: Option<v1::ObjectVersion>) -> Result<v1::ObjectVersion> {
+    object.ok_or_else(|| Error::invalid("no object is named"))
+}
+
+/// A stream that is being sent.
+struct Sending {
+    node: Arc<Node>,
+    pieces: ObjectStream,
+    pass: Pass,
+}
+
+impl Sending {
+    async fn next(&mut self) -> Result<Option<v1::ObjectBytes>> {
+        let piece = tokio::select! {
+            biased;
+            () = self.pass.end.cancelled() => return Err(draining()),
+            piece = self.pieces.next() => piece?,
+        };
+        let Some(ObjectPiece { offset, bytes }) = piece else { return Ok(None) };
+        self.node.hot.throttle(bytes.len() as u64).await;
+        self.node.events.bytes_served.fetch_add(bytes.len() as u64, Relaxed);
+        let hash = xxh3_64(&bytes);
+        Ok(Some(v1::ObjectBytes { offset, data: bytes, hash }))
+    }
+}
+
+/// Fills blocks, with a report after each. The last report says how many are held then.
+async fn fill(
+    node: Arc<Node>,
+    object: Arc<ObjectVersion>,
+    blocks: Vec<u32>,
+    sender: mpsc::Sender<std::result::Result<v1::FillObjectProgress, Status>>,
+) -> Result<()> {
+    let gone = |_| Error::closed("the caller has gone");
+    let block = |index: u32| Block { object: object.clone(), index: index.into() };
+    let mut filled = stream::iter(blocks.clone())
+        .map(|index| fill_one(node.clone(), block(index)))
+        .buffer_unordered(FILL_CONCURRENCY);
+    let mut progress = v1::FillObjectProgress::default();
+    let is_held = |block: &Block| node.disk.holds(block.id(), &block::columns());
+    while let Some(one) = filled.next().await {
+        let (block, fetched) = one?;
+        progress.blocks_read += 1;
+        progress.s3_bytes += fetched;
+        if is_held(&block) {
+            progress.blocks_held += 1;
+            progress.bytes_held += block.bytes();
+        }
+        sender.send(Ok(progress)).await.map_err(gone)?;
+    }
+    // One that was read before may have been evicted for a later one.
+    let held: Vec<u64> = blocks.into_iter().map(block).filter(is_held).map(|block| block.bytes()).collect();
+    (progress.blocks_held, progress.bytes_held) = (held.len() as u64, held.iter().sum());
+    sender.send(Ok(progress)).await.map_err(gone)
+}
+
+/// Has a block filled; it, and the bytes that were fetched for that.
+async fn fill_one(node: Arc<Node>, block: Block) -> Result<(Block, u64)> {
+    let mut reader = BlockReader::begin(&node.cache, block.clone(), 0..block.bytes()).await?;
+    drop_aside([reader.whole().await?]);
+    Ok((block, reader.fetched_bytes()))
+}

@@ -1,0 +1,248 @@
+//! Delta tables: which objects a version of a table has, and what its log says about them.
+//!
+//! The log is read by the crate `delta_kernel`, through [`log_files`] and so within the limits of the source.
+//! Nothing is written, and the objects themselves are read as those of any dataset.
+
+mod log_files;
+mod url;
+
+use crate::schema::plain;
+use crate::source::{Source, TableUri, blocking};
+use arrow::datatypes::{DataType, FieldRef, Schema, SchemaRef};
+use delta_kernel::engine::arrow_conversion::TryIntoArrow as _;
+use delta_kernel::scan::StatsOptions;
+use delta_kernel::scan::state::ScanFile;
+use delta_kernel::table_features::ColumnMappingMode;
+use delta_kernel::{KernelError, Snapshot, SnapshotRef};
+use forebay_proto::manifest::{DELETED_RUNS_MAX, DELTA};
+use forebay_proto::v1::{PartitionValue, RenamedColumn, TableObject};
+use forebay_proto::{Error, Result};
+use log_files::LogEngine;
+use std::sync::Arc;
+use tokio::runtime::Handle;
+use tokio::sync::Semaphore;
+use tracing::subscriber::NoSubscriber;
+
+/// Logs that are read at once in a process: each holds a thread that waits for others.
+static READERS: Semaphore = Semaphore::const_new(8);
+
+/// A table in one version, as its log has it.
+#[derive(Debug)]
+pub(crate) struct TableLog {
+    pub version: TableVersion,
+    /// The plain form of the table's schema, partitions included.
+    pub schema: Schema,
+    /// The columns whose values the log has.
+    pub partitions: Vec<String>,
+    pub renamed: Vec<RenamedColumn>,
+    /// In byte order of their keys.
+    pub files: Vec<TableFile>,
+}
+
+/// Which table, and which state of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct TableVersion {
+    /// Another one if the table was dropped, and one made in its place.
+    pub id: String,
+    pub number: u64,
+}
+
+/// One of the objects.
+#[derive(Debug)]
+pub(crate) struct TableFile {
+    /// Below the table's root.
+    pub key: String,
+    pub size: u64,
+    /// The log's word on it.
+    pub object: TableObject,
+}
+
+/// Reads the log of the table that a normalised URI names. None if the version is `known`.
+///
+/// # Errors
+/// `NotFound` if there is no such table or version, `Invalid` if it has features that cannot be read.
+pub(crate) async fn read(
+    source: &Source,
+    uri: &str,
+    known: Option<TableVersion>,
+) -> Result<Option<TableLog>> {
+    let (source, uri, runtime) = (source.clone(), uri.to_owned(), Handle::current());
+    let turn = READERS.acquire().await.map_err(|_| Error::closed("no log is read any more"))?;
+    blocking(move || {
+        // Until the work ends, even if nobody waits for it any more.
+        let _turn = turn;
+        let Some(TableUri { root, version }) = TableUri::of(&uri) else {
+            return Err(Error::invalid(format!("{uri}: names no Delta table")));
+        };
+        let engine = LogEngine::new(source, root.to_owned(), runtime);
+        let read = || {
+            let builder = Snapshot::builder_for(url::of_directory(root)?);
+            let builder = match version {
+                Some(version) => builder.at_version(version),
+                None => builder,
+            };
+            let snapshot = builder.build(&engine)?;
+            let id = snapshot.table_configuration().metadata().id().to_owned();
+            let version = TableVersion { id, number: snapshot.version() };
+            if known.as_ref() == Some(&version) {
+                return Ok(None);
+            }
+            table(&engine, &uri, (&snapshot, version)).map(Some)
+        };
+        // The kernel logs each error and each step: the error that is returned says it once.
+        let read = tracing::subscriber::with_default(NoSubscriber::default(), read);
+        read.map_err(|fault| explain(&uri, &engine, fault))
+    })
+    .await
+}
+
+/// Why a log cannot be read.
+#[derive(Debug)]
+enum LogFault {
+    Kernel(KernelError),
+    Own(Error),
+}
+
+impl From<KernelError> for LogFault {
+    fn from(e: KernelError) -> Self {
+        Self::Kernel(e)
+    }
+}
+
+impl From<Error> for LogFault {
+    fn from(e: Error) -> Self {
+        Self::Own(e)
+    }
+}
+
+fn explain(uri: &str, engine: &LogEngine, fault: LogFault) -> Error {
+    let e = match fault {
+        LogFault::Own(e) => return e.context(uri),
+        LogFault::Kernel(e) => e,
+    };
+    // What the object store said tells more than what the kernel made of it.
+    if let Some(e) = engine.fault() {
+        return e.context(uri);
+    }
+    match e.without_backtrace() {
+        KernelError::Unsupported(why) => Error::invalid(format!(
+            "{uri}: the table has a feature that cannot be read: {why}: drop the feature (ALTER TABLE .. DROP FEATURE), or \
+             write the rows to a table without it"
+        )),
+        KernelError::EmptyLog | KernelError::FileNotFound(_) | KernelError::InvalidTableLocation(_) => {
+            Error::not_found(format!(
+                "{uri}: no Delta table is there, as it has no _delta_log with a version in it: name the table's root, or leave \
+             {DELTA} out for plain Parquet"
+            ))
+        }
+        KernelError::MissingVersion(_) => Error::not_found(format!(
+            "{uri}: its log has not this version yet, or not all before it any more: name another version"
+        )),
+        e => Error::invalid(format!("{uri}: its log cannot be read: {e}")),
+    }
+}
+
+fn table(
+    engine: &LogEngine,
+    uri: &str,
+    (snapshot, version): (&SnapshotRef, TableVersion),
+) -> Result<TableLog, LogFault> {
+    let configuration = snapshot.table_configuration();
+    let mode = configuration.column_mapping_mode();
+    if mode == ColumnMappingMode::Id {
+        return Err(Error::invalid(
+            "its columns are found by ids (delta.columnMapping.mode = id), which is not supported: set the mode to name, or \
+             write the rows to another table",
+        )
+        .into());
+    }
+    let logical = snapshot.schema();
+    let schema: Schema = logical.as_ref().try_into_arrow().map_err(KernelError::from)?;
+    let names = |field: &delta_kernel::schema::StructField| {
+        (field.name().to_owned(), field.physical_name(mode).to_owned())
+    };
+    let names: Vec<(String, String)> = logical.fields().map(names).collect();
+    let partitions = configuration.metadata().partition_columns().to_vec();
+    let source_of = |column: &String| names.iter().find(|(name, _)| name == column).map(|(_, source)| source);
+    let sources: Vec<_> = partitions.iter().map(|name| source_of(name).unwrap_or(name).clone()).collect();
+    let renamed = names.iter().filter(|(column, source)| column != source && !partitions.contains(column));
+    let renamed = renamed.cloned().map(|(column, source)| RenamedColumn { column, source }).collect();
+    let files = files(engine, uri, snapshot, &sources)?;
+    Ok(TableLog { version, schema: plain(&schema), partitions, renamed, files })
+}
+
+/// The objects; `partitions` are the columns' names in the log.
+fn files(
+    engine: &LogEngine,
+    uri: &str,
+    snapshot: &SnapshotRef,
+    partitions: &[String],
+) -> Result<Vec<TableFile>, LogFault> {
+    let stats = StatsOptions::none();
+    let scan = snapshot.clone().scan_builder().with_stats(stats).without_row_transforms().build()?;
+    let (mut files, mut runs) = (Vec::new(), 0);
+    for part in scan.scan_metadata(engine)? {
+        let found = part?.visit_scan_files(Vec::new(), |all: &mut Vec<ScanFile>, file| all.push(file))?;
+        for file in found {
+            let deleted = deleted(engine, &file, snapshot.table_root())?;
+            runs += deleted.len() / 2;
+            if runs > DELETED_RUNS_MAX {
+                return Err(Error::invalid(format!(
+                    "more than {DELETED_RUNS_MAX} runs of rows are deleted but not removed: rewrite its files (REORG TABLE .. \
+                     APPLY (PURGE))"
+                ))
+                .into());
+            }
+            let value = |name: &String| {
+                let text = file.partition_values.get(name).filter(|text| !text.is_empty());
+                PartitionValue { text: text.cloned() }
+            };
+            let object = TableObject { values: partitions.iter().map(value).collect(), deleted };
+            let key = url::key(engine.root(), &file.path)?;
+            let size = u64::try_from(file.size);
+            let size = size.map_err(|_| Error::corrupt(format!("{uri}: '{key}' has {} bytes", file.size)))?;
+            files.push(TableFile { key, size, object });
+        }
+    }
+    files.sort_unstable_by(|a, b| a.key.cmp(&b.key));
+    match files.windows(2).find(|pair| pair[0].key == pair[1].key) {
+        Some(pair) => Err(Error::corrupt(format!("the log has '{}' twice", pair[0].key)).into()),
+        None => Ok(files),
+    }
+}
+
+/// The deleted rows of an object, as runs.
+fn deleted(engine: &LogEngine, file: &ScanFile, root: &::url::Url) -> Result<Vec<u64>, LogFault> {
+    let Some(count) = file.dv_info.cardinality()? else { return Ok(Vec::new()) };
+    let rows = file.dv_info.get_row_indexes(engine, root)?.unwrap_or_default();
+    let bad = || Error::corrupt(format!("'{}': its deletion vector does not have {count} rows", file.path));
+    if rows.len() as u64 != count {
+        return Err(bad().into());
+    }
+    Ok(TableObject::runs_of(rows).ok_or_else(bad)?)
+}
+
+impl TableLog {
+    /// The schema of an object with the table's names for its columns. One that the table has not gets a name
+    /// that no column has. Moments that Spark wrote in 96 bits are in UTC where the table says so.
+    pub(crate) fn named(&self, own: &SchemaRef) -> SchemaRef {
+        let named = |field: &FieldRef| {
+            let column = self.renamed.iter().find(|r| r.source == *field.name()).map(|r| r.column.clone());
+            let is_other = self.renamed.iter().any(|r| r.column == *field.name());
+            let name = match column {
+                Some(column) => column,
+                None if is_other => format!("\0{}", field.name()),
+                None => field.name().clone(),
+            };
+            let wanted = self.schema.field_with_name(&name).ok().map(|wanted| wanted.data_type());
+            let data_type = match (wanted, field.data_type()) {
+                (Some(DataType::Timestamp(_, Some(zone))), DataType::Timestamp(unit, None)) => {
+                    DataType::Timestamp(*unit, Some(zone.clone()))
+                }
+                (_, own) => own.clone(),
+            };
+            Arc::new(field.as_ref().clone().with_name(name).with_data_type(data_type))
+        };
+        Arc::new(Schema::new(own.fields().iter().map(named).collect::<Vec<_>>()))
+    }
+}

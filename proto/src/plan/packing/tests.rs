@@ -1,0 +1,138 @@
+use super::*;
+use crate::manifest::{Object, SegmentSize};
+use crate::plan::steps::{Ending, Layout, Slot};
+use crate::plan::{Sample, Shuffle};
+use proptest::prelude::*;
+
+/// A token, by its row in the dataset and its number there.
+type Token = (u64, u32);
+
+/// A dataset whose rows have `lengths`, in segments of up to `segment_rows`.
+fn manifest(lengths: &[u32], segment_rows: usize) -> Manifest {
+    let object = Object { key: "o".into(), etag: "e".into(), size: 1 };
+    let size =
+        |rows: &[u32]| SegmentSize { object: 0, row_groups: 1, rows: rows.len() as u64, decoded_bytes: 1 };
+    let sizes: Vec<_> = lengths.chunks(segment_rows).map(size).collect();
+    Manifest::new("s3://b/d", 1, vec![], vec![object], &sizes).unwrap()
+}
+
+fn row(manifest: &Manifest, sample: Sample) -> u64 {
+    manifest.segments()[sample.segment as usize].first_row + u64::from(sample.row)
+}
+
+/// All tokens of an epoch, one after the other.
+fn stream(manifest: &Manifest, order: &Order, lengths: &[u32]) -> Vec<Token> {
+    let rows = (0..order.len()).map(|position| row(manifest, order.at(position).unwrap()));
+    rows.flat_map(|row| (0..lengths[row as usize]).map(move |token| (row, token))).collect()
+}
+
+/// What a rank makes of the rows that a step brings: its tokens, and the rows that count.
+fn read(
+    manifest: &Manifest,
+    lengths: &[u32],
+    steps: &Steps<'_>,
+    packed: &PackedSteps,
+    step: usize,
+) -> (Vec<Token>, Vec<u64>) {
+    let mut slots: Vec<Slot> = Vec::new();
+    steps.batch(step as u64, 0, &mut slots);
+    assert_eq!(slots.len() as u64, steps.slots(step as u64));
+    let PackedStep { skip, tokens, .. } = packed.steps[step];
+    let all = slots.iter().map(|slot| row(manifest, slot.sample));
+    let all = all.flat_map(|row| (0..lengths[row as usize]).map(move |token| (row, token)));
+    let own = all.skip(skip as usize).take(tokens as usize).collect();
+    let real = slots.iter().filter(|slot| steps.is_real(slot)).map(|slot| row(manifest, slot.sample));
+    (own, real.collect())
+}
+
+proptest! {
+    #[test]
+    fn sequences_are_the_stream_of_tokens_cut_into_equal_parts(
+        lengths in prop::collection::vec(prop_oneof![3 => 0u32..6, 1 => 20u32..60, 1 => Just(0)], 1..70),
+        segment_rows in 1usize..20,
+        each in 1u32..12,
+        shuffle in prop_oneof![Just(Shuffle::None), (1u32..4).prop_map(Shuffle::Window), Just(Shuffle::Full)],
+        seed in any::<u64>(),
+        stretches in prop::collection::vec((1u32..4, 1u64..4, 0usize..4), 1..5),
+    ) {
+        prop_assume!(lengths.iter().any(|length| *length > 0));
+        let manifest = manifest(&lengths, segment_rows);
+        let order = Order::new(&manifest, seed, 1, shuffle);
+        let packing = Packing::new(each, lengths.clone().into()).unwrap();
+        let expected = stream(&manifest, &order, &lengths);
+        prop_assert_eq!(packing.tokens(), expected.len() as u64);
+        let (mut seen, mut rows) = (Vec::new(), Vec::new());
+        let mut at = TokenPlace::default();
+        // Each stretch is read by other ranks with another batch, the last one to the end.
+        for (index, (world, own, steps)) in stretches.iter().enumerate() {
+            let cut = Cut {
+                first_position: at.position,
+                global_batch: own * u64::from(*world),
+                world: *world,
+                ending: Ending::Pad,
+                layout: Layout::Position,
+            };
+            let ranks: Vec<_> = (0..*world)
+                .map(|rank| packing.cut(&manifest, &order, cut, at.offset, rank).unwrap())
+                .collect();
+            let count = ranks[0].steps.len();
+            let left = expected.len() - seen.len();
+            prop_assert_eq!(ranks[0].first_step, seen.len() as u64 / (cut.global_batch * u64::from(each)));
+            prop_assert!(left == 0 || count as u64 == (left as u64).div_ceil(cut.global_batch * u64::from(each)));
+            let is_last = index + 1 == stretches.len();
+            for step in 0..if is_last { count } else { count.min(*steps) } {
+                let before = seen.len();
+                for rank in &ranks {
+                    prop_assert_eq!(rank.steps.len(), count);
+                    let wire = RowSpan::from_wire(&RowSpan::to_wire(&rank.spans)).unwrap();
+                    prop_assert_eq!(&wire, &rank.spans);
+                    RowSpan::check(&wire, &order).unwrap();
+                    let steps = Steps::of_spans(&order, cut, &wire).unwrap();
+                    let (tokens, real) = read(&manifest, &lengths, &steps, rank, step);
+                    prop_assert!(tokens.len() as u64 == rank.steps[step].tokens);
+                    prop_assert!(tokens.len() as u64 <= own * u64::from(each));
+                    seen.extend(tokens);
+                    rows.extend(real);
+                    at = rank.steps[step].end;
+                    prop_assert_eq!(at, ranks[0].steps[step].end);
+                }
+                let sequences = (seen.len() - before).div_ceil(each as usize) as u64;
+                prop_assert!(ranks.iter().all(|rank| rank.steps[step].sequences == sequences));
+            }
+        }
+        prop_assert_eq!(&seen, &expected);
+        prop_assert_eq!(at, TokenPlace { position: order.len(), offset: 0 });
+        rows.sort_unstable();
+        prop_assert_eq!(rows, (0..lengths.len() as u64).collect::<Vec<_>>());
+    }
+}
+
+#[test]
+fn what_cannot_be_packed_is_refused() {
+    let why = |packed: Result<Packing>| packed.unwrap_err().message;
+    assert!(why(Packing::new(4, [0, 0].into())).contains("no row has a token"));
+    assert!(why(Packing::new(0, [1].into())).contains("sequences of 0 tokens"));
+    let lengths = [3, 4];
+    let (manifest, packing) = (manifest(&lengths, 2), Packing::new(4, lengths.into()).unwrap());
+    let order = Order::new(&manifest, 1, 0, Shuffle::None);
+    let cut =
+        Cut { first_position: 0, global_batch: 2, world: 2, ending: Ending::Pad, layout: Layout::Position };
+    let refused =
+        |packing: &Packing, offset| packing.cut(&manifest, &order, cut, offset, 0).unwrap_err().message;
+    assert_eq!(refused(&packing, 4), "row 0 has no 4 tokens: the state is of other data");
+    let other = Packing::new(4, [3, 4, 5].into()).unwrap();
+    assert_eq!(refused(&other, 0), "the lengths of 3 rows are known, of 2");
+    let late = Cut { first_position: 3, ..cut };
+    assert!(packing.cut(&manifest, &order, late, 0, 0).unwrap_err().message.contains("sample 3"));
+    // Steps larger than any epoch do not overflow.
+    let (large, huge) =
+        (Cut { global_batch: 1 << 22, ..cut }, Packing::new(u32::MAX, lengths.into()).unwrap());
+    let all = huge.cut(&manifest, &order, large, 0, 0).unwrap();
+    assert_eq!((all.steps.len(), all.steps[0].tokens), (1, 7));
+    for (first, rows, continued) in [(0, 0, false), (3, 1, false), (2, 1, true), (0, u32::MAX, false)] {
+        assert!(RowSpan::check(&[RowSpan { first, rows, continued }], &order).is_err(), "{first} {rows}");
+    }
+    for wire in [&[1][..], &[u64::MAX, 1, u64::MAX, 1, 9, 1], &[0, 1 << 32]] {
+        assert!(RowSpan::from_wire(wire).is_err(), "{wire:?}");
+    }
+}

@@ -1,0 +1,101 @@
+"""Batches on the device that computes with them, copied while the step before computes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from forebay._errors import InvalidError
+
+
+@dataclass(frozen=True)
+class Sent:
+    """Something on its way to a device."""
+
+    value: Any
+    copied: torch.cuda.Event | None
+    """Where the copy is through; None if nothing has to wait for it."""
+
+
+class Device:
+    """Where tensors go.
+
+    To a CUDA device they go from pinned memory, which torch keeps and uses again, on a stream of its own. The thread that
+    made them puts the copy on that stream; the stream that computes waits for it, the host does not.
+    """
+
+    def __init__(self, device: str | torch.device) -> None:
+        self.device = _checked(device)
+        is_cuda = self.device.type == "cuda"
+        self._copies: torch.cuda.Stream | None = torch.cuda.Stream(self.device) if is_cuda else None
+
+    def send(self, value: Any) -> Sent:
+        """Begins to copy all tensors within it, from any thread."""
+        if self.device.type == "cpu":
+            return Sent(value, None)
+        if self._copies is None:
+            return Sent(_each(value, lambda tensor: tensor.to(self.device)), None)
+        # Torch gives pinned memory to nobody else before the copies out of it are through.
+        with torch.cuda.stream(self._copies):
+            value = _each(value, lambda tensor: _pinned(tensor).to(self.device, non_blocking=True))
+            copied = torch.cuda.Event()
+            copied.record(self._copies)
+        return Sent(value, copied)
+
+    def receive(self, sent: Sent) -> Any:
+        """What was sent, for operations on the stream that is current here."""
+        if sent.copied is None:
+            return sent.value
+        computing = torch.cuda.current_stream(self.device)
+        computing.wait_event(sent.copied)
+
+        def keep(tensor: torch.Tensor) -> torch.Tensor:
+            # Its memory belongs to the stream of the copies, which must not take it back while this one reads it.
+            tensor.record_stream(computing)
+            return tensor
+
+        return _each(sent.value, keep)
+
+
+def _checked(device: str | torch.device) -> torch.device:
+    try:
+        wanted = torch.device(device)
+    except RuntimeError as e:
+        raise InvalidError(f"device={device!r}: {str(e).splitlines()[0]}") from e
+    if wanted.type != "cuda":
+        return wanted
+    if not torch.cuda.is_available():
+        raise InvalidError(
+            f"device={str(device)!r}: torch {torch.__version__} sees no CUDA device here: leave device= out, or pass "
+            "device='cpu'"
+        )
+    count, index = torch.cuda.device_count(), torch.cuda.current_device() if wanted.index is None else wanted.index
+    if index >= count:
+        raise InvalidError(f"device={str(device)!r}: this machine shows {count} CUDA devices, from 0 on")
+    return torch.device("cuda", index)
+
+
+def _pinned(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.pin_memory() if tensor.device.type == "cpu" else tensor
+
+
+def _each(value: Any, f: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """The same with `f` of each tensor: within dicts, lists and tuples, and what keeps them as attributes of a batch."""
+    if isinstance(value, torch.Tensor):
+        return f(value)
+    if isinstance(value, dict):
+        made = type(value)({name: _each(item, f) for name, item in value.items()})
+        # Of a Batch. Sample numbers stay where programs look at them.
+        attributes = getattr(value, "__dict__", {})
+        getattr(made, "__dict__", {}).update(attributes)
+        if attributes.get("mask") is not None:
+            made.__dict__["mask"] = _each(attributes["mask"], f)
+        return made
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(_each(item, f) for item in value))
+    if isinstance(value, list | tuple):
+        return type(value)(_each(item, f) for item in value)
+    return value

@@ -1,0 +1,84 @@
+"""Strings, binaries and lists as values and offsets, in the loader's own memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from conftest import Cluster, needs
+
+import forebay
+
+torch = needs("torch")
+
+import forebay.torch
+from forebay.torch import Ragged
+
+SETTINGS: dict[str, Any] = {"global_batch": 70, "seed": 3, "ending": "pad", "binaries": "raw", "ragged": "raw"}
+COLUMNS = ["id", "name", "tags"]
+
+
+def texts(ragged: Ragged) -> list[str]:
+    return [bytes(ragged.row(i).tolist()).decode() for i in range(len(ragged.offsets) - 1)]
+
+
+@pytest.mark.parametrize("way", ["dataset", "direct"])
+@pytest.mark.parametrize("shuffle", [None, 2, "full"])
+def test_values_share_memory_that_is_the_batch_s_own(cluster: Cluster, way: str, shuffle: Any) -> None:
+    """Writing to them changes nothing that is read later, padding repeats rows and all."""
+    loader = forebay.torch.Loader(getattr(cluster, way)(columns=COLUMNS), shuffle=shuffle, **SETTINGS)
+    for _ in range(2):
+        loader.set_epoch(0)
+        seen = []
+        for batch in loader:
+            ids = batch["id"].tolist()
+            assert texts(batch["name"]) == [f"row {i}" for i in ids]
+            assert [batch["tags"].row(row).tolist() for row in range(len(ids))] == [list(range(i % 4)) for i in ids]
+            assert batch["name"].values.dtype == torch.uint8 and batch["name"].offsets.dtype == torch.int64
+            nested = torch.nested.nested_tensor_from_jagged(batch["tags"].values, batch["tags"].offsets)
+            assert nested[3].tolist() == list(range(ids[3] % 4))
+            seen += ids
+            batch["name"].values.fill_(0)
+            batch["tags"].values.fill_(0)
+        assert len(seen) == 630 and set(seen) == set(range(600))
+
+
+def test_nothing_is_copied(cluster: Cluster) -> None:
+    batch = next(iter(forebay.Loader(cluster.dataset("wide"), batch_size=20)))
+    once, twice = (torch.utils.dlpack.from_dlpack(batch["blob"].items()[0]) for _ in range(2))
+    assert once.data_ptr() == twice.data_ptr() and len(once) == 2_000_000
+    arrow = pa.array(batch["blob"])
+    assert arrow.buffers()[2].address == once.data_ptr()
+
+
+def test_nulls_follow_their_rule(cluster: Cluster) -> None:
+    loader = forebay.torch.Loader(
+        cluster.dataset(columns=["id", "gaps", "half"]),
+        nulls={"gaps": 0, "gaps.name": "none", "gaps.tags": [8, 9], "half": 0, "half.deep.name": "", "half.deep.tags": []},
+        **SETTINGS,
+    )
+    for batch in loader:
+        ids = batch["id"].tolist()
+        assert texts(batch["gaps"]["name"]) == ["none" if i % 4 == 0 else "n" for i in ids]
+        tags = batch["gaps"]["tags"]
+        assert [tags.row(row).tolist() for row in range(len(ids))] == [[8, 9] if i % 4 == 0 else [1] for i in ids]
+        deep = ["" if i % 4 == 0 or i % 3 == 0 else f"deep {i}" for i in ids]
+        assert texts(batch["half"]["deep"]["name"]) == deep
+    with pytest.raises(forebay.InvalidError, match="column 'gaps.name' has .* nulls"):
+        next(iter(forebay.torch.Loader(cluster.dataset(columns=["gaps"]), **SETTINGS)))
+
+
+def test_rows_by_number(cluster: Cluster) -> None:
+    data = forebay.torch.MapDataset(cluster.dataset(columns=COLUMNS), binaries="raw", ragged="raw")
+    assert bytes(data[17]["name"].tolist()) == b"row 17" and data[17]["tags"].tolist() == [0]
+    rows = [599, 2, 301, 7]
+    batch = data.collate(data.__getitems__(rows))
+    assert texts(batch["name"]) == [f"row {i}" for i in rows]
+    assert [batch["tags"].row(at).tolist() for at in range(4)] == [list(range(i % 4)) for i in rows]
+
+
+@pytest.mark.parametrize("options", [{"binaries": "x"}, {"ragged": "x"}])
+def test_other_forms_are_refused(cluster: Cluster, options: Any) -> None:
+    with pytest.raises(forebay.InvalidError, match="='x': there are 'list'"):
+        forebay.torch.Loader(cluster.dataset(), batch_size=10, **options)

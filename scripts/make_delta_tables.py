@@ -1,0 +1,324 @@
+#!/usr/bin/env python3
+"""Writes Delta tables, and what the package deltalake reads from each: make_delta_tables.py FOLDER
+
+FOLDER/NAME/ holds a table. FOLDER/NAME.arrow, or FOLDER/NAME@VERSION.arrow, is the Arrow IPC stream of its rows. FOLDER/cases.json lists for
+each its URI below FOLDER and further options. Tables with deletion vectors and renamed columns, which deltalake does not write, are made by
+hand as the protocol says (https://github.com/delta-io/delta/blob/master/PROTOCOL.md), and their rows are known.
+"""
+
+import base64
+import datetime as dt
+import decimal
+import json
+import pathlib
+import shutil
+import struct
+import sys
+import uuid
+import zlib
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from deltalake import DeltaTable, write_deltalake
+
+ROWS = 200
+UTC = dt.timezone.utc
+
+
+class Tables:
+    def __init__(self, root):
+        self.root = pathlib.Path(root)
+        shutil.rmtree(self.root, ignore_errors=True)
+        self.root.mkdir(parents=True)
+        self.cases = []
+
+    def path(self, name):
+        return self.root / name
+
+    def case(self, name, version=None, table=None, options=(), columns=None):
+        """The rows of a version, as deltalake reads them or as they are known."""
+        if table is None:
+            read = DeltaTable(str(self.path(name)), version=version)
+            table = pa.table(read.to_pyarrow_table(columns=columns))
+        named = name if version is None else f"{name}@{version}"
+        with pa.ipc.new_stream(str(self.root / f"{named}.arrow"), table.schema) as stream:
+            stream.write_table(table)
+        self.cases.append({"name": name, "uri": named, "options": list(options)})
+
+
+def ids(start=0, rows=ROWS):
+    return pa.array(range(start, start + rows), pa.int64())
+
+
+def texts(rows=ROWS):
+    return pa.array([None if i % 7 == 0 else f"text {i} ü" for i in range(rows)])
+
+
+def written(t):
+    path = t.path("appended")
+    for i in range(4):
+        write_deltalake(str(path), pa.table({"id": ids(i * ROWS), "t": texts()}), mode="append")
+    for version in [0, 2, None]:
+        t.case("appended", version)
+
+    path = t.path("evolved")
+    write_deltalake(str(path), pa.table({"id": ids(), "x": ids()}))
+    more = pa.table({"id": ids(ROWS), "new": texts()})
+    write_deltalake(str(path), more, mode="append", schema_mode="merge")
+    t.case("evolved")
+    t.case("evolved", 0)
+
+    path = t.path("overwritten")
+    write_deltalake(str(path), pa.table({"id": ids(), "t": texts()}))
+    DeltaTable(str(path)).delete("id % 3 = 0")
+    DeltaTable(str(path)).update(updates={"t": "'changed'"}, predicate="id < 20")
+    write_deltalake(str(path), pa.table({"id": ids(5000)}), mode="overwrite", schema_mode="overwrite")
+    for version in [0, 1, 2, None]:
+        t.case("overwritten", version)
+
+    path = t.path("compacted")
+    for i in range(12):
+        write_deltalake(str(path), pa.table({"id": ids(i * 10, 10)}), mode="append")
+    table = DeltaTable(str(path))
+    table.create_checkpoint()
+    table.optimize.compact()
+    write_deltalake(str(path), pa.table({"id": ids(7000, 10)}), mode="append")
+    t.case("compacted")
+    t.case("compacted", 11)
+
+    path = t.path("no-rows")
+    DeltaTable.create(str(path), schema=pa.schema([("id", pa.int64()), ("t", pa.string())]))
+    t.case("no-rows")
+
+
+def partitioned(t):
+    days = [dt.date(2024, 1, 1), dt.date(2024, 2, 29), None]
+    cities = ["Zürich HB", "a/b=c", "100%", None]
+    columns = {
+        "city": pa.array([cities[i % 4] for i in range(ROWS)]),
+        "id": ids(),
+        "day": pa.array([days[i % 3] for i in range(ROWS)], pa.date32()),
+        "n": pa.array([[3, 3_000_000_000][i % 2] for i in range(ROWS)], pa.int64()),
+        "flag": pa.array([i % 5 == 0 for i in range(ROWS)]),
+        "x": texts(),
+    }
+    write_deltalake(str(t.path("partitioned")), pa.table(columns), partition_by=["city", "day", "n", "flag"])
+    t.case("partitioned")
+    moments = [dt.datetime(2024, 1, 1, 12, 30, 5, 250_000, UTC), dt.datetime(1969, 12, 31, 23, 59, 59, tzinfo=UTC)]
+    columns = {
+        "id": ids(),
+        "at": pa.array([moments[i % 2] for i in range(ROWS)], pa.timestamp("us", "UTC")),
+        "m": pa.array([[decimal.Decimal("1.25"), decimal.Decimal("-20.00")][i % 2] for i in range(ROWS)], pa.decimal128(8, 2)),
+        "f": pa.array([[0.5, -1e30][i % 2] for i in range(ROWS)], pa.float64()),
+    }
+    write_deltalake(str(t.path("partition-types")), pa.table(columns), partition_by=["at", "m", "f"])
+    t.case("partition-types")
+
+
+def types(t):
+    moments = [dt.datetime(2024, 1, 1, 1, 2, 3, 456_789) + dt.timedelta(hours=i) for i in range(ROWS)]
+    columns = {
+        "i8": pa.array([i % 100 for i in range(ROWS)], pa.int8()),
+        "i16": pa.array([None if i % 9 == 0 else -i for i in range(ROWS)], pa.int16()),
+        "i32": pa.array(range(ROWS), pa.int32()),
+        "f32": pa.array([i / 2 for i in range(ROWS)], pa.float32()),
+        "f64": pa.array([i / 3 for i in range(ROWS)], pa.float64()),
+        "flag": pa.array([i % 2 == 0 for i in range(ROWS)]),
+        "bytes": pa.array([bytes([i % 256]) * (i % 4) for i in range(ROWS)], pa.binary()),
+        "day": pa.array([dt.date(1970, 1, 1) + dt.timedelta(days=i - 100) for i in range(ROWS)]),
+        "utc": pa.array([m.replace(tzinfo=UTC) for m in moments], pa.timestamp("us", "UTC")),
+        "local": pa.array(moments, pa.timestamp("us")),
+        "money": pa.array([decimal.Decimal(i) / 4 for i in range(ROWS)], pa.decimal128(20, 4)),
+        "list": pa.array([list(range(i % 4)) for i in range(ROWS)], pa.list_(pa.int64())),
+        "struct": pa.array([{"a": i, "b": [str(i)]} for i in range(ROWS)], pa.struct([("a", pa.int32()), ("b", pa.list_(pa.string()))])),
+        "map": pa.array([[(str(j), j) for j in range(i % 3)] for i in range(ROWS)], pa.map_(pa.string(), pa.int64())),
+    }
+    write_deltalake(str(t.path("types")), pa.table(columns))
+    t.case("types")
+
+
+# --- by hand ----------------------------------------------------------------------------------------------------------
+def z85(data):
+    """Base 85 as the log has it; bytes in multiples of four."""
+    return base64.b85encode(data).decode().translate(str.maketrans(PYTHONS, ZEROMQS))
+
+
+PYTHONS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+-;<=>?@^_`{|}~"
+ZEROMQS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
+
+
+def bitmap(rows):
+    """Row numbers as a portable roaring bitmap of 64 bits, with the protocol's magic number before it."""
+    blocks = {}
+    for row in sorted(rows):
+        blocks.setdefault(row >> 16, []).append(row & 0xFFFF)
+    assert max(blocks) < 1 << 16 and all(len(block) <= 4096 for block in blocks.values())
+    head = b"".join(struct.pack("<HH", key, len(block) - 1) for key, block in blocks.items())
+    at, offsets, data = 8 + len(head) + 4 * len(blocks), b"", b""
+    for block in blocks.values():
+        offsets += struct.pack("<I", at + len(data))
+        data += b"".join(struct.pack("<H", low) for low in block)
+    of_32_bits = struct.pack("<II", 12346, len(blocks)) + head + offsets + data
+    return struct.pack("<I", 1681511377) + struct.pack("<Q", 1) + struct.pack("<I", 0) + of_32_bits
+
+
+def inline(rows):
+    data = bitmap(rows)
+    data += b"\0" * (-len(data) % 4)
+    return {"storageType": "i", "pathOrInlineDv": z85(data), "sizeInBytes": len(data), "cardinality": len(rows)}
+
+
+def in_file(folder, all_rows):
+    """One file for the vectors of several objects."""
+    name = uuid.UUID("11111111-2222-3333-4444-555555555555")
+    content, vectors = b"\x01", []
+    for rows in all_rows:
+        data = bitmap(rows)
+        vector = {"storageType": "u", "pathOrInlineDv": z85(name.bytes), "offset": len(content)}
+        vectors.append(vector | {"sizeInBytes": len(data), "cardinality": len(rows)})
+        content += struct.pack(">I", len(data)) + data + struct.pack(">I", zlib.crc32(data))
+    (folder / f"deletion_vector_{name}.bin").write_bytes(content)
+    return vectors
+
+
+def commit(folder, version, actions):
+    log = folder / "_delta_log"
+    log.mkdir(parents=True, exist_ok=True)
+    (log / f"{version:020}.json").write_text("\n".join(json.dumps(action) for action in actions) + "\n")
+
+
+def protocol(*features):
+    both = {"readerFeatures": list(features), "writerFeatures": list(features)}
+    return {"protocol": {"minReaderVersion": 3, "minWriterVersion": 7} | both}
+
+
+def field(name, kind, **metadata):
+    return {"name": name, "type": kind, "nullable": True, "metadata": metadata}
+
+
+def mapped(name, kind, number, physical):
+    return field(name, kind, **{"delta.columnMapping.id": number, "delta.columnMapping.physicalName": physical})
+
+
+def metadata(fields, partitions=(), **configuration):
+    schema = json.dumps({"type": "struct", "fields": fields})
+    columns = {"partitionColumns": list(partitions), "configuration": configuration, "createdTime": 0}
+    return {"metaData": {"id": "t", "format": {"provider": "parquet", "options": {}}, "schemaString": schema} | columns}
+
+
+def add(folder, key, columns, values=None, vector=None, **options):
+    """Writes an object; an action that adds it to the table."""
+    path = folder / key
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if columns is not None:
+        pq.write_table(pa.table(columns), path, **{"row_group_size": 50} | options)
+    action = {"path": key, "partitionValues": values or {}, "size": path.stat().st_size}
+    action |= {"modificationTime": 0, "dataChange": True, "stats": "{}"}
+    return {"add": action | ({"deletionVector": vector} if vector else {})}
+
+
+def remove(key, vector=None):
+    action = {"path": key, "deletionTimestamp": 0, "dataChange": True}
+    return {"remove": action | ({"deletionVector": vector} if vector else {})}
+
+
+def deleted(t):
+    folder = t.path("deleted-rows")
+    fields = [field("id", "long"), field("t", "string")]
+    a, b, c = ({"id": ids(start), "t": texts()} for start in [0, 1000, 2000])
+    keys = ["a.parquet", "b.parquet", "c.parquet"]
+    commit(folder, 0, [protocol("deletionVectors"), metadata(fields), add(folder, keys[0], a), add(folder, keys[1], b)])
+    of_a, of_b = [0, 1, 2, 49, 50, 51, 120, 199], list(range(100, 200))
+    first = in_file(folder, [of_a, of_b])
+    commit(folder, 1, [remove(keys[0]), remove(keys[1]), add(folder, keys[0], None, vector=first[0]), add(folder, keys[1], None, vector=first[1])])
+    more = sorted([*of_a, 77])
+    commit(folder, 2, [remove(keys[0], first[0]), add(folder, keys[0], None, vector=inline(more)), add(folder, keys[2], c)])
+
+    def left(columns, gone):
+        return pa.table(columns).take([i for i in range(ROWS) if i not in gone])
+
+    t.case("deleted-rows", 0, pa.concat_tables([pa.table(a), pa.table(b)]))
+    t.case("deleted-rows", 1, pa.concat_tables([left(a, of_a), left(b, of_b)]))
+    latest = pa.concat_tables([left(a, more), left(b, of_b), pa.table(c)])
+    t.case("deleted-rows", None, latest)
+    filtered = latest.filter(pa.array([x is not None and (x < 130 or x >= 1090) for x in latest["id"].to_pylist()]))
+    folder = t.path("deleted-and-filtered")
+    shutil.copytree(t.path("deleted-rows"), folder)
+    t.case("deleted-and-filtered", None, filtered, options=["--where", "id < 130 or id >= 1090"])
+    folder = t.path("all-deleted")
+    commit(folder, 0, [protocol("deletionVectors"), metadata(fields), add(folder, "a.parquet", a, vector=inline(range(ROWS)))])
+    t.case("all-deleted", None, pa.table(a).slice(0, 0))
+
+
+def renamed(t):
+    folder = t.path("renamed")
+    # `a` became `b`, then another `a` was added, and `gone` dropped; the partition has another name in the log, too.
+    old = [mapped("a", "long", 1, "a"), mapped("gone", "string", 2, "gone"), mapped("city", "string", 3, "col-city")]
+    new = [mapped("b", "long", 1, "a"), mapped("a", "string", 4, "col-4"), mapped("city", "string", 3, "col-city")]
+    mode = {"delta.columnMapping.mode": "name", "delta.columnMapping.maxColumnId": "4"}
+    first = add(folder, "x/1.parquet", {"a": ids(), "gone": texts()}, {"col-city": "Bern"}, inline([5, 6]))
+    commit(folder, 0, [protocol("columnMapping", "deletionVectors"), metadata(old, ["city"], **mode), first])
+    second = add(folder, "y/2.parquet", {"a": ids(1000), "col-4": texts()}, {"col-city": None})
+    commit(folder, 1, [metadata(new, ["city"], **mode), second])
+    kept = [i for i in range(ROWS) if i not in (5, 6)]
+    before = {"a": ids().take(kept), "gone": texts().take(kept), "city": pa.array(["Bern"] * len(kept))}
+    t.case("renamed", 0, pa.table(before))
+    schema = pa.schema([("b", pa.int64()), ("a", pa.string()), ("city", pa.string())])
+    of_first = pa.table({"b": before["a"], "a": pa.nulls(len(kept), pa.string()), "city": before["city"]}, schema=schema)
+    of_second = pa.table({"b": ids(1000), "a": texts(), "city": pa.nulls(ROWS, pa.string())}, schema=schema)
+    t.case("renamed", None, pa.concat_tables([of_first, of_second]))
+
+
+def of_spark(t):
+    folder = t.path("spark-timestamps")
+    moments = [dt.datetime(2024, 1, 1, tzinfo=UTC) + dt.timedelta(seconds=i) for i in range(ROWS)]
+    at = pa.array(moments, pa.timestamp("us", "UTC"))
+    fields = [field("id", "integer"), field("at", "timestamp")]
+    key = "part-00000-2f6c5e0e-c000.snappy.parquet"
+    columns = {"id": pa.array(range(ROWS), pa.int32()), "at": at}
+    first = add(folder, key, columns, use_deprecated_int96_timestamps=True, store_schema=False)
+    commit(folder, 0, [{"protocol": {"minReaderVersion": 1, "minWriterVersion": 2}}, metadata(fields), first])
+    (folder / "_delta_log" / f".{0:020}.json.crc").write_bytes(b"crc")
+    t.case("spark-timestamps", None, pa.table(columns))
+    folder = t.path("widened")
+    narrow, wide = ({"x": pa.array(range(ROWS), kind)} for kind in [pa.int32(), pa.int64()])
+    changes = [{"fromType": "integer", "toType": "long"}]
+    log = [protocol("typeWidening"), metadata([field("x", "long", **{"delta.typeChanges": changes})], **{"delta.enableTypeWidening": "true"})]
+    commit(folder, 0, [*log, add(folder, "a.parquet", narrow), add(folder, "b.parquet", wide)])
+    t.case("widened", None, pa.table({"x": pa.concat_arrays([wide["x"], wide["x"]])}))
+
+
+def bad(t):
+    """Tables that cannot be read; their names begin so."""
+    x = {"x": ids()}
+    fields = [field("x", "long")]
+
+    def table(name, first, *others, key="a.parquet"):
+        folder = t.path(f"bad-{name}")
+        commit(folder, 0, [first, *(others or [metadata(fields)]), add(folder, key, x)])
+        return folder
+
+    table("feature", protocol("timeMachine"))
+    by_id = {"delta.columnMapping.mode": "id", "delta.columnMapping.maxColumnId": "1"}
+    table("ids", protocol("columnMapping"), metadata([mapped("x", "long", 1, "x")], **by_id))
+    (table("gone", protocol()) / "a.parquet").unlink()
+    folder = table("elsewhere", protocol())
+    log = folder / "_delta_log" / f"{0:020}.json"
+    log.write_text(log.read_text().replace("a.parquet", "s3://elsewhere/a.parquet"))
+    folder = table("json", protocol())
+    (folder / "_delta_log" / f"{1:020}.json").write_text("{not json")
+    table("type", protocol(), metadata([field("x", "string"), field("id", "long")]))
+    folder = t.path("bad-vector")
+    vector = inline([1, 2]) | {"cardinality": 3}
+    commit(folder, 0, [protocol("deletionVectors"), metadata(fields), add(folder, "a.parquet", x, vector=vector)])
+
+
+def main():
+    tables = Tables(sys.argv[1])
+    for make in [written, partitioned, types, deleted, renamed, of_spark, bad]:
+        make(tables)
+    (tables.root / "cases.json").write_text(json.dumps(tables.cases, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,169 @@
+//! Slow stores, killed nodes, and objects that change while they are read.
+
+use super::*;
+use forebay_tests::harness::slow::{SlowProxy, Slowness};
+
+#[test]
+fn readers_of_a_cold_block_get_bytes_as_they_come() {
+    let s3 = S3Server::start();
+    let wanted = put(&s3, "slow", 6, 4 * MIB);
+    // The one block takes four seconds.
+    let slow = SlowProxy::start(&s3.endpoint, Slowness { total_mb_s: 1.0, ..Slowness::none() });
+    let server = ServerOptions::for_endpoint(&s3, &slow.endpoint).start();
+    let uri = s3.uri("slow");
+    let read = || async {
+        let objects = Objects::new(&Access::endpoint(&server.endpoint)?);
+        let version = objects.version(&uri).await?;
+        let mut pieces = objects.read(&version, 0..version.size)?;
+        let (mut got, mut first) = (Vec::new(), None);
+        while let Some(piece) = pieces.next().await {
+            first.get_or_insert_with(Instant::now);
+            got.extend_from_slice(&piece?);
+        }
+        Ok::<_, Error>((got, first.expect("a piece").elapsed()))
+    };
+    let (one, two) = runtime().block_on(async { tokio::join!(read(), read()) });
+    for reader in [one, two] {
+        let (got, since_first) = reader.expect("read");
+        check("as it comes", &got, &wanted);
+        assert!(since_first > Duration::from_secs(1), "all bytes came within {since_first:?}");
+    }
+    assert_eq!(slow.passed().object_bytes, wanted.len() as u64, "one fill for both");
+    // In the middle of another block: from there to its end first.
+    let wanted = put(&s3, "deep", 7, 4 * MIB);
+    slow.set(Slowness::none());
+    s3.take_log();
+    check("deep", &get(&server, &s3.uri("deep"), &["3145728-3145800"]), &wanted[3 * MIB..3 * MIB + 73]);
+    wait_for_blocks(&server, 2);
+    let ranges: Vec<_> = s3.take_log().iter().filter_map(SeenRequest::range_bytes).collect();
+    assert_eq!(ranges, [3 * MIB as u64..4 * MIB as u64, 0..3 * MIB as u64]);
+    server.stop();
+}
+
+#[test]
+fn what_was_begun_ahead_ends_with_its_reader() {
+    let s3 = S3Server::start();
+    let blocks = 400;
+    put(&s3, "ahead", 8, blocks * 65_536);
+    let slow = SlowProxy::start(&s3.endpoint, Slowness { total_mb_s: 1.0, ..Slowness::none() });
+    let server = ServerOptions::for_endpoint(&s3, &slow.endpoint).env(SMALL.0, SMALL.1).start();
+    let (runtime, uri) = (runtime(), s3.uri("ahead"));
+    runtime.block_on(async {
+        let mut client = ObjectsClient::connect(server.endpoint.clone()).await.expect("connect");
+        let request = v1::HeadObjectRequest { uri };
+        let object = client.head(request).await.expect("the object").into_inner();
+        let ranges = vec![v1::ByteRange { start: 0, end: object.size }];
+        let request = v1::ReadObjectRequest { object: Some(object), ranges };
+        let mut pieces = client.read(request).await.expect("read").into_inner();
+        pieces.message().await.expect("a piece");
+    });
+    drop(runtime);
+    // Requests under way end; then nothing more is asked for.
+    let (mut gets, mut since) = (0, Instant::now());
+    while since.elapsed() < Duration::from_secs(4) {
+        let now = slow.passed().object_gets;
+        if now != gets {
+            (gets, since) = (now, Instant::now());
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    assert!((1..blocks as u64 / 2).contains(&gets), "{gets} blocks of {blocks} were fetched");
+    server.stop();
+}
+
+#[test]
+fn a_node_that_dies_in_mid_read_costs_no_byte() {
+    let s3 = S3Server::start();
+    let wanted = put(&s3, "big", 4, 8 * MIB);
+    let mut all = nodes(&s3, 3, &[("FOREBAY_OBJECTS__BLOCK_BYTES", "262144")]);
+    let (runtime, urls, uri) = (runtime(), urls(&all), s3.uri("big"));
+    let got = runtime.block_on(async {
+        let objects = Objects::new(&Access::endpoint(&urls)?);
+        let version = objects.version(&uri).await?;
+        let mut pieces = objects.read(&version, 0..version.size)?;
+        let mut got = Vec::new();
+        while let Some(piece) = pieces.next().await {
+            got.extend_from_slice(&piece?);
+            if got.len() > MIB && all.len() == 3 {
+                all.remove(1).kill();
+            }
+        }
+        Ok::<_, Error>(got)
+    });
+    check("with a dead node", &got.expect("read"), &wanted);
+    all.into_iter().for_each(|mut node| node.kill());
+    // With none left the object store stands in, if it may.
+    let line = ["get", &uri, "--endpoint", &urls, "--fallback", "direct", "--s3-endpoint", &s3.endpoint];
+    let run = Run::new("forebay").args(line).args(["--s3-region", REGION]).envs(s3.credentials());
+    check("from the store", &run.end().expect_success(), &wanted);
+    let why = Run::new("forebay").args(["get", &uri, "--endpoint", &urls]).end().expect_failure();
+    assert!(why.contains("cannot reach the cache"), "{why}");
+}
+
+#[test]
+fn kills_while_filling_leave_no_wrong_byte() {
+    let kills: u32 = std::env::var("FOREBAY_TEST_KILLS").ok().and_then(|n| n.parse().ok()).unwrap_or(20);
+    let s3 = S3Server::start();
+    let wanted = put(&s3, "killed", 5, 6 * MIB + 123);
+    let (uri, folder) = (s3.uri("killed"), tempfile::tempdir().expect("make a folder"));
+    let options = || ServerOptions::for_s3(&s3).folder(folder.path()).env(SMALL.0, SMALL.1);
+    let seed = fastrand::u64(..);
+    let mut random = fastrand::Rng::with_seed(seed);
+    for kill in 0..kills {
+        let mut server = options().start();
+        let read = cached(&server, &["get", &uri]).start();
+        std::thread::sleep(Duration::from_millis(random.u64(0..120)));
+        server.kill();
+        drop(read);
+        if kill % 5 == 4 {
+            // The blocks left on the disk make all of it, with the rest from the store.
+            let server = options().start();
+            check(&format!("kill {kill}, seed {seed}"), &get(&server, &uri, &[]), &wanted);
+            if kill % 10 == 9 {
+                cached(&server, &["free", &uri]).end().expect_success();
+            }
+            server.stop();
+        }
+    }
+}
+
+#[test]
+fn an_object_overwritten_in_mid_read_is_an_error_or_one_version() {
+    let s3 = S3Server::start();
+    let server = ServerOptions::for_s3(&s3).env(SMALL.0, SMALL.1).start();
+    let (mut whole, mut errors) = (0, 0);
+    for round in 0..40u64 {
+        let key = format!("changing/{round}");
+        let old = put(&s3, &key, 2 * round, 10 * 65_536 + 9);
+        let new = bytes_of(2 * round + 1, old.len() + (round % 3) as usize);
+        s3.overwrite_before_get(1 + (round as usize % 11), &key, new.clone());
+        let ended = cached(&server, &["get", &s3.uri(&key)]).end();
+        match ended.code {
+            Some(0) => {
+                assert!(ended.stdout == old || ended.stdout == new, "round {round}: a mix of two versions");
+                whole += 1;
+            }
+            _ => {
+                assert!(ended.stderr.contains("was overwritten while it was read"), "{}", ended.stderr);
+                assert!(old.starts_with(&ended.stdout), "round {round}: bytes of another version");
+                errors += 1;
+            }
+        }
+        s3.heal();
+        check("afterwards", &get(&server, &s3.uri(&key), &[]), &new);
+    }
+    assert!(errors > 0, "{whole} whole, {errors} errors: it never changed in mid-read");
+    server.stop();
+}
+
+#[test]
+fn what_is_written_is_seen_by_the_next_read() {
+    let s3 = S3Server::start();
+    let all = nodes(&s3, 2, &[SMALL]);
+    for seed in 0..10 {
+        let wanted = put(&s3, "again", seed, 100_000 + seed as usize);
+        let run = Run::new("forebay").args(["get", &s3.uri("again"), "--endpoint", &urls(&all)]);
+        check("the newest", &run.end().expect_success(), &wanted);
+    }
+    all.into_iter().for_each(Server::stop);
+}
