@@ -9,7 +9,6 @@ use crate::runtime::blocking;
 use forebay_proto::{Error, Kind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tokio::runtime::Handle;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
@@ -19,6 +18,9 @@ const HEAL_EVERY: Duration = Duration::from_secs(1);
 
 /// Pause after each round of the scrub.
 const SCRUB_PAUSE: Duration = Duration::from_secs(1);
+
+/// How late the scrub may notice in a pause that the node stops.
+const STOP_LOOK_EVERY: Duration = Duration::from_millis(50);
 
 /// Keeps the disk cache in order until `stop` is called. `scrub_mb_per_s` = 0: nothing is scrubbed.
 pub async fn run(disk: Arc<DiskCache>, scrub_mb_per_s: f64, stop: CancellationToken) {
@@ -41,17 +43,49 @@ fn gave_up(e: &Error, what: &str) {
 }
 
 async fn scrub(disk: Arc<DiskCache>, bytes_per_s: f64, stop: CancellationToken) {
-    let runtime = Handle::current();
     while timeout(SCRUB_PAUSE, stop.cancelled()).await.is_err() {
-        let (disk, stop, runtime, mut begun) = (disk.clone(), stop.clone(), runtime.clone(), Instant::now());
+        let (disk, stop, mut begun) = (disk.clone(), stop.clone(), Instant::now());
         let pause = move |read| {
             let due = Duration::from_secs_f64(read as f64 / bytes_per_s);
-            let stopped = runtime.block_on(timeout(due.saturating_sub(begun.elapsed()), stop.cancelled()));
+            let goes_on = sleep_unless(&stop, due.saturating_sub(begun.elapsed()));
             begun = Instant::now();
-            stopped.is_err()
+            goes_on
         };
         if let Err(e) = blocking(move || disk.scrub(pause)).await {
             return gave_up(&e, "segment files are no longer scrubbed");
         }
+    }
+}
+
+/// Sleeps on a thread that may block. Returns false if `stop` was called. It needs no timer of the runtime,
+/// which may end before this thread does.
+fn sleep_unless(stop: &CancellationToken, time: Duration) -> bool {
+    let until = Instant::now() + time;
+    while !stop.is_cancelled() {
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return true;
+        }
+        std::thread::sleep(left.min(STOP_LOOK_EVERY));
+    }
+    false
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_scrub_pauses_without_a_runtime_and_ends_when_told() {
+        // The runtime of a node that stops ends before its threads do: a timer of it panicked here.
+        let stop = CancellationToken::new();
+        let begun = Instant::now();
+        assert!(sleep_unless(&stop, Duration::from_millis(70)));
+        assert!(begun.elapsed() >= Duration::from_millis(70));
+        let told = stop.clone();
+        let sleeper = std::thread::spawn(move || sleep_unless(&told, Duration::from_secs(3600)));
+        stop.cancel();
+        assert!(!sleeper.join().unwrap());
+        assert!(!sleep_unless(&stop, Duration::ZERO));
     }
 }

@@ -106,6 +106,16 @@ impl LogFiles {
         KernelError::generic(message)
     }
 
+    /// Waits on a thread that may block. The work itself is a task: it ends with the runtime, whose timers
+    /// must not be polled from this thread then.
+    fn wait<T: Send + 'static>(&self, work: impl Future<Output = Result<T>> + Send + 'static) -> Result<T> {
+        let task = self.runtime.spawn(work);
+        self.runtime.block_on(task).unwrap_or_else(|e| match e.try_into_panic() {
+            Ok(panic) => std::panic::resume_unwind(panic),
+            Err(_) => Err(Error::closed("the runtime is ending")),
+        })
+    }
+
     async fn object(&self, uri: &str) -> Result<SourceObject> {
         let listed = self.listed.lock().get(uri).cloned();
         match listed {
@@ -144,7 +154,8 @@ impl LogFiles {
         };
         let place = self.source.place(&directory)?;
         let after = self.source.place(&after)?;
-        let listed = self.runtime.block_on(self.source.list_after(&place, Some(&after)))?;
+        let (source, of) = (self.source.clone(), place.clone());
+        let listed = self.wait(async move { source.list_after(&of, Some(&after)).await })?;
         let mut files = Vec::with_capacity(listed.len());
         for meta in listed {
             let full: &str = meta.location.as_ref();
@@ -179,8 +190,11 @@ impl Handler {
     ) -> impl Iterator<Item = KernelResult<(Url, Bytes)>> + Send + use<> {
         let files = self.0.clone();
         self.groups(slices).into_iter().flat_map(move |group| {
-            let reads = group.iter().map(|(url, range)| files.read(url, range.clone()));
-            match files.runtime.block_on(try_join_all(reads)) {
+            let (owned, reads) = (files.clone(), group.clone());
+            let read = async move {
+                try_join_all(reads.iter().map(|(url, range)| owned.read(url, range.clone()))).await
+            };
+            match files.wait(read) {
                 Ok(read) => group.into_iter().zip(read).map(|((url, _), bytes)| Ok((url, bytes))).collect(),
                 Err(e) => vec![Err(files.fault(e))],
             }
@@ -242,7 +256,8 @@ impl StorageHandler for Handler {
 
     fn head(&self, path: &Url) -> KernelResult<FileMeta> {
         let uri = url::uri(&self.0.root, path).map_err(|e| self.0.fault(e))?;
-        let object = self.0.runtime.block_on(self.0.object(&uri)).map_err(|e| self.0.fault(e))?;
+        let files = self.0.clone();
+        let object = self.0.wait(async move { files.object(&uri).await }).map_err(|e| self.0.fault(e))?;
         Ok(FileMeta { location: path.clone(), last_modified: 0, size: object.size })
     }
 
@@ -323,7 +338,8 @@ impl ParquetHandler for Handler {
     }
 
     fn read_parquet_footer(&self, file: &FileMeta) -> KernelResult<ParquetFooter> {
-        let read = self.0.runtime.block_on(self.0.read(&file.location, None));
+        let (files, location) = (self.0.clone(), file.location.clone());
+        let read = self.0.wait(async move { files.read(&location, None).await });
         let bytes = read.map_err(|e| self.0.fault(e))?;
         let metadata = ArrowReaderMetadata::load(&bytes, reader_options())?;
         Ok(ParquetFooter { schema: Arc::new(StructType::try_from_arrow(metadata.schema().as_ref())?) })
