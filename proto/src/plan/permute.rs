@@ -7,8 +7,12 @@
 /// told from a uniform shuffle's, and two more.
 const ROUNDS: usize = 8;
 
-/// Positions that [`Permutation::apply_all`] takes at a time.
+/// Positions that [`Permutation::apply_all`] takes at a time: enough for the processor to overlap their chains
+/// of multiplications.
 const LANES: usize = 8;
+
+/// The lower half of a number.
+const LOW: u64 = 0xffff_ffff;
 
 /// The upper half of a product: for uniform `r`, a number in `0 .. n`.
 #[inline(always)]
@@ -76,58 +80,178 @@ impl Permutation {
         y
     }
 
-    /// Writes where `first`, `first + 1`, ... go. All of them must be less than n. Several at a time, so that
-    /// the processor overlaps their chains of multiplications.
+    /// Writes where `first`, `first + 1`, ... go. All of them must be less than n.
     pub fn apply_all(&self, first: u64, out: &mut [u64]) {
-        let (mut l, mut r) = (first % self.a, first / self.a);
-        let (lanes, rest) = out.as_chunks_mut::<LANES>();
-        let done = (lanes.len() * LANES) as u64;
+        let done = wide::apply(self, first, out);
+        let done = done + self.apply_lanes::<LANES, false>(first + done as u64, &mut out[done..]);
+        for (i, y) in out[done..].iter_mut().enumerate() {
+            *y = self.apply(first + (done + i) as u64);
+        }
+    }
+
+    /// [`apply_all`](Self::apply_all) for as many positions as fill all lanes; returns how many. `NARROW` is
+    /// for sizes below 2^32, with multiplications that processors do for several lanes at once.
+    #[inline(always)]
+    fn apply_lanes<const L: usize, const NARROW: bool>(&self, first: u64, out: &mut [u64]) -> usize {
+        let (a, b) = (self.a, self.b);
+        let (mut l, mut r) = (first % a, first / a);
+        let (lanes, _) = out.as_chunks_mut::<L>();
+        let done = lanes.len() * L;
         for out in lanes {
-            let (mut ls, mut rs) = ([0; LANES], [0; LANES]);
-            for (lane_l, lane_r) in ls.iter_mut().zip(&mut rs) {
-                (*lane_l, *lane_r) = (l, r);
-                l += 1;
-                (l, r) = if l == self.a { (0, r + 1) } else { (l, r) };
+            let (mut ls, mut rs) = ([0; L], [0; L]);
+            if a >= L as u64 {
+                for (i, (lane_l, lane_r)) in ls.iter_mut().zip(&mut rs).enumerate() {
+                    let past = l + i as u64;
+                    *lane_l = if past >= a { past - a } else { past };
+                    *lane_r = r + u64::from(past >= a);
+                }
+                (l, r) = if l + L as u64 >= a { (l + L as u64 - a, r + 1) } else { (l + L as u64, r) };
+            } else {
+                for (lane_l, lane_r) in ls.iter_mut().zip(&mut rs) {
+                    (*lane_l, *lane_r) = (l, r);
+                    (l, r) = if l + 1 == a { (0, r + 1) } else { (l + 1, r) };
+                }
             }
             for pair in self.keys.chunks_exact(2) {
                 for (l, r) in ls.iter_mut().zip(&rs) {
-                    *l = add(*l, step(pair[0], *r, self.a), self.a);
+                    *l = add(*l, step::<NARROW>(pair[0], *r, a), a);
                 }
                 for (r, l) in rs.iter_mut().zip(&ls) {
-                    *r = add(*r, step(pair[1], *l, self.b), self.b);
+                    *r = add(*r, step::<NARROW>(pair[1], *l, b), b);
                 }
             }
             for (y, (l, r)) in out.iter_mut().zip(ls.iter().zip(&rs)) {
-                *y = l + self.a * r;
+                *y = l + a * r;
+            }
+            for y in out.iter_mut() {
                 while *y >= self.n {
                     *y = self.rounds(*y);
                 }
             }
         }
-        for (i, y) in rest.iter_mut().enumerate() {
-            *y = self.apply(first + done + i as u64);
-        }
+        done
     }
 
     #[inline(always)]
     fn rounds(&self, x: u64) -> u64 {
         let (mut l, mut r) = (x % self.a, x / self.a);
         for pair in self.keys.chunks_exact(2) {
-            l = add(l, step(pair[0], r, self.a), self.a);
-            r = add(r, step(pair[1], l, self.b), self.b);
+            l = add(l, step::<false>(pair[0], r, self.a), self.a);
+            r = add(r, step::<false>(pair[1], l, self.b), self.b);
         }
         l + self.a * r
     }
 }
 
 #[inline(always)]
-fn step(key: u64, half: u64, size: u64) -> u64 {
+fn step<const NARROW: bool>(key: u64, half: u64, size: u64) -> u64 {
     let m = (half ^ key).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    high((m ^ (m >> 32)).wrapping_mul(0xd6e8_feb8_6659_fd93), size)
+    let m = (m ^ (m >> 32)).wrapping_mul(0xd6e8_feb8_6659_fd93);
+    if NARROW { high_narrow(m, size) } else { high(m, size) }
+}
+
+/// [`high`] for `n` below 2^32, made of products of 32 bits.
+#[inline(always)]
+fn high_narrow(r: u64, n: u64) -> u64 {
+    let n = n & LOW;
+    ((r >> 32) * n + (((r & LOW) * n) >> 32)) >> 32
 }
 
 #[inline(always)]
 fn add(x: u64, y: u64, size: u64) -> u64 {
     let s = x + y;
     if s >= size { s - size } else { s }
+}
+
+/// The same network with instructions that not every x86-64 has.
+#[cfg(target_arch = "x86_64")]
+mod wide {
+    #![expect(unsafe_code, reason = "a function with these instructions may be called only where they are")]
+
+    use super::{LOW, Permutation};
+
+    /// As many positions as there are instructions for; returns how many.
+    pub(super) fn apply(permutation: &Permutation, first: u64, out: &mut [u64]) -> usize {
+        if permutation.a > LOW {
+            return 0;
+        }
+        if is_x86_feature_detected!("avx512dq") && is_x86_feature_detected!("avx512vl") {
+            // SAFETY: the processor has them.
+            return unsafe { avx512(permutation, first, out) };
+        }
+        if is_x86_feature_detected!("avx2") {
+            // SAFETY: the processor has them.
+            return unsafe { avx2(permutation, first, out) };
+        }
+        0
+    }
+
+    #[target_feature(enable = "avx512f,avx512dq,avx512vl")]
+    fn avx512(permutation: &Permutation, first: u64, out: &mut [u64]) -> usize {
+        permutation.apply_lanes::<32, true>(first, out)
+    }
+
+    #[target_feature(enable = "avx2")]
+    fn avx2(permutation: &Permutation, first: u64, out: &mut [u64]) -> usize {
+        permutation.apply_lanes::<16, true>(first, out)
+    }
+}
+
+/// Elsewhere the plain network is all there is.
+#[cfg(not(target_arch = "x86_64"))]
+mod wide {
+    pub(super) fn apply(_: &super::Permutation, _: u64, _: &mut [u64]) -> usize {
+        0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn many_positions_at_once_go_where_each_goes(
+            n in prop_oneof![1u64..3000, 1u64..1 << 40],
+            key: u64,
+            at: prop::sample::Index,
+            many in 1usize..300,
+        ) {
+            let permutation = Permutation::new(n, key);
+            let first = at.index(n as usize) as u64;
+            let many = many.min((n - first) as usize);
+            let expected: Vec<u64> = (first..first + many as u64).map(|x| permutation.apply(x)).collect();
+            let mut out = vec![u64::MAX; many];
+            permutation.apply_all(first, &mut out);
+            prop_assert_eq!(&out, &expected);
+            // Each width by itself, whichever this processor would take.
+            let widths = [
+                Permutation::apply_lanes::<LANES, false>,
+                Permutation::apply_lanes::<16, true>,
+                Permutation::apply_lanes::<32, true>,
+            ];
+            for apply in widths {
+                out.fill(u64::MAX);
+                let done = apply(&permutation, first, &mut out);
+                prop_assert!(done <= many && done + 32 > many);
+                prop_assert_eq!(&out[..done], &expected[..done]);
+            }
+        }
+
+        #[test]
+        fn products_of_halves_are_products(r: u64, n in 0u64..1 << 32) {
+            prop_assert_eq!(high_narrow(r, n), high(r, n));
+        }
+    }
+
+    #[test]
+    fn sizes_beyond_32_bits_take_the_plain_way() {
+        let permutation = Permutation::new(u64::MAX, 3);
+        let mut out = [0; 100];
+        permutation.apply_all(u64::MAX - 100, &mut out);
+        for (i, y) in out.into_iter().enumerate() {
+            assert_eq!(y, permutation.apply(u64::MAX - 100 + i as u64));
+        }
+    }
 }
