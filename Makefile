@@ -29,9 +29,9 @@ test: ## Build and run all tests, those of the Python package last
 	cargo test --workspace --no-fail-fast
 	@scripts/test-python.sh
 
-test-readers: ## Run those tests of the Python package that need Polars or matplotlib (installs them), and 50 kills of a training process
+test-readers: ## Run those tests of the Python package that need Polars, dask or matplotlib (installs them), and 50 kills of a training process
 	@scripts/setup.sh tests readers
-	@FOREBAY_TEST_KILLS=50 scripts/test-python.sh -m 'not cuda' tests/test_readers.py tests/test_plot.py tests/test_process.py
+	@FOREBAY_TEST_KILLS=50 scripts/test-python.sh -m 'not cuda' tests/test_readers.py tests/test_fs.py tests/test_plot.py tests/test_process.py
 
 check: ## Formatting, lints, and the rules in tests/tests/tidy with their figures
 	@scripts/setup.sh check

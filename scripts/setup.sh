@@ -6,7 +6,7 @@
 #   scripts/setup.sh tests    also .venv/ with pyarrow and TensorBoard's reader, which tests compare with, pytest and mypy,
 #                             what torch needs to be imported from .torch/, the frameworks that the Python package is
 #                             tested with; and etcd
-#   scripts/setup.sh readers  also Polars and matplotlib in .venv/, for tests that are skipped without them
+#   scripts/setup.sh readers  also Polars, dask and matplotlib in .venv/, for tests that `make test` leaves out
 #   scripts/setup.sh wheel    also maturin in .venv/, which packs the Python wheel
 #   scripts/setup.sh check    also the rustup components clippy and rustfmt
 #   scripts/setup.sh nccl     also .nccl/ with the CUDA headers that the NCCL plugin is compiled with
@@ -27,9 +27,10 @@ framework_wheels=(torchdata==0.11.0 lightning==2.6.6 lightning-utilities==0.15.3
 # Readers of Arrow, and loops that have interfaces for loaders (42 MB), with what they import.
 consumer_wheels=(pandas==3.1.1 python-dateutil==4.0.0 six==1.17.0 duckdb==2.0.0 torchtitan==0.3.0 tyro==1.0.17
     docstring-parser==0.18.0 grain==0.2.18 array-record==0.8.6 etils==1.15.0 cloudpickle==3.1.2 portpicker==1.6.0)
-# Those that `make test` does not afford (76 MB).
+# Those that `make test` does not afford (80 MB).
 reader_wheels=(polars==2.1.0 polars-runtime-32==2.1.0 matplotlib==3.11.2 contourpy==1.3.3 cycler==0.12.1 fonttools==4.68.0
-    kiwisolver==1.5.1 pillow==13.0.0 pyparsing==3.3.3)
+    kiwisolver==1.5.1 pillow==13.0.0 pyparsing==3.3.3
+    dask==2026.8.0 importlib_metadata==10.2.0 lazy-importer==0.1.0 locket==1.0.0 partd==1.4.2 toolz==1.2.0 zipp==4.1.2)
 wheel_wheels=(maturin==1.16.0)
 nccl_wheels=(nvidia-cuda-crt==13.0.88 nvidia-cuda-cccl==13.0.85) # Headers alone; the rest came with libtorch's.
 # Enough of TensorBoard to read event files (90 MB); its server's dependencies are left out.

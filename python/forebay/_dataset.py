@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex, TypedDict
 from forebay import _forebay
 from forebay._errors import ChangedError, InvalidError
 from forebay._html import table
-from forebay._local_node import LocalNode, local_settings
+from forebay._local_node import LocalNode
 from forebay._numbers import whole
-from forebay._source import source_settings
+from forebay._place import place
 
 if TYPE_CHECKING:
     import pyarrow
@@ -80,11 +80,6 @@ def dataset(
     Raises `NotFoundError` if there is nothing, `InvalidError` if arguments contradict each other or the schema,
     `RetryError` if neither cache nor store answer.
     """
-    source, local = source_settings("dataset", store), local_settings()
-    if isinstance(endpoint, LocalNode):
-        if source:
-            raise InvalidError("keywords for the object store (s3_...) are the node's: pass them to forebay.local_node()")
-        (local, source), endpoint = endpoint._asked, "local"
     mix = [f"{part}={share}" for part, share in uri.items()] if isinstance(uri, Mapping) else []
     options: dict[str, Any] = {
         "columns": None if columns is None else _names(columns),
@@ -94,14 +89,9 @@ def dataset(
         "schema_of": schema_of,
         "partitions": partitions,
         "where": where,
-        "place": {
-            "endpoint": endpoint if endpoint is None or isinstance(endpoint, str) else ",".join(endpoint),
-            "direct": direct,
-            "zone": zone,
-            "local": local,
-            "source": source,
-            "direct_memory_bytes": None if direct_memory_bytes is None else whole("direct_memory_bytes", direct_memory_bytes),
-        },
+        "place": place(
+            "dataset", endpoint=endpoint, direct=direct, zone=zone, store=store, direct_memory_bytes=direct_memory_bytes
+        ),
     }
     return Dataset("" if isinstance(uri, Mapping) else os.fspath(uri), options)
 

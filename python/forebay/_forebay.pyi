@@ -12,6 +12,8 @@ __all__ = [
     "ImageDecoder",
     "ImageForm",
     "LocalNode",
+    "ObjectVersion",
+    "Objects",
     "Plan",
     "RecordBatch",
     "RecordBatchReader",
@@ -23,6 +25,9 @@ __all__ = [
 
 __version__: str
 
+# `Objects.list` hides it.
+_list = list
+
 @final
 class LocalNode:
     def __new__(cls, settings: str, source: str) -> Self: ...
@@ -31,6 +36,27 @@ class LocalNode:
     def start(self) -> None: ...
     def stop(self) -> bool: ...
     def status(self) -> str | None: ...
+
+@final
+class ObjectVersion:
+    @property
+    def uri(self) -> str: ...
+    @property
+    def etag(self) -> str: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def modified_ms(self) -> int: ...
+
+@final
+class Objects:
+    def __new__(cls, place: dict[str, Any]) -> Self: ...
+    def version(self, uri: str) -> ObjectVersion: ...
+    def list(
+        self, uri: str, recursive: bool, token: str
+    ) -> tuple[_list[tuple[str, int, str, int]], _list[str], str]: ...
+    def read(self, version: ObjectVersion, start: int, end: int) -> bytes: ...
+    def cat(self, wanted: Sequence[tuple[str, int | None, int | None]]) -> _list[bytes | BaseException]: ...
 
 @final
 class Schema:

@@ -37,7 +37,7 @@ pub(crate) struct Place {
 impl Place {
     /// `Invalid` if the keywords contradict each other. What neither they nor the environment name is a node
     /// of this machine.
-    fn access(self) -> Result<Access> {
+    pub fn access(self) -> Result<Access> {
         if self.direct && self.endpoint.is_some() {
             return Err(Error::invalid(
                 "endpoint= and direct=True contradict each other: read through the cache, or the object store directly",

@@ -18,6 +18,7 @@ mod images;
 mod loader;
 mod local_node;
 mod notes;
+mod objects;
 mod plan;
 mod process;
 mod rows;
@@ -45,6 +46,8 @@ mod _forebay {
     use crate::loader::{BatchReader, Settings};
     #[pymodule_export]
     use crate::local_node::LocalNode;
+    #[pymodule_export]
+    use crate::objects::{ObjectVersion, Objects};
     #[pymodule_export]
     use crate::plan::Plan;
     #[pymodule_export]

@@ -69,12 +69,13 @@ def rows(first: int, count: int) -> pa.Table:
 class Cluster:
     """A running `forebay-test-cluster`."""
 
-    def __init__(self, data: Path, nodes: int) -> None:
-        command = [str(BIN / "forebay-test-cluster"), "--data", str(data), "--nodes", str(nodes)]
+    def __init__(self, data: Path, nodes: int, *options: str) -> None:
+        command = [str(BIN / "forebay-test-cluster"), "--data", str(data), "--nodes", str(nodes), *options]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert self.process.stdout is not None
         said = json.loads(self.process.stdout.readline())
         self.endpoint: str = ",".join(said["nodes"])
+        self.etcd: list[str] = said["etcd"]
         self.bucket: str = said["bucket"]
         self.store: dict[str, Any] = {
             "s3_endpoint": said["s3_endpoint"],
@@ -137,6 +138,10 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pq.write_table(pictures, folder / f"{name}/0.parquet", row_group_size=6)
     for name in ["digits", "tokens"]:
         (folder / name).mkdir()
+    (folder / "texts").mkdir()
+    (folder / "texts/lines.csv").write_text("id,name\n" + "".join(f"{i},row {i}\n" for i in range(50_000)))
+    (folder / "texts/odd ä+%20.txt").write_bytes(bytes(range(256)) * 64)
+    (folder / "texts/empty").touch()
     tokens = pa.array([[(i + j) % 1000 for j in range(17)] for i in range(96)], pa.list_(pa.int32(), 17))
     pq.write_table(pa.table({"tokens": tokens}), folder / "tokens/0.parquet", row_group_size=8)
     digits = pq.read_table(Path(__file__).parent.parent.parent / "tests/data/mnist/test").slice(0, 800)

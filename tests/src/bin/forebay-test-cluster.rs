@@ -1,12 +1,14 @@
 //! A cluster for tests in other languages: an S3 server and nodes that read it, until standard input ends.
 //!
 //! Its first line on standard output is JSON: `s3_endpoint`, `s3_region`, `bucket`, `access_key`,
-//! `secret_key`, and `nodes`, the URLs of the nodes. After that it does what each line on standard input
+//! `secret_key`, `nodes`, the URLs of the nodes, and `etcd`, those of etcd's members if the nodes find each
+//! other there. After that it does what each line on standard input
 //! says: `kill N` kills node N (counted from 0) and writes `done`; `gets` writes how many objects were read
 //! from the S3 server so far, wholly or in part.
 
 use anyhow::Context;
 use clap::Parser;
+use forebay_tests::harness::etcd::Etcd;
 use forebay_tests::harness::mnist;
 use forebay_tests::harness::ports::free_addresses;
 use forebay_tests::harness::process::{Server, ServerOptions};
@@ -23,17 +25,21 @@ struct Options {
     /// How many nodes
     #[arg(long, default_value_t = 1)]
     nodes: usize,
+    /// Have them find each other in etcd
+    #[arg(long)]
+    etcd: bool,
 }
 
 fn main() -> anyhow::Result<()> {
-    let Options { data, nodes } = Options::parse();
+    let Options { data, nodes, etcd } = Options::parse();
     let s3 = S3Server::start();
     for entry in std::fs::read_dir(&data).with_context(|| format!("list {}", data.display()))? {
         let folder = entry?.path();
         let name = folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
         mnist::upload_folder(&s3, &folder, &name)?;
     }
-    let mut servers = start(&s3, nodes)?;
+    let etcd = etcd.then(|| Etcd::try_start(1)).transpose()?;
+    let mut servers = start(&s3, nodes, etcd.as_ref())?;
     let endpoints: Vec<&str> = servers.iter().map(|server| server.endpoint.as_str()).collect();
     println!(
         "{}",
@@ -44,6 +50,7 @@ fn main() -> anyhow::Result<()> {
             "access_key": s3.access_key,
             "secret_key": s3.secret_key,
             "nodes": endpoints,
+            "etcd": etcd.as_ref().map(Etcd::endpoints).unwrap_or_default(),
         })
     );
     for line in std::io::stdin().lock().lines() {
@@ -64,7 +71,7 @@ fn main() -> anyhow::Result<()> {
 }
 
 /// Nodes that know each other, each at a port of its own.
-fn start(s3: &S3Server, count: usize) -> anyhow::Result<Vec<Server>> {
+fn start(s3: &S3Server, count: usize, etcd: Option<&Etcd>) -> anyhow::Result<Vec<Server>> {
     let addresses = free_addresses(count)?;
     let names = |address: &String| format!("http://{address}");
     let members: Vec<String> = addresses.iter().map(names).collect();
@@ -72,7 +79,9 @@ fn start(s3: &S3Server, count: usize) -> anyhow::Result<Vec<Server>> {
         // Tests kill nodes and stop readers in mid-stream: then nodes warn. The empty text is in every line.
         let mut options = ServerOptions::for_s3(s3).args(["--listen", address]).allow_log("");
         options = options.args(["--cache-bytes", "1GB", "--memory-bytes", "512MB"]);
-        if count > 1 {
+        if let Some(etcd) = etcd {
+            options = options.args(etcd.arguments());
+        } else if count > 1 {
             options = options.args(members.iter().flat_map(|member| ["--cluster-node", member]));
         }
         options.try_start()
