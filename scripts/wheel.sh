@@ -38,6 +38,12 @@ check() {
     read=$(python "$2" "$1")
     [ "$said" = "$read" ] || { echo "wheel-check: forebay says order digest $said, the loader $read" >&2; exit 1; }
     echo "wheel-check: an epoch has the order digest $read"
+    python - <<'EOF'
+from importlib.metadata import entry_points
+(point,) = entry_points(group="fsspec.specs", name="forebay")
+assert point.value == "forebay.fs:ForebayFileSystem", point
+EOF
+    echo "wheel-check: fsspec finds the filesystem"
     # A node of its own, by the server that came with the wheel.
     export FOREBAY_RUNTIME_DIR=$clean/run FOREBAY_CACHE_DIR=$clean/cache
     said=$(PATH=/usr/bin:/bin "$clean/venv/bin/python" - "$1" <<'EOF'
