@@ -1,6 +1,9 @@
 //! Objects byte for byte, whatever is in them: their version of now, ranges of one version, listings.
 
-use crate::source::{FoundObject, PageRequest, Source, SourceObject, blocking, normalise, normalise_object};
+use crate::source::{
+    FoundObject, PageRequest, Source, SourceObject, StoreAnswer, StoreRequest, blocking, normalise,
+    normalise_object,
+};
 use crate::urgency::Urgency;
 use bytes::Bytes;
 use forebay_proto::manifest::uri_below;
@@ -64,6 +67,16 @@ impl ObjectReader {
         })
     }
 
+    /// What an S3 store says to a request in its own words, its refusals too.
+    pub async fn ask(&self, request: &StoreRequest) -> Result<StoreAnswer> {
+        self.0.ask(request).await
+    }
+
+    /// The region of the S3 store.
+    pub fn region(&self) -> &str {
+        self.0.region()
+    }
+
     /// A page of what lies under a prefix, or the object of this URI where nothing does; all are to be cut
     /// into blocks as `block_bytes` says of their URIs. `NotFound` if there is neither.
     pub async fn list(
@@ -105,8 +118,9 @@ impl ObjectReader {
 }
 
 fn wire(uri: String, found: &FoundObject, block_bytes: u64) -> v1::ObjectVersion {
-    let FoundObject { etag, size, modified_ms, .. } = found;
-    v1::ObjectVersion { uri, etag: etag.clone(), size: *size, modified_ms: *modified_ms, block_bytes }
+    let FoundObject { etag, size, modified_ms, headers, .. } = found;
+    let (etag, headers) = (etag.clone(), headers.clone());
+    v1::ObjectVersion { uri, etag, size: *size, modified_ms: *modified_ms, block_bytes, headers }
 }
 
 /// The one spelling of a URI. Follows links where it names a file.

@@ -14,6 +14,7 @@ mod blocking;
 mod checksum;
 mod counters;
 mod credentials;
+mod described;
 mod faults;
 mod landing;
 mod limits;
@@ -25,6 +26,7 @@ mod retry;
 mod settings;
 mod table_uri;
 mod uri;
+mod verbatim;
 mod watch;
 
 #[cfg(feature = "cli")]
@@ -38,11 +40,13 @@ pub use settings::SourceSettings;
 pub(crate) use table_uri::TableUri;
 pub use table_uri::{is_version, place_of};
 pub use uri::{normalise, normalise_object};
+pub use verbatim::{StoreAnswer, StoreRequest};
 
 use crate::urgency::Urgency;
 use aws_types::os_shim_internal::Env;
 use bytes::Bytes;
 use checksum::Offered;
+use described::Described;
 use forebay_proto::{Error, Result};
 use futures::{StreamExt, TryStreamExt, stream};
 use landing::{Landing, Pieces, Slice};
@@ -155,6 +159,33 @@ impl Source {
         }
     }
 
+    /// The region of the S3 store.
+    pub(crate) fn region(&self) -> &str {
+        &self.inner.s3.region
+    }
+
+    /// Asks an S3 store in its own words. Tries again where that may help.
+    ///
+    /// # Errors
+    /// As of every read, but no error is what the store refuses.
+    pub(crate) async fn ask(&self, wanted: &StoreRequest) -> Result<StoreAnswer> {
+        let uri = format!("s3://{}", wanted.bucket);
+        let place = self.place(&uri)?;
+        let Some(verbatim) = &place.bucket.verbatim else {
+            return Err(Error::invalid(format!("{uri}: is in no S3 store")));
+        };
+        let urgency = Urgency::demand();
+        let mut request = Request::new(&self.inner.requests, &place, None, &urgency);
+        loop {
+            let pass = request.begin(0).await?;
+            self.inner.requests.counters.footer_requests.fetch_add(1, Relaxed);
+            let done = verbatim.send(wanted).await;
+            if let Some(answer) = request.end(pass, done)? {
+                return Ok(answer);
+            }
+        }
+    }
+
     /// An object as it is now, whatever is in it, by a HEAD.
     pub(crate) async fn find(&self, place: &Place) -> Result<FoundObject> {
         let urgency = Urgency::demand();
@@ -165,7 +196,8 @@ impl Source {
             let options = GetOptions { head: true, ..Default::default() };
             let done = place.bucket.objects.get_opts(&place.path, options).await;
             if let Some(answer) = request.end(pass, done)? {
-                return Ok((&answer.meta).into());
+                let headers = answer.extensions.get::<Described>().map(|described| described.0.clone());
+                return Ok(FoundObject { headers: headers.unwrap_or_default(), ..(&answer.meta).into() });
             }
         }
     }

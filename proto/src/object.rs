@@ -20,6 +20,9 @@ const OBJECT_BYTES_MAX: u64 = 1 << 50;
 pub const URI_BYTES_MAX: usize = 2048;
 const ETAG_BYTES_MAX: usize = 1024;
 
+/// Bytes of an object's other headers at most. S3 allows 2 KB of a user's metadata.
+pub const HEADERS_BYTES_MAX: usize = 16 << 10;
+
 /// An object in one of its versions. Every block of it shares the texts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ObjectVersion {
@@ -33,6 +36,8 @@ pub struct ObjectVersion {
     pub modified_ms: i64,
     /// Bytes of each block but the last.
     pub block_bytes: u64,
+    /// What else the object store says of it: lines `name: value`. Empty where a listing told of it.
+    pub headers: Arc<str>,
 }
 
 /// A stretch of one block.
@@ -56,6 +61,16 @@ pub fn check_block_bytes(bytes: u64) -> Result<()> {
 }
 
 impl ObjectVersion {
+    /// The value of a header that the object store sent with this version.
+    pub fn header(&self, name: &str) -> Option<&str> {
+        self.headers().find_map(|(header, value)| (header == name).then_some(value))
+    }
+
+    /// Names and values of the headers.
+    pub fn headers(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.headers.lines().filter_map(|line| line.split_once(": "))
+    }
+
     /// How many blocks the object has; none if it is empty.
     pub fn blocks(&self) -> u64 {
         self.size.div_ceil(self.block_bytes)
@@ -105,7 +120,7 @@ impl TryFrom<v1::ObjectVersion> for ObjectVersion {
 
     /// `Invalid` for what no node could have told.
     fn try_from(wire: v1::ObjectVersion) -> Result<Self> {
-        let v1::ObjectVersion { uri, etag, size, modified_ms, block_bytes } = wire;
+        let v1::ObjectVersion { uri, etag, size, modified_ms, block_bytes, headers } = wire;
         check_block_bytes(block_bytes)?;
         if uri.is_empty() || uri.len() > URI_BYTES_MAX {
             return Err(Error::invalid(format!("an object's URI has 1 to {URI_BYTES_MAX} bytes")));
@@ -114,7 +129,11 @@ impl TryFrom<v1::ObjectVersion> for ObjectVersion {
         if size > OBJECT_BYTES_MAX {
             return Err(Error::invalid(format!("{uri}: no object has {size} bytes")));
         }
-        Ok(Self { uri: uri.into(), etag: etag.into(), size, modified_ms, block_bytes })
+        if headers.len() > HEADERS_BYTES_MAX {
+            return Err(Error::invalid(format!("{uri}: has more than {HEADERS_BYTES_MAX} bytes of headers")));
+        }
+        let (uri, etag, headers) = (uri.into(), etag.into(), headers.into());
+        Ok(Self { uri, etag, size, modified_ms, block_bytes, headers })
     }
 }
 
@@ -126,6 +145,7 @@ impl From<&ObjectVersion> for v1::ObjectVersion {
             size: of.size,
             modified_ms: of.modified_ms,
             block_bytes: of.block_bytes,
+            headers: of.headers.to_string(),
         }
     }
 }

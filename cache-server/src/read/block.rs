@@ -83,6 +83,7 @@ mod tests {
             size: 9,
             modified_ms: 0,
             block_bytes: BLOCK_BYTES,
+            headers: "".into(),
         };
         let block = Block { object: Arc::new(object), index: 0 };
         let batch = batch_of(&[Bytes::from_static(b"0123"), Bytes::from_static(b"45678")]).unwrap();

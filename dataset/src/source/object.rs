@@ -2,6 +2,7 @@
 
 use super::faults::Endpoint;
 use super::uri::{locate, spell};
+use super::verbatim::Verbatim;
 use forebay_proto::ring::is_under;
 use forebay_proto::{Error, Result};
 use object_store::list::PaginatedListStore;
@@ -15,6 +16,8 @@ pub(super) struct Bucket {
     /// The same, where it lists page by page.
     pub pages: Option<Box<dyn PaginatedListStore>>,
     pub endpoint: Endpoint,
+    /// The same, where it is S3.
+    pub verbatim: Option<Verbatim>,
 }
 
 /// An object or a prefix in its bucket.

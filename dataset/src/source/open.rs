@@ -5,12 +5,14 @@ use super::faults::Endpoint;
 use super::object::Bucket;
 use super::settings::SourceSettings;
 use super::uri::BucketName;
+use super::verbatim::Verbatim;
 use super::watch::Watch;
 use forebay_proto::{Error, Result};
 use http::HeaderMap;
 use http::header::{HeaderName, HeaderValue};
 use object_store::aws::AmazonS3Builder;
 use object_store::azure::MicrosoftAzureBuilder;
+use object_store::client::HttpConnector;
 use object_store::gcp::GoogleCloudStorageBuilder;
 use object_store::list::PaginatedListStore;
 use object_store::local::LocalFileSystem;
@@ -23,7 +25,7 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 pub(super) fn open(name: &BucketName, s3: &Resolved, settings: &SourceSettings) -> Result<Bucket> {
     let Some((scheme, bucket)) = name else {
         let objects = Box::new(LocalFileSystem::new());
-        return Ok(Bucket { objects, pages: None, endpoint: Endpoint::default() });
+        return Ok(Bucket { objects, pages: None, endpoint: Endpoint::default(), verbatim: None });
     };
     let opened = match *scheme {
         "s3" => amazon(bucket, s3, settings),
@@ -37,6 +39,12 @@ fn amazon(bucket: &str, s3: &Resolved, settings: &SourceSettings) -> object_stor
     let watch = Watch::default();
     let checksums = (HeaderName::from_static("x-amz-checksum-mode"), HeaderValue::from_static("ENABLED"));
     let client = client(settings, &s3.endpoint).with_default_headers(HeaderMap::from_iter([checksums]));
+    let verbatim = Verbatim {
+        client: watch.connect(&client)?,
+        url: url_of(bucket, s3),
+        region: s3.region.clone(),
+        credentials: s3.credentials.clone(),
+    };
     let mut builder = AmazonS3Builder::new()
         .with_bucket_name(bucket)
         .with_region(&s3.region)
@@ -63,7 +71,16 @@ fn amazon(bucket: &str, s3: &Resolved, settings: &SourceSettings) -> object_stor
         renews: s3.key_id.is_none() && s3.credentials.is_some(),
         watch,
     };
-    Ok(bucket_of(builder.build()?, endpoint))
+    Ok(Bucket { verbatim: Some(verbatim), ..bucket_of(builder.build()?, endpoint) })
+}
+
+/// Where requests for a bucket go.
+fn url_of(bucket: &str, s3: &Resolved) -> String {
+    let endpoint = s3.endpoint.clone().unwrap_or_else(|| format!("https://s3.{}.amazonaws.com", s3.region));
+    match endpoint.split_once("://") {
+        Some((scheme, host)) if !s3.path_style => format!("{scheme}://{bucket}.{host}"),
+        _ => format!("{endpoint}/{bucket}"),
+    }
 }
 
 /// A bucket of Google Cloud Storage, by the usual variables (`GOOGLE_*`) and files.
@@ -95,7 +112,7 @@ fn azure(container: &str, settings: &SourceSettings) -> object_store::Result<Buc
 }
 
 fn bucket_of(client: impl ObjectStore + PaginatedListStore + Clone, endpoint: Endpoint) -> Bucket {
-    Bucket { objects: Box::new(client.clone()), pages: Some(Box::new(client)), endpoint }
+    Bucket { objects: Box::new(client.clone()), pages: Some(Box::new(client)), endpoint, verbatim: None }
 }
 
 fn other(bucket: &str, base: Option<String>, service: &str) -> Endpoint {

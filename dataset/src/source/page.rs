@@ -36,6 +36,8 @@ pub(crate) struct FoundObject {
     pub size: u64,
     /// In milliseconds since 1970.
     pub modified_ms: i64,
+    /// Other headers, as lines; a HEAD tells them.
+    pub headers: String,
 }
 
 impl From<&ObjectMeta> for FoundObject {
@@ -46,6 +48,7 @@ impl From<&ObjectMeta> for FoundObject {
             etag: etag.strip_prefix('"').and_then(|etag| etag.strip_suffix('"')).unwrap_or(etag).to_owned(),
             size: meta.size,
             modified_ms: meta.last_modified.timestamp_millis(),
+            headers: String::new(),
         }
     }
 }

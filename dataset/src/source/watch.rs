@@ -1,11 +1,12 @@
 //! The HTTP client under an S3 store, watched for what `object_store` drops: the region that a server says a
-//! bucket is in, the checksums that it keeps of objects, and its clock.
+//! bucket is in, the checksums and headers that it keeps of objects, and its clock.
 
 use super::checksum::Offered;
+use super::described::Described;
 use async_trait::async_trait;
 use chrono::{DateTime, Utc};
-use http::HeaderMap;
 use http::header::DATE;
+use http::{HeaderMap, Method};
 use object_store::client::{
     ClientOptions, HttpClient, HttpConnector, HttpError, HttpRequest, HttpResponse, HttpService,
     ReqwestConnector,
@@ -65,6 +66,7 @@ struct Watched {
 #[async_trait]
 impl HttpService for Watched {
     async fn call(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
+        let is_head = request.method() == Method::HEAD;
         let mut answer = self.inner.execute(request).await;
         if let Ok(r) = &answer {
             self.watch.compare_clocks(r.headers());
@@ -73,6 +75,10 @@ impl HttpService for Watched {
             && let Some(offered) = Offered::new(r.headers())
         {
             r.extensions_mut().insert(offered);
+        }
+        if is_head && let Ok(r) = &mut answer {
+            let described = Described::new(r.headers());
+            r.extensions_mut().insert(described);
         }
         if let Ok(r) = &answer
             && !r.status().is_success()

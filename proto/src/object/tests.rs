@@ -4,7 +4,14 @@ use super::*;
 use proptest::prelude::*;
 
 fn object(size: u64, block_bytes: u64) -> ObjectVersion {
-    ObjectVersion { uri: "s3://b/k".into(), etag: "e".into(), size, modified_ms: 0, block_bytes }
+    ObjectVersion {
+        uri: "s3://b/k".into(),
+        etag: "e".into(),
+        size,
+        modified_ms: 0,
+        block_bytes,
+        headers: "".into(),
+    }
 }
 
 proptest! {
