@@ -42,6 +42,9 @@ pub struct Events {
     pub bytes_shared: AtomicU64,
     /// Batch streams opened.
     pub streams: AtomicU64,
+    /// Requests of S3 clients, and those of them that were refused.
+    pub gateway_requests: AtomicU64,
+    pub gateway_refused: AtomicU64,
 }
 
 impl Events {

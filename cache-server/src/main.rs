@@ -79,6 +79,9 @@ async fn run(settings: Settings) -> anyhow::Result<()> {
     if let Some(at) = server.metrics_address()? {
         println!("metrics {at}");
     }
+    if let Some(at) = server.s3_address()? {
+        println!("s3 {at}");
+    }
     server.run(stop).await.context("serve")
 }
 

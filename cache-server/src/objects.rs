@@ -20,16 +20,19 @@ use crate::allow::Allowed;
 use crate::cluster::peers::Peers;
 use crate::disk::policy::Role;
 use crate::read::cache::Cache;
-use crate::read::memory::{Memory, MemoryBudget};
+use crate::read::memory::{Memory, MemoryBudget, MemoryPermit};
 use crate::runtime::blocking;
 use crate::settings::{MetadataAge, ObjectSettings};
+use forebay_dataset::source::{StoreAnswer, StoreRequest};
 use forebay_dataset::{ObjectReader, Urgency};
 use forebay_proto::object::{ObjectVersion, URI_BYTES_MAX};
 use forebay_proto::{Error, Result, v1};
 use rules::Rules;
+use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::sync::Semaphore;
 use tokio::time::timeout;
 use versions::Versions;
 
@@ -42,6 +45,23 @@ const STREAM_BYTES: u64 = 2 * crate::read::block_reader::PIECE_BYTES;
 /// How long a stream waits for its memory, while other streams have it.
 const MEMORY: Duration = Duration::from_secs(20);
 
+/// Answers of the object store, of 8 MiB at most each, that are held at once.
+const ASKED_AT_ONCE: usize = 8;
+
+/// What a question to the object store is about: that must be allowed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Scope {
+    /// A bucket of which something is allowed.
+    Bucket,
+    /// All keys that begin with the parameter `prefix`.
+    Listing,
+    /// One key.
+    Key,
+}
+
+/// Memory for what a stream holds, until dropped.
+pub type StreamMemory = MemoryPermit;
+
 /// Objects as this node serves them.
 pub struct Objects {
     cache: Arc<Cache>,
@@ -53,6 +73,8 @@ pub struct Objects {
     streams: Arc<MemoryBudget>,
     /// Bytes that are made ready ahead of a stream at most.
     ahead_bytes: u64,
+    /// Turns of those who ask the object store for what may be long.
+    pub listings: Semaphore,
 }
 
 impl Objects {
@@ -75,6 +97,7 @@ impl Objects {
             reader,
             allow,
             ahead_bytes,
+            listings: Semaphore::new(ASKED_AT_ONCE),
         })
     }
 
@@ -131,16 +154,57 @@ impl Objects {
             return Err(Error::invalid(format!("{}: {RANGES_MAX} ranges at once at most", version.uri)));
         }
         ranges.iter().try_for_each(|range| version.check_range(range))?;
-        let demand = Urgency::demand();
-        let memory = self.streams.acquire(STREAM_BYTES, &demand);
-        let full = |_| {
-            Error::full(format!(
-                "{}: too many readers at once: try again, or raise --memory-bytes",
-                version.uri
-            ))
-        };
-        let memory = timeout(MEMORY, memory).await.map_err(full)?;
+        let memory = self.stream_memory(&version.uri).await?;
         Ok(ObjectStream::new(self.cache.clone(), version, ranges, self.ahead_bytes, memory))
+    }
+
+    /// Memory for an answer of the object store. `Full` if streams hold all of it.
+    pub async fn answer_memory(&self, bytes: u64) -> Result<StreamMemory> {
+        let demand = Urgency::demand();
+        let full = |_| Error::full("too many answers at once: try again, or raise --memory-bytes");
+        timeout(MEMORY, self.streams.acquire(bytes.clamp(1, self.streams.limit()), &demand))
+            .await
+            .map_err(full)
+    }
+
+    /// Memory for a stream of an object. `Full` if other streams hold all of it.
+    pub async fn stream_memory(&self, uri: &str) -> Result<StreamMemory> {
+        let demand = Urgency::demand();
+        let full =
+            |_| Error::full(format!("{uri}: too many readers at once: try again, or raise --memory-bytes"));
+        timeout(MEMORY, self.streams.acquire(STREAM_BYTES, &demand)).await.map_err(full)
+    }
+
+    /// What the S3 store answers to a question in its own words, past the cache. `Denied` unless that may be
+    /// read here.
+    pub async fn ask(&self, request: &StoreRequest, scope: Scope) -> Result<StoreAnswer> {
+        let StoreRequest { bucket, key, query, .. } = request;
+        let prefix = query.iter().find_map(|(name, value)| (name == "prefix").then_some(value.as_str()));
+        let is_allowed = match scope {
+            Scope::Bucket => self.allow.allows_bucket(bucket),
+            Scope::Listing => self.allow.allows_prefix(bucket, prefix.unwrap_or_default()),
+            Scope::Key => self.allow.allows_key(bucket, key),
+        };
+        if !is_allowed {
+            return Err(Error::denied(format!(
+                "s3://{bucket}/{key}: this server may not read it (see --allow)"
+            )));
+        }
+        // URLs with such parts mean other objects to some.
+        if key.split('/').any(|part| matches!(part, "." | "..")) {
+            return Err(Error::invalid("keys with '.' or '..' as a part cannot be read"));
+        }
+        self.reader.ask(request).await
+    }
+
+    /// The region of the S3 store.
+    pub fn region(&self) -> &str {
+        self.reader.region()
+    }
+
+    /// The S3 buckets of which something may be read.
+    pub fn buckets(&self) -> BTreeSet<String> {
+        self.allow.buckets()
     }
 
     /// A page of what lies under a URI, as the object store lists it now.
@@ -164,6 +228,10 @@ impl Objects {
     async fn allowed(&self, uri: &str) -> Result<String> {
         if uri.len() > URI_BYTES_MAX {
             return Err(Error::invalid(format!("an object's URI has {URI_BYTES_MAX} bytes at most")));
+        }
+        // Only names of files touch the disk.
+        if !uri.starts_with("file:") {
+            return self.allow.check_object(uri);
         }
         let (allow, uri) = (self.allow.clone(), uri.to_owned());
         blocking(move || allow.check_object(&uri)).await?

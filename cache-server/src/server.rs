@@ -4,10 +4,12 @@ use crate::cluster::replicate::Replicator;
 use crate::maintenance::{self, store_check};
 use crate::node::Node;
 use crate::read::prefetch;
+use crate::runtime::blocking;
 use crate::service::connection::{Connection, Connections};
 use crate::service::control::{Control, LISTS_AT_ONCE};
 use crate::service::flight::Flight;
 use crate::service::objects::ObjectService;
+use crate::service::s3;
 use crate::service::snapshots::SnapshotService;
 use crate::service::socket::{self, Socket};
 use crate::service::{metrics, peer};
@@ -57,6 +59,7 @@ pub struct Server {
     socket: Option<Socket>,
     address: ListenAddress,
     metrics: Option<TcpListener>,
+    s3: Option<(TcpListener, s3::Endpoint)>,
     drain: Duration,
     /// How long no connection is open before the node ends by itself.
     exit_when_idle: Option<Duration>,
@@ -80,6 +83,10 @@ impl Server {
             Some(at) => Some(bind(at, "--metrics-listen").await?),
             None => None,
         };
+        let s3 = match settings.gateway.s3_listen {
+            Some(at) => Some(bind(at, "--s3-listen").await?),
+            None => None,
+        };
         let url = settings.url(&address)?;
         let streams = CancellationToken::new();
         let node = Arc::new(Node::open(&settings, url, streams.clone()).await?);
@@ -88,6 +95,13 @@ impl Server {
             let stop = streams.clone();
             tokio::spawn(async move { stop.run_until_cancelled_owned(check).await });
         }
+        let s3 = match s3 {
+            Some(listener) => {
+                let (node, gateway) = (node.clone(), settings.gateway.clone());
+                Some((listener, blocking(move || s3::Endpoint::new(node, &gateway)).await??))
+            }
+            None => None,
+        };
         // The cache directory is this server's own since the node was opened.
         let socket = unix_socket(&settings)?;
         if let Some(socket) = &socket {
@@ -95,7 +109,18 @@ impl Server {
         }
         let (drain, scrub_mb_per_s) = (Duration::from_secs_f64(settings.drain_s), settings.scrub_mb_per_s);
         let exit_when_idle = settings.exit_when_idle_s.map(Duration::from_secs_f64);
-        Ok(Self { node, listener, socket, address, metrics, drain, exit_when_idle, scrub_mb_per_s, streams })
+        Ok(Self {
+            node,
+            listener,
+            socket,
+            address,
+            metrics,
+            s3,
+            drain,
+            exit_when_idle,
+            scrub_mb_per_s,
+            streams,
+        })
     }
 
     /// Where gRPC is served.
@@ -108,16 +133,21 @@ impl Server {
         self.metrics.as_ref().map(local).transpose()
     }
 
+    /// Where S3 clients are served.
+    pub fn s3_address(&self) -> Result<Option<SocketAddr>> {
+        self.s3.as_ref().map(|(listener, _)| local(listener)).transpose()
+    }
+
     /// Serves until `stop` is called, the node has been idle for long enough, or the cluster refuses it. Then
     /// the node leaves the topology and sends its streams to other nodes; without any, they get the drain
     /// time to finish. Connections that are left after that end with the runtime.
     pub async fn run(mut self, stop: CancellationToken) -> Result<()> {
         let services = self.services().await?;
         let replicator = self.node.replicator();
-        let _background = self.start_background(&replicator);
+        let connections = Connections::default();
+        let _background = self.start_background(&replicator, &connections);
         let (refuse, refused) = oneshot::channel();
         let (node, streams, drain) = (self.node.clone(), self.streams.clone(), self.drain);
-        let connections = Connections::default();
         let idle = idle(connections.clone(), self.exit_when_idle);
         let shutdown = async move {
             tokio::select! {
@@ -173,7 +203,7 @@ impl Server {
 
     /// Starts the node's own work. Most of it ends when the set is dropped; metrics and the care of the disk
     /// go on until the streams are told to end.
-    fn start_background(&mut self, replicator: &Replicator) -> JoinSet<()> {
+    fn start_background(&mut self, replicator: &Replicator, connections: &Connections) -> JoinSet<()> {
         let node = &self.node;
         let mut background = JoinSet::new();
         background.spawn(prefetch::run(node.cache.clone()));
@@ -187,6 +217,9 @@ impl Server {
                     tracing::error!(error = %e, "metrics are no longer served");
                 }
             });
+        }
+        if let Some((listener, endpoint)) = self.s3.take() {
+            tokio::spawn(s3::run(listener, endpoint, connections.clone(), self.streams.clone()));
         }
         tokio::spawn(maintenance::run(node.disk.clone(), self.scrub_mb_per_s, self.streams.clone()));
         background

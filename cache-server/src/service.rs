@@ -3,6 +3,7 @@
 //! * [`flight`]: Arrow Flight, whose `DoGet` is the batch stream; [`frames`]: that stream's body.
 //! * [`control`] answers `forebay.v1.Cache`, [`snapshots`] `forebay.v1.Snapshots`, [`objects`]
 //!   `forebay.v1.Objects`, [`peer`] other nodes.
+//! * [`s3`]: the endpoint for clients of S3.
 //! * [`socket`] is the node's Unix socket, [`connection`] what comes over it or by TCP.
 //! * [`shared`]: readers on the node's host, which get batches through shared memory.
 //! * [`metrics`] serves `/metrics` and `/health` over HTTP, [`health`] the same to gRPC.
@@ -17,6 +18,7 @@ mod meter;
 pub(crate) mod metrics;
 pub(crate) mod objects;
 pub(crate) mod peer;
+pub(crate) mod s3;
 pub(crate) mod shared;
 pub(crate) mod snapshots;
 pub(crate) mod socket;

@@ -1,11 +1,13 @@
 //! Settings: flags over environment (`FOREBAY_*`) over a TOML file over defaults.
 
 mod cluster;
+mod gateway;
 mod listen;
 mod load;
 mod objects;
 
 pub use cluster::{ClusterSettings, StaticNode};
+pub use gateway::{ClientKey, GatewaySettings};
 pub use listen::{ListenAddress, SocketPlan};
 pub use objects::{MetadataAge, ObjectSettings, PrefixSettings};
 
@@ -26,7 +28,8 @@ use std::path::PathBuf;
 #[command(version, about, long_about = None)]
 struct Flags {
     /// TOML file with settings: the names of the long flags, `_` for `-`. But --cluster-node is `nodes`; the
-    /// flags of a cluster (--etcd, --advertise, --zone and so on) stand in `[cluster]`, --s3-* and
+    /// flags of a cluster (--etcd, --advertise, --zone and so on) stand in `[cluster]`, those of the S3
+    /// endpoint (--s3-listen, --s3-keys, --s3-domain, --s3-public) in `[gateway]`, the other --s3-* and
     /// --patience-s in `[source]`.
     #[arg(long, env = "FOREBAY_CONFIG")]
     config: Option<PathBuf>,
@@ -103,6 +106,9 @@ pub struct Settings {
     /// Its place in a cluster that etcd keeps.
     #[command(flatten)]
     pub cluster: ClusterSettings,
+    /// The endpoint for clients of S3.
+    #[command(flatten)]
+    pub gateway: GatewaySettings,
     /// Whether to ask the object store at start whether what `allow` names can be listed.
     #[arg(skip = true)]
     pub check_at_start: bool,
@@ -225,6 +231,7 @@ impl Settings {
         }
         self.cluster.check()?;
         self.objects.check()?;
+        self.gateway.check()?;
         let both = "--etcd and --cluster-node contradict each other: either etcd keeps the list of nodes, or it \
                     is fixed";
         refuse(!self.nodes.is_empty() && !self.cluster.etcd.is_empty(), both)?;
@@ -235,9 +242,19 @@ impl Settings {
             "--listen unix:/PATH is for a node alone: other nodes need an address such as 10.0.0.1:7070";
         refuse(is_cluster && self.listen.tcp().is_none(), lonely)?;
         self.check_private(is_cluster)?;
-        let same = self.listen.tcp().is_some_and(|at| self.metrics_listen == Some(at) && at.port() != 0);
-        let same_port = format!("listen and metrics_listen are both {}: give each its own port", self.listen);
-        refuse(same, same_port)
+        let fixed = |at: Option<SocketAddr>| at.filter(|at| at.port() != 0);
+        let (listen, metrics, s3) = (self.listen.tcp(), self.metrics_listen, self.gateway.s3_listen);
+        let pairs = [
+            ("listen", listen, "metrics", metrics),
+            ("listen", listen, "s3", s3),
+            ("metrics", metrics, "s3", s3),
+        ];
+        for (one, at, other, also) in pairs {
+            let same_port =
+                format!("{one} and {other}_listen are both the same address: give each its own port");
+            refuse(fixed(at).is_some_and(|at| also == Some(at)), same_port)?;
+        }
+        Ok(())
     }
 
     /// What only a node alone may do, and what only one that its own user alone can reach.

@@ -59,6 +59,8 @@ impl ObjectStream {
                     None => return Ok(None),
                 }
                 self.arrive();
+                // Before the first byte has come: else a cold stream waits for that twice.
+                self.fill_window().await?;
                 continue;
             };
             let offset = first.offset();
@@ -88,7 +90,8 @@ impl ObjectStream {
     }
 
     async fn begin(&mut self, part: BlockPart) -> Result<()> {
-        self.begun.push_back(BlockReader::of(&self.cache, &self.version, part).await?);
+        let is_next = self.begun.is_empty();
+        self.begun.push_back(BlockReader::of(&self.cache, &self.version, part, is_next).await?);
         Ok(())
     }
 }

@@ -14,8 +14,9 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Versions that are kept at most: some 40 MB.
+/// Versions that are kept at most: some 40 MB, and the bytes of their headers.
 const KEPT_MAX: usize = 100_000;
+const HEADERS_BYTES_MAX: usize = 24 << 20;
 
 /// The versions that were asked for last.
 pub struct Versions {
@@ -30,23 +31,30 @@ struct Kept {
     versions: HashMap<Arc<str>, (Instant, Arc<ObjectVersion>)>,
     /// The oldest first; some may be gone.
     order: VecDeque<Arc<str>>,
+    /// Bytes of the headers of all.
+    headers_bytes: usize,
 }
 
 impl Kept {
     fn insert(&mut self, asked: Instant, version: Arc<ObjectVersion>) {
         let uri = version.uri.clone();
-        if self.versions.insert(uri.clone(), (asked, version)).is_none() {
-            self.order.push_back(uri);
+        self.headers_bytes += version.headers.len();
+        match self.versions.insert(uri.clone(), (asked, version)) {
+            Some((_, old)) => self.headers_bytes -= old.headers.len(),
+            None => self.order.push_back(uri),
         }
-        while self.order.len() > KEPT_MAX
+        while (self.order.len() > KEPT_MAX || self.headers_bytes > HEADERS_BYTES_MAX)
             && let Some(oldest) = self.order.pop_front()
         {
-            self.versions.remove(&oldest);
+            if let Some((_, old)) = self.versions.remove(&oldest) {
+                self.headers_bytes -= old.headers.len();
+            }
         }
     }
 
     fn forget(&mut self, is_gone: impl Fn(&str) -> bool) {
         self.versions.retain(|uri, _| !is_gone(uri));
+        self.headers_bytes = self.versions.values().map(|(_, version)| version.headers.len()).sum();
         self.order.retain(|uri| !is_gone(uri));
     }
 }

@@ -47,6 +47,11 @@ pub struct BlockReader {
     looks: u32,
     /// Whether it began a fill itself.
     has_led: bool,
+    /// Whether the first piece is copied in one go with the look for the block: a turn on another thread
+    /// less.
+    copies_first: bool,
+    /// That piece.
+    first: Option<Bytes>,
 }
 
 /// Where bytes come from.
@@ -63,6 +68,15 @@ impl BlockReader {
     /// Finds the block or begins to fill it, ahead of any demand. Once begun it goes on by itself, until the
     /// reader is dropped.
     pub async fn begin(cache: &Arc<Cache>, block: Block, bytes: Range<u64>) -> Result<Self> {
+        Self::begin_as(cache, block, bytes, false).await
+    }
+
+    async fn begin_as(
+        cache: &Arc<Cache>,
+        block: Block,
+        bytes: Range<u64>,
+        copies_first: bool,
+    ) -> Result<Self> {
         let mut reader = Self {
             cache: cache.clone(),
             block,
@@ -72,14 +86,21 @@ impl BlockReader {
             role: None,
             looks: 0,
             has_led: false,
+            copies_first,
+            first: None,
         };
         reader.look().await?;
         Ok(reader)
     }
 
-    /// The same of a part of an object.
-    pub async fn of(cache: &Arc<Cache>, object: &Arc<ObjectVersion>, part: BlockPart) -> Result<Self> {
-        Self::begin(cache, Block { object: object.clone(), index: part.index }, part.bytes).await
+    /// The same of a part of an object, `is_next` if that is read at once.
+    pub async fn of(
+        cache: &Arc<Cache>,
+        object: &Arc<ObjectVersion>,
+        part: BlockPart,
+        is_next: bool,
+    ) -> Result<Self> {
+        Self::begin_as(cache, Block { object: object.clone(), index: part.index }, part.bytes, is_next).await
     }
 
     /// How many bytes are still to be read.
@@ -101,6 +122,7 @@ impl BlockReader {
                     self.look().await?;
                     continue;
                 }
+                Supply::Ready(_) if self.first.is_some() => self.first.take(),
                 Supply::Ready(ready) => {
                     let piece = self.rest.start..self.rest.end.min(self.rest.start + PIECE_BYTES);
                     copy(ready.clone(), piece).await?
@@ -154,7 +176,18 @@ impl BlockReader {
     pub fn as_owner(cache: &Arc<Cache>, block: Block) -> Self {
         let (rest, urgency) = (0..block.bytes(), Urgency::demand());
         let (supply, role) = (Supply::Nowhere, Some(Role::Primary));
-        Self { cache: cache.clone(), block, rest, supply, urgency, role, looks: 0, has_led: false }
+        Self {
+            cache: cache.clone(),
+            block,
+            rest,
+            supply,
+            urgency,
+            role,
+            looks: 0,
+            has_led: false,
+            copies_first: false,
+            first: None,
+        }
     }
 
     /// Finds the block, or joins its fill, or leads it.
@@ -169,16 +202,21 @@ impl BlockReader {
         }
         // Nearly all of it is wanted: the disk may read it in one go.
         let (cache, populate) = (self.cache.clone(), self.left() > self.block.bytes() / 2);
+        let piece = self.rest.start..self.rest.end.min(self.rest.start + PIECE_BYTES);
+        let piece = Some(piece).filter(|_| self.copies_first);
         let look = move || {
             let found = cache.look(id, columns());
             if populate && found.missing.is_empty() {
                 cache.disk.populate(id);
             }
-            found
+            let first = found.parts.first().zip(piece).map(|(ready, piece)| copy_now(ready, piece));
+            (found, first)
         };
-        let Found { parts, .. } = blocking(look).await?;
+        let (Found { parts, .. }, first) = blocking(look).await?;
         if let Some(ready) = parts.into_iter().next() {
             self.cache.events.record(Event::Hit);
+            // One that is not sound is found out again by the copy that follows.
+            self.first = first.transpose()?.flatten();
             self.supply = Supply::Ready(ready);
             return Ok(());
         }
@@ -234,13 +272,15 @@ fn filled(outcome: FillOutcome) -> Result<Supply> {
 
 /// A copy of a piece of a block; `None` if the file behind it is not sound any more.
 async fn copy(ready: ReadySegment, piece: Range<u64>) -> Result<Option<Bytes>> {
-    let copy = move || {
-        let bytes = bytes_of(&ready.batch, piece)?;
-        let copied = Bytes::copy_from_slice(&bytes);
-        // Before the map may go: its last holder unmaps it.
-        Ok(ready.verify().then_some(copied))
-    };
-    blocking(copy).await?
+    // The map goes on that thread too: its last holder unmaps it.
+    blocking(move || copy_now(&ready, piece)).await?
+}
+
+/// The same at once: not for an async thread.
+fn copy_now(ready: &ReadySegment, piece: Range<u64>) -> Result<Option<Bytes>> {
+    let bytes = bytes_of(&ready.batch, piece)?;
+    let copied = Bytes::copy_from_slice(&bytes);
+    Ok(ready.verify().then_some(copied))
 }
 
 /// Fills a block; `None` if it is there now, or nobody wants it any more.

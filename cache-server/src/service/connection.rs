@@ -31,7 +31,7 @@ pub struct Connections(Arc<watch::Sender<usize>>);
 
 /// Counts as open until dropped.
 #[derive(Debug)]
-struct OpenConnection(Connections);
+pub struct OpenConnection(Connections);
 
 impl Connections {
     /// Counts a connection by TCP.
@@ -44,9 +44,14 @@ impl Connections {
         self.open(Transport::Unix(stream))
     }
 
-    fn open(&self, transport: Transport) -> Connection {
+    /// Counts one that another service holds, until dropped.
+    pub fn other(&self) -> OpenConnection {
         self.0.send_modify(|open| *open += 1);
-        Connection { transport, _open: OpenConnection(self.clone()) }
+        OpenConnection(self.clone())
+    }
+
+    fn open(&self, transport: Transport) -> Connection {
+        Connection { transport, _open: self.other() }
     }
 
     /// Waits until none has been open for `time`.

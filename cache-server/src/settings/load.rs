@@ -66,7 +66,8 @@ pub(super) fn merge<T: Serialize + DeserializeOwned>(
     }
     let is_flag = |id: &&str| matches.value_source(id) == Some(ValueSource::CommandLine);
     for flag in matches.ids().map(Id::as_str).filter(is_flag) {
-        for place in [flag.to_owned(), format!("cluster.{flag}"), format!("source.{flag}")] {
+        let places = ["", "cluster.", "gateway.", "source."].map(|table| format!("{table}{flag}"));
+        for place in places {
             if let Some(value) = all.find_ref(&place) {
                 figment = figment.merge((place, value));
             }

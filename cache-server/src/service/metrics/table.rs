@@ -102,6 +102,8 @@ pub const METRICS: &[Metric] = &[
     counter("shared_readers", |n| get(&n.shared.granted)),
     counter("shared_refused", |n| get(&n.shared.refused)),
     counter("streams", |n| get(&n.events.streams)).in_status(|c| &mut c.streams),
+    counter("gateway_requests", |n| get(&n.events.gateway_requests)),
+    counter("gateway_refused", |n| get(&n.events.gateway_refused)),
     counter("segments_prefetched", |n| get(&n.events.prefetched)).in_status(|c| &mut c.prefetched),
     counter("segments_bypassed", |n| get(&n.events.bypassed)).in_status(|c| &mut c.bypassed),
     counter("segments_unplaced", |n| get(&n.events.unplaced)),
