@@ -1,14 +1,15 @@
 //! An S3 server inside the test process: real HTTP, SigV4, XML and aws-chunked bodies (by the `s3s` crate),
 //! objects in memory.
 //!
-//! It does what Forebay and its tests ask of S3: buckets, put, ranged and conditional get, head, list-v2 with
-//! pages, delete, multipart uploads. It keeps a log of every request, so a test can say "exactly one GET of
-//! this range, with If-Match", and it breaks on demand ([`S3Server::inject`]). It stores no checksums,
-//! versions or ACLs.
+//! It does what Forebay and its tests ask of S3: buckets, put, get and head with ranges, conditions and
+//! parts, listings of both versions with pages, delete, multipart uploads. It keeps content types and users'
+//! metadata, but no checksums, versions or ACLs. It keeps a log of every request, so a test can say "exactly
+//! one GET of this range, with If-Match", and it breaks on demand ([`S3Server::inject`]).
 
 mod api;
 mod edge;
 mod objects;
+mod read;
 #[cfg(test)]
 pub(crate) mod tests;
 

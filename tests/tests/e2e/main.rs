@@ -15,6 +15,7 @@
 //! * [`refused`]: how a command that cannot succeed must end.
 //! * [`replicas`]: several copies of a segment, who makes them and who reads them.
 //! * [`restart`]: the faults that a run survives without an error.
+//! * [`gateway`]: the endpoint for clients of S3.
 //! * [`lists`]: lists of very many objects.
 //! * [`local_node`]: a node that the commands start by themselves.
 //! * [`same_host`]: readers on the node's own host.
@@ -36,6 +37,7 @@ mod demo;
 mod failover;
 mod filters;
 mod fixtures;
+mod gateway;
 mod lists;
 mod local_node;
 mod membership;

@@ -103,6 +103,7 @@ impl ServerOptions {
         let mut server = Server {
             endpoint: String::new(),
             metrics: None,
+            s3: None,
             folder,
             log,
             allowed: self.allowed,
@@ -110,7 +111,7 @@ impl ServerOptions {
             ended: false,
             _temporary: temporary,
         };
-        server.wait_until_ready(&lines)?;
+        server.wait_until_ready(&lines, self.arguments.iter().any(|argument| argument == "--s3-listen"))?;
         Ok(server)
     }
 
@@ -148,6 +149,8 @@ pub struct Server {
     pub endpoint: String,
     /// `http://127.0.0.1:PORT`, where its metrics are, if it said so.
     pub metrics: Option<String>,
+    /// `http://127.0.0.1:PORT`, where S3 clients are served, if it was told to.
+    pub s3: Option<String>,
     /// Where its cache and log are.
     pub folder: PathBuf,
     log: PathBuf,
@@ -237,7 +240,7 @@ impl Server {
         (!unexpected.is_empty()).then_some(message)
     }
 
-    fn wait_until_ready(&mut self, lines: &Receiver<String>) -> anyhow::Result<()> {
+    fn wait_until_ready(&mut self, lines: &Receiver<String>, has_s3: bool) -> anyhow::Result<()> {
         let deadline = Instant::now() + PATIENCE;
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
@@ -252,8 +255,11 @@ impl Server {
                         };
                     } else if let Some(address) = line.strip_prefix("metrics ") {
                         self.metrics = Some(format!("http://{}", address.trim()));
+                    } else if let Some(address) = line.strip_prefix("s3 ") {
+                        self.s3 = Some(format!("http://{}", address.trim()));
                     }
-                    if !self.endpoint.is_empty() && self.metrics.is_some() {
+                    let is_all = self.metrics.is_some() && self.s3.is_some() == has_s3;
+                    if !self.endpoint.is_empty() && is_all {
                         return Ok(());
                     }
                 }

@@ -12,7 +12,8 @@ use md5::{Digest, Md5};
 use s3s::dto::*;
 use s3s::{S3, S3Error, S3ErrorCode, S3Request, S3Response, S3Result, s3_error};
 
-use super::objects::{Object as Stored, Objects, hex, list};
+use super::objects::{About, Object as Stored, Objects, hex};
+use super::read::{Asked, answered, described, holds, list_v1, list_v2, list_versions};
 
 /// Bodies go out in pieces of this size: large enough to be fast, small enough to share a connection fairly.
 const PIECE_BYTES: usize = 256 << 10;
@@ -86,7 +87,16 @@ impl S3 for Api {
 
     async fn put_object(&self, r: S3Request<PutObjectInput>) -> S3Result<S3Response<PutObjectOutput>> {
         let input = r.input;
-        let object = Stored::new(read(input.body).await?);
+        let about = About {
+            cache_control: input.cache_control,
+            content_disposition: input.content_disposition,
+            content_encoding: input.content_encoding,
+            content_language: input.content_language,
+            content_type: input.content_type,
+            metadata: input.metadata,
+            parts: Vec::new(),
+        };
+        let object = Stored { about: about.into(), ..Stored::new(read(input.body).await?) };
         let e_tag = Some(ETag::Strong(object.etag.clone()));
         self.store(&input.bucket, input.key, object, input.if_match.as_ref(), input.if_none_match.as_ref())?;
         Ok(S3Response::new(PutObjectOutput { e_tag, ..Default::default() }))
@@ -95,41 +105,82 @@ impl S3 for Api {
     async fn head_object(&self, r: S3Request<HeadObjectInput>) -> S3Result<S3Response<HeadObjectOutput>> {
         let input = r.input;
         let object = self.find(&input.bucket, &input.key)?;
-        check(&object, input.if_match.as_ref(), input.if_none_match.as_ref())?;
-        Ok(S3Response::new(HeadObjectOutput {
-            content_length: Some(object.data.len() as i64),
-            e_tag: Some(ETag::Strong(object.etag)),
-            last_modified: Some(object.modified.into()),
-            accept_ranges: Some("bytes".into()),
-            ..Default::default()
-        }))
+        let asked = Asked {
+            if_match: input.if_match,
+            if_none_match: input.if_none_match,
+            if_modified_since: input.if_modified_since,
+            if_unmodified_since: input.if_unmodified_since,
+            range: input.range,
+            part_number: input.part_number,
+        };
+        let answered = answered(&object, &asked)?;
+        Ok(S3Response::new(described!(HeadObjectOutput, object, answered)))
     }
 
     async fn get_object(&self, r: S3Request<GetObjectInput>) -> S3Result<S3Response<GetObjectOutput>> {
         let input = r.input;
         let object = self.find(&input.bucket, &input.key)?;
-        check(&object, input.if_match.as_ref(), input.if_none_match.as_ref())?;
-        let length = object.data.len() as u64;
-        let range = match input.range {
-            Some(range) => range.check(length)?,
-            None => 0..length,
+        let asked = Asked {
+            if_match: input.if_match,
+            if_none_match: input.if_none_match,
+            if_modified_since: input.if_modified_since,
+            if_unmodified_since: input.if_unmodified_since,
+            range: input.range,
+            part_number: input.part_number,
         };
-        let content_range = input.range.map(|_| format!("bytes {}-{}/{length}", range.start, range.end - 1));
-        let mut data = object.data.slice(range.start as usize..range.end as usize);
-        let content_length = Some(data.len() as i64);
+        let answered = answered(&object, &asked)?;
+        let mut data = object.data.slice(answered.range.clone());
         let pieces = std::iter::from_fn(move || {
             let piece = data.split_to(data.len().min(PIECE_BYTES));
             (!piece.is_empty()).then_some(Ok::<_, std::io::Error>(piece))
         });
-        Ok(S3Response::new(GetObjectOutput {
-            body: Some(StreamingBlob::wrap(futures::stream::iter(pieces))),
-            content_length,
-            content_range,
+        let mut output = described!(GetObjectOutput, object, answered);
+        output.body = Some(StreamingBlob::wrap(futures::stream::iter(pieces)));
+        output.cache_control = input.response_cache_control.or(output.cache_control);
+        output.content_disposition = input.response_content_disposition.or(output.content_disposition);
+        output.content_encoding = input.response_content_encoding.or(output.content_encoding);
+        output.content_language = input.response_content_language.or(output.content_language);
+        output.content_type = input.response_content_type.or(output.content_type);
+        output.expires = input.response_expires.or(output.expires);
+        Ok(S3Response::new(output))
+    }
+
+    async fn get_object_attributes(
+        &self,
+        r: S3Request<GetObjectAttributesInput>,
+    ) -> S3Result<S3Response<GetObjectAttributesOutput>> {
+        let object = self.find(&r.input.bucket, &r.input.key)?;
+        Ok(S3Response::new(GetObjectAttributesOutput {
             e_tag: Some(ETag::Strong(object.etag)),
+            object_size: Some(object.data.len() as i64),
             last_modified: Some(object.modified.into()),
-            accept_ranges: Some("bytes".into()),
             ..Default::default()
         }))
+    }
+
+    async fn list_buckets(&self, _: S3Request<ListBucketsInput>) -> S3Result<S3Response<ListBucketsOutput>> {
+        let bucket = |name| Bucket { name: Some(name), ..Default::default() };
+        let buckets = self.objects.buckets().into_iter().map(bucket).collect();
+        Ok(S3Response::new(ListBucketsOutput { buckets: Some(buckets), ..Default::default() }))
+    }
+
+    async fn get_bucket_location(
+        &self,
+        r: S3Request<GetBucketLocationInput>,
+    ) -> S3Result<S3Response<GetBucketLocationOutput>> {
+        self.objects.with_bucket(&r.input.bucket, |_| ()).ok_or_else(|| s3_error!(NoSuchBucket))?;
+        Ok(S3Response::new(GetBucketLocationOutput::default()))
+    }
+
+    async fn delete_bucket(
+        &self,
+        r: S3Request<DeleteBucketInput>,
+    ) -> S3Result<S3Response<DeleteBucketOutput>> {
+        match self.objects.delete_bucket(&r.input.bucket) {
+            Some(true) => Ok(S3Response::new(DeleteBucketOutput::default())),
+            Some(false) => Err(s3_error!(BucketNotEmpty)),
+            None => Err(s3_error!(NoSuchBucket)),
+        }
     }
 
     async fn delete_object(
@@ -152,35 +203,22 @@ impl S3 for Api {
         Ok(S3Response::new(DeleteObjectsOutput { deleted: Some(deleted), ..Default::default() }))
     }
 
+    async fn list_objects(&self, r: S3Request<ListObjectsInput>) -> S3Result<S3Response<ListObjectsOutput>> {
+        list_v1(&self.objects, r.input).map(S3Response::new)
+    }
+
     async fn list_objects_v2(
         &self,
         r: S3Request<ListObjectsV2Input>,
     ) -> S3Result<S3Response<ListObjectsV2Output>> {
-        let input = r.input;
-        let max = input.max_keys.unwrap_or(1000).clamp(0, 1000);
-        let after = input.continuation_token.as_deref().or(input.start_after.as_deref());
-        let prefix = input.prefix.as_deref().unwrap_or_default();
-        let page = self
-            .objects
-            .with_bucket(&input.bucket, |objects| {
-                list(objects, prefix, input.delimiter.as_deref(), after, max as usize)
-            })
-            .ok_or_else(|| s3_error!(NoSuchBucket, "The specified bucket does not exist"))?;
-        let common_prefixes: Vec<_> =
-            page.prefixes.into_iter().map(|prefix| CommonPrefix { prefix: Some(prefix) }).collect();
-        let contents: Vec<_> = page.objects.into_iter().map(listed).collect();
-        Ok(S3Response::new(ListObjectsV2Output {
-            key_count: Some((contents.len() + common_prefixes.len()) as i32),
-            contents: Some(contents),
-            common_prefixes: Some(common_prefixes),
-            is_truncated: Some(page.next.is_some()),
-            next_continuation_token: page.next,
-            max_keys: Some(max),
-            name: Some(input.bucket),
-            prefix: input.prefix,
-            delimiter: input.delimiter,
-            ..Default::default()
-        }))
+        list_v2(&self.objects, r.input).map(S3Response::new)
+    }
+
+    async fn list_object_versions(
+        &self,
+        r: S3Request<ListObjectVersionsInput>,
+    ) -> S3Result<S3Response<ListObjectVersionsOutput>> {
+        list_versions(&self.objects, &r.input).map(S3Response::new)
     }
 
     async fn create_multipart_upload(
@@ -253,38 +291,9 @@ impl Upload {
             data.extend_from_slice(bytes);
         }
         let etag = format!("{}-{}", hex(&digests.finalize()), parts.len());
-        Ok(Stored { etag, ..Stored::new(data.freeze()) })
-    }
-}
-
-fn listed((key, object): (String, Stored)) -> Object {
-    Object {
-        key: Some(key),
-        size: Some(object.data.len() as i64),
-        e_tag: Some(ETag::Strong(object.etag)),
-        last_modified: Some(object.modified.into()),
-        ..Default::default()
-    }
-}
-
-fn check(object: &Stored, if_match: Option<&IfMatch>, if_none_match: Option<&IfNoneMatch>) -> S3Result<()> {
-    if if_match.is_some_and(|condition| !holds(condition, Some(&object.etag))) {
-        return Err(s3_error!(
-            PreconditionFailed,
-            "At least one of the pre-conditions you specified did not hold"
-        ));
-    }
-    if if_none_match.is_some_and(|condition| holds(condition, Some(&object.etag))) {
-        return Err(s3_error!(NotModified));
-    }
-    Ok(())
-}
-
-fn holds(condition: &ETagCondition, etag: Option<&str>) -> bool {
-    match (condition, etag) {
-        (_, None) => false,
-        (ETagCondition::Any, Some(_)) => true,
-        (ETagCondition::ETag(wanted), Some(etag)) => wanted.value() == etag,
+        let bytes = |part: &CompletedPart| Some(self.0.get(&part.part_number?)?.len());
+        let about = About { parts: parts.iter().filter_map(bytes).collect(), ..About::default() };
+        Ok(Stored { etag, about: about.into(), ..Stored::new(data.freeze()) })
     }
 }
 

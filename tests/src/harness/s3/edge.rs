@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
-use hyper::header::{AUTHORIZATION, HeaderName};
+use hyper::header::{AUTHORIZATION, CONTENT_RANGE, CONTENT_TYPE, HeaderName, RANGE};
 use hyper::{Method, Request, Response, StatusCode};
 use s3s::service::S3Service;
 
@@ -82,12 +82,42 @@ impl Edge {
             let message = format!("There were headers present in the request which were not signed: {name}");
             return fault::refusal(StatusCode::FORBIDDEN, "AccessDenied", &message);
         }
-        match self.service.call(request.map(s3s::Body::from)).await {
-            Ok(response) => response.map(BodyExt::boxed_unsync),
+        let mut request = request.map(s3s::Body::from);
+        // `s3s` refuses ranges that make no sense. S3 takes no notice of them.
+        if request.headers().get(RANGE).is_some_and(|range| !is_range(range.as_bytes())) {
+            request.headers_mut().remove(RANGE);
+        }
+        let is_head = request.method() == Method::HEAD;
+        match self.service.call(request).await {
+            Ok(mut response) => {
+                if response.status() == StatusCode::NOT_MODIFIED {
+                    response.headers_mut().remove(CONTENT_TYPE);
+                }
+                // `s3s` knows 200 only for a HEAD.
+                if is_head && response.status().is_success() && response.headers().contains_key(CONTENT_RANGE)
+                {
+                    *response.status_mut() = StatusCode::PARTIAL_CONTENT;
+                }
+                response.map(BodyExt::boxed_unsync)
+            }
             Err(error) => {
                 fault::refusal(StatusCode::INTERNAL_SERVER_ERROR, "InternalError", &format!("{error:?}"))
             }
         }
+    }
+}
+
+/// Whether a range is one of S3's: `bytes=1-2`, `bytes=1-`, `bytes=-2`.
+fn is_range(text: &[u8]) -> bool {
+    let Some(range) = std::str::from_utf8(text).ok().and_then(|text| text.strip_prefix("bytes=")) else {
+        return false;
+    };
+    let Some((first, last)) = range.split_once('-') else { return false };
+    let number =
+        |digits: &str| digits.bytes().all(|b| b.is_ascii_digit()).then(|| digits.parse().unwrap_or(u64::MAX));
+    match (number(first), number(last)) {
+        (Some(a), Some(b)) => !range.eq("-") && (first.is_empty() || last.is_empty() || a <= b),
+        _ => false,
     }
 }
 

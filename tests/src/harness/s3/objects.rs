@@ -1,7 +1,7 @@
 //! The buckets and objects of the S3 server, in memory. No HTTP, no S3 types: only objects and listings.
 
 use parking_lot::Mutex;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::SystemTime;
 
@@ -20,6 +20,20 @@ pub(super) struct Object {
     pub(super) data: Bytes,
     pub(super) etag: String,
     pub(super) modified: SystemTime,
+    pub(super) about: Arc<About>,
+}
+
+/// What an object's writer said of it.
+#[derive(Default)]
+pub(super) struct About {
+    pub(super) cache_control: Option<String>,
+    pub(super) content_disposition: Option<String>,
+    pub(super) content_encoding: Option<String>,
+    pub(super) content_language: Option<String>,
+    pub(super) content_type: Option<String>,
+    pub(super) metadata: Option<HashMap<String, String>>,
+    /// Bytes of the parts that it was uploaded in.
+    pub(super) parts: Vec<usize>,
 }
 
 /// One page of a listing.
@@ -51,6 +65,21 @@ impl Objects {
         }
     }
 
+    /// Names of all buckets.
+    pub(super) fn buckets(&self) -> Vec<String> {
+        self.0.lock().keys().cloned().collect()
+    }
+
+    /// Removes a bucket; none if there is none, false if it has objects.
+    pub(super) fn delete_bucket(&self, bucket: &str) -> Option<bool> {
+        let mut buckets = self.0.lock();
+        let is_empty = buckets.get(bucket)?.is_empty();
+        if is_empty {
+            buckets.remove(bucket);
+        }
+        Some(is_empty)
+    }
+
     pub(super) fn create_bucket(&self, bucket: &str) {
         self.0.lock().entry(bucket.to_owned()).or_default();
     }
@@ -62,7 +91,7 @@ impl Objects {
 
     #[expect(clippy::disallowed_methods, reason = "S3 tells when an object was written")]
     fn insert(&self, bucket: &str, key: &str, data: Bytes, etag: String) {
-        let object = Object { data, etag, modified: SystemTime::now() };
+        let object = Object { data, etag, modified: SystemTime::now(), about: Arc::default() };
         self.0.lock().entry(bucket.to_owned()).or_default().insert(key.to_owned(), object);
     }
 }
@@ -71,7 +100,7 @@ impl Object {
     #[expect(clippy::disallowed_methods, reason = "S3 tells when an object was written")]
     pub(super) fn new(data: Bytes) -> Self {
         let etag = hex(&Md5::digest(&data));
-        Self { data, etag, modified: SystemTime::now() }
+        Self { data, etag, modified: SystemTime::now(), about: Arc::default() }
     }
 }
 
@@ -85,7 +114,8 @@ pub(super) fn list(
 ) -> Page {
     let mut page = Page::default();
     let mut last = String::new();
-    for (key, object) in bucket.range(prefix.to_owned()..).take_while(|(key, _)| key.starts_with(prefix)) {
+    let start = after.filter(|after| *after > prefix).unwrap_or(prefix);
+    for (key, object) in bucket.range(start.to_owned()..).take_while(|(key, _)| key.starts_with(prefix)) {
         let folded = delimiter.filter(|d| !d.is_empty()).and_then(|delimiter| {
             let end = key[prefix.len()..].find(delimiter)? + prefix.len() + delimiter.len();
             Some(key[..end].to_owned())
