@@ -1,6 +1,6 @@
 # The only commands; CI calls the same ones. Each sets up what it needs by itself.
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo test test-readers check bench-cold bench-epoch bench-order bench-peers bench-python bench-real bench-store bench-train bench-warm nccl gpu-kit parity bench-cluster dist wheel wheel-check images compose-demo clean
+.PHONY: help setup build demo test test-clients test-readers check bench-cold bench-epoch bench-order bench-peers bench-python bench-raw bench-real bench-store bench-train bench-warm nccl gpu-kit parity bench-cluster dist wheel wheel-check images compose-demo clean
 
 DEMO_ARGS ?=
 BENCH_ARGS ?=
@@ -28,6 +28,10 @@ test: ## Build and run all tests, those of the Python package last
 	cargo build --workspace --bins --lib
 	cargo test --workspace --no-fail-fast
 	@scripts/test-python.sh
+
+test-clients: ## Run clients of S3 against a node's endpoint (installs them in .clients); FOREBAY_S3_TESTS=FOLDER: also ceph/s3-tests there
+	@scripts/setup.sh tests clients
+	@tests/clients/run.sh
 
 test-readers: ## Run those tests of the Python package that need Polars, dask or matplotlib (installs them), and 50 kills of a training process
 	@scripts/setup.sh tests readers
@@ -57,6 +61,10 @@ bench-python: setup ## Measure the Python loader beside the Rust loader: speed, 
 	@scripts/setup.sh tests
 	cargo build --release --workspace --bins --lib
 	target/release/forebay-bench-python $(BENCH_ARGS)
+
+bench-raw: build ## Measure the S3 endpoint beside nginx's slice cache, raw TCP, bare hyper and direct reads (installs nginx)
+	@scripts/setup.sh nginx
+	target/release/forebay-bench-raw $(BENCH_ARGS)
 
 bench-real: build ## Read tables of real writers beside pyarrow and deltalake; what growth and filters cost (installs the writers in .real)
 	@scripts/setup.sh tests
@@ -105,5 +113,5 @@ images: dist ## Build the images of deploy/docker-compose.yml (FOREBAY_BASE=IMAG
 compose-demo: images ## A cluster with etcd, S3 and two ranks in containers; a node is killed while they train
 	@deploy/demo.sh
 
-clean: ## Remove what was built (not .torch, .venv and .peers)
+clean: ## Remove what was built (not .torch, .venv, .clients and .peers)
 	cargo clean

@@ -7,6 +7,8 @@
 #                             what torch needs to be imported from .torch/, the frameworks that the Python package is
 #                             tested with; and etcd
 #   scripts/setup.sh readers  also Polars, dask and matplotlib in .venv/, for tests that `make test` leaves out
+#   scripts/setup.sh clients  also .clients/ with clients of S3, which tests point at a node; s3cmd and rclone
+#   scripts/setup.sh nginx    also nginx, which a benchmark measures
 #   scripts/setup.sh wheel    also maturin in .venv/, which packs the Python wheel
 #   scripts/setup.sh check    also the rustup components clippy and rustfmt
 #   scripts/setup.sh nccl     also .nccl/ with the CUDA headers that the NCCL plugin is compiled with
@@ -31,6 +33,16 @@ consumer_wheels=(pandas==3.1.1 python-dateutil==4.0.0 six==1.17.0 duckdb==2.0.0 
 reader_wheels=(polars==2.1.0 polars-runtime-32==2.1.0 matplotlib==3.11.2 contourpy==1.3.3 cycler==0.12.1 fonttools==4.68.0
     kiwisolver==1.5.1 pillow==13.0.0 pyparsing==3.3.3
     dask==2026.8.0 importlib_metadata==10.2.0 lazy-importer==0.1.0 locket==1.0.0 partd==1.4.2 toolz==1.2.0 zipp==4.1.2)
+# Clients of S3, and what the tests of ceph/s3-tests import. Each names all that it needs, so that pip chooses nothing.
+client_wheels=(boto3==1.43.117 botocore==1.43.117 s3transfer==0.19.3 awscli==1.46.3 s3fs==2026.9.0 aiobotocore==3.10.0
+    aiohappyeyeballs==2.7.1 aiohttp==3.14.5 aioitertools==0.13.0 aiosignal==1.4.0 attrs==26.1.0 braceexpand==0.1.7
+    certifi==2026.10.18 charset-normalizer==3.5.2 colorama==0.4.6 docutils==0.19 duckdb==1.4.4 duckdb-ext==0.1.2
+    duckdb-ext-httpfs==1.4.4.20260205 s3torchconnector==1.5.0 s3torchconnectorclient==1.5.0 frozenlist==1.8.0
+    fsspec==2026.9.0 idna==3.20 iniconfig==2.3.1 isodate==0.7.2 jmespath==1.1.0 lxml==6.1.3 multidict==7.2.1
+    munch==4.0.0 numpy==2.4.6 packaging==26.3 pluggy==1.7.0 polars==2.1.0 polars-runtime-32==2.1.0 propcache==0.5.4
+    pyarrow==26.0.1 pyasn1==0.6.5 Pygments==2.21.0 pytest==9.2.0 python-dateutil==2.9.0.post0 pytz==2026.6
+    PyYAML==6.0.3 requests==2.34.2 rsa==4.7.2 safetensors==0.8.0 six==1.17.0 typing_extensions==4.16.0
+    urllib3==2.8.0 webdataset==1.0.2 wrapt==2.5.2 yarl==1.25.1)
 wheel_wheels=(maturin==1.16.0)
 nccl_wheels=(nvidia-cuda-crt==13.0.88 nvidia-cuda-cccl==13.0.85) # Headers alone; the rest came with libtorch's.
 # Enough of TensorBoard to read event files (90 MB); its server's dependencies are left out.
@@ -76,6 +88,12 @@ need_packages() {
         missing+=(python3-venv)
     fi
     case " $* " in *" tests "*) command -v etcd >/dev/null || missing+=(etcd-server) ;; esac
+    case " $* " in *" clients "*)
+        command -v s3cmd >/dev/null || missing+=(s3cmd)
+        command -v rclone >/dev/null || missing+=(rclone)
+        ;;
+    esac
+    case " $* " in *" nginx "*) command -v nginx >/dev/null || [ -x /usr/sbin/nginx ] || missing+=(nginx) ;; esac
     [ ${#missing[@]} -eq 0 ] && return
     command -v apt-get >/dev/null || die "please install what these Debian packages hold: ${missing[*]}"
     local root=()
@@ -141,6 +159,16 @@ need_readers() {
     echo "${reader_wheels[*]}" >"$stamp"
 }
 
+need_clients() {
+    local stamp=.clients/forebay-clients
+    [ "$(cat "$stamp" 2>/dev/null)" = "${client_wheels[*]}" ] && return
+    say "installing ${client_wheels[*]} into .clients"
+    rm -rf .clients
+    python3 -m venv .clients
+    .clients/bin/pip install --quiet --disable-pip-version-check --no-input --no-deps "${client_wheels[@]}" </dev/null
+    echo "${client_wheels[*]}" >"$stamp"
+}
+
 need_wheel_maker() {
     [ "$(.venv/bin/maturin --version 2>/dev/null)" = "${wheel_wheels[0]/==/ }" ] && return
     venv
@@ -168,6 +196,8 @@ for extra in "$@"; do
     check) need_components ;;
     nccl) need_cuda_headers ;;
     readers) need_readers ;;
+    clients) need_clients ;;
+    nginx) ;;
     wheel) need_wheel_maker ;;
     *) die "unknown argument '$extra': tests, readers, check, nccl, wheel or nothing" ;;
     esac

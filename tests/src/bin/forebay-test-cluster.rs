@@ -2,9 +2,10 @@
 //!
 //! Its first line on standard output is JSON: `s3_endpoint`, `s3_region`, `bucket`, `access_key`,
 //! `secret_key`, `nodes`, the URLs of the nodes, and `etcd`, those of etcd's members if the nodes find each
-//! other there. After that it does what each line on standard input
-//! says: `kill N` kills node N (counted from 0) and writes `done`; `gets` writes how many objects were read
-//! from the S3 server so far, wholly or in part.
+//! other there; with `--gateway` also `gateways`, the URLs of the nodes' S3 endpoints, and `gateway_key`, id
+//! and secret for those. After that it does what each line on standard input says: `kill N` kills
+//! node N (counted from 0) and writes `done`; `gets` writes how many objects were read from the S3 server so
+//! far, wholly or in part.
 
 use anyhow::Context;
 use clap::Parser;
@@ -15,7 +16,7 @@ use forebay_tests::harness::process::{Server, ServerOptions};
 use forebay_tests::harness::s3::{REGION, S3Server};
 use serde_json::json;
 use std::io::BufRead;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 #[derive(Parser)]
 struct Options {
@@ -28,10 +29,16 @@ struct Options {
     /// Have them find each other in etcd
     #[arg(long)]
     etcd: bool,
+    /// Have the nodes serve S3
+    #[arg(long)]
+    gateway: bool,
 }
 
+/// For the S3 endpoints of the nodes.
+const GATEWAY_KEY: [&str; 2] = ["reader", "secret-of-the-reader"];
+
 fn main() -> anyhow::Result<()> {
-    let Options { data, nodes, etcd } = Options::parse();
+    let Options { data, nodes, etcd, gateway } = Options::parse();
     let s3 = S3Server::start();
     for entry in std::fs::read_dir(&data).with_context(|| format!("list {}", data.display()))? {
         let folder = entry?.path();
@@ -39,7 +46,9 @@ fn main() -> anyhow::Result<()> {
         mnist::upload_folder(&s3, &folder, &name)?;
     }
     let etcd = etcd.then(|| Etcd::try_start(1)).transpose()?;
-    let mut servers = start(&s3, nodes, etcd.as_ref())?;
+    let keys = tempfile::NamedTempFile::new()?;
+    std::fs::write(keys.path(), GATEWAY_KEY.join(" "))?;
+    let mut servers = start(&s3, nodes, etcd.as_ref(), gateway.then_some(keys.path()))?;
     let endpoints: Vec<&str> = servers.iter().map(|server| server.endpoint.as_str()).collect();
     println!(
         "{}",
@@ -50,6 +59,8 @@ fn main() -> anyhow::Result<()> {
             "access_key": s3.access_key,
             "secret_key": s3.secret_key,
             "nodes": endpoints,
+            "gateways": servers.iter().filter_map(|server| server.s3.as_deref()).collect::<Vec<_>>(),
+            "gateway_key": GATEWAY_KEY,
             "etcd": etcd.as_ref().map(Etcd::endpoints).unwrap_or_default(),
         })
     );
@@ -71,7 +82,12 @@ fn main() -> anyhow::Result<()> {
 }
 
 /// Nodes that know each other, each at a port of its own.
-fn start(s3: &S3Server, count: usize, etcd: Option<&Etcd>) -> anyhow::Result<Vec<Server>> {
+fn start(
+    s3: &S3Server,
+    count: usize,
+    etcd: Option<&Etcd>,
+    keys: Option<&Path>,
+) -> anyhow::Result<Vec<Server>> {
     let addresses = free_addresses(count)?;
     let names = |address: &String| format!("http://{address}");
     let members: Vec<String> = addresses.iter().map(names).collect();
@@ -79,6 +95,9 @@ fn start(s3: &S3Server, count: usize, etcd: Option<&Etcd>) -> anyhow::Result<Vec
         // Tests kill nodes and stop readers in mid-stream: then nodes warn. The empty text is in every line.
         let mut options = ServerOptions::for_s3(s3).args(["--listen", address]).allow_log("");
         options = options.args(["--cache-bytes", "1GB", "--memory-bytes", "512MB"]);
+        if let Some(keys) = keys {
+            options = options.args(["--s3-listen", "127.0.0.1:0", "--s3-keys", &keys.to_string_lossy()]);
+        }
         if let Some(etcd) = etcd {
             options = options.args(etcd.arguments());
         } else if count > 1 {
