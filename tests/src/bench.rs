@@ -6,6 +6,7 @@ pub mod epoch;
 pub mod order;
 pub mod peers;
 pub mod python;
+pub mod raw;
 pub mod real;
 pub mod stages;
 pub mod train;

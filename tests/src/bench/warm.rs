@@ -14,7 +14,7 @@ mod shape;
 mod span;
 mod subject;
 
-pub(super) use child::ChildProcess;
+pub(super) use child::{ChildProcess, run_when_told, say_ready, say_report};
 pub(super) use rank::{MEASURED_EPOCH, SEED, touch};
 pub(super) use shape::{Shape, Stored};
 pub(super) use span::Span;

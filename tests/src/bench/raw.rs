@@ -1,0 +1,172 @@
+//! `make bench-raw`: the S3 endpoint. Whether its answers are the store's, how fast it reads beside nginx's
+//! slice cache, raw TCP, a bare hyper and direct reads, and what it costs a training job beside it.
+//!
+//! Nothing here is changed once figures were seen: a new measurement is a new row.
+
+mod amplification;
+mod beside;
+mod cold;
+mod floor;
+mod listing;
+mod load;
+mod nginx;
+mod stage;
+mod warm;
+
+use super::stages::{Stages, wanted};
+use crate::harness::check::Findings;
+use crate::harness::differential::Twins;
+use crate::harness::report::Row;
+use clap::{Parser, Subcommand, ValueEnum};
+use serde_json::json;
+use stage::RawStage;
+use std::path::PathBuf;
+
+/// Measures the S3 endpoint of a node.
+#[derive(Debug, Clone, Parser)]
+#[command(name = "forebay-bench-raw", version)]
+pub struct RawOptions {
+    /// Only these stages, separated by commas.
+    #[arg(long, value_enum, value_delimiter = ',')]
+    only: Vec<RawPart>,
+    /// How often each figure is measured.
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
+    rounds: u32,
+    /// Little data and little time: for a look at whether it works.
+    #[arg(long)]
+    short: bool,
+    /// Where the report goes.
+    #[arg(long, default_value = "target/bench")]
+    folder: PathBuf,
+    #[command(subcommand)]
+    role: Option<RawRole>,
+}
+
+/// A part of the benchmark.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum RawPart {
+    /// Answers beside the store's.
+    Differential,
+    /// Bytes that leave the store.
+    Amplification,
+    /// Reads of what the node holds.
+    Warm,
+    /// Reads of what it does not.
+    Cold,
+    /// A million keys.
+    Listing,
+    /// A training job on the same node.
+    Beside,
+}
+
+/// The processes that the benchmark itself starts.
+#[derive(Debug, Clone, Subcommand)]
+enum RawRole {
+    /// A client with many connections.
+    #[command(hide = true)]
+    Load(load::LoadOptions),
+    /// A server that does nothing but send a file.
+    #[command(hide = true)]
+    Floor(floor::FloorOptions),
+}
+
+/// How large it is.
+#[derive(Debug, Clone, Copy)]
+struct RawScale {
+    rounds: u32,
+    /// How long a load lasts.
+    seconds: f64,
+    /// Bytes of an object that is read warm, of one that is read cold, of one that three nodes read.
+    warm_bytes: usize,
+    cold_bytes: usize,
+    spread_bytes: usize,
+    keys: usize,
+    /// Segments of the table that is trained on, of a MiB each.
+    segments: u64,
+}
+
+const FULL: RawScale = RawScale {
+    rounds: 5,
+    seconds: 4.0,
+    warm_bytes: 256 << 20,
+    cold_bytes: 1 << 30,
+    spread_bytes: 512 << 20,
+    keys: 1_000_000,
+    segments: 256,
+};
+
+const SHORT: RawScale = RawScale {
+    rounds: 1,
+    seconds: 0.5,
+    warm_bytes: 16 << 20,
+    cold_bytes: 32 << 20,
+    spread_bytes: 16 << 20,
+    keys: 10_000,
+    segments: 16,
+};
+
+/// Runs it; false if a promise was broken.
+pub fn run(options: &RawOptions) -> anyhow::Result<bool> {
+    match &options.role {
+        Some(RawRole::Load(load)) => load::run(load).map(|()| true),
+        Some(RawRole::Floor(floor)) => floor::run(floor).map(|()| true),
+        None => measure(options),
+    }
+}
+
+fn measure(options: &RawOptions) -> anyhow::Result<bool> {
+    let scale = match options.short {
+        true => RawScale { rounds: options.rounds.min(SHORT.rounds), ..SHORT },
+        false => RawScale { rounds: options.rounds, ..FULL },
+    };
+    let mut stages = Stages::default();
+    for part in wanted(&options.only) {
+        stages.run(part, || match part {
+            RawPart::Differential => differential(),
+            RawPart::Amplification => amplification::run(&scale),
+            RawPart::Warm => warm::run(&scale),
+            RawPart::Cold => cold::run(&scale),
+            RawPart::Listing => listing::run(&scale),
+            RawPart::Beside => beside::run(&scale),
+        });
+    }
+    let settings = json!({
+        "rounds": scale.rounds, "short": options.short, "seconds": scale.seconds, "connections": warm::CONNECTIONS,
+        "warm_bytes": scale.warm_bytes, "warm_objects": warm::OBJECTS, "range_bytes": load::RANGE_BYTES,
+        "cold_bytes": scale.cold_bytes, "cold_requests": cold::REQUESTS, "s3_first_byte_ms": 30, "s3_connection_mb_s": 90,
+        "spread_bytes": scale.spread_bytes, "spread_readers": amplification::READERS, "keys": scale.keys,
+        "segments": scale.segments, "beside_mb_per_s": beside::MB_PER_S, "nginx_slice_bytes": 1 << 20,
+    });
+    stages.end(&options.folder, "raw", settings)
+}
+
+/// The differential suite of the tests, as figures.
+fn differential() -> anyhow::Result<Findings> {
+    let stage = RawStage::start(|options| options.env("FOREBAY_OBJECTS__BLOCK_BYTES", "65536"))?;
+    let (store, node, bucket) = (stage.store(), stage.client()?, stage.s3.bucket.clone());
+    let twins = Twins { store, node, bucket };
+    let compared = stage.runtime.block_on(async {
+        twins.fill().await?;
+        twins.compare().await
+    })?;
+    compared.unequal.iter().take(10).for_each(|unequal| println!("{unequal}"));
+    let mut found = Findings::default();
+    found.value("differential_requests", "requests", compared.requests as f64);
+    found.value("differential_unequal", "answers", compared.unequal.len() as f64);
+    let (requests, unequal) = (compared.requests, compared.unequal.len());
+    found.check(requests >= 400, format!("differential_requests = {requests}, at least 400"));
+    found.check(unequal == 0, format!("differential_unequal = {unequal}, none"));
+    Ok(found)
+}
+
+/// A ratio that must be at least, or at most, so much.
+fn judge(found: &mut Findings, row: Row, least: Option<f64>, most: Option<f64>) {
+    let (name, value) = (row.name.clone(), row.value);
+    if let Some(least) = least {
+        found.check(value >= least, format!("{name} = {value:.3}, at least {least}"));
+    }
+    if let Some(most) = most {
+        found.check(value <= most, format!("{name} = {value:.3}, at most {most}"));
+    }
+    found.rows.push(row);
+}
