@@ -17,7 +17,7 @@ mod predicate;
 mod tests;
 mod value;
 
-pub(crate) use outcomes::{Facts, Nulls};
+pub(crate) use outcomes::{Facts, Nulls, Outcomes};
 pub(crate) use predicate::Predicate;
 
 use arrow::datatypes::Schema;

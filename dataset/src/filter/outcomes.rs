@@ -19,6 +19,13 @@ pub(crate) struct Facts {
     pub bounds: Option<(ArrayRef, ArrayRef)>,
 }
 
+impl Facts {
+    /// Nothing is known.
+    pub(crate) fn unknown() -> Self {
+        Self { nulls: Nulls::Some, bounds: None }
+    }
+}
+
 /// How many values of a column are null.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Nulls {

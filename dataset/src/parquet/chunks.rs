@@ -3,6 +3,7 @@
 use bytes::{Buf, Bytes};
 use parquet::errors::ParquetError;
 use parquet::file::reader::{ChunkReader, Length};
+use std::ops::Range;
 use std::sync::Arc;
 
 /// Consecutive bytes of an object.
@@ -41,6 +42,11 @@ impl ChunkReader for Chunks {
 }
 
 impl Chunks {
+    /// The bytes of a range that was fetched.
+    pub(super) fn bytes(&self, range: Range<u64>) -> Result<Bytes, ParquetError> {
+        self.get_bytes(range.start, (range.end - range.start) as usize)
+    }
+
     /// The bytes from `start` to the end of their range.
     fn from(&self, start: u64) -> Result<Bytes, ParquetError> {
         let after = self.ranges.partition_point(|r| r.start <= start);

@@ -39,6 +39,17 @@ impl Cost {
         Self { working: self.working.max(self.fetched.saturating_sub(self.decoded)), ..self }
     }
 
+    /// The same for `rows` of its `all` rows, of which `fetched` bytes come: twice their share, as their
+    /// values may be the longer ones.
+    pub(crate) fn of_rows(self, rows: u64, all: u64, fetched: u64) -> Self {
+        let share = |bytes: u64| {
+            let twice = u128::from(bytes) * 2 * u128::from(rows) / u128::from(all.max(1));
+            u64::try_from(twice).unwrap_or(u64::MAX).min(bytes)
+        };
+        let working = share(self.working).saturating_add(2 * PAGE_BYTES).min(self.working);
+        Self { fetched, decoded: share(self.decoded), working }
+    }
+
     /// Decoded bytes at which a segment is called a lie: twice what was announced, and a little for small
     /// ones.
     pub(crate) fn limit(&self) -> u64 {

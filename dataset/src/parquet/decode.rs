@@ -21,7 +21,7 @@ use arrow::compute::concat;
 use arrow::datatypes::{DataType, Field, SchemaRef};
 use forebay_proto::{Error, Result};
 use parquet::arrow::ProjectionMask;
-use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
+use parquet::arrow::arrow_reader::{ParquetRecordBatchReaderBuilder, RowSelection, RowSelectionPolicy};
 use parquet::errors::ParquetError;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -32,6 +32,8 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 pub(crate) struct DecodeTask {
     pub uri: String,
     pub part: RowGroups,
+    /// The rows of its row group that are decoded, if they are not all; the footer then knows its pages.
+    pub selection: Option<RowSelection>,
     /// Where each of the projected columns comes from.
     pub columns: Vec<ColumnOrigin>,
     /// Of the projected columns.
@@ -152,14 +154,21 @@ impl DecodeTask {
         let mask = ProjectionMask::roots(self.part.footer.arrow.parquet_schema(), [column]);
         let rows = self.part.rows as usize;
         let batch_rows = if is_unbounded(field.data_type()) { rows / 16 + 1024 } else { rows };
-        let mut reader = ParquetRecordBatchReaderBuilder::new_with_metadata(
+        let reader = ParquetRecordBatchReaderBuilder::new_with_metadata(
             chunks.clone(),
             self.part.footer.arrow.clone(),
         )
         .with_row_groups(self.part.range.clone().collect())
         .with_projection(mask)
-        .with_batch_size(batch_rows.min(rows))
-        .build()?;
+        .with_batch_size(batch_rows.min(rows));
+        let mut reader = match &self.selection {
+            // Any other policy reads the pages between, too.
+            Some(rows) => {
+                let reader = reader.with_row_selection_policy(RowSelectionPolicy::Selectors);
+                reader.with_row_selection(rows.clone()).build()?
+            }
+            None => reader.build()?,
+        };
         let (mut parts, mut bytes) = (Vec::new(), 0);
         for batch in &mut reader {
             let batch = batch?;

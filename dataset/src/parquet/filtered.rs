@@ -90,7 +90,15 @@ impl ObjectColumns<'_> {
         let cost = cost(&part, &origins, &schema);
         let cost = if self.is_file { cost.of_file() } else { cost };
         let (uri, schema, limit) = (self.uri.to_owned(), Arc::new(schema), cost.limit());
-        let task = DecodeTask { uri, part, columns: origins, schema, limit, decoded: AtomicU64::new(0) };
+        let task = DecodeTask {
+            uri,
+            part,
+            selection: None,
+            columns: origins,
+            schema,
+            limit,
+            decoded: AtomicU64::new(0),
+        };
         Ok(Some((task, cost)))
     }
 
@@ -183,6 +191,22 @@ impl ObjectColumns<'_> {
 }
 
 impl Passing {
+    /// The same of some of the rows, one behind the other.
+    pub(crate) fn of(&self, rows: &[Range<u64>]) -> Self {
+        let (mut deleted, mut before) = (Vec::new(), 0);
+        let mut runs = self.deleted.iter().peekable();
+        for range in rows {
+            while runs.next_if(|run| run.end <= range.start).is_some() {}
+            let mut here = runs.clone();
+            while let Some(run) = here.next_if(|run| run.start < range.end) {
+                let (start, end) = (run.start.max(range.start), run.end.min(range.end));
+                deleted.push(before + start - range.start..before + end - range.start);
+            }
+            before += range.end - range.start;
+        }
+        Self { predicate: self.predicate.clone(), deleted, rows: before }
+    }
+
     /// Rows that are not deleted.
     pub(crate) fn not_deleted(&self) -> u64 {
         self.rows - self.deleted.iter().map(|run| run.end - run.start).sum::<u64>()
@@ -279,4 +303,21 @@ pub(super) async fn read(
         joined.map_err(|e| Error::invalid(format!("{uri}: the rows that the filter leaves: {e}")))
     })
     .await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn deleted_rows_of_a_part_are_those_that_lie_in_it() {
+        let all = Passing { predicate: None, deleted: vec![2..5, 7..8, 10..30, 40..41], rows: 50 };
+        let of = |rows: &[Range<u64>]| {
+            let part = all.of(rows);
+            (part.deleted.clone(), part.rows, part.not_deleted())
+        };
+        assert_eq!(of(&[0..50]), (all.deleted.clone(), 50, 25));
+        assert_eq!(of(&[3..12, 20..25, 29..41]), (vec![0..2, 4..5, 7..9, 9..14, 14..15, 25..26], 26, 14));
+        assert_eq!(of(&[]), (vec![], 0, 0));
+    }
 }

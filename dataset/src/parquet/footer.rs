@@ -10,8 +10,9 @@ use parquet::arrow::ARROW_SCHEMA_META_KEY;
 use parquet::arrow::arrow_reader::{ArrowReaderMetadata, ArrowReaderOptions};
 use parquet::errors::ParquetError;
 use parquet::file::FOOTER_SIZE;
+use parquet::file::metadata::page_index::PageIndex;
 use parquet::file::metadata::{
-    ColumnChunkMetaData, ParquetMetaData, ParquetMetaDataReader, RowGroupMetaData,
+    ColumnChunkMetaData, ParquetMetaData, ParquetMetaDataBuilder, ParquetMetaDataReader, RowGroupMetaData,
 };
 use std::ops::Range;
 use std::sync::Arc;
@@ -73,6 +74,17 @@ impl Footer {
         }
         repeated(&schema)?;
         Ok(Self { arrow, schema, leaves })
+    }
+
+    /// The same, as if `group` were all that the object has, with an index of its pages.
+    pub(crate) fn of_group(&self, group: usize, index: PageIndex) -> Result<Self, ParquetError> {
+        let meta = self.arrow.metadata();
+        let only = ParquetMetaDataBuilder::new(meta.file_metadata().clone())
+            .add_row_group(meta.row_group(group).clone())
+            .set_page_index(Some(Arc::new(index)));
+        let options = ArrowReaderOptions::new().with_schema(self.schema.clone());
+        let arrow = ArrowReaderMetadata::try_new(Arc::new(only.build()), options)?;
+        Ok(Self { arrow, schema: self.schema.clone(), leaves: self.leaves.clone() })
     }
 
     /// Bytes of memory that it takes, about.

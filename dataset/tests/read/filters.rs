@@ -207,6 +207,98 @@ proptest! {
     }
 }
 
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 10, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn indexes_of_pages_never_change_an_answer(
+        values in prop::collection::vec(row(), 20..60),
+        tests in prop::collection::vec(test(), 4),
+        group_rows in 4_000..9_000usize,
+        page_rows in prop::sample::select(vec![100usize, 400, 1_500]),
+        cut in prop::option::of(1..20usize),
+        dictionary in any::<bool>(),
+    ) {
+        let rows = table(&values.iter().copied().cycle().take(12_000).collect::<Vec<_>>());
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        let dir = Dir::new();
+        let properties = WriterProperties::builder()
+            .set_statistics_enabled(EnabledStatistics::Page)
+            .set_column_index_truncate_length(cut)
+            .set_statistics_truncate_length(cut)
+            .set_data_page_row_count_limit(page_rows)
+            .set_write_batch_size(50)
+            .set_dictionary_enabled(dictionary);
+        write(&dir.path("a.parquet"), &batch(&rows, 0), group_rows, properties);
+        for test in tests {
+            let wanted = (0i64..).zip(&rows).filter(|(_, row)| test.of(row) == Some(true)).map(|(n, _)| n);
+            let wanted: Vec<i64> = wanted.collect();
+            let found = runtime.block_on(left(&filtered(&dir, &test.text(), 1 << 20)));
+            prop_assert!(found == wanted, "{}: {} rows, not {}", test.text(), found.len(), wanted.len());
+        }
+    }
+}
+
+/// A column in order, in one row group of pages of 1,000 rows, beside one that no index knows.
+fn one_large_group(dir: &Dir, statistics: EnabledStatistics) {
+    let texts: ArrayRef =
+        Arc::new(StringArray::from_iter_values((0..60_000).map(|i| format!("{:09}", i / 7))));
+    let columns = [("n", longs(0..60_000)), ("t", texts)].map(|(name, column)| (name, column, true));
+    let batch = RecordBatch::try_from_iter_with_nullable(columns).unwrap();
+    let properties = WriterProperties::builder()
+        .set_statistics_enabled(statistics)
+        .set_data_page_row_count_limit(1000)
+        .set_write_batch_size(100)
+        .set_dictionary_enabled(false);
+    write(&dir.path("a.parquet"), &batch, 1 << 20, properties);
+}
+
+#[tokio::test]
+async fn few_pages_of_a_large_row_group_are_read_to_count_what_passes() {
+    let (indexed, plain) = (Dir::new(), Dir::new());
+    one_large_group(&indexed, EnabledStatistics::Page);
+    one_large_group(&plain, EnabledStatistics::Chunk);
+    // Bytes, and rows, in the midst of pages, over both columns, of a page that passes whole, and of none.
+    for (filter, rows, most) in [
+        ("n between 5950 and 6049", 100, 40_000),
+        ("n > 59000 and t < '000008430'", 9, 40_000),
+        ("n >= 3000 and n < 5000", 2000, 12_000),
+        ("t = '000000001' and n = 9 or n = 59999", 2, 60_000),
+        ("t like '0000085%' and not n <= 59995", 4, 40_000),
+    ] {
+        let mut read = [0, 0];
+        for (dir, read) in [&indexed, &plain].into_iter().zip(&mut read) {
+            let reader = source();
+            let frozen = reader.freeze_again(&filtered(dir, filter, 0), None).await.unwrap();
+            assert_eq!(frozen.manifest.rows(), rows, "{filter}");
+            *read = reader.counters().s3_bytes.load(Relaxed);
+        }
+        assert!(read[0] < most && read[1] > 450_000, "{filter}: {read:?} bytes");
+    }
+}
+
+/// An index that cannot be read costs a reading of the whole columns, and no answer.
+#[tokio::test]
+async fn a_damaged_index_is_left_alone() {
+    let dir = Dir::new();
+    one_large_group(&dir, EnabledStatistics::Page);
+    let path = dir.path("a.parquet");
+    let sound = std::fs::read(&path).unwrap();
+    let metadata = parquet::file::metadata::ParquetMetaDataReader::new()
+        .parse_and_finish(&std::fs::File::open(&path).unwrap())
+        .unwrap();
+    for column in [0, 1] {
+        let chunk = metadata.row_group(0).column(column);
+        for range in [chunk.offset_index_range().unwrap(), chunk.column_index_range().unwrap()] {
+            let mut damaged = sound.clone();
+            damaged[range.start as usize..range.end as usize].fill(0xff);
+            std::fs::write(&path, damaged).unwrap();
+            let found = left(&filtered(&dir, "n > 17000 and t < '000002430'", 0)).await;
+            assert_eq!(found, (17_001..17_010).collect::<Vec<_>>());
+        }
+    }
+}
+
 fn put(dir: &Dir, name: &str, columns: &[(&str, ArrayRef)], group_rows: usize) {
     let columns = columns.iter().map(|(name, column)| (*name, column.clone(), true));
     let batch = RecordBatch::try_from_iter_with_nullable(columns).unwrap();

@@ -1,11 +1,16 @@
 //! Row filters: what pyarrow.dataset leaves, by every way to read, in an order of its own that no number of
 //! ranks and no restart changes.
 
+use std::sync::Arc;
+
+use arrow::array::{ArrayRef, Int64Array, RecordBatch};
 use forebay_client::loader::{Ending, Event, Loader, LoaderSettings};
 use forebay_client::{Access, Dataset, DatasetSpec};
 use forebay_proto::digest::ContentDigest;
 use forebay_tests::harness::process::{Run, Server, ServerOptions};
 use forebay_tests::harness::s3::S3Server;
+use parquet::arrow::ArrowWriter;
+use parquet::file::properties::{EnabledStatistics, WriterProperties};
 use serde::Deserialize;
 
 use crate::commands::{cached, digest, direct, epoch, json};
@@ -85,6 +90,53 @@ fn one_per_cent_of_a_clustered_table_costs_few_bytes() {
     let object = std::fs::metadata(filters().join("clustered/0.parquet")).expect("the table").len();
     assert!(bytes * 20 <= object, "{bytes} of {object} bytes");
     server.stop();
+}
+
+/// An object of one row group: a column in order and one of noise, in pages of 2,000 rows.
+fn one_group(rows: i64, statistics: EnabledStatistics) -> Vec<u8> {
+    let noise = Int64Array::from_iter_values((0..rows).map(|row| row.wrapping_mul(0x5851_f42d_4c95_7f2d)));
+    let keys: ArrayRef = Arc::new(Int64Array::from_iter_values(0..rows));
+    let batch = RecordBatch::try_from_iter([("key", keys), ("noise", Arc::new(noise) as _)]);
+    let batch = batch.expect("a batch");
+    let properties = WriterProperties::builder()
+        .set_statistics_enabled(statistics)
+        .set_data_page_row_count_limit(2_000)
+        .set_dictionary_enabled(false);
+    let mut bytes = Vec::new();
+    let mut writer =
+        ArrowWriter::try_new(&mut bytes, batch.schema(), Some(properties.build())).expect("a writer");
+    writer.write(&batch).expect("write");
+    writer.close().expect("close");
+    bytes
+}
+
+#[test]
+fn freezing_a_filter_within_a_large_row_group_reads_few_pages() {
+    let s3 = S3Server::start();
+    let mut read = Vec::new();
+    for (name, statistics) in [("pages", EnabledStatistics::Page), ("chunks", EnabledStatistics::Chunk)] {
+        let object = one_group(400_000, statistics);
+        let size = object.len() as u64;
+        s3.put(&format!("{name}/0.parquet"), object);
+        let server = ServerOptions::for_s3(&s3).start();
+        s3.take_log();
+        let uri = s3.uri(name);
+        let filter = ["--where", "key >= 77001 and key < 79001"];
+        let frozen = json(cached(&server, &[&["inspect", &uri], &filter[..]].concat()));
+        assert_eq!(frozen["rows"], 2000);
+        let bytes: u64 =
+            s3.take_log().iter().filter(|seen| seen.is_object_get()).map(|seen| seen.bytes).sum();
+        read.push((bytes, size));
+        let epoch_of = json(cached(&server, &[&["epoch", &uri, "--batch", "100"], &filter[..]].concat()));
+        assert_eq!(epoch(&epoch_of, 0, "samples"), 2000);
+        server.stop();
+    }
+    let [(pages, size), (whole, _)] = read[..] else { panic!("{read:?}") };
+    // The footer's 64 KiB are most of it.
+    assert!(
+        pages * 20 <= size && whole * 3 > size,
+        "{pages} with an index, {whole} without, of {size} bytes"
+    );
 }
 
 #[test]

@@ -36,6 +36,7 @@ fn task(columns: &[ArrayRef], group_rows: usize, properties: WriterPropertiesBui
     let rows = batch.num_rows() as u64;
     let task = DecodeTask {
         uri: "file:///x".into(),
+        selection: None,
         columns: (0..columns.len()).map(ColumnOrigin::Own).collect(),
         schema: footer.schema.clone(),
         part: RowGroups { range: 0..footer.row_groups().len(), footer: Arc::new(footer), rows },
