@@ -211,7 +211,8 @@ def add(folder, key, columns, values=None, vector=None, **options):
     path = folder / key
     path.parent.mkdir(parents=True, exist_ok=True)
     if columns is not None:
-        pq.write_table(pa.table(columns), path, **{"row_group_size": 50} | options)
+        table = columns if isinstance(columns, pa.Table) else pa.table(columns)
+        pq.write_table(table, path, **{"row_group_size": 50} | options)
     action = {"path": key, "partitionValues": values or {}, "size": path.stat().st_size}
     action |= {"modificationTime": 0, "dataChange": True, "stats": "{}"}
     return {"add": action | ({"deletionVector": vector} if vector else {})}
@@ -269,6 +270,33 @@ def renamed(t):
     t.case("renamed", None, pa.concat_tables([of_first, of_second]))
 
 
+def by_ids(t):
+    """Columns found by ids, which writers give beside the names; renamed, dropped and added."""
+    folder = t.path("by-ids")
+
+    def table(**columns):
+        fields = [pa.field(name.replace("_", "-"), c.type, metadata={"PARQUET:field_id": str(n)}) for name, (n, c) in columns.items()]
+        return pa.table([c for _, c in columns.values()], schema=pa.schema(fields))
+
+    mode = {"delta.columnMapping.mode": "id", "delta.columnMapping.maxColumnId": "4"}
+    old = [mapped("x", "long", 1, "col-1"), mapped("gone", "string", 2, "col-2"), mapped("city", "string", 3, "col-3")]
+    new = [mapped("renamed", "long", 1, "col-1"), mapped("x", "string", 4, "col-4"), mapped("city", "string", 3, "col-3")]
+    first = add(folder, "1.parquet", table(col_1=(1, ids()), col_2=(2, texts())), {"col-3": "Bern"})
+    commit(folder, 0, [protocol("columnMapping"), metadata(old, ["city"], **mode), first])
+    second = add(folder, "2.parquet", table(col_4=(4, texts()), col_1=(1, ids(1000))), {"col-3": None})
+    commit(folder, 1, [metadata(new, ["city"], **mode), second])
+    bern = pa.array(["Bern"] * ROWS)
+    t.case("by-ids", 0, pa.table({"x": ids(), "gone": texts(), "city": bern}))
+    schema = pa.schema([("renamed", pa.int64()), ("x", pa.string()), ("city", pa.string())])
+    of_first = pa.table({"renamed": ids(), "x": pa.nulls(ROWS, pa.string()), "city": bern}, schema=schema)
+    of_second = pa.table({"renamed": ids(1000), "x": texts(), "city": pa.nulls(ROWS, pa.string())}, schema=schema)
+    t.case("by-ids", None, pa.concat_tables([of_first, of_second]))
+    # An object that came from elsewhere: the id under another name.
+    folder = t.path("bad-id-name")
+    named = [mapped("x", "long", 1, "col-1")]
+    commit(folder, 0, [protocol("columnMapping"), metadata(named, **mode), add(folder, "a.parquet", table(other=(1, ids())))])
+
+
 def of_spark(t):
     folder = t.path("spark-timestamps")
     moments = [dt.datetime(2024, 1, 1, tzinfo=UTC) + dt.timedelta(seconds=i) for i in range(ROWS)]
@@ -315,7 +343,7 @@ def bad(t):
 
 def main():
     tables = Tables(sys.argv[1])
-    for make in [written, partitioned, types, deleted, renamed, of_spark, bad]:
+    for make in [written, partitioned, types, deleted, renamed, by_ids, of_spark, bad]:
         make(tables)
     (tables.root / "cases.json").write_text(json.dumps(tables.cases, indent=1))
 

@@ -35,6 +35,9 @@ pub(crate) struct TableLog {
     /// The columns whose values the log has.
     pub partitions: Vec<String>,
     pub renamed: Vec<RenamedColumn>,
+    /// Where columns are found by ids (`delta.columnMapping.mode = id`): of those that objects have the name
+    /// there, and the id.
+    pub ids: Vec<(String, Option<i64>)>,
     /// In byte order of their keys.
     pub files: Vec<TableFile>,
 }
@@ -149,13 +152,6 @@ fn table(
 ) -> Result<TableLog, LogFault> {
     let configuration = snapshot.table_configuration();
     let mode = configuration.column_mapping_mode();
-    if mode == ColumnMappingMode::Id {
-        return Err(Error::invalid(
-            "its columns are found by ids (delta.columnMapping.mode = id), which is not supported: set the mode to name, or \
-             write the rows to another table",
-        )
-        .into());
-    }
     let logical = snapshot.schema();
     let schema: Schema = logical.as_ref().try_into_arrow().map_err(KernelError::from)?;
     let names = |field: &delta_kernel::schema::StructField| {
@@ -167,8 +163,13 @@ fn table(
     let sources: Vec<_> = partitions.iter().map(|name| source_of(name).unwrap_or(name).clone()).collect();
     let renamed = names.iter().filter(|(column, source)| column != source && !partitions.contains(column));
     let renamed = renamed.cloned().map(|(column, source)| RenamedColumn { column, source }).collect();
+    let id = |field: &delta_kernel::schema::StructField| {
+        let is_own = mode == ColumnMappingMode::Id && !partitions.contains(field.name());
+        is_own.then(|| (field.physical_name(mode).to_owned(), field.column_mapping_id()))
+    };
+    let ids = logical.fields().filter_map(id).collect();
     let files = files(engine, uri, snapshot, &sources)?;
-    Ok(TableLog { version, schema: plain(&schema), partitions, renamed, files })
+    Ok(TableLog { version, schema: plain(&schema), partitions, renamed, ids, files })
 }
 
 /// The objects; `partitions` are the columns' names in the log.
@@ -223,6 +224,30 @@ fn deleted(engine: &LogEngine, file: &ScanFile, root: &::url::Url) -> Result<Vec
 }
 
 impl TableLog {
+    /// `Invalid` if an object's columns would be others by their ids than by their names. Writers give both;
+    /// objects that came from elsewhere may have other names, or no ids. `columns` are the object's names and
+    /// ids.
+    pub(crate) fn check_ids(&self, uri: &str, columns: &[(&str, Option<i64>)]) -> Result<()> {
+        let name_of = |id: i64| columns.iter().find(|(_, own)| *own == Some(id)).map(|(name, _)| *name);
+        let id_of = |name: &str| columns.iter().find(|(own, _)| *own == name).map(|(_, id)| *id);
+        for (name, id) in &self.ids {
+            let found = match (id_of(name), id.and_then(name_of)) {
+                (None, None) => continue,
+                (Some(own), _) if own.is_some() && own == *id => continue,
+                (_, Some(other)) => format!("there '{other}'"),
+                (Some(Some(own)), None) => format!("and '{name}' has the id {own}"),
+                (Some(None), None) => format!("and '{name}' has no id"),
+            };
+            let id = id.map_or_else(|| "none".to_owned(), |id| id.to_string());
+            return Err(Error::invalid(format!(
+                "{uri}: the table finds columns by ids (delta.columnMapping.mode = id): the column '{name}' of the log has \
+                 the id {id}, {found}, which is not supported: rewrite the object (REORG TABLE .. APPLY (PURGE)), or write \
+                 the rows to another table"
+            )));
+        }
+        Ok(())
+    }
+
     /// The schema of an object with the table's names for its columns. One that the table has not gets a name
     /// that no column has. Moments that Spark wrote in 96 bits are in UTC where the table says so.
     pub(crate) fn named(&self, own: &SchemaRef) -> SchemaRef {

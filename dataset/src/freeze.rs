@@ -264,7 +264,13 @@ async fn scan(tools: Tools<'_>, selection: &Selection, found: &Found, opened: &[
             continue;
         }
         let Some(footer) = footers.try_next().await? else { break };
-        let schema = log.as_ref().map_or_else(|| footer.schema.clone(), |log| log.named(&footer.schema));
+        let schema = match log {
+            Some(log) => {
+                log.check_ids(&object.place.uri, &footer.field_ids())?;
+                log.named(&footer.schema)
+            }
+            None => footer.schema.clone(),
+        };
         let own = scan.own_schema(schema, &object.place.uri);
         scan.row_groups += footer.row_groups().len() as u64;
         let mut groups = Vec::with_capacity(footer.row_groups().len());

@@ -76,6 +76,17 @@ impl Footer {
         Ok(Self { arrow, schema, leaves })
     }
 
+    /// The names of columns, and the ids that their writer gave them.
+    pub(crate) fn field_ids(&self) -> Vec<(&str, Option<i64>)> {
+        let columns = self.arrow.parquet_schema().root_schema().get_fields().iter();
+        columns
+            .map(|column| {
+                let info = column.get_basic_info();
+                (info.name(), info.has_id().then(|| i64::from(info.id())))
+            })
+            .collect()
+    }
+
     /// The same, as if `group` were all that the object has, with an index of its pages.
     pub(crate) fn of_group(&self, group: usize, index: PageIndex) -> Result<Self, ParquetError> {
         let meta = self.arrow.metadata();

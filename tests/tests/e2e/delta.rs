@@ -160,7 +160,11 @@ fn a_table_that_cannot_be_read_says_why() {
         refused(direct(&tables.s3, &["cat", &uri]), &says);
     };
     says("bad-feature", &["timeMachine", "DROP FEATURE"]);
-    says("bad-ids", &["columnMapping.mode", "set the mode to name"]);
+    says("bad-ids", &["a.parquet", "columnMapping.mode = id", "'x' has no id", "rewrite the object"]);
+    says(
+        "bad-id-name",
+        &["a.parquet", "'col-1' of the log has the id 1, there 'other'", "rewrite the object"],
+    );
     says("bad-gone", &["a.parquet", "is gone", "version 0", "name another version"]);
     says("bad-elsewhere", &["s3://elsewhere/a.parquet", "outside"]);
     says("bad-json", &["log cannot be read"]);
