@@ -168,7 +168,9 @@ impl Loader {
     /// Whether the next event is the end of an epoch, or of all.
     fn is_between(&self) -> bool {
         let epoch = self.so_far.epoch;
-        self.is_over() || self.so_far.steps == self.plan.steps_of(epoch)
+        // Each epoch has a step; how many is known once one of them is there.
+        let steps = self.so_far.steps;
+        self.is_over() || steps > 0 && steps == self.plan.steps_of(&self.context.dataset, epoch)
     }
 
     fn is_over(&self) -> bool {
@@ -215,9 +217,10 @@ impl Loader {
         &self.context.dataset
     }
 
-    /// Steps of an epoch, the same on every rank; of the one that was resumed, those that were left.
+    /// Steps of an epoch, the same on every rank; of the one that was resumed, those that were left. Where a
+    /// mix is packed epochs differ, and of one to come each document is looked at.
     pub fn steps(&self, epoch: u64) -> u64 {
-        self.plan.steps_of(epoch)
+        self.plan.steps_of(&self.context.dataset, epoch)
     }
 }
 

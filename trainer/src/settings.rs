@@ -201,10 +201,6 @@ impl Settings {
         );
         self.model.check()?;
         ensure!(
-            !self.model.pack || self.mix.is_empty(),
-            "--pack does not go with --mix: epochs of a mix differ in their tokens; pack one dataset"
-        );
-        ensure!(
             self.batch != AUTO_BATCH || self.trains(),
             "--batch auto needs a model to try: it does not go with --data-only and --emulate-step-ms"
         );

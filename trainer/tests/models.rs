@@ -5,6 +5,8 @@ use std::io::Cursor;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::Arc;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
 use arrow::array::{
     ArrayRef, BinaryArray, BooleanArray, Date32Array, FixedSizeListArray, Float64Array, Int32Array,
@@ -13,7 +15,10 @@ use arrow::array::{
 use arrow::datatypes::{DataType, Field, Fields, Int32Type};
 use image::{ImageFormat, Rgb, RgbImage};
 use parquet::arrow::ArrowWriter;
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
+
+const PATIENCE: Duration = Duration::from_secs(180);
 
 /// A dataset of one object, made again.
 fn dataset(name: &str, columns: Vec<(&str, ArrayRef)>) -> PathBuf {
@@ -32,14 +37,19 @@ fn list(values: ArrayRef, length: i32) -> ArrayRef {
     Arc::new(FixedSizeListArray::new(item, length, values, None))
 }
 
-fn run(data: &Path, flags: &str) -> Output {
+fn command(data: &Path, flags: &str) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_forebay-train"));
     for variable in ["RANK", "WORLD_SIZE", "FOREBAY_ENDPOINT", "LD_LIBRARY_PATH"] {
         command.env_remove(variable);
     }
     command.args(["--direct", "--train", &format!("file://{}", data.display())]);
     command.args(flags.split_whitespace());
-    command.stdin(Stdio::null()).output().unwrap()
+    command.stdin(Stdio::null());
+    command
+}
+
+fn run(data: &Path, flags: &str) -> Output {
+    command(data, flags).output().unwrap()
 }
 
 /// Trains, and gives the report.
@@ -162,6 +172,7 @@ fn the_mlp_learns_a_table_with_nulls_and_dates() {
     let error = refused(&data, &format!("{kept} --fill amount=1"));
     assert!(error.contains("(null = 1)"), "{error}");
 
+    ctrl_c_loses_no_step(&data, &format!("{flags} --fill mean").replacen("--epochs 5", "--epochs 60", 1));
     let error = refused(&data, flags);
     let advice = "which have no place in a tensor: say what stands for them, as in --fill amount=0";
     assert!(
@@ -341,8 +352,41 @@ fn images_in_structs_as_hugging_face_writes_them_are_learnt() {
     assert_eq!(named["settings"]["model"]["classes"], 3);
     let by_path = train("path", &data, &format!("{flags} --epochs 3 --image-column image.bytes"));
     assert_eq!(losses(&by_path), losses(&named));
+    ctrl_c_loses_no_step(&data, &format!("{flags} --epochs 4"));
     let error = refused(&data, &format!("{flags} --image-column image.file"));
     assert!(error.contains("no column `image.file`: in `image` there are bytes, path"), "{error}");
+}
+
+/// A run that is stopped by Ctrl-C and started again comes to the parameters of one that is not: it has taken
+/// each step, and none twice.
+fn ctrl_c_loses_no_step(data: &Path, flags: &str) {
+    let straight = train("uninterrupted", data, flags);
+    let (checkpoints, report) = (data.join("interrupted"), data.join("interrupted.json"));
+    let _ = std::fs::remove_dir_all(&checkpoints);
+    let kept = format!("{flags} --checkpoint-every 2 --checkpoint-dir {}", checkpoints.display());
+    let mut stopped = command(data, &format!("{kept} --report {}", report.display()));
+    let mut stopped = stopped.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    let began = Instant::now();
+    let is_under_way = || {
+        std::fs::read_dir(&checkpoints).is_ok_and(|entries| {
+            entries.flatten().any(|entry| entry.file_name().to_string_lossy().starts_with("step-"))
+        })
+    };
+    while !is_under_way() {
+        assert!(stopped.try_wait().unwrap().is_none() && began.elapsed() < PATIENCE, "no checkpoint");
+        sleep(Duration::from_millis(2));
+    }
+    let pid = i32::try_from(stopped.id()).ok().and_then(Pid::from_raw).unwrap();
+    kill_process(pid, Signal::INT).unwrap();
+    let output = stopped.wait_with_output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let stopped: Value = serde_json::from_slice(&std::fs::read(report).unwrap()).unwrap();
+    assert_eq!(stopped["stopped"], true, "it was over before the signal came");
+    let resumed = train("after-ctrl-c", data, &kept);
+    assert_eq!(resumed["resumed"]["step"], stopped["steps"]);
+    assert_eq!(resumed["steps"], straight["steps"]);
+    assert_eq!(resumed["order_digest"], straight["order_digest"]);
+    assert_eq!(resumed["parameter_hashes"], straight["parameter_hashes"]);
 }
 
 /// Inputs are made ahead of their step, and sent ahead: a run that resumes comes to the same parameters.

@@ -65,17 +65,20 @@ fn documents(name: &str) -> PathBuf {
 
 /// A run on documents, with its checkpoints and its report.
 struct Run {
-    data: PathBuf,
+    data: [String; 2],
     folder: tempfile::TempDir,
 }
 
 impl Run {
     fn new(data: &Path) -> Self {
-        Self { data: data.to_owned(), folder: tempfile::tempdir().unwrap() }
+        let data = ["--train".to_owned(), format!("file://{}", data.display())];
+        Self { data, folder: tempfile::tempdir().unwrap() }
     }
 
-    fn uri(&self) -> String {
-        format!("file://{}", self.data.display())
+    /// Of two datasets, 7 to 3.
+    fn of_mix(first: &Path, second: &Path) -> Self {
+        let mix = format!("file://{}=0.7,file://{}=0.3", first.display(), second.display());
+        Self { data: ["--mix".to_owned(), mix], folder: tempfile::tempdir().unwrap() }
     }
 
     fn command(&self, flags: &str) -> Command {
@@ -83,7 +86,7 @@ impl Run {
         for variable in ["RANK", "WORLD_SIZE", "FOREBAY_ENDPOINT", "LD_LIBRARY_PATH"] {
             command.env_remove(variable);
         }
-        command.env("OMP_NUM_THREADS", "1").args(["--direct", "--train", &self.uri()]);
+        command.env("OMP_NUM_THREADS", "1").arg("--direct").args(&self.data);
         command.arg("--checkpoint-dir").arg(self.folder.path().join("checkpoints"));
         command.arg("--report").arg(self.folder.path().join("report.json"));
         command.args(flags.split_whitespace());
@@ -207,6 +210,40 @@ fn killed_and_taken_up_by_other_ranks_each_token_is_seen_once() {
 }
 
 #[test]
+fn a_mix_is_packed_alike_by_any_ranks_and_over_kills() {
+    let (first, second) = (documents("mix-first"), documents("mix-second"));
+    let flags = |ranks: u64, batch: u64| {
+        format!("{STEADY} --epochs 3 --batch {batch} --nproc {ranks} --checkpoint-every 3")
+    };
+    let run = |ranks| Run::of_mix(&first, &second).end(&flags(ranks, 6));
+    let straight = run(1);
+    let epochs = straight["epochs"].as_array().unwrap();
+    assert!(epochs.iter().all(|epoch| epoch["samples"] == 470), "47 blocks of 7 and 3 rows");
+    let tokens: Vec<u64> = epochs.iter().map(|epoch| epoch["tokens"].as_u64().unwrap()).collect();
+    assert!(tokens.iter().any(|tokens| *tokens != epochs[0]["tokens"]), "epochs differ: {tokens:?}");
+    for (epoch, tokens) in epochs.iter().zip(&tokens) {
+        assert_eq!(epoch["sequences"].as_u64(), Some(tokens.div_ceil(CONTEXT as u64)));
+    }
+    let steps: u64 = tokens.iter().map(|tokens| tokens.div_ceil(6 * CONTEXT as u64)).sum();
+    assert_eq!(straight["steps"].as_u64(), Some(steps));
+    let other = run(3);
+    assert_eq!(other["steps"], straight["steps"]);
+    for (own, other) in epochs.iter().zip(other["epochs"].as_array().unwrap()) {
+        same(other, own);
+    }
+    // Killed in the first and in a later epoch, and taken up by others.
+    let run = Run::of_mix(&first, &second);
+    for (ranks, more) in [(2, 6), (1, steps / 2)] {
+        let mut killed = run.start_until(&flags(ranks, 6), run.last_step().unwrap_or(0).max(more));
+        signal(&killed, Signal::KILL);
+        killed.wait().unwrap();
+    }
+    let ended = run.end(&flags(3, 6));
+    assert_eq!(ended["steps"], straight["steps"]);
+    assert_eq!(ended["order_digest"], straight["order_digest"]);
+}
+
+#[test]
 fn a_packed_training_loses_no_step_to_ctrl_c() {
     let data = documents("ctrl-c");
     let flags = "--model gpt --vocab 50 --context 16 --layers 2 --heads 2 --width 32 --pack --batch 6 --optimizer adamw \
@@ -262,12 +299,6 @@ fn packed_and_padded_are_reported_alike_and_what_cannot_be_packed_is_refused() {
     assert!(error.contains("--context"), "{error}");
     let error = refused("--pack --context 16");
     assert!(error.contains("--pack is for the documents of a --model gpt"), "{error}");
-    let uri = format!("file://{}", data.display());
-    let mut mixed = Command::new(env!("CARGO_BIN_EXE_forebay-train"));
-    mixed.args(["--direct", "--mix", &format!("{uri}=0.5,{uri}=0.5")]).args(flags.split_whitespace());
-    let output = mixed.arg("--pack").env_remove("FOREBAY_ENDPOINT").output().unwrap();
-    let error = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(!output.status.success() && error.contains("--pack does not go with --mix"), "{error}");
     let run = Run::new(&data);
     run.end(&format!("{flags} --pack --epochs 1"));
     let error = String::from_utf8_lossy(&run.command(flags).output().unwrap().stderr).into_owned();

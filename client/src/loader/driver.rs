@@ -27,7 +27,7 @@ pub(super) async fn run(context: Arc<ReadContext>, plan: RunPlan) {
             context.buffer.fail(e);
             return;
         }
-        seq += plan.steps_of(epoch);
+        seq += plan.steps_of(&context.dataset, epoch);
         epoch += 1;
     }
 }

@@ -8,6 +8,8 @@ use forebay_proto::plan::steps::{Cut, Ending, Layout, Steps};
 use forebay_proto::plan::{Order, PlanKey, Shuffle};
 use forebay_proto::state::LoaderState;
 use forebay_proto::{Error, Result};
+use parking_lot::Mutex;
+use std::collections::HashMap;
 use std::sync::Arc;
 
 /// Which steps a loader takes.
@@ -20,8 +22,10 @@ pub(super) struct RunPlan {
     pub tokens_done: Option<u32>,
     /// One past the last epoch.
     pub end: Option<u64>,
-    /// Steps of the first epoch from there on, and of every other one.
+    /// Steps of the first epoch from there on, and of a whole one.
     steps: (u64, u64),
+    /// Where epochs differ in their steps: those of whole epochs, as far as they are known.
+    steps_by_epoch: Arc<Mutex<HashMap<u64, u64>>>,
     /// The first epoch's, of a run that packs.
     packed: Option<Arc<PackedSteps>>,
 }
@@ -35,7 +39,7 @@ pub struct RunStart {
     pub samples_done: u64,
     /// From there to its end.
     pub steps_left: u64,
-    /// Of every other epoch, from its beginning to its end.
+    /// Of the whole epoch, and of every other one, unless the run packs a mix.
     pub steps: u64,
 }
 
@@ -44,6 +48,12 @@ impl RunStart {
     /// [`Loader::start`](crate::Loader::start).
     pub fn of(dataset: &Dataset, settings: &LoaderSettings) -> Result<Self> {
         Ok(RunPlan::new(dataset, settings.clone())?.start())
+    }
+
+    /// Steps of all epochs that lie before the place where a loader with these settings begins, had they been
+    /// taken at its batch; errors as [`Loader::start`](crate::Loader::start).
+    pub fn steps_done(dataset: &Dataset, settings: &LoaderSettings) -> Result<u64> {
+        Ok(RunPlan::new(dataset, settings.clone())?.steps_done(dataset))
     }
 }
 
@@ -65,7 +75,8 @@ impl RunPlan {
         let done = settings.resume.and_then(|state| state.tokens_done).unwrap_or(0);
         let tokens_done = settings.pack.as_ref().map(|_| done);
         let end = settings.epochs.map(|n| settings.first_epoch.saturating_add(n));
-        let mut plan = Self { settings, first, tokens_done, end, steps: (0, 0), packed: None };
+        let (steps_by_epoch, packed) = Default::default();
+        let mut plan = Self { settings, first, tokens_done, end, steps: (0, 0), steps_by_epoch, packed };
         if let Some(packing) = plan.settings.pack.clone() {
             return plan.packed(dataset, &packing);
         }
@@ -93,10 +104,11 @@ impl RunPlan {
     fn packed(mut self, dataset: &Dataset, packing: &Packing) -> Result<Self> {
         let order = self.order(dataset, self.first.0);
         let packed = self.cut_packed(dataset, packing, &order)?;
-        self.steps = (packed.steps.len() as u64, packing.steps(self.settings.global_batch));
+        self.steps = (packed.steps.len() as u64, packed.epoch_steps);
         self.packed = Some(Arc::new(packed));
         if self.settings.resume.is_some() && self.steps.0 == 0 {
             (self.first, self.tokens_done) = ((self.first.0 + 1, 0), Some(0));
+            self.steps.1 = self.whole_steps(dataset, packing, self.first.0);
             (self.steps.0, self.packed) = (self.steps.1, None);
         }
         Ok(self)
@@ -134,8 +146,39 @@ impl RunPlan {
         Cut { first_position, global_batch, world, ending, layout }
     }
 
-    pub fn steps_of(&self, epoch: u64) -> u64 {
-        if epoch == self.first.0 { self.steps.0 } else { self.steps.1 }
+    /// Steps of an epoch. Of a packed mix's later epochs it looks at each document, unless the epoch was cut
+    /// before.
+    pub fn steps_of(&self, dataset: &Dataset, epoch: u64) -> u64 {
+        match &self.settings.pack {
+            _ if epoch == self.first.0 => self.steps.0,
+            Some(packing) if !packing.is_alike(&dataset.manifest) => {
+                self.whole_steps(dataset, packing, epoch)
+            }
+            _ => self.steps.1,
+        }
+    }
+
+    /// Steps of a whole epoch of a run that packs.
+    fn whole_steps(&self, dataset: &Dataset, packing: &Packing, epoch: u64) -> u64 {
+        let known = self.steps_by_epoch.lock().get(&epoch).copied();
+        known.unwrap_or_else(|| {
+            let order = self.order(dataset, epoch);
+            let steps = packing.steps(&dataset.manifest, &order, self.settings.global_batch);
+            self.steps_by_epoch.lock().insert(epoch, steps);
+            steps
+        })
+    }
+
+    /// Steps of all epochs before the place where the run begins, had they been taken at its batch.
+    fn steps_done(&self, dataset: &Dataset) -> u64 {
+        let of_this = self.steps.1.saturating_sub(self.steps.0);
+        match &self.settings.pack {
+            Some(packing) if !packing.is_alike(&dataset.manifest) => {
+                let before = (0..self.first.0).map(|epoch| self.whole_steps(dataset, packing, epoch));
+                before.fold(of_this, u64::saturating_add)
+            }
+            _ => self.first.0.saturating_mul(self.steps.1).saturating_add(of_this),
+        }
     }
 
     /// An epoch, its steps numbered from `first_seq`.
@@ -146,7 +189,11 @@ impl RunPlan {
         let order = self.order(dataset, epoch);
         let packed = match (&self.settings.pack, &self.packed) {
             (Some(_), Some(packed)) if epoch == self.first.0 => Some(packed.clone()),
-            (Some(packing), _) => Some(Arc::new(self.cut_packed(dataset, packing, &order)?)),
+            (Some(packing), _) => {
+                let packed = self.cut_packed(dataset, packing, &order)?;
+                self.steps_by_epoch.lock().insert(epoch, packed.epoch_steps);
+                Some(Arc::new(packed))
+            }
             (None, _) => None,
         };
         let mut this = Epoch::new(manifest.clone(), order, self.cut(first_position), rank, first_seq)?;

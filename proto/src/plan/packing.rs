@@ -12,11 +12,14 @@
 //! A rank reads the rows that its sequences have tokens of ([`RowSpan`]). A row whose first token lies in an
 //! earlier sequence is read again by who goes on with it; there it counts as padding, so that each row counts
 //! once. A row without tokens goes with the token before it.
+//!
+//! An epoch of a mix is such a stream too. Its epochs have other documents, so they differ in their tokens
+//! and may differ in their steps.
 
 use super::Order;
 use super::steps::{Cut, RANK_BATCH_MAX, RowSpan, Steps};
 use crate::error::{Error, Result};
-use crate::manifest::Manifest;
+use crate::manifest::{Manifest, Part};
 use std::fmt;
 use std::sync::Arc;
 
@@ -58,6 +61,8 @@ pub struct PackedStep {
 pub struct PackedSteps {
     /// The number of the first of them in the epoch.
     pub first_step: u64,
+    /// Steps of the whole epoch at this batch.
+    pub epoch_steps: u64,
     /// Sequences of the rank in each step, those without a token included.
     pub sequences: u64,
     /// The length of each.
@@ -82,19 +87,56 @@ impl Packing {
         Ok(Self { sequence_tokens, lengths, tokens })
     }
 
-    /// Tokens of an epoch.
-    pub fn tokens(&self) -> u64 {
-        self.tokens
+    /// Whether all epochs have the same tokens. Those of a mix have not: which of a part's rows an epoch has
+    /// depends on its number.
+    pub fn is_alike(&self, manifest: &Manifest) -> bool {
+        manifest.parts().len() <= 1
     }
 
-    /// Sequences of an epoch.
-    pub fn sequences(&self) -> u64 {
-        self.tokens.div_ceil(u64::from(self.sequence_tokens))
+    /// Tokens of an epoch; of a mix the mean over its epochs.
+    pub fn tokens(&self, manifest: &Manifest) -> u64 {
+        let parts = manifest.parts();
+        if self.is_alike(manifest) {
+            return self.tokens;
+        }
+        let (blocks, segments) = (super::mix::blocks(parts), manifest.segments());
+        let mean = |part: &Part| {
+            let first = segments[part.segments.start as usize].first_row as usize;
+            let own = self.lengths.iter().skip(first).take(part.rows as usize);
+            let own: u128 = own.map(|length| u128::from(*length)).sum();
+            own * u128::from(blocks) * u128::from(part.slots) / u128::from(part.rows.max(1))
+        };
+        u64::try_from(parts.iter().map(mean).sum::<u128>()).unwrap_or(u64::MAX)
     }
 
-    /// Steps of an epoch.
-    pub fn steps(&self, global_batch: u64) -> u64 {
-        self.sequences().div_ceil(global_batch.max(1))
+    /// Sequences of an epoch; of a mix of one with the mean of tokens.
+    pub fn sequences(&self, manifest: &Manifest) -> u64 {
+        self.tokens(manifest).div_ceil(u64::from(self.sequence_tokens)).max(1)
+    }
+
+    /// Steps of the epoch that has this order. Of a mix it looks at each of its documents.
+    pub fn steps(&self, manifest: &Manifest, order: &Order, global_batch: u64) -> u64 {
+        let tokens = match self.is_alike(manifest) {
+            true => self.tokens,
+            false => self.tokens_before(manifest, order, TokenPlace { position: order.len(), offset: 0 }),
+        };
+        // An epoch without tokens has rows, which are read.
+        tokens.div_ceil(u64::from(self.sequence_tokens)).div_ceil(global_batch.max(1)).max(1)
+    }
+
+    /// Tokens of an epoch that lie before a place.
+    fn tokens_before(&self, manifest: &Manifest, order: &Order, place: TokenPlace) -> u64 {
+        let segments = manifest.segments();
+        let (mut tokens, mut samples) = (u64::from(place.offset), [super::Sample::default(); SAMPLES]);
+        for position in (0..place.position).step_by(SAMPLES) {
+            let samples = &mut samples[..SAMPLES.min((place.position - position) as usize)];
+            order.fill(position, samples);
+            for sample in samples {
+                let row = segments[sample.segment as usize].first_row + u64::from(sample.row);
+                tokens += u64::from(self.lengths[row as usize]);
+            }
+        }
+        tokens
     }
 
     /// The steps of a rank from `cut.first_position` and `offset` on, `cut.global_batch` sequences each.
@@ -109,10 +151,7 @@ impl Packing {
         rank: u32,
     ) -> Result<PackedSteps> {
         Steps::new(order, cut)?;
-        if manifest.parts().len() > 1 {
-            return Err(Error::invalid("a mix cannot be packed: its epochs differ in their tokens"));
-        }
-        if self.lengths.len() as u64 != manifest.rows() || order.len() != manifest.rows() {
+        if self.lengths.len() as u64 != manifest.rows() || order.len() != Order::samples(manifest) {
             let (known, rows) = (self.lengths.len(), manifest.rows());
             return Err(Error::invalid(format!("the lengths of {known} rows are known, of {rows}")));
         }
@@ -125,8 +164,13 @@ impl Packing {
         let rows_left = from.position < order.len();
         let count = left.div_ceil(marks.step).max(u64::from(rows_left)) as usize;
         places.resize(3 * count, TokenPlace { position: order.len(), offset: 0 });
+        let before = match self.is_alike(manifest) {
+            true => self.tokens - left.min(self.tokens),
+            false => self.tokens_before(manifest, order, from),
+        };
         let mut packed = PackedSteps {
-            first_step: (self.tokens - left.min(self.tokens)) / marks.step,
+            first_step: before / marks.step,
+            epoch_steps: before.saturating_add(left).div_ceil(marks.step).max(1),
             sequences: own,
             sequence_tokens: self.sequence_tokens,
             spans: Vec::with_capacity(count),

@@ -129,12 +129,15 @@ impl ModelData {
         LoaderSettings { pack: self.packing.clone(), ..settings }
     }
 
-    /// Rows of inputs in an epoch: its samples, or its sequences of documents.
+    /// Rows of inputs in an epoch: its samples, or its sequences of documents, of a mix their mean number.
     pub fn input_rows(&self) -> u64 {
-        self.packing.as_ref().map_or_else(|| self.dataset.epoch_samples(), Packing::sequences)
+        match &self.packing {
+            Some(packing) => packing.sequences(&self.dataset.manifest),
+            None => self.dataset.epoch_samples(),
+        }
     }
 
-    /// Steps of an epoch.
+    /// Steps of an epoch; of a packed mix about.
     pub fn steps(&self, global_batch: u64) -> u64 {
         self.input_rows().div_ceil(global_batch)
     }
@@ -142,9 +145,7 @@ impl ModelData {
     /// Steps of all epochs that were done where a loader with these settings goes on, had they been taken at
     /// its batch.
     pub fn steps_done(&self, settings: &LoaderSettings) -> Result<u64> {
-        let RunStart { epoch, steps_left, steps, .. } =
-            RunStart::of(&self.dataset, &self.packed(settings.clone()))?;
-        Ok((epoch + 1) * steps - steps_left)
+        Ok(RunStart::steps_done(&self.dataset, &self.packed(settings.clone()))?)
     }
 
     /// What a checkpoint of a run on this dataset belongs to.

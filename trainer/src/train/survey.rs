@@ -94,7 +94,7 @@ pub(super) fn facts(session: &Session, spec: &DatasetSpec, dataset: &Dataset) ->
         session.say(&format!("nulls of `{column}` are filled with its mean, {mean}"));
     }
     let packing = match survey.lengths {
-        Some(lengths) => Some(packing(session, args.context, lengths).context(uri.to_owned())?),
+        Some(lengths) => Some(packing(session, args.context, lengths, dataset).context(uri.to_owned())?),
         None => None,
     };
     match &survey.label {
@@ -107,7 +107,7 @@ pub(super) fn facts(session: &Session, spec: &DatasetSpec, dataset: &Dataset) ->
 }
 
 /// The lengths that the first rank has read, on all ranks. Collective.
-fn packing(session: &Session, context: Option<i64>, lengths: Lengths) -> Result<Packing> {
+fn packing(session: &Session, context: Option<i64>, lengths: Lengths, dataset: &Dataset) -> Result<Packing> {
     let context = context.and_then(|context| u32::try_from(context).ok());
     let context = context.context("--pack needs a --context")?;
     let mut lengths = lengths.rows;
@@ -121,11 +121,10 @@ fn packing(session: &Session, context: Option<i64>, lengths: Lengths) -> Result<
         lengths = shared.into_iter().map(|length| length as u32).collect();
     }
     let packing = Packing::new(context, lengths.into())?;
-    session.say(&format!(
-        "packing: {} tokens make {} sequences of {context}",
-        packing.tokens(),
-        packing.sequences()
-    ));
+    let manifest = &dataset.manifest;
+    let (tokens, sequences) = (packing.tokens(manifest), packing.sequences(manifest));
+    let mean = if packing.is_alike(manifest) { "" } else { ", in an epoch of mean length" };
+    session.say(&format!("packing: {tokens} tokens make {sequences} sequences of {context}{mean}"));
     Ok(packing)
 }
 
@@ -151,30 +150,28 @@ fn first_alone(
 
 impl Survey {
     async fn read(&mut self, session: &Session, spec: &DatasetSpec, dataset: &Dataset) -> Result<()> {
-        let asked = self.label.iter().chain(self.means.iter().map(|mean| &mean.column));
-        let asked = asked.chain(self.lengths.iter().map(|lengths| &lengths.column));
-        let columns = asked.map(|path| top_level(&dataset.schema, path).to_owned()).collect();
-        let spec = DatasetSpec { columns: Some(columns), ..spec.clone() };
-        let settings = LoaderSettings {
-            shuffle: Shuffle::None,
-            ending: Ending::Exact,
-            global_batch: (ROWS_BYTES / row_bytes(dataset).max(1)).clamp(1, ROWS),
-            epochs: Some(1),
-            ..LoaderSettings::default()
-        };
-        let opened = Dataset::open(&session.access, &spec).await?;
-        ensure!(
-            opened.manifest.digest() == dataset.manifest.digest(),
-            "it was overwritten just now: start again"
-        );
-        let mut loader = Loader::start(&opened, settings)?;
-        while let Some(event) = loader.next().await? {
-            if let Event::Batch(batch) = event {
-                self.add(&batch.columns)?;
-                self.lengths.as_mut().map_or(Ok(()), |lengths| lengths.add(&batch))?;
+        let mut asked: Vec<&String> =
+            self.label.iter().chain(self.means.iter().map(|mean| &mean.column)).collect();
+        // An epoch of a mix does not have all rows of its parts.
+        let apart = !spec.mix.is_empty();
+        asked.extend(self.lengths.iter().filter(|_| !apart).map(|lengths| &lengths.column));
+        if !asked.is_empty() {
+            let mut loader = in_file_order(session, spec, dataset, &asked).await?;
+            ensure!(
+                loader.dataset().manifest.digest() == dataset.manifest.digest(),
+                "it was overwritten just now: start again"
+            );
+            while let Some(event) = loader.next().await? {
+                if let Event::Batch(batch) = event {
+                    self.add(&batch.columns)?;
+                    self.lengths.as_mut().filter(|_| !apart).map_or(Ok(()), |own| own.add(&batch, 0))?;
+                }
             }
         }
-        Ok(())
+        match &mut self.lengths {
+            Some(lengths) if apart => lengths.read_parts(session, spec, dataset).await,
+            _ => Ok(()),
+        }
     }
 
     fn add(&mut self, batch: &RecordBatch) -> Result<()> {
@@ -227,13 +224,56 @@ impl Survey {
 }
 
 impl Lengths {
-    fn add(&mut self, batch: &Batch) -> Result<()> {
+    /// `first`: the number that row 0 of the batch's dataset has here.
+    fn add(&mut self, batch: &Batch, first: u64) -> Result<()> {
         let rows = tokens::lengths(&self.column, &values_of(&batch.columns, &self.column)?)?;
         for (row, length) in batch.sample_ids.iter().zip(rows) {
-            self.rows[*row as usize] = length;
+            self.rows[(first + *row) as usize] = length;
         }
         Ok(())
     }
+
+    /// Reads each part of a mix as a dataset of its own.
+    async fn read_parts(&mut self, session: &Session, spec: &DatasetSpec, mix: &Dataset) -> Result<()> {
+        let mut first = 0;
+        for (named, part) in spec.mix.iter().zip(mix.manifest.parts()) {
+            let split = named.split.and_then(|split| split.by);
+            let own = DatasetSpec { uri: named.uri.clone(), split, mix: Vec::new(), ..spec.clone() };
+            let column = self.column.clone();
+            let mut loader = in_file_order(session, &own, mix, &[&column]).await?;
+            let manifest = &loader.dataset().manifest;
+            let own = (0..manifest.segments().len() as u32).map(|segment| manifest.segment_id(segment).ok());
+            let known = part.segments.clone().map(|segment| mix.manifest.segment_id(segment).ok());
+            ensure!(own.eq(known), "{}: it was overwritten just now: start again", named.uri);
+            while let Some(event) = loader.next().await? {
+                if let Event::Batch(batch) = event {
+                    self.add(&batch, first)?;
+                }
+            }
+            first += part.rows;
+        }
+        Ok(())
+    }
+}
+
+/// A loader of all rows of a dataset, in file order, for the columns of `paths`, which `known` has too.
+async fn in_file_order(
+    session: &Session,
+    spec: &DatasetSpec,
+    known: &Dataset,
+    paths: &[&String],
+) -> Result<Loader> {
+    let columns = paths.iter().map(|path| top_level(&known.schema, path).to_owned()).collect();
+    let spec = DatasetSpec { columns: Some(columns), ..spec.clone() };
+    let settings = LoaderSettings {
+        shuffle: Shuffle::None,
+        ending: Ending::Exact,
+        global_batch: (ROWS_BYTES / row_bytes(known).max(1)).clamp(1, ROWS),
+        epochs: Some(1),
+        ..LoaderSettings::default()
+    };
+    let opened = Dataset::open(&session.access, &spec).await?;
+    Ok(Loader::start(&opened, settings)?)
 }
 
 /// Bytes of a row, about, with all its columns.

@@ -93,7 +93,7 @@ async fn any_ranks_bring_the_same_sequences_over_resumes_too() {
             ..Default::default()
         };
         let wanted = reference(&dataset, &lengths, &settings, 0);
-        assert_eq!(wanted.len() as u64, packing.sequences());
+        assert_eq!(wanted.len() as u64, packing.sequences(&dataset.manifest));
         let whole = read(&dataset, &settings, 1, u64::MAX).await;
         assert_eq!((&whole.0, whole.4), (&wanted, 245));
         for ranks in [2, 3, 6] {

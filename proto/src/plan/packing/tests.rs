@@ -16,6 +16,12 @@ fn manifest(lengths: &[u32], segment_rows: usize) -> Manifest {
     Manifest::new("s3://b/d", 1, vec![], vec![object], &sizes).unwrap()
 }
 
+/// A mix of two datasets, 7 to 3, of the first half of the lengths and of the others.
+fn mix(lengths: &[u32], segment_rows: usize) -> Manifest {
+    let (first, second) = lengths.split_at(lengths.len() / 2);
+    Manifest::mix(&[(manifest(first, segment_rows), 0.7), (manifest(second, segment_rows), 0.3)]).unwrap()
+}
+
 fn row(manifest: &Manifest, sample: Sample) -> u64 {
     manifest.segments()[sample.segment as usize].first_row + u64::from(sample.row)
 }
@@ -54,13 +60,15 @@ proptest! {
         shuffle in prop_oneof![Just(Shuffle::None), (1u32..4).prop_map(Shuffle::Window), Just(Shuffle::Full)],
         seed in any::<u64>(),
         stretches in prop::collection::vec((1u32..4, 1u64..4, 0usize..4), 1..5),
+        mixed in any::<bool>(),
     ) {
         prop_assume!(lengths.iter().any(|length| *length > 0));
-        let manifest = manifest(&lengths, segment_rows);
+        let mixed = mixed && lengths.len() > 1;
+        let manifest = if mixed { mix(&lengths, segment_rows) } else { manifest(&lengths, segment_rows) };
         let order = Order::new(&manifest, seed, 1, shuffle);
         let packing = Packing::new(each, lengths.clone().into()).unwrap();
         let expected = stream(&manifest, &order, &lengths);
-        prop_assert_eq!(packing.tokens(), expected.len() as u64);
+        prop_assert!(mixed || packing.tokens(&manifest) == expected.len() as u64);
         let (mut seen, mut rows) = (Vec::new(), Vec::new());
         let mut at = TokenPlace::default();
         // Each stretch is read by other ranks with another batch, the last one to the end.
@@ -77,6 +85,9 @@ proptest! {
                 .collect();
             let count = ranks[0].steps.len();
             let left = expected.len() - seen.len();
+            let whole = packing.steps(&manifest, &order, cut.global_batch);
+            prop_assert!(ranks.iter().all(|rank| rank.epoch_steps == whole));
+            prop_assert!(index > 0 || count as u64 == whole);
             prop_assert_eq!(ranks[0].first_step, seen.len() as u64 / (cut.global_batch * u64::from(each)));
             prop_assert!(left == 0 || count as u64 == (left as u64).div_ceil(cut.global_batch * u64::from(each)));
             let is_last = index + 1 == stretches.len();
@@ -103,8 +114,28 @@ proptest! {
         prop_assert_eq!(&seen, &expected);
         prop_assert_eq!(at, TokenPlace { position: order.len(), offset: 0 });
         rows.sort_unstable();
-        prop_assert_eq!(rows, (0..lengths.len() as u64).collect::<Vec<_>>());
+        let mut once: Vec<u64> =
+            (0..order.len()).map(|position| row(&manifest, order.at(position).unwrap())).collect();
+        once.sort_unstable();
+        prop_assert!(mixed || once == (0..lengths.len() as u64).collect::<Vec<_>>());
+        prop_assert_eq!(rows, once);
     }
+}
+
+#[test]
+fn epochs_of_a_mix_have_the_mean_of_its_parts_over_time() {
+    let lengths: Vec<u32> = (0..100).map(|row| row % 7 + if row < 50 { 0 } else { 30 }).collect();
+    let (manifest, packing) = (mix(&lengths, 9), Packing::new(8, lengths.clone().into()).unwrap());
+    let of_epoch = |epoch| {
+        let order = Order::new(&manifest, 5, epoch, Shuffle::Full);
+        assert_eq!(order.len(), 70, "7 blocks of 10");
+        stream(&manifest, &order, &lengths).len() as u64
+    };
+    let epochs: Vec<u64> = (0..100).map(of_epoch).collect();
+    assert!(epochs.iter().any(|tokens| *tokens != epochs[0]));
+    // 49 of 50 rows of the one part, 21 of 50 of the other: 100 epochs are whole rounds of both.
+    assert_eq!(packing.tokens(&manifest), epochs.iter().sum::<u64>() / 100);
+    assert!(!packing.is_alike(&manifest));
 }
 
 #[test]
