@@ -187,7 +187,7 @@ impl Server {
         });
         let objects = ObjectsServer::new(ObjectService { node: node.clone(), stop: self.streams.clone() });
         let peer = PeerServer::new(peer::PeerService(node.clone()));
-        let snapshots = SnapshotsServer::new(SnapshotService(node.membership.clone()));
+        let snapshots = SnapshotsServer::new(SnapshotService::new(node.membership.clone()));
         Ok(tonic::transport::Server::builder()
             .http2_keepalive_interval(Some(PING))
             .http2_keepalive_timeout(Some(PING))

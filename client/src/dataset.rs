@@ -246,6 +246,7 @@ impl Dataset {
             object_bytes: m.objects().iter().map(|object| object.size).sum(),
             saved_unix_s: now.as_secs(),
             dataset: Some(dataset),
+            ..Default::default()
         })
     }
 

@@ -10,7 +10,7 @@ use crate::stream::Stream;
 use forebay_proto::v1::cache_client::CacheClient;
 use forebay_proto::v1::objects_client::ObjectsClient;
 use forebay_proto::v1::snapshots_client::SnapshotsClient;
-use forebay_proto::v1::{OpenReply, OpenRequest, StatusReply};
+use forebay_proto::v1::{OpenReply, OpenRequest, SaveSnapshotReply, Snapshot, SnapshotPart, StatusReply};
 use forebay_proto::{Error, Kind, Result, object_list};
 use futures::stream;
 use prost::Message as _;
@@ -87,6 +87,19 @@ impl Node {
     /// Objects, byte for byte.
     pub(crate) fn objects(&self) -> ObjectsClient<Channel> {
         ObjectsClient::new(self.channel()).max_decoding_message_size(OBJECT_REPLY_BYTES_MAX)
+    }
+
+    /// Has the cluster keep a snapshot, sent in parts if it has very many objects.
+    pub(crate) async fn save(&self, mut snapshot: Snapshot) -> Result<SaveSnapshotReply> {
+        if snapshot.encoded_len() <= object_list::MESSAGE_BYTES_MAX {
+            return self.reply(self.snapshots().save(snapshot)).await;
+        }
+        let dataset = snapshot.dataset.take();
+        let parts = object_list::parts(OpenRequest { dataset, columns: Vec::new() });
+        let mut first = Some(snapshot);
+        let parts = parts.into_iter().map(|part| SnapshotPart { snapshot: first.take(), part: Some(part) });
+        let parts: Vec<_> = parts.collect();
+        self.reply(self.snapshots().save_parts(stream::iter(parts))).await
     }
 
     /// The cache's snapshots.

@@ -89,7 +89,7 @@ impl SnapshotStore {
             SnapshotStore::Cache(endpoints) => {
                 let save = |node: Node| {
                     let snapshot = snapshot.clone();
-                    async move { node.reply(node.snapshots().save(snapshot)).await }
+                    async move { node.save(snapshot).await }
                 };
                 endpoints.ask(save).await.map(drop)
             }

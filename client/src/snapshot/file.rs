@@ -71,6 +71,7 @@ pub(crate) fn parse(text: &str) -> Result<v1::Snapshot> {
         object_bytes: bytes,
         saved_unix_s: f.saved_unix_s,
         dataset: Some(dataset),
+        ..Default::default()
     })
 }
 
@@ -208,6 +209,7 @@ mod tests {
             objects: 1,
             object_bytes: 9,
             saved_unix_s: 1_700_000_000,
+            ..Default::default()
         }
     }
 

@@ -6,6 +6,8 @@
 use crate::harness::ports::free_addresses;
 use crate::harness::process::{run, tie};
 use anyhow::Context;
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD;
 use rustix::process::Signal;
 use std::fs::File;
 use std::io::{Read, Write};
@@ -138,6 +140,32 @@ impl Etcd {
         }
     }
 
+    /// The keys below a prefix, by the first member.
+    ///
+    /// # Panics
+    /// If it does not answer.
+    pub fn keys(&self, prefix: &str) -> Vec<String> {
+        let end =
+            [&prefix.as_bytes()[..prefix.len() - 1], &[prefix.as_bytes()[prefix.len() - 1] + 1]].concat();
+        let [key, end] = [prefix.as_bytes(), &end].map(|key| BASE64_STANDARD.encode(key));
+        let body = format!(r#"{{"key":"{key}","range_end":"{end}","keys_only":true}}"#);
+        let answer = ask(&self.members[0].client, "POST", "/v3/kv/range", &body).expect("an answer");
+        let keys = answer.split("\"key\":\"").skip(1).filter_map(|rest| rest.split('"').next());
+        let text = |key: &str| String::from_utf8(BASE64_STANDARD.decode(key).expect("base64")).expect("text");
+        keys.map(text).collect()
+    }
+
+    /// Writes a key by the first member.
+    ///
+    /// # Panics
+    /// If it does not answer.
+    pub fn put(&self, key: &str, value: &str) {
+        let [key, value] = [key, value].map(|text| BASE64_STANDARD.encode(text));
+        let body = format!(r#"{{"key":"{key}","value":"{value}"}}"#);
+        let answer = ask(&self.members[0].client, "POST", "/v3/kv/put", &body).expect("an answer");
+        assert!(answer.contains("revision"), "{answer}");
+    }
+
     fn signal(&self, member: usize, signal: Signal) {
         if let Some(child) = &self.members[member].child {
             run::send_signal(child.id(), signal);
@@ -147,7 +175,7 @@ impl Etcd {
     fn wait_until_healthy(&self) -> anyhow::Result<()> {
         let deadline = Instant::now() + PATIENCE;
         let healthy = |member: &Member| {
-            ask(&member.client, "GET", "/health").is_some_and(|answer| answer.contains("\"true\""))
+            ask(&member.client, "GET", "/health", "{}").is_some_and(|answer| answer.contains("\"true\""))
         };
         while !self.members.iter().filter(|member| member.child.is_some()).all(healthy) {
             anyhow::ensure!(Instant::now() <= deadline, "etcd is not healthy after {PATIENCE:?}");
@@ -181,7 +209,7 @@ impl Member {
 
     fn status(&self) -> Option<String> {
         self.child.as_ref()?;
-        ask(&self.client, "POST", "/v3/maintenance/status")
+        ask(&self.client, "POST", "/v3/maintenance/status", "{}")
     }
 }
 
@@ -192,14 +220,15 @@ fn field(json: &str, name: &str) -> Option<String> {
 }
 
 /// etcd's answer over HTTP, with any status.
-fn ask(url: &str, method: &str, path: &str) -> Option<String> {
+fn ask(url: &str, method: &str, path: &str, body: &str) -> Option<String> {
     let address = url.strip_prefix("http://")?;
     let limit = Duration::from_secs(2);
     let mut stream = TcpStream::connect_timeout(&address.parse().ok()?, limit).ok()?;
     stream.set_read_timeout(Some(limit)).ok()?;
     write!(
         stream,
-        "{method} {path} HTTP/1.1\r\nHost: {address}\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{{}}"
+        "{method} {path} HTTP/1.1\r\nHost: {address}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{body}",
+        body.len()
     )
     .ok()?;
     let mut answer = String::new();

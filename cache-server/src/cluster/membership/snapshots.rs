@@ -1,17 +1,26 @@
 //! Snapshots of datasets in etcd, for the whole cluster: which objects a dataset had, in which versions.
 //!
-//! A snapshot is two keys, written and removed together: a head of some hundred bytes, and its objects,
-//! compressed. They lie beside the keys that nodes follow, not among them: nobody is told of a new snapshot.
-//! A name is given once: of two savers at the same time one is refused, unless both save the same.
+//! A snapshot is a head of some hundred bytes and its objects, compressed: a second key, written and removed
+//! together with the head, or [`parts`] where they are larger than etcd takes. They lie beside the keys that
+//! nodes follow, not among them: nobody is told of a new snapshot. A name is given once: of two savers at the
+//! same time one is refused, unless both save the same.
 
-use super::etcd::{call, connect};
+mod keys;
+mod parts;
+mod requests;
+
+use crate::runtime::blocking;
 use crate::settings::ClusterSettings;
-use etcd_client::{Compare, CompareOp, GetOptions, Txn, TxnOp, TxnOpResponse, TxnResponse};
+use etcd_client::{Compare, CompareOp, GetOptions, Txn, TxnOp};
+use forebay_proto::manifest::Object;
 use forebay_proto::{Error, Result, v1};
+use keys::Keys;
+use parts::{PART_BYTES, PARTS_MAX, PartedSnapshots};
 use prost::Message;
+use requests::{ask, decode, found, head, is_same, missing};
 
-/// Compressed bytes of a snapshot's objects: etcd takes requests of 1.5 MiB unless it is told otherwise.
-const OBJECTS_BYTES_MAX: usize = 1 << 20;
+/// A snapshot that is removed and saved again while it is read is looked up so often.
+const READINGS: usize = 3;
 
 /// Bytes that these may become again.
 const PLAIN_BYTES_MAX: usize = 256 << 20;
@@ -19,148 +28,103 @@ const PLAIN_BYTES_MAX: usize = 256 << 20;
 /// How much zstd works: objects' keys are much alike at any level, their tags are random.
 const LEVEL: i32 = 3;
 
-/// Saves, finds and forgets snapshots, each in one transaction with any member of etcd.
+/// Saves, finds and forgets snapshots, by any member of etcd; all but the large ones in one transaction each.
 pub struct ClusterSnapshots<'a>(pub(super) &'a ClusterSettings);
 
-/// The keys of a snapshot.
-struct Keys {
-    head: String,
-    objects: String,
-}
-
-impl Keys {
-    fn new(settings: &ClusterSettings, name: &str) -> Self {
-        let of = |kind| format!("{}-snapshots/{kind}/{name}", settings.etcd_prefix);
-        Self { head: of("heads"), objects: of("objects") }
-    }
-}
-
 impl ClusterSnapshots<'_> {
-    /// Keeps a snapshot. `Invalid` if the name has another one, or it is larger than etcd takes.
+    /// Keeps a snapshot. `Invalid` if the name has another one, or it is larger than a cluster keeps.
     pub async fn save(&self, snapshot: v1::Snapshot) -> Result<()> {
+        let packing = move || pack(&snapshot).map(|packed| (snapshot, packed));
+        let (snapshot, packed) = blocking(packing).await??;
+        if packed.len() > PART_BYTES {
+            return PartedSnapshots(self.0).save(snapshot, &packed).await;
+        }
         let name = &snapshot.name;
         let keys = Keys::new(self.0, name);
         // 0: there is none.
         let is_free = Compare::create_revision(keys.head.as_str(), CompareOp::Equal, 0);
         let put = [
             TxnOp::put(keys.head.as_str(), head(&snapshot).encode_to_vec(), None),
-            TxnOp::put(keys.objects.as_str(), pack(&snapshot)?, None),
+            TxnOp::put(keys.objects.as_str(), packed, None),
         ];
         let look = [TxnOp::get(keys.head.as_str(), None)];
-        let answer = self.ask(Txn::new().when([is_free]).and_then(put).or_else(look)).await?;
+        let answer = ask(self.0, Txn::new().when([is_free]).and_then(put).or_else(look)).await?;
         // One that is the same was saved by this very call, if an answer was lost, or by another.
-        match values(&answer).first().map(|other| decode::<v1::Snapshot>(name, other)).transpose()? {
-            Some(other) if (&other.digest, uri(&other)) != (&snapshot.digest, uri(&snapshot)) => {
-                Err(Error::invalid(format!(
-                    "there is a snapshot `{name}` of {} already: choose another name, or remove that one first",
-                    uri(&other)
-                )))
-            }
-            _ => Ok(()),
+        match found(&answer, 0).first() {
+            Some(other) => is_same(&snapshot, &decode(name, other.value())?),
+            None => Ok(()),
         }
     }
 
     /// A snapshot with its objects. `NotFound` if there is none of that name.
     pub async fn get(&self, name: &str) -> Result<v1::Snapshot> {
         let keys = Keys::new(self.0, name);
-        let both = [TxnOp::get(keys.head.as_str(), None), TxnOp::get(keys.objects.as_str(), None)];
-        let answer = self.ask(Txn::new().and_then(both)).await?;
-        let [head, objects] = &values(&answer)[..] else { return Err(missing(name)) };
-        let plain = zstd::bulk::decompress(objects, PLAIN_BYTES_MAX)
-            .map_err(|e| Error::corrupt(format!("snapshot `{name}`: its objects do not decompress: {e}")))?;
-        let mut snapshot: v1::Snapshot = decode(name, head)?;
-        let objects = decode::<v1::DatasetSpec>(name, &plain)?.objects;
-        snapshot.dataset.get_or_insert_default().objects = objects;
-        Ok(snapshot)
+        for _ in 0..READINGS {
+            let both = [TxnOp::get(keys.head.as_str(), None), TxnOp::get(keys.objects.as_str(), None)];
+            let answer = ask(self.0, Txn::new().and_then(both)).await?;
+            let head = found(&answer, 0).into_iter().next().ok_or_else(|| missing(name))?;
+            let mut snapshot: v1::Snapshot = decode(name, head.value())?;
+            let packed = match snapshot.parts {
+                0 => found(&answer, 1).first().map(|objects| objects.value().to_vec()),
+                _ => PartedSnapshots(self.0).objects(&snapshot).await?,
+            };
+            // Else it was removed between.
+            let Some(packed) = packed else { continue };
+            let of = name.to_owned();
+            let objects = blocking(move || unpack(&of, &packed)).await??;
+            snapshot.dataset.get_or_insert_default().objects = objects;
+            return Ok(v1::Snapshot { parts_id: 0, parts: 0, ..snapshot });
+        }
+        Err(Error::corrupt(format!(
+            "snapshot `{name}` is damaged in etcd: some of its objects are not there: remove it, and save it again"
+        )))
     }
 
     /// All snapshots, by name, without their objects.
     pub async fn list(&self) -> Result<Vec<v1::Snapshot>> {
         let all = Some(GetOptions::new().with_prefix());
-        let answer = self.ask(Txn::new().and_then([TxnOp::get(Keys::new(self.0, "").head, all)])).await?;
-        values(&answer).iter().map(|head| decode("of the list", head)).collect()
+        let answer = ask(self.0, Txn::new().and_then([TxnOp::get(Keys::new(self.0, "").head, all)])).await?;
+        let whole = |head: v1::Snapshot| v1::Snapshot { parts_id: 0, parts: 0, ..head };
+        found(&answer, 0).iter().map(|head| decode("of the list", head.value()).map(whole)).collect()
     }
 
     /// Forgets a snapshot. `NotFound` if there is none of that name.
     pub async fn remove(&self, name: &str) -> Result<()> {
-        let keys = Keys::new(self.0, name);
-        let is_there = Compare::create_revision(keys.head.as_str(), CompareOp::Greater, 0);
-        let both = [TxnOp::delete(keys.head.as_str(), None), TxnOp::delete(keys.objects.as_str(), None)];
-        match self.ask(Txn::new().when([is_there]).and_then(both)).await?.succeeded() {
-            true => Ok(()),
-            false => Err(missing(name)),
-        }
-    }
-
-    /// What the first member of etcd that answers says.
-    async fn ask(&self, txn: Txn) -> Result<TxnResponse> {
-        let mut failed = String::new();
-        for attempt in 0..self.0.etcd.len() {
-            let asked = async {
-                let (mut client, url) = connect(self.0, attempt).await?;
-                call(&url, client.txn(txn.clone())).await
-            };
-            match asked.await {
-                Ok(answer) => return Ok(answer),
-                Err(e) => failed = e,
-            }
-        }
-        Err(Error::retry(format!("etcd, which keeps the snapshots, does not answer: {failed}")))
+        PartedSnapshots(self.0).remove(name).await
     }
 }
 
-/// The values that a transaction read.
-fn values(answer: &TxnResponse) -> Vec<Vec<u8>> {
-    let found = |response| match response {
-        TxnOpResponse::Get(found) => found.kvs().iter().map(|kv| kv.value().to_vec()).collect(),
-        _ => Vec::new(),
-    };
-    answer.op_responses().into_iter().flat_map(found).collect()
+/// The objects that [`pack`] compressed.
+fn unpack(name: &str, packed: &[u8]) -> Result<Vec<Object>> {
+    let plain = zstd::bulk::decompress(packed, PLAIN_BYTES_MAX)
+        .map_err(|e| Error::corrupt(format!("snapshot `{name}`: its objects do not decompress: {e}")))?;
+    Ok(decode::<v1::DatasetSpec>(name, &plain)?.objects)
 }
 
-/// All but its objects.
-fn head(snapshot: &v1::Snapshot) -> v1::Snapshot {
-    let dataset = snapshot.dataset.as_ref();
-    let dataset = dataset.map(|dataset| v1::DatasetSpec { objects: Vec::new(), ..dataset.clone() });
-    v1::Snapshot { dataset, ..snapshot.clone() }
-}
-
-/// Its objects, compressed. `Invalid` if etcd would not take them.
+/// Its objects, compressed. `Invalid` if they are too many.
 fn pack(snapshot: &v1::Snapshot) -> Result<Vec<u8>> {
     let objects = snapshot.dataset.as_ref().map(|dataset| dataset.objects.clone()).unwrap_or_default();
     let plain = v1::DatasetSpec { objects, ..Default::default() }.encode_to_vec();
     let name = &snapshot.name;
     let packed = zstd::bulk::compress(&plain, LEVEL)
         .map_err(|e| Error::invalid(format!("snapshot `{name}`: its objects do not compress: {e}")))?;
+    let max = PARTS_MAX * PART_BYTES;
     match packed.len() {
-        ..=OBJECTS_BYTES_MAX => Ok(packed),
+        bytes if bytes <= max && plain.len() <= PLAIN_BYTES_MAX => Ok(packed),
         bytes => Err(Error::invalid(format!(
-            "snapshot `{name}`: its {} objects take {bytes} bytes, and etcd takes {OBJECTS_BYTES_MAX}: keep it in a file, \
-             with --dir DIR",
-            snapshot.objects
+            "snapshot `{name}`: its {} objects take {bytes} bytes compressed and {} as they are, and a cluster keeps {max} \
+             and {PLAIN_BYTES_MAX}: keep it in a file, with --dir DIR",
+            snapshot.objects,
+            plain.len()
         ))),
     }
-}
-
-fn uri(snapshot: &v1::Snapshot) -> &str {
-    snapshot.dataset.as_ref().map_or("", |dataset| &dataset.uri)
-}
-
-fn decode<T: Message + Default>(name: &str, value: &[u8]) -> Result<T> {
-    T::decode(value).map_err(|e| Error::corrupt(format!("snapshot `{name}` is damaged in etcd: {e}")))
-}
-
-fn missing(name: &str) -> Error {
-    Error::not_found(format!(
-        "the cluster has no snapshot `{name}`: `forebay snapshot list` shows those that it has"
-    ))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cluster::membership::snapshots::requests::uri;
     use forebay_proto::Kind;
-    use forebay_proto::manifest::Object;
 
     fn snapshot(objects: u64) -> v1::Snapshot {
         let object = |i| Object {
@@ -190,11 +154,15 @@ mod tests {
     }
 
     #[test]
-    fn a_snapshot_that_etcd_would_refuse_is_refused_with_advice() {
-        assert!(pack(&snapshot(30_000)).unwrap().len() < OBJECTS_BYTES_MAX);
-        let e = pack(&snapshot(100_000)).unwrap_err();
+    fn a_snapshot_that_is_too_large_is_refused_with_advice() {
+        assert!(pack(&snapshot(30_000)).unwrap().len() < PART_BYTES);
+        assert!(pack(&snapshot(100_000)).unwrap().len() > PART_BYTES);
+        let mut huge = snapshot(1);
+        let dataset = huge.dataset.as_mut().unwrap();
+        dataset.objects[0].key = "x".repeat(PLAIN_BYTES_MAX);
+        let e = pack(&huge).unwrap_err();
         assert_eq!(e.kind, Kind::Invalid);
-        for part in ["`july`", "100000 objects", "--dir"] {
+        for part in ["`july`", "1 objects", "--dir"] {
             assert!(e.message.contains(part), "{e}");
         }
     }
