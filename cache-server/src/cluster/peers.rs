@@ -47,6 +47,8 @@ pub struct PeerCounters {
     pub bytes_served: AtomicU64,
     /// Segments that came from other nodes damaged, or were not those that were asked for.
     pub corrupt: AtomicU64,
+    /// Columns that had to come from the object store although a node that did not answer may have had them.
+    pub missed: AtomicU64,
 }
 
 /// Columns of a segment, or a raw block, to fetch from another node.
@@ -166,7 +168,12 @@ impl Peers {
             let received = self.receive(from, request, limit_bytes, &hold, right).await;
             received.map(|(_, batch, memory)| (batch, memory))
         };
-        if let Some(owner) = owner.and_then(|address| self.peer(&address)).filter(|o| !o.is_suspended()) {
+        let owner = owner.and_then(|address| self.peer(&address));
+        let candidates: Vec<Arc<Peer>> =
+            holders.iter().filter_map(|address| self.peer(address)).chain(owner.clone()).collect();
+        let is_any_silent = || candidates.iter().any(|peer| peer.is_suspended());
+        let mut missed = is_any_silent();
+        if let Some(owner) = owner.filter(|o| !o.is_suspended()) {
             let filled = wanted.fill(&request);
             let mut received = receive(&owner, filled.clone()).await;
             // It may not know the dataset version yet.
@@ -180,18 +187,25 @@ impl Peers {
                 Ok(columns) => return Ok(Some(columns)),
                 Err(e) if matches!(e.kind, Kind::Retry | Kind::Full | Kind::Changed) => return Err(e),
                 Err(e) => {
-                    tracing::debug!(error = %e, owner = owner.address(), "a segment did not come from its owner")
+                    tracing::debug!(error = %e, owner = owner.address(), "a segment did not come from its owner");
+                    missed |= e.kind == Kind::Closed;
                 }
             }
         }
-        for holder in self.holding(&holders, &request).await {
+        let holding = self.holding(&holders, &request).await;
+        missed |= is_any_silent();
+        for holder in holding {
             match receive(&holder, request.clone()).await {
                 Ok(columns) => return Ok(Some(columns)),
                 // Another's copy would find no more of it.
                 Err(e) if e.kind == Kind::Full => break,
-                Err(e) => tracing::debug!(error = %e, node = holder.address(), "a copy did not come"),
+                Err(e) => {
+                    tracing::debug!(error = %e, node = holder.address(), "a copy did not come");
+                    missed |= e.kind == Kind::Closed;
+                }
             }
         }
+        self.counters.missed.fetch_add(missed.into(), Relaxed);
         Ok(None)
     }
 

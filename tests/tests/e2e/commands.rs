@@ -4,6 +4,8 @@ use forebay_tests::harness::process::{Run, Server};
 use forebay_tests::harness::s3::{REGION, S3Server};
 use serde_json::Value;
 
+use crate::node::get;
+
 /// `forebay ARGUMENTS` through a cache node, without any credentials.
 pub fn cached(server: &Server, arguments: &[&str]) -> Run {
     Run::new("forebay").args(arguments).args(["--endpoint", &server.endpoint])
@@ -44,6 +46,20 @@ pub fn patient(run: impl Fn() -> Run) -> Value {
 pub fn counter(server: &Server, name: &str) -> u64 {
     let status = patient(|| cached(server, &["status"]));
     status["counters"][name].as_u64().unwrap_or_else(|| panic!("no counter `{name}` in {status}"))
+}
+
+/// A figure of the node's metrics.
+pub fn metric(server: &Server, name: &str) -> u64 {
+    let text = get(server.metrics.as_ref().expect("an address of metrics"), "/metrics");
+    let line = text.lines().find_map(|line| line.strip_prefix(&format!("forebay_{name} ")));
+    line.unwrap_or_else(|| panic!("no {name} in {text}")).parse().expect("a number")
+}
+
+/// Segments that nodes had to fetch from the object store although another one, which did not answer in time,
+/// may have had them. A machine that stalls may do that; nothing else has nodes that hold all of the data fetch
+/// any of it.
+pub fn missed<'a>(nodes: impl IntoIterator<Item = &'a Server>) -> u64 {
+    nodes.into_iter().map(|node| metric(node, "peer_missed_total")).sum()
 }
 
 /// A field of epoch `number` in what `forebay epoch --json` answered.

@@ -56,6 +56,5 @@ mod snapshots;
 mod store;
 mod tickets;
 mod trainer;
-mod tries;
 mod views;
 mod warm;

@@ -1,9 +1,8 @@
 //! Readers on the node's own host: over its Unix socket, and through shared memory. The values and their
 //! order are those that come by TCP, and the node's counters say which way they came.
 
-use crate::commands::{cached, counter, digest, epoch, json};
+use crate::commands::{cached, counter, digest, epoch, json, metric};
 use crate::fixtures;
-use crate::node::get;
 use arrow::array::RecordBatch;
 use forebay_client::loader::{Ending, Event, Loader, LoaderSettings, Shuffle};
 use forebay_client::{Access, Dataset, DatasetSpec};
@@ -40,13 +39,6 @@ fn read(endpoint: &str, uri: &str, segment_bytes: u64, settings: &LoaderSettings
         }
         batches
     })
-}
-
-/// A figure of the node's metrics.
-fn metric(server: &Server, name: &str) -> u64 {
-    let text = get(server.metrics.as_ref().expect("an address of metrics"), "/metrics");
-    let line = text.lines().find_map(|line| line.strip_prefix(&format!("forebay_{name} ")));
-    line.unwrap_or_else(|| panic!("no {name} in {text}")).parse().expect("a number")
 }
 
 /// Waits until `happened`, at most half a minute.

@@ -91,7 +91,11 @@ impl Follower {
 
     /// Notes that etcd does not answer; says so if it has not for a while: a connection may just have broken.
     fn lost(&mut self, error: String) {
-        let since = self.context.health.borrow().silent.as_ref().map_or_else(Instant::now, |(at, _)| *at);
+        let since = self.context.health.borrow().silent.as_ref().map(|(at, _)| *at);
+        if since.is_none() {
+            tracing::info!(error, "the watch of etcd broke off");
+        }
+        let since = since.unwrap_or_else(Instant::now);
         if !self.told_silent && since.elapsed() >= TELL {
             self.told_silent = true;
             tracing::warn!(error, "etcd does not answer: the topology stays as it is, trying again");

@@ -111,6 +111,7 @@ pub const METRICS: &[Metric] = &[
     counter("peer_fills", |n| get(&n.peers.counters.fills)).in_status(|c| &mut c.peer_fills),
     counter("peer_bytes", |n| get(&n.peers.counters.bytes)).in_status(|c| &mut c.peer_bytes),
     counter("peer_corrupt", |n| get(&n.peers.counters.corrupt)),
+    counter("peer_missed", |n| get(&n.peers.counters.missed)),
     counter("peer_served_bytes", |n| get(&n.peers.counters.bytes_served))
         .in_status(|c| &mut c.peer_bytes_served),
     gauge("hot_segments", |n| n.hot.detection().published().len() as u64),
