@@ -58,6 +58,17 @@ pub struct Plans {
     moved: Notify,
     /// Plans announced since start, one for each stream.
     pub announced: AtomicU64,
+    clock: Clock,
+}
+
+/// What tells the time: jobs are compared by how fast they are.
+#[derive(Debug)]
+struct Clock(fn() -> Instant);
+
+impl Default for Clock {
+    fn default() -> Self {
+        Self(Instant::now)
+    }
 }
 
 #[derive(Debug, Default)]
@@ -70,6 +81,17 @@ struct Jobs {
 }
 
 impl Plans {
+    /// For whom time stands still: no job is faster than another, none is given up.
+    #[cfg(test)]
+    pub fn timeless() -> Self {
+        static START: std::sync::OnceLock<Instant> = std::sync::OnceLock::new();
+        Self { clock: Clock(|| *START.get_or_init(Instant::now)), ..Self::default() }
+    }
+
+    fn now(&self) -> Instant {
+        (self.clock.0)()
+    }
+
     /// Announces a stream over a plan, which lasts as long as the value returned. Computes an epoch's
     /// schedule if it is not known: milliseconds for each 100,000 segments, not for an async thread.
     #[tracing::instrument(level = "trace", skip_all)]
@@ -110,7 +132,7 @@ impl Plans {
         let segments = manifest.segments().len();
         let (known, ids, held) = {
             let mut state = self.state.lock();
-            state.forget(Instant::now());
+            state.forget(self.now());
             let known = state.jobs.get(&key);
             let same = state.jobs.iter().find(|(k, _)| k.dataset == key.dataset);
             (
@@ -139,10 +161,10 @@ impl Plans {
         let mut state = self.state.lock();
         state.next_reader += 1;
         let number = state.next_reader;
-        let job = state.jobs.entry(key).or_insert_with(|| Job::new(ids, samples, epoch, Instant::now()));
+        let job = state.jobs.entry(key).or_insert_with(|| Job::new(ids, samples, epoch, self.now()));
         job.schedules.extend(schedules);
         job.last_epoch = last_epoch.or(job.last_epoch);
-        job.join(number, reader, Instant::now());
+        job.join(number, reader, self.now());
         Some(number)
     }
 
@@ -152,7 +174,7 @@ impl Plans {
         let mut span = ReadSpan::default();
         let mut state = self.state.lock();
         let fronts: Vec<_> = state.jobs.iter().filter_map(|(key, job)| Some((*key, job.front()?))).collect();
-        let views = state.views(Instant::now());
+        let views = state.views(self.now());
         drop(state);
         for view in &views {
             if let Some((_, front)) = fronts.iter().find(|(key, _)| *key == view.key) {
@@ -172,7 +194,7 @@ impl Plans {
     /// Whether a read span is over for every job.
     pub fn is_over(&self, span: &ReadSpan) -> bool {
         let mut state = self.state.lock();
-        state.forget(Instant::now());
+        state.forget(self.now());
         span.ends.iter().all(|(key, end)| {
             let at = state.jobs.get(key).and_then(Job::at);
             at.is_none_or(|at| at >= *end || at.epoch > end.epoch)
@@ -193,7 +215,7 @@ impl Plans {
     /// The jobs that have an open stream.
     pub fn jobs(&self) -> Vec<JobKey> {
         let mut state = self.state.lock();
-        state.forget(Instant::now());
+        state.forget(self.now());
         state.jobs.iter().filter(|(_, job)| job.is_read()).map(|(key, _)| *key).collect()
     }
 
@@ -237,7 +259,7 @@ impl Forecast for Plans {
     fn next_uses(&self, ids: &[SegmentId]) -> Vec<NextUse> {
         let (views, in_memory) = {
             let mut state = self.state.lock();
-            (state.views(Instant::now()), state.in_memory.clone())
+            (state.views(self.now()), state.in_memory.clone())
         };
         let next_use = |id: &SegmentId| {
             let span = in_memory.get(id);
@@ -293,9 +315,9 @@ impl Drop for Announced {
         if let Some((key, number)) = self.job {
             let mut state = self.plans.state.lock();
             if let Some(job) = state.jobs.get_mut(&key) {
-                job.leave(number, Instant::now());
+                job.leave(number, self.plans.now());
             }
-            state.forget(Instant::now());
+            state.forget(self.plans.now());
         }
         self.plans.moved.notify_waiters();
     }

@@ -94,7 +94,8 @@ impl World {
     /// With several directories, which share the limit.
     pub fn with_dirs(dataset: &Dataset, dirs: u32, limit_bytes: u64, memory_bytes: u64) -> Self {
         let dir = tempfile::tempdir().unwrap();
-        let plans = Arc::new(Plans::default());
+        // A machine that stands still for a moment must not look like another policy.
+        let plans = Arc::new(Plans::timeless());
         let mut settings = DiskCacheSettings::new(dir.path(), limit_bytes);
         settings.dirs = (0..dirs).map(|n| dir.path().join(n.to_string())).collect();
         let disk = DiskCache::open(&settings, plans.clone()).unwrap();
@@ -139,18 +140,6 @@ impl World {
         }
         rows
     }
-}
-
-/// The result of a run that went as it should, of up to three: a machine that stands still for a moment must
-/// not look like another policy. If none did, the last one's.
-pub async fn tried<T>(mut run: impl AsyncFnMut() -> T, is_good: impl Fn(&T) -> bool) -> T {
-    for _ in 0..2 {
-        let result = run().await;
-        if is_good(&result) {
-            return result;
-        }
-    }
-    run().await
 }
 
 /// A run over a dataset.
