@@ -87,13 +87,23 @@ need_packages() {
     elif ! python3 -c 'import ensurepip, venv' 2>/dev/null; then
         missing+=(python3-venv)
     fi
-    case " $* " in *" tests "*) command -v etcd >/dev/null || missing+=(etcd-server) ;; esac
     case " $* " in *" clients "*)
         command -v s3cmd >/dev/null || missing+=(s3cmd)
         command -v rclone >/dev/null || missing+=(rclone)
         ;;
     esac
     case " $* " in *" nginx "*) command -v nginx >/dev/null || [ -x /usr/sbin/nginx ] || missing+=(nginx) ;; esac
+    case " $* " in *" tests "*)
+        command -v etcd >/dev/null || missing+=(etcd-server)
+        # Networks that are cut, disks that are full or refuse, names that cannot be resolved.
+        command -v ip >/dev/null || missing+=(iproute2)
+        command -v iptables >/dev/null || missing+=(iptables)
+        command -v chattr >/dev/null || missing+=(e2fsprogs)
+        { command -v mount && command -v unshare; } >/dev/null || missing+=(mount util-linux)
+        # The sabotages of make mutate are patches.
+        command -v patch >/dev/null || missing+=(patch)
+        ;;
+    esac
     [ ${#missing[@]} -eq 0 ] && return
     command -v apt-get >/dev/null || die "please install what these Debian packages hold: ${missing[*]}"
     local root=()

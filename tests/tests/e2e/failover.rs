@@ -14,8 +14,11 @@ fn whatever_fails_the_samples_are_the_same() {
     let folder = tempfile::tempdir().expect("a folder");
     let folder = folder.path().to_str().expect("a path of text");
     let stages = "kills,etcd,cuts";
-    // Digests, errors and epochs count here: how soon it all happens is what `make bench-cluster` measures.
-    let short = ["--kills", "2", "--silence-s", "6", "--etcd-down-s", "6", "--slack", "20"];
+    // How soon it all happens is what `make bench-cluster` measures. But a reader that went on only when its node
+    // is back, or its patience of 60 s is over, fails here: it may wait 5 s for a dead node that is away for 20,
+    // 10 s for one that is silent for 30, and 2.5 s while etcd is away.
+    let short =
+        ["--kills", "2", "--down-s", "20", "--silence-s", "30", "--etcd-down-s", "12", "--slack", "5"];
     let line = ["x", "--only", stages, "--folder", folder].into_iter().chain(short);
     assert!(cluster::run(&cluster::ClusterOptions::parse_from(line)).expect("the short benchmark"));
 }

@@ -9,8 +9,11 @@ use crate::harness::check::Findings;
 use crate::harness::process::ServerOptions;
 use std::time::{Duration, Instant};
 
-/// Runs it; each cut lasts `seconds`.
-pub fn run(world: &World, count: usize, seconds: u64) -> anyhow::Result<Findings> {
+/// What a reader may wait: as for a node that dies.
+const STALL_MS: f64 = 3000.0;
+
+/// Runs it; each cut lasts `seconds`. Times that are promised may be `slack` times as long.
+pub fn run(world: &World, count: usize, seconds: u64, slack: f64) -> anyhow::Result<Findings> {
     let mut found = Findings::default();
     if let Some(obstacle) = Network::obstacle() {
         found.skip(format!("cut networks: {obstacle}"));
@@ -41,6 +44,9 @@ pub fn run(world: &World, count: usize, seconds: u64) -> anyhow::Result<Findings
         let (stall, s3) = (reader.longest_wait_ms(began), world.s3_bytes(&table));
         found.value(format!("cut_from_{name}_stall_ms_max"), "ms", stall);
         found.value(format!("cut_from_{name}_s3_bytes"), "bytes", s3 as f64);
+        let most = STALL_MS * slack;
+        let text = format!("a node cut off from {name} for {seconds} s: {stall:.0} ms, {most} allowed");
+        found.check(stall <= most, text);
         eprintln!("node {victim} cut off from {name}: {stall:.0} ms, {s3} bytes from S3");
     }
     world.end("cuts", reader, nodes, &mut found)?;

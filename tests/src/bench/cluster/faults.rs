@@ -14,15 +14,21 @@ use std::time::{Duration, Instant};
 /// Waits that end within this time after a fault count as its effect. Readers recover long before.
 pub const AFTERMATH: Duration = Duration::from_secs(4);
 
+/// On a machine that stalls: nodes that stall with the lost one may be passed over too, and others fetch what
+/// only they hold. Without any replica it would be all that the lost node owned.
+const STALLED_SHARE: f64 = 0.5;
+
 /// The faults of one stage.
 pub struct NodeFaults {
     pub nodes: usize,
     pub replicas: u32,
     pub kills: u32,
+    /// For how long a killed node is away.
+    pub down: Duration,
     /// For how long a node is silent; `None`: none is.
     pub silence_s: Option<u64>,
     pub seed: u64,
-    /// A factor on all promised times; above 1 nothing is promised of S3.
+    /// A factor on all promised times; above 1 some of a lost node's segments may be read from S3 again.
     pub slack: f64,
 }
 
@@ -45,6 +51,7 @@ pub fn run(world: &World, settings: &NodeFaults) -> anyhow::Result<Findings> {
     kills(world, settings, &what, &table, &mut nodes, &reader, &mut random, &mut found)?;
     if let Some(seconds) = settings.silence_s {
         let victim = random.usize(..nodes.count());
+        world.s3_bytes(&table);
         let began = Instant::now();
         nodes.server(victim)?.pause();
         std::thread::sleep(Duration::from_secs(seconds));
@@ -55,6 +62,9 @@ pub fn run(world: &World, settings: &NodeFaults) -> anyhow::Result<Findings> {
         found.value("sigstop_stall_ms_max", "ms", stall);
         let most = 2000.0 * settings.slack;
         found.check(stall <= most, format!("a node silent for {seconds} s: {stall:.0} ms, at most {most}"));
+        let share = world.s3_bytes(&table) as f64 / owned_bytes(&reader, &table, nodes.count(), victim);
+        found.value("sigstop_s3_over_owned", "ratio", share);
+        check_s3(settings, "is silent", share, &mut found);
     }
     world.end(&what, reader, nodes, &mut found)?;
     Ok(found)
@@ -79,7 +89,7 @@ fn kills(
         world.s3_bytes(table);
         let at = Instant::now();
         nodes.kill(victim)?;
-        std::thread::sleep(AFTERMATH);
+        std::thread::sleep(settings.down);
         let stall = reader.longest_wait_ms(at);
         nodes.up(victim)?;
         nodes.wait_until_agreed(&world.runtime)?;
@@ -110,14 +120,23 @@ fn kills(
     let share = shares.iter().copied().fold(0.0, f64::max);
     found.rows.push(Row::of(format!("{what}_s3_bytes"), "bytes", &fetched));
     found.rows.push(Row::of(format!("{what}_s3_over_owned"), "ratio", &shares));
-    match settings.replicas {
-        // A node that stalls is passed over, and S3 is read in its stead.
-        _ if settings.slack > 1.0 => {}
-        1 => found.check(share <= 1.0, format!("S3 was read again for {share:.2} of what died at most")),
-        _ => found
-            .check(share == 0.0, format!("S3 was read again for {share:.2} of what died, with a replica")),
-    }
+    check_s3(settings, "dies", share, found);
     Ok(())
+}
+
+/// What is read from S3 again when a node is lost, as a share of what it owned: with one replica all of it at
+/// most, with more none.
+fn check_s3(settings: &NodeFaults, loss: &str, share: f64, found: &mut Findings) {
+    let most = match settings.replicas {
+        1 => 1.0,
+        _ if settings.slack > 1.0 => STALLED_SHARE,
+        _ => 0.0,
+    };
+    let replicas = settings.replicas;
+    let text = format!(
+        "S3 was read again for {share:.2} of what a node owned that {loss}, {most} allowed with {replicas} replicas"
+    );
+    found.check(share <= most, text);
 }
 
 /// Bytes in S3 of the segments that a node owns.
