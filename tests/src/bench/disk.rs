@@ -13,9 +13,11 @@ mod hits;
 pub mod kills;
 mod memory;
 mod node;
+pub mod outages;
 mod replay;
 pub mod restart;
 mod ticker;
+mod trainer;
 
 use super::stages::{Stages, runtime, wanted};
 use crate::harness::check::Findings;
@@ -51,6 +53,7 @@ enum Part {
     Kills,
     Flips,
     Faults,
+    Outages,
     Memory,
     Ticker,
     Cold,
@@ -95,6 +98,16 @@ fn one(part: Part, runtime: &Runtime, options: &DiskOptions) -> anyhow::Result<F
             &faults::FaultsSettings {
                 segments: share(64, 32),
                 outage_s: share(30, 3),
+                trainer: true,
+                seed: options.seed,
+            },
+        ),
+        Part::Outages => outages::run(
+            runtime,
+            &outages::OutagesSettings {
+                segments: share(64, 16),
+                outage_s: share(30, 8),
+                request_timeout_s: share(30, 5),
                 trainer: true,
                 seed: options.seed,
             },

@@ -2,11 +2,10 @@
 //! no files, or loses its files. A job that checks every value and a training run read on. No value may be
 //! wrong, nothing may crash, and both must come to their end.
 
-mod trainer;
-
 use super::folder::{SmallDisk, du};
 use super::hits::stored_bytes;
 use super::node::status;
+use super::trainer::{Trained, TrainingBeside};
 use crate::harness::check::Findings;
 use crate::harness::fault::{self, Fault, Plan};
 use crate::harness::mnist;
@@ -22,7 +21,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use tokio::runtime::Runtime;
-use trainer::TrainingBeside;
 
 /// How large the measurement is.
 #[derive(Debug, Clone, Copy)]
@@ -257,7 +255,7 @@ impl FaultsStage {
         name: &str,
         server: Server,
         outcome: anyhow::Result<EpochRead>,
-        trained: anyhow::Result<Option<trainer::Trained>>,
+        trained: anyhow::Result<Option<Trained>>,
     ) -> anyhow::Result<Findings> {
         let mut found = Findings::default();
         match outcome {
@@ -302,7 +300,7 @@ impl FaultsStage {
         if !self.settings.trainer {
             return Ok(None);
         }
-        let training = TrainingBeside::start(server, &self.s3.uri("mnist"), folder)?;
+        let training = TrainingBeside::start(server, &self.s3.uri("mnist"), folder, 3)?;
         let since = Instant::now();
         while status(server).await?.counters.is_none_or(|counters| counters.rows_served == 0) {
             anyhow::ensure!(since.elapsed() < Duration::from_secs(60), "training asks for no rows");
