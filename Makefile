@@ -1,9 +1,10 @@
 # The only commands; CI calls the same ones. Each sets up what it needs by itself.
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo test test-clients test-readers check bench-cold bench-epoch bench-order bench-peers bench-python bench-raw bench-real bench-store bench-train bench-warm nccl gpu-kit parity bench-cluster dist wheel wheel-check images compose-demo clean
+.PHONY: help setup build demo test test-clients test-readers check bench-cold bench-epoch bench-order bench-peers bench-python bench-raw bench-real bench-store bench-train bench-warm mutate nccl gpu-kit parity bench-cluster dist wheel wheel-check images compose-demo clean
 
 DEMO_ARGS ?=
 BENCH_ARGS ?=
+MUTATE_ARGS ?=
 
 # The programs that are shipped, and those that the demo needs. Built by name, but with the whole workspace selected: cargo
 # then gives each dependency the same features as in every other build, and compiles none twice.
@@ -88,6 +89,10 @@ nccl: setup ## Build the plugin for GPUs (no GPU needed): target/nccl/release, w
 
 gpu-kit: build nccl ## Gather in target/gpu-kit what a machine with a GPU and torch 2.11 needs: copy it there, start run.sh
 	@scripts/gpu-kit.sh
+
+mutate: setup ## Sabotage a copy of the code, patch by patch, and say which test noticed (MUTATE_ARGS="NAME.." or --list)
+	@scripts/setup.sh tests
+	@scripts/mutate.py $(MUTATE_ARGS)
 
 parity: build ## Train in Rust and in Python alike, compare bit for bit (installs all of torch, 4.6 GB, in .parity)
 	@tests/parity/run.sh

@@ -379,3 +379,19 @@ proptest! {
         }
     }
 }
+
+/// Pins are a promise; segments and what lies beside them can be fetched again.
+#[test]
+fn what_must_survive_a_loss_of_power_is_on_the_medium_before_it_has_its_name() {
+    let two = Two::new(9);
+    let cache = two.open(10).unwrap();
+    cache.sidecar("v1/notes").write("x", b"a note").unwrap();
+    assert!(two.disk.unflushed.has(&two.one.path().join("v1/notes/x")), "what is not flushed is noticed");
+    for uri in ["s3://b/a", "s3://b/c"] {
+        cache.pin(uri).unwrap();
+        for dir in [two.one.path(), two.two.path()] {
+            let pins = dir.join("v1/pins");
+            assert!(pins.exists() && !two.disk.unflushed.has(&pins), "{}", pins.display());
+        }
+    }
+}

@@ -2,8 +2,10 @@
 
 use super::*;
 use file_system::{Disk, Stat};
+use std::collections::HashSet;
 use std::fs::File;
 use std::io::{self, IoSlice};
+use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::sync::atomic::AtomicU64;
 
@@ -46,6 +48,37 @@ impl std::fmt::Debug for Meanwhile {
     }
 }
 
+/// Which files took their names before their content was on the medium: a loss of power may leave them empty.
+#[derive(Debug, Default)]
+pub struct Unflushed {
+    inodes: Mutex<HashSet<u64>>,
+    named: Mutex<Vec<PathBuf>>,
+}
+
+impl Unflushed {
+    pub fn has(&self, path: &Path) -> bool {
+        self.named.lock().iter().any(|named| named == path)
+    }
+
+    fn created(&self, file: File) -> io::Result<File> {
+        self.inodes.lock().insert(file.metadata()?.ino());
+        Ok(file)
+    }
+
+    fn synced(&self, file: &File) -> io::Result<()> {
+        self.inodes.lock().remove(&file.metadata()?.ino());
+        Ok(())
+    }
+
+    fn renamed(&self, to: &Path) -> io::Result<()> {
+        let is_unflushed = self.inodes.lock().contains(&std::fs::metadata(to)?.ino());
+        let mut named = self.named.lock();
+        named.retain(|path| path != to);
+        named.extend(is_unflushed.then(|| to.to_owned()));
+        Ok(())
+    }
+}
+
 /// The real disk, with something wrong in the directory that it is told.
 #[derive(Debug)]
 pub struct Faulty {
@@ -59,6 +92,7 @@ pub struct Faulty {
     pub before_read: Meanwhile,
     pub before_sync: Meanwhile,
     pub before_remove: Meanwhile,
+    pub unflushed: Unflushed,
 }
 
 impl Faulty {
@@ -72,6 +106,7 @@ impl Faulty {
             before_read: Meanwhile::default(),
             before_sync: Meanwhile::default(),
             before_remove: Meanwhile::default(),
+            unflushed: Unflushed::default(),
         })
     }
 
@@ -115,7 +150,8 @@ impl Disk for Faulty {
         self.check(Some(path), true).and_then(|()| RealDisk.make_dir(path))
     }
     fn create(&self, path: &Path, bytes: u64) -> io::Result<File> {
-        self.check(Some(path), true).and_then(|()| RealDisk.create(path, bytes))
+        self.check(Some(path), true)?;
+        RealDisk.create(path, bytes).and_then(|file| self.unflushed.created(file))
     }
     fn write(&self, file: &mut File, parts: &mut [IoSlice<'_>]) -> io::Result<()> {
         if let Err(e) = self.check(None, true) {
@@ -128,10 +164,11 @@ impl Disk for Faulty {
     }
     fn sync(&self, file: &File) -> io::Result<()> {
         self.before_sync.happens();
-        self.check(None, true).and_then(|()| RealDisk.sync(file))
+        self.check(None, true).and_then(|()| RealDisk.sync(file)).and_then(|()| self.unflushed.synced(file))
     }
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
-        self.check(Some(from), true).and_then(|()| RealDisk.rename(from, to))
+        self.check(Some(from), true).and_then(|()| RealDisk.rename(from, to))?;
+        self.unflushed.renamed(to)
     }
     fn remove(&self, path: &Path) -> io::Result<()> {
         self.before_remove.happens();
