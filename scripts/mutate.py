@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 """Sabotages the code, one patch of tests/mutations at a time, and says which test noticed. `make mutate` runs it.
 
-    scripts/mutate.py [--list] [--skip-sound] [NAME...]    all sabotages, or those named
+    scripts/mutate.py [--list] [--skip-sound] [--together] [NAME...]    all sabotages, or those named
 
-Everything happens in a copy of the working tree, target/mutate/tree, built in target/mutate/build: the first time takes as
-long as a fresh build, later ones compile what changed. Each patch begins with lines `Sabotage: ...` and `Noticed by: KIND
-NAME`, one for each test. KIND is a test target of tests/ (`e2e`, `source`, ..) or a library (`forebay_server`, ..), whose unit
-tests are meant. All tests whose names contain NAME are run.
+Everything happens in a copy of the working tree, target/mutate/tree, built in target/mutate/build: the first time
+takes as long as a fresh build, later ones compile what changed. Each patch begins with lines `Sabotage: ...` and
+`Noticed by: KIND NAME`, one for each test. KIND is a test target of tests/ (`e2e`, `source`, ..) or a library
+(`forebay_server`, ..), whose unit tests are meant. All tests whose names contain NAME are run.
 
 First the named tests are run as they are: a test that fails anyway notices nothing. A sabotage passes if one of its
 tests runs and fails. It fails if all tests pass, if the patch no longer applies, if the code no longer compiles, if no
@@ -31,7 +31,12 @@ WORK = ROOT / "target/mutate"
 TREE = WORK / "tree"
 # Test targets of tests/, and where the unit tests of libraries run.
 TARGETS = {"e2e", "source", "clouds", "deploy"}
-FOLDERS = {"forebay_proto": "proto", "forebay_dataset": "dataset", "forebay_server": "cache-server", "forebay_client": "client"}
+FOLDERS = {
+    "forebay_proto": "proto",
+    "forebay_dataset": "dataset",
+    "forebay_server": "cache-server",
+    "forebay_client": "client",
+}
 # What setup puts beside the code, for tests that need it.
 TOOLS = [".torch", ".venv", ".garage", ".real"]
 # The programs that end-to-end tests start.
@@ -73,7 +78,7 @@ class Mutation:
 
 
 def copy_tree() -> None:
-    """Makes the copy equal to the working tree. Files that are equal keep their times, so that they are not built again."""
+    """Makes the copy equal to the working tree. Files that are equal keep their times, so they are not built again."""
     listed = ["git", "-C", str(ROOT), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     names = subprocess.run(listed, capture_output=True, check=True, text=True).stdout.split("\0")
     wanted = {name for name in names if name and (ROOT / name).is_file()}
@@ -117,7 +122,8 @@ def build(tests: list[tuple[str, str]]) -> dict[str, Path]:
         steps.append(["test", "--no-run", "--lib"])
     executables = {}
     for step in steps:
-        status, output, errors = run(["cargo", *step, "--workspace", "--message-format=json-render-diagnostics"], TREE, BUILD_S)
+        command = ["cargo", *step, "--workspace", "--message-format=json-render-diagnostics"]
+        status, output, errors = run(command, TREE, BUILD_S)
         if status != 0:
             told = [line for line in errors.splitlines() if line.startswith("error")]
             raise BuildFailed("; ".join(told[:3]) or errors[-500:])
@@ -155,23 +161,37 @@ def sound(tests: list[tuple[str, str]]) -> dict[tuple[str, str], str]:
     return unsound
 
 
-def judge(mutation: Mutation, unsound: dict[tuple[str, str], str]) -> tuple[bool, str]:
-    """Whether a sabotage was noticed, and by which test, or why not."""
-    for kind, name in mutation.tests:
-        if (kind, name) in unsound:
-            return False, f"{kind} {name} does not pass without a sabotage: {unsound[kind, name]}"
-    why = mutation.patch("--dry-run") or mutation.patch()
-    if why is not None:
-        return False, f"the patch does not apply: {why}"
-    try:
-        executables = build(mutation.tests)
-        outcomes = [(kind, *test(executables, kind, name)) for kind, name in mutation.tests]
-    except BuildFailed as failed:
-        return False, f"the sabotaged code does not build: {failed}"
-    finally:
-        why = mutation.patch("--reverse")
+def judge(mutations: list[Mutation], unsound: dict[tuple[str, str], str]) -> dict[str, tuple[bool, str]]:
+    """Of some sabotages that are applied at once: whether each was noticed, and by which test, or why not."""
+    verdicts, applied = {}, []
+    for mutation in mutations:
+        for kind, name in mutation.tests:
+            if (kind, name) in unsound:
+                why = f"{kind} {name} does not pass without a sabotage: {unsound[kind, name]}"
+                verdicts[mutation.name] = (False, why)
+        why = mutation.patch("--dry-run")
         if why is not None:
-            sys.exit(f"mutate: {mutation.name} cannot be taken back: {why}")
+            verdicts[mutation.name] = (False, f"the patch does not apply: {why}")
+    rest = [mutation for mutation in mutations if mutation.name not in verdicts]
+    try:
+        for mutation in rest:
+            if mutation.patch() is not None:
+                sys.exit(f"mutate: {mutation.name} does not apply beside the others: try it alone")
+            applied.append(mutation)
+        executables = build([test for mutation in rest for test in mutation.tests]) if rest else {}
+        verdicts |= {mutation.name: noticed(mutation, executables) for mutation in rest}
+    except BuildFailed as failed:
+        verdicts |= {mutation.name: (False, f"the sabotaged code does not build: {failed}") for mutation in rest}
+    finally:
+        for mutation in reversed(applied):
+            if (why := mutation.patch("--reverse")) is not None:
+                sys.exit(f"mutate: {mutation.name} cannot be taken back: {why}")
+    return verdicts
+
+
+def noticed(mutation: Mutation, executables: dict[str, Path]) -> tuple[bool, str]:
+    """Whether one of a sabotage's tests fails, and which."""
+    outcomes = [(kind, *test(executables, kind, name)) for kind, name in mutation.tests]
     caught = [f"{kind} {what}" for kind, outcome, what in outcomes if outcome == "failed"]
     others = [f"{kind}: {outcome} {what}".strip() for kind, outcome, what in outcomes if outcome != "failed"]
     return (True, "; ".join(caught)) if caught else (False, "nobody noticed: " + "; ".join(others))
@@ -181,6 +201,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Sabotages the code and says which test noticed.")
     parser.add_argument("--list", action="store_true", help="only say what there is")
     parser.add_argument("--skip-sound", action="store_true", help="do not run the tests without a sabotage first")
+    together = "apply them all at once: one build, but a test may fail for another's sake"
+    parser.add_argument("--together", action="store_true", help=together)
     parser.add_argument("names", nargs="*", help="sabotages; none: all")
     options = parser.parse_args()
     every = {path.stem: Mutation.read(path) for path in sorted(PATCHES.glob("*.patch"))}
@@ -199,12 +221,16 @@ def main() -> None:
     tests = sorted({test for mutation in chosen for test in mutation.tests})
     unsound = {} if options.skip_sound else sound(tests)
     caught = 0
-    for mutation in chosen:
+    for group in [chosen] if options.together else [[mutation] for mutation in chosen]:
         began = time.monotonic()
-        noticed, what = judge(mutation, unsound)
-        caught += noticed
-        verdict = "PASS" if noticed else "FAIL"
-        print(f"{verdict}  {mutation.name}: {mutation.sabotage}: {what} ({time.monotonic() - began:.0f} s)", flush=True)
+        verdicts = judge(group, unsound)
+        seconds = time.monotonic() - began
+        for mutation in group:
+            is_caught, what = verdicts[mutation.name]
+            caught += is_caught
+            verdict = "PASS" if is_caught else "FAIL"
+            how = f", {len(group)} together" if options.together else ""
+            print(f"{verdict}  {mutation.name}: {mutation.sabotage}: {what} ({seconds:.0f} s{how})", flush=True)
     print(f"{'PASS' if caught == len(chosen) else 'FAIL'}  {caught} of {len(chosen)} sabotages were noticed")
     sys.exit(caught != len(chosen))
 

@@ -192,7 +192,8 @@ fn a_quiet_watch_lasts() {
     let broken: Vec<&str> = log.lines().filter(|line| line.contains("the watch of etcd broke off")).collect();
     let is_silence = |line: &&str| line.contains("timed out") || line.contains("no answer within");
     assert!(broken.iter().all(is_silence), "{log}");
-    assert_eq!(log.matches("etcd answers").count(), 1 + broken.len(), "{log}");
+    let answers = log.matches("etcd answers").count();
+    assert!((1..=1 + broken.len()).contains(&answers), "{log}");
 }
 
 #[test]
