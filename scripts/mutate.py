@@ -216,7 +216,7 @@ def main() -> None:
             print(f"{mutation.name:<24}{mutation.sabotage}\n{'':<24}{tests}")
         return
     copy_tree()
-    # Those of one crate one after the other: what is taken back is compiled again too.
+    # Those of one crate one after the other: a patch that is taken back is compiled again too.
     chosen.sort(key=lambda mutation: mutation.text.split("\n--- ", 1)[-1])
     tests = sorted({test for mutation in chosen for test in mutation.tests})
     unsound = {} if options.skip_sound else sound(tests)

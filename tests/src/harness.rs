@@ -1,10 +1,10 @@
 //! The harness: what every test and benchmark that runs across crates stands on.
 //!
 //! [`s3`] is an S3 server in this process (real HTTP, SigV4 and XML) that keeps a log of requests and breaks
-//! on demand; [`slow`] is a proxy that makes it behave like remote S3, [`wire`] one that breaks as networks do; [`process`] starts the real binaries
-//! and watches their logs; [`etcd`] starts real etcd. [`mnist`] and [`table`] are the data, [`reader`] reads
-//! a table and checks every value. [`check`] and [`report`] are the form in which measurements tell what they
-//! found, [`origin`] says which commit and machine they are of.
+//! on demand; [`slow`] is a proxy that makes it behave like remote S3, `wire` one that breaks as networks do.
+//! [`process`] starts the real binaries and watches their logs; [`etcd`] starts real etcd. [`mnist`] and
+//! [`table`] are the data, [`reader`] reads a table and checks every value. [`check`] and [`report`] are the
+//! form in which measurements tell what they found, [`origin`] says which commit and machine they are of.
 
 pub(crate) mod answers;
 pub(crate) mod background;
@@ -26,4 +26,4 @@ pub mod seen;
 mod serve;
 pub mod slow;
 pub(crate) mod table;
-pub mod wire;
+pub(crate) mod wire;

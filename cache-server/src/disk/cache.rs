@@ -375,9 +375,12 @@ impl DiskCache {
             Err(e) => {
                 // Unless another has taken its name meanwhile: evicted, and filled again.
                 let now = place.disk.stat_path(&path);
-                let is_another = now.is_ok_and(|now| before.is_ok_and(|b| !now.stamp.is_same_file(&b.stamp)));
+                let is_another = now.is_ok_and(|now| match before {
+                    Ok(before) => !now.stamp.is_same_file(&before.stamp),
+                    Err(e) => e.kind() == io::ErrorKind::NotFound,
+                });
                 if !is_another {
-                    self.files.discard(key, dir, &path, e);
+                    self.files.discard(key, dir, &path, e, |entry| entry.checked == checked);
                 }
                 None
             }

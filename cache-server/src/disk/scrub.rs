@@ -5,7 +5,7 @@
 //! of memory.
 
 use super::file::{BodyCheck, FileKey, Unreadable, read_header};
-use super::file_system::{Disk, Stamp};
+use super::file_system::{Disk, Stamp, Stat};
 use super::segment_files::SegmentFiles;
 use std::io;
 use std::path::Path;
@@ -23,7 +23,7 @@ pub(super) fn scrub(files: &SegmentFiles, mut go_on: impl FnMut(u64) -> bool) {
     let keys: Vec<FileKey> = files.index().entries().map(|(key, _)| *key).collect();
     let mut buffer = vec![0; PIECE_BYTES + ALIGNMENT];
     for key in keys {
-        let Some(dir) = files.index().get(&key).map(|e| e.dir()) else { continue };
+        let Some((dir, checked)) = files.index().get(&key).map(|e| (e.dir(), e.checked)) else { continue };
         let path = files.dirs.get(dir).segment(&key);
         let mut go_on = |read| {
             files.counters.scrubbed_bytes.fetch_add(read, Ordering::Relaxed);
@@ -36,8 +36,12 @@ pub(super) fn scrub(files: &SegmentFiles, mut go_on: impl FnMut(u64) -> bool) {
             Err(why) => {
                 // Unless another has taken its name meanwhile.
                 let now = files.dirs.get(dir).disk.stat_path(&path);
-                if stamp.is_none_or(|read: Stamp| now.is_ok_and(|now| now.stamp.is_same_file(&read))) {
-                    files.discard(&key, dir, &path, why);
+                let is_it = match stamp {
+                    Some(read) => now.is_ok_and(|now: Stat| now.stamp.is_same_file(&read)),
+                    None => now.is_err() || !matches!(why, Unreadable::Gone),
+                };
+                if is_it {
+                    files.discard(&key, dir, &path, why, |entry| entry.checked == checked);
                 }
             }
         }

@@ -138,8 +138,15 @@ impl SegmentFiles {
     }
 
     /// Decides about a file that gives no segment: it is removed and counts as damaged, unless it was the
-    /// process that failed to read it.
-    pub fn discard(&self, key: &FileKey, dir: usize, path: &Path, why: Unreadable) {
+    /// process that failed to read it. `such` says whether an entry is still that file's.
+    pub fn discard(
+        &self,
+        key: &FileKey,
+        dir: usize,
+        path: &Path,
+        why: Unreadable,
+        such: impl FnOnce(&Entry) -> bool,
+    ) {
         if let Unreadable::Disk(e) = &why {
             if dirs::is_of_process(e) {
                 tracing::warn!(error = %e, path = %path.display(), "a segment file could not be opened now");
@@ -149,7 +156,7 @@ impl SegmentFiles {
         }
         // One that the index does not know was evicted a moment ago, or its directory was set aside: nothing
         // is wrong.
-        if self.remove(key, |_| true).is_some() {
+        if self.remove(key, such).is_some() {
             self.note_damaged(path, &why);
         }
     }

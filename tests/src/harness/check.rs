@@ -86,7 +86,8 @@ impl fmt::Display for Check {
     }
 }
 
-/// Whether what cannot be tried here is an error: where `CI` is set, `make setup` has installed what tests need.
+/// Whether what cannot be tried here is an error: where `CI` is set, `make setup` has installed all that
+/// tests need.
 pub fn must_try_all() -> bool {
     std::env::var_os("CI").is_some_and(|ci| !ci.is_empty() && ci != "false")
 }

@@ -56,8 +56,8 @@ pub fn metric(server: &Server, name: &str) -> u64 {
 }
 
 /// Segments that nodes had to fetch from the object store although another one, which did not answer in time,
-/// may have had them. A machine that stalls may do that; nothing else has nodes that hold all of the data fetch
-/// any of it.
+/// may have had them. On a machine that stalls there may be some. Nothing else has nodes that hold all of the
+/// data fetch any of it.
 pub fn missed<'a>(nodes: impl IntoIterator<Item = &'a Server>) -> u64 {
     nodes.into_iter().map(|node| metric(node, "peer_missed_total")).sum()
 }

@@ -14,8 +14,8 @@ fn whatever_fails_the_samples_are_the_same() {
     let folder = tempfile::tempdir().expect("a folder");
     let folder = folder.path().to_str().expect("a path of text");
     let stages = "kills,etcd,cuts";
-    // How soon it all happens is what `make bench-cluster` measures. But a reader that went on only when its node
-    // is back, or its patience of 60 s is over, fails here: it may wait 5 s for a dead node that is away for 20,
+    // `make bench-cluster` measures how soon it all happens. But a reader that went on only when its node is
+    // back, or its patience of 60 s is over, fails here: it may wait 5 s for a dead node that is away for 20,
     // 10 s for one that is silent for 30, and 2.5 s while etcd is away.
     let short =
         ["--kills", "2", "--down-s", "20", "--silence-s", "30", "--etcd-down-s", "12", "--slack", "5"];

@@ -253,6 +253,24 @@ fn a_sound_file_that_took_the_name_of_a_damaged_one_stays() {
     assert_eq!(cache.counters().corrupt.load(Ordering::Relaxed), 0);
 }
 
+/// As when a file is dropped while another node's copy of it is on its way.
+#[test]
+fn a_file_that_was_gone_and_is_back_stays() {
+    let two = Two::new(12);
+    let cache = two.open(10).unwrap();
+    put(&cache, 1, 50, &["a"]).unwrap();
+    drop(cache);
+    let cache = two.open(10).unwrap();
+    let path = cache.files.dirs.get(0).segment(&FileKey::new(origin(1).id, &names(&["a"])));
+    let (sound, back) = (fs::read(&path).unwrap(), path.clone());
+    fs::remove_file(&path).unwrap();
+    two.disk.after_open.set(move || fs::write(back, sound).unwrap());
+    assert_eq!(cache.find(origin(1).id, &names(&["a"])).missing, ["a"], "it was not there");
+    assert!(path.exists());
+    assert!(cache.find(origin(1).id, &names(&["a"])).missing.is_empty());
+    assert_eq!(cache.counters().corrupt.load(Ordering::Relaxed), 0);
+}
+
 /// What happens when a directory is set aside after a file took its name there, and comes back before its
 /// writer is done.
 #[test]
@@ -386,7 +404,10 @@ fn what_must_survive_a_loss_of_power_is_on_the_medium_before_it_has_its_name() {
     let two = Two::new(9);
     let cache = two.open(10).unwrap();
     cache.sidecar("v1/notes").write("x", b"a note").unwrap();
-    assert!(two.disk.unflushed.has(&two.one.path().join("v1/notes/x")), "what is not flushed is noticed");
+    assert!(
+        two.disk.unflushed.has(&two.one.path().join("v1/notes/x")),
+        "a file that is not flushed is noticed"
+    );
     for uri in ["s3://b/a", "s3://b/c"] {
         cache.pin(uri).unwrap();
         for dir in [two.one.path(), two.two.path()] {

@@ -70,12 +70,13 @@ impl Unflushed {
         Ok(())
     }
 
-    fn renamed(&self, to: &Path) -> io::Result<()> {
-        let is_unflushed = self.inodes.lock().contains(&std::fs::metadata(to)?.ino());
+    fn renamed(&self, to: &Path) {
+        // It may be gone again.
+        let inode = std::fs::metadata(to).map(|file| file.ino());
+        let is_unflushed = inode.is_ok_and(|inode| self.inodes.lock().contains(&inode));
         let mut named = self.named.lock();
         named.retain(|path| path != to);
         named.extend(is_unflushed.then(|| to.to_owned()));
-        Ok(())
     }
 }
 
@@ -88,7 +89,9 @@ pub struct Faulty {
     /// Bytes of the blocks in which it hands out disk, and of those that it says it does.
     pub blocks: AtomicU64,
     pub said_blocks: AtomicU64,
-    /// Before a file is read, before one is on the medium, and before one is removed.
+    /// After a file was to be opened, before one is read, before one is on the medium, and before one is
+    /// removed.
+    pub after_open: Meanwhile,
     pub before_read: Meanwhile,
     pub before_sync: Meanwhile,
     pub before_remove: Meanwhile,
@@ -103,6 +106,7 @@ impl Faulty {
             operations: AtomicU64::new(0),
             blocks: AtomicU64::new(BLOCK_BYTES),
             said_blocks: AtomicU64::new(BLOCK_BYTES),
+            after_open: Meanwhile::default(),
             before_read: Meanwhile::default(),
             before_sync: Meanwhile::default(),
             before_remove: Meanwhile::default(),
@@ -168,14 +172,17 @@ impl Disk for Faulty {
     }
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
         self.check(Some(from), true).and_then(|()| RealDisk.rename(from, to))?;
-        self.unflushed.renamed(to)
+        self.unflushed.renamed(to);
+        Ok(())
     }
     fn remove(&self, path: &Path) -> io::Result<()> {
         self.before_remove.happens();
         self.check(Some(path), true).and_then(|()| RealDisk.remove(path))
     }
     fn open(&self, path: &Path) -> io::Result<File> {
-        self.check(Some(path), false).and_then(|()| RealDisk.open(path))
+        let opened = self.check(Some(path), false).and_then(|()| RealDisk.open(path));
+        self.after_open.happens();
+        opened
     }
     fn open_direct(&self, path: &Path) -> io::Result<File> {
         self.check(Some(path), false).and_then(|()| RealDisk.open_direct(path))

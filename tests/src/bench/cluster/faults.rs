@@ -124,8 +124,8 @@ fn kills(
     Ok(())
 }
 
-/// What is read from S3 again when a node is lost, as a share of what it owned: with one replica all of it at
-/// most, with more none.
+/// Judges the bytes read from S3 again when a node is lost, as a share of those that it owned: with one
+/// replica all of them at most, with more none.
 fn check_s3(settings: &NodeFaults, loss: &str, share: f64, found: &mut Findings) {
     let most = match settings.replicas {
         1 => 1.0,
