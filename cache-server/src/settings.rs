@@ -140,6 +140,12 @@ impl Default for Settings {
     }
 }
 
+impl Default for GatewaySettings {
+    fn default() -> Self {
+        Settings::default().gateway
+    }
+}
+
 impl Default for ClusterSettings {
     fn default() -> Self {
         Settings::default().cluster

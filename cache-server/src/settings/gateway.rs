@@ -39,12 +39,6 @@ pub struct GatewaySettings {
     pub write_timeout_s: f64,
 }
 
-impl Default for GatewaySettings {
-    fn default() -> Self {
-        super::Settings::default().gateway
-    }
-}
-
 /// A key that S3 clients sign with.
 #[derive(Clone)]
 pub struct ClientKey {

@@ -1,11 +1,12 @@
 //! GET and HEAD of an object.
 
 use super::conditions::{self, Verdict};
+use super::endpoint::{Body, Endpoint, empty};
 use super::refusal::{Answer, S3Refusal};
 use super::request::Named;
 use super::signature::Caller;
+use super::store;
 use super::uncached::{self, StorePieces};
-use super::{Body, Endpoint, empty, store};
 use crate::objects::{ObjectStream, Scope};
 use crate::service::gate::{Pass, draining};
 use bytes::Bytes;

@@ -1,6 +1,8 @@
 //! Connections of S3 clients: how many, how long they may take, how much they may say.
 
-use super::Endpoint;
+use super::endpoint::Endpoint;
+use super::refusal::S3Refusal;
+use super::route::answer;
 use crate::service::connection::Connections;
 use http::{Request, Response};
 use http_body_util::Full;
@@ -77,7 +79,7 @@ async fn serve(stream: TcpStream, endpoint: Arc<Endpoint>, stop: CancellationTok
         let endpoint = endpoint.clone();
         service_fn(move |request: Request<Incoming>| {
             let endpoint = endpoint.clone();
-            Box::pin(async move { Ok::<_, Infallible>(endpoint.answer(request).await) })
+            Box::pin(async move { Ok::<_, Infallible>(answer(&endpoint, request).await) })
         })
     };
     let stream = Patient { stream, patience: endpoint.write_timeout, waiting: None };
@@ -114,14 +116,13 @@ async fn linger(mut stream: TcpStream) {
 
 /// One connection too many.
 async fn turn_away(stream: TcpStream) {
-    let refusal = super::S3Refusal::new(
+    let refusal = S3Refusal::new(
         http::StatusCode::SERVICE_UNAVAILABLE,
         "SlowDown",
         "There are too many connections: come back later.",
     );
     let service = service_fn(move |_: Request<Incoming>| {
-        let response: Response<Full<_>> =
-            super::S3Refusal { closes: true, ..refusal.clone() }.response("/", "0");
+        let response: Response<Full<_>> = S3Refusal { closes: true, ..refusal.clone() }.response("/", "0");
         async move { Ok::<_, Infallible>(response) }
     });
     let connection =

@@ -1,10 +1,10 @@
 //! What the object store answers itself: listings, whether and where a bucket is, an object's attributes. Its
 //! words are passed on as they are, but for refusals of the node's own keys.
 
+use super::endpoint::{Body, Endpoint, empty};
 use super::refusal::{Answer, S3Refusal, escaped};
 use super::request::Named;
 use super::signature::Caller;
-use super::{Body, Endpoint, empty};
 use crate::objects::{Scope, StreamMemory};
 use bytes::Bytes;
 use chrono::SecondsFormat;

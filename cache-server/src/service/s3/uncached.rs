@@ -1,7 +1,7 @@
 //! Objects whose keys are no paths (`a//b`, a slash at an end): the cache has no name for them, so their
 //! bytes come from the object store each time, piece by piece, all of one version.
 
-use super::Endpoint;
+use super::endpoint::Endpoint;
 use super::request::Named;
 use crate::objects::{Scope, StreamMemory};
 use bytes::Bytes;
