@@ -10,14 +10,15 @@ mod floor;
 mod listing;
 mod load;
 mod nginx;
+mod scale;
 mod stage;
 mod warm;
 
 use super::stages::{Stages, wanted};
 use crate::harness::check::Findings;
 use crate::harness::differential::Twins;
-use crate::harness::report::Row;
 use clap::{Parser, Subcommand, ValueEnum};
+use scale::{FULL, RawScale, SHORT};
 use serde_json::json;
 use stage::RawStage;
 use std::path::PathBuf;
@@ -69,41 +70,6 @@ enum RawRole {
     #[command(hide = true)]
     Floor(floor::FloorOptions),
 }
-
-/// How large it is.
-#[derive(Debug, Clone, Copy)]
-struct RawScale {
-    rounds: u32,
-    /// How long a load lasts.
-    seconds: f64,
-    /// Bytes of an object that is read warm, of one that is read cold, of one that three nodes read.
-    warm_bytes: usize,
-    cold_bytes: usize,
-    spread_bytes: usize,
-    keys: usize,
-    /// Segments of the table that is trained on, of a MiB each.
-    segments: u64,
-}
-
-const FULL: RawScale = RawScale {
-    rounds: 5,
-    seconds: 4.0,
-    warm_bytes: 256 << 20,
-    cold_bytes: 1 << 30,
-    spread_bytes: 512 << 20,
-    keys: 1_000_000,
-    segments: 256,
-};
-
-const SHORT: RawScale = RawScale {
-    rounds: 1,
-    seconds: 0.5,
-    warm_bytes: 16 << 20,
-    cold_bytes: 32 << 20,
-    spread_bytes: 16 << 20,
-    keys: 10_000,
-    segments: 16,
-};
 
 /// Runs it; false if a promise was broken.
 pub fn run(options: &RawOptions) -> anyhow::Result<bool> {
@@ -157,16 +123,4 @@ fn differential() -> anyhow::Result<Findings> {
     found.check(requests >= 400, format!("differential_requests = {requests}, at least 400"));
     found.check(unequal == 0, format!("differential_unequal = {unequal}, none"));
     Ok(found)
-}
-
-/// A ratio that must be at least, or at most, so much.
-fn judge(found: &mut Findings, row: Row, least: Option<f64>, most: Option<f64>) {
-    let (name, value) = (row.name.clone(), row.value);
-    if let Some(least) = least {
-        found.check(value >= least, format!("{name} = {value:.3}, at least {least}"));
-    }
-    if let Some(most) = most {
-        found.check(value <= most, format!("{name} = {value:.3}, at most {most}"));
-    }
-    found.rows.push(row);
 }

@@ -1,8 +1,8 @@
 //! How often a byte leaves the store: readers of one object at once, on three nodes.
 
 use super::load::get_once;
+use super::scale::{RawScale, judge};
 use super::stage::{client_of, with_endpoint};
-use super::{RawScale, judge};
 use crate::harness::check::Findings;
 use crate::harness::differential::bytes_of;
 use crate::harness::ports::free_addresses;

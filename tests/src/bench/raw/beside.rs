@@ -2,8 +2,8 @@
 //! speed.
 
 use super::load::get_once;
+use super::scale::{RawScale, judge};
 use super::stage::RawStage;
-use super::{RawScale, judge};
 use crate::harness::check::Findings;
 use crate::harness::differential::bytes_of;
 use crate::harness::reader::{Job, read};

@@ -2,8 +2,8 @@
 //! reader with as many requests at once.
 
 use super::load::get_once;
+use super::scale::{RawScale, judge};
 use super::stage::{client_of, with_endpoint};
-use super::{RawScale, judge};
 use crate::bench::stages::runtime;
 use crate::harness::check::Findings;
 use crate::harness::differential::bytes_of;

@@ -1,7 +1,7 @@
 //! A million keys listed page by page: what the node's memory grows by.
 
+use super::scale::{RawScale, judge};
 use super::stage::RawStage;
-use super::{RawScale, judge};
 use crate::harness::check::Findings;
 use crate::harness::report::Row;
 use crate::harness::s3_client::S3Ask;

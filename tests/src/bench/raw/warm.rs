@@ -3,8 +3,8 @@
 use super::floor::{FloorProcess, FloorServer};
 use super::load::{LoadFigures, get_once, measure};
 use super::nginx::{self, Nginx};
+use super::scale::{RawScale, judge};
 use super::stage::RawStage;
-use super::{RawScale, judge};
 use crate::harness::check::Findings;
 use crate::harness::differential::bytes_of;
 use crate::harness::report::Row;
