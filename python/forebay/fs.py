@@ -279,7 +279,7 @@ class AheadCache(BaseCache):
             return self._held[start - self._start : stop - self._start]
         self.miss_count += 1
         self._ahead = min(max(2 * self._ahead, _AHEAD[0]), _AHEAD[1]) if goes_on else 0
-        # What is held already is not fetched again.
+        # Bytes that are held already are not fetched again.
         begun = self._held[start - self._start :] if self._start <= start < held_to else b""
         fetched = start + len(begun)
         until = min(max(stop, fetched + self._ahead), self.size)

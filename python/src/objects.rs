@@ -94,7 +94,7 @@ impl Objects {
     }
 
     /// Ranges of objects in their versions of now, all at once: the bytes, or the exception, of each.
-    /// Numbers below 0 count from an object's end, None is its start or end, and what lies beyond is left out.
+    /// Numbers below 0 count from an object's end, None is its start or end; what lies beyond is left out.
     fn cat<'py>(
         &self,
         py: Python<'py>,

@@ -7,8 +7,8 @@
 /// told from a uniform shuffle's, and two more.
 const ROUNDS: usize = 8;
 
-/// Positions that [`Permutation::apply_all`] takes at a time: enough for the processor to overlap their chains
-/// of multiplications.
+/// Positions that [`Permutation::apply_all`] takes at a time: enough for the processor to overlap their
+/// chains of multiplications.
 const LANES: usize = 8;
 
 /// The lower half of a number.
@@ -82,7 +82,7 @@ impl Permutation {
 
     /// Writes where `first`, `first + 1`, ... go. All of them must be less than n.
     pub fn apply_all(&self, first: u64, out: &mut [u64]) {
-        let done = wide::apply(self, first, out);
+        let done = apply_wide(self, first, out);
         let done = done + self.apply_lanes::<LANES, false>(first + done as u64, &mut out[done..]);
         for (i, y) in out[done..].iter_mut().enumerate() {
             *y = self.apply(first + (done + i) as u64);
@@ -163,46 +163,40 @@ fn add(x: u64, y: u64, size: u64) -> u64 {
     if s >= size { s - size } else { s }
 }
 
-/// The same network with instructions that not every x86-64 has.
+/// [`Permutation::apply_all`] with instructions that not every processor has, for as many positions as there
+/// are such instructions for; returns how many.
 #[cfg(target_arch = "x86_64")]
-mod wide {
-    #![expect(unsafe_code, reason = "a function with these instructions may be called only where they are")]
-
-    use super::{LOW, Permutation};
-
-    /// As many positions as there are instructions for; returns how many.
-    pub(super) fn apply(permutation: &Permutation, first: u64, out: &mut [u64]) -> usize {
-        if permutation.a > LOW {
-            return 0;
-        }
-        if is_x86_feature_detected!("avx512dq") && is_x86_feature_detected!("avx512vl") {
-            // SAFETY: the processor has them.
-            return unsafe { avx512(permutation, first, out) };
-        }
-        if is_x86_feature_detected!("avx2") {
-            // SAFETY: the processor has them.
-            return unsafe { avx2(permutation, first, out) };
-        }
-        0
+#[expect(unsafe_code, reason = "a function with these instructions may be called only where they are")]
+fn apply_wide(permutation: &Permutation, first: u64, out: &mut [u64]) -> usize {
+    if permutation.a > LOW {
+        return 0;
     }
-
-    #[target_feature(enable = "avx512f,avx512dq,avx512vl")]
-    fn avx512(permutation: &Permutation, first: u64, out: &mut [u64]) -> usize {
-        permutation.apply_lanes::<32, true>(first, out)
+    if is_x86_feature_detected!("avx512dq") && is_x86_feature_detected!("avx512vl") {
+        // SAFETY: the processor has them.
+        return unsafe { apply_avx512(permutation, first, out) };
     }
-
-    #[target_feature(enable = "avx2")]
-    fn avx2(permutation: &Permutation, first: u64, out: &mut [u64]) -> usize {
-        permutation.apply_lanes::<16, true>(first, out)
+    if is_x86_feature_detected!("avx2") {
+        // SAFETY: the processor has them.
+        return unsafe { apply_avx2(permutation, first, out) };
     }
+    0
 }
 
-/// Elsewhere the plain network is all there is.
 #[cfg(not(target_arch = "x86_64"))]
-mod wide {
-    pub(super) fn apply(_: &super::Permutation, _: u64, _: &mut [u64]) -> usize {
-        0
-    }
+fn apply_wide(_: &Permutation, _: u64, _: &mut [u64]) -> usize {
+    0
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512dq,avx512vl")]
+fn apply_avx512(permutation: &Permutation, first: u64, out: &mut [u64]) -> usize {
+    permutation.apply_lanes::<32, true>(first, out)
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2")]
+fn apply_avx2(permutation: &Permutation, first: u64, out: &mut [u64]) -> usize {
+    permutation.apply_lanes::<16, true>(first, out)
 }
 
 #[cfg(test)]
