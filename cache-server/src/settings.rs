@@ -256,9 +256,11 @@ impl Settings {
             ("metrics", metrics, "s3", s3),
         ];
         for (one, at, other, also) in pairs {
-            let same_port =
-                format!("{one} and {other}_listen are both the same address: give each its own port");
-            refuse(fixed(at).is_some_and(|at| also == Some(at)), same_port)?;
+            if let Some(at) = fixed(at).filter(|at| also == Some(*at)) {
+                return Err(Error::invalid(format!(
+                    "{one} and {other}_listen are both {at}: give each its own port"
+                )));
+            }
         }
         Ok(())
     }

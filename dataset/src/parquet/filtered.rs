@@ -316,7 +316,7 @@ mod tests {
             let part = all.of(rows);
             (part.deleted.clone(), part.rows, part.not_deleted())
         };
-        assert_eq!(of(&[0..50]), (all.deleted.clone(), 50, 25));
+        assert_eq!(of(std::slice::from_ref(&(0..50))), (all.deleted.clone(), 50, 25));
         assert_eq!(of(&[3..12, 20..25, 29..41]), (vec![0..2, 4..5, 7..9, 9..14, 14..15, 25..26], 26, 14));
         assert_eq!(of(&[]), (vec![], 0, 0));
     }

@@ -1,7 +1,7 @@
 //! The faster checks of `make bench-store`, at a smaller size: restarts, kills, damaged files, faults of the
 //! disk and of S3.
 
-use forebay_tests::bench::disk::{amplification, faults, flips, kills, outages, restart};
+use forebay_tests::bench::disk::{amplification, faults, flips, kills, restart};
 use forebay_tests::bench::stages::runtime;
 use forebay_tests::harness::check::Findings;
 
@@ -47,13 +47,6 @@ fn a_store_that_throttles_or_breaks_off_is_ridden_out() {
         found.add(stage.outage().await?);
         Ok(found)
     }));
-}
-
-#[test]
-fn jobs_wait_for_the_end_of_an_outage_or_of_their_patience() {
-    let settings =
-        outages::OutagesSettings { segments: 8, outage_s: 8, request_timeout_s: 5, trainer: true, seed: 7 };
-    kept(outages::run(&runtime().expect("a runtime"), &settings));
 }
 
 #[test]

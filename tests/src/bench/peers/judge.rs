@@ -35,7 +35,7 @@ pub fn judge(measured: &[&MeasuredPeer], shape: Shape, scale: f64, found: &mut F
     let cheaper = row("cpu_vs_best", &ours.cpu_s_per_m_rows(), &best.cpu_s_per_m_rows());
     let mut promise = |row: &Row, kept: bool, side: &str, bound: f64| {
         let text = format!("{} = {:.2} of {}, at {side} {bound} wanted", row.name, row.value, best.peer.name);
-        if scale < 1.0 { found.skip(text) } else { found.check(kept, text) }
+        if scale < 1.0 { found.leave_out(text) } else { found.check(kept, text) }
     };
     let least = least_speed(shape);
     promise(&faster, faster.value >= least, "least", least);

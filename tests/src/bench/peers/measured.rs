@@ -83,7 +83,7 @@ impl MeasuredPeer {
         if let Some(reason) = &self.reason {
             let row = Row::of(format!("{}.rows_per_s", self.name()), "", &[]);
             found.rows.push(Row { unit: format!("not measured: {reason}").into(), ..row });
-            return found.skip(format!("{}: not measured: {reason}", self.name()));
+            return found.leave_out(format!("{}: not measured: {reason}", self.name()));
         }
         let mut add = |what: &str, unit, values: &[f64]| {
             found.rows.push(Row::of(format!("{}.{what}", self.name()), unit, values));

@@ -107,5 +107,5 @@ fn at_most(found: &mut Findings, settings: &PythonSettings, row: Row, most: f64)
 }
 
 fn promise(found: &mut Findings, settings: &PythonSettings, kept: bool, text: String) {
-    if settings.scale < 1.0 { found.skip(text) } else { found.check(kept, text) }
+    if settings.scale < 1.0 { found.leave_out(text) } else { found.check(kept, text) }
 }

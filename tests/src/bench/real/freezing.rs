@@ -63,7 +63,7 @@ pub fn run(before: Option<&Path>, rounds: u32, scale: f64) -> anyhow::Result<Fin
     found.rows.push(floor);
     if then.is_empty() {
         let why = "needs --before PROGRAM, the `forebay` that tests/real/before.sh builds";
-        found.skip(format!("opening a dataset of one schema beside commit {BEFORE}: {why}"));
+        found.leave_out(format!("opening a dataset of one schema beside commit {BEFORE}: {why}"));
         return Ok(found);
     }
     let ratios: Vec<f64> = now.iter().zip(&then).map(|(now, then)| now / then).collect();
@@ -73,7 +73,7 @@ pub fn run(before: Option<&Path>, rounds: u32, scale: f64) -> anyhow::Result<Fin
         ratio.value
     );
     if scale < 1.0 {
-        found.skip(text)
+        found.leave_out(text)
     } else {
         found.check(ratio.value <= RATIO, text)
     }

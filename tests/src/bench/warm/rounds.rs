@@ -230,7 +230,7 @@ impl Measured {
             let side = if at_least { "least" } else { "most" };
             let text = format!("{name} = {value:.2} {unit}, at {side} {bound} wanted");
             match (scale < 1.0, at_least) {
-                (true, _) => found.skip(text),
+                (true, _) => found.leave_out(text),
                 (false, true) => found.check(value >= bound, text),
                 (false, false) => found.check(value <= bound, text),
             }
