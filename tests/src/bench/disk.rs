@@ -13,7 +13,7 @@ mod hits;
 pub mod kills;
 mod memory;
 mod node;
-pub mod outages;
+mod outages;
 mod replay;
 pub mod restart;
 mod ticker;
