@@ -171,8 +171,11 @@ class ForebayFileSystem(AbstractFileSystem):
             entries = super().find(path, maxdepth=maxdepth, withdirs=withdirs, detail=True, **options).values()
         else:
             entries, _folders = self._listed(path, True)
-        if not entries and self.isfile(path):
-            entries = [self._info(path)]
+        if not entries:
+            try:
+                entries = [self._info(path)]
+            except NotFoundError:
+                entries = []
         scheme, separator, _ = os.fspath(path).rpartition("://")
         named = ({**entry, "name": f"{scheme}{separator}{entry['name']}"} for entry in entries)
         found = {entry["name"]: entry for entry in sorted(named, key=lambda entry: str(entry["name"]))}
@@ -199,7 +202,7 @@ class ForebayFileSystem(AbstractFileSystem):
         """The bytes of an object, or, by name, of several, which are read at once."""
         paths = self.expand_path(path, recursive=recursive)
         folders = {parent for name in paths for parent in _parents(name)}
-        paths = [name for name in paths if name not in folders or self.isfile(name)]
+        paths = [name for name in paths if name not in folders or self.info(name)["type"] == "file"]
         if len(paths) == 1 and not isinstance(path, list) and paths[0] == self._strip_protocol(path):
             return self.cat_file(paths[0])
         read = self.cat_ranges(paths, None, None, on_error="raise" if on_error == "raise" else "return")
