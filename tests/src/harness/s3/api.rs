@@ -13,7 +13,7 @@ use s3s::dto::*;
 use s3s::{S3, S3Error, S3ErrorCode, S3Request, S3Response, S3Result, s3_error};
 
 use super::objects::{About, Object as Stored, Objects, hex};
-use super::read::{Asked, answered, described, holds, list_v1, list_v2, list_versions};
+use super::read::{Asked, answered, asked, described, holds, list_v1, list_v2, list_versions};
 
 /// Bodies go out in pieces of this size: large enough to be fast, small enough to share a connection fairly.
 const PIECE_BYTES: usize = 256 << 10;
@@ -105,30 +105,14 @@ impl S3 for Api {
     async fn head_object(&self, r: S3Request<HeadObjectInput>) -> S3Result<S3Response<HeadObjectOutput>> {
         let input = r.input;
         let object = self.find(&input.bucket, &input.key)?;
-        let asked = Asked {
-            if_match: input.if_match,
-            if_none_match: input.if_none_match,
-            if_modified_since: input.if_modified_since,
-            if_unmodified_since: input.if_unmodified_since,
-            range: input.range,
-            part_number: input.part_number,
-        };
-        let answered = answered(&object, &asked)?;
+        let answered = answered(&object, &asked!(input))?;
         Ok(S3Response::new(described!(HeadObjectOutput, object, answered)))
     }
 
     async fn get_object(&self, r: S3Request<GetObjectInput>) -> S3Result<S3Response<GetObjectOutput>> {
         let input = r.input;
         let object = self.find(&input.bucket, &input.key)?;
-        let asked = Asked {
-            if_match: input.if_match,
-            if_none_match: input.if_none_match,
-            if_modified_since: input.if_modified_since,
-            if_unmodified_since: input.if_unmodified_since,
-            range: input.range,
-            part_number: input.part_number,
-        };
-        let answered = answered(&object, &asked)?;
+        let answered = answered(&object, &asked!(input))?;
         let mut data = object.data.slice(answered.range.clone());
         let pieces = std::iter::from_fn(move || {
             let piece = data.split_to(data.len().min(PIECE_BYTES));

@@ -116,6 +116,21 @@ pub(super) fn holds(condition: &ETagCondition, etag: Option<&str>) -> bool {
     }
 }
 
+/// What a GET or a HEAD asks for.
+macro_rules! asked {
+    ($input:expr) => {
+        Asked {
+            if_match: $input.if_match,
+            if_none_match: $input.if_none_match,
+            if_modified_since: $input.if_modified_since,
+            if_unmodified_since: $input.if_unmodified_since,
+            range: $input.range,
+            part_number: $input.part_number,
+        }
+    };
+}
+pub(super) use asked;
+
 /// The fields that the answers to GET and HEAD have in common.
 macro_rules! described {
     ($output:ident, $object:expr, $answered:expr) => {{
