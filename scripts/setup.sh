@@ -6,7 +6,7 @@
 #   scripts/setup.sh tests    also .venv/ with pyarrow and TensorBoard's reader, which tests compare with, pytest and mypy,
 #                             what torch needs to be imported from .torch/, the frameworks that the Python package is
 #                             tested with; and etcd
-#   scripts/setup.sh readers  also Polars, dask and matplotlib in .venv/, for tests that `make test` leaves out
+#   scripts/setup.sh readers  also Polars, dask, matplotlib and Ray in .venv/, for tests that `make test` leaves out
 #   scripts/setup.sh clients  also .clients/ with clients of S3, which tests point at a node; s3cmd and rclone
 #   scripts/setup.sh nginx    also nginx, which a benchmark measures
 #   scripts/setup.sh wheel    also maturin in .venv/, which packs the Python wheel
@@ -29,10 +29,13 @@ framework_wheels=(torchdata==0.11.0 lightning==2.6.6 lightning-utilities==0.15.3
 # Readers of Arrow, and loops that have interfaces for loaders (42 MB), with what they import.
 consumer_wheels=(pandas==3.1.1 python-dateutil==4.0.0 six==1.17.0 duckdb==2.0.0 torchtitan==0.3.0 tyro==1.0.17
     docstring-parser==0.18.0 grain==0.2.18 array-record==0.8.6 etils==1.15.0 cloudpickle==3.1.2 portpicker==1.6.0)
-# Those that `make test` does not afford (80 MB).
+# Those that `make test` does not afford (170 MB).
 reader_wheels=(polars==2.1.0 polars-runtime-32==2.1.0 matplotlib==3.11.2 contourpy==1.3.3 cycler==0.12.1 fonttools==4.68.0
     kiwisolver==1.5.1 pillow==13.0.0 pyparsing==3.3.3
-    dask==2026.8.0 importlib_metadata==10.2.0 lazy-importer==0.1.0 locket==1.0.0 partd==1.4.2 toolz==1.2.0 zipp==4.1.2)
+    dask==2026.8.0 importlib_metadata==10.2.0 lazy-importer==0.1.0 locket==1.0.0 partd==1.4.2 toolz==1.2.0 zipp==4.1.2
+    ray==2.60.0 jsonschema==4.26.0 jsonschema-specifications==2025.9.1 msgpack==1.2.4 referencing==0.37.0 requests==2.34.2
+    rpds-py==2026.9.1 attrs==26.1.0 certifi==2026.10.18 charset-normalizer==3.5.2 urllib3==2.8.0 tensorboardX==2.6.5
+    pydantic==2.14.3 pydantic_core==2.50.4 typing-inspection==0.4.5 annotated-types==0.8.0)
 # Clients of S3, and what the tests of ceph/s3-tests import. Each names all that it needs, so that pip chooses nothing.
 client_wheels=(boto3==1.43.117 botocore==1.43.117 s3transfer==0.19.3 awscli==1.46.3 s3fs==2026.9.0 aiobotocore==3.10.0
     aiohappyeyeballs==2.7.1 aiohttp==3.14.5 aioitertools==0.13.0 aiosignal==1.4.0 attrs==26.1.0 braceexpand==0.1.7

@@ -6,7 +6,7 @@ import json
 import logging
 import operator
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex, TypedDict
 
 from forebay import _forebay
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from forebay._forebay import RecordBatchReader, Schema
 
 _log = logging.getLogger("forebay")
+
+# Numbers of rows in one request; the rows come as a stream.
+_ROWS_AT_ONCE = 65_536
 
 
 class Progress(NamedTuple):
@@ -255,6 +258,16 @@ def _of_version(dataset: Dataset, version: str) -> Dataset:
             f"{dataset.uri} has version {dataset.version} now, not {version} as when it was first opened: open it again"
         )
     return dataset
+
+
+def rows_between(dataset: Dataset, start: int, stop: int) -> Iterator[pyarrow.Table]:
+    """These rows in file order, as tables as long as the messages in which they come."""
+    import pyarrow
+
+    for first in range(start, stop, _ROWS_AT_ONCE):
+        numbers = list(range(first, min(first + _ROWS_AT_ONCE, stop)))
+        for batch in dataset._core.take(numbers):
+            yield pyarrow.Table.from_batches([pyarrow.record_batch(batch)])
 
 
 def _table(rows: RecordBatchReader) -> pyarrow.Table:
