@@ -9,7 +9,7 @@
 #   scripts/setup.sh readers  also Polars, dask, matplotlib and Ray in .venv/, for tests that `make test` leaves out
 #   scripts/setup.sh clients  also .clients/ with clients of S3, which tests point at a node; s3cmd and rclone
 #   scripts/setup.sh nginx    also nginx, which a benchmark measures
-#   scripts/setup.sh wheel    also maturin in .venv/, which packs the Python wheel
+#   scripts/setup.sh wheel    also maturin and zig in .venv/, which pack the Python wheel
 #   scripts/setup.sh check    also the rustup components clippy and rustfmt
 #   scripts/setup.sh nccl     also .nccl/ with the CUDA headers that the NCCL plugin is compiled with
 set -euo pipefail
@@ -46,7 +46,7 @@ client_wheels=(boto3==1.43.117 botocore==1.43.117 s3transfer==0.19.3 awscli==1.4
     pyarrow==26.0.1 pyasn1==0.6.5 Pygments==2.21.0 pytest==9.2.0 python-dateutil==2.9.0.post0 pytz==2026.6
     PyYAML==6.0.3 requests==2.34.2 rsa==4.7.2 safetensors==0.8.0 six==1.17.0 typing_extensions==4.16.0
     urllib3==2.8.0 webdataset==1.0.2 wrapt==2.5.2 yarl==1.25.1)
-wheel_wheels=(maturin==1.16.0)
+wheel_wheels=(maturin==1.16.0 cargo-zigbuild==0.24.0 ziglang==0.17.1) # zig links for an old glibc.
 nccl_wheels=(nvidia-cuda-crt==13.0.88 nvidia-cuda-cccl==13.0.85) # Headers alone; the rest came with libtorch's.
 # Enough of TensorBoard to read event files (90 MB); its server's dependencies are left out.
 event_wheels=(tensorboard==2.20.0 protobuf==7.36.2 numpy==2.4.6 absl-py==2.5.1 packaging==26.3)
@@ -183,10 +183,12 @@ need_clients() {
 }
 
 need_wheel_maker() {
-    [ "$(.venv/bin/maturin --version 2>/dev/null)" = "${wheel_wheels[0]/==/ }" ] && return
+    local stamp=.venv/forebay-wheel
+    [ "$(cat "$stamp" 2>/dev/null)" = "${wheel_wheels[*]}" ] && return
     venv
-    say "installing ${wheel_wheels[*]} into .venv: 9 MB to download"
+    say "installing ${wheel_wheels[*]} into .venv: 110 MB to download"
     pip_install --only-binary=:all: "${wheel_wheels[@]}"
+    echo "${wheel_wheels[*]}" >"$stamp"
 }
 
 need_cuda_headers() {

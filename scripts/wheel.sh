@@ -1,16 +1,20 @@
 #!/usr/bin/env bash
 # Makes the Python wheel in target/wheels: the package with its extension, and the programs forebay and
-# forebay-server. `wheel.sh check` installs it into a clean environment and reads an epoch with it.
+# forebay-server, all linked for an old glibc by zig, so that the wheel runs on any Linux of the last years.
+# `wheel.sh check` looks at what it needs, installs it into a clean environment and reads an epoch with it.
 # WHEEL_PROFILE=dev builds without optimisation, to try the packing.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 profile=${WHEEL_PROFILE:-release}
-target=${CARGO_TARGET_DIR:-target}
+machine=$(uname -m)
+target=${CARGO_TARGET_DIR:-target}/$machine-unknown-linux-gnu
 wheels=target/wheels
+glibc=2.28
 
 build() {
-    cargo build --profile "$profile" --workspace --bin forebay --bin forebay-server
+    export PATH=$PWD/.venv/bin:$PATH
+    cargo-zigbuild zigbuild --profile "$profile" --target "$machine-unknown-linux-gnu.$glibc" --workspace --bin forebay --bin forebay-server
     # maturin puts what lies in a folder of this name where pip looks for programs.
     local scripts=python/forebay._forebay.data/scripts built=$target/release program
     [ "$profile" = dev ] && built=$target/debug
@@ -19,13 +23,27 @@ build() {
         strip --strip-debug -o "$scripts/$program" "$built/$program"
     done
     rm -f "$wheels"/forebay-*.whl python/forebay/_forebay.so
-    .venv/bin/maturin build --manifest-path python/Cargo.toml --profile "$profile" --out "$wheels"
+    maturin build --manifest-path python/Cargo.toml --profile "$profile" --out "$wheels" \
+        --zig --target "$machine-unknown-linux-gnu" --compatibility "manylinux_${glibc/./_}"
+}
+
+# Every program and library of the wheel asks for symbols of this glibc at most.
+check_glibc() {
+    local unpacked=$1 file newest
+    python3 -m zipfile -e "$wheels"/forebay-*.whl "$unpacked"
+    while read -r file; do
+        newest=$(objdump -T "$file" | grep -o 'GLIBC_[0-9.]*' | sed 's/GLIBC_//' | sort -V | tail -n 1)
+        printf '%s\n%s\n' "$newest" "$glibc" | sort -CV ||
+            { echo "wheel-check: $file needs glibc $newest, the wheel promises $glibc" >&2; exit 1; }
+        echo "wheel-check: ${file##*/} needs glibc $newest"
+    done < <(find "$unpacked" -name '*.so' -o -path '*/scripts/*' -type f)
 }
 
 check() {
     local said read
     clean=$(mktemp -d)
     trap 'rm -rf "$clean"' EXIT
+    check_glibc "$clean/unpacked"
     python3 -m venv "$clean/venv"
     "$clean/venv/bin/pip" install --quiet --disable-pip-version-check --no-index --no-deps "$wheels"/forebay-*.whl
     cd "$clean"
