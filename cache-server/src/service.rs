@@ -16,6 +16,7 @@ pub(crate) mod gate;
 pub(crate) mod health;
 mod meter;
 pub(crate) mod metrics;
+mod object_meter;
 pub(crate) mod objects;
 pub(crate) mod peer;
 pub(crate) mod s3;

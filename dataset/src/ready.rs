@@ -13,10 +13,17 @@ use std::sync::Arc;
 /// Lives as long as the bytes beside it are in use: mostly their share of a memory budget.
 pub type MemoryGuard = Option<Arc<dyn Any + Send + Sync>>;
 
-/// Checks a segment whose bytes others can change.
+/// Checks a segment whose bytes others can change, and knows where they are.
 pub trait Verifier: Debug + Send + Sync {
-    /// Whether the bytes are still those that were checked. May ask the disk: not for an async thread.
+    /// Whether the bytes are still those that were checked. May ask the disk: not for an async thread, unless
+    /// a few bytes were taken that [`Self::is_in_memory`].
     fn is_sound(&self) -> bool;
+
+    /// Whether these bytes of the segment can be read without waiting for a disk.
+    fn is_in_memory(&self, bytes: &[u8]) -> bool;
+
+    /// Has these bytes of the segment read into memory. Waits for the disk.
+    fn bring(&self, bytes: &[u8]);
 }
 
 /// A segment to read from. Who reads its bytes holds the guard too.
@@ -60,15 +67,36 @@ impl ReadySegment {
         self.verifiers.iter().all(|verifier| verifier.is_sound())
     }
 
+    /// Whether these bytes of it can be read without waiting for a disk.
+    pub fn is_in_memory(&self, bytes: &[u8]) -> bool {
+        self.verifiers.iter().all(|verifier| verifier.is_in_memory(bytes))
+    }
+
+    /// Has these bytes of it read into memory. Not for an async thread.
+    pub fn bring(&self, bytes: &[u8]) {
+        self.verifiers.iter().for_each(|verifier| verifier.bring(bytes));
+    }
+
+    /// Whether others hold all of it too: dropping it frees nothing.
+    fn is_shared(&self) -> bool {
+        Arc::strong_count(&self.batch) > 1
+            && self.guard.as_ref().is_none_or(|guard| Arc::strong_count(guard) > 1)
+    }
+
     /// Bytes that the segment takes of the process's own memory; 0 if it lies in a file.
     pub fn own_bytes(&self) -> usize {
         if self.guard.is_some() { self.batch.memory_bytes() } else { 0 }
     }
 }
 
-/// Drops segments off the async threads: the last holder of one frees or unmaps megabytes.
-pub fn drop_aside(segments: impl IntoIterator<Item = ReadySegment> + Send + 'static) {
-    let drop_all = move || segments.into_iter().for_each(drop);
+/// Drops segments off the async threads: the last holder of one frees or unmaps megabytes. Those that others
+/// hold too, as the disk cache does a map that it keeps, go at once.
+pub fn drop_aside(segments: impl IntoIterator<Item = ReadySegment>) {
+    let last: Vec<_> = segments.into_iter().filter(|segment| !segment.is_shared()).collect();
+    if last.is_empty() {
+        return;
+    }
+    let drop_all = move || drop(last);
     match tokio::runtime::Handle::try_current() {
         Ok(runtime) => drop(runtime.spawn_blocking(drop_all)),
         Err(_) => drop_all(),

@@ -213,7 +213,7 @@ impl DiskCache {
     fn remove_all(&self, keys: &[FileKey]) -> (u64, u64) {
         let mut gone = (0, 0);
         for key in keys {
-            if let Some(bytes) = self.files.remove(key, |_| true) {
+            if let Some(bytes) = self.files.free(key) {
                 gone = (gone.0 + 1, gone.1 + bytes);
             }
         }

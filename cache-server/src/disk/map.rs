@@ -18,7 +18,13 @@ use forebay_dataset::ready::Verifier;
 use forebay_dataset::{ReadySegment, SegmentBatch};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{
+    AtomicBool,
+    Ordering::{Acquire, Relaxed, Release},
+};
+
+/// Pages that the kernel is asked about at once.
+const PAGES_ASKED: usize = 512;
 
 /// A mapped segment file.
 #[derive(Debug)]
@@ -67,16 +73,15 @@ impl Mapped {
         self.advise(libc::MADV_POPULATE_READ);
     }
 
-    /// Says something of the whole pages of the body. A kernel that does not know `advice` does nothing.
-    fn advise(&self, advice: libc::c_int) {
-        let page_bytes = rustix::param::page_size();
-        let start = (self.body.as_ptr() as usize).next_multiple_of(page_bytes);
-        let end = (self.body.as_ptr() as usize + self.body.len()) / page_bytes * page_bytes;
-        if start < end {
-            // SAFETY: whole pages of a mapping that `self.body` keeps; it is of a file and only read, so that
-            // a page that was let go comes back with the file's bytes, as does one that is read ahead.
-            unsafe { libc::madvise(start as *mut libc::c_void, end - start, advice) };
+    /// The file is about to be removed by us: what was mapped of it stays as it is from now on.
+    pub fn retire(&self) {
+        if self.place.is_sound() {
+            self.place.is_retired.store(true, Release);
         }
+    }
+
+    fn advise(&self, advice: libc::c_int) {
+        advise(&self.body, advice);
     }
 
     /// Whether the file is still the one that was mapped.
@@ -94,6 +99,8 @@ struct MappedFile {
     guard: guard::Guard,
     /// A reader found that it is not the file any more that was mapped.
     is_damaged: AtomicBool,
+    /// It was sound when we removed it.
+    is_retired: AtomicBool,
 }
 
 impl MappedFile {
@@ -104,11 +111,47 @@ impl MappedFile {
 
 impl Verifier for MappedFile {
     fn is_sound(&self) -> bool {
-        let is_sound = self.disk.stat_path(&self.path).is_ok_and(|now| self.is_of(&now.stamp));
+        let is_same = self.disk.stat_path(&self.path).is_ok_and(|now| self.is_of(&now.stamp));
+        // Looked at after the file: it is marked before it goes.
+        let is_sound = is_same || self.is_retired.load(Acquire) && !self.guard.is_torn();
         if !is_sound {
             self.is_damaged.store(true, Relaxed);
         }
         is_sound
+    }
+
+    fn is_in_memory(&self, bytes: &[u8]) -> bool {
+        let page_bytes = rustix::param::page_size();
+        let (start, end) = (bytes.as_ptr() as usize, bytes.as_ptr() as usize + bytes.len());
+        let (mut at, end) = (start / page_bytes * page_bytes, end.next_multiple_of(page_bytes));
+        let mut pages = [0_u8; PAGES_ASKED];
+        while at < end {
+            let length = (end - at).min(PAGES_ASKED * page_bytes);
+            // SAFETY: the kernel writes a byte for each page of `length`, for which `pages` has room; for
+            // addresses that are not mapped it refuses.
+            let told = unsafe { libc::mincore(at as *mut libc::c_void, length, pages.as_mut_ptr()) };
+            if told != 0 || pages[..length / page_bytes].iter().any(|page| page & 1 == 0) {
+                return false;
+            }
+            at += length;
+        }
+        !self.guard.is_torn()
+    }
+
+    fn bring(&self, bytes: &[u8]) {
+        advise(bytes, libc::MADV_POPULATE_READ);
+    }
+}
+
+/// Says something of the whole pages of a part of a map. A kernel that does not know `advice` does nothing.
+fn advise(bytes: &[u8], advice: libc::c_int) {
+    let page_bytes = rustix::param::page_size();
+    let start = (bytes.as_ptr() as usize).next_multiple_of(page_bytes);
+    let end = (bytes.as_ptr() as usize + bytes.len()) / page_bytes * page_bytes;
+    if start < end {
+        // SAFETY: whole pages of a mapping that `bytes` keeps; it is of a file and only read, so that a page
+        // that was let go comes back with the file's bytes, as does one that is read ahead.
+        unsafe { libc::madvise(start as *mut libc::c_void, end - start, advice) };
     }
 }
 
@@ -150,8 +193,9 @@ pub fn open(disk: &Arc<dyn Disk>, path: &Path, checked: Option<StampMark>) -> Re
     }
     let start = map.as_ptr() as usize;
     let guard = guard::Guard::new(start, start + map.len());
-    let (disk, path, is_damaged) = (disk.clone(), path.to_owned(), AtomicBool::new(false));
-    let place = Arc::new(MappedFile { disk, path, stamp: stat.stamp, guard, is_damaged });
+    let (disk, path, stamp) = (disk.clone(), path.to_owned(), stat.stamp);
+    let [is_damaged, is_retired] = [const { AtomicBool::new(false) }; 2];
+    let place = Arc::new(MappedFile { disk, path, stamp, guard, is_damaged, is_retired });
     let owner = GuardedMap { map, place: place.clone() };
     let body = Buffer::from(Bytes::from_owner(owner).slice(body_offset as usize..));
     let batch = Arc::new(header.batch_of(&body)?);

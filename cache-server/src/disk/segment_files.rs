@@ -114,6 +114,17 @@ impl SegmentFiles {
         Some(reservation.bytes)
     }
 
+    /// Removes a sound file that nobody wants any more. Who reads it may go on. Returns its bytes.
+    pub fn free(&self, key: &FileKey) -> Option<u64> {
+        let Taken { reservation, map, .. } = self.index().take_one(key, |_| true)?;
+        if let Some(map) = &map {
+            map.retire();
+        }
+        drop(map);
+        self.unlink_taken(key, reservation);
+        Some(reservation.bytes)
+    }
+
     /// Unlinks a file that was taken out of the index. One that cannot be unlinked is tried again later, and
     /// counts until it is.
     pub fn unlink_taken(&self, key: &FileKey, reservation: Reservation) {

@@ -10,7 +10,7 @@ use forebay_proto::manifest::SegmentId;
 use forebay_proto::object::ObjectVersion;
 use forebay_proto::{Error, Result};
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 /// A block of one version of an object.
 #[derive(Debug, Clone)]
@@ -43,8 +43,11 @@ impl Block {
 }
 
 /// The columns of every block.
+pub static COLUMNS: LazyLock<[String; 1]> = LazyLock::new(|| [RAW_COLUMN.to_owned()]);
+
+/// The same, for those who keep them.
 pub fn columns() -> Vec<String> {
-    vec![RAW_COLUMN.to_owned()]
+    COLUMNS.to_vec()
 }
 
 /// The pieces of a block as a segment. Copies them: not for an async thread.

@@ -2,34 +2,38 @@
 //!
 //! A fill asks other nodes first, as that of a segment does. From the object store it fetches all of the
 //! block, from the first byte that is wanted on, then what lies before. One that was begun ahead is given up
-//! when its reader goes away. Bytes of files are copied on a blocking thread, so no async thread meets a cold
-//! page.
+//! when its reader goes away. Bytes of files that are in memory are handed over at once, as a copy or on
+//! loan; others are brought there on a blocking thread first, so no async thread meets a cold page.
 
-use super::block::{Block, batch_of, bytes_of, columns};
+use super::block::{Block, COLUMNS, bytes_of, columns};
+use super::block_fill::fill;
 use super::cache::Cache;
 use super::fill::{FillOutcome, Underway};
-use super::memory::MemoryPermit;
+use super::loans::Loans;
 use super::single_flight::{InFlight, Turnout};
 use super::tail::{Follow, Tail};
-use crate::cluster::peers::{Content, WantedColumns};
 use crate::disk::Found;
 use crate::disk::policy::Role;
 use crate::events::Event;
 use crate::runtime::blocking;
+use arrow::buffer::Buffer;
 use bytes::Bytes;
 use forebay_dataset::ready::drop_aside;
-use forebay_dataset::{ReadySegment, SegmentBatch, Urgency};
+use forebay_dataset::{ReadySegment, Urgency};
 use forebay_proto::object::{BlockPart, ObjectVersion};
 use forebay_proto::{Error, Result};
 use std::ops::Range;
 use std::sync::Arc;
+use tokio_util::task::AbortOnDropHandle;
 
 /// Bytes that are copied at once.
 pub const PIECE_BYTES: u64 = 256 << 10;
 
-/// What lies before the first byte that is wanted is fetched first where it is no more than this: a request
-/// more would cost more.
-const HEAD_BYTES: u64 = 512 << 10;
+/// Bytes that are lent at once.
+const LENT_BYTES: u64 = 1 << 20;
+
+/// Bytes of a file that are brought into memory at once.
+const BROUGHT_BYTES: u64 = 4 << 20;
 
 /// How often a block is looked for: it may be evicted, or found damaged, after each time.
 const LOOKS: u32 = 8;
@@ -47,60 +51,51 @@ pub struct BlockReader {
     looks: u32,
     /// Whether it began a fill itself.
     has_led: bool,
-    /// Whether the first piece is copied in one go with the look for the block: a turn on another thread
-    /// less.
-    copies_first: bool,
-    /// That piece.
-    first: Option<Bytes>,
 }
 
 /// Where bytes come from.
 enum Supply {
     /// Not known.
     Nowhere,
+    /// Being looked for on the disk.
+    Sought(AbortOnDropHandle<Found>),
     /// A file, or memory.
-    Ready(ReadySegment),
+    Ready(ReadyBlock),
     /// A fill under way, and the hold on it.
     Fill(InFlight<FillOutcome, Underway>, Option<Follow>),
+}
+
+/// A block that can be read, and its bytes.
+struct ReadyBlock {
+    segment: ReadySegment,
+    bytes: Buffer,
 }
 
 impl BlockReader {
     /// Finds the block or begins to fill it, ahead of any demand. Once begun it goes on by itself, until the
     /// reader is dropped.
-    pub async fn begin(cache: &Arc<Cache>, block: Block, bytes: Range<u64>) -> Result<Self> {
-        Self::begin_as(cache, block, bytes, false).await
-    }
-
-    async fn begin_as(
-        cache: &Arc<Cache>,
-        block: Block,
-        bytes: Range<u64>,
-        copies_first: bool,
-    ) -> Result<Self> {
-        let mut reader = Self {
-            cache: cache.clone(),
-            block,
-            rest: bytes,
-            supply: Supply::Nowhere,
-            urgency: Urgency::prefetch(),
-            role: None,
-            looks: 0,
-            has_led: false,
-            copies_first,
-            first: None,
-        };
-        reader.look().await?;
+    pub fn begin(cache: &Arc<Cache>, block: Block, bytes: Range<u64>) -> Result<Self> {
+        let mut reader = Self::new(cache, block, bytes, Urgency::prefetch());
+        reader.seek()?;
         Ok(reader)
     }
 
-    /// The same of a part of an object, `is_next` if that is read at once.
-    pub async fn of(
-        cache: &Arc<Cache>,
-        object: &Arc<ObjectVersion>,
-        part: BlockPart,
-        is_next: bool,
-    ) -> Result<Self> {
-        Self::begin_as(cache, Block { object: object.clone(), index: part.index }, part.bytes, is_next).await
+    /// The same of a part of an object.
+    pub fn of(cache: &Arc<Cache>, object: &Arc<ObjectVersion>, part: BlockPart) -> Result<Self> {
+        Self::begin(cache, Block { object: object.clone(), index: part.index }, part.bytes)
+    }
+
+    /// Takes the role of the owner, who waits for no other node.
+    pub fn as_owner(cache: &Arc<Cache>, block: Block) -> Self {
+        let all = 0..block.bytes();
+        let mut reader = Self::new(cache, block, all, Urgency::demand());
+        reader.role = Some(Role::Primary);
+        reader
+    }
+
+    fn new(cache: &Arc<Cache>, block: Block, rest: Range<u64>, urgency: Urgency) -> Self {
+        let (cache, supply) = (cache.clone(), Supply::Nowhere);
+        Self { cache, block, rest, supply, urgency, role: None, looks: 0, has_led: false }
     }
 
     /// How many bytes are still to be read.
@@ -113,24 +108,28 @@ impl BlockReader {
         self.block.range().start + self.rest.start
     }
 
-    /// The next bytes, as soon as there are any; `None` at the end.
-    pub async fn next(&mut self) -> Result<Option<Bytes>> {
+    /// The next bytes, `most` at most, as soon as there are any; `None` at the end. Where there are `loans`
+    /// they may be lent rather than copied.
+    pub async fn next(&mut self, most: u64, mut loans: Option<&mut Loans>) -> Result<Option<Bytes>> {
         self.urgency.raise();
         while !self.rest.is_empty() {
+            let end = self.rest.end.min(self.rest.start.saturating_add(most));
             let piece = match &mut self.supply {
                 Supply::Nowhere => {
-                    self.look().await?;
+                    self.seek()?;
                     continue;
                 }
-                Supply::Ready(_) if self.first.is_some() => self.first.take(),
-                Supply::Ready(ready) => {
-                    let piece = self.rest.start..self.rest.end.min(self.rest.start + PIECE_BYTES);
-                    copy(ready.clone(), piece).await?
+                Supply::Sought(looking) => {
+                    let found =
+                        looking.await.map_err(|e| Error::retry(format!("a disk task failed: {e}")))?;
+                    self.found(found)?;
+                    continue;
                 }
+                Supply::Ready(ready) => ready.take(self.rest.start..end, loans.as_deref_mut()).await?,
                 Supply::Fill(fill, follow) => {
                     let wait = async {
                         match follow {
-                            Some(follow) => follow.next(self.rest.start, self.rest.end).await,
+                            Some(follow) => follow.next(self.rest.start, end).await,
                             None => std::future::pending().await,
                         }
                     };
@@ -159,9 +158,14 @@ impl BlockReader {
     pub async fn whole(&mut self) -> Result<ReadySegment> {
         self.urgency.raise();
         loop {
-            match &self.supply {
-                Supply::Ready(ready) => return Ok(ready.clone()),
-                Supply::Nowhere => self.look().await?,
+            match &mut self.supply {
+                Supply::Ready(ready) => return Ok(ready.segment.clone()),
+                Supply::Nowhere => self.seek()?,
+                Supply::Sought(looking) => {
+                    let found =
+                        looking.await.map_err(|e| Error::retry(format!("a disk task failed: {e}")))?;
+                    self.found(found)?;
+                }
                 Supply::Fill(fill, _) => self.supply = filled(fill.value.clone().await?)?,
             }
         }
@@ -172,26 +176,9 @@ impl BlockReader {
         if self.has_led { self.urgency.fetched_bytes() } else { 0 }
     }
 
-    /// Takes the role of the owner, who waits for no other node.
-    pub fn as_owner(cache: &Arc<Cache>, block: Block) -> Self {
-        let (rest, urgency) = (0..block.bytes(), Urgency::demand());
-        let (supply, role) = (Supply::Nowhere, Some(Role::Primary));
-        Self {
-            cache: cache.clone(),
-            block,
-            rest,
-            supply,
-            urgency,
-            role,
-            looks: 0,
-            has_led: false,
-            copies_first: false,
-            first: None,
-        }
-    }
-
-    /// Finds the block, or joins its fill, or leads it.
-    async fn look(&mut self) -> Result<()> {
+    /// Finds the block if it is mapped and warm; begins to look for it where it may lie on the disk; else
+    /// joins its fill, or leads it.
+    fn seek(&mut self) -> Result<()> {
         let id = self.block.id();
         self.looks += 1;
         if self.looks > LOOKS {
@@ -200,26 +187,42 @@ impl BlockReader {
                 self.block.object.uri, self.block.index
             )));
         }
-        // Nearly all of it is wanted: the disk may read it in one go.
-        let (cache, populate) = (self.cache.clone(), self.left() > self.block.bytes() / 2);
-        let piece = self.rest.start..self.rest.end.min(self.rest.start + PIECE_BYTES);
-        let piece = Some(piece).filter(|_| self.copies_first);
-        let look = move || {
-            let found = cache.look(id, columns());
-            if populate && found.missing.is_empty() {
-                cache.disk.populate(id);
-            }
-            let first = found.parts.first().zip(piece).map(|(ready, piece)| copy_now(ready, piece));
-            (found, first)
-        };
-        let (Found { parts, .. }, first) = blocking(look).await?;
-        if let Some(ready) = parts.into_iter().next() {
+        // Once it was found unsound, only the file on the disk counts.
+        let mapped = self.cache.disk.mapped(id, &*COLUMNS).filter(|_| self.looks == 1);
+        if let Some(segment) = mapped {
             self.cache.events.record(Event::Hit);
-            // One that is not sound is found out again by the copy that follows.
-            self.first = first.transpose()?.flatten();
-            self.supply = Supply::Ready(ready);
-            return Ok(());
+            self.supply = ready(segment)?;
+        } else if self.cache.lacks(id) {
+            self.fill();
+        } else {
+            // Nearly all of it is wanted: the disk may read it in one go.
+            let (cache, populate) = (self.cache.clone(), self.left() > self.block.bytes() / 2);
+            let look = move || {
+                let found = cache.look(id, columns());
+                if populate && found.missing.is_empty() {
+                    cache.disk.populate(id);
+                }
+                found
+            };
+            self.supply = Supply::Sought(AbortOnDropHandle::new(tokio::task::spawn_blocking(look)));
         }
+        Ok(())
+    }
+
+    fn found(&mut self, found: Found) -> Result<()> {
+        match found.parts.into_iter().next() {
+            Some(segment) => {
+                self.cache.events.record(Event::Hit);
+                self.supply = ready(segment)?;
+            }
+            None => self.fill(),
+        }
+        Ok(())
+    }
+
+    /// Joins the block's fill, or leads it.
+    fn fill(&mut self) {
+        let id = self.block.id();
         let role = self.role.unwrap_or_else(|| self.cache.peers.ownership.role(id));
         let (tail, first) = Tail::new(self.urgency.clone());
         let underway = Underway { urgency: self.urgency.clone(), tail: Some(tail.clone()) };
@@ -248,120 +251,65 @@ impl BlockReader {
         }
         self.cache.events.record(Event::Miss(turnout));
         self.supply = Supply::Fill(fill, follow);
-        Ok(())
     }
 }
 
 impl Drop for BlockReader {
     fn drop(&mut self) {
         // The last holder of a block frees or unmaps megabytes.
-        if let Supply::Ready(ready) = std::mem::replace(&mut self.supply, Supply::Nowhere) {
-            drop_aside([ready]);
+        if let Supply::Ready(ReadyBlock { segment, bytes }) =
+            std::mem::replace(&mut self.supply, Supply::Nowhere)
+        {
+            drop(bytes);
+            drop_aside([segment]);
         }
     }
+}
+
+impl ReadyBlock {
+    /// Bytes from the beginning of a range on; `None` if the file behind them is not sound any more.
+    async fn take(&self, wanted: Range<u64>, loans: Option<&mut Loans>) -> Result<Option<Bytes>> {
+        let part = |length: u64| {
+            let length = length.min(wanted.end - wanted.start) as usize;
+            self.bytes.slice_with_length(wanted.start as usize, length)
+        };
+        if let Some(loans) = loans {
+            let lent = part(LENT_BYTES);
+            if self.segment.is_in_memory(&lent) {
+                return Ok(loans.lend(&self.segment, lent));
+            }
+        }
+        let piece = part(PIECE_BYTES);
+        if self.segment.is_in_memory(&piece) {
+            return Ok(copied(&self.segment, &piece));
+        }
+        // Those that will be wanted next too: then they are there.
+        let (segment, ahead) = (self.segment.clone(), part(BROUGHT_BYTES));
+        // The map goes on that thread too: its last holder unmaps it.
+        blocking(move || {
+            segment.bring(&ahead);
+            copied(&segment, &piece)
+        })
+        .await
+    }
+}
+
+/// A copy of a piece of a block, if it is sound.
+fn copied(segment: &ReadySegment, piece: &[u8]) -> Option<Bytes> {
+    let copied = Bytes::copy_from_slice(piece);
+    segment.verify().then_some(copied)
+}
+
+fn ready(segment: ReadySegment) -> Result<Supply> {
+    let bytes = bytes_of(&segment.batch, 0..segment.batch.num_rows() as u64)?;
+    Ok(Supply::Ready(ReadyBlock { segment, bytes }))
 }
 
 /// Where a reader goes on after a fill.
 fn filled(outcome: FillOutcome) -> Result<Supply> {
     match outcome {
-        FillOutcome::Filled(ready) => Ok(Supply::Ready(ready)),
+        FillOutcome::Filled(segment) => ready(segment),
         FillOutcome::Retry => Ok(Supply::Nowhere),
         FillOutcome::Failed(e, _) => Err(e),
-    }
-}
-
-/// A copy of a piece of a block; `None` if the file behind it is not sound any more.
-async fn copy(ready: ReadySegment, piece: Range<u64>) -> Result<Option<Bytes>> {
-    // The map goes on that thread too: its last holder unmaps it.
-    blocking(move || copy_now(&ready, piece)).await?
-}
-
-/// The same at once: not for an async thread.
-fn copy_now(ready: &ReadySegment, piece: Range<u64>) -> Result<Option<Bytes>> {
-    let bytes = bytes_of(&ready.batch, piece)?;
-    let copied = Bytes::copy_from_slice(&bytes);
-    Ok(ready.verify().then_some(copied))
-}
-
-/// Fills a block; `None` if it is there now, or nobody wants it any more.
-async fn fill(
-    cache: Arc<Cache>,
-    block: Block,
-    role: Role,
-    tail: Arc<Tail>,
-    from: u64,
-) -> Result<Option<ReadySegment>> {
-    let origin = block.origin();
-    let id = origin.id;
-    // Another fill may have ended between the look of this one's caller and its lead.
-    let look = cache.clone();
-    if !blocking(move || look.look(id, columns())).await?.parts.is_empty() {
-        return Ok(None);
-    }
-    let wanted = WantedColumns {
-        content: Content::Block(&block.object, block.index),
-        origin: &origin,
-        columns: &columns(),
-        ask_owner: role == Role::Replica,
-    };
-    let fetched = async {
-        let urgency = &tail.urgency;
-        match cache.peers.fetch(&wanted, |bytes| cache.memory.fills.acquire(bytes, urgency)).await? {
-            Some(copy) => Ok(copy),
-            None => fetch(&cache, &block, &tail, from).await,
-        }
-    };
-    let fetched = tokio::select! {
-        biased;
-        fetched = fetched => fetched,
-        () = tail.abandoned() => {
-            tracing::debug!(object = &*origin.object, block = block.index, "nobody wants a block any more: its fill is given up");
-            return Ok(None);
-        }
-    };
-    let placed = match fetched {
-        Ok((batch, filling)) => {
-            let put = cache.clone();
-            blocking(move || put.put(&origin, batch, None, filling)).await?.map(Some)
-        }
-        Err(e) => Err(e),
-    };
-    tail.clear();
-    placed
-}
-
-/// Fetches a block from the object store, for its readers piece by piece.
-async fn fetch(cache: &Cache, block: &Block, tail: &Tail, from: u64) -> Result<(SegmentBatch, MemoryPermit)> {
-    let (memory, urgency) = (&cache.memory, &tail.urgency);
-    // The pieces, and the batch that is made of them.
-    let cost = 2 * block.bytes();
-    let _share = match urgency.is_demand() {
-        true => None,
-        false => tokio::select! {
-            biased;
-            () = urgency.raised() => None,
-            share = memory.prefetch.acquire(cost, urgency) => Some(share),
-        },
-    };
-    let filling = memory.fills.acquire(cost, urgency).await;
-    let (whole, objects) = (block.range(), cache.source.objects());
-    let first = whole.start + if from > HEAD_BYTES { from } else { 0 };
-    for range in [first..whole.end, whole.start..first] {
-        if range.is_empty() {
-            continue;
-        }
-        let mut at = range.start - whole.start;
-        let hand_on = |piece: Bytes| {
-            let start = at;
-            at += piece.len() as u64;
-            tail.push(start, piece);
-        };
-        objects.read(&block.object, range, urgency, hand_on).await?;
-    }
-    let (pieces, bytes) = (tail.pieces(), block.bytes());
-    let batch = blocking(move || batch_of(&pieces)).await??;
-    match batch.num_rows() as u64 == bytes {
-        true => Ok((batch, filling)),
-        false => Err(Error::corrupt(format!("{}: a block has other bytes than it should", block.object.uri))),
     }
 }

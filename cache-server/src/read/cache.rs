@@ -210,6 +210,11 @@ impl Cache {
         found
     }
 
+    /// Whether nothing of a segment is held. Does not touch the disk.
+    pub(super) fn lacks(&self, id: SegmentId) -> bool {
+        !self.disk.holds(id, &[]) && self.memory_tier.find(id).is_empty()
+    }
+
     /// Fetches, decodes and places columns of a segment; `None` if some of them are there now.
     #[tracing::instrument(level = "trace", skip_all)]
     async fn fill(

@@ -5,6 +5,7 @@ use crate::objects::{ObjectPiece, ObjectStream};
 use crate::read::block::{self, Block};
 use crate::read::block_reader::BlockReader;
 use crate::service::gate::{Pass, draining};
+use crate::service::object_meter::ObjectMeter;
 use forebay_dataset::ready::drop_aside;
 use forebay_proto::hash::xxh3_64;
 use forebay_proto::object::ObjectVersion;
@@ -14,7 +15,6 @@ use futures::StreamExt;
 use futures::stream::{self, BoxStream};
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
@@ -50,8 +50,9 @@ impl Service for ObjectService {
         let v1::ReadObjectRequest { object, ranges } = request.into_inner();
         let version = self.node.objects.named_here(named(object)?).await?;
         let ranges: Vec<Range<u64>> = ranges.iter().map(|range| range.start..range.end).collect();
+        let meter = ObjectMeter::new(self.node.clone(), version.clone());
         let pieces = self.node.objects.read(version, ranges).await?;
-        let sending = Sending { node: self.node.clone(), pieces, pass };
+        let sending = Sending { pieces, meter, pass };
         let sent = stream::unfold(Some(sending), |sending| async move {
             let mut sending = sending?;
             let next = sending.next().await.transpose()?;
@@ -95,8 +96,8 @@ fn named(object: Option<v1::ObjectVersion>) -> Result<v1::ObjectVersion> {
 
 /// A stream that is being sent.
 struct Sending {
-    node: Arc<Node>,
     pieces: ObjectStream,
+    meter: ObjectMeter,
     pass: Pass,
 }
 
@@ -107,9 +108,9 @@ impl Sending {
             () = self.pass.end.cancelled() => return Err(draining()),
             piece = self.pieces.next() => piece?,
         };
-        let Some(ObjectPiece { offset, bytes }) = piece else { return Ok(None) };
-        self.node.hot.throttle(bytes.len() as u64).await;
-        self.node.events.bytes_served.fetch_add(bytes.len() as u64, Relaxed);
+        let Some(piece) = piece else { return Ok(None) };
+        self.meter.sent(&piece).await;
+        let ObjectPiece { offset, bytes, .. } = piece;
         let hash = xxh3_64(&bytes);
         Ok(Some(v1::ObjectBytes { offset, data: bytes, hash }))
     }
@@ -147,7 +148,7 @@ async fn fill(
 
 /// Has a block filled; it, and the bytes that were fetched for that.
 async fn fill_one(node: Arc<Node>, block: Block) -> Result<(Block, u64)> {
-    let mut reader = BlockReader::begin(&node.cache, block.clone(), 0..block.bytes()).await?;
+    let mut reader = BlockReader::begin(&node.cache, block.clone(), 0..block.bytes())?;
     drop_aside([reader.whole().await?]);
     Ok((block, reader.fetched_bytes()))
 }

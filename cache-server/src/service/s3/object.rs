@@ -9,6 +9,7 @@ use super::store;
 use super::uncached::{self, StorePieces};
 use crate::objects::{ObjectStream, Scope};
 use crate::service::gate::{Pass, draining};
+use crate::service::object_meter::ObjectMeter;
 use bytes::Bytes;
 use forebay_proto::object::ObjectVersion;
 use forebay_proto::{Error, Kind, Result};
@@ -196,7 +197,8 @@ async fn of(
         let pieces = match is_cached {
             true => {
                 let ranges = vec![range.clone()];
-                Pieces::Cached(Box::new(endpoint.node.objects.read(version.clone(), ranges).await?))
+                let stream = endpoint.node.objects.read(version.clone(), ranges).await?.lending();
+                Pieces::Cached(Box::new((stream, ObjectMeter::new(endpoint.node.clone(), version))))
             }
             false => Pieces::Store(StorePieces::new(endpoint, named, &version, range.clone()).await?),
         };
@@ -251,7 +253,7 @@ fn insert(headers: &mut HeaderMap, name: HeaderName, value: &str) {
 
 /// Where bytes come from.
 enum Pieces {
-    Cached(Box<ObjectStream>),
+    Cached(Box<(ObjectStream, ObjectMeter)>),
     Store(StorePieces),
 }
 
@@ -264,23 +266,28 @@ struct ObjectBody {
 
 impl ObjectBody {
     async fn next(&mut self) -> Result<Option<Bytes>> {
-        let pieces = &mut self.pieces;
+        let (node, pieces) = (&self.endpoint.node, &mut self.pieces);
         let next = async {
             match pieces {
-                Pieces::Cached(pieces) => Ok(pieces.next().await?.map(|piece| piece.bytes)),
-                Pieces::Store(pieces) => pieces.next().await,
+                Pieces::Cached(cached) => {
+                    let (stream, meter) = &mut **cached;
+                    let Some(piece) = stream.next().await? else { return Ok(None) };
+                    meter.sent(&piece).await;
+                    Ok(Some(piece.bytes))
+                }
+                Pieces::Store(pieces) => {
+                    let Some(bytes) = pieces.next().await? else { return Ok(None) };
+                    node.hot.throttle(bytes.len() as u64).await;
+                    node.events.bytes_served.fetch_add(bytes.len() as u64, Relaxed);
+                    Ok(Some(bytes))
+                }
             }
         };
-        let piece = tokio::select! {
+        tokio::select! {
             biased;
-            () = self.pass.end.cancelled() => return Err(draining()),
-            piece = next => piece?,
-        };
-        let Some(bytes) = piece else { return Ok(None) };
-        let node = &self.endpoint.node;
-        node.hot.throttle(bytes.len() as u64).await;
-        node.events.bytes_served.fetch_add(bytes.len() as u64, Relaxed);
-        Ok(Some(bytes))
+            () = self.pass.end.cancelled() => Err(draining()),
+            piece = next => piece,
+        }
     }
 }
 

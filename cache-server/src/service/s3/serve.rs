@@ -30,6 +30,10 @@ const HEADERS_MAX: usize = 100;
 /// How long no connection is taken when there are no more file descriptors.
 const PAUSE: Duration = Duration::from_millis(100);
 
+/// Bytes that a connection sends before others have their turn: a client on this machine takes them as fast
+/// as they come.
+const TURN_BYTES: usize = 2 << 20;
+
 /// What a client still sends when it was answered is read for so long, and no more of it than this: else it
 /// would see the connection break rather than the answer.
 const LINGER: Duration = Duration::from_secs(1);
@@ -82,7 +86,7 @@ async fn serve(stream: TcpStream, endpoint: Arc<Endpoint>, stop: CancellationTok
             Box::pin(async move { Ok::<_, Infallible>(answer(&endpoint, request).await) })
         })
     };
-    let stream = Patient { stream, patience: endpoint.write_timeout, waiting: None };
+    let stream = Patient { stream, patience: endpoint.write_timeout, waiting: None, sent: 0 };
     let mut connection = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(endpoint.head_timeout)
@@ -136,14 +140,28 @@ struct Patient {
     patience: Duration,
     /// Runs while the client takes nothing.
     waiting: Option<Pin<Box<Sleep>>>,
+    /// Bytes sent since others had their turn.
+    sent: usize,
 }
 
 impl Patient {
-    fn watch<T>(&mut self, cx: &mut Context<'_>, written: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
-        if written.is_ready() {
-            self.waiting = None;
-            return written;
+    /// Whether it is the others' turn.
+    fn yields(&mut self, cx: &mut Context<'_>) -> bool {
+        let is_due = self.sent >= TURN_BYTES;
+        if is_due {
+            self.sent = 0;
+            cx.waker().wake_by_ref();
         }
+        is_due
+    }
+
+    fn watch(&mut self, cx: &mut Context<'_>, written: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
+        if let Poll::Ready(written) = written {
+            self.waiting = None;
+            self.sent += written.as_ref().copied().unwrap_or_default();
+            return Poll::Ready(written);
+        }
+        self.sent = 0;
         let patience = self.patience;
         let waiting =
             self.waiting.get_or_insert_with(|| Box::pin(tokio::time::sleep_until(Instant::now() + patience)));
@@ -166,6 +184,9 @@ impl AsyncRead for Patient {
 
 impl AsyncWrite for Patient {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        if self.yields(cx) {
+            return Poll::Pending;
+        }
         let written = Pin::new(&mut self.stream).poll_write(cx, bytes);
         self.watch(cx, written)
     }
@@ -175,6 +196,9 @@ impl AsyncWrite for Patient {
         cx: &mut Context<'_>,
         parts: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
+        if self.yields(cx) {
+            return Poll::Pending;
+        }
         let written = Pin::new(&mut self.stream).poll_write_vectored(cx, parts);
         self.watch(cx, written)
     }

@@ -94,6 +94,12 @@ impl Verifier for Signs {
         let ids = batch.column_by_name("id").unwrap();
         arrow::array::AsArray::as_primitive::<arrow::datatypes::Int64Type>(ids).value(0) >= 0
     }
+
+    fn is_in_memory(&self, _: &[u8]) -> bool {
+        true
+    }
+
+    fn bring(&self, _: &[u8]) {}
 }
 
 #[tokio::test]

@@ -1,0 +1,102 @@
+//! Fills a raw block: from other nodes, else from the object store, for its readers piece by piece.
+
+use super::block::{Block, batch_of, columns};
+use super::cache::Cache;
+use super::memory::MemoryPermit;
+use super::tail::Tail;
+use crate::cluster::peers::{Content, WantedColumns};
+use crate::disk::policy::Role;
+use crate::runtime::blocking;
+use bytes::Bytes;
+use forebay_dataset::{ReadySegment, SegmentBatch};
+use forebay_proto::{Error, Result};
+use std::sync::Arc;
+
+/// What lies before the first byte that is wanted is fetched first where it is no more than this: a request
+/// more would cost more.
+const HEAD_BYTES: u64 = 512 << 10;
+
+/// Fills a block; `None` if it is there now, or nobody wants it any more.
+pub async fn fill(
+    cache: Arc<Cache>,
+    block: Block,
+    role: Role,
+    tail: Arc<Tail>,
+    from: u64,
+) -> Result<Option<ReadySegment>> {
+    let origin = block.origin();
+    let id = origin.id;
+    // Another fill may have ended between the look of this one's caller and its lead.
+    if !cache.lacks(id) {
+        let look = cache.clone();
+        if !blocking(move || look.look(id, columns())).await?.parts.is_empty() {
+            return Ok(None);
+        }
+    }
+    let wanted = WantedColumns {
+        content: Content::Block(&block.object, block.index),
+        origin: &origin,
+        columns: &columns(),
+        ask_owner: role == Role::Replica,
+    };
+    let fetched = async {
+        let urgency = &tail.urgency;
+        match cache.peers.fetch(&wanted, |bytes| cache.memory.fills.acquire(bytes, urgency)).await? {
+            Some(copy) => Ok(copy),
+            None => fetch(&cache, &block, &tail, from).await,
+        }
+    };
+    let fetched = tokio::select! {
+        biased;
+        fetched = fetched => fetched,
+        () = tail.abandoned() => {
+            tracing::debug!(object = &*origin.object, block = block.index, "nobody wants a block any more: its fill is given up");
+            return Ok(None);
+        }
+    };
+    let placed = match fetched {
+        Ok((batch, filling)) => {
+            let put = cache.clone();
+            blocking(move || put.put(&origin, batch, None, filling)).await?.map(Some)
+        }
+        Err(e) => Err(e),
+    };
+    tail.clear();
+    placed
+}
+
+/// Fetches a block from the object store, for its readers piece by piece.
+async fn fetch(cache: &Cache, block: &Block, tail: &Tail, from: u64) -> Result<(SegmentBatch, MemoryPermit)> {
+    let (memory, urgency) = (&cache.memory, &tail.urgency);
+    // The pieces, and the batch that is made of them.
+    let cost = 2 * block.bytes();
+    let _share = match urgency.is_demand() {
+        true => None,
+        false => tokio::select! {
+            biased;
+            () = urgency.raised() => None,
+            share = memory.prefetch.acquire(cost, urgency) => Some(share),
+        },
+    };
+    let filling = memory.fills.acquire(cost, urgency).await;
+    let (whole, objects) = (block.range(), cache.source.objects());
+    let first = whole.start + if from > HEAD_BYTES { from } else { 0 };
+    for range in [first..whole.end, whole.start..first] {
+        if range.is_empty() {
+            continue;
+        }
+        let mut at = range.start - whole.start;
+        let hand_on = |piece: Bytes| {
+            let start = at;
+            at += piece.len() as u64;
+            tail.push(start, piece);
+        };
+        objects.read(&block.object, range, urgency, hand_on).await?;
+    }
+    let (pieces, bytes) = (tail.pieces(), block.bytes());
+    let batch = blocking(move || batch_of(&pieces)).await??;
+    match batch.num_rows() as u64 == bytes {
+        true => Ok((batch, filling)),
+        false => Err(Error::corrupt(format!("{}: a block has other bytes than it should", block.object.uri))),
+    }
+}
