@@ -2,7 +2,7 @@
 //!
 //! [`s3`] is an S3 server in this process (real HTTP, SigV4 and XML) that keeps a log of requests and breaks
 //! on demand; [`slow`] is a proxy that makes it behave like remote S3, `wire` one that breaks as networks do.
-//! [`process`] starts the real binaries and watches their logs; [`etcd`] starts real etcd. [`mnist`] and
+//! [`made`] are objects by a rule, of any size. [`process`] starts the real binaries and watches their logs; [`etcd`] starts real etcd. [`mnist`] and
 //! [`table`] are the data, [`reader`] reads a table and checks every value. [`check`] and [`report`] are the
 //! form in which measurements tell what they found, [`origin`] says which commit and machine they are of.
 
@@ -14,6 +14,7 @@ pub mod differential;
 pub mod etcd;
 pub mod fault;
 pub(crate) mod html;
+pub mod made;
 pub mod mnist;
 pub mod origin;
 pub mod ports;

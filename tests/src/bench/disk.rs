@@ -12,7 +12,7 @@ pub mod folder;
 mod hits;
 pub mod kills;
 mod memory;
-mod node;
+pub(super) mod node;
 mod outages;
 mod replay;
 pub mod restart;

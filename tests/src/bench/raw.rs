@@ -1,15 +1,19 @@
-//! `make bench-raw`: the S3 endpoint. Whether its answers are the store's, how fast it reads beside nginx's
-//! slice cache, raw TCP, a bare hyper and direct reads, and what it costs a training job beside it.
+//! `make bench-raw`: any object, mostly by the S3 endpoint. Whether its answers are the store's, also after
+//! kills and while objects change; how fast it reads beside nginx's slice cache, raw TCP, a bare hyper and
+//! direct reads, and what it costs a training job beside it.
 //!
 //! Nothing here is changed once figures were seen: a new measurement is a new row.
 
 mod amplification;
 mod beside;
+mod checked;
 mod cold;
 mod floor;
+pub mod kills;
 mod listing;
 mod load;
 mod nginx;
+pub mod overwrites;
 mod scale;
 mod stage;
 mod warm;
@@ -58,6 +62,10 @@ enum RawPart {
     Listing,
     /// A training job on the same node.
     Beside,
+    /// Every byte of a large set, whatever happens to the node.
+    Kills,
+    /// Objects that change while they are read.
+    Overwrites,
 }
 
 /// The processes that the benchmark itself starts.
@@ -94,6 +102,8 @@ fn measure(options: &RawOptions) -> anyhow::Result<bool> {
             RawPart::Cold => cold::run(&scale),
             RawPart::Listing => listing::run(&scale),
             RawPart::Beside => beside::run(&scale),
+            RawPart::Kills => kills::run(&scale.kills),
+            RawPart::Overwrites => overwrites::run(&scale.overwrites),
         });
     }
     let settings = json!({
@@ -101,6 +111,8 @@ fn measure(options: &RawOptions) -> anyhow::Result<bool> {
         "warm_bytes": scale.warm_bytes, "warm_objects": warm::OBJECTS, "range_bytes": load::RANGE_BYTES,
         "cold_bytes": scale.cold_bytes, "cold_requests": cold::REQUESTS, "s3_first_byte_ms": 30, "s3_connection_mb_s": 90,
         "spread_bytes": scale.spread_bytes, "spread_readers": amplification::READERS, "keys": scale.keys,
+        "kills": scale.kills.kills, "kills_small": scale.kills.small, "kills_large": scale.kills.large,
+        "kills_large_bytes": scale.kills.large_bytes, "overwrites_each": scale.overwrites.each,
         "segments": scale.segments, "beside_mb_per_s": beside::MB_PER_S, "nginx_slice_bytes": 1 << 20,
     });
     stages.end(&options.folder, "raw", settings)

@@ -29,6 +29,7 @@ pub use edge::REGION;
 pub use objects::Objects;
 
 use crate::harness::fault::{Fault, Plan};
+use crate::harness::made::MadeObject;
 use crate::harness::seen::SeenRequest;
 use crate::harness::serve::Serving;
 
@@ -76,6 +77,11 @@ impl S3Server {
     /// Puts an object into the server's bucket, past HTTP.
     pub fn put(&self, key: &str, data: impl Into<Bytes>) {
         self.objects.put(&self.bucket, key, data.into());
+    }
+
+    /// The same of one whose bytes are made when they are asked for.
+    pub fn put_made(&self, key: &str, object: MadeObject) {
+        self.objects.put_made(&self.bucket, key, object);
     }
 
     /// The objects themselves: a handle that closures can keep, to change them while a test runs.

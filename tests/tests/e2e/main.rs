@@ -24,6 +24,7 @@
 //! * [`warm`]: `make bench-warm`, at a small size.
 //! * [`peers`]: `make bench-peers`, at a small size, with the peers that need no more than pyarrow.
 //! * [`python`]: `make bench-python`, at a small size.
+//! * [`raw`]: the faster checks of `make bench-raw`.
 //! * [`demo`]: that it leaves nothing behind.
 //!
 //! One executable, so that the fixtures are written once. `make test` builds the binaries before.
@@ -47,6 +48,7 @@ mod order;
 mod packing;
 mod peers;
 mod python;
+mod raw;
 mod real;
 mod refused;
 mod replicas;

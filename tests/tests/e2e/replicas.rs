@@ -1,13 +1,18 @@
 //! Several copies of a segment: made, used when a node dies or a zone asks, taken over by who joins, set by
-//! dataset.
+//! dataset. Of raw blocks too, and further ones of what is hot.
 
 use std::time::{Duration, Instant};
 
+use bytes::Bytes;
+use forebay_client::Access;
+use forebay_client::objects::Objects;
 use forebay_tests::harness::etcd::Etcd;
+use forebay_tests::harness::made::MadeObject;
 use forebay_tests::harness::mnist;
 use forebay_tests::harness::ports::free_address;
 use forebay_tests::harness::process::{Run, Server, ServerOptions};
 use forebay_tests::harness::s3::S3Server;
+use futures::TryStreamExt;
 use serde_json::Value;
 
 use crate::commands::{counter, digest, epoch, json, missed, patient};
@@ -204,4 +209,77 @@ fn replicas_are_set_by_dataset() {
     let line = ["replicas", &cluster.uri(), "2", "--endpoint", &alone.endpoint];
     let why = Run::new("forebay").args(line).end().expect_failure();
     assert!(why.contains("etcd"), "{why}");
+}
+
+/// Raw blocks of all nodes.
+fn raw_blocks(cluster: &Cluster) -> u64 {
+    let of = |node: &Server| status(node)["raw"]["files"].as_u64().expect("a number of blocks");
+    cluster.nodes.iter().map(of).sum()
+}
+
+/// Puts an object of this many blocks of 4 MiB, and has the cluster hold it.
+fn load_raw(cluster: &Cluster, blocks: u64) -> MadeObject {
+    let object = MadeObject { seed: 5, size: blocks << 22 };
+    cluster.s3.put_made("raw", object);
+    let loaded = json(cluster.command(&["load", "--raw", &cluster.s3.uri("raw")]));
+    assert_eq!(loaded["blocks_held"], blocks, "{loaded}");
+    cluster.s3.take_log();
+    object
+}
+
+fn raw_bytes_fetched(cluster: &Cluster) -> u64 {
+    cluster
+        .s3
+        .take_log()
+        .iter()
+        .filter(|seen| seen.key == "raw" && seen.is_object_get())
+        .map(|seen| seen.bytes)
+        .sum()
+}
+
+#[test]
+fn copies_of_raw_blocks_outlive_the_node_that_made_them() {
+    let two: &[&str] = &["--replicas", "2"];
+    let mut cluster = Cluster::start(&[two, two, two]);
+    let object = load_raw(&cluster, 8);
+    wait_until("each block is at two nodes", || raw_blocks(&cluster) == 16);
+    cluster.nodes[0].kill();
+    cluster.nodes.remove(0);
+    let got = cluster.command(&["get", &cluster.s3.uri("raw")]).end().expect_success();
+    assert!(got == object.bytes(0..object.size), "{} bytes", got.len());
+    assert_eq!(raw_bytes_fetched(&cluster), 0);
+}
+
+#[test]
+fn raw_blocks_that_are_hot_get_further_copies() {
+    // All blocks are the first node's, which serves less than its readers want.
+    let (first, other) = (["--serve-bytes-per-s", "20MB"], ["--weight", "0.000001"]);
+    let cluster = Cluster::start(&[&first, &[first, other].concat(), &[first, other].concat()]);
+    let object = load_raw(&cluster, 4);
+    let urls: Vec<_> = cluster.nodes.iter().map(|node| node.endpoint.clone()).collect();
+    let (runtime, uri) = (tokio::runtime::Runtime::new().expect("a runtime"), cluster.s3.uri("raw"));
+    let wanted = object.bytes(0..object.size);
+    let reader = |n: usize| {
+        // Readers come by different nodes, and so do their requests where there is a choice.
+        let (url, uri, wanted) = (urls[n % urls.len()].clone(), uri.clone(), wanted.clone());
+        async move {
+            let objects = Objects::new(&Access::endpoint(&url)?);
+            let version = objects.version(&uri).await?;
+            loop {
+                let pieces: Vec<Bytes> = objects.read(&version, 0..version.size)?.try_collect().await?;
+                assert!(pieces.concat() == wanted, "bytes of a reader");
+            }
+            #[expect(unreachable_code, reason = "it reads until it is aborted")]
+            Ok::<(), forebay_proto::Error>(())
+        }
+    };
+    let readers: Vec<_> = (0..9).map(|n| runtime.spawn(reader(n))).collect();
+    let served = || cluster.nodes.iter().skip(1).map(|node| counter(node, "bytes_served")).min();
+    wait_until("the other nodes serve hot blocks", || {
+        assert!(!readers.iter().any(tokio::task::JoinHandle::is_finished), "a reader has ended");
+        served() > Some(wanted.len() as u64)
+    });
+    assert!(status(&cluster.nodes[0])["segments_hot"].as_u64() > Some(0));
+    readers.iter().for_each(tokio::task::JoinHandle::abort);
+    assert_eq!(raw_bytes_fetched(&cluster), 0);
 }

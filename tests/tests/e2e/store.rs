@@ -6,7 +6,7 @@ use forebay_tests::bench::stages::runtime;
 use forebay_tests::harness::check::Findings;
 
 /// Nothing that was promised was broken.
-fn kept(found: anyhow::Result<Findings>) {
+pub fn kept(found: anyhow::Result<Findings>) {
     let broken = found.unwrap_or_else(|error| panic!("{error:#}")).broken();
     assert!(broken.is_empty(), "{broken}");
 }

@@ -126,7 +126,9 @@ fn connection(
             }
         };
         stream.write_all(format!("{head}{range}\r\n").as_bytes())?;
-        let is_whole = exchange(&mut stream, &mut buffer, &mut loaded.bytes, Some(deadline))?;
+        let bytes = &mut loaded.bytes;
+        let is_whole =
+            exchange(&mut stream, &mut buffer, Some(deadline), |some| *bytes += some.len() as u64)?;
         if !is_whole {
             break;
         }
@@ -143,16 +145,16 @@ pub fn get_once(address: &str, ask: &S3Ask) -> anyhow::Result<u64> {
     stream.set_nodelay(true)?;
     stream.write_all(format!("{}\r\n", head_of(address, ask)).as_bytes())?;
     let mut bytes = 0;
-    exchange(&mut stream, &mut vec![0; BUFFER_BYTES], &mut bytes, None)?;
+    exchange(&mut stream, &mut vec![0; BUFFER_BYTES], None, |some| bytes += some.len() as u64)?;
     Ok(bytes)
 }
 
-/// Reads an answer; false if the time is up before it ends.
-fn exchange(
+/// Reads an answer, whose body is handed on as it comes; false if the time is up before it ends.
+pub fn exchange(
     stream: &mut TcpStream,
     buffer: &mut [u8],
-    bytes: &mut u64,
     deadline: Option<Instant>,
+    mut take: impl FnMut(&[u8]),
 ) -> anyhow::Result<bool> {
     let (mut head, mut body) = (Vec::new(), 0);
     let length = loop {
@@ -160,19 +162,20 @@ fn exchange(
         anyhow::ensure!(read > 0, "the server closed the connection");
         head.extend_from_slice(&buffer[..read]);
         if let Some(end) = head.windows(4).position(|four| four == b"\r\n\r\n") {
+            let length = length_of(std::str::from_utf8(&head[..end])?)?;
+            take(&head[end + 4..]);
             body += (head.len() - end - 4) as u64;
-            break length_of(std::str::from_utf8(&head[..end])?)?;
+            break length;
         }
     };
-    *bytes += body;
     while body < length {
         if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
             return Ok(false);
         }
-        let read = stream.read(buffer)? as u64;
+        let read = stream.read(buffer)?;
         anyhow::ensure!(read > 0, "an answer broke off after {body} of {length} bytes");
-        body += read;
-        *bytes += read;
+        body += read as u64;
+        take(&buffer[..read]);
     }
     Ok(true)
 }

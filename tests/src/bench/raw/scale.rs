@@ -1,5 +1,7 @@
 //! How large the benchmark is, and how its ratios are judged.
 
+use super::kills::RawKillsSettings;
+use super::overwrites::OverwritesSettings;
 use crate::harness::check::Findings;
 use crate::harness::report::Row;
 
@@ -16,6 +18,8 @@ pub struct RawScale {
     pub keys: usize,
     /// Segments of the table that is trained on, of a MiB each.
     pub segments: u64,
+    pub kills: RawKillsSettings,
+    pub overwrites: OverwritesSettings,
 }
 
 pub const FULL: RawScale = RawScale {
@@ -26,6 +30,8 @@ pub const FULL: RawScale = RawScale {
     spread_bytes: 512 << 20,
     keys: 1_000_000,
     segments: 256,
+    kills: RawKillsSettings { kills: 200, small: 32, large: 9, large_bytes: 1 << 30, seed: 1 },
+    overwrites: OverwritesSettings { each: 500, seed: 1 },
 };
 
 pub const SHORT: RawScale = RawScale {
@@ -36,6 +42,8 @@ pub const SHORT: RawScale = RawScale {
     spread_bytes: 16 << 20,
     keys: 10_000,
     segments: 16,
+    kills: RawKillsSettings { kills: 5, small: 2, large: 2, large_bytes: 16 << 20, seed: 1 },
+    overwrites: OverwritesSettings { each: 20, seed: 1 },
 };
 
 /// A ratio that must be at least, or at most, so much.

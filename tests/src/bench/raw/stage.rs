@@ -5,7 +5,7 @@ use crate::harness::process::{Server, ServerOptions};
 use crate::harness::s3::S3Server;
 use crate::harness::s3_client::S3Client;
 use anyhow::Context;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use tokio::runtime::Runtime;
 
 const KEY: (&str, &str) = ("bench", "secret-of-the-bench");
@@ -49,11 +49,17 @@ pub fn client_of(node: &Server) -> anyhow::Result<S3Client> {
     Ok(S3Client { endpoint, key_id: KEY.0.into(), secret: KEY.1.into() })
 }
 
-/// The settings of an endpoint, its keys in a file of this folder.
-pub fn with_endpoint(options: ServerOptions, folder: &Path) -> anyhow::Result<ServerOptions> {
+/// The key, in a file of this folder.
+pub fn keys_file(folder: &Path) -> anyhow::Result<PathBuf> {
     use std::os::unix::fs::PermissionsExt as _;
     let keys = folder.join("keys");
     std::fs::write(&keys, format!("{} {}\n", KEY.0, KEY.1))?;
     std::fs::set_permissions(&keys, std::fs::Permissions::from_mode(0o600))?;
+    Ok(keys)
+}
+
+/// The settings of an endpoint, its keys in a file of this folder.
+pub fn with_endpoint(options: ServerOptions, folder: &Path) -> anyhow::Result<ServerOptions> {
+    let keys = keys_file(folder)?;
     Ok(options.args(["--s3-listen", "127.0.0.1:0", "--s3-keys", &keys.to_string_lossy()]))
 }

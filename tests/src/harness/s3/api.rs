@@ -113,10 +113,11 @@ impl S3 for Api {
         let input = r.input;
         let object = self.find(&input.bucket, &input.key)?;
         let answered = answered(&object, &asked!(input))?;
-        let mut data = object.data.slice(answered.range.clone());
+        let (data, mut rest) = (object.data.clone(), answered.range.clone());
         let pieces = std::iter::from_fn(move || {
-            let piece = data.split_to(data.len().min(PIECE_BYTES));
-            (!piece.is_empty()).then_some(Ok::<_, std::io::Error>(piece))
+            let piece = rest.start..rest.end.min(rest.start + PIECE_BYTES);
+            rest.start = piece.end;
+            (!piece.is_empty()).then(|| Ok::<_, std::io::Error>(data.slice(piece)))
         });
         let mut output = described!(GetObjectOutput, object, answered);
         output.body = Some(StreamingBlob::wrap(futures::stream::iter(pieces)));

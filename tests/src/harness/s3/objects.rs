@@ -2,11 +2,14 @@
 
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap};
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::SystemTime;
 
 use bytes::Bytes;
 use md5::{Digest, Md5};
+
+use crate::harness::made::MadeObject;
 
 /// A handle on all buckets; clones share them.
 #[derive(Clone, Default)]
@@ -17,10 +20,33 @@ type Bucket = BTreeMap<String, Object>;
 /// One stored object. Cloning shares the bytes.
 #[derive(Clone)]
 pub(super) struct Object {
-    pub(super) data: Bytes,
+    pub(super) data: Content,
     pub(super) etag: String,
     pub(super) modified: SystemTime,
     pub(super) about: Arc<About>,
+}
+
+/// The bytes of an object: kept, or made when they are asked for.
+#[derive(Clone)]
+pub(super) enum Content {
+    Kept(Bytes),
+    Made(MadeObject),
+}
+
+impl Content {
+    pub(super) fn len(&self) -> usize {
+        match self {
+            Self::Kept(bytes) => bytes.len(),
+            Self::Made(object) => object.size as usize,
+        }
+    }
+
+    pub(super) fn slice(&self, range: Range<usize>) -> Bytes {
+        match self {
+            Self::Kept(bytes) => bytes.slice(range),
+            Self::Made(object) => object.bytes(range.start as u64..range.end as u64),
+        }
+    }
 }
 
 /// What an object's writer said of it.
@@ -50,12 +76,18 @@ impl Objects {
     pub fn put(&self, bucket: &str, key: &str, data: impl Into<Bytes>) {
         let data = data.into();
         let etag = hex(&Md5::digest(&data));
-        self.insert(bucket, key, data, etag);
+        self.insert(bucket, key, Content::Kept(data), etag);
+    }
+
+    /// Puts an object whose bytes are made when they are asked for.
+    pub fn put_made(&self, bucket: &str, key: &str, object: MadeObject) {
+        self.insert(bucket, key, Content::Made(object), object.etag());
     }
 
     /// The bytes of an object.
     pub fn get(&self, bucket: &str, key: &str) -> Option<Bytes> {
-        Some(self.0.lock().get(bucket)?.get(key)?.data.clone())
+        let data = self.0.lock().get(bucket)?.get(key)?.data.clone();
+        Some(data.slice(0..data.len()))
     }
 
     /// Removes an object; no matter if there is none.
@@ -90,7 +122,7 @@ impl Objects {
     }
 
     #[expect(clippy::disallowed_methods, reason = "S3 tells when an object was written")]
-    fn insert(&self, bucket: &str, key: &str, data: Bytes, etag: String) {
+    fn insert(&self, bucket: &str, key: &str, data: Content, etag: String) {
         let object = Object { data, etag, modified: SystemTime::now(), about: Arc::default() };
         self.0.lock().entry(bucket.to_owned()).or_default().insert(key.to_owned(), object);
     }
@@ -99,7 +131,7 @@ impl Objects {
 impl Object {
     #[expect(clippy::disallowed_methods, reason = "S3 tells when an object was written")]
     pub(super) fn new(data: Bytes) -> Self {
-        let etag = hex(&Md5::digest(&data));
+        let (etag, data) = (hex(&Md5::digest(&data)), Content::Kept(data));
         Self { data, etag, modified: SystemTime::now(), about: Arc::default() }
     }
 }

@@ -101,62 +101,6 @@ fn a_node_that_dies_in_mid_read_costs_no_byte() {
 }
 
 #[test]
-fn kills_while_filling_leave_no_wrong_byte() {
-    let kills: u32 = std::env::var("FOREBAY_TEST_KILLS").ok().and_then(|n| n.parse().ok()).unwrap_or(20);
-    let s3 = S3Server::start();
-    let wanted = put(&s3, "killed", 5, 6 * MIB + 123);
-    let (uri, folder) = (s3.uri("killed"), tempfile::tempdir().expect("make a folder"));
-    let options = || ServerOptions::for_s3(&s3).folder(folder.path()).env(SMALL.0, SMALL.1);
-    let seed = fastrand::u64(..);
-    let mut random = fastrand::Rng::with_seed(seed);
-    for kill in 0..kills {
-        let mut server = options().start();
-        let read = cached(&server, &["get", &uri]).start();
-        std::thread::sleep(Duration::from_millis(random.u64(0..120)));
-        server.kill();
-        drop(read);
-        if kill % 5 == 4 {
-            // The blocks left on the disk make all of it, with the rest from the store.
-            let server = options().start();
-            check(&format!("kill {kill}, seed {seed}"), &get(&server, &uri, &[]), &wanted);
-            if kill % 10 == 9 {
-                cached(&server, &["free", &uri]).end().expect_success();
-            }
-            server.stop();
-        }
-    }
-}
-
-#[test]
-fn an_object_overwritten_in_mid_read_is_an_error_or_one_version() {
-    let s3 = S3Server::start();
-    let server = ServerOptions::for_s3(&s3).env(SMALL.0, SMALL.1).start();
-    let (mut whole, mut errors) = (0, 0);
-    for round in 0..40u64 {
-        let key = format!("changing/{round}");
-        let old = put(&s3, &key, 2 * round, 10 * 65_536 + 9);
-        let new = bytes_of(2 * round + 1, old.len() + (round % 3) as usize);
-        s3.overwrite_before_get(1 + (round as usize % 11), &key, new.clone());
-        let ended = cached(&server, &["get", &s3.uri(&key)]).end();
-        match ended.code {
-            Some(0) => {
-                assert!(ended.stdout == old || ended.stdout == new, "round {round}: a mix of two versions");
-                whole += 1;
-            }
-            _ => {
-                assert!(ended.stderr.contains("was overwritten while it was read"), "{}", ended.stderr);
-                assert!(old.starts_with(&ended.stdout), "round {round}: bytes of another version");
-                errors += 1;
-            }
-        }
-        s3.heal();
-        check("afterwards", &get(&server, &s3.uri(&key), &[]), &new);
-    }
-    assert!(errors > 0, "{whole} whole, {errors} errors: it never changed in mid-read");
-    server.stop();
-}
-
-#[test]
 fn what_is_written_is_seen_by_the_next_read() {
     let s3 = S3Server::start();
     let all = nodes(&s3, 2, &[SMALL]);
