@@ -1,6 +1,6 @@
 # The only commands; CI calls the same ones. Each sets up what it needs by itself.
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo test test-clients test-readers check bench-cold bench-epoch bench-order bench-peers bench-python bench-raw bench-real bench-store bench-train bench-warm mutate nccl gpu-kit parity bench-cluster dist wheel wheel-check images compose-demo clean
+.PHONY: help setup build demo test test-clients test-readers check attack bench-cold bench-epoch bench-order bench-peers bench-python bench-raw bench-real bench-store bench-train bench-warm mutate nccl gpu-kit parity bench-cluster dist wheel wheel-check images compose-demo clean
 
 DEMO_ARGS ?=
 BENCH_ARGS ?=
@@ -44,6 +44,9 @@ check: ## Formatting, lints, and the rules in tests/tests/tidy with their figure
 	cargo fmt --check --manifest-path trainer/c10d-nccl/Cargo.toml
 	cargo clippy --workspace --all-targets --features forebay-tests/gpu -- -D warnings
 	cargo test -q --workspace --features forebay-tests/gpu --test tidy -- --nocapture
+
+attack: build ## Attack a node as strangers would (silence, floods, bombs) beside a good reader: target/bench/attack.json
+	target/release/forebay-attack $(BENCH_ARGS)
 
 bench-cold: build ## Measure cold epochs beside reading S3 directly, with 1 to 32 requests at once
 	target/release/forebay-bench-store --only cold $(BENCH_ARGS)

@@ -25,6 +25,7 @@ fn main() -> std::io::Result<()> {
         ("MembershipStatus.error", r#"rename = "etcd_error""#),
         ("Node.name", r#"rename = "node""#),
         ("Object.size", r#"rename = "bytes""#),
+        ("Object.version_id", r#"skip_serializing_if = "String::is_empty""#),
     ];
     let files =
         ["cache", "objects", "peer", "snapshots"].map(|name| format!("proto/forebay/v1/{name}.proto"));

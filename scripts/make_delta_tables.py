@@ -341,9 +341,300 @@ def bad(t):
     commit(folder, 0, [protocol("deletionVectors"), metadata(fields), add(folder, "a.parquet", x, vector=vector)])
 
 
+# --- features of tables ---------------------------------------------------------------------------------------------
+def commit_info(**more):
+    return {"commitInfo": {"timestamp": 1700000000000, "operation": "WRITE"} | more}
+
+
+def domain(name, configuration):
+    return {"domainMetadata": {"domain": name, "configuration": json.dumps(configuration), "removed": False}}
+
+
+def plain_table(t, feature, *actions, fields=None, columns=None, known=None, more=(), properties=None, **of_add):
+    """A table that has a feature and reads as any other: two objects, one for each commit."""
+    folder = t.path(f"feature-{feature}")
+    fields = fields or [field("id", "long"), field("t", "string")]
+    columns = columns or (lambda start: {"id": ids(start), "t": texts()})
+    first, second = (add(folder, f"{key}.parquet", columns(start)) for key, start in [("a", 0), ("b", 1000)])
+    for action in [first, second]:
+        action["add"] |= of_add
+    writers = [feature, *more]
+    readers = [name for name in writers if name in READERS]
+    log = {"minReaderVersion": 3, "minWriterVersion": 7, "readerFeatures": readers, "writerFeatures": writers}
+    head = [{"protocol": log}, metadata(fields, **(properties or {}))]
+    commit(folder, 0, [commit_info(inCommitTimestamp=1), *head, *actions, first])
+    commit(folder, 1, [commit_info(inCommitTimestamp=2), second])
+    known = known or (lambda start: {"id": ids(start), "t": texts()})
+    t.case(f"feature-{feature}", None, pa.concat_tables([pa.table(known(0)), pa.table(known(1000))]))
+    return folder
+
+
+READERS = ["columnMapping", "deletionVectors", "timestampNtz", "typeWidening", "typeWidening-preview", "v2Checkpoint"]
+READERS += ["vacuumProtocolCheck", "variantType", "variantType-preview", "variantShredding-preview"]
+
+
+def writers_only(t):
+    """What only writers must know."""
+    plain_table(t, "appendOnly", properties={"delta.appendOnly": "true"})
+    not_null = json.dumps({"expression": {"expression": "id >= 0"}})
+    fields = [field("id", "long", **{"delta.invariants": not_null}), field("t", "string")]
+    plain_table(t, "invariants", fields=fields)
+    plain_table(t, "checkConstraints", properties={"delta.constraints.positive": "id >= 0"})
+    folder = plain_table(t, "changeDataFeed", properties={"delta.enableChangeDataFeed": "true"})
+    changes = {"id": ids(500_000), "t": texts(), "_change_type": pa.array(["insert"] * ROWS)}
+    cdc = add(folder, "_change_data/cdc-0.parquet", changes)["add"]
+    commit(folder, 2, [{"cdc": {key: cdc[key] for key in ["path", "partitionValues", "size", "dataChange"]} | {"dataChange": False}}])
+    generated = field("t", "string", **{"delta.generationExpression": "cast(id as string)"})
+    plain_table(t, "generatedColumns", fields=[field("id", "long"), generated])
+    identity = {"delta.identity.start": 0, "delta.identity.step": 1, "delta.identity.allowExplicitInsert": True}
+    plain_table(t, "identityColumns", fields=[field("id", "long", **identity), field("t", "string")])
+    default = field("t", "string", CURRENT_DEFAULT="'x'")
+    plain_table(t, "allowColumnDefaults", fields=[field("id", "long"), default])
+    plain_table(t, "inCommitTimestamp", properties={"delta.enableInCommitTimestamps": "true"})
+    plain_table(t, "domainMetadata", domain("mine", {"a": 1}))
+    clustered = domain("delta.clustering", {"clusteringColumns": [["id"]]})
+    plain_table(t, "clustering", clustered, more=["domainMetadata"], clusteringProvider="liquid")
+    tracking = {"delta.enableRowTracking": "true", "delta.rowTracking.materializedRowIdColumnName": "_row-id-col-1"}
+    tracking["delta.rowTracking.materializedRowCommitVersionColumnName"] = "_row-commit-version-col-1"
+
+    def rows(start):
+        return {"id": ids(start), "t": texts(), "_row-id-col-1": ids(start), "_row-commit-version-col-1": ids()}
+
+    mark = domain("delta.rowTracking", {"rowIdHighWaterMark": 2 * ROWS})
+    plain_table(t, "rowTracking", mark, columns=rows, more=["domainMetadata"], properties=tracking, baseRowId=0, defaultRowCommitVersion=0)
+    mode = {"delta.columnMapping.mode": "name", "delta.columnMapping.maxColumnId": "2", "delta.enableIcebergCompatV2": "true"}
+    fields = [mapped("id", "long", 1, "col-1"), mapped("t", "string", 2, "col-2")]
+
+    def physical(start):
+        return {"col-1": ids(start), "col-2": texts()}
+
+    plain_table(t, "icebergCompatV2", fields=fields, columns=physical, more=["columnMapping"], properties=mode)
+    plain_table(t, "futureWriterFeature")
+    # Objects that have the partition's column, too. The log says what it is.
+    folder = t.path("feature-materializePartitionColumns")
+    both = {"minReaderVersion": 3, "minWriterVersion": 7, "readerFeatures": [], "writerFeatures": ["materializePartitionColumns"]}
+    columns = {"id": ids(), "city": pa.array(["elsewhere"] * ROWS)}
+    first = add(folder, "city=Bern/a.parquet", columns, {"city": "Bern"})
+    commit(folder, 0, [{"protocol": both}, metadata([field("id", "long"), field("city", "string")], ["city"]), first])
+    t.case("feature-materializePartitionColumns", None, pa.table({"id": ids(), "city": pa.array(["Bern"] * ROWS)}))
+
+
+def readers_too(t):
+    """What readers must know."""
+    plain_table(t, "vacuumProtocolCheck")
+    char = field("t", "string", __CHAR_VARCHAR_TYPE_STRING="varchar(20)")
+    plain_table(t, "deletionVectors", fields=[field("id", "long"), char], properties={"delta.enableDeletionVectors": "true"})
+    moments = [dt.datetime(2024, 1, 1, 1, 2, 3, 456_789) + dt.timedelta(hours=i) for i in range(ROWS)]
+
+    def local(start):
+        return {"id": ids(start), "at": pa.array(moments, pa.timestamp("us"))}
+
+    fields = [field("id", "long"), field("at", "timestamp_ntz")]
+    plain_table(t, "timestampNtz", fields=fields, columns=local, known=local)
+    folder = t.path("feature-timestampNtz-partition")
+    first = add(folder, "a.parquet", {"id": ids()}, {"at": "2024-02-29 01:02:03.456789"})
+    commit(folder, 0, [protocol("timestampNtz"), metadata(fields, ["at"]), first])
+    at = pa.array([dt.datetime(2024, 2, 29, 1, 2, 3, 456_789)] * ROWS, pa.timestamp("us"))
+    t.case("feature-timestampNtz-partition", None, pa.table({"id": ids(), "at": at}))
+
+
+def odd_types(t):
+    """Types that need no feature, though few writers have them."""
+    folder = t.path("odd-types")
+    fields = [field("id", "long"), field("nothing", "void"), field("took", "interval day to second")]
+    columns = {"id": ids(), "took": pa.array([i * 1_000_000 for i in range(ROWS)], pa.int64())}
+    commit(folder, 0, [protocol(), metadata(fields), add(folder, "a.parquet", columns)])
+    known = {"id": columns["id"], "nothing": pa.nulls(ROWS), "took": columns["took"]}
+    t.case("odd-types", None, pa.table(known))
+
+
+def widened(t):
+    """Every change of a type that the protocol allows."""
+    days = [dt.date(1970, 1, 1) + dt.timedelta(days=i * 37 - 900) for i in range(ROWS)]
+    numbers = [i - 100 for i in range(ROWS)]
+    # (name, type of before in the log, now, of before in the object, now)
+    changes = [
+        ("byte_long", "byte", "long", pa.int8(), pa.int64()),
+        ("short_int", "short", "integer", pa.int16(), pa.int32()),
+        ("float_double", "float", "double", pa.float32(), pa.float64()),
+        ("int_double", "integer", "double", pa.int32(), pa.float64()),
+        ("int_decimal", "integer", "decimal(12,2)", pa.int32(), pa.decimal128(12, 2)),
+        ("long_decimal", "long", "decimal(20,0)", pa.int64(), pa.decimal128(20, 0)),
+        ("decimal_decimal", "decimal(6,2)", "decimal(12,4)", pa.decimal128(6, 2), pa.decimal128(12, 4)),
+        ("date_ntz", "date", "timestamp_ntz", pa.date32(), pa.timestamp("us")),
+    ]
+
+    def column(name, kind):
+        if name == "date_ntz":
+            return pa.array(days, pa.date32()).cast(kind)
+        if pa.types.is_decimal(kind):
+            return pa.array([None if n % 9 == 0 else decimal.Decimal(n) for n in numbers], kind)
+        return pa.array([None if n % 9 == 0 else n for n in numbers], pa.int64()).cast(kind)
+
+    def change(old, new):
+        return {"delta.typeChanges": [{"fromType": old, "toType": new}]}
+
+    fields = [field(name, new, **change(old, new)) for name, old, new, _, _ in changes]
+    narrow = {name: column(name, kind) for name, _, _, kind, _ in changes}
+    wide = {name: column(name, kind) for name, _, _, _, kind in changes}
+    for feature in ["typeWidening", "typeWidening-preview"]:
+        folder = t.path(f"feature-{feature}")
+        log = [protocol(feature, "timestampNtz"), metadata(fields, **{"delta.enableTypeWidening": "true"})]
+        commit(folder, 0, [*log, add(folder, "a.parquet", narrow), add(folder, "b.parquet", wide)])
+        t.case(f"feature-{feature}", None, pa.concat_tables([pa.table(wide), pa.table(wide)]))
+    of_date = pa.table(wide)
+    chosen = [i for i, day in enumerate(days) if day >= dt.date(1975, 1, 1)]
+    both = pa.concat_tables([of_date.take(chosen), of_date.take(chosen)])
+    folder = t.path("feature-typeWidening-filtered")
+    shutil.copytree(t.path("feature-typeWidening"), folder)
+    t.case("feature-typeWidening-filtered", None, both, options=["--where", "date_ntz >= '1975-01-01'"])
+
+
+def checkpoints(t):
+    """Checkpoints of both versions, in one file, in parts and with sidecars; the commits before them are gone."""
+    fields = [field("id", "long"), field("t", "string")]
+    adds_type = pa.struct(
+        [
+            ("path", pa.string()),
+            ("partitionValues", pa.map_(pa.string(), pa.string())),
+            ("size", pa.int64()),
+            ("modificationTime", pa.int64()),
+            ("dataChange", pa.bool_()),
+        ]
+    )
+    known = pa.concat_tables([pa.table({"id": ids(start), "t": texts()}) for start in [0, 1000, 2000]])
+
+    def actions(adds, *others):
+        """Rows of a checkpoint in Parquet."""
+        rows = [{"add": {**a["add"], "partitionValues": []}} for a in adds]
+        for other in others:
+            rows.append(other)
+        names = ["protocol", "metaData", "add", "checkpointMetadata", "sidecar"]
+        kinds = {
+            "protocol": pa.struct([("minReaderVersion", pa.int32()), ("minWriterVersion", pa.int32()), ("readerFeatures", pa.list_(pa.string())), ("writerFeatures", pa.list_(pa.string()))]),
+            "metaData": pa.struct([("id", pa.string()), ("format", pa.struct([("provider", pa.string()), ("options", pa.map_(pa.string(), pa.string()))])), ("schemaString", pa.string()), ("partitionColumns", pa.list_(pa.string())), ("configuration", pa.map_(pa.string(), pa.string())), ("createdTime", pa.int64())]),
+            "add": adds_type,
+            "checkpointMetadata": pa.struct([("version", pa.int64())]),
+            "sidecar": pa.struct([("path", pa.string()), ("sizeInBytes", pa.int64()), ("modificationTime", pa.int64())]),
+        }
+        return pa.table({name: pa.array([row.get(name) for row in rows], kinds[name]) for name in names})
+
+    def make(name, features, write):
+        folder = t.path(f"checkpoint-{name}")
+        first, second, third = (add(folder, f"{key}.parquet", {"id": ids(start), "t": texts()}) for key, start in [("a", 0), ("b", 1000), ("c", 2000)])
+        log = folder / "_delta_log"
+        log.mkdir()
+        meta = metadata(fields)
+        in_parquet = {"metaData": meta["metaData"] | {"format": {"provider": "parquet", "options": []}, "configuration": []}}
+        write(log, protocol(*features), meta, in_parquet, [first, second])
+        commit(folder, 3, [third])
+        t.case(f"checkpoint-{name}", None, known)
+
+    def whole(log, of, meta, in_parquet, adds):
+        pq.write_table(actions(adds, of, in_parquet), log / f"{2:020}.checkpoint.parquet")
+        (log / "_last_checkpoint").write_text(json.dumps({"version": 2, "size": 4}))
+
+    def in_parts(log, of, meta, in_parquet, adds):
+        pq.write_table(actions(adds[:1], of, in_parquet), log / f"{2:020}.checkpoint.{1:010}.{2:010}.parquet")
+        pq.write_table(actions(adds[1:]), log / f"{2:020}.checkpoint.{2:010}.{2:010}.parquet")
+        (log / "_last_checkpoint").write_text(json.dumps({"version": 2, "size": 4, "parts": 2}))
+
+    def sidecars(log, adds):
+        (log / "_sidecars").mkdir()
+        found = []
+        for i, one in enumerate(adds):
+            name = f"{uuid.UUID(int=i + 1)}.parquet"
+            pq.write_table(actions([one]).select(["add"]), log / "_sidecars" / name)
+            size = (log / "_sidecars" / name).stat().st_size
+            found.append({"sidecar": {"path": name, "sizeInBytes": size, "modificationTime": 0}})
+        return found
+
+    def v2_json(log, of, meta, in_parquet, adds):
+        rows = [{"checkpointMetadata": {"version": 2}}, of, meta, *sidecars(log, adds)]
+        (log / f"{2:020}.checkpoint.{uuid.UUID(int=9)}.json").write_text("\n".join(json.dumps(row) for row in rows) + "\n")
+
+    def v2_parquet(log, of, meta, in_parquet, adds):
+        rows = [{"checkpointMetadata": {"version": 2}}, of, in_parquet, *sidecars(log, adds)]
+        pq.write_table(actions([], *rows), log / f"{2:020}.checkpoint.{uuid.UUID(int=9)}.parquet")
+
+    def v2_without_sidecars(log, of, meta, in_parquet, adds):
+        rows = [{"checkpointMetadata": {"version": 2}}, of, in_parquet]
+        pq.write_table(actions(adds, *rows), log / f"{2:020}.checkpoint.{uuid.UUID(int=9)}.parquet")
+
+    make("whole", [], whole)
+    make("in-parts", [], in_parts)
+    for name, write in [("v2-json", v2_json), ("v2-parquet", v2_parquet), ("v2-without-sidecars", v2_without_sidecars)]:
+        make(name, ["v2Checkpoint"], write)
+    # Commits put together, beside those that they hold.
+    folder = t.path("checkpoint-compacted")
+    three = [add(folder, f"{key}.parquet", {"id": ids(start), "t": texts()}) for key, start in [("a", 0), ("b", 1000), ("c", 2000)]]
+    head = [protocol(), metadata(fields)]
+    for version, one in enumerate(three):
+        commit(folder, version, [*(head if version == 0 else []), one])
+    compacted = "\n".join(json.dumps(action) for action in three[1:]) + "\n"
+    (folder / "_delta_log" / f"{1:020}.{2:020}.compacted.json").write_text(compacted)
+    t.case("checkpoint-compacted", None, known)
+
+
+def clones(t):
+    """Tables whose objects lie in other tables, by full URIs: shallow clones. They are read from the bucket `forebay`."""
+    a, b = {"id": ids(), "t": texts()}, {"id": ids(1000), "t": texts()}
+    fields = [field("id", "long"), field("t", "string")]
+    source = t.path("cloned")
+    first = add(source, "x=1 2/a b.parquet", a)
+    vector = in_file(source, [[0, 1, 150]])[0]
+    commit(source, 0, [protocol("deletionVectors"), metadata(fields), first])
+    name = "deletion_vector_11111111-2222-3333-4444-555555555555.bin"
+    left = [i for i in range(ROWS) if i not in (0, 1, 150)]
+    for scheme in ["s3", "s3a"]:
+        folder = t.path(f"clone-{scheme}")
+        away = {"add": first["add"] | {"path": f"{scheme}://forebay/cloned/x=1%202/a%20b.parquet"}}
+        there = vector | {"storageType": "p", "pathOrInlineDv": f"{scheme}://forebay/cloned/{name}"}
+        away["add"]["deletionVector"] = there
+        commit(folder, 0, [protocol("deletionVectors"), metadata(fields), away])
+        commit(folder, 1, [add(folder, "own.parquet", b)])
+        t.case(f"clone-{scheme}", None, pa.concat_tables([pa.table(a).take(left), pa.table(b)]))
+        t.case(f"clone-{scheme}", 0, pa.table(a).take(left))
+
+
+def refused(t):
+    """Tables with a feature that cannot be read; each named as the feature."""
+    x = {"x": ids()}
+
+    def table(name, of, meta, columns=x, more=()):
+        folder = t.path(f"refused-{name}")
+        commit(folder, 0, [commit_info(inCommitTimestamp=1), of, meta, add(folder, "a.parquet", columns), *more])
+
+    fields = [field("x", "long")]
+    times = {"delta.enableInCommitTimestamps": "true"}
+    for name in ["catalogManaged", "catalogOwned-preview"]:
+        by_catalog = protocol(name)
+        by_catalog["protocol"]["writerFeatures"].append("inCommitTimestamp")
+        table(name, by_catalog, metadata(fields, **times))
+    table("geospatial", protocol("geospatial"), metadata([*fields, field("g", "geometry(OGC:CRS84)")]))
+    table("adaptiveMetadata-preview", protocol("adaptiveMetadata-preview"), metadata(fields))
+    of_future = protocol()
+    of_future["protocol"]["minReaderVersion"] = 4
+    table("reader-version", of_future, metadata(fields))
+    table("type", protocol(), metadata([*fields, field("i", "quaternion")]))
+    nested = {"type": "struct", "fields": [mapped("inner", "long", 3, "col-3")]}
+    mode = {"delta.columnMapping.mode": "name", "delta.columnMapping.maxColumnId": "3"}
+    columns = {"col-1": ids(), "col-2": pa.array([{"col-3": i} for i in range(ROWS)])}
+    named = [mapped("x", "long", 1, "col-1"), mapped("s", nested, 2, "col-2")]
+    table("nested-mapping", protocol("columnMapping"), metadata(named, **mode), columns)
+    variant = pa.array([{"value": b"\x0c\x01", "metadata": b"\x01\x00\x00"}] * ROWS)
+    for name in ["variantType", "variantType-preview"]:
+        table(name, protocol(name), metadata([*fields, field("v", "variant")]), x | {"v": variant})
+    shredded = pa.array([{"metadata": b"\x01\x00\x00", "value": None, "typed_value": i} for i in range(ROWS)])
+    names = ["variantType", "variantShredding-preview"]
+    table("variantShredding-preview", protocol(*names), metadata([*fields, field("v", "variant")]), x | {"v": shredded})
+
+
 def main():
     tables = Tables(sys.argv[1])
     for make in [written, partitioned, types, deleted, renamed, by_ids, of_spark, bad]:
+        make(tables)
+    for make in [writers_only, readers_too, odd_types, widened, checkpoints, clones, refused]:
         make(tables)
     (tables.root / "cases.json").write_text(json.dumps(tables.cases, indent=1))
 

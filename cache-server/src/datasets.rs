@@ -14,7 +14,7 @@ use crate::allow::Allowed;
 use crate::cluster::ownership::Ownership;
 use crate::disk::DiskCache;
 use crate::read::single_flight::SingleFlight;
-use crate::runtime::blocking;
+use crate::runtime::{blocking, given_up};
 use files::ManifestFiles;
 use forebay_dataset::source::{is_under, is_version, place_of};
 use forebay_dataset::{Frozen, SegmentReader, Selection, View, schema, view};
@@ -66,6 +66,35 @@ impl Datasets {
     /// Freezes a dataset. While the object store does not answer, that is the state in which it was frozen
     /// last. `columns` (none = all) are those that will be read.
     pub async fn freeze(&self, spec: v1::DatasetSpec, columns: &[String]) -> Result<OpenDataset> {
+        let (view, made_by) = self.view(spec).await?;
+        self.opened(view.manifest.clone(), made_by, (&view, columns)).await
+    }
+
+    /// As [`Datasets::freeze`], with the ids that the object store has for the objects' versions, if it has
+    /// any.
+    pub async fn freeze_with_ids(&self, spec: v1::DatasetSpec, columns: &[String]) -> Result<OpenDataset> {
+        let (view, made_by) = self.view(spec).await?;
+        let manifest = match view.manifest.has_version_ids() {
+            true => view.manifest.clone(),
+            false => Arc::new(self.source.with_version_ids(&view.manifest).await?),
+        };
+        self.opened(manifest, made_by, (&view, columns)).await
+    }
+
+    async fn opened(
+        &self,
+        manifest: Arc<Manifest>,
+        made_by: MadeBy,
+        (view, columns): (&View, &[String]),
+    ) -> Result<OpenDataset> {
+        let projection = view.projection(columns)?;
+        let dataset = Dataset { manifest, schema: view.schema.clone() };
+        self.take(dataset.clone(), made_by).await?;
+        let projected_bytes = view.projected_bytes(&projection);
+        Ok(OpenDataset { dataset, projected_bytes, notes: view.notes() })
+    }
+
+    async fn view(&self, spec: v1::DatasetSpec) -> Result<(View, MadeBy)> {
         let segment_bytes = if spec.segment_bytes == 0 { SEGMENT_BYTES } else { spec.segment_bytes };
         let (allow, wanted) = (self.allow.clone(), spec.clone());
         let selections = blocking(move || {
@@ -84,12 +113,7 @@ impl Datasets {
         let is_named = !spec.objects.is_empty() || selections.iter().any(|s| is_version(&s.uri));
         let made_by = if is_named { MadeBy::ThisNodeOfList } else { MadeBy::ThisNode };
         // Of a split or a mix it makes a manifest of its own.
-        let view = blocking(move || View::of(&spec, all)).await??;
-        let projection = view.projection(columns)?;
-        let dataset = Dataset { manifest: view.manifest.clone(), schema: view.schema.clone() };
-        self.take(dataset.clone(), made_by).await?;
-        let projected_bytes = view.projected_bytes(&projection);
-        Ok(OpenDataset { dataset, projected_bytes, notes: view.notes() })
+        Ok((blocking(move || View::of(&spec, all)).await??, made_by))
     }
 
     /// Gets to know a dataset version that another node froze, and that was [`Datasets::checked`].
@@ -122,7 +146,7 @@ impl Datasets {
                 files.remove(&gone);
                 if new { files.keep(&manifest) } else { Ok(()) }
             });
-            if let Err(e) = kept.await? {
+            if let Err(e) = given_up(kept.await, Err(Error::retry("its disk hangs")))? {
                 tracing::warn!(error = %e, "a manifest could not be kept: after a restart its dataset is opened again");
             }
         }
@@ -131,8 +155,13 @@ impl Datasets {
 
     /// The dataset version `digest` at `uri`, from a ticket; with no URI the only one that this node knows.
     /// `NotFound` if it knows none, or knows it with sizes from another node that are not those of the
-    /// ticket.
-    pub fn get(&self, digest: &[u8], uri: &str, sizes_hash: Option<u64>) -> Result<Dataset> {
+    /// ticket, or without the ids of versions that the ticket's has.
+    pub fn get(
+        &self,
+        digest: &[u8],
+        uri: &str,
+        (sizes_hash, needs_ids): (Option<u64>, bool),
+    ) -> Result<Dataset> {
         let digest = Digest::from_bytes(digest)?;
         let unknown = || {
             Error::not_found(format!(
@@ -144,7 +173,7 @@ impl Datasets {
             "" => known.only(digest)?.ok_or_else(unknown)?,
             uri => DatasetId::new(digest, uri),
         };
-        known.get(id, sizes_hash).ok_or_else(unknown)
+        known.get(id, sizes_hash, needs_ids).ok_or_else(unknown)
     }
 
     /// Whether there is a newer version of the same dataset.

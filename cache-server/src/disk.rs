@@ -39,6 +39,8 @@ mod rebuild;
 mod scrub;
 mod segment_files;
 mod sidecar;
+mod underway;
+mod watch;
 
 pub use cache::{DiskCache, DiskCacheSettings, Found, Written};
 pub use file_system::RealDisk;

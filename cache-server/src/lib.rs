@@ -8,6 +8,7 @@
 //! * [`cluster`]: the other nodes: who they are, what they hold, who serves what.
 //! * [`allow`]: which URIs this node may read.
 //! * [`datasets`]: the manifests that this node knows.
+//! * [`descriptors`]: how many files may be open.
 //! * [`maintenance`]: work on a timer, and the probe for stalled async threads.
 //!
 //! ARCHITECTURE.md follows a read hop by hop.
@@ -15,6 +16,7 @@
 mod allow;
 mod cluster;
 mod datasets;
+mod descriptors;
 mod disk;
 mod events;
 mod maintenance;

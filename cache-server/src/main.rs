@@ -85,9 +85,13 @@ async fn run(settings: Settings) -> anyhow::Result<()> {
     server.run(stop).await.context("serve")
 }
 
+/// The logs without `FOREBAY_LOG`. HTTP/2 has a warning for each connection that misbehaves, and strangers
+/// may open very many.
+const LOGGED: &str = "info,h2=error";
+
 /// Logs to stderr; `FOREBAY_LOG` filters, as in `FOREBAY_LOG=debug`.
 fn logs(json: bool) {
-    let filter = EnvFilter::try_from_env("FOREBAY_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
+    let filter = EnvFilter::try_from_env("FOREBAY_LOG").unwrap_or_else(|_| EnvFilter::new(LOGGED));
     let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     match json {
         true => builder.json().init(),

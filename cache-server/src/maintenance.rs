@@ -5,7 +5,7 @@ pub(crate) mod stall_probe;
 pub(crate) mod store_check;
 
 use crate::disk::DiskCache;
-use crate::runtime::blocking;
+use crate::runtime::{blocking, give_up_disk_work};
 use forebay_proto::{Error, Kind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,6 +15,9 @@ use tokio_util::sync::CancellationToken;
 /// How often directories that were set aside are looked at; how often each is tried is the disk cache's
 /// business.
 const HEAL_EVERY: Duration = Duration::from_secs(1);
+
+/// How often directories are looked at that may hang.
+const HANGS_LOOK_EVERY: Duration = Duration::from_millis(100);
 
 /// Pause after each round of the scrub.
 const SCRUB_PAUSE: Duration = Duration::from_secs(1);
@@ -27,11 +30,32 @@ pub async fn run(disk: Arc<DiskCache>, scrub_mb_per_s: f64, stop: CancellationTo
     if scrub_mb_per_s > 0.0 {
         tokio::spawn(scrub(disk.clone(), scrub_mb_per_s * 1e6, stop.clone()));
     }
+    watch(&disk);
     while timeout(HEAL_EVERY, stop.cancelled()).await.is_err() {
         let disk = disk.clone();
-        if let Err(e) = blocking(move || disk.heal(Instant::now())).await {
-            return gave_up(&e, "cache directories are no longer tried again");
+        match blocking(move || disk.heal(Instant::now())).await {
+            Err(e) if e.kind != Kind::Retry => {
+                return gave_up(&e, "cache directories are no longer tried again");
+            }
+            _ => {}
         }
+    }
+}
+
+/// Looks for directories that hang, on a thread that waits for none, as long as the disk cache lives.
+fn watch(disk: &Arc<DiskCache>) {
+    let disk = Arc::downgrade(disk);
+    let look = move || {
+        while let Some(disk) = disk.upgrade() {
+            if disk.set_hung_aside(Instant::now()) > 0 {
+                give_up_disk_work();
+            }
+            drop(disk);
+            std::thread::sleep(HANGS_LOOK_EVERY);
+        }
+    };
+    if let Err(e) = std::thread::Builder::new().name("forebay-hangs".to_owned()).spawn(look) {
+        tracing::error!(error = %e, "nobody will notice a disk that hangs");
     }
 }
 
@@ -51,8 +75,9 @@ async fn scrub(disk: Arc<DiskCache>, bytes_per_s: f64, stop: CancellationToken) 
             begun = Instant::now();
             goes_on
         };
-        if let Err(e) = blocking(move || disk.scrub(pause)).await {
-            return gave_up(&e, "segment files are no longer scrubbed");
+        match blocking(move || disk.scrub(pause)).await {
+            Err(e) if e.kind != Kind::Retry => return gave_up(&e, "segment files are no longer scrubbed"),
+            _ => {}
         }
     }
 }

@@ -11,6 +11,7 @@ use crate::cluster::ownership::Ownership;
 use crate::cluster::peers::Peers;
 use crate::cluster::replicate::Replicator;
 use crate::datasets::Datasets;
+use crate::descriptors;
 use crate::disk::dirs::DirStatus;
 use crate::disk::{DiskCache, DiskCacheSettings, RealDisk};
 use crate::events::Events;
@@ -22,9 +23,12 @@ use crate::read::plans::Plans;
 use crate::runtime::blocking;
 use crate::service::gate::Gate;
 use crate::service::health::{HealthReporter, set_serving};
+use crate::service::listeners::Listeners;
 use crate::service::shared::SharedReaders;
+use crate::service::stalls::Stalls;
 use crate::settings::{Settings, StaticNode};
 use forebay_dataset::SegmentReader;
+use forebay_dataset::source::{ObjectGuard, StoreSilence};
 use forebay_proto::{Result, v1};
 use std::sync::Arc;
 use std::time::Instant;
@@ -48,6 +52,8 @@ pub struct Node {
     pub events: Arc<Events>,
     pub stall_probe: Arc<StallProbe>,
     pub shared: Arc<SharedReaders>,
+    pub listeners: Listeners,
+    pub stalls: Arc<Stalls>,
     /// What batch streams pass.
     pub gate: Gate,
     pub health: HealthReporter,
@@ -67,7 +73,10 @@ impl Node {
         let mut source = settings.source.clone();
         // A segment larger than the whole memory must not wait for more than there is.
         source.segment_memory_bytes = source.segment_memory_bytes.min(settings.memory_bytes);
-        let source = SegmentReader::new(source)?;
+        let allow = Arc::new(Allowed::new(&settings.allow)?);
+        let guard = allow.clone();
+        let guard: ObjectGuard = Arc::new(move |uri: &str| guard.check_object(uri).map(drop));
+        let source = SegmentReader::guarded(source, guard)?;
         let (plans, memory) = (Arc::new(Plans::default()), Memory::new(settings.memory_bytes));
         let disk = open_disk(settings, &plans, &memory).await?;
         let (events, shared) =
@@ -75,7 +84,6 @@ impl Node {
         let membership = Arc::new(membership(settings, me));
         let ownership = Arc::new(Ownership::new(url.clone(), membership.topology()));
         let peers = Arc::new(Peers::new(ownership.clone()));
-        let allow = Arc::new(Allowed::new(&settings.allow)?);
         let datasets =
             Arc::new(Datasets::open(source.clone(), allow.clone(), disk.clone(), ownership.clone())?);
         let cache = Cache::new(
@@ -88,6 +96,8 @@ impl Node {
         );
         let reader = source.objects();
         let objects = Objects::new(cache.clone(), peers.clone(), reader, &settings.objects, allow, &memory)?;
+        let listeners = Listeners::new(settings, descriptors::raise());
+        let memory_streams = memory.streams.clone();
         Ok(Self {
             name,
             started: Instant::now(),
@@ -105,7 +115,9 @@ impl Node {
             events,
             stall_probe: Arc::default(),
             shared,
-            gate: Gate::new(streams),
+            stalls: Stalls::new(memory_streams, listeners.refusals.clone()),
+            listeners,
+            gate: Gate::new(streams, settings.limits.streams),
             health: HealthReporter::default(),
         })
     }
@@ -144,6 +156,11 @@ impl Node {
     pub async fn leave(&self) {
         self.membership.leave().await;
         set_serving(&self.health, false).await;
+    }
+
+    /// For how long the object stores have given nothing to what waits for them.
+    pub fn store_silence(&self) -> Option<StoreSilence> {
+        self.source.store_silence()
     }
 
     /// The node's place in its cluster.

@@ -3,8 +3,8 @@
 //!
 //! * [`cache`] is the path itself: look-up, fill, placement. [`copies`] reads and writes segments for other
 //!   nodes.
-//! * [`block`], [`block_reader`] and `block_fill`: raw blocks, whose readers get bytes as they come (`tail`), or
-//!   as they lie in files ([`loans`]).
+//! * [`block`], [`block_reader`] and `block_fill`: raw blocks, whose readers get bytes as they come (`tail`),
+//!   or as they lie in files ([`loans`]).
 //! * [`plans`] knows which segment will be read when, [`prefetch`] fills the segments read next.
 //! * [`memory`] divides the node's memory; `memory_tier` holds segments that are not worth storing.
 //! * [`single_flight`] lets one caller do what many wait for.

@@ -5,18 +5,23 @@
 //! something to send does not wait for a segment to be decoded. Without a bound each of them would keep a
 //! stack and a share of the allocator's memory.
 
-use forebay_proto::{Error, Result};
+use forebay_proto::{Error, Kind, Result};
 use std::cell::Cell;
 use std::io;
+use std::sync::LazyLock;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::thread::available_parallelism;
 use std::time::{Duration, Instant};
 use tokio::runtime::{Builder, Runtime};
+use tokio::sync::watch;
 
 /// Threads for what blocks. Each waits for a disk or a core most of the time; more than this would only wait
 /// together.
 const BLOCKING_MAX: usize = 64;
+
+/// More of them, for those that wait for a disk which hangs: they come back when it does.
+const SPARE: usize = 64;
 
 /// By how much their priority is lower: a tenth of an async thread's share of a core that both want.
 const BLOCKING_NICE: i32 = 10;
@@ -37,10 +42,10 @@ pub fn runtime() -> io::Result<Runtime> {
     let cores = available_parallelism().map_or(2, usize::from);
     let begun = AtomicUsize::new(0);
     let name = move || (if begun.fetch_add(1, Relaxed) < cores { ASYNC } else { BLOCKING }).to_owned();
-    let (idle, idled) = sync_channel(cores + BLOCKING_MAX);
+    let (idle, idled) = sync_channel(cores + BLOCKING_MAX + SPARE);
     let runtime = Builder::new_multi_thread()
         .worker_threads(cores)
-        .max_blocking_threads(BLOCKING_MAX)
+        .max_blocking_threads(BLOCKING_MAX + SPARE)
         .event_interval(TASKS_BETWEEN_LOOKS)
         .thread_name_fn(name)
         .on_thread_start(yield_to_async)
@@ -74,9 +79,43 @@ fn yield_to_async() {
     }
 }
 
-/// Runs work that touches the disk off the async threads.
+/// How often a disk was found to hang.
+static HANGS: LazyLock<watch::Sender<u64>> = LazyLock::new(|| watch::Sender::new(0));
+
+/// What still comes of a disk that hangs must come within this time.
+const LAST_WORD: Duration = Duration::from_millis(100);
+
+/// Has all who wait for work on a disk give it up, unless it ends at once: a disk hangs.
+pub fn give_up_disk_work() {
+    HANGS.send_modify(|hangs| *hangs += 1);
+}
+
+/// Resolves when work that is under way now is to be given up, as a disk hangs. A thread that waits for a
+/// disk cannot be ended: it is left to itself, and there are [`SPARE`] more.
+pub async fn disk_hangs() {
+    let mut hangs = HANGS.subscribe();
+    // The sender lives as long as the process.
+    hangs.changed().await.ok();
+    tokio::time::sleep(LAST_WORD).await;
+}
+
+/// What [`blocking`] work came to, or `instead` where it was given up.
+pub fn given_up<T>(done: Result<T>, instead: T) -> Result<T> {
+    match done {
+        Err(e) if e.kind == Kind::Retry => Ok(instead),
+        done => done,
+    }
+}
+
+/// Runs work that touches the disk off the async threads. `Retry` if a disk hangs meanwhile.
 pub async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T> {
-    tokio::task::spawn_blocking(work).await.map_err(|e| match e.is_cancelled() {
+    let work = tokio::task::spawn_blocking(work);
+    let done = tokio::select! {
+        biased;
+        done = work => done,
+        () = disk_hangs() => return Err(Error::retry("a cache directory hangs: try again")),
+    };
+    done.map_err(|e| match e.is_cancelled() {
         true => Error::closed("the node is stopping"),
         false => Error::corrupt(format!("a disk task failed: {e}")),
     })

@@ -5,49 +5,35 @@ use crate::maintenance::{self, store_check};
 use crate::node::Node;
 use crate::read::prefetch;
 use crate::runtime::blocking;
-use crate::service::connection::{Connection, Connections};
+use crate::service::accept;
+use crate::service::connection::Connections;
 use crate::service::control::{Control, LISTS_AT_ONCE};
 use crate::service::flight::Flight;
+use crate::service::grpc::GrpcServer;
 use crate::service::objects::ObjectService;
 use crate::service::s3;
 use crate::service::snapshots::SnapshotService;
-use crate::service::socket::{self, Socket};
+use crate::service::socket::{self, Socket, SocketFile};
 use crate::service::{metrics, peer};
-use crate::settings::{ListenAddress, Settings};
+use crate::settings::{LimitSettings, ListenAddress, Settings};
 use forebay_proto::v1::cache_server::CacheServer;
 use forebay_proto::v1::objects_server::ObjectsServer;
 use forebay_proto::v1::peer_server::PeerServer;
 use forebay_proto::v1::snapshots_server::SnapshotsServer;
 use forebay_proto::{Error, Result, v1};
-use futures::stream::{self, Stream, StreamExt, TryStreamExt};
-use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::net::{TcpListener, UnixStream};
-use tokio::sync::{Semaphore, mpsc, oneshot};
+use tokio::net::TcpListener;
+use tokio::sync::{Semaphore, oneshot};
 use tokio::task::JoinSet;
-use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
-use tonic::transport::server::{Router, TcpIncoming};
+use tonic::service::Routes;
 use tonic_health::pb::health_server::HealthServer;
 use tonic_health::server::HealthService;
 
-/// Bytes of a request that is not a ticket.
+/// Bytes of a message of a request that is a stream.
 const REQUEST_BYTES_MAX: usize = 4 << 20;
-
-/// Bytes of a request for objects: 65,536 numbers of blocks fit.
-const OBJECT_REQUEST_BYTES_MAX: usize = 512 << 10;
-
-/// Calls on one connection that were cancelled before this node came to them. Nodes and readers that think it
-/// slow ask others instead; that must not cost the waiting calls their connection.
-const RESETS_MAX: usize = 1000;
-
-/// Bytes of a request from another node: a manifest, mostly.
-const PEER_BYTES_MAX: usize = 256 << 20;
-
-/// HTTP/2 pings: their interval, and how long the answer may take.
-const PING: Duration = Duration::from_secs(10);
 
 /// How long streams that were told to end may take to say so: a reader that stands still never lets them.
 const LAST_WORDS: Duration = Duration::from_secs(1);
@@ -64,6 +50,7 @@ pub struct Server {
     /// How long no connection is open before the node ends by itself.
     exit_when_idle: Option<Duration>,
     scrub_mb_per_s: f64,
+    limits: LimitSettings,
     /// Ends what still runs.
     streams: CancellationToken,
 }
@@ -119,6 +106,7 @@ impl Server {
             drain,
             exit_when_idle,
             scrub_mb_per_s,
+            limits: settings.limits,
             streams,
         })
     }
@@ -142,9 +130,12 @@ impl Server {
     /// the node leaves the topology and sends its streams to other nodes; without any, they get the drain
     /// time to finish. Connections that are left after that end with the runtime.
     pub async fn run(mut self, stop: CancellationToken) -> Result<()> {
-        let services = self.services().await?;
-        let replicator = self.node.replicator();
         let connections = Connections::default();
+        let memory = self.node.memory.requests.clone();
+        let refusals = self.node.listeners.refusals.clone();
+        let services = self.services().await?;
+        let grpc = GrpcServer::new(services, &self.limits, memory, connections.clone(), refusals);
+        let replicator = self.node.replicator();
         let _background = self.start_background(&replicator, &connections);
         let (refuse, refused) = oneshot::channel();
         let (node, streams, drain) = (self.node.clone(), self.streams.clone(), self.drain);
@@ -158,19 +149,17 @@ impl Server {
             shut_down(node, streams, drain, replicator).await;
         };
         self.node.enter().await;
-        let (_file, unix) = self.socket.map(|socket| (socket.file, socket.listener)).unzip();
-        let (readers, stop) = (self.node.shared.clone(), self.streams.clone());
-        let unix = unix.map(|listener| socket::accept(listener, readers, stop));
-        let served =
-            serve(services, incoming(self.listener, unix, connections), self.streams.clone(), shutdown).await;
+        let accepting = CancellationToken::new();
+        let _file = self.start_accepting(&grpc, &accepting);
+        serve(&grpc, accepting, self.streams.clone(), shutdown).await;
         self.streams.cancel();
         match refused.await {
             Ok(error) => Err(error),
-            Err(_) => served.map_err(|e| Error::closed(format!("gRPC is no longer served: {e}"))),
+            Err(_) => Ok(()),
         }
     }
 
-    async fn services(&self) -> Result<Router> {
+    async fn services(&self) -> Result<Routes> {
         let node = &self.node;
         node.health.set_serving::<CacheServer<Control>>().await;
         let health = HealthService::from_health_reporter(node.health.clone());
@@ -188,17 +177,35 @@ impl Server {
         let objects = ObjectsServer::new(ObjectService { node: node.clone(), stop: self.streams.clone() });
         let peer = PeerServer::new(peer::PeerService(node.clone()));
         let snapshots = SnapshotsServer::new(SnapshotService::new(node.membership.clone()));
-        Ok(tonic::transport::Server::builder()
-            .http2_keepalive_interval(Some(PING))
-            .http2_keepalive_timeout(Some(PING))
-            .http2_max_pending_accept_reset_streams(Some(RESETS_MAX))
+        // How large each request may be is checked before it is read (see `service::grpc`).
+        let mut routes = Routes::builder();
+        routes
             .add_service(HealthServer::new(health))
             .add_service(reflection)
             .add_service(control.max_decoding_message_size(REQUEST_BYTES_MAX))
-            .add_service(objects.max_decoding_message_size(OBJECT_REQUEST_BYTES_MAX))
+            .add_service(objects)
             .add_service(snapshots.max_decoding_message_size(REQUEST_BYTES_MAX))
-            .add_service(peer.max_decoding_message_size(PEER_BYTES_MAX))
-            .add_service(Flight(node.clone())))
+            .add_service(peer.max_decoding_message_size(usize::MAX))
+            .add_service(Flight(node.clone()));
+        Ok(routes.routes())
+    }
+
+    /// Takes connections by TCP and over the Unix socket until `accepting` is called off. The socket's file
+    /// lives as long as the node.
+    fn start_accepting(
+        &mut self,
+        grpc: &Arc<GrpcServer>,
+        accepting: &CancellationToken,
+    ) -> Option<SocketFile> {
+        if let Some(listener) = self.listener.take() {
+            let (grpc, admission) = (grpc.clone(), self.node.listeners.grpc.clone());
+            let serve = move |stream, place| grpc.serve(stream, place);
+            tokio::spawn(accept::run(listener, admission, accepting.clone(), serve, drop));
+        }
+        let Socket { listener, file } = self.socket.take()?;
+        let (node, accepting, stop) = (self.node.clone(), accepting.clone(), self.streams.clone());
+        tokio::spawn(socket::run(listener, node, grpc.clone(), accepting, stop));
+        Some(file)
     }
 
     /// Starts the node's own work. Most of it ends when the set is dropped; metrics and the care of the disk
@@ -211,12 +218,7 @@ impl Server {
         background.spawn(node.publisher().run());
         if let Some(listener) = self.metrics.take() {
             background.spawn(node.stall_probe.clone().run());
-            let (node, stop) = (node.clone(), self.streams.clone());
-            tokio::spawn(async move {
-                if let Err(e) = metrics::run(listener, node, stop).await {
-                    tracing::error!(error = %e, "metrics are no longer served");
-                }
-            });
+            tokio::spawn(metrics::run(listener, node.clone(), self.limits.clone(), self.streams.clone()));
         }
         if let Some((listener, endpoint)) = self.s3.take() {
             tokio::spawn(s3::run(listener, endpoint, connections.clone(), self.streams.clone()));
@@ -228,11 +230,13 @@ impl Server {
 
 /// Serves until `shutdown` ends and the connections have, or some time after the streams were told to end.
 async fn serve(
-    services: Router,
-    incoming: impl Stream<Item = io::Result<Connection>>,
+    grpc: &GrpcServer,
+    accepting: CancellationToken,
     streams: CancellationToken,
     shutdown: impl Future<Output = ()>,
-) -> std::result::Result<(), tonic::transport::Error> {
+) {
+    shutdown.await;
+    accepting.cancel();
     // A body is asked for its next frame only when there is room on the wire, so it cannot end by itself
     // then.
     let overdue = async {
@@ -240,11 +244,8 @@ async fn serve(
         tokio::time::sleep(LAST_WORDS).await;
     };
     tokio::select! {
-        served = services.serve_with_incoming_shutdown(incoming, shutdown) => served,
-        () = overdue => {
-            tracing::info!("connections that did not end in time are cut");
-            Ok(())
-        }
+        () = grpc.finish() => {}
+        () = overdue => tracing::info!("connections that did not end in time are cut"),
     }
 }
 
@@ -253,22 +254,6 @@ async fn idle(connections: Connections, time: Option<Duration>) {
     let Some(time) = time else { return std::future::pending().await };
     connections.idle_for(time).await;
     tracing::info!(idle_s = time.as_secs_f64(), "no reader for so long: this node ends");
-}
-
-/// The connections that come by TCP and over the Unix socket.
-fn incoming(
-    tcp: Option<TcpListener>,
-    unix: Option<mpsc::Receiver<UnixStream>>,
-    connections: Connections,
-) -> impl Stream<Item = io::Result<Connection>> {
-    // Nagle's delay off: heads and small messages must not wait.
-    let of_unix = connections.clone();
-    let tcp = tcp.map(|listener| {
-        let streams = TcpIncoming::from(listener).with_nodelay(Some(true));
-        streams.map_ok(move |stream| connections.tcp(stream))
-    });
-    let unix = unix.map(|sockets| ReceiverStream::new(sockets).map(move |socket| Ok(of_unix.unix(socket))));
-    stream::select(stream::iter(tcp).flatten(), stream::iter(unix).flatten())
 }
 
 /// Leaves the cluster. Returns when no new connection is to be taken; streams are told to end after `drain`

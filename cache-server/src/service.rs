@@ -4,24 +4,34 @@
 //! * [`control`] answers `forebay.v1.Cache`, [`snapshots`] `forebay.v1.Snapshots`, [`objects`]
 //!   `forebay.v1.Objects`, [`peer`] other nodes.
 //! * [`s3`]: the endpoint for clients of S3.
-//! * [`socket`] is the node's Unix socket, [`connection`] what comes over it or by TCP.
+//! * [`accept`] takes connections as far as [`admission`] lets them in, [`grpc`] serves those that speak
+//!   gRPC, [`socket`] is the node's Unix socket, [`listeners`] names them all.
+//! * [`stalls`]: readers that take nothing.
 //! * [`shared`]: readers on the node's host, which get batches through shared memory.
 //! * [`metrics`] serves `/metrics` and `/health` over HTTP, [`health`] the same to gRPC.
 
+pub(crate) mod accept;
+pub(crate) mod admission;
 pub(crate) mod connection;
 pub(crate) mod control;
 pub(crate) mod flight;
 pub(crate) mod frames;
 pub(crate) mod gate;
+pub(crate) mod grpc;
 pub(crate) mod health;
+pub(crate) mod listeners;
+mod message;
 mod meter;
 pub(crate) mod metrics;
 mod object_meter;
 pub(crate) mod objects;
+mod patient;
 pub(crate) mod peer;
+mod refusals;
 pub(crate) mod s3;
 pub(crate) mod shared;
 pub(crate) mod snapshots;
 pub(crate) mod socket;
+pub(crate) mod stalls;
 pub(crate) mod stream;
 mod ticket;

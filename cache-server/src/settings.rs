@@ -2,12 +2,14 @@
 
 mod cluster;
 mod gateway;
+mod limits;
 mod listen;
 mod load;
 mod objects;
 
 pub use cluster::{ClusterSettings, StaticNode};
 pub use gateway::{ClientKey, GatewaySettings};
+pub use limits::LimitSettings;
 pub use listen::{ListenAddress, SocketPlan};
 pub use objects::{MetadataAge, ObjectSettings, PrefixSettings};
 
@@ -131,6 +133,9 @@ pub struct Settings {
     /// Objects that are read byte for byte.
     #[arg(skip)]
     pub objects: ObjectSettings,
+    /// What strangers may take.
+    #[arg(skip)]
+    pub limits: LimitSettings,
 }
 
 impl Default for Settings {
@@ -238,6 +243,7 @@ impl Settings {
         self.cluster.check()?;
         self.objects.check()?;
         self.gateway.check()?;
+        self.limits.check()?;
         let both = "--etcd and --cluster-node contradict each other: either etcd keeps the list of nodes, or it \
                     is fixed";
         refuse(!self.nodes.is_empty() && !self.cluster.etcd.is_empty(), both)?;

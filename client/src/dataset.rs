@@ -50,6 +50,10 @@ pub struct DatasetSpec {
     /// without a tag is taken as it is now.
     #[cfg_attr(feature = "cli", arg(skip))]
     pub objects: Vec<Object>,
+    /// Name the objects with the store's ids of their versions too, if it keeps any: with them a snapshot can
+    /// be read after its objects were overwritten. A request for each object.
+    #[cfg_attr(feature = "cli", arg(skip))]
+    pub version_ids: bool,
 }
 
 impl DatasetSpec {
@@ -273,8 +277,11 @@ async fn list_file(path: &str) -> Result<List> {
 
 /// The manifest from a cache node.
 async fn ask(node: &Node, spec: &DatasetSpec) -> Result<Answer> {
-    let request =
-        v1::OpenRequest { dataset: Some(spec.to_wire()), columns: spec.columns.clone().unwrap_or_default() };
+    let request = v1::OpenRequest {
+        dataset: Some(spec.to_wire()),
+        columns: spec.columns.clone().unwrap_or_default(),
+        version_ids: spec.version_ids,
+    };
     let v1::OpenReply { manifest, projected_bytes, notes } = node.open(request).await?;
     let manifest = Manifest::try_from(manifest.unwrap_or_default())?;
     // A node of before knows no lists, and would answer with all that lies under the URI.
@@ -304,5 +311,9 @@ async fn read(direct: &Direct, spec: &DatasetSpec) -> Result<Answer> {
     let view = View::of(&wire, frozen)?;
     let projection = view.projection(spec.columns.as_deref().unwrap_or_default())?;
     let projected_bytes = view.projected_bytes(&projection);
-    Ok(Answer { manifest: view.manifest.clone(), projected_bytes, notes: view.notes() })
+    let manifest = match spec.version_ids && !view.manifest.has_version_ids() {
+        true => Arc::new(direct.source().with_version_ids(&view.manifest).await?),
+        false => view.manifest.clone(),
+    };
+    Ok(Answer { manifest, projected_bytes, notes: view.notes() })
 }

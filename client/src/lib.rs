@@ -36,6 +36,7 @@ mod cause;
 mod content;
 pub mod counters;
 mod dataset;
+pub mod delay;
 mod direct;
 mod endpoints;
 mod environment;

@@ -133,7 +133,10 @@ mod tests {
         let spec = read(json.as_bytes()).unwrap();
         assert_eq!((spec.uri.as_str(), spec.segment_bytes, spec.no_partitions), ("s3://b/t", Some(5), true));
         assert_eq!(spec.filter.as_deref(), Some("x > 3"));
-        assert_eq!(spec.objects, [Object { key: "a".into(), etag: "e".into(), size: 9 }]);
+        assert_eq!(
+            spec.objects,
+            [Object { key: "a".into(), etag: "e".into(), size: 9, ..Default::default() }]
+        );
         for bad in ["{}", &json.replace("\"e\"", "\"\""), &json.replace("s3://b/t", "mix(s3://b/t=1)")] {
             assert!(read(bad.as_bytes()).is_err(), "{bad}");
         }

@@ -95,7 +95,7 @@ impl Node {
             return self.reply(self.snapshots().save(snapshot)).await;
         }
         let dataset = snapshot.dataset.take();
-        let parts = object_list::parts(OpenRequest { dataset, columns: Vec::new() });
+        let parts = object_list::parts(OpenRequest { dataset, ..Default::default() });
         let mut first = Some(snapshot);
         let parts = parts.into_iter().map(|part| SnapshotPart { snapshot: first.take(), part: Some(part) });
         let parts: Vec<_> = parts.collect();

@@ -4,9 +4,11 @@
 //! Nothing is written, and the objects themselves are read as those of any dataset.
 
 mod log_files;
+mod unreadable;
 mod url;
 
 use crate::schema::plain;
+use crate::schema::union::Conflict;
 use crate::source::{Source, TableUri, blocking};
 use arrow::datatypes::{DataType, FieldRef, Schema, SchemaRef};
 use delta_kernel::engine::arrow_conversion::TryIntoArrow as _;
@@ -38,6 +40,8 @@ pub(crate) struct TableLog {
     /// Where columns are found by ids (`delta.columnMapping.mode = id`): of those that objects have the name
     /// there, and the id.
     pub ids: Vec<(String, Option<i64>)>,
+    /// Columns that cannot be read.
+    pub unreadable: Vec<Conflict>,
     /// In byte order of their keys.
     pub files: Vec<TableFile>,
 }
@@ -132,6 +136,14 @@ fn explain(uri: &str, engine: &LogEngine, fault: LogFault) -> Error {
             "{uri}: the table has a feature that cannot be read: {why}: drop the feature (ALTER TABLE .. DROP FEATURE), or \
              write the rows to a table without it"
         )),
+        KernelError::MaxCatalogVersion(_) => Error::invalid(format!(
+            "{uri}: a catalog manages the table (its feature catalogManaged), and only the catalog knows its versions: write \
+             the rows to another table, or drop the feature (ALTER TABLE .. DROP FEATURE)"
+        )),
+        // Types that are not known belong to features that are not.
+        KernelError::Schema(why) | KernelError::InvalidProtocol(why) => Error::invalid(format!(
+            "{uri}: the table has a feature that cannot be read: {why}: write the rows to a table without it"
+        )),
         KernelError::EmptyLog | KernelError::FileNotFound(_) | KernelError::InvalidTableLocation(_) => {
             Error::not_found(format!(
                 "{uri}: no Delta table is there, as it has no _delta_log with a version in it: name the table's root, or leave \
@@ -168,8 +180,13 @@ fn table(
         is_own.then(|| (field.physical_name(mode).to_owned(), field.column_mapping_id()))
     };
     let ids = logical.fields().filter_map(id).collect();
+    let conflict = |field: &delta_kernel::schema::StructField| {
+        let why = unreadable::why(field, mode)?;
+        Some(Conflict { column: field.name().to_owned(), why })
+    };
+    let unreadable = logical.fields().filter_map(conflict).collect();
     let files = files(engine, uri, snapshot, &sources)?;
-    Ok(TableLog { version, schema: plain(&schema), partitions, renamed, ids, files })
+    Ok(TableLog { version, schema: plain(&schema), partitions, renamed, ids, unreadable, files })
 }
 
 /// The objects; `partitions` are the columns' names in the log.

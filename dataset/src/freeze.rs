@@ -230,7 +230,8 @@ fn bound(uri: &str, filter: &Filter, table: &Table) -> Result<Predicate> {
 }
 
 fn named(objects: Vec<Listed>) -> Vec<Object> {
-    objects.into_iter().map(|(key, o)| Object { key, etag: o.etag, size: o.size }).collect()
+    let object = |(key, o): Listed| Object { key, etag: o.etag, size: o.size, version_id: o.version_id };
+    objects.into_iter().map(object).collect()
 }
 
 /// What the footers of the objects say.

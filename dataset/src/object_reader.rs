@@ -54,7 +54,8 @@ impl ObjectReader {
         object.check_range(&range)?;
         let bytes = range.end - range.start;
         let place = self.0.place(&object.uri)?;
-        let of = SourceObject { place, etag: object.etag.to_string(), size: object.size };
+        let etag = object.etag.to_string();
+        let of = SourceObject { place, etag, size: object.size, version_id: String::new() };
         let read = self.0.get_pieces(&of, range, urgency, hand_on).await;
         urgency.add_fetched(if read.is_ok() { bytes } else { 0 });
         read.map_err(|e| match e.kind {

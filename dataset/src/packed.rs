@@ -19,7 +19,7 @@ mod transpose;
 
 pub(crate) use copy::RowSource;
 pub use form::{Form, PackedSchema};
-pub(crate) use layout::{PackedColumn, RowLayout, value_bytes};
+pub(crate) use layout::{PackedColumn, RowLayout, value_buffer};
 pub(crate) use place::{ColumnPlace, RowBlock};
 
 #[cfg(test)]

@@ -9,6 +9,7 @@ mod fetch;
 mod filtered;
 pub(crate) mod footer;
 pub(crate) mod footers;
+mod page_headers;
 mod pages;
 mod reader;
 mod run;

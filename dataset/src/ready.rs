@@ -24,6 +24,16 @@ pub trait Verifier: Debug + Send + Sync {
 
     /// Has these bytes of the segment read into memory. Waits for the disk.
     fn bring(&self, bytes: &[u8]);
+
+    /// Notes that the bytes are being used, until this is dropped: they may have to come from a disk that
+    /// does not answer.
+    fn using(&self) -> Option<Box<dyn Any + Send>> {
+        None
+    }
+
+    /// A sound copy of these bytes of the segment by another way than by their addresses, if they can be had
+    /// without waiting for a disk.
+    fn copy_now(&self, bytes: &[u8]) -> Option<Vec<u8>>;
 }
 
 /// A segment to read from. Who reads its bytes holds the guard too.
@@ -77,10 +87,23 @@ impl ReadySegment {
         self.verifiers.iter().for_each(|verifier| verifier.bring(bytes));
     }
 
+    /// A sound copy of these bytes of it, if they lie in a file and can be had without waiting for a disk.
+    pub fn copy_now(&self, bytes: &[u8]) -> Option<Vec<u8>> {
+        match &*self.verifiers {
+            [of_all] => of_all.copy_now(bytes),
+            _ => None,
+        }
+    }
+
     /// Whether others hold all of it too: dropping it frees nothing.
     fn is_shared(&self) -> bool {
         Arc::strong_count(&self.batch) > 1
             && self.guard.as_ref().is_none_or(|guard| Arc::strong_count(guard) > 1)
+    }
+
+    /// Notes that its bytes are being used, until what it returns is dropped.
+    pub fn using(&self) -> Vec<Box<dyn Any + Send>> {
+        self.verifiers.iter().filter_map(|verifier| verifier.using()).collect()
     }
 
     /// Bytes that the segment takes of the process's own memory; 0 if it lies in a file.

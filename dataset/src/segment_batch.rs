@@ -112,7 +112,7 @@ impl SegmentBatch {
     }
 
     /// The packed rows, if they hold all narrow columns and are of this layout.
-    fn whole_rows(&self, layout: &RowLayout) -> Option<&RowBlock> {
+    pub(crate) fn whole_rows(&self, layout: &RowLayout) -> Option<&RowBlock> {
         let [block] = &self.blocks[..] else { return None };
         let is_there = |wanted: &PackedColumn| match &self.places[wanted.column] {
             ColumnPlace::Rows { column, .. } => {

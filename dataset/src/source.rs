@@ -16,6 +16,7 @@ mod counters;
 mod credentials;
 mod described;
 mod faults;
+mod kept;
 mod landing;
 mod limits;
 mod object;
@@ -24,6 +25,7 @@ mod page;
 mod request;
 mod retry;
 mod settings;
+mod silence;
 mod table_uri;
 mod uri;
 mod verbatim;
@@ -37,6 +39,7 @@ pub use forebay_proto::ring::is_under;
 pub(crate) use object::{Place, SourceObject};
 pub(crate) use page::{FoundObject, Page, PageRequest};
 pub use settings::SourceSettings;
+pub use silence::StoreSilence;
 pub(crate) use table_uri::TableUri;
 pub use table_uri::{is_version, place_of};
 pub use uri::{normalise, normalise_object};
@@ -49,12 +52,14 @@ use checksum::Offered;
 use described::Described;
 use forebay_proto::{Error, Result};
 use futures::{StreamExt, TryStreamExt, stream};
+use kept::Overwritten;
 use landing::{Landing, Pieces, Slice};
 use object::Bucket;
 use object_store::path::Path;
 use object_store::{GetOptions, GetRange, ObjectMeta};
 use parking_lot::Mutex;
 use request::{Request, Requests};
+use silence::Silence;
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
@@ -63,6 +68,10 @@ use uri::{BucketName, Location, locate};
 
 /// A whole object that does not match its checksum is read this often before it is called corrupt.
 const READINGS: u32 = 3;
+
+/// Whether an object outside of its dataset, as the log of a table may name it, may be read: `Denied` if not.
+/// Called on threads that may block.
+pub type ObjectGuard = Arc<dyn Fn(&str) -> Result<()> + Send + Sync>;
 
 /// Object stores behind one set of settings. Cheap to clone; all clones share limits and counters.
 #[derive(Clone)]
@@ -76,19 +85,34 @@ struct Inner {
     /// By name; the file system has none.
     buckets: Mutex<HashMap<BucketName, Arc<Bucket>>>,
     requests: Requests,
+    overwritten: Overwritten,
+    guard: Option<ObjectGuard>,
 }
 
 impl Source {
     /// `Invalid` if settings, environment and AWS files contradict each other. Connects to nothing yet.
-    pub(crate) fn new(settings: SourceSettings) -> Result<Self> {
+    /// Without a guard objects outside of their dataset may be read.
+    pub(crate) fn new(settings: SourceSettings, guard: Option<ObjectGuard>) -> Result<Self> {
         settings.check()?;
         let inner = Inner {
             s3: credentials::resolve(&settings, &Env::real())?,
             buckets: Mutex::default(),
             requests: Requests::new(&settings),
+            overwritten: Overwritten::default(),
+            guard,
             settings,
         };
         Ok(Self { inner: Arc::new(inner) })
+    }
+
+    /// For how long the object stores have given nothing to requests that wait; none if none wait.
+    pub(crate) fn silence(&self) -> Option<StoreSilence> {
+        self.inner.requests.silence.get()
+    }
+
+    /// `Denied` if an object that lies outside of its dataset may not be read. Not for an async thread.
+    pub(crate) fn check_outside(&self, uri: &str) -> Result<()> {
+        self.inner.guard.as_ref().map_or(Ok(()), |guard| guard(uri))
     }
 
     pub(crate) fn settings(&self) -> &SourceSettings {
@@ -227,6 +251,22 @@ impl Source {
         }
     }
 
+    /// What the object store calls the version of an object, by a HEAD; none if it keeps no versions.
+    pub(crate) async fn version_id(&self, object: &SourceObject) -> Result<Option<String>> {
+        let (place, urgency) = (&object.place, Urgency::demand());
+        let mut request = Request::new(&self.inner.requests, place, Some(&object.etag), &urgency);
+        loop {
+            let pass = request.begin(0).await?;
+            self.inner.requests.counters.footer_requests.fetch_add(1, Relaxed);
+            let options =
+                GetOptions { head: true, if_match: Some(object.quoted_etag()), ..Default::default() };
+            let done = place.bucket.objects.get_opts(&place.path, options).await;
+            if let Some(answer) = request.end(pass, done)? {
+                return Ok(answer.meta.version);
+            }
+        }
+    }
+
     /// Bytes of a footer: `Changed` if the object has another version.
     pub(crate) async fn get(
         &self,
@@ -287,14 +327,23 @@ impl Source {
         counted: [&AtomicU64; 2],
         urgency: &Urgency,
     ) -> Result<()> {
-        let SourceObject { place, etag, size: frozen } = object;
+        let SourceObject { place, etag, size: frozen, .. } = object;
         let mut request = Request::new(&self.inner.requests, place, Some(etag), urgency);
+        let mut ways = self.inner.overwritten.ways(object);
         let mut readings = 0;
         loop {
             let rest = range.start + to.filled()..range.end;
             let pass = request.begin(rest.end - rest.start).await?;
-            let done = attempt(object, rest, to, counted).await;
-            let Some((size, checksum)) = request.end(pass, done)? else { continue };
+            let all = &self.inner.requests;
+            let done = attempt(object, ways.version_id(), rest, to, (counted, &all.silence)).await;
+            let (size, checksum) = match request.end(pass, done) {
+                Ok(Some(answered)) => answered,
+                Ok(None) => continue,
+                Err(e) => {
+                    ways.turn(e)?;
+                    continue;
+                }
+            };
             if size != *frozen || range.start + to.filled() < range.end {
                 return Err(Error::changed(format!(
                     "{}: has {size} bytes, not the {frozen} it was frozen with: open the dataset again",
@@ -302,6 +351,7 @@ impl Source {
                 )));
             }
             if to.finish(checksum.as_ref()) {
+                ways.done();
                 return Ok(());
             }
             readings += 1;
@@ -316,20 +366,23 @@ impl Source {
     }
 }
 
-/// Reads `range` of the object as far as one answer goes. Says what the answer tells of the whole object: its
+/// Reads `range` of the object as far as one answer goes, of the version that the store has under an id if
+/// one is given. Says what the answer tells of the whole object: its
 /// size, and its checksum if the answer is all of it.
 async fn attempt(
     object: &SourceObject,
+    version_id: Option<&str>,
     range: Range<u64>,
     to: &mut impl Landing,
-    [requests, received]: [&AtomicU64; 2],
+    ([requests, received], silence): ([&AtomicU64; 2], &Silence),
 ) -> object_store::Result<(u64, Option<Offered>)> {
     requests.fetch_add(1, Relaxed);
     let is_whole = range == (0..object.size);
     let mut left = range.end - range.start;
     let options = GetOptions {
         range: Some(GetRange::Bounded(range)),
-        if_match: Some(format!("\"{}\"", object.etag)),
+        if_match: Some(object.quoted_etag()),
+        version: version_id.map(str::to_owned),
         ..Default::default()
     };
     let place = &object.place;
@@ -344,6 +397,7 @@ async fn attempt(
         match body.try_next().await {
             Ok(Some(mut piece)) => {
                 received.fetch_add(piece.len() as u64, Relaxed);
+                silence.heard();
                 piece.truncate(left.min(piece.len() as u64) as usize);
                 left -= piece.len() as u64;
                 to.put(piece, checksum.is_some());

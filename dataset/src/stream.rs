@@ -16,6 +16,7 @@
 mod builder;
 mod cursor;
 pub mod gather;
+mod off_thread;
 mod prefetch;
 mod read_ahead;
 mod reading;

@@ -28,7 +28,10 @@ impl Urgency {
 
     /// From now on somebody waits for it: its requests that have not begun go with the demands.
     pub fn raise(&self) {
-        self.0.now.send_replace(true);
+        // Told once: telling wakes all who listen.
+        if !self.is_demand() {
+            self.0.now.send_replace(true);
+        }
     }
 
     /// Returns once somebody waits for it. May be cancelled.

@@ -198,6 +198,24 @@ impl Manifest {
         self.filter.as_ref()
     }
 
+    /// Whether it names objects by the store's ids of their versions.
+    pub fn has_version_ids(&self) -> bool {
+        self.objects.iter().any(|object| !object.version_id.is_empty())
+    }
+
+    /// The same dataset with version ids, one for each object; an empty one leaves what there is.
+    pub fn with_version_ids(mut self, ids: Vec<String>) -> Self {
+        let named = self.objects.iter_mut().zip(ids).filter(|(_, id)| !id.is_empty());
+        named.for_each(|(object, id)| object.version_id = id);
+        self
+    }
+
+    /// Whether another one has the same objects in the same versions, with or without ids of them.
+    pub fn has_objects_of(&self, other: &Self) -> bool {
+        let is_same = |(a, b): (&Object, &Object)| (&a.key, &a.etag, a.size) == (&b.key, &b.etag, b.size);
+        self.objects.len() == other.objects.len() && self.objects.iter().zip(&other.objects).all(is_same)
+    }
+
     /// Rows of the whole dataset; of a mix, of all its parts together.
     pub fn rows(&self) -> u64 {
         self.rows

@@ -21,7 +21,7 @@ pub fn parts(mut request: OpenRequest) -> Vec<OpenRequest> {
     for object in objects.unwrap_or_default() {
         let length = object.encoded_len();
         if bytes + length > PART_BYTES {
-            parts.push(OpenRequest { dataset: Some(DatasetSpec::default()), columns: Vec::new() });
+            parts.push(OpenRequest { dataset: Some(DatasetSpec::default()), ..OpenRequest::default() });
             bytes = 0;
         }
         bytes += length;
@@ -77,12 +77,12 @@ mod tests {
     fn request(lengths: &[usize]) -> OpenRequest {
         let object = |(i, length): (usize, &usize)| {
             let key = format!("{i:07}{}", "k".repeat(*length));
-            Object { key, etag: format!("{i:032x}"), size: 1 << 40 }
+            Object { key, etag: format!("{i:032x}"), size: 1 << 40, ..Default::default() }
         };
         let objects = lengths.iter().enumerate().map(object).collect();
         let dataset =
             DatasetSpec { uri: "s3://b/t".into(), filter: "x > 3".into(), objects, ..Default::default() };
-        OpenRequest { dataset: Some(dataset), columns: vec!["x".into()] }
+        OpenRequest { dataset: Some(dataset), columns: vec!["x".into()], version_ids: true }
     }
 
     fn joined(parts: Vec<OpenRequest>) -> Result<OpenRequest> {

@@ -242,7 +242,7 @@ mod tests {
 
     fn dataset(uri: &str, rows: &[u64]) -> Manifest {
         let size = |&rows| SegmentSize { object: 0, row_groups: 2, rows, decoded_bytes: rows * 8 };
-        let object = Object { key: "o".into(), etag: uri.into(), size: 9 };
+        let object = Object { key: "o".into(), etag: uri.into(), size: 9, ..Default::default() };
         Manifest::new(uri, 1, vec![1], vec![object], &rows.iter().map(size).collect::<Vec<_>>()).unwrap()
     }
 

@@ -16,12 +16,13 @@ import fsspec.parquet
 import fsspec.tests.abstract as abstract
 import pyarrow as pa
 import pyarrow.dataset as ds
+import pyarrow.fs
 import pyarrow.parquet as pq
 import pytest
 from conftest import BIN, Cluster, needs
 
 import forebay
-from forebay import _forebay
+from forebay import ChangedError, _forebay
 from forebay.fs import AheadCache, ForebayFileSystem
 
 
@@ -112,6 +113,37 @@ def test_reads_ahead_only_of_who_goes_on(seed: int) -> None:
     for start in range(0, len(content), 1000):
         lines._fetch(start, start + 1000)
     assert len(fetched) < 10 and sum(stop - start for start, stop in fetched) == len(content)
+
+
+def test_an_object_overwritten_in_mid_read_is_an_error_or_one_version(cluster: Cluster, fs: ForebayFileSystem) -> None:
+    store = pyarrow.fs.S3FileSystem(
+        access_key=cluster.store["s3_access_key_id"],
+        secret_key=cluster.store["s3_secret_access_key"],
+        endpoint_override=cluster.store["s3_endpoint"],
+        region=cluster.store["s3_region"],
+    )
+
+    def write(path: str, content: bytes) -> None:
+        with store.open_output_stream(path) as out:
+            out.write(content)
+
+    chance = random.Random(11)
+    errors = 0
+    for number in range(10):
+        path = f"{cluster.bucket}/changing/{number}"
+        old, new = (chance.randbytes(9_000_000 + number % 3) for _ in range(2))
+        write(path, old)
+        with fs.open(path) as file:
+            read = file.read(chance.randrange(1, 9_000_000))
+            write(path, new)
+            try:
+                read += file.read()
+                assert read == old
+            except ChangedError:
+                errors += 1
+                assert old.startswith(read)
+        assert fs.cat_file(path) == new
+    assert errors > 0, "it never changed in mid-read"
 
 
 def test_nothing_is_written(cluster: Cluster, fs: ForebayFileSystem, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 //! The benchmarks, one module for each `make bench-*`.
 
+pub mod attack;
 pub mod cluster;
 pub mod disk;
 pub mod epoch;

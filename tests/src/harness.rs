@@ -2,9 +2,10 @@
 //!
 //! [`s3`] is an S3 server in this process (real HTTP, SigV4 and XML) that keeps a log of requests and breaks
 //! on demand; [`slow`] is a proxy that makes it behave like remote S3, `wire` one that breaks as networks do.
-//! [`made`] are objects by a rule, of any size. [`process`] starts the real binaries and watches their logs; [`etcd`] starts real etcd. [`mnist`] and
-//! [`table`] are the data, [`reader`] reads a table and checks every value. [`check`] and [`report`] are the
-//! form in which measurements tell what they found, [`origin`] says which commit and machine they are of.
+//! [`made`] are objects by a rule, of any size. [`process`] starts the real binaries and watches their logs;
+//! [`etcd`] starts real etcd. [`mnist`] and [`table`] are the data, [`frames`] speaks HTTP/2 by hand,
+//! [`reader`] reads a table and checks every value. [`check`] and [`report`] are the form in which measurements
+//! tell what they found, [`origin`] says which commit and machine they are of.
 
 pub(crate) mod answers;
 pub(crate) mod background;
@@ -13,6 +14,7 @@ pub mod cloud;
 pub mod differential;
 pub mod etcd;
 pub mod fault;
+pub mod frames;
 pub(crate) mod html;
 pub mod made;
 pub mod mnist;
@@ -26,5 +28,5 @@ pub mod s3_client;
 pub mod seen;
 mod serve;
 pub mod slow;
-pub(crate) mod table;
+pub mod table;
 pub(crate) mod wire;

@@ -102,7 +102,8 @@ impl WantedColumns<'_> {
         match self.content {
             Content::Segment(manifest, segment) => {
                 let (digest, uri) = (manifest.digest().to_bytes().to_vec().into(), manifest.uri().to_owned());
-                request.fill = Some(v1::FillFrom { manifest: digest, segment, uri });
+                let version_ids = manifest.has_version_ids();
+                request.fill = Some(v1::FillFrom { manifest: digest, segment, uri, version_ids });
             }
             Content::Block(object, index) => {
                 request.block = Some(v1::FillBlock { object: Some(object.into()), index });

@@ -75,7 +75,7 @@ mod tests {
     use std::sync::Arc;
 
     fn manifest(n: usize) -> Manifest {
-        let object = Object { key: "o".into(), etag: format!("e{n}"), size: 1 };
+        let object = Object { key: "o".into(), etag: format!("e{n}"), size: 1, ..Default::default() };
         let size = SegmentSize { object: 0, row_groups: 1, rows: 5, decoded_bytes: 40 };
         Manifest::new("s3://b/d".to_owned(), 1, vec![], vec![object], &[size]).unwrap()
     }

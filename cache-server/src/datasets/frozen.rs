@@ -3,11 +3,11 @@
 //! be opened while the object store does not answer.
 
 use crate::disk::{DiskCache, Sidecar};
-use crate::runtime::blocking;
+use crate::runtime::{blocking, given_up};
 use forebay_dataset::source::place_of;
 use forebay_dataset::{Conflict, Frozen, SegmentReader, Selection, schema};
 use forebay_proto::hash::{xxh3_64, xxh3_128};
-use forebay_proto::manifest::Manifest;
+use forebay_proto::manifest::{Manifest, Object};
 use forebay_proto::{Error, Kind, Result, v1};
 use prost::Message as _;
 use std::sync::Arc;
@@ -93,12 +93,14 @@ pub(super) async fn freeze(
     selection: Selection,
 ) -> Result<Arc<Frozen>> {
     let (look, wanted) = (files.clone(), selection.clone());
-    let known = blocking(move || look.find(&wanted)).await?;
+    // Without a disk that answers nothing is known.
+    let known = given_up(blocking(move || look.find(&wanted)).await, None)?;
     match (source.freeze_again(&selection, known.clone()).await, known) {
         (Ok(frozen), known) => {
             if !known.is_some_and(|known| Arc::ptr_eq(&known, &frozen)) {
                 let kept = frozen.clone();
-                if let Err(e) = blocking(move || files.keep(&selection, &kept)).await? {
+                let hangs = Err(Error::retry("its disk hangs"));
+                if let Err(e) = given_up(blocking(move || files.keep(&selection, &kept)).await, hangs)? {
                     tracing::debug!(error = %e, "a frozen dataset could not be kept: its footers are read again when it is opened again");
                 }
             }
@@ -164,7 +166,9 @@ fn name(selection: &Selection) -> String {
     let Selection { uri, segment_bytes, schema_of, no_partitions, objects, filter } = selection;
     let mut text = format!("{segment_bytes} {uri}");
     if !selection.is_plain() {
-        let objects = objects.iter().map(|o| format!("{:?} {:?} {}", o.key, o.etag, o.size));
+        let id =
+            |o: &Object| if o.version_id.is_empty() { String::new() } else { format!(" {:?}", o.version_id) };
+        let objects = objects.iter().map(|o| format!("{:?} {:?} {}{}", o.key, o.etag, o.size, id(o)));
         let objects = objects.collect::<Vec<_>>().join("\n");
         text = format!("{text}\n{no_partitions} {schema_of:?}\n{objects}");
     }
@@ -181,11 +185,11 @@ mod tests {
     use crate::disk::tests::NoForecast;
     use crate::disk::{DiskCache, DiskCacheSettings};
     use arrow::datatypes::{DataType, Field, Schema};
-    use forebay_proto::manifest::{Object, SegmentSize};
+    use forebay_proto::manifest::SegmentSize;
 
     fn frozen(n: usize) -> Frozen {
         let schema = Arc::new(Schema::new(vec![Field::new("id", DataType::Int64, true)]));
-        let object = Object { key: "o".into(), etag: "e".into(), size: 1 };
+        let object = Object { key: "o".into(), etag: "e".into(), size: 1, ..Default::default() };
         let size = SegmentSize { object: 0, row_groups: 1, rows: 5, decoded_bytes: 40 };
         let ipc = schema::to_ipc(&schema).unwrap();
         let manifest = Manifest::new(format!("s3://b/d{n}"), 1, ipc, vec![object], &[size]).unwrap();

@@ -9,10 +9,11 @@
 //! replaces none, and serves only tickets that state the same sizes.
 
 use super::dataset::Dataset;
-use forebay_proto::manifest::{DatasetId, Digest};
+use forebay_proto::manifest::{DatasetId, Digest, Object};
 use forebay_proto::{Error, Result};
 use prost::Message as _;
 use std::collections::HashMap;
+use std::sync::Arc;
 
 /// Bytes of all known manifests together: a dataset of a million segments is about 100 MB.
 pub(super) const LIMIT: usize = 512 << 20;
@@ -48,24 +49,43 @@ struct KnownDataset {
 /// Bytes of memory that a dataset takes.
 fn memory_bytes(dataset: &Dataset) -> usize {
     let m = &dataset.manifest;
-    let names: usize = m.objects().iter().map(|object| object.key.len() + object.etag.len()).sum();
+    let name_bytes = |o: &Object| o.key.len() + o.etag.len() + o.version_id.len();
+    let names: usize = m.objects().iter().map(name_bytes).sum();
     // Counts of row groups, and a place for each segment's.
     let filter = m.filter().map_or(0, |filter| size_of_val(filter.rows()) + 8 * m.segments().len());
     let shape = m.shape().map_or(0, |shape| shape.encoded_len());
     size_of_val(m.segments()) + size_of_val(m.objects()) + names + m.schema().len() + filter + 4 * shape
 }
 
+/// A dataset with the version ids that a copy of it has.
+fn with_ids_of(dataset: &Dataset, copy: &Dataset) -> Dataset {
+    let ids = copy.manifest.objects().iter().map(|object| object.version_id.clone()).collect();
+    let manifest = Arc::new(dataset.manifest.as_ref().clone().with_version_ids(ids));
+    Dataset { manifest, schema: dataset.schema.clone() }
+}
+
 impl Known {
-    /// Adds a dataset, and returns whether it is new and which had to go for it. One that was told replaces
-    /// none.
-    pub fn insert(&mut self, dataset: Dataset, made_by: MadeBy, limit: usize) -> (bool, Vec<DatasetId>) {
+    /// Adds a dataset, and returns whether it has something new and which had to go for it. One that was told
+    /// replaces none. Ids of versions stay known, from wherever they come: objects are read by their tags.
+    pub fn insert(&mut self, mut dataset: Dataset, made_by: MadeBy, limit: usize) -> (bool, Vec<DatasetId>) {
         self.clock += 1;
         let id = dataset.manifest.id();
-        if made_by == MadeBy::Another
-            && let Some(old) = self.entries.get_mut(&id)
-        {
-            old.used = self.clock;
-            return (false, Vec::new());
+        let has_ids = dataset.manifest.has_version_ids();
+        let old = self.entries.get_mut(&id);
+        let gains_ids = has_ids && old.as_ref().is_some_and(|old| !old.dataset.manifest.has_version_ids());
+        if let Some(old) = old {
+            if made_by == MadeBy::Another {
+                old.used = self.clock;
+                if gains_ids {
+                    self.bytes -= memory_bytes(&old.dataset);
+                    old.dataset = with_ids_of(&old.dataset, &dataset);
+                    self.bytes += memory_bytes(&old.dataset);
+                }
+                return (gains_ids, Vec::new());
+            }
+            if !has_ids && old.dataset.manifest.has_version_ids() {
+                dataset = with_ids_of(&dataset, &old.dataset);
+            }
         }
         self.bytes += memory_bytes(&dataset);
         let sizes_hash = dataset.manifest.sizes_hash();
@@ -78,13 +98,18 @@ impl Known {
             let oldest = self.entries.iter().min_by_key(|(_, entry)| entry.used).map(|(id, _)| *id);
             gone.extend(oldest.filter(|id| self.remove(id)));
         }
-        (old.is_none_or(|old| old.dataset.manifest.sizes_hash() != sizes_hash), gone)
+        let is_new = old.is_none_or(|old| old.dataset.manifest.sizes_hash() != sizes_hash);
+        (is_new || gains_ids, gone)
     }
 
     /// A dataset, which counts as used. If another process told it, its sizes must be those of `sizes_hash`.
-    pub fn get(&mut self, id: DatasetId, sizes_hash: Option<u64>) -> Option<Dataset> {
+    /// One without ids of versions is not known where they are needed.
+    pub fn get(&mut self, id: DatasetId, sizes_hash: Option<u64>, needs_ids: bool) -> Option<Dataset> {
         self.clock += 1;
         let entry = self.entries.get_mut(&id)?;
+        if needs_ids && !entry.dataset.manifest.has_version_ids() {
+            return None;
+        }
         let is_as_stated = sizes_hash.is_none_or(|hash| hash == entry.dataset.manifest.sizes_hash());
         if entry.made_by == MadeBy::Another && !is_as_stated {
             return None;
@@ -114,7 +139,7 @@ impl Known {
         let current = self.entries.get(&m.id()).map_or(0, |entry| entry.current);
         let is_later = |entry: &KnownDataset| {
             let other = &entry.dataset.manifest;
-            entry.current > current && other.uri() == m.uri() && other.objects() != m.objects()
+            entry.current > current && other.uri() == m.uri() && !other.has_objects_of(m)
         };
         self.entries.values().any(is_later)
     }
@@ -136,11 +161,10 @@ impl Known {
 mod tests {
     use super::*;
     use arrow::datatypes::Schema;
-    use forebay_proto::manifest::{Manifest, Object, SegmentSize};
-    use std::sync::Arc;
+    use forebay_proto::manifest::{Manifest, SegmentSize};
 
     fn dataset(uri: &str, key: &str, segments: usize, decoded_bytes: u64) -> Dataset {
-        let object = Object { key: key.into(), etag: "e".into(), size: 1 };
+        let object = Object { key: key.into(), etag: "e".into(), size: 1, ..Default::default() };
         let size = SegmentSize { object: 0, row_groups: 1, rows: 1, decoded_bytes };
         let manifest = Manifest::new(uri, 1, vec![], vec![object], &vec![size; segments]).unwrap();
         Dataset { manifest: Arc::new(manifest), schema: Arc::new(Schema::empty()) }
@@ -160,7 +184,7 @@ mod tests {
         assert_eq!(insert(&a), (true, vec![]));
         assert_eq!(insert(&a), (false, vec![]));
         assert_eq!(insert(&b), (true, vec![]));
-        assert!(known.get(id(&a), None).is_some());
+        assert!(known.get(id(&a), None, false).is_some());
         let mut insert = |d: &Dataset| known.insert(d.clone(), MadeBy::ThisNode, limit);
         assert_eq!(insert(&c), (true, vec![id(&b)]));
         let huge = dataset("d", 100);
@@ -169,7 +193,7 @@ mod tests {
         let mut all = vec![id(&a), id(&c)];
         all.sort_unstable();
         assert_eq!(gone, all);
-        assert!(known.get(id(&huge), None).is_some() && known.remove(&id(&huge)));
+        assert!(known.get(id(&huge), None, false).is_some() && known.remove(&id(&huge)));
         assert_eq!((known.bytes, known.list().len()), (0, 0));
     }
 
@@ -182,7 +206,7 @@ mod tests {
         assert_eq!(known.only(first.manifest.digest()).unwrap(), Some(id(&first)));
         assert!(known.insert(copy.clone(), MadeBy::ThisNode, LIMIT).0);
         for d in [&first, &copy] {
-            assert_eq!(known.get(id(d), None).unwrap().manifest.uri(), d.manifest.uri());
+            assert_eq!(known.get(id(d), None, false).unwrap().manifest.uri(), d.manifest.uri());
         }
         let message = known.only(first.manifest.digest()).unwrap_err().message;
         assert!(message.contains("s3://b/p") && message.contains("s3://other/p"), "{message}");
@@ -198,7 +222,7 @@ mod tests {
         for _ in 0..2 {
             assert!(known.is_superseded(&old) && !known.is_superseded(&new));
             known.insert(old.clone(), MadeBy::ThisNodeOfList, LIMIT);
-            known.get(id(&old), None).unwrap();
+            known.get(id(&old), None, false).unwrap();
         }
         let mut known = Known::default();
         known.insert(new.clone(), MadeBy::Another, LIMIT);
@@ -207,10 +231,35 @@ mod tests {
     }
 
     #[test]
+    fn ids_of_versions_stay_known_and_are_asked_for_where_they_are_needed() {
+        let plain = dataset("s3://b/p", "a", 4, 1);
+        let named = with_version_id(&plain, "v1");
+        assert_eq!(id(&plain), id(&named));
+        for made_by in [MadeBy::Another, MadeBy::ThisNodeOfList] {
+            let mut known = Known::default();
+            assert!(known.insert(plain.clone(), MadeBy::ThisNode, LIMIT).0);
+            assert!(known.get(id(&plain), None, false).is_some());
+            assert!(known.get(id(&plain), None, true).is_none(), "a reader has to tell them");
+            assert!(known.insert(named.clone(), made_by, LIMIT).0, "they are news");
+            assert!(!known.insert(named.clone(), made_by, LIMIT).0);
+            assert!(!known.insert(plain.clone(), MadeBy::ThisNode, LIMIT).0);
+            let read = known.get(id(&plain), None, true).expect("they stay");
+            assert_eq!(read.manifest.objects()[0].version_id, "v1");
+            assert_eq!(known.bytes, memory_bytes(&named));
+        }
+    }
+
+    fn with_version_id(dataset: &Dataset, version_id: &str) -> Dataset {
+        let manifest = dataset.manifest.as_ref().clone().with_version_ids(vec![version_id.to_owned()]);
+        Dataset { manifest: Arc::new(manifest), schema: dataset.schema.clone() }
+    }
+
+    #[test]
     fn another_process_cannot_set_the_sizes() {
         let (right, wrong) = (dataset("s3://b/p", "a", 4, 8), dataset("s3://b/p", "a", 4, u64::MAX / 4));
         let (id, stated) = (id(&right), Some(right.manifest.sizes_hash()));
-        let size = |known: &mut Known| known.get(id, stated).map(|d| d.manifest.segments()[0].decoded_bytes);
+        let size =
+            |known: &mut Known| known.get(id, stated, false).map(|d| d.manifest.segments()[0].decoded_bytes);
         // After the node has frozen it.
         let mut known = Known::default();
         known.insert(right.clone(), MadeBy::ThisNode, LIMIT);

@@ -104,13 +104,28 @@ impl DiskCache {
     /// touch the disk: the reader verifies after the use that the file is still the one that was mapped.
     #[tracing::instrument(level = "trace", skip_all)]
     pub fn mapped(&self, id: SegmentId, columns: &[String]) -> Option<ReadySegment> {
+        self.kept(id, columns, Mapped::is_touched)
+    }
+
+    /// The same whether its pages are in use or not: for those who read copies of a few of its bytes
+    /// ([`ReadySegment::copy_now`]), and by their addresses none.
+    pub fn known(&self, id: SegmentId, columns: &[String]) -> Option<ReadySegment> {
+        self.kept(id, columns, Mapped::is_well)
+    }
+
+    fn kept(
+        &self,
+        id: SegmentId,
+        columns: &[String],
+        is_fit: impl Fn(&Mapped) -> bool,
+    ) -> Option<ReadySegment> {
         let mut index = self.files.index();
-        let is_warm = |key: &FileKey| {
+        let is_it = |key: &FileKey| {
             let entry = index.get(key)?;
             let has_all = columns.iter().all(|c| entry.columns.contains(c));
-            entry.map.as_ref().filter(|map| has_all && map.is_touched())
+            entry.map.as_ref().filter(|map| has_all && is_fit(map))
         };
-        let key = index.files_of(id).into_iter().find(|key| is_warm(key).is_some())?;
+        let key = index.files_of(id).into_iter().find(|key| is_it(key).is_some())?;
         index.touch(&key)?.map.as_ref().map(|map| map.ready())
     }
 
@@ -234,6 +249,12 @@ impl DiskCache {
                 Err(e) => tracing::debug!(dir = %path, error = %e, "a cache directory is still set aside"),
             }
         }
+    }
+
+    /// Sets directories aside that hang, and gives their files up. Returns how many there are. To be called
+    /// several times a second; does not wait for any disk.
+    pub fn set_hung_aside(&self, now: Instant) -> usize {
+        self.files.dirs.set_hung_aside(now, |dir| self.files.index().clear(dir))
     }
 
     /// Reads all files from the disk and checks them. `go_on` is told the bytes of each piece when that is

@@ -10,6 +10,7 @@ mod dir;
 
 use super::counters::DiskCounters;
 use super::file_system::Disk;
+use super::watch::PULSE_FILE;
 pub use dir::{Dir, Health, SHARDS};
 use forebay_proto::{Error, Result};
 use std::io;
@@ -113,6 +114,19 @@ impl Dirs {
         }
     }
 
+    /// Sets directories aside that hang; `lost` is called of each. Does not wait for any disk.
+    pub fn set_hung_aside(&self, now: Instant, lost: impl Fn(usize)) -> usize {
+        let hung = self.dirs.iter().enumerate().filter(|(_, dir)| dir.hangs(now) && dir.set_hung());
+        let mut count = 0;
+        for (i, dir) in hung {
+            count += 1;
+            lost(i);
+            self.counters.dir_faults.fetch_add(1, Ordering::Relaxed);
+            tracing::warn!(dir = %dir.path.display(), "a cache directory hangs and is set aside: its disk does not answer; it is tried again when it does");
+        }
+        count
+    }
+
     /// Tries directories that do not work, where their next attempt is due, at once; `fill` indexes one that
     /// was away. Returns what came of each.
     pub fn heal(&self, now: Instant, fill: impl Fn(usize) -> Result<()> + Sync) -> Vec<(usize, Result<()>)> {
@@ -175,7 +189,7 @@ impl Dirs {
         for shard in SHARDS {
             all += bytes(place.shard(shard))?;
         }
-        let others = ["lock", "v1", "v1/segments", "v1/pins"];
+        let others = ["lock", "v1", "v1/segments", "v1/pins", PULSE_FILE];
         all += others.iter().filter_map(|name| bytes(place.path.join(name)).ok()).sum::<u64>();
         Ok(all + self.block_bytes())
     }

@@ -1,6 +1,7 @@
 //! Every file operation of the disk cache, behind one trait: the real disk, and in tests one that fails on
 //! purpose.
 
+use super::underway::Operation;
 use forebay_proto::hash::Hash64;
 use std::fs::{self, File};
 use std::io::{self, IoSlice, Write};
@@ -173,6 +174,19 @@ pub trait Disk: std::fmt::Debug + Send + Sync {
     fn free_bytes(&self, path: &Path) -> io::Result<u64> {
         let s = rustix::fs::statvfs(path)?;
         Ok(s.f_bavail.saturating_mul(s.f_frsize))
+    }
+
+    /// Reads the first block of a file from the medium, whatever of it is in memory.
+    fn read_medium(&self, path: &Path) -> io::Result<()> {
+        let file = File::open(path)?;
+        rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed)?;
+        file.read_at(&mut [0; 512], 0).map(drop)
+    }
+
+    /// Notes that pages of mapped files are about to be used, until this is dropped; none where nobody
+    /// watches.
+    fn using(&self) -> Option<Operation> {
+        None
     }
 
     /// Bytes of the blocks that the file system hands out.

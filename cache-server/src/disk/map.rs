@@ -16,6 +16,9 @@ use arrow::buffer::Buffer;
 use bytes::Bytes;
 use forebay_dataset::ready::Verifier;
 use forebay_dataset::{ReadySegment, SegmentBatch};
+use std::any::Any;
+use std::fs::File;
+use std::os::fd::AsRawFd as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{
@@ -53,7 +56,12 @@ impl Mapped {
 
     /// Whether its pages may be in the process's memory, and no reader found the file changed.
     pub fn is_touched(&self) -> bool {
-        self.touched.load(Relaxed) && !self.place.guard.is_torn() && !self.place.is_damaged.load(Relaxed)
+        self.touched.load(Relaxed) && self.is_well()
+    }
+
+    /// Whether no reader found the file changed.
+    pub fn is_well(&self) -> bool {
+        !self.place.guard.is_torn() && !self.place.is_damaged.load(Relaxed)
     }
 
     /// Notes that it is about to be read. Returns whether that was known.
@@ -96,6 +104,8 @@ struct MappedFile {
     disk: Arc<dyn Disk>,
     path: PathBuf,
     stamp: Stamp,
+    /// Where the map begins.
+    start: usize,
     guard: guard::Guard,
     /// A reader found that it is not the file any more that was mapped.
     is_damaged: AtomicBool,
@@ -110,6 +120,10 @@ impl MappedFile {
 }
 
 impl Verifier for MappedFile {
+    fn using(&self) -> Option<Box<dyn Any + Send>> {
+        self.disk.using().map(|operation| Box::new(operation) as Box<dyn Any + Send>)
+    }
+
     fn is_sound(&self) -> bool {
         let is_same = self.disk.stat_path(&self.path).is_ok_and(|now| self.is_of(&now.stamp));
         // Looked at after the file: it is marked before it goes.
@@ -141,6 +155,30 @@ impl Verifier for MappedFile {
     fn bring(&self, bytes: &[u8]) {
         advise(bytes, libc::MADV_POPULATE_READ);
     }
+
+    /// From the file: so no page of the map counts as this process's memory.
+    fn copy_now(&self, bytes: &[u8]) -> Option<Vec<u8>> {
+        let at = (bytes.as_ptr() as usize).checked_sub(self.start)?;
+        let file = self.disk.open(&self.path).ok()?;
+        let copied = read_now(&file, bytes.len(), at)?;
+        // It was what was checked, and still is.
+        self.disk.stat(&file).is_ok_and(|now| self.is_of(&now.stamp)).then_some(copied)
+    }
+}
+
+/// Bytes of a file, if all of them are in memory.
+fn read_now(file: &File, length: usize, at: usize) -> Option<Vec<u8>> {
+    let mut bytes: Vec<u8> = Vec::with_capacity(length);
+    let part = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: length };
+    let at = libc::off_t::try_from(at).ok()?;
+    // SAFETY: the kernel writes `length` bytes at most, for which `bytes` has room.
+    let read = unsafe { libc::preadv2(file.as_raw_fd(), &raw const part, 1, at, libc::RWF_NOWAIT) };
+    if read != isize::try_from(length).ok()? {
+        return None;
+    }
+    // SAFETY: `length` bytes were written.
+    unsafe { bytes.set_len(length) };
+    Some(bytes)
 }
 
 /// Says something of the whole pages of a part of a map. A kernel that does not know `advice` does nothing.
@@ -195,7 +233,7 @@ pub fn open(disk: &Arc<dyn Disk>, path: &Path, checked: Option<StampMark>) -> Re
     let guard = guard::Guard::new(start, start + map.len());
     let (disk, path, stamp) = (disk.clone(), path.to_owned(), stat.stamp);
     let [is_damaged, is_retired] = [const { AtomicBool::new(false) }; 2];
-    let place = Arc::new(MappedFile { disk, path, stamp, guard, is_damaged, is_retired });
+    let place = Arc::new(MappedFile { disk, path, stamp, start, guard, is_damaged, is_retired });
     let owner = GuardedMap { map, place: place.clone() };
     let body = Buffer::from(Bytes::from_owner(owner).slice(body_offset as usize..));
     let batch = Arc::new(header.batch_of(&body)?);

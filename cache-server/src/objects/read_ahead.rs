@@ -1,6 +1,6 @@
-//! How far ahead of a stream blocks are made ready: two blocks at first, or a sixteenth of what is asked for
-//! at once; twice as much for each block that was read in sequence, half as much after a jump. Only what the
-//! stream was asked for is read ahead, so that nothing is fetched in vain.
+//! How far ahead of a stream blocks are made ready: two blocks at first, or a sixteenth of all that it was
+//! asked for; twice as much for each block that was read in sequence, half as much after a jump. Only bytes
+//! that the stream was asked for are read ahead, so that nothing is fetched in vain.
 
 /// Bytes ahead of a stream at most.
 pub const BYTES_MAX: u64 = 64 << 20;

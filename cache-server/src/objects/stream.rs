@@ -74,7 +74,7 @@ impl ObjectStream {
 
     /// From now on pieces may be lent: no copies, but bytes as they lie in mapped files. For those who hand
     /// them to the kernel, and whose reader throws away what has no end: whether all was sound shows only
-    /// then. What is short is copied nevertheless.
+    /// then. A short stream is copied nevertheless.
     pub fn lending(self) -> Self {
         let loans = (self.left > PIECE_BYTES).then(Loans::default);
         Self { loans, ..self }

@@ -2,8 +2,9 @@
 //!
 //! A fill asks other nodes first, as that of a segment does. From the object store it fetches all of the
 //! block, from the first byte that is wanted on, then what lies before. One that was begun ahead is given up
-//! when its reader goes away. Bytes of files that are in memory are handed over at once, as a copy or on
-//! loan; others are brought there on a blocking thread first, so no async thread meets a cold page.
+//! when its reader goes away. Bytes of files that are in memory are handed over at once: a few as a copy that
+//! is read from the file, more as a copy or on loan of its map. Others are brought there on a blocking thread
+//! first, so no async thread meets a cold page.
 
 use super::block::{Block, COLUMNS, bytes_of, columns};
 use super::block_fill::fill;
@@ -69,6 +70,8 @@ enum Supply {
 struct ReadyBlock {
     segment: ReadySegment,
     bytes: Buffer,
+    /// Whether its pages may be touched: else only copies that were read from the file.
+    may_touch: bool,
 }
 
 impl BlockReader {
@@ -187,11 +190,16 @@ impl BlockReader {
                 self.block.object.uri, self.block.index
             )));
         }
-        // Once it was found unsound, only the file on the disk counts.
-        let mapped = self.cache.disk.mapped(id, &*COLUMNS).filter(|_| self.looks == 1);
-        if let Some(segment) = mapped {
+        let (disk, is_short) = (&self.cache.disk, self.left() <= PIECE_BYTES);
+        // Once it was found unsound, or not in memory, only the file on the disk counts.
+        let at_once = match is_short {
+            _ if self.looks > 1 => None,
+            true => disk.known(id, &*COLUMNS),
+            false => disk.mapped(id, &*COLUMNS),
+        };
+        if let Some(segment) = at_once {
             self.cache.events.record(Event::Hit);
-            self.supply = ready(segment)?;
+            self.supply = ready(segment, !is_short)?;
         } else if self.cache.lacks(id) {
             self.fill();
         } else {
@@ -213,7 +221,7 @@ impl BlockReader {
         match found.parts.into_iter().next() {
             Some(segment) => {
                 self.cache.events.record(Event::Hit);
-                self.supply = ready(segment)?;
+                self.supply = ready(segment, true)?;
             }
             None => self.fill(),
         }
@@ -257,7 +265,7 @@ impl BlockReader {
 impl Drop for BlockReader {
     fn drop(&mut self) {
         // The last holder of a block frees or unmaps megabytes.
-        if let Supply::Ready(ReadyBlock { segment, bytes }) =
+        if let Supply::Ready(ReadyBlock { segment, bytes, .. }) =
             std::mem::replace(&mut self.supply, Supply::Nowhere)
         {
             drop(bytes);
@@ -267,19 +275,24 @@ impl Drop for BlockReader {
 }
 
 impl ReadyBlock {
-    /// Bytes from the beginning of a range on; `None` if the file behind them is not sound any more.
+    /// Bytes from the beginning of a range on; `None` if they are to be looked for again.
     async fn take(&self, wanted: Range<u64>, loans: Option<&mut Loans>) -> Result<Option<Bytes>> {
         let part = |length: u64| {
             let length = length.min(wanted.end - wanted.start) as usize;
             self.bytes.slice_with_length(wanted.start as usize, length)
         };
-        if let Some(loans) = loans {
+        if let Some(loans) = loans
+            && self.may_touch
+        {
             let lent = part(LENT_BYTES);
             if self.segment.is_in_memory(&lent) {
                 return Ok(loans.lend(&self.segment, lent));
             }
         }
         let piece = part(PIECE_BYTES);
+        if !self.may_touch {
+            return Ok(self.segment.copy_now(&piece).map(Bytes::from));
+        }
         if self.segment.is_in_memory(&piece) {
             return Ok(copied(&self.segment, &piece));
         }
@@ -300,15 +313,15 @@ fn copied(segment: &ReadySegment, piece: &[u8]) -> Option<Bytes> {
     segment.verify().then_some(copied)
 }
 
-fn ready(segment: ReadySegment) -> Result<Supply> {
+fn ready(segment: ReadySegment, may_touch: bool) -> Result<Supply> {
     let bytes = bytes_of(&segment.batch, 0..segment.batch.num_rows() as u64)?;
-    Ok(Supply::Ready(ReadyBlock { segment, bytes }))
+    Ok(Supply::Ready(ReadyBlock { segment, bytes, may_touch }))
 }
 
 /// Where a reader goes on after a fill.
 fn filled(outcome: FillOutcome) -> Result<Supply> {
     match outcome {
-        FillOutcome::Filled(segment) => ready(segment),
+        FillOutcome::Filled(segment) => ready(segment, true),
         FillOutcome::Retry => Ok(Supply::Nowhere),
         FillOutcome::Failed(e, _) => Err(e),
     }

@@ -17,11 +17,11 @@ use crate::disk::file::Origin;
 use crate::disk::policy::{Admit, Refusal, Role};
 use crate::disk::{DiskCache, Found, Written};
 use crate::events::{Event, Events};
-use crate::runtime::blocking;
+use crate::runtime::{blocking, given_up};
 use forebay_dataset::stream::Reading;
 use forebay_dataset::{ReadySegment, SegmentBatch, SegmentReader, Urgency};
-use forebay_proto::Result;
 use forebay_proto::manifest::SegmentId;
+use forebay_proto::{Kind, Result};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use tokio::sync::broadcast;
@@ -125,14 +125,18 @@ impl Cache {
         loop {
             let (cache, columns) = (self.clone(), reading.columns().cloned().collect());
             let is_sparse = reading.is_sparse;
-            let Found { parts: mut found, missing } = blocking(move || {
+            let looked = blocking(move || {
                 let found = cache.look(id, columns);
                 if !is_sparse {
                     cache.disk.populate(id);
                 }
                 found
-            })
-            .await?;
+            });
+            let Found { parts: mut found, missing } = match looked.await {
+                // The directory that hangs is set aside: what lies in it is missing now.
+                Err(e) if e.kind == Kind::Retry => continue,
+                found => found?,
+            };
             if missing.is_empty() {
                 report(turnout);
                 return compose(&reading.projected, &found, rows);
@@ -230,7 +234,8 @@ impl Cache {
         // Only this fill leads now. Another may have ended between the look of this one's caller and its
         // lead.
         let (cache, wanted) = (self.clone(), columns.clone());
-        if !blocking(move || cache.look(id, wanted)).await?.parts.is_empty() {
+        let looked = blocking(move || cache.look(id, wanted)).await;
+        if !given_up(looked, Found::default())?.parts.is_empty() {
             return Ok(None);
         }
         let wanted = WantedColumns {
@@ -245,7 +250,12 @@ impl Cache {
             None => self.fetch(&reading, segment, &columns, &mut ahead).await?,
         };
         let Ahead { share, tier, .. } = ahead;
-        let placed = blocking(move || self.put(&origin, batch, tier, filling)).await?;
+        let (cache, spare) = (self.clone(), batch.clone());
+        let placed = match blocking(move || self.put(&origin, batch, tier, filling)).await {
+            // Nobody waits for a disk that hangs while it is written.
+            Err(e) if e.kind == Kind::Retry => Ok(cache.serve_once(id, spare)),
+            placed => placed?,
+        };
         drop(share);
         placed.map(Some)
     }

@@ -1,7 +1,7 @@
 //! Bytes of blocks that are sent as they lie in their files, without a copy.
 //!
 //! A file that is mapped can be changed by others while its bytes are sent. A block is verified before its
-//! first bytes are lent; and whoever sends a body settles before its end: waits until all that was lent is on
+//! first bytes are lent; and a sender settles before the end of a body: waits until all that was lent is on
 //! its way, and verifies the blocks again. If one is not sound any more, the body has no end, and its reader
 //! throws it away.
 
@@ -117,6 +117,10 @@ mod tests {
         }
 
         fn bring(&self, _: &[u8]) {}
+
+        fn copy_now(&self, _: &[u8]) -> Option<Vec<u8>> {
+            None
+        }
     }
 
     #[tokio::test]

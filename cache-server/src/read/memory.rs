@@ -6,7 +6,8 @@
 //! | tier | 2/8 | segments served without being stored, until no stream needs them; and see below |
 //! | streams | 5/64 | messages made but not sent; a stream may hold one whatever the others do |
 //! | pool | 1/64 | buffers of messages that were sent, to be used again |
-//! | tickets | 1/32 | tickets, and the places of the rows of the steps that streams are at |
+//! | tickets | 3/128 | tickets, and the places of the rows of the steps that streams are at |
+//! | requests | 1/128 | other requests while they come and are begun |
 //! | maps | 2/8 | mapped segment files whose pages are in the process's memory: a window of 16 segments |
 //! | shared | 1/16 | memory shared with readers on the node's host |
 //!
@@ -41,6 +42,8 @@ pub struct Memory {
     pub streams: Arc<MemoryBudget>,
     /// Tickets, and the places of the rows of a step.
     pub tickets: Arc<MemoryBudget>,
+    /// Other requests.
+    pub requests: Arc<MemoryBudget>,
     /// Memory shared with readers on the node's host.
     pub shared: Arc<MemoryBudget>,
     /// Buffers of messages that were sent, to be used again.
@@ -60,7 +63,8 @@ impl Memory {
             tier: MemoryBudget::new(eighths(2)),
             streams: MemoryBudget::new(eighths(1) / 8 * 5),
             pool: Pool::new((eighths(1) / 8) as usize),
-            tickets: MemoryBudget::new(eighths(1) / 4),
+            tickets: MemoryBudget::new(eighths(1) / 16 * 3),
+            requests: MemoryBudget::new(eighths(1) / 16),
             maps_bytes: eighths(2),
             shared: MemoryBudget::new(eighths(1) / 2),
         }
@@ -71,6 +75,11 @@ impl Memory {
     pub fn held_bytes(&self) -> u64 {
         let limit = self.tier.limit();
         (limit / 4).saturating_sub(self.tier.used().saturating_sub(limit))
+    }
+
+    /// Bytes in messages that are not sent yet, and in requests.
+    pub fn messages_bytes(&self) -> u64 {
+        self.streams.used() + self.tickets.used() + self.requests.used()
     }
 
     /// Bytes of the plan that are made ready ahead of the fastest stream, for all jobs together.

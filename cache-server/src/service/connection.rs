@@ -1,29 +1,9 @@
-//! Connections to the gRPC service: by TCP, or over the node's Unix socket; how many are open, and since when
-//! none is.
+//! How many connections of readers and other nodes are open, and since when none is.
 
-use std::io::{self, IoSlice};
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
 use std::time::Duration;
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::{TcpStream, UnixStream};
 use tokio::sync::watch;
 use tokio::time::sleep;
-use tonic::transport::server::Connected;
-
-/// A connection to the gRPC service.
-#[derive(Debug)]
-pub struct Connection {
-    transport: Transport,
-    _open: OpenConnection,
-}
-
-#[derive(Debug)]
-enum Transport {
-    Tcp(TcpStream),
-    Unix(UnixStream),
-}
 
 /// How many connections are open. Cheap to clone.
 #[derive(Debug, Clone, Default)]
@@ -34,24 +14,10 @@ pub struct Connections(Arc<watch::Sender<usize>>);
 pub struct OpenConnection(Connections);
 
 impl Connections {
-    /// Counts a connection by TCP.
-    pub fn tcp(&self, stream: TcpStream) -> Connection {
-        self.open(Transport::Tcp(stream))
-    }
-
-    /// Counts one over the Unix socket.
-    pub fn unix(&self, stream: UnixStream) -> Connection {
-        self.open(Transport::Unix(stream))
-    }
-
-    /// Counts one that another service holds, until dropped.
-    pub fn other(&self) -> OpenConnection {
+    /// Counts one until dropped.
+    pub fn open(&self) -> OpenConnection {
         self.0.send_modify(|open| *open += 1);
         OpenConnection(self.clone())
-    }
-
-    fn open(&self, transport: Transport) -> Connection {
-        Connection { transport, _open: self.other() }
     }
 
     /// Waits until none has been open for `time`.
@@ -74,63 +40,6 @@ impl Drop for OpenConnection {
     }
 }
 
-impl Connected for Connection {
-    type ConnectInfo = ();
-
-    fn connect_info(&self) {}
-}
-
-impl AsyncRead for Connection {
-    fn poll_read(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buffer: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        match &mut self.get_mut().transport {
-            Transport::Tcp(stream) => Pin::new(stream).poll_read(cx, buffer),
-            Transport::Unix(stream) => Pin::new(stream).poll_read(cx, buffer),
-        }
-    }
-}
-
-impl AsyncWrite for Connection {
-    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        match &mut self.get_mut().transport {
-            Transport::Tcp(stream) => Pin::new(stream).poll_write(cx, bytes),
-            Transport::Unix(stream) => Pin::new(stream).poll_write(cx, bytes),
-        }
-    }
-
-    fn poll_write_vectored(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        parts: &[IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        match &mut self.get_mut().transport {
-            Transport::Tcp(stream) => Pin::new(stream).poll_write_vectored(cx, parts),
-            Transport::Unix(stream) => Pin::new(stream).poll_write_vectored(cx, parts),
-        }
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        true
-    }
-
-    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match &mut self.get_mut().transport {
-            Transport::Tcp(stream) => Pin::new(stream).poll_flush(cx),
-            Transport::Unix(stream) => Pin::new(stream).poll_flush(cx),
-        }
-    }
-
-    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match &mut self.get_mut().transport {
-            Transport::Tcp(stream) => Pin::new(stream).poll_shutdown(cx),
-            Transport::Unix(stream) => Pin::new(stream).poll_shutdown(cx),
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -140,8 +49,7 @@ mod tests {
     async fn idle_is_counted_from_the_last_connection() {
         let connections = Connections::default();
         let (short, long) = (Duration::from_millis(10), Duration::from_millis(100));
-        let (one, two) = (UnixStream::pair().unwrap(), UnixStream::pair().unwrap());
-        let (one, two) = (connections.unix(one.0), connections.unix(two.0));
+        let (one, two) = (connections.open(), connections.open());
         assert!(timeout(long, connections.idle_for(short)).await.is_err(), "two are open");
         drop(one);
         assert!(timeout(long, connections.idle_for(short)).await.is_err(), "one is open");
@@ -156,7 +64,7 @@ mod tests {
         let idle = tokio::spawn(async move { waiting.idle_for(time).await });
         sleep(time / 10).await;
         let visit = Instant::now();
-        drop(connections.unix(UnixStream::pair().unwrap().0));
+        drop(connections.open());
         idle.await.unwrap();
         assert!(visit.elapsed() >= time);
     }

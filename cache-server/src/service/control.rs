@@ -50,8 +50,10 @@ type Reply<T> = Result<Response<T>, Status>;
 /// Freezes the dataset of a request.
 async fn opened(node: &Node, request: v1::OpenRequest) -> forebay_proto::Result<v1::OpenReply> {
     let spec = request.dataset.ok_or_else(|| Error::invalid("open: no dataset given"))?;
-    let OpenDataset { dataset, projected_bytes, notes } =
-        node.datasets.freeze(spec, &request.columns).await?;
+    let OpenDataset { dataset, projected_bytes, notes } = match request.version_ids {
+        true => node.datasets.freeze_with_ids(spec, &request.columns).await?,
+        false => node.datasets.freeze(spec, &request.columns).await?,
+    };
     // Millions of segments: not for an async thread.
     let manifest = blocking(move || (&*dataset.manifest).into()).await?;
     Ok(v1::OpenReply { manifest: Some(manifest), projected_bytes, notes })
@@ -86,7 +88,7 @@ impl Service for Control {
         let spec = r.dataset.ok_or_else(|| Error::invalid("load: no dataset given"))?;
         let dataset = match r.digest.is_empty() {
             true => self.node.datasets.freeze(spec, &r.columns).await?.dataset,
-            false => self.node.datasets.get(&r.digest, &spec.uri, None)?,
+            false => self.node.datasets.get(&r.digest, &spec.uri, (None, false))?,
         };
         let reading = Reading::new(dataset.manifest.clone(), &dataset.schema, &r.columns)?;
         let count = dataset.manifest.segments().len() as u32;
@@ -151,6 +153,7 @@ impl Service for Control {
         };
         let (datasets, (pins, pinned_bytes), memory) = blocking(look).await?;
         let disk = &self.node.disk;
+        let silence = self.node.store_silence();
         Ok(Response::new(v1::StatusReply {
             node: self.node.name.clone(),
             version: env!("CARGO_PKG_VERSION").into(),
@@ -168,6 +171,8 @@ impl Service for Control {
             load: self.node.hot.load(),
             raw: Some(raw(disk)),
             memory: Some(memory),
+            store_silent_s: silence.as_ref().map_or(0.0, |silence| silence.lasting.as_secs_f64()),
+            store_error: silence.map(|silence| silence.error).unwrap_or_default(),
         }))
     }
 
@@ -231,7 +236,7 @@ fn memory(node: &Node) -> v1::Memory {
         fills_bytes: node.memory.fills.used(),
         prefetch_bytes: node.memory.prefetch.used(),
         transit_bytes: node.memory.tier.used(),
-        streams_bytes: node.memory.streams.used() + node.memory.tickets.used(),
+        streams_bytes: node.memory.messages_bytes(),
         resident_bytes: metrics::resident_bytes(),
     }
 }

@@ -5,6 +5,8 @@
 
 use super::frames::BatchBody;
 use super::meter::StreamMeter;
+use super::refusals::TurnedAway;
+use super::stalls::StreamOrigin;
 use super::stream::StreamSegments;
 use super::ticket::{PATIENCE, hold_more, read_ticket};
 use crate::datasets::OpenDataset;
@@ -93,7 +95,10 @@ where
 async fn open(node: &Node, request: http::Request<Body>) -> Result<Body> {
     node.gate.check()?;
     let mut reader = node.shared.named(request.headers());
-    let (ticket, memory) = read_ticket(request.into_body(), &node.memory.tickets, PATIENCE).await?;
+    let origin = request.extensions().get::<StreamOrigin>().cloned().unwrap_or_default();
+    let ticket =
+        read_ticket(request.into_body(), &node.memory.tickets, &node.memory.requests, PATIENCE).await;
+    let (ticket, memory) = ticket.inspect_err(|_| node.listeners.refusals.count(TurnedAway::Request))?;
     // A slow sender is not inside yet.
     let pass = node.gate.enter()?;
     let kind = ticket.kind.ok_or_else(|| Error::invalid("the ticket is empty"))?;
@@ -104,9 +109,10 @@ async fn open(node: &Node, request: http::Request<Body>) -> Result<Body> {
         v1::ticket::Kind::Scan(ticket) => (&ticket.manifest[..], &ticket.columns),
         v1::ticket::Kind::Rows(ticket) => (&ticket.manifest[..], &ticket.columns),
     };
-    let dataset = node.datasets.get(version, &ticket.uri, ticket.sizes_hash)?;
+    let stated = (ticket.sizes_hash, ticket.version_ids);
+    let dataset = node.datasets.get(version, &ticket.uri, stated)?;
     let reading = Reading::new(dataset.manifest.clone(), &dataset.schema, columns)?;
-    let mut link = StreamSegments::new(node.cache.clone(), node.memory.clone());
+    let mut link = StreamSegments::new(node.cache.clone(), node.memory.clone(), node.stalls.watch(origin));
     // Other answers are short, or copied anyway.
     reader = reader.filter(|_| matches!(kind, v1::ticket::Kind::Plan(_)));
     link.region = reader.as_ref().map(|reader| reader.region.clone());

@@ -75,7 +75,10 @@ impl BatchBody {
             Some(Err(e)) => self.fail(e),
             Some(Ok(message)) => {
                 self.meter.throttle(message.body_bytes() as u64).await;
-                self.put_on_wire(message)
+                match message.in_memory().await {
+                    Ok(message) => self.put_on_wire(message),
+                    Err(e) => self.fail(e),
+                }
             }
         })
     }
@@ -151,6 +154,7 @@ mod tests {
             meta: Some(meta.clone()),
             body: vec![Bytes::from_static(b"ab"), Bytes::from_static(b"cde")],
             is_shared: false,
+            lender: None,
         };
         let all: Vec<u8> = frame(m, None).unwrap().iter().flat_map(|p| p.to_vec()).collect();
         assert_eq!(all[0], 0);
@@ -166,8 +170,8 @@ mod tests {
     fn a_length_that_does_not_fit_is_an_error() {
         // The same megabyte again and again: nothing of that size is in memory.
         let body = vec![Bytes::from(vec![0; 1 << 20]); 4096];
-        let e =
-            frame(Message { header: Bytes::new(), meta: None, body, is_shared: false }, None).unwrap_err();
+        let message = Message { header: Bytes::new(), meta: None, body, is_shared: false, lender: None };
+        let e = frame(message, None).unwrap_err();
         assert!(e.kind == Kind::Invalid && e.message.contains("too large"), "{e}");
     }
 }

@@ -17,6 +17,7 @@ pub struct Gate {
     /// Ends the streams that came in since the gate was last opened; `None` while it is closed.
     inside: Mutex<Option<CancellationToken>>,
     streams: TaskTracker,
+    streams_max: usize,
 }
 
 /// A stream's stay inside.
@@ -28,12 +29,12 @@ pub struct Pass {
 }
 
 impl Gate {
-    /// An open gate. `stop` ends everything.
-    pub fn new(stop: CancellationToken) -> Self {
+    /// An open gate that lets in this number at once. `stop` ends everything.
+    pub fn new(stop: CancellationToken, streams_max: usize) -> Self {
         let (inside, streams) = (Mutex::new(Some(stop.child_token())), TaskTracker::new());
         // A tracker is waited for only once it is closed; it counts all the same.
         streams.close();
-        Self { stop, inside, streams }
+        Self { stop, inside, streams, streams_max }
     }
 
     /// `Retry` when the gate is closed.
@@ -41,10 +42,16 @@ impl Gate {
         if self.is_closed() { Err(draining()) } else { Ok(()) }
     }
 
-    /// Lets a stream in; `Retry` when the gate is closed.
+    /// Lets a stream in; `Retry` when the gate is closed, or very many are inside.
     pub fn enter(&self) -> Result<Pass> {
         let inside = self.inside.lock();
         let end = inside.clone().ok_or_else(draining)?;
+        if self.streams.len() >= self.streams_max {
+            let most = self.streams_max;
+            return Err(Error::retry(format!(
+                "this node has {most} streams, and takes no more: see [limits] streams"
+            )));
+        }
         Ok(Pass { end, _inside: self.streams.token() })
     }
 
@@ -88,9 +95,10 @@ mod tests {
     #[tokio::test]
     async fn closing_ends_those_inside_and_opening_lets_others_in() {
         let stop = CancellationToken::new();
-        let gate = Gate::new(stop.clone());
+        let gate = Gate::new(stop.clone(), 2);
         let (a, b) = (gate.enter().unwrap(), gate.enter().unwrap());
         assert_eq!(gate.streams(), 2);
+        assert!(gate.enter().unwrap_err().message.contains("2 streams"));
         gate.close();
         assert!(a.end.is_cancelled() && gate.is_closed());
         assert_eq!(gate.enter().unwrap_err().kind, forebay_proto::Kind::Retry);

@@ -86,7 +86,7 @@ mod tests {
 
     #[test]
     fn a_stream_is_counted_by_itself_and_told_when_it_ends() {
-        let object = Object { key: "o".into(), etag: "e".into(), size: 1 };
+        let object = Object { key: "o".into(), etag: "e".into(), size: 1, ..Default::default() };
         let size = SegmentSize { object: 0, row_groups: 1, rows: 9, decoded_bytes: 90 };
         let manifest = Arc::new(Manifest::new("s3://b/p", 1, Vec::new(), vec![object], &[size; 2]).unwrap());
         let (hot, events) = (Arc::new(HotSegments::new(None)), Arc::new(Events::default()));
@@ -97,6 +97,7 @@ mod tests {
             meta: Some(meta),
             body: vec![Bytes::from(vec![0; 60])],
             is_shared: false,
+            lender: None,
         };
         meter.sent(&message);
         meter.sent(&message);

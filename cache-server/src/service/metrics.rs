@@ -4,44 +4,160 @@ mod table;
 
 pub use table::{counters, resident_bytes};
 
+use super::accept;
+use super::admission::Place;
+use super::patient::Patient;
+use super::refusals::{Refusals, TurnedAway};
 use crate::node::Node;
 use crate::runtime::blocking;
-use axum::Router;
-use axum::extract::State;
-use axum::http::header::CONTENT_TYPE;
-use axum::response::IntoResponse;
-use axum::routing::get;
+use crate::settings::LimitSettings;
+use bytes::Bytes;
+use http::header::{ALLOW, CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, HeaderValue, TRANSFER_ENCODING};
+use http::{HeaderMap, Method, Request, Response, StatusCode};
+use http_body_util::Full;
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
+use std::convert::Infallible;
+use std::pin::pin;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 use table::{METRICS, Metric, Value};
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Mutex;
 use tokio_util::sync::CancellationToken;
 
-/// Serves until `stop` is called.
-pub async fn run(listener: TcpListener, node: Arc<Node>, stop: CancellationToken) -> std::io::Result<()> {
-    let mut registry = Registry::with_prefix("forebay");
-    registry.register_collector(Box::new(NodeMetrics(node)));
-    let router = Router::new()
-        .route("/metrics", get(metrics))
-        .route("/health", get(|| async { "ok\n" }))
-        .with_state(Arc::new(registry));
-    axum::serve(listener, router).with_graceful_shutdown(stop.cancelled_owned()).await
+/// Bytes of a request's head at most.
+const HEAD_BYTES_MAX: usize = 16 << 10;
+const HEADERS_MAX: usize = 64;
+
+const TEXT: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+/// What all connections share.
+struct MetricsServer {
+    registry: Arc<Registry>,
+    refusals: Arc<Refusals>,
+    /// How long a head may take to come, and its answer to be taken.
+    patience: Duration,
+    age: Duration,
+    /// The text, and when it was made.
+    text: Mutex<Option<(Instant, Bytes)>>,
 }
 
-async fn metrics(State(registry): State<Arc<Registry>>) -> impl IntoResponse {
-    // It looks at every file that is held: not for an async thread.
-    let encode = move || {
-        let mut text = String::new();
-        prometheus_client::encoding::text::encode(&mut text, &registry).map(|()| text)
+/// Serves until `stop` is called.
+pub async fn run(listener: TcpListener, node: Arc<Node>, limits: LimitSettings, stop: CancellationToken) {
+    let (admission, refusals) = (node.listeners.metrics.clone(), node.listeners.refusals.clone());
+    let mut registry = Registry::with_prefix("forebay");
+    registry.register_collector(Box::new(NodeMetrics(node)));
+    let server = Arc::new(MetricsServer {
+        registry: Arc::new(registry),
+        refusals,
+        patience: Duration::from_secs_f64(limits.handshake_s),
+        age: Duration::from_secs_f64(limits.metrics_age_s),
+        text: Mutex::default(),
+    });
+    let serve = |stream, place: Place| {
+        let (server, stop) = (server.clone(), stop.clone());
+        tokio::spawn(async move {
+            let evicted = place.evicted.clone();
+            evicted.run_until_cancelled(server.connection(stream, place, stop)).await;
+        });
     };
-    // Writing to a string does not fail; if it did, a scrape would show nothing rather than half.
-    let text = blocking(encode).await.ok().and_then(Result::ok).unwrap_or_default();
-    ([(CONTENT_TYPE, "application/openmetrics-text; version=1.0.0; charset=utf-8")], text)
+    accept::run(listener, admission, stop.clone(), serve, drop).await;
+}
+
+impl MetricsServer {
+    async fn connection(self: Arc<Self>, stream: TcpStream, place: Place, stop: CancellationToken) {
+        let (patience, refusals) = (self.patience, self.refusals.clone());
+        let service = service_fn(move |request: Request<Incoming>| {
+            place.has_asked();
+            let server = self.clone();
+            async move { Ok::<_, Infallible>(server.answer(&request).await) }
+        });
+        let mut http1 = http1::Builder::new();
+        http1.timer(TokioTimer::new()).header_read_timeout(patience);
+        http1.max_buf_size(HEAD_BYTES_MAX).max_headers(HEADERS_MAX);
+        let stream = Patient::new(stream, patience);
+        let mut connection = pin!(http1.serve_connection(TokioIo::new(stream), service));
+        let served = tokio::select! {
+            served = connection.as_mut() => served,
+            () = stop.cancelled() => {
+                connection.as_mut().graceful_shutdown();
+                connection.await
+            }
+        };
+        if let Err(e) = served {
+            if e.is_timeout() {
+                refusals.count(TurnedAway::Silent);
+            }
+            tracing::debug!(error = %e, "a connection to /metrics ends");
+        }
+    }
+
+    async fn answer(&self, request: &Request<Incoming>) -> Response<Full<Bytes>> {
+        if has_body(request.headers()) {
+            let mut refusal = response(StatusCode::BAD_REQUEST, "a request here has no body\n".into());
+            refusal.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+            return refusal;
+        }
+        let is_known = matches!(request.uri().path(), "/metrics" | "/health");
+        match request.method() {
+            _ if !is_known => response(StatusCode::NOT_FOUND, Bytes::new()),
+            &Method::GET | &Method::HEAD => match request.uri().path() {
+                "/health" => response(StatusCode::OK, "ok\n".into()),
+                _ => {
+                    let mut metrics = response(StatusCode::OK, self.text().await);
+                    metrics.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(TEXT));
+                    metrics
+                }
+            },
+            _ => {
+                let mut refusal = response(StatusCode::METHOD_NOT_ALLOWED, Bytes::new());
+                refusal.headers_mut().insert(ALLOW, HeaderValue::from_static("GET, HEAD"));
+                refusal
+            }
+        }
+    }
+
+    /// The text of now, or of a little while ago; those who come together wait for the same one.
+    async fn text(&self) -> Bytes {
+        let mut last = self.text.lock().await;
+        if let Some((made, text)) = &*last
+            && made.elapsed() < self.age
+        {
+            return text.clone();
+        }
+        let registry = self.registry.clone();
+        // It looks at every file that is held: not for an async thread.
+        let encode = move || {
+            let mut text = String::new();
+            prometheus_client::encoding::text::encode(&mut text, &registry).map(|()| text)
+        };
+        // Writing to a string does not fail; if it did, a scrape would show nothing rather than half.
+        let text: Bytes = blocking(encode).await.ok().and_then(Result::ok).unwrap_or_default().into();
+        *last = Some((Instant::now(), text.clone()));
+        text
+    }
+}
+
+fn response(status: StatusCode, text: Bytes) -> Response<Full<Bytes>> {
+    let mut response = Response::new(Full::new(text));
+    *response.status_mut() = status;
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
+    response
+}
+
+/// Whether bytes follow the head, by any of the ways to say so.
+fn has_body(headers: &HeaderMap) -> bool {
+    headers.contains_key(TRANSFER_ENCODING)
+        || headers.get_all(CONTENT_LENGTH).iter().any(|length| length.as_bytes() != b"0")
 }
 
 /// Reads the node's counters at each scrape.
@@ -61,10 +177,17 @@ impl Collector for NodeMetrics {
                 Value::Counter(value) => Box::new(ConstCounter::new(value(&self.0))),
                 Value::Gauge(value) => Box::new(ConstGauge::new(value(&self.0) as i64)),
                 Value::FloatGauge(value) => Box::new(ConstGauge::new(value(&self.0))),
-                Value::DirGauge(value) => {
+                Value::Gauges(label, value) => {
                     let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
-                    for (dir, value) in value(&self.0) {
-                        ConstGauge::new(value as i64).encode(family.encode_family(&[("dir", dir)])?)?;
+                    for (of, value) in value(&self.0) {
+                        ConstGauge::new(value as i64).encode(family.encode_family(&[(*label, of)])?)?;
+                    }
+                    continue;
+                }
+                Value::Counters(label, value) => {
+                    let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+                    for (of, value) in value(&self.0) {
+                        ConstCounter::new(value).encode(family.encode_family(&[(*label, of)])?)?;
                     }
                     continue;
                 }

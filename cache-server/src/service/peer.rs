@@ -64,7 +64,7 @@ impl Service for PeerService {
                 self.exchange().filled_block(block).await?
             }
             (Some(fill), None) => {
-                let dataset = self.0.datasets.get(&fill.manifest, &fill.uri, None)?;
+                let dataset = self.0.datasets.get(&fill.manifest, &fill.uri, (None, fill.version_ids))?;
                 if dataset.manifest.segment_id(fill.segment)? != id {
                     return Err(Error::invalid("the segment is not where it is said to be").into());
                 }

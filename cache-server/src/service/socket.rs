@@ -1,7 +1,10 @@
 //! The node's Unix socket: made at start, even where one was left behind, and removed at the end. gRPC comes
 //! over it, and beside it the readers that share memory.
 
-use super::shared::SharedReaders;
+use super::accept;
+use super::admission::Place;
+use super::grpc::GrpcServer;
+use crate::node::Node;
 use crate::settings::SocketPlan;
 use forebay_dataset::shared::channel::FIRST;
 use forebay_proto::{Error, Result};
@@ -13,21 +16,14 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::Interest;
 use tokio::net::{UnixListener, UnixStream};
-use tokio::sync::mpsc;
-use tokio::time::{sleep, timeout};
+use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 /// The lines of it are `NAME:x:NUMBER:members`.
 const GROUPS: &str = "/etc/group";
 
-/// Connections that wait to be served.
-const CONNECTIONS_WAITING: usize = 64;
-
 /// How long one may say nothing.
 const PATIENCE: Duration = Duration::from_secs(20);
-
-/// Before the next one, after one that could not be taken.
-const PAUSE: Duration = Duration::from_millis(100);
 
 /// A Unix socket that listens. Its file goes when this is dropped.
 #[derive(Debug)]
@@ -71,43 +67,31 @@ impl Socket {
     }
 }
 
-/// Takes connections until `stop` is called or nobody wants them any more: those that speak gRPC are handed
-/// on, the others are readers that share memory.
-pub fn accept(
+/// Takes connections until `accepting` is called off: those that speak gRPC are handed on, the others are
+/// readers that share memory, until `stop` is called.
+pub async fn run(
     listener: UnixListener,
-    readers: Arc<SharedReaders>,
+    node: Arc<Node>,
+    grpc: Arc<GrpcServer>,
+    accepting: CancellationToken,
     stop: CancellationToken,
-) -> mpsc::Receiver<UnixStream> {
-    let (sender, grpc) = mpsc::channel(CONNECTIONS_WAITING);
-    let done = stop.clone();
-    let accepting = async move {
-        loop {
-            let socket = match listener.accept().await {
-                Ok((socket, _)) => socket,
-                Err(e) => {
-                    // Out of descriptors, mostly.
-                    tracing::debug!(error = %e, "a connection to the Unix socket was not taken");
-                    sleep(PAUSE).await;
-                    continue;
+) {
+    let serve = |socket, place: Place| {
+        let (node, grpc, stop) = (node.clone(), grpc.clone(), stop.clone());
+        tokio::spawn(async move {
+            let evicted = place.evicted.clone();
+            let first = timeout(PATIENCE, first_byte(&socket));
+            match evicted.run_until_cancelled(first).await {
+                Some(Ok(Ok(FIRST))) => {
+                    place.has_asked();
+                    stop.run_until_cancelled(node.shared.serve(socket)).await;
                 }
-            };
-            let (sender, readers, stop) = (sender.clone(), readers.clone(), stop.clone());
-            tokio::spawn(async move {
-                match timeout(PATIENCE, first_byte(&socket)).await {
-                    Ok(Ok(FIRST)) => {
-                        tokio::select! {
-                            () = readers.serve(socket) => {}
-                            () = stop.cancelled() => {}
-                        }
-                    }
-                    Ok(Ok(_)) => drop(sender.send(socket).await),
-                    _ => {}
-                }
-            });
-        }
+                Some(Ok(Ok(_))) => grpc.serve(socket, place),
+                _ => {}
+            }
+        });
     };
-    tokio::spawn(async move { done.run_until_cancelled(accepting).await });
-    grpc
+    accept::run(listener, node.listeners.grpc.clone(), accepting, serve, drop).await;
 }
 
 /// The first byte that comes, which is left where it is.

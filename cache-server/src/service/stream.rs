@@ -1,17 +1,18 @@
 //! A batch stream's side of the cache: where its segments come from, how far it has come, what its messages
 //! may use.
 
+use super::stalls::StreamWatch;
 use crate::read::cache::Cache;
 use crate::read::memory::Memory;
 use crate::read::plans::Announced;
+use crate::runtime::disk_hangs;
 use forebay_dataset::shared::{MessagePool, SharedRegion};
 use forebay_dataset::stream::{Reading, SegmentSource, StreamHooks};
-use forebay_dataset::{MemoryGuard, ReadySegment, Urgency};
+use forebay_dataset::{MemoryGuard, ReadySegment};
 use forebay_proto::{Error, Result};
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use std::sync::Arc;
-use tokio_util::task::TaskTracker;
 
 /// Room that a message takes beyond its bytes: this part of them.
 const ROOM_PART: u64 = 16;
@@ -26,34 +27,24 @@ pub struct StreamSegments {
     pub held_only: bool,
     /// Where its messages are put, if its reader shares memory.
     pub region: Option<SharedRegion>,
-    /// Its messages that are not sent yet.
-    messages: TaskTracker,
+    /// What its messages may take.
+    watch: StreamWatch,
 }
 
 impl StreamSegments {
     /// For a stream that follows no announced plan.
-    pub fn new(cache: Arc<Cache>, memory: Memory) -> Self {
-        let messages = TaskTracker::new();
-        // A tracker is waited for only once it is closed; it counts all the same.
-        messages.close();
-        Self { cache, memory, plan: None, held_only: false, region: None, messages }
+    pub fn new(cache: Arc<Cache>, memory: Memory, watch: StreamWatch) -> Self {
+        Self { cache, memory, plan: None, held_only: false, region: None, watch }
     }
 
-    /// Memory for a message, and room for it where it is shared. A stream may always hold one, so that none
-    /// waits for others that do not move.
+    /// Memory for a message, and room for it where it is shared.
     #[tracing::instrument(level = "trace", skip_all)]
     async fn message_permit(&self, bytes: u64) -> MemoryGuard {
         if let Some(region) = &self.region {
             // A little more: each buffer takes whole pages. Without any room it travels as bytes.
             region.room((bytes + bytes / ROOM_PART) as usize).await;
         }
-        let (room, demand) = (&self.memory.streams, Urgency::demand());
-        let held = tokio::select! {
-            biased;
-            held = room.acquire(bytes, &demand) => held,
-            () = self.messages.wait() => room.acquire_now(bytes),
-        };
-        Some(Arc::new((held, self.messages.token())))
+        Some(Arc::new(self.watch.permit(bytes).await))
     }
 }
 
@@ -88,5 +79,9 @@ impl StreamHooks for StreamSegments {
 
     fn permit(&self, message_bytes: usize) -> BoxFuture<'_, MemoryGuard> {
         self.message_permit(message_bytes as u64).boxed()
+    }
+
+    fn stuck(&self) -> BoxFuture<'static, ()> {
+        disk_hangs().boxed()
     }
 }

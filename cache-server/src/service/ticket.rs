@@ -3,11 +3,10 @@
 //! A ticket may name millions of rows. Its bytes are accounted for from the first one on, and a slow sender
 //! holds nothing but them: the stream enters the gate only with its whole ticket.
 
+use super::message::{MessageRules, read_message};
 use crate::read::memory::{MemoryBudget, MemoryPermit};
-use bytes::{Bytes, BytesMut};
 use forebay_dataset::Urgency;
 use forebay_proto::{Error, Result, v1};
-use http_body_util::BodyExt;
 use prost::Message;
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,25 +22,39 @@ const SMALL_BYTES: usize = 64 << 10;
 /// How long a ticket may take to come, and a stream may wait for its memory.
 pub const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Reads a ticket; the memory that it takes lives as long as its stream. `Invalid` if it is too large or no
+/// What the message of a Flight ticket begins with, if it is not empty: its only field.
+const FIELD: u8 = 0x0a;
+
+/// Reads a ticket; the memory that it takes lives as long as its stream. While a large one comes, that is of
+/// `large`: small ones do not wait behind it. `Invalid` if it is too large or no
 /// ticket, `Retry` if it does not come in time.
 pub async fn read_ticket(
     body: Body,
     memory: &Arc<MemoryBudget>,
+    large: &Arc<MemoryBudget>,
     patience: Duration,
 ) -> Result<(v1::Ticket, MemoryPermit)> {
-    let late = |_| Error::retry(format!("the ticket did not come within {} s", patience.as_secs()));
-    let (message, mut memory) = timeout(patience, collect(body, memory)).await.map_err(late)??;
-    memory.resize(message.len() as u64);
-    let message = match message.first_chunk::<5>() {
-        Some([0, length @ ..]) if u32::from_be_bytes(*length) as usize == message.len() - 5 => {
-            message.slice(5..)
+    let late = |_| Error::retry("the memory that this node has for tickets is in use: try again");
+    let demand = Urgency::demand();
+    let small = memory.acquire(SMALL_BYTES as u64, &demand);
+    let small = timeout(patience, small).await.map_err(late)?;
+    let is_plausible: fn(&[u8]) -> bool = |bytes| bytes.first().is_none_or(|byte| *byte == FIELD);
+    let (bytes_max, free_bytes) = (TICKET_BYTES_MAX, 0);
+    let rules = MessageRules { name: "ticket", bytes_max, free_bytes, patience, is_plausible };
+    let message = read_message(body, rules, large, Some(small)).await?;
+    let bytes = message.bytes as u64;
+    let (message, held) = message.into_body();
+    let held = match held {
+        Some(mut small) if bytes <= SMALL_BYTES as u64 => {
+            small.resize(bytes);
+            small
         }
-        _ => return Err(Error::invalid("DoGet wants one uncompressed gRPC message with a ticket")),
+        // The memory of `large` is held until then; no stream that holds memory for tickets waits for that.
+        _large => timeout(patience, memory.acquire(bytes, &demand)).await.map_err(late)?,
     };
     let bad = |e: prost::DecodeError| Error::invalid(format!("the ticket cannot be read: {e}"));
     let flight = arrow_flight::Ticket::decode(message).map_err(bad)?;
-    Ok((v1::Ticket::decode(flight.ticket).map_err(bad)?, memory))
+    Ok((v1::Ticket::decode(flight.ticket).map_err(bad)?, held))
 }
 
 /// Memory for a stream's ticket and for `bytes` more that it keeps beside its messages. `Invalid` if that is
@@ -69,31 +82,10 @@ pub async fn hold_more(
     timeout(PATIENCE, memory.acquire(all, &Urgency::demand())).await.map_err(late)
 }
 
-async fn collect(mut body: Body, memory: &Arc<MemoryBudget>) -> Result<(Bytes, MemoryPermit)> {
-    let demand = Urgency::demand();
-    let mut held = memory.acquire(SMALL_BYTES as u64, &demand).await;
-    let mut message = BytesMut::new();
-    while let Some(frame) = body.frame().await {
-        let frame = frame.map_err(|e| Error::invalid(format!("the ticket cannot be read: {e}")))?;
-        let Ok(data) = frame.into_data() else { continue };
-        let bytes = message.len() + data.len();
-        if bytes > TICKET_BYTES_MAX {
-            return Err(Error::invalid(format!("the ticket has more than {TICKET_BYTES_MAX} bytes")));
-        }
-        if bytes as u64 > held.weight() {
-            // Twice as much, so that a large ticket waits seldom. A sender that waits for memory holds none:
-            // so none wait for each other.
-            drop(held);
-            held = memory.acquire((2 * bytes).min(TICKET_BYTES_MAX) as u64, &demand).await;
-        }
-        message.extend_from_slice(&data);
-    }
-    Ok((message.freeze(), held))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use bytes::Bytes;
     use futures::FutureExt;
     use http_body_util::{Full, StreamBody};
 
@@ -108,7 +100,7 @@ mod tests {
     #[tokio::test]
     async fn the_bytes_of_a_ticket_are_accounted_for() {
         let memory = MemoryBudget::new(40 << 20);
-        let read = |rows| read_ticket(Body::new(Full::new(request(rows))), &memory, PATIENCE);
+        let read = |rows| read_ticket(Body::new(Full::new(request(rows))), &memory, &memory, PATIENCE);
         let small = read(9).await.unwrap();
         assert_eq!(memory.used(), request(9).len() as u64);
         let large = read(100_000).await.unwrap();
@@ -123,7 +115,7 @@ mod tests {
         let demand = Urgency::demand();
         let others = memory.acquire(32 << 20, &demand).await;
         let request = Body::new(Full::new(request(100_000)));
-        let mut large = Box::pin(read_ticket(request, &memory, PATIENCE));
+        let mut large = Box::pin(read_ticket(request, &memory, &memory, PATIENCE));
         assert!((&mut large).now_or_never().is_none());
         drop(others);
         let large = large.await.unwrap().1;
@@ -139,7 +131,7 @@ mod tests {
         let memory = MemoryBudget::new(1 << 20);
         let never = StreamBody::new(futures::stream::pending::<std::result::Result<_, std::io::Error>>());
         let soon = Duration::from_millis(20);
-        let late = read_ticket(Body::new(never), &memory, soon).await.err().unwrap();
+        let late = read_ticket(Body::new(never), &memory, &memory, soon).await.err().unwrap();
         assert_eq!((late.kind, memory.used()), (forebay_proto::Kind::Retry, 0));
     }
 }

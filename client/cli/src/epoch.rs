@@ -8,14 +8,13 @@ mod ranks;
 mod report;
 
 use crate::failure::Failure;
-use crate::figures;
 use crate::open::open;
 use crate::output::{Out, write_json};
 use crate::run_args::RunArgs;
 use clap::Args;
 use forebay_client::args::{AccessArgs, SameHost};
 use forebay_client::loader::LoaderSettings;
-use forebay_client::{Access, Dataset, DatasetSpec, Endpoints, survey};
+use forebay_client::{Access, Dataset, DatasetSpec, delay, survey};
 use forebay_proto::plan::steps::Cut;
 use forebay_proto::{Error, Result as Outcome};
 use report::{EpochRow, Place};
@@ -77,8 +76,12 @@ impl Epoch {
             }
             rows.push(row);
         }
-        if let (Some(last), Access::Endpoint(endpoints), true) = (rows.last(), &access, self.epochs > 1) {
-            hint(endpoints, last).await?;
+        // The last of several should have come from the cache.
+        if let Some(last) = rows.last().filter(|_| self.epochs > 1)
+            && let Some(note) = delay::too_small(&access, last.read.bytes, &last.cost).await
+        {
+            // Standard error may be closed: then there is nobody to tell.
+            writeln!(std::io::stderr(), "forebay: note: {note}").ok();
         }
         match self.json {
             true => write_json(out, &self.report(&dataset, &rows)),
@@ -132,42 +135,5 @@ impl Epoch {
             },
             "epochs": epochs,
         })
-    }
-}
-
-/// Says so, on standard error, where the nodes are too small for what an epoch reads: the last of several
-/// should have come from the cache.
-async fn hint(endpoints: &Endpoints, last: &EpochRow) -> Outcome<()> {
-    if last.cost.s3_bytes == 0 || last.cost.evictions + last.cost.bypassed == 0 {
-        return Ok(());
-    }
-    let nodes = survey::survey(endpoints).await?.1;
-    let limit: u64 = nodes.iter().flat_map(|n| &n.status).map(|status| status.cache_bytes_limit).sum();
-    let note = too_small(last.read.bytes, last.cost.s3_bytes, limit);
-    // Standard error may be closed: then there is nobody to tell.
-    writeln!(std::io::stderr(), "forebay: note: {note}").ok();
-    Ok(())
-}
-
-fn too_small(epoch_bytes: u64, s3_bytes: u64, limit: u64) -> String {
-    format!(
-        "the cache is too small for this job: each epoch reads {} from S3 again. An epoch is {} decoded, the nodes \
-         hold {} in all: give them {} or more (--cache-bytes)",
-        figures::bytes(s3_bytes),
-        figures::bytes(epoch_bytes),
-        figures::bytes(limit),
-        // Some room for segments written before others are let go.
-        figures::bytes(epoch_bytes + epoch_bytes / 10)
-    )
-}
-
-#[cfg(test)]
-mod tests {
-    #[test]
-    fn a_cache_that_is_too_small_is_told_the_size_that_would_do() {
-        let note = super::too_small(585_000_000, 262_000_000, 200_000_000);
-        for part in ["262.0 MB from S3 again", "585.0 MB decoded", "hold 200.0 MB", "643.5 MB or more"] {
-            assert!(note.contains(part), "{note}");
-        }
     }
 }

@@ -11,11 +11,12 @@ use forebay_client::fan_out::FailedNode;
 use forebay_client::fill::{Filled, fill};
 use forebay_client::objects::Objects;
 use forebay_client::objects::fill::FilledObjects;
-use forebay_client::{Access, DatasetSpec};
+use forebay_client::{Access, DatasetSpec, delay};
 use forebay_proto::{Error, v1};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 use std::io::Write;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 /// Plain progress lines come no faster than this.
@@ -61,7 +62,24 @@ impl Load {
             return self.load_raw(&Access::Endpoint(endpoints), started, out).await;
         }
         let dataset = open(&Access::Endpoint(endpoints.clone()), &self.dataset).await?;
-        let filled = fill(&endpoints, &dataset, |progress| shown.show(progress)).await?;
+        let done = AtomicU64::new(0);
+        let filling = fill(&endpoints, &dataset, |progress| {
+            done.store(progress.segments_read + progress.s3_bytes, Relaxed);
+            shown.show(progress);
+        });
+        let waiting = delay::watch(
+            &dataset.access,
+            || done.load(Relaxed),
+            |waited, why| {
+                let why = why.map(|why| format!(": {why}")).unwrap_or_default();
+                // Nobody may be there to be told.
+                writeln!(std::io::stderr(), "forebay: no data for {} s{why}", waited.as_secs()).ok();
+            },
+        );
+        let filled = tokio::select! {
+            filled = filling => filled?,
+            never = waiting => match never {},
+        };
         shown.bar.finish_and_clear();
         let uri = self.dataset.uri.as_str();
         let done = filled.check(uri);

@@ -121,20 +121,24 @@ impl Save {
     async fn run(self, out: Out<'_>) -> Result<(), Failure> {
         // Before anything is read: a name that will not do, or nowhere to keep it.
         let (store, name) = self.home.of(&self.name, || self.access.endpoint.endpoints())?;
-        let dataset = open(&self.access.access()?, &self.dataset).await?;
+        let spec = DatasetSpec { version_ids: true, ..self.dataset.clone() };
+        let dataset = open(&self.access.access()?, &spec).await?;
         let snapshot = dataset.snapshot(&name)?;
         store.save(snapshot.clone()).await?;
         if self.json {
-            return write_json(out, &summary(&snapshot));
+            let mut saved = summary(&snapshot);
+            saved["version_ids"] = has_version_ids(&snapshot).into();
+            return write_json(out, &saved);
         }
         let uri = uri(&store, &self.name, self.home.dir.as_deref());
         writeln!(
             out,
-            "{uri}: version {} of {}, {} in {}",
+            "{uri}: version {} of {}, {} in {}{}",
             figures::digest(&snapshot.digest),
             dataset.manifest.version_uri(),
             figures::of(snapshot.rows, "row"),
-            figures::of(snapshot.objects, "object")
+            figures::of(snapshot.objects, "object"),
+            if has_version_ids(&snapshot) { ", which the store keeps when they are overwritten" } else { "" }
         )?;
         Ok(())
     }
@@ -214,6 +218,11 @@ fn summary(s: &v1::Snapshot) -> Value {
         "object_bytes": s.object_bytes,
         "saved_unix_s": s.saved_unix_s,
     })
+}
+
+/// Whether the object store keeps versions of its objects.
+fn has_version_ids(s: &v1::Snapshot) -> bool {
+    s.dataset.as_ref().is_some_and(|dataset| dataset.objects.iter().any(|o| !o.version_id.is_empty()))
 }
 
 /// The URI, and the filter if there is one.

@@ -250,6 +250,7 @@ mod tests {
             membership: None,
             raw: Some(v1::RawStatus { files: 3, bytes: 12_000_000, guaranteed_bytes: 2_000_000 }),
             memory: Some(Memory { limit_bytes: 8_000_000, transit_bytes: 1_000_000, ..Default::default() }),
+            ..Default::default()
         };
         let text = text("http://h:1", &reply);
         assert!(text.starts_with("http://h:1: node a, version 0.1.0, up 1 min 1 s\n"), "{text}");

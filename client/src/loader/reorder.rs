@@ -233,7 +233,7 @@ mod tests {
     }
 
     fn epoch_of(rows: u64, global_batch: u64) -> Epoch {
-        let object = Object { key: "a".into(), etag: "e".into(), size: 1 };
+        let object = Object { key: "a".into(), etag: "e".into(), size: 1, ..Default::default() };
         let size = SegmentSize { object: 0, row_groups: 1, rows, decoded_bytes: 1 };
         let manifest = Manifest::new("file:///d", 1, vec![], vec![object], &[size]).unwrap();
         let key = PlanKey { manifest: Digest(1), seed: 2, epoch: 3, shuffle: Shuffle::Full };

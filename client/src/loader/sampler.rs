@@ -202,7 +202,12 @@ mod tests {
 
     #[test]
     fn pieces_and_digests_cover_the_batch() {
-        let object = forebay_proto::manifest::Object { key: "a".into(), etag: "e".into(), size: 1 };
+        let object = forebay_proto::manifest::Object {
+            key: "a".into(),
+            etag: "e".into(),
+            size: 1,
+            ..Default::default()
+        };
         let sizes = [7u64, 5, 9].map(|rows| forebay_proto::manifest::SegmentSize {
             object: 0,
             row_groups: 1,

@@ -116,7 +116,7 @@ mod tests {
     }
 
     fn manifest() -> Manifest {
-        let object = |key: &str| Object { key: key.into(), etag: "e".into(), size: 1 };
+        let object = |key: &str| Object { key: key.into(), etag: "e".into(), size: 1, ..Default::default() };
         let size = |object| SegmentSize { object, row_groups: 1, rows: 10, decoded_bytes: 1 };
         let sizes: Vec<_> = (0..120).map(|i| size(i / 60)).collect();
         Manifest::new("s3://b/d", 1, vec![], vec![object("x/1"), object("y/1")], &sizes).unwrap()

@@ -37,6 +37,9 @@ struct ObjectEntry {
     key: String,
     etag: String,
     bytes: u64,
+    /// The object store's, where it keeps versions.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    version_id: String,
 }
 
 /// The version that a text is. Follows links: not for an async thread.
@@ -52,7 +55,8 @@ pub(crate) fn parse(text: &str) -> Result<v1::Snapshot> {
         "" => Vec::new(),
         digest => digest.parse::<Digest>()?.to_bytes().to_vec(),
     };
-    let object = |o: ObjectEntry| Object { key: o.key, etag: o.etag, size: o.bytes };
+    let object =
+        |o: ObjectEntry| Object { key: o.key, etag: o.etag, size: o.bytes, version_id: o.version_id };
     let (count, bytes) = (f.objects.len() as u64, f.objects.iter().map(|o| o.bytes).sum());
     let dataset = v1::DatasetSpec {
         uri: normalise(&f.uri)?,
@@ -79,7 +83,7 @@ pub(crate) fn parse(text: &str) -> Result<v1::Snapshot> {
 pub(super) fn json(snapshot: &v1::Snapshot) -> serde_json::Value {
     let dataset = snapshot.dataset.clone().unwrap_or_default();
     let text = |text: String| Some(text).filter(|text| !text.is_empty());
-    let entry = |o: Object| ObjectEntry { key: o.key, etag: o.etag, bytes: o.size };
+    let entry = |o: Object| ObjectEntry { key: o.key, etag: o.etag, bytes: o.size, version_id: o.version_id };
     let file = VersionFile {
         name: snapshot.name.clone(),
         saved_unix_s: snapshot.saved_unix_s,
@@ -198,7 +202,7 @@ mod tests {
             segment_bytes: 5,
             no_partitions: true,
             filter: "x > 3".into(),
-            objects: vec![Object { key: "a".into(), etag: "e".into(), size: 9 }],
+            objects: vec![Object { key: "a".into(), etag: "e".into(), size: 9, version_id: "v".into() }],
             ..Default::default()
         };
         v1::Snapshot {

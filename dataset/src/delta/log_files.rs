@@ -24,6 +24,7 @@ use delta_kernel::{
     JsonHandler, KernelError, KernelResult, KernelResultIterator, KernelResultIteratorStatic, ParquetFooter,
     ParquetHandler, PredicateRef, StorageHandler,
 };
+use forebay_proto::ring::is_under;
 use forebay_proto::{Error, Kind, Result};
 use futures::future::try_join_all;
 use parking_lot::Mutex;
@@ -124,8 +125,19 @@ impl LogFiles {
         }
     }
 
+    /// The URI of a file that the log names. The deletion vectors of a shallow clone lie elsewhere.
+    async fn allowed(&self, url: &Url) -> Result<String> {
+        let uri = url::uri(url)?;
+        if !is_under(&uri, &self.root) {
+            url::check_store(&self.root, &uri)?;
+            let (source, outside) = (self.source.clone(), uri.clone());
+            crate::source::blocking(move || source.check_outside(&outside)).await?;
+        }
+        Ok(uri)
+    }
+
     async fn read(&self, url: &Url, range: Option<Range<u64>>) -> Result<Bytes> {
-        let uri = url::uri(&self.root, url)?;
+        let uri = self.allowed(url).await?;
         let object = self.object(&uri).await?;
         let range = range.unwrap_or(0..object.size);
         if range.end > object.size || range.start > range.end {
@@ -138,7 +150,7 @@ impl LogFiles {
             )));
         }
         let place = object.place.clone();
-        let root = self.root.clone();
+        let root = place.within(&self.root).to_owned();
         crate::source::blocking(move || place.stays_under(&root)).await?;
         match range.is_empty() {
             true => Ok(Bytes::new()),
@@ -147,7 +159,7 @@ impl LogFiles {
     }
 
     fn list(&self, from: &Url) -> Result<Vec<FileMeta>> {
-        let after = url::uri(&self.root, from)?;
+        let after = url::uri(from)?;
         let directory = match from.path().ends_with('/') {
             true => after.clone(),
             false => after.rsplit_once('/').map_or("", |(directory, _)| directory).to_owned(),
@@ -205,7 +217,7 @@ impl Handler {
     fn groups(&self, slices: Vec<FileSlice>) -> Vec<Vec<FileSlice>> {
         let listed = self.0.listed.lock();
         let size = |url: &Url| {
-            let uri = url::uri(&self.0.root, url).ok();
+            let uri = url::uri(url).ok();
             uri.and_then(|uri| Some(listed.get(&uri)?.size)).unwrap_or(0)
         };
         let (mut groups, mut bytes) = (Vec::<Vec<FileSlice>>::new(), 0u64);
@@ -255,7 +267,7 @@ impl StorageHandler for Handler {
     }
 
     fn head(&self, path: &Url) -> KernelResult<FileMeta> {
-        let uri = url::uri(&self.0.root, path).map_err(|e| self.0.fault(e))?;
+        let uri = url::uri(path).map_err(|e| self.0.fault(e))?;
         let files = self.0.clone();
         let object = self.0.wait(async move { files.object(&uri).await }).map_err(|e| self.0.fault(e))?;
         Ok(FileMeta { location: path.clone(), last_modified: 0, size: object.size })

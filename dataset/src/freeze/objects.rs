@@ -11,7 +11,7 @@ use crate::delta::{TableFile, TableLog};
 use crate::selection::Selection;
 use crate::source::{Place, Source, SourceObject, blocking};
 use crate::urgency::Urgency;
-use forebay_proto::manifest::uri_below;
+use forebay_proto::manifest::{object_uri, uri_below};
 use forebay_proto::{Error, Kind, Result};
 use futures::future::BoxFuture;
 use futures::{FutureExt, StreamExt, TryStreamExt, stream};
@@ -110,7 +110,12 @@ async fn listed(source: &Source, selection: &Selection) -> Result<Vec<Listed>> {
                 let place = source.place(&selection.object_uri(&named.key))?;
                 let object = match named.etag.as_str() {
                     "" => source.head(&place).await?,
-                    etag => SourceObject { place, etag: etag.to_owned(), size: named.size },
+                    etag => SourceObject {
+                        place,
+                        etag: etag.to_owned(),
+                        size: named.size,
+                        version_id: named.version_id.clone(),
+                    },
                 };
                 Ok((named.key.clone(), object))
             }
@@ -123,40 +128,81 @@ async fn listed(source: &Source, selection: &Selection) -> Result<Vec<Listed>> {
 /// The objects that the log of the table under `root` names.
 pub(super) async fn logged(source: &Source, root: &str, log: TableLog) -> Result<Found> {
     let place = source.place(root)?;
-    let listed = source.list(&place).await?;
+    let is_outside = |file: &TableFile| file.key.contains("://");
+    let listed = match log.files.iter().all(is_outside) {
+        true => Vec::new(),
+        false => source.list(&place).await?,
+    };
     let keyed = listed.into_iter().map(|meta| {
         let key = meta.location.as_ref().strip_prefix(place.path()).unwrap_or_default();
         (key.trim_start_matches('/').to_owned(), meta)
     });
     let listed: HashMap<String, _> = keyed.collect();
-    let mut objects = Vec::with_capacity(log.files.len());
-    for TableFile { key, size, .. } in &log.files {
-        let uri = uri_below(root, key);
-        let Some(meta) = listed.get(key) else {
-            return Err(Error::not_found(format!(
-                "{uri}: is gone, and version {} of the table has it (was it vacuumed?): name another version",
-                log.version.number
-            )));
-        };
-        let object = source.place(&uri)?.object(meta)?;
-        if object.size != *size {
-            return Err(Error::corrupt(format!(
-                "{uri}: has {} bytes, the table's log says {size}: it was overwritten",
-                object.size
-            )));
-        }
-        objects.push((key.clone(), object));
-    }
-    let found = Found { objects, notes: Vec::new(), log: Some(log) };
+    let all: Vec<BoxFuture<'_, Result<Listed>>> = log
+        .files
+        .iter()
+        .map(|file| {
+            let listed = &listed;
+            async move {
+                let uri = object_uri(root, &file.key);
+                let object = match (is_outside(file), listed.get(&file.key)) {
+                    (true, _) => outside(source, root, &uri).await?,
+                    (false, Some(meta)) => Some(source.place(&uri)?.object(meta)?),
+                    (false, None) => None,
+                };
+                let object = object.ok_or_else(|| {
+                    let place = match is_outside(file) {
+                        true => format!(" (outside of {root}, as a shallow clone has)"),
+                        false => String::new(),
+                    };
+                    Error::not_found(format!(
+                        "{uri}{place}: is gone, and version {} of the table has it (was it vacuumed?): name another version",
+                        log.version.number
+                    ))
+                })?;
+                as_logged(file, object)
+            }
+            .boxed()
+        })
+        .collect();
+    let all = stream::iter(all).buffered(source.settings().s3_max_requests);
+    let found = Found { objects: all.try_collect().await?, notes: Vec::new(), log: Some(log) };
     if !place.is_file() {
         return Ok(found);
     }
     let directory = root.to_owned();
     blocking(move || {
-        found.objects.iter().try_for_each(|(_, object)| object.place.stays_under(&directory))?;
+        let within = |place: &Place| place.stays_under(place.within(&directory));
+        found.objects.iter().try_for_each(|(_, object)| within(&object.place))?;
         Ok(found)
     })
     .await
+}
+
+/// An object of another table, which a shallow clone shares with it; none if it is gone.
+async fn outside(source: &Source, root: &str, uri: &str) -> Result<Option<SourceObject>> {
+    let (guard, object) = (source.clone(), uri.to_owned());
+    let clone = |e: Error| {
+        let what = "its log names an object outside of it, as a shallow clone has";
+        Error::new(e.kind, format!("{root}: {what}: {}", e.message))
+    };
+    blocking(move || guard.check_outside(&object)).await.map_err(clone)?;
+    match source.head(&source.place(uri)?).await {
+        Ok(object) => Ok(Some(object)),
+        Err(e) if e.kind == Kind::NotFound => Ok(None),
+        Err(e) => Err(clone(e)),
+    }
+}
+
+/// `Corrupt` unless the object has the size that the log says.
+fn as_logged(file: &TableFile, object: SourceObject) -> Result<Listed> {
+    match object.size == file.size {
+        true => Ok((file.key.clone(), object)),
+        false => Err(Error::corrupt(format!(
+            "{}: has {} bytes, the table's log says {}: it was overwritten",
+            object.place.uri, object.size, file.size
+        ))),
+    }
 }
 
 /// All objects under `root`, sorted out; with a pattern those that it names.

@@ -1,6 +1,7 @@
 //! Where the values of narrow columns lie in a packed row.
 
 use arrow::array::{Array, AsArray};
+use arrow::buffer::Buffer;
 use arrow::datatypes::{DataType, FieldRef, Schema};
 
 /// Bytes of a value up to which a binary of fixed length is narrow.
@@ -75,17 +76,20 @@ fn narrow_width(data_type: &DataType) -> Option<usize> {
 
 /// The values of a narrow column, those of nulls too, one after the other.
 pub(crate) fn value_bytes(array: &dyn Array) -> Option<&[u8]> {
+    let (values, bytes) = value_buffer(array)?;
+    values.get(..bytes)
+}
+
+/// The buffer that they begin in, and their length.
+pub(crate) fn value_buffer(array: &dyn Array) -> Option<(&Buffer, usize)> {
     match array.data_type() {
         DataType::FixedSizeBinary(n) => {
-            array.as_fixed_size_binary().value_data().get(..array.len() * usize::try_from(*n).ok()?)
+            Some((array.as_fixed_size_binary().values(), array.len() * usize::try_from(*n).ok()?))
         }
         t if t.is_primitive() => {
-            let width = t.primitive_width()?;
+            let bytes = array.len() * t.primitive_width()?;
             arrow::downcast_primitive_array!(
-                array => {
-                    let bytes = array.values().inner().as_slice();
-                    bytes.get(..array.len() * width)
-                }
+                array => Some((array.values().inner(), bytes)),
                 _ => None
             )
         }

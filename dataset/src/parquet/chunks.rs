@@ -48,7 +48,7 @@ impl Chunks {
     }
 
     /// The bytes from `start` to the end of their range.
-    fn from(&self, start: u64) -> Result<Bytes, ParquetError> {
+    pub(super) fn from(&self, start: u64) -> Result<Bytes, ParquetError> {
         let after = self.ranges.partition_point(|r| r.start <= start);
         let range = after.checked_sub(1).and_then(|i| self.ranges.get(i)).ok_or_else(|| outside(start, 0))?;
         let offset = (start - range.start) as usize;

@@ -11,6 +11,7 @@ use crate::parquet::chunks::Chunks;
 use crate::parquet::column_origin::ColumnOrigin;
 use crate::parquet::cost::column_bytes;
 use crate::parquet::footer::RowGroups;
+use crate::parquet::page_headers;
 use crate::partitions::constant;
 use crate::priority::PrioritySemaphore;
 use crate::schema::{retype, widen};
@@ -142,6 +143,12 @@ impl DecodeTask {
 
     /// A column of the object, which becomes `field`, of the same form.
     fn own(&self, chunks: &Chunks, column: usize, field: &Field) -> Result<ArrayRef, ParquetError> {
+        for group in self.part.metadata() {
+            self.part
+                .footer
+                .chunks(group, column)
+                .try_for_each(|chunk| page_headers::check(chunks, chunk))?;
+        }
         match lists::read(&self.part, chunks, column, field)? {
             Some(column) => Ok(column),
             None => self.general(chunks, column, field),

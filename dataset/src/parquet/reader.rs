@@ -11,11 +11,18 @@ use crate::parquet::footers::Footers;
 use crate::priority::PrioritySemaphore;
 use crate::schema::from_ipc;
 use crate::selection::Selection;
-use crate::source::{Source, SourceCounters, SourceObject, SourceSettings, blocking, normalise};
+use crate::source::{
+    ObjectGuard, Place, Source, SourceCounters, SourceObject, SourceSettings, StoreSilence, blocking,
+    normalise,
+};
 use crate::urgency::Urgency;
 use arrow::array::RecordBatch;
 use arrow::datatypes::SchemaRef;
+use forebay_proto::manifest::Object;
 use forebay_proto::{Error, Kind, Manifest, Result};
+use futures::future::BoxFuture;
+use futures::{FutureExt, StreamExt, TryStreamExt, stream};
+use std::iter;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -58,7 +65,16 @@ impl SegmentReader {
     /// # Errors
     /// `Invalid` if settings, environment and AWS files contradict each other.
     pub fn new(settings: SourceSettings) -> Result<Self> {
-        let source = Source::new(settings)?;
+        Self::of(Source::new(settings, None)?)
+    }
+
+    /// As [`SegmentReader::new`]; of the objects that a table's log names outside of the table only those are
+    /// read that `guard` lets through.
+    pub fn guarded(settings: SourceSettings, guard: ObjectGuard) -> Result<Self> {
+        Self::of(Source::new(settings, Some(guard))?)
+    }
+
+    fn of(source: Source) -> Result<Self> {
         let cores = std::thread::available_parallelism().map_or(2, usize::from);
         let decoders = PrioritySemaphore::new(cores as u64);
         let filtering = PrioritySemaphore::new(FILTERING_BYTES.min(source.settings().segment_memory_bytes));
@@ -68,6 +84,11 @@ impl SegmentReader {
     /// The sums of all requests and decoded bytes so far.
     pub fn counters(&self) -> &SourceCounters {
         self.source.counters()
+    }
+
+    /// For how long the object stores have given nothing to those who wait for them; none if nobody waits.
+    pub fn store_silence(&self) -> Option<StoreSilence> {
+        self.source.silence()
     }
 
     /// The objects themselves, read within the same limits.
@@ -104,6 +125,32 @@ impl SegmentReader {
     ) -> Result<Arc<Frozen>> {
         let Self { source, footers, decoders, filtering } = self;
         freeze::freeze(Tools { source, footers, decoders, filtering }, selection, known).await
+    }
+
+    /// The manifest with the store's ids of its objects' versions, by a HEAD for each; as it is
+    /// if the store keeps no versions of the first one, or a table's log says which objects there are.
+    ///
+    /// # Errors
+    /// `Changed` or `NotFound` if an object is no longer that of the manifest.
+    pub async fn with_version_ids(&self, manifest: &Manifest) -> Result<Manifest> {
+        let id = async |object: &Object| {
+            let place = self.source.place(&manifest.object_uri(object))?;
+            match place.is_file() {
+                true => Ok(None),
+                false => self.source.version_id(&frozen(place, object)).await,
+            }
+        };
+        let is_logged = manifest.shape().is_some_and(|shape| shape.table.is_some());
+        let Some((first, others)) = manifest.objects().split_first().filter(|_| !is_logged) else {
+            return Ok(manifest.clone());
+        };
+        let Some(of_first) = id(first).await? else { return Ok(manifest.clone()) };
+        let asked: Vec<BoxFuture<'_, Result<Option<String>>>> =
+            others.iter().map(|object| id(object).boxed()).collect();
+        let at_once = self.source.settings().s3_max_requests;
+        let of_others: Vec<_> = stream::iter(asked).buffered(at_once).try_collect().await?;
+        let ids = iter::once(of_first).chain(of_others.into_iter().map(Option::unwrap_or_default));
+        Ok(manifest.clone().with_version_ids(ids.collect()))
     }
 
     /// The memory that [`SegmentReader::read_segment`] of the same arguments holds at most. Reads the footer
@@ -254,7 +301,7 @@ impl SegmentReader {
         }
         let dataset = manifest.parts().iter().find(|p| p.segments.contains(&segment));
         let dataset = base(dataset.map_or(manifest.uri(), |p| &p.uri));
-        let (place, dataset) = (object.place.clone(), dataset.to_owned());
+        let (place, dataset) = (object.place.clone(), object.place.within(dataset).to_owned());
         blocking(move || place.stays_under(&dataset)).await
     }
 
@@ -267,8 +314,14 @@ impl SegmentReader {
         let place = self.source.place(&manifest.object_uri(object))?;
         let first = part.first_row_group as usize;
         let row_groups = first..first + part.row_groups as usize;
-        Ok((SourceObject { place, etag: object.etag.clone(), size: object.size }, row_groups))
+        Ok((frozen(place, object), row_groups))
     }
+}
+
+/// An object in the version that a manifest names.
+fn frozen(place: Place, object: &Object) -> SourceObject {
+    let (etag, version_id) = (object.etag.clone(), object.version_id.clone());
+    SourceObject { place, etag, size: object.size, version_id }
 }
 
 impl SegmentLayout {

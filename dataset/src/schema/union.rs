@@ -19,6 +19,9 @@ pub struct Conflict {
     pub why: String,
 }
 
+/// What to do about a conflict.
+pub(crate) const REMEDY: &str = ": leave it out with --columns, read a sub-prefix, or take the schema of one object with --schema-of OBJECT";
+
 /// A schema, and what does not fit into it.
 #[derive(Debug, Default)]
 pub(crate) struct Union {
@@ -140,8 +143,7 @@ impl<'a> Column<'a> {
         let Self { field, object: first, conflict } = self;
         conflict.get_or_insert_with(|| {
             format!(
-                "column '{}' is {} in {first} but {} in {object}: leave it out with --columns, read a sub-prefix, or take \
-                 the schema of one object with --schema-of OBJECT",
+                "column '{}' is {} in {first} but {} in {object}{REMEDY}",
                 other.name(),
                 field.data_type(),
                 other.data_type()

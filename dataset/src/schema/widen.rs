@@ -57,9 +57,21 @@ pub(crate) fn exact(array: &ArrayRef, wanted: &DataType) -> Result<ArrayRef, Arr
 }
 
 /// Whether a schema that was asked for may have `wanted` where an object has `found`: a wider type, or a
-/// narrower one that its values may fit nevertheless.
+/// narrower one that its values may fit nevertheless. Also what Delta tables widen beyond that: integers to
+/// decimals, dates to midnights.
 pub(super) fn is_readable_as(found: &DataType, wanted: &DataType) -> bool {
-    WIDENED.data_type(found, wanted).is_some()
+    READABLE.data_type(found, wanted).is_some()
+}
+
+const READABLE: Merge = Merge { leaf: readable, widens: true };
+
+fn readable(found: &DataType, wanted: &DataType) -> Option<DataType> {
+    use DataType::*;
+    match (found, wanted) {
+        (Date32, Timestamp(_, None)) => Some(wanted.clone()),
+        (found, Decimal128(..) | Decimal256(..)) if integer(found).is_some() => Some(wanted.clone()),
+        _ => join(found, wanted),
+    }
 }
 
 /// Whether no value can change: these need no second look, as an overflow is an error in any case.

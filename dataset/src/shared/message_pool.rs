@@ -14,6 +14,8 @@ const SHARED_BYTES: usize = 8 << 10;
 pub struct MessagePool {
     own: Pool,
     region: Option<SharedRegion>,
+    /// Messages may share the buffers of the segments that they are made of.
+    may_lend: bool,
 }
 
 /// A buffer to be written.
@@ -25,14 +27,24 @@ pub(crate) enum MessageBuffer {
 
 impl From<Pool> for MessagePool {
     fn from(own: Pool) -> Self {
-        Self { own, region: None }
+        Self { own, region: None, may_lend: false }
     }
 }
 
 impl MessagePool {
     /// A pool over `own` and, before it, the region of the stream's reader.
     pub fn new(own: Pool, region: Option<SharedRegion>) -> Self {
-        Self { own, region }
+        Self { own, region, may_lend: false }
+    }
+
+    /// The same, for messages that may share the buffers of their segments.
+    pub(crate) fn lending(&self) -> Self {
+        Self { may_lend: true, ..self.clone() }
+    }
+
+    /// Whether a message may share a segment's buffers. In memory that is shared with the reader it cannot.
+    pub(crate) fn lends(&self) -> bool {
+        self.may_lend && self.region.is_none()
     }
 
     /// A buffer of at least `bytes` bytes with arbitrary contents.

@@ -36,6 +36,15 @@ pub(crate) struct SourceObject {
     /// The tag of the version, without quotes.
     pub etag: String,
     pub size: u64,
+    /// What the store calls the version; empty where that is not known, or it keeps none.
+    pub version_id: String,
+}
+
+impl SourceObject {
+    /// As HTTP has it.
+    pub(super) fn quoted_etag(&self) -> String {
+        format!("\"{}\"", self.etag)
+    }
 }
 
 impl Place {
@@ -47,6 +56,12 @@ impl Place {
     /// Whether the place is in the file system.
     pub(crate) fn is_file(&self) -> bool {
         self.bucket.endpoint.bucket.is_none()
+    }
+
+    /// The directory whose links must not lead out of it: the object's dataset; of an object outside of that,
+    /// which a table's log names, the object itself.
+    pub(crate) fn within<'a>(&'a self, dataset: &'a str) -> &'a str {
+        if is_under(&self.uri, dataset) { dataset } else { &self.uri }
     }
 
     /// `Denied` if the object, symbolic links resolved, lies outside of its dataset's normalised URI. Not for
@@ -70,6 +85,7 @@ impl Place {
                 self.uri
             ))
         })?;
-        Ok(SourceObject { place: self.clone(), etag: etag.to_owned(), size: meta.size })
+        let (etag, version_id) = (etag.to_owned(), String::new());
+        Ok(SourceObject { place: self.clone(), etag, size: meta.size, version_id })
     }
 }

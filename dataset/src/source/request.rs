@@ -9,6 +9,7 @@ use super::limits::{Limits, Pass};
 use super::object::Place;
 use super::retry::RetryBudget;
 use super::settings::SourceSettings;
+use super::silence::{Silence, StoreWait};
 use crate::urgency::Urgency;
 use forebay_proto::{Backoff, Error, Kind, Result};
 use std::sync::atomic::Ordering::Relaxed;
@@ -22,12 +23,13 @@ pub(super) struct Requests {
     limits: Limits,
     retries: RetryBudget,
     pub counters: SourceCounters,
+    pub silence: Silence,
 }
 
 impl Requests {
     pub(super) fn new(settings: &SourceSettings) -> Self {
         let (retries, counters) = (RetryBudget::new(), SourceCounters::default());
-        Self { limits: Limits::new(settings), retries, counters }
+        Self { limits: Limits::new(settings), retries, counters, silence: Silence::default() }
     }
 }
 
@@ -41,6 +43,7 @@ pub(super) struct Request<'a> {
     waits: Backoff,
     first_failure: Option<Instant>,
     last: Option<Error>,
+    _waiting: StoreWait<'a>,
 }
 
 impl<'a> Request<'a> {
@@ -51,7 +54,8 @@ impl<'a> Request<'a> {
         urgency: &'a Urgency,
     ) -> Self {
         let waits = Backoff::new(WAIT_FIRST, WAIT_MAX);
-        Self { all, place, etag, urgency, waits, first_failure: None, last: None }
+        let _waiting = all.silence.begin();
+        Self { all, place, etag, urgency, waits, first_failure: None, last: None, _waiting }
     }
 
     /// Waits until an attempt for `bytes` may begin.
@@ -81,7 +85,7 @@ impl<'a> Request<'a> {
 
     /// The attempt's outcome: none if it is to be tried again.
     pub(super) fn end<T>(&mut self, pass: Pass, outcome: object_store::Result<T>) -> Result<Option<T>> {
-        let Requests { limits, retries, counters } = self.all;
+        let Requests { limits, retries, counters, silence } = self.all;
         let failed = match outcome {
             Ok(value) => Ok(value),
             Err(e) => {
@@ -97,12 +101,14 @@ impl<'a> Request<'a> {
                     return Err(e);
                 }
                 counters.retries.fetch_add(1, Relaxed);
+                silence.failed(&e.message);
                 self.last = Some(e);
                 Ok(None)
             }
             // Answered, if only with a refusal that a retry would not change.
             answered => {
                 limits.on_success(pass);
+                silence.heard();
                 if self.first_failure.is_some() {
                     retries.refund();
                 }

@@ -1,6 +1,7 @@
 //! Builds messages of rows: the segments that the rows lie in are held, the rows gathered, the message sent.
 
 use super::gather::{Pick, gather};
+use super::off_thread::blocking;
 use super::reading::Reading;
 use super::setup::StreamSetup;
 use super::source::{SegmentSource, StreamBudget, StreamHooks};
@@ -9,11 +10,11 @@ use crate::packed::{Form, PackedSchema};
 use crate::ready::{ReadySegment, drop_aside};
 use crate::segment_batch::SegmentBatch;
 use crate::shared::MessagePool;
-use bytes::Bytes;
 use forebay_proto::digest::OrderDigest;
 use forebay_proto::manifest::{Manifest, Segment};
 use forebay_proto::plan::Sample;
 use forebay_proto::{Error, Result, RowRun, v1};
+use futures::future::BoxFuture;
 use futures::{StreamExt, TryStreamExt, stream};
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
@@ -166,16 +167,13 @@ impl MessageBuilder {
             let permit = self.hooks.permit(bytes).await;
             let runs = RowRun::to_wire(&[RowRun { step: 0, segment, rows: rows as u32 }]);
             let (meta, pool) = (v1::MessageMeta { runs, ..Default::default() }, self.pool.clone());
-            let made = made_of(sources, move |sources| {
-                let mut message =
-                    Message::new(&sources[0].batch.to_record_batch(first..first + rows)?, meta, &pool)?;
-                if sources[0].guard.is_none() {
-                    // It may lie in a file, whose pages may have gone when an async thread sends the message.
-                    message.body.iter_mut().for_each(|part| *part = Bytes::copy_from_slice(part));
-                }
-                Ok(message.guarded(sources[0].guard.clone()).guarded(permit))
-            });
-            match made.await? {
+            let make = move |sources: &[ReadySegment]| {
+                let source = &sources[0];
+                let message = Message::new(&source.batch.to_record_batch(first..first + rows)?, meta, &pool)?;
+                let message = Message { lender: Some(source.clone()), ..message };
+                Ok(message.guarded(source.guard.clone()).guarded(permit))
+            };
+            match made_of(sources, make, self.hooks.stuck()).await? {
                 Some(message) => return Ok(message),
                 None => self.drop_held(),
             }
@@ -250,9 +248,15 @@ impl MessageBuilder {
         let rows = rows.clone();
         if left.is_empty() {
             let HeldRows { sources, picks, .. } = self.held_rows(&rows)?;
-            let make =
-                move |sources: &[ReadySegment]| rows.message(&wanted, &batches(sources), &picks, form, &pool);
-            let made = made_of(sources, make);
+            // What lies in memory is waited for by others: it is not held until the message is sent.
+            let lender = Some(&sources[..]).filter(|all| all.len() == 1 && all[0].guard.is_none());
+            let lender = lender.map(|all| all[0].clone());
+            let pool = if lender.is_some() { pool.lending() } else { pool };
+            let make = move |sources: &[ReadySegment]| {
+                let message = rows.message(&wanted, &batches(sources), &picks, form, &pool)?;
+                Ok(Message { lender, ..message })
+            };
+            let made = made_of(sources, make, self.hooks.stuck());
             return Ok(made.await?.map(|m| m.guarded(permit)));
         }
         let (mut parts, mut order) = (Vec::new(), vec![(0, 0); rows.samples.len()]);
@@ -264,7 +268,7 @@ impl MessageBuilder {
             let (wanted, pool) = (wanted.clone(), pool.clone());
             let gather =
                 move |sources: &[ReadySegment]| gather(&wanted, &batches(sources), &picks, form, &pool);
-            let made = made_of(sources, gather);
+            let made = made_of(sources, gather, self.hooks.stuck());
             let Some(part) = made.await? else { return Ok(None) };
             parts.push(part);
             if left.is_empty() {
@@ -303,20 +307,26 @@ impl MessageBuilder {
 }
 
 /// Something made of segments, off the async threads; `None` if one of them was damaged meanwhile, whatever
-/// came of it.
+/// came of it, or when `stuck` says that it will not come: then its thread is left to itself.
 async fn made_of<T: Send + 'static>(
     sources: Vec<ReadySegment>,
     make: impl FnOnce(&[ReadySegment]) -> Result<T> + Send + 'static,
+    stuck: BoxFuture<'static, ()>,
 ) -> Result<Option<T>> {
-    blocking(move || {
+    let made = blocking(move || {
+        let _using: Vec<_> = sources.iter().flat_map(ReadySegment::using).collect();
         // Damaged offsets may make it panic.
         let made = std::panic::catch_unwind(AssertUnwindSafe(|| make(&sources)));
         if !sources.iter().all(ReadySegment::verify) {
             return Ok(None);
         }
         made.unwrap_or_else(|_| Err(Error::corrupt("gathering rows failed: the log says why"))).map(Some)
-    })
-    .await
+    });
+    tokio::select! {
+        biased;
+        made = made => made,
+        () = stuck => Ok(None),
+    }
 }
 
 fn batches(sources: &[ReadySegment]) -> Vec<&SegmentBatch> {
@@ -345,12 +355,4 @@ fn unsound(manifest: &Manifest) -> Error {
     Error::retry(format!(
         "{uri}: its segments are damaged again and again while they are read: the cache's log says more"
     ))
-}
-
-/// Runs `work` off the async threads: it touches mapped pages and copies megabytes.
-async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
-    let span = tracing::Span::current();
-    tokio::task::spawn_blocking(move || span.in_scope(work))
-        .await
-        .unwrap_or_else(|e| Err(Error::corrupt(format!("gathering rows failed: {e}"))))
 }

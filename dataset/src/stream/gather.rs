@@ -1,10 +1,11 @@
 //! Gather: chosen rows of segments, in the chosen order, as one batch.
 //!
 //! Packed rows are copied as they are. Columns of fixed width without nulls, strings and binaries are copied
-//! value by value into one buffer; every other column goes through Arrow's `interleave`.
+//! value by value into one buffer; every other column goes through Arrow's `interleave`. Many rows that lie
+//! side by side are not copied where the pool lends: the batch shares their buffer.
 
 use super::prefetch::{ROWS_AHEAD, prefetch};
-use crate::packed::{Form, PackedSchema, RowLayout, value_bytes};
+use crate::packed::{Form, PackedSchema, RowLayout, value_buffer};
 use crate::pool::Pool;
 use crate::segment_batch::SegmentBatch;
 use crate::shared::MessagePool;
@@ -20,6 +21,9 @@ use std::sync::Arc;
 
 /// A chosen row: index into the sources, row in that source.
 pub type Pick = (usize, usize);
+
+/// Bytes that are worth sharing rather than copied: they become a part of the message by themselves.
+pub(super) const LENT_BYTES: usize = 64 << 10;
 
 /// The picked rows of `sources`, which all have the columns of `wanted`. Of narrow columns those are packed
 /// that any source holds packed; with [`Form::Packed`] all. `Invalid` if a pick lies outside.
@@ -57,8 +61,13 @@ fn packed_rows(
     if layout.columns.is_empty() {
         return Ok(Buffer::default());
     }
-    let sources = sources.iter().map(|source| source.source(layout)).collect::<Result<Vec<_>>>()?;
     let bytes = picks.len() * layout.width;
+    if let Some((source, row)) = lent(picks, bytes, pool)
+        && let Some(rows) = sources[source].whole_rows(layout)
+    {
+        return Ok(rows.bytes.slice_with_length(row * layout.width, bytes));
+    }
+    let sources = sources.iter().map(|source| source.source(layout)).collect::<Result<Vec<_>>>()?;
     let mut out = pool.take(bytes);
     let (mut rest, mut ahead) = (out.as_slice_mut(), runs(picks).skip(ROWS_AHEAD));
     for (source, row, count) in runs(picks) {
@@ -78,13 +87,19 @@ fn runs(picks: &[Pick]) -> impl Iterator<Item = (usize, usize, usize)> + '_ {
     picks.chunk_by(continues).map(|run| (run[0].0, run[0].1, run.len()))
 }
 
+/// Source and first row of picks that need no copy: their rows lie side by side, and have so many bytes.
+fn lent(picks: &[Pick], bytes: usize, pool: &MessagePool) -> Option<Pick> {
+    let first = *picks.first().filter(|_| pool.lends() && bytes >= LENT_BYTES)?;
+    (runs(picks).nth(1).is_none()).then_some(first)
+}
+
 fn column(
     data_type: &DataType,
     arrays: &[&dyn Array],
     picks: &[Pick],
     pool: &MessagePool,
 ) -> Result<ArrayRef> {
-    let plain: Option<Vec<&[u8]>> = arrays.iter().map(|a| plain_bytes(*a)).collect();
+    let plain: Option<Vec<(&Buffer, usize)>> = arrays.iter().map(|a| plain_values(*a)).collect();
     let bad = |e: ArrowError| Error::invalid(format!("gather a column of {data_type}: {e}"));
     match (plain, plain_width(data_type)) {
         (Some(sources), Some(width)) => {
@@ -115,17 +130,23 @@ fn variable<T: ByteArrayType>(
     let lengths: Vec<usize> = picks.iter().map(|pick| place(pick).len()).collect();
     let bytes: usize = lengths.iter().sum();
     T::Offset::from_usize(bytes).ok_or(ArrowError::OffsetOverflowError(bytes))?;
-    let mut values = pool.take(bytes);
-    let mut rest = values.as_slice_mut();
-    for (pick, length) in picks.iter().zip(&lengths) {
-        let (now, after) = rest.split_at_mut(*length);
-        now.copy_from_slice(&arrays[pick.0].value_data()[place(pick)]);
-        rest = after;
-    }
+    let values = match lent(picks, bytes, pool) {
+        Some(first) => arrays[first.0].values().slice_with_length(place(&first).start, bytes),
+        None => {
+            let mut values = pool.take(bytes);
+            let mut rest = values.as_slice_mut();
+            for (pick, length) in picks.iter().zip(&lengths) {
+                let (now, after) = rest.split_at_mut(*length);
+                now.copy_from_slice(&arrays[pick.0].value_data()[place(pick)]);
+                rest = after;
+            }
+            pool.share(values, bytes)
+        }
+    };
     let has_nulls = arrays.iter().any(|array| array.null_count() > 0);
     let nulls = has_nulls.then(|| picks.iter().map(|&(source, row)| arrays[source].is_valid(row)).collect());
     let offsets = OffsetBuffer::from_lengths(lengths);
-    let array = GenericByteArray::<T>::try_new(offsets, pool.share(values, bytes), nulls)?;
+    let array = GenericByteArray::<T>::try_new(offsets, values, nulls)?;
     Ok(Arc::new(array))
 }
 
@@ -177,18 +198,20 @@ pub fn plain_width(data_type: &DataType) -> Option<usize> {
     (width > 0).then_some(width)
 }
 
-/// The values of a plain column without nulls at any level, one after the other.
-fn plain_bytes(array: &dyn Array) -> Option<&[u8]> {
+/// The values of a plain column without nulls at any level, one after the other: the buffer that they begin
+/// in, and their length.
+fn plain_values(array: &dyn Array) -> Option<(&Buffer, usize)> {
     if array.null_count() > 0 {
         return None;
     }
-    match array.data_type() {
+    let (values, bytes) = match array.data_type() {
         DataType::FixedSizeList(item, n) => {
             let bytes = plain_width(item.data_type())? * usize::try_from(*n).ok()? * array.len();
-            plain_bytes(array.as_fixed_size_list().values().as_ref())?.get(..bytes)
+            (plain_values(array.as_fixed_size_list().values().as_ref())?.0, bytes)
         }
-        _ => value_bytes(array),
-    }
+        _ => value_buffer(array)?,
+    };
+    (bytes <= values.len()).then_some((values, bytes))
 }
 
 /// A plain column of `rows` values over their bytes, without nulls.
@@ -207,7 +230,13 @@ pub fn plain_array(data_type: &DataType, rows: usize, values: Buffer) -> Result<
         .map_err(|e| Error::corrupt(format!("a column of {data_type} cannot be put together: {e}")))
 }
 
-fn rows(sources: &[&[u8]], width: usize, picks: &[Pick], pool: &MessagePool) -> Buffer {
+fn rows(sources: &[(&Buffer, usize)], width: usize, picks: &[Pick], pool: &MessagePool) -> Buffer {
+    let bytes = picks.len() * width;
+    if let Some((source, row)) = lent(picks, bytes, pool) {
+        return sources[source].0.slice_with_length(row * width, bytes);
+    }
+    let sources: Vec<&[u8]> = sources.iter().map(|(values, bytes)| &values[..*bytes]).collect();
+    let sources = &sources[..];
     match width {
         1 => narrow(sources, picks, u8::from_ne_bytes),
         2 => narrow(sources, picks, u16::from_ne_bytes),
@@ -215,7 +244,7 @@ fn rows(sources: &[&[u8]], width: usize, picks: &[Pick], pool: &MessagePool) -> 
         8 => narrow(sources, picks, u64::from_ne_bytes),
         16 => narrow(sources, picks, i128::from_ne_bytes),
         _ => {
-            let mut out = pool.take(picks.len() * width);
+            let mut out = pool.take(bytes);
             let (mut rest, mut ahead) = (out.as_slice_mut(), runs(picks).skip(ROWS_AHEAD));
             for (source, row, count) in runs(picks) {
                 if let Some((source, row, _)) = ahead.next() {
@@ -225,7 +254,7 @@ fn rows(sources: &[&[u8]], width: usize, picks: &[Pick], pool: &MessagePool) -> 
                 now.copy_from_slice(&sources[source][row * width..][..now.len()]);
                 rest = after;
             }
-            pool.share(out, picks.len() * width)
+            pool.share(out, bytes)
         }
     }
 }

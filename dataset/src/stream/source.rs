@@ -23,6 +23,12 @@ pub trait StreamHooks: Send + Sync + 'static {
 
     /// Waits until there is memory for a message of about this size; the message holds the permit.
     fn permit(&self, message_bytes: usize) -> BoxFuture<'_, MemoryGuard>;
+
+    /// Resolves when segments that are being read now are not to be waited for any more, as a disk hangs:
+    /// they are got again.
+    fn stuck(&self) -> BoxFuture<'static, ()> {
+        std::future::pending().boxed()
+    }
 }
 
 /// A stream that nobody watches, in memory without bounds.

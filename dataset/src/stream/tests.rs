@@ -55,7 +55,7 @@ impl SegmentSource for Made {
 
 fn dataset(rows: &[u64]) -> (Arc<Made>, Arc<Manifest>, SchemaRef) {
     let schema = batch(0, 1).schema();
-    let object = |i: usize| Object { key: format!("o{i}"), etag: "e".into(), size: 1 };
+    let object = |i: usize| Object { key: format!("o{i}"), etag: "e".into(), size: 1, ..Default::default() };
     let size = |(i, &rows): (usize, &u64)| SegmentSize {
         object: i as u32,
         row_groups: 1,
@@ -299,7 +299,7 @@ async fn messages_keep_their_size_when_rows_grow() {
         }
     }
     let schema = batch(0, 1).schema();
-    let object = Object { key: "o".into(), etag: "e".into(), size: 1 };
+    let object = Object { key: "o".into(), etag: "e".into(), size: 1, ..Default::default() };
     let sizes = [(2000, 13), (200, 10_012)].map(|(rows, row_bytes)| SegmentSize {
         object: 0,
         row_groups: 1,

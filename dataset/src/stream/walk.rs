@@ -150,7 +150,7 @@ mod tests {
 
     #[test]
     fn streams_of_one_plan_share_its_order() {
-        let object = Object { key: "o".into(), etag: "e".into(), size: 1 };
+        let object = Object { key: "o".into(), etag: "e".into(), size: 1, ..Default::default() };
         let size = SegmentSize { object: 0, row_groups: 1, rows: 5, decoded_bytes: 40 };
         let manifest = Manifest::new("s3://b/p", 1, Vec::new(), vec![object], &[size]).unwrap();
         let orders = Orders::default();

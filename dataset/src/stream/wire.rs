@@ -3,7 +3,9 @@
 //! A [`Message`] is one `FlightData` before protobuf framing: an IPC RecordBatch header, our `MessageMeta`,
 //! and the body as the Arrow buffers themselves, uncopied. Dictionaries and compression do not occur.
 
-use crate::ready::MemoryGuard;
+use super::gather::LENT_BYTES;
+use super::off_thread::blocking;
+use crate::ready::{MemoryGuard, ReadySegment};
 use crate::shared::MessagePool;
 use arrow::array::RecordBatch;
 use arrow::buffer::Buffer;
@@ -33,12 +35,14 @@ pub struct Message {
     pub body: Vec<Bytes>,
     /// Its large parts lie in the memory that is shared with the reader, and need not travel.
     pub is_shared: bool,
+    /// The segment in whose memory or file parts of the body lie.
+    pub lender: Option<ReadySegment>,
 }
 
 impl Message {
     /// The message that begins every stream.
     pub fn schema(schema: &Schema) -> Self {
-        Self { header: schema_header(schema), meta: None, body: Vec::new(), is_shared: false }
+        Self { header: schema_header(schema), meta: None, body: Vec::new(), is_shared: false, lender: None }
     }
 
     /// Encodes a batch whose buffers come from `pool`; `meta.hash` is filled in here. `Invalid` if the batch
@@ -64,7 +68,7 @@ impl Message {
         let travels = |part: &&Bytes| !is_shared || !pool.is_shared(part);
         body.iter().filter(travels).for_each(|part| hash.update(part));
         meta.hash = hash.digest();
-        Ok(Self { header, meta: Some(meta), body, is_shared })
+        Ok(Self { header, meta: Some(meta), body, is_shared, lender: None })
     }
 
     /// The rows by step and segment.
@@ -100,6 +104,21 @@ impl Message {
             }
         }
         self
+    }
+
+    /// The message as it is to be sent by an async thread: where parts of the body lie in a file whose pages
+    /// have left memory while the message waited, they are read into a copy first.
+    pub async fn in_memory(mut self) -> Result<Self> {
+        let Some(lender) = self.lender.take() else { return Ok(self) };
+        let is_there = self.body.iter().all(|part| part.len() < LENT_BYTES || lender.is_in_memory(part));
+        if is_there {
+            return Ok(self);
+        }
+        blocking(move || {
+            self.body.iter_mut().for_each(|part| *part = Bytes::copy_from_slice(part));
+            Ok(self)
+        })
+        .await
     }
 
     /// The message's rows as a batch of `schema`; copies the body. `Corrupt` if it does not fit.
@@ -224,12 +243,14 @@ mod tests {
         .unwrap();
         let (header, body) = encode(&batch).unwrap();
         assert!(body.iter().any(|p| p.as_ptr() == address), "the large buffer is shared");
-        let m = Message { header, meta: None, body, is_shared: false };
+        let m = Message { header, meta: None, body, is_shared: false, lender: None };
         assert_eq!(m.to_record_batch(&batch.schema()).unwrap(), batch);
         let empty = batch.slice(5, 0);
         let (header, body) = encode(&empty).unwrap();
         assert_eq!(
-            Message { header, meta: None, body, is_shared: false }.to_record_batch(&batch.schema()).unwrap(),
+            Message { header, meta: None, body, is_shared: false, lender: None }
+                .to_record_batch(&batch.schema())
+                .unwrap(),
             empty
         );
     }

@@ -91,7 +91,7 @@ mod tests {
     use crate::v1::Object;
 
     fn filtered(predicate: &str, rows: &[&[u32]]) -> Result<Manifest> {
-        let object = Object { key: "o".into(), etag: "e".into(), size: 9 };
+        let object = Object { key: "o".into(), etag: "e".into(), size: 9, ..Default::default() };
         let mut first_row_group = 3;
         let segment = |rows: &&[u32]| {
             first_row_group += 4;

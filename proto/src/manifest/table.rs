@@ -128,7 +128,7 @@ mod tests {
     }
 
     fn manifest(shape: Shape) -> crate::Result<Manifest> {
-        let object = Object { key: "o".into(), etag: "e".into(), size: 9 };
+        let object = Object { key: "o".into(), etag: "e".into(), size: 9, ..Default::default() };
         let size = SegmentSize { object: 0, row_groups: 1, rows: 9, decoded_bytes: 72 };
         Manifest::new("s3://b/t", 1, vec![1], vec![object], &[size])?.shaped(Some(shape))
     }

@@ -4,7 +4,7 @@ use super::*;
 use crate::v1;
 
 fn sample() -> Manifest {
-    let o = |k: &str| Object { key: k.into(), etag: format!("e-{k}"), size: 100 };
+    let o = |k: &str| Object { key: k.into(), etag: format!("e-{k}"), size: 100, ..Default::default() };
     let s = |object, row_groups, rows| SegmentSize { object, row_groups, rows, decoded_bytes: rows * 8 };
     let sizes = [s(0, 2, 10), s(0, 1, 5), s(2, 3, 7)];
     Manifest::new("s3://b/p", SEGMENT_BYTES, vec![1, 2], vec![o("a"), o("b"), o("c")], &sizes).unwrap()
@@ -31,7 +31,7 @@ fn survives_the_wire_and_notices_tampering() {
 #[test]
 fn sums_over_segments_fit() {
     let size = SegmentSize { object: 0, row_groups: 1, rows: 1, decoded_bytes: u64::MAX };
-    let object = Object { key: "a".into(), etag: "e".into(), size: 1 };
+    let object = Object { key: "a".into(), etag: "e".into(), size: 1, ..Default::default() };
     let manifest = |sizes: &[_]| Manifest::new("s3://b/p", 1, vec![], vec![object.clone()], sizes);
     assert!(manifest(&[size]).is_ok());
     assert!(manifest(&[size, size]).unwrap_err().message.contains("segment 1 overflows"));
@@ -72,7 +72,11 @@ fn ids_tell_versions_apart() {
             decoded_bytes: s.decoded_bytes,
         })
         .collect();
-    let objects = w.objects.into_iter().map(|o| Object { key: o.key, etag: o.etag, size: o.size }).collect();
+    let objects = w
+        .objects
+        .into_iter()
+        .map(|o| Object { key: o.key, etag: o.etag, size: o.size, ..Default::default() })
+        .collect();
     let n = Manifest::new(m.uri(), m.segment_bytes(), m.schema().to_vec(), objects, &sizes).unwrap();
     assert_ne!(m.segment_id(0).unwrap(), n.segment_id(0).unwrap());
     assert_eq!(m.segment_id(2).unwrap(), n.segment_id(2).unwrap());

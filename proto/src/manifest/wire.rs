@@ -9,7 +9,13 @@ use crate::v1;
 impl v1::Ticket {
     /// A ticket that asks for rows of exactly this dataset.
     pub fn new(manifest: &Manifest, kind: v1::ticket::Kind) -> Self {
-        Self { uri: manifest.uri.clone(), sizes_hash: Some(manifest.sizes_hash()), kind: Some(kind) }
+        let sizes_hash = Some(manifest.sizes_hash());
+        Self {
+            uri: manifest.uri.clone(),
+            sizes_hash,
+            version_ids: manifest.has_version_ids(),
+            kind: Some(kind),
+        }
     }
 }
 

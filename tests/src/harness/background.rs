@@ -95,6 +95,11 @@ impl BackgroundReader {
         ended.chain(now).max().unwrap_or_default().as_secs_f64() * 1e3
     }
 
+    /// How many batches came within a time.
+    pub fn batches_between(&self, from: Instant, to: Instant) -> usize {
+        self.progress.lock().waits.iter().filter(|(at, _)| (from..to).contains(at)).count()
+    }
+
     /// Errors that ranks ended with.
     pub fn errors(&self) -> Vec<String> {
         self.progress.lock().errors.clone()

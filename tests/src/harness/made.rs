@@ -34,8 +34,8 @@ impl MadeObject {
         made.drain(..(range.start - first * WORD) as usize);
     }
 
-    /// How many of these bytes, which begin `at` a place of the object, are not the object's. Those beyond its
-    /// end are not.
+    /// How many of these bytes, which begin `at` a place of the object, are not the object's. Those beyond
+    /// its end are not.
     pub fn wrong_bytes(&self, at: u64, bytes: &[u8], buffer: &mut Vec<u8>) -> u64 {
         let end = (at + bytes.len() as u64).min(self.size.max(at));
         self.make(at..end, buffer);

@@ -2,16 +2,19 @@
 //! objects in memory.
 //!
 //! It does what Forebay and its tests ask of S3: buckets, put, get and head with ranges, conditions and
-//! parts, listings of both versions with pages, delete, multipart uploads. It keeps content types and users'
-//! metadata, but no checksums, versions or ACLs. It keeps a log of every request, so a test can say "exactly
-//! one GET of this range, with If-Match", and it breaks on demand ([`S3Server::inject`]).
+//! parts, listings of both versions with pages, delete, multipart uploads, versions in buckets that
+//! are told so. It keeps content types and users' metadata, but no checksums or ACLs. It keeps a log of every
+//! request, so a test can say "exactly one GET of this range, with If-Match", and it breaks on demand
+//! ([`S3Server::inject`]).
 
 mod api;
 mod edge;
+mod object;
 mod objects;
 mod read;
 #[cfg(test)]
 pub(crate) mod tests;
+mod versions;
 
 use parking_lot::Mutex;
 use std::collections::HashMap;
@@ -87,6 +90,11 @@ impl S3Server {
     /// The objects themselves: a handle that closures can keep, to change them while a test runs.
     pub fn objects(&self) -> Objects {
         self.objects.clone()
+    }
+
+    /// Has the server's bucket keep versions from now on, past HTTP.
+    pub fn keep_versions(&self) {
+        self.objects.keep_versions(&self.bucket);
     }
 
     /// The keys that are let in.

@@ -2,7 +2,7 @@
 //! versions, partitions, schemas that grow, deletion vectors, renamed columns.
 
 use forebay_tests::harness::process::{Run, Server, ServerOptions};
-use forebay_tests::harness::s3::S3Server;
+use forebay_tests::harness::s3::{REGION, S3Server};
 use serde::Deserialize;
 
 use crate::commands::{cached, digest, direct, json};
@@ -28,7 +28,7 @@ impl Tables {
         let (s3, root) = (S3Server::start(), delta_tables());
         let cases = std::fs::read(root.join("cases.json")).expect("read the cases");
         let cases: Vec<Case> = serde_json::from_slice(&cases).expect("JSON");
-        assert!(cases.len() >= 24, "the tables are not all there");
+        assert!(cases.len() >= 56, "the tables are not all there");
         for entry in std::fs::read_dir(root).expect("list the tables") {
             let path = entry.expect("list the tables").path();
             if path.is_dir() {
@@ -180,5 +180,64 @@ fn a_table_that_cannot_be_read_says_why() {
     }
     // The columns that fit are read nevertheless.
     cached(&server, &["cat", &tables.uri("bad-type"), "--columns", "id"]).end().expect_success();
+    server.stop();
+}
+
+/// Features that cannot be read: the table, what its error names beside the table, and a column that can be
+/// read nevertheless.
+const REFUSED: [(&str, &[&str], Option<&str>); 11] = [
+    ("refused-catalogManaged", &["catalog", "another table"], None),
+    ("refused-catalogOwned-preview", &["catalog", "another table"], None),
+    ("refused-geospatial", &["geometry", "write the rows to a table without it"], None),
+    ("refused-adaptiveMetadata-preview", &["adaptiveMetadata-preview", "DROP FEATURE"], None),
+    ("refused-reader-version", &["reader version", "without it"], None),
+    ("refused-type", &["quaternion", "write the rows to a table without it"], None),
+    ("refused-nested-mapping", &["column 's'", "columnMapping", "--columns"], Some("x")),
+    ("refused-variantType", &["column 'v'", "variantType", "to_json"], Some("x")),
+    ("refused-variantType-preview", &["column 'v'", "variantType", "to_json"], Some("x")),
+    ("refused-variantShredding-preview", &["column 'v'", "variantType", "to_json"], Some("x")),
+    ("bad-feature", &["timeMachine", "DROP FEATURE"], None),
+];
+
+#[test]
+fn each_feature_that_cannot_be_read_is_named_with_its_remedy() {
+    let tables = Tables::upload();
+    let server = ServerOptions::for_s3(&tables.s3).start();
+    for (table, says, column) in REFUSED {
+        let uri = tables.uri(table);
+        let says: Vec<&str> = says.iter().copied().chain([table]).collect();
+        refused(cached(&server, &["cat", &uri]), &says);
+        refused(direct(&tables.s3, &["cat", &uri]), &says);
+        if let Some(column) = column {
+            let read = cached(&server, &["cat", &uri, "--columns", column]).end().expect_success();
+            assert_eq!(String::from_utf8_lossy(&read).lines().count(), 200, "{table}");
+        }
+    }
+    server.stop();
+}
+
+#[test]
+fn a_shallow_clone_is_read_as_far_as_its_objects_may_be() {
+    let tables = Tables::upload();
+    let uri = tables.uri("clone-s3");
+    let only = |roots: &[&str]| {
+        let options = roots
+            .iter()
+            .fold(ServerOptions::bare(), |options, root| options.args(["--allow", &tables.s3.uri(root)]));
+        let options = options.args(["--s3-endpoint", &tables.s3.endpoint, "--s3-region", REGION]);
+        let keys = tables.s3.credentials();
+        keys.iter().fold(options, |options, (name, value)| options.env(name, value)).start()
+    };
+    // The node may read the clone, but not what it is a clone of.
+    let server = only(&["clone-s3"]);
+    refused(cached(&server, &["cat", &uri]), &["clone-s3", "forebay/cloned/", "--allow"]);
+    server.stop();
+    let server = only(&["clone-s3", "cloned"]);
+    cached(&server, &["cat", &uri]).end().expect_success();
+    let gone = "cloned/x=1 2/a b.parquet";
+    tables.s3.objects().delete(&tables.s3.bucket, gone);
+    cached(&server, &["cat", &uri]).end().expect_success();
+    cached(&server, &["free", &uri]).end().expect_success();
+    refused(cached(&server, &["cat", &uri]), &[gone, "is gone", "version 1"]);
     server.stop();
 }

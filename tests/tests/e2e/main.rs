@@ -4,6 +4,7 @@
 //! * [`delta`]: Delta tables.
 //! * [`content`]: the content digest, the same by every way and by other people's reader.
 //! * [`order`]: the order of samples, and the S3 requests of an epoch.
+//! * [`attacks`]: `make attack`, at small sizes.
 //! * [`bad_input`]: every error is told in one line, soon, and without a secret.
 //! * [`filters`]: datasets of some rows only.
 //! * [`real`]: tables as real writers leave them.
@@ -16,11 +17,14 @@
 //! * [`replicas`]: several copies of a segment, who makes them and who reads them.
 //! * [`restart`]: the faults that a run survives without an error.
 //! * [`gateway`]: the endpoint for clients of S3.
+//! * [`hung_disk`]: a disk that does not answer.
 //! * [`lists`]: lists of very many objects.
 //! * [`local_node`]: a node that the commands start by themselves.
 //! * [`same_host`]: readers on the node's own host.
 //! * [`snapshots`]: versions of datasets under names.
+//! * [`versions`]: snapshots in a bucket that keeps versions.
 //! * [`store`]: the faster checks of `make bench-store`.
+//! * [`waits`]: who waits for data is told for what.
 //! * [`warm`]: `make bench-warm`, at a small size.
 //! * [`peers`]: `make bench-peers`, at a small size, with the peers that need no more than pyarrow.
 //! * [`python`]: `make bench-python`, at a small size.
@@ -29,6 +33,7 @@
 //!
 //! One executable, so that the fixtures are written once. `make test` builds the binaries before.
 
+mod attacks;
 mod bad_input;
 mod commands;
 mod content;
@@ -39,6 +44,7 @@ mod failover;
 mod filters;
 mod fixtures;
 mod gateway;
+mod hung_disk;
 mod lists;
 mod local_node;
 mod membership;
@@ -58,5 +64,7 @@ mod snapshots;
 mod store;
 mod tickets;
 mod trainer;
+mod versions;
 mod views;
+mod waits;
 mod warm;

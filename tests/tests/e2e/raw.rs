@@ -1,5 +1,5 @@
-//! The faster checks of `make bench-raw`, at a smaller size: every byte of a set through restarts, another node
-//! and kills; objects that are overwritten while they are read.
+//! The faster checks of `make bench-raw`, at a smaller size: every byte of a set through restarts, another
+//! node and kills; objects that are overwritten while they are read.
 
 use crate::store::kept;
 use forebay_tests::bench::raw::kills::{self, RawKillsSettings};

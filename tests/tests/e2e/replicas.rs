@@ -1,5 +1,5 @@
 //! Several copies of a segment: made, used when a node dies or a zone asks, taken over by who joins, set by
-//! dataset. Of raw blocks too, and further ones of what is hot.
+//! dataset. Of raw blocks too, and further ones of hot blocks.
 
 use std::time::{Duration, Instant};
 

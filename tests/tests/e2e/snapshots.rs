@@ -22,7 +22,7 @@ use crate::commands::{cached, digest, direct, json};
 use crate::refused::refused;
 
 /// Two nodes with an etcd.
-fn cluster(s3: &S3Server, etcd: &Etcd) -> [Server; 2] {
+pub fn cluster(s3: &S3Server, etcd: &Etcd) -> [Server; 2] {
     let node = |name: &str| {
         let options = ServerOptions::for_s3(s3).allow_log("etcd does not answer").args(["--node", name]);
         options.args(etcd.arguments()).start()
@@ -49,7 +49,7 @@ fn grow(s3: &S3Server) {
     s3.put("data/zz.parquet", bytes);
 }
 
-fn in_folder(run: Run, folder: &tempfile::TempDir) -> Run {
+pub fn in_folder(run: Run, folder: &tempfile::TempDir) -> Run {
     run.envs([("FOREBAY_SNAPSHOT_DIR", folder.path())])
 }
 
@@ -114,7 +114,7 @@ fn of_two_savers_at_once_one_is_refused() {
 
 /// The ids that some ranks bring, with their digest and the state after them. All that is left, unless `kill`
 /// is given: then that node is killed after 3 steps, and 7 are read.
-async fn read(
+pub async fn read(
     dataset: &Dataset,
     world: u32,
     state: Option<Vec<u8>>,
@@ -185,6 +185,7 @@ fn large(name: &str, version: u128) -> v1::Snapshot {
         key: format!("year={}/part-{number:06}.parquet", number % 30),
         etag: format!("{:032x}", tag(number) ^ version),
         size: number as u64,
+        ..Object::default()
     };
     let dataset = v1::DatasetSpec {
         uri: "s3://forebay/large".into(),

@@ -69,9 +69,12 @@ impl Ahead {
         Ok(Self { ready: Some(ready), thread })
     }
 
-    /// The next item, waited for; `None` when the loader has no more.
-    pub fn next_item(&mut self) -> Result<Option<Item<Input>>> {
-        if let Some((item, _)) = self.ready.as_mut().and_then(Receiver::blocking_recv) {
+    /// The next item, for which `wait` waits; `None` when the loader has no more.
+    pub(super) fn next_item(
+        &mut self,
+        wait: impl FnOnce(&mut Receiver<Ready>) -> Option<Ready>,
+    ) -> Result<Option<Item<Input>>> {
+        if let Some((item, _)) = self.ready.as_mut().and_then(wait) {
             return Ok(Some(item));
         }
         match self.thread.take().map(JoinHandle::join) {

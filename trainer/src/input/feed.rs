@@ -12,13 +12,14 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use forebay_c10d::Span;
 use forebay_client::loader::LoaderState;
-use forebay_client::{Batch, Dataset, Event, Loader, LoaderSettings};
+use forebay_client::{Access, Batch, Dataset, Event, Loader, LoaderSettings, delay};
 use tokio::runtime::Handle;
 
 use super::ahead::{Ahead, Item};
 use super::prepare::Preparer;
 use super::rows::Input;
 use super::transfer::{Compute, Sent, Stall};
+use crate::report::progress::tell_of_waiting;
 
 /// A loader, called from outside its runtime.
 #[derive(Debug)]
@@ -34,6 +35,25 @@ pub struct Feed {
     next: Option<Item<Sent>>,
     /// Where the device waited for the input that was handed out last.
     stall: Option<Stall>,
+    teller: Teller,
+}
+
+/// Says why data does not come.
+#[derive(Debug, Clone)]
+pub enum Teller {
+    /// One rank says it for all.
+    Silent,
+    /// Data comes from here.
+    Of(Access),
+}
+
+impl Teller {
+    fn wait<T>(&self, runtime: &Handle, work: impl Future<Output = T>) -> T {
+        match self {
+            Self::Silent => runtime.block_on(work),
+            Self::Of(access) => runtime.block_on(delay::told(access, work, tell_of_waiting)),
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -52,7 +72,7 @@ impl Feed {
         mut settings: LoaderSettings,
         preparer: &Arc<Preparer>,
         with_inputs: bool,
-        compute: Compute,
+        (compute, teller): (Compute, Teller),
     ) -> Result<Self> {
         let ahead = with_inputs && (preparer.decodes() || compute.copies());
         let ready_bytes = if ahead { settings.prefetch_bytes / 2 } else { 0 };
@@ -78,7 +98,8 @@ impl Feed {
             false => BatchSource::Loader(Box::new(loader)),
         };
         let (runtime, preparer) = (runtime.clone(), preparer.clone());
-        Ok(Self { runtime, source, preparer, compute, state, current: None, next: None, stall: None })
+        let (current, next, stall) = (None, None, None);
+        Ok(Self { runtime, source, preparer, compute, state, current, next, stall, teller })
     }
 
     /// The next batch, or an epoch's end. It is an error if there is none: the caller knows how many epochs
@@ -92,13 +113,14 @@ impl Feed {
 
     fn wait(&mut self) -> Result<Item<Sent>> {
         let none = "the loader ended before the last epoch did";
+        let (runtime, teller) = (&self.runtime, &self.teller);
         match &mut self.source {
             BatchSource::Ahead(ahead) => {
-                let item = ahead.next_item()?.context(none)?;
+                let item = ahead.next_item(|ready| teller.wait(runtime, ready.recv()))?.context(none)?;
                 self.send(item)
             }
             BatchSource::Loader(loader) => {
-                let event = self.runtime.block_on(loader.next())?.context(none)?;
+                let event = teller.wait(runtime, loader.next())?.context(none)?;
                 Ok(Item { event, input: None, state: loader.state() })
             }
         }

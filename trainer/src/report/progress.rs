@@ -67,6 +67,14 @@ impl Progress {
     }
 }
 
+/// Says on standard error that no data has come for so long, and why.
+pub fn tell_of_waiting(waited: Duration, why: Option<&str>) {
+    let why = why.map(|why| format!(": {why}")).unwrap_or_default();
+    let clear = if stderr().is_terminal() { "\r\x1b[K" } else { "" };
+    // A closed stderr is no reason to stop training.
+    let _ = writeln!(stderr(), "{clear}forebay-train: no data for {} s{why}", waited.as_secs());
+}
+
 /// Prints a line on stdout; a reader who has seen enough and closed the pipe is no reason to stop training.
 pub fn say(line: &str) {
     let _ = writeln!(std::io::stdout(), "{line}");

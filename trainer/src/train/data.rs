@@ -9,7 +9,7 @@ use forebay_client::{Access, Dataset, DatasetSpec, LoaderSettings};
 use forebay_proto::manifest::Digest;
 
 use crate::checkpoint::Identity;
-use crate::input::feed::Feed;
+use crate::input::feed::{Feed, Teller};
 use crate::input::schema::top_level;
 use crate::input::transfer::Compute;
 use crate::input::{Columns, Preparer};
@@ -121,7 +121,12 @@ impl ModelData {
     pub fn feed(&self, session: &Session, settings: LoaderSettings, compute: Compute) -> Result<Feed> {
         let settings = self.packed(settings);
         let with_inputs = session.settings.trains();
-        Feed::start(&session.runtime, &self.dataset, settings, &self.preparer, with_inputs, compute)
+        let teller = match session.env.is_first() {
+            true => Teller::Of(session.access.clone()),
+            false => Teller::Silent,
+        };
+        let how = (compute, teller);
+        Feed::start(&session.runtime, &self.dataset, settings, &self.preparer, with_inputs, how)
     }
 
     /// The same, in sequences of documents if they are packed.

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use forebay_c10d::Span;
 use forebay_client::counters::Readings;
-use forebay_client::{Batch, Event, LoaderSettings};
+use forebay_client::{Batch, Event, LoaderSettings, delay};
 use forebay_proto::v1::Counters;
 
 use crate::checkpoint::Digests;
@@ -42,6 +42,8 @@ pub struct Fit<'a> {
     observer: Observer,
     /// The counters when the epoch began.
     cost: Readings,
+    /// Whether it was said that the cache is too small.
+    is_size_told: bool,
 }
 
 impl<'a> Fit<'a> {
@@ -100,7 +102,20 @@ impl<'a> Fit<'a> {
         let cuda = session.compute.device().is_cuda();
         let observer =
             Observer::new(settings, &session.env, cuda, train.steps(settings.batch), run_state.step)?;
-        Ok(Self { session, train, test, feed, trainer, run_state, schedule, stop, observer, cost })
+        let is_size_told = false;
+        Ok(Self {
+            session,
+            train,
+            test,
+            feed,
+            trainer,
+            run_state,
+            schedule,
+            stop,
+            observer,
+            cost,
+            is_size_told,
+        })
     }
 
     /// Trains all epochs that are left, reports each, and evaluates.
@@ -284,7 +299,9 @@ impl<'a> Fit<'a> {
     fn end_epoch(&mut self, epoch: u64, tally: &Tally, ledger: &Ledger) -> Result<EpochReport> {
         let took = tally.elapsed();
         let (session, dataset) = (self.session, &self.train.dataset);
-        let total = tally.merge(&session.group, took, &self.take_cost()?)?;
+        let cost = self.take_cost()?;
+        let total = tally.merge(&session.group, took, &cost)?;
+        self.tell_of_size(epoch, &cost);
         let times = ledger.merge(&session.group, took)?;
         let mut seen = self.run_state.before(epoch);
         let samples_before = seen.samples;
@@ -315,6 +332,18 @@ impl<'a> Fit<'a> {
         }
         self.observer.epoch(self.run_state.step, &report, session.settings.epochs);
         Ok(report)
+    }
+
+    /// Says once that the cache is too small, of the first epoch that should have come from it.
+    fn tell_of_size(&mut self, epoch: u64, cost: &Counters) {
+        if epoch == 0 || self.is_size_told || !self.session.env.is_first() {
+            return;
+        }
+        let looking = delay::too_small(&self.session.access, cost.bytes_served, cost);
+        if let Some(note) = self.session.runtime.block_on(looking) {
+            self.is_size_told = true;
+            tracing::warn!("{note}");
+        }
     }
 
     /// Waits for the last checkpoint, and says how the run ended.

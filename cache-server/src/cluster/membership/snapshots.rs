@@ -134,6 +134,7 @@ mod tests {
                 u128::from(i + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835)
             ),
             size: i,
+            ..Object::default()
         };
         let dataset = v1::DatasetSpec {
             uri: "s3://b/d".into(),

@@ -2,13 +2,15 @@
 
 use crate::disk::file::FileKey;
 use crate::disk::file_system::{Disk, Stat};
+use crate::disk::underway::DiskOperations;
+use crate::disk::watch::{PULSE_FILE, WatchedDisk};
 use forebay_proto::{Backoff, Error, Kind, Result};
 use parking_lot::{Mutex, MutexGuard};
 use std::fs::{File, TryLockError};
 use std::io::{self, IoSlice};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// Folders that segment files are spread over, by the first digit of their names.
@@ -39,6 +41,9 @@ pub struct Dir {
     health: Mutex<Health>,
     names: AtomicU64,
     state: Mutex<DirState>,
+    underway: Arc<DiskOperations>,
+    /// It was set aside as it hangs: the thread that holds its state may hang too.
+    is_hung: AtomicBool,
 }
 
 /// What changes when a directory is set aside or comes back.
@@ -58,7 +63,10 @@ impl Dir {
         let backoff = Backoff::new(PAUSE_FIRST, PAUSE_MAX);
         let state = DirState { lock: None, next_probe: Some(Instant::now()), backoff, wanted_bytes: 0 };
         let health = Mutex::new(Health::Away);
-        Self { path, disk, health, names: AtomicU64::new(0), state: Mutex::new(state) }
+        let underway = Arc::<DiskOperations>::default();
+        let disk = Arc::new(WatchedDisk { disk, underway: underway.clone() });
+        let (names, state, is_hung) = (AtomicU64::new(0), Mutex::new(state), AtomicBool::new(false));
+        Self { path, disk, health, names, state, underway, is_hung }
     }
 
     pub fn health(&self) -> Health {
@@ -162,8 +170,27 @@ impl Dir {
         for name in self.disk.list(&tmp).map_err(|e| fail("cannot be listed", e))? {
             self.disk.remove(&tmp.join(name)).map_err(|e| fail("cannot be cleaned", e))?;
         }
+        self.disk
+            .create(&self.path.join(PULSE_FILE), 0)
+            .and_then(|mut pulse| self.disk.write(&mut pulse, &mut [IoSlice::new(&[b'.'; 512])]))
+            .map_err(|e| fail("cannot be written", e))?;
         state.lock = Some(lock);
         Ok(())
+    }
+
+    /// Whether it hangs, and was not set aside yet. Does not wait for the disk.
+    pub fn hangs(&self, now: Instant) -> bool {
+        let (disk, pulse) = (self.disk.clone(), self.path.join(PULSE_FILE));
+        // An error is an answer.
+        let look = move || drop(disk.read_medium(&pulse));
+        self.health() != Health::Away && self.underway.hangs(look, now)
+    }
+
+    /// Sets it aside without its state; false if it is already.
+    pub fn set_hung(&self) -> bool {
+        let is_first = std::mem::replace(&mut *self.health.lock(), Health::Away) != Health::Away;
+        self.is_hung.fetch_or(is_first, Ordering::Relaxed);
+        is_first
     }
 
     /// Sets it aside, or to read only where its disk is full.
@@ -179,12 +206,19 @@ impl Dir {
 
     pub fn set_up(&self, state: &mut DirState) {
         *self.health.lock() = Health::Up;
+        self.is_hung.store(false, Ordering::Relaxed);
         state.next_probe = None;
     }
 
     /// Whether its next probe is due.
     pub fn is_due(&self, now: Instant) -> bool {
-        self.health() != Health::Up && self.state().next_probe.is_some_and(|at| at <= now)
+        if self.health() == Health::Up || self.underway.is_looking() {
+            return false;
+        }
+        let is_hung = self.is_hung.load(Ordering::Relaxed);
+        // Who holds it tries the disk, and may hang.
+        let Some(state) = self.state.try_lock() else { return false };
+        state.next_probe.map_or(is_hung, |at| at <= now)
     }
 
     /// Puts the next probe off.

@@ -117,6 +117,27 @@ mod tests {
     }
 
     #[test]
+    fn a_few_bytes_are_copied_without_a_page_of_the_map() {
+        let dir = tempfile::tempdir().unwrap();
+        let (id, columns) = (SegmentId(Digest(0)), ["id".to_owned()]);
+        write(&open(dir.path(), 1 << 20), 1);
+        let cache = open(dir.path(), 1 << 20);
+        assert!(cache.known(id, &columns).is_none(), "nobody has checked it yet");
+        cache.find(id, &columns);
+        let name = FileKey::new(id, &columns).file_name();
+        let file = dir.path().join("v1/segments").join(&name[..1]).join(name);
+        let (before, ready) = (resident(&file), cache.known(id, &columns).unwrap());
+        let values = ready.batch.columns().unwrap().column(0).to_data().buffers()[0].clone();
+        let part = &values[9_000..60_000];
+        let copied = ready.copy_now(part).unwrap();
+        assert_eq!(resident(&file), before);
+        assert!(copied == part && ready.is_in_memory(part));
+        std::fs::File::options().append(true).open(&file).unwrap().set_len(1 << 20).unwrap();
+        assert!(ready.copy_now(part).is_none(), "it is not the file any more that was checked");
+        assert!(!ready.verify() && cache.known(id, &columns).is_none());
+    }
+
+    #[test]
     fn what_was_let_go_is_read_again_as_it_was() {
         let dir = tempfile::tempdir().unwrap();
         let cache = open(dir.path(), 150_000);

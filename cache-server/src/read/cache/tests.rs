@@ -43,7 +43,7 @@ async fn a_fill_that_comes_too_late_fetches_nothing() {
     )])
     .unwrap();
     // The object does not exist: a fetch of it fails.
-    let object = Object { key: "gone.parquet".into(), etag: "e".into(), size: 9 };
+    let object = Object { key: "gone.parquet".into(), etag: "e".into(), size: 9, ..Default::default() };
     let size = SegmentSize { object: 0, row_groups: 1, rows: 5, decoded_bytes: 40 };
     let ipc = schema::to_ipc(&batch.schema()).unwrap();
     let manifest = Arc::new(Manifest::new("file:///none", 1, ipc, vec![object], &[size]).unwrap());

@@ -13,7 +13,7 @@ use std::collections::HashSet;
 fn reading(name: &str, rows: &[u64]) -> Reading {
     let schema = Arc::new(Schema::new(vec![Field::new("id", DataType::Int64, true)]));
     let ipc = forebay_dataset::schema::to_ipc(&schema).unwrap();
-    let object = Object { key: name.into(), etag: "e".into(), size: 1 };
+    let object = Object { key: name.into(), etag: "e".into(), size: 1, ..Default::default() };
     let size = |rows: &u64| SegmentSize { object: 0, row_groups: 1, rows: *rows, decoded_bytes: rows * 8 };
     let sizes: Vec<_> = rows.iter().map(size).collect();
     let manifest = Manifest::new("s3://b/d", 1, ipc, vec![object], &sizes).unwrap();

@@ -25,15 +25,19 @@ pub enum Value {
     Counter(fn(&Node) -> u64),
     Gauge(fn(&Node) -> u64),
     FloatGauge(fn(&Node) -> f64),
-    /// A gauge for each cache directory.
-    DirGauge(fn(&Node) -> Vec<(String, u64)>),
+    /// A gauge for each value of a label.
+    Gauges(&'static str, fn(&Node) -> Vec<(String, u64)>),
+    /// A sum since start for each value of a label.
+    Counters(&'static str, fn(&Node) -> Vec<(String, u64)>),
 }
 
 impl Metric {
     /// What the page says of it.
     pub fn help(&self) -> &'static str {
         let cells = match self.value {
-            Value::Counter(_) => format!("| `forebay_{}_total` | counter | ", self.name),
+            Value::Counter(_) | Value::Counters(..) => {
+                format!("| `forebay_{}_total` | counter | ", self.name)
+            }
             _ => format!("| `forebay_{}` | gauge | ", self.name),
         };
         let row = PAGE.lines().find_map(|line| line.strip_prefix(&cells)?.strip_suffix(" |"));
@@ -122,7 +126,9 @@ pub const METRICS: &[Metric] = &[
     gauge("segment_files", |n| n.disk.files()),
     gauge("raw_files", |n| n.disk.raw().files),
     gauge("raw_bytes", |n| n.disk.raw().bytes),
-    metric("cache_dir_up", Value::DirGauge(dirs_up)),
+    metric("cache_dir_up", Value::Gauges("dir", dirs_up)),
+    metric("connections", Value::Gauges("listener", |n| n.listeners.counts())),
+    metric("refused", Value::Counters("why", |n| n.listeners.refusals.all())),
     gauge("streams_open", |n| n.gate.streams()),
     gauge("shared_readers_open", |n| n.shared.count()),
     gauge("draining", |n| n.gate.is_closed().into()),
@@ -135,7 +141,7 @@ pub const METRICS: &[Metric] = &[
     gauge("memory_fills_bytes", |n| n.memory.fills.used()),
     gauge("memory_prefetch_bytes", |n| n.memory.prefetch.used()),
     gauge("memory_transit_bytes", |n| n.memory.tier.used()),
-    gauge("memory_streams_bytes", |n| n.memory.streams.used() + n.memory.tickets.used()),
+    gauge("memory_streams_bytes", |n| n.memory.messages_bytes()),
     gauge("memory_shared_bytes", |n| n.memory.shared.used()),
     gauge("resident_bytes", |_| resident_bytes()),
     metric("ticker_stall_ms_max", Value::FloatGauge(|n| n.stall_probe.worst_ms())),
@@ -161,7 +167,9 @@ mod tests {
     #[test]
     fn the_page_has_every_metric() {
         let row = |metric: &Metric| match metric.value {
-            Value::Counter(_) => format!("| `forebay_{}_total` | counter | {} |", metric.name, metric.help()),
+            Value::Counter(_) | Value::Counters(..) => {
+                format!("| `forebay_{}_total` | counter | {} |", metric.name, metric.help())
+            }
             _ => format!("| `forebay_{}` | gauge | {} |", metric.name, metric.help()),
         };
         let rows: Vec<&str> = PAGE.lines().filter(|line| line.starts_with("| `forebay_")).collect();

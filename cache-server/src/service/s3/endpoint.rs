@@ -23,7 +23,6 @@ pub struct Endpoint {
     pub domains: Vec<String>,
     /// What may be read without a key.
     pub public: Allowed,
-    pub connections_max: usize,
     pub head_timeout: Duration,
     pub write_timeout: Duration,
     pub started: DateTime<Utc>,
@@ -37,7 +36,6 @@ impl Endpoint {
             signatures: Signatures::new(settings.keys()?, &region),
             domains: settings.s3_domain.clone(),
             public: Allowed::new(&settings.s3_public)?,
-            connections_max: settings.connections_max,
             head_timeout: Duration::from_secs_f64(settings.head_timeout_s),
             write_timeout: Duration::from_secs_f64(settings.write_timeout_s),
             started: now(),

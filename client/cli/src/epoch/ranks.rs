@@ -1,8 +1,9 @@
 //! One epoch read by several ranks at the same time, as a training run would, and what they counted together.
 
 use super::report::Read;
-use forebay_client::Dataset;
+use crate::figures;
 use forebay_client::loader::{Event, Loader, LoaderSettings};
+use forebay_client::{Dataset, delay};
 use forebay_proto::{Error, Result};
 use indicatif::{ProgressBar, ProgressStyle};
 use rustix::time::{ClockId, Timespec, clock_gettime};
@@ -12,8 +13,8 @@ use std::ops::Range;
 use std::time::{Duration, Instant};
 use tokio::task::JoinSet;
 
-/// Data that does not come is told of so often.
-const WAIT_TOLD: Duration = Duration::from_secs(5);
+/// How often a log is told how far an epoch is.
+const PROGRESS_EVERY: Duration = Duration::from_secs(10);
 
 /// Reads the epoch that `settings` name as each of `ranks`; the first error ends all.
 pub(super) async fn read(dataset: &Dataset, settings: &LoaderSettings, ranks: Range<u32>) -> Result<Read> {
@@ -28,7 +29,7 @@ pub(super) async fn read(dataset: &Dataset, settings: &LoaderSettings, ranks: Ra
         tasks.spawn(one(loader, started, bar.clone()));
     }
     let mut all = Read { ranks: ranks.end - ranks.start, ..Default::default() };
-    let telling = tell_of_waiting(&bar);
+    let telling = tell(dataset, settings.first_epoch, &bar);
     tokio::pin!(telling);
     loop {
         let done = tokio::select! {
@@ -77,18 +78,30 @@ async fn one(mut loader: Loader, started: Instant, bar: ProgressBar) -> Result<R
     }
 }
 
-/// Says on standard error when no rank's data comes.
-async fn tell_of_waiting(bar: &ProgressBar) -> Infallible {
-    let (mut before, mut waited) = (0, Duration::ZERO);
-    loop {
-        tokio::time::sleep(WAIT_TOLD).await;
-        let samples = bar.position();
-        waited = if samples == before { waited + WAIT_TOLD } else { Duration::ZERO };
-        before = samples;
-        if !waited.is_zero() {
-            let line = format!("forebay: no data for {} s, {samples} samples were read", waited.as_secs());
-            bar.suspend(|| writeln!(std::io::stderr(), "{line}").ok());
+/// Says on standard error when no rank's data comes, and why; where there is no terminal, also how far the
+/// epoch is.
+async fn tell(dataset: &Dataset, epoch: u64, bar: &ProgressBar) -> Infallible {
+    let say = |line: String| bar.suspend(|| writeln!(std::io::stderr(), "forebay: {line}").ok());
+    let waiting = delay::watch(
+        &dataset.access,
+        || bar.position(),
+        |waited, why| {
+            let why = why.map(|why| format!(": {why}")).unwrap_or_default();
+            say(format!("no data for {} s, {} samples were read{why}", waited.as_secs(), bar.position()));
+        },
+    );
+    let progress = async {
+        loop {
+            tokio::time::sleep(PROGRESS_EVERY).await;
+            if bar.is_hidden() {
+                let (done, all) = (bar.position(), dataset.epoch_samples());
+                say(format!("epoch {epoch}: {} of {}", figures::count(done), figures::of(all, "sample")));
+            }
         }
+    };
+    tokio::select! {
+        never = waiting => never,
+        never = progress => never,
     }
 }
 

@@ -154,3 +154,17 @@ fn more_than_was_announced_is_not_held() {
     let e = decode(&t, &bytes).unwrap_err();
     assert!(e.kind == forebay_proto::Kind::Corrupt && e.message.contains("footer announces"), "{e}");
 }
+
+#[test]
+fn pages_that_claim_far_more_than_the_footer_are_refused() {
+    let zeros: ArrayRef = Arc::new(Int64Array::from_iter_values((0..4_000_000).map(|_| 0)));
+    let packed = WriterProperties::builder()
+        .set_dictionary_enabled(false)
+        .set_compression(Compression::ZSTD(Default::default()));
+    let (task, bytes) = task(&[zeros], 4_000_000, packed);
+    let (chunks, chunk) = (whole(&bytes), task.part.metadata()[0].column(0));
+    page_headers::check(&chunks, chunk).unwrap();
+    let lies = chunk.clone().into_builder().set_total_uncompressed_size(100).build().unwrap();
+    let e = page_headers::check(&chunks, &lies).unwrap_err().to_string();
+    assert!(e.contains("where the footer says 100"), "{e}");
+}

@@ -85,6 +85,43 @@ proptest! {
             prop_assert_eq!(&got.columns().unwrap(), &taken);
         }
     }
+
+    #[test]
+    fn rows_side_by_side_are_lent(
+        (all, nulls, pack) in (20_000usize..30_000, any::<bool>(), any::<bool>()),
+        (first, last) in (any::<prop::sample::Index>(), any::<prop::sample::Index>()),
+    ) {
+        let made = source(all, 1, nulls);
+        let batch = if pack { SegmentBatch::pack(made.clone()).unwrap() } else { made.clone().into() };
+        let (first, last) = (first.index(all), last.index(all));
+        let rows = first.min(last)..first.max(last) + 1;
+        let picks: Vec<Pick> = rows.clone().map(|row| (0, row)).collect();
+        let wanted = PackedSchema::new(made.schema());
+        let pool = MessagePool::from(Pool::new(1 << 20)).lending();
+        for form in [Form::Columns, Form::Packed] {
+            let got = gather(&wanted, &[&batch], &picks, form, &pool).unwrap();
+            prop_assert_eq!(got.columns().unwrap(), made.slice(rows.start, rows.len()));
+        }
+    }
+}
+
+#[test]
+fn what_is_lent_is_not_copied() {
+    let values = Int64Array::from_iter_values(0..20_000);
+    let lies_at = values.values()[5..].as_ptr();
+    let made = RecordBatch::try_from_iter([("id", Arc::new(values) as ArrayRef)]).unwrap();
+    let (wanted, batch) = (PackedSchema::new(made.schema()), SegmentBatch::from(made));
+    let pool = MessagePool::from(Pool::new(1 << 20));
+    let address = |picks: Vec<Pick>, pool: &MessagePool| {
+        let columns = gather(&wanted, &[&batch], &picks, Form::Columns, pool).unwrap().columns().unwrap();
+        columns.column(0).as_primitive::<arrow::datatypes::Int64Type>().values().as_ptr()
+    };
+    let side_by_side: Vec<Pick> = (5..15_000).map(|row| (0, row)).collect();
+    assert_eq!(address(side_by_side.clone(), &pool.lending()), lies_at);
+    assert_ne!(address(side_by_side.clone(), &pool), lies_at, "this pool does not lend");
+    assert_ne!(address(side_by_side[..100].to_vec(), &pool.lending()), lies_at, "it is not worth it");
+    let twice = side_by_side.iter().chain(&side_by_side).copied().collect();
+    assert_ne!(address(twice, &pool.lending()), lies_at, "they do not lie side by side");
 }
 
 #[test]

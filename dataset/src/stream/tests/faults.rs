@@ -100,6 +100,10 @@ impl Verifier for Signs {
     }
 
     fn bring(&self, _: &[u8]) {}
+
+    fn copy_now(&self, _: &[u8]) -> Option<Vec<u8>> {
+        None
+    }
 }
 
 #[tokio::test]
@@ -115,4 +119,42 @@ async fn rows_of_damaged_segments_are_gathered_again() {
     let answer = super::rows(rotting, manifest, &schema, &ticket, StreamBudget::default()).unwrap();
     let (rows, _) = read(answer).await.unwrap();
     assert_eq!(rows.iter().map(|r| r.2).collect::<Vec<_>>(), [7, 3]);
+}
+
+/// A file of which nothing is in memory.
+#[derive(Debug)]
+struct Cold;
+
+impl Verifier for Cold {
+    fn is_sound(&self) -> bool {
+        true
+    }
+
+    fn is_in_memory(&self, _: &[u8]) -> bool {
+        false
+    }
+
+    fn bring(&self, _: &[u8]) {}
+
+    fn copy_now(&self, _: &[u8]) -> Option<Vec<u8>> {
+        None
+    }
+}
+
+#[tokio::test]
+async fn lent_bytes_that_left_memory_are_copied_before_they_are_sent() {
+    let made = batch(0, 20_000);
+    let source = Arc::new(SegmentBatch::from(made.clone()));
+    for (lender, is_copied) in [
+        (ReadySegment::in_file(source.clone(), Arc::new(Cold)), true),
+        (ReadySegment::in_memory(source.clone(), None), false),
+    ] {
+        let pool = crate::shared::MessagePool::from(crate::pool::Pool::new(0));
+        let message = Message::new(&made, v1::MessageMeta::default(), &pool).unwrap();
+        let before: Vec<_> = message.body.iter().map(|part| part.as_ptr()).collect();
+        let message = Message { lender: Some(lender), ..message }.in_memory().await.unwrap();
+        let after: Vec<_> = message.body.iter().map(|part| part.as_ptr()).collect();
+        assert_eq!(before != after, is_copied);
+        assert_eq!(message.to_record_batch(&made.schema()).unwrap(), made);
+    }
 }

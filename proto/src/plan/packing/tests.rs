@@ -9,7 +9,7 @@ type Token = (u64, u32);
 
 /// A dataset whose rows have `lengths`, in segments of up to `segment_rows`.
 fn manifest(lengths: &[u32], segment_rows: usize) -> Manifest {
-    let object = Object { key: "o".into(), etag: "e".into(), size: 1 };
+    let object = Object { key: "o".into(), etag: "e".into(), size: 1, ..Default::default() };
     let size =
         |rows: &[u32]| SegmentSize { object: 0, row_groups: 1, rows: rows.len() as u64, decoded_bytes: 1 };
     let sizes: Vec<_> = lengths.chunks(segment_rows).map(size).collect();

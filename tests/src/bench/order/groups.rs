@@ -36,7 +36,12 @@ pub fn run() -> anyhow::Result<Findings> {
 }
 
 fn manifest() -> anyhow::Result<Manifest> {
-    let object = |i| Object { key: format!("part-{i:05}.parquet"), etag: format!("{i}"), size: 1 << 30 };
+    let object = |i| Object {
+        key: format!("part-{i:05}.parquet"),
+        etag: format!("{i}"),
+        size: 1 << 30,
+        ..Default::default()
+    };
     let size = |i| SegmentSize {
         object: i / (SEGMENTS / OBJECTS),
         row_groups: 1,

@@ -34,7 +34,7 @@ pub struct MadeSet {
 
 /// What came.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Compared {
+pub struct CheckedBytes {
     pub bytes: u64,
     pub wrong: u64,
 }
@@ -81,7 +81,7 @@ impl MadeSet {
     }
 
     /// Reads all objects once, half of them each way; the other half if `turned`.
-    pub fn read(&self, from: &RawReaders<'_>, turned: bool) -> anyhow::Result<Compared> {
+    pub fn read(&self, from: &RawReaders<'_>, turned: bool) -> anyhow::Result<CheckedBytes> {
         let way = |n: usize| [RawWay::Endpoint, RawWay::Library][(n + usize::from(turned)) % 2];
         self.read_in_turn(from, |n| (n < self.len()).then(|| (n, way(n))))
     }
@@ -91,10 +91,10 @@ impl MadeSet {
         &self,
         from: &RawReaders<'_>,
         turn: impl Fn(usize) -> Option<(usize, RawWay)> + Sync,
-    ) -> anyhow::Result<Compared> {
+    ) -> anyhow::Result<CheckedBytes> {
         let next = AtomicUsize::new(0);
-        let reader = || -> anyhow::Result<Compared> {
-            let mut compared = Compared::default();
+        let reader = || -> anyhow::Result<CheckedBytes> {
+            let mut compared = CheckedBytes::default();
             while let Some((n, way)) = turn(next.fetch_add(1, Relaxed)) {
                 let (key, object) = &self.objects[n];
                 let mut read = Reading::of(object);
@@ -113,9 +113,9 @@ impl MadeSet {
         };
         std::thread::scope(|scope| {
             let threads: Vec<_> = (0..READERS).map(|_| scope.spawn(reader)).collect();
-            threads.into_iter().try_fold(Compared::default(), |sum, thread| {
+            threads.into_iter().try_fold(CheckedBytes::default(), |sum, thread| {
                 let one = thread.join().map_err(|_| anyhow::anyhow!("a reader panicked"))??;
-                Ok(Compared { bytes: sum.bytes + one.bytes, wrong: sum.wrong + one.wrong })
+                Ok(CheckedBytes { bytes: sum.bytes + one.bytes, wrong: sum.wrong + one.wrong })
             })
         })
     }
@@ -134,7 +134,7 @@ struct Reading<'a> {
     object: &'a MadeObject,
     /// Bytes that have come.
     at: u64,
-    compared: Compared,
+    compared: CheckedBytes,
     buffer: Vec<u8>,
     /// When the last ones came.
     since: Instant,
@@ -142,7 +142,7 @@ struct Reading<'a> {
 
 impl<'a> Reading<'a> {
     fn of(object: &'a MadeObject) -> Self {
-        Self { object, at: 0, compared: Compared::default(), buffer: Vec::new(), since: Instant::now() }
+        Self { object, at: 0, compared: CheckedBytes::default(), buffer: Vec::new(), since: Instant::now() }
     }
 
     fn take(&mut self, bytes: &[u8]) {

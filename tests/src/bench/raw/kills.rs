@@ -1,7 +1,7 @@
 //! Objects of all sizes, compared byte for byte with the rule that made them: cold, warm, after a restart,
 //! from another node, and while the node is killed again and again as it fills.
 
-use super::checked::{Compared, MadeSet, RawReaders, RawWay};
+use super::checked::{CheckedBytes, MadeSet, RawReaders, RawWay};
 use super::stage::{client_of, keys_file};
 use crate::bench::disk::node::{counters, status};
 use crate::bench::stages::runtime;
@@ -105,8 +105,8 @@ impl KillsStage {
         let [one, two] = [places()?, places()?];
         let folders = ["one", "two"].map(|name| self.folder.path().join(name));
         let mut all = 0;
-        let mut judge = |what: &str, read: Compared, s3_bytes: u64, expected: u64| {
-            let Compared { bytes, wrong } = read;
+        let mut judge = |what: &str, read: CheckedBytes, s3_bytes: u64, expected: u64| {
+            let CheckedBytes { bytes, wrong } = read;
             all += bytes;
             found.value(format!("raw_{what}_wrong_bytes"), "bytes", wrong as f64);
             found.value(format!("raw_{what}_s3_bytes"), "bytes", s3_bytes as f64);
@@ -160,7 +160,7 @@ impl KillsStage {
         };
         let mut dice = fastrand::Rng::with_seed(settings.seed);
         let (mut killed, mut corrupt) = (0, 0);
-        let compared = std::thread::scope(|scope| -> anyhow::Result<Compared> {
+        let compared = std::thread::scope(|scope| -> anyhow::Result<CheckedBytes> {
             let reading = scope.spawn(|| self.set.read_in_turn(&readers, turn));
             // Of this process alone: it has found files that a killed one left unfit to be read.
             let mut seen = |node: &Server| -> anyhow::Result<()> {
@@ -185,7 +185,7 @@ impl KillsStage {
             Ok(compared)
         })?;
         node.try_stop()?;
-        let Compared { bytes, wrong } = compared;
+        let CheckedBytes { bytes, wrong } = compared;
         found.value("raw_kills", "kills", killed as f64);
         found.value("raw_kills_bytes_checked", "bytes", bytes as f64);
         found.value("raw_kills_wrong_bytes", "bytes", wrong as f64);

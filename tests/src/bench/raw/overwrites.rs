@@ -30,7 +30,7 @@ pub struct OverwritesSettings {
 
 /// How an object is read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Reader {
+enum OverwriteWay {
     Endpoint,
     Get,
     Fs,
@@ -61,7 +61,9 @@ pub fn run(settings: &OverwritesSettings) -> anyhow::Result<Findings> {
     let mut dice = fastrand::Rng::with_seed(settings.seed);
     let mut found = Findings::default();
     let (mut all, mut torn) = (0, 0);
-    for (reader, name) in [(Reader::Endpoint, "s3"), (Reader::Get, "get"), (Reader::Fs, "fs")] {
+    for (reader, name) in
+        [(OverwriteWay::Endpoint, "s3"), (OverwriteWay::Get, "get"), (OverwriteWay::Fs, "fs")]
+    {
         let mut outcomes = Outcomes::default();
         for n in 0..settings.each {
             one(&stage, &objects, reader, n, &mut dice, &mut outcomes)?;
@@ -89,7 +91,7 @@ pub fn run(settings: &OverwritesSettings) -> anyhow::Result<Findings> {
 fn one(
     stage: &RawStage,
     objects: &Objects,
-    reader: Reader,
+    reader: OverwriteWay,
     n: u64,
     dice: &mut fastrand::Rng,
     outcomes: &mut Outcomes,
@@ -126,10 +128,10 @@ fn one(
     Ok(())
 }
 
-fn read(stage: &RawStage, objects: &Objects, reader: Reader, key: &str) -> anyhow::Result<Came> {
+fn read(stage: &RawStage, objects: &Objects, reader: OverwriteWay, key: &str) -> anyhow::Result<Came> {
     match reader {
-        Reader::Endpoint => by_endpoint(&stage.client()?, &format!("/{}/{key}", stage.s3.bucket)),
-        Reader::Get => {
+        OverwriteWay::Endpoint => by_endpoint(&stage.client()?, &format!("/{}/{key}", stage.s3.bucket)),
+        OverwriteWay::Get => {
             let get =
                 Run::find("forebay")?.args(["get", &stage.s3.uri(key), "--endpoint", &stage.node.endpoint]);
             let ended = get.try_end()?;
@@ -138,7 +140,7 @@ fn read(stage: &RawStage, objects: &Objects, reader: Reader, key: &str) -> anyho
             anyhow::ensure!(is_known, "forebay get: {}", ended.stderr);
             Ok(Came { bytes: ended.stdout, is_whole: ended.code == Some(0) })
         }
-        Reader::Fs => stage.runtime.block_on(as_a_file(objects, &stage.s3.uri(key))),
+        OverwriteWay::Fs => stage.runtime.block_on(as_a_file(objects, &stage.s3.uri(key))),
     }
 }
 

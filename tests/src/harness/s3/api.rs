@@ -12,7 +12,8 @@ use md5::{Digest, Md5};
 use s3s::dto::*;
 use s3s::{S3, S3Error, S3ErrorCode, S3Request, S3Response, S3Result, s3_error};
 
-use super::objects::{About, Object as Stored, Objects, hex};
+use super::object::{About, Object as Stored, hex};
+use super::objects::Objects;
 use super::read::{Asked, answered, asked, described, holds, list_v1, list_v2, list_versions};
 
 /// Bodies go out in pieces of this size: large enough to be fast, small enough to share a connection fairly.
@@ -33,11 +34,21 @@ impl Api {
         Self { objects, uploads: Mutex::default(), next_upload: AtomicU64::new(0) }
     }
 
-    fn find(&self, bucket: &str, key: &str) -> S3Result<Stored> {
-        self.objects
-            .with_bucket(bucket, |objects| objects.get(key).cloned())
-            .ok_or_else(|| s3_error!(NoSuchBucket, "The specified bucket does not exist"))?
-            .ok_or_else(|| s3_error!(NoSuchKey, "The specified key does not exist."))
+    fn find(&self, bucket: &str, key: &str, version_id: Option<&str>) -> S3Result<Stored> {
+        let no_bucket = || s3_error!(NoSuchBucket, "The specified bucket does not exist");
+        let Some(id) = version_id else {
+            let found = self.objects.with_bucket(bucket, |objects| objects.get(key).cloned());
+            return found
+                .ok_or_else(no_bucket)?
+                .ok_or_else(|| s3_error!(NoSuchKey, "The specified key does not exist."));
+        };
+        let found = self.objects.with_bucket(bucket, |objects| objects.version(key, id));
+        let version = found
+            .ok_or_else(no_bucket)?
+            .ok_or_else(|| s3_error!(NoSuchVersion, "The specified version does not exist."))?;
+        let marked = || s3_error!(MethodNotAllowed, "The specified method is not allowed against a mark.");
+        let object = version.object.ok_or_else(marked)?;
+        Ok(Stored { version_id: object.version_id.or(Some(version.id)), ..object })
     }
 
     /// Writes an object if the conditions hold for the current one, all under one lock.
@@ -48,7 +59,7 @@ impl Api {
         object: Stored,
         if_match: Option<&IfMatch>,
         if_none_match: Option<&IfNoneMatch>,
-    ) -> S3Result<()> {
+    ) -> S3Result<Option<String>> {
         self.objects
             .with_bucket(bucket, |objects| {
                 let etag = objects.get(&key).map(|current| current.etag.as_str());
@@ -63,8 +74,7 @@ impl Api {
                         return Err(s3_error!(PreconditionFailed));
                     }
                 }
-                objects.insert(key, object);
-                Ok(())
+                Ok(objects.insert(key, object))
             })
             .ok_or_else(|| s3_error!(NoSuchBucket, "The specified bucket does not exist"))?
     }
@@ -98,20 +108,21 @@ impl S3 for Api {
         };
         let object = Stored { about: about.into(), ..Stored::new(read(input.body).await?) };
         let e_tag = Some(ETag::Strong(object.etag.clone()));
-        self.store(&input.bucket, input.key, object, input.if_match.as_ref(), input.if_none_match.as_ref())?;
-        Ok(S3Response::new(PutObjectOutput { e_tag, ..Default::default() }))
+        let conditions = (input.if_match.as_ref(), input.if_none_match.as_ref());
+        let version_id = self.store(&input.bucket, input.key, object, conditions.0, conditions.1)?;
+        Ok(S3Response::new(PutObjectOutput { e_tag, version_id, ..Default::default() }))
     }
 
     async fn head_object(&self, r: S3Request<HeadObjectInput>) -> S3Result<S3Response<HeadObjectOutput>> {
         let input = r.input;
-        let object = self.find(&input.bucket, &input.key)?;
+        let object = self.find(&input.bucket, &input.key, input.version_id.as_deref())?;
         let answered = answered(&object, &asked!(input))?;
         Ok(S3Response::new(described!(HeadObjectOutput, object, answered)))
     }
 
     async fn get_object(&self, r: S3Request<GetObjectInput>) -> S3Result<S3Response<GetObjectOutput>> {
         let input = r.input;
-        let object = self.find(&input.bucket, &input.key)?;
+        let object = self.find(&input.bucket, &input.key, input.version_id.as_deref())?;
         let answered = answered(&object, &asked!(input))?;
         let (data, mut rest) = (object.data.clone(), answered.range.clone());
         let pieces = std::iter::from_fn(move || {
@@ -134,7 +145,7 @@ impl S3 for Api {
         &self,
         r: S3Request<GetObjectAttributesInput>,
     ) -> S3Result<S3Response<GetObjectAttributesOutput>> {
-        let object = self.find(&r.input.bucket, &r.input.key)?;
+        let object = self.find(&r.input.bucket, &r.input.key, r.input.version_id.as_deref())?;
         Ok(S3Response::new(GetObjectAttributesOutput {
             e_tag: Some(ETag::Strong(object.etag)),
             object_size: Some(object.data.len() as i64),
@@ -157,6 +168,29 @@ impl S3 for Api {
         Ok(S3Response::new(GetBucketLocationOutput::default()))
     }
 
+    async fn put_bucket_versioning(
+        &self,
+        r: S3Request<PutBucketVersioningInput>,
+    ) -> S3Result<S3Response<PutBucketVersioningOutput>> {
+        let wanted = r.input.versioning_configuration.status;
+        match wanted.as_ref().map(BucketVersioningStatus::as_str) {
+            Some(BucketVersioningStatus::ENABLED) => self.objects.keep_versions(&r.input.bucket),
+            _ => return Err(s3_error!(NotImplemented, "versions are kept for good, or not at all")),
+        }
+        Ok(S3Response::new(PutBucketVersioningOutput::default()))
+    }
+
+    async fn get_bucket_versioning(
+        &self,
+        r: S3Request<GetBucketVersioningInput>,
+    ) -> S3Result<S3Response<GetBucketVersioningOutput>> {
+        let is_kept = self.objects.with_bucket(&r.input.bucket, |bucket| bucket.keeps_versions());
+        let is_kept = is_kept.ok_or_else(|| s3_error!(NoSuchBucket))?;
+        let enabled = || BucketVersioningStatus::from_static(BucketVersioningStatus::ENABLED);
+        let status = is_kept.then(enabled);
+        Ok(S3Response::new(GetBucketVersioningOutput { status, ..Default::default() }))
+    }
+
     async fn delete_bucket(
         &self,
         r: S3Request<DeleteBucketInput>,
@@ -172,8 +206,14 @@ impl S3 for Api {
         &self,
         r: S3Request<DeleteObjectInput>,
     ) -> S3Result<S3Response<DeleteObjectOutput>> {
-        self.objects.delete(&r.input.bucket, &r.input.key);
-        Ok(S3Response::new(DeleteObjectOutput::default()))
+        let input = r.input;
+        let deleted = self.objects.remove(&input.bucket, &input.key, input.version_id.as_deref());
+        let delete_marker = deleted.is_marked.then_some(true);
+        Ok(S3Response::new(DeleteObjectOutput {
+            delete_marker,
+            version_id: deleted.id,
+            ..Default::default()
+        }))
     }
 
     async fn delete_objects(
@@ -182,7 +222,7 @@ impl S3 for Api {
     ) -> S3Result<S3Response<DeleteObjectsOutput>> {
         let mut deleted = Vec::new();
         for object in r.input.delete.objects {
-            self.objects.delete(&r.input.bucket, &object.key);
+            self.objects.remove(&r.input.bucket, &object.key, object.version_id.as_deref());
             deleted.push(DeletedObject { key: Some(object.key), ..Default::default() });
         }
         Ok(S3Response::new(DeleteObjectsOutput { deleted: Some(deleted), ..Default::default() }))
@@ -251,12 +291,14 @@ impl S3 for Api {
             upload.assemble(input.multipart_upload.and_then(|upload| upload.parts).unwrap_or_default())?;
         let e_tag = Some(ETag::Strong(object.etag.clone()));
         let key = input.key.clone();
-        self.store(&input.bucket, key, object, input.if_match.as_ref(), input.if_none_match.as_ref())?;
+        let conditions = (input.if_match.as_ref(), input.if_none_match.as_ref());
+        let version_id = self.store(&input.bucket, key, object, conditions.0, conditions.1)?;
         self.uploads.lock().remove(&input.upload_id);
         Ok(S3Response::new(CompleteMultipartUploadOutput {
             bucket: Some(input.bucket),
             key: Some(input.key),
             e_tag,
+            version_id,
             ..Default::default()
         }))
     }

@@ -1,66 +1,20 @@
 //! The buckets and objects of the S3 server, in memory. No HTTP, no S3 types: only objects and listings.
 
 use parking_lot::Mutex;
-use std::collections::{BTreeMap, HashMap};
-use std::ops::Range;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::SystemTime;
 
 use bytes::Bytes;
 use md5::{Digest, Md5};
 
+use super::object::{Object, ObjectData, hex};
+use super::versions::{Bucket, Deleted, Version};
 use crate::harness::made::MadeObject;
 
 /// A handle on all buckets; clones share them.
 #[derive(Clone, Default)]
 pub struct Objects(Arc<Mutex<BTreeMap<String, Bucket>>>);
-
-type Bucket = BTreeMap<String, Object>;
-
-/// One stored object. Cloning shares the bytes.
-#[derive(Clone)]
-pub(super) struct Object {
-    pub(super) data: Content,
-    pub(super) etag: String,
-    pub(super) modified: SystemTime,
-    pub(super) about: Arc<About>,
-}
-
-/// The bytes of an object: kept, or made when they are asked for.
-#[derive(Clone)]
-pub(super) enum Content {
-    Kept(Bytes),
-    Made(MadeObject),
-}
-
-impl Content {
-    pub(super) fn len(&self) -> usize {
-        match self {
-            Self::Kept(bytes) => bytes.len(),
-            Self::Made(object) => object.size as usize,
-        }
-    }
-
-    pub(super) fn slice(&self, range: Range<usize>) -> Bytes {
-        match self {
-            Self::Kept(bytes) => bytes.slice(range),
-            Self::Made(object) => object.bytes(range.start as u64..range.end as u64),
-        }
-    }
-}
-
-/// What an object's writer said of it.
-#[derive(Default)]
-pub(super) struct About {
-    pub(super) cache_control: Option<String>,
-    pub(super) content_disposition: Option<String>,
-    pub(super) content_encoding: Option<String>,
-    pub(super) content_language: Option<String>,
-    pub(super) content_type: Option<String>,
-    pub(super) metadata: Option<HashMap<String, String>>,
-    /// Bytes of the parts that it was uploaded in.
-    pub(super) parts: Vec<usize>,
-}
 
 /// One page of a listing.
 #[derive(Default)]
@@ -76,12 +30,12 @@ impl Objects {
     pub fn put(&self, bucket: &str, key: &str, data: impl Into<Bytes>) {
         let data = data.into();
         let etag = hex(&Md5::digest(&data));
-        self.insert(bucket, key, Content::Kept(data), etag);
+        self.insert(bucket, key, ObjectData::Kept(data), etag);
     }
 
     /// Puts an object whose bytes are made when they are asked for.
     pub fn put_made(&self, bucket: &str, key: &str, object: MadeObject) {
-        self.insert(bucket, key, Content::Made(object), object.etag());
+        self.insert(bucket, key, ObjectData::Made(object), object.etag());
     }
 
     /// The bytes of an object.
@@ -90,10 +44,39 @@ impl Objects {
         Some(data.slice(0..data.len()))
     }
 
-    /// Removes an object; no matter if there is none.
+    /// Removes an object; no matter if there is none. A bucket that keeps versions only marks that.
     pub fn delete(&self, bucket: &str, key: &str) {
+        self.remove(bucket, key, None);
+    }
+
+    /// Has a bucket keep versions from now on.
+    pub fn keep_versions(&self, bucket: &str) {
         if let Some(bucket) = self.0.lock().get_mut(bucket) {
-            bucket.remove(key);
+            bucket.keep_versions();
+        }
+    }
+
+    /// Removes all versions of an object but the one that is there, for good.
+    pub fn forget_versions(&self, bucket: &str, key: &str) {
+        let mut buckets = self.0.lock();
+        let Some(bucket) = buckets.get_mut(bucket) else { return };
+        let current = bucket.get(key).and_then(|object| object.version_id.clone());
+        let (versions, _) = bucket.versions(key, None, usize::MAX);
+        for Version { id, .. } in
+            versions.into_iter().filter(|(other, _)| other == key).flat_map(|(_, all)| all)
+        {
+            if Some(&id) != current.as_ref() {
+                bucket.remove_version(key, &id);
+            }
+        }
+    }
+
+    /// Removes an object, or one of its versions.
+    pub(super) fn remove(&self, bucket: &str, key: &str, version_id: Option<&str>) -> Deleted {
+        match (self.0.lock().get_mut(bucket), version_id) {
+            (None, _) => Deleted::default(),
+            (Some(bucket), None) => bucket.remove(key),
+            (Some(bucket), Some(id)) => bucket.remove_version(key, id),
         }
     }
 
@@ -122,17 +105,10 @@ impl Objects {
     }
 
     #[expect(clippy::disallowed_methods, reason = "S3 tells when an object was written")]
-    fn insert(&self, bucket: &str, key: &str, data: Content, etag: String) {
-        let object = Object { data, etag, modified: SystemTime::now(), about: Arc::default() };
+    fn insert(&self, bucket: &str, key: &str, data: ObjectData, etag: String) {
+        let object =
+            Object { data, etag, modified: SystemTime::now(), about: Arc::default(), version_id: None };
         self.0.lock().entry(bucket.to_owned()).or_default().insert(key.to_owned(), object);
-    }
-}
-
-impl Object {
-    #[expect(clippy::disallowed_methods, reason = "S3 tells when an object was written")]
-    pub(super) fn new(data: Bytes) -> Self {
-        let (etag, data) = (hex(&Md5::digest(&data)), Content::Kept(data));
-        Self { data, etag, modified: SystemTime::now(), about: Arc::default() }
     }
 }
 
@@ -167,8 +143,4 @@ pub(super) fn list(
         }
     }
     page
-}
-
-pub(super) fn hex(digest: &[u8]) -> String {
-    digest.iter().map(|byte| format!("{byte:02x}")).collect()
 }

@@ -5,7 +5,8 @@ use s3s::dto::*;
 use s3s::{S3Error, S3ErrorCode, S3Result, s3_error};
 use std::ops::Range as Bytes;
 
-use super::objects::{Object as Stored, Objects, list};
+use super::object::Object as Stored;
+use super::objects::{Objects, list};
 
 /// What a GET and a HEAD may ask for alike.
 pub(super) struct Asked {
@@ -148,6 +149,7 @@ macro_rules! described {
             last_modified: Some($object.modified.into()),
             metadata: about.metadata.clone(),
             parts_count: $answered.parts_count,
+            version_id: $object.version_id.clone(),
             ..Default::default()
         }
     }};
@@ -214,28 +216,39 @@ pub(super) fn list_v2(objects: &Objects, input: ListObjectsV2Input) -> S3Result<
     })
 }
 
-/// The one version that each object has; pages as without versions.
+/// All versions; pages go by keys.
 pub(super) fn list_versions(
     objects: &Objects,
     input: &ListObjectVersionsInput,
 ) -> S3Result<ListObjectVersionsOutput> {
     let prefix = input.prefix.as_deref().unwrap_or_default();
-    let page = objects
-        .with_bucket(&input.bucket, |objects| list(objects, prefix, None, input.key_marker.as_deref(), 1000))
+    let (found, is_more) = objects
+        .with_bucket(&input.bucket, |bucket| bucket.versions(prefix, input.key_marker.as_deref(), 1000))
         .ok_or_else(|| s3_error!(NoSuchBucket, "The specified bucket does not exist"))?;
-    let version = |(key, object): (String, Stored)| ObjectVersion {
-        key: Some(key),
-        version_id: Some("null".into()),
-        is_latest: Some(true),
-        e_tag: Some(ETag::Strong(object.etag)),
-        size: Some(object.data.len() as i64),
-        last_modified: Some(object.modified.into()),
-        ..Default::default()
-    };
+    let last = found.last().map(|(key, _)| key.clone());
+    let (mut versions, mut marks) = (Vec::new(), Vec::new());
+    for (key, all) in found {
+        for (i, version) in all.into_iter().enumerate() {
+            let (key, version_id, is_latest) = (Some(key.clone()), Some(version.id), Some(i == 0));
+            match version.object {
+                Some(object) => versions.push(ObjectVersion {
+                    key,
+                    version_id,
+                    is_latest,
+                    e_tag: Some(ETag::Strong(object.etag)),
+                    size: Some(object.data.len() as i64),
+                    last_modified: Some(object.modified.into()),
+                    ..Default::default()
+                }),
+                None => marks.push(DeleteMarkerEntry { key, version_id, is_latest, ..Default::default() }),
+            }
+        }
+    }
     Ok(ListObjectVersionsOutput {
-        versions: Some(page.objects.into_iter().map(version).collect()),
-        is_truncated: Some(page.next.is_some()),
-        next_key_marker: page.next,
+        versions: Some(versions),
+        delete_markers: Some(marks),
+        is_truncated: Some(is_more),
+        next_key_marker: last.filter(|_| is_more),
         ..Default::default()
     })
 }

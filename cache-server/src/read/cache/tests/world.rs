@@ -3,6 +3,7 @@
 use super::super::*;
 use crate::disk::DiskCacheSettings;
 use crate::read::plans::Announced;
+use crate::service::stalls::{Stalls, StreamOrigin};
 use crate::service::stream::StreamSegments;
 use arrow::array::{ArrayRef, Int64Array, RecordBatch};
 use forebay_dataset::schema;
@@ -123,7 +124,9 @@ impl World {
     /// Reads one rank's rows of an epoch as a stream does, and counts them.
     pub async fn stream(&self, dataset: &Dataset, run: &Run, epoch: u64, rank: u32) -> u64 {
         let announced = self.announce(dataset, run, epoch, rank);
-        let mut segments = StreamSegments::new(self.cache.clone(), self.cache.memory.clone());
+        let stalls = Stalls::new(self.cache.memory.streams.clone(), Arc::default());
+        let watch = stalls.watch(StreamOrigin::default());
+        let mut segments = StreamSegments::new(self.cache.clone(), self.cache.memory.clone(), watch);
         segments.plan = Some(announced);
         let segments = Arc::new(segments);
         let message_bytes = SEGMENT_BYTES as usize / 4;

@@ -77,7 +77,7 @@ fn walk(reading: &Reading, orders: &Orders, rank: u32, world: u32, wanted: &Segm
 
 fn reading(segments: u32) -> Reading {
     let columns = Arc::new(Schema::new(vec![Field::new("id", DataType::Int64, true)]));
-    let object = Object { key: "o".into(), etag: "e".into(), size: 1 };
+    let object = Object { key: "o".into(), etag: "e".into(), size: 1, ..Default::default() };
     let size = SegmentSize { object: 0, row_groups: 1, rows: 100, decoded_bytes: 800 };
     let ipc = schema::to_ipc(&columns).expect("a schema");
     let sizes = vec![size; segments as usize];
