@@ -54,8 +54,9 @@ fn serve() -> anyhow::Result<()> {
 fn detach() {
     // It fails only where this process leads a session or group already.
     rustix::process::setsid().ok();
+    // Not by the C library's function, which is younger than the oldest one that the wheel is for.
     // SAFETY: nothing was opened in this process yet, so nothing of it owns a file of these numbers.
-    unsafe { libc::close_range(3, libc::c_uint::MAX, 0) };
+    unsafe { libc::syscall(libc::SYS_close_range, 3_u32, u32::MAX, 0_u32) };
 }
 
 async fn run(settings: Settings) -> anyhow::Result<()> {

@@ -42,7 +42,7 @@ class Datasource(ray.data.Datasource):
     def get_read_tasks(
         self, parallelism: int, per_task_row_limit: int | None = None, data_context: Any = None
     ) -> list[ray.data.ReadTask]:
-        """Equal shares of the rows, but no more tasks than the dataset has segments: a segment is what is cached."""
+        """Equal shares of the rows, but no more tasks than the dataset has segments: segments are cached as a whole."""
         rows = self._dataset.num_rows
         tasks = max(1, min(parallelism, self._dataset.num_segments))
         edges = [rows * task // tasks for task in range(tasks + 1)]

@@ -4,8 +4,8 @@
 //! on demand; [`slow`] is a proxy that makes it behave like remote S3, `wire` one that breaks as networks do.
 //! [`made`] are objects by a rule, of any size. [`process`] starts the real binaries and watches their logs;
 //! [`etcd`] starts real etcd. [`mnist`] and [`table`] are the data, [`frames`] speaks HTTP/2 by hand,
-//! [`reader`] reads a table and checks every value. [`check`] and [`report`] are the form in which measurements
-//! tell what they found, [`origin`] says which commit and machine they are of.
+//! [`reader`] reads a table and checks every value. [`check`] and [`report`] are the form in which
+//! measurements tell what they found, [`origin`] says which commit and machine they are of.
 
 pub(crate) mod answers;
 pub(crate) mod background;

@@ -87,7 +87,7 @@ fn runs(picks: &[Pick]) -> impl Iterator<Item = (usize, usize, usize)> + '_ {
     picks.chunk_by(continues).map(|run| (run[0].0, run[0].1, run.len()))
 }
 
-/// Source and first row of picks that need no copy: their rows lie side by side, and have so many bytes.
+/// Source and first row of picks that need no copy: their rows, `bytes` long, lie side by side.
 fn lent(picks: &[Pick], bytes: usize, pool: &MessagePool) -> Option<Pick> {
     let first = *picks.first().filter(|_| pool.lends() && bytes >= LENT_BYTES)?;
     (runs(picks).nth(1).is_none()).then_some(first)
