@@ -23,7 +23,7 @@ pub trait Verifier: Debug + Send + Sync {
     fn is_in_memory(&self, bytes: &[u8]) -> bool;
 
     /// Has these bytes of the segment read into memory. Waits for the disk.
-    fn bring(&self, bytes: &[u8]);
+    fn bring(&self, _bytes: &[u8]) {}
 
     /// Notes that the bytes are being used, until this is dropped: they may have to come from a disk that
     /// does not answer.
@@ -33,7 +33,9 @@ pub trait Verifier: Debug + Send + Sync {
 
     /// A sound copy of these bytes of the segment by another way than by their addresses, if they can be had
     /// without waiting for a disk.
-    fn copy_now(&self, bytes: &[u8]) -> Option<Vec<u8>>;
+    fn copy_now(&self, _bytes: &[u8]) -> Option<Vec<u8>> {
+        None
+    }
 }
 
 /// A segment to read from. Who reads its bytes holds the guard too.

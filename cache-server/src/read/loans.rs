@@ -115,12 +115,6 @@ mod tests {
         fn is_in_memory(&self, _: &[u8]) -> bool {
             true
         }
-
-        fn bring(&self, _: &[u8]) {}
-
-        fn copy_now(&self, _: &[u8]) -> Option<Vec<u8>> {
-            None
-        }
     }
 
     #[tokio::test]

@@ -14,6 +14,7 @@ use forebay_tests::harness::s3::S3Server;
 use parquet::arrow::ArrowWriter;
 use parquet::file::properties::WriterProperties;
 use serde_json::Value;
+use std::ops::Range;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -32,14 +33,19 @@ pub fn cluster(s3: &S3Server, etcd: &Etcd) -> [Server; 2] {
 
 /// An object with `groups` row groups of 50 rows.
 fn upload(s3: &S3Server, name: &str, groups: i64) {
-    let ids = Int64Array::from_iter_values(0..groups * 50);
+    upload_ids(s3, &format!("{name}/part-00000.parquet"), 0..groups * 50);
+}
+
+/// An object with these ids, in row groups of 50 rows.
+pub fn upload_ids(s3: &S3Server, key: &str, ids: Range<i64>) {
+    let ids = Int64Array::from_iter_values(ids);
     let batch = RecordBatch::try_from_iter([("id", Arc::new(ids) as ArrayRef)]).expect("a batch");
     let properties = WriterProperties::builder().set_max_row_group_row_count(Some(50)).build();
     let mut bytes = Vec::new();
     let mut writer = ArrowWriter::try_new(&mut bytes, batch.schema(), Some(properties)).expect("a writer");
     writer.write(&batch).expect("write");
     writer.close().expect("close");
-    s3.put(&format!("{name}/part-00000.parquet"), bytes);
+    s3.put(key, bytes);
 }
 
 /// The table `data` with an object more, of the same columns.

@@ -1,7 +1,6 @@
 //! Snapshots in a bucket that keeps versions: a run goes on with exactly its data after objects were
 //! overwritten or deleted.
 
-use arrow::array::{ArrayRef, Int64Array, RecordBatch};
 use forebay_client::{Access, Dataset, DatasetSpec};
 use forebay_tests::bench::disk::folder::segment_files;
 use forebay_tests::harness::etcd::Etcd;
@@ -10,28 +9,18 @@ use forebay_tests::harness::ports::free_address;
 use forebay_tests::harness::process::{Run, Server, ServerOptions};
 use forebay_tests::harness::s3::S3Server;
 use forebay_tests::harness::seen::SeenRequest;
-use parquet::arrow::ArrowWriter;
-use parquet::file::properties::WriterProperties;
 use serde_json::Value;
-use std::sync::Arc;
 
 use crate::commands::{cached, digest, direct, json};
 use crate::refused::refused;
-use crate::snapshots::{cluster, in_folder, read};
+use crate::snapshots::{cluster, in_folder, read, upload_ids};
 
 /// Rows of each object.
 const ROWS: i64 = 200;
 
-/// An object with ids from `first` on, in row groups of 50.
+/// An object with ids from `first` on.
 fn object(s3: &S3Server, name: &str, first: i64) {
-    let ids = Int64Array::from_iter_values(first..first + ROWS);
-    let batch = RecordBatch::try_from_iter([("id", Arc::new(ids) as ArrayRef)]).expect("a batch");
-    let properties = WriterProperties::builder().set_max_row_group_row_count(Some(50)).build();
-    let mut bytes = Vec::new();
-    let mut writer = ArrowWriter::try_new(&mut bytes, batch.schema(), Some(properties)).expect("a writer");
-    writer.write(&batch).expect("write");
-    writer.close().expect("close");
-    s3.put(&format!("data/{name}.parquet"), bytes);
+    upload_ids(s3, &format!("data/{name}.parquet"), first..first + ROWS);
 }
 
 /// A table of three objects.

@@ -98,12 +98,6 @@ impl Verifier for Signs {
     fn is_in_memory(&self, _: &[u8]) -> bool {
         true
     }
-
-    fn bring(&self, _: &[u8]) {}
-
-    fn copy_now(&self, _: &[u8]) -> Option<Vec<u8>> {
-        None
-    }
 }
 
 #[tokio::test]
@@ -132,12 +126,6 @@ impl Verifier for Cold {
 
     fn is_in_memory(&self, _: &[u8]) -> bool {
         false
-    }
-
-    fn bring(&self, _: &[u8]) {}
-
-    fn copy_now(&self, _: &[u8]) -> Option<Vec<u8>> {
-        None
     }
 }
 
