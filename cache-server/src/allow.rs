@@ -62,6 +62,21 @@ impl Allowed {
         names.filter(|name| !name.is_empty()).collect()
     }
 
+    /// The roots, in normal form.
+    pub fn roots(&self) -> &[String] {
+        &self.0
+    }
+
+    /// Whether a URI in normal form lies under one of the roots, or names a table there.
+    pub fn covers(&self, uri: &str) -> bool {
+        let place = source::place_of(uri);
+        let is_under = |root: &String| match is_all_buckets(root) {
+            true => place.starts_with(root.as_str()),
+            false => source::is_under(place, root),
+        };
+        self.0.iter().any(is_under)
+    }
+
     /// The keys that the roots name in an S3 bucket; an empty one is all of it.
     fn roots_in<'a>(&'a self, bucket: &'a str) -> impl Iterator<Item = &'a str> {
         self.0.iter().filter_map(move |root| match root.strip_prefix("s3://")? {
@@ -74,12 +89,7 @@ impl Allowed {
     }
 
     fn check_spelled(&self, uri: String) -> Result<String> {
-        let place = source::place_of(&uri);
-        let is_under = |root: &String| match is_all_buckets(root) {
-            true => place.starts_with(root.as_str()),
-            false => source::is_under(place, root),
-        };
-        match self.0.iter().any(is_under) {
+        match self.covers(&uri) {
             true => Ok(uri),
             false => Err(Error::denied(format!(
                 "{uri}: this server may not read it; it reads under {} (see --allow)",

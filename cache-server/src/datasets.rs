@@ -11,6 +11,7 @@ mod known;
 pub use dataset::Dataset;
 
 use crate::allow::Allowed;
+use crate::auth::caller::Caller;
 use crate::cluster::ownership::Ownership;
 use crate::disk::DiskCache;
 use crate::read::single_flight::SingleFlight;
@@ -65,15 +66,28 @@ impl Datasets {
 
     /// Freezes a dataset. While the object store does not answer, that is the state in which it was frozen
     /// last. `columns` (none = all) are those that will be read.
-    pub async fn freeze(&self, spec: v1::DatasetSpec, columns: &[String]) -> Result<OpenDataset> {
-        let (view, made_by) = self.view(spec).await?;
+    ///
+    /// # Errors
+    /// `Denied` if the caller may not read all of it, beside those of the object store.
+    pub async fn freeze(
+        &self,
+        caller: &Caller,
+        spec: v1::DatasetSpec,
+        columns: &[String],
+    ) -> Result<OpenDataset> {
+        let (view, made_by) = self.view(caller, spec).await?;
         self.opened(view.manifest.clone(), made_by, (&view, columns)).await
     }
 
     /// As [`Datasets::freeze`], with the ids that the object store has for the objects' versions, if it has
     /// any.
-    pub async fn freeze_with_ids(&self, spec: v1::DatasetSpec, columns: &[String]) -> Result<OpenDataset> {
-        let (view, made_by) = self.view(spec).await?;
+    pub async fn freeze_with_ids(
+        &self,
+        caller: &Caller,
+        spec: v1::DatasetSpec,
+        columns: &[String],
+    ) -> Result<OpenDataset> {
+        let (view, made_by) = self.view(caller, spec).await?;
         let manifest = match view.manifest.has_version_ids() {
             true => view.manifest.clone(),
             false => Arc::new(self.source.with_version_ids(&view.manifest).await?),
@@ -94,11 +108,14 @@ impl Datasets {
         Ok(OpenDataset { dataset, projected_bytes, notes: view.notes() })
     }
 
-    async fn view(&self, spec: v1::DatasetSpec) -> Result<(View, MadeBy)> {
+    async fn view(&self, caller: &Caller, spec: v1::DatasetSpec) -> Result<(View, MadeBy)> {
         let segment_bytes = if spec.segment_bytes == 0 { SEGMENT_BYTES } else { spec.segment_bytes };
-        let (allow, wanted) = (self.allow.clone(), spec.clone());
+        let (allow, who, wanted) = (self.allow.clone(), caller.clone(), spec.clone());
         let selections = blocking(move || {
-            let all = view::selections(&wanted)?.into_iter();
+            let all = view::selections(&wanted)?;
+            // First: who may not read it is not told whether the node may.
+            all.iter().try_for_each(|selection| who.may_use_selection(selection))?;
+            let all = all.into_iter();
             all.map(|selection| allowed_selection(&allow, selection)).collect::<Result<Vec<_>>>()
         })
         .await??;
@@ -113,7 +130,19 @@ impl Datasets {
         let is_named = !spec.objects.is_empty() || selections.iter().any(|s| is_version(&s.uri));
         let made_by = if is_named { MadeBy::ThisNodeOfList } else { MadeBy::ThisNode };
         // Of a split or a mix it makes a manifest of its own.
-        Ok((blocking(move || View::of(&spec, all)).await??, made_by))
+        let (uri, who) = (spec.uri.clone(), caller.clone());
+        let made = blocking(move || {
+            let view = View::of(&spec, all)?;
+            let is_within = who.reads(&view.manifest);
+            Ok::<_, Error>((view, is_within))
+        });
+        match made.await?? {
+            (view, true) => Ok((view, made_by)),
+            // A table's log may name objects anywhere.
+            (_, false) => {
+                Err(caller.deny(&uri, format!("{uri}: some of its objects lie where you may not read")))
+            }
+        }
     }
 
     /// Gets to know a dataset version that another node froze, and that was [`Datasets::checked`].
@@ -155,9 +184,11 @@ impl Datasets {
 
     /// The dataset version `digest` at `uri`, from a ticket; with no URI the only one that this node knows.
     /// `NotFound` if it knows none, or knows it with sizes from another node that are not those of the
-    /// ticket, or without the ids of versions that the ticket's has.
+    /// ticket, or without the ids of versions that the ticket's has; in the same words if the caller may not
+    /// read all of it.
     pub fn get(
         &self,
+        caller: &Caller,
         digest: &[u8],
         uri: &str,
         (sizes_hash, needs_ids): (Option<u64>, bool),
@@ -169,11 +200,23 @@ impl Datasets {
             ))
         };
         let mut known = self.known.lock();
+        let forbidden = |uri: &str| {
+            caller.deny(uri, format!("dataset version {digest} is not for this caller"));
+            unknown()
+        };
         let id = match uri {
-            "" => known.only(digest)?.ok_or_else(unknown)?,
+            "" => match known.only(digest, |manifest| caller.reads(manifest))? {
+                None if !matches!(known.only(digest, |_| true), Ok(None)) => return Err(forbidden("")),
+                id => id.ok_or_else(unknown)?,
+            },
             uri => DatasetId::new(digest, uri),
         };
-        known.get(id, sizes_hash, needs_ids).ok_or_else(unknown)
+        let dataset = known.get(id, sizes_hash, needs_ids).ok_or_else(unknown)?;
+        drop(known);
+        match caller.reads(&dataset.manifest) {
+            true => Ok(dataset),
+            false => Err(forbidden(uri)),
+        }
     }
 
     /// Whether there is a newer version of the same dataset.

@@ -7,6 +7,7 @@
 //! * [`disk`]: the disk cache. Segment files under a byte limit.
 //! * [`cluster`]: the other nodes: who they are, what they hold, who serves what.
 //! * [`allow`]: which URIs this node may read.
+//! * [`auth`]: who may do what.
 //! * [`datasets`]: the manifests that this node knows.
 //! * [`descriptors`]: how many files may be open.
 //! * [`maintenance`]: work on a timer, and the probe for stalled async threads.
@@ -14,6 +15,7 @@
 //! ARCHITECTURE.md follows a read hop by hop.
 
 mod allow;
+mod auth;
 mod cluster;
 mod datasets;
 mod descriptors;
@@ -27,6 +29,7 @@ mod runtime;
 mod server;
 mod service;
 mod settings;
+mod tls;
 
 pub use runtime::runtime;
 pub use server::Server;

@@ -4,6 +4,8 @@
 //! node.
 
 use crate::allow::Allowed;
+use crate::auth::audit::AuditLog;
+use crate::auth::authority::Authority;
 use crate::cluster::hot::HotSegments;
 use crate::cluster::hot::publisher::Publisher;
 use crate::cluster::membership::Membership;
@@ -22,13 +24,14 @@ use crate::read::memory::Memory;
 use crate::read::plans::Plans;
 use crate::runtime::blocking;
 use crate::service::gate::Gate;
+use crate::service::guard::CallGuard;
 use crate::service::health::{HealthReporter, set_serving};
 use crate::service::listeners::Listeners;
 use crate::service::shared::SharedReaders;
 use crate::service::stalls::Stalls;
 use crate::settings::{Settings, StaticNode};
-use forebay_dataset::SegmentReader;
 use forebay_dataset::source::{ObjectGuard, StoreSilence};
+use forebay_dataset::{SegmentReader, TokenFile};
 use forebay_proto::{Result, v1};
 use std::sync::Arc;
 use std::time::Instant;
@@ -54,6 +57,7 @@ pub struct Node {
     pub shared: Arc<SharedReaders>,
     pub listeners: Listeners,
     pub stalls: Arc<Stalls>,
+    pub guard: Arc<CallGuard>,
     /// What batch streams pass.
     pub gate: Gate,
     pub health: HealthReporter,
@@ -74,6 +78,7 @@ impl Node {
         // A segment larger than the whole memory must not wait for more than there is.
         source.segment_memory_bytes = source.segment_memory_bytes.min(settings.memory_bytes);
         let allow = Arc::new(Allowed::new(&settings.allow)?);
+        let guards = guard(settings, &name, allow.clone()).await?;
         let guard = allow.clone();
         let guard: ObjectGuard = Arc::new(move |uri: &str| guard.check_object(uri).map(drop));
         let source = SegmentReader::guarded(source, guard)?;
@@ -83,7 +88,8 @@ impl Node {
             (Arc::new(Events::default()), Arc::new(SharedReaders::new(memory.shared.clone())?));
         let membership = Arc::new(membership(settings, me));
         let ownership = Arc::new(Ownership::new(url.clone(), membership.topology()));
-        let peers = Arc::new(Peers::new(ownership.clone()));
+        let token = settings.auth.peer_token_file.clone().map(TokenFile::new);
+        let peers = Arc::new(Peers::new(ownership.clone(), token.map(Arc::new)));
         let datasets =
             Arc::new(Datasets::open(source.clone(), allow.clone(), disk.clone(), ownership.clone())?);
         let cache = Cache::new(
@@ -117,6 +123,7 @@ impl Node {
             shared,
             stalls: Stalls::new(memory_streams, listeners.refusals.clone()),
             listeners,
+            guard: guards,
             gate: Gate::new(streams, settings.limits.streams),
             health: HealthReporter::default(),
         })
@@ -167,6 +174,16 @@ impl Node {
     pub fn membership(&self) -> v1::MembershipStatus {
         v1::MembershipStatus { draining: self.gate.is_closed(), ..self.membership.state() }
     }
+}
+
+/// Who may do what here, and what of it is written down.
+async fn guard(settings: &Settings, name: &str, allow: Arc<Allowed>) -> Result<Arc<CallGuard>> {
+    let (auth, audit, name) = (settings.auth.clone(), settings.audit.clone(), name.to_owned());
+    let opened = blocking(move || {
+        let authority = Arc::new(Authority::open(&auth, allow)?);
+        Ok(Arc::new(CallGuard::new(authority, AuditLog::open(&audit)?, name)))
+    });
+    opened.await?
 }
 
 async fn open_disk(settings: &Settings, plans: &Arc<Plans>, memory: &Memory) -> Result<Arc<DiskCache>> {

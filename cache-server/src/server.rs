@@ -134,7 +134,8 @@ impl Server {
         let memory = self.node.memory.requests.clone();
         let refusals = self.node.listeners.refusals.clone();
         let services = self.services().await?;
-        let grpc = GrpcServer::new(services, &self.limits, memory, connections.clone(), refusals);
+        let guard = self.node.guard.clone();
+        let grpc = GrpcServer::new(services, &self.limits, memory, connections.clone(), refusals, guard);
         let replicator = self.node.replicator();
         let _background = self.start_background(&replicator, &connections);
         let (refuse, refused) = oneshot::channel();
@@ -173,6 +174,7 @@ impl Server {
             stop: self.streams.clone(),
             draining: Arc::default(),
             lists: Semaphore::new(LISTS_AT_ONCE),
+            owners: Arc::default(),
         });
         let objects = ObjectsServer::new(ObjectService { node: node.clone(), stop: self.streams.clone() });
         let peer = PeerServer::new(peer::PeerService(node.clone()));
@@ -215,6 +217,7 @@ impl Server {
         let mut background = JoinSet::new();
         background.spawn(prefetch::run(node.cache.clone()));
         background.spawn(replicator.clone().run());
+        background.spawn(node.guard.authority.clone().run());
         background.spawn(node.publisher().run());
         if let Some(listener) = self.metrics.take() {
             background.spawn(node.stall_probe.clone().run());

@@ -6,6 +6,8 @@
 //! * [`s3`]: the endpoint for clients of S3.
 //! * [`accept`] takes connections as far as [`admission`] lets them in, [`grpc`] serves those that speak
 //!   gRPC, [`socket`] is the node's Unix socket, [`listeners`] names them all.
+//! * [`guard`]: who makes a request, and whether it is written down; [`visible`]: the part of an answer that
+//!   a caller may see.
 //! * [`stalls`]: readers that take nothing.
 //! * [`shared`]: readers on the node's host, which get batches through shared memory.
 //! * [`metrics`] serves `/metrics` and `/health` over HTTP, [`health`] the same to gRPC.
@@ -18,6 +20,7 @@ pub(crate) mod flight;
 pub(crate) mod frames;
 pub(crate) mod gate;
 pub(crate) mod grpc;
+pub(crate) mod guard;
 pub(crate) mod health;
 pub(crate) mod listeners;
 mod message;
@@ -35,3 +38,4 @@ pub(crate) mod socket;
 pub(crate) mod stalls;
 pub(crate) mod stream;
 mod ticket;
+mod visible;

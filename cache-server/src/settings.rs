@@ -1,5 +1,6 @@
 //! Settings: flags over environment (`FOREBAY_*`) over a TOML file over defaults.
 
+mod auth;
 mod cluster;
 mod gateway;
 mod limits;
@@ -7,10 +8,12 @@ mod listen;
 mod load;
 mod objects;
 
+pub use auth::{AuditSettings, AuthSettings, JwtSettings, OnFull};
 pub use cluster::{ClusterSettings, StaticNode};
 pub use gateway::{ClientKey, GatewaySettings};
 pub use limits::LimitSettings;
 pub use listen::{ListenAddress, SocketPlan};
+pub(crate) use load::maybe_size;
 pub use objects::{MetadataAge, ObjectSettings, PrefixSettings};
 
 use crate::allow::is_all_buckets;
@@ -31,8 +34,9 @@ use std::path::PathBuf;
 struct Flags {
     /// TOML file with settings: the names of the long flags, `_` for `-`. But --cluster-node is `nodes`; the
     /// flags of a cluster (--etcd, --advertise, --zone and so on) stand in `[cluster]`, those of the S3
-    /// endpoint (--s3-listen, --s3-keys, --s3-domain, --s3-public) in `[gateway]`, the other --s3-* and
-    /// --patience-s in `[source]`.
+    /// endpoint (--s3-listen, --s3-keys, --s3-domain, --s3-public) in `[gateway]`, --auth-policy is
+    /// `policy` and --peer-token-file the same in `[auth]`, --audit-file is `file` in `[audit]`, the other
+    /// --s3-* and --patience-s in `[source]`.
     #[arg(long, env = "FOREBAY_CONFIG")]
     config: Option<PathBuf>,
     #[command(flatten)]
@@ -111,6 +115,12 @@ pub struct Settings {
     /// The endpoint for clients of S3.
     #[command(flatten)]
     pub gateway: GatewaySettings,
+    /// Who may do what.
+    #[command(flatten)]
+    pub auth: AuthSettings,
+    /// What of it is written down.
+    #[command(flatten)]
+    pub audit: AuditSettings,
     /// Whether to ask the object store at start whether what `allow` names can be listed.
     #[arg(skip = true)]
     pub check_at_start: bool,
@@ -244,6 +254,7 @@ impl Settings {
         self.objects.check()?;
         self.gateway.check()?;
         self.limits.check()?;
+        self.auth.check()?;
         let both = "--etcd and --cluster-node contradict each other: either etcd keeps the list of nodes, or it \
                     is fixed";
         refuse(!self.nodes.is_empty() && !self.cluster.etcd.is_empty(), both)?;

@@ -5,6 +5,7 @@
 //! only: there is no flag for them, so they never show in a process list or a help text.
 
 use crate::access::{Access, ENDPOINT_VARIABLE, ZONE_VARIABLE};
+use crate::credentials::use_token_file;
 use crate::direct::{self, Direct};
 use crate::endpoints::Endpoints;
 use crate::environment::variable;
@@ -13,6 +14,7 @@ use clap::Args;
 use forebay_dataset::{SourceArgs, SourceSettings};
 pub use forebay_proto::units::bytes;
 use forebay_proto::{Error, Result};
+use std::path::PathBuf;
 
 /// The heading in help for the flags of direct reading. It is set flag by flag: else later flags would fall
 /// under it.
@@ -42,6 +44,9 @@ pub struct EndpointArgs {
     /// answers; or `local`: a node of your own on this machine, started if none runs [env: FOREBAY_ENDPOINT]
     #[arg(long, value_name = "URL", value_delimiter = ',')]
     pub endpoint: Vec<String>,
+    /// File with the token by which nodes know you, where they have a policy [env: FOREBAY_TOKEN_FILE]
+    #[arg(long, value_name = "FILE")]
+    pub token_file: Option<PathBuf>,
 }
 
 /// What to do when no node of the cache answers.
@@ -111,11 +116,17 @@ impl EndpointArgs {
     pub fn endpoints(&self) -> Result<Endpoints> {
         let none =
             || Error::invalid(format!("no cache endpoint: pass --endpoint URL or set {ENDPOINT_VARIABLE}"));
+        self.use_token_file();
         let urls = self.resolve(variable(ENDPOINT_VARIABLE)).ok_or_else(none)?;
         match is_local(&urls) {
             true => Ok(Endpoints::local(LocalNode::new(LocalNodeSettings::default())?)),
             false => Endpoints::parse(&urls),
         }
+    }
+
+    /// The flag takes precedence over the environment.
+    fn use_token_file(&self) {
+        self.token_file.iter().for_each(use_token_file);
     }
 
     /// The flag takes precedence over the environment; empty counts as absent.
@@ -135,6 +146,7 @@ impl AccessArgs {
     pub fn access(&self) -> Result<Access> {
         match self.choose(variable(ENDPOINT_VARIABLE))? {
             Some(urls) => {
+                self.endpoint.use_token_file();
                 let zone = self.zone.clone().filter(|zone| !zone.is_empty());
                 let zone = zone.or_else(|| variable(ZONE_VARIABLE));
                 let source = &self.direct_args.source;

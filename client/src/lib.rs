@@ -35,6 +35,7 @@ pub mod args;
 mod cause;
 mod content;
 pub mod counters;
+mod credentials;
 mod dataset;
 pub mod delay;
 mod direct;
@@ -55,6 +56,7 @@ pub mod stream;
 pub mod survey;
 
 pub use access::{Access, ENDPOINT_VARIABLE, ZONE_VARIABLE};
+pub use credentials::{Credentials, NodeChannel, TOKEN_FILE_VARIABLE, use_token_file};
 pub use dataset::{Dataset, DatasetSpec};
 pub use direct::Direct;
 pub use direct::MEMORY_BYTES as DIRECT_MEMORY_BYTES;

@@ -5,6 +5,7 @@
 //! not its concern.
 
 use crate::cause::innermost;
+use crate::credentials::{Credentials, NodeChannel};
 use crate::same_host::HostOf;
 use crate::stream::Stream;
 use forebay_proto::v1::cache_client::CacheClient;
@@ -16,6 +17,7 @@ use futures::stream;
 use prost::Message as _;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
+use tonic::service::interceptor::InterceptedService;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Response, Status};
 use tonic_health::pb::HealthCheckRequest;
@@ -39,6 +41,7 @@ pub struct Node(Arc<Connection>);
 struct Connection {
     url: String,
     endpoint: Endpoint,
+    credentials: Credentials,
     channel: OnceLock<Channel>,
     host: HostOf,
 }
@@ -66,7 +69,8 @@ impl Node {
             .keep_alive_while_idle(true)
             .initial_stream_window_size(8 << 20)
             .initial_connection_window_size(16 << 20);
-        Ok(Self(Arc::new(Connection { url, endpoint, channel: OnceLock::new(), host: HostOf::default() })))
+        let (credentials, channel, host) = (Credentials::of_process(), OnceLock::new(), HostOf::default());
+        Ok(Self(Arc::new(Connection { url, endpoint, credentials, channel, host })))
     }
 
     /// `http://host:port`, or `unix:/path`.
@@ -79,14 +83,19 @@ impl Node {
         self.0.channel.get_or_init(|| self.0.endpoint.connect_lazy()).clone()
     }
 
+    /// The same, and requests show who this process is.
+    pub(crate) fn authorized(&self) -> NodeChannel {
+        InterceptedService::new(self.channel(), self.0.credentials.clone())
+    }
+
     /// The cache's own services. Replies may be of any size: manifests of big datasets are.
-    pub fn client(&self) -> CacheClient<Channel> {
-        CacheClient::new(self.channel()).max_decoding_message_size(usize::MAX)
+    pub fn client(&self) -> CacheClient<NodeChannel> {
+        CacheClient::new(self.authorized()).max_decoding_message_size(usize::MAX)
     }
 
     /// Objects, byte for byte.
-    pub(crate) fn objects(&self) -> ObjectsClient<Channel> {
-        ObjectsClient::new(self.channel()).max_decoding_message_size(OBJECT_REPLY_BYTES_MAX)
+    pub(crate) fn objects(&self) -> ObjectsClient<NodeChannel> {
+        ObjectsClient::new(self.authorized()).max_decoding_message_size(OBJECT_REPLY_BYTES_MAX)
     }
 
     /// Has the cluster keep a snapshot, sent in parts if it has very many objects.
@@ -103,8 +112,8 @@ impl Node {
     }
 
     /// The cache's snapshots.
-    pub(crate) fn snapshots(&self) -> SnapshotsClient<Channel> {
-        SnapshotsClient::new(self.channel()).max_decoding_message_size(usize::MAX)
+    pub(crate) fn snapshots(&self) -> SnapshotsClient<NodeChannel> {
+        SnapshotsClient::new(self.authorized()).max_decoding_message_size(usize::MAX)
     }
 
     /// Opens a dataset, in parts if it is a list of very many objects.

@@ -134,7 +134,7 @@ async fn read(dataset: &Dataset, ticket: v1::ticket::Kind) -> Result<RowStream> 
 }
 
 async fn from_node(node: Node, ticket: v1::Ticket) -> Result<RowStream> {
-    let mut client = FlightServiceClient::new(node.channel())
+    let mut client = FlightServiceClient::new(node.authorized())
         .max_decoding_message_size(usize::MAX)
         .max_encoding_message_size(usize::MAX);
     let ticket = arrow_flight::Ticket { ticket: ticket.encode_to_vec().into() };

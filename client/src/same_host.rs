@@ -2,6 +2,7 @@
 //! it, and their messages through shared memory. Whatever fails on the way, the stream goes by the node's
 //! address as if there were nothing else.
 
+use crate::credentials::NodeChannel;
 use crate::stream::SharedSession;
 use bytes::Bytes;
 use forebay_dataset::shared::host_id;
@@ -12,7 +13,6 @@ use std::io::ErrorKind;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::timeout;
-use tonic::transport::Channel;
 
 /// How long a node may take to say where it is.
 const PATIENCE: Duration = Duration::from_millis(500);
@@ -35,6 +35,8 @@ enum Place {
 struct Door {
     socket: String,
     instance: Bytes,
+    /// Who asks there; zeros where everybody may.
+    ticket: [u8; 16],
 }
 
 impl HostOf {
@@ -42,13 +44,13 @@ impl HostOf {
     /// node's own address is the way.
     pub async fn session(
         &self,
-        node: &CacheClient<Channel>,
+        node: &CacheClient<NodeChannel>,
         url: &str,
         bytes: u32,
     ) -> Option<(String, SharedSession)> {
         for _ in 0..2 {
             let (door, is_known) = self.door(node, url).await?;
-            match SharedSession::open(door.socket.clone(), door.instance.clone(), bytes).await {
+            match SharedSession::open(door.socket.clone(), door.instance.clone(), door.ticket, bytes).await {
                 Ok(session) => return Some((format!("unix:{}", door.socket), session)),
                 Err(e) => {
                     tracing::debug!(error = %e, socket = door.socket, "no memory is shared with a node");
@@ -64,7 +66,7 @@ impl HostOf {
     }
 
     /// The way in, and whether that was known before.
-    async fn door(&self, node: &CacheClient<Channel>, url: &str) -> Option<(Arc<Door>, bool)> {
+    async fn door(&self, node: &CacheClient<NodeChannel>, url: &str) -> Option<(Arc<Door>, bool)> {
         let known = self.0.lock().clone();
         match known {
             Place::Elsewhere => return None,
@@ -91,7 +93,10 @@ fn place(reply: v1::SameHostReply, url: &str, host: &str) -> Place {
     // By its own socket's path it can be reached, whatever it calls it.
     let socket = url.strip_prefix("unix:").map_or(reply.socket, str::to_owned);
     match !host.is_empty() && reply.host == host && socket.starts_with('/') {
-        true => Place::Here(Arc::new(Door { socket, instance: reply.instance })),
+        true => {
+            let ticket = reply.ticket.as_ref().try_into().unwrap_or_default();
+            Place::Here(Arc::new(Door { socket, instance: reply.instance, ticket }))
+        }
         false => Place::Elsewhere,
     }
 }
@@ -106,6 +111,7 @@ mod tests {
             host: host.into(),
             socket: socket.into(),
             instance: Bytes::from_static(b"i"),
+            ticket: Bytes::new(),
         };
         let socket = |reply, url: &str, host: &str| match place(reply, url, host) {
             Place::Here(door) => Some(door.socket.clone()),

@@ -13,6 +13,7 @@ mod parse;
 mod shared;
 
 use crate::cause::innermost;
+use crate::credentials::Credentials;
 use bytes::{BufMut, Bytes, BytesMut};
 use forebay_proto::{Error, Result};
 use http_body_util::{BodyExt, Full};
@@ -101,6 +102,9 @@ impl Stream {
         let mut request = http::Request::post(format!("{host}{PATH}"));
         if let Some(session) = &session {
             request = request.header(TOKEN_HEADER, session.token());
+        }
+        if let Some(bearer) = Credentials::of_process().bearer()? {
+            request = request.header("authorization", &*bearer);
         }
         let request = request
             .header("content-type", "application/grpc")

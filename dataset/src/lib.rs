@@ -30,6 +30,7 @@ pub mod shared;
 mod slice_bytes;
 pub mod source;
 pub mod stream;
+mod token_file;
 mod urgency;
 pub mod view;
 
@@ -46,5 +47,6 @@ pub use slice_bytes::slice_bytes;
 #[cfg(feature = "cli")]
 pub use source::SourceArgs;
 pub use source::{SourceCounters, SourceSettings};
+pub use token_file::TokenFile;
 pub use urgency::Urgency;
 pub use view::View;

@@ -26,6 +26,7 @@ mod request;
 mod retry;
 mod settings;
 mod silence;
+mod store_names;
 mod table_uri;
 mod uri;
 mod verbatim;
@@ -34,12 +35,14 @@ mod watch;
 #[cfg(feature = "cli")]
 pub use args::SourceArgs;
 pub(crate) use blocking::blocking;
+pub use checksum::WholeCheck;
 pub use counters::SourceCounters;
 pub use forebay_proto::ring::is_under;
 pub(crate) use object::{Place, SourceObject};
 pub(crate) use page::{FoundObject, Page, PageRequest};
 pub use settings::SourceSettings;
 pub use silence::StoreSilence;
+pub use store_names::store_names;
 pub(crate) use table_uri::TableUri;
 pub use table_uri::{is_version, place_of};
 pub use uri::{normalise, normalise_object};
@@ -146,24 +149,22 @@ impl Source {
 
     /// As [`Source::list`], of those only that come after `after`.
     pub(crate) async fn list_after(&self, place: &Place, after: Option<&Place>) -> Result<Vec<ObjectMeta>> {
-        let urgency = Urgency::demand();
-        let mut request = Request::new(&self.inner.requests, place, None, &urgency);
-        let prefix = (!place.path.as_ref().is_empty()).then_some(&place.path);
-        let mut listed: Vec<ObjectMeta> = Vec::new();
+        let (bucket, urgency) = (&place.bucket, Urgency::demand());
+        let after = after.map(|after| &after.path);
+        let (mut listed, mut token) = (Vec::new(), None);
         loop {
-            let pass = request.begin(0).await?;
-            self.inner.requests.counters.footer_requests.fetch_add(1, Relaxed);
-            // S3 lists in the order of keys: a listing that broke off goes on after its last one.
-            let rest = match listed.last().map(|last| &last.location).or(after.map(|after| &after.path)) {
-                Some(last) => place.bucket.objects.list_with_offset(prefix, last),
-                None => place.bucket.objects.list(prefix),
+            let mut request = Request::new(&self.inner.requests, place, None, &urgency);
+            let page = loop {
+                let pass = request.begin(0).await?;
+                self.inner.requests.counters.footer_requests.fetch_add(1, Relaxed);
+                let done = bucket.objects_after(&place.path, after, token.clone()).await;
+                if let Some(page) = request.end(pass, done)? {
+                    break page;
+                }
             };
-            let keep = |meta| {
-                listed.push(meta);
-                std::future::ready(Ok(()))
-            };
-            let done = rest.try_for_each(keep).await;
-            if request.end(pass, done)?.is_some() {
+            listed.extend(page.0);
+            token = place.further(token.as_deref(), page.1)?;
+            if token.is_none() {
                 return Ok(listed);
             }
         }
@@ -178,7 +179,8 @@ impl Source {
             self.inner.requests.counters.footer_requests.fetch_add(1, Relaxed);
             let done = place.bucket.page(&place.path, wanted).await;
             if let Some(page) = request.end(pass, done)? {
-                return Ok(page);
+                let token = place.further(wanted.token.as_deref(), page.token)?;
+                return Ok(Page { token, ..page });
             }
         }
     }
@@ -344,9 +346,16 @@ impl Source {
                     continue;
                 }
             };
-            if size != *frozen || range.start + to.filled() < range.end {
+            if size != *frozen {
                 return Err(Error::changed(format!(
                     "{}: has {size} bytes, not the {frozen} it was frozen with: open the dataset again",
+                    place.uri
+                )));
+            }
+            if range.start + to.filled() < range.end {
+                let (sent, asked, name) = (to.filled(), range.end - range.start, &place.bucket.endpoint.name);
+                return Err(Error::corrupt(format!(
+                    "{}: {name} sent {sent} bytes for a range of {asked}: is the endpoint right, and sound?",
                     place.uri
                 )));
             }
@@ -387,6 +396,7 @@ async fn attempt(
     };
     let place = &object.place;
     let answer = place.bucket.objects.get_opts(&place.path, options).await?;
+    object.check_answer(&answer.meta)?;
     let checksum = answer.extensions.get::<Offered>().copied().filter(|_| is_whole);
     let answered = (answer.meta.size, checksum);
     let mut body = match place.is_file() {

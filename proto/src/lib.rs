@@ -10,6 +10,7 @@
 //! * [`snapshot`]: names of versions that are kept.
 //! * [`view`]: splits and mixes of datasets.
 //! * [`ring`]: which nodes own a segment.
+//! * [`token`]: bearer tokens, and what a policy keeps of them.
 //! * [`units`]: sizes as people write them.
 //! * [`Error`]: the few kinds of error and their gRPC status.
 //!
@@ -29,6 +30,7 @@ mod row_run;
 mod segment_set;
 pub mod snapshot;
 pub mod state;
+pub mod token;
 mod token_bucket;
 pub mod units;
 pub mod view;

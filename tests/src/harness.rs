@@ -1,7 +1,8 @@
 //! The harness: what every test and benchmark that runs across crates stands on.
 //!
 //! [`s3`] is an S3 server in this process (real HTTP, SigV4 and XML) that keeps a log of requests and breaks
-//! on demand; [`slow`] is a proxy that makes it behave like remote S3, `wire` one that breaks as networks do.
+//! on demand; [`slow`] is a proxy that makes it behave like remote S3, `wire` one that breaks as networks do;
+//! [`liar`] is a store whose answers tests make up.
 //! [`made`] are objects by a rule, of any size. [`process`] starts the real binaries and watches their logs;
 //! [`etcd`] starts real etcd. [`mnist`] and [`table`] are the data, [`frames`] speaks HTTP/2 by hand,
 //! [`reader`] reads a table and checks every value. [`check`] and [`report`] are the form in which
@@ -16,6 +17,7 @@ pub mod etcd;
 pub mod fault;
 pub mod frames;
 pub(crate) mod html;
+pub mod liar;
 pub mod made;
 pub mod mnist;
 pub mod origin;

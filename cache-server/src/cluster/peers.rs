@@ -14,7 +14,7 @@ use crate::cluster::candidates::Candidates;
 use crate::cluster::ownership::Ownership;
 use crate::disk::file::{self, Header, Origin, Unreadable};
 use crate::runtime::blocking;
-use forebay_dataset::SegmentBatch;
+use forebay_dataset::{SegmentBatch, TokenFile};
 use forebay_proto::object::ObjectVersion;
 use forebay_proto::{Error, Kind, Manifest, Result, v1};
 use futures::future::join_all;
@@ -32,6 +32,8 @@ const MEMORY: Duration = Duration::from_secs(20);
 #[derive(Debug)]
 pub struct Peers {
     pub ownership: Arc<Ownership>,
+    /// What this node shows them.
+    token: Option<Arc<TokenFile>>,
     known: Mutex<HashMap<String, Arc<Peer>>>,
     pub counters: PeerCounters,
 }
@@ -122,8 +124,9 @@ impl WantedColumns<'_> {
 }
 
 impl Peers {
-    pub fn new(ownership: Arc<Ownership>) -> Self {
-        Self { ownership, known: Mutex::default(), counters: PeerCounters::default() }
+    /// Where they have a policy, `token` is what they know this node by.
+    pub fn new(ownership: Arc<Ownership>, token: Option<Arc<TokenFile>>) -> Self {
+        Self { ownership, token, known: Mutex::default(), counters: PeerCounters::default() }
     }
 
     /// The other nodes of the topology that answer, as far as is known, with their names.
@@ -139,7 +142,7 @@ impl Peers {
         if let Some(peer) = known.get(address) {
             return Some(peer.clone());
         }
-        let peer = Arc::new(Peer::new(address)?);
+        let peer = Arc::new(Peer::new(address, self.token.clone())?);
         known.retain(|address, _| self.ownership.is_node(address));
         known.insert(address.to_owned(), peer.clone());
         Some(peer)
@@ -325,15 +328,65 @@ fn check_columns(batch: &SegmentBatch, columns: &[String]) -> Result<()> {
 mod tests {
     use super::*;
     use crate::disk::file::Encoded;
-    use arrow::array::{ArrayRef, Int64Array, RecordBatch};
+    use arrow::array::{ArrayRef, Int64Array, RecordBatch, UInt8Array};
     use arrow::buffer::Buffer;
+    use arrow::datatypes::{DataType, Field, Schema};
     use forebay_proto::manifest::{Digest, SegmentId};
 
     impl Peers {
         /// A cluster of one.
         pub fn none() -> Self {
-            Self::new(Arc::new(Ownership::alone()))
+            Self::new(Arc::new(Ownership::alone()), None)
         }
+    }
+
+    #[test]
+    fn a_block_of_another_object_version_or_length_is_not_used() {
+        let object = |uri: &str, etag: &str| ObjectVersion {
+            uri: uri.into(),
+            etag: etag.into(),
+            size: 100_000,
+            modified_ms: 0,
+            block_bytes: 65_536,
+            headers: "".into(),
+        };
+        let origin = |object: &ObjectVersion, index| Origin {
+            id: object.block_id(index),
+            object: object.uri.clone(),
+            etag: object.etag.clone(),
+        };
+        let (wanted, columns) = (object("s3://b/o", "e"), [file::RAW_COLUMN.to_owned()]);
+        let expected = origin(&wanted, 1);
+        let asked = WantedColumns {
+            content: Content::Block(&wanted, 1),
+            origin: &expected,
+            columns: &columns,
+            ask_owner: false,
+        };
+        let peers = Peers::none();
+        let sent = |origin: Origin, bytes: usize, column: &str| {
+            let field = Field::new(column, DataType::UInt8, false);
+            let values: ArrayRef = Arc::new(UInt8Array::from(vec![7; bytes]));
+            let batch = RecordBatch::try_new(Arc::new(Schema::new(vec![field])), vec![values]).unwrap();
+            let file =
+                Encoded::new(&origin, &batch.into()).unwrap().0.into_iter().collect::<Vec<_>>().concat();
+            let read = file::from_bytes(&Buffer::from(file.as_slice()));
+            peers.classify("http://other", read, |origin, batch| asked.check(origin, batch)).map(drop)
+        };
+        assert!(sent(expected.clone(), 34_464, file::RAW_COLUMN).is_ok());
+        for (origin, bytes, column) in [
+            (origin(&object("s3://b/p", "e"), 1), 34_464, file::RAW_COLUMN),
+            (origin(&object("s3://b/o", "f"), 1), 34_464, file::RAW_COLUMN),
+            (origin(&wanted, 0), 34_464, file::RAW_COLUMN),
+            (Origin { etag: "f".into(), ..expected.clone() }, 34_464, file::RAW_COLUMN),
+            (expected.clone(), 34_463, file::RAW_COLUMN),
+            (expected.clone(), 65_536, file::RAW_COLUMN),
+            (expected.clone(), 34_464, "id"),
+        ] {
+            let what = format!("{origin:?}, {bytes} bytes of {column}");
+            assert_eq!(sent(origin, bytes, column).map_err(|e| e.kind), Err(Kind::Corrupt), "{what}");
+        }
+        assert_eq!(peers.counters.corrupt.load(Relaxed), 7);
     }
 
     #[test]

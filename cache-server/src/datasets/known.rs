@@ -9,7 +9,7 @@
 //! replaces none, and serves only tickets that state the same sizes.
 
 use super::dataset::Dataset;
-use forebay_proto::manifest::{DatasetId, Digest, Object};
+use forebay_proto::manifest::{DatasetId, Digest, Manifest, Object};
 use forebay_proto::{Error, Result};
 use prost::Message as _;
 use std::collections::HashMap;
@@ -118,10 +118,10 @@ impl Known {
         Some(entry.dataset.clone())
     }
 
-    /// The only dataset of a version, if any is known; `Invalid` if several are.
-    pub fn only(&self, digest: Digest) -> Result<Option<DatasetId>> {
-        let mut all =
-            self.entries.values().map(|entry| &entry.dataset.manifest).filter(|m| m.digest() == digest);
+    /// The only dataset of a version among those that `counts`, if any is known; `Invalid` if several are.
+    pub fn only(&self, digest: Digest, counts: impl Fn(&Manifest) -> bool) -> Result<Option<DatasetId>> {
+        let all = self.entries.values().map(|entry| &entry.dataset.manifest);
+        let mut all = all.filter(|m| m.digest() == digest && counts(m));
         let first = all.next();
         match (first, all.next()) {
             (Some(a), Some(b)) => Err(Error::invalid(format!(
@@ -161,7 +161,7 @@ impl Known {
 mod tests {
     use super::*;
     use arrow::datatypes::Schema;
-    use forebay_proto::manifest::{Manifest, SegmentSize};
+    use forebay_proto::manifest::SegmentSize;
 
     fn dataset(uri: &str, key: &str, segments: usize, decoded_bytes: u64) -> Dataset {
         let object = Object { key: key.into(), etag: "e".into(), size: 1, ..Default::default() };
@@ -203,12 +203,12 @@ mod tests {
         let (first, copy) = (dataset("s3://b/p", "a", 4, 1), dataset("s3://other/p", "a", 4, 1));
         assert_eq!(first.manifest.digest(), copy.manifest.digest());
         known.insert(first.clone(), MadeBy::ThisNode, LIMIT);
-        assert_eq!(known.only(first.manifest.digest()).unwrap(), Some(id(&first)));
+        assert_eq!(known.only(first.manifest.digest(), |_| true).unwrap(), Some(id(&first)));
         assert!(known.insert(copy.clone(), MadeBy::ThisNode, LIMIT).0);
         for d in [&first, &copy] {
             assert_eq!(known.get(id(d), None, false).unwrap().manifest.uri(), d.manifest.uri());
         }
-        let message = known.only(first.manifest.digest()).unwrap_err().message;
+        let message = known.only(first.manifest.digest(), |_| true).unwrap_err().message;
         assert!(message.contains("s3://b/p") && message.contains("s3://other/p"), "{message}");
     }
 

@@ -1,6 +1,9 @@
 //! `forebay.v1.Cache`: open, load, free, status, topology, drain.
 
+use super::guard::{caller, may_use};
 use super::metrics;
+use super::visible::{self, HotOwners};
+use crate::auth::caller::Caller;
 use crate::datasets::{Dataset, OpenDataset};
 use crate::disk::dirs::{DirStatus, Health};
 use crate::disk::{DiskCache, RawFiles};
@@ -34,6 +37,8 @@ pub struct Control {
     pub draining: Arc<Mutex<()>>,
     /// [`LISTS_AT_ONCE`].
     pub lists: Semaphore,
+    /// Whose segments are hot.
+    pub owners: Arc<HotOwners>,
 }
 
 /// How long streams may take to end when the node drains: a reader that stands still does not end its.
@@ -48,11 +53,18 @@ const PART_PATIENCE: Duration = Duration::from_secs(30);
 type Reply<T> = Result<Response<T>, Status>;
 
 /// Freezes the dataset of a request.
-async fn opened(node: &Node, request: v1::OpenRequest) -> forebay_proto::Result<v1::OpenReply> {
+async fn opened(
+    node: &Node,
+    caller: &Caller,
+    request: v1::OpenRequest,
+) -> forebay_proto::Result<v1::OpenReply> {
     let spec = request.dataset.ok_or_else(|| Error::invalid("open: no dataset given"))?;
+    if let Some(limiter) = caller.limiter() {
+        limiter.open().await?;
+    }
     let OpenDataset { dataset, projected_bytes, notes } = match request.version_ids {
-        true => node.datasets.freeze_with_ids(spec, &request.columns).await?,
-        false => node.datasets.freeze(spec, &request.columns).await?,
+        true => node.datasets.freeze_with_ids(caller, spec, &request.columns).await?,
+        false => node.datasets.freeze(caller, spec, &request.columns).await?,
     };
     // Millions of segments: not for an async thread.
     let manifest = blocking(move || (&*dataset.manifest).into()).await?;
@@ -65,10 +77,12 @@ impl Service for Control {
     type WatchTopologyStream = BoxStream<'static, Result<v1::Topology, Status>>;
 
     async fn open(&self, request: Request<v1::OpenRequest>) -> Reply<v1::OpenReply> {
-        Ok(Response::new(opened(&self.node, request.into_inner()).await?))
+        let caller = caller(request.extensions())?;
+        Ok(Response::new(opened(&self.node, &caller, request.into_inner()).await?))
     }
 
     async fn open_parts(&self, request: Request<Streaming<v1::OpenRequest>>) -> Reply<v1::OpenReply> {
+        let caller = caller(request.extensions())?;
         let mut stream = request.into_inner();
         // These lists are the largest things that a stranger can have a node hold.
         let _turn = self.lists.acquire().await.map_err(|_| Error::closed("this node is shutting down"))?;
@@ -80,15 +94,18 @@ impl Service for Control {
                 None => break,
             }
         }
-        Ok(Response::new(opened(&self.node, parts.request()?).await?))
+        Ok(Response::new(opened(&self.node, &caller, parts.request()?).await?))
     }
 
     async fn load(&self, request: Request<v1::LoadRequest>) -> Reply<Self::LoadStream> {
-        let r = request.into_inner();
+        let (caller, r) = (caller(request.extensions())?, request.into_inner());
         let spec = r.dataset.ok_or_else(|| Error::invalid("load: no dataset given"))?;
+        if let Some(limiter) = caller.limiter() {
+            limiter.open().await?;
+        }
         let dataset = match r.digest.is_empty() {
-            true => self.node.datasets.freeze(spec, &r.columns).await?.dataset,
-            false => self.node.datasets.get(&r.digest, &spec.uri, (None, false))?,
+            true => self.node.datasets.freeze(&caller, spec, &r.columns).await?.dataset,
+            false => self.node.datasets.get(&caller, &r.digest, &spec.uri, (None, false))?,
         };
         let reading = Reading::new(dataset.manifest.clone(), &dataset.schema, &r.columns)?;
         let count = dataset.manifest.segments().len() as u32;
@@ -110,7 +127,9 @@ impl Service for Control {
     }
 
     async fn free(&self, request: Request<v1::FreeRequest>) -> Reply<v1::FreeReply> {
+        let caller = caller(request.extensions())?;
         let (node, v1::FreeRequest { uri, digest, superseded }) = (self.node.clone(), request.into_inner());
+        may_use(&caller, &uri).await?;
         let digest = match (digest.is_empty(), superseded) {
             (true, _) => None,
             (false, false) => Some(Digest::from_bytes(&digest)?),
@@ -128,33 +147,39 @@ impl Service for Control {
     }
 
     async fn pin(&self, request: Request<v1::PinRequest>) -> Reply<v1::PinReply> {
+        let caller = caller(request.extensions())?;
         let (node, uri) = (self.node.clone(), request.into_inner().uri);
+        may_use(&caller, &uri).await?;
         let pin = move || node.datasets.allowed(&uri).and_then(|uri| node.disk.pin(source::place_of(&uri)));
         let (files, bytes) = blocking(pin).await??;
         Ok(Response::new(v1::PinReply { files, bytes }))
     }
 
     async fn unpin(&self, request: Request<v1::PinRequest>) -> Reply<v1::PinReply> {
+        let caller = caller(request.extensions())?;
         let (disk, uri) = (self.node.disk.clone(), request.into_inner().uri);
+        may_use(&caller, &uri).await?;
         // A URI that is no longer allowed may still be pinned.
         let (files, bytes) =
             blocking(move || disk.unpin(source::place_of(&source::normalise(&uri)?))).await??;
         Ok(Response::new(v1::PinReply { files, bytes }))
     }
 
-    async fn status(&self, _: Request<v1::StatusRequest>) -> Reply<v1::StatusReply> {
-        let node = self.node.clone();
+    async fn status(&self, request: Request<v1::StatusRequest>) -> Reply<v1::StatusReply> {
+        let (node, caller) = (self.node.clone(), caller(request.extensions())?);
+        let who = caller.clone();
         // A look at every segment of every dataset, and at every file: milliseconds, but not for an async
         // thread.
         let look = move || {
-            let all = node.datasets.list();
+            let mut all = node.datasets.list();
+            all.retain(|dataset| who.sees_manifest(&dataset.manifest));
             let datasets = all.iter().map(|d| dataset_status(&node, d, &all)).collect();
             (datasets, node.disk.pinned(), memory(&node))
         };
         let (datasets, (pins, pinned_bytes), memory) = blocking(look).await?;
         let disk = &self.node.disk;
         let silence = self.node.store_silence();
-        Ok(Response::new(v1::StatusReply {
+        let whole = v1::StatusReply {
             node: self.node.name.clone(),
             version: env!("CARGO_PKG_VERSION").into(),
             uptime_s: self.node.started.elapsed().as_secs(),
@@ -173,23 +198,35 @@ impl Service for Control {
             memory: Some(memory),
             store_silent_s: silence.as_ref().map_or(0.0, |silence| silence.lasting.as_secs_f64()),
             store_error: silence.map(|silence| silence.error).unwrap_or_default(),
-        }))
+        };
+        Ok(Response::new(visible::status(&caller, whole)))
     }
 
-    async fn watch_topology(&self, _: Request<v1::WatchTopologyRequest>) -> Reply<Self::WatchTopologyStream> {
-        let changes = WatchStream::new(self.node.membership.topology()).map(Ok);
+    async fn watch_topology(
+        &self,
+        request: Request<v1::WatchTopologyRequest>,
+    ) -> Reply<Self::WatchTopologyStream> {
+        let (caller, datasets, owners) =
+            (caller(request.extensions())?, self.node.datasets.clone(), self.owners.clone());
+        let changes = WatchStream::new(self.node.membership.topology()).then(move |topology| {
+            let (caller, datasets, owners) = (caller.clone(), datasets.clone(), owners.clone());
+            async move { Ok(visible::topology(caller, datasets, owners, topology).await?) }
+        });
         Ok(Response::new(changes.take_until(self.stop.clone().cancelled_owned()).boxed()))
     }
 
     async fn set_replicas(&self, request: Request<v1::SetReplicasRequest>) -> Reply<v1::SetReplicasReply> {
+        let caller = caller(request.extensions())?;
         let (node, v1::SetReplicasRequest { uri, replicas }) = (self.node.clone(), request.into_inner());
+        may_use(&caller, &uri).await?;
         let uri = blocking(move || node.datasets.allowed(&uri)).await??;
         self.node.membership.set_replicas(source::place_of(&uri), replicas).await?;
         Ok(Response::new(v1::SetReplicasReply {}))
     }
 
-    async fn same_host(&self, _: Request<v1::SameHostRequest>) -> Reply<v1::SameHostReply> {
-        Ok(Response::new(self.node.shared.same_host()))
+    async fn same_host(&self, request: Request<v1::SameHostRequest>) -> Reply<v1::SameHostReply> {
+        let caller = caller(request.extensions())?;
+        Ok(Response::new(self.node.shared.same_host(&caller, self.node.guard.authority.generation())?))
     }
 
     async fn drain(&self, request: Request<v1::DrainRequest>) -> Reply<v1::DrainReply> {

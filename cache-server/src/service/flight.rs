@@ -4,11 +4,13 @@
 //! `DoGet` goes around tonic's encoder (see [`super::frames`]); all other methods are tonic's.
 
 use super::frames::BatchBody;
+use super::guard::caller;
 use super::meter::StreamMeter;
 use super::refusals::TurnedAway;
 use super::stalls::StreamOrigin;
 use super::stream::StreamSegments;
 use super::ticket::{PATIENCE, hold_more, read_ticket};
+use crate::auth::caller::Caller;
 use crate::datasets::OpenDataset;
 use crate::node::Node;
 use crate::read::memory::MemoryPermit;
@@ -52,8 +54,8 @@ impl tower::Service<http::Request<Body>> for Flight {
             let method = request.uri().path().rsplit('/').next().unwrap_or_default();
             Ok(match method {
                 "DoGet" => do_get(&node, request).await,
-                "GetFlightInfo" => unary(request, |descriptor| flight_info(node.clone(), descriptor)).await,
-                "GetSchema" => unary(request, |descriptor| schema(node.clone(), descriptor)).await,
+                "GetFlightInfo" => unary(request, |who, what| flight_info(node.clone(), who, what)).await,
+                "GetSchema" => unary(request, |who, what| schema(node.clone(), who, what)).await,
                 other => {
                     let why = format!("{other}: this cache is read with GetFlightInfo and DoGet");
                     Status::unimplemented(why).into_http()
@@ -77,15 +79,15 @@ async fn do_get(node: &Node, request: http::Request<Body>) -> http::Response<Bod
 /// Answers a method that describes.
 async fn unary<T, F>(
     request: http::Request<Body>,
-    answer: impl Fn(FlightDescriptor) -> F,
+    answer: impl Fn(Caller, FlightDescriptor) -> F,
 ) -> http::Response<Body>
 where
     T: prost::Message + 'static,
     F: Future<Output = Result<T>> + Send + 'static,
 {
     let method = tower::service_fn(|request: Request<FlightDescriptor>| {
-        let answer = answer(request.into_inner());
-        async move { answer.await.map(Response::new).map_err(Status::from) }
+        let answer = caller(request.extensions()).map(|who| answer(who, request.into_inner()));
+        async move { answer?.await.map(Response::new).map_err(Status::from) }
     });
     tonic::server::Grpc::new(ProstCodec::<T, FlightDescriptor>::default()).unary(method, request).await
 }
@@ -94,13 +96,14 @@ where
 #[tracing::instrument(level = "trace", skip_all)]
 async fn open(node: &Node, request: http::Request<Body>) -> Result<Body> {
     node.gate.check()?;
-    let mut reader = node.shared.named(request.headers());
+    let who = caller(request.extensions())?;
+    let mut reader = node.shared.named(request.headers(), &who);
     let origin = request.extensions().get::<StreamOrigin>().cloned().unwrap_or_default();
     let ticket =
         read_ticket(request.into_body(), &node.memory.tickets, &node.memory.requests, PATIENCE).await;
     let (ticket, memory) = ticket.inspect_err(|_| node.listeners.refusals.count(TurnedAway::Request))?;
     // A slow sender is not inside yet.
-    let pass = node.gate.enter()?;
+    let pass = node.gate.enter()?.limited(who.limiter())?;
     let kind = ticket.kind.ok_or_else(|| Error::invalid("the ticket is empty"))?;
     let (version, columns) = match &kind {
         v1::ticket::Kind::Plan(ticket) => {
@@ -110,7 +113,7 @@ async fn open(node: &Node, request: http::Request<Body>) -> Result<Body> {
         v1::ticket::Kind::Rows(ticket) => (&ticket.manifest[..], &ticket.columns),
     };
     let stated = (ticket.sizes_hash, ticket.version_ids);
-    let dataset = node.datasets.get(version, &ticket.uri, stated)?;
+    let dataset = node.datasets.get(&who, version, &ticket.uri, stated)?;
     let reading = Reading::new(dataset.manifest.clone(), &dataset.schema, columns)?;
     let mut link = StreamSegments::new(node.cache.clone(), node.memory.clone(), node.stalls.watch(origin));
     // Other answers are short, or copied anyway.
@@ -121,7 +124,8 @@ async fn open(node: &Node, request: http::Request<Body>) -> Result<Body> {
         v1::ticket::Kind::Scan(ticket) => (BatchStream::scan(setup(reading, link), &ticket), memory),
         v1::ticket::Kind::Rows(ticket) => (BatchStream::rows(setup(reading, link), &ticket)?, memory),
     };
-    let meter = StreamMeter::new(node.hot.clone(), node.events.clone(), dataset.manifest);
+    let meter =
+        StreamMeter::new(node.hot.clone(), node.events.clone(), dataset.manifest).limited(who.limiter());
     BatchBody::start(stream, meter, pass, memory, reader)
 }
 
@@ -157,16 +161,19 @@ fn setup(reading: Reading, link: StreamSegments) -> StreamSetup {
 }
 
 /// The dataset of a descriptor: the path is the URI, whole or in parts.
-async fn described(node: &Node, descriptor: &FlightDescriptor) -> Result<OpenDataset> {
+async fn described(node: &Node, who: &Caller, descriptor: &FlightDescriptor) -> Result<OpenDataset> {
     if descriptor.r#type != DescriptorType::Path as i32 || descriptor.path.is_empty() {
         return Err(Error::invalid("describe a dataset by path: its URI, as in s3://bucket/prefix"));
     }
     let spec = v1::DatasetSpec { uri: descriptor.path.join("/"), ..Default::default() };
-    node.datasets.freeze(spec, &[]).await
+    if let Some(limiter) = who.limiter() {
+        limiter.open().await?;
+    }
+    node.datasets.freeze(who, spec, &[]).await
 }
 
-async fn flight_info(node: Arc<Node>, descriptor: FlightDescriptor) -> Result<FlightInfo> {
-    let OpenDataset { dataset, projected_bytes, .. } = described(&node, &descriptor).await?;
+async fn flight_info(node: Arc<Node>, who: Caller, descriptor: FlightDescriptor) -> Result<FlightInfo> {
+    let OpenDataset { dataset, projected_bytes, .. } = described(&node, &who, &descriptor).await?;
     let manifest = dataset.manifest.digest().to_bytes().to_vec().into();
     let scan = v1::ScanTicket { manifest, ..Default::default() };
     let ticket = v1::Ticket::new(&dataset.manifest, v1::ticket::Kind::Scan(scan));
@@ -180,8 +187,8 @@ async fn flight_info(node: Arc<Node>, descriptor: FlightDescriptor) -> Result<Fl
         .with_ordered(true))
 }
 
-async fn schema(node: Arc<Node>, descriptor: FlightDescriptor) -> Result<SchemaResult> {
-    let OpenDataset { dataset, .. } = described(&node, &descriptor).await?;
+async fn schema(node: Arc<Node>, who: Caller, descriptor: FlightDescriptor) -> Result<SchemaResult> {
+    let OpenDataset { dataset, .. } = described(&node, &who, &descriptor).await?;
     let options = IpcWriteOptions::default();
     let IpcMessage(schema) = SchemaAsIpc::new(&dataset.schema, &options).try_into().map_err(unfit)?;
     Ok(SchemaResult { schema })

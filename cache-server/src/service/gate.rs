@@ -3,8 +3,10 @@
 //! A closed gate lets nobody in, and streams that are inside end with `Retry` after a whole message, so that
 //! their readers go on elsewhere at that very row.
 
+use crate::auth::limiter::{Limiter, StreamTurn};
 use forebay_proto::{Error, Result};
 use parking_lot::Mutex;
+use std::sync::Arc;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tokio_util::task::task_tracker::TaskTrackerToken;
@@ -25,6 +27,8 @@ pub struct Gate {
 pub struct Pass {
     /// Called when the stream shall end.
     pub end: CancellationToken,
+    /// Its turn among those of its principal.
+    _turn: Option<StreamTurn>,
     _inside: TaskTrackerToken,
 }
 
@@ -52,7 +56,7 @@ impl Gate {
                 "this node has {most} streams, and takes no more: see [limits] streams"
             )));
         }
-        Ok(Pass { end, _inside: self.streams.token() })
+        Ok(Pass { end, _turn: None, _inside: self.streams.token() })
     }
 
     /// Closes it and tells those inside to end.
@@ -80,6 +84,14 @@ impl Gate {
     /// Waits until none is inside.
     pub async fn empty(&self) {
         self.streams.wait().await;
+    }
+}
+
+impl Pass {
+    /// Counted among the streams of a principal too. `Retry` if it has as many as it may have.
+    pub fn limited(self, limiter: Option<&Arc<Limiter>>) -> Result<Self> {
+        let turn = limiter.map(Limiter::begin).transpose()?;
+        Ok(Self { _turn: turn, ..self })
     }
 }
 

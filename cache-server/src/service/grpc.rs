@@ -9,6 +9,7 @@ mod requests;
 
 use super::admission::Place;
 use super::connection::Connections;
+use super::guard::{CallGuard, ended_answer};
 use super::refusals::{Refusals, TurnedAway};
 use super::stalls::StreamOrigin;
 use crate::read::memory::MemoryBudget;
@@ -55,6 +56,7 @@ pub struct GrpcServer {
     /// Counts those of readers and other nodes.
     connections: Connections,
     refusals: Arc<Refusals>,
+    guard: Arc<CallGuard>,
     /// No new requests.
     closing: CancellationToken,
     tasks: TaskTracker,
@@ -68,6 +70,7 @@ impl GrpcServer {
         memory: Arc<MemoryBudget>,
         connections: Connections,
         refusals: Arc<Refusals>,
+        guard: Arc<CallGuard>,
     ) -> Arc<Self> {
         let mut http2 = http2::Builder::new(TokioExecutor::new());
         http2
@@ -87,6 +90,7 @@ impl GrpcServer {
             memory,
             connections,
             refusals,
+            guard,
             closing: CancellationToken::new(),
             tasks: TaskTracker::new(),
         })
@@ -171,7 +175,26 @@ impl GrpcServer {
         }
     }
 
-    async fn answer(&self, request: Request<Body>) -> Response<Body> {
+    async fn answer(&self, mut request: Request<Body>) -> Response<Body> {
+        // Nothing of a stranger's request is read.
+        let admitted = self.guard.admit(request.uri().path(), request.headers(), request.extensions()).await;
+        let admitted = match admitted {
+            Ok(admitted) => admitted,
+            Err(status) => return status.into_http(),
+        };
+        let origin = request.extensions().get::<StreamOrigin>().cloned().unwrap_or_default();
+        request.extensions_mut().insert(admitted.caller.clone());
+        let response = match admitted.caller.session() {
+            None => self.answer_known(request).await,
+            Some(session) => match session.end.run_until_cancelled(self.answer_known(request)).await {
+                Some(response) => response,
+                None => ended_answer(session),
+            },
+        };
+        self.guard.finish(admitted, &origin, response).await
+    }
+
+    async fn answer_known(&self, request: Request<Body>) -> Response<Body> {
         let (request, _held) = match requests::whole(request, &self.memory).await {
             Ok(whole) => whole,
             Err(e) => {

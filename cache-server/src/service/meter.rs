@@ -3,6 +3,7 @@
 //! Bytes by segment are summed for each stream and told to the node once a second, so that streams do not
 //! meet at one lock for every message.
 
+use crate::auth::limiter::Limiter;
 use crate::cluster::hot::HotSegments;
 use crate::events::Events;
 use forebay_dataset::stream::Message;
@@ -21,6 +22,8 @@ pub struct StreamMeter {
     hot: Arc<HotSegments>,
     events: Arc<Events>,
     manifest: Arc<Manifest>,
+    /// Of the caller.
+    limiter: Option<Arc<Limiter>>,
     /// Bytes sent by segment since they were last told.
     bytes: HashMap<u32, f64>,
     told: Instant,
@@ -30,12 +33,21 @@ impl StreamMeter {
     /// Counts a stream over `manifest`.
     pub fn new(hot: Arc<HotSegments>, events: Arc<Events>, manifest: Arc<Manifest>) -> Self {
         events.streams.fetch_add(1, Relaxed);
-        Self { hot, events, manifest, bytes: HashMap::new(), told: Instant::now() }
+        Self { hot, events, manifest, limiter: None, bytes: HashMap::new(), told: Instant::now() }
     }
 
-    /// Waits until the node's limit allows it to serve these bytes too.
+    /// The same, within the limits of a principal.
+    pub fn limited(mut self, limiter: Option<&Arc<Limiter>>) -> Self {
+        self.limiter = limiter.cloned();
+        self
+    }
+
+    /// Waits until the limits allow it to serve these bytes too.
     pub async fn throttle(&self, bytes: u64) {
         self.hot.throttle(bytes).await;
+        if let Some(limiter) = &self.limiter {
+            limiter.send(bytes).await;
+        }
     }
 
     /// Counts a message. By segment only while the node has much to do.

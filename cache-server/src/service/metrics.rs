@@ -6,13 +6,18 @@ pub use table::{counters, resident_bytes};
 
 use super::accept;
 use super::admission::Place;
+use super::guard::{CallGuard, shown};
 use super::patient::Patient;
 use super::refusals::{Refusals, TurnedAway};
+use super::stalls::StreamOrigin;
+use crate::auth::calls::{Call, METRICS_CALL};
 use crate::node::Node;
 use crate::runtime::blocking;
 use crate::settings::LimitSettings;
 use bytes::Bytes;
-use http::header::{ALLOW, CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, HeaderValue, TRANSFER_ENCODING};
+use http::header::{
+    ALLOW, CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, HeaderValue, TRANSFER_ENCODING, WWW_AUTHENTICATE,
+};
 use http::{HeaderMap, Method, Request, Response, StatusCode};
 use http_body_util::Full;
 use hyper::body::Incoming;
@@ -33,6 +38,7 @@ use table::{METRICS, Metric, Value};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Mutex;
 use tokio_util::sync::CancellationToken;
+use tonic::Code;
 
 /// Bytes of a request's head at most.
 const HEAD_BYTES_MAX: usize = 16 << 10;
@@ -44,6 +50,7 @@ const TEXT: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 struct MetricsServer {
     registry: Arc<Registry>,
     refusals: Arc<Refusals>,
+    guard: Arc<CallGuard>,
     /// How long a head may take to come, and its answer to be taken.
     patience: Duration,
     age: Duration,
@@ -54,11 +61,13 @@ struct MetricsServer {
 /// Serves until `stop` is called.
 pub async fn run(listener: TcpListener, node: Arc<Node>, limits: LimitSettings, stop: CancellationToken) {
     let (admission, refusals) = (node.listeners.metrics.clone(), node.listeners.refusals.clone());
+    let guard = node.guard.clone();
     let mut registry = Registry::with_prefix("forebay");
     registry.register_collector(Box::new(NodeMetrics(node)));
     let server = Arc::new(MetricsServer {
         registry: Arc::new(registry),
         refusals,
+        guard,
         patience: Duration::from_secs_f64(limits.handshake_s),
         age: Duration::from_secs_f64(limits.metrics_age_s),
         text: Mutex::default(),
@@ -76,8 +85,10 @@ pub async fn run(listener: TcpListener, node: Arc<Node>, limits: LimitSettings, 
 impl MetricsServer {
     async fn connection(self: Arc<Self>, stream: TcpStream, place: Place, stop: CancellationToken) {
         let (patience, refusals) = (self.patience, self.refusals.clone());
-        let service = service_fn(move |request: Request<Incoming>| {
+        let origin = StreamOrigin { cut: place.evicted.clone(), address: place.address };
+        let service = service_fn(move |mut request: Request<Incoming>| {
             place.has_asked();
+            request.extensions_mut().insert(origin.clone());
             let server = self.clone();
             async move { Ok::<_, Infallible>(server.answer(&request).await) }
         });
@@ -113,6 +124,9 @@ impl MetricsServer {
             &Method::GET | &Method::HEAD => match request.uri().path() {
                 "/health" => response(StatusCode::OK, "ok\n".into()),
                 _ => {
+                    if let Err(refusal) = self.admit(request).await {
+                        return refusal;
+                    }
                     let mut metrics = response(StatusCode::OK, self.text().await);
                     metrics.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(TEXT));
                     metrics
@@ -124,6 +138,21 @@ impl MetricsServer {
                 refusal
             }
         }
+    }
+
+    /// Lets those in who may see the node's figures.
+    async fn admit(&self, request: &Request<Incoming>) -> Result<(), Response<Full<Bytes>>> {
+        let shown = shown(request.headers(), request.extensions());
+        let Err(refused) = self.guard.authority.admit(shown, Call::of(METRICS_CALL)) else { return Ok(()) };
+        let (code, why) = self.guard.refuse(METRICS_CALL, request.extensions().get(), refused).await;
+        Err(match code {
+            Code::Unauthenticated => {
+                let mut refusal = response(StatusCode::UNAUTHORIZED, format!("{why}\n").into());
+                refusal.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+                refusal
+            }
+            _ => response(StatusCode::FORBIDDEN, format!("{why}\n").into()),
+        })
     }
 
     /// The text of now, or of a little while ago; those who come together wait for the same one.

@@ -5,6 +5,7 @@ use crate::objects::{ObjectPiece, ObjectStream};
 use crate::read::block::{self, Block};
 use crate::read::block_reader::BlockReader;
 use crate::service::gate::{Pass, draining};
+use crate::service::guard::{caller, may_use, may_use_object};
 use crate::service::object_meter::ObjectMeter;
 use forebay_dataset::ready::drop_aside;
 use forebay_proto::hash::xxh3_64;
@@ -41,16 +42,21 @@ impl Service for ObjectService {
     type FillStream = BoxStream<'static, std::result::Result<v1::FillObjectProgress, Status>>;
 
     async fn head(&self, request: Request<v1::HeadObjectRequest>) -> Reply<v1::ObjectVersion> {
-        let version = self.node.objects.version(&request.into_inner().uri).await?;
+        let (who, uri) = (caller(request.extensions())?, request.into_inner().uri);
+        may_use_object(&who, &uri).await?;
+        let version = self.node.objects.version(&uri).await?;
         Ok(Response::new((&*version).into()))
     }
 
     async fn read(&self, request: Request<v1::ReadObjectRequest>) -> Reply<Self::ReadStream> {
-        let pass = self.node.gate.enter()?;
+        let who = caller(request.extensions())?;
+        let pass = self.node.gate.enter()?.limited(who.limiter())?;
         let v1::ReadObjectRequest { object, ranges } = request.into_inner();
-        let version = self.node.objects.named_here(named(object)?).await?;
+        let object = named(object)?;
+        may_use_object(&who, &object.uri).await?;
+        let version = self.node.objects.named_here(object).await?;
         let ranges: Vec<Range<u64>> = ranges.iter().map(|range| range.start..range.end).collect();
-        let meter = ObjectMeter::new(self.node.clone(), version.clone());
+        let meter = ObjectMeter::new(self.node.clone(), version.clone(), who.limiter());
         let pieces = self.node.objects.read(version, ranges).await?;
         let sending = Sending { pieces, meter, pass };
         let sent = stream::unfold(Some(sending), |sending| async move {
@@ -63,8 +69,11 @@ impl Service for ObjectService {
     }
 
     async fn fill(&self, request: Request<v1::FillObjectRequest>) -> Reply<Self::FillStream> {
+        let who = caller(request.extensions())?;
         let v1::FillObjectRequest { object, blocks } = request.into_inner();
-        let object = self.node.objects.named_here(named(object)?).await?;
+        let object = named(object)?;
+        may_use_object(&who, &object.uri).await?;
+        let object = self.node.objects.named_here(object).await?;
         if blocks.len() > BLOCKS_MAX || blocks.iter().any(|block| u64::from(*block) >= object.blocks()) {
             let why = format!("{}: {BLOCKS_MAX} blocks at once at most, each within the object", object.uri);
             return Err(Error::invalid(why).into());
@@ -86,7 +95,9 @@ impl Service for ObjectService {
     }
 
     async fn list(&self, request: Request<v1::ListObjectsRequest>) -> Reply<v1::ListObjectsReply> {
-        Ok(Response::new(self.node.objects.list(&request.into_inner()).await?))
+        let (who, request) = (caller(request.extensions())?, request.into_inner());
+        may_use(&who, &request.uri).await?;
+        Ok(Response::new(self.node.objects.list(&request).await?))
     }
 }
 

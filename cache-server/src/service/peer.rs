@@ -1,5 +1,6 @@
 //! `forebay.v1.Peer`: what other nodes ask.
 
+use crate::auth::caller::Caller;
 use crate::node::Node;
 use crate::read::block::Block;
 use crate::read::copies::SegmentExchange;
@@ -64,7 +65,12 @@ impl Service for PeerService {
                 self.exchange().filled_block(block).await?
             }
             (Some(fill), None) => {
-                let dataset = self.0.datasets.get(&fill.manifest, &fill.uri, (None, fill.version_ids))?;
+                let dataset = self.0.datasets.get(
+                    &Caller::everyone(),
+                    &fill.manifest,
+                    &fill.uri,
+                    (None, fill.version_ids),
+                )?;
                 if dataset.manifest.segment_id(fill.segment)? != id {
                     return Err(Error::invalid("the segment is not where it is said to be").into());
                 }

@@ -18,6 +18,7 @@ mod serve;
 mod signature;
 mod store;
 mod uncached;
+mod visitor;
 
 pub use endpoint::Endpoint;
 pub use serve::run;

@@ -5,6 +5,7 @@
 //! of the messages that it has read. Its batch stream names the token that it was told. When the connection
 //! ends, all that the reader held is free at once, however it ended.
 
+use crate::auth::caller::Caller;
 use crate::read::memory::{MemoryBudget, MemoryPermit};
 use crate::runtime::blocking;
 use bytes::Bytes;
@@ -42,15 +43,28 @@ pub struct SharedReaders {
     memory: Arc<MemoryBudget>,
     socket: OnceLock<PathBuf>,
     readers: Mutex<HashMap<Token, Arc<SharedReader>>>,
+    tickets: Mutex<Tickets>,
     /// Regions made since the start, and those for which there was no memory.
     pub granted: AtomicU64,
     pub refused: AtomicU64,
+}
+
+/// Who may ask at the socket, where there is a policy: a ticket for each principal, as long as the policy
+/// stays as it is.
+#[derive(Debug, Default)]
+struct Tickets {
+    /// Of the policy.
+    generation: u64,
+    of: HashMap<String, Token>,
+    principals: HashMap<Token, String>,
 }
 
 /// A reader and its region.
 #[derive(Debug)]
 pub struct SharedReader {
     pub region: SharedRegion,
+    /// The principal whose it is, where there is a policy.
+    owner: Option<String>,
     /// What was sent and not given back; `None` once the reader has gone.
     sent: Mutex<Option<SentMessages>>,
     _memory: MemoryPermit,
@@ -78,6 +92,7 @@ impl SharedReaders {
             memory,
             socket: OnceLock::new(),
             readers: Mutex::default(),
+            tickets: Mutex::default(),
             granted: AtomicU64::new(0),
             refused: AtomicU64::new(0),
         })
@@ -89,16 +104,21 @@ impl SharedReaders {
         self.socket.set(socket).ok();
     }
 
-    /// What a reader is told that asks.
-    pub fn same_host(&self) -> v1::SameHostReply {
-        match self.socket.get().and_then(|path| path.to_str()) {
-            None => v1::SameHostReply::default(),
-            Some(socket) => v1::SameHostReply {
-                host: host_id(),
-                socket: socket.to_owned(),
-                instance: self.instance.to_vec().into(),
-            },
-        }
+    /// What a caller is told that asks; `generation` is the policy's.
+    pub fn same_host(&self, caller: &Caller, generation: u64) -> Result<v1::SameHostReply> {
+        let Some(socket) = self.socket.get().and_then(|path| path.to_str()) else {
+            return Ok(v1::SameHostReply::default());
+        };
+        let ticket = match caller.principal_name() {
+            None => Bytes::new(),
+            Some(name) => self.tickets.lock().ticket(name, generation)?.to_vec().into(),
+        };
+        Ok(v1::SameHostReply {
+            host: host_id(),
+            socket: socket.to_owned(),
+            instance: self.instance.to_vec().into(),
+            ticket,
+        })
     }
 
     /// How many there are.
@@ -106,16 +126,18 @@ impl SharedReaders {
         self.readers.lock().len() as u64
     }
 
-    /// The reader that a request names. One that is not known any more gets bytes.
-    pub fn named(&self, headers: &http::HeaderMap) -> Option<Arc<SharedReader>> {
+    /// The reader that a request names, if it is the caller's. One that is not known any more gets bytes.
+    pub fn named(&self, headers: &http::HeaderMap, caller: &Caller) -> Option<Arc<SharedReader>> {
         let text = headers.get(TOKEN_HEADER)?.to_str().ok()?;
         let token = u128::from_str_radix(text, 16).ok()?.to_be_bytes();
-        self.readers.lock().get(&token).cloned()
+        let reader = self.readers.lock().get(&token).cloned();
+        reader.filter(|reader| reader.owner.as_deref() == caller.principal_name())
     }
 
-    /// Serves a reader's connection to its end.
-    pub async fn serve(&self, mut socket: UnixStream) {
-        match self.admit(&mut socket).await {
+    /// Serves a reader's connection to its end. `policy` is the generation of the policy, if there is one:
+    /// then only those who have a ticket are served.
+    pub async fn serve(&self, mut socket: UnixStream, policy: Option<u64>) {
+        match self.admit(&mut socket, policy).await {
             Ok(Some(stay)) => {
                 tracing::debug!(bytes = stay.reader.region.bytes(), "a reader shares memory");
                 let e = stay.reader.follow(&mut socket).await;
@@ -127,10 +149,17 @@ impl SharedReaders {
     }
 
     /// Makes a reader's region and sends it; `None` where there is no memory for one.
-    async fn admit(&self, socket: &mut UnixStream) -> io::Result<Option<Stay<'_>>> {
+    async fn admit(&self, socket: &mut UnixStream, policy: Option<u64>) -> io::Result<Option<Stay<'_>>> {
         let mut hello = [0; HELLO_BYTES];
         timeout(PATIENCE, socket.read_exact(&mut hello)).await??;
         let hello = Hello::decode(hello).ok_or(io::ErrorKind::InvalidData)?;
+        let owner = match policy {
+            None => None,
+            Some(generation) => {
+                let owner = self.tickets.lock().owner(&hello.ticket, generation);
+                Some(owner.ok_or(io::ErrorKind::PermissionDenied)?)
+            }
+        };
         let bytes = hello.bytes.clamp(REGION_BYTES.0, REGION_BYTES.1);
         let Some(memory) = self.memory.try_acquire(bytes) else {
             self.refused.fetch_add(1, Relaxed);
@@ -144,6 +173,7 @@ impl SharedReaders {
         let grant = Grant { instance: self.instance, token, bytes: region.bytes() as u64 };
         let reader = Arc::new(SharedReader {
             region,
+            owner,
             sent: Mutex::new(Some(SentMessages::default())),
             _memory: memory,
         });
@@ -196,6 +226,33 @@ impl SharedReader {
     }
 }
 
+impl Tickets {
+    /// The ticket of a principal.
+    fn ticket(&mut self, principal: &str, generation: u64) -> Result<Token> {
+        self.renew(generation);
+        if let Some(ticket) = self.of.get(principal) {
+            return Ok(*ticket);
+        }
+        let ticket = random()?;
+        self.of.insert(principal.to_owned(), ticket);
+        self.principals.insert(ticket, principal.to_owned());
+        Ok(ticket)
+    }
+
+    /// The principal of a ticket.
+    fn owner(&mut self, ticket: &Token, generation: u64) -> Option<String> {
+        self.renew(generation);
+        self.principals.get(ticket).cloned()
+    }
+
+    /// Another policy makes all tickets void.
+    fn renew(&mut self, generation: u64) {
+        if self.generation != generation {
+            *self = Self { generation, ..Self::default() };
+        }
+    }
+}
+
 impl Drop for Stay<'_> {
     fn drop(&mut self) {
         self.readers.readers.lock().remove(&self.token);
@@ -232,10 +289,14 @@ mod tests {
     }
 
     async fn join(readers: &Arc<SharedReaders>) -> Guest {
+        join_with(readers, None, Token::default()).await
+    }
+
+    async fn join_with(readers: &Arc<SharedReaders>, policy: Option<u64>, ticket: Token) -> Guest {
         let (node, mut socket) = UnixStream::pair().unwrap();
         let readers = readers.clone();
-        let serving = tokio::spawn(async move { readers.serve(node).await });
-        socket.write_all(&Hello { bytes: BYTES }.encode()).await.unwrap();
+        let serving = tokio::spawn(async move { readers.serve(node, policy).await });
+        socket.write_all(&Hello { bytes: BYTES, ticket }.encode()).await.unwrap();
         let answer = socket.async_io(Interest::READABLE, || receive_grant(&socket)).await;
         let (grant, region) = answer.unwrap();
         Guest { socket, grant, region, serving }
@@ -259,8 +320,8 @@ mod tests {
         let mut guest = join(&readers).await;
         assert_eq!((guest.grant.bytes, memory.used()), (BYTES, BYTES));
         let map = SharedMap::new(guest.region.as_ref().unwrap(), BYTES as usize).unwrap();
-        let reader = readers.named(&headers(guest.grant.token)).unwrap();
-        assert!(readers.named(&headers([7; 16])).is_none());
+        let reader = readers.named(&headers(guest.grant.token), &Caller::everyone()).unwrap();
+        assert!(readers.named(&headers([7; 16]), &Caller::everyone()).is_none());
         let body = [part(&reader.region, 700_000), Bytes::from_static(b"inline")];
         let told = reader.lend(&body).unwrap();
         assert_eq!((told.lease, &told.parts[1].bytes[..]), (0, &b"inline"[..]));
@@ -277,7 +338,7 @@ mod tests {
         let memory = MemoryBudget::new(BYTES + 1);
         let readers = Arc::new(SharedReaders::new(memory.clone()).unwrap());
         let guest = join(&readers).await;
-        let reader = readers.named(&headers(guest.grant.token)).unwrap();
+        let reader = readers.named(&headers(guest.grant.token), &Caller::everyone()).unwrap();
         reader.lend(&[part(&reader.region, 700_000)]).unwrap();
         // There is no memory for another one meanwhile.
         let other = join(&readers).await;
@@ -293,6 +354,23 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn with_a_policy_a_region_is_for_its_ticket_and_its_principal() {
+        let readers = Arc::new(SharedReaders::new(MemoryBudget::new(8 * BYTES)).unwrap());
+        let ticket = readers.tickets.lock().ticket("a", 1).unwrap();
+        assert_eq!(readers.tickets.lock().ticket("a", 1).unwrap(), ticket);
+        assert_ne!(readers.tickets.lock().ticket("b", 1).unwrap(), ticket);
+        let guest = join_with(&readers, Some(1), ticket).await;
+        assert_eq!(guest.grant.bytes, BYTES);
+        assert!(readers.named(&headers(guest.grant.token), &Caller::everyone()).is_none(), "it is a's");
+        for (policy, ticket) in [(1, Token::default()), (2, ticket)] {
+            let (node, mut socket) = UnixStream::pair().unwrap();
+            socket.write_all(&Hello { bytes: BYTES, ticket }.encode()).await.unwrap();
+            readers.serve(node, Some(policy)).await;
+            assert_eq!(readers.count(), 1, "no ticket, or one of an earlier policy");
+        }
+    }
+
+    #[tokio::test]
     async fn nonsense_ends_the_connection() {
         let memory = MemoryBudget::new(BYTES);
         let readers = Arc::new(SharedReaders::new(memory.clone()).unwrap());
@@ -302,7 +380,7 @@ mod tests {
         assert_eq!((readers.count(), memory.used()), (0, 0));
         let (node, mut socket) = UnixStream::pair().unwrap();
         socket.write_all(&[7; HELLO_BYTES]).await.unwrap();
-        readers.serve(node).await;
+        readers.serve(node, None).await;
         assert_eq!((readers.count(), memory.used()), (0, 0));
     }
 }

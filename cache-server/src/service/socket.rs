@@ -84,7 +84,9 @@ pub async fn run(
             match evicted.run_until_cancelled(first).await {
                 Some(Ok(Ok(FIRST))) => {
                     place.has_asked();
-                    stop.run_until_cancelled(node.shared.serve(socket)).await;
+                    let authority = &node.guard.authority;
+                    let policy = authority.is_on().then(|| authority.generation());
+                    stop.run_until_cancelled(node.shared.serve(socket, policy)).await;
                 }
                 Some(Ok(Ok(_))) => grpc.serve(socket, place),
                 _ => {}

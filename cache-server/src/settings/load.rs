@@ -57,6 +57,7 @@ pub(super) fn merge<T: Serialize + DeserializeOwned>(
         "launcher",
         "base",
         "tag",
+        "token_file",
     ];
     figment = figment.merge(Env::prefixed("FOREBAY_").ignore(&others).ignore(&TEXTS).split("__"));
     for key in TEXTS {
@@ -66,7 +67,8 @@ pub(super) fn merge<T: Serialize + DeserializeOwned>(
     }
     let is_flag = |id: &&str| matches.value_source(id) == Some(ValueSource::CommandLine);
     for flag in matches.ids().map(Id::as_str).filter(is_flag) {
-        let places = ["", "cluster.", "gateway.", "source."].map(|table| format!("{table}{flag}"));
+        let places =
+            ["", "audit.", "auth.", "cluster.", "gateway.", "source."].map(|table| format!("{table}{flag}"));
         for place in places {
             if let Some(value) = all.find_ref(&place) {
                 figment = figment.merge((place, value));
@@ -82,7 +84,7 @@ pub(super) fn size<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<
 }
 
 /// The same, or nothing.
-pub(super) fn maybe_size<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Option<u64>, D::Error> {
+pub(crate) fn maybe_size<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Option<u64>, D::Error> {
     #[derive(Deserialize)]
     #[serde(untagged, expecting = "a number of bytes, or a size such as 500GB")]
     enum Size {

@@ -24,6 +24,7 @@ mod replicas;
 mod run_args;
 mod snapshot;
 mod status;
+mod token;
 mod top;
 
 use clap::{CommandFactory, Parser, Subcommand};
@@ -80,6 +81,8 @@ enum Command {
     Ls(ls::Ls),
     /// Show which rows a step holds
     Plan(plan::Plan),
+    /// Give a principal of a policy a token, or take one away
+    Token(token::Token),
     /// Print completions for a shell
     #[command(hide = true)]
     Completions { shell: clap_complete::Shell },
@@ -122,6 +125,7 @@ async fn run(command: Command, out: Out<'_>) -> Result<(), Failure> {
         Command::Replicas(c) => c.run(out).await,
         Command::Drain(c) => c.run(out, false).await,
         Command::Undrain(c) => c.run(out, true).await,
+        Command::Token(c) => c.run(out),
         Command::Top(c) => c.run(out).await,
         Command::Epoch(c) => c.run(out).await,
         Command::Cat(c) => c.run(out).await,

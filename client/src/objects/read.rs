@@ -2,7 +2,8 @@
 //!
 //! The range is divided into stretches, consecutive blocks of one node. Some are read at once, each by a task
 //! that hands its bytes on in order. A stretch that breaks goes on where it did: at the same node, at the
-//! next in rank, or from the object store, as the policy says.
+//! next in rank, or from the object store, as the policy says. Who reads all of an object learns at the end
+//! whether it fits the checksum that the object store keeps of it, if it keeps one of the whole.
 
 use super::context::Context;
 use crate::direct::Direct;
@@ -11,6 +12,7 @@ use crate::routing::policy::{Failure, FailureKind, History, Next, Situation, Sou
 use crate::routing::silence::{SUSPICION, owed};
 use bytes::Bytes;
 use forebay_dataset::Urgency;
+use forebay_dataset::source::WholeCheck;
 use forebay_proto::hash::xxh3_64;
 use forebay_proto::object::{BlockPart, ObjectVersion};
 use forebay_proto::{Error, Result, v1};
@@ -47,6 +49,8 @@ struct Stretch {
 
 /// See [`super::Objects::read`].
 pub(super) fn stream(context: Arc<Context>, version: Arc<ObjectVersion>, range: Range<u64>) -> ByteStream {
+    let check = (range == (0..version.size)).then(|| WholeCheck::of(&version)).flatten();
+    let uri = version.uri.clone();
     let (of, begun) = (context, version);
     let ready = async move {
         if let Some(cluster) = &of.cluster {
@@ -66,6 +70,10 @@ pub(super) fn stream(context: Arc<Context>, version: Arc<ObjectVersion>, range: 
         });
         tasks.map(std::future::ready).buffered(AT_ONCE).try_flatten()
     });
+    let all = match check {
+        Some(check) => checked(all.boxed(), check, uri),
+        None => all.boxed(),
+    };
     // The first error is the last item.
     all.scan(false, |has_failed, item| {
         let item = (!*has_failed).then_some(item);
@@ -73,6 +81,17 @@ pub(super) fn stream(context: Arc<Context>, version: Arc<ObjectVersion>, range: 
         std::future::ready(item)
     })
     .boxed()
+}
+
+/// The same bytes, and an error behind the last of them if they do not fit.
+fn checked(all: ByteStream, mut check: WholeCheck, uri: Arc<str>) -> ByteStream {
+    let ended = move |item: Option<Result<Bytes>>| {
+        if let Some(Ok(bytes)) = &item {
+            check.add(bytes);
+        }
+        std::future::ready(item.or_else(|| check.end(&uri).err().map(Err)))
+    };
+    all.map(Some).chain(stream::once(std::future::ready(None))).filter_map(ended).boxed()
 }
 
 /// The stretches, whose nodes are chosen when it is their turn.

@@ -47,18 +47,18 @@ struct SharedPiece {
 }
 
 impl SharedSession {
-    /// Asks the node that listens at `socket`, which must be the process `instance`, for a region of about
-    /// `bytes` bytes.
-    pub async fn open(socket: String, instance: Bytes, bytes: u32) -> io::Result<Self> {
-        let open = move || Self::connect(&socket, &instance, bytes);
+    /// Asks the node that listens at `socket`, which must be the process `instance` and gave `ticket`, for a
+    /// region of about `bytes` bytes.
+    pub async fn open(socket: String, instance: Bytes, ticket: [u8; 16], bytes: u32) -> io::Result<Self> {
+        let open = move || Self::connect(&socket, &instance, ticket, bytes);
         spawn_blocking(open).await.map_err(io::Error::other)?
     }
 
-    fn connect(socket: &str, instance: &[u8], bytes: u32) -> io::Result<Self> {
+    fn connect(socket: &str, instance: &[u8], ticket: [u8; 16], bytes: u32) -> io::Result<Self> {
         let bytes = bytes.max(BYTES_MIN);
         let mut socket = UnixStream::connect(socket)?;
         socket.set_read_timeout(Some(PATIENCE))?;
-        socket.write_all(&Hello { bytes: bytes.into() }.encode())?;
+        socket.write_all(&Hello { bytes: bytes.into(), ticket }.encode())?;
         let (grant, region) = receive_grant(&socket)?;
         if grant.instance != instance {
             return Err(io::Error::new(ErrorKind::NotFound, "another node listens there"));

@@ -10,7 +10,6 @@ use arrow::datatypes::Schema;
 use forebay_proto::hash::Hash64;
 use forebay_proto::manifest::Shape;
 use forebay_proto::{Error, Result};
-use std::collections::HashSet;
 use std::sync::Arc;
 
 /// The schemas of all objects.
@@ -49,8 +48,15 @@ pub(super) fn table(selection: &Selection, found: &Found, schemas: &Schemas) -> 
     fields.extend(directories.fields().map(Arc::new));
     let Directories { names: partitions, values, .. } = directories;
     let schema = Schema::new(fields);
+    let first = |name: &str| first_with(all, name).unwrap_or("its directories");
     for (a, b) in union::differing_in_case(&schema) {
-        notes.push(format!("{}: columns '{a}' and '{b}' differ in case only: both are kept", selection.uri));
+        notes.push(format!(
+            "{}: columns '{a}' and '{b}' differ in case only: both are kept, '{a}' as in {}, '{b}' as in {}; name the \
+             ones you want with --columns, or write the objects with one name",
+            selection.uri,
+            first(a),
+            first(b)
+        ));
     }
     let is_plain = union.conflicts.is_empty() && partitions.is_empty();
     let shape = match is_plain && all.iter().all(|own| union::is_plain(&schema, &own.schema)) {
@@ -75,6 +81,12 @@ fn position(selection: &Selection, objects: &[Listed], name: &str) -> Result<usi
     })
 }
 
+/// The first object that has a column.
+fn first_with<'a>(all: &'a [Sighting], name: &str) -> Option<&'a str> {
+    let first = all.iter().find(|own| own.schema.column_with_name(name).is_some());
+    first.map(|own| own.object.as_str())
+}
+
 /// The directories that become columns: not those that objects have as columns themselves.
 fn partition_names(
     selection: &Selection,
@@ -83,17 +95,14 @@ fn partition_names(
     notes: &mut Vec<String>,
 ) -> Result<Vec<String>> {
     let mut names = Directories::all(selection, found)?;
-    let columns: HashSet<&str> =
-        all.iter().flat_map(|s| s.schema.fields().iter().map(|f| f.name().as_str())).collect();
     names.retain(|name| {
-        let is_free = !columns.contains(name.as_str());
-        if !is_free {
-            notes.push(format!(
-                "{}: column '{name}' is read from the objects that have it, not from their directories '{name}=..'",
-                selection.uri
-            ));
-        }
-        is_free
+        let Some(object) = first_with(all, name) else { return true };
+        notes.push(format!(
+            "{}: column '{name}' is read from the objects that have it, such as {object}, not from their directories \
+             '{name}=..': for those, write the objects without the column; with --no-partitions directories say nothing",
+            selection.uri
+        ));
+        false
     });
     Ok(names)
 }

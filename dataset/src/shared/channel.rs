@@ -16,10 +16,10 @@ use std::os::fd::{AsFd, OwnedFd};
 pub const FIRST: u8 = 0xf7;
 
 /// What the reader says begins so; the last byte is the version.
-const MAGIC: [u8; 8] = [FIRST, b'F', b'B', b'S', b'H', b'M', 0, 1];
+const MAGIC: [u8; 8] = [FIRST, b'F', b'B', b'S', b'H', b'M', 0, 2];
 
 /// Bytes of a [`Hello`].
-pub const HELLO_BYTES: usize = 16;
+pub const HELLO_BYTES: usize = 32;
 
 const GRANT_BYTES: usize = 40;
 
@@ -28,6 +28,8 @@ const GRANT_BYTES: usize = 40;
 pub struct Hello {
     /// How long it should be.
     pub bytes: u64,
+    /// What the `SameHost` call told it; zeros where the node has no policy.
+    pub ticket: [u8; 16],
 }
 
 /// The node's answer.
@@ -46,15 +48,17 @@ impl Hello {
     pub fn encode(self) -> [u8; HELLO_BYTES] {
         let mut all = [0; HELLO_BYTES];
         all[..8].copy_from_slice(&MAGIC);
-        all[8..].copy_from_slice(&self.bytes.to_le_bytes());
+        all[8..16].copy_from_slice(&self.bytes.to_le_bytes());
+        all[16..].copy_from_slice(&self.ticket);
         all
     }
 
     /// `None` if it is something else, or of another version.
     pub fn decode(bytes: [u8; HELLO_BYTES]) -> Option<Self> {
-        let (magic, length) = bytes.split_first_chunk::<8>()?;
-        let bytes = u64::from_le_bytes(length.try_into().ok()?);
-        (*magic == MAGIC).then_some(Self { bytes })
+        let (magic, rest) = bytes.split_first_chunk::<8>()?;
+        let (length, ticket) = rest.split_first_chunk::<8>()?;
+        let bytes = u64::from_le_bytes(*length);
+        (*magic == MAGIC).then_some(Self { bytes, ticket: ticket.try_into().ok()? })
     }
 }
 

@@ -109,7 +109,7 @@ fn messages_lie_in_the_region_while_it_has_room() {
 
 #[test]
 fn what_is_said_beside_the_stream_is_understood_or_refused() {
-    let hello = Hello { bytes: 12_345_678 };
+    let hello = Hello { bytes: 12_345_678, ticket: [9; 16] };
     assert_eq!(Hello::decode(hello.encode()), Some(hello));
     assert_eq!(hello.encode()[0], FIRST);
     let mut later = hello.encode();

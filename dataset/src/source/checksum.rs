@@ -5,10 +5,13 @@
 //! checksum of a multipart object's part checksums without saying so when the range is `0-`. So what counts
 //! here is an answer that holds the whole object and names its checksum's type `FULL_OBJECT`; any other tells
 //! nothing of the bytes at hand. Column chunks are ranges: for them there is Parquet's own page checksum.
+//! Who reads all bytes of an object holds them against what a HEAD told of it ([`WholeCheck`]).
 
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use crc_fast::CrcAlgorithm;
+use forebay_proto::object::ObjectVersion;
+use forebay_proto::{Error, Result};
 use http::HeaderMap;
 use std::fmt;
 
@@ -30,11 +33,16 @@ pub(super) struct Offered {
 impl Offered {
     /// What the headers of an answer say of the whole object.
     pub(super) fn new(headers: &HeaderMap) -> Option<Self> {
-        if headers.get("x-amz-checksum-type")?.as_bytes() != b"FULL_OBJECT" {
+        Self::of(|name| headers.get(name).map(http::HeaderValue::as_bytes))
+    }
+
+    /// The same of headers by their names.
+    fn of<'a>(header: impl Fn(&str) -> Option<&'a [u8]>) -> Option<Self> {
+        if header("x-amz-checksum-type")? != b"FULL_OBJECT" {
             return None;
         }
-        KNOWN.into_iter().find_map(|(header, name, algorithm, bytes)| {
-            let value = BASE64_STANDARD.decode(headers.get(header)?.as_bytes()).ok()?;
+        KNOWN.into_iter().find_map(|(known, name, algorithm, bytes)| {
+            let value = BASE64_STANDARD.decode(header(known)?).ok()?;
             let value =
                 (value.len() == bytes).then(|| value.iter().fold(0, |v, b| v << 8 | u64::from(*b)))?;
             Some(Self { name, algorithm, value })
@@ -46,6 +54,38 @@ impl Offered {
         let mut digest = crc_fast::Digest::new(self.algorithm);
         whole.into_iter().for_each(|piece| digest.update(piece));
         digest.finalize() == self.value
+    }
+}
+
+/// The bytes of one version of an object from the first to the last, held against the checksum that the
+/// object store keeps of it.
+pub struct WholeCheck {
+    offered: Offered,
+    digest: crc_fast::Digest,
+}
+
+impl WholeCheck {
+    /// `None` where the object store told of no checksum of the whole.
+    pub fn of(object: &ObjectVersion) -> Option<Self> {
+        let offered = Offered::of(|name| object.header(name).map(str::as_bytes))?;
+        Some(Self { offered, digest: crc_fast::Digest::new(offered.algorithm) })
+    }
+
+    /// The next bytes.
+    pub fn add(&mut self, bytes: &[u8]) {
+        self.digest.update(bytes);
+    }
+
+    /// All bytes are there: `Corrupt` if they are not the object's.
+    pub fn end(&self, uri: &str) -> Result<()> {
+        match self.digest.finalize() == self.offered.value {
+            true => Ok(()),
+            false => Err(Error::corrupt(format!(
+                "{uri}: its bytes do not match the {} that the object store keeps of it: drop what the cache holds \
+                 (`forebay free {uri}`) and read it again",
+                self.offered
+            ))),
+        }
     }
 }
 
@@ -78,6 +118,33 @@ mod tests {
             assert!(!offered.fits([&b"123456780"[..]]), "{header}");
             headers.insert(header, "AAA=-3".parse().unwrap());
             assert_eq!(Offered::new(&headers), None);
+        }
+    }
+
+    #[test]
+    fn what_is_read_whole_is_held_against_what_a_head_told() {
+        let object = |headers: &str| ObjectVersion {
+            uri: "s3://b/k".into(),
+            etag: "e".into(),
+            size: 9,
+            modified_ms: 0,
+            block_bytes: 4,
+            headers: headers.into(),
+        };
+        assert!(WholeCheck::of(&object("x-amz-checksum-crc32: y/Q5Jg==\n")).is_none(), "of parts, maybe");
+        let told = object("x-amz-checksum-crc32: y/Q5Jg==\nx-amz-checksum-type: FULL_OBJECT\n");
+        let end = |pieces: &[&str]| {
+            let mut check = WholeCheck::of(&told).unwrap();
+            pieces.iter().for_each(|piece| check.add(piece.as_bytes()));
+            check.end(&told.uri)
+        };
+        assert!(end(&["1234", "5678", "9"]).is_ok());
+        for wrong in [&["1234", "5678", "0"][..], &["5678", "1234", "9"], &["1234"]] {
+            let why = end(wrong).unwrap_err().message;
+            assert!(
+                why.starts_with("s3://b/k: ") && why.contains("CRC32") && why.contains("forebay free"),
+                "{why}"
+            );
         }
     }
 }

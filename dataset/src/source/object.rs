@@ -45,6 +45,19 @@ impl SourceObject {
     pub(super) fn quoted_etag(&self) -> String {
         format!("\"{}\"", self.etag)
     }
+
+    /// An answer that says it is of another version, or of another length, is none: some stores know no
+    /// `If-Match`.
+    pub(super) fn check_answer(&self, meta: &ObjectMeta) -> object_store::Result<()> {
+        let bare = |tag: &str| tag.trim_start_matches("W/").trim_matches('"').to_owned();
+        let is_other = meta.e_tag.as_deref().is_some_and(|tag| bare(tag) != bare(&self.etag));
+        if self.place.is_file() || !is_other && meta.size == self.size {
+            return Ok(());
+        }
+        let tag = meta.e_tag.as_deref().unwrap_or("unknown");
+        let source = format!("the answer is of the version {tag}, of {} bytes", meta.size).into();
+        Err(object_store::Error::Precondition { path: self.place.path.to_string(), source })
+    }
 }
 
 impl Place {
@@ -56,6 +69,19 @@ impl Place {
     /// Whether the place is in the file system.
     pub(crate) fn is_file(&self) -> bool {
         self.bucket.endpoint.bucket.is_none()
+    }
+
+    /// The token of the next page of a listing. `Invalid` if it is that of the page that was just asked for:
+    /// such a listing has no end.
+    pub(super) fn further(&self, asked: Option<&str>, next: Option<String>) -> Result<Option<String>> {
+        match next.is_some() && next.as_deref() == asked {
+            false => Ok(next),
+            true => Err(Error::invalid(format!(
+                "{}: {} says that the page after this one is this one: its listing has no end; is the endpoint \
+                 right, and sound?",
+                self.uri, self.bucket.endpoint.name
+            ))),
+        }
     }
 
     /// The directory whose links must not lead out of it: the object's dataset; of an object outside of that,

@@ -4,6 +4,7 @@ use super::credentials::Resolved;
 use super::faults::Endpoint;
 use super::object::Bucket;
 use super::settings::SourceSettings;
+use super::store_names;
 use super::uri::BucketName;
 use super::verbatim::Verbatim;
 use super::watch::Watch;
@@ -32,7 +33,9 @@ pub(super) fn open(name: &BucketName, s3: &Resolved, settings: &SourceSettings) 
         "gs" => google(bucket, settings),
         _ => azure(bucket, settings),
     };
-    opened.map_err(|e| Error::invalid(format!("{scheme}://{bucket}: cannot be opened: {e}")))
+    let opened = opened.map_err(|e| Error::invalid(format!("{scheme}://{bucket}: cannot be opened: {e}")))?;
+    store_names::note(&opened.endpoint);
+    Ok(opened)
 }
 
 fn amazon(bucket: &str, s3: &Resolved, settings: &SourceSettings) -> object_store::Result<Bucket> {

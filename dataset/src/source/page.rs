@@ -76,6 +76,28 @@ impl Bucket {
         Ok(Page::new(&objects, &common_prefixes, listed.page_token))
     }
 
+    /// A page of the objects below a prefix, on a `/` boundary, that come after a key, and the token of the
+    /// next page; of a folder all.
+    pub(super) async fn objects_after(
+        &self,
+        prefix: &Path,
+        after: Option<&Path>,
+        token: Option<String>,
+    ) -> Result<(Vec<ObjectMeta>, Option<String>)> {
+        let prefix = Some(prefix).filter(|prefix| !prefix.as_ref().is_empty());
+        let Some(pages) = &self.pages else {
+            let listed = match after {
+                Some(after) => self.objects.list_with_offset(prefix, after),
+                None => self.objects.list(prefix),
+            };
+            return Ok((listed.try_collect().await?, None));
+        };
+        let (prefix, offset) = (prefix.map(|prefix| format!("{prefix}/")), after.map(Path::to_string));
+        let options = PaginatedListOptions { offset, page_token: token, ..Default::default() };
+        let listed = pages.list_paginated(prefix.as_deref(), options).await?;
+        Ok((listed.result.objects, listed.page_token))
+    }
+
     /// In the order of names; the token is the last one of the page before.
     async fn folder_page(&self, prefix: &Path, wanted: &PageRequest) -> Result<Page> {
         let prefix = Some(prefix).filter(|prefix| !prefix.as_ref().is_empty());

@@ -138,7 +138,9 @@ async fn directories_are_columns_unless_they_are_not_wanted() {
     put(&dir, "year=2026/c.parquet", &[("id", longs(&[4])), ("year", longs(&[7]))]);
     let frozen = source().freeze(&dir.uri(), 0).await.unwrap();
     assert_eq!(rows(&frozen).await.column_by_name("year").unwrap().null_count(), 3);
-    assert!(frozen.notes[0].contains("'year' is read from the objects"), "{:?}", frozen.notes);
+    for part in ["'year' is read from the objects", "year=2026/c.parquet", "--no-partitions"] {
+        assert!(frozen.notes[0].contains(part), "{:?}", frozen.notes);
+    }
 }
 
 #[tokio::test]
@@ -255,6 +257,9 @@ async fn columns_that_differ_in_case_only_are_two_and_told() {
         told.contains(&dir.uri()) && told.contains("'id' and 'ID' differ in case only: both are kept"),
         "{told}"
     );
+    for part in ["/a.parquet, 'Id' as in ", "/b.parquet; name the", "--columns"] {
+        assert!(told.contains(part), "{told}");
+    }
     let filtered = Selection { filter: "iD = 1".into(), ..Selection::new(dir.uri(), 0) };
     let (kind, message) = refused(&filtered).await;
     assert!(kind == Kind::Invalid && message.contains("differ in case only"), "{message}");

@@ -259,6 +259,15 @@ mod tests {
     }
 
     #[test]
+    fn the_folder_of_the_report_is_made() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let out = folder.path().join("new/below");
+        let settings = clap::Parser::parse_from(["x", "--train", "s3://b/d", "--endpoint", "127.0.0.1:1"]);
+        let error = run(&Options { settings, runs: 1, out: out.clone() }).expect_err("there is no cache");
+        assert!(out.is_dir() && format!("{error:#}").contains("empty the cache"), "{error:#}");
+    }
+
+    #[test]
     fn a_table_and_a_page_of_what_was_measured() {
         let epoch = |speed: f64| Epoch {
             seconds: 60_000.0 / speed,

@@ -4,6 +4,7 @@ mod bad_input;
 mod clients;
 mod differential;
 mod lending;
+mod lies;
 
 use forebay_tests::harness::differential::{Twins, bytes_of};
 use forebay_tests::harness::process::{Server, ServerOptions};

@@ -5,6 +5,7 @@
 //! * [`content`]: the content digest, the same by every way and by other people's reader.
 //! * [`order`]: the order of samples, and the S3 requests of an epoch.
 //! * [`attacks`]: `make attack`, at small sizes.
+//! * [`auth`]: who may do what at a node that has a policy.
 //! * [`bad_input`]: every error is told in one line, soon, and without a secret.
 //! * [`filters`]: datasets of some rows only.
 //! * [`real`]: tables as real writers leave them.
@@ -34,6 +35,7 @@
 //! One executable, so that the fixtures are written once. `make test` builds the binaries before.
 
 mod attacks;
+mod auth;
 mod bad_input;
 mod commands;
 mod content;

@@ -7,8 +7,11 @@ use forebay_client::Node;
 use forebay_proto::v1;
 use forebay_tests::harness::etcd::Etcd;
 use forebay_tests::harness::ports::free_address;
-use forebay_tests::harness::process::{Server, ServerOptions};
+use forebay_tests::harness::process::{Run, Server, ServerOptions};
 use tokio::runtime::Runtime;
+
+use crate::commands::cached;
+use crate::refused::refused;
 
 /// Generous: the machine may be loaded.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -258,6 +261,33 @@ fn a_drained_node_runs_on_outside_the_topology_and_can_come_back() {
     drain(true);
     wait_for(&runtime, &a, &["a", "b"]);
     assert!(!status(&runtime, &b).draining);
+    [a, b].into_iter().for_each(Server::stop);
+}
+
+#[test]
+fn commands_tell_of_nodes_that_are_drained_missing_or_too_few() {
+    let runtime = Runtime::new().expect("a runtime");
+    let etcd = Etcd::start(1);
+    let (a, b) = (options(&etcd, "a").start(), options(&etcd, "b").start());
+    wait_for(&runtime, &a, &["a", "b"]);
+    let said = |run: Run| String::from_utf8(run.end().expect_success()).expect("text");
+    // The mistake comes first, and advice about nodes that are drained where it helps.
+    let wrong = refused(cached(&a, &["drain", "cache-9"]), &["there are a, b"]);
+    assert!(wrong.starts_with("forebay: error: no node `cache-9`") && !wrong.contains("URL"), "{wrong}");
+    refused(cached(&a, &["undrain", "cache-9"]), &["no node `cache-9`", "named by its URL"]);
+    let replicas = said(cached(&a, &["replicas", "s3://bucket/d", "9"]));
+    assert!(replicas.contains("9 nodes hold each segment, 2 now: there are no more"), "{replicas}");
+    // One that is drained is shown, with the way back, and has its name still.
+    said(cached(&a, &["drain", "b"]));
+    wait_for(&runtime, &a, &["a"]);
+    let mut status = String::new();
+    let line = format!("b: out of the topology, at {} (`forebay undrain b` brings it back)", b.endpoint);
+    wait_until("it is shown", || {
+        status = said(cached(&a, &["status"]));
+        status.contains(&line)
+    });
+    said(cached(&a, &["undrain", "b"]));
+    wait_for(&runtime, &a, &["a", "b"]);
     [a, b].into_iter().for_each(Server::stop);
 }
 

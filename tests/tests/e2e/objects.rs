@@ -216,6 +216,9 @@ fn a_cluster_reads_each_byte_once_and_a_peer_has_the_same() {
     }
     let fetched = asked(&s3.take_log()).2;
     assert!(fetched as f64 <= 1.01 * size as f64, "{fetched} bytes for {size}");
+    // Each block was asked for at the node that owns it.
+    let moved: u64 = all.iter().map(|node| counter(node, "peer_fills")).sum();
+    assert!(moved <= 2, "{moved} blocks came from another node");
     // Most blocks are others' at each node: they come from there.
     for node in &all {
         let got = runtime.block_on(read_at(&node.endpoint, &uri, &[])).expect("read");

@@ -9,6 +9,7 @@ mod lengths;
 mod modules;
 mod names;
 mod ratchet;
+mod security;
 mod source;
 mod tokens;
 mod words;

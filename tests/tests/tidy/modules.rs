@@ -5,8 +5,9 @@ use crate::tokens::{Token, tokens};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Roots of the crates, with the names by which other crates use them.
-pub const CRATES: [(&str, &str); 10] = [
+pub const CRATES: [(&str, &str); 11] = [
     ("proto/src", "forebay_proto"),
+    ("tls/src", "forebay_tls"),
     ("dataset/src", "forebay_dataset"),
     ("cache-server/src", "forebay_server"),
     ("client/src", "forebay_client"),

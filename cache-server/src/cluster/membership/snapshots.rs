@@ -80,6 +80,11 @@ impl ClusterSnapshots<'_> {
         )))
     }
 
+    /// The error that says that there is none of a name.
+    pub fn missing(&self, name: &str) -> Error {
+        missing(name)
+    }
+
     /// All snapshots, by name, without their objects.
     pub async fn list(&self) -> Result<Vec<v1::Snapshot>> {
         let all = Some(GetOptions::new().with_prefix());

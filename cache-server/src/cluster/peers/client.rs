@@ -1,14 +1,18 @@
 //! The connection to another node, and whether it answers.
 
 use arrow::buffer::{Buffer, MutableBuffer};
+use forebay_dataset::TokenFile;
 use forebay_proto::manifest::DatasetId;
 use forebay_proto::v1::peer_client::PeerClient;
 use forebay_proto::{Backoff, Error, Kind, Manifest, Result, v1};
 use parking_lot::Mutex;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::time::timeout;
+use tonic::service::Interceptor;
+use tonic::service::interceptor::InterceptedService;
 use tonic::transport::{Channel, Endpoint};
-use tonic::{Status, Streaming};
+use tonic::{Request, Status, Streaming};
 
 /// How long a connection may take to come about.
 const CONNECT: Duration = Duration::from_millis(500);
@@ -33,11 +37,29 @@ const MESSAGE_BYTES_MAX: usize = 256 << 20;
 #[derive(Debug)]
 pub struct Peer {
     address: String,
-    client: PeerClient<Channel>,
+    client: PeerClient<PeerChannel>,
     /// A connection of its own, for what must not wait behind fills.
-    probe: PeerClient<Channel>,
+    probe: PeerClient<PeerChannel>,
     learned: tokio::sync::Mutex<Option<(DatasetId, Instant)>>,
     suspension: Mutex<Suspension>,
+}
+
+/// A connection that shows who this node is.
+type PeerChannel = InterceptedService<Channel, PeerToken>;
+
+/// The token of this node, where it has one.
+#[derive(Debug, Clone)]
+struct PeerToken(Option<Arc<TokenFile>>);
+
+impl Interceptor for PeerToken {
+    fn call(&mut self, mut request: Request<()>) -> std::result::Result<Request<()>, Status> {
+        if let Some(token) = &self.0 {
+            let bearer = token.bearer()?;
+            let value = bearer.parse().map_err(|_| Status::internal("the peer token fits into no header"))?;
+            request.metadata_mut().insert("authorization", value);
+        }
+        Ok(request)
+    }
 }
 
 /// A segment file on its way: its first chunk, and those that follow.
@@ -76,7 +98,7 @@ impl Suspension {
 impl Peer {
     /// The node at a URL, connected to when first used; `None` if it is not a URL. Call it within a Tokio
     /// runtime.
-    pub fn new(address: &str) -> Option<Self> {
+    pub fn new(address: &str, token: Option<Arc<TokenFile>>) -> Option<Self> {
         let endpoint = Endpoint::from_shared(address.to_owned())
             .ok()?
             .connect_timeout(CONNECT)
@@ -86,10 +108,11 @@ impl Peer {
             .initial_stream_window_size(4 << 20)
             // A file that waits for memory is read later: its unread bytes must not stop the other files.
             .initial_connection_window_size(i32::MAX as u32);
-        let client = PeerClient::new(endpoint.connect_lazy())
+        let token = PeerToken(token);
+        let client = PeerClient::with_interceptor(endpoint.connect_lazy(), token.clone())
             .max_encoding_message_size(MESSAGE_BYTES_MAX)
             .max_decoding_message_size(MESSAGE_BYTES_MAX);
-        let probe = PeerClient::new(endpoint.connect_lazy());
+        let probe = PeerClient::with_interceptor(endpoint.connect_lazy(), token);
         let (learned, suspension) = (Default::default(), Mutex::new(Suspension::new()));
         Some(Self { address: address.to_owned(), client, probe, learned, suspension })
     }

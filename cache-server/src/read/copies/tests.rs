@@ -57,7 +57,7 @@ fn exchange(dir: &std::path::Path, topology: v1::Topology) -> SegmentExchange {
     let (plans, memory) = (Arc::new(Plans::default()), Memory::new(1 << 23));
     let disk = DiskCache::open(&DiskCacheSettings::new(dir, 1 << 22), plans.clone()).unwrap();
     let ownership = Ownership::new("http://me", watch::channel(topology).1);
-    let (disk, peers) = (Arc::new(disk), Arc::new(Peers::new(Arc::new(ownership))));
+    let (disk, peers) = (Arc::new(disk), Arc::new(Peers::new(Arc::new(ownership), None)));
     let source = SegmentReader::new(Default::default()).unwrap();
     SegmentExchange(Cache::new(source, disk, Arc::default(), plans, memory, peers))
 }

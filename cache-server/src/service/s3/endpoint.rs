@@ -1,7 +1,6 @@
 //! The endpoint of a node: what all who answer its requests need.
 
-use super::refusal::{Answer, S3Refusal};
-use super::signature::{Caller, Signatures};
+use super::signature::Signatures;
 use crate::allow::Allowed;
 use crate::node::Node;
 use crate::settings::GatewaySettings;
@@ -41,14 +40,6 @@ impl Endpoint {
             started: now(),
             node,
         })
-    }
-
-    /// Refuses those without a key, unless they ask for public objects.
-    pub fn let_in(&self, caller: Caller, is_public: bool) -> Answer<()> {
-        match caller == Caller::Known || is_public {
-            true => Ok(()),
-            false => Err(S3Refusal::denied("AccessDenied", "Access Denied")),
-        }
     }
 }
 

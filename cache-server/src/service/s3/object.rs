@@ -4,9 +4,10 @@ use super::conditions::{self, Verdict};
 use super::endpoint::{Body, Endpoint, empty};
 use super::refusal::{Answer, S3Refusal};
 use super::request::Named;
-use super::signature::Caller;
 use super::store;
 use super::uncached::{self, StorePieces};
+use super::visitor::Visitor;
+use crate::auth::limiter::Limiter;
 use crate::objects::{ObjectStream, Scope};
 use crate::service::gate::{Pass, draining};
 use crate::service::object_meter::ObjectMeter;
@@ -67,10 +68,10 @@ pub async fn answer(
     endpoint: &Arc<Endpoint>,
     head: &head::Parts,
     named: &Named,
-    caller: Caller,
+    visitor: &Visitor,
 ) -> Answer<Response<Body>> {
     let part = part_number(head, named)?;
-    if caller == Caller::Anonymous && OVERRIDES.iter().any(|(name, _)| named.has(name)) {
+    if visitor.is_anonymous() && OVERRIDES.iter().any(|(name, _)| named.has(name)) {
         let why = "Request specific response headers cannot be used for anonymous GET requests.";
         return Err(S3Refusal::bad("InvalidRequest", why));
     }
@@ -78,7 +79,7 @@ pub async fn answer(
     loop {
         tries += 1;
         let answered = match find(endpoint, named, part).await {
-            Ok(target) => of(endpoint, head, named, target).await?,
+            Ok(target) => of(endpoint, head, named, target, visitor).await?,
             Err(e) => Err(e),
         };
         match answered {
@@ -162,6 +163,7 @@ async fn of(
     head: &head::Parts,
     named: &Named,
     target: Target,
+    visitor: &Visitor,
 ) -> Answer<Result<Response<Body>>> {
     let Target { version, is_cached, part } = target;
     check_version(named, &version)?;
@@ -198,12 +200,16 @@ async fn of(
             true => {
                 let ranges = vec![range.clone()];
                 let stream = endpoint.node.objects.read(version.clone(), ranges).await?.lending();
-                Pieces::Cached(Box::new((stream, ObjectMeter::new(endpoint.node.clone(), version))))
+                Pieces::Cached(Box::new((
+                    stream,
+                    ObjectMeter::new(endpoint.node.clone(), version, visitor.limiter()),
+                )))
             }
             false => Pieces::Store(StorePieces::new(endpoint, named, &version, range.clone()).await?),
         };
-        let pass = endpoint.node.gate.enter()?;
-        begin(ObjectBody { endpoint: endpoint.clone(), pieces, pass }, range.end - range.start).await
+        let pass = endpoint.node.gate.enter()?.limited(visitor.limiter())?;
+        let limiter = visitor.limiter().cloned();
+        begin(ObjectBody { endpoint: endpoint.clone(), pieces, pass, limiter }, range.end - range.start).await
     };
     Ok(body.await.map(|body| response.map(|_| body)))
 }
@@ -262,11 +268,12 @@ struct ObjectBody {
     endpoint: Arc<Endpoint>,
     pieces: Pieces,
     pass: Pass,
+    limiter: Option<Arc<Limiter>>,
 }
 
 impl ObjectBody {
     async fn next(&mut self) -> Result<Option<Bytes>> {
-        let (node, pieces) = (&self.endpoint.node, &mut self.pieces);
+        let (node, pieces, limiter) = (&self.endpoint.node, &mut self.pieces, &self.limiter);
         let next = async {
             match pieces {
                 Pieces::Cached(cached) => {
@@ -278,6 +285,9 @@ impl ObjectBody {
                 Pieces::Store(pieces) => {
                     let Some(bytes) = pieces.next().await? else { return Ok(None) };
                     node.hot.throttle(bytes.len() as u64).await;
+                    if let Some(limiter) = limiter {
+                        limiter.send(bytes.len() as u64).await;
+                    }
                     node.events.bytes_served.fetch_add(bytes.len() as u64, Relaxed);
                     Ok(Some(bytes))
                 }

@@ -1,5 +1,6 @@
 //! Refusals, as S3 says them.
 
+use crate::auth::private_words::is_private;
 use bytes::Bytes;
 use forebay_proto::{Error, Kind};
 use http::header::{CONNECTION, CONTENT_RANGE, CONTENT_TYPE, HeaderValue, RETRY_AFTER};
@@ -101,6 +102,11 @@ impl From<Error> for S3Refusal {
         match e.kind {
             Kind::NotFound => {
                 Self::new(StatusCode::NOT_FOUND, "NoSuchKey", "The specified key does not exist.")
+            }
+            Kind::Invalid if is_private(&e.message) => {
+                tracing::info!(error = %e, "an S3 client is not told of the object store");
+                let says = "The object store behind this endpoint refuses, or does not answer like S3";
+                Self::bad("InvalidRequest", says)
             }
             Kind::Invalid => Self::bad("InvalidRequest", e.message),
             Kind::Denied => {

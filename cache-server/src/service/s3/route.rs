@@ -3,7 +3,10 @@
 use super::endpoint::{Body, Endpoint, empty, now};
 use super::refusal::{Answer, S3Refusal};
 use super::request::Named;
+use super::visitor::Visitor;
 use super::{object, store};
+use crate::auth::calls::S3Operation;
+use crate::service::stalls::StreamOrigin;
 use http::header::{CONTENT_LENGTH, HeaderValue, TRANSFER_ENCODING};
 use http::{HeaderMap, Method, Request, Response, StatusCode, request as head};
 use http_body_util::BodyExt as _;
@@ -68,7 +71,35 @@ pub async fn answer<B>(endpoint: &Arc<Endpoint>, request: Request<B>) -> Respons
 async fn try_answer(endpoint: &Arc<Endpoint>, head: &head::Parts) -> Answer<Response<Body>> {
     check_method(head)?;
     let named = Named::of(head, &endpoint.domains)?;
-    let caller = endpoint.signatures.check(head, &named, now())?;
+    let signer = endpoint.signatures.check(head, &named, now())?;
+    let (operation, origin) = (operation(head, &named), head.extensions.get::<StreamOrigin>());
+    let visitor = Visitor::of(endpoint, signer, operation, origin).await?;
+    let answered = answer_visitor(endpoint, head, &named, &visitor).await;
+    endpoint.node.guard.note_denial(&visitor.caller, operation.name(), origin).await;
+    let cut = origin.map(|origin| origin.cut.clone()).unwrap_or_default();
+    answered.map(|response| visitor.guarded(response, cut))
+}
+
+/// What a request asks for.
+fn operation(head: &head::Parts, named: &Named) -> S3Operation {
+    let is_head = head.method == Method::HEAD;
+    match (named.bucket.is_empty(), named.key.is_empty()) {
+        (true, _) => S3Operation::ListBuckets,
+        (false, true) if is_head => S3Operation::HeadBucket,
+        (false, true) if named.has("location") => S3Operation::GetBucketLocation,
+        (false, true) => S3Operation::ListObjects,
+        (false, false) if named.has("attributes") => S3Operation::GetObjectAttributes,
+        (false, false) if is_head => S3Operation::HeadObject,
+        (false, false) => S3Operation::GetObject,
+    }
+}
+
+async fn answer_visitor(
+    endpoint: &Arc<Endpoint>,
+    head: &head::Parts,
+    named: &Named,
+    visitor: &Visitor,
+) -> Answer<Response<Body>> {
     let headers = &head.headers;
     let is_encrypted =
         headers.keys().any(|name| name.as_str().starts_with("x-amz-server-side-encryption-customer"));
@@ -79,18 +110,19 @@ async fn try_answer(endpoint: &Arc<Endpoint>, head: &head::Parts) -> Answer<Resp
         return Err(S3Refusal::unknown("x-amz-expected-bucket-owner"));
     }
     match (named.bucket.is_empty(), named.key.is_empty()) {
-        (true, _) => store::buckets(endpoint, caller),
+        (true, _) => store::buckets(endpoint, visitor),
         (false, true) => {
-            check_resources(&named, &BUCKET_RESOURCES)?;
-            store::bucket(endpoint, head, &named, caller).await
+            check_resources(named, &BUCKET_RESOURCES)?;
+            store::bucket(endpoint, head, named, visitor).await
         }
         (false, false) => {
-            check_resources(&named, &OBJECT_RESOURCES)?;
-            let is_public = endpoint.public.allows_key(&named.bucket, &named.key);
-            endpoint.let_in(caller, is_public)?;
+            check_resources(named, &OBJECT_RESOURCES)?;
+            let (bucket, key) = (named.bucket.as_str(), named.key.as_str());
+            let (is_public, uri) = (endpoint.public.allows_key(bucket, key), format!("s3://{bucket}/{key}"));
+            visitor.check(is_public, &uri, |caller| caller.allows_key(bucket, key))?;
             match named.has("attributes") {
-                true => store::attributes(endpoint, head, &named).await,
-                false => object::answer(endpoint, head, &named, caller).await,
+                true => store::attributes(endpoint, head, named).await,
+                false => object::answer(endpoint, head, named, visitor).await,
             }
         }
     }

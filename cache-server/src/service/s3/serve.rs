@@ -8,6 +8,7 @@ use crate::service::admission::Place;
 use crate::service::connection::Connections;
 use crate::service::patient::Patient;
 use crate::service::refusals::TurnedAway;
+use crate::service::stalls::StreamOrigin;
 use http::{Request, Response};
 use http_body_util::Full;
 use hyper::body::Incoming;
@@ -70,8 +71,10 @@ async fn serve(stream: TcpStream, endpoint: Arc<Endpoint>, place: Place, stop: C
     let refusals = endpoint.node.listeners.refusals.clone();
     let service = {
         let endpoint = endpoint.clone();
-        service_fn(move |request: Request<Incoming>| {
+        let origin = StreamOrigin { cut: place.evicted.clone(), address: place.address };
+        service_fn(move |mut request: Request<Incoming>| {
             place.has_asked();
+            request.extensions_mut().insert(origin.clone());
             let endpoint = endpoint.clone();
             Box::pin(async move { Ok::<_, Infallible>(answer(&endpoint, request).await) })
         })

@@ -34,10 +34,10 @@ const EXPIRES_MAX: i64 = 604_800;
 const KEPT_MAX: usize = 1024;
 
 /// Who asks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Caller {
-    /// Somebody with a key.
-    Known,
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Signer {
+    /// Somebody with the key of this id.
+    Key(String),
     /// Somebody who signed nothing.
     Anonymous,
 }
@@ -73,8 +73,8 @@ impl Signatures {
     }
 
     /// Who sent a request, at the time `now`.
-    pub fn check(&self, head: &request::Parts, named: &Named, now: DateTime<Utc>) -> Answer<Caller> {
-        let Some(signed) = said(head, named)? else { return Ok(Caller::Anonymous) };
+    pub fn check(&self, head: &request::Parts, named: &Named, now: DateTime<Utc>) -> Answer<Signer> {
+        let Some(signed) = said(head, named)? else { return Ok(Signer::Anonymous) };
         self.check_scope(&signed)?;
         check_time(&signed, named, now)?;
         check_headers(&signed, &head.headers)?;
@@ -92,7 +92,7 @@ impl Signatures {
         let text = format!("{ALGORITHM}\n{at}\n{scope}\n{}", hex_sha256(&request));
         let signature = calculate_signature(self.signing_key(&signed, secret), text.as_bytes());
         match bool::from(signature.as_bytes().ct_eq(signed.signature.as_bytes())) {
-            true => Ok(Caller::Known),
+            true => Ok(Signer::Key(signed.key_id.to_owned())),
             false => Err(S3Refusal::denied(
                 "SignatureDoesNotMatch",
                 "The request signature we calculated does not match the signature you provided. Check your key and \

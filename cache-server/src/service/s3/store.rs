@@ -4,7 +4,7 @@
 use super::endpoint::{Body, Endpoint, empty};
 use super::refusal::{Answer, S3Refusal, escaped};
 use super::request::Named;
-use super::signature::Caller;
+use super::visitor::Visitor;
 use crate::objects::{Scope, StreamMemory};
 use bytes::Bytes;
 use chrono::SecondsFormat;
@@ -63,13 +63,14 @@ impl AsRef<[u8]> for HeldAnswer {
 }
 
 /// The buckets of which something may be read.
-pub fn buckets(endpoint: &Endpoint, caller: Caller) -> Answer<Response<Body>> {
-    endpoint.let_in(caller, false)?;
+pub fn buckets(endpoint: &Endpoint, visitor: &Visitor) -> Answer<Response<Body>> {
+    visitor.check(false, "", |_| true)?;
     let created = endpoint.started.to_rfc3339_opts(SecondsFormat::Millis, true);
     let bucket = |name: &String| {
         format!("<Bucket><Name>{}</Name><CreationDate>{created}</CreationDate></Bucket>", escaped(name))
     };
-    let all: String = endpoint.node.objects.buckets().iter().map(bucket).collect();
+    let names = visitor.caller.buckets().unwrap_or_else(|| endpoint.node.objects.buckets());
+    let all: String = names.iter().map(bucket).collect();
     let xml = format!(
         "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<ListAllMyBucketsResult xmlns=\"http://s3.amazonaws.com/doc/2006-03-01/\">\
          <Owner><ID>forebay</ID><DisplayName>forebay</DisplayName></Owner><Buckets>{all}</Buckets></ListAllMyBucketsResult>"
@@ -84,7 +85,7 @@ pub async fn bucket(
     endpoint: &Endpoint,
     head: &head::Parts,
     named: &Named,
-    caller: Caller,
+    visitor: &Visitor,
 ) -> Answer<Response<Body>> {
     let (objects, bucket) = (&endpoint.node.objects, &named.bucket);
     let is_listing = head.method == Method::GET && !named.has("location");
@@ -94,9 +95,12 @@ pub async fn bucket(
         }
         check_listing(named)?;
         let prefix = named.parameter("prefix").unwrap_or_default();
-        endpoint.let_in(caller, endpoint.public.allows_prefix(bucket, prefix))?;
+        let (is_public, uri) =
+            (endpoint.public.allows_prefix(bucket, prefix), format!("s3://{bucket}/{prefix}"));
+        visitor.check(is_public, &uri, |caller| caller.allows_prefix(bucket, prefix))?;
     } else {
-        endpoint.let_in(caller, endpoint.public.allows_bucket(bucket))?;
+        let (is_public, uri) = (endpoint.public.allows_bucket(bucket), format!("s3://{bucket}"));
+        visitor.check(is_public, &uri, |caller| caller.allows_bucket(bucket))?;
     }
     let passed = |(name, _): &&(String, String)| match is_listing {
         true => LISTING.contains(&name.as_str()),

@@ -33,6 +33,7 @@ async fn where_no_memory_can_be_shared_bytes_come() {
         host: host.to_owned(),
         socket: socket.to_str().unwrap().to_owned(),
         instance: vec![1; 16].into(),
+        ..Default::default()
     };
     let nowhere = folder.path().join("nowhere");
     // Another host's path means nothing here; a path where nobody listens, and a socket that is not the

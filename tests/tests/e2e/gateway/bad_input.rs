@@ -61,6 +61,9 @@ fn of_keys(bucket: &str) -> Vec<(String, u16)> {
         (of("%"), 400),
         (of("%F0%9F%98%80"), 404),
         (of("/a"), 404),
+        (get(&format!("/{bucket}//public/a"), ""), 403),
+        (of("a%20b"), 404),
+        (of("a+b"), 404),
         (of(&"/".repeat(1000)), 404),
         (of("none"), 404),
         (get("/UPPER/k", ""), 400),
@@ -74,6 +77,8 @@ fn of_keys(bucket: &str) -> Vec<(String, u16)> {
         (format!("GET {object} HTTP/1.1\r\nConnection: close\r\n\r\n"), 400),
         (get(&object, "Host: i\r\n"), 400),
         (get(&object, "").replace("Host: h", "Host: u@h"), 400),
+        (get(&object, "").replace("Host: h", "Host: h:7072"), 200),
+        (get(&object, "").replace("Host: h", "Host: elsewhere.example"), 200),
         (get(&format!("http://other{object}"), ""), 400),
         (get(&format!("http://h{object}"), ""), 200),
         (get(&object, "").replace("HTTP/1.1", "HTTP/1.0"), 200),
@@ -152,7 +157,7 @@ fn of_heads(bucket: &str) -> Vec<(String, u16)> {
     ]
 }
 
-fn resident_mb(pid: u32) -> u64 {
+pub fn resident_mb(pid: u32) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("the node lives");
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("a size");
     line.trim().trim_end_matches(" kB").parse::<u64>().expect("a number") / 1024
@@ -172,6 +177,9 @@ fn each_has_its_status() {
         assert!(is_cut || status(&reply) == wanted, "{wanted} expected: {shown}\n{reply}");
         assert!(!reply.contains("private") || wanted == 403, "{shown}\n{reply}");
     }
+    let long =
+        raw(&gateway, get(&format!("/{}/public/{}", gateway.s3.bucket, "k".repeat(1018)), "").as_bytes());
+    assert!(long.contains("<Code>KeyTooLongError</Code>"), "{long}");
     let grown = resident_mb(gateway.server.pid()).saturating_sub(before);
     assert!(grown < 100, "{grown} MB more");
     let pipelined = get("/x", "").replace("Connection: close\r\n", "") + &get("/another-bucket/k", "");
@@ -202,6 +210,27 @@ fn signatures_are_held_against_what_was_sent() {
     assert_eq!(refused(gateway_key(&gateway), &ask), (403, "InvalidAccessKeyId".into()));
     let moved = ask.clone().header("host", "elsewhere");
     assert_eq!(refused(client.clone(), &moved), (403, "SignatureDoesNotMatch".into()));
+    gateway.server.stop();
+}
+
+#[test]
+fn only_the_version_that_there_is_may_be_named() {
+    let gateway = Gateway::start();
+    gateway.s3.keep_versions();
+    let target = |query: &str| format!("/{}/kept{query}", gateway.s3.bucket);
+    let mut ids = Vec::new();
+    for bytes in ["old", "new"] {
+        gateway.s3.put("kept", bytes);
+        let head = gateway.ask(&S3Ask::new("HEAD", target("")));
+        let id = head.headers.get("x-amz-version-id").expect("an id");
+        ids.push(id.replace('+', "%2B").replace('/', "%2F").replace('=', "%3D"));
+    }
+    let ask = |id: &str| gateway.ask(&S3Ask::new("GET", target(&format!("?versionId={id}"))));
+    let current = ask(&ids[1]);
+    assert!(current.status == 200 && current.body == "new", "{ids:?}: {current:?}");
+    for id in [&*ids[0], "null", "none", ""] {
+        assert_eq!(ask(id).status, 501, "{id}");
+    }
     gateway.server.stop();
 }
 
@@ -250,12 +279,15 @@ fn silent_clients_and_too_many_are_sent_away() {
     }
     assert_eq!(status(&raw(&gateway, request.as_bytes())), 200, "a silent one gives way");
     // One address has half of all connections. A whole request and then nothing: these keep their places.
-    let mut held: Vec<TcpStream> = (0..10).map(|_| connect(&gateway)).collect();
+    // Each asks before the next one comes: until it has asked, it is a silent one that gives way too.
     let from = Instant::now();
-    for stream in &mut held {
+    let hold = |_| {
+        let mut stream = connect(&gateway);
         stream.write_all(b"GET /forebay/public/a HTTP/1.1\r\nHost: h\r\n\r\n").expect("send");
         stream.read_exact(&mut [0; 12]).expect("an answer");
-    }
+        stream
+    };
+    let mut held: Vec<TcpStream> = (0..10).map(hold).collect();
     // Connections are taken in order, so this one is beyond the limit, unless those above are gone already.
     let first = status(&raw(&gateway, request.as_bytes()));
     assert!(first == 503 || first == 200 && from.elapsed() > Duration::from_secs(1), "{first}");

@@ -1,6 +1,8 @@
 //! What the commands and a node answer, and what they refuse.
 
 use super::*;
+use forebay_proto::object::ObjectVersion;
+use forebay_proto::v1::peer_client::PeerClient;
 use serde_json::Value;
 
 #[test]
@@ -88,7 +90,10 @@ fn raw_data_is_loaded_pinned_shown_and_freed() {
     let all = nodes(&s3, 2, &[SMALL, ("FOREBAY_OBJECTS__METADATA_AGE", "immutable")]);
     let of_all = |line: &[&str]| Run::new("forebay").args(line).args(["--endpoint", &urls(&all)]);
     let uri = s3.uri("set");
-    let loaded = json(of_all(&["load", "--raw", &uri]));
+    let ended = of_all(&["load", "--raw", &uri, "--json"]).end();
+    let told = |line: &str| line.contains(" blocks held, ") && line.ends_with(" from S3");
+    assert!(ended.stderr.lines().any(told), "how far it is: {}", ended.stderr);
+    let loaded: Value = serde_json::from_slice(&ended.expect_success()).expect("JSON");
     let total: usize = sizes.iter().sum();
     assert_eq!((&loaded["objects"], &loaded["bytes"]), (&4.into(), &total.into()), "{loaded}");
     assert_eq!((&loaded["blocks"], &loaded["blocks_held"]), (&6.into(), &6.into()), "{loaded}");
@@ -107,6 +112,72 @@ fn raw_data_is_loaded_pinned_shown_and_freed() {
     assert_eq!(pinned["files"], 6, "{pinned}");
     let freed = json(of_all(&["free", &uri]));
     assert_eq!((&freed["segments"], held("files")), (&6.into(), 0), "{freed}");
+}
+
+/// What another node asks of a node: to fill a block, as it says.
+struct Fill {
+    object: v1::ObjectVersion,
+    index: u64,
+    /// The block that is named, if that is another one.
+    named: Option<u64>,
+}
+
+impl Fill {
+    fn request(&self) -> v1::FetchRequest {
+        let name =
+            |object| ObjectVersion::try_from(object).map(|o| o.block_id(self.named.unwrap_or(self.index)));
+        let id = name(self.object.clone()).map(|id| id.0.to_bytes().to_vec()).unwrap_or_else(|_| vec![1; 16]);
+        v1::FetchRequest {
+            segment: id.into(),
+            columns: vec!["\u{0}raw".into()],
+            block: Some(v1::FillBlock { object: Some(self.object.clone()), index: self.index }),
+            ..Default::default()
+        }
+    }
+}
+
+#[test]
+fn a_node_fills_for_others_only_blocks_that_there_are() {
+    let s3 = S3Server::start();
+    put(&s3, "o", 1, 100_000);
+    let server = ServerOptions::for_s3(&s3).env(SMALL.0, SMALL.1).start();
+    runtime().block_on(async {
+        let mut objects = ObjectsClient::connect(server.endpoint.clone()).await.expect("connect");
+        let head = v1::HeadObjectRequest { uri: s3.uri("o") };
+        let object = objects.head(head).await.expect("the object").into_inner();
+        let fill = |change: &dyn Fn(&mut v1::ObjectVersion)| {
+            let mut object = object.clone();
+            change(&mut object);
+            Fill { object, index: 0, named: None }
+        };
+        let as_told = || fill(&|_| ());
+        let cases = [
+            ("as it is", as_told(), None),
+            ("the last block", Fill { index: 1, ..as_told() }, None),
+            ("a URI outside", fill(&|o| o.uri = "s3://elsewhere/o".into()), Some("PermissionDenied")),
+            ("blocks of no bytes", fill(&|o| o.block_bytes = 0), Some("InvalidArgument")),
+            ("blocks of 3 bytes", fill(&|o| o.block_bytes = 3), Some("InvalidArgument")),
+            ("blocks of 2^63 bytes", fill(&|o| o.block_bytes = 1 << 63), Some("InvalidArgument")),
+            ("beyond the end", Fill { index: 2, ..as_told() }, Some("InvalidArgument")),
+            ("far beyond the end", Fill { index: u64::MAX, ..as_told() }, Some("InvalidArgument")),
+            ("another's name", Fill { named: Some(1), ..as_told() }, Some("InvalidArgument")),
+            ("more than any object", fill(&|o| o.size = u64::MAX), Some("InvalidArgument")),
+            ("an ETag of 10 kB", fill(&|o| o.etag = "e".repeat(10_000)), Some("InvalidArgument")),
+            ("5 TiB", fill(&|o| o.size = 5 << 40), Some("FailedPrecondition")),
+            ("another version", fill(&|o| o.etag = "another".into()), Some("FailedPrecondition")),
+        ];
+        let mut peer = PeerClient::connect(server.endpoint.clone()).await.expect("connect");
+        for (what, fill, wanted) in cases {
+            let failed = match peer.fetch(fill.request()).await {
+                Err(status) => Some(status),
+                Ok(file) => file.into_inner().try_collect::<Vec<_>>().await.err(),
+            };
+            let code = failed.map(|status| format!("{:?}", status.code()));
+            assert_eq!(code.as_deref(), wanted, "{what}");
+        }
+    });
+    wait_for_blocks(&server, 2);
+    server.stop();
 }
 
 #[test]

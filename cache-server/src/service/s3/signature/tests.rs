@@ -3,6 +3,11 @@
 use super::*;
 use http::Request;
 
+/// Who has the key.
+fn known() -> Signer {
+    Signer::Key(ID.into())
+}
+
 const ID: &str = "AKIAIOSFODNN7EXAMPLE";
 const SECRET: &str = "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY";
 const EMPTY: &str = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
@@ -11,7 +16,7 @@ fn signatures() -> Signatures {
     Signatures::new(vec![ClientKey { id: ID.into(), secret: SECRET.into() }], "us-east-1")
 }
 
-fn check(uri: &str, headers: &[(&str, &str)], now: &str) -> Result<Caller, &'static str> {
+fn check(uri: &str, headers: &[(&str, &str)], now: &str) -> Result<Signer, &'static str> {
     let mut request = Request::builder().uri(uri);
     for (name, value) in headers {
         request = request.header(*name, *value);
@@ -46,7 +51,7 @@ const NOW: &str = "20130524T001000Z";
 
 #[test]
 fn what_aws_signs_is_known() {
-    assert_eq!(check("/test.txt", &example(), NOW), Ok(Caller::Known));
+    assert_eq!(check("/test.txt", &example(), NOW), Ok(known()));
     let list = [
         ("host", "examplebucket.s3.amazonaws.com"),
         ("x-amz-content-sha256", EMPTY),
@@ -58,9 +63,9 @@ fn what_aws_signs_is_known() {
              Signature=34b48302e7b5fa45bde8084f4b7868a86f0a534bc59db6670ed5711ef69dc6f7",
         ),
     ];
-    assert_eq!(check("/?max-keys=2&prefix=J", &list, NOW), Ok(Caller::Known));
-    assert_eq!(check("/?prefix=J&max-keys=2", &list, NOW), Ok(Caller::Known), "in any order");
-    assert_eq!(check("/test.txt", &[("host", "h")], NOW), Ok(Caller::Anonymous));
+    assert_eq!(check("/?max-keys=2&prefix=J", &list, NOW), Ok(known()));
+    assert_eq!(check("/?prefix=J&max-keys=2", &list, NOW), Ok(known()), "in any order");
+    assert_eq!(check("/test.txt", &[("host", "h")], NOW), Ok(Signer::Anonymous));
 }
 
 #[test]
@@ -94,11 +99,17 @@ const URL: &str = "/test.txt?X-Amz-Algorithm=AWS4-HMAC-SHA256\
 fn signed_urls_are_good_for_their_time() {
     let host = [("host", "examplebucket.s3.amazonaws.com")];
     let get = |from: &str, to: &str, now: &str| check(&URL.replace(from, to), &host, now);
-    assert_eq!(get("", "", NOW), Ok(Caller::Known));
-    assert_eq!(get("", "", "20130525T000000Z"), Ok(Caller::Known));
+    assert_eq!(get("", "", NOW), Ok(known()));
+    assert_eq!(get("", "", "20130525T000000Z"), Ok(known()));
     assert_eq!(get("", "", "20130525T000001Z"), Err("AccessDenied"), "it has expired");
     assert_eq!(get("", "", "20130523T230000Z"), Err("AccessDenied"), "it is of the future");
     assert_eq!(get("test.txt", "test.txu", NOW), Err("SignatureDoesNotMatch"));
+    let elsewhere = [("host", "examplebucket.s3.example.com")];
+    assert_eq!(check(URL, &elsewhere, NOW), Err("SignatureDoesNotMatch"), "signed for another host");
+    assert_eq!(
+        get("&X-Amz-SignedHeaders", "&prefix=x&X-Amz-SignedHeaders", NOW),
+        Err("SignatureDoesNotMatch")
+    );
     for (from, to) in [
         ("Expires=86400", "Expires=604801"),
         ("Expires=86400", "Expires=-1"),

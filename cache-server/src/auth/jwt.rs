@@ -1,0 +1,96 @@
+//! JSON Web Tokens that another authority signed: by one of a few algorithms, with a key of its set, for
+//! this audience.
+
+use super::jwks::{KeySet, KeySource};
+use super::session::Credential;
+use crate::settings::JwtSettings;
+use forebay_proto::{Error, Result};
+use jsonwebtoken::{Algorithm, Validation, decode, decode_header, get_current_timestamp};
+use parking_lot::RwLock;
+use serde_json::{Map, Value};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Bytes of a token at most.
+const JWT_BYTES_MAX: usize = 12 << 10;
+
+/// How long a token is good for at most, whatever it says of itself.
+const LIFE_MAX: Duration = Duration::from_secs(86_400);
+
+/// Algorithms that sign with a key which nobody else has. Those with a shared secret are not among them: a
+/// public key would be taken for the secret.
+const ALGORITHMS: [Algorithm; 9] = [
+    Algorithm::RS256,
+    Algorithm::RS384,
+    Algorithm::RS512,
+    Algorithm::PS256,
+    Algorithm::PS384,
+    Algorithm::PS512,
+    Algorithm::ES256,
+    Algorithm::ES384,
+    Algorithm::EdDSA,
+];
+
+/// Checks tokens.
+#[derive(Debug)]
+pub struct JwtVerifier {
+    settings: JwtSettings,
+    algorithms: Vec<Algorithm>,
+    keys: RwLock<Arc<KeySet>>,
+    pub source: KeySource,
+}
+
+impl JwtVerifier {
+    /// `None` without a source of keys. `Invalid` names the setting.
+    pub fn new(settings: &JwtSettings) -> Result<Option<Self>> {
+        let Some(jwks) = &settings.jwks else { return Ok(None) };
+        let algorithm = |name: &String| {
+            let known = name.parse::<Algorithm>().ok().filter(|algorithm| ALGORITHMS.contains(algorithm));
+            known.ok_or_else(|| {
+                Error::invalid(format!(
+                    "[auth.jwt] algorithms: {name} is none of RS256, RS384, RS512, PS256, PS384, PS512, ES256, ES384, EdDSA"
+                ))
+            })
+        };
+        Ok(Some(Self {
+            algorithms: settings.algorithms.iter().map(algorithm).collect::<Result<_>>()?,
+            settings: settings.clone(),
+            keys: RwLock::default(),
+            source: KeySource::new(jwks)?,
+        }))
+    }
+
+    /// Looks whether the authority has other keys now. `None` if they are as before.
+    pub async fn look(&self) -> Result<()> {
+        if let Some(keys) = self.source.look().await? {
+            tracing::info!(keys = keys.len(), "keys of JSON Web Tokens are read");
+            *self.keys.write() = Arc::new(keys);
+        }
+        Ok(())
+    }
+
+    /// What a token says; `None` if it is not good here, for whatever reason.
+    pub fn verify(&self, token: &str) -> Option<Credential> {
+        if token.len() > JWT_BYTES_MAX {
+            return None;
+        }
+        let header = decode_header(token).ok()?;
+        let algorithm = Some(header.alg).filter(|algorithm| self.algorithms.contains(algorithm))?;
+        let keys = self.keys.read().clone();
+        let key = keys.find(header.kid.as_deref(), algorithm)?;
+        let mut rules = Validation::new(algorithm);
+        rules.leeway = self.settings.leeway_s;
+        rules.validate_nbf = true;
+        rules.set_audience(&[&self.settings.audience]);
+        rules.set_issuer(&[&self.settings.issuer]);
+        rules.set_required_spec_claims(&["exp", "aud", "iss"]);
+        let claims = decode::<Map<String, Value>>(token, key, &rules).ok()?.claims;
+        let expires = claims.get("exp").and_then(Value::as_f64)?;
+        let left = (expires - get_current_timestamp() as f64 + self.settings.leeway_s as f64).max(0.0);
+        let left = Duration::try_from_secs_f64(left).unwrap_or(LIFE_MAX).min(LIFE_MAX);
+        Some(Credential::Claims { claims, until: Instant::now() + left })
+    }
+}
+
+#[cfg(test)]
+mod tests;
