@@ -172,20 +172,22 @@ impl DiskCache {
         let key = FileKey::new(origin.id, &columns);
         let is_pinned = self.files.is_pinned(&origin.object);
         let admit = if is_pinned { Admit::Always } else { admit };
-        let is_going = self.files.index().is_going(&key);
+        let Some(_writing) = self.files.begin_writing(&key) else {
+            self.counters().not_stored.fetch_add(1, Ordering::Relaxed);
+            return Ok(Written::Refused(Refusal::Busy));
+        };
         let unsealed = Unsealed::new(origin, batch)?;
         let file_bytes = unsealed.bytes();
         // Sealed only once there is room for it.
         let encoded = LazyCell::new(|| unsealed.seal());
         // A directory that fails is set aside, so each is tried once.
-        let tries = if is_going { 0 } else { self.files.dirs.all().len() };
-        for _ in 0..tries {
+        for _ in self.files.dirs.all() {
             let bytes = self.file_bytes(file_bytes);
             let wanted = Wanted { id: origin.id, raw: is_raw(&columns), bytes, admit, role };
             let reservation = match self.files.reserve(wanted, None) {
                 Ok(reservation) => reservation,
-                Err(Refusal::NotWorthIt) => return Ok(Written::Refused(Refusal::NotWorthIt)),
                 Err(Refusal::NoRoom) => break,
+                Err(refusal) => return Ok(Written::Refused(refusal)),
             };
             match self.place(&key, &encoded, reservation) {
                 Ok((mapped, reservation)) => {
@@ -368,8 +370,8 @@ impl DiskCache {
     }
 
     fn map(&self, key: &FileKey) -> Option<ReadySegment> {
-        let (dir, kept, mut checked) =
-            self.files.index().touch(key).map(|e| (e.dir(), e.map.clone(), e.checked))?;
+        let (dir, kept, mut seen) =
+            self.files.index().touch(key).map(|e| (e.dir(), e.map.clone(), e.seen()))?;
         let place = self.files.dirs.get(dir);
         let path = place.segment(key);
         if let Some(kept) = kept {
@@ -379,10 +381,10 @@ impl DiskCache {
             }
             // Somebody changed it behind our back: only the file on the disk counts.
             self.files.index().drop_map(key, &kept);
-            checked = None;
+            seen.checked = None;
         }
         let before = place.disk.stat_path(&path);
-        match map::open(&place.disk, &path, checked) {
+        match map::open(&place.disk, &path, seen.checked) {
             Ok(opened) => {
                 let opened = Arc::new(opened);
                 let (mapped, gone) = {
@@ -401,7 +403,7 @@ impl DiskCache {
                     Err(e) => e.kind() == io::ErrorKind::NotFound,
                 });
                 if !is_another {
-                    self.files.discard(key, dir, &path, e, |entry| entry.checked == checked);
+                    self.files.discard(key, dir, &path, e, |entry| entry.seen() == seen);
                 }
                 None
             }

@@ -214,8 +214,8 @@ impl Evictor {
                 let (dir, bytes, used, replica) = (e.dir(), e.bytes, e.used, e.replica);
                 Candidate { key: *key, dir, bytes, used, replica, next: NextUse::Unplanned }
             };
-            let may_leave = |e: &Entry| e.may_leave() && !(e.raw && queue.keeps_raw);
-            index.entries().filter(|(_, e)| may_leave(e)).map(candidate).collect()
+            let may_leave = |key: &FileKey, e: &Entry| index.may_leave(key, e) && !(e.raw && queue.keeps_raw);
+            index.entries().filter(|(key, e)| may_leave(key, e)).map(candidate).collect()
         };
         let ids: Vec<SegmentId> = all.iter().map(|v| v.key.id).collect();
         for (victim, next) in all.iter_mut().zip(self.forecast.next_uses(&ids)) {
@@ -279,7 +279,8 @@ impl Queue {
     /// enough are left out. A file that was used, pinned or removed since the scan, or is being read, is no
     /// candidate any more.
     fn groups(&mut self, index: &Index, short: &[(usize, u64)]) -> Vec<(usize, Vec<Candidate>)> {
-        let is_same = |v: &Candidate, e: &Entry| e.used == v.used && e.dir() == v.dir && e.may_leave();
+        let is_same =
+            |v: &Candidate, e: &Entry| e.used == v.used && e.dir() == v.dir && index.may_leave(&v.key, e);
         self.candidates.retain(|v| index.get(&v.key).is_some_and(|e| is_same(v, e)));
         let mut groups = Vec::new();
         for &(dir, short) in short {

@@ -29,7 +29,9 @@ pub struct Entry {
     /// Bytes that it takes on the disk.
     pub bytes: u64,
     /// The number of its directory.
-    pub(super) dir: u32,
+    pub(super) dir: u16,
+    /// Which insertion it came by, to tell it from those of the same name just before and after it.
+    pub(super) insertion: u16,
     /// When it was used last, by the index's clock.
     pub used: u64,
     /// Whether it may not be evicted.
@@ -50,6 +52,11 @@ impl Entry {
         self.dir as usize
     }
 
+    /// What a later look is compared with: whether it is still this entry, and unchecked since.
+    pub fn seen(&self) -> SeenEntry {
+        SeenEntry { insertion: self.insertion, checked: self.checked }
+    }
+
     /// Whether anybody reads it.
     pub fn is_in_use(&self) -> bool {
         self.map.as_ref().is_some_and(|m| Arc::strong_count(m) > 1 || m.is_in_use())
@@ -59,6 +66,14 @@ impl Entry {
     pub fn may_leave(&self) -> bool {
         !self.pinned && !self.is_in_use()
     }
+}
+
+/// An entry as somebody saw it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SeenEntry {
+    insertion: u16,
+    /// The file that was checked last.
+    pub checked: Option<StampMark>,
 }
 
 /// A file that another one took the name of.
@@ -99,6 +114,8 @@ pub struct Index {
     raw: RawFiles,
     /// Files being unlinked: nothing may take their names yet.
     going: HashSet<FileKey>,
+    /// Files being written, each by one: their names may not be unlinked, which would remove the new file.
+    writing: HashSet<FileKey>,
     /// Files that could not be unlinked, whose bytes stay reserved, and when they are tried again.
     stuck: Vec<(FileKey, Reservation)>,
     stuck_due: Option<Instant>,
@@ -260,7 +277,8 @@ impl Index {
         self.maps += usize::from(entry.map.is_some());
         entry.used = self.clock;
         entry.bytes = reservation.bytes;
-        entry.dir = reservation.dir as u32;
+        entry.dir = reservation.dir as u16;
+        entry.insertion = self.clock as u16;
         entry.raw = is_raw(&entry.columns);
         if entry.raw {
             self.raw.files += 1;
@@ -273,11 +291,11 @@ impl Index {
 
     /// Takes files of one directory out so that `bytes` can be written in their place. Returns them,
     /// and the bytes that are reserved besides theirs. `None`, and nothing has happened, if one of them is
-    /// gone, pinned or in use, or they are not enough any more.
+    /// gone, pinned, in use or being written, or they are not enough any more.
     pub fn take(&mut self, dir: usize, keys: &[FileKey], bytes: u64) -> Option<(Reservation, Vec<Taken>)> {
         let mut theirs = 0;
         for key in keys {
-            theirs += self.entries.get(key).filter(|e| e.dir() == dir && e.may_leave())?.bytes;
+            theirs += self.entries.get(key).filter(|e| e.dir() == dir && self.may_leave(key, e))?.bytes;
         }
         if self.quotas.of(dir).short_bytes(bytes) > theirs {
             return None;
@@ -286,17 +304,29 @@ impl Index {
         Some((more, keys.iter().filter_map(|key| self.take_one(key, |_| true)).collect()))
     }
 
-    /// Takes a file out if its entry is `such`; its bytes stay reserved until it is unlinked.
+    /// Takes a file out if its entry is `such`, unless it is being written again; its bytes stay reserved
+    /// until it is unlinked.
     pub fn take_one(&mut self, key: &FileKey, such: impl FnOnce(&Entry) -> bool) -> Option<Taken> {
-        self.entries.get(key).filter(|e| such(e))?;
+        self.entries.get(key).filter(|e| !self.writing.contains(key) && such(e))?;
         let entry = self.forget(key)?;
         self.going.insert(*key);
         Some(Taken { key: *key, reservation: self.quotas.in_use(entry.dir(), entry.bytes), map: entry.map })
     }
 
-    /// Whether a file of this name is being removed.
-    pub fn is_going(&self, key: &FileKey) -> bool {
-        self.going.contains(key)
+    /// Whether the file of an entry may leave: nobody reads, pins or writes it.
+    pub fn may_leave(&self, key: &FileKey, entry: &Entry) -> bool {
+        entry.may_leave() && !self.writing.contains(key)
+    }
+
+    /// Has a file of this name keep its place until [`Index::written`]; false while another writes it, or an
+    /// old one is being removed.
+    pub fn begin_writing(&mut self, key: &FileKey) -> bool {
+        !self.going.contains(key) && self.writing.insert(*key)
+    }
+
+    /// The writer of this name is done, whether there is a file or not.
+    pub fn written(&mut self, key: &FileKey) {
+        self.writing.remove(key);
     }
 
     /// A file that was taken out is unlinked, or, if it could not be, its bytes stay reserved until it can.

@@ -39,6 +39,8 @@ pub enum Refusal {
     NotWorthIt,
     /// Everything is being read or pinned, or no directory works.
     NoRoom,
+    /// Another is writing the same file, or an old one of its name is being removed.
+    Busy,
 }
 
 /// What a copy is to the cluster.

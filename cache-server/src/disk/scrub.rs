@@ -23,7 +23,7 @@ pub(super) fn scrub(files: &SegmentFiles, mut go_on: impl FnMut(u64) -> bool) {
     let keys: Vec<FileKey> = files.index().entries().map(|(key, _)| *key).collect();
     let mut buffer = vec![0; PIECE_BYTES + ALIGNMENT];
     for key in keys {
-        let Some((dir, checked)) = files.index().get(&key).map(|e| (e.dir(), e.checked)) else { continue };
+        let Some((dir, seen)) = files.index().get(&key).map(|e| (e.dir(), e.seen())) else { continue };
         let path = files.dirs.get(dir).segment(&key);
         let mut go_on = |read| {
             files.counters.scrubbed_bytes.fetch_add(read, Ordering::Relaxed);
@@ -41,7 +41,7 @@ pub(super) fn scrub(files: &SegmentFiles, mut go_on: impl FnMut(u64) -> bool) {
                     None => now.is_err() || !matches!(why, Unreadable::Gone),
                 };
                 if is_it {
-                    files.discard(&key, dir, &path, why, |entry| entry.checked == checked);
+                    files.discard(&key, dir, &path, why, |entry| entry.seen() == seen);
                 }
             }
         }

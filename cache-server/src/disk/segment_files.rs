@@ -89,6 +89,13 @@ impl SegmentFiles {
         self.reserve(wanted, Some(dir)).ok()
     }
 
+    /// To be held while a file is written and added; `None` while another writes it, or an old one of its
+    /// name is being removed.
+    pub fn begin_writing(&self, key: &FileKey) -> Option<Writing<'_>> {
+        let may_write = self.index().begin_writing(key);
+        may_write.then(|| Writing { files: self, key: *key })
+    }
+
     /// Adds a file that was written where space is reserved.
     pub fn add(&self, key: FileKey, mut entry: Entry, reservation: Reservation) {
         let (replaced, is_valid, old_maps) = {
@@ -216,5 +223,18 @@ impl SegmentFiles {
             }
             _ => true,
         }
+    }
+}
+
+/// A file that is being written: nobody unlinks its name until this is dropped.
+#[derive(Debug)]
+pub struct Writing<'a> {
+    files: &'a SegmentFiles,
+    key: FileKey,
+}
+
+impl Drop for Writing<'_> {
+    fn drop(&mut self) {
+        self.files.index().written(&self.key);
     }
 }

@@ -68,7 +68,7 @@ impl Trace {
                 Ok(Some(reservation)) => break reservation,
                 Ok(None) => {}
                 Err(Refusal::NotWorthIt) => return self.note(new, "not worth it"),
-                Err(Refusal::NoRoom) => return self.note(new, "no room"),
+                Err(Refusal::NoRoom | Refusal::Busy) => return self.note(new, "no room"),
             }
         };
         let how = match leave.into_inner() {

@@ -111,9 +111,20 @@ fn a_file_is_replaced_in_its_directory_and_returned_from_another() {
     assert_eq!(index.quotas.used_bytes(), 20);
     let old = add(&mut index, 1, "a", 1, 30).elsewhere.unwrap();
     assert_eq!((old.dir, old.bytes, index.quotas.used_bytes()), (0, 20, 50));
-    assert!(index.is_going(&key(1, "a")), "nothing may take its name as long as it is there");
+    assert!(!index.begin_writing(&key(1, "a")), "nothing may take its name as long as it is there");
     index.gone(&key(1, "a"), old, true);
-    assert!(!index.is_going(&key(1, "a")) && index.quotas.used_bytes() == 30);
+    assert!(index.begin_writing(&key(1, "a")) && index.quotas.used_bytes() == 30);
+}
+
+#[test]
+fn what_is_being_written_again_does_not_leave() {
+    let mut index = Index::new([100]);
+    add(&mut index, 1, "a", 0, 60);
+    assert!(index.begin_writing(&key(1, "a")) && !index.begin_writing(&key(1, "a")), "two write the same");
+    assert!(index.take_one(&key(1, "a"), |_| true).is_none(), "its name would be unlinked");
+    assert!(index.take(0, &[key(1, "a")], 60).is_none());
+    index.written(&key(1, "a"));
+    assert!(index.take_one(&key(1, "a"), |_| true).is_some());
 }
 
 #[test]
@@ -132,7 +143,7 @@ fn victims_make_room_all_together_or_not_at_all() {
     assert_eq!(index.quotas.used_bytes(), 75);
     let now = Instant::now();
     let again = index.take_stuck(now);
-    assert!(again.len() == 1 && index.is_going(&keys[1]));
+    assert!(again.len() == 1 && !index.begin_writing(&keys[1]));
     index.gone(&keys[1], again[0].1, false);
     assert!(index.take_stuck(now).is_empty(), "not at once");
     let again = index.take_stuck(now + Duration::from_secs(60));

@@ -131,3 +131,41 @@ proptest! {
         }
     }
 }
+
+/// A copy leaves while another reader writes the same columns: what the index holds then is there.
+#[test]
+fn what_is_written_while_its_copy_leaves_is_there() {
+    let dir = tempfile::tempdir().unwrap();
+    let cache = open(dir.path(), 64 << 20).unwrap();
+    let id = origin(1).id;
+    std::thread::scope(|threads| {
+        for thread in 0..4 {
+            let cache = &cache;
+            threads.spawn(move || {
+                for _ in 0..400 {
+                    match thread % 2 {
+                        0 => drop(put(cache, 1, 20, &["a"])),
+                        _ => drop(cache.copies().remove(id)),
+                    }
+                    for part in cache.find(id, &names(&["a"])).parts {
+                        assert_eq!(part.batch.columns().unwrap(), batch(1, 20, &["a"]));
+                    }
+                }
+            });
+        }
+    });
+    assert_eq!(cache.counters().corrupt.load(Ordering::Relaxed), 0, "files were gone that the index held");
+}
+
+/// Who comes while an old file of the name is being removed is refused at once, and takes nobody's place.
+#[test]
+fn nothing_is_written_under_a_name_that_is_being_removed() {
+    let dir = tempfile::tempdir().unwrap();
+    let cache = open(dir.path(), 64 << 20).unwrap();
+    put(&cache, 1, 20, &["a"]).unwrap();
+    let key = FileKey::new(origin(1).id, &names(&["a"]));
+    let taken = cache.files.index().take_one(&key, |_| true).unwrap();
+    assert!(put(&cache, 1, 20, &["a"]).is_none(), "its name is still to be unlinked");
+    cache.files.unlink_taken(&key, taken.reservation);
+    assert!(put(&cache, 1, 20, &["a"]).is_some());
+}
