@@ -124,8 +124,12 @@ def partitions(c):
     hive("hive-large", ["n=1/a.parquet", "n=3000000000/a.parquet"])
     hive("no-partitions", ["year=2024/a.parquet", "year=2025/a.parquet"], options=["--no-partitions"], partitions=False)
     for year in [2024, 2025]:
-        c.write("key-is-column", f"year={year}/a.parquet", {"id": ids(), "year": pa.array([year] * ROWS, pa.int32())})
-    c.case("key-is-column", ["year=2024/a.parquet", "year=2025/a.parquet"], partitions=False)
+        key = f"year={year}/a.parquet"
+        c.write("key-is-equal-column", key, {"id": ids(), "year": pa.array([year] * ROWS, pa.int32())})
+        c.write("key-is-column", key, {"id": ids(), "year": pa.array(range(year, year + ROWS), pa.int32())})
+    keys = ["year=2024/a.parquet", "year=2025/a.parquet"]
+    c.case("key-is-equal-column", keys)
+    c.case("key-is-column", keys, options=["--no-partitions"], partitions=False)
 
 
 def names(c):

@@ -5,6 +5,7 @@
 
 mod directories;
 mod filtered;
+mod keys;
 mod logged;
 mod objects;
 mod pattern;
@@ -25,6 +26,7 @@ use forebay_proto::manifest::{Object, SEGMENT_BYTES, SEGMENT_BYTES_MAX, SegmentS
 use forebay_proto::{Error, Manifest, Result};
 use futures::future::BoxFuture;
 use futures::{FutureExt, StreamExt, TryStreamExt, stream};
+use keys::Keys;
 use objects::{Found, Listed};
 pub(crate) use pattern::base;
 use shape::{Schemas, Table};
@@ -259,6 +261,7 @@ async fn scan(tools: Tools<'_>, selection: &Selection, found: &Found, opened: &[
     // One after the other: the footers of a large dataset together are larger than memory.
     let mut footers = stream::iter(reads).buffered(tools.source.settings().s3_max_requests);
     let mut scan = Scan::default();
+    scan.schemas.keys = Keys::of(selection, found)?;
     for (i, ((_, object), opened)) in objects.iter().zip(opened).enumerate() {
         if !opened {
             scan.schemas.of.push(None);
@@ -273,6 +276,7 @@ async fn scan(tools: Tools<'_>, selection: &Selection, found: &Found, opened: &[
             None => footer.schema.clone(),
         };
         let own = scan.own_schema(schema, &object.place.uri);
+        scan.schemas.keys.see(&object.place.uri, &footer)?;
         scan.row_groups += footer.row_groups().len() as u64;
         let mut groups = Vec::with_capacity(footer.row_groups().len());
         for group in footer.row_groups() {
@@ -296,7 +300,7 @@ async fn scan(tools: Tools<'_>, selection: &Selection, found: &Found, opened: &[
 impl Scan {
     /// Which of the distinct schemas an object has.
     fn own_schema(&mut self, schema: SchemaRef, object: &str) -> usize {
-        let Schemas { distinct, of } = &mut self.schemas;
+        let Schemas { distinct, of, .. } = &mut self.schemas;
         let is_own = |known: &usize| distinct[*known].schema == schema;
         // Most have that of the object before them.
         let known =

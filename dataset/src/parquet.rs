@@ -1,7 +1,7 @@
 //! Parquet objects: their footers, the cost of a segment, its bytes in few ranged reads, and those decoded.
 
 mod chunks;
-mod column_origin;
+pub(crate) mod column_origin;
 pub(crate) mod cost;
 pub(crate) mod counting;
 mod decode;
@@ -13,7 +13,7 @@ mod page_headers;
 mod pages;
 mod reader;
 mod run;
-mod statistics;
+pub(crate) mod statistics;
 
 pub use cost::Cost;
 pub use reader::SegmentReader;

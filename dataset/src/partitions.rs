@@ -33,10 +33,15 @@ pub(crate) fn names<'a>(keys: impl Iterator<Item = &'a str>) -> Result<Vec<Strin
 /// The value of a partition for the object at `uri`: the last one there, `None` if there is none or it is
 /// null.
 pub(crate) fn value(uri: &str, name: &str) -> Result<Option<String>> {
+    Ok(directory(uri, name)?.flatten())
+}
+
+/// The same, but `Some(None)` if it is null and `None` if the object lies in no such directory.
+pub(crate) fn directory(uri: &str, name: &str) -> Result<Option<Option<String>>> {
     for (found, value) in pairs(uri).rev() {
         if decoded(uri, found)? == name {
             let value = decoded(uri, value)?;
-            return Ok(Some(value).filter(|value| value != NULL));
+            return Ok(Some(Some(value).filter(|value| value != NULL)));
         }
     }
     Ok(None)
@@ -111,6 +116,8 @@ mod tests {
         assert_eq!((at("year").as_deref(), at("city").as_deref()), (Some("02"), Some("Zürich")));
         assert_eq!((at("a b"), at("nothing")), (None, None));
         assert_eq!(value(&format!("s3://b/k={NULL}/x"), "k").unwrap(), None);
+        assert_eq!(directory(&format!("s3://b/k={NULL}/x"), "k").unwrap(), Some(None));
+        assert_eq!(directory("s3://b/k=1/x", "l").unwrap(), None);
         assert!(names(["k=%FF/x"].into_iter()).is_ok() && value("s3://b/k=%FF/x", "k").is_err());
     }
 

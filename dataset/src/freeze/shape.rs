@@ -1,6 +1,7 @@
 //! The schema of a dataset whose objects have several, and what each object's columns become in it.
 
 use super::directories::Directories;
+use super::keys::Keys;
 use super::objects::{Found, Listed};
 use crate::delta::TableLog;
 use crate::schema::to_ipc;
@@ -19,6 +20,8 @@ pub(super) struct Schemas {
     pub distinct: Vec<Sighting>,
     /// Which of them each object has; none of one that was not opened, as a filter leaves no row of it.
     pub of: Vec<Option<usize>>,
+    /// What they have beside their directories.
+    pub keys: Keys,
 }
 
 /// The table that the objects are together.
@@ -34,15 +37,17 @@ pub(super) struct Table {
 /// there, or directories that cannot be columns.
 pub(super) fn table(selection: &Selection, found: &Found, schemas: &Schemas) -> Result<Table> {
     let (all, objects) = (&schemas.distinct, &found.objects);
-    let union = match selection.schema_of.as_str() {
+    let mut union = match selection.schema_of.as_str() {
         "" => union::all(all),
         name => {
             let own = schemas.of[position(selection, objects, name)?].unwrap_or_default();
             union::like(&all[own], all)
         }
     };
+    schemas.keys.judge(&mut union);
     let mut notes = Vec::new();
-    let partitions = partition_names(selection, found, all, &mut notes)?;
+    let mut partitions = Directories::all(selection, found)?;
+    partitions.retain(|name| schemas.keys.owner(name).is_none());
     let directories = Directories::read(selection, found, partitions)?;
     let mut fields = union.fields;
     fields.extend(directories.fields().map(Arc::new));
@@ -85,26 +90,6 @@ fn position(selection: &Selection, objects: &[Listed], name: &str) -> Result<usi
 fn first_with<'a>(all: &'a [Sighting], name: &str) -> Option<&'a str> {
     let first = all.iter().find(|own| own.schema.column_with_name(name).is_some());
     first.map(|own| own.object.as_str())
-}
-
-/// The directories that become columns: not those that objects have as columns themselves.
-fn partition_names(
-    selection: &Selection,
-    found: &Found,
-    all: &[Sighting],
-    notes: &mut Vec<String>,
-) -> Result<Vec<String>> {
-    let mut names = Directories::all(selection, found)?;
-    names.retain(|name| {
-        let Some(object) = first_with(all, name) else { return true };
-        notes.push(format!(
-            "{}: column '{name}' is read from the objects that have it, such as {object}, not from their directories \
-             '{name}=..': for those, write the objects without the column; with --no-partitions directories say nothing",
-            selection.uri
-        ));
-        false
-    });
-    Ok(names)
 }
 
 /// For each object a hash of what its columns become: those of another type, its partitions, and what the

@@ -7,7 +7,7 @@ use arrow::datatypes::{DataType, Int32Type, Int64Type};
 use forebay_dataset::{Frozen, SegmentReader, Selection, SourceSettings, Urgency, View};
 use forebay_proto::manifest::Object;
 use forebay_proto::{Kind, Manifest, v1};
-use parquet::file::properties::WriterProperties;
+use parquet::file::properties::{EnabledStatistics, WriterProperties};
 use std::sync::Arc;
 
 fn source() -> SegmentReader {
@@ -134,13 +134,89 @@ async fn directories_are_columns_unless_they_are_not_wanted() {
     let plain = Selection { no_partitions: true, ..Selection::new(dir.uri(), 0) };
     let plain = source().freeze_again(&plain, None).await.unwrap();
     assert_eq!((plain.schema.fields().len(), plain.manifest.shape()), (1, None));
+}
 
-    put(&dir, "year=2026/c.parquet", &[("id", longs(&[4])), ("year", longs(&[7]))]);
-    let frozen = source().freeze(&dir.uri(), 0).await.unwrap();
-    assert_eq!(rows(&frozen).await.column_by_name("year").unwrap().null_count(), 3);
-    for part in ["'year' is read from the objects", "year=2026/c.parquet", "--no-partitions"] {
-        assert!(frozen.notes[0].contains(part), "{:?}", frozen.notes);
+/// The error of reading columns of a dataset, if there is one.
+async fn objection(selection: &Selection, columns: &[String]) -> Option<String> {
+    let frozen = source().freeze_again(selection, None).await.unwrap();
+    let spec = v1::DatasetSpec { uri: selection.uri.clone(), ..Default::default() };
+    View::of(&spec, vec![frozen]).unwrap().projection(columns).err().map(|e| e.message)
+}
+
+#[tokio::test]
+async fn a_key_that_is_a_column_says_what_the_directories_say() {
+    let dir = Dir::new();
+    let selection = Selection::new(dir.uri(), 0);
+    for (year, id) in [(2024, 1), (2025, 2)] {
+        let columns = [("year", longs(&[year, year])), ("id", longs(&[id, id]))];
+        put(&dir, &format!("year={year}/city=Z%C3%BCrich/a.parquet"), &columns);
     }
+    let null: ArrayRef = Arc::new(StringArray::new_null(1));
+    let (default, year) = ("year=02026/city=__HIVE_DEFAULT_PARTITION__/b.parquet", longs(&[2026]));
+    put(&dir, default, &[("year", year.clone()), ("id", longs(&[3])), ("note", null.clone())]);
+    put(&dir, "year=2026/none.parquet", &[("year", longs(&[])), ("id", longs(&[]))]);
+    put(&dir, "elsewhere.parquet", &[("year", longs(&[7])), ("id", longs(&[4]))]);
+    let frozen = source().freeze(&dir.uri(), 0).await.unwrap();
+    let read = rows(&frozen).await;
+    let years = read.column_by_name("year").unwrap();
+    // Of one that lies in no such directory its own.
+    assert_eq!(years.as_ref(), &Int64Array::from(vec![7, 2026, 2024, 2024, 2025, 2025]));
+    assert_eq!(objection(&selection, &[]).await, None);
+
+    for (odd, says) in [
+        (longs(&[2026, 7]), "the directory says '2026', the column has values from '7' to '2026'"),
+        (longs(&[7]), "the directory says '2026', the column has values from '7' to '7'"),
+        (null.clone(), "the directory says '2026', the column has null"),
+        (Arc::new(Int64Array::from(vec![Some(2026), None])), "to '2026' and maybe null"),
+        (Arc::new(Float64Array::from(vec![2026.0])), "from '2026.0' to '2026.0'"),
+        (texts(&["2O26"]), "from '2O26' to '2O26'"),
+    ] {
+        let dir = Dir::new();
+        put(&dir, "year=2025/a.parquet", &[("year", odd.slice(0, 0)), ("id", longs(&[]))]);
+        put(&dir, "year=2026/odd.parquet", &[("year", odd.clone()), ("id", longs(&vec![1; odd.len()]))]);
+        let selection = Selection::new(dir.uri(), 0);
+        let message = objection(&selection, &[]).await.expect("an objection");
+        for part in
+            [&dir.uri(), says, "'year' is a partition key", "/year=2026/odd.parquet", "--no-partitions"]
+        {
+            assert!(message.contains(part), "{message}");
+        }
+        assert_eq!(objection(&selection, &["year".into()]).await, Some(message));
+        assert_eq!(objection(&selection, &["id".into()]).await, None);
+        let filtered = Selection { filter: "year > 0".into(), ..selection.clone() };
+        assert!(refused(&filtered).await.1.contains(says));
+        let own = Selection { no_partitions: true, ..selection };
+        assert_eq!(objection(&own, &[]).await, None);
+        let own = rows(&source().freeze_again(&own, None).await.unwrap()).await;
+        assert_eq!(own.column_by_name("year").unwrap().as_ref(), odd.as_ref());
+    }
+}
+
+#[tokio::test]
+async fn a_key_that_is_a_column_of_some_objects_only_is_refused() {
+    let dir = Dir::new();
+    put(&dir, "year=2024/a.parquet", &[("id", longs(&[1])), ("year", longs(&[2024]))]);
+    put(&dir, "year=2025/b.parquet", &[("id", longs(&[2]))]);
+    let message = objection(&Selection::new(dir.uri(), 0), &[]).await.expect("an objection");
+    for part in
+        ["column of ", "a.parquet, but ", "b.parquet has it in its directories only", "--no-partitions"]
+    {
+        assert!(message.contains(part), "{message}");
+    }
+    let own = Selection { no_partitions: true, ..Selection::new(dir.uri(), 0) };
+    let own = rows(&source().freeze_again(&own, None).await.unwrap()).await;
+    assert_eq!(own.column_by_name("year").unwrap().as_ref(), &Int64Array::from(vec![Some(2024), None]));
+}
+
+#[tokio::test]
+async fn a_key_whose_values_no_footer_tells_is_refused() {
+    let dir = Dir::new();
+    let (id, year) = ("id", longs(&[2024]));
+    let batch = RecordBatch::try_from_iter([(id, longs(&[1])), ("year", year)]).unwrap();
+    let silent = WriterProperties::builder().set_statistics_enabled(EnabledStatistics::None);
+    write(&dir.path("year=2024/a.parquet"), &batch, 100, silent);
+    let message = objection(&Selection::new(dir.uri(), 0), &[]).await.expect("an objection");
+    assert!(message.contains("the footer does not tell the column's values"), "{message}");
 }
 
 #[tokio::test]

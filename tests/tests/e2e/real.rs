@@ -37,7 +37,7 @@ impl Corpus {
         let (s3, root) = (S3Server::start(), real_tables());
         let cases = std::fs::read(root.join("cases.json")).expect("read the cases");
         let cases: Vec<Case> = serde_json::from_slice(&cases).expect("JSON");
-        assert!(cases.len() >= 42, "the tables are not all there");
+        assert!(cases.len() >= 43, "the tables are not all there");
         for case in &cases {
             upload(&s3, &root.join(&case.name), &case.name);
         }
@@ -179,6 +179,20 @@ fn what_options_make_of_a_dataset_is_another_dataset() {
     }
     refused(direct(&corpus.s3, &["cat", &conflict]), &says);
     refused(cached(&server, &["cat", &uri, "--schema-of", "none"]), &[&uri, "no object 'none'"]);
+
+    let key = corpus.uri("key-is-column");
+    let says = [
+        &key,
+        "'year' is a partition key and a column",
+        "year=2024/a.parquet",
+        "the directory says '2024', the column has values from '2024' to",
+        "--no-partitions",
+    ];
+    for line in [&["cat", &key][..], &["epoch", &key, "--columns", "year"], &["load", &key]] {
+        refused(cached(&server, line), &says);
+    }
+    refused(direct(&corpus.s3, &["cat", &key]), &says);
+    cached(&server, &["cat", &key, "--columns", "id"]).end().expect_success();
     server.stop();
 }
 
