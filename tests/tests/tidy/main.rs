@@ -4,6 +4,7 @@ mod architecture;
 mod circles;
 mod dependencies;
 mod docs;
+mod figures;
 mod layers;
 mod lengths;
 mod modules;
@@ -37,4 +38,6 @@ fn figures() {
         let allowed = ratchet::allowed(rule);
         println!("still allowed: {rule:<16}{} ({} places)", allowed.values().sum::<usize>(), allowed.len());
     }
+    println!("stale tables in docs/benchmarks.md:");
+    figures::stale().iter().for_each(|table| println!("    {table}"));
 }
