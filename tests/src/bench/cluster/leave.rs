@@ -1,5 +1,6 @@
 //! A node is drained and brought back, then all nodes are restarted one after the other. A job reads from the
-//! warm cache meanwhile.
+//! warm cache meanwhile. Judged are errors, values and bytes from S3; stalls, streams left and rows served
+//! afterwards have no target.
 
 use super::faults::AFTERMATH;
 use super::jobs::steady;

@@ -1,6 +1,6 @@
 //! The plan by itself: speed, opening, and the quality of the shuffle.
 
-use crate::harness::check::Findings;
+use crate::harness::check::{Check, Findings};
 use crate::harness::report::Row;
 use forebay_proto::manifest::Digest;
 use forebay_proto::plan::{Order, PlanKey, Sample, Shuffle};
@@ -12,11 +12,33 @@ fn order(rows: &[u64], seed: u64, shuffle: Shuffle) -> Order {
     Order::of_segments(rows, PlanKey { manifest: Digest(7), seed, epoch: 0, shuffle })
 }
 
-/// Measures all of it.
+/// Positions a second with a window of 16: one core keeps ahead of any reader.
+const POSITIONS_PER_S: f64 = 50e6;
+
+/// What it may take to open a plan of a million segments.
+const OPEN_MS: f64 = 100.0;
+
+/// Measures all of it. Other windows' speeds and the shuffle's quality have no target.
 pub fn run() -> Findings {
     let mut rows = speed();
+    let checks = judged(&rows);
     rows.extend(quality());
-    Findings { rows, checks: Vec::new() }
+    Findings { rows, checks }
+}
+
+fn judged(rows: &[Row]) -> Vec<Check> {
+    let check = |row: &Row| match row.name.as_str() {
+        "plan_positions_per_s" => {
+            let claim = format!("{} = {:.0}, at least {POSITIONS_PER_S:.0}", row.name, row.value);
+            Some(Check::of(claim, "", row.value >= POSITIONS_PER_S))
+        }
+        "plan_open_ms_1m_segments" => {
+            let claim = format!("{} = {:.1}, at most {OPEN_MS}", row.name, row.value);
+            Some(Check::of(claim, "", row.value <= OPEN_MS))
+        }
+        _ => None,
+    };
+    rows.iter().filter_map(check).collect()
 }
 
 /// Positions per second on one core, and the time to open a plan over 10 billion rows in 1 million segments.
@@ -98,4 +120,25 @@ fn same_segment_pairs(samples: &[Sample], batch: usize) -> f64 {
         all += (batch.len() * (batch.len() - 1)) as u64;
     }
     same as f64 / all.max(1) as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn speed_and_opening_are_judged_and_nothing_else() {
+        let judge = |name: &str, value: f64| {
+            let checks = judged(&[Row::of(name, "", &[value])]);
+            checks.iter().map(|check| check.passed == Some(true)).collect::<Vec<_>>()
+        };
+        assert_eq!(
+            [judge("plan_positions_per_s", 51e6), judge("plan_positions_per_s", 49e6)],
+            [[true], [false]]
+        );
+        let opening = [judge("plan_open_ms_1m_segments", 99.0), judge("plan_open_ms_1m_segments", 101.0)];
+        assert_eq!(opening, [[true], [false]]);
+        assert!(judge("plan_positions_per_s_full", 1.0).is_empty());
+        assert_eq!(judge("plan_open_ms_1m_segments", f64::NAN), [false]);
+    }
 }

@@ -1,7 +1,7 @@
 //! The cost of a resume and of a window, against a warm node.
 
 use super::dataset::open;
-use crate::harness::check::Findings;
+use crate::harness::check::{Check, Findings};
 use crate::harness::report::Row;
 use forebay_client::loader::{LoaderState, Shuffle};
 use forebay_client::{Event, Loader, LoaderSettings};
@@ -18,12 +18,16 @@ fn settings() -> LoaderSettings {
     }
 }
 
-/// Measures all of it.
+/// The time to a resume's first batch, over that from an epoch's start.
+const TTFB_RATIO: f64 = 1.2;
+
+/// Measures all of it. Speeds and waits have no target.
 pub async fn run(endpoint: &str, uri: &str) -> anyhow::Result<Findings> {
-    let mut rows = ttfb(endpoint, uri).await?;
+    let (mut rows, ratio) = ttfb(endpoint, uri).await?;
     rows.extend(rollover(endpoint, uri).await?);
     rows.extend(throughput(endpoint, uri).await?);
-    Ok(Findings { rows, checks: Vec::new() })
+    let claim = format!("resume_ttfb_ratio = {ratio:.2}, at most {TTFB_RATIO}");
+    Ok(Findings { rows, checks: vec![Check::of(claim, "", ratio <= TTFB_RATIO)] })
 }
 
 /// Reads one epoch, so that the node holds every segment.
@@ -34,7 +38,7 @@ pub async fn read_once(endpoint: &str, uri: &str) -> anyhow::Result<()> {
 }
 
 /// Time to the first batch from the start and from 90 % of an epoch, interleaved, and their ratio.
-async fn ttfb(endpoint: &str, uri: &str) -> anyhow::Result<Vec<Row>> {
+async fn ttfb(endpoint: &str, uri: &str) -> anyhow::Result<(Vec<Row>, f64)> {
     let dataset = open(endpoint, uri).await?;
     let settings = settings();
     let key = PlanKey {
@@ -63,8 +67,9 @@ async fn ttfb(endpoint: &str, uri: &str) -> anyhow::Result<Vec<Row>> {
         }
     }
     let (start, late) = (Row::of("ttfb_ms_at_0", "ms", &start), Row::of("ttfb_ms_at_90", "ms", &late));
-    let ratio = Row { n: late.n, ..Row::of("resume_ttfb_ratio", "ratio", &[late.value / start.value]) };
-    Ok(vec![start, late, ratio])
+    let value = late.value / start.value;
+    let ratio = Row { n: late.n, ..Row::of("resume_ttfb_ratio", "ratio", &[value]) };
+    Ok((vec![start, late, ratio], value))
 }
 
 /// The wait for the first batch of an epoch after the last of the one before, with a consumer that takes 1 ms
