@@ -69,6 +69,12 @@ pub fn epoch<'a>(answer: &'a Value, number: usize, field: &str) -> &'a Value {
     value
 }
 
+/// The order digest of epoch `number`, and its content digest: of a run with `--verify`.
+pub fn digests(answer: &Value, number: usize) -> (String, String) {
+    let content = epoch(answer, number, "content_digest").as_str().expect("a digest is text");
+    (digest(answer, number), content.to_owned())
+}
+
 /// The order digest of epoch `number`.
 pub fn digest(answer: &Value, number: usize) -> String {
     epoch(answer, number, "order_digest").as_str().expect("a digest is text").to_owned()

@@ -7,7 +7,7 @@ use forebay_tests::harness::mnist;
 use forebay_tests::harness::process::ServerOptions;
 use forebay_tests::harness::s3::{REGION, S3Server};
 
-use crate::commands::{cached, digest, epoch, json};
+use crate::commands::{cached, digests, epoch, json};
 
 #[test]
 fn whatever_fails_the_samples_are_the_same() {
@@ -29,12 +29,12 @@ fn without_any_node_rows_come_from_the_store() {
     mnist::upload(&s3).expect("read MNIST");
     let uri = s3.uri("mnist/test");
     let mut server = ServerOptions::for_s3(&s3).start();
-    let wanted = digest(&json(cached(&server, &["epoch", &uri])), 0);
+    let wanted = digests(&json(cached(&server, &["epoch", "--verify", &uri])), 0);
     server.kill();
     let fallback = ["--fallback", "direct", "--s3-endpoint", &s3.endpoint, "--s3-region", REGION];
-    let line = [&["epoch", uri.as_str()][..], &fallback].concat();
+    let line = [&["epoch", "--verify", uri.as_str()][..], &fallback].concat();
     let answer = json(cached(&server, &line).envs(s3.credentials()));
-    assert_eq!((digest(&answer, 0), epoch(&answer, 0, "samples")), (wanted, &mnist::TEST_SAMPLES.into()));
-    let why = cached(&server, &["epoch", &uri]).end().expect_failure();
+    assert_eq!((digests(&answer, 0), epoch(&answer, 0, "samples")), (wanted, &mnist::TEST_SAMPLES.into()));
+    let why = cached(&server, &["epoch", "--verify", &uri]).end().expect_failure();
     assert!(why.contains("cannot reach the cache"), "{why}");
 }

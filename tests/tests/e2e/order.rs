@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use forebay_client::loader::{Event, Loader, LoaderSettings};
 use forebay_client::{Access, Dataset, DatasetSpec};
-use forebay_proto::digest::OrderDigest;
+use forebay_proto::digest::{ContentDigest, OrderDigest};
 use forebay_tests::harness::mnist;
 use forebay_tests::harness::ports::free_addresses;
 use forebay_tests::harness::process::{Server, ServerOptions};
@@ -13,7 +13,7 @@ use forebay_tests::harness::s3::S3Server;
 use forebay_tests::harness::seen::SeenRequest;
 use serde_json::Value;
 
-use crate::commands::{cached, counter, digest, direct, epoch, json, missed};
+use crate::commands::{cached, counter, digests, direct, epoch, json, missed};
 
 /// Divisible by every number of ranks below.
 const BATCH: &str = "48";
@@ -34,7 +34,8 @@ fn the_order_depends_on_neither_the_ranks_nor_the_cache() {
     let (s3, uri) = upload("test");
     let server = ServerOptions::for_s3(&s3).start();
     let line = |more: &[&str]| {
-        let line = ["epoch", &uri, "--batch", BATCH, "--segment-bytes", SEGMENT_BYTES, "--window", "2"];
+        let line =
+            ["epoch", "--verify", &uri, "--batch", BATCH, "--segment-bytes", SEGMENT_BYTES, "--window", "2"];
         [&line, more].concat().into_iter().map(str::to_owned).collect::<Vec<_>>()
     };
     let through = |more: &[&str]| -> Value {
@@ -47,24 +48,26 @@ fn the_order_depends_on_neither_the_ranks_nor_the_cache() {
     let cold = through(&["--epochs", "2", "--seed", "3"]);
     assert_eq!(epoch(&cold, 0, "source"), "s3");
     assert_eq!(epoch(&cold, 0, "samples"), mnist::TEST_SAMPLES);
-    let wanted = [digest(&cold, 0), digest(&cold, 1)];
+    let wanted = [digests(&cold, 0), digests(&cold, 1)];
     assert_ne!(wanted[0], wanted[1], "epochs differ");
     for world in ["1", "2", "3", "4", "6", "8", "16"] {
         let warm = through(&["--epochs", "2", "--seed", "3", "--world", world]);
         assert_eq!(epoch(&warm, 0, "source"), "cache");
-        assert_eq!([digest(&warm, 0), digest(&warm, 1)], wanted, "{world} ranks");
+        assert_eq!([digests(&warm, 0), digests(&warm, 1)], wanted, "{world} ranks");
     }
     for world in ["1", "4"] {
         let answer = directly(&["--seed", "3", "--world", world]);
-        assert_eq!(digest(&answer, 0), wanted[0], "{world} ranks without a cache");
+        assert_eq!(digests(&answer, 0), wanted[0], "{world} ranks without a cache");
     }
     // The digest covers samples and positions: neither other batches nor another ending of whole batches
     // change it.
-    assert_eq!(digest(&through(&["--seed", "3", "--ending", "exact"]), 0), wanted[0]);
-    assert_ne!(digest(&through(&["--seed", "4"]), 0), wanted[0], "seeds differ");
-    let file_order = json(cached(&server, &["epoch", &uri, "--shuffle", "none", "--batch", BATCH]));
-    let other_cut = json(cached(&server, &["epoch", &uri, "--shuffle", "none", "--batch", "250"]));
-    assert_eq!(digest(&file_order, 0), digest(&other_cut, 0), "file order knows no batches");
+    assert_eq!(digests(&through(&["--seed", "3", "--ending", "exact"]), 0), wanted[0]);
+    assert_ne!(digests(&through(&["--seed", "4"]), 0), wanted[0], "seeds differ");
+    let file_order =
+        json(cached(&server, &["epoch", "--verify", &uri, "--shuffle", "none", "--batch", BATCH]));
+    let other_cut =
+        json(cached(&server, &["epoch", "--verify", &uri, "--shuffle", "none", "--batch", "250"]));
+    assert_eq!(digests(&file_order, 0), digests(&other_cut, 0), "file order knows no batches");
     server.stop();
 }
 
@@ -72,8 +75,8 @@ fn the_order_depends_on_neither_the_ranks_nor_the_cache() {
 fn three_nodes_share_a_dataset_and_keep_its_order() {
     let (s3, uri) = upload("train");
     let alone = ServerOptions::for_s3(&s3).start();
-    let line =
-        ["epoch", &uri, "--batch", BATCH, "--segment-bytes", SEGMENT_BYTES, "--world", "2", "--epochs", "2"];
+    let common = ["epoch", "--verify", &uri, "--batch", BATCH, "--segment-bytes", SEGMENT_BYTES];
+    let line = [&common[..], &["--world", "2", "--epochs", "2"]].concat();
     let one = json(cached(&alone, &line));
     alone.stop();
     let addresses = free_addresses(3).expect("free ports");
@@ -86,13 +89,13 @@ fn three_nodes_share_a_dataset_and_keep_its_order() {
     s3.take_log();
     let three = json(cached(&nodes[0], &line));
     for e in 0..2 {
-        assert_eq!(digest(&three, e), digest(&one, e), "epoch {e}");
+        assert_eq!(digests(&three, e), digests(&one, e), "epoch {e}");
     }
     let (cold, projected) = (s3.take_log(), three["projected_bytes"].as_u64().expect("a number"));
     let shares: Vec<u64> = nodes.iter().map(|n| counter(n, "s3_bytes")).collect();
     // From another node's point of view, by other ranks: the same.
-    let again = json(cached(&nodes[2], &[&line[..6], &["--world", "3"]].concat()));
-    assert_eq!(digest(&again, 0), digest(&one, 0));
+    let again = json(cached(&nodes[2], &[&common[..], &["--world", "3"]].concat()));
+    assert_eq!(digests(&again, 0), digests(&one, 0));
     let warm = data_requests(&s3, &s3.take_log());
     let passed_over = missed(&nodes);
     nodes.into_iter().for_each(Server::stop);
@@ -114,7 +117,7 @@ fn four_ranks_at_once_cost_the_store_each_byte_once() {
     let server = ServerOptions::for_s3(&s3).start();
     let ranks: Vec<_> = (0..4)
         .map(|rank| {
-            let line = ["epoch", &uri, "--json", "--batch", BATCH, "--world", "4"];
+            let line = ["epoch", "--verify", &uri, "--json", "--batch", BATCH, "--world", "4"];
             cached(&server, &line).args(["--rank", &rank.to_string()]).start()
         })
         .collect();
@@ -128,10 +131,17 @@ fn four_ranks_at_once_cost_the_store_each_byte_once() {
 
     let samples: u64 = answers.iter().filter_map(|a| epoch(a, 0, "samples").as_u64()).sum();
     assert_eq!(samples, mnist::TRAIN_SAMPLES);
-    let mut merged = OrderDigest::default();
-    answers.iter().for_each(|answer| merged.merge(digest(answer, 0).parse().expect("hex")));
-    let one = json(cached(&server, &["epoch", &uri, "--batch", BATCH]));
-    assert_eq!(merged.to_string(), digest(&one, 0), "four processes see what one sees");
+    let (mut order, mut content) = (OrderDigest::default(), ContentDigest::default());
+    for own in answers.iter().map(|answer| digests(answer, 0)) {
+        order.merge(own.0.parse().expect("hex"));
+        content.merge(own.1.parse().expect("hex"));
+    }
+    let one = json(cached(&server, &["epoch", "--verify", &uri, "--batch", BATCH]));
+    assert_eq!(
+        (order.to_string(), content.to_string()),
+        digests(&one, 0),
+        "four processes see what one sees"
+    );
     assert_eq!(epoch(&one, 0, "s3_requests"), 0);
     assert_eq!(counter(&server, "s3_bytes"), projected, "the node counts the same");
     assert!(data_requests(&s3, &s3.take_log()).is_empty(), "a second run reads no column data");
@@ -142,10 +152,10 @@ fn four_ranks_at_once_cost_the_store_each_byte_once() {
 fn fewer_columns_cost_fewer_bytes() {
     let (s3, uri) = upload("test");
     let server = ServerOptions::for_s3(&s3).start();
-    let labels = json(cached(&server, &["epoch", &uri, "--columns", "label"]));
+    let labels = json(cached(&server, &["epoch", "--verify", &uri, "--columns", "label"]));
     let few = labels["projected_bytes"].as_u64().expect("a number");
     fetched_once(&s3, &s3.take_log(), few).expect("the labels");
-    let all = json(cached(&server, &["epoch", &uri]));
+    let all = json(cached(&server, &["epoch", "--verify", &uri]));
     let many = all["projected_bytes"].as_u64().expect("a number");
     assert!(few * 10 < many, "{few} of {many} bytes");
     // The labels are there already: only the images are fetched, in ranges that span the few bytes of labels

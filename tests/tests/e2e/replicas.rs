@@ -15,7 +15,7 @@ use forebay_tests::harness::s3::S3Server;
 use futures::TryStreamExt;
 use serde_json::Value;
 
-use crate::commands::{counter, digest, epoch, json, missed, patient};
+use crate::commands::{counter, digests, epoch, json, missed, patient};
 
 /// Generous: the machine may be loaded, and copies that were refused are offered again after 15, 30 and 60 s.
 const PATIENCE: Duration = Duration::from_secs(240);
@@ -65,13 +65,14 @@ impl Cluster {
         Run::new("forebay").args(arguments).args(["--endpoint", &urls.join(",")])
     }
 
-    /// Reads an epoch; its digest, and the bytes of columns that left S3 for it.
-    fn epoch(&self, further: &[&str]) -> (String, u64) {
+    /// Reads an epoch; its digests and the bytes of columns that left S3 for it.
+    fn epoch(&self, further: &[&str]) -> ((String, String), u64) {
         let uri = self.uri();
         let segment_bytes = SEGMENT_BYTES.to_string();
-        let line = [&["epoch", uri.as_str(), "--segment-bytes", &segment_bytes], further].concat();
+        let line =
+            [&["epoch", "--verify", uri.as_str(), "--segment-bytes", &segment_bytes], further].concat();
         let answer = json(self.command(&line));
-        (digest(&answer, 0), epoch(&answer, 0, "s3_bytes").as_u64().expect("a number of bytes"))
+        (digests(&answer, 0), epoch(&answer, 0, "s3_bytes").as_u64().expect("a number of bytes"))
     }
 
     /// What an epoch fetched is what only nodes held that did not answer: none, unless the machine stalls.

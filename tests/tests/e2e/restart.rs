@@ -14,7 +14,7 @@ use forebay_tests::harness::s3::S3Server;
 use forebay_tests::harness::slow::{SlowProxy, Slowness};
 use serde_json::Value;
 
-use crate::commands::{cached, counter, digest, direct, epoch, json, rows};
+use crate::commands::{cached, counter, digests, direct, epoch, json, rows};
 use crate::fixtures::{self, Comparison};
 use crate::refused::{check, is_about_waiting};
 
@@ -65,8 +65,8 @@ impl Interrupted {
         (Self { s3, uri, slow, folder, address }, run)
     }
 
-    fn line(uri: &str) -> [&str; 6] {
-        ["epoch", uri, "--world", "4", "--segment-bytes", "2000000"]
+    fn line(uri: &str) -> [&str; 7] {
+        ["epoch", "--verify", uri, "--world", "4", "--segment-bytes", "2000000"]
     }
 
     /// Starts the node again, at the same address and with the same folder.
@@ -80,7 +80,7 @@ impl Interrupted {
         let ended = run.end();
         assert!(ended.stderr.lines().all(is_about_waiting), "{}", ended.stderr);
         let answer = parse(&ended.expect_success());
-        assert_eq!(digest(&answer, 0), digest(&wanted, 0), "the same samples in the same places");
+        assert_eq!(digests(&answer, 0), digests(&wanted, 0), "the same samples in the same places");
         assert_eq!(epoch(&answer, 0, "samples"), mnist::TRAIN_SAMPLES);
         answer
     }
@@ -108,15 +108,15 @@ fn what_is_cached_is_opened_without_its_footers_and_also_while_s3_is_gone() {
     let (s3, uri) = store();
     let folder = tempfile::tempdir().expect("make a folder");
     let node = || ServerOptions::for_s3(&s3).folder(folder.path()).args(["--patience-s", "1"]);
-    let line = ["epoch", &uri];
+    let line = ["epoch", "--verify", &uri];
     let server = node().start();
     let wanted = json(cached(&server, &line));
     server.stop();
     let server = node().start();
     let again = json(cached(&server, &line));
     assert_eq!(
-        (digest(&again, 0), &again["projected_bytes"]),
-        (digest(&wanted, 0), &wanted["projected_bytes"])
+        (digests(&again, 0), &again["projected_bytes"]),
+        (digests(&wanted, 0), &wanted["projected_bytes"])
     );
     assert_eq!(
         (counter(&server, "s3_footer_bytes"), counter(&server, "s3_bytes")),
@@ -128,8 +128,8 @@ fn what_is_cached_is_opened_without_its_footers_and_also_while_s3_is_gone() {
     let server = node().allow_log("the object store does not answer").start();
     let gone = json(cached(&server, &line));
     assert_eq!(
-        (digest(&gone, 0), &gone["projected_bytes"]),
-        (digest(&wanted, 0), &wanted["projected_bytes"])
+        (digests(&gone, 0), &gone["projected_bytes"]),
+        (digests(&wanted, 0), &wanted["projected_bytes"])
     );
     server.stop();
 }
@@ -173,7 +173,7 @@ fn a_node_that_comes_and_goes_between_and_within_warm_epochs_is_waited_for() {
     let address = free_address().expect("a free port");
     let options = || ServerOptions::for_s3(&s3).folder(folder.path()).args(["--listen", &address]);
     let mut server = options().start();
-    let line = ["epoch", &uri, "--world", "2", "--batch", "48", "--epochs", "80"];
+    let line = ["epoch", "--verify", &uri, "--world", "2", "--batch", "48", "--epochs", "80"];
     let mut run = cached(&server, &line).arg("--json").start();
     for _ in 0..3 {
         let served = counter(&server, "rows_served");
@@ -184,9 +184,9 @@ fn a_node_that_comes_and_goes_between_and_within_warm_epochs_is_waited_for() {
         server = options().start();
     }
     let answer = parse(&run.end().expect_success());
-    let wanted = json(cached(&server, &["epoch", &uri, "--batch", "48", "--epochs", "80"]));
+    let wanted = json(cached(&server, &["epoch", "--verify", &uri, "--batch", "48", "--epochs", "80"]));
     for number in 0..80 {
-        assert_eq!(digest(&answer, number), digest(&wanted, number), "epoch {number}");
+        assert_eq!(digests(&answer, number), digests(&wanted, number), "epoch {number}");
     }
     server.stop();
 }
@@ -194,27 +194,31 @@ fn a_node_that_comes_and_goes_between_and_within_warm_epochs_is_waited_for() {
 #[test]
 fn throttling_and_broken_answers_are_ridden_out() {
     let (s3, uri) = store();
-    let wanted = json(direct(&s3, &["epoch", &uri]));
+    let wanted = json(direct(&s3, &["epoch", "--verify", &uri]));
     let server = ServerOptions::for_s3(&s3).start();
     s3.inject(fault::first(4, Fault::SlowDown));
-    let answer = json(cached(&server, &["epoch", &uri]));
-    assert_eq!(digest(&answer, 0), digest(&wanted, 0));
+    let answer = json(cached(&server, &["epoch", "--verify", &uri]));
+    assert_eq!(digests(&answer, 0), digests(&wanted, 0));
     assert!(epoch(&answer, 0, "s3_retries").as_u64() > Some(0), "{answer}");
     cached(&server, &["free", &uri]).end().expect_success();
     s3.inject(fault::share(0.3, 5, Fault::Cut));
-    let answer = json(cached(&server, &["epoch", &uri]));
-    assert_eq!((digest(&answer, 0), epoch(&answer, 0, "source")), (digest(&wanted, 0), &"s3".into()));
+    let answer = json(cached(&server, &["epoch", "--verify", &uri]));
+    assert_eq!((digests(&answer, 0), epoch(&answer, 0, "source")), (digests(&wanted, 0), &"s3".into()));
     server.stop();
 }
 
 #[test]
 fn a_cache_too_small_for_the_data_stays_within_its_limit() {
     let (s3, uri) = store();
-    let wanted = json(direct(&s3, &["epoch", &uri, "--epochs", "2", "--segment-bytes", "2000000"]));
+    let wanted =
+        json(direct(&s3, &["epoch", "--verify", &uri, "--epochs", "2", "--segment-bytes", "2000000"]));
     let limit = 12_000_000;
     let server = ServerOptions::for_s3(&s3).args(["--cache-bytes", &limit.to_string()]).start();
-    let mut run =
-        cached(&server, &["epoch", &uri, "--epochs", "2", "--segment-bytes", "2000000", "--json"]).start();
+    let mut run = cached(
+        &server,
+        &["epoch", "--verify", &uri, "--epochs", "2", "--segment-bytes", "2000000", "--json"],
+    )
+    .start();
     let mut most = 0;
     while run.is_running() {
         most = most.max(bytes_under(&server.folder.join("cache")));
@@ -224,7 +228,7 @@ fn a_cache_too_small_for_the_data_stays_within_its_limit() {
     // However few looks there were while it ran.
     most = most.max(bytes_under(&server.folder.join("cache")));
     for number in [0, 1] {
-        assert_eq!(digest(&answer, number), digest(&wanted, number));
+        assert_eq!(digests(&answer, number), digests(&wanted, number));
     }
     assert!(most <= limit + 64_000, "{most} bytes of {limit}, manifests apart");
     assert!(most > limit / 2, "it is used: {most}");
@@ -234,8 +238,8 @@ fn a_cache_too_small_for_the_data_stays_within_its_limit() {
 
     // No segment fits: everything is served without storing it.
     let server = ServerOptions::for_s3(&s3).args(["--cache-bytes", "1MiB"]).start();
-    let answer = json(cached(&server, &["epoch", &uri, "--segment-bytes", "2000000"]));
-    assert_eq!(digest(&answer, 0), digest(&wanted, 0));
+    let answer = json(cached(&server, &["epoch", "--verify", &uri, "--segment-bytes", "2000000"]));
+    assert_eq!(digests(&answer, 0), digests(&wanted, 0));
     assert_eq!(counter(&server, "store_bytes_written"), 0);
     server.stop();
 }
@@ -249,15 +253,15 @@ fn a_full_disk_means_reading_through() {
         eprintln!("no tmpfs can be mounted here: the full disk is not tested");
         return;
     };
-    let wanted = json(direct(&s3, &["epoch", &uri, "--epochs", "2"]));
+    let wanted = json(direct(&s3, &["epoch", "--verify", &uri, "--epochs", "2"]));
     let server = ServerOptions::for_s3(&s3)
         .args(["--cache-dir", &disk.folder().to_string_lossy()])
         .allow_log("could not be stored")
         .allow_log("more than the whole disk")
         .start();
-    let answer = json(cached(&server, &["epoch", &uri, "--epochs", "2"]));
+    let answer = json(cached(&server, &["epoch", "--verify", &uri, "--epochs", "2"]));
     for number in [0, 1] {
-        assert_eq!(digest(&answer, number), digest(&wanted, number));
+        assert_eq!(digests(&answer, number), digests(&wanted, number));
         assert_eq!(epoch(&answer, number, "samples"), mnist::TRAIN_SAMPLES);
     }
     assert!(server.log().contains("No space left"), "it says so: {}", server.log());

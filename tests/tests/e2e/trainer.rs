@@ -11,7 +11,7 @@ use forebay_tests::harness::slow::{SlowProxy, Slowness};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-use crate::commands::{cached, counter, digest, json};
+use crate::commands::{cached, counter, digests, json};
 use crate::fixtures;
 use crate::refused::{misused, refused};
 
@@ -45,22 +45,29 @@ fn train(line: &[&str]) -> Run {
     Run::new("forebay-train").args(line).envs([("OMP_NUM_THREADS", "1")])
 }
 
+/// The order digest and the content digest of an epoch in a report.
+fn seen(epoch: &Value) -> (String, String) {
+    let digest = |name: &str| epoch[name].as_str().unwrap_or_else(|| panic!("no {name}: {epoch}")).to_owned();
+    (digest("order_digest"), digest("content_digest"))
+}
+
 #[test]
 fn two_ranks_train_on_each_sample_once() {
     let stage = Stage::start();
     let folder = tempfile::tempdir().expect("make a folder");
     let report = folder.path().join("report.json").to_string_lossy().into_owned();
-    let line = ["--nproc", "2", "--epochs", "2", "--batch", "100", "--seed", "5", "--report", &report];
+    let line =
+        ["--nproc", "2", "--epochs", "2", "--batch", "100", "--seed", "5", "--verify", "--report", &report];
     stage.train(&line).args(["--test", &stage.uri]).end().expect_success();
     let report: Value =
         serde_json::from_slice(&std::fs::read(&report).expect("a report")).expect("the report is JSON");
     let hashes = report["parameter_hashes"].as_array().expect("a hash of each rank");
     assert!(hashes.len() == 2 && hashes[0] == hashes[1], "{report}");
     assert!(report["test_accuracy"].as_f64() > Some(0.5), "it learns: {report}");
-    let line = ["epoch", &stage.uri, "--epochs", "2", "--batch", "100", "--seed", "5"];
+    let line = ["epoch", &stage.uri, "--epochs", "2", "--batch", "100", "--seed", "5", "--verify"];
     let alone = json(cached(&stage.server, &line));
     for number in [0, 1] {
-        assert_eq!(report["epochs"][number]["order_digest"], digest(&alone, number));
+        assert_eq!(seen(&report["epochs"][number]), digests(&alone, number));
         assert_eq!(report["epochs"][number]["samples"], 5000);
     }
     assert_eq!(report["epochs"][1]["s3_requests"], 0);
@@ -107,7 +114,8 @@ fn a_cache_node_that_dies_and_comes_back_costs_nothing_but_time() {
     };
     let address = free_address().expect("a free port");
     stage.server = start(&address);
-    let line = ["--nproc", "2", "--epochs", "3", "--batch", "20", "--seed", "5", "--report", &report];
+    let line =
+        ["--nproc", "2", "--epochs", "3", "--batch", "20", "--seed", "5", "--verify", "--report", &report];
     let run = stage.train(&line).start();
     let began = Instant::now();
     while slow.passed().object_bytes < 300_000 {
@@ -120,10 +128,10 @@ fn a_cache_node_that_dies_and_comes_back_costs_nothing_but_time() {
     run.end().expect_success();
     let report: Value =
         serde_json::from_slice(&std::fs::read(&report).expect("a report")).expect("the report is JSON");
-    let line = ["epoch", &stage.uri, "--epochs", "3", "--batch", "20", "--seed", "5"];
+    let line = ["epoch", &stage.uri, "--epochs", "3", "--batch", "20", "--seed", "5", "--verify"];
     let alone = json(cached(&stage.server, &line));
     for number in [0, 1, 2] {
-        assert_eq!(report["epochs"][number]["order_digest"], digest(&alone, number), "epoch {number}");
+        assert_eq!(seen(&report["epochs"][number]), digests(&alone, number), "epoch {number}");
     }
     stage.server.stop();
 }
@@ -143,7 +151,9 @@ fn the_one_node_that_a_run_was_given_may_die_for_good() {
     let folder = tempfile::tempdir().expect("make a folder");
     let report = folder.path().join("report.json").to_string_lossy().into_owned();
     let line = ["--endpoint", &named.endpoint, "--train", &uri, "--test", &uri, "--nproc", "2"];
-    let line = [&line[..], &["--epochs", "3", "--batch", "20", "--seed", "5", "--report", &report]].concat();
+    let line =
+        [&line[..], &["--epochs", "3", "--batch", "20", "--seed", "5", "--verify", "--report", &report]]
+            .concat();
     let run = train(&line).start();
     let began = Instant::now();
     while counter(&named, "rows_served") + counter(&other, "rows_served") == 0 {
@@ -155,9 +165,10 @@ fn the_one_node_that_a_run_was_given_may_die_for_good() {
     run.end().expect_success();
     let report: Value =
         serde_json::from_slice(&std::fs::read(&report).expect("a report")).expect("the report is JSON");
-    let alone = json(cached(&other, &["epoch", &uri, "--epochs", "3", "--batch", "20", "--seed", "5"]));
+    let alone =
+        json(cached(&other, &["epoch", &uri, "--epochs", "3", "--batch", "20", "--seed", "5", "--verify"]));
     for number in [0, 1, 2] {
-        assert_eq!(report["epochs"][number]["order_digest"], digest(&alone, number), "epoch {number}");
+        assert_eq!(seen(&report["epochs"][number]), digests(&alone, number), "epoch {number}");
     }
     assert!(report["test_accuracy"].as_f64() > Some(0.5), "{report}");
     other.stop();
@@ -196,7 +207,10 @@ fn killed_and_resumed_by_other_ranks_a_run_sees_what_an_undisturbed_one_sees() {
     let path = |name: &str| folder.path().join(name).to_string_lossy().into_owned();
     let (checkpoints, report) = (path("checkpoints"), path("report.json"));
     let run = |ranks: &str| {
-        let line = ["--nproc", ranks, "--epochs", "2", "--batch", "60", "--seed", "5", "--report", &report];
+        let line = [
+            "--nproc", ranks, "--epochs", "2", "--batch", "60", "--seed", "5", "--verify", "--report",
+            &report,
+        ];
         stage.train(&line).args(["--checkpoint-dir", &checkpoints, "--checkpoint-every", "6"])
     };
     for (ranks, step) in [("2", 30), ("1", 88)] {
@@ -213,14 +227,11 @@ fn killed_and_resumed_by_other_ranks_a_run_sees_what_an_undisturbed_one_sees() {
     let said = String::from_utf8_lossy(&said);
     let report: Value =
         serde_json::from_slice(&std::fs::read(&report).expect("a report")).expect("the report is JSON");
-    let line = ["epoch", &stage.uri, "--epochs", "2", "--batch", "60", "--seed", "5"];
+    let line = ["epoch", &stage.uri, "--epochs", "2", "--batch", "60", "--seed", "5", "--verify"];
     let alone = json(cached(&stage.server, &line));
-    assert_eq!(report["earlier_epochs"][0]["order_digest"], digest(&alone, 0));
+    assert_eq!(seen(&report["earlier_epochs"][0]), digests(&alone, 0));
     let last = &report["epochs"][0];
-    assert_eq!(
-        (&last["order_digest"], &last["samples"]),
-        (&Value::from(digest(&alone, 1)), &Value::from(5000))
-    );
+    assert_eq!((seen(last), &last["samples"]), (digests(&alone, 1), &Value::from(5000)));
     let before = last["samples_before_resume"].as_u64().expect("a number");
     assert!(before > 0 && before < 5000 && said.contains(&format!("resumed at sample {before}")), "{said}");
     assert_eq!(report["steps"], 2 * 84);

@@ -6,7 +6,7 @@ use forebay_tests::harness::process::ServerOptions;
 use forebay_tests::harness::s3::S3Server;
 use serde_json::Value;
 
-use crate::commands::{cached, digest, direct, epoch, json};
+use crate::commands::{cached, digests, direct, epoch, json};
 
 fn store() -> (S3Server, String, String) {
     let s3 = S3Server::start();
@@ -41,12 +41,12 @@ fn a_split_is_the_datasets_own_rows_and_its_own_segments() {
     assert_eq!(data, 0, "the segments of the whole dataset serve its splits");
 
     let read = |more: &[&str]| -> Value {
-        let line = ["epoch", &test, "--split", "0:0.9", "--batch", "48", "--seed", "5"];
+        let line = ["epoch", "--verify", &test, "--split", "0:0.9", "--batch", "48", "--seed", "5"];
         json(cached(&server, &[&line, more].concat()))
     };
     let one = read(&[]);
     assert_eq!(epoch(&one, 0, "samples"), 9000);
-    assert_eq!(digest(&read(&["--world", "3"]), 0), digest(&one, 0));
+    assert_eq!(digests(&read(&["--world", "3"]), 0), digests(&one, 0));
     server.stop();
 }
 
@@ -55,7 +55,8 @@ fn a_mix_keeps_its_order_for_any_ranks_with_and_without_a_cache() {
     let (s3, train, test) = store();
     let server = ServerOptions::for_s3(&s3).start();
     let mix = format!("{train}=0.7,{test}=0.3");
-    let line = ["epoch", "--mix", &mix, "--batch", "48", "--epochs", "2", "--segment-bytes", "2500000"];
+    let line =
+        ["epoch", "--verify", "--mix", &mix, "--batch", "48", "--epochs", "2", "--segment-bytes", "2500000"];
     let cold = json(cached(&server, &line));
     // The test split runs out first: 10,000 of 3 in 10 samples.
     assert_eq!(epoch(&cold, 0, "samples"), 33_330);
@@ -63,12 +64,13 @@ fn a_mix_keeps_its_order_for_any_ranks_with_and_without_a_cache() {
     assert_eq!(epoch(&warm, 0, "source"), "cache");
     let alone = json(direct(&s3, &[&line[..], &["--world", "2"]].concat()));
     for e in 0..2 {
-        assert_eq!(digest(&warm, e), digest(&cold, e), "4 ranks, epoch {e}");
-        assert_eq!(digest(&alone, e), digest(&cold, e), "directly, epoch {e}");
+        assert_eq!(digests(&warm, e), digests(&cold, e), "4 ranks, epoch {e}");
+        assert_eq!(digests(&alone, e), digests(&cold, e), "directly, epoch {e}");
     }
-    assert_ne!(digest(&cold, 0), digest(&cold, 1));
-    let refused =
-        cached(&server, &["epoch", "--mix", "s3://elsewhere/x=1", "--batch", "48"]).end().expect_failure();
+    assert_ne!(digests(&cold, 0), digests(&cold, 1));
+    let refused = cached(&server, &["epoch", "--verify", "--mix", "s3://elsewhere/x=1", "--batch", "48"])
+        .end()
+        .expect_failure();
     assert!(refused.contains("--allow"), "{refused}");
     server.stop();
 }

@@ -2,7 +2,7 @@
 //! from one cache node or from three.
 
 use super::dataset::open;
-use super::reader::{Checkpoint, EpochSeen, GLOBAL_BATCH, WORLDS, settings};
+use super::reader::{Checkpoint, GLOBAL_BATCH, WORLDS, settings};
 use crate::harness::check::{Check, Findings};
 use crate::harness::reader::planned_digest;
 use crate::harness::report::Row;
@@ -50,12 +50,13 @@ pub fn run(
     finish(endpoint, uri, 1, epochs, &undisturbed)?;
     let (seen, straight) = (Checkpoint::load(&path)?.seen, Checkpoint::load(&undisturbed)?.seen);
     let planned = runtime.block_on(planned(endpoint, uri, epochs))?;
-    let exact = seen == straight && seen == planned && killed == kills;
+    let order = seen.iter().map(|(epoch, seen)| (*epoch, (seen.digest.clone(), seen.samples))).collect();
+    let exact = seen == straight && planned == order && killed == kills;
     let counted: u64 = seen.values().map(|s| s.samples).sum();
     let wanted = dataset_rows * epochs;
     let (lost, repeated) = (wanted.saturating_sub(counted), counted.saturating_sub(wanted));
     let verdict = format!(
-        "{killed} kills over {epochs} epochs, seed {seed}: digests {} the undisturbed run's, samples lost {lost}, \
+        "{killed} kills over {epochs} epochs, seed {seed}: digests of order and values {} the undisturbed run's, samples lost {lost}, \
          repeated {repeated}",
         if seen == straight { "equal" } else { "DIFFER from" }
     );
@@ -101,13 +102,13 @@ fn finish(endpoint: &str, uri: &str, world: u32, epochs: u64, checkpoint: &Path)
     Ok(())
 }
 
-/// The digest and samples of each epoch, by the plan.
-async fn planned(endpoint: &str, uri: &str, epochs: u64) -> anyhow::Result<BTreeMap<u64, EpochSeen>> {
+/// The order digest and samples of each epoch, by the plan.
+async fn planned(endpoint: &str, uri: &str, epochs: u64) -> anyhow::Result<BTreeMap<u64, (String, u64)>> {
     let dataset = open(endpoint, uri).await?;
     let settings = settings();
     let seen = |epoch| {
         let digest = planned_digest(&dataset.manifest, &settings, epoch)?;
-        Ok((epoch, EpochSeen { digest: digest.to_string(), samples: dataset.manifest.rows() }))
+        Ok((epoch, (digest.to_string(), dataset.manifest.rows())))
     };
     (0..epochs).map(seen).collect()
 }

@@ -7,8 +7,8 @@ use super::dataset::open;
 use anyhow::Context;
 use clap::Args;
 use forebay_client::loader::Shuffle;
-use forebay_client::{Event, Loader, LoaderSettings};
-use forebay_proto::digest::OrderDigest;
+use forebay_client::{Batch, Event, Loader, LoaderSettings};
+use forebay_proto::digest::{ContentDigest, OrderDigest};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -34,13 +34,34 @@ pub struct ReaderOptions {
     checkpoint: PathBuf,
 }
 
-/// The part of an epoch that was read: its digest and number of samples.
+/// The part of an epoch that was read: its digests and number of samples.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EpochSeen {
     /// The merged digest, in hex.
     pub digest: String,
+    /// The same of the values.
+    pub content: String,
     /// Samples, padding left out.
     pub samples: u64,
+}
+
+impl Default for EpochSeen {
+    fn default() -> Self {
+        let (digest, content) = (OrderDigest::default(), ContentDigest::default());
+        Self { digest: digest.to_string(), content: content.to_string(), samples: 0 }
+    }
+}
+
+impl EpochSeen {
+    fn add(&mut self, batch: &Batch) -> anyhow::Result<()> {
+        let (mut digest, mut content): (OrderDigest, ContentDigest) =
+            (self.digest.parse()?, self.content.parse()?);
+        digest.merge(batch.digest);
+        content.merge(batch.content.context("a batch without a content digest")?);
+        let samples = self.samples + batch.real_rows as u64;
+        *self = Self { digest: digest.to_string(), content: content.to_string(), samples };
+        Ok(())
+    }
 }
 
 #[derive(Debug, Default, Serialize, Deserialize)]
@@ -74,6 +95,7 @@ pub fn settings() -> LoaderSettings {
         shuffle: Shuffle::Window(8),
         global_batch: GLOBAL_BATCH,
         prefetch_bytes: 8 << 20,
+        content_digest: true,
         ..Default::default()
     }
 }
@@ -98,16 +120,8 @@ pub async fn run(options: &ReaderOptions) -> anyhow::Result<()> {
             match rank.next().await? {
                 Some(Event::Batch(batch)) => {
                     going = true;
-                    let seen = checkpoint.seen.entry(batch.epoch).or_insert_with(|| EpochSeen {
-                        digest: OrderDigest::default().to_string(),
-                        samples: 0,
-                    });
-                    let mut digest: OrderDigest = seen.digest.parse()?;
-                    digest.merge(batch.digest);
-                    *seen = EpochSeen {
-                        digest: digest.to_string(),
-                        samples: seen.samples + batch.real_rows as u64,
-                    };
+                    let seen = checkpoint.seen.entry(batch.epoch).or_default();
+                    seen.add(&batch)?;
                 }
                 Some(Event::EpochEnd(_)) => going = true,
                 None => {}

@@ -22,7 +22,8 @@ pub fn measure() -> Result<Findings> {
         let directory = folder.path().join(checkpoints).to_string_lossy().into_owned();
         let line =
             ["--endpoint", &endpoint, "--train", &uri, "--epochs", "3", "--batch", "60", "--nproc", ranks];
-        let line = line.into_iter().chain(["--checkpoint-every", "9", "--checkpoint-dir", &directory]);
+        let line =
+            line.into_iter().chain(["--verify", "--checkpoint-every", "9", "--checkpoint-dir", &directory]);
         line.map(str::to_owned).collect::<Vec<_>>()
     };
     let (straight, _) = trainer::report(line("2", "straight"), folder.path())?;
@@ -35,13 +36,19 @@ pub fn measure() -> Result<Findings> {
     }
     let (resumed, _) = trainer::report(line("3", "killed"), folder.path())?;
     server.try_stop()?;
-    let digest =
-        |report: &Value| report["order_digest"].as_str().map(str::to_owned).context("an order digest");
-    let equal = digest(&straight)? == digest(&resumed)? && straight["steps"] == resumed["steps"];
+    let equal = digests(&straight)? == digests(&resumed)? && straight["steps"] == resumed["steps"];
     let text = format!(
-        "2 ranks, killed, 1 rank, killed, 3 ranks: order digest {} the undisturbed run's over 3 epochs",
+        "2 ranks, killed, 1 rank, killed, 3 ranks: digests of order and values {} the undisturbed run's over 3 epochs",
         if equal { "equal to" } else { "DIFFERS from" }
     );
     let rows = vec![Row::of("resume_digests_equal", "1 = yes", &[f64::from(u8::from(equal))])];
     Ok(Findings { rows, checks: vec![Check::of(text, "", equal)] })
+}
+
+/// The order digest of a run, and the content digest of each of its epochs.
+fn digests(report: &Value) -> Result<Vec<String>> {
+    let epochs =
+        ["earlier_epochs", "epochs"].into_iter().filter_map(|list| report[list].as_array()).flatten();
+    let all = epochs.map(|epoch| &epoch["content_digest"]).chain([&report["order_digest"]]);
+    all.map(|digest| digest.as_str().map(str::to_owned).context("a digest")).collect()
 }
