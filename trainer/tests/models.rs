@@ -176,7 +176,8 @@ fn the_mlp_learns_a_table_with_nulls_and_dates() {
     let error = refused(&data, flags);
     let advice = "which have no place in a tensor: say what stands for them, as in --fill amount=0";
     assert!(
-        error.contains("column `amount` has nulls, the first in row") && error.contains(advice),
+        error.contains(&format!("{uri}: column `amount` has nulls, the first in row"))
+            && error.contains(advice),
         "{error}"
     );
     let error = refused(&data, &format!("{flags} --fill price=0"));

@@ -4,6 +4,7 @@ use forebay_tests::harness::fault::Fault;
 use forebay_tests::harness::mnist;
 use forebay_tests::harness::process::{Ended, Run, Server, ServerOptions};
 use forebay_tests::harness::s3::S3Server;
+use forebay_tests::harness::slow::{SlowProxy, Slowness};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -57,6 +58,28 @@ fn a_store_that_says_nothing_is_named_by_all_who_wait_for_it() {
         }
     });
     servers.into_iter().for_each(Server::stop);
+}
+
+#[test]
+fn a_long_epoch_says_how_far_it_is() {
+    let (s3, uri) = store();
+    // The 1.7 MB take more than 10 s, after which it is said for the first time.
+    let slow = SlowProxy::start(&s3.endpoint, Slowness { total_mb_s: 0.12, ..Slowness::none() });
+    let server = ServerOptions::for_endpoint(&s3, &slow.endpoint).start();
+    let line = ["epoch", &uri, "--segment-bytes", "500000", "--batch", "100", "--shuffle", "none"];
+    let ended = cached(&server, &line).end();
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    let done = |line: &str| {
+        let (done, all) = line.strip_prefix("forebay: epoch 0: ")?.split_once(" of ")?;
+        assert_eq!(all, "10,000 samples");
+        done.replace(',', "").parse::<u64>().ok()
+    };
+    let told: Vec<u64> = ended.stderr.lines().filter_map(done).collect();
+    assert!(told.is_sorted() && told.first().is_some_and(|first| *first < 10_000), "{}", ended.stderr);
+    // An epoch that is soon over says nothing.
+    let ended = cached(&server, &line).end();
+    assert_eq!(ended.stderr.lines().filter_map(done).count(), 0, "{}", ended.stderr);
+    server.stop();
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! A batch of the loader as a model's input.
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use arrow::array::Array;
 use forebay_c10d::{Span, tensor_from_owner};
 use forebay_client::Batch;
@@ -15,6 +15,8 @@ use super::tensors::packed_input;
 /// Makes inputs of batches, the same for the same batch whatever runs beside it.
 #[derive(Debug)]
 pub struct Preparer {
+    /// Its URI.
+    dataset: String,
     columns: Columns,
     /// Only if there are images to decode.
     decoder: Option<Decoder>,
@@ -25,13 +27,18 @@ pub struct Preparer {
 }
 
 impl Preparer {
-    /// For these columns. `threads` decode images unless the flags say otherwise; with `vary`, the run's
-    /// seed, they are varied as training wants them.
-    pub fn new(columns: Columns, args: &ImageArgs, threads: usize, vary: Option<u64>) -> Result<Self> {
+    /// For these columns of the dataset at a URI. `threads` decode images unless the flags say otherwise;
+    /// with `vary`, the run's seed, they are varied as training wants them.
+    pub fn new(
+        (dataset, columns): (String, Columns),
+        args: &ImageArgs,
+        threads: usize,
+        vary: Option<u64>,
+    ) -> Result<Self> {
         let has_images = columns.wanted.iter().any(|wanted| matches!(wanted.takes, Takes::Image(_)));
         let threads = args.decode_threads.unwrap_or(threads);
         let decoder = has_images.then(|| Decoder::new(threads)).transpose()?;
-        Ok(Self { columns, decoder, augment: args.augment, crop_share: args.crop_share, vary })
+        Ok(Self { dataset, columns, decoder, augment: args.augment, crop_share: args.crop_share, vary })
     }
 
     /// Whether inputs take work worth doing ahead of their step.
@@ -39,8 +46,12 @@ impl Preparer {
         self.decoder.is_some()
     }
 
-    /// The tensors of a batch. What needs no decoding shares the batch's memory.
+    /// The tensors of a batch. What needs no decoding shares the batch's memory. Errors name the dataset.
     pub fn input(&self, batch: &Batch) -> Result<Input> {
+        self.tensors(batch).with_context(|| self.dataset.clone())
+    }
+
+    fn tensors(&self, batch: &Batch) -> Result<Input> {
         if let Some(sequences) = &batch.sequences {
             return Ok(packed_input(&self.columns, &batch.columns, sequences)?.counted());
         }

@@ -88,7 +88,8 @@ impl OpenData {
         }
         let packing = facts.packing.clone().filter(|_| train.is_some());
         let threads = std::thread::available_parallelism().map_or(1, usize::from) / session.env.local_world;
-        let preparer = Preparer::new(columns.clone(), &args.image, threads, train)?;
+        let of = (dataset.manifest.uri().to_owned(), columns.clone());
+        let preparer = Preparer::new(of, &args.image, threads, train)?;
         Ok(ModelData { dataset, model, columns, preparer: Arc::new(preparer), packing })
     }
 }
