@@ -3,6 +3,7 @@
 use forebay_tests::harness::process::{Run, Server};
 use forebay_tests::harness::s3::{REGION, S3Server};
 use serde_json::Value;
+use std::time::{Duration, Instant};
 
 use crate::node::get;
 
@@ -30,16 +31,24 @@ pub fn json(run: Run) -> Value {
     serde_json::from_slice(&text).unwrap_or_else(|e| panic!("{e}: {}", String::from_utf8_lossy(&text)))
 }
 
-/// What a command answers in JSON that may be asked again: a node that stands still for a moment is an error
-/// of some.
+/// How long nodes may stand still: other tests fill the machine.
+const STILL: Duration = Duration::from_secs(20);
+
+/// The errors of a command whose node gives no answer.
+const SILENT: [&str; 3] = ["cannot reach the cache at", "did not answer in", "tells no topology"];
+
+/// What a command answers in JSON that may be asked again while nodes stand still, for [`STILL`] at most. Any
+/// other error ends the test at once.
 pub fn patient(run: impl Fn() -> Run) -> Value {
-    for _ in 0..4 {
+    let began = Instant::now();
+    loop {
         let ended = run().arg("--json").end();
-        if ended.code == Some(0) {
-            return serde_json::from_slice(&ended.stdout).expect("JSON");
+        let is_silent = ended.code != Some(0) && SILENT.iter().any(|why| ended.stderr.contains(why));
+        if !is_silent || began.elapsed() > STILL {
+            return serde_json::from_slice(&ended.expect_success()).expect("JSON");
         }
+        std::thread::sleep(Duration::from_millis(100));
     }
-    json(run())
 }
 
 /// A counter of the node, by its name in `forebay status --json`.
