@@ -220,7 +220,8 @@ async fn many_changes_in_a_row_are_one() {
     // A lane for each of two nodes, and one that each of them gave to the third.
     let most = 4 * (2 + began.elapsed().div_duration_f64(CALM) as u64);
     let all = streams(&fleet).iter().sum::<u64>();
-    assert!(all > 6 && all <= most, "{all} streams, at most {most} allowed");
+    // Three if the reader had noticed no change.
+    assert!(all > 3 && all <= most, "{all} streams, at most {most} allowed");
 }
 
 /// Segment by segment becomes hot and cools down again: lanes become many, but not ever more.
