@@ -1,9 +1,10 @@
 # The only commands; CI calls the same ones. Each sets up what it needs by itself.
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo test test-clients test-readers check attack bench-cold bench-epoch bench-order bench-peers bench-python bench-raw bench-real bench-store bench-train bench-warm mutate nccl gpu-kit parity bench-cluster dist wheel wheel-check images compose-demo clean
+.PHONY: help setup build demo test test-clients test-readers check attack bench-cold bench-epoch bench-order bench-peers bench-python bench-raw bench-real bench-store bench-train bench-warm mutants mutate nccl gpu-kit parity bench-cluster dist wheel wheel-check images compose-demo clean bench-tls
 
 DEMO_ARGS ?=
 BENCH_ARGS ?=
+MUTANTS_ARGS ?=
 MUTATE_ARGS ?=
 
 # The programs that are shipped, and those that the demo needs. Built by name, but with the whole workspace selected: cargo
@@ -59,6 +60,7 @@ bench-order: build ## Measure the order: speed, quality of the shuffle, resuming
 
 bench-peers: build ## Measure warm epochs beside pyarrow, torch's DataLoader, HF datasets, LitData, Mosaic, DuckDB, nginx (installs them in .peers)
 	@tests/peers/setup.sh
+	cargo build --release --workspace --bins --lib --features forebay-tests/gpu
 	target/release/forebay-bench-peers $(BENCH_ARGS)
 
 bench-python: setup ## Measure the Python loader beside the Rust loader: speed, hand-over of a batch, memory
@@ -79,6 +81,9 @@ bench-real: build ## Read tables of real writers beside pyarrow and deltalake; w
 bench-store: build ## Measure the disk cache: hits, amplification, restarts; 200 kills, 1,000 damaged files, failing disks and S3
 	target/release/forebay-bench-store $(BENCH_ARGS)
 
+bench-tls: build ## Measure what TLS costs: warm epochs with and without it, processor time, handshakes
+	target/release/forebay-bench-tls $(BENCH_ARGS)
+
 bench-train: build ## Measure the trainer: accelerator utilisation, lost ranks, resumes, 100 crashes while writing checkpoints
 	target/release/forebay-ddp-figures target/bench
 	target/release/forebay-bench-train $(BENCH_ARGS)
@@ -92,6 +97,9 @@ nccl: setup ## Build the plugin for GPUs (no GPU needed): target/nccl/release, w
 
 gpu-kit: build nccl ## Gather in target/gpu-kit what a machine with a GPU and torch 2.11 needs: copy it there, start run.sh
 	@scripts/gpu-kit.sh
+
+mutants: setup ## Change the modules that decide on rows, places and checkpoints, a little each time; say what no unit test notices (MUTANTS_ARGS="CRATE..")
+	@scripts/mutants.py $(MUTANTS_ARGS)
 
 mutate: setup ## Sabotage a copy of the code, patch by patch, and say which test noticed (MUTATE_ARGS="NAME.." or --list)
 	@scripts/setup.sh tests

@@ -49,7 +49,7 @@ counters() {
     local file=$1 node
     echo '{' >"$file"
     for node in cache-1 cache-2 cache-3; do
-        compose exec -T $asked forebay status --json --endpoint "http://$node:7070" >"$out/node.json" 2>/dev/null </dev/null ||
+        compose exec -T $asked forebay status --json --endpoint "https://$node:7070" >"$out/node.json" 2>/dev/null </dev/null ||
             continue
         { printf '"%s": ' "$node" && cat "$out/node.json" && echo ','; } >>"$file"
     done

@@ -103,6 +103,9 @@ need_packages() {
         command -v iptables >/dev/null || missing+=(iptables)
         command -v chattr >/dev/null || missing+=(e2fsprogs)
         { command -v mount && command -v unshare; } >/dev/null || missing+=(mount util-linux)
+        # TLS from other hands.
+        command -v curl >/dev/null || missing+=(curl)
+        command -v openssl >/dev/null || missing+=(openssl)
         # The sabotages of make mutate are patches.
         command -v patch >/dev/null || missing+=(patch)
         ;;

@@ -40,6 +40,8 @@ pub struct Events {
     pub bytes_served: AtomicU64,
     /// Those of them that readers took from shared memory.
     pub bytes_shared: AtomicU64,
+    /// Those of these that readers copied out of segment files.
+    pub bytes_lent: AtomicU64,
     /// Batch streams opened.
     pub streams: AtomicU64,
     /// Requests of S3 clients, and those of them that were refused.

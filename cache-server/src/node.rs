@@ -10,7 +10,7 @@ use crate::cluster::hot::HotSegments;
 use crate::cluster::hot::publisher::Publisher;
 use crate::cluster::membership::Membership;
 use crate::cluster::ownership::Ownership;
-use crate::cluster::peers::Peers;
+use crate::cluster::peers::{PeerCredentials, Peers};
 use crate::cluster::replicate::Replicator;
 use crate::datasets::Datasets;
 use crate::descriptors;
@@ -25,6 +25,7 @@ use crate::read::plans::Plans;
 use crate::runtime::blocking;
 use crate::service::gate::Gate;
 use crate::service::guard::CallGuard;
+use crate::service::handshake::Handshakes;
 use crate::service::health::{HealthReporter, set_serving};
 use crate::service::listeners::Listeners;
 use crate::service::shared::SharedReaders;
@@ -33,6 +34,7 @@ use crate::settings::{Settings, StaticNode};
 use forebay_dataset::source::{ObjectGuard, StoreSilence};
 use forebay_dataset::{SegmentReader, TokenFile};
 use forebay_proto::{Result, v1};
+use forebay_tls::ClientTls;
 use std::sync::Arc;
 use std::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -89,7 +91,9 @@ impl Node {
         let membership = Arc::new(membership(settings, me));
         let ownership = Arc::new(Ownership::new(url.clone(), membership.topology()));
         let token = settings.auth.peer_token_file.clone().map(TokenFile::new);
-        let peers = Arc::new(Peers::new(ownership.clone(), token.map(Arc::new)));
+        let credentials =
+            PeerCredentials { token: token.map(Arc::new), tls: ClientTls::new(settings.tls.files()) };
+        let peers = Arc::new(Peers::new(ownership.clone(), credentials));
         let datasets =
             Arc::new(Datasets::open(source.clone(), allow.clone(), disk.clone(), ownership.clone())?);
         let cache = Cache::new(
@@ -102,7 +106,7 @@ impl Node {
         );
         let reader = source.objects();
         let objects = Objects::new(cache.clone(), peers.clone(), reader, &settings.objects, allow, &memory)?;
-        let listeners = Listeners::new(settings, descriptors::raise());
+        let listeners = Listeners::new(settings, descriptors::raise(), handshakes(settings).await?);
         let memory_streams = memory.streams.clone();
         Ok(Self {
             name,
@@ -184,6 +188,12 @@ async fn guard(settings: &Settings, name: &str, allow: Arc<Allowed>) -> Result<A
         Ok(Arc::new(CallGuard::new(authority, AuditLog::open(&audit)?, name)))
     });
     opened.await?
+}
+
+/// TLS of the listeners, where the node has a certificate.
+async fn handshakes(settings: &Settings) -> Result<Option<Arc<Handshakes>>> {
+    let (tls, limits) = (settings.tls.clone(), settings.limits.clone());
+    blocking(move || Handshakes::open(&tls, &limits)).await?
 }
 
 async fn open_disk(settings: &Settings, plans: &Arc<Plans>, memory: &Memory) -> Result<Arc<DiskCache>> {

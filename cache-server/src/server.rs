@@ -58,6 +58,9 @@ pub struct Server {
 impl Server {
     /// Binds the sockets, opens the disk cache, rebuilds its index. Errors name the setting to change.
     pub async fn bind(settings: Settings) -> Result<Self> {
+        if let Some(exposure) = settings.exposure() {
+            tracing::warn!("--insecure: {exposure}");
+        }
         let mut address = settings.listen.clone();
         let listener = match address.tcp() {
             Some(at) => Some(bind(at, "--listen").await?),
@@ -201,7 +204,11 @@ impl Server {
     ) -> Option<SocketFile> {
         if let Some(listener) = self.listener.take() {
             let (grpc, admission) = (grpc.clone(), self.node.listeners.grpc.clone());
-            let serve = move |stream, place| grpc.serve(stream, place);
+            let tls = self.node.listeners.tls.clone();
+            let serve = move |stream, place| match &tls {
+                None => grpc.serve(stream, place),
+                Some(tls) => grpc.serve_tls(tls.clone(), stream, place),
+            };
             tokio::spawn(accept::run(listener, admission, accepting.clone(), serve, drop));
         }
         let Socket { listener, file } = self.socket.take()?;
@@ -219,6 +226,9 @@ impl Server {
         background.spawn(replicator.clone().run());
         background.spawn(node.guard.authority.clone().run());
         background.spawn(node.publisher().run());
+        if let Some(tls) = &node.listeners.tls {
+            background.spawn(tls.clone().watch(self.streams.clone()));
+        }
         if let Some(listener) = self.metrics.take() {
             background.spawn(node.stall_probe.clone().run());
             tokio::spawn(metrics::run(listener, node.clone(), self.limits.clone(), self.streams.clone()));

@@ -6,6 +6,7 @@
 //! * [`s3`]: the endpoint for clients of S3.
 //! * [`accept`] takes connections as far as [`admission`] lets them in, [`grpc`] serves those that speak
 //!   gRPC, [`socket`] is the node's Unix socket, [`listeners`] names them all.
+//! * [`handshake`]: TLS of these connections, where the node has a certificate.
 //! * [`guard`]: who makes a request, and whether it is written down; [`visible`]: the part of an answer that
 //!   a caller may see.
 //! * [`stalls`]: readers that take nothing.
@@ -21,6 +22,7 @@ pub(crate) mod frames;
 pub(crate) mod gate;
 pub(crate) mod grpc;
 pub(crate) mod guard;
+pub(crate) mod handshake;
 pub(crate) mod health;
 pub(crate) mod listeners;
 mod message;

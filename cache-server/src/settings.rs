@@ -7,6 +7,7 @@ mod limits;
 mod listen;
 mod load;
 mod objects;
+mod tls;
 
 pub use auth::{AuditSettings, AuthSettings, JwtSettings, OnFull};
 pub use cluster::{ClusterSettings, StaticNode};
@@ -15,6 +16,7 @@ pub use limits::LimitSettings;
 pub use listen::{ListenAddress, SocketPlan};
 pub(crate) use load::maybe_size;
 pub use objects::{MetadataAge, ObjectSettings, PrefixSettings};
+pub use tls::TlsSettings;
 
 use crate::allow::is_all_buckets;
 use clap::{Args, CommandFactory, FromArgMatches, Parser};
@@ -28,6 +30,11 @@ use std::ffi::OsString;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
+/// Where security is explained.
+const SECURITY_PAGE: &str = "docs/security.md";
+
+const ALL_OR_NONE: &str = "either all nodes of a cluster speak TLS, or none does";
+
 /// forebay-server: a node of the Forebay data cache.
 #[derive(Debug, Parser)]
 #[command(version, about, long_about = None)]
@@ -35,8 +42,8 @@ struct Flags {
     /// TOML file with settings: the names of the long flags, `_` for `-`. But --cluster-node is `nodes`; the
     /// flags of a cluster (--etcd, --advertise, --zone and so on) stand in `[cluster]`, those of the S3
     /// endpoint (--s3-listen, --s3-keys, --s3-domain, --s3-public) in `[gateway]`, --auth-policy is
-    /// `policy` and --peer-token-file the same in `[auth]`, --audit-file is `file` in `[audit]`, the other
-    /// --s3-* and --patience-s in `[source]`.
+    /// `policy` and --peer-token-file the same in `[auth]`, --audit-file is `file` in `[audit]`, --tls-cert
+    /// is `cert` in `[tls]` and so on, the other --s3-* and --patience-s stand in `[source]`.
     #[arg(long, env = "FOREBAY_CONFIG")]
     config: Option<PathBuf>,
     #[command(flatten)]
@@ -56,7 +63,7 @@ struct Flags {
 pub struct Settings {
     /// Address of the gRPC service; port 0 picks a free one. Or unix:/PATH: only a Unix socket, for a node
     /// that only this host uses.
-    // Loopback unless told otherwise: the service has no authentication of its own.
+    // Loopback unless told otherwise: without a policy everybody there may all.
     #[arg(long, default_value = "127.0.0.1:7070")]
     pub listen: ListenAddress,
     /// Unix socket for readers on this host, which then get batches through shared memory: a path, or `off`
@@ -121,6 +128,9 @@ pub struct Settings {
     /// What of it is written down.
     #[command(flatten)]
     pub audit: AuditSettings,
+    /// Certificates.
+    #[command(flatten)]
+    pub tls: TlsSettings,
     /// Whether to ask the object store at start whether what `allow` names can be listed.
     #[arg(skip = true)]
     pub check_at_start: bool,
@@ -131,6 +141,10 @@ pub struct Settings {
     // A node of a cluster holds what others read, so it is for a node alone.
     #[arg(long, value_name = "SECONDS")]
     pub exit_when_idle_s: Option<f64>,
+    /// Listen beyond this machine although anybody there may do everything (no --auth-policy), or read and
+    /// change what travels (no --tls-cert).
+    #[arg(long)]
+    pub insecure: bool,
     /// Outlive the program that starts this one: leave its session, and close its open files.
     #[arg(long)]
     pub detach: bool,
@@ -192,7 +206,7 @@ impl Settings {
     /// or not one of the fixed cluster's.
     pub fn url(&self, bound: &ListenAddress) -> Result<String> {
         let ListenAddress::Tcp(bound) = bound else { return Ok(bound.to_string()) };
-        let url = self.cluster.url(*bound)?;
+        let url = self.cluster.url(*bound, self.tls.is_on())?;
         if self.nodes.is_empty() || self.static_node(&url).is_some() {
             return Ok(url);
         }
@@ -255,6 +269,7 @@ impl Settings {
         self.gateway.check()?;
         self.limits.check()?;
         self.auth.check()?;
+        self.tls.check()?;
         let both = "--etcd and --cluster-node contradict each other: either etcd keeps the list of nodes, or it \
                     is fixed";
         refuse(!self.nodes.is_empty() && !self.cluster.etcd.is_empty(), both)?;
@@ -265,6 +280,14 @@ impl Settings {
             "--listen unix:/PATH is for a node alone: other nodes need an address such as 10.0.0.1:7070";
         refuse(is_cluster && self.listen.tcp().is_none(), lonely)?;
         self.check_private(is_cluster)?;
+        self.check_schemes()?;
+        match self.exposure() {
+            Some(exposure) if !self.insecure => Err(Error::invalid(format!(
+                "{exposure}. Set these ({SECURITY_PAGE}), listen on 127.0.0.1, or say --insecure where all who reach it \
+                 are trusted"
+            ))),
+            _ => Ok(()),
+        }?;
         let fixed = |at: Option<SocketAddr>| at.filter(|at| at.port() != 0);
         let (listen, metrics, s3) = (self.listen.tcp(), self.metrics_listen, self.gateway.s3_listen);
         let pairs = [
@@ -280,6 +303,36 @@ impl Settings {
             }
         }
         Ok(())
+    }
+
+    /// Listeners that other machines reach and should not; `None` if there are none.
+    pub fn exposure(&self) -> Option<String> {
+        let is_open = |at: &SocketAddr| !at.ip().to_canonical().is_loopback();
+        let of = |flag: &str, at: Option<SocketAddr>| at.filter(is_open).map(|at| format!("{flag} {at}"));
+        let nodes = [of("--listen", self.listen.tcp()), of("--metrics-listen", self.metrics_listen)];
+        // Its clients have keys.
+        let s3 = of("--s3-listen", self.gateway.s3_listen);
+        let nobody_asked = self.auth.policy.is_none() && nodes.iter().any(Option::is_some);
+        let open: Vec<String> = nodes.into_iter().chain([s3]).flatten().collect();
+        let lacks = match (nobody_asked, self.tls.is_on()) {
+            (true, false) => "authentication (--auth-policy) and TLS (--tls-cert, --tls-key)",
+            (true, true) => "authentication (--auth-policy)",
+            (false, false) => "TLS (--tls-cert, --tls-key)",
+            (false, true) => return None,
+        };
+        (!open.is_empty())
+            .then(|| format!("{} can be reached from other machines, without {lacks}", open.join(" and ")))
+    }
+
+    /// All nodes of a cluster speak TLS, or none.
+    fn check_schemes(&self) -> Result<()> {
+        let (is_on, scheme) = (self.tls.is_on(), cluster::scheme(self.tls.is_on()));
+        let all = self.nodes.iter().map(|node| &node.url).chain(&self.cluster.advertise);
+        let Some(url) = all.into_iter().find(|url| !url.starts_with(scheme)) else { return Ok(()) };
+        Err(Error::invalid(match is_on {
+            true => format!("{url}: this node has a certificate, so nodes are at https://: {ALL_OR_NONE}"),
+            false => format!("{url}: this node has no certificate (--tls-cert and --tls-key): {ALL_OR_NONE}"),
+        }))
     }
 
     /// What only a node alone may do, and what only one that its own user alone can reach.
@@ -329,9 +382,10 @@ mod tests {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), text).unwrap();
         let s = load(&["--config", file.path().to_str().unwrap()]).unwrap();
+        assert_eq!((s.exposure(), s.tls.is_on()), (None, true));
         assert_eq!((s.cache_dir.len(), s.cluster.replicas, s.source.s3_max_requests), (2, 2, 64));
         let elsewhere = Settings { nodes: vec!["http://a:1".to_owned().into()], ..s };
-        assert!(elsewhere.url(&elsewhere.listen).unwrap_err().message.contains("http://cache-1:7070"));
+        assert!(elsewhere.url(&elsewhere.listen).unwrap_err().message.contains("https://cache-1:7070"));
     }
 
     #[test]
@@ -368,6 +422,26 @@ mod tests {
         for open in [&["--allow", "s3://"][..], &[&socket[..], &["--unix-socket-mode", "660"]].concat()] {
             let e = load(open).unwrap_err();
             assert!(e.message.contains("--allow s3://: all buckets only with --listen unix:"), "{e}");
+        }
+    }
+
+    #[test]
+    fn what_others_can_reach_needs_authentication_and_tls_or_a_word() {
+        let base = ["--allow", "s3://a", "--listen", "0.0.0.0:7070"];
+        let of = |more: &[&str]| load(&[&base[..], more].concat()).map_err(|e| e.message);
+        let e = of(&["--metrics-listen", "[::]:7071"]).unwrap_err();
+        assert!(e.contains("--listen 0.0.0.0:7070 and --metrics-listen [::]:7071"), "{e}");
+        assert!(e.contains("--auth-policy) and TLS") && e.contains("--insecure"), "{e}");
+        let (policy, tls) = (["--auth-policy", "p"], ["--tls-cert", "c", "--tls-key", "k"]);
+        assert!(of(&policy).unwrap_err().contains("without TLS"));
+        assert!(of(&tls).unwrap_err().contains("without authentication"));
+        assert_eq!(of(&[&policy[..], &tls].concat()).unwrap().exposure(), None);
+        assert!(of(&["--insecure"]).unwrap().exposure().is_some());
+        let s3 = ["--allow", "s3://a", "--s3-listen", "10.0.0.1:7072", "--s3-public", "s3://a"];
+        assert!(load(&s3).unwrap_err().message.contains("--s3-listen 10.0.0.1:7072"));
+        assert_eq!(load(&[&s3[..], &tls].concat()).unwrap().exposure(), None);
+        for loopback in ["[::1]:7070", "127.0.0.9:7070"] {
+            assert!(load(&["--allow", "s3://a", "--listen", loopback]).is_ok());
         }
     }
 

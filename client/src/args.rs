@@ -5,6 +5,7 @@
 //! only: there is no flag for them, so they never show in a process list or a help text.
 
 use crate::access::{Access, ENDPOINT_VARIABLE, ZONE_VARIABLE};
+use crate::certificates::use_certificates;
 use crate::credentials::use_token_file;
 use crate::direct::{self, Direct};
 use crate::endpoints::Endpoints;
@@ -14,6 +15,7 @@ use clap::Args;
 use forebay_dataset::{SourceArgs, SourceSettings};
 pub use forebay_proto::units::bytes;
 use forebay_proto::{Error, Result};
+use forebay_tls::TlsFiles;
 use std::path::PathBuf;
 
 /// The heading in help for the flags of direct reading. It is set flag by flag: else later flags would fall
@@ -47,6 +49,15 @@ pub struct EndpointArgs {
     /// File with the token by which nodes know you, where they have a policy [env: FOREBAY_TOKEN_FILE]
     #[arg(long, value_name = "FILE")]
     pub token_file: Option<PathBuf>,
+    /// PEM file with the authorities of nodes at https:// [default: those of the system] [env: FOREBAY_CA]
+    #[arg(long, value_name = "FILE")]
+    pub ca: Option<PathBuf>,
+    /// PEM file with your certificate, where nodes ask for one [env: FOREBAY_CERT]
+    #[arg(long, value_name = "FILE", requires = "key")]
+    pub cert: Option<PathBuf>,
+    /// PEM file with its private key [env: FOREBAY_KEY]
+    #[arg(long, value_name = "FILE", requires = "cert")]
+    pub key: Option<PathBuf>,
 }
 
 /// What to do when no node of the cache answers.
@@ -116,7 +127,7 @@ impl EndpointArgs {
     pub fn endpoints(&self) -> Result<Endpoints> {
         let none =
             || Error::invalid(format!("no cache endpoint: pass --endpoint URL or set {ENDPOINT_VARIABLE}"));
-        self.use_token_file();
+        self.use_files()?;
         let urls = self.resolve(variable(ENDPOINT_VARIABLE)).ok_or_else(none)?;
         match is_local(&urls) {
             true => Ok(Endpoints::local(LocalNode::new(LocalNodeSettings::default())?)),
@@ -124,9 +135,12 @@ impl EndpointArgs {
         }
     }
 
-    /// The flag takes precedence over the environment.
-    fn use_token_file(&self) {
+    /// The flags take precedence over the environment.
+    fn use_files(&self) -> Result<()> {
         self.token_file.iter().for_each(use_token_file);
+        let Self { ca, cert, key, .. } = self.clone();
+        let files = TlsFiles { ca, cert, key, crl: None };
+        if files.is_empty() { Ok(()) } else { use_certificates(files) }
     }
 
     /// The flag takes precedence over the environment; empty counts as absent.
@@ -146,7 +160,7 @@ impl AccessArgs {
     pub fn access(&self) -> Result<Access> {
         match self.choose(variable(ENDPOINT_VARIABLE))? {
             Some(urls) => {
-                self.endpoint.use_token_file();
+                self.endpoint.use_files()?;
                 let zone = self.zone.clone().filter(|zone| !zone.is_empty());
                 let zone = zone.or_else(|| variable(ZONE_VARIABLE));
                 let source = &self.direct_args.source;

@@ -11,7 +11,7 @@ use forebay_proto::manifest::{Digest, Manifest, Object};
 use forebay_proto::plan::Order;
 use forebay_proto::snapshot::SCHEME;
 use forebay_proto::view::{MixPart, Split};
-use forebay_proto::{Error, Kind, Result, v1};
+use forebay_proto::{Error, Kind, Result, protocol, v1};
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -281,8 +281,10 @@ async fn ask(node: &Node, spec: &DatasetSpec) -> Result<Answer> {
         dataset: Some(spec.to_wire()),
         columns: spec.columns.clone().unwrap_or_default(),
         version_ids: spec.version_ids,
+        protocol: Some(protocol::ours()),
     };
-    let v1::OpenReply { manifest, projected_bytes, notes } = node.open(request).await?;
+    let v1::OpenReply { manifest, projected_bytes, notes, protocol } = node.open(request).await?;
+    protocol::check_node(node.url(), protocol.as_ref())?;
     let manifest = Manifest::try_from(manifest.unwrap_or_default())?;
     // A node of before knows no lists, and would answer with all that lies under the URI.
     let is_listed = || manifest.objects().iter().map(|o| &o.key).eq(spec.objects.iter().map(|o| &o.key));

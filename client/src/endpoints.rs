@@ -3,6 +3,7 @@
 //! The addresses that nodes tell of the others are kept: a run that was given one node's URL goes on when
 //! that node dies.
 
+use crate::certificates;
 use crate::direct::Direct;
 use crate::local_node::LocalNode;
 use crate::node::Node;
@@ -37,10 +38,14 @@ struct KnownNodes {
 }
 
 impl Endpoints {
-    /// Of URLs separated by commas; `Invalid` if one is no address, or there is none.
+    /// Of URLs separated by commas; `Invalid` if one is no address, or there is none, or files of TLS that
+    /// one needs make no sense.
     pub fn parse(urls: &str) -> Result<Self> {
         let urls = urls.split(',').map(str::trim).filter(|url| !url.is_empty());
         let mut nodes = urls.map(Node::new).collect::<Result<Vec<_>>>()?;
+        if nodes.iter().any(|node| certificates::is_tls(node.url())) {
+            certificates::check()?;
+        }
         if nodes.is_empty() {
             nodes.push(Node::new("")?);
         }
@@ -127,8 +132,11 @@ impl Endpoints {
             return Ok(only.clone());
         }
         let KnownNodes { nodes, preferred, .. } = &*self.known;
+        let mut fault = String::new();
         for node in &known {
-            if node.is_serving(PROBE).await {
+            if let Some(why) = node.fault(PROBE).await {
+                fault = why;
+            } else {
                 if let Some(named) = nodes.iter().position(|named| named.url() == node.url()) {
                     preferred.store(named, Relaxed);
                 }
@@ -137,7 +145,7 @@ impl Endpoints {
         }
         let urls: Vec<&str> = known.iter().map(Node::url).collect();
         Err(Error::retry(format!(
-            "cannot reach the cache at any of {}: check --endpoint and that forebay-server runs there",
+            "cannot reach the cache at any of {}: {fault}: check --endpoint and that forebay-server runs there",
             urls.join(", ")
         )))
     }

@@ -68,7 +68,7 @@ pub async fn fill(
                 // The list does not fit: the node is told of the dataset before.
                 let uri = manifest.uri().to_owned();
                 let (dataset, columns) = (request.dataset.take(), request.columns.clone());
-                node.open(v1::OpenRequest { dataset, columns, version_ids: false }).await?;
+                node.open(v1::OpenRequest { dataset, columns, ..Default::default() }).await?;
                 request.dataset = Some(v1::DatasetSpec { uri, ..Default::default() });
                 request.digest = manifest.digest().to_bytes().to_vec().into();
             }

@@ -33,6 +33,7 @@ mod access;
 #[cfg(feature = "cli")]
 pub mod args;
 mod cause;
+mod certificates;
 mod content;
 pub mod counters;
 mod credentials;
@@ -56,6 +57,7 @@ pub mod stream;
 pub mod survey;
 
 pub use access::{Access, ENDPOINT_VARIABLE, ZONE_VARIABLE};
+pub use certificates::{CA_VARIABLE, CERT_VARIABLE, KEY_VARIABLE, use_certificates};
 pub use credentials::{Credentials, NodeChannel, TOKEN_FILE_VARIABLE, use_token_file};
 pub use dataset::{Dataset, DatasetSpec};
 pub use direct::Direct;
@@ -68,3 +70,4 @@ pub use node::Node;
 
 pub use forebay_dataset::SourceSettings;
 pub use forebay_proto::{Error, Kind, Result};
+pub use forebay_tls::TlsFiles;

@@ -5,6 +5,7 @@
 //! not its concern.
 
 use crate::cause::innermost;
+use crate::certificates;
 use crate::credentials::{Credentials, NodeChannel};
 use crate::same_host::HostOf;
 use crate::stream::Stream;
@@ -29,6 +30,10 @@ pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Bytes of a reply about objects at most: a page of a listing, or some of their bytes.
 const OBJECT_REPLY_BYTES_MAX: usize = 16 << 20;
+
+/// Bytes that may come before their reader takes them; the most that a stream holds of the connection's
+/// memory.
+const STREAM_WINDOW_BYTES: u32 = 2 << 20;
 
 /// A silent connection is probed this often, and given up when a probe goes unanswered for as long again.
 const KEEP_ALIVE: Duration = Duration::from_secs(10);
@@ -58,8 +63,8 @@ impl Node {
     /// See [`crate::Access::endpoint`].
     pub fn new(url: &str) -> Result<Self> {
         let url = normal(url)?;
-        let endpoint = Endpoint::from_shared(url.clone())
-            .map_err(|_| not_an_address(&url))?
+        let endpoint = certificates::endpoint(&url)
+            .ok_or_else(|| not_an_address(&url))?
             .user_agent(concat!("forebay/", env!("CARGO_PKG_VERSION")))
             .map_err(|e| Error::invalid(format!("cannot name this client to {url}: {e}")))?
             .connect_timeout(CONNECT_TIMEOUT)
@@ -67,20 +72,22 @@ impl Node {
             .http2_keep_alive_interval(KEEP_ALIVE)
             .keep_alive_timeout(KEEP_ALIVE)
             .keep_alive_while_idle(true)
-            .initial_stream_window_size(8 << 20)
-            .initial_connection_window_size(16 << 20);
+            .initial_stream_window_size(STREAM_WINDOW_BYTES)
+            // A stretch of an object that is read ahead waits for those before it: its unread bytes must not
+            // stop them, nor a probe whether the node lives.
+            .initial_connection_window_size(i32::MAX as u32);
         let (credentials, channel, host) = (Credentials::of_process(), OnceLock::new(), HostOf::default());
         Ok(Self(Arc::new(Connection { url, endpoint, credentials, channel, host })))
     }
 
-    /// `http://host:port`, or `unix:/path`.
+    /// `http://host:port`, `https://host:port`, or `unix:/path`.
     pub fn url(&self) -> &str {
         &self.0.url
     }
 
     /// The shared connection, made when first used. Call it within a Tokio runtime.
     pub fn channel(&self) -> Channel {
-        self.0.channel.get_or_init(|| self.0.endpoint.connect_lazy()).clone()
+        self.0.channel.get_or_init(|| certificates::channel(&self.0.endpoint, &self.0.url)).clone()
     }
 
     /// The same, and requests show who this process is.
@@ -155,12 +162,20 @@ impl Node {
     /// Whether the node says, within `limit`, that it serves. Costs it next to nothing: this tells one that
     /// is slow from one that is dead.
     pub async fn is_serving(&self, limit: Duration) -> bool {
+        self.fault(limit).await.is_none()
+    }
+
+    /// Why the node does not say, within `limit`, that it serves; `None` if it does.
+    pub(crate) async fn fault(&self, limit: Duration) -> Option<String> {
         let mut health = HealthClient::new(self.channel());
         match tokio::time::timeout(limit, health.check(HealthCheckRequest::default())).await {
-            Ok(Ok(reply)) => reply.into_inner().status() == ServingStatus::Serving,
+            Ok(Ok(reply)) => match reply.into_inner().status() {
+                ServingStatus::Serving => None,
+                _ => Some("it does not serve now".to_owned()),
+            },
             // Who answers lives, whatever it thinks of the question.
-            Ok(Err(status)) => root_cause(&status).is_none(),
-            Err(_) => false,
+            Ok(Err(status)) => root_cause(&status),
+            Err(_) => Some(format!("no answer within {} s", limit.as_secs_f64())),
         }
     }
 
@@ -191,7 +206,7 @@ fn root_cause(status: &Status) -> Option<String> {
     }
 }
 
-/// `http://host:port` or `unix:/path` of what a person typed.
+/// `http://host:port`, `https://host:port` or `unix:/path` of what a person typed.
 fn normal(url: &str) -> Result<String> {
     let trimmed = url.trim().trim_end_matches('/');
     if let Some(path) = trimmed.strip_prefix("unix:") {
@@ -208,16 +223,15 @@ fn normal(url: &str) -> Result<String> {
     };
     let uri: http::Uri = full.parse().map_err(|_| not_an_address(url))?;
     match (uri.scheme_str(), uri.port_u16()) {
-        (Some("https"), _) => {
-            Err(Error::invalid(format!("cache endpoint `{url}`: TLS is not supported, use http://host:port")))
-        }
-        (Some("http"), Some(1..)) if uri.path() == "/" && uri.query().is_none() => Ok(full),
+        (Some("http" | "https"), Some(1..)) if uri.path() == "/" && uri.query().is_none() => Ok(full),
         _ => Err(not_an_address(url)),
     }
 }
 
 fn not_an_address(url: &str) -> Error {
-    Error::invalid(format!("`{url}` is not the address of a cache: use http://host:port, or unix:/path"))
+    Error::invalid(format!(
+        "`{url}` is not the address of a cache: use http://host:port, https://host:port, or unix:/path"
+    ))
 }
 
 #[cfg(test)]
@@ -229,6 +243,7 @@ mod tests {
         for good in ["http://h:1", "h:1", " h:1 ", "http://h:1/"] {
             assert_eq!(normal(good).unwrap(), "http://h:1", "{good}");
         }
+        assert_eq!(normal("https://h:1/").unwrap(), "https://h:1");
         assert_eq!(normal("[::1]:7070").unwrap(), "http://[::1]:7070");
         for good in ["unix:/run/f.sock", "unix:///run/f.sock"] {
             assert_eq!(normal(good).unwrap(), "unix:/run/f.sock");
@@ -243,7 +258,7 @@ mod tests {
             "ftp://h:1",
             "h:1/path",
             "http://a b:1",
-            "https://h:1",
+            "https://h",
             "unix:f.sock",
             "unix:",
         ] {

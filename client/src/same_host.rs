@@ -3,7 +3,7 @@
 //! address as if there were nothing else.
 
 use crate::credentials::NodeChannel;
-use crate::stream::SharedSession;
+use crate::stream::{SessionRequest, SharedSession};
 use bytes::Bytes;
 use forebay_dataset::shared::host_id;
 use forebay_proto::v1;
@@ -37,6 +37,7 @@ struct Door {
     instance: Bytes,
     /// Who asks there; zeros where everybody may.
     ticket: [u8; 16],
+    lends_files: bool,
 }
 
 impl HostOf {
@@ -50,7 +51,8 @@ impl HostOf {
     ) -> Option<(String, SharedSession)> {
         for _ in 0..2 {
             let (door, is_known) = self.door(node, url).await?;
-            match SharedSession::open(door.socket.clone(), door.instance.clone(), door.ticket, bytes).await {
+            let request = SessionRequest { bytes, ticket: door.ticket, takes_files: door.lends_files };
+            match SharedSession::open(door.socket.clone(), door.instance.clone(), request).await {
                 Ok(session) => return Some((format!("unix:{}", door.socket), session)),
                 Err(e) => {
                     tracing::debug!(error = %e, socket = door.socket, "no memory is shared with a node");
@@ -95,7 +97,8 @@ fn place(reply: v1::SameHostReply, url: &str, host: &str) -> Place {
     match !host.is_empty() && reply.host == host && socket.starts_with('/') {
         true => {
             let ticket = reply.ticket.as_ref().try_into().unwrap_or_default();
-            Place::Here(Arc::new(Door { socket, instance: reply.instance, ticket }))
+            let (instance, lends_files) = (reply.instance, reply.lends_files);
+            Place::Here(Arc::new(Door { socket, instance, ticket, lends_files }))
         }
         false => Place::Elsewhere,
     }
@@ -112,6 +115,7 @@ mod tests {
             socket: socket.into(),
             instance: Bytes::from_static(b"i"),
             ticket: Bytes::new(),
+            lends_files: false,
         };
         let socket = |reply, url: &str, host: &str| match place(reply, url, host) {
             Place::Here(door) => Some(door.socket.clone()),

@@ -10,9 +10,11 @@
 //! It does not retry, and does not know what a message means.
 
 mod parse;
+mod rows;
 mod shared;
 
 use crate::cause::innermost;
+use crate::certificates;
 use crate::credentials::Credentials;
 use bytes::{BufMut, Bytes, BytesMut};
 use forebay_proto::{Error, Result};
@@ -23,7 +25,8 @@ use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use parse::Parser;
 pub use parse::{Head, StreamEvent};
 use prost::Message as _;
-pub(crate) use shared::SharedSession;
+pub(crate) use rows::SharedRows;
+pub(crate) use shared::{SessionRequest, SharedSession};
 use std::collections::VecDeque;
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -71,7 +74,7 @@ const UNIX: &str = "unix:";
 const PATH: &str = "/arrow.flight.protocol.FlightService/DoGet";
 
 impl Stream {
-    /// Connects to `http://host:port` or `unix:/path` and asks for `ticket`. `window_bytes`, rounded into 64 KiB .. 16 MiB, are
+    /// Connects to `http://host:port`, `https://host:port` or `unix:/path` and asks for `ticket`. `window_bytes`, rounded into 64 KiB .. 16 MiB, are
     /// what the server may send ahead of what was taken. `Retry` when the node cannot be reached.
     pub async fn open(address: &str, ticket: &[u8], window_bytes: u32) -> Result<Self> {
         Self::start(address, ticket, window_bytes, None).await
@@ -175,12 +178,16 @@ async fn connect(address: &str, window_bytes: u32) -> Result<(Sender, AbortOnDro
     }
     let not_one = || {
         Error::invalid(format!(
-            "`{address}` is not the address of a cache: use http://host:port, or unix:/path"
+            "`{address}` is not the address of a cache: use http://host:port, https://host:port, or unix:/path"
         ))
     };
     let uri: http::Uri = address.parse().map_err(|_| not_one())?;
     let (host, port) = (uri.host().ok_or_else(not_one)?, uri.port_u16().ok_or_else(not_one)?);
-    let host = host.trim_start_matches('[').trim_end_matches(']');
+    let host = certificates::bare(host);
+    if certificates::is_tls(address) {
+        let tls = certificates::dial(host, port).await.map_err(|e| unreachable(address, &e))?;
+        return handshake(address, tls, window_bytes).await;
+    }
     let tcp = TcpStream::connect((host, port)).await.map_err(|e| unreachable(address, &e))?;
     tcp.set_nodelay(true).map_err(|e| broken(address, &e))?;
     handshake(address, tcp, window_bytes).await

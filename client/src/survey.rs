@@ -114,7 +114,10 @@ pub async fn readings_within(access: &Access, patience: Duration) -> Result<Read
 
 /// The node that a person means, by its name or its URL; `NotFound` names those that there are.
 pub fn find<'a>(topology: &'a v1::Topology, wanted: &str) -> Result<&'a v1::Node> {
-    let plain = |url: &str| url.trim_start_matches("http://").trim_end_matches('/').to_owned();
+    let plain = |url: &str| {
+        let at = url.trim_start_matches("http://").trim_start_matches("https://");
+        at.trim_end_matches('/').to_owned()
+    };
     let is = |node: &&v1::Node| node.name == wanted || plain(&node.address) == plain(wanted);
     topology.nodes.iter().find(is).ok_or_else(|| {
         let names: Vec<&str> = topology.nodes.iter().map(|n| n.name.as_str()).collect();

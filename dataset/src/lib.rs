@@ -9,18 +9,20 @@
 //! * [`view`]: a split of a dataset, or a mix of several.
 //! * [`SegmentBatch`]: the rows of a segment, narrow columns packed row by row ([`PackedSchema`]).
 //! * [`pool`]: large buffers that are used again.
-//! * [`ready`]: a segment that is ready to be read.
+//! * [`ready`]: a segment that is ready to be read. [`map_guard`]: maps of files that others may cut.
 //! * [`shared`]: memory that a node shares with a reader on its host.
 //! * [`stream`]: the messages that a ticket asks for, made of chosen rows of segments.
 
 mod delta;
 mod filter;
 mod freeze;
+pub mod map_guard;
 mod object_reader;
 mod packed;
 mod parquet;
 mod partitions;
 pub mod pool;
+mod prefetch;
 mod priority;
 pub mod ready;
 pub mod schema;

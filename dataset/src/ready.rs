@@ -8,6 +8,7 @@
 use crate::segment_batch::SegmentBatch;
 use std::any::Any;
 use std::fmt::Debug;
+use std::fs::File;
 use std::sync::Arc;
 
 /// Lives as long as the bytes beside it are in use: mostly their share of a memory budget.
@@ -31,11 +32,32 @@ pub trait Verifier: Debug + Send + Sync {
         None
     }
 
+    /// Where these bytes lie in the segment's file, if they lie in one.
+    fn offset_of(&self, _bytes: &[u8]) -> Option<u64> {
+        None
+    }
+
+    /// The segment's file, to be read by others; `None` if there is none, or not any more as it was checked.
+    fn open(&self) -> Option<OpenedFile> {
+        None
+    }
+
     /// A sound copy of these bytes of the segment by another way than by their addresses, if they can be had
     /// without waiting for a disk.
     fn copy_now(&self, _bytes: &[u8]) -> Option<Vec<u8>> {
         None
     }
+}
+
+/// A segment's file, opened only to be read.
+#[derive(Debug)]
+pub struct OpenedFile {
+    /// Its descriptor.
+    pub file: File,
+    /// Its length.
+    pub bytes: u64,
+    /// Time of its last write, in nanoseconds.
+    pub modified: i128,
 }
 
 /// A segment to read from. Who reads its bytes holds the guard too.
@@ -95,6 +117,12 @@ impl ReadySegment {
             [of_all] => of_all.copy_now(bytes),
             _ => None,
         }
+    }
+
+    /// Who checks the file in which these bytes of it lie, and where in the file that is; `None` where they
+    /// lie in memory alone.
+    pub(crate) fn file_of(&self, bytes: &[u8]) -> Option<(&Arc<dyn Verifier>, u64)> {
+        self.verifiers.iter().find_map(|verifier| Some((verifier, verifier.offset_of(bytes)?)))
     }
 
     /// Whether others hold all of it too: dropping it frees nothing.

@@ -17,7 +17,6 @@ mod builder;
 mod cursor;
 pub mod gather;
 mod off_thread;
-mod prefetch;
 mod read_ahead;
 mod reading;
 mod setup;

@@ -105,4 +105,19 @@ mod tests {
         assert_eq!(OrderDigest::from_bytes(&whole.to_bytes()).unwrap(), whole);
         assert_eq!(whole.to_string().parse::<OrderDigest>().unwrap(), whole);
     }
+
+    #[test]
+    fn a_content_digest_is_the_sum_of_its_rows_hashes() {
+        let of = |rows: &[&[u8]]| {
+            let mut d = ContentDigest::default();
+            rows.iter().for_each(|row| d.add(row));
+            d
+        };
+        let (a, b) = (&b"\0\0\0\0\0\0\0\0a"[..], &b"\x01\0\0\0\0\0\0\0b"[..]);
+        assert_eq!(of(&[a, b]), ContentDigest(xxh3_128(a).wrapping_add(xxh3_128(b))));
+        let mut merged = of(&[b]);
+        merged.merge(of(&[a]));
+        assert_eq!(merged, of(&[a, b]));
+        assert_ne!(of(&[a, b, b]), of(&[a, b]), "repeated");
+    }
 }

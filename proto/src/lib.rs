@@ -4,6 +4,7 @@
 //! * [`manifest`]: a dataset frozen, its digest, the ids of its segments.
 //! * [`object`]: any object in one of its versions, its raw blocks, ranges of its bytes.
 //! * [`plan`]: the global order of samples, steps and ranks: a pure function.
+//! * [`protocol`]: which versions of these messages two sides speak.
 //! * [`digest`]: the mergeable order digest.
 //! * [`hash`]: the hash of digests, checksums and placement.
 //! * [`state`]: the loader state, under 100 bytes.
@@ -25,6 +26,7 @@ pub mod manifest;
 pub mod object;
 pub mod object_list;
 pub mod plan;
+pub mod protocol;
 pub mod ring;
 mod row_run;
 mod segment_set;

@@ -82,7 +82,7 @@ mod tests {
         let objects = lengths.iter().enumerate().map(object).collect();
         let dataset =
             DatasetSpec { uri: "s3://b/t".into(), filter: "x > 3".into(), objects, ..Default::default() };
-        OpenRequest { dataset: Some(dataset), columns: vec!["x".into()], version_ids: true }
+        OpenRequest { dataset: Some(dataset), columns: vec!["x".into()], version_ids: true, protocol: None }
     }
 
     fn joined(parts: Vec<OpenRequest>) -> Result<OpenRequest> {

@@ -210,7 +210,7 @@ pub fn is_under(uri: &str, root: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::manifest::Digest;
+    use crate::manifest::{Digest, Object, SegmentSize};
 
     fn ranked(nodes: &[v1::Node], segment: SegmentId) -> Vec<usize> {
         Ring::new(nodes).ranked(segment)
@@ -303,6 +303,17 @@ mod tests {
         assert!(place.is_hot(id(1)) && !place.is_hot(id(2)) && place.copies(id(2), 1).hot.is_empty());
     }
 
+    #[test]
+    fn the_owner_is_the_first_of_the_copies() {
+        let t = topology(&["a", "b", "c"], 1);
+        let balance = Balance::of_segments(&t.nodes, vec![(0..200).map(id).collect()]);
+        assert_ne!(balance, Balance::default());
+        let place = Placement::new(&t, &balance);
+        for i in 0..200 {
+            assert_eq!(place.owner(id(i)), Some(place.copies(id(i), 2).order[0]));
+        }
+    }
+
     fn loads(nodes: &[v1::Node], balance: &Balance, segments: u64) -> Vec<f64> {
         let ring = Ring::new(nodes);
         let mut loads = vec![0.0; nodes.len()];
@@ -339,6 +350,11 @@ mod tests {
         assert_eq!(both, Balance::of_segments(&nodes, vec![whole]));
         assert!(!both.0.is_empty());
         let ring = Ring::new(&nodes);
+        // By itself a part that is mostly one node's would have many others as its owners.
+        let whole: Vec<_> = (0..200).map(id).collect();
+        let one_sided: Vec<_> = whole.iter().copied().filter(|id| ring.owner(*id) == Some(0)).collect();
+        assert_ne!(Balance::of_segments(&nodes, vec![one_sided.clone()]), Balance::default());
+        assert_eq!(both, Balance::of_segments(&nodes, vec![one_sided, whole]));
         for (id, owner) in &both.0 {
             let order = both.order(&ring, *id);
             assert_eq!(order[0], *owner);
@@ -346,6 +362,18 @@ mod tests {
             rest.retain(|n| n != owner);
             assert_eq!(order[1..], rest);
         }
+    }
+
+    #[test]
+    fn datasets_are_balanced_by_the_ids_of_their_segments() {
+        let nodes: Vec<_> = (0..4).map(|i| node(&format!("n{i}"), 1.0)).collect();
+        let object = Object { key: "a".into(), etag: "e".into(), size: 1, ..Default::default() };
+        let size = SegmentSize { object: 0, row_groups: 1, rows: 1, decoded_bytes: 1 };
+        let dataset = Manifest::new("s3://b/d", 1, vec![], vec![object], &[size; 200]).unwrap();
+        let ids = (0..200).map(|n| dataset.segment_id(n).unwrap()).collect();
+        let balance = Balance::of(&nodes, [&dataset]);
+        assert_ne!(balance, Balance::default());
+        assert_eq!(balance, Balance::of_segments(&nodes, vec![ids]));
     }
 
     #[test]

@@ -109,6 +109,7 @@ mod tests {
         }
         assert_eq!(SegmentSet::new(9).to_wire(), [0, 0]);
         assert_eq!(SegmentSet::from_wire(&[2], 100).iter().collect::<Vec<_>>(), [1]);
+        assert_eq!([0, 1, 64, 640].map(|count| SegmentSet::new(count).bytes()), [0, 8, 8, 80]);
     }
 
     proptest! {

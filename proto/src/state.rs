@@ -110,4 +110,15 @@ mod tests {
             }
         }
     }
+
+    #[test]
+    fn a_window_of_no_segments_is_none() {
+        let key = PlanKey { manifest: Digest(1), seed: 0, epoch: 0, shuffle: Shuffle::Window(1) };
+        let mut bytes = LoaderState { key, samples_done: 0, tokens_done: None }.to_bytes();
+        bytes[41] = 0;
+        let hash = xxh3_64(&bytes[..BYTES - 8]);
+        bytes[BYTES - 8..].copy_from_slice(&hash.to_le_bytes());
+        let e = LoaderState::from_bytes(&bytes).unwrap_err();
+        assert!(e.message.contains("unknown shuffle 1/0"), "{e}");
+    }
 }

@@ -10,7 +10,7 @@ Without `endpoint` it is read through a cache node that this machine starts for 
 is needed; pyarrow and torch are imported when something of them is first asked for.
 """
 
-from forebay._dataset import Dataset, NodeStatus, Progress, dataset
+from forebay._dataset import Dataset, NodeStatus, dataset
 from forebay._errors import (
     ChangedError,
     ClosedError,
@@ -26,6 +26,7 @@ from forebay._forebay import Batch, Column, RecordBatch, RecordBatchReader, Sche
 from forebay._loader import Loader
 from forebay._local_node import LocalNode, LocalNodeStatus, local_node
 from forebay._plan import Plan
+from forebay._progress import Progress
 from forebay._run import RunOptions, State
 
 __all__ = [

@@ -7,14 +7,16 @@ import logging
 import operator
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex, TypedDict
+from typing import TYPE_CHECKING, Any, SupportsIndex, TypedDict
 
 from forebay import _forebay
 from forebay._errors import ChangedError, InvalidError
 from forebay._html import table
 from forebay._local_node import LocalNode
 from forebay._numbers import whole
-from forebay._place import place
+from forebay._pickled import check_pickled
+from forebay._place import place, shown
+from forebay._progress import Progress, Report, reporting
 
 if TYPE_CHECKING:
     import pyarrow
@@ -25,16 +27,6 @@ _log = logging.getLogger("forebay")
 
 # Numbers of rows in one request; the rows come as a stream.
 _ROWS_AT_ONCE = 65_536
-
-
-class Progress(NamedTuple):
-    """How much of a dataset the cache holds: segments, and bytes as decoded; and what that took from the store."""
-
-    segments_held: int
-    segments: int
-    bytes_held: int
-    bytes: int
-    store_bytes: int
 
 
 class NodeStatus(TypedDict, total=False):
@@ -61,6 +53,10 @@ def dataset(
     partitions: bool = True,
     where: str | None = None,
     zone: str | None = None,
+    ca: str | os.PathLike[str] | None = None,
+    cert: str | os.PathLike[str] | None = None,
+    key: str | os.PathLike[str] | None = None,
+    token_file: str | os.PathLike[str] | None = None,
     direct_memory_bytes: int | None = None,
     **store: Any,
 ) -> Dataset:
@@ -70,9 +66,14 @@ def dataset(
     ``@FILE``, a list of objects, or a mix: ``{uri: share}``. `endpoint` is a node of the cache, or several; unset, it is
     ``$FOREBAY_ENDPOINT``, and where that is unset too, or either is "local", this machine's own node, which is started
     if it does not run (`forebay.local_node`). With ``direct=True`` this process reads the object store itself, without
-    any cache. How the object store is read, by this machine's node or directly, `store` says: ``s3_endpoint``, ``s3_region``, ``s3_profile``, ``s3_access_key_id`` and ``s3_secret_access_key``,
-    ``s3_session_token``, ``s3_path_style``, ``s3_anonymous``, ``s3_max_requests``, ``s3_max_bytes_per_s``,
-    ``patience_s``; the rest comes from the usual AWS variables and files.
+    any cache. How the object store is read, by this machine's node or directly, `store` says: ``s3_endpoint``,
+    ``s3_region``, ``s3_profile``, ``s3_access_key_id`` and ``s3_secret_access_key``, ``s3_session_token``,
+    ``s3_path_style``, ``s3_anonymous``, ``s3_max_requests``, ``s3_max_bytes_per_s``, ``patience_s``; the rest comes from
+    the usual AWS variables and files.
+
+    `ca`, `cert` and `key` are PEM files for nodes at ``https://``: the authorities to believe, this process's certificate
+    and its private key. `token_file` holds the token by which nodes know it. Unset, they are ``$FOREBAY_CA``,
+    ``$FOREBAY_CERT``, ``$FOREBAY_KEY`` and ``$FOREBAY_TOKEN_FILE``. A process has one set of them: those given last.
 
     `columns` are those to read, in this order. `split` takes only some rows, in file order: ``(0.0, 0.9)`` by shares,
     ``(1000, 5000)`` by numbers, or as text as the command `forebay` takes it. Where schemas of objects differ, `schema_of`
@@ -93,7 +94,13 @@ def dataset(
         "partitions": partitions,
         "where": where,
         "place": place(
-            "dataset", endpoint=endpoint, direct=direct, zone=zone, store=store, direct_memory_bytes=direct_memory_bytes
+            "dataset",
+            endpoint=endpoint,
+            direct=direct,
+            zone=zone,
+            shown=shown(ca, cert, key, token_file),
+            store=store,
+            direct_memory_bytes=direct_memory_bytes,
         ),
     }
     return Dataset("" if isinstance(uri, Mapping) else os.fspath(uri), options)
@@ -119,7 +126,8 @@ class Dataset:
 
     Immutable, and may be used by several threads. Any reader of Arrow takes it as it is (`pyarrow.table(ds)`,
     `polars.DataFrame(ds)`, `duckdb.sql("from ds")`). It can be pickled: the copy opens the dataset again, with the
-    same keywords (credentials among them), and refuses another version.
+    same keywords (credentials of the object store among them; of `ca`, `cert`, `key` and `token_file` the paths), and
+    refuses another version.
     """
 
     def __init__(self, uri: str, options: dict[str, Any]) -> None:
@@ -207,13 +215,17 @@ class Dataset:
             raise IndexError(f"{self.uri} has {self.num_rows} rows: there is no row {row}")
         return row % self.num_rows
 
-    def load(self, progress: Callable[[Progress], object] | None = None) -> Progress:
-        """Has the cache fill itself with the dataset, and waits for it. `progress` is called now and then.
+    def load(self, progress: bool | Report | None = None) -> Progress:
+        """Has the cache fill itself with the dataset, and waits for it.
+
+        `progress=True` shows how far it is: with tqdm, in notebooks as a widget, or as a line on stderr where tqdm is not
+        installed. A function is called with a `Progress` now and then.
 
         Raises `FullError` if the cache has no room for all of it.
         """
-        report = None if progress is None else lambda held: progress(Progress(*held))
-        return Progress(*self._core.load(report))
+        with reporting(progress, self.uri) as report:
+            told = None if report is None else lambda held: report(Progress(*held))
+            return Progress(*self._core.load(told))
 
     def free(self) -> int:
         """Drops it from the cache; returns the bytes that were freed."""
@@ -234,8 +246,8 @@ class Dataset:
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
         return self.scan().__arrow_c_stream__(requested_schema)
 
-    def __reduce__(self) -> tuple[Callable[..., Dataset], tuple[str, dict[str, Any], str]]:
-        return _reopen, (*self._asked, self.version)
+    def __reduce__(self) -> tuple[Callable[..., Dataset], tuple[str, dict[str, Any], str, str]]:
+        return _reopen, (*self._asked, self.version, _forebay.__version__)
 
     def _same_version(self, other: Dataset) -> Dataset:
         return _of_version(other, self.version)
@@ -248,7 +260,8 @@ class Dataset:
         return table(title, zip(self.schema.names, self.schema.types, strict=True), ("column", "type"))
 
 
-def _reopen(uri: str, options: dict[str, Any], version: str) -> Dataset:
+def _reopen(uri: str, options: dict[str, Any], version: str, package: str | None = None) -> Dataset:
+    check_pickled(f"the dataset {uri or '(a mix)'}", package, "open it there by forebay.dataset()")
     return _of_version(Dataset(uri, options), version)
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any, TypedDict
 
 from forebay import _forebay
+from forebay._pickled import check_pickled
 from forebay._source import source_settings
 
 
@@ -98,8 +99,13 @@ class LocalNode:
         status: LocalNodeStatus | None = None if said is None else json.loads(said)
         return status
 
-    def __reduce__(self) -> tuple[Callable[..., LocalNode], tuple[str, str]]:
-        return LocalNode, self._asked
+    def __reduce__(self) -> tuple[Callable[..., LocalNode], tuple[str, str, str]]:
+        return _unpickled, (*self._asked, _forebay.__version__)
 
     def __repr__(self) -> str:
         return f"<forebay.LocalNode at {self.endpoint}>"
+
+
+def _unpickled(settings: str, source: str, package: str | None = None) -> LocalNode:
+    check_pickled("the node of this machine", package, "call forebay.local_node() there")
+    return LocalNode(settings, source)

@@ -9,13 +9,16 @@ from typing import Literal, TypedDict
 from forebay._dataset import Dataset
 from forebay._dataset import dataset as open_dataset
 from forebay._errors import ChangedError, CorruptError, InvalidError
-from forebay._forebay import Settings
+from forebay._forebay import Settings, __version__
 from forebay._html import table
 from forebay._numbers import whole
 from forebay._plan import Plan
 from forebay._ranks import rank_and_world
 
 _log = logging.getLogger("forebay")
+
+_FORM = 1
+"""The form of the states that this version writes and reads."""
 
 
 class State(TypedDict):
@@ -178,7 +181,7 @@ class Run:
     def state_dict(self) -> State:
         """Where the run stands after the batch that was handed out last, whatever was read ahead."""
         return {
-            "forebay": 1,
+            "forebay": _FORM,
             "dataset": self.data.version,
             "epoch": self._epoch,
             "samples_done": self._samples_done,
@@ -189,14 +192,21 @@ class Run:
         """The next iteration goes on there, on any number of ranks and with any batch size. Seed and shuffle become
         the state's.
 
-        Raises `ChangedError` for a state of another dataset or version, `CorruptError` for a damaged one.
+        Raises `ChangedError` for a state of another dataset or version, `CorruptError` for a damaged one, `InvalidError` for
+        one of a form that this version of Forebay does not know.
         """
         try:
-            version, encoded = state["dataset"], bytes.fromhex(state["state"])
-        except (KeyError, TypeError, ValueError) as e:
-            raise CorruptError(f"this is no state of a Forebay loader: {e!r}") from e
-        if state.get("forebay") != 1:
-            raise InvalidError(f"a state of form {state.get('forebay')}: this version of Forebay knows form 1")
+            form = state["forebay"]
+            if form != _FORM:
+                raise InvalidError(
+                    f"the state has form {form!r}, forebay {__version__} reads form {_FORM}: resume with the version of forebay "
+                    "that saved it or a later one (pip install --upgrade forebay)"
+                )
+            version, encoded = state["dataset"], _bytes(state["state"])
+        except (KeyError, TypeError) as e:
+            raise CorruptError(
+                f"this is no state of a Forebay loader ({e!r}): pass what its state_dict() returned, as it was"
+            ) from e
         if version != self.data.version:
             raise ChangedError(
                 f"the state is of dataset version {version}, {self.data.uri} has {self.data.version}: "
@@ -242,3 +252,10 @@ def _shuffle(shuffle: int | str | None) -> str:
     if shuffle is None:
         return "none"
     return shuffle if isinstance(shuffle, str) else f"window({shuffle})"
+
+
+def _bytes(digits: str) -> bytes:
+    try:
+        return bytes.fromhex(digits)
+    except ValueError as e:
+        raise CorruptError(f"the state is damaged ({e}): resume from another checkpoint") from e

@@ -15,6 +15,7 @@ _KEYWORDS = (
     "s3_profile",
     "s3_path_style",
     "s3_anonymous",
+    "s3_ca",
     "s3_max_requests",
     "s3_max_bytes_per_s",
     "patience_s",

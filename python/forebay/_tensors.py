@@ -17,7 +17,7 @@ Filler = int | float | bool | str | bytes | Sequence[int | float | bool]
 """What may stand in place of a null."""
 
 # What `from_dlpack` itself calls for a capsule: batches have many columns, and it takes twice as long.
-_shared: Callable[[object], torch.Tensor] = getattr(torch._C, "_from_dlpack", from_dlpack)
+shared: Callable[[object], torch.Tensor] = getattr(torch._C, "_from_dlpack", from_dlpack)
 
 
 class Ragged(NamedTuple):
@@ -40,14 +40,14 @@ class TensorOptions(TypedDict, total=False):
     ``{"place.north": 0}``; a struct's own name is a rule for those of its fields that have none. In place of a list of any
     length stands a list: ``{"tags": []}``. `ragged` says what becomes of lists of different lengths: "list" for a list of
     tensors, "pad" for one tensor filled up with zeros, "raw" for a `Ragged`; unset, they are an error. `binaries` says what
-    becomes of strings and binaries: "list" (the default) for a list of `str` or `bytes`, each a copy, or "raw" for a
-    `Ragged` of the loader's own memory. `images` names columns of images, which are decoded: ``images={"image":
+    becomes of strings and binaries: "list" (the default) for a list of `str` or `bytes`, each a copy, "views" for a list of
+    read-only `memoryview` of the loader's own memory, texts as UTF-8, or "raw" for a `Ragged` of that memory. `images` names columns of images, which are decoded: ``images={"image":
     forebay.torch.Image(224, augment="crop")}``, in `decode_threads` threads (a rank's share of the processors).
     """
 
     nulls: Mapping[str, Filler] | None
     ragged: Literal["list", "pad", "raw"] | None
-    binaries: Literal["list", "raw"]
+    binaries: Literal["list", "views", "raw"]
     images: Mapping[str, Image] | None
     decode_threads: int | None
 
@@ -69,14 +69,14 @@ class Tensors:
         *,
         nulls: Mapping[str, Filler] | None = None,
         ragged: Literal["list", "pad", "raw"] | None = None,
-        binaries: Literal["list", "raw"] = "list",
+        binaries: Literal["list", "views", "raw"] = "list",
         images: Mapping[str, Image] | None = None,
         decode_threads: int | None = None,
     ) -> None:
         if ragged not in (None, "list", "pad", "raw"):
             raise InvalidError(f"ragged={ragged!r}: there are 'list', 'pad' and 'raw'")
-        if binaries not in ("list", "raw"):
-            raise InvalidError(f"binaries={binaries!r}: there are 'list' and 'raw'")
+        if binaries not in ("list", "views", "raw"):
+            raise InvalidError(f"binaries={binaries!r}: there are 'list', 'views' and 'raw'")
         self._names = schema.names
         self._nulls, self._ragged, self._binaries = dict(nulls or {}), ragged, binaries
         unknown = set(self._nulls) - set(schema.paths())
@@ -86,13 +86,24 @@ class Tensors:
 
     def columns(self, batch: RecordBatch, place: Place) -> Iterable[tuple[str, Any]]:
         """The names and tensors of all columns of a batch that has the columns of the schema."""
-        capsules = batch.capsules()
+        tensors: list[torch.Tensor | None] = []
+        is_plain = self.images is None
+        for capsule, columns in batch.blocks():
+            if capsule is None:
+                is_plain = False
+                tensors.append(None)
+            elif columns == 1:
+                tensors.append(shared(capsule))
+            else:
+                # Unsafe only where the whole is used as well. Views, which `split` makes, would count as changed when
+                # another column is written to.
+                tensors += torch.unsafe_split_with_sizes(shared(capsule), [len(batch)] * columns)
+        if is_plain:
+            return zip(self._names, tensors, strict=True)
         images: Container[str] = () if self.images is None else self.images
-        if None not in capsules and not images:
-            return zip(self._names, map(_shared, capsules), strict=True)
         return [
-            (name, self._column(batch[name], None, place) if capsule is None or name in images else _shared(capsule))
-            for name, capsule in zip(self._names, capsules, strict=True)
+            (name, self._column(batch[name], None, place) if tensor is None or name in images else tensor)
+            for name, tensor in zip(self._names, tensors, strict=True)
         ]
 
     def _column(self, column: Column, outer: Filler | None, place: Place) -> Any:
@@ -112,7 +123,7 @@ class Tensors:
             case "tensor":
                 return _filled(column, filler)
             case "values":
-                return _values(column, filler) if self._binaries == "list" else _bytes(column, filler)
+                return _BINARIES[self._binaries](column, filler)
             case "list":
                 return self._lists(column, filler)
             case "struct":
@@ -172,24 +183,41 @@ def _number(column: Column, tensor: torch.Tensor, filler: Any) -> int | float | 
     return number
 
 
+def _text(column: Column, filler: Any) -> Any:
+    """The rule's text or bytes, which must be what the column has."""
+    wanted = str if column.type.endswith("Utf8") else bytes
+    if not isinstance(filler, wanted):
+        raise _unfit(column, filler, f"a value of type {wanted.__name__}")
+    return filler
+
+
 def _values(column: Column, filler: Any) -> list[Any]:
     values = column.values()
     if column.null_count:
-        wanted = str if column.type.endswith("Utf8") else bytes
-        if not isinstance(filler, wanted):
-            raise _unfit(column, filler, f"a value of type {wanted.__name__}")
-        return [filler if value is None else value for value in values]
+        filled = _text(column, filler)
+        return [filled if value is None else value for value in values]
     return values
+
+
+def _views(column: Column, filler: Any) -> list[Any]:
+    views = column.views()
+    if column.null_count:
+        text = _text(column, filler)
+        filled = memoryview(text.encode() if isinstance(text, str) else text)
+        return [filled if view is None else view for view in views]
+    return views
 
 
 def _bytes(column: Column, filler: Any) -> Ragged:
     """Strings or binaries as their bytes: the column's memory if it has no nulls."""
     if not column.null_count:
         values, offsets = column.items()
-        return Ragged(_shared(values.__dlpack__()), _shared(offsets.__dlpack__()))
+        return Ragged(shared(values.__dlpack__()), shared(offsets.__dlpack__()))
     rows = (row.encode() if isinstance(row, str) else row for row in _values(column, filler))
     return _joined([torch.frombuffer(bytearray(row), dtype=torch.uint8) if row else _NO_BYTES for row in rows])
 
+
+_BINARIES = {"list": _values, "views": _views, "raw": _bytes}
 
 _NO_BYTES = torch.empty(0, dtype=torch.uint8)
 

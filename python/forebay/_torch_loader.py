@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypeVar, Unpack, overload
 
 import torch
-from torch.utils.dlpack import from_dlpack
 
 import forebay
 from forebay._dataset import Dataset
@@ -14,9 +13,12 @@ from forebay._device import Device
 from forebay._images import Image
 from forebay._loader import BatchLoader
 from forebay._run import RunOptions
-from forebay._tensors import Filler, Place, TensorOptions, Tensors
+from forebay._tensors import Filler, Place, TensorOptions, Tensors, shared
 
 T = TypeVar("T")
+
+# Only images ask where they are.
+_NOWHERE = Place()
 
 
 class Batch(dict[str, Any]):
@@ -85,7 +87,7 @@ class Loader(BatchLoader[T]):
         device: str | torch.device | None = None,
         nulls: Mapping[str, Filler] | None = None,
         ragged: Literal["list", "pad", "raw"] | None = None,
-        binaries: Literal["list", "raw"] = "list",
+        binaries: Literal["list", "views", "raw"] = "list",
         images: Mapping[str, Image] | None = None,
         decode_threads: int | None = None,
         **options: Unpack[RunOptions],
@@ -103,12 +105,12 @@ class Loader(BatchLoader[T]):
         )
 
     def _convert(self, batch: forebay.Batch) -> Batch:
-        samples = batch.first_ids(len(batch)) if self._tensors.images is not None else ()
-        tensors = Batch(self._tensors.columns(batch, Place(samples, (self.seed, batch.epoch))))
+        place = _NOWHERE if self._tensors.images is None else Place(batch.first_ids(len(batch)), (self.seed, batch.epoch))
+        tensors = Batch(self._tensors.columns(batch, place))
         tensors.epoch, tensors.step = batch.epoch, batch.step
-        tensors.sample_ids = from_dlpack(batch.sample_ids)
+        tensors.sample_ids = shared(batch.sample_ids.__dlpack__())
         mask = batch.mask
-        tensors.mask = None if mask is None else from_dlpack(mask)
+        tensors.mask = None if mask is None else shared(mask.__dlpack__())
         return tensors
 
     def _transformed(self, batch: forebay.Batch) -> Any:

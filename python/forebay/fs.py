@@ -26,7 +26,7 @@ from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
 from forebay import _forebay
 from forebay._errors import InvalidError, NotFoundError, RetryError
 from forebay._local_node import LocalNode
-from forebay._place import place
+from forebay._place import place, shown
 
 _SCHEMES = ("s3", "s3a", "s3n", "gs", "gcs", "az", "abfs", "abfss", "file")
 """What may stand before a path, besides ``forebay``."""
@@ -46,6 +46,7 @@ class ForebayFileSystem(AbstractFileSystem):
     `endpoint` is a node of the cache, or several, as for `forebay.dataset`: unset, it is ``$FOREBAY_ENDPOINT``, else this
     machine's own node. `etcd_hosts` names etcd's instead (``"host"``, ``"host:port"``, several with commas), which is asked
     once for the nodes of the cluster with the prefix `etcd_prefix`. With ``direct=True`` the store is read without a cache.
+    `ca`, `cert`, `key` and `token_file` are those of `forebay.dataset`.
 
     `target_protocol` is what paths belong to that do not say so themselves. Paths may be ``bucket/key``,
     ``s3://bucket/key`` or ``forebay://bucket/key``. `target_options` are s3fs's: ``key``, ``secret``, ``token``, ``anon``,
@@ -70,6 +71,10 @@ class ForebayFileSystem(AbstractFileSystem):
         etcd_prefix: str = "/forebay",
         direct: bool = False,
         zone: str | None = None,
+        ca: str | os.PathLike[str] | None = None,
+        cert: str | os.PathLike[str] | None = None,
+        key: str | os.PathLike[str] | None = None,
+        token_file: str | os.PathLike[str] | None = None,
         target_protocol: str = "s3",
         target_options: Mapping[str, Any] | None = None,
         **options: Any,
@@ -84,7 +89,8 @@ class ForebayFileSystem(AbstractFileSystem):
                 raise InvalidError("etcd_hosts= says where the nodes are: leave out endpoint= and direct=")
             endpoint = _nodes(etcd_hosts, etcd_port, etcd_prefix)
         store = {**_store(target_options), **store}
-        where = place("ForebayFileSystem", endpoint=endpoint, direct=direct, zone=zone, store=store)
+        files = shown(ca, cert, key, token_file)
+        where = place("ForebayFileSystem", endpoint=endpoint, direct=direct, zone=zone, shown=files, store=store)
         self._objects = _forebay.Objects(where)
 
     @classmethod

@@ -52,14 +52,20 @@ impl RecordBatch {
         Ok(Column { name: name.to_owned(), array, is_own: self.is_own })
     }
 
-    /// Each column as a DLPack capsule, in the order of the columns; None for one that has nulls or is no
-    /// tensor.
-    fn capsules<'py>(&self, py: Python<'py>) -> PyResult<Vec<Option<Bound<'py, PyAny>>>> {
-        let capsule = |array: &ArrayRef| {
+    /// The columns in their order, as DLPack capsules, each with its number of columns: several that lie
+    /// side by side are one capsule, their values one after the other. None for a column that has nulls or is
+    /// no tensor.
+    fn blocks<'py>(&self, py: Python<'py>) -> PyResult<Vec<(Option<Bound<'py, PyAny>>, usize)>> {
+        let tensor = |array: &ArrayRef| {
             let plain = (array.null_count() == 0).then(|| Tensor::of(array.as_ref(), self.is_own));
-            plain.and_then(Result::ok).map(|tensor| dlpack::capsule(py, tensor, false)).transpose()
+            plain.and_then(Result::ok)
         };
-        self.batch.columns().iter().map(capsule).collect()
+        let block = |(tensor, columns): (Option<Tensor>, usize)| {
+            let capsule = tensor.map(|tensor| dlpack::capsule(py, tensor, false)).transpose()?;
+            Ok((capsule, columns))
+        };
+        let tensors = self.batch.columns().iter().map(tensor).collect();
+        dlpack::blocks(tensors).into_iter().map(block).collect()
     }
 
     fn __repr__(&self) -> String {

@@ -3,13 +3,13 @@
 
 use crate::capsule::{self, ArrayCapsules};
 use crate::dlpack::{self, Tensor};
-use crate::errors;
+use crate::{errors, views};
 use arrow::array::{
     Array, ArrayRef, AsArray, BooleanArray, GenericByteArray, Int64Array, OffsetSizeTrait, UInt8Array,
     make_array,
 };
 use arrow::buffer::{NullBuffer, ScalarBuffer};
-use arrow::datatypes::{ByteArrayType, DataType};
+use arrow::datatypes::{ByteArrayType, DataType, Int64Type, UInt8Type};
 use arrow::error::ArrowError;
 use forebay_proto::Error;
 use pyo3::prelude::*;
@@ -120,6 +120,14 @@ impl Column {
             DataType::LargeBinary => PyList::new(py, array.as_binary::<i64>().iter().map(binary)),
             _ => Err(self.unfit(py, "has no strings or binaries")),
         }
+    }
+
+    /// The same as read-only memoryviews of the column's own memory, texts as their bytes in UTF-8.
+    fn views<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
+        let (bytes, offsets) = self.items(py)?;
+        let values = bytes.array.as_primitive::<UInt8Type>().values().inner().clone();
+        let offsets = offsets.array.as_primitive::<Int64Type>().values();
+        views::between(py, values, offsets, |row| self.array.is_valid(row))
     }
 
     /// The memory as a tensor on the CPU; a copy of it unless it belongs to this column alone. Values of null

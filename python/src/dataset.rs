@@ -1,16 +1,13 @@
 //! A dataset: opened through a cache or directly, its rows and what the cache holds of it.
 
 use crate::errors;
-use crate::local_node::{node, source_settings};
+use crate::place::Place;
 use crate::process::OfProcess;
 use crate::rows::RecordBatchReader;
 use crate::runtime::{runtime, wait, wait_and};
 use crate::schema::Schema;
 use forebay_client::survey::{Surveyed, survey};
-use forebay_client::{
-    Access, DIRECT_MEMORY_BYTES, DatasetSpec, Direct, ENDPOINT_VARIABLE, Endpoints, LOCAL, ZONE_VARIABLE,
-    fan_out, fill, rows, variable,
-};
+use forebay_client::{Access, DatasetSpec, Endpoints, fan_out, fill, rows};
 use forebay_proto::{Error, Result, v1};
 use parking_lot::Mutex;
 use pyo3::prelude::*;
@@ -19,55 +16,6 @@ use serde_json::json;
 /// A dataset, open for reading.
 #[pyclass(frozen, module = "forebay._forebay")]
 pub(crate) struct Dataset(OfProcess<forebay_client::Dataset>);
-
-/// Where data comes from, as keywords say.
-#[derive(FromPyObject)]
-#[pyo3(from_item_all)]
-pub(crate) struct Place {
-    endpoint: Option<String>,
-    direct: bool,
-    zone: Option<String>,
-    /// How a node of this machine is started, in JSON; empty if no keyword says.
-    local: String,
-    /// `SourceSettings` in JSON; empty if no keyword concerns the object store.
-    source: String,
-    direct_memory_bytes: Option<u64>,
-}
-
-impl Place {
-    /// `Invalid` if the keywords contradict each other. What neither they nor the environment name is a node
-    /// of this machine.
-    pub fn access(self) -> Result<Access> {
-        if self.direct && self.endpoint.is_some() {
-            return Err(Error::invalid(
-                "endpoint= and direct=True contradict each other: read through the cache, or the object store directly",
-            ));
-        }
-        if self.direct {
-            let memory = self.direct_memory_bytes.unwrap_or(DIRECT_MEMORY_BYTES);
-            return Direct::new(source_settings(&self.source)?, memory).map(Access::Direct);
-        }
-        if self.direct_memory_bytes.is_some() {
-            return Err(Error::invalid(
-                "direct_memory_bytes needs direct=True: a cache has its own settings",
-            ));
-        }
-        let urls = self.endpoint.or_else(|| variable(ENDPOINT_VARIABLE));
-        let urls = urls.filter(|urls| urls.trim() != LOCAL);
-        let Some(urls) = urls else {
-            return Ok(Access::local(node(&self.local, &self.source)?));
-        };
-        if !self.source.is_empty() {
-            return Err(Error::invalid(format!(
-                "keywords for the object store (s3_...) need direct=True, or a node of this machine (endpoint=\"{LOCAL}\"): \
-                 the cache at {urls} has its own settings"
-            )));
-        }
-        let mut endpoints = Endpoints::parse(&urls)?.spread();
-        endpoints.zone = self.zone.or_else(|| variable(ZONE_VARIABLE));
-        Ok(Access::Endpoint(endpoints))
-    }
-}
 
 /// Opens a dataset.
 #[pyfunction]

@@ -30,8 +30,14 @@ const BOOL: u8 = 6;
 /// Dimensions of a tensor, at most: those of a column of lists of lists, seven deep.
 const DIMENSIONS_MAX: usize = 8;
 
+/// Columns that lie side by side are handed over together from this many on. Who pickles a tensor pickles all
+/// memory that it was cut from, so those of ordinary tables stay alone; of wide ones the time counts that a
+/// tensor takes to be made.
+const BLOCK_COLUMNS: usize = 8;
+
 /// A dense tensor in memory of the CPU.
 pub(crate) struct Tensor {
+    /// Begins with the tensor's values, and keeps the allocation that they lie in.
     buffer: Buffer,
     element: Element,
     dimensions: usize,
@@ -101,6 +107,16 @@ impl Tensor {
         Ok(Self { buffer, element, dimensions, shape, is_copy })
     }
 
+    /// Whether the next column's values lie right behind this one's, in the same allocation, and are alike.
+    fn is_beside(&self, next: &Self) -> bool {
+        let bytes = self.shape[0] as usize * usize::from(self.element.bits / 8);
+        self.dimensions == 1
+            && (self.element, self.dimensions, self.shape) == (next.element, next.dimensions, next.shape)
+            && self.shape[0] > 0
+            && self.buffer.data_ptr() == next.buffer.data_ptr()
+            && self.buffer.as_ptr().wrapping_add(bytes) == next.buffer.as_ptr()
+    }
+
     fn strides(&self) -> [i64; DIMENSIONS_MAX] {
         let mut strides = [1; DIMENSIONS_MAX];
         for at in (1..self.dimensions).rev() {
@@ -108,6 +124,30 @@ impl Tensor {
         }
         strides
     }
+}
+
+/// Tensors of columns, and of how many columns each is: of one, or of several that lie side by side. `None`
+/// stays as it is.
+pub(crate) fn blocks(columns: Vec<Option<Tensor>>) -> Vec<(Option<Tensor>, usize)> {
+    let is_beside = |a: &Option<Tensor>, b: &Option<Tensor>| {
+        a.as_ref().zip(b.as_ref()).is_some_and(|(a, b)| a.is_beside(b))
+    };
+    let sizes: Vec<usize> = columns.chunk_by(is_beside).map(<[_]>::len).collect();
+    let mut columns = columns.into_iter();
+    let mut blocks = Vec::with_capacity(sizes.len());
+    for size in sizes {
+        let mut block = columns.by_ref().take(size);
+        if size < BLOCK_COLUMNS {
+            blocks.extend(block.map(|tensor| (tensor, 1)));
+            continue;
+        }
+        // The first one's buffer keeps the whole allocation, and with it the values of all of them.
+        let mut first = block.next().flatten();
+        block.for_each(drop);
+        first.iter_mut().for_each(|tensor| tensor.shape[0] *= size as i64);
+        blocks.push((first, size));
+    }
+    blocks
 }
 
 /// The memory of a column of numbers or times.

@@ -19,11 +19,13 @@ mod loader;
 mod local_node;
 mod notes;
 mod objects;
+mod place;
 mod plan;
 mod process;
 mod rows;
 mod runtime;
 mod schema;
+mod views;
 
 use pyo3::prelude::*;
 

@@ -1,7 +1,7 @@
 //! Any object, byte for byte: what `forebay.fs` is made of.
 
-use crate::dataset::Place;
 use crate::errors;
+use crate::place::Place;
 use crate::process::OfProcess;
 use crate::runtime::{runtime, wait};
 use bytes::Bytes;

@@ -66,6 +66,14 @@ def rows(first: int, count: int) -> pa.Table:
     )
 
 
+def columns(count: int) -> pa.Table:
+    """A table of many numbers, `age` with nulls among them; everything is a function of the row's number."""
+    floats = {f"f{at:02}": pa.array([i + at / 16 for i in range(count)], pa.float32()) for at in range(20)}
+    ages = pa.array([None if i % 9 == 0 else i for i in range(count)], pa.float32())
+    numbers = {name: pa.array(range(count), pa.int64()) for name in ["id", "label"]}
+    return pa.table({**floats, **numbers}).add_column(10, "age", ages)
+
+
 class Cluster:
     """A running `forebay-test-cluster`."""
 
@@ -126,9 +134,13 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for part in range(3):
         pq.write_table(rows(part * 200, 200), folder / f"rows/{part}.parquet", row_group_size=25)
     pq.write_table(rows(0, 100), folder / "other/0.parquet")
+    (folder / "datasets").mkdir()
+    pq.write_table(rows(0, 100), folder / "datasets/example.parquet", row_group_size=25)
     # More than connections hold under way when their node dies.
     wide = pa.table({"id": pa.array(range(600), pa.int64()), "blob": pa.array([bytes(100_000)] * 600, pa.binary())})
     pq.write_table(wide, folder / "wide/0.parquet", row_group_size=20)
+    (folder / "columns").mkdir()
+    pq.write_table(columns(300), folder / "columns/0.parquet", row_group_size=30)
     (folder / "grown").mkdir()
     pq.write_table(pa.table({"id": pa.array([1], pa.int32())}), folder / "grown/0.parquet")
     pq.write_table(pa.table({"id": pa.array([2], pa.int64()), "x": [2.5]}), folder / "grown/1.parquet")

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import logging
 import pickle
+import re
+import sys
 
 import pyarrow as pa
 import pytest
 from conftest import ROWS, Cluster
 
 import forebay
+from forebay._progress import reporting
 
 
 def test_what_is_known_without_reading(cluster: Cluster, table: pa.Table) -> None:
@@ -92,13 +95,53 @@ def test_the_cache_is_filled_pinned_asked_and_freed(cluster: Cluster) -> None:
         ds.load(stop)
 
 
+def test_progress_is_shown_by_tqdm(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+    ds = cluster.dataset("other")
+    held = ds.load(progress=True)
+    shown = capsys.readouterr().err
+    assert cluster.uri("other") in shown and "100%" in shown and f"{held.segments} of {held.segments} segments" in shown
+    assert ds.load(progress=False) == ds.load() and capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_progress_without_tqdm_is_a_line(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], is_terminal: bool
+) -> None:
+    monkeypatch.setitem(sys.modules, "tqdm.auto", None)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal)
+    ds = cluster.dataset("other")
+    held = ds.load(progress=True)
+    *_, last = re.split("[\r\n]", capsys.readouterr().err.strip())
+    done = f"{held.segments} of {held.segments} segments"
+    assert last.removesuffix("\x1b[K") == f"{cluster.uri('other')}: 100% of {held.bytes / 1e6:.1f} MB, {done}"
+
+
+def test_lines_of_progress_are_rare(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setitem(sys.modules, "tqdm.auto", None)
+    with reporting(True, "s3://b/x") as report:
+        assert report is not None
+        for held in range(1001):
+            report(forebay.Progress(held, 1000, held * 10_000, 10_000_000, 0))
+    # The first one and the last.
+    assert capsys.readouterr().err.splitlines() == [
+        "s3://b/x: 0% of 10.0 MB, 0 of 1000 segments",
+        "s3://b/x: 100% of 10.0 MB, 1000 of 1000 segments",
+    ]
+
+
 def test_it_is_pickled_as_what_was_asked_for(cluster: Cluster, table: pa.Table) -> None:
     ds = cluster.dataset(columns=["id"])
     copy = pickle.loads(pickle.dumps(ds))
     assert copy.to_table().equals(table.select(["id"])) and copy.version == ds.version
-    function, (uri, options, _) = ds.__reduce__()
+    function, (uri, options, version, package) = ds.__reduce__()
     with pytest.raises(forebay.ChangedError, match="open it again"):
-        function(uri, options, "0" * 32)
+        function(uri, options, "0" * 32, package)
+    # Other versions of the package may have had other options.
+    options = {**options, "unheard_of": 1}
+    with pytest.raises(forebay.InvalidError, match=rf"{uri} was pickled by forebay 9\.9\.9, .* the same version on both sides"):
+        function(uri, options, version, "9.9.9")
+    with pytest.raises(forebay.InvalidError, match="by an older version of forebay"):
+        function(uri, options, version)
 
 
 def test_the_environment_names_the_cache(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -33,15 +34,32 @@ def torchrun(cluster: Cluster, world: int, script: str, *arguments: object, data
     command = [sys.executable, str(EXAMPLES / script), cluster.uri(data), *map(str, arguments)]
     common = {**os.environ, "FOREBAY_ENDPOINT": cluster.endpoint, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(world)}
+    common["PYTHONFAULTHANDLER"] = "1"
     ranks = [
         subprocess.Popen(
             command, env={**common, "RANK": str(rank), "LOCAL_RANK": str(rank)}, stdout=subprocess.PIPE, text=True
         )
         for rank in range(world)
     ]
-    said: list[str] = [rank.communicate(timeout=240)[0] for rank in ranks]
+    try:
+        said = [ended(rank) for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
     assert [rank.returncode for rank in ranks] == [0] * world
     return said[0].strip()
+
+
+def ended(process: subprocess.Popen[str]) -> str:
+    """Its output. One that does not end says where it stands: here its threads, on its standard error Python."""
+    try:
+        return process.communicate(timeout=240)[0]
+    except subprocess.TimeoutExpired:
+        tasks = Path(f"/proc/{process.pid}/task").iterdir()
+        waits = {task.name: [(task / name).read_text() for name in ("comm", "wchan", "syscall")] for task in tasks}
+        process.send_signal(signal.SIGABRT)
+        out = process.communicate(timeout=10)[0]
+        raise AssertionError(f"it did not end: {waits}\n{out}") from None
 
 
 def alone(cluster: Cluster, script: str, *arguments: object) -> str:
@@ -88,6 +106,27 @@ def test_stateful_data_loaders_give_one_order_in_all_ways(cluster: Cluster, tmp_
         said.add(alone(cluster, "stateful_dataloader.py", tmp_path / way, way))
     said.add(alone(cluster, "stateful_dataloader.py", tmp_path / "straight", "here"))
     assert len(said) == 1 and re.fullmatch(r"checksum \d+", said.pop())
+
+
+@pytest.mark.parametrize("script", ["torchdata_nodes.py", "grain_pipeline.py"])
+def test_pipelines_resumed_are_as_if_never_stopped(cluster: Cluster, tmp_path: Path, script: str) -> None:
+    needs("torch")
+    straight = alone(cluster, script, tmp_path / "straight")
+    assert alone(cluster, script, tmp_path / "stopped", 10).startswith("epoch 0, ")
+    assert alone(cluster, script, tmp_path / "stopped") == straight
+    assert not straight.startswith("epoch 0, ")
+
+
+def test_torchtitan_s_interface_resumed_on_another_number_of_ranks(cluster: Cluster, tmp_path: Path) -> None:
+    """20 steps of 8 of 96 samples: the second epoch's eighth is the last. But for the order of sums the weights are the same."""
+    needs("torch")
+    straight = torchrun(cluster, 1, "torchtitan_tokens.py", tmp_path / "straight", data="tokens")
+    stopped = torchrun(cluster, 2, "torchtitan_tokens.py", tmp_path / "stopped", 7, data="tokens")
+    resumed = torchrun(cluster, 1, "torchtitan_tokens.py", tmp_path / "stopped", data="tokens")
+    assert stopped.startswith("step 7, samples 56, weights ")
+    assert all(said.startswith("step 20, samples 64, weights ") for said in [straight, resumed])
+    weights = [float(said.rpartition("weights ")[2]) for said in [straight, resumed]]
+    assert weights[0] == pytest.approx(weights[1], rel=1e-6)
 
 
 @pytest.mark.parametrize("script", ["lightning_resume.py", "hf_trainer.py"])

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import errno
+import os
 import pickle
 import random
 import shutil
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -203,7 +206,7 @@ def test_pickles_and_wrong_arguments(cluster: Cluster, data: Path, fs: ForebayFi
         objects.read(version, 2, 1)
 
 
-def test_pandas_and_duckdb_read_through_it(cluster: Cluster, table: pa.Table, fs: ForebayFileSystem) -> None:
+def test_pandas_and_duckdb_read_through_it(cluster: Cluster, data: Path, table: pa.Table, fs: ForebayFileSystem) -> None:
     pandas, duckdb = needs("pandas"), needs("duckdb")
     options = {"endpoint": cluster.endpoint}
     columns = ["id", "x", "flag", "name"]
@@ -215,17 +218,70 @@ def test_pandas_and_duckdb_read_through_it(cluster: Cluster, table: pa.Table, fs
     connection.register_filesystem(fs)
     of = f"from 'forebay://{cluster.bucket}/rows/*.parquet'"
     assert connection.sql(f"select count(*), sum(id), max(name) {of}").fetchall() == [(600, 179_700, "row 99")]
+    # Whole, with each of its types, as from the files that the store serves.
+    through, stored = (connection.sql(f"from '{at}/*.parquet'") for at in (f"forebay://{cluster.bucket}/rows", data / "rows"))
+    assert through.types == stored.types and through.columns == table.column_names
+    assert through.to_arrow_table().num_rows == 600 and through.to_arrow_table().equals(stored.to_arrow_table())
+    pandas.testing.assert_frame_equal(
+        pandas.read_parquet(f"forebay://{cluster.bucket}/rows", storage_options=options), pandas.read_parquet(data / "rows")
+    )
 
 
 @pytest.mark.readers
-def test_polars_and_dask_read_through_it(cluster: Cluster, table: pa.Table, fs: ForebayFileSystem) -> None:
-    polars, dask = needs("polars"), needs("dask.dataframe")
+def test_polars_and_dask_read_through_it(
+    cluster: Cluster, data: Path, table: pa.Table, fs: ForebayFileSystem
+) -> None:
+    polars, dask, pandas = needs("polars"), needs("dask.dataframe"), needs("pandas")
     columns = ["id", "x", "flag", "name"]
     scan = polars.scan_pyarrow_dataset(ds.dataset(f"{cluster.bucket}/rows", filesystem=fs))
     assert scan.select(columns).collect().to_arrow().equals(polars.from_arrow(table.select(columns)).to_arrow())
+    assert scan.collect().equals(polars.from_arrow(table))
     options = {"endpoint": cluster.endpoint}
     frame = dask.read_parquet(f"forebay://{cluster.bucket}/rows", columns=columns, storage_options=options).compute()
     assert frame["id"].tolist() == table["id"].to_pylist() and frame["name"].tolist() == table["name"].to_pylist()
+    through, stored = (
+        dask.read_parquet(at, storage_options=given).compute()
+        for at, given in ((f"forebay://{cluster.bucket}/rows", options), (str(data / "rows"), None))
+    )
+    assert list(through.columns) == table.column_names and len(through) == 600
+    pandas.testing.assert_frame_equal(through, stored)
+
+
+# Of users of other caches, with the names changed; the last line reads the same rows, decoded once for everybody.
+SNIPPET = """
+import fsspec
+import forebay.fs
+fs = fsspec.filesystem("forebay", etcd_hosts="localhost", target_protocol="s3")
+import pyarrow.dataset as ds
+dataset = ds.dataset("s3://example_bucket/datasets/example.parquet", filesystem=fs)
+dataset.count_rows()
+dataset.schema
+dataset.take([0])
+dataset = forebay.dataset("s3://example_bucket/datasets/example.parquet"); dataset.count_rows(); dataset.schema; dataset.take(0)
+"""
+
+
+def test_the_snippet_of_users_of_other_caches(data: Path) -> None:
+    """Word for word but for the names of etcd's host and the bucket, typed as into Python's prompt: each value is shown."""
+    cluster = Cluster(data, 1, "--etcd")
+    try:
+        script = SNIPPET.replace("localhost", ",".join(cluster.etcd)).replace("example_bucket", cluster.bucket)
+        typed = f"import code\nconsole = code.InteractiveConsole()\nfor line in {script!r}.splitlines(): console.push(line)\n"
+        run = subprocess.run(
+            [sys.executable, "-c", typed],
+            env={**os.environ, "FOREBAY_ENDPOINT": cluster.endpoint},
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+    finally:
+        cluster.stop()
+    assert (run.returncode, run.stderr) == (0, "")
+    stored = pq.read_table(data / "datasets/example.parquet")
+    by_pyarrow, by_forebay = f"100\n{stored.schema!r}\n{stored.slice(0, 1)!r}\n", f"{stored.slice(0, 1)!r}\n"
+    assert run.stdout.startswith(by_pyarrow) and run.stdout.endswith(by_forebay)
+    schema = forebay.dataset(f"file://{data}/datasets", direct=True).schema
+    assert f"100\n{schema!r}\n" in run.stdout.removeprefix(by_pyarrow)
 
 
 def test_nodes_are_found_in_etcd(data: Path, table: pa.Table) -> None:

@@ -231,6 +231,10 @@ def test_states_that_are_not_of_this_run(cluster: Cluster) -> None:
         loader.load_state_dict({"x": 1})  # type: ignore[typeddict-item, typeddict-unknown-key]
     with pytest.raises(forebay.InvalidError, match="form 2"):
         loader.load_state_dict({**state, "forebay": 2})
+    with pytest.raises(forebay.InvalidError, match="reads form 1: resume with the version of forebay that saved it or a later one"):
+        loader.load_state_dict({"forebay": 2, "what": "a later version knows"})  # type: ignore[typeddict-item, typeddict-unknown-key]
+    with pytest.raises(forebay.CorruptError, match="resume from another checkpoint"):
+        loader.load_state_dict({**state, "state": "no digits"})
     assert ids(loader), "it reads as before"
 
 

@@ -129,13 +129,13 @@ def test_the_first_use_starts_it_and_later_ones_find_it_warm(here: Here, table: 
 
 def test_processes_that_start_at_once_share_one(here: Here) -> None:
     # Opened directly, so that the eight are the first to need the node.
-    function, (uri, options, version) = here.cluster.direct().__reduce__()
+    function, (uri, options, version, package) = here.cluster.direct().__reduce__()
     place = {**options["place"], "direct": False}
     options = {**options, "place": place}
 
     class Asked:
         def __reduce__(self) -> tuple[Any, ...]:
-            return function, (uri, options, version)
+            return function, (uri, options, version, package)
 
     pickled = pickle.dumps(Asked())
     assert here.pids() == []
@@ -248,6 +248,9 @@ def test_it_can_be_bounded_asked_and_stopped(
     assert ds.to_table().equals(table) and here.pids() == [status["pid"]]
     copy = pickle.loads(pickle.dumps(ds))
     assert copy.to_table().equals(table) and pickle.loads(pickle.dumps(node)).endpoint == node.endpoint
+    function, (settings, source, _) = node.__reduce__()
+    with pytest.raises(forebay.InvalidError, match=r"pickled by forebay 0\.0\.1, .* or call forebay.local_node\(\) there"):
+        function(settings, source, "0.0.1")
     with caplog.at_level(logging.WARNING, "forebay"):
         here.node(cache_bytes="60MB", cache_dir=tmp_path)
     assert "stop it to change them" in caplog.text

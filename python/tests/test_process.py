@@ -233,8 +233,10 @@ def test_loaders_are_not_pickled(cluster: Cluster) -> None:
         pickle.dumps(forebay.Loader(cluster.dataset(), batch_size=10))
 
 
-def resident_bytes() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+def own_bytes() -> int:
+    """Memory of this process. Pages of files do not count: those that a node lends are the kernel's cache, mapped."""
+    status = Path("/proc/self/status").read_text().splitlines()
+    return sum(int(line.split()[1]) << 10 for line in status if line.startswith(("RssAnon:", "RssShmem:")))
 
 
 def test_memory_stays_flat(cluster: Cluster) -> None:
@@ -244,5 +246,36 @@ def test_memory_stays_flat(cluster: Cluster) -> None:
     for _ in range(6):
         for batch in loader:
             assert len(batch["blob"].values()) == BATCH
-        after.append(resident_bytes())
+        after.append(own_bytes())
     assert max(after) - after[1] < 30 << 20, after
+
+
+def held() -> tuple[int, int]:
+    """Threads and open files of this process."""
+    return len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd"))
+
+
+def test_loaders_dropped_half_way_leave_nothing(cluster: Cluster) -> None:
+    """200 that are dropped with batches ready and on their way: no thread, file or memory of theirs stays."""
+    ds = cluster.dataset("wide")
+
+    def drop_some(count: int) -> None:
+        for seed in range(count):
+            options: Any = {"transform": len} if seed % 2 else {}
+            loader: Any = forebay.Loader(ds, batch_size=5, seed=seed, prefetch_bytes=PREFETCH_BYTES, **options)
+            next(iter(loader))
+
+    def settled() -> tuple[int, int]:
+        """Threads and files that are left once streams and threads have ended, which takes a moment."""
+        seen = []
+        for _ in range(20):
+            time.sleep(0.1)
+            seen.append(held())
+        return min(threads for threads, _ in seen), min(files for _, files in seen)
+
+    drop_some(20)
+    before, bytes_before = settled(), own_bytes()
+    drop_some(200)
+    after, bytes_after = settled(), own_bytes()
+    assert after[0] <= before[0] + 2 and after[1] <= before[1] + 5, (before, after)
+    assert bytes_after - bytes_before < 40 << 20, (bytes_before, bytes_after)

@@ -69,12 +69,49 @@ def test_nulls_follow_their_rule(cluster: Cluster) -> None:
         next(iter(forebay.torch.Loader(cluster.dataset(columns=["gaps"]), **SETTINGS)))
 
 
+@pytest.mark.parametrize("way", ["dataset", "direct"])
+def test_views_are_read_only_and_keep_their_memory(cluster: Cluster, way: str) -> None:
+    """Those of batches that are gone too, while other batches use the loader's memory again."""
+    options = {**SETTINGS, "binaries": "views"}
+    loader = forebay.torch.Loader(getattr(cluster, way)(columns=["id", "name"]), prefetch_bytes=1, **options)
+    kept: list[tuple[int, memoryview]] = []
+    for _ in range(3):
+        for batch in loader:
+            ids, names = batch["id"].tolist(), batch["name"]
+            assert all(isinstance(name, memoryview) and name.readonly and name.format == "B" for name in names)
+            assert [bytes(name).decode() for name in names] == [f"row {i}" for i in ids]
+            kept.append((ids[7], names[7]))
+    with pytest.raises(TypeError, match="read-only"):
+        kept[0][1][0] = 0
+    del loader, batch, names
+    assert all(view == f"row {i}".encode() and hash(view) == hash(view.tobytes()) for i, view in kept)
+
+
+def test_views_are_no_copies(cluster: Cluster) -> None:
+    batch = next(iter(forebay.Loader(cluster.dataset("wide"), batch_size=20)))
+    values = torch.utils.dlpack.from_dlpack(batch["blob"].items()[0])
+    values[5 * 100_000 + 3] = 77
+    assert [view[3] for view in batch["blob"].views() if view is not None] == [0] * 5 + [77] + [0] * 14
+
+
+def test_views_of_nulls_follow_their_rule(cluster: Cluster) -> None:
+    rules: dict[str, Any] = {"gaps": 0, "gaps.name": "none", "gaps.tags": [8, 9]}
+    options = {**SETTINGS, "binaries": "views"}
+    for batch in forebay.torch.Loader(cluster.dataset(columns=["id", "gaps"]), epochs=1, nulls=rules, **options):
+        gone = [i % 4 == 0 for i in batch["id"].tolist()]
+        assert batch["gaps"]["name"] == [b"none" if is_gone else b"n" for is_gone in gone]
+    with pytest.raises(forebay.InvalidError, match="nothing but a value of type str can stand"):
+        list(forebay.torch.Loader(cluster.dataset(columns=["gaps"]), epochs=1, nulls={**rules, "gaps.name": 0}, **options))
+
+
 def test_rows_by_number(cluster: Cluster) -> None:
     data = forebay.torch.MapDataset(cluster.dataset(columns=COLUMNS), binaries="raw", ragged="raw")
     assert bytes(data[17]["name"].tolist()) == b"row 17" and data[17]["tags"].tolist() == [0]
     rows = [599, 2, 301, 7]
     batch = data.collate(data.__getitems__(rows))
     assert texts(batch["name"]) == [f"row {i}" for i in rows]
+    views = forebay.torch.MapDataset(cluster.dataset(columns=COLUMNS), binaries="views", ragged="raw")
+    assert views[17]["name"] == b"row 17" and views[17]["name"].readonly
     assert [batch["tags"].row(at).tolist() for at in range(4)] == [list(range(i % 4)) for i in rows]
 
 

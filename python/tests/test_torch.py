@@ -227,10 +227,10 @@ def test_all_columns_at_once(cluster: Cluster, table: pa.Table) -> None:
     """Capsules of columns that are tensors, in their order, and nothing of others; those that nobody takes are freed."""
     columns = ["name", "x", "age", "image", "id"]
     batch = next(iter(forebay.Loader(cluster.dataset(), columns=columns, **SETTINGS)))
-    capsules = batch.capsules()
-    assert [capsule is None for capsule in capsules] == [True, False, True, False, False]
+    blocks = batch.blocks()
+    assert [(capsule is None, count) for capsule, count in blocks] == [(gone, 1) for gone in [True, False, True, False, False]]
     rows = table.take(pa.array(batch.sample_ids))
-    for name, capsule in zip(columns, capsules, strict=True):
+    for name, (capsule, _) in zip(columns, blocks, strict=True):
         if capsule is not None:
             assert torch.utils.dlpack.from_dlpack(capsule).tolist() == rows[name].to_pylist()
     for batch in batches(cluster, columns, nulls={"age": 0}):

@@ -1,6 +1,7 @@
 """The part that all peers share: the job that they are given, the consumer of their batches, and the report.
 
-A peer is a script that calls `run` with a function that yields the batches of an epoch. A batch is a dict of contiguous
+A peer is a script that calls `run` with a function that yields the batches of an epoch, and one that goes on in the middle
+of an epoch, if the peer can. A batch is a dict of contiguous
 numpy arrays or tensors of the processor: `x` of [rows, 3136] bytes; `f00` to `f37`, `id` and `label`; or `b`, the bytes
 of all rows, with `b_ends`, where each row ends.
 
@@ -11,6 +12,7 @@ has the same consumer.
 
 import json
 import os
+import pickle
 import resource
 import sys
 import time
@@ -21,6 +23,9 @@ from pathlib import Path
 
 # What a peer has started and must stop.
 at_end: list[Callable[[], None]] = []
+
+# Processes whose work is a peer's too, besides its children.
+servers: list[int] = []
 
 
 class Cannot(Exception):
@@ -48,18 +53,34 @@ class Job:
     secret_key: str
     scratch: str  # A folder of this peer alone, which stays from one process to the next.
     convert: bool = False
+    node: int = 0  # The process of our node, its address, and what it has: for our own package.
+    node_endpoint: str = ""
+    uri: str = ""
+    resume: str = ""  # "save" reads to the middle of an epoch and keeps the state; "go" goes on from there.
+    middle: int = 0  # Rows before the state.
 
     def share(self, groups: int) -> int:
         """A worker's share of the row groups that are permuted together."""
         return max(1, groups // max(1, self.workers))
 
 
-def run(epochs: Callable[[Job], Callable[[int], Iterator[dict]]], convert: Callable[[Job], int] | None = None) -> None:
+def run(
+    epochs: Callable[[Job], Callable[[int], Iterator[dict]]],
+    convert: Callable[[Job], int] | None = None,
+    resume: Callable[[Job, object], tuple[Iterator[dict], Callable[[], object]]] | str = "",
+) -> None:
     """Does the job in the first argument and prints the report. `epochs` makes everything ready and returns the function
-    that yields the batches of an epoch, counted from 0. `convert` writes the peer's own format and returns its bytes."""
+    that yields the batches of an epoch, counted from 0. `convert` writes the peer's own format and returns its bytes.
+    `resume` makes everything ready to go on from a state, or, from None, at the first epoch's beginning; it returns the
+    batches that come, and what gives the state after the last one. Or it says why the peer cannot."""
     job = Job(**json.loads(sys.argv[1]))
     try:
-        report = converted(job, convert) if job.convert else {"epochs": measured(job, epochs), "peak_mb": peak_mb(job)}
+        if job.convert:
+            report = converted(job, convert)
+        elif job.resume:
+            report = resumed(job, resume)
+        else:
+            report = {"epochs": measured(job, epochs), "peak_mb": peak_mb(job)}
     except Cannot as why:
         report = {"cannot": str(why)}
     finally:
@@ -96,6 +117,28 @@ def measured(job: Job, epochs) -> list[dict]:
     return found
 
 
+def resumed(job: Job, resume) -> dict:
+    """Reads an epoch to its middle and keeps the state; or goes on from there, and says when the first batch came."""
+    if isinstance(resume, str):
+        raise Cannot(resume or "it has no state")
+    kept = Path(job.scratch) / f"state.{job.shuffle}.{job.workers}"
+    state = pickle.loads(kept.read_bytes()) if job.resume == "go" else None
+    rows = checksum = 0
+    first = None
+    began = time.perf_counter()
+    batches, state_now = resume(job, state)
+    for batch in batches:
+        if first is None:
+            first = time.perf_counter() - began
+        count, summed = consume(job.shape, batch)
+        rows += count
+        checksum += summed
+        if job.resume == "save" and rows >= job.middle:
+            kept.write_bytes(pickle.dumps(state_now()))
+            break
+    return {"rows": rows, "checksum": checksum % 2**64, "seconds": first or 0.0}
+
+
 def converted(job: Job, convert) -> dict:
     cpu, began = cpu_s(), time.perf_counter()
     stored = convert(job) if convert else 0
@@ -122,20 +165,23 @@ def wide(array):
 
 
 def cpu_s() -> float:
-    """Processor time of this process and its children, those that have ended too."""
+    """Processor time of this process, its children, those that have ended too, and its servers."""
     used = sum(
         usage.ru_utime + usage.ru_stime
         for usage in map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     )
-    return used + sum(ticks(child) for child in descendants(os.getpid())) / os.sysconf("SC_CLK_TCK")
+    others = [*descendants(os.getpid()), *servers]
+    return used + sum(ticks(other) for other in others) / os.sysconf("SC_CLK_TCK")
 
 
 def peak_mb(job: Job) -> float:
-    """The greatest resident memory of this process, and that of its children: of those that still run or, if that is
-    more, as much for each worker as the greatest one that has ended. Memory that processes share counts in each."""
+    """The greatest resident memory of this process, that of its servers, and that of its children: of those that still run
+    or, if that is more, as much for each worker as the greatest one that has ended. Memory that processes share counts in
+    each."""
     alive = sum(high_water_kb(child) for child in descendants(os.getpid()))
     ended = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * job.workers
-    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss + max(alive, ended)) * 1024 / 1e6
+    served = sum(map(high_water_kb, servers))
+    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss + max(alive, ended) + served) * 1024 / 1e6
 
 
 def descendants(pid: int) -> list[int]:

@@ -30,9 +30,9 @@ def convert(job: Job) -> int:
     return sum(path.stat().st_size for path in folder(job).iterdir())
 
 
-def epochs(job: Job):
+def loader(job: Job) -> StreamingDataLoader:
     dataset = StreamingDataset(str(folder(job)), shuffle=job.shuffle, seed=job.seed, drop_last=False)
-    loader = StreamingDataLoader(
+    return StreamingDataLoader(
         dataset,
         batch_size=job.batch_rows,
         num_workers=job.workers,
@@ -40,7 +40,18 @@ def epochs(job: Job):
         persistent_workers=job.workers > 0,
         drop_last=False,
     )
-    return lambda _: iter(loader)
 
 
-run(epochs, convert)
+def epochs(job: Job):
+    batches = loader(job)
+    return lambda _: iter(batches)
+
+
+def resume(job: Job, state):
+    batches = loader(job)
+    if state is not None:
+        batches.load_state_dict(state)
+    return iter(batches), batches.state_dict
+
+
+run(epochs, convert, resume)

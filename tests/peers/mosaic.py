@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from streaming import MDSWriter, StreamingDataset
+from streaming import MDSWriter, StreamingDataLoader, StreamingDataset
 from torch.utils.data import DataLoader
 
 from consumer import Job, run
@@ -26,18 +26,30 @@ def convert(job: Job) -> int:
     return sum(path.stat().st_size for path in folder(job).iterdir())
 
 
-def epochs(job: Job):
+def loader(job: Job, kind: type[DataLoader]) -> DataLoader:
     dataset = StreamingDataset(
         local=str(folder(job)), shuffle=job.shuffle, shuffle_seed=job.seed, batch_size=job.batch_rows
     )
-    loader = DataLoader(
+    return kind(
         dataset,
         batch_size=job.batch_rows,
         num_workers=job.workers,
         collate_fn=as_tensors,
         persistent_workers=job.workers > 0,
     )
-    return lambda _: iter(loader)
 
 
-run(epochs, convert)
+def epochs(job: Job):
+    batches = loader(job, DataLoader)
+    return lambda _: iter(batches)
+
+
+def resume(job: Job, state):
+    """By its own DataLoader, which counts the batches."""
+    batches = loader(job, StreamingDataLoader)
+    if state is not None:
+        batches.load_state_dict(state)
+    return iter(batches), batches.state_dict
+
+
+run(epochs, convert, resume)

@@ -41,7 +41,8 @@ def collate(samples: list[dict]) -> dict:
         joined = np.frombuffer(b"".join(sample["x"] for sample in samples), np.uint8)
         return {"x": joined.reshape(len(samples), -1)}
     values = [sample["b"] for sample in samples]
-    return {"b": np.frombuffer(b"".join(values), np.uint8), "b_ends": np.cumsum([len(value) for value in values])}
+    # First what has an entry for each row: Mosaic's loader counts the rows of a batch by it.
+    return {"b_ends": np.cumsum([len(value) for value in values]), "b": np.frombuffer(b"".join(values), np.uint8)}
 
 
 def as_tensors(samples: list[dict]) -> dict:

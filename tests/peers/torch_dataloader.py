@@ -37,4 +37,4 @@ def epochs(job: Job):
 
 # The sums of the consumer count as the work of one thread.
 torch.set_num_threads(1)
-run(epochs)
+run(epochs, resume="DataLoader has no state: an epoch begins again")

@@ -5,11 +5,13 @@ pub mod cluster;
 pub mod disk;
 pub mod epoch;
 pub mod order;
+mod package;
 pub mod peers;
 pub mod python;
 pub mod raw;
 pub mod real;
 pub mod stages;
+pub mod tls;
 pub mod train;
 pub mod warm;
 #[cfg(feature = "gpu")]

@@ -4,7 +4,8 @@
 //! on demand; [`slow`] is a proxy that makes it behave like remote S3, `wire` one that breaks as networks do;
 //! [`liar`] is a store whose answers tests make up.
 //! [`made`] are objects by a rule, of any size. [`process`] starts the real binaries and watches their logs;
-//! [`etcd`] starts real etcd. [`mnist`] and [`table`] are the data, [`frames`] speaks HTTP/2 by hand,
+//! [`etcd`] starts real etcd. [`pki`] makes certificates, [`tap`] listens to what travels.
+//! [`mnist`] and [`table`] are the data, [`frames`] speaks HTTP/2 by hand,
 //! [`reader`] reads a table and checks every value. [`check`] and [`report`] are the form in which
 //! measurements tell what they found, [`origin`] says which commit and machine they are of.
 
@@ -21,6 +22,7 @@ pub mod liar;
 pub mod made;
 pub mod mnist;
 pub mod origin;
+pub mod pki;
 pub mod ports;
 pub mod process;
 pub(crate) mod reader;
@@ -31,4 +33,5 @@ pub mod seen;
 mod serve;
 pub mod slow;
 pub mod table;
+pub mod tap;
 pub(crate) mod wire;

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-use forebay_tests::harness::process::{Run, ServerOptions};
+use forebay_tests::harness::process::{Run, ServerOptions, binary};
 use serde_yaml_ng::{Mapping, Value};
 
 /// What the file is made of, variables put in and anchors resolved.
@@ -63,6 +63,33 @@ impl Stack {
         assert!(!found.is_empty(), "no service of {image}");
         found
     }
+
+    /// The cache nodes; another container has their image too, for its commands.
+    fn nodes(&self) -> Vec<(&str, BTreeMap<String, String>)> {
+        self.of_image("cache").into_iter().filter(|(name, _)| *name != "certs").collect()
+    }
+}
+
+/// What the service `certs` makes, made here.
+fn certs(stack: &Stack) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().expect("a folder");
+    let forebay = binary("forebay");
+    let path = format!(
+        "{}:{}",
+        forebay.parent().expect("its folder").display(),
+        std::env::var("PATH").expect("a PATH")
+    );
+    let made = || {
+        Run::program("sh", "certs.sh")
+            .arg(deploy().join("certs.sh"))
+            .arg(folder.path())
+            .envs([("PATH", &path), ("CACHE_ALLOW", &stack.variables["CACHE_ALLOW"])])
+            .end()
+            .expect_success()
+    };
+    assert!(!made().is_empty());
+    assert!(made().is_empty(), "files that are there are not made again");
+    folder
 }
 
 fn fill(value: &mut Value, variables: &BTreeMap<String, String>) {
@@ -112,7 +139,7 @@ fn what_services_refer_to_is_there() {
     let (services, networks, volumes) = (top("services"), top("networks"), top("volumes"));
     let mut used = BTreeSet::new();
     for (name, service) in stack.services() {
-        let ends = ["upload", "trainer-0", "trainer-1"].contains(&name);
+        let ends = ["certs", "upload", "trainer-0", "trainer-1"].contains(&name);
         assert_eq!(
             service.get("healthcheck").is_none(),
             ends,
@@ -127,7 +154,10 @@ fn what_services_refer_to_is_there() {
             match source.starts_with('.') {
                 true => assert!(deploy().join(&source).exists(), "{name}: no {source}"),
                 false => {
-                    assert!(volumes.contains(&source) && used.insert(source.clone()) || source == "runs")
+                    assert!(
+                        volumes.contains(&source) && used.insert(source.clone())
+                            || ["certs", "runs"].contains(&&*source)
+                    )
                 }
             }
         }
@@ -136,7 +166,11 @@ fn what_services_refer_to_is_there() {
             let other = other.as_str().expect("a name");
             assert!(services.contains(other), "{name}: no service {other}");
             let healthy = condition["condition"].as_str() == Some("service_healthy");
-            assert_eq!(healthy, other != "upload", "{name}: waits for {other} in the wrong way");
+            assert_eq!(
+                healthy,
+                !["certs", "upload"].contains(&other),
+                "{name}: waits for {other} in the wrong way"
+            );
         }
         if let Some(build) = service.get("build") {
             let context = build["context"].as_str().expect("a context");
@@ -170,13 +204,16 @@ fn images_share_their_first_layer() {
 #[test]
 fn nodes_start_with_what_they_are_told() {
     let stack = Stack::read();
-    let nodes = stack.of_image("cache");
+    let certs = certs(&stack);
+    let nodes = stack.nodes();
     let mut zones = BTreeSet::new();
     for (service, environment) in &nodes {
         assert_eq!(environment["FOREBAY_NODE"], *service);
-        assert_eq!(environment["FOREBAY_CLUSTER__ADVERTISE"], format!("http://{service}:7070"));
+        assert_eq!(environment["FOREBAY_CLUSTER__ADVERTISE"], format!("https://{service}:7070"));
         assert!(zones.insert(&environment["FOREBAY_CLUSTER__ZONE"]), "{service}: another node's zone");
-        let told = |options, (name, value): (&String, &String)| ServerOptions::env(options, name, value);
+        let told = |options, (name, value): (&String, &String)| {
+            ServerOptions::env(options, name, &value.replace("/certs", &certs.path().display().to_string()))
+        };
         let options = environment.iter().fold(ServerOptions::bare(), told);
         // There is no etcd of that name here, which a node survives.
         options.clone().allow_log("etcd does not answer").start().kill();
@@ -203,7 +240,7 @@ fn nodes_know_all_members_of_etcd() {
         };
         let (members, nodes) = (named("etcd"), named("cache"));
         assert_eq!((members.len(), nodes.len()), (if file.contains("etcd3") { 3 } else { 1 }, 3), "{file}");
-        let urls: Vec<String> = members.iter().map(|(name, _)| format!("http://{name}:2379")).collect();
+        let urls: Vec<String> = members.iter().map(|(name, _)| format!("https://{name}:2379")).collect();
         for (name, node) in &nodes {
             let told = &environment(node)["FOREBAY_CLUSTER__ETCD"];
             assert_eq!(
@@ -213,10 +250,11 @@ fn nodes_know_all_members_of_etcd() {
             );
         }
         let peers: Vec<String> =
-            members.iter().map(|(name, _)| format!("{name}=http://{name}:2380")).collect();
+            members.iter().map(|(name, _)| format!("{name}=https://{name}:2380")).collect();
         for (name, member) in &members {
             let command = member["command"].as_str().expect("a command");
-            let own = ["--name ", "--advertise-client-urls http://", "--initial-advertise-peer-urls http://"];
+            let own =
+                ["--name ", "--advertise-client-urls https://", "--initial-advertise-peer-urls https://"];
             for flag in own {
                 assert!(command.contains(&format!("{flag}{name}")), "{file}: {name}: {flag}");
             }
@@ -233,7 +271,7 @@ fn nodes_know_all_members_of_etcd() {
 fn ranks_understand_their_command() {
     let stack = Stack::read();
     let nodes: Vec<String> =
-        stack.of_image("cache").iter().map(|(service, _)| format!("{service}:7070")).collect();
+        stack.nodes().iter().map(|(service, _)| format!("https://{service}:7070")).collect();
     let ranks = stack.of_image("trainer");
     for (rank, (service, environment)) in ranks.iter().enumerate() {
         assert_eq!(environment["FOREBAY_ENDPOINT"], nodes.join(","));
@@ -254,7 +292,6 @@ fn prometheus_asks_every_node() {
     let targets = yaml(&read("prometheus.yml"));
     let targets = strings(&targets["scrape_configs"][0]["static_configs"][0]["targets"]);
     let stack = Stack::read();
-    let nodes: Vec<String> =
-        stack.of_image("cache").iter().map(|(service, _)| format!("{service}:7071")).collect();
+    let nodes: Vec<String> = stack.nodes().iter().map(|(service, _)| format!("{service}:7071")).collect();
     assert_eq!(targets, nodes);
 }

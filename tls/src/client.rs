@@ -19,10 +19,16 @@ use rustls::sign::SingleCertAndKey;
 use rustls::{ClientConfig, RootCertStore};
 use std::io;
 use std::sync::Arc;
-use tokio::io::{AsyncRead, AsyncWrite};
+use std::time::Duration;
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::task::spawn_blocking;
+use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
+
+/// A server of HTTP/2 speaks first. What it says is waited for this long: one behind a proxy may not.
+const FIRST: Duration = Duration::from_millis(500);
+const FIRST_BYTES: usize = 64;
 
 /// How a program connects by TLS. Cheap to clone; clones share what they read.
 #[derive(Debug, Clone, Default)]
@@ -95,8 +101,18 @@ impl ClientTls {
         let config = config.map_err(|e| io::Error::new(io::ErrorKind::InvalidInput, e))?;
         let wrong = |_| io::Error::other(format!("`{host}` is no host name that a certificate can be for"));
         let name = ServerName::try_from(host.to_owned()).map_err(wrong)?;
-        let stream = TlsConnector::from(config).connect(name, stream).await.map_err(explained)?;
-        Ok(ClientStream::new(stream))
+        let mut stream = TlsConnector::from(config).connect(name, stream).await.map_err(explained)?;
+        // The server may refuse this side's certificate only now.
+        let mut first = vec![0; FIRST_BYTES];
+        let read = match timeout(FIRST, stream.read(&mut first)).await {
+            Ok(Ok(0)) => {
+                return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "it closes the connection"));
+            }
+            Ok(read) => read.map_err(explained)?,
+            Err(_) => 0,
+        };
+        first.truncate(read);
+        Ok(ClientStream::new(stream, first))
     }
 }
 

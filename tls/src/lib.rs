@@ -20,4 +20,5 @@ mod tests;
 pub use certificate::CertificateNames;
 pub use client::{ClientStream, ClientTls};
 pub use files::TlsFiles;
+pub use material::PemFiles;
 pub use server::{ClientCertificates, Purpose, ServerStream, ServerTls};

@@ -8,7 +8,7 @@ use rustls::RootCertStore;
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, CertificateRevocationListDer, PrivateKeyDer};
 use rustls::sign::CertifiedKey;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// What all files hold.
@@ -34,6 +34,25 @@ impl Material {
         let authorities = ca.as_deref().map(read_authorities).transpose()?.map(Arc::new);
         let revoked = crl.as_deref().map(read_revoked).transpose()?.unwrap_or_default();
         Ok(Self { identity, names, authorities, revoked })
+    }
+}
+
+/// What [`TlsFiles`] hold, as far as they are named.
+#[derive(Clone)]
+#[expect(missing_docs, reason = "documented at `TlsFiles`")]
+pub struct PemFiles {
+    pub cert: Option<Vec<u8>>,
+    pub key: Option<Vec<u8>>,
+    pub ca: Option<Vec<u8>>,
+}
+
+impl TlsFiles {
+    /// What the files hold, checked as for a connection of this crate: for libraries that set up TLS by
+    /// themselves. `Invalid` names the file that is wrong. Not for an async thread.
+    pub fn pem(&self) -> Result<PemFiles> {
+        Material::read(self)?;
+        let of = |path: &Option<PathBuf>| path.as_deref().map(read).transpose();
+        Ok(PemFiles { cert: of(&self.cert)?, key: of(&self.key)?, ca: of(&self.ca)? })
     }
 }
 

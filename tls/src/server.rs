@@ -28,11 +28,15 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
-use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::task::spawn_blocking;
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
+
+/// What a client still sends whose handshake failed is read for so long, and no more of it than this.
+const LINGER: Duration = Duration::from_millis(500);
+const LINGER_BYTES_MAX: u64 = 64 << 10;
 
 /// Which client certificates are asked for where authorities are named.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -108,7 +112,13 @@ impl ServerTls {
             Purpose::Metrics => &state.metrics,
             Purpose::S3 => &state.s3,
         };
-        let stream = TlsAcceptor::from(config.clone()).accept(stream).await.map_err(explained)?;
+        let stream = match TlsAcceptor::from(config.clone()).accept(stream).into_fallible().await {
+            Ok(stream) => stream,
+            Err((e, stream)) => {
+                farewell(stream).await;
+                return Err(explained(e));
+            }
+        };
         let chain = stream.get_ref().1.peer_certificates().unwrap_or_default();
         let chain: Vec<_> = chain.iter().map(|one| one.clone().into_owned()).collect();
         let Some(first) = chain.first() else { return Ok(ServerStream::new(stream, None, None)) };
@@ -179,10 +189,23 @@ impl ServerTls {
         self.failed.load(Relaxed)
     }
 
-    /// When the own certificate ends, in seconds of Unix time.
-    pub fn ends_at(&self) -> i64 {
-        self.current.load().names.ends_at
+    /// The own certificate in force: its serial number, and the seconds until it ends; 0 once it has.
+    pub fn certificate(&self) -> (String, u64) {
+        let current = self.current.load();
+        let left = current.names.ends_at - UnixTime::now().as_secs() as i64;
+        (current.names.serial.clone(), left.max(0) as u64)
     }
+}
+
+/// Closes a connection whose other end was told why. If what it still sends were not read, it would see the
+/// connection break rather than the reason.
+async fn farewell<T: AsyncRead + AsyncWrite + Unpin>(mut stream: T) {
+    let close = async {
+        stream.shutdown().await?;
+        tokio::io::copy(&mut stream.take(LINGER_BYTES_MAX), &mut tokio::io::sink()).await
+    };
+    // One that has gone is no trouble.
+    timeout(LINGER, close).await.ok();
 }
 
 impl ServerState {

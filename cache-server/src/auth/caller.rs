@@ -2,7 +2,7 @@
 
 use super::limiter::Limiter;
 use super::principal::{CallerRole, Principal};
-use super::session::Session;
+use super::session::{Credential, Session};
 use crate::allow::Allowed;
 use forebay_dataset::Selection;
 use forebay_dataset::source;
@@ -68,6 +68,11 @@ impl Caller {
     /// Its name in the policy; none where everybody may all.
     pub fn principal_name(&self) -> Option<&str> {
         self.principal().map(|principal| principal.name.as_str())
+    }
+
+    /// Whether it is known by the certificate of its connection.
+    pub fn has_certificate(&self) -> bool {
+        self.session().is_some_and(|session| matches!(session.credential, Credential::Certificate(_)))
     }
 
     fn principal(&self) -> Option<&Principal> {

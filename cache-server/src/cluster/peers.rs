@@ -8,13 +8,13 @@
 
 mod client;
 
-pub use client::Peer;
+pub use client::{Peer, PeerCredentials};
 
 use crate::cluster::candidates::Candidates;
 use crate::cluster::ownership::Ownership;
 use crate::disk::file::{self, Header, Origin, Unreadable};
 use crate::runtime::blocking;
-use forebay_dataset::{SegmentBatch, TokenFile};
+use forebay_dataset::SegmentBatch;
 use forebay_proto::object::ObjectVersion;
 use forebay_proto::{Error, Kind, Manifest, Result, v1};
 use futures::future::join_all;
@@ -33,7 +33,7 @@ const MEMORY: Duration = Duration::from_secs(20);
 pub struct Peers {
     pub ownership: Arc<Ownership>,
     /// What this node shows them.
-    token: Option<Arc<TokenFile>>,
+    credentials: PeerCredentials,
     known: Mutex<HashMap<String, Arc<Peer>>>,
     pub counters: PeerCounters,
 }
@@ -124,9 +124,9 @@ impl WantedColumns<'_> {
 }
 
 impl Peers {
-    /// Where they have a policy, `token` is what they know this node by.
-    pub fn new(ownership: Arc<Ownership>, token: Option<Arc<TokenFile>>) -> Self {
-        Self { ownership, token, known: Mutex::default(), counters: PeerCounters::default() }
+    /// None is connected to yet; they are shown these credentials.
+    pub fn new(ownership: Arc<Ownership>, credentials: PeerCredentials) -> Self {
+        Self { ownership, credentials, known: Mutex::default(), counters: PeerCounters::default() }
     }
 
     /// The other nodes of the topology that answer, as far as is known, with their names.
@@ -142,7 +142,7 @@ impl Peers {
         if let Some(peer) = known.get(address) {
             return Some(peer.clone());
         }
-        let peer = Arc::new(Peer::new(address, self.token.clone())?);
+        let peer = Arc::new(Peer::new(address, self.credentials.clone())?);
         known.retain(|address, _| self.ownership.is_node(address));
         known.insert(address.to_owned(), peer.clone());
         Some(peer)
@@ -336,7 +336,7 @@ mod tests {
     impl Peers {
         /// A cluster of one.
         pub fn none() -> Self {
-            Self::new(Arc::new(Ownership::alone()), None)
+            Self::new(Arc::new(Ownership::alone()), PeerCredentials::default())
         }
     }
 

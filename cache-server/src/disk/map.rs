@@ -4,17 +4,17 @@
 //! goes, so a reader never sees them change. Files are never truncated or rewritten by us. If somebody else
 //! does so, a reader's verifier finds it out after the use: it compares the file's length, times and inode
 //! with those of the file that was mapped, and knows of pages that are not there any more, cut off or
-//! unreadable (see [`guard`]).
+//! unreadable ([`Guard`]).
 #![expect(unsafe_code, reason = "mapping a file is unsafe: somebody else could change it")]
 
-mod guard;
 pub mod pages;
 
 use super::file::{Unreadable, read_header, verify_body};
 use super::file_system::{Disk, Stamp, StampMark, Stat};
 use arrow::buffer::Buffer;
 use bytes::Bytes;
-use forebay_dataset::ready::Verifier;
+use forebay_dataset::map_guard::Guard;
+use forebay_dataset::ready::{OpenedFile, Verifier};
 use forebay_dataset::{ReadySegment, SegmentBatch};
 use std::any::Any;
 use std::fs::File;
@@ -106,7 +106,7 @@ struct MappedFile {
     stamp: Stamp,
     /// Where the map begins.
     start: usize,
-    guard: guard::Guard,
+    guard: Guard,
     /// A reader found that it is not the file any more that was mapped.
     is_damaged: AtomicBool,
     /// It was sound when we removed it.
@@ -156,9 +156,20 @@ impl Verifier for MappedFile {
         advise(bytes, libc::MADV_POPULATE_READ);
     }
 
+    fn offset_of(&self, bytes: &[u8]) -> Option<u64> {
+        let at = (bytes.as_ptr() as usize).checked_sub(self.start)? as u64;
+        (at + bytes.len() as u64 <= self.stamp.bytes).then_some(at)
+    }
+
+    fn open(&self) -> Option<OpenedFile> {
+        let file = self.disk.open(&self.path).ok()?;
+        let is_same = self.disk.stat(&file).is_ok_and(|now| self.is_of(&now.stamp));
+        is_same.then_some(OpenedFile { file, bytes: self.stamp.bytes, modified: self.stamp.modified })
+    }
+
     /// From the file: so no page of the map counts as this process's memory.
     fn copy_now(&self, bytes: &[u8]) -> Option<Vec<u8>> {
-        let at = (bytes.as_ptr() as usize).checked_sub(self.start)?;
+        let at = usize::try_from(self.offset_of(bytes)?).ok()?;
         let file = self.disk.open(&self.path).ok()?;
         let copied = read_now(&file, bytes.len(), at)?;
         // It was what was checked, and still is.
@@ -230,7 +241,7 @@ pub fn open(disk: &Arc<dyn Disk>, path: &Path, checked: Option<StampMark>) -> Re
         return Err(Unreadable::Damaged("it was changed while it was read".into()));
     }
     let start = map.as_ptr() as usize;
-    let guard = guard::Guard::new(start, start + map.len());
+    let guard = Guard::new(start, start + map.len());
     let (disk, path, stamp) = (disk.clone(), path.to_owned(), stat.stamp);
     let [is_damaged, is_retired] = [const { AtomicBool::new(false) }; 2];
     let place = Arc::new(MappedFile { disk, path, stamp, start, guard, is_damaged, is_retired });

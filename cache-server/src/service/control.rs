@@ -15,7 +15,7 @@ use forebay_dataset::{Urgency, source};
 use forebay_proto::manifest::Digest;
 use forebay_proto::object_list::RequestParts;
 use forebay_proto::v1::cache_server::Cache as Service;
-use forebay_proto::{Error, Manifest, SegmentSet, v1};
+use forebay_proto::{Error, Manifest, SegmentSet, protocol, v1};
 use futures::StreamExt;
 use futures::stream::BoxStream;
 use std::sync::Arc;
@@ -58,6 +58,7 @@ async fn opened(
     caller: &Caller,
     request: v1::OpenRequest,
 ) -> forebay_proto::Result<v1::OpenReply> {
+    protocol::check_client(request.protocol.as_ref())?;
     let spec = request.dataset.ok_or_else(|| Error::invalid("open: no dataset given"))?;
     if let Some(limiter) = caller.limiter() {
         limiter.open().await?;
@@ -68,7 +69,7 @@ async fn opened(
     };
     // Millions of segments: not for an async thread.
     let manifest = blocking(move || (&*dataset.manifest).into()).await?;
-    Ok(v1::OpenReply { manifest: Some(manifest), projected_bytes, notes })
+    Ok(v1::OpenReply { manifest: Some(manifest), projected_bytes, notes, protocol: Some(protocol::ours()) })
 }
 
 #[tonic::async_trait]
@@ -226,6 +227,10 @@ impl Service for Control {
 
     async fn same_host(&self, request: Request<v1::SameHostRequest>) -> Reply<v1::SameHostReply> {
         let caller = caller(request.extensions())?;
+        // Over the socket a certificate cannot be shown.
+        if caller.has_certificate() {
+            return Ok(Response::new(v1::SameHostReply::default()));
+        }
         Ok(Response::new(self.node.shared.same_host(&caller, self.node.guard.authority.generation())?))
     }
 

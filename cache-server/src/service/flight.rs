@@ -154,9 +154,10 @@ async fn open_plan(
 }
 
 fn setup(reading: Reading, link: StreamSegments) -> StreamSetup {
-    let (pool, link) = (link.pool(), Arc::new(link));
+    let (pool, message_bytes) = (link.pool(), link.message_bytes());
+    let link = Arc::new(link);
     // The node prefetches for all streams of a plan at once.
-    let budget = StreamBudget { segments_ahead: None, ..StreamBudget::default() };
+    let budget = StreamBudget { message_bytes, segments_ahead: None, ..StreamBudget::default() };
     StreamSetup { reading, segments: link.clone(), hooks: link, budget, pool }
 }
 

@@ -10,11 +10,13 @@ mod requests;
 use super::admission::Place;
 use super::connection::Connections;
 use super::guard::{CallGuard, ended_answer};
+use super::handshake::{Handshakes, ProvenCertificate};
 use super::refusals::{Refusals, TurnedAway};
 use super::stalls::StreamOrigin;
 use crate::read::memory::MemoryBudget;
 use crate::settings::LimitSettings;
 use activity::{Activity, Counted};
+use forebay_tls::Purpose;
 use http::{Request, Response};
 use hyper::body::Incoming;
 use hyper::server::conn::http2;
@@ -102,7 +104,23 @@ impl GrpcServer {
         stream: T,
         place: Place,
     ) {
-        self.tasks.spawn(self.clone().connection(stream, place));
+        self.tasks.spawn(self.clone().connection(stream, place, None));
+    }
+
+    /// The same of a connection by TLS.
+    pub fn serve_tls<T: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
+        self: &Arc<Self>,
+        tls: Arc<Handshakes>,
+        stream: T,
+        place: Place,
+    ) {
+        let server = self.clone();
+        self.tasks.spawn(async move {
+            let shaking = tls.shake(Purpose::Grpc, stream, &place);
+            if let Some(Some((stream, certificate))) = server.closing.run_until_cancelled(shaking).await {
+                server.connection(stream, place, certificate).await;
+            }
+        });
     }
 
     /// Takes no new requests, and waits until those that are being answered are.
@@ -116,6 +134,7 @@ impl GrpcServer {
         self: Arc<Self>,
         stream: T,
         place: Place,
+        certificate: ProvenCertificate,
     ) {
         let _open = self.connections.open();
         let (activity, place) = (Arc::new(Activity::default()), Arc::new(place));
@@ -131,6 +150,9 @@ impl GrpcServer {
                 let mut request = request.map(Body::new);
                 // What a batch stream cuts whose reader takes nothing.
                 request.extensions_mut().insert(origin.clone());
+                if let Some(certificate) = &certificate {
+                    request.extensions_mut().insert(certificate.clone());
+                }
                 async move {
                     let response = server.answer(request).await;
                     Ok::<_, Infallible>(response.map(|body| Counted::new(body, visit)))

@@ -184,7 +184,7 @@ pub async fn may_use(caller: &Caller, uri: &str) -> Result<()> {
 /// What a request shows of its caller. One with two tokens shows nothing.
 pub fn shown<'a>(headers: &'a HeaderMap, extensions: &'a Extensions) -> Shown<'a> {
     let mut all = headers.get_all(AUTHORIZATION).iter();
-    match (all.next(), all.next(), extensions.get::<PeerCertificate>()) {
+    match (all.next(), all.next(), extensions.get::<Arc<PeerCertificate>>()) {
         (Some(only), None, _) => only.to_str().map_or(Shown::Nothing, Shown::Header),
         (None, _, Some(certificate)) => Shown::Certificate(certificate),
         _ => Shown::Nothing,

@@ -1,6 +1,7 @@
 //! The sockets that a node listens on: which connections each takes.
 
 use super::admission::{Admission, ConnectionLimits};
+use super::handshake::Handshakes;
 use super::refusals::Refusals;
 use crate::descriptors;
 use crate::settings::Settings;
@@ -18,11 +19,13 @@ pub struct Listeners {
     pub metrics: Admission,
     /// What they all turn away.
     pub refusals: Arc<Refusals>,
+    /// TLS of those by TCP; `None`: they speak none.
+    pub tls: Option<Arc<Handshakes>>,
 }
 
 impl Listeners {
     /// None is open; the process may have this number of files.
-    pub fn new(settings: &Settings, files: u64) -> Self {
+    pub fn new(settings: &Settings, files: u64, tls: Option<Arc<Handshakes>>) -> Self {
         let (refusals, of) = (Arc::new(Refusals::default()), &settings.limits);
         let wanted = |all| ConnectionLimits { all, per_address: of.connections_per_address };
         let admission = |wanted| Admission::new(descriptors::limits(files, wanted), refusals.clone());
@@ -39,6 +42,7 @@ impl Listeners {
             s3: admission(wanted(settings.gateway.connections_max)),
             metrics: admission(METRICS),
             refusals,
+            tls,
         }
     }
 

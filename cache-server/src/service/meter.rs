@@ -69,8 +69,10 @@ impl StreamMeter {
 
     /// Counts what of a message the reader takes from shared memory.
     pub fn shared(&self, body: Option<&v1::SharedBody>) {
-        let bytes = body.iter().flat_map(|body| &body.parts).map(|part| part.length).sum();
-        self.events.bytes_shared.fetch_add(bytes, Relaxed);
+        let parts = || body.iter().flat_map(|body| &body.parts);
+        let lent = parts().filter(|part| part.rows.is_some());
+        self.events.bytes_shared.fetch_add(parts().map(|part| part.length).sum(), Relaxed);
+        self.events.bytes_lent.fetch_add(lent.map(|part| part.length).sum(), Relaxed);
     }
 
     fn tell(&mut self) {

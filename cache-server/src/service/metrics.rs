@@ -7,6 +7,7 @@ pub use table::{counters, resident_bytes};
 use super::accept;
 use super::admission::Place;
 use super::guard::{CallGuard, shown};
+use super::handshake::ProvenCertificate;
 use super::patient::Patient;
 use super::refusals::{Refusals, TurnedAway};
 use super::stalls::StreamOrigin;
@@ -15,6 +16,7 @@ use crate::node::Node;
 use crate::runtime::blocking;
 use crate::settings::LimitSettings;
 use bytes::Bytes;
+use forebay_tls::Purpose;
 use http::header::{
     ALLOW, CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, HeaderValue, TRANSFER_ENCODING, WWW_AUTHENTICATE,
 };
@@ -35,7 +37,8 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use table::{METRICS, Metric, Value};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpListener;
 use tokio::sync::Mutex;
 use tokio_util::sync::CancellationToken;
 use tonic::Code;
@@ -61,7 +64,7 @@ struct MetricsServer {
 /// Serves until `stop` is called.
 pub async fn run(listener: TcpListener, node: Arc<Node>, limits: LimitSettings, stop: CancellationToken) {
     let (admission, refusals) = (node.listeners.metrics.clone(), node.listeners.refusals.clone());
-    let guard = node.guard.clone();
+    let (guard, tls) = (node.guard.clone(), node.listeners.tls.clone());
     let mut registry = Registry::with_prefix("forebay");
     registry.register_collector(Box::new(NodeMetrics(node)));
     let server = Arc::new(MetricsServer {
@@ -73,22 +76,42 @@ pub async fn run(listener: TcpListener, node: Arc<Node>, limits: LimitSettings, 
         text: Mutex::default(),
     });
     let serve = |stream, place: Place| {
-        let (server, stop) = (server.clone(), stop.clone());
+        let (server, stop, tls) = (server.clone(), stop.clone(), tls.clone());
         tokio::spawn(async move {
             let evicted = place.evicted.clone();
-            evicted.run_until_cancelled(server.connection(stream, place, stop)).await;
+            let serving = async {
+                match tls {
+                    None => server.connection(stream, None, place, stop).await,
+                    Some(tls) => {
+                        if let Some((stream, certificate)) = tls.shake(Purpose::Metrics, stream, &place).await
+                        {
+                            server.connection(stream, certificate, place, stop).await;
+                        }
+                    }
+                }
+            };
+            evicted.run_until_cancelled(serving).await;
         });
     };
     accept::run(listener, admission, stop.clone(), serve, drop).await;
 }
 
 impl MetricsServer {
-    async fn connection(self: Arc<Self>, stream: TcpStream, place: Place, stop: CancellationToken) {
+    async fn connection<T: AsyncRead + AsyncWrite + Unpin + Send>(
+        self: Arc<Self>,
+        stream: T,
+        certificate: ProvenCertificate,
+        place: Place,
+        stop: CancellationToken,
+    ) {
         let (patience, refusals) = (self.patience, self.refusals.clone());
         let origin = StreamOrigin { cut: place.evicted.clone(), address: place.address };
         let service = service_fn(move |mut request: Request<Incoming>| {
             place.has_asked();
             request.extensions_mut().insert(origin.clone());
+            if let Some(certificate) = &certificate {
+                request.extensions_mut().insert(certificate.clone());
+            }
             let server = self.clone();
             async move { Ok::<_, Infallible>(server.answer(&request).await) }
         });

@@ -16,6 +16,7 @@ use parking_lot::Mutex;
 use rustix::rand::{GetRandomFlags, getrandom};
 use std::collections::HashMap;
 use std::io;
+use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
@@ -118,6 +119,7 @@ impl SharedReaders {
             socket: socket.to_owned(),
             instance: self.instance.to_vec().into(),
             ticket,
+            lends_files: true,
         })
     }
 
@@ -169,6 +171,9 @@ impl SharedReaders {
         };
         let region =
             blocking(move || SharedRegion::new(bytes as usize)).await.map_err(io::Error::other)??;
+        if hello.takes_files {
+            region.lend_files(socket.as_fd().try_clone_to_owned()?);
+        }
         let token = random().map_err(io::Error::other)?;
         let grant = Grant { instance: self.instance, token, bytes: region.bytes() as u64 };
         let reader = Arc::new(SharedReader {
@@ -181,7 +186,9 @@ impl SharedReaders {
         self.readers.lock().insert(token, reader.clone());
         let stay = Stay { readers: self, token, reader };
         socket
-            .async_io(Interest::WRITABLE, || send_grant(&*socket, &grant, Some(&stay.reader.region)))
+            .async_io(Interest::WRITABLE, || {
+                send_grant(&*socket, &grant, Some(stay.reader.region.descriptor()))
+            })
             .await?;
         self.granted.fetch_add(1, Relaxed);
         Ok(Some(stay))
@@ -199,9 +206,9 @@ impl SharedReader {
             parts.push(match self.region.lease(part) {
                 None => v1::SharedPart { bytes: part.clone(), ..Default::default() },
                 Some(lease) => {
-                    let (offset, length) = (lease.offset, part.len() as u64);
+                    let (offset, length, rows) = (lease.offset, part.len() as u64, lease.file_rows());
                     leases.push(lease);
-                    v1::SharedPart { bytes: Bytes::new(), offset, length }
+                    v1::SharedPart { bytes: Bytes::new(), offset, length, rows }
                 }
             });
         }
@@ -296,7 +303,7 @@ mod tests {
         let (node, mut socket) = UnixStream::pair().unwrap();
         let readers = readers.clone();
         let serving = tokio::spawn(async move { readers.serve(node, policy).await });
-        socket.write_all(&Hello { bytes: BYTES, ticket }.encode()).await.unwrap();
+        socket.write_all(&Hello { bytes: BYTES, ticket, takes_files: false }.encode()).await.unwrap();
         let answer = socket.async_io(Interest::READABLE, || receive_grant(&socket)).await;
         let (grant, region) = answer.unwrap();
         Guest { socket, grant, region, serving }
@@ -364,7 +371,7 @@ mod tests {
         assert!(readers.named(&headers(guest.grant.token), &Caller::everyone()).is_none(), "it is a's");
         for (policy, ticket) in [(1, Token::default()), (2, ticket)] {
             let (node, mut socket) = UnixStream::pair().unwrap();
-            socket.write_all(&Hello { bytes: BYTES, ticket }.encode()).await.unwrap();
+            socket.write_all(&Hello { bytes: BYTES, ticket, takes_files: false }.encode()).await.unwrap();
             readers.serve(node, Some(policy)).await;
             assert_eq!(readers.count(), 1, "no ticket, or one of an earlier policy");
         }

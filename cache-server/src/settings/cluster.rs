@@ -3,8 +3,10 @@
 use super::load::refuse;
 use clap::Args;
 use forebay_proto::{Error, Result};
+use forebay_tls::TlsFiles;
 use serde::{Deserialize, Serialize};
 use std::net::SocketAddr;
+use std::path::PathBuf;
 
 /// How the node finds the others through etcd, and how it presents itself to them and to clients.
 #[derive(Debug, Clone, Args, Serialize, Deserialize)]
@@ -14,6 +16,21 @@ pub struct ClusterSettings {
     /// etcd.
     #[arg(long, value_name = "URL")]
     pub etcd: Vec<String>,
+    /// PEM file with the authorities that sign the certificates of etcd at https://.
+    #[arg(long, value_name = "FILE")]
+    pub etcd_ca: Option<PathBuf>,
+    /// PEM file with the certificate that this node shows etcd; read again for each connection to it.
+    #[arg(long, value_name = "FILE")]
+    pub etcd_cert: Option<PathBuf>,
+    /// PEM file with its private key.
+    #[arg(long, value_name = "FILE")]
+    pub etcd_key: Option<PathBuf>,
+    /// User by which etcd knows this node, where it has users.
+    #[arg(long, value_name = "NAME")]
+    pub etcd_user: Option<String>,
+    /// File with the user's password.
+    #[arg(long, value_name = "FILE")]
+    pub etcd_password_file: Option<PathBuf>,
     /// What all keys in etcd begin with: clusters with different prefixes share one etcd.
     #[arg(long, value_name = "PREFIX", default_value = "/forebay")]
     pub etcd_prefix: String,
@@ -63,23 +80,33 @@ impl From<StaticNode> for String {
 
 /// A node's name where it is given none.
 pub(super) fn host_and_port(url: &str) -> &str {
-    url.trim_start_matches("http://").trim_start_matches("unix:")
+    without_scheme(url).unwrap_or(url).trim_start_matches("unix:")
 }
 
-/// Whether `url` is `http://host:port`.
+/// What follows `http://` or `https://`.
+fn without_scheme(url: &str) -> Option<&str> {
+    url.strip_prefix("http://").or_else(|| url.strip_prefix("https://"))
+}
+
+/// What the URL of a node begins with, with TLS and without.
+pub(super) fn scheme(with_tls: bool) -> &'static str {
+    if with_tls { "https://" } else { "http://" }
+}
+
+/// Whether `url` is `http://host:port` or `https://host:port`.
 pub(super) fn is_node_url(url: &str) -> bool {
-    let parsed = url.strip_prefix("http://").and_then(|at| at.rsplit_once(':'));
+    let parsed = without_scheme(url).and_then(|at| at.rsplit_once(':'));
     parsed.is_some_and(|(host, port)| !host.is_empty() && !host.contains('/') && port.parse::<u16>().is_ok())
 }
 
 impl ClusterSettings {
     pub(super) fn check(&self) -> Result<()> {
         for url in &self.etcd {
-            let rest = url.strip_prefix("http://").or_else(|| url.strip_prefix("https://"));
-            let is_wrong =
-                rest.is_none_or(|rest| rest.trim_end_matches('/').is_empty() || rest.contains(' '));
+            let is_wrong = without_scheme(url)
+                .is_none_or(|rest| rest.trim_end_matches('/').is_empty() || rest.contains(' '));
             refuse(is_wrong, format!("etcd `{url}`: use its URL, as in http://etcd-1:2379"))?;
         }
+        self.check_etcd()?;
         let Self { etcd_prefix: prefix, weight, lease_ttl_s, replicas, .. } = self;
         let is_path =
             prefix.starts_with('/') && !prefix.ends_with('/') && !prefix.chars().any(char::is_control);
@@ -97,22 +124,47 @@ impl ClusterSettings {
         refuse(is_nowhere(url), nowhere)
     }
 
-    /// The URL that others are told of a node that listens on `bound`. `Invalid` where that is every address.
-    pub fn url(&self, bound: SocketAddr) -> Result<String> {
+    /// What this node shows etcd, and whom it believes.
+    pub fn etcd_files(&self) -> TlsFiles {
+        let Self { etcd_ca: ca, etcd_cert: cert, etcd_key: key, .. } = self.clone();
+        TlsFiles { cert, key, ca, crl: None }
+    }
+
+    fn check_etcd(&self) -> Result<()> {
+        self.etcd_files().check(["--etcd-cert", "--etcd-key", "--etcd-ca", "a list"])?;
+        let is_tls = |url: &String| url.starts_with("https://");
+        let plain = self.etcd.iter().find(|url| !is_tls(url));
+        refuse(
+            !self.etcd_files().is_empty() && plain.is_some(),
+            format!(
+                "etcd `{}`: --etcd-ca, --etcd-cert and --etcd-key are for https://",
+                plain.map_or("", String::as_str)
+            ),
+        )?;
+        let no_ca = "etcd at https:// needs --etcd-ca: the authorities that sign its certificates";
+        refuse(self.etcd.iter().any(is_tls) && self.etcd_ca.is_none(), no_ca)?;
+        let alone = "--etcd-user and --etcd-password-file go together: name both or neither";
+        refuse(self.etcd_user.is_some() != self.etcd_password_file.is_some(), alone)
+    }
+
+    /// The URL that others are told of a node that listens on `bound`, with TLS or without. `Invalid` where
+    /// that is every address.
+    pub fn url(&self, bound: SocketAddr, with_tls: bool) -> Result<String> {
+        let scheme = scheme(with_tls);
         match &self.advertise {
             Some(url) => Ok(url.clone()),
             None if bound.ip().is_unspecified() && !self.etcd.is_empty() => Err(Error::invalid(format!(
                 "{bound} is every address of this machine and cannot be told to others: say what they shall use, \
-                 with --advertise http://HOST:{}",
+                 with --advertise {scheme}HOST:{}",
                 bound.port()
             ))),
-            None => Ok(format!("http://{bound}")),
+            None => Ok(format!("{scheme}{bound}")),
         }
     }
 }
 
 fn is_nowhere(url: &str) -> bool {
-    let host = url.trim_start_matches("http://").rsplit_once(':').map_or("", |(host, _)| host);
+    let host = without_scheme(url).unwrap_or(url).rsplit_once(':').map_or("", |(host, _)| host);
     let host = host.trim_start_matches('[').trim_end_matches(']');
     host.parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_unspecified())
 }
@@ -125,10 +177,14 @@ mod tests {
     fn every_address_is_nobodys() {
         let mut s = ClusterSettings { etcd: vec!["http://e:2379".into()], ..Default::default() };
         let everywhere = SocketAddr::from(([0, 0, 0, 0], 7070));
-        assert!(s.url(everywhere).unwrap_err().message.contains("--advertise http://HOST:7070"));
-        assert_eq!(s.url(SocketAddr::from(([10, 0, 0, 1], 7))).unwrap(), "http://10.0.0.1:7");
+        assert!(s.url(everywhere, false).unwrap_err().message.contains("--advertise http://HOST:7070"));
+        let here = SocketAddr::from(([10, 0, 0, 1], 7));
+        assert_eq!(s.url(here, false).unwrap(), "http://10.0.0.1:7");
+        assert_eq!(s.url(here, true).unwrap(), "https://10.0.0.1:7");
         for (url, good) in [
             ("http://c-1:7070", true),
+            ("https://c-1:7070", true),
+            ("https://0.0.0.0:7070", false),
             ("http://0.0.0.0:7070", false),
             ("http://[::]:1", false),
             ("c:1", false),
@@ -137,8 +193,24 @@ mod tests {
             assert_eq!(s.check().is_ok(), good, "{url}");
         }
         s.advertise = Some("http://c-1:7070".into());
-        assert_eq!(s.url(everywhere).unwrap(), "http://c-1:7070");
+        assert_eq!(s.url(everywhere, false).unwrap(), "http://c-1:7070");
         s.etcd.push("etcd:2379".into());
         assert!(s.check().unwrap_err().message.contains("etcd:2379"));
+    }
+
+    #[test]
+    fn files_for_etcd_go_with_https() {
+        let of = |change: &dyn Fn(&mut ClusterSettings)| {
+            let ca = Some(PathBuf::from("ca.pem"));
+            let mut s =
+                ClusterSettings { etcd: vec!["https://e:2379".into()], etcd_ca: ca, ..Default::default() };
+            change(&mut s);
+            s.check().map_err(|e| e.message)
+        };
+        assert_eq!(of(&|_| ()), Ok(()));
+        assert!(of(&|s| s.etcd_ca = None).unwrap_err().contains("--etcd-ca"));
+        assert!(of(&|s| s.etcd = vec!["http://e:1".into()]).unwrap_err().contains("http://e:1"));
+        assert!(of(&|s| s.etcd_cert = s.etcd_ca.clone()).unwrap_err().contains("--etcd-key"));
+        assert!(of(&|s| s.etcd_user = Some("u".into())).unwrap_err().contains("--etcd-password-file"));
     }
 }

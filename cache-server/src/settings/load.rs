@@ -58,6 +58,9 @@ pub(super) fn merge<T: Serialize + DeserializeOwned>(
         "base",
         "tag",
         "token_file",
+        "ca",
+        "cert",
+        "key",
     ];
     figment = figment.merge(Env::prefixed("FOREBAY_").ignore(&others).ignore(&TEXTS).split("__"));
     for key in TEXTS {
@@ -67,8 +70,8 @@ pub(super) fn merge<T: Serialize + DeserializeOwned>(
     }
     let is_flag = |id: &&str| matches.value_source(id) == Some(ValueSource::CommandLine);
     for flag in matches.ids().map(Id::as_str).filter(is_flag) {
-        let places =
-            ["", "audit.", "auth.", "cluster.", "gateway.", "source."].map(|table| format!("{table}{flag}"));
+        let places = ["", "audit.", "auth.", "cluster.", "gateway.", "source.", "tls."]
+            .map(|table| format!("{table}{flag}"));
         for place in places {
             if let Some(value) = all.find_ref(&place) {
                 figment = figment.merge((place, value));

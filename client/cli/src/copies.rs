@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 #[derive(Debug, Serialize)]
 pub(crate) struct Copies {
     #[serde(flatten)]
-    dataset: DatasetStatus,
+    pub(crate) dataset: DatasetStatus,
     copies_wanted: u64,
     copies_held: u64,
 }

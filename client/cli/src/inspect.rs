@@ -5,15 +5,24 @@ use crate::figures;
 use crate::open::open;
 use crate::output::{Out, write_json};
 use arrow::datatypes::FieldRef;
-use clap::Args;
+use clap::{Args, ValueEnum};
 use forebay_client::args::AccessArgs;
 use forebay_client::{Dataset, DatasetSpec};
 use forebay_proto::manifest::{Filter, Manifest, Object, Segment};
 use serde::Serialize;
 use serde_json::{Value, json};
+use std::cmp::Reverse;
 
-/// Objects shown to people; programs get all of them.
+/// Objects shown to people unless they say how many; programs get all of them.
 const OBJECTS_SHOWN: usize = 20;
+
+/// What objects and segments are sorted by for people; the largest first, but for names.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum InspectSort {
+    Name,
+    Size,
+    Rows,
+}
 
 #[derive(Debug, Args)]
 pub(crate) struct Inspect {
@@ -24,6 +33,12 @@ pub(crate) struct Inspect {
     /// List the segments too
     #[arg(long)]
     segments: bool,
+    /// Sort objects and segments by name or, the largest first, by size or rows
+    #[arg(long, value_enum, value_name = "BY", default_value = "name", conflicts_with = "json")]
+    sort: InspectSort,
+    /// Show this many objects (20 unless given) and segments at most
+    #[arg(long, value_name = "N", conflicts_with = "json")]
+    limit: Option<usize>,
     /// Answer in JSON, with every object and segment
     #[arg(long)]
     json: bool,
@@ -44,8 +59,8 @@ impl Inspect {
         match self.json {
             true => write_json(out, &report(&dataset)),
             false => {
-                write_text(out, &dataset)?;
-                if self.segments { write_segments(out, &dataset.manifest) } else { Ok(()) }
+                self.write_text(out, &dataset)?;
+                if self.segments { self.write_segments(out, &dataset.manifest) } else { Ok(()) }
             }
         }
     }
@@ -101,58 +116,80 @@ fn objects(m: &Manifest) -> Vec<ObjectReport<'_>> {
     objects
 }
 
-fn write_text(out: Out<'_>, dataset: &Dataset) -> Result<(), Failure> {
-    let (m, objects) = (&dataset.manifest, objects(&dataset.manifest));
-    writeln!(out, "{}", m.version_uri())?;
-    writeln!(out, "version   {}", m.digest())?;
-    if let Some(filter) = m.filter().filter(|filter| !filter.predicate().is_empty()) {
-        writeln!(out, "where     {}", filter.predicate())?;
+impl Inspect {
+    fn write_text(&self, out: Out<'_>, dataset: &Dataset) -> Result<(), Failure> {
+        let (m, mut objects) = (&dataset.manifest, objects(&dataset.manifest));
+        match self.sort {
+            InspectSort::Name => {}
+            InspectSort::Size => objects.sort_by_key(|o| Reverse(o.object.size)),
+            InspectSort::Rows => objects.sort_by_key(|o| Reverse(o.rows)),
+        }
+        writeln!(out, "{}", m.version_uri())?;
+        writeln!(out, "version   {}", m.digest())?;
+        if let Some(filter) = m.filter().filter(|filter| !filter.predicate().is_empty()) {
+            writeln!(out, "where     {}", filter.predicate())?;
+        }
+        writeln!(
+            out,
+            "holds     {} in {}, {} and {} of about {}",
+            figures::of(m.rows(), "row"),
+            figures::of(objects.len() as u64, "object"),
+            figures::of(sum(m, |s| s.row_groups.into()), "row group"),
+            figures::of(m.segments().len() as u64, "segment"),
+            figures::bytes(m.segment_bytes()),
+        )?;
+        writeln!(
+            out,
+            "size      {} stored, about {} decoded; a cold epoch of these columns reads {}\n",
+            figures::bytes(object_bytes(m)),
+            figures::bytes(sum(m, |s| s.decoded_bytes)),
+            figures::bytes(dataset.projected_bytes)
+        )?;
+        let mut table = figures::table(&["column", "type", "nulls", "read"], &[]);
+        let yes = |b: bool| if b { "yes" } else { "no" };
+        for (i, f) in dataset.schema.fields().iter().enumerate() {
+            let (nulls, read) = (yes(f.is_nullable()), yes(dataset.projection.contains(&i)));
+            table.add_row([f.name(), &f.data_type().to_string(), nulls, read]);
+        }
+        writeln!(out, "{}\n", table.trim_fmt())?;
+        let mut table = figures::table(&["object", "size", "rows", "row groups", "segments"], &[1, 2, 3, 4]);
+        let shown = self.limit.unwrap_or(OBJECTS_SHOWN);
+        for o in objects.iter().take(shown) {
+            let name = if o.object.key.is_empty() { "(itself)" } else { &o.object.key };
+            let [rows, row_groups, segments] = [o.rows, o.row_groups, o.segments].map(figures::count);
+            table.add_row([name.to_owned(), figures::bytes(o.object.size), rows, row_groups, segments]);
+        }
+        writeln!(out, "{}", table.trim_fmt())?;
+        if let Some(more @ 1..) = objects.len().checked_sub(shown) {
+            writeln!(
+                out,
+                "and {} (--limit N shows N, --json all)",
+                figures::of(more as u64, "further object")
+            )?;
+        }
+        Ok(())
     }
-    writeln!(
-        out,
-        "holds     {} in {}, {} and {} of about {}",
-        figures::of(m.rows(), "row"),
-        figures::of(objects.len() as u64, "object"),
-        figures::of(sum(m, |s| s.row_groups.into()), "row group"),
-        figures::of(m.segments().len() as u64, "segment"),
-        figures::bytes(m.segment_bytes()),
-    )?;
-    writeln!(
-        out,
-        "size      {} stored, about {} decoded; a cold epoch of these columns reads {}\n",
-        figures::bytes(object_bytes(m)),
-        figures::bytes(sum(m, |s| s.decoded_bytes)),
-        figures::bytes(dataset.projected_bytes)
-    )?;
-    let mut table = figures::table(&["column", "type", "nulls", "read"], &[]);
-    let yes = |b: bool| if b { "yes" } else { "no" };
-    for (i, f) in dataset.schema.fields().iter().enumerate() {
-        let (nulls, read) = (yes(f.is_nullable()), yes(dataset.projection.contains(&i)));
-        table.add_row([f.name(), &f.data_type().to_string(), nulls, read]);
-    }
-    writeln!(out, "{}\n", table.trim_fmt())?;
-    let mut table = figures::table(&["object", "size", "rows", "row groups", "segments"], &[1, 2, 3, 4]);
-    for o in objects.iter().take(OBJECTS_SHOWN) {
-        let name = if o.object.key.is_empty() { "(itself)" } else { &o.object.key };
-        let [rows, row_groups, segments] = [o.rows, o.row_groups, o.segments].map(figures::count);
-        table.add_row([name.to_owned(), figures::bytes(o.object.size), rows, row_groups, segments]);
-    }
-    writeln!(out, "{}", table.trim_fmt())?;
-    if let Some(more @ 1..) = objects.len().checked_sub(OBJECTS_SHOWN) {
-        writeln!(out, "and {} (--json lists all)", figures::of(more as u64, "further object"))?;
-    }
-    Ok(())
-}
 
-fn write_segments(out: Out<'_>, m: &Manifest) -> Result<(), Failure> {
-    let mut table =
-        figures::table(&["segment", "object", "row groups", "rows", "decoded, about"], &[0, 3, 4]);
-    for (i, s) in m.segments().iter().enumerate() {
-        let object = m.objects().get(s.object as usize).map_or("", |o| o.key.as_str());
-        let groups = format!("{} to {}", s.first_row_group, s.first_row_group + s.row_groups - 1);
-        let (rows, bytes) = (figures::count(s.rows), figures::bytes(s.decoded_bytes));
-        table.add_row([&i.to_string(), object, &groups, &rows, &bytes]);
+    fn write_segments(&self, out: Out<'_>, m: &Manifest) -> Result<(), Failure> {
+        let mut table =
+            figures::table(&["segment", "object", "row groups", "rows", "decoded, about"], &[0, 3, 4]);
+        let mut segments: Vec<_> = m.segments().iter().enumerate().collect();
+        match self.sort {
+            InspectSort::Name => {}
+            InspectSort::Size => segments.sort_by_key(|(_, s)| Reverse(s.decoded_bytes)),
+            InspectSort::Rows => segments.sort_by_key(|(_, s)| Reverse(s.rows)),
+        }
+        let shown = self.limit.unwrap_or(usize::MAX);
+        for (i, s) in segments.iter().take(shown) {
+            let object = m.objects().get(s.object as usize).map_or("", |o| o.key.as_str());
+            let groups = format!("{} to {}", s.first_row_group, s.first_row_group + s.row_groups - 1);
+            let (rows, bytes) = (figures::count(s.rows), figures::bytes(s.decoded_bytes));
+            table.add_row([&i.to_string(), object, &groups, &rows, &bytes]);
+        }
+        writeln!(out, "\n{}", table.trim_fmt())?;
+        if let Some(more @ 1..) = segments.len().checked_sub(shown) {
+            writeln!(out, "and {} (--json lists all)", figures::of(more as u64, "further segment"))?;
+        }
+        Ok(())
     }
-    writeln!(out, "\n{}", table.trim_fmt())?;
-    Ok(())
 }

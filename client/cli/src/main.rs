@@ -5,6 +5,7 @@
 //! that stops reading ends a command quietly.
 
 mod cat;
+mod cert;
 mod copies;
 mod drain;
 mod epoch;
@@ -62,7 +63,7 @@ enum Command {
     /// Keep everything under a URI in the cache, now and in future
     Pin(pin::Pin),
     /// Allow pinned data to be evicted again
-    Unpin(pin::Pin),
+    Unpin(pin::Unpin),
     /// Keep a dataset's version under a name, and read exactly that later
     Snapshot(snapshot::Snapshot),
     /// Set how many nodes hold each segment under a URI
@@ -83,6 +84,8 @@ enum Command {
     Plan(plan::Plan),
     /// Give a principal of a policy a token, or take one away
     Token(token::Token),
+    /// Make an authority and certificates for a small cluster
+    Cert(cert::Cert),
     /// Print completions for a shell
     #[command(hide = true)]
     Completions { shell: clap_complete::Shell },
@@ -119,13 +122,14 @@ async fn run(command: Command, out: Out<'_>) -> Result<(), Failure> {
         Command::Inspect(c) => c.run(out).await,
         Command::Load(c) => c.run(out).await,
         Command::Free(c) => c.run(out).await,
-        Command::Pin(c) => c.run(true, out).await,
-        Command::Unpin(c) => c.run(false, out).await,
+        Command::Pin(c) => c.run(out).await,
+        Command::Unpin(c) => c.run(out).await,
         Command::Snapshot(c) => c.run(out).await,
         Command::Replicas(c) => c.run(out).await,
         Command::Drain(c) => c.run(out, false).await,
         Command::Undrain(c) => c.run(out, true).await,
         Command::Token(c) => c.run(out),
+        Command::Cert(c) => c.run(out),
         Command::Top(c) => c.run(out).await,
         Command::Epoch(c) => c.run(out).await,
         Command::Cat(c) => c.run(out).await,

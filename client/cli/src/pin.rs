@@ -7,10 +7,28 @@ use crate::output::{Out, write_json};
 use clap::Args;
 use forebay_client::args::EndpointArgs;
 use forebay_client::fan_out::{self, FanOut};
+use forebay_client::objects::Objects;
+use forebay_client::{Access, Endpoints};
+use forebay_proto::{Error, Kind, v1};
 use serde_json::json;
 
 #[derive(Debug, Args)]
 pub(crate) struct Pin {
+    #[command(flatten)]
+    what: PinArgs,
+    /// Pin it though nothing lies there yet
+    #[arg(long)]
+    ahead: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Unpin {
+    #[command(flatten)]
+    what: PinArgs,
+}
+
+#[derive(Debug, Args)]
+struct PinArgs {
     /// Dataset, object, or prefix of several to pin or unpin
     uri: String,
     #[command(flatten)]
@@ -21,11 +39,31 @@ pub(crate) struct Pin {
 }
 
 impl Pin {
-    /// Pins, or with `pinned` = false unpins.
-    pub(crate) async fn run(self, pinned: bool, out: Out<'_>) -> Result<(), Failure> {
-        let uri = &self.uri;
-        let FanOut { files, bytes, failed, replies } =
-            fan_out::pin(&self.endpoint.endpoints()?, uri, pinned).await?;
+    pub(crate) async fn run(self, out: Out<'_>) -> Result<(), Failure> {
+        let (uri, endpoints) = (&self.what.uri, self.what.endpoint.endpoints()?);
+        let done = fan_out::pin(&endpoints, uri, true).await?;
+        if done.files == 0 && !self.ahead && is_nothing_at(&endpoints, uri).await {
+            fan_out::pin(&endpoints, uri, false).await?;
+            return Err(Error::not_found(format!(
+                "{uri}: nothing lies there, and the cache holds nothing of it, so it is not pinned: correct the URI, or \
+                 give --ahead to pin data that is still to come"
+            ))
+            .into());
+        }
+        self.what.tell(done, true, out)
+    }
+}
+
+impl Unpin {
+    pub(crate) async fn run(self, out: Out<'_>) -> Result<(), Failure> {
+        let done = fan_out::pin(&self.what.endpoint.endpoints()?, &self.what.uri, false).await?;
+        self.what.tell(done, false, out)
+    }
+}
+
+impl PinArgs {
+    fn tell(&self, done: FanOut, pinned: bool, out: Out<'_>) -> Result<(), Failure> {
+        let (uri, FanOut { files, bytes, failed, replies }) = (&self.uri, done);
         let done = fan_out::check(if pinned { "pinned" } else { "unpinned" }, replies, &failed);
         if replies == 0 {
             return Ok(done?);
@@ -41,5 +79,16 @@ impl Pin {
         };
         writeln!(out, "{uri}: {what}, {held}")?;
         Ok(done?)
+    }
+}
+
+/// Whether the object store says that there is nothing at a URI. What it does not say, such as while it is
+/// away, keeps nobody from pinning.
+async fn is_nothing_at(endpoints: &Endpoints, uri: &str) -> bool {
+    let request =
+        v1::ListObjectsRequest { uri: uri.to_owned(), recursive: true, limit: 1, ..Default::default() };
+    match Objects::new(&Access::Endpoint(endpoints.clone())).list(&request).await {
+        Ok(page) => page.objects.is_empty() && page.token.is_empty(),
+        Err(e) => e.kind == Kind::NotFound,
     }
 }

@@ -6,15 +6,16 @@ use crate::failure::Failure;
 use crate::figures::{self, bytes, count, of, plural};
 use crate::nodes::Rates;
 use crate::output::{Out, write_json};
-use clap::Args;
+use clap::{Args, ValueEnum};
 use forebay_client::args::EndpointArgs;
 use forebay_client::survey::{self, Surveyed};
 use forebay_dataset::source;
 use forebay_proto::v1::membership_status::Kind;
-use forebay_proto::v1::{StatusReply, Topology};
+use forebay_proto::v1::{DatasetStatus, StatusReply, Topology};
 use forebay_proto::{Error, v1};
 use serde::Serialize;
 use serde_json::Value;
+use std::cmp::Reverse;
 use std::time::Duration;
 use tokio::time::sleep;
 
@@ -27,9 +28,24 @@ pub(crate) struct Status {
     endpoint: EndpointArgs,
     /// Only datasets under this URI
     uri: Option<String>,
+    /// Sort datasets by URI or, the largest first, by their rows, segments, or segments held
+    #[arg(long, value_enum, value_name = "BY", default_value = "uri", conflicts_with = "json")]
+    sort: StatusSort,
+    /// Show this many datasets at most
+    #[arg(long, value_name = "N", conflicts_with = "json")]
+    limit: Option<usize>,
     /// Answer in JSON
     #[arg(long)]
     json: bool,
+}
+
+/// What datasets are sorted by for people.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum StatusSort {
+    Uri,
+    Rows,
+    Segments,
+    Held,
 }
 
 #[derive(Serialize)]
@@ -66,24 +82,47 @@ impl Status {
         let reply = asked.ok_or_else(|| Error::retry("the topology is empty"))?.status.clone()?;
         match self.json {
             true => write_json(out, &answer(endpoints.url(), &reply, &nodes, &rates)),
-            false if nodes.len() > 1 => Ok(out.write_all(several(&topology, &nodes, &rates).as_bytes())?),
-            false => {
-                let text = text(endpoints.url(), &reply) + &leaving(&topology);
+            false if nodes.len() > 1 => {
+                let mut all = copies::of(&nodes);
+                let more = self.choose(&mut all, |copies| &copies.dataset);
+                let text = several(&topology, &nodes, &rates, &all) + &more;
                 Ok(out.write_all(text.as_bytes())?)
             }
+            false => {
+                let mut reply = reply;
+                let more = self.choose(&mut reply.datasets, |dataset| dataset);
+                let text = text(endpoints.url(), &reply) + &more + &leaving(&topology);
+                Ok(out.write_all(text.as_bytes())?)
+            }
+        }
+    }
+
+    /// Sorts datasets as was asked for and keeps as many; a line that says how many were left out.
+    fn choose<T>(&self, all: &mut Vec<T>, dataset: impl Fn(&T) -> &DatasetStatus) -> String {
+        match self.sort {
+            StatusSort::Uri => all.sort_by(|a, b| dataset(a).uri.cmp(&dataset(b).uri)),
+            StatusSort::Rows => all.sort_by_key(|one| Reverse(dataset(one).rows)),
+            StatusSort::Segments => all.sort_by_key(|one| Reverse(dataset(one).segments)),
+            StatusSort::Held => all.sort_by_key(|one| Reverse(dataset(one).segments_held)),
+        }
+        let more = self.limit.map_or(0, |limit| all.len().saturating_sub(limit));
+        all.truncate(all.len() - more);
+        match more {
+            0 => String::new(),
+            _ => format!("and {}\n", figures::of(more as u64, "further dataset")),
         }
     }
 }
 
 /// The table of the nodes, and of each dataset how many copies of its segments they hold.
-fn several(topology: &Topology, nodes: &[Surveyed], rates: &Rates) -> String {
+fn several(topology: &Topology, nodes: &[Surveyed], rates: &Rates, copies: &[Copies]) -> String {
     format!(
         "{}, topology revision {}\n\n{}{}{}",
         figures::of(topology.nodes.len() as u64, "node"),
         topology.revision,
         crate::nodes::table(nodes, rates),
         leaving(topology),
-        copies::table(&copies::of(nodes))
+        copies::table(copies)
     )
 }
 
@@ -205,7 +244,7 @@ fn state_rows(s: &StatusReply) -> Vec<(&'static str, String)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use forebay_proto::v1::{Counters, DatasetStatus, DirStatus, Memory};
+    use forebay_proto::v1::{Counters, DirStatus, Memory};
 
     #[test]
     fn for_people_and_for_programs() {

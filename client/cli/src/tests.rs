@@ -140,6 +140,35 @@ async fn inspect_counts_what_is_there() {
 }
 
 #[tokio::test]
+async fn inspect_shows_the_largest_and_as_many_as_are_wanted() {
+    let (folder, uri, _) = dataset();
+    write(&folder.path().join("c.parquet"), &batch(100, 80));
+    let shown = async |more: &[&str]| {
+        let line = [&["inspect", uri.as_str(), "--direct", "--segments"], more].concat();
+        let text = String::from_utf8(forebay(&line).await.unwrap()).unwrap();
+        let (objects, segments) = text.split_once("\nsegment").unwrap();
+        // The order in which they are shown.
+        let names = |text: &str| {
+            let words = text.split_whitespace().filter_map(|word| word.strip_suffix(".parquet"));
+            words.collect::<String>()
+        };
+        (names(objects), names(segments), text)
+    };
+    for (more, objects, segments) in [
+        (&[][..], "abc", "abc"),
+        (&["--sort", "rows"], "cab", "cab"),
+        (&["--sort", "size", "--limit", "2"], "ca", "ca"),
+        (&["--limit", "1"], "a", "a"),
+    ] {
+        let (of_objects, of_segments, text) = shown(more).await;
+        assert_eq!((&*of_objects, &*of_segments), (objects, segments), "{more:?}: {text}");
+    }
+    let (.., text) = shown(&["--limit", "1"]).await;
+    assert!(text.contains("and 2 further objects (--limit N shows N, --json all)"), "{text}");
+    assert!(text.contains("and 2 further segments (--json lists all)"), "{text}");
+}
+
+#[tokio::test]
 async fn bad_input_is_told_in_one_line() {
     let (folder, uri, _) = dataset();
     let e = error(&["cat", &uri, "--direct", "--columns", "id,nope"]).await;

@@ -105,13 +105,17 @@ impl BatchBuilder {
         }
     }
 
-    /// Copies bytes of a column's plain rows to their place. A batch that is complete ignores them.
+    /// Copies bytes of a column's plain rows to their place.
     pub fn write(&self, column: usize, at: usize, bytes: &[u8]) {
+        self.fill(column, at, bytes.len(), |place| place.copy_from_slice(bytes));
+    }
+
+    /// Has the bytes of a column's plain rows written to their place. A batch that is complete has none. True
+    /// if there was one.
+    pub fn fill(&self, column: usize, at: usize, bytes: usize, fill: impl FnOnce(&mut [u8])) -> bool {
         let mut column = self.columns[column].lock();
         let plain = column.as_mut().and_then(|column| column.plain.as_mut());
-        if let Some(place) = plain.and_then(|p| p.as_slice_mut().get_mut(at..at + bytes.len())) {
-            place.copy_from_slice(bytes);
-        }
+        plain.and_then(|p| p.as_slice_mut().get_mut(at..at + bytes)).map(fill).is_some()
     }
 
     /// Claims the place behind a column's last value for a message whose rows begin at `row`; see
@@ -133,11 +137,11 @@ impl BatchBuilder {
         self.columns[column].lock().as_mut().map_or(0, |column| column.bytes.reserve(bytes, rows, all, pool))
     }
 
-    /// Copies bytes of values to a place that was reserved. A batch that is complete ignores them.
-    pub fn land(&self, column: usize, at: usize, bytes: &[u8]) {
-        if let Some(column) = &mut *self.columns[column].lock() {
-            column.bytes.write(at, bytes);
-        }
+    /// Has bytes of values written to a place that was reserved. A batch that is complete has none. True if
+    /// there was one.
+    pub fn land(&self, column: usize, at: usize, bytes: usize, fill: impl FnOnce(&mut [u8])) -> bool {
+        let mut column = self.columns[column].lock();
+        column.as_mut().and_then(|column| column.bytes.place(at, bytes)).map(fill).is_some()
     }
 
     /// Adds rows that have arrived whole. If they were the last, puts the batch together and says what it

@@ -63,12 +63,9 @@ impl ByteColumn {
         start
     }
 
-    /// Copies bytes to a place that was reserved.
-    pub fn write(&mut self, at: usize, bytes: &[u8]) {
-        let values = self.values.as_mut().map(MutableBuffer::as_slice_mut);
-        if let Some(place) = values.and_then(|values| values.get_mut(at..at + bytes.len())) {
-            place.copy_from_slice(bytes);
-        }
+    /// A place that was reserved.
+    pub fn place(&mut self, at: usize, bytes: usize) -> Option<&mut [u8]> {
+        self.values.as_mut()?.as_slice_mut().get_mut(at..at + bytes)
     }
 
     /// The values of the next rows have landed, and have these lengths.
@@ -115,6 +112,10 @@ mod tests {
     use super::*;
     use arrow::array::{AsArray, BinaryArray};
 
+    fn write(column: &mut ByteColumn, at: usize, bytes: &[u8]) {
+        column.place(at, bytes.len()).unwrap().copy_from_slice(bytes);
+    }
+
     #[test]
     fn values_land_behind_each_other_in_a_buffer_that_grows() {
         let pool = Pool::new(64 << 20);
@@ -127,13 +128,13 @@ mod tests {
             let bytes = four.concat();
             // A message that breaks off leaves nothing.
             let at = column.reserve(bytes.len(), 4, values.len(), &pool);
-            column.write(at, &vec![0xee; bytes.len()]);
+            write(&mut column, at, &vec![0xee; bytes.len()]);
             column.release();
             assert!(column.claim(row));
             let at = column.reserve(bytes.len(), 4, values.len(), &pool);
             let (first, second) = bytes.split_at(bytes.len() / 3);
-            column.write(at, first);
-            column.write(at + first.len(), second);
+            write(&mut column, at, first);
+            write(&mut column, at + first.len(), second);
             column.append(four.iter().map(Vec::len));
             column.release();
         }
@@ -147,7 +148,7 @@ mod tests {
         let pool = Pool::new(0);
         let mut column = ByteColumn::default();
         let at = column.reserve(2, 1, 1, &pool);
-        column.write(at, &[0xc3, 0x28]);
+        write(&mut column, at, &[0xc3, 0x28]);
         column.append([2].into_iter());
         assert!(column.finish(&DataType::Utf8, &pool).unwrap_err().to_string().contains("UTF"));
     }

@@ -11,12 +11,13 @@ mod layout;
 
 use super::builder::{BatchBuilder, Commit, RowCopy};
 use super::reorder::ReorderBuffer;
-use crate::stream::Head;
+use crate::stream::{Head, SharedRows};
 use arrow::array::{Array, ArrayRef};
 use arrow::buffer::{Buffer, MutableBuffer};
 use arrow::datatypes::SchemaRef;
 use bytes::Bytes;
 use forebay_dataset::pool::Pool;
+use forebay_dataset::shared::RowsDone;
 use forebay_proto::hash::Hash64;
 use forebay_proto::{Error, Result};
 use landing::Landing;
@@ -45,6 +46,8 @@ pub(crate) struct MessageDecoder {
     scratch: Option<MutableBuffer>,
     hash: Hash64,
     held: bool,
+    /// Parts of the body that were copied out of files.
+    rows: Vec<SharedRows>,
 }
 
 #[derive(Debug)]
@@ -95,6 +98,7 @@ impl MessageDecoder {
             scratch: None,
             hash,
             held: false,
+            rows: Vec::new(),
         })
     }
 
@@ -167,14 +171,28 @@ impl MessageDecoder {
         // Offsets decide where the bytes behind them go.
         while let Some(end) = self.landings.get(self.aimed).map(|landing| landing.offsets.end) {
             let (now, rest) = bytes.split_at(bytes.len().min(end.saturating_sub(self.at)));
-            self.place(now);
+            self.place_bytes(now);
             bytes = rest;
             if self.at < end {
                 return;
             }
             self.aim();
         }
-        self.place(bytes);
+        self.place_bytes(bytes);
+    }
+
+    /// Takes the next part of the body, whose rows lie in files.
+    pub fn push_rows(&mut self, rows: SharedRows) {
+        let (mut done, mut at) = (RowsDone::default(), 0);
+        self.place(rows.bytes(), |piece, to| {
+            if piece.start < at {
+                (done, at) = (RowsDone::default(), 0);
+            }
+            rows.skip(&mut done, piece.start - at);
+            rows.copy(&mut done, to);
+            at = piece.end;
+        });
+        self.rows.push(rows);
     }
 
     /// The offsets of the next landing have come.
@@ -191,9 +209,9 @@ impl MessageDecoder {
         }
     }
 
-    /// Copies bytes to where they go.
-    fn place(&mut self, bytes: &[u8]) {
-        let (start, end) = (self.at, self.at + bytes.len());
+    /// Has the next bytes of the body copied to where they go: `copy` writes a stretch of them to its place.
+    fn place(&mut self, bytes: usize, mut copy: impl FnMut(Range<usize>, &mut [u8])) {
+        let (start, end) = (self.at, self.at + bytes);
         self.at = end;
         for target in &self.targets[self.next..] {
             if target.start >= end {
@@ -203,18 +221,21 @@ impl MessageDecoder {
             if from >= to {
                 continue;
             }
-            let (piece, within) = (&bytes[from - start..to - start], from - target.start);
+            let (bytes, within) = (to - from, from - target.start);
+            let copy = |place: &mut [u8]| copy(from - start..to - start, place);
             match &target.to {
-                Destination::Batch { builder, column, at } => builder.write(*column, at + within, piece),
-                Destination::Values { builder, column, at } => builder.land(*column, at + within, piece),
-                Destination::Offsets { landing } => self.landings[*landing].push(within, piece),
+                Destination::Batch { builder, column, at } => builder.fill(*column, at + within, bytes, copy),
+                Destination::Values { builder, column, at } => {
+                    builder.land(*column, at + within, bytes, copy)
+                }
+                Destination::Offsets { landing } => {
+                    self.landings[*landing].place(within, bytes).map(copy).is_some()
+                }
                 Destination::Scratch => {
                     let scratch = self.scratch.as_mut().and_then(|s| s.as_slice_mut().get_mut(from..to));
-                    if let Some(place) = scratch {
-                        place.copy_from_slice(piece);
-                    }
+                    scratch.map(copy).is_some()
                 }
-            }
+            };
         }
         // Stretches may overlap in a header that is odd but not wrong, so only a full prefix is passed for
         // good.
@@ -222,10 +243,18 @@ impl MessageDecoder {
         self.next += self.targets[self.next..].iter().take_while(|t| full(t)).count();
     }
 
+    /// Copies bytes to where they go.
+    fn place_bytes(&mut self, bytes: &[u8]) {
+        self.place(bytes.len(), |piece, to| to.copy_from_slice(&bytes[piece]));
+    }
+
     /// The body is complete. `Corrupt` if it or the header is not the one that was sent.
     pub fn complete(self, hash: u64, schema: &SchemaRef, pool: &Pool) -> Result<DecodedMessage> {
         if self.at != self.body_bytes || self.hash.digest() != hash {
             return Err(Error::corrupt("a message does not match its hash: it was damaged on the way"));
+        }
+        if !self.rows.iter().all(SharedRows::is_sound) {
+            return Err(Error::corrupt("a segment's file was changed while rows were copied out of it"));
         }
         if !self.landings.iter().all(Landing::is_sound) {
             return Err(Error::corrupt("the offsets of a column in a message make no sense"));
@@ -271,3 +300,6 @@ impl DecodedMessage {
         buffer.commit(&copy.builder, commit)
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -2,6 +2,7 @@ mod changes;
 mod fake;
 mod packing;
 mod same_host;
+mod versions;
 mod world;
 
 use super::*;

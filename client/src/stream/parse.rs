@@ -6,6 +6,7 @@
 //! field, which its number guarantees for every encoder that writes fields in order. Lengths are checked
 //! before anything is kept; malformed input is an error, never a panic.
 
+use super::rows::SharedRows;
 use bytes::{Buf, Bytes};
 use forebay_proto::{Error, Result, v1};
 use prost::Message;
@@ -16,7 +17,8 @@ const HEAD_BYTES_MAX: u64 = 64 << 20;
 /// Bytes of body that a message may have.
 const BODY_BYTES_MAX: u64 = 2 << 30;
 
-/// What the bytes mean, in order: one `Head`, any number of `Body` and `Shared`, one `End` for each message.
+/// What the bytes mean, in order: one `Head`, any number of `Body`, `Shared` and `Rows`, one `End` for each
+/// message.
 #[derive(Debug, Clone, PartialEq)]
 pub enum StreamEvent {
     /// A message begins.
@@ -26,6 +28,8 @@ pub enum StreamEvent {
     /// The same, in memory that the node shares: they did not travel, and its hash leaves them out. To be let
     /// go soon, as the node wants the memory back.
     Shared(Bytes),
+    /// The same, as rows in files that the node lends.
+    Rows(SharedRows),
     /// Its body is complete.
     End,
 }

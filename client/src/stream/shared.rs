@@ -2,9 +2,10 @@
 //! into, and the connection over which they are given back.
 
 use super::parse::StreamEvent;
+use super::rows::SharedRows;
 use bytes::Bytes;
-use forebay_dataset::shared::SharedMap;
 use forebay_dataset::shared::channel::{Hello, receive_grant};
+use forebay_dataset::shared::{FileMaps, RUN_BYTES, SharedMap};
 use forebay_proto::{Error, Result, v1};
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind, Write};
@@ -29,7 +30,19 @@ pub struct SharedSession {
 #[derive(Debug)]
 struct SessionRegion {
     map: SharedMap,
+    files: FileMaps,
     socket: UnixStream,
+}
+
+/// How a reader asks for a region.
+#[derive(Debug, Clone, Copy)]
+pub struct SessionRequest {
+    /// About how long it should be.
+    pub bytes: u32,
+    /// What the node gave the reader, to know it again.
+    pub ticket: [u8; 16],
+    /// The node lends files, and the reader takes them.
+    pub takes_files: bool,
 }
 
 /// A message that lies in the region. Given back when dropped.
@@ -47,18 +60,18 @@ struct SharedPiece {
 }
 
 impl SharedSession {
-    /// Asks the node that listens at `socket`, which must be the process `instance` and gave `ticket`, for a
-    /// region of about `bytes` bytes.
-    pub async fn open(socket: String, instance: Bytes, ticket: [u8; 16], bytes: u32) -> io::Result<Self> {
-        let open = move || Self::connect(&socket, &instance, ticket, bytes);
+    /// Asks the node that listens at `socket`, which must be the process `instance`, for a region.
+    pub async fn open(socket: String, instance: Bytes, request: SessionRequest) -> io::Result<Self> {
+        let open = move || Self::connect(&socket, &instance, request);
         spawn_blocking(open).await.map_err(io::Error::other)?
     }
 
-    fn connect(socket: &str, instance: &[u8], ticket: [u8; 16], bytes: u32) -> io::Result<Self> {
-        let bytes = bytes.max(BYTES_MIN);
+    fn connect(socket: &str, instance: &[u8], request: SessionRequest) -> io::Result<Self> {
+        let SessionRequest { bytes, ticket, takes_files } = request;
+        let bytes = bytes.max(BYTES_MIN).into();
         let mut socket = UnixStream::connect(socket)?;
         socket.set_read_timeout(Some(PATIENCE))?;
-        socket.write_all(&Hello { bytes: bytes.into(), ticket }.encode())?;
+        socket.write_all(&Hello { bytes, ticket, takes_files }.encode())?;
         let (grant, region) = receive_grant(&socket)?;
         if grant.instance != instance {
             return Err(io::Error::new(ErrorKind::NotFound, "another node listens there"));
@@ -67,7 +80,10 @@ impl SharedSession {
         let map = SharedMap::new(&region.ok_or_else(none)?, usize::try_from(grant.bytes).unwrap_or(0))?;
         // Giving a message back never waits.
         socket.set_nonblocking(true)?;
-        Ok(Self { token: grant.token, region: Arc::new(SessionRegion { map, socket }) })
+        Ok(Self {
+            token: grant.token,
+            region: Arc::new(SessionRegion { map, files: FileMaps::default(), socket }),
+        })
     }
 
     /// What a request for a batch stream names.
@@ -82,8 +98,17 @@ impl SharedSession {
             if part.length == 0 {
                 return Ok(StreamEvent::Body(part.bytes));
             }
-            let v1::SharedPart { offset, length: bytes, .. } = part;
+            let v1::SharedPart { offset, length: bytes, rows, .. } = part;
             let outside = || Error::retry("a message lies outside the memory that the node shares");
+            if let Some(rows) = rows {
+                let SessionRegion { map, files, socket } = &*self.region;
+                let runs = map.get(offset, u64::from(rows.runs) * RUN_BYTES as u64).ok_or_else(outside)?;
+                let rows = files.rows(socket, &rows, runs)?;
+                if rows.bytes() as u64 != bytes {
+                    return Err(Error::retry("rows of a message in files are not as many as it says"));
+                }
+                return Ok(StreamEvent::Rows(SharedRows::new(rows, lease.clone())));
+            }
             self.region.map.get(offset, bytes).ok_or_else(outside)?;
             let piece = SharedPiece { lease: lease.clone(), offset, bytes };
             Ok(StreamEvent::Shared(Bytes::from_owner(piece)))

@@ -16,7 +16,19 @@ const ALIGNMENT: usize = 64;
 impl RowLayout {
     /// Bytes that the columns of `rows` rows take, split.
     pub fn split_bytes(&self, rows: usize) -> usize {
-        self.columns.iter().map(|column| column.split_bytes(rows)).sum()
+        (0..self.columns.len()).map(|at| self.column_bytes(at, rows)).sum()
+    }
+
+    /// Bytes from the beginning of a column's values to the next's. Columns of one width lie side by side, so
+    /// that several of them can be handed over as one piece of memory.
+    fn column_bytes(&self, at: usize, rows: usize) -> usize {
+        let width = self.columns[at].width;
+        let bytes = width * rows;
+        let is_beside = self.columns.get(at + 1).is_some_and(|next| next.width == width);
+        match is_beside && bytes.is_multiple_of(ALIGNMENT) {
+            true => bytes,
+            false => bytes.next_multiple_of(ALIGNMENT) + ALIGNMENT,
+        }
     }
 
     /// Writes the values of packed rows to `values`, column after column.
@@ -28,8 +40,8 @@ impl RowLayout {
         let count = rows.len() / self.width;
         let mut columns = Vec::with_capacity(self.columns.len());
         let mut rest = values;
-        for column in &self.columns {
-            let (values, after) = rest.split_at_mut(column.split_bytes(count));
+        for (at, column) in self.columns.iter().enumerate() {
+            let (values, after) = rest.split_at_mut(self.column_bytes(at, count));
             columns.push(&mut values[..column.width * count]);
             rest = after;
         }
@@ -59,19 +71,18 @@ impl RowLayout {
     pub fn arrays(&self, schema: &Schema, rows: &[u8], values: &Buffer) -> Result<Vec<ArrayRef>> {
         let count = rows.len() / self.width;
         let all_valid = self.all_valid(rows);
-        let (mut at, mut arrays) = (0, Vec::with_capacity(self.columns.len()));
-        for column in &self.columns {
-            let bytes = column.width * count;
+        let (mut start, mut arrays) = (0, Vec::with_capacity(self.columns.len()));
+        for (at, column) in self.columns.iter().enumerate() {
             let data_type = schema.field(column.column).data_type();
             let data = ArrayData::builder(data_type.clone())
                 .len(count)
-                .add_buffer(values.slice_with_length(at, bytes))
+                .add_buffer(values.slice_with_length(start, column.width * count))
                 .nulls(column.nulls(rows, self, &all_valid))
                 .build();
             arrays.push(make_array(data.map_err(|e| {
                 Error::corrupt(format!("a packed column of {data_type} cannot be put together: {e}"))
             })?));
-            at += column.split_bytes(count);
+            start += self.column_bytes(at, count);
         }
         Ok(arrays)
     }
@@ -96,12 +107,6 @@ impl RowLayout {
 }
 
 impl PackedColumn {
-    /// Bytes from the beginning of this column's values to the next's. Columns of a power of two of bytes
-    /// would share few places of the processor's cache: they lie some bytes further apart.
-    fn split_bytes(&self, rows: usize) -> usize {
-        (self.width * rows).next_multiple_of(ALIGNMENT) + ALIGNMENT
-    }
-
     /// Writes the values of rows.
     fn split(&self, rows: &[u8], row_width: usize, values: &mut [u8]) {
         match self.width {

@@ -124,7 +124,7 @@ pub(crate) fn group_bytes(footer: &Footer, group: &RowGroupMetaData) -> u64 {
     columns.map(|column| column_bytes(footer, group, column)).fold(0, u64::saturating_add)
 }
 
-/// Whether the counts are those of full lists, whose levels are not expanded (`decode/lists.rs`).
+/// Whether the counts are those of full lists, whose levels are not expanded (`decode/whole.rs`).
 pub(crate) fn is_full_list(footer: &Footer, group: &RowGroupMetaData, column: usize) -> bool {
     let Some(DataType::FixedSizeList(_, n)) = footer.schema.fields().get(column).map(|f| f.data_type())
     else {

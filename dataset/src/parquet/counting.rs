@@ -184,7 +184,7 @@ impl OpenGroup<'_> {
             }
             let _memory = tools.filtering.acquire(cost.total(), &demand).await;
             let chunks = fetch(tools.source, object, ranges, PIECE_BYTES, &demand).await?;
-            let batch = match decode(task, chunks, tools.decoders, &demand).await {
+            let (batch, _) = match decode(task, chunks, tools.decoders, &demand).await {
                 // An index may be wrong: the whole of the columns tells.
                 Err(e) if is_part || e.kind == Kind::Corrupt && reading < READINGS => {
                     tracing::info!(error = %e, "a column of a filter does not decode: it is fetched again");

@@ -4,8 +4,11 @@
 //! result is a batch of the expected type and row count or an error: panics of the decoders are caught, and a
 //! segment that turns out much larger than its footer says is given up.
 
+mod hybrid;
+mod leaf;
 mod levels;
-mod lists;
+mod page_values;
+mod whole;
 
 use crate::parquet::chunks::Chunks;
 use crate::parquet::column_origin::ColumnOrigin;
@@ -24,10 +27,12 @@ use forebay_proto::{Error, Result};
 use parquet::arrow::ProjectionMask;
 use parquet::arrow::arrow_reader::{ParquetRecordBatchReaderBuilder, RowSelection, RowSelectionPolicy};
 use parquet::errors::ParquetError;
+use rustix::time::{ClockId, clock_gettime};
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
 
 /// The columns of a segment that are to be decoded.
 pub(crate) struct DecodeTask {
@@ -52,7 +57,7 @@ const UNFIT: &str = "does not fit the dataset's type";
 const HAND_BYTES: u64 = 4 << 20;
 
 /// Decodes a segment, columns at once where `decoders` are free. A permit goes with the work, which goes on
-/// to its end even if this future is dropped.
+/// to its end even if this future is dropped. Returns the processor time that it took, too.
 ///
 /// # Errors
 /// `Corrupt` or `Invalid` if these bytes do not decode, `Closed` if the runtime shuts down.
@@ -61,7 +66,7 @@ pub(crate) async fn decode(
     chunks: Chunks,
     decoders: &Arc<PrioritySemaphore>,
     urgency: &Urgency,
-) -> Result<RecordBatch> {
+) -> Result<(RecordBatch, Duration)> {
     let task = Arc::new(task);
     let hands = task.deal(decoders.limit() as usize);
     let work = hands.iter().map(|hand| async {
@@ -69,14 +74,22 @@ pub(crate) async fn decode(
         let (task, chunks, hand) = (task.clone(), chunks.clone(), hand.clone());
         blocking(move || {
             let _permit = permit;
-            columns(&task, &chunks, &hand)
+            let began = thread_time();
+            let columns = columns(&task, &chunks, &hand)?;
+            Ok((columns, thread_time().saturating_sub(began)))
         })
         .await
     });
-    let decoded = futures::future::try_join_all(work).await?;
+    let (decoded, times): (Vec<_>, Vec<_>) = futures::future::try_join_all(work).await?.into_iter().unzip();
     let mut placed: Vec<_> = hands.into_iter().flatten().zip(decoded.into_iter().flatten()).collect();
     placed.sort_unstable_by_key(|(place, _)| *place);
-    assemble(&task, placed.into_iter().map(|(_, column)| column).collect())
+    let batch = assemble(&task, placed.into_iter().map(|(_, column)| column).collect())?;
+    Ok((batch, times.into_iter().sum()))
+}
+
+/// Processor time of this thread so far.
+fn thread_time() -> Duration {
+    clock_gettime(ClockId::ThreadCPUTime).try_into().unwrap_or_default()
 }
 
 /// Decodes columns of the task, named by their place in the projection; in the order they are named.
@@ -149,7 +162,11 @@ impl DecodeTask {
                 .chunks(group, column)
                 .try_for_each(|chunk| page_headers::check(chunks, chunk))?;
         }
-        match lists::read(&self.part, chunks, column, field)? {
+        let whole = match self.selection {
+            None => whole::read(&self.part, chunks, column, field)?,
+            Some(_) => None,
+        };
+        match whole {
             Some(column) => Ok(column),
             None => self.general(chunks, column, field),
         }

@@ -24,6 +24,7 @@ use parquet::file::metadata::RowGroupMetaData;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
+use std::time::Duration;
 
 /// Row groups of which some rows are read.
 pub(super) struct GroupTask {
@@ -256,13 +257,13 @@ impl GroupTask {
         chunks: Chunks,
         decoders: &Arc<PrioritySemaphore>,
         urgency: &Urgency,
-    ) -> Result<RecordBatch> {
+    ) -> Result<(RecordBatch, Duration)> {
         let Self { task, rows } = self;
         let (uri, group) = (task.uri.clone(), task.part.range.start);
-        let batch = decode(task, chunks, decoders, urgency).await?;
-        let GroupRows::Passing { passing, places, wanted, count } = rows else { return Ok(batch) };
+        let (batch, time) = decode(task, chunks, decoders, urgency).await?;
+        let GroupRows::Passing { passing, places, wanted, count } = rows else { return Ok((batch, time)) };
         let permit = decoders.acquire(1, urgency).await;
-        blocking(move || {
+        let left = blocking(move || {
             let _permit = permit;
             let fault = |e| Error::invalid(format!("{uri}: row group {group}: {e}"));
             let columns: Vec<_> = places.iter().map(|place| batch.column(*place).clone()).collect();
@@ -275,34 +276,37 @@ impl GroupTask {
             }
             filter_record_batch(&batch.project(&wanted).map_err(fault)?, &passes).map_err(fault)
         })
-        .await
+        .await?;
+        Ok((left, time))
     }
 }
 
-/// All row groups of a segment, one after the other.
+/// All row groups of a segment, one after the other; and the processor time that decoding took.
 pub(super) async fn read(
     tasks: Vec<GroupTask>,
     schema: SchemaRef,
     chunks: Chunks,
     decoders: &Arc<PrioritySemaphore>,
     urgency: &Urgency,
-) -> Result<RecordBatch> {
+) -> Result<(RecordBatch, Duration)> {
     let uri = tasks.first().map(|task| task.task.uri.clone()).unwrap_or_default();
-    let mut batches = Vec::with_capacity(tasks.len());
+    let (mut batches, mut time) = (Vec::with_capacity(tasks.len()), Duration::ZERO);
     for task in tasks {
-        batches.push(task.read(chunks.clone(), decoders, urgency).await?);
+        let (batch, of_task) = task.read(chunks.clone(), decoders, urgency).await?;
+        batches.push(batch);
+        time += of_task;
     }
     drop(chunks);
     if batches.len() == 1
         && let Some(only) = batches.pop()
     {
-        return Ok(only);
+        return Ok((only, time));
     }
-    blocking(move || {
+    let joined = blocking(move || {
         let joined = concat_batches(&schema, &batches);
         joined.map_err(|e| Error::invalid(format!("{uri}: the rows that the filter leaves: {e}")))
-    })
-    .await
+    });
+    Ok((joined.await?, time))
 }
 
 #[cfg(test)]

@@ -43,22 +43,18 @@ impl Footer {
         leaves.filter_map(|leaf| group.columns().get(leaf))
     }
 
-    /// Parses and checks `metadata`, the Thrift bytes before the last 8 of an object of `size` bytes.
-    pub(crate) fn parse(metadata: &[u8], size: u64) -> Result<Self, String> {
+    /// Parses and checks `metadata`, the Thrift bytes before the last 8 of an object of `size` bytes. Where
+    /// its schema is written as that of `like`, that one's is taken: working it out again takes time.
+    pub(crate) fn parse(metadata: &[u8], size: u64, like: Option<&Self>) -> Result<Self, String> {
         let bad = |e: ParquetError| e.to_string();
         let meta = Arc::new(ParquetMetaDataReader::decode_metadata(metadata).map_err(bad)?);
         let end = size - metadata.len() as u64 - FOOTER_SIZE as u64;
         check(&meta, end)?;
         let descriptor = meta.file_metadata().schema_descr_ptr();
-        let derived = ArrowReaderMetadata::try_new(meta.clone(), ArrowReaderOptions::new()).or_else(|_| {
-            let options = ArrowReaderOptions::new().with_skip_arrow_metadata(true);
-            ArrowReaderMetadata::try_new(meta.clone(), options)
-        });
-        let mut schema = plain(derived.map_err(bad)?.schema());
-        if let Some(written) = written_schema(&meta) {
-            schema = with_zones(schema, &plain(&written));
-        }
-        let schema: SchemaRef = Arc::new(schema);
+        let schema = match like.filter(|like| is_written_alike(like.arrow.metadata(), &meta)) {
+            Some(like) => like.schema.clone(),
+            None => Arc::new(plain_schema(&meta).map_err(bad)?),
+        };
         let options = ArrowReaderOptions::new().with_schema(schema.clone());
         let arrow = ArrowReaderMetadata::try_new(meta, options).map_err(bad)?;
         let mut leaves: Vec<Range<usize>> = Vec::new();
@@ -143,12 +139,35 @@ fn check(meta: &ParquetMetaData, end: u64) -> Result<(), String> {
     }
 }
 
+/// The plain Arrow schema of an object.
+fn plain_schema(meta: &Arc<ParquetMetaData>) -> Result<Schema, ParquetError> {
+    let derived = ArrowReaderMetadata::try_new(meta.clone(), ArrowReaderOptions::new()).or_else(|_| {
+        let options = ArrowReaderOptions::new().with_skip_arrow_metadata(true);
+        ArrowReaderMetadata::try_new(meta.clone(), options)
+    });
+    let schema = plain(derived?.schema());
+    Ok(match written_schema(meta) {
+        Some(written) => with_zones(schema, &plain(&written)),
+        None => schema,
+    })
+}
+
+/// Whether all that [`plain_schema`] looks at is the same.
+fn is_written_alike(a: &ParquetMetaData, b: &ParquetMetaData) -> bool {
+    let schema = |meta: &ParquetMetaData| meta.file_metadata().schema_descr().root_schema_ptr();
+    written_text(a) == written_text(b) && schema(a) == schema(b)
+}
+
 /// The Arrow schema that an Arrow writer left beside Parquet's own, if there is one that can be read.
 fn written_schema(meta: &ParquetMetaData) -> Option<Schema> {
-    let pairs = meta.file_metadata().key_value_metadata()?;
-    let text = pairs.iter().find(|pair| pair.key == ARROW_SCHEMA_META_KEY)?.value.as_deref()?;
-    let bytes = BASE64_STANDARD.decode(text).ok()?;
+    let bytes = BASE64_STANDARD.decode(written_text(meta)?).ok()?;
     try_schema_from_ipc_buffer(&bytes).ok()
+}
+
+/// The same as it stands there.
+fn written_text(meta: &ParquetMetaData) -> Option<&str> {
+    let pairs = meta.file_metadata().key_value_metadata()?;
+    pairs.iter().find(|pair| pair.key == ARROW_SCHEMA_META_KEY)?.value.as_deref()
 }
 
 fn repeated(schema: &Schema) -> Result<(), String> {
@@ -172,5 +191,48 @@ impl RowGroups {
     /// Empty if the footer has no such row groups.
     pub(crate) fn metadata(&self) -> &[RowGroupMetaData] {
         self.footer.row_groups().get(self.range.clone()).unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use arrow::array::{ArrayRef, Int32Array, Int64Array, RecordBatch, TimestampMicrosecondArray};
+    use parquet::arrow::ArrowWriter;
+
+    /// An object with one column.
+    fn written(column: ArrayRef, rows_twice: bool) -> Vec<u8> {
+        let batch = RecordBatch::try_from_iter([("x", column)]).unwrap();
+        let mut writer = ArrowWriter::try_new(Vec::new(), batch.schema(), None).unwrap();
+        (0..=u8::from(rows_twice)).for_each(|_| writer.write(&batch).unwrap());
+        writer.into_inner().unwrap()
+    }
+
+    fn parsed(object: &[u8], like: Option<&Footer>) -> Footer {
+        let end = object.len() - FOOTER_SIZE;
+        let length = u32::from_le_bytes(*object[end..].first_chunk().unwrap()) as usize;
+        Footer::parse(&object[end - length..end], object.len() as u64, like).unwrap()
+    }
+
+    #[test]
+    fn a_schema_is_taken_from_another_object_only_where_it_is_written_alike() {
+        let zone = |zone: &str| Arc::new(TimestampMicrosecondArray::from(vec![7]).with_timezone(zone));
+        // The last two differ in what Arrow wrote, not in Parquet's schema.
+        let columns: [ArrayRef; 4] = [
+            Arc::new(Int32Array::from(vec![7])),
+            Arc::new(Int64Array::from(vec![7])),
+            zone("UTC"),
+            zone("+01:00"),
+        ];
+        for (i, a) in columns.iter().enumerate() {
+            let like = parsed(&written(a.clone(), false), None);
+            for (j, b) in columns.iter().enumerate() {
+                let b = written(b.clone(), true);
+                let footer = parsed(&b, Some(&like));
+                assert_eq!(footer.schema, parsed(&b, None).schema, "{i}, {j}");
+                assert_eq!(Arc::ptr_eq(&footer.schema, &like.schema), i == j, "{i}, {j}");
+                assert_eq!(footer.row_groups()[0].num_rows(), 2);
+            }
+        }
     }
 }

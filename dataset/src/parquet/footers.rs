@@ -10,6 +10,7 @@ use parquet::file::FOOTER_SIZE;
 use parquet::file::metadata::FooterTail;
 use quick_cache::Weighter;
 use quick_cache::unsync::Cache;
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
 /// Read of each object first: most footers are shorter.
@@ -26,6 +27,9 @@ const EXPECTED: usize = 64;
 pub(crate) struct Footers {
     source: Source,
     cache: Arc<Mutex<Cache<Key, Arc<Footer>, FooterWeight>>>,
+    /// The one that was read last, beyond what the cache may hold: most objects have the schema of the one
+    /// before them.
+    last: Arc<Mutex<Option<Arc<Footer>>>>,
 }
 
 /// An object's URI and the tag of its version.
@@ -44,7 +48,7 @@ impl Footers {
     pub(crate) fn new(source: Source) -> Self {
         let limit_bytes = source.settings().footer_cache_bytes as u64;
         let cache = Cache::with_weighter(EXPECTED, limit_bytes, FooterWeight);
-        Self { source, cache: Arc::new(Mutex::new(cache)) }
+        Self { source, cache: Arc::new(Mutex::new(cache)), last: Arc::default() }
     }
 
     /// The footer of an object, from the cache or read: the last 64 KiB, then exactly the bytes that are
@@ -59,12 +63,15 @@ impl Footers {
         }
         let (uri, size) = (object.place.uri.clone(), object.size);
         let metadata = self.metadata(object, urgency).await?;
+        let like = self.last.lock().clone();
         let parse = move || {
-            std::panic::catch_unwind(|| Footer::parse(&metadata, size))
+            let parse = AssertUnwindSafe(|| Footer::parse(&metadata, size, like.as_deref()));
+            std::panic::catch_unwind(parse)
                 .unwrap_or_else(|_| Err("the parser gave up".into()))
                 .map_err(|why| corrupt(&uri, &why))
         };
         let footer = Arc::new(blocking(parse).await?);
+        *self.last.lock() = Some(footer.clone());
         self.cache.lock().insert(key, footer.clone());
         Ok(footer)
     }

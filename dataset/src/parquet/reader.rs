@@ -287,8 +287,10 @@ impl SegmentReader {
         urgency: &Urgency,
     ) -> Result<RecordBatch> {
         let compressed: u64 = layout.ranges().iter().map(|r| r.end - r.start).sum();
-        let batch = filtered::read(layout.tasks, layout.schema, chunks, &self.decoders, urgency).await?;
+        let read = filtered::read(layout.tasks, layout.schema, chunks, &self.decoders, urgency);
+        let (batch, time) = read.await?;
         let c = self.counters();
+        c.decode_cpu_us.fetch_add(u64::try_from(time.as_micros()).unwrap_or(u64::MAX), Relaxed);
         c.parquet_bytes_decoded.fetch_add(compressed, Relaxed);
         c.arrow_bytes_decoded.fetch_add(batch.get_array_memory_size() as u64, Relaxed);
         Ok(batch)

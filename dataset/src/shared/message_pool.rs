@@ -1,13 +1,20 @@
 //! Where the buffers of a stream's messages come from: the shared region of its reader, if it has one with
-//! room, else this process's own pool.
+//! room, else this process's own pool. Rows that lie in files need none, where the reader copies them itself.
 
+use super::file_rows::{FileRows, RowFile};
 use super::region::{SharedBuffer, SharedRegion};
+use super::row_runs::{RUN_BYTES, RowRuns};
 use crate::pool::{POOLED_BYTES, Pool};
+use crate::ready::ReadySegment;
 use arrow::buffer::{Buffer, MutableBuffer};
 use bytes::Bytes;
+use std::sync::Arc;
 
 /// Shorter parts travel as bytes: to say where they lie would cost as much.
 const SHARED_BYTES: usize = 8 << 10;
+
+/// Rows of fewer bytes, times this, are gathered for the reader: to say where each lies would cost as much.
+const RUN_WORTH: usize = 4;
 
 /// Memory for the messages of a stream.
 #[derive(Debug, Clone)]
@@ -16,6 +23,8 @@ pub struct MessagePool {
     region: Option<SharedRegion>,
     /// Messages may share the buffers of the segments that they are made of.
     may_lend: bool,
+    /// The segments that a message is gathered from, if its reader takes files.
+    segments: Arc<[ReadySegment]>,
 }
 
 /// A buffer to be written.
@@ -27,19 +36,67 @@ pub(crate) enum MessageBuffer {
 
 impl From<Pool> for MessagePool {
     fn from(own: Pool) -> Self {
-        Self { own, region: None, may_lend: false }
+        Self::new(own, None)
     }
 }
 
 impl MessagePool {
     /// A pool over `own` and, before it, the region of the stream's reader.
     pub fn new(own: Pool, region: Option<SharedRegion>) -> Self {
-        Self { own, region, may_lend: false }
+        Self { own, region, may_lend: false, segments: Arc::default() }
     }
 
     /// The same, for messages that may share the buffers of their segments.
     pub(crate) fn lending(&self) -> Self {
         Self { may_lend: true, ..self.clone() }
+    }
+
+    /// The same, for a message that is gathered from these segments: its reader may be told in which files
+    /// its rows lie.
+    pub(crate) fn over(&self, segments: &[ReadySegment]) -> Self {
+        let takes_files = self.region.as_ref().is_some_and(SharedRegion::lends_files);
+        let segments = if takes_files { segments.into() } else { Arc::default() };
+        Self { segments, ..self.clone() }
+    }
+
+    /// Whether the reader may be told so.
+    pub(crate) fn refers(&self) -> bool {
+        !self.segments.is_empty()
+    }
+
+    /// Rows of `width` bytes that the reader copies by itself, in place of their bytes: each pick is a run of
+    /// rows (source, first row, rows) of the sources, which are those of the segments of [`Self::over`].
+    /// `None` where the reader takes no files, some of the rows lie in none, or it is not worth it.
+    pub(crate) fn refer(
+        &self,
+        sources: &[&Buffer],
+        width: usize,
+        picks: impl Iterator<Item = (usize, usize, usize)>,
+    ) -> Option<Buffer> {
+        let (region, files) = (self.region.as_ref()?, self.region.as_ref()?.files()?);
+        if self.segments.len() != sources.len() {
+            return None;
+        }
+        let mut runs = RowRuns::new(width, picks.size_hint().1.unwrap_or(0));
+        let (mut used, mut places) = (Vec::new(), vec![None; sources.len()]);
+        for (source, first, rows) in picks {
+            let place = *places[source].get_or_insert_with(|| {
+                used.push(source);
+                used.len() - 1
+            });
+            runs.push(place, first, rows).then_some(())?;
+        }
+        let bytes = runs.bytes();
+        if bytes < POOLED_BYTES || bytes < runs.count() * RUN_BYTES * RUN_WORTH {
+            return None;
+        }
+        let file = |source: usize| {
+            let (segment, rows) = (&self.segments[source], sources[source]);
+            let (verifier, start) = segment.file_of(rows)?;
+            Some(RowFile { rows: rows.clone(), file: files.lend(verifier)?, start })
+        };
+        let rows = FileRows::new(runs, used.into_iter().map(file).collect::<Option<_>>()?);
+        Some(region.refer(rows)?.into())
     }
 
     /// Whether a message may share a segment's buffers. In memory that is shared with the reader it cannot.
@@ -71,7 +128,12 @@ impl MessagePool {
         let body: Vec<Bytes> = body.into_iter().map(|part| self.place_part(part)).collect();
         let mut large = body.iter().filter(|part| part.len() >= SHARED_BYTES).peekable();
         let is_shared = large.peek().is_some() && large.all(|part| self.is_shared(part));
-        (body, is_shared)
+        // What travels has bytes.
+        let bytes = |part: Bytes| match self.region.as_ref().filter(|_| !is_shared) {
+            Some(region) => region.copied_rows(&part).map_or(part, Bytes::from),
+            None => part,
+        };
+        (body.into_iter().map(bytes).collect(), is_shared)
     }
 
     /// Copies a large part that lies elsewhere into the region.

@@ -1,16 +1,19 @@
 //! The node's end of shared memory: the file, its mapping, and who holds which range.
 #![expect(unsafe_code, reason = "ranges of the mapping are handed out as slices")]
 
+use super::file_rows::FileRows;
+use super::files::LentFiles;
 use super::ranges::{ALIGNMENT, FreeRanges};
 use bytes::Bytes;
+use forebay_proto::v1;
 use memmap2::{MmapOptions, MmapRaw};
 use parking_lot::Mutex;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::{Arc, Weak};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, OnceLock, Weak};
 use tokio::sync::Notify;
 
 /// Shared memory for one reader; clones are the same.
@@ -24,6 +27,8 @@ struct Region {
     state: Mutex<RegionState>,
     /// A range was given back, or the region was closed.
     freed: Notify,
+    /// Those that the reader has, if it takes files.
+    files: OnceLock<LentFiles>,
 }
 
 #[derive(Debug)]
@@ -39,6 +44,9 @@ struct RegionState {
 pub struct SharedBuffer {
     start: usize,
     bytes: usize,
+    /// What stands in place of bytes: rows that the reader copies out of files. The range's first bytes are
+    /// their runs.
+    rows: Option<FileRows>,
     region: Arc<Region>,
 }
 
@@ -47,7 +55,14 @@ pub struct SharedBuffer {
 pub struct SharedLease {
     /// Where the bytes begin in the region.
     pub offset: u64,
-    _buffer: Arc<SharedBuffer>,
+    buffer: Arc<SharedBuffer>,
+}
+
+impl SharedLease {
+    /// The rows whose runs lie there in place of bytes.
+    pub fn file_rows(&self) -> Option<v1::FileRows> {
+        self.buffer.rows.as_ref().map(FileRows::to_wire)
+    }
 }
 
 impl SharedRegion {
@@ -63,12 +78,29 @@ impl SharedRegion {
         let length = SealFlags::SHRINK | SealFlags::GROW;
         fcntl_add_seals(&file, length | SealFlags::FUTURE_WRITE | SealFlags::SEAL)?;
         let state = RegionState { free: FreeRanges::new(bytes), held: BTreeMap::new(), is_closed: false };
-        Ok(Self(Arc::new(Region { file, memory, state: Mutex::new(state), freed: Notify::new() })))
+        let (state, freed, files) = (Mutex::new(state), Notify::new(), OnceLock::new());
+        Ok(Self(Arc::new(Region { file, memory, state, freed, files })))
     }
 
     /// What the reader is sent.
     pub fn descriptor(&self) -> BorrowedFd<'_> {
         self.0.file.as_fd()
+    }
+
+    /// The reader at the other end of `socket`, which never waits, takes files too.
+    pub fn lend_files(&self, socket: OwnedFd) {
+        // It is said once.
+        self.0.files.set(LentFiles::new(socket)).ok();
+    }
+
+    /// Whether the reader copies rows out of files by itself.
+    pub fn lends_files(&self) -> bool {
+        self.files().is_some()
+    }
+
+    /// Those that the reader has, if it takes files.
+    pub(super) fn files(&self) -> Option<&LentFiles> {
+        self.0.files.get()
     }
 
     /// Its length in bytes.
@@ -84,7 +116,7 @@ impl SharedRegion {
             return None;
         }
         let (start, bytes) = state.free.take(bytes)?;
-        Some(SharedBuffer { start, bytes, region: self.0.clone() })
+        Some(SharedBuffer { start, bytes, rows: None, region: self.0.clone() })
     }
 
     /// Ends writing: the first `bytes` bytes of a range.
@@ -101,6 +133,21 @@ impl SharedRegion {
         Bytes::from_owner(Shared(buffer)).slice(..bytes)
     }
 
+    /// A range that stands for rows in files: its length is theirs, and its first bytes are their runs.
+    /// `None` if there is no room.
+    pub(super) fn refer(&self, rows: FileRows) -> Option<Bytes> {
+        let bytes = rows.bytes();
+        let mut buffer = self.take(bytes)?;
+        rows.write_runs(buffer.as_slice_mut()).then_some(())?;
+        buffer.rows = Some(rows);
+        Some(self.share(buffer, bytes))
+    }
+
+    /// The bytes that a part of a message stands for, if it stands for rows in files.
+    pub(super) fn copied_rows(&self, part: &[u8]) -> Option<Vec<u8>> {
+        self.lease(part)?.buffer.rows.as_ref().map(FileRows::copied)
+    }
+
     /// Whether `part` lies in the region.
     pub fn has(&self, part: &[u8]) -> bool {
         self.offset(part).is_some()
@@ -114,7 +161,7 @@ impl SharedRegion {
             state.held.range(..=offset).next_back()?.1.upgrade()?
         };
         let is_inside = offset + part.len() <= buffer.start + buffer.bytes;
-        is_inside.then_some(SharedLease { offset: offset as u64, _buffer: buffer })
+        is_inside.then_some(SharedLease { offset: offset as u64, buffer })
     }
 
     /// Waits until a range of `bytes` bytes is free. False if that will never be: the region is smaller, or

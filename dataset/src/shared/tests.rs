@@ -1,3 +1,5 @@
+mod files;
+
 use super::channel::{FIRST, Grant, Hello, receive_grant, send_grant};
 use super::*;
 use crate::pool::Pool;
@@ -11,7 +13,7 @@ use std::os::unix::net::UnixStream;
 fn sent(region: &SharedRegion) -> OwnedFd {
     let (node, reader) = UnixStream::pair().unwrap();
     let grant = Grant { instance: [1; 16], token: [2; 16], bytes: region.bytes() as u64 };
-    send_grant(&node, &grant, Some(region)).unwrap();
+    send_grant(&node, &grant, Some(region.descriptor())).unwrap();
     let (told, descriptor) = receive_grant(&reader).unwrap();
     assert_eq!(told, grant);
     descriptor.unwrap()
@@ -109,8 +111,10 @@ fn messages_lie_in_the_region_while_it_has_room() {
 
 #[test]
 fn what_is_said_beside_the_stream_is_understood_or_refused() {
-    let hello = Hello { bytes: 12_345_678, ticket: [9; 16] };
+    let hello = Hello { bytes: 12_345_678, ticket: [9; 16], takes_files: true };
     assert_eq!(Hello::decode(hello.encode()), Some(hello));
+    let alone = Hello { takes_files: false, ..hello };
+    assert_eq!(Hello::decode(alone.encode()), Some(alone));
     assert_eq!(hello.encode()[0], FIRST);
     let mut later = hello.encode();
     later[7] += 1;

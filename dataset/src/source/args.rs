@@ -4,6 +4,7 @@
 use super::settings::SourceSettings;
 use forebay_proto::units::bytes;
 use serde::Serialize;
+use std::path::PathBuf;
 
 /// Where help lists these. Set flag by flag, lest it swallow the flags that follow them.
 const HEADING: &str = "Reading the object store";
@@ -31,6 +32,10 @@ pub struct SourceArgs {
     #[arg(help_heading = HEADING, long)]
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub s3_anonymous: bool,
+    /// PEM file with the authorities that sign the object store's certificate [default: those of the system]
+    #[arg(help_heading = HEADING, long, value_name = "FILE")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub s3_ca: Option<PathBuf>,
     /// Requests to the object store under way at once [default: 32]
     #[arg(help_heading = HEADING, long, value_name = "N")]
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -56,6 +61,7 @@ impl SourceArgs {
             s3_profile: self.s3_profile.clone(),
             s3_path_style: self.s3_path_style,
             s3_anonymous: self.s3_anonymous,
+            s3_ca: self.s3_ca.clone(),
             s3_max_requests: self.s3_max_requests.unwrap_or(default.s3_max_requests),
             s3_max_bytes_per_s: self.s3_max_bytes_per_s,
             patience_s: self.patience_s.unwrap_or(default.patience_s),

@@ -21,4 +21,6 @@ pub struct SourceCounters {
     pub parquet_bytes_decoded: AtomicU64,
     /// Bytes of Arrow buffers that they became.
     pub arrow_bytes_decoded: AtomicU64,
+    /// Processor time of decoding them, in microseconds.
+    pub decode_cpu_us: AtomicU64,
 }

@@ -17,7 +17,8 @@ use object_store::client::HttpConnector;
 use object_store::gcp::GoogleCloudStorageBuilder;
 use object_store::list::PaginatedListStore;
 use object_store::local::LocalFileSystem;
-use object_store::{ClientOptions, ObjectStore, RetryConfig};
+use object_store::{Certificate, ClientOptions, ObjectStore, RetryConfig};
+use std::path::Path;
 use std::time::Duration;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -28,20 +29,33 @@ pub(super) fn open(name: &BucketName, s3: &Resolved, settings: &SourceSettings) 
         let objects = Box::new(LocalFileSystem::new());
         return Ok(Bucket { objects, pages: None, endpoint: Endpoint::default(), verbatim: None });
     };
+    let roots = settings.s3_ca.as_deref().map(authorities).transpose()?.unwrap_or_default();
+    let client = |endpoint: &Option<String>| client(settings, endpoint, &roots);
     let opened = match *scheme {
-        "s3" => amazon(bucket, s3, settings),
-        "gs" => google(bucket, settings),
-        _ => azure(bucket, settings),
+        "s3" => amazon(bucket, s3, client(&s3.endpoint)),
+        "gs" => google(bucket, settings, client),
+        _ => azure(bucket, settings, client),
     };
     let opened = opened.map_err(|e| Error::invalid(format!("{scheme}://{bucket}: cannot be opened: {e}")))?;
     store_names::note(&opened.endpoint);
     Ok(opened)
 }
 
-fn amazon(bucket: &str, s3: &Resolved, settings: &SourceSettings) -> object_store::Result<Bucket> {
+/// The certificates of a file. `Invalid` if it has none.
+fn authorities(path: &Path) -> Result<Vec<Certificate>> {
+    let wrong = |why: String| Error::invalid(format!("s3_ca {}: {why}", path.display()));
+    let bytes = std::fs::read(path).map_err(|e| wrong(format!("cannot be read: {e}")))?;
+    let all = Certificate::from_pem_bundle(&bytes).map_err(|e| wrong(e.to_string()))?;
+    match all.is_empty() {
+        true => Err(wrong("has no certificate in PEM in it".into())),
+        false => Ok(all),
+    }
+}
+
+fn amazon(bucket: &str, s3: &Resolved, client: ClientOptions) -> object_store::Result<Bucket> {
     let watch = Watch::default();
     let checksums = (HeaderName::from_static("x-amz-checksum-mode"), HeaderValue::from_static("ENABLED"));
-    let client = client(settings, &s3.endpoint).with_default_headers(HeaderMap::from_iter([checksums]));
+    let client = client.with_default_headers(HeaderMap::from_iter([checksums]));
     let verbatim = Verbatim {
         client: watch.connect(&client)?,
         url: url_of(bucket, s3),
@@ -87,11 +101,15 @@ fn url_of(bucket: &str, s3: &Resolved) -> String {
 }
 
 /// A bucket of Google Cloud Storage, by the usual variables (`GOOGLE_*`) and files.
-fn google(bucket: &str, settings: &SourceSettings) -> object_store::Result<Bucket> {
+fn google(
+    bucket: &str,
+    settings: &SourceSettings,
+    client: impl Fn(&Option<String>) -> ClientOptions,
+) -> object_store::Result<Bucket> {
     let base = std::env::var("GOOGLE_BASE_URL").ok();
     let mut builder = GoogleCloudStorageBuilder::from_env()
         .with_bucket_name(bucket)
-        .with_client_options(client(settings, &base))
+        .with_client_options(client(&base))
         .with_retry(no_retries());
     if settings.s3_anonymous {
         builder = builder.with_skip_signature(true);
@@ -101,11 +119,15 @@ fn google(bucket: &str, settings: &SourceSettings) -> object_store::Result<Bucke
 }
 
 /// A container of Azure Blob Storage, by the usual variables (`AZURE_STORAGE_*`).
-fn azure(container: &str, settings: &SourceSettings) -> object_store::Result<Bucket> {
+fn azure(
+    container: &str,
+    settings: &SourceSettings,
+    client: impl Fn(&Option<String>) -> ClientOptions,
+) -> object_store::Result<Bucket> {
     let base = std::env::var("AZURE_STORAGE_ENDPOINT").ok();
     let mut builder = MicrosoftAzureBuilder::from_env()
         .with_container_name(container)
-        .with_client_options(client(settings, &base))
+        .with_client_options(client(&base))
         .with_retry(no_retries());
     if settings.s3_anonymous {
         builder = builder.with_skip_signature(true);
@@ -124,11 +146,14 @@ fn other(bucket: &str, base: Option<String>, service: &str) -> Endpoint {
 }
 
 /// A whole-request timeout would cut off large bodies on slow links: an idle timeout does not.
-fn client(settings: &SourceSettings, endpoint: &Option<String>) -> ClientOptions {
+/// Where authorities are named, only those are believed.
+fn client(settings: &SourceSettings, endpoint: &Option<String>, roots: &[Certificate]) -> ClientOptions {
     let is_http = endpoint.as_ref().is_some_and(|url| url.starts_with("http://"));
-    ClientOptions::new()
+    let options =
+        roots.iter().fold(ClientOptions::new(), |options, root| options.with_root_certificate(root.clone()));
+    options
         .with_allow_http(is_http)
-        .with_no_system_certificates(is_http)
+        .with_no_system_certificates(is_http || !roots.is_empty())
         .with_timeout_disabled()
         .with_connect_timeout(CONNECT_TIMEOUT)
         .with_read_timeout(Duration::from_secs_f64(settings.request_timeout_s))

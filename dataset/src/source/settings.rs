@@ -2,6 +2,7 @@
 
 use forebay_proto::{Error, Result};
 use std::fmt;
+use std::path::PathBuf;
 
 /// How to reach object stores. Unset values come from the environment (`AWS_*`), then from the AWS files.
 #[derive(Clone, serde::Deserialize, serde::Serialize)]
@@ -25,6 +26,8 @@ pub struct SourceSettings {
     pub s3_path_style: Option<bool>,
     /// Send no credentials: public buckets.
     pub s3_anonymous: bool,
+    /// PEM file with the authorities that sign the service's certificate; unset: those of the system.
+    pub s3_ca: Option<PathBuf>,
     /// Requests under way at once, at most: enough to fill a fast link with streams of 90 MB/s, few enough
     /// not to be throttled.
     pub s3_max_requests: usize,
@@ -55,6 +58,7 @@ impl Default for SourceSettings {
             s3_profile: None,
             s3_path_style: None,
             s3_anonymous: false,
+            s3_ca: None,
             s3_max_requests: 32,
             s3_max_bytes_per_s: None,
             request_timeout_s: 30.0,

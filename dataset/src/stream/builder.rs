@@ -253,7 +253,7 @@ impl MessageBuilder {
             let lender = lender.map(|all| all[0].clone());
             let pool = if lender.is_some() { pool.lending() } else { pool };
             let make = move |sources: &[ReadySegment]| {
-                let message = rows.message(&wanted, &batches(sources), &picks, form, &pool)?;
+                let message = rows.message(&wanted, &batches(sources), &picks, form, &pool.over(sources))?;
                 Ok(Message { lender, ..message })
             };
             let made = made_of(sources, make, self.hooks.stuck());

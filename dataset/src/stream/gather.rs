@@ -4,9 +4,9 @@
 //! value by value into one buffer; every other column goes through Arrow's `interleave`. Many rows that lie
 //! side by side are not copied where the pool lends: the batch shares their buffer.
 
-use super::prefetch::{ROWS_AHEAD, prefetch};
 use crate::packed::{Form, PackedSchema, RowLayout, value_buffer};
 use crate::pool::Pool;
+use crate::prefetch::{ROWS_AHEAD, prefetch};
 use crate::segment_batch::SegmentBatch;
 use crate::shared::MessagePool;
 use arrow::array::{Array, ArrayData, ArrayRef, AsArray, GenericByteArray, make_array};
@@ -48,7 +48,7 @@ pub fn gather(
         let arrays: Vec<&dyn Array> = arrays.iter().map(AsRef::as_ref).collect();
         others.push(column(wanted.schema.field(c).data_type(), &arrays, picks, pool)?);
     }
-    let rows = packed_rows(&layout, sources, picks, pool)?;
+    let rows = packed_rows(&layout, sources, picks, form, pool)?;
     Ok(SegmentBatch::of_rows(&wanted.schema, &layout, rows, others, picks.len()))
 }
 
@@ -56,6 +56,7 @@ fn packed_rows(
     layout: &RowLayout,
     sources: &[&SegmentBatch],
     picks: &[Pick],
+    form: Form,
     pool: &MessagePool,
 ) -> Result<Buffer> {
     if layout.columns.is_empty() {
@@ -66,6 +67,13 @@ fn packed_rows(
         && let Some(rows) = sources[source].whole_rows(layout)
     {
         return Ok(rows.bytes.slice_with_length(row * layout.width, bytes));
+    }
+    if form == Form::Packed && pool.refers() {
+        let blocks = sources.iter().map(|source| Some(&source.whole_rows(layout)?.bytes));
+        let blocks: Option<Vec<&Buffer>> = blocks.collect();
+        if let Some(rows) = blocks.and_then(|blocks| pool.refer(&blocks, layout.width, runs(picks))) {
+            return Ok(rows);
+        }
     }
     let sources = sources.iter().map(|source| source.source(layout)).collect::<Result<Vec<_>>>()?;
     let mut out = pool.take(bytes);
@@ -130,9 +138,24 @@ fn variable<T: ByteArrayType>(
     let lengths: Vec<usize> = picks.iter().map(|pick| place(pick).len()).collect();
     let bytes: usize = lengths.iter().sum();
     T::Offset::from_usize(bytes).ok_or(ArrowError::OffsetOverflowError(bytes))?;
-    let values = match lent(picks, bytes, pool) {
-        Some(first) => arrays[first.0].values().slice_with_length(place(&first).start, bytes),
-        None => {
+    let buffers: Vec<&Buffer> = arrays.iter().map(|array| array.values()).collect();
+    let stretches = || {
+        runs(picks).map(|(source, row, count)| {
+            let offsets = &arrays[source].value_offsets()[row..=row + count];
+            let first = offsets[0].as_usize();
+            (source, first, offsets[count].as_usize() - first)
+        })
+    };
+    // Bytes of strings are looked at when the message is put together.
+    let referred = if matches!(T::DATA_TYPE, DataType::Binary | DataType::LargeBinary) {
+        pool.refer(&buffers, 1, stretches())
+    } else {
+        None
+    };
+    let values = match (lent(picks, bytes, pool), referred) {
+        (Some(first), _) => arrays[first.0].values().slice_with_length(place(&first).start, bytes),
+        (None, Some(referred)) => referred,
+        (None, None) => {
             let mut values = pool.take(bytes);
             let mut rest = values.as_slice_mut();
             for (pick, length) in picks.iter().zip(&lengths) {
@@ -234,6 +257,10 @@ fn rows(sources: &[(&Buffer, usize)], width: usize, picks: &[Pick], pool: &Messa
     let bytes = picks.len() * width;
     if let Some((source, row)) = lent(picks, bytes, pool) {
         return sources[source].0.slice_with_length(row * width, bytes);
+    }
+    let buffers: Vec<&Buffer> = sources.iter().map(|(values, _)| *values).collect();
+    if let Some(rows) = pool.refer(&buffers, width, runs(picks)) {
+        return rows;
     }
     let sources: Vec<&[u8]> = sources.iter().map(|(values, bytes)| &values[..*bytes]).collect();
     let sources = &sources[..];

@@ -2,7 +2,7 @@
 
 use super::key::derive;
 use super::permute::{Permutation, SplitMix64};
-use super::steps::{Cut, Ending, Layout, Slot, Steps, runs};
+use super::steps::{Cut, Ending, Layout, RANK_BATCH_MAX, Slot, Steps, runs};
 use super::*;
 use crate::digest::OrderDigest;
 use crate::manifest::Digest;
@@ -369,4 +369,42 @@ fn mixes_keep_their_proportions_and_read_every_sample_before_any_again() {
     let times = |s: &Sample| seen.iter().filter(|t| *t == s).count();
     assert!(seen.iter().filter(|s| s.segment < 2).all(|s| times(s) == 4));
     assert!(seen.iter().filter(|s| s.segment >= 2).all(|s| times(s) == 1));
+}
+
+#[test]
+fn a_segment_is_touched_up_to_its_last_position() {
+    let order = order(&[3, 2], 0, 0, Shuffle::None);
+    assert_eq!([0, 2, 3, 4].map(|from| order.segments_from(from).len()), [2, 2, 1, 1]);
+    assert!(order.segments_from(5).is_empty());
+}
+
+#[test]
+fn a_position_may_be_read_from_the_segments_of_a_window() {
+    for (shuffle, segments) in [(Shuffle::None, 1), (Shuffle::Window(3), 3), (Shuffle::Full, usize::MAX)] {
+        assert_eq!(order(&[3, 2, 4, 1], 0, 0, shuffle).window_segments(), segments, "{shuffle}");
+    }
+    let key = PlanKey { manifest: Digest(1), seed: 0, epoch: 0, shuffle: Shuffle::Window(3) };
+    assert_eq!(mixed(&[vec![3, 2], vec![4]], &[1, 1], key).window_segments(), 6, "of each part");
+}
+
+#[test]
+fn as_many_samples_as_a_step_may_have_are_allowed() {
+    let fits = |global_batch, world| {
+        let (ending, layout) = (Ending::Pad, Layout::Segment);
+        Cut { first_position: 0, global_batch, world, ending, layout }.check().is_ok()
+    };
+    let ranks = 1 << 20;
+    assert!(fits(1 << 31, ranks));
+    assert!(!fits((1 << 31) + u64::from(ranks), ranks) && !fits(1 << 40, ranks));
+    assert!(fits(2 * RANK_BATCH_MAX, 2));
+    assert!(!fits(2 * RANK_BATCH_MAX + 2, 2) && !fits(4 * RANK_BATCH_MAX, 2));
+}
+
+#[test]
+fn the_last_exact_step_has_the_slots_of_the_rows_that_are_left() {
+    let o = order(&[5, 4], 0, 0, Shuffle::Full);
+    let cut =
+        Cut { first_position: 0, global_batch: 4, world: 2, ending: Ending::Exact, layout: Layout::Segment };
+    let steps = Steps::new(&o, cut).unwrap();
+    assert_eq!((0..steps.count()).map(|step| steps.slots(step)).collect::<Vec<_>>(), [2, 2, 1]);
 }

@@ -10,6 +10,7 @@ mod judge;
 mod measured;
 mod peer;
 mod reader;
+mod resume;
 mod rounds;
 mod settings;
 mod stage;
@@ -49,6 +50,9 @@ pub struct PeersOptions {
     /// The folder with the peers' scripts.
     #[arg(long, default_value = "tests/peers")]
     scripts: PathBuf,
+    /// The repository, for its Python package.
+    #[arg(long, default_value = ".")]
+    repository: PathBuf,
     /// Where the report goes.
     #[arg(long, default_value = "target/bench")]
     folder: PathBuf,
@@ -92,6 +96,7 @@ fn measure(options: &PeersOptions) -> anyhow::Result<bool> {
         scale,
         environments: std::path::absolute(&options.environments)?,
         scripts: std::path::absolute(&options.scripts)?,
+        repository: std::path::absolute(&options.repository)?,
     };
     let mut stages = Stages::default();
     let mut reasons = BTreeMap::new();
@@ -111,6 +116,7 @@ fn described(settings: &PeerSettings, reasons: &BTreeMap<String, String>) -> ser
         "subjects": peers.iter().map(|peer| peer.name).collect::<Vec<_>>(),
         "targets": shapes.iter().map(|s| (format!("{s:?}"), judge::least_speed(*s))).collect::<BTreeMap<_, _>>(),
         "cpu_at_most": judge::CPU_AT_MOST,
+        "python_targets": shapes.iter().map(|s| (format!("{s:?}"), judge::least_speed_in_python(*s))).collect::<BTreeMap<_, _>>(),
         "cannot": reasons,
     })
 }

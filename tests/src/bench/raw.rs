@@ -16,6 +16,7 @@ mod nginx;
 pub mod overwrites;
 mod scale;
 mod stage;
+mod timed_part;
 mod warm;
 
 use super::stages::{Stages, wanted};
@@ -40,6 +41,12 @@ pub struct RawOptions {
     /// Little data and little time: for a look at whether it works.
     #[arg(long)]
     short: bool,
+    /// Another number of kills.
+    #[arg(long)]
+    kills: Option<u64>,
+    /// Another length of the large objects of the set that is read over kills: for smaller machines.
+    #[arg(long)]
+    large_bytes: Option<u64>,
     /// Where the report goes.
     #[arg(long, default_value = "target/bench")]
     folder: PathBuf,
@@ -89,10 +96,12 @@ pub fn run(options: &RawOptions) -> anyhow::Result<bool> {
 }
 
 fn measure(options: &RawOptions) -> anyhow::Result<bool> {
-    let scale = match options.short {
+    let mut scale = match options.short {
         true => RawScale { rounds: options.rounds.min(SHORT.rounds), ..SHORT },
         false => RawScale { rounds: options.rounds, ..FULL },
     };
+    scale.kills.kills = options.kills.unwrap_or(scale.kills.kills);
+    scale.kills.large_bytes = options.large_bytes.unwrap_or(scale.kills.large_bytes);
     let mut stages = Stages::default();
     for part in wanted(&options.only) {
         stages.run(part, || match part {

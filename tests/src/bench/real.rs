@@ -1,5 +1,5 @@
 //! `make bench-real`: tables as real writers leave them, through every way that reads; what schemas that grow
-//! cost those that do not; what a filter reads.
+//! cost those that do not; what a filter reads; how fast a gpt takes documents, packed and padded.
 //!
 //! Nothing here is changed once figures were seen: a new measurement is a new row.
 
@@ -8,6 +8,7 @@ mod files;
 mod filtered;
 mod freezing;
 mod growth;
+mod packed;
 
 use super::stages::{Stages, wanted};
 use clap::{Parser, ValueEnum};
@@ -49,6 +50,8 @@ enum RealPart {
     Filter,
     /// Warm epochs of a table with growth.
     Growth,
+    /// A gpt on documents, packed and padded.
+    Packed,
 }
 
 /// Runs it; false if a promise was broken.
@@ -63,6 +66,7 @@ pub fn run(options: &RealOptions) -> anyhow::Result<bool> {
             RealPart::Freezing => freezing::run(options.before.as_deref(), rounds, scale),
             RealPart::Filter => filtered::run(scale),
             RealPart::Growth => growth::run(rounds, scale),
+            RealPart::Packed => packed::run(rounds, scale),
         });
     }
     let described = json!({

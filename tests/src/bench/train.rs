@@ -11,7 +11,7 @@ mod busy;
 mod crash;
 mod lost;
 mod resume;
-mod trainer;
+pub(super) mod trainer;
 
 use std::path::{Path, PathBuf};
 

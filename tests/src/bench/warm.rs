@@ -6,6 +6,7 @@
 
 mod child;
 mod compare;
+mod decode;
 mod floor;
 mod marks;
 mod rank;
@@ -69,6 +70,9 @@ enum ChildRole {
     /// A process of a floor.
     #[command(hide = true)]
     Floor(floor::PartOptions),
+    /// A process that decodes.
+    #[command(hide = true)]
+    Decode(decode::DecodeOptions),
 }
 
 /// Runs it; false if a promise was broken.
@@ -76,26 +80,40 @@ pub fn run(options: &WarmOptions) -> anyhow::Result<bool> {
     match &options.role {
         Some(ChildRole::Rank(rank)) => rank::run(rank).map(|()| true),
         Some(ChildRole::Floor(part)) => floor::run(part).map(|()| true),
+        Some(ChildRole::Decode(options)) => decode::decode(options).map(|()| true),
         None => measure(options),
     }
 }
 
 impl WarmOptions {
-    fn chosen(&self) -> anyhow::Result<Vec<Subject>> {
-        let mut chosen = Subject::all(&wanted(&self.only).collect::<Vec<_>>());
-        let is_named = |subject: &Subject| self.subjects.iter().any(|name| subject.name().ends_with(name));
-        chosen.retain(|subject| self.subjects.is_empty() || is_named(subject));
-        anyhow::ensure!(!chosen.is_empty(), "no subject is called {}", self.subjects.join(" or "));
-        Ok(chosen)
+    /// The epochs to measure, and the shapes to decode.
+    fn chosen(&self) -> anyhow::Result<(Vec<Subject>, Vec<Shape>)> {
+        let mut shapes: Vec<_> = wanted(&self.only).collect();
+        let mut chosen = Subject::all(&shapes);
+        chosen.retain(|subject| self.is_named(&subject.name()));
+        shapes.retain(|shape| self.is_named(&decode::name(*shape)));
+        let is_none = chosen.is_empty() && shapes.is_empty();
+        anyhow::ensure!(!is_none, "no subject is called {}", self.subjects.join(" or "));
+        Ok((chosen, shapes))
+    }
+
+    fn is_named(&self, subject: &str) -> bool {
+        self.subjects.is_empty() || self.subjects.iter().any(|name| subject.ends_with(name))
     }
 }
 
 fn measure(options: &WarmOptions) -> anyhow::Result<bool> {
     let WarmOptions { rounds, scale, .. } = *options;
     anyhow::ensure!(scale > 0.0 && scale <= 1.0, "--scale {scale}: between 0 and 1");
-    let settings = Settings { subjects: options.chosen()?, rounds, scale };
+    let (subjects, decoded) = options.chosen()?;
+    let settings = Settings { subjects, rounds, scale };
     let mut stages = Stages::default();
-    stages.run("Warm", || rounds::run(&settings));
+    if !settings.subjects.is_empty() {
+        stages.run("Warm", || rounds::run(&settings));
+    }
+    if !decoded.is_empty() {
+        stages.run("Decode", || decode::measure(&decoded, rounds, scale));
+    }
     let rows = stages.found().rows.clone();
     if options.check {
         stages.run("Compare", || compare::check(&options.figures, &rows));
@@ -123,6 +141,7 @@ fn described(settings: &Settings) -> serde_json::Value {
         "floor_bytes": floor::FILE,
         "floor_piece_bytes": floor::PIECE,
         "floor_ring_bytes": floor::RING,
+        "decode_targets": wanted(&[]).map(|s| (decode::name(s), decode::target(s))).collect::<BTreeMap<_, _>>(),
     })
 }
 
@@ -130,10 +149,11 @@ fn described(settings: &Settings) -> serde_json::Value {
 fn subjects_go_by_the_ends_of_their_names() {
     let chosen = |arguments: &[&str]| {
         let options = WarmOptions::parse_from([&["bench"], arguments].concat());
-        let names = options.chosen()?.into_iter().map(Subject::name).collect::<Vec<_>>();
-        anyhow::Ok(names.join(" "))
+        let (subjects, decoded) = options.chosen()?;
+        let names = subjects.into_iter().map(Subject::name).chain(decoded.into_iter().map(decode::name));
+        anyhow::Ok(names.collect::<Vec<_>>().join(" "))
     };
-    assert_eq!(chosen(&[]).expect("all").split(' ').count(), 24);
+    assert_eq!(chosen(&[]).expect("all").split(' ').count(), 24 + 3);
     assert_eq!(
         chosen(&["--subjects", "T.window16,X.sequential.4ranks"]).expect("by the ends"),
         "warm.grpc.X.sequential.4ranks warm.grpc.T.window16 warm.fd.T.window16"
@@ -142,5 +162,6 @@ fn subjects_go_by_the_ends_of_their_names() {
         chosen(&["--only", "B", "--subjects", "window16"]).expect("both ways"),
         "warm.grpc.B.window16 warm.fd.B.window16"
     );
+    assert_eq!(chosen(&["--subjects", "decode.T"]).expect("no epoch"), "decode.T");
     assert!(chosen(&["--only", "B", "--subjects", "T.window16"]).is_err());
 }

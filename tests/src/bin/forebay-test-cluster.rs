@@ -32,13 +32,16 @@ struct Options {
     /// Have the nodes serve S3
     #[arg(long)]
     gateway: bool,
+    /// Further flags of each node
+    #[arg(last = true)]
+    flags: Vec<String>,
 }
 
 /// For the S3 endpoints of the nodes.
 const GATEWAY_KEY: [&str; 2] = ["reader", "secret-of-the-reader"];
 
 fn main() -> anyhow::Result<()> {
-    let Options { data, nodes, etcd, gateway } = Options::parse();
+    let Options { data, nodes, etcd, gateway, flags } = Options::parse();
     let s3 = S3Server::start();
     for entry in std::fs::read_dir(&data).with_context(|| format!("list {}", data.display()))? {
         let folder = entry?.path();
@@ -48,7 +51,7 @@ fn main() -> anyhow::Result<()> {
     let etcd = etcd.then(|| Etcd::try_start(1)).transpose()?;
     let keys = tempfile::NamedTempFile::new()?;
     std::fs::write(keys.path(), GATEWAY_KEY.join(" "))?;
-    let mut servers = start(&s3, nodes, etcd.as_ref(), gateway.then_some(keys.path()))?;
+    let mut servers = start(&s3, nodes, etcd.as_ref(), gateway.then_some(keys.path()), &flags)?;
     let endpoints: Vec<&str> = servers.iter().map(|server| server.endpoint.as_str()).collect();
     println!(
         "{}",
@@ -87,6 +90,7 @@ fn start(
     count: usize,
     etcd: Option<&Etcd>,
     keys: Option<&Path>,
+    flags: &[String],
 ) -> anyhow::Result<Vec<Server>> {
     let addresses = free_addresses(count)?;
     let names = |address: &String| format!("http://{address}");
@@ -94,7 +98,7 @@ fn start(
     let one = |address: &String| {
         // Tests kill nodes and stop readers in mid-stream: then nodes warn. The empty text is in every line.
         let mut options = ServerOptions::for_s3(s3).args(["--listen", address]).allow_log("");
-        options = options.args(["--cache-bytes", "1GB", "--memory-bytes", "512MB"]);
+        options = options.args(["--cache-bytes", "1GB", "--memory-bytes", "512MB"]).args(flags);
         if let Some(keys) = keys {
             options = options.args(["--s3-listen", "127.0.0.1:0", "--s3-keys", &keys.to_string_lossy()]);
         }

@@ -8,6 +8,7 @@ use crate::harness::process::{run, tie};
 use anyhow::Context;
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
+use forebay_client::TlsFiles;
 use rustix::process::Signal;
 use std::fs::File;
 use std::io::{Read, Write};
@@ -28,6 +29,9 @@ pub struct Etcd {
 struct Member {
     name: String,
     client: String,
+    /// Where it says how it is, without TLS.
+    health: String,
+    tls: Option<TlsFiles>,
     peer: String,
     cluster: String,
     folder: PathBuf,
@@ -45,13 +49,26 @@ impl Etcd {
 
     /// Like [`start`](Self::start), for callers that are not tests.
     pub fn try_start(count: usize) -> anyhow::Result<Self> {
+        Self::start_with(count, None)
+    }
+
+    /// A single member that speaks TLS with clients, and asks them for certificates.
+    pub fn start_tls(files: &TlsFiles) -> anyhow::Result<Self> {
+        Self::start_with(1, Some(files))
+    }
+
+    fn start_with(count: usize, tls: Option<&TlsFiles>) -> anyhow::Result<Self> {
         let folder = tempfile::tempdir().context("make a temporary folder")?;
-        let addresses = free_addresses(2 * count)?;
-        let (clients, peers) = addresses.split_at(count);
+        let addresses = free_addresses(3 * count)?;
+        let (clients, others) = addresses.split_at(count);
+        let (peers, metrics) = others.split_at(count);
+        let scheme = if tls.is_some() { "https" } else { "http" };
         let cluster: Vec<String> = (0..count).map(|i| format!("m{i}=http://{}", peers[i])).collect();
         let member = |i: usize| Member {
             name: format!("m{i}"),
-            client: format!("http://{}", clients[i]),
+            client: format!("{scheme}://{}", clients[i]),
+            health: format!("http://{}", if tls.is_some() { &metrics[i] } else { &clients[i] }),
+            tls: tls.cloned(),
             peer: format!("http://{}", peers[i]),
             cluster: cluster.join(","),
             folder: folder.path().join(format!("m{i}")),
@@ -166,6 +183,23 @@ impl Etcd {
         assert!(answer.contains("revision"), "{answer}");
     }
 
+    /// From here on only the user `root` with this password may do anything.
+    ///
+    /// # Panics
+    /// If the first member does not take that.
+    pub fn require_password(&self, password: &str) {
+        let calls = [
+            ("user/add", format!(r#"{{"name":"root","password":"{password}"}}"#)),
+            ("user/grant", r#"{"user":"root","role":"root"}"#.to_owned()),
+            ("enable", "{}".to_owned()),
+        ];
+        for (call, body) in calls {
+            let path = format!("/v3/auth/{call}");
+            let answer = ask(&self.members[0].client, "POST", &path, &body).expect("an answer");
+            assert!(answer.starts_with("HTTP/1.1 200"), "{call}: {answer}");
+        }
+    }
+
     fn signal(&self, member: usize, signal: Signal) {
         if let Some(child) = &self.members[member].child {
             run::send_signal(child.id(), signal);
@@ -175,7 +209,7 @@ impl Etcd {
     fn wait_until_healthy(&self) -> anyhow::Result<()> {
         let deadline = Instant::now() + PATIENCE;
         let healthy = |member: &Member| {
-            ask(&member.client, "GET", "/health", "{}").is_some_and(|answer| answer.contains("\"true\""))
+            ask(&member.health, "GET", "/health", "{}").is_some_and(|answer| answer.contains("\"true\""))
         };
         while !self.members.iter().filter(|member| member.child.is_some()).all(healthy) {
             anyhow::ensure!(Instant::now() <= deadline, "etcd is not healthy after {PATIENCE:?}");
@@ -200,6 +234,11 @@ impl Member {
         command.args(["--listen-client-urls", &self.client, "--advertise-client-urls", &self.client]);
         command.args(["--listen-peer-urls", &self.peer, "--initial-advertise-peer-urls", &self.peer]);
         command.args(["--initial-cluster", &self.cluster, "--logger", "zap", "--log-level", "warn"]);
+        if let Some(TlsFiles { cert: Some(cert), key: Some(key), ca: Some(ca), .. }) = &self.tls {
+            command.arg("--cert-file").arg(cert).arg("--key-file").arg(key);
+            command.arg("--trusted-ca-file").arg(ca).arg("--client-cert-auth");
+            command.args(["--listen-metrics-urls", &self.health]);
+        }
         let log = File::create(self.folder.with_extension("log")).context("make etcd's log")?;
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
         let missing = "cannot start etcd: install it (Debian: etcd-server), or run `scripts/setup.sh tests`";

@@ -283,7 +283,8 @@ fn settings_that_make_no_sense_are_named() {
         forebay(&["cat", "s3://b/k", "--endpoint", NOBODY, "--s3-region", "x"]),
         &["--s3-region", "--direct"],
     );
-    refused(forebay(&["cat", "s3://b/k", "--endpoint", "https://h:1"]), &["https://h:1", "TLS"]);
+    let no_ca = ["cat", "s3://b/k", "--endpoint", "https://h:1", "--ca", "/nowhere/ca.pem"];
+    refused(forebay(&no_ca), &["/nowhere/ca.pem", "cannot be read"]);
     refused(forebay(&["cat", "s3://b/k", "--endpoint", "host"]), &["`host`", "http://host:port"]);
     for (line, says) in [
         (&["--world", "0"][..], "world size 0"),

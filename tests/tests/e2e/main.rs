@@ -12,6 +12,7 @@
 //! * [`packing`]: documents as sequences of tokens.
 //! * [`node`]: status and metrics of a cache node, and the commands that it takes.
 //! * [`tickets`]: requests to a node that are wrong.
+//! * [`tls`]: TLS on every hop.
 //! * [`objects`]: any object, byte for byte.
 //! * [`trainer`]: training runs on a cache.
 //! * [`refused`]: how a command that cannot succeed must end.
@@ -65,6 +66,7 @@ mod same_host;
 mod snapshots;
 mod store;
 mod tickets;
+mod tls;
 mod trainer;
 mod versions;
 mod views;

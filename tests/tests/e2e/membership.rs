@@ -292,10 +292,32 @@ fn commands_tell_of_nodes_that_are_drained_missing_or_too_few() {
 }
 
 #[test]
+fn an_etcd_with_users_knows_a_node_by_its_password() {
+    let runtime = Runtime::new().expect("a runtime");
+    let etcd = Etcd::start(1);
+    etcd.require_password("of-etcd");
+    let file = tempfile::NamedTempFile::new().expect("a file");
+    let with = |name: &str, password: &str| {
+        std::fs::write(file.path(), format!("{password}\n")).expect("write it");
+        let path = file.path().display().to_string();
+        options(&etcd, name).args(["--etcd-user", "root", "--etcd-password-file", &path]).start()
+    };
+    // The file is read again for each connection: what was wrong may be mended.
+    let server = with("a", "another");
+    wait_until("it is refused", || status(&runtime, &server).error.contains("authentication failed"));
+    std::fs::write(file.path(), "of-etcd\n").expect("write it");
+    wait_until("it is a member", || status(&runtime, &server).registered);
+    assert_eq!(names(&wait_for(&runtime, &server, &["a"])), ["a"]);
+    assert!(!server.log().contains("of-etcd"));
+    server.stop();
+}
+
+#[test]
 fn an_address_that_nobody_can_reach_is_refused() {
     let etcd = Etcd::start(1);
-    let error =
-        options(&etcd, "a").args(["--listen", "0.0.0.0:0"]).try_start().err().expect("a refusal").to_string();
+    let everywhere =
+        options(&etcd, "a").args(["--listen", "0.0.0.0:0", "--insecure"]).allow_log("--insecure");
+    let error = everywhere.try_start().err().expect("a refusal").to_string();
     assert!(error.contains("--advertise http://HOST:"), "{error}");
     let both = options(&etcd, "a")
         .args(["--cluster-node", "http://h:1"])

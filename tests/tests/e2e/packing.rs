@@ -7,8 +7,9 @@ use arrow::array::{Array, AsArray, ListArray, RecordBatch};
 use arrow::datatypes::Int32Type;
 use forebay_client::loader::{Packing, Shuffle};
 use forebay_client::{Access, Dataset, DatasetSpec, Event, Loader, LoaderSettings};
+use forebay_proto::digest::ContentDigest;
 use forebay_proto::plan::Order;
-use forebay_tests::harness::process::{Run, ServerOptions};
+use forebay_tests::harness::process::{Run, Server, ServerOptions};
 use forebay_tests::harness::s3::{REGION, S3Server};
 use parquet::arrow::ArrowWriter;
 use parquet::file::properties::WriterProperties;
@@ -55,8 +56,8 @@ fn planned(dataset: &Dataset, settings: &LoaderSettings) -> Vec<Vec<i32>> {
     tokens.chunks(CONTEXT as usize).map(<[i32]>::to_vec).collect()
 }
 
-/// One rank's sequences of a step.
-async fn step(loader: &mut Loader) -> Vec<Vec<i32>> {
+/// One rank's sequences of a step, and the digest of the documents that it counts.
+async fn step(loader: &mut Loader) -> (Vec<Vec<i32>>, ContentDigest) {
     let Some(Event::Batch(batch)) = loader.next().await.expect("a batch") else { panic!("the epoch ended") };
     let made = batch.sequences.expect("sequences");
     let column = batch.column("tokens").expect("a column");
@@ -65,25 +66,40 @@ async fn step(loader: &mut Loader) -> Vec<Vec<i32>> {
         (0..texts.len()).flat_map(|row| texts.value(row).as_primitive::<Int32Type>().values().to_vec());
     let tokens: Vec<i32> = values.skip(made.skip as usize).take(made.tokens as usize).collect();
     assert_eq!(tokens.len() as u64, made.tokens);
-    tokens.chunks(CONTEXT as usize).map(<[i32]>::to_vec).collect()
+    let sequences = tokens.chunks(CONTEXT as usize).map(<[i32]>::to_vec).collect();
+    (sequences, batch.content.expect("it was asked for"))
 }
 
-/// Some steps of `world` ranks, and the bytes of the state after them; `None`: all that is left.
+/// What some steps brought: their sequences, the digest of their documents, and the state after them.
+struct Stretch {
+    sequences: Vec<Vec<i32>>,
+    content: ContentDigest,
+    state: Vec<u8>,
+}
+
+/// Some steps of `world` ranks; `None`: all that is left. A node is killed in the middle of them.
 async fn read(
     dataset: &Dataset,
     settings: &LoaderSettings,
     world: u32,
     steps: Option<u64>,
-) -> (Vec<Vec<i32>>, Vec<u8>) {
+    mut kill: Option<&mut Server>,
+) -> Stretch {
     let rank = |rank| Loader::start(dataset, LoaderSettings { rank, world, ..settings.clone() });
     let mut ranks: Vec<_> = (0..world).map(|number| rank(number).expect("a loader")).collect();
-    let mut seen = Vec::new();
-    for _ in 0..steps.unwrap_or(u64::MAX).min(ranks[0].steps(0)) {
+    let (mut sequences, mut content) = (Vec::new(), ContentDigest::default());
+    let steps = steps.unwrap_or(u64::MAX).min(ranks[0].steps(0));
+    for number in 0..steps {
+        if let Some(node) = kill.take_if(|_| number == steps / 2) {
+            node.kill();
+        }
         for loader in &mut ranks {
-            seen.extend(step(loader).await);
+            let (some, digest) = step(loader).await;
+            sequences.extend(some);
+            content.merge(digest);
         }
     }
-    (seen, ranks[0].state_dict())
+    Stretch { sequences, content, state: ranks[0].state_dict() }
 }
 
 fn settings(shuffle: Shuffle) -> LoaderSettings {
@@ -93,6 +109,7 @@ fn settings(shuffle: Shuffle) -> LoaderSettings {
         shuffle,
         global_batch: 12,
         epochs: Some(1),
+        content_digest: true,
         prefetch_bytes: 64 << 10,
         pack: Some(Packing::new(CONTEXT, lengths.into()).expect("a packing")),
         ..Default::default()
@@ -113,26 +130,24 @@ fn nodes_bring_the_planned_sequences_to_any_ranks_also_when_one_dies() {
             let settings = settings(shuffle);
             let planned = planned(&dataset, &settings);
             for world in [1, 2, 3] {
-                assert_eq!(
-                    read(&dataset, &settings, world, None).await.0,
-                    planned,
-                    "{world} ranks, {shuffle}"
-                );
+                let whole = read(&dataset, &settings, world, None, None).await;
+                assert_eq!(whole.sequences, planned, "{world} ranks, {shuffle}");
             }
         }
-        // Two ranks, one, and three, at other batches; a node dies in between.
+        // Two ranks, one, and three, at other batches; a node dies while the first of them read.
         let mut settings = settings(Shuffle::Window(4));
-        let (planned, mut seen) = (planned(&dataset, &settings), Vec::new());
+        let (planned, whole) =
+            (planned(&dataset, &settings), read(&dataset, &settings, 1, None, None).await.content);
+        let (mut seen, mut content, mut victim) = (Vec::new(), ContentDigest::default(), Some(&mut nodes[0]));
         for (world, batch, steps) in [(2, 12, Some(20)), (1, 7, Some(31)), (3, 9, None)] {
             settings.global_batch = batch;
-            let (stretch, state) = read(&dataset, &settings, world, steps).await;
-            seen.extend(stretch);
-            settings.load_state_dict(&state).expect("a state");
-            if world == 2 {
-                nodes[0].kill();
-            }
+            let stretch = read(&dataset, &settings, world, steps, victim.take()).await;
+            seen.extend(stretch.sequences);
+            content.merge(stretch.content);
+            settings.load_state_dict(&stretch.state).expect("a state");
         }
         assert_eq!(seen, planned);
+        assert_eq!(content, whole, "each document once, with its own values");
     });
     let [_, second, third] = <[_; 3]>::try_from(nodes).ok().expect("three nodes");
     second.stop();

@@ -13,7 +13,8 @@ fn peers_are_measured_beside_us_and_those_that_are_missing_are_told() {
     std::fs::create_dir(&environments).expect("a folder");
     std::os::unix::fs::symlink(project.join(".venv"), environments.join("main")).expect("a link");
     let run = Run::new("forebay-bench-peers").args(["--rounds", "1", "--scale", "0.002"]);
-    let run = run.args(["--subjects", "forebay,s3.forebay,pyarrow,s3.pyarrow,mosaic.0.shuffled", "--folder"]);
+    let run =
+        run.args(["--subjects", "forebay.,s3.forebay,pyarrow,s3.pyarrow,mosaic.0.shuffled", "--folder"]);
     let run = run.arg(folder.path()).arg("--environments").arg(&environments);
     run.arg("--scripts").arg(project.join("tests/peers")).end().expect_success();
     let report = std::fs::read(folder.path().join("peers.json")).expect("a report");

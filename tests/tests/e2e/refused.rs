@@ -19,9 +19,12 @@ pub fn refused(run: Run, says: &[&str]) -> String {
     check(ended, says)
 }
 
-/// Whether a command says on a line that data is late, as it may be on a slow machine: that is no error.
+/// Whether a command says on a line that data is late, or how far it is, as it may on a slow machine: that
+/// is no error.
 pub fn is_about_waiting(line: &str) -> bool {
-    line.starts_with("forebay: no data for ")
+    let is_progress =
+        line.starts_with("forebay: epoch ") && line.contains(" of ") && line.ends_with(" samples");
+    is_progress || line.starts_with("forebay: no data for ")
 }
 
 /// The same as [`refused`] of a command that has ended.

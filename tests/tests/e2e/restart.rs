@@ -244,15 +244,47 @@ fn a_cache_too_small_for_the_data_stays_within_its_limit() {
     server.stop();
 }
 
+/// A disk of a few MB. None where nothing can be mounted, as in containers without privileges: then a line
+/// says which promise is not tested.
+fn small_disk(bytes: u64, what: &str) -> Option<SmallDisk> {
+    let disk = SmallDisk::mount(bytes);
+    if disk.is_none() {
+        assert!(!must_try_all(), "no tmpfs can be mounted here, and CI is set: {what} is not tested");
+        eprintln!("no tmpfs can be mounted here: {what} is not tested");
+    }
+    disk
+}
+
+#[test]
+fn a_limit_above_the_whole_disk_is_told_when_the_node_starts() {
+    let s3 = S3Server::start();
+    let Some(disk) = small_disk(60_000_000, "the warning of a small disk") else { return };
+    let folder = disk.folder().to_string_lossy().into_owned();
+    let start = |limit: &str| {
+        let options = ServerOptions::for_s3(&s3).args(["--cache-dir", &folder, "--cache-bytes", limit]);
+        options.allow_log("more than the whole disk").start()
+    };
+    for (limit, bytes) in [("10GB", Some("limit_bytes=10000000000")), ("50MB", None)] {
+        let server = start(limit);
+        let log = server.log();
+        let told: Vec<&str> = log.lines().filter(|line| line.contains(" WARN ")).collect();
+        match bytes {
+            Some(bytes) => {
+                assert_eq!(told.len(), 1, "{log}");
+                let says = ["--cache-bytes allows more than the whole disk", &folder, bytes, "disk_bytes=6"];
+                assert!(says.iter().all(|text| told[0].contains(text)), "{says:?}: {log}");
+            }
+            None => assert!(told.is_empty(), "{log}"),
+        }
+        server.stop();
+    }
+}
+
 #[test]
 fn a_full_disk_means_reading_through() {
     let (s3, uri) = store();
-    let Some(disk) = SmallDisk::mount(9 << 20) else {
-        // Containers without privileges cannot mount; the limit of the test above is all that is left then.
-        assert!(!must_try_all(), "no tmpfs can be mounted here, and CI is set: the full disk is not tested");
-        eprintln!("no tmpfs can be mounted here: the full disk is not tested");
-        return;
-    };
+    // The limit of the test above is all that is left without one.
+    let Some(disk) = small_disk(9 << 20, "the full disk") else { return };
     let wanted = json(direct(&s3, &["epoch", "--verify", &uri, "--epochs", "2"]));
     let server = ServerOptions::for_s3(&s3)
         .args(["--cache-dir", &disk.folder().to_string_lossy()])

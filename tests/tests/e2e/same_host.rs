@@ -1,7 +1,7 @@
 //! Readers on the node's own host: over its Unix socket, and through shared memory. The values and their
 //! order are those that come by TCP, and the node's counters say which way they came.
 
-use crate::commands::{cached, counter, digest, epoch, json, metric};
+use crate::commands::{cached, counter, digest, direct, epoch, json, metric};
 use crate::fixtures;
 use arrow::array::RecordBatch;
 use forebay_client::loader::{Ending, Event, Loader, LoaderSettings, Shuffle};
@@ -10,6 +10,9 @@ use forebay_tests::harness::mnist;
 use forebay_tests::harness::ports::free_address;
 use forebay_tests::harness::process::{Run, Server, ServerOptions};
 use forebay_tests::harness::s3::S3Server;
+use serde_json::Value;
+use std::os::unix::fs::FileExt as _;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use tokio::runtime::Runtime;
 
@@ -67,6 +70,7 @@ fn shared_memory_brings_what_tcp_brings() {
                 LoaderSettings { seed: 5, shuffle, ending, world, global_batch: 132, ..Default::default() };
             let (shared, readers) =
                 (counter(&server, "shared_bytes"), metric(&server, "shared_readers_total"));
+            let lent = metric(&server, "lent_bytes_total");
             let bytes = LoaderSettings { same_host: false, ..settings.clone() };
             let by_tcp = read(&server.endpoint, uri, *segment_bytes, &bytes);
             assert_eq!(counter(&server, "shared_bytes"), shared, "{uri}: it was switched off");
@@ -75,6 +79,8 @@ fn shared_memory_brings_what_tcp_brings() {
             if uri.contains("mnist") {
                 let taken = counter(&server, "shared_bytes") - shared;
                 assert!(taken > 5_000_000, "{taken} bytes came through shared memory");
+                let copied = metric(&server, "lent_bytes_total") - lent;
+                assert!(copied > 5_000_000, "{copied} bytes were copied out of files");
             }
         }
     }
@@ -162,5 +168,51 @@ fn a_node_that_is_killed_under_its_readers_is_no_error() {
     for number in 0..30 {
         assert_eq!(digest(&answer, number), digest(&wanted, number), "epoch {number}");
     }
+    server.stop();
+}
+
+fn files(folder: &Path) -> Vec<PathBuf> {
+    let entries =
+        std::fs::read_dir(folder).expect("a folder").filter_map(Result::ok).map(|entry| entry.path());
+    entries.flat_map(|path| if path.is_dir() { files(&path) } else { vec![path] }).collect()
+}
+
+#[test]
+fn files_that_are_changed_under_their_readers_are_found_out() {
+    let s3 = S3Server::start();
+    mnist::upload(&s3).expect("read MNIST");
+    let uri = s3.uri("mnist/test/");
+    let options = ServerOptions::for_s3(&s3).allow_log("a segment file is damaged");
+    let server = options.allow_log("damaged again and again").start();
+    let line = ["epoch", &uri, "--verify", "--shuffle", "window(4)", "--segment-bytes", "1MiB"];
+    let line = [&line[..], &["--epochs", "40"]].concat();
+    let wanted = json(cached(&server, &[&line[..], &["--same-host", "off"]].concat()));
+    let first = json(direct(&s3, &line[..line.len() - 2]));
+    assert_eq!(epoch(&first, 0, "content_digest"), epoch(&wanted, 0, "content_digest"));
+    let run = cached(&server, &line).arg("--json").start();
+    let segments = server.folder.join("cache/v1/segments");
+    for number in 0..12 {
+        let before = metric(&server, "lent_bytes_total");
+        until("rows out of files", || metric(&server, "lent_bytes_total") > before + 5_000_000);
+        for (at, path) in files(&segments).into_iter().enumerate().filter(|(at, _)| at % 3 == number % 3) {
+            // The node may have removed it.
+            let Ok(file) = std::fs::File::options().read(true).write(true).open(path) else { continue };
+            let half = file.metadata().expect("a length").len() / 2;
+            if at % 2 == 0 {
+                file.set_len(half).expect("cut it");
+            } else {
+                let mut byte = [0];
+                if file.read_exact_at(&mut byte, half).is_ok() {
+                    file.write_all_at(&[!byte[0]], half).expect("write");
+                }
+            }
+        }
+    }
+    let answer: Value = serde_json::from_slice(&run.end().expect_success()).expect("JSON");
+    for number in 0..40 {
+        let digest = |answer| epoch(answer, number, "content_digest").clone();
+        assert_eq!(digest(&answer), digest(&wanted), "epoch {number}");
+    }
+    assert!(counter(&server, "corrupt_segments") > 0);
     server.stop();
 }

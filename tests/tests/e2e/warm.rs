@@ -25,6 +25,11 @@ fn warm_epochs_are_measured_beside_their_floors() {
         ".client_cpu_s_per_gb",
         ".first_batch_ms",
     ];
+    names.extend(
+        ["X", "T", "B"]
+            .iter()
+            .flat_map(|shape| ["", ".parquet_crate", ".pages"].map(|what| format!("decode.{shape}{what}"))),
+    );
     for subject in ["X", "T", "B"].iter().flat_map(|s| ["sequential", "window16"].map(|o| format!("{s}.{o}")))
     {
         names.extend(figures.iter().map(|what| format!("warm.fd.{subject}{what}")));

@@ -6,7 +6,10 @@ use std::collections::BTreeSet;
 use std::process::{Command, Output};
 
 /// Commits of before the history was rewritten. The docs say so beside each.
-const LOST: [&str; 4] = ["400265d", "af5b335", "d1f86d4", "e1b0ee5"];
+const LOST: [&str; 10] = [
+    "400265d", "4c9cfc1", "5dd56f6", "82134f0", "af5b335", "b492fb2", "d1f86d4", "d64b92a", "e1b0ee5",
+    "fa67887",
+];
 
 /// What stands beside each of them.
 const MARK: &str = " (not in this history)";

@@ -76,6 +76,15 @@ fn command(settings: &Settings, shuffle: Shuffle, step: BadStep) -> String {
     ] {
         words.extend(value.as_ref().map(|value| format!("{flag} {}", quoted(value))));
     }
+    for (flag, path) in [
+        ("--token-file", &settings.access.endpoint.token_file),
+        ("--ca", &settings.access.endpoint.ca),
+        ("--cert", &settings.access.endpoint.cert),
+        ("--key", &settings.access.endpoint.key),
+        ("--s3-ca", &source.s3_ca),
+    ] {
+        words.extend(path.as_ref().map(|path| format!("{flag} {}", quoted(&path.to_string_lossy()))));
+    }
     words.extend((settings.access.fallback == Fallback::Direct).then(|| "--fallback direct".to_owned()));
     words.extend(source.s3_path_style.map(|path_style| format!("--s3-path-style {path_style}")));
     words.extend(source.s3_anonymous.then(|| "--s3-anonymous".to_owned()));

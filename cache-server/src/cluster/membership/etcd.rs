@@ -2,11 +2,14 @@
 //!
 //! A client that balances over all members now and then asks a dead one; a node needs so little of etcd that
 //! one connection does. HTTP/2 pings notice a silent member, `require_leader` one that lost its quorum.
+//! Files of certificates and the password are read for each connection.
 
 use crate::settings::ClusterSettings;
-use etcd_client::{Client, ConnectOptions};
+use etcd_client::{Certificate, Client, ConnectOptions, Identity, TlsOptions};
 use forebay_proto::{Backoff, Error};
+use forebay_tls::PemFiles;
 use std::time::Duration;
+use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 
 /// How long one call may take.
@@ -32,13 +35,35 @@ pub(super) fn key(settings: &ClusterSettings, kind: &str, name: &str) -> String 
 /// Connects to the `attempt`-th member, round and round; returns its URL too.
 pub(super) async fn connect(settings: &ClusterSettings, attempt: usize) -> Result<(Client, String), String> {
     let url = settings.etcd.get(attempt % settings.etcd.len().max(1)).ok_or("no etcd is configured")?;
-    let options = ConnectOptions::new()
+    let mut options = ConnectOptions::new()
         .with_connect_timeout(Duration::from_secs(2))
         .with_keep_alive(PING, CALL)
         .with_keep_alive_while_idle(true)
         .with_require_leader(true);
+    if url.starts_with("https://") {
+        let files = settings.etcd_files();
+        let pem = spawn_blocking(move || files.pem()).await.map_err(|e| e.to_string())?;
+        options = options.with_tls(tls(pem.map_err(|e| format!("{url}: {e}"))?));
+    }
+    if let (Some(user), Some(path)) = (&settings.etcd_user, &settings.etcd_password_file) {
+        let password = tokio::fs::read_to_string(path).await;
+        let password = password.map_err(|e| format!("{url}: the password file {}: {e}", path.display()))?;
+        options = options.with_user(user, password.trim_end_matches(['\r', '\n']));
+    }
     let client = call(url, Client::connect([url], Some(options))).await?;
     Ok((client, url.clone()))
+}
+
+/// Whom to believe and what to show, as the files have it now.
+fn tls(pem: PemFiles) -> TlsOptions {
+    let mut options = TlsOptions::new();
+    if let Some(ca) = pem.ca {
+        options = options.ca_certificate(Certificate::from_pem(ca));
+    }
+    if let (Some(cert), Some(key)) = (pem.cert, pem.key) {
+        options = options.identity(Identity::from_pem(cert, key));
+    }
+    options
 }
 
 /// Writes how many copies there are to be of what lies under a URI, at the first member that takes it.

@@ -143,6 +143,16 @@ impl Follower {
     /// A node's key, as it was put at a revision.
     fn member(&mut self, member: Member, revision: i64) {
         self.check(&member, revision);
+        // Who can write to etcd must not have nodes and readers speak without TLS.
+        if is_https(&self.context.me.address) && !is_https(&member.address) {
+            tracing::warn!(
+                node = member.name,
+                address = member.address,
+                "a node that etcd names is left out: it is not at https://, as this one is"
+            );
+            self.nodes.remove(&member.name, Instant::now());
+            return;
+        }
         self.nodes.put(member);
     }
 
@@ -178,6 +188,10 @@ impl Follower {
     }
 }
 
+fn is_https(address: &str) -> bool {
+    address.starts_with("https://")
+}
+
 /// What a key is about, and its name.
 fn parse<'a>(prefix: &str, key: &'a [u8]) -> Option<(&'static str, &'a str)> {
     let rest = std::str::from_utf8(key).ok()?.strip_prefix(prefix)?;
@@ -203,6 +217,21 @@ mod tests {
         let topology = watch::channel(v1::Topology::default()).0;
         let nodes = NodeSet::default();
         (Follower { context, topology, nodes, cluster: 1, revision: 0, told_silent: false }, seen)
+    }
+
+    #[test]
+    fn a_node_with_tls_believes_in_no_node_without() {
+        let (mut follower, _health) = follower(10);
+        follower.context.me.address = "https://a:1".into();
+        let member = |name: &str, address: &str| Member {
+            name: name.into(),
+            address: address.into(),
+            ..follower.context.me.clone()
+        };
+        let all = [member("a", "https://a:1"), member("b", "http://b:1"), member("c", "https://c:1")];
+        all.into_iter().for_each(|member| follower.member(member, 9));
+        let nodes = follower.nodes.topology().nodes;
+        assert_eq!(nodes.iter().map(|node| node.name.as_str()).collect::<Vec<_>>(), ["a", "c"]);
     }
 
     #[test]

@@ -5,7 +5,12 @@ use forebay_dataset::TokenFile;
 use forebay_proto::manifest::DatasetId;
 use forebay_proto::v1::peer_client::PeerClient;
 use forebay_proto::{Backoff, Error, Kind, Manifest, Result, v1};
+use forebay_tls::ClientTls;
+use http::Uri;
+use hyper::rt::{Read, Write};
+use hyper_util::rt::TokioIo;
 use parking_lot::Mutex;
+use std::io::{self, ErrorKind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::time::timeout;
@@ -13,6 +18,10 @@ use tonic::service::Interceptor;
 use tonic::service::interceptor::InterceptedService;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Request, Status, Streaming};
+use tower::{Service, service_fn};
+
+/// What the URL of a node with TLS begins with.
+const HTTPS: &str = "https://";
 
 /// How long a connection may take to come about.
 const CONNECT: Duration = Duration::from_millis(500);
@@ -42,6 +51,15 @@ pub struct Peer {
     probe: PeerClient<PeerChannel>,
     learned: tokio::sync::Mutex<Option<(DatasetId, Instant)>>,
     suspension: Mutex<Suspension>,
+}
+
+/// What this node shows others.
+#[derive(Debug, Clone, Default)]
+pub struct PeerCredentials {
+    /// What they know it by, where they have a policy.
+    pub token: Option<Arc<TokenFile>>,
+    /// Its certificate, where there is one, and whom it believes.
+    pub tls: ClientTls,
 }
 
 /// A connection that shows who this node is.
@@ -95,12 +113,45 @@ impl Suspension {
     }
 }
 
+/// Connects by TLS.
+fn connector(
+    tls: ClientTls,
+) -> impl Service<Uri, Response = impl Read + Write + Send + Unpin, Error = io::Error, Future: Send> + Send {
+    let last_fault = Arc::new(Mutex::new(String::new()));
+    service_fn(move |uri: Uri| {
+        let (tls, last_fault) = (tls.clone(), last_fault.clone());
+        async move {
+            let (Some(host), Some(port)) = (uri.host(), uri.port_u16()) else {
+                return Err(io::Error::other(format!("{uri} names no host and port")));
+            };
+            let host = host.trim_start_matches('[').trim_end_matches(']');
+            let dialled = tls.dial(host, port).await;
+            // Nodes come and go, but certificates are for a person to settle.
+            let fault = match &dialled {
+                Err(e) if matches!(e.kind(), ErrorKind::InvalidData | ErrorKind::InvalidInput) => {
+                    e.to_string()
+                }
+                _ => String::new(),
+            };
+            if !fault.is_empty() && *last_fault.lock() != fault {
+                tracing::warn!(node = %uri.authority().map_or("", |at| at.as_str()), error = fault, "no TLS with another node");
+            }
+            *last_fault.lock() = fault;
+            dialled.map(TokioIo::new)
+        }
+    })
+}
+
 impl Peer {
     /// The node at a URL, connected to when first used; `None` if it is not a URL. Call it within a Tokio
     /// runtime.
-    pub fn new(address: &str, token: Option<Arc<TokenFile>>) -> Option<Self> {
-        let endpoint = Endpoint::from_shared(address.to_owned())
+    pub fn new(address: &str, credentials: PeerCredentials) -> Option<Self> {
+        let PeerCredentials { token, tls } = credentials;
+        // To tonic the connection is plain: it sets up TLS once, and could not take new files.
+        let plain = address.replacen(HTTPS, "http://", 1);
+        let endpoint = Endpoint::from_shared(plain)
             .ok()?
+            .origin(address.parse().ok()?)
             .connect_timeout(CONNECT)
             .tcp_nodelay(true)
             .http2_keep_alive_interval(Duration::from_secs(5))
@@ -108,11 +159,15 @@ impl Peer {
             .initial_stream_window_size(4 << 20)
             // A file that waits for memory is read later: its unread bytes must not stop the other files.
             .initial_connection_window_size(i32::MAX as u32);
+        let channel = || match address.starts_with(HTTPS) {
+            false => endpoint.connect_lazy(),
+            true => endpoint.connect_with_connector_lazy(connector(tls.clone())),
+        };
         let token = PeerToken(token);
-        let client = PeerClient::with_interceptor(endpoint.connect_lazy(), token.clone())
+        let client = PeerClient::with_interceptor(channel(), token.clone())
             .max_encoding_message_size(MESSAGE_BYTES_MAX)
             .max_decoding_message_size(MESSAGE_BYTES_MAX);
-        let probe = PeerClient::with_interceptor(endpoint.connect_lazy(), token);
+        let probe = PeerClient::with_interceptor(channel(), token);
         let (learned, suspension) = (Default::default(), Mutex::new(Suspension::new()));
         Some(Self { address: address.to_owned(), client, probe, learned, suspension })
     }

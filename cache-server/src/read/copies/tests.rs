@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::cluster::ownership::Ownership;
-use crate::cluster::peers::Peers;
+use crate::cluster::peers::{PeerCredentials, Peers};
 use crate::disk::DiskCache;
 use crate::disk::DiskCacheSettings;
 use crate::read::memory::Memory;
@@ -57,7 +57,8 @@ fn exchange(dir: &std::path::Path, topology: v1::Topology) -> SegmentExchange {
     let (plans, memory) = (Arc::new(Plans::default()), Memory::new(1 << 23));
     let disk = DiskCache::open(&DiskCacheSettings::new(dir, 1 << 22), plans.clone()).unwrap();
     let ownership = Ownership::new("http://me", watch::channel(topology).1);
-    let (disk, peers) = (Arc::new(disk), Arc::new(Peers::new(Arc::new(ownership), None)));
+    let (disk, peers) =
+        (Arc::new(disk), Arc::new(Peers::new(Arc::new(ownership), PeerCredentials::default())));
     let source = SegmentReader::new(Default::default()).unwrap();
     SegmentExchange(Cache::new(source, disk, Arc::default(), plans, memory, peers))
 }

@@ -90,6 +90,7 @@ pub const METRICS: &[Metric] = &[
         .in_status(|c| &mut c.parquet_bytes_decoded),
     counter("arrow_decoded_bytes", |n| get(&n.source.counters().arrow_bytes_decoded))
         .in_status(|c| &mut c.arrow_bytes_decoded),
+    counter("decode_cpu_ms", |n| get(&n.source.counters().decode_cpu_us) / 1000),
     counter("segment_hits", |n| get(&n.events.hits)).in_status(|c| &mut c.hits),
     counter("segment_joins", |n| get(&n.events.joins)).in_status(|c| &mut c.joins),
     counter("segment_misses", |n| get(&n.events.misses)).in_status(|c| &mut c.misses),
@@ -103,6 +104,7 @@ pub const METRICS: &[Metric] = &[
     counter("rows_served", |n| get(&n.events.rows_served)).in_status(|c| &mut c.rows_served),
     counter("served_bytes", |n| get(&n.events.bytes_served)).in_status(|c| &mut c.bytes_served),
     counter("shared_bytes", |n| get(&n.events.bytes_shared)).in_status(|c| &mut c.shared_bytes),
+    counter("lent_bytes", |n| get(&n.events.bytes_lent)),
     counter("shared_readers", |n| get(&n.shared.granted)),
     counter("shared_refused", |n| get(&n.shared.refused)),
     counter("streams", |n| get(&n.events.streams)).in_status(|c| &mut c.streams),
@@ -133,6 +135,9 @@ pub const METRICS: &[Metric] = &[
     counter("calls_denied", |n| get(&n.guard.authority.figures.forbidden)),
     counter("policies", |n| get(&n.guard.authority.figures.policies)),
     counter("policies_refused", |n| get(&n.guard.authority.figures.policies_refused)),
+    counter("tls_handshakes_failed", |n| n.listeners.tls.as_ref().map_or(0, |tls| tls.failed())),
+    counter("tls_reloads_failed", |n| n.listeners.tls.as_ref().map_or(0, |tls| tls.failed_reloads())),
+    metric("tls_certificate_seconds", Value::Gauges("serial", certificates)),
     counter("audit_lines", |n| n.guard.audit.counts().0),
     counter("audit_dropped", |n| n.guard.audit.counts().1),
     gauge("streams_open", |n| n.gate.streams()),
@@ -152,6 +157,10 @@ pub const METRICS: &[Metric] = &[
     gauge("resident_bytes", |_| resident_bytes()),
     metric("ticker_stall_ms_max", Value::FloatGauge(|n| n.stall_probe.worst_ms())),
 ];
+
+fn certificates(node: &Node) -> Vec<(String, u64)> {
+    node.listeners.tls.iter().map(|tls| tls.certificate()).collect()
+}
 
 fn dirs_up(node: &Node) -> Vec<(String, u64)> {
     let up = |health| u64::from(health == Health::Up);

@@ -9,6 +9,7 @@ use crate::service::connection::Connections;
 use crate::service::patient::Patient;
 use crate::service::refusals::TurnedAway;
 use crate::service::stalls::StreamOrigin;
+use forebay_tls::Purpose;
 use http::{Request, Response};
 use http_body_util::Full;
 use hyper::body::Incoming;
@@ -19,7 +20,7 @@ use std::convert::Infallible;
 use std::future::poll_fn;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
@@ -51,11 +52,26 @@ pub async fn run(
         let (endpoint, stop, open) = (endpoint.clone(), stop.clone(), connections.open());
         tokio::spawn(async move {
             let evicted = place.evicted.clone();
-            evicted.run_until_cancelled(serve(stream, endpoint, place, stop)).await;
+            let serving = async {
+                match endpoint.node.listeners.tls.clone() {
+                    None => serve(stream, endpoint, place, stop).await,
+                    Some(tls) => {
+                        if let Some((stream, _)) = tls.shake(Purpose::S3, stream, &place).await {
+                            serve(stream, endpoint, place, stop).await;
+                        }
+                    }
+                }
+            };
+            evicted.run_until_cancelled(serving).await;
             drop(open);
         });
     };
+    let is_plain = endpoint.node.listeners.tls.is_none();
     let turn_away = |stream| {
+        // A handshake would cost more than this client is to have.
+        if !is_plain {
+            return;
+        }
         tracing::debug!("an S3 client is told to come back: there are too many connections");
         if let Ok(farewell) = farewells.clone().try_acquire_owned() {
             tokio::spawn(async move {
@@ -67,7 +83,12 @@ pub async fn run(
     accept::run(listener, admission, stop.clone(), serve, turn_away).await;
 }
 
-async fn serve(stream: TcpStream, endpoint: Arc<Endpoint>, place: Place, stop: CancellationToken) {
+async fn serve<T: AsyncRead + AsyncWrite + Unpin>(
+    stream: T,
+    endpoint: Arc<Endpoint>,
+    place: Place,
+    stop: CancellationToken,
+) {
     let refusals = endpoint.node.listeners.refusals.clone();
     let service = {
         let endpoint = endpoint.clone();
@@ -105,7 +126,7 @@ async fn serve(stream: TcpStream, endpoint: Arc<Endpoint>, place: Place, stop: C
 }
 
 /// Says that the answers are over, and waits for the client to have read them.
-async fn linger(mut stream: TcpStream) {
+async fn linger<T: AsyncRead + AsyncWrite + Unpin>(mut stream: T) {
     let close = async {
         stream.shutdown().await?;
         tokio::io::copy(&mut (&mut stream).take(LINGER_BYTES_MAX), &mut tokio::io::sink()).await

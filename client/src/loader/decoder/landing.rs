@@ -48,11 +48,9 @@ impl Landing {
         Some(Self { column, offsets, width, values, raw, read: Vec::new(), claims })
     }
 
-    /// Takes bytes of the offsets.
-    pub fn push(&mut self, at: usize, bytes: &[u8]) {
-        if let Some(place) = self.raw.get_mut(at..at + bytes.len()) {
-            place.copy_from_slice(bytes);
-        }
+    /// The place of bytes of the offsets.
+    pub fn place(&mut self, at: usize, bytes: usize) -> Option<&mut [u8]> {
+        self.raw.get_mut(at..at + bytes)
     }
 
     /// All offsets have come: where in the body the values of each claimed place lie, and how many rows they

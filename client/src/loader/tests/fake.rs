@@ -54,6 +54,8 @@ pub struct Conduct {
     /// machine stands still for a moment: these are not among the streams.
     pub hedges: AtomicU64,
     pub opens: AtomicU64,
+    /// Which versions of the protocol it says that it speaks; by default nothing, as a node of before.
+    pub speaks: Mutex<Option<v1::Protocol>>,
     /// What it says of its host; by default that it has no socket.
     pub same_host: Mutex<v1::SameHostReply>,
     pub streams: AtomicU64,
@@ -207,7 +209,8 @@ impl Cache for FakeNode {
         };
         let now = Dataset::open(&Access::direct(Default::default())?, &spec).await?;
         let manifest = Some(v1::Manifest::from(now.manifest.as_ref()));
-        Ok(Response::new(v1::OpenReply { manifest, projected_bytes: 1, notes: Vec::new() }))
+        let protocol = self.conduct.speaks.lock().clone();
+        Ok(Response::new(v1::OpenReply { manifest, projected_bytes: 1, notes: Vec::new(), protocol }))
     }
 
     async fn open_parts(&self, _: Request<tonic::Streaming<v1::OpenRequest>>) -> Reply<v1::OpenReply> {

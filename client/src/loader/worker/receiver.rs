@@ -54,6 +54,11 @@ impl Receiver {
                     message.decoder.push_shared(&bytes);
                 }
             }
+            StreamEvent::Rows(rows) => {
+                if let Some(message) = &mut self.message {
+                    message.decoder.push_rows(rows);
+                }
+            }
             StreamEvent::End => {
                 if let Some(message) = self.message.take() {
                     self.end(message, scope, committed).await?;

@@ -1,29 +1,23 @@
 //! Parquet levels looked at without expanding them: do they say that every list is present, full and without
 //! nulls?
-//!
-//! The encoding is the RLE and bit-packing hybrid of the Parquet format (Encodings.md, "RLE = 3").
 
-/// A run of levels: `count` times `value`, or as many bit-packed ones.
-enum LevelRun<'a> {
-    Same { value: u32, count: u64 },
-    Packed { bytes: &'a [u8], count: u64 },
-}
+use super::hybrid::{HybridRun, next_run, packed};
 
 /// Whether the first `count` levels, `bits` wide each, satisfy `fits(index, value, times)` run by run; false
 /// too if there are fewer.
 fn all(mut data: &[u8], bits: u32, count: u64, mut fits: impl FnMut(u64, u32, u64) -> bool) -> bool {
     let mut index = 0;
     while index < count {
-        let Some(run) = next(&mut data, bits) else { return false };
+        let Some(run) = next_run(&mut data, bits) else { return false };
         match run {
-            LevelRun::Same { value, count: times } => {
+            HybridRun::Same { value, count: times } => {
                 let times = times.min(count - index);
                 if times == 0 || !fits(index, value, times) {
                     return false;
                 }
                 index += times;
             }
-            LevelRun::Packed { bytes, count: values } => {
+            HybridRun::Packed { bytes, count: values } => {
                 let values = values.min(count - index);
                 if values == 0 || !(0..values).all(|i| fits(index + i, packed(bytes, bits, i), 1)) {
                     return false;
@@ -33,42 +27,6 @@ fn all(mut data: &[u8], bits: u32, count: u64, mut fits: impl FnMut(u64, u32, u6
         }
     }
     true
-}
-
-fn next<'a>(data: &mut &'a [u8], bits: u32) -> Option<LevelRun<'a>> {
-    let (mut header, mut shift) = (0u64, 0);
-    loop {
-        let (byte, rest) = data.split_first()?;
-        *data = rest;
-        header |= u64::from(byte & 0x7f) << shift;
-        shift += 7;
-        match byte & 0x80 {
-            0 => break,
-            _ if shift > 35 => return None,
-            _ => {}
-        }
-    }
-    if header & 1 == 0 {
-        let (value, rest) = data.split_at_checked(bits.div_ceil(8) as usize)?;
-        *data = rest;
-        let value = value.iter().rev().fold(0, |v, b| v << 8 | u32::from(*b));
-        return Some(LevelRun::Same { value, count: header >> 1 });
-    }
-    // Writers may leave out the padding of the last group.
-    let length = ((header >> 1) * u64::from(bits)).min(data.len() as u64) as usize;
-    let (bytes, rest) = data.split_at_checked(length)?;
-    *data = rest;
-    Some(LevelRun::Packed { bytes, count: length as u64 * 8 / u64::from(bits) })
-}
-
-fn packed(bytes: &[u8], bits: u32, index: u64) -> u32 {
-    let mut value = 0;
-    for k in 0..u64::from(bits) {
-        let bit = index * u64::from(bits) + k;
-        let byte = bytes.get((bit / 8) as usize).copied().unwrap_or(0);
-        value |= u32::from(byte >> (bit % 8) & 1) << k;
-    }
-    value
 }
 
 /// Bits of a level of at most `max`.

@@ -4,7 +4,8 @@ use super::*;
 use crate::parquet::chunks::FetchedRange;
 use crate::parquet::footer::Footer;
 use arrow::array::{
-    Array, FixedSizeListArray, Float32Array, Int16Array, Int64Array, PrimitiveArray, UInt8Array, UInt32Array,
+    Array, BinaryArray, FixedSizeListArray, Float32Array, Int16Array, Int64Array, LargeBinaryArray,
+    LargeStringArray, PrimitiveArray, StringArray, UInt8Array, UInt32Array,
 };
 use arrow::buffer::NullBuffer;
 use arrow::datatypes::{ArrowPrimitiveType, Field, Schema};
@@ -32,7 +33,7 @@ fn task(columns: &[ArrayRef], group_rows: usize, properties: WriterPropertiesBui
     let bytes = Bytes::from(bytes);
     let n = bytes.len();
     let length = u32::from_le_bytes(bytes[n - 8..n - 4].try_into().unwrap()) as usize;
-    let footer = Footer::parse(&bytes[n - FOOTER_SIZE - length..n - FOOTER_SIZE], n as u64).unwrap();
+    let footer = Footer::parse(&bytes[n - FOOTER_SIZE - length..n - FOOTER_SIZE], n as u64, None).unwrap();
     let rows = batch.num_rows() as u64;
     let task = DecodeTask {
         uri: "file:///x".into(),
@@ -47,13 +48,13 @@ fn task(columns: &[ArrayRef], group_rows: usize, properties: WriterPropertiesBui
 }
 
 /// The whole object as chunks.
-fn whole(bytes: &Bytes) -> Chunks {
+fn chunks_of(bytes: &Bytes) -> Chunks {
     let ranges = Arc::new([FetchedRange { start: 0, bytes: bytes.clone() }]);
     Chunks { size: bytes.len() as u64, ranges }
 }
 
 fn decode(task: &DecodeTask, bytes: &Bytes) -> Result<RecordBatch> {
-    let chunks = whole(bytes);
+    let chunks = chunks_of(bytes);
     let mut decoded = vec![None; task.columns.len()];
     for hand in task.deal(2) {
         for (place, column) in hand.iter().zip(columns(task, &chunks, &hand)?) {
@@ -77,14 +78,15 @@ fn variants() -> Vec<WriterPropertiesBuilder> {
     ]
 }
 
-fn both(columns: &[ArrayRef], fast: bool) {
+/// Both routes yield the columns' values, and the fast one is taken in the variants that `fast` says.
+fn both(columns: &[ArrayRef], fast: impl Fn(usize) -> bool) {
     for (i, properties) in variants().into_iter().enumerate() {
         for group_rows in [1000, 7] {
             let (t, bytes) = task(columns, group_rows, properties.clone());
-            let chunks = whole(&bytes);
+            let chunks = chunks_of(&bytes);
             for c in 0..columns.len() {
-                let read = lists::read(&t.part, &chunks, c, t.schema.field(c)).unwrap();
-                assert_eq!(read.is_some(), fast, "column {c}, variant {i}");
+                let read = whole::read(&t.part, &chunks, c, t.schema.field(c)).unwrap();
+                assert_eq!(read.is_some(), fast(i), "column {c}, variant {i}");
             }
             let a = decode(&t, &bytes).unwrap();
             for (c, want) in columns.iter().enumerate() {
@@ -107,19 +109,77 @@ fn full_lists_are_read_the_fast_way() {
         list(Int16Array::from_iter_values((0..n * 8).map(|i| i as i16 - 300)), 8, false),
         list(UInt32Array::from_iter_values((0..n * 2).map(|i| u32::MAX - i as u32)), 2, true),
     ];
-    both(&columns, true);
+    both(&columns, |_| true);
 }
 
 #[test]
 fn lists_with_nulls_are_left_to_the_general_reader() {
     let element = UInt8Array::from_iter((0..400).map(|i| (i != 17).then_some(i as u8)));
-    both(&[list(element, 8, true)], false);
+    both(&[list(element, 8, true)], |_| false);
 
     let field = Arc::new(Field::new("item", arrow::datatypes::DataType::UInt8, false));
     let values = Arc::new(UInt8Array::from_iter_values((0..400).map(|i| i as u8)));
     let nulls = NullBuffer::from((0..50).map(|i| i != 33).collect::<Vec<_>>());
     let lists: ArrayRef = Arc::new(FixedSizeListArray::new(field, 8, values, Some(nulls)));
-    both(&[lists], false);
+    both(&[lists], |_| false);
+}
+
+#[test]
+fn numbers_are_read_the_fast_way() {
+    let n = 1500;
+    let columns: [ArrayRef; 5] = [
+        Arc::new(UInt8Array::from_iter_values((0..n).map(|i| (i * 7 % 256) as u8))),
+        Arc::new(Float32Array::from_iter_values((0..n).map(|i| i as f32 / 3.0))),
+        Arc::new(Int64Array::from_iter_values((0..n as i64).map(|i| i % 5 * -77777777777))),
+        Arc::new(Int16Array::from_iter_values((0..n).map(|i| i as i16 - 300))),
+        Arc::new(UInt32Array::from_iter_values((0..n).map(|i| u32::MAX - i as u32 / 100))),
+    ];
+    both(&columns, |_| true);
+    let nulls: ArrayRef = Arc::new(Int64Array::from_iter((0..n as i64).map(|i| (i != 1234).then_some(i))));
+    both(&[nulls], |_| false);
+}
+
+/// A dictionary that grew too large: the pages that follow hold the values themselves.
+#[test]
+fn a_column_may_change_from_a_dictionary_to_plain_values() {
+    let properties = || {
+        let small = WriterProperties::builder().set_dictionary_page_size_limit(500);
+        small.set_data_page_row_count_limit(100).set_write_batch_size(50)
+    };
+    let column: ArrayRef = Arc::new(Int64Array::from_iter_values((0..2000).map(|i| i * i)));
+    let (t, bytes) = task(std::slice::from_ref(&column), 2000, properties());
+    let encodings: Vec<_> = t.part.metadata()[0].column(0).encodings().collect();
+    assert!(encodings.contains(&Encoding::PLAIN) && encodings.contains(&Encoding::RLE_DICTIONARY));
+    let read = whole::read(&t.part, &chunks_of(&bytes), 0, t.schema.field(0)).unwrap();
+    assert_eq!(read.unwrap().as_ref(), column.as_ref());
+}
+
+#[test]
+fn strings_without_a_dictionary_are_read_the_fast_way() {
+    let n = 300;
+    let text = |i: usize| "\u{e4}b".repeat(i % 7);
+    let columns: [ArrayRef; 4] = [
+        Arc::new(BinaryArray::from_iter_values((0..n).map(|i| vec![i as u8; i % 11]))),
+        Arc::new(LargeBinaryArray::from_iter_values((0..n).map(|i| vec![i as u8; i % 11]))),
+        Arc::new(StringArray::from_iter_values((0..n).map(text))),
+        Arc::new(LargeStringArray::from_iter_values((0..n).map(text))),
+    ];
+    both(&columns, |variant| matches!(variant, 1 | 3 | 5));
+    let nulls: ArrayRef = Arc::new(StringArray::from_iter((0..n).map(|i| (i != 250).then(|| text(i)))));
+    both(&[nulls], |_| false);
+}
+
+/// Bytes that are no text in a column of strings.
+#[test]
+fn text_that_is_none_is_an_error_of_the_general_reader() {
+    let column: ArrayRef = Arc::new(StringArray::from_iter_values(["abcdefgh"; 20]));
+    let plain = WriterProperties::builder().set_dictionary_enabled(false);
+    let (t, bytes) = task(&[column], 20, plain);
+    let at = bytes.windows(8).position(|part| part == b"abcdefgh").unwrap();
+    let mut damaged = bytes.to_vec();
+    damaged[at] = 0xff;
+    let e = decode(&t, &damaged.into()).unwrap_err();
+    assert!(e.kind == forebay_proto::Kind::Corrupt && e.message.contains("do not decode"), "{e}");
 }
 
 #[test]
@@ -162,7 +222,7 @@ fn pages_that_claim_far_more_than_the_footer_are_refused() {
         .set_dictionary_enabled(false)
         .set_compression(Compression::ZSTD(Default::default()));
     let (task, bytes) = task(&[zeros], 4_000_000, packed);
-    let (chunks, chunk) = (whole(&bytes), task.part.metadata()[0].column(0));
+    let (chunks, chunk) = (chunks_of(&bytes), task.part.metadata()[0].column(0));
     page_headers::check(&chunks, chunk).unwrap();
     let lies = chunk.clone().into_builder().set_total_uncompressed_size(100).build().unwrap();
     let e = page_headers::check(&chunks, &lies).unwrap_err().to_string();

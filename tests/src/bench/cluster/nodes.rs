@@ -62,7 +62,9 @@ impl Nodes {
     pub fn add(&mut self, seat: Seat) -> anyhow::Result<usize> {
         let node = self.options.len();
         let options = self.base.clone().args(["--listen", &seat.address, "--node", &name(node)]);
-        let options = options.args(&seat.arguments).within(&seat.wrapper);
+        // Some have an address of their own.
+        let options =
+            options.args(&seat.arguments).arg("--insecure").allow_log("--insecure").within(&seat.wrapper);
         self.options.push(options.folder(self.folder.path().join(name(node))));
         self.urls.push(format!("http://{}", seat.address));
         self.running.push(None);

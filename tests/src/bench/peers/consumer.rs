@@ -35,6 +35,25 @@ pub struct PeerEpoch {
     pub first_batch_ms: f64,
 }
 
+/// Which half a process reads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Half {
+    First,
+    Second,
+}
+
+/// The report of a process that has read a half.
+#[derive(Debug, Deserialize)]
+pub struct HalfRead {
+    /// Why it cannot; then there is nothing else.
+    pub cannot: Option<String>,
+    #[serde(flatten)]
+    pub content: Option<Content>,
+    /// From the making of the loader to its first batch.
+    #[serde(default)]
+    pub seconds: f64,
+}
+
 /// What was in an epoch.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Content {
@@ -60,6 +79,11 @@ impl Content {
             content.consume(shape, &batch?)?;
         }
         Ok(content)
+    }
+
+    /// That of two parts.
+    pub fn and(self, other: Self) -> Self {
+        Self { rows: self.rows + other.rows, checksum: self.checksum.wrapping_add(other.checksum) }
     }
 
     /// That of several such files.

@@ -2,7 +2,8 @@
 
 use super::consumer::{PeerEpoch, PeerEpochs};
 use super::peer::Peer;
-use super::stage::PeerStage;
+use super::resume::Resumes;
+use super::stage::{PeerStage, in_a_line};
 use crate::bench::warm::Shape;
 use crate::harness::check::Findings;
 use crate::harness::report::Row;
@@ -12,6 +13,7 @@ pub struct MeasuredPeer {
     pub shape: Shape,
     pub peer: Peer,
     pub reads: Vec<PeerEpochs>,
+    resumes: Resumes,
     /// Why there are none.
     pub reason: Option<String>,
 }
@@ -19,7 +21,7 @@ pub struct MeasuredPeer {
 impl MeasuredPeer {
     /// Not measured yet.
     pub fn new(shape: Shape, peer: Peer) -> Self {
-        Self { shape, peer, reads: Vec::new(), reason: None }
+        Self { shape, peer, reads: Vec::new(), resumes: Resumes::default(), reason: None }
     }
 
     /// Its name in the report.
@@ -30,7 +32,7 @@ impl MeasuredPeer {
     /// Measures it once. A peer that breaks off is left out from then on; our own reader may not break off.
     pub fn measure(&mut self, stage: &PeerStage, found: &mut Findings) -> anyhow::Result<()> {
         let read = match stage.measure(&self.peer, self.shape) {
-            Err(error) if self.peer.script.is_none() => return Err(error.context(self.name())),
+            Err(error) if self.peer.is_ours() => return Err(error.context(self.name())),
             Err(error) => return self.leave_out(in_a_line(&error)),
             Ok(PeerEpochs { cannot: Some(reason), .. }) => return self.leave_out(reason),
             Ok(read) => read,
@@ -44,7 +46,10 @@ impl MeasuredPeer {
                 return self.leave_out(text);
             }
         }
-        Ok(())
+        match self.peer.is_resumed() {
+            true => self.resumes.measure(stage, &self.peer, self.shape),
+            false => Ok(()),
+        }
     }
 
     fn leave_out(&mut self, reason: String) -> anyhow::Result<()> {
@@ -98,13 +103,10 @@ impl MeasuredPeer {
         add("epoch1.cpu_s_per_m_rows", "s/M rows", &cpu);
         add("epoch1.first_batch_ms", "ms", &self.first(|epoch| epoch.first_batch_ms));
         add("peak_mb", "MB", &self.reads.iter().map(|read| read.peak_mb).collect::<Vec<_>>());
+        if self.peer.is_resumed() {
+            self.resumes.add_row(&self.name(), found);
+        }
     }
-}
-
-/// An error's last line, which of a script in Python is the exception.
-pub fn in_a_line(error: &anyhow::Error) -> String {
-    let text = format!("{error:#}");
-    text.lines().rfind(|line| !line.trim().is_empty()).unwrap_or_default().trim().to_owned()
 }
 
 /// The main figures, a line for each subject.

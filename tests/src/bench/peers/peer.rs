@@ -22,6 +22,8 @@ pub enum PeerSource {
 pub enum Standing {
     /// It is ours, and what the best peer is compared with.
     Ours,
+    /// It is our package of Python, and what the best peer in Python is compared with.
+    OursInPython,
     /// It may be the best peer.
     Rival,
     /// Its figures are told, and no more: an order that it offers beside a shuffled one, or epochs from S3.
@@ -70,6 +72,23 @@ const fn peer(name: &'static str, script: &'static str, shuffle: bool, standing:
 }
 
 impl Peer {
+    /// Whether it is one of those that our package of Python is compared with: it feeds a training loop in
+    /// Python with tensors, or with what becomes tensors without a copy, from a local copy.
+    pub fn is_in_python(&self) -> bool {
+        let loaders = ["torch_dataloader", "hugging_face", "lit_data", "mosaic"];
+        self.source == PeerSource::Local && self.script.is_some_and(|script| loaders.contains(&script))
+    }
+
+    /// Whether it is asked to go on in the middle of an epoch.
+    pub fn is_resumed(&self) -> bool {
+        self.is_in_python() || self.standing == Standing::OursInPython
+    }
+
+    /// Whether it is ours: it may not break off.
+    pub fn is_ours(&self) -> bool {
+        self.script.is_none() || self.standing == Standing::OursInPython
+    }
+
     const fn workers(self, workers: u32) -> Self {
         Self { workers, ..self }
     }
@@ -89,9 +108,10 @@ impl Peer {
 }
 
 /// All, in the order of a round.
-pub const ALL: [Peer; 23] = [
+pub const ALL: [Peer; 24] = [
     ours("forebay.sequential", false, Standing::Told),
     ours("forebay.window16", true, Standing::Ours),
+    peer("forebay_python.window16", "forebay_torch", true, Standing::OursInPython),
     peer("pyarrow_dataset", "pyarrow_dataset", false, Standing::Rival),
     peer("pyarrow.sequential", "pyarrow_loader", false, Standing::Told),
     peer("pyarrow.window16", "pyarrow_loader", true, Standing::Rival),
@@ -123,7 +143,15 @@ pub const ALL: [Peer; 23] = [
 fn names_are_literal_and_one_of_each_kind_is_compared() {
     let names: std::collections::BTreeSet<_> = ALL.iter().map(|peer| peer.name).collect();
     assert_eq!(names.len(), ALL.len());
-    assert_eq!(ALL.iter().filter(|peer| peer.standing == Standing::Ours).count(), 1);
+    for standing in [Standing::Ours, Standing::OursInPython] {
+        assert_eq!(ALL.iter().filter(|peer| peer.standing == standing).count(), 1);
+    }
+    let in_python = ALL.iter().filter(|peer| peer.is_in_python()).map(|peer| peer.name);
+    assert_eq!(
+        in_python.collect::<Vec<_>>().join(" "),
+        "torch.0.sequential torch.0.window16 torch.2.sequential torch.2.window16 hugging_face.sequential \
+         hugging_face.buffer litdata.0.shuffled litdata.2.shuffled mosaic.0.shuffled mosaic.2.shuffled"
+    );
     let of_one_epoch = ALL.iter().filter(|peer| peer.epochs == 1);
     assert!(of_one_epoch.into_iter().all(|peer| peer.standing == Standing::Told), "one epoch is never warm");
 }

@@ -2,9 +2,9 @@
 //! hits them all.
 
 use super::judge;
-use super::measured::{MeasuredPeer, in_a_line, print_table};
+use super::measured::{MeasuredPeer, print_table};
 use super::settings::PeerSettings;
-use super::stage::PeerStage;
+use super::stage::{PeerStage, in_a_line};
 use crate::harness::check::Findings;
 use std::collections::BTreeMap;
 use std::time::Instant;

@@ -13,4 +13,5 @@ pub struct PeerSettings {
     pub scale: f64,
     pub environments: PathBuf,
     pub scripts: PathBuf,
+    pub repository: PathBuf,
 }

@@ -1,10 +1,11 @@
 //! Where everybody reads: the data in an object store, the store seen through a slow proxy, a copy of the
 //! files on this machine, and a node that has it all on its disk.
 
-use super::consumer::{Content, PeerEpochs};
-use super::peer::{Peer, PeerSource, WINDOW};
+use super::consumer::{Content, Half, HalfRead, PeerEpochs};
+use super::peer::{Peer, PeerSource, Standing, WINDOW};
 use super::reader::SEED;
 use super::settings::PeerSettings;
+use crate::bench::package::Package;
 use crate::bench::warm::{Shape, Stored};
 use crate::harness::process::{Run, Server, ServerOptions};
 use crate::harness::s3::{REGION, S3Server};
@@ -31,6 +32,8 @@ pub struct PeerStage {
     data: Vec<Copied>,
     environments: PathBuf,
     scripts: PathBuf,
+    /// Our package, if it is measured.
+    package: Option<Package>,
     folder: tempfile::TempDir,
 }
 
@@ -62,9 +65,12 @@ impl PeerStage {
         let proxy = SlowProxy::start(&s3.endpoint, Slowness::remote_s3());
         let copied = |shape: &Shape| Copied::new(&s3, shape.upload(&s3, settings.scale)?, folder.path());
         let data = settings.shapes.iter().map(copied).collect::<Result<_, _>>()?;
-        let node = ServerOptions::for_s3(&s3).try_start()?;
+        let node = ServerOptions::for_s3(&s3).slow_disk().try_start()?;
         let (environments, scripts) = (settings.environments.clone(), settings.scripts.clone());
-        let stage = Self { node, proxy, s3, data, environments, scripts, folder };
+        let is_ours = |peer: &Peer| peer.standing == Standing::OursInPython;
+        let needed = settings.peers.iter().any(is_ours);
+        let package = needed.then(|| Package::of(&settings.repository)).transpose()?;
+        let stage = Self { node, proxy, s3, data, environments, scripts, package, folder };
         stage.fill()?;
         Ok(stage)
     }
@@ -91,7 +97,7 @@ impl PeerStage {
     pub fn measure(&self, peer: &Peer, shape: Shape) -> anyhow::Result<PeerEpochs> {
         let data = self.data(shape)?;
         match (peer.script, peer.source) {
-            (Some(script), _) => self.run(peer, script, data, false),
+            (Some(script), _) => self.run(peer, script, data, json!({})),
             (None, PeerSource::Local) => self.read_ours(&self.node, data, peer.shuffle, peer.epochs),
             (None, _) => {
                 let node = ServerOptions::for_endpoint(&self.s3, &self.proxy.endpoint).try_start()?;
@@ -104,7 +110,16 @@ impl PeerStage {
 
     /// Has a peer write the data in its own format.
     pub fn convert(&self, peer: &Peer, shape: Shape) -> anyhow::Result<Conversion> {
-        self.run(peer, peer.script.context("only peers convert")?, self.data(shape)?, true)
+        let script = peer.script.context("only peers convert")?;
+        self.run(peer, script, self.data(shape)?, json!({"convert": true}))
+    }
+
+    /// Has a script read half of an epoch: to the state that it leaves, or from that on.
+    pub fn resume(&self, peer: &Peer, shape: Shape, half: Half) -> anyhow::Result<HalfRead> {
+        let script = peer.script.context("only scripts are resumed")?;
+        let what = if half == Half::First { "save" } else { "go" };
+        let middle = self.content(peer, shape)?.rows / 2;
+        self.run(peer, script, self.data(shape)?, json!({"resume": what, "middle": middle}))
     }
 
     fn data(&self, shape: Shape) -> anyhow::Result<&Copied> {
@@ -131,21 +146,25 @@ impl PeerStage {
         peer: &Peer,
         script: &str,
         data: &Copied,
-        convert: bool,
+        more: serde_json::Value,
     ) -> anyhow::Result<T> {
         let python = self.environments.join(peer.environment).join("bin/python");
         anyhow::ensure!(python.is_file(), "its environment is not there: tests/peers/setup.sh makes it");
         let scratch = self.folder.path().join(format!("{:?}", data.stored.shape)).join(script);
         std::fs::create_dir_all(&scratch)?;
-        let job = self.job(peer, data, &scratch, convert);
+        let mut job = self.job(peer, data, &scratch);
+        job.as_object_mut()
+            .into_iter()
+            .zip(more.as_object())
+            .for_each(|(job, more)| job.extend(more.clone()));
         let run = Run::program(python, script).arg(self.scripts.join(format!("{script}.py")));
-        let run = run.arg(job.to_string()).envs(self.environment()).limit(PATIENCE);
+        let run = run.arg(job.to_string()).envs(self.environment(peer)).limit(PATIENCE);
         let stdout = String::from_utf8(run.stdout()?)?;
         let line = stdout.lines().next_back().with_context(|| format!("{script} says nothing"))?;
         serde_json::from_str(line).with_context(|| format!("{script} reported {line}"))
     }
 
-    fn job(&self, peer: &Peer, data: &Copied, scratch: &Path, convert: bool) -> serde_json::Value {
+    fn job(&self, peer: &Peer, data: &Copied, scratch: &Path) -> serde_json::Value {
         let files = if peer.by_rows { std::slice::from_ref(&data.few) } else { &data.files };
         let source = match peer.source {
             PeerSource::Local => "local",
@@ -169,12 +188,14 @@ impl PeerStage {
             "access_key": self.s3.access_key,
             "secret_key": self.s3.secret_key,
             "scratch": scratch,
-            "convert": convert,
+            "node": self.node.pid(),
+            "node_endpoint": self.node.endpoint,
+            "uri": data.stored.uri,
         })
     }
 
     /// What scripts need in their environment. None of them may look for anything on the internet.
-    fn environment(&self) -> Vec<(String, String)> {
+    fn environment(&self, peer: &Peer) -> Vec<(String, String)> {
         let folder = |path: &Path| path.to_string_lossy().into_owned();
         let ours = [
             ("LD_LIBRARY_PATH", folder(&self.environments.join("stand-ins"))),
@@ -184,7 +205,9 @@ impl PeerStage {
             ("DO_NOT_TRACK", "1".to_owned()),
             ("PYTHONWARNINGS", "ignore".to_owned()),
         ];
-        ours.map(|(name, value)| (name.to_owned(), value)).to_vec()
+        let package = self.package.iter().filter(|_| peer.standing == Standing::OursInPython);
+        let package = package.map(|package| ("PYTHONPATH", folder(package.path())));
+        ours.into_iter().chain(package).map(|(name, value)| (name.to_owned(), value)).collect()
     }
 }
 
@@ -211,6 +234,12 @@ impl Copied {
     fn all(&self) -> Content {
         self.content.times(self.files.len() as u64)
     }
+}
+
+/// An error's last line, which of a script in Python is the exception.
+pub fn in_a_line(error: &anyhow::Error) -> String {
+    let text = format!("{error:#}");
+    text.lines().rfind(|line| !line.trim().is_empty()).unwrap_or_default().trim().to_owned()
 }
 
 /// Copies row groups, as many as one reads row by row within seconds.

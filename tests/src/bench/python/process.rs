@@ -1,11 +1,9 @@
-//! The Python process: the package of this repository with the extension that lies beside this program, and
-//! torch as `scripts/setup.sh` unpacks it.
+//! The Python process: the package of this repository, and torch as `scripts/setup.sh` unpacks it.
 
+use crate::bench::package::Package;
 use crate::bench::warm::ChildProcess;
 use crate::harness::process::run;
-use anyhow::Context;
 use serde_json::Value;
-use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -15,7 +13,7 @@ pub struct PythonProcesses {
     script: PathBuf,
     path: String,
     libraries: PathBuf,
-    _folder: tempfile::TempDir,
+    _package: Package,
 }
 
 impl PythonProcesses {
@@ -23,26 +21,13 @@ impl PythonProcesses {
     pub fn of(repository: &Path) -> anyhow::Result<Self> {
         let python = repository.join(".venv/bin/python");
         anyhow::ensure!(python.is_file(), "{} is missing: scripts/setup.sh tests", python.display());
-        let folder = tempfile::tempdir()?;
-        let package = folder.path().join("forebay");
-        std::fs::create_dir(&package)?;
-        for file in std::fs::read_dir(repository.join("python/forebay"))? {
-            let file = file?.path();
-            let name = file.file_name().context("a file has a name")?;
-            if file.extension().is_some_and(|extension| extension == "py") {
-                symlink(&file, package.join(name))?;
-            }
-        }
-        // Of the same build as the Rust loader that it is compared with.
-        let extension = run::find("forebay-bench-warm")?.with_file_name("lib_forebay.so");
-        anyhow::ensure!(extension.is_file(), "{} is missing: build --lib", extension.display());
-        symlink(extension, package.join("_forebay.so"))?;
+        let package = Package::of(repository)?;
         Ok(Self {
             python,
             script: repository.join("tests/python/epochs.py"),
-            path: format!("{}:{}", folder.path().display(), repository.join(".torch").display()),
+            path: format!("{}:{}", package.path().display(), repository.join(".torch").display()),
             libraries: repository.join(".venv/torch-stand-ins"),
-            _folder: folder,
+            _package: package,
         })
     }
 

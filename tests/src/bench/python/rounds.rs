@@ -1,7 +1,7 @@
 //! The rounds: each shape by both sides in each, one right after the other, the first of the last round last.
 
 use super::settings::PythonSettings;
-use super::stage::{LIST, PythonStage, RAW};
+use super::stage::{LIST, PythonStage, RAW, VIEWS};
 use crate::bench::warm::Shape;
 use crate::harness::check::Findings;
 use crate::harness::report::Row;
@@ -25,6 +25,8 @@ struct Speeds {
     python: Vec<f64>,
     /// Of B, with binaries as one tensor.
     raw: Vec<f64>,
+    /// Of B, with binaries as views.
+    views: Vec<f64>,
 }
 
 #[derive(Deserialize)]
@@ -62,6 +64,7 @@ pub fn run(settings: &PythonSettings) -> anyhow::Result<Findings> {
             }
             if data.stored.shape == Shape::B {
                 speeds.raw.push(stage.python(data, RAW)?);
+                speeds.views.push(stage.python(data, VIEWS)?);
             }
         }
         if let Some(data) = large {
@@ -69,11 +72,13 @@ pub fn run(settings: &PythonSettings) -> anyhow::Result<Findings> {
         }
         println!("  round {round} of {}: {:.0} s", settings.rounds, began.elapsed().as_secs_f64());
     }
-    for (data, Speeds { rust, python, raw }) in zip(&stage.data, &speeds) {
+    for (data, Speeds { rust, python, raw, views }) in zip(&stage.data, &speeds) {
         let shape = data.stored.shape;
         add_speeds(&mut found, settings, &format!("python.{shape:?}"), rust, python);
-        if !raw.is_empty() {
-            add_speeds(&mut found, settings, &format!("python.{shape:?}.raw"), rust, raw);
+        for (name, read) in [("raw", raw), ("views", views)] {
+            if !read.is_empty() {
+                add_speeds(&mut found, settings, &format!("python.{shape:?}.{name}"), rust, read);
+            }
         }
         let rust = Row::of(format!("python.{shape:?}.rust_rows_per_s"), "rows/s", rust);
         found.rows.push(rust);

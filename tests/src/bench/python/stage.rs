@@ -19,9 +19,11 @@ use serde_json::json;
 /// Segments that are shuffled together.
 pub const WINDOW: u32 = 16;
 
-/// Binaries as Python's `bytes`, which is the default, and as a tensor that shares the loader's memory.
+/// Binaries as Python's `bytes`, which is the default, as a tensor that shares the loader's memory, and as
+/// views of that memory.
 pub const LIST: &str = "list";
 pub const RAW: &str = "raw";
+pub const VIEWS: &str = "views";
 
 /// Where both sides read.
 pub struct PythonStage {
@@ -55,7 +57,7 @@ impl PythonStage {
         let s3 = S3Server::start();
         let stored = settings.shapes.iter().map(|shape| shape.upload(&s3, settings.scale));
         let stored: Vec<Stored> = stored.collect::<Result<_, _>>()?;
-        let node = ServerOptions::for_s3(&s3).try_start()?;
+        let node = ServerOptions::for_s3(&s3).slow_disk().try_start()?;
         let data = stored.into_iter().map(|stored| PythonData::new(&s3, &node, stored));
         let data = data.collect::<Result<_, _>>()?;
         Ok(Self { node, s3, processes, data })

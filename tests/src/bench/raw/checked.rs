@@ -2,6 +2,7 @@
 //! Every byte that comes is compared, those of answers that break off too.
 
 use super::load::{exchange, head_of};
+use super::timed_part::TimedPart;
 use crate::harness::made::MadeObject;
 use crate::harness::s3::S3Server;
 use crate::harness::s3_client::{S3Ask, S3Client};
@@ -13,6 +14,7 @@ use std::net::TcpStream;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 use tokio::runtime::Runtime;
+use tokio::time::timeout;
 
 /// Objects that are read at once.
 const READERS: usize = 4;
@@ -81,15 +83,22 @@ impl MadeSet {
     }
 
     /// Reads all objects once, half of them each way; the other half if `turned`.
-    pub fn read(&self, from: &RawReaders<'_>, turned: bool) -> anyhow::Result<CheckedBytes> {
+    pub fn read(
+        &self,
+        from: &RawReaders<'_>,
+        timed: &TimedPart,
+        turned: bool,
+    ) -> anyhow::Result<CheckedBytes> {
         let way = |n: usize| [RawWay::Endpoint, RawWay::Library][(n + usize::from(turned)) % 2];
-        self.read_in_turn(from, |n| (n < self.len()).then(|| (n, way(n))))
+        self.read_in_turn(from, timed, |n| (n < self.len()).then(|| (n, way(n))))
     }
 
-    /// Reads objects as `turn` says, by the number of the turn, until it says no more.
+    /// Reads objects as `turn` says, by the number of the turn, until it says no more. An error when the part
+    /// says that it takes too long.
     pub fn read_in_turn(
         &self,
         from: &RawReaders<'_>,
+        timed: &TimedPart,
         turn: impl Fn(usize) -> Option<(usize, RawWay)> + Sync,
     ) -> anyhow::Result<CheckedBytes> {
         let next = AtomicUsize::new(0);
@@ -97,7 +106,7 @@ impl MadeSet {
             let mut compared = CheckedBytes::default();
             while let Some((n, way)) = turn(next.fetch_add(1, Relaxed)) {
                 let (key, object) = &self.objects[n];
-                let mut read = Reading::of(object);
+                let mut read = Reading::of(object, timed);
                 match way {
                     RawWay::Endpoint => read.by_endpoint(&from.endpoint, &format!("/{}/{key}", self.bucket)),
                     RawWay::Library => {
@@ -132,6 +141,7 @@ impl<'a> RawReaders<'a> {
 /// An object that is being read.
 struct Reading<'a> {
     object: &'a MadeObject,
+    timed: &'a TimedPart,
     /// Bytes that have come.
     at: u64,
     compared: CheckedBytes,
@@ -141,19 +151,22 @@ struct Reading<'a> {
 }
 
 impl<'a> Reading<'a> {
-    fn of(object: &'a MadeObject) -> Self {
-        Self { object, at: 0, compared: CheckedBytes::default(), buffer: Vec::new(), since: Instant::now() }
+    fn of(object: &'a MadeObject, timed: &'a TimedPart) -> Self {
+        let (compared, buffer, since) = (CheckedBytes::default(), Vec::new(), Instant::now());
+        Self { object, timed, at: 0, compared, buffer, since }
     }
 
     fn take(&mut self, bytes: &[u8]) {
         self.compared.wrong += self.object.wrong_bytes(self.at, bytes, &mut self.buffer);
         self.compared.bytes += bytes.len() as u64;
         self.at += bytes.len() as u64;
+        self.timed.add(bytes.len() as u64);
         self.since = Instant::now();
     }
 
-    /// After an attempt: whether all has come. An error if nothing has for too long.
+    /// After an attempt: whether all has come. An error if nothing has for too long, or the time is up.
     fn is_over(&self, attempt: anyhow::Result<()>) -> anyhow::Result<bool> {
+        self.timed.check()?;
         match attempt {
             Ok(()) => {
                 let (at, size) = (self.at, self.object.size);
@@ -190,7 +203,10 @@ impl<'a> Reading<'a> {
         let mut stream = TcpStream::connect(client.endpoint.trim_start_matches("http://"))?;
         stream.set_read_timeout(Some(PATIENCE))?;
         stream.write_all(format!("{head}\r\n").as_bytes())?;
-        exchange(&mut stream, buffer, None, |bytes| self.take(bytes)).map(drop)
+        let deadline = Some(self.timed.deadline());
+        let is_whole = exchange(&mut stream, buffer, deadline, |bytes| self.take(bytes))?;
+        anyhow::ensure!(is_whole, "the time is up");
+        Ok(())
     }
 
     async fn by_library(&mut self, objects: &Objects, uri: &str) -> anyhow::Result<()> {
@@ -204,10 +220,11 @@ impl<'a> Reading<'a> {
     }
 
     async fn ask_library(&mut self, objects: &Objects, uri: &str) -> anyhow::Result<()> {
-        let version = objects.version(uri).await?;
+        let version = timeout(PATIENCE, objects.version(uri)).await??;
         let mut pieces = objects.read(&version, self.at..version.size)?;
-        while let Some(piece) = pieces.next().await {
+        while let Some(piece) = timeout(PATIENCE, pieces.next()).await? {
             self.take(&piece?);
+            self.timed.check()?;
         }
         Ok(())
     }

@@ -3,12 +3,14 @@
 
 use super::checked::{CheckedBytes, MadeSet, RawReaders, RawWay};
 use super::stage::{client_of, keys_file};
+use super::timed_part::TimedPart;
 use crate::bench::disk::node::{counters, status};
 use crate::bench::stages::runtime;
 use crate::harness::check::Findings;
 use crate::harness::ports::free_addresses;
 use crate::harness::process::{Run, Server, ServerOptions};
 use crate::harness::s3::S3Server;
+use anyhow::Context;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
@@ -16,6 +18,10 @@ use tokio::runtime::Runtime;
 
 /// How long blocks may take to their places on the disk after their readers have them.
 const PLACED: Duration = Duration::from_secs(60);
+
+/// How long a read of the whole set may take, and all kills with the reads meanwhile.
+const READ_LIMIT: Duration = Duration::from_mins(20);
+const KILLS_LIMIT: Duration = Duration::from_mins(40);
 
 /// How large the measurement is.
 #[derive(Debug, Clone, Copy)]
@@ -51,6 +57,7 @@ struct Place {
 pub fn run(settings: &RawKillsSettings) -> anyhow::Result<Findings> {
     let (s3, folder) = (S3Server::start(), tempfile::tempdir()?);
     let set = MadeSet::put(&s3, settings.small, settings.large, settings.large_bytes);
+    check_room(folder.path(), set.bytes)?;
     let keys = keys_file(folder.path())?;
     let stage = KillsStage { runtime: runtime()?, s3, set, folder, keys };
     let mut found = Findings::default();
@@ -60,6 +67,20 @@ pub fn run(settings: &RawKillsSettings) -> anyhow::Result<Findings> {
     checked += stage.killed(settings, &mut found)?;
     found.value("raw_bytes_checked", "bytes", checked as f64);
     Ok(found)
+}
+
+/// Two nodes hold the set at once. On a disk that is too small reads fail or crawl, and nothing says why.
+fn check_room(folder: &Path, set_bytes: u64) -> anyhow::Result<()> {
+    let disk = rustix::fs::statvfs(folder).with_context(|| folder.display().to_string())?;
+    let (free, needed) = (disk.f_bavail * disk.f_frsize, 2 * set_bytes + set_bytes / 4);
+    anyhow::ensure!(
+        free >= needed,
+        "{}: {:.1} GB are free, {:.1} GB are needed: name a larger disk in TMPDIR",
+        folder.display(),
+        free as f64 / 1e9,
+        needed as f64 / 1e9
+    );
+    Ok(())
 }
 
 impl KillsStage {
@@ -105,6 +126,7 @@ impl KillsStage {
         let [one, two] = [places()?, places()?];
         let folders = ["one", "two"].map(|name| self.folder.path().join(name));
         let mut all = 0;
+        let timed = |what| TimedPart::start(what, "GB", READ_LIMIT);
         let mut judge = |what: &str, read: CheckedBytes, s3_bytes: u64, expected: u64| {
             let CheckedBytes { bytes, wrong } = read;
             all += bytes;
@@ -118,18 +140,28 @@ impl KillsStage {
         };
         let node = self.start(&one, &folders[0], &[])?;
         self.s3_bytes();
-        judge("cold", self.set.read(&self.readers(&node)?, false)?, self.s3_bytes(), self.set.bytes);
+        judge(
+            "cold",
+            self.set.read(&self.readers(&node)?, &timed("cold"), false)?,
+            self.s3_bytes(),
+            self.set.bytes,
+        );
         self.wait_for_blocks(&node)?;
-        judge("warm", self.set.read(&self.readers(&node)?, true)?, self.s3_bytes(), 0);
+        judge("warm", self.set.read(&self.readers(&node)?, &timed("warm"), true)?, self.s3_bytes(), 0);
         node.try_stop()?;
         let node = self.start(&one, &folders[0], &[])?;
-        judge("restart", self.set.read(&self.readers(&node)?, false)?, self.s3_bytes(), 0);
+        judge("restart", self.set.read(&self.readers(&node)?, &timed("restart"), false)?, self.s3_bytes(), 0);
         node.try_stop()?;
         let node = self.start(&one, &folders[0], &[&one, &two])?;
         let other = self.start(&two, &folders[1], &[&one, &two])?;
         // By its endpoint alone: the library would ask the first node for what that owns.
         let by_endpoint = |n: usize| (n < self.set.len()).then_some((n, RawWay::Endpoint));
-        judge("peer", self.set.read_in_turn(&self.readers(&other)?, by_endpoint)?, self.s3_bytes(), 0);
+        judge(
+            "peer",
+            self.set.read_in_turn(&self.readers(&other)?, &timed("peer"), by_endpoint)?,
+            self.s3_bytes(),
+            0,
+        );
         let fills = self.runtime.block_on(counters(&other))?.peer_fills;
         found.check(fills >= self.set.blocks(), format!("peer: {fills} blocks came from the other node"));
         other.try_stop()?;
@@ -153,15 +185,17 @@ impl KillsStage {
             if pass > 0 && n == 0 {
                 // There is to be something to fill. A node that is dead at this moment keeps what it has.
                 let uri = self.s3.uri("set");
-                let free = Run::find("forebay").map(|run| run.args(["free", &uri, "--endpoint"]));
+                let free =
+                    Run::find("forebay").map(|run| run.args(["free", &uri, "--endpoint"]).limit(PLACED));
                 free.and_then(|run| run.arg(format!("http://{}", place.grpc)).try_end()).ok();
             }
             Some((n, [RawWay::Endpoint, RawWay::Library][(n + pass) % 2]))
         };
         let mut dice = fastrand::Rng::with_seed(settings.seed);
+        let timed = TimedPart::start("killed", "GB", KILLS_LIMIT);
         let (mut killed, mut corrupt) = (0, 0);
         let compared = std::thread::scope(|scope| -> anyhow::Result<CheckedBytes> {
-            let reading = scope.spawn(|| self.set.read_in_turn(&readers, turn));
+            let reading = scope.spawn(|| self.set.read_in_turn(&readers, &timed, turn));
             // Of this process alone: it has found files that a killed one left unfit to be read.
             let mut seen = |node: &Server| -> anyhow::Result<()> {
                 corrupt += self.runtime.block_on(counters(node))?.corrupt_segments;
@@ -173,6 +207,7 @@ impl KillsStage {
                     seen(&node)?;
                     node.kill();
                     killed += 1;
+                    timed.note(format!("{killed} of {} kills", settings.kills));
                     node = self.start(&place, &folder, &[])?;
                 }
                 Ok(())

@@ -3,21 +3,30 @@
 
 use super::load::{exchange, head_of};
 use super::stage::RawStage;
+use super::timed_part::TimedPart;
 use crate::harness::check::Findings;
 use crate::harness::made::MadeObject;
 use crate::harness::process::Run;
 use crate::harness::s3_client::{S3Ask, S3Client};
+use anyhow::Context;
 use bytes::Bytes;
 use forebay_client::Access;
 use forebay_client::objects::Objects;
 use futures::TryStreamExt;
+use std::io::ErrorKind;
 use std::net::TcpStream;
+use std::time::Duration;
+use tokio::time::timeout;
 
 /// Bytes of a block: many of them in an object.
 const BLOCK: u64 = 64 << 10;
 
 /// Blocks of an object; the last is a short one.
 const BLOCKS: u64 = 11;
+
+/// How long a read of one of them may take, and all reads of one way.
+const PATIENCE: Duration = Duration::from_secs(120);
+const LIMIT: Duration = Duration::from_mins(20);
 
 /// How large the measurement is.
 #[derive(Debug, Clone, Copy)]
@@ -65,8 +74,11 @@ pub fn run(settings: &OverwritesSettings) -> anyhow::Result<Findings> {
         [(OverwriteWay::Endpoint, "s3"), (OverwriteWay::Get, "get"), (OverwriteWay::Fs, "fs")]
     {
         let mut outcomes = Outcomes::default();
+        let timed = TimedPart::start(name, "objects", LIMIT);
         for n in 0..settings.each {
             one(&stage, &objects, reader, n, &mut dice, &mut outcomes)?;
+            timed.add(1);
+            timed.check()?;
         }
         let Outcomes { old, new, errors, torn: of_this } = outcomes;
         let reads = old + new + errors + of_this;
@@ -125,6 +137,8 @@ fn one(
         after.is_whole && after.bytes == now,
         "{key}: afterwards its bytes are others than the store's"
     );
+    // The store keeps its objects in memory.
+    stage.s3.objects().delete(&stage.s3.bucket, &key);
     Ok(())
 }
 
@@ -134,13 +148,16 @@ fn read(stage: &RawStage, objects: &Objects, reader: OverwriteWay, key: &str) ->
         OverwriteWay::Get => {
             let get =
                 Run::find("forebay")?.args(["get", &stage.s3.uri(key), "--endpoint", &stage.node.endpoint]);
-            let ended = get.try_end()?;
+            let ended = get.limit(PATIENCE).try_end()?;
             let is_known =
                 ended.code == Some(0) || ended.stderr.contains("was overwritten while it was read");
             anyhow::ensure!(is_known, "forebay get: {}", ended.stderr);
             Ok(Came { bytes: ended.stdout, is_whole: ended.code == Some(0) })
         }
-        OverwriteWay::Fs => stage.runtime.block_on(as_a_file(objects, &stage.s3.uri(key))),
+        OverwriteWay::Fs => stage.runtime.block_on(async {
+            let read = timeout(PATIENCE, as_a_file(objects, &stage.s3.uri(key))).await;
+            read.with_context(|| format!("{key}: not read as a file after {PATIENCE:?}"))?
+        }),
     }
 }
 
@@ -148,10 +165,18 @@ fn by_endpoint(client: &S3Client, target: &str) -> anyhow::Result<Came> {
     use std::io::Write as _;
     let ask = client.sign(&S3Ask::new("GET", target))?;
     let mut stream = TcpStream::connect(client.endpoint.trim_start_matches("http://"))?;
+    stream.set_read_timeout(Some(PATIENCE))?;
     stream.write_all(format!("{}\r\n", head_of(&client.endpoint, &ask)).as_bytes())?;
     let mut bytes = Vec::new();
     let ended = exchange(&mut stream, &mut vec![0; 256 << 10], None, |some| bytes.extend_from_slice(some));
-    Ok(Came { bytes, is_whole: ended.is_ok() })
+    let is_whole = ended.is_ok();
+    // An answer that breaks off is an error to its reader; one that never ends must not pass for that.
+    if let Err(error) = ended
+        && error.downcast_ref::<std::io::Error>().is_some_and(|e| e.kind() == ErrorKind::WouldBlock)
+    {
+        return Err(error.context(format!("{target}: nothing came for {PATIENCE:?}")));
+    }
+    Ok(Came { bytes, is_whole })
 }
 
 /// One version when it is opened, then range by range, each larger than the one before.

@@ -99,6 +99,11 @@ impl<'a> Corpus<'a> {
             made.limit(Duration::from_secs(300)).stdout()?;
             let cases = serde_json::from_slice(&std::fs::read(root.join("cases.json"))?)?;
             super::files::upload(&s3, &root, &prefix)?;
+            // Shallow clones name their objects by full URIs, which lie here.
+            let cloned = root.join("cloned");
+            if cloned.is_dir() {
+                super::files::upload(&s3, &cloned, "cloned")?;
+            }
             families.push(Family { root, prefix, any_order, cases });
         }
         Ok(Self { repository, folder, s3, families })

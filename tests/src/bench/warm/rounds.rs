@@ -99,7 +99,7 @@ impl WarmStage {
         let s3 = S3Server::start();
         let data = settings.shapes().into_iter().map(|shape| shape.upload(&s3, settings.scale));
         let data = data.collect::<Result<_, _>>()?;
-        let node = ServerOptions::for_s3(&s3).try_start()?;
+        let node = ServerOptions::for_s3(&s3).slow_disk().try_start()?;
         Ok(Self { node, s3, data, file, _folder: folder })
     }
 

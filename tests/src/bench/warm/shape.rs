@@ -54,6 +54,16 @@ pub struct Stored {
     pub mark: u64,
 }
 
+/// A Parquet object.
+#[derive(Debug)]
+pub struct WrittenObject {
+    pub bytes: Bytes,
+    /// The mark of each row.
+    pub marks: Vec<u64>,
+    /// Bytes that its values take as Arrow arrays.
+    pub arrow_bytes: u64,
+}
+
 impl Shape {
     /// Rows of a batch of one rank.
     pub fn batch_rows(self) -> usize {
@@ -95,6 +105,21 @@ impl Shape {
 
     /// Makes the dataset. `scale` is the share of its rows that there are.
     pub fn upload(self, s3: &S3Server, scale: f64) -> anyhow::Result<Stored> {
+        let WrittenObject { bytes, marks, arrow_bytes } = self.object(scale)?;
+        self.keys().for_each(|key| s3.put(&key, bytes.clone()));
+        let rows = (OBJECTS * marks.len()) as u64;
+        let samples = (0..).zip((0..OBJECTS).flat_map(|_| &marks));
+        Ok(Stored {
+            shape: self,
+            uri: s3.uri(&self.folder()),
+            rows,
+            arrow_bytes: OBJECTS as u64 * arrow_bytes,
+            mark: sum(samples.map(|(sample, row)| sample_mark(sample, *row))),
+        })
+    }
+
+    /// Makes one of its objects.
+    pub fn object(self, scale: f64) -> anyhow::Result<WrittenObject> {
         let (groups, rows) = self.groups();
         let rows = (rows as f64 * scale).ceil() as usize;
         let (mut dice, mut marks, mut arrow_bytes) = (Rng::with_seed(self as u64 + 1), Vec::new(), 0);
@@ -102,7 +127,7 @@ impl Shape {
         for group in 0..groups {
             let batch = self.batch(rows, group * rows, &mut dice)?;
             marks.extend(row_marks(&batch)?);
-            arrow_bytes += arrow_bytes_of(&batch)?;
+            arrow_bytes += arrow_bytes_of(&batch)? as u64;
             let writer = match &mut writer {
                 Some(writer) => writer,
                 None => writer.insert(ArrowWriter::try_new(
@@ -113,16 +138,8 @@ impl Shape {
             };
             writer.write(&batch)?;
         }
-        let object = Bytes::from(writer.context("an object has row groups")?.into_inner()?);
-        self.keys().for_each(|key| s3.put(&key, object.clone()));
-        let samples = (0..).zip((0..OBJECTS).flat_map(|_| &marks));
-        Ok(Stored {
-            shape: self,
-            uri: s3.uri(&self.folder()),
-            rows: (OBJECTS * groups * rows) as u64,
-            arrow_bytes: (OBJECTS * arrow_bytes) as u64,
-            mark: sum(samples.map(|(sample, row)| sample_mark(sample, *row))),
-        })
+        let bytes = Bytes::from(writer.context("an object has row groups")?.into_inner()?);
+        Ok(WrittenObject { bytes, marks, arrow_bytes })
     }
 
     /// Of its objects, in order.

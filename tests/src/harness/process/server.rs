@@ -85,6 +85,12 @@ impl ServerOptions {
         self
     }
 
+    /// A disk that answers late while gigabytes are written to it is no fault here: data that are not on it
+    /// would be read from the object store, at which those look that use this.
+    pub fn slow_disk(self) -> Self {
+        self.allow_log("a cache directory hangs and is set aside")
+    }
+
     /// Starts the server and waits until it listens.
     ///
     /// # Panics
@@ -100,7 +106,9 @@ impl ServerOptions {
         let log = folder.join("server.log");
         let mut child = self.spawn(&folder, &log).context("start forebay-server")?;
         let lines = follow(child.stdout.take().context("forebay-server has no stdout")?, &log);
+        let has_tls = self.arguments.iter().any(|argument| argument == "--tls-cert");
         let mut server = Server {
+            scheme: if has_tls { "https" } else { "http" },
             endpoint: String::new(),
             metrics: None,
             s3: None,
@@ -147,7 +155,8 @@ impl ServerOptions {
 
 /// A running `forebay-server`; killed when dropped.
 pub struct Server {
-    /// `http://127.0.0.1:PORT` or `unix:/PATH`, where it listens.
+    scheme: &'static str,
+    /// `http://127.0.0.1:PORT` (`https` with TLS) or `unix:/PATH`, where it listens.
     pub endpoint: String,
     /// `http://127.0.0.1:PORT`, where its metrics are, if it said so.
     pub metrics: Option<String>,
@@ -253,12 +262,12 @@ impl Server {
                     if let Some(address) = line.strip_prefix("listening ") {
                         self.endpoint = match address.trim() {
                             socket if socket.starts_with("unix:") => socket.to_owned(),
-                            address => format!("http://{address}"),
+                            address => format!("{}://{address}", self.scheme),
                         };
                     } else if let Some(address) = line.strip_prefix("metrics ") {
-                        self.metrics = Some(format!("http://{}", address.trim()));
+                        self.metrics = Some(format!("{}://{}", self.scheme, address.trim()));
                     } else if let Some(address) = line.strip_prefix("s3 ") {
-                        self.s3 = Some(format!("http://{}", address.trim()));
+                        self.s3 = Some(format!("{}://{}", self.scheme, address.trim()));
                     }
                     let is_all = self.metrics.is_some() && self.s3.is_some() == has_s3;
                     if !self.endpoint.is_empty() && is_all {

@@ -239,6 +239,34 @@ fn gateway_key(gateway: &Gateway) -> S3Client {
 }
 
 #[test]
+fn a_token_of_another_listing_shows_nothing_beyond_the_prefix() {
+    let gateway = Gateway::start();
+    for n in 0..3 {
+        gateway.s3.put(&format!("private/{n}"), "others");
+        gateway.s3.put(&format!("public/{n}"), "bytes");
+        gateway.s3.objects().put("elsewhere", &format!("public/{n}"), "of another bucket");
+    }
+    let token_of = |bucket: &str, prefix: &str| {
+        let target = format!("/{bucket}?list-type=2&max-keys=1&prefix={prefix}");
+        let page =
+            gateway.runtime.block_on(gateway.store().send(&S3Ask::new("GET", target))).expect("a page");
+        let page = String::from_utf8_lossy(&page.body).into_owned();
+        let token = page.split_once("<NextContinuationToken>").expect("a token").1;
+        token.split_once('<').expect("an end").0.to_owned()
+    };
+    let bucket = &gateway.s3.bucket;
+    for (from, prefix) in [(bucket.as_str(), "private/"), ("elsewhere", "public/")] {
+        let token = token_of(from, prefix);
+        let query = format!("/{bucket}?list-type=2&prefix=public/&continuation-token={token}");
+        let reply = raw(&gateway, get(&query, "").as_bytes());
+        assert!([200, 400].contains(&status(&reply)), "{reply}");
+        assert!(!reply.contains("<Key>private") && !reply.contains("elsewhere"), "{reply}");
+        assert_eq!(status(&raw(&gateway, get(&format!("{query}&prefix="), "").as_bytes())), 400);
+    }
+    gateway.server.stop();
+}
+
+#[test]
 fn a_write_is_refused_before_its_body() {
     let gateway = Gateway::start();
     let mut stream = connect(&gateway);

@@ -1,6 +1,7 @@
 //! Bytes that are sent as they lie in the cache's files: what happens to these meanwhile.
 
 use super::*;
+use forebay_tests::harness::check::must_try_all;
 use forebay_tests::harness::process::Run;
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
@@ -92,6 +93,79 @@ fn what_is_warm_is_sent_without_a_question_to_the_disk_or_the_store() {
             "{first}-{last}: {}",
             reply.status
         );
+    }
+    gateway.server.stop();
+}
+
+/// Faults of a node that waited for a disk: those of its async threads, and of the others.
+fn faults(pid: u32) -> (u64, u64) {
+    let (mut of_async, mut of_others) = (0, 0);
+    for thread in std::fs::read_dir(format!("/proc/{pid}/task")).expect("threads") {
+        // One that has ended meanwhile has no file.
+        let Ok(stat) = std::fs::read_to_string(thread.expect("a thread").path().join("stat")) else {
+            continue;
+        };
+        let (name, rest) = stat.rsplit_once(')').expect("a name");
+        let major = rest.split_whitespace().nth(9).and_then(|n| n.parse::<u64>().ok()).expect("a number");
+        match name.contains("forebay-async") {
+            true => of_async += major,
+            false => of_others += major,
+        }
+    }
+    (of_async, of_others)
+}
+
+/// Bytes that a process has had read from disks.
+fn disk_bytes(pid: u32) -> u64 {
+    let io = std::fs::read_to_string(format!("/proc/{pid}/io")).expect("the node lives");
+    let line = io.lines().find_map(|line| line.strip_prefix("read_bytes: ")).expect("a number");
+    line.parse().expect("a number")
+}
+
+#[test]
+fn cold_pages_never_meet_an_async_thread() {
+    // Few files keep their pages mapped: of the others the kernel can forget them, while the maps stay.
+    let gateway = Gateway::with(|options| {
+        options.args(["--memory-bytes", "32MiB"]).env("FOREBAY_OBJECTS__BLOCK_BYTES", "262144")
+    });
+    let wanted = bytes_of(1, SIZE);
+    gateway.s3.put("large", wanted.clone());
+    let (uri, pid) = (gateway.s3.uri("large"), gateway.server.pid());
+    let forebay = |line: &[&str]| {
+        Run::new("forebay").args(line).args(["--endpoint", &gateway.server.endpoint]).end().expect_success()
+    };
+    forebay(&["load", "--raw", &uri]);
+    let target = format!("/{}/large", gateway.s3.bucket);
+    let whole = || gateway.ask(&S3Ask::new("GET", target.clone())).body == wanted;
+    let ranges = || {
+        (0..SIZE).step_by(1 << 20).all(|at| {
+            let ask = S3Ask::new("GET", target.clone());
+            let reply = gateway.ask(&ask.header("range", &format!("bytes={at}-{}", at + 65_535)));
+            reply.body == wanted[at..at + 65_536]
+        })
+    };
+    let by_the_library = || forebay(&["get", &uri]) == wanted;
+    assert!(whole(), "every file is mapped now");
+    let reads: [(&str, &dyn Fn() -> bool); 3] =
+        [("whole", &whole), ("ranges", &ranges), ("by the library", &by_the_library)];
+    for (what, read) in reads {
+        for file in files(&gateway.server.folder.join("cache/v1/segments")) {
+            let file = std::fs::File::open(file).expect("open");
+            rustix::fs::fsync(&file).expect("it is on the disk");
+            rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).expect("forget it");
+        }
+        let (before, read_before) = (faults(pid), disk_bytes(pid));
+        assert!(read(), "{what}: other bytes");
+        let (after, bytes) = (faults(pid), disk_bytes(pid) - read_before);
+        let (of_async, of_others) = (after.0 - before.0, after.1 - before.1);
+        println!("{what}: {bytes} bytes from the disk; major faults: async {of_async}, others {of_others}");
+        if bytes == 0 {
+            assert!(!must_try_all(), "TMPDIR is no disk, and CI is set: cold pages are not tested");
+            eprintln!("TMPDIR is no disk: cold pages are not tested");
+            break;
+        }
+        // Pages of the program itself may be cold too.
+        assert!(of_async <= 4, "{what}: {of_async} faults of async threads, {of_others} of others");
     }
     gateway.server.stop();
 }

@@ -41,6 +41,33 @@ fn readers_of_a_cold_block_get_bytes_as_they_come() {
 }
 
 #[test]
+fn bytes_that_nobody_takes_yet_keep_no_others_from_coming() {
+    let s3 = S3Server::start();
+    let wanted = put(&s3, "long", 9, 64 * MIB);
+    let server = ServerOptions::for_s3(&s3).env("FOREBAY_OBJECTS__BLOCK_BYTES", "262144").start();
+    let uri = s3.uri("long");
+    // A read in four stretches at once: those behind the first one wait with what has come.
+    check("in one go", &get(&server, &uri, &[]), &wanted);
+    // Readers that stand still after their first bytes, on the connection of one that goes on.
+    let got = runtime().block_on(async {
+        let objects = Objects::new(&Access::endpoint(&server.endpoint)?);
+        let version = objects.version(&uri).await?;
+        let mut idle = Vec::new();
+        for _ in 0..4 {
+            let mut pieces = objects.read(&version, 0..version.size)?;
+            pieces.next().await.expect("a piece")?;
+            idle.push(pieces);
+        }
+        // Time for what they were sent to pile up.
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        let pieces: Vec<Bytes> = objects.read(&version, 0..version.size)?.try_collect().await?;
+        Ok::<_, Error>(pieces.concat())
+    });
+    check("beside four that stand still", &got.expect("read"), &wanted);
+    server.stop();
+}
+
+#[test]
 fn what_was_begun_ahead_ends_with_its_reader() {
     let s3 = S3Server::start();
     let blocks = 400;

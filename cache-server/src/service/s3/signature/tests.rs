@@ -17,7 +17,11 @@ fn signatures() -> Signatures {
 }
 
 fn check(uri: &str, headers: &[(&str, &str)], now: &str) -> Result<Signer, &'static str> {
-    let mut request = Request::builder().uri(uri);
+    check_by("GET", uri, headers, now)
+}
+
+fn check_by(method: &str, uri: &str, headers: &[(&str, &str)], now: &str) -> Result<Signer, &'static str> {
+    let mut request = Request::builder().method(method).uri(uri);
     for (name, value) in headers {
         request = request.header(*name, *value);
     }
@@ -72,6 +76,7 @@ fn what_aws_signs_is_known() {
 fn what_was_changed_on_the_way_is_not() {
     let denied = |headers: &[(&str, &str)]| check("/test.txt", headers, NOW).unwrap_err();
     assert_eq!(check("/test.txu", &example(), NOW), Err("SignatureDoesNotMatch"));
+    assert_eq!(check_by("HEAD", "/test.txt", &example(), NOW), Err("SignatureDoesNotMatch"));
     assert_eq!(check("/test.txt?a=b", &example(), NOW), Err("SignatureDoesNotMatch"));
     assert_eq!(denied(&with("range", "bytes=0-8")), "SignatureDoesNotMatch");
     assert_eq!(denied(&with("host", "other.s3.amazonaws.com")), "SignatureDoesNotMatch");
@@ -104,6 +109,7 @@ fn signed_urls_are_good_for_their_time() {
     assert_eq!(get("", "", "20130525T000001Z"), Err("AccessDenied"), "it has expired");
     assert_eq!(get("", "", "20130523T230000Z"), Err("AccessDenied"), "it is of the future");
     assert_eq!(get("test.txt", "test.txu", NOW), Err("SignatureDoesNotMatch"));
+    assert_eq!(check_by("HEAD", URL, &host, NOW), Err("SignatureDoesNotMatch"), "signed for a GET");
     let elsewhere = [("host", "examplebucket.s3.example.com")];
     assert_eq!(check(URL, &elsewhere, NOW), Err("SignatureDoesNotMatch"), "signed for another host");
     assert_eq!(

@@ -2,14 +2,15 @@
 //!
 //! The kernel sends SIGBUS, which ends a process. For an address in one of our maps the handler puts zeros in
 //! place of the missing pages and marks the map as torn; the reader goes on, finds the mark when it is done,
-//! and throws away what it made. For any other address the signal does what it always does.
+//! and throws away what it made. For any other address the signal does what it did before.
+#![expect(unsafe_code, reason = "signals are handled, and pages put in place of others")]
 
 use parking_lot::Mutex;
 use rustix::param::page_size;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
-use std::sync::{LazyLock, Once};
+use std::sync::{LazyLock, Once, OnceLock};
 
-/// Maps guarded at once. More maps than this go unguarded: the disk cache keeps half as many.
+/// Maps guarded at once. More maps than this go unguarded: a disk cache keeps half as many.
 const SLOTS_MAX: usize = 32 << 10;
 
 static SLOTS: LazyLock<Vec<Slot>> = LazyLock::new(|| (0..SLOTS_MAX).map(|_| Slot::default()).collect());
@@ -18,6 +19,9 @@ static SLOTS: LazyLock<Vec<Slot>> = LazyLock::new(|| (0..SLOTS_MAX).map(|_| Slot
 static FREE: Mutex<Vec<usize>> = Mutex::new(Vec::new());
 
 static HANDLER: Once = Once::new();
+
+/// What was done on SIGBUS before: a process that maps files may have a handler of its own.
+static BEFORE: OnceLock<libc::sigaction> = OnceLock::new();
 
 /// Guards a map until it ends.
 #[derive(Debug)]
@@ -100,11 +104,15 @@ fn install() {
         let mut action: libc::sigaction = std::mem::zeroed();
         action.sa_sigaction = on_sigbus as *const () as usize;
         action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_RESTART;
-        libc::sigaction(libc::SIGBUS, &action, std::ptr::null_mut())
+        let mut before: libc::sigaction = std::mem::zeroed();
+        let installed = libc::sigaction(libc::SIGBUS, &raw const action, &raw mut before);
+        // It is done once.
+        BEFORE.set(before).ok();
+        installed
     };
     if installed != 0 {
         tracing::warn!(
-            "SIGBUS cannot be handled: a segment file that is cut from outside while it is read ends the server"
+            "SIGBUS cannot be handled: a segment file that is cut from outside while it is read ends the process"
         );
     }
 }
@@ -137,9 +145,14 @@ extern "C" fn on_sigbus(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc
             return;
         }
     }
-    // SAFETY: the default action is always valid; the access is tried again, and ends the process as it
-    // should.
-    unsafe { libc::signal(libc::SIGBUS, libc::SIG_DFL) };
+    // SAFETY: an action that the kernel gave, or the default one, is valid; the access is tried again, and
+    // does what it did before.
+    unsafe {
+        match BEFORE.get() {
+            Some(before) => libc::sigaction(libc::SIGBUS, before, std::ptr::null_mut()) as usize,
+            None => libc::signal(libc::SIGBUS, libc::SIG_DFL),
+        }
+    };
 }
 
 #[cfg(test)]

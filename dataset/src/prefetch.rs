@@ -3,7 +3,7 @@
 #![expect(unsafe_code, reason = "the instruction is only to be had through a pointer")]
 
 /// Rows that a gather asks for ahead of the one that it copies.
-pub(super) const ROWS_AHEAD: usize = 12;
+pub(crate) const ROWS_AHEAD: usize = 12;
 
 /// Bytes of a row that are asked for: the processor goes on by itself.
 const BYTES: usize = 256;
@@ -13,7 +13,7 @@ const LINE: usize = 64;
 
 /// Has the processor fetch the beginning of a row. Nothing else happens, whatever the row is.
 #[inline]
-pub(super) fn prefetch(row: &[u8]) {
+pub(crate) fn prefetch(row: &[u8]) {
     #[cfg(target_arch = "x86_64")]
     for line in row[..row.len().min(BYTES)].chunks(LINE) {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};

@@ -1,0 +1,49 @@
+//! A part of a message whose rows lie in files of a node on this host.
+
+use forebay_dataset::shared::{LentRows, RowsDone};
+use std::any::Any;
+use std::sync::Arc;
+
+/// Such a part.
+#[derive(Debug, Clone)]
+pub struct SharedRows(Arc<RowsPart>);
+
+#[derive(Debug)]
+struct RowsPart {
+    rows: LentRows,
+    /// Until it is dropped the node keeps the files as they are.
+    _lease: Arc<dyn Any + Send + Sync>,
+}
+
+impl PartialEq for SharedRows {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl SharedRows {
+    /// Rows of a message that is given back when `lease` is dropped.
+    pub fn new(rows: LentRows, lease: Arc<dyn Any + Send + Sync>) -> Self {
+        Self(Arc::new(RowsPart { rows, _lease: lease }))
+    }
+
+    /// Bytes of all rows.
+    pub fn bytes(&self) -> usize {
+        self.0.rows.bytes()
+    }
+
+    /// Copies the next bytes.
+    pub fn copy(&self, done: &mut RowsDone, to: &mut [u8]) {
+        self.0.rows.copy(done, to);
+    }
+
+    /// Passes over the next bytes.
+    pub fn skip(&self, done: &mut RowsDone, bytes: usize) {
+        self.0.rows.skip(done, bytes);
+    }
+
+    /// Whether what was copied is right: to be asked before anything is made of it.
+    pub fn is_sound(&self) -> bool {
+        self.0.rows.is_sound()
+    }
+}

@@ -1,0 +1,137 @@
+//! The reader's end of lent files: their maps, and the rows of messages that lie in them.
+#![expect(unsafe_code, reason = "another process's files are mapped")]
+
+use super::channel::{FileNote, receive_note};
+use super::row_runs::{RowRuns, RowsDone};
+use crate::map_guard::Guard;
+use forebay_proto::{Error, Result, v1};
+use memmap2::Mmap;
+use parking_lot::Mutex;
+use rustix::fs::{FileType, Stat, fstat};
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+/// The files that a node has lent to this process for one batch stream.
+#[derive(Debug, Default)]
+pub struct FileMaps(Mutex<HashMap<u32, Arc<FileMap>>>);
+
+/// A file, mapped. Nobody writes to it; if somebody does all the same, or cuts it, that is found out after
+/// the use.
+#[derive(Debug)]
+struct FileMap {
+    map: Mmap,
+    guard: Guard,
+    file: OwnedFd,
+    modified: i128,
+}
+
+/// Rows of a message that lie in lent files.
+#[derive(Debug)]
+pub struct LentRows {
+    runs: RowRuns,
+    /// The files, and where in each the rows begin.
+    files: Vec<(Arc<FileMap>, usize)>,
+}
+
+impl FileMaps {
+    /// The rows that a part of a message names, whose runs are `runs`. `socket` is where the node's notes
+    /// come, without waiting. `Retry` if that makes no sense.
+    pub fn rows(&self, socket: impl AsFd + Copy, rows: &v1::FileRows, runs: &[u8]) -> Result<LentRows> {
+        let file = |at: &v1::FileStart| {
+            let map = self.file(socket, at.number)?;
+            let start = usize::try_from(at.start).ok().filter(|start| *start <= map.map.len());
+            Ok((map, start.ok_or_else(|| nonsense("rows lie behind the end of a file"))?))
+        };
+        let files = rows.files.iter().map(file).collect::<Result<Vec<_>>>()?;
+        let lengths: Vec<usize> = files.iter().map(|(file, start)| file.map.len() - start).collect();
+        let runs = RowRuns::read(rows.width as usize, runs, &lengths).map_err(|e| nonsense(&e.message))?;
+        Ok(LentRows { runs, files })
+    }
+
+    fn file(&self, socket: impl AsFd + Copy, number: u32) -> Result<Arc<FileMap>> {
+        let mut maps = self.0.lock();
+        if let Some(map) = maps.get(&number) {
+            return Ok(map.clone());
+        }
+        // Its note was sent before the message.
+        loop {
+            match receive_note(socket) {
+                Ok((note, None)) => drop(maps.remove(&note.number)),
+                Ok((note, Some(file))) => {
+                    let map = FileMap::new(file, &note).map_err(|e| nonsense(&e.to_string()))?;
+                    maps.insert(note.number, Arc::new(map));
+                }
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => break,
+                Err(e) => return Err(nonsense(&e.to_string())),
+            }
+        }
+        maps.get(&number).cloned().ok_or_else(|| nonsense("a message names a file that did not come"))
+    }
+}
+
+impl FileMap {
+    fn new(file: OwnedFd, note: &FileNote) -> io::Result<Self> {
+        let wrong = |why| io::Error::new(io::ErrorKind::InvalidData, why);
+        let stat = fstat(&file)?;
+        if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
+            return Err(wrong("it is no file"));
+        }
+        // SAFETY: the node only ever unlinks its files; what others do to it is found out by `is_sound`
+        // before anything is made of what was read, and pages that are missing are the guard's.
+        let map = unsafe { Mmap::map(&file)? };
+        if map.len() as u64 != note.bytes || modified(&stat) != note.modified {
+            return Err(wrong("the file was changed on its way"));
+        }
+        let start = map.as_ptr() as usize;
+        let guard = Guard::new(start, start + map.len());
+        Ok(Self { map, guard, file, modified: note.modified })
+    }
+
+    /// Whether all that was read of it is what the node had checked.
+    fn is_sound(&self) -> bool {
+        let is_same = |stat: Stat| {
+            u64::try_from(stat.st_size) == Ok(self.map.len() as u64) && modified(&stat) == self.modified
+        };
+        !self.guard.is_torn() && fstat(&self.file).is_ok_and(is_same)
+    }
+}
+
+impl Drop for FileMap {
+    fn drop(&mut self) {
+        // Before the addresses belong to another map.
+        self.guard.end();
+    }
+}
+
+impl LentRows {
+    /// Bytes of all rows.
+    pub fn bytes(&self) -> usize {
+        self.runs.bytes()
+    }
+
+    /// Copies the next bytes.
+    pub fn copy(&self, done: &mut RowsDone, to: &mut [u8]) {
+        let sources: Vec<&[u8]> = self.files.iter().map(|(file, start)| &file.map[*start..]).collect();
+        self.runs.copy(done, &sources, to);
+    }
+
+    /// Passes over the next bytes.
+    pub fn skip(&self, done: &mut RowsDone, bytes: usize) {
+        self.runs.skip(done, bytes);
+    }
+
+    /// Whether what was copied is right: to be asked before anything is made of it.
+    pub fn is_sound(&self) -> bool {
+        self.files.iter().all(|(file, _)| file.is_sound())
+    }
+}
+
+fn modified(stat: &Stat) -> i128 {
+    i128::from(stat.st_mtime) * 1_000_000_000 + i128::from(stat.st_mtime_nsec)
+}
+
+fn nonsense(why: &str) -> Error {
+    Error::retry(format!("a message in files of a node on this host cannot be read: {why}"))
+}
