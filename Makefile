@@ -96,6 +96,7 @@ nccl: setup ## Build the plugin for GPUs (no GPU needed): target/nccl/release, w
 	cargo build --release --manifest-path trainer/c10d-nccl/Cargo.toml --target-dir target/nccl
 
 gpu-kit: build nccl ## Gather in target/gpu-kit what a machine with a GPU and torch 2.11 needs: copy it there, start run.sh
+	cargo build --release --workspace --bins --lib --features forebay-tests/gpu
 	@scripts/gpu-kit.sh
 
 mutants: setup ## Change the modules that decide on rows, places and checkpoints, a little each time; say what no unit test notices (MUTANTS_ARGS="CRATE..")

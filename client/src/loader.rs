@@ -32,7 +32,7 @@ use crate::routing::Cluster;
 use crate::routing::policy::RetryPolicy;
 pub use batch::{Batch, Sequences};
 pub use epoch_plan::{EpochPlan, PlannedStep};
-use forebay_dataset::pool::Pool;
+use forebay_dataset::pool::{Pool, Registrar};
 use forebay_dataset::stream::gather::plain_width;
 use forebay_proto::Result;
 use forebay_proto::digest::{ContentDigest, OrderDigest};
@@ -113,6 +113,16 @@ impl Loader {
     /// Starts reading. `Invalid` if the settings do not fit each other or the dataset; `Changed` if the state
     /// to resume from is of another version of the dataset. Must be called within a Tokio runtime.
     pub fn start(dataset: &Dataset, settings: LoaderSettings) -> Result<Self> {
+        Self::start_registered(dataset, settings, None)
+    }
+
+    /// The same. Memory of batches that is used again is registered there: a device reads it without a copy.
+    /// Until it has, the batch must be kept.
+    pub fn start_registered(
+        dataset: &Dataset,
+        settings: LoaderSettings,
+        registrar: Option<Arc<dyn Registrar>>,
+    ) -> Result<Self> {
         let plan = RunPlan::new(dataset, settings)?;
         let settings = &plan.settings;
         let cluster = match &dataset.access {
@@ -120,9 +130,8 @@ impl Loader {
             Access::Direct(_) => None,
         };
         // Batches in the caller's hands come back too; beyond that the pool keeps nothing.
-        let pool = Pool::new(
-            usize::try_from(settings.prefetch_bytes).unwrap_or(usize::MAX).saturating_add(64 << 20),
-        );
+        let ahead = usize::try_from(settings.prefetch_bytes).unwrap_or(usize::MAX);
+        let pool = Pool::with_registrar(ahead.saturating_add(64 << 20), registrar);
         let schema = dataset.projected_schema.clone();
         let context = Arc::new(ReadContext {
             dataset: dataset.clone(),

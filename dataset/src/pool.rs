@@ -4,8 +4,15 @@
 //! back last is given away first: of all of them it is the likeliest to lie in the processor's cache. What
 //! the pool keeps alive is bounded in bytes; beyond that, and below [`POOLED_BYTES`], buffers are ordinary
 //! ones. Contents of a taken buffer are arbitrary: write every byte of a buffer before it is shared.
+//!
+//! A pool may have a [`Registrar`]: its buffers lie in pages of their own then, and those that are used again
+//! are registered with a device, which can read them without a copy.
 
-use arrow::buffer::{Buffer, MutableBuffer};
+mod memory;
+
+pub use memory::{PoolBuffer, Registrar, Registration};
+
+use arrow::buffer::Buffer;
 use bytes::Bytes;
 use parking_lot::Mutex;
 use std::collections::VecDeque;
@@ -26,42 +33,56 @@ pub struct Pool(Arc<Shelf>);
 #[derive(Debug)]
 struct Shelf {
     /// Those that nobody uses, the one that came back last at the end.
-    idle: Mutex<VecDeque<MutableBuffer>>,
+    idle: Mutex<VecDeque<PoolBuffer>>,
     /// Bytes of these, and of those that will come back. Grows only under the lock.
     bytes: AtomicUsize,
     limit: usize,
+    registrar: Option<Arc<dyn Registrar>>,
 }
 
 /// A buffer that was shared: it comes back when it is dropped.
 struct Lent {
-    buffer: MutableBuffer,
+    buffer: PoolBuffer,
     pool: Pool,
 }
 
 impl Pool {
     /// A pool that keeps at most `limit` bytes alive on its own account.
     pub fn new(limit: usize) -> Self {
-        Self(Arc::new(Shelf { idle: Mutex::default(), bytes: AtomicUsize::new(0), limit }))
+        Self::with_registrar(limit, None)
+    }
+
+    /// The same; buffers that are used again are registered there.
+    pub fn with_registrar(limit: usize, registrar: Option<Arc<dyn Registrar>>) -> Self {
+        Self(Arc::new(Shelf { idle: Mutex::default(), bytes: AtomicUsize::new(0), limit, registrar }))
     }
 
     /// A buffer of at least `bytes` bytes with arbitrary contents, aligned for every Arrow type.
-    pub fn take(&self, bytes: usize) -> MutableBuffer {
+    pub fn take(&self, bytes: usize) -> PoolBuffer {
         if bytes < POOLED_BYTES {
-            return MutableBuffer::from_len_zeroed(bytes);
+            return PoolBuffer::new(bytes);
         }
         let bytes = bytes.next_multiple_of(POOLED_BYTES);
-        let idle = self.0.take(bytes..=bytes.saturating_mul(2));
-        idle.unwrap_or_else(|| MutableBuffer::from_len_zeroed(bytes))
+        let (idle, registrar) = (self.0.take(bytes..=bytes.saturating_mul(2)), self.0.registrar.as_deref());
+        match (idle, registrar) {
+            (Some(mut buffer), Some(registrar)) => {
+                buffer.register(registrar);
+                buffer
+            }
+            (Some(buffer), None) => buffer,
+            (None, Some(_)) => PoolBuffer::in_pages(bytes),
+            (None, None) => PoolBuffer::new(bytes),
+        }
     }
 
     /// Ends writing: the first `bytes` bytes of a taken buffer, to be shared. The pool takes it back by
     /// itself.
-    pub fn share(&self, buffer: MutableBuffer, bytes: usize) -> Buffer {
+    pub fn share(&self, buffer: PoolBuffer, bytes: usize) -> Buffer {
         let bytes = bytes.min(buffer.len());
         let comes_back = buffer.len() >= POOLED_BYTES && self.0.make_room(buffer.len());
         let whole: Buffer = match comes_back {
             true => Bytes::from_owner(Lent { buffer, pool: self.clone() }).into(),
-            false => buffer.into(),
+            false => buffer.into_buffer(),
         };
         whole.slice_with_length(0, bytes)
     }
@@ -74,7 +95,7 @@ impl Pool {
 
 impl Shelf {
     /// An idle buffer of such a length.
-    fn take(&self, lengths: RangeInclusive<usize>) -> Option<MutableBuffer> {
+    fn take(&self, lengths: RangeInclusive<usize>) -> Option<PoolBuffer> {
         let mut idle = self.idle.lock();
         let found = idle.iter().rposition(|buffer| lengths.contains(&buffer.len()))?;
         let buffer = idle.remove(found)?;
@@ -96,7 +117,7 @@ impl Shelf {
 
     /// Takes a buffer back, or frees it where the lock is not to be had: a child of `fork` may find it held
     /// for ever, by a thread that it does not have.
-    fn put(&self, buffer: MutableBuffer) {
+    fn put(&self, buffer: PoolBuffer) {
         let idle = (0..RETURN_TRIES).find_map(|_| self.idle.try_lock().or_else(pause));
         match idle {
             Some(mut idle) => idle.push_back(buffer),
@@ -128,17 +149,18 @@ impl Drop for Lent {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::ops::Range;
 
     #[test]
     fn a_dropped_buffer_is_used_again() {
         let pool = Pool::new(1 << 20);
         let mut taken = pool.take(100_000);
         taken.as_slice_mut()[99_999] = 7;
-        let address = taken.as_ptr();
+        let address = taken.as_slice().as_ptr();
         let shared = pool.share(taken, 100_000);
         assert_eq!((shared.len(), shared[99_999]), (100_000, 7));
         let other = pool.take(100_000);
-        assert_ne!(other.as_ptr(), address, "still in use");
+        assert_ne!(other.as_slice().as_ptr(), address, "still in use");
         let slice = shared.slice(5);
         drop(shared);
         assert_eq!(pool.idle_bytes(), 0, "a slice keeps it in use");
@@ -146,9 +168,70 @@ mod tests {
         let later = pool.share(other, 100_000);
         let latest = later.as_ptr();
         drop(later);
-        assert_eq!(pool.take(90_000).as_ptr(), latest, "the one that came back last");
-        assert_eq!(pool.take(90_000).as_ptr(), address);
+        assert_eq!(pool.take(90_000).as_slice().as_ptr(), latest, "the one that came back last");
+        assert_eq!(pool.take(90_000).as_slice().as_ptr(), address);
         assert_eq!(address.align_offset(64), 0);
+    }
+
+    /// Counts what is registered.
+    #[derive(Debug, Default)]
+    struct Counting {
+        registered: Arc<Mutex<Vec<Range<usize>>>>,
+        refuses: bool,
+        asked: AtomicUsize,
+    }
+
+    impl Registrar for Counting {
+        fn register(&self, bytes: &[u8]) -> Option<Registration> {
+            self.asked.fetch_add(1, Relaxed);
+            let range = bytes.as_ptr() as usize..bytes.as_ptr_range().end as usize;
+            let registered = self.registered.clone();
+            registered.lock().push(range.clone());
+            let end = move || registered.lock().retain(|other| *other != range);
+            (!self.refuses).then(|| Registration::new(end))
+        }
+    }
+
+    #[test]
+    fn what_is_used_again_is_registered_until_it_is_freed() {
+        let registrar = Arc::new(Counting::default());
+        let registered = registrar.registered.clone();
+        let pool = Pool::with_registrar(300_000, Some(registrar.clone()));
+        let take = |bytes: usize| pool.share(pool.take(bytes), bytes);
+        let first = take(100_000);
+        assert!(registered.lock().is_empty(), "it may never come back");
+        drop(first);
+        for _ in 0..3 {
+            let again = take(100_000);
+            let range = again.as_ptr() as usize..again.as_ptr() as usize + (128 << 10);
+            assert_eq!(*registered.lock(), [range], "whole pages, once");
+            assert_eq!(again.as_ptr() as usize % 4096, 0);
+        }
+        drop(pool.take(100_000));
+        assert!(registered.lock().is_empty(), "a buffer that was taken and not shared is freed");
+        drop([take(100_000), take(100_000)]);
+        drop([take(100_000), take(100_000)]);
+        assert_eq!(registered.lock().len(), 2);
+        drop(take(250_000));
+        assert_eq!(registered.lock().len(), 0, "the pool had to make room");
+        let small = take(100);
+        assert_eq!((small.len(), registered.lock().len()), (100, 0));
+        drop(take(250_000));
+        let last = take(250_000);
+        drop(pool);
+        assert_eq!(registered.lock().len(), 1, "it is in use");
+        drop(last);
+        assert!(registered.lock().is_empty());
+    }
+
+    #[test]
+    fn what_cannot_be_registered_is_not_tried_again() {
+        let registrar = Arc::new(Counting { refuses: true, ..Default::default() });
+        let pool = Pool::with_registrar(1 << 20, Some(registrar.clone()));
+        for _ in 0..5 {
+            drop(pool.share(pool.take(100_000), 100_000));
+        }
+        assert_eq!(registrar.asked.load(Relaxed), 1);
     }
 
     #[test]

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from threading import Lock
 from typing import Any
 
 import torch
@@ -23,14 +26,26 @@ class Sent:
 class Device:
     """Where tensors go.
 
-    To a CUDA device they go from pinned memory, which torch keeps and uses again, on a stream of its own. The thread that
-    made them puts the copy on that stream; the stream that computes waits for it, the host does not.
+    To a CUDA device they go from pinned memory, on a stream of its own. The thread that made them puts the copy on that
+    stream; the stream that computes waits for it, the host does not. The loader's own memory is pinned once it is used
+    again; other tensors are copied into pinned memory that torch keeps.
     """
+
+    # None for devices other than CUDA's.
+    _copies: torch.cuda.Stream | None = None
 
     def __init__(self, device: str | torch.device) -> None:
         self.device = _checked(device)
-        is_cuda = self.device.type == "cuda"
-        self._copies: torch.cuda.Stream | None = torch.cuda.Stream(self.device) if is_cuda else None
+        if self.device.type == "cuda":
+            self._copies = torch.cuda.Stream(self.device)
+        # What copies read that may not be through: the loader would use its memory again. Oldest first.
+        self._sources: deque[Sent] = deque()
+        self._lock = Lock()
+
+    @property
+    def cuda_index(self) -> int | None:
+        """The number of a CUDA device; None for other devices."""
+        return self.device.index if self._copies is not None else None
 
     def send(self, value: Any) -> Sent:
         """Begins to copy all tensors within it, from any thread."""
@@ -38,12 +53,37 @@ class Device:
             return Sent(value, None)
         if self._copies is None:
             return Sent(_each(value, lambda tensor: tensor.to(self.device)), None)
-        # Torch gives pinned memory to nobody else before the copies out of it are through.
+        # Torch gives its own pinned memory to nobody else before the copies out of it are through.
         with torch.cuda.stream(self._copies):
-            value = _each(value, lambda tensor: _pinned(tensor).to(self.device, non_blocking=True))
+            try:
+                sent = _each(value, lambda tensor: _pinned(tensor).to(self.device, non_blocking=True))
+            except BaseException:
+                # Some may be on their way.
+                self._copies.synchronize()
+                raise
             copied = torch.cuda.Event()
             copied.record(self._copies)
-        return Sent(value, copied)
+        with self._lock:
+            self._sources.append(Sent(value, copied))
+        self._let_go()
+        return Sent(sent, copied)
+
+    def _let_go(self) -> None:
+        """Lets go of what was copied."""
+        with self._lock:
+            while self._sources and (copied := self._sources[0].copied) is not None and copied.query():
+                self._sources.popleft()
+
+    def close(self) -> None:
+        """Waits until all copies are through."""
+        if self._copies is not None:
+            self._copies.synchronize()
+            self._sources.clear()
+
+    def __del__(self) -> None:
+        # What is still copied must not be freed before; when the process ends it is not.
+        if not sys.is_finalizing():
+            self.close()
 
     def receive(self, sent: Sent) -> Any:
         """What was sent, for operations on the stream that is current here."""
@@ -51,6 +91,7 @@ class Device:
             return sent.value
         computing = torch.cuda.current_stream(self.device)
         computing.wait_event(sent.copied)
+        self._let_go()
 
         def keep(tensor: torch.Tensor) -> torch.Tensor:
             # Its memory belongs to the stream of the copies, which must not take it back while this one reads it.

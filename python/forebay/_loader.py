@@ -40,6 +40,8 @@ class BatchLoader(Run, Generic[T]):
         self._ahead: deque[Task[T]] = deque()
         self._reader: BatchReader | None = None
         self._closed = False
+        # A CUDA device that copies batches straight from the loader's memory.
+        self._cuda: int | None = None
         self._digest: str | None = None
 
     def _convert(self, batch: Batch) -> Any:
@@ -60,7 +62,7 @@ class BatchLoader(Run, Generic[T]):
             raise ClosedError("this loader is closed: make a new one")
         turn = self._begin()
         if self._reader is None:
-            self._reader = self._settings.read(self.data._core)
+            self._reader = self._settings.read(self.data._core, cuda=self._cuda)
         return _Epoch(self, turn)
 
     @property

@@ -95,6 +95,8 @@ class Loader(BatchLoader[T]):
         self._device = None if device is None else Device(device)
         ahead = bool(images) or self._device is not None
         super().__init__(dataset, transform=transform, threads=threads, prefetch=prefetch, ahead=ahead, **options)
+        if self._device is not None:
+            self._cuda = self._device.cuda_index
         self._tensors = Tensors(
             self.data.schema,
             nulls=nulls,
@@ -123,5 +125,7 @@ class Loader(BatchLoader[T]):
     def close(self) -> None:
         """Ends the streams, and the threads of transforms and images. Batches that were handed out stay as they are."""
         super().close()
+        if self._device is not None:
+            self._device.close()
         if self._tensors.images is not None:
             self._tensors.images.close()

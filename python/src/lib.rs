@@ -11,6 +11,7 @@
 mod batch;
 mod capsule;
 mod column;
+mod cuda;
 mod dataset;
 mod dlpack;
 mod errors;

@@ -2,6 +2,7 @@
 //! business.
 
 use crate::batch::Batch;
+use crate::cuda;
 use crate::dataset::Dataset;
 use crate::errors;
 use crate::plan::Plan;
@@ -103,12 +104,15 @@ impl Settings {
         plan.map(Plan).map_err(|e| errors::raise(py, e))
     }
 
-    /// Starts reading.
-    fn read(&self, py: Python<'_>, dataset: &Dataset) -> PyResult<BatchReader> {
+    /// Starts reading. With the number of a CUDA device, the memory of batches is registered with it, where
+    /// that can be: copies to the device may read it then for as long as the batch is kept.
+    #[pyo3(signature = (dataset, *, cuda=None))]
+    fn read(&self, py: Python<'_>, dataset: &Dataset, cuda: Option<u32>) -> PyResult<BatchReader> {
         let start = || -> Result<(ColumnOrder, Loader)> {
             let _entered = runtime()?.enter();
-            let dataset = dataset.get()?;
-            Ok((ColumnOrder::of(dataset)?, Loader::start(dataset, self.0.clone())?))
+            let (dataset, registrar) = (dataset.get()?, cuda.and_then(cuda::registrar));
+            let loader = Loader::start_registered(dataset, self.0.clone(), registrar)?;
+            Ok((ColumnOrder::of(dataset)?, loader))
         };
         let (order, loader) = start().map_err(|e| errors::raise(py, e))?;
         let loader = OfProcess::new(Mutex::new(Some(loader)));

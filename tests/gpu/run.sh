@@ -145,4 +145,24 @@ else
         rm -f "$report"
     fi
 fi
+
+# --- the Python package: batches that arrive on the GPU -----------------------------------------------------------------
+if [ "$count" -eq 0 ]; then
+    skip python "no GPU"
+elif ! "$python" -c 'import torch' 2>/dev/null; then
+    skip python "$python has no torch"
+else
+    cache=$(mktemp -d)
+    output=$(PYTHONPATH=$kit/python FOREBAY_SERVER=$kit/forebay-server FOREBAY_CACHE_DIR=$cache FOREBAY_IDLE_S=5 \
+        timeout --kill-after=10 "$limit" "$python" "$kit/loader.py" "$kit/mnist" 2>&1)
+    code=$?
+    echo "$output" | grep -E "^(PASS|FAIL|SKIP|python)"
+    if [ "$code" -eq 124 ] || [ "$code" -eq 137 ]; then
+        fail python "was not done within $limit s"
+    elif [ "$code" -ne 0 ]; then
+        failed=1
+        echo "$output" | grep -q "^FAIL" || fail python "ended with $code: $(echo "$output" | tail -n 1)"
+    fi
+    rm -rf "$cache"
+fi
 finish

@@ -9,9 +9,8 @@ use super::byte_column::{ByteColumn, offset_bytes};
 use super::sampler::StepPlan;
 use crate::content::content_digest;
 use arrow::array::{Array, ArrayRef, AsArray, MutableArrayData, RecordBatch, make_array};
-use arrow::buffer::MutableBuffer;
 use forebay_dataset::PackedSchema;
-use forebay_dataset::pool::Pool;
+use forebay_dataset::pool::{Pool, PoolBuffer};
 use forebay_dataset::stream::gather::{concat, plain_array, plain_width};
 use forebay_proto::digest::OrderDigest;
 use forebay_proto::{Error, Result};
@@ -29,7 +28,7 @@ pub(crate) struct BatchBuilder {
 
 #[derive(Debug, Default)]
 struct ColumnBuilder {
-    plain: Option<MutableBuffer>,
+    plain: Option<PoolBuffer>,
     /// Values of strings or binaries that landed in order.
     bytes: ByteColumn,
     /// First row and rows.

@@ -2,12 +2,12 @@
 //! land one behind the other, each once, where the batch needs them.
 
 use arrow::array::{ArrayRef, GenericByteArray};
-use arrow::buffer::{MutableBuffer, OffsetBuffer};
+use arrow::buffer::OffsetBuffer;
 use arrow::datatypes::{
     ArrowNativeType, BinaryType, ByteArrayType, DataType, LargeBinaryType, LargeUtf8Type, Utf8Type,
 };
 use arrow::error::ArrowError;
-use forebay_dataset::pool::Pool;
+use forebay_dataset::pool::{Pool, PoolBuffer};
 use std::sync::Arc;
 
 /// Room beyond what the rows so far let expect: a part of that.
@@ -18,7 +18,7 @@ const SPARE_PART: usize = 8;
 pub(crate) struct ByteColumn {
     /// Where each value ends.
     ends: Vec<usize>,
-    values: Option<MutableBuffer>,
+    values: Option<PoolBuffer>,
     /// A message is about to land behind them.
     is_claimed: bool,
 }
@@ -97,7 +97,7 @@ impl ByteColumn {
         T::Offset::from_usize(bytes).ok_or_else(overflows)?;
         let offsets = std::iter::once(0).chain(self.ends).map(T::Offset::usize_as);
         let offsets = OffsetBuffer::new(offsets.collect::<Vec<_>>().into());
-        let values = pool.share(self.values.unwrap_or_else(|| MutableBuffer::new(0)), bytes);
+        let values = pool.share(self.values.unwrap_or_default(), bytes);
         Ok(Arc::new(GenericByteArray::<T>::try_new(offsets, values, None)?))
     }
 

@@ -13,10 +13,10 @@ use super::builder::{BatchBuilder, Commit, RowCopy};
 use super::reorder::ReorderBuffer;
 use crate::stream::{Head, SharedRows};
 use arrow::array::{Array, ArrayRef};
-use arrow::buffer::{Buffer, MutableBuffer};
+use arrow::buffer::Buffer;
 use arrow::datatypes::SchemaRef;
 use bytes::Bytes;
-use forebay_dataset::pool::Pool;
+use forebay_dataset::pool::{Pool, PoolBuffer};
 use forebay_dataset::shared::RowsDone;
 use forebay_proto::hash::Hash64;
 use forebay_proto::{Error, Result};
@@ -43,7 +43,7 @@ pub(crate) struct MessageDecoder {
     pool: Option<Pool>,
     /// Bytes of the body so far.
     at: usize,
-    scratch: Option<MutableBuffer>,
+    scratch: Option<PoolBuffer>,
     hash: Hash64,
     held: bool,
     /// Parts of the body that were copied out of files.

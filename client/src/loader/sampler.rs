@@ -123,8 +123,8 @@ impl Epoch {
         let sample = |s: &Slot| segments[s.sample.segment as usize].first_row + u64::from(s.sample.row);
         let bytes = slots.len() * size_of::<u64>();
         let mut numbers = pool.take(bytes);
-        for (number, slot) in numbers.typed_data_mut::<u64>().iter_mut().zip(&slots) {
-            *number = sample(slot);
+        for (number, slot) in numbers.as_slice_mut().as_chunks_mut().0.iter_mut().zip(&slots) {
+            *number = sample(slot).to_ne_bytes();
         }
         let samples = ScalarBuffer::<u64>::from(pool.share(numbers, bytes));
         let mut running = vec![OrderDigest::default(); slots.len() + 1];

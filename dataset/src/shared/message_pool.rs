@@ -4,9 +4,9 @@
 use super::file_rows::{FileRows, RowFile};
 use super::region::{SharedBuffer, SharedRegion};
 use super::row_runs::{RUN_BYTES, RowRuns};
-use crate::pool::{POOLED_BYTES, Pool};
+use crate::pool::{POOLED_BYTES, Pool, PoolBuffer};
 use crate::ready::ReadySegment;
-use arrow::buffer::{Buffer, MutableBuffer};
+use arrow::buffer::Buffer;
 use bytes::Bytes;
 use std::sync::Arc;
 
@@ -30,7 +30,7 @@ pub struct MessagePool {
 /// A buffer to be written.
 #[derive(Debug)]
 pub(crate) enum MessageBuffer {
-    Own(MutableBuffer),
+    Own(PoolBuffer),
     Shared(SharedBuffer),
 }
 

@@ -39,6 +39,12 @@ pub struct WarmOptions {
     /// Only these subjects, separated by commas: names as in the report, or their ends, as in `T.window16`.
     #[arg(long, value_delimiter = ',')]
     subjects: Vec<String>,
+    /// Numbers of ranks that read at once by TCP, separated by commas.
+    #[arg(long, value_delimiter = ',', default_values_t = [1, 2, 4], value_parser = clap::value_parser!(u32).range(1..=64))]
+    ranks: Vec<u32>,
+    /// The same through shared memory.
+    #[arg(long, value_delimiter = ',', default_values_t = [1], value_parser = clap::value_parser!(u32).range(1..=64))]
+    fd_ranks: Vec<u32>,
     /// How often each figure is measured.
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
@@ -49,7 +55,7 @@ pub struct WarmOptions {
     #[arg(long)]
     check: bool,
     /// Stores the ratios for `--check`.
-    #[arg(long, conflicts_with_all = ["check", "only", "subjects", "scale"])]
+    #[arg(long, conflicts_with_all = ["check", "only", "subjects", "scale", "ranks", "fd_ranks"])]
     store: bool,
     /// Where the ratios are stored.
     #[arg(long, default_value = "tests/figures/warm.json")]
@@ -89,7 +95,7 @@ impl WarmOptions {
     /// The epochs to measure, and the shapes to decode.
     fn chosen(&self) -> anyhow::Result<(Vec<Subject>, Vec<Shape>)> {
         let mut shapes: Vec<_> = wanted(&self.only).collect();
-        let mut chosen = Subject::all(&shapes);
+        let mut chosen = Subject::all(&shapes, &self.ranks, &self.fd_ranks);
         chosen.retain(|subject| self.is_named(&subject.name()));
         shapes.retain(|shape| self.is_named(&decode::name(*shape)));
         let is_none = chosen.is_empty() && shapes.is_empty();
@@ -161,6 +167,11 @@ fn subjects_go_by_the_ends_of_their_names() {
     assert_eq!(
         chosen(&["--only", "B", "--subjects", "window16"]).expect("both ways"),
         "warm.grpc.B.window16 warm.fd.B.window16"
+    );
+    assert_eq!(
+        chosen(&["--subjects", "B.window16.8ranks", "--ranks", "1,8", "--fd-ranks", "8"])
+            .expect("of 8 ranks"),
+        "warm.grpc.B.window16.8ranks warm.fd.B.window16.8ranks"
     );
     assert_eq!(chosen(&["--subjects", "decode.T"]).expect("no epoch"), "decode.T");
     assert!(chosen(&["--only", "B", "--subjects", "T.window16"]).is_err());

@@ -12,9 +12,6 @@ use anyhow::Context;
 use forebay_client::loader::Shuffle;
 use forebay_proto::digest::OrderDigest;
 
-/// Ranks that read at once.
-const RANKS: [u32; 3] = [1, 2, 4];
-
 /// The orders.
 const SHUFFLES: [Shuffle; 2] = [Shuffle::None, Shuffle::Window(16)];
 
@@ -79,12 +76,13 @@ impl Transport {
 }
 
 impl Subject {
-    /// All, those of one order one after the other, one rank first.
-    pub fn all(shapes: &[Shape]) -> Vec<Self> {
+    /// All by these numbers of ranks, those of one order one after the other.
+    pub fn all(shapes: &[Shape], grpc_ranks: &[u32], fd_ranks: &[u32]) -> Vec<Self> {
         let orders = shapes.iter().flat_map(|shape| SHUFFLES.map(|shuffle| (*shape, shuffle)));
         let of_order = |(shape, shuffle)| {
-            let grpc = RANKS.map(|ranks| Self { shape, shuffle, ranks, transport: Transport::Grpc });
-            grpc.into_iter().chain([Self { shape, shuffle, ranks: 1, transport: Transport::Fd }])
+            let subject = move |transport| move |&ranks: &u32| Self { shape, shuffle, ranks, transport };
+            let grpc = grpc_ranks.iter().map(subject(Transport::Grpc));
+            grpc.chain(fd_ranks.iter().map(subject(Transport::Fd)))
         };
         orders.flat_map(of_order).collect()
     }
@@ -112,6 +110,9 @@ impl Subject {
     /// Its bounds; those of several ranks are in [`OF_ONE_RANK`].
     pub fn target(self) -> Option<Target> {
         let target = |ratio, cpu_s_per_gb| Target { ratio, cpu_s_per_gb };
+        if self.ranks > 1 {
+            return None;
+        }
         if self.transport == Transport::Fd {
             return Some(match (self.shape, self.shuffle) {
                 (Shape::X, Shuffle::None) => target(0.8, None),
@@ -122,7 +123,7 @@ impl Subject {
                 (Shape::B, _) => target(0.8, None),
             });
         }
-        (self.ranks == 1).then(|| match (self.shape, self.shuffle) {
+        Some(match (self.shape, self.shuffle) {
             (Shape::X, Shuffle::None) => target(1.0, Some(0.5)),
             (Shape::X, _) => target(0.8, None),
             (Shape::T, Shuffle::None) => target(0.8, None),

@@ -47,7 +47,7 @@ fn nodes_know_each_other_by_their_token() {
         let header = policy.header("vision");
         let read = |path: &str, message: &[u8]| {
             let question = Question { endpoint: &nodes[1].endpoint, path, header: Some(&header), message };
-            let answer = runtime.block_on(wire::ask(question));
+            let answer = runtime.block_on(wire::ask_whole(question));
             assert_eq!(answer.code, 0, "{}", answer.message);
             answer
         };

@@ -75,11 +75,20 @@ pub async fn send(question: Question<'_>) -> hyper::Response<hyper::body::Incomi
 
 /// Asks, and listens until the answer ends, or pauses.
 pub async fn ask(question: Question<'_>) -> Answer {
+    ask_with(question, PAUSE).await
+}
+
+/// Asks, and listens until the answer ends.
+pub async fn ask_whole(question: Question<'_>) -> Answer {
+    ask_with(question, PATIENCE).await
+}
+
+async fn ask_with(question: Question<'_>, pause: Duration) -> Answer {
     let (head, mut body) = send(question).await.into_parts();
     let mut answer = Answer { code: 0, message: String::new(), body: Vec::new() };
     note(&mut answer, &head.headers);
     loop {
-        let pause = if answer.body.is_empty() { PATIENCE } else { PAUSE };
+        let pause = if answer.body.is_empty() { PATIENCE } else { pause };
         match timeout(pause, body.frame()).await {
             Ok(Some(Ok(frame))) => match frame.into_data() {
                 Ok(data) => answer.body.extend_from_slice(&data),
