@@ -7,6 +7,9 @@
 //! object store is always there.
 
 mod client;
+mod silence;
+#[cfg(test)]
+pub mod tests;
 
 pub use client::{Peer, PeerCredentials};
 
@@ -322,94 +325,4 @@ fn check(holds: bool, why: &str) -> Result<()> {
 fn check_columns(batch: &SegmentBatch, columns: &[String]) -> Result<()> {
     let has = |c: &String| batch.has(c);
     check(batch.schema().fields().len() == columns.len() && columns.iter().all(has), "it has other columns")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::disk::file::Encoded;
-    use arrow::array::{ArrayRef, Int64Array, RecordBatch, UInt8Array};
-    use arrow::buffer::Buffer;
-    use arrow::datatypes::{DataType, Field, Schema};
-    use forebay_proto::manifest::{Digest, SegmentId};
-
-    impl Peers {
-        /// A cluster of one.
-        pub fn none() -> Self {
-            Self::new(Arc::new(Ownership::alone()), PeerCredentials::default())
-        }
-    }
-
-    #[test]
-    fn a_block_of_another_object_version_or_length_is_not_used() {
-        let object = |uri: &str, etag: &str| ObjectVersion {
-            uri: uri.into(),
-            etag: etag.into(),
-            size: 100_000,
-            modified_ms: 0,
-            block_bytes: 65_536,
-            headers: "".into(),
-        };
-        let origin = |object: &ObjectVersion, index| Origin {
-            id: object.block_id(index),
-            object: object.uri.clone(),
-            etag: object.etag.clone(),
-        };
-        let (wanted, columns) = (object("s3://b/o", "e"), [file::RAW_COLUMN.to_owned()]);
-        let expected = origin(&wanted, 1);
-        let asked = WantedColumns {
-            content: Content::Block(&wanted, 1),
-            origin: &expected,
-            columns: &columns,
-            ask_owner: false,
-        };
-        let peers = Peers::none();
-        let sent = |origin: Origin, bytes: usize, column: &str| {
-            let field = Field::new(column, DataType::UInt8, false);
-            let values: ArrayRef = Arc::new(UInt8Array::from(vec![7; bytes]));
-            let batch = RecordBatch::try_new(Arc::new(Schema::new(vec![field])), vec![values]).unwrap();
-            let file =
-                Encoded::new(&origin, &batch.into()).unwrap().0.into_iter().collect::<Vec<_>>().concat();
-            let read = file::from_bytes(&Buffer::from(file.as_slice()));
-            peers.classify("http://other", read, |origin, batch| asked.check(origin, batch)).map(drop)
-        };
-        assert!(sent(expected.clone(), 34_464, file::RAW_COLUMN).is_ok());
-        for (origin, bytes, column) in [
-            (origin(&object("s3://b/p", "e"), 1), 34_464, file::RAW_COLUMN),
-            (origin(&object("s3://b/o", "f"), 1), 34_464, file::RAW_COLUMN),
-            (origin(&wanted, 0), 34_464, file::RAW_COLUMN),
-            (Origin { etag: "f".into(), ..expected.clone() }, 34_464, file::RAW_COLUMN),
-            (expected.clone(), 34_463, file::RAW_COLUMN),
-            (expected.clone(), 65_536, file::RAW_COLUMN),
-            (expected.clone(), 34_464, "id"),
-        ] {
-            let what = format!("{origin:?}, {bytes} bytes of {column}");
-            assert_eq!(sent(origin, bytes, column).map_err(|e| e.kind), Err(Kind::Corrupt), "{what}");
-        }
-        assert_eq!(peers.counters.corrupt.load(Relaxed), 7);
-    }
-
-    #[test]
-    fn a_damaged_segment_from_another_node_is_counted_and_not_used() {
-        let ids: ArrayRef = Arc::new(Int64Array::from_iter_values(0..100));
-        let batch = RecordBatch::try_from_iter([("id", ids)]).unwrap();
-        let origin = Origin { id: SegmentId(Digest(7)), object: "s3://b/o".into(), etag: "e".into() };
-        let sent =
-            Encoded::new(&origin, &batch.clone().into()).unwrap().0.into_iter().collect::<Vec<_>>().concat();
-        let mut damaged = sent.clone();
-        *damaged.last_mut().unwrap() ^= 1;
-        let peers = Peers::none();
-        let classify = |bytes: &Vec<u8>, columns: &[String]| {
-            let read = file::from_bytes(&Buffer::from(bytes.as_slice()));
-            peers.classify("http://other", read, |_, batch| check_columns(batch, columns))
-        };
-        let corrupt = || peers.counters.corrupt.load(Relaxed);
-        let wanted = ["id".to_owned()];
-        let (from, read) = classify(&sent, &wanted).unwrap();
-        assert_eq!((from, read.columns().unwrap()), (origin, batch));
-        assert_eq!(corrupt(), 0);
-        assert_eq!(classify(&damaged, &wanted).unwrap_err().kind, Kind::Corrupt);
-        assert_eq!(classify(&sent, &["other".to_owned()]).unwrap_err().kind, Kind::Corrupt);
-        assert_eq!(corrupt(), 2);
-    }
 }

@@ -1,10 +1,11 @@
 //! The connection to another node, and whether it answers.
 
+use super::silence::{SUSPENDED, Suspension, in_time};
 use arrow::buffer::{Buffer, MutableBuffer};
 use forebay_dataset::TokenFile;
 use forebay_proto::manifest::DatasetId;
 use forebay_proto::v1::peer_client::PeerClient;
-use forebay_proto::{Backoff, Error, Kind, Manifest, Result, v1};
+use forebay_proto::{Error, Kind, Manifest, Result, v1};
 use forebay_tls::ClientTls;
 use http::Uri;
 use hyper::rt::{Read, Write};
@@ -26,14 +27,12 @@ const HTTPS: &str = "https://";
 /// How long a connection may take to come about.
 const CONNECT: Duration = Duration::from_millis(500);
 
-/// How long a node may take for a short answer.
-const BRIEF: Duration = Duration::from_millis(500);
+/// How long a node may take for a short answer. One that is busy with its disk, or on a machine that is, was
+/// seen to take over half a second; what it would have given comes from the object store then.
+const BRIEF: Duration = Duration::from_millis(1250);
 
 /// Silence after which a node that owes bytes is asked whether it lives; it then has [`BRIEF`].
 const SUSPICION: Duration = Duration::from_millis(250);
-
-/// How long a node that does not answer is left alone, about: at first, and at most.
-const SUSPENDED: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(8));
 
 /// How long a node remembers a dataset version that it was told: all fills that it refused for want of it
 /// come at once.
@@ -50,7 +49,7 @@ pub struct Peer {
     /// A connection of its own, for what must not wait behind fills.
     probe: PeerClient<PeerChannel>,
     learned: tokio::sync::Mutex<Option<(DatasetId, Instant)>>,
-    suspension: Mutex<Suspension>,
+    suspension: Arc<Mutex<Suspension>>,
 }
 
 /// What this node shows others.
@@ -82,36 +81,6 @@ impl Interceptor for PeerToken {
 
 /// A segment file on its way: its first chunk, and those that follow.
 pub type FileChunks = (v1::FetchChunk, Streaming<v1::FetchChunk>);
-
-/// For how long a node is left alone.
-#[derive(Debug)]
-struct Suspension {
-    until: Option<Instant>,
-    backoff: Backoff,
-}
-
-impl Suspension {
-    fn new() -> Self {
-        Self { until: None, backoff: Backoff::new(SUSPENDED.0, SUSPENDED.1) }
-    }
-
-    fn is_on(&self, now: Instant) -> bool {
-        self.until.is_some_and(|until| now < until)
-    }
-
-    /// The node did not answer. Calls that fail together count once.
-    fn extend(&mut self, now: Instant) {
-        if !self.is_on(now) {
-            self.until = Some(now + self.backoff.next());
-        }
-    }
-
-    /// The node answered.
-    fn end(&mut self) {
-        self.until = None;
-        self.backoff.reset();
-    }
-}
 
 /// Connects by TLS.
 fn connector(
@@ -168,7 +137,7 @@ impl Peer {
             .max_encoding_message_size(MESSAGE_BYTES_MAX)
             .max_decoding_message_size(MESSAGE_BYTES_MAX);
         let probe = PeerClient::with_interceptor(channel(), token);
-        let (learned, suspension) = (Default::default(), Mutex::new(Suspension::new()));
+        let (learned, suspension) = (Default::default(), Arc::new(Mutex::new(Suspension::new())));
         Some(Self { address: address.to_owned(), client, probe, learned, suspension })
     }
 
@@ -260,9 +229,9 @@ impl Peer {
 
     /// A call that takes a moment only.
     async fn brief<T>(&self, call: impl Future<Output = std::result::Result<T, Status>>) -> Result<T> {
-        match timeout(BRIEF, call).await {
-            Ok(done) => self.outcome(done),
-            Err(_) => Err(self.silent()),
+        match in_time(BRIEF, call).await {
+            Some(done) => self.outcome(done),
+            None => Err(self.silent()),
         }
     }
 
@@ -277,8 +246,8 @@ impl Peer {
             tokio::select! {
                 biased;
                 done = &mut call => return self.outcome(done),
-                alive = timeout(BRIEF, client.holds(v1::HoldsRequest::default())) => {
-                    if !matches!(alive, Ok(Ok(_))) {
+                alive = in_time(BRIEF, client.holds(v1::HoldsRequest::default())) => {
+                    if !matches!(alive, Some(Ok(_))) {
                         return Err(self.silent());
                     }
                 }
@@ -305,31 +274,17 @@ impl Peer {
         }
     }
 
+    /// The node did not answer in time. It is used again as soon as it does.
     fn silent(&self) -> Error {
-        self.suspension.lock().extend(Instant::now());
+        if self.suspension.lock().extend(Instant::now()) {
+            let (mut client, suspension) = (self.probe.clone(), self.suspension.clone());
+            tokio::spawn(async move {
+                let answer = timeout(SUSPENDED.1, client.holds(v1::HoldsRequest::default())).await;
+                if matches!(answer, Ok(Ok(_))) {
+                    suspension.lock().end();
+                }
+            });
+        }
         Error::closed(format!("{}: does not answer", self.address))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn nodes_that_fail_together_are_not_asked_again_together() {
-        let now = Instant::now();
-        let mut untils: Vec<_> = (0..20)
-            .map(|_| {
-                let mut suspension = Suspension::new();
-                suspension.extend(now);
-                let until = suspension.until;
-                suspension.extend(now);
-                assert_eq!(suspension.until, until, "failures at once count once");
-                assert!(suspension.is_on(now) && !suspension.is_on(now + SUSPENDED.0));
-                until
-            })
-            .collect();
-        untils.dedup();
-        assert!(untils.len() > 1);
     }
 }

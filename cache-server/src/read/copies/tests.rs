@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::cluster::ownership::Ownership;
+use crate::cluster::peers::tests::FakeNode;
 use crate::cluster::peers::{PeerCredentials, Peers};
 use crate::disk::DiskCache;
 use crate::disk::DiskCacheSettings;
@@ -9,49 +10,8 @@ use crate::read::memory::Memory;
 use crate::read::plans::Plans;
 use arrow::array::{ArrayRef, Int64Array, RecordBatch};
 use forebay_dataset::SegmentReader;
-use forebay_proto::v1::peer_server::{Peer, PeerServer};
-use futures::StreamExt;
-use futures::stream::BoxStream;
 use std::time::Duration;
-use tokio::net::TcpListener;
 use tokio::sync::watch;
-use tokio_stream::wrappers::TcpListenerStream;
-use tonic::{Request, Response, Status};
-
-/// A node that sends one file, whatever it is asked for.
-struct OneFile(Vec<u8>);
-
-type Reply<T> = std::result::Result<Response<T>, Status>;
-
-#[tonic::async_trait]
-impl Peer for OneFile {
-    type FetchStream = BoxStream<'static, std::result::Result<v1::FetchChunk, Status>>;
-
-    async fn fetch(&self, _: Request<v1::FetchRequest>) -> Reply<Self::FetchStream> {
-        let chunk = v1::FetchChunk { data: self.0.clone().into(), file_bytes: self.0.len() as u64 };
-        Ok(Response::new(futures::stream::iter([Ok(chunk)]).boxed()))
-    }
-
-    async fn holds(&self, _: Request<v1::HoldsRequest>) -> Reply<v1::HoldsReply> {
-        Err(Status::unimplemented(""))
-    }
-
-    async fn copy(&self, _: Request<v1::CopyRequest>) -> Reply<v1::CopyReply> {
-        Err(Status::unimplemented(""))
-    }
-
-    async fn learn(&self, _: Request<v1::Manifest>) -> Reply<v1::LearnReply> {
-        Err(Status::unimplemented(""))
-    }
-
-    async fn version(&self, _: Request<v1::HeadObjectRequest>) -> Reply<v1::ObjectVersion> {
-        Err(Status::unimplemented(""))
-    }
-
-    async fn load(&self, _: Request<v1::LoadOfRequest>) -> Reply<v1::NodeLoad> {
-        Err(Status::unimplemented(""))
-    }
-}
 
 fn exchange(dir: &std::path::Path, topology: v1::Topology) -> SegmentExchange {
     let (plans, memory) = (Arc::new(Plans::default()), Memory::new(1 << 23));
@@ -71,13 +31,8 @@ async fn a_copy_waits_for_memory_that_fills_use() {
     let origin = Origin { id, object: "file:///a/b.parquet".into(), etag: "e".into() };
     let file = Encoded::new(&origin, &batch.into()).unwrap();
     let bytes = file.bytes();
-    let file = OneFile(file.0.into_iter().flat_map(|piece| piece.to_vec()).collect());
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let address = format!("http://{}", listener.local_addr().unwrap());
-    let serving = tonic::transport::Server::builder()
-        .add_service(PeerServer::new(file))
-        .serve_with_incoming(TcpListenerStream::new(listener));
-    let serving = tokio::spawn(serving);
+    let file = file.0.into_iter().flat_map(|piece| piece.to_vec()).collect();
+    let (address, _serving) = FakeNode { file: Some(file), ..Default::default() }.serve().await;
 
     let dir = tempfile::tempdir().unwrap();
     let node = v1::Node { name: "a".into(), address: address.clone(), weight: 1.0, ..Default::default() };
@@ -91,5 +46,4 @@ async fn a_copy_waits_for_memory_that_fills_use() {
     drop(fills);
     assert!(taking.await.unwrap());
     assert_eq!((own.0.memory.fills.used(), own.0.memory.prefetch.used()), (0, 0));
-    serving.abort();
 }
