@@ -173,7 +173,7 @@ mod tests {
         assert_eq!(address.align_offset(64), 0);
     }
 
-    /// Counts what is registered.
+    /// Keeps the ranges that are registered.
     #[derive(Debug, Default)]
     struct Counting {
         registered: Arc<Mutex<Vec<Range<usize>>>>,

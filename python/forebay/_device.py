@@ -81,7 +81,7 @@ class Device:
             self._sources.clear()
 
     def __del__(self) -> None:
-        # What is still copied must not be freed before; when the process ends it is not.
+        # Memory that is still copied must not be freed before; when the process ends it is not.
         if not sys.is_finalizing():
             self.close()
 

@@ -9,7 +9,7 @@
 mod client;
 mod silence;
 #[cfg(test)]
-pub mod tests;
+pub(crate) mod tests;
 
 pub use client::{Peer, PeerCredentials};
 

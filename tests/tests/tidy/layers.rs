@@ -50,7 +50,7 @@ const KNOWERS: [(&str, &str, &[&str]); 5] = [
     ("cache-server/src", "tonic", &["service.rs", "service/", "server.rs", "cluster/peers/client.rs"]),
     ("cache-server/src", "memmap2", &["disk/map.rs"]),
     ("dataset/src", "object_store", &["source.rs", "source/"]),
-    ("dataset/src", "memmap2", &["shared/"]),
+    ("dataset/src", "memmap2", &["shared/", "pool/memory.rs"]),
 ];
 
 #[test]

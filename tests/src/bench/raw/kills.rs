@@ -94,7 +94,6 @@ impl KillsStage {
             .args(["--listen", at.grpc.as_str(), "--s3-listen", at.s3.as_str(), "--s3-keys", &keys])
             .args(["--cache-bytes", limit.as_str()])
             .args(list.collect::<Vec<_>>())
-            .env("FOREBAY_LOG", "info,forebay_server::cluster::peers=debug")
             // What a kill leaves unfit to be read is found and removed, as it should be; and counted here.
             .allow_log("a segment file is damaged")
             .try_start()
@@ -169,13 +168,6 @@ impl KillsStage {
         found.value("raw_peer_reader_s3_bytes", "bytes", reader.s3_bytes as f64);
         let fills = reader.peer_fills;
         found.check(fills >= self.set.blocks(), format!("peer: {fills} blocks came from the other node"));
-        // Why the others did not.
-        other
-            .log()
-            .lines()
-            .filter(|line| line.contains("DEBUG"))
-            .take(20)
-            .for_each(|line| println!("    {line}"));
         other.try_stop()?;
         node.try_stop()?;
         folders.iter().try_for_each(std::fs::remove_dir_all)?;
