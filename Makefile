@@ -50,7 +50,7 @@ attack: build ## Attack a node as strangers would (silence, floods, bombs) besid
 	target/release/forebay-attack $(BENCH_ARGS)
 
 bench-cold: build ## Measure cold epochs beside reading S3 directly, with 1 to 32 requests at once
-	target/release/forebay-bench-store --only cold $(BENCH_ARGS)
+	target/release/forebay-bench-store --only cold,narrow $(BENCH_ARGS)
 
 bench-epoch: build ## Time epochs through the cache, cold and warm, beside reading S3 directly
 	target/release/forebay-bench-epoch $(BENCH_ARGS)

@@ -21,6 +21,7 @@ pub use tls::TlsSettings;
 use crate::allow::is_all_buckets;
 use clap::{Args, CommandFactory, FromArgMatches, Parser};
 use cluster::is_node_url;
+use forebay_dataset::node_memory::default_bytes;
 use forebay_dataset::{SourceArgs, SourceSettings};
 use forebay_proto::units::bytes;
 use forebay_proto::{Error, Result};
@@ -96,8 +97,10 @@ pub struct Settings {
     #[arg(long, default_value = "20")]
     pub scrub_mb_per_s: f64,
     /// Memory: 5/16 of it for segments being fetched and decoded, 2/8 for those served without being stored,
-    /// 2/8 for mapped files, 1/16 shared with readers on this host, 1/8 for messages.
-    #[arg(long, value_parser = bytes, default_value = "2GiB")]
+    /// 2/8 for mapped files, 1/16 shared with readers on this host, 1/8 for messages [default: an eighth of
+    /// the machine's memory, or of what its control group allows, between 2 GiB and 8 GiB; but a quarter of
+    /// it at most].
+    #[arg(long, value_parser = bytes, default_value_t = default_bytes(), hide_default_value = true)]
     #[serde(deserialize_with = "load::size")]
     pub memory_bytes: u64,
     /// Bytes a second that the node serves at most, e.g. 1GB: the bandwidth of its network [default: no

@@ -12,7 +12,6 @@
 
 mod cache_folder;
 mod identity;
-mod memory;
 mod private_folder;
 mod process;
 mod program;
@@ -23,6 +22,7 @@ pub use settings::LocalNodeSettings;
 
 use crate::node::Node;
 use cache_folder::CacheFolder;
+use forebay_dataset::node_memory;
 use forebay_proto::v1::StatusReply;
 use forebay_proto::{Error, Result};
 use private_folder::PrivateFolder;
@@ -239,7 +239,7 @@ impl LocalNode {
             socket: self.file("sock"),
             cache_dir: cache.path,
             cache_bytes,
-            memory_bytes: settings.memory_bytes.unwrap_or_else(memory::default_bytes),
+            memory_bytes: settings.memory_bytes.unwrap_or_else(node_memory::default_bytes),
             idle_s: settings.idle_s.unwrap_or(settings::IDLE_S),
             source,
         })

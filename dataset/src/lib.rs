@@ -11,12 +11,14 @@
 //! * [`pool`]: large buffers that are used again.
 //! * [`ready`]: a segment that is ready to be read. [`map_guard`]: maps of files that others may cut.
 //! * [`shared`]: memory that a node shares with a reader on its host.
+//! * [`node_memory`]: how much memory a node takes unless told otherwise.
 //! * [`stream`]: the messages that a ticket asks for, made of chosen rows of segments.
 
 mod delta;
 mod filter;
 mod freeze;
 pub mod map_guard;
+pub mod node_memory;
 mod object_reader;
 mod packed;
 mod parquet;

@@ -95,6 +95,12 @@ impl PrioritySemaphore {
         !self.state.lock().waiters.is_empty()
     }
 
+    /// The weight that a permit could have at once.
+    pub fn free(&self) -> u64 {
+        let state = self.state.lock();
+        if state.waiters.is_empty() { state.limit.saturating_sub(state.used) } else { 0 }
+    }
+
     /// Whether somebody waits, or all is used.
     pub fn is_full(&self) -> bool {
         let state = self.state.lock();

@@ -126,6 +126,11 @@ impl Source {
         &self.inner.requests.counters
     }
 
+    /// Requests that could be sent at once now.
+    pub(crate) fn free_requests(&self) -> u64 {
+        self.inner.requests.free()
+    }
+
     /// The place of a normalised URI.
     pub(crate) fn place(&self, uri: &str) -> Result<Place> {
         let Location { bucket: name, path } = locate(uri)?;

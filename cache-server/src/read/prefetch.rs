@@ -1,10 +1,11 @@
 //! Prefetch: makes segments ready in the order in which announced plans need them.
 //!
 //! How far ahead of the fastest stream of a job: as many decoded bytes of the plan as [`Memory::ahead_bytes`]
-//! says, shared by all jobs; at an epoch's end that goes on into the next. It yields to demand: it uses a
-//! part of the memory for fills and of the requests to the source, and starts nothing while a read waits for
-//! memory. It fetches nothing that it could not keep: either the disk cache has free room, or room in transit
-//! is set aside first. A segment that is stored pushes out only those needed later, as with any fill.
+//! says, shared by all jobs; at an epoch's end that goes on into the next. Of a dataset that the disk cache
+//! cannot hold it is a small part of the segments at most. It yields to demand: it uses a part of the memory
+//! for fills, its requests go behind those that somebody waits for, and it starts nothing while a read waits
+//! for memory. It fetches nothing that it could not keep: either the disk cache has free room, or room in
+//! transit is set aside first. A segment that is stored pushes out only those needed later, as with any fill.
 //!
 //! [`Memory::ahead_bytes`]: crate::read::memory::Memory::ahead_bytes
 
@@ -25,6 +26,10 @@ use tokio::task::JoinSet;
 /// Segments that are prefetched at once, as far as there is memory for them. Where few requests may be under
 /// way the others wait for their turn, and those that lie side by side in an object are sent as one.
 const CONCURRENCY: usize = 16;
+
+/// Of how many segments one is prefetched, at most, where the disk cache cannot hold all of them: whether a
+/// segment is worth its place is decided when it is fetched, and long before its turn that is a guess.
+const ONE_AHEAD_OF: usize = 64;
 
 /// A segment that could not be fetched, or that nothing could hold, is left alone for this time: a reader who
 /// needs it tries, and is told.
@@ -47,6 +52,33 @@ struct Start {
     reading: Reading,
     segment: u32,
     ahead: Ahead,
+}
+
+/// What may still be ahead of a job's fastest stream.
+struct Room {
+    bytes: u64,
+    segments: usize,
+}
+
+impl Room {
+    /// The share of one of `jobs` in `bytes` ahead, in a dataset that the disk cache holds or does not. A few
+    /// segments are always ahead.
+    fn new(bytes: u64, segments: usize, jobs: usize, is_held: bool) -> Self {
+        let of_all = (segments / ONE_AHEAD_OF).max(CONCURRENCY);
+        let segments = if is_held { usize::MAX } else { (of_all / jobs.max(1)).max(1) };
+        Self { bytes: bytes / jobs.max(1) as u64, segments }
+    }
+
+    /// Makes room for one more segment; false if there is none.
+    fn take(&mut self, bytes: u64) -> bool {
+        let (Some(bytes), Some(segments)) = (self.bytes.checked_sub(bytes), self.segments.checked_sub(1))
+        else {
+            *self = Self { bytes: 0, segments: 0 };
+            return false;
+        };
+        *self = Self { bytes, segments };
+        true
+    }
 }
 
 /// Prefetches into a cache until it is dropped.
@@ -99,25 +131,26 @@ impl PrefetchState {
     fn look(&mut self, of: &Cache) -> Vec<Start> {
         self.failed.retain(|_, at| at.elapsed() < PAUSE);
         let jobs = of.plans.jobs();
-        let ahead = of.memory.ahead_bytes() / jobs.len().max(1) as u64;
-        let mut starts = Vec::new();
+        let (mut starts, count) = (Vec::new(), jobs.len());
         for job in jobs {
-            self.look_at(of, job, ahead, &mut starts);
+            self.look_at(of, job, count, &mut starts);
         }
         starts
     }
 
-    fn look_at(&mut self, of: &Cache, job: JobKey, ahead: u64, starts: &mut Vec<Start>) {
+    fn look_at(&mut self, of: &Cache, job: JobKey, jobs: usize, starts: &mut Vec<Start>) {
         let Some((reading, due)) = of.plans.due(job) else { return };
         let first = starts.len();
-        let mut bytes_ahead = 0;
-        for run in runs_of(of, &reading.manifest, due, ahead) {
+        let segments = reading.manifest.segments();
+        let is_held = segments.iter().map(|s| s.decoded_bytes).sum::<u64>() <= of.disk.limit_bytes();
+        let mut room = Room::new(of.memory.ahead_bytes(), segments.len(), jobs, is_held);
+        for run in runs_of(of, &reading.manifest, due, room.bytes) {
             // A run is one request: it begins as a whole.
             if !self.under_way.is_empty() && self.under_way.len() + run.len() > CONCURRENCY {
                 break;
             }
             let mut due = run.iter();
-            if !due.all(|due| self.start(of, (job, &reading), due, (&mut bytes_ahead, ahead), starts)) {
+            if !due.all(|due| self.start(of, (job, &reading), due, &mut room, starts)) {
                 break;
             }
         }
@@ -131,7 +164,7 @@ impl PrefetchState {
         of: &Cache,
         (job, reading): (JobKey, &Reading),
         due: &Due,
-        (bytes_ahead, ahead): (&mut u64, u64),
+        room: &mut Room,
         starts: &mut Vec<Start>,
     ) -> bool {
         let (Ok(s), Ok(id)) =
@@ -139,11 +172,8 @@ impl PrefetchState {
         else {
             return false;
         };
-        if !due.is_read {
-            *bytes_ahead += s.decoded_bytes;
-            if *bytes_ahead > ahead {
-                return false;
-            }
+        if !due.is_read && !room.take(s.decoded_bytes) {
+            return false;
         }
         if self.under_way.contains_key(&id) || self.failed.contains_key(&id) || of.has(reading, id) {
             return true;
@@ -236,6 +266,18 @@ fn runs<T: Copy>(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn bytes_and_a_share_of_the_segments_bound_what_is_ahead() {
+        let full = |bytes, segments, jobs| Room::new(bytes, segments, jobs, false);
+        let ahead = |mut room: Room| (0..1000).take_while(|_| room.take(10)).count();
+        assert_eq!((ahead(full(65, 1_000_000, 1)), ahead(full(65, 1_000_000, 2))), (6, 3));
+        assert_eq!((ahead(full(9000, 6400, 1)), ahead(full(9000, 6400, 4))), (100, 25));
+        assert_eq!((ahead(full(9000, 30, 1)), ahead(full(9000, 30, 100))), (CONCURRENCY, 1));
+        assert_eq!(ahead(Room::new(9000, 30, 1, true)), 900, "the disk cache holds all of it");
+        let mut room = full(15, 1600, 1);
+        assert!(room.take(10) && !room.take(10) && !room.take(1), "none overtakes one that is too far ahead");
+    }
 
     #[test]
     fn each_is_followed_by_what_lies_behind_it_in_its_object() {

@@ -29,7 +29,8 @@ pub struct LocalNodeSettings {
     /// Bytes on disk. Unset: `$FOREBAY_CACHE_BYTES`, or half of the free space but 50 GB at most.
     #[serde(deserialize_with = "size")]
     pub cache_bytes: Option<u64>,
-    /// Bytes of memory. Unset: `$FOREBAY_MEMORY_BYTES`, or a quarter of the memory but 2 GiB at most.
+    /// Bytes of memory. Unset: `$FOREBAY_MEMORY_BYTES`, or an eighth of the memory, 2 to 8 GiB, but a quarter
+    /// at most.
     #[serde(deserialize_with = "size")]
     pub memory_bytes: Option<u64>,
     /// Seconds without a reader after which the node ends. Unset: `$FOREBAY_IDLE_S`, or 600.

@@ -1,7 +1,8 @@
 //! Fetching: the bytes of column chunks, in few ranged reads.
 //!
-//! Chunks that lie close together are read in one request, long ranges in several at once. Every request
-//! names the object's version.
+//! Chunks that lie close together are read in one request, long ranges in several at once: in more of them
+//! while requests are free, as the streams of an object store are slow one by one. Every request names the
+//! object's version.
 
 use crate::parquet::chunks::{Chunks, FetchedRange};
 use crate::parquet::footer::RowGroups;
@@ -14,8 +15,16 @@ use std::ops::Range;
 /// A gap up to this is read along: cheaper than one more request.
 const GAP_BYTES: u64 = 4 << 10;
 
-/// Longer ranges are read in pieces at once: the streams of an object store are slow one by one.
+/// Longer ranges are read in pieces at once.
 pub(crate) const PIECE_BYTES: u64 = 8 << 20;
+
+/// Shorter ones save little: S3 thinks for as long as it sends this much.
+const PIECE_BYTES_MIN: u64 = 2 << 20;
+
+/// The pieces in which `bytes` are read best while this number of requests is free.
+pub(crate) fn piece_bytes(bytes: u64, free: u64) -> u64 {
+    bytes.div_ceil(free.max(1)).clamp(PIECE_BYTES_MIN, PIECE_BYTES)
+}
 
 /// The bytes of `ranges` of an object, in requests of at most `piece_bytes`.
 pub(crate) async fn fetch(
@@ -86,6 +95,17 @@ mod tests {
         assert_eq!(coalesce(vec![10..20, 0..10, 20..30]), [0..30]);
         assert_eq!(coalesce(vec![0..10, 4106..4110, 9000..9001]), [0..4110, 9000..9001]);
         assert!(coalesce(vec![]).is_empty());
+    }
+
+    #[test]
+    fn free_requests_share_the_bytes() {
+        for (mib, free, pieces) in
+            [(60, 0, 8), (60, 1, 8), (60, 10, 10), (60, 1000, 30), (1, 32, 1), (11, 32, 6)]
+        {
+            let range = 0..mib << 20;
+            let cut = split(&range, piece_bytes(range.end, free));
+            assert_eq!(cut.count(), pieces, "{mib} MiB while {free} are free");
+        }
     }
 
     #[test]

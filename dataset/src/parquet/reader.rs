@@ -5,7 +5,7 @@ use crate::object_reader::ObjectReader;
 use crate::parquet::chunks::Chunks;
 use crate::parquet::cost::Cost;
 use crate::parquet::counting::Tools;
-use crate::parquet::fetch::{PIECE_BYTES, fetch};
+use crate::parquet::fetch::{PIECE_BYTES, fetch, piece_bytes};
 use crate::parquet::filtered::{self, GroupTask, ObjectColumns};
 use crate::parquet::footers::Footers;
 use crate::priority::PrioritySemaphore;
@@ -185,7 +185,9 @@ impl SegmentReader {
         for reading in 1.. {
             let fetched = async {
                 let layout = self.layout(manifest, segment, projection, urgency).await?;
-                let chunks = self.fetch(&layout, layout.ranges(), PIECE_BYTES, urgency).await?;
+                let ranges = layout.ranges();
+                let bytes = ranges.iter().map(|range| range.end - range.start).sum();
+                let chunks = self.fetch(&layout, ranges, self.piece_bytes(bytes), urgency).await?;
                 Ok((layout, chunks))
             };
             let (decoded, is_fetched) = match fetched.await {
@@ -217,6 +219,11 @@ impl SegmentReader {
     /// [`SegmentRun`](super::SegmentRun) does.
     pub fn prefers_runs(&self) -> bool {
         self.source.settings().s3_max_requests <= FEW_REQUESTS
+    }
+
+    /// The pieces in which a segment of `bytes` stored bytes is read.
+    fn piece_bytes(&self, bytes: u64) -> u64 {
+        if self.prefers_runs() { PIECE_BYTES } else { piece_bytes(bytes, self.source.free_requests()) }
     }
 
     /// Where a segment's column chunks lie, checked against the manifest and the settings.
@@ -330,5 +337,19 @@ impl SegmentLayout {
     /// Where the column chunks lie in the object.
     pub(super) fn ranges(&self) -> Vec<Range<u64>> {
         self.tasks.iter().flat_map(GroupTask::ranges).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_where_many_requests_may_be_sent_pieces_are_short() {
+        let piece = |s3_max_requests| {
+            let settings = SourceSettings { s3_max_requests, ..Default::default() };
+            SegmentReader::new(settings).unwrap().piece_bytes(12 << 20)
+        };
+        assert_eq!((piece(FEW_REQUESTS), piece(FEW_REQUESTS + 1)), (PIECE_BYTES, 3 << 20));
     }
 }

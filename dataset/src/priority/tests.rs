@@ -11,9 +11,10 @@ async fn waiters_are_served_in_order() {
     assert!((&mut heavy).now_or_never().is_none() && semaphore.is_short());
     assert!((&mut light).now_or_never().is_none(), "nobody overtakes");
     assert!(semaphore.try_acquire(1).is_none());
+    assert_eq!(semaphore.free(), 0, "it is others' turn");
     drop(a);
     let permits = (heavy.await, light.await);
-    assert_eq!((semaphore.used(), permits.0.weight()), (9, 8));
+    assert_eq!((semaphore.used(), semaphore.free(), permits.0.weight()), (9, 1, 8));
     drop(permits);
     assert_eq!((semaphore.used(), semaphore.is_short()), (0, false));
 }

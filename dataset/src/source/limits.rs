@@ -78,6 +78,11 @@ impl Limits {
         }
     }
 
+    /// Requests that could be sent now: none while bytes a second are short.
+    pub(super) fn free(&self) -> u64 {
+        if self.rate.as_ref().is_some_and(|rate| rate.turns.is_full()) { 0 } else { self.requests.free() }
+    }
+
     /// The request was answered, if only with a refusal that a retry would not change.
     pub(super) fn on_success(&self, pass: Pass) {
         let is_full = self.requests.is_full();
@@ -164,10 +169,21 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn no_request_is_free_while_bytes_are_short() {
+        let settings = SourceSettings { s3_max_bytes_per_s: Some(1_000_000), ..Default::default() };
+        let (limits, demand) = (Limits::new(&settings), Urgency::demand());
+        assert_eq!(limits.free(), 4);
+        let _pass = limits.enter(&demand, 100_000_000, Instant::now()).await.unwrap();
+        assert_eq!(limits.free(), 0, "three more requests, but no bytes for 100 s");
+    }
+
+    #[tokio::test]
     async fn requests_at_once_are_bounded_and_an_outage_closes_them() {
         let settings = SourceSettings { s3_max_requests: 1, patience_s: 0.05, ..Default::default() };
         let (limits, demand, now) = (Limits::new(&settings), Urgency::demand(), Instant::now());
+        assert_eq!(limits.free(), 1);
         let first = limits.enter(&demand, 1, now).await.unwrap();
+        assert_eq!(limits.free(), 0);
         assert!(limits.enter(&demand, 1, now).now_or_never().is_none());
         limits.on_success(first);
         let refused = limits.enter(&demand, 1, now).await.unwrap();

@@ -31,6 +31,11 @@ impl Requests {
         let (retries, counters) = (RetryBudget::new(), SourceCounters::default());
         Self { limits: Limits::new(settings), retries, counters, silence: Silence::default() }
     }
+
+    /// Requests that could be sent now.
+    pub(super) fn free(&self) -> u64 {
+        self.limits.free()
+    }
 }
 
 /// A request and its attempts. Its patience runs from its first failure.

@@ -12,6 +12,7 @@ pub mod folder;
 mod hits;
 pub mod kills;
 mod memory;
+mod narrow;
 pub(super) mod node;
 mod outages;
 mod replay;
@@ -57,6 +58,8 @@ enum Part {
     Memory,
     Ticker,
     Cold,
+    /// Cold, behind slow connections.
+    Narrow,
 }
 
 /// Runs it; false if a promise was broken.
@@ -66,8 +69,14 @@ pub fn run(options: &DiskOptions) -> anyhow::Result<bool> {
     for part in wanted(&options.only) {
         stages.run(part, || one(part, &runtime, options));
     }
-    let name = if options.only == [Part::Cold] { "cold" } else { "store" };
+    let is_cold = |part: &Part| matches!(part, Part::Cold | Part::Narrow);
+    let name = if !options.only.is_empty() && options.only.iter().all(is_cold) { "cold" } else { "store" };
     stages.end(&options.folder, name, json!({"seed": options.seed, "short": options.short}))
+}
+
+fn cold_settings(options: &DiskOptions) -> cold::ColdSettings {
+    let (objects, runs) = if options.short { (2, 1) } else { (20, 5) };
+    cold::ColdSettings { objects, runs }
 }
 
 fn one(part: Part, runtime: &Runtime, options: &DiskOptions) -> anyhow::Result<Findings> {
@@ -113,10 +122,9 @@ fn one(part: Part, runtime: &Runtime, options: &DiskOptions) -> anyhow::Result<F
             },
         ),
         Part::Ticker => ticker::run(&ticker::TickerSettings { segments: share(512, 64), runs: share(5, 2) }),
-        Part::Cold => {
-            let (objects, runs) = (share(20, 2) as usize, share(5, 1) as usize);
-            cold::run(runtime, &cold::ColdSettings { objects, runs })
-        }
+        Part::Cold => cold::run(runtime, &cold_settings(options)),
+        // Less than all objects would be read before all requests are in use.
+        Part::Narrow => narrow::run(&cold::ColdSettings { objects: 20, ..cold_settings(options) }),
         Part::Memory => {
             memory::run(runtime, &memory::MemorySettings { budget_mib: share(64, 16), runs: share(5, 1) })
         }

@@ -76,12 +76,19 @@ pub struct ColdSettings {
     pub runs: usize,
 }
 
+impl ColdSettings {
+    /// Of all objects.
+    pub fn rows(&self) -> u64 {
+        (self.objects * GROUPS * GROUP_ROWS) as u64
+    }
+}
+
 /// Runs it.
 pub fn run(runtime: &Runtime, settings: &ColdSettings) -> anyhow::Result<Findings> {
     let s3 = S3Server::start();
     let proxy = SlowProxy::start(&s3.endpoint, Slowness::remote_s3());
     let stored = upload(&s3, settings.objects)?;
-    let stage = ColdStage { s3, proxy, rows: (settings.objects * GROUPS * GROUP_ROWS) as u64 };
+    let stage = ColdStage { s3, proxy, rows: settings.rows() };
     let mut found = Findings::default();
     let mut memory = Vec::new();
     for connections in CONNECTIONS {
@@ -223,7 +230,7 @@ fn take_memory() -> anyhow::Result<f64> {
 }
 
 /// An epoch through a new cache, and the seconds of processor time that its node took.
-fn through_cache(
+pub fn through_cache(
     s3: &S3Server,
     proxy: &SlowProxy,
     rows: u64,
@@ -239,7 +246,12 @@ fn through_cache(
 }
 
 /// An epoch without a cache, by our own reader.
-fn directly(s3: &S3Server, proxy: &SlowProxy, rows: u64, connections: usize) -> anyhow::Result<EpochReport> {
+pub fn directly(
+    s3: &S3Server,
+    proxy: &SlowProxy,
+    rows: u64,
+    connections: usize,
+) -> anyhow::Result<EpochReport> {
     let requests = connections.to_string();
     let store = ["--s3-endpoint", &proxy.endpoint, "--s3-region", REGION, "--s3-max-requests", &requests];
     epoch(s3, &[["--direct"].as_slice(), &store].concat(), rows)
@@ -261,7 +273,7 @@ const fn row_bytes() -> usize {
 
 /// Puts a dataset under `cold/`: images like MNIST's, a label, and floats that hardly compress. Returns its
 /// bytes.
-fn upload(s3: &S3Server, objects: usize) -> anyhow::Result<usize> {
+pub fn upload(s3: &S3Server, objects: usize) -> anyhow::Result<usize> {
     let (mut dice, mut stored) = (Rng::with_seed(11), 0);
     for object in 0..objects {
         let mut writer: Option<ArrowWriter<Vec<u8>>> = None;

@@ -6,13 +6,13 @@
 //! reaches, so single epochs say nothing. The row is about all fetches of all epochs, less those that the
 //! first epoch needs with an empty cache under the best policy.
 //!
-//! The node has memory for as many segments as by default (2 GiB for segments of 32 MiB). With much more, the
-//! rows would be about segments in memory.
+//! The node has memory for as many segments as 2 GiB have for segments of 32 MiB. A row of two jobs is
+//! with more memory than data.
 
 use super::node::{start, status};
 use super::replay;
 use crate::harness::check::Findings;
-use crate::harness::process::{Server, ServerOptions};
+use crate::harness::process::ServerOptions;
 use crate::harness::reader::{Job, Reader, read};
 use crate::harness::report::Row;
 use crate::harness::s3::S3Server;
@@ -27,6 +27,10 @@ const SEGMENT_ROWS: u64 = 256;
 
 /// The node's memory: 64 segments.
 const MEMORY: &str = "16MiB";
+
+/// More memory than data, and by how much hits may then be fewer.
+const MUCH_MEMORY: &str = "2GiB";
+const LOST_BY_MEMORY: f64 = 0.01;
 
 /// How large the measurement is.
 #[derive(Debug, Clone, Copy)]
@@ -54,7 +58,13 @@ pub fn run(runtime: &Runtime, settings: &HitsSettings) -> anyhow::Result<Finding
     for percent in PERCENTS {
         found.add(runtime.block_on(stage.one_job(percent))?);
     }
-    found.add(runtime.block_on(stage.two_jobs())?);
+    let mut two_jobs = runtime.block_on(stage.two_jobs())?;
+    let with_little = two_jobs.rows[0].value;
+    let row = runtime.block_on(stage.two_jobs_with_much_memory(with_little))?;
+    let least = with_little - LOST_BY_MEMORY;
+    two_jobs.check(row.value >= least, format!("{} = {:.3}, at least {least:.3}", row.name, row.value));
+    two_jobs.rows.push(row);
+    found.add(two_jobs);
     Ok(found)
 }
 
@@ -69,7 +79,7 @@ impl HitsStage {
 
     /// One job with a cache of `percent` of the dataset's size.
     pub async fn one_job(&self, percent: u64) -> anyhow::Result<Findings> {
-        let (fetched, trace) = self.measure(&[self.job(1)], percent).await?;
+        let (fetched, trace) = self.measure(&[self.job(1)], percent, MEMORY).await?;
         let mut found = Findings::default();
         let floor = percent as f64 / 100.0;
         let row =
@@ -85,8 +95,7 @@ impl HitsStage {
     /// Two jobs that read the same dataset in different orders, with half its size as cache. A cache that
     /// never evicts hits half of the reads.
     pub async fn two_jobs(&self) -> anyhow::Result<Findings> {
-        let jobs = [self.job(1), self.job(2)];
-        let (fetched, trace) = self.measure(&jobs, 50).await?;
+        let (fetched, trace) = self.measure(&[self.job(1), self.job(2)], 50, MEMORY).await?;
         let mut found = Findings::default();
         let ratio = self.hit_ratio(&fetched, &trace, 50);
         let row = Row::of("hit_ratio_two_jobs_50", "ratio", &[ratio]).against("never evicting", 0.5);
@@ -95,6 +104,14 @@ impl HitsStage {
         found.rows.push(row);
         self.beside(&mut found, &trace, 50, "two_jobs_50");
         Ok(found)
+    }
+
+    /// The same with more memory than data; beside the hits with little.
+    async fn two_jobs_with_much_memory(&self, with_little: f64) -> anyhow::Result<Row> {
+        let (fetched, trace) = self.measure(&[self.job(1), self.job(2)], 50, MUCH_MEMORY).await?;
+        let ratio = self.hit_ratio(&fetched, &trace, 50);
+        Ok(Row::of("hit_ratio_two_jobs_50_much_memory", "ratio", &[ratio])
+            .against("little memory", with_little))
     }
 
     fn job(&self, number: u64) -> Job {
@@ -110,8 +127,15 @@ impl HitsStage {
     }
 
     /// How many times the dataset was fetched in each epoch, and the order in which segments were asked for.
-    async fn measure(&self, jobs: &[Job], percent: u64) -> anyhow::Result<(Vec<f64>, Vec<Vec<u32>>)> {
-        let server = start_small(&self.s3, (self.stored_bytes * percent).div_ceil(100))?;
+    async fn measure(
+        &self,
+        jobs: &[Job],
+        percent: u64,
+        memory: &str,
+    ) -> anyhow::Result<(Vec<f64>, Vec<Vec<u32>>)> {
+        let cache_bytes = (self.stored_bytes * percent).div_ceil(100).to_string();
+        let options = ServerOptions::for_s3(&self.s3).args(["--cache-bytes", &cache_bytes]);
+        let server = options.args(["--memory-bytes", memory]).try_start()?;
         let mut readers = Vec::new();
         for job in jobs {
             readers.push(Reader::start(&server.endpoint, &self.table, job).await?);
@@ -153,12 +177,6 @@ pub async fn stored_bytes(s3: &S3Server, table: &Table) -> anyhow::Result<u64> {
     let bytes = status(&server).await?.cache_bytes_used;
     server.try_stop()?;
     Ok(bytes)
-}
-
-/// Starts a node with this much cache and little memory.
-fn start_small(s3: &S3Server, cache_bytes: u64) -> anyhow::Result<Server> {
-    let options = ServerOptions::for_s3(s3).args(["--cache-bytes", &cache_bytes.to_string()]);
-    options.args(["--memory-bytes", MEMORY]).try_start()
 }
 
 /// One read of each in turn.

@@ -2,14 +2,18 @@
 
 use std::path::Path;
 
-/// At most.
-const LIMIT_BYTES: u64 = 2 << 30;
+/// Of a machine of 8 to 16 GiB.
+const USUAL_BYTES: u64 = 2 << 30;
+
+/// At most: the page cache, which serves the files of the disk cache, needs the rest more.
+const LIMIT_BYTES: u64 = 8 << 30;
 
 /// At least: less serves nobody.
 const LEAST_BYTES: u64 = 64 << 20;
 
-/// A quarter of the machine's memory, or of what its control group allows; 2 GiB at most.
-pub(super) fn default_bytes() -> u64 {
+/// An eighth of the machine's memory, or of what its control group allows, between 2 GiB and 8 GiB; but a
+/// quarter of it at most.
+pub fn default_bytes() -> u64 {
     let machine = total(&std::fs::read_to_string("/proc/meminfo").unwrap_or_default());
     let groups = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
     let allowed = group_limit(&groups, Path::new("/sys/fs/cgroup"));
@@ -17,7 +21,9 @@ pub(super) fn default_bytes() -> u64 {
 }
 
 fn share(memory_bytes: Option<u64>) -> u64 {
-    memory_bytes.map_or(LIMIT_BYTES, |bytes| (bytes / 4).clamp(LEAST_BYTES, LIMIT_BYTES))
+    memory_bytes.map_or(USUAL_BYTES, |bytes| {
+        (bytes / 8).clamp(USUAL_BYTES, LIMIT_BYTES).min(bytes / 4).max(LEAST_BYTES)
+    })
 }
 
 /// `MemTotal` of proc(5), which is in kB.
@@ -53,10 +59,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_quarter_within_bounds() {
+    fn an_eighth_within_bounds() {
         let of = |gib: u64| share(Some(gib << 30)) >> 20;
-        assert_eq!((of(1000), of(8), of(4), of(0)), (2048, 2048, 1024, 64));
-        assert_eq!(share(None), LIMIT_BYTES);
+        assert_eq!([1000, 32, 16, 8, 4, 0].map(of), [8192, 4096, 2048, 2048, 1024, 64]);
+        assert_eq!(share(None), USUAL_BYTES);
         assert_eq!(total("MemFree: 1 kB\nMemTotal:       16 kB\n"), Some(16 << 10));
         assert!((LEAST_BYTES..=LIMIT_BYTES).contains(&default_bytes()));
     }
