@@ -3,9 +3,14 @@
 use crate::service::admission::ConnectionLimits;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// The part of the open files that the connections of one listener may be: the rest is for segment files,
-/// the object store, other nodes.
+/// The part of the open files that the connections of one listener may be: the rest is for segment files that
+/// are being read, the object store, other nodes.
 const PART: u64 = 4;
+
+/// The part of them that may be segment files kept open, and how many of these are of use: small ranges at
+/// random go to as many blocks.
+const KEPT_PART: u64 = 16;
+const KEPT_MAX: u64 = 1024;
 
 /// Connections that a listener has however few files may be open.
 const CONNECTIONS_MIN: usize = 8;
@@ -29,6 +34,11 @@ pub fn limits(files: u64, wanted: ConnectionLimits) -> ConnectionLimits {
     ConnectionLimits { all, per_address: wanted.per_address.min((all / 2).max(1)) }
 }
 
+/// Segment files that are kept open where this number of files may be.
+pub fn kept_files(files: u64) -> usize {
+    (files / KEPT_PART).min(KEPT_MAX) as usize
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -44,6 +54,7 @@ mod tests {
         assert_eq!(of(1024, 4096, 512), (256, 128));
         assert_eq!(of(16, 4096, 512), (8, 4));
         assert_eq!(of(u64::MAX, 1, 512), (1, 1));
+        assert_eq!((kept_files(1024), kept_files(u64::MAX)), (64, 1024));
     }
 
     #[test]

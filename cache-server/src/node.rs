@@ -202,6 +202,7 @@ async fn open_disk(settings: &Settings, plans: &Arc<Plans>, memory: &Memory) -> 
         limit_bytes: settings.cache_bytes,
         raw_share: settings.objects.share,
         maps_bytes: memory.maps_bytes,
+        kept_files: descriptors::kept_files(descriptors::raise()),
         disk: Arc::new(RealDisk),
     };
     for dir in settings.cache_dir.iter().filter(|dir| !dir.exists()) {

@@ -42,10 +42,10 @@ pub trait Verifier: Debug + Send + Sync {
         None
     }
 
-    /// A sound copy of these bytes of the segment by another way than by their addresses, if they can be had
-    /// without waiting for a disk.
-    fn copy_now(&self, _bytes: &[u8]) -> Option<Vec<u8>> {
-        None
+    /// Copies these bytes of the segment by another way than by their addresses, if they can be had without
+    /// waiting for a disk. False if they cannot, or are not sound: what was copied is then of no use.
+    fn copy_now(&self, _bytes: &[u8], _into: &mut [u8]) -> bool {
+        false
     }
 }
 
@@ -111,11 +111,12 @@ impl ReadySegment {
         self.verifiers.iter().for_each(|verifier| verifier.bring(bytes));
     }
 
-    /// A sound copy of these bytes of it, if they lie in a file and can be had without waiting for a disk.
-    pub fn copy_now(&self, bytes: &[u8]) -> Option<Vec<u8>> {
+    /// Copies these bytes of it, which then need no other check, if they lie in a file and can be had without
+    /// waiting for a disk; false if not. `into` is as long as they are.
+    pub fn copy_now(&self, bytes: &[u8], into: &mut [u8]) -> bool {
         match &*self.verifiers {
-            [of_all] => of_all.copy_now(bytes),
-            _ => None,
+            [of_all] => of_all.copy_now(bytes, into),
+            _ => false,
         }
     }
 

@@ -143,6 +143,14 @@ impl SegmentBatch {
         record_batch(self.schema.clone(), self.columns_of(&all, rows)?, count)
     }
 
+    /// A column as it lies in memory; `None` if there is none of this name, or its values lie in packed rows.
+    pub fn array_named(&self, name: &str) -> Option<&ArrayRef> {
+        match self.places.get(self.schema.index_of(name).ok()?)? {
+            ColumnPlace::Array(array) => Some(array),
+            ColumnPlace::Rows { .. } => None,
+        }
+    }
+
     /// All rows as Arrow columns.
     pub fn columns(&self) -> Result<RecordBatch> {
         self.to_record_batch(0..self.rows)

@@ -1,8 +1,11 @@
 //! How soon a read is needed: demands, for which somebody waits, come before prefetches.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use tokio::sync::watch;
+use std::sync::atomic::{
+    AtomicBool, AtomicU64,
+    Ordering::{Acquire, Relaxed, Release},
+};
+use tokio::sync::Notify;
 
 /// The urgency of a read. Clones share it, so that a read ahead of time can be hurried once somebody waits
 /// for it.
@@ -11,7 +14,8 @@ pub struct Urgency(Arc<Wanted>);
 
 #[derive(Debug)]
 struct Wanted {
-    now: watch::Sender<bool>,
+    now: AtomicBool,
+    raised: Notify,
     fetched_bytes: AtomicU64,
 }
 
@@ -30,18 +34,23 @@ impl Urgency {
     pub fn raise(&self) {
         // Told once: telling wakes all who listen.
         if !self.is_demand() {
-            self.0.now.send_replace(true);
+            self.0.now.store(true, Release);
+            self.0.raised.notify_waiters();
         }
     }
 
     /// Returns once somebody waits for it. May be cancelled.
     pub async fn raised(&self) {
-        self.0.now.subscribe().wait_for(|now| *now).await.ok();
+        // It hears all that is told from here on, also before it is waited for.
+        let told = self.0.raised.notified();
+        if !self.is_demand() {
+            told.await;
+        }
     }
 
     /// Whether somebody waits for it.
     pub fn is_demand(&self) -> bool {
-        *self.0.now.borrow()
+        self.0.now.load(Acquire)
     }
 
     /// Bytes of column data that the reads of this urgency fetched from the object store.
@@ -54,7 +63,8 @@ impl Urgency {
     }
 
     fn new(now: bool) -> Self {
-        Self(Arc::new(Wanted { now: watch::Sender::new(now), fetched_bytes: AtomicU64::new(0) }))
+        let (now, raised) = (AtomicBool::new(now), Notify::new());
+        Self(Arc::new(Wanted { now, raised, fetched_bytes: AtomicU64::new(0) }))
     }
 }
 

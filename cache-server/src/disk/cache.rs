@@ -8,7 +8,7 @@ use super::file::{Encoded, FileKey, Origin, Unreadable, Unsealed, is_raw};
 use super::file_system::Disk;
 use super::index::{Entry, RawFiles};
 use super::map::pages::Pages;
-use super::map::{self, Mapped};
+use super::map::{self, KeptFiles, Mapped};
 use super::pins::Pins;
 use super::policy::{Admit, Forecast, Refusal, Role};
 use super::quota::Reservation;
@@ -66,6 +66,8 @@ pub struct DiskCacheSettings {
     pub raw_share: f64,
     /// Bytes of mapped files whose pages may be in the process's memory.
     pub maps_bytes: u64,
+    /// Files that are kept open.
+    pub kept_files: usize,
     /// How files are reached.
     pub disk: Arc<dyn Disk>,
 }
@@ -76,6 +78,7 @@ pub struct DiskCacheSettings {
 pub struct DiskCache {
     pub(super) files: Arc<SegmentFiles>,
     pub(super) pages: Pages,
+    pub(super) kept_files: Arc<KeptFiles>,
     pins: Pins,
     limit_bytes: u64,
 }
@@ -97,7 +100,8 @@ impl DiskCache {
         pins.load();
         files.dirs.start(|dir| rebuild(&files, dir))?;
         let pages = Pages::new(settings.maps_bytes);
-        Ok(Self { files, pages, pins, limit_bytes: settings.limit_bytes })
+        let kept_files = KeptFiles::new(settings.kept_files);
+        Ok(Self { files, pages, kept_files, pins, limit_bytes: settings.limit_bytes })
     }
 
     /// The wanted columns of a segment if one file holds them all and is mapped, its pages in use. Does not
@@ -384,7 +388,7 @@ impl DiskCache {
             seen.checked = None;
         }
         let before = place.disk.stat_path(&path);
-        match map::open(&place.disk, &path, seen.checked) {
+        match map::open(&place.disk, &path, seen.checked, &self.kept_files) {
             Ok(opened) => {
                 let opened = Arc::new(opened);
                 let (mapped, gone) = {
@@ -422,7 +426,8 @@ impl DiskCache {
         let mut parts: Vec<IoSlice<'_>> = encoded.0.iter().map(|piece| IoSlice::new(piece)).collect();
         let stat = dir.place(&path, &mut parts, false)?;
         let placed = (|| -> io::Result<_> {
-            let mapped = map::open(&dir.disk, &path, Some(stat.stamp.mark())).map_err(|e| match e {
+            let checked = Some(stat.stamp.mark());
+            let mapped = map::open(&dir.disk, &path, checked, &self.kept_files).map_err(|e| match e {
                 Unreadable::Disk(e) => e,
                 other => io::Error::other(other.to_string()),
             })?;

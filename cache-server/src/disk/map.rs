@@ -7,6 +7,7 @@
 //! unreadable ([`Guard`]).
 #![expect(unsafe_code, reason = "mapping a file is unsafe: somebody else could change it")]
 
+mod kept_files;
 pub mod pages;
 
 use super::file::{Unreadable, read_header, verify_body};
@@ -16,9 +17,12 @@ use bytes::Bytes;
 use forebay_dataset::map_guard::Guard;
 use forebay_dataset::ready::{OpenedFile, Verifier};
 use forebay_dataset::{ReadySegment, SegmentBatch};
+use kept_files::KeptFile;
+pub use kept_files::KeptFiles;
+use rustix::io::ReadWriteFlags;
 use std::any::Any;
 use std::fs::File;
-use std::os::fd::AsRawFd as _;
+use std::io::IoSliceMut;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{
@@ -86,6 +90,7 @@ impl Mapped {
         if self.place.is_sound() {
             self.place.is_retired.store(true, Release);
         }
+        self.place.file.close();
     }
 
     fn advise(&self, advice: libc::c_int) {
@@ -111,6 +116,8 @@ struct MappedFile {
     is_damaged: AtomicBool,
     /// It was sound when we removed it.
     is_retired: AtomicBool,
+    /// The file itself, open for those who read a few bytes.
+    file: KeptFile,
 }
 
 impl MappedFile {
@@ -168,28 +175,27 @@ impl Verifier for MappedFile {
     }
 
     /// From the file: so no page of the map counts as this process's memory.
-    fn copy_now(&self, bytes: &[u8]) -> Option<Vec<u8>> {
-        let at = usize::try_from(self.offset_of(bytes)?).ok()?;
-        let file = self.disk.open(&self.path).ok()?;
-        let copied = read_now(&file, bytes.len(), at)?;
+    fn copy_now(&self, bytes: &[u8], into: &mut [u8]) -> bool {
+        let Some(at) = self.offset_of(bytes) else { return false };
+        let Ok(file) = self.file.get(|| self.disk.open(&self.path)) else { return false };
+        if into.len() != bytes.len() || !read_now(&file, into, at) {
+            return false;
+        }
         // It was what was checked, and still is.
-        self.disk.stat(&file).is_ok_and(|now| self.is_of(&now.stamp)).then_some(copied)
+        let is_sound = self.disk.stat(&file).is_ok_and(|now| self.is_of(&now.stamp));
+        if !is_sound {
+            // What bears its name now may be sound.
+            self.file.close();
+        }
+        is_sound
     }
 }
 
-/// Bytes of a file, if all of them are in memory.
-fn read_now(file: &File, length: usize, at: usize) -> Option<Vec<u8>> {
-    let mut bytes: Vec<u8> = Vec::with_capacity(length);
-    let part = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: length };
-    let at = libc::off_t::try_from(at).ok()?;
-    // SAFETY: the kernel writes `length` bytes at most, for which `bytes` has room.
-    let read = unsafe { libc::preadv2(file.as_raw_fd(), &raw const part, 1, at, libc::RWF_NOWAIT) };
-    if read != isize::try_from(length).ok()? {
-        return None;
-    }
-    // SAFETY: `length` bytes were written.
-    unsafe { bytes.set_len(length) };
-    Some(bytes)
+/// Reads bytes of a file, if all of them are in memory.
+fn read_now(file: &File, into: &mut [u8], at: u64) -> bool {
+    let length = into.len();
+    let read = rustix::io::preadv2(file, &mut [IoSliceMut::new(into)], at, ReadWriteFlags::NOWAIT);
+    read.is_ok_and(|read| read == length)
 }
 
 /// Says something of the whole pages of a part of a map. A kernel that does not know `advice` does nothing.
@@ -225,7 +231,12 @@ impl Drop for GuardedMap {
 
 /// Opens a segment file as a batch over its mapping. Unless it is still the file of `checked` every byte is
 /// checked first; call it off the async threads.
-pub fn open(disk: &Arc<dyn Disk>, path: &Path, checked: Option<StampMark>) -> Result<Mapped, Unreadable> {
+pub fn open(
+    disk: &Arc<dyn Disk>,
+    path: &Path,
+    checked: Option<StampMark>,
+    kept: &Arc<KeptFiles>,
+) -> Result<Mapped, Unreadable> {
     let file = disk.open(path)?;
     let stat = disk.stat(&file)?;
     let (header, body_offset) = read_header(&**disk, &file, stat.stamp.bytes)?;
@@ -244,7 +255,8 @@ pub fn open(disk: &Arc<dyn Disk>, path: &Path, checked: Option<StampMark>) -> Re
     let guard = Guard::new(start, start + map.len());
     let (disk, path, stamp) = (disk.clone(), path.to_owned(), stat.stamp);
     let [is_damaged, is_retired] = [const { AtomicBool::new(false) }; 2];
-    let place = Arc::new(MappedFile { disk, path, stamp, start, guard, is_damaged, is_retired });
+    let file = kept.place();
+    let place = Arc::new(MappedFile { disk, path, stamp, start, guard, is_damaged, is_retired, file });
     let owner = GuardedMap { map, place: place.clone() };
     let body = Buffer::from(Bytes::from_owner(owner).slice(body_offset as usize..));
     let batch = Arc::new(header.batch_of(&body)?);

@@ -33,6 +33,7 @@ impl DiskCacheSettings {
             limit_bytes,
             raw_share: 0.25,
             maps_bytes: u64::MAX,
+            kept_files: 4,
             disk: Arc::new(RealDisk),
         }
     }

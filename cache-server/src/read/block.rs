@@ -63,9 +63,8 @@ pub fn batch_of(pieces: &[Bytes]) -> Result<SegmentBatch> {
 /// Bytes of a block that lies as a segment in memory or in a file; shared, not copied.
 pub fn bytes_of(segment: &SegmentBatch, bytes: Range<u64>) -> Result<Buffer> {
     let wrong = || Error::corrupt("a raw block has other columns or bytes than it should");
-    let batch = segment.columns()?;
-    let column = batch.column_by_name(RAW_COLUMN).and_then(|column| column.as_primitive_opt::<UInt8Type>());
-    let values = column.ok_or_else(wrong)?.values().inner().clone();
+    let column = segment.array_named(RAW_COLUMN).and_then(|column| column.as_primitive_opt::<UInt8Type>());
+    let values = column.ok_or_else(wrong)?.values().inner();
     match bytes.end <= values.len() as u64 && bytes.start <= bytes.end {
         true => Ok(values.slice_with_length(bytes.start as usize, (bytes.end - bytes.start) as usize)),
         false => Err(wrong()),

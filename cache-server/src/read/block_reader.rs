@@ -19,6 +19,7 @@ use crate::events::Event;
 use crate::runtime::blocking;
 use arrow::buffer::Buffer;
 use bytes::Bytes;
+use forebay_dataset::pool::Pool;
 use forebay_dataset::ready::drop_aside;
 use forebay_dataset::{ReadySegment, Urgency};
 use forebay_proto::object::{BlockPart, ObjectVersion};
@@ -128,7 +129,10 @@ impl BlockReader {
                     self.found(found)?;
                     continue;
                 }
-                Supply::Ready(ready) => ready.take(self.rest.start..end, loans.as_deref_mut()).await?,
+                Supply::Ready(ready) => {
+                    let pool = &self.cache.memory.copies;
+                    ready.take(self.rest.start..end, loans.as_deref_mut(), pool).await?
+                }
                 Supply::Fill(fill, follow) => {
                     let wait = async {
                         match follow {
@@ -276,7 +280,12 @@ impl Drop for BlockReader {
 
 impl ReadyBlock {
     /// Bytes from the beginning of a range on; `None` if they are to be looked for again.
-    async fn take(&self, wanted: Range<u64>, loans: Option<&mut Loans>) -> Result<Option<Bytes>> {
+    async fn take(
+        &self,
+        wanted: Range<u64>,
+        loans: Option<&mut Loans>,
+        pool: &Pool,
+    ) -> Result<Option<Bytes>> {
         let part = |length: u64| {
             let length = length.min(wanted.end - wanted.start) as usize;
             self.bytes.slice_with_length(wanted.start as usize, length)
@@ -291,7 +300,11 @@ impl ReadyBlock {
         }
         let piece = part(PIECE_BYTES);
         if !self.may_touch {
-            return Ok(self.segment.copy_now(&piece).map(Bytes::from));
+            let mut buffer = pool.take(piece.len());
+            let is_copied = self.segment.copy_now(&piece, &mut buffer.as_slice_mut()[..piece.len()]);
+            // The buffer goes back, whatever is in it.
+            let copy = pool.share(buffer, piece.len());
+            return Ok(is_copied.then(|| Bytes::from_owner(copy)));
         }
         if self.segment.is_in_memory(&piece) {
             return Ok(copied(&self.segment, &piece));

@@ -5,7 +5,7 @@
 //! | fills | 5/16 | segments being fetched and decoded; prefetches use at most 3/5 of it |
 //! | tier | 2/8 | segments served without being stored, until no stream needs them; and see below |
 //! | streams | 5/64 | messages made but not sent; a stream may hold one whatever the others do |
-//! | pool | 1/64 | buffers of messages that were sent, to be used again |
+//! | pool | 1/64 | buffers of messages and of copies that were sent, to be used again |
 //! | tickets | 3/128 | tickets, and the places of the rows of the steps that streams are at |
 //! | requests | 1/128 | other requests while they come and are begun |
 //! | maps | 2/8 | mapped segment files whose pages are in the process's memory: a window of 16 segments |
@@ -48,6 +48,8 @@ pub struct Memory {
     pub shared: Arc<MemoryBudget>,
     /// Buffers of messages that were sent, to be used again.
     pub pool: Pool,
+    /// The same of copies that are sent.
+    pub copies: Pool,
     /// Mapped files with pages in memory: the disk cache sees to that.
     pub maps_bytes: u64,
 }
@@ -62,7 +64,8 @@ impl Memory {
             prefetch: MemoryBudget::new(eighths(1) / 2 * 3),
             tier: MemoryBudget::new(eighths(2)),
             streams: MemoryBudget::new(eighths(1) / 8 * 5),
-            pool: Pool::new((eighths(1) / 8) as usize),
+            pool: Pool::new((eighths(1) / 64 * 7) as usize),
+            copies: Pool::new((eighths(1) / 64) as usize),
             tickets: MemoryBudget::new(eighths(1) / 16 * 3),
             requests: MemoryBudget::new(eighths(1) / 16),
             maps_bytes: eighths(2),

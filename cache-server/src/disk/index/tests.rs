@@ -2,7 +2,7 @@
 
 use super::{Entry, Index};
 use crate::disk::file::{FileKey, Origin, RAW_COLUMN};
-use crate::disk::map;
+use crate::disk::map::{self, KeptFiles};
 use crate::disk::policy::{Admit, Role};
 use crate::disk::tests::NoForecast;
 use crate::disk::{DiskCache, DiskCacheSettings};
@@ -60,7 +60,7 @@ fn a_file_that_two_open_at_once_has_one_map() {
     let key = index.files_of(origin.id)[0];
     let open = || {
         let place = &cache.files.dirs.get(0);
-        Arc::new(map::open(&place.disk, &place.segment(&key), None).unwrap())
+        Arc::new(map::open(&place.disk, &place.segment(&key), None, &KeptFiles::new(1)).unwrap())
     };
     let written = index.get(&key).unwrap().map.clone().unwrap();
     index.drop_map(&key, &written);

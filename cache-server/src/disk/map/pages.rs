@@ -134,12 +134,50 @@ mod tests {
         let (before, ready) = (resident(&file), cache.known(id, &columns).unwrap());
         let values = ready.batch.columns().unwrap().column(0).to_data().buffers()[0].clone();
         let part = &values[9_000..60_000];
-        let copied = ready.copy_now(part).unwrap();
+        let mut copied = vec![0; part.len()];
+        assert!(ready.copy_now(part, &mut copied));
+        copied.fill(0);
+        assert!(ready.copy_now(part, &mut copied) && cache.kept_files.len() == 1, "it is kept open");
+        assert!(!ready.copy_now(part, &mut copied[1..]), "there is no room for it");
         assert_eq!(resident(&file), before);
         assert!(copied == part && ready.is_in_memory(part));
         std::fs::File::options().append(true).open(&file).unwrap().set_len(1 << 20).unwrap();
-        assert!(ready.copy_now(part).is_none(), "it is not the file any more that was checked");
+        assert!(!ready.copy_now(part, &mut copied), "it is not the file any more that was checked");
         assert!(!ready.verify() && cache.known(id, &columns).is_none());
+        assert_eq!(cache.kept_files.len(), 0);
+    }
+
+    /// Descriptors of this process that lead to a file.
+    fn descriptors_of(file: &Path) -> usize {
+        let open =
+            std::fs::read_dir("/proc/self/fd").unwrap().filter_map(|fd| fd.unwrap().path().read_link().ok());
+        open.filter(|target| target.to_string_lossy().starts_with(&*file.to_string_lossy())).count()
+    }
+
+    #[test]
+    fn files_are_kept_open_until_they_are_removed_and_few_of_them() {
+        let dir = tempfile::tempdir().unwrap();
+        let cache = open(dir.path(), 1 << 20);
+        write(&cache, 8);
+        let read = |i: u64| {
+            let ready = cache.known(SegmentId(Digest(i.into())), &["id".to_owned()]).unwrap();
+            let values = ready.batch.columns().unwrap().column(0).to_data().buffers()[0].clone();
+            let mut copied = vec![0; 8_000];
+            assert!(ready.copy_now(&values[..8_000], &mut copied));
+            copied
+        };
+        (0..8).chain(0..8).for_each(|i| {
+            let expected: Vec<u8> = (0..1000).flat_map(|row| (row * i as i64).to_ne_bytes()).collect();
+            assert_eq!(read(i), expected);
+        });
+        let (kept, segments) = (cache.kept_files.len(), dir.path().join("v1/segments"));
+        assert!((1..=4).contains(&kept), "{kept}");
+        assert_eq!(descriptors_of(&segments), kept);
+        let all: Vec<_> = (0..8).map(|i| SegmentId(Digest(i))).collect();
+        let being_read: Vec<_> = all.iter().map(|id| cache.known(*id, &["id".to_owned()]).unwrap()).collect();
+        cache.free_segments(&all);
+        assert_eq!((descriptors_of(&segments), cache.kept_files.len()), (0, 0), "also while they are read");
+        drop(being_read);
     }
 
     #[test]

@@ -312,6 +312,7 @@ fn large_blocks_are_counted_whether_the_disk_tells_of_them_or_not() {
             limit_bytes,
             raw_share: 0.25,
             maps_bytes: u64::MAX,
+            kept_files: 4,
             disk: two.disk.clone(),
         };
         let cache = DiskCache::open(&settings, Arc::new(NoForecast)).unwrap();

@@ -230,6 +230,7 @@ impl Two {
             limit_bytes,
             raw_share: 0.25,
             maps_bytes: u64::MAX,
+            kept_files: 4,
             disk: self.disk.clone(),
         };
         DiskCache::open(&settings, Arc::new(NoForecast))

@@ -13,16 +13,18 @@ use super::request::Named;
 use crate::settings::ClientKey;
 use aws_sigv4::sign::v4::{calculate_signature, generate_signing_key};
 use canonical::{hex_sha256, request_of};
-use chrono::{DateTime, Datelike, NaiveDateTime, TimeDelta, Timelike, Utc};
+use chrono::format::{Item, Parsed, StrftimeItems};
+use chrono::{DateTime, Datelike, TimeDelta, Timelike, Utc};
 use http::header::{AUTHORIZATION, DATE, HOST, HeaderMap};
 use http::request;
 use parking_lot::Mutex;
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use subtle::ConstantTimeEq as _;
 
 const ALGORITHM: &str = "AWS4-HMAC-SHA256";
-const TIME: &str = "%Y%m%dT%H%M%SZ";
+/// Of times, parsed once: that costs as much as a time itself.
+static TIME: LazyLock<Vec<Item<'_>>> = LazyLock::new(|| StrftimeItems::new("%Y%m%dT%H%M%SZ").collect());
 
 /// By how much a client's clock may be off.
 const SKEW: TimeDelta = TimeDelta::minutes(15);
@@ -30,8 +32,8 @@ const SKEW: TimeDelta = TimeDelta::minutes(15);
 /// How long a signed URL may be good for, in seconds.
 const EXPIRES_MAX: i64 = 604_800;
 
-/// Signing keys that are kept at most: each costs four hashes.
-const KEPT_MAX: usize = 1024;
+/// Bytes of a text that is signed, about.
+const TEXT_BYTES: usize = 192;
 
 /// Who asks.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -47,11 +49,9 @@ pub struct Signatures {
     region: String,
     /// Secrets by id.
     keys: HashMap<String, String>,
-    kept: Mutex<SigningKeys>,
+    /// The signing keys that were used last, by id, each with its day: one costs four hashes.
+    kept: Mutex<HashMap<String, (String, Arc<[u8]>)>>,
 }
-
-/// Signing keys by id and day.
-type SigningKeys = HashMap<(String, String), Arc<[u8]>>;
 
 /// What a client says of its signature.
 struct Signed<'a> {
@@ -89,7 +89,8 @@ impl Signatures {
         }
         let request = request_of(head, named, &signed.headers, signed.payload);
         let (at, scope) = (stamp(signed.at), signed.scope);
-        let text = format!("{ALGORITHM}\n{at}\n{scope}\n{}", hex_sha256(&request));
+        let mut text = String::with_capacity(TEXT_BYTES);
+        text.extend([ALGORITHM, "\n", &at, "\n", scope, "\n", &hex_sha256(&request)]);
         let signature = calculate_signature(self.signing_key(&signed, secret), text.as_bytes());
         match bool::from(signature.as_bytes().ct_eq(signed.signature.as_bytes())) {
             true => Ok(Signer::Key(signed.key_id.to_owned())),
@@ -125,17 +126,14 @@ impl Signatures {
 
     fn signing_key(&self, signed: &Signed<'_>, secret: &str) -> Arc<[u8]> {
         let day = signed.scope.split('/').next().unwrap_or_default();
-        let name = (signed.key_id.to_owned(), day.to_owned());
-        if let Some(key) = self.kept.lock().get(&name) {
+        if let Some((of, key)) = self.kept.lock().get(signed.key_id)
+            && of == day
+        {
             return key.clone();
         }
         let key: Arc<[u8]> =
             generate_signing_key(secret, signed.at.into(), &self.region, "s3").as_ref().into();
-        let mut kept = self.kept.lock();
-        if kept.len() >= KEPT_MAX {
-            kept.clear();
-        }
-        kept.insert(name, key.clone());
+        self.kept.lock().insert(signed.key_id.to_owned(), (day.to_owned(), key.clone()));
         key
     }
 }
@@ -215,7 +213,9 @@ fn credential(text: &str, is_in_query: bool) -> Answer<(&str, &str)> {
 }
 
 fn time_of(text: &str) -> Option<DateTime<Utc>> {
-    NaiveDateTime::parse_from_str(text, TIME).ok().map(|time| time.and_utc())
+    let mut parsed = Parsed::new();
+    chrono::format::parse(&mut parsed, text, TIME.iter()).ok()?;
+    parsed.to_naive_datetime_with_offset(0).ok().map(|time| time.and_utc())
 }
 
 /// The same as text: chrono's formats cost more than the hashes do.

@@ -48,6 +48,8 @@ fn of_keys(bucket: &str) -> Vec<(String, u16)> {
     let long = "k".repeat(1018);
     vec![
         (get(&object, ""), 200),
+        // 100 headers in all.
+        (get(&object, &"X-Many: 1\r\n".repeat(98)), 200),
         (get(&object, &format!("Range: bytes={ranges}\r\n")), 200),
         (get(&object, "Range: bytes=-0\r\n"), 416),
         (get(&object, "Range: bytes=99999999999999999999-\r\n"), 416),
@@ -144,6 +146,7 @@ fn of_heads(bucket: &str) -> Vec<(String, u16)> {
         (get(&format!("{object}?AWSAccessKeyId=a&Signature=b&Expires=1"), ""), 400),
         (get(&format!("{object}?X-Amz-Signature=b"), ""), 400),
         (get(&object, &format!("X-Long: {}\r\n", "x".repeat(1 << 20))), 431),
+        (get(&object, &"X-Many: 1\r\n".repeat(99)), 431),
         (get(&object, &"X-Many: 1\r\n".repeat(200)), 431),
         (get(&object, "").replace("GET", "PUT"), 403),
         (get(&object, "").replace("GET", "DELETE"), 403),

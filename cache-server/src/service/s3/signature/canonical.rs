@@ -4,6 +4,7 @@ use crate::service::s3::request::Named;
 use http::request;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, percent_encode, utf8_percent_encode};
 use sha2::{Digest, Sha256};
+use std::borrow::Cow;
 
 /// What AWS leaves as it is.
 const VALUE: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
@@ -14,7 +15,7 @@ pub fn request_of(head: &request::Parts, named: &Named, signed: &[&str], payload
     let mut text = String::with_capacity(512);
     text.extend([head.method.as_str(), "\n"]);
     // As it came, in the one spelling: clients escape more or fewer characters.
-    let path: Vec<u8> = percent_decode_str(head.uri.path()).collect();
+    let path: Cow<'_, [u8]> = percent_decode_str(head.uri.path()).into();
     text.extend(percent_encode(&path, PATH));
     text.push('\n');
     push_query(&mut text, named);
@@ -57,5 +58,8 @@ fn push_query(text: &mut String, named: &Named) {
 pub fn hex_sha256(text: &str) -> String {
     const DIGITS: &[u8; 16] = b"0123456789abcdef";
     let digit = |nibble: u8| char::from(DIGITS[usize::from(nibble)]);
-    Sha256::digest(text.as_bytes()).iter().flat_map(|byte| [digit(byte >> 4), digit(byte & 15)]).collect()
+    let mut digits = String::with_capacity(64);
+    digits
+        .extend(Sha256::digest(text.as_bytes()).iter().flat_map(|byte| [digit(byte >> 4), digit(byte & 15)]));
+    digits
 }
