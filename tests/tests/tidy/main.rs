@@ -8,6 +8,7 @@ mod figures;
 mod layers;
 mod lengths;
 mod modules;
+mod mutations;
 mod names;
 mod ratchet;
 mod security;
