@@ -50,8 +50,11 @@ pub struct Signatures {
     /// Secrets by id.
     keys: HashMap<String, String>,
     /// The signing keys that were used last, by id, each with its day: one costs four hashes.
-    kept: Mutex<HashMap<String, (String, Arc<[u8]>)>>,
+    kept: Mutex<HashMap<String, KeyOfDay>>,
 }
+
+/// A day, and a signing key of it.
+type KeyOfDay = (String, Arc<[u8]>);
 
 /// What a client says of its signature.
 struct Signed<'a> {
