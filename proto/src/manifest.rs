@@ -46,6 +46,7 @@ pub struct Manifest {
     shape: Option<Shape>,
     filter: Option<Filter>,
     rows: u64,
+    decoded_bytes: u64,
     digest: Digest,
     id: DatasetId,
 }
@@ -144,9 +145,21 @@ impl Manifest {
         check_forms(shape.as_ref(), &objects).map_err(malformed)?;
         let filter = filter.map(|wire| Filter::new(wire, &segments)).transpose().map_err(malformed)?;
         check_rows(shape.as_ref(), filter.as_ref()).map_err(malformed)?;
-        let (digest, id) = (Digest::default(), DatasetId::new(Digest::default(), &uri));
-        let manifest =
-            Self { uri, segment_bytes, schema, objects, segments, parts, shape, filter, rows, digest, id };
+        let decoded_bytes = segments.iter().map(|s| s.decoded_bytes).sum();
+        let manifest = Self {
+            digest: Digest::default(),
+            id: DatasetId::new(Digest::default(), &uri),
+            uri,
+            segment_bytes,
+            schema,
+            objects,
+            segments,
+            parts,
+            shape,
+            filter,
+            rows,
+            decoded_bytes,
+        };
         Ok(manifest.identified())
     }
 
@@ -219,6 +232,11 @@ impl Manifest {
     /// Rows of the whole dataset; of a mix, of all its parts together.
     pub fn rows(&self) -> u64 {
         self.rows
+    }
+
+    /// Estimated bytes of all segments, decoded, with all columns.
+    pub fn decoded_bytes(&self) -> u64 {
+        self.decoded_bytes
     }
 
     /// The dataset's version: what decides the order of its samples. A copy of the dataset in another bucket

@@ -141,9 +141,9 @@ impl PrefetchState {
     fn look_at(&mut self, of: &Cache, job: JobKey, jobs: usize, starts: &mut Vec<Start>) {
         let Some((reading, due)) = of.plans.due(job) else { return };
         let first = starts.len();
-        let segments = reading.manifest.segments();
-        let is_held = segments.iter().map(|s| s.decoded_bytes).sum::<u64>() <= of.disk.limit_bytes();
-        let mut room = Room::new(of.memory.ahead_bytes(), segments.len(), jobs, is_held);
+        let (segments, is_held) =
+            (reading.manifest.segments().len(), reading.manifest.decoded_bytes() <= of.disk.limit_bytes());
+        let mut room = Room::new(of.memory.ahead_bytes(), segments, jobs, is_held);
         for run in runs_of(of, &reading.manifest, due, room.bytes) {
             // A run is one request: it begins as a whole.
             if !self.under_way.is_empty() && self.under_way.len() + run.len() > CONCURRENCY {

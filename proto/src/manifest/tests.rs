@@ -15,7 +15,7 @@ fn segments_follow_each_other() {
     let m = sample();
     let places: Vec<_> = m.segments().iter().map(|s| (s.object, s.first_row_group, s.first_row)).collect();
     assert_eq!(places, [(0, 0, 0), (0, 2, 10), (2, 0, 15)]);
-    assert_eq!(m.rows(), 22);
+    assert_eq!((m.rows(), m.decoded_bytes()), (22, 176));
 }
 
 #[test]

@@ -1,5 +1,5 @@
 //! Segment files that are kept open, the ones from which a few bytes are read most: opening a file by its
-//! path costs as much as reading 64 KiB of it.
+//! path, and closing it, was a sixth of a node's time for 64 KiB.
 //!
 //! One that is removed is closed, and at the latest goes with its map, so its blocks are given back.
 
