@@ -121,6 +121,8 @@ def main(uri: str, checkpoint: Path, out: str) -> None:
     if dist.get_rank() == 0:
         save_file(network.state_dict(), out)
         print(f"epoch {loader.epoch}, {loader.steps_left} steps left")
+    # Its group must outlive it, or the group's threads may wait for this one for ever (pytorch/pytorch#56297).
+    del model
     dist.destroy_process_group()
 
 

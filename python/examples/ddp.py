@@ -49,6 +49,8 @@ def main(uri: str, checkpoint: str, steps: int | None) -> None:
         torch.save(state, checkpoint + ".partial")
         os.replace(checkpoint + ".partial", checkpoint)
         print(f"epoch {loader.epoch}, {loader.steps_left} steps left, loss {loss:.6f}")
+    # Its group must outlive it, or the group's threads may wait for this one for ever (pytorch/pytorch#56297).
+    del model
     dist.destroy_process_group()
 
 

@@ -70,6 +70,8 @@ def main(uri: str, folder: str, stop: int) -> None:
     weights = sum(float(parameter.detach().double().abs().sum()) for parameter in model.parameters())
     if rank == 0:
         print(f"step {train.step}, samples {loader.state_dict()['samples_done']}, weights {weights:.6f}")
+    # Its group must outlive it, or the group's threads may wait for this one for ever (pytorch/pytorch#56297).
+    del parallel
     dist.destroy_process_group()
 
 

@@ -108,6 +108,8 @@ def main(folder, name, steps):
         torch.from_file(path("python.parameters"), shared=True, size=flat.numel(), dtype=flat.dtype).copy_(flat)
         with open(path("python.steps"), "w") as file:
             file.writelines(f"{value:.4f}\n" for value in milliseconds)
+    # Its group must outlive it, or the group's threads may wait for this one for ever (pytorch/pytorch#56297).
+    del ddp
     dist.destroy_process_group()
 
 
