@@ -14,7 +14,7 @@ mod rules;
 mod stream;
 mod versions;
 
-pub use stream::{ObjectPiece, ObjectStream};
+pub use stream::{ObjectPiece, ObjectStream, Toll};
 
 use crate::allow::Allowed;
 use crate::cluster::peers::Peers;

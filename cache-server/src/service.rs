@@ -17,6 +17,7 @@ pub(crate) mod accept;
 pub(crate) mod admission;
 pub(crate) mod connection;
 pub(crate) mod control;
+mod fetch_limit;
 pub(crate) mod flight;
 pub(crate) mod frames;
 pub(crate) mod gate;

@@ -4,7 +4,8 @@
 //! on demand; [`slow`] is a proxy that makes it behave like remote S3, `wire` one that breaks as networks do;
 //! [`liar`] is a store whose answers tests make up.
 //! [`made`] are objects by a rule, of any size. [`process`] starts the real binaries and watches their logs;
-//! [`etcd`] starts real etcd. [`pki`] makes certificates, [`tap`] listens to what travels.
+//! [`etcd`] starts real etcd. [`pki`] makes certificates, [`policy`] policies, [`tls_world`] both;
+//! [`question`] asks a node anything as anybody, [`tap`] listens to what travels.
 //! [`mnist`] and [`table`] are the data, [`frames`] speaks HTTP/2 by hand,
 //! [`reader`] reads a table and checks every value. [`check`] and [`report`] are the form in which
 //! measurements tell what they found, [`origin`] says which commit and machine they are of.
@@ -23,8 +24,10 @@ pub mod made;
 pub mod mnist;
 pub mod origin;
 pub mod pki;
+pub mod policy;
 pub mod ports;
 pub mod process;
+pub mod question;
 pub(crate) mod reader;
 pub(crate) mod report;
 pub mod s3;
@@ -32,6 +35,7 @@ pub mod s3_client;
 pub mod seen;
 mod serve;
 pub mod slow;
-pub mod table;
+pub(crate) mod table;
 pub mod tap;
+pub mod tls_world;
 pub(crate) mod wire;

@@ -5,6 +5,7 @@ use forebay_proto::{Error, Result, TokenBucket};
 use parking_lot::Mutex;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use tokio::sync::{Mutex as FetchMutex, OwnedMutexGuard};
 use tokio::time::sleep;
 
 /// How long an open may wait for its turn.
@@ -18,6 +19,8 @@ const BURST_S: f64 = 0.05;
 pub struct Limiter {
     name: String,
     state: Mutex<LimiterState>,
+    /// Held by the one fetch that is under way.
+    fetching: Arc<FetchMutex<()>>,
 }
 
 #[derive(Debug)]
@@ -25,6 +28,7 @@ struct LimiterState {
     limits: PrincipalLimits,
     opens: Option<TokenBucket>,
     bytes: Option<TokenBucket>,
+    fetched: Option<TokenBucket>,
     streams: usize,
 }
 
@@ -32,11 +36,18 @@ struct LimiterState {
 #[derive(Debug)]
 pub struct StreamTurn(Arc<Limiter>);
 
+/// The turn of a fetch, until dropped.
+#[derive(Debug)]
+pub struct FetchTurn {
+    limiter: Arc<Limiter>,
+    _lock: OwnedMutexGuard<()>,
+}
+
 impl Limiter {
     /// Nothing is taken yet.
     pub fn new(name: &str, limits: PrincipalLimits) -> Self {
-        let state = LimiterState { limits, opens: None, bytes: None, streams: 0 };
-        let limiter = Self { name: name.to_owned(), state: Mutex::new(state) };
+        let state = LimiterState { limits, opens: None, bytes: None, fetched: None, streams: 0 };
+        let limiter = Self { name: name.to_owned(), state: Mutex::new(state), fetching: Arc::default() };
         limiter.set(limits);
         limiter
     }
@@ -51,6 +62,9 @@ impl Limiter {
         }
         if state.bytes.is_none() || state.limits.bytes_per_s != limits.bytes_per_s {
             state.bytes = limits.bytes_per_s.map(bytes);
+        }
+        if state.fetched.is_none() || state.limits.s3_bytes_per_s != limits.s3_bytes_per_s {
+            state.fetched = limits.s3_bytes_per_s.map(bytes);
         }
         state.limits = limits;
     }
@@ -84,6 +98,19 @@ impl Limiter {
         }
     }
 
+    /// Whether fetches for this principal are limited.
+    pub fn limits_fetches(&self) -> bool {
+        self.state.lock().limits.s3_bytes_per_s.is_some()
+    }
+
+    /// Waits for the turn of a fetch: one follows the other, when those before are paid for.
+    pub async fn fetch_turn(self: &Arc<Self>) -> FetchTurn {
+        let lock = self.fetching.clone().lock_owned().await;
+        let debt = self.state.lock().fetched.as_mut().map(|bucket| bucket.debt(Instant::now()));
+        sleep(debt.unwrap_or_default()).await;
+        FetchTurn { limiter: self.clone(), _lock: lock }
+    }
+
     /// A stream begins. `Retry` if there are as many as there may be.
     pub fn begin(self: &Arc<Self>) -> Result<StreamTurn> {
         let mut state = self.state.lock();
@@ -96,6 +123,15 @@ impl Limiter {
                 state.streams += 1;
                 Ok(StreamTurn(self.clone()))
             }
+        }
+    }
+}
+
+impl FetchTurn {
+    /// Bytes of objects are fetched now.
+    pub fn pay(&self, bytes: u64) {
+        if let Some(bucket) = &mut self.limiter.state.lock().fetched {
+            bucket.charge(bytes as f64, Instant::now());
         }
     }
 }
@@ -143,6 +179,32 @@ mod tests {
         assert!(bytes < 1.05 * 100e6, "{bytes} bytes a second");
         assert!(opens < 1.05 * 100.0, "{opens} opens a second");
         assert!(bytes > 0.5 * 100e6 && opens > 0.5 * 100.0, "{bytes} {opens}");
+    }
+
+    #[tokio::test]
+    async fn fetches_wait_for_each_other_and_are_paid_for() {
+        let limits = PrincipalLimits { s3_bytes_per_s: Some(10_000_000), ..Default::default() };
+        let limiter = limiter(limits);
+        assert!(limiter.limits_fetches());
+        let begin = Instant::now();
+        let first = limiter.fetch_turn().await;
+        assert!(tokio::time::timeout(Duration::from_millis(20), limiter.fetch_turn()).await.is_err());
+        first.pay(1_000_000);
+        drop(first);
+        let (one, other) = tokio::join!(fetch(&limiter), fetch(&limiter));
+        // Those are under way when the first is paid for, and when one of them is.
+        let paid = |bytes: f64| Duration::from_secs_f64((bytes / 10e6 - BURST_S) * 0.95);
+        assert!(one.min(other) - begin > paid(1e6) && one.max(other) - begin > paid(2e6));
+        limiter.set(PrincipalLimits::default());
+        assert!(!limiter.limits_fetches());
+        fetch(&limiter).await;
+        assert!(begin.elapsed() < Duration::from_secs(5));
+    }
+
+    /// When a fetch of a million bytes had its turn.
+    async fn fetch(limiter: &Arc<Limiter>) -> Instant {
+        limiter.fetch_turn().await.pay(1_000_000);
+        Instant::now()
     }
 
     #[tokio::test]

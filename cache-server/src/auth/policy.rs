@@ -67,6 +67,8 @@ struct LimitsEntry {
     opens_per_s: Option<f64>,
     #[serde(deserialize_with = "maybe_size")]
     bytes_per_s: Option<u64>,
+    #[serde(deserialize_with = "maybe_size")]
+    s3_bytes_per_s: Option<u64>,
     streams: Option<usize>,
 }
 
@@ -196,17 +198,19 @@ impl Policy {
 
 impl LimitsEntry {
     fn checked(self) -> Result<PrincipalLimits> {
-        let Self { opens_per_s, bytes_per_s, streams } = self;
+        let Self { opens_per_s, bytes_per_s, s3_bytes_per_s, streams } = self;
         if opens_per_s.is_some_and(|rate| !(0.001..=1e9).contains(&rate)) {
             return Err(Error::invalid("limits: opens_per_s must be 0.001 to 1e9"));
         }
-        if bytes_per_s.is_some_and(|rate| rate < 1 << 10) {
-            return Err(Error::invalid("limits: bytes_per_s must be 1 KiB at least"));
+        for (name, rate) in [("bytes_per_s", bytes_per_s), ("s3_bytes_per_s", s3_bytes_per_s)] {
+            if rate.is_some_and(|rate| rate < 1 << 10) {
+                return Err(Error::invalid(format!("limits: {name} must be 1 KiB at least")));
+            }
         }
         if streams == Some(0) {
             return Err(Error::invalid("limits: streams must be 1 at least"));
         }
-        Ok(PrincipalLimits { opens_per_s, bytes_per_s, streams })
+        Ok(PrincipalLimits { opens_per_s, bytes_per_s, s3_bytes_per_s, streams })
     }
 }
 

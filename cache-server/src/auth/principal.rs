@@ -27,6 +27,8 @@ pub struct PrincipalLimits {
     pub opens_per_s: Option<f64>,
     /// Bytes sent in a second.
     pub bytes_per_s: Option<u64>,
+    /// Bytes of objects that are fetched in a second for what it reads.
+    pub s3_bytes_per_s: Option<u64>,
     /// Batch streams and reads of objects at once.
     pub streams: Option<usize>,
 }

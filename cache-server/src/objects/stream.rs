@@ -4,6 +4,7 @@
 //! and those that nobody else reads are given up when the stream is dropped.
 
 use super::read_ahead::ReadAhead;
+use crate::read::block::Block;
 use crate::read::block_reader::{BlockReader, PIECE_BYTES};
 use crate::read::cache::Cache;
 use crate::read::loans::Loans;
@@ -11,6 +12,7 @@ use crate::read::memory::MemoryPermit;
 use bytes::Bytes;
 use forebay_proto::object::{BlockPart, ObjectVersion};
 use forebay_proto::{Error, Result};
+use futures::future::BoxFuture;
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
@@ -28,6 +30,9 @@ pub struct ObjectPiece {
     pub bytes: Bytes,
 }
 
+/// Waits until that many bytes of objects may be fetched.
+pub type Toll = Arc<dyn Fn(u64) -> BoxFuture<'static, ()> + Send + Sync>;
+
 /// Ranges of an object as they come, in order.
 pub struct ObjectStream {
     cache: Arc<Cache>,
@@ -43,6 +48,8 @@ pub struct ObjectStream {
     /// Bytes that are to be ready behind the first.
     ahead_bytes: u64,
     loans: Option<Loans>,
+    /// Asked before a block is fetched, and nothing is read ahead then.
+    toll: Option<Toll>,
     _memory: MemoryPermit,
 }
 
@@ -68,8 +75,14 @@ impl ObjectStream {
             window,
             ahead_bytes: 0,
             loans: None,
+            toll: None,
             _memory: memory,
         }
+    }
+
+    /// The same for a reader for whom only so much is fetched.
+    pub fn paying(self, toll: Option<Toll>) -> Self {
+        Self { toll, ..self }
     }
 
     /// From now on pieces may be lent: no copies, but bytes as they lie in mapped files. For those who hand
@@ -85,6 +98,7 @@ impl ObjectStream {
         loop {
             if self.begun.is_empty() {
                 let Some(part) = self.parts.next() else { return Ok(None) };
+                self.pay(part.index).await;
                 self.begin(part)?;
                 self.begun_bytes = 0;
                 self.arrive();
@@ -113,8 +127,20 @@ impl ObjectStream {
         }
     }
 
+    /// Waits until a block may be fetched, if it is not held.
+    async fn pay(&mut self, index: u64) {
+        let Some(toll) = &self.toll else { return };
+        let block = Block { object: self.version.clone(), index };
+        if !self.cache.holds_block(&block) {
+            toll(block.bytes()).await;
+        }
+    }
+
     /// The first of the blocks that are begun is another now.
     fn arrive(&mut self) {
+        if self.toll.is_some() {
+            return;
+        }
         if let Some(first) = self.begun.front() {
             self.ahead_bytes = self.window.at(first.block.index);
         }

@@ -5,6 +5,7 @@
 //! that are missing; then the segment goes where [`place`] says. Memory is bounded by [`Memory`]: a fill
 //! waits for memory before it fetches anything, and holds nothing else then.
 
+use super::block::{Block, COLUMNS};
 use super::fill::{Ahead, FillOutcome, Underway};
 use super::lookup::{compose, origin};
 use super::memory::{Memory, MemoryPermit};
@@ -94,6 +95,17 @@ impl Cache {
         let in_memory = |c: &String| self.memory_tier.find(id).iter().any(|p| p.batch.has(c));
         self.disk.holds(id, &columns)
             || columns.iter().all(|c| in_memory(c) || self.disk.holds(id, std::slice::from_ref(c)))
+    }
+
+    /// Whether a read of a block would fetch nothing. Does not touch the disk.
+    pub fn holds_block(&self, block: &Block) -> bool {
+        self.disk.holds(block.id(), &*COLUMNS) || !self.memory_tier.find(block.id()).is_empty()
+    }
+
+    /// Bytes of its object that a fill of a segment fetches.
+    pub async fn fetch_bytes(&self, reading: &Reading, segment: u32) -> Result<u64> {
+        let (manifest, demand) = (&reading.manifest, Urgency::demand());
+        Ok(self.source.segment_cost(manifest, segment, &reading.projection, &demand).await?.fetched)
     }
 
     /// Makes a segment ready before anybody asks, with what `ahead` holds. Says whether it is held then: it

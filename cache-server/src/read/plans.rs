@@ -220,7 +220,7 @@ impl Plans {
     }
 
     /// The segments that a job will read soon, in the order of need, this epoch and the next; `None` if it
-    /// has no open stream.
+    /// has no open stream for which they may be fetched ahead.
     pub fn due(&self, job: JobKey) -> Option<(Reading, Vec<Due>)> {
         self.state.lock().jobs.get(&job)?.due()
     }

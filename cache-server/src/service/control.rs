@@ -1,9 +1,11 @@
 //! `forebay.v1.Cache`: open, load, free, status, topology, drain.
 
+use super::fetch_limit::{segment_turn, throttle};
 use super::guard::{caller, may_use};
 use super::metrics;
 use super::visible::{self, HotOwners};
 use crate::auth::caller::Caller;
+use crate::auth::limiter::Limiter;
 use crate::datasets::{Dataset, OpenDataset};
 use crate::disk::dirs::{DirStatus, Health};
 use crate::disk::{DiskCache, RawFiles};
@@ -113,9 +115,10 @@ impl Service for Control {
         let wanted: Vec<u32> = SegmentSet::from_wire(&r.segments, count).iter().collect();
         let (sender, progress) = mpsc::channel(4);
         let (node, stop) = (self.node.clone(), self.stop.clone());
+        let throttle = throttle(caller.limiter());
         tokio::spawn(async move {
             tokio::select! {
-                done = load(&node, &reading, wanted, &sender) => if let Err(e) = done {
+                done = load(&node, &reading, wanted, throttle.as_ref(), &sender) => if let Err(e) = done {
                     sender.send(Err(e.into())).await.ok();
                 },
                 () = stop.cancelled() => {
@@ -328,6 +331,7 @@ async fn load(
     node: &Node,
     reading: &Reading,
     wanted: Vec<u32>,
+    throttle: Option<&Arc<Limiter>>,
     sender: &mpsc::Sender<Result<v1::LoadProgress, Status>>,
 ) -> forebay_proto::Result<()> {
     // Other loads and jobs read at the same time: only what this one fetches counts.
@@ -337,6 +341,10 @@ async fn load(
     sender.send(Ok(loaded.progress)).await.map_err(gone)?;
     let mut filled = futures::stream::iter(wanted)
         .map(|s| async move {
+            let _turn = match throttle {
+                Some(limiter) => segment_turn(limiter, &node.cache, reading, s).await?,
+                None => None,
+            };
             let demand = Ahead { urgency: urgency.clone(), ..Ahead::demand() };
             let ready = node.cache.read(reading, s, demand, None).await?;
             // It is looked at, and let go, off the async threads.

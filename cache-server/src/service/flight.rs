@@ -3,6 +3,7 @@
 //!
 //! `DoGet` goes around tonic's encoder (see [`super::frames`]); all other methods are tonic's.
 
+use super::fetch_limit::throttle;
 use super::frames::BatchBody;
 use super::guard::caller;
 use super::meter::StreamMeter;
@@ -114,8 +115,10 @@ async fn open(node: &Node, request: http::Request<Body>) -> Result<Body> {
     };
     let stated = (ticket.sizes_hash, ticket.version_ids);
     let dataset = node.datasets.get(&who, version, &ticket.uri, stated)?;
-    let reading = Reading::new(dataset.manifest.clone(), &dataset.schema, columns)?;
+    let mut reading = Reading::new(dataset.manifest.clone(), &dataset.schema, columns)?;
     let mut link = StreamSegments::new(node.cache.clone(), node.memory.clone(), node.stalls.watch(origin));
+    link.throttle = throttle(who.limiter());
+    reading.is_throttled = link.throttle.is_some();
     // Other answers are short, or copied anyway.
     reader = reader.filter(|_| matches!(kind, v1::ticket::Kind::Plan(_)));
     link.region = reader.as_ref().map(|reader| reader.region.clone());

@@ -1,9 +1,10 @@
 //! `forebay.v1.Objects`: any object, byte for byte.
 
 use crate::node::Node;
-use crate::objects::{ObjectPiece, ObjectStream};
+use crate::objects::{ObjectPiece, ObjectStream, Toll};
 use crate::read::block::{self, Block};
 use crate::read::block_reader::BlockReader;
+use crate::service::fetch_limit::toll;
 use crate::service::gate::{Pass, draining};
 use crate::service::guard::{caller, may_use, may_use_object};
 use crate::service::object_meter::ObjectMeter;
@@ -57,7 +58,7 @@ impl Service for ObjectService {
         let version = self.node.objects.named_here(object).await?;
         let ranges: Vec<Range<u64>> = ranges.iter().map(|range| range.start..range.end).collect();
         let meter = ObjectMeter::new(self.node.clone(), version.clone(), who.limiter());
-        let pieces = self.node.objects.read(version, ranges).await?;
+        let pieces = self.node.objects.read(version, ranges).await?.paying(toll(who.limiter()));
         let sending = Sending { pieces, meter, pass };
         let sent = stream::unfold(Some(sending), |sending| async move {
             let mut sending = sending?;
@@ -80,9 +81,10 @@ impl Service for ObjectService {
         }
         let (sender, progress) = mpsc::channel(4);
         let (node, stop) = (self.node.clone(), self.stop.clone());
+        let toll = toll(who.limiter());
         tokio::spawn(async move {
             tokio::select! {
-                done = fill(node, object, blocks, sender.clone()) => if let Err(e) = done {
+                done = fill(node, object, blocks, toll, sender.clone()) => if let Err(e) = done {
                     sender.send(Err(e.into())).await.ok();
                 },
                 () = stop.cancelled() => {
@@ -132,12 +134,13 @@ async fn fill(
     node: Arc<Node>,
     object: Arc<ObjectVersion>,
     blocks: Vec<u32>,
+    toll: Option<Toll>,
     sender: mpsc::Sender<std::result::Result<v1::FillObjectProgress, Status>>,
 ) -> Result<()> {
     let gone = |_| Error::closed("the caller has gone");
     let block = |index: u32| Block { object: object.clone(), index: index.into() };
     let mut filled = stream::iter(blocks.clone())
-        .map(|index| fill_one(node.clone(), block(index)))
+        .map(|index| fill_one(node.clone(), block(index), toll.clone()))
         .buffer_unordered(FILL_CONCURRENCY);
     let mut progress = v1::FillObjectProgress::default();
     let is_held = |block: &Block| node.disk.holds(block.id(), &block::columns());
@@ -158,7 +161,10 @@ async fn fill(
 }
 
 /// Has a block filled; it, and the bytes that were fetched for that.
-async fn fill_one(node: Arc<Node>, block: Block) -> Result<(Block, u64)> {
+async fn fill_one(node: Arc<Node>, block: Block, toll: Option<Toll>) -> Result<(Block, u64)> {
+    if let Some(toll) = toll.filter(|_| !node.cache.holds_block(&block)) {
+        toll(block.bytes()).await;
+    }
     let mut reader = BlockReader::begin(&node.cache, block.clone(), 0..block.bytes())?;
     drop_aside([reader.whole().await?]);
     Ok((block, reader.fetched_bytes()))

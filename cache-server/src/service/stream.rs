@@ -1,7 +1,9 @@
 //! A batch stream's side of the cache: where its segments come from, how far it has come, what its messages
 //! may use.
 
+use super::fetch_limit::segment_turn;
 use super::stalls::StreamWatch;
+use crate::auth::limiter::Limiter;
 use crate::read::cache::Cache;
 use crate::read::memory::Memory;
 use crate::read::plans::Announced;
@@ -41,6 +43,8 @@ pub struct StreamSegments {
     pub plan: Option<Announced>,
     /// Whether the stream must not make the node fetch anything.
     pub held_only: bool,
+    /// Of a principal for whom only so much is fetched.
+    pub throttle: Option<Arc<Limiter>>,
     /// Where its messages are put, if its reader shares memory.
     pub region: Option<SharedRegion>,
     /// What its messages may take.
@@ -50,7 +54,7 @@ pub struct StreamSegments {
 impl StreamSegments {
     /// For a stream that follows no announced plan.
     pub fn new(cache: Arc<Cache>, memory: Memory, watch: StreamWatch) -> Self {
-        Self { cache, memory, plan: None, held_only: false, region: None, watch }
+        Self { cache, memory, plan: None, held_only: false, throttle: None, region: None, watch }
     }
 
     /// Memory for a message, and room for it where it is shared.
@@ -86,7 +90,12 @@ impl SegmentSource for StreamSegments {
             let lacks = Error::retry(format!("segment {segment} is not held here"));
             return std::future::ready(Err(lacks)).boxed();
         }
-        self.cache.get(reading, segment).boxed()
+        let Some(limiter) = &self.throttle else { return self.cache.get(reading, segment).boxed() };
+        async move {
+            let _turn = segment_turn(limiter, &self.cache, reading, segment).await?;
+            self.cache.get(reading, segment).await
+        }
+        .boxed()
     }
 }
 

@@ -21,6 +21,8 @@ pub struct Reading {
     pub packed: Arc<PackedSchema>,
     /// Only some rows of a segment are read, not all of them sooner or later.
     pub is_sparse: bool,
+    /// Its reader waits for leave before anything is fetched: nothing is fetched ahead for it.
+    pub is_throttled: bool,
 }
 
 impl Reading {
@@ -33,7 +35,7 @@ impl Reading {
         let (schema, projected) = (schema.clone(), Arc::new(projected));
         let packed = Arc::new(PackedSchema::new(projected.clone()));
         let projection = projection.into();
-        Ok(Self { manifest, schema, projection, projected, packed, is_sparse: false })
+        Ok(Self { manifest, schema, projection, projected, packed, is_sparse: false, is_throttled: false })
     }
 
     /// The names of the columns that are read.

@@ -5,6 +5,7 @@
 //! and of the node, and beside a training job that reads at a steady pace and must keep most of it. A row
 //! `case.N` is 1 if all promises of both were kept.
 
+mod amplification;
 mod arena;
 mod bodies;
 mod calls;
@@ -14,7 +15,7 @@ mod silence;
 mod stop;
 mod unread;
 
-pub use arena::{Arena, AttackScale, FULL, SHORT};
+pub use arena::{Arena, AttackScale, FULL, Guard, SHORT};
 
 use super::stages::{Stages, runtime};
 use crate::harness::background::BackgroundReader;
@@ -36,16 +37,21 @@ pub struct AttackCase {
     pub number: u32,
     /// In words.
     pub name: &'static str,
+    /// What the node has against it.
+    pub guard: Guard,
     /// Attacks; gives the promises.
-    pub attack: fn(&Arena) -> anyhow::Result<Vec<Check>>,
+    pub attack: Attack,
 }
 
-const fn case(
-    number: u32,
-    name: &'static str,
-    attack: fn(&Arena) -> anyhow::Result<Vec<Check>>,
-) -> AttackCase {
-    AttackCase { number, name, attack }
+/// Attacks a node; gives the promises.
+pub type Attack = fn(&Arena<'_>) -> anyhow::Result<Vec<Check>>;
+
+const fn case(number: u32, name: &'static str, attack: Attack) -> AttackCase {
+    AttackCase { number, name, guard: Guard::Open, attack }
+}
+
+const fn guarded(number: u32, name: &'static str, attack: Attack) -> AttackCase {
+    AttackCase { number, name, guard: Guard::Policy, attack }
 }
 
 /// All of them.
@@ -65,6 +71,7 @@ pub const CASES: &[AttackCase] = &[
     case(13, "messages with a wrong head", bodies::wrong_heads),
     case(14, "streams that nobody reads", unread::streams),
     case(15, "a slow reader", bodies::slow_reader),
+    guarded(31, "random rows of everything", amplification::random_rows),
     case(33, "lists that are too long", bodies::long_lists),
     case(34, "no protobuf", bodies::no_protobuf),
     case(35, "the rest of Flight", bodies::other_flight),
@@ -102,7 +109,7 @@ pub fn run(options: &AttackOptions) -> anyhow::Result<bool> {
     let scale = if options.short { SHORT } else { FULL };
     raise_files();
     let (s3, runtime) = (S3Server::start(), runtime()?);
-    let table = Table::upload(&s3, "train", 16, MIB_ROWS)?;
+    let table = Arena::upload(&s3, 16, MIB_ROWS)?;
     let mut stages = Stages::default();
     let wanted = |case: &&AttackCase| options.only.is_empty() || options.only.contains(&case.number);
     for case in CASES.iter().filter(wanted) {
@@ -134,7 +141,7 @@ fn judge(
     scale: AttackScale,
     runtime: &Runtime,
 ) -> anyhow::Result<Findings> {
-    let arena = Arena::start(s3, table, scale)?;
+    let arena = Arena::start(s3, table, scale, case.guard)?;
     let mut checks = alone(case, &arena)?;
     let arena = Arena { is_quiet: false, ..arena };
     let (kept, more) = beside(case, &arena, table, runtime)?;
@@ -149,7 +156,7 @@ fn judge(
 }
 
 /// The attack on a node that nobody else uses.
-pub fn alone(case: &AttackCase, arena: &Arena) -> anyhow::Result<Vec<Check>> {
+pub fn alone(case: &AttackCase, arena: &Arena<'_>) -> anyhow::Result<Vec<Check>> {
     let before = arena.files()?;
     forget_peak(arena.server.pid())?;
     let mut checks = (case.attack)(arena)?;
@@ -170,11 +177,12 @@ pub fn alone(case: &AttackCase, arena: &Arena) -> anyhow::Result<Vec<Check>> {
 /// The attack beside a job that reads at half of the pace it could have.
 fn beside(
     case: &AttackCase,
-    arena: &Arena,
+    arena: &Arena<'_>,
     table: &Table,
     runtime: &Runtime,
 ) -> anyhow::Result<(f64, Vec<Check>)> {
     let job = Job { step: Duration::from_millis(20), ..Job::new(7, 1_000_000) };
+    arena.be_known()?;
     let reader = BackgroundReader::start(runtime, &arena.server.endpoint, table, job)?;
     let look = Duration::from_secs(5);
     std::thread::sleep(look);

@@ -172,7 +172,7 @@ impl Twins {
         for round in ["cold", "warm"] {
             for ask in &requests {
                 let (store, node) = tokio::try_join!(self.store.send(ask), self.node.send(ask))?;
-                let (store, node) = (Answer::from(store), Answer::from(node));
+                let (store, node) = (Served::from(store), Served::from(node));
                 if store != node {
                     let S3Ask { method, target, headers, .. } = ask;
                     let text =
@@ -295,14 +295,14 @@ impl Twins {
 
 /// What must be equal.
 #[derive(Debug, PartialEq, Eq)]
-struct Answer {
+struct Served {
     status: u16,
     code: Option<String>,
     body: Bytes,
     headers: BTreeMap<String, String>,
 }
 
-impl From<S3Reply> for Answer {
+impl From<S3Reply> for Served {
     fn from(reply: S3Reply) -> Self {
         let (status, code) = (reply.status, reply.code());
         let is_error = status >= 400;
@@ -315,7 +315,7 @@ impl From<S3Reply> for Answer {
     }
 }
 
-impl std::fmt::Display for Answer {
+impl std::fmt::Display for Served {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let code = self.code.as_deref().unwrap_or_default();
         let start = String::from_utf8_lossy(&self.body[..self.body.len().min(3000)]);

@@ -6,24 +6,25 @@ use forebay_tests::harness::check::Check;
 use forebay_tests::harness::frames::{RawHttp2, closes_within, flag, frame, grpc, kind, stranger};
 use forebay_tests::harness::process::{Server, ServerOptions};
 use forebay_tests::harness::s3::S3Server;
-use forebay_tests::harness::table::Table;
 use std::time::Duration;
 
 /// The attacks of some numbers.
 fn survived(numbers: std::ops::Range<u32>) {
     let s3 = S3Server::start();
-    let table = Table::upload(&s3, "train", 4, 1024).expect("make a table");
+    let table = Arena::upload(&s3, 4, 1024).expect("make a table");
     let cases: Vec<&AttackCase> = CASES.iter().filter(|case| numbers.contains(&case.number)).collect();
     assert!(!cases.is_empty());
-    let arena = Arena::start(&s3, &table, SHORT).expect("start a node");
     let mut broken = Vec::new();
-    for case in cases {
-        let checks = alone(case, &arena).unwrap_or_else(|e| panic!("case {}: {e:#}", case.number));
-        let failed = checks.iter().filter(|check| check.is_broken());
-        broken.extend(failed.map(|check: &Check| format!("case {}: {check}", case.number)));
+    for cases in cases.chunk_by(|a, b| a.guard == b.guard) {
+        let arena = Arena::start(&s3, &table, SHORT, cases[0].guard).expect("start a node");
+        for case in cases {
+            let checks = alone(case, &arena).unwrap_or_else(|e| panic!("case {}: {e:#}", case.number));
+            let failed = checks.iter().filter(|check| check.is_broken());
+            broken.extend(failed.map(|check: &Check| format!("case {}: {check}", case.number)));
+        }
+        arena.server.stop();
     }
     assert!(broken.is_empty(), "{}", broken.join("\n"));
-    arena.server.stop();
 }
 
 #[test]
@@ -39,6 +40,11 @@ fn frames_are_survived() {
 #[test]
 fn bodies_are_survived() {
     survived(11..16);
+}
+
+#[test]
+fn amplification_is_survived() {
+    survived(31..32);
 }
 
 #[test]

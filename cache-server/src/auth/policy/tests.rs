@@ -18,7 +18,7 @@ prefixes = ["s3://data/vision/", "s3://data/vision/deep"]
 cert = ["spiffe://corp/vision/*", "*.vision.example.org"]
 jwt = { sub = "vision-*", groups = "train" }
 s3_keys = ["AK1"]
-limits = { bytes_per_s = "2GB", streams = 64, opens_per_s = 20 }
+limits = { bytes_per_s = "2GB", s3_bytes_per_s = "1GB", streams = 64, opens_per_s = 20 }
 
 [[principal]]
 name = "all"
@@ -79,6 +79,7 @@ fn prefixes_are_whole_parts_of_paths() {
     }
     assert!(!all.prefixes.covers("s3://data/vision"), "an empty list is nothing");
     assert_eq!(vision.limits.bytes_per_s, Some(2_000_000_000));
+    assert_eq!(vision.limits.s3_bytes_per_s, Some(1_000_000_000));
 }
 
 #[test]
@@ -99,6 +100,7 @@ fn a_policy_that_is_wrong_in_anything_is_wrong() {
         (TWO.replace("2GB", "much"), "line 9: use a number of bytes"),
         (TWO.replace("streams = 64", "streams = 'fb1.a.hunter2'"), "a token stands there"),
         (TWO.replace("opens_per_s = 20", "opens_per_s = 0"), "opens_per_s"),
+        (TWO.replace("\"1GB\"", "1"), "s3_bytes_per_s"),
         (with("colour = 'red'"), "colour"),
         (TWO.replace("[[principal]]", "[[principal"), "line 2"),
     ] {

@@ -202,10 +202,12 @@ impl Job {
         u128::from(at.epoch) * u128::from(self.samples) + u128::from(at.position.min(self.samples))
     }
 
-    /// The segments whose intervals are not over, in the order of need, as far as an open stream wants them.
+    /// The segments whose intervals are not over, in the order of need, as far as an open stream wants them;
+    /// `None` without a stream for which they may be fetched ahead.
     pub fn due(&self) -> Option<(Reading, Vec<Due>)> {
         let (at, fastest) = (self.at()?, self.fastest()?);
-        let reading = self.readers.values().find(|r| r.left.is_none())?.reading.clone();
+        let may_fetch = |r: &&Reader| r.left.is_none() && !r.reading.is_throttled;
+        let reading = self.readers.values().find(may_fetch)?.reading.clone();
         let epochs = self.schedules.iter().filter(|(e, _)| **e >= at.epoch);
         let epochs = epochs.filter(|(e, _)| self.last_epoch.is_none_or(|last| **e <= last));
         let due = epochs.flat_map(|(&epoch, schedule)| {

@@ -219,6 +219,18 @@ fn a_stream_that_broke_is_awaited_for_a_while_and_another_world_takes_over_at_on
 }
 
 #[test]
+fn nothing_is_due_for_readers_who_wait_for_leave_alone() {
+    let (plans, reading, _) = ten();
+    let throttled = Reading { is_throttled: true, ..reading.clone() };
+    let ask = |rank| ticket(&reading, 1, Shuffle::None, &stream(rank, 2, 0), None);
+    let _slow = announce(&plans, &throttled, &ask(0)).unwrap();
+    assert!(plans.due(plans.jobs()[0]).is_none());
+    let _other = announce(&plans, &reading, &ask(1)).unwrap();
+    let (found, due) = plans.due(plans.jobs()[0]).unwrap();
+    assert!(!found.is_throttled && due.len() > 1);
+}
+
+#[test]
 fn what_is_in_memory_is_stored_for_what_comes_after_its_pass() {
     let (plans, reading, ids) = ten();
     let a = announce(&plans, &reading, &ticket(&reading, 1, Shuffle::None, &stream(0, 1, 0), None)).unwrap();

@@ -9,6 +9,7 @@ use super::uncached::{self, StorePieces};
 use super::visitor::Visitor;
 use crate::auth::limiter::Limiter;
 use crate::objects::{ObjectStream, Scope};
+use crate::service::fetch_limit::toll;
 use crate::service::gate::{Pass, draining};
 use crate::service::object_meter::ObjectMeter;
 use bytes::Bytes;
@@ -200,6 +201,7 @@ async fn of(
             true => {
                 let ranges = vec![range.clone()];
                 let stream = endpoint.node.objects.read(version.clone(), ranges).await?.lending();
+                let stream = stream.paying(toll(visitor.limiter()));
                 Pieces::Cached(Box::new((
                     stream,
                     ObjectMeter::new(endpoint.node.clone(), version, visitor.limiter()),
@@ -283,6 +285,9 @@ impl ObjectBody {
                     Ok(Some(piece.bytes))
                 }
                 Pieces::Store(pieces) => {
+                    if let Some(toll) = toll(limiter.as_ref()) {
+                        toll(pieces.next_bytes()).await;
+                    }
                     let Some(bytes) = pieces.next().await? else { return Ok(None) };
                     node.hot.throttle(bytes.len() as u64).await;
                     if let Some(limiter) = limiter {

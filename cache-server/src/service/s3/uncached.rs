@@ -66,12 +66,17 @@ impl StorePieces {
         Ok(Self { endpoint: endpoint.clone(), named: named.clone(), if_match, rest: range, _memory: memory })
     }
 
+    /// How many bytes come next.
+    pub fn next_bytes(&self) -> u64 {
+        (self.rest.end - self.rest.start).min(PIECE_BYTES)
+    }
+
     /// The next bytes; `None` at the end.
     pub async fn next(&mut self) -> Result<Option<Bytes>> {
         if self.rest.is_empty() {
             return Ok(None);
         }
-        let (start, end) = (self.rest.start, self.rest.end.min(self.rest.start + PIECE_BYTES));
+        let (start, end) = (self.rest.start, self.rest.start + self.next_bytes());
         let range = HeaderValue::try_from(format!("bytes={start}-{}", end - 1));
         let range = range.map_err(|e| Error::invalid(e.to_string()))?;
         let Named { bucket, key, .. } = &self.named;

@@ -1,16 +1,21 @@
 //! A node to be attacked, and what it has of the machine.
 
+use crate::bench::stages::runtime;
 use crate::harness::check::Check;
 use crate::harness::frames::{RawHttp2, stranger};
+use crate::harness::pki::Leaf;
+use crate::harness::policy::{ALL, Policy};
 use crate::harness::process::{Server, ServerOptions};
+use crate::harness::question::{Answer, Question, ask};
 use crate::harness::s3::S3Server;
-use crate::harness::table::Table;
+use crate::harness::table::{MIB_ROWS, Table};
+use crate::harness::tls_world::{TlsWorld, VISION, forebay};
 use anyhow::Context;
-use forebay_client::{Access, Dataset, DatasetSpec};
+use forebay_client::{Access, Dataset, DatasetSpec, TlsFiles, use_certificates, use_token_file};
 use forebay_proto::plan::{PlanKey, Shuffle};
 use forebay_proto::v1;
 use prost::Message;
-use std::net::{SocketAddr, TcpStream};
+use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::time::{Duration, Instant};
 
 /// How much is thrown at a node.
@@ -72,10 +77,34 @@ pub const SLACK_BYTES: u64 = 200 << 20;
 /// Room for the pace of a busy machine.
 pub const LATE: Duration = Duration::from_secs(4);
 
+/// What keeps strangers out of a node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Guard {
+    /// Nothing: all may do everything.
+    Open,
+    /// A policy that knows its callers by their tokens, and by their keys of S3.
+    Policy,
+    /// TLS, and a policy that knows its callers by their certificates.
+    Tls,
+}
+
+/// Where the data of tenants lies, and a neighbour whose name begins like the first one's.
+pub const OWN: &str = "tenants/vision/train";
+pub const OTHERS: &str = "tenants/audio/zebra7";
+const NEIGHBOURS: &str = "tenants/visionX/zebra7";
+
 /// A node, and what strangers need to know of it.
-pub struct Arena {
+pub struct Arena<'a> {
     /// How much is thrown at it.
     pub scale: AttackScale,
+    /// Where it reads from.
+    pub store: &'a S3Server,
+    /// The policy of a node that has one.
+    pub policy: Option<Policy>,
+    /// The certificates, with TLS.
+    pub tls: Option<TlsWorld>,
+    /// The files by which a good reader is known, with TLS.
+    pub reader: Option<TlsFiles>,
     /// The node.
     pub server: Server,
     /// How to start another one like it.
@@ -86,27 +115,106 @@ pub struct Arena {
     pub metrics: SocketAddr,
     /// Where S3 clients are served.
     pub s3: SocketAddr,
-    /// A ticket for all rows of the table.
+    /// A ticket for all rows of the table; empty where a stranger gets none.
     pub ticket: Vec<u8>,
     /// Whether nobody else uses the node, so that its processor time is the attack's.
     pub is_quiet: bool,
 }
 
-impl Arena {
+impl<'a> Arena<'a> {
+    /// Uploads what the tenants have: the table is what a good reader reads.
+    pub fn upload(s3: &S3Server, segments: u64, segment_rows: u64) -> anyhow::Result<Table> {
+        for name in [OTHERS, NEIGHBOURS] {
+            Table::upload(s3, name, 1, MIB_ROWS)?;
+        }
+        Table::upload(s3, OWN, segments, segment_rows)
+    }
+
     /// Starts a node that serves a table.
-    pub fn start(s3: &S3Server, table: &Table, scale: AttackScale) -> anyhow::Result<Self> {
-        let options = ServerOptions::for_s3(s3)
+    pub fn start(
+        store: &'a S3Server,
+        table: &Table,
+        scale: AttackScale,
+        guard: Guard,
+    ) -> anyhow::Result<Self> {
+        let policy = (guard == Guard::Policy).then(|| Policy::new(store, &ALL));
+        let tls = (guard == Guard::Tls).then(|| TlsWorld::new("tenants/vision/"));
+        let reader = tls.as_ref().map(|tls| tls.issue(Leaf::client("reader", VISION)));
+        let options = match (&policy, &tls) {
+            (Some(policy), _) => {
+                let path = |name: &str| policy.path(name).display().to_string();
+                let flags = ["--audit-file", &path("audit"), "--s3-keys", &path("keys")];
+                ServerOptions::for_s3(store).args(policy.arguments()).args(flags)
+            }
+            (_, Some(tls)) => {
+                let audit = tls.pki.path("audit").display().to_string();
+                let public = store.uri("public/");
+                let flags = ["--audit-file", &audit, "--s3-public", &public];
+                tls.node(store, &tls.issue(Leaf::node("node"))).args(flags)
+            }
+            _ => ServerOptions::for_s3(store).args(["--s3-public", &store.uri("public/")]),
+        };
+        let options = options
             .env("FOREBAY_LIMITS__HANDSHAKE_S", &scale.handshake_s.to_string())
             .env("FOREBAY_LIMITS__METRICS_AGE_S", "1")
             .env("FOREBAY_GATEWAY__HEAD_TIMEOUT_S", &scale.handshake_s.to_string())
             .args(["--memory-bytes", &scale.memory_bytes.to_string()])
-            .args(["--s3-listen", "127.0.0.1:0", "--s3-public", &s3.uri("public/")])
+            .args(["--s3-listen", "127.0.0.1:0"])
             .allow_log("connections cannot be taken");
         let server = options.clone().try_start()?;
         let (grpc, metrics) = (address(&server.endpoint)?, address(metrics_of(&server)?)?);
         let s3 = address(server.s3.as_deref().context("a node with an S3 endpoint")?)?;
-        let ticket = ticket(&server.endpoint, table)?;
-        Ok(Self { scale, server, options, grpc, metrics, s3, ticket, is_quiet: true })
+        let ticket = match guard {
+            Guard::Open => ticket(&server.endpoint, table)?,
+            Guard::Policy | Guard::Tls => Vec::new(),
+        };
+        Ok(Self {
+            scale,
+            store,
+            policy,
+            tls,
+            reader,
+            server,
+            options,
+            grpc,
+            metrics,
+            s3,
+            ticket,
+            is_quiet: true,
+        })
+    }
+
+    /// Has this process show what a good reader shows, from the next connection on.
+    pub fn be_known(&self) -> anyhow::Result<()> {
+        if let Some(policy) = &self.policy {
+            use_token_file(policy.token_file("vision"));
+        }
+        if let Some(files) = &self.reader {
+            use_certificates(files.clone())?;
+        }
+        Ok(())
+    }
+
+    /// The policy of a node that has one.
+    pub fn policy(&self) -> anyhow::Result<&Policy> {
+        self.policy.as_ref().context("a node with a policy")
+    }
+
+    /// The certificates of a node with TLS.
+    pub fn tls(&self) -> anyhow::Result<&TlsWorld> {
+        self.tls.as_ref().context("a node with TLS")
+    }
+
+    /// Asks as a principal; as nobody without a name.
+    pub fn ask(&self, who: Option<&str>, path: &str, message: &[u8]) -> anyhow::Result<Answer> {
+        let header = who.map(|who| Ok::<_, anyhow::Error>(self.policy()?.header(who))).transpose()?;
+        self.ask_with(header.as_deref(), path, message)
+    }
+
+    /// Asks with any `authorization`.
+    pub fn ask_with(&self, header: Option<&str>, path: &str, message: &[u8]) -> anyhow::Result<Answer> {
+        let endpoint = &self.server.endpoint;
+        runtime()?.block_on(ask(Question { endpoint, path, header, message }))
     }
 
     /// How long a connection that says nothing may stay.
@@ -121,7 +229,10 @@ impl Arena {
 
     /// Whether the node answers a short request from an address.
     pub fn answers(&self, from: u8) -> bool {
-        asks_well(self.grpc, from).is_ok()
+        match &self.reader {
+            Some(files) => forebay(files, &self.server.endpoint, &["status"]).stdout().is_ok(),
+            None => asks_well(self.grpc, from).is_ok(),
+        }
     }
 
     /// Files that the node has open.
@@ -156,7 +267,8 @@ pub fn asks_well(node: SocketAddr, from: u8) -> anyhow::Result<()> {
 
 /// The address of `http://HOST:PORT`.
 pub fn address(url: &str) -> anyhow::Result<SocketAddr> {
-    Ok(url.trim_start_matches("http://").parse()?)
+    let at = url.rsplit("//").next().unwrap_or_default();
+    at.to_socket_addrs()?.find(SocketAddr::is_ipv4).context("an address")
 }
 
 /// Where its metrics are.

@@ -20,7 +20,7 @@ fn runtime() -> anyhow::Result<Runtime> {
 }
 
 /// Many calls at once; how many were answered as if they were good.
-fn good_answers(arena: &Arena, path: &str, bodies: Vec<Pieces>) -> anyhow::Result<usize> {
+fn good_answers(arena: &Arena<'_>, path: &str, bodies: Vec<Pieces>) -> anyhow::Result<usize> {
     let calls = bodies.into_iter().map(|body| call(arena.grpc, path, body));
     let answers = runtime()?.block_on(join_all(calls));
     let codes = answers.into_iter().collect::<anyhow::Result<Vec<_>>>()?;
@@ -28,7 +28,7 @@ fn good_answers(arena: &Arena, path: &str, bodies: Vec<Pieces>) -> anyhow::Resul
 }
 
 /// 11: large bodies that are no tickets, some from their first byte, some only at their end.
-pub fn no_tickets(arena: &Arena) -> anyhow::Result<Vec<Check>> {
+pub fn no_tickets(arena: &Arena<'_>) -> anyhow::Result<Vec<Check>> {
     let (count, bytes) = arena.scale.bodies;
     let body = |n: usize| {
         // The second kind begins as a Flight ticket does, and holds none.
@@ -50,7 +50,7 @@ pub fn no_tickets(arena: &Arena) -> anyhow::Result<Vec<Check>> {
 }
 
 /// 12: large manifests of nobody.
-pub fn no_manifests(arena: &Arena) -> anyhow::Result<Vec<Check>> {
+pub fn no_manifests(arena: &Arena<'_>) -> anyhow::Result<Vec<Check>> {
     let (count, bytes) = arena.scale.manifests;
     let bodies = (0..count).map(|_| filler(grpc(0, bytes as u32, &[]), 0xff, bytes)).collect();
     let good = good_answers(arena, LEARN, bodies)?;
@@ -61,7 +61,7 @@ pub fn no_manifests(arena: &Arena) -> anyhow::Result<Vec<Check>> {
 }
 
 /// 13: messages whose head is wrong.
-pub fn wrong_heads(arena: &Arena) -> anyhow::Result<Vec<Check>> {
+pub fn wrong_heads(arena: &Arena<'_>) -> anyhow::Result<Vec<Check>> {
     let runtime = runtime()?;
     let mut checks = Vec::new();
     for path in [DO_GET, LEARN, OPEN, READ] {
@@ -83,7 +83,7 @@ pub fn wrong_heads(arena: &Arena) -> anyhow::Result<Vec<Check>> {
 }
 
 /// 15: a reader that takes almost nothing.
-pub fn slow_reader(arena: &Arena) -> anyhow::Result<Vec<Check>> {
+pub fn slow_reader(arena: &Arena<'_>) -> anyhow::Result<Vec<Check>> {
     let mut connection = reading(arena, 1)?;
     let start = Instant::now();
     let mut is_open = true;
@@ -99,7 +99,7 @@ pub fn slow_reader(arena: &Arena) -> anyhow::Result<Vec<Check>> {
 }
 
 /// A connection with this number of batch streams, none of which may send more than 64 KiB.
-pub(super) fn reading(arena: &Arena, streams: u32) -> anyhow::Result<RawHttp2> {
+pub(super) fn reading(arena: &Arena<'_>, streams: u32) -> anyhow::Result<RawHttp2> {
     let mut connection = arena.http2()?;
     let ticket = arrow_ticket(&arena.ticket);
     let message = grpc(0, ticket.len() as u32, &ticket);
@@ -118,7 +118,7 @@ fn arrow_ticket(ticket: &[u8]) -> Vec<u8> {
 }
 
 /// 33: requests with lists that are too long, and names that are none.
-pub fn long_lists(arena: &Arena) -> anyhow::Result<Vec<Check>> {
+pub fn long_lists(arena: &Arena<'_>) -> anyhow::Result<Vec<Check>> {
     use forebay_proto::v1;
     let open = |columns: Vec<String>| {
         let spec = v1::DatasetSpec { uri: "s3://nowhere/x".into(), ..Default::default() };
@@ -133,7 +133,7 @@ pub fn long_lists(arena: &Arena) -> anyhow::Result<Vec<Check>> {
 }
 
 /// 34: bytes that are no protobuf, or too much of it.
-pub fn no_protobuf(arena: &Arena) -> anyhow::Result<Vec<Check>> {
+pub fn no_protobuf(arena: &Arena<'_>) -> anyhow::Result<Vec<Check>> {
     let nested = |depth: usize| {
         // Field 1, a message, of which each has the next.
         (0..depth).fold(Vec::new(), |inner: Vec<u8>, _| {
@@ -155,7 +155,7 @@ pub fn no_protobuf(arena: &Arena) -> anyhow::Result<Vec<Check>> {
     refused(arena, OPEN, &requests)
 }
 
-fn refused(arena: &Arena, path: &str, requests: &[(&str, Vec<u8>)]) -> anyhow::Result<Vec<Check>> {
+fn refused(arena: &Arena<'_>, path: &str, requests: &[(&str, Vec<u8>)]) -> anyhow::Result<Vec<Check>> {
     let runtime = runtime()?;
     let mut checks = Vec::new();
     for (what, bytes) in requests {
@@ -169,7 +169,7 @@ fn refused(arena: &Arena, path: &str, requests: &[(&str, Vec<u8>)]) -> anyhow::R
 }
 
 /// 35: the parts of Flight that this cache does not speak, with requests that never end.
-pub fn other_flight(arena: &Arena) -> anyhow::Result<Vec<Check>> {
+pub fn other_flight(arena: &Arena<'_>) -> anyhow::Result<Vec<Check>> {
     let runtime = runtime()?;
     let mut checks = Vec::new();
     for method in

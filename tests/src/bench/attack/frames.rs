@@ -18,7 +18,7 @@ const END: Duration = Duration::from_secs(10);
 const STREAMS: u32 = 256;
 
 /// 6: very many requests on one connection, none of which comes to its end.
-pub fn many_streams(arena: &Arena) -> anyhow::Result<Vec<Check>> {
+pub fn many_streams(arena: &Arena<'_>) -> anyhow::Result<Vec<Check>> {
     let mut connection = arena.http2()?;
     let settings = connection.find(END, |f| f.kind == kind::SETTINGS && f.flags & flag::ACK == 0);
     let said = settings.and_then(|settings| settings.setting(MAX_CONCURRENT_STREAMS));
@@ -60,7 +60,7 @@ fn is_over(connection: &mut RawHttp2) -> bool {
 }
 
 /// 7: requests that are cancelled as soon as they are made.
-pub fn rapid_reset(arena: &Arena) -> anyhow::Result<Vec<Check>> {
+pub fn rapid_reset(arena: &Arena<'_>) -> anyhow::Result<Vec<Check>> {
     let mut connection = arena.http2()?;
     let mut bytes = Vec::new();
     for n in 0..arena.scale.resets as u32 {
@@ -84,7 +84,7 @@ pub fn rapid_reset(arena: &Arena) -> anyhow::Result<Vec<Check>> {
 }
 
 /// 8: headers without an end.
-pub fn endless_headers(arena: &Arena) -> anyhow::Result<Vec<Check>> {
+pub fn endless_headers(arena: &Arena<'_>) -> anyhow::Result<Vec<Check>> {
     let mut connection = arena.http2()?;
     let mut bytes = frame(kind::HEADERS, 0, 1, &request_block(PATH));
     // A header of its own in each frame, which the table does not keep.
@@ -102,7 +102,7 @@ pub fn endless_headers(arena: &Arena) -> anyhow::Result<Vec<Check>> {
 }
 
 /// 9: a large list of headers, by many and by a table.
-pub fn header_bombs(arena: &Arena) -> anyhow::Result<Vec<Check>> {
+pub fn header_bombs(arena: &Arena<'_>) -> anyhow::Result<Vec<Check>> {
     let mut many = request_block(PATH);
     for _ in 0..4096 {
         many.extend([b"\0\x01x\x7f\x81\x01".as_slice(), &[b'a'; 256]].concat());
@@ -134,7 +134,7 @@ pub fn header_bombs(arena: &Arena) -> anyhow::Result<Vec<Check>> {
 }
 
 /// 10: floods of small frames whose answers nobody reads.
-pub fn small_frames(arena: &Arena) -> anyhow::Result<Vec<Check>> {
+pub fn small_frames(arena: &Arena<'_>) -> anyhow::Result<Vec<Check>> {
     let floods = [
         ("SETTINGS", frame(kind::SETTINGS, 0, 0, &[])),
         ("PING", frame(kind::PING, 0, 0, &[7; 8])),

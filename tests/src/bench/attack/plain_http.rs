@@ -13,7 +13,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const SCRAPES: usize = 1000;
 
 /// 36: scrapes without a pause.
-pub fn scrapes(arena: &Arena) -> anyhow::Result<Vec<Check>> {
+pub fn scrapes(arena: &Arena<'_>) -> anyhow::Result<Vec<Check>> {
     let mut connection = connect(stranger(1), arena.metrics)?;
     connection.set_read_timeout(Some(PATIENCE))?;
     let made = |text: &str| text.matches("# HELP").count();
@@ -52,7 +52,7 @@ fn answer(connection: &mut std::net::TcpStream) -> anyhow::Result<String> {
 }
 
 /// 37: requests that make no sense.
-pub fn nonsense(arena: &Arena) -> anyhow::Result<Vec<Check>> {
+pub fn nonsense(arena: &Arena<'_>) -> anyhow::Result<Vec<Check>> {
     let long = format!("GET /{} HTTP/1.1\r\nHost: a\r\n\r\n", "a".repeat(1 << 20));
     let headers = format!("GET /metrics HTTP/1.1\r\n{}\r\n", "X: y\r\n".repeat(200));
     let requests: [(&str, &[u8], &[&str]); 10] = [

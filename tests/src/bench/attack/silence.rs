@@ -16,19 +16,19 @@ const CPU_SHARE_MAX: f64 = 0.05;
 const LOOK: Duration = Duration::from_secs(3);
 
 /// 1: connections that say nothing.
-pub fn nothing_said(arena: &Arena) -> anyhow::Result<Vec<Check>> {
+pub fn nothing_said(arena: &Arena<'_>) -> anyhow::Result<Vec<Check>> {
     half_said(arena, b"")
 }
 
 /// 2: half of a preface; and a whole one without a request.
-pub fn half_a_preface(arena: &Arena) -> anyhow::Result<Vec<Check>> {
+pub fn half_a_preface(arena: &Arena<'_>) -> anyhow::Result<Vec<Check>> {
     let mut checks = half_said(arena, &PREFACE[..12])?;
     let begun = [PREFACE, &frame(kind::SETTINGS, 0, 0, &[])].concat();
     checks.extend(half_said(arena, &begun)?);
     Ok(checks)
 }
 
-fn half_said(arena: &Arena, words: &[u8]) -> anyhow::Result<Vec<Check>> {
+fn half_said(arena: &Arena<'_>, words: &[u8]) -> anyhow::Result<Vec<Check>> {
     let mut connections = Vec::new();
     for _ in 0..arena.scale.connections {
         let mut connection = connect(stranger(1), arena.grpc)?;
@@ -50,14 +50,14 @@ fn half_said(arena: &Arena, words: &[u8]) -> anyhow::Result<Vec<Check>> {
 }
 
 /// 3: the head of an HTTP request, byte by byte.
-pub fn slow_head(arena: &Arena) -> anyhow::Result<Vec<Check>> {
+pub fn slow_head(arena: &Arena<'_>) -> anyhow::Result<Vec<Check>> {
     [("/metrics", arena.metrics), ("S3", arena.s3)]
         .map(|(name, at)| slow_head_at(arena, name, at))
         .into_iter()
         .collect()
 }
 
-fn slow_head_at(arena: &Arena, name: &str, at: SocketAddr) -> anyhow::Result<Check> {
+fn slow_head_at(arena: &Arena<'_>, name: &str, at: SocketAddr) -> anyhow::Result<Check> {
     let head = format!("GET / HTTP/1.1\r\nHost: a\r\nX: {}", "a".repeat(60));
     let mut connection = connect(stranger(1), at)?;
     let (start, limit) = (Instant::now(), arena.handshake() + LATE);
@@ -74,7 +74,7 @@ fn slow_head_at(arena: &Arena, name: &str, at: SocketAddr) -> anyhow::Result<Che
 }
 
 /// 4: connections that are kept open after an answer.
-pub fn idle_http(arena: &Arena) -> anyhow::Result<Vec<Check>> {
+pub fn idle_http(arena: &Arena<'_>) -> anyhow::Result<Vec<Check>> {
     let mut checks = Vec::new();
     for (name, at) in [("/metrics", arena.metrics), ("S3", arena.s3)] {
         let mut connection = connect(stranger(1), at)?;
@@ -91,7 +91,7 @@ pub fn idle_http(arena: &Arena) -> anyhow::Result<Vec<Check>> {
 }
 
 /// 5: one address takes all connections; and a node that has no file descriptor left.
-pub fn all_descriptors(arena: &Arena) -> anyhow::Result<Vec<Check>> {
+pub fn all_descriptors(arena: &Arena<'_>) -> anyhow::Result<Vec<Check>> {
     let mut checks = Vec::new();
     for limit in [128, 4096] {
         let limits = ["prlimit".to_owned(), format!("--nofile={limit}:{limit}")];

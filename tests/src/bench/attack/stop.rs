@@ -11,7 +11,7 @@ use std::time::Instant;
 const DRAIN_S: f64 = 5.0;
 
 /// 46: SIGTERM beside connections that are silent, half begun, and never end.
-pub fn in_the_middle(arena: &Arena) -> anyhow::Result<Vec<Check>> {
+pub fn in_the_middle(arena: &Arena<'_>) -> anyhow::Result<Vec<Check>> {
     let server = arena.options.clone().try_start()?;
     let node = address(&server.endpoint)?;
     let mut held = Vec::new();

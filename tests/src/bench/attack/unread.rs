@@ -9,7 +9,7 @@ use std::time::Duration;
 const EACH: usize = 200;
 
 /// 14: very many good streams whose windows are never opened.
-pub fn streams(arena: &Arena) -> anyhow::Result<Vec<Check>> {
+pub fn streams(arena: &Arena<'_>) -> anyhow::Result<Vec<Check>> {
     let mut held = Vec::new();
     for first in (0..arena.scale.unread).step_by(EACH) {
         held.push(reading(arena, EACH.min(arena.scale.unread - first) as u32)?);

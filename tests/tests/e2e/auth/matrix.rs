@@ -3,11 +3,12 @@
 //!
 //! The calls are those of the descriptors: one that is not known here fails the test.
 
-use super::wire::{Answer, DENIED, NOT_FOUND, UNKNOWN};
-use super::{ALL, Guarded};
+use super::Guarded;
 use forebay_proto::v1;
 use forebay_tests::harness::etcd::Etcd;
 use forebay_tests::harness::mnist;
+use forebay_tests::harness::policy::ALL;
+use forebay_tests::harness::question::{Answer, DENIED, NOT_FOUND, UNKNOWN, flight_ticket};
 use forebay_tests::harness::s3_client::S3Ask;
 use prost::Message as _;
 use prost_types::FileDescriptorSet;
@@ -146,16 +147,6 @@ fn flight_message(path: &str, uri: &str, manifest: &[u8]) -> (Kind, Vec<u8>) {
     }
 }
 
-/// A ticket as Flight wraps it.
-pub fn flight_ticket(ticket: &v1::Ticket) -> Vec<u8> {
-    #[derive(Clone, PartialEq, prost::Message)]
-    struct FlightTicket {
-        #[prost(bytes, tag = "1")]
-        ticket: Vec<u8>,
-    }
-    FlightTicket { ticket: ticket.encode_to_vec() }.encode_to_vec()
-}
-
 /// A node where audio has opened, loaded, pinned and saved, and root has set replicas.
 fn used(etcd: &Etcd) -> (Guarded, Vec<u8>) {
     let world =
@@ -168,7 +159,7 @@ fn used(etcd: &Etcd) -> (Guarded, Vec<u8>) {
         let request = message("/forebay.v1.Cache/Open", uri, &[], "").1;
         let answer = world.ask(Some(who), "/forebay.v1.Cache/Open", &request);
         assert_eq!(answer.code, 0, "{}", answer.message);
-        let manifest = answer.first::<v1::OpenReply>().manifest.expect("a manifest");
+        let manifest = answer.first::<v1::OpenReply>().expect("a message").manifest.expect("a manifest");
         manifest.digest.to_vec()
     };
     let digest = manifest("audio", &uri);
@@ -252,20 +243,26 @@ fn no_call_tells_a_tenant_of_anothers_data() {
     }
     assert!(calls > 200 && served > 15, "{calls} calls, {served} served");
     s3_tells_nothing(&world);
-    // Those who may see all of it do.
+    each_sees_its_own(&world, &own);
+}
+
+/// Those who may see all of it do.
+fn each_sees_its_own(world: &Guarded, own: &str) {
     let answer = world.ask(Some("root"), "/forebay.v1.Cache/Status", &[]);
-    let status: v1::StatusReply = answer.first();
+    let status: v1::StatusReply = answer.first().expect("a message");
     assert!(status.datasets.len() >= 2 && status.pins.len() == 1 && status.counters.is_some());
-    let status: v1::StatusReply = world.ask(Some("vision"), "/forebay.v1.Cache/Status", &[]).first();
+    let status: v1::StatusReply =
+        world.ask(Some("vision"), "/forebay.v1.Cache/Status", &[]).first().expect("a message");
     assert!(status.datasets.iter().all(|dataset| dataset.uri == own) && !status.datasets.is_empty());
     assert_eq!((status.counters, status.pins.len(), status.cache_bytes_used), (None, 0, 0));
     let snapshots: v1::ListSnapshotsReply =
-        world.ask(Some("audio"), "/forebay.v1.Snapshots/List", &[]).first();
+        world.ask(Some("audio"), "/forebay.v1.Snapshots/List", &[]).first().expect("a message");
     assert!(
         snapshots.snapshots.iter().any(|snapshot| snapshot.name == "zebra7-july"),
         "and it is there still"
     );
-    let topology: v1::Topology = world.ask(Some("audio"), "/forebay.v1.Cache/WatchTopology", &[]).first();
+    let topology: v1::Topology =
+        world.ask(Some("audio"), "/forebay.v1.Cache/WatchTopology", &[]).first().expect("a message");
     assert_eq!(topology.datasets.len(), 1, "its own rule");
 }
 

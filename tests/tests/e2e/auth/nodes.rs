@@ -1,13 +1,14 @@
 //! Nodes of a cluster with a policy know each other by a token; and readers on a node's own host by theirs.
 
-use super::matrix::flight_ticket;
-use super::wire::{self, Question};
-use super::{ALL, Guarded, Policy};
+use super::Guarded;
 use crate::commands::json;
 use forebay_proto::v1;
 use forebay_tests::harness::mnist;
+use forebay_tests::harness::policy::ALL;
+use forebay_tests::harness::policy::Policy;
 use forebay_tests::harness::ports::free_address;
 use forebay_tests::harness::process::{Run, Server, ServerOptions};
+use forebay_tests::harness::question::{Question, ask_whole, flight_ticket};
 use forebay_tests::harness::s3::S3Server;
 use prost::Message as _;
 use serde_json::Value;
@@ -47,13 +48,14 @@ fn nodes_know_each_other_by_their_token() {
         let header = policy.header("vision");
         let read = |path: &str, message: &[u8]| {
             let question = Question { endpoint: &nodes[1].endpoint, path, header: Some(&header), message };
-            let answer = runtime.block_on(wire::ask_whole(question));
+            let answer = runtime.block_on(ask_whole(question)).expect("an answer");
             assert_eq!(answer.code, 0, "{}", answer.message);
             answer
         };
         let dataset = v1::DatasetSpec { uri: uri.clone(), segment_bytes: 262_144, ..Default::default() };
         let open = v1::OpenRequest { dataset: Some(dataset), ..Default::default() };
-        let opened: v1::OpenReply = read("/forebay.v1.Cache/Open", &open.encode_to_vec()).first();
+        let opened: v1::OpenReply =
+            read("/forebay.v1.Cache/Open", &open.encode_to_vec()).first().expect("a message");
         let manifest = opened.manifest.expect("a manifest").digest;
         let kind = Some(v1::ticket::Kind::Scan(v1::ScanTicket { manifest, ..Default::default() }));
         let ticket = flight_ticket(&v1::Ticket { kind, ..Default::default() });

@@ -1,9 +1,9 @@
 //! Policies that change while streams run: those that lose their right end, the others notice nothing.
 
-use super::matrix::flight_ticket;
-use super::wire::{Question, UNKNOWN, code_of, send};
-use super::{AUDIO, Guarded, ROOT, VISION, Who};
+use super::Guarded;
 use forebay_proto::v1;
+use forebay_tests::harness::policy::{AUDIO, ROOT, VISION, Who, write_private};
+use forebay_tests::harness::question::{Question, UNKNOWN, code_of, flight_ticket, send};
 use http_body_util::BodyExt as _;
 use prost::Message as _;
 use std::time::{Duration, Instant};
@@ -21,7 +21,7 @@ fn ticket(world: &Guarded, who: &str, key: &str) -> Vec<u8> {
     let request = v1::OpenRequest { dataset, ..Default::default() }.encode_to_vec();
     let answer = world.ask(Some(who), "/forebay.v1.Cache/Open", &request);
     assert_eq!(answer.code, 0, "{}", answer.message);
-    let manifest = answer.first::<v1::OpenReply>().manifest.expect("a manifest");
+    let manifest = answer.first::<v1::OpenReply>().expect("a message").manifest.expect("a manifest");
     let scan = v1::ScanTicket { manifest: manifest.digest, ..Default::default() };
     let kind = Some(v1::ticket::Kind::Scan(scan));
     flight_ticket(&v1::Ticket { kind, uri: manifest.uri, ..Default::default() })
@@ -29,7 +29,7 @@ fn ticket(world: &Guarded, who: &str, key: &str) -> Vec<u8> {
 
 /// Reads a stream a little at a time; bytes and code, and when it ended.
 async fn read_slowly(question: Question<'_>, pause: Duration) -> (usize, Option<u32>, Instant) {
-    let mut body = send(question).await.into_body();
+    let mut body = send(question).await.expect("an answer").into_body();
     let (mut bytes, mut code) = (0, None);
     while let Some(frame) = body.frame().await {
         match frame.map(|frame| frame.into_data()) {
@@ -59,7 +59,7 @@ fn streams_of_who_is_revoked_end_and_the_others_go_on() {
         let going = futures::future::join_all((0..STREAMS).map(|_| read_slowly(goes, pause)));
         // One that reads nothing at all.
         let stalled = async {
-            let mut body = send(goes).await.into_body();
+            let mut body = send(goes).await.expect("an answer").into_body();
             tokio::time::sleep(Duration::from_secs(13)).await;
             while let Some(Ok(frame)) = body.frame().await {
                 if frame.is_trailers() {
@@ -72,7 +72,7 @@ fn streams_of_who_is_revoked_end_and_the_others_go_on() {
         let change = async {
             tokio::time::sleep(Duration::from_secs(2)).await;
             // A policy that is wrong changes nothing.
-            super::write_private(&world.policy.path("policy"), "[[principal]]\nname = 1\n");
+            write_private(&world.policy.path("policy"), "[[principal]]\nname = 1\n");
             tokio::time::sleep(Duration::from_secs(3)).await;
             world.policy.set(&[slow(VISION), ROOT]);
             Instant::now()

@@ -1,10 +1,11 @@
 //! Secrets, which are told to nobody; and where the node's object store is and how it is asked, which callers
 //! are not told.
 
-use super::wire::{DENIED, UNKNOWN};
-use super::{ALL, Guarded};
+use super::Guarded;
 use forebay_proto::v1;
+use forebay_tests::harness::policy::ALL;
 use forebay_tests::harness::process::Run;
+use forebay_tests::harness::question::{DENIED, UNKNOWN};
 use prost::Message as _;
 
 /// Secrets that are planted, by where they are.

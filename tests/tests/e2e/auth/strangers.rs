@@ -1,11 +1,13 @@
 //! Those whom the policy does not know, those who may not, and the log of both.
 
-use super::matrix::flight_ticket;
-use super::wire::{Answer, DENIED, NOT_FOUND, Question, UNKNOWN, ask};
-use super::{ALL, Guarded};
+use super::Guarded;
 use crate::commands::{digest, json};
 use forebay_proto::token::NewToken;
 use forebay_proto::v1;
+use forebay_tests::harness::policy::{ALL, AUDIO, VISION, Who};
+use forebay_tests::harness::question::{
+    Answer, DENIED, NOT_FOUND, Question, UNKNOWN, ask, flight_ticket, send,
+};
 use prost::Message as _;
 use std::io::{Read as _, Write as _};
 use std::time::{Duration, Instant};
@@ -91,7 +93,7 @@ fn a_digest_is_no_right_and_every_part_counts() {
     let opened = |who: &str, uris: &[&str]| {
         let answer = world.ask(Some(who), OPEN, &open(uris));
         assert_eq!(answer.code, 0, "{}", answer.message);
-        answer.first::<v1::OpenReply>().manifest.expect("a manifest").digest.to_vec()
+        answer.first::<v1::OpenReply>().expect("a message").manifest.expect("a manifest").digest.to_vec()
     };
     let scan = |digest: &[u8], uri: &str| {
         let scan = v1::ScanTicket { manifest: digest.to_vec().into(), limit: 3, ..Default::default() };
@@ -177,11 +179,8 @@ fn denials_and_calls_of_operators_are_written_down_once() {
 /// Case 31 and 32 as far as they are about a principal: its rates and its streams.
 #[test]
 fn a_principal_takes_no_more_than_it_may() {
-    let limited = super::Who {
-        more: "limits = { opens_per_s = 4, streams = 2, bytes_per_s = 2000000 }",
-        ..super::VISION
-    };
-    let world = Guarded::start(&[limited, super::AUDIO], |options| options);
+    let limited = Who { more: "limits = { opens_per_s = 4, streams = 2, bytes_per_s = 2000000 }", ..VISION };
+    let world = Guarded::start(&[limited, AUDIO], |options| options);
     let own = world.s3.uri("tenants/vision/set");
     let request = open(&[&own]);
     assert_eq!(world.ask(Some("vision"), OPEN, &request).code, 0);
@@ -205,7 +204,8 @@ fn a_principal_takes_no_more_than_it_may() {
     assert_eq!(digest(&epoch, 0).len(), 32);
     let ticket = {
         let answer = world.ask(Some("vision"), OPEN, &request);
-        let manifest = answer.first::<v1::OpenReply>().manifest.expect("a manifest").digest;
+        let manifest =
+            answer.first::<v1::OpenReply>().expect("a message").manifest.expect("a manifest").digest;
         let kind = Some(v1::ticket::Kind::Scan(v1::ScanTicket { manifest, ..Default::default() }));
         flight_ticket(&v1::Ticket { kind, ..Default::default() })
     };
@@ -217,8 +217,9 @@ fn a_principal_takes_no_more_than_it_may() {
         message: &ticket,
     };
     world.runtime.block_on(async {
-        let (_one, _two) = (super::wire::send(question()).await, super::wire::send(question()).await);
-        let third = ask(question()).await;
+        let (_one, _two) =
+            (send(question()).await.expect("an answer"), send(question()).await.expect("an answer"));
+        let third = ask(question()).await.expect("an answer");
         assert!(third.code == 14 && third.message.contains("2 streams"), "{} {}", third.code, third.message);
     });
 }

@@ -1,6 +1,6 @@
 //! A cluster with mTLS on all hops, and a wire tapped on each of them.
 
-use super::{KNOWN, ROOT, VISION, World, forebay, upload};
+use super::{KNOWN, upload};
 use crate::commands::{digests, direct, json, patient};
 use forebay_client::TlsFiles;
 use forebay_tests::harness::etcd::Etcd;
@@ -9,6 +9,7 @@ use forebay_tests::harness::ports::free_address;
 use forebay_tests::harness::process::Server;
 use forebay_tests::harness::s3::S3Server;
 use forebay_tests::harness::tap::{Tap, TlsFront};
+use forebay_tests::harness::tls_world::{ROOT, TlsWorld, VISION, curl, forebay};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
@@ -24,7 +25,7 @@ fn tap(url: &str) -> Tap {
 
 #[test]
 fn nothing_can_be_overheard_on_any_hop() {
-    let world = World::new();
+    let world = TlsWorld::new("hidden/");
     let s3 = S3Server::start();
     let uri = upload(&s3);
     // The store speaks TLS; behind it, in the clear, all must be found that must not be found elsewhere.
@@ -81,7 +82,7 @@ fn etcd_flags(files: &TlsFiles, at: SocketAddr) -> Vec<String> {
 fn peer_bytes(node: &Server, root: &TlsFiles) -> u64 {
     // The node's own address: its counters, not the cluster's.
     let metrics = node.metrics.as_ref().expect("metrics");
-    let text = super::curl(root, &[&format!("{metrics}/metrics")]).end().expect_success();
+    let text = curl(root, &[&format!("{metrics}/metrics")]).end().expect_success();
     let text = String::from_utf8(text).expect("text");
     let line = text.lines().find_map(|line| line.strip_prefix("forebay_peer_bytes_total "));
     line.expect("a figure").parse().expect("a number")

@@ -1,11 +1,12 @@
 //! Certificates that are not good, files that make no sense, and all that speaks no TLS 1.3.
 
-use super::{ROOT, VISION, World, curl, forebay, upload};
+use super::upload;
 use crate::refused::{refused, server_refused};
 use forebay_client::TlsFiles;
 use forebay_tests::harness::pki::{Leaf, Pki};
 use forebay_tests::harness::process::{Server, ServerOptions};
 use forebay_tests::harness::s3::S3Server;
+use forebay_tests::harness::tls_world::{ROOT, TlsWorld, VISION, curl, forebay};
 use forebay_tls::ClientTls;
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
@@ -42,7 +43,7 @@ fn wait(what: &str, limit: Duration, mut done: impl FnMut() -> bool) {
 
 #[test]
 fn certificates_that_are_not_good_get_nowhere() {
-    let (world, s3) = (World::new(), S3Server::start());
+    let (world, s3) = (TlsWorld::new("hidden/"), S3Server::start());
     let crl = |serials: &[u64]| world.pki.revoke(serials, &world.authority).expect("a list");
     let other = Pki::authority("other").expect("an authority");
     let issue = |leaf, by| world.pki.issue(leaf, by).expect("a certificate");
@@ -87,7 +88,7 @@ fn certificates_that_are_not_good_get_nowhere() {
 
 #[test]
 fn the_connection_of_a_revoked_certificate_is_cut_within_ten_seconds() {
-    let (world, s3) = (World::new(), S3Server::start());
+    let (world, s3) = (TlsWorld::new("hidden/"), S3Server::start());
     let issue = |name| world.pki.issue(Leaf::client(name, VISION), Some(&world.authority)).expect("issue");
     let ((good, _), (bad, serial)) = (issue("good"), issue("bad"));
     let crl = world.pki.revoke(&[1], &world.authority).expect("a list");
@@ -126,7 +127,7 @@ fn the_connection_of_a_revoked_certificate_is_cut_within_ten_seconds() {
 
 #[test]
 fn what_is_no_tls_of_now_is_refused_at_once() {
-    let (world, s3) = (World::new(), S3Server::start());
+    let (world, s3) = (TlsWorld::new("hidden/"), S3Server::start());
     let files = world.issue(Leaf::node("node"));
     let server = world.node(&s3, &files).env("FOREBAY_LOG", "info,forebay_server=debug").start();
     let root = world.issue(Leaf::client("root", ROOT));
@@ -179,7 +180,7 @@ fn at_once(refuse: impl FnOnce()) {
 
 #[test]
 fn new_files_that_make_no_sense_leave_those_of_before_in_force() {
-    let (world, s3) = (World::new(), S3Server::start());
+    let (world, s3) = (TlsWorld::new("hidden/"), S3Server::start());
     let files = world.issue(Leaf::node("node"));
     let server = world.node(&s3, &files).allow_log("the new TLS files cannot be used").start();
     let root = world.issue(Leaf::client("root", ROOT));
@@ -220,7 +221,7 @@ fn new_files_that_make_no_sense_leave_those_of_before_in_force() {
 
 #[test]
 fn nodes_with_files_that_make_no_sense_do_not_start() {
-    let (world, s3) = (World::new(), S3Server::start());
+    let (world, s3) = (TlsWorld::new("hidden/"), S3Server::start());
     let files = world.issue(Leaf::node("node"));
     let key = files.key.clone().expect("a key");
     std::fs::set_permissions(&key, PermissionsExt::from_mode(0o644)).expect("change the mode");
@@ -239,7 +240,7 @@ fn nodes_with_files_that_make_no_sense_do_not_start() {
 
 #[test]
 fn clients_of_s3_need_no_certificate() {
-    let (world, s3) = (World::new(), S3Server::start());
+    let (world, s3) = (TlsWorld::new("hidden/"), S3Server::start());
     let uri = upload(&s3);
     let files = world.issue(Leaf::node("node"));
     let server = world.node(&s3, &files).args(["--s3-listen", "127.0.0.1:0", "--s3-public", &uri]).start();

@@ -1,11 +1,12 @@
 //! Certificates and authorities that change under a job that reads: it notices nothing.
 
-use super::{VISION, World, forebay, upload};
+use super::upload;
 use crate::commands::{digests, json};
 use forebay_tests::harness::pki::{Leaf, Pki};
 use forebay_tests::harness::ports::free_addresses;
 use forebay_tests::harness::process::Server;
 use forebay_tests::harness::s3::S3Server;
+use forebay_tests::harness::tls_world::{TlsWorld, VISION, forebay};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
@@ -17,7 +18,7 @@ const ROTATIONS: usize = 5;
 
 #[test]
 fn new_certificates_and_a_new_authority_under_a_job_cost_nothing() {
-    let (world, s3) = (World::new(), S3Server::start());
+    let (world, s3) = (TlsWorld::new("hidden/"), S3Server::start());
     let uri = upload(&s3);
     let addresses = free_addresses(2).expect("ports");
     let start = |name: &str, address: &String| {
@@ -68,7 +69,7 @@ fn new_certificates_and_a_new_authority_under_a_job_cost_nothing() {
 }
 
 /// Leaves first, several times; then the authority, by way of a bundle of both.
-fn rotate(world: &World) -> anyhow::Result<()> {
+fn rotate(world: &TlsWorld) -> anyhow::Result<()> {
     for _ in 0..ROTATIONS {
         for name in ["a", "b"] {
             world.pki.issue(Leaf::node(name), Some(&world.authority))?;

@@ -1,10 +1,13 @@
 //! gRPC by hand: any method, any bytes, any header.
 
+use anyhow::Context;
 use bytes::Bytes;
+use forebay_proto::v1;
 use http_body_util::{BodyExt as _, Full};
 use hyper::Request;
 use hyper::header::HeaderMap;
 use hyper_util::rt::{TokioExecutor, TokioIo};
+use prost::Message as _;
 use std::time::Duration;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
@@ -15,17 +18,25 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// How long a stream that goes on is listened to.
 const PAUSE: Duration = Duration::from_millis(700);
 
+/// UNAUTHENTICATED of gRPC.
 pub const UNKNOWN: u32 = 16;
+
+/// PERMISSION_DENIED.
 pub const DENIED: u32 = 7;
+
+/// NOT_FOUND.
 pub const NOT_FOUND: u32 = 5;
 
 /// A request.
 #[derive(Clone, Copy)]
 pub struct Question<'a> {
+    /// `http://HOST:PORT`
     pub endpoint: &'a str,
+    /// `/SERVICE/METHOD`
     pub path: &'a str,
     /// Of `authorization`.
     pub header: Option<&'a str>,
+    /// The request, encoded.
     pub message: &'a [u8],
 }
 
@@ -34,15 +45,18 @@ pub struct Question<'a> {
 pub struct Answer {
     /// Of gRPC; 0 also for a stream that goes on.
     pub code: u32,
+    /// The error's text.
     pub message: String,
+    /// All that came, with the heads of messages.
     pub body: Vec<u8>,
 }
 
 impl Answer {
     /// Its first message.
-    pub fn first<T: prost::Message + Default>(&self) -> T {
-        let length = u32::from_be_bytes(self.body[1..5].try_into().expect("a length")) as usize;
-        T::decode(&self.body[5..5 + length]).expect("a message")
+    pub fn first<T: prost::Message + Default>(&self) -> anyhow::Result<T> {
+        let (head, rest) = self.body.split_first_chunk::<5>().context("a message")?;
+        let length = u32::from_be_bytes([head[1], head[2], head[3], head[4]]) as usize;
+        Ok(T::decode(rest.get(..length).context("a whole message")?)?)
     }
 
     /// Whether text, or bytes, are anywhere in it, but for what the question said itself.
@@ -54,12 +68,22 @@ impl Answer {
     }
 }
 
+/// A ticket as Flight wraps it.
+pub fn flight_ticket(ticket: &v1::Ticket) -> Vec<u8> {
+    #[derive(Clone, PartialEq, prost::Message)]
+    struct FlightTicket {
+        #[prost(bytes, tag = "1")]
+        ticket: Vec<u8>,
+    }
+    FlightTicket { ticket: ticket.encode_to_vec() }.encode_to_vec()
+}
+
 /// Asks over a connection of its own; the answer as it begins.
-pub async fn send(question: Question<'_>) -> hyper::Response<hyper::body::Incoming> {
+pub async fn send(question: Question<'_>) -> anyhow::Result<hyper::Response<hyper::body::Incoming>> {
     let address = question.endpoint.trim_start_matches("http://");
-    let stream = TcpStream::connect(address).await.expect("connect");
+    let stream = TcpStream::connect(address).await.context("connect")?;
     let handshake = hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(stream));
-    let (mut sender, connection) = handshake.await.expect("speak HTTP/2");
+    let (mut sender, connection) = handshake.await.context("speak HTTP/2")?;
     tokio::spawn(connection);
     let mut request = Request::post(format!("http://{address}{}", question.path))
         .header("content-type", "application/grpc")
@@ -69,44 +93,46 @@ pub async fn send(question: Question<'_>) -> hyper::Response<hyper::body::Incomi
     }
     let length = (question.message.len() as u32).to_be_bytes();
     let framed = [&[0][..], &length, question.message].concat();
-    let request = request.body(Full::new(Bytes::from(framed))).expect("a request");
-    timeout(PATIENCE, sender.send_request(request)).await.expect("an answer in time").expect("an answer")
+    let request = request.body(Full::new(Bytes::from(framed)))?;
+    let answer = timeout(PATIENCE, sender.send_request(request)).await.context("an answer in time")?;
+    answer.with_context(|| format!("{}: no answer", question.path))
 }
 
 /// Asks, and listens until the answer ends, or pauses.
-pub async fn ask(question: Question<'_>) -> Answer {
+pub async fn ask(question: Question<'_>) -> anyhow::Result<Answer> {
     ask_with(question, PAUSE).await
 }
 
 /// Asks, and listens until the answer ends.
-pub async fn ask_whole(question: Question<'_>) -> Answer {
+pub async fn ask_whole(question: Question<'_>) -> anyhow::Result<Answer> {
     ask_with(question, PATIENCE).await
 }
 
-async fn ask_with(question: Question<'_>, pause: Duration) -> Answer {
-    let (head, mut body) = send(question).await.into_parts();
+async fn ask_with(question: Question<'_>, pause: Duration) -> anyhow::Result<Answer> {
+    let (head, mut body) = send(question).await?.into_parts();
     let mut answer = Answer { code: 0, message: String::new(), body: Vec::new() };
-    note(&mut answer, &head.headers);
+    note(&mut answer, &head.headers)?;
     loop {
         let pause = if answer.body.is_empty() { PATIENCE } else { pause };
         match timeout(pause, body.frame()).await {
             Ok(Some(Ok(frame))) => match frame.into_data() {
                 Ok(data) => answer.body.extend_from_slice(&data),
-                Err(frame) => note(&mut answer, frame.trailers_ref().expect("trailers")),
+                Err(frame) => note(&mut answer, frame.trailers_ref().context("trailers")?)?,
             },
-            Ok(Some(Err(e))) => panic!("{}: the answer breaks off: {e}", question.path),
-            Ok(None) | Err(_) => return answer,
+            Ok(Some(Err(e))) => anyhow::bail!("{}: the answer breaks off: {e}", question.path),
+            Ok(None) | Err(_) => return Ok(answer),
         }
     }
 }
 
 /// Code and message of gRPC.
-fn note(answer: &mut Answer, headers: &HeaderMap) {
+fn note(answer: &mut Answer, headers: &HeaderMap) -> anyhow::Result<()> {
     let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
     if let Some(code) = text("grpc-status") {
-        answer.code = code.parse().expect("a code");
+        answer.code = code.parse().context("a code")?;
         answer.message = unescaped(text("grpc-message").unwrap_or_default());
     }
+    Ok(())
 }
 
 /// The code with which a stream ends; none if its connection is cut.
