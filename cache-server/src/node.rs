@@ -91,8 +91,11 @@ impl Node {
         let membership = Arc::new(membership(settings, me));
         let ownership = Arc::new(Ownership::new(url.clone(), membership.topology()));
         let token = settings.auth.peer_token_file.clone().map(TokenFile::new);
-        let credentials =
-            PeerCredentials { token: token.map(Arc::new), tls: ClientTls::new(settings.tls.files()) };
+        let credentials = PeerCredentials {
+            token: token.map(Arc::new),
+            tls: ClientTls::new(settings.tls.files()),
+            ..Default::default()
+        };
         let peers = Arc::new(Peers::new(ownership.clone(), credentials));
         let datasets =
             Arc::new(Datasets::open(source.clone(), allow.clone(), disk.clone(), ownership.clone())?);

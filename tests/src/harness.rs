@@ -5,7 +5,8 @@
 //! [`liar`] is a store whose answers tests make up.
 //! [`made`] are objects by a rule, of any size. [`process`] starts the real binaries and watches their logs;
 //! [`etcd`] starts real etcd. [`pki`] makes certificates, [`policy`] policies, [`tls_world`] both;
-//! [`question`] asks a node anything as anybody, [`tap`] listens to what travels.
+//! [`question`] asks a node anything as anybody, [`requests`] has a request of each method.
+//! [`tap`] listens to what travels, `rogue` plays a node.
 //! [`mnist`] and [`table`] are the data, [`frames`] speaks HTTP/2 by hand,
 //! [`reader`] reads a table and checks every value. [`check`] and [`report`] are the form in which
 //! measurements tell what they found, [`origin`] says which commit and machine they are of.
@@ -30,6 +31,8 @@ pub mod process;
 pub mod question;
 pub(crate) mod reader;
 pub(crate) mod report;
+pub mod requests;
+pub(crate) mod rogue;
 pub mod s3;
 pub mod s3_client;
 pub mod seen;

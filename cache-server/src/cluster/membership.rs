@@ -7,6 +7,7 @@
 mod context;
 mod etcd;
 mod follow;
+mod left_out;
 mod node_set;
 mod register;
 mod snapshots;

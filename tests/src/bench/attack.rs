@@ -9,10 +9,23 @@ mod amplification;
 mod arena;
 mod bodies;
 mod calls;
+mod certificates;
 mod frames;
+mod jwt;
+mod opened;
+mod other_protocols;
 mod plain_http;
+mod rogue_members;
+mod roles;
+mod rotation;
+mod secrets;
+mod secured;
 mod silence;
 mod stop;
+mod strangers;
+mod tenants;
+mod timing;
+mod trials;
 mod unread;
 
 pub use arena::{Arena, AttackScale, FULL, Guard, SHORT};
@@ -54,6 +67,10 @@ const fn guarded(number: u32, name: &'static str, attack: Attack) -> AttackCase 
     AttackCase { number, name, guard: Guard::Policy, attack }
 }
 
+const fn by_tls(number: u32, name: &'static str, attack: Attack) -> AttackCase {
+    AttackCase { number, name, guard: Guard::Tls, attack }
+}
+
 /// All of them.
 pub const CASES: &[AttackCase] = &[
     case(1, "connections that say nothing", silence::nothing_said),
@@ -71,12 +88,26 @@ pub const CASES: &[AttackCase] = &[
     case(13, "messages with a wrong head", bodies::wrong_heads),
     case(14, "streams that nobody reads", unread::streams),
     case(15, "a slow reader", bodies::slow_reader),
+    guarded(16, "every call without credentials", strangers::no_credentials),
+    guarded(17, "tokens that are wrong", strangers::wrong_tokens),
+    guarded(18, "JSON Web Tokens that are forged", jwt::forged_tokens),
+    by_tls(19, "certificates that are not good", certificates::bad_ones),
+    by_tls(20, "a certificate that is revoked while it is used", certificates::revoked_in_use),
+    by_tls(21, "other protocols", other_protocols::refused),
+    guarded(22, "a stolen digest", tenants::stolen_digest),
+    guarded(23, "another's data among one's own", tenants::foreign_parts),
+    guarded(24, "the status of others", tenants::status_of_others),
+    guarded(25, "calls of operators by others", roles::calls_of_operators),
+    guarded(26, "calls of nodes by others", roles::calls_of_nodes),
     guarded(31, "random rows of everything", amplification::random_rows),
     case(33, "lists that are too long", bodies::long_lists),
     case(34, "no protobuf", bodies::no_protobuf),
     case(35, "the rest of Flight", bodies::other_flight),
     case(36, "scrapes without a pause", plain_http::scrapes),
     case(37, "HTTP that makes no sense", plain_http::nonsense),
+    guarded(43, "planted secrets", secrets::planted),
+    by_tls(44, "members that are no nodes", rogue_members::named_in_etcd),
+    by_tls(45, "certificate files", rotation::files),
     case(46, "SIGTERM in the middle", stop::in_the_middle),
 ];
 
@@ -121,7 +152,8 @@ pub fn run(options: &AttackOptions) -> anyhow::Result<bool> {
         "short": options.short, "memory_bytes": scale.memory_bytes, "handshake_s": scale.handshake_s,
         "connections": scale.connections, "streams": scale.streams, "frames": scale.frames, "resets": scale.resets,
         "bodies": scale.bodies.0, "body_bytes": scale.bodies.1, "manifests": scale.manifests.0,
-        "manifest_bytes": scale.manifests.1, "unread_streams": scale.unread, "pace_kept": PACE_KEPT,
+        "manifest_bytes": scale.manifests.1, "unread_streams": scale.unread, "member_keys": scale.member_keys, "rotations": scale.rotations,
+        "pace_kept": PACE_KEPT,
     });
     stages.end(&options.folder, "attack", settings)
 }

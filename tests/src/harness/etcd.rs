@@ -183,6 +183,36 @@ impl Etcd {
         assert!(answer.contains("revision"), "{answer}");
     }
 
+    /// Writes many keys by the first member, many at a time.
+    pub fn put_all(&self, pairs: &[(String, String)]) -> anyhow::Result<()> {
+        let put = |(key, value): &(String, String)| {
+            let [key, value] = [key, value].map(|text| BASE64_STANDARD.encode(text));
+            format!(r#"{{"requestPut":{{"key":"{key}","value":"{value}"}}}}"#)
+        };
+        // As many as etcd takes in one transaction, unless it is told otherwise.
+        for some in pairs.chunks(128) {
+            let all: Vec<String> = some.iter().map(put).collect();
+            self.call("/v3/kv/txn", &format!(r#"{{"success":[{}]}}"#, all.join(",")))?;
+        }
+        Ok(())
+    }
+
+    /// Writes a key by the first member under a lease, which ends at once.
+    pub fn flap(&self, key: &str, value: &str) -> anyhow::Result<()> {
+        let [key, value] = [key, value].map(|text| BASE64_STANDARD.encode(text));
+        let lease = self.call("/v3/lease/grant", r#"{"TTL":5}"#)?;
+        let lease = field(&lease, "ID").context("a lease")?;
+        self.call("/v3/kv/put", &format!(r#"{{"key":"{key}","value":"{value}","lease":"{lease}"}}"#))?;
+        self.call("/v3/lease/revoke", &format!(r#"{{"ID":"{lease}"}}"#))?;
+        Ok(())
+    }
+
+    fn call(&self, path: &str, body: &str) -> anyhow::Result<String> {
+        let answer = ask(&self.members[0].client, "POST", path, body).context("etcd does not answer")?;
+        anyhow::ensure!(answer.starts_with("HTTP/1.1 200"), "{path}: {answer}");
+        Ok(answer)
+    }
+
     /// From here on only the user `root` with this password may do anything.
     ///
     /// # Panics

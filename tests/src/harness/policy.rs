@@ -42,8 +42,11 @@ pub const SCRAPER: Who = Who { name: "scraper", roles: &["metrics"], prefixes: &
 /// The nodes of the cluster.
 pub const PEER: Who = Who { name: "peers", roles: &["peer"], prefixes: &[], more: "" };
 
+/// Who reads what the first tenant has, and nothing else.
+pub const GUEST: Who = Who { name: "guest", roles: &["reader"], prefixes: &["tenants/vision/"], more: "" };
+
 /// All of these.
-pub const ALL: [Who; 5] = [VISION, AUDIO, ROOT, SCRAPER, PEER];
+pub const ALL: [Who; 6] = [VISION, AUDIO, ROOT, SCRAPER, PEER, GUEST];
 
 /// Secrets of the S3 keys.
 pub const S3_SECRET: &str = "of-the-endpoint";

@@ -9,6 +9,7 @@ use hyper::header::HeaderMap;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use prost::Message as _;
 use std::time::Duration;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
@@ -78,14 +79,23 @@ pub fn flight_ticket(ticket: &v1::Ticket) -> Vec<u8> {
     FlightTicket { ticket: ticket.encode_to_vec() }.encode_to_vec()
 }
 
-/// Asks over a connection of its own; the answer as it begins.
-pub async fn send(question: Question<'_>) -> anyhow::Result<hyper::Response<hyper::body::Incoming>> {
-    let address = question.endpoint.trim_start_matches("http://");
-    let stream = TcpStream::connect(address).await.context("connect")?;
+/// A connection that speaks HTTP/2.
+pub type Sender = hyper::client::conn::http2::SendRequest<Full<Bytes>>;
+
+/// Speaks HTTP/2 over a connection.
+pub async fn http2(stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) -> anyhow::Result<Sender> {
     let handshake = hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(stream));
-    let (mut sender, connection) = handshake.await.context("speak HTTP/2")?;
+    let (sender, connection) = handshake.await.context("speak HTTP/2")?;
     tokio::spawn(connection);
-    let mut request = Request::post(format!("http://{address}{}", question.path))
+    Ok(sender)
+}
+
+/// Asks over a connection; the answer as it begins.
+pub async fn post(
+    sender: &mut Sender,
+    question: Question<'_>,
+) -> anyhow::Result<hyper::Response<hyper::body::Incoming>> {
+    let mut request = Request::post(format!("http://{}{}", host(question), question.path))
         .header("content-type", "application/grpc")
         .header("te", "trailers");
     if let Some(header) = question.header {
@@ -98,18 +108,33 @@ pub async fn send(question: Question<'_>) -> anyhow::Result<hyper::Response<hype
     answer.with_context(|| format!("{}: no answer", question.path))
 }
 
+/// Asks over a connection of its own; the answer as it begins.
+pub async fn send(question: Question<'_>) -> anyhow::Result<hyper::Response<hyper::body::Incoming>> {
+    let stream = TcpStream::connect(host(question)).await.context("connect")?;
+    post(&mut http2(stream).await?, question).await
+}
+
+fn host(question: Question<'_>) -> &str {
+    question.endpoint.rsplit("//").next().unwrap_or_default()
+}
+
 /// Asks, and listens until the answer ends, or pauses.
 pub async fn ask(question: Question<'_>) -> anyhow::Result<Answer> {
-    ask_with(question, PAUSE).await
+    hear(send(question).await?, PAUSE).await
+}
+
+/// The same over a connection that is there.
+pub async fn ask_over(sender: &mut Sender, question: Question<'_>) -> anyhow::Result<Answer> {
+    hear(post(sender, question).await?, PAUSE).await
 }
 
 /// Asks, and listens until the answer ends.
 pub async fn ask_whole(question: Question<'_>) -> anyhow::Result<Answer> {
-    ask_with(question, PATIENCE).await
+    hear(send(question).await?, PATIENCE).await
 }
 
-async fn ask_with(question: Question<'_>, pause: Duration) -> anyhow::Result<Answer> {
-    let (head, mut body) = send(question).await?.into_parts();
+async fn hear(answer: hyper::Response<hyper::body::Incoming>, pause: Duration) -> anyhow::Result<Answer> {
+    let (head, mut body) = answer.into_parts();
     let mut answer = Answer { code: 0, message: String::new(), body: Vec::new() };
     note(&mut answer, &head.headers)?;
     loop {
@@ -119,7 +144,7 @@ async fn ask_with(question: Question<'_>, pause: Duration) -> anyhow::Result<Ans
                 Ok(data) => answer.body.extend_from_slice(&data),
                 Err(frame) => note(&mut answer, frame.trailers_ref().context("trailers")?)?,
             },
-            Ok(Some(Err(e))) => anyhow::bail!("{}: the answer breaks off: {e}", question.path),
+            Ok(Some(Err(e))) => anyhow::bail!("the answer breaks off: {e}"),
             Ok(None) | Err(_) => return Ok(answer),
         }
     }

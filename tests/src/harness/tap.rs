@@ -118,8 +118,16 @@ impl Drop for TlsFront {
 fn listen<F: Future<Output = ()> + Send + 'static>(
     serve: impl Fn(TcpStream) -> F + Send + 'static,
 ) -> anyhow::Result<(Runtime, SocketAddr)> {
+    listen_at("127.0.0.1:0", serve)
+}
+
+/// Listens at an address, and serves each connection.
+pub(super) fn listen_at<F: Future<Output = ()> + Send + 'static>(
+    address: &str,
+    serve: impl Fn(TcpStream) -> F + Send + 'static,
+) -> anyhow::Result<(Runtime, SocketAddr)> {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").context("a free port")?;
+    let listener = std::net::TcpListener::bind(address).context("a free port")?;
     listener.set_nonblocking(true)?;
     let address = listener.local_addr()?;
     runtime.spawn(async move {

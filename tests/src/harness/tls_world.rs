@@ -4,6 +4,8 @@ use super::pki::{Authority, Leaf, Pki, client_flags, node_flags};
 use super::process::{Run, ServerOptions};
 use super::s3::S3Server;
 use forebay_client::TlsFiles;
+use parking_lot::Mutex;
+use std::sync::Arc;
 
 /// What the policy knows a reader by.
 pub const VISION: &str = "spiffe://test/vision";
@@ -34,8 +36,7 @@ cert = ['localhost']
 pub struct TlsWorld {
     /// The folder.
     pub pki: Pki,
-    /// Who signs what nodes and clients believe.
-    pub authority: Authority,
+    authority: Mutex<Arc<Authority>>,
 }
 
 impl TlsWorld {
@@ -45,12 +46,22 @@ impl TlsWorld {
         let authority = Pki::authority("ours").expect("an authority");
         pki.put("ca.pem", &authority.pem).expect("write it");
         pki.put("policy.toml", &POLICY.replace("PREFIX", prefix)).expect("write a policy");
-        Self { pki, authority }
+        Self { pki, authority: Mutex::new(Arc::new(authority)) }
+    }
+
+    /// Who signs certificates now.
+    pub fn authority(&self) -> Arc<Authority> {
+        self.authority.lock().clone()
+    }
+
+    /// Has another one sign from now on. Who believes whom is for the caller to see to.
+    pub fn replace_authority(&self, authority: Authority) {
+        *self.authority.lock() = Arc::new(authority);
     }
 
     /// A certificate by the authority.
     pub fn issue(&self, leaf: Leaf<'_>) -> TlsFiles {
-        self.pki.issue(leaf, Some(&self.authority)).expect("a certificate").0
+        self.pki.issue(leaf, Some(&self.authority())).expect("a certificate").0
     }
 
     /// A node that reads from a store, with the certificate of these files and the policy.

@@ -48,8 +48,38 @@ fn amplification_is_survived() {
 }
 
 #[test]
+fn certificates_are_survived() {
+    survived(19..22);
+}
+
+#[test]
+fn strangers_are_survived() {
+    survived(16..19);
+}
+
+#[test]
+fn tenants_are_survived() {
+    survived(22..27);
+}
+
+#[test]
 fn nonsense_is_survived() {
     survived(33..38);
+}
+
+#[test]
+fn rogue_members_are_survived() {
+    survived(44..45);
+}
+
+#[test]
+fn rotations_are_survived() {
+    survived(45..46);
+}
+
+#[test]
+fn secrets_are_survived() {
+    survived(43..44);
 }
 
 #[test]

@@ -1,18 +1,20 @@
 //! Principals, roles and prefixes: who may do what at a node that has a policy.
 //!
 //! * [`matrix`]: two tenants, every call, whatever lies where.
-//! * [`strangers`]: those whom the policy does not know, and those who may not.
 //! * [`fetches`]: a rate of fetched bytes.
+//! * [`limits`]: a principal that takes more than it may.
 //! * [`reload`]: policies that change while streams run.
 //! * [`nodes`]: nodes of a cluster that has one.
-//! * [`secrets`]: words that are told to nobody.
+//! * [`secrets`]: where the object store is, and how it is asked.
+//!
+//! Strangers, and principals who make calls that are for others, are among the attacks: `bench/attack`.
 
 mod fetches;
+mod limits;
 mod matrix;
 mod nodes;
 mod reload;
 mod secrets;
-mod strangers;
 
 use forebay_tests::harness::mnist;
 use forebay_tests::harness::policy::{Policy, S3_SECRET, Who};
@@ -45,14 +47,10 @@ impl Guarded {
         Self { s3, server, policy, runtime: tokio::runtime::Runtime::new().expect("start a runtime") }
     }
 
-    /// Asks as somebody; as nobody without a name.
-    fn ask(&self, who: Option<&str>, path: &str, message: &[u8]) -> Answer {
-        let header = who.map(|who| self.policy.header(who));
-        self.ask_with(header.as_deref(), path, message)
-    }
-
-    fn ask_with(&self, header: Option<&str>, path: &str, message: &[u8]) -> Answer {
-        let question = Question { endpoint: &self.server.endpoint, path, header, message };
+    /// Asks as somebody.
+    fn ask(&self, who: &str, path: &str, message: &[u8]) -> Answer {
+        let header = self.policy.header(who);
+        let question = Question { endpoint: &self.server.endpoint, path, header: Some(&header), message };
         self.runtime.block_on(question::ask(question)).expect("an answer")
     }
 
@@ -68,15 +66,5 @@ impl Guarded {
     fn s3_client(&self, key_id: &str) -> S3Client {
         let endpoint = self.server.s3.clone().expect("it serves S3");
         S3Client { endpoint, key_id: key_id.into(), secret: S3_SECRET.into() }
-    }
-
-    /// The lines of the audit log, once there are `count`.
-    fn audit(&self, count: usize) -> Vec<serde_json::Value> {
-        let read = || std::fs::read_to_string(self.policy.path("audit")).unwrap_or_default();
-        let start = std::time::Instant::now();
-        while read().lines().count() < count && start.elapsed().as_secs() < 20 {
-            std::thread::sleep(std::time::Duration::from_millis(20));
-        }
-        read().lines().map(|line| serde_json::from_str(line).expect("a line of JSON")).collect()
     }
 }

@@ -1,7 +1,7 @@
 //! TLS on every hop, and what does not get through it.
 //!
 //! * [`hops`]: a cluster of which nothing can be overheard.
-//! * [`refusals`]: certificates that are not good, and other protocols.
+//! * [`refusals`]: nodes whose certificates are not good, and files that make no sense.
 //! * [`rotation`]: certificates and authorities that change while a job reads.
 
 mod hops;

@@ -3,6 +3,8 @@
 //! A node that says it leaves is dropped at once. One whose key has just gone (its lease ran out) is kept for
 //! [`SETTLE`]: after a pause or loss of etcd all leases are gone at once and all nodes are back a moment
 //! later, and moving every segment to and fro for that would be a storm.
+//!
+//! Its size is bounded, whatever somebody writes to etcd: those that were there first stay.
 
 use forebay_proto::v1;
 use serde::{Deserialize, Serialize};
@@ -11,6 +13,14 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// How long a node whose key has gone stays in the topology, counted only while etcd answers.
 pub(super) const SETTLE: Duration = Duration::from_secs(3);
+
+/// Nodes of a cluster at most, and datasets with a number of replicas of their own. Readers get the whole
+/// list, and each segment is placed by a look at all nodes.
+pub(super) const NODES_MAX: usize = 1024;
+pub(super) const DATASETS_MAX: usize = 4096;
+
+/// Nodes that name hot segments at most: each names many.
+pub(super) const HOT_MAX: usize = 256;
 
 /// What a node's key holds.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -77,9 +87,13 @@ pub(super) struct NodeSet {
 }
 
 impl NodeSet {
-    /// A node's key was written.
-    pub fn put(&mut self, member: Member) {
-        self.nodes.insert(member.name.clone(), (member, None));
+    /// A node's key was written; false if there is no room for it.
+    pub fn put(&mut self, member: Member) -> bool {
+        let has_room = has_room(&self.nodes, &member.name, NODES_MAX);
+        if has_room {
+            self.nodes.insert(member.name.clone(), (member, None));
+        }
+        has_room
     }
 
     /// A node's key has gone.
@@ -117,20 +131,25 @@ impl NodeSet {
         self.nodes.values().filter_map(|(_, until)| *until).min()
     }
 
-    /// How many copies there are to be of what lies under a URI; `None`: as of all else.
-    pub fn set_replicas(&mut self, uri: &str, replicas: Option<u32>) {
+    /// How many copies there are to be of what lies under a URI; `None`: as of all else. False if there is no
+    /// room for it.
+    pub fn set_replicas(&mut self, uri: &str, replicas: Option<u32>) -> bool {
+        let has_room = replicas.is_none() || has_room(&self.replicas, uri, DATASETS_MAX);
         match replicas {
-            Some(n) => self.replicas.insert(uri.to_owned(), n),
-            None => self.replicas.remove(uri),
+            Some(n) if has_room => self.replicas.insert(uri.to_owned(), n),
+            _ => self.replicas.remove(uri),
         };
+        has_room
     }
 
-    /// Segments that a node's readers are to spread.
-    pub fn set_hot(&mut self, node: &str, segments: Vec<v1::HotSegment>) {
-        match segments.is_empty() {
+    /// Segments that a node's readers are to spread; false if there is no room for them.
+    pub fn set_hot(&mut self, node: &str, segments: Vec<v1::HotSegment>) -> bool {
+        let has_room = segments.is_empty() || has_room(&self.hot, node, HOT_MAX);
+        match segments.is_empty() || !has_room {
             true => self.hot.remove(node),
             false => self.hot.insert(node.to_owned(), segments),
         };
+        has_room
     }
 
     /// The topology, nodes by name; its revision is for others to tell.
@@ -148,6 +167,11 @@ impl NodeSet {
             ..Default::default()
         }
     }
+}
+
+/// Whether a key may be set where there may be `max` of them.
+fn has_room<V>(all: &BTreeMap<String, V>, key: &str, max: usize) -> bool {
+    all.len() < max || all.contains_key(key)
 }
 
 #[cfg(test)]
@@ -169,7 +193,7 @@ mod tests {
     /// All that is listed now.
     fn replace(nodes: &mut NodeSet, members: Vec<Member>, now: Instant) {
         nodes.relist(&members.iter().map(|m| m.name.as_str()).collect::<Vec<_>>(), now);
-        members.into_iter().for_each(|member| nodes.put(member));
+        members.into_iter().for_each(|member| assert!(nodes.put(member)));
     }
 
     fn names(nodes: &NodeSet) -> String {
@@ -221,6 +245,28 @@ mod tests {
         r.set_hot("a", Vec::new());
         r.set_replicas("s3://b", None);
         assert_eq!((r.topology().datasets.len(), r.topology().hot.len()), (0, 0));
+    }
+
+    #[test]
+    fn what_was_there_first_stays_when_there_is_no_room() {
+        let (mut r, t) = (NodeSet::default(), Instant::now());
+        let hot = || vec![v1::HotSegment::default()];
+        for n in 0..NODES_MAX.max(DATASETS_MAX).max(HOT_MAX) {
+            let name = format!("n{n}");
+            assert_eq!(r.put(member(&name)), n < NODES_MAX, "{n}");
+            assert_eq!(r.set_replicas(&name, Some(2)), n < DATASETS_MAX, "{n}");
+            assert_eq!(r.set_hot(&name, hot()), n < HOT_MAX, "{n}");
+        }
+        assert!(!r.set_replicas("more", Some(2)) && !r.set_hot("more", hot()));
+        let told = r.topology();
+        assert_eq!(
+            (told.nodes.len(), told.datasets.len(), told.hot.len()),
+            (NODES_MAX, DATASETS_MAX, HOT_MAX)
+        );
+        assert!(r.put(Member { weight: 7.0, ..member("n0") }), "one that is there may change");
+        r.remove("n0", t);
+        r.settle(t + SETTLE);
+        assert!(r.put(member("later")) && r.set_replicas("n0", None) && r.set_hot("n0", Vec::new()));
     }
 
     #[test]

@@ -38,6 +38,9 @@ const SUSPICION: Duration = Duration::from_millis(250);
 /// come at once.
 const LEARNED: Duration = Duration::from_secs(5);
 
+/// Between two lines of the log about faults of TLS with other nodes.
+const TELL_EVERY: Duration = Duration::from_secs(1);
+
 /// A request among nodes: a manifest, mostly.
 const MESSAGE_BYTES_MAX: usize = 256 << 20;
 
@@ -59,6 +62,23 @@ pub struct PeerCredentials {
     pub token: Option<Arc<TokenFile>>,
     /// Its certificate, where there is one, and whom it believes.
     pub tls: ClientTls,
+    pub faults: TlsFaults,
+}
+
+/// When a fault of TLS with any node was last told: many faulty nodes must not fill the log.
+#[derive(Debug, Clone, Default)]
+pub struct TlsFaults(Arc<Mutex<Option<Instant>>>);
+
+impl TlsFaults {
+    /// Whether another one may be told now.
+    fn may_tell(&self, now: Instant) -> bool {
+        let mut told_at = self.0.lock();
+        let may = told_at.is_none_or(|at| now.duration_since(at) >= TELL_EVERY);
+        if may {
+            *told_at = Some(now);
+        }
+        may
+    }
 }
 
 /// A connection that shows who this node is.
@@ -85,10 +105,11 @@ pub type FileChunks = (v1::FetchChunk, Streaming<v1::FetchChunk>);
 /// Connects by TLS.
 fn connector(
     tls: ClientTls,
+    faults: TlsFaults,
 ) -> impl Service<Uri, Response = impl Read + Write + Send + Unpin, Error = io::Error, Future: Send> + Send {
     let last_fault = Arc::new(Mutex::new(String::new()));
     service_fn(move |uri: Uri| {
-        let (tls, last_fault) = (tls.clone(), last_fault.clone());
+        let (tls, faults, last_fault) = (tls.clone(), faults.clone(), last_fault.clone());
         async move {
             let (Some(host), Some(port)) = (uri.host(), uri.port_u16()) else {
                 return Err(io::Error::other(format!("{uri} names no host and port")));
@@ -102,10 +123,13 @@ fn connector(
                 }
                 _ => String::new(),
             };
-            if !fault.is_empty() && *last_fault.lock() != fault {
+            let is_new = *last_fault.lock() != fault;
+            if fault.is_empty() {
+                last_fault.lock().clear();
+            } else if is_new && faults.may_tell(Instant::now()) {
                 tracing::warn!(node = %uri.authority().map_or("", |at| at.as_str()), error = fault, "no TLS with another node");
+                *last_fault.lock() = fault;
             }
-            *last_fault.lock() = fault;
             dialled.map(TokioIo::new)
         }
     })
@@ -115,7 +139,7 @@ impl Peer {
     /// The node at a URL, connected to when first used; `None` if it is not a URL. Call it within a Tokio
     /// runtime.
     pub fn new(address: &str, credentials: PeerCredentials) -> Option<Self> {
-        let PeerCredentials { token, tls } = credentials;
+        let PeerCredentials { token, tls, faults } = credentials;
         // To tonic the connection is plain: it sets up TLS once, and could not take new files.
         let plain = address.replacen(HTTPS, "http://", 1);
         let endpoint = Endpoint::from_shared(plain)
@@ -130,7 +154,7 @@ impl Peer {
             .initial_connection_window_size(i32::MAX as u32);
         let channel = || match address.starts_with(HTTPS) {
             false => endpoint.connect_lazy(),
-            true => endpoint.connect_with_connector_lazy(connector(tls.clone())),
+            true => endpoint.connect_with_connector_lazy(connector(tls.clone(), faults.clone())),
         };
         let token = PeerToken(token);
         let client = PeerClient::with_interceptor(channel(), token.clone())

@@ -35,6 +35,10 @@ pub struct AttackScale {
     pub manifests: (usize, usize),
     /// Batch streams that nobody reads.
     pub unread: usize,
+    /// Keys of members that somebody writes to etcd.
+    pub member_keys: usize,
+    /// How often a node gets a new certificate.
+    pub rotations: usize,
     /// How long something slow goes on.
     pub slow: Duration,
     /// The node's `[limits] handshake_s`, and the head timeout of its S3 endpoint.
@@ -52,6 +56,8 @@ pub const FULL: AttackScale = AttackScale {
     bodies: (200, 32 << 20),
     manifests: (40, 250 << 20),
     unread: 5000,
+    member_keys: 100_000,
+    rotations: 100,
     slow: Duration::from_secs(60),
     handshake_s: 10.0,
     memory_bytes: 256 << 20,
@@ -66,6 +72,8 @@ pub const SHORT: AttackScale = AttackScale {
     bodies: (12, 8 << 20),
     manifests: (4, 16 << 20),
     unread: 400,
+    member_keys: 2000,
+    rotations: 10,
     slow: Duration::from_secs(4),
     handshake_s: 1.0,
     memory_bytes: 64 << 20,
@@ -150,7 +158,10 @@ impl<'a> Arena<'a> {
                 let audit = tls.pki.path("audit").display().to_string();
                 let public = store.uri("public/");
                 let flags = ["--audit-file", &audit, "--s3-public", &public];
-                tls.node(store, &tls.issue(Leaf::node("node"))).args(flags)
+                // Of a certificate that there never was.
+                let crl = Some(tls.pki.revoke(&[1], &tls.authority())?);
+                let files = TlsFiles { crl, ..tls.issue(Leaf::node("node")) };
+                tls.node(store, &files).args(flags).env("FOREBAY_LOG", &told_more("::service::handshake"))
             }
             _ => ServerOptions::for_s3(store).args(["--s3-public", &store.uri("public/")]),
         };
@@ -252,6 +263,12 @@ impl<'a> Arena<'a> {
         let claim = format!("resident memory stays below {} MiB", mb(limit));
         Ok(Check::of(claim, format!("{} MiB", mb(peak)), peak <= limit))
     }
+}
+
+/// What has a node log more of some of its modules.
+pub fn told_more(modules: &str) -> String {
+    // Modules are named after their program.
+    format!("info,{}{modules}=debug", "forebay-server".replace('-', "_"))
 }
 
 /// Asks a node for its health from an address of this host.

@@ -19,7 +19,7 @@ const DO_GET: &str = "/arrow.flight.protocol.FlightService/DoGet";
 fn ticket(world: &Guarded, who: &str, key: &str) -> Vec<u8> {
     let dataset = Some(v1::DatasetSpec { uri: world.s3.uri(key), ..Default::default() });
     let request = v1::OpenRequest { dataset, ..Default::default() }.encode_to_vec();
-    let answer = world.ask(Some(who), "/forebay.v1.Cache/Open", &request);
+    let answer = world.ask(who, "/forebay.v1.Cache/Open", &request);
     assert_eq!(answer.code, 0, "{}", answer.message);
     let manifest = answer.first::<v1::OpenReply>().expect("a message").manifest.expect("a manifest");
     let scan = v1::ScanTicket { manifest: manifest.digest, ..Default::default() };
@@ -89,7 +89,7 @@ fn streams_of_who_is_revoked_end_and_the_others_go_on() {
         assert!(whole > 7_000_000, "{whole}");
         assert!(is_cut, "who reads nothing is cut");
     });
-    let refused = world.ask(Some("audio"), "/forebay.v1.Cache/Status", &[]);
+    let refused = world.ask("audio", "/forebay.v1.Cache/Status", &[]);
     assert_eq!(refused.code, UNKNOWN);
     assert!(world.server.log().contains("another policy is in force"));
 }
