@@ -9,11 +9,13 @@
 //! A stream is of one version: every block's id has the ETag in it, every request for one `If-Match`. An
 //! object that is overwritten while it is read is an error, or the version that was begun.
 
+mod missing;
 mod read_ahead;
 mod rules;
 mod stream;
 mod versions;
 
+pub use missing::MissingAge;
 pub use stream::{ObjectPiece, ObjectStream, Toll};
 
 use crate::allow::Allowed;
@@ -103,7 +105,8 @@ impl Objects {
 
     /// The object in its version of now, or of a while ago if the settings of its prefix allow that. Where
     /// they do, one node keeps the metadata for all, so that no reader sees an older version than another.
-    pub async fn version(&self, uri: &str) -> Result<Arc<ObjectVersion>> {
+    /// That there is no such object may be as old as `missing_age`.
+    pub async fn version(&self, uri: &str, missing_age: MissingAge) -> Result<Arc<ObjectVersion>> {
         let uri = self.allowed(uri).await?;
         let is_keeper = self.peers.ownership.role(ObjectVersion::name_id(&uri)) == Role::Primary;
         if self.rules.age(&uri) != MetadataAge::Always
@@ -112,17 +115,27 @@ impl Objects {
         {
             return Ok(Arc::new(told));
         }
-        self.known(&uri).await
+        self.known(&uri, missing_age).await
     }
 
     /// The same as this node knows it, whichever node keeps it.
     pub async fn version_here(&self, uri: &str) -> Result<Arc<ObjectVersion>> {
         let uri = self.allowed(uri).await?;
-        self.known(&uri).await
+        self.known(&uri, MissingAge::Now).await
     }
 
-    async fn known(&self, uri: &str) -> Result<Arc<ObjectVersion>> {
-        self.versions.get(uri, self.rules.age(uri), self.rules.block_bytes(uri)).await
+    async fn known(&self, uri: &str, missing_age: MissingAge) -> Result<Arc<ObjectVersion>> {
+        let age = self.rules.age(uri);
+        self.versions.get(uri, (age, missing_age), self.rules.block_bytes(uri)).await
+    }
+
+    /// The version of now of an object that the cache has no name for, by a question to the object store. Who
+    /// asks in the meantime waits for the same answer.
+    pub async fn uncached_version<F>(&self, uri: &str, ask: impl Fn() -> F) -> Result<Arc<ObjectVersion>>
+    where
+        F: Future<Output = Result<Arc<ObjectVersion>>> + Send + 'static,
+    {
+        self.versions.answer(uri, (MetadataAge::Always, MissingAge::Second), ask).await
     }
 
     /// The version that a caller names, who had it from a node: its URI must be allowed. Whether it ever was

@@ -31,6 +31,11 @@ pub fn use_token_file(path: impl Into<PathBuf>) {
     *OF_PROCESS.lock() = Some(Credentials(Some(Arc::new(TokenFile::new(path)))));
 }
 
+/// Shows no token to the nodes that this process asks from now on.
+pub fn use_no_token() {
+    *OF_PROCESS.lock() = Some(Credentials::default());
+}
+
 impl Credentials {
     /// Of this process: those of [`use_token_file`], or of the environment.
     pub fn of_process() -> Self {

@@ -58,7 +58,7 @@ pub mod survey;
 
 pub use access::{Access, ENDPOINT_VARIABLE, ZONE_VARIABLE};
 pub use certificates::{CA_VARIABLE, CERT_VARIABLE, KEY_VARIABLE, use_certificates};
-pub use credentials::{Credentials, NodeChannel, TOKEN_FILE_VARIABLE, use_token_file};
+pub use credentials::{Credentials, NodeChannel, TOKEN_FILE_VARIABLE, use_no_token, use_token_file};
 pub use dataset::{Dataset, DatasetSpec};
 pub use direct::Direct;
 pub use direct::MEMORY_BYTES as DIRECT_MEMORY_BYTES;

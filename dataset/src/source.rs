@@ -16,6 +16,7 @@ mod counters;
 mod credentials;
 mod described;
 mod faults;
+mod guard;
 mod kept;
 mod landing;
 mod limits;
@@ -55,6 +56,7 @@ use checksum::Offered;
 use described::Described;
 use forebay_proto::{Error, Result};
 use futures::{StreamExt, TryStreamExt, stream};
+pub use guard::ObjectGuard;
 use kept::Overwritten;
 use landing::{Landing, Pieces, Slice};
 use object::Bucket;
@@ -71,10 +73,6 @@ use uri::{BucketName, Location, locate};
 
 /// A whole object that does not match its checksum is read this often before it is called corrupt.
 const READINGS: u32 = 3;
-
-/// Whether an object outside of its dataset, as the log of a table may name it, may be read: `Denied` if not.
-/// Called on threads that may block.
-pub type ObjectGuard = Arc<dyn Fn(&str) -> Result<()> + Send + Sync>;
 
 /// Object stores behind one set of settings. Cheap to clone; all clones share limits and counters.
 #[derive(Clone)]
@@ -139,7 +137,8 @@ impl Source {
         let bucket = match buckets.get(&name) {
             Some(bucket) => bucket.clone(),
             None => {
-                let bucket = Arc::new(open::open(&name, &self.inner.s3, &self.inner.settings)?);
+                let opened = open::open(&name, &self.inner.s3, &self.inner.settings)?;
+                let bucket = Arc::new(Bucket { guard: self.inner.guard.clone(), ..opened });
                 buckets.insert(name, bucket.clone());
                 bucket
             }
@@ -225,7 +224,7 @@ impl Source {
             let pass = request.begin(0).await?;
             self.inner.requests.counters.footer_requests.fetch_add(1, Relaxed);
             let options = GetOptions { head: true, ..Default::default() };
-            let done = place.bucket.objects.get_opts(&place.path, options).await;
+            let done = place.bucket.get(&place.path, options).await;
             if let Some(answer) = request.end(pass, done)? {
                 let headers = answer.extensions.get::<Described>().map(|described| described.0.clone());
                 return Ok(FoundObject { headers: headers.unwrap_or_default(), ..(&answer.meta).into() });
@@ -251,7 +250,7 @@ impl Source {
             // A GET of one byte, as the answer to a HEAD has no error document.
             let range = (!place.is_file()).then_some(GetRange::Bounded(0..1));
             let options = GetOptions { head: range.is_none(), range, ..Default::default() };
-            let done = place.bucket.objects.get_opts(&place.path, options).await;
+            let done = place.bucket.get(&place.path, options).await;
             if let Some(answer) = request.end(pass, done)? {
                 return place.object(&answer.meta);
             }
@@ -267,7 +266,7 @@ impl Source {
             self.inner.requests.counters.footer_requests.fetch_add(1, Relaxed);
             let options =
                 GetOptions { head: true, if_match: Some(object.quoted_etag()), ..Default::default() };
-            let done = place.bucket.objects.get_opts(&place.path, options).await;
+            let done = place.bucket.get(&place.path, options).await;
             if let Some(answer) = request.end(pass, done)? {
                 return Ok(answer.meta.version);
             }
@@ -400,7 +399,7 @@ async fn attempt(
         ..Default::default()
     };
     let place = &object.place;
-    let answer = place.bucket.objects.get_opts(&place.path, options).await?;
+    let answer = place.bucket.get(&place.path, options).await?;
     object.check_answer(&answer.meta)?;
     let checksum = answer.extensions.get::<Offered>().copied().filter(|_| is_whole);
     let answered = (answer.meta.size, checksum);

@@ -2,7 +2,8 @@
 //!
 //! [`s3`] is an S3 server in this process (real HTTP, SigV4 and XML) that keeps a log of requests and breaks
 //! on demand; [`slow`] is a proxy that makes it behave like remote S3, `wire` one that breaks as networks do;
-//! [`liar`] is a store whose answers tests make up.
+//! [`liar`] is a store whose answers tests make up. [`s3_client`], `s3_signer` and [`s3_raw`] ask S3, by rule
+//! or not.
 //! [`made`] are objects by a rule, of any size. [`process`] starts the real binaries and watches their logs;
 //! [`etcd`] starts real etcd. [`pki`] makes certificates, [`policy`] policies, [`tls_world`] both;
 //! [`question`] asks a node anything as anybody, [`requests`] has a request of each method.
@@ -35,6 +36,8 @@ pub mod requests;
 pub(crate) mod rogue;
 pub mod s3;
 pub mod s3_client;
+pub mod s3_raw;
+pub(crate) mod s3_signer;
 pub mod seen;
 mod serve;
 pub mod slow;

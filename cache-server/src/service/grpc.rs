@@ -32,6 +32,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tonic::body::Body;
 use tonic::service::Routes;
+use tonic::{Code, Status};
 use tower::Service as _;
 
 /// Calls on one connection that were cancelled before this node came to them. Nodes and readers that think it
@@ -225,8 +226,21 @@ impl GrpcServer {
             }
         };
         match self.routes.clone().call(request).await {
-            Ok(response) => response,
+            Ok(response) => undecodable(response),
             Err(never) => match never {},
         }
+    }
+}
+
+/// How the errors of messages begin that are none.
+const UNDECODABLE: &str = "failed to decode Protobuf message";
+
+/// The same answer. That a request is no message is its caller's mistake, where tonic takes it for its own.
+fn undecodable(response: Response<Body>) -> Response<Body> {
+    match Status::from_header_map(response.headers()) {
+        Some(status) if status.code() == Code::Internal && status.message().starts_with(UNDECODABLE) => {
+            Status::invalid_argument(status.message()).into_http()
+        }
+        _ => response,
     }
 }

@@ -1,7 +1,7 @@
 //! `forebay.v1.Objects`: any object, byte for byte.
 
 use crate::node::Node;
-use crate::objects::{ObjectPiece, ObjectStream, Toll};
+use crate::objects::{MissingAge, ObjectPiece, ObjectStream, Toll};
 use crate::read::block::{self, Block};
 use crate::read::block_reader::BlockReader;
 use crate::service::fetch_limit::toll;
@@ -45,7 +45,7 @@ impl Service for ObjectService {
     async fn head(&self, request: Request<v1::HeadObjectRequest>) -> Reply<v1::ObjectVersion> {
         let (who, uri) = (caller(request.extensions())?, request.into_inner().uri);
         may_use_object(&who, &uri).await?;
-        let version = self.node.objects.version(&uri).await?;
+        let version = self.node.objects.version(&uri, MissingAge::Now).await?;
         Ok(Response::new((&*version).into()))
     }
 

@@ -153,6 +153,9 @@ impl Endpoint {
 fn file(e: &object_store::Error, f: &Fault) -> Verdict {
     let is_short = f.text.contains("Out of range") || f.text.contains("range was invalid");
     match (e, f.io) {
+        (object_store::Error::PermissionDenied { .. }, _) => {
+            (Kind::Denied, "leads to where this server may not read (see --allow)".into())
+        }
         (_, Some(io::ErrorKind::PermissionDenied)) => {
             (Kind::Denied, "permission denied: let this user read it".into())
         }

@@ -1,13 +1,17 @@
 //! Objects by where they are and which version they have.
 
+use super::blocking::blocking;
 use super::faults::Endpoint;
+use super::guard::ObjectGuard;
 use super::uri::{locate, spell};
 use super::verbatim::Verbatim;
 use forebay_proto::ring::is_under;
 use forebay_proto::{Error, Result};
 use object_store::list::PaginatedListStore;
 use object_store::path::Path;
-use object_store::{ObjectMeta, ObjectStore};
+use object_store::{GetOptions, GetResult, GetResultPayload, ObjectMeta, ObjectStore};
+use std::fs::File;
+use std::os::fd::AsRawFd as _;
 use std::sync::Arc;
 
 /// A bucket, or the file system.
@@ -18,6 +22,36 @@ pub(super) struct Bucket {
     pub endpoint: Endpoint,
     /// The same, where it is S3.
     pub verbatim: Option<Verbatim>,
+    /// Which files may be read, wherever a link leads.
+    pub guard: Option<ObjectGuard>,
+}
+
+impl Bucket {
+    /// Asks for an object. A name may have become a link since it was looked at, so a file is looked at again
+    /// when it is open.
+    pub(super) async fn get(&self, path: &Path, options: GetOptions) -> object_store::Result<GetResult> {
+        let answer = self.objects.get_opts(path, options).await?;
+        let (GetResultPayload::File(file, _), Some(guard)) = (&answer.payload, &self.guard) else {
+            return Ok(answer);
+        };
+        let (guard, file) = (guard.clone(), file.try_clone());
+        let checked = blocking(move || match file.and_then(|file| path_of(&file)) {
+            Ok(path) => guard(&format!("file://{path}")),
+            Err(e) => Err(Error::denied(format!("it is not known where it lies: {e}"))),
+        });
+        match checked.await {
+            Ok(()) => Ok(answer),
+            Err(e) => {
+                Err(object_store::Error::PermissionDenied { path: path.to_string(), source: Box::new(e) })
+            }
+        }
+    }
+}
+
+/// Where an open file lies, all links resolved.
+fn path_of(file: &File) -> std::io::Result<String> {
+    let path = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()))?;
+    path.into_os_string().into_string().map_err(|_| std::io::ErrorKind::InvalidFilename.into())
 }
 
 /// An object or a prefix in its bucket.

@@ -27,7 +27,13 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 pub(super) fn open(name: &BucketName, s3: &Resolved, settings: &SourceSettings) -> Result<Bucket> {
     let Some((scheme, bucket)) = name else {
         let objects = Box::new(LocalFileSystem::new());
-        return Ok(Bucket { objects, pages: None, endpoint: Endpoint::default(), verbatim: None });
+        return Ok(Bucket {
+            objects,
+            pages: None,
+            endpoint: Endpoint::default(),
+            verbatim: None,
+            guard: None,
+        });
     };
     let roots = settings.s3_ca.as_deref().map(authorities).transpose()?.unwrap_or_default();
     let client = |endpoint: &Option<String>| client(settings, endpoint, &roots);
@@ -137,7 +143,13 @@ fn azure(
 }
 
 fn bucket_of(client: impl ObjectStore + PaginatedListStore + Clone, endpoint: Endpoint) -> Bucket {
-    Bucket { objects: Box::new(client.clone()), pages: Some(Box::new(client)), endpoint, verbatim: None }
+    Bucket {
+        objects: Box::new(client.clone()),
+        pages: Some(Box::new(client)),
+        endpoint,
+        verbatim: None,
+        guard: None,
+    }
 }
 
 fn other(bucket: &str, base: Option<String>, service: &str) -> Endpoint {

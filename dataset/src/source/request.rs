@@ -137,8 +137,13 @@ mod tests {
         let settings = SourceSettings { patience_s: 0.3, ..Default::default() };
         let (all, demand, start) = (Requests::new(&settings), Urgency::demand(), Instant::now());
         let endpoint = Endpoint { bucket: Some("b".into()), ..Default::default() };
-        let bucket =
-            Arc::new(Bucket { objects: Box::new(InMemory::new()), pages: None, endpoint, verbatim: None });
+        let bucket = Arc::new(Bucket {
+            objects: Box::new(InMemory::new()),
+            pages: None,
+            endpoint,
+            verbatim: None,
+            guard: None,
+        });
         let place = Place { bucket, path: "k".into(), uri: "s3://b/k".into() };
         let busy = || -> object_store::Result<()> {
             let source = "status code: 503 Slow".into();

@@ -12,17 +12,24 @@ mod calls;
 mod certificates;
 mod frames;
 mod jwt;
+mod manifests;
 mod opened;
+mod opens;
 mod other_protocols;
+mod places;
 mod plain_http;
 mod rogue_members;
 mod roles;
 mod rotation;
+mod s3_floods;
+mod s3_nonsense;
+mod s3_signatures;
 mod secrets;
 mod secured;
 mod silence;
 mod stop;
 mod strangers;
+mod swaps;
 mod tenants;
 mod timing;
 mod trials;
@@ -99,12 +106,20 @@ pub const CASES: &[AttackCase] = &[
     guarded(24, "the status of others", tenants::status_of_others),
     guarded(25, "calls of operators by others", roles::calls_of_operators),
     guarded(26, "calls of nodes by others", roles::calls_of_nodes),
+    guarded(27, "names that lead elsewhere", places::places),
+    guarded(28, "manifests that are wrong", manifests::manifests),
     guarded(31, "random rows of everything", amplification::random_rows),
+    guarded(32, "opens without a pause", opens::opens),
     case(33, "lists that are too long", bodies::long_lists),
     case(34, "no protobuf", bodies::no_protobuf),
     case(35, "the rest of Flight", bodies::other_flight),
     case(36, "scrapes without a pause", plain_http::scrapes),
     case(37, "HTTP that makes no sense", plain_http::nonsense),
+    case(38, "S3 requests that make no sense", s3_nonsense::nonsense),
+    guarded(39, "signatures that are too old, or for others", s3_signatures::signatures),
+    guarded(40, "two buckets in a request", s3_nonsense::two_buckets),
+    guarded(41, "listings of many keys", s3_floods::lists),
+    guarded(42, "HEADs of missing keys", s3_floods::missing),
     guarded(43, "planted secrets", secrets::planted),
     by_tls(44, "members that are no nodes", rogue_members::named_in_etcd),
     by_tls(45, "certificate files", rotation::files),
@@ -152,8 +167,9 @@ pub fn run(options: &AttackOptions) -> anyhow::Result<bool> {
         "short": options.short, "memory_bytes": scale.memory_bytes, "handshake_s": scale.handshake_s,
         "connections": scale.connections, "streams": scale.streams, "frames": scale.frames, "resets": scale.resets,
         "bodies": scale.bodies.0, "body_bytes": scale.bodies.1, "manifests": scale.manifests.0,
-        "manifest_bytes": scale.manifests.1, "unread_streams": scale.unread, "member_keys": scale.member_keys, "rotations": scale.rotations,
-        "pace_kept": PACE_KEPT,
+        "manifest_bytes": scale.manifests.1, "unread_streams": scale.unread, "member_keys": scale.member_keys,
+        "rotations": scale.rotations, "opens": scale.opens, "keys": scale.keys, "segments": scale.segments,
+        "flood_s": scale.flood.as_secs_f64(), "pace_kept": PACE_KEPT,
     });
     stages.end(&options.folder, "attack", settings)
 }

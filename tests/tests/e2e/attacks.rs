@@ -83,6 +83,26 @@ fn secrets_are_survived() {
 }
 
 #[test]
+fn places_are_survived() {
+    survived(27..29);
+}
+
+#[test]
+fn opens_are_survived() {
+    survived(32..33);
+}
+
+#[test]
+fn s3_is_survived() {
+    survived(38..41);
+}
+
+#[test]
+fn floods_of_s3_are_survived() {
+    survived(41..43);
+}
+
+#[test]
 fn the_end_is_not_delayed() {
     survived(46..47);
 }

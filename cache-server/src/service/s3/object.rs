@@ -8,7 +8,7 @@ use super::store;
 use super::uncached::{self, StorePieces};
 use super::visitor::Visitor;
 use crate::auth::limiter::Limiter;
-use crate::objects::{ObjectStream, Scope};
+use crate::objects::{MissingAge, ObjectStream, Scope};
 use crate::service::fetch_limit::toll;
 use crate::service::gate::{Pass, draining};
 use crate::service::object_meter::ObjectMeter;
@@ -113,9 +113,9 @@ fn part_number(head: &head::Parts, named: &Named) -> Answer<Option<u32>> {
     }
 }
 
-async fn find(endpoint: &Endpoint, named: &Named, part: Option<u32>) -> Result<Target> {
+async fn find(endpoint: &Arc<Endpoint>, named: &Named, part: Option<u32>) -> Result<Target> {
     let (version, is_cached) = match uncached::uri_of(named) {
-        Some(uri) => (endpoint.node.objects.version(&uri).await?, true),
+        Some(uri) => (endpoint.node.objects.version(&uri, MissingAge::Second).await?, true),
         None => (uncached::version(endpoint, named).await?, false),
     };
     let part = match part {

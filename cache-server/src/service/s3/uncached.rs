@@ -23,12 +23,18 @@ pub fn uri_of(named: &Named) -> Option<String> {
 }
 
 /// The version of now.
-pub async fn version(endpoint: &Endpoint, named: &Named) -> Result<Arc<ObjectVersion>> {
+pub async fn version(endpoint: &Arc<Endpoint>, named: &Named) -> Result<Arc<ObjectVersion>> {
     let uri = format!("s3://{}/{}", named.bucket, named.key);
+    let ask = || ask_version(endpoint.clone(), named.bucket.clone(), named.key.clone());
+    endpoint.node.objects.uncached_version(&uri, ask).await
+}
+
+async fn ask_version(endpoint: Arc<Endpoint>, bucket: String, key: String) -> Result<Arc<ObjectVersion>> {
+    let uri = format!("s3://{bucket}/{key}");
     let request = StoreRequest {
         method: Method::HEAD,
-        bucket: named.bucket.clone(),
-        key: named.key.clone(),
+        bucket,
+        key,
         query: Vec::new(),
         headers: HeaderMap::from_iter([(
             http::HeaderName::from_static("x-amz-checksum-mode"),

@@ -11,7 +11,9 @@ use crate::harness::s3::S3Server;
 use crate::harness::table::{MIB_ROWS, Table};
 use crate::harness::tls_world::{TlsWorld, VISION, forebay};
 use anyhow::Context;
-use forebay_client::{Access, Dataset, DatasetSpec, TlsFiles, use_certificates, use_token_file};
+use forebay_client::{
+    Access, Dataset, DatasetSpec, TlsFiles, use_certificates, use_no_token, use_token_file,
+};
 use forebay_proto::plan::{PlanKey, Shuffle};
 use forebay_proto::v1;
 use prost::Message;
@@ -39,6 +41,14 @@ pub struct AttackScale {
     pub member_keys: usize,
     /// How often a node gets a new certificate.
     pub rotations: usize,
+    /// Different splits that are opened.
+    pub opens: usize,
+    /// Objects under a prefix.
+    pub keys: usize,
+    /// Segments of one manifest that is wrong.
+    pub segments: usize,
+    /// How long requests come without a pause.
+    pub flood: Duration,
     /// How long something slow goes on.
     pub slow: Duration,
     /// The node's `[limits] handshake_s`, and the head timeout of its S3 endpoint.
@@ -58,6 +68,10 @@ pub const FULL: AttackScale = AttackScale {
     unread: 5000,
     member_keys: 100_000,
     rotations: 100,
+    opens: 10_000,
+    keys: 100_000,
+    segments: 100_000_000,
+    flood: Duration::from_secs(8),
     slow: Duration::from_secs(60),
     handshake_s: 10.0,
     memory_bytes: 256 << 20,
@@ -74,6 +88,10 @@ pub const SHORT: AttackScale = AttackScale {
     unread: 400,
     member_keys: 2000,
     rotations: 10,
+    opens: 300,
+    keys: 5000,
+    segments: 10_000_000,
+    flood: Duration::from_secs(2),
     slow: Duration::from_secs(4),
     handshake_s: 1.0,
     memory_bytes: 64 << 20,
@@ -151,7 +169,8 @@ impl<'a> Arena<'a> {
         let options = match (&policy, &tls) {
             (Some(policy), _) => {
                 let path = |name: &str| policy.path(name).display().to_string();
-                let flags = ["--audit-file", &path("audit"), "--s3-keys", &path("keys")];
+                let (audit, keys, public) = (path("audit"), path("keys"), store.uri("public/"));
+                let flags = ["--audit-file", &audit, "--s3-keys", &keys, "--s3-public", &public];
                 ServerOptions::for_s3(store).args(policy.arguments()).args(flags)
             }
             (_, Some(tls)) => {
@@ -197,8 +216,10 @@ impl<'a> Arena<'a> {
 
     /// Has this process show what a good reader shows, from the next connection on.
     pub fn be_known(&self) -> anyhow::Result<()> {
-        if let Some(policy) = &self.policy {
-            use_token_file(policy.token_file("vision"));
+        match &self.policy {
+            Some(policy) => use_token_file(policy.token_file("vision")),
+            // One of a case before is unknown to this node.
+            None => use_no_token(),
         }
         if let Some(files) = &self.reader {
             use_certificates(files.clone())?;
