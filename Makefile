@@ -75,14 +75,15 @@ bench-raw: build ## Measure the S3 endpoint beside nginx's slice cache, raw TCP,
 bench-real: build ## Read tables of real writers beside pyarrow and deltalake; what growth and filters cost (installs the writers in .real)
 	@scripts/setup.sh tests
 	@tests/real/setup.sh
-	@tests/real/before.sh
-	target/release/forebay-bench-real $(addprefix --before ,$(wildcard target/before/release/forebay)) $(BENCH_ARGS)
+	@tests/before.sh 8f7afaf forebay
+	target/release/forebay-bench-real $(addprefix --before ,$(wildcard target/before/8f7afaf/release/forebay)) $(BENCH_ARGS)
 
 bench-store: build ## Measure the disk cache: hits, amplification, restarts; 200 kills, 1,000 damaged files, failing disks and S3
 	target/release/forebay-bench-store $(BENCH_ARGS)
 
 bench-tls: build ## Measure what TLS costs: warm epochs with and without it, processor time, handshakes
-	target/release/forebay-bench-tls $(BENCH_ARGS)
+	@tests/before.sh d3b0a20 forebay forebay-server
+	target/release/forebay-bench-tls $(addprefix --before ,$(wildcard target/before/d3b0a20/release)) $(BENCH_ARGS)
 
 bench-train: build ## Measure the trainer: accelerator utilisation, lost ranks, resumes, 100 crashes while writing checkpoints
 	target/release/forebay-ddp-figures target/bench

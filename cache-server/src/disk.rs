@@ -17,7 +17,8 @@
 //!
 //! ```text
 //! cache ─► segment_files ─► dirs ─► file, file_system     health, lock, block sizes
-//!   │            │   └────► evict ─► index ─► quota, map  who leaves; which files there are
+//!   │            │   └────► evict ─► index ─► quota, prefixes, map
+//!   │            │                                        who leaves; which files there are
 //!   ├─► rebuild                                           the files of a directory that is opened
 //!   └─► pins, sidecar, copies, scrub                      each over segment_files
 //! ```
@@ -34,6 +35,7 @@ mod map;
 mod pin_set;
 mod pins;
 pub mod policy;
+mod prefixes;
 mod quota;
 mod rebuild;
 mod scrub;
@@ -45,6 +47,7 @@ mod watch;
 pub use cache::{DiskCache, DiskCacheSettings, Found, Written};
 pub use file_system::RealDisk;
 pub use index::RawFiles;
+pub use prefixes::PrefixLimit;
 pub use sidecar::Sidecar;
 
 #[cfg(test)]

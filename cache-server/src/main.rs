@@ -6,6 +6,7 @@
 
 use anyhow::Context;
 use forebay_server::{Server, Settings};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::process::ExitCode;
 use std::time::Duration;
 use tokio::signal::unix::{SignalKind, signal};
@@ -38,6 +39,7 @@ fn main() -> ExitCode {
 }
 
 fn serve() -> anyhow::Result<()> {
+    write_no_core_dumps();
     let settings = Settings::load(std::env::args_os())?;
     if settings.detach {
         detach();
@@ -47,6 +49,15 @@ fn serve() -> anyhow::Result<()> {
     // A thread may hang in a disk that does not answer.
     runtime.shutdown_timeout(END);
     served
+}
+
+/// A core dump would have all secrets of the node, and rows that belong to others. `prlimit --core` turns
+/// them on again.
+fn write_no_core_dumps() {
+    let limit = getrlimit(Resource::Core);
+    if let Err(e) = setrlimit(Resource::Core, Rlimit { current: Some(0), ..limit }) {
+        eprintln!("forebay-server: core dumps cannot be turned off: {e}");
+    }
 }
 
 /// Leaves the session of the program that started this one, so that Ctrl-C there does not end this one, and

@@ -4,6 +4,7 @@
 pub(crate) mod stall_probe;
 pub(crate) mod store_check;
 
+use crate::auth::authority::Authority;
 use crate::disk::DiskCache;
 use crate::runtime::{blocking, give_up_disk_work};
 use forebay_proto::{Error, Kind};
@@ -25,15 +26,29 @@ const SCRUB_PAUSE: Duration = Duration::from_secs(1);
 /// How late the scrub may notice in a pause that the node stops.
 const STOP_LOOK_EVERY: Duration = Duration::from_millis(50);
 
-/// Keeps the disk cache in order until `stop` is called. `scrub_mb_per_s` = 0: nothing is scrubbed.
-pub async fn run(disk: Arc<DiskCache>, scrub_mb_per_s: f64, stop: CancellationToken) {
+/// Keeps the disk cache in order until `stop` is called, and what it holds of principals within their limits.
+/// `scrub_mb_per_s` = 0: nothing is scrubbed.
+pub async fn run(
+    disk: Arc<DiskCache>,
+    authority: Arc<Authority>,
+    scrub_mb_per_s: f64,
+    stop: CancellationToken,
+) {
     if scrub_mb_per_s > 0.0 {
         tokio::spawn(scrub(disk.clone(), scrub_mb_per_s * 1e6, stop.clone()));
     }
     watch(&disk);
+    let mut generation = 0;
     while timeout(HEAL_EVERY, stop.cancelled()).await.is_err() {
-        let disk = disk.clone();
-        match blocking(move || disk.heal(Instant::now())).await {
+        let (disk, now) = (disk.clone(), authority.generation());
+        // The policy at start counts since the disk cache was opened.
+        let limits = (now != generation).then(|| authority.cache_limits());
+        generation = now;
+        let work = move || {
+            limits.into_iter().for_each(|limits| disk.set_prefix_limits(limits));
+            disk.heal(Instant::now());
+        };
+        match blocking(work).await {
             Err(e) if e.kind != Kind::Retry => {
                 return gave_up(&e, "cache directories are no longer tried again");
             }

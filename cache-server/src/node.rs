@@ -15,7 +15,7 @@ use crate::cluster::replicate::Replicator;
 use crate::datasets::Datasets;
 use crate::descriptors;
 use crate::disk::dirs::DirStatus;
-use crate::disk::{DiskCache, DiskCacheSettings, RealDisk};
+use crate::disk::{DiskCache, DiskCacheSettings, PrefixLimit, RealDisk};
 use crate::events::Events;
 use crate::maintenance::stall_probe::StallProbe;
 use crate::objects::Objects;
@@ -33,7 +33,7 @@ use crate::service::stalls::Stalls;
 use crate::settings::{Settings, StaticNode};
 use forebay_dataset::source::{ObjectGuard, StoreSilence};
 use forebay_dataset::{SegmentReader, TokenFile};
-use forebay_proto::{Result, v1};
+use forebay_proto::{Error, Result, v1};
 use forebay_tls::ClientTls;
 use std::sync::Arc;
 use std::time::Instant;
@@ -85,7 +85,8 @@ impl Node {
         let guard: ObjectGuard = Arc::new(move |uri: &str| guard.check_object(uri).map(drop));
         let source = SegmentReader::guarded(source, guard)?;
         let (plans, memory) = (Arc::new(Plans::default()), Memory::new(settings.memory_bytes));
-        let disk = open_disk(settings, &plans, &memory).await?;
+        let limits = guards.authority.cache_limits();
+        let disk = open_disk(settings, limits, &plans, &memory).await?;
         let (events, shared) =
             (Arc::new(Events::default()), Arc::new(SharedReaders::new(memory.shared.clone())?));
         let membership = Arc::new(membership(settings, me));
@@ -110,7 +111,7 @@ impl Node {
         let reader = source.objects();
         let objects = Objects::new(cache.clone(), peers.clone(), reader, &settings.objects, allow, &memory)?;
         let listeners = Listeners::new(settings, descriptors::raise(), handshakes(settings).await?);
-        let memory_streams = memory.streams.clone();
+        let stalls = Stalls::new(&memory, listeners.refusals.clone());
         Ok(Self {
             name,
             started: Instant::now(),
@@ -128,7 +129,7 @@ impl Node {
             events,
             stall_probe: Arc::default(),
             shared,
-            stalls: Stalls::new(memory_streams, listeners.refusals.clone()),
+            stalls,
             listeners,
             guard: guards,
             gate: Gate::new(streams, settings.limits.streams),
@@ -199,7 +200,12 @@ async fn handshakes(settings: &Settings) -> Result<Option<Arc<Handshakes>>> {
     blocking(move || Handshakes::open(&tls, &limits)).await?
 }
 
-async fn open_disk(settings: &Settings, plans: &Arc<Plans>, memory: &Memory) -> Result<Arc<DiskCache>> {
+async fn open_disk(
+    settings: &Settings,
+    limits: Vec<PrefixLimit>,
+    plans: &Arc<Plans>,
+    memory: &Memory,
+) -> Result<Arc<DiskCache>> {
     let disk = DiskCacheSettings {
         dirs: settings.cache_dir.clone(),
         limit_bytes: settings.cache_bytes,
@@ -212,7 +218,12 @@ async fn open_disk(settings: &Settings, plans: &Arc<Plans>, memory: &Memory) -> 
         tracing::info!(dir = %dir.display(), "this cache directory did not exist: it is made");
     }
     let (started, forecast) = (Instant::now(), plans.clone());
-    let disk = blocking(move || DiskCache::open(&disk, forecast)).await??;
+    let open = move || {
+        let disk = DiskCache::open(&disk, forecast)?;
+        disk.set_prefix_limits(limits);
+        Ok::<_, Error>(disk)
+    };
+    let disk = blocking(open).await??;
     tracing::info!(
         segments = disk.files(),
         bytes = disk.used_bytes(),

@@ -236,7 +236,8 @@ impl Server {
         if let Some((listener, endpoint)) = self.s3.take() {
             tokio::spawn(s3::run(listener, endpoint, connections.clone(), self.streams.clone()));
         }
-        tokio::spawn(maintenance::run(node.disk.clone(), self.scrub_mb_per_s, self.streams.clone()));
+        let (disk, authority) = (node.disk.clone(), node.guard.authority.clone());
+        tokio::spawn(maintenance::run(disk, authority, self.scrub_mb_per_s, self.streams.clone()));
         background
     }
 }

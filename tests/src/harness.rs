@@ -41,7 +41,7 @@ pub(crate) mod s3_signer;
 pub mod seen;
 mod serve;
 pub mod slow;
-pub(crate) mod table;
+pub mod table;
 pub mod tap;
 pub mod tls_world;
 pub(crate) mod wire;

@@ -12,6 +12,7 @@ use super::policy::Policy;
 use super::principal::Principal;
 use super::session::{Credential, DECISION_AGE, EndReason, Session};
 use crate::allow::Allowed;
+use crate::disk::PrefixLimit;
 use crate::runtime::blocking;
 use crate::settings::AuthSettings;
 use crate::tls::PeerCertificate;
@@ -121,6 +122,11 @@ impl Authority {
     /// Whether there is a policy: else everybody may all.
     pub fn is_on(&self) -> bool {
         self.file.is_some()
+    }
+
+    /// What the disk may hold of principals with `cache_bytes`.
+    pub fn cache_limits(&self) -> Vec<PrefixLimit> {
+        self.policy.read().as_ref().map(|policy| policy.cache_limits()).unwrap_or_default()
     }
 
     /// Another number after each change of the policy.

@@ -6,6 +6,7 @@ use super::pattern::Pattern;
 use super::principal::{CallerRole, Principal, PrincipalLimits};
 use super::session::Credential;
 use crate::allow::Allowed;
+use crate::disk::PrefixLimit;
 use crate::settings::maybe_size;
 use crate::tls::PeerCertificate;
 use forebay_proto::token::{KnownToken, TOKEN_START, TokenHash};
@@ -69,6 +70,8 @@ struct LimitsEntry {
     bytes_per_s: Option<u64>,
     #[serde(deserialize_with = "maybe_size")]
     s3_bytes_per_s: Option<u64>,
+    #[serde(deserialize_with = "maybe_size")]
+    cache_bytes: Option<u64>,
     streams: Option<usize>,
 }
 
@@ -159,6 +162,15 @@ impl Policy {
         &self.principals
     }
 
+    /// What the disk may hold of those with `cache_bytes`.
+    pub fn cache_limits(&self) -> Vec<PrefixLimit> {
+        let limit = |principal: &Arc<Principal>| {
+            let limit_bytes = principal.limits.cache_bytes?;
+            Some(PrefixLimit { prefixes: principal.prefixes.roots().to_vec(), limit_bytes })
+        };
+        self.principals.iter().filter_map(limit).collect()
+    }
+
     /// Whose a credential is.
     pub fn principal_of(&self, credential: &Credential) -> Option<Arc<Principal>> {
         let number = match credential {
@@ -198,7 +210,7 @@ impl Policy {
 
 impl LimitsEntry {
     fn checked(self) -> Result<PrincipalLimits> {
-        let Self { opens_per_s, bytes_per_s, s3_bytes_per_s, streams } = self;
+        let Self { opens_per_s, bytes_per_s, s3_bytes_per_s, cache_bytes, streams } = self;
         if opens_per_s.is_some_and(|rate| !(0.001..=1e9).contains(&rate)) {
             return Err(Error::invalid("limits: opens_per_s must be 0.001 to 1e9"));
         }
@@ -210,7 +222,7 @@ impl LimitsEntry {
         if streams == Some(0) {
             return Err(Error::invalid("limits: streams must be 1 at least"));
         }
-        Ok(PrincipalLimits { opens_per_s, bytes_per_s, s3_bytes_per_s, streams })
+        Ok(PrincipalLimits { opens_per_s, bytes_per_s, s3_bytes_per_s, cache_bytes, streams })
     }
 }
 

@@ -29,6 +29,8 @@ pub struct PrincipalLimits {
     pub bytes_per_s: Option<u64>,
     /// Bytes of objects that are fetched in a second for what it reads.
     pub s3_bytes_per_s: Option<u64>,
+    /// Bytes on the disks of what lies under its prefixes, for all readers.
+    pub cache_bytes: Option<u64>,
     /// Batch streams and reads of objects at once.
     pub streams: Option<usize>,
 }

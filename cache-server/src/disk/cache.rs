@@ -11,6 +11,7 @@ use super::map::pages::Pages;
 use super::map::{self, KeptFiles, Mapped};
 use super::pins::Pins;
 use super::policy::{Admit, Forecast, Refusal, Role};
+use super::prefixes::PrefixLimit;
 use super::quota::Reservation;
 use super::rebuild::rebuild;
 use super::scrub;
@@ -184,10 +185,16 @@ impl DiskCache {
         let file_bytes = unsealed.bytes();
         // Sealed only once there is room for it.
         let encoded = LazyCell::new(|| unsealed.seal());
+        let raw = is_raw(&columns);
+        let wanted = || Wanted { id: origin.id, raw, bytes: self.file_bytes(file_bytes), admit, role };
+        let _expected = match self.files.expect(&origin.object, wanted()) {
+            Ok(expected) => expected,
+            Err(Refusal::NoRoom) => return Ok(self.no_room(origin, is_pinned)),
+            Err(refusal) => return Ok(Written::Refused(refusal)),
+        };
         // A directory that fails is set aside, so each is tried once.
         for _ in self.files.dirs.all() {
-            let bytes = self.file_bytes(file_bytes);
-            let wanted = Wanted { id: origin.id, raw: is_raw(&columns), bytes, admit, role };
+            let wanted = wanted();
             let reservation = match self.files.reserve(wanted, None) {
                 Ok(reservation) => reservation,
                 Err(Refusal::NoRoom) => break,
@@ -206,17 +213,27 @@ impl DiskCache {
                 }
                 Err(e) => {
                     self.files.index().quotas.release(reservation);
-                    self.files.fault(reservation.dir, &e, bytes);
+                    self.files.fault(reservation.dir, &e, wanted.bytes);
                     tracing::debug!(object = &*origin.object, error = %e, "a segment could not be written");
                 }
             }
         }
+        Ok(self.no_room(origin, is_pinned))
+    }
+
+    fn no_room(&self, origin: &Origin, is_pinned: bool) -> Written {
         self.counters().not_stored.fetch_add(1, Ordering::Relaxed);
         if is_pinned {
             self.pins.warn_full(&origin.object);
         }
         tracing::debug!(segment = %origin.id, "no room in the cache: served without storing");
-        Ok(Written::Refused(Refusal::NoRoom))
+        Written::Refused(Refusal::NoRoom)
+    }
+
+    /// Holds what lies under some prefixes to limits, in place of those of before. All beyond them leaves,
+    /// but for files that are pinned or being read.
+    pub fn set_prefix_limits(&self, limits: Vec<PrefixLimit>) {
+        self.files.set_prefix_limits(limits);
     }
 
     /// Removes every segment of objects under a URI. Returns how many files and bytes went.
@@ -315,17 +332,20 @@ impl DiskCache {
     }
 
     /// Whether files of these lengths can all be written without evicting anything, each where most room is:
-    /// not in a directory that fails or is full, nor partly in one and partly in another. Does not touch the
-    /// disk.
-    pub fn has_room(&self, files: impl IntoIterator<Item = u64>) -> bool {
+    /// not in a directory that fails or is full, nor partly in one and partly in another, nor, where their
+    /// object is known, under prefixes that may have no more. Does not touch the disk.
+    pub fn has_room(&self, object: Option<&str>, files: impl IntoIterator<Item = u64>) -> bool {
         let mut free: Vec<u64> = self.free_of_dirs().collect();
-        let growth = self.files.dirs.folder_growth();
-        files.into_iter().all(|bytes| {
+        let (growth, mut sum) = (self.files.dirs.folder_growth(), 0u64);
+        let fit = files.into_iter().all(|bytes| {
+            sum = sum.saturating_add(bytes).saturating_add(growth);
             let most = free.iter_mut().max();
             // The length may be one that another node made up.
             let left = most.and_then(|most| Some((most.checked_sub(bytes.checked_add(growth)?)?, most)));
             left.map(|(left, most)| *most = left).is_some()
-        })
+        });
+        let is_broken = |object| self.files.index().prefixes.broken_by(object, sum).is_some();
+        fit && !object.is_some_and(is_broken)
     }
 
     /// Bytes in use on the disk: files, those being written and removed, folders. Does not touch the disk.
@@ -336,6 +356,12 @@ impl DiskCache {
     /// Bytes that all directories may use together.
     pub fn limit_bytes(&self) -> u64 {
         self.limit_bytes
+    }
+
+    /// Bytes that files of objects under a URI may use together.
+    pub fn limit_bytes_under(&self, uri: &str) -> u64 {
+        let least = self.files.index().prefixes.least_limit_bytes(uri);
+        least.map_or(self.limit_bytes, |least| least.min(self.limit_bytes))
     }
 
     /// Number of segments of which something is held. Does not touch the disk.

@@ -21,6 +21,9 @@
 //! theirs: as long as they have no more than that, they leave for nothing, and a new one that fits into it is
 //! worth a planned file's place. What they have beyond it leaves as all that is in no plan.
 //!
+//! A limit on what lies under some prefixes (of a principal with `cache_bytes`) is held the same way, before
+//! space is reserved: the files that leave for it are among those under its prefixes.
+//!
 //! Victims are found by a scan over all entries, which is paid once for many: the best 3 per cent or so are
 //! queued, and each is looked at again, and its next use asked for again, when its turn comes. The next scan
 //! is made when the queue is used up, or when enough files were read or written that others may have become
@@ -31,9 +34,10 @@ use super::file::FileKey;
 use super::index::{Entry, Index, Taken};
 use super::policy::{Admit, Forecast, NextUse, Refusal, Role};
 use super::quota::Reservation;
-use forebay_proto::manifest::SegmentId;
+use forebay_proto::manifest::{Digest, SegmentId};
 use parking_lot::Mutex;
 use std::cmp::Reverse;
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -54,6 +58,14 @@ pub struct Wanted {
     pub role: Role,
 }
 
+impl Wanted {
+    /// For a small file that is no segment, whatever has to leave for it.
+    pub fn sidecar(bytes: u64) -> Self {
+        let id = SegmentId(Digest(0));
+        Self { id, raw: false, bytes, admit: Admit::Always, role: Role::Primary }
+    }
+}
+
 /// Decides who leaves.
 #[derive(Debug)]
 pub struct Evictor {
@@ -64,6 +76,8 @@ pub struct Evictor {
     raw_share_bytes: u64,
     /// With raw blocks among the victims, and without.
     queues: [Mutex<Queue>; 2],
+    /// Of limits of prefixes, by their numbers.
+    prefix_queues: Mutex<HashMap<usize, Queue>>,
 }
 
 impl Evictor {
@@ -73,7 +87,8 @@ impl Evictor {
         counters: Arc<DiskCounters>,
         raw_share_bytes: u64,
     ) -> Self {
-        Self { index, forecast, counters, raw_share_bytes, queues: Default::default() }
+        let (queues, prefix_queues) = Default::default();
+        Self { index, forecast, counters, raw_share_bytes, queues, prefix_queues }
     }
 
     /// Bytes that raw blocks keep whatever else is read.
@@ -146,9 +161,52 @@ impl Evictor {
         Ok(self.index.lock().take(dir, &keys, wanted.bytes))
     }
 
+    /// Has files leave until a limit of prefixes allows the bytes that are wanted: `unlink` as in
+    /// [`Evictor::reserve`]. False: it is worth another try.
+    pub fn make_room_under(
+        &self,
+        (limit, short): (usize, u64),
+        wanted: Wanted,
+        unlink: impl Fn(usize, &FileKey) -> bool,
+    ) -> Result<bool, Refusal> {
+        if wanted.bytes > self.index.lock().prefixes.limit_bytes(limit) {
+            return Err(Refusal::NoRoom);
+        }
+        if wanted.admit == Admit::IfFree {
+            return Err(Refusal::NotWorthIt);
+        }
+        let mut queues = self.prefix_queues.lock();
+        let queue = queues.entry(limit).or_default();
+        queue.under = Some(limit);
+        if queue.is_stale(&self.index.lock()) {
+            self.scan(queue, false);
+        }
+        let mut group = queue.group(&self.index.lock(), short);
+        if group.is_none() {
+            self.scan(queue, true);
+            group = queue.group(&self.index.lock(), short);
+        }
+        let group = group.ok_or(Refusal::NoRoom)?;
+        let Some((_, chosen)) = self.choose(queue, wanted, vec![(0, group)]) else { return Ok(false) };
+        let keys = chosen.ok_or(Refusal::NotWorthIt)?;
+        let victims: Vec<Taken> = {
+            let mut index = self.index.lock();
+            keys.iter().filter_map(|key| index.take_one(key, Entry::may_leave)).collect()
+        };
+        drop(queues);
+        self.counters.evictions.fetch_add(victims.len() as u64, Ordering::Relaxed);
+        for Taken { key, reservation, map } in victims {
+            drop(map);
+            let is_unlinked = unlink(reservation.dir, &key);
+            self.index.lock().gone(&key, reservation, is_unlinked);
+        }
+        Ok(true)
+    }
+
     /// Has the next decision begin with a scan: the queued victims may be the wrong ones now.
     pub fn forget_victims(&self) {
         self.queues.iter().for_each(|queue| queue.lock().is_scanned = false);
+        self.prefix_queues.lock().clear();
     }
 
     /// Reserves free bytes, in the directory that has most of them. If there are not enough: which
@@ -214,7 +272,11 @@ impl Evictor {
                 let (dir, bytes, used, replica) = (e.dir(), e.bytes, e.used, e.replica);
                 Candidate { key: *key, dir, bytes, used, replica, next: NextUse::Unplanned }
             };
-            let may_leave = |key: &FileKey, e: &Entry| index.may_leave(key, e) && !(e.raw && queue.keeps_raw);
+            let is_under =
+                |e: &Entry| queue.under.is_none_or(|limit| index.prefixes.covers(limit, &e.object));
+            let may_leave = |key: &FileKey, e: &Entry| {
+                index.may_leave(key, e) && !(e.raw && queue.keeps_raw) && is_under(e)
+            };
             index.entries().filter(|(key, e)| may_leave(key, e)).map(candidate).collect()
         };
         let ids: Vec<SegmentId> = all.iter().map(|v| v.key.id).collect();
@@ -229,9 +291,8 @@ impl Evictor {
         }
         all.sort_unstable_by_key(order);
         let soonest = |replica| all.iter().filter(|v| v.replica == replica).map(|v| v.next).min();
-        let (keeps_raw, changes) = (queue.keeps_raw, queue.changes);
-        let soonest = [soonest(false), soonest(true)];
-        *queue = Queue { candidates: all, is_scanned: true, keeps_raw, changes, soonest };
+        queue.soonest = [soonest(false), soonest(true)];
+        (queue.candidates, queue.is_scanned) = (all, true);
         self.counters.scans.fetch_add(1, Ordering::Relaxed);
     }
 }
@@ -254,6 +315,8 @@ struct Queue {
     is_scanned: bool,
     /// Raw blocks are no candidates.
     keeps_raw: bool,
+    /// Only what lies under the prefixes of this limit is a candidate.
+    under: Option<usize>,
     /// The index's changes at the scan.
     changes: u64,
     /// The soonest next use in the queue when it was made: of primaries, of replicas.
@@ -275,28 +338,37 @@ impl Queue {
         }
     }
 
-    /// For each directory that is short of bytes, the first candidates that give them; directories without
-    /// enough are left out. A file that was used, pinned or removed since the scan, or is being read, is no
-    /// candidate any more.
-    fn groups(&mut self, index: &Index, short: &[(usize, u64)]) -> Vec<(usize, Vec<Candidate>)> {
+    /// A file that was used, pinned or removed since the scan, or is being read, is no candidate any more.
+    fn drop_others(&mut self, index: &Index) {
         let is_same =
             |v: &Candidate, e: &Entry| e.used == v.used && e.dir() == v.dir && index.may_leave(&v.key, e);
         self.candidates.retain(|v| index.get(&v.key).is_some_and(|e| is_same(v, e)));
-        let mut groups = Vec::new();
-        for &(dir, short) in short {
-            let (mut group, mut got) = (Vec::new(), 0);
-            for victim in self.candidates.iter().filter(|v| v.dir == dir) {
-                if got >= short {
-                    break;
-                }
-                got += victim.bytes;
-                group.push(*victim);
-            }
+    }
+
+    /// For each directory that is short of bytes, the first candidates that give them; directories without
+    /// enough are left out.
+    fn groups(&mut self, index: &Index, short: &[(usize, u64)]) -> Vec<(usize, Vec<Candidate>)> {
+        self.drop_others(index);
+        let of = |(dir, short): &(usize, u64)| Some((*dir, self.first(*short, |v| v.dir == *dir)?));
+        short.iter().filter_map(of).collect()
+    }
+
+    /// The first candidates, of any directory, that give these bytes.
+    fn group(&mut self, index: &Index, short: u64) -> Option<Vec<Candidate>> {
+        self.drop_others(index);
+        self.first(short, |_| true)
+    }
+
+    fn first(&self, short: u64, is_fit: impl Fn(&Candidate) -> bool) -> Option<Vec<Candidate>> {
+        let (mut group, mut got) = (Vec::new(), 0);
+        for victim in self.candidates.iter().filter(|victim| is_fit(victim)) {
             if got >= short {
-                groups.push((dir, group));
+                break;
             }
+            got += victim.bytes;
+            group.push(*victim);
         }
-        groups
+        (got >= short).then_some(group)
     }
 }
 

@@ -4,6 +4,7 @@
 use super::file::{FileKey, is_raw};
 use super::file_system::StampMark;
 use super::map::Mapped;
+use super::prefixes::{PrefixLimit, PrefixQuotas};
 use super::quota::{Quotas, Reservation};
 use forebay_dataset::source::is_under;
 use forebay_proto::manifest::SegmentId;
@@ -107,6 +108,7 @@ pub struct RawFiles {
 #[derive(Debug, Default)]
 pub struct Index {
     pub quotas: Quotas,
+    pub prefixes: PrefixQuotas,
     /// The files of a segment lie side by side. In boxes, as a third of a map's places are empty.
     entries: BTreeMap<FileKey, Box<Entry>>,
     /// Of how many segments there are files.
@@ -190,6 +192,12 @@ impl Index {
         if let Some(e) = self.entries.get_mut(key) {
             e.replica = replica;
         }
+    }
+
+    /// Other limits of prefixes from now on.
+    pub fn set_prefix_limits(&mut self, limits: Vec<PrefixLimit>) {
+        let held = self.entries.values().map(|entry| (&*entry.object, entry.bytes));
+        self.prefixes.set(limits, held);
     }
 
     /// Marks a file as used now. Returns its entry.
@@ -284,6 +292,7 @@ impl Index {
             self.raw.files += 1;
             self.raw.bytes += entry.bytes;
         }
+        self.prefixes.add(&entry.object, entry.bytes);
         self.segments += usize::from(!self.holds(key.id, &[]));
         self.entries.insert(key, Box::new(entry));
         replaced
@@ -361,6 +370,7 @@ impl Index {
 
     fn forget(&mut self, key: &FileKey) -> Option<Entry> {
         let entry = *self.entries.remove(key)?;
+        self.prefixes.remove(&entry.object, entry.bytes);
         self.maps -= usize::from(entry.map.is_some());
         self.segments -= usize::from(!self.holds(key.id, &[]));
         if entry.raw {

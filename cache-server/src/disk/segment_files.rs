@@ -7,9 +7,9 @@ use super::evict::{Evictor, Wanted};
 use super::file::{FileKey, Unreadable};
 use super::index::{Entry, Index, Taken};
 use super::pin_set::PinSet;
-use super::policy::{Admit, Forecast, Refusal, Role};
+use super::policy::{Forecast, Refusal};
+use super::prefixes::PrefixLimit;
 use super::quota::Reservation;
-use forebay_proto::manifest::{Digest, SegmentId};
 use parking_lot::{Mutex, MutexGuard};
 use std::io;
 use std::path::Path;
@@ -82,11 +82,50 @@ impl SegmentFiles {
         Err(Refusal::NoRoom)
     }
 
+    /// Has files leave that stand in the way of the limits of prefixes, and counts one that is to be written
+    /// until the result is dropped.
+    pub fn expect(&self, object: &Arc<str>, wanted: Wanted) -> Result<Expected<'_>, Refusal> {
+        for _ in 0..ATTEMPTS {
+            let broken = {
+                let mut index = self.index();
+                let broken = index.prefixes.broken_by(object, wanted.bytes);
+                if broken.is_none() {
+                    let number = index.prefixes.expect(object, wanted.bytes);
+                    return Ok(Expected { files: self, number });
+                }
+                broken
+            };
+            if let Some(broken) = broken {
+                self.evictor.make_room_under(broken, wanted, |dir, key| self.unlink(dir, key))?;
+            }
+        }
+        Err(Refusal::NoRoom)
+    }
+
+    /// Other limits of prefixes from now on: all beyond them leaves, as far as it may.
+    pub fn set_prefix_limits(&self, limits: Vec<PrefixLimit>) {
+        let count = limits.len();
+        self.index().set_prefix_limits(limits);
+        self.evictor.forget_victims();
+        let wanted = Wanted::sidecar(0);
+        for limit in 0..count {
+            for _ in 0..ATTEMPTS {
+                let short = self.index().prefixes.short_bytes(limit, 0);
+                let is_well = short == 0
+                    || self
+                        .evictor
+                        .make_room_under((limit, short), wanted, |dir, key| self.unlink(dir, key))
+                        .is_err();
+                if is_well {
+                    break;
+                }
+            }
+        }
+    }
+
     /// Reserves space for a small file in one directory, whatever has to leave for it.
     pub fn reserve_sidecar(&self, dir: usize, bytes: u64) -> Option<Reservation> {
-        let id = SegmentId(Digest(0));
-        let wanted = Wanted { id, raw: false, bytes, admit: Admit::Always, role: Role::Primary };
-        self.reserve(wanted, Some(dir)).ok()
+        self.reserve(Wanted::sidecar(bytes), Some(dir)).ok()
     }
 
     /// To be held while a file is written and added; `None` while another writes it, or an old one of its
@@ -223,6 +262,19 @@ impl SegmentFiles {
             }
             _ => true,
         }
+    }
+}
+
+/// A file that counts for the limits of prefixes, until it does so by itself.
+#[derive(Debug)]
+pub struct Expected<'a> {
+    files: &'a SegmentFiles,
+    number: u64,
+}
+
+impl Drop for Expected<'_> {
+    fn drop(&mut self) {
+        self.files.index().prefixes.arrived(self.number);
     }
 }
 

@@ -212,8 +212,8 @@ fn free_takes_a_uri_and_no_more() {
 fn a_length_that_another_node_made_up_has_no_room() {
     let dir = tempfile::tempdir().unwrap();
     let cache = open(dir.path(), 1 << 20).unwrap();
-    assert!(cache.has_room([1]));
-    assert!(!cache.has_room([u64::MAX]) && !cache.has_room([u64::MAX - 1, 1]));
+    assert!(cache.has_room(None, [1]));
+    assert!(!cache.has_room(None, [u64::MAX]) && !cache.has_room(None, [u64::MAX - 1, 1]));
 }
 
 #[test]

@@ -70,7 +70,7 @@ impl SegmentExchange {
         if self.offers(id, &item.columns) {
             return Ok(true);
         }
-        if !self.0.disk.has_room([item.bytes]) {
+        if !self.0.disk.has_room(None, [item.bytes]) {
             return Ok(false);
         }
         let (own, from, wanted) = (self.clone(), from.to_owned(), item.clone());

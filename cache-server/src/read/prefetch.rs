@@ -141,8 +141,8 @@ impl PrefetchState {
     fn look_at(&mut self, of: &Cache, job: JobKey, jobs: usize, starts: &mut Vec<Start>) {
         let Some((reading, due)) = of.plans.due(job) else { return };
         let first = starts.len();
-        let (segments, is_held) =
-            (reading.manifest.segments().len(), reading.manifest.decoded_bytes() <= of.disk.limit_bytes());
+        let segments = reading.manifest.segments().len();
+        let is_held = reading.manifest.decoded_bytes() <= of.disk.limit_bytes_under(reading.manifest.uri());
         let mut room = Room::new(of.memory.ahead_bytes(), segments, jobs, is_held);
         for run in runs_of(of, &reading.manifest, due, room.bytes) {
             // A run is one request: it begins as a whole.
@@ -167,9 +167,8 @@ impl PrefetchState {
         room: &mut Room,
         starts: &mut Vec<Start>,
     ) -> bool {
-        let (Ok(s), Ok(id)) =
-            (reading.manifest.segment(due.segment), reading.manifest.segment_id(due.segment))
-        else {
+        let manifest = &reading.manifest;
+        let (Ok(s), Ok(id)) = (manifest.segment(due.segment), manifest.segment_id(due.segment)) else {
             return false;
         };
         if !due.is_read && !room.take(s.decoded_bytes) {
@@ -184,8 +183,9 @@ impl PrefetchState {
         let Some(share) = of.memory.prefetch.try_acquire(s.decoded_bytes.saturating_mul(2)) else {
             return false;
         };
+        let object = manifest.object_uri(&manifest.objects()[s.object as usize]);
         let coming = self.under_way.values().copied().filter(|bytes| *bytes > 0);
-        let is_free = of.disk.has_room(coming.chain([s.decoded_bytes]));
+        let is_free = of.disk.has_room(Some(&object), coming.chain([s.decoded_bytes]));
         let tier = if is_free { None } else { of.memory_tier.permit(s.decoded_bytes) };
         if !is_free && tier.is_none() {
             return false;

@@ -8,9 +8,9 @@ use super::frames::BatchBody;
 use super::guard::caller;
 use super::meter::StreamMeter;
 use super::refusals::TurnedAway;
-use super::stalls::StreamOrigin;
+use super::stalls::{StreamOrigin, StreamWatch};
 use super::stream::StreamSegments;
-use super::ticket::{PATIENCE, hold_more, read_ticket};
+use super::ticket::{PATIENCE, TicketMemory, read_ticket};
 use crate::auth::caller::Caller;
 use crate::datasets::OpenDataset;
 use crate::node::Node;
@@ -100,8 +100,8 @@ async fn open(node: &Node, request: http::Request<Body>) -> Result<Body> {
     let who = caller(request.extensions())?;
     let mut reader = node.shared.named(request.headers(), &who);
     let origin = request.extensions().get::<StreamOrigin>().cloned().unwrap_or_default();
-    let ticket =
-        read_ticket(request.into_body(), &node.memory.tickets, &node.memory.requests, PATIENCE).await;
+    let watch = Arc::new(node.stalls.watch(origin));
+    let ticket = read_ticket(request.into_body(), &watch, &node.memory.requests, PATIENCE).await;
     let (ticket, memory) = ticket.inspect_err(|_| node.listeners.refusals.count(TurnedAway::Request))?;
     // A slow sender is not inside yet.
     let pass = node.gate.enter()?.limited(who.limiter())?;
@@ -116,16 +116,20 @@ async fn open(node: &Node, request: http::Request<Body>) -> Result<Body> {
     let stated = (ticket.sizes_hash, ticket.version_ids);
     let dataset = node.datasets.get(&who, version, &ticket.uri, stated)?;
     let mut reading = Reading::new(dataset.manifest.clone(), &dataset.schema, columns)?;
-    let mut link = StreamSegments::new(node.cache.clone(), node.memory.clone(), node.stalls.watch(origin));
+    let mut link = StreamSegments::new(node.cache.clone(), node.memory.clone(), watch.clone());
     link.throttle = throttle(who.limiter());
     reading.is_throttled = link.throttle.is_some();
     // Other answers are short, or copied anyway.
     reader = reader.filter(|_| matches!(kind, v1::ticket::Kind::Plan(_)));
     link.region = reader.as_ref().map(|reader| reader.region.clone());
     let (stream, memory) = match kind {
-        v1::ticket::Kind::Plan(ticket) => open_plan(node, reading, link, ticket, memory).await?,
-        v1::ticket::Kind::Scan(ticket) => (BatchStream::scan(setup(reading, link), &ticket), memory),
-        v1::ticket::Kind::Rows(ticket) => (BatchStream::rows(setup(reading, link), &ticket)?, memory),
+        v1::ticket::Kind::Plan(ticket) => open_plan(node, reading, link, ticket, (memory, &watch)).await?,
+        v1::ticket::Kind::Scan(ticket) => {
+            (BatchStream::scan(setup(reading, link), &ticket), memory.with(0, &watch).await?)
+        }
+        v1::ticket::Kind::Rows(ticket) => {
+            (BatchStream::rows(setup(reading, link), &ticket)?, memory.with(0, &watch).await?)
+        }
     };
     let meter =
         StreamMeter::new(node.hot.clone(), node.events.clone(), dataset.manifest).limited(who.limiter());
@@ -138,7 +142,7 @@ async fn open_plan(
     reading: Reading,
     mut link: StreamSegments,
     ticket: v1::PlanTicket,
-    memory: MemoryPermit,
+    (memory, watch): (TicketMemory, &StreamWatch),
 ) -> Result<(BatchStream, MemoryPermit)> {
     let plans = node.plans.clone();
     // An order of millions of segments takes milliseconds.
@@ -152,7 +156,7 @@ async fn open_plan(
         Ok::<_, Error>((walk, setup(reading, link)))
     });
     let (walk, setup) = checked.await??;
-    let memory = hold_more(memory, walk.step_bytes(), &node.memory.tickets).await?;
+    let memory = memory.with(walk.step_bytes(), watch).await?;
     Ok((BatchStream::plan(setup, walk), memory))
 }
 

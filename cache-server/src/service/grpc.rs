@@ -5,6 +5,7 @@
 //! are streams read theirs by themselves, within bounds of their own.
 
 mod activity;
+mod decoded;
 mod requests;
 
 use super::admission::Place;

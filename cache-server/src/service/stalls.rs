@@ -1,16 +1,20 @@
 //! Batch streams whose readers take nothing, and the memory that they hold meanwhile.
 //!
 //! A stream may hold a message whatever the others do, so that none waits for others that do not move. But
-//! there may be very many that do not move. So what they hold beyond the budget is bounded, less for those
-//! whose reader has taken nothing yet, unless few of its address hold any; and where a stream waits for
-//! memory, the connection of the reader that has stood still the longest is cut. A healthy one (a job that
-//! validates) connects again and goes on at that very row.
+//! there may be very many that do not move. So what they hold beyond the budget is bounded: the least for
+//! those whose reader has taken nothing yet, the most for those of whose address few hold any; and where a
+//! stream waits for memory, the connection of the reader that has stood still the longest is cut. A healthy
+//! one (a job that validates) connects again and goes on at that very row.
+//!
+//! Their tickets, and the places of the rows of a step, have memory of their own. Very many streams of one
+//! address may hold all of it: then a stream of an address that has few has some more at once.
 
 use super::refusals::{Refusals, TurnedAway};
-use crate::read::memory::{MemoryBudget, MemoryPermit};
+use crate::read::memory::{Memory, MemoryBudget, MemoryPermit};
 use forebay_dataset::Urgency;
 use parking_lot::Mutex;
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
+use std::future::ready;
 use std::net::IpAddr;
 use std::pin::pin;
 use std::sync::Arc;
@@ -19,12 +23,20 @@ use std::time::{Duration, Instant};
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
+use tokio_util::task::task_tracker::TaskTrackerToken;
 
-/// What streams may hold beyond the budget: those whose reader has taken nothing yet, and the others.
-const BEYOND_BYTES: (u64, u64) = (48 << 20, 96 << 20);
+/// What streams may hold together beyond the budget when one more wants a message: one whose reader has taken
+/// nothing yet, one whose reader has, and one of whose address few hold any.
+const BEYOND_BYTES: (u64, u64, u64) = (48 << 20, 72 << 20, 96 << 20);
 
 /// Streams of one address that may hold messages before it counts as one with many.
 const FEW: usize = 8;
+
+/// Streams of one address that may be open before it counts as one with many.
+const FEW_STREAMS: usize = 16;
+
+/// How many times the memory for tickets may be used, by those that have few streams.
+const TICKETS_TIMES: u64 = 2;
 
 /// After so long without a message taken a reader stands still.
 const STILL: Duration = Duration::from_secs(10);
@@ -36,21 +48,28 @@ const LOOK: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub struct Stalls {
     memory: Arc<MemoryBudget>,
+    tickets: Arc<MemoryBudget>,
     refusals: Arc<Refusals>,
     streams: Mutex<WatchedStreams>,
 }
 
+/// There may be thousands, all of which look each second: no look goes through them all.
 #[derive(Debug, Default)]
 struct WatchedStreams {
     next: u64,
     all: HashMap<u64, WatchedStream>,
+    /// Those that hold messages and are not cut, by when they moved last.
+    holding: BTreeSet<(Instant, u64)>,
+    /// Of how many streams of an address there are messages, and how many there are.
+    of_address: HashMap<Option<IpAddr>, usize>,
+    open: HashMap<Option<IpAddr>, usize>,
 }
 
 #[derive(Debug)]
 struct WatchedStream {
     moved: Instant,
     /// Its messages that are not sent yet.
-    messages: TaskTracker,
+    messages: usize,
     origin: StreamOrigin,
 }
 
@@ -68,14 +87,24 @@ pub struct StreamWatch {
     stalls: Arc<Stalls>,
     number: u64,
     address: Option<IpAddr>,
+    /// Its messages, to wait until there are none.
     messages: TaskTracker,
     has_sent: AtomicBool,
 }
 
+/// A message that is not sent yet.
+#[derive(Debug)]
+pub struct MessageWatch {
+    stalls: Arc<Stalls>,
+    number: u64,
+    _message: TaskTrackerToken,
+}
+
 impl Stalls {
-    /// None is open; their messages are of this memory.
-    pub fn new(memory: Arc<MemoryBudget>, refusals: Arc<Refusals>) -> Arc<Self> {
-        Arc::new(Self { memory, refusals, streams: Mutex::default() })
+    /// None is open. Their messages and tickets are of this memory.
+    pub fn new(memory: &Memory, refusals: Arc<Refusals>) -> Arc<Self> {
+        let (memory, tickets) = (memory.streams.clone(), memory.tickets.clone());
+        Arc::new(Self { memory, tickets, refusals, streams: Mutex::default() })
     }
 
     /// A stream begins.
@@ -87,33 +116,85 @@ impl Stalls {
         let mut streams = self.streams.lock();
         let number = streams.next;
         streams.next += 1;
-        let stream = WatchedStream { moved: Instant::now(), messages: messages.clone(), origin };
+        let stream = WatchedStream { moved: Instant::now(), messages: 0, origin };
         streams.all.insert(number, stream);
+        *streams.open.entry(address).or_default() += 1;
         StreamWatch { stalls: self.clone(), number, address, messages, has_sent: AtomicBool::new(false) }
     }
 
     /// Cuts the connection whose reader has stood still the longest, if one does.
     fn cut_one(&self, still: Duration) {
-        let streams = self.streams.lock();
-        let held = streams
-            .all
-            .values()
-            .filter(|stream| !stream.messages.is_empty() && !stream.origin.cut.is_cancelled());
-        if let Some(stream) = held.min_by_key(|stream| stream.moved)
-            && stream.moved.elapsed() >= still
+        let mut streams = self.streams.lock();
+        while let Some((moved, number)) = streams.holding.first().copied()
+            && moved.elapsed() >= still
         {
+            streams.holding.pop_first();
+            let Some(stream) = streams.all.get(&number) else { continue };
+            // Others of its connection end with it.
+            if stream.origin.cut.is_cancelled() {
+                continue;
+            }
             tracing::debug!(
                 "a reader that takes nothing is cut off: others wait for the memory that it holds"
             );
             self.refusals.count(TurnedAway::Stalled);
-            stream.origin.cut.cancel();
+            return stream.origin.cut.cancel();
+        }
+    }
+}
+
+impl WatchedStreams {
+    /// A stream has one message more, and moved now.
+    fn add_message(&mut self, number: u64) {
+        let Some(stream) = self.all.get_mut(&number) else { return };
+        self.holding.remove(&(stream.moved, number));
+        if stream.messages == 0 {
+            *self.of_address.entry(stream.origin.address).or_default() += 1;
+        }
+        stream.messages += 1;
+        stream.moved = Instant::now();
+        if !stream.origin.cut.is_cancelled() {
+            self.holding.insert((stream.moved, number));
+        }
+    }
+
+    /// One of its messages is sent, or dropped.
+    fn end_message(&mut self, number: u64) {
+        let Some(stream) = self.all.get_mut(&number) else { return };
+        stream.messages -= 1;
+        if stream.messages == 0 {
+            let (moved, address) = (stream.moved, stream.origin.address);
+            self.holds_none(number, moved, address);
+        }
+    }
+
+    fn end_stream(&mut self, number: u64) {
+        let Some(stream) = self.all.remove(&number) else { return };
+        one_less(&mut self.open, stream.origin.address);
+        if stream.messages > 0 {
+            self.holds_none(number, stream.moved, stream.origin.address);
+        }
+    }
+
+    fn holds_none(&mut self, number: u64, moved: Instant, address: Option<IpAddr>) {
+        self.holding.remove(&(moved, number));
+        one_less(&mut self.of_address, address);
+    }
+}
+
+/// Counts one less of an address.
+fn one_less(counts: &mut HashMap<Option<IpAddr>, usize>, address: Option<IpAddr>) {
+    if let Some(count) = counts.get_mut(&address) {
+        *count -= 1;
+        if *count == 0 {
+            counts.remove(&address);
         }
     }
 }
 
 impl StreamWatch {
     /// Memory for a message, with what says that the stream holds one.
-    pub async fn permit(&self, bytes: u64) -> (MemoryPermit, impl Send + Sync + 'static) {
+    pub async fn permit(&self, bytes: u64) -> (MemoryPermit, MessageWatch) {
         let (memory, demand) = (&self.stalls.memory, Urgency::demand());
         let mut fair = pin!(memory.acquire(bytes, &demand));
         let held = loop {
@@ -125,32 +206,57 @@ impl StreamWatch {
             }
         };
         self.has_sent.store(true, Relaxed);
-        if let Some(stream) = self.stalls.streams.lock().all.get_mut(&self.number) {
-            stream.moved = Instant::now();
+        let (stalls, number) = (self.stalls.clone(), self.number);
+        stalls.streams.lock().add_message(number);
+        (held, MessageWatch { stalls, number, _message: self.messages.token() })
+    }
+
+    /// Memory for a ticket, and for what the stream keeps beside its messages.
+    pub async fn ticket_permit(&self, bytes: u64) -> MemoryPermit {
+        let (tickets, demand) = (&self.stalls.tickets, Urgency::demand());
+        let mut fair = pin!(tickets.acquire(bytes, &demand));
+        loop {
+            let is_few = self.stalls.streams.lock().open.get(&self.address).is_none_or(|n| *n <= FEW_STREAMS);
+            let fits = tickets.used().saturating_add(bytes) <= TICKETS_TIMES * tickets.limit();
+            tokio::select! {
+                biased;
+                held = fair.as_mut() => return held,
+                () = ready(()), if is_few && fits => return tickets.acquire_now(bytes),
+                () = sleep(LOOK) => {}
+            }
         }
-        (held, self.messages.token())
+    }
+
+    /// Bytes that a ticket, and what its stream keeps, may take at most.
+    pub fn ticket_bytes_max(&self) -> u64 {
+        self.stalls.tickets.limit()
     }
 
     fn may_exceed(&self) -> bool {
         let memory = &self.stalls.memory;
         let beyond = memory.used().saturating_sub(memory.limit());
-        if beyond >= BEYOND_BYTES.0 && !self.has_sent.load(Relaxed) && !self.is_one_of_few() {
-            return false;
+        match (self.is_one_of_few(), self.has_sent.load(Relaxed)) {
+            (true, _) => beyond < BEYOND_BYTES.2,
+            (false, true) => beyond < BEYOND_BYTES.1,
+            (false, false) => beyond < BEYOND_BYTES.0,
         }
-        beyond < BEYOND_BYTES.1
     }
 
     /// Whether few streams of its address hold messages.
     fn is_one_of_few(&self) -> bool {
-        let streams = self.stalls.streams.lock();
-        let of_address = streams.all.values().filter(|stream| stream.origin.address == self.address);
-        of_address.filter(|stream| !stream.messages.is_empty()).take(FEW).count() < FEW
+        self.stalls.streams.lock().of_address.get(&self.address).is_none_or(|count| *count < FEW)
     }
 }
 
 impl Drop for StreamWatch {
     fn drop(&mut self) {
-        self.stalls.streams.lock().all.remove(&self.number);
+        self.stalls.streams.lock().end_stream(self.number);
+    }
+}
+
+impl Drop for MessageWatch {
+    fn drop(&mut self) {
+        self.stalls.streams.lock().end_message(self.number);
     }
 }
 
@@ -162,7 +268,25 @@ mod tests {
     const MESSAGE: u64 = 4 << 20;
 
     fn stalls(limit: u64) -> Arc<Stalls> {
-        Stalls::new(MemoryBudget::new(limit), Arc::default())
+        let streams = MemoryBudget::new(limit);
+        Stalls::new(&Memory { streams, ..Memory::new(1 << 20) }, Arc::default())
+    }
+
+    #[tokio::test]
+    async fn who_has_few_streams_gets_a_ticket_whatever_others_hold() {
+        let stalls = stalls(MESSAGE);
+        let limit = stalls.tickets.limit();
+        let many: Vec<_> = (0..FEW_STREAMS + 4).map(|_| stalls.watch(StreamOrigin::default())).collect();
+        let held = many[0].ticket_permit(limit).await;
+        assert!(many[1].ticket_permit(1).now_or_never().is_none(), "it waits");
+        let origin = StreamOrigin { address: Some([10, 0, 0, 1].into()), ..StreamOrigin::default() };
+        let few = stalls.watch(origin);
+        let own = few.ticket_permit(limit / 2).now_or_never().expect("some more");
+        assert!(few.ticket_permit(limit).now_or_never().is_none(), "but not without an end");
+        drop(held);
+        let held = many[1].ticket_permit(limit / 2).now_or_never().expect("there is room again");
+        drop((held, own, many, few));
+        assert!(stalls.streams.lock().open.is_empty() && stalls.tickets.used() == 0);
     }
 
     #[tokio::test]
@@ -207,6 +331,26 @@ mod tests {
         stalls.cut_one(Duration::ZERO);
         assert!(!idle.is_cancelled(), "it holds nothing");
         drop(watches);
-        assert!(stalls.streams.lock().all.is_empty());
+        let streams = stalls.streams.lock();
+        assert!(streams.all.is_empty() && streams.holding.is_empty() && streams.of_address.is_empty());
+    }
+
+    #[tokio::test]
+    async fn streams_that_end_before_their_messages_are_forgotten() {
+        let stalls = stalls(MESSAGE);
+        let (one, other) = (stalls.watch(StreamOrigin::default()), stalls.watch(StreamOrigin::default()));
+        let (first, second) = (one.permit(MESSAGE).await, other.permit(MESSAGE).await);
+        assert_eq!(stalls.streams.lock().of_address[&None], 2);
+        drop(second);
+        assert_eq!(stalls.streams.lock().of_address[&None], 1);
+        drop(one);
+        drop(first);
+        let _third = other.permit(MESSAGE).await;
+        {
+            let streams = stalls.streams.lock();
+            assert_eq!((streams.holding.len(), streams.of_address[&None]), (1, 1));
+        }
+        stalls.cut_one(Duration::ZERO);
+        assert!(stalls.streams.lock().holding.is_empty(), "one is cut once");
     }
 }

@@ -48,12 +48,12 @@ pub struct StreamSegments {
     /// Where its messages are put, if its reader shares memory.
     pub region: Option<SharedRegion>,
     /// What its messages may take.
-    watch: StreamWatch,
+    watch: Arc<StreamWatch>,
 }
 
 impl StreamSegments {
     /// For a stream that follows no announced plan.
-    pub fn new(cache: Arc<Cache>, memory: Memory, watch: StreamWatch) -> Self {
+    pub fn new(cache: Arc<Cache>, memory: Memory, watch: Arc<StreamWatch>) -> Self {
         Self { cache, memory, plan: None, held_only: false, throttle: None, region: None, watch }
     }
 

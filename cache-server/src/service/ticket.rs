@@ -4,8 +4,8 @@
 //! holds nothing but them: the stream enters the gate only with its whole ticket.
 
 use super::message::{MessageRules, read_message};
+use super::stalls::StreamWatch;
 use crate::read::memory::{MemoryBudget, MemoryPermit};
-use forebay_dataset::Urgency;
 use forebay_proto::{Error, Result, v1};
 use prost::Message;
 use std::sync::Arc;
@@ -25,19 +25,25 @@ pub const PATIENCE: Duration = Duration::from_secs(20);
 /// What the message of a Flight ticket begins with, if it is not empty: its only field.
 const FIELD: u8 = 0x0a;
 
-/// Reads a ticket; the memory that it takes lives as long as its stream. While a large one comes, that is of
-/// `large`: small ones do not wait behind it. `Invalid` if it is too large or no
-/// ticket, `Retry` if it does not come in time.
+/// The memory of a ticket, while its stream lives.
+#[derive(Debug)]
+pub struct TicketMemory {
+    /// Of a small ticket as much as the largest of these may take, until [`TicketMemory::with`].
+    held: MemoryPermit,
+    /// What the ticket takes.
+    bytes: u64,
+}
+
+/// Reads a ticket, and says what memory it takes. While a large one comes, that is of `large`: small ones do
+/// not wait behind it. `Invalid` if it is too large or no ticket, `Retry` if it does not come in time.
 pub async fn read_ticket(
     body: Body,
-    memory: &Arc<MemoryBudget>,
+    watch: &StreamWatch,
     large: &Arc<MemoryBudget>,
     patience: Duration,
-) -> Result<(v1::Ticket, MemoryPermit)> {
+) -> Result<(v1::Ticket, TicketMemory)> {
     let late = |_| Error::retry("the memory that this node has for tickets is in use: try again");
-    let demand = Urgency::demand();
-    let small = memory.acquire(SMALL_BYTES as u64, &demand);
-    let small = timeout(patience, small).await.map_err(late)?;
+    let small = timeout(patience, watch.ticket_permit(SMALL_BYTES as u64)).await.map_err(late)?;
     let is_plausible: fn(&[u8]) -> bool = |bytes| bytes.first().is_none_or(|byte| *byte == FIELD);
     let (bytes_max, free_bytes) = (TICKET_BYTES_MAX, 0);
     let rules = MessageRules { name: "ticket", bytes_max, free_bytes, patience, is_plausible };
@@ -45,47 +51,45 @@ pub async fn read_ticket(
     let bytes = message.bytes as u64;
     let (message, held) = message.into_body();
     let held = match held {
-        Some(mut small) if bytes <= SMALL_BYTES as u64 => {
-            small.resize(bytes);
-            small
-        }
+        Some(small) if bytes <= SMALL_BYTES as u64 => small,
         // The memory of `large` is held until then; no stream that holds memory for tickets waits for that.
-        _large => timeout(patience, memory.acquire(bytes, &demand)).await.map_err(late)?,
+        _large => timeout(patience, watch.ticket_permit(bytes)).await.map_err(late)?,
     };
     let bad = |e: prost::DecodeError| Error::invalid(format!("the ticket cannot be read: {e}"));
     let flight = arrow_flight::Ticket::decode(message).map_err(bad)?;
-    Ok((v1::Ticket::decode(flight.ticket).map_err(bad)?, held))
+    Ok((v1::Ticket::decode(flight.ticket).map_err(bad)?, TicketMemory { held, bytes }))
 }
 
-/// Memory for a stream's ticket and for `bytes` more that it keeps beside its messages. `Invalid` if that is
-/// more than the node has for all streams, `Retry` if others hold it for too long.
-pub async fn hold_more(
-    mut ticket: MemoryPermit,
-    bytes: u64,
-    memory: &Arc<MemoryBudget>,
-) -> Result<MemoryPermit> {
-    let all = ticket.weight().saturating_add(bytes);
-    if all <= SMALL_BYTES as u64 {
-        ticket.resize(all);
-        return Ok(ticket);
-    }
-    if all > memory.limit() {
-        return Err(Error::invalid(format!(
-            "the stream takes {all} bytes for its ticket and the places of a step's rows, the node has {}: use a smaller \
+impl TicketMemory {
+    /// Memory for the ticket and for `bytes` more that its stream keeps beside its messages. `Invalid` if
+    /// that is more than the node has for all streams, `Retry` if others hold it for too long.
+    pub async fn with(self, bytes: u64, watch: &StreamWatch) -> Result<MemoryPermit> {
+        let (mut held, all) = (self.held, self.bytes.saturating_add(bytes));
+        if all <= held.weight() {
+            held.resize(all);
+            return Ok(held);
+        }
+        if all > watch.ticket_bytes_max() {
+            return Err(Error::invalid(format!(
+                "the stream takes {all} bytes for its ticket and the places of a step's rows, the node has {}: use a smaller \
              batch, or raise --memory-bytes",
-            memory.limit()
-        )));
+                watch.ticket_bytes_max()
+            )));
+        }
+        // A stream that waits holds nothing: so none wait for each other.
+        drop(held);
+        let late = |_| Error::retry("the memory that this node has for tickets is in use: try again");
+        timeout(PATIENCE, watch.ticket_permit(all)).await.map_err(late)
     }
-    // A stream that waits holds nothing: so none wait for each other.
-    drop(ticket);
-    let late = |_| Error::retry("the memory that this node has for tickets is in use: try again");
-    timeout(PATIENCE, memory.acquire(all, &Urgency::demand())).await.map_err(late)
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::stalls::{Stalls, StreamOrigin};
     use super::*;
+    use crate::read::memory::Memory;
     use bytes::Bytes;
+    use forebay_dataset::Urgency;
     use futures::FutureExt;
     use http_body_util::{Full, StreamBody};
 
@@ -97,11 +101,22 @@ mod tests {
         [&[0][..], &(flight.len() as u32).to_be_bytes(), &flight].concat().into()
     }
 
+    /// A stream that has this memory for its ticket, as one of many.
+    fn watch(tickets: &Arc<MemoryBudget>) -> (Vec<StreamWatch>, StreamWatch) {
+        let memory = Memory { tickets: tickets.clone(), ..Memory::new(1 << 20) };
+        let stalls = Stalls::new(&memory, Arc::default());
+        let others = (0..100).map(|_| stalls.watch(StreamOrigin::default())).collect();
+        (others, stalls.watch(StreamOrigin::default()))
+    }
+
     #[tokio::test]
     async fn the_bytes_of_a_ticket_are_accounted_for() {
         let memory = MemoryBudget::new(40 << 20);
-        let read = |rows| read_ticket(Body::new(Full::new(request(rows))), &memory, &memory, PATIENCE);
-        let small = read(9).await.unwrap();
+        let (_others, watch) = watch(&memory);
+        let read = |rows| read_ticket(Body::new(Full::new(request(rows))), &watch, &memory, PATIENCE);
+        let small = read(9).await.unwrap().1;
+        assert_eq!(memory.used(), SMALL_BYTES as u64, "until its stream is open");
+        let small = small.with(0, &watch).await.unwrap();
         assert_eq!(memory.used(), request(9).len() as u64);
         let large = read(100_000).await.unwrap();
         assert_eq!(memory.used(), (request(9).len() + request(100_000).len()) as u64);
@@ -112,17 +127,18 @@ mod tests {
     #[tokio::test]
     async fn a_large_ticket_waits_for_memory_and_a_stream_for_its_steps() {
         let memory = MemoryBudget::new((32 << 20) + (128 << 10));
-        let demand = Urgency::demand();
-        let others = memory.acquire(32 << 20, &demand).await;
+        let others = memory.acquire(32 << 20, &Urgency::demand()).await;
         let request = Body::new(Full::new(request(100_000)));
-        let mut large = Box::pin(read_ticket(request, &memory, &memory, PATIENCE));
+        let (_streams, watch) = watch(&memory);
+        let mut large = Box::pin(read_ticket(request, &watch, &memory, PATIENCE));
         assert!((&mut large).now_or_never().is_none());
         drop(others);
         let large = large.await.unwrap().1;
         let bytes = memory.used();
-        let more = hold_more(large, 1 << 20, &memory).await.unwrap();
+        let more = large.with(1 << 20, &watch).await.unwrap();
         assert_eq!(memory.used(), bytes + (1 << 20));
-        let refused = hold_more(more, 64 << 20, &memory).await.unwrap_err();
+        let more = TicketMemory { held: more, bytes };
+        let refused = more.with(64 << 20, &watch).await.unwrap_err();
         assert_eq!((refused.kind, memory.used()), (forebay_proto::Kind::Invalid, 0));
     }
 
@@ -131,7 +147,8 @@ mod tests {
         let memory = MemoryBudget::new(1 << 20);
         let never = StreamBody::new(futures::stream::pending::<std::result::Result<_, std::io::Error>>());
         let soon = Duration::from_millis(20);
-        let late = read_ticket(Body::new(never), &memory, &memory, soon).await.err().unwrap();
+        let (_others, watch) = watch(&memory);
+        let late = read_ticket(Body::new(never), &watch, &memory, soon).await.err().unwrap();
         assert_eq!((late.kind, memory.used()), (forebay_proto::Kind::Retry, 0));
     }
 }

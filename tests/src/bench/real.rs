@@ -28,7 +28,7 @@ pub struct RealOptions {
     /// The share of the rows that there are: for a look at whether it works. Targets are judged at 1 only.
     #[arg(long, default_value_t = 1.0)]
     scale: f64,
-    /// The program `forebay` of before schemas could grow (tests/real/before.sh), to compare freezing with.
+    /// The program `forebay` of before schemas could grow (tests/before.sh), to compare freezing with.
     #[arg(long)]
     before: Option<PathBuf>,
     /// The repository: its scripts, `.venv` and `.real`.

@@ -111,6 +111,7 @@ pub async fn post(
 /// Asks over a connection of its own; the answer as it begins.
 pub async fn send(question: Question<'_>) -> anyhow::Result<hyper::Response<hyper::body::Incoming>> {
     let stream = TcpStream::connect(host(question)).await.context("connect")?;
+    stream.set_nodelay(true)?;
     post(&mut http2(stream).await?, question).await
 }
 

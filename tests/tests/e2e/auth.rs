@@ -5,6 +5,7 @@
 //! * [`limits`]: a principal that takes more than it may.
 //! * [`reload`]: policies that change while streams run.
 //! * [`nodes`]: nodes of a cluster that has one.
+//! * [`shares`]: a share of the disk.
 //! * [`secrets`]: where the object store is, and how it is asked.
 //!
 //! Strangers, and principals who make calls that are for others, are among the attacks: `bench/attack`.
@@ -15,6 +16,7 @@ mod matrix;
 mod nodes;
 mod reload;
 mod secrets;
+mod shares;
 
 use forebay_tests::harness::mnist;
 use forebay_tests::harness::policy::{Policy, S3_SECRET, Who};

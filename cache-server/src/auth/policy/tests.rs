@@ -18,7 +18,7 @@ prefixes = ["s3://data/vision/", "s3://data/vision/deep"]
 cert = ["spiffe://corp/vision/*", "*.vision.example.org"]
 jwt = { sub = "vision-*", groups = "train" }
 s3_keys = ["AK1"]
-limits = { bytes_per_s = "2GB", s3_bytes_per_s = "1GB", streams = 64, opens_per_s = 20 }
+limits = { bytes_per_s = "2GB", s3_bytes_per_s = "1GB", cache_bytes = "5GB", streams = 64, opens_per_s = 20 }
 
 [[principal]]
 name = "all"
@@ -80,6 +80,8 @@ fn prefixes_are_whole_parts_of_paths() {
     assert!(!all.prefixes.covers("s3://data/vision"), "an empty list is nothing");
     assert_eq!(vision.limits.bytes_per_s, Some(2_000_000_000));
     assert_eq!(vision.limits.s3_bytes_per_s, Some(1_000_000_000));
+    let prefixes = ["s3://data/vision", "s3://data/vision/deep"].map(String::from).to_vec();
+    assert_eq!(policy.cache_limits(), [PrefixLimit { prefixes, limit_bytes: 5_000_000_000 }]);
 }
 
 #[test]

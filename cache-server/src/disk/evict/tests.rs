@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::disk::file::RAW_COLUMN;
+use crate::disk::prefixes::PrefixLimit;
 use crate::disk::quota::Quotas;
 use forebay_proto::manifest::Digest;
 use std::collections::BTreeMap;
@@ -63,6 +64,15 @@ impl Trace {
             leave.lock().push(letter(key.id));
             true
         };
+        loop {
+            let broken = self.evictor.index.lock().prefixes.broken_by(&new.to_string(), 10);
+            let Some(broken) = broken else { break };
+            match self.evictor.make_room_under(broken, wanted, unlink) {
+                Ok(_) => {}
+                Err(Refusal::NotWorthIt) => return self.note(new, "not worth it"),
+                Err(Refusal::NoRoom | Refusal::Busy) => return self.note(new, "no room"),
+            }
+        }
         let reservation = loop {
             match self.evictor.reserve(wanted, &self.dirs, unlink) {
                 Ok(Some(reservation)) => break reservation,
@@ -199,6 +209,38 @@ fn of_two_directories_the_one_whose_victim_is_needed_later_takes_the_file() {
         "d: a leaves, in 0: cd",
         "e: d leaves, in 0: ce",
         "f: e leaves, in 0: cf",
+    ];
+    assert_eq!(trace.lines, expected);
+}
+
+#[test]
+fn of_a_prefix_at_its_limit_its_own_files_leave() {
+    let mut trace = Trace::new(2, 4);
+    trace.plan(&[('a', 10), ('b', 500), ('c', 900), ('d', 700), ('e', 300)]);
+    let limit = |prefixes: &[&str], files: u64| PrefixLimit {
+        prefixes: prefixes.iter().map(|prefix| (*prefix).to_owned()).collect(),
+        limit_bytes: 10 * files,
+    };
+    let limits = vec![limit(&["a", "c", "d", "e", "y"], 2), limit(&["z"], 0)];
+    trace.evictor.index.lock().set_prefix_limits(limits);
+    trace.writes("bxacdecyz");
+    trace.write('y', Admit::Always, Role::Primary);
+    trace.write('c', Admit::IfFree, Role::Primary);
+    trace.evictor.index.lock().set_pinned(|object| object != "x");
+    trace.write('d', Admit::Always, Role::Primary);
+    let expected = [
+        "b: free, in 0: b",
+        "x: free, in 1: bx",
+        "a: free, in 0: abx",
+        "c: free, in 1: abcx",
+        "d: c leaves, in 1: abdx",
+        "e: d leaves, in 1: abex",
+        "c: not worth it: abex",
+        "y: not worth it: abex",
+        "z: no room: abex",
+        "y: e leaves, in 1: abxy",
+        "c: not worth it: abxy",
+        "d: no room: abxy",
     ];
     assert_eq!(trace.lines, expected);
 }

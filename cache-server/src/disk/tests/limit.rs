@@ -83,6 +83,42 @@ fn du_never_shows_more_than_the_limit() {
 }
 
 #[test]
+fn what_lies_under_a_prefix_keeps_to_its_limit() {
+    let dir = tempfile::tempdir().unwrap();
+    let each = file_bytes(4000, &["a"]);
+    let cache = open(dir.path(), limit_for(100, each)).unwrap();
+    // Objects of even numbers lie under d0, the others under d1.
+    let limit = |files: u64, prefix: &str| PrefixLimit {
+        prefixes: vec![format!("s3://b/{prefix}")],
+        limit_bytes: files * each + FOLDER_GROWTH_BLOCKS * BLOCK_BYTES,
+    };
+    let held = |cache: &DiskCache, odd: u128| {
+        let is_held = |n: &u128| n % 2 == odd && cache.holds(origin(*n).id, &[]);
+        (0..60).filter(is_held).collect::<Vec<_>>()
+    };
+    cache.set_prefix_limits(vec![limit(5, "d0")]);
+    std::thread::scope(|scope| {
+        for start in [0, 15, 30, 45] {
+            let cache = &cache;
+            scope.spawn(move || (start..start + 15).for_each(|n| drop(put(cache, n, 4000, &["a"]))));
+        }
+    });
+    let (even, odd) = (held(&cache, 0), held(&cache, 1));
+    assert!((3..=5).contains(&even.len()) && odd.len() == 30, "{even:?} {odd:?}");
+    put(&cache, 60, 4000, &["a"]).expect("an older one leaves");
+    assert!(held(&cache, 0).len() < 5, "for the new one");
+    // A new limit is for files that are there, also after a restart.
+    drop(cache);
+    let cache = open(dir.path(), limit_for(100, each)).unwrap();
+    cache.set_prefix_limits(vec![limit(0, "d0"), limit(7, "d1")]);
+    assert_eq!((held(&cache, 0).len(), held(&cache, 1).len()), (0, 7));
+    assert!(put(&cache, 2, 4000, &["a"]).is_none(), "nothing fits into none");
+    cache.set_prefix_limits(Vec::new());
+    assert!(put(&cache, 2, 4000, &["a"]).is_some());
+    assert_eq!(disk_bytes(dir.path()).max(cache.used_bytes()), cache.used_bytes());
+}
+
+#[test]
 fn what_others_keep_beside_the_segments_counts() {
     let dir = tempfile::tempdir().unwrap();
     let limit = limit_for(5, 8192);

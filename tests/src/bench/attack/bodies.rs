@@ -4,6 +4,7 @@ use super::arena::{Arena, LATE};
 use super::calls::{INVALID_ARGUMENT, OK, Pieces, UNIMPLEMENTED, call, filler, piece};
 use crate::harness::check::Check;
 use crate::harness::frames::{RawHttp2, flag, frame, grpc, kind};
+use forebay_proto::v1;
 use futures::future::join_all;
 use futures::{StreamExt, stream};
 use prost::Message;
@@ -14,6 +15,9 @@ const DO_GET: &str = "/arrow.flight.protocol.FlightService/DoGet";
 const LEARN: &str = "/forebay.v1.Peer/Learn";
 const OPEN: &str = "/forebay.v1.Cache/Open";
 const READ: &str = "/forebay.v1.Objects/Read";
+
+/// Requests of case 34 that come at once.
+const EMPTY_AT_ONCE: usize = 16;
 
 fn runtime() -> anyhow::Result<Runtime> {
     Ok(tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?)
@@ -119,7 +123,6 @@ fn arrow_ticket(ticket: &[u8]) -> Vec<u8> {
 
 /// 33: requests with lists that are too long, and names that are none.
 pub fn long_lists(arena: &Arena<'_>) -> anyhow::Result<Vec<Check>> {
-    use forebay_proto::v1;
     let open = |columns: Vec<String>| {
         let spec = v1::DatasetSpec { uri: "s3://nowhere/x".into(), ..Default::default() };
         v1::OpenRequest { dataset: Some(spec), columns, ..Default::default() }.encode_to_vec()
@@ -152,7 +155,19 @@ pub fn no_protobuf(arena: &Arena<'_>) -> anyhow::Result<Vec<Check>> {
         ("a name that is no UTF-8", vec![0x0a, 0x04, 0x0a, 0x02, 0xff, 0xfe]),
         ("a length beyond the end", vec![0x0a, 0xff, 0xff, 0xff, 0xff, 0x0f, b'a']),
     ];
-    refused(arena, OPEN, &requests)
+    // Each object has two bytes on its way, and many more in memory.
+    let objects = |count: usize| {
+        let objects = vec![v1::Object::default(); count];
+        let dataset = v1::DatasetSpec { uri: arena.store.uri("nowhere"), objects, ..Default::default() };
+        v1::OpenRequest { dataset: Some(dataset), ..Default::default() }.encode_to_vec()
+    };
+    let list = objects(2_000_000);
+    let body = || piece(grpc(0, list.len() as u32, &list));
+    let good = good_answers(arena, OPEN, (0..EMPTY_AT_ONCE).map(|_| body()).collect())?;
+    let claim = format!("{EMPTY_AT_ONCE} lists of 2 M empty objects at once: refused");
+    let mut checks = vec![Check::of(claim, good.to_string(), good == 0)];
+    checks.extend(refused(arena, OPEN, &requests)?);
+    Ok(checks)
 }
 
 fn refused(arena: &Arena<'_>, path: &str, requests: &[(&str, Vec<u8>)]) -> anyhow::Result<Vec<Check>> {

@@ -62,6 +62,10 @@ pub fn planted(arena: &Arena<'_>) -> anyhow::Result<Vec<Check>> {
             format!("{is_served}"),
             is_expected,
         ));
+        let limits = std::fs::read_to_string(format!("/proc/{}/limits", server.pid()))?;
+        let dumps = limits.lines().find(|line| line.starts_with("Max core file size")).unwrap_or_default();
+        let is_off = dumps.split_whitespace().nth(4) == Some("0");
+        checks.push(Check::of(format!("a node {what} writes no core dump"), dumps, is_off));
         server.try_stop()?;
     }
     Ok(checks)

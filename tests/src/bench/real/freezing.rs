@@ -62,7 +62,7 @@ pub fn run(before: Option<&Path>, rounds: u32, scale: f64) -> anyhow::Result<Fin
     found.rows.push(Row::of("real_freeze_s", "s", &now).against(against, floor.value));
     found.rows.push(floor);
     if then.is_empty() {
-        let why = "needs --before PROGRAM, the `forebay` that tests/real/before.sh builds";
+        let why = "needs --before PROGRAM, the `forebay` that tests/before.sh builds";
         found.leave_out(format!("opening a dataset of one schema beside commit {BEFORE}: {why}"));
         return Ok(found);
     }

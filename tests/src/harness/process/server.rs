@@ -23,6 +23,8 @@ pub struct ServerOptions {
     allowed: Vec<String>,
     /// The command that runs it, such as `ip netns exec NAME`; empty: none.
     wrapper: Vec<String>,
+    /// Another program than that beside the tests.
+    program: Option<PathBuf>,
 }
 
 impl ServerOptions {
@@ -47,6 +49,7 @@ impl ServerOptions {
             folder: None,
             allowed: Vec::new(),
             wrapper: Vec::new(),
+            program: None,
         }
     }
 
@@ -76,6 +79,12 @@ impl ServerOptions {
     /// Runs it by a command that becomes it, such as `ip netns exec NAME`.
     pub fn within<S: AsRef<str>>(mut self, command: impl IntoIterator<Item = S>) -> Self {
         self.wrapper = command.into_iter().map(|word| word.as_ref().to_owned()).collect();
+        self
+    }
+
+    /// Starts this program, of an older commit say.
+    pub fn program(mut self, program: impl Into<PathBuf>) -> Self {
+        self.program = Some(program.into());
         self
     }
 
@@ -126,7 +135,7 @@ impl ServerOptions {
     fn spawn(&self, folder: &Path, log: &Path) -> anyhow::Result<Child> {
         std::fs::create_dir_all(folder)?;
         let errors = File::options().create(true).append(true).open(log)?;
-        let server = run::find("forebay-server")?;
+        let server = self.program.clone().map_or_else(|| run::find("forebay-server"), Ok)?;
         let mut command = match self.wrapper.split_first() {
             Some((program, words)) => {
                 let mut command = Command::new(program);

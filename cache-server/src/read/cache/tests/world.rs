@@ -124,8 +124,8 @@ impl World {
     /// Reads one rank's rows of an epoch as a stream does, and counts them.
     pub async fn stream(&self, dataset: &Dataset, run: &Run, epoch: u64, rank: u32) -> u64 {
         let announced = self.announce(dataset, run, epoch, rank);
-        let stalls = Stalls::new(self.cache.memory.streams.clone(), Arc::default());
-        let watch = stalls.watch(StreamOrigin::default());
+        let stalls = Stalls::new(&self.cache.memory, Arc::default());
+        let watch = Arc::new(stalls.watch(StreamOrigin::default()));
         let mut segments = StreamSegments::new(self.cache.clone(), self.cache.memory.clone(), watch);
         segments.plan = Some(announced);
         let segments = Arc::new(segments);
