@@ -161,14 +161,14 @@ impl Evictor {
         Ok(self.index.lock().take(dir, &keys, wanted.bytes))
     }
 
-    /// Has files leave until a limit of prefixes allows the bytes that are wanted: `unlink` as in
-    /// [`Evictor::reserve`]. False: it is worth another try.
+    /// Has files leave that stand in the way of a limit of prefixes, which is `short` of some bytes; `unlink`
+    /// as in [`Evictor::reserve`]. Others may do the same, or the plans change: look again after it.
     pub fn make_room_under(
         &self,
         (limit, short): (usize, u64),
         wanted: Wanted,
         unlink: impl Fn(usize, &FileKey) -> bool,
-    ) -> Result<bool, Refusal> {
+    ) -> Result<(), Refusal> {
         if wanted.bytes > self.index.lock().prefixes.limit_bytes(limit) {
             return Err(Refusal::NoRoom);
         }
@@ -187,7 +187,7 @@ impl Evictor {
             group = queue.group(&self.index.lock(), short);
         }
         let group = group.ok_or(Refusal::NoRoom)?;
-        let Some((_, chosen)) = self.choose(queue, wanted, vec![(0, group)]) else { return Ok(false) };
+        let Some((_, chosen)) = self.choose(queue, wanted, vec![(0, group)]) else { return Ok(()) };
         let keys = chosen.ok_or(Refusal::NotWorthIt)?;
         let victims: Vec<Taken> = {
             let mut index = self.index.lock();
@@ -200,7 +200,7 @@ impl Evictor {
             let is_unlinked = unlink(reservation.dir, &key);
             self.index.lock().gone(&key, reservation, is_unlinked);
         }
-        Ok(true)
+        Ok(())
     }
 
     /// Has the next decision begin with a scan: the queued victims may be the wrong ones now.

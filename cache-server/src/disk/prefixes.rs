@@ -74,7 +74,8 @@ impl PrefixQuotas {
 
     /// How many bytes under the prefixes of a limit would have to go for `bytes` to fit.
     pub fn short_bytes(&self, number: usize, bytes: u64) -> u64 {
-        let PrefixQuota { limit, used_bytes } = &self.all[number];
+        // There may be other limits since the caller had the number.
+        let Some(PrefixQuota { limit, used_bytes }) = self.all.get(number) else { return 0 };
         used_bytes.saturating_add(bytes).saturating_sub(limit.limit_bytes)
     }
 
@@ -85,7 +86,7 @@ impl PrefixQuotas {
 
     /// The bytes that a limit allows.
     pub fn limit_bytes(&self, number: usize) -> u64 {
-        self.all[number].limit.limit_bytes
+        self.all.get(number).map_or(u64::MAX, |quota| quota.limit.limit_bytes)
     }
 
     /// Counts a file that is about to be written. Returns what [`PrefixQuotas::arrived`] wants.
@@ -159,6 +160,7 @@ mod tests {
         assert_eq!(quotas.broken_by(&object, 41), Some((0, 1)));
         quotas.set(vec![limit(&["s3://b"], 70)], std::iter::empty());
         assert_eq!(quotas.broken_by(&object, 41), Some((0, 31)), "other limits do not forget it");
+        assert_eq!((quotas.short_bytes(7, 1), quotas.limit_bytes(7)), (0, u64::MAX), "a limit of before");
         quotas.arrived(coming);
         quotas.arrived(coming);
         quotas.add(&object, 60);

@@ -88,16 +88,13 @@ impl SegmentFiles {
         for _ in 0..ATTEMPTS {
             let broken = {
                 let mut index = self.index();
-                let broken = index.prefixes.broken_by(object, wanted.bytes);
-                if broken.is_none() {
+                let Some(broken) = index.prefixes.broken_by(object, wanted.bytes) else {
                     let number = index.prefixes.expect(object, wanted.bytes);
                     return Ok(Expected { files: self, number });
-                }
+                };
                 broken
             };
-            if let Some(broken) = broken {
-                self.evictor.make_room_under(broken, wanted, |dir, key| self.unlink(dir, key))?;
-            }
+            self.evictor.make_room_under(broken, wanted, |dir, key| self.unlink(dir, key))?;
         }
         Err(Refusal::NoRoom)
     }

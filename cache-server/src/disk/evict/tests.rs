@@ -68,7 +68,7 @@ impl Trace {
             let broken = self.evictor.index.lock().prefixes.broken_by(&new.to_string(), 10);
             let Some(broken) = broken else { break };
             match self.evictor.make_room_under(broken, wanted, unlink) {
-                Ok(_) => {}
+                Ok(()) => {}
                 Err(Refusal::NotWorthIt) => return self.note(new, "not worth it"),
                 Err(Refusal::NoRoom | Refusal::Busy) => return self.note(new, "no room"),
             }

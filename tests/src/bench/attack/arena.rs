@@ -47,6 +47,9 @@ pub struct AttackScale {
     pub keys: usize,
     /// Segments of one manifest that is wrong.
     pub segments: usize,
+    /// The share of a core that a node may take while it can take no connections: one that spins takes a
+    /// whole one.
+    pub cpu_share: f64,
     /// How long requests come without a pause.
     pub flood: Duration,
     /// How long something slow goes on.
@@ -71,6 +74,7 @@ pub const FULL: AttackScale = AttackScale {
     opens: 10_000,
     keys: 100_000,
     segments: 100_000_000,
+    cpu_share: 0.05,
     flood: Duration::from_secs(8),
     slow: Duration::from_secs(60),
     handshake_s: 10.0,
@@ -91,6 +95,8 @@ pub const SHORT: AttackScale = AttackScale {
     opens: 300,
     keys: 5000,
     segments: 10_000_000,
+    // Of a build that is not optimised, beside other tests.
+    cpu_share: 0.3,
     flood: Duration::from_secs(2),
     slow: Duration::from_secs(4),
     handshake_s: 1.0,

@@ -9,9 +9,6 @@ use std::io::{Read, Write};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-/// The share of a core that a node may take while it can take no connections.
-const CPU_SHARE_MAX: f64 = 0.05;
-
 /// How long an attack is looked at.
 const LOOK: Duration = Duration::from_secs(3);
 
@@ -96,17 +93,17 @@ pub fn all_descriptors(arena: &Arena<'_>) -> anyhow::Result<Vec<Check>> {
     for limit in [128, 4096] {
         let limits = ["prlimit".to_owned(), format!("--nofile={limit}:{limit}")];
         let server = arena.options.clone().within(limits).try_start()?;
-        checks.extend(one_address(&server, limit)?);
+        checks.extend(one_address(&server, limit, arena.scale.cpu_share)?);
         server.try_stop()?;
     }
     let server = arena.options.clone().try_start()?;
-    checks.extend(none_left(&server)?);
+    checks.extend(none_left(&server, arena.scale.cpu_share)?);
     server.try_stop()?;
     Ok(checks)
 }
 
 /// Connections from one address that all have a request.
-fn one_address(server: &Server, limit: usize) -> anyhow::Result<Vec<Check>> {
+fn one_address(server: &Server, limit: usize, cpu_share_max: f64) -> anyhow::Result<Vec<Check>> {
     let node = address(&server.endpoint)?;
     let mut held = Vec::new();
     for _ in 0..(limit / 4 + 50) {
@@ -122,7 +119,7 @@ fn one_address(server: &Server, limit: usize) -> anyhow::Result<Vec<Check>> {
     Ok(vec![
         Check::of(format!("{limit} files: others get in"), "", gets_in),
         Check::of(format!("{limit} files: descriptors are left"), format!("{open}"), open < limit),
-        Check::of(format!("{limit} files: it waits"), format!("{cpu:.3} of a core"), cpu < CPU_SHARE_MAX),
+        Check::of(format!("{limit} files: it waits"), format!("{cpu:.3} of a core"), cpu < cpu_share_max),
         Check::of(format!("{limit} files: the address gets in again"), format!("{again:?}"), again < LATE),
     ])
 }
@@ -135,7 +132,7 @@ pub(super) fn hold(node: SocketAddr, from: u8) -> Option<RawHttp2> {
 }
 
 /// The node may open no file more, and connections come.
-fn none_left(server: &Server) -> anyhow::Result<Vec<Check>> {
+fn none_left(server: &Server, cpu_share_max: f64) -> anyhow::Result<Vec<Check>> {
     let node = address(&server.endpoint)?;
     anyhow::ensure!(asks_well(node, 1).is_ok(), "the node answers");
     let pid = i32::try_from(server.pid()).ok().and_then(Pid::from_raw);
@@ -155,7 +152,7 @@ fn none_left(server: &Server) -> anyhow::Result<Vec<Check>> {
         Check::of(
             "no descriptor left: it waits rather than spins",
             format!("{cpu:.3} of a core"),
-            cpu < CPU_SHARE_MAX,
+            cpu < cpu_share_max,
         ),
         Check::of("no descriptor left: it says so once", format!("{warned} lines"), warned == 1),
         Check::of(

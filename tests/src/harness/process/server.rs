@@ -155,8 +155,10 @@ impl ServerOptions {
         tie::tie(&mut command);
         // Tests count requests; those of this look say so.
         command.env("FOREBAY_CHECK_AT_START", "false");
-        // And look at the figures of now.
-        command.env("FOREBAY_LIMITS__METRICS_AGE_S", "0");
+        // And look at the figures of now. Programs of before may not know this setting.
+        if self.program.is_none() {
+            command.env("FOREBAY_LIMITS__METRICS_AGE_S", "0");
+        }
         command.args(&self.arguments).envs(self.environment.iter().cloned());
         Ok(command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(errors).spawn()?)
     }
