@@ -3,7 +3,7 @@
 #
 #     tests/before.sh COMMIT PROGRAM...
 #
-# They are built once, into target/before/COMMIT/release (10 minutes). Where there is no such commit, as in a shallow clone,
+# They are built once, into target/before/COMMIT/release (20 minutes on two busy cores). Where there is no such commit, as in a shallow clone,
 # nothing is built, and the benchmark leaves its rows out.
 set -euo pipefail
 cd "$(dirname "$0")/.."

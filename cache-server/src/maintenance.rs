@@ -43,7 +43,6 @@ pub async fn run(
         let (disk, now) = (disk.clone(), authority.generation());
         // The policy at start counts since the disk cache was opened.
         let limits = (now != generation).then(|| authority.cache_limits());
-        generation = now;
         let work = move || {
             limits.into_iter().for_each(|limits| disk.set_prefix_limits(limits));
             disk.heal(Instant::now());
@@ -52,7 +51,9 @@ pub async fn run(
             Err(e) if e.kind != Kind::Retry => {
                 return gave_up(&e, "cache directories are no longer tried again");
             }
-            _ => {}
+            // Where a disk hung the limits are for the next look.
+            Err(_) => {}
+            Ok(()) => generation = now,
         }
     }
 }

@@ -6,13 +6,13 @@
 //! | tier | 2/8 | segments served without being stored, until no stream needs them; and see below |
 //! | streams | 5/64 | messages made but not sent; a stream may hold one whatever the others do |
 //! | pool | 1/64 | buffers of messages and of copies that were sent, to be used again |
-//! | tickets | 3/128 | tickets, and the places of the rows of the steps that streams are at |
+//! | tickets | 3/128 | tickets, and the places of the rows of the steps that streams are at; and see below |
 //! | requests | 1/128 | other requests while they come and are begun |
 //! | maps | 2/8 | mapped segment files whose pages are in the process's memory: a window of 16 segments |
 //! | shared | 1/16 | memory shared with readers on the node's host |
 //!
 //! Segments for which there is no other place go beyond the tier's limit: by a quarter of it, and one segment
-//! for each stream.
+//! for each stream. Tickets of addresses with few streams go beyond theirs, to twice as much at most.
 //!
 //! What this does not count: footers, manifests and the index of the disk cache, which have bounds of their
 //! own.
