@@ -1,6 +1,6 @@
 #!/bin/sh
 # Makes what the stack's programs know each other by, unless it is there: an authority, certificates of nodes, etcd and
-# clients, and the policy that says which of them may do what. For the container `certs`, which has `forebay`.
+# clients, and the policy that says which of them may do what (the trainer's `metrics` is for what it says of S3). For the container `certs`, which has `forebay`.
 #
 #   deploy/certs.sh FOLDER           CACHE_ALLOW is the list of what may be read, as nodes have it
 set -eu
@@ -34,7 +34,7 @@ cert = ["cache-*"]
 
 [[principal]]
 name = "trainer"
-roles = ["reader", "loader"]
+roles = ["reader", "loader", "metrics"]
 prefixes = $CACHE_ALLOW
 cert = ["spiffe://forebay/trainer"]
 

@@ -32,10 +32,11 @@ impl Readings {
         self.0.insert(String::new(), Reading { counters, at: Instant::now(), uptime: None });
     }
 
-    /// What all of them have done since `before`. A node that was restarted counts from its start, and so
-    /// does one that was not there before. A silent node is counted once it answers again
-    /// ([`Readings::over`]), or not at all.
-    pub fn since(&self, before: &Self) -> Counters {
+    /// What all of them have done since `before`; `None` if nobody is known to have said anything now: nodes
+    /// with a policy tell their figures only to those who have the role `metrics`. A node that was restarted
+    /// counts from its start, and so does one that was not there before. A silent node is counted once it
+    /// answers again ([`Readings::over`]), or not at all.
+    pub fn since(&self, before: &Self) -> Option<Counters> {
         let began = before.0.values().map(|reading| reading.at).min();
         let added = self.0.iter().map(|(who, now)| match before.0.get(who) {
             Some(then) if now.was_restarted(then) => now.counters,
@@ -46,7 +47,7 @@ impl Readings {
             }
             None => now.counters,
         });
-        added.fold(Counters::default(), |all, one| sum(&all, &one))
+        added.reduce(|all, one| sum(&all, &one))
     }
 
     /// From where the next difference is taken: nodes that did not answer stand where they did `before`.
@@ -127,25 +128,36 @@ mod tests {
         readings
     }
 
+    fn s3_bytes(now: &Readings, before: &Readings) -> u64 {
+        now.since(before).unwrap().s3_bytes
+    }
+
+    #[test]
+    fn who_is_told_nothing_does_not_take_it_for_0() {
+        let before = readings(Instant::now(), &[("a", 1000, 50)]);
+        assert_eq!(Readings::default().since(&before), None);
+        assert_eq!(before.since(&before), Some(Counters::default()));
+    }
+
     #[test]
     fn a_node_that_dies_takes_nothing_from_what_others_did() {
         let start = Instant::now();
         let later = |seconds| start + Duration::from_secs(seconds);
         let before = readings(start, &[("a", 1000, 50), ("b", 5000, 50)]);
         let without = readings(later(10), &[("a", 1030, 60)]);
-        assert_eq!(without.since(&before).s3_bytes, 30);
+        assert_eq!(s3_bytes(&without, &before), 30);
         // It was only silent: all that it did is counted when it answers again.
         let next = without.over(before.clone());
         let silent = readings(later(20), &[("a", 1040, 70), ("b", 5007, 70)]);
-        assert_eq!(silent.since(&next).s3_bytes, 17);
+        assert_eq!(s3_bytes(&silent, &next), 17);
         // Restarted, it counts from there, be it more or less than it had done before.
         for done in [4, 9000] {
             let restarted = readings(later(20), &[("a", 1040, 70), ("b", done, 6)]);
-            assert_eq!(restarted.since(&next).s3_bytes, 10 + done);
+            assert_eq!(s3_bytes(&restarted, &next), 10 + done);
         }
         // One that joined, and one that was there and is heard for the first time.
         let joined = readings(later(20), &[("a", 1040, 70), ("c", 8, 12), ("d", 70_000, 400)]);
-        assert_eq!(joined.since(&next).s3_bytes, 18);
-        assert_eq!(joined.since(&Readings::default()).s3_bytes, 71_048);
+        assert_eq!(s3_bytes(&joined, &next), 18);
+        assert_eq!(s3_bytes(&joined, &Readings::default()), 71_048);
     }
 }

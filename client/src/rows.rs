@@ -14,6 +14,7 @@ use arrow_flight::FlightData;
 use arrow_flight::decode::FlightRecordBatchStream;
 use arrow_flight::error::FlightError;
 use arrow_flight::flight_service_client::FlightServiceClient;
+use bytes::Bytes;
 use forebay_dataset::stream::{BatchStream, Reading, StreamSetup};
 use forebay_proto::hash::Hash64;
 use forebay_proto::manifest::Manifest;
@@ -23,6 +24,9 @@ use futures::{StreamExt, TryStreamExt};
 use prost::Message;
 use std::sync::Arc;
 use tonic::Status;
+
+/// Rows that are asked for at once: a node with 256 MiB of memory has room for so long a ticket.
+const TAKEN_AT_ONCE: usize = 1 << 18;
 
 /// Rows as they come: batches of any length.
 pub type RowStream = BoxStream<'static, Result<RecordBatch>>;
@@ -72,15 +76,26 @@ pub async fn scan(dataset: &Dataset, limit: Option<u64>) -> Result<RowStream> {
 }
 
 /// The rows of these numbers (in file order from 0), in this order; a number may come several times.
-/// `Invalid` names the first that the dataset does not have.
+/// `Invalid` names the first that the dataset does not have. More than 262,144 rows are asked for in parts,
+/// each when the one before has come.
 pub async fn take(dataset: &Dataset, rows: &[u64]) -> Result<RowStream> {
-    if rows.is_empty() {
-        return Ok(stream::empty().boxed());
-    }
     let (segment, row) = places(&dataset.manifest, rows)?;
-    let manifest = dataset.manifest.digest().to_bytes().to_vec().into();
-    let ticket = v1::RowsTicket { manifest, columns: dataset.ticket_columns(), segment, row };
-    read(dataset, v1::ticket::Kind::Rows(ticket)).await
+    let manifest: Bytes = dataset.manifest.digest().to_bytes().to_vec().into();
+    let ticket = |(segment, row): (&[u32], &[u64])| {
+        let (segment, row) = (segment.to_vec(), row.to_vec());
+        let columns = dataset.ticket_columns();
+        v1::ticket::Kind::Rows(v1::RowsTicket { manifest: manifest.clone(), columns, segment, row })
+    };
+    let parts = segment.chunks(TAKEN_AT_ONCE).zip(row.chunks(TAKEN_AT_ONCE));
+    let mut tickets = parts.map(ticket).collect::<Vec<_>>().into_iter();
+    let Some(first) = tickets.next() else { return Ok(stream::empty().boxed()) };
+    let first = read(dataset, first).await?;
+    let dataset = dataset.clone();
+    let rest = stream::iter(tickets).then(move |ticket| {
+        let dataset = dataset.clone();
+        async move { read(&dataset, ticket).await }
+    });
+    Ok(first.chain(rest.try_flatten()).boxed())
 }
 
 /// The segment of each row, and its number there.
@@ -194,6 +209,10 @@ mod tests {
         assert_eq!(taken, chosen.map(|row| all[row as usize]));
         assert_eq!(values(scan(&dataset, Some(3)).await.unwrap()).await, all[..3]);
         assert_eq!(values(scan(&dataset, Some(0)).await.unwrap()).await.len(), 0);
+        let many: Vec<u64> = (0..600_000).map(|n| n * 7 % 10_000).collect();
+        let taken = values(take(&dataset, &many).await.unwrap()).await;
+        assert!(taken.iter().eq(many.iter().map(|row| &all[*row as usize])), "in parts too");
+        assert_eq!(values(take(&dataset, &[]).await.unwrap()).await.len(), 0);
         let e = take(&dataset, &[0, 10_000]).await.err().unwrap();
         assert!(e.message.ends_with("has 10000 rows, counted from 0: there is no row 10000"), "{e}");
     }

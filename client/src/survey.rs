@@ -75,7 +75,8 @@ pub async fn ask_each<T, F: Future<Output = Result<T>>>(
     .await
 }
 
-/// The counters of the processes that read the object store: of each node that answers, or of this process.
+/// The counters of the processes that read the object store: of each node that answers and tells its
+/// figures to this caller, or of this process.
 /// Differences tell what a stretch of reading cost. They include what others read from the cache at the same
 /// time.
 pub async fn readings(access: &Access) -> Result<Readings> {

@@ -5,7 +5,8 @@
 //! are streams read theirs by themselves, within bounds of their own.
 
 mod activity;
-mod decoded;
+pub(super) mod decoded;
+mod parts;
 mod requests;
 
 use super::admission::Place;

@@ -1,11 +1,14 @@
 //! Reads the ticket of a `DoGet` request: within a time, and within the memory for tickets.
 //!
-//! A ticket may name millions of rows. Its bytes are accounted for from the first one on, and a slow sender
-//! holds nothing but them: the stream enters the gate only with its whole ticket.
+//! A ticket may name millions of rows. Its bytes are accounted for from the first one on, what they become
+//! before they are decoded; and a slow sender holds nothing but its bytes: the stream enters the gate only
+//! with its whole ticket.
 
+use super::grpc::decoded::{TICKET, decoded_bytes};
 use super::message::{MessageRules, read_message};
 use super::stalls::StreamWatch;
 use crate::read::memory::{MemoryBudget, MemoryPermit};
+use crate::runtime::blocking;
 use forebay_proto::{Error, Result, v1};
 use prost::Message;
 use std::sync::Arc;
@@ -30,7 +33,7 @@ const FIELD: u8 = 0x0a;
 pub struct TicketMemory {
     /// Of a small ticket as much as the largest of these may take, until [`TicketMemory::with`].
     held: MemoryPermit,
-    /// What the ticket takes.
+    /// What the ticket takes: its bytes, and what they become.
     bytes: u64,
 }
 
@@ -48,16 +51,29 @@ pub async fn read_ticket(
     let (bytes_max, free_bytes) = (TICKET_BYTES_MAX, 0);
     let rules = MessageRules { name: "ticket", bytes_max, free_bytes, patience, is_plausible };
     let message = read_message(body, rules, large, Some(small)).await?;
-    let bytes = message.bytes as u64;
+    let (bytes, large) = (message.bytes as u64, message.bytes > SMALL_BYTES);
     let (message, held) = message.into_body();
+    let bad = |e: prost::DecodeError| Error::invalid(format!("the ticket cannot be read: {e}"));
+    let ticket = arrow_flight::Ticket::decode(message).map_err(bad)?.ticket;
+    let (counted, enough) = (ticket.clone(), watch.ticket_bytes_max());
+    let count = move || decoded_bytes(TICKET, &mut &counted[..], enough);
+    let bytes = bytes.saturating_add(if large { blocking(count).await? } else { count() });
+    if bytes > enough {
+        return Err(Error::invalid(format!(
+            "the ticket takes {bytes} bytes or more, the node has {enough} for tickets: ask for fewer rows at a time, or raise \
+             --memory-bytes"
+        )));
+    }
     let held = match held {
         Some(small) if bytes <= SMALL_BYTES as u64 => small,
-        // The memory of `large` is held until then; no stream that holds memory for tickets waits for that.
-        _large => timeout(patience, watch.ticket_permit(bytes)).await.map_err(late)?,
+        held => {
+            // The memory of `large` is held until then; no stream that holds memory for tickets waits for it.
+            // A small ticket that becomes large waits for more of the same, and holds none.
+            let _until_then = held.filter(|_| large);
+            timeout(patience, watch.ticket_permit(bytes)).await.map_err(late)?
+        }
     };
-    let bad = |e: prost::DecodeError| Error::invalid(format!("the ticket cannot be read: {e}"));
-    let flight = arrow_flight::Ticket::decode(message).map_err(bad)?;
-    Ok((v1::Ticket::decode(flight.ticket).map_err(bad)?, TicketMemory { held, bytes }))
+    Ok((v1::Ticket::decode(ticket).map_err(bad)?, TicketMemory { held, bytes }))
 }
 
 impl TicketMemory {
@@ -117,10 +133,18 @@ mod tests {
         let small = read(9).await.unwrap().1;
         assert_eq!(memory.used(), SMALL_BYTES as u64, "until its stream is open");
         let small = small.with(0, &watch).await.unwrap();
-        assert_eq!(memory.used(), request(9).len() as u64);
+        // Two messages, one in the other, and two numbers for a row.
+        let taken = |rows: usize| (request(rows).len() + 2 * 256 + rows * 2 * 8) as u64;
+        assert_eq!(memory.used(), taken(9));
         let large = read(100_000).await.unwrap();
-        assert_eq!(memory.used(), (request(9).len() + request(100_000).len()) as u64);
-        drop((small, large));
+        assert_eq!(memory.used(), taken(9) + taken(100_000));
+        drop(large);
+        assert!(request(6000).len() < SMALL_BYTES);
+        let grown = read(6000).await.unwrap();
+        assert_eq!(memory.used(), taken(9) + taken(6000), "more than a small one has");
+        drop((small, grown));
+        let e = read(3_000_000).await.unwrap_err();
+        assert!(e.message.contains("ask for fewer rows at a time"), "{e}");
         assert_eq!(memory.used(), 0);
     }
 

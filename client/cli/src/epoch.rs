@@ -78,7 +78,8 @@ impl Epoch {
         }
         // The last of several should have come from the cache.
         if let Some(last) = rows.last().filter(|_| self.epochs > 1)
-            && let Some(note) = delay::too_small(&access, last.read.bytes, &last.cost).await
+            && let Some(cost) = &last.cost
+            && let Some(note) = delay::too_small(&access, last.read.bytes, cost).await
         {
             // Standard error may be closed: then there is nobody to tell.
             writeln!(std::io::stderr(), "forebay: note: {note}").ok();

@@ -12,6 +12,9 @@ use prost::Message;
 use crate::input::rows::TextCount;
 use crate::report::timing::nanoseconds;
 
+/// What comes before the counters of a rank that has some.
+const COUNTED: u8 = 1;
+
 /// One rank's count of the epoch under way.
 #[derive(Debug)]
 pub struct Tally {
@@ -54,8 +57,8 @@ pub struct EpochTotal {
     /// Of all values, if they are verified.
     pub content: Option<ContentDigest>,
     /// What this stretch of reading cost, as far as this process's own counters (or the cache's, on rank 0)
-    /// say.
-    pub counters: Counters,
+    /// say; `None` if the cache does not tell.
+    pub counters: Option<Counters>,
 }
 
 impl Default for Tally {
@@ -102,7 +105,7 @@ impl Tally {
 
     /// Merges all ranks' counts. `seconds` is how long this rank's epoch took, `cost` what it has to add
     /// to the cost: ranks that share one counter leave it to the first.
-    pub fn merge(&self, group: &ProcessGroup, took: Duration, cost: &Counters) -> Result<EpochTotal> {
+    pub fn merge(&self, group: &ProcessGroup, took: Duration, cost: Option<&Counters>) -> Result<EpochTotal> {
         let numbers = [
             self.samples as i64,
             self.steps as i64,
@@ -122,9 +125,14 @@ impl Tally {
             "the ranks took different numbers of steps: {:?}",
             ranks.iter().map(|numbers| numbers[1]).collect::<Vec<_>>()
         );
-        let mut all_counters = Counters::default();
-        for bytes in group.all_gather_bytes(&cost.encode_to_vec())? {
-            all_counters = counters::sum(&all_counters, &Counters::decode(&bytes[..])?);
+        // Counters that are all 0 have no bytes.
+        let own = cost.map_or_else(Vec::new, |cost| [&[COUNTED], &*cost.encode_to_vec()].concat());
+        let mut all_counters = None;
+        for bytes in group.all_gather_bytes(&own)? {
+            if let Some((_, counted)) = bytes.split_first() {
+                let all = all_counters.get_or_insert_default();
+                *all = counters::sum(all, &Counters::decode(counted)?);
+            }
         }
         Ok(EpochTotal {
             samples: sum(0),

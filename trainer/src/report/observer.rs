@@ -142,8 +142,8 @@ impl Observer {
             ("epoch/seconds", report.seconds),
             ("epoch/samples_per_s", report.samples_per_s),
             ("epoch/data_wait_share", report.data_wait_share),
-            ("epoch/s3_bytes", report.s3_bytes as f64),
         ];
+        scalars.extend(report.cost.as_ref().map(|cost| ("epoch/s3_bytes", cost.s3_bytes as f64)));
         scalars.extend(report.loss.map(|loss| ("epoch/loss", loss)));
         scalars.extend(report.tokens_per_s.map(|tokens| ("epoch/tokens_per_s", tokens)));
         scalars.extend(report.padding_share.map(|share| ("epoch/padding_share", share)));

@@ -5,6 +5,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 use comfy_table::{CellAlignment, Table, presets};
+use forebay_proto::v1::Counters;
 use serde::Serialize;
 
 use crate::checkpoint::EpochSeen;
@@ -115,21 +116,11 @@ pub struct EpochReport {
     pub sequences: Option<u64>,
     /// The part of the ranks' time that went into waiting for data, 0 to 1.
     pub data_wait_share: f64,
-    /// Requests for column data.
-    pub s3_requests: u64,
-    /// Bytes of column data.
-    pub s3_bytes: u64,
-    /// Requests for listings, heads and footers.
-    pub s3_footer_requests: u64,
-    pub s3_footer_bytes: u64,
-    /// Compressed Parquet bytes decoded.
-    pub parquet_bytes_decoded: u64,
+    /// What it cost; none if the cache does not tell, as one with a policy does without the role `metrics`.
+    #[serde(flatten)]
+    pub cost: Option<CostReport>,
     /// Compressed bytes of the columns read: what one reading of the dataset must cost.
     pub projected_bytes: u64,
-    /// Segment reads answered from the cache's store, or by waiting for a fill under way.
-    pub cache_hits: u64,
-    /// Segment reads that had to be filled.
-    pub cache_misses: u64,
     /// The order digest of all samples, in hex.
     pub order_digest: String,
     /// The content digest of all samples, in hex; with --verify.
@@ -145,16 +136,48 @@ pub struct EpochReport {
     pub test: Option<Evaluation>,
 }
 
+/// What was done for an epoch, by the cache or, without one, by the ranks.
+#[derive(Debug, Clone, Default, Serialize)]
+pub struct CostReport {
+    /// Requests for column data.
+    pub s3_requests: u64,
+    /// Bytes of column data.
+    pub s3_bytes: u64,
+    /// Requests for listings, heads and footers.
+    pub s3_footer_requests: u64,
+    pub s3_footer_bytes: u64,
+    /// Compressed Parquet bytes decoded.
+    pub parquet_bytes_decoded: u64,
+    /// Segment reads answered from the disk cache, or by waiting for a fill under way.
+    pub cache_hits: u64,
+    /// Segment reads that had to be filled.
+    pub cache_misses: u64,
+}
+
+impl CostReport {
+    fn new(counters: &Counters) -> Self {
+        Self {
+            s3_requests: counters.s3_requests,
+            s3_bytes: counters.s3_bytes,
+            s3_footer_requests: counters.s3_footer_requests,
+            s3_footer_bytes: counters.s3_footer_bytes,
+            parquet_bytes_decoded: counters.parquet_bytes_decoded,
+            cache_hits: counters.hits + counters.joins,
+            cache_misses: counters.misses,
+        }
+    }
+}
+
 impl EpochReport {
     /// From the merged count of an epoch. `direct` says that there was no cache, `trained` that there was a
     /// model.
     pub fn new(epoch: u64, total: &EpochTotal, projected_bytes: u64, direct: bool, trained: bool) -> Self {
-        let counters = &total.counters;
+        let cost = total.counters.as_ref().map(CostReport::new);
         let TextCount { tokens, places } = total.text;
         let text = |value: f64| (places > 0).then_some(value);
         Self {
             epoch,
-            source: source(counters.s3_requests, counters.s3_bytes, projected_bytes, direct),
+            source: source(cost.as_ref(), projected_bytes, direct),
             seconds: total.seconds,
             samples: total.samples,
             samples_per_s: total.samples as f64 / total.seconds.max(1e-9),
@@ -163,14 +186,8 @@ impl EpochReport {
             padding_share: text(1.0 - tokens as f64 / places.max(1) as f64),
             sequences: total.sequences,
             data_wait_share: total.wait_share,
-            s3_requests: counters.s3_requests,
-            s3_bytes: counters.s3_bytes,
-            s3_footer_requests: counters.s3_footer_requests,
-            s3_footer_bytes: counters.s3_footer_bytes,
-            parquet_bytes_decoded: counters.parquet_bytes_decoded,
+            cost,
             projected_bytes,
-            cache_hits: counters.hits + counters.joins,
-            cache_misses: counters.misses,
             order_digest: total.digest.to_string(),
             loss: trained.then(|| total.loss_sum / total.sequences.unwrap_or(total.samples).max(1) as f64),
             ..Self::default()
@@ -199,6 +216,9 @@ impl EpochReport {
         if let (Some(tokens), Some(padding)) = (self.tokens_per_s, self.padding_share) {
             loss = format!("  {tokens:.0} tokens/s, {:.1} % padding{loss}", 100.0 * padding);
         }
+        let cost = self.cost.as_ref();
+        let cost = cost.map(|cost| format!("  S3 {} requests, {}", cost.s3_requests, bytes(cost.s3_bytes)));
+        let cost = cost.unwrap_or_default();
         let mut end = String::new();
         if self.samples_before_resume > 0 {
             end = format!("  resumed at sample {}", self.samples_before_resume);
@@ -215,14 +235,12 @@ impl EpochReport {
             end.push_str(&format!("  {skipped} steps skipped so far"));
         }
         format!(
-            "epoch {}/{epochs}  from {}  {:.1} s  {:.0} samples/s  data wait {:.1} %{loss}  S3 {} requests, {}{end}",
+            "epoch {}/{epochs}  from {}  {:.1} s  {:.0} samples/s  data wait {:.1} %{loss}{cost}{end}",
             self.epoch + 1,
             self.source,
             self.seconds,
             self.samples_per_s,
-            100.0 * self.data_wait_share,
-            self.s3_requests,
-            bytes(self.s3_bytes)
+            100.0 * self.data_wait_share
         )
     }
 }
@@ -252,18 +270,19 @@ impl Report {
             "order digest",
         ]);
         for epoch in &self.epochs {
+            let cost = |figure: fn(&CostReport) -> String| epoch.cost.as_ref().map_or_else(untold, figure);
             table.add_row([
                 (epoch.epoch + 1).to_string(),
                 epoch.source.to_owned(),
                 format!("{:.2}", epoch.seconds),
                 format!("{:.0}", epoch.samples_per_s),
                 format!("{:.1} %", 100.0 * epoch.data_wait_share),
-                epoch.utilisation().map_or_else(|| "-".to_owned(), |au| format!("{:.1} %", 100.0 * au)),
-                epoch.s3_requests.to_string(),
-                bytes(epoch.s3_bytes),
-                format!("{} in {}", bytes(epoch.s3_footer_bytes), epoch.s3_footer_requests),
-                bytes(epoch.parquet_bytes_decoded),
-                epoch.loss.map_or_else(|| "-".to_owned(), |loss| format!("{loss:.4}")),
+                epoch.utilisation().map_or_else(untold, |au| format!("{:.1} %", 100.0 * au)),
+                cost(|cost| cost.s3_requests.to_string()),
+                cost(|cost| bytes(cost.s3_bytes)),
+                cost(|cost| format!("{} in {}", bytes(cost.s3_footer_bytes), cost.s3_footer_requests)),
+                cost(|cost| bytes(cost.parquet_bytes_decoded)),
+                epoch.loss.map_or_else(untold, |loss| format!("{loss:.4}")),
                 epoch.order_digest.clone(),
             ]);
         }
@@ -290,10 +309,15 @@ impl Report {
     }
 }
 
+/// In place of a figure that there is not.
+fn untold() -> String {
+    "-".to_owned()
+}
+
 /// Where an epoch's bytes came from, judged by the requests to the object store. Without a cache, bytes that
 /// are not read again are in the ranks' own memory still, or were prefetched in the epoch before.
-fn source(s3_requests: u64, s3_bytes: u64, projected_bytes: u64, direct: bool) -> &'static str {
-    match (s3_requests, s3_bytes) {
+fn source(cost: Option<&CostReport>, projected_bytes: u64, direct: bool) -> &'static str {
+    match cost.map_or((0, 0), |cost| (cost.s3_requests, cost.s3_bytes)) {
         (0, _) if direct => "memory",
         (0, _) => "cache",
         // A cold epoch reads the projection once; a request more or less for alignment does not change the
@@ -320,7 +344,6 @@ pub fn bytes(count: u64) -> String {
 mod tests {
     use super::*;
     use forebay_proto::digest::OrderDigest;
-    use forebay_proto::v1::Counters;
 
     fn epoch() -> EpochReport {
         let counters =
@@ -335,7 +358,7 @@ mod tests {
             loss_sum: 15_000.0,
             digest,
             content: None,
-            counters,
+            counters: Some(counters),
         };
         EpochReport::new(0, &total, 9_900_000, false, true)
     }
@@ -346,7 +369,12 @@ mod tests {
             epoch().line(3),
             "epoch 1/3  from S3  4.0 s  15000 samples/s  data wait 12.5 %  loss 0.2500  S3 16 requests, 9.9 MB"
         );
-        assert_eq!(epoch().cache_hits, 5);
+        assert_eq!(epoch().cost.unwrap().cache_hits, 5);
+        let untold = EpochReport { cost: None, ..epoch() };
+        assert!(untold.line(3).ends_with("loss 0.2500"), "{}", untold.line(3));
+        assert_eq!(serde_json::to_value(&untold).unwrap().get("s3_bytes"), None);
+        let table = Report { epochs: vec![untold], ..Report::default() }.table();
+        assert_eq!(table.matches(" - ").count(), 5, "of AU and of S3 nothing is known: {table}");
         let text = EpochReport { tokens_per_s: Some(1234.5), padding_share: Some(0.25), ..epoch() };
         assert!(
             text.line(3).contains("12.5 %  1234 tokens/s, 25.0 % padding  loss 0.2500"),
@@ -357,10 +385,14 @@ mod tests {
 
     #[test]
     fn the_source_follows_from_what_the_store_was_asked_for() {
-        assert_eq!(source(0, 0, 100, false), "cache");
-        assert_eq!(source(3, 100, 100, false), "S3");
-        assert_eq!(source(3, 50, 100, false), "S3 + cache");
-        assert_eq!(source(0, 0, 100, true), "memory");
+        let from = |s3_requests, s3_bytes, direct| {
+            source(Some(&CostReport { s3_requests, s3_bytes, ..Default::default() }), 100, direct)
+        };
+        assert_eq!(from(0, 0, false), "cache");
+        assert_eq!(from(3, 100, false), "S3");
+        assert_eq!(from(3, 50, false), "S3 + cache");
+        assert_eq!(from(0, 0, true), "memory");
+        assert_eq!(source(None, 100, false), "cache", "which told nothing");
     }
 
     #[test]

@@ -181,7 +181,7 @@ impl<'a> Fit<'a> {
 
     /// The cost since the last call; what comes from now on is the next epoch's. It is read when every rank
     /// has come, and before any of them goes on, if a collective follows.
-    fn take_cost(&mut self) -> Result<Counters> {
+    fn take_cost(&mut self) -> Result<Option<Counters>> {
         self.session.group.barrier()?;
         let now = self.session.counters(LoaderSettings::default().patience)?;
         let cost = now.since(&self.cost);
@@ -300,8 +300,10 @@ impl<'a> Fit<'a> {
         let took = tally.elapsed();
         let (session, dataset) = (self.session, &self.train.dataset);
         let cost = self.take_cost()?;
-        let total = tally.merge(&session.group, took, &cost)?;
-        self.tell_of_size(epoch, &cost);
+        let total = tally.merge(&session.group, took, cost.as_ref())?;
+        if let Some(cost) = &cost {
+            self.tell_of_size(epoch, cost);
+        }
         let times = ledger.merge(&session.group, took)?;
         let mut seen = self.run_state.before(epoch);
         let samples_before = seen.samples;

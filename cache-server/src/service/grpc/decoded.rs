@@ -18,8 +18,11 @@ const NUMBER_BYTES: u64 = 8;
 /// Messages in messages: the decoder goes no deeper.
 const DEPTH_MAX: usize = 100;
 
-/// The requests of this package, by path.
+/// The requests of this package, by path; tickets, by theirs.
 static REQUESTS: LazyLock<Shapes> = LazyLock::new(Shapes::of_descriptors);
+
+/// Of a ticket, which comes in another package's message.
+pub const TICKET: &str = ".forebay.v1.Ticket";
 
 /// What fields hold.
 #[derive(Debug, Clone)]
@@ -33,12 +36,12 @@ enum FieldShape {
 struct Shapes {
     /// By the number of the message, and of the field.
     messages: Vec<HashMap<u32, FieldShape>>,
-    /// The message of a method's request, by path.
+    /// The message of a method's request, by path; and [`TICKET`].
     requests: HashMap<String, usize>,
 }
 
-/// About what the request of a method takes once it is decoded. Stops counting where that is more than
-/// `enough`. A message that cannot be decoded counts as far as it can.
+/// About what the request of a method, or a [`TICKET`], takes once it is decoded. Stops counting where
+/// that is more than `enough`. A message that cannot be decoded counts as far as it can.
 pub fn decoded_bytes(path: &str, message: &mut dyn Buf, enough: u64) -> u64 {
     let Some(shape) = REQUESTS.requests.get(path) else { return 0 };
     let mut count = Count { taken: MESSAGE_BYTES, enough };
@@ -138,7 +141,8 @@ impl Shapes {
             (field.number() as u32, shape)
         };
         let messages = all.iter().map(|(_, message)| message.field.iter().map(shape).collect()).collect();
-        let mut requests = HashMap::new();
+        let mut requests: HashMap<_, _> =
+            numbers.get(TICKET).map(|n| (TICKET.to_owned(), *n)).into_iter().collect();
         for file in &set.file {
             for service in &file.service {
                 for method in &service.method {
@@ -193,6 +197,10 @@ mod tests {
         let manifest = v1::Manifest { segments: Some(segments), ..Default::default() };
         let numbers = taken(LEARN, &manifest.encode_to_vec());
         assert!(numbers > 2 * NUMBER_BYTES * COUNT as u64 && numbers < 3 * NUMBER_BYTES * COUNT as u64);
+        let rows = v1::RowsTicket { segment: vec![0; COUNT], row: vec![1; COUNT], ..Default::default() };
+        let ticket = v1::Ticket { kind: Some(v1::ticket::Kind::Rows(rows)), ..Default::default() };
+        let numbers = taken(TICKET, &ticket.encode_to_vec());
+        assert_eq!(numbers, 2 * MESSAGE_BYTES + 2 * NUMBER_BYTES * COUNT as u64);
         let forms = v1::Shape { forms: vec![u64::MAX; COUNT], ..Default::default() };
         let manifest = v1::Manifest { shape: Some(forms), ..Default::default() };
         assert!(taken(LEARN, &manifest.encode_to_vec()) > NUMBER_BYTES * COUNT as u64);

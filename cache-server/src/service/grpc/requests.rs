@@ -1,6 +1,7 @@
 //! A request, read as a whole before its method sees it, and held against what it becomes when it is decoded.
 
 use super::decoded::decoded_bytes;
+use super::parts::each_counted;
 use crate::read::memory::{MemoryBudget, MemoryPermit};
 use crate::runtime::blocking;
 use crate::service::message::{HEAD_BYTES, MessageRules, read_message};
@@ -18,7 +19,7 @@ use std::time::Duration;
 use tokio::time::timeout;
 use tonic::body::Body;
 
-/// Methods whose requests are streams, and which read them by themselves.
+/// Methods whose requests are streams: they read them by themselves, and each message is looked at before.
 const STREAMS: [&str; 2] = ["/forebay.v1.Cache/OpenParts", "/forebay.v1.Snapshots/SaveParts"];
 
 /// Bytes that a request may have, by the beginning of its method's path; the first that fits counts.
@@ -57,6 +58,9 @@ pub async fn whole(
     request: Request<Body>,
     memory: &Arc<MemoryBudget>,
 ) -> Result<(Request<Body>, Option<MemoryPermit>)> {
+    if STREAMS.contains(&request.uri().path()) {
+        return Ok((each_counted(request), None));
+    }
     let Some(bytes_max) = bytes_max(request.uri().path()) else { return Ok((request, None)) };
     let patience = if bytes_max > 4 << 20 { PATIENCE.1 } else { PATIENCE.0 };
     let rules =

@@ -22,8 +22,9 @@ pub(super) struct EpochRow {
     /// With --verify.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub content_digest: Option<String>,
+    /// None if the cache does not tell, as one with a policy does without the role `metrics`.
     #[serde(flatten)]
-    pub cost: Counters,
+    pub cost: Option<Counters>,
 }
 
 /// What the ranks counted in one epoch.
@@ -67,11 +68,11 @@ pub(super) struct Place {
 }
 
 impl EpochRow {
-    pub(super) fn new(epoch: u64, read: Read, cost: Counters, place: Place) -> Self {
+    pub(super) fn new(epoch: u64, read: Read, cost: Option<Counters>, place: Place) -> Self {
         let waited = figures::rate(read.wait_s, read.seconds * f64::from(read.ranks));
         Self {
             epoch,
-            source: source(&read, &cost, place),
+            source: source(&read, cost.as_ref(), place),
             samples_per_s: figures::rate(read.samples as f64, read.seconds),
             mb_per_s: figures::rate(read.bytes as f64 / 1e6, read.seconds),
             data_wait_pct: 100.0 * waited.min(1.0),
@@ -84,7 +85,9 @@ impl EpochRow {
 
     /// The row of the table. Widths are fixed, so that rows can be printed as epochs end.
     pub(super) fn line(&self) -> String {
-        let (read, cost) = (&self.read, &self.cost);
+        let read = &self.read;
+        let cost =
+            |figure: fn(&Counters) -> String| self.cost.as_ref().map_or_else(|| "-".to_owned(), figure);
         let source = if self.source == "s3" { "S3" } else { self.source };
         let content = self.content_digest.as_ref().map(|digest| format!("  {digest}")).unwrap_or_default();
         let cells = line([
@@ -95,10 +98,10 @@ impl EpochRow {
             figures::count(self.samples_per_s.round() as u64),
             format!("{:.1}", self.mb_per_s),
             format!("{:.1} %", self.data_wait_pct),
-            figures::count(cost.s3_requests),
-            figures::bytes(cost.s3_bytes),
-            figures::bytes(cost.s3_footer_bytes),
-            figures::bytes(cost.parquet_bytes_decoded),
+            cost(|cost| figures::count(cost.s3_requests)),
+            cost(|cost| figures::bytes(cost.s3_bytes)),
+            cost(|cost| figures::bytes(cost.s3_footer_bytes)),
+            cost(|cost| figures::bytes(cost.parquet_bytes_decoded)),
             self.order_digest.clone(),
         ]);
         cells + &content
@@ -107,7 +110,8 @@ impl EpochRow {
 
 /// All from the object store when every segment was filled, or when at least as much was decoded as was
 /// delivered.
-fn source(read: &Read, cost: &Counters, place: Place) -> &'static str {
+fn source(read: &Read, cost: Option<&Counters>, place: Place) -> &'static str {
+    let Some(cost) = cost else { return "cache" };
     let nearly_all = |part: u64, whole: u64| part as f64 >= 0.9 * whole as f64;
     if cost.s3_requests == 0 && cost.parquet_bytes_decoded == 0 {
         return if place.direct { "memory" } else { "cache" };
@@ -162,12 +166,13 @@ mod tests {
             arrow_bytes_decoded,
             ..Default::default()
         };
-        assert_eq!(source(&read, &cost(0, 0, 0), PLACE), "cache");
-        assert_eq!(source(&read, &cost(0, 0, 0), Place { direct: true, ..PLACE }), "memory");
-        assert_eq!(source(&read, &cost(9, 10, 900), PLACE), "s3");
-        assert_eq!(source(&read, &cost(9, 10, 100), PLACE), "s3", "every segment was filled");
-        assert_eq!(source(&read, &cost(3, 3, 300), PLACE), "mixed");
-        assert_eq!(source(&read, &cost(9, 10, 900), Place { files: true, ..PLACE }), "files");
+        let source = |cost: Counters, place| source(&read, Some(&cost), place);
+        assert_eq!(source(cost(0, 0, 0), PLACE), "cache");
+        assert_eq!(source(cost(0, 0, 0), Place { direct: true, ..PLACE }), "memory");
+        assert_eq!(source(cost(9, 10, 900), PLACE), "s3");
+        assert_eq!(source(cost(9, 10, 100), PLACE), "s3", "every segment was filled");
+        assert_eq!(source(cost(3, 3, 300), PLACE), "mixed");
+        assert_eq!(source(cost(9, 10, 900), Place { files: true, ..PLACE }), "files");
     }
 
     #[test]
@@ -181,7 +186,7 @@ mod tests {
             ..Default::default()
         };
         let cost = Counters { s3_requests: 16, s3_bytes: 9_912_422, misses: 10, ..Default::default() };
-        let row = EpochRow::new(0, read, cost, PLACE);
+        let row = EpochRow::new(0, read, Some(cost), PLACE);
         assert_eq!((row.samples_per_s, row.mb_per_s, row.data_wait_pct), (30_000.0, 23.5, 75.0));
         let (head, line) = (head(false), row.line());
         let end_of = |text: &str, cell: &str| text.find(cell).map(|i| i + cell.len());
@@ -190,11 +195,14 @@ mod tests {
         assert!(line.ends_with(&"0".repeat(32)), "{line}");
         let json = serde_json::to_value(&row).unwrap();
         assert_eq!((json["s3_bytes"].as_u64(), json["source"].as_str()), (Some(9_912_422), Some("s3")));
+        let untold = EpochRow::new(0, read, None, PLACE);
+        assert_eq!(end_of(&head, "S3 requests"), end_of(&untold.line(), "75.0 %            -"));
+        assert_eq!(serde_json::to_value(&untold).unwrap().get("s3_bytes"), None);
     }
 
     #[test]
     fn an_epoch_of_no_time_is_not_infinitely_fast() {
-        let row = EpochRow::new(0, Read::default(), Counters::default(), PLACE);
+        let row = EpochRow::new(0, Read::default(), Some(Counters::default()), PLACE);
         assert_eq!((row.samples_per_s, row.mb_per_s, row.data_wait_pct), (0.0, 0.0, 0.0));
     }
 }

@@ -1,23 +1,32 @@
 //! Attacks by bodies that are sent, and by not reading what comes: cases 11 to 15, 33 to 35.
 
 use super::arena::{Arena, LATE};
-use super::calls::{INVALID_ARGUMENT, OK, Pieces, UNIMPLEMENTED, call, filler, piece};
+use super::calls::{INVALID_ARGUMENT, OK, Pieces, UNIMPLEMENTED, call, call_as, filler, piece};
 use crate::harness::check::Check;
 use crate::harness::frames::{RawHttp2, flag, frame, grpc, kind};
+use crate::harness::question::{DENIED, UNKNOWN, flight_ticket};
+use bytes::Bytes;
 use forebay_proto::v1;
 use futures::future::join_all;
 use futures::{StreamExt, stream};
 use prost::Message;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 use tokio::runtime::Runtime;
 
 const DO_GET: &str = "/arrow.flight.protocol.FlightService/DoGet";
 const LEARN: &str = "/forebay.v1.Peer/Learn";
 const OPEN: &str = "/forebay.v1.Cache/Open";
+const OPEN_PARTS: &str = "/forebay.v1.Cache/OpenParts";
 const READ: &str = "/forebay.v1.Objects/Read";
 
+/// Bytes of a body that are sent before the node's word of it can be back.
+const WINDOW_BYTES: u64 = 2 << 20;
+
 /// Requests of case 34 that come at once.
-const EMPTY_AT_ONCE: usize = 16;
+const MANY_AT_ONCE: usize = 16;
 
 fn runtime() -> anyhow::Result<Runtime> {
     Ok(tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?)
@@ -53,15 +62,57 @@ pub fn no_tickets(arena: &Arena<'_>) -> anyhow::Result<Vec<Check>> {
     ])
 }
 
-/// 12: large manifests of nobody.
+/// 12: large manifests: of nobody and of a reader, who may tell none, and of a node that tells nonsense.
 pub fn no_manifests(arena: &Arena<'_>) -> anyhow::Result<Vec<Check>> {
     let (count, bytes) = arena.scale.manifests;
-    let bodies = (0..count).map(|_| filler(grpc(0, bytes as u32, &[]), 0xff, bytes)).collect();
-    let good = good_answers(arena, LEARN, bodies)?;
-    Ok(vec![
-        Check::of(format!("{count} manifests of {} MiB are refused", bytes >> 20), "", good == 0),
-        arena.memory_check()?,
-    ])
+    let what = format!("{count} manifests of {} MiB", bytes >> 20);
+    let mut checks = Vec::new();
+    for (who, name, code) in [(None, "nobody", UNKNOWN), (Some("guest"), "a reader", DENIED)] {
+        let (codes, sent) = tell_nonsense(arena, who)?;
+        let all_refused = codes.iter().all(|found| found.map(u32::from) == Some(code));
+        checks.push(Check::of(format!("{what} of {name} are refused"), seen(&codes), all_refused));
+        // What a window has room for may be under way.
+        let most = count as u64 * WINDOW_BYTES;
+        let measured = format!("{:.1} MiB sent", sent as f64 / (1 << 20) as f64);
+        checks.push(Check::of(format!("those of {name}, before they come"), measured, sent <= most));
+    }
+    let (codes, _) = tell_nonsense(arena, Some("peers"))?;
+    let none_good = !codes.contains(&Some(OK));
+    checks.push(Check::of(
+        format!("{what} of a node that are nonsense are refused"),
+        seen(&codes),
+        none_good,
+    ));
+    checks.push(arena.memory_check()?);
+    Ok(checks)
+}
+
+/// Manifests that are none, all at once: the answers' codes, and the bytes that were sent.
+fn tell_nonsense(arena: &Arena<'_>, who: Option<&str>) -> anyhow::Result<(Vec<Option<u16>>, u64)> {
+    let (count, bytes) = arena.scale.manifests;
+    let header = who.map(|who| Ok::<_, anyhow::Error>(arena.policy()?.header(who))).transpose()?;
+    let sent = Arc::new(AtomicU64::new(0));
+    let calls = (0..count).map(|_| {
+        let sent = sent.clone();
+        let body = filler(grpc(0, bytes as u32, &[]), 0xff, bytes);
+        let body = body.inspect(move |piece| {
+            sent.fetch_add(piece.len() as u64, Relaxed);
+        });
+        call_as(header.as_deref(), arena.grpc, LEARN, body.boxed())
+    });
+    let answers = runtime()?.block_on(join_all(calls));
+    Ok((answers.into_iter().collect::<anyhow::Result<_>>()?, sent.load(Relaxed)))
+}
+
+/// How often each code came.
+fn seen(codes: &[Option<u16>]) -> String {
+    let mut counts = BTreeMap::new();
+    codes.iter().for_each(|code| *counts.entry(code).or_insert(0) += 1);
+    let count = |(code, count): (&Option<u16>, _)| match code {
+        Some(code) => format!("code {code}: {count}"),
+        None => format!("no answer: {count}"),
+    };
+    counts.into_iter().map(count).collect::<Vec<_>>().join(", ")
 }
 
 /// 13: messages whose head is wrong.
@@ -162,10 +213,21 @@ pub fn no_protobuf(arena: &Arena<'_>) -> anyhow::Result<Vec<Check>> {
         v1::OpenRequest { dataset: Some(dataset), ..Default::default() }.encode_to_vec()
     };
     let list = objects(2_000_000);
-    let body = || piece(grpc(0, list.len() as u32, &list));
-    let good = good_answers(arena, OPEN, (0..EMPTY_AT_ONCE).map(|_| body()).collect())?;
-    let claim = format!("{EMPTY_AT_ONCE} lists of 2 M empty objects at once: refused");
-    let mut checks = vec![Check::of(claim, good.to_string(), good == 0)];
+    // Nor are numbers of a byte as small there.
+    let rows = v1::RowsTicket { segment: vec![0; 15 << 20], row: vec![0; 15 << 20], ..Default::default() };
+    let rows = v1::Ticket { kind: Some(v1::ticket::Kind::Rows(rows)), ..Default::default() };
+    let mut checks = Vec::new();
+    for (what, path, message) in [
+        ("lists of 2 M empty objects", OPEN, list.clone()),
+        ("the same in parts", OPEN_PARTS, list),
+        ("tickets of 15 M rows of two bytes", DO_GET, flight_ticket(&rows)),
+    ] {
+        let message = Bytes::from(grpc(0, message.len() as u32, &message));
+        let body = || stream::iter([message.clone()]).boxed();
+        let good = good_answers(arena, path, (0..MANY_AT_ONCE).map(|_| body()).collect())?;
+        let claim = format!("{MANY_AT_ONCE} {what} at once: refused");
+        checks.push(Check::of(claim, good.to_string(), good == 0));
+    }
     checks.extend(refused(arena, OPEN, &requests)?);
     Ok(checks)
 }

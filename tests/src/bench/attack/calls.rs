@@ -20,8 +20,8 @@ pub const OK: u16 = 0;
 pub const INVALID_ARGUMENT: u16 = 3;
 pub const UNIMPLEMENTED: u16 = 12;
 
-/// How long an answer may take.
-const PATIENCE: Duration = Duration::from_secs(90);
+/// How long an answer may take: longer than a node waits for a request, and for memory for it.
+const PATIENCE: Duration = Duration::from_secs(180);
 
 /// Pieces of a body.
 pub type Pieces = BoxStream<'static, Bytes>;
@@ -42,10 +42,26 @@ pub fn piece(bytes: Vec<u8>) -> Pieces {
 /// Calls a method from a stranger's address. The code of the answer; `None` where there is none, for the
 /// stream or the connection ended.
 pub async fn call(node: SocketAddr, path: &str, body: Pieces) -> anyhow::Result<Option<u16>> {
-    tokio::time::timeout(PATIENCE, exchange(node, path, body)).await.context("an answer in time")?
+    call_as(None, node, path, body).await
 }
 
-async fn exchange(node: SocketAddr, path: &str, body: Pieces) -> anyhow::Result<Option<u16>> {
+/// The same, with any `authorization`.
+pub async fn call_as(
+    header: Option<&str>,
+    node: SocketAddr,
+    path: &str,
+    body: Pieces,
+) -> anyhow::Result<Option<u16>> {
+    let answer = exchange(header, node, path, body);
+    tokio::time::timeout(PATIENCE, answer).await.context("an answer in time")?
+}
+
+async fn exchange(
+    header: Option<&str>,
+    node: SocketAddr,
+    path: &str,
+    body: Pieces,
+) -> anyhow::Result<Option<u16>> {
     let socket = TcpSocket::new_v4()?;
     socket.bind((stranger(1), 0).into())?;
     let stream = socket.connect(node).await?;
@@ -54,8 +70,9 @@ async fn exchange(node: SocketAddr, path: &str, body: Pieces) -> anyhow::Result<
     let body = StreamBody::new(body.map(|piece| Ok::<_, Infallible>(Frame::data(piece))));
     let request = Request::post(format!("http://{node}{path}"))
         .header("content-type", "application/grpc")
-        .header("te", "trailers")
-        .body(body)?;
+        .header("te", "trailers");
+    let request = header.into_iter().fold(request, |request, value| request.header("authorization", value));
+    let request = request.body(body)?;
     let code = async {
         let answer = send.send_request(request).await.ok()?;
         let in_head = answer.headers().get("grpc-status").cloned();

@@ -91,3 +91,19 @@ fn memory_is_shared_with_those_who_have_a_ticket() {
         assert!(read.is_err() || answer.is_empty(), "no region: {answer:?}");
     }
 }
+
+#[test]
+fn what_an_epoch_cost_is_for_those_who_see_figures() {
+    let world = Guarded::start(&ALL, |options| options);
+    let uri = world.s3.uri("tenants/vision/set");
+    let epoch = json(world.command("vision", &["epoch", &uri]));
+    let untold = &epoch["epochs"][0];
+    assert!(untold["samples"].as_u64() > Some(0) && untold["source"] == "cache", "{untold}");
+    assert!(
+        untold.get("s3_bytes").is_none() && untold.get("misses").is_none(),
+        "they are not told: {untold}"
+    );
+    let epoch = json(world.command("root", &["epoch", &uri]));
+    let told = &epoch["epochs"][0];
+    assert_eq!((told["s3_bytes"].as_u64(), told["misses"].as_u64()), (Some(0), Some(0)), "{told}");
+}
