@@ -25,8 +25,8 @@ use prost::Message;
 use std::sync::Arc;
 use tonic::Status;
 
-/// Rows that are asked for at once: a node with 256 MiB of memory has room for so long a ticket.
-const TAKEN_AT_ONCE: usize = 1 << 18;
+/// Rows that are asked for at once: a node with 64 MiB of memory has room for so long a ticket.
+const TAKEN_AT_ONCE: usize = 1 << 16;
 
 /// Rows as they come: batches of any length.
 pub type RowStream = BoxStream<'static, Result<RecordBatch>>;
@@ -76,7 +76,7 @@ pub async fn scan(dataset: &Dataset, limit: Option<u64>) -> Result<RowStream> {
 }
 
 /// The rows of these numbers (in file order from 0), in this order; a number may come several times.
-/// `Invalid` names the first that the dataset does not have. More than 262,144 rows are asked for in parts,
+/// `Invalid` names the first that the dataset does not have. More than 65,536 rows are asked for in parts,
 /// each when the one before has come.
 pub async fn take(dataset: &Dataset, rows: &[u64]) -> Result<RowStream> {
     let (segment, row) = places(&dataset.manifest, rows)?;
@@ -209,7 +209,7 @@ mod tests {
         assert_eq!(taken, chosen.map(|row| all[row as usize]));
         assert_eq!(values(scan(&dataset, Some(3)).await.unwrap()).await, all[..3]);
         assert_eq!(values(scan(&dataset, Some(0)).await.unwrap()).await.len(), 0);
-        let many: Vec<u64> = (0..600_000).map(|n| n * 7 % 10_000).collect();
+        let many: Vec<u64> = (0..150_000).map(|n| n * 7 % 10_000).collect();
         let taken = values(take(&dataset, &many).await.unwrap()).await;
         assert!(taken.iter().eq(many.iter().map(|row| &all[*row as usize])), "in parts too");
         assert_eq!(values(take(&dataset, &[]).await.unwrap()).await.len(), 0);

@@ -1,6 +1,6 @@
 //! A cluster with mTLS on all hops, and a wire tapped on each of them.
 
-use super::{KNOWN, upload};
+use super::{KNOWN, alone, train, upload};
 use crate::commands::{digests, direct, json, patient};
 use forebay_client::TlsFiles;
 use forebay_tests::harness::etcd::Etcd;
@@ -45,22 +45,23 @@ fn nothing_can_be_overheard_on_any_hop() {
         let node = node.args(["--node", name, "--replicas", "2"]).allow_log("etcd does not answer");
         (node.start(), to_node)
     };
-    let nodes = ["a", "b"].map(start);
+    let nodes = ["a", "b", "c"].map(start);
     let at = format!("https://{}", nodes[0].1.address);
     let (vision, root) =
         (world.issue(Leaf::client("vision", VISION)), world.issue(Leaf::client("root", ROOT)));
-    wait("two nodes", || {
-        patient(|| forebay(&root, &at, &["status"]))["nodes"].as_array().map_or(0, Vec::len) == 2
+    wait("three nodes", || {
+        patient(|| forebay(&root, &at, &["status"]))["nodes"].as_array().map_or(0, Vec::len) == 3
     });
     json(forebay(&vision, &at, &[&["load", &uri], &RUN[..2]].concat()));
     let line = [&["epoch", &uri, "--verify"], &RUN[..]].concat();
     let answer = json(forebay(&vision, &at, &line));
     assert_eq!(digests(&answer, 0), digests(&json(direct(&s3, &line)), 0));
-    // Each node has copies of what the other owns.
-    wait("copies", || nodes.iter().all(|(node, _)| peer_bytes(node, &root) > 100_000));
-    for (wire, taps) in
-        [("store", &to_store), ("etcd", &to_etcd), ("node a", &nodes[0].1), ("node b", &nodes[1].1)]
-    {
+    let trained = train(&vision, &at, &uri, &["--epochs", "2", "--data-only"]).epochs();
+    assert_eq!(trained, alone(&s3, &uri, 2));
+    // Each node has copies of what others own.
+    wait("copies", || nodes.iter().all(|(node, _)| peer_bytes(node, &root) > 10_000));
+    let nodes_taps = ["node a", "node b", "node c"].into_iter().zip(nodes.iter().map(|(_, tap)| tap));
+    for (wire, taps) in [("store", &to_store), ("etcd", &to_etcd)].into_iter().chain(nodes_taps) {
         assert!(taps.bytes() > 2_000, "{wire}: {} bytes", taps.bytes());
         for text in [KNOWN, "hidden/", "s3://"] {
             assert!(!taps.has(text.as_bytes()), "{wire}: {text} travels in the clear");

@@ -1,7 +1,7 @@
-//! Certificates and authorities that change under a job that reads from nodes that read from each other: it
-//! notices nothing.
+//! Certificates and authorities that change under jobs that read from nodes that read from each other: they
+//! notice nothing.
 
-use super::upload;
+use super::{alone, train, upload};
 use crate::commands::{digests, json};
 use forebay_tests::harness::pki::{Leaf, Pki};
 use forebay_tests::harness::ports::free_addresses;
@@ -14,22 +14,27 @@ use std::time::Duration;
 /// Longer than nodes take to look at their files, read them in peace and go by them.
 const LOOK: Duration = Duration::from_secs(5);
 
-/// How often each node gets a new certificate, and how soon after the last one.
-const ROTATIONS: usize = 20;
+/// How often each node and the training run get a new certificate, and how soon after the last one: more than
+/// 100 of nodes.
+const ROTATIONS: usize = 34;
+const NODES: [&str; 3] = ["a", "b", "c"];
 const PACE: Duration = Duration::from_millis(300);
+
+/// Of the training run, of 2 s each: longer than all that it goes through.
+const EPOCHS: usize = 30;
 
 #[test]
 fn new_certificates_and_a_new_authority_under_a_job_cost_nothing() {
     let (world, s3) = (TlsWorld::new("hidden/"), S3Server::start());
     let uri = upload(&s3);
-    let addresses = free_addresses(2).expect("ports");
+    let addresses = free_addresses(NODES.len()).expect("ports");
     let start = |name: &str, address: &String| {
         let files = world.issue(Leaf::node(name));
         let all = addresses.iter().flat_map(|at| ["--cluster-node".to_owned(), format!("https://{at}")]);
         world.node(&s3, &files).args(all).args(["--listen", address, "--replicas", "2"]).start()
     };
-    let nodes = [start("a", &addresses[0]), start("b", &addresses[1])];
-    let at = format!("https://{},https://{}", addresses[0], addresses[1]);
+    let nodes: Vec<_> = NODES.iter().zip(&addresses).map(|(name, address)| start(name, address)).collect();
+    let at = addresses.iter().map(|address| format!("https://{address}")).collect::<Vec<_>>().join(",");
     world.issue(Leaf::client("before", VISION));
     let (done, epochs) = (AtomicBool::new(false), AtomicUsize::new(0));
     let path = |name: &str| Some(world.pki.path(name));
@@ -44,7 +49,12 @@ fn new_certificates_and_a_new_authority_under_a_job_cost_nothing() {
         forebay(&files, &at, &line)
     };
     let wanted = digests(&json(job("before")), 0);
+    let training = world.issue(Leaf::client("trainer", VISION));
+    let count = EPOCHS.to_string();
+    let line = ["--epochs", &count, "--emulate-step-ms", "25", "--prefetch-bytes", "64KiB"];
+    let training = train(&training, &at, &uri, &line);
     std::thread::scope(|scope| {
+        let training = scope.spawn(move || training.epochs());
         // Whatever becomes of the rest, the job ends.
         let reading = scope.spawn(|| {
             while !done.load(Ordering::Relaxed) {
@@ -55,9 +65,12 @@ fn new_certificates_and_a_new_authority_under_a_job_cost_nothing() {
             }
         });
         let rotated = rotate(&world);
+        let has_trained = training.is_finished();
         done.store(true, Ordering::Relaxed);
         reading.join().expect("the job");
         rotated.expect("rotate");
+        assert!(!has_trained, "it trains all the while");
+        assert_eq!(training.join().expect("a training run"), alone(&s3, &uri, EPOCHS));
     });
     assert!(epochs.load(Ordering::Relaxed) > 3, "{epochs:?} epochs");
     // Who has the old authority's certificate is out now.
@@ -73,18 +86,20 @@ fn new_certificates_and_a_new_authority_under_a_job_cost_nothing() {
 /// Leaves first, several times; then the authority, by way of a bundle of both.
 fn rotate(world: &TlsWorld) -> anyhow::Result<()> {
     for _ in 0..ROTATIONS {
-        for name in ["a", "b"] {
+        for name in NODES {
             world.pki.issue(Leaf::node(name), Some(&world.authority()))?;
         }
+        world.pki.issue(Leaf::client("trainer", VISION), Some(&world.authority()))?;
         std::thread::sleep(PACE);
     }
     std::thread::sleep(LOOK);
     let new = Pki::authority("new")?;
     world.pki.put("ca.pem", &format!("{}{}", world.authority().pem, new.pem))?;
     std::thread::sleep(LOOK);
-    for name in ["a", "b"] {
+    for name in NODES {
         world.pki.issue(Leaf::node(name), Some(&new))?;
     }
+    world.pki.issue(Leaf::client("trainer", VISION), Some(&new))?;
     world.pki.issue(Leaf::client("after-new", VISION), Some(&new))?;
     // The key first: the job takes it up when it sees the certificate.
     for file in ["-key.pem", ".pem"] {
