@@ -115,7 +115,7 @@ bench-cluster: build ## Kill, silence, cut off, drain, restart and add nodes, st
 	target/release/forebay-bench-cluster $(BENCH_ARGS)
 
 dist: setup ## Make tarballs in target/dist: the programs, licences, a systemd unit, completions; debug information apart
-	cargo build --release --workspace $(SHIPPED)
+	cargo build --profile shipped --workspace $(SHIPPED)
 	@scripts/dist.sh
 
 wheel: setup ## Pack the Python package, with the programs, into target/wheels (a build of its own: some minutes more)
@@ -128,7 +128,10 @@ wheel-check: wheel ## Install the wheel into a clean environment, and read an ep
 images: dist ## Build the images of deploy/docker-compose.yml (FOREBAY_BASE=IMAGE to build on; without one, no registry is needed)
 	@deploy/images.sh
 
-compose-demo: images ## A cluster with etcd, S3 and two ranks in containers; a node is killed while they train
+compose-demo: setup ## A cluster with etcd, S3 and two ranks in containers; a node is killed while they train
+	cargo build --release --workspace $(SHIPPED)
+	@scripts/dist.sh target/release
+	@deploy/images.sh
 	@deploy/demo.sh
 
 clean: ## Remove what was built (not .torch, .venv, .clients and .peers)

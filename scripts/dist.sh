@@ -1,16 +1,16 @@
 #!/usr/bin/env bash
-# Makes target/dist/forebay-VERSION-TARGET.tar.gz of the release programs: stripped, with licences, a systemd unit and
+# Makes target/dist/forebay-VERSION-TARGET.tar.gz of the shipped programs: stripped, with licences, a systemd unit and
 # completions; their debug information goes into a tarball of its own. `make dist` builds the programs first, and by that
 # fetches all that this needs.
 #
-#   scripts/dist.sh [FOLDER]    of the programs in FOLDER instead of target/release
+#   scripts/dist.sh [FOLDER]    of the programs in FOLDER instead of target/shipped
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 programs=(forebay-server forebay forebay-train)
 version=$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
 target=$(rustc -vV | sed -n 's/^host: //p')
-release=${1:-target/release}
+built=${1:-target/shipped}
 name=forebay-$version-$target
 out=target/dist
 stage=$out/$name
@@ -23,9 +23,9 @@ umask 022
 rm -rf "$out"
 mkdir -p "$stage"/{bin,systemd,completions} "$debug/bin"
 for program in "${programs[@]}"; do
-    [ -x "$release/$program" ] || die "$release/$program is missing: run 'make dist'"
-    objcopy --only-keep-debug --compress-debug-sections "$release/$program" "$debug/bin/$program.debug"
-    install -m 755 "$release/$program" "$stage/bin/"
+    [ -x "$built/$program" ] || die "$built/$program is missing: run 'make dist'"
+    objcopy --only-keep-debug --compress-debug-sections "$built/$program" "$debug/bin/$program.debug"
+    install -m 755 "$built/$program" "$stage/bin/"
     strip --strip-all "$stage/bin/$program"
     (cd "$debug/bin" && objcopy --add-gnu-debuglink="$program.debug" "../../$name/bin/$program")
 done

@@ -6,7 +6,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-profile=${WHEEL_PROFILE:-release}
+profile=${WHEEL_PROFILE:-shipped}
 machine=$(uname -m)
 target=${CARGO_TARGET_DIR:-target}/$machine-unknown-linux-gnu
 wheels=target/wheels
@@ -16,7 +16,7 @@ build() {
     export PATH=$PWD/.venv/bin:$PATH
     cargo-zigbuild zigbuild --profile "$profile" --target "$machine-unknown-linux-gnu.$glibc" --workspace --bin forebay --bin forebay-server
     # maturin puts what lies in a folder of this name where pip looks for programs.
-    local scripts=python/forebay._forebay.data/scripts built=$target/release program
+    local scripts=python/forebay._forebay.data/scripts built=$target/$profile program
     [ "$profile" = dev ] && built=$target/debug
     mkdir -p "$scripts"
     for program in forebay forebay-server; do

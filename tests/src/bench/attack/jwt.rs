@@ -28,7 +28,7 @@ const JOB: Who =
     Who { name: "job", roles: &["reader"], prefixes: &["tenants/vision/"], more: "jwt = { sub = 'job-1' }" };
 
 /// How long the node may take until it has read the keys.
-const KEYS_READ: Duration = Duration::from_secs(10);
+const KEYS_READ: Duration = Duration::from_secs(20);
 
 /// Bytes of the largest claims that still fit into the headers of a request, which may have 16 KiB.
 const LARGE: usize = 11_000;

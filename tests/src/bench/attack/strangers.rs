@@ -185,7 +185,7 @@ fn odd_bytes(arena: &Arena<'_>, good: &str, open: &[u8]) -> anyhow::Result<Vec<C
         let is_answer = |f: &crate::harness::frames::Frame| {
             f.stream == 1 && [kind::DATA, kind::RST_STREAM].contains(&f.kind) || f.kind == kind::GOAWAY
         };
-        let answer = connection.find(Duration::from_secs(5), is_answer);
+        let answer = connection.find(Duration::from_secs(20), is_answer);
         Ok(answer.is_some_and(|f| f.kind == kind::DATA))
     };
     let mut refused = Trials::of("a token with bytes that no header may have gets no answer");
@@ -223,9 +223,11 @@ fn constant_time(arena: &Arena<'_>, good: &str) -> anyhow::Result<Check> {
     let secret = "5a".repeat(32);
     let [known, unknown] = [id, "0123456789abcdef"].map(|id| format!("Bearer fb1.{id}.{secret}"));
     let times = runtime()?.block_on(refusal_times(&arena.server.endpoint, OPEN, [&known, &unknown]))?;
-    let [known, unknown] = times.medians_us;
+    let [known, unknown] = times.medians_us();
+    let difference = times.difference_us();
     let limit = (known.max(unknown) * SAME_PART).max(SAME_US);
     let claim = format!("a guess at a known id takes as long as one at an unknown id, within {limit:.0} us");
-    let measured = format!("medians of {}: {known:.0} us and {unknown:.0} us", times.count);
-    Ok(Check::of(claim, measured, (known - unknown).abs() <= limit))
+    let count = times.count();
+    let measured = format!("medians of {count}: {known:.0} us and {unknown:.0} us, of pairs {difference:.0} us");
+    Ok(Check::of(claim, measured, difference.abs() <= limit || !times.is_told_apart()))
 }
