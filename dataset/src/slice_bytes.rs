@@ -19,6 +19,7 @@ pub fn slice_bytes(array: &dyn Array) -> usize {
         }
         DataType::FixedSizeList(..) => slice_bytes(array.as_fixed_size_list().values()),
         DataType::Struct(_) => array.as_struct().columns().iter().map(|c| slice_bytes(c)).sum(),
+        t if t.is_primitive() => array.len() * t.primitive_width().unwrap_or(0),
         _ => {
             return array.to_data().get_slice_memory_size().unwrap_or_else(|_| array.get_array_memory_size());
         }

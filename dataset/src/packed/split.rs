@@ -2,10 +2,12 @@
 
 use super::layout::{PackedColumn, RowLayout};
 use super::transpose;
-use arrow::array::{ArrayData, ArrayRef, make_array};
-use arrow::buffer::{BooleanBuffer, Buffer, MutableBuffer, NullBuffer};
-use arrow::datatypes::Schema;
+use arrow::array::{ArrayRef, FixedSizeBinaryArray, PrimitiveArray, downcast_primitive};
+use arrow::buffer::{BooleanBuffer, Buffer, MutableBuffer, NullBuffer, ScalarBuffer};
+use arrow::datatypes::{DataType, Schema};
+use arrow::error::ArrowError;
 use forebay_proto::{Error, Result};
+use std::sync::Arc;
 
 /// Rows that are split or packed before the next column's turn.
 pub(super) const TILE_ROWS: usize = 64;
@@ -74,14 +76,11 @@ impl RowLayout {
         let (mut start, mut arrays) = (0, Vec::with_capacity(self.columns.len()));
         for (at, column) in self.columns.iter().enumerate() {
             let data_type = schema.field(column.column).data_type();
-            let data = ArrayData::builder(data_type.clone())
-                .len(count)
-                .add_buffer(values.slice_with_length(start, column.width * count))
-                .nulls(column.nulls(rows, self, &all_valid))
-                .build();
-            arrays.push(make_array(data.map_err(|e| {
+            let values = values.slice_with_length(start, column.width * count);
+            let nulls = column.nulls(rows, self, &all_valid);
+            arrays.push(array(data_type, values, nulls).map_err(|e| {
                 Error::corrupt(format!("a packed column of {data_type} cannot be put together: {e}"))
-            })?));
+            })?);
             start += self.column_bytes(at, count);
         }
         Ok(arrays)
@@ -103,6 +102,23 @@ impl RowLayout {
             }
         }
         all
+    }
+}
+
+/// A narrow column over its values. Made without `ArrayData`: a batch may have many columns and few rows.
+fn array(data_type: &DataType, values: Buffer, nulls: Option<NullBuffer>) -> Result<ArrayRef, ArrowError> {
+    macro_rules! primitive {
+        ($of:ty) => {{
+            let array = PrimitiveArray::<$of>::try_new(ScalarBuffer::from(values), nulls)?;
+            Ok(Arc::new(array.with_data_type(data_type.clone())))
+        }};
+    }
+    downcast_primitive! {
+        data_type => (primitive),
+        DataType::FixedSizeBinary(width) => {
+            Ok(Arc::new(FixedSizeBinaryArray::try_new(*width, values, nulls)?))
+        }
+        _ => Err(ArrowError::NotYetImplemented("it is not narrow".into())),
     }
 }
 

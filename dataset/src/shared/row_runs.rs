@@ -1,7 +1,7 @@
 //! Rows of one width out of several sources, one after the other: a stretch of a message that its reader
 //! copies by itself.
 
-use crate::prefetch::{ROWS_AHEAD, prefetch};
+use crate::prefetch::{prefetch, rows_ahead};
 use forebay_proto::{Error, Result};
 
 /// Bytes in which a run is told.
@@ -106,12 +106,13 @@ impl RowRuns {
 
     /// Copies the next bytes out of the sources. Those behind the last row stay as they are.
     pub fn copy(&self, done: &mut RowsDone, sources: &[&[u8]], mut to: &mut [u8]) {
+        let ahead = rows_ahead(self.bytes / self.runs.len().max(1));
         while let Some(run) = self.runs.get(done.run)
             && !to.is_empty()
         {
-            if let Some(next) = self.runs.get(done.run + ROWS_AHEAD) {
-                let first = next.first() * self.width;
-                prefetch(sources[next.source()].get(first..first + self.width).unwrap_or_default());
+            if let Some(next) = self.runs.get(done.run + ahead) {
+                let (first, bytes) = (next.first() * self.width, next.rows() * self.width);
+                prefetch(sources[next.source()].get(first..first + bytes).unwrap_or_default());
             }
             let (from, bytes) = (run.first() * self.width + done.bytes, run.rows() * self.width);
             let (now, rest) = to.split_at_mut(to.len().min(bytes - done.bytes));

@@ -6,7 +6,7 @@
 
 use crate::packed::{Form, PackedSchema, RowLayout, value_buffer};
 use crate::pool::Pool;
-use crate::prefetch::{ROWS_AHEAD, prefetch};
+use crate::prefetch::{prefetch, rows_ahead};
 use crate::segment_batch::SegmentBatch;
 use crate::shared::MessagePool;
 use arrow::array::{Array, ArrayData, ArrayRef, AsArray, GenericByteArray, make_array};
@@ -77,7 +77,7 @@ fn packed_rows(
     }
     let sources = sources.iter().map(|source| source.source(layout)).collect::<Result<Vec<_>>>()?;
     let mut out = pool.take(bytes);
-    let (mut rest, mut ahead) = (out.as_slice_mut(), runs(picks).skip(ROWS_AHEAD));
+    let (mut rest, mut ahead) = (out.as_slice_mut(), runs(picks).skip(rows_ahead(layout.width)));
     for (source, row, count) in runs(picks) {
         if let Some(next) = ahead.next().and_then(|(source, row, _)| sources[source].row(row, layout)) {
             prefetch(next);
@@ -157,8 +157,12 @@ fn variable<T: ByteArrayType>(
         (None, Some(referred)) => referred,
         (None, None) => {
             let mut values = pool.take(bytes);
-            let mut rest = values.as_slice_mut();
+            let mean = bytes / picks.len().max(1);
+            let (mut rest, mut ahead) = (values.as_slice_mut(), picks.iter().skip(rows_ahead(mean)));
             for (pick, length) in picks.iter().zip(&lengths) {
+                if let Some(next) = ahead.next() {
+                    prefetch(&arrays[next.0].value_data()[place(next)]);
+                }
                 let (now, after) = rest.split_at_mut(*length);
                 now.copy_from_slice(&arrays[pick.0].value_data()[place(pick)]);
                 rest = after;
@@ -272,7 +276,7 @@ fn rows(sources: &[(&Buffer, usize)], width: usize, picks: &[Pick], pool: &Messa
         16 => narrow(sources, picks, i128::from_ne_bytes),
         _ => {
             let mut out = pool.take(bytes);
-            let (mut rest, mut ahead) = (out.as_slice_mut(), runs(picks).skip(ROWS_AHEAD));
+            let (mut rest, mut ahead) = (out.as_slice_mut(), runs(picks).skip(rows_ahead(width)));
             for (source, row, count) in runs(picks) {
                 if let Some((source, row, _)) = ahead.next() {
                     prefetch(&sources[source][row * width..(row + 1) * width]);

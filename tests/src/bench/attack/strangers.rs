@@ -228,6 +228,7 @@ fn constant_time(arena: &Arena<'_>, good: &str) -> anyhow::Result<Check> {
     let limit = (known.max(unknown) * SAME_PART).max(SAME_US);
     let claim = format!("a guess at a known id takes as long as one at an unknown id, within {limit:.0} us");
     let count = times.count();
-    let measured = format!("medians of {count}: {known:.0} us and {unknown:.0} us, of pairs {difference:.0} us");
+    let measured =
+        format!("medians of {count}: {known:.0} us and {unknown:.0} us, of pairs {difference:.0} us");
     Ok(Check::of(claim, measured, difference.abs() <= limit || !times.is_told_apart()))
 }
