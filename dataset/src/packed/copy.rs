@@ -5,7 +5,6 @@ use super::layout::{RowLayout, value_bytes};
 use super::place::{ColumnPlace, RowBlock};
 use super::split::TILE_ROWS;
 use super::transpose;
-use crate::row_copy::copy_row;
 use arrow::array::Array;
 use arrow::buffer::NullBuffer;
 use forebay_proto::{Error, Result};
@@ -88,7 +87,7 @@ impl<'a> RowSource<'a> {
     /// Copies rows from `row` on to `to`, as many as fit.
     pub fn copy(&self, row: usize, layout: &RowLayout, to: &mut [u8]) {
         match self {
-            Self::Whole(rows) => copy_row(&rows[row * layout.width..][..to.len()], to),
+            Self::Whole(rows) => to.copy_from_slice(&rows[row * layout.width..][..to.len()]),
             Self::Parts(parts, first) => {
                 for (tile, to) in to.chunks_mut(TILE_ROWS * layout.width).enumerate() {
                     to.chunks_exact_mut(layout.width).for_each(|row| row.copy_from_slice(first));

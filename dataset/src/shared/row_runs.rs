@@ -1,7 +1,7 @@
 //! Rows of one width out of several sources, one after the other: a stretch of a message that its reader
 //! copies by itself.
 
-use crate::row_copy::{copy_row, prefetch, rows_ahead};
+use crate::prefetch::{prefetch, rows_ahead};
 use forebay_proto::{Error, Result};
 
 /// Bytes in which a run is told.
@@ -116,7 +116,7 @@ impl RowRuns {
             }
             let (from, bytes) = (run.first() * self.width + done.bytes, run.rows() * self.width);
             let (now, rest) = to.split_at_mut(to.len().min(bytes - done.bytes));
-            copy_row(&sources[run.source()][from..from + now.len()], now);
+            now.copy_from_slice(&sources[run.source()][from..from + now.len()]);
             done.bytes += now.len();
             if done.bytes == bytes {
                 *done = RowsDone { run: done.run + 1, bytes: 0 };

@@ -6,7 +6,7 @@
 
 use crate::packed::{Form, PackedSchema, RowLayout, value_buffer};
 use crate::pool::Pool;
-use crate::row_copy::{prefetch, rows_ahead};
+use crate::prefetch::{prefetch, rows_ahead};
 use crate::segment_batch::SegmentBatch;
 use crate::shared::MessagePool;
 use arrow::array::{Array, ArrayData, ArrayRef, AsArray, GenericByteArray, make_array};

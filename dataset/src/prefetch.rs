@@ -1,5 +1,5 @@
-//! Copies rows that lie anywhere in memory: a gather knows the rows it copies next, and asks the processor for
-//! them before they are needed.
+//! Asks the processor for memory before it is needed: a gather knows the rows it copies next, and each lies
+//! somewhere else.
 #![expect(unsafe_code, reason = "the instruction is only to be had through a pointer")]
 
 /// Rows that a gather asks for ahead of the one that it copies, at most.
@@ -14,12 +14,6 @@ const BYTES: usize = 4 << 10;
 /// Bytes of a line of the processor's cache.
 #[cfg(target_arch = "x86_64")]
 const LINE: usize = 64;
-
-/// Rows up to this length are copied without a call, a block at a time.
-const SHORT_BYTES: usize = 256;
-
-/// Bytes of such a block.
-const BLOCK: usize = 32;
 
 /// How many rows of about `bytes` a gather asks for ahead, at least one.
 pub(crate) fn rows_ahead(bytes: usize) -> usize {
@@ -46,38 +40,15 @@ pub(crate) fn prefetch(row: &[u8]) {
     let _ = row;
 }
 
-/// Copies a row to where it goes, as long as it.
-#[inline]
-pub(crate) fn copy_row(row: &[u8], to: &mut [u8]) {
-    let is_short = row.len() <= SHORT_BYTES && row.len() == to.len();
-    let (true, Some(last), Some(to_last)) =
-        (is_short, row.last_chunk::<BLOCK>(), to.last_chunk_mut::<BLOCK>())
-    else {
-        return to.copy_from_slice(row);
-    };
-    *to_last = *last;
-    to.as_chunks_mut::<BLOCK>().0.iter_mut().zip(row.as_chunks::<BLOCK>().0).for_each(|(to, row)| *to = *row);
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn rows_of_any_length_are_copied() {
-        for length in (0..300).chain([4095, 4096, 5000]) {
-            let row: Vec<u8> = (0..length).map(|i| (i * 7 + i / 256) as u8).collect();
-            let mut to = vec![0; length];
-            prefetch(&row);
-            copy_row(&row, &mut to);
-            assert_eq!(to, row, "{length} bytes");
+    fn rows_are_asked_for_as_far_ahead_as_the_cache_holds_them() {
+        assert_eq!([0, 165, 3136, 100_000].map(rows_ahead), [24, 24, 5, 1]);
+        for bytes in [0, 1, 63, 64, 165, 5000] {
+            prefetch(&vec![7; bytes]);
         }
-        assert_eq!((rows_ahead(0), rows_ahead(165), rows_ahead(3136), rows_ahead(100_000)), (24, 24, 5, 1));
-    }
-
-    #[test]
-    #[should_panic(expected = "copy_from_slice")]
-    fn a_row_of_another_length_is_refused() {
-        copy_row(&[1; 40], &mut [0; 41]);
     }
 }
