@@ -2,6 +2,9 @@
 .DEFAULT_GOAL := help
 .PHONY: help setup build demo test test-clients test-readers check attack bench-cold bench-epoch bench-order bench-peers bench-python bench-raw bench-real bench-store bench-train bench-warm mutants mutate nccl gpu-kit parity bench-cluster dist wheel wheel-check images compose-demo clean bench-tls
 
+# Wherever cargo is set to build elsewhere: the scripts look for what was built here.
+export CARGO_TARGET_DIR := $(CURDIR)/target
+
 DEMO_ARGS ?=
 BENCH_ARGS ?=
 MUTANTS_ARGS ?=

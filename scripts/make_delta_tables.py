@@ -300,10 +300,17 @@ def by_ids(t):
 def of_spark(t):
     folder = t.path("spark-timestamps")
     moments = [dt.datetime(2024, 1, 1, tzinfo=UTC) + dt.timedelta(seconds=i) for i in range(ROWS)]
+    # Nanoseconds in 64 bits do not reach these.
+    moments[10] = dt.datetime(9999, 12, 31, 23, 59, 59, 999999, tzinfo=UTC)
+    moments[20] = dt.datetime(1, 1, 1, tzinfo=UTC)
+    moments[30] = None
     at = pa.array(moments, pa.timestamp("us", "UTC"))
-    fields = [field("id", "integer"), field("at", "timestamp")]
+    lists = [None if i % 7 == 0 else moments[i : i + i % 3] for i in range(ROWS)]
+    ats = pa.array(lists, pa.list_(pa.timestamp("us", "UTC")))
+    of_lists = {"type": "array", "elementType": "timestamp", "containsNull": True}
+    fields = [field("id", "integer"), field("at", "timestamp"), field("ats", of_lists)]
     key = "part-00000-2f6c5e0e-c000.snappy.parquet"
-    columns = {"id": pa.array(range(ROWS), pa.int32()), "at": at}
+    columns = {"id": pa.array(range(ROWS), pa.int32()), "at": at, "ats": ats}
     first = add(folder, key, columns, use_deprecated_int96_timestamps=True, store_schema=False)
     commit(folder, 0, [{"protocol": {"minReaderVersion": 1, "minWriterVersion": 2}}, metadata(fields), first])
     (folder / "_delta_log" / f".{0:020}.json.crc").write_bytes(b"crc")

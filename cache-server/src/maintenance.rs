@@ -37,29 +37,31 @@ pub async fn run(
     if scrub_mb_per_s > 0.0 {
         tokio::spawn(scrub(disk.clone(), scrub_mb_per_s * 1e6, stop.clone()));
     }
-    watch(&disk);
     let mut generation = 0;
     while timeout(HEAL_EVERY, stop.cancelled()).await.is_err() {
-        let (disk, now) = (disk.clone(), authority.generation());
+        let now = authority.generation();
         // The policy at start counts since the disk cache was opened.
-        let limits = (now != generation).then(|| authority.cache_limits());
-        let work = move || {
-            limits.into_iter().for_each(|limits| disk.set_prefix_limits(limits));
-            disk.heal(Instant::now());
-        };
-        match blocking(work).await {
+        if now != generation {
+            let (disk, limits) = (disk.clone(), authority.cache_limits());
+            match blocking(move || disk.set_prefix_limits(limits)).await {
+                Ok(()) => generation = now,
+                // Where a disk hung they are for the next look.
+                Err(e) if e.kind == Kind::Retry => {}
+                Err(e) => return gave_up(&e, "the limits of prefixes are no longer followed"),
+            }
+        }
+        let disk = disk.clone();
+        match blocking(move || drop(disk.try_again(Instant::now()))).await {
             Err(e) if e.kind != Kind::Retry => {
                 return gave_up(&e, "cache directories are no longer tried again");
             }
-            // Where a disk hung the limits are for the next look.
-            Err(_) => {}
-            Ok(()) => generation = now,
+            _ => {}
         }
     }
 }
 
 /// Looks for directories that hang, on a thread that waits for none, as long as the disk cache lives.
-fn watch(disk: &Arc<DiskCache>) {
+pub fn watch(disk: &Arc<DiskCache>) {
     let disk = Arc::downgrade(disk);
     let look = move || {
         while let Some(disk) = disk.upgrade() {

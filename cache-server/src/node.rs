@@ -14,15 +14,15 @@ use crate::cluster::peers::{PeerCredentials, Peers};
 use crate::cluster::replicate::Replicator;
 use crate::datasets::Datasets;
 use crate::descriptors;
-use crate::disk::dirs::DirStatus;
+use crate::disk::dirs::{DirStatus, Health};
 use crate::disk::{DiskCache, DiskCacheSettings, PrefixLimit, RealDisk};
 use crate::events::Events;
-use crate::maintenance::stall_probe::StallProbe;
+use crate::maintenance::{self, stall_probe::StallProbe};
 use crate::objects::Objects;
 use crate::read::cache::Cache;
 use crate::read::memory::Memory;
 use crate::read::plans::Plans;
-use crate::runtime::blocking;
+use crate::runtime::{blocking, given_up};
 use crate::service::gate::Gate;
 use crate::service::guard::CallGuard;
 use crate::service::handshake::Handshakes;
@@ -33,11 +33,15 @@ use crate::service::stalls::Stalls;
 use crate::settings::{Settings, StaticNode};
 use forebay_dataset::source::{ObjectGuard, StoreSilence};
 use forebay_dataset::{SegmentReader, TokenFile};
-use forebay_proto::{Error, Result, v1};
+use forebay_proto::{Result, v1};
 use forebay_tls::ClientTls;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use tokio_util::sync::CancellationToken;
+
+/// How long the disks of all cache directories may say nothing when the node starts. A busy one is slow, but
+/// somebody waits for the node: who started it is to know why it does not serve.
+const START_PATIENCE: Duration = Duration::from_secs(10);
 
 /// The parts of a node.
 pub struct Node {
@@ -212,28 +216,26 @@ async fn open_disk(
         raw_share: settings.objects.share,
         maps_bytes: memory.maps_bytes,
         kept_files: descriptors::kept_files(descriptors::raise()),
+        start_patience: START_PATIENCE,
         disk: Arc::new(RealDisk),
     };
-    for dir in settings.cache_dir.iter().filter(|dir| !dir.exists()) {
-        tracing::info!(dir = %dir.display(), "this cache directory did not exist: it is made");
-    }
     let (started, forecast) = (Instant::now(), plans.clone());
-    let open = move || {
-        let disk = DiskCache::open(&disk, forecast)?;
-        disk.set_prefix_limits(limits);
-        Ok::<_, Error>(disk)
+    let disk = Arc::new(blocking(move || DiskCache::open(&disk, forecast)).await??);
+    // From now on it is noticed if a disk hangs.
+    maintenance::watch(&disk);
+    let opened = disk.clone();
+    let look = move || {
+        opened.set_prefix_limits(limits);
+        opened.dirs().iter().filter(|dir| dir.health != Health::Away).for_each(warn_of_small_disk);
     };
-    let disk = blocking(open).await??;
+    given_up(blocking(look).await, ())?;
     tracing::info!(
         segments = disk.files(),
         bytes = disk.used_bytes(),
         ms = started.elapsed().as_millis() as u64,
         "the index is rebuilt"
     );
-    for dir in disk.dirs() {
-        warn_of_small_disk(&dir);
-    }
-    Ok(Arc::new(disk))
+    Ok(disk)
 }
 
 /// Says so where a directory may take more than its disk has in all: it will be full, and stay full.

@@ -11,6 +11,7 @@
 
 mod missing;
 mod read_ahead;
+mod refusals;
 mod rules;
 mod stream;
 mod versions;
@@ -25,10 +26,11 @@ use crate::read::cache::Cache;
 use crate::read::memory::{Memory, MemoryBudget, MemoryPermit};
 use crate::runtime::blocking;
 use crate::settings::{MetadataAge, ObjectSettings};
-use forebay_dataset::source::{StoreAnswer, StoreRequest};
+use forebay_dataset::source::{StoreAnswer, StoreRequest, is_under};
 use forebay_dataset::{ObjectReader, Urgency};
 use forebay_proto::object::{ObjectVersion, URI_BYTES_MAX};
-use forebay_proto::{Error, Result, v1};
+use forebay_proto::{Error, Kind, Result, v1};
+use refusals::StoreRefusals;
 use rules::Rules;
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -72,11 +74,12 @@ pub struct Objects {
     allow: Arc<Allowed>,
     rules: Rules,
     versions: Versions,
+    refusals: StoreRefusals,
     streams: Arc<MemoryBudget>,
     /// Bytes that are made ready ahead of a stream at most.
     ahead_bytes: u64,
     /// Turns of those who ask the object store for what may be long.
-    pub listings: Semaphore,
+    pub listings: Arc<Semaphore>,
 }
 
 impl Objects {
@@ -90,8 +93,10 @@ impl Objects {
         memory: &Memory,
     ) -> Result<Self> {
         let ahead_bytes = read_ahead::BYTES_MAX.min(memory.prefetch.limit() / 4);
+        let listings = Arc::new(Semaphore::new(ASKED_AT_ONCE));
         Ok(Self {
             versions: Versions::new(reader.clone()),
+            refusals: StoreRefusals::new(reader.clone(), listings.clone()),
             rules: Rules::new(settings)?,
             streams: memory.streams.clone(),
             cache,
@@ -99,7 +104,7 @@ impl Objects {
             reader,
             allow,
             ahead_bytes,
-            listings: Semaphore::new(ASKED_AT_ONCE),
+            listings,
         })
     }
 
@@ -108,20 +113,57 @@ impl Objects {
     /// That there is no such object may be as old as `missing_age`.
     pub async fn version(&self, uri: &str, missing_age: MissingAge) -> Result<Arc<ObjectVersion>> {
         let uri = self.allowed(uri).await?;
-        let is_keeper = self.peers.ownership.role(ObjectVersion::name_id(&uri)) == Role::Primary;
-        if self.rules.age(&uri) != MetadataAge::Always
-            && !is_keeper
-            && let Some(told) = self.peers.version(&uri).await?
-        {
-            return Ok(Arc::new(told));
+        if self.rules.age(&uri) != MetadataAge::Always && !self.is_keeper(&uri) {
+            let missing_may_be_old = missing_age == MissingAge::Second;
+            let request = v1::VersionRequest { uri: uri.clone(), missing_may_be_old, ..Default::default() };
+            if let Some(told) = self.peers.version(request).await? {
+                return Ok(Arc::new(told));
+            }
         }
         self.known(&uri, missing_age).await
     }
 
-    /// The same as this node knows it, whichever node keeps it.
-    pub async fn version_here(&self, uri: &str) -> Result<Arc<ObjectVersion>> {
-        let uri = self.allowed(uri).await?;
-        self.known(&uri, MissingAge::Now).await
+    /// The same as this node knows it, whichever node keeps it. If that is the version that the request calls
+    /// stale, the object store is asked first.
+    pub async fn version_here(&self, request: &v1::VersionRequest) -> Result<Arc<ObjectVersion>> {
+        let uri = self.allowed(&request.uri).await?;
+        if !request.stale_etag.is_empty() {
+            self.versions.doubt(&uri, &request.stale_etag);
+        }
+        let missing_age = if request.missing_may_be_old { MissingAge::Second } else { MissingAge::Now };
+        self.known(&uri, missing_age).await
+    }
+
+    /// What came of reading a version. Where the object has another one now, that is told to the node which
+    /// keeps its metadata, so that the next reader is not told the old one again.
+    pub async fn noting_change<T>(&self, version: &ObjectVersion, read: Result<T>) -> Result<T> {
+        if read.as_ref().is_err_and(|e| e.kind == Kind::Changed) {
+            self.outdated(version).await;
+        }
+        read
+    }
+
+    /// A version was found to be the object's no more: the node that keeps its metadata asks the object store
+    /// before it tells that version again.
+    pub async fn outdated(&self, version: &ObjectVersion) {
+        let uri = &*version.uri;
+        if self.rules.age(uri) == MetadataAge::Always {
+            return;
+        }
+        self.versions.doubt(uri, &version.etag);
+        if self.is_keeper(uri) {
+            return;
+        }
+        let (uri, stale_etag) = (uri.to_owned(), version.etag.to_string());
+        let request = v1::VersionRequest { uri, stale_etag, ..Default::default() };
+        if let Err(e) = self.peers.version(request).await {
+            tracing::debug!(error = %e, "the node that keeps an object's version did not tell another one");
+        }
+    }
+
+    /// Whether this node keeps an object's metadata for all.
+    fn is_keeper(&self, uri: &str) -> bool {
+        self.peers.ownership.role(ObjectVersion::name_id(uri)) == Role::Primary
     }
 
     async fn known(&self, uri: &str, missing_age: MissingAge) -> Result<Arc<ObjectVersion>> {
@@ -191,6 +233,18 @@ impl Objects {
     /// What the S3 store answers to a question in its own words, past the cache. `Denied` unless that may be
     /// read here.
     pub async fn ask(&self, request: &StoreRequest, scope: Scope) -> Result<StoreAnswer> {
+        self.check_asked(request, scope)?;
+        self.reader.ask(request).await
+    }
+
+    /// The same of a key that is not there: all who ask within a second are told the same, so they must send
+    /// the same request for one key.
+    pub async fn ask_of_missing(&self, request: StoreRequest) -> Result<StoreAnswer> {
+        self.check_asked(&request, Scope::Key)?;
+        self.refusals.ask(request).await
+    }
+
+    fn check_asked(&self, request: &StoreRequest, scope: Scope) -> Result<()> {
         let StoreRequest { bucket, key, query, .. } = request;
         let prefix = query.iter().find_map(|(name, value)| (name == "prefix").then_some(value.as_str()));
         let is_allowed = match scope {
@@ -204,10 +258,10 @@ impl Objects {
             )));
         }
         // URLs with such parts mean other objects to some.
-        if key.split('/').any(|part| matches!(part, "." | "..")) {
-            return Err(Error::invalid("keys with '.' or '..' as a part cannot be read"));
+        match key.split('/').any(|part| matches!(part, "." | "..")) {
+            true => Err(Error::invalid("keys with '.' or '..' as a part cannot be read")),
+            false => Ok(()),
         }
-        self.reader.ask(request).await
     }
 
     /// The region of the S3 store.
@@ -231,6 +285,7 @@ impl Objects {
     /// Forgets the metadata of the objects under a normalised URI.
     pub fn forget(&self, uri: &str) {
         self.versions.forget(uri);
+        self.refusals.forget(|missing| is_under(missing, uri));
     }
 
     /// `Denied` unless an object may be read here. Follows links: not for an async thread.

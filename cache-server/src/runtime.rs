@@ -3,8 +3,9 @@
 //!
 //! The others take every core they can get, so they yield: their priority is lower, and a stream that has
 //! something to send does not wait for a segment to be decoded. Without a bound each of them would keep a
-//! stack and a share of the allocator's memory.
+//! stack and a share of the allocator's memory. How many work at once is the business of [`off_thread`].
 
+use forebay_dataset::off_thread;
 use forebay_proto::{Error, Kind, Result};
 use std::cell::Cell;
 use std::io;
@@ -16,12 +17,9 @@ use std::time::{Duration, Instant};
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::watch;
 
-/// Threads for what blocks. Each waits for a disk or a core most of the time; more than this would only wait
-/// together.
-const BLOCKING_MAX: usize = 64;
-
-/// More of them, for those that wait for a disk which hangs: they come back when it does.
-const SPARE: usize = 64;
+/// Threads beside those that work at once: for those that wait for a disk which hangs, until it answers, and
+/// for work that is short or rare enough to need no turn.
+const SPARE: usize = 128;
 
 /// By how much their priority is lower: a tenth of an async thread's share of a core that both want.
 const BLOCKING_NICE: i32 = 10;
@@ -42,10 +40,11 @@ pub fn runtime() -> io::Result<Runtime> {
     let cores = available_parallelism().map_or(2, usize::from);
     let begun = AtomicUsize::new(0);
     let name = move || (if begun.fetch_add(1, Relaxed) < cores { ASYNC } else { BLOCKING }).to_owned();
-    let (idle, idled) = sync_channel(cores + BLOCKING_MAX + SPARE);
+    let others = off_thread::most() + SPARE;
+    let (idle, idled) = sync_channel(cores + others);
     let runtime = Builder::new_multi_thread()
         .worker_threads(cores)
-        .max_blocking_threads(BLOCKING_MAX + SPARE)
+        .max_blocking_threads(others)
         .event_interval(TASKS_BETWEEN_LOOKS)
         .thread_name_fn(name)
         .on_thread_start(yield_to_async)
@@ -85,9 +84,11 @@ static HANGS: LazyLock<watch::Sender<u64>> = LazyLock::new(|| watch::Sender::new
 /// What still comes of a disk that hangs must come within this time.
 const LAST_WORD: Duration = Duration::from_millis(100);
 
-/// Has all who wait for work on a disk give it up, unless it ends at once: a disk hangs.
+/// Has all who wait for work on a disk give it up, unless it ends at once, and other work take its turns: a
+/// disk hangs.
 pub fn give_up_disk_work() {
     HANGS.send_modify(|hangs| *hangs += 1);
+    off_thread::write_off();
 }
 
 /// Resolves when work that is under way now is to be given up, as a disk hangs. A thread that waits for a
@@ -109,21 +110,17 @@ pub fn given_up<T>(done: Result<T>, instead: T) -> Result<T> {
 
 /// Runs work that touches the disk off the async threads. `Retry` if a disk hangs meanwhile.
 pub async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T> {
-    let work = tokio::task::spawn_blocking(work);
-    let done = tokio::select! {
+    tokio::select! {
         biased;
-        done = work => done,
-        () = disk_hangs() => return Err(Error::retry("a cache directory hangs: try again")),
-    };
-    done.map_err(|e| match e.is_cancelled() {
-        true => Error::closed("the node is stopping"),
-        false => Error::corrupt(format!("a disk task failed: {e}")),
-    })
+        done = off_thread::on_disk(work) => done,
+        () = disk_hangs() => Err(Error::retry("a cache directory hangs: try again")),
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use forebay_dataset::off_thread::AT_ONCE;
     use std::sync::{Arc, Barrier};
 
     #[test]
@@ -146,8 +143,8 @@ mod tests {
         let runtime = runtime().unwrap();
         let on_async = runtime.block_on(async { tokio::spawn(async { me() }).await.unwrap() });
         assert_eq!(on_async, (Some(ASYNC.into()), before));
-        let barrier = Arc::new(Barrier::new(BLOCKING_MAX));
-        let all: Vec<_> = (0..BLOCKING_MAX)
+        let barrier = Arc::new(Barrier::new(AT_ONCE));
+        let all: Vec<_> = (0..AT_ONCE)
             .map(|_| {
                 let barrier = barrier.clone();
                 runtime.spawn_blocking(move || {

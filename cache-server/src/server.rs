@@ -1,6 +1,7 @@
 //! The daemon: binds the sockets, runs a node's services and background tasks, and ends them in order.
 
 use crate::cluster::replicate::Replicator;
+use crate::disk::dirs::{DirStatus, Health};
 use crate::maintenance::{self, store_check};
 use crate::node::Node;
 use crate::read::prefetch;
@@ -93,7 +94,7 @@ impl Server {
             None => None,
         };
         // The cache directory is this server's own since the node was opened.
-        let socket = unix_socket(&settings)?;
+        let socket = unix_socket(&settings, &node.disk.dirs())?;
         if let Some(socket) = &socket {
             node.shared.listens_at(socket.file.path.clone());
         }
@@ -177,7 +178,6 @@ impl Server {
             stop: self.streams.clone(),
             draining: Arc::default(),
             lists: Semaphore::new(LISTS_AT_ONCE),
-            owners: Arc::default(),
         });
         let objects = ObjectsServer::new(ObjectService { node: node.clone(), stop: self.streams.clone() });
         let peer = PeerServer::new(peer::PeerService(node.clone()));
@@ -292,11 +292,21 @@ async fn shut_down(node: Arc<Node>, streams: CancellationToken, drain: Duration,
     }
 }
 
-/// The node's Unix socket. Where nobody asked for it and it cannot be had, the node does without.
-fn unix_socket(settings: &Settings) -> Result<Option<Socket>> {
+/// The node's Unix socket. Where nobody asked for it and it cannot be had, the node does without: in a cache
+/// directory that is set aside it is not even tried, as its disk may hang.
+fn unix_socket(settings: &Settings, dirs: &[DirStatus]) -> Result<Option<Socket>> {
     let Some(plan) = settings.socket()? else { return Ok(None) };
     let is_wanted = settings.unix_socket.is_some() || settings.listen.tcp().is_none();
-    match Socket::bind(&plan) {
+    let is_there =
+        |dir: &DirStatus| std::path::absolute(&dir.path).is_ok_and(|dir| plan.path.starts_with(dir));
+    let bound = match dirs.iter().any(|dir| dir.health == Health::Away && is_there(dir)) {
+        true => Err(Error::denied(format!(
+            "unix:{}: its cache directory is set aside; choose another path with --unix-socket",
+            plan.path.display()
+        ))),
+        false => Socket::bind(&plan),
+    };
+    match bound {
         Err(e) if !is_wanted => {
             tracing::info!(error = %e, "no Unix socket: readers on this host get bytes by TCP");
             Ok(None)

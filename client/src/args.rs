@@ -135,8 +135,9 @@ impl EndpointArgs {
         }
     }
 
-    /// The flags take precedence over the environment.
-    fn use_files(&self) -> Result<()> {
+    /// From here on this process shows the certificate and the token of these flags, and believes their
+    /// authorities; without a flag those of the environment. `Invalid` if a file of theirs makes no sense.
+    pub fn use_files(&self) -> Result<()> {
         self.token_file.iter().for_each(use_token_file);
         let Self { ca, cert, key, .. } = self.clone();
         let files = TlsFiles { ca, cert, key, crl: None };

@@ -7,7 +7,7 @@ use crate::node::Node;
 use crate::snapshot;
 use arrow::datatypes::SchemaRef;
 use forebay_dataset::{View, schema, view};
-use forebay_proto::manifest::{Digest, Manifest, Object};
+use forebay_proto::manifest::{Digest, Filter, Manifest, Object};
 use forebay_proto::plan::Order;
 use forebay_proto::snapshot::SCHEME;
 use forebay_proto::view::{MixPart, Split};
@@ -233,15 +233,6 @@ impl Dataset {
             return Err(Error::invalid(format!("{}: {why}", m.uri())));
         }
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let version_uri = m.version_uri();
-        let dataset = v1::DatasetSpec {
-            // The log of a table keeps which objects a version has.
-            objects: if version_uri == m.uri() { m.objects().to_vec() } else { Vec::new() },
-            uri: version_uri,
-            segment_bytes: m.segment_bytes(),
-            filter: m.filter().map(|filter| filter.predicate().to_owned()).unwrap_or_default(),
-            ..spec.to_wire()
-        };
         Ok(v1::Snapshot {
             name: name.to_owned(),
             digest: m.digest().to_bytes().to_vec().into(),
@@ -249,9 +240,56 @@ impl Dataset {
             objects: m.objects().len() as u64,
             object_bytes: m.objects().iter().map(|object| object.size).sum(),
             saved_unix_s: now.as_secs(),
-            dataset: Some(dataset),
+            dataset: Some(self.exact_spec().to_wire()),
             ..Default::default()
         })
+    }
+
+    /// What opens as this version whatever was added to its URI since: it names the objects with their tags.
+    /// Of a mix it is the spec as it is, as the parts of a mix are URIs.
+    fn exact_spec(&self) -> DatasetSpec {
+        let (m, spec) = (&self.manifest, self.spec.clone());
+        if !spec.mix.is_empty() {
+            return spec;
+        }
+        let uri = m.version_uri();
+        DatasetSpec {
+            // The log of a table keeps which objects a version has.
+            objects: if uri == m.uri() { m.objects().to_vec() } else { Vec::new() },
+            uri,
+            segment_bytes: Some(m.segment_bytes()),
+            filter: m.filter().map(Filter::predicate).filter(|text| !text.is_empty()).map(str::to_owned),
+            ..spec
+        }
+    }
+
+    /// Tells a node of this version, which it does not know or has forgotten. `Changed` if objects of it were
+    /// overwritten or deleted since.
+    pub(crate) async fn tell(&self, node: &Node) -> Result<()> {
+        let is_this = |answer: &Answer| answer.manifest.digest() == self.manifest.digest();
+        // As it was opened first: a short request, and mostly what the node has frozen before.
+        let told = ask(node, &self.spec).await;
+        let exact = self.exact_spec();
+        let told = match told {
+            Ok(answer) if is_this(&answer) => return Ok(()),
+            Err(e) if e.kind == Kind::Retry => return Err(e),
+            told if exact == self.spec => told,
+            // Objects were added or overwritten, or a table has a later version.
+            _ => ask(node, &exact).await,
+        };
+        let (uri, version) = (self.manifest.uri(), self.manifest.digest());
+        let changed = |why: String| {
+            Error::changed(format!(
+                "{uri} has changed since it was opened as version {version}: open it again, or start a new run from \
+                 it: {why}"
+            ))
+        };
+        match told {
+            Ok(answer) if is_this(&answer) => Ok(()),
+            Ok(answer) => Err(changed(format!("it is version {} now", answer.manifest.digest()))),
+            Err(e) if matches!(e.kind, Kind::Changed | Kind::NotFound) => Err(changed(e.message)),
+            Err(e) => Err(e),
+        }
     }
 
     /// Samples of an epoch: the dataset's rows, or what a mix of them gives.
@@ -318,4 +356,31 @@ async fn read(direct: &Direct, spec: &DatasetSpec) -> Result<Answer> {
         false => view.manifest.clone(),
     };
     Ok(Answer { manifest, projected_bytes, notes: view.notes() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use forebay_dataset::SourceSettings;
+
+    #[tokio::test]
+    async fn the_exact_spec_of_a_version_opens_as_it_split_and_filtered_too() {
+        let access = Access::direct(SourceSettings::default()).unwrap();
+        let folder = std::fs::canonicalize("../tests/data/mnist/test").unwrap();
+        let whole = DatasetSpec::new(format!("file://{}", folder.display()));
+        let split = Some("1234:5678".parse().unwrap());
+        let (filter, segment_bytes) = (Some("label > 3".to_owned()), Some(1 << 20));
+        for spec in [
+            whole.clone(),
+            DatasetSpec { split, ..whole.clone() },
+            DatasetSpec { split, filter, segment_bytes, ..whole },
+        ] {
+            let dataset = Dataset::open(&access, &spec).await.unwrap();
+            let exact = dataset.exact_spec();
+            assert!(exact.objects.len() == 2 && exact.objects.iter().all(|object| !object.etag.is_empty()));
+            let again = Dataset::open(&access, &exact).await.unwrap();
+            assert_eq!(again.manifest.digest(), dataset.manifest.digest(), "{spec:?}");
+            assert_eq!(again.exact_spec(), exact);
+        }
+    }
 }

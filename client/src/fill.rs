@@ -16,12 +16,15 @@ use std::time::Duration;
 /// How long a node of several may take to say that it serves; without an answer the others fill its share.
 const ALIVE: Duration = Duration::from_secs(3);
 
+/// Nodes that an error names at most.
+const NAMED: usize = 5;
+
 /// How filling a cache ended.
 #[derive(Debug, Clone)]
 pub struct Filled {
     /// What all nodes together hold.
     pub progress: v1::LoadProgress,
-    /// How many nodes had a share of the dataset.
+    /// How many nodes had a share of the dataset: none if it has no rows.
     pub nodes: usize,
     /// Nodes that did not fill their share, and why.
     pub failed: Vec<FailedNode>,
@@ -47,7 +50,7 @@ impl Filled {
 }
 
 /// Has each node fill its share, all at once, and shows how far they are. A node that fails keeps no other
-/// from filling its own.
+/// from filling its own. `Retry` if none can be reached, or none takes segments.
 pub async fn fill(
     endpoints: &Endpoints,
     dataset: &Dataset,
@@ -97,7 +100,7 @@ pub async fn fill(
 }
 
 /// The nodes that answer, and the segments that each is to fill: those that it owns when the others are
-/// left out.
+/// left out. `Retry` if there are none for a dataset that has some.
 async fn shares(endpoints: &Endpoints, dataset: &Dataset) -> Result<Vec<Share>> {
     let mut topology = survey::topology(endpoints).await?;
     if topology.nodes.len() < 2 {
@@ -107,11 +110,14 @@ async fn shares(endpoints: &Endpoints, dataset: &Dataset) -> Result<Vec<Share>> 
     }
     let is_alive = |node: Node| async move { Ok(node.is_serving(ALIVE).await.then_some(node)) };
     let alive = ask_each(&topology, Duration::MAX, is_alive).await;
-    let (mut nodes, mut clients) = (Vec::new(), Vec::new());
+    let (mut nodes, mut clients, mut silent) = (Vec::new(), Vec::new(), Vec::new());
     for (node, client) in alive {
-        if let Some(client) = client? {
-            nodes.push(node);
-            clients.push(client);
+        match client? {
+            Some(client) => {
+                nodes.push(node);
+                clients.push(client);
+            }
+            None => silent.push(node),
         }
     }
     let manifest = &dataset.manifest;
@@ -123,9 +129,33 @@ async fn shares(endpoints: &Endpoints, dataset: &Dataset) -> Result<Vec<Share>> 
             owned[owner].insert(segment);
         }
     }
+    if count > 0 && owned.iter().all(SegmentSet::is_empty) {
+        return Err(nobody(manifest.uri(), &silent, &nodes));
+    }
     let shares = nodes.into_iter().zip(clients).zip(owned);
     let shares = shares.map(|((node, client), segments)| Share { node, client, segments });
     Ok(shares.filter(|share| !share.segments.is_empty()).collect())
+}
+
+/// The error of a load of which no node has a share: some do not answer, all others take no segments.
+fn nobody(uri: &str, silent: &[v1::Node], idle: &[v1::Node]) -> Error {
+    let named = |nodes: &[v1::Node]| {
+        let some = nodes.iter().take(NAMED).map(|node| format!("{} at {}", node.name, node.address));
+        let more = nodes.len().checked_sub(NAMED + 1).map(|more| format!("{} more", more + 1));
+        some.chain(more).collect::<Vec<_>>().join(", ")
+    };
+    let (mut why, mut advice) = (Vec::new(), Vec::new());
+    if !silent.is_empty() {
+        let seconds = ALIVE.as_secs();
+        why.push(format!("no answer within {seconds} s from {}", named(silent)));
+        advice.push("see that this machine reaches these addresses (forebay-server --advertise)");
+    }
+    if !idle.is_empty() {
+        why.push(format!("no segments are taken by {}", named(idle)));
+        advice.push("give nodes a --weight above 0, or bring drained ones back (forebay undrain)");
+    }
+    let (why, advice) = (why.join("; "), advice.join("; "));
+    Error::retry(format!("{uri}: no node can be filled: {why}: {advice}"))
 }
 
 /// The error of a load that found no room for all segments.
@@ -155,6 +185,26 @@ fn sum(parts: &[v1::LoadProgress]) -> v1::LoadProgress {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use forebay_proto::Kind;
+
+    #[test]
+    fn nodes_that_cannot_be_filled_are_named_with_the_way_out() {
+        let node = |n: usize| v1::Node {
+            name: format!("n{n}"),
+            address: format!("http://n{n}:7"),
+            ..Default::default()
+        };
+        let seven: Vec<_> = (0..7).map(node).collect();
+        let e = nobody("s3://b/d", &seven, &[node(8)]);
+        assert_eq!(e.kind, Kind::Retry);
+        let start = "s3://b/d: no node can be filled: no answer within 3 s from n0 at http://n0:7, n1 at";
+        assert!(e.message.starts_with(start), "{e}");
+        assert!(e.message.contains("n4 at http://n4:7, 2 more; no segments are taken by n8 at"), "{e}");
+        assert!(e.message.contains("--advertise") && e.message.contains("forebay undrain"), "{e}");
+        let e = nobody("s3://b/d", &[], &seven[..5]);
+        assert!(e.message.contains("n4 at http://n4:7: give nodes a --weight"), "{e}");
+        assert!(!e.message.contains("no answer") && !e.message.contains("--advertise"), "{e}");
+    }
 
     #[test]
     fn missing_room_is_told_in_megabytes() {

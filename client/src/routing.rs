@@ -25,7 +25,9 @@ use forebay_proto::ring::Balance;
 use forebay_proto::{Error, Result, v1};
 use health::Health;
 use parking_lot::Mutex;
+use policy::{Failure, FailureKind, History, Situation, SourceKind};
 use router::{ReadPolicy, Router};
+use silence::SUSPICION;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -217,12 +219,41 @@ impl Cluster {
         self.budget.take().await;
     }
 
-    /// Whether any node that is known can be asked.
+    /// The facts that decide what to do after a failure of `source`, and of its node if it has one. A node
+    /// that failed is probed the first time; if it does not serve, it is out for all readers until it does.
+    pub async fn situation(
+        &self,
+        failure: &Failure,
+        history: &mut History,
+        (source, node): (SourceKind, Option<&Node>),
+        has_fallback: bool,
+    ) -> Situation {
+        let is_nodes_fault = matches!(failure.kind, FailureKind::Broken | FailureKind::NodeDead);
+        if !is_nodes_fault || source == SourceKind::Hedge {
+            return Situation::of(source);
+        }
+        self.may_try_again().await;
+        let mut node_serves = false;
+        if let Some(node) = node {
+            let is_first = !std::mem::replace(&mut history.probed, true);
+            let may_serve = is_first && failure.kind == FailureKind::Broken;
+            node_serves = may_serve && node.is_serving(SUSPICION).await;
+            if !node_serves {
+                self.failed(node);
+            }
+        }
+        Situation { source, node_serves, nodes_left: self.has_nodes(), has_fallback }
+    }
+
+    /// Whether any node can be asked: of a cluster one that takes segments. A node that was named counts only
+    /// where no other is known: of a cluster the topology's addresses are asked, and a named one may be
+    /// spelled otherwise.
     pub fn has_nodes(&self) -> bool {
-        let topology = self.topology.borrow();
-        let told = topology.iter().flat_map(|t| &t.nodes).map(|n| n.address.as_str());
-        let named = self.entry.nodes().iter().map(Node::url);
-        told.chain(named).any(|url| !self.health.is_out(url))
+        let topology = self.topology.borrow().clone().unwrap_or_default();
+        match self.only_node(&topology) {
+            Some(only) => !self.health.is_out(only.url()),
+            None => topology.nodes.iter().any(|n| n.weight > 0.0 && !self.health.is_out(&n.address)),
+        }
     }
 }
 

@@ -1,8 +1,9 @@
 //! Rows outside of any plan: all in file order, or chosen ones, from a cache node or directly.
 //!
 //! Through a cache the rows come by Arrow Flight, directly from the same code that answers there. Each
-//! message's checksum is verified before anything of it is handed out. Columns come in the order in which the
-//! [`DatasetSpec`](crate::DatasetSpec) names them.
+//! message's checksum is verified before anything of it is handed out. A node that does not know the dataset
+//! is told of it, and another one is asked where a node goes away before its first rows; a stream that breaks
+//! later is an error. Columns come in the order in which the [`DatasetSpec`](crate::DatasetSpec) names them.
 
 use crate::access::Access;
 use crate::dataset::Dataset;
@@ -18,7 +19,7 @@ use bytes::Bytes;
 use forebay_dataset::stream::{BatchStream, Reading, StreamSetup};
 use forebay_proto::hash::Hash64;
 use forebay_proto::manifest::Manifest;
-use forebay_proto::{Error, Result, v1};
+use forebay_proto::{Error, Kind, Result, v1};
 use futures::stream::{self, BoxStream};
 use futures::{StreamExt, TryStreamExt};
 use prost::Message;
@@ -129,7 +130,8 @@ fn not_projected(e: ArrowError) -> Error {
 async fn read(dataset: &Dataset, ticket: v1::ticket::Kind) -> Result<RowStream> {
     let rows = match &dataset.access {
         Access::Endpoint(nodes) => {
-            from_node(nodes.answering().await?, v1::Ticket::new(&dataset.manifest, ticket)).await?
+            let ticket = &v1::Ticket::new(&dataset.manifest, ticket);
+            nodes.ask(|node| async move { from_node(dataset, node, ticket).await }).await?
         }
         Access::Direct(direct) => {
             let columns = dataset.ticket_columns();
@@ -148,7 +150,19 @@ async fn read(dataset: &Dataset, ticket: v1::ticket::Kind) -> Result<RowStream> 
     Ok(rows.map(move |batch| order.apply(batch?)).boxed())
 }
 
-async fn from_node(node: Node, ticket: v1::Ticket) -> Result<RowStream> {
+/// Asks a node. One that has lost the dataset, with its disk or for want of room, is told of it again.
+async fn from_node(dataset: &Dataset, node: Node, ticket: &v1::Ticket) -> Result<RowStream> {
+    match opened(node.clone(), ticket).await {
+        Err(e) if e.kind == Kind::NotFound => {
+            dataset.tell(&node).await?;
+            opened(node, ticket).await
+        }
+        rows => rows,
+    }
+}
+
+/// What a node sends for a ticket.
+async fn opened(node: Node, ticket: &v1::Ticket) -> Result<RowStream> {
     let mut client = FlightServiceClient::new(node.authorized())
         .max_decoding_message_size(usize::MAX)
         .max_encoding_message_size(usize::MAX);

@@ -4,18 +4,22 @@
 //! Nothing is written, and the objects themselves are read as those of any dataset.
 
 mod log_files;
+mod recent_files;
 mod unreadable;
 mod url;
+mod vectors;
 
+use crate::schema::merge::in_zones;
 use crate::schema::plain;
 use crate::schema::union::Conflict;
-use crate::source::{Source, TableUri, blocking};
-use arrow::datatypes::{DataType, FieldRef, Schema, SchemaRef};
+use crate::source::{Source, TableUri};
+use arrow::datatypes::{FieldRef, Schema, SchemaRef};
+use delta_kernel::actions::deletion_vector::DeletionVectorDescriptor;
 use delta_kernel::engine::arrow_conversion::TryIntoArrow as _;
 use delta_kernel::scan::StatsOptions;
 use delta_kernel::scan::state::ScanFile;
 use delta_kernel::table_features::ColumnMappingMode;
-use delta_kernel::{KernelError, Snapshot, SnapshotRef};
+use delta_kernel::{Engine as _, KernelError, Snapshot, SnapshotRef};
 use forebay_proto::manifest::{DELETED_RUNS_MAX, DELTA};
 use forebay_proto::v1::{PartitionValue, RenamedColumn, TableObject};
 use forebay_proto::{Error, Result};
@@ -27,6 +31,9 @@ use tracing::subscriber::NoSubscriber;
 
 /// Logs that are read at once in a process: each holds a thread that waits for others.
 static READERS: Semaphore = Semaphore::const_new(8);
+
+/// Deleted rows of an object at most: to go through them takes seconds.
+const DELETED_ROWS_MAX: i64 = 1 << 32;
 
 /// A table in one version, as its log has it.
 #[derive(Debug)]
@@ -75,7 +82,8 @@ pub(crate) async fn read(
 ) -> Result<Option<TableLog>> {
     let (source, uri, runtime) = (source.clone(), uri.to_owned(), Handle::current());
     let turn = READERS.acquire().await.map_err(|_| Error::closed("no log is read any more"))?;
-    blocking(move || {
+    // It waits for other work, so it must not have a turn of `off_thread`.
+    let reading = tokio::task::spawn_blocking(move || {
         // Until the work ends, even if nobody waits for it any more.
         let _turn = turn;
         let Some(TableUri { root, version }) = TableUri::of(&uri) else {
@@ -99,8 +107,8 @@ pub(crate) async fn read(
         // The kernel logs each error and each step: the error that is returned says it once.
         let read = tracing::subscriber::with_default(NoSubscriber::default(), read);
         read.map_err(|fault| explain(&uri, &engine, fault))
-    })
-    .await
+    });
+    reading.await.unwrap_or_else(|e| Err(Error::closed(format!("reading a table's log: {e}"))))
 }
 
 /// Why a log cannot be read.
@@ -198,19 +206,25 @@ fn files(
 ) -> Result<Vec<TableFile>, LogFault> {
     let stats = StatsOptions::none();
     let scan = snapshot.clone().scan_builder().with_stats(stats).without_row_transforms().build()?;
-    let (mut files, mut runs) = (Vec::new(), 0);
+    let (mut files, mut runs, root) = (Vec::new(), 0, snapshot.table_root());
     for part in scan.scan_metadata(engine)? {
-        let found = part?.visit_scan_files(Vec::new(), |all: &mut Vec<ScanFile>, file| all.push(file))?;
-        for file in found {
-            let deleted = deleted(engine, &file, snapshot.table_root())?;
+        let part = part?;
+        let found = part.visit_scan_files(Vec::new(), |all: &mut Vec<ScanFile>, file| all.push(file))?;
+        let vectors = vectors::of(&part.scan_files)?;
+        if vectors.len() != found.len() {
+            return Err(Error::corrupt("the log's objects and their deletion vectors differ").into());
+        }
+        let places = vectors.iter().flatten().map(|vector| vector.absolute_path(root));
+        let mut places: Vec<_> = places.filter_map(|place| place.ok().flatten()).collect();
+        places.sort_unstable();
+        places.dedup();
+        engine.prepare(places);
+        for (file, vector) in found.into_iter().zip(vectors) {
+            let deleted = match vector {
+                Some(vector) => deleted(engine, &file.path, &vector, (root, DELETED_RUNS_MAX - runs))?,
+                None => Vec::new(),
+            };
             runs += deleted.len() / 2;
-            if runs > DELETED_RUNS_MAX {
-                return Err(Error::invalid(format!(
-                    "more than {DELETED_RUNS_MAX} runs of rows are deleted but not removed: rewrite its files (REORG TABLE .. \
-                     APPLY (PURGE))"
-                ))
-                .into());
-            }
             let value = |name: &String| {
                 let text = file.partition_values.get(name).filter(|text| !text.is_empty());
                 PartitionValue { text: text.cloned() }
@@ -229,15 +243,38 @@ fn files(
     }
 }
 
-/// The deleted rows of an object, as runs.
-fn deleted(engine: &LogEngine, file: &ScanFile, root: &::url::Url) -> Result<Vec<u64>, LogFault> {
-    let Some(count) = file.dv_info.cardinality()? else { return Ok(Vec::new()) };
-    let rows = file.dv_info.get_row_indexes(engine, root)?.unwrap_or_default();
-    let bad = || Error::corrupt(format!("'{}': its deletion vector does not have {count} rows", file.path));
-    if rows.len() as u64 != count {
+/// The deleted rows of an object of a table at `root`, as at most `most` runs. They are never all held as
+/// rows.
+fn deleted(
+    engine: &LogEngine,
+    path: &str,
+    vector: &DeletionVectorDescriptor,
+    (root, most): (&::url::Url, usize),
+) -> Result<Vec<u64>, LogFault> {
+    let count = vector.cardinality;
+    let too_many = |what: String| {
+        Error::invalid(format!(
+            "{what} are deleted but not removed: rewrite its files (REORG TABLE .. APPLY (PURGE))"
+        ))
+    };
+    let bad = || Error::corrupt(format!("'{path}': its deletion vector does not have {count} rows"));
+    if count > DELETED_ROWS_MAX {
+        return Err(too_many(format!("{count} rows of '{path}'")).into());
+    }
+    let rows = vector.read(engine.storage_handler(), root)?;
+    if i64::try_from(rows.len()) != Ok(count) {
         return Err(bad().into());
     }
-    Ok(TableObject::runs_of(rows).ok_or_else(bad)?)
+    let mut next = None;
+    let begins = |row: &u64| {
+        let begins = next != Some(*row);
+        next = row.checked_add(1);
+        begins
+    };
+    if rows.iter().filter(begins).take(most + 1).count() > most {
+        return Err(too_many(format!("more than {DELETED_RUNS_MAX} runs of rows")).into());
+    }
+    Ok(TableObject::runs_of(rows.iter()).ok_or_else(bad)?)
 }
 
 impl TableLog {
@@ -265,9 +302,10 @@ impl TableLog {
         Ok(())
     }
 
-    /// The schema of an object with the table's names for its columns. One that the table has not gets a name
-    /// that no column has. Moments that Spark wrote in 96 bits are in UTC where the table says so.
-    pub(crate) fn named(&self, own: &SchemaRef) -> SchemaRef {
+    /// The schema of an object with the table's names for its columns, as the table takes it and with the
+    /// object's own types. A column that the table has not gets a name that no column has. Moments without a
+    /// time zone, as Spark wrote them in 96 bits, are in UTC where the table says so.
+    pub(crate) fn named(&self, own: &SchemaRef) -> (SchemaRef, SchemaRef) {
         let named = |field: &FieldRef| {
             let column = self.renamed.iter().find(|r| r.source == *field.name()).map(|r| r.column.clone());
             let is_other = self.renamed.iter().any(|r| r.column == *field.name());
@@ -276,15 +314,17 @@ impl TableLog {
                 None if is_other => format!("\0{}", field.name()),
                 None => field.name().clone(),
             };
-            let wanted = self.schema.field_with_name(&name).ok().map(|wanted| wanted.data_type());
-            let data_type = match (wanted, field.data_type()) {
-                (Some(DataType::Timestamp(_, Some(zone))), DataType::Timestamp(unit, None)) => {
-                    DataType::Timestamp(*unit, Some(zone.clone()))
-                }
-                (_, own) => own.clone(),
-            };
-            Arc::new(field.as_ref().clone().with_name(name).with_data_type(data_type))
+            Arc::new(field.as_ref().clone().with_name(name))
         };
-        Arc::new(Schema::new(own.fields().iter().map(named).collect::<Vec<_>>()))
+        let zoned = |field: &FieldRef| match self.schema.field_with_name(field.name()) {
+            Ok(wanted) => {
+                let data_type = in_zones(field.data_type(), wanted.data_type());
+                Arc::new(field.as_ref().clone().with_data_type(data_type))
+            }
+            Err(_) => field.clone(),
+        };
+        let named: Vec<FieldRef> = own.fields().iter().map(named).collect();
+        let zoned: Vec<FieldRef> = named.iter().map(zoned).collect();
+        (Arc::new(Schema::new(zoned)), Arc::new(Schema::new(named)))
     }
 }

@@ -13,13 +13,14 @@ mod shape;
 
 use crate::delta::{self, TableLog, TableVersion};
 use crate::filter::{Filter, Predicate};
+use crate::off_thread::blocking;
 use crate::parquet::cost::group_bytes;
 use crate::parquet::counting::{FilteredTable, Tools};
 use crate::parquet::footer::Footer;
 use crate::schema::to_ipc;
 use crate::schema::union::{Conflict, Sighting};
 use crate::selection::Selection;
-use crate::source::{TableUri, blocking, normalise, place_of};
+use crate::source::{TableUri, normalise, place_of};
 use crate::urgency::Urgency;
 use arrow::datatypes::SchemaRef;
 use forebay_proto::manifest::{Object, SEGMENT_BYTES, SEGMENT_BYTES_MAX, SegmentSize};
@@ -268,14 +269,14 @@ async fn scan(tools: Tools<'_>, selection: &Selection, found: &Found, opened: &[
             continue;
         }
         let Some(footer) = footers.try_next().await? else { break };
-        let schema = match log {
+        let schemas = match log {
             Some(log) => {
                 log.check_ids(&object.place.uri, &footer.field_ids())?;
                 log.named(&footer.schema)
             }
-            None => footer.schema.clone(),
+            None => (footer.schema.clone(), footer.schema.clone()),
         };
-        let own = scan.own_schema(schema, &object.place.uri);
+        let own = scan.own_schema(schemas, &object.place.uri);
         scan.schemas.keys.see(&object.place.uri, &footer)?;
         scan.row_groups += footer.row_groups().len() as u64;
         let mut groups = Vec::with_capacity(footer.row_groups().len());
@@ -298,16 +299,16 @@ async fn scan(tools: Tools<'_>, selection: &Selection, found: &Found, opened: &[
 }
 
 impl Scan {
-    /// Which of the distinct schemas an object has.
-    fn own_schema(&mut self, schema: SchemaRef, object: &str) -> usize {
+    /// Which of the distinct schemas an object has: as others take it, and with its own types.
+    fn own_schema(&mut self, (schema, types): (SchemaRef, SchemaRef), object: &str) -> usize {
         let Schemas { distinct, of, .. } = &mut self.schemas;
-        let is_own = |known: &usize| distinct[*known].schema == schema;
+        let is_own = |known: &usize| distinct[*known].schema == schema && distinct[*known].own == types;
         // Most have that of the object before them.
         let known =
             of.iter().rev().find_map(|own| *own).filter(is_own).or_else(|| (0..distinct.len()).find(is_own));
         let own = known.unwrap_or_else(|| {
             self.chunk_bytes.push(vec![0; schema.fields().len()]);
-            distinct.push(Sighting { schema, object: object.to_owned() });
+            distinct.push(Sighting { schema, own: types, object: object.to_owned() });
             distinct.len() - 1
         });
         of.push(Some(own));

@@ -12,6 +12,7 @@
 //! * [`ready`]: a segment that is ready to be read. [`map_guard`]: maps of files that others may cut.
 //! * [`shared`]: memory that a node shares with a reader on its host.
 //! * [`node_memory`]: how much memory a node takes unless told otherwise.
+//! * [`off_thread`]: the threads for work that async ones must not do.
 //! * [`stream`]: the messages that a ticket asks for, made of chosen rows of segments.
 
 mod delta;
@@ -20,6 +21,7 @@ mod freeze;
 pub mod map_guard;
 pub mod node_memory;
 mod object_reader;
+pub mod off_thread;
 mod packed;
 mod parquet;
 mod partitions;

@@ -1,8 +1,8 @@
 //! Objects byte for byte, whatever is in them: their version of now, ranges of one version, listings.
 
+use crate::off_thread::blocking;
 use crate::source::{
-    FoundObject, PageRequest, Source, SourceObject, StoreAnswer, StoreRequest, blocking, normalise,
-    normalise_object,
+    FoundObject, PageRequest, Source, SourceObject, StoreAnswer, StoreRequest, normalise, normalise_object,
 };
 use crate::urgency::Urgency;
 use bytes::Bytes;

@@ -8,12 +8,15 @@ mod decode;
 mod fetch;
 mod filtered;
 pub(crate) mod footer;
+pub(crate) mod footer_claims;
 pub(crate) mod footers;
+mod int96;
 mod page_headers;
 mod pages;
 mod reader;
 mod run;
 pub(crate) mod statistics;
+mod thrift;
 
 pub use cost::Cost;
 pub use reader::SegmentReader;

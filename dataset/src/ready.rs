@@ -20,7 +20,7 @@ pub trait Verifier: Debug + Send + Sync {
     /// a few bytes were taken that [`Self::is_in_memory`].
     fn is_sound(&self) -> bool;
 
-    /// Whether these bytes of the segment can be read without waiting for a disk.
+    /// Whether these bytes can be read without waiting for the segment's disk: others than its own always.
     fn is_in_memory(&self, bytes: &[u8]) -> bool;
 
     /// Has these bytes of the segment read into memory. Waits for the disk.
@@ -101,7 +101,7 @@ impl ReadySegment {
         self.verifiers.iter().all(|verifier| verifier.is_sound())
     }
 
-    /// Whether these bytes of it can be read without waiting for a disk.
+    /// Whether these bytes can be read without waiting for its disk, on which they may not lie at all.
     pub fn is_in_memory(&self, bytes: &[u8]) -> bool {
         self.verifiers.iter().all(|verifier| verifier.is_in_memory(bytes))
     }

@@ -1,10 +1,10 @@
 //! The rows of a segment, or some of them: narrow columns may lie packed, row by row; all others are Arrow
 //! arrays.
 
+use crate::off_thread::blocking;
 use crate::packed::{ColumnPlace, Form, PackedColumn, PackedSchema, RowBlock, RowLayout, RowSource};
 use crate::schema;
 use crate::slice_bytes::slice_bytes;
-use crate::source::blocking;
 use arrow::array::{
     Array, ArrayData, ArrayRef, AsArray, FixedSizeBinaryArray, RecordBatch, RecordBatchOptions,
 };

@@ -10,7 +10,6 @@
 mod aimd;
 #[cfg(feature = "cli")]
 mod args;
-mod blocking;
 mod checksum;
 mod counters;
 mod credentials;
@@ -35,7 +34,6 @@ mod watch;
 
 #[cfg(feature = "cli")]
 pub use args::SourceArgs;
-pub(crate) use blocking::blocking;
 pub use checksum::WholeCheck;
 pub use counters::SourceCounters;
 pub use forebay_proto::ring::is_under;
@@ -46,6 +44,7 @@ pub use silence::StoreSilence;
 pub use store_names::store_names;
 pub(crate) use table_uri::TableUri;
 pub use table_uri::{is_version, place_of};
+pub(crate) use uri::check_length;
 pub use uri::{normalise, normalise_object};
 pub use verbatim::{StoreAnswer, StoreRequest};
 

@@ -16,7 +16,6 @@
 mod builder;
 mod cursor;
 pub mod gather;
-mod off_thread;
 mod read_ahead;
 mod reading;
 mod setup;

@@ -4,12 +4,15 @@
 use arrow::array::{
     ArrayRef, FixedSizeListArray, Float32Array, Int64Array, ListArray, RecordBatch, StringArray, UInt8Array,
 };
+use arrow::buffer::OffsetBuffer;
 use arrow::datatypes::{DataType, Field, UInt16Type};
 use forebay_dataset::{SegmentReader, Selection, SourceSettings, Urgency};
 use forebay_proto::Kind;
 use parquet::arrow::ArrowWriter;
+use parquet::file::metadata::ParquetMetaDataWriter;
 use parquet::file::properties::WriterProperties;
 use std::fs::File;
+use std::iter::repeat_n;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -46,12 +49,47 @@ fn write_batch(path: &Path, batch: &RecordBatch, group_rows: usize, dictionary: 
     writer.close().unwrap();
 }
 
+/// Texts of a writer that keeps no count of their bytes, in a dictionary: the footer does not tell how much
+/// they are.
+const UNSIZED: &str = "unsized";
+
+/// Writes texts as such a writer does.
+fn write_unsized(path: &Path, texts: ArrayRef) {
+    let batch = RecordBatch::try_from_iter([("c", texts)]).unwrap();
+    let properties = WriterProperties::builder()
+        .set_statistics_truncate_length(None)
+        .set_max_row_group_row_count(Some(batch.num_rows()))
+        .build();
+    let mut object = Vec::new();
+    let mut writer = ArrowWriter::try_new(&mut object, batch.schema(), Some(properties)).unwrap();
+    writer.write(&batch).unwrap();
+    let metadata = writer.close().unwrap();
+    let groups = metadata.row_groups().iter().map(|group| {
+        let columns = group.columns().iter().map(|chunk| {
+            let chunk = chunk.clone().into_builder().set_unencoded_byte_array_data_bytes(None);
+            chunk.build().unwrap()
+        });
+        group.clone().into_builder().set_column_metadata(columns.collect()).build().unwrap()
+    });
+    let groups = groups.collect();
+    let metadata = metadata.into_builder().set_row_groups(groups).set_page_index(None).build();
+    // Another footer behind the same pages.
+    let end = object.len() - 8;
+    let length = u32::from_le_bytes(object[end..end + 4].try_into().unwrap()) as usize;
+    object.truncate(end - length);
+    ParquetMetaDataWriter::new(&mut object, &metadata).finish().unwrap();
+    std::fs::write(path, object).unwrap();
+}
+
 fn columns() -> Vec<(&'static str, ArrayRef, bool)> {
     let n = 8 << 20;
     let item = |t| Arc::new(Field::new("item", t, false));
     let bytes = Arc::new(UInt8Array::from_iter_values((0..4 * n).map(|i| (i * 31 % 256) as u8)));
     let ragged = (0..n / 16).map(|i| Some((0..(i % 8) as u16).map(Some).collect::<Vec<_>>()));
     let ragged = ListArray::from_iter_primitive::<UInt16Type, _, _>(ragged);
+    let lengths = OffsetBuffer::from_lengths(repeat_n(512, 40_000));
+    let ones = Arc::new(Int64Array::from(vec![1; 40_000 * 512]));
+    let ones = ListArray::new(Arc::new(Field::new("item", DataType::Int64, true)), lengths, ones, None);
     vec![
         ("floats", Arc::new(Float32Array::from_iter_values((0..n).map(|i| i as f32))), false),
         ("integers", Arc::new(Int64Array::from_iter_values((0..n as i64).map(|i| i * 77))), false),
@@ -65,6 +103,13 @@ fn columns() -> Vec<(&'static str, ArrayRef, bool)> {
             Arc::new(StringArray::from_iter_values((0..n / 8).map(|i| format!("{:040}", i % 9)))),
             true,
         ),
+        // A few kilobytes of each are stored.
+        ("ones", Arc::new(ones), true),
+        (
+            UNSIZED,
+            Arc::new(StringArray::from_iter_values((0..n / 32).map(|i| format!("{:0500}", i % 100)))),
+            true,
+        ),
     ]
 }
 
@@ -73,7 +118,10 @@ async fn reading_takes_what_was_said_or_less() {
     let dir = tempfile::tempdir().unwrap();
     for (name, column, dictionary) in columns() {
         let path = dir.path().join(format!("{name}.parquet"));
-        write(&path, column, dictionary);
+        match name {
+            UNSIZED => write_unsized(&path, column),
+            _ => write(&path, column, dictionary),
+        }
         let uri = format!("file://{}", path.display());
         let source = SegmentReader::new(SourceSettings::default()).unwrap();
         let manifest = source.freeze(&uri, 0).await.unwrap().manifest.clone();
@@ -87,7 +135,9 @@ async fn reading_takes_what_was_said_or_less() {
         assert!(cost.total() < 16 * decoded + 2 * SLACK_BYTES, "{name}: {cost:?} for {decoded} bytes");
         drop(batch);
 
-        let tight = SourceSettings { segment_memory_bytes: cost.total() - 1, ..Default::default() };
+        // The footer does not tell it beforehand, decoding does.
+        let tight = if name == UNSIZED { 80 << 20 } else { cost.total() - 1 };
+        let tight = SourceSettings { segment_memory_bytes: tight, ..Default::default() };
         let e =
             SegmentReader::new(tight).unwrap().read_segment(&manifest, 0, &[0], &demand).await.unwrap_err();
         assert!(e.kind == Kind::Invalid && e.message.contains("smaller row groups"), "{e}");

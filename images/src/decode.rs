@@ -9,8 +9,9 @@ use std::io::Cursor;
 
 use arrow::array::{Array, AsArray};
 use arrow::datatypes::UInt8Type;
-use fast_image_resize::images::{Image, ImageRef};
-use fast_image_resize::{FilterType, PixelType, ResizeAlg, ResizeOptions, Resizer};
+use fast_image_resize::images::{TypedImage, TypedImageRef};
+use fast_image_resize::pixels::{U8, U8x3};
+use fast_image_resize::{FilterType, PixelTrait, ResizeAlg, ResizeOptions, Resizer};
 use forebay_proto::{Error, Result};
 use image::{ImageFormat, ImageReader, Limits};
 use rayon::prelude::*;
@@ -231,15 +232,25 @@ fn resized(pixels: &Pixels, view: View, settings: &ImageSettings) -> Result<Vec<
     if whole && view.width == f64::from(size) && view.height == f64::from(size) && pixels.width == size {
         return Ok(pixels.bytes[..settings.bytes()].to_vec());
     }
-    let kind = if settings.channels == 1 { PixelType::U8 } else { PixelType::U8x3 };
+    if settings.channels == 1 {
+        resized_of::<U8>(pixels, view, size)
+    } else {
+        resized_of::<U8x3>(pixels, view, size)
+    }
+}
+
+/// The same, of pixels of this kind. (What takes any kind is compiled for thirteen.)
+fn resized_of<P: PixelTrait>(pixels: &Pixels, view: View, size: u32) -> Result<Vec<u8>> {
     let failed = |e: &dyn Display| Error::invalid(format!("the image cannot be resized: {e}"));
-    let from = ImageRef::new(pixels.width, pixels.height, &pixels.bytes, kind).map_err(|e| failed(&e))?;
-    let mut to = Image::new(size, size, kind);
+    let from = TypedImageRef::<P>::from_buffer(pixels.width, pixels.height, &pixels.bytes);
+    let from = from.map_err(|e| failed(&e))?;
+    let mut bytes = vec![0; size as usize * size as usize * P::size()];
+    let mut to = TypedImage::<P>::from_buffer(size, size, &mut bytes).map_err(|e| failed(&e))?;
     let options = ResizeOptions::new()
         .crop(view.left, view.top, view.width, view.height)
         .resize_alg(ResizeAlg::Convolution(FilterType::Bilinear));
-    Resizer::new().resize(&from, &mut to, &options).map_err(|e| failed(&e))?;
-    Ok(to.into_vec())
+    Resizer::new().resize_typed(&from, &mut to, &options).map_err(|e| failed(&e))?;
+    Ok(bytes)
 }
 
 /// Pixels one after the other to channels one after the other.

@@ -294,7 +294,8 @@ mod tests {
         let mut t = topology(&["", "", ""], 1);
         let order = Placement::new(&t, &none).copies(id(1), 1).order;
         let names = vec!["n0".into(), "n1".into(), "n2".into(), "gone".into()];
-        t.hot = vec![v1::HotSegment { segment: id(1).0.to_bytes().to_vec().into(), nodes: names }];
+        let segment = id(1).0.to_bytes().to_vec().into();
+        t.hot = vec![v1::HotSegment { segment, nodes: names, ..Default::default() }];
         let place = Placement::new(&t, &none);
         let mut hot = place.copies(id(1), 1).hot;
         hot.push(order[0]);

@@ -100,14 +100,19 @@ impl Manifest {
         if self.parts().len() > 1 {
             return Err(Error::invalid(format!("{}: split the datasets of a mix, not the mix", self.uri())));
         }
+        // Empty where the split has none of a segment's rows: also where it is empty itself and lies within.
+        let own = |s: &Segment| s.first_row.max(rows.start)..(s.first_row + s.rows).min(rows.end);
         let cut = |s: &Segment| {
-            let (from, to) = (s.first_row.max(rows.start), (s.first_row + s.rows).min(rows.end));
-            (from < to).then(|| Segment { skip: s.skip + from - s.first_row, rows: to - from, ..*s })
+            let own = own(s);
+            (!own.is_empty()).then(|| Segment {
+                skip: s.skip + own.start - s.first_row,
+                rows: own.end - own.start,
+                ..*s
+            })
         };
         let segments = self.segments().iter().filter_map(cut).collect();
-        let touches = |s: &Segment| s.first_row < rows.end && s.first_row + s.rows > rows.start;
         let filter = self.filter().map(|filter| {
-            let kept = (0u32..).zip(self.segments()).filter(|(_, s)| touches(s));
+            let kept = (0u32..).zip(self.segments()).filter(|(_, s)| !own(s).is_empty());
             filter.with_rows(kept.flat_map(|(i, _)| filter.rows_of(i)).copied().collect())
         });
         let (schema, objects) = (self.schema().to_vec(), self.objects().to_vec());

@@ -42,7 +42,17 @@ impl Job {
     }
 
     fn command(&self) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_forebay-train"));
+        self.set_up(Command::new(env!("CARGO_BIN_EXE_forebay-train")))
+    }
+
+    /// The same by a script that waits for it, as scripts that load modules or profile do.
+    fn script(&self) -> Command {
+        let mut shell = Command::new("sh");
+        shell.args(["-c", "\"$0\" \"$@\"; exit $?", env!("CARGO_BIN_EXE_forebay-train")]);
+        self.set_up(shell)
+    }
+
+    fn set_up(&self, mut command: Command) -> Command {
         for variable in ["RANK", "WORLD_SIZE", "FOREBAY_ENDPOINT", "LD_LIBRARY_PATH", "RUST_BACKTRACE"] {
             command.env_remove(variable);
         }
@@ -57,8 +67,12 @@ impl Job {
 
     /// The ranks of a start, as the agents' variables make them.
     fn start(&self, restart: u32, world: usize) -> Vec<Child> {
+        self.start_by(restart, world, || self.command())
+    }
+
+    fn start_by(&self, restart: u32, world: usize, command: impl Fn() -> Command) -> Vec<Child> {
         let rank = |rank: usize| {
-            let mut command = self.command();
+            let mut command = command();
             command.envs([("RANK", rank.to_string()), ("LOCAL_RANK", rank.to_string())]);
             command.envs([("WORLD_SIZE", world.to_string()), ("LOCAL_WORLD_SIZE", world.to_string())]);
             command.envs([("MASTER_ADDR", "127.0.0.1"), ("TORCHELASTIC_USE_AGENT_STORE", "True")]);
@@ -150,6 +164,24 @@ fn a_job_outlives_a_killed_rank_and_a_machine_that_is_taken_away() {
     assert_eq!(report["order_digest"], straight.report()["order_digest"]);
     assert_eq!((report["steps"].as_u64(), report["stopped"].as_bool()), (Some(334), Some(false)));
     assert_eq!(report["resumed"]["world_size"], 3);
+}
+
+#[test]
+fn fresh_is_obeyed_once_though_each_start_has_a_script_of_its_own() {
+    let job = Job::new();
+    let ranks = job.start_by(0, 2, || job.script());
+    job.wait_for(20);
+    // Its child is rank 1: the script itself only waits.
+    let children = std::fs::read_to_string(format!("/proc/{0}/task/{0}/children", ranks[1].id())).unwrap();
+    let rank = children.split_whitespace().next().and_then(|pid| Pid::from_raw(pid.parse().ok()?)).unwrap();
+    kill_process(rank, Signal::KILL).unwrap();
+    end(ranks);
+
+    let before = job.last_step();
+    let ended = end(job.start_by(1, 2, || job.script()));
+    assert!(ended.iter().all(|output| output.status.success()), "{}", stderr(&ended[0]));
+    assert!(job.report()["resumed"]["step"].as_u64() >= Some(before), "{}", job.report()["resumed"]);
+    assert!(!job.checkpoints().join("before-1").exists());
 }
 
 #[test]

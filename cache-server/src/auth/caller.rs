@@ -206,4 +206,4 @@ fn all_within(roots: &Allowed, manifest: &Manifest) -> bool {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

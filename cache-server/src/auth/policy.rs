@@ -118,6 +118,9 @@ impl Policy {
         if name.is_empty() || name.len() > NAME_BYTES_MAX || name.chars().any(char::is_control) {
             return Err(Error::invalid("a name has 1 to 200 bytes, and no line breaks"));
         }
+        if roles.is_empty() {
+            return Err(Error::invalid("roles: name one at least"));
+        }
         let prefixes = Allowed::new(&prefixes).map_err(|e| e.context("prefixes"))?;
         for root in prefixes.roots() {
             if !allow.covers(root) {

@@ -218,11 +218,12 @@ impl Peers {
 
     /// The version of an object as the node knows it that keeps it for the cluster; `None` if that is this
     /// node, or none that answers.
-    pub async fn version(&self, uri: &str) -> Result<Option<ObjectVersion>> {
-        let owner = self.ownership.candidates(ObjectVersion::name_id(uri), uri).owner;
+    pub async fn version(&self, request: v1::VersionRequest) -> Result<Option<ObjectVersion>> {
+        let uri = request.uri.clone();
+        let owner = self.ownership.candidates(ObjectVersion::name_id(&uri), &uri).owner;
         let owner = owner.and_then(|address| self.peer(&address)).filter(|owner| !owner.is_suspended());
         let Some(owner) = owner else { return Ok(None) };
-        match owner.version(uri).await {
+        match owner.version(request).await {
             Ok(told) => {
                 let version = ObjectVersion::try_from(told)?;
                 check(*version.uri == *uri, "it is of another object").map(|()| Some(version))

@@ -2,7 +2,7 @@
 
 use super::copies::Copies;
 use super::counters::DiskCounters;
-use super::dirs::{DirStatus, Dirs, Health};
+use super::dirs::{Attempt, DirStatus, Dirs, Filler, Health};
 use super::evict::Wanted;
 use super::file::{Encoded, FileKey, Origin, Unreadable, Unsealed, is_raw};
 use super::file_system::Disk;
@@ -13,7 +13,7 @@ use super::pins::Pins;
 use super::policy::{Admit, Forecast, Refusal, Role};
 use super::prefixes::PrefixLimit;
 use super::quota::Reservation;
-use super::rebuild::rebuild;
+use super::rebuild::Rebuild;
 use super::scrub;
 use super::segment_files::SegmentFiles;
 use super::sidecar::Sidecar;
@@ -25,7 +25,7 @@ use std::io::{self, IoSlice};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// The columns of a segment that a look-up found.
 #[derive(Debug, Default)]
@@ -69,6 +69,8 @@ pub struct DiskCacheSettings {
     pub maps_bytes: u64,
     /// Files that are kept open.
     pub kept_files: usize,
+    /// How long all directories may hang when they are opened before that is an error.
+    pub start_patience: Duration,
     /// How files are reached.
     pub disk: Arc<dyn Disk>,
 }
@@ -80,29 +82,31 @@ pub struct DiskCache {
     pub(super) files: Arc<SegmentFiles>,
     pub(super) pages: Pages,
     pub(super) kept_files: Arc<KeptFiles>,
-    pins: Pins,
+    pins: Arc<Pins>,
+    filler: Arc<dyn Filler>,
     limit_bytes: u64,
 }
 
 impl DiskCache {
-    /// Opens the directories, making them where needed, and rebuilds the index. Those that fail are set
-    /// aside; only when all do it is an error: `Denied` when they cannot be written, `Invalid` when another
-    /// server uses them.
+    /// Opens the directories, making them where needed, and rebuilds the index. Those that fail or hang are
+    /// set aside; only when all do it is an error: `Denied` when they cannot be written or do not answer,
+    /// `Invalid` when another server uses them.
     pub fn open(settings: &DiskCacheSettings, forecast: Arc<dyn Forecast>) -> Result<Self> {
         if settings.dirs.is_empty() {
             return Err(Error::invalid("no cache directory: give one with --cache-dir"));
         }
         let counters = Arc::new(DiskCounters::default());
         let limits = [settings.limit_bytes, (settings.limit_bytes as f64 * settings.raw_share) as u64];
-        let dirs = Dirs::new(&settings.dirs, &settings.disk, counters.clone());
+        let dirs = Arc::new(Dirs::new(&settings.dirs, &settings.disk, counters.clone()));
         let files = Arc::new(SegmentFiles::new(dirs, limits, forecast, counters));
-        let pins = Pins::new(files.clone());
+        let pins = Arc::new(Pins::new(files.clone()));
         // The pins must be known before anything is evicted.
-        pins.load();
-        files.dirs.start(|dir| rebuild(&files, dir))?;
+        pins.load(settings.start_patience);
+        let filler: Arc<dyn Filler> = Arc::new(Rebuild { files: files.clone(), pins: pins.clone() });
+        files.dirs.start(&filler, settings.start_patience)?;
         let pages = Pages::new(settings.maps_bytes);
         let kept_files = KeptFiles::new(settings.kept_files);
-        Ok(Self { files, pages, kept_files, pins, limit_bytes: settings.limit_bytes })
+        Ok(Self { files, pages, kept_files, pins, filler, limit_bytes: settings.limit_bytes })
     }
 
     /// The wanted columns of a segment if one file holds them all and is mapped, its pages in use. Does not
@@ -259,19 +263,12 @@ impl DiskCache {
     }
 
     /// Tries directories that were set aside, where their next attempt is due, and files that could not be
-    /// removed. To be called every second or so.
-    pub fn heal(&self, now: Instant) {
+    /// removed. To be called every second or so. Waits for no directory that is tried: their attempts are
+    /// returned.
+    pub fn try_again(&self, now: Instant) -> Vec<Attempt<()>> {
+        let begun = self.files.dirs.try_again(now, &self.filler);
         self.files.unlink_stuck(now);
-        for (dir, tried) in self.files.dirs.heal(now, |dir| rebuild(&self.files, dir)) {
-            let path = self.files.dirs.get(dir).path.display();
-            match tried {
-                Ok(()) => {
-                    tracing::info!(dir = %path, "a cache directory works again");
-                    self.pins.save_in(dir);
-                }
-                Err(e) => tracing::debug!(dir = %path, error = %e, "a cache directory is still set aside"),
-            }
-        }
+        begun
     }
 
     /// Sets directories aside that hang, and gives their files up. Returns how many there are. To be called
@@ -314,11 +311,12 @@ impl DiskCache {
 
     /// The directories. Does not touch the disk.
     pub fn dirs(&self) -> Vec<DirStatus> {
+        let dirs: Vec<_> = self.files.dirs.all().iter().map(|dir| (dir, dir.health())).collect();
         let index = self.files.index();
-        let dirs = self.files.dirs.all().iter().enumerate();
-        dirs.map(|(i, dir)| DirStatus {
+        let dirs = dirs.into_iter().enumerate();
+        dirs.map(|(i, (dir, health))| DirStatus {
             path: dir.path.clone(),
-            health: dir.health(),
+            health,
             used_bytes: index.quotas.of(i).used_bytes,
             limit_bytes: index.quotas.of(i).limit_bytes,
         })

@@ -5,19 +5,24 @@
 //! that works, only the one file was at fault; if not, the directory is set aside: its files count as absent,
 //! and it is probed again and again, at growing intervals, until it works. A full one is still read, but
 //! nothing is written to it until it has room.
+//!
+//! A directory is tried by a thread of its own, one at a time: its disk may hang, and then the thread is left
+//! to itself, and nothing else waits for it.
 
+mod attempt;
 mod dir;
 
 use super::counters::DiskCounters;
 use super::file_system::Disk;
 use super::watch::PULSE_FILE;
+pub use attempt::Attempt;
 pub use dir::{Dir, Health, SHARDS};
-use forebay_proto::{Error, Result};
+use forebay_proto::{Error, Kind, Result};
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// The blocks that file systems hand out, unless they say that theirs are larger.
 pub const BLOCK_BYTES: u64 = 4096;
@@ -34,6 +39,19 @@ pub struct DirStatus {
     pub used_bytes: u64,
     /// Its share of the limit.
     pub limit_bytes: u64,
+}
+
+/// Work that is left for when a directory is in use.
+pub type Settle = Box<dyn FnOnce() + Send>;
+
+/// Knows the files of directories, and hears of those that were tried.
+pub trait Filler: std::fmt::Debug + Send + Sync {
+    /// Takes the files of a directory into the index, last of all, as readers find them there at once. Work
+    /// that is left then may wait for the disk; it is returned.
+    fn fill(&self, dir: usize) -> Result<Settle>;
+
+    /// Hears what came of an attempt at a directory that was set aside.
+    fn tried(&self, dir: usize, tried: Result<()>);
 }
 
 /// The cache directories, by number.
@@ -64,19 +82,61 @@ impl Dirs {
         (0..self.dirs.len()).filter(|dir| self.dirs[*dir].health() == Health::Up).collect()
     }
 
-    /// Takes all directories into use; `fill` indexes each. Those that fail are set aside; only when all do
-    /// it is an error.
-    pub fn start(&self, fill: impl Fn(usize) -> Result<()> + Sync) -> Result<()> {
-        let begun: Vec<Result<()>> =
-            self.heal(Instant::now(), fill).into_iter().map(|(_, begun)| begun).collect();
-        if begun.iter().all(Result::is_err) {
-            return begun.into_iter().collect();
+    /// Takes all directories into use. Those that fail or hang are set aside; only when all do it is an
+    /// error, for which those that hang have `patience`.
+    pub fn start(self: &Arc<Self>, filler: &Arc<dyn Filler>, patience: Duration) -> Result<()> {
+        let now = Instant::now();
+        let begun = self.on_each(patience, |dir| {
+            let (dirs, theirs, late) = (self.clone(), filler.clone(), filler.clone());
+            let work = move || dirs.attempt(dir, now, &*theirs);
+            (work, move |tried: Result<()>| late.tried(dir, tried))
+        });
+        let errors: Vec<Error> = begun.into_iter().filter_map(Result::err).collect();
+        if errors.len() == self.dirs.len() {
+            let kind = errors.first().map_or(Kind::Invalid, |e| e.kind);
+            let all: Vec<&str> = errors.iter().map(|e| e.message.as_str()).collect();
+            return Err(Error::new(kind, all.join("; ")));
         }
-        for e in begun.into_iter().filter_map(Result::err) {
+        for e in errors {
             self.counters.dir_faults.fetch_add(1, Ordering::Relaxed);
             tracing::warn!(error = %e, "a cache directory is set aside: the others take its place until it works");
         }
         Ok(())
+    }
+
+    /// Does something in all directories at once, and waits for what comes of it. A directory that hangs is
+    /// given up, which is an error, as soon as another one has answered, or after `patience`; the second
+    /// function hears what came of it in the end. One that still hangs since an earlier call is given up at
+    /// once.
+    pub fn on_each<T, W, L>(&self, patience: Duration, of: impl Fn(usize) -> (W, L)) -> Vec<Result<T>>
+    where
+        T: Send + 'static,
+        W: FnOnce() -> Result<T> + Send + 'static,
+        L: FnOnce(Result<T>) + Send + 'static,
+    {
+        let (mut begun, mut all) = (Vec::new(), Vec::new());
+        for (i, dir) in self.dirs.iter().enumerate() {
+            let Some(turn) = dir.begin() else {
+                all.push((i, Err(dir.no_answer())));
+                continue;
+            };
+            let (work, late) = of(i);
+            let work = move || {
+                let done = work();
+                drop(turn);
+                done
+            };
+            match Attempt::begin(work, late) {
+                Ok(attempt) => begun.push((i, attempt)),
+                Err(e) => all.push((i, Err(dir.refusal("cannot be tried", e)))),
+            }
+        }
+        let hangs = |dir: usize, now| self.dirs[dir].is_stuck(now);
+        for (i, done) in attempt::results(begun, patience, hangs) {
+            all.push((i, done.unwrap_or_else(|| Err(self.dirs[i].no_answer()))));
+        }
+        all.sort_by_key(|(i, _)| *i);
+        all.into_iter().map(|(_, done)| done).collect()
     }
 
     /// Decides what an operation that failed says of its directory: nothing if the directory works all the
@@ -92,6 +152,7 @@ impl Dirs {
         if place.health() == Health::Away {
             return;
         }
+        // One that hangs meanwhile is away, and stays so whatever comes of the probe in the end.
         let health = match is_full(e) {
             true => Health::Full,
             false => match place.probe() {
@@ -100,10 +161,9 @@ impl Dirs {
                 Err(_) => Health::Away,
             },
         };
-        if place.health() == health {
+        if !place.set_aside(&mut state, health, wanted_bytes) {
             return;
         }
-        place.set_aside(&mut state, health, wanted_bytes);
         self.counters.dir_faults.fetch_add(1, Ordering::Relaxed);
         let path = place.path.display();
         if health == Health::Away {
@@ -116,39 +176,61 @@ impl Dirs {
 
     /// Sets directories aside that hang; `lost` is called of each. Does not wait for any disk.
     pub fn set_hung_aside(&self, now: Instant, lost: impl Fn(usize)) -> usize {
-        let hung = self.dirs.iter().enumerate().filter(|(_, dir)| dir.hangs(now) && dir.set_hung());
         let mut count = 0;
-        for (i, dir) in hung {
+        for (i, dir) in self.dirs.iter().enumerate() {
+            if !dir.is_stuck(now) || !dir.set_hung(|| lost(i)) {
+                continue;
+            }
             count += 1;
-            lost(i);
             self.counters.dir_faults.fetch_add(1, Ordering::Relaxed);
             tracing::warn!(dir = %dir.path.display(), "a cache directory hangs and is set aside: its disk does not answer; it is tried again when it does");
         }
         count
     }
 
-    /// Tries directories that do not work, where their next attempt is due, at once; `fill` indexes one that
-    /// was away. Returns what came of each.
-    pub fn heal(&self, now: Instant, fill: impl Fn(usize) -> Result<()> + Sync) -> Vec<(usize, Result<()>)> {
-        let attempt = |(i, dir): (usize, &Dir)| {
-            let mut state = dir.state();
-            let was = dir.health();
-            let tried = dir.retry(&mut state).and_then(|()| match was {
-                Health::Away => fill(i),
-                _ => Ok(()),
-            });
-            match tried {
-                Ok(()) => dir.set_up(&mut state),
-                Err(_) => dir.postpone(&mut state, now),
-            }
-            tried
-        };
-        std::thread::scope(|scope| {
-            let due = self.dirs.iter().enumerate().filter(|(_, dir)| dir.is_due(now));
-            let threads: Vec<_> = due.map(|dir| (dir.0, scope.spawn(move || attempt(dir)))).collect();
-            let failed = |_| Err(Error::corrupt("a thread that opened a cache directory panicked"));
-            threads.into_iter().map(|(i, thread)| (i, thread.join().unwrap_or_else(failed))).collect()
+    /// Tries directories that do not work, where their next attempt is due, and returns these attempts. Waits
+    /// for none: `filler` is told what came of them.
+    pub fn try_again(self: &Arc<Self>, now: Instant, filler: &Arc<dyn Filler>) -> Vec<Attempt<()>> {
+        let due = (0..self.dirs.len()).filter(|dir| self.dirs[*dir].is_due(now));
+        due.filter_map(|dir| {
+            let turn = self.dirs[dir].begin()?;
+            let (dirs, filler) = (self.clone(), filler.clone());
+            let work = move || {
+                let tried = dirs.attempt(dir, now, &*filler);
+                drop(turn);
+                filler.tried(dir, tried);
+                Ok(())
+            };
+            let begun = Attempt::begin(work, drop);
+            begun.inspect_err(|e| tracing::debug!(error = %e, "a cache directory cannot be tried now")).ok()
         })
+        .collect()
+    }
+
+    /// Tries a directory. May wait for its disk for ever.
+    fn attempt(&self, dir: usize, now: Instant, filler: &dyn Filler) -> Result<()> {
+        let place = &self.dirs[dir];
+        let mut state = place.state();
+        let tried = loop {
+            let was = place.health();
+            let filled = match was {
+                Health::Up => break Ok(None),
+                Health::Full => place.retry(&mut state, was).map(|()| None),
+                Health::Away => place.retry(&mut state, was).and_then(|()| filler.fill(dir).map(Some)),
+            };
+            match filled {
+                Err(e) => break Err(e),
+                Ok(settle) if place.set_up(&mut state, was) => break Ok(settle),
+                // It was full, and hung meanwhile: its files count as absent since.
+                Ok(_) => {}
+            }
+        };
+        if tried.is_err() {
+            place.postpone(&mut state, now);
+        }
+        // Others may find that it fails.
+        drop(state);
+        tried.map(|settle| settle.into_iter().for_each(|settle| settle()))
     }
 
     /// Learns how large the blocks of a directory's file system are.
@@ -210,20 +292,44 @@ fn is_full(e: &io::Error) -> bool {
 mod tests {
     use super::*;
     use crate::disk::file_system::RealDisk;
+    use parking_lot::Mutex;
     use std::cell::Cell;
     use std::fs;
-    use std::time::Duration;
 
-    fn new_dirs(paths: &[PathBuf]) -> Dirs {
+    /// Fills nothing, in one directory alone or in all, and keeps which are back.
+    #[derive(Debug, Default)]
+    struct Heard {
+        only: Option<usize>,
+        filled: AtomicU64,
+        back: Mutex<Vec<usize>>,
+    }
+
+    impl Filler for Heard {
+        fn fill(&self, dir: usize) -> Result<Settle> {
+            self.filled.fetch_add(1, Ordering::Relaxed);
+            match self.only.is_none_or(|only| only == dir) {
+                true => Ok(Box::new(|| ())),
+                false => Err(Error::denied("no")),
+            }
+        }
+
+        fn tried(&self, dir: usize, tried: Result<()>) {
+            self.back.lock().extend(tried.is_ok().then_some(dir));
+        }
+    }
+
+    fn new_dirs(paths: &[PathBuf]) -> Arc<Dirs> {
         let disk: Arc<dyn Disk> = Arc::new(RealDisk);
-        Dirs::new(paths, &disk, Arc::default())
+        Arc::new(Dirs::new(paths, &disk, Arc::default()))
     }
 
     #[test]
     fn a_directory_that_fails_loses_its_files_once_and_is_filled_again_when_it_works() {
         let temp = tempfile::tempdir().unwrap();
         let dirs = new_dirs(&[temp.path().join("a"), temp.path().join("b")]);
-        dirs.start(|_| Ok(())).unwrap();
+        let heard = Arc::new(Heard::default());
+        let filler: Arc<dyn Filler> = heard.clone();
+        dirs.start(&filler, Duration::ZERO).unwrap();
         assert_eq!(dirs.writable(), [0, 1]);
         let (lost, error) = (Cell::new(0), io::Error::from_raw_os_error(5));
         let fault = |dir| dirs.fault(dir, &error, 0, || lost.set(lost.get() + 1));
@@ -234,32 +340,32 @@ mod tests {
         fault(0);
         fault(0);
         assert_eq!((lost.get(), dirs.writable()), (1, vec![1]));
-        let (later, filled) = (Instant::now() + Duration::from_secs(3600), AtomicU64::new(0));
+        let later = Instant::now() + Duration::from_secs(3600);
         let heal = |now| {
-            let fill = |_| {
-                filled.fetch_add(1, Ordering::Relaxed);
-                Ok(())
-            };
-            let tried = dirs.heal(now, fill).into_iter();
-            tried.filter(|(_, tried)| tried.is_ok()).map(|(dir, _)| dir).collect::<Vec<_>>()
+            for attempt in dirs.try_again(now, &filler) {
+                assert!(attempt.has_ended(Duration::from_secs(30)));
+            }
+            std::mem::take(&mut *heard.back.lock())
         };
         assert!(heal(later).is_empty(), "it fails still");
         fs::remove_file(temp.path().join("a")).unwrap();
         assert!(heal(later).is_empty(), "not before its time");
         assert_eq!(heal(later + Duration::from_secs(60)), [0]);
-        assert_eq!((filled.into_inner(), dirs.writable()), (1, vec![0, 1]));
+        assert_eq!((heard.filled.load(Ordering::Relaxed), dirs.writable()), (2 + 1, vec![0, 1]));
     }
 
     #[test]
     fn only_when_no_directory_works_is_it_an_error_to_start() {
         let temp = tempfile::tempdir().unwrap();
         let paths = [temp.path().join("a"), temp.path().join("b")];
+        let only = |dir| Arc::new(Heard { only: Some(dir), ..Heard::default() }) as Arc<dyn Filler>;
         let dirs = new_dirs(&paths);
-        let only = |good| move |dir| if dir == good { Ok(()) } else { Err(Error::denied("no")) };
-        dirs.start(only(1)).unwrap();
+        dirs.start(&only(1), Duration::ZERO).unwrap();
         assert_eq!(dirs.writable(), [1]);
+        // Its locks too.
+        drop(dirs);
         let dirs = new_dirs(&paths);
-        assert!(dirs.start(only(7)).is_err());
+        assert_eq!(dirs.start(&only(7), Duration::ZERO).unwrap_err().message, "no; no");
     }
 
     #[test]

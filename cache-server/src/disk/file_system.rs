@@ -110,6 +110,15 @@ pub trait Disk: std::fmt::Debug + Send + Sync {
         file.sync_all()
     }
 
+    /// Waits until the names in a directory are on the medium.
+    fn sync_dir(&self, path: &Path) -> io::Result<()> {
+        match File::open(path)?.sync_all() {
+            // Not every file system has it.
+            Err(e) if e.kind() == io::ErrorKind::InvalidInput => Ok(()),
+            synced => synced,
+        }
+    }
+
     /// Renames; a file of the new name is replaced.
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
         fs::rename(from, to)

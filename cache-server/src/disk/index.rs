@@ -118,9 +118,10 @@ pub struct Index {
     going: HashSet<FileKey>,
     /// Files being written, each by one: their names may not be unlinked, which would remove the new file.
     writing: HashSet<FileKey>,
-    /// Files that could not be unlinked, whose bytes stay reserved, and when they are tried again.
+    /// Files that could not be unlinked, whose bytes stay reserved, and when those of each directory are
+    /// tried again.
     stuck: Vec<(FileKey, Reservation)>,
-    stuck_due: Option<Instant>,
+    stuck_due: BTreeMap<usize, Instant>,
     clock: u64,
     /// The clock at the last scan for victims, and how often entries were new or used for the first time
     /// since a scan.
@@ -348,14 +349,17 @@ impl Index {
         }
     }
 
-    /// Takes the files that could not be unlinked, if it is time to try again; nothing may take their names
-    /// meanwhile.
-    pub fn take_stuck(&mut self, now: Instant) -> Vec<(FileKey, Reservation)> {
-        if self.stuck.is_empty() || self.stuck_due.is_some_and(|due| now < due) {
+    /// Takes the files of a directory that could not be unlinked, if it is time to try again; nothing may
+    /// take their names meanwhile.
+    pub fn take_stuck(&mut self, dir: usize, now: Instant) -> Vec<(FileKey, Reservation)> {
+        if self.stuck_due.get(&dir).is_some_and(|due| now < *due) {
             return Vec::new();
         }
-        self.stuck_due = Some(now + STUCK_PAUSE);
-        let stuck = std::mem::take(&mut self.stuck);
+        let is_there = |(_, reservation): &mut (FileKey, Reservation)| reservation.dir == dir;
+        let stuck: Vec<_> = self.stuck.extract_if(.., is_there).collect();
+        if !stuck.is_empty() {
+            self.stuck_due.insert(dir, now + STUCK_PAUSE);
+        }
         self.going.extend(stuck.iter().map(|(key, _)| key));
         stuck
     }

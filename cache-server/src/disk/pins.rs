@@ -10,6 +10,10 @@ use std::io::IoSlice;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+/// How long a change of the list waits for another, which may be written to a disk that hangs.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// The list of pins, as the directories keep it.
 #[derive(Debug)]
@@ -26,10 +30,15 @@ impl Pins {
         Self { files, changing: Mutex::default(), warned_full: AtomicBool::new(false) }
     }
 
-    /// Reads the list that was written last, of those in the directories.
-    pub fn load(&self) {
-        let dirs = self.files.dirs.all().iter();
-        self.files.set_pins(dirs.map(load).fold(PinSet::default(), |latest, pins| pins.later(latest)));
+    /// Reads the list that was written last, of those in the directories but for those that hang. Where all
+    /// do, it waits for `patience` at most.
+    pub fn load(&self, patience: Duration) {
+        let lists = self.files.dirs.on_each(patience, |dir| {
+            let files = self.files.clone();
+            (move || Ok(load(files.dirs.get(dir))), drop::<Result<PinSet>>)
+        });
+        let latest = lists.into_iter().flatten().fold(PinSet::default(), |latest, pins| pins.later(latest));
+        self.files.set_pins(latest);
     }
 
     /// Pins what lies under a URI, now and in future. Returns the files and bytes of it that are held.
@@ -48,7 +57,11 @@ impl Pins {
 
     /// Has a directory that came back keep the pins as they are now.
     pub fn save_in(&self, dir: usize) {
-        let _changing = self.changing.lock();
+        let Some(_changing) = self.changing.try_lock_for(PATIENCE) else {
+            let path = self.files.dirs.get(dir).path.display();
+            tracing::warn!(dir = %path, "the pins are not kept in this directory yet: they are being written to another one, which does not answer");
+            return;
+        };
         self.save(dir, &self.files.pins());
     }
 
@@ -63,7 +76,11 @@ impl Pins {
     }
 
     fn change(&self, uri: &str, change: impl FnOnce(&mut PinSet) -> Result<bool>) -> Result<(u64, u64)> {
-        let _changing = self.changing.lock();
+        let Some(_changing) = self.changing.try_lock_for(PATIENCE) else {
+            return Err(Error::retry(format!(
+                "{uri}: the list of pins is being written to a cache directory that does not answer: nothing was changed"
+            )));
+        };
         let mut pins = self.files.pins();
         if change(&mut pins)? {
             // In every directory that works.

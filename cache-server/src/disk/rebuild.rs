@@ -1,10 +1,11 @@
 //! Takes the files of a directory into the index, when the cache is opened and when the directory comes back.
 //! Only headers are read, each in one read, by several threads; bodies are checked when they are opened.
 
-use super::dirs::{Dir, SHARDS};
+use super::dirs::{Dir, Filler, SHARDS, Settle};
 use super::file::{FileKey, Unreadable, read_header};
 use super::file_system::Stat;
 use super::index::{Entry, Taken};
+use super::pins::Pins;
 use super::segment_files::SegmentFiles;
 use forebay_proto::Result;
 use std::collections::HashSet;
@@ -27,13 +28,45 @@ struct Seen {
     stat: Stat,
 }
 
-/// Indexes every file whose header verifies and removes the rest, then evicts down to the limit, which may
-/// have been lowered since. Of files that another directory holds as well one is enough.
-pub fn rebuild(files: &SegmentFiles, dir: usize) -> Result<()> {
-    let place = files.dirs.get(dir);
-    let fail = |e: io::Error| place.refusal("cannot be read", e);
-    files.dirs.note_block_bytes(dir).map_err(fail)?;
-    let found = recover(files, place).map_err(fail)?;
+/// Rebuilds the index of directories.
+#[derive(Debug)]
+pub struct Rebuild {
+    pub files: Arc<SegmentFiles>,
+    pub pins: Arc<Pins>,
+}
+
+impl Filler for Rebuild {
+    /// Indexes every file whose header verifies and removes the rest. Of files that another directory holds
+    /// as well one is enough; the limit, to which files are evicted then, may have been lowered since.
+    fn fill(&self, dir: usize) -> Result<Settle> {
+        let (files, place) = (self.files.clone(), self.files.dirs.get(dir));
+        let fail = |e: io::Error| place.refusal("cannot be read", e);
+        files.dirs.note_block_bytes(dir).map_err(fail)?;
+        let found = recover(&files, place).map_err(fail)?;
+        let sidecar = sidecar_bytes(&files, place).map_err(fail)?;
+        let folders = files.dirs.measure(dir).map_err(fail)?;
+        let twice = index(&files, dir, found, [sidecar, folders]);
+        Ok(Box::new(move || {
+            twice.iter().for_each(|key| remove_spare(&files, dir, key));
+            trim(&files, dir);
+        }))
+    }
+
+    fn tried(&self, dir: usize, tried: Result<()>) {
+        let path = self.files.dirs.get(dir).path.display();
+        match tried {
+            Ok(()) => {
+                tracing::info!(dir = %path, "a cache directory works again");
+                self.pins.save_in(dir);
+            }
+            Err(e) => tracing::debug!(dir = %path, error = %e, "a cache directory is still set aside"),
+        }
+    }
+}
+
+/// Indexes the files of a directory, and counts what it has besides. Returns those that another directory
+/// holds as well.
+fn index(files: &SegmentFiles, dir: usize, found: Vec<Seen>, [sidecar, folders]: [u64; 2]) -> Vec<FileKey> {
     let mut names: HashSet<Arc<[String]>> = HashSet::new();
     let mut objects: HashSet<Arc<str>> = HashSet::new();
     let mut twice = Vec::new();
@@ -41,7 +74,7 @@ pub fn rebuild(files: &SegmentFiles, dir: usize) -> Result<()> {
     index.clear(dir);
     for seen in found {
         if index.get(&seen.key).is_some() {
-            twice.push(place.segment(&seen.key));
+            twice.push(seen.key);
             continue;
         }
         let columns = names.get(seen.columns.as_slice()).cloned().unwrap_or_else(|| seen.columns.into());
@@ -54,14 +87,20 @@ pub fn rebuild(files: &SegmentFiles, dir: usize) -> Result<()> {
         let entry = Entry { object, columns, pinned, ..Entry::default() };
         index.insert(seen.key, entry, reservation);
     }
-    drop(index);
-    // Unlinking takes the disk's time: readers of other directories need the index meanwhile.
-    twice.iter().for_each(|path| drop(place.disk.remove(path)));
-    let sidecar = sidecar_bytes(files, place).map_err(fail)?;
-    files.index().quotas.reserve(dir, sidecar);
-    files.measure(dir).map_err(fail)?;
-    trim(files, dir);
-    Ok(())
+    index.quotas.reserve(dir, sidecar);
+    index.quotas.set_folders(dir, folders);
+    twice
+}
+
+/// Removes a file that another directory holds as well, unless it was written again since.
+fn remove_spare(files: &SegmentFiles, dir: usize, key: &FileKey) {
+    // Meanwhile nobody writes a file of its name.
+    let Some(_writing) = files.begin_writing(key) else { return };
+    let place = files.dirs.get(dir);
+    let is_indexed = files.index().get(key).is_some_and(|entry| entry.dir() == dir);
+    if !is_indexed {
+        place.disk.remove(&place.segment(key)).ok();
+    }
 }
 
 /// Reads the headers of all segment files in a directory: least recently written first. Those that do not

@@ -24,7 +24,7 @@ const ATTEMPTS: usize = 8;
 /// The segment files of all directories, and the space that they take.
 #[derive(Debug)]
 pub struct SegmentFiles {
-    pub dirs: Dirs,
+    pub dirs: Arc<Dirs>,
     index: Arc<Mutex<Index>>,
     pub evictor: Evictor,
     /// Locked after the index where both are.
@@ -35,7 +35,7 @@ pub struct SegmentFiles {
 impl SegmentFiles {
     /// Of directories that each have an equal share of `limit_bytes`; raw blocks keep `raw_share_bytes`.
     pub fn new(
-        dirs: Dirs,
+        dirs: Arc<Dirs>,
         [limit_bytes, raw_share_bytes]: [u64; 2],
         forecast: Arc<dyn Forecast>,
         counters: Arc<DiskCounters>,
@@ -175,19 +175,21 @@ impl SegmentFiles {
         self.index().gone(key, reservation, is_unlinked);
     }
 
-    /// Tries again to unlink files that could not be.
+    /// Tries again to unlink files that could not be. If a directory hangs, those of the next ones are left
+    /// for another thread.
     pub fn unlink_stuck(&self, now: Instant) {
-        let stuck = self.index().take_stuck(now);
-        for (key, reservation) in stuck {
-            let dir = self.dirs.get(reservation.dir);
-            // A file that was written since has its name.
-            let is_replaced = self.index().get(&key).is_some_and(|e| e.dir() == reservation.dir);
-            let is_gone = is_replaced
-                || match dir.disk.remove(&dir.segment(&key)) {
-                    Err(e) => e.kind() == io::ErrorKind::NotFound,
-                    Ok(()) => true,
-                };
-            self.index().gone(&key, reservation, is_gone);
+        for (i, dir) in self.dirs.all().iter().enumerate() {
+            let stuck = self.index().take_stuck(i, now);
+            for (key, reservation) in stuck {
+                // A file that was written since has its name.
+                let is_replaced = self.index().get(&key).is_some_and(|e| e.dir() == i);
+                let is_gone = is_replaced
+                    || match dir.disk.remove(&dir.segment(&key)) {
+                        Err(e) => e.kind() == io::ErrorKind::NotFound,
+                        Ok(()) => true,
+                    };
+                self.index().gone(&key, reservation, is_gone);
+            }
         }
     }
 
@@ -240,7 +242,7 @@ impl SegmentFiles {
     /// file.
     fn remove_unknown(&self, key: &FileKey, dir: usize) {
         let place = self.dirs.get(dir);
-        let _no_change = place.state();
+        let Some(_no_change) = place.state_unless_stuck() else { return };
         let is_known = self.index().get(key).is_some_and(|e| e.dir() == dir);
         if place.health() != dirs::Health::Away && !is_known {
             place.disk.remove(&place.segment(key)).ok();

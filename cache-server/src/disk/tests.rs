@@ -13,7 +13,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// No plan is known: everything leaves by recency.
 #[derive(Debug, Clone, Copy, Default)]
@@ -34,7 +34,17 @@ impl DiskCacheSettings {
             raw_share: 0.25,
             maps_bytes: u64::MAX,
             kept_files: 4,
+            start_patience: Duration::from_millis(200),
             disk: Arc::new(RealDisk),
+        }
+    }
+}
+
+impl DiskCache {
+    /// As [`DiskCache::try_again`], and waits for what comes of it.
+    pub fn heal(&self, now: Instant) {
+        for attempt in self.try_again(now) {
+            assert!(attempt.has_ended(Duration::from_secs(60)), "the disk does not answer");
         }
     }
 }
@@ -97,6 +107,18 @@ fn disk_bytes(dir: &Path) -> u64 {
         };
     }
     total
+}
+
+fn health(cache: &DiskCache) -> Vec<Health> {
+    cache.dirs().iter().map(|d| d.health).collect()
+}
+
+fn held(cache: &DiskCache) -> usize {
+    (0..64).filter(|&n| cache.find(origin(n).id, &names(&["a"])).missing.is_empty()).count()
+}
+
+fn later() -> Instant {
+    Instant::now() + Duration::from_secs(3600)
 }
 
 /// What an empty disk cache uses: its folders.
@@ -263,5 +285,6 @@ mod copies;
 mod damage;
 mod faults;
 mod faulty;
+mod hangs;
 mod limit;
 mod plan;

@@ -42,6 +42,10 @@ impl Disk for WatchedDisk {
         self.watched(|disk| disk.sync(file))
     }
 
+    fn sync_dir(&self, path: &Path) -> io::Result<()> {
+        self.watched(|disk| disk.sync_dir(path))
+    }
+
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
         self.watched(|disk| disk.rename(from, to))
     }
@@ -80,6 +84,11 @@ impl Disk for WatchedDisk {
 
     fn block_bytes(&self, path: &Path) -> io::Result<u64> {
         self.watched(|disk| disk.block_bytes(path))
+    }
+
+    /// The look at whether the others come back is none of them.
+    fn read_medium(&self, path: &Path) -> io::Result<()> {
+        self.disk.read_medium(path)
     }
 
     fn using(&self) -> Option<Operation> {

@@ -2,7 +2,6 @@
 //! one again and again costs the store one request a second. One that has just come is seen after a second at
 //! most.
 
-use forebay_proto::Error;
 use parking_lot::Mutex;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -10,9 +9,6 @@ use std::time::{Duration, Instant};
 
 /// How long an answer counts, from when it was asked for.
 const AGE: Duration = Duration::from_secs(1);
-
-/// Answers that are kept at most: some 10 MB, as a URI has 2 KiB at most.
-const KEPT_MAX: usize = 4096;
 
 /// How old the word may be that an object is not there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -23,80 +19,91 @@ pub enum MissingAge {
     Second,
 }
 
-/// The answers of the last second.
-#[derive(Debug, Default)]
-pub struct Missing(Mutex<MissingAnswers>);
+/// The answers of the last second, by the URIs of the objects that are not there.
+#[derive(Debug)]
+pub struct LastSecond<T> {
+    kept: Mutex<RecentAnswers<T>>,
+    /// How many are kept at most.
+    most: usize,
+}
 
-#[derive(Debug, Default)]
-struct MissingAnswers {
-    errors: HashMap<Arc<str>, (Instant, Error)>,
+#[derive(Debug)]
+struct RecentAnswers<T> {
+    answers: HashMap<Arc<str>, (Instant, T)>,
     /// The oldest first; some may be gone.
     order: VecDeque<(Instant, Arc<str>)>,
 }
 
-impl Missing {
+impl<T: Clone> LastSecond<T> {
+    /// Room for `most` answers; none is known yet.
+    pub fn new(most: usize) -> Self {
+        Self { kept: Mutex::new(RecentAnswers { answers: HashMap::new(), order: VecDeque::new() }), most }
+    }
+
     /// What the object store said within the last second of an object that is not there.
-    pub fn error(&self, uri: &str) -> Option<Error> {
-        let kept = self.0.lock();
-        let (asked, error) = kept.errors.get(uri)?;
-        (asked.elapsed() < AGE).then(|| error.clone())
+    pub fn get(&self, uri: &str) -> Option<T> {
+        let kept = self.kept.lock();
+        let (asked, answer) = kept.answers.get(uri)?;
+        (asked.elapsed() < AGE).then(|| answer.clone())
     }
 
     /// Keeps what was said to a question that was `asked` at a time. Of files nothing is kept: they cost
     /// nothing.
-    pub fn keep(&self, uri: &str, asked: Instant, error: &Error) {
+    pub fn keep(&self, uri: &str, asked: Instant, answer: T) {
         if uri.starts_with("file:") {
             return;
         }
-        let mut kept = self.0.lock();
+        let mut kept = self.kept.lock();
         let uri: Arc<str> = uri.into();
         kept.order.push_back((asked, uri.clone()));
-        kept.errors.insert(uri, (asked, error.clone()));
-        let is_over = |kept: &MissingAnswers| {
-            kept.order.len() > KEPT_MAX || kept.order.front().is_some_and(|(asked, _)| asked.elapsed() >= AGE)
+        kept.answers.insert(uri, (asked, answer));
+        let is_over = |kept: &RecentAnswers<T>| {
+            kept.order.len() > self.most
+                || kept.order.front().is_some_and(|(asked, _)| asked.elapsed() >= AGE)
         };
         while is_over(&kept)
             && let Some((asked, uri)) = kept.order.pop_front()
         {
             // It may have been asked for again since.
-            if kept.errors.get(&uri).is_some_and(|(last, _)| *last == asked) {
-                kept.errors.remove(&uri);
+            if kept.answers.get(&uri).is_some_and(|(last, _)| *last == asked) {
+                kept.answers.remove(&uri);
             }
         }
     }
 
     /// Forgets some.
     pub fn forget(&self, is_gone: impl Fn(&str) -> bool) {
-        self.0.lock().errors.retain(|uri, _| !is_gone(uri));
+        self.kept.lock().answers.retain(|uri, _| !is_gone(uri));
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use forebay_proto::Error;
 
     #[test]
     fn an_answer_counts_for_a_second() {
-        let (missing, now) = (Missing::default(), Instant::now());
+        let (missing, now) = (LastSecond::new(9), Instant::now());
         let old = now.checked_sub(AGE).unwrap();
         let error = |uri: &str| Error::not_found(format!("{uri}: no such object"));
         for (uri, asked) in [("s3://b/old", old), ("s3://b/new", now), ("file:///new", now)] {
-            missing.keep(uri, asked, &error(uri));
+            missing.keep(uri, asked, error(uri));
         }
-        assert!(missing.error("s3://b/old").is_none());
-        assert!(missing.error("file:///new").is_none());
-        assert_eq!(missing.error("s3://b/new").unwrap().message, error("s3://b/new").message);
+        assert!(missing.get("s3://b/old").is_none());
+        assert!(missing.get("file:///new").is_none());
+        assert_eq!(missing.get("s3://b/new").unwrap().message, error("s3://b/new").message);
         missing.forget(|uri| uri.ends_with("new"));
-        assert!(missing.error("s3://b/new").is_none());
+        assert!(missing.get("s3://b/new").is_none());
     }
 
     #[test]
     fn there_is_room_for_a_number_of_answers() {
-        let missing = Missing::default();
-        for n in 0..KEPT_MAX + 10 {
-            missing.keep(&format!("s3://b/{n}"), Instant::now(), &Error::not_found("none"));
+        let missing = LastSecond::new(100);
+        for n in 0..110 {
+            missing.keep(&format!("s3://b/{n}"), Instant::now(), n);
         }
-        assert!(missing.0.lock().errors.len() <= KEPT_MAX);
-        assert!(missing.error("s3://b/0").is_none());
+        assert!(missing.kept.lock().answers.len() <= 100);
+        assert!(missing.get("s3://b/0").is_none() && missing.get("s3://b/109") == Some(109));
     }
 }

@@ -5,11 +5,13 @@ use super::cache::Cache;
 use super::memory::MemoryPermit;
 use super::tail::Tail;
 use crate::cluster::peers::{Content, WantedColumns};
+use crate::disk::Found;
 use crate::disk::policy::Role;
-use crate::runtime::blocking;
+use crate::runtime::{blocking, given_up};
 use bytes::Bytes;
+use forebay_dataset::off_thread::on_disk;
 use forebay_dataset::{ReadySegment, SegmentBatch};
-use forebay_proto::{Error, Result};
+use forebay_proto::{Error, Kind, Result};
 use std::sync::Arc;
 
 /// What lies before the first byte that is wanted is fetched first where it is no more than this: a request
@@ -29,7 +31,8 @@ pub async fn fill(
     // Another fill may have ended between the look of this one's caller and its lead.
     if !cache.lacks(id) {
         let look = cache.clone();
-        if !blocking(move || look.look(id, columns())).await?.parts.is_empty() {
+        let looked = blocking(move || look.look(id, columns())).await;
+        if !given_up(looked, Found::default())?.parts.is_empty() {
             return Ok(None);
         }
     }
@@ -56,8 +59,12 @@ pub async fn fill(
     };
     let placed = match fetched {
         Ok((batch, filling)) => {
-            let put = cache.clone();
-            blocking(move || put.put(&origin, batch, None, filling)).await?.map(Some)
+            let (put, spare) = (cache.clone(), batch.clone());
+            match blocking(move || put.put(&origin, batch, None, filling)).await {
+                // Nobody waits for a disk that hangs while it is written.
+                Err(e) if e.kind == Kind::Retry => Ok(Some(cache.serve_once(id, spare))),
+                placed => placed.and_then(|placed| placed.map(Some)),
+            }
         }
         Err(e) => Err(e),
     };
@@ -94,7 +101,8 @@ async fn fetch(cache: &Cache, block: &Block, tail: &Tail, from: u64) -> Result<(
         objects.read(&block.object, range, urgency, hand_on).await?;
     }
     let (pieces, bytes) = (tail.pieces(), block.bytes());
-    let batch = blocking(move || batch_of(&pieces)).await??;
+    // No disk of the cache has a part in this: it is not given up with one that hangs.
+    let batch = on_disk(move || batch_of(&pieces)).await??;
     match batch.num_rows() as u64 == bytes {
         true => Ok((batch, filling)),
         false => Err(Error::corrupt(format!("{}: a block has other bytes than it should", block.object.uri))),

@@ -4,7 +4,7 @@
 //! block, from the first byte that is wanted on, then what lies before. One that was begun ahead is given up
 //! when its reader goes away. Bytes of files that are in memory are handed over at once: a few as a copy that
 //! is read from the file, more as a copy or on loan of its map. Others are brought there on a blocking thread
-//! first, so no async thread meets a cold page.
+//! first, so no async thread meets a cold page. A disk that hangs is given up: what it holds is filled again.
 
 use super::block::{Block, COLUMNS, bytes_of, columns};
 use super::block_fill::fill;
@@ -16,7 +16,7 @@ use super::tail::{Follow, Tail};
 use crate::disk::Found;
 use crate::disk::policy::Role;
 use crate::events::Event;
-use crate::runtime::blocking;
+use crate::runtime::{blocking, given_up};
 use arrow::buffer::Buffer;
 use bytes::Bytes;
 use forebay_dataset::pool::Pool;
@@ -26,6 +26,7 @@ use forebay_proto::object::{BlockPart, ObjectVersion};
 use forebay_proto::{Error, Result};
 use std::ops::Range;
 use std::sync::Arc;
+use tokio::task::JoinError;
 use tokio_util::task::AbortOnDropHandle;
 
 /// Bytes that are copied at once.
@@ -60,7 +61,7 @@ enum Supply {
     /// Not known.
     Nowhere,
     /// Being looked for on the disk.
-    Sought(AbortOnDropHandle<Found>),
+    Sought(AbortOnDropHandle<Result<Found>>),
     /// A file, or memory.
     Ready(ReadyBlock),
     /// A fill under way, and the hold on it.
@@ -124,8 +125,7 @@ impl BlockReader {
                     continue;
                 }
                 Supply::Sought(looking) => {
-                    let found =
-                        looking.await.map_err(|e| Error::retry(format!("a disk task failed: {e}")))?;
+                    let found = looking.await.map_err(failed)??;
                     self.found(found)?;
                     continue;
                 }
@@ -169,8 +169,7 @@ impl BlockReader {
                 Supply::Ready(ready) => return Ok(ready.segment.clone()),
                 Supply::Nowhere => self.seek()?,
                 Supply::Sought(looking) => {
-                    let found =
-                        looking.await.map_err(|e| Error::retry(format!("a disk task failed: {e}")))?;
+                    let found = looking.await.map_err(failed)??;
                     self.found(found)?;
                 }
                 Supply::Fill(fill, _) => self.supply = filled(fill.value.clone().await?)?,
@@ -212,11 +211,14 @@ impl BlockReader {
             let look = move || {
                 let found = cache.look(id, columns());
                 if populate && found.missing.is_empty() {
+                    let _using: Vec<_> = found.parts.iter().map(ReadySegment::using).collect();
                     cache.disk.populate(id);
                 }
                 found
             };
-            self.supply = Supply::Sought(AbortOnDropHandle::new(tokio::task::spawn_blocking(look)));
+            // The directory that hangs is set aside: what lies in it is missing now.
+            let looked = async move { given_up(blocking(look).await, Found::default()) };
+            self.supply = Supply::Sought(AbortOnDropHandle::new(tokio::spawn(looked)));
         }
         Ok(())
     }
@@ -312,12 +314,18 @@ impl ReadyBlock {
         // Those that will be wanted next too: then they are there.
         let (segment, ahead) = (self.segment.clone(), part(BROUGHT_BYTES));
         // The map goes on that thread too: its last holder unmaps it.
-        blocking(move || {
+        let brought = blocking(move || {
+            let _using = segment.using();
             segment.bring(&ahead);
             copied(&segment, &piece)
-        })
-        .await
+        });
+        // What lies on a disk that hangs is looked for again, and is not there.
+        given_up(brought.await, None)
     }
+}
+
+fn failed(e: JoinError) -> Error {
+    Error::retry(format!("a disk task failed: {e}"))
 }
 
 /// A copy of a piece of a block, if it is sound.

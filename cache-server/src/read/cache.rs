@@ -362,7 +362,7 @@ impl Cache {
     }
 
     /// A segment that has no place anywhere.
-    fn serve_once(&self, id: SegmentId, batch: SegmentBatch) -> ReadySegment {
+    pub(super) fn serve_once(&self, id: SegmentId, batch: SegmentBatch) -> ReadySegment {
         self.events.record(Event::Unplaced);
         let tier = &self.memory.tier;
         let permit = tier.acquire_now(batch.memory_bytes() as u64);

@@ -13,7 +13,7 @@ use arrow::datatypes::{Schema, SchemaRef};
 use forebay_dataset::stream::Reading;
 use forebay_dataset::{MemoryGuard, ReadySegment, Urgency};
 use forebay_proto::manifest::{Digest, SegmentId};
-use forebay_proto::{Error, Result, v1};
+use forebay_proto::{Error, Kind, Result, v1};
 use std::sync::Arc;
 
 /// What a node gives to others and takes from them. Cheap to clone.
@@ -44,10 +44,17 @@ impl SegmentExchange {
 
     /// The same of a raw block.
     pub async fn filled_block(&self, block: Block) -> Result<(Encoded, MemoryGuard)> {
-        let origin = block.origin();
-        self.check_owner(origin.id, &columns())?;
-        let ready = BlockReader::as_owner(&self.0, block).whole().await?;
-        blocking(move || encode(&origin, &ready)).await?
+        self.check_owner(block.id(), &columns())?;
+        let mut is_second = false;
+        loop {
+            let ready = BlockReader::as_owner(&self.0, block.clone()).whole().await?;
+            let origin = block.origin();
+            match blocking(move || encode(&origin, &ready)).await.and_then(|encoded| encoded) {
+                // Its file was changed, or lies on a disk that hangs: it is missing now.
+                Err(e) if e.kind == Kind::Retry && !is_second => is_second = true,
+                encoded => return encoded,
+            }
+        }
     }
 
     fn check_owner(&self, id: SegmentId, columns: &[String]) -> Result<()> {

@@ -3,7 +3,7 @@
 use super::fetch_limit::{segment_turn, throttle};
 use super::guard::{caller, may_use};
 use super::metrics;
-use super::visible::{self, HotOwners};
+use super::visible;
 use crate::auth::caller::Caller;
 use crate::auth::limiter::Limiter;
 use crate::datasets::{Dataset, OpenDataset};
@@ -39,8 +39,6 @@ pub struct Control {
     pub draining: Arc<Mutex<()>>,
     /// [`LISTS_AT_ONCE`].
     pub lists: Semaphore,
-    /// Whose segments are hot.
-    pub owners: Arc<HotOwners>,
 }
 
 /// How long streams may take to end when the node drains: a reader that stands still does not end its.
@@ -210,12 +208,9 @@ impl Service for Control {
         &self,
         request: Request<v1::WatchTopologyRequest>,
     ) -> Reply<Self::WatchTopologyStream> {
-        let (caller, datasets, owners) =
-            (caller(request.extensions())?, self.node.datasets.clone(), self.owners.clone());
-        let changes = WatchStream::new(self.node.membership.topology()).then(move |topology| {
-            let (caller, datasets, owners) = (caller.clone(), datasets.clone(), owners.clone());
-            async move { Ok(visible::topology(caller, datasets, owners, topology).await?) }
-        });
+        let caller = caller(request.extensions())?;
+        let changes = WatchStream::new(self.node.membership.topology());
+        let changes = changes.map(move |topology| Ok(visible::topology(&caller, topology)));
         Ok(Response::new(changes.take_until(self.stop.clone().cancelled_owned()).boxed()))
     }
 

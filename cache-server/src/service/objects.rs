@@ -59,7 +59,7 @@ impl Service for ObjectService {
         let ranges: Vec<Range<u64>> = ranges.iter().map(|range| range.start..range.end).collect();
         let meter = ObjectMeter::new(self.node.clone(), version.clone(), who.limiter());
         let pieces = self.node.objects.read(version, ranges).await?.paying(toll(who.limiter()));
-        let sending = Sending { pieces, meter, pass };
+        let sending = Sending { node: self.node.clone(), pieces, meter, pass };
         let sent = stream::unfold(Some(sending), |sending| async move {
             let mut sending = sending?;
             let next = sending.next().await.transpose()?;
@@ -109,6 +109,7 @@ fn named(object: Option<v1::ObjectVersion>) -> Result<v1::ObjectVersion> {
 
 /// A stream that is being sent.
 struct Sending {
+    node: Arc<Node>,
     pieces: ObjectStream,
     meter: ObjectMeter,
     pass: Pass,
@@ -119,8 +120,9 @@ impl Sending {
         let piece = tokio::select! {
             biased;
             () = self.pass.end.cancelled() => return Err(draining()),
-            piece = self.pieces.next() => piece?,
+            piece = self.pieces.next() => piece,
         };
+        let piece = self.node.objects.noting_change(&self.pieces.version, piece).await?;
         let Some(piece) = piece else { return Ok(None) };
         self.meter.sent(&piece).await;
         let ObjectPiece { offset, bytes, .. } = piece;

@@ -137,8 +137,8 @@ impl Service for PeerService {
         Ok(Response::new(v1::LearnReply {}))
     }
 
-    async fn version(&self, request: Request<v1::HeadObjectRequest>) -> Reply<v1::ObjectVersion> {
-        let version = self.0.objects.version_here(&request.into_inner().uri).await?;
+    async fn version(&self, request: Request<v1::VersionRequest>) -> Reply<v1::ObjectVersion> {
+        let version = self.0.objects.version_here(&request.into_inner()).await?;
         Ok(Response::new((&*version).into()))
     }
 

@@ -1,30 +1,8 @@
 //! What of an answer about the whole node its caller may see: nothing that tells of others' data.
 
 use crate::auth::caller::Caller;
-use crate::datasets::{Dataset, Datasets};
-use crate::runtime::blocking;
-use bytes::Bytes;
 use forebay_dataset::source;
-use forebay_proto::manifest::DatasetId;
 use forebay_proto::{Result, v1};
-use parking_lot::Mutex;
-use std::collections::{HashMap, HashSet};
-use std::sync::Arc;
-
-/// The datasets of segments that are hot; found once for all who ask.
-#[derive(Debug, Default)]
-pub struct HotOwners(Mutex<FoundOwners>);
-
-#[derive(Debug, Default)]
-struct FoundOwners {
-    /// For which segments and datasets that was found.
-    segments: Vec<Bytes>,
-    datasets: Vec<DatasetId>,
-    owners: Arc<SegmentOwners>,
-}
-
-/// Datasets by segments.
-type SegmentOwners = HashMap<Bytes, Vec<Dataset>>;
 
 /// The node's figures are for those who may see them; pins are left out that lie elsewhere. The datasets are
 /// the caller's already.
@@ -43,51 +21,15 @@ pub fn status(caller: &Caller, whole: v1::StatusReply) -> v1::StatusReply {
 }
 
 /// Rules and hot segments are left out that are of others' data. Nodes are everybody's.
-pub async fn topology(
-    caller: Caller,
-    datasets: Arc<Datasets>,
-    owners: Arc<HotOwners>,
-    mut topology: v1::Topology,
-) -> Result<v1::Topology> {
-    if caller.is_operator() {
-        return Ok(topology);
+pub fn topology(caller: &Caller, mut topology: v1::Topology) -> v1::Topology {
+    if !caller.is_operator() {
+        topology.datasets.retain(|rule| caller.sees_rule(&rule.uri));
+        // Nodes of before do not say of which object a segment is.
+        topology.hot.retain(|hot| !hot.uri.is_empty() && caller.covers(&hot.uri));
     }
-    topology.datasets.retain(|rule| caller.sees_rule(&rule.uri));
-    if topology.hot.is_empty() {
-        return Ok(topology);
-    }
-    // A look at every segment of every dataset: not for an async thread.
-    blocking(move || {
-        let owners = owners.of(&datasets.list(), &topology.hot);
-        topology.hot.retain(|hot| {
-            let of = owners.get(&hot.segment);
-            of.is_some_and(|of| of.iter().any(|dataset| caller.reads(&dataset.manifest)))
-        });
-        topology
-    })
-    .await
-}
-
-impl HotOwners {
-    fn of(&self, datasets: &[Dataset], hot: &[v1::HotSegment]) -> Arc<SegmentOwners> {
-        let ids: Vec<DatasetId> = datasets.iter().map(|dataset| dataset.manifest.id()).collect();
-        let segments: Vec<Bytes> = hot.iter().map(|hot| hot.segment.clone()).collect();
-        let mut found = self.0.lock();
-        if found.segments != segments || found.datasets != ids {
-            let wanted: HashSet<&Bytes> = segments.iter().collect();
-            let mut owners = SegmentOwners::new();
-            for dataset in datasets {
-                for id in dataset.segment_ids() {
-                    let id = Bytes::copy_from_slice(&id.0.to_bytes());
-                    if wanted.contains(&id) {
-                        owners.entry(id).or_default().push(dataset.clone());
-                    }
-                }
-            }
-            *found = FoundOwners { segments, datasets: ids, owners: Arc::new(owners) };
-        }
-        found.owners.clone()
-    }
+    // No reader needs them, and they may be long.
+    topology.hot.iter_mut().for_each(|hot| hot.uri = String::new());
+    topology
 }
 
 /// Whether a caller may know of a dataset as a request names it. Follows links: not for an async thread.
@@ -101,4 +43,31 @@ pub fn may_use_spec(caller: &Caller, spec: &v1::DatasetSpec) -> Result<()> {
     forebay_dataset::view::selections(spec)?
         .iter()
         .try_for_each(|selection| caller.may_use_selection(selection))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::auth::caller::tests::{operator, reader};
+
+    #[test]
+    fn hot_segments_are_told_to_those_who_may_read_their_objects() {
+        let hot = |n: u8, uri: &str| {
+            let (segment, nodes, uri) = (vec![n; 16].into(), vec!["b".into()], uri.into());
+            v1::HotSegment { segment, nodes, uri }
+        };
+        // Raw blocks, say, which no dataset has; one of a node of before.
+        let uris = ["s3://data/vision/raw", "s3://data/visionX/raw", "s3://data/audio/a.parquet", ""];
+        let hot = (1..).zip(uris).map(|(n, uri)| hot(n, uri)).collect();
+        let all = v1::Topology { hot, ..Default::default() };
+        let told = |caller: &Caller| {
+            let told = topology(caller, all.clone()).hot;
+            assert!(told.iter().all(|hot| hot.uri.is_empty() && hot.nodes == ["b"]));
+            told.iter().map(|hot| hot.segment[0]).collect::<Vec<_>>()
+        };
+        assert_eq!(told(&reader("s3://data/vision")), [1]);
+        assert_eq!(told(&reader("s3://data")), [1, 2, 3]);
+        assert_eq!(told(&operator()), [1, 2, 3, 4]);
+        assert_eq!(told(&Caller::everyone()), [1, 2, 3, 4]);
+    }
 }

@@ -55,6 +55,7 @@ impl Drain {
     /// A node that is drained is no longer in the topology, so a URL is taken at its word. `undo`: the error
     /// says so.
     async fn find(&self, undo: bool) -> Result<Node, Failure> {
+        self.endpoint.use_files()?;
         if self.node.contains(':') {
             return Ok(Node::new(&self.node)?);
         }

@@ -88,7 +88,8 @@ impl Load {
         }
         let seconds = started.elapsed().as_secs_f64();
         let Filled { progress, nodes, failed } = filled;
-        if self.json && failed.len() < nodes {
+        // Of a dataset without rows no node has a share.
+        if self.json && (failed.is_empty() || failed.len() < nodes) {
             write_json(out, &LoadReport { uri, seconds, progress, failed })?;
             return Ok(done?);
         }

@@ -77,8 +77,11 @@ impl Status {
                 status.datasets.retain(|d| source::is_under(&d.uri, source::place_of(&uri)));
             }
         }
-        // Of several nodes, the figures at the top are those of the one that was asked.
-        let asked = nodes.iter().find(|n| n.node.address == endpoints.url()).or(nodes.first());
+        // Of several nodes, the figures at the top are those of the one that was asked, or of one that
+        // answers.
+        let answering = || nodes.iter().filter(|n| n.status.is_ok());
+        let named = answering().find(|n| n.node.address == endpoints.url());
+        let asked = named.or(answering().next()).or(nodes.first());
         let reply = asked.ok_or_else(|| Error::retry("the topology is empty"))?.status.clone()?;
         match self.json {
             true => write_json(out, &answer(endpoints.url(), &reply, &nodes, &rates)),

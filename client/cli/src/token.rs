@@ -7,9 +7,9 @@ use clap::{Args, Subcommand};
 use forebay_proto::token::{KnownToken, NewToken, TOKEN_RANDOM_BYTES};
 use forebay_proto::{Error, Result};
 use rustix::rand::{GetRandomFlags, getrandom};
-use std::fs::{File, Permissions};
+use std::fs::{File, Metadata, Permissions};
 use std::io::Write as _;
-use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _, fchown};
 use std::path::{Path, PathBuf};
 use toml_edit::{Array, ArrayOfTables, DocumentMut, Item, Table, value};
 
@@ -165,10 +165,18 @@ fn principals<'a>(policy: &'a mut DocumentMut, path: &Path) -> Result<&'a mut Ar
 /// Puts a new file in the place of the old one, so that no node reads half of it.
 fn write(path: &Path, policy: &DocumentMut) -> Result<()> {
     let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
-    let mode = std::fs::metadata(&path).map_or(0o640, |about| about.permissions().mode() & 0o777);
+    let old = std::fs::metadata(&path).ok();
+    let mode = old.as_ref().map_or(0o640, |about| about.permissions().mode() & 0o777);
     let new = path.with_extension(format!("new-{}", std::process::id()));
     let written = (|| {
         let mut file = File::options().write(true).create_new(true).mode(mode).open(&new)?;
+        // The nodes that read the old one must be able to read it too.
+        let owner = |about: &Metadata| (about.uid(), about.gid());
+        if let Some((user, group)) = old.as_ref().map(owner)
+            && (user, group) != owner(&file.metadata()?)
+        {
+            fchown(&file, Some(user), Some(group))?;
+        }
         file.set_permissions(Permissions::from_mode(mode))?;
         file.write_all(policy.to_string().as_bytes())?;
         file.sync_all()?;
@@ -231,6 +239,10 @@ mod tests {
         let text = || std::fs::read_to_string(&policy).unwrap();
         std::fs::write(&policy, format!("# ours\n{}", text())).unwrap();
         std::fs::set_permissions(&policy, Permissions::from_mode(0o600)).unwrap();
+        // Only root can give a file away; for others it stays theirs.
+        let owner = |about: Metadata| (about.uid(), about.gid());
+        let _ = std::os::unix::fs::chown(&policy, Some(1234), Some(1234));
+        let kept = owner(std::fs::metadata(&policy).unwrap());
         let second = run(&["create", "a", "--policy", path]).unwrap();
         let lines: Vec<String> = [&first, &second]
             .map(|token| {
@@ -241,6 +253,7 @@ mod tests {
         assert!(lines.iter().all(|line| text().contains(line)) && text().starts_with("# ours"));
         assert!(!text().contains(first.rsplit('.').next().unwrap()), "the secret is not kept");
         assert_eq!(std::fs::metadata(&policy).unwrap().permissions().mode() & 0o777, 0o600);
+        assert_eq!(owner(std::fs::metadata(&policy).unwrap()), kept);
         let id = GivenToken::of(&first).unwrap().id;
         assert_eq!(run(&["revoke", id, "--policy", path]).unwrap(), format!("token {id} of a is revoked"));
         assert!(!text().contains(&lines[0]) && text().contains(&lines[1]));

@@ -9,6 +9,8 @@ use super::byte_column::{ByteColumn, offset_bytes};
 use super::sampler::StepPlan;
 use crate::content::content_digest;
 use arrow::array::{Array, ArrayRef, AsArray, MutableArrayData, RecordBatch, make_array};
+use arrow::datatypes::DataType;
+use arrow::error::ArrowError;
 use forebay_dataset::PackedSchema;
 use forebay_dataset::pool::{Pool, PoolBuffer};
 use forebay_dataset::stream::gather::{concat, plain_array, plain_width};
@@ -199,16 +201,10 @@ impl BatchBuilder {
         }
         let mut arrays = Vec::with_capacity(self.columns.len());
         for (column, field) in self.columns.iter().zip(schema.physical.fields()) {
-            let ColumnBuilder { plain, bytes, mut odd } = column.lock().take().unwrap_or_default();
-            let landed = bytes.finish(field.data_type(), pool);
-            let landed = landed.map_err(|e| Error::corrupt(format!("{}: {e}", field.name())))?;
-            odd.extend(landed.map(|rows| (0, rows)));
-            let width = plain_width(field.data_type()).unwrap_or(0);
-            let plain = match plain {
-                Some(plain) => Some(plain_array(field.data_type(), rows, pool.share(plain, rows * width))?),
-                None => None,
-            };
-            arrays.push(collate(plain, odd, rows, pool).map_err(|e| e.context(field.name()))?);
+            // Rows that come late find no column any more, and nothing of them is written.
+            let filled = column.lock().take().unwrap_or_default();
+            let array = filled.finish(field.data_type(), rows, pool);
+            arrays.push(array.map_err(|e| e.context(field.name()))?);
         }
         let arrays = split(schema, arrays, pool)?;
         let columns = RecordBatch::try_new(schema.schema.clone(), arrays)
@@ -233,6 +229,36 @@ impl BatchBuilder {
     }
 }
 
+impl ColumnBuilder {
+    /// The column of a batch of `rows` rows.
+    fn finish(self, data_type: &DataType, rows: usize, pool: &Pool) -> Result<ArrayRef> {
+        let Self { plain, bytes, mut odd } = self;
+        match bytes.finish(data_type, pool).map_err(not_put_together)? {
+            // They lie in memory that is the batch's own already.
+            Some(landed) if landed.len() == rows && plain.is_none() && odd.is_empty() => return Ok(landed),
+            Some(landed) => odd.push((0, landed)),
+            None => {}
+        }
+        let width = plain_width(data_type).unwrap_or(0);
+        let plain = match plain {
+            Some(plain) => Some(plain_array(data_type, rows, pool.share(plain, rows * width))?),
+            None => None,
+        };
+        collate(plain, odd, rows, pool)
+    }
+}
+
+/// Why there is no column. More bytes than its offsets can say are no damage.
+fn not_put_together(e: ArrowError) -> Error {
+    match e {
+        ArrowError::OffsetOverflowError(bytes) => Error::invalid(format!(
+            "a batch has {bytes} bytes of this column, whose 32-bit offsets allow {}: use a smaller batch",
+            i32::MAX
+        )),
+        e => Error::corrupt(format!("a batch cannot be put together: {e}")),
+    }
+}
+
 /// The batch's columns out of those that were sent: packed rows become columns.
 fn split(schema: &PackedSchema, mut sent: Vec<ArrayRef>, pool: &Pool) -> Result<Vec<ArrayRef>> {
     let Some(layout) = &schema.layout else { return Ok(sent) };
@@ -250,8 +276,7 @@ fn split(schema: &PackedSchema, mut sent: Vec<ArrayRef>, pool: &Pool) -> Result<
 fn copied(array: &ArrayRef) -> Result<ArrayRef> {
     let data = array.to_data();
     let mut copy = MutableArrayData::new(vec![&data], false, data.len());
-    copy.try_extend(0, 0, data.len())
-        .map_err(|e| Error::corrupt(format!("a batch cannot be put together: {e}")))?;
+    copy.try_extend(0, 0, data.len()).map_err(not_put_together)?;
     Ok(make_array(copy.freeze()))
 }
 
@@ -290,5 +315,83 @@ fn collate(
         return if is_own { copied(only) } else { Ok(only.clone()) };
     }
     let pieces: Vec<&dyn Array> = pieces.iter().map(AsRef::as_ref).collect();
-    concat(&pieces, pool).map_err(|e| Error::corrupt(format!("a batch cannot be put together: {e}")))
+    concat(&pieces, pool).map_err(not_put_together)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::loader::sampler::Epoch;
+    use arrow::array::BinaryArray;
+    use arrow::datatypes::{Field, Schema};
+    use forebay_proto::Kind;
+    use forebay_proto::manifest::{Digest, Manifest, Object, SegmentSize};
+    use forebay_proto::plan::steps::{Cut, Ending, Layout};
+    use forebay_proto::plan::{Order, PlanKey, Shuffle};
+
+    const ROWS: u32 = 4;
+
+    /// A batch of one column of binaries, and what its messages look like.
+    fn batch(pool: &Pool) -> (BatchBuilder, PackedSchema) {
+        let rows = u64::from(ROWS);
+        let object = Object { key: "a".into(), etag: "e".into(), size: 1, ..Default::default() };
+        let size = SegmentSize { object: 0, row_groups: 1, rows, decoded_bytes: 1 };
+        let manifest = Manifest::new("file:///d", 1, vec![], vec![object], &[size]).unwrap();
+        let key = PlanKey { manifest: Digest(1), seed: 2, epoch: 3, shuffle: Shuffle::None };
+        let cut = Cut {
+            first_position: 0,
+            global_batch: rows,
+            world: 1,
+            ending: Ending::Pad,
+            layout: Layout::Segment,
+        };
+        let epoch = Epoch::new(Arc::new(manifest), Order::of_segments(&[rows], key), cut, 0, 0).unwrap();
+        let schema = Arc::new(Schema::new(vec![Field::new("blob", DataType::Binary, false)]));
+        (BatchBuilder::new(epoch.plan(0, pool).unwrap(), 1, 0), PackedSchema::new(schema))
+    }
+
+    /// All rows of the batch, whose values have landed and are of this length each.
+    fn landed(builder: &BatchBuilder, length: usize) -> Commit {
+        let digest = builder.plan.digest(0..ROWS);
+        Commit { rows: ROWS, digest, landed: vec![(0, vec![length; ROWS as usize])], ..Commit::default() }
+    }
+
+    #[test]
+    fn a_column_that_landed_whole_is_not_copied_once_more() {
+        const LENGTH: usize = 256 << 10;
+        let pool = Pool::new(64 << 20);
+        let (builder, schema) = batch(&pool);
+        assert!(builder.claim(0, 0));
+        let bytes = LENGTH * ROWS as usize;
+        let at = builder.reserve(0, bytes, ROWS as usize, &pool);
+        assert!(builder.land(0, at, bytes, |place| place.fill(7)));
+        builder.commit(landed(&builder, LENGTH), &schema, &pool).unwrap();
+        assert!(!builder.land(0, at, bytes, |place| place.fill(8)), "rows that come late change nothing");
+        builder.release(0);
+        let (batch, _) = builder.take().unwrap();
+        let (values, wanted) = (batch.columns.column(0).as_binary::<i32>().clone(), vec![7; LENGTH]);
+        assert!(values.iter().all(|value| value == Some(&wanted[..])));
+        assert_eq!(pool.idle_bytes(), 0, "the batch has the memory in which the values landed");
+        drop((batch, builder));
+        assert_eq!(pool.idle_bytes(), 0, "an array of it is left");
+        drop(values);
+        assert!(pool.idle_bytes() >= bytes, "{} bytes came back", pool.idle_bytes());
+    }
+
+    #[test]
+    fn a_column_of_more_bytes_than_its_offsets_allow_is_advice_not_damage() {
+        let pool = Pool::new(0);
+        let (builder, schema) = batch(&pool);
+        // Only the lengths are told: nothing has as many bytes here.
+        let e = builder.commit(landed(&builder, 1 << 30), &schema, &pool).unwrap_err();
+        assert_eq!(e.kind, Kind::Invalid, "{e}");
+        assert!(e.message.starts_with("blob: a batch has 4294967296 bytes"), "{e}");
+        assert!(e.message.ends_with("use a smaller batch"), "{e}");
+        // The same where rows came in pieces, here of 1 MiB.
+        let piece: ArrayRef = Arc::new(BinaryArray::from_iter_values([vec![0u8; 1 << 20]]));
+        let odd = (0..2049).map(|row| (row, piece.clone())).collect();
+        let e = collate(None, odd, 2049, &pool).unwrap_err();
+        assert_eq!(e.kind, Kind::Invalid, "{e}");
+        assert!(e.message.contains("has 2148532224 bytes") && e.message.contains("smaller batch"), "{e}");
+    }
 }

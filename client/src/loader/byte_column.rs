@@ -13,6 +13,9 @@ use std::sync::Arc;
 /// Room beyond what the rows so far let expect: a part of that.
 const SPARE_PART: usize = 8;
 
+/// Room for the rows to come is this at most, or as much as those so far take: they may be the long ones.
+const EXPECTED_BYTES_MAX: usize = 64 << 20;
+
 /// Values of a batch's first rows.
 #[derive(Debug, Default)]
 pub(crate) struct ByteColumn {
@@ -52,7 +55,8 @@ impl ByteColumn {
         let end = start + bytes;
         if self.values.as_ref().is_none_or(|values| values.len() < end) {
             let to_come = all.saturating_sub(self.ends.len() + rows);
-            let expected = (end as u128 * to_come as u128 / (self.ends.len() + rows).max(1) as u128) as usize;
+            let expected = end as u128 * to_come as u128 / (self.ends.len() + rows).max(1) as u128;
+            let expected = expected.min(end.max(EXPECTED_BYTES_MAX) as u128) as usize;
             let mut larger = pool.take(end + expected + expected / SPARE_PART);
             if let Some(values) = self.values.take() {
                 larger.as_slice_mut()[..start].copy_from_slice(&values.as_slice()[..start]);
@@ -141,6 +145,18 @@ mod tests {
         let array = column.finish(&DataType::Binary, &pool).unwrap().unwrap();
         assert_eq!(array.as_binary::<i32>(), &BinaryArray::from_iter_values(&values));
         assert!(ByteColumn::default().finish(&DataType::Utf8, &pool).unwrap().is_none());
+    }
+
+    #[test]
+    fn a_long_first_row_makes_no_room_for_a_million_like_it() {
+        let mut column = ByteColumn::default();
+        assert_eq!(column.reserve(100 << 20, 1, 1_000_000, &Pool::new(0)), 0);
+        let room = column.values.as_ref().unwrap().len();
+        assert!((100 << 20..400 << 20).contains(&room), "{room} bytes");
+        // A batch of 256 images gets all its room at once.
+        let mut column = ByteColumn::default();
+        column.reserve(1 << 20, 10, 256, &Pool::new(0));
+        assert!(column.values.as_ref().unwrap().len() > 25 << 20);
     }
 
     #[test]

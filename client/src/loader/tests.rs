@@ -1,5 +1,6 @@
 mod changes;
 mod fake;
+mod no_nodes;
 mod packing;
 mod same_host;
 mod versions;
@@ -219,13 +220,20 @@ async fn a_node_that_forgot_the_dataset_is_told_again() {
         // Once more if an answer was late.
         assert!((forgets..=2 * forgets).contains(&(conduct.opens.load(SeqCst) - opens)));
     }
-    // Another version by then is an error that names both.
+    // Objects that were added since do not belong to the run.
+    conduct.forgets.store(1, SeqCst);
+    world.add();
+    let loader = Loader::start(&dataset, settings.clone()).unwrap();
+    check(loader, &direct, &all, &settings, "with an object more").await;
+    assert_ne!(fleet.open(&world).await.manifest.digest(), dataset.manifest.digest());
+    // One that was overwritten is an error that names the version.
     conduct.forgets.store(1, SeqCst);
     world.overwrite();
     let mut loader = Loader::start(&dataset, settings).unwrap();
     let e = loader.next().await.unwrap_err();
     assert_eq!(e.kind, Kind::Changed, "{e}");
     assert!(e.message.contains(&dataset.manifest.digest().to_string()), "{e}");
+    assert!(e.message.contains("part-000.parquet: was overwritten"), "{e}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -15,13 +15,11 @@ mod receiver;
 use super::position::{Committed, Scope};
 use super::reorder::ReorderBuffer;
 use super::sampler::Epoch;
-use crate::access::Access;
 use crate::dataset::Dataset;
-use crate::endpoints::Endpoints;
 use crate::node::Node;
 use crate::routing::Cluster;
 use crate::routing::policy::{Failure, FailureKind, History, Next, RetryPolicy, Situation, SourceKind};
-use crate::routing::silence::{SUSPICION, owed};
+use crate::routing::silence::owed;
 use crate::stream::StreamEvent;
 use assignment::Assignment;
 #[cfg(test)]
@@ -53,6 +51,8 @@ pub(crate) struct StreamWorker {
     epoch: Arc<Epoch>,
     /// The node that the segments belong to; `None` without a cache, and while no node answers.
     owner: Option<Node>,
+    /// No node takes the segments yet, and it is too early to read them from the object store.
+    waits: bool,
     /// Another node, which was faster and is read from instead, as far as it holds the segments.
     hedge: Option<Node>,
     assignment: Assignment,
@@ -61,21 +61,23 @@ pub(crate) struct StreamWorker {
 }
 
 impl StreamWorker {
-    /// The workers of an epoch.
+    /// The workers of an epoch. While no node takes segments it is one, which waits as all do in mid-epoch.
     pub async fn all(context: &Arc<ReadContext>, epoch: &Arc<Epoch>) -> Result<Vec<Self>> {
         let manifest = &context.dataset.manifest;
         let whole = Self {
             context: context.clone(),
             epoch: epoch.clone(),
             owner: None,
+            waits: false,
             hedge: None,
             assignment: Assignment::all(manifest),
             committed: Committed::default(),
             history: History::default(),
         };
-        match &context.cluster {
-            None => Ok(vec![whole]),
-            Some(cluster) => Ok(whole.successors(whole.assignment.divide(cluster, manifest).await?)),
+        let Some(cluster) = &context.cluster else { return Ok(vec![whole]) };
+        match whole.assignment.divide(cluster, manifest).await {
+            Err(e) if e.kind == Kind::Retry => Ok(vec![Self { waits: true, ..whole }]),
+            parts => Ok(whole.successors(parts?)),
         }
     }
 
@@ -104,10 +106,11 @@ impl StreamWorker {
         let mut feed = self.owed(self.open()).await?;
         loop {
             let event = match receiver.is_between_messages() {
-                false => self.owed(feed.next()).await?,
-                true => self.next_or_hedge(&mut feed, &mut receiver).await?,
+                false => self.owed(feed.next()).await,
+                true => self.next_or_hedge(&mut feed, &mut receiver).await,
             };
-            let Some(event) = event else { break };
+            // A node whose stream runs knows the dataset.
+            let Some(event) = event.map_err(Failure::of_an_object)? else { break };
             if self.receive(&mut receiver, event).await? {
                 self.note_progress()?;
                 if let Some(successors) = self.follow().await {
@@ -187,7 +190,7 @@ impl StreamWorker {
                     tracing::warn!(
                         "no node of the cache answers: reading from the object store until one does"
                     );
-                    (self.owner, self.hedge) = (None, None);
+                    (self.owner, self.hedge, self.waits) = (None, None, false);
                 }
                 Next::GiveUp(error) => {
                     let (manifest, epoch) = (&self.context.dataset.manifest, self.epoch.number());
@@ -198,28 +201,12 @@ impl StreamWorker {
         }
     }
 
-    /// The facts that decide what to do after a failure. A node that failed is probed the first time; if it
-    /// does not serve, it is out for all workers until it does.
+    /// The facts that decide what to do after a failure.
     async fn situation(&mut self, failure: &Failure) -> Situation {
-        let source = self.source();
-        let mut situation = Situation { source, node_serves: false, nodes_left: true, has_fallback: false };
-        let is_nodes_fault = matches!(failure.kind, FailureKind::Broken | FailureKind::NodeDead);
-        let Some(cluster) = &self.context.cluster else { return situation };
-        if !is_nodes_fault || source == SourceKind::Hedge {
-            return situation;
-        }
-        cluster.may_try_again().await;
-        if let Some(node) = self.node().cloned() {
-            let is_first = !std::mem::replace(&mut self.history.probed, true);
-            let may_serve = is_first && failure.kind == FailureKind::Broken;
-            situation.node_serves = may_serve && node.is_serving(SUSPICION).await;
-            if !situation.node_serves {
-                cluster.failed(&node);
-            }
-        }
-        situation.nodes_left = cluster.has_nodes();
-        situation.has_fallback = self.context.dataset.access.direct_source().is_some();
-        situation
+        let (source, node) = (self.source(), self.node().cloned());
+        let Some(cluster) = &self.context.cluster else { return Situation::of(source) };
+        let has_fallback = self.context.dataset.access.direct_source().is_some();
+        cluster.situation(failure, &mut self.history, (source, node.as_ref()), has_fallback).await
     }
 
     /// The workers at the nodes that can be asked now; `None` where those are the one that failed, or none.
@@ -251,6 +238,7 @@ impl StreamWorker {
             context: self.context.clone(),
             epoch: self.epoch.clone(),
             owner: Some(node),
+            waits: false,
             hedge: None,
             assignment,
             committed: self.committed,
@@ -259,24 +247,13 @@ impl StreamWorker {
         parts.into_iter().map(successor).collect()
     }
 
-    /// Tells the node of the dataset again; `Changed` if the dataset has another version now.
+    /// Tells the node of the dataset again; `Changed` if this version of it cannot be read any more.
     async fn reopen(&self, why: &Error) -> Result<(), Failure> {
         let Some(node) = self.node() else { return Err(Failure::from(why.clone())) };
-        let manifest = &self.context.dataset.manifest;
-        let access = Access::Endpoint(Endpoints::new(vec![node.clone()]));
-        let opened =
-            self.owed(Dataset::open(&access, &self.context.dataset.spec)).await.map_err(|failure| {
-                let may_help = failure.error.kind == Kind::Retry;
-                if may_help { failure } else { Failure { kind: FailureKind::Final, ..failure } }
-            })?;
-        let (old, new) = (manifest.digest(), opened.manifest.digest());
-        match old == new {
-            true => Ok(()),
-            false => Err(Failure::from(Error::changed(format!(
-                "{} was overwritten during the run: its version was {old}, now it is {new}: start a new run from it",
-                manifest.uri()
-            )))),
-        }
+        self.owed(self.context.dataset.tell(node)).await.map_err(|failure| {
+            let may_help = failure.error.kind == Kind::Retry;
+            if may_help { failure } else { Failure { kind: FailureKind::Final, ..failure } }
+        })
     }
 
     /// After a message: notes that the node works. `Retry` if this was the fallback and a node is back.
@@ -307,8 +284,8 @@ impl StreamWorker {
         let (dataset, ticket) = (&self.context.dataset, self.ticket());
         match (self.node(), dataset.access.direct_source()) {
             (Some(node), _) => Feed::stream(node, &dataset.manifest, ticket, self.context.wire).await,
-            (None, Some(direct)) => Feed::direct(direct, dataset, &ticket),
-            (None, None) => Err(Error::retry("no node of the cache answers")),
+            (None, Some(direct)) if !self.waits => Feed::direct(direct, dataset, &ticket),
+            (None, _) => Err(Error::retry("no node of the cache takes segments")),
         }
     }
 
@@ -322,6 +299,8 @@ impl StreamWorker {
             (None, ..) => SourceKind::Direct,
             (_, Some(_), _) => SourceKind::Hedge,
             (_, None, Some(_)) => SourceKind::Owner,
+            // The node that will take the segments.
+            (_, None, None) if self.waits => SourceKind::Owner,
             (_, None, None) => SourceKind::Fallback,
         }
     }

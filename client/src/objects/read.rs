@@ -8,8 +8,8 @@
 use super::context::Context;
 use crate::direct::Direct;
 use crate::node::Node;
-use crate::routing::policy::{Failure, FailureKind, History, Next, Situation, SourceKind};
-use crate::routing::silence::{SUSPICION, owed};
+use crate::routing::policy::{Failure, History, Next, Situation, SourceKind};
+use crate::routing::silence::owed;
 use bytes::Bytes;
 use forebay_dataset::Urgency;
 use forebay_dataset::source::WholeCheck;
@@ -161,12 +161,12 @@ impl Stretch {
         let request = v1::ReadObjectRequest { object: Some((&*self.version).into()), ranges: vec![range] };
         let patience = self.context.policy.patience;
         let open = async { node.reply(node.objects().read(request)).await };
-        let mut pieces = owed(Some(&node), patience, open).await.map_err(final_if_missing)?;
+        // Nothing about an object is told to a node beforehand.
+        let mut pieces = owed(Some(&node), patience, open).await.map_err(Failure::of_an_object)?;
         loop {
             let next = async { pieces.message().await.map_err(|status| node.error(status)) };
-            let Some(piece) = owed(Some(&node), patience, next).await.map_err(final_if_missing)? else {
-                break;
-            };
+            let piece = owed(Some(&node), patience, next).await.map_err(Failure::of_an_object)?;
+            let Some(piece) = piece else { break };
             self.take(&node, &piece)?;
             if sender.send(Ok(piece.data)).await.is_err() {
                 return Ok(());
@@ -203,7 +203,8 @@ impl Stretch {
         while !self.rest.is_empty() {
             let block = self.version.block(self.rest.start / self.version.block_bytes);
             let part = self.rest.start..self.rest.end.min(block.end);
-            for piece in fetch(&direct, &self.version, part).await.map_err(|e| final_if_missing(e.into()))? {
+            let pieces = fetch(&direct, &self.version, part).await;
+            for piece in pieces.map_err(|e| Failure::from(e).of_an_object())? {
                 self.rest.start += piece.len() as u64;
                 if sender.send(Ok(piece)).await.is_err() {
                     return Ok(());
@@ -259,23 +260,9 @@ impl Stretch {
             (_, Some(_)) => SourceKind::Owner,
             (_, None) => SourceKind::Fallback,
         };
-        let mut situation = Situation { source, node_serves: false, nodes_left: true, has_fallback: false };
-        let Some(cluster) = &self.context.cluster else { return situation };
-        if failure.kind == FailureKind::Final {
-            return situation;
-        }
-        cluster.may_try_again().await;
-        if let Some(node) = &self.node {
-            let is_first = !std::mem::replace(&mut self.history.probed, true);
-            let may_serve = is_first && failure.kind == FailureKind::Broken;
-            situation.node_serves = may_serve && node.is_serving(SUSPICION).await;
-            if !situation.node_serves {
-                cluster.failed(node);
-            }
-        }
-        situation.nodes_left = cluster.has_nodes();
-        situation.has_fallback = self.context.access.direct_source().is_some();
-        situation
+        let Some(cluster) = &self.context.cluster else { return Situation::of(source) };
+        let has_fallback = self.context.access.direct_source().is_some();
+        cluster.situation(failure, &mut self.history, (source, self.node.as_ref()), has_fallback).await
     }
 }
 
@@ -285,12 +272,4 @@ async fn fetch(direct: &Direct, version: &ObjectVersion, part: Range<u64>) -> Re
     let objects = direct.source().objects();
     objects.read(version, part, &Urgency::demand(), |piece| pieces.push(piece)).await?;
     Ok(pieces)
-}
-
-/// A missing object does not come by trying again: nothing about an object is told to a node beforehand.
-fn final_if_missing(failure: Failure) -> Failure {
-    match failure.kind {
-        FailureKind::UnknownDataset => Failure { kind: FailureKind::Final, ..failure },
-        _ => failure,
-    }
 }

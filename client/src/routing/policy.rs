@@ -73,6 +73,13 @@ pub(crate) struct Situation {
     pub has_fallback: bool,
 }
 
+impl Situation {
+    /// After a failure that says nothing of nodes.
+    pub fn of(source: SourceKind) -> Self {
+        Self { source, node_serves: false, nodes_left: true, has_fallback: false }
+    }
+}
+
 /// The failures since rows last moved.
 #[derive(Debug, Clone)]
 pub(crate) struct History {
@@ -106,6 +113,15 @@ impl Failure {
     /// The bytes that came are not those that were sent: they may come whole the next time.
     pub fn damaged(error: Error) -> Self {
         Self { error, kind: FailureKind::Broken }
+    }
+
+    /// The same where the dataset is known, or there is none: an object is missing, which does not come by
+    /// trying again.
+    pub fn of_an_object(self) -> Self {
+        match self.kind {
+            FailureKind::UnknownDataset => Self { kind: FailureKind::Final, ..self },
+            _ => self,
+        }
     }
 }
 
@@ -253,5 +269,7 @@ mod tests {
             assert_eq!(Failure::from(error).kind, want);
         }
         assert_eq!(Failure::damaged(Error::corrupt("")).kind, Broken);
+        assert_eq!(Failure::from(Error::not_found("")).of_an_object().kind, Final);
+        assert_eq!(Failure::from(Error::retry("")).of_an_object().kind, Broken);
     }
 }

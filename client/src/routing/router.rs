@@ -150,6 +150,7 @@ mod tests {
             .map(|s| v1::HotSegment {
                 segment: manifest().segment_id(s).unwrap().0.to_bytes().to_vec().into(),
                 nodes: nodes.clone(),
+                ..Default::default()
             })
             .collect();
     }

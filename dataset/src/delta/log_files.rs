@@ -3,7 +3,10 @@
 //! The kernel calls from a blocking thread and waits. What goes wrong in the object store is kept for the
 //! error message ([`LogEngine::fault`]).
 
+use super::recent_files::{RECENT_BYTES, RecentFiles};
 use super::url;
+use crate::off_thread::blocking;
+use crate::parquet::footer_claims::check_object;
 use crate::source::{Source, SourceObject};
 use crate::urgency::Urgency;
 use ::url::Url;
@@ -54,6 +57,8 @@ struct LogFiles {
     runtime: Handle,
     /// Versions of the files that were listed.
     listed: Mutex<HashMap<String, SourceObject>>,
+    /// What was read last of others.
+    recent: Mutex<RecentFiles>,
     fault: Mutex<Option<Error>>,
 }
 
@@ -62,14 +67,46 @@ type Batches = Box<dyn Iterator<Item = KernelResult<ArrowEngineData>> + Send>;
 
 impl LogEngine {
     pub(super) fn new(source: Source, root: String, runtime: Handle) -> Self {
-        let (listed, fault) = (Mutex::default(), Mutex::default());
-        let files = Arc::new(LogFiles { source, root, runtime, listed, fault });
+        let (listed, recent, fault) = (Mutex::default(), Mutex::default(), Mutex::default());
+        let files = Arc::new(LogFiles { source, root, runtime, listed, recent, fault });
         Self { files, evaluation: Arc::new(ArrowEvaluationHandler) }
     }
 
     /// Where the table lies.
     pub(super) fn root(&self) -> &str {
         &self.files.root
+    }
+
+    /// Reads files that will be asked for one after the other, as many as are kept. What fails is told to
+    /// those who ask.
+    pub(super) fn prepare(&self, urls: Vec<Url>) {
+        if urls.is_empty() {
+            return;
+        }
+        let files = self.files.clone();
+        let read = async move {
+            let mut left = RECENT_BYTES;
+            for urls in urls.chunks(FILES_AT_ONCE) {
+                let (mut heads, mut reads) = (Vec::new(), Vec::new());
+                for url in urls {
+                    heads.push(files.size(url));
+                }
+                for (url, size) in urls.iter().zip(try_join_all(heads).await?) {
+                    if size > left {
+                        break;
+                    }
+                    left -= size;
+                    reads.push(files.kept(url));
+                }
+                let is_full = reads.len() < urls.len();
+                try_join_all(reads).await?;
+                if is_full {
+                    break;
+                }
+            }
+            Ok::<(), Error>(())
+        };
+        self.files.wait(read).ok();
     }
 
     /// What the object store refused.
@@ -131,9 +168,31 @@ impl LogFiles {
         if !is_under(&uri, &self.root) {
             url::check_store(&self.root, &uri)?;
             let (source, outside) = (self.source.clone(), uri.clone());
-            crate::source::blocking(move || source.check_outside(&outside)).await?;
+            blocking(move || source.check_outside(&outside)).await?;
         }
         Ok(uri)
+    }
+
+    /// The size of a file, whose version is known from then on.
+    async fn size(&self, url: &Url) -> Result<u64> {
+        let uri = self.allowed(url).await?;
+        let object = self.object(&uri).await?;
+        let size = object.size;
+        self.listed.lock().insert(uri, object);
+        Ok(size)
+    }
+
+    /// A whole file, which is kept as long as there is room.
+    async fn kept(&self, url: &Url) -> Result<Bytes> {
+        let uri = url::uri(url)?;
+        let kept = self.recent.lock().get(&uri);
+        if let Some(content) = kept {
+            return Ok(content);
+        }
+        self.size(url).await?;
+        let content = self.read(url, None).await?;
+        self.recent.lock().put(uri, content.clone());
+        Ok(content)
     }
 
     async fn read(&self, url: &Url, range: Option<Range<u64>>) -> Result<Bytes> {
@@ -151,7 +210,7 @@ impl LogFiles {
         }
         let place = object.place.clone();
         let root = place.within(&self.root).to_owned();
-        crate::source::blocking(move || place.stays_under(&root)).await?;
+        blocking(move || place.stays_under(&root)).await?;
         match range.is_empty() {
             true => Ok(Bytes::new()),
             false => self.source.get(&object, range, &Urgency::demand()).await,
@@ -263,7 +322,19 @@ impl StorageHandler for Handler {
     }
 
     fn read_files(&self, files: Vec<FileSlice>) -> KernelResult<KernelResultIteratorStatic<Bytes>> {
-        Ok(Box::new(self.contents(files).map(|content| content.map(|(_, bytes)| bytes))))
+        // Whole files are those of deletion vectors, one at a time.
+        let owned = self.0.clone();
+        let read = move |(url, range): FileSlice| {
+            let files = owned.clone();
+            let read = async move {
+                match range {
+                    None => files.kept(&url).await,
+                    range => files.read(&url, range).await,
+                }
+            };
+            owned.wait(read).map_err(|e| owned.fault(e))
+        };
+        Ok(Box::new(files.into_iter().map(read)))
     }
 
     fn head(&self, path: &Url) -> KernelResult<FileMeta> {
@@ -325,6 +396,7 @@ impl ParquetHandler for Handler {
         _: Option<PredicateRef>,
     ) -> KernelResult<FileDataReadResultIterator> {
         Ok(self.batches(files, move |url, bytes| {
+            check_object(&bytes).map_err(|why| KernelError::generic(format!("{url}: {why}")))?;
             let metadata = ArrowReaderMetadata::load(&bytes, reader_options())?;
             let (order, mask) = parquet_read_plan(&schema, &metadata)?;
             let rows = ordering_needs_row_indexes(&order)
@@ -353,6 +425,7 @@ impl ParquetHandler for Handler {
         let (files, location) = (self.0.clone(), file.location.clone());
         let read = self.0.wait(async move { files.read(&location, None).await });
         let bytes = read.map_err(|e| self.0.fault(e))?;
+        check_object(&bytes).map_err(|why| KernelError::generic(format!("{}: {why}", file.location)))?;
         let metadata = ArrowReaderMetadata::load(&bytes, reader_options())?;
         Ok(ParquetFooter { schema: Arc::new(StructType::try_from_arrow(metadata.schema().as_ref())?) })
     }

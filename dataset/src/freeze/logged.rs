@@ -21,10 +21,9 @@ pub(super) fn table(
 ) -> Result<Table> {
     let is_partition = |name: &String| log.partitions.contains(name);
     let own = log.schema.fields().iter().filter(|field| !is_partition(field.name())).cloned();
-    let chosen = Sighting {
-        schema: Arc::new(Schema::new(own.collect::<Vec<_>>())),
-        object: format!("the log of {}", selection.uri),
-    };
+    let schema = Arc::new(Schema::new(own.collect::<Vec<_>>()));
+    let object = format!("the log of {}", selection.uri);
+    let chosen = Sighting { own: schema.clone(), schema, object };
     let mut union = union::like(&chosen, &schemas.distinct);
     let is_unreadable = |name: &str| log.unreadable.iter().any(|column| column.column == name);
     union.fields.retain(|field| !is_unreadable(field.name()));

@@ -8,8 +8,9 @@
 
 use super::pattern::{Fit, Pattern};
 use crate::delta::{TableFile, TableLog};
+use crate::off_thread::blocking;
 use crate::selection::Selection;
-use crate::source::{Place, Source, SourceObject, blocking};
+use crate::source::{Place, Source, SourceObject};
 use crate::urgency::Urgency;
 use forebay_proto::manifest::{object_uri, uri_below};
 use forebay_proto::{Error, Kind, Result};

@@ -1,5 +1,6 @@
 //! Patterns over keys: `*` is any part of a name, `**` any number of directories, `{a,b}` one of several.
 
+use crate::source::check_length;
 use forebay_proto::{Error, Result};
 
 /// Alternatives that the braces of a pattern may stand for.
@@ -33,11 +34,11 @@ impl Pattern {
         if base.ends_with(":/") {
             return Err(Error::invalid(format!("{uri}: a pattern needs a bucket or directory before it")));
         }
+        check_length(uri)?;
         let rest = uri[base.len()..].trim_start_matches('/');
-        let mut texts = vec![String::new()];
-        expand(uri, rest, &mut texts)?;
         let parts = |text: &String| text.split('/').map(str::to_owned).collect();
-        Ok(Some(Self { base: base.to_owned(), alternatives: texts.iter().map(parts).collect() }))
+        let alternatives = alternatives(uri, rest)?.iter().map(parts).collect();
+        Ok(Some(Self { base: base.to_owned(), alternatives }))
     }
 
     /// Whether the pattern names a key below [`Pattern::base`], or a directory that it lies in.
@@ -58,23 +59,24 @@ pub(crate) fn base(uri: &str) -> &str {
     }
 }
 
-/// Appends `rest` to each of `texts`, once for each way to read its braces.
-fn expand(uri: &str, rest: &str, texts: &mut Vec<String>) -> Result<()> {
-    let Some((before, braced)) = rest.split_once('{') else {
-        texts.iter_mut().for_each(|text| text.push_str(rest));
-        return Ok(());
-    };
-    let inside = braced.split_once('}').filter(|(inside, _)| !inside.contains('{'));
-    let (inside, after) = inside.ok_or_else(|| {
-        Error::invalid(format!("{uri}: braces in a pattern stand as in {{a,b}}, and not in each other"))
-    })?;
-    let choices: Vec<&str> = inside.split(',').collect();
-    if texts.len() * choices.len() > ALTERNATIVES_MAX {
-        return Err(Error::invalid(format!("{uri}: a pattern may stand for {ALTERNATIVES_MAX} at most")));
+/// The pattern `rest` of a URI, once for each way to read its braces.
+fn alternatives(uri: &str, mut rest: &str) -> Result<Vec<String>> {
+    let mut texts = vec![String::new()];
+    while let Some((before, braced)) = rest.split_once('{') {
+        let inside = braced.split_once('}').filter(|(inside, _)| !inside.contains('{'));
+        let (inside, after) = inside.ok_or_else(|| {
+            Error::invalid(format!("{uri}: braces in a pattern stand as in {{a,b}}, and not in each other"))
+        })?;
+        let choices: Vec<&str> = inside.split(',').collect();
+        if texts.len() * choices.len() > ALTERNATIVES_MAX {
+            return Err(Error::invalid(format!("{uri}: a pattern may stand for {ALTERNATIVES_MAX} at most")));
+        }
+        texts =
+            texts.iter().flat_map(|text| choices.iter().map(move |c| format!("{text}{before}{c}"))).collect();
+        rest = after;
     }
-    *texts =
-        texts.iter().flat_map(|text| choices.iter().map(move |c| format!("{text}{before}{c}"))).collect();
-    expand(uri, after, texts)
+    texts.iter_mut().for_each(|text| text.push_str(rest));
+    Ok(texts)
 }
 
 fn fit(pattern: &[String], key: &[&str]) -> Option<Fit> {
@@ -144,5 +146,15 @@ mod tests {
         for bad in ["s3://*", "s3://b/{a", "s3://b/{a,{b,c}}"] {
             assert!(base(bad).is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn braces_may_be_many_but_not_of_any_number() {
+        let many = Pattern::of(&format!("s3://b/{}", "{a}".repeat(5000))).unwrap().unwrap();
+        assert_eq!(many.fit(&"a".repeat(5000)), Some(Fit::Object));
+        let e = Pattern::of(&format!("s3://b/{}", "{a}".repeat(100_000))).unwrap_err();
+        assert!(e.message.contains("300007 bytes") && e.message.len() < 300, "{e}");
+        let e = Pattern::of(&format!("s3://b/{}", "{a,b}".repeat(10))).unwrap_err();
+        assert!(e.message.contains("1000 at most"), "{e}");
     }
 }

@@ -101,7 +101,7 @@ pub(super) fn forms(
     values: &[Vec<Option<String>>],
     log: Option<&TableLog>,
 ) -> Result<Vec<u64>> {
-    let adapted = |own: &Sighting| match union::adapted(schema, &own.schema) {
+    let adapted = |sighting: &Sighting| match union::adapted(schema, &sighting.own) {
         fields if fields.is_empty() => Ok(Vec::new()),
         fields => to_ipc(&Schema::new(fields)),
     };

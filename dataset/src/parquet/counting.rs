@@ -2,8 +2,9 @@
 //! by the filter's columns.
 
 use crate::filter::Predicate;
+use crate::off_thread::blocking;
 use crate::parquet::column_origin::ColumnOrigin;
-use crate::parquet::cost::Cost;
+use crate::parquet::cost::{Cost, DecodeLimit};
 use crate::parquet::decode::{DecodeTask, decode};
 use crate::parquet::fetch::{PIECE_BYTES, chunk_ranges, fetch};
 use crate::parquet::filtered::{ObjectColumns, Passing};
@@ -12,7 +13,7 @@ use crate::parquet::footers::Footers;
 use crate::parquet::pages::{FilteredObject, OpenPages};
 use crate::parquet::statistics::facts;
 use crate::priority::PrioritySemaphore;
-use crate::source::{Source, SourceObject, blocking};
+use crate::source::{Source, SourceObject};
 use crate::urgency::Urgency;
 use arrow::datatypes::Schema;
 use forebay_proto::manifest::Shape;
@@ -61,7 +62,8 @@ impl FilteredTable<'_> {
         let uri = &object.place.uri;
         let Self { schema, shape, predicate } = self;
         let (is_file, number) = (object.place.is_file(), number as usize);
-        let of = ObjectColumns { schema, shape, footer, object: number, uri, is_file };
+        let memory_bytes = tools.source.settings().segment_memory_bytes;
+        let of = ObjectColumns { schema, shape, footer, object: number, uri, is_file, memory_bytes };
         let columns = predicate.map_or(&[][..], |predicate| &predicate.columns);
         let origins: Vec<ColumnOrigin> = of.origins(columns)?.ok_or_else(|| changed(uri))?;
         let outcomes = |group: &RowGroupMetaData| {
@@ -175,14 +177,14 @@ impl OpenGroup<'_> {
                 None => (self.whole()?, false),
             };
             let CountTask { task, cost, ranges, passing, known } = chosen;
-            if cost.total() > max {
+            if cost.certain() > max {
                 return Err(Error::invalid(format!(
                     "{uri}: the filter's columns of row group {group} take {} bytes of memory, segment_memory_bytes (and \
                      on a cache node --memory-bytes) allows {max}: write it with smaller row groups, or allow more",
-                    cost.total()
+                    cost.certain()
                 )));
             }
-            let _memory = tools.filtering.acquire(cost.total(), &demand).await;
+            let _memory = tools.filtering.acquire(cost.within(max).total(), &demand).await;
             let chunks = fetch(tools.source, object, ranges, PIECE_BYTES, &demand).await?;
             let (batch, _) = match decode(task, chunks, tools.decoders, &demand).await {
                 // An index may be wrong: the whole of the columns tells.
@@ -223,10 +225,14 @@ impl OpenGroup<'_> {
         let (rows, all) = (looked_at.rows, self.passing.rows);
         let cost = cost.of_rows(rows, all, ranges.iter().map(|range| range.end - range.start).sum());
         let open = open.iter().map(|range| range.start as usize..range.end as usize);
+        let limit = match task.limit {
+            DecodeLimit::Announced(_) => DecodeLimit::Announced(cost.announced()),
+            limit @ DecodeLimit::Memory(_) => limit,
+        };
         let task = DecodeTask {
             part: RowGroups { footer: Arc::new(footer), range: 0..1, rows },
             selection: Some(RowSelection::from_consecutive_ranges(open, all as usize)),
-            limit: cost.limit(),
+            limit,
             ..task
         };
         let cost = if self.of.is_file { cost.of_file() } else { cost };

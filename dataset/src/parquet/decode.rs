@@ -2,7 +2,7 @@
 //!
 //! Runs on blocking threads, one per core at most, columns apart from each other. Whatever the bytes are, the
 //! result is a batch of the expected type and row count or an error: panics of the decoders are caught, and a
-//! segment that turns out much larger than its footer says is given up.
+//! segment that turns out much larger than its footer says, or than memory allows, is given up.
 
 mod hybrid;
 mod leaf;
@@ -10,22 +10,25 @@ mod levels;
 mod page_values;
 mod whole;
 
+use crate::off_thread::blocking;
 use crate::parquet::chunks::Chunks;
 use crate::parquet::column_origin::ColumnOrigin;
-use crate::parquet::cost::column_bytes;
+use crate::parquet::cost::{DecodeLimit, column_bytes, is_unbounded};
 use crate::parquet::footer::RowGroups;
+use crate::parquet::int96;
 use crate::parquet::page_headers;
 use crate::partitions::constant;
 use crate::priority::PrioritySemaphore;
 use crate::schema::{retype, widen};
-use crate::source::blocking;
 use crate::urgency::Urgency;
 use arrow::array::{ArrayRef, RecordBatch, RecordBatchOptions, new_null_array};
 use arrow::compute::concat;
 use arrow::datatypes::{DataType, Field, SchemaRef};
 use forebay_proto::{Error, Result};
 use parquet::arrow::ProjectionMask;
-use parquet::arrow::arrow_reader::{ParquetRecordBatchReaderBuilder, RowSelection, RowSelectionPolicy};
+use parquet::arrow::arrow_reader::{
+    ArrowReaderMetadata, ParquetRecordBatchReaderBuilder, RowSelection, RowSelectionPolicy,
+};
 use parquet::errors::ParquetError;
 use rustix::time::{ClockId, clock_gettime};
 use std::ops::Range;
@@ -44,14 +47,18 @@ pub(crate) struct DecodeTask {
     pub columns: Vec<ColumnOrigin>,
     /// Of the projected columns.
     pub schema: SchemaRef,
-    /// With more decoded bytes than this the footer is called a lie.
-    pub limit: u64,
+    /// With more decoded bytes than this it is given up.
+    pub limit: DecodeLimit,
     /// Decoded bytes so far.
     pub decoded: AtomicU64,
 }
 
 /// Tells that a value has no place in its column's type.
 const UNFIT: &str = "does not fit the dataset's type";
+
+/// Tells that more is decoded than memory allows.
+const TOO_LARGE: &str =
+    "its texts take more memory than is left for them, and the footer does not say how much";
 
 /// Columns of less than this are not worth a thread of their own.
 const HAND_BYTES: u64 = 4 << 20;
@@ -139,10 +146,10 @@ impl DecodeTask {
         let (field, rows) = (self.schema.field(place), self.part.rows as usize);
         let wanted = field.data_type();
         let column = match &self.columns[place] {
-            ColumnOrigin::Own(column) => exact(retype(self.own(chunks, *column, field)?, wanted)?),
+            ColumnOrigin::Own(column) => exact(retype(self.own(chunks, *column, field, wanted)?, wanted)?),
             ColumnOrigin::Adapted(column) => {
-                let own = self.own(chunks, *column, self.part.footer.schema.field(*column))?;
-                adapt(field.name(), &own, wanted)?
+                let own = self.part.footer.schema.field(*column);
+                adapt(field.name(), &self.own(chunks, *column, own, wanted)?, wanted)?
             }
             ColumnOrigin::Partition(value) => constant(value.as_deref(), wanted, rows).map_err(|e| {
                 ParquetError::General(format!("not supported: column '{}': {e}", field.name()))
@@ -154,37 +161,66 @@ impl DecodeTask {
         Ok(column)
     }
 
-    /// A column of the object, which becomes `field`, of the same form.
-    fn own(&self, chunks: &Chunks, column: usize, field: &Field) -> Result<ArrayRef, ParquetError> {
-        for group in self.part.metadata() {
-            self.part
-                .footer
-                .chunks(group, column)
-                .try_for_each(|chunk| page_headers::check(chunks, chunk))?;
-        }
+    /// A column of the object, which becomes `field`, of the same form; but 96-bit timestamps have the units
+    /// of `wanted` already.
+    fn own(
+        &self,
+        chunks: &Chunks,
+        column: usize,
+        field: &Field,
+        wanted: &DataType,
+    ) -> Result<ArrayRef, ParquetError> {
+        self.check_pages(chunks, column)?;
         let whole = match self.selection {
             None => whole::read(&self.part, chunks, column, field)?,
             Some(_) => None,
         };
-        match whole {
-            Some(column) => Ok(column),
-            None => self.general(chunks, column, field),
+        if let Some(column) = whole {
+            return Ok(column);
         }
+        let footer = &self.part.footer;
+        let found = self.general(chunks, column, field, &footer.arrow)?;
+        let Some(in_seconds) = int96::in_seconds(footer, column)? else { return Ok(found) };
+        let seconds = self.general(chunks, column, field, &in_seconds)?;
+        int96::joined(&found, &seconds, wanted)?.ok_or_else(|| {
+            let name = field.name();
+            ParquetError::General(format!("column '{name}': a timestamp of 96 bits {UNFIT} {wanted}"))
+        })
     }
 
-    /// A column by the parquet crate's reader. One batch of all rows where its size is known: anything less
-    /// is copied once more when the batches are joined.
-    fn general(&self, chunks: &Chunks, column: usize, field: &Field) -> Result<ArrayRef, ParquetError> {
-        let mask = ProjectionMask::roots(self.part.footer.arrow.parquet_schema(), [column]);
+    /// An error if pages of a column claim more than the footer says.
+    fn check_pages(&self, chunks: &Chunks, column: usize) -> Result<(), ParquetError> {
+        let footer = &self.part.footer;
+        // Where rows are selected, its only row group has an index of its pages.
+        let index = footer.arrow.metadata().page_index().filter(|_| self.selection.is_some());
+        let leaves = footer.leaves.get(column).cloned().unwrap_or_default();
+        for group in self.part.metadata() {
+            for (leaf, chunk) in leaves.clone().zip(footer.chunks(group, column)) {
+                match index.and_then(|index| index.page_locations(0, leaf)) {
+                    Some(pages) => page_headers::check_located(chunks, chunk, pages)?,
+                    None => page_headers::check(chunks, chunk)?,
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// A column by the parquet crate's reader, which `arrow` tells the types. One batch of all rows where its
+    /// size is known: anything less is copied once more when the batches are joined.
+    fn general(
+        &self,
+        chunks: &Chunks,
+        column: usize,
+        field: &Field,
+        arrow: &ArrowReaderMetadata,
+    ) -> Result<ArrayRef, ParquetError> {
+        let mask = ProjectionMask::roots(arrow.parquet_schema(), [column]);
         let rows = self.part.rows as usize;
         let batch_rows = if is_unbounded(field.data_type()) { rows / 16 + 1024 } else { rows };
-        let reader = ParquetRecordBatchReaderBuilder::new_with_metadata(
-            chunks.clone(),
-            self.part.footer.arrow.clone(),
-        )
-        .with_row_groups(self.part.range.clone().collect())
-        .with_projection(mask)
-        .with_batch_size(batch_rows.min(rows));
+        let reader = ParquetRecordBatchReaderBuilder::new_with_metadata(chunks.clone(), arrow.clone())
+            .with_row_groups(self.part.range.clone().collect())
+            .with_projection(mask)
+            .with_batch_size(batch_rows.min(rows));
         let mut reader = match &self.selection {
             // Any other policy reads the pages between, too.
             Some(rows) => {
@@ -195,10 +231,12 @@ impl DecodeTask {
         };
         let (mut parts, mut bytes) = (Vec::new(), 0);
         for batch in &mut reader {
-            let batch = batch?;
-            bytes += batch.get_array_memory_size();
+            let (_, mut columns, _) = batch?.into_parts();
+            // Its buffers have room to spare.
+            let part = exact(columns.remove(0));
+            bytes += part.get_array_memory_size();
             self.check(bytes)?;
-            parts.push(batch.column(0).clone());
+            parts.push(part);
         }
         match parts.len() {
             1 => Ok(parts.remove(0)),
@@ -206,15 +244,18 @@ impl DecodeTask {
         }
     }
 
-    /// An error if `more` bytes on top of those decoded are many more than the footer announced.
+    /// An error if `more` bytes on top of those decoded are too many.
     fn check(&self, more: usize) -> Result<(), ParquetError> {
-        if self.decoded.load(Relaxed).saturating_add(more as u64) <= self.limit {
-            return Ok(());
+        let all = self.decoded.load(Relaxed).saturating_add(more as u64);
+        match self.limit {
+            DecodeLimit::Announced(limit) if all > limit => Err(ParquetError::General(format!(
+                "the columns hold more than the {limit} bytes that the footer announces, twice over"
+            ))),
+            DecodeLimit::Memory(limit) if all > limit => {
+                Err(ParquetError::General(format!("{TOO_LARGE}: {limit} bytes")))
+            }
+            _ => Ok(()),
         }
-        Err(ParquetError::General(format!(
-            "the columns hold more than the {} bytes that the footer announces, twice over",
-            self.limit
-        )))
     }
 
     /// `Invalid` where the text says that the decoder cannot read such an object, else `Corrupt`. Damaged
@@ -225,6 +266,16 @@ impl DecodeTask {
             && why.contains(UNFIT)
         {
             return Error::invalid(format!("{}: {why}: leave the column out with --columns", self.uri));
+        }
+        if let ParquetError::General(why) = e
+            && why.starts_with(TOO_LARGE)
+        {
+            let range = &self.part.range;
+            return Error::invalid(format!(
+                "{}: row groups {range:?}: {why} are left by segment_memory_bytes (and on a cache node --memory-bytes): \
+                 write it with smaller row groups, or allow more",
+                self.uri
+            ));
         }
         if matches!(e, ParquetError::NYI(_)) || text.contains("not supported") {
             return Error::invalid(format!("{}: cannot be read: {text}", self.uri));
@@ -241,19 +292,6 @@ impl DecodeTask {
     fn corrupt(&self, why: &str) -> Error {
         let Range { start, end } = self.part.range;
         Error::corrupt(format!("{}: row groups {start}..{end} do not decode: {why}", self.uri))
-    }
-}
-
-/// Whether values of the type may be of any size, and many times as large as what the footer tells of them.
-/// Those with offsets of 32 bits end at 2 GiB by themselves.
-fn is_unbounded(data_type: &DataType) -> bool {
-    match data_type {
-        DataType::LargeUtf8 | DataType::LargeBinary | DataType::LargeList(_) => true,
-        DataType::List(f) | DataType::FixedSizeList(f, _) | DataType::Map(f, _) => {
-            is_unbounded(f.data_type())
-        }
-        DataType::Struct(fields) => fields.iter().any(|f| is_unbounded(f.data_type())),
-        _ => false,
     }
 }
 

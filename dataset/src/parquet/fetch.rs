@@ -34,7 +34,7 @@ pub(crate) async fn fetch(
     piece_bytes: u64,
     urgency: &Urgency,
 ) -> Result<Chunks> {
-    let joined = coalesce(ranges);
+    let joined = coalesce(ranges, GAP_BYTES);
     let mut fetched: Vec<Vec<u8>> = joined.iter().map(|r| vec![0; (r.end - r.start) as usize]).collect();
     let mut pieces = Vec::new();
     for (range, mut rest) in joined.iter().zip(fetched.iter_mut().map(Vec::as_mut_slice)) {
@@ -65,13 +65,13 @@ pub(crate) fn chunk_ranges(
     ranges.filter(|r| !r.is_empty()).collect()
 }
 
-/// Sorted, and joined where they touch or nearly do.
-fn coalesce(mut ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
+/// Sorted, and joined where at most `gap` bytes lie between them.
+pub(super) fn coalesce(mut ranges: Vec<Range<u64>>, gap: u64) -> Vec<Range<u64>> {
     ranges.sort_unstable_by_key(|r| (r.start, r.end));
     let mut joined: Vec<Range<u64>> = Vec::new();
     for r in ranges {
         match joined.last_mut() {
-            Some(last) if r.start <= last.end.saturating_add(GAP_BYTES) => last.end = last.end.max(r.end),
+            Some(last) if r.start <= last.end.saturating_add(gap) => last.end = last.end.max(r.end),
             _ => joined.push(r),
         }
     }
@@ -92,9 +92,9 @@ mod tests {
     #[test]
     #[expect(clippy::single_range_in_vec_init, reason = "lists of ranges are under test")]
     fn near_ranges_join() {
-        assert_eq!(coalesce(vec![10..20, 0..10, 20..30]), [0..30]);
-        assert_eq!(coalesce(vec![0..10, 4106..4110, 9000..9001]), [0..4110, 9000..9001]);
-        assert!(coalesce(vec![]).is_empty());
+        assert_eq!(coalesce(vec![10..20, 0..10, 20..30], 0), [0..30]);
+        assert_eq!(coalesce(vec![0..10, 4106..4110, 9000..9001], 4 << 10), [0..4110, 9000..9001]);
+        assert!(coalesce(vec![], 1).is_empty());
     }
 
     #[test]

@@ -5,14 +5,14 @@
 //! of one row group and of what passes.
 
 use crate::filter::{Filter, Predicate};
+use crate::off_thread::blocking;
 use crate::parquet::chunks::Chunks;
 use crate::parquet::column_origin::{ColumnOrigin, origin};
-use crate::parquet::cost::{Cost, column_bytes, cost, fixed_bits, packed_bytes};
+use crate::parquet::cost::{Cost, column_bytes, cost, fixed_bits, limit, packed_bytes};
 use crate::parquet::decode::{DecodeTask, decode};
 use crate::parquet::fetch::chunk_ranges;
 use crate::parquet::footer::{Footer, RowGroups};
 use crate::priority::PrioritySemaphore;
-use crate::source::blocking;
 use crate::urgency::Urgency;
 use arrow::array::{ArrayRef, BooleanArray, BooleanBufferBuilder, RecordBatch};
 use arrow::compute::{and, concat_batches, filter_record_batch};
@@ -63,6 +63,8 @@ pub(crate) struct ObjectColumns<'a> {
     pub object: usize,
     pub uri: &'a str,
     pub is_file: bool,
+    /// Memory that reading it may take.
+    pub memory_bytes: u64,
 }
 
 impl ObjectColumns<'_> {
@@ -90,7 +92,8 @@ impl ObjectColumns<'_> {
         let schema = schema.map_err(|_| Error::invalid(format!("no column {:?}", columns.last())))?;
         let cost = cost(&part, &origins, &schema);
         let cost = if self.is_file { cost.of_file() } else { cost };
-        let (uri, schema, limit) = (self.uri.to_owned(), Arc::new(schema), cost.limit());
+        let limit = limit(&part, &origins, &cost, self.memory_bytes);
+        let (uri, schema) = (self.uri.to_owned(), Arc::new(schema));
         let task = DecodeTask {
             uri,
             part,
@@ -127,8 +130,8 @@ impl ObjectColumns<'_> {
         both.sort_unstable();
         both.dedup();
         let places = |of: &[usize]| of.iter().filter_map(|c| both.binary_search(c).ok()).collect::<Vec<_>>();
-        let (mut tasks, mut sum) = (Vec::new(), Cost { fetched: 0, decoded: 0, working: 0 });
-        let (mut largest, mut rows_left) = (0, 0u64);
+        let (mut tasks, mut sum) = (Vec::new(), Cost::default());
+        let (mut largest, mut guessed, mut rows_left) = (0, 0, 0u64);
         for i in (0..counts.len()).filter(|i| counts[*i] > 0) {
             let read = if is_all(i) { columns } else { &both };
             let group = first + i;
@@ -138,6 +141,9 @@ impl ObjectColumns<'_> {
                 sum.decoded.saturating_add(self.passing_bytes(group, u64::from(counts[i]), columns));
             rows_left += u64::from(counts[i]);
             largest = largest.max(cost.decoded.saturating_add(cost.working));
+            guessed = guessed.max(cost.guessed);
+            let of_rows = cost.of_rows(u64::from(counts[i]), all_rows(i), 0);
+            sum.guessed = sum.guessed.saturating_add(of_rows.guessed);
             let (places, wanted, count) = (places(filtered), places(columns), u64::from(counts[i]));
             let rows = match is_all(i) {
                 true => GroupRows::All,
@@ -154,6 +160,7 @@ impl ObjectColumns<'_> {
         let read = self.schema.project(columns).map_err(|e| Error::invalid(format!("{}: {e}", self.uri)))?;
         let packed = packed_bytes(rows_left, &read);
         sum.working = largest.max(joined).max(packed);
+        sum.guessed = sum.guessed.saturating_add(guessed);
         Ok(Some((tasks, if self.is_file { sum.of_file() } else { sum })))
     }
 

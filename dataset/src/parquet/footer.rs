@@ -1,6 +1,7 @@
 //! The footer of a Parquet object, parsed and checked: its column chunks lie inside the object and its row
 //! counts add up, so code that builds on it need not check again.
 
+use crate::parquet::footer_claims::check_schema;
 use crate::schema::{plain, with_zones};
 use arrow::datatypes::{Schema, SchemaRef};
 use arrow_ipc::convert::try_schema_from_ipc_buffer;
@@ -47,6 +48,7 @@ impl Footer {
     /// its schema is written as that of `like`, that one's is taken: working it out again takes time.
     pub(crate) fn parse(metadata: &[u8], size: u64, like: Option<&Self>) -> Result<Self, String> {
         let bad = |e: ParquetError| e.to_string();
+        check_schema(metadata)?;
         let meta = Arc::new(ParquetMetaDataReader::decode_metadata(metadata).map_err(bad)?);
         let end = size - metadata.len() as u64 - FOOTER_SIZE as u64;
         check(&meta, end)?;

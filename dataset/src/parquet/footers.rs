@@ -1,7 +1,8 @@
 //! Footers by object: read in one or two ranged requests, and kept in a cache bounded in bytes.
 
+use crate::off_thread::blocking;
 use crate::parquet::footer::Footer;
-use crate::source::{Source, SourceObject, blocking};
+use crate::source::{Source, SourceObject};
 use crate::urgency::Urgency;
 use bytes::Bytes;
 use forebay_proto::{Error, Result};

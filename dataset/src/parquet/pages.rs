@@ -7,7 +7,9 @@
 use crate::filter::{Facts, Outcomes, Predicate};
 use crate::parquet::chunks::Chunks;
 use crate::parquet::column_origin::ColumnOrigin;
+use crate::parquet::fetch::coalesce;
 use crate::parquet::footer::Footer;
+use crate::parquet::footer_claims::has_its_pages;
 use crate::parquet::statistics::{facts, facts_of_pages};
 use arrow::datatypes::Schema;
 use parquet::errors::ParquetError;
@@ -141,7 +143,11 @@ impl FilteredObject {
         let mut index = PageIndexBuilder::new(1, metadata.columns().len());
         for (_, leaf, chunk) in chunks {
             let Some(range) = chunk.offset_index_range() else { return Ok(None) };
-            let offsets = decode_offset_index(&fetched.bytes(range)?)?;
+            let bytes = fetched.bytes(range)?;
+            if !has_its_pages(&bytes) {
+                return Ok(None);
+            }
+            let offsets = decode_offset_index(&bytes)?;
             if !is_sound(offsets.page_locations(), chunk, metadata.num_rows()) {
                 return Ok(None);
             }
@@ -179,15 +185,7 @@ impl FilteredObject {
             }
         }
         ranges.retain(|range| !range.is_empty());
-        ranges.sort_unstable_by_key(|range| range.start);
-        let mut joined: Vec<Range<u64>> = Vec::new();
-        for range in ranges {
-            match joined.last_mut() {
-                Some(last) if range.start <= last.end + GAP_BYTES => last.end = last.end.max(range.end),
-                _ => joined.push(range),
-            }
-        }
-        Some(joined)
+        Some(coalesce(ranges, GAP_BYTES))
     }
 }
 

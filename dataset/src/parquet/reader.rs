@@ -2,6 +2,7 @@
 
 use crate::freeze::{self, Frozen, base};
 use crate::object_reader::ObjectReader;
+use crate::off_thread::blocking;
 use crate::parquet::chunks::Chunks;
 use crate::parquet::cost::Cost;
 use crate::parquet::counting::Tools;
@@ -12,8 +13,7 @@ use crate::priority::PrioritySemaphore;
 use crate::schema::from_ipc;
 use crate::selection::Selection;
 use crate::source::{
-    ObjectGuard, Place, Source, SourceCounters, SourceObject, SourceSettings, StoreSilence, blocking,
-    normalise,
+    ObjectGuard, Place, Source, SourceCounters, SourceObject, SourceSettings, StoreSilence, normalise,
 };
 use crate::urgency::Urgency;
 use arrow::array::RecordBatch;
@@ -247,7 +247,16 @@ impl SegmentReader {
             .map_err(|_| Error::invalid(format!("{}: no column {:?}", manifest.uri(), columns.last())))?;
         let (shape, is_file) = (manifest.shape(), object.place.is_file());
         let number = manifest.segment(segment)?.object as usize;
-        let of = ObjectColumns { schema: &all, shape, footer: &footer, object: number, uri: &uri, is_file };
+        let max = self.source.settings().segment_memory_bytes;
+        let of = ObjectColumns {
+            schema: &all,
+            shape,
+            footer: &footer,
+            object: number,
+            uri: &uri,
+            is_file,
+            memory_bytes: max,
+        };
         let found = match manifest.filter() {
             Some(filter) => {
                 let groups = (range.start, filter.rows_of(segment));
@@ -261,15 +270,14 @@ impl SegmentReader {
         let (tasks, cost) = found.ok_or_else(|| {
             Error::changed(format!("{uri}: its footer does not fit the manifest: open the dataset again"))
         })?;
-        let max = self.source.settings().segment_memory_bytes;
-        if cost.total() > max {
+        if cost.certain() > max {
             return Err(Error::invalid(format!(
                 "{uri}: row groups {range:?} take {} bytes of memory to read, segment_memory_bytes (and on a cache node \
                  --memory-bytes) allows {max}: write it with smaller row groups, or allow more",
-                cost.total()
+                cost.certain()
             )));
         }
-        Ok(SegmentLayout { object, tasks, schema: Arc::new(schema), cost })
+        Ok(SegmentLayout { object, tasks, schema: Arc::new(schema), cost: cost.within(max) })
     }
 
     /// The bytes of `ranges` of the layout's object.

@@ -48,7 +48,8 @@ impl Registration {
 
 impl PoolBuffer {
     pub(super) fn new(bytes: usize) -> Self {
-        Self::from(MutableBuffer::from_len_zeroed(bytes))
+        let memory = Memory::Heap(MutableBuffer::from_len_zeroed(bytes));
+        Self { registered: Registered::Not, memory }
     }
 
     /// In pages of its own, where the system has some left.
@@ -106,12 +107,6 @@ impl AsRef<[u8]> for PoolBuffer {
 impl Default for Memory {
     fn default() -> Self {
         Self::Heap(MutableBuffer::new(0))
-    }
-}
-
-impl From<MutableBuffer> for PoolBuffer {
-    fn from(buffer: MutableBuffer) -> Self {
-        Self { registered: Registered::Not, memory: Memory::Heap(buffer) }
     }
 }
 

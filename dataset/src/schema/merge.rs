@@ -25,6 +25,22 @@ pub(super) const ZONED: Merge = Merge {
     widens: false,
 };
 
+/// The first, with the time zones of the second where it says none.
+const IN_ZONES: Merge = Merge {
+    leaf: |a, b| match (a, b) {
+        (DataType::Timestamp(unit, None), DataType::Timestamp(_, Some(zone))) => {
+            Some(DataType::Timestamp(*unit, Some(zone.clone())))
+        }
+        _ => Some(a.clone()),
+    },
+    widens: false,
+};
+
+/// A type with the time zones of `wanted` where it says none; as it is if their forms differ.
+pub(crate) fn in_zones(own: &DataType, wanted: &DataType) -> DataType {
+    IN_ZONES.data_type(own, wanted).unwrap_or_else(|| own.clone())
+}
+
 /// Whether two types differ in names and nullability of nested fields only.
 pub(crate) fn is_same_form(a: &DataType, b: &DataType) -> bool {
     UNIFIED.data_type(a, b).is_some()
@@ -66,5 +82,37 @@ fn key_value(entries: &Field) -> Option<(&FieldRef, &FieldRef)> {
     match entries.data_type() {
         DataType::Struct(fields) if fields.len() == 2 => Some((&fields[0], &fields[1])),
         _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use arrow::datatypes::TimeUnit::{self, Microsecond, Nanosecond};
+
+    #[test]
+    fn zones_are_taken_wherever_none_is_said() {
+        let nested = |of: DataType| {
+            let times = Field::new("times", DataType::new_list(of.clone(), true), true);
+            let key_value = vec![Field::new("key", DataType::Utf8, false), Field::new("value", of, true)];
+            let entries = Field::new("entries", DataType::Struct(key_value.into()), false);
+            let map = Field::new("map", DataType::Map(entries.into(), false), true);
+            DataType::Struct(vec![times, map].into())
+        };
+        let at = |unit: TimeUnit, zone: Option<&str>| DataType::Timestamp(unit, zone.map(Into::into));
+        let (own, wanted) = (at(Nanosecond, None), at(Microsecond, Some("UTC")));
+        let zoned = at(Nanosecond, Some("UTC"));
+        assert_eq!(in_zones(&own, &wanted), zoned);
+        assert_eq!(in_zones(&nested(own.clone()), &nested(wanted.clone())), nested(zoned));
+        // What has a zone keeps it, and so does what has no place for one.
+        for (own, wanted) in [
+            (at(Nanosecond, Some("+01:00")), wanted.clone()),
+            (own.clone(), own.clone()),
+            (DataType::Int64, wanted.clone()),
+            (own.clone(), nested(wanted.clone())),
+            (nested(own), wanted),
+        ] {
+            assert_eq!(in_zones(&own, &wanted), own);
+        }
     }
 }

@@ -32,7 +32,10 @@ pub(crate) struct Union {
 /// One of the schemas, and the first object that has it.
 #[derive(Debug, Clone)]
 pub(crate) struct Sighting {
+    /// As it is put together with others.
     pub schema: SchemaRef,
+    /// With the types that the object has itself.
+    pub own: SchemaRef,
     pub object: String,
 }
 
@@ -46,7 +49,7 @@ struct Column<'a> {
 /// The union of all. Extension types are those of the first.
 pub(crate) fn all(sightings: &[Sighting]) -> Union {
     let (mut columns, mut places) = (Vec::<Column<'_>>::new(), HashMap::<&str, usize>::new());
-    for (i, Sighting { schema, object }) in sightings.iter().enumerate() {
+    for (i, Sighting { schema, object, .. }) in sightings.iter().enumerate() {
         for field in schema.fields() {
             match places.get(field.name().as_str()) {
                 Some(place) => columns[*place].take(field, object),
@@ -69,7 +72,7 @@ pub(crate) fn like(chosen: &Sighting, sightings: &[Sighting]) -> Union {
     let mut columns = Vec::new();
     for field in chosen.schema.fields() {
         let mut column = Column { field: field.clone(), object: &chosen.object, conflict: None };
-        for Sighting { schema, object } in sightings {
+        for Sighting { schema, object, .. } in sightings {
             let wanted = column.field.data_type();
             match schema.column_with_name(field.name()) {
                 None => column.lack(),
@@ -165,7 +168,8 @@ mod tests {
 
     fn sighting(object: &str, fields: &[(&str, DataType, bool)]) -> Sighting {
         let fields = fields.iter().map(|(name, t, nullable)| Field::new(*name, t.clone(), *nullable));
-        Sighting { schema: Arc::new(Schema::new(fields.collect::<Vec<_>>())), object: object.into() }
+        let schema = Arc::new(Schema::new(fields.collect::<Vec<_>>()));
+        Sighting { own: schema.clone(), schema, object: object.into() }
     }
 
     fn names(fields: &[FieldRef]) -> Vec<&str> {

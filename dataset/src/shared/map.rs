@@ -23,7 +23,7 @@ impl SharedMap {
         }
         // SAFETY: the file is sealed against becoming shorter, so reading it never faults. The node does not
         // write to a range that it has sent until this process has given it back.
-        let map = unsafe { MmapOptions::new().len(bytes).populate().map(region)? };
+        let map = unsafe { MmapOptions::new().len(bytes).map(region)? };
         Ok(Self(map))
     }
 

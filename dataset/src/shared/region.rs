@@ -66,15 +66,15 @@ impl SharedLease {
 }
 
 impl SharedRegion {
-    /// A region of `bytes` bytes, rounded up to whole pages, all of them in memory. The file is sealed: it
-    /// keeps its length, and who gets its descriptor can read only. Kernels before 5.1 do not know that seal:
-    /// an error.
+    /// A region of `bytes` bytes, rounded up to whole pages. Pages come into memory when something is put
+    /// there: a reader that takes files needs few. The file is sealed: it keeps its length, and who gets its
+    /// descriptor can read only. Kernels before 5.1 do not know that seal: an error.
     pub fn new(bytes: usize) -> io::Result<Self> {
         let bytes = bytes.max(1).next_multiple_of(ALIGNMENT);
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let file = File::from(memfd_create("forebay", flags)?);
         file.set_len(bytes as u64)?;
-        let memory = MmapOptions::new().len(bytes).populate().map_raw(&file)?;
+        let memory = MmapOptions::new().len(bytes).map_raw(&file)?;
         let length = SealFlags::SHRINK | SealFlags::GROW;
         fcntl_add_seals(&file, length | SealFlags::FUTURE_WRITE | SealFlags::SEAL)?;
         let state = RegionState { free: FreeRanges::new(bytes), held: BTreeMap::new(), is_closed: false };

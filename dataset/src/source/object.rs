@@ -1,10 +1,10 @@
 //! Objects by where they are and which version they have.
 
-use super::blocking::blocking;
 use super::faults::Endpoint;
 use super::guard::ObjectGuard;
 use super::uri::{locate, spell};
 use super::verbatim::Verbatim;
+use crate::off_thread::blocking;
 use forebay_proto::ring::is_under;
 use forebay_proto::{Error, Result};
 use object_store::list::PaginatedListStore;

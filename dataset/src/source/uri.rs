@@ -11,6 +11,9 @@ const SCHEMES: [&str; 3] = ["s3", "gs", "az"];
 /// What Hadoop calls S3.
 const S3_ALIASES: [&str; 2] = ["s3a", "s3n"];
 
+/// Bytes of a dataset's URI at most: it is taken apart piece by piece, and errors repeat it.
+const BYTES_MAX: usize = 16 << 10;
+
 /// A scheme and a bucket; `None` is the file system.
 pub(super) type BucketName = Option<(&'static str, String)>;
 
@@ -29,8 +32,10 @@ pub(super) struct Location {
 /// these.
 ///
 /// # Errors
-/// `Invalid` for an unknown scheme, `..`, an empty bucket, a query or credentials in the URI.
+/// `Invalid` for an unknown scheme, `..`, an empty bucket, a query or credentials in the URI, and for one of
+/// more than 16 KiB.
 pub fn normalise(uri: &str) -> Result<String> {
+    check_length(uri)?;
     if let Some(TableUri { root, version }) = TableUri::of(uri) {
         let root = normalise(root)?;
         if root.contains(['*', '{']) || root.starts_with(DELTA) {
@@ -66,6 +71,15 @@ pub fn normalise_object(uri: &str) -> Result<String> {
         )));
     }
     spell(uri, location)
+}
+
+/// `Invalid` if a dataset's URI is too long.
+pub(crate) fn check_length(uri: &str) -> Result<()> {
+    match uri.len() {
+        ..=BYTES_MAX => Ok(()),
+        // It is not repeated: it may hold a secret.
+        bytes => Err(Error::invalid(format!("a URI of {bytes} bytes: a dataset's may have {BYTES_MAX}"))),
+    }
 }
 
 /// The normal form of a place.
@@ -198,6 +212,9 @@ mod tests {
         ] {
             assert_eq!(normalise(uri).unwrap_err().kind, Kind::Invalid, "{uri}");
         }
+        let long = format!("s3://b/{}", "x".repeat(16 << 10));
+        assert!(normalise(&long).unwrap_err().message.contains("16391 bytes"));
+        assert!(normalise(&long[7..]).is_err() && normalise(&long[..16 << 10]).is_ok());
         for uri in ["s3://AKIA:hunter2@b/x", "delta+s3://AKIA:hunter2@b/x", "delta+s3://AKIA:hunter2@123"] {
             let e = normalise(uri).unwrap_err();
             assert!(!e.message.contains("hunter2"), "{e}");

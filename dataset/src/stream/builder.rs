@@ -1,11 +1,11 @@
 //! Builds messages of rows: the segments that the rows lie in are held, the rows gathered, the message sent.
 
 use super::gather::{Pick, gather};
-use super::off_thread::blocking;
 use super::reading::Reading;
 use super::setup::StreamSetup;
 use super::source::{SegmentSource, StreamBudget, StreamHooks};
 use super::wire::Message;
+use crate::off_thread::{blocking, on_disk};
 use crate::packed::{Form, PackedSchema};
 use crate::ready::{ReadySegment, drop_aside};
 use crate::segment_batch::SegmentBatch;
@@ -313,7 +313,7 @@ async fn made_of<T: Send + 'static>(
     make: impl FnOnce(&[ReadySegment]) -> Result<T> + Send + 'static,
     stuck: BoxFuture<'static, ()>,
 ) -> Result<Option<T>> {
-    let made = blocking(move || {
+    let made = on_disk(move || {
         let _using: Vec<_> = sources.iter().flat_map(ReadySegment::using).collect();
         // Damaged offsets may make it panic.
         let made = std::panic::catch_unwind(AssertUnwindSafe(|| make(&sources)));
@@ -324,7 +324,7 @@ async fn made_of<T: Send + 'static>(
     });
     tokio::select! {
         biased;
-        made = made => made,
+        made = made => made?,
         () = stuck => Ok(None),
     }
 }

@@ -4,7 +4,7 @@
 //! and the body as the Arrow buffers themselves, uncopied. Dictionaries and compression do not occur.
 
 use super::gather::LENT_BYTES;
-use super::off_thread::blocking;
+use crate::off_thread::on_disk;
 use crate::ready::{MemoryGuard, ReadySegment};
 use crate::shared::MessagePool;
 use arrow::array::RecordBatch;
@@ -114,9 +114,9 @@ impl Message {
         if is_there {
             return Ok(self);
         }
-        blocking(move || {
+        on_disk(move || {
             self.body.iter_mut().for_each(|part| *part = Bytes::copy_from_slice(part));
-            Ok(self)
+            self
         })
         .await
     }

@@ -1,5 +1,6 @@
 //! Datasets, frozen and read.
 
+mod delta;
 mod file;
 mod filters;
 mod given;

@@ -135,6 +135,11 @@ mod tests {
         let split = m.split(&"8:15".parse().unwrap()).unwrap();
         assert_eq!((split.rows(), split.filter().unwrap().rows()), (7, &[7, 1, 1][..]));
         assert_eq!(split.segment_id(0).unwrap(), m.segment_id(1).unwrap());
+        for empty in ["0:0", "7:7", "8:8", "16:16"] {
+            let split = m.split(&empty.parse().unwrap()).unwrap();
+            assert_eq!((split.rows(), split.segments().len()), (0, 0), "{empty}");
+            assert!(split.filter().unwrap().rows().is_empty(), "{empty}");
+        }
         let mix = Manifest::mix(&[(split.clone(), 1.0), (m.clone(), 2.0)]).unwrap();
         assert_eq!(mix.filter().unwrap().rows_of(2), &[2, 0, 5]);
         assert_eq!(mix.segment_id(2).unwrap(), m.segment_id(0).unwrap());

@@ -119,7 +119,7 @@ pub const CASES: &[AttackCase] = &[
     guarded(39, "signatures that are too old, or for others", s3_signatures::signatures),
     guarded(40, "two buckets in a request", s3_nonsense::two_buckets),
     guarded(41, "listings of many keys", s3_floods::lists),
-    guarded(42, "HEADs of missing keys", s3_floods::missing),
+    guarded(42, "requests for missing keys", s3_floods::missing),
     guarded(43, "planted secrets", secrets::planted),
     by_tls(44, "members that are no nodes", rogue_members::named_in_etcd),
     by_tls(45, "certificate files", rotation::files),

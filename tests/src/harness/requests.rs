@@ -103,6 +103,14 @@ pub fn request_about(path: &str, uri: &str, manifest: &[u8], snapshot: &str) -> 
             (UriUse::Tells, v1::SnapshotRequest { name: snapshot.into() }.encode_to_vec())
         }
         "Snapshots/List" => (UriUse::Tells, Vec::new()),
+        _ if name.starts_with("Peer/") => peer_message(name, uri, manifest),
+        flight => flight_message(flight, uri, manifest),
+    }
+}
+
+/// The same of nodes among themselves.
+fn peer_message(name: &str, uri: &str, manifest: &[u8]) -> (UriUse, Vec<u8>) {
+    match name {
         "Peer/Holds" => (
             UriUse::Never,
             v1::HoldsRequest { segments: vec![vec![7; 16].into()], ..Default::default() }.encode_to_vec(),
@@ -120,9 +128,12 @@ pub fn request_about(path: &str, uri: &str, manifest: &[u8], snapshot: &str) -> 
             UriUse::Never,
             v1::CopyRequest { from: "http://127.0.0.1:1".into(), ..Default::default() }.encode_to_vec(),
         ),
-        "Peer/Version" => (UriUse::Never, v1::HeadObjectRequest { uri: uri.into() }.encode_to_vec()),
-        "Peer/Learn" | "Peer/Load" => (UriUse::Never, Vec::new()),
-        flight => flight_message(flight, uri, manifest),
+        "Peer/Version" => {
+            let request = v1::VersionRequest { uri: uri.into(), ..Default::default() };
+            (UriUse::Never, request.encode_to_vec())
+        }
+        // Learn, Load.
+        _ => (UriUse::Never, Vec::new()),
     }
 }
 

@@ -1,7 +1,9 @@
-//! A disk that does not answer, and one that fails, under a node that runs: readers go on from
+//! A disk that does not answer, and one that fails, under a node that runs or starts: readers go on from
 //! S3 or from other nodes, and the disk is used again when it is back.
 
+use forebay_tests::harness::differential::bytes_of;
 use forebay_tests::harness::mnist;
+use forebay_tests::harness::ports::free_addresses;
 use forebay_tests::harness::process::{Run, Server, ServerOptions};
 use forebay_tests::harness::s3::S3Server;
 use serde_json::Value;
@@ -9,12 +11,17 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::commands::{cached, digest, json};
+use crate::commands::{cached, counter, digest, json};
+use crate::objects::read_at;
+
+/// How long a read may take whose disk hangs: about two seconds, on a machine that other tests do not fill.
+const SOON: Duration = Duration::from_secs(30);
 
 /// A node whose cache directory lies on a disk that does as it is told.
 struct Stage {
     s3: S3Server,
     uri: String,
+    options: ServerOptions,
     server: Server,
     control: PathBuf,
     _folder: tempfile::TempDir,
@@ -29,24 +36,45 @@ fn shim(folder: &Path) -> PathBuf {
     library
 }
 
+/// A node whose cache directory lies in a folder, on a disk that does as the file says that is returned.
+fn on_disk(options: ServerOptions, folder: &Path) -> (ServerOptions, PathBuf) {
+    let (cache, control) = (folder.join("cache"), folder.join("control"));
+    let text = |path: &Path| path.to_string_lossy().into_owned();
+    let options = options
+        .args(["--cache-dir", &text(&cache)])
+        .env("LD_PRELOAD", &text(&shim(folder)))
+        .env("HANG_DIR", &text(&cache))
+        .env("HANG_CONTROL", &text(&control))
+        .allow_log("is set aside")
+        .allow_log("a segment file is damaged")
+        .allow_log("could not be");
+    (options, control)
+}
+
+/// Waits until a node's log says so once more than `before` times.
+fn wait_for(server: &Server, what: &str, before: usize) {
+    let began = Instant::now();
+    while server.log().matches(what).count() <= before {
+        assert!(began.elapsed() < Duration::from_secs(90), "no `{what}`: {}", server.log());
+        thread::sleep(Duration::from_millis(20));
+    }
+}
+
 impl Stage {
     fn start() -> Self {
         let s3 = S3Server::start();
         mnist::upload_folder(&s3, &mnist::folder().join("test"), "mnist").expect("read MNIST");
         let folder = tempfile::tempdir().expect("make a folder");
-        let (cache, control) = (folder.path().join("cache"), folder.path().join("control"));
-        let text = |path: &Path| path.to_string_lossy().into_owned();
-        let server = ServerOptions::for_s3(&s3)
-            .args(["--cache-dir", &text(&cache)])
-            .env("LD_PRELOAD", &text(&shim(folder.path())))
-            .env("HANG_DIR", &text(&cache))
-            .env("HANG_CONTROL", &text(&control))
-            .allow_log("is set aside")
-            .allow_log("a segment file is damaged")
-            .allow_log("could not be")
-            .start();
-        let uri = s3.uri("mnist");
-        Self { s3, uri, server, control, _folder: folder }
+        let (options, control) = on_disk(ServerOptions::for_s3(&s3), folder.path());
+        let (uri, server) = (s3.uri("mnist"), options.clone().start());
+        Self { s3, uri, options, server, control, _folder: folder }
+    }
+
+    /// The same with another process, which has mapped nothing.
+    fn restart(mut self) -> Self {
+        self.server.stop();
+        self.server = self.options.clone().start();
+        self
     }
 
     fn epoch(&self) -> Value {
@@ -58,13 +86,8 @@ impl Stage {
         self.s3.take_log().iter().filter(|seen| seen.if_match.is_some() && seen.bytes > 0).count()
     }
 
-    /// Waits until the node's log says so once more than `before` times.
     fn wait_for(&self, what: &str, before: usize) {
-        let began = Instant::now();
-        while self.server.log().matches(what).count() <= before {
-            assert!(began.elapsed() < Duration::from_secs(90), "no `{what}`: {}", self.server.log());
-            thread::sleep(Duration::from_millis(20));
-        }
+        wait_for(&self.server, what, before);
     }
 
     fn threads(&self) -> usize {
@@ -116,4 +139,92 @@ fn a_disk_that_fails_with_errors_under_its_readers_costs_only_what_it_holds() {
     stage.wait_for("a cache directory works again", 0);
     same(&cold, &stage.epoch());
     stage.server.stop();
+}
+
+#[test]
+fn reads_of_any_object_go_on_while_the_disk_hangs() {
+    let stage = Stage::start();
+    let (uri, wanted) = (stage.s3.uri("raw"), bytes_of(7, 13_000_000));
+    stage.s3.put("raw", wanted.clone());
+    cached(&stage.server, &["load", "--raw", &uri]).end().expect_success();
+    let stage = stage.restart();
+    stage.gets();
+    std::fs::write(&stage.control, "hang").expect("write");
+    let get = || cached(&stage.server, &["get", &uri]).limit(SOON).end().expect_success();
+    assert!(get() == wanted, "other bytes while the disk hangs");
+    assert!(stage.gets() > 0, "they are S3's");
+    stage.wait_for("hangs and is set aside", 0);
+    assert!(get() == wanted, "other bytes without a disk");
+    std::fs::remove_file(&stage.control).expect("remove");
+    stage.wait_for("a cache directory works again", 0);
+    stage.gets();
+    assert!(get() == wanted, "other bytes from the disk");
+    assert_eq!(stage.gets(), 0, "all of them are there again");
+    stage.server.stop();
+}
+
+#[test]
+fn a_node_whose_disk_hangs_gives_other_nodes_its_blocks_all_the_same() {
+    let (s3, folder) = (S3Server::start(), tempfile::tempdir().expect("make a folder"));
+    let (uri, wanted) = (s3.uri("raw"), bytes_of(8, 4_000_000));
+    s3.put("raw", wanted.clone());
+    let addresses = free_addresses(2).expect("addresses");
+    let list =
+        addresses.iter().flat_map(|address| ["--cluster-node".to_owned(), format!("http://{address}")]);
+    let list: Vec<String> = list.collect();
+    let options = |address: &String| {
+        let options = ServerOptions::for_s3(&s3).args(&list).args(["--listen", address.as_str()]);
+        options.env("FOREBAY_OBJECTS__BLOCK_BYTES", "65536")
+    };
+    let (options_of_hung, control) = on_disk(options(&addresses[0]), folder.path());
+    let (hung, other) = (options_of_hung.clone().start(), options(&addresses[1]).start());
+    cached(&other, &["load", "--raw", &uri]).end().expect_success();
+    hung.stop();
+    let hung = options_of_hung.start();
+    std::fs::write(&control, "hang").expect("write");
+    // About half of the blocks are those of the node whose disk hangs.
+    let runtime = tokio::runtime::Runtime::new().expect("start a runtime");
+    let read =
+        runtime.block_on(async { tokio::time::timeout(SOON, read_at(&other.endpoint, &uri, &[])).await });
+    assert!(read.expect("in time").expect("read") == wanted, "other bytes by way of the other node");
+    assert!(counter(&other, "peer_fills") > 0, "it gives some of them");
+    wait_for(&hung, "hangs and is set aside", 0);
+    std::fs::remove_file(&control).expect("remove");
+    wait_for(&hung, "a cache directory works again", 0);
+    [hung, other].into_iter().for_each(Server::stop);
+}
+
+#[test]
+fn a_node_starts_while_one_of_its_disks_hangs_and_uses_it_when_it_answers() {
+    let (s3, folder) = (S3Server::start(), tempfile::tempdir().expect("make a folder"));
+    mnist::upload_folder(&s3, &mnist::folder().join("test"), "mnist").expect("read MNIST");
+    let (options, control) = on_disk(ServerOptions::for_s3(&s3), folder.path());
+    std::fs::write(&control, "hang").expect("write");
+    let options = options.args(["--cache-dir", &folder.path().join("well").to_string_lossy()]);
+    let (uri, server) = (s3.uri("mnist"), options.clone().start());
+    let stage = Stage { s3, uri, options, server, control, _folder: folder };
+    assert!(stage.server.log().contains("cache: its disk does not answer"), "{}", stage.server.log());
+    let cold = stage.epoch();
+    stage.gets();
+    same(&cold, &stage.epoch());
+    assert_eq!(stage.gets(), 0, "the other disk keeps it");
+    std::fs::remove_file(&stage.control).expect("remove");
+    stage.wait_for("a cache directory works again", 0);
+    same(&cold, &stage.epoch());
+    stage.server.stop();
+}
+
+#[test]
+fn a_node_whose_disks_all_hang_says_so_and_ends() {
+    let (s3, folder) = (S3Server::start(), tempfile::tempdir().expect("make a folder"));
+    let (options, control) = on_disk(ServerOptions::for_s3(&s3), folder.path());
+    std::fs::write(&control, "hang").expect("write");
+    // What begins as the first one's path is on the same disk.
+    let started =
+        options.args(["--cache-dir", &folder.path().join("cache-two").to_string_lossy()]).try_start();
+    let error = format!("{:#}", started.err().expect("there is nothing to keep segments in"));
+    for name in ["cache", "cache-two"] {
+        let dir = folder.path().join(name);
+        assert!(error.contains(&format!("{}: its disk does not answer", dir.display())), "{error}");
+    }
 }

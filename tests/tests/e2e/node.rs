@@ -8,6 +8,7 @@ use forebay_client::stream::Stream;
 use forebay_client::{Access, Dataset, DatasetSpec};
 use forebay_proto::v1;
 use forebay_tests::harness::mnist;
+use forebay_tests::harness::ports::free_addresses;
 use forebay_tests::harness::process::{Run, Server, ServerOptions};
 use forebay_tests::harness::s3::S3Server;
 use prost::Message;
@@ -251,4 +252,34 @@ fn status_sorts_datasets_and_shows_as_many_as_are_wanted() {
         assert_eq!(text.contains("and 2 further datasets"), wanted.len() == 1, "{more:?}: {text}");
     }
     server.stop();
+}
+
+#[test]
+fn status_tells_of_the_nodes_that_answer_by_whatever_name_one_was_asked() {
+    let s3 = S3Server::start();
+    let addresses = free_addresses(2).expect("free ports");
+    let cluster = |address: &String| {
+        let options = ServerOptions::for_s3(&s3).args(["--listen", address]).allow_log("does not answer");
+        options
+            .args(addresses.iter().flat_map(|a| ["--cluster-node".to_owned(), format!("http://{a}")]))
+            .start()
+    };
+    let (mut first, second) = (cluster(&addresses[0]), cluster(&addresses[1]));
+    first.kill();
+    let by_name = second.endpoint.replace("127.0.0.1", "localhost");
+    let status = || Run::new("forebay").args(["status", "--endpoint", &by_name]);
+    let answer = json(status());
+    let nodes = answer["nodes"].as_array().expect("nodes");
+    let answering: Vec<_> = nodes.iter().filter(|n| n["answers"] == true).map(|n| &n["address"]).collect();
+    assert!(nodes.len() == 2 && answering == [second.endpoint.as_str()], "{answer}");
+    let text = String::from_utf8(status().end().expect_success()).expect("text");
+    assert!(text.contains("does not answer") && text.contains(" up"), "{text}");
+    second.stop();
+}
+
+#[test]
+fn a_node_that_is_drained_by_its_url_is_asked_with_the_files_of_the_flags() {
+    let ask = Run::new("forebay").args(["drain", "http://127.0.0.1:1", "--ca", "/nowhere/ca.pem"]);
+    let error = ask.end().expect_failure();
+    assert!(error.contains("/nowhere/ca.pem"), "{error}");
 }

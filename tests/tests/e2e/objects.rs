@@ -57,13 +57,18 @@ fn check(what: &str, got: &[u8], wanted: &[u8]) {
 
 /// Nodes that know each other by a list.
 fn nodes(s3: &S3Server, count: usize, set: &[(&str, &str)]) -> Vec<Server> {
+    nodes_with(s3, count, |options| {
+        set.iter().fold(options, |options, (name, value)| options.env(name, value))
+    })
+}
+
+fn nodes_with(s3: &S3Server, count: usize, change: impl Fn(ServerOptions) -> ServerOptions) -> Vec<Server> {
     let addresses = free_addresses(count).expect("addresses");
     let list =
         addresses.iter().flat_map(|address| ["--cluster-node".to_owned(), format!("http://{address}")]);
     let list: Vec<String> = list.collect();
     let start = |address: &String| {
-        let options = ServerOptions::for_s3(s3).args(&list).args(["--listen", address.as_str()]);
-        set.iter().fold(options, |options, (name, value)| options.env(name, value)).start()
+        change(ServerOptions::for_s3(s3).args(&list).args(["--listen", address.as_str()])).start()
     };
     addresses.iter().map(start).collect()
 }
@@ -90,7 +95,7 @@ fn runtime() -> tokio::runtime::Runtime {
 }
 
 /// Ranges of an object as one node answers them, its own blocks or others'; of all of it for none.
-async fn read_at(node: &str, uri: &str, ranges: &[(u64, u64)]) -> Result<Vec<u8>> {
+pub async fn read_at(node: &str, uri: &str, ranges: &[(u64, u64)]) -> Result<Vec<u8>> {
     let broken = |e: String| Error::retry(e);
     let mut client = ObjectsClient::connect(node.to_owned()).await.map_err(|e| broken(e.to_string()))?;
     let request = v1::HeadObjectRequest { uri: uri.to_owned() };

@@ -4,6 +4,9 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use arrow::array::RecordBatch;
+use forebay_client::rows::{RowStream, scan, take};
+use forebay_client::{Access, Dataset, DatasetSpec, Kind, Result};
 use forebay_tests::bench::disk::folder::{SmallDisk, files_under};
 use forebay_tests::harness::check::must_try_all;
 use forebay_tests::harness::fault::{self, Fault};
@@ -12,6 +15,7 @@ use forebay_tests::harness::ports::free_address;
 use forebay_tests::harness::process::{Running, Server, ServerOptions};
 use forebay_tests::harness::s3::S3Server;
 use forebay_tests::harness::slow::{SlowProxy, Slowness};
+use futures::TryStreamExt;
 use serde_json::Value;
 
 use crate::commands::{cached, counter, digests, direct, epoch, json, rows};
@@ -74,13 +78,21 @@ impl Interrupted {
         node(&self.s3, &self.slow, self.folder.path()).args(["--listen", &self.address]).start()
     }
 
+    /// The epoch of what lies in the object store now, without a cache.
+    fn wanted(&self) -> Value {
+        json(direct(&self.s3, &Self::line(&self.uri)))
+    }
+
     /// Waits for the epoch's end, which must be as if nothing had happened.
     fn ends_well(&self, run: Running) -> Value {
-        let wanted = json(direct(&self.s3, &Self::line(&self.uri)));
+        self.ends_as(run, &self.wanted())
+    }
+
+    fn ends_as(&self, run: Running, wanted: &Value) -> Value {
         let ended = run.end();
         assert!(ended.stderr.lines().all(is_about_waiting), "{}", ended.stderr);
         let answer = parse(&ended.expect_success());
-        assert_eq!(digests(&answer, 0), digests(&wanted, 0), "the same samples in the same places");
+        assert_eq!(digests(&answer, 0), digests(wanted, 0), "the same samples in the same places");
         assert_eq!(epoch(&answer, 0, "samples"), mnist::TRAIN_SAMPLES);
         answer
     }
@@ -152,6 +164,56 @@ fn a_node_that_lost_its_disk_fills_it_again() {
     std::fs::remove_dir_all(interrupted.folder.path().join("cache")).expect("lose the disk");
     let server = interrupted.restart();
     interrupted.ends_well(run);
+    server.stop();
+}
+
+#[test]
+fn an_object_added_while_the_node_was_away_is_no_part_of_the_run() {
+    let (interrupted, run) = Interrupted::by(|mut server| server.kill());
+    let wanted = interrupted.wanted();
+    std::fs::remove_dir_all(interrupted.folder.path().join("cache")).expect("lose the disk");
+    let other = std::fs::read(mnist::folder().join("test/part-00000.parquet")).expect("read");
+    interrupted.s3.put("mnist/train/part-99999.parquet", other);
+    let server = interrupted.restart();
+    interrupted.ends_as(run, &wanted);
+    let now = json(cached(&server, &["inspect", &interrupted.uri, "--segment-bytes", "2000000"]));
+    assert!(now["rows"].as_u64() > Some(mnist::TRAIN_SAMPLES), "who opens it now gets all of it: {now}");
+    assert_ne!(now["digest"], wanted["digest"]);
+    server.stop();
+}
+
+/// How many rows come.
+async fn count(rows: Result<RowStream>) -> Result<usize> {
+    let batches: Vec<RecordBatch> = rows?.try_collect().await?;
+    Ok(batches.iter().map(RecordBatch::num_rows).sum())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rows_come_from_a_node_that_lost_its_disk_also_when_objects_were_added() {
+    let (s3, uri) = store();
+    let folder = tempfile::tempdir().expect("make a folder");
+    let address = free_address().expect("a free port");
+    let start = || ServerOptions::for_s3(&s3).folder(folder.path()).args(["--listen", &address]).start();
+    let mut server = start();
+    let access = Access::endpoint(&server.endpoint).expect("an endpoint");
+    let dataset = Dataset::open(&access, &DatasetSpec::new(uri)).await.expect("open");
+    let other = std::fs::read(mnist::folder().join("test/part-00000.parquet")).expect("read");
+    for added in [None, Some("mnist/train/part-99999.parquet")] {
+        server.kill();
+        std::fs::remove_dir_all(folder.path().join("cache")).expect("lose the disk");
+        added.iter().for_each(|key| s3.put(key, other.clone()));
+        server = start();
+        assert_eq!(count(scan(&dataset, Some(3)).await).await.expect("rows"), 3, "{added:?}");
+        let chosen = [mnist::TRAIN_SAMPLES - 1, 0];
+        assert_eq!(count(take(&dataset, &chosen).await).await.expect("rows"), 2, "{added:?}");
+    }
+    server.kill();
+    std::fs::remove_dir_all(folder.path().join("cache")).expect("lose the disk");
+    s3.put("mnist/train/part-00000.parquet", other);
+    server = start();
+    let e = count(scan(&dataset, Some(3)).await).await.expect_err("it was overwritten");
+    assert_eq!(e.kind, Kind::Changed, "{e}");
+    assert!(e.message.contains("overwritten") && e.message.contains("open it again"), "{e}");
     server.stop();
 }
 

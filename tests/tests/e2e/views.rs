@@ -2,11 +2,13 @@
 //! S3.
 
 use forebay_tests::harness::mnist;
-use forebay_tests::harness::process::ServerOptions;
+use forebay_tests::harness::ports::free_addresses;
+use forebay_tests::harness::process::{Server, ServerOptions};
 use forebay_tests::harness::s3::S3Server;
 use serde_json::Value;
 
 use crate::commands::{cached, digests, direct, epoch, json};
+use crate::refused::refused;
 
 fn store() -> (S3Server, String, String) {
     let s3 = S3Server::start();
@@ -48,6 +50,27 @@ fn a_split_is_the_datasets_own_rows_and_its_own_segments() {
     assert_eq!(epoch(&one, 0, "samples"), 9000);
     assert_eq!(digests(&read(&["--world", "3"]), 0), digests(&one, 0));
     server.stop();
+}
+
+#[test]
+fn a_split_without_rows_is_said_so_and_loaded_at_once() {
+    let (s3, _, test) = store();
+    let addresses = free_addresses(2).expect("free ports");
+    let all: Vec<String> =
+        addresses.iter().flat_map(|a| ["--cluster-node".to_owned(), format!("http://{a}")]).collect();
+    let start = |a: &String| ServerOptions::for_s3(&s3).args(["--listen", a.as_str()]).args(&all).start();
+    let servers: Vec<Server> = addresses.iter().map(start).collect();
+    // Within a segment, and of a filtered dataset too.
+    for filter in [&[] as &[&str], &["--where", "label >= 0"]] {
+        for split in ["0:0", "8:8", "10000:10000"] {
+            let line = |command| [&[command, test.as_str(), "--split", split][..], filter].concat();
+            refused(cached(&servers[0], &line("epoch")), &[&test, "has no rows"]);
+            let loaded = json(cached(&servers[0], &line("load")));
+            assert_eq!(loaded["segments_total"], 0, "{loaded}");
+            assert_eq!(loaded["failed"], serde_json::json!([]), "{loaded}");
+        }
+    }
+    servers.into_iter().for_each(Server::stop);
 }
 
 #[test]

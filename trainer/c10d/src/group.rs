@@ -169,20 +169,6 @@ impl ProcessGroup {
         self.begin("barrier", GroupHandle::barrier)?.wait()
     }
 
-    /// The ranks that give no sign of life, after watching them for at most `timeout`; at once if all do. A
-    /// rank counts as alive while its process runs, whatever it is doing.
-    ///
-    /// Fails when the store does not answer, unless a rank serves it: then that rank is the missing one.
-    pub fn missing(&self, timeout: Duration) -> Result<Vec<usize>> {
-        match self.absent(None, timeout) {
-            Ok(absent) => Ok(if absent.dead { absent.ranks } else { Vec::new() }),
-            Err(failure) => match self.store_rank() {
-                Some(rank) => Ok(vec![rank]),
-                None => Err(self.error("look for missing ranks", failure)),
-            },
-        }
-    }
-
     /// Runs `work` on `rank` alone; the others wait for it as long as that rank gives signs of life, however
     /// long that is: the group's timeout is for collectives. Collective; `Some` on `rank`.
     ///

@@ -9,6 +9,7 @@ use anyhow::{Result, bail};
 use super::disk;
 use super::folder::Folder;
 use super::state::Checkpoint;
+use crate::rank::failure::Writing;
 
 /// Rank 0's writer.
 #[derive(Debug)]
@@ -31,7 +32,9 @@ impl Writer {
         self.finish()?;
         let (path, keep) = (self.folder.path().to_owned(), self.keep);
         let steps = self.folder.steps()?;
+        let writing = Writing::begin();
         let write = move || {
+            let _writing = writing;
             let place = disk::write(&path, &checkpoint)?;
             let mut steps = steps;
             if !steps.contains(&checkpoint.meta.step) {

@@ -103,7 +103,8 @@ impl Drop for Ahead {
 impl ReadyQueue {
     fn new(ready_bytes: u64) -> (Self, Receiver<Ready>) {
         let (items, ready) = channel(ITEMS_MAX);
-        let room_kib = u32::try_from(ready_bytes / 1024).unwrap_or(u32::MAX >> 3);
+        // Without any room each item would need none.
+        let room_kib = u32::try_from((ready_bytes / 1024).max(1)).unwrap_or(u32::MAX >> 3);
         (Self { items, room: Arc::new(Semaphore::new(room_kib as usize)), room_kib }, ready)
     }
 

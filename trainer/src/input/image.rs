@@ -131,8 +131,11 @@ fn raw(text: &str) -> Result<Raw, String> {
 fn augments() -> impl TypedValueParser<Value = Augment> {
     let values = [
         ("crop", "A part of the image, at least --crop-share of it, resized; mirrored half of the time"),
-        ("shift", "The whole image, moved by up to an eighth; mirrored half of the time"),
-        ("flip", "The whole image, mirrored half of the time"),
+        (
+            "shift",
+            "A square of 7/8 of the shorter side, anywhere in the middle square; mirrored half of the time",
+        ),
+        ("flip", "The middle square, mirrored half of the time"),
         ("none", "Not at all: as in an evaluation"),
     ];
     let values = values.map(|(name, help)| PossibleValue::new(name).help(help));

@@ -46,7 +46,7 @@ impl RankEnv {
     pub fn from_env() -> Result<Option<Self>> {
         let env = Self::from_variables(|key| std::env::var(key).ok())?;
         let has_agent = [LAUNCHER, RUN_ID].iter().any(|key| std::env::var_os(key).is_some());
-        Ok(env.map(|env| Self { agent: if has_agent { parent() } else { None }, ..env }))
+        Ok(env.map(|env| Self { agent: if has_agent { agent() } else { None }, ..env }))
     }
 
     fn from_variables(get: impl Fn(&str) -> Option<String>) -> Result<Option<Self>> {
@@ -98,14 +98,41 @@ impl RankEnv {
     }
 }
 
-/// The parent process, by machine, number and the moment of its start (proc(5)).
-fn parent() -> Option<String> {
-    let pid = rustix::process::getppid()?.as_raw_nonzero();
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The program's name, in parentheses, may hold anything; the 22nd field is the 20th behind it.
-    let started = stat.rsplit_once(')')?.1.split_whitespace().nth(19)?;
+/// What started this process as a rank, by machine, number and the moment of its start (proc(5)): its parent,
+/// or with a script between the two the nearest ancestor that was not told of a run itself.
+fn agent() -> Option<String> {
+    let mut pid = rustix::process::getppid()?.as_raw_nonzero().get();
+    let mut stat = Stat::of(pid)?;
+    while is_told_of_a_run(pid) && stat.parent > 0 {
+        pid = stat.parent;
+        stat = Stat::of(pid)?;
+    }
     let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
-    Some(format!("{} {pid} {started}", boot.trim()))
+    Some(format!("{} {pid} {}", boot.trim(), stat.started))
+}
+
+/// Whether the process began with the variables of one of torchrun's ranks. One of another user tells nobody.
+fn is_told_of_a_run(pid: i32) -> bool {
+    let name = format!("{RUN_ID}=");
+    let variables = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+    variables.split(|byte| *byte == 0).any(|variable| variable.starts_with(name.as_bytes()))
+}
+
+/// A running process, as the system tells it.
+struct Stat {
+    parent: i32,
+    /// In ticks since the machine started.
+    started: String,
+}
+
+impl Stat {
+    fn of(pid: i32) -> Option<Self> {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+        // The program's name, in parentheses, may hold anything. Behind it are the 3rd field and all others.
+        let mut fields = stat.rsplit_once(')')?.1.split_whitespace().skip(1);
+        let parent = fields.next()?.parse().ok()?;
+        Some(Self { parent, started: fields.nth(17)?.to_owned() })
+    }
 }
 
 #[cfg(test)]
@@ -142,8 +169,8 @@ mod tests {
 
     #[test]
     fn a_parent_has_one_name() {
-        let name = parent().unwrap();
-        assert_eq!(parent().unwrap(), name);
+        let name = agent().unwrap();
+        assert_eq!(agent().unwrap(), name);
         let (rest, started) = name.rsplit_once(' ').unwrap();
         assert!(rest.contains(' ') && started.parse::<u64>().unwrap() > 0, "{name}");
     }

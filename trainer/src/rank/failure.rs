@@ -11,9 +11,10 @@
 use std::any::Any;
 use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind, set_hook, take_hook};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::time::SystemTime;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Result, anyhow};
 use serde_json::{Value, json};
@@ -40,7 +41,60 @@ pub fn end_rank(env: &RankEnv, result: Result<()>) -> ExitCode {
 
 /// Ends a rank in the middle of whatever it does, which may never return: a peer is lost.
 pub fn end_now(env: &RankEnv, lost: forebay_c10d::Error) -> ! {
-    forebay_c10d::exit(report(env, &lost.into()))
+    let code = report(env, &lost.into());
+    Writing::wait();
+    forebay_c10d::exit(code)
+}
+
+/// How many checkpoints this process is writing.
+static WRITING: AtomicUsize = AtomicUsize::new(0);
+
+/// How long a rank that has failed, or whose peer has, may take to finish the checkpoint that it writes.
+pub const WRITE_GRACE: Duration = Duration::from_secs(120);
+
+/// A checkpoint is being written: while this lives the launcher lets the rank be, though another has failed.
+pub struct Writing {
+    /// A file beside that of the rank's error, which the launcher looks for.
+    mark: Option<PathBuf>,
+}
+
+impl Writing {
+    /// From here to the drop.
+    pub fn begin() -> Self {
+        WRITING.fetch_add(1, Ordering::SeqCst);
+        let mark = std::env::var_os(ERROR_FILE).map(|file| Self::mark(Path::new(&file)));
+        if let Some(mark) = &mark {
+            // Without it the launcher only has less patience.
+            let _ = std::fs::write(mark, "");
+        }
+        Self { mark }
+    }
+
+    /// Whether the rank with this error file is writing one.
+    pub fn is_marked(error_file: &Path) -> bool {
+        Self::mark(error_file).exists()
+    }
+
+    fn mark(error_file: &Path) -> PathBuf {
+        error_file.with_extension("writing")
+    }
+
+    /// Until this process writes none, or has taken too long.
+    fn wait() {
+        let began = Instant::now();
+        while WRITING.load(Ordering::SeqCst) > 0 && began.elapsed() < WRITE_GRACE {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+}
+
+impl Drop for Writing {
+    fn drop(&mut self) {
+        if let Some(mark) = &self.mark {
+            let _ = std::fs::remove_file(mark);
+        }
+        WRITING.fetch_sub(1, Ordering::SeqCst);
+    }
 }
 
 /// Tells why a rank fails; gives its exit code.

@@ -18,7 +18,7 @@ use forebay_c10d::Store;
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::rank::env::{LAUNCHER, RESTART_COUNT};
-use crate::rank::failure::{self, ERROR_FILE, PEER_LOST, rank_name};
+use crate::rank::failure::{self, ERROR_FILE, PEER_LOST, WRITE_GRACE, Writing, rank_name};
 use crate::rank::stop::Told;
 
 /// How long the other ranks have, after the first failure, to end by themselves and to say why.
@@ -116,7 +116,8 @@ impl Ranks {
                 polls += 1;
                 // Looked at as often as time allows: a machine that stood still takes from nobody's time to
                 // say why.
-                if !running || (since.elapsed() > GRACE && polls > POLLS) {
+                let is_late = since.elapsed() > GRACE && polls > POLLS;
+                if !running || (is_late && (since.elapsed() > WRITE_GRACE || !self.is_writing())) {
                     let failed = |rank: &&Rank| rank.failed();
                     // Before a rank has begun, and where none keeps checkpoints, a signal ends it as any
                     // process.
@@ -140,6 +141,11 @@ impl Ranks {
             }
             sleep(POLL);
         }
+    }
+
+    /// Whether one that still runs is at a checkpoint, which would be lost with it.
+    fn is_writing(&self) -> bool {
+        self.all.iter().any(|rank| rank.end.is_none() && Writing::is_marked(&rank.error_file))
     }
 
     /// The error of the rank that failed first, those that only lost a peer coming last.
@@ -226,6 +232,19 @@ mod tests {
         );
         let silent = blamed("[ $RANK = 0 ] && exit 7; exec sleep 60", 2);
         assert_eq!(silent, "rank 0 of 2 ended without a word (exit status: 7); the other ranks were stopped");
+    }
+
+    #[test]
+    fn a_checkpoint_that_is_being_written_is_finished() {
+        let folder = tempfile::tempdir().unwrap();
+        let kept = folder.path().join("kept");
+        let write = format!(
+            r#"mark="${{TORCHELASTIC_ERROR_FILE%.json}}.writing"; echo > "$mark"; sleep 5; echo > {}; rm "$mark"; exec sleep 60"#,
+            kept.display()
+        );
+        let died = blamed(&format!("[ $RANK = 1 ] && sleep 1 && exit 7; {write}"), 2);
+        assert!(died.starts_with("rank 1 of 2 ended without a word (exit status: 7)"), "{died}");
+        assert!(kept.exists(), "it was killed while it wrote");
     }
 
     #[test]

@@ -65,6 +65,9 @@ fn command(settings: &Settings, shuffle: Shuffle, step: BadStep) -> String {
         }
     }
     words.extend(settings.split.map(|split| format!("--split {split}")));
+    words.extend(settings.filter.as_ref().map(|filter| format!("--where {}", quoted(filter))));
+    words.extend(settings.schema_of.as_ref().map(|object| format!("--schema-of {}", quoted(object))));
+    words.extend(settings.no_partitions.then(|| "--no-partitions".to_owned()));
     let (endpoints, source) = (&settings.access.endpoint.endpoint, &settings.access.direct_args.source);
     words.extend(settings.access.direct.then(|| "--direct".to_owned()));
     let endpoint = (!endpoints.is_empty()).then(|| endpoints.join(","));
@@ -135,6 +138,10 @@ mod tests {
             "forebay plan 'file:///a b' --split 0.0:0.5 --direct --seed 1 --epoch 0 --batch 64 --shuffle 'full' \
              --first-position 100 --step 0"
         );
+        let line =
+            ["--direct", "--train", "s3://b/d", "--where", "a > 1", "--schema-of", "x y", "--no-partitions"];
+        let chosen = command(&settings(&line), Shuffle::Full, alone);
+        assert!(chosen.contains(" --where 'a > 1' --schema-of 'x y' --no-partitions --direct "), "{chosen}");
         let line =
             ["--endpoint", "http://n:1", "--fallback", "direct", "--s3-region", "r", "--train", "s3://b/d"];
         let either = command(&settings(&line), Shuffle::Full, alone);

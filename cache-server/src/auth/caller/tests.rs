@@ -15,6 +15,16 @@ fn caller(prefixes: &[&str], roles: &[CallerRole]) -> Caller {
     Caller::of(Arc::new(Session::new(Credential::S3Key("k".into()), principal, limiter)))
 }
 
+/// Who reads what lies under a prefix, and may do nothing else.
+pub fn reader(prefix: &str) -> Caller {
+    caller(&[prefix], &[CallerRole::Reader])
+}
+
+/// Who sees all, and reads nothing.
+pub fn operator() -> Caller {
+    caller(&[], &[CallerRole::Operator])
+}
+
 fn manifest(uri: &str, keys: &[&str]) -> Manifest {
     let object = |key: &&str| Object { key: (*key).into(), etag: "e".into(), size: 1, ..Default::default() };
     let size = |object| SegmentSize { object, row_groups: 1, rows: 1, decoded_bytes: 1 };

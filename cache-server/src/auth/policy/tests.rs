@@ -93,6 +93,7 @@ fn a_policy_that_is_wrong_in_anything_is_wrong() {
         (TWO.replace("s3://data/vision/deep", "s3://other"), "outside of what --allow"),
         (TWO.replace("s3://data/vision/deep", "s3://data/../x"), "prefixes"),
         (TWO.replace("roles = [\"operator\"]", ""), "roles"),
+        (TWO.replace("roles = [\"operator\"]", "roles = []"), "roles: name one at least"),
         (with("token_sha256 = ['hunter2']"), "ID:HASH"),
         (with(&format!("token_sha256 = ['a:{0}', 'a:{0}']", "0".repeat(64))), "token a is there twice"),
         (TWO.replace("\"AK1\"", "\"AK1\", \"AK1\""), "AK1 is there twice"),

@@ -1,13 +1,18 @@
 //! Which segments are hot, where their copies are, and which copies this node holds for others. No I/O.
 
 use super::tuning::{
-    COPIES_MAX, HEAT_MIN, HOTTEST_SHARE, NEVER_LISTED, SEGMENTS_AT_ONCE, SEGMENTS_MAX, UNLISTED,
+    COPIES_MAX, HEAT_MIN, HOTTEST_SHARE, NEVER_LISTED, PUBLISHED_BYTES_MAX, SEGMENTS_AT_ONCE, SEGMENTS_MAX,
+    UNLISTED,
 };
 use crate::disk::policy::Role;
 use forebay_proto::manifest::SegmentId;
 use forebay_proto::v1;
+use prost::Message as _;
 use std::collections::HashMap;
 use std::time::Instant;
+
+/// Bytes of a field's key and length at most, where it is a segment or a URI.
+const FIELD_BYTES: usize = 4;
 
 /// Heat, the segments published for it, and the copies taken for others' readers.
 #[derive(Debug, Default)]
@@ -22,6 +27,8 @@ pub struct Detection {
 
 #[derive(Debug, Default)]
 struct PublishedSegment {
+    /// URI of its object.
+    object: String,
     /// Names of the nodes that hold further copies.
     nodes: Vec<String>,
     /// Nodes besides this one that hold it for good.
@@ -63,14 +70,15 @@ impl Detection {
         hottest.map(|(_, id)| (id, self.published.get(&id).map(|hot| hot.nodes.clone()))).collect()
     }
 
-    /// Readers are to use the `replicas` of a segment, and its copy at a further node. False if that is not
-    /// new, or too many segments are published.
-    pub fn publish(&mut self, id: SegmentId, replicas: usize, copy_at: Option<&str>) -> bool {
+    /// Readers are to use the `replicas` of a segment of an object, and its copy at a further node. False if
+    /// that is not new, or too many segments are published.
+    pub fn publish(&mut self, id: SegmentId, object: &str, replicas: usize, copy_at: Option<&str>) -> bool {
         let is_known = self.published.contains_key(&id);
         if !is_known && self.published.len() >= SEGMENTS_MAX {
             return false;
         }
-        let hot = self.published.entry(id).or_default();
+        let first = || PublishedSegment { object: object.to_owned(), ..Default::default() };
+        let hot = self.published.entry(id).or_insert_with(first);
         hot.replicas = replicas;
         let new = copy_at.filter(|name| !hot.nodes.iter().any(|node| node == name));
         hot.nodes.extend(new.filter(|_| hot.nodes.len() < COPIES_MAX).map(str::to_owned));
@@ -96,14 +104,26 @@ impl Detection {
         self.published.len() < before
     }
 
+    /// What others are told. URIs beyond what may be written are left out: of those segments only operators
+    /// are told then.
     pub fn to_wire(&self) -> Vec<v1::HotSegment> {
         let mut segments: Vec<_> = self.published.iter().collect();
         segments.sort_unstable_by_key(|(id, _)| **id);
-        let hot = |(id, hot): (&SegmentId, &PublishedSegment)| v1::HotSegment {
+        let hot = |(id, hot): &(&SegmentId, &PublishedSegment)| v1::HotSegment {
             segment: id.0.to_bytes().to_vec().into(),
             nodes: hot.nodes.clone(),
+            uri: String::new(),
         };
-        segments.into_iter().map(hot).collect()
+        let mut told: Vec<v1::HotSegment> = segments.iter().map(hot).collect();
+        let mut bytes: usize = told.iter().map(|hot| hot.encoded_len() + FIELD_BYTES).sum();
+        for (hot, (_, published)) in told.iter_mut().zip(segments) {
+            bytes += published.object.len() + FIELD_BYTES;
+            if bytes > PUBLISHED_BYTES_MAX {
+                break;
+            }
+            hot.uri.clone_from(&published.object);
+        }
+        told
     }
 
     pub fn took_copy(&mut self, id: SegmentId) {
@@ -139,13 +159,32 @@ mod tests {
         let ids: Vec<_> = d.hottest().into_iter().map(|(id, _)| id).collect();
         assert_eq!(ids, [id(1), id(2)]);
         assert_eq!(d.hottest()[0].1, None);
-        let mut made = |at| d.publish(id(1), 1, at);
+        let mut made = |at| d.publish(id(1), "s3://b/1", 1, at);
         assert!(made(None) && !made(None) && made(Some("b")) && !made(Some("b")));
         assert_eq!(d.hottest()[0].1, Some(vec!["b".to_owned()]));
         assert_eq!(d.share_alone(), 2.0, "half of all is read here, and as much at a replica and at b");
         d.fade();
         assert_eq!(d.heat[&id(1)], 2.5e6);
         assert!(d.withdraw_disowned([(id(1), Role::Replica)].into_iter()) && d.published().is_empty());
+    }
+
+    #[test]
+    fn what_is_published_says_which_objects_as_far_as_it_may_be_written() {
+        let mut d = Detection::default();
+        d.publish(id(1), "s3://b/one", 0, Some("a"));
+        let uris = |d: &Detection| d.to_wire().into_iter().map(|hot| hot.uri).collect::<Vec<_>>();
+        assert_eq!(uris(&d), ["s3://b/one"]);
+        let (long, copies) = ("u".repeat(2048), ["a", "b", "c"]);
+        for n in 0..SEGMENTS_MAX as u128 {
+            for node in copies {
+                d.publish(id(n), &long, 1, Some(node));
+            }
+        }
+        let (told, uris) = (v1::HotSegments { segments: d.to_wire() }, uris(&d));
+        assert_eq!(uris.len(), SEGMENTS_MAX);
+        assert!(uris.iter().filter(|uri| !uri.is_empty()).count() > 100);
+        let bytes = told.encoded_len();
+        assert!(bytes <= PUBLISHED_BYTES_MAX && bytes > PUBLISHED_BYTES_MAX - 4096, "{bytes} bytes");
     }
 
     #[test]

@@ -7,6 +7,7 @@ use super::tuning::{BUSY_LOAD, COOL, COPY, MEASURE_EVERY, SATURATED};
 use crate::cluster::membership::Membership;
 use crate::cluster::peers::{Peer, Peers};
 use crate::disk::DiskCache;
+use crate::disk::copies::CopyInfo;
 use crate::disk::policy::Role;
 use crate::runtime::blocking;
 use forebay_dataset::SegmentReader;
@@ -32,8 +33,14 @@ struct Taker {
     peer: Arc<Peer>,
     load: f64,
     free_bytes: u64,
-    /// With the number of its replicas.
-    wanted: Vec<(SegmentId, usize, v1::CopyItem)>,
+    wanted: Vec<WantedCopy>,
+}
+
+/// A file of a segment, of which a node is to take a copy.
+struct WantedCopy {
+    file: CopyInfo,
+    /// How many replicas its segment has.
+    replicas: usize,
 }
 
 impl Publisher {
@@ -96,10 +103,10 @@ impl Publisher {
             if ownership.role(id) != Role::Primary {
                 continue;
             }
-            let replicas = ownership.other_holders(&[(id, object)]).concat();
+            let replicas = ownership.other_holders(&[(id, object.clone())]).concat();
             // Replicas hold it already: readers need only be told.
             if copies.is_none() && !replicas.is_empty() {
-                news += usize::from(self.hot.detection().publish(id, replicas.len(), None));
+                news += usize::from(self.hot.detection().publish(id, &object, replicas.len(), None));
                 continue;
             }
             let copies = copies.unwrap_or_default();
@@ -109,7 +116,8 @@ impl Publisher {
             let fits = |taker: &&mut Taker| taker.free_bytes >= bytes && !holds(&taker.name);
             if let Some(taker) = takers.iter_mut().find(fits) {
                 taker.free_bytes -= bytes;
-                taker.wanted.extend(files.iter().map(|file| (id, replicas.len(), file.into())));
+                let replicas = replicas.len();
+                taker.wanted.extend(files.into_iter().map(|file| WantedCopy { file, replicas }));
             }
         }
         for taker in takers.into_iter().filter(|taker| !taker.wanted.is_empty()) {
@@ -140,13 +148,15 @@ impl Publisher {
 
     /// Has a node take its copies; returns how many segments have news for readers.
     async fn copy_to(&self, taker: Taker) -> usize {
-        let items = taker.wanted.iter().map(|(_, _, item)| item.clone()).collect();
+        let items = taker.wanted.iter().map(|wanted| v1::CopyItem::from(&wanted.file)).collect();
         let from = self.peers.ownership.me().to_owned();
         let request = v1::CopyRequest { from, items, hot: true };
         let held = timeout(COPY, taker.peer.copy(request)).await.ok().and_then(Result::ok);
         let held = taker.wanted.iter().zip(held.unwrap_or_default()).filter(|(_, held)| *held);
-        let publish = |id, replicas| self.hot.detection().publish(id, replicas, Some(&taker.name));
-        held.filter(|((id, replicas, _), _)| publish(*id, *replicas)).count()
+        let publish = |WantedCopy { file, replicas }: &WantedCopy| {
+            self.hot.detection().publish(file.id, &file.object, *replicas, Some(&taker.name))
+        };
+        held.filter(|(wanted, _)| publish(wanted)).count()
     }
 
     async fn drop_stale(&self) {

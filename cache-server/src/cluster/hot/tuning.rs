@@ -23,6 +23,9 @@ pub const SEGMENTS_AT_ONCE: usize = 64;
 /// Segments that are hot in all.
 pub const SEGMENTS_MAX: usize = 512;
 
+/// Bytes of what a node publishes at most: others take 256 KiB with the key.
+pub const PUBLISHED_BYTES_MAX: usize = 248 << 10;
+
 /// Copies of a segment beside its owner and replicas.
 pub const COPIES_MAX: usize = 16;
 

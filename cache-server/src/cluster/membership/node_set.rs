@@ -239,7 +239,8 @@ mod tests {
         let (mut r, t) = (NodeSet::default(), Instant::now());
         replace(&mut r, vec![member("a"), Member { replicas: 3, ..member("b") }], t);
         r.set_replicas("s3://b", Some(4));
-        r.set_hot("a", vec![v1::HotSegment { segment: vec![1; 16].into(), nodes: vec!["b".into()] }]);
+        let (segment, nodes) = (vec![1; 16].into(), vec!["b".into()]);
+        r.set_hot("a", vec![v1::HotSegment { segment, nodes, ..Default::default() }]);
         let told = r.topology();
         assert_eq!((told.replicas, told.datasets[0].replicas, told.hot.len()), (3, 4, 1));
         r.set_hot("a", Vec::new());

@@ -193,9 +193,8 @@ impl Peer {
 
     /// An object's version, as the node knows it. Waits as long as it lives: it may be asking the object
     /// store.
-    pub async fn version(&self, uri: &str) -> Result<v1::ObjectVersion> {
+    pub async fn version(&self, request: v1::VersionRequest) -> Result<v1::ObjectVersion> {
         let mut client = self.client.clone();
-        let request = v1::HeadObjectRequest { uri: uri.to_owned() };
         Ok(self.while_alive(client.version(request)).await?.into_inner())
     }
 

@@ -127,7 +127,7 @@ impl PeerService for FakeNode {
         Err(Status::unimplemented(""))
     }
 
-    async fn version(&self, _: Request<v1::HeadObjectRequest>) -> Reply<v1::ObjectVersion> {
+    async fn version(&self, _: Request<v1::VersionRequest>) -> Reply<v1::ObjectVersion> {
         Err(Status::unimplemented(""))
     }
 

@@ -21,6 +21,9 @@ pub const SHARDS: [&str; 16] =
 const PAUSE_FIRST: Duration = Duration::from_secs(1);
 const PAUSE_MAX: Duration = Duration::from_secs(60);
 
+/// How often one who waits for a directory's state looks whether its disk still answers.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+
 /// How a directory is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Health {
@@ -37,13 +40,28 @@ pub enum Health {
 pub struct Dir {
     pub path: PathBuf,
     pub disk: Arc<dyn Disk>,
-    /// Changed with `state` locked, which may take long: looking need not wait.
+    /// Changed with `state` locked, which may take long, unless it hangs: looking need not wait. Locked
+    /// before the index where both are.
     health: Mutex<Health>,
     names: AtomicU64,
     state: Mutex<DirState>,
     underway: Arc<DiskOperations>,
     /// It was set aside as it hangs: the thread that holds its state may hang too.
     is_hung: AtomicBool,
+    /// Whether a thread tries it, which may hang.
+    is_tried: Arc<AtomicBool>,
+    /// Folders of which a file here needs a name, which may not be on the medium yet.
+    unsynced: Mutex<Vec<PathBuf>>,
+}
+
+/// The right of one thread to try a directory, until it is dropped.
+#[derive(Debug)]
+pub struct DirTurn(Arc<AtomicBool>);
+
+impl Drop for DirTurn {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Release);
+    }
 }
 
 /// What changes when a directory is set aside or comes back.
@@ -66,16 +84,34 @@ impl Dir {
         let underway = Arc::<DiskOperations>::default();
         let disk = Arc::new(WatchedDisk { disk, underway: underway.clone() });
         let (names, state, is_hung) = (AtomicU64::new(0), Mutex::new(state), AtomicBool::new(false));
-        Self { path, disk, health, names, state, underway, is_hung }
+        let (is_tried, unsynced) = (Arc::default(), Mutex::default());
+        Self { path, disk, health, names, state, underway, is_hung, is_tried, unsynced }
     }
 
     pub fn health(&self) -> Health {
         *self.health.lock()
     }
 
-    /// Locks the directory's health: it is neither set aside nor taken back meanwhile.
+    /// Locks the directory's health: it is neither set aside nor taken back meanwhile, unless it hangs.
     pub fn state(&self) -> MutexGuard<'_, DirState> {
         self.state.lock()
+    }
+
+    /// The same; `None` where the thread that has it waits for a disk which hangs.
+    pub fn state_unless_stuck(&self) -> Option<MutexGuard<'_, DirState>> {
+        loop {
+            match self.state.try_lock_for(LOOK_EVERY) {
+                None if self.is_stuck(Instant::now()) => return None,
+                None => {}
+                state => return state,
+            }
+        }
+    }
+
+    /// The right to try the directory; `None` while another thread does.
+    pub fn begin(&self) -> Option<DirTurn> {
+        let was_tried = self.is_tried.swap(true, Ordering::Acquire);
+        (!was_tried).then(|| DirTurn(self.is_tried.clone()))
     }
 
     /// The folder of segment files whose name begins so.
@@ -95,7 +131,7 @@ impl Dir {
     }
 
     /// Writes a file under a temporary name and renames it. Returns the stat of the written file. What must
-    /// survive a power loss is flushed (`is_flushed`) before it takes its name.
+    /// survive a power loss is flushed (`is_flushed`) before it takes its name, and the name after that.
     pub fn place(&self, path: &Path, parts: &mut [IoSlice<'_>], is_flushed: bool) -> io::Result<Stat> {
         let tmp = self.tmp();
         let bytes: usize = parts.iter().map(|part| part.len()).sum();
@@ -106,12 +142,30 @@ impl Dir {
                 self.disk.sync(&file)?;
             }
             self.disk.rename(&tmp, path)?;
+            if is_flushed {
+                self.sync_name(path)?;
+            }
             self.disk.stat(&file)
         })();
         if written.is_err() {
             self.disk.remove(&tmp).ok();
         }
         written
+    }
+
+    /// Has the name of a file survive a power loss, and those of the folders that were made for it.
+    fn sync_name(&self, path: &Path) -> io::Result<()> {
+        let made = self.unsynced.lock().clone();
+        let folders = path.parent().into_iter().chain(made.iter().map(PathBuf::as_path));
+        for folder in folders {
+            match self.disk.sync_dir(folder) {
+                // Another's, in which we may make names, but which we may not open.
+                Err(e) if is_denied(&e) && !folder.starts_with(&self.path) => {}
+                synced => synced?,
+            }
+        }
+        self.unsynced.lock().retain(|folder| !made.contains(folder));
+        Ok(())
     }
 
     /// A small file's content.
@@ -150,8 +204,12 @@ impl Dir {
         // A lock of ours on the same file would stand in our own way.
         state.lock = None;
         let fail = |what: &str, e: io::Error| self.refusal(what, e);
+        let is_new = self.expect_to_sync();
         for shard in SHARDS {
             self.disk.make_dir(&self.shard(shard)).map_err(|e| fail("cannot be made", e))?;
+        }
+        if is_new {
+            tracing::info!(dir = %self.path.display(), "this cache directory did not exist: it is made");
         }
         let path = self.path.join("lock");
         let lock = self.disk.create(&path, 0).map_err(|e| fail("cannot be written", e))?;
@@ -178,36 +236,75 @@ impl Dir {
         Ok(())
     }
 
-    /// Whether it hangs, and was not set aside yet. Does not wait for the disk.
-    pub fn hangs(&self, now: Instant) -> bool {
+    /// Notes the folders whose names a file in the directory needs, up to the one that is there already.
+    /// Returns whether the directory itself is to be made.
+    fn expect_to_sync(&self) -> bool {
+        let mut folders = Vec::new();
+        for folder in self.path.ancestors() {
+            let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
+            folders.push(folder.to_owned());
+            let stat = self.disk.stat_path(folder);
+            if !stat.is_err_and(|e| e.kind() == io::ErrorKind::NotFound) {
+                break;
+            }
+        }
+        let is_new = folders.len() > 1;
+        let mut unsynced = self.unsynced.lock();
+        folders.retain(|folder| !unsynced.contains(folder));
+        unsynced.extend(folders);
+        is_new
+    }
+
+    /// Whether its disk does not answer, while something is asked of it. Does not wait for the disk.
+    pub fn is_stuck(&self, now: Instant) -> bool {
         let (disk, pulse) = (self.disk.clone(), self.path.join(PULSE_FILE));
         // An error is an answer.
         let look = move || drop(disk.read_medium(&pulse));
-        self.health() != Health::Away && self.underway.hangs(look, now)
+        self.underway.hangs(look, now)
     }
 
-    /// Sets it aside without its state; false if it is already.
-    pub fn set_hung(&self) -> bool {
-        let is_first = std::mem::replace(&mut *self.health.lock(), Health::Away) != Health::Away;
-        self.is_hung.fetch_or(is_first, Ordering::Relaxed);
+    /// Sets it aside without its state, as it hangs; false if it is already. `lost` is called before it may
+    /// come back.
+    pub fn set_hung(&self, lost: impl FnOnce()) -> bool {
+        let mut health = self.health.lock();
+        let is_first = *health != Health::Away;
+        if is_first {
+            *health = Health::Away;
+            self.is_hung.store(true, Ordering::Relaxed);
+            lost();
+        }
         is_first
     }
 
-    /// Sets it aside, or to read only where its disk is full.
-    pub fn set_aside(&self, state: &mut DirState, health: Health, wanted_bytes: u64) {
-        *self.health.lock() = health;
+    /// Sets it aside, or to read only where its disk is full; false if it is so already, or was set aside
+    /// meanwhile.
+    pub fn set_aside(&self, state: &mut DirState, health: Health, wanted_bytes: u64) -> bool {
+        {
+            let mut now = self.health.lock();
+            if *now == health || *now == Health::Away {
+                return false;
+            }
+            *now = health;
+        }
         if health == Health::Away {
             state.lock = None;
         }
         state.backoff.reset();
         state.next_probe = Some(Instant::now() + state.backoff.next());
         state.wanted_bytes = wanted_bytes;
+        true
     }
 
-    pub fn set_up(&self, state: &mut DirState) {
-        *self.health.lock() = Health::Up;
+    /// Takes it into use; false if its health is another than it `was` when that was tried.
+    pub fn set_up(&self, state: &mut DirState, was: Health) -> bool {
+        let mut health = self.health.lock();
+        if *health != was {
+            return false;
+        }
+        *health = Health::Up;
         self.is_hung.store(false, Ordering::Relaxed);
         state.next_probe = None;
+        true
     }
 
     /// Whether its next probe is due.
@@ -226,10 +323,10 @@ impl Dir {
         state.next_probe = Some(now + state.backoff.next());
     }
 
-    /// Tries to use a directory that is not up. An error says why not.
-    pub fn retry(&self, state: &mut DirState) -> Result<()> {
+    /// Tries to use a directory that `was` full or away. An error says why not.
+    pub fn retry(&self, state: &mut DirState, was: Health) -> Result<()> {
         let wrong = |e: io::Error| self.refusal("does not work", e);
-        if self.health() == Health::Full {
+        if was == Health::Full {
             let free = self.disk.free_bytes(&self.path).map_err(wrong)?;
             if free < state.wanted_bytes.saturating_mul(2) {
                 return Err(wrong(io::ErrorKind::StorageFull.into()));
@@ -238,6 +335,14 @@ impl Dir {
             self.prepare(state)?;
         }
         self.probe().map_err(wrong)
+    }
+
+    /// Why the directory cannot be used of which nothing comes back.
+    pub fn no_answer(&self) -> Error {
+        let dir = self.path.display();
+        Error::denied(format!(
+            "cache directory {dir}: its disk does not answer; choose another with --cache-dir"
+        ))
     }
 
     /// Why the directory cannot be used.
@@ -249,4 +354,8 @@ impl Dir {
         let dir = self.path.display();
         Error::new(kind, format!("cache directory {dir}: {what}: {e}; choose another with --cache-dir"))
     }
+}
+
+fn is_denied(e: &io::Error) -> bool {
+    e.kind() == io::ErrorKind::PermissionDenied
 }

@@ -142,11 +142,12 @@ fn victims_make_room_all_together_or_not_at_all() {
     taken.iter().for_each(|file| index.gone(&file.key, file.reservation, file.key == keys[0]));
     assert_eq!(index.quotas.used_bytes(), 75);
     let now = Instant::now();
-    let again = index.take_stuck(now);
+    let again = index.take_stuck(0, now);
     assert!(again.len() == 1 && !index.begin_writing(&keys[1]));
     index.gone(&keys[1], again[0].1, false);
-    assert!(index.take_stuck(now).is_empty(), "not at once");
-    let again = index.take_stuck(now + Duration::from_secs(60));
+    assert!(index.take_stuck(0, now).is_empty(), "not at once");
+    assert!(index.take_stuck(1, now + Duration::from_secs(60)).is_empty(), "another directory's");
+    let again = index.take_stuck(0, now + Duration::from_secs(60));
     index.gone(&keys[1], again[0].1, true);
     assert_eq!(index.quotas.used_bytes(), 50);
 }

@@ -141,6 +141,8 @@ mod tests {
         assert!(!ready.copy_now(part, &mut copied[1..]), "there is no room for it");
         assert_eq!(resident(&file), before);
         assert!(copied == part && ready.is_in_memory(part));
+        let elsewhere = memmap2::MmapMut::map_anon(1 << 20).unwrap();
+        assert!(ready.is_in_memory(&elsewhere), "nobody has touched its pages, and it waits for no disk");
         std::fs::File::options().append(true).open(&file).unwrap().set_len(1 << 20).unwrap();
         assert!(!ready.copy_now(part, &mut copied), "it is not the file any more that was checked");
         assert!(!ready.verify() && cache.known(id, &columns).is_none());

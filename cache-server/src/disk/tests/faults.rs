@@ -1,20 +1,7 @@
 //! Directories that fail, fill up, vanish and come back.
 
-use super::faulty::{EACCES, EIO, ENOSPC, Two, Wrong};
+use super::faulty::{EACCES, EIO, ENOSPC, Faulty, Two, Wrong};
 use super::*;
-use std::time::{Duration, Instant};
-
-fn health(cache: &DiskCache) -> Vec<Health> {
-    cache.dirs().iter().map(|d| d.health).collect()
-}
-
-fn held(cache: &DiskCache) -> usize {
-    (0..64).filter(|&n| cache.find(origin(n).id, &names(&["a"])).missing.is_empty()).count()
-}
-
-fn later() -> Instant {
-    Instant::now() + Duration::from_secs(3600)
-}
 
 #[test]
 fn both_are_used_and_both_are_recovered() {
@@ -313,6 +300,7 @@ fn large_blocks_are_counted_whether_the_disk_tells_of_them_or_not() {
             raw_share: 0.25,
             maps_bytes: u64::MAX,
             kept_files: 4,
+            start_patience: Duration::ZERO,
             disk: two.disk.clone(),
         };
         let cache = DiskCache::open(&settings, Arc::new(NoForecast)).unwrap();
@@ -416,4 +404,23 @@ fn what_must_survive_a_loss_of_power_is_on_the_medium_before_it_has_its_name() {
             assert!(pins.exists() && !two.disk.unflushed.has(&pins), "{}", pins.display());
         }
     }
+    drop(cache);
+    two.disk.unflushed.lose();
+    let cache = two.open(10).unwrap();
+    assert_eq!(cache.pinned().0, ["s3://b/a", "s3://b/c"]);
+    assert_eq!(cache.sidecar("v1/notes").read("x"), None, "a name that is not flushed is lost");
+}
+
+#[test]
+fn the_folders_that_are_made_for_pins_survive_a_loss_of_power_with_them() {
+    let (temp, disk) = (tempfile::tempdir().unwrap(), Faulty::new(15));
+    let dir = temp.path().join("new/cache");
+    let settings = DiskCacheSettings { disk: disk.clone(), ..DiskCacheSettings::new(&dir, 1 << 20) };
+    let open = || DiskCache::open(&settings, Arc::new(NoForecast)).unwrap();
+    let cache = open();
+    cache.pin("s3://b/a").unwrap();
+    assert!(!disk.unflushed.has(&dir.join("v1/pins")));
+    drop(cache);
+    disk.unflushed.lose();
+    assert_eq!(open().pinned().0, ["s3://b/a"]);
 }

@@ -2,12 +2,14 @@
 
 use super::*;
 use file_system::{Disk, Stat};
+use parking_lot::Condvar;
 use std::collections::HashSet;
 use std::fs::File;
 use std::io::{self, IoSlice};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, AtomicUsize};
 
 /// What goes wrong in a directory.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -48,16 +50,72 @@ impl std::fmt::Debug for Meanwhile {
     }
 }
 
-/// Which files took their names before their content was on the medium: a loss of power may leave them empty.
+/// Directories whose disks do not answer.
+#[derive(Debug, Default)]
+pub struct Hanging {
+    dirs: Mutex<Vec<PathBuf>>,
+    answers: Condvar,
+    waiting: AtomicUsize,
+}
+
+impl Hanging {
+    /// From now on these hang, and no others.
+    pub fn set(&self, dirs: &[&Path]) {
+        *self.dirs.lock() = dirs.iter().map(|dir| dir.to_path_buf()).collect();
+        self.answers.notify_all();
+    }
+
+    /// How many operations wait.
+    pub fn waiting(&self) -> usize {
+        self.waiting.load(Ordering::SeqCst)
+    }
+
+    fn pass(&self, path: &Path) {
+        let mut dirs = self.dirs.lock();
+        while dirs.iter().any(|dir| path.starts_with(dir)) {
+            self.waiting.fetch_add(1, Ordering::SeqCst);
+            self.answers.wait(&mut dirs);
+            self.waiting.fetch_sub(1, Ordering::SeqCst);
+        }
+    }
+
+    fn pass_file(&self, file: &File) {
+        if !self.dirs.lock().is_empty() {
+            self.pass(&fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd())).unwrap());
+        }
+    }
+}
+
+/// What a loss of power may take: files that had their names before their content was on the medium, and
+/// names that are not on the medium since their folder was not synced.
 #[derive(Debug, Default)]
 pub struct Unflushed {
     inodes: Mutex<HashSet<u64>>,
     named: Mutex<Vec<PathBuf>>,
+    names: Mutex<HashSet<PathBuf>>,
 }
 
 impl Unflushed {
     pub fn has(&self, path: &Path) -> bool {
-        self.named.lock().iter().any(|named| named == path)
+        let is_empty = self.named.lock().iter().any(|named| named == path);
+        is_empty || self.names.lock().iter().any(|name| path.starts_with(name))
+    }
+
+    /// The power is lost.
+    pub fn lose(&self) {
+        let files = std::mem::take(&mut *self.named.lock());
+        let names = std::mem::take(&mut *self.names.lock());
+        for lost in files.into_iter().chain(names) {
+            fs::remove_file(&lost).or_else(|_| fs::remove_dir_all(&lost)).ok();
+        }
+    }
+
+    fn made(&self, folders: Vec<PathBuf>) {
+        self.names.lock().extend(folders);
+    }
+
+    fn synced_dir(&self, folder: &Path) {
+        self.names.lock().retain(|name| name.parent() != Some(folder));
     }
 
     fn created(&self, file: File) -> io::Result<File> {
@@ -77,6 +135,7 @@ impl Unflushed {
         let mut named = self.named.lock();
         named.retain(|path| path != to);
         named.extend(is_unflushed.then(|| to.to_owned()));
+        self.names.lock().insert(to.to_owned());
     }
 }
 
@@ -96,6 +155,7 @@ pub struct Faulty {
     pub before_sync: Meanwhile,
     pub before_remove: Meanwhile,
     pub unflushed: Unflushed,
+    pub hanging: Hanging,
 }
 
 impl Faulty {
@@ -111,6 +171,7 @@ impl Faulty {
             before_sync: Meanwhile::default(),
             before_remove: Meanwhile::default(),
             unflushed: Unflushed::default(),
+            hanging: Hanging::default(),
         })
     }
 
@@ -133,6 +194,7 @@ impl Faulty {
     }
 
     fn check(&self, path: Option<&Path>, writes: bool) -> io::Result<()> {
+        path.into_iter().for_each(|path| self.hanging.pass(path));
         let (dir, wrong) = self.wrong.lock().clone();
         let done = self.operations.fetch_add(1, Ordering::Relaxed);
         // What has no path is an open file: of a directory that fails as a whole, or not.
@@ -151,13 +213,18 @@ impl Faulty {
 
 impl Disk for Faulty {
     fn make_dir(&self, path: &Path) -> io::Result<()> {
-        self.check(Some(path), true).and_then(|()| RealDisk.make_dir(path))
+        self.check(Some(path), true)?;
+        let new: Vec<_> = path.ancestors().take_while(|path| !path.exists()).map(Path::to_owned).collect();
+        RealDisk.make_dir(path)?;
+        self.unflushed.made(new);
+        Ok(())
     }
     fn create(&self, path: &Path, bytes: u64) -> io::Result<File> {
         self.check(Some(path), true)?;
         RealDisk.create(path, bytes).and_then(|file| self.unflushed.created(file))
     }
     fn write(&self, file: &mut File, parts: &mut [IoSlice<'_>]) -> io::Result<()> {
+        self.hanging.pass_file(file);
         if let Err(e) = self.check(None, true) {
             // Half of it is written all the same.
             let half = parts.len() / 2;
@@ -168,7 +235,13 @@ impl Disk for Faulty {
     }
     fn sync(&self, file: &File) -> io::Result<()> {
         self.before_sync.happens();
+        self.hanging.pass_file(file);
         self.check(None, true).and_then(|()| RealDisk.sync(file)).and_then(|()| self.unflushed.synced(file))
+    }
+    fn sync_dir(&self, path: &Path) -> io::Result<()> {
+        self.check(Some(path), true).and_then(|()| RealDisk.sync_dir(path))?;
+        self.unflushed.synced_dir(path);
+        Ok(())
     }
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
         self.check(Some(from), true).and_then(|()| RealDisk.rename(from, to))?;
@@ -189,9 +262,11 @@ impl Disk for Faulty {
     }
     fn read(&self, file: &File, into: &mut [u8], at: u64) -> io::Result<usize> {
         self.before_read.happens();
+        self.hanging.pass_file(file);
         self.check(None, false).and_then(|()| RealDisk.read(file, into, at))
     }
     fn stat(&self, file: &File) -> io::Result<Stat> {
+        self.hanging.pass_file(file);
         self.check(None, false).and_then(|()| RealDisk.stat(file)).map(|stat| self.swollen(stat))
     }
     fn stat_path(&self, path: &Path) -> io::Result<Stat> {
@@ -203,6 +278,10 @@ impl Disk for Faulty {
     }
     fn free_bytes(&self, path: &Path) -> io::Result<u64> {
         self.check(Some(path), false).and_then(|()| RealDisk.free_bytes(path))
+    }
+    fn read_medium(&self, path: &Path) -> io::Result<()> {
+        self.hanging.pass(path);
+        RealDisk.read_medium(path)
     }
     fn block_bytes(&self, _: &Path) -> io::Result<u64> {
         Ok(self.said_blocks.load(Ordering::Relaxed))
@@ -231,6 +310,7 @@ impl Two {
             raw_share: 0.25,
             maps_bytes: u64::MAX,
             kept_files: 4,
+            start_patience: Duration::from_millis(200),
             disk: self.disk.clone(),
         };
         DiskCache::open(&settings, Arc::new(NoForecast))

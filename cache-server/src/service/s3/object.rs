@@ -79,18 +79,22 @@ pub async fn answer(
     let mut tries = 0;
     loop {
         tries += 1;
-        let answered = match find(endpoint, named, part).await {
-            Ok(target) => of(endpoint, head, named, target, visitor).await?,
+        let (version, is_cached) = match find(endpoint, named).await {
+            Ok(found) => found,
+            Err(e) if e.kind == Kind::NotFound && head.method == Method::GET => {
+                return store::missing_key(endpoint, named).await;
+            }
+            Err(e) => return Err(e.into()),
+        };
+        let answered = match find_part(endpoint, named, part, &version).await {
+            Ok(part) => of(endpoint, head, named, Target { version, is_cached, part }, visitor).await?,
             Err(e) => Err(e),
         };
         match answered {
             Ok(response) => return Ok(response),
-            Err(e) if e.kind == Kind::Changed && tries < TRIES => {
-                let uri = uncached::uri_of(named);
-                uri.iter().for_each(|uri| endpoint.node.objects.forget(uri));
-            }
-            Err(e) if e.kind == Kind::NotFound && (head.method == Method::GET || part.is_some()) => {
-                return store::missing(endpoint, head, named).await;
+            Err(e) if e.kind == Kind::Changed && tries < TRIES => {}
+            Err(e) if e.kind == Kind::NotFound && part.is_some() => {
+                return store::missing_part(endpoint, head, named).await;
             }
             Err(e) => return Err(e.into()),
         }
@@ -113,25 +117,22 @@ fn part_number(head: &head::Parts, named: &Named) -> Answer<Option<u32>> {
     }
 }
 
-async fn find(endpoint: &Arc<Endpoint>, named: &Named, part: Option<u32>) -> Result<Target> {
-    let (version, is_cached) = match uncached::uri_of(named) {
+/// The version of now, and whether its URI can be a name in the cache.
+async fn find(endpoint: &Arc<Endpoint>, named: &Named) -> Result<(Arc<ObjectVersion>, bool)> {
+    Ok(match uncached::uri_of(named) {
         Some(uri) => (endpoint.node.objects.version(&uri, MissingAge::Second).await?, true),
         None => (uncached::version(endpoint, named).await?, false),
-    };
-    let part = match part {
-        Some(number) => find_part(endpoint, named, number, &version).await?,
-        None => None,
-    };
-    Ok(Target { version, is_cached, part })
+    })
 }
 
-/// Where a part lies: only the store knows. `None` if it does not tell.
+/// Where a part lies, if one is asked for: only the store knows. `None` if it does not tell.
 async fn find_part(
     endpoint: &Endpoint,
     named: &Named,
-    number: u32,
+    number: Option<u32>,
     version: &ObjectVersion,
 ) -> Result<Option<Part>> {
+    let Some(number) = number else { return Ok(None) };
     let query = vec![("partNumber".to_owned(), number.to_string())];
     let request = forebay_dataset::source::StoreRequest {
         method: Method::HEAD,
@@ -146,6 +147,7 @@ async fn find_part(
         return Err(Error::not_found(format!("{}: has no part {number}", version.uri)));
     }
     if answer.header(ETAG.as_str()).is_some_and(|tag| tag.trim_matches('"') != &*version.etag) {
+        endpoint.node.objects.outdated(version).await;
         return Err(Error::changed(format!("{}: was overwritten while it was read", version.uri)));
     }
     let range = answer.header(CONTENT_RANGE.as_str()).and_then(|text| {
@@ -280,7 +282,9 @@ impl ObjectBody {
             match pieces {
                 Pieces::Cached(cached) => {
                     let (stream, meter) = &mut **cached;
-                    let Some(piece) = stream.next().await? else { return Ok(None) };
+                    let piece = stream.next().await;
+                    let piece = node.objects.noting_change(&stream.version, piece).await?;
+                    let Some(piece) = piece else { return Ok(None) };
                     meter.sent(&piece).await;
                     Ok(Some(piece.bytes))
                 }

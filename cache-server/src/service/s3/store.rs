@@ -9,7 +9,7 @@ use crate::objects::{Scope, StreamMemory};
 use bytes::Bytes;
 use chrono::SecondsFormat;
 use forebay_dataset::source::{StoreAnswer, StoreRequest};
-use http::header::{CONTENT_TYPE, HeaderName};
+use http::header::{CONTENT_TYPE, HeaderName, RANGE};
 use http::{HeaderMap, Method, Response, StatusCode, request as head};
 use http_body_util::{BodyExt as _, Full};
 
@@ -142,16 +142,25 @@ pub async fn attributes(endpoint: &Endpoint, head: &head::Parts, named: &Named) 
     relay(endpoint, answer).await
 }
 
-/// The store's own refusal of an object that is not there.
-pub async fn missing(endpoint: &Endpoint, head: &head::Parts, named: &Named) -> Answer<Response<Body>> {
+/// The store's own refusal of a key that is not there. It is asked for once a second.
+pub async fn missing_key(endpoint: &Endpoint, named: &Named) -> Answer<Response<Body>> {
+    let (bucket, key) = (named.bucket.clone(), named.key.clone());
+    // Should it be there now, a byte of it is enough to know.
+    let headers = HeaderMap::from_iter([(RANGE, http::HeaderValue::from_static("bytes=0-0"))]);
+    let request = StoreRequest { method: Method::GET, bucket, key, query: Vec::new(), headers };
+    let answer = endpoint.node.objects.ask_of_missing(request).await?;
+    refusal(endpoint, answer).await
+}
+
+/// The store's own refusal of a part that an object has not.
+pub async fn missing_part(endpoint: &Endpoint, head: &head::Parts, named: &Named) -> Answer<Response<Body>> {
     let part = named.query.iter().filter(|(name, _)| name == "partNumber").cloned().collect();
-    let mut headers = HeaderMap::new();
-    if !named.has("partNumber") {
-        // Should it be there now, a byte of it is enough to know.
-        headers.insert(http::header::RANGE, http::HeaderValue::from_static("bytes=0-0"));
-    }
     let _turn = endpoint.node.objects.listings.acquire().await;
-    let answer = endpoint.node.objects.ask(&request(head, named, part, headers), Scope::Key).await?;
+    let request = request(head, named, part, HeaderMap::new());
+    refusal(endpoint, endpoint.node.objects.ask(&request, Scope::Key).await?).await
+}
+
+async fn refusal(endpoint: &Endpoint, answer: StoreAnswer) -> Answer<Response<Body>> {
     match answer.status {
         400..500 => relay(endpoint, answer).await,
         _ => Err(S3Refusal::new(

@@ -19,6 +19,7 @@ fn heat(dataset: &Dataset, segments: impl Iterator<Item = u32>, nodes: &[&str]) 
     let hot = |s| v1::HotSegment {
         segment: dataset.manifest.segment_id(s).unwrap().0.to_bytes().to_vec().into(),
         nodes: nodes.iter().map(|n| (*n).into()).collect(),
+        ..Default::default()
     };
     segments.map(hot).collect()
 }
@@ -187,7 +188,8 @@ async fn a_change_elsewhere_moves_nothing() {
                 t.nodes.push(idle);
                 // Hot without further copies, and other data.
                 t.hot = heat(dataset, 0..if t.replicas == 1 { 3 } else { 0 }, &["gone"]);
-                t.hot.push(v1::HotSegment { segment: vec![9; 16].into(), nodes: vec!["node-1".into()] });
+                let (segment, nodes) = (vec![9; 16].into(), vec!["node-1".into()]);
+                t.hot.push(v1::HotSegment { segment, nodes, ..Default::default() });
             });
             sleep(CALM).await;
         }

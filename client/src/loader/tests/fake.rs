@@ -23,7 +23,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
+use tokio::task::JoinSet;
 use tokio_stream::wrappers::{ReceiverStream, TcpListenerStream, WatchStream};
+use tokio_util::task::AbortOnDropHandle;
 use tonic::{Request, Response, Status, Streaming};
 
 type Reply<T> = Result<Response<T>, Status>;
@@ -159,22 +161,24 @@ impl Fleet {
         });
     }
 
-    /// Stops a node for good.
-    pub fn kill(&mut self, node: usize) {
-        self.tasks[node].abort();
+    /// Stops a task for good: each node has one, and behind it one for the network if that cuts, with which
+    /// its connections end.
+    pub fn kill(&mut self, task: usize) {
+        self.tasks[task].abort();
     }
 }
 
-/// Forwards connections and cuts each after a random number of bytes from the server.
+/// Forwards connections and cuts each after a random number of bytes from the server, and all at its end.
 async fn network(listener: TcpListener, server: SocketAddr, seed: u64, bytes: u64) {
-    let mut random = Random(seed);
+    let (mut random, mut connections) = (Random(seed), JoinSet::new());
     while let Ok((client, _)) = listener.accept().await {
         let mut left = random.next() % bytes;
-        tokio::spawn(async move {
+        connections.spawn(async move {
             let Ok(server) = TcpStream::connect(server).await else { return };
             let (mut from, mut to) = server.into_split();
             let (mut asks, mut gets) = client.into_split();
-            let up = tokio::spawn(async move { tokio::io::copy(&mut asks, &mut to).await });
+            let up = async move { tokio::io::copy(&mut asks, &mut to).await };
+            let _up = AbortOnDropHandle::new(tokio::spawn(up));
             let mut buffer = vec![0; 4096];
             while left > 0 {
                 match from.read(&mut buffer).await {
@@ -188,7 +192,6 @@ async fn network(listener: TcpListener, server: SocketAddr, seed: u64, bytes: u6
                     _ => break,
                 }
             }
-            up.abort();
         });
     }
 }
@@ -205,6 +208,7 @@ impl Cache for FakeNode {
         let spec = crate::DatasetSpec {
             uri: spec.uri,
             segment_bytes: Some(spec.segment_bytes),
+            objects: spec.objects,
             ..Default::default()
         };
         let now = Dataset::open(&Access::direct(Default::default())?, &spec).await?;

@@ -92,9 +92,17 @@ impl World {
 
     /// Writes other rows over the first object.
     pub fn overwrite(&self) {
+        self.put("part-000.parquet");
+    }
+
+    /// Adds an object behind the others.
+    pub fn add(&self) {
+        self.put("part-999.parquet");
+    }
+
+    fn put(&self, name: &str) {
         let other = World::new(&[77]);
-        let name = "part-000.parquet";
-        std::fs::copy(other.folder.path().join(name), self.folder.path().join(name)).unwrap();
+        std::fs::copy(other.folder.path().join("part-000.parquet"), self.folder.path().join(name)).unwrap();
     }
 
     pub fn access(&self) -> Access {

@@ -5,15 +5,21 @@ use crate::parquet::chunks::FetchedRange;
 use crate::parquet::footer::Footer;
 use arrow::array::{
     Array, BinaryArray, FixedSizeListArray, Float32Array, Int16Array, Int64Array, LargeBinaryArray,
-    LargeStringArray, PrimitiveArray, StringArray, UInt8Array, UInt32Array,
+    LargeListArray, LargeStringArray, ListArray, PrimitiveArray, StringArray, StructArray,
+    TimestampMicrosecondArray, TimestampNanosecondArray, UInt8Array, UInt32Array,
 };
-use arrow::buffer::NullBuffer;
-use arrow::datatypes::{ArrowPrimitiveType, Field, Schema};
+use arrow::buffer::{NullBuffer, OffsetBuffer};
+use arrow::datatypes::{ArrowPrimitiveType, Field, Schema, TimeUnit};
 use bytes::Bytes;
+use forebay_proto::Kind;
 use parquet::arrow::ArrowWriter;
 use parquet::basic::{Compression, Encoding};
+use parquet::data_type::{Int96, Int96Type};
 use parquet::file::FOOTER_SIZE;
 use parquet::file::properties::{WriterProperties, WriterPropertiesBuilder, WriterVersion};
+use parquet::file::writer::SerializedFileWriter;
+use parquet::schema::parser::parse_message_type;
+use std::iter::repeat_n;
 
 fn list<T: ArrowPrimitiveType>(values: PrimitiveArray<T>, length: i32, nullable: bool) -> ArrayRef {
     let field = Arc::new(Field::new("item", T::DATA_TYPE, nullable));
@@ -31,20 +37,24 @@ fn task(columns: &[ArrayRef], group_rows: usize, properties: WriterPropertiesBui
     writer.write(&batch).unwrap();
     writer.close().unwrap();
     let bytes = Bytes::from(bytes);
+    (task_of(&bytes), bytes)
+}
+
+/// All columns of an object, as they are.
+fn task_of(bytes: &Bytes) -> DecodeTask {
     let n = bytes.len();
     let length = u32::from_le_bytes(bytes[n - 8..n - 4].try_into().unwrap()) as usize;
     let footer = Footer::parse(&bytes[n - FOOTER_SIZE - length..n - FOOTER_SIZE], n as u64, None).unwrap();
-    let rows = batch.num_rows() as u64;
-    let task = DecodeTask {
+    let rows = footer.row_groups().iter().map(|group| group.num_rows() as u64).sum();
+    DecodeTask {
         uri: "file:///x".into(),
         selection: None,
-        columns: (0..columns.len()).map(ColumnOrigin::Own).collect(),
+        columns: (0..footer.schema.fields().len()).map(ColumnOrigin::Own).collect(),
         schema: footer.schema.clone(),
         part: RowGroups { range: 0..footer.row_groups().len(), footer: Arc::new(footer), rows },
-        limit: u64::MAX,
+        limit: DecodeLimit::Announced(u64::MAX),
         decoded: AtomicU64::new(0),
-    };
-    (task, bytes)
+    }
 }
 
 /// The whole object as chunks.
@@ -91,7 +101,8 @@ fn both(columns: &[ArrayRef], fast: impl Fn(usize) -> bool) {
             let a = decode(&t, &bytes).unwrap();
             for (c, want) in columns.iter().enumerate() {
                 let field = t.schema.field(c);
-                let b = retype(t.general(&chunks, c, field).unwrap(), field.data_type()).unwrap();
+                let general = t.general(&chunks, c, field, &t.part.footer.arrow).unwrap();
+                let b = retype(general, field.data_type()).unwrap();
                 assert_eq!(a.column(c), &b, "column {c}, variant {i}");
                 assert_eq!(a.column(c).as_ref(), want.as_ref(), "column {c}, variant {i}");
             }
@@ -210,9 +221,37 @@ fn columns_are_dealt_evenly_and_each_once() {
 fn more_than_was_announced_is_not_held() {
     let column = list(Int64Array::from_iter_values(0..10_000), 1, false);
     let (mut t, bytes) = task(&[column.clone(), column], 7, WriterProperties::builder());
-    t.limit = 100_000;
+    t.limit = DecodeLimit::Announced(100_000);
     let e = decode(&t, &bytes).unwrap_err();
-    assert!(e.kind == forebay_proto::Kind::Corrupt && e.message.contains("footer announces"), "{e}");
+    assert!(e.kind == Kind::Corrupt && e.message.contains("footer announces"), "{e}");
+    t.decoded = AtomicU64::new(0);
+    t.limit = DecodeLimit::Memory(100_000);
+    let e = decode(&t, &bytes).unwrap_err();
+    assert!(e.kind == Kind::Invalid && e.message.contains("100000 bytes are left by segment_memory"), "{e}");
+}
+
+#[test]
+fn numbers_within_columns_are_counted_by_their_widths() {
+    let item = || Arc::new(Field::new("item", DataType::Int64, true));
+    let ones = || Arc::new(Int64Array::from(vec![1; 6400]));
+    let lists = ListArray::new(item(), OffsetBuffer::from_lengths(repeat_n(64, 100)), ones(), None);
+    let lists: ArrayRef = Arc::new(lists);
+    let large = LargeListArray::new(item(), OffsetBuffer::from_lengths(repeat_n(64, 100)), ones(), None);
+    let shorts: ArrayRef = Arc::new(Int16Array::from(vec![7; 100]));
+    let field = |name: &str, column: &ArrayRef| Arc::new(Field::new(name, column.data_type().clone(), true));
+    let both =
+        StructArray::from(vec![(field("a", &shorts), shorts.clone()), (field("b", &lists), lists.clone())]);
+    let texts: ArrayRef = Arc::new(StringArray::from(vec!["seven"; 100]));
+    let (t, bytes) = task(&[lists, Arc::new(large), Arc::new(both), texts], 100, WriterProperties::builder());
+    let group = &t.part.metadata()[0];
+    let bytes_of = |column| column_bytes(&t.part.footer, group, column);
+    assert_eq!(bytes_of(0), 100 * 4 + 6400 * 8);
+    assert_eq!(bytes_of(1), 100 * 8 + 6400 * 8);
+    assert_eq!(bytes_of(2), 100 * 2 + 100 * 4 + 6400 * 8);
+    assert_eq!(bytes_of(3), 100 * 8 + 500, "8 bytes a row, and the texts");
+    let stored: i64 = group.columns().iter().map(|chunk| chunk.uncompressed_size()).sum();
+    assert!(stored < 10_000, "{stored}");
+    decode(&t, &bytes).unwrap();
 }
 
 #[test]
@@ -227,4 +266,93 @@ fn pages_that_claim_far_more_than_the_footer_are_refused() {
     let lies = chunk.clone().into_builder().set_total_uncompressed_size(100).build().unwrap();
     let e = page_headers::check(&chunks, &lies).unwrap_err().to_string();
     assert!(e.contains("where the footer says 100"), "{e}");
+}
+
+#[test]
+fn pages_that_claim_more_values_than_the_footer_are_refused() {
+    for compression in [Compression::UNCOMPRESSED, Compression::ZSTD(Default::default())] {
+        let eight = list(Int64Array::from_iter_values(0..8), 8, false);
+        let properties = WriterProperties::builder().set_compression(compression);
+        let (task, bytes) = task(&[eight], 1, properties);
+        let (chunks, chunk) = (chunks_of(&bytes), task.part.metadata()[0].column(0));
+        page_headers::check(&chunks, chunk).unwrap();
+        let lies = chunk.clone().into_builder().set_num_values(1).build().unwrap();
+        let e = page_headers::check(&chunks, &lies).unwrap_err().to_string();
+        assert!(e.contains("8 values, where the footer says 1"), "{e}");
+    }
+}
+
+/// An object with a column of 96-bit timestamps, of seconds and nanoseconds within them, and its levels.
+fn int96(schema: &str, moments: &[(i64, i64)], levels: [&[i16]; 2]) -> Bytes {
+    let value = |(seconds, nanos): &(i64, i64)| {
+        let (day, within) = (seconds.div_euclid(86_400), seconds.rem_euclid(86_400) * 1_000_000_000 + nanos);
+        let mut value = Int96::new();
+        value.set_data(within as u32, (within >> 32) as u32, (day + 2_440_588) as u32);
+        value
+    };
+    let values: Vec<Int96> = moments.iter().map(value).collect();
+    let (schema, properties) = (Arc::new(parse_message_type(schema).unwrap()), WriterProperties::builder());
+    let mut bytes = Vec::new();
+    let mut writer = SerializedFileWriter::new(&mut bytes, schema, Arc::new(properties.build())).unwrap();
+    let mut group = writer.next_row_group().unwrap();
+    let mut column = group.next_column().unwrap().unwrap();
+    let [definition, repetition] = levels.map(|levels| (!levels.is_empty()).then_some(levels));
+    column.typed::<Int96Type>().write_batch(&values, definition, repetition).unwrap();
+    column.close().unwrap();
+    group.close().unwrap();
+    writer.close().unwrap();
+    bytes.into()
+}
+
+/// 9999-12-31T23:59:59.999999, 0001-01-01, and the beginning of 2024.
+const LAST: (i64, i64) = (253_402_300_799, 999_999_000);
+const FIRST: (i64, i64) = (-62_135_596_800, 0);
+const LATELY: (i64, i64) = (1_704_067_200, 5000);
+
+#[test]
+fn timestamps_of_96_bits_are_what_was_written_or_an_error() {
+    let flat = "message m { optional int96 t; }";
+    let read = |moments: &[(i64, i64)], levels: &[i16], wanted: DataType| {
+        let bytes = int96(flat, moments, [levels, &[]]);
+        let mut t = task_of(&bytes);
+        if &wanted != t.schema.field(0).data_type() {
+            t.columns = vec![ColumnOrigin::Adapted(0)];
+        }
+        t.schema = Arc::new(Schema::new(vec![Field::new("t", wanted, true)]));
+        decode(&t, &bytes).map(|batch| batch.column(0).clone())
+    };
+    let utc = || DataType::Timestamp(TimeUnit::Microsecond, Some("UTC".into()));
+    let nanos = || DataType::Timestamp(TimeUnit::Nanosecond, None);
+    let found = read(&[LAST, FIRST, LATELY], &[1, 0, 1, 1], utc()).unwrap();
+    let micros =
+        [Some(253_402_300_799_999_999), None, Some(-62_135_596_800_000_000), Some(1_704_067_200_000_005)];
+    let want = TimestampMicrosecondArray::from(micros.to_vec()).with_timezone("UTC");
+    assert_eq!(found.as_ref(), &want as &dyn Array);
+    let found = read(&[LATELY], &[1, 0], nanos()).unwrap();
+    let want = TimestampNanosecondArray::from(vec![Some(1_704_067_200_000_005_000), None]);
+    assert_eq!(found.as_ref(), &want as &dyn Array);
+    // In nanoseconds there are no such years, in microseconds there is no single nanosecond.
+    for (moment, wanted) in [(LAST, nanos()), (FIRST, nanos()), ((0, 1), utc())] {
+        let e = read(&[LATELY, moment], &[1, 1], wanted).unwrap_err();
+        assert!(e.kind == Kind::Invalid && e.message.contains("does not fit"), "{e}");
+        assert!(e.message.contains("'t'") && e.message.contains("--columns"), "{e}");
+    }
+}
+
+#[test]
+fn timestamps_of_96_bits_within_lists_are_too() {
+    let schema = "message m { optional group l (LIST) { repeated group list { optional int96 element; } } }";
+    let bytes = int96(schema, &[LAST, FIRST], [&[3, 2, 3, 0, 1], &[0, 1, 0, 0, 0]]);
+    let mut t = task_of(&bytes);
+    let utc = DataType::Timestamp(TimeUnit::Microsecond, Some("UTC".into()));
+    let element = Arc::new(Field::new("element", utc, true));
+    t.columns = vec![ColumnOrigin::Adapted(0)];
+    t.schema = Arc::new(Schema::new(vec![Field::new("l", DataType::List(element.clone()), true)]));
+    let found = decode(&t, &bytes).unwrap();
+    let micros = vec![Some(253_402_300_799_999_999), None, Some(-62_135_596_800_000_000)];
+    let micros = TimestampMicrosecondArray::from(micros).with_timezone("UTC");
+    let nulls = NullBuffer::from(vec![true, true, false, true]);
+    let want =
+        ListArray::new(element, OffsetBuffer::from_lengths([2, 1, 0, 0]), Arc::new(micros), Some(nulls));
+    assert_eq!(found.column(0).as_ref(), &want as &dyn Array);
 }

@@ -184,7 +184,7 @@ pub fn calls_of_nodes(arena: &Arena<'_>) -> anyhow::Result<Vec<Check>> {
         ("Holds", "a million segments", holds(guesses)),
         ("Copy", "from the node itself", copy),
         ("Learn", "a manifest", told.encode_to_vec()),
-        ("Version", "an object", v1::HeadObjectRequest { uri }.encode_to_vec()),
+        ("Version", "an object", v1::VersionRequest { uri, ..Default::default() }.encode_to_vec()),
         ("Load", "nothing", Vec::new()),
     ];
     let mut denied = Trials::of("who is no node may not ask what nodes ask");

@@ -1,6 +1,7 @@
 //! What the endpoint answers is what its store answers.
 
 use super::*;
+use std::time::Instant;
 
 #[test]
 fn the_endpoint_answers_as_its_store() {
@@ -15,6 +16,19 @@ fn the_endpoint_answers_as_its_store() {
     assert!(compared.requests >= 400, "{} requests", compared.requests);
     let shown = compared.unequal.iter().take(200).cloned().collect::<Vec<_>>().join("\n");
     assert!(compared.unequal.is_empty(), "{} of 2 x {}:\n{shown}", compared.unequal.len(), compared.requests);
+    gateway.server.stop();
+}
+
+#[test]
+fn gets_of_a_missing_key_cost_the_store_two_requests_a_second() {
+    let gateway = Gateway::start();
+    let (ask, began) = (S3Ask::new("GET", gateway.twins().target("none", "")), Instant::now());
+    for _ in 0..50 {
+        let reply = gateway.ask(&ask);
+        assert_eq!((reply.status, reply.code().as_deref()), (404, Some("NoSuchKey")));
+    }
+    let (asked, seconds) = (gateway.s3.take_log().len(), began.elapsed().as_secs() as usize);
+    assert!(asked <= 2 * (seconds + 2), "{asked} requests in {seconds} s");
     gateway.server.stop();
 }
 

@@ -1,6 +1,7 @@
 //! Slow stores, killed nodes, and objects that change while they are read.
 
 use super::*;
+use forebay_tests::harness::s3_client::{S3Ask, S3Client};
 use forebay_tests::harness::slow::{SlowProxy, Slowness};
 
 #[test]
@@ -142,6 +143,58 @@ fn what_is_written_is_seen_when_what_was_known_is_too_old() {
     std::thread::sleep(Duration::from_millis(5100));
     check("new", &get(&server, &uri, &[]), &new);
     server.stop();
+}
+
+/// Waits until something is so; soon, long before what a node knows is too old.
+fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let began = Instant::now();
+    while !is_so() {
+        assert!(began.elapsed() < Duration::from_secs(20), "{what}");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+#[test]
+fn what_is_written_is_seen_as_soon_as_a_reader_finds_it_changed() {
+    let s3 = S3Server::start();
+    let all = nodes_with(&s3, 2, |options| {
+        options
+            .args(["--s3-listen", "127.0.0.1:0", "--s3-public", &s3.uri("")])
+            .env(SMALL.0, SMALL.1)
+            .env("FOREBAY_OBJECTS__METADATA_AGE", "60s")
+    });
+    let (runtime, uri) = (runtime(), s3.uri("written"));
+    let ask = |node: &Server, at: usize| {
+        let endpoint = node.s3.clone().expect("it serves S3");
+        let client = S3Client { endpoint, key_id: String::new(), secret: String::new() };
+        let ask = S3Ask::new("GET", format!("/{}/written", s3.bucket));
+        let ask = ask.header("range", &format!("bytes={at}-{}", at + 9));
+        runtime.block_on(client.send_unsigned(&ask)).expect("an answer")
+    };
+    let write = |n: usize| (100_000 * n, put(&s3, "written", n as u64, 500_000));
+    let (_, old) = write(0);
+    assert!(ask(&all[0], 0).body == old[..10]);
+    // One node keeps the object's metadata, the other one asks it; no block that is asked for is held.
+    for (n, node) in (1..).zip(&all) {
+        let (at, new) = write(n);
+        until("the new bytes by the endpoint", || {
+            let reply = ask(node, at);
+            reply.status == 206 && reply.body == new[at..at + 10]
+        });
+    }
+    for (n, node) in (3..).zip(&all) {
+        let (at, new) = write(n);
+        let range = format!("{at}-{}", at + 9);
+        until("the new bytes by the command", || {
+            let ended = cached(node, &["get", &uri, "-r", &range]).end();
+            let is_read = ended.code == Some(0);
+            assert!(is_read || ended.stderr.contains("was overwritten while it was read"), "{ended:?}");
+            is_read && ended.stdout == new[at..at + 10]
+        });
+    }
+    let heads = asked(&s3.take_log()).0;
+    assert!(heads <= 5, "{heads} HEADs for five versions");
+    all.into_iter().for_each(Server::stop);
 }
 
 #[test]

@@ -2,9 +2,11 @@
 
 use super::super::*;
 use super::world::{Dataset, Run, SEGMENT_BYTES, World};
-use arrow::array::{ArrayRef, ListArray, RecordBatch};
-use arrow::datatypes::Int64Type;
+use arrow::array::{Array, ArrayRef, FixedSizeListArray, ListArray, RecordBatch};
+use arrow::buffer::OffsetBuffer;
+use arrow::datatypes::{DataType, Field};
 use forebay_dataset::Urgency;
+use std::iter::repeat_n;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 use tokio::task::JoinHandle;
@@ -42,12 +44,14 @@ async fn nothing_is_prefetched_that_no_directory_could_hold() {
     drop(stream);
 }
 
-/// 2,000 lists of 200 numbers, all the same: a dictionary has one entry, and the footer says nothing of
-/// lists' sizes.
+/// 2,000 lists of one list of 200 numbers that is null: its place takes as much as its numbers would, and the
+/// footer counts none.
 fn larger_than_said() -> RecordBatch {
-    let rows = (0..2000).map(|_| Some(vec![Some(7); 200]));
-    let lists: ArrayRef = Arc::new(ListArray::from_iter_primitive::<Int64Type, _, _>(rows));
-    RecordBatch::try_from_iter([("lists", lists)]).unwrap()
+    let item = |data_type| Arc::new(Field::new("item", data_type, true));
+    let nulls = FixedSizeListArray::new_null(item(DataType::Int64), 200, 2000);
+    let offsets = OffsetBuffer::from_lengths(repeat_n(1, 2000));
+    let lists = ListArray::new(item(nulls.data_type().clone()), offsets, Arc::new(nulls), None);
+    RecordBatch::try_from_iter([("lists", Arc::new(lists) as ArrayRef)]).unwrap()
 }
 
 #[tokio::test]
