@@ -7,21 +7,24 @@ the run stops after that number; started again, it goes on with the very next ba
 """
 
 import os
+import random
 import sys
 
 import torch
 
 import forebay.torch
 
-EPOCHS = 2
+EPOCHS, SEED = 2, 1
 
 
 def augmented(batch: forebay.torch.Batch) -> tuple[torch.Tensor, torch.Tensor]:
-    """Shifts the images, by chance that the batch's place determines: a resumed run sees the same images."""
-    chance = torch.Generator().manual_seed(batch.epoch << 32 | batch.step)
+    """Shifts each image by chance that follows from seed, epoch and sample: whatever rank and batch it is in, and after a
+    resume too, it is the same."""
     image = batch["image"].float().reshape(-1, 28, 28) / 255
-    right, down = torch.randint(-2, 3, [2], generator=chance).tolist()
-    return image.roll((down, right), (1, 2)).flatten(1), batch["label"]
+    for row, sample in enumerate(batch.sample_ids.tolist()):
+        chance = random.Random(f"{SEED} {batch.epoch} {sample}")
+        image[row] = image[row].roll((chance.randint(-2, 2), chance.randint(-2, 2)), (0, 1))
+    return image.flatten(1), batch["label"]
 
 
 def main(uri: str, checkpoint: str, steps: int | None) -> None:
@@ -29,7 +32,7 @@ def main(uri: str, checkpoint: str, steps: int | None) -> None:
     model = torch.nn.Sequential(torch.nn.Linear(28 * 28, 32), torch.nn.ReLU(), torch.nn.Linear(32, 10))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     loader = forebay.torch.Loader(
-        uri, batch_size=256, seed=1, columns=["image", "label"], transform=augmented, threads=2
+        uri, batch_size=256, seed=SEED, columns=["image", "label"], transform=augmented, threads=2
     )
     if os.path.exists(checkpoint):
         saved = torch.load(checkpoint, weights_only=True)
@@ -54,4 +57,5 @@ def main(uri: str, checkpoint: str, steps: int | None) -> None:
     loader.close()
 
 
-main(sys.argv[1], sys.argv[2], int(sys.argv[3]) if len(sys.argv) > 3 else None)
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]) if len(sys.argv) > 3 else None)

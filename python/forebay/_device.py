@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass
 from threading import Lock
 from typing import Any
@@ -52,7 +53,7 @@ class Device:
         if self.device.type == "cpu":
             return Sent(value, None)
         if self._copies is None:
-            return Sent(_each(value, lambda tensor: tensor.to(self.device)), None)
+            return Sent(moved(value, self.device), None)
         # Torch gives its own pinned memory to nobody else before the copies out of it are through.
         with torch.cuda.stream(self._copies):
             try:
@@ -119,24 +120,37 @@ def _checked(device: str | torch.device) -> torch.device:
     return torch.device("cuda", index)
 
 
+def moved(value: Any, device: str | int | torch.device, non_blocking: bool = False) -> Any:
+    """The same with all tensors within it on a device."""
+    return _each(value, lambda tensor: tensor.to(device, non_blocking=non_blocking))
+
+
 def _pinned(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.pin_memory() if tensor.device.type == "cpu" else tensor
 
 
 def _each(value: Any, f: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """The same with `f` of each tensor: within dicts, lists and tuples, and what keeps them as attributes of a batch."""
+    """The same with `f` of each tensor: within mappings, lists and tuples, and the mask of a batch."""
     if isinstance(value, torch.Tensor):
         return f(value)
-    if isinstance(value, dict):
-        made = type(value)({name: _each(item, f) for name, item in value.items()})
-        # Of a Batch. Sample numbers stay where programs look at them.
-        attributes = getattr(value, "__dict__", {})
-        getattr(made, "__dict__", {}).update(attributes)
-        if attributes.get("mask") is not None:
-            made.__dict__["mask"] = _each(attributes["mask"], f)
-        return made
+    if isinstance(value, Mapping):
+        return _mapping(value, {name: _each(item, f) for name, item in value.items()}, f)
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return type(value)(*(_each(item, f) for item in value))
     if isinstance(value, list | tuple):
         return type(value)(_each(item, f) for item in value)
     return value
+
+
+def _mapping(value: Mapping[Any, Any], items: dict[Any, Any], f: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """A mapping of the same type and attributes with other items; a dict where its items cannot be set."""
+    if not isinstance(value, MutableMapping):
+        return items
+    made = copy.copy(value)
+    for name, item in items.items():
+        made[name] = item
+    # Of a Batch. Sample numbers stay where programs look at them.
+    attributes = getattr(made, "__dict__", {})
+    if isinstance(attributes.get("mask"), torch.Tensor):
+        attributes["mask"] = f(attributes["mask"])
+    return made

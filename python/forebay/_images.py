@@ -32,8 +32,9 @@ class Image:
     """Side of the square, in pixels, at most 4096; unset, 224, or a square raw image's own side."""
     _: KW_ONLY
     augment: Literal["crop", "shift", "flip"] | None = None
-    """"crop": a part of the image, at least `crop_share` of it, resized. "shift": the whole image, moved by up to an
-    eighth. "flip": the whole image. Each is mirrored half of the time. None: the middle square, for an evaluation."""
+    """"crop": a part of the image, at least `crop_share` of it, resized. "shift": a square of 7/8 of the shorter side, at a
+    random place in the middle square. "flip": the middle square. Each is mirrored half of the time. None: the middle
+    square, for an evaluation."""
     crop_share: float = 0.08
     """Least share of the area that "crop" leaves of an image."""
     grey: bool = False
@@ -119,5 +120,11 @@ def _floats(pixels: torch.Tensor, image: Image) -> torch.Tensor:
     floats = pixels.to(torch.float32)
     if image.mean is None or image.std is None:
         return floats.div_(_BYTE).to(image.dtype)
-    mean, std = (torch.tensor([_BYTE * value for value in values]).view(1, -1, 1, 1) for values in (image.mean, image.std))
+    mean, std = _of_channels(image.mean), _of_channels(image.std)
     return floats.sub_(mean).div_(std).to(image.dtype)
+
+
+def _of_channels(values: Sequence[float]) -> torch.Tensor:
+    """Whatever torch's defaults for types and devices are."""
+    scaled = [_BYTE * value for value in values]
+    return torch.tensor(scaled, dtype=torch.float32, device="cpu").view(1, -1, 1, 1)

@@ -78,7 +78,8 @@ class Run:
         opened = open_dataset(dataset, columns=columns) if isinstance(dataset, str) else dataset
         if columns is not None and not isinstance(dataset, str):
             opened = opened.select(columns)
-        self.rank, self.world, said_by = rank_and_world(rank, world)
+        self._found = rank_and_world(rank, world)
+        self.rank, self.world, said_by = self._found
         if (batch_size is None) == (global_batch is None):
             raise InvalidError("pass one of batch_size= (rows of each rank) and global_batch= (rows of all ranks together)")
         whole("world", self.world, least=1, bits=32)
@@ -118,6 +119,7 @@ class Run:
 
     def _begin(self) -> int:
         """Begins an iteration: of the rest of an epoch that was resumed, or of the next one."""
+        self._found.check()
         if self._begun:
             # The epoch was left early.
             self._stop()

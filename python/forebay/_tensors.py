@@ -219,11 +219,12 @@ def _bytes(column: Column, filler: Any) -> Ragged:
 
 _BINARIES = {"list": _values, "views": _views, "raw": _bytes}
 
-_NO_BYTES = torch.empty(0, dtype=torch.uint8)
+# Here and below the device is named: torch's default device may be another one.
+_NO_BYTES = torch.empty(0, dtype=torch.uint8, device="cpu")
 
 
 def _joined(rows: list[torch.Tensor]) -> Ragged:
-    lengths = torch.tensor([0, *map(len, rows)])
+    lengths = torch.tensor([0, *map(len, rows)], dtype=torch.int64, device="cpu")
     return Ragged(torch.cat(rows) if rows else _NO_BYTES, lengths.cumsum(0))
 
 
@@ -232,7 +233,7 @@ def _list(column: Column, values: torch.Tensor, filler: Any) -> torch.Tensor:
     if not isinstance(filler, list | tuple) or (filler and values.dim() > 1):
         raise _unfit(column, filler, "[]" if values.dim() > 1 else "a list, such as []")
     numbers = [_number(column, values, number) for number in filler]
-    return torch.tensor(numbers, dtype=values.dtype) if numbers else values[:0]
+    return torch.tensor(numbers, dtype=values.dtype, device="cpu") if numbers else values[:0]
 
 
 def _unfit(column: Column, filler: object, wanted: str) -> InvalidError:

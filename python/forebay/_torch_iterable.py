@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, TypedDict, Unpack
+from typing import Any, NotRequired, TypedDict, Unpack
 
 import torch
 import torch.utils.data
@@ -16,11 +16,13 @@ from forebay._torch_loader import Batch, Loader, LoaderOptions
 
 
 class IterableState(TypedDict):
-    """Where an iteration stands: from where it began, and how many batches this process has given of it since."""
+    """Where an iteration stands: from where it began, and how many batches this process has given of it since, of how many
+    rows on all ranks together."""
 
     began: State
     batches: int
     workers: int
+    global_batch: NotRequired[int]
 
 
 class IterableDataset(torch.utils.data.IterableDataset[Batch]):
@@ -43,6 +45,7 @@ class IterableDataset(torch.utils.data.IterableDataset[Batch]):
         self._loader: Loader[Batch] | None = None
         loader: Loader[Batch] = Loader(dataset, **options)
         self._data = loader.data
+        self._found, self._global_batch = loader._found, loader.global_batch
         self._options: dict[str, Any] = {**options, "rank": loader.rank, "world": loader.world}
         self._options.pop("columns", None)
         self._steps = len(loader)
@@ -50,6 +53,8 @@ class IterableDataset(torch.utils.data.IterableDataset[Batch]):
         # Of this process's share of the iteration that is under way, or was loaded.
         self._batches = 0
         self._resumed = False
+        # Whether this process, a worker, has begun to read that share, which may be empty.
+        self._begun = False
         # Copies that were made for workers since the epoch was set, and which of them this is.
         self._copies = 0
         self._copy: int | None = None
@@ -76,32 +81,56 @@ class IterableDataset(torch.utils.data.IterableDataset[Batch]):
     def state_dict(self) -> IterableState:
         """Where this process's share of the iteration stands, after the batch that it gave last."""
         if self._loader is not None:
-            return {"began": self._loader.state_dict(), "batches": 0, "workers": 1}
-        return {"began": self._began, "batches": self._batches, "workers": _worker()[1]}
+            began, batches, workers = self._loader.state_dict(), 0, 1
+        else:
+            began, batches, workers = self._began, self._batches, _worker()[1]
+        return {"began": began, "batches": batches, "workers": workers, "global_batch": self._global_batch}
 
     def load_state_dict(self, state: IterableState) -> None:
-        """The next iteration goes on there: in as many workers, or without any from a state without any."""
-        began, self._batches = state["began"], state["batches"]
-        if state["workers"] != _worker()[1]:
-            raise InvalidError(f"the state is of {state['workers']} workers, this DataLoader has {_worker()[1]}")
+        """The next iteration goes on there: in as many workers and with as many rows in a step of all ranks, or without
+        workers from a state without any, with any batch size."""
+        began, batches = state["began"], state["batches"]
+        self._check_workers(state["workers"], batches)
+        # A worker does not know how many rows the others have given.
+        if batches and state.get("global_batch") != self._global_batch:
+            rows = state.get("global_batch", "an unknown number of")
+            raise InvalidError(
+                f"the state is of workers in the middle of an iteration, with {rows} rows in a step of all ranks together; here "
+                f"steps have {self._global_batch} rows: choose batch_size= (or global_batch=) so that batch_size x ranks is as it "
+                "was, or use a forebay.torch.Loader, whose state takes any"
+            )
         # Checks it.
         self._one(began).close()
-        self._began, self._resumed, self._copies = began, True, 0
+        self._began, self._batches, self._resumed, self._begun = began, batches, True, False
+        # In a worker: it is told where to go on.
+        self._copies, self._copy = 0, None
         if self._loader is not None:
             self._loader.load_state_dict(began)
 
+    def _check_workers(self, saved: int, batches: int) -> None:
+        here = _worker()[1]
+        if saved != here:
+            raise InvalidError(f"the state is of {saved} workers, this DataLoader has {here}")
+        if batches and torch.utils.data.get_worker_info() is None:
+            raise InvalidError("the state is of a worker process, this is none: resume with num_workers=1")
+
     def __iter__(self) -> Iterator[Batch]:
         refuse_sharding(self._options["world"])
+        self._found.check()
         worker, workers = _worker()
         if torch.utils.data.get_worker_info() is None:
             return self._here()
-        if self._copy is not None and self._copy >= workers and not self._resumed:
+        if self._copy is not None and self._copy >= workers:
             raise InvalidError(
                 f"epoch {self._began['epoch']} was given to workers before: call set_epoch() of this dataset before each "
                 "iteration over the DataLoader"
             )
-        # A later iteration in this process is the next epoch.
+        # A later iteration in this process is the next epoch, also in a state of before its first batch.
         self._copy = None
+        if self._begun:
+            # The iteration before was left, or has ended.
+            self._place(self._began["epoch"] + 1)
+        self._begun, self._resumed = True, False
         return self._share(worker, workers)
 
     def _here(self) -> Iterator[Batch]:
@@ -113,11 +142,6 @@ class IterableDataset(torch.utils.data.IterableDataset[Batch]):
     def _share(self, worker: int, workers: int) -> Iterator[Batch]:
         """Every n-th step from where the iteration began, without those that were given already."""
         began, given = self._began, self._batches
-        if not self._resumed and given:
-            # The iteration before was left, or has ended.
-            self._place(began["epoch"] + 1)
-            began, given = self._began, 0
-        self._resumed = False
         with self._one(began) as plain:
             batch, left, done = plain.global_batch, plain.steps_left, began["samples_done"]
             samples = self._data._core.epoch_samples
@@ -160,11 +184,12 @@ class IterableDataset(torch.utils.data.IterableDataset[Batch]):
     def _place(self, epoch: int) -> None:
         run = self._one(self._began)
         run.set_epoch(epoch)
-        self._began, self._batches, self._resumed = run.state_dict(), 0, False
+        self._began, self._batches, self._resumed, self._begun = run.state_dict(), 0, False, False
 
     def __getstate__(self) -> dict[str, Any]:
-        # Who reads is not to be seen in a worker process, which this is about to be a copy in.
+        # Who reads, and as which rank, is not to be seen in a worker process, which this is about to be a copy in.
         refuse_sharding(self._options["world"])
+        self._found.check()
         copy = {**self.__dict__, "_copy": self._copies, "_copies": 0, "_loader": None}
         if self._loader is not None:
             copy["_began"] = self._loader.state_dict()

@@ -9,7 +9,7 @@ import torch
 
 import forebay
 from forebay._dataset import Dataset
-from forebay._device import Device
+from forebay._device import Device, moved
 from forebay._images import Image
 from forebay._loader import BatchLoader
 from forebay._run import RunOptions
@@ -37,6 +37,12 @@ class Batch(dict[str, Any]):
     """`[rows]` of int64: the number of each row in the dataset, in file order."""
     mask: torch.Tensor | None
     """`[rows]` of bool, False for padding; None when no row is padding."""
+
+    def to(self, device: str | int | torch.device, non_blocking: bool = False) -> Batch:
+        """The same with its tensors and its mask on a device; `sample_ids` stay where they are. Lightning and accelerate
+        move a batch by this."""
+        batch: Batch = moved(self, device, non_blocking)
+        return batch
 
 
 class LoaderOptions(RunOptions, TensorOptions, total=False):

@@ -122,7 +122,8 @@ def _joined_column(parts: list[Any]) -> Any:
     if isinstance(parts[0], list):
         return [value for part in parts for value in part]
     if isinstance(parts[0], Ragged):
-        ends = torch.tensor([0, *(len(part.values) for part in parts)]).cumsum(0)
+        lengths = [0, *(len(part.values) for part in parts)]
+        ends = torch.tensor(lengths, dtype=torch.int64, device="cpu").cumsum(0)
         starts = [part.offsets[:-1] + end for part, end in zip(parts, ends[:-1], strict=True)]
         return Ragged(torch.cat([part.values for part in parts]), torch.cat([*starts, ends[-1:]]))
     width = max(part.shape[1] for part in parts) if parts[0].dim() > 1 else 0

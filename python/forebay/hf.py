@@ -60,11 +60,11 @@ class TrainerMixin:
         """Trains, from a checkpoint if one is given, or from the last one if it is True. The loader goes on from its state.
 
         Raises `NotFoundError` for a checkpoint without such a state, `InvalidError` for one of a run whose updates have other
-        rows.
+        rows, and what `Trainer` raises where it is True and there is no checkpoint.
         """
         trainer: Any = self
-        found = resume_from_checkpoint
-        checkpoint = get_last_checkpoint(trainer.args.output_dir) if found is True else found or None
+        wanted = resume_from_checkpoint
+        checkpoint = get_last_checkpoint(trainer.args.output_dir) if wanted is True else wanted or None
         self._train_batches.skipped = 0
         if checkpoint is not None:
             loader, state = self._train_loader, _state(checkpoint)
@@ -72,7 +72,7 @@ class TrainerMixin:
             loader.load_state_dict(state)
             self._train_batches.skipped = len(loader) - loader.steps_left
         base: Any = super()
-        return base.train(checkpoint, *args, **kwargs)
+        return base.train(checkpoint or (True if wanted is True else None), *args, **kwargs)
 
 
 class _Batches(torch.utils.data.IterableDataset[Any]):
@@ -145,8 +145,10 @@ class _Saves(transformers.TrainerCallback):
         self._loader = loader
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Where the rest of the checkpoint is written: by one process, or by one of each node (`save_on_each_node`)."""
         folder = Path(args.output_dir, f"checkpoint-{state.global_step}")
-        if state.is_world_process_zero and folder.is_dir():
-            partial = folder / (STATE_FILE + ".partial")
+        if args.should_save and folder.is_dir():
+            # Nodes may share a disk after all.
+            partial = folder / f"{STATE_FILE}.{os.getpid()}.partial"
             partial.write_text(json.dumps({**self._loader.state_dict(), _UPDATES: _updates(self._loader, args)}))
             os.replace(partial, folder / STATE_FILE)

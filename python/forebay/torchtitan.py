@@ -65,7 +65,7 @@ class DataLoader(BaseDataLoader):
                         f"{self._length - 1} takes lists of {self._length} integers: set training.seq_len, or another column"
                     )
                 tokens = tokens.long()
-                positions = torch.arange(self._length - 1).expand(len(tokens), -1)
+                positions = torch.arange(self._length - 1, device=tokens.device).expand(len(tokens), -1)
                 yield {"input": tokens[:, :-1], "positions": positions}, tokens[:, 1:]
             if not self._infinite:
                 return

@@ -73,6 +73,32 @@ def test_persistent_workers_go_on(cluster: Cluster) -> None:
         assert [numbers(batch) for batch in loader] == expected(cluster, epoch, batch_size=50)
 
 
+def test_persistent_workers_that_had_nothing_left_to_read_go_on(cluster: Cluster) -> None:
+    """Of an epoch's last two steps two of four workers get none."""
+    plain = forebay.torch.Loader(cluster.dataset(), batch_size=50, **SETTINGS)
+    for _ in zip(range(10), plain, strict=False):
+        pass
+    data = iterable(cluster, batch_size=50)
+    data.load_state_dict({"began": plain.state_dict(), "batches": 0, "workers": 1})
+    loader = DataLoader(data, num_workers=4, persistent_workers=True, **SPAWNED)
+    assert [numbers(batch) for batch in loader] == expected(cluster, 0, batch_size=50)[10:]
+    for epoch in [1, 2]:
+        assert [numbers(batch) for batch in loader] == expected(cluster, epoch, batch_size=50)
+
+
+def test_workers_refuse_to_repeat_the_rest_of_an_epoch(cluster: Cluster) -> None:
+    plain = forebay.torch.Loader(cluster.dataset(), batch_size=100, **SETTINGS)
+    next(iter(plain))
+    data = iterable(cluster, batch_size=100)
+    data.load_state_dict({"began": plain.state_dict(), "batches": 0, "workers": 1})
+    loader = DataLoader(data, num_workers=2, **SPAWNED)
+    assert [numbers(batch) for batch in loader] == expected(cluster, 0, batch_size=100)[1:]
+    with pytest.raises(forebay.InvalidError, match="call set_epoch"):
+        list(loader)
+    data.set_epoch(1)
+    assert [numbers(batch) for batch in loader] == expected(cluster, 1, batch_size=100)
+
+
 def test_forked_workers_are_refused_with_advice(cluster: Cluster) -> None:
     for data in [iterable(cluster, batch_size=50), forebay.torch.MapDataset(cluster.dataset(columns=["id"]))]:
         batch: dict[str, Any] = {"batch_size": None} if isinstance(data, forebay.torch.IterableDataset) else {}
@@ -81,8 +107,8 @@ def test_forked_workers_are_refused_with_advice(cluster: Cluster) -> None:
             next(iter(loader))
 
 
-def stateful(cluster: Cluster, workers: int) -> tuple[Any, Any]:
-    data = iterable(cluster, batch_size=50)
+def stateful(cluster: Cluster, workers: int, **settings: Any) -> tuple[Any, Any]:
+    data = iterable(cluster, **(settings or {"batch_size": 50}))
     context = {"multiprocessing_context": "forkserver"} if workers else {}
     return StatefulDataLoader(data, batch_size=None, num_workers=workers, **context), data
 
@@ -101,6 +127,78 @@ def test_a_stateful_data_loader_resumes_exactly(cluster: Cluster, workers: int, 
         data.set_epoch(1)
         done += [numbers(batch) for batch in resumed]
     assert done == whole
+
+
+def stopped_after_seven(cluster: Cluster, workers: int) -> Any:
+    loader, _ = stateful(cluster, workers)
+    for _ in zip(range(7), loader, strict=False):
+        pass
+    return loader.state_dict()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_stateful_data_loader_resumes_exactly_with_other_batches_or_not_at_all(cluster: Cluster, workers: int) -> None:
+    """A worker knows what it has given itself, in steps; without workers the state is the loader's."""
+    resumed, _ = stateful(cluster, workers, batch_size=100)
+    resumed.load_state_dict(stopped_after_seven(cluster, workers))
+    if workers:
+        with pytest.raises(forebay.InvalidError, match="with 50 rows in a step of all ranks .* here steps have 100 rows"):
+            next(iter(resumed))
+    else:
+        # Within a batch rows stand by segments.
+        order = [row for _, ids, _, _ in expected(cluster, 0, batch_size=50) for row in ids]
+        assert [sorted(batch["id"].tolist()) for batch in resumed] == [sorted(order[350:450]), sorted(order[450:550])]
+
+
+def test_a_state_of_workers_resumes_on_another_number_of_ranks(cluster: Cluster) -> None:
+    state = stopped_after_seven(cluster, 2)
+    found: list[list[list[int]]] = []
+    for rank in range(2):
+        resumed, _ = stateful(cluster, 2, batch_size=25, rank=rank, world=2)
+        resumed.load_state_dict(state)
+        found.append([batch["id"].tolist() for batch in resumed])
+    # Within a batch rows stand by segments.
+    rest = [sorted(ids) for _, ids, _, _ in expected(cluster, 0, batch_size=50)[7:]]
+    assert [sorted(left + right) for left, right in zip(*found, strict=True)] == rest
+
+
+def test_a_state_from_an_epoch_s_beginning_is_of_that_epoch(cluster: Cluster) -> None:
+    """Also of a persistent worker that has not given any batch of it."""
+    data = iterable(cluster, batch_size=50)
+    loader: Any = StatefulDataLoader(data, num_workers=2, persistent_workers=True, **SPAWNED)
+    assert [numbers(batch) for batch in loader] == expected(cluster, 0, batch_size=50)
+    first = numbers(next(iter(loader)))
+    resumed, _ = stateful(cluster, 2)
+    resumed.load_state_dict(loader.state_dict())
+    assert [first, *map(numbers, resumed)] == expected(cluster, 1, batch_size=50)
+
+
+def test_a_worker_s_state_needs_a_worker(cluster: Cluster) -> None:
+    data = iterable(cluster, batch_size=50)
+    before = data.state_dict()
+    for batches, workers, message in [(3, 1, "the state is of a worker process"), (0, 2, "the state is of 2 workers")]:
+        with pytest.raises(forebay.InvalidError, match=message):
+            data.load_state_dict({**before, "batches": batches, "workers": workers})
+        assert data.state_dict() == before
+
+
+def test_ranks_that_were_found_too_early_are_refused(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In this process, before workers get their copies, and in a process that got a copy."""
+    data, told = iterable(cluster, batch_size=50), iterable(cluster, batch_size=50, rank=0, world=1)
+    sampler = forebay.torch.Sampler(cluster.dataset(), batch_size=50, **SETTINGS)
+    copy = pickle.loads(pickle.dumps(data))
+    for name, answer in {"is_initialized": True, "get_rank": 1, "get_world_size": 2}.items():
+        monkeypatch.setattr(torch.distributed, name, lambda *_, answer=answer: answer)
+    tries: list[Callable[[], object]] = [
+        lambda: iter(data),
+        lambda: iter(copy),
+        lambda: iter(sampler),
+        lambda: pickle.dumps(data),
+    ]
+    for attempt in tries:
+        with pytest.raises(forebay.InvalidError, match="make it after init_process_group"):
+            attempt()
+    assert next(iter(pickle.loads(pickle.dumps(told)))).step == 0
 
 
 def test_rows_by_number(cluster: Cluster, table: pa.Table) -> None:

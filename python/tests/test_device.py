@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import UserDict, defaultdict
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import pytest
@@ -12,6 +14,7 @@ import forebay
 torch = needs("torch")
 
 import forebay.torch
+from forebay._device import Device
 from forebay.torch import Image
 
 SETTINGS: dict[str, Any] = {"global_batch": 70, "seed": 3, "shuffle": 2, "ending": "pad"}
@@ -63,6 +66,42 @@ def test_what_a_transform_returns_arrives(cluster: Cluster) -> None:
         assert type(made) is Pair and made.first.device.type == "meta"
         (doubled, text), fields, nothing = made.second
         assert {doubled.device.type, fields["image"].device.type} == {"meta"} and (text, nothing) == ("text", None)
+
+
+def test_what_a_batch_says_of_itself_comes_along(cluster: Cluster) -> None:
+    """By whatever moves it: Lightning, accelerate, or the loop."""
+    from accelerate.utils import send_to_device
+    from lightning.fabric.utilities import move_data_to_device
+
+    meta = torch.device("meta")
+    for batch in forebay.torch.Loader(cluster.dataset(columns=COLUMNS), ragged="raw", **SETTINGS):
+        ways = [move_data_to_device(batch, meta), send_to_device(batch, meta), batch.to("meta", non_blocking=True)]
+        for moved in ways:
+            assert type(moved) is forebay.torch.Batch and (moved.epoch, moved.step) == (batch.epoch, batch.step)
+            assert torch.equal(moved.sample_ids, batch.sample_ids) and moved["name"] == batch["name"]
+            tensors = [moved["id"], *moved["tags"], *moved["place"].values()]
+            assert {tensor.device.type for tensor in tensors} == {"meta"}
+            assert (moved.mask is None) == (batch.mask is None)
+            assert moved.mask is None or moved.mask.device.type == "meta"
+        assert batch["id"].device.type == "cpu"
+    assert batch.mask is not None and batch.mask.device.type == "cpu"
+
+
+def test_mappings_of_any_type_arrive() -> None:
+    """Those whose items can be set keep their type and attributes, and what was sent stays as it was."""
+    from transformers import BatchEncoding
+
+    tensor = torch.zeros(2)
+    noted: Any = UserDict(x=tensor, name="a")
+    noted.source = "here"
+    lists, encoding = defaultdict(list, x=[tensor]), BatchEncoding({"x": tensor}, n_sequences=1)
+    sent = [noted, lists, encoding, MappingProxyType({"x": tensor})]
+    made = Device("meta").send(sent).value
+    assert [type(mapping) for mapping in made] == [UserDict, defaultdict, BatchEncoding, dict]
+    assert {mapping["x"].device.type for mapping in [made[0], made[2], made[3]]} == {"meta"}
+    assert (made[0]["name"], made[0].source, made[2].n_sequences) == ("a", "here", 1)
+    assert made[1]["x"][0].device.type == "meta" and made[1]["none"] == []
+    assert all(mapping["x"] is tensor for mapping in [noted, encoding]) and lists == {"x": [tensor]}
 
 
 def test_images_arrive(cluster: Cluster) -> None:

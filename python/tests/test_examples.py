@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import re
+import runpy
 import shutil
 import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import BIN, Cluster, needs
@@ -96,6 +99,26 @@ def test_transforms_resumed_are_as_if_never_stopped(cluster: Cluster, tmp_path: 
     assert alone(cluster, "train.py", tmp_path / "stopped") == straight
     one, other = (torch.load(tmp_path / name, weights_only=True)["model"] for name in ["straight", "stopped"])
     assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_chance_follows_from_seed_epoch_and_sample_alone() -> None:
+    """Two ranks' batches of one step differ though their images are the same; a row is shifted alike in every batch."""
+    torch = needs("torch")
+    from forebay.torch import Batch
+
+    augmented = runpy.run_path(str(EXAMPLES / "train.py"), run_name="train")["augmented"]
+
+    def shifted(samples: Sequence[int], epoch: int = 0) -> Any:
+        image = torch.arange(28 * 28).repeat(len(samples), 1).remainder(256).to(torch.uint8)
+        batch = Batch(image=image, label=torch.zeros(len(samples), dtype=torch.int64))
+        batch.epoch, batch.step, batch.sample_ids, batch.mask = epoch, 0, torch.tensor(samples), None
+        return augmented(batch)[0]
+
+    whole, ranks = shifted(range(32)), [shifted(range(16)), shifted(range(16, 32))]
+    assert not torch.equal(ranks[0], ranks[1]) and torch.equal(torch.cat(ranks), whole)
+    assert torch.equal(shifted([31, 4, 17]), whole[[31, 4, 17]])
+    assert torch.equal(shifted(range(32)), whole) and not torch.equal(shifted(range(32), epoch=1), whole)
+    assert len({tuple(row.tolist()) for row in whole}) > 8, "each row is shifted by itself"
 
 
 def test_stateful_data_loaders_give_one_order_in_all_ways(cluster: Cluster, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -117,6 +118,30 @@ def test_checkpoints_that_tell_no_place(cluster: Cluster, tmp_path: Path) -> Non
     state.unlink()
     with pytest.raises(forebay.NotFoundError, match="saved without"):
         trained(cluster, tmp_path, 50, 5, resumed=True)
+
+
+def test_the_last_checkpoint_of_none_is_an_error_of_transformers(cluster: Cluster, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="No valid checkpoint found in output directory"):
+        trained(cluster, tmp_path, 50, 5, resumed=True)
+
+
+def test_the_state_is_where_the_checkpoint_is(cluster: Cluster, tmp_path: Path) -> None:
+    """With `save_on_each_node` another process than the world's first writes a node's checkpoint."""
+    loader = forebay.torch.Loader(cluster.dataset(columns=["id", "x"]), batch_size=50)
+    saves, state = forebay.hf._Saves(loader), SimpleNamespace(global_step=1, is_world_process_zero=False)
+    args = SimpleNamespace(output_dir=tmp_path, should_save=True, gradient_accumulation_steps=1)
+    saves.on_save(args, state, None)
+    assert not list(tmp_path.iterdir())
+    folder = tmp_path / "checkpoint-1"
+    folder.mkdir()
+    args.should_save = False
+    saves.on_save(args, state, None)
+    assert not list(folder.iterdir())
+    args.should_save = True
+    saves.on_save(args, state, None)
+    assert [file.name for file in folder.iterdir()] == [forebay.hf.STATE_FILE]
+    saved = json.loads((folder / forebay.hf.STATE_FILE).read_text())
+    assert saved == {**loader.state_dict(), "updates": {"rows": 50, "of_an_epoch": 12}}
 
 
 def test_the_batch_size_is_the_loader_s(cluster: Cluster, tmp_path: Path) -> None:

@@ -81,6 +81,23 @@ def test_floats_are_what_models_of_forebay_train_compute(cluster: Cluster) -> No
         assert torch.equal(half[i], plain[i].half())
 
 
+def test_torch_s_default_type_changes_no_pixel(cluster: Cluster) -> None:
+    mean, std = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
+    images = {"photo": Image(6, dtype=torch.float32, mean=mean, std=std)}
+    rows = forebay.torch.MapDataset(cluster.dataset("photos", columns=["photo"]), images=images)
+    expected, row = by_sample(loader(cluster, images), "photo"), rows[7]["photo"]
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        found = by_sample(loader(cluster, images), "photo")
+        with torch.device("meta"):
+            assert torch.equal(rows[7]["photo"], row)
+    finally:
+        torch.set_default_dtype(before)
+    assert found.keys() == expected.keys()
+    assert all(image.dtype == torch.float32 and torch.equal(found[i], image) for i, image in expected.items())
+
+
 @pytest.mark.parametrize("augment", ["crop", "shift", "flip", None])
 def test_what_is_seen_follows_from_seed_epoch_and_sample_alone(cluster: Cluster, augment: Any) -> None:
     """Whatever ranks, batches and threads there are, and wherever the run was stopped."""

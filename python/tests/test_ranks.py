@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+import sys
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from conftest import Cluster
@@ -26,6 +29,44 @@ def test_arguments_then_launchers_in_their_order() -> None:
     assert rank_and_world(None, None, {"SLURM_PROCID": "0", "SLURM_NTASKS": "8"})[:2] == (0, 1)
     with pytest.raises(forebay.InvalidError, match="RANK='x'"):
         rank_and_world(None, None, {**TORCHRUN, "RANK": "x"})
+
+
+def test_the_innermost_launcher_counts() -> None:
+    """Within one process of a Slurm step all ranks have its variables."""
+    step = {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"}
+    assert rank_and_world(None, None, {**step, "OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4"})[:2] == (3, 4)
+    assert rank_and_world(None, None, {**step, "PMI_RANK": "3", "PMI_SIZE": "4"})[:2] == (3, 4)
+    assert rank_and_world(None, None, {**step, "HOROVOD_RANK": "3", "HOROVOD_SIZE": "4"})[:2] == (3, 4)
+    # Of Lightning's launcher.
+    assert rank_and_world(None, None, {"LOCAL_RANK": "1", "NODE_RANK": "0", "WORLD_SIZE": "2"})[:2] == (0, 1)
+
+
+def initialised(monkeypatch: pytest.MonkeyPatch, rank: int, world: int) -> None:
+    """As if torch.distributed were; torch itself is not needed."""
+    answers = {"is_available": True, "is_initialized": True, "get_rank": rank, "get_world_size": world}
+    group: Any = SimpleNamespace(**{name: lambda answer=answer: answer for name, answer in answers.items()})
+    monkeypatch.setitem(sys.modules, "torch.distributed", group)
+
+
+def test_a_rank_that_was_found_too_early_is_refused(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    ds = cluster.dataset(columns=["id"])
+    early, told = forebay.Loader(ds, batch_size=10), forebay.Loader(ds, batch_size=10, rank=0, world=1)
+    assert next(iter(early)).step == 0
+    early.set_epoch(0)
+    initialised(monkeypatch, 1, 2)
+    advice = (
+        r"made as rank 0 of 1 \(no launcher: one process\), but torch.distributed, initialised since, has rank 1 of 2: make it "
+        r"after init_process_group\(\) \(in Lightning in train_dataloader\(\), .* or pass rank= and world="
+    )
+    for _ in range(2):
+        with pytest.raises(forebay.InvalidError, match=advice):
+            iter(early)
+    # Ranks that are told may share their data.
+    assert next(iter(told)).step == 0
+    later = forebay.Loader(ds, batch_size=10)
+    assert (later.rank, later.world) == (1, 2) and next(iter(later)).step == 0
+    initialised(monkeypatch, 0, 1)
+    assert next(iter(early)).step == 0
 
 
 def test_it_is_said_in_the_log(

@@ -52,6 +52,30 @@ def test_nothing_is_copied(cluster: Cluster) -> None:
     assert arrow.buffers()[2].address == once.data_ptr()
 
 
+@pytest.mark.parametrize("ragged", ["list", "pad", "raw"])
+def test_torch_s_defaults_change_nothing(cluster: Cluster, ragged: Any) -> None:
+    """Offsets, and what stands in place of nulls, are made here: on the CPU, of the columns' types."""
+    options: Any = {"nulls": {"gaps.flag": True, "gaps.name": "", "gaps.tags": [3, 4]}, "ragged": ragged, "binaries": "raw"}
+
+    def read() -> list[Any]:
+        rows = forebay.torch.MapDataset(cluster.dataset(columns=["gaps"]), **options)
+        together = rows.collate(rows.__getitems__([599, 3, 0, 250]))
+        loader = forebay.torch.Loader(cluster.dataset(columns=["gaps"]), batch_size=50, seed=3, **options)
+        return [batch["gaps"] for batch in [together, *loader]]
+
+    expected, before = read(), torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        with torch.device("meta"):
+            found = read()
+    finally:
+        torch.set_default_dtype(before)
+    for one, other in zip(expected, found, strict=True):
+        for name in ["name", "tags"]:
+            for tensor, same in zip(one[name], other[name], strict=True):
+                assert same.device.type == "cpu" and same.dtype == tensor.dtype and torch.equal(tensor, same)
+
+
 def test_nulls_follow_their_rule(cluster: Cluster) -> None:
     loader = forebay.torch.Loader(
         cluster.dataset(columns=["id", "gaps", "half"]),

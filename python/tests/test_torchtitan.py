@@ -56,6 +56,13 @@ def test_batches_are_tokens_and_those_that_follow_them(cluster: Cluster, config:
     assert len(first(built(config), 1000)) == ROWS // BATCH
 
 
+def test_torch_s_default_device_does_not_matter(config: Any) -> None:
+    """TorchTitan builds models within one."""
+    with torch.device("meta"):
+        inputs, labels = next(iter(built(config)))
+    assert {tensor.device.type for tensor in [*inputs.values(), labels]} == {"cpu"}
+
+
 def test_checkpoints_resume_on_another_number_of_ranks(config: Any, tmp_path: Path) -> None:
     """By torch's distributed checkpoints, which TorchTitan writes; its own loaders refuse another number of ranks."""
     whole = [first(built(config, local_batch_size=2 * BATCH), 24)][0]
