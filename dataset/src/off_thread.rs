@@ -221,7 +221,9 @@ mod tests {
         let work: Vec<_> = (0..4)
             .map(|_| {
                 let all = all.clone();
-                runtime.spawn(threads.run(move || drop(all.wait())))
+                runtime.spawn(threads.run(move || {
+                    all.wait();
+                }))
             })
             .collect();
         runtime.block_on(async {
