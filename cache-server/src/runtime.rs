@@ -17,9 +17,9 @@ use std::time::{Duration, Instant};
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::watch;
 
-/// Threads beside those that work at once: for those that wait for a disk which hangs, until it answers, and
-/// for work that is short or rare enough to need no turn.
-const SPARE: usize = 128;
+/// Threads beside those that work at once: for those that wait for disks which hang, until they answer (of
+/// eight, one after the other), and for work that is short or rare enough to need no turn.
+const SPARE: usize = 8 * off_thread::AT_ONCE;
 
 /// By how much their priority is lower: a tenth of an async thread's share of a core that both want.
 const BLOCKING_NICE: i32 = 10;

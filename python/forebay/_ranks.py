@@ -9,11 +9,15 @@ from typing import NamedTuple
 
 from forebay._errors import InvalidError
 
-# Launchers' variables, those of the innermost first: `mpirun` may run within a Slurm step, whose variables its processes
-# inherit, all with the same rank. Slurm's are those of a step: a batch script itself has SLURM_NTASKS too, and is one process.
 _LAUNCHERS = (
     ("torchrun", "RANK", "WORLD_SIZE"),
     ("Horovod", "HOROVOD_RANK", "HOROVOD_SIZE"),
+)
+
+# One of these may run within another, whose variables its processes inherit, all with the same rank: `mpirun` within a Slurm
+# step, or `srun` beneath `mpirun`. The one of more processes is the inner one. Slurm's are those of a step: a batch script
+# itself has SLURM_NTASKS too, and is one process.
+_NESTED = (
     ("Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
     ("MPI", "PMI_RANK", "PMI_SIZE"),
     ("Slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
@@ -53,14 +57,23 @@ def rank_and_world(
     running = _running()
     if running is not None:
         return Rank(*running, "torch.distributed")
-    for launcher, of_rank, of_world in _LAUNCHERS:
-        if of_rank in environment and of_world in environment:
-            try:
-                return Rank(int(environment[of_rank]), int(environment[of_world]), f"{launcher}: {of_rank}, {of_world}")
-            except ValueError:
-                said = f"{of_rank}={environment[of_rank]!r}, {of_world}={environment[of_world]!r}"
-                raise InvalidError(f"{said} are no numbers: correct them, or pass rank= and world=") from None
-    return Rank(0, 1, "no launcher: one process")
+    for names in _LAUNCHERS:
+        found = _of_launcher(names, environment)
+        if found is not None:
+            return found
+    nested = [found for names in _NESTED if (found := _of_launcher(names, environment)) is not None]
+    return max(nested, key=lambda found: found.world, default=Rank(0, 1, "no launcher: one process"))
+
+
+def _of_launcher(names: tuple[str, str, str], environment: Mapping[str, str]) -> Rank | None:
+    launcher, of_rank, of_world = names
+    if of_rank not in environment or of_world not in environment:
+        return None
+    try:
+        return Rank(int(environment[of_rank]), int(environment[of_world]), f"{launcher}: {of_rank}, {of_world}")
+    except ValueError:
+        said = f"{of_rank}={environment[of_rank]!r}, {of_world}={environment[of_world]!r}"
+        raise InvalidError(f"{said} are no numbers: correct them, or pass rank= and world=") from None
 
 
 def _running() -> tuple[int, int] | None:

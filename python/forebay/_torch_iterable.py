@@ -92,8 +92,8 @@ class IterableDataset(torch.utils.data.IterableDataset[Batch]):
         began, batches = state["began"], state["batches"]
         self._check_workers(state["workers"], batches)
         # A worker does not know how many rows the others have given.
-        if batches and state.get("global_batch") != self._global_batch:
-            rows = state.get("global_batch", "an unknown number of")
+        rows = state.get("global_batch", self._global_batch)
+        if batches and rows != self._global_batch:
             raise InvalidError(
                 f"the state is of workers in the middle of an iteration, with {rows} rows in a step of all ranks together; here "
                 f"steps have {self._global_batch} rows: choose batch_size= (or global_batch=) so that batch_size x ranks is as it "

@@ -37,6 +37,9 @@ def test_the_innermost_launcher_counts() -> None:
     assert rank_and_world(None, None, {**step, "OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4"})[:2] == (3, 4)
     assert rank_and_world(None, None, {**step, "PMI_RANK": "3", "PMI_SIZE": "4"})[:2] == (3, 4)
     assert rank_and_world(None, None, {**step, "HOROVOD_RANK": "3", "HOROVOD_SIZE": "4"})[:2] == (3, 4)
+    # A step that a process of `mpirun` has started.
+    inner = {"SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "4", "OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1"}
+    assert rank_and_world(None, None, inner)[:2] == (3, 4)
     # Of Lightning's launcher.
     assert rank_and_world(None, None, {"LOCAL_RANK": "1", "NODE_RANK": "0", "WORLD_SIZE": "2"})[:2] == (0, 1)
 

@@ -52,6 +52,14 @@ impl PinSet {
         if other.version > self.version { other } else { self }
     }
 
+    /// This list with what stands in another one besides, if the other is not as late.
+    pub fn with(self, other: &Self) -> Option<Self> {
+        let mut both = Some(self).filter(|own| own.version > other.version)?;
+        let more = other.uris.iter().filter(|uri| both.add(uri).is_err()).count();
+        (more > 0).then(|| tracing::warn!(pins = more, "there are too many pins: some are forgotten"));
+        Some(both)
+    }
+
     /// All of them, in order.
     pub fn list(&self) -> Vec<String> {
         self.uris.iter().cloned().collect()
@@ -87,6 +95,11 @@ mod tests {
         assert_eq!(PinSet::from_text(&text), Some(pins.clone()));
         assert_eq!(PinSet::from_text(&text.replace("two", "too")), None);
         assert_eq!(before.clone().later(pins.clone()), pins);
+        let mut since = PinSet::default();
+        assert!(since.add("s3://b/three").unwrap());
+        let both = pins.clone().with(&since).unwrap();
+        assert_eq!(both.list(), ["s3://b/three", "s3://b/two"]);
+        assert!(both.version > pins.version && since.with(&pins).is_none());
         assert_eq!(pins.clone().later(before), pins);
         assert!(pins.cover("s3://b/two/part-0") && !pins.cover("s3://b/one/part-0"));
         assert!(pins.add("s3://b/a\nb").is_err());

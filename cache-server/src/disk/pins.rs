@@ -41,6 +41,16 @@ impl Pins {
         self.files.set_pins(latest);
     }
 
+    /// Takes the list of a directory whose files are about to be indexed, if it is later than the one that is
+    /// known: the directory did not answer when lists were read. What was pinned since then stays so.
+    pub fn learn(&self, dir: usize) {
+        let own = load(self.files.dirs.get(dir));
+        let Some(_changing) = self.changing.try_lock_for(PATIENCE) else { return };
+        if let Some(both) = own.with(&self.files.pins()) {
+            self.files.set_pins(both);
+        }
+    }
+
     /// Pins what lies under a URI, now and in future. Returns the files and bytes of it that are held.
     /// `Retry`, and nothing has changed, if no directory can keep the list.
     pub fn pin(&self, uri: &str) -> Result<(u64, u64)> {

@@ -42,6 +42,7 @@ impl Filler for Rebuild {
         let (files, place) = (self.files.clone(), self.files.dirs.get(dir));
         let fail = |e: io::Error| place.refusal("cannot be read", e);
         files.dirs.note_block_bytes(dir).map_err(fail)?;
+        self.pins.learn(dir);
         let found = recover(&files, place).map_err(fail)?;
         let sidecar = sidecar_bytes(&files, place).map_err(fail)?;
         let folders = files.dirs.measure(dir).map_err(fail)?;

@@ -14,11 +14,15 @@ use forebay_proto::{Error, Kind, Result};
 use parking_lot::Mutex;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Versions that are kept at most: some 40 MB, and the bytes of their headers.
 const KEPT_MAX: usize = 100_000;
 const HEADERS_BYTES_MAX: usize = 24 << 20;
+
+/// How long the object store's word counts, although readers have found otherwise: the object may be written
+/// again after that.
+const CONFIRMED: Duration = Duration::from_secs(1);
 
 /// Errors of missing objects that are kept at most: some 10 MB, as a URI has 2 KiB at most.
 const MISSING_MAX: usize = 4096;
@@ -164,12 +168,13 @@ impl Versions {
     }
 
     /// A reader found that the object has this tag no more. If the version that is kept has it, the object
-    /// store is asked before that is told again; not if it has confirmed the version already.
+    /// store is asked before that is told again; not if it has confirmed the version just now.
     pub fn doubt(&self, uri: &str, etag: &str) {
         let mut kept = self.kept.lock();
         if let Some(kept) = kept.versions.get_mut(uri)
             && *kept.version.etag == *etag
-            && kept.standing == Standing::Good
+            && (kept.standing == Standing::Good
+                || kept.standing == Standing::Confirmed && kept.asked.elapsed() >= CONFIRMED)
         {
             kept.standing = Standing::Doubted(Instant::now());
         }
@@ -292,11 +297,15 @@ mod tests {
         assert_eq!(now().await, is("two", 3));
         versions.doubt(URI, "two");
         assert_eq!(now().await, is("two", 3));
+        // It may be written again after that.
+        std::thread::sleep(CONFIRMED);
+        versions.doubt(URI, "two");
+        assert_eq!(now().await, is("two", 4));
         store.lock().0 = "three";
         versions.forget(URI);
-        assert_eq!(now().await, is("three", 4));
+        assert_eq!(now().await, is("three", 5));
         versions.doubt(URI, "three");
-        assert_eq!(now().await, is("three", 5), "another tag, another question");
+        assert_eq!(now().await, is("three", 6), "another tag, another question");
     }
 
     #[tokio::test]

@@ -109,8 +109,10 @@ impl StreamWorker {
                 false => self.owed(feed.next()).await,
                 true => self.next_or_hedge(&mut feed, &mut receiver).await,
             };
-            // A node whose stream runs knows the dataset.
-            let Some(event) = event.map_err(Failure::of_an_object)? else { break };
+            // A node whose stream runs knows the dataset; but what another one lacks the owner may hold.
+            let is_hedged = self.hedge.is_some();
+            let event = event.map_err(|failure| if is_hedged { failure } else { failure.of_an_object() });
+            let Some(event) = event? else { break };
             if self.receive(&mut receiver, event).await? {
                 self.note_progress()?;
                 if let Some(successors) = self.follow().await {

@@ -107,7 +107,10 @@ fn moments(
         false => moment(*nanos, *seconds, unit),
     };
     let Some(values) = both.map(value).collect::<Option<Vec<i64>>>() else { return Ok(None) };
-    let found = ArrayData::builder(DataType::Timestamp(unit, None)).len(nanos.len());
+    let DataType::Timestamp(_, zone) = nanos.data_type() else {
+        return Err(ArrowError::ComputeError("a column of timestamps has others".into()));
+    };
+    let found = ArrayData::builder(DataType::Timestamp(unit, zone.clone())).len(nanos.len());
     found.nulls(nanos.nulls().cloned()).add_buffer(Buffer::from_vec(values)).build().map(Some)
 }
 
@@ -153,10 +156,20 @@ fn of_children(data_type: &DataType, children: &[ArrayData]) -> DataType {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use arrow::array::{TimestampNanosecondArray, TimestampSecondArray};
 
     /// As the parquet crate reads nanoseconds.
     fn wrapped(seconds: i64, within: i64) -> i64 {
         seconds.wrapping_mul(NANOS).wrapping_add(within)
+    }
+
+    #[test]
+    fn a_zone_that_the_writer_keeps_stays() {
+        let nanos = TimestampNanosecondArray::from(vec![wrapped(-1, 5), 0]).with_timezone("UTC");
+        let (nanos, seconds): (ArrayRef, ArrayRef) =
+            (Arc::new(nanos), Arc::new(TimestampSecondArray::from(vec![-1, 0])));
+        let found = joined(&nanos, &seconds, nanos.data_type()).unwrap().unwrap();
+        assert_eq!(&found, &nanos);
     }
 
     #[test]

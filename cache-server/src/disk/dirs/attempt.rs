@@ -66,6 +66,10 @@ impl<T> Attempt<T> {
         !matches!(*outcome, Outcome::Open)
     }
 
+    fn has_succeeded(&self) -> bool {
+        matches!(*self.0.outcome.lock(), Outcome::Done(Ok(_)))
+    }
+
     /// What came of it; if it is still under way `None`, and it is given up.
     fn take(self) -> Option<Result<T>> {
         match std::mem::replace(&mut *self.0.outcome.lock(), Outcome::GivenUp) {
@@ -89,7 +93,8 @@ pub fn results<T>(
         let now = Instant::now();
         let (ended, others): (Vec<_>, Vec<_>) =
             open.into_iter().partition(|(_, attempt)| attempt.has_ended(Duration::ZERO));
-        has_answer |= !ended.is_empty();
+        // An error of one takes no patience from those that hang.
+        has_answer |= ended.iter().any(|(_, attempt)| attempt.has_succeeded());
         let is_over = has_answer || now.saturating_duration_since(began) >= patience;
         // Asked in any case: it takes more than one look to tell.
         let (given_up, waited_for): (Vec<_>, Vec<_>) =
