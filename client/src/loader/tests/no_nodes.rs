@@ -2,11 +2,11 @@
 
 use super::fake::Fleet;
 use super::settings;
-use super::world::{World, all_rows, check, reference, same};
+use super::world::{World, all_rows, check, check_first};
 use crate::access::Access;
 use crate::dataset::Dataset;
 use crate::fill::fill;
-use crate::loader::{Event, Loader, LoaderSettings};
+use crate::loader::{Loader, LoaderSettings};
 use forebay_proto::{Error, Kind};
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
@@ -37,20 +37,12 @@ async fn the_last_resort_comes_however_the_endpoint_is_spelled() {
         ..settings(10)
     };
     let mut loader = Loader::start(&dataset, settings.clone()).unwrap();
-    let (want, digest) = reference(&direct, &all, &settings, 0, 0);
-    for (step, want) in want.iter().enumerate() {
+    let kill = async |step| {
         if step == 5 {
             (0..4).for_each(|task| fleet.kill(task));
         }
-        match loader.next().await.unwrap() {
-            Some(Event::Batch(batch)) => same(&batch, want, &format!("step {step}")),
-            other => panic!("{other:?}"),
-        }
-    }
-    match loader.next().await.unwrap() {
-        Some(Event::EpochEnd(end)) => assert_eq!(end.digest, digest),
-        other => panic!("{other:?}"),
-    }
+    };
+    check_first(&mut loader, &direct, &all, &settings, kill).await;
     assert!(fleet.nodes.iter().any(|n| n.conduct.streams.load(SeqCst) > 0), "the nodes were read first");
 }
 

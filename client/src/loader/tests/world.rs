@@ -166,6 +166,28 @@ pub fn same(batch: &Batch, want: &(RecordBatch, Vec<bool>), what: &str) {
     assert_eq!(*got, want.0, "{what}");
 }
 
+/// Reads the first epoch, which must be as the plan says, and does something before each step.
+pub async fn check_first(
+    loader: &mut Loader,
+    from: &Dataset,
+    all: &RecordBatch,
+    settings: &LoaderSettings,
+    mut before: impl AsyncFnMut(usize),
+) {
+    let (want, digest) = reference(from, all, settings, 0, 0);
+    for (step, want) in want.iter().enumerate() {
+        before(step).await;
+        match loader.next().await.unwrap() {
+            Some(Event::Batch(batch)) => same(&batch, want, &format!("step {step}")),
+            other => panic!("{other:?}"),
+        }
+    }
+    match loader.next().await.unwrap() {
+        Some(Event::EpochEnd(end)) => assert_eq!(end.digest, digest),
+        other => panic!("{other:?}"),
+    }
+}
+
 /// Reads a loader to its end and checks every batch and digest.
 pub async fn check(
     mut loader: Loader,
