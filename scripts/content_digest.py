@@ -5,6 +5,7 @@ FOLDER holds the Parquet files of one dataset. PLAN is what `forebay plan --json
 row stands at which position. docs/order.md defines the bytes. Prints 32 hex digits. Shares no code with Forebay.
 """
 
+import base64
 import decimal
 import json
 import pathlib
@@ -66,9 +67,21 @@ def elements(array):
     return b"\1" + b"".join(value(item) for item in array)
 
 
+def read(path):
+    """A file's rows. pyarrow reads date64 as date32, for Parquet has no other date; the writer's schema tells."""
+    file = pq.ParquetFile(path)
+    table = file.read()
+    stored = (file.metadata.metadata or {}).get(b"ARROW:schema")
+    fields = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(stored))) if stored else []
+    for number, field in enumerate(fields):
+        if t.is_date64(field.type):
+            table = table.set_column(number, field.name, table.column(number).cast(field.type))
+    return table
+
+
 def main(folder, plan):
     paths = sorted(pathlib.Path(folder).glob("**/*.parquet"))
-    table = pa.concat_tables([pq.ParquetFile(path).read() for path in paths]).combine_chunks()
+    table = pa.concat_tables([read(path) for path in paths]).combine_chunks()
     columns = [list(column) for column in table.columns]
     total = 0
     for slot in json.loads(pathlib.Path(plan).read_text())["slots"]:

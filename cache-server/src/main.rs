@@ -7,6 +7,7 @@
 use anyhow::Context;
 use forebay_server::{Server, Settings};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use std::io::IsTerminal as _;
 use std::process::ExitCode;
 use std::time::Duration;
 use tokio::signal::unix::{SignalKind, signal};
@@ -41,6 +42,8 @@ fn main() -> ExitCode {
 fn serve() -> anyhow::Result<()> {
     write_no_core_dumps();
     let settings = Settings::load(std::env::args_os())?;
+    let value = std::env::var_os(LOG_VARIABLE).map(|value| value.to_string_lossy().into_owned());
+    logs(log_filter(value)?, settings.log_json);
     if settings.detach {
         detach();
     }
@@ -71,9 +74,9 @@ fn detach() {
 }
 
 async fn run(settings: Settings) -> anyhow::Result<()> {
-    logs(settings.log_json);
     let stop = CancellationToken::new();
     let (mut term, mut int) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+    ignore_hangups()?;
     let told = stop.clone();
     tokio::spawn(async move {
         tokio::select! {
@@ -97,16 +100,58 @@ async fn run(settings: Settings) -> anyhow::Result<()> {
     server.run(stop).await.context("serve")
 }
 
+/// Files are read again when they change, so SIGHUP, by which other servers are told to, has nothing to do.
+/// But it would end the node, and with it the streams of its readers. Where a terminal closes it does.
+fn ignore_hangups() -> std::io::Result<()> {
+    if std::io::stderr().is_terminal() {
+        return Ok(());
+    }
+    let mut hangups = signal(SignalKind::hangup())?;
+    tokio::spawn(async move {
+        while hangups.recv().await.is_some() {
+            tracing::info!(
+                "SIGHUP changes nothing: policies, tokens and certificates are read again by themselves"
+            );
+        }
+    });
+    Ok(())
+}
+
+/// Filters the logs, as in `FOREBAY_LOG=debug`.
+const LOG_VARIABLE: &str = "FOREBAY_LOG";
+
 /// The logs without `FOREBAY_LOG`. HTTP/2 has a warning for each connection that misbehaves, and strangers
 /// may open very many.
 const LOGGED: &str = "info,h2=error";
 
-/// Logs to stderr; `FOREBAY_LOG` filters, as in `FOREBAY_LOG=debug`.
-fn logs(json: bool) {
-    let filter = EnvFilter::try_from_env("FOREBAY_LOG").unwrap_or_else(|_| EnvFilter::new(LOGGED));
+/// What to log. An error says why the value makes no sense; empty counts as absent.
+fn log_filter(value: Option<String>) -> anyhow::Result<EnvFilter> {
+    let value = value.filter(|value| !value.trim().is_empty()).unwrap_or_else(|| LOGGED.to_owned());
+    let advice = "use a level, as in debug or info,forebay_server=debug";
+    EnvFilter::try_new(&value).map_err(|e| anyhow::anyhow!("{LOG_VARIABLE}={value}: {e}: {advice}"))
+}
+
+/// Logs to stderr.
+fn logs(filter: EnvFilter, json: bool) {
     let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     match json {
         true => builder.json().init(),
-        false => builder.with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr())).init(),
+        false => builder.with_ansi(std::io::stderr().is_terminal()).init(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_log_that_cannot_be_understood_is_told() {
+        let told = |value: &str| log_filter(Some(value.to_owned())).map(|filter| filter.to_string());
+        let e = told("forebay_server=debgu").unwrap_err().to_string();
+        assert!(e.starts_with("FOREBAY_LOG=forebay_server=debgu: "), "{e}");
+        assert_eq!(told("forebay_server=debug").unwrap(), "forebay_server=debug");
+        let default = log_filter(None).unwrap().to_string();
+        assert!(default.contains("info") && default.contains("h2=error"), "{default}");
+        assert_eq!(told("").unwrap(), default);
     }
 }

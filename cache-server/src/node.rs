@@ -36,6 +36,7 @@ use forebay_dataset::{SegmentReader, TokenFile};
 use forebay_proto::{Result, v1};
 use forebay_tls::ClientTls;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 use tokio_util::sync::CancellationToken;
 
@@ -67,6 +68,8 @@ pub struct Node {
     /// What batch streams pass.
     pub gate: Gate,
     pub health: HealthReporter,
+    /// The process ends: the node does not come back into the topology.
+    pub is_ending: AtomicBool,
 }
 
 impl Node {
@@ -95,9 +98,8 @@ impl Node {
             (Arc::new(Events::default()), Arc::new(SharedReaders::new(memory.shared.clone())?));
         let membership = Arc::new(membership(settings, me));
         let ownership = Arc::new(Ownership::new(url.clone(), membership.topology()));
-        let token = settings.auth.peer_token_file.clone().map(TokenFile::new);
         let credentials = PeerCredentials {
-            token: token.map(Arc::new),
+            token: peer_token(settings).await?,
             tls: ClientTls::new(settings.tls.files()),
             ..Default::default()
         };
@@ -138,6 +140,7 @@ impl Node {
             guard: guards,
             gate: Gate::new(streams, settings.limits.streams),
             health: HealthReporter::default(),
+            is_ending: AtomicBool::new(false),
         })
     }
 
@@ -196,6 +199,23 @@ async fn guard(settings: &Settings, name: &str, allow: Arc<Allowed>) -> Result<A
         Ok(Arc::new(CallGuard::new(authority, AuditLog::open(&audit)?, name)))
     });
     opened.await?
+}
+
+/// What this node shows the others of its cluster: it must be there now, and may change later.
+async fn peer_token(settings: &Settings) -> Result<Option<Arc<TokenFile>>> {
+    let (auth, is_cluster) = (&settings.auth, !settings.cluster.etcd.is_empty() || settings.nodes.len() > 1);
+    let Some(path) = auth.peer_token_file.clone() else {
+        if auth.policy.is_some() && is_cluster && !settings.tls.is_on() {
+            tracing::warn!(
+                "this node has no --peer-token-file and no --tls-cert: nodes with a policy do not know it, and give it no data"
+            );
+        }
+        return Ok(None);
+    };
+    let token = Arc::new(TokenFile::new(path));
+    let read = token.clone();
+    blocking(move || read.bearer().map(drop)).await?.map_err(|e| e.context("--peer-token-file"))?;
+    Ok(Some(token))
 }
 
 /// TLS of the listeners, where the node has a certificate.

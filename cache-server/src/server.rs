@@ -24,6 +24,7 @@ use forebay_proto::v1::snapshots_server::SnapshotsServer;
 use forebay_proto::{Error, Result, v1};
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, oneshot};
@@ -274,6 +275,7 @@ async fn idle(connections: Connections, time: Option<Duration>) {
 /// at most.
 async fn shut_down(node: Arc<Node>, streams: CancellationToken, drain: Duration, replicator: Replicator) {
     tracing::info!(drain_s = drain.as_secs_f64(), "stopping: no new connections, streams may finish");
+    node.is_ending.store(true, Ordering::Relaxed);
     node.leave().await;
     let has_others = node.membership.has_others();
     if has_others {
@@ -296,10 +298,12 @@ async fn shut_down(node: Arc<Node>, streams: CancellationToken, drain: Duration,
 /// directory that is set aside it is not even tried, as its disk may hang.
 fn unix_socket(settings: &Settings, dirs: &[DirStatus]) -> Result<Option<Socket>> {
     let Some(plan) = settings.socket()? else { return Ok(None) };
-    let is_wanted = settings.unix_socket.is_some() || settings.listen.tcp().is_none();
+    let is_named = settings.unix_socket.is_some() || settings.listen.tcp().is_none();
+    let is_described = settings.unix_socket_mode.is_some() || settings.unix_socket_group.is_some();
     let is_there =
         |dir: &DirStatus| std::path::absolute(&dir.path).is_ok_and(|dir| plan.path.starts_with(dir));
-    let bound = match dirs.iter().any(|dir| dir.health == Health::Away && is_there(dir)) {
+    let is_away = dirs.iter().any(|dir| dir.health == Health::Away && is_there(dir));
+    let bound = match is_away {
         true => Err(Error::denied(format!(
             "unix:{}: its cache directory is set aside; choose another path with --unix-socket",
             plan.path.display()
@@ -307,7 +311,7 @@ fn unix_socket(settings: &Settings, dirs: &[DirStatus]) -> Result<Option<Socket>
         false => Socket::bind(&plan),
     };
     match bound {
-        Err(e) if !is_wanted => {
+        Err(e) if !is_named && (is_away || !is_described) => {
             tracing::info!(error = %e, "no Unix socket: readers on this host get bytes by TCP");
             Ok(None)
         }

@@ -29,7 +29,7 @@ use load::refuse;
 use serde::{Deserialize, Serialize};
 use std::ffi::OsString;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Component, Path, PathBuf};
 
 /// Where security is explained.
 const SECURITY_PAGE: &str = "docs/security.md";
@@ -245,11 +245,7 @@ impl Settings {
         let scrub = self.scrub_mb_per_s;
         let allow = "no data may be read: allow at least one root, e.g. --allow s3://bucket/prefix";
         refuse(self.allow.is_empty(), allow)?;
-        refuse(self.cache_dir.is_empty(), "no cache directory: give one with --cache-dir")?;
-        for (i, dir) in self.cache_dir.iter().enumerate() {
-            let is_twice = self.cache_dir[..i].contains(dir);
-            refuse(is_twice, format!("cache directory {} is named twice", dir.display()))?;
-        }
+        self.check_dirs()?;
         let small = "less than 1 MiB for each cache directory cannot hold a segment";
         refuse(cache / dirs < 1 << 20, format!("cache_bytes = {cache}: {small}"))?;
         refuse(memory < 8 << 20, format!("memory_bytes = {memory}: less than 8 MiB is not enough"))?;
@@ -308,6 +304,16 @@ impl Settings {
         Ok(())
     }
 
+    fn check_dirs(&self) -> Result<()> {
+        refuse(self.cache_dir.is_empty(), "no cache directory: give one with --cache-dir")?;
+        let places: Vec<PathBuf> = self.cache_dir.iter().map(|dir| place(dir)).collect();
+        for (i, dir) in self.cache_dir.iter().enumerate() {
+            let is_twice = places[..i].contains(&places[i]);
+            refuse(is_twice, format!("cache directory {} is named twice", dir.display()))?;
+        }
+        Ok(())
+    }
+
     /// Listeners that other machines reach and should not; `None` if there are none.
     pub fn exposure(&self) -> Option<String> {
         let is_open = |at: &SocketAddr| !at.ip().to_canonical().is_loopback();
@@ -355,6 +361,19 @@ impl Settings {
         );
         refuse(everything.is_some() && !is_private, why)
     }
+}
+
+/// Where a path leads, by its text alone: a disk may hang. Who takes one directory by two links finds it
+/// locked.
+fn place(path: &Path) -> PathBuf {
+    let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+    path.components().fold(PathBuf::new(), |mut place, part| {
+        match part {
+            Component::ParentDir => drop(place.pop()),
+            part => place.push(part),
+        }
+        place
+    })
 }
 
 #[cfg(test)]
@@ -483,6 +502,14 @@ mod tests {
         let two = ["--cache-dir", "/a", "--cache-dir", "/b"];
         assert_eq!(dirs(&two).unwrap(), [PathBuf::from("/a"), PathBuf::from("/b")]);
         assert!(dirs(&["--cache-dir", "/a", "--cache-dir", "/a"]).unwrap_err().message.contains("twice"));
+        let temp = tempfile::tempdir().unwrap();
+        let there = |name: &str| temp.path().join(name).display().to_string();
+        let both = |one: &str, other: &str| dirs(&["--cache-dir", &there(one), "--cache-dir", &there(other)]);
+        for (one, other) in [("c/a", "c/../c/a"), ("c", "./d/.././c/")] {
+            let e = both(one, other).unwrap_err().message;
+            assert!(e.contains(&there(other)) && e.contains("is named twice"), "{e}");
+        }
+        assert!(both("c/a", "c/b").is_ok());
         let file = tempfile::NamedTempFile::new().unwrap();
         let path = file.path().to_str().unwrap();
         for (text, wanted) in [("'/a'", 1), ("['/a', '/b']", 2)] {
@@ -496,7 +523,12 @@ mod tests {
         let file = tempfile::NamedTempFile::new().unwrap();
         let path = file.path().to_str().unwrap();
         std::fs::write(file.path(), "allow = ['s3://a/b']\ncache_bites = 1\n").unwrap();
-        assert!(load(&["--config", path]).unwrap_err().message.contains("cache_bites"));
+        let e = load(&["--config", path]).unwrap_err();
+        assert_eq!(e.message, format!("settings: cache_bites: there is no such setting (in {path})"));
+        std::fs::write(file.path(), "allow = ['s3://a/b']\n[cluster]\nreplicas = 'two'\n").unwrap();
+        let e = load(&["--config", path]).unwrap_err();
+        let wanted = "settings: cluster.replicas: found string \"two\", expected a whole number (in ";
+        assert!(e.message.starts_with(wanted), "{e}");
         assert!(load(&[]).unwrap_err().message.contains("--allow"));
         std::fs::write(file.path(), "allow = ['s3://a/b']\n[source]\ns3_secret_access_key = 8675309\n")
             .unwrap();

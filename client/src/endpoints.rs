@@ -6,7 +6,7 @@
 use crate::certificates;
 use crate::direct::Direct;
 use crate::local_node::LocalNode;
-use crate::node::Node;
+use crate::node::{NOT_SERVING, Node};
 use forebay_proto::{Error, Kind, Result, v1};
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -132,10 +132,10 @@ impl Endpoints {
             return Ok(only.clone());
         }
         let KnownNodes { nodes, preferred, .. } = &*self.known;
-        let mut fault = String::new();
+        let mut faults = Vec::new();
         for node in &known {
             if let Some(why) = node.fault(PROBE).await {
-                fault = why;
+                faults.push((node.url(), why));
             } else {
                 if let Some(named) = nodes.iter().position(|named| named.url() == node.url()) {
                     preferred.store(named, Relaxed);
@@ -143,11 +143,7 @@ impl Endpoints {
                 return Ok(node.clone());
             }
         }
-        let urls: Vec<&str> = known.iter().map(Node::url).collect();
-        Err(Error::retry(format!(
-            "cannot reach the cache at any of {}: {fault}: check --endpoint and that forebay-server runs there",
-            urls.join(", ")
-        )))
+        Err(unreachable(&faults))
     }
 
     /// What a node answers; of another one if the first goes away meanwhile.
@@ -167,9 +163,56 @@ impl Endpoints {
     }
 }
 
+/// That none of some nodes takes readers, each for its reason: those that are drained can be brought back.
+fn unreachable(faults: &[(&str, String)]) -> Error {
+    let urls: Vec<&str> = faults.iter().map(|(url, _)| *url).collect();
+    let drained = faults.iter().find(|(_, why)| why == NOT_SERVING).map(|(url, _)| url);
+    let silent = faults.iter().rfind(|(_, why)| why != NOT_SERVING).map(|(_, why)| why);
+    let why = match (drained, silent) {
+        (Some(url), None) => format!("all nodes are drained: `forebay undrain {url}` brings one back"),
+        (Some(url), Some(why)) => {
+            format!("{why}; {url} answers, but is drained: `forebay undrain {url}` brings it back")
+        }
+        (None, why) => format!(
+            "{}: check --endpoint and that forebay-server runs there",
+            why.map_or("there is none", String::as_str)
+        ),
+    };
+    Error::retry(format!("cannot reach the cache at any of {}: {why}", urls.join(", ")))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use tonic_health::ServingStatus;
+    use tonic_health::server::health_reporter;
+
+    /// A node that answers and takes no readers; its URL.
+    async fn drained() -> String {
+        let (reporter, health) = health_reporter();
+        reporter.set_service_status("", ServingStatus::NotServing).await;
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        let incoming = tokio_stream::wrappers::TcpListenerStream::new(listener);
+        tokio::spawn(tonic::transport::Server::builder().add_service(health).serve_with_incoming(incoming));
+        url
+    }
+
+    #[tokio::test]
+    async fn nodes_that_are_drained_are_told_from_those_that_are_gone() {
+        let (a, b) = (drained().await, drained().await);
+        let said = async |urls: &[&str]| {
+            Endpoints::parse(&urls.join(",")).unwrap().answering().await.unwrap_err().message
+        };
+        let all = said(&[&a, &b]).await;
+        let undrain = format!("`forebay undrain {a}` brings");
+        assert!(all.contains("all nodes are drained") && all.contains(&undrain), "{all}");
+        let one = said(&["127.0.0.1:1", &a]).await;
+        assert!(!one.contains("all nodes") && one.contains(&undrain), "{one}");
+        assert!(one.contains("refused"), "and why the other one is not there: {one}");
+        let none = said(&["127.0.0.1:1", "127.0.0.1:2"]).await;
+        assert!(!none.contains("drain") && none.contains("check --endpoint"), "{none}");
+    }
 
     #[tokio::test]
     async fn several_by_commas() {

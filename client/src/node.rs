@@ -4,11 +4,10 @@
 //! failure to reach it comes within [`CONNECT_TIMEOUT`] and names its address. Going over to another node is
 //! not its concern.
 
-use crate::cause::innermost;
 use crate::certificates;
 use crate::credentials::{Credentials, NodeChannel};
 use crate::same_host::HostOf;
-use crate::stream::Stream;
+use crate::stream::{Stream, reason};
 use forebay_proto::v1::cache_client::CacheClient;
 use forebay_proto::v1::objects_client::ObjectsClient;
 use forebay_proto::v1::snapshots_client::SnapshotsClient;
@@ -37,6 +36,9 @@ const STREAM_WINDOW_BYTES: u32 = 2 << 20;
 
 /// A silent connection is probed this often, and given up when a probe goes unanswered for as long again.
 const KEEP_ALIVE: Duration = Duration::from_secs(10);
+
+/// The fault of a node that answers and takes no readers.
+pub(crate) const NOT_SERVING: &str = "it does not serve now";
 
 /// A node of the cache and the connection to it. Nodes are the same if they are at the same URL.
 #[derive(Debug, Clone)]
@@ -171,10 +173,10 @@ impl Node {
         match tokio::time::timeout(limit, health.check(HealthCheckRequest::default())).await {
             Ok(Ok(reply)) => match reply.into_inner().status() {
                 ServingStatus::Serving => None,
-                _ => Some("it does not serve now".to_owned()),
+                _ => Some(NOT_SERVING.to_owned()),
             },
             // Who answers lives, whatever it thinks of the question.
-            Ok(Err(status)) => root_cause(&status),
+            Ok(Err(status)) => root_cause(self.url(), &status),
             Err(_) => Some(format!("no answer within {} s", limit.as_secs_f64())),
         }
     }
@@ -183,7 +185,7 @@ impl Node {
     /// reached.
     pub fn error(&self, status: Status) -> Error {
         let url = self.url();
-        let Some(cause) = root_cause(&status) else {
+        let Some(cause) = root_cause(url, &status) else {
             return match status.code() {
                 Code::Unimplemented => Error::invalid(format!(
                     "{url} does not know this call: is it a forebay-server of the same version?"
@@ -197,8 +199,8 @@ impl Node {
 }
 
 /// The innermost cause of a failure on this side; `None` when the other side answered with an error.
-fn root_cause(status: &Status) -> Option<String> {
-    match innermost(std::error::Error::source(status)?).to_string() {
+fn root_cause(url: &str, status: &Status) -> Option<String> {
+    match reason(url, std::error::Error::source(status)?) {
         text if text == "deadline has elapsed" => {
             Some(format!("no connection within {} s", CONNECT_TIMEOUT.as_secs()))
         }
@@ -237,6 +239,24 @@ fn not_an_address(url: &str) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::TcpListener;
+
+    #[tokio::test]
+    async fn a_node_with_tls_is_told_from_one_that_is_not_there() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let node = Node::new(&listener.local_addr().unwrap().to_string()).unwrap();
+        tokio::spawn(async move {
+            while let Ok((mut tcp, _)) = listener.accept().await {
+                // Its alert to who speaks no TLS.
+                tcp.write_all(b"\x15\x03\x03\0\x02\x02\x46").await.ok();
+                while matches!(tcp.read(&mut [0; 1024]).await, Ok(1..)) {}
+            }
+        });
+        let e = tokio::time::timeout(Duration::from_secs(20), node.status()).await;
+        let e = e.expect("an answer").unwrap_err();
+        assert!(e.message.contains("if TLS is, use https://") && e.message.contains(node.url()), "{e}");
+    }
 
     #[test]
     fn addresses_with_and_without_a_scheme() {

@@ -16,13 +16,14 @@ pub(crate) mod silence;
 mod throughput;
 
 use crate::endpoints::Endpoints;
-use crate::node::Node;
+use crate::node::{NOT_SERVING, Node};
 use budget::AttemptBudget;
 use follow::Published;
 use forebay_proto::manifest::{DatasetId, Manifest};
 use forebay_proto::object::ObjectVersion;
 use forebay_proto::ring::Balance;
 use forebay_proto::{Error, Result, v1};
+use futures::future::join_all;
 use health::Health;
 use parking_lot::Mutex;
 use policy::{Failure, FailureKind, History, Situation, SourceKind};
@@ -39,6 +40,9 @@ use tokio_util::task::AbortOnDropHandle;
 
 /// How long the first topology may take before the endpoints themselves serve instead.
 const FIRST: Duration = Duration::from_secs(5);
+
+/// How long a node may take to say that it serves, where the object store can be read instead.
+const SERVES: Duration = Duration::from_secs(1);
 
 /// The node that a reader asks for each of `segments`, by its index in the topology; `None` where no node
 /// takes segments. This is what a loader computes at the start of each epoch and after each change of the
@@ -112,8 +116,23 @@ impl Cluster {
     /// Waits until a topology is known, or until it is clear that none will come soon.
     pub async fn ready(&self) {
         let mut topology = self.topology.subscribe();
-        if timeout(FIRST, topology.wait_for(Option::is_some)).await.is_err() {
+        let is_told = tokio::select! {
+            told = timeout(FIRST, topology.wait_for(Option::is_some)) => told.is_ok(),
+            () = self.cannot_be_told() => false,
+        };
+        if !is_told {
             tracing::debug!(endpoint = self.entry.url(), "no topology yet, asking the endpoint itself");
+        }
+    }
+
+    /// Returns when no node answers and the object store can be read instead: that is done some time after
+    /// the first failure, to which nothing is to be added. One that takes no readers knows who does.
+    async fn cannot_be_told(&self) {
+        let known = self.entry.known();
+        let faults = join_all(known.iter().map(|node| node.fault(SERVES))).await;
+        let answers = |fault: &Option<String>| fault.as_ref().is_none_or(|why| why == NOT_SERVING);
+        if self.entry.fallback.is_none() || faults.iter().any(answers) {
+            std::future::pending::<()>().await;
         }
     }
 
@@ -273,5 +292,26 @@ fn current_balance(
             *known = Some(BalanceOf { nodes, dataset, balance: balance.clone() });
             balance
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::access::Access;
+    use forebay_dataset::SourceSettings;
+
+    #[tokio::test]
+    async fn who_can_read_the_object_store_does_not_wait_for_nodes_that_are_gone() {
+        let mut gone = Endpoints::parse("127.0.0.1:1").unwrap();
+        let limit = FIRST - Duration::from_secs(1);
+        let waits = timeout(Duration::from_secs(1), Cluster::follow(&gone, 0).ready()).await;
+        assert!(waits.is_err(), "without it a topology is waited for");
+        let Access::Direct(direct) = Access::direct(SourceSettings::default()).unwrap() else {
+            unreachable!()
+        };
+        gone.fallback = Some(direct);
+        let ready = timeout(limit, Cluster::follow(&gone, 0).ready()).await;
+        assert!(ready.is_ok(), "a reader with a fallback still waits after {limit:?}");
     }
 }

@@ -242,7 +242,17 @@ fn unreachable(address: &str, e: &std::io::Error) -> Error {
 }
 
 fn broken(address: &str, e: &(dyn std::error::Error + 'static)) -> Error {
-    Error::retry(format!("the stream from {address} broke: {}", innermost(e)))
+    Error::retry(format!("the stream from {address} broke: {}", reason(address, e)))
+}
+
+/// Why a connection to a node failed, for a person.
+pub(crate) fn reason(address: &str, e: &(dyn std::error::Error + 'static)) -> String {
+    let reason = innermost(e).to_string();
+    // What TLS says to a stranger looks like the head of a frame that is longer than any.
+    match reason.contains("frame with invalid size") && address.starts_with("http://") {
+        true => "no HTTP/2 is spoken there: if TLS is, use https:// rather than http://".to_owned(),
+        false => reason,
+    }
 }
 
 #[cfg(test)]
@@ -300,6 +310,10 @@ mod tests {
         let address = server(b"HTTP/1.1 400 Bad Request\r\n\r\n").await;
         let e = Stream::open(&address, b"t", WINDOW_BYTES).await.unwrap_err();
         assert!(e.kind == Kind::Retry && e.message.contains(&address), "{e}");
+        // What a node with TLS says to who speaks none: an alert.
+        let address = server(b"\x15\x03\x03\0\x02\x02\x46").await;
+        let e = Stream::open(&address, b"t", WINDOW_BYTES).await.unwrap_err();
+        assert!(e.message.contains("if TLS is, use https://"), "{e}");
         // Nobody listens there; a port that was free a moment ago may be taken.
         let address = "http://127.0.0.1:1";
         let e = Stream::open(address, b"t", WINDOW_BYTES).await.unwrap_err();

@@ -27,7 +27,10 @@ pub struct Surveyed {
 pub async fn topology(endpoints: &Endpoints) -> Result<v1::Topology> {
     let mut told = endpoints.ask(|node| async move { told(&node).await }).await?;
     endpoints.learn(&told);
-    if let [only] = told.nodes.as_mut_slice() {
+    // One that is left when the others are drained has its own address, also where one of these told of it.
+    if told.leaving.is_empty()
+        && let [only] = told.nodes.as_mut_slice()
+    {
         only.address = endpoints.url().to_owned();
     }
     Ok(told)
@@ -40,6 +43,12 @@ async fn told(node: &Node) -> Result<v1::Topology> {
         told.message().await.map_err(|s| node.error(s))?.ok_or_else(none)
     };
     timeout(2 * CONNECT_TIMEOUT, call).await.unwrap_or_else(|_| Err(none()))
+}
+
+/// Why no node of a topology without any can be asked; a node that was reached at `url` told it.
+pub fn all_drained(topology: &v1::Topology, url: &str) -> Error {
+    let url = topology.leaving.first().map_or(url, |node| node.address.as_str());
+    Error::retry(format!("all nodes are drained: `forebay undrain {url}` brings one back"))
 }
 
 /// Asks every node of the topology, in the topology's order.
@@ -142,6 +151,15 @@ mod tests {
             assert_eq!(find(&topology, wanted).unwrap().name, "b");
         }
         assert!(find(&topology, "c").unwrap_err().message.ends_with("there are a, b"));
+    }
+
+    #[test]
+    fn a_topology_without_nodes_says_how_to_bring_one_back() {
+        let message = |topology: &v1::Topology| all_drained(topology, "http://a:7").message;
+        let undrain = |url: &str| format!("all nodes are drained: `forebay undrain {url}` brings one back");
+        assert_eq!(message(&v1::Topology::default()), undrain("http://a:7"));
+        let leaving = vec![v1::Node { address: "http://b:7".into(), ..Default::default() }];
+        assert_eq!(message(&v1::Topology { leaving, ..Default::default() }), undrain("http://b:7"));
     }
 
     #[tokio::test]

@@ -9,6 +9,7 @@
 
 use forebay_proto::{Error, Result};
 use parking_lot::Mutex;
+use std::cell::Cell;
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::LazyLock;
@@ -141,24 +142,42 @@ impl Turn {
             work();
         });
     }
+
+    /// The work that has the turn next; `None` if the turn is over.
+    fn next(&self) -> Option<Job> {
+        let mut turns = self.of.turns.lock();
+        if turns.round != self.round {
+            return None;
+        }
+        let next = turns.waiting.pop_front();
+        if next.is_none() {
+            turns.taken -= 1;
+        }
+        next
+    }
+}
+
+thread_local! {
+    /// While this thread gives a turn to other work: whether it came back, as that work's runtime has ended.
+    static CAME_BACK: Cell<Option<bool>> = const { Cell::new(None) };
 }
 
 impl Drop for Turn {
     fn drop(&mut self) {
-        let next = {
-            let mut turns = self.of.turns.lock();
-            if turns.round != self.round {
-                return;
+        if CAME_BACK.get().is_some() {
+            // Inside of the loop below, which gives it to the next.
+            CAME_BACK.set(Some(true));
+            return;
+        }
+        while let Some(job) = self.next() {
+            CAME_BACK.set(Some(false));
+            // It panics where the system has no thread left.
+            let turn = Turn { of: self.of, round: self.round };
+            let spent = catch_unwind(AssertUnwindSafe(|| turn.spend(job)));
+            if CAME_BACK.take() == Some(false) && spent.is_ok() {
+                break;
             }
-            match turns.waiting.pop_front() {
-                Some(job) => job,
-                None => {
-                    turns.taken -= 1;
-                    return;
-                }
-            }
-        };
-        Turn { of: self.of, round: self.round }.spend(next);
+        }
     }
 }
 
@@ -291,5 +310,23 @@ mod tests {
         open.send(()).unwrap();
         let next = second.block_on(async { timeout(PATIENCE, next).await.unwrap().unwrap() });
         assert_eq!(next.unwrap(), 5);
+    }
+
+    #[test]
+    fn all_that_waits_in_a_runtime_that_ends_is_dropped_one_after_the_other() {
+        let (threads, ending) = (threads(1), runtime(1));
+        let (open, gate) = sync_channel::<()>(1);
+        ending.spawn(threads.run(move || gate.recv().is_ok()));
+        wait_until("one is at it", || threads.turns.lock().taken == 1);
+        // One inside of the other they would need more than any stack.
+        let many = 100_000;
+        let waiting: Vec<_> = (0..many).map(|_| ending.spawn(threads.run(|| ()))).collect();
+        wait_until("all others wait", || threads.turns.lock().waiting.len() == many);
+        ending.shutdown_background();
+        open.send(()).unwrap();
+        wait_until("all turns are over", || threads.turns.lock().taken == 0);
+        assert!(threads.turns.lock().waiting.is_empty());
+        drop(waiting);
+        assert_eq!(runtime(1).block_on(threads.run(|| 7)).unwrap(), 7);
     }
 }

@@ -62,7 +62,8 @@ impl TokenFile {
 
 impl TokenState {
     fn look(&mut self, path: &Path) -> Result<()> {
-        let about = std::fs::metadata(path).map_err(|e| wrong(path, &e.to_string()))?;
+        let unreadable = |e: std::io::Error| wrong(path, &format!("cannot be read: {e}"));
+        let about = std::fs::metadata(path).map_err(unreadable)?;
         let written = about.modified().unwrap_or(SystemTime::UNIX_EPOCH);
         let version = Some((written, about.ino(), about.len()));
         if version == self.version {
@@ -74,7 +75,7 @@ impl TokenState {
         if about.len() > TOKEN_BYTES_MAX {
             return Err(wrong(path, "has more than 12 KiB: no token is so long"));
         }
-        let text = std::fs::read_to_string(path).map_err(|e| wrong(path, &e.to_string()))?;
+        let text = std::fs::read_to_string(path).map_err(unreadable)?;
         let token = text.trim();
         if token.is_empty() || !token.bytes().all(|b| b.is_ascii_graphic()) {
             return Err(wrong(path, "holds no token: it has one line, without blanks"));
@@ -99,7 +100,11 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("token");
         let file = TokenFile::new(&path);
-        assert!(file.bearer().unwrap_err().message.contains("token"));
+        let e = file.bearer().unwrap_err().message;
+        assert!(
+            e.starts_with(&format!("the token file {} cannot be read: No such file", path.display())),
+            "{e}"
+        );
         for bad in ["", "\n", "two words", "a\0b"] {
             std::fs::write(&path, bad).unwrap();
             let e = file.bearer().unwrap_err().message;

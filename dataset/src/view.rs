@@ -3,7 +3,7 @@
 use crate::freeze::Frozen;
 use crate::schema;
 use crate::selection::Selection;
-use arrow::datatypes::SchemaRef;
+use arrow::datatypes::{FieldRef, SchemaRef};
 use forebay_proto::manifest::Manifest;
 use forebay_proto::view::PARTS_MAX;
 use forebay_proto::{Error, Result, v1};
@@ -67,6 +67,7 @@ impl View {
             ([], Some(only)) => only,
             (mix, last) => {
                 manifests.extend(last);
+                manifests.iter().try_for_each(|other| check_mixable(&manifests[0], other))?;
                 let shares = mix.iter().map(|p| p.share);
                 Manifest::mix(&manifests.into_iter().zip(shares).collect::<Vec<_>>())?
             }
@@ -102,9 +103,73 @@ impl View {
     }
 }
 
+/// `Invalid` if two datasets differ in their columns, with the first difference.
+fn check_mixable(first: &Manifest, other: &Manifest) -> Result<()> {
+    if first.schema() == other.schema() {
+        return Ok(());
+    }
+    let (a, b) = (schema::from_ipc(first.schema())?, schema::from_ipc(other.schema())?);
+    let difference = |field: &FieldRef| {
+        let name = field.name();
+        match b.column_with_name(name) {
+            None => Some(format!("only the first has column '{name}'")),
+            Some((_, f)) if f.data_type() != field.data_type() => {
+                let (a, b) = (field.data_type(), f.data_type());
+                Some(format!("column '{name}' is {a} in the first but {b} in the second"))
+            }
+            Some((_, f)) if f.is_nullable() != field.is_nullable() => {
+                let which = if field.is_nullable() { "first" } else { "second" };
+                Some(format!("column '{name}' may be null in the {which} only"))
+            }
+            Some(_) => None,
+        }
+    };
+    let further = b.fields().iter().find(|field| a.column_with_name(field.name()).is_none());
+    let further = further.map(|field| format!("only the second has column '{}'", field.name()));
+    let what = a.fields().iter().find_map(difference).or(further);
+    let is_moved = a.fields().iter().map(|f| f.name()).ne(b.fields().iter().map(|f| f.name()));
+    let rest =
+        if is_moved { "their columns stand in another order" } else { "their columns have other metadata" };
+    let what = what.unwrap_or_else(|| rest.to_owned());
+    Err(Error::invalid(format!(
+        "{} and {} cannot be mixed: {what}: write their objects with one schema",
+        first.uri(),
+        other.uri()
+    )))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use arrow::datatypes::DataType::{self, Int8, Int64};
+    use arrow::datatypes::{Field, Schema};
+
+    #[test]
+    fn datasets_that_cannot_be_mixed_are_told_their_first_difference() {
+        let manifest = |columns: &[(&str, DataType, bool)]| {
+            let fields = columns.iter().map(|(name, t, nullable)| Field::new(*name, t.clone(), *nullable));
+            let schema = schema::to_ipc(&Schema::new(fields.collect::<Vec<_>>())).unwrap();
+            Manifest::new("s3://b/p", 1, schema, vec![], &[]).unwrap()
+        };
+        let first = manifest(&[("x", Int64, true), ("y", Int8, false)]);
+        assert!(check_mixable(&first, &first.clone()).is_ok());
+        for (other, what) in [
+            (manifest(&[("x", Int64, true)]), "only the first has column 'y'"),
+            (
+                manifest(&[("x", Int8, true), ("y", Int8, false)]),
+                "'x' is Int64 in the first but Int8 in the second",
+            ),
+            (manifest(&[("x", Int64, false), ("y", Int8, false)]), "'x' may be null in the first only"),
+            (
+                manifest(&[("x", Int64, true), ("y", Int8, false), ("z", Int8, false)]),
+                "only the second has column 'z'",
+            ),
+            (manifest(&[("y", Int8, false), ("x", Int64, true)]), "their columns stand in another order"),
+        ] {
+            let e = check_mixable(&first, &other).unwrap_err();
+            assert!(e.message.contains(what) && e.message.contains("with one schema"), "{e}");
+        }
+    }
 
     #[test]
     fn what_is_named_is_one_dataset_or_a_mix_of_some() {

@@ -65,6 +65,17 @@ fn certificate(why: &CertificateError) -> Option<String> {
             format!("its certificate begins in {}: do the clocks agree?", span(*time, *not_before))
         }
         CertificateError::Revoked => "its certificate was revoked".to_owned(),
+        CertificateError::InvalidPurpose | CertificateError::InvalidPurposeContext { .. } => {
+            "its certificate is not for this end of a connection (extended key usage): a node needs one for servers and \
+             clients, as `forebay cert node` makes it"
+                .to_owned()
+        }
+        // webpki has no code of rustls for it. `openssl req -x509` makes such.
+        CertificateError::Other(other) if other.0.to_string() == "CaUsedAsEndEntity" => {
+            "its certificate is that of an authority (CA:TRUE), which nobody can show as its own: have an authority sign \
+             one for it, as `forebay cert node` does"
+                .to_owned()
+        }
         _ => return None,
     };
     Some(text)

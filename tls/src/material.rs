@@ -71,14 +71,23 @@ fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>> {
     }
 }
 
+/// What both forms of an encrypted key say.
+const LOCKED: &[u8] = b"ENCRYPTED";
+
 fn read_identity(cert: &Path, key: &Path) -> Result<(CertifiedKey, CertificateNames)> {
     let chain = certificates(cert)?;
     let names = CertificateNames::read(&chain[0]).map_err(in_file(cert))?;
     chain.iter().try_for_each(|one| check_strength(one)).map_err(in_file(cert))?;
     let pem = read_key(key)?;
-    let der =
-        PrivateKeyDer::from_pem_slice(&pem).map_err(|_| wrong(key, "has no private key in PEM in it"))?;
-    let load = |e: rustls::Error| wrong(key, &format!("its private key cannot be used: {e}"));
+    // Of an older form it may look like a key.
+    let is_locked = pem.windows(LOCKED.len()).any(|part| part == LOCKED);
+    let locked = "its private key is encrypted: write it without a passphrase, as `openssl pkey` does";
+    let none = if is_locked { locked } else { "has no private key in PEM in it" };
+    let der = PrivateKeyDer::from_pem_slice(&pem).map_err(|_| wrong(key, none))?;
+    let load = |e: rustls::Error| match is_locked {
+        true => wrong(key, locked),
+        false => wrong(key, &format!("its private key cannot be used: {e}")),
+    };
     let signing = PROVIDER.key_provider.load_private_key(der).map_err(load)?;
     let matches = |one: &CertificateDer<'static>| {
         CertifiedKey::new(vec![one.clone()], signing.clone()).keys_match().is_ok()

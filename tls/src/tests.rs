@@ -238,3 +238,30 @@ fn files_are_refused_by_name() {
     let e = open(&one).unwrap_err();
     assert!(e.message.contains("one-key.pem: its mode is 0644"), "{e}");
 }
+
+/// What a client says of a certificate that signs itself, and that it believes.
+async fn said_of_its_own_authority(change: impl FnOnce(&mut CertificateParams)) -> String {
+    let folder = Folder::new();
+    let mut params = CertificateParams::new(vec!["localhost".to_owned()]).unwrap();
+    change(&mut params);
+    let key = KeyPair::generate().unwrap();
+    let cert = Some(folder.put("cert.pem", &params.self_signed(&key).unwrap().pem()));
+    let key = Some(folder.put("key.pem", &key.serialize_pem()));
+    let files = TlsFiles { cert: cert.clone(), key, ..TlsFiles::default() };
+    let server = ServerTls::open(files, ClientCertificates::default()).unwrap();
+    let client = ClientTls::new(TlsFiles { ca: cert, ..TlsFiles::default() });
+    let (near, far) = duplex(64 << 10);
+    let accept = server.accept(Purpose::Grpc, far, CancellationToken::new());
+    let (_, said) = tokio::join!(accept, client.connect("localhost", near));
+    said.map(drop).unwrap_err().to_string()
+}
+
+#[tokio::test]
+async fn certificates_that_no_node_can_show_are_told_as_such() {
+    let is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    let e = said_of_its_own_authority(|params| params.is_ca = is_ca).await;
+    assert!(e.starts_with("its certificate is that of an authority"), "{e}");
+    let purpose = vec![rcgen::ExtendedKeyUsagePurpose::ClientAuth];
+    let e = said_of_its_own_authority(|params| params.extended_key_usages = purpose).await;
+    assert!(e.starts_with("its certificate is not for this end of a connection"), "{e}");
+}

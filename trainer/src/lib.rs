@@ -19,9 +19,12 @@ mod report;
 mod settings;
 mod train;
 
+use std::io::IsTerminal as _;
 use std::process::ExitCode;
 
+use anyhow::anyhow;
 use clap::Parser;
+use tracing_subscriber::EnvFilter;
 
 use crate::rank::env::RankEnv;
 use crate::rank::{failure, launch};
@@ -30,30 +33,48 @@ pub use crate::rank::failure::{ERROR_FILE, PREFIX};
 pub use crate::report::summary::bytes;
 pub use crate::settings::{AUTO_BATCH, Settings};
 
+/// The exit code of a wrong command line, as clap has it.
+const MISUSED: u8 = 2;
+
+/// Says what to log; warnings without it.
+const LOG_VARIABLE: &str = "RUST_LOG";
+
 /// The program: parses the command line and runs as launcher or as rank.
 pub fn main() -> ExitCode {
     let settings = Settings::parse();
-    tracing_subscriber::fmt()
-        .with_env_filter(
-            tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "warn".into()),
-        )
-        .with_writer(std::io::stderr)
-        .init();
+    match log_filter(forebay_client::variable(LOG_VARIABLE)) {
+        Ok(filter) => {
+            let logs = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+            logs.with_ansi(std::io::stderr().is_terminal()).init();
+        }
+        Err(error) => return failure::end_launcher(Err(error)),
+    }
     match RankEnv::from_env() {
         Ok(Some(env)) => {
             failure::tell_panics();
             failure::end_rank(&env, failure::caught(|| one_rank(&settings, &env)))
         }
-        Ok(None) => failure::end_launcher(launcher(&settings)),
+        Ok(None) => launcher(&settings),
         Err(error) => failure::end_launcher(Err(error)),
     }
 }
 
-fn launcher(settings: &Settings) -> anyhow::Result<()> {
+fn launcher(settings: &Settings) -> ExitCode {
     let world = settings.nproc.unwrap_or(1);
-    settings.check(world)?;
-    settings.check_report()?;
-    launch::run(world, settings.max_restarts)
+    match settings.check(world).and_then(|()| settings.check_report()) {
+        Ok(()) => failure::end_launcher(launch::run(world, settings.max_restarts)),
+        Err(error) => {
+            failure::end_launcher(Err(error));
+            ExitCode::from(MISUSED)
+        }
+    }
+}
+
+/// What to log; says why where the value makes no sense.
+fn log_filter(value: Option<String>) -> anyhow::Result<EnvFilter> {
+    let value = value.unwrap_or_else(|| "warn".to_owned());
+    let wrong = |e| anyhow!("{LOG_VARIABLE}={value}: {e}: use a level, as in debug or forebay_client=debug");
+    EnvFilter::try_new(&value).map_err(wrong)
 }
 
 fn one_rank(settings: &Settings, env: &RankEnv) -> anyhow::Result<()> {
@@ -67,4 +88,18 @@ fn one_rank(settings: &Settings, env: &RankEnv) -> anyhow::Result<()> {
         settings.check_report()?;
     }
     train::run::run(settings, env)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::log_filter;
+
+    #[test]
+    fn a_log_that_cannot_be_understood_is_told() {
+        let told = |value: &str| log_filter(Some(value.to_owned())).map(|filter| filter.to_string());
+        let e = told("forebay_client=debgu").unwrap_err().to_string();
+        assert!(e.starts_with("RUST_LOG=forebay_client=debgu: "), "{e}");
+        assert_eq!(told("forebay_client=debug").unwrap(), "forebay_client=debug");
+        assert_eq!(log_filter(None).unwrap().to_string(), "warn");
+    }
 }

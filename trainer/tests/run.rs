@@ -347,3 +347,21 @@ fn under_torchrun_a_rank_speaks_for_itself() {
     command.args(["--nproc", "2"]);
     assert!(failure(&command.output().unwrap()).contains("--nproc"));
 }
+
+#[test]
+fn a_wrong_command_line_has_an_exit_code_of_its_own() {
+    for (flags, says) in [
+        (["--nproc", "0"], "--nproc must be"),
+        (["--lr", "nan"], "--lr must be"),
+        (["--keep", "0"], "--keep must be"),
+    ] {
+        let output = run(&flags);
+        assert_eq!(output.status.code(), Some(2), "{flags:?}: {output:?}");
+        let said = failure(&output);
+        assert!(said.contains(says), "{flags:?}: {said}");
+    }
+    let output = command(&[]).env("RUST_LOG", "forebay_train=debgu").output().unwrap();
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    let said = failure(&output);
+    assert!(said.starts_with("RUST_LOG=forebay_train=debgu: "), "{said}");
+}

@@ -1,19 +1,22 @@
 //! The audit log: a line of JSON for each call that was refused, and for each call of an operator.
 //!
-//! Lines wait in a bounded queue for the thread that writes them. Where that is full, or the disk is, callers
-//! wait, or lines are lost and counted, as it is set. A file that was moved away is made again.
+//! Lines go through a bounded queue to the thread that writes them. Callers wait until their line is in the
+//! file, or, as it is set, do not, and lines are lost and counted where the queue or the disk is full. In the
+//! file means handed to the system: what a crash of the machine leaves of it is the file system's matter. A
+//! file that was moved away is made again, and no line begins in the middle of another.
 
 use crate::settings::{AuditSettings, OnFull};
 use forebay_proto::{Error, Result};
 use serde::Serialize;
 use std::fs::File;
-use std::io::{BufWriter, Write as _};
-use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
+use std::io::{self, Write as _};
+use std::os::unix::fs::{FileExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant, SystemTime};
-use tokio::sync::mpsc::{Receiver, Sender, channel, error::TrySendError};
+use tokio::sync::mpsc::{Receiver, Sender, channel};
+use tokio::sync::oneshot;
 
 /// Lines that wait to be written at most.
 const QUEUE: usize = 8192;
@@ -52,10 +55,18 @@ pub struct AuditLog(Option<Arc<AuditQueue>>);
 
 #[derive(Debug)]
 struct AuditQueue {
-    lines: Sender<Vec<u8>>,
+    lines: Sender<QueuedLine>,
     on_full: OnFull,
     written: Arc<AtomicU64>,
     dropped: Arc<AtomicU64>,
+}
+
+/// A line on its way to the file.
+#[derive(Debug)]
+struct QueuedLine {
+    text: Vec<u8>,
+    /// Who waits until it is there.
+    written: Option<oneshot::Sender<()>>,
 }
 
 impl AuditLog {
@@ -82,21 +93,22 @@ impl AuditLog {
         self.0.is_some()
     }
 
-    /// Writes a line down. Waits for room in the queue, if it is set so.
+    /// Writes a line down. Waits until it is in the file, if it is set so.
     pub async fn note(&self, mut line: AuditLine<'_>) {
         let Some(queue) = &self.0 else { return };
         line.time = now();
         let Ok(mut text) = serde_json::to_vec(&line) else { return };
         text.push(b'\n');
-        match queue.lines.try_send(text) {
-            Ok(()) => {}
-            Err(TrySendError::Full(text)) if queue.on_full == OnFull::Block => {
-                // The thread lives as long as the queue.
-                queue.lines.send(text).await.ok();
-            }
-            Err(_) => {
+        if queue.on_full == OnFull::Drop {
+            if queue.lines.try_send(QueuedLine { text, written: None }).is_err() {
                 queue.dropped.fetch_add(1, Relaxed);
             }
+            return;
+        }
+        let (sender, written) = oneshot::channel();
+        // The thread lives as long as the queue.
+        if queue.lines.send(QueuedLine { text, written: Some(sender) }).await.is_ok() {
+            written.await.ok();
         }
     }
 
@@ -108,21 +120,31 @@ impl AuditLog {
 
 struct AuditFile {
     path: PathBuf,
-    file: BufWriter<File>,
+    file: File,
     id: (u64, u64),
+    /// It ends in the middle of a line: a write was cut short, by a full disk or by the end of a node.
+    is_torn: bool,
     looked: Instant,
 }
 
+/// Lines that are written together, and how many of their bytes are in the file.
+#[derive(Default)]
+struct Batch {
+    text: Vec<u8>,
+    done: usize,
+}
+
 impl AuditFile {
-    fn open(path: &Path) -> std::io::Result<Self> {
+    fn open(path: &Path) -> io::Result<Self> {
         let file = File::options().create(true).append(true).mode(0o600).open(path)?;
         let about = file.metadata()?;
         let id = (about.dev(), about.ino());
-        Ok(Self { path: path.to_owned(), file: BufWriter::new(file), id, looked: Instant::now() })
+        let is_torn = about.is_file() && about.len() > 0 && !ends_a_line(path, about.len());
+        Ok(Self { path: path.to_owned(), file, id, is_torn, looked: Instant::now() })
     }
 
     /// Opens it again if it was moved away.
-    fn follow(&mut self) -> std::io::Result<()> {
+    fn follow(&mut self) -> io::Result<()> {
         if self.looked.elapsed() >= LOOK {
             self.looked = Instant::now();
             let is_there =
@@ -134,30 +156,74 @@ impl AuditFile {
         Ok(())
     }
 
-    /// Lines, all at once.
-    fn write(&mut self, lines: &[u8]) -> std::io::Result<()> {
+    /// Writes the rest of a batch. After an error it goes on where it stopped if the file still ends
+    /// there, else at the start of that line.
+    fn write(&mut self, batch: &mut Batch) -> io::Result<()> {
+        let before = self.id;
         self.follow()?;
-        self.file.write_all(lines)?;
-        self.file.flush()
+        if batch.is_within_line() && !(self.is_torn && self.id == before) {
+            batch.back_to_line();
+        }
+        if self.is_torn && !batch.is_within_line() {
+            self.file.write_all(b"\n")?;
+            self.is_torn = false;
+        }
+        while batch.done < batch.text.len() {
+            match self.file.write(&batch.text[batch.done..]) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(bytes) => {
+                    batch.done += bytes;
+                    self.is_torn = batch.is_within_line();
+                }
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(e) => return Err(e),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Whether a file of this length ends with a line's end. One that may be written and not read is taken to.
+fn ends_a_line(path: &Path, bytes: u64) -> bool {
+    let mut last = [0];
+    let read = File::open(path).and_then(|file| file.read_exact_at(&mut last, bytes - 1));
+    read.is_err() || last == *b"\n"
+}
+
+impl Batch {
+    /// Whether a line is in the file in part.
+    fn is_within_line(&self) -> bool {
+        self.done > 0 && self.text[self.done - 1] != b'\n'
+    }
+
+    fn back_to_line(&mut self) {
+        self.done = self.text[..self.done].iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1);
+    }
+
+    /// Whole lines that are in the file.
+    fn lines_done(&self) -> u64 {
+        self.text[..self.done].iter().filter(|byte| **byte == b'\n').count() as u64
     }
 }
 
 fn run(
     mut file: AuditFile,
-    mut lines: Receiver<Vec<u8>>,
+    mut lines: Receiver<QueuedLine>,
     on_full: OnFull,
     counts: &(Arc<AtomicU64>, Arc<AtomicU64>),
 ) {
     let mut has_warned = false;
-    while let Some(mut text) = lines.blocking_recv() {
-        let mut many = 1;
-        while let Ok(more) = lines.try_recv() {
-            text.extend(more);
-            many += 1;
+    while let Some(first) = lines.blocking_recv() {
+        let (mut batch, mut waiting) = (Batch::default(), Vec::new());
+        let mut next = Some(first);
+        while let Some(QueuedLine { text, written }) = next {
+            batch.text.extend(text);
+            waiting.push(written);
+            next = if waiting.len() < QUEUE { lines.try_recv().ok() } else { None };
         }
+        let many = waiting.len() as u64;
         loop {
-            let Err(e) = file.write(&text) else {
-                counts.0.fetch_add(many, Relaxed);
+            let Err(e) = file.write(&mut batch) else {
                 has_warned = false;
                 break;
             };
@@ -165,16 +231,21 @@ fn run(
                 let path = file.path.display();
                 tracing::warn!(error = %e, %path, "the audit log cannot be written: see [audit] on_full");
             }
-            // A part of the lines may be there: they come again from the start.
-            if let Ok(again) = AuditFile::open(&file.path.clone()) {
+            // The old file may be good no more, as after a fault of a network's file system.
+            if let Ok(again) = AuditFile::open(&file.path) {
+                if again.id != file.id {
+                    batch.back_to_line();
+                }
                 file = again;
             }
             if on_full == OnFull::Drop || lines.is_closed() {
-                counts.1.fetch_add(many, Relaxed);
                 break;
             }
             std::thread::sleep(PAUSE);
         }
+        counts.0.fetch_add(batch.lines_done(), Relaxed);
+        counts.1.fetch_add(many - batch.lines_done(), Relaxed);
+        waiting.into_iter().flatten().for_each(|written| _ = written.send(()));
     }
 }
 
@@ -229,6 +300,51 @@ mod tests {
     }
 
     #[tokio::test(flavor = "multi_thread")]
+    async fn a_line_is_in_the_file_when_its_caller_goes_on() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("audit");
+        // As a node left it that was killed while it wrote.
+        std::fs::write(&path, "{\"node\":\"n\"}\n{\"node\":\"n\",\"ca").unwrap();
+        let settings = AuditSettings { file: Some(path.clone()), on_full: OnFull::Block };
+        let log = AuditLog::open(&settings).unwrap();
+        for n in 1..=100 {
+            log.note(line("c")).await;
+            let text = std::fs::read_to_string(&path).unwrap();
+            assert_eq!(text.lines().count(), n + 2, "{text}");
+            let last: serde_json::Value = serde_json::from_str(text.lines().last().unwrap()).unwrap();
+            assert_eq!((last["call"].as_str(), text.ends_with('\n')), (Some("c"), true));
+        }
+    }
+
+    #[test]
+    fn lines_that_were_cut_short_go_on_where_they_stopped_or_begin_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("audit");
+        let text = || std::fs::read_to_string(&path).unwrap();
+        let batch = |done| Batch { text: b"first\nsecond\n".to_vec(), done };
+        let torn = |held: &str| {
+            std::fs::write(&path, held).unwrap();
+            AuditFile::open(&path).unwrap()
+        };
+        // The disk was full after a line and a half, and has room again.
+        torn("first\nsec").write(&mut batch(9)).unwrap();
+        assert_eq!(text(), "first\nsecond\n");
+        // Somebody has cut the file meanwhile.
+        torn("").write(&mut batch(9)).unwrap();
+        assert_eq!(text(), "second\n");
+        // The rest was given up: the next lines do not follow half of one.
+        torn("first\nsec").write(&mut batch(0)).unwrap();
+        assert_eq!(text(), "first\nsec\nfirst\nsecond\n");
+        // It was moved away, and another one has come.
+        let mut file = torn("first\nsec");
+        std::fs::rename(&path, folder.path().join("audit.1")).unwrap();
+        file.looked -= LOOK;
+        file.write(&mut batch(9)).unwrap();
+        assert_eq!(text(), "second\n");
+        assert_eq!((batch(9).lines_done(), batch(13).lines_done()), (1, 2));
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
     async fn a_full_disk_loses_lines_or_keeps_callers_waiting() {
         let full = Some(PathBuf::from("/dev/full"));
         let log = AuditLog::open(&AuditSettings { file: full.clone(), on_full: OnFull::Drop }).unwrap();
@@ -242,12 +358,8 @@ mod tests {
         };
         tokio::time::timeout(Duration::from_secs(20), all_lost).await.unwrap();
         let log = AuditLog::open(&AuditSettings { file: full, on_full: OnFull::Block }).unwrap();
-        let many = async {
-            for _ in 0..3 * QUEUE {
-                log.note(line("c")).await;
-            }
-        };
-        assert!(tokio::time::timeout(Duration::from_secs(2), many).await.is_err(), "it waits");
+        let first = tokio::time::timeout(Duration::from_secs(2), log.note(line("c"))).await;
+        assert!(first.is_err(), "the first line already is waited for");
         assert_eq!(log.counts(), (0, 0));
         assert!(
             AuditLog::open(&AuditSettings { file: Some("/no/such".into()), on_full: OnFull::Drop }).is_err()

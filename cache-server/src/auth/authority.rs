@@ -9,7 +9,8 @@ use super::calls::Call;
 use super::jwt::JwtVerifier;
 use super::limiter::Limiter;
 use super::policy::Policy;
-use super::principal::Principal;
+use super::policy_file::WatchedPolicy;
+use super::principal::{CallerRole, Principal};
 use super::session::{Credential, DECISION_AGE, EndReason, Session};
 use crate::allow::Allowed;
 use crate::disk::PrefixLimit;
@@ -22,15 +23,20 @@ use parking_lot::{Mutex, RwLock};
 use sha2::{Digest as _, Sha256};
 use std::collections::HashMap;
 use std::hash::Hash as _;
-use std::os::unix::fs::MetadataExt as _;
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 use tokio::time::{MissedTickBehavior, interval};
 
-/// How often the policy is looked at, and what has expired.
-const LOOK: Duration = Duration::from_secs(2);
+/// How often the policy is looked at, and what has expired. Another policy takes force after two looks that
+/// find the same file.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// Looks between two at the keys of JSON Web Tokens.
+const LOOKS_PER_KEYS: u64 = 2;
+
+/// In the error of a caller that is known and has not the role for a call.
+pub const NO_ROLE: &str = "may not make this call";
 
 /// How long what has ended may take to say so, before its connection is cut.
 const LAST_WORDS: Duration = Duration::from_secs(3);
@@ -52,8 +58,8 @@ pub enum Shown<'a> {
 /// Why a caller may not make a call.
 #[derive(Debug)]
 pub enum Refused {
-    /// It shows nothing that is good here.
-    Unknown,
+    /// It shows nothing that is good here; why, which is not for the caller.
+    Unknown(String),
     /// It is known, and may not.
     Forbidden(Caller, Error),
 }
@@ -61,7 +67,7 @@ pub enum Refused {
 /// Who may do what on this node.
 #[derive(Debug)]
 pub struct Authority {
-    file: Option<PathBuf>,
+    file: Option<Mutex<WatchedPolicy>>,
     allow: Arc<Allowed>,
     policy: RwLock<Option<Arc<Policy>>>,
     jwt: Option<JwtVerifier>,
@@ -69,8 +75,6 @@ pub struct Authority {
     limiters: Mutex<HashMap<String, Arc<Limiter>>>,
     /// Those that ended and may be sending still, with the time.
     ended: Mutex<Vec<(Instant, Arc<Session>)>>,
-    /// The policy's file as it was when it was looked at last.
-    seen: Mutex<Option<FileVersion>>,
     /// Called after each change of the policy.
     generation: AtomicU64,
     pub figures: AuthFigures,
@@ -90,9 +94,6 @@ pub struct AuthFigures {
 
 type SessionKey = [u8; 32];
 
-/// When a file was written, its inode, its length.
-type FileVersion = (SystemTime, u64, u64);
-
 #[derive(Debug)]
 struct KnownSession {
     session: Arc<Session>,
@@ -102,18 +103,16 @@ struct KnownSession {
 impl Authority {
     /// By these settings. Reads the policy: not for an async thread. `Invalid` says why it cannot be used.
     pub fn open(settings: &AuthSettings, allow: Arc<Allowed>) -> Result<Self> {
-        let file = settings.policy.clone();
-        let policy = file.as_deref().map(|file| Policy::read(file, &allow)).transpose()?;
-        let seen = file.as_deref().and_then(|file| version(file).ok());
+        let path = settings.policy.clone();
+        let (file, policy) = path.map(|path| WatchedPolicy::open(path, &allow)).transpose()?.unzip();
         Ok(Self {
-            file,
+            file: file.map(Mutex::new),
             allow,
             policy: RwLock::new(policy.map(Arc::new)),
             jwt: JwtVerifier::new(&settings.jwt)?,
             sessions: Mutex::default(),
             limiters: Mutex::default(),
             ended: Mutex::default(),
-            seen: Mutex::new(seen),
             generation: AtomicU64::new(0),
             figures: AuthFigures::default(),
         })
@@ -143,39 +142,43 @@ impl Authority {
         if !self.is_on() || call.is_some_and(|call| call.roles.is_empty()) {
             return Ok(Caller::everyone());
         }
-        let Some(session) = self.session(shown) else {
+        let session = self.session(shown).map_err(|why| {
             self.figures.unknown.fetch_add(1, Relaxed);
-            return Err(Refused::Unknown);
-        };
+            Refused::Unknown(why)
+        })?;
         let caller = Caller::of(session);
         let may = call.is_some_and(|call| call.roles.iter().any(|role| caller.has(*role)));
         if may {
             return Ok(caller);
         }
         let name = caller.principal_name().unwrap_or_default().to_owned();
-        let why = format!("{name} may not make this call: it needs another role in the node's policy");
+        let why = match call {
+            Some(call) => format!("{name} {NO_ROLE}: it needs the role {}", role_names(call.roles)),
+            None => format!("{name} {NO_ROLE}: no role of a policy may"),
+        };
         let e = caller.deny("", why);
         Err(Refused::Forbidden(caller, e))
     }
 
-    /// What a credential has open; `None` if it is not good.
-    fn session(&self, shown: Shown<'_>) -> Option<Arc<Session>> {
-        let key = shown.key()?;
+    /// What a credential has open; else why it is not good.
+    fn session(&self, shown: Shown<'_>) -> std::result::Result<Arc<Session>, String> {
+        let key = shown.key().ok_or_else(|| shown.fault().to_owned())?;
         if let Some(known) = self.sessions.lock().get(&key)
             && known.checked.elapsed() < DECISION_AGE
             && !known.session.credential.has_expired()
         {
-            return Some(known.session.clone());
+            return Ok(known.session.clone());
         }
         let credential = self.credential(shown)?;
         // From here on no other policy comes into force.
         let mut sessions = self.sessions.lock();
-        let principal = self.policy.read().as_ref()?.principal_of(&credential)?;
+        let principal = self.policy.read().as_ref().and_then(|policy| policy.principal_of(&credential));
+        let principal = principal.ok_or_else(|| format!("no principal has {}", credential.name()))?;
         let checked = Instant::now();
         if let Some(known) = sessions.get_mut(&key).filter(|known| known.session.reason().is_none()) {
             known.session.go_on_as(principal);
             known.checked = checked;
-            return Some(known.session.clone());
+            return Ok(known.session.clone());
         }
         if sessions.len() >= SESSIONS_MAX {
             sessions.retain(|_, known| !known.session.is_idle());
@@ -183,21 +186,22 @@ impl Authority {
         let limiter = self.limiter(&principal);
         let session = Arc::new(Session::new(credential, principal, limiter));
         sessions.insert(key, KnownSession { session: session.clone(), checked });
-        Some(session)
+        Ok(session)
     }
 
-    fn credential(&self, shown: Shown<'_>) -> Option<Credential> {
+    fn credential(&self, shown: Shown<'_>) -> std::result::Result<Credential, String> {
         match shown {
             Shown::Header(text) => {
-                let token = bearer(text)?;
-                match GivenToken::of(token) {
-                    Some(given) => Some(Credential::Token { id: given.id.to_owned(), hash: given.hash() }),
-                    None => self.jwt.as_ref()?.verify(token),
+                let token = bearer(text).ok_or_else(|| shown.fault().to_owned())?;
+                match (GivenToken::of(token), &self.jwt) {
+                    (Some(given), _) => Ok(Credential::Token { id: given.id.to_owned(), hash: given.hash() }),
+                    (None, Some(jwt)) => jwt.verify(token).map_err(str::to_owned),
+                    (None, None) => Err("its token is none of a policy, and there is no [auth.jwt]".into()),
                 }
             }
-            Shown::Certificate(certificate) => Some(Credential::Certificate(certificate.clone())),
-            Shown::S3Key(id) => Some(Credential::S3Key(id.to_owned())),
-            Shown::Nothing => None,
+            Shown::Certificate(certificate) => Ok(Credential::Certificate(certificate.clone())),
+            Shown::S3Key(id) => Ok(Credential::S3Key(id.to_owned())),
+            Shown::Nothing => Err(shown.fault().to_owned()),
         }
     }
 
@@ -215,9 +219,9 @@ impl Authority {
         let mut ticks = interval(LOOK);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut last_fault = String::new();
-        loop {
+        for look in 0_u64.. {
             ticks.tick().await;
-            if let Some(jwt) = &self.jwt {
+            if let Some(jwt) = self.jwt.as_ref().filter(|_| look.is_multiple_of(LOOKS_PER_KEYS)) {
                 match jwt.look().await {
                     Ok(()) => last_fault.clear(),
                     Err(e) if e.message == last_fault => {}
@@ -235,16 +239,13 @@ impl Authority {
         }
     }
 
-    /// Takes the policy's file if it has changed. Touches the disk.
+    /// Takes the policy's file if it has changed and stands still. Touches the disk.
     fn look(&self) {
-        let Some(file) = &self.file else { return };
-        let now = version(file).ok();
-        if std::mem::replace(&mut *self.seen.lock(), now) == now {
-            return;
-        }
-        match Policy::read(file, &self.allow) {
-            Ok(policy) => self.put_in_force(policy),
-            Err(e) => {
+        let found = self.file.as_ref().and_then(|file| file.lock().look(&self.allow));
+        match found {
+            None => {}
+            Some(Ok(policy)) => self.put_in_force(policy),
+            Some(Err(e)) => {
                 self.figures.policies_refused.fetch_add(1, Relaxed);
                 tracing::warn!(error = %e, "the policy of before stays in force");
             }
@@ -308,6 +309,14 @@ impl Authority {
 }
 
 impl Shown<'_> {
+    /// Why it is nothing that could be good.
+    fn fault(&self) -> &'static str {
+        match self {
+            Self::Header(_) => "its header has no bearer token",
+            _ => "it shows no token and no certificate, or several tokens",
+        }
+    }
+
     /// What remembers a credential: its hash, for it may be a secret.
     fn key(&self) -> Option<SessionKey> {
         let mut hash = Sha256::new();
@@ -349,9 +358,9 @@ fn bearer(text: &str) -> Option<&str> {
     (scheme.eq_ignore_ascii_case("bearer") && !token.is_empty()).then_some(token)
 }
 
-fn version(file: &Path) -> std::io::Result<FileVersion> {
-    let about = std::fs::metadata(file)?;
-    Ok((about.modified()?, about.ino(), about.len()))
+/// As a policy has them: `reader or loader`.
+fn role_names(roles: &[CallerRole]) -> String {
+    roles.iter().map(|role| role.name()).collect::<Vec<_>>().join(" or ")
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@ use super::jwks::{KeySet, KeySource};
 use super::session::Credential;
 use crate::settings::JwtSettings;
 use forebay_proto::{Error, Result};
+use jsonwebtoken::errors::ErrorKind;
 use jsonwebtoken::{Algorithm, Validation, decode, decode_header, get_current_timestamp};
 use parking_lot::RwLock;
 use serde_json::{Map, Value};
@@ -30,6 +31,9 @@ const ALGORITHMS: [Algorithm; 9] = [
     Algorithm::ES384,
     Algorithm::EdDSA,
 ];
+
+/// Of a token without the claims that every one must have.
+const NO_CLAIM: &str = "its JSON Web Token lacks exp, aud or iss";
 
 /// Checks tokens.
 #[derive(Debug)]
@@ -69,26 +73,41 @@ impl JwtVerifier {
         Ok(())
     }
 
-    /// What a token says; `None` if it is not good here, for whatever reason.
-    pub fn verify(&self, token: &str) -> Option<Credential> {
+    /// What a token says; else why it is not good here, which is for the operator and not for its bearer.
+    pub fn verify(&self, token: &str) -> std::result::Result<Credential, &'static str> {
         if token.len() > JWT_BYTES_MAX {
-            return None;
+            return Err("its token has more than 12 KiB");
         }
-        let header = decode_header(token).ok()?;
-        let algorithm = Some(header.alg).filter(|algorithm| self.algorithms.contains(algorithm))?;
+        let header = decode_header(token).map_err(|e| fault(&e))?;
+        let algorithm = Some(header.alg).filter(|algorithm| self.algorithms.contains(algorithm));
+        let algorithm = algorithm.ok_or("its JSON Web Token has none of [auth.jwt] algorithms")?;
         let keys = self.keys.read().clone();
-        let key = keys.find(header.kid.as_deref(), algorithm)?;
+        let key = keys.find(header.kid.as_deref(), algorithm);
+        let key = key.ok_or("its JSON Web Token names no key of [auth.jwt] jwks")?;
         let mut rules = Validation::new(algorithm);
         rules.leeway = self.settings.leeway_s;
         rules.validate_nbf = true;
         rules.set_audience(&[&self.settings.audience]);
         rules.set_issuer(&[&self.settings.issuer]);
         rules.set_required_spec_claims(&["exp", "aud", "iss"]);
-        let claims = decode::<Map<String, Value>>(token, key, &rules).ok()?.claims;
-        let expires = claims.get("exp").and_then(Value::as_f64)?;
+        let claims = decode::<Map<String, Value>>(token, key, &rules).map_err(|e| fault(&e))?.claims;
+        let expires = claims.get("exp").and_then(Value::as_f64).ok_or(NO_CLAIM)?;
         let left = (expires - get_current_timestamp() as f64 + self.settings.leeway_s as f64).max(0.0);
         let left = Duration::try_from_secs_f64(left).unwrap_or(LIFE_MAX).min(LIFE_MAX);
-        Some(Credential::Claims { claims, until: Instant::now() + left })
+        Ok(Credential::Claims { claims, until: Instant::now() + left })
+    }
+}
+
+/// Nothing of a token is repeated: strangers write them.
+fn fault(e: &jsonwebtoken::errors::Error) -> &'static str {
+    match e.kind() {
+        ErrorKind::ExpiredSignature => "its JSON Web Token has expired",
+        ErrorKind::ImmatureSignature => "its JSON Web Token is not good yet",
+        ErrorKind::InvalidAudience => "its JSON Web Token is for another audience",
+        ErrorKind::InvalidIssuer => "its JSON Web Token is of another issuer",
+        ErrorKind::InvalidSignature => "its JSON Web Token is signed by another key",
+        ErrorKind::MissingRequiredClaim(_) => NO_CLAIM,
+        _ => "its token is none of a policy, and no JSON Web Token",
     }
 }
 

@@ -5,22 +5,18 @@
 use super::pattern::Pattern;
 use super::principal::{CallerRole, Principal, PrincipalLimits};
 use super::session::Credential;
-use crate::allow::Allowed;
+use crate::allow::{Allowed, is_all_buckets};
 use crate::disk::PrefixLimit;
 use crate::settings::maybe_size;
 use crate::tls::PeerCertificate;
+use forebay_dataset::source;
 use forebay_proto::token::{KnownToken, TOKEN_START, TokenHash};
 use forebay_proto::{Error, Result};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 use std::collections::{BTreeMap, HashMap};
-use std::os::unix::fs::MetadataExt as _;
-use std::path::Path;
 use std::sync::Arc;
 use subtle::ConstantTimeEq as _;
-
-/// Bytes of a policy at most: some hundred thousand principals.
-const POLICY_BYTES_MAX: u64 = 128 << 20;
 
 const NAME_BYTES_MAX: usize = 200;
 
@@ -76,21 +72,9 @@ struct LimitsEntry {
 }
 
 impl Policy {
-    /// The policy of a file. All its prefixes must lie under what the node may read. Touches the disk.
-    pub fn read(path: &Path, allow: &Allowed) -> Result<Self> {
-        let wrong = |why: &str| Error::invalid(format!("the policy {} {why}", path.display()));
-        let about = std::fs::metadata(path).map_err(|e| wrong(&format!("cannot be read: {e}")))?;
-        if about.mode() & 0o002 != 0 {
-            return Err(wrong("may be written by every user of this machine: chmod o-w"));
-        }
-        if about.len() > POLICY_BYTES_MAX {
-            return Err(wrong("has more than 128 MiB"));
-        }
-        let text = std::fs::read_to_string(path).map_err(|e| wrong(&format!("cannot be read: {e}")))?;
-        Self::parse(&text, allow).map_err(|e| wrong(&format!("is wrong, and not used: {}", e.message)))
-    }
-
-    /// The policy of a text.
+    /// The policy of a text. All its prefixes must lie under what the node may read. `Invalid` if it has no
+    /// principal: nobody could do anything, and a file that is being written looks like that. Touches the
+    /// disk where prefixes are folders.
     pub fn parse(text: &str, allow: &Allowed) -> Result<Self> {
         // The text is not repeated: where there should be a hash there may be a token.
         let file: PolicyFile = toml::from_str(text).map_err(|e| {
@@ -110,7 +94,10 @@ impl Policy {
             }
             policy.add(entry, allow).map_err(|e| e.context(format!("principal {name}")))?;
         }
-        Ok(policy)
+        match policy.principals.is_empty() {
+            true => Err(Error::invalid("it has no principal: nobody could do anything")),
+            false => Ok(policy),
+        }
     }
 
     fn add(&mut self, entry: PrincipalEntry, allow: &Allowed) -> Result<()> {
@@ -121,7 +108,11 @@ impl Policy {
         if roles.is_empty() {
             return Err(Error::invalid("roles: name one at least"));
         }
-        let prefixes = Allowed::new(&prefixes).map_err(|e| e.context("prefixes"))?;
+        // Said in the words of a policy: those of the roots are `--allow`.
+        for prefix in prefixes.iter().filter(|prefix| !is_all_buckets(prefix)) {
+            source::normalise(prefix).map_err(|e| e.context(format!("prefixes: {prefix:?}")))?;
+        }
+        let prefixes = Allowed::new(&prefixes)?;
         for root in prefixes.roots() {
             if !allow.covers(root) {
                 return Err(Error::invalid(format!("prefix {root} lies outside of what --allow names")));

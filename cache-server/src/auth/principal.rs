@@ -20,6 +20,19 @@ pub enum CallerRole {
     Peer,
 }
 
+impl CallerRole {
+    /// As a policy has it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Reader => "reader",
+            Self::Loader => "loader",
+            Self::Operator => "operator",
+            Self::Metrics => "metrics",
+            Self::Peer => "peer",
+        }
+    }
+}
+
 /// What a principal may take, of each node.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct PrincipalLimits {

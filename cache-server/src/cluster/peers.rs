@@ -20,6 +20,7 @@ use crate::runtime::blocking;
 use forebay_dataset::SegmentBatch;
 use forebay_proto::object::ObjectVersion;
 use forebay_proto::{Error, Kind, Manifest, Result, v1};
+use futures::StreamExt as _;
 use futures::future::join_all;
 use parking_lot::Mutex;
 use std::collections::HashMap;
@@ -30,6 +31,9 @@ use tokio::time::timeout;
 
 /// How long memory for a segment is waited for: what holds it may itself wait for other nodes.
 const MEMORY: Duration = Duration::from_secs(20);
+
+/// Nodes that are asked at once whether they take readers.
+const ASKED_AT_ONCE: usize = 64;
 
 /// The other nodes.
 #[derive(Debug)]
@@ -137,6 +141,13 @@ impl Peers {
         let others = self.ownership.others().into_iter();
         let named = others.filter_map(|(name, address)| Some((name, self.peer(&address)?)));
         named.filter(|(_, peer)| !peer.is_suspended()).collect()
+    }
+
+    /// Whether a node at one of some addresses says that it takes readers. Each has a moment to say so.
+    pub async fn is_any_serving(&self, addresses: &[String]) -> bool {
+        let peers: Vec<_> = addresses.iter().filter_map(|address| self.peer(address)).collect();
+        let asked = peers.into_iter().map(|peer| async move { peer.is_serving().await });
+        futures::stream::iter(asked).buffer_unordered(ASKED_AT_ONCE).any(std::future::ready).await
     }
 
     /// The node at an address; `None` if it is not an address.

@@ -2,7 +2,7 @@
 
 use super::copies::Copies;
 use super::counters::DiskCounters;
-use super::dirs::{Attempt, DirStatus, Dirs, Filler, Health};
+use super::dirs::{Attempt, DirStatus, Dirs, Filler, Health, is_full};
 use super::evict::Wanted;
 use super::file::{Encoded, FileKey, Origin, Unreadable, Unsealed, is_raw};
 use super::file_system::Disk;
@@ -15,7 +15,7 @@ use super::prefixes::PrefixLimit;
 use super::quota::Reservation;
 use super::rebuild::Rebuild;
 use super::scrub;
-use super::segment_files::SegmentFiles;
+use super::segment_files::{SegmentFiles, TRIES};
 use super::sidecar::Sidecar;
 use forebay_dataset::{ReadySegment, SegmentBatch};
 use forebay_proto::manifest::SegmentId;
@@ -88,9 +88,10 @@ pub struct DiskCache {
 }
 
 impl DiskCache {
-    /// Opens the directories, making them where needed, and rebuilds the index. Those that fail or hang are
-    /// set aside; only when all do it is an error: `Denied` when they cannot be written or do not answer,
-    /// `Invalid` when another server uses them.
+    /// Opens the directories, making them where needed, and rebuilds the index, also on a disk that is full.
+    /// Those that fail or hang are set aside; only when all do it is an error: `Denied` when they cannot be
+    /// written or do not answer, `Full` when there is no room for their folders, `Invalid` when another
+    /// server uses them.
     pub fn open(settings: &DiskCacheSettings, forecast: Arc<dyn Forecast>) -> Result<Self> {
         if settings.dirs.is_empty() {
             return Err(Error::invalid("no cache directory: give one with --cache-dir"));
@@ -196,8 +197,11 @@ impl DiskCache {
             Err(Refusal::NoRoom) => return Ok(self.no_room(origin, is_pinned)),
             Err(refusal) => return Ok(Written::Refused(refusal)),
         };
-        // A directory that fails is set aside, so each is tried once.
-        for _ in self.files.dirs.all() {
+        // A directory that fails is set aside, so each is tried once; one whose disk is full a few times,
+        // before it is left alone for a while.
+        let (mut tries, mut failures) = (0, 0);
+        while failures < self.files.dirs.all().len() && tries < TRIES * self.files.dirs.all().len() {
+            tries += 1;
             let wanted = wanted();
             let reservation = match self.files.reserve(wanted, None) {
                 Ok(reservation) => reservation,
@@ -216,8 +220,9 @@ impl DiskCache {
                     return Ok(Written::Stored(ready));
                 }
                 Err(e) => {
+                    failures += usize::from(!is_full(&e));
                     self.files.index().quotas.release(reservation);
-                    self.files.fault(reservation.dir, &e, wanted.bytes);
+                    self.files.fault(reservation.dir, &e, Some(&reservation));
                     tracing::debug!(object = &*origin.object, error = %e, "a segment could not be written");
                 }
             }
@@ -259,12 +264,15 @@ impl DiskCache {
                 gone = (gone.0 + 1, gone.1 + bytes);
             }
         }
+        if gone.0 > 0 {
+            self.files.dirs.wake();
+        }
         gone
     }
 
-    /// Tries directories that were set aside, where their next attempt is due, and files that could not be
-    /// removed. To be called every second or so. Waits for no directory that is tried: their attempts are
-    /// returned.
+    /// Tries directories that were set aside, looks for room on disks that are full, where that is due, and
+    /// tries files that could not be removed. To be called every second or so. Waits for no directory that is
+    /// tried: their attempts are returned.
     pub fn try_again(&self, now: Instant) -> Vec<Attempt<()>> {
         let begun = self.files.dirs.try_again(now, &self.filler);
         self.files.unlink_stuck(now);
@@ -313,12 +321,15 @@ impl DiskCache {
     pub fn dirs(&self) -> Vec<DirStatus> {
         let dirs: Vec<_> = self.files.dirs.all().iter().map(|dir| (dir, dir.health())).collect();
         let index = self.files.index();
-        let dirs = dirs.into_iter().enumerate();
-        dirs.map(|(i, (dir, health))| DirStatus {
+        let dirs = dirs.into_iter().zip(0..).map(|((dir, health), i)| (dir, health, index.quotas.of(i)));
+        dirs.map(|(dir, health, quota)| DirStatus {
             path: dir.path.clone(),
-            health,
-            used_bytes: index.quotas.of(i).used_bytes,
-            limit_bytes: index.quotas.of(i).limit_bytes,
+            health: match health {
+                Health::Up if quota.is_lowered() => Health::Full,
+                health => health,
+            },
+            used_bytes: quota.used_bytes,
+            limit_bytes: quota.share_bytes(),
         })
         .collect()
     }
@@ -326,14 +337,14 @@ impl DiskCache {
     /// Bytes that can still be written without evicting anything, in all directories that can be written.
     /// Does not touch the disk.
     pub fn free_bytes(&self) -> u64 {
-        self.free_of_dirs().sum()
+        self.free_of_dirs().iter().sum()
     }
 
     /// Whether files of these lengths can all be written without evicting anything, each where most room is:
     /// not in a directory that fails or is full, nor partly in one and partly in another, nor, where their
     /// object is known, under prefixes that may have no more. Does not touch the disk.
     pub fn has_room(&self, object: Option<&str>, files: impl IntoIterator<Item = u64>) -> bool {
-        let mut free: Vec<u64> = self.free_of_dirs().collect();
+        let mut free = self.free_of_dirs();
         let (growth, mut sum) = (self.files.dirs.folder_growth(), 0u64);
         let fit = files.into_iter().all(|bytes| {
             sum = sum.saturating_add(bytes).saturating_add(growth);
@@ -356,10 +367,11 @@ impl DiskCache {
         self.limit_bytes
     }
 
-    /// Bytes that files of objects under a URI may use together.
+    /// Bytes that files of objects under a URI may use together: no more than the disks turned out to have.
     pub fn limit_bytes_under(&self, uri: &str) -> u64 {
-        let least = self.files.index().prefixes.least_limit_bytes(uri);
-        least.map_or(self.limit_bytes, |least| least.min(self.limit_bytes))
+        let index = self.files.index();
+        let all = index.quotas.of_disks(self.limit_bytes);
+        index.prefixes.least_limit_bytes(uri).map_or(all, |least| least.min(all))
     }
 
     /// Number of segments of which something is held. Does not touch the disk.
@@ -392,9 +404,11 @@ impl DiskCache {
         self.files.dirs.allocated_bytes(bytes) + self.files.dirs.folder_growth()
     }
 
-    fn free_of_dirs(&self) -> impl Iterator<Item = u64> {
-        let up = self.dirs().into_iter().filter(|dir| dir.health == Health::Up);
-        up.map(|dir| dir.limit_bytes.saturating_sub(dir.used_bytes))
+    /// Of each directory that can be written the bytes that are free.
+    fn free_of_dirs(&self) -> Vec<u64> {
+        let writable = self.files.dirs.writable();
+        let index = self.files.index();
+        writable.into_iter().map(|dir| index.quotas.of(dir).free_bytes()).collect()
     }
 
     fn map(&self, key: &FileKey) -> Option<ReadySegment> {
@@ -467,6 +481,7 @@ impl DiskCache {
             // It may take more than was reserved: that counts too, and the next file goes without.
             let allocated = self.files.dirs.allocated_bytes(encoded.bytes()).max(stat.allocated_bytes);
             quotas.resize(&mut reservation, allocated);
+            quotas.fitted(reservation.dir);
             quotas.set_folders(reservation.dir, folders);
         }
         Ok((Arc::new(mapped), reservation))

@@ -3,21 +3,25 @@
 //!
 //! A directory whose operations fail is probed at once (write, flush, read back, remove a small file). If
 //! that works, only the one file was at fault; if not, the directory is set aside: its files count as absent,
-//! and it is probed again and again, at growing intervals, until it works. A full one is still read, but
-//! nothing is written to it until it has room.
+//! and it is probed again and again, at growing intervals, until it works. One whose disk is full is used
+//! with what it holds: its limit is lowered to that, and rises as room comes back.
 //!
 //! A directory is tried by a thread of its own, one at a time: its disk may hang, and then the thread is left
 //! to itself, and nothing else waits for it.
 
 mod attempt;
 mod dir;
+mod full_disk;
 
 use super::counters::DiskCounters;
 use super::file_system::Disk;
 use super::watch::PULSE_FILE;
 pub use attempt::Attempt;
+use dir::DirState;
 pub use dir::{Dir, Health, SHARDS};
 use forebay_proto::{Error, Kind, Result};
+use full_disk::FullDisk;
+pub use full_disk::is_full;
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -37,7 +41,7 @@ pub struct DirStatus {
     pub path: PathBuf,
     pub health: Health,
     pub used_bytes: u64,
-    /// Its share of the limit.
+    /// Its share of the limit, of which its disk may have less.
     pub limit_bytes: u64,
 }
 
@@ -49,6 +53,13 @@ pub trait Filler: std::fmt::Debug + Send + Sync {
     /// Takes the files of a directory into the index, last of all, as readers find them there at once. Work
     /// that is left then may wait for the disk; it is returned.
     fn fill(&self, dir: usize) -> Result<Settle>;
+
+    /// Has a directory use no more than it does, as its disk is full. Returns as
+    /// [`Quotas::lower`](super::quota::Quotas::lower) does.
+    fn lower(&self, dir: usize) -> u32;
+
+    /// Has it use more again, if that matters and the disk `has_room`. Returns whether its limit is whole.
+    fn raise(&self, dir: usize, more_bytes: u64, has_room: &dyn Fn() -> bool) -> bool;
 
     /// Hears what came of an attempt at a directory that was set aside.
     fn tried(&self, dir: usize, tried: Result<()>);
@@ -77,7 +88,7 @@ impl Dirs {
         &self.dirs[dir]
     }
 
-    /// Directories that work and whose disks are not full.
+    /// Directories that work, but for those whose disks are full and must be left alone.
     pub fn writable(&self) -> Vec<usize> {
         (0..self.dirs.len()).filter(|dir| self.dirs[*dir].health() == Health::Up).collect()
     }
@@ -88,7 +99,7 @@ impl Dirs {
         let now = Instant::now();
         let begun = self.on_each(patience, |dir| {
             let (dirs, theirs, late) = (self.clone(), filler.clone(), filler.clone());
-            let work = move || dirs.attempt(dir, now, &*theirs);
+            let work = move || dirs.attempt(dir, now, &*theirs).map(drop);
             (work, move |tried: Result<()>| late.tried(dir, tried))
         });
         let errors: Vec<Error> = begun.into_iter().filter_map(Result::err).collect();
@@ -141,8 +152,15 @@ impl Dirs {
 
     /// Decides what an operation that failed says of its directory: nothing if the directory works all the
     /// same, else it is set aside. `lost` is called, before the directory may come back, if its files count
-    /// as absent from now on.
-    pub fn fault(&self, dir: usize, e: &io::Error, wanted_bytes: u64, lost: impl FnOnce()) {
+    /// as absent from now on. Where the disk is full, `lower` has it use no more than it does.
+    pub fn fault(
+        &self,
+        dir: usize,
+        e: &io::Error,
+        wanted_bytes: u64,
+        lower: impl FnOnce() -> u32,
+        lost: impl FnOnce(),
+    ) {
         let place = &self.dirs[dir];
         // One that is coming back is not waited for.
         if is_of_process(e) || place.health() == Health::Away {
@@ -153,24 +171,50 @@ impl Dirs {
             return;
         }
         // One that hangs meanwhile is away, and stays so whatever comes of the probe in the end.
-        let health = match is_full(e) {
-            true => Health::Full,
-            false => match place.probe() {
-                Ok(()) => return,
-                Err(e) if is_full(&e) => Health::Full,
-                Err(_) => Health::Away,
-            },
-        };
-        if !place.set_aside(&mut state, health, wanted_bytes) {
-            return;
+        let probed = if is_full(e) { Ok(None) } else { place.probe() };
+        match probed {
+            Ok(None) if !is_full(e) => {}
+            Ok(full) => {
+                let disk = self.full_disk(dir, wanted_bytes, lower);
+                if place.set_full(&mut state, disk) {
+                    self.tell_full(dir, full.as_ref().unwrap_or(e));
+                }
+            }
+            Err(_) if place.set_aside(&mut state) => {
+                self.counters.dir_faults.fetch_add(1, Ordering::Relaxed);
+                lost();
+                tracing::warn!(dir = %place.path.display(), error = %e, "a cache directory fails and is set aside: it is tried again until it works");
+            }
+            Err(_) => {}
         }
+    }
+
+    /// The disk of a directory, which had no room for some bytes, as it is now.
+    fn full_disk(&self, dir: usize, wanted_bytes: u64, lower: impl FnOnce() -> u32) -> FullDisk {
+        let place = &self.dirs[dir];
+        // Looked at before others may take what it calls free.
+        let free_bytes = place.disk.free_bytes(&place.path).unwrap_or(0);
+        let disk = FullDisk::new(Instant::now(), free_bytes, wanted_bytes, lower());
+        if disk.rests() {
+            tracing::debug!(dir = %place.path.display(), "the disk is full again though files left: nothing is written there for a while");
+        }
+        disk
+    }
+
+    fn tell_full(&self, dir: usize, e: &io::Error) {
         self.counters.dir_faults.fetch_add(1, Ordering::Relaxed);
-        let path = place.path.display();
-        if health == Health::Away {
-            lost();
-            tracing::warn!(dir = %path, error = %e, "a cache directory fails and is set aside: it is tried again until it works");
-        } else {
-            tracing::warn!(dir = %path, error = %e, "the disk of a cache directory is full: it is read, but segments could not be stored in it until it has room");
+        tracing::warn!(dir = %self.dirs[dir].path.display(), error = %e, "the disk of a cache directory is full below its limit: it may hold no more than now, and what has no room there could not be stored; free room there, or lower --cache-bytes");
+    }
+
+    /// Has directories be written again whose disks must be left alone as they are full: files were removed.
+    pub fn wake(&self) {
+        for place in &self.dirs {
+            if place.health() != Health::Full {
+                continue;
+            }
+            let Some(mut state) = place.state_unless_stuck() else { continue };
+            state.full.iter_mut().for_each(FullDisk::wake);
+            place.set_up(&mut state, Health::Full, Instant::now());
         }
     }
 
@@ -188,8 +232,8 @@ impl Dirs {
         count
     }
 
-    /// Tries directories that do not work, where their next attempt is due, and returns these attempts. Waits
-    /// for none: `filler` is told what came of them.
+    /// Tries directories that do not work, and looks for room on disks that are full, where that is due.
+    /// Returns these attempts, and waits for none: `filler` is told what came of them.
     pub fn try_again(self: &Arc<Self>, now: Instant, filler: &Arc<dyn Filler>) -> Vec<Attempt<()>> {
         let due = (0..self.dirs.len()).filter(|dir| self.dirs[*dir].is_due(now));
         due.filter_map(|dir| {
@@ -198,7 +242,10 @@ impl Dirs {
             let work = move || {
                 let tried = dirs.attempt(dir, now, &*filler);
                 drop(turn);
-                filler.tried(dir, tried);
+                match tried {
+                    Ok(false) => {}
+                    tried => filler.tried(dir, tried.map(drop)),
+                }
                 Ok(())
             };
             let begun = Attempt::begin(work, drop);
@@ -207,20 +254,23 @@ impl Dirs {
         .collect()
     }
 
-    /// Tries a directory. May wait for its disk for ever.
-    fn attempt(&self, dir: usize, now: Instant, filler: &dyn Filler) -> Result<()> {
+    /// Tries a directory, and returns whether it is back in use, or has all of its limit again. May wait for
+    /// its disk for ever.
+    fn attempt(&self, dir: usize, now: Instant, filler: &dyn Filler) -> Result<bool> {
         let place = &self.dirs[dir];
-        let mut state = place.state();
+        let (mut state, mut is_whole) = (place.state(), false);
         let tried = loop {
             let was = place.health();
             let filled = match was {
-                Health::Up => break Ok(None),
-                Health::Full => place.retry(&mut state, was).map(|()| None),
-                Health::Away => place.retry(&mut state, was).and_then(|()| filler.fill(dir).map(Some)),
+                Health::Away => self.take(dir, &mut state, filler).map(Some),
+                Health::Up | Health::Full => {
+                    is_whole = self.look_for_room(dir, &mut state, now, filler);
+                    Ok(None)
+                }
             };
             match filled {
                 Err(e) => break Err(e),
-                Ok(settle) if place.set_up(&mut state, was) => break Ok(settle),
+                Ok(settle) if place.set_up(&mut state, was, now) => break Ok(settle),
                 // It was full, and hung meanwhile: its files count as absent since.
                 Ok(_) => {}
             }
@@ -230,7 +280,31 @@ impl Dirs {
         }
         // Others may find that it fails.
         drop(state);
-        tried.map(|settle| settle.into_iter().for_each(|settle| settle()))
+        tried.map(|settle| settle.map(|settle| settle()).is_some() || is_whole)
+    }
+
+    /// Takes a directory into use that was away. What it holds is read also where its disk is full.
+    fn take(&self, dir: usize, state: &mut DirState, filler: &dyn Filler) -> Result<Settle> {
+        let full = self.dirs[dir].retry(state)?;
+        let settle = filler.fill(dir)?;
+        state.full = full.as_ref().map(|_| self.full_disk(dir, 0, || filler.lower(dir)));
+        full.inspect(|e| self.tell_full(dir, e));
+        Ok(settle)
+    }
+
+    /// Looks whether a disk has room again that was full; returns whether it has all that the limit is.
+    fn look_for_room(&self, dir: usize, state: &mut DirState, now: Instant, filler: &dyn Filler) -> bool {
+        let place = &self.dirs[dir];
+        let Some(full) = &mut state.full else { return false };
+        // There may have been no room for it when the directory was made.
+        place.make_pulse().ok();
+        let Ok(free_bytes) = place.disk.free_bytes(&place.path) else { return false };
+        let more_bytes = full.look(now, free_bytes);
+        let is_whole = filler.raise(dir, more_bytes, &|| matches!(place.probe(), Ok(None)));
+        if is_whole {
+            state.full = None;
+        }
+        is_whole
     }
 
     /// Learns how large the blocks of a directory's file system are.
@@ -284,10 +358,6 @@ pub fn is_of_process(e: &io::Error) -> bool {
     e.raw_os_error().is_some_and(|code| own.iter().any(|own| own.raw_os_error() == code))
 }
 
-fn is_full(e: &io::Error) -> bool {
-    matches!(e.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -313,6 +383,14 @@ mod tests {
             }
         }
 
+        fn lower(&self, _: usize) -> u32 {
+            0
+        }
+
+        fn raise(&self, _: usize, _: u64, has_room: &dyn Fn() -> bool) -> bool {
+            has_room()
+        }
+
         fn tried(&self, dir: usize, tried: Result<()>) {
             self.back.lock().extend(tried.is_ok().then_some(dir));
         }
@@ -332,7 +410,7 @@ mod tests {
         dirs.start(&filler, Duration::ZERO).unwrap();
         assert_eq!(dirs.writable(), [0, 1]);
         let (lost, error) = (Cell::new(0), io::Error::from_raw_os_error(5));
-        let fault = |dir| dirs.fault(dir, &error, 0, || lost.set(lost.get() + 1));
+        let fault = |dir| dirs.fault(dir, &error, 0, || 0, || lost.set(lost.get() + 1));
         fault(0);
         assert_eq!((lost.get(), dirs.writable()), (0, vec![0, 1]), "it works: only one file was at fault");
         fs::remove_dir_all(temp.path().join("a")).unwrap();

@@ -137,10 +137,13 @@ impl Evictor {
         wanted: Wanted,
         short: &[(usize, u64)],
     ) -> Result<Option<(Reservation, Vec<Taken>)>, Refusal> {
-        let raw = self.index.lock().raw();
+        let (raw, share_bytes) = {
+            let index = self.index.lock();
+            (index.raw(), index.quotas.of_disks(self.raw_share_bytes))
+        };
         let own_bytes = if wanted.raw { wanted.bytes } else { 0 };
         // Raw blocks with no more than their share.
-        let are_kept = raw.bytes.saturating_add(own_bytes) <= self.raw_share_bytes;
+        let are_kept = raw.bytes.saturating_add(own_bytes) <= share_bytes;
         let mut queue = self.queues[usize::from(are_kept && raw.files > 0)].lock();
         queue.keeps_raw = are_kept;
         if queue.is_stale(&self.index.lock()) {
@@ -215,7 +218,7 @@ impl Evictor {
         let mut index = self.index.lock();
         let quotas = &mut index.quotas;
         let mut fit: Vec<usize> =
-            dirs.iter().copied().filter(|&dir| bytes <= quotas.of(dir).limit_bytes).collect();
+            dirs.iter().copied().filter(|&dir| bytes <= quotas.of(dir).limit_bytes()).collect();
         fit.sort_by_key(|&dir| (Reverse(quotas.of(dir).free_bytes()), dir));
         match fit.first() {
             Some(&dir) if quotas.of(dir).short_bytes(bytes) == 0 => Ok(quotas.reserve(dir, bytes)),

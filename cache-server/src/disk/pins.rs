@@ -1,12 +1,12 @@
 //! Pins: URIs whose objects' segments stay. Kept in a small file in every directory, so that they survive a
 //! restart and the loss of a disk.
 
-use super::dirs::{Dir, Health};
+use super::dirs::{self, Dir, Health};
 use super::pin_set::PinSet;
-use super::segment_files::SegmentFiles;
+use super::segment_files::{SegmentFiles, TRIES};
 use forebay_proto::{Error, Result};
 use parking_lot::Mutex;
-use std::io::IoSlice;
+use std::io::{self, IoSlice};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -116,19 +116,34 @@ impl Pins {
             return false;
         }
         let text = pins.to_text();
+        // Segments leave for it after the first try if the disk is full and is not left alone.
+        let failed = |tries: usize| match self.try_save(dir, &text) {
+            Err(e) if dirs::is_full(&e) && tries + 1 < TRIES => None,
+            saved => Some(saved),
+        };
+        let saved = (0..TRIES).find_map(failed);
+        saved.is_some_and(|saved| {
+            let warn = |e: &io::Error| tracing::warn!(dir = %place.path.display(), error = %e, "the pins could not be kept in this directory");
+            saved.inspect_err(warn).is_ok()
+        })
+    }
+
+    fn try_save(&self, dir: usize, text: &str) -> io::Result<()> {
+        let place = self.files.dirs.get(dir);
         let bytes = self.files.dirs.allocated_bytes(text.len() as u64);
         // Space for this list while the one before it is still there. Where there is none it is reserved all
         // the same: the cache may be full of segments that are to be unpinned.
         let reserved = self.files.reserve_sidecar(dir, bytes);
         let reservation = reserved.unwrap_or_else(|| self.files.index().quotas.reserve(dir, bytes));
         let saved = place.place(&path(place), &mut [IoSlice::new(text.as_bytes())], true);
-        let is_saved = saved.is_ok();
-        if let Err(e) = saved.and_then(|_| self.files.measure(dir)) {
-            tracing::warn!(dir = %place.path.display(), error = %e, "the pins could not be kept in this directory");
-            self.files.fault(dir, &e, bytes);
-        }
+        // Before the reservation goes, as the list counts here from now on.
+        let measured = saved.is_ok().then(|| self.files.measure(dir));
         self.files.index().quotas.release(reservation);
-        is_saved
+        if let Some(Err(e)) = &measured {
+            self.files.fault(dir, e, None);
+        }
+        // Nothing has left for one that was reserved all the same.
+        saved.map(drop).inspect_err(|e| self.files.fault(dir, e, reserved.as_ref()))
     }
 }
 

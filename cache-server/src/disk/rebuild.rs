@@ -53,6 +53,16 @@ impl Filler for Rebuild {
         }))
     }
 
+    fn lower(&self, dir: usize) -> u32 {
+        self.files.index().quotas.lower(dir, None)
+    }
+
+    fn raise(&self, dir: usize, more_bytes: u64, has_room: &dyn Fn() -> bool) -> bool {
+        // The disk is not waited for with the index locked.
+        let would_rise = self.files.index().quotas.would_rise(dir, more_bytes);
+        would_rise && has_room() && self.files.index().quotas.raise(dir, more_bytes)
+    }
+
     fn tried(&self, dir: usize, tried: Result<()>) {
         let path = self.files.dirs.get(dir).path.display();
         match tried {

@@ -21,6 +21,10 @@ use std::time::Instant;
 /// between.
 const ATTEMPTS: usize = 8;
 
+/// How often a file is tried in a directory whose disk is full: other files leave for it after the first
+/// time, and something else may take the room that they leave.
+pub const TRIES: usize = 3;
+
 /// The segment files of all directories, and the space that they take.
 #[derive(Debug)]
 pub struct SegmentFiles {
@@ -208,7 +212,7 @@ impl SegmentFiles {
                 tracing::warn!(error = %e, path = %path.display(), "a segment file could not be opened now");
                 return;
             }
-            self.fault(dir, e, 0);
+            self.fault(dir, e, None);
         }
         // One that the index does not know was evicted a moment ago, or its directory was set aside: nothing
         // is wrong.
@@ -224,10 +228,13 @@ impl SegmentFiles {
         tracing::warn!(error, "a segment file is damaged: removed, it will be filled again");
     }
 
-    /// Reports that an operation failed. A directory that does not work is set aside, and its files count as
-    /// absent.
-    pub fn fault(&self, dir: usize, e: &io::Error, wanted_bytes: u64) {
-        self.dirs.fault(dir, e, wanted_bytes, || self.index().clear(dir));
+    /// Reports that an operation failed, where there is one with the reservation of its file, which is
+    /// released already. A directory that does not work is set aside, and its files count as absent; one
+    /// whose disk is full has no more room than it uses.
+    pub fn fault(&self, dir: usize, e: &io::Error, failed: Option<&Reservation>) {
+        let lower = || self.index().quotas.lower(dir, failed);
+        let wanted_bytes = failed.map_or(0, |failed| failed.bytes);
+        self.dirs.fault(dir, e, wanted_bytes, lower, || self.index().clear(dir));
     }
 
     /// Counts what a directory takes now besides its files.
@@ -256,7 +263,7 @@ impl SegmentFiles {
         match place.disk.remove(&path) {
             Err(e) if e.kind() != io::ErrorKind::NotFound => {
                 tracing::warn!(error = %e, path = %path.display(), "a segment file could not be removed");
-                self.fault(dir, &e, 0);
+                self.fault(dir, &e, None);
                 false
             }
             _ => true,

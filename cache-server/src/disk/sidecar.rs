@@ -4,9 +4,10 @@
 //! A file is kept in the first directory that works and has room. So it may move when a directory is set
 //! aside, and there may be two of one name when that comes back: the one written last counts.
 
-use super::dirs::{Dir, Health};
+use super::dirs::{self, Dir, Health};
 use super::file_system::Stat;
-use super::segment_files::SegmentFiles;
+use super::quota::Reservation;
+use super::segment_files::{SegmentFiles, TRIES};
 use forebay_proto::{Error, Result};
 use std::collections::BTreeMap;
 use std::io::{self, IoSlice};
@@ -28,7 +29,7 @@ impl Sidecar {
         for (i, dir) in self.readable() {
             let names = match dir.disk.list(&dir.path.join(self.area)) {
                 Err(e) if e.kind() != io::ErrorKind::NotFound => {
-                    self.files.fault(i, &e, 0);
+                    self.files.fault(i, &e, None);
                     continue;
                 }
                 names => names.unwrap_or_default(),
@@ -48,37 +49,51 @@ impl Sidecar {
     /// A file's content; `None` if no directory has it.
     pub fn read(&self, name: &str) -> Option<Vec<u8>> {
         let (dir, path, _) = self.find(name).into_iter().max_by_key(|(_, _, stat)| stat.stamp.modified)?;
-        self.files.dirs.get(dir).read(&path).map_err(|e| self.failed(dir, &path, &e, 0)).ok()
+        self.files.dirs.get(dir).read(&path).map_err(|e| self.failed(dir, &path, &e, None)).ok()
     }
 
     /// Writes a file. The one of its name before it stays until this one has taken its place. `Full` where
     /// the limit has no room for it, `Retry` where no directory could write it.
     pub fn write(&self, name: &str, content: &[u8]) -> Result<()> {
-        let bytes = self.files.dirs.sidecar_bytes(content.len() as u64);
         let mut why = Error::retry(format!("{name}: no cache directory works now"));
         for dir in self.files.dirs.writable() {
-            let Some(reservation) = self.files.reserve_sidecar(dir, bytes) else {
-                why = Error::full(format!("{name}: the cache has no room for it: raise --cache-bytes"));
-                continue;
-            };
-            let before = self.find(name);
-            match self.place(dir, name, content) {
-                Ok(()) => {
-                    before.into_iter().for_each(|(old, path, stat)| match old == dir {
-                        true => self.release(old, stat),
-                        false => self.remove_at(old, &path, stat),
-                    });
-                    return Ok(());
-                }
-                Err(e) => {
-                    self.files.index().quotas.release(reservation);
-                    let path = self.path(self.files.dirs.get(dir), name);
-                    self.failed(dir, &path, &e, bytes);
-                    why = Error::retry(format!("{}: write: {e}", path.display()));
-                }
+            match (0..TRIES).find_map(|tries| self.try_write(dir, name, content, tries + 1 == TRIES)) {
+                Some(Err(e)) => why = e,
+                Some(Ok(())) => return Ok(()),
+                None => {}
             }
         }
         Err(why)
+    }
+
+    /// Writes a file in one directory. `None` where its disk turned out to be full, unless that is the last
+    /// try: for the next one segments leave.
+    fn try_write(&self, dir: usize, name: &str, content: &[u8], is_last: bool) -> Option<Result<()>> {
+        let bytes = self.files.dirs.sidecar_bytes(content.len() as u64);
+        let Some(reservation) = self.files.reserve_sidecar(dir, bytes) else {
+            let advice = match self.files.index().quotas.of(dir).is_lowered() {
+                true => "its disk is full: free room there",
+                false => "raise --cache-bytes",
+            };
+            return Some(Err(Error::full(format!("{name}: the cache has no room for it: {advice}"))));
+        };
+        let before = self.find(name);
+        let placed = self.place(dir, name, content);
+        let Err(e) = placed else {
+            before.into_iter().for_each(|(old, path, stat)| match old == dir {
+                true => self.release(old, stat),
+                false => self.remove_at(old, &path, stat),
+            });
+            return Some(Ok(()));
+        };
+        self.files.index().quotas.release(reservation);
+        if dirs::is_full(&e) && !is_last {
+            self.files.fault(dir, &e, Some(&reservation));
+            return None;
+        }
+        let path = self.path(self.files.dirs.get(dir), name);
+        self.failed(dir, &path, &e, Some(&reservation));
+        Some(Err(Error::retry(format!("{}: write: {e}", path.display()))))
     }
 
     /// Removes a file, wherever it is.
@@ -97,7 +112,7 @@ impl Sidecar {
         match self.files.dirs.get(dir).disk.remove(path) {
             Ok(()) => self.release(dir, stat),
             Err(e) if e.kind() == io::ErrorKind::NotFound => {}
-            Err(e) => self.failed(dir, path, &e, 0),
+            Err(e) => self.failed(dir, path, &e, None),
         }
     }
 
@@ -108,9 +123,9 @@ impl Sidecar {
         index.quotas.release(reservation);
     }
 
-    fn failed(&self, dir: usize, path: &Path, e: &io::Error, wanted_bytes: u64) {
+    fn failed(&self, dir: usize, path: &Path, e: &io::Error, failed: Option<&Reservation>) {
         tracing::warn!(error = %e, path = %path.display(), "a file beside the segments could not be read or written");
-        self.files.fault(dir, e, wanted_bytes);
+        self.files.fault(dir, e, failed);
     }
 
     /// The directories that have a file of this name.

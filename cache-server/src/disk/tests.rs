@@ -285,6 +285,7 @@ mod copies;
 mod damage;
 mod faults;
 mod faulty;
+mod full;
 mod hangs;
 mod limit;
 mod plan;

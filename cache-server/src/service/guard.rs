@@ -15,7 +15,9 @@ use answer::{GuardedBody, ended, told};
 use forebay_proto::{Error, Result};
 use http::header::{AUTHORIZATION, HeaderMap, HeaderValue};
 use http::{Extensions, Response};
+use parking_lot::Mutex;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 use tonic::body::Body;
 use tonic::{Code, Status};
 
@@ -25,12 +27,26 @@ const REQUEST_HEADER: &str = "forebay-request-id";
 /// Names of nobody in the table, in the audit log: a stranger's words may be long.
 const NAME_BYTES_MAX: usize = 100;
 
+/// Refusals that the node's own log tells in a stretch of time at most, where there is no audit log:
+/// strangers may ask without end.
+const TOLD_MAX: u32 = 20;
+const TOLD_IN: Duration = Duration::from_secs(10);
+
 /// Stands before all services of a node.
 #[derive(Debug)]
 pub struct CallGuard {
     pub authority: Arc<Authority>,
     pub audit: AuditLog,
     node: String,
+    told: Mutex<RefusalsTold>,
+}
+
+/// How many refusals the log has told since when, and how many it has not.
+#[derive(Debug, Default)]
+struct RefusalsTold {
+    since: Option<Instant>,
+    told: u32,
+    untold: u64,
 }
 
 /// A request that may be answered.
@@ -43,7 +59,7 @@ pub struct Admitted {
 impl CallGuard {
     /// Of the node of this name.
     pub fn new(authority: Arc<Authority>, audit: AuditLog, node: String) -> Self {
-        Self { authority, audit, node }
+        Self { authority, audit, node, told: Mutex::default() }
     }
 
     /// Whether a gRPC request may be answered, by its head.
@@ -73,9 +89,9 @@ impl CallGuard {
     ) -> (Code, String) {
         let call = &call[..call.floor_char_boundary(NAME_BYTES_MAX)];
         match refused {
-            Refused::Unknown => {
+            Refused::Unknown(why) => {
                 let request = Caller::everyone().request();
-                let why = "nobody who is known";
+                let why = &format!("nobody who is known: {why}");
                 self.note(AuditLine {
                     request: request.clone(),
                     call,
@@ -131,9 +147,16 @@ impl CallGuard {
         response.map(|body| Body::new(GuardedBody::new(body, caller.clone(), open)))
     }
 
+    /// Callers are told the id of a request that is refused, so one of the logs has it.
     async fn note(&self, line: AuditLine<'_>) {
         if self.audit.is_on() {
             self.audit.note(line).await;
+            return;
+        }
+        let turn = (line.outcome == "denied").then(|| self.told.lock().turn(Instant::now()));
+        if let Some(Some(others)) = turn {
+            let AuditLine { request, principal, by, address, call, uri, why, .. } = line;
+            tracing::info!(request, principal, by, address, call, uri, why, others, "a call was refused");
         }
     }
 
@@ -153,6 +176,21 @@ impl CallGuard {
             by: caller.session().map(|session| session.credential.name()).unwrap_or_default(),
             ..self.line(origin)
         }
+    }
+}
+
+impl RefusalsTold {
+    /// Whether another one may be told now, and how many were not since the last one.
+    fn turn(&mut self, now: Instant) -> Option<u64> {
+        if self.since.is_none_or(|since| now.duration_since(since) >= TOLD_IN) {
+            (self.since, self.told) = (Some(now), 0);
+        }
+        if self.told >= TOLD_MAX {
+            self.untold += 1;
+            return None;
+        }
+        self.told += 1;
+        Some(std::mem::take(&mut self.untold))
     }
 }
 
@@ -194,4 +232,18 @@ pub fn shown<'a>(headers: &'a HeaderMap, extensions: &'a Extensions) -> Shown<'a
 /// The answer to a request whose caller may have none any more.
 pub fn ended_answer(session: &Session) -> Response<Body> {
     ended(session).into_http()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_flood_of_refusals_does_not_fill_the_log() {
+        let (mut told, start) = (RefusalsTold::default(), Instant::now());
+        let turns: Vec<_> = (0..1000).map(|_| told.turn(start)).collect();
+        assert_eq!(turns.iter().flatten().count(), TOLD_MAX as usize);
+        assert_eq!(told.turn(start + TOLD_IN), Some(1000 - u64::from(TOLD_MAX)));
+        assert_eq!(told.turn(start + TOLD_IN), Some(0));
+    }
 }

@@ -19,9 +19,6 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
-/// The lines of it are `NAME:x:NUMBER:members`.
-const GROUPS: &str = "/etc/group";
-
 /// How long one may say nothing.
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -57,8 +54,8 @@ impl Socket {
             ))
         };
         let listener = UnixListener::bind(&new).map_err(fail)?;
-        if let Some(group) = &plan.group {
-            chown(&new, None, Some(group_number(group)?)).map_err(fail)?;
+        if let Some(group) = plan.group {
+            chown(&new, None, Some(group)).map_err(fail)?;
         }
         std::fs::set_permissions(&new, PermissionsExt::from_mode(plan.mode)).map_err(fail)?;
         std::fs::rename(&new, path).map_err(fail)?;
@@ -135,14 +132,6 @@ fn check_free(path: &Path) -> Result<()> {
     }
 }
 
-fn group_number(group: &str) -> Result<u32> {
-    let groups = || std::fs::read_to_string(GROUPS).unwrap_or_default();
-    let named =
-        || groups().lines().find_map(|line| line.strip_prefix(group)?.split(':').nth(2)?.parse().ok());
-    let number = group.parse().ok().or_else(named);
-    number.ok_or_else(|| Error::invalid(format!("unix_socket_group `{group}`: there is no such group")))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -176,19 +165,11 @@ mod tests {
         assert_eq!(std::fs::read(&path).unwrap(), b"mine");
         let e = Socket::bind(&plan(&folder.path().join("no/s"))).unwrap_err();
         assert!(e.message.contains("cannot listen") && e.message.contains("--unix-socket"), "{e}");
-        let grouped = SocketPlan { group: Some("no such group".into()), ..plan(&folder.path().join("g")) };
-        assert!(Socket::bind(&grouped).unwrap_err().message.contains("no such group"));
         let listener = Socket::bind(&plan(&folder.path().join("t"))).unwrap();
         std::fs::remove_file(&listener.file.path).unwrap();
         std::fs::write(&listener.file.path, "another's").unwrap();
         let path = listener.file.path.clone();
         drop(listener);
         assert!(path.exists(), "what another put there stays");
-    }
-
-    #[test]
-    fn groups_go_by_name_or_number() {
-        assert_eq!(group_number("1234").unwrap(), 1234);
-        assert_eq!(group_number("root").unwrap(), 0);
     }
 }

@@ -132,6 +132,11 @@ impl ClusterSettings {
 
     fn check_etcd(&self) -> Result<()> {
         self.etcd_files().check(["--etcd-cert", "--etcd-key", "--etcd-ca", "a list"])?;
+        let Self { etcd_user: user, etcd_password_file: password, .. } = self;
+        let is_given = !self.etcd_files().is_empty() || user.is_some() || password.is_some();
+        let unused = "--etcd-ca, --etcd-cert, --etcd-key, --etcd-user and --etcd-password-file need --etcd: without it \
+                      no etcd is asked";
+        refuse(is_given && self.etcd.is_empty(), unused)?;
         let is_tls = |url: &String| url.starts_with("https://");
         let plain = self.etcd.iter().find(|url| !is_tls(url));
         refuse(
@@ -208,6 +213,7 @@ mod tests {
             s.check().map_err(|e| e.message)
         };
         assert_eq!(of(&|_| ()), Ok(()));
+        assert!(of(&|s| s.etcd.clear()).unwrap_err().contains("need --etcd"));
         assert!(of(&|s| s.etcd_ca = None).unwrap_err().contains("--etcd-ca"));
         assert!(of(&|s| s.etcd = vec!["http://e:1".into()]).unwrap_err().contains("http://e:1"));
         assert!(of(&|s| s.etcd_cert = s.etcd_ca.clone()).unwrap_err().contains("--etcd-key"));

@@ -52,6 +52,17 @@ impl GatewaySettings {
         let Self { s3_listen, s3_keys, s3_domain, s3_public, .. } = self;
         let nobody = "--s3-listen: nobody may read there: give a file of keys with --s3-keys, or a URI with --s3-public";
         refuse(s3_listen.is_some() && s3_keys.is_none() && s3_public.is_empty(), nobody)?;
+        let given = [
+            ("--s3-keys", s3_keys.is_some()),
+            ("--s3-domain", !s3_domain.is_empty()),
+            ("--s3-public", !s3_public.is_empty()),
+        ];
+        let unused = given.iter().find(|(_, is_given)| s3_listen.is_none() && *is_given);
+        let flag = unused.map_or("", |(flag, _)| flag);
+        refuse(
+            unused.is_some(),
+            format!("{flag} needs --s3-listen: S3 clients are served nowhere without it"),
+        )?;
         for domain in s3_domain {
             let is_label = |label: &str| {
                 !label.is_empty() && label.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-')
@@ -156,6 +167,17 @@ mod tests {
             settings.check().map_err(|e| e.message)
         };
         assert!(check(&|_| ()).is_ok());
+        for (unused, flag) in [
+            (GatewaySettings { s3_keys: Some("/nope".into()), ..GatewaySettings::default() }, "--s3-keys"),
+            (GatewaySettings { s3_domain: vec!["foo".into()], ..GatewaySettings::default() }, "--s3-domain"),
+            (
+                GatewaySettings { s3_public: vec!["s3://b".into()], ..GatewaySettings::default() },
+                "--s3-public",
+            ),
+        ] {
+            let e = check(&|s| *s = unused.clone()).unwrap_err();
+            assert!(e.starts_with(&format!("{flag} needs --s3-listen")), "{e}");
+        }
         assert!(check(&|s| s.s3_keys = None).unwrap_err().contains("nobody may read"));
         assert!(check(&|s| s.s3_domain = vec!["a..b".into()]).unwrap_err().contains("s3_domain"));
         assert!(check(&|s| s.s3_domain = vec!["a.b:80".into()]).unwrap_err().contains("without a port"));

@@ -15,6 +15,9 @@ const SOCKET: &str = "forebay.sock";
 /// while it is made).
 const PATH_BYTES_MAX: usize = 103;
 
+/// The lines of it are `NAME:x:NUMBER:members`.
+const GROUPS: &str = "/etc/group";
+
 /// Where the gRPC service is: `HOST:PORT`, or `unix:/PATH`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
@@ -94,7 +97,8 @@ impl ListenAddress {
 pub struct SocketPlan {
     pub path: PathBuf,
     pub mode: u32,
-    pub group: Option<String>,
+    /// The number of the group that it is given to.
+    pub group: Option<u32>,
 }
 
 impl SocketPlan {
@@ -114,7 +118,12 @@ impl SocketPlan {
                     "--listen unix:/PATH is the Unix socket already: leave --unix-socket out",
                 ));
             }
-            (ListenAddress::Tcp(_), Some("off")) => return Ok(None),
+            (ListenAddress::Tcp(_), Some("off")) => {
+                let unused =
+                    "--unix-socket-mode and --unix-socket-group make no sense with --unix-socket off";
+                refuse(mode.is_some() || group.is_some(), unused)?;
+                return Ok(None);
+            }
             (ListenAddress::Tcp(_), Some(path)) => (PathBuf::from(path), 0o666),
             (ListenAddress::Tcp(_), None) => {
                 let Some(dir) = dir else { return Ok(None) };
@@ -134,7 +143,8 @@ impl SocketPlan {
             path.as_os_str().len()
         );
         refuse(is_too_long(&path), long)?;
-        Ok(Some(Self { mode: octal(mode, default_mode)?, path, group: group.cloned() }))
+        let group = group.map(|group| group_number(group)).transpose()?;
+        Ok(Some(Self { mode: octal(mode, default_mode)?, path, group }))
     }
 }
 
@@ -143,6 +153,16 @@ fn octal(text: Option<&str>, default: u32) -> Result<u32> {
     let mode = u32::from_str_radix(text, 8).ok().filter(|mode| *mode <= 0o777);
     let wrong = || format!("unix_socket_mode `{text}`: use octal digits as for chmod, e.g. 660");
     mode.ok_or_else(|| Error::invalid(wrong()))
+}
+
+fn group_number(group: &str) -> Result<u32> {
+    let groups = || std::fs::read_to_string(GROUPS).unwrap_or_default();
+    let number = |line: &str| {
+        let mut fields = line.split(':');
+        (fields.next() == Some(group)).then(|| fields.nth(1)?.parse().ok()).flatten()
+    };
+    let number = group.parse().ok().or_else(|| groups().lines().find_map(number));
+    number.ok_or_else(|| Error::invalid(format!("unix_socket_group `{group}`: there is no such group")))
 }
 
 fn is_too_long(path: &Path) -> bool {
@@ -161,6 +181,26 @@ mod tests {
         for text in ["nowhere", "7070", "unix:forebay.sock", "/run/forebay.sock"] {
             assert!(text.parse::<ListenAddress>().unwrap_err().message.contains(text));
         }
+    }
+
+    #[test]
+    fn groups_go_by_name_or_number() {
+        assert_eq!(group_number("1234").unwrap(), 1234);
+        assert_eq!(group_number("root").unwrap(), 0);
+        for none in ["", "roo", "no such group"] {
+            assert!(group_number(none).unwrap_err().message.contains("no such group"), "{none}");
+        }
+    }
+
+    #[test]
+    fn a_group_that_there_is_not_is_told_of_the_default_socket_too() {
+        let tcp = ListenAddress::Tcp(([127, 0, 0, 1], 7070).into());
+        let plan = |socket: Option<&str>, group: &str| {
+            SocketPlan::new(&tcp, Some(&"/c".into()), socket, None, Some(&group.to_owned()))
+        };
+        assert_eq!(plan(None, "root").unwrap().and_then(|plan| plan.group), Some(0));
+        assert!(plan(None, "nope").unwrap_err().message.contains("unix_socket_group `nope`"));
+        assert!(plan(Some("off"), "root").unwrap_err().message.contains("--unix-socket off"));
     }
 
     #[test]

@@ -2,9 +2,9 @@
 
 use clap::parser::ValueSource;
 use clap::{ArgMatches, Id};
-use figment::Figment;
 use figment::providers::{Env, Format, Serialized, Toml};
 use figment::value::Value;
+use figment::{Figment, Source, error};
 use forebay_proto::units::bytes;
 use forebay_proto::{Error, Result};
 use serde::de::DeserializeOwned;
@@ -127,6 +127,47 @@ fn wrong(e: figment::Error) -> Error {
     let key = e.path.join(".").to_ascii_lowercase();
     match ["secret", "token"].iter().any(|word| key.contains(word)) {
         true => Error::invalid(format!("settings: {key} must be text, in quotes")),
-        false => Error::invalid(format!("settings: {e}")),
+        false => Error::invalid(format!("settings: {}", in_words(&e))),
+    }
+}
+
+/// The setting, what about it is wrong, and where it is, without the library's words for them.
+fn in_words(e: &error::Error) -> String {
+    let mut path = e.path.clone();
+    let what = match &e.kind {
+        error::Kind::UnknownField(name, _) => {
+            if path.last() != Some(name) {
+                path.push(name.clone());
+            }
+            "there is no such setting".to_owned()
+        }
+        error::Kind::InvalidType(found, wanted) | error::Kind::InvalidValue(found, wanted) => {
+            format!("found {found}, expected {}", type_in_words(wanted))
+        }
+        kind => kind.to_string(),
+    };
+    let place = match &e.metadata {
+        Some(from) if from.name.contains("environment variable") => {
+            format!(" (FOREBAY_{})", path.join("__").to_ascii_uppercase())
+        }
+        Some(from) => match from.source.as_ref().and_then(Source::file_path) {
+            Some(file) => format!(" (in {})", file.display()),
+            None => String::new(),
+        },
+        None => String::new(),
+    };
+    match path.is_empty() {
+        true => format!("{what}{place}"),
+        false => format!("{}: {what}{place}", path.join(".")),
+    }
+}
+
+/// A type as people know it.
+fn type_in_words(wanted: &str) -> &str {
+    match wanted {
+        "u16" | "u32" | "u64" | "usize" => "a whole number",
+        "f32" | "f64" => "a number",
+        "bool" | "a boolean" => "true or false",
+        other => other,
     }
 }

@@ -63,7 +63,7 @@ impl TryFrom<String> for MetadataAge {
             ("immutable", _) => Ok(Self::Immutable),
             (_, Some(s)) if s > 0.0 && s <= 31_536_000.0 => Ok(Self::Ttl(Duration::from_secs_f64(s))),
             _ => Err(format!(
-                "metadata_age = `{}`: give \"always\", \"immutable\" or seconds such as \"60s\"",
+                "metadata_age = `{}`: give \"always\", \"immutable\", or more than 0 s and a year at most, as in \"60s\"",
                 text.escape_debug()
             )),
         }
@@ -115,6 +115,7 @@ mod tests {
         for bad in ["", "60", "-1s", "0s", "nans", "infs", "never", "1e99s"] {
             assert!(age(bad).unwrap_err().contains("60s"), "{bad}");
         }
+        assert!(age("0s").unwrap_err().contains("more than 0 s"));
     }
 
     #[test]

@@ -58,6 +58,8 @@ impl TlsSettings {
     pub(super) fn check(&self) -> Result<()> {
         self.files().check(["--tls-cert", "--tls-key", "--tls-ca", "--tls-crl"])?;
         self.clients()?;
+        let plain = "--tls-ca needs --tls-cert and --tls-key: without them nothing here speaks TLS";
+        refuse(self.ca.is_some() && !self.is_on(), plain)?;
         let unused = "[tls] client_certificates needs --tls-ca: the authorities that sign them";
         refuse(self.client_certificates.is_some() && self.ca.is_none(), unused)
     }
@@ -77,6 +79,7 @@ mod tests {
             (TlsSettings { key: None, ..whole.clone() }, "--tls-cert needs --tls-key"),
             (TlsSettings { cert: None, ..whole.clone() }, "--tls-key needs --tls-cert"),
             (TlsSettings { ca: None, crl: path("l"), ..whole.clone() }, "--tls-crl needs --tls-ca"),
+            (TlsSettings { cert: None, key: None, ..whole.clone() }, "--tls-ca needs --tls-cert"),
             (TlsSettings { client_certificates: Some("no".into()), ..whole.clone() }, "required or optional"),
             (
                 TlsSettings { ca: None, client_certificates: Some("required".into()), ..whole },

@@ -4,7 +4,7 @@
 
 mod jsonl;
 
-use crate::failure::Failure;
+use crate::failure::{Failure, usage};
 use crate::open::open;
 use crate::output::Out;
 use arrow::record_batch::RecordBatchWriter;
@@ -38,7 +38,7 @@ enum Format {
 
 impl Cat {
     pub(crate) async fn run(self, out: Out<'_>) -> Result<(), Failure> {
-        let dataset = open(&self.access.access()?, &self.dataset).await?;
+        let dataset = open(&self.access.access().map_err(usage)?, &self.dataset).await?;
         let schema = rows::schema(&dataset)?;
         match self.format {
             Format::Arrow => print(&dataset, self.limit, StreamWriter::try_new(out, &schema)?).await,

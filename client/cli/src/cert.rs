@@ -251,7 +251,7 @@ mod tests {
         let mut out = Vec::new();
         match line.cert.run(&mut out) {
             Ok(()) => Ok(String::from_utf8(out).unwrap()),
-            Err(Failure::Error(e)) => Err(e.message),
+            Err(Failure::Error(e) | Failure::Usage(e)) => Err(e.message),
             Err(Failure::ReaderGone) => Err("gone".into()),
         }
     }

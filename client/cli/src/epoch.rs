@@ -7,7 +7,7 @@
 mod ranks;
 mod report;
 
-use crate::failure::Failure;
+use crate::failure::{Failure, usage};
 use crate::open::open;
 use crate::output::{Out, write_json};
 use crate::run_args::RunArgs;
@@ -49,11 +49,15 @@ pub(crate) struct Epoch {
 
 impl Epoch {
     pub(crate) async fn run(self, out: Out<'_>) -> Result<(), Failure> {
-        let ranks = self.ranks()?;
-        let access = self.access.access()?;
+        let ranks = self.ranks().map_err(usage)?;
+        let access = self.access.access().map_err(usage)?;
         let mut before = survey::readings(&access).await?;
         let dataset = open(&access, &self.dataset).await?;
         let manifest = &dataset.manifest;
+        if let Some(split) = self.dataset.split.filter(|_| manifest.rows() == 0) {
+            let why = format!("{}: --split {split} has no rows", self.dataset.uri);
+            return Err(Error::invalid(why).into());
+        }
         let place = Place {
             segments: manifest.segments().len() as u64,
             files: manifest.uri().starts_with("file:"),

@@ -9,8 +9,18 @@ use std::io;
 pub(crate) enum Failure {
     /// Something to tell.
     Error(Error),
+    /// The same, of a command line that makes no sense: the exit status is 2.
+    Usage(Error),
     /// The reader of standard output stopped (`forebay cat ... | head`): nothing to tell.
     ReaderGone,
+}
+
+/// Of what the command line says, or a variable in place of a flag.
+pub(crate) fn usage(e: Error) -> Failure {
+    match e.kind {
+        Kind::Invalid => Failure::Usage(e),
+        _ => Failure::Error(e),
+    }
 }
 
 impl From<Error> for Failure {

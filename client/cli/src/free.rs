@@ -1,8 +1,9 @@
 //! `forebay free`: drop a dataset from the cache, on every node of it.
 
-use crate::failure::Failure;
+use crate::failure::{Failure, usage};
 use crate::figures;
 use crate::output::{Out, write_json};
+use crate::presence::check_uri;
 use clap::Args;
 use forebay_client::args::EndpointArgs;
 use forebay_client::fan_out::{self, FanOut};
@@ -30,10 +31,11 @@ pub(crate) struct Free {
 impl Free {
     pub(crate) async fn run(self, out: Out<'_>) -> Result<(), Failure> {
         let uri = &self.uri;
+        check_uri(uri).map_err(usage)?;
         let digest = self.digest.map(|digest| digest.to_bytes().to_vec().into()).unwrap_or_default();
         let request = v1::FreeRequest { uri: uri.clone(), digest, superseded: self.superseded };
         let FanOut { files: segments, bytes, failed, replies } =
-            fan_out::free_versions(&self.endpoint.endpoints()?, &request).await?;
+            fan_out::free_versions(&self.endpoint.endpoints().map_err(usage)?, &request).await?;
         let done = fan_out::check("freed", replies, &failed);
         match (self.json, segments) {
             _ if replies == 0 => {}

@@ -1,12 +1,13 @@
 //! `forebay get`: an object, or ranges of its bytes, to standard output or a file.
 
-use crate::failure::Failure;
+use crate::failure::{Failure, usage};
 use crate::output::Out;
+use crate::presence::is_empty;
 use clap::Args;
 use forebay_client::args::AccessArgs;
 use forebay_client::objects::{ByteStream, Objects};
-use forebay_proto::Error;
 use forebay_proto::object::RangeSpec;
+use forebay_proto::{Error, Kind};
 use futures::TryStreamExt;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -27,8 +28,17 @@ pub(crate) struct Get {
 
 impl Get {
     pub(crate) async fn run(self, out: Out<'_>) -> Result<(), Failure> {
-        let objects = Objects::new(&self.access.access()?);
-        let version = objects.version(&self.uri).await?;
+        let access = self.access.access().map_err(usage)?;
+        let objects = Objects::new(&access);
+        let version = match objects.version(&self.uri).await {
+            Err(e) if e.kind == Kind::NotFound && is_empty(&access, &self.uri).await == Some(false) => {
+                let uri = &self.uri;
+                let why =
+                    format!("{uri}: is a folder, not an object: `forebay ls {uri}` lists what it holds");
+                return Err(Error::not_found(why).into());
+            }
+            version => version?,
+        };
         let in_uri = |e: Error| e.context(&version.uri);
         let all = std::iter::once(0..version.size);
         // All of an empty object is no byte, and no error.

@@ -1,6 +1,6 @@
 //! `forebay inspect`: a dataset's schema, objects, row groups and segments.
 
-use crate::failure::Failure;
+use crate::failure::{Failure, usage};
 use crate::figures;
 use crate::open::open;
 use crate::output::{Out, write_json};
@@ -55,7 +55,7 @@ struct ObjectReport<'a> {
 
 impl Inspect {
     pub(crate) async fn run(self, out: Out<'_>) -> Result<(), Failure> {
-        let dataset = open(&self.access.access()?, &self.dataset).await?;
+        let dataset = open(&self.access.access().map_err(usage)?, &self.dataset).await?;
         match self.json {
             true => write_json(out, &report(&dataset)),
             false => {

@@ -1,7 +1,7 @@
 //! `forebay load`: fill the cache with a dataset, or with objects byte for byte, each node with what it owns,
 //! and show how far it is.
 
-use crate::failure::Failure;
+use crate::failure::{Failure, usage};
 use crate::figures;
 use crate::open::open;
 use crate::output::{Out, write_json};
@@ -56,12 +56,12 @@ struct LoadReport<'a> {
 impl Load {
     pub(crate) async fn run(self, out: Out<'_>) -> Result<(), Failure> {
         let started = Instant::now();
-        let mut shown = Progress::new();
-        let endpoints = self.endpoint.endpoints()?;
+        let endpoints = self.endpoint.endpoints().map_err(usage)?;
         if self.raw {
             return self.load_raw(&Access::Endpoint(endpoints), started, out).await;
         }
         let dataset = open(&Access::Endpoint(endpoints.clone()), &self.dataset).await?;
+        let mut shown = Progress::new(store_of(dataset.manifest.uri()));
         let done = AtomicU64::new(0);
         let filling = fill(&endpoints, &dataset, |progress| {
             done.store(progress.segments_read + progress.s3_bytes, Relaxed);
@@ -96,10 +96,11 @@ impl Load {
         done?;
         writeln!(
             out,
-            "{uri}: held, {}, {} decoded, {} from S3, {seconds:.1} s",
+            "{uri}: held, {}, {} decoded, {} from {}, {seconds:.1} s",
             figures::of(progress.segments_held, "segment"),
             figures::bytes(progress.decoded_bytes_held),
-            figures::bytes(progress.s3_bytes)
+            figures::bytes(progress.s3_bytes),
+            shown.store
         )?;
         Ok(())
     }
@@ -107,14 +108,14 @@ impl Load {
 
 impl Load {
     async fn load_raw(&self, access: &Access, started: Instant, out: Out<'_>) -> Result<(), Failure> {
-        let mut shown = Progress::new();
         let uri = self.dataset.uri.as_str();
+        let store = store_of(uri);
+        let mut shown = Progress::new(store);
         if self.dataset != (DatasetSpec { uri: uri.to_owned(), ..Default::default() }) {
-            return Err(
-                Error::invalid("load --raw takes a URI, and no flags that choose rows or columns").into()
-            );
+            let why = "load --raw takes a URI, and no flags that choose rows or columns";
+            return Err(Failure::Usage(Error::invalid(why)));
         }
-        let show = |p: &FilledObjects| shown.update([p.blocks_read, p.blocks], || raw_line(p));
+        let show = |p: &FilledObjects| shown.update([p.blocks_read, p.blocks], || raw_line(p, store));
         let filled = Objects::new(access).fill(uri, show).await?;
         shown.bar.finish_and_clear();
         let seconds = started.elapsed().as_secs_f64();
@@ -125,7 +126,7 @@ impl Load {
         filled.check(uri)?;
         writeln!(
             out,
-            "{uri}: held, {} in {}, {}, {} from S3, {seconds:.1} s",
+            "{uri}: held, {} in {}, {}, {} from {store}, {seconds:.1} s",
             figures::of(filled.objects, "object"),
             figures::of(filled.blocks, "block"),
             figures::bytes(filled.bytes),
@@ -135,9 +136,14 @@ impl Load {
     }
 }
 
-fn raw_line(p: &FilledObjects) -> String {
+/// Where bytes come from, for people.
+fn store_of(uri: &str) -> &'static str {
+    if uri.starts_with("file:") { "files" } else { "S3" }
+}
+
+fn raw_line(p: &FilledObjects, store: &str) -> String {
     format!(
-        "{} of {} blocks held, {} of {}, {} from S3",
+        "{} of {} blocks held, {} of {}, {} from {store}",
         figures::count(p.blocks_held),
         figures::count(p.blocks),
         figures::bytes(p.bytes_held),
@@ -149,20 +155,23 @@ fn raw_line(p: &FilledObjects) -> String {
 /// A bar on a terminal, a line now and then elsewhere; both on standard error.
 struct Progress {
     bar: ProgressBar,
+    /// Where bytes come from.
+    store: &'static str,
     /// The time of the last line.
     line: Option<Instant>,
 }
 
 impl Progress {
-    fn new() -> Self {
+    fn new(store: &'static str) -> Self {
         let style = "{bar:40} {percent:>3} %  {msg}  {elapsed} (eta {eta})";
         let style = ProgressStyle::with_template(style).unwrap_or_else(|_| ProgressStyle::default_bar());
-        Self { bar: ProgressBar::new(0).with_style(style), line: None }
+        Self { bar: ProgressBar::new(0).with_style(style), store, line: None }
     }
 
     fn show(&mut self, p: &v1::LoadProgress) {
         let read = p.decoded_bytes_total * p.segments_read / p.segments_total.max(1);
-        self.update([read, p.decoded_bytes_total], || line(p));
+        let store = self.store;
+        self.update([read, p.decoded_bytes_total], || line(p, store));
     }
 
     /// So much of so much is done.
@@ -179,13 +188,13 @@ impl Progress {
     }
 }
 
-fn line(p: &v1::LoadProgress) -> String {
+fn line(p: &v1::LoadProgress, store: &str) -> String {
     let lost = match p.segments_read.saturating_sub(p.segments_held) {
         0 => String::new(),
         _ => format!(", {} read", figures::count(p.segments_read)),
     };
     format!(
-        "{} of {} segments held{lost}, {} of {}, {} from S3",
+        "{} of {} segments held{lost}, {} of {}, {} from {store}",
         figures::count(p.segments_held),
         figures::count(p.segments_total),
         figures::bytes(p.decoded_bytes_held),
@@ -209,6 +218,9 @@ mod tests {
             segments_read: 18,
             dirs_full: 0,
         };
-        assert_eq!(line(&p), "4 of 20 segments held, 18 read, 85.0 MB of 424.0 MB, 319.0 MB from S3");
+        let told = |uri| line(&p, store_of(uri));
+        let held = "4 of 20 segments held, 18 read, 85.0 MB of 424.0 MB, 319.0 MB";
+        assert_eq!(told("s3://b/d"), format!("{held} from S3"));
+        assert_eq!(told("file:///d"), format!("{held} from files"));
     }
 }

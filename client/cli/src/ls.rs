@@ -1,6 +1,6 @@
 //! `forebay ls`: what lies under a prefix, as the object store lists it.
 
-use crate::failure::Failure;
+use crate::failure::{Failure, usage};
 use crate::figures;
 use crate::output::Out;
 use clap::Args;
@@ -24,7 +24,7 @@ pub(crate) struct Ls {
 
 impl Ls {
     pub(crate) async fn run(self, out: Out<'_>) -> Result<(), Failure> {
-        let objects = Objects::new(&self.access.access()?);
+        let objects = Objects::new(&self.access.access().map_err(usage)?);
         let mut request =
             v1::ListObjectsRequest { uri: self.uri, recursive: self.recursive, ..Default::default() };
         loop {

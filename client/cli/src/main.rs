@@ -21,6 +21,7 @@ mod open;
 mod output;
 mod pin;
 mod plan;
+mod presence;
 mod replicas;
 mod run_args;
 mod snapshot;
@@ -30,15 +31,26 @@ mod top;
 
 use clap::{CommandFactory, Parser, Subcommand};
 use failure::Failure;
+use forebay_client::variable;
 use output::Out;
-use std::io::{BufWriter, Write};
+use std::io::{BufWriter, IsTerminal as _, Write};
+use tracing_subscriber::EnvFilter;
 
 /// What arrives comes and goes by the megabyte: glibc gives its pages back to the kernel each time.
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
+/// The exit status after an error.
+const FAILED: i32 = 1;
+
+/// The exit status after a wrong command line, as clap has it.
+const MISUSED: i32 = 2;
+
 /// The exit status after Ctrl-C, as shells expect it.
 const INTERRUPTED: i32 = 130;
+
+/// Says what to log, as in `RUST_LOG=debug`; nothing is logged without it.
+const LOG_VARIABLE: &str = "RUST_LOG";
 
 /// Forebay: training data from object storage through a cache of decoded Arrow.
 #[derive(Debug, Parser)]
@@ -95,9 +107,13 @@ enum Command {
 #[tokio::main]
 async fn main() {
     let cli = Cli::parse();
-    let filter = tracing_subscriber::EnvFilter::try_from_default_env();
-    let filter = filter.unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("off"));
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    match log_filter(variable(LOG_VARIABLE)) {
+        Ok(filter) => {
+            let logs = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+            logs.with_ansi(std::io::stderr().is_terminal()).init();
+        }
+        Err(why) => std::process::exit(report(why, FAILED)),
+    }
     // A task of its own: writing to a slow pipe must not keep Ctrl-C from being heard.
     let command = tokio::spawn(async move {
         let mut out = BufWriter::with_capacity(1 << 16, std::io::stdout());
@@ -107,8 +123,9 @@ async fn main() {
     let status = tokio::select! {
         done = command => match done {
             Ok(Ok(())) | Ok(Err(Failure::ReaderGone)) => 0,
-            Ok(Err(Failure::Error(e))) => report(e),
-            Err(e) => report(format_args!("the command broke off: {e}")),
+            Ok(Err(Failure::Error(e))) => report(e, FAILED),
+            Ok(Err(Failure::Usage(e))) => report(e, MISUSED),
+            Err(e) => report(format_args!("the command broke off: {e}"), FAILED),
         },
         _ = tokio::signal::ctrl_c() => INTERRUPTED,
     };
@@ -143,11 +160,18 @@ async fn run(command: Command, out: Out<'_>) -> Result<(), Failure> {
     }
 }
 
-/// Says what went wrong, and with which status to exit.
-fn report(message: impl std::fmt::Display) -> i32 {
+/// What to log. Says why where the value makes no sense.
+fn log_filter(value: Option<String>) -> Result<EnvFilter, String> {
+    let value = value.unwrap_or_else(|| "off".to_owned());
+    EnvFilter::try_new(&value)
+        .map_err(|e| format!("{LOG_VARIABLE}={value}: {e}: use a level, as in debug or forebay_client=debug"))
+}
+
+/// Says what went wrong; gives the status to exit with.
+fn report(message: impl std::fmt::Display, status: i32) -> i32 {
     // Standard error may be closed: then there is nobody to tell.
     writeln!(std::io::stderr(), "forebay: error: {message}").ok();
-    1
+    status
 }
 
 #[cfg(test)]

@@ -7,6 +7,10 @@ use serde_json::{Value, json};
 use std::collections::HashMap;
 use std::time::Instant;
 
+/// In place of a figure that a node does not tell: for figures a caller needs the role `metrics`, and zeros
+/// would look like some.
+pub(crate) const UNTOLD: &str = "-";
+
 /// What each node did per second between the last two surveys.
 #[derive(Debug, Default)]
 pub(crate) struct Rates {
@@ -70,23 +74,26 @@ pub(crate) fn table(nodes: &[Surveyed], rates: &Rates) -> String {
         let mut row = vec![n.node.name.clone(), n.node.zone.clone(), n.node.weight.to_string()];
         match &n.status {
             Ok(s) => {
-                let c = s.counters.unwrap_or_default();
-                row.extend([
-                    format!("{:.0} %", 100.0 * s.load),
-                    figures::count(s.segments_held),
-                    figures::count(s.segments_hot),
-                    figures::bytes(s.cache_bytes_used),
-                    figures::bytes(s.cache_bytes_limit),
-                    figures::bytes(served as u64),
-                    figures::bytes(fetched as u64),
-                    figures::bytes(c.s3_bytes),
-                    figures::bytes(c.peer_bytes),
-                    figures::count(c.streams),
-                    state(s.membership.as_ref()),
-                ]);
+                let figures = s.counters.map(|c| {
+                    [
+                        format!("{:.0} %", 100.0 * s.load),
+                        figures::count(s.segments_held),
+                        figures::count(s.segments_hot),
+                        figures::bytes(s.cache_bytes_used),
+                        figures::bytes(s.cache_bytes_limit),
+                        figures::bytes(served as u64),
+                        figures::bytes(fetched as u64),
+                        figures::bytes(c.s3_bytes),
+                        figures::bytes(c.peer_bytes),
+                        figures::count(c.streams),
+                    ]
+                });
+                row.extend(figures.into_iter().flatten());
+                row.resize(header.len() - 1, UNTOLD.to_owned());
+                row.push(state(s.membership.as_ref()));
             }
             Err(_) => {
-                row.resize(header.len() - 1, "-".to_owned());
+                row.resize(header.len() - 1, UNTOLD.to_owned());
                 row.push("does not answer".to_owned());
             }
         }
@@ -105,11 +112,12 @@ pub(crate) fn state(membership: Option<&v1::MembershipStatus>) -> String {
     }
 }
 
-/// One node for programs.
+/// One node for programs. Figures that an answer leaves out are null.
 pub(crate) fn report(n: &Surveyed, rates: &Rates) -> Value {
-    let s = n.status.clone().unwrap_or_default();
-    let c = s.counters.unwrap_or_default();
-    let (served_bytes_per_s, s3_bytes_per_s) = rates.of(&n.node.name);
+    let status = n.status.clone().unwrap_or_default();
+    let is_told = n.status.is_err() || status.counters.is_some();
+    let (s, c) = (is_told.then_some(&status), is_told.then(|| status.counters.unwrap_or_default()));
+    let rates = is_told.then(|| rates.of(&n.node.name));
     json!({
         "node": n.node.name,
         "address": n.node.address,
@@ -117,18 +125,18 @@ pub(crate) fn report(n: &Surveyed, rates: &Rates) -> Value {
         "weight": n.node.weight,
         "answers": n.status.is_ok(),
         "error": n.status.as_ref().err().map(|e| &e.message),
-        "segments_held": s.segments_held,
-        "cache_bytes_used": s.cache_bytes_used,
-        "cache_bytes_limit": s.cache_bytes_limit,
-        "served_bytes_per_s": served_bytes_per_s,
-        "s3_bytes_per_s": s3_bytes_per_s,
-        "s3_bytes": c.s3_bytes,
-        "bytes_served": c.bytes_served,
-        "load": s.load,
-        "segments_hot": s.segments_hot,
-        "peer_bytes": c.peer_bytes,
-        "peer_bytes_served": c.peer_bytes_served,
-        "membership": s.membership,
+        "segments_held": s.map(|s| s.segments_held),
+        "cache_bytes_used": s.map(|s| s.cache_bytes_used),
+        "cache_bytes_limit": s.map(|s| s.cache_bytes_limit),
+        "served_bytes_per_s": rates.map(|(served, _)| served),
+        "s3_bytes_per_s": rates.map(|(_, fetched)| fetched),
+        "s3_bytes": c.map(|c| c.s3_bytes),
+        "bytes_served": c.map(|c| c.bytes_served),
+        "load": s.map(|s| s.load),
+        "segments_hot": s.map(|s| s.segments_hot),
+        "peer_bytes": c.map(|c| c.peer_bytes),
+        "peer_bytes_served": c.map(|c| c.peer_bytes_served),
+        "membership": status.membership,
     })
 }
 
@@ -173,5 +181,22 @@ mod tests {
         assert_eq!((&json["answers"], &json["error"]), (&false.into(), &"gone".into()));
         let silent = v1::MembershipStatus { silent_s: 61.5, ..Default::default() };
         assert_eq!(state(Some(&silent)), "etcd silent for 1 min 1 s");
+    }
+
+    #[test]
+    fn figures_that_are_not_told_are_no_zeros() {
+        let node = v1::Node { name: "a".into(), weight: 1.0, zone: "z".into(), ..Default::default() };
+        let untold = Surveyed { node, status: Ok(v1::StatusReply::default()) };
+        let mut rates = Rates::default();
+        rates.add(std::slice::from_ref(&untold));
+        let text = table(std::slice::from_ref(&untold), &rates);
+        let cells: Vec<&str> = text.lines().nth(1).expect("a line").split_whitespace().collect();
+        let wanted = [&["a", "z", "1"][..], &[UNTOLD; 10], &["up"]].concat();
+        assert_eq!(cells, wanted, "{text}");
+        let json = report(&untold, &rates);
+        for name in ["segments_held", "cache_bytes_limit", "s3_bytes_per_s", "bytes_served", "load"] {
+            assert!(json[name].is_null(), "{name}: {json}");
+        }
+        assert_eq!(json["answers"], true);
     }
 }

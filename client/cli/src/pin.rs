@@ -1,15 +1,15 @@
 //! `forebay pin` and `forebay unpin`: keep everything under a URI in the cache, on every node of it, or let
 //! it go again.
 
-use crate::failure::Failure;
+use crate::failure::{Failure, usage};
 use crate::figures;
 use crate::output::{Out, write_json};
+use crate::presence::{check_uri, is_empty};
 use clap::Args;
+use forebay_client::Access;
 use forebay_client::args::EndpointArgs;
 use forebay_client::fan_out::{self, FanOut};
-use forebay_client::objects::Objects;
-use forebay_client::{Access, Endpoints};
-use forebay_proto::{Error, Kind, v1};
+use forebay_proto::Error;
 use serde_json::json;
 
 #[derive(Debug, Args)]
@@ -40,9 +40,12 @@ struct PinArgs {
 
 impl Pin {
     pub(crate) async fn run(self, out: Out<'_>) -> Result<(), Failure> {
-        let (uri, endpoints) = (&self.what.uri, self.what.endpoint.endpoints()?);
+        let (uri, endpoints) = (&self.what.uri, self.what.endpoint.endpoints().map_err(usage)?);
+        check_uri(uri).map_err(usage)?;
         let done = fan_out::pin(&endpoints, uri, true).await?;
-        if done.files == 0 && !self.ahead && is_nothing_at(&endpoints, uri).await {
+        let access = Access::Endpoint(endpoints.clone());
+        // What the object store does not say, such as while it is away, keeps nobody from pinning.
+        if done.files == 0 && !self.ahead && is_empty(&access, uri).await == Some(true) {
             fan_out::pin(&endpoints, uri, false).await?;
             return Err(Error::not_found(format!(
                 "{uri}: nothing lies there, and the cache holds nothing of it, so it is not pinned: correct the URI, or \
@@ -56,7 +59,9 @@ impl Pin {
 
 impl Unpin {
     pub(crate) async fn run(self, out: Out<'_>) -> Result<(), Failure> {
-        let done = fan_out::pin(&self.what.endpoint.endpoints()?, &self.what.uri, false).await?;
+        check_uri(&self.what.uri).map_err(usage)?;
+        let done =
+            fan_out::pin(&self.what.endpoint.endpoints().map_err(usage)?, &self.what.uri, false).await?;
         self.what.tell(done, false, out)
     }
 }
@@ -79,16 +84,5 @@ impl PinArgs {
         };
         writeln!(out, "{uri}: {what}, {held}")?;
         Ok(done?)
-    }
-}
-
-/// Whether the object store says that there is nothing at a URI. What it does not say, such as while it is
-/// away, keeps nobody from pinning.
-async fn is_nothing_at(endpoints: &Endpoints, uri: &str) -> bool {
-    let request =
-        v1::ListObjectsRequest { uri: uri.to_owned(), recursive: true, limit: 1, ..Default::default() };
-    match Objects::new(&Access::Endpoint(endpoints.clone())).list(&request).await {
-        Ok(page) => page.objects.is_empty() && page.token.is_empty(),
-        Err(e) => e.kind == Kind::NotFound,
     }
 }

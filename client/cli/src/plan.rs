@@ -3,7 +3,7 @@
 //!
 //! It computes what a loader with the same settings reads; nothing but the dataset's footers is read for it.
 
-use crate::failure::Failure;
+use crate::failure::{Failure, usage};
 use crate::figures;
 use crate::open::open;
 use crate::output::{Out, write_json};
@@ -59,8 +59,8 @@ struct SlotReport {
 
 impl Plan {
     pub(crate) async fn run(self, out: Out<'_>) -> Result<(), Failure> {
-        let cut = self.run.cut(self.first_position)?;
-        let dataset = open(&self.access.access()?, &self.dataset).await?;
+        let cut = self.run.cut(self.first_position).map_err(usage)?;
+        let dataset = open(&self.access.access().map_err(usage)?, &self.dataset).await?;
         let manifest = &dataset.manifest;
         let order = Order::new(manifest, self.run.seed, self.epoch, self.run.shuffle());
         let steps = Steps::new(&order, cut)?;

@@ -1,7 +1,7 @@
 //! `forebay snapshot`: keep a dataset's version under a name, in a cache's etcd or in a file, and forget it
 //! again.
 
-use crate::failure::Failure;
+use crate::failure::{Failure, usage};
 use crate::figures;
 use crate::open::open;
 use crate::output::{Out, write_json};
@@ -122,7 +122,7 @@ impl Save {
         // Before anything is read: a name that will not do, or nowhere to keep it.
         let (store, name) = self.home.of(&self.name, || self.access.endpoint.endpoints())?;
         let spec = DatasetSpec { version_ids: true, ..self.dataset.clone() };
-        let dataset = open(&self.access.access()?, &spec).await?;
+        let dataset = open(&self.access.access().map_err(usage)?, &spec).await?;
         let snapshot = dataset.snapshot(&name)?;
         store.save(snapshot.clone()).await?;
         if self.json {

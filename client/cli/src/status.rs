@@ -2,25 +2,39 @@
 //! hold together.
 
 use crate::copies::{self, Copies};
-use crate::failure::Failure;
+use crate::failure::{Failure, usage};
 use crate::figures::{self, bytes, count, of, plural};
-use crate::nodes::Rates;
+use crate::nodes::{Rates, UNTOLD};
 use crate::output::{Out, write_json};
 use clap::{Args, ValueEnum};
 use forebay_client::args::EndpointArgs;
 use forebay_client::survey::{self, Surveyed};
 use forebay_dataset::source;
+use forebay_proto::v1;
 use forebay_proto::v1::membership_status::Kind;
 use forebay_proto::v1::{DatasetStatus, StatusReply, Topology};
-use forebay_proto::{Error, v1};
 use serde::Serialize;
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::cmp::Reverse;
 use std::time::Duration;
 use tokio::time::sleep;
 
 /// Between the two looks that tell what nodes do per second.
 const SAMPLE: Duration = Duration::from_millis(500);
+
+/// The figures of a whole node in JSON, which come with its counters or not at all.
+const FIGURES: [&str; 7] = [
+    "cache_bytes_used",
+    "cache_bytes_limit",
+    "segments_held",
+    "pinned_bytes",
+    "segments_hot",
+    "load",
+    "store_silent_s",
+];
+
+/// Says what a node holds and has done.
+const WORK: [&str; 7] = ["holds", "from S3", "decoded", "segments", "plans", "memory", "served"];
 
 #[derive(Debug, Args)]
 pub(crate) struct Status {
@@ -62,7 +76,7 @@ struct StatusReport<'a> {
 
 impl Status {
     pub(crate) async fn run(self, out: Out<'_>) -> Result<(), Failure> {
-        let endpoints = self.endpoint.endpoints()?;
+        let endpoints = self.endpoint.endpoints().map_err(usage)?;
         let (topology, mut nodes) = survey::survey(&endpoints).await?;
         let mut rates = Rates::default();
         if topology.nodes.len() > 1 {
@@ -82,7 +96,8 @@ impl Status {
         let answering = || nodes.iter().filter(|n| n.status.is_ok());
         let named = answering().find(|n| n.node.address == endpoints.url());
         let asked = named.or(answering().next()).or(nodes.first());
-        let reply = asked.ok_or_else(|| Error::retry("the topology is empty"))?.status.clone()?;
+        let reply = asked.ok_or_else(|| survey::all_drained(&topology, endpoints.url()))?;
+        let reply = reply.status.clone()?;
         match self.json {
             true => write_json(out, &answer(endpoints.url(), &reply, &nodes, &rates)),
             false if nodes.len() > 1 => {
@@ -143,14 +158,14 @@ fn leaving(topology: &Topology) -> String {
     }
 }
 
-fn answer<'a>(
-    endpoint: &'a str,
-    status: &'a StatusReply,
-    nodes: &[Surveyed],
-    rates: &Rates,
-) -> StatusReport<'a> {
+/// For programs. Figures that the node leaves out are null.
+fn answer(endpoint: &str, status: &StatusReply, nodes: &[Surveyed], rates: &Rates) -> Value {
     let of_each = nodes.iter().map(|n| crate::nodes::report(n, rates)).collect();
-    StatusReport { endpoint, status, nodes: of_each, copies: copies::of(nodes) }
+    let mut report = json!(StatusReport { endpoint, status, nodes: of_each, copies: copies::of(nodes) });
+    if status.counters.is_none() {
+        FIGURES.into_iter().for_each(|name| report[name] = Value::Null);
+    }
+    report
 }
 
 /// One node for people: a line for each kind of figure, then its datasets.
@@ -173,7 +188,8 @@ fn text(endpoint: &str, s: &StatusReply) -> String {
 
 /// What the node holds and has done since it was started.
 fn work_rows(s: &StatusReply) -> Vec<(&'static str, String)> {
-    let (c, m) = (s.counters.unwrap_or_default(), s.memory.unwrap_or_default());
+    let Some(c) = s.counters else { return WORK.map(|label| (label, UNTOLD.to_owned())).into() };
+    let m = s.memory.unwrap_or_default();
     let [used, limit] = [s.cache_bytes_used, s.cache_bytes_limit].map(bytes);
     let [from_s3, footers] = [c.s3_bytes, c.s3_footer_bytes].map(bytes);
     let [requests, footer_requests] = [c.s3_requests, c.s3_footer_requests].map(|n| of(n, "request"));
@@ -229,11 +245,12 @@ fn state_rows(s: &StatusReply) -> Vec<(&'static str, String)> {
         rows.push(("raw", format!("{held} in {} of objects, {kept} guaranteed", of(raw.files, "block"))));
     }
     if !s.pins.is_empty() {
-        rows.push(("pinned", format!("{}: {}", bytes(s.pinned_bytes), s.pins.join(", "))));
+        let held = s.counters.map_or_else(|| UNTOLD.to_owned(), |_| bytes(s.pinned_bytes));
+        rows.push(("pinned", format!("{held}: {}", s.pins.join(", "))));
     }
     for d in s.dirs.iter().filter(|d| d.health != "up") {
         let state = match d.health.as_str() {
-            "full" => "its disk is full: read, not written",
+            "full" => "its disk is full below the limit: older segments leave for new ones",
             _ => "it failed and is set aside: the server's log says why",
         };
         rows.push(("directory", format!("{}: {state}", d.path)));
@@ -305,7 +322,7 @@ mod tests {
         let topology = Topology { leaving: vec![left], ..Default::default() };
         assert!(leaving(&topology).contains("b: out of the topology, at http://b:1 (`forebay undrain b`"));
         assert_eq!(leaving(&Topology::default()), "");
-        let json = serde_json::to_value(answer("http://h:1", &reply, &[], &Rates::default())).unwrap();
+        let json = answer("http://h:1", &reply, &[], &Rates::default());
         assert_eq!(json["counters"]["s3_bytes"], 3_000);
         assert_eq!(json["counters"].as_object().unwrap().len(), 23);
         assert!(text.contains("peers     5.00 kB in 2 segments taken, 0 B given\n"), "{text}");
@@ -313,5 +330,21 @@ mod tests {
         assert!(text.contains("in transit 1.00 MB, messages 0 B of 8.00 MB"), "{text}");
         assert_eq!(json["memory"]["transit_bytes"], 1_000_000);
         assert_eq!(json["datasets"][0]["digest"], "ab".repeat(16));
+    }
+
+    #[test]
+    fn figures_that_are_not_told_are_no_zeros() {
+        let pins = vec!["s3://b/d".to_owned()];
+        let reply = StatusReply { node: "a".into(), pins, ..Default::default() };
+        let text = text("http://h:1", &reply);
+        for line in ["holds     -\n", "from S3   -\n", "served    -\n", "pinned    -: s3://b/d\n"] {
+            assert!(text.contains(line), "{line}: {text}");
+        }
+        assert!(!text.contains("0 B"), "{text}");
+        let json = answer("http://h:1", &reply, &[], &Rates::default());
+        for name in FIGURES.into_iter().chain(["counters", "memory"]) {
+            assert!(json[name].is_null(), "{name}: {json}");
+        }
+        assert_eq!((&json["node"], &json["pins"][0]), (&"a".into(), &"s3://b/d".into()));
     }
 }

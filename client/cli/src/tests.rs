@@ -19,7 +19,7 @@ async fn forebay(line: &[&str]) -> Result<Vec<u8>, Failure> {
 
 async fn error(line: &[&str]) -> forebay_proto::Error {
     match forebay(line).await {
-        Err(Failure::Error(e)) => {
+        Err(Failure::Error(e) | Failure::Usage(e)) => {
             assert!(!e.message.contains('\n') && !e.message.is_empty(), "{e}");
             e
         }
@@ -266,8 +266,10 @@ async fn epochs_that_cannot_be_are_refused() {
         (&["--world", "3", "--batch", "16"], "use 15 or 18"),
         (&["--rank", "1"], "rank 1 of 1"),
     ] {
-        let e = error(&[&["epoch", "file:///nowhere", "--direct"], line].concat()).await;
+        let line = [&["epoch", "file:///nowhere", "--direct"], line].concat();
+        let e = error(&line).await;
         assert!(e.message.contains(says), "{e}");
+        assert!(matches!(forebay(&line).await, Err(Failure::Usage(_))), "{line:?}");
     }
     for line in [
         &["--shuffle", "wild"][..],
@@ -278,6 +280,53 @@ async fn epochs_that_cannot_be_are_refused() {
         let line = [&["forebay", "epoch", "file:///nowhere", "--direct"], line].concat();
         assert_eq!(Cli::try_parse_from(line).unwrap_err().exit_code(), 2);
     }
+}
+
+#[tokio::test]
+async fn a_command_line_that_makes_no_sense_is_told_from_a_failure() {
+    let (_folder, uri, _) = dataset();
+    for line in [
+        &["status", "--endpoint", "127.0.0.1"][..],
+        &["pin", "snapshot:july", "--endpoint", "127.0.0.1:1"],
+        &["unpin", "nonsense", "--endpoint", "127.0.0.1:1"],
+        &["free", "snapshot:july", "--endpoint", "127.0.0.1:1"],
+        &["replicas", "snapshot:july", "2", "--endpoint", "127.0.0.1:1"],
+        &["plan", &uri, "--direct", "--rank", "4", "--world", "2"],
+        &["cat", &uri, "--direct", "--endpoint", "127.0.0.1:1"],
+    ] {
+        let done = forebay(line).await;
+        assert!(matches!(done, Err(Failure::Usage(_))), "{line:?}: {done:?}");
+    }
+    let done = forebay(&["status", "--endpoint", "127.0.0.1:1"]).await;
+    assert!(matches!(done, Err(Failure::Error(_))), "nobody is there: {done:?}");
+    let many = Cli::try_parse_from(["forebay", "replicas", "s3://b/d", "99"]).unwrap_err().to_string();
+    assert!(many.contains("99 is not in 0..=16"), "{many}");
+}
+
+#[tokio::test]
+async fn a_folder_is_told_from_an_object_that_is_not_there() {
+    let (_folder, uri, _) = dataset();
+    let e = error(&["get", &uri, "--direct"]).await;
+    assert_eq!(e.kind, Kind::NotFound);
+    assert!(e.message.contains("is a folder") && e.message.contains(&format!("`forebay ls {uri}`")), "{e}");
+    let e = error(&["get", &format!("{uri}/none"), "--direct"]).await;
+    assert!(e.kind == Kind::NotFound && !e.message.contains("folder, not"), "{e}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_split_without_rows_is_named() {
+    let (_folder, uri, _) = dataset();
+    let e = error(&["epoch", &uri, "--direct", "--split", "5:5"]).await;
+    assert_eq!(e.message, format!("{uri}: --split 5:5 has no rows"));
+}
+
+#[test]
+fn a_log_that_cannot_be_understood_is_told() {
+    let told = |value: &str| log_filter(Some(value.to_owned())).map(|filter| filter.to_string());
+    let e = told("forebay_client=debgu").unwrap_err();
+    assert!(e.starts_with("RUST_LOG=forebay_client=debgu: ") && e.contains("debug"), "{e}");
+    assert_eq!(told("forebay_client=debug").as_deref(), Ok("forebay_client=debug"));
+    assert_eq!(log_filter(None).map(|filter| filter.to_string()).as_deref(), Ok("off"), "unset");
 }
 
 #[test]

@@ -1,8 +1,11 @@
 //! `forebay token`: gives a principal of a policy a token, or takes one away. Works on files: no node is
-//! asked.
+//! asked, and a file that a node would refuse is not written.
+
+mod check;
 
 use crate::failure::Failure;
 use crate::output::Out;
+use check::{ROLES, check};
 use clap::{Args, Subcommand};
 use forebay_proto::token::{KnownToken, NewToken, TOKEN_RANDOM_BYTES};
 use forebay_proto::{Error, Result};
@@ -39,7 +42,7 @@ struct Create {
     policy: PathBuf,
     /// Role of a principal that the policy does not have yet: reader, loader, operator, metrics or peer; may
     /// be repeated
-    #[arg(long, value_name = "ROLE", value_parser = ["reader", "loader", "operator", "metrics", "peer"])]
+    #[arg(long, value_name = "ROLE", value_parser = ROLES)]
     role: Vec<String>,
     /// URI under which such a principal may read; may be repeated
     #[arg(long, value_name = "URI")]
@@ -93,6 +96,7 @@ impl Create {
             .and_then(Item::as_array_mut)
             .ok_or_else(|| wrong(&self.policy, "token_sha256 is no list"))?;
         tokens.push(token.known().to_string());
+        check(&policy).map_err(|e| wrong(&self.policy, &format!("stays as it is: {}", e.message)))?;
         // The token is worth something only once the policy has it.
         match &self.out {
             Some(path) => {
@@ -148,13 +152,19 @@ fn is_named(principal: &Table, name: &str) -> bool {
     principal.get("name").and_then(Item::as_str) == Some(name)
 }
 
-/// The policy of a file; an empty one if it may be missing.
+/// The policy of a file; an empty one if it may be missing. `Invalid` if a node would refuse it: then nothing
+/// that is changed in it takes force.
 fn read(path: &Path, may_be_missing: bool) -> Result<DocumentMut> {
     let text = match std::fs::read_to_string(path) {
         Err(e) if e.kind() == std::io::ErrorKind::NotFound && may_be_missing => String::new(),
-        read => read.map_err(|e| wrong(path, &e.to_string()))?,
+        read => read.map_err(|e| wrong(path, &format!("cannot be read: {e}")))?,
     };
-    text.parse().map_err(|e: toml_edit::TomlError| wrong(path, &format!("is no TOML: {}", e.message())))
+    let policy: DocumentMut = text
+        .parse()
+        .map_err(|e: toml_edit::TomlError| wrong(path, &format!("is no TOML: {}", e.message())))?;
+    let mend = |e: Error| format!("is wrong, so no node takes a change of it; mend it first: {}", e.message);
+    check(&policy).map_err(|e| wrong(path, &mend(e)))?;
+    Ok(policy)
 }
 
 fn principals<'a>(policy: &'a mut DocumentMut, path: &Path) -> Result<&'a mut ArrayOfTables> {
@@ -223,7 +233,7 @@ mod tests {
         let mut out = Vec::new();
         match line.token.run(&mut out) {
             Ok(()) => Ok(String::from_utf8(out).unwrap().trim().to_owned()),
-            Err(Failure::Error(e)) => Err(e.message),
+            Err(Failure::Error(e) | Failure::Usage(e)) => Err(e.message),
             Err(Failure::ReaderGone) => Err("gone".into()),
         }
     }
@@ -267,5 +277,30 @@ mod tests {
         assert!(GivenToken::of(token.trim()).is_some() && !said.contains(token.trim()));
         assert_eq!(std::fs::metadata(&out).unwrap().permissions().mode() & 0o777, 0o600);
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 2, "nothing is left behind");
+    }
+
+    #[test]
+    fn a_policy_that_a_node_would_refuse_is_not_written() {
+        let folder = tempfile::tempdir().unwrap();
+        let policy = folder.path().join("policy.toml");
+        let path = policy.to_str().unwrap();
+        let text = || std::fs::read_to_string(&policy).unwrap_or_default();
+        let out = folder.path().join("token");
+        let bad = ["create", "bad", "--policy", path, "--role", "reader", "--prefix", "foo", "--out"];
+        let e = run(&[&bad[..], &[out.to_str().unwrap()]].concat()).unwrap_err();
+        assert!(e.contains("principal bad: prefixes: \"foo\": foo: not a URI"), "{e}");
+        assert!(!policy.exists() && !out.exists(), "nothing is written");
+        let token =
+            run(&["create", "a", "--policy", path, "--role", "reader", "--prefix", "s3://b"]).unwrap();
+        assert!(run(&bad[..8]).is_err());
+        // Somebody's slip: a revocation would say that it is done, and no node would hear of it.
+        let slip = text().replace("\"reader\"", "\"readr\"");
+        std::fs::write(&policy, &slip).unwrap();
+        let id = GivenToken::of(&token).unwrap().id;
+        for line in [&["revoke", id, "--policy", path][..], &["create", "a", "--policy", path]] {
+            let e = run(line).unwrap_err();
+            assert!(e.contains("mend it first: principal a: roles: \"readr\""), "{line:?}: {e}");
+            assert_eq!(text(), slip, "{line:?}");
+        }
     }
 }

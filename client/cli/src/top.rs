@@ -1,9 +1,9 @@
 //! `forebay top`: the nodes of a cluster live in the terminal, a page a second; one page where there is no
 //! terminal.
 
-use crate::failure::Failure;
+use crate::failure::{Failure, usage};
 use crate::figures;
-use crate::nodes::Rates;
+use crate::nodes::{Rates, UNTOLD};
 use crate::output::Out;
 use clap::Args;
 use console::{Key, Term};
@@ -30,7 +30,7 @@ fn seconds(text: &str) -> Result<f64, String> {
 
 impl Top {
     pub(crate) async fn run(self, out: Out<'_>) -> Result<(), Failure> {
-        let endpoints = self.endpoint.endpoints()?;
+        let endpoints = self.endpoint.endpoints().map_err(usage)?;
         let every = Duration::from_secs_f64(self.every);
         let mut rates = Rates::default();
         let (mut topology, first) = survey::survey(&endpoints).await?;
@@ -74,15 +74,36 @@ fn page(topology: &v1::Topology, nodes: &[Surveyed], rates: &Rates) -> String {
     let sum = |of: fn(&v1::StatusReply) -> u64| nodes.iter().flat_map(|n| &n.status).map(of).sum::<u64>();
     let up = nodes.iter().filter(|n| n.status.is_ok()).count() as u64;
     let (served, fetched) = rates.total();
+    let is_told = nodes.iter().flat_map(|n| &n.status).any(|s| s.counters.is_some());
+    let figure = |n: u64| if is_told { figures::bytes(n) } else { UNTOLD.to_owned() };
     format!(
         "forebay: {} of {} answer, topology {}, {} of {} used, serving {}/s, from S3 {}/s\n\n{}",
         up,
         figures::of(nodes.len() as u64, "node"),
         topology.revision,
-        figures::bytes(sum(|s| s.cache_bytes_used)),
-        figures::bytes(sum(|s| s.cache_bytes_limit)),
-        figures::bytes(served as u64),
-        figures::bytes(fetched as u64),
+        figure(sum(|s| s.cache_bytes_used)),
+        figure(sum(|s| s.cache_bytes_limit)),
+        figure(served as u64),
+        figure(fetched as u64),
         crate::nodes::table(nodes, rates)
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_head_has_no_zeros_for_what_is_not_told() {
+        let head = |counters| {
+            let status = v1::StatusReply { counters, ..Default::default() };
+            let node = Surveyed { node: v1::Node::default(), status: Ok(status) };
+            let page = page(&v1::Topology::default(), &[node], &Rates::default());
+            page.lines().next().expect("a line").to_owned()
+        };
+        let untold = "forebay: 1 of 1 node answer, topology 0, - of - used, serving -/s, from S3 -/s";
+        assert_eq!(head(None), untold);
+        let told = head(Some(v1::Counters::default()));
+        assert!(told.ends_with("0 B of 0 B used, serving 0 B/s, from S3 0 B/s"), "{told}");
+    }
 }

@@ -127,7 +127,10 @@ impl StreamWorker {
     /// Hands an event to the receiver. True if it completed a message.
     async fn receive(&mut self, receiver: &mut Receiver, event: StreamEvent) -> Result<bool, Failure> {
         let (before, mut committed) = (self.committed, self.committed);
+        let began = Instant::now();
         let taken = receiver.take(event, self.scope(), &mut committed).await;
+        // It may have waited for room, which is the reader's time and not the node's.
+        self.history.leave_out(began.elapsed());
         self.committed = committed;
         if committed > before {
             self.history = History::default();

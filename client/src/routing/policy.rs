@@ -98,6 +98,17 @@ impl Default for History {
     }
 }
 
+impl History {
+    /// Does not count time in which nothing was owed. After a long one the node is asked again whether it
+    /// serves.
+    pub fn leave_out(&mut self, time: Duration) {
+        if let Some(since) = &mut self.failing_since {
+            *since += time;
+            self.probed &= time < PAUSES.1;
+        }
+    }
+}
+
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
         let kind = match error.kind {
@@ -241,6 +252,28 @@ mod tests {
             let got = decide(kind, source, seconds, reopened, facts);
             assert_eq!(got, want, "{kind:?} {source:?} {seconds} s, reopened: {reopened}, {facts:?}");
         }
+    }
+
+    /// A reader that validates for minutes has a stream that broke meanwhile, and again: patience is for
+    /// nodes.
+    #[test]
+    fn time_in_which_nothing_was_owed_counts_for_nothing() {
+        let since = Instant::now();
+        let mut history = History { failing_since: Some(since), probed: true, ..History::default() };
+        history.leave_out(Duration::from_millis(10));
+        assert!(history.probed);
+        history.leave_out(Duration::from_secs(180));
+        assert!(!history.probed);
+        let failure = Failure::from(Error::retry("as a test"));
+        let mut on = |seconds: u64| {
+            let now = since + Duration::from_secs(seconds);
+            POLICY.on(&failure, &mut history, Situation::of(Owner), now)
+        };
+        assert!(matches!(on(239), Next::Divide));
+        assert!(matches!(on(241), Next::GiveUp(_)));
+        let mut fresh = History::default();
+        fresh.leave_out(Duration::from_secs(180));
+        assert!(fresh.failing_since.is_none());
     }
 
     /// When a node restarts, the workers of all ranks lose it in the same instant.

@@ -28,11 +28,8 @@ pub(super) fn table(
     let is_unreadable = |name: &str| log.unreadable.iter().any(|column| column.column == name);
     union.fields.retain(|field| !is_unreadable(field.name()));
     union.conflicts.retain(|conflict| !is_unreadable(&conflict.column));
-    for conflict in &mut union.conflicts {
-        // What decides is the log.
-        let what = conflict.why.strip_suffix(union::REMEDY).unwrap_or(&conflict.why);
-        conflict.why = format!("{what}: leave it out with --columns, or write the rows to another table");
-    }
+    // What decides is the log.
+    union.advise("leave it out with --columns, or write the rows to another table");
     union.conflicts.extend(log.unreadable.iter().cloned());
     let directories = Directories::read(selection, found, log.partitions.clone())?;
     let values: Vec<_> = directories.fields().map(Arc::new).chain(union.fields).collect();

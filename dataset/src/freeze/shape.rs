@@ -41,7 +41,10 @@ pub(super) fn table(selection: &Selection, found: &Found, schemas: &Schemas) -> 
         "" => union::all(all),
         name => {
             let own = schemas.of[position(selection, objects, name)?].unwrap_or_default();
-            union::like(&all[own], all)
+            let mut union = union::like(&all[own], all);
+            union
+                .advise("leave it out with --columns, read a sub-prefix, or write the objects with one type");
+            union
         }
     };
     schemas.keys.judge(&mut union);

@@ -8,6 +8,7 @@ mod hybrid;
 mod leaf;
 mod levels;
 mod page_values;
+mod quiet;
 mod whole;
 
 use crate::off_thread::blocking;
@@ -30,9 +31,9 @@ use parquet::arrow::arrow_reader::{
     ArrowReaderMetadata, ParquetRecordBatchReaderBuilder, RowSelection, RowSelectionPolicy,
 };
 use parquet::errors::ParquetError;
+use quiet::quietly;
 use rustix::time::{ClockId, clock_gettime};
 use std::ops::Range;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
@@ -101,15 +102,10 @@ fn thread_time() -> Duration {
 
 /// Decodes columns of the task, named by their place in the projection; in the order they are named.
 fn columns(task: &DecodeTask, chunks: &Chunks, places: &[usize]) -> Result<Vec<ArrayRef>> {
-    match catch_unwind(AssertUnwindSafe(|| {
-        places.iter().map(|place| task.column(chunks, *place)).collect::<Result<Vec<_>, _>>()
-    })) {
+    match quietly(|| places.iter().map(|place| task.column(chunks, *place)).collect::<Result<Vec<_>, _>>()) {
         Ok(Ok(columns)) => Ok(columns),
         Ok(Err(e)) => Err(task.fault(&e)),
-        Err(panic) => {
-            let why = panic.downcast_ref::<String>().map(String::as_str);
-            Err(task.corrupt(why.or(panic.downcast_ref::<&str>().copied()).unwrap_or("the decoder gave up")))
-        }
+        Err(why) => Err(task.corrupt(&why)),
     }
 }
 

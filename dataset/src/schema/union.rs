@@ -20,7 +20,7 @@ pub struct Conflict {
 }
 
 /// What to do about a conflict.
-pub(crate) const REMEDY: &str = ": leave it out with --columns, read a sub-prefix, or take the schema of one object with --schema-of OBJECT";
+const REMEDY: &str = ": leave it out with --columns, read a sub-prefix, or take the schema of one object with --schema-of OBJECT";
 
 /// A schema, and what does not fit into it.
 #[derive(Debug, Default)]
@@ -113,6 +113,14 @@ pub(crate) fn is_plain(schema: &Schema, own: &Schema) -> bool {
 }
 
 impl Union {
+    /// Says something else that helps with conflicts, where one schema decides.
+    pub fn advise(&mut self, remedy: &str) {
+        for conflict in &mut self.conflicts {
+            let what = conflict.why.strip_suffix(REMEDY).unwrap_or(&conflict.why);
+            conflict.why = format!("{what}: {remedy}");
+        }
+    }
+
     fn of(columns: Vec<Column<'_>>) -> Self {
         let mut union = Self::default();
         for Column { field, conflict, .. } in columns {
@@ -223,9 +231,11 @@ mod tests {
             sighting("b", &[("x", Int64, true), ("more", Int8, false)]),
             sighting("c", &[("x", Int8, false), ("s", Int8, false)]),
         ];
-        let union = like(&one, &others);
+        let mut union = like(&one, &others);
         assert_eq!(union.fields, [Arc::new(Field::new("x", Int32, true))]);
-        assert!(union.conflicts[0].why.contains("Int8 in c"), "{:?}", union.conflicts);
+        union.advise("do something else");
+        let why = &union.conflicts[0].why;
+        assert!(why.ends_with("Int8 in c: do something else"), "{why}");
     }
 
     #[test]

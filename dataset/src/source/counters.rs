@@ -5,9 +5,9 @@ use std::sync::atomic::AtomicU64;
 /// Sums since the source was made. `file://` counts like S3.
 #[derive(Debug, Default)]
 pub struct SourceCounters {
-    /// Requests that carried column data.
+    /// Requests that carried column data or raw blocks.
     pub s3_requests: AtomicU64,
-    /// Bytes of column data.
+    /// Bytes of column data and raw blocks.
     pub s3_bytes: AtomicU64,
     /// Listings, heads and footers.
     pub footer_requests: AtomicU64,

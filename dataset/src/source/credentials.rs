@@ -15,6 +15,7 @@ use object_store::StaticCredentialProvider;
 use object_store::aws::{AwsCredential, AwsCredentialProvider};
 use profile::{profile, value, variable};
 use std::sync::Arc;
+use url::{Host, Url};
 
 /// Settings of a profile that name another source of its keys.
 const PROVIDERS: [&str; 5] =
@@ -44,24 +45,13 @@ pub(super) fn resolve(settings: &SourceSettings, env: &Env) -> Result<Resolved> 
         .or_else(|| variable(env, "AWS_ENDPOINT_URL"))
         .or_else(|| value(&profile, "endpoint_url"))
         .map(|e| e.trim_end_matches('/').to_owned());
-    if endpoint.as_ref().is_some_and(|e| e.contains('@')) {
-        // Not repeated: it is in every message and log that names the endpoint otherwise.
-        return Err(Error::invalid(
-            "s3_endpoint: holds credentials: give them as settings or in the environment",
-        ));
-    }
-    if let Some(e) = &endpoint
-        && !e.starts_with("http://")
-        && !e.starts_with("https://")
-    {
-        return Err(Error::invalid(format!("s3_endpoint: {e}: must start with http:// or https://")));
-    }
     let region = given(&settings.s3_region)
         .or_else(|| variable(env, "AWS_REGION"))
         .or_else(|| variable(env, "AWS_DEFAULT_REGION"))
         .or_else(|| value(&profile, "region"))
         .unwrap_or_else(|| "us-east-1".into());
     let path_style = settings.s3_path_style.unwrap_or(endpoint.is_some());
+    endpoint.as_deref().map_or(Ok(()), |endpoint| check_endpoint(endpoint, path_style))?;
     let keys = fixed_keys(settings, named.is_some(), env)?;
     let key_id = keys.as_ref().map(|keys| keys.key_id.clone());
     let credentials: Option<AwsCredentialProvider> = match keys {
@@ -79,6 +69,32 @@ pub(super) fn resolve(settings: &SourceSettings, env: &Env) -> Result<Resolved> 
         })),
     };
     Ok(Resolved { endpoint, region, path_style, credentials, key_id })
+}
+
+/// `Invalid` if no request can go there.
+fn check_endpoint(endpoint: &str, path_style: bool) -> Result<()> {
+    if endpoint.contains('@') {
+        // Not repeated: it is in every message and log that names the endpoint otherwise.
+        return Err(Error::invalid(
+            "s3_endpoint: holds credentials: give them as settings or in the environment",
+        ));
+    }
+    let wrong = |why: &str| Err(Error::invalid(format!("s3_endpoint: {endpoint}: {why}")));
+    if !endpoint.starts_with("http://") && !endpoint.starts_with("https://") {
+        return wrong("must start with http:// or https://");
+    }
+    match Url::parse(endpoint) {
+        Ok(url) if url.query().is_some() || url.fragment().is_some() => wrong("must end before ? and #"),
+        Ok(url) => match url.host() {
+            Some(Host::Domain(_)) => Ok(()),
+            Some(_) if path_style => Ok(()),
+            Some(_) => {
+                wrong("a bucket cannot be part of an IP address: leave s3_path_style out, or set it to true")
+            }
+            None => wrong("names no host"),
+        },
+        Err(e) => wrong(&format!("is no URL: {e}")),
+    }
 }
 
 /// Keys in the settings, or in the environment unless a profile is named.

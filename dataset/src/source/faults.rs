@@ -32,6 +32,9 @@ pub(super) struct Endpoint {
 const AGAIN: &str =
     "open the dataset again; a snapshot needs the object as it was: restore it, or save a new snapshot";
 
+/// How an error begins that says why a server's certificate is not good, as rustls has it.
+const CERTIFICATE: &str = "invalid peer certificate";
+
 /// What happened, and what to do about it.
 type Verdict = (Kind, String);
 
@@ -76,17 +79,8 @@ impl Endpoint {
         if matches!(code, "NoSuchBucket" | "ContainerNotFound") {
             return Some((Kind::NotFound, format!("no such bucket '{bucket}' at {endpoint}")));
         }
-        let is_redirect = f.text.contains("redirect without LOCATION")
-            || matches!(code, "AuthorizationHeaderMalformed" | "PermanentRedirect" | "TemporaryRedirect");
-        if let Some(region) = &self.region
-            && (is_redirect || matches!(f.status, Some(301 | 307)))
-        {
-            let wanted = f.region.clone().or_else(|| self.watch.region());
-            let hint = wanted.map_or_else(
-                || format!("the bucket is not in it{said}: set s3_region"),
-                |r| format!("the bucket is in '{r}': set s3_region to that"),
-            );
-            return Some((Kind::Invalid, format!("{endpoint} refuses region '{region}': {hint}")));
+        if let Some(redirected) = self.redirected(bucket, code, f) {
+            return Some(redirected);
         }
         if code == "ExpiredToken" && self.renews {
             let why = "the session token has expired and is not renewed";
@@ -106,8 +100,12 @@ impl Endpoint {
                 (None, true) => "its credentials".into(),
                 (None, false) => "the request without keys".into(),
             };
-            let why = format!("{endpoint} refuses {credentials}{said}: check credentials and policy");
-            return Some((Kind::Denied, why));
+            let advice = match code {
+                "ExpiredToken" => "the credentials have expired: give new ones, or a source that renews them",
+                _ => "check credentials and policy",
+            };
+            let region = self.other_region(bucket).map(|hint| format!("; or {hint}")).unwrap_or_default();
+            return Some((Kind::Denied, format!("{endpoint} refuses {credentials}{said}: {advice}{region}")));
         }
         let public = "set s3_anonymous for a public bucket";
         match e {
@@ -125,6 +123,39 @@ impl Endpoint {
         }
     }
 
+    /// The bucket is said to be in another region.
+    fn redirected(&self, bucket: &str, code: &str, f: &Fault) -> Option<Verdict> {
+        let is_redirect = f.text.contains("redirect without LOCATION")
+            || matches!(code, "AuthorizationHeaderMalformed" | "PermanentRedirect" | "TemporaryRedirect")
+            || matches!(f.status, Some(301 | 307));
+        let region = self.region.as_ref().filter(|_| is_redirect)?;
+        let hint = f.region.clone().or_else(|| self.watch.region()).map_or_else(
+            || format!("the bucket '{bucket}' is not in it{}: set s3_region (--s3-region)", f.said()),
+            |r| format!("the bucket '{bucket}' is in '{r}': set s3_region (--s3-region) to that"),
+        );
+        Some((Kind::Invalid, format!("{} refuses region '{region}': {hint}", self.name)))
+    }
+
+    /// What to do if the server has named another region than the one that is set. A redirect that was
+    /// followed loses its keys on the way, and ends in a refusal of those.
+    fn other_region(&self, bucket: &str) -> Option<String> {
+        let set = self.region.as_ref()?;
+        let named = self.watch.region().filter(|named| named != set)?;
+        Some(format!(
+            "the bucket '{bucket}' is in '{named}', not in '{set}': set s3_region (--s3-region) to that"
+        ))
+    }
+
+    /// S3 answered 400 to a HEAD, whose answer has no room for the reason. Keys that are renewed may have
+    /// expired just now.
+    fn without_reason(&self, tried: &str) -> Verdict {
+        let other = self.bucket.as_deref().and_then(|bucket| self.other_region(bucket));
+        let kind = if self.renews && other.is_none() { Kind::Retry } else { Kind::Invalid };
+        let advice =
+            other.unwrap_or_else(|| "have the credentials expired, or is the region another?".into());
+        (kind, format!("{} answered 400 without a reason ({tried}): {advice}", self.name))
+    }
+
     /// No good answer came.
     fn failure(&self, frozen: Option<&str>, tried: &str, f: &Fault) -> Verdict {
         let (endpoint, said, root) = (&self.name, f.said(), &f.root);
@@ -134,7 +165,13 @@ impl Endpoint {
             (Some(s @ (408 | 429 | 500..)), _) => {
                 (Kind::Retry, format!("{endpoint} keeps answering {s}{said} ({tried}): try again later"))
             }
+            (Some(400), _) if f.code.is_none() && self.region.is_some() => self.without_reason(tried),
             (Some(s), _) => (Kind::Invalid, format!("{endpoint} answered {s}{said}")),
+            (None, Some(_)) if root.starts_with(CERTIFICATE) => {
+                let why = format!("the certificate of {endpoint} is not good ({root})");
+                let advice = "is the endpoint right? s3_ca (--s3-ca) names the authorities that are believed";
+                (Kind::Invalid, format!("{why}: {advice}"))
+            }
             (None, Some(HttpErrorKind::Connect)) => {
                 let why = format!("cannot connect to {endpoint} ({tried}): {root}");
                 (Kind::Retry, format!("{why}: is the endpoint right, and up?"))
@@ -256,6 +293,16 @@ mod tests {
     }
 
     #[test]
+    fn a_certificate_that_is_not_good_is_not_waited_for() {
+        let said = io::Error::other("invalid peer certificate: UnknownIssuer");
+        let source = Box::new(HttpError::new(HttpErrorKind::Connect, said));
+        let e = object_store::Error::Generic { store: "S3", source };
+        let e = endpoint().fault("s3://b/k", None, None, &e);
+        assert!(e.kind == Kind::Invalid && e.message.contains("http://h:1"), "{e}");
+        assert!(e.message.contains("UnknownIssuer") && e.message.contains("--s3-ca"), "{e}");
+    }
+
+    #[test]
     fn answers_are_classed() {
         let status = "Server returned non-2xx status code: ";
         let doc = |c: &str, m: &str| format!("<Error><Code>{c}</Code><Message>{m}</Message></Error>");
@@ -273,7 +320,9 @@ mod tests {
                 Kind::Denied,
                 "set this machine's clock",
             ),
-            (format!("{status}400 Bad Request: {region}"), Kind::Invalid, "'eu-west-1'"),
+            (format!("{status}403 Forbidden: {}", doc("ExpiredToken", "x")), Kind::Denied, "have expired"),
+            (format!("{status}400 Bad Request: {region}"), Kind::Invalid, "'b' is in 'eu-west-1'"),
+            (format!("{status}400 Bad Request: "), Kind::Invalid, "have the credentials expired"),
             ("Received redirect without LOCATION, this".into(), Kind::Invalid, "us-east-1"),
             (format!("{status}503 Slow: {}", doc("SlowDown", "x")), Kind::Retry, "503"),
             (format!("{status}416 Range: "), Kind::Corrupt, "0 bytes"),

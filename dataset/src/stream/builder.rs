@@ -131,9 +131,10 @@ impl MessageBuilder {
     /// message of gigabytes.
     pub fn room(&self, rows: &MessageRows, of: &Segment) -> usize {
         let bytes = self.budget.message_bytes as f64 / self.share - rows.bytes;
-        // A row that begins within the message's bytes belongs to it.
-        let fit = (bytes / row_bytes(of)).ceil().max(0.0) as usize;
-        fit.min(MESSAGE_ROWS.saturating_sub(rows.samples.len()))
+        // A row that begins within the message's bytes belongs to it, and each message has one, whatever was
+        // estimated.
+        let fit = (bytes / row_bytes(of)).ceil() as usize;
+        fit.max(usize::from(rows.is_empty())).min(MESSAGE_ROWS.saturating_sub(rows.samples.len()))
     }
 
     /// Gathers and sends the collected rows.
@@ -333,9 +334,10 @@ fn batches(sources: &[ReadySegment]) -> Vec<&SegmentBatch> {
     sources.iter().map(|ready| &*ready.batch).collect()
 }
 
-/// What the manifest estimates a row of a segment at, all columns.
+/// What the manifest estimates a row of a segment at, all columns; at least 1. Columns that the segment's
+/// object lacks, or has as nulls only, are not in the estimate.
 fn row_bytes(of: &Segment) -> f64 {
-    (of.decoded_bytes as f64 / of.total_rows.max(1) as f64).max(f64::MIN_POSITIVE)
+    (of.decoded_bytes as f64 / of.total_rows.max(1) as f64).max(1.0)
 }
 
 /// `Corrupt` unless a segment has the rows that the manifest says.

@@ -1,6 +1,7 @@
 //! BatchStreams against the plan's own words: every slot of every step, in order, with the right values.
 
 mod faults;
+mod messages;
 
 use super::*;
 use crate::packed::PackedSchema;

@@ -1,9 +1,12 @@
-//! Google Cloud Storage, Azure Blob Storage, AWS STS and a container's credentials, as far as a reader asks
-//! for them: listings, ranged and conditional GETs, and temporary keys. One HTTP server on the loopback;
-//! nothing is signed or checked but `If-Match`.
+//! Google Cloud Storage, Azure Blob Storage, AWS STS and the credentials of containers and instances, as far
+//! as a reader asks for them: listings, ranged and conditional GETs, and temporary keys. One HTTP server on
+//! the loopback; nothing is signed or checked but `If-Match`, who assumes a role ([`SOURCE_KEY`]), and an
+//! instance's token.
 //!
 //! It knows the services apart by the request: Azure's listings say `comp=list`, Google's `list-type=2`, and
-//! STS is asked by POST.
+//! STS is asked by POST. Who signs asks it for a role, who does not has a web identity.
+
+mod instance;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,14 +15,17 @@ use std::time::{Duration, SystemTime};
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
-use hyper::header::{CONTENT_RANGE, ETAG, HeaderName, IF_MATCH, LAST_MODIFIED, RANGE};
+use hyper::header::{AUTHORIZATION, CONTENT_RANGE, ETAG, HeaderName, IF_MATCH, LAST_MODIFIED, RANGE};
 use hyper::{Method, Request, Response, StatusCode};
 use parking_lot::Mutex;
 
 use super::serve::{ResponseBody, Serving};
 
-/// The path of the keys that a container is given.
+/// The path of the keys that a container is given, and that a program prints.
 pub const KEYS: &str = "keys";
+
+/// The id of the key that may assume a role.
+pub const SOURCE_KEY: &str = "SOURCE";
 
 const MODIFIED: &str = "Tue, 05 Aug 2025 12:00:00 GMT";
 
@@ -72,11 +78,18 @@ fn answer(
     request: &Request<Incoming>,
 ) -> Response<ResponseBody> {
     if request.method() == Method::POST {
-        return text(StatusCode::OK, sts(&issue()));
+        return match signer(request) {
+            None => text(StatusCode::OK, sts("AssumeRoleWithWebIdentity", &issue())),
+            Some(SOURCE_KEY) => text(StatusCode::OK, sts("AssumeRole", &issue())),
+            Some(_) => text(StatusCode::FORBIDDEN, refusal("AccessDenied")),
+        };
+    }
+    if let Some(answer) = instance::answer(request, || document(&issue())) {
+        return answer;
     }
     let path = decode(request.uri().path().trim_matches('/'));
     if path == KEYS {
-        return text(StatusCode::OK, container(&issue()));
+        return text(StatusCode::OK, document(&issue()));
     }
     let query = request.uri().query().unwrap_or_default();
     let bucket = path.split('/').next().unwrap_or_default();
@@ -154,23 +167,34 @@ fn azure<'a>(listed: impl Iterator<Item = (&'a str, &'a Bytes)>) -> String {
     )
 }
 
-fn container(keys: &TemporaryKeys) -> String {
-    format!(
-        "{{\"AccessKeyId\":\"{}\",\"SecretAccessKey\":\"{}\",\"Token\":\"session\",\"Expiration\":\"{}\"}}",
-        keys.id,
-        keys.secret,
-        utc(keys.lifetime)
-    )
+/// The id of the key by which a request is signed, if it is.
+fn signer(request: &Request<Incoming>) -> Option<&str> {
+    let header = request.headers().get(AUTHORIZATION)?.to_str().ok()?;
+    header.split_once("Credential=")?.1.split('/').next()
 }
 
-fn sts(keys: &TemporaryKeys) -> String {
+/// Keys in JSON, as instances and containers get them (`Token`), and as programs print them (`SessionToken`).
+fn document(keys: &TemporaryKeys) -> String {
+    let document = serde_json::json!({
+        "Code": "Success",
+        "Version": 1,
+        "AccessKeyId": keys.id,
+        "SecretAccessKey": keys.secret,
+        "Token": "session",
+        "SessionToken": "session",
+        "Expiration": utc(keys.lifetime),
+    });
+    document.to_string()
+}
+
+fn sts(action: &str, keys: &TemporaryKeys) -> String {
     format!(
-        "<AssumeRoleWithWebIdentityResponse xmlns=\"https://sts.amazonaws.com/doc/2011-06-15/\">\
-         <AssumeRoleWithWebIdentityResult><Credentials><AccessKeyId>{}</AccessKeyId>\
+        "<{action}Response xmlns=\"https://sts.amazonaws.com/doc/2011-06-15/\">\
+         <{action}Result><Credentials><AccessKeyId>{}</AccessKeyId>\
          <SecretAccessKey>{}</SecretAccessKey><SessionToken>session</SessionToken>\
          <Expiration>{}</Expiration></Credentials>\
          <AssumedRoleUser><Arn>arn:aws:sts::1:assumed-role/r/s</Arn><AssumedRoleId>A:s</AssumedRoleId>\
-         </AssumedRoleUser></AssumeRoleWithWebIdentityResult></AssumeRoleWithWebIdentityResponse>",
+         </AssumedRoleUser></{action}Result></{action}Response>",
         keys.id,
         keys.secret,
         utc(keys.lifetime)

@@ -3,6 +3,7 @@
 //! A plan is any closure from a request to a fault or none; [`first`], [`share`] and [`lasting`] make the
 //! usual ones. Randomness is seeded: the same seed and the same sequence of requests give the same faults.
 
+use std::net::SocketAddr;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
@@ -10,8 +11,8 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full};
 use hyper::body::{Body, Frame, SizeHint};
-use hyper::header::{CONTENT_LENGTH, CONTENT_TYPE};
-use hyper::{Response, StatusCode};
+use hyper::header::{CONTENT_LENGTH, CONTENT_TYPE, HeaderValue, LOCATION};
+use hyper::{Response, StatusCode, Uri};
 
 use crate::harness::seen::SeenRequest;
 use crate::harness::serve::{BoxError, ResponseBody};
@@ -25,6 +26,10 @@ pub enum Fault {
     SlowDown,
     /// 403 AccessDenied.
     Deny,
+    /// 301 PermanentRedirect: the bucket is in this region. S3 does not say where to go instead.
+    Moved(&'static str),
+    /// 307 TemporaryRedirect to another server.
+    Redirect(SocketAddr),
     /// The connection breaks after half of the body.
     Cut,
     /// Every byte of the body is another.
@@ -67,8 +72,31 @@ pub(crate) fn refusal(status: StatusCode, code: &str, message: &str) -> Response
     let body = Full::new(Bytes::from(document)).map_err(|never| match never {}).boxed_unsync();
     let mut response = Response::new(body);
     *response.status_mut() = status;
-    response.headers_mut().insert(CONTENT_TYPE, hyper::header::HeaderValue::from_static("application/xml"));
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/xml"));
     response
+}
+
+/// 301 PermanentRedirect, as S3 says it of a bucket in another region.
+pub(crate) fn moved(region: &'static str) -> Response<ResponseBody> {
+    let message = "The bucket you are attempting to access must be addressed using the specified endpoint. \
+                   Please send all future requests to this endpoint.";
+    let mut response = refusal(StatusCode::MOVED_PERMANENTLY, "PermanentRedirect", message);
+    name_region(&mut response, region);
+    response
+}
+
+/// 307 TemporaryRedirect: the same request to another server.
+pub(crate) fn redirect(uri: &Uri, to: SocketAddr) -> Response<ResponseBody> {
+    let message = "Please re-send this request to the specified temporary endpoint.";
+    let mut response = refusal(StatusCode::TEMPORARY_REDIRECT, "TemporaryRedirect", message);
+    let target = format!("http://{to}{}", uri.path_and_query().map_or("/", |target| target.as_str()));
+    response.headers_mut().insert(LOCATION, target.parse().expect("a URL is a header's value"));
+    response
+}
+
+/// Has an answer say which region the bucket is in.
+pub(crate) fn name_region(response: &mut Response<ResponseBody>, region: &'static str) {
+    response.headers_mut().insert("x-amz-bucket-region", HeaderValue::from_static(region));
 }
 
 /// 503 SlowDown, word for word as S3 says it.

@@ -1,6 +1,8 @@
 //! An S3 server inside the test process: real HTTP, SigV4, XML and aws-chunked bodies (by the `s3s` crate),
 //! objects in memory.
 //!
+//! Buckets are in the path, or in the host's name ([`DOMAIN`](super::seen::DOMAIN)).
+//!
 //! It does what Forebay and its tests ask of S3: buckets, put, get and head with ranges, conditions and
 //! parts, listings of both versions with pages, delete, multipart uploads, versions in buckets that
 //! are told so. It keeps content types and users' metadata, but no checksums or ACLs. It keeps a log of every
@@ -8,7 +10,9 @@
 //! ([`S3Server::inject`]).
 
 mod api;
+mod connect;
 mod edge;
+mod hosts;
 mod object;
 mod objects;
 mod read;
@@ -18,6 +22,7 @@ mod versions;
 
 use parking_lot::Mutex;
 use std::collections::HashMap;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -28,6 +33,7 @@ use s3s::auth::{S3Auth, SecretKey};
 use s3s::service::S3ServiceBuilder;
 use s3s::{S3Result, s3_error};
 
+pub use connect::ConnectProxy;
 pub use edge::REGION;
 pub use objects::Objects;
 
@@ -40,6 +46,8 @@ use crate::harness::serve::Serving;
 pub struct S3Server {
     /// `http://127.0.0.1:PORT`
     pub endpoint: String,
+    /// The same as an address.
+    pub address: SocketAddr,
     /// The bucket that exists from the start.
     pub bucket: String,
     /// The one access key that is known.
@@ -55,6 +63,11 @@ pub struct S3Server {
 impl S3Server {
     /// Starts a server on a free port with an empty bucket `forebay`.
     pub fn start() -> Self {
+        Self::start_in(REGION)
+    }
+
+    /// The same in another region, which it names in what it refuses.
+    pub fn start_in(region: &'static str) -> Self {
         let (bucket, access_key, secret_key) = ("forebay", "test-access", "test-secret-0123456");
         let objects = Objects::default();
         objects.create_bucket(bucket);
@@ -62,11 +75,13 @@ impl S3Server {
         let keys = AccessKeys::default();
         keys.add(access_key, secret_key, None);
         service.set_auth(keys.clone());
-        let edge = Arc::new(edge::Edge::new(service.build()));
+        service.set_host(hosts::Hosts);
+        let edge = Arc::new(edge::Edge::new(service.build(), region));
         let handler = edge.clone();
         let serving = Serving::start("s3", move || handler.clone().handler()).expect("start the S3 server");
         Self {
             endpoint: format!("http://{}", serving.address),
+            address: serving.address,
             bucket: bucket.to_owned(),
             access_key: access_key.to_owned(),
             secret_key: secret_key.to_owned(),

@@ -1,16 +1,25 @@
 //! Requests as the S3 server's log keeps them, and as fault plans see them.
 
 use hyper::body::Incoming;
-use hyper::header::{HeaderName, IF_MATCH, IF_NONE_MATCH, RANGE};
+use hyper::header::{HOST, HeaderName, IF_MATCH, IF_NONE_MATCH, RANGE};
 use hyper::{Method, Request};
 use std::ops::Range;
+
+/// Below it a host's name says the bucket: `BUCKET.s3.forebay.test`. No resolver knows it: clients that are
+/// to come here by it have the server as their proxy.
+pub const DOMAIN: &str = "s3.forebay.test";
+
+/// The domain of AWS in the region of the server.
+pub const AWS_DOMAIN: &str = "s3.us-east-1.amazonaws.com";
 
 /// One request, as the log keeps it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SeenRequest {
     /// GET, HEAD, PUT, POST or DELETE.
     pub method: Method,
-    /// The bucket, from a path-style URL.
+    /// The `Host` header as sent.
+    pub host: String,
+    /// The bucket, which the host's name says, or the path.
     pub bucket: String,
     /// The key, percent-decoded; empty for requests on the bucket itself.
     pub key: String,
@@ -31,9 +40,14 @@ pub struct SeenRequest {
 impl SeenRequest {
     pub(crate) fn of(request: &Request<Incoming>) -> Self {
         let path = percent_decode(request.uri().path().trim_start_matches('/'));
-        let (bucket, key) = path.split_once('/').unwrap_or((&path, ""));
+        let host = header(request, &HOST).unwrap_or_default();
+        let (bucket, key) = match bucket_of(&host) {
+            Some(bucket) => (bucket, path.as_str()),
+            None => path.split_once('/').unwrap_or((&path, "")),
+        };
         Self {
             method: request.method().clone(),
+            host: host.clone(),
             bucket: bucket.to_owned(),
             key: key.to_owned(),
             query: request.uri().query().unwrap_or_default().to_owned(),
@@ -55,6 +69,12 @@ impl SeenRequest {
         let (first, last) = self.range.as_deref()?.strip_prefix("bytes=")?.split_once('-')?;
         Some(first.parse().ok()?..last.parse::<u64>().ok()? + 1)
     }
+}
+
+/// The bucket that a host's name says, if it says one.
+pub(crate) fn bucket_of(host: &str) -> Option<&str> {
+    let name = host.split_once(':').map_or(host, |(name, _)| name);
+    [DOMAIN, AWS_DOMAIN].into_iter().find_map(|domain| name.strip_suffix(domain)?.strip_suffix('.'))
 }
 
 fn header(request: &Request<Incoming>, name: &HeaderName) -> Option<String> {

@@ -13,6 +13,19 @@ use crate::fixtures;
 /// Small enough for several segments, so that windows matter.
 const SEGMENT_BYTES: &str = "20000";
 
+/// Every kind of type. Those of `good/nothing` have nothing but nulls.
+const DATASETS: [&str; 9] = [
+    "good/decimals",
+    "good/dictionaries",
+    "good/fixed-lists",
+    "good/many-files",
+    "good/nested",
+    "good/nothing",
+    "good/primitives",
+    "good/strings",
+    "good/temporal",
+];
+
 fn content(answer: &Value, number: usize) -> String {
     epoch(answer, number, "content_digest").as_str().expect("a digest is text").to_owned()
 }
@@ -28,7 +41,7 @@ fn every_way_to_read_an_epoch_gives_the_content_digest_that_pyarrow_gives() {
     };
     let nodes: Vec<_> = addresses.iter().map(cluster).collect();
     let alone = ServerOptions::for_s3(&s3).start();
-    for name in ["good/nested", "good/many-files", "good/fixed-lists", "good/strings"] {
+    for name in DATASETS {
         let uri = fixtures::upload(&s3, name);
         for shuffle in ["none", "window(2)"] {
             let run = ["--shuffle", shuffle, "--seed", "5", "--segment-bytes", SEGMENT_BYTES];

@@ -19,9 +19,11 @@
 //! * [`replicas`]: several copies of a segment, who makes them and who reads them.
 //! * [`restart`]: the faults that a run survives without an error.
 //! * [`gateway`]: the endpoint for clients of S3.
+//! * [`full_disk`]: a disk that is full.
 //! * [`hung_disk`]: a disk that does not answer.
 //! * [`lists`]: lists of very many objects.
 //! * [`local_node`]: a node that the commands start by themselves.
+//! * [`s3_wire`]: S3 by names of hosts, by TLS, in another region, by keys that expire.
 //! * [`same_host`]: readers on the node's own host.
 //! * [`snapshots`]: versions of datasets under names.
 //! * [`versions`]: snapshots in a bucket that keeps versions.
@@ -46,6 +48,7 @@ mod demo;
 mod failover;
 mod filters;
 mod fixtures;
+mod full_disk;
 mod gateway;
 mod hung_disk;
 mod lists;
@@ -62,6 +65,7 @@ mod real;
 mod refused;
 mod replicas;
 mod restart;
+mod s3_wire;
 mod same_host;
 mod snapshots;
 mod store;

@@ -265,6 +265,75 @@ fn a_drained_node_runs_on_outside_the_topology_and_can_come_back() {
 }
 
 #[test]
+fn nodes_that_are_drained_at_once_do_not_all_go() {
+    let runtime = Runtime::new().expect("a runtime");
+    let etcd = Etcd::start(1);
+    let nodes = ["a", "b", "c"].map(|name| options(&etcd, name).start());
+    nodes.iter().for_each(|node| drop(wait_for(&runtime, node, &["a", "b", "c"])));
+    let drains = nodes.each_ref().map(|node| {
+        let url = node.endpoint.clone();
+        std::thread::spawn(move || Run::new("forebay").args(["drain", &url, "--endpoint", &url]).end())
+    });
+    let ended = drains.map(|drain| drain.join().expect("it ends"));
+    let drained: Vec<bool> = ended.iter().map(|ended| ended.code == Some(0)).collect();
+    assert!(drained.contains(&false), "all of them said that they may be stopped");
+    let refused = ended.iter().filter(|ended| ended.code != Some(0));
+    for ended in refused {
+        assert!(ended.stderr.contains("no other node could take over"), "{}", ended.stderr);
+    }
+    for (node, drained) in nodes.iter().zip(&drained) {
+        assert_eq!(status(&runtime, node).draining, *drained, "{}", node.endpoint);
+    }
+    let left = ["a", "b", "c"].into_iter().zip(&drained).filter(|(_, drained)| !**drained);
+    let left: Vec<&str> = left.map(|(name, _)| name).collect();
+    nodes.iter().for_each(|node| drop(wait_for(&runtime, node, &left)));
+    nodes.into_iter().for_each(Server::stop);
+}
+
+#[test]
+fn a_dead_node_takes_nothing_over() {
+    let runtime = Runtime::new().expect("a runtime");
+    let addresses = [0, 1].map(|_| free_address().expect("a free port"));
+    let [a, mut b] = addresses.each_ref().map(|address| {
+        let options = ServerOptions::bare().args(["--allow", "s3://bucket/", "--listen", address]);
+        let named = addresses.iter().zip(["a", "b"]).map(|(at, name)| format!("{name}=http://{at}"));
+        named.fold(options, |options, node| options.args(["--cluster-node", &node])).start()
+    });
+    let ended = |arguments: &[&str]| cached(&a, arguments).end().expect_success();
+    ended(&["drain", "a"]);
+    assert!(status(&runtime, &a).draining, "the other one serves");
+    ended(&["undrain", "a"]);
+    b.kill();
+    refused(cached(&a, &["drain", "a"]), &["no other node could take over", &b.endpoint]);
+    assert!(!status(&runtime, &a).draining);
+    a.stop();
+}
+
+#[test]
+fn that_all_nodes_are_drained_is_said_and_how_to_bring_one_back() {
+    let runtime = Runtime::new().expect("a runtime");
+    let etcd = Etcd::start(1);
+    let (a, mut b) = (options(&etcd, "a").start(), options(&etcd, "b").start());
+    wait_for(&runtime, &a, &["a", "b"]);
+    cached(&a, &["drain", "a"]).end().expect_success();
+    wait_for(&runtime, &a, &["b"]);
+    wait_for(&runtime, &b, &["b"]);
+    // Asked by way of the one that is drained.
+    refused(cached(&a, &["drain", "b"]), &["no other node could take over"]);
+    assert!(!status(&runtime, &b).draining);
+    b.kill();
+    wait_for(&runtime, &a, &[]);
+    let undrain = format!("`forebay undrain {}`", a.endpoint);
+    refused(cached(&a, &["status"]), &["all nodes are drained", &undrain]);
+    let both = format!("{},{}", b.endpoint, a.endpoint);
+    let two = refused(Run::new("forebay").args(["status", "--endpoint", &both]), &["is drained", &undrain]);
+    assert!(!two.contains("all nodes are drained"), "the other one is gone: {two}");
+    cached(&a, &["undrain", &a.endpoint]).end().expect_success();
+    wait_for(&runtime, &a, &["a"]);
+    a.stop();
+}
+
+#[test]
 fn commands_tell_of_nodes_that_are_drained_missing_or_too_few() {
     let runtime = Runtime::new().expect("a runtime");
     let etcd = Etcd::start(1);

@@ -2,7 +2,8 @@
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
-use std::time::Duration;
+use std::os::unix::fs::PermissionsExt;
+use std::time::{Duration, Instant};
 
 use forebay_client::stream::Stream;
 use forebay_client::{Access, Dataset, DatasetSpec};
@@ -12,10 +13,11 @@ use forebay_tests::harness::ports::free_addresses;
 use forebay_tests::harness::process::{Run, Server, ServerOptions};
 use forebay_tests::harness::s3::S3Server;
 use prost::Message;
+use rustix::process::{Pid, Signal, kill_process};
 
-use crate::commands::{cached, counter, epoch, json};
+use crate::commands::{cached, counter, digests, direct, epoch, json};
 use crate::fixtures;
-use crate::refused::check;
+use crate::refused::{check, server_refused, status_of};
 
 /// The body of what an HTTP server answers; panics unless the status is 200.
 pub fn get(base: &str, path: &str) -> String {
@@ -104,6 +106,31 @@ fn what_was_loaded_is_warm_and_what_was_freed_is_gone() {
     let cold = json(cached(&server, &["epoch", &uri]));
     assert_eq!(epoch(&cold, 0, "source"), "s3");
     server.stop();
+}
+
+#[test]
+fn a_load_is_complete_though_a_node_is_dead() {
+    let s3 = S3Server::start();
+    mnist::upload(&s3).expect("read MNIST");
+    let uri = s3.uri("mnist/test");
+    // Nodes by name stay in the topology, whatever becomes of them.
+    let addresses = free_addresses(3).expect("free ports");
+    let all: Vec<String> =
+        addresses.iter().flat_map(|a| ["--cluster-node".to_owned(), format!("http://{a}")]).collect();
+    let start = |a: &String| ServerOptions::for_s3(&s3).args(["--listen", a.as_str()]).args(&all).start();
+    let mut nodes: Vec<Server> = addresses.iter().map(start).collect();
+    nodes[1].kill();
+    let began = std::time::Instant::now();
+    let loaded = json(cached(&nodes[0], &["load", &uri, "--segment-bytes", "262144"]));
+    assert_eq!(loaded["failed"], serde_json::json!([]), "{loaded}");
+    assert!(loaded["segments_total"].as_u64().is_some_and(|total| total >= 6), "{loaded}");
+    assert_eq!(loaded["segments_held"], loaded["segments_total"], "{loaded}");
+    // A dead node is noticed within 3 s.
+    assert!(began.elapsed() < Duration::from_secs(30), "{:?}", began.elapsed());
+    let warm = json(cached(&nodes[2], &["epoch", "--verify", &uri, "--segment-bytes", "262144"]));
+    assert_eq!(epoch(&warm, 0, "s3_bytes"), 0, "both hold all that the dead one would own");
+    let plain = json(direct(&s3, &["epoch", "--verify", &uri, "--segment-bytes", "262144"]));
+    assert_eq!(digests(&warm, 0), digests(&plain, 0));
 }
 
 #[test]
@@ -282,4 +309,50 @@ fn a_node_that_is_drained_by_its_url_is_asked_with_the_files_of_the_flags() {
     let ask = Run::new("forebay").args(["drain", "http://127.0.0.1:1", "--ca", "/nowhere/ca.pem"]);
     let error = ask.end().expect_failure();
     assert!(error.contains("/nowhere/ca.pem"), "{error}");
+}
+
+#[test]
+fn a_hangup_does_not_end_a_node() {
+    let server = ServerOptions::bare().args(["--allow", "s3://bucket/"]).start();
+    let pid = i32::try_from(server.pid()).ok().and_then(Pid::from_raw).expect("a process id");
+    kill_process(pid, Signal::HUP).expect("send a signal");
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while !server.log().contains("SIGHUP changes nothing") {
+        assert!(Instant::now() < deadline, "it says nothing of the signal: {}", server.log());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    json(cached(&server, &["status"]));
+    server.stop();
+}
+
+#[test]
+fn settings_that_do_nothing_or_cannot_be_understood_are_refused() {
+    let node = || ServerOptions::bare().args(["--allow", "s3://bucket/"]);
+    for (flags, says) in [
+        (["--s3-keys", "/nope"], "--s3-keys needs --s3-listen"),
+        (["--s3-domain", "foo"], "--s3-domain needs --s3-listen"),
+        (["--tls-ca", "/nope"], "--tls-ca needs --tls-cert"),
+        (["--etcd-ca", "/nope"], "need --etcd"),
+        (["--unix-socket-group", "nope"], "unix_socket_group `nope`"),
+    ] {
+        server_refused(node().args(flags), &[says]);
+    }
+    server_refused(node().env("FOREBAY_LOG", "forebay_server=debgu"), &["FOREBAY_LOG=forebay_server=debgu"]);
+}
+
+#[test]
+fn commands_tell_a_wrong_command_line_from_a_failure_and_log_without_colours() {
+    let of = |line: &[&str], log: &str| Run::new("forebay").args(line).envs([("RUST_LOG", log)]);
+    status_of(of(&["status", "--endpoint", "127.0.0.1"], "off"), 2, &["127.0.0.1", "http://host:port"]);
+    let epoch = ["epoch", "s3://b/d", "--direct", "--rank", "4", "--world", "2"];
+    status_of(of(&epoch, "off"), 2, &["rank 4 of 2"]);
+    status_of(of(&["status", "--endpoint", "127.0.0.1:1"], "off"), 1, &["cannot reach the cache"]);
+    status_of(of(&["status", "--endpoint", "127.0.0.1:1"], "forebay=debgu"), 1, &["RUST_LOG=forebay=debgu"]);
+    // A warning, as everybody may read it.
+    let token = tempfile::NamedTempFile::new().expect("a file");
+    std::fs::write(token.path(), "token").expect("write it");
+    std::fs::set_permissions(token.path(), PermissionsExt::from_mode(0o644)).expect("change its mode");
+    let line = ["status", "--endpoint", "127.0.0.1:1", "--token-file", &token.path().display().to_string()];
+    let logged = of(&line, "warn").envs([("NO_COLOR", "")]).end().stderr;
+    assert!(logged.contains(" WARN ") && !logged.contains('\x1b'), "{logged:?}");
 }

@@ -38,6 +38,13 @@ pub fn check(ended: Ended, says: &[&str]) -> String {
     line
 }
 
+/// Runs a command that must be refused with this status, by one line that contains all of `says`.
+pub fn status_of(run: Run, status: i32, says: &[&str]) {
+    let ended = run.limit(SOON).end();
+    assert_eq!(ended.code, Some(status), "{}", ended.stderr);
+    check(ended, says);
+}
+
 /// Refusals of wrong command lines have a hint at the end, but name the mistake on the first line.
 pub fn misused(run: Run, says: &[&str]) {
     let ended = run.limit(SOON).end();

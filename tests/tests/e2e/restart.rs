@@ -1,4 +1,4 @@
-//! What a run survives without an error: a cache node that dies and comes back, a disk that is full or
+//! What a run survives without an error: a cache node that dies and comes back, a disk that is
 //! damaged, a cache too small for the data, an S3 that throttles and breaks off.
 
 use std::path::Path;
@@ -7,8 +7,7 @@ use std::time::{Duration, Instant};
 use arrow::array::RecordBatch;
 use forebay_client::rows::{RowStream, scan, take};
 use forebay_client::{Access, Dataset, DatasetSpec, Kind, Result};
-use forebay_tests::bench::disk::folder::{SmallDisk, files_under};
-use forebay_tests::harness::check::must_try_all;
+use forebay_tests::bench::disk::folder::files_under;
 use forebay_tests::harness::fault::{self, Fault};
 use forebay_tests::harness::mnist;
 use forebay_tests::harness::ports::free_address;
@@ -22,7 +21,7 @@ use crate::commands::{cached, counter, digests, direct, epoch, json, rows};
 use crate::fixtures::{self, Comparison};
 use crate::refused::{check, is_about_waiting};
 
-fn store() -> (S3Server, String) {
+pub fn store() -> (S3Server, String) {
     let s3 = S3Server::start();
     mnist::upload(&s3).expect("read MNIST");
     let uri = s3.uri("mnist/train/");
@@ -34,7 +33,7 @@ fn parse(json: &[u8]) -> Value {
 }
 
 /// Waits until `happened`, at most half a minute.
-fn until(what: &str, mut happened: impl FnMut() -> bool) {
+pub fn until(what: &str, mut happened: impl FnMut() -> bool) {
     let start = Instant::now();
     while !happened() {
         assert!(start.elapsed() < Duration::from_secs(30), "{what} does not happen");
@@ -303,64 +302,6 @@ fn a_cache_too_small_for_the_data_stays_within_its_limit() {
     let answer = json(cached(&server, &["epoch", "--verify", &uri, "--segment-bytes", "2000000"]));
     assert_eq!(digests(&answer, 0), digests(&wanted, 0));
     assert_eq!(counter(&server, "store_bytes_written"), 0);
-    server.stop();
-}
-
-/// A disk of a few MB. None where nothing can be mounted, as in containers without privileges: then a line
-/// says which promise is not tested.
-fn small_disk(bytes: u64, what: &str) -> Option<SmallDisk> {
-    let disk = SmallDisk::mount(bytes);
-    if disk.is_none() {
-        assert!(!must_try_all(), "no tmpfs can be mounted here, and CI is set: {what} is not tested");
-        eprintln!("no tmpfs can be mounted here: {what} is not tested");
-    }
-    disk
-}
-
-#[test]
-fn a_limit_above_the_whole_disk_is_told_when_the_node_starts() {
-    let s3 = S3Server::start();
-    let Some(disk) = small_disk(60_000_000, "the warning of a small disk") else { return };
-    let folder = disk.folder().to_string_lossy().into_owned();
-    let start = |limit: &str| {
-        let options = ServerOptions::for_s3(&s3).args(["--cache-dir", &folder, "--cache-bytes", limit]);
-        options.allow_log("more than the whole disk").start()
-    };
-    for (limit, bytes) in [("10GB", Some("limit_bytes=10000000000")), ("50MB", None)] {
-        let server = start(limit);
-        let log = server.log();
-        let told: Vec<&str> = log.lines().filter(|line| line.contains(" WARN ")).collect();
-        match bytes {
-            Some(bytes) => {
-                assert_eq!(told.len(), 1, "{log}");
-                let says = ["--cache-bytes allows more than the whole disk", &folder, bytes, "disk_bytes=6"];
-                assert!(says.iter().all(|text| told[0].contains(text)), "{says:?}: {log}");
-            }
-            None => assert!(told.is_empty(), "{log}"),
-        }
-        server.stop();
-    }
-}
-
-#[test]
-fn a_full_disk_means_reading_through() {
-    let (s3, uri) = store();
-    // The limit of the test above is all that is left without one.
-    let Some(disk) = small_disk(9 << 20, "the full disk") else { return };
-    let wanted = json(direct(&s3, &["epoch", "--verify", &uri, "--epochs", "2"]));
-    let server = ServerOptions::for_s3(&s3)
-        .args(["--cache-dir", &disk.folder().to_string_lossy()])
-        .allow_log("could not be stored")
-        .allow_log("more than the whole disk")
-        .start();
-    let answer = json(cached(&server, &["epoch", "--verify", &uri, "--epochs", "2"]));
-    for number in [0, 1] {
-        assert_eq!(digests(&answer, number), digests(&wanted, number));
-        assert_eq!(epoch(&answer, number, "samples"), mnist::TRAIN_SAMPLES);
-    }
-    assert!(server.log().contains("No space left"), "it says so: {}", server.log());
-    let leftovers = std::fs::read_dir(disk.folder().join("v1/tmp")).expect("list").count();
-    assert_eq!(leftovers, 0, "nothing half-written is left");
     server.stop();
 }
 

@@ -2,6 +2,7 @@ use super::*;
 use crate::auth::principal::CallerRole;
 use forebay_proto::token::NewToken;
 use std::hint::black_box;
+use std::path::PathBuf;
 use tokio_util::sync::CancellationToken;
 
 struct World {
@@ -34,11 +35,18 @@ impl World {
         self.authority.admit(Shown::Header(&header), Call::of(call))
     }
 
-    /// Another policy, which the node sees at once.
+    /// Another policy, which the node takes as soon as two looks find it.
     fn policy(&self, text: &str) {
         let new = self.path.with_extension("new");
         std::fs::write(&new, text).unwrap();
         std::fs::rename(new, &self.path).unwrap();
+        self.look_twice();
+    }
+}
+
+impl World {
+    fn look_twice(&self) {
+        self.authority.look();
         self.authority.look();
     }
 }
@@ -76,7 +84,10 @@ fn who_is_not_known_may_nothing() {
         Shown::Header(&format!("Basic {text}")),
         Shown::S3Key("AK"),
     ] {
-        assert!(matches!(w.authority.admit(shown, Call::of(OPEN)), Err(Refused::Unknown)));
+        let Err(Refused::Unknown(why)) = w.authority.admit(shown, Call::of(OPEN)) else {
+            panic!("{shown:?}")
+        };
+        assert!(!why.is_empty() && !why.contains(text.rsplit('.').next().unwrap()), "{why}");
     }
     assert!(w.authority.admit(Shown::Nothing, Call::of("/grpc.health.v1.Health/Check")).is_ok());
     assert_eq!(w.authority.figures.unknown.load(Relaxed), 10);
@@ -85,9 +96,16 @@ fn who_is_not_known_may_nothing() {
 #[test]
 fn roles_are_checked_and_calls_that_are_not_in_the_table() {
     let w = world("['reader']", "[]");
-    for call in [DRAIN, "/forebay.v1.Peer/Learn", "metrics", "/forebay.v1.Cache/Pin", "/x.y/Z"] {
+    for (call, needs) in [
+        (DRAIN, "it needs the role operator"),
+        ("/forebay.v1.Peer/Learn", "it needs the role peer"),
+        ("metrics", "it needs the role metrics or operator"),
+        ("/forebay.v1.Cache/Pin", "it needs the role loader"),
+        ("/x.y/Z", "no role of a policy may"),
+    ] {
         let Err(Refused::Forbidden(caller, e)) = w.admit(call) else { panic!("{call}") };
         assert!(e.message.contains("a may not make this call") && caller.denied().is_some());
+        assert!(e.message.ends_with(needs), "{call}: {}, not {needs}", e.message);
     }
 }
 
@@ -110,9 +128,15 @@ fn what_a_new_policy_does_not_bear_ends() {
     assert!(session.end.is_cancelled() && !cut.is_cancelled());
     let again = w.admit(OPEN).unwrap().session().unwrap().clone();
     assert!(!again.end.is_cancelled(), "it may go on, by another session");
-    w.policy("");
+    for nobody in ["", "# nobody"] {
+        w.policy(nobody);
+        assert!(again.reason().is_none() && w.admit(OPEN).is_ok(), "a file that is empty locks nobody out");
+    }
+    assert_eq!(w.authority.figures.policies_refused.load(Relaxed), 3);
+    w.policy(&one(&NewToken::new([4; 40]), "['reader']", "[]"));
     assert_eq!(again.reason(), Some(EndReason::Revoked));
-    assert!(matches!(w.admit(OPEN), Err(Refused::Unknown)));
+    let Err(Refused::Unknown(why)) = w.admit(OPEN) else { panic!("it is revoked") };
+    assert_eq!(why, format!("no principal has token {}", w.token.id()));
     std::thread::sleep(LAST_WORDS);
     w.authority.sweep();
     assert!(cut.is_cancelled(), "a reader that stands still is cut");
@@ -123,7 +147,7 @@ fn what_a_new_policy_does_not_bear_ends() {
 fn a_policy_that_is_removed_stays_in_force() {
     let w = world("['reader']", "[]");
     std::fs::remove_file(&w.path).unwrap();
-    w.authority.look();
+    w.look_twice();
     assert!(w.admit(OPEN).is_ok());
     assert_eq!(w.authority.figures.policies_refused.load(Relaxed), 1);
 }

@@ -92,6 +92,7 @@ fn a_policy_that_is_wrong_in_anything_is_wrong() {
         (TWO.replace("name = \"all\"", "name = \"vision\""), "vision is there twice"),
         (TWO.replace("s3://data/vision/deep", "s3://other"), "outside of what --allow"),
         (TWO.replace("s3://data/vision/deep", "s3://data/../x"), "prefixes"),
+        (TWO.replace("s3://data/vision/deep", "foo"), "principal vision: prefixes: \"foo\""),
         (TWO.replace("roles = [\"operator\"]", ""), "roles"),
         (TWO.replace("roles = [\"operator\"]", "roles = []"), "roles: name one at least"),
         (with("token_sha256 = ['hunter2']"), "ID:HASH"),
@@ -109,8 +110,11 @@ fn a_policy_that_is_wrong_in_anything_is_wrong() {
     ] {
         let e = parse(&text).unwrap_err();
         assert!(e.contains(says) && !e.contains("hunter2"), "{says}: {e}");
+        assert!(says.contains("--allow") || !e.contains("--allow"), "it is no flag: {e}");
     }
-    assert!(parse("").unwrap().principals().is_empty(), "nobody may anything");
+    for text in ["", "\n", "# nobody\n"] {
+        assert!(parse(text).unwrap_err().contains("no principal"), "a file that is cut to nothing");
+    }
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! The connection to another node, and whether it answers.
 
 use super::silence::{SUSPENDED, Suspension, in_time};
+use crate::auth::authority::NO_ROLE;
 use arrow::buffer::{Buffer, MutableBuffer};
 use forebay_dataset::TokenFile;
 use forebay_proto::manifest::DatasetId;
@@ -18,7 +19,10 @@ use tokio::time::timeout;
 use tonic::service::Interceptor;
 use tonic::service::interceptor::InterceptedService;
 use tonic::transport::{Channel, Endpoint};
-use tonic::{Request, Status, Streaming};
+use tonic::{Code, Request, Status, Streaming};
+use tonic_health::pb::HealthCheckRequest;
+use tonic_health::pb::health_check_response::ServingStatus;
+use tonic_health::pb::health_client::HealthClient;
 use tower::{Service, service_fn};
 
 /// What the URL of a node with TLS begins with.
@@ -39,7 +43,10 @@ const SUSPICION: Duration = Duration::from_millis(250);
 const LEARNED: Duration = Duration::from_secs(5);
 
 /// Between two lines of the log about faults of TLS with other nodes.
-const TELL_EVERY: Duration = Duration::from_secs(1);
+const TELL_FAULT: Duration = Duration::from_secs(1);
+
+/// Between two lines of the log about nodes that refuse this one's calls.
+const TELL_REFUSAL: Duration = Duration::from_secs(60);
 
 /// A request among nodes: a manifest, mostly.
 const MESSAGE_BYTES_MAX: usize = 256 << 20;
@@ -51,8 +58,11 @@ pub struct Peer {
     client: PeerClient<PeerChannel>,
     /// A connection of its own, for what must not wait behind fills.
     probe: PeerClient<PeerChannel>,
+    /// Asks whether it takes readers, for which no token is needed.
+    health: HealthClient<Channel>,
     learned: tokio::sync::Mutex<Option<(DatasetId, Instant)>>,
     suspension: Arc<Mutex<Suspension>>,
+    refusals: LogPause,
 }
 
 /// What this node shows others.
@@ -62,18 +72,19 @@ pub struct PeerCredentials {
     pub token: Option<Arc<TokenFile>>,
     /// Its certificate, where there is one, and whom it believes.
     pub tls: ClientTls,
-    pub faults: TlsFaults,
+    pub faults: LogPause,
+    pub refusals: LogPause,
 }
 
-/// When a fault of TLS with any node was last told: many faulty nodes must not fill the log.
+/// When a fault of any node was last told: many faulty nodes must not fill the log.
 #[derive(Debug, Clone, Default)]
-pub struct TlsFaults(Arc<Mutex<Option<Instant>>>);
+pub struct LogPause(Arc<Mutex<Option<Instant>>>);
 
-impl TlsFaults {
+impl LogPause {
     /// Whether another one may be told now.
-    fn may_tell(&self, now: Instant) -> bool {
+    fn may_tell(&self, now: Instant, pause: Duration) -> bool {
         let mut told_at = self.0.lock();
-        let may = told_at.is_none_or(|at| now.duration_since(at) >= TELL_EVERY);
+        let may = told_at.is_none_or(|at| now.duration_since(at) >= pause);
         if may {
             *told_at = Some(now);
         }
@@ -102,10 +113,20 @@ impl Interceptor for PeerToken {
 /// A segment file on its way: its first chunk, and those that follow.
 pub type FileChunks = (v1::FetchChunk, Streaming<v1::FetchChunk>);
 
+/// Whether a node does not take this one for a node of its cluster. That data are refused, as the object
+/// store may do, has the same code.
+fn is_refusal(status: &Status) -> bool {
+    match status.code() {
+        Code::Unauthenticated => true,
+        Code::PermissionDenied => status.message().contains(NO_ROLE),
+        _ => false,
+    }
+}
+
 /// Connects by TLS.
 fn connector(
     tls: ClientTls,
-    faults: TlsFaults,
+    faults: LogPause,
 ) -> impl Service<Uri, Response = impl Read + Write + Send + Unpin, Error = io::Error, Future: Send> + Send {
     let last_fault = Arc::new(Mutex::new(String::new()));
     service_fn(move |uri: Uri| {
@@ -126,7 +147,7 @@ fn connector(
             let is_new = *last_fault.lock() != fault;
             if fault.is_empty() {
                 last_fault.lock().clear();
-            } else if is_new && faults.may_tell(Instant::now()) {
+            } else if is_new && faults.may_tell(Instant::now(), TELL_FAULT) {
                 tracing::warn!(node = %uri.authority().map_or("", |at| at.as_str()), error = fault, "no TLS with another node");
                 *last_fault.lock() = fault;
             }
@@ -139,7 +160,7 @@ impl Peer {
     /// The node at a URL, connected to when first used; `None` if it is not a URL. Call it within a Tokio
     /// runtime.
     pub fn new(address: &str, credentials: PeerCredentials) -> Option<Self> {
-        let PeerCredentials { token, tls, faults } = credentials;
+        let PeerCredentials { token, tls, faults, refusals } = credentials;
         // To tonic the connection is plain: it sets up TLS once, and could not take new files.
         let plain = address.replacen(HTTPS, "http://", 1);
         let endpoint = Endpoint::from_shared(plain)
@@ -160,9 +181,11 @@ impl Peer {
         let client = PeerClient::with_interceptor(channel(), token.clone())
             .max_encoding_message_size(MESSAGE_BYTES_MAX)
             .max_decoding_message_size(MESSAGE_BYTES_MAX);
-        let probe = PeerClient::with_interceptor(channel(), token);
+        let probe_channel = channel();
+        let health = HealthClient::new(probe_channel.clone());
+        let probe = PeerClient::with_interceptor(probe_channel, token);
         let (learned, suspension) = (Default::default(), Arc::new(Mutex::new(Suspension::new())));
-        Some(Self { address: address.to_owned(), client, probe, learned, suspension })
+        Some(Self { address: address.to_owned(), client, probe, health, learned, suspension, refusals })
     }
 
     pub fn address(&self) -> &str {
@@ -182,6 +205,15 @@ impl Peer {
         match held.len() == asked {
             true => Ok(held),
             false => Err(Error::corrupt(format!("{}: the reply is for other segments", self.address))),
+        }
+    }
+
+    /// Whether it says in time that it takes readers.
+    pub async fn is_serving(&self) -> bool {
+        let mut health = self.health.clone();
+        match in_time(BRIEF, health.check(HealthCheckRequest::default())).await {
+            Some(Ok(answer)) => answer.into_inner().status() == ServingStatus::Serving,
+            _ => false,
         }
     }
 
@@ -287,7 +319,14 @@ impl Peer {
             Err(status) => {
                 // A node that refuses is not gone.
                 let is_transport = std::error::Error::source(&status).is_some();
+                let is_refusal = is_refusal(&status);
                 let error = Error::from(status).context(&self.address);
+                if is_refusal && self.refusals.may_tell(Instant::now(), TELL_REFUSAL) {
+                    tracing::warn!(
+                        error = %error,
+                        "another node refuses this one's calls: see --peer-token-file, and who has the role peer in its policy"
+                    );
+                }
                 if !is_transport {
                     return Err(error);
                 }

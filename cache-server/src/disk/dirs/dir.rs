@@ -1,5 +1,6 @@
 //! One cache directory: its paths, its health, its lock, and the probe that tells whether it works.
 
+use super::full_disk::{FullDisk, is_full};
 use crate::disk::file::FileKey;
 use crate::disk::file_system::{Disk, Stat};
 use crate::disk::underway::DiskOperations;
@@ -21,6 +22,12 @@ pub const SHARDS: [&str; 16] =
 const PAUSE_FIRST: Duration = Duration::from_secs(1);
 const PAUSE_MAX: Duration = Duration::from_secs(60);
 
+/// How often a full disk is looked at for room.
+const ROOM_EVERY: Duration = Duration::from_secs(1);
+
+/// Bytes of the pulse.
+const PULSE_BYTES: usize = 512;
+
 /// How often one who waits for a directory's state looks whether its disk still answers.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
@@ -29,7 +36,8 @@ const LOOK_EVERY: Duration = Duration::from_millis(100);
 pub enum Health {
     /// It works.
     Up,
-    /// Its disk is full though our limit is not reached: read, not written.
+    /// Its disk is full though our limit is not reached, and something else takes the room that files leave:
+    /// it is read, and not written for a while.
     Full,
     /// It failed: its files count as absent.
     Away,
@@ -71,15 +79,15 @@ pub struct DirState {
     lock: Option<File>,
     next_probe: Option<Instant>,
     backoff: Backoff,
-    /// Bytes that a full disk must have free before it is written again.
-    wanted_bytes: u64,
+    /// Its disk, if that is full before the limit is reached.
+    pub full: Option<FullDisk>,
 }
 
 impl Dir {
     /// A directory that is not used yet: one that is to be tried at once.
     pub fn new(path: PathBuf, disk: Arc<dyn Disk>) -> Self {
         let backoff = Backoff::new(PAUSE_FIRST, PAUSE_MAX);
-        let state = DirState { lock: None, next_probe: Some(Instant::now()), backoff, wanted_bytes: 0 };
+        let state = DirState { lock: None, next_probe: Some(Instant::now()), backoff, full: None };
         let health = Mutex::new(Health::Away);
         let underway = Arc::<DiskOperations>::default();
         let disk = Arc::new(WatchedDisk { disk, underway: underway.clone() });
@@ -177,8 +185,18 @@ impl Dir {
         Ok(content)
     }
 
-    /// Whether it works: writes a small file, flushes it, reads it back and removes it.
-    pub fn probe(&self) -> io::Result<()> {
+    /// Whether it works: writes a small file, flushes it, reads it back and removes it. It works too where
+    /// the disk is full: then it returns the error that says so.
+    pub fn probe(&self) -> io::Result<Option<io::Error>> {
+        let list = || self.disk.list(&self.path.join("v1/segments"));
+        match self.write_and_read() {
+            Err(e) if is_full(&e) => list().map(|_| Some(e)),
+            Err(e) => Err(e),
+            Ok(()) => list().map(|_| None),
+        }
+    }
+
+    fn write_and_read(&self) -> io::Result<()> {
         const TEXT: &[u8] = b"forebay: does this disk work?";
         let path = self.tmp();
         let probed = (|| {
@@ -188,7 +206,7 @@ impl Dir {
             let mut back = [0; TEXT.len()];
             let got = self.disk.read(&self.disk.open(&path)?, &mut back, 0)?;
             match got == TEXT.len() && back == TEXT {
-                true => self.disk.list(&self.path.join("v1/segments")).map(drop),
+                true => Ok(()),
                 false => Err(io::Error::new(
                     io::ErrorKind::InvalidData,
                     "it reads back other bytes than were written",
@@ -228,12 +246,24 @@ impl Dir {
         for name in self.disk.list(&tmp).map_err(|e| fail("cannot be listed", e))? {
             self.disk.remove(&tmp.join(name)).map_err(|e| fail("cannot be cleaned", e))?;
         }
-        self.disk
-            .create(&self.path.join(PULSE_FILE), 0)
-            .and_then(|mut pulse| self.disk.write(&mut pulse, &mut [IoSlice::new(&[b'.'; 512])]))
-            .map_err(|e| fail("cannot be written", e))?;
+        match self.make_pulse() {
+            // A full disk can be read without.
+            Err(e) if !is_full(&e) => return Err(fail("cannot be written", e)),
+            _ => {}
+        }
         state.lock = Some(lock);
         Ok(())
+    }
+
+    /// Writes the file of the pulse, unless it is there: on a full disk there may be no room for it again.
+    pub fn make_pulse(&self) -> io::Result<()> {
+        let path = self.path.join(PULSE_FILE);
+        let is_whole = |stat: &Stat| stat.stamp.bytes == PULSE_BYTES as u64 && stat.allocated_bytes > 0;
+        if self.disk.stat_path(&path).is_ok_and(|stat| is_whole(&stat)) {
+            return Ok(());
+        }
+        let mut pulse = self.disk.create(&path, 0)?;
+        self.disk.write(&mut pulse, &mut [IoSlice::new(&[b'.'; PULSE_BYTES])])
     }
 
     /// Notes the folders whose names a file in the directory needs, up to the one that is there already.
@@ -276,40 +306,45 @@ impl Dir {
         is_first
     }
 
-    /// Sets it aside, or to read only where its disk is full; false if it is so already, or was set aside
-    /// meanwhile.
-    pub fn set_aside(&self, state: &mut DirState, health: Health, wanted_bytes: u64) -> bool {
-        {
-            let mut now = self.health.lock();
-            if *now == health || *now == Health::Away {
-                return false;
-            }
-            *now = health;
+    /// Sets it aside; false if it is already.
+    pub fn set_aside(&self, state: &mut DirState) -> bool {
+        if std::mem::replace(&mut *self.health.lock(), Health::Away) == Health::Away {
+            return false;
         }
-        if health == Health::Away {
-            state.lock = None;
-        }
+        (state.lock, state.full) = (None, None);
         state.backoff.reset();
         state.next_probe = Some(Instant::now() + state.backoff.next());
-        state.wanted_bytes = wanted_bytes;
         true
     }
 
-    /// Takes it into use; false if its health is another than it `was` when that was tried.
-    pub fn set_up(&self, state: &mut DirState, was: Health) -> bool {
+    /// Notes that its disk is full. False if that was known, or if it was set aside meanwhile.
+    pub fn set_full(&self, state: &mut DirState, disk: FullDisk) -> bool {
+        let mut health = self.health.lock();
+        if *health == Health::Away {
+            return false;
+        }
+        *health = if disk.rests() { Health::Full } else { Health::Up };
+        state.next_probe = Some(Instant::now() + ROOM_EVERY);
+        state.full.replace(disk).is_none()
+    }
+
+    /// Takes it into use, or leaves it full if its disk rests; false if its health is another than it `was`
+    /// when that was tried.
+    pub fn set_up(&self, state: &mut DirState, was: Health, now: Instant) -> bool {
         let mut health = self.health.lock();
         if *health != was {
             return false;
         }
-        *health = Health::Up;
+        let rests = state.full.is_some_and(|disk| disk.rests());
+        *health = if rests { Health::Full } else { Health::Up };
         self.is_hung.store(false, Ordering::Relaxed);
-        state.next_probe = None;
+        state.next_probe = state.full.map(|_| now + ROOM_EVERY);
         true
     }
 
-    /// Whether its next probe is due.
+    /// Whether its next probe is due, or a look for room on its disk.
     pub fn is_due(&self, now: Instant) -> bool {
-        if self.health() == Health::Up || self.underway.is_looking() {
+        if self.underway.is_looking() {
             return false;
         }
         let is_hung = self.is_hung.load(Ordering::Relaxed);
@@ -323,18 +358,11 @@ impl Dir {
         state.next_probe = Some(now + state.backoff.next());
     }
 
-    /// Tries to use a directory that `was` full or away. An error says why not.
-    pub fn retry(&self, state: &mut DirState, was: Health) -> Result<()> {
-        let wrong = |e: io::Error| self.refusal("does not work", e);
-        if was == Health::Full {
-            let free = self.disk.free_bytes(&self.path).map_err(wrong)?;
-            if free < state.wanted_bytes.saturating_mul(2) {
-                return Err(wrong(io::ErrorKind::StorageFull.into()));
-            }
-        } else {
-            self.prepare(state)?;
-        }
-        self.probe().map_err(wrong)
+    /// Tries to use a directory that was away. An error says why not. Returns the error of a disk that is
+    /// full: such a directory can be used.
+    pub fn retry(&self, state: &mut DirState) -> Result<Option<io::Error>> {
+        self.prepare(state)?;
+        self.probe().map_err(|e| self.refusal("does not work", e))
     }
 
     /// Why the directory cannot be used of which nothing comes back.
@@ -347,12 +375,12 @@ impl Dir {
 
     /// Why the directory cannot be used.
     pub fn refusal(&self, what: &str, e: io::Error) -> Error {
-        let kind = match e.kind() {
-            io::ErrorKind::StorageFull => Kind::Full,
-            _ => Kind::Denied,
+        let (kind, advice) = match is_full(&e) {
+            true => (Kind::Full, "free room there, or choose another"),
+            false => (Kind::Denied, "choose another"),
         };
         let dir = self.path.display();
-        Error::new(kind, format!("cache directory {dir}: {what}: {e}; choose another with --cache-dir"))
+        Error::new(kind, format!("cache directory {dir}: {what}: {e}; {advice} with --cache-dir"))
     }
 }
 

@@ -192,6 +192,23 @@ fn raw_blocks_keep_their_share_and_use_what_is_free_beyond_it() {
 }
 
 #[test]
+fn the_share_of_raw_blocks_is_of_what_the_disk_has() {
+    let mut trace = Trace::with_raw_share(1, 10, 50);
+    trace.writes("XYZ");
+    // The disk is full of them.
+    trace.evictor.index.lock().quotas.lower(0, None);
+    trace.writes("ab");
+    let expected = [
+        "X: free, in 0: X",
+        "Y: free, in 0: XY",
+        "Z: free, in 0: XYZ",
+        "a: X leaves, in 0: YZa",
+        "b: Y leaves, in 0: Zab",
+    ];
+    assert_eq!(trace.lines, expected);
+}
+
+#[test]
 fn of_two_directories_the_one_whose_victim_is_needed_later_takes_the_file() {
     let mut trace = Trace::new(2, 1);
     trace.plan(&[('a', 100), ('b', 200), ('c', 50), ('d', 60)]);

@@ -28,6 +28,20 @@ pub enum Wrong {
 pub const EIO: i32 = 5;
 pub const EACCES: i32 = 13;
 pub const ENOSPC: i32 = 28;
+pub const EDQUOT: i32 = 122;
+
+/// A disk, or the quota of a user, that has this number of bytes for a directory.
+#[derive(Debug, Clone)]
+pub struct DiskRoom {
+    pub dir: PathBuf,
+    pub bytes: u64,
+    /// What a write beyond them fails with. Of a quota the file system calls free what it has in all.
+    pub code: i32,
+    /// Whether room can be had before a file is written.
+    pub allocates: bool,
+    /// Whether somebody else takes at once what a removed file leaves.
+    pub is_taken: bool,
+}
 
 /// Something that somebody else does, once, at a certain moment.
 #[derive(Default)]
@@ -143,6 +157,7 @@ impl Unflushed {
 #[derive(Debug)]
 pub struct Faulty {
     wrong: Mutex<(PathBuf, Wrong)>,
+    pub room: Mutex<Option<DiskRoom>>,
     seed: AtomicU64,
     pub operations: AtomicU64,
     /// Bytes of the blocks in which it hands out disk, and of those that it says it does.
@@ -162,6 +177,7 @@ impl Faulty {
     pub fn new(seed: u64) -> Arc<Self> {
         Arc::new(Self {
             wrong: Mutex::new((PathBuf::new(), Wrong::Nothing)),
+            room: Mutex::default(),
             seed: AtomicU64::new(seed),
             operations: AtomicU64::new(0),
             blocks: AtomicU64::new(BLOCK_BYTES),
@@ -177,6 +193,23 @@ impl Faulty {
 
     pub fn set(&self, dir: &Path, wrong: Wrong) {
         *self.wrong.lock() = (dir.to_owned(), wrong);
+    }
+
+    /// The room of the directory that a path lies in, and the bytes in use there.
+    fn room_of(&self, path: &Path) -> Option<(DiskRoom, u64)> {
+        let room = self.room.lock().clone().filter(|room| path.starts_with(&room.dir))?;
+        let used = disk_bytes(&room.dir);
+        Some((room, used))
+    }
+
+    /// Has a file of a directory take bytes, of which it may have some.
+    fn take(&self, path: &Path, bytes: u64) -> io::Result<()> {
+        let Some((room, used)) = self.room_of(path).filter(|_| bytes > 0) else { return Ok(()) };
+        let own = fs::metadata(path).map_or(0, |file| file.blocks() * 512);
+        match used - own.min(used) + bytes.next_multiple_of(BLOCK_BYTES).max(own) > room.bytes {
+            true => Err(io::Error::from_raw_os_error(room.code)),
+            false => Ok(()),
+        }
     }
 
     /// With files in its blocks.
@@ -221,6 +254,11 @@ impl Disk for Faulty {
     }
     fn create(&self, path: &Path, bytes: u64) -> io::Result<File> {
         self.check(Some(path), true)?;
+        let is_early = self.room.lock().as_ref().is_none_or(|room| room.allocates);
+        let bytes = if is_early { bytes } else { 0 };
+        // A file that finds no room is there all the same, without any.
+        RealDisk.create(path, 0)?;
+        self.take(path, bytes)?;
         RealDisk.create(path, bytes).and_then(|file| self.unflushed.created(file))
     }
     fn write(&self, file: &mut File, parts: &mut [IoSlice<'_>]) -> io::Result<()> {
@@ -231,6 +269,9 @@ impl Disk for Faulty {
             RealDisk.write(file, &mut parts[..half]).ok();
             return Err(e);
         }
+        let bytes: usize = parts.iter().map(|part| part.len()).sum();
+        let path = fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()))?;
+        self.take(&path, bytes as u64)?;
         RealDisk.write(file, parts)
     }
     fn sync(&self, file: &File) -> io::Result<()> {
@@ -250,7 +291,11 @@ impl Disk for Faulty {
     }
     fn remove(&self, path: &Path) -> io::Result<()> {
         self.before_remove.happens();
-        self.check(Some(path), true).and_then(|()| RealDisk.remove(path))
+        self.check(Some(path), true).and_then(|()| RealDisk.remove(path))?;
+        if let Some(room) = self.room.lock().as_mut().filter(|room| room.is_taken) {
+            room.bytes = room.bytes.min(disk_bytes(&room.dir));
+        }
+        Ok(())
     }
     fn open(&self, path: &Path) -> io::Result<File> {
         let opened = self.check(Some(path), false).and_then(|()| RealDisk.open(path));
@@ -277,7 +322,11 @@ impl Disk for Faulty {
         self.check(Some(path), false).and_then(|()| RealDisk.list(path))
     }
     fn free_bytes(&self, path: &Path) -> io::Result<u64> {
-        self.check(Some(path), false).and_then(|()| RealDisk.free_bytes(path))
+        self.check(Some(path), false)?;
+        match self.room_of(path) {
+            Some((room, used)) if room.code == ENOSPC => Ok(room.bytes.saturating_sub(used)),
+            _ => RealDisk.free_bytes(path),
+        }
     }
     fn read_medium(&self, path: &Path) -> io::Result<()> {
         self.hanging.pass(path);

@@ -140,7 +140,7 @@ fn a_probe_that_finds_no_room_in_the_end_leaves_a_directory_away_that_hung() {
     let (two, cache) = filled(25);
     two.disk.hanging.set(&[two.one.path()]);
     thread::scope(|scope| {
-        let fault = || cache.files.fault(0, &io::Error::from_raw_os_error(EIO), 0);
+        let fault = || cache.files.fault(0, &io::Error::from_raw_os_error(EIO), None);
         let fault = scope.spawn(fault);
         until_hung(&two, &cache);
         two.disk.set(two.one.path(), Wrong::Writes(ENOSPC));

@@ -126,3 +126,29 @@ async fn session_tokens_are_read_again() {
     std::fs::remove_file(&path).unwrap();
     assert_eq!(token(&keys).await, "renewed");
 }
+
+#[test]
+fn endpoints_that_no_request_can_go_to_are_refused_with_the_reason() {
+    let to = |endpoint: &str, s3_path_style| {
+        run(&SourceSettings { s3_endpoint: Some(endpoint.into()), s3_path_style, ..Default::default() }, &[])
+    };
+    for (endpoint, path_style, why) in [
+        ("http://127.0.0.1:99999", None, "is no URL: invalid port"),
+        ("http://local host", None, "is no URL"),
+        ("http://[::1", None, "is no URL"),
+        ("http://1.2.3.4.5:9", None, "is no URL"),
+        ("h:9000", None, "must start with http://"),
+        ("http://h/?a=b", None, "must end before ?"),
+        ("http://127.0.0.1:9000", Some(false), "set it to true"),
+        ("https://[::1]:9000", Some(false), "set it to true"),
+    ] {
+        let e = to(endpoint, path_style).unwrap_err();
+        assert_eq!(e.kind, forebay_proto::Kind::Invalid);
+        assert!(e.message.contains(endpoint) && e.message.contains(why), "{e}");
+    }
+    for (endpoint, path_style) in
+        [("http://h:9000/", Some(false)), ("http://127.0.0.1:9000", None), ("https://[::1]:9000", Some(true))]
+    {
+        to(endpoint, path_style).unwrap();
+    }
+}

@@ -14,19 +14,20 @@ use crate::harness::fault::{self, Fault, Plan};
 use crate::harness::seen::SeenRequest;
 use crate::harness::serve::{Handler, ResponseBody};
 
-/// The region that requests must be signed for, as with S3 itself.
+/// The region that requests must be signed for, as with S3 itself, unless the server is told another one.
 pub const REGION: &str = "us-east-1";
 
 /// Logs, breaks and serves.
 pub(super) struct Edge {
     service: S3Service,
+    region: &'static str,
     plan: Mutex<Option<Plan>>,
     log: Mutex<Vec<SeenRequest>>,
 }
 
 impl Edge {
-    pub(super) fn new(service: S3Service) -> Self {
-        Self { service, plan: Mutex::default(), log: Mutex::default() }
+    pub(super) fn new(service: S3Service, region: &'static str) -> Self {
+        Self { service, region, plan: Mutex::default(), log: Mutex::default() }
     }
 
     pub(super) fn handler(self: Arc<Self>) -> Handler {
@@ -51,9 +52,11 @@ impl Edge {
     async fn answer(&self, request: Request<Incoming>) -> Response<ResponseBody> {
         let mut seen = SeenRequest::of(&request);
         let fault = self.plan.lock().as_mut().and_then(|plan| plan(&seen));
-        let response = match fault {
+        let mut response = match fault {
             Some(Fault::SlowDown) => fault::slow_down(),
             Some(Fault::Deny) => fault::refusal(StatusCode::FORBIDDEN, "AccessDenied", "Access Denied"),
+            Some(Fault::Moved(region)) => fault::moved(region),
+            Some(Fault::Redirect(to)) => fault::redirect(request.uri(), to),
             Some(Fault::Cut) => fault::cut(self.serve(request).await),
             Some(Fault::Garble) => fault::garble(self.serve(request).await),
             Some(Fault::Flip(offset, bits)) => fault::flip(self.serve(request).await, offset, bits),
@@ -63,6 +66,9 @@ impl Edge {
             }
             None => self.serve(request).await,
         };
+        if self.region != REGION && response.status().is_client_error() {
+            fault::name_region(&mut response, self.region);
+        }
         seen.status = response.status().as_u16();
         seen.bytes = if seen.method == Method::HEAD { 0 } else { fault::body_bytes(&response) };
         self.log.lock().push(seen);
@@ -71,10 +77,11 @@ impl Edge {
 
     async fn serve(&self, request: Request<Incoming>) -> Response<ResponseBody> {
         if let Some(region) = signed_region(&request)
-            && region != REGION
+            && region != self.region
         {
             let message = format!(
-                "The authorization header is malformed; the region '{region}' is wrong; expecting '{REGION}'"
+                "The authorization header is malformed; the region '{region}' is wrong; expecting '{}'",
+                self.region
             );
             return fault::refusal(StatusCode::BAD_REQUEST, "AuthorizationHeaderMalformed", &message);
         }

@@ -13,6 +13,8 @@ use object_store::{
 
 use super::*;
 use crate::harness::fault;
+use crate::harness::s3_client::{S3Ask, S3Client};
+use crate::harness::seen::DOMAIN;
 
 /// A client of `server` that tries each request `retries` more times.
 pub(crate) fn client(server: &S3Server, endpoint: &str, secret: &str, retries: usize) -> AmazonS3 {
@@ -54,6 +56,29 @@ async fn a_header_that_is_not_signed_is_refused() {
     store.get(&path).await.expect("get");
     let error = store.list(None).try_collect::<Vec<_>>().await.expect_err("a listing").to_string();
     assert!(error.contains("not signed: x-amz-checksum-mode"), "{error}");
+}
+
+#[tokio::test]
+async fn a_host_that_names_the_bucket_is_signed() {
+    let server = S3Server::start();
+    server.put("k", "bytes");
+    server.objects().create_bucket("other");
+    server.objects().put("other", "k", "others");
+    let ours = format!("{}.{DOMAIN}", server.bucket);
+    let key = |endpoint: String| S3Client {
+        endpoint,
+        key_id: server.access_key.clone(),
+        secret: server.secret_key.clone(),
+    };
+    let signed = key(format!("http://{ours}")).sign(&S3Ask::new("GET", "/k")).expect("sign");
+    let client = key(server.endpoint.clone());
+    let say = async |host: &str| client.send_unsigned(&signed.clone().header("host", host)).await;
+    let answer = say(&ours).await.expect("an answer");
+    assert_eq!((answer.status, &answer.body[..]), (200, &b"bytes"[..]));
+    let log = server.take_log();
+    assert_eq!((log[0].bucket.as_str(), log[0].key.as_str()), ("forebay", "k"));
+    let answer = say(&format!("other.{DOMAIN}")).await.expect("an answer");
+    assert_eq!((answer.status, answer.code().as_deref()), (403, Some("SignatureDoesNotMatch")));
 }
 
 #[tokio::test]

@@ -2,6 +2,7 @@
 
 use super::Guarded;
 use crate::commands::json;
+use crate::refused::server_refused;
 use forebay_proto::v1;
 use forebay_tests::harness::mnist;
 use forebay_tests::harness::policy::ALL;
@@ -15,6 +16,10 @@ use serde_json::Value;
 use std::io::{Read as _, Write as _};
 use std::os::unix::net::UnixStream;
 
+/// What the log says of a node that others cannot know, and of one that they do not.
+const NO_TOKEN: &str = "no --peer-token-file";
+const REFUSED: &str = "another node refuses this one's calls";
+
 fn cluster(s3: &S3Server, policy: &Policy, more: &[&str]) -> Vec<Server> {
     let addresses = [0, 1].map(|_| free_address().expect("a port"));
     let node = |address: &String| {
@@ -22,6 +27,7 @@ fn cluster(s3: &S3Server, policy: &Policy, more: &[&str]) -> Vec<Server> {
         for (n, address) in addresses.iter().enumerate() {
             options = options.args(["--cluster-node", &format!("node-{n}=http://{address}")]);
         }
+        let options = options.allow_log(NO_TOKEN).allow_log(REFUSED);
         options.args(more).start()
     };
     addresses.iter().map(|address| node(&address.to_string())).collect()
@@ -41,7 +47,13 @@ fn nodes_know_each_other_by_their_token() {
     let policy = Policy::new(&s3, &ALL);
     let token = policy.token_file("peers").display().to_string();
     let runtime = tokio::runtime::Runtime::new().expect("start a runtime");
-    for (more, fills) in [(&["--peer-token-file", token.as_str()][..], true), (&[], false)] {
+    // A principal's token that is not a node's.
+    let other = policy.token_file("vision").display().to_string();
+    for (more, fills, told) in [
+        (&["--peer-token-file", token.as_str()][..], true, &[][..]),
+        (&[], false, &[NO_TOKEN, REFUSED, "does not know you"]),
+        (&["--peer-token-file", other.as_str()], false, &[REFUSED, "it needs the role peer"]),
+    ] {
         let nodes = cluster(&s3, &policy, more);
         ask(&nodes[0], &policy, "vision", &["load", &uri, "--segment-bytes", "262144"]);
         // Read from one node alone, which owns only some of it.
@@ -68,7 +80,19 @@ fn nodes_know_each_other_by_their_token() {
             fills,
             "{fetched} segments came from the other node, with {more:?}: {status}"
         );
+        let log = nodes[1].log();
+        for text in [NO_TOKEN, REFUSED].iter().chain(told) {
+            assert_eq!(log.contains(text), told.contains(text), "`{text}`, with {more:?}: {log}");
+        }
     }
+}
+
+#[test]
+fn a_peer_token_that_cannot_be_read_is_told_at_the_start() {
+    let s3 = S3Server::start();
+    let policy = Policy::new(&s3, &ALL);
+    let options = ServerOptions::for_s3(&s3).args(policy.arguments());
+    server_refused(options.args(["--peer-token-file", "/nope/token"]), &["--peer-token-file", "/nope/token"]);
 }
 
 #[test]

@@ -1,8 +1,10 @@
 //! Policies that change while streams run: those that lose their right end, the others notice nothing.
 
 use super::Guarded;
+use crate::refused::server_refused;
 use forebay_proto::v1;
 use forebay_tests::harness::policy::{AUDIO, ROOT, VISION, Who, write_private};
+use forebay_tests::harness::process::ServerOptions;
 use forebay_tests::harness::question::{Question, UNKNOWN, code_of, flight_ticket, send};
 use http_body_util::BodyExt as _;
 use prost::Message as _;
@@ -92,4 +94,27 @@ fn streams_of_who_is_revoked_end_and_the_others_go_on() {
     let refused = world.ask("audio", "/forebay.v1.Cache/Status", &[]);
     assert_eq!(refused.code, UNKNOWN);
     assert!(world.server.log().contains("another policy is in force"));
+}
+
+#[test]
+fn a_policy_that_is_cut_to_nothing_locks_nobody_out() {
+    let world =
+        Guarded::start(&[VISION, ROOT], |options| options.allow_log("policy of before stays in force"));
+    let path = world.policy.path("policy");
+    let status = |who: &str| world.ask(who, "/forebay.v1.Cache/Status", &[]).code;
+    let wait_until = |what: &str, done: &dyn Fn() -> bool| {
+        let begin = Instant::now();
+        while !done() {
+            assert!(begin.elapsed() < SOON, "{what} in {SOON:?}: {}", world.server.log());
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    };
+    // As a shell does that is about to write it, and stops.
+    write_private(&path, "");
+    wait_until("it is refused", &|| world.server.log().contains("it has no principal"));
+    assert_eq!((status("vision"), status("root")), (0, 0), "the one of before is in force");
+    server_refused(ServerOptions::for_s3(&world.s3).args(world.policy.arguments()), &["it has no principal"]);
+    world.policy.set(&[ROOT]);
+    wait_until("the next one takes force", &|| status("vision") == UNKNOWN);
+    assert_eq!(status("root"), 0);
 }
