@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Makes the Python wheel in target/wheels: the package with its extension, and the programs forebay and
 # forebay-server, all linked for an old glibc by zig, so that the wheel runs on any Linux of the last years.
-# `wheel.sh check` looks at what it needs, installs it into a clean environment and reads an epoch with it.
+# `wheel.sh check` looks at what it needs, installs it into a clean environment, reads an epoch with it and
+# runs the examples that need torch alone.
 # WHEEL_PROFILE=dev builds without optimisation, to try the packing.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -11,6 +12,7 @@ machine=$(uname -m)
 target=${CARGO_TARGET_DIR:-target}/$machine-unknown-linux-gnu
 wheels=target/wheels
 glibc=2.28
+root=$PWD examples=$PWD/python/examples data=file://$PWD/tests/data/mnist/test
 
 build() {
     export PATH=$PWD/.venv/bin:$PATH
@@ -39,6 +41,37 @@ check_glibc() {
     done < <(find "$unpacked" -name '*.so' -o -path '*/scripts/*' -type f)
 }
 
+# The examples that need torch alone, a few steps of each, with the installed package and its server. torch is
+# that of `setup.sh tests`. Other examples need frameworks: `make test` runs them, with the package of this
+# workspace.
+check_examples() {
+    local packages=$clean/venv/lib/python3.11/site-packages
+    if [ ! -d "$packages" ] || [ ! -d "$root/.venv/torch-stand-ins" ]; then
+        echo "wheel-check: no torch for this Python, so no examples that need it (Python 3.11, scripts/setup.sh tests)"
+        return
+    fi
+    # .venv has what torch imports. Python looks into the folders of a .pth last: the installed package wins.
+    printf '%s\n' "$root/.torch" "$root/.venv/lib/python3.11/site-packages" >"$packages/torch.pth"
+    export LD_LIBRARY_PATH=$root/.venv/torch-stand-ins OMP_NUM_THREADS=1 TMPDIR=$clean
+    python -c 'import sys, forebay.torch; assert forebay.__file__.startswith(sys.prefix), forebay.__file__'
+    run_example 1 train.py "$data" train.ckpt 3
+    run_example 1 data_parallel.py "$data" data_parallel.ckpt 3
+    run_example 2 ddp.py "$data" ddp.ckpt 3
+    run_example 2 mesh.py "$data" 2 3
+    run_example 2 context.py "$data" 2 3
+    run_example 2 pipeline.py "$data"
+}
+
+# Runs an example in a number of processes, and shows what rank 0 says.
+run_example() {
+    local processes=$1 example=$2 said
+    local start=(python)
+    [ "$processes" = 1 ] || start=(python -m torch.distributed.run --standalone --nproc-per-node "$processes")
+    said=$("${start[@]}" "$examples/$example" "${@:3}")
+    [ -n "$said" ] || { echo "wheel-check: $example says nothing" >&2; exit 1; }
+    echo "wheel-check: $example: $said"
+}
+
 check() {
     local said read
     clean=$(mktemp -d)
@@ -48,12 +81,12 @@ check() {
     "$clean/venv/bin/pip" install --quiet --disable-pip-version-check --no-index --no-deps "$wheels"/forebay-*.whl
     cd "$clean"
     export PATH=$clean/venv/bin:$PATH
-    unset FOREBAY_ENDPOINT PYTHONPATH
+    unset FOREBAY_ENDPOINT FOREBAY_SERVER PYTHONPATH
     forebay --version
     forebay-server --version
-    said=$(forebay epoch "$1" --direct --json --batch 500 --seed 1 --ending drop)
+    said=$(forebay epoch "$data" --direct --json --batch 500 --seed 1 --ending drop)
     said=$(python -c 'import json, sys; print(json.load(sys.stdin)["epochs"][0]["order_digest"])' <<<"$said")
-    read=$(python "$2" "$1")
+    read=$(python "$examples/epoch.py" "$data")
     [ "$said" = "$read" ] || { echo "wheel-check: forebay says order digest $said, the loader $read" >&2; exit 1; }
     echo "wheel-check: an epoch has the order digest $read"
     python - <<'EOF'
@@ -63,8 +96,8 @@ assert point.value == "forebay.fs:ForebayFileSystem", point
 EOF
     echo "wheel-check: fsspec finds the filesystem"
     # A node of its own, by the server that came with the wheel.
-    export FOREBAY_RUNTIME_DIR=$clean/run FOREBAY_CACHE_DIR=$clean/cache
-    said=$(PATH=/usr/bin:/bin "$clean/venv/bin/python" - "$1" <<'EOF'
+    export FOREBAY_RUNTIME_DIR=$clean/run FOREBAY_CACHE_DIR=$clean/cache FOREBAY_IDLE_S=10
+    said=$(PATH=/usr/bin:/bin "$clean/venv/bin/python" - "$data" <<'EOF'
 import sys, forebay
 node = forebay.local_node()
 print(forebay.dataset(sys.argv[1]).num_rows)
@@ -73,10 +106,12 @@ EOF
     )
     [ "$said" = 10000 ] || { echo "wheel-check: a node of its own serves '$said' rows" >&2; exit 1; }
     echo "wheel-check: a node of its own serves $said rows"
+    check_examples
+    python -c 'import forebay; forebay.local_node().stop()'
 }
 
 case ${1:-build} in
 build) build ;;
-check) check "file://$PWD/tests/data/mnist/test" "$PWD/python/examples/epoch.py" ;;
+check) check ;;
 *) echo "unknown argument '$1': check or nothing" >&2; exit 1 ;;
 esac

@@ -7,7 +7,7 @@ import logging
 import operator
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, SupportsIndex, TypedDict
+from typing import TYPE_CHECKING, Any, SupportsIndex, TypedDict, Unpack
 
 from forebay import _forebay
 from forebay._errors import ChangedError, InvalidError
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     import pyarrow
 
     from forebay._forebay import RecordBatchReader, Schema
+    from forebay._plan import Plan
+    from forebay._run import RunOptions
 
 _log = logging.getLogger("forebay")
 
@@ -115,9 +117,12 @@ def _names(columns: Sequence[str]) -> list[str]:
 def _split(split: str | tuple[float, float] | None) -> str | None:
     if split is None or isinstance(split, str):
         return split
-    start, stop = split
-    if isinstance(start, int) and isinstance(stop, int):
-        return f"{start}:{stop}"
+    try:
+        start, stop = split
+    except (TypeError, ValueError):
+        raise InvalidError(f"split={split!r} is no pair: pass (start, stop), two rows or two shares, or a text") from None
+    if isinstance(start, SupportsIndex) and isinstance(stop, SupportsIndex):
+        return f"{operator.index(start)}:{operator.index(stop)}"
     return f"{float(start)}:{float(stop)}"
 
 
@@ -214,6 +219,19 @@ class Dataset:
         if not -self.num_rows <= row < self.num_rows:
             raise IndexError(f"{self.uri} has {self.num_rows} rows: there is no row {row}")
         return row % self.num_rows
+
+    def plan(self, epoch: int = 0, **options: Unpack[RunOptions]) -> Plan:
+        """Which rows the steps of an epoch hold, without a loader: what `Loader(self, **options).plan(epoch)` says.
+
+        The keywords are those of `forebay.RunOptions`: `batch_size` or `global_batch`, `seed`, `shuffle`, `ending`, `rank`
+        and `world` decide. Nothing is read.
+
+        Raises `InvalidError` if the keywords make no sense.
+        """
+        # It imports this module.
+        from forebay._run import Run
+
+        return Run(self, **options).plan(epoch)
 
     def load(self, progress: bool | Report | None = None) -> Progress:
         """Has the cache fill itself with the dataset, and waits for it.

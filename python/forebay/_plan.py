@@ -15,7 +15,8 @@ _SHOWN_ROWS = 8
 
 class Plan(Sequence[list[int]]):
     """For each step of an epoch, or of the rest of one, the rows that one rank's batch holds: their numbers in the
-    dataset, in the order of the batch. Nothing is read for it. Made by `Loader.plan` and `Sampler.plan`."""
+    dataset, in the order of the batch. Nothing is read for it. Made by `Dataset.plan`, `Loader.plan` and
+    `Sampler.plan`."""
 
     def __init__(self, plan: _forebay.Plan, what: str) -> None:
         self._plan = plan

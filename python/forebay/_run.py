@@ -253,6 +253,10 @@ class Run:
 def _shuffle(shuffle: int | str | None) -> str:
     if shuffle is None:
         return "none"
+    if isinstance(shuffle, bool):
+        raise InvalidError(
+            f"shuffle={shuffle}: pass how many segments are mixed, as in shuffle=16, 'full', or None for the rows as they lie"
+        )
     return shuffle if isinstance(shuffle, str) else f"window({shuffle})"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypedDict
@@ -159,28 +160,34 @@ class Tensors:
         return torch.nn.utils.rnn.pad_sequence(lists, batch_first=True)
 
 
+# Torch fills no unsigned tensors of more than 8 bits: they are filled as signed ones.
+_SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
+
+
 def _filled(column: Column, filler: Any) -> torch.Tensor:
     tensor = from_dlpack(column)
     if column.null_count:
         # What stands in null rows is arbitrary, and the memory is the batch's own.
-        tensor[~from_dlpack(column.valid())] = _number(column, tensor, filler)
+        number, signed = _number(column, tensor, filler), _SIGNED.get(tensor.dtype)
+        if signed is not None and number > torch.iinfo(signed).max:
+            number -= 1 << torch.iinfo(signed).bits
+        tensor.view(signed or tensor.dtype)[~from_dlpack(column.valid())] = number
     return tensor
 
 
-def _number(column: Column, tensor: torch.Tensor, filler: Any) -> int | float | bool:
+def _number(column: Column, tensor: torch.Tensor, filler: Any) -> int | float:
     """The rule's number, which must be one that the tensor can hold."""
     if tensor.dtype == torch.bool:
         wanted, fits = "True or False", filler in (0, 1)
     elif tensor.dtype.is_floating_point:
-        wanted, fits = "a number", isinstance(filler, int | float)
+        wanted, fits = "a number", isinstance(filler, numbers.Real)
     else:
         limits = torch.iinfo(tensor.dtype)
         wanted = f"a whole number from {limits.min} to {limits.max}"
-        fits = isinstance(filler, int) and limits.min <= filler <= limits.max
+        fits = isinstance(filler, numbers.Integral) and limits.min <= int(filler) <= limits.max
     if not fits:
         raise _unfit(column, filler, wanted)
-    number: int | float | bool = filler
-    return number
+    return float(filler) if tensor.dtype.is_floating_point else int(filler)
 
 
 def _text(column: Column, filler: Any) -> Any:

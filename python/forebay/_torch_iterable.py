@@ -99,8 +99,9 @@ class IterableDataset(torch.utils.data.IterableDataset[Batch]):
                 f"steps have {self._global_batch} rows: choose batch_size= (or global_batch=) so that batch_size x ranks is as it "
                 "was, or use a forebay.torch.Loader, whose state takes any"
             )
-        # Checks it.
-        self._one(began).close()
+        # Checks it. Where less than a step is left of an epoch, it stands at the next one.
+        with self._one(began) as run:
+            began = began if batches else run.state_dict()
         self._began, self._batches, self._resumed, self._begun = began, batches, True, False
         # In a worker: it is told where to go on.
         self._copies, self._copy = 0, None

@@ -86,6 +86,19 @@ def test_persistent_workers_that_had_nothing_left_to_read_go_on(cluster: Cluster
         assert [numbers(batch) for batch in loader] == expected(cluster, epoch, batch_size=50)
 
 
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_a_state_with_less_than_a_larger_step_left_goes_on_with_the_next_epoch(cluster: Cluster, workers: int) -> None:
+    plain = forebay.torch.Loader(cluster.dataset(), batch_size=50, **SETTINGS)
+    for _ in zip(range(11), plain, strict=False):
+        pass
+    data = iterable(cluster, batch_size=100, ending="drop")
+    data.load_state_dict({"began": plain.state_dict(), "batches": 0, "workers": 1})
+    assert data.epoch == 1
+    context: dict[str, Any] = {"multiprocessing_context": "forkserver"} if workers else {}
+    loader: Any = DataLoader(data, batch_size=None, num_workers=workers, **context)
+    assert [numbers(batch) for batch in loader] == expected(cluster, 1, batch_size=100)
+
+
 def test_workers_refuse_to_repeat_the_rest_of_an_epoch(cluster: Cluster) -> None:
     plain = forebay.torch.Loader(cluster.dataset(), batch_size=100, **SETTINGS)
     next(iter(plain))

@@ -6,8 +6,11 @@ import logging
 import pickle
 import re
 import sys
+from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from conftest import ROWS, Cluster
 
@@ -61,6 +64,16 @@ def test_a_scan_is_read_once(cluster: Cluster) -> None:
         next(rows)
     with pytest.raises(forebay.ClosedError, match="scan again"):
         next(rows)
+
+
+def test_a_split_by_numpy_s_numbers_is_one_of_rows(cluster: Cluster, table: pa.Table) -> None:
+    numpy = pytest.importorskip("numpy")
+    pairs = [(0, 1), (numpy.int64(0), numpy.int64(1)), (0, numpy.uint8(1))]
+    assert [cluster.dataset(split=pair).num_rows for pair in pairs] == [1, 1, 1]
+    assert cluster.dataset(split=(numpy.float64(0), numpy.float32(0.5))).num_rows == 300
+    wrong: Any = (0, 1, 2)
+    with pytest.raises(forebay.InvalidError, match=r"split=\(0, 1, 2\) is no pair: pass \(start, stop\)"):
+        cluster.dataset(split=wrong)
 
 
 def test_a_split_is_a_dataset(cluster: Cluster, table: pa.Table) -> None:
@@ -192,3 +205,18 @@ def test_bad_input(cluster: Cluster) -> None:
         cluster.direct().load()
     with pytest.raises(PermissionError):
         forebay.dataset(cluster.uri(), direct=True, **{**cluster.store, "s3_secret_access_key": "wrong"})
+
+
+def test_a_damaged_column_is_an_error_and_nothing_is_printed(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    rows = [[("a", 1), ("b", 2)], [], [("c", None)]] * 5
+    table = pa.table({"m": pa.array(rows, pa.map_(pa.string(), pa.int32()))})
+    file = tmp_path / "0.parquet"
+    pq.write_table(table, file, compression="none", use_dictionary=False, write_statistics=False)
+    damaged = bytearray(file.read_bytes())
+    # The first repetition level of the keys.
+    damaged[30] = 35
+    file.write_bytes(damaged)
+    with pytest.raises(forebay.CorruptError, match="0.parquet") as told:
+        forebay.dataset(tmp_path.as_uri(), direct=True).to_table()
+    assert "unwrap" not in str(told.value)
+    assert "panicked" not in capfd.readouterr().err

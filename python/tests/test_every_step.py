@@ -1,5 +1,6 @@
-"""Stopped after each step of an epoch and resumed on another number of ranks, under each framework: the rows, values and
-digests of a run that was never stopped. The ranks are run one after the other, in this process."""
+"""Stopped after each step of an epoch and resumed on another number of ranks, under each framework that keeps a
+state of its own: the rows, values and digests of a run that was never stopped. The ranks are run one after the
+other, in this process."""
 
 from __future__ import annotations
 
@@ -244,7 +245,7 @@ FRAMEWORKS = [
 ]
 
 
-@pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1)])
+@pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1), (2, 4), (4, 1)])
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_resumed_at_every_step(
     cluster: Cluster,

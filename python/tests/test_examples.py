@@ -91,12 +91,13 @@ def test_ddp_resumed_is_as_if_never_stopped(cluster: Cluster, tmp_path: Path) ->
     assert torch.load(tmp_path / "one", weights_only=True)["data"] == one["data"]
 
 
-def test_transforms_resumed_are_as_if_never_stopped(cluster: Cluster, tmp_path: Path) -> None:
+@pytest.mark.parametrize("script", ["train.py", "data_parallel.py"])
+def test_loops_resumed_are_as_if_never_stopped(cluster: Cluster, tmp_path: Path, script: str) -> None:
     torch = needs("torch")
-    straight = alone(cluster, "train.py", tmp_path / "straight")
+    straight = alone(cluster, script, tmp_path / "straight")
     assert "epoch 2, 39 steps left" in straight
-    assert "epoch 0, 29 steps left" in alone(cluster, "train.py", tmp_path / "stopped", 10)
-    assert alone(cluster, "train.py", tmp_path / "stopped") == straight
+    assert "epoch 0, 29 steps left" in alone(cluster, script, tmp_path / "stopped", 10)
+    assert alone(cluster, script, tmp_path / "stopped") == straight
     one, other = (torch.load(tmp_path / name, weights_only=True)["model"] for name in ["straight", "stopped"])
     assert all(torch.equal(one[name], other[name]) for name in one)
 
@@ -179,6 +180,13 @@ def test_ranks_of_a_mesh_share_their_data(cluster: Cluster) -> None:
     needs("torch")
     losses = [float(torchrun(cluster, 4, "mesh.py", ranks).rpartition("loss ")[2]) for ranks in [1, 2]]
     assert losses[0] == pytest.approx(losses[1], abs=1e-3) and 0 < losses[0] < 2.3
+
+
+def test_ranks_of_a_context_share_their_rows(cluster: Cluster) -> None:
+    """The same global batches, however ranks share sequences: the same losses but for the order of sums."""
+    needs("torch")
+    losses = [float(torchrun(cluster, 4, "context.py", ranks, 10).rpartition("loss ")[2]) for ranks in [1, 2]]
+    assert losses[0] == pytest.approx(losses[1], abs=1e-4) and 0 < losses[0] < 5
 
 
 def test_stages_of_a_pipeline_share_their_data(cluster: Cluster) -> None:

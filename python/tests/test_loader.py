@@ -59,6 +59,18 @@ def test_steps_are_those_of_the_plan(cluster: Cluster) -> None:
     assert loader.epoch == 5
 
 
+@pytest.mark.parametrize("way", ["dataset", "direct"])
+def test_a_dataset_s_plan_is_the_loader_s(cluster: Cluster, way: str) -> None:
+    ds: forebay.Dataset = getattr(cluster, way)()
+    settings: dict[str, Any] = {"batch_size": 44, "seed": 7, "shuffle": "full", "ending": "pad", "rank": 1, "world": 3}
+    plan, of_loader = ds.plan(2, **settings), forebay.Loader(ds, **settings).plan(2)
+    assert list(plan) == list(of_loader) and plan.mask(-1) == of_loader.mask(-1) and plan.epoch == 2
+    assert repr(plan) == repr(of_loader) and plan._repr_html_() == of_loader._repr_html_()
+    assert list(ds.plan(batch_size=48)) == list(ds.plan(0, global_batch=48, rank=0, world=1))
+    with pytest.raises(forebay.InvalidError, match="pass one of batch_size"):
+        ds.plan(3)
+
+
 @pytest.mark.parametrize("before", [1, 2, 4])
 def test_resumed_at_every_step_on_another_number_of_ranks(cluster: Cluster, before: int) -> None:
     whole = {rank: ids(forebay.Loader(cluster.dataset(), rank=rank, world=before, **SETTINGS)) for rank in range(before)}

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from conftest import Cluster, needs
 
@@ -53,6 +55,31 @@ def test_nulls_need_a_rule(cluster: Cluster) -> None:
         batches(cluster, ["age"], nulls={"none": 0})
     for batch in batches(cluster, ["id", "age"], nulls={"age": -7}):
         assert batch["age"].tolist() == [-7 if i % 5 == 0 else i for i in batch["id"].tolist()]
+
+
+def test_nulls_of_numbers_without_a_sign(tmp_path: Path) -> None:
+    types = {"b": pa.uint8(), "h": pa.uint16(), "w": pa.uint32(), "d": pa.uint64()}
+    columns = {name: pa.array([1, None, 3], type) for name, type in types.items()}
+    pq.write_table(pa.table(columns), tmp_path / "0.parquet")
+    data = forebay.dataset(tmp_path.as_uri(), direct=True)
+    for filler in [0, 7, "most"]:
+        fillers: Any = {name: 2**type.bit_width - 1 if filler == "most" else filler for name, type in types.items()}
+        [batch] = forebay.torch.Loader(data, batch_size=3, shuffle=None, nulls=fillers, epochs=1)
+        assert {name: batch[name].tolist() for name in types} == {name: [1, fillers[name], 3] for name in types}
+
+
+def test_numpy_s_numbers_stand_in_place_of_nulls(tmp_path: Path) -> None:
+    numpy = pytest.importorskip("numpy")
+    pq.write_table(pa.table({"i": pa.array([None, 2]), "f": pa.array([None, 0.5])}), tmp_path / "0.parquet")
+    data = forebay.dataset(tmp_path.as_uri(), direct=True)
+    fillers: Any = {"i": numpy.int64(5), "f": numpy.float32(1.5)}
+    [batch] = forebay.torch.Loader(data, batch_size=2, shuffle=None, nulls=fillers, epochs=1)
+    assert (batch["i"].tolist(), batch["f"].tolist()) == ([5, 2], [1.5, 0.5])
+
+
+def test_a_shuffle_is_no_truth(cluster: Cluster) -> None:
+    with pytest.raises(forebay.InvalidError, match=r"shuffle=True: pass how many segments are mixed, .* None"):
+        forebay.torch.Loader(cluster.dataset(), batch_size=10, shuffle=True)
 
 
 def test_nulls_of_structs_are_their_fields(cluster: Cluster, table: pa.Table) -> None:
