@@ -1,6 +1,6 @@
 # The only commands; CI calls the same ones. Each sets up what it needs by itself.
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo test test-clients test-readers check attack bench-cold bench-epoch bench-order bench-peers bench-python bench-raw bench-real bench-store bench-train bench-warm mutants mutate nccl gpu-kit parity bench-cluster dist wheel wheel-check images compose-demo clean bench-tls
+.PHONY: help setup build demo test test-clients test-readers check attack bench-cold bench-content bench-epoch bench-order bench-peers bench-python bench-raw bench-real bench-store bench-train bench-warm mutants mutate nccl gpu-kit parity bench-cluster dist wheel wheel-check images compose-demo clean bench-tls
 
 # Wherever cargo is set to build elsewhere: the scripts look for what was built here.
 export CARGO_TARGET_DIR := $(CURDIR)/target
@@ -54,6 +54,10 @@ attack: build ## Attack a node as strangers would (silence, floods, bombs) besid
 
 bench-cold: build ## Measure cold epochs beside reading S3 directly, with 1 to 32 requests at once
 	target/release/forebay-bench-store --only cold,narrow $(BENCH_ARGS)
+
+bench-content: build ## Read one dataset in every way, under every fault, and compare content digests with pyarrow's
+	@scripts/setup.sh tests
+	target/release/forebay-bench-content $(BENCH_ARGS)
 
 bench-epoch: build ## Time epochs through the cache, cold and warm, beside reading S3 directly
 	target/release/forebay-bench-epoch $(BENCH_ARGS)
@@ -125,7 +129,7 @@ wheel: setup ## Pack the Python package, with the programs, into target/wheels (
 	@scripts/setup.sh wheel
 	@scripts/wheel.sh
 
-wheel-check: wheel ## Install the wheel into a clean environment, and read an epoch with it
+wheel-check: wheel ## Install the wheel into a clean environment, read an epoch and run the examples of torch with it
 	@scripts/wheel.sh check
 
 images: dist ## Build the images of deploy/docker-compose.yml (FOREBAY_BASE=IMAGE to build on; without one, no registry is needed)

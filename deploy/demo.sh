@@ -16,7 +16,7 @@ export S3_ACCESS_KEY_ID=forebay-demo S3_SECRET_ACCESS_KEY=forebay-demo-secret
 export CACHE_ALLOW='["s3://forebay-demo/"]' CACHE_BYTES=1000000000 CACHE_MEMORY_BYTES=536870912 CACHE_REPLICAS=2 CACHE_LOG=info
 export TRAIN_DATASET=s3://forebay-demo/mnist/train/ TRAIN_EPOCHS=6 TRAIN_BATCH=128 TRAIN_SEED=1
 # So little is read ahead that a fault can be felt.
-export TRAIN_FLAGS="--prefetch-bytes 256KiB"
+export TRAIN_FLAGS="--prefetch-bytes 256KiB --verify"
 out=target/compose-demo
 # The first node that the ranks ask, and one that owns much.
 victim=cache-1
@@ -168,7 +168,7 @@ say "$silent goes on"
 end_training disturbed
 healthy $victim $silent
 say "one reader alone reads the first epoch again, from all three"
-compose exec -T $asked forebay epoch "$TRAIN_DATASET" --batch "$TRAIN_BATCH" --seed "$TRAIN_SEED" --json >"$out/alone.json" </dev/null
+compose exec -T $asked forebay epoch "$TRAIN_DATASET" --batch "$TRAIN_BATCH" --seed "$TRAIN_SEED" --verify --json >"$out/alone.json" </dev/null
 counters "$out/after.json"
 prometheus_sees 3
 

@@ -47,6 +47,10 @@ class Run:
     def digests(self):
         return [epoch["order_digest"] for epoch in self.epochs]
 
+    def contents(self):
+        """Of the values. None where the run was not started with --verify."""
+        return [epoch.get("content_digest") for epoch in self.epochs]
+
     def epoch_at(self, time):
         """The index of the epoch that was under way, and for how long; the first has no beginning here."""
         ended = [epoch for epoch, end in self.ends.items() if end < time]
@@ -143,8 +147,10 @@ def main():
     topology = [node["node"] for node in next(iter(after.nodes.values()))["nodes"] if node["answers"]]
     hashes = {name: sorted(set(run.report["parameter_hashes"])) for name, run in (("calm", calm), ("fault", fault))}
     complaints = calm.complaints + fault.complaints
-    alone = json.loads((folder / "alone.json").read_text())["epochs"][0]["order_digest"]
+    alone = json.loads((folder / "alone.json").read_text())["epochs"][0]
     alike = sum(a == b for a, b in zip(calm.digests(), fault.digests()))
+    same_values = sum(a is not None and a == b for a, b in zip(calm.contents(), fault.contents()))
+    alone_values = alone.get("content_digest")
 
     checks = [
         ("the cold epoch takes each byte from S3 once", f"{ratio:.4f} times (at most {COLD_RATIO})", 1 <= ratio <= COLD_RATIO),
@@ -168,7 +174,17 @@ def main():
             f"{alike} of {len(calm.epochs)} order digests equal",
             alike == len(calm.epochs) == len(fault.epochs),
         ),
-        ("one reader alone sees the order of two ranks", alone, alone == calm.digests()[0]),
+        (
+            "the same values as undisturbed",
+            f"{same_values} of {len(calm.epochs)} content digests equal",
+            same_values == len(calm.epochs) == len(fault.epochs),
+        ),
+        ("one reader alone sees the order of two ranks", alone["order_digest"], alone["order_digest"] == calm.digests()[0]),
+        (
+            "and their values",
+            f"content digest {alone_values}",
+            alone_values is not None and alone_values == calm.contents()[0],
+        ),
         ("the trained parameters are the same, bit for bit", f"{hashes['calm']} and {hashes['fault']}", hashes["calm"] == hashes["fault"]),
         ("the others read from S3 no more than what died" if replicas == 1 else "the others read nothing from S3",
          f"{read_anew} bytes", read_anew <= (cold["s3_bytes"] if replicas == 1 else 0)),

@@ -5,6 +5,7 @@
 //! Each stage starts nodes of its own, warms them, and can be run by itself (`--only`).
 
 mod cold;
+pub mod content;
 mod cuts;
 mod faults;
 mod hot;
@@ -20,10 +21,18 @@ mod world;
 use super::stages::{Stages, wanted};
 use crate::harness::check::Findings;
 use clap::{Parser, ValueEnum};
+use faults::NodeFaults;
+use jobs::{bare, steady};
 use serde_json::json;
 use std::path::PathBuf;
 use std::time::Duration;
 use world::World;
+
+/// Nodes with bounded caches, and what each holds of the dataset in shares of one node: what it owns, 1.05
+/// shares at most, and a little more. Without one of three nodes the others own 1.5 shares each. With more
+/// nodes a survivor would have to keep less, and could.
+const BOUNDED_NODES: usize = 3;
+const BOUNDED_SHARES: f64 = 1.2;
 
 /// Torments a cluster and measures what its readers notice.
 #[derive(Debug, Clone, Parser)]
@@ -68,6 +77,10 @@ enum Stage {
     Kills,
     /// Nodes killed with 1 replica.
     KillsOneReplica,
+    /// The same with caches that hold little more than the nodes' own segments; always three nodes.
+    KillsBounded,
+    /// Nodes killed with 2 replicas, while a job reads that has hardly anything read ahead.
+    KillsBare,
     /// A node cut off from etcd, from clients, from other nodes.
     Cuts,
     /// etcd stopped, its leader killed, its quorum lost.
@@ -100,30 +113,9 @@ fn one(stage: Stage, world: &World, options: &ClusterOptions) -> anyhow::Result<
     let nodes = options.nodes.into();
     match stage {
         Stage::Placement => Ok(placement::run()),
-        Stage::Kills => faults::run(
-            world,
-            &faults::NodeFaults {
-                nodes,
-                replicas: 2,
-                kills: options.kills,
-                down: Duration::from_secs(options.down_s),
-                silence_s: Some(options.silence_s),
-                seed: options.seed,
-                slack: options.slack,
-            },
-        ),
-        Stage::KillsOneReplica => faults::run(
-            world,
-            &faults::NodeFaults {
-                nodes,
-                replicas: 1,
-                kills: options.kills,
-                down: Duration::from_secs(options.down_s),
-                silence_s: None,
-                seed: options.seed,
-                slack: options.slack,
-            },
-        ),
+        Stage::Kills | Stage::KillsOneReplica | Stage::KillsBounded | Stage::KillsBare => {
+            faults::run(world, &kills(stage, options))
+        }
         Stage::Cuts => cuts::run(world, nodes, options.silence_s / 2, options.slack),
         Stage::Etcd => quorum::run(world, nodes, options.etcd_down_s, options.seed, options.slack),
         Stage::Join => join::run(world, nodes),
@@ -134,5 +126,33 @@ fn one(stage: Stage, world: &World, options: &ClusterOptions) -> anyhow::Result<
         }
         Stage::Hot => hot::run(world),
         Stage::Cold => cold::run(world, nodes),
+    }
+}
+
+/// What a stage of kills does.
+fn kills(stage: Stage, options: &ClusterOptions) -> NodeFaults {
+    let base = NodeFaults {
+        what: "kill",
+        nodes: options.nodes.into(),
+        replicas: 2,
+        cache_shares: None,
+        job: steady(),
+        kills: options.kills,
+        down: Duration::from_secs(options.down_s),
+        silence_s: None,
+        seed: options.seed,
+        slack: options.slack,
+    };
+    match stage {
+        Stage::KillsOneReplica => NodeFaults { what: "kill_1_replica", replicas: 1, ..base },
+        Stage::KillsBounded => NodeFaults {
+            what: "kill_bounded",
+            nodes: BOUNDED_NODES,
+            replicas: 1,
+            cache_shares: Some(BOUNDED_SHARES),
+            ..base
+        },
+        Stage::KillsBare => NodeFaults { what: "kill_bare", job: bare(), ..base },
+        _ => NodeFaults { silence_s: Some(options.silence_s), ..base },
     }
 }

@@ -9,6 +9,7 @@ mod cold;
 pub mod faults;
 pub mod flips;
 pub mod folder;
+pub mod hang;
 mod hits;
 pub mod kills;
 mod memory;
@@ -55,6 +56,8 @@ enum Part {
     Flips,
     Faults,
     Outages,
+    /// A disk that hangs under its readers.
+    Hang,
     Memory,
     Ticker,
     Cold,
@@ -120,6 +123,10 @@ fn one(part: Part, runtime: &Runtime, options: &DiskOptions) -> anyhow::Result<F
                 trainer: true,
                 seed: options.seed,
             },
+        ),
+        Part::Hang => hang::run(
+            runtime,
+            &hang::HangSettings { segments: share(64, 16), rounds: share(5, 1), seed: options.seed },
         ),
         Part::Ticker => ticker::run(&ticker::TickerSettings { segments: share(512, 64), runs: share(5, 2) }),
         Part::Cold => cold::run(runtime, &cold_settings(options)),

@@ -12,6 +12,7 @@ mod crash;
 mod lost;
 mod resume;
 pub(super) mod trainer;
+pub(super) mod utilisation;
 
 use std::path::{Path, PathBuf};
 

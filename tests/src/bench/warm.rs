@@ -9,11 +9,13 @@ mod compare;
 mod decode;
 mod floor;
 mod marks;
+mod price;
 mod rank;
 mod rounds;
 mod shape;
 mod span;
 mod subject;
+mod waiting;
 
 pub(super) use child::{ChildProcess, run_when_told, say_ready, say_report};
 pub(super) use rank::{MEASURED_EPOCH, SEED, touch};
@@ -51,6 +53,10 @@ pub struct WarmOptions {
     /// The share of the data that there is: for a look at whether it works. Targets are judged at 1 only.
     #[arg(long, default_value_t = 1.0)]
     scale: f64,
+    /// Also measures the memory of loaders that wait for their consumers, which takes 40 seconds; alone with
+    /// `--subjects waiting`.
+    #[arg(long)]
+    waiting: bool,
     /// Compares ratios with the stored ones, and fails if one has lost more than 10 %.
     #[arg(long)]
     check: bool,
@@ -79,6 +85,18 @@ enum ChildRole {
     /// A process that decodes.
     #[command(hide = true)]
     Decode(decode::DecodeOptions),
+    /// A rank that waits for its consumer.
+    #[command(hide = true)]
+    Waiting(waiting::WaitingOptions),
+}
+
+/// The parts of a run.
+struct Chosen {
+    subjects: Vec<Subject>,
+    /// Those of them that are read with the content digest too.
+    verified: Vec<Subject>,
+    decoded: Vec<Shape>,
+    waiting: bool,
 }
 
 /// Runs it; false if a promise was broken.
@@ -87,20 +105,25 @@ pub fn run(options: &WarmOptions) -> anyhow::Result<bool> {
         Some(ChildRole::Rank(rank)) => rank::run(rank).map(|()| true),
         Some(ChildRole::Floor(part)) => floor::run(part).map(|()| true),
         Some(ChildRole::Decode(options)) => decode::decode(options).map(|()| true),
+        Some(ChildRole::Waiting(options)) => waiting::wait(options).map(|()| true),
         None => measure(options),
     }
 }
 
 impl WarmOptions {
-    /// The epochs to measure, and the shapes to decode.
-    fn chosen(&self) -> anyhow::Result<(Vec<Subject>, Vec<Shape>)> {
-        let mut shapes: Vec<_> = wanted(&self.only).collect();
-        let mut chosen = Subject::all(&shapes, &self.ranks, &self.fd_ranks);
-        chosen.retain(|subject| self.is_named(&subject.name()));
-        shapes.retain(|shape| self.is_named(&decode::name(*shape)));
-        let is_none = chosen.is_empty() && shapes.is_empty();
+    fn chosen(&self) -> anyhow::Result<Chosen> {
+        let mut decoded: Vec<_> = wanted(&self.only).collect();
+        let mut subjects = Subject::all(&decoded, &self.ranks, &self.fd_ranks);
+        let is_verified =
+            |subject: &Subject| subject.verified_name().is_some_and(|name| self.is_named(&name));
+        let verified: Vec<_> = subjects.iter().copied().filter(is_verified).collect();
+        // The price is over the same without.
+        subjects.retain(|subject| self.is_named(&subject.name()) || verified.contains(subject));
+        decoded.retain(|shape| self.is_named(&decode::name(*shape)));
+        let waiting = self.waiting || !self.subjects.is_empty() && self.is_named(waiting::NAME);
+        let is_none = subjects.is_empty() && decoded.is_empty() && !waiting;
         anyhow::ensure!(!is_none, "no subject is called {}", self.subjects.join(" or "));
-        Ok((chosen, shapes))
+        Ok(Chosen { subjects, verified, decoded, waiting })
     }
 
     fn is_named(&self, subject: &str) -> bool {
@@ -111,14 +134,17 @@ impl WarmOptions {
 fn measure(options: &WarmOptions) -> anyhow::Result<bool> {
     let WarmOptions { rounds, scale, .. } = *options;
     anyhow::ensure!(scale > 0.0 && scale <= 1.0, "--scale {scale}: between 0 and 1");
-    let (subjects, decoded) = options.chosen()?;
-    let settings = Settings { subjects, rounds, scale };
+    let Chosen { subjects, verified, decoded, waiting } = options.chosen()?;
+    let settings = Settings { subjects, verified, rounds, scale };
     let mut stages = Stages::default();
     if !settings.subjects.is_empty() {
         stages.run("Warm", || rounds::run(&settings));
     }
     if !decoded.is_empty() {
         stages.run("Decode", || decode::measure(&decoded, rounds, scale));
+    }
+    if waiting {
+        stages.run("Waiting", || waiting::measure(scale));
     }
     let rows = stages.found().rows.clone();
     if options.check {
@@ -132,10 +158,11 @@ fn measure(options: &WarmOptions) -> anyhow::Result<bool> {
 }
 
 fn described(settings: &Settings) -> serde_json::Value {
-    let Settings { subjects, rounds, scale } = settings;
+    let Settings { subjects, rounds, scale, .. } = settings;
     let targets = subjects.iter().filter_map(|subject| {
-        let Target { ratio, cpu_s_per_gb } = subject.target()?;
-        Some((subject.name(), json!({"ratio": ratio, "cpu_s_per_gb": cpu_s_per_gb})))
+        let Target { ratio, cpu_s_per_gb, first_batch_ms } = subject.target()?;
+        let target = json!({"ratio": ratio, "cpu_s_per_gb": cpu_s_per_gb, "first_batch_ms": first_batch_ms});
+        Some((subject.name(), target))
     });
     json!({
         "rounds": rounds,
@@ -144,6 +171,13 @@ fn described(settings: &Settings) -> serde_json::Value {
         "batch_rows": settings.shapes().iter().map(|s| (format!("{s:?}"), s.batch_rows())).collect::<BTreeMap<_, _>>(),
         "targets": targets.collect::<BTreeMap<_, _>>(),
         "of_one_rank": subject::OF_ONE_RANK,
+        "verify_price_by_default": price::MOST_BY_DEFAULT,
+        "waiting": {
+            "steps": waiting::STEPS,
+            "step_us": waiting::STEP_US,
+            "batch_rows": waiting::BATCH_ROWS,
+            "beyond_budget_mb": waiting::BEYOND_MB,
+        },
         "floor_bytes": floor::FILE,
         "floor_piece_bytes": floor::PIECE,
         "floor_ring_bytes": floor::RING,
@@ -155,11 +189,22 @@ fn described(settings: &Settings) -> serde_json::Value {
 fn subjects_go_by_the_ends_of_their_names() {
     let chosen = |arguments: &[&str]| {
         let options = WarmOptions::parse_from([&["bench"], arguments].concat());
-        let (subjects, decoded) = options.chosen()?;
-        let names = subjects.into_iter().map(Subject::name).chain(decoded.into_iter().map(decode::name));
+        let Chosen { subjects, verified, decoded, waiting } = options.chosen()?;
+        let names = subjects.into_iter().map(Subject::name);
+        let names = names.chain(verified.into_iter().filter_map(Subject::verified_name));
+        let names = names.chain(decoded.into_iter().map(decode::name));
+        let names = names.chain(waiting.then(|| waiting::NAME.to_owned()));
         anyhow::Ok(names.collect::<Vec<_>>().join(" "))
     };
-    assert_eq!(chosen(&[]).expect("all").split(' ').count(), 24 + 3);
+    let all = chosen(&[]).expect("all");
+    assert_eq!(all.split(' ').count(), 24 + 3 + 3);
+    assert_eq!(chosen(&["--waiting"]).expect("all and more"), format!("{all} warm.waiting"));
+    assert_eq!(chosen(&["--subjects", "waiting"]).expect("it alone"), "warm.waiting");
+    assert_eq!(
+        chosen(&["--subjects", "fd.T.sequential.verify"]).expect("with what it is compared with"),
+        "warm.fd.T.sequential warm.fd.T.sequential.verify"
+    );
+    assert_eq!(chosen(&["--subjects", "fd.B.sequential"]).expect("without"), "warm.fd.B.sequential");
     assert_eq!(
         chosen(&["--subjects", "T.window16,X.sequential.4ranks"]).expect("by the ends"),
         "warm.grpc.X.sequential.4ranks warm.grpc.T.window16 warm.fd.T.window16"

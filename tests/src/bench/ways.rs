@@ -22,11 +22,12 @@ use forebay_proto::v1::FreeRequest;
 use forebay_train::{AUTO_BATCH, ERROR_FILE, PREFIX, Settings};
 use serde_json::{Value, json};
 
-use self::way::{Epoch, Way, cells};
+use self::way::{DEFINITIONS, Epoch, HEADS, UTILISATION_WORDS, Way, cells};
 
 /// Time epochs of a training: cold, warm, restarted, and direct
 ///
 /// Takes all flags of a training, those of the cache and those for reading the store directly at once.
+/// --report FILE has what bench.json has: the trainings' own reports are not kept.
 #[derive(Debug, Clone, Parser)]
 #[command(name = "forebay-bench-ways", version)]
 pub struct Options {
@@ -84,10 +85,13 @@ pub fn run(args: &Options) -> Result<()> {
     );
     // Before the cache is emptied.
     args.settings.check_training(args.settings.nproc.unwrap_or(1))?;
+    args.settings.check_report()?;
     std::fs::create_dir_all(&args.out).with_context(|| format!("--out {}", args.out.display()))?;
     let words: Vec<_> = std::env::args_os().skip(1).collect();
     let cached = without(&without(&words, &OWN), &SOURCE);
     let direct = without(&without(&words, &OWN), &CACHE);
+    let asked_ms = args.settings.emulate_step_ms;
+    let train = |flags: &[OsString], more: &[&str], direct| train(flags, more, direct, asked_ms);
     let way = |name, what| Way { name, what, epochs: Vec::new() };
     let mut ways = [
         way("cold", "the cache holds nothing of the dataset"),
@@ -113,18 +117,27 @@ pub fn run(args: &Options) -> Result<()> {
             }
         }
     }
-    println!("{}", table(&ways));
+    println!("{}\n{}", table(&ways), UTILISATION_WORDS.join("\n"));
     if let Some(failed) = &failed {
         println!("{failed}");
     }
-    let write = |name: &str, text: String| {
-        let file = args.out.join(name);
-        std::fs::write(&file, text).with_context(|| format!("write {}", file.display()))
-    };
-    write("bench.json", format!("{:#}\n", report(args, &ways)))?;
-    write("bench.html", page::html(&args.settings, &ways))?;
-    println!("written: {0}/bench.json, {0}/bench.html", args.out.display());
+    println!("written: {}", write(args, &ways)?);
     Ok(())
+}
+
+/// Writes the report and the page, and the report to the file of `--report` too. Names the files.
+fn write(args: &Options, ways: &[Way]) -> Result<String> {
+    let report = format!("{:#}\n", report(args, ways));
+    let mut files = vec![
+        (args.out.join("bench.json"), report.clone()),
+        (args.out.join("bench.html"), page::html(&args.settings, ways)),
+    ];
+    files.extend(args.settings.report.clone().map(|file| (file, report)));
+    for (file, text) in &files {
+        std::fs::write(file, text).with_context(|| format!("write {}", file.display()))?;
+    }
+    let names: Vec<_> = files.iter().map(|(file, _)| file.display().to_string()).collect();
+    Ok(names.join(", "))
 }
 
 /// Has the cache forget the dataset.
@@ -150,8 +163,8 @@ fn free(settings: &Settings) -> Result<()> {
     })
 }
 
-/// Trains in processes of their own; gives the epochs.
-fn train(flags: &[OsString], more: &[&str], direct: bool) -> Result<Vec<Epoch>> {
+/// Trains in processes of their own; gives the epochs. `asked_ms` is the emulated step.
+fn train(flags: &[OsString], more: &[&str], direct: bool, asked_ms: Option<f64>) -> Result<Vec<Epoch>> {
     let folder = tempfile::tempdir()?;
     let (report, errors) = (folder.path().join("report.json"), folder.path().join("stderr"));
     let own = std::env::current_exe().context("find this program's own file")?;
@@ -169,7 +182,9 @@ fn train(flags: &[OsString], more: &[&str], direct: bool) -> Result<Vec<Epoch>> 
     }
     let report: Value = serde_json::from_slice(&std::fs::read(&report)?)?;
     let epochs = report["epochs"].as_array().context("the report has no epochs")?;
-    epochs.iter().map(Epoch::of).collect::<Option<Vec<_>>>().context("the report lacks figures")
+    let steps = report["steps_per_epoch"].as_f64().context("the report has no steps")?;
+    let epochs = epochs.iter().map(|epoch| Epoch::of(epoch, steps, asked_ms));
+    epochs.collect::<Option<Vec<_>>>().context("the report lacks figures")
 }
 
 /// The words of a command line without some flags and their values.
@@ -190,15 +205,7 @@ fn without(words: &[OsString], flags: &[(&str, bool)]) -> Vec<OsString> {
 
 fn table(ways: &[Way]) -> String {
     let mut table = Table::new();
-    table.load_preset(presets::UTF8_FULL_CONDENSED).set_header([
-        "epoch",
-        "seconds",
-        "samples/s",
-        "data wait",
-        "AU",
-        "S3 requests",
-        "S3 bytes",
-    ]);
+    table.load_preset(presets::UTF8_FULL_CONDENSED).set_header(HEADS);
     for way in ways {
         table.add_row(std::iter::once(way.name.to_owned()).chain(cells(way)));
     }
@@ -212,20 +219,22 @@ fn table(ways: &[Way]) -> String {
 fn report(args: &Options, ways: &[Way]) -> Value {
     let mut rows = Vec::new();
     for way in ways.iter().filter(|way| !way.epochs.is_empty()) {
-        let mut row = |name: &str, unit: &str, figure: &dyn Fn(&Epoch) -> f64| {
-            let mut values: Vec<_> = way.epochs.iter().map(figure).collect();
+        let mut row = |name: &str, unit: &str, mut values: Vec<f64>| {
             values.sort_by(f64::total_cmp);
             rows.push(json!({
                 "name": format!("{}_{name}", way.name), "value": values[values.len() / 2], "unit": unit,
                 "n": values.len(), "min": values[0], "max": values[values.len() - 1],
             }));
         };
-        row("seconds", "s", &|epoch| epoch.seconds);
-        row("samples_per_s", "samples/s", &|epoch| epoch.samples_per_s);
-        row("data_wait", "share", &|epoch| epoch.wait_share);
-        row("s3_bytes", "bytes", &|epoch| epoch.s3_bytes);
-        if way.epochs.iter().all(|epoch| epoch.utilisation.is_some()) {
-            row("au", "share", &|epoch| epoch.utilisation.unwrap_or_default());
+        let all = |figure: fn(&Epoch) -> f64| way.epochs.iter().map(figure).collect::<Vec<_>>();
+        row("seconds", "s", all(|epoch| epoch.seconds));
+        row("samples_per_s", "samples/s", all(|epoch| epoch.samples_per_s));
+        row("data_wait", "share", all(|epoch| epoch.wait_share));
+        row("s3_bytes", "bytes", all(|epoch| epoch.s3_bytes));
+        for (name, definition) in DEFINITIONS {
+            if let Some(values) = way.utilisations(definition) {
+                row(name, "share", values);
+            }
         }
     }
     let settings = json!({
@@ -241,6 +250,7 @@ fn report(args: &Options, ways: &[Way]) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::bench::train::utilisation::Utilisation;
     use forebay_client::args::DirectArgs;
 
     #[test]
@@ -277,22 +287,52 @@ mod tests {
             s3_requests: 8.0,
             s3_bytes: 10.6e6,
         };
+        let busy = Utilisation { dlio: 0.75, nominal: Some(0.5), all_steps: 0.25 };
+        let busy = |speed| Epoch { utilisation: Some(busy), ..epoch(speed) };
         let cold =
             Way { name: "cold", what: "nothing there", epochs: vec![epoch(1e4), epoch(3e4), epoch(2e4)] };
+        let warm = Way { name: "warm", what: "all there", epochs: vec![busy(1e4), busy(3e4), busy(2e4)] };
         let direct = Way { name: "direct", what: "<no cache>", epochs: Vec::new() };
-        let ways = [cold, direct];
-        assert_eq!(cells(&ways[0]), ["3.00", "20000", "25.0 %", "-", "8", "10.6 MB"]);
-        assert_eq!(cells(&ways[1]), ["-"; 6]);
+        let ways = [cold, warm, direct];
+        assert_eq!(cells(&ways[0]), ["3.00", "20000", "25.0 %", "-", "-", "-", "8", "10.6 MB"]);
+        assert_eq!(cells(&ways[1])[3..6], ["75.0 %", "50.0 %", "25.0 %"]);
+        assert_eq!(cells(&ways[2]), ["-"; 8]);
         let settings = clap::Parser::parse_from(["x", "--train", "s3://b/<d>", "--direct"]);
         let html = page::html(&settings, &ways);
-        assert!(
-            html.contains("<svg") && html.contains("&lt;no cache&gt;") && !html.contains("<d>"),
-            "{html}"
-        );
+        for wanted in
+            ["<svg", "&lt;no cache&gt;", "<th>AU (all steps)</th>", "<td>75.0 %</td>", "MLPerf Storage"]
+        {
+            assert!(html.contains(wanted), "no {wanted}: {html}");
+        }
+        assert!(!html.contains("<d>"), "{html}");
         let args = Options { settings, runs: 3, out: ".".into() };
         let rows = report(&args, &ways);
         assert_eq!(rows["rows"][1]["name"], "cold_samples_per_s");
         assert!(rows["commit"].is_string() && rows["machine"].as_str().unwrap().contains(" cores"));
         assert_eq!((&rows["rows"][1]["value"], &rows["rows"][1]["max"]), (&json!(2e4), &json!(3e4)));
+        let found = |name: &str| {
+            let row = rows["rows"].as_array()?.iter().find(|row| row["name"] == name)?;
+            row["value"].as_f64()
+        };
+        let utilisations = ["warm_au", "warm_au_nominal", "warm_au_all_steps", "cold_au"].map(found);
+        assert_eq!(utilisations, [Some(0.75), Some(0.5), Some(0.25), None]);
+    }
+
+    #[test]
+    fn the_report_goes_where_the_command_line_says() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (file, nowhere) = (folder.path().join("mine.json"), folder.path().join("nowhere/mine.json"));
+        let options = |file: &std::path::Path| {
+            let line = ["x", "--train", "s3://b/d", "--endpoint", "127.0.0.1:1", "--report"];
+            let line = line.map(OsString::from).into_iter().chain([file.into()]);
+            Options { settings: clap::Parser::parse_from(line), runs: 1, out: folder.path().into() }
+        };
+        let written = write(&options(&file), &[]).expect("written");
+        assert!(written.ends_with("mine.json"), "{written}");
+        let read = |file: PathBuf| std::fs::read_to_string(file).expect("a report");
+        assert_eq!(read(file), read(folder.path().join("bench.json")));
+        // Before the cache is emptied, which cannot be reached here.
+        let error = run(&options(&nowhere)).expect_err("there is no such folder");
+        assert!(format!("{error:#}").contains("there is no folder"), "{error:#}");
     }
 }

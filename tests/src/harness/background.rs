@@ -4,7 +4,7 @@
 use super::reader::{Job, planned_digest};
 use super::table::{Checked, Table};
 use forebay_client::{Dataset, Event, Loader};
-use forebay_proto::digest::OrderDigest;
+use forebay_proto::digest::{ContentDigest, OrderDigest};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -36,6 +36,8 @@ struct Progress {
 struct EpochProgress {
     ranks: u32,
     digest: OrderDigest,
+    /// Of a job whose settings ask for it.
+    content: Option<ContentDigest>,
     samples: u64,
     checked: Checked,
 }
@@ -110,6 +112,14 @@ impl BackgroundReader {
         self.progress.lock().epochs.values().filter(|epoch| epoch.ranks == self.job.world).count()
     }
 
+    /// The content digests of the epochs that all ranks are through, by number; none of a job whose settings
+    /// do not ask for them.
+    pub fn contents(&self) -> BTreeMap<u64, ContentDigest> {
+        let epochs = &self.progress.lock().epochs;
+        let whole = epochs.iter().filter(|(_, epoch)| epoch.ranks == self.job.world);
+        whole.filter_map(|(number, epoch)| Some((*number, epoch.content?))).collect()
+    }
+
     /// Compares the epochs that all ranks are through with the plan and with the table's rule.
     pub fn compare(&self) -> anyhow::Result<EpochsRead> {
         let epochs = self.progress.lock().epochs.clone();
@@ -152,6 +162,9 @@ async fn read(mut loader: Loader, rank: u32, step: Duration, progress: Arc<Mutex
                 let epoch = progress.epochs.entry(end.epoch).or_default();
                 epoch.ranks += 1;
                 epoch.digest.merge(end.digest);
+                if let Some(content) = end.content {
+                    epoch.content.get_or_insert_default().merge(content);
+                }
                 epoch.samples += end.samples;
                 epoch.checked.merge(&std::mem::take(&mut checked));
             }

@@ -15,8 +15,10 @@ fn whatever_fails_the_samples_are_the_same() {
     let folder = folder.path().to_str().expect("a path of text");
     let stages = "kills,etcd,cuts";
     // `make bench-cluster` measures how soon it all happens. But a reader that went on only when its node is
-    // back, or its patience of 60 s is over, fails here: it may wait 5 s for a dead node that is away for 20,
-    // 10 s for one that is silent for 30, and 2.5 s while etcd is away.
+    // back, or its patience of 60 s is over, fails here: it may wait 5 s for a dead node that is away for 20
+    // and while it comes back, 10 s for one that is silent for 30, 5 s for one that is cut off from etcd,
+    // from clients or from other nodes for 15, and 2.5 s while etcd is away. Half of what such a node owned
+    // may come from S3 again, and all of it once more if it is cut off from etcd, as nobody knows it then.
     let short =
         ["--kills", "2", "--down-s", "20", "--silence-s", "30", "--etcd-down-s", "12", "--slack", "5"];
     let line = ["x", "--only", stages, "--folder", folder].into_iter().chain(short);

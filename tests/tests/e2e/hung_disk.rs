@@ -1,13 +1,14 @@
 //! A disk that does not answer, and one that fails, under a node that runs or starts: readers go on from
 //! S3 or from other nodes, and the disk is used again when it is back.
 
+use forebay_tests::bench::disk::hang::HangingDisk;
 use forebay_tests::harness::differential::bytes_of;
 use forebay_tests::harness::mnist;
 use forebay_tests::harness::ports::free_addresses;
-use forebay_tests::harness::process::{Run, Server, ServerOptions};
+use forebay_tests::harness::process::{Server, ServerOptions};
 use forebay_tests::harness::s3::S3Server;
 use serde_json::Value;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -23,32 +24,23 @@ struct Stage {
     uri: String,
     options: ServerOptions,
     server: Server,
-    control: PathBuf,
+    disk: HangingDisk,
     _folder: tempfile::TempDir,
 }
 
-/// The library that stands between the node and its disk.
-fn shim(folder: &Path) -> PathBuf {
-    let library = folder.join("hang.so");
-    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/shim/hang.c");
-    let cc = Run::program("cc", "cc").args(["-shared", "-fPIC", "-O1", "-Wall", "-o"]);
-    cc.arg(&library).args([source, "-ldl"]).end().expect_success();
-    library
+/// A node whose cache directory lies in a folder, on a disk that does as it is told.
+fn on_disk(options: ServerOptions, folder: &Path) -> (ServerOptions, HangingDisk) {
+    HangingDisk::under(options, folder).expect("make such a disk")
 }
 
-/// A node whose cache directory lies in a folder, on a disk that does as the file says that is returned.
-fn on_disk(options: ServerOptions, folder: &Path) -> (ServerOptions, PathBuf) {
-    let (cache, control) = (folder.join("cache"), folder.join("control"));
-    let text = |path: &Path| path.to_string_lossy().into_owned();
-    let options = options
-        .args(["--cache-dir", &text(&cache)])
-        .env("LD_PRELOAD", &text(&shim(folder)))
-        .env("HANG_DIR", &text(&cache))
-        .env("HANG_CONTROL", &text(&control))
-        .allow_log("is set aside")
-        .allow_log("a segment file is damaged")
-        .allow_log("could not be");
-    (options, control)
+/// From now on the disk hangs.
+fn hang(disk: &HangingDisk) {
+    disk.tell("hang").expect("tell the disk");
+}
+
+/// From now on it works.
+fn heal(disk: &HangingDisk) {
+    disk.heal().expect("heal the disk");
 }
 
 /// Waits until a node's log says so once more than `before` times.
@@ -65,9 +57,9 @@ impl Stage {
         let s3 = S3Server::start();
         mnist::upload_folder(&s3, &mnist::folder().join("test"), "mnist").expect("read MNIST");
         let folder = tempfile::tempdir().expect("make a folder");
-        let (options, control) = on_disk(ServerOptions::for_s3(&s3), folder.path());
+        let (options, disk) = on_disk(ServerOptions::for_s3(&s3), folder.path());
         let (uri, server) = (s3.uri("mnist"), options.clone().start());
-        Self { s3, uri, options, server, control, _folder: folder }
+        Self { s3, uri, options, server, disk, _folder: folder }
     }
 
     /// The same with another process, which has mapped nothing.
@@ -110,7 +102,7 @@ fn readers_go_on_while_the_disk_hangs_and_it_is_used_again_when_it_answers() {
     assert_eq!(stage.gets(), 0, "it is warm");
     let threads = stage.threads();
     for round in 0..2 {
-        std::fs::write(&stage.control, "hang").expect("write");
+        hang(&stage.disk);
         // Without a disk it is read from S3 again.
         same(&cold, &stage.epoch());
         assert!(stage.gets() > 0);
@@ -118,7 +110,7 @@ fn readers_go_on_while_the_disk_hangs_and_it_is_used_again_when_it_answers() {
         same(&cold, &stage.epoch());
         let lost = stage.threads().saturating_sub(threads);
         assert!(lost < 40, "{lost} threads more");
-        std::fs::remove_file(&stage.control).expect("remove");
+        heal(&stage.disk);
         stage.wait_for("a cache directory works again", round);
         same(&cold, &stage.epoch());
     }
@@ -132,10 +124,10 @@ fn readers_go_on_while_the_disk_hangs_and_it_is_used_again_when_it_answers() {
 fn a_disk_that_fails_with_errors_under_its_readers_costs_only_what_it_holds() {
     let stage = Stage::start();
     let cold = stage.epoch();
-    std::fs::write(&stage.control, "eio").expect("write");
+    stage.disk.tell("eio").expect("tell the disk");
     same(&cold, &stage.epoch());
     stage.wait_for("fails and is set aside", 0);
-    std::fs::remove_file(&stage.control).expect("remove");
+    heal(&stage.disk);
     stage.wait_for("a cache directory works again", 0);
     same(&cold, &stage.epoch());
     stage.server.stop();
@@ -149,13 +141,13 @@ fn reads_of_any_object_go_on_while_the_disk_hangs() {
     cached(&stage.server, &["load", "--raw", &uri]).end().expect_success();
     let stage = stage.restart();
     stage.gets();
-    std::fs::write(&stage.control, "hang").expect("write");
+    hang(&stage.disk);
     let get = || cached(&stage.server, &["get", &uri]).limit(SOON).end().expect_success();
     assert!(get() == wanted, "other bytes while the disk hangs");
     assert!(stage.gets() > 0, "they are S3's");
     stage.wait_for("hangs and is set aside", 0);
     assert!(get() == wanted, "other bytes without a disk");
-    std::fs::remove_file(&stage.control).expect("remove");
+    heal(&stage.disk);
     stage.wait_for("a cache directory works again", 0);
     stage.gets();
     assert!(get() == wanted, "other bytes from the disk");
@@ -176,12 +168,12 @@ fn a_node_whose_disk_hangs_gives_other_nodes_its_blocks_all_the_same() {
         let options = ServerOptions::for_s3(&s3).args(&list).args(["--listen", address.as_str()]);
         options.env("FOREBAY_OBJECTS__BLOCK_BYTES", "65536")
     };
-    let (options_of_hung, control) = on_disk(options(&addresses[0]), folder.path());
+    let (options_of_hung, disk) = on_disk(options(&addresses[0]), folder.path());
     let (hung, other) = (options_of_hung.clone().start(), options(&addresses[1]).start());
     cached(&other, &["load", "--raw", &uri]).end().expect_success();
     hung.stop();
     let hung = options_of_hung.start();
-    std::fs::write(&control, "hang").expect("write");
+    hang(&disk);
     // About half of the blocks are those of the node whose disk hangs.
     let runtime = tokio::runtime::Runtime::new().expect("start a runtime");
     let read =
@@ -189,7 +181,7 @@ fn a_node_whose_disk_hangs_gives_other_nodes_its_blocks_all_the_same() {
     assert!(read.expect("in time").expect("read") == wanted, "other bytes by way of the other node");
     assert!(counter(&other, "peer_fills") > 0, "it gives some of them");
     wait_for(&hung, "hangs and is set aside", 0);
-    std::fs::remove_file(&control).expect("remove");
+    heal(&disk);
     wait_for(&hung, "a cache directory works again", 0);
     [hung, other].into_iter().for_each(Server::stop);
 }
@@ -198,17 +190,17 @@ fn a_node_whose_disk_hangs_gives_other_nodes_its_blocks_all_the_same() {
 fn a_node_starts_while_one_of_its_disks_hangs_and_uses_it_when_it_answers() {
     let (s3, folder) = (S3Server::start(), tempfile::tempdir().expect("make a folder"));
     mnist::upload_folder(&s3, &mnist::folder().join("test"), "mnist").expect("read MNIST");
-    let (options, control) = on_disk(ServerOptions::for_s3(&s3), folder.path());
-    std::fs::write(&control, "hang").expect("write");
+    let (options, disk) = on_disk(ServerOptions::for_s3(&s3), folder.path());
+    hang(&disk);
     let options = options.args(["--cache-dir", &folder.path().join("well").to_string_lossy()]);
     let (uri, server) = (s3.uri("mnist"), options.clone().start());
-    let stage = Stage { s3, uri, options, server, control, _folder: folder };
+    let stage = Stage { s3, uri, options, server, disk, _folder: folder };
     assert!(stage.server.log().contains("cache: its disk does not answer"), "{}", stage.server.log());
     let cold = stage.epoch();
     stage.gets();
     same(&cold, &stage.epoch());
     assert_eq!(stage.gets(), 0, "the other disk keeps it");
-    std::fs::remove_file(&stage.control).expect("remove");
+    heal(&stage.disk);
     stage.wait_for("a cache directory works again", 0);
     same(&cold, &stage.epoch());
     stage.server.stop();
@@ -217,8 +209,8 @@ fn a_node_starts_while_one_of_its_disks_hangs_and_uses_it_when_it_answers() {
 #[test]
 fn a_node_whose_disks_all_hang_says_so_and_ends() {
     let (s3, folder) = (S3Server::start(), tempfile::tempdir().expect("make a folder"));
-    let (options, control) = on_disk(ServerOptions::for_s3(&s3), folder.path());
-    std::fs::write(&control, "hang").expect("write");
+    let (options, disk) = on_disk(ServerOptions::for_s3(&s3), folder.path());
+    hang(&disk);
     // What begins as the first one's path is on the same disk.
     let started =
         options.args(["--cache-dir", &folder.path().join("cache-two").to_string_lossy()]).try_start();

@@ -16,6 +16,12 @@ fn warm_epochs_are_measured_beside_their_floors() {
         .flat_map(|floor| ["mb_per_s", "cpu_s_per_gb"].map(|what| format!("floor.{floor}.{what}")))
         .collect();
     names.extend(["X", "T", "B"].map(|shape| format!("data.{shape}.segments")));
+    let verified = ["verify.mb_per_s", "verify.cpu_s_per_gb", "verify_price"];
+    names.extend(
+        ["X", "T", "B"]
+            .iter()
+            .flat_map(|shape| verified.map(|what| format!("warm.fd.{shape}.sequential.{what}"))),
+    );
     let figures = [
         "",
         ".mb_per_s",
@@ -45,10 +51,30 @@ fn warm_epochs_are_measured_beside_their_floors() {
     assert_eq!(found, names);
     for row in rows {
         let value = row["value"].as_f64().unwrap_or_else(|| panic!("no value: {row}"));
-        // The node's clock counts hundredths of a second: at this size it may say nothing.
-        let is_positive = value > 0.0 || row["unit"] == "s/GB" && value == 0.0;
-        assert!(is_positive, "{row}");
+        // The node's clock counts hundredths of a second: at this size it may say nothing. Nor does a price.
+        let says_nothing = row["unit"] == "s/GB" && value == 0.0 || row["unit"] == "of its speed";
+        assert!(value > 0.0 || says_nothing, "{row}");
     }
     assert_eq!(report["settings"]["targets"]["warm.grpc.T.window16"]["cpu_s_per_gb"], 1.2);
     assert_eq!(report["settings"]["targets"]["warm.fd.T.window16"]["ratio"], 0.25);
+    assert_eq!(report["settings"]["targets"]["warm.fd.X.sequential"]["first_batch_ms"], 1.0);
+}
+
+#[test]
+fn a_loader_that_waits_is_looked_at_both_ways() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let run = Run::new("forebay-bench-warm").args(["--subjects", "waiting", "--scale", "0.002", "--folder"]);
+    run.arg(folder.path()).end().expect_success();
+    let report = std::fs::read(folder.path().join("warm.json")).expect("a report");
+    let report: Value = serde_json::from_slice(&report).expect("JSON");
+    let rows = report["rows"].as_array().expect("rows");
+    for way in ["grpc", "fd"] {
+        for what in
+            ["rss_growth_mb", "anonymous_growth_mb", "shared_growth_mb", "files_growth_mb", "data_wait"]
+        {
+            let name = format!("warm.waiting.{way}.{what}");
+            assert!(rows.iter().any(|row| row["name"] == name.as_str()), "{name} in {report}");
+        }
+    }
+    assert!(rows.iter().any(|row| row["name"] == "warm.waiting.budget_mb"), "{report}");
 }

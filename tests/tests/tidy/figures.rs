@@ -12,24 +12,39 @@ const LOST: [&str; 9] =
 /// What stands beside each of them.
 const MARK: &str = " (not in this history)";
 
-/// Words before the commit of a table. Others, as in "at `..`", are of figures to compare with.
-const TABLE: [&str; 3] = ["igures of ", "igures are of ", "run of "];
+/// Words before a commit whose figures a section gives, in lower case. A bracket opens the commit of one row
+/// of a table. Others, as in "at `..`" or "the programs of `..`", are mostly of figures to compare with.
+const CLAIMS: [&str; 7] =
+    ["figures of ", "figures are of ", "run of ", "runs of ", "code is that of ", ", programs of ", "("];
+
+/// A word before a commit whose figures a section gives if a verdict stands behind it in the same sentence.
+const JUDGED: &str = " at ";
 
 /// What nearly all benchmarks measure.
 const READ_PATH: [&str; 4] = ["proto/src", "dataset/src", "cache-server/src", "client/src"];
 
 /// Sections of docs/benchmarks.md, and what they measure beside the read path.
-const MEASURED: [(&str, &[&str]); 10] = [
+const MEASURED: [(&str, &[&str]); 14] = [
     ("make demo", &["tests/src/bin", "trainer/src"]),
     ("make bench-order", &["tests/src/bench/order", "tests/src/bench/order.rs", "trainer/src"]),
-    ("make bench-store", &["tests/src/bench/disk", "tests/src/bench/disk.rs"]),
+    ("make bench-store", &["tests/src/bench/disk", "tests/src/bench/disk.rs", "tests/shim"]),
     ("make bench-cluster", &["tests/src/bench/cluster", "tests/src/bench/cluster.rs"]),
+    ("make bench-content", &["tests/src/bench/cluster/content", "tests/src/bench/cluster/content.rs"]),
     ("make bench-epoch", &["tests/src/bench/epoch.rs"]),
     ("make bench-warm", &["tests/src/bench/warm", "tests/src/bench/warm.rs"]),
     ("make bench-raw", &["tests/src/bench/raw", "tests/src/bench/raw.rs"]),
     ("make bench-python", &["tests/src/bench/python", "tests/src/bench/python.rs", "python/src"]),
     ("make bench-real", &["tests/src/bench/real", "tests/src/bench/real.rs", "trainer/src"]),
+    ("make bench-peers", &["tests/src/bench/peers", "tests/src/bench/peers.rs", "tests/peers", "python"]),
+    ("make bench-tls", &["tests/src/bench/tls.rs", "tls/src"]),
     ("make bench-train", &["tests/src/bench/train", "tests/src/bench/train.rs", "trainer"]),
+    ("make mutate", &["tests/mutations", "tests/tests", "trainer/src", "python"]),
+];
+
+/// Sections whose figures know nothing of the read path, and what they measure.
+const MEASURED_ALONE: [(&str, &[&str]); 2] = [
+    ("make parity", &["tests/parity", "tests/src/bin/forebay-parity.rs", "trainer/c10d"]),
+    ("DDP's own figures", &["tests/src/bin/forebay-ddp-figures.rs", "trainer/c10d"]),
 ];
 
 #[test]
@@ -65,9 +80,8 @@ pub fn stale() -> Vec<String> {
         if LOST.contains(&commit.as_str()) {
             return Some(format!("{section}, {commit}: lost"));
         }
-        let measured = MEASURED.iter().find(|(name, _)| *name == section).map_or(&[][..], |(_, code)| code);
         let range = format!("{commit}..HEAD");
-        let changes = git(&[&["rev-list", "--count", &range, "--"], &READ_PATH[..], measured].concat());
+        let changes = git(&[&["rev-list", "--count", &range, "--"], &code(&section)?[..]].concat());
         let changes = String::from_utf8_lossy(&changes.stdout).trim().to_owned();
         (changes != "0")
             .then(|| format!("{section}, {commit}: {changes} later commits change what it measures"))
@@ -75,20 +89,59 @@ pub fn stale() -> Vec<String> {
     tables(&text).into_iter().filter_map(age).collect()
 }
 
+/// What the figures of a section depend on; none of a section that is not known.
+fn code(section: &str) -> Option<Vec<&'static str>> {
+    let of = |known: &[(&str, &'static [&'static str])]| {
+        known.iter().find(|(name, _)| *name == section).map(|(_, code)| code.to_vec())
+    };
+    of(&MEASURED).map(|code| [&READ_PATH[..], &code].concat()).or_else(|| of(&MEASURED_ALONE))
+}
+
+/// The sections of a text: title and text, on one line each.
+fn sections(text: &str) -> impl Iterator<Item = (String, String)> {
+    text.split("\n## ").skip(1).map(|section| {
+        let (title, text) = section.split_once('\n').unwrap_or((section, ""));
+        (title.replace('`', ""), joined(text))
+    })
+}
+
 /// The sections of tables, and the commits that these are of.
 fn tables(text: &str) -> Vec<(String, String)> {
     let mut tables = Vec::new();
-    for section in text.split("\n## ").skip(1) {
-        let (title, text) = section.split_once('\n').unwrap_or((section, ""));
-        let text = joined(text);
-        let of = |(commit, after): (&str, &str)| {
-            let before = &text[..text.len() - after.len() - commit.len() - 2];
-            TABLE.iter().any(|words| before.ends_with(words)).then(|| commit.to_owned())
+    for (title, text) in sections(text) {
+        let of = |claims: fn(&str, &str) -> bool| -> BTreeSet<String> {
+            let claimed = commits(&text).into_iter().filter(|(commit, after)| {
+                claims(&text[..text.len() - after.len() - commit.len() - 2].to_lowercase(), after)
+            });
+            claimed.map(|(commit, _)| commit.to_owned()).collect()
         };
-        let commits: BTreeSet<String> = commits(&text).into_iter().filter_map(of).collect();
-        tables.extend(commits.into_iter().map(|commit| (title.replace('`', ""), commit)));
+        let mut claimed = of(claims_figures);
+        if claimed.is_empty() {
+            claimed = of(is_all_there_is);
+        }
+        tables.extend(claimed.into_iter().map(|commit| (title.clone(), commit)));
     }
     tables
+}
+
+/// Whether the words around a commit claim that figures are of it.
+fn claims_figures(before: &str, after: &str) -> bool {
+    // The sentence goes on up to a full stop that is no decimal point.
+    let rest = after.split(". ").next().unwrap_or_default();
+    let is_judged = rest.contains("PASS") || rest.contains("FAIL");
+    CLAIMS.iter().any(|words| before.ends_with(words))
+        || is_judged && before.ends_with(JUDGED) && !begins(before)
+}
+
+/// "At `..`": figures to compare with, or where a section has no others its own.
+fn is_all_there_is(before: &str, _: &str) -> bool {
+    begins(before)
+}
+
+/// Whether the words end in the "at" that a sentence begins with.
+fn begins(before: &str) -> bool {
+    let Some(before) = before.strip_suffix("at ") else { return false };
+    before.is_empty() || [". ", "| ", ": ", "** "].iter().any(|end| before.ends_with(end))
 }
 
 /// On one line, as sentences go on over the ends of lines.
@@ -131,6 +184,26 @@ fn git(args: &[&str]) -> Output {
 }
 
 #[test]
+fn each_table_names_its_commit_and_what_it_measures() {
+    let text = std::fs::read_to_string(root().join("docs/benchmarks.md")).expect("read the benchmarks");
+    let tables = tables(&text);
+    let mut wrong = Vec::new();
+    for (section, text) in sections(&text) {
+        let names = tables.iter().any(|(of, _)| *of == section);
+        if text.contains("|---") && !names {
+            wrong.push(format!("{section}: no sentence says of which commit its figures are"));
+        }
+        if names && code(&section).is_none() {
+            wrong.push(format!("{section}: MEASURED does not say which code it measures"));
+        }
+    }
+    let all = MEASURED.iter().chain(&MEASURED_ALONE).flat_map(|(_, code)| *code).chain(&READ_PATH);
+    let gone = all.filter(|path| !root().join(path).exists());
+    wrong.extend(gone.map(|path| format!("{path}: is no file or folder")));
+    assert!(wrong.is_empty(), "tables of docs/benchmarks.md:\n{}", wrong.join("\n"));
+}
+
+#[test]
 fn tables_and_their_commits_are_seen() {
     let text = "# B\n\n## `make demo`\nFigures of\n`0123abc`, at `1234567` too. `abcdefa` `x`.\n## C\nOne run of `89abcd0` (not in this history).\n";
     let seen: Vec<_> = tables(text);
@@ -138,4 +211,38 @@ fn tables_and_their_commits_are_seen() {
     assert_eq!(seen, wanted);
     assert_eq!(named(text), ["0123abc", "1234567", "89abcd0"]);
     assert!(!is_in_history("0000000"));
+}
+
+#[test]
+fn each_form_of_a_claim_is_seen_and_comparisons_are_not() {
+    let seen = |sentence: &str| {
+        let found = tables(&format!("# B\n\n## `make bench-x`\nOne run of `0000001`. {sentence}\n"));
+        found.into_iter().any(|(_, commit)| commit == "1234abc")
+    };
+    for claim in [
+        "Figures of `1234abc`, medians:",
+        "The figures are of `1234abc`: one quiet run.",
+        "Run of `1234abc`, n = 5, on two cores.",
+        "**Beside others**: runs of `1234abc`, shape by shape.",
+        "On a noisy machine, n = 5, programs of `1234abc`: 0.60.",
+        "One run, n = 5. The code is that of `1234abc` but for a bound:",
+        "| `row` | 4 | 2.25, in order: **FAIL** (`1234abc`, below) |",
+        "The row is 0.488 (0.465 to 0.585) at `1234abc`, 0.5 wanted: **FAIL**.",
+        "The part was run again at `1234abc`: 20 kills: PASS.",
+    ] {
+        assert!(seen(claim), "no claim: {claim}");
+    }
+    for comparison in [
+        "At `1234abc`, on a slower machine, the row was 0.50: PASS.",
+        "It was 15.7 ms with the programs of `1234abc`.",
+        "In the same rounds the programs of `1234abc`, of before, are read. The row is 0.9: PASS.",
+        "Since `1234abc` pages come when they are used.",
+        "The row was 0.44 at `1234abc`. Now it is 0.5: PASS.",
+        "| at `1234abc`, on a slower machine | 1.90: FAIL |",
+    ] {
+        assert!(!seen(comparison), "a claim: {comparison}");
+    }
+    let alone =
+        tables("# B\n\n## `make mutate`\nAt `1234abc` (39 minutes) all were noticed, 23 at `0000001`.\n");
+    assert_eq!(alone, [("make mutate".to_owned(), "1234abc".to_owned())], "where a section has no others");
 }

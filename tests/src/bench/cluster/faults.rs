@@ -1,10 +1,10 @@
 //! Nodes that die, and one that falls silent, while a job reads.
 
-use super::jobs::steady;
 use super::nodes::{Nodes, name};
 use super::world::World;
 use crate::harness::background::BackgroundReader;
 use crate::harness::check::Findings;
+use crate::harness::reader::Job;
 use crate::harness::report::Row;
 use crate::harness::table::Table;
 use fastrand::Rng;
@@ -16,12 +16,19 @@ pub const AFTERMATH: Duration = Duration::from_secs(4);
 
 /// On a machine that stalls: nodes that stall with the lost one may be passed over too, and others fetch what
 /// only they hold. Without any replica it would be all that the lost node owned.
-const STALLED_SHARE: f64 = 0.5;
+pub const STALLED_SHARE: f64 = 0.5;
 
 /// The faults of one stage.
 pub struct NodeFaults {
+    /// Its rows begin with it.
+    pub what: &'static str,
     pub nodes: usize,
     pub replicas: u32,
+    /// What a node's cache holds, in shares that one of the nodes has in the dataset. Survivors must not be
+    /// able to keep all that they read of a dead node's. `None`: each holds the whole dataset.
+    pub cache_shares: Option<f64>,
+    /// The job that reads meanwhile.
+    pub job: Job,
     pub kills: u32,
     /// For how long a killed node is away.
     pub down: Duration,
@@ -32,23 +39,41 @@ pub struct NodeFaults {
     pub slack: f64,
 }
 
+/// What each kill cost.
+#[derive(Default)]
+struct KillCosts {
+    /// The longest wait until the node was started again.
+    stalls_ms: Vec<f64>,
+    /// The longest wait from then on.
+    back_stalls_ms: Vec<f64>,
+    s3_bytes: Vec<f64>,
+    /// The same over what the node owned.
+    shares: Vec<f64>,
+    /// Epochs read until the node was a member again.
+    epochs: Vec<f64>,
+}
+
 /// Runs it.
 pub fn run(world: &World, settings: &NodeFaults) -> anyhow::Result<Findings> {
-    let what = match settings.replicas {
-        1 => "kill_1_replica".to_owned(),
-        _ => "kill".to_owned(),
-    };
-    let table = world.table(&what, 160, 384)?;
-    let mut nodes = world.nodes(settings.nodes, settings.replicas)?;
-    let reader = world.warm(&nodes, &table, steady(), settings.replicas)?;
+    let what = settings.what;
+    let table = world.table(what, 160, 384)?;
+    let mut options = world.options(settings.replicas);
+    if let Some(shares) = settings.cache_shares {
+        let share = (table.segments * table.segment_bytes) as f64 / settings.nodes as f64;
+        options = options.args(["--cache-bytes", &((shares * share) as u64).to_string()]);
+    }
+    let mut nodes = Nodes::start(&world.runtime, options, world.seats(settings.nodes)?)?;
+    let reader = world.warm(&nodes, &table, settings.job.clone(), settings.replicas)?;
     let mut found = Findings::default();
     let mut random = Rng::with_seed(settings.seed);
     if settings.replicas > 1 {
         let began = Instant::now();
         std::thread::sleep(Duration::from_secs(5));
-        found.value("no_fault_wait_ms_max", "ms", reader.longest_wait_ms(began));
+        let row = if what == "kill" { "no_fault".to_owned() } else { format!("{what}_no_fault") };
+        found.value(format!("{row}_wait_ms_max"), "ms", reader.longest_wait_ms(began));
     }
-    kills(world, settings, &what, &table, &mut nodes, &reader, &mut random, &mut found)?;
+    let costs = kills(world, settings, &table, &mut nodes, &reader, &mut random)?;
+    judge(settings, &costs, &mut found);
     if let Some(seconds) = settings.silence_s {
         let victim = random.usize(..nodes.count());
         world.s3_bytes(&table);
@@ -66,23 +91,23 @@ pub fn run(world: &World, settings: &NodeFaults) -> anyhow::Result<Findings> {
         found.value("sigstop_s3_over_owned", "ratio", share);
         check_s3(settings, "is silent", share, &mut found);
     }
-    world.end(&what, reader, nodes, &mut found)?;
+    world.end(what, reader, nodes, &mut found)?;
     Ok(found)
 }
 
 /// kill -9 of nodes at random moments.
-#[expect(clippy::too_many_arguments, reason = "the parts of one stage")]
 fn kills(
     world: &World,
     settings: &NodeFaults,
-    what: &str,
     table: &Table,
     nodes: &mut Nodes,
     reader: &BackgroundReader,
     random: &mut Rng,
-    found: &mut Findings,
-) -> anyhow::Result<()> {
-    let (mut stalls, mut fetched, mut shares) = (Vec::new(), Vec::new(), Vec::new());
+) -> anyhow::Result<KillCosts> {
+    let mut costs = KillCosts::default();
+    let loader = &settings.job.settings;
+    let batch_rows = loader.global_batch as f64 / f64::from(settings.job.world);
+    let batches_per_epoch = reader.dataset().manifest.rows() as f64 / batch_rows;
     for _ in 0..settings.kills {
         std::thread::sleep(Duration::from_millis(random.u64(..1500)));
         let victim = random.usize(..nodes.count());
@@ -91,37 +116,53 @@ fn kills(
         nodes.kill(victim)?;
         std::thread::sleep(settings.down);
         let stall = reader.longest_wait_ms(at);
+        let up = Instant::now();
         nodes.up(victim)?;
         nodes.wait_until_agreed(&world.runtime)?;
+        let epochs = reader.batches_between(at, Instant::now()) as f64 / batches_per_epoch;
         std::thread::sleep(Duration::from_secs(2));
         let bytes = world.s3_bytes(table) as f64;
-        eprintln!("kill of node {victim}: {stall:.0} ms, {bytes:.0} bytes from S3");
-        stalls.push(stall);
-        fetched.push(bytes);
-        shares.push(bytes / owned_bytes(reader, table, nodes.count(), victim));
-        world.wait_for_copies(nodes, table, settings.replicas)?;
+        // Bounded caches need not hold all copies at any time.
+        if settings.cache_shares.is_none() {
+            world.wait_for_copies(nodes, table, settings.replicas)?;
+        }
+        let back = reader.longest_wait_ms(up);
+        eprintln!("kill of node {victim}: {stall:.0} ms, then {back:.0} ms, {bytes:.0} bytes from S3");
+        costs.stalls_ms.push(stall);
+        costs.back_stalls_ms.push(back);
+        costs.s3_bytes.push(bytes);
+        costs.shares.push(bytes / owned_bytes(reader, table, nodes.count(), victim));
+        costs.epochs.push(epochs);
     }
-    let mut sorted = stalls.clone();
+    Ok(costs)
+}
+
+/// Judges what kills cost.
+fn judge(settings: &NodeFaults, costs: &KillCosts, found: &mut Findings) {
+    let NodeFaults { what, seed, replicas, .. } = settings;
+    let mut sorted = costs.stalls_ms.clone();
     sorted.sort_by(f64::total_cmp);
     let quantile = |q: f64| sorted.get(((sorted.len() as f64 * q).ceil() as usize).saturating_sub(1));
     for (row, q) in [("p50", 0.5), ("p99", 0.99), ("max", 1.0)] {
         let value = quantile(q).copied().unwrap_or(f64::NAN);
-        found.rows.push(Row { value, ..Row::of(format!("{what}_stall_ms_{row}"), "ms", &stalls) });
+        found.rows.push(Row { value, ..Row::of(format!("{what}_stall_ms_{row}"), "ms", &costs.stalls_ms) });
     }
+    let back = Row::of(format!("{what}_back_stall_ms_max"), "ms", &costs.back_stalls_ms);
+    let back = Row { value: back.max, ..back };
     let worst = quantile(1.0).copied().unwrap_or(f64::NAN);
-    let most = settings.slack * if settings.replicas > 1 { 1000.0 } else { 3000.0 };
-    let text = format!(
-        "{} kills, seed {}, {} replicas: {worst:.0} ms at most",
-        stalls.len(),
-        settings.seed,
-        settings.replicas
-    );
-    found.check(worst <= most, format!("{text}, {most} allowed"));
-    let share = shares.iter().copied().fold(0.0, f64::max);
-    found.rows.push(Row::of(format!("{what}_s3_bytes"), "bytes", &fetched));
-    found.rows.push(Row::of(format!("{what}_s3_over_owned"), "ratio", &shares));
-    check_s3(settings, "dies", share, found);
-    Ok(())
+    let most = settings.slack * if *replicas > 1 { 1000.0 } else { 3000.0 };
+    let text = format!("{what}: {} kills, seed {seed}, {replicas} replicas", sorted.len());
+    found.check(worst <= most, format!("{text}: {worst:.0} ms at most, {most} allowed"));
+    let text = format!("{text}: {:.0} ms at most while the node comes back, {most} allowed", back.value);
+    found.check(back.value <= most, text);
+    found.rows.push(back);
+    found.rows.push(Row::of(format!("{what}_s3_bytes"), "bytes", &costs.s3_bytes));
+    let shares = Row::of(format!("{what}_s3_over_owned"), "ratio", &costs.shares);
+    match settings.cache_shares {
+        None => check_s3(settings, "dies", shares.max, found),
+        Some(_) => check_s3_by_epochs(settings, costs, found),
+    }
+    found.rows.push(shares);
 }
 
 /// Judges the bytes read from S3 again when a node is lost, as a share of those that it owned: with one
@@ -139,8 +180,30 @@ fn check_s3(settings: &NodeFaults, loss: &str, share: f64, found: &mut Findings)
     found.check(share <= most, text);
 }
 
+/// The same where survivors have no room for all that they read of a dead node's segments: each of these is
+/// read from S3 at most once in each epoch until the node is back, and once more, as nodes and readers are
+/// up to an epoch ahead. And if a kill cost nothing, there was room, and the stage is not what it claims.
+fn check_s3_by_epochs(settings: &NodeFaults, costs: &KillCosts, found: &mut Findings) {
+    let what = settings.what;
+    let over_reads: Vec<f64> =
+        costs.shares.iter().zip(&costs.epochs).map(|(share, epochs)| share / (epochs + 1.0)).collect();
+    let reads = Row::of(format!("{what}_s3_over_reads"), "ratio", &over_reads);
+    let text = format!(
+        "{what}: S3 was read again for {:.2} of what was read of a dead node's segments, once an epoch, 1 allowed",
+        reads.max
+    );
+    found.check(reads.max <= 1.0, text);
+    let least = costs.shares.iter().copied().fold(f64::INFINITY, f64::min);
+    found.check(
+        least > 0.0,
+        format!("{what}: every kill costs bytes from S3, {least:.2} of what the node owned at least"),
+    );
+    found.rows.push(Row::of(format!("{what}_epochs_read"), "epochs", &costs.epochs));
+    found.rows.push(reads);
+}
+
 /// Bytes in S3 of the segments that a node owns.
-fn owned_bytes(reader: &BackgroundReader, table: &Table, count: usize, node: usize) -> f64 {
+pub fn owned_bytes(reader: &BackgroundReader, table: &Table, count: usize, node: usize) -> f64 {
     let members: Vec<v1::Node> =
         (0..count).map(|node| v1::Node { name: name(node), weight: 1.0, ..Default::default() }).collect();
     let manifest = &reader.dataset().manifest;

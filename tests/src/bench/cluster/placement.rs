@@ -6,27 +6,42 @@ use forebay_proto::{ring, v1};
 
 const SEGMENTS: u64 = 100_000;
 
+/// How much more than its share a node owns at most, in per cent; a part of a segment counts as one.
+const OVER: f64 = 5.0;
+
 /// For every size: the fullest node over the mean; the worst deviation from the shares that weights of 1 to 4
-/// ask for; the share that a further node moves over its own share.
+/// ask for, of all nodes of a weight together and of single nodes; the share that a further node moves over
+/// its own share.
 pub fn run() -> Findings {
     let mut found = Findings::default();
-    let (mut unfair, mut astray, mut moves) = (0f64, 0f64, 0f64);
+    let (mut unfair, mut astray, mut above, mut moves) = (0f64, 0f64, 0f64, 0f64);
     for nodes in [3, 4, 8, 16, 32, 64, 128, 256] {
         let equal = cluster(nodes, |_| 1.0);
-        let loads = loads(&equal);
         let mean = SEGMENTS as f64 / nodes as f64;
-        let fullest = loads.iter().max().copied().unwrap_or_default() as f64 / mean;
-        let error = 100.0 * weight_error(&cluster(nodes, |i| 1.0 + (i % 4) as f64));
+        let fullest = loads(&equal).into_iter().max().unwrap_or_default() as f64 / mean;
+        let weighted = cluster(nodes, |i| 1.0 + (i % 4) as f64);
+        let loads = loads(&weighted);
+        let error = 100.0 * weight_error(&weighted, &loads);
+        let (off, over) = node_errors(&weighted, &loads);
         let moved = moved(&equal, &cluster(nodes + 1, |_| 1.0)) / SEGMENTS as f64 * (nodes + 1) as f64;
         found.value(format!("placement_max_over_mean_{nodes}"), "ratio", fullest);
         found.value(format!("placement_weight_error_{nodes}"), "%", error);
+        found.value(format!("placement_weight_error_node_{nodes}"), "%", 100.0 * off);
+        found.value(format!("placement_weight_over_node_{nodes}"), "%", 100.0 * over);
         found.value(format!("join_moved_over_share_{nodes}"), "ratio", moved);
         unfair = unfair.max(fullest);
         astray = astray.max(error);
+        above = above.max(100.0 * over);
         moves = moves.max((moved - 1.0).abs());
     }
     found.check(unfair <= 1.10, format!("the fullest node has {unfair:.3} of the mean, at most 1.10"));
     found.check(astray <= 5.0, format!("weights are off by {astray:.1} %, at most 5"));
+    found.check(
+        above <= OVER,
+        format!(
+            "a single node has {above:.2} % and less than a segment more than its share, at most {OVER} %"
+        ),
+    );
     found.check(
         moves <= 0.2,
         format!("a further node moves its share within {:.0} %, at most 20", 100.0 * moves),
@@ -58,16 +73,28 @@ fn loads(nodes: &[v1::Node]) -> Vec<u64> {
 }
 
 /// The worst deviation of all nodes of one weight together from their share.
-fn weight_error(nodes: &[v1::Node]) -> f64 {
-    let total: f64 = nodes.iter().map(|n| n.weight).sum();
-    let loads = loads(nodes);
+fn weight_error(nodes: &[v1::Node], loads: &[u64]) -> f64 {
     let of = |weight: f64| {
-        let same = || nodes.iter().zip(&loads).filter(move |(n, _)| n.weight == weight);
+        let same = || nodes.iter().zip(loads).filter(move |(n, _)| n.weight == weight);
         let got: u64 = same().map(|(_, load)| load).sum();
-        let want = same().count() as f64 * weight / total * SEGMENTS as f64;
-        (got as f64 / want - 1.0).abs()
+        (got as f64 / (same().count() as f64 * share(nodes, weight)) - 1.0).abs()
     };
     nodes.iter().map(|n| of(n.weight)).fold(0.0, f64::max)
+}
+
+/// The worst deviation of a single node from its own share, above or below it; and by how much a node without
+/// its last segment is above its share at most.
+fn node_errors(nodes: &[v1::Node], loads: &[u64]) -> (f64, f64) {
+    let error = |load: f64, n: &v1::Node| load / share(nodes, n.weight) - 1.0;
+    let each = || nodes.iter().zip(loads).map(|(n, load)| (n, *load as f64));
+    let off = each().map(|(n, load)| error(load, n).abs()).fold(0.0, f64::max);
+    (off, each().map(|(n, load)| error(load - 1.0, n)).fold(0.0, f64::max))
+}
+
+/// The segments that a node of a weight should have.
+fn share(nodes: &[v1::Node], weight: f64) -> f64 {
+    let total: f64 = nodes.iter().map(|n| n.weight).sum();
+    weight / total * SEGMENTS as f64
 }
 
 fn moved(before: &[v1::Node], after: &[v1::Node]) -> f64 {

@@ -270,7 +270,7 @@ impl FaultsStage {
         }
         match trained {
             Ok(Some(trained)) => {
-                let equal = tokio::task::block_in_place(|| trained.equals_plan(&server))?;
+                let equal = tokio::task::block_in_place(|| trained.equals_plan(&self.s3))?;
                 found.check(equal, format!("{name}: training went on to its end, {trained}"));
             }
             Ok(None) => {}

@@ -172,7 +172,7 @@ impl OutagesStage {
         self.judge_patient(name, outcome, &mut found);
         self.judge_hasty(name, gave_up.ok(), &mut found);
         let trained = tokio::task::block_in_place(|| training.map(TrainingBeside::end).transpose());
-        self.judge_training(name, trained, &server, &mut found)?;
+        self.judge_training(name, trained, &mut found)?;
         let panicked = server.log().contains("panicked");
         let stopped = server.try_stop();
         found.check(
@@ -221,7 +221,6 @@ impl OutagesStage {
         &self,
         name: &str,
         trained: anyhow::Result<Option<Trained>>,
-        server: &Server,
         found: &mut Findings,
     ) -> anyhow::Result<()> {
         match trained {
@@ -232,7 +231,7 @@ impl OutagesStage {
                     "outage {name}: a step of the training run waited {wait:.1} s, {least:.1} at least"
                 );
                 found.check(wait >= least, text);
-                let equal = tokio::task::block_in_place(|| trained.equals_plan(server))?;
+                let equal = tokio::task::block_in_place(|| trained.equals_plan(&self.s3))?;
                 found.check(equal, format!("outage {name}: training went on to its end, {trained}"));
             }
             Ok(None) => {}

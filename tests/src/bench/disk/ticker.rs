@@ -24,6 +24,10 @@ const WINDOW: Duration = Duration::from_secs(20);
 /// The gauge.
 const GAUGE: &str = "forebay_ticker_stall_ms_max";
 
+/// By how much the ticker may be later with cold pages than while the node is idle: in the median of the
+/// runs, each with its worst lateness, and in the worst of all.
+const MOST: f64 = 3.0;
+
 /// How large the measurement is.
 #[derive(Debug, Clone, Copy)]
 pub struct TickerSettings {
@@ -58,14 +62,21 @@ pub fn run(settings: &TickerSettings) -> anyhow::Result<Findings> {
     let idle = Row::of("ticker_stall_idle_ms", "ms", &idle);
     let cold = Row::of("ticker_stall_cold_ms", "ms", &cold).against("idle", idle.value);
     let warm = Row::of("ticker_stall_warm_ms", "ms", &warm).against("idle", idle.value);
-    let ratio = Row { n: cold.n, ..Row::of("ticker_stall_ratio", "ratio", &[cold.value / idle.value]) };
+    let ratio_of = |name, cold_ms, idle_ms| Row { n: cold.n, ..Row::of(name, "ratio", &[cold_ms / idle_ms]) };
+    let ratio = ratio_of("ticker_stall_ratio", cold.value, idle.value);
+    let worst = ratio_of("ticker_stall_worst_ratio", cold.max, idle.max);
     let mut found = Findings::default();
     let text = format!(
         "ticker_stall_ratio = {:.2}, at most 3: {:.2} ms with cold pages, {:.2} ms with warm ones, {:.2} ms idle",
         ratio.value, cold.value, warm.value, idle.value
     );
-    found.check(ratio.value <= 3.0, text);
-    found.rows.extend([ratio, idle, warm, cold]);
+    found.check(ratio.value <= MOST, text);
+    let text = format!(
+        "ticker_stall_worst_ratio = {:.2}, at most 3: of all runs {:.2} ms with cold pages, {:.2} ms idle",
+        worst.value, cold.max, idle.max
+    );
+    found.check(worst.value <= MOST, text);
+    found.rows.extend([ratio, worst, idle, warm, cold]);
     Ok(found)
 }
 

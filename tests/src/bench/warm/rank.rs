@@ -10,8 +10,8 @@ use arrow::array::{AsArray, RecordBatch};
 use arrow::datatypes::{DataType, Float32Type, Int64Type, UInt8Type};
 use clap::Args;
 use forebay_client::loader::Shuffle;
-use forebay_client::{Access, Batch, Dataset, DatasetSpec, Event, Loader, LoaderSettings};
-use forebay_proto::digest::OrderDigest;
+use forebay_client::{Access, Batch, Dataset, DatasetSpec, EpochSummary, Event, Loader, LoaderSettings};
+use forebay_proto::digest::{ContentDigest, OrderDigest};
 use serde::{Deserialize, Serialize};
 use std::hint::black_box;
 use std::time::Instant;
@@ -40,6 +40,9 @@ pub struct RankOptions {
     /// Batches come through shared memory.
     #[arg(long)]
     pub same_host: bool,
+    /// The loader computes the content digest of the measured epoch.
+    #[arg(long)]
+    pub content_digest: bool,
 }
 
 /// The report of a rank.
@@ -51,6 +54,8 @@ pub struct RankRead {
     pub first_batch_ms: f64,
     /// Of the measured epoch, as text.
     pub digest: String,
+    /// The content digest of the measured epoch as text, if it was asked for.
+    pub content: Option<String>,
     /// The marks of the samples of the epoch before it.
     pub mark: u64,
 }
@@ -58,7 +63,12 @@ pub struct RankRead {
 impl RankOptions {
     /// What its process is started with.
     pub fn arguments(&self) -> Vec<String> {
-        let Self { endpoint, uri, shuffle, world, rank, global_batch, same_host } = self;
+        std::iter::once("rank".to_owned()).chain(self.flags()).collect()
+    }
+
+    /// The same without the role.
+    pub fn flags(&self) -> Vec<String> {
+        let Self { endpoint, uri, shuffle, world, rank, global_batch, same_host, content_digest } = self;
         let (shuffle, world, rank) = (shuffle.to_string(), world.to_string(), rank.to_string());
         let pairs = [
             ("--endpoint", endpoint),
@@ -70,7 +80,8 @@ impl RankOptions {
         ];
         let pairs = pairs.into_iter().flat_map(|(flag, value)| [flag.to_owned(), value.clone()]);
         let same_host = same_host.then(|| "--same-host".to_owned());
-        std::iter::once("rank".to_owned()).chain(pairs).chain(same_host).collect()
+        let content_digest = content_digest.then(|| "--content-digest".to_owned());
+        pairs.chain(same_host).chain(content_digest).collect()
     }
 
     /// What its loader does, but for the epoch and the way: the defaults.
@@ -83,6 +94,7 @@ impl RankOptions {
             world: self.world,
             epochs: Some(1),
             same_host: self.same_host,
+            content_digest: self.content_digest,
             ..Default::default()
         }
     }
@@ -96,32 +108,36 @@ pub fn run(options: &RankOptions) -> anyhow::Result<()> {
         Dataset::open(&access, &DatasetSpec::new(&options.uri)).await
     })?;
     let mut mark = 0;
-    let warm = epoch(&dataset, options, MEASURED_EPOCH - 1, |batch| {
+    let settings = options.settings();
+    let warm = LoaderSettings { first_epoch: MEASURED_EPOCH - 1, content_digest: false, ..settings.clone() };
+    let warm = epoch(&dataset, warm, |batch| {
         mark = sum([mark, mark_of(batch)?]);
         Ok(())
     });
     runtime.block_on(warm)?;
     say_ready("")?;
-    let read = || runtime.block_on(epoch(&dataset, options, MEASURED_EPOCH, |batch| touch(&batch.columns)));
-    let (span, MeasuredEpoch { samples, digest, first_batch_ms }) = run_when_told(read)?;
-    say_report(&RankRead { span, samples, first_batch_ms, digest: digest.to_string(), mark })
+    let measured = LoaderSettings { first_epoch: MEASURED_EPOCH, ..settings };
+    let read = || runtime.block_on(epoch(&dataset, measured, |batch| touch(&batch.columns)));
+    let (span, MeasuredEpoch { samples, digest, content, first_batch_ms }) = run_when_told(read)?;
+    let content = content.map(|content| content.to_string());
+    say_report(&RankRead { span, samples, first_batch_ms, digest: digest.to_string(), content, mark })
 }
 
 /// An epoch of one rank.
 struct MeasuredEpoch {
     samples: u64,
     digest: OrderDigest,
+    content: Option<ContentDigest>,
     first_batch_ms: f64,
 }
 
 async fn epoch(
     dataset: &Dataset,
-    options: &RankOptions,
-    epoch: u64,
+    settings: LoaderSettings,
     mut each: impl FnMut(&Batch) -> anyhow::Result<()>,
 ) -> anyhow::Result<MeasuredEpoch> {
     let began = Instant::now();
-    let mut loader = Loader::start(dataset, LoaderSettings { first_epoch: epoch, ..options.settings() })?;
+    let mut loader = Loader::start(dataset, settings)?;
     let mut first_batch_ms = None;
     loop {
         match loader.next().await?.context("an epoch has an end")? {
@@ -131,7 +147,8 @@ async fn epoch(
             }
             Event::EpochEnd(end) => {
                 let first_batch_ms = first_batch_ms.context("an epoch has batches")?;
-                return Ok(MeasuredEpoch { samples: end.samples, digest: end.digest, first_batch_ms });
+                let EpochSummary { samples, digest, content, .. } = end;
+                return Ok(MeasuredEpoch { samples, digest, content, first_batch_ms });
             }
         }
     }

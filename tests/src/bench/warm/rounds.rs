@@ -3,6 +3,7 @@
 //! changes its speed within seconds, so a subject is compared with the two beside it.
 
 use super::floor::{FILE, FloorKind, FloorRead, PIECE};
+use super::price;
 use super::rank::MEASURED_EPOCH;
 use super::shape::{Shape, Stored};
 use super::subject::{OF_ONE_RANK, Subject, SubjectRead};
@@ -28,6 +29,8 @@ pub const RATIO: &str = "of floor.";
 #[derive(Debug, Clone)]
 pub struct Settings {
     pub subjects: Vec<Subject>,
+    /// Those of them that are measured with the content digest too.
+    pub verified: Vec<Subject>,
     pub rounds: u32,
     pub scale: f64,
 }
@@ -59,6 +62,8 @@ struct Measured {
     reads: Vec<SubjectRead>,
     /// MB/s of its floor beside each: the mean of before and after.
     floor: Vec<f64>,
+    /// With the content digest, one of each round, if that is measured.
+    verified: Option<Vec<SubjectRead>>,
 }
 
 /// Runs it.
@@ -66,7 +71,7 @@ pub fn run(settings: &Settings) -> anyhow::Result<Findings> {
     let began = Instant::now();
     let stage = WarmStage::new(settings)?;
     let mut found = Findings::default();
-    let mut subjects = stage.subjects(&settings.subjects, &mut found)?;
+    let mut subjects = stage.subjects(settings, &mut found)?;
     stage.warm(&subjects)?;
     println!("  data made and read once: {:.0} s", began.elapsed().as_secs_f64());
     let mut floors: Vec<(FloorKind, Vec<FloorRead>)> =
@@ -87,6 +92,9 @@ pub fn run(settings: &Settings) -> anyhow::Result<Findings> {
     for measured in &subjects {
         measured.add_rows(&mut found, &subjects);
         measured.judge(&mut found, &subjects, settings.scale);
+        if let Some(verified) = &measured.verified {
+            price::add(&mut found, measured.subject, &measured.reads, verified, settings.scale);
+        }
     }
     Ok(found)
 }
@@ -104,7 +112,7 @@ impl WarmStage {
     }
 
     /// The subjects, each with its plan's digest; and how many segments each dataset has.
-    fn subjects(&self, subjects: &[Subject], found: &mut Findings) -> anyhow::Result<Vec<Measured>> {
+    fn subjects(&self, settings: &Settings, found: &mut Findings) -> anyhow::Result<Vec<Measured>> {
         let runtime = runtime()?;
         let access = Access::endpoint(&self.node.endpoint)?;
         let mut measured = Vec::new();
@@ -113,10 +121,12 @@ impl WarmStage {
             let manifest = &dataset.manifest;
             let segments = manifest.segments().len() as f64;
             found.value(format!("data.{:?}.segments", data.shape), "segments", segments);
-            for subject in subjects.iter().filter(|subject| subject.shape == data.shape) {
-                let settings = subject.rank(0, &self.node, data).settings();
-                let planned = planned_digest(manifest, &settings, MEASURED_EPOCH)?;
-                measured.push(Measured { subject: *subject, planned, reads: Vec::new(), floor: Vec::new() });
+            for &subject in settings.subjects.iter().filter(|subject| subject.shape == data.shape) {
+                let loader = subject.rank(0, &self.node, data).settings();
+                let planned = planned_digest(manifest, &loader, MEASURED_EPOCH)?;
+                let verified = settings.verified.contains(&subject).then(Vec::new);
+                let (reads, floor) = (Vec::new(), Vec::new());
+                measured.push(Measured { subject, planned, reads, floor, verified });
             }
         }
         Ok(measured)
@@ -145,7 +155,13 @@ impl WarmStage {
         read.with_context(|| subject.name())
     }
 
-    /// Each subject once, between two measurements of its floor.
+    fn measure_verified(&self, measured: &Measured) -> anyhow::Result<SubjectRead> {
+        let (subject, planned) = (measured.subject, measured.planned);
+        let read = subject.measure_verified(&self.s3, &self.node, self.data(subject)?, planned);
+        read.with_context(|| format!("{} with the content digest", subject.name()))
+    }
+
+    /// Each subject once, between two measurements of its floor. One with the content digest follows at once.
     fn round(&self, subjects: &mut [Measured], tcp: &mut Vec<FloorRead>) -> anyhow::Result<()> {
         let mut measure = |floor: FloorKind| {
             let read = floor.measure(&self.file).with_context(|| floor.name())?;
@@ -163,6 +179,12 @@ impl WarmStage {
             let after = measure(floor)?;
             measured.floor.push((before.mb_per_s + after.mb_per_s) / 2.0);
             last = Some((floor, after));
+            if measured.verified.is_some() {
+                let read = self.measure_verified(measured)?;
+                measured.verified.get_or_insert_default().push(read);
+                // The next subject's floor must be measured right before it.
+                last = None;
+            }
         }
         Ok(())
     }
@@ -182,6 +204,10 @@ impl Measured {
 
     fn cpu(&self) -> Row {
         Row::of(self.named("cpu_s_per_gb"), "s/GB", &self.all(SubjectRead::cpu_s_per_gb))
+    }
+
+    fn first_batch(&self) -> Row {
+        Row::of(self.named("first_batch_ms"), "ms", &self.all(|read| read.first_batch_ms))
     }
 
     fn named(&self, what: &str) -> String {
@@ -205,7 +231,7 @@ impl Measured {
             self.cpu(),
             row("node_cpu_s_per_gb", "s/GB", |read| read.node_cpu_s_per_gb),
             row("client_cpu_s_per_gb", "s/GB", |read| read.client_cpu_s_per_gb),
-            row("first_batch_ms", "ms", |read| read.first_batch_ms),
+            self.first_batch(),
         ]);
         if let Some(alone) = self.alone(subjects) {
             found.rows.push(self.of_one_rank(alone));
@@ -223,6 +249,7 @@ impl Measured {
         if let Some(target) = self.subject.target() {
             promises.push((self.ratio(), target.ratio, true));
             promises.extend(target.cpu_s_per_gb.map(|most| (self.cpu(), most, false)));
+            promises.extend(target.first_batch_ms.map(|most| (self.first_batch(), most, false)));
         }
         promises.extend(self.alone(subjects).map(|alone| (self.of_one_rank(alone), OF_ONE_RANK, true)));
         for (row, bound, at_least) in promises {

@@ -10,7 +10,7 @@ use crate::harness::process::Server;
 use crate::harness::s3::S3Server;
 use anyhow::Context;
 use forebay_client::loader::Shuffle;
-use forebay_proto::digest::OrderDigest;
+use forebay_proto::digest::{ContentDigest, OrderDigest};
 
 /// The orders.
 const SHUFFLES: [Shuffle; 2] = [Shuffle::None, Shuffle::Window(16)];
@@ -43,6 +43,8 @@ pub struct Target {
     pub ratio: f64,
     /// Processor time of node and client, at most.
     pub cpu_s_per_gb: Option<f64>,
+    /// The wait for the first batch, at most.
+    pub first_batch_ms: Option<f64>,
 }
 
 /// One measured epoch of all ranks together.
@@ -54,9 +56,19 @@ pub struct SubjectRead {
     pub client_cpu_s_per_gb: f64,
     /// The wait of the rank that waited longest.
     pub first_batch_ms: f64,
+    /// The content digest, if the loaders compute it.
+    pub content: Option<ContentDigest>,
 }
 
 impl Transport {
+    /// Its name in the report.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Grpc => "grpc",
+            Self::Fd => "fd",
+        }
+    }
+
     /// What it is compared with.
     pub fn floor(self) -> FloorKind {
         match self {
@@ -95,11 +107,13 @@ impl Subject {
             Shuffle::Window(segments) => format!("window{segments}"),
         };
         let ranks = if self.ranks == 1 { String::new() } else { format!(".{}ranks", self.ranks) };
-        let transport = match self.transport {
-            Transport::Grpc => "grpc",
-            Transport::Fd => "fd",
-        };
-        format!("warm.{transport}.{:?}.{order}{ranks}", self.shape)
+        format!("warm.{}.{:?}.{order}{ranks}", self.transport.name(), self.shape)
+    }
+
+    /// The same with loaders that compute the content digest, if that is measured.
+    pub fn verified_name(self) -> Option<String> {
+        let alone = self.transport == Transport::Fd && self.ranks == 1;
+        (alone && self.shuffle == Shuffle::None).then(|| format!("{}.verify", self.name()))
     }
 
     /// The same with one rank.
@@ -109,13 +123,13 @@ impl Subject {
 
     /// Its bounds; those of several ranks are in [`OF_ONE_RANK`].
     pub fn target(self) -> Option<Target> {
-        let target = |ratio, cpu_s_per_gb| Target { ratio, cpu_s_per_gb };
+        let target = |ratio, cpu_s_per_gb| Target { ratio, cpu_s_per_gb, first_batch_ms: None };
         if self.ranks > 1 {
             return None;
         }
         if self.transport == Transport::Fd {
             return Some(match (self.shape, self.shuffle) {
-                (Shape::X, Shuffle::None) => target(0.8, None),
+                (Shape::X, Shuffle::None) => Target { first_batch_ms: Some(1.0), ..target(0.8, None) },
                 (Shape::X, _) => target(0.6, None),
                 (Shape::T, Shuffle::None) => return None,
                 (Shape::T, _) => target(0.25, None),
@@ -142,6 +156,7 @@ impl Subject {
             rank,
             global_batch: self.shape.batch_rows() as u64 * u64::from(self.ranks),
             same_host: self.transport == Transport::Fd,
+            content_digest: false,
         }
     }
 
@@ -154,7 +169,34 @@ impl Subject {
         data: &Stored,
         planned: OrderDigest,
     ) -> anyhow::Result<SubjectRead> {
-        let start = |rank| ChildProcess::start(self.rank(rank, node, data).arguments());
+        self.measure_epoch(s3, node, data, planned, false)
+    }
+
+    /// The same, and the loaders compute the content digest of the measured epoch.
+    pub fn measure_verified(
+        self,
+        s3: &S3Server,
+        node: &Server,
+        data: &Stored,
+        planned: OrderDigest,
+    ) -> anyhow::Result<SubjectRead> {
+        let read = self.measure_epoch(s3, node, data, planned, true)?;
+        anyhow::ensure!(read.content.is_some(), "the loaders told no content digest");
+        Ok(read)
+    }
+
+    fn measure_epoch(
+        self,
+        s3: &S3Server,
+        node: &Server,
+        data: &Stored,
+        planned: OrderDigest,
+        content_digest: bool,
+    ) -> anyhow::Result<SubjectRead> {
+        let start = |rank| {
+            let rank = RankOptions { content_digest, ..self.rank(rank, node, data) };
+            ChildProcess::start(rank.arguments())
+        };
         let mut ranks = (0..self.ranks).map(start).collect::<Result<Vec<_>, _>>()?;
         for rank in &ranks {
             rank.ready()?;
@@ -164,6 +206,7 @@ impl Subject {
         let reads: Vec<RankRead> = run_together(&mut ranks)?;
         let node_cpu = node.cpu_s()? - node_cpu;
         check(&reads, data, planned)?;
+        let content = content(&reads)?;
         let requests = s3.take_log();
         anyhow::ensure!(requests.is_empty(), "a warm epoch sent requests to S3: {requests:?}");
         let span = Span::together(reads.iter().map(|read| read.span)).context("a job has ranks")?;
@@ -174,6 +217,7 @@ impl Subject {
             node_cpu_s_per_gb: node_cpu / gigabytes,
             client_cpu_s_per_gb: span.cpu_s / gigabytes,
             first_batch_ms: reads.iter().map(|read| read.first_batch_ms).fold(0.0, f64::max),
+            content,
         })
     }
 }
@@ -197,4 +241,13 @@ fn check(reads: &[RankRead], data: &Stored, planned: OrderDigest) -> anyhow::Res
     }
     anyhow::ensure!(digest == planned, "the order digest is {digest}, the plan's is {planned}");
     Ok(())
+}
+
+/// The content digest of all ranks together, if they computed it.
+fn content(reads: &[RankRead]) -> anyhow::Result<Option<ContentDigest>> {
+    let mut all = None;
+    for content in reads.iter().filter_map(|read| read.content.as_ref()) {
+        all.get_or_insert_with(ContentDigest::default).merge(content.parse()?);
+    }
+    Ok(all)
 }

@@ -2,13 +2,12 @@
 
 use forebay_train::Settings;
 
-use super::way::{Way, cells};
+use super::way::{HEADS, UTILISATION_WORDS, Way, cells};
 
-const STYLE: &str = "body{font:16px/1.5 system-ui,sans-serif;max-width:46rem;margin:2rem auto;padding:0 1rem;color:#1c2733}\
+const STYLE: &str = "body{font:16px/1.5 system-ui,sans-serif;max-width:56rem;margin:2rem auto;padding:0 1rem;color:#1c2733}\
     svg{width:100%;height:auto}table{border-collapse:collapse;width:100%}th,td{padding:.3rem .6rem;text-align:right;\
     border-bottom:1px solid #d8dee6}th:first-child,td:first-child{text-align:left}.bar{fill:#2a78b5}.wait{fill:#e0a13c}\
     text{font:14px system-ui,sans-serif;fill:#1c2733}small{color:#5b6875}";
-const HEADS: [&str; 7] = ["epoch", "seconds", "samples/s", "data wait", "AU", "S3 requests", "S3 bytes"];
 const WIDTH: f64 = 640.0;
 const LEFT: f64 = 90.0;
 const ROW: f64 = 44.0;
@@ -68,7 +67,8 @@ fn table(ways: &[Way]) -> String {
         format!("<tr><td>{name}<br><small>{what}</small></td>{cells}</tr>\n")
     };
     let rows: String = ways.iter().map(row).collect();
-    format!("<table><tr>{heads}</tr>\n{rows}</table>\n")
+    let words: String = UTILISATION_WORDS.iter().map(|words| format!("{}<br>", escaped(words))).collect();
+    format!("<table><tr>{heads}</tr>\n{rows}</table>\n<p><small>{words}</small></p>\n")
 }
 
 fn escaped(text: &str) -> String {
