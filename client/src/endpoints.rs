@@ -169,7 +169,7 @@ fn unreachable(faults: &[(&str, String)]) -> Error {
     let drained = faults.iter().find(|(_, why)| why == NOT_SERVING).map(|(url, _)| url);
     let silent = faults.iter().rfind(|(_, why)| why != NOT_SERVING).map(|(_, why)| why);
     let why = match (drained, silent) {
-        (Some(url), None) => format!("all nodes are drained: `forebay undrain {url}` brings one back"),
+        (Some(url), None) => format!("all of them are drained: `forebay undrain {url}` brings one back"),
         (Some(url), Some(why)) => {
             format!("{why}; {url} answers, but is drained: `forebay undrain {url}` brings it back")
         }
@@ -206,9 +206,9 @@ mod tests {
         };
         let all = said(&[&a, &b]).await;
         let undrain = format!("`forebay undrain {a}` brings");
-        assert!(all.contains("all nodes are drained") && all.contains(&undrain), "{all}");
+        assert!(all.contains("all of them are drained") && all.contains(&undrain), "{all}");
         let one = said(&["127.0.0.1:1", &a]).await;
-        assert!(!one.contains("all nodes") && one.contains(&undrain), "{one}");
+        assert!(!one.contains("all of them") && one.contains(&undrain), "{one}");
         assert!(one.contains("refused"), "and why the other one is not there: {one}");
         let none = said(&["127.0.0.1:1", "127.0.0.1:2"]).await;
         assert!(!none.contains("drain") && none.contains("check --endpoint"), "{none}");

@@ -4,13 +4,18 @@
 use forebay_tests::harness::process::Run;
 use serde_json::Value;
 
-#[test]
-fn warm_epochs_are_measured_beside_their_floors() {
+/// The report of a small run.
+fn report(arguments: [&str; 2]) -> Value {
     let folder = tempfile::tempdir().expect("a folder");
-    let run = Run::new("forebay-bench-warm").args(["--rounds", "1", "--scale", "0.002", "--folder"]);
+    let run = Run::new("forebay-bench-warm").args(arguments).args(["--scale", "0.002", "--folder"]);
     run.arg(folder.path()).end().expect_success();
     let report = std::fs::read(folder.path().join("warm.json")).expect("a report");
-    let report: Value = serde_json::from_slice(&report).expect("JSON");
+    serde_json::from_slice(&report).expect("JSON")
+}
+
+#[test]
+fn warm_epochs_are_measured_beside_their_floors() {
+    let report = report(["--rounds", "1"]);
     let mut names: Vec<String> = ["tcp", "unix", "memcpy", "pread", "prebuilt.X", "prebuilt.T", "prebuilt.B"]
         .iter()
         .flat_map(|floor| ["mb_per_s", "cpu_s_per_gb"].map(|what| format!("floor.{floor}.{what}")))
@@ -62,11 +67,7 @@ fn warm_epochs_are_measured_beside_their_floors() {
 
 #[test]
 fn a_loader_that_waits_is_looked_at_both_ways() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let run = Run::new("forebay-bench-warm").args(["--subjects", "waiting", "--scale", "0.002", "--folder"]);
-    run.arg(folder.path()).end().expect_success();
-    let report = std::fs::read(folder.path().join("warm.json")).expect("a report");
-    let report: Value = serde_json::from_slice(&report).expect("JSON");
+    let report = report(["--subjects", "waiting"]);
     let rows = report["rows"].as_array().expect("rows");
     for way in ["grpc", "fd"] {
         for what in
