@@ -117,6 +117,8 @@ impl Cluster {
     pub async fn ready(&self) {
         let mut topology = self.topology.subscribe();
         let is_told = tokio::select! {
+            // Mostly it is known, and then nobody is asked.
+            biased;
             told = timeout(FIRST, topology.wait_for(Option::is_some)) => told.is_ok(),
             () = self.cannot_be_told() => false,
         };
@@ -128,10 +130,13 @@ impl Cluster {
     /// Returns when no node answers and the object store can be read instead: that is done some time after
     /// the first failure, to which nothing is to be added. One that takes no readers knows who does.
     async fn cannot_be_told(&self) {
+        if self.entry.fallback.is_none() {
+            return std::future::pending().await;
+        }
         let known = self.entry.known();
         let faults = join_all(known.iter().map(|node| node.fault(SERVES))).await;
         let answers = |fault: &Option<String>| fault.as_ref().is_none_or(|why| why == NOT_SERVING);
-        if self.entry.fallback.is_none() || faults.iter().any(answers) {
+        if faults.iter().any(answers) {
             std::future::pending::<()>().await;
         }
     }

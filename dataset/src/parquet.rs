@@ -13,6 +13,7 @@ pub(crate) mod footers;
 mod int96;
 mod page_headers;
 mod pages;
+mod quiet;
 mod reader;
 mod run;
 pub(crate) mod statistics;

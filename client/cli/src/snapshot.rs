@@ -120,7 +120,7 @@ fn store(folder: Option<PathBuf>, cache: impl FnOnce() -> Outcome<Endpoints>) ->
 impl Save {
     async fn run(self, out: Out<'_>) -> Result<(), Failure> {
         // Before anything is read: a name that will not do, or nowhere to keep it.
-        let (store, name) = self.home.of(&self.name, || self.access.endpoint.endpoints())?;
+        let (store, name) = self.home.of(&self.name, || self.access.endpoint.endpoints()).map_err(usage)?;
         let spec = DatasetSpec { version_ids: true, ..self.dataset.clone() };
         let dataset = open(&self.access.access().map_err(usage)?, &spec).await?;
         let snapshot = dataset.snapshot(&name)?;
@@ -178,7 +178,7 @@ impl List {
 
 impl Show {
     async fn run(self, out: Out<'_>) -> Result<(), Failure> {
-        let (store, name) = self.home.of(&self.name, || self.endpoint.endpoints())?;
+        let (store, name) = self.home.of(&self.name, || self.endpoint.endpoints()).map_err(usage)?;
         let snapshot = store.get(&name).await?;
         if self.json {
             return write_json(out, &json(&snapshot));
@@ -199,7 +199,7 @@ impl Show {
 
 impl Remove {
     async fn run(self, out: Out<'_>) -> Result<(), Failure> {
-        let (store, name) = self.home.of(&self.name, || self.endpoint.endpoints())?;
+        let (store, name) = self.home.of(&self.name, || self.endpoint.endpoints()).map_err(usage)?;
         store.remove(&name).await?;
         Ok(writeln!(out, "{name}: removed")?)
     }

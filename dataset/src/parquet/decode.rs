@@ -8,7 +8,6 @@ mod hybrid;
 mod leaf;
 mod levels;
 mod page_values;
-mod quiet;
 mod whole;
 
 use crate::off_thread::blocking;
@@ -18,6 +17,7 @@ use crate::parquet::cost::{DecodeLimit, column_bytes, is_unbounded};
 use crate::parquet::footer::RowGroups;
 use crate::parquet::int96;
 use crate::parquet::page_headers;
+use crate::parquet::quiet::quietly;
 use crate::partitions::constant;
 use crate::priority::PrioritySemaphore;
 use crate::schema::{retype, widen};
@@ -31,7 +31,6 @@ use parquet::arrow::arrow_reader::{
     ArrowReaderMetadata, ParquetRecordBatchReaderBuilder, RowSelection, RowSelectionPolicy,
 };
 use parquet::errors::ParquetError;
-use quiet::quietly;
 use rustix::time::{ClockId, clock_gettime};
 use std::ops::Range;
 use std::sync::Arc;

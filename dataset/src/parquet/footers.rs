@@ -2,6 +2,7 @@
 
 use crate::off_thread::blocking;
 use crate::parquet::footer::Footer;
+use crate::parquet::quiet::quietly;
 use crate::source::{Source, SourceObject};
 use crate::urgency::Urgency;
 use bytes::Bytes;
@@ -11,7 +12,6 @@ use parquet::file::FOOTER_SIZE;
 use parquet::file::metadata::FooterTail;
 use quick_cache::Weighter;
 use quick_cache::unsync::Cache;
-use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
 /// Read of each object first: most footers are shorter.
@@ -66,10 +66,8 @@ impl Footers {
         let metadata = self.metadata(object, urgency).await?;
         let like = self.last.lock().clone();
         let parse = move || {
-            let parse = AssertUnwindSafe(|| Footer::parse(&metadata, size, like.as_deref()));
-            std::panic::catch_unwind(parse)
-                .unwrap_or_else(|_| Err("the parser gave up".into()))
-                .map_err(|why| corrupt(&uri, &why))
+            let parsed = quietly(|| Footer::parse(&metadata, size, like.as_deref()));
+            parsed.and_then(|footer| footer).map_err(|why| corrupt(&uri, &why))
         };
         let footer = Arc::new(blocking(parse).await?);
         *self.last.lock() = Some(footer.clone());

@@ -10,6 +10,7 @@ use crate::parquet::column_origin::ColumnOrigin;
 use crate::parquet::fetch::coalesce;
 use crate::parquet::footer::Footer;
 use crate::parquet::footer_claims::has_its_pages;
+use crate::parquet::quiet::quietly;
 use crate::parquet::statistics::{facts, facts_of_pages};
 use arrow::datatypes::Schema;
 use parquet::errors::ParquetError;
@@ -18,7 +19,6 @@ use parquet::file::metadata::page_index::{PageIndex, PageIndexBuilder, PageIndex
 use parquet::file::page_index::index_reader::{decode_column_index, decode_offset_index};
 use parquet::file::page_index::offset_index::PageLocation;
 use std::ops::Range;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 /// Columns of a filter that take fewer bytes in a row group are read whole: it costs less than to ask.
@@ -90,7 +90,7 @@ impl FilteredObject {
     /// are not sound.
     pub fn open_pages(&self, group: usize, fetched: &Chunks) -> Option<OpenPages> {
         // What the parquet crate makes of damaged bytes may be a panic.
-        catch_unwind(AssertUnwindSafe(|| self.left(group, fetched))).ok().flatten()
+        quietly(|| self.left(group, fetched)).ok().flatten()
     }
 
     fn left(&self, group: usize, fetched: &Chunks) -> Option<OpenPages> {

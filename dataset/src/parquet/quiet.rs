@@ -1,5 +1,5 @@
-//! Panics of decoders, which damaged bytes may bring about: they are errors like others, and nobody is to
-//! find their stack on a terminal.
+//! Panics of the parquet crate, which damaged bytes may bring about: they are errors like others, and nobody
+//! is to find their stack on a terminal.
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind, set_hook, take_hook};
@@ -15,7 +15,7 @@ static HOOK: Once = Once::new();
 const UNWRAPPED: &str = "called `Result::unwrap()` on an `Err` value: ";
 
 /// Runs `work`; a panic is its message, which is told nowhere else.
-pub(super) fn quietly<T>(work: impl FnOnce() -> T) -> Result<T, String> {
+pub(crate) fn quietly<T>(work: impl FnOnce() -> T) -> Result<T, String> {
     HOOK.call_once(|| {
         let before = take_hook();
         set_hook(Box::new(move |panic| {
@@ -30,7 +30,7 @@ pub(super) fn quietly<T>(work: impl FnOnce() -> T) -> Result<T, String> {
     done.map_err(|panic| {
         let text =
             panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied());
-        let text = text.unwrap_or("the decoder gave up");
+        let text = text.unwrap_or("the parser gave up");
         text.strip_prefix(UNWRAPPED).unwrap_or(text).to_owned()
     })
 }
