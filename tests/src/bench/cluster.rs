@@ -50,9 +50,13 @@ pub struct ClusterOptions {
     /// For how long a killed node is away, in seconds.
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u64).range(4..))]
     down_s: u64,
-    /// For how long a node is silent, in seconds; a cut network lasts half of that.
+    /// For how long a node is silent, in seconds.
     #[arg(long, default_value_t = 20)]
     silence_s: u64,
+    /// For how long a node's network is cut, in seconds: beyond a lease and the time until a node without one is
+    /// forgotten.
+    #[arg(long, default_value_t = 20)]
+    cut_s: u64,
     /// For how long etcd is stopped, in seconds; its quorum is lost for a third of that.
     #[arg(long, default_value_t = 60)]
     etcd_down_s: u64,
@@ -104,7 +108,7 @@ pub fn run(options: &ClusterOptions) -> anyhow::Result<bool> {
     }
     let settings = json!({
         "nodes": options.nodes, "kills": options.kills, "down_s": options.down_s, "seed": options.seed,
-        "silence_s": options.silence_s, "etcd_down_s": options.etcd_down_s,
+        "silence_s": options.silence_s, "cut_s": options.cut_s, "etcd_down_s": options.etcd_down_s,
     });
     stages.end(&options.folder, "cluster", settings)
 }
@@ -116,7 +120,7 @@ fn one(stage: Stage, world: &World, options: &ClusterOptions) -> anyhow::Result<
         Stage::Kills | Stage::KillsOneReplica | Stage::KillsBounded | Stage::KillsBare => {
             faults::run(world, &kills(stage, options))
         }
-        Stage::Cuts => cuts::run(world, nodes, options.silence_s / 2, options.slack),
+        Stage::Cuts => cuts::run(world, nodes, options.cut_s, options.slack),
         Stage::Etcd => quorum::run(world, nodes, options.etcd_down_s, options.seed, options.slack),
         Stage::Join => join::run(world, nodes),
         Stage::Leave => {

@@ -19,8 +19,8 @@ fn whatever_fails_the_samples_are_the_same() {
     // and while it comes back, 10 s for one that is silent for 30, 5 s for one that is cut off from etcd,
     // from clients or from other nodes for 15, and 2.5 s while etcd is away. Half of what such a node owned
     // may come from S3 again, and all of it once more if it is cut off from etcd, as nobody knows it then.
-    let short =
-        ["--kills", "2", "--down-s", "20", "--silence-s", "30", "--etcd-down-s", "12", "--slack", "5"];
+    let short = ["--kills", "2", "--down-s", "20", "--silence-s", "30", "--cut-s", "15"];
+    let short = [&short[..], &["--etcd-down-s", "12", "--slack", "5"]].concat();
     let line = ["x", "--only", stages, "--folder", folder].into_iter().chain(short);
     assert!(cluster::run(&cluster::ClusterOptions::parse_from(line)).expect("the short benchmark"));
 }

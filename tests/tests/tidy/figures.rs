@@ -25,7 +25,7 @@ const READ_PATH: [&str; 4] = ["proto/src", "dataset/src", "cache-server/src", "c
 
 /// Sections of docs/benchmarks.md, and what they measure beside the read path.
 const MEASURED: [(&str, &[&str]); 14] = [
-    ("make demo", &["tests/src/bin", "trainer/src"]),
+    ("make demo", &["tests/src/demo", "tests/src/demo.rs", "trainer/src"]),
     ("make bench-order", &["tests/src/bench/order", "tests/src/bench/order.rs", "trainer/src"]),
     ("make bench-store", &["tests/src/bench/disk", "tests/src/bench/disk.rs", "tests/shim"]),
     ("make bench-cluster", &["tests/src/bench/cluster", "tests/src/bench/cluster.rs"]),

@@ -11,6 +11,7 @@ use std::collections::BTreeMap;
 use std::io::Read;
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::time::Duration;
 use tokio::runtime::Runtime;
 
 /// Kills `kills` times, then reads to the end, and compares with the plan and with an undisturbed run. Each
@@ -29,8 +30,9 @@ pub fn run(
         (rows.div_ceil(GLOBAL_BATCH), rows)
     };
     let most = 40;
-    // Kills come after 20 steps on average; a third more leaves steps for the last process.
-    let epochs = (u64::from(kills) * most * 2 / 3).div_ceil(steps_per_epoch).max(2);
+    // Kills come 20 steps and a few milliseconds after a start, on average; twice as many steps leave some for
+    // the last process.
+    let epochs = (u64::from(kills) * most).div_ceil(steps_per_epoch).max(2);
     let path = folder.path().join("killed.json");
     let mut random = fastrand::Rng::with_seed(seed);
     let mut killed = 0;
@@ -38,7 +40,7 @@ pub fn run(
     while killed < kills {
         let others: Vec<u32> = WORLDS.iter().copied().filter(|w| *w != world).collect();
         world = others[random.usize(..others.len())];
-        let after = random.u64(1..=most);
+        let after = (random.u64(1..=most), Duration::from_micros(random.u64(..3_000)));
         let cluster = &endpoints[random.usize(..endpoints.len())];
         match kill_after(cluster, uri, world, epochs, &path, after)? {
             true => killed += 1,
@@ -78,18 +80,22 @@ fn reader(endpoint: &str, uri: &str, world: u32, epochs: u64, checkpoint: &Path)
     Ok(command)
 }
 
-/// Starts a reader and kills it after `steps` steps; false if it came to the end first.
+/// Starts a reader and kills it a while after it has saved a number of steps; false if it came to the end
+/// first.
 fn kill_after(
     endpoint: &str,
     uri: &str,
     world: u32,
     epochs: u64,
     checkpoint: &Path,
-    steps: u64,
+    (steps, while_after): (u64, Duration),
 ) -> anyhow::Result<bool> {
     let mut child = reader(endpoint, uri, world, epochs, checkpoint)?.stdout(Stdio::piped()).spawn()?;
     let mut stdout = child.stdout.take().context("a reader has a stdout")?;
-    let reached = stdout.read_exact(&mut vec![0; steps as usize]).is_ok();
+    let saved = stdout.read_exact(&mut vec![0; steps as usize]).is_ok();
+    // Else each kill would come right after a checkpoint was written.
+    std::thread::sleep(while_after);
+    let reached = saved && child.try_wait()?.is_none();
     child.kill()?;
     let status = child.wait()?;
     anyhow::ensure!(reached || status.success(), "a reader of world {world} failed: {status}");

@@ -104,6 +104,7 @@ async fn throughput(endpoint: &str, uri: &str) -> anyhow::Result<Vec<Row>> {
         ("w1", Shuffle::Window(1)),
         ("w4", Shuffle::Window(4)),
         ("w16", Shuffle::Window(16)),
+        ("w64", Shuffle::Window(64)),
         ("full", Shuffle::Full),
     ];
     let mut speeds = vec![Vec::new(); shuffles.len()];

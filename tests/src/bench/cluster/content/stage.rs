@@ -64,7 +64,8 @@ impl ContentStage {
         Ok(Self { world, table, seed, files, known: RefCell::default() })
     }
 
-    /// A job of loaders in this process, which asks for content digests.
+    /// A job of loaders in this process, which asks for content digests. Its rows travel by TCP; those of
+    /// commands come through shared memory, where nobody says otherwise.
     pub fn job(&self, world: u32, step: Duration, epochs: Option<u64>) -> Job {
         let settings = LoaderSettings {
             seed: self.seed,
@@ -74,6 +75,7 @@ impl ContentStage {
             // Little is read ahead, so that a fault meets rows that are still to come.
             prefetch_bytes: 2 << 20,
             content_digest: true,
+            same_host: false,
             ..Default::default()
         };
         Job { columns: None, world, step, settings }

@@ -32,15 +32,17 @@ pub fn one_node(stage: &ContentStage, found: &mut Findings) -> anyhow::Result<Ve
     Ok(all)
 }
 
-/// Three nodes, cold and warm.
+/// Three nodes, cold and warm, by TCP.
 pub fn three_nodes(stage: &ContentStage) -> anyhow::Result<Vec<ContentRead>> {
     let nodes = stage.world.nodes(3, 1)?;
     let endpoints = nodes.endpoints();
-    let through = ["--endpoint", endpoints.as_str()];
+    let through = ["--endpoint", endpoints.as_str(), "--same-host", "off"];
     let digests = stage.epochs(1, 2, &through)?;
-    let cold = ContentRead { name: "three_nodes_cold", way: "3 nodes, cold, 2 ranks".into(), digests };
+    let cold =
+        ContentRead { name: "three_nodes_cold", way: "3 nodes, by TCP, cold, 2 ranks".into(), digests };
     let digests = stage.epochs(2, 4, &through)?;
-    let warm = ContentRead { name: "three_nodes_warm", way: "3 nodes, warm, 4 ranks".into(), digests };
+    let warm =
+        ContentRead { name: "three_nodes_warm", way: "3 nodes, by TCP, warm, 4 ranks".into(), digests };
     nodes.end()?;
     Ok(vec![cold, warm])
 }
